@@ -1,0 +1,61 @@
+/* Element types of tensors in files, on devices and on the wire, and the size of their storage.
+ *
+ * A type stores `block` consecutive elements of a row in `bytes` bytes; plain types have block 1. The layouts of the
+ * quantised blocks are those of the GGUF specification (ggml's quantisation formats); device/quant.h decodes them. */
+#ifndef SN_BASE_DTYPE_H
+#define SN_BASE_DTYPE_H
+
+#include "base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/*        name    block bytes */
+#define SN_DTYPES(X)                                                                                                   \
+    X(F32, 1, 4)                                                                                                       \
+    X(F16, 1, 2)                                                                                                       \
+    X(BF16, 1, 2)                                                                                                      \
+    X(I32, 1, 4)                                                                                                       \
+    X(I64, 1, 8)                                                                                                       \
+    X(Q4_0, 32, 18)                                                                                                    \
+    X(Q4_1, 32, 20)                                                                                                    \
+    X(Q5_0, 32, 22)                                                                                                    \
+    X(Q5_1, 32, 24)                                                                                                    \
+    X(Q8_0, 32, 34)                                                                                                    \
+    X(Q2_K, 256, 84)                                                                                                   \
+    X(Q3_K, 256, 110)                                                                                                  \
+    X(Q4_K, 256, 144)                                                                                                  \
+    X(Q5_K, 256, 176)                                                                                                  \
+    X(Q6_K, 256, 210)                                                                                                  \
+    X(IQ4_NL, 32, 18)                                                                                                  \
+    X(IQ4_XS, 256, 136)                                                                                                \
+    X(MXFP4, 32, 17)
+
+typedef enum sn_dtype {
+#define X(name, block, bytes) SN_##name,
+    SN_DTYPES(X)
+#undef X
+        SN_DTYPE_COUNT
+} sn_dtype;
+
+const char *sn_dtype_name(sn_dtype dtype); /* "Q4_1"; "?" for a number that is no dtype */
+size_t sn_dtype_block(sn_dtype dtype);     /* elements in a block */
+size_t sn_dtype_bytes(sn_dtype dtype);     /* bytes of a block */
+
+/* Bytes of a row of `cols` elements; SN_REFUSED when cols is no multiple of the block or the size overflows. */
+sn_status sn_dtype_row_bytes(sn_dtype dtype, size_t cols, size_t *out, sn_err *err) SN_MUST_USE;
+
+/* IEEE half and bfloat16 to float and back (round to nearest even). Exact, the same on every machine. */
+float sn_f16_to_f32(uint16_t half);
+uint16_t sn_f32_to_f16(float value);
+static inline float sn_bf16_to_f32(uint16_t half) {
+    union {
+        uint32_t u;
+        float f;
+    } x = {(uint32_t)half << 16};
+    return x.f;
+}
+uint16_t sn_f32_to_bf16(float value);
+
+#endif

@@ -1,0 +1,85 @@
+#include "base/log.h"
+
+#include "base/clock.h"
+
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char *const names[] = {"debug", "info", "warn", "error", "off"};
+static atomic_int threshold = SN_LOG_WARN;
+static atomic_bool as_json;
+
+void sn_log_setup(sn_log_level level, bool json) {
+    atomic_store(&threshold, (int)level);
+    atomic_store(&as_json, json);
+}
+
+sn_status sn_log_level_parse(const char *word, sn_log_level *out, sn_err *err) {
+    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
+        if (!strcmp(word, names[i])) {
+            *out = (sn_log_level)i;
+            return SN_OK;
+        }
+    return sn_fail(err, SN_REFUSED, "log level '%s' is unknown: use debug, info, warn, error or off", word);
+}
+
+static size_t put_json_string(char *out, size_t room, const char *text, size_t len) {
+    size_t n = 0;
+    for (size_t i = 0; i < len && n + 8 < room; i++) {
+        unsigned char c = (unsigned char)text[i];
+        if (c == '"' || c == '\\') out[n++] = '\\', out[n++] = (char)c;
+        else if (c < 0x20) n += (size_t)snprintf(out + n, room - n, "\\u%04x", c);
+        else out[n++] = (char)c;
+    }
+    return n;
+}
+
+/* key=value key=value text=the rest -> ,"key":"value",... */
+static size_t put_json_pairs(char *out, size_t room, const char *pairs) {
+    size_t n = 0;
+    while (*pairs) {
+        size_t key = strcspn(pairs, "= ");
+        if (pairs[key] != '=') break;
+        const char *value = pairs + key + 1;
+        bool last = key == 4 && !strncmp(pairs, "text", 4);
+        size_t len = last ? strlen(value) : strcspn(value, " ");
+        if (n + key + 16 >= room) break;
+        n += (size_t)snprintf(out + n, room - n, ",\"%.*s\":\"", (int)key, pairs);
+        n += put_json_string(out + n, room - n - 2, value, len);
+        out[n++] = '"';
+        pairs = value + len;
+        pairs += strspn(pairs, " ");
+    }
+    return n;
+}
+
+void sn_log(sn_log_level level, const char *event, const char *pairs_format, ...) {
+    if ((int)level < atomic_load_explicit(&threshold, memory_order_relaxed) || level >= SN_LOG_OFF) return;
+    char pairs[1024], line[2048], stamp[32];
+    va_list args;
+    va_start(args, pairs_format);
+    vsnprintf(pairs, sizeof pairs, pairs_format, args);
+    va_end(args);
+    int64_t ms = sn_unix_ms();
+    time_t s = (time_t)(ms / 1000);
+    struct tm tm;
+    gmtime_r(&s, &tm);
+    strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%S", &tm);
+    size_t n;
+    if (atomic_load_explicit(&as_json, memory_order_relaxed)) {
+        n = (size_t)snprintf(line, sizeof line, "{\"time\":\"%s.%03dZ\",\"level\":\"%s\",\"event\":\"%s\"", stamp,
+                             (int)(ms % 1000), names[level], event);
+        n += put_json_pairs(line + n, sizeof line - n - 3, pairs);
+        line[n++] = '}';
+        line[n++] = '\n';
+    } else {
+        n = (size_t)snprintf(line, sizeof line, "%s.%03dZ %-5s %s %s\n", stamp, (int)(ms % 1000), names[level], event,
+                             pairs);
+        n = n < sizeof line ? n : sizeof line - 1;
+    }
+    if (write(STDERR_FILENO, line, n) < 0) return; /* a log that cannot be written must not stop the node */
+}

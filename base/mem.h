@@ -1,0 +1,38 @@
+/* Sizes that are checked before they are multiplied or allocated, and the few shapes of memory the project uses. */
+#ifndef SN_BASE_MEM_H
+#define SN_BASE_MEM_H
+
+#include "base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* *out = a * b (a + b); false on overflow, and *out is then unusable. */
+static inline bool sn_mul(size_t a, size_t b, size_t *out) { return !__builtin_mul_overflow(a, b, out); }
+static inline bool sn_add(size_t a, size_t b, size_t *out) { return !__builtin_add_overflow(a, b, out); }
+
+static inline size_t sn_min_size(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t sn_round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+/* Zeroed array of n elements of `size` bytes, from the heap; SN_STOP with a sentence when the size overflows or memory
+ * is out. `out` is the address of a pointer of any type; n == 0 gives one that may be freed. Free with free(). */
+sn_status sn_calloc(void *out, size_t n, size_t size, sn_err *err) SN_MUST_USE;
+
+/* Zeroed memory on its own pages, asking for huge pages when large: weights, KV pages, scratch. Free with sn_pages_free. */
+sn_status sn_pages_alloc(void **out, size_t bytes, sn_err *err) SN_MUST_USE;
+void sn_pages_free(void **pages, size_t bytes); /* NULL-safe, sets *pages NULL */
+
+/* A byte buffer that grows up to a cap named at init. */
+typedef struct sn_buf {
+    uint8_t *data;
+    size_t len, room, cap;
+} sn_buf;
+
+void sn_buf_init(sn_buf *buf, size_t cap);
+void sn_buf_fini(sn_buf *buf);
+/* SN_REFUSED when the cap would be passed, SN_STOP when memory is out; the buffer is then as it was. */
+sn_status sn_buf_append(sn_buf *buf, const void *data, size_t len, sn_err *err) SN_MUST_USE;
+sn_status sn_buf_printf(sn_buf *buf, sn_err *err, const char *format, ...) SN_PRINTF(3, 4) SN_MUST_USE;
+
+#endif

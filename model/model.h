@@ -1,0 +1,104 @@
+/* An opened model: hyperparameters, and where each tensor lies in its files. Immutable once open; any thread may read.
+ *
+ * Opening reads headers only. Tensor data is a memory-mapped view: touching it reads it from the file, so a node that asks
+ * for the tensors of its own blocks reads nothing else. Two containers: GGUF v2/v3 (one file) and a Hugging Face folder
+ * (config.json beside model.safetensors, or shards named by model.safetensors.index.json). */
+#ifndef SN_MODEL_MODEL_H
+#define SN_MODEL_MODEL_H
+
+#include "base/dtype.h"
+#include "base/hash.h"
+
+#include <stdbool.h>
+
+/* What a tensor does in the model, whatever its file calls it. Shapes are (rows, cols) = (outputs, inputs), or (width). */
+/*     role           shape                         present when */
+#define SN_ROLES(X)                                                                                                    \
+    X(TOKEN_EMBEDDING) /* (n_vocab, n_embd)              always                          */                            \
+    X(OUTPUT_NORM)     /* (n_embd)                       always                          */                            \
+    X(OUTPUT)          /* (n_vocab, n_embd)              always: the embedding when tied */                            \
+    X(ATTN_NORM)       /* (n_embd)                       always                          */                            \
+    X(ATTN_Q)          /* (n_heads * head_dim, n_embd)                                   */                            \
+    X(ATTN_K)          /* (n_kv_heads * head_dim, n_embd)                                */                            \
+    X(ATTN_V)          /* (n_kv_heads * head_dim, n_embd)                                */                            \
+    X(ATTN_O)          /* (n_embd, n_heads * head_dim)                                   */                            \
+    X(ATTN_Q_BIAS)     /* (n_heads * head_dim)           qkv_bias                        */                            \
+    X(ATTN_K_BIAS)     /* (n_kv_heads * head_dim)        qkv_bias                        */                            \
+    X(ATTN_V_BIAS)     /* (n_kv_heads * head_dim)        qkv_bias                        */                            \
+    X(ATTN_Q_NORM)     /* (head_dim)                     qk_norm                         */                            \
+    X(ATTN_K_NORM)     /* (head_dim)                     qk_norm                         */                            \
+    X(FFN_NORM)        /* (n_embd)                       always                          */                            \
+    X(FFN_GATE)        /* (n_ff, n_embd)                                                 */                            \
+    X(FFN_UP)          /* (n_ff, n_embd)                                                 */                            \
+    X(FFN_DOWN)        /* (n_embd, n_ff)                                                 */
+
+typedef enum sn_role {
+#define X(name) SN_ROLE_##name,
+    SN_ROLES(X)
+#undef X
+        SN_ROLE_COUNT,
+    SN_ROLE_FIRST_OF_BLOCK = SN_ROLE_ATTN_NORM, /* roles from here on belong to a block, those before to the client */
+} sn_role;
+
+typedef enum sn_rope_style {
+    SN_ROPE_PAIRS,  /* rotates (0,1), (2,3), ...: GGUF files of the llama architecture, whose Q and K are permuted so */
+    SN_ROPE_HALVES, /* rotates (0,d/2), (1,d/2+1), ...: everything else (GPT-NeoX style) */
+} sn_rope_style;
+
+enum { SN_ROPE_FREQS_MAX = 256, SN_FAMILY_NAME_SIZE = 32, SN_MODEL_NAME_SIZE = 128 };
+
+typedef struct sn_hparams {
+    char family[SN_FAMILY_NAME_SIZE]; /* "llama", "mistral", "qwen2", "qwen3" */
+    char name[SN_MODEL_NAME_SIZE];    /* what the file says of itself, else the file's name: for people only */
+    int n_blocks, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab;
+    int n_ctx;                        /* longest context the model was made for */
+    float norm_eps;
+    int window;                       /* sliding window: a token sees itself and window-1 before it; 0: all */
+    bool qkv_bias, qk_norm, tied_output;
+    sn_rope_style rope_style;
+    int rope_dim;                     /* rotated dimensions of a head (even, <= head_dim) */
+    /* Angle of pair i at position p = p * rope_freq[i] (radians): theta, linear and llama3 scaling are already in. float32
+     * as the reference computes it. */
+    float rope_freq[SN_ROPE_FREQS_MAX];
+} sn_hparams;
+
+/* A tensor in its file. `data` stays valid until sn_model_close; rows are contiguous, rank 1 has rows == 1. */
+typedef struct sn_model_tensor {
+    sn_dtype dtype;
+    size_t rows, cols;
+    const void *data;
+    size_t bytes;
+} sn_model_tensor;
+
+typedef struct sn_model sn_model;
+
+/* SN_REFUSED with a sentence for anything that is not a whole, consistent model of a known family. */
+sn_status sn_model_open(const char *path, sn_model **out, sn_err *err) SN_MUST_USE;
+void sn_model_close(sn_model **model); /* NULL-safe */
+
+const sn_hparams *sn_model_hparams(const sn_model *model);
+
+/* The tensor of `role` in `block` (block is ignored for the client's roles). A role that the family does not have gives
+ * *out with data == NULL. SN_REFUSED when it should be there and is missing, or its shape contradicts the hyperparameters. */
+sn_status sn_model_find(const sn_model *model, sn_role role, int block, sn_model_tensor *out, sn_err *err) SN_MUST_USE;
+
+/* True if the file holds every tensor of the block (a client's copy may hold only the ends of the model). */
+bool sn_model_has_block(const sn_model *model, int block);
+
+/* Tells the system that the tensor's pages in memory will not be needed again (its data stays readable). */
+void sn_model_forget(const sn_model *model, const sn_model_tensor *tensor);
+
+/* SHA-256 that names a block's weights: the hyperparameters that its mathematics uses, then for each role in the order of
+ * SN_ROLES the dtype, rows, cols and bytes. Reads the block's tensors and forgets them again. */
+sn_status sn_model_block_hash(const sn_model *model, int block, sn_hash *out, sn_err *err) SN_MUST_USE;
+
+/* SHA-256 that names the whole model without reading weights: hyperparameters, and name, dtype and shape of every block
+ * tensor. Nodes and clients whose ids differ speak of different models; equal ids still need equal block hashes. */
+sn_hash sn_model_id(const sn_model *model);
+
+/* Everything in the files, for `swarm inspect`. Index below sn_model_n_tensors; name is valid until close. */
+size_t sn_model_n_tensors(const sn_model *model);
+void sn_model_tensor_at(const sn_model *model, size_t i, const char **name, sn_model_tensor *out);
+const char *sn_model_container(const sn_model *model); /* "GGUF v3", "safetensors" */
+
+#endif

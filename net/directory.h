@@ -1,0 +1,58 @@
+/* Who serves what: signed announcements, and the directory that keeps the live ones. Logic only: it is handed bytes and
+ * the time. A directory belongs to one thread.
+ *
+ * An announcement is spoken by the node it describes: signed by its Ed25519 key, with a sequence number that only grows and
+ * an expiry of about a minute. Dropped with a reason: a bad signature, one that says another's id, an old sequence, one
+ * expired or expiring too far ahead, a range of blocks that is none, too many. */
+#ifndef SN_NET_DIRECTORY_H
+#define SN_NET_DIRECTORY_H
+
+#include "net/identity.h"
+
+enum {
+    SN_ANNOUNCE_EVERY_MS = 15000,
+    SN_ANNOUNCE_LIFE_MS = 60000,
+    SN_ANNOUNCE_LIFE_MS_MAX = 120000, /* an expiry further ahead is refused (allows for clocks that differ) */
+    SN_SPAN_BLOCKS_MAX = 256,
+    SN_DIRECTORY_MAX = 16384,         /* nodes kept; the one that expires first makes room */
+};
+
+typedef enum sn_node_state { SN_NODE_JOINING, SN_NODE_ONLINE, SN_NODE_DRAINING, SN_NODE_OFFLINE } sn_node_state;
+
+typedef struct sn_announcement {
+    uint8_t node[SN_KEY_SIZE];      /* id */
+    uint8_t curve_key[SN_KEY_SIZE];
+    char address[SN_ADDRESS_MAX + 1];
+    char name[64];                  /* what its owner calls it; may be empty */
+    char version[32];               /* software */
+    uint64_t protocol, sequence, expires_unix_ms;
+    sn_node_state state;
+    uint8_t model[SN_KEY_SIZE];     /* sn_model_id */
+    uint64_t first_block, end_block, n_blocks; /* of n_blocks of the model */
+    uint8_t block_hash[SN_SPAN_BLOCKS_MAX][SN_KEY_SIZE]; /* end_block - first_block of them */
+    uint64_t tokens_per_s;          /* measured; 0: not yet */
+    uint64_t kv_bytes_free, sessions, queue;
+} sn_announcement;
+
+/* Encodes and signs: msgpack map, then 64 bytes of signature over it. */
+sn_status sn_announcement_seal(const sn_announcement *a, const sn_identity *identity, sn_buf *out,
+                               sn_err *err) SN_MUST_USE;
+/* Decodes and checks everything that needs no directory. */
+sn_status sn_announcement_open(const void *data, size_t len, int64_t now_unix_ms, sn_announcement *out,
+                               sn_err *err) SN_MUST_USE;
+
+typedef struct sn_directory sn_directory;
+sn_status sn_directory_new(sn_directory **out, sn_err *err) SN_MUST_USE;
+void sn_directory_free(sn_directory **directory);
+
+/* Takes one sealed announcement. SN_REFUSED with the reason when it is dropped. */
+sn_status sn_directory_take(sn_directory *directory, const void *data, size_t len, int64_t now_unix_ms,
+                            sn_err *err) SN_MUST_USE;
+void sn_directory_expire(sn_directory *directory, int64_t now_unix_ms);
+
+/* The live ones, ordered by first block, then id: the same order everywhere. Valid until the next take or expire. */
+size_t sn_directory_count(const sn_directory *directory);
+const sn_announcement *sn_directory_at(const sn_directory *directory, size_t i);
+const sn_blob *sn_directory_sealed_at(const sn_directory *directory, size_t i);
+
+#endif

@@ -1,0 +1,181 @@
+/* The messages of the swarm, declared once.
+ *
+ * On the wire a message is frame 0, a msgpack map from field name to value with "kind" (its name below) and "request"
+ * (chosen by the asker, echoed by the answer), then one frame for its tensor if it has one: raw little-endian elements,
+ * rows contiguous, moved without a copy. From the lists below come the structs, the encoder, the decoder with its limits,
+ * the fuzz target and the tables of docs/PROTOCOL.md. A decoder takes a map in any order, ignores fields that it does not
+ * know, and refuses a field that is missing, of another type, or beyond its limit. */
+#ifndef SN_NET_MESSAGE_H
+#define SN_NET_MESSAGE_H
+
+#include "base/dtype.h"
+#include "base/hash.h"
+#include "base/mem.h"
+
+enum {
+    SN_PROTOCOL = 1,              /* both sides of a connection must speak the same */
+    SN_KEY_SIZE = 32,             /* a CURVE (X25519) or Ed25519 public key */
+    SN_SESSION_ID_SIZE = 16,      /* opaque, chosen by the client at random */
+    SN_ADDRESS_MAX = 255,         /* "tcp://host:port" */
+    SN_HOPS_MAX = 64,             /* nodes in a chain */
+    SN_ANNOUNCEMENTS_MAX = 256,   /* in one message */
+    SN_ANNOUNCEMENT_SIZE_MAX = 16384,
+    SN_TEXT_SIZE_MAX = 511,
+    SN_MAP_SIZE_MAX = 5 << 20,    /* frame 0 */
+    SN_TENSOR_RANK_MAX = 4,
+    SN_TENSOR_SIZE_MAX = 1 << 30, /* bytes of the tensor frame */
+};
+
+/* Field kinds used in the lists:
+ *   U64(name)          unsigned integer
+ *   KEY(name)          32 bytes, a key or hash
+ *   SID(name)          16 bytes, a session id
+ *   STR(name, max)     text of at most max bytes, NUL-terminated in the struct, no NUL inside
+ *   LIST(name, type, max)  array of at most max elements of the struct sn_<type>, in heap memory owned by the message
+ *   BLOBS(name, max)   array of at most max byte strings of at most SN_ANNOUNCEMENT_SIZE_MAX bytes, heap, owned */
+
+/* A stop on the way of a pushed step: where to send the output next. */
+#define SN_FIELDS_HOP(U64, KEY, SID, STR, LIST, BLOBS)                                                                 \
+    STR(address, SN_ADDRESS_MAX) /* where the node listens */                                                          \
+    KEY(curve_key)               /* its CURVE key: the connection reaches nobody else */                               \
+    SID(session)                 /* the client's session at that node */                                              \
+    KEY(timeline)                /* hash that the step builds on there */
+
+/* What a step cost at one node, and where its timeline stands afterwards. */
+#define SN_FIELDS_TRACE(U64, KEY, SID, STR, LIST, BLOBS)                                                               \
+    KEY(node)        /* node id (Ed25519 public key) */                                                                \
+    KEY(timeline)    /* hash after the step */                                                                         \
+    U64(first_block) U64(end_block)                                                                                    \
+    U64(queue_us)    /* from arrival to the beginning of the computation */                                           \
+    U64(compute_us)  /* the pass over the span that held this step */                                                 \
+    U64(node_us)     /* from arrival of the message to sending on: queue, compute and handling */
+
+/* Ask a node for the announcements it knows, and tell it ours. model: all zero for every model. */
+#define SN_FIELDS_PEERS(U64, KEY, SID, STR, LIST, BLOBS)                                                               \
+    U64(protocol) KEY(model) BLOBS(announcements, SN_ANNOUNCEMENTS_MAX)
+#define SN_FIELDS_PEERS_ARE(U64, KEY, SID, STR, LIST, BLOBS) BLOBS(announcements, SN_ANNOUNCEMENTS_MAX)
+
+/* Open a session over blocks [first_block, end_block), which must lie within the node's span. predecessor: CURVE key of
+ * the node that may push steps into this session; all zero: none. */
+#define SN_FIELDS_OPEN(U64, KEY, SID, STR, LIST, BLOBS)                                                                \
+    U64(protocol) SID(session) KEY(model) U64(first_block) U64(end_block) U64(max_tokens) KEY(predecessor)
+#define SN_FIELDS_OPENED(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
+    SID(session) U64(step_tokens_max) /* longest step that the node takes */
+
+/* Run `tensor` (tokens, n_embd) through the session's blocks. position: of the first token; behind the session's end is a
+ * rewind, beyond it is refused. timeline: hash of the session's past before `position`. step: 1, 2, 3, ...; the same number
+ * again gives the same answer again. route: the nodes that follow when the output is to be pushed on; trace: what the step
+ * cost so far (filled by the nodes of a pushed chain). reply_dtype: of the tensor in the answer. */
+#define SN_FIELDS_STEP(U64, KEY, SID, STR, LIST, BLOBS)                                                                \
+    SID(session) U64(step) U64(position) U64(reply_dtype) KEY(timeline)                                                \
+    LIST(route, hop, SN_HOPS_MAX) LIST(trace, trace, SN_HOPS_MAX)
+/* The answer of the last node of the chain, with the hidden states (tokens, n_embd). */
+#define SN_FIELDS_RESULT(U64, KEY, SID, STR, LIST, BLOBS) SID(session) U64(step) LIST(trace, trace, SN_HOPS_MAX)
+
+#define SN_FIELDS_CLOSE(U64, KEY, SID, STR, LIST, BLOBS)  SID(session)
+#define SN_FIELDS_CLOSED(U64, KEY, SID, STR, LIST, BLOBS) SID(session)
+
+/* What the node is doing; figures since it started. */
+#define SN_FIELDS_STATUS(U64, KEY, SID, STR, LIST, BLOBS) U64(protocol)
+#define SN_FIELDS_STATUS_IS(U64, KEY, SID, STR, LIST, BLOBS)                                                           \
+    U64(uptime_ms) U64(sessions) U64(sessions_max) U64(kv_bytes) U64(kv_bytes_max) U64(weight_bytes) U64(queue)        \
+    U64(steps) U64(tokens) U64(passes) U64(compute_us) U64(guard_bytes) U64(draining)
+
+/* status: an sn_status. session and step as in the message that failed, zero when it had none. */
+#define SN_FIELDS_ERROR(U64, KEY, SID, STR, LIST, BLOBS)                                                               \
+    U64(status) SID(session) U64(step) STR(text, SN_TEXT_SIZE_MAX)
+
+/*    KIND       struct     carries a tensor */
+#define SN_MESSAGES(X)                                                                                                 \
+    X(PEERS, peers, 0)                                                                                                 \
+    X(PEERS_ARE, peers_are, 0)                                                                                         \
+    X(OPEN, open, 0)                                                                                                   \
+    X(OPENED, opened, 0)                                                                                               \
+    X(STEP, step, 1)                                                                                                   \
+    X(RESULT, result, 1)                                                                                               \
+    X(CLOSE, close, 0)                                                                                                 \
+    X(CLOSED, closed, 0)                                                                                               \
+    X(STATUS, status, 0)                                                                                               \
+    X(STATUS_IS, status_is, 0)                                                                                         \
+    X(ERROR, error, 0)
+
+typedef enum sn_msg_kind {
+#define X(KIND, name, tensor) SN_MSG_##KIND,
+    SN_MESSAGES(X)
+#undef X
+        SN_MSG_KIND_COUNT
+} sn_msg_kind;
+
+typedef struct sn_blob {
+    uint8_t *data;
+    size_t len;
+} sn_blob;
+
+#define SN_C_U64(name)            uint64_t name;
+#define SN_C_KEY(name)            uint8_t name[SN_KEY_SIZE];
+#define SN_C_SID(name)            uint8_t name[SN_SESSION_ID_SIZE];
+#define SN_C_STR(name, max)       char name[(max) + 1];
+#define SN_C_LIST(name, type, max)                                                                                     \
+    struct sn_##type *name;                                                                                            \
+    size_t n_##name;
+#define SN_C_BLOBS(name, max)                                                                                          \
+    sn_blob *name;                                                                                                     \
+    size_t n_##name;
+#define SN_STRUCT(KIND, name)                                                                                          \
+    typedef struct sn_##name {                                                                                         \
+        SN_FIELDS_##KIND(SN_C_U64, SN_C_KEY, SN_C_SID, SN_C_STR, SN_C_LIST, SN_C_BLOBS)                                \
+    } sn_##name;
+SN_STRUCT(HOP, hop)
+SN_STRUCT(TRACE, trace)
+#define X(KIND, name, tensor) SN_STRUCT(KIND, msg_##name)
+SN_MESSAGES(X)
+#undef X
+
+/* A tensor on the wire: rows contiguous, row-major. `data` points into the message's frame. */
+typedef struct sn_wire_tensor {
+    sn_dtype dtype;               /* F32, F16 or BF16 */
+    int rank;                     /* 0: no tensor */
+    uint64_t shape[SN_TENSOR_RANK_MAX];
+    const void *data;
+    size_t bytes;                 /* what dtype and shape say; the frame has exactly as many */
+} sn_wire_tensor;
+
+typedef struct sn_msg {
+    sn_msg_kind kind;
+    uint64_t request;
+    sn_wire_tensor tensor;
+    /* Owner of tensor.data: freed by release(owner) when the message is freed (NULL: tensor.data is borrowed and must
+     * outlive the message and, once sent, belongs to nobody until the transport has sent it: so set an owner to send). */
+    void (*release)(void *owner);
+    void *owner;
+    union {
+#define X(KIND, name, tensor) sn_msg_##name name;
+        SN_MESSAGES(X)
+#undef X
+    };
+} sn_msg;
+
+sn_status sn_msg_new(sn_msg_kind kind, uint64_t request, sn_msg **out, sn_err *err) SN_MUST_USE;
+void sn_msg_free(sn_msg **msg); /* NULL-safe; frees lists, blobs and the tensor's owner */
+const char *sn_msg_kind_name(sn_msg_kind kind);
+
+/* Gives the message room for a tensor of its own, data writable until it is sent: sets msg->tensor. */
+sn_status sn_msg_new_tensor(sn_msg *msg, sn_dtype dtype, int rank, const uint64_t *shape, void **data,
+                            sn_err *err) SN_MUST_USE;
+
+/* Lists are filled through these: n elements, zeroed; within the limit of the field or SN_REFUSED. */
+sn_status sn_list_new(size_t n, size_t max, size_t size, void *out, sn_err *err) SN_MUST_USE;
+
+/* Frame 0 of the message, tensor header included. */
+sn_status sn_msg_encode(const sn_msg *msg, sn_buf *out, sn_err *err) SN_MUST_USE;
+
+/* Frame 0 -> message, without tensor data: the caller attaches the second frame with sn_msg_attach. Untrusted bytes:
+ * headers are walked and counts capped before anything is allocated; depth at most 4. */
+sn_status sn_msg_decode(const void *frame, size_t len, sn_msg **out, sn_err *err) SN_MUST_USE;
+
+/* Takes the tensor frame: checks that it has exactly the bytes that dtype and shape say. On success the message owns
+ * `owner`; on failure the caller still does. `n_frames` is the number of frames that followed frame 0. */
+sn_status sn_msg_attach(sn_msg *msg, size_t n_frames, const void *data, size_t len, void (*release)(void *), void *owner,
+                        sn_err *err) SN_MUST_USE;
+
+#endif

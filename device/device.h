@@ -1,0 +1,134 @@
+/* A device: memory, an ordered queue of work, and the operations of a transformer block. Backends: cpu (cpu/); the table
+ * below is what another one implements, whole: no entry is optional, and one conformance suite runs over all of them with
+ * the plain-C CPU kernels as the reference.
+ *
+ * Activations are float32 in the device's memory, row-major, rows contiguous. Pointers called `device` point into memory of
+ * this device (on the CPU that is plain memory), `host` ones into plain memory. A device belongs to one thread: the one
+ * that calls it. Operations are queued in order and may return before they are done; finish waits, download too.
+ *
+ * On the CPU every result is the same bits for the same row of input, whatever the number of rows or sequences in the
+ * call, the threads, and the instruction set: see cpu/kernels.inc.c for how. */
+#ifndef SN_DEVICE_DEVICE_H
+#define SN_DEVICE_DEVICE_H
+
+#include "base/dtype.h"
+#include "base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum sn_device_kind { SN_DEVICE_CPU, SN_DEVICE_CUDA, SN_DEVICE_XPU } sn_device_kind;
+
+/* A device's name, made canonical once at the edge ("cpu", "cuda" = "cuda:0"); below, nothing compares strings. */
+typedef struct sn_device_id {
+    sn_device_kind kind;
+    int ordinal;
+} sn_device_id;
+
+sn_status sn_device_id_parse(const char *name, sn_device_id *out, sn_err *err) SN_MUST_USE;
+char *sn_device_id_name(sn_device_id id, char out[32]); /* "cpu", "cuda:0"; returns out */
+
+/* A matrix of weights in the device's own layout, made once from a file's tensor. Only its device looks inside. */
+typedef struct sn_weight {
+    size_t rows, cols;
+    size_t bytes; /* what it holds of the device's memory */
+} sn_weight;
+
+/* y (n, weight->rows) = x (n, weight->cols) . weight^T + bias. */
+typedef struct sn_linear {
+    const sn_weight *weight;
+    const float *bias; /* device, (rows), or NULL */
+    float *y;          /* device */
+} sn_linear;
+
+/* One rotated head: pairs (2i, 2i+1) or (i, i + dim/2); same meaning as the model's sn_rope_style. */
+typedef struct sn_rope {
+    bool halves;
+    int dim;              /* rotated dimensions, even, <= head_dim; the others stay */
+    const float *cos_sin; /* device, (tokens, dim/2, 2) */
+} sn_rope;
+
+/* The past of a session on this device lies in pages of `page_tokens` positions, each holding keys and values of all
+ * n_blocks blocks in the backend's own layout (kv_page_bytes of it). Position p lies in page p / page_tokens. */
+typedef struct sn_kv_shape {
+    int n_blocks, n_kv_heads, head_dim, page_tokens; /* page_tokens: a multiple of 16 */
+} sn_kv_shape;
+
+/* The rows of one session in a pass: rows [first_row, first_row + n_rows) are its positions [position, position + n_rows). */
+typedef struct sn_sequence {
+    void *const *pages; /* host array of device addresses, enough for position + n_rows */
+    int position, first_row, n_rows;
+} sn_sequence;
+
+/* What will be asked of a device at most, told before the first operation so that none of them allocates. */
+typedef struct sn_device_limits {
+    int rows;    /* of one call */
+    int width;   /* elements of a row of any input or output */
+    int context; /* positions attention looks back on */
+} sn_device_limits;
+
+typedef struct sn_device sn_device;
+
+typedef struct sn_device_ops {
+    /* -- memory. alloc: zeroed, aligned to 64 bytes; SN_STOP when there is none. free: NULL-safe, `bytes` as in alloc. */
+    sn_status (*alloc)(sn_device *d, size_t bytes, void **device, sn_err *err);
+    void (*free)(sn_device *d, void *device, size_t bytes);
+    /* The host memory may be changed as soon as these return; download waits for all work queued before it. */
+    sn_status (*upload)(sn_device *d, void *device, const void *host, size_t bytes, sn_err *err);
+    sn_status (*download)(sn_device *d, void *host, const void *device, size_t bytes, sn_err *err);
+    /* Waits until the queue is empty; SN_STOP naming the device when it does not answer within the limit. */
+    sn_status (*finish)(sn_device *d, int timeout_ms, sn_err *err);
+    /* Makes room for the largest calls that will come. May be called again with larger limits. */
+    sn_status (*prepare)(sn_device *d, const sn_device_limits *limits, sn_err *err);
+
+    /* -- weights. `host` holds rows x cols elements of `dtype` as in the file; not needed after the call. */
+    sn_status (*weight_new)(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *host, sn_weight **out,
+                            sn_err *err);
+    void (*weight_free)(sn_device *d, sn_weight **weight); /* NULL-safe */
+
+    /* -- mathematics. y[i] = x . w[i]^T + bias[i] for several weights of equal cols over the same x (n, cols). */
+    sn_status (*linear)(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err);
+    /* y (n, width) = x / sqrt(mean(x^2) + eps) * weight (width). y may be x. Zhang & Sennrich 2019. */
+    sn_status (*rms_norm)(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,
+                          sn_err *err);
+    /* x (n, n_heads, head_dim) is rotated in place. Su et al. 2021. */
+    sn_status (*rope)(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err);
+    /* Stores k and v (n, n_kv_heads, head_dim) of all sequences' rows at their positions of block `block`. */
+    sn_status (*kv_store)(sn_device *d, const sn_kv_shape *shape, int block, int n_sequences, const sn_sequence *sequences,
+                          const float *k, const float *v, sn_err *err);
+    /* Reads positions [position, position + n) of one sequence back, host, (n, n_kv_heads, head_dim) each: for export. */
+    sn_status (*kv_load)(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
+                         float *k, float *v, sn_err *err);
+    /* out (n, n_heads, head_dim) = softmax(q . K^T * scale) . V for each row over the positions up to its own, stored
+     * before; the last `window` of them only when window > 0. n_heads is a multiple of n_kv_heads (GQA). */
+    sn_status (*attention)(sn_device *d, const sn_kv_shape *shape, int block, int n_sequences,
+                           const sn_sequence *sequences, int n_heads, int window, float scale, const float *q, float *out,
+                           sn_err *err);
+    /* y (n) = silu(gate) * up. y may be gate or up. */
+    sn_status (*silu_mul)(sn_device *d, size_t n, const float *gate, const float *up, float *y, sn_err *err);
+    sn_status (*add)(sn_device *d, size_t n, float *y, const float *x, sn_err *err); /* y += x */
+    /* y (n, cols) = row ids[i] of the weight, as float32. ids: host, each below weight->rows (checked). */
+    sn_status (*gather)(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err);
+
+    size_t (*kv_page_bytes)(const sn_device *d, const sn_kv_shape *shape);
+    void (*close)(sn_device *d);
+} sn_device_ops;
+
+struct sn_device {
+    const sn_device_ops *ops; /* first member of every backend's device */
+    sn_device_id id;
+};
+
+typedef struct sn_device_options {
+    int threads;     /* cpu: workers, the caller among them; 0: as many as cores */
+    const char *isa; /* cpu: "c", "avx2", "avx512" or NULL: the best this machine has. For tests and reports */
+} sn_device_options;
+
+sn_status sn_device_open(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err) SN_MUST_USE;
+void sn_device_close(sn_device **device); /* NULL-safe; everything allocated from it must be freed before */
+
+/* A line for people: "cpu: 2 threads, avx512". Static or owned by the device. */
+const char *sn_device_describe(const sn_device *device);
+
+#endif

@@ -1,0 +1,28 @@
+/* The guard: the only door by which a tensor from outside (network, file, another device) comes to a span.
+ *
+ * What goes in may be of any wire type, on any device, with any strides; what comes out lies on the block's device, as
+ * float32, contiguous, of the shape that the block expects - or is refused with a sentence that names the tensor, what it
+ * was and what it had to be. It is called before past and present are joined, for empty tensors too. */
+#ifndef SN_DEVICE_GUARD_H
+#define SN_DEVICE_GUARD_H
+
+#include "device/device.h"
+
+enum { SN_GUARD_RANK_MAX = 4 };
+
+typedef struct sn_tensor {
+    const char *name;              /* for sentences: "hidden states" */
+    sn_device *device;             /* where data lies; NULL: host memory */
+    const void *data;              /* may be NULL when the tensor is empty */
+    sn_dtype dtype;                /* F32, F16 or BF16 */
+    int rank;
+    int64_t shape[SN_GUARD_RANK_MAX];
+    int64_t strides[SN_GUARD_RANK_MAX]; /* in elements; all zero: contiguous */
+} sn_tensor;
+
+/* Copies `tensor` to `out` on `to` (room for the elements of the wanted shape). A wanted dimension of -1 takes any size.
+ * *moved (NULL allowed) grows by the bytes that changed device. */
+sn_status sn_guard(const sn_tensor *tensor, sn_device *to, int rank, const int64_t *wanted, float *out, uint64_t *moved,
+                   sn_err *err) SN_MUST_USE;
+
+#endif

@@ -1,0 +1,52 @@
+/* The chain: all blocks of a model, wherever they are, as one session. Hidden states go in before the first block and come
+ * out behind the last; that they travel over nodes, that a node died on the way and another took its place, does not show.
+ * One timeline of tokens, one thread. */
+#ifndef SN_CLIENT_CHAIN_H
+#define SN_CLIENT_CHAIN_H
+
+#include "blocks/span.h"
+#include "client/link.h"
+
+typedef struct sn_chain sn_chain;
+
+typedef struct sn_chain_options {
+    sn_link *link;            /* NULL: every block is local */
+    sn_device *device;        /* for local blocks */
+    int local_first, local_end; /* blocks held here; equal: none */
+    size_t kv_memory;         /* for local blocks */
+    int max_tokens;           /* longest timeline; 0: the model's context */
+    int timeout_ms;           /* for one step at one node; 0: 30,000 */
+    int max_retries;          /* failed nodes in a row before giving up; 0: 3, negative: none */
+    bool push;                /* nodes hand hidden states on to each other instead of back to the client */
+    bool every_block;         /* cut the route at every block, so that every hidden state comes by here */
+    const char *const *only;  /* names or ids (hex prefix) of the nodes to use, NULL: any */
+    size_t n_only;
+} sn_chain_options;
+
+/* Finds a route over the live nodes and opens a session at each. SN_RETRY naming the blocks that nobody serves. */
+sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, sn_chain **out, sn_err *err) SN_MUST_USE;
+void sn_chain_close(sn_chain **chain); /* NULL-safe; tells the nodes */
+
+/* Runs hidden (n, n_embd), host, as positions [position, position + n) through all blocks into out (n, n_embd), host.
+ * position == length continues, position < length rewinds first; any n >= 1 (long inputs go in chunks). A failing node is
+ * replaced and its part replayed; SN_RETRY when nobody can take its place, the chain is then as before the step. */
+sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidden, float *out, sn_err *err) SN_MUST_USE;
+int sn_chain_length(const sn_chain *chain);
+
+/* Called with the hidden states (n, n_embd) that enter `block`, at each boundary between hops, the first and the last
+ * (block == n_blocks) included. */
+typedef void (*sn_chain_observer)(void *ctx, int block, int position, int n, const float *hidden);
+void sn_chain_observe(sn_chain *chain, sn_chain_observer observer, void *ctx);
+
+/* What each hop of the present route has cost since it was opened. */
+typedef struct sn_hop_report {
+    char node[80];            /* "local", or the node's name and address */
+    int first_block, end_block;
+    uint64_t steps, tokens;
+    uint64_t network_us;      /* between us and the node and back, less what the node says it spent */
+    uint64_t queue_us, compute_us;
+} sn_hop_report;
+size_t sn_chain_hops(const sn_chain *chain, sn_hop_report *out, size_t room); /* returns how many there are */
+uint64_t sn_chain_failovers(const sn_chain *chain);
+
+#endif

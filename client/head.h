@@ -1,0 +1,19 @@
+/* What a client holds of the model: token embeddings before the first block, final norm and output head behind the last. */
+#ifndef SN_CLIENT_HEAD_H
+#define SN_CLIENT_HEAD_H
+
+#include "device/device.h"
+#include "model/model.h"
+
+typedef struct sn_head sn_head;
+
+/* Loads the client's tensors on the device, a tied matrix once. The model may be closed afterwards. */
+sn_status sn_head_load(const sn_model *model, sn_device *device, sn_head **out, sn_err *err) SN_MUST_USE;
+void sn_head_free(sn_head **head); /* NULL-safe */
+
+/* hidden (n, n_embd), host: the embeddings of the ids. SN_REFUSED for an id outside the vocabulary. */
+sn_status sn_head_embed(sn_head *head, const int32_t *ids, int n, float *hidden, sn_err *err) SN_MUST_USE;
+/* logits (n, n_vocab), host, of hidden (n, n_embd), host, as it leaves the last block. */
+sn_status sn_head_logits(sn_head *head, const float *hidden, int n, float *logits, sn_err *err) SN_MUST_USE;
+
+#endif

@@ -1,9 +1,9 @@
 /* A GGUF file, versions 2 and 3 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): typed metadata, then the
  * directory of tensors, then their data. Little-endian files only.
  *
- * Opening checks the whole header (counts, lengths, types, names given twice, offsets, overlaps) so that what is looked up
- * afterwards needs no check. Nothing is copied but names: strings, arrays and tensor data are views into the mapped file,
- * valid until close and of any alignment. Immutable once open; any thread may read. */
+ * Opening checks the whole header (counts, lengths, types, names given twice, offsets, overlaps) so that what is looked
+ * up afterwards needs no check. Nothing is copied but names: strings, arrays and tensor data are views into the mapped
+ * file, valid until close and of any alignment. Immutable once open; any thread may read. */
 #ifndef SN_MODEL_GGUF_H
 #define SN_MODEL_GGUF_H
 
@@ -31,7 +31,7 @@ typedef enum sn_gguf_type {
     SN_GGUF_TYPE_COUNT
 } sn_gguf_type;
 
-enum { SN_GGUF_DIMS_MAX = 4 };
+enum { SN_GGUF_DIMS_MAX = 4, SN_GGUF_NAME_SIZE = 128 };
 
 /* Bytes of a string in the file: no NUL behind them, and not necessarily UTF-8. */
 typedef struct sn_gguf_str {
@@ -49,7 +49,7 @@ typedef struct sn_gguf_value {
 } sn_gguf_value;
 
 typedef struct sn_gguf_tensor {
-    const char *name; /* ends with NUL */
+    char name[SN_GGUF_NAME_SIZE];
     sn_dtype dtype;
     int n_dims;
     size_t dims[SN_GGUF_DIMS_MAX]; /* as in the file: dims[0] is the length of a row; those behind n_dims are 1 */
@@ -68,9 +68,13 @@ int sn_gguf_version(const sn_gguf *gguf);
 /* The value of a key; NULL when the file does not have it. */
 const sn_gguf_value *sn_gguf_find(const sn_gguf *gguf, const char *key);
 
-/* Single values by key. An absent key is SN_REFUSED when `required`, else SN_OK with *out left as it was (set the default
- * before). A value of another kind, or an integer that does not fit, is SN_REFUSED. u32 and i32 take every integer type,
- * f32 takes F32 and F64. */
+/* All values, in the order of their keys. */
+size_t sn_gguf_n_values(const sn_gguf *gguf);
+const sn_gguf_value *sn_gguf_value_at(const sn_gguf *gguf, size_t i);
+
+/* Single values by key. An absent key is SN_REFUSED when `required`, else SN_OK with *out left as it was (set the
+ * default before). A value of another kind, or an integer that does not fit, is SN_REFUSED. u32 and i32 take every
+ * integer type, f32 takes F32 and F64. */
 sn_status sn_gguf_u32(const sn_gguf *gguf, const char *key, bool required, uint32_t *out, sn_err *err) SN_MUST_USE;
 sn_status sn_gguf_i32(const sn_gguf *gguf, const char *key, bool required, int32_t *out, sn_err *err) SN_MUST_USE;
 sn_status sn_gguf_f32(const sn_gguf *gguf, const char *key, bool required, float *out, sn_err *err) SN_MUST_USE;

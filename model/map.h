@@ -15,7 +15,8 @@ typedef struct sn_map {
 } sn_map;
 
 /* SN_REFUSED for what is no regular file, is empty, or cannot be read. A file that another process shortens while it is
- * mapped ends this process when the lost part is touched: model files are replaced by renaming, not by writing into them. */
+ * mapped ends this process when the lost part is touched: model files are replaced by renaming, not by writing into
+ * them. */
 sn_status sn_map_open(const char *path, sn_map *out, sn_err *err) SN_MUST_USE;
 void sn_map_close(sn_map *map); /* safe on a zeroed one */
 

@@ -9,7 +9,7 @@
 #ifndef SN_NET_TRANSPORT_H
 #define SN_NET_TRANSPORT_H
 
-#include "net/message.h"
+#include "net/identity.h"
 
 typedef uint64_t sn_peer; /* 0: none */
 
@@ -66,11 +66,9 @@ static inline void sn_transport_free(sn_transport **t) {
     *t = NULL;
 }
 
-struct sn_identity;
-
 /* ZeroMQ: one ROUTER to listen on, one DEALER for each dialled peer, CURVE on all of them, a ZAP handler that admits any
  * key but makes it known (User-Id). `identity` gives our CURVE key pair and is copied. */
-sn_status sn_transport_zmq_new(const struct sn_identity *identity, sn_transport **out, sn_err *err) SN_MUST_USE;
+sn_status sn_transport_zmq_new(const sn_identity *identity, sn_transport **out, sn_err *err) SN_MUST_USE;
 
 /* In memory: transports of one hub reach each other by address ("mem://name"). The hub is thread-safe and outlives its
  * transports. Faults for tests: a delivery filter decides each message's fate. */
@@ -81,7 +79,7 @@ typedef enum sn_fate { SN_DELIVER, SN_DROP, SN_DUPLICATE } sn_fate;
 /* `from` and `to` are the listening addresses ("" for a peer that does not listen). Called under the hub's lock. */
 typedef sn_fate (*sn_hub_filter)(void *ctx, const char *from, const char *to, const sn_msg *msg);
 void sn_hub_set_filter(sn_hub *hub, sn_hub_filter filter, void *ctx);
-sn_status sn_transport_memory_new(sn_hub *hub, const struct sn_identity *identity, sn_transport **out,
+sn_status sn_transport_memory_new(sn_hub *hub, const sn_identity *identity, sn_transport **out,
                                   sn_err *err) SN_MUST_USE;
 
 #endif

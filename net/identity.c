@@ -1,0 +1,164 @@
+#include "net/identity.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <openssl/evp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zmq.h>
+
+enum { HEX_SIZE = 2 * SN_KEY_SIZE, Z85_SIZE = 41, FILE_SIZE_MAX = 512 };
+
+static const char file_head[] = "swarm identity 1\n";
+
+/* -- keys -- */
+
+static sn_status sign_public(const uint8_t secret[SN_KEY_SIZE], uint8_t out[SN_KEY_SIZE], sn_err *err) {
+    size_t len = SN_KEY_SIZE;
+    EVP_PKEY *key = EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, NULL, secret, SN_KEY_SIZE);
+    bool good = key && EVP_PKEY_get_raw_public_key(key, out, &len) == 1 && len == SN_KEY_SIZE;
+    EVP_PKEY_free(key);
+    return good ? SN_OK : sn_fail(err, SN_STOP, "OpenSSL cannot make an Ed25519 key: is Ed25519 switched off there?");
+}
+
+static sn_status curve_public(const uint8_t secret[SN_KEY_SIZE], uint8_t out[SN_KEY_SIZE], sn_err *err) {
+    char secret_text[Z85_SIZE], public_text[Z85_SIZE];
+    bool good = zmq_z85_encode(secret_text, secret, SN_KEY_SIZE) && !zmq_curve_public(public_text, secret_text) &&
+                zmq_z85_decode(out, public_text);
+    explicit_bzero(secret_text, sizeof secret_text);
+    return good ? SN_OK : sn_fail(err, SN_STOP, "this libzmq was built without CURVE: install one that has it");
+}
+
+/* A fresh CURVE secret is 32 random bytes, which libzmq's key agreement brings into the form X25519 wants. */
+sn_status sn_identity_new(sn_identity *out, sn_err *err) {
+    *out = (sn_identity){0};
+    sn_random(out->sign_secret, sizeof out->sign_secret);
+    sn_random(out->curve_secret, sizeof out->curve_secret);
+    sn_status status = sign_public(out->sign_secret, out->id, err);
+    return status ? status : curve_public(out->curve_secret, out->curve_key, err);
+}
+
+sn_status sn_sign(const sn_identity *identity, const void *data, size_t len, uint8_t signature[SN_SIGNATURE_SIZE],
+                  sn_err *err) {
+    size_t size = SN_SIGNATURE_SIZE;
+    EVP_PKEY *key = EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, NULL, identity->sign_secret, SN_KEY_SIZE);
+    EVP_MD_CTX *ctx = EVP_MD_CTX_new();
+    bool good = key && ctx && EVP_DigestSignInit(ctx, NULL, NULL, NULL, key) == 1 &&
+                EVP_DigestSign(ctx, signature, &size, data, len) == 1 && size == SN_SIGNATURE_SIZE;
+    EVP_MD_CTX_free(ctx);
+    EVP_PKEY_free(key);
+    return good ? SN_OK : sn_fail(err, SN_STOP, "OpenSSL cannot sign with this identity");
+}
+
+bool sn_verify(const uint8_t id[SN_KEY_SIZE], const void *data, size_t len,
+               const uint8_t signature[SN_SIGNATURE_SIZE]) {
+    EVP_PKEY *key = EVP_PKEY_new_raw_public_key(EVP_PKEY_ED25519, NULL, id, SN_KEY_SIZE);
+    EVP_MD_CTX *ctx = EVP_MD_CTX_new();
+    bool good = key && ctx && EVP_DigestVerifyInit(ctx, NULL, NULL, NULL, key) == 1 &&
+                EVP_DigestVerify(ctx, signature, SN_SIGNATURE_SIZE, data, len) == 1;
+    EVP_MD_CTX_free(ctx);
+    EVP_PKEY_free(key);
+    return good;
+}
+
+/* -- the file -- */
+
+static bool write_all(int file, const char *text, size_t len) {
+    while (len) {
+        ssize_t n = write(file, text, len);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        text += n;
+        len -= (size_t)n;
+    }
+    return fsync(file) == 0;
+}
+
+/* The name of a new file is safe on disk only when its folder is. */
+static bool sync_folder(const char *path) {
+    char copy[4096];
+    if (strlen(path) >= sizeof copy) return false;
+    memcpy(copy, path, strlen(path) + 1);
+    int folder = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    bool good = folder >= 0 && fsync(folder) == 0;
+    if (folder >= 0) close(folder);
+    return good;
+}
+
+sn_status sn_identity_save(const sn_identity *identity, const char *path, sn_err *err) {
+    char text[FILE_SIZE_MAX], sign[HEX_SIZE + 1], curve[HEX_SIZE + 1];
+    int len =
+        snprintf(text, sizeof text, "%ssign %s\ncurve %s\n", file_head,
+                 sn_hex(identity->sign_secret, SN_KEY_SIZE, sign), sn_hex(identity->curve_secret, SN_KEY_SIZE, curve));
+    sn_status status = SN_OK;
+    int file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (file < 0 && errno == EEXIST)
+        status = sn_fail(err, SN_REFUSED, "%s exists, and an identity is never overwritten: choose another file", path);
+    else if (file < 0)
+        status = sn_fail(err, SN_REFUSED, "%s cannot be made: %s", path, strerror(errno));
+    else if (!write_all(file, text, (size_t)len) || !sync_folder(path)) {
+        status = sn_fail(err, SN_REFUSED, "%s cannot be written: %s", path, strerror(errno));
+        unlink(path);
+    }
+    if (file >= 0) close(file);
+    explicit_bzero(text, sizeof text);
+    explicit_bzero(sign, sizeof sign);
+    explicit_bzero(curve, sizeof curve);
+    return status;
+}
+
+static sn_status check_mode(int file, const char *path, sn_err *err) {
+    struct stat info;
+    if (fstat(file, &info)) return sn_fail(err, SN_REFUSED, "%s cannot be read: %s", path, strerror(errno));
+    if (!S_ISREG(info.st_mode)) return sn_fail(err, SN_REFUSED, "%s is no ordinary file", path);
+    if (info.st_mode & 077)
+        return sn_fail(err, SN_REFUSED,
+                       "%s can be read or written by others (mode %03o): make a new identity, or chmod 600 "
+                       "if nobody did",
+                       path, (unsigned)info.st_mode & 0777);
+    return SN_OK;
+}
+
+/* "word <64 hexadecimal digits>\n"; moves *at behind it. */
+static bool parse_line(const char **at, const char *word, uint8_t out[SN_KEY_SIZE]) {
+    char digits[HEX_SIZE + 1];
+    size_t len = strlen(word);
+    if (strncmp(*at, word, len) != 0) return false;
+    *at += len;
+    if (strlen(*at) < HEX_SIZE + 1 || (*at)[HEX_SIZE] != '\n') return false;
+    memcpy(digits, *at, HEX_SIZE);
+    digits[HEX_SIZE] = 0;
+    *at += HEX_SIZE + 1;
+    bool good = sn_unhex(digits, out, SN_KEY_SIZE, NULL) == SN_OK;
+    explicit_bzero(digits, sizeof digits);
+    return good;
+}
+
+static bool parse_file(const char *text, size_t len, sn_identity *out) {
+    const char *at = text;
+    if (strlen(text) != len || strncmp(at, file_head, strlen(file_head)) != 0) return false;
+    at += strlen(file_head);
+    return parse_line(&at, "sign ", out->sign_secret) && parse_line(&at, "curve ", out->curve_secret) && !*at;
+}
+
+sn_status sn_identity_load(const char *path, sn_identity *out, sn_err *err) {
+    char text[FILE_SIZE_MAX + 1] = {0};
+    sn_identity read_one = {0};
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* not to hang on a pipe */
+    if (file < 0) return sn_fail(err, SN_REFUSED, "%s cannot be opened: %s", path, strerror(errno));
+    sn_status status = check_mode(file, path, err);
+    ssize_t len = status ? 0 : read(file, text, FILE_SIZE_MAX);
+    if (!status && len < 0) status = sn_fail(err, SN_REFUSED, "%s cannot be read: %s", path, strerror(errno));
+    if (!status && !parse_file(text, (size_t)len, &read_one))
+        status = sn_fail(err, SN_REFUSED, "%s is no identity file: make one with swarm keygen", path);
+    if (!status) status = sign_public(read_one.sign_secret, read_one.id, err);
+    if (!status) status = curve_public(read_one.curve_secret, read_one.curve_key, err);
+    if (!status) *out = read_one;
+    close(file);
+    explicit_bzero(text, sizeof text);
+    explicit_bzero(&read_one, sizeof read_one);
+    return status;
+}

@@ -1,0 +1,244 @@
+/* Messages: tables made from the lists of net/message.h, and what a tensor on the wire must be. The bytes are the
+ * business of codec.c (a writer through msgpack-c, a reader of our own, bounded: see reader.h). */
+#include "net/codec.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* -- tables -- */
+
+#define F_U64(f)             {.name = #f, .type = SN_FIELD_U64, .offset = offsetof(self, f)},
+#define F_KEY(f)             {.name = #f, .type = SN_FIELD_BIN, .offset = offsetof(self, f), .max = SN_KEY_SIZE},
+#define F_SID(f)             {.name = #f, .type = SN_FIELD_BIN, .offset = offsetof(self, f), .max = SN_SESSION_ID_SIZE},
+#define F_STR(f, limit)      {.name = #f, .type = SN_FIELD_STR, .offset = offsetof(self, f), .max = (limit)},
+#define F_LIST(f, of, limit) {#f, SN_FIELD_LIST, offsetof(self, f), offsetof(self, n_##f), (limit), record_##of},
+#define F_BLOBS(f, limit)    {#f, SN_FIELD_BLOBS, offsetof(self, f), offsetof(self, n_##f), (limit), NULL},
+
+/* A function for each record, because a table needs the name of its struct, and the lists do not say it. */
+#define RECORD(KIND, name)                                                                                             \
+    static const sn_record *record_##name(void) {                                                                      \
+        typedef sn_##name self;                                                                                        \
+        static const sn_field fields[] = {SN_FIELDS_##KIND(F_U64, F_KEY, F_SID, F_STR, F_LIST, F_BLOBS)};              \
+        static_assert(sizeof fields / sizeof *fields <= 60, "a map has at most 64 fields, four of them the head's");   \
+        static const sn_record record = {fields, sizeof fields / sizeof *fields, sizeof(self)};                        \
+        return &record;                                                                                                \
+    }
+RECORD(HOP, hop)
+RECORD(TRACE, trace)
+#define X(KIND, name, tensor) RECORD(KIND, msg_##name)
+SN_MESSAGES(X)
+#undef X
+
+static const struct kind {
+    const char *name;
+    bool tensor;
+    const sn_record *(*record)(void);
+    size_t offset; /* of its struct in sn_msg */
+} kinds[] = {
+#define X(KIND, name, tensor) {#name, tensor, record_msg_##name, offsetof(sn_msg, name)},
+    SN_MESSAGES(X)
+#undef X
+};
+
+/* What every message has beside the fields of its kind. */
+typedef struct tensor_head {
+    char dtype[8];
+    uint64_t shape[SN_TENSOR_RANK_MAX];
+    size_t n_shape;
+} tensor_head;
+
+typedef struct head {
+    char kind[16];
+    uint64_t request;
+    tensor_head tensor;
+    size_t n_tensor;
+} head;
+
+static const sn_record *record_tensor(void) {
+    static const sn_field fields[] = {
+        {"dtype", SN_FIELD_STR, offsetof(tensor_head, dtype), 0, sizeof((tensor_head *)0)->dtype - 1, NULL},
+        {"shape", SN_FIELD_U64S, offsetof(tensor_head, shape), offsetof(tensor_head, n_shape), SN_TENSOR_RANK_MAX,
+         NULL}};
+    static const sn_record record = {fields, 2, sizeof(tensor_head)};
+    return &record;
+}
+
+static const sn_record *record_head(void) {
+    static const sn_field fields[] = {
+        {"kind", SN_FIELD_STR, offsetof(head, kind), 0, sizeof((head *)0)->kind - 1, NULL},
+        {"request", SN_FIELD_U64, offsetof(head, request), 0, 0, NULL},
+        {"tensor", SN_FIELD_OPTION, offsetof(head, tensor), offsetof(head, n_tensor), 1, record_tensor}};
+    static const sn_record record = {fields, 3, sizeof(head)};
+    return &record;
+}
+
+/* -- messages -- */
+
+const char *sn_msg_kind_name(sn_msg_kind kind) { return (unsigned)kind < SN_MSG_KIND_COUNT ? kinds[kind].name : "?"; }
+
+sn_status sn_msg_new(sn_msg_kind kind, uint64_t request, sn_msg **out, sn_err *err) {
+    *out = NULL;
+    if ((unsigned)kind >= SN_MSG_KIND_COUNT) return sn_fail(err, SN_REFUSED, "there is no message kind %d", (int)kind);
+    sn_status status = sn_calloc(out, 1, sizeof **out, err);
+    if (status) return status;
+    (*out)->kind = kind;
+    (*out)->request = request;
+    return SN_OK;
+}
+
+static void release_tensor(sn_msg *msg) {
+    if (msg->release) msg->release(msg->owner);
+    msg->release = NULL;
+    msg->owner = NULL;
+}
+
+void sn_msg_free(sn_msg **msg) {
+    if (!*msg) return;
+    const struct kind *kind = &kinds[(*msg)->kind];
+    sn_record_fini(kind->record(), (uint8_t *)*msg + kind->offset);
+    release_tensor(*msg);
+    free(*msg);
+    *msg = NULL;
+}
+
+sn_status sn_list_new(size_t n, size_t max, size_t size, void *out, sn_err *err) {
+    if (n > max) return sn_fail(err, SN_REFUSED, "a list of %zu elements is longer than the %zu allowed", n, max);
+    return sn_calloc(out, n, size, err);
+}
+
+/* -- tensors -- */
+
+static sn_status tensor_bytes(sn_dtype dtype, int rank, const uint64_t *shape, size_t *out, sn_err *err) {
+    if (dtype != SN_F32 && dtype != SN_F16 && dtype != SN_BF16)
+        return sn_fail(err, SN_REFUSED, "a tensor on the wire is F32, F16 or BF16, not %s", sn_dtype_name(dtype));
+    if (rank < 1 || rank > SN_TENSOR_RANK_MAX)
+        return sn_fail(err, SN_REFUSED, "a tensor has 1 to %d dimensions, not %d", SN_TENSOR_RANK_MAX, rank);
+    size_t bytes = sn_dtype_bytes(dtype);
+    for (int i = 0; i < rank; i++) {
+        if (!shape[i]) return sn_fail(err, SN_REFUSED, "dimension %d of the tensor is zero", i);
+        if (!sn_mul(bytes, shape[i], &bytes) || bytes > SN_TENSOR_SIZE_MAX)
+            return sn_fail(err, SN_REFUSED, "the tensor is larger than the %d bytes allowed: send it in parts",
+                           SN_TENSOR_SIZE_MAX);
+    }
+    *out = bytes;
+    return SN_OK;
+}
+
+/* Whether a message of this kind may have, and must have, a tensor. */
+static sn_status tensor_wanted(sn_msg_kind kind, bool has, sn_err *err) {
+    if (has == kinds[kind].tensor) return SN_OK;
+    return sn_fail(err, SN_REFUSED, has ? "a message '%s' carries no tensor" : "a message '%s' must carry a tensor",
+                   kinds[kind].name);
+}
+
+sn_status sn_msg_new_tensor(sn_msg *msg, sn_dtype dtype, int rank, const uint64_t *shape, void **data, sn_err *err) {
+    size_t bytes;
+    sn_status status = tensor_wanted(msg->kind, true, err);
+    if (!status) status = tensor_bytes(dtype, rank, shape, &bytes, err);
+    if (status) return status;
+    void *room = aligned_alloc(64, sn_round_up(bytes, 64));
+    if (!room) return sn_fail(err, SN_STOP, "out of memory: %zu bytes for a tensor are not to be had", bytes);
+    release_tensor(msg);
+    msg->tensor = (sn_wire_tensor){.dtype = dtype, .rank = rank, .data = room, .bytes = bytes};
+    memcpy(msg->tensor.shape, shape, (size_t)rank * sizeof *shape);
+    msg->release = free;
+    msg->owner = room;
+    *data = room;
+    return SN_OK;
+}
+
+sn_status sn_msg_attach(sn_msg *msg, size_t n_frames, const void *data, size_t len, void (*release)(void *),
+                        void *owner, sn_err *err) {
+    size_t wanted = msg->tensor.rank ? 1 : 0;
+    if (n_frames != wanted)
+        return sn_fail(err, SN_REFUSED, "a message '%s' has %zu frames after the first, %zu came with this one",
+                       kinds[msg->kind].name, wanted, n_frames);
+    if (!wanted) return SN_OK;
+    if (len != msg->tensor.bytes)
+        return sn_fail(err, SN_REFUSED, "the tensor's frame has %zu bytes, its type and shape say %zu", len,
+                       msg->tensor.bytes);
+    release_tensor(msg);
+    msg->tensor.data = data;
+    msg->release = release;
+    msg->owner = owner;
+    return SN_OK;
+}
+
+/* -- frame 0 -- */
+
+sn_status sn_msg_encode(const sn_msg *msg, sn_buf *out, sn_err *err) {
+    sn_err own = {0};
+    if (!err) err = &own;
+    const struct kind *kind = &kinds[msg->kind];
+    const sn_wire_tensor *tensor = &msg->tensor;
+    sn_status status = tensor_wanted(msg->kind, tensor->rank != 0, err);
+    if (status) return status;
+    head h = {.request = msg->request};
+    memcpy(h.kind, kind->name, strlen(kind->name));
+    if (tensor->rank) {
+        size_t bytes;
+        if ((status = tensor_bytes(tensor->dtype, tensor->rank, tensor->shape, &bytes, err))) return status;
+        if (bytes != tensor->bytes)
+            return sn_fail(err, SN_REFUSED, "the tensor says %zu bytes, its type and shape say %zu", tensor->bytes,
+                           bytes);
+        const char *dtype = sn_dtype_name(tensor->dtype);
+        memcpy(h.tensor.dtype, dtype, strlen(dtype));
+        memcpy(h.tensor.shape, tensor->shape, (size_t)tensor->rank * sizeof *tensor->shape);
+        h.tensor.n_shape = (size_t)tensor->rank;
+        h.n_tensor = 1;
+    }
+    const sn_record *records[] = {record_head(), kind->record()};
+    const void *structs[] = {&h, (const uint8_t *)msg + kind->offset};
+    if (sn_records_encode(records, structs, 2, out, err)) return sn_err_context(err, "message '%s'", kind->name);
+    return SN_OK;
+}
+
+static sn_status decode_tensor(const tensor_head *from, sn_wire_tensor *out, sn_err *err) {
+    static const sn_dtype dtypes[] = {SN_F32, SN_F16, SN_BF16};
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
+        if (strcmp(from->dtype, sn_dtype_name(dtypes[i])) != 0) continue;
+        *out = (sn_wire_tensor){.dtype = dtypes[i], .rank = (int)from->n_shape};
+        memcpy(out->shape, from->shape, sizeof out->shape);
+        return tensor_bytes(out->dtype, out->rank, out->shape, &out->bytes, err);
+    }
+    return sn_fail(err, SN_REFUSED, "a tensor on the wire is F32, F16 or BF16, not '%s'", from->dtype);
+}
+
+/* The first pass over the map: reads over everything, so that the second meets no broken structure, and finds the kind.
+ */
+static sn_status decode_head(const uint8_t *frame, size_t len, sn_msg_kind *kind, head *h, sn_err *err) {
+    sn_reader reader = {frame, frame + len, 0};
+    sn_status status = sn_record_decode(&reader, record_head(), h, err);
+    if (status) return status;
+    if (reader.at != reader.end) return sn_fail(err, SN_REFUSED, "bytes follow where the map has ended");
+    for (int i = 0; i < SN_MSG_KIND_COUNT; i++) {
+        if (strcmp(h->kind, kinds[i].name) != 0) continue;
+        *kind = (sn_msg_kind)i;
+        return tensor_wanted(*kind, h->n_tensor != 0, err);
+    }
+    return sn_fail(err, SN_REFUSED, "messages of kind '%s' are unknown here", h->kind);
+}
+
+sn_status sn_msg_decode(const void *frame, size_t len, sn_msg **out, sn_err *err) {
+    sn_err own = {0};
+    if (!err) err = &own;
+    *out = NULL;
+    if (len > SN_MAP_SIZE_MAX)
+        return sn_fail(err, SN_REFUSED, "its first frame has %zu bytes, at most %d are allowed", len, SN_MAP_SIZE_MAX);
+    head h = {0};
+    sn_msg_kind kind = SN_MSG_KIND_COUNT;
+    sn_status status = decode_head(frame, len, &kind, &h, err);
+    if (status) return status;
+    sn_msg *msg;
+    if ((status = sn_msg_new(kind, h.request, &msg, err))) return status;
+    if (h.n_tensor) status = decode_tensor(&h.tensor, &msg->tensor, err);
+    sn_reader reader = {frame, (const uint8_t *)frame + len, 0};
+    if (!status) status = sn_record_decode(&reader, kinds[kind].record(), (uint8_t *)msg + kinds[kind].offset, err);
+    if (status) {
+        sn_msg_free(&msg);
+        return sn_err_context(err, "message '%s'", kinds[kind].name);
+    }
+    *out = msg;
+    return SN_OK;
+}

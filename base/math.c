@@ -29,7 +29,7 @@ double sn_exp(double x) {
     return times_power_of_two(sum, (int)n);
 }
 
-double sn_log(double x) {
+double sn_ln(double x) {
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
     int n = (int)(bits >> 52 & 2047) - 1023;
@@ -43,7 +43,7 @@ double sn_log(double x) {
     return n * LN2_HIGH + (2 * t * sum + n * LN2_LOW);
 }
 
-double sn_pow(double base, double exponent) { return sn_exp(exponent * sn_log(base)); }
+double sn_pow(double base, double exponent) { return sn_exp(exponent * sn_ln(base)); }
 
 void sn_sincos(double x, double *sine, double *cosine) {
     /* pi/2 in three parts of 33 bits: n * part is exact for n < 2^20, and close enough beyond for |x| <= 1e8. */

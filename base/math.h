@@ -7,7 +7,7 @@
 #define SN_BASE_MATH_H
 
 double sn_exp(double x);                                   /* |x| <= 700; saturates beyond */
-double sn_log(double x);                                   /* x > 0, normal */
+double sn_ln(double x);                                    /* x > 0, normal */
 double sn_pow(double base, double exponent);               /* base > 0 */
 void sn_sincos(double x, double *sine, double *cosine);    /* |x| <= 1e8 */
 

@@ -1,0 +1,22 @@
+#include "net/timeline.h"
+
+#include <stdio.h>
+#include <string.h>
+
+sn_hash sn_timeline_begin(const uint8_t model[SN_HASH_SIZE], int first_block, int end_block,
+                          const uint8_t (*block_hashes)[SN_HASH_SIZE]) {
+    char text[64];
+    int n = snprintf(text, sizeof text, "swarm timeline 1 %d:%d", first_block, end_block);
+    sn_hash weights = sn_hash_of(block_hashes, (size_t)(end_block - first_block) * SN_HASH_SIZE);
+    uint8_t all[sizeof text + 2 * SN_HASH_SIZE];
+    memcpy(all, text, (size_t)n);
+    memcpy(all + n, model, SN_HASH_SIZE);
+    memcpy(all + n + SN_HASH_SIZE, weights.bytes, SN_HASH_SIZE);
+    return sn_hash_of(all, (size_t)n + 2 * SN_HASH_SIZE);
+}
+
+sn_hash sn_timeline_next(sn_hasher *hasher, const sn_hash *before, const float *row, size_t n_embd) {
+    sn_hasher_add(hasher, before->bytes, SN_HASH_SIZE);
+    sn_hasher_add(hasher, row, n_embd * sizeof *row);
+    return sn_hasher_end(hasher);
+}

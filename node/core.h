@@ -1,0 +1,44 @@
+/* The core: a node's protocol. It is handed messages, finished jobs and the time, and hands out messages and jobs; it does
+ * no I/O of its own, reads no clock, waits for nothing. The daemon drives it with ZeroMQ and an engine, tests with an
+ * in-memory transport. Belongs to the network thread. */
+#ifndef SN_NODE_CORE_H
+#define SN_NODE_CORE_H
+
+#include "net/directory.h"
+#include "node/engine.h"
+#include "node/session.h"
+
+typedef struct sn_core sn_core;
+
+typedef struct sn_core_setup {
+    sn_transport *transport;     /* borrowed: the core only sends and dials */
+    const sn_identity *identity; /* borrowed */
+    const char *address;         /* where others reach us; copied */
+    const char *name;            /* for people; copied */
+    const sn_span *span;         /* borrowed: only what is immutable is read */
+    sn_hash model;               /* sn_model_id */
+    size_t kv_bytes_max, kv_tokens_max;
+    size_t sessions_max;
+    int64_t idle_us_max;         /* a session without a sign of its client for so long is closed */
+    int64_t room_us_max;         /* how long a step may wait for room in the cache */
+    bool (*submit)(void *ctx, sn_job *job);      /* false: full, the job stays ours */
+    sn_engine_figures (*read)(void *ctx);
+    void *ctx;
+} sn_core_setup;
+
+sn_status sn_core_new(const sn_core_setup *setup, int64_t now_us, sn_core **out, sn_err *err) SN_MUST_USE;
+void sn_core_free(sn_core **core); /* NULL-safe; after the engine, before the pool */
+
+void sn_core_handle(sn_core *core, sn_event *event, int64_t now_us, int64_t unix_ms); /* consumes event->msg */
+void sn_core_done(sn_core *core, sn_job *job, int64_t now_us);                         /* consumes the job */
+/* Announces, expires, closes what lies idle. Returns when to call again at the latest (now_us clock). */
+int64_t sn_core_tick(sn_core *core, int64_t now_us, int64_t unix_ms);
+
+/* From now on the core tells the node at this address of itself, and asks whom it knows. */
+void sn_core_join(sn_core *core, const char *address, const uint8_t curve_key[SN_KEY_SIZE]);
+
+/* Refuses new sessions and steps from now on, and announces it. */
+void sn_core_drain(sn_core *core, int64_t unix_ms);
+bool sn_core_busy(const sn_core *core); /* jobs are in the engine */
+
+#endif

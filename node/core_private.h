@@ -1,0 +1,43 @@
+/* What core.c, core_step.c and core_peers.c share: one object in three files, one for each subject. */
+#ifndef SN_NODE_CORE_PRIVATE_H
+#define SN_NODE_CORE_PRIVATE_H
+
+#include "node/core.h"
+
+enum { SN_JOINED_MAX = 64 };
+
+struct sn_core {
+    sn_core_setup setup;
+    char address[SN_ADDRESS_MAX + 1], name[64];
+    const sn_hparams *hp;
+    sn_sessions *sessions;
+    sn_hasher *hasher;
+    size_t jobs; /* in the engine */
+    bool draining;
+    int64_t started_us;
+    uint64_t steps, tokens;
+
+    sn_directory *directory;
+    sn_peer joined[SN_JOINED_MAX]; /* nodes that we were told to join */
+    size_t n_joined;
+    size_t next_known;   /* whose turn it is to hear from us, of those in the directory */
+    int64_t announce_us; /* when to announce again */
+    sn_buf sealed;       /* our own newest announcement */
+};
+
+/* Sends *msg, or drops it with a log line: a peer that cannot be reached shows at the asker as silence. */
+void sn_core_send(sn_core *core, sn_peer peer, sn_msg **msg);
+/* Answers a request with an ERROR; session may be NULL. */
+void sn_core_refuse(sn_core *core, sn_peer peer, const sn_msg *request, const sn_err *why);
+/* A message of the kind, or NULL with a log line when memory is out. */
+sn_msg *sn_core_new_msg(sn_msg_kind kind, uint64_t request);
+
+void sn_core_on_step(sn_core *core, sn_event *event, int64_t now_us);
+void sn_core_step_done(sn_core *core, sn_session *session, sn_job *job, int64_t now_us);
+void sn_core_close_session(sn_core *core, sn_session *session); /* now, or as soon as its job is back */
+
+void sn_core_on_peers(sn_core *core, sn_event *event, int64_t unix_ms);
+void sn_core_on_peers_are(sn_core *core, sn_event *event, int64_t unix_ms);
+void sn_core_announce(sn_core *core, int64_t unix_ms);
+
+#endif

@@ -1,0 +1,119 @@
+#include "node/engine.h"
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/queue.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+enum { ROOM_POLL_US = 2000, IDLE_US = 1000000 };
+
+struct sn_engine {
+    sn_scheduler *scheduler;
+    sn_kv_pool *pool;
+    sn_queue *inbox, *outbox;
+    void (*finished)(void *);
+    void *ctx;
+    pthread_t thread;
+    bool started;
+    atomic_bool stop;
+    atomic_size_t jobs; /* in the engine, from submit to take */
+    size_t jobs_max;
+    _Atomic uint64_t passes, compute_us, guard_bytes, kv_bytes;
+};
+
+static void publish(sn_engine *e, int64_t busy_us) {
+    atomic_store(&e->passes, sn_scheduler_passes(e->scheduler));
+    atomic_store(&e->guard_bytes, sn_scheduler_guard_bytes(e->scheduler));
+    atomic_store(&e->kv_bytes, sn_kv_pool_bytes_used(e->pool));
+    atomic_fetch_add(&e->compute_us, (uint64_t)busy_us);
+}
+
+/* Jobs end in the outbox, which has room for all that may be in the engine. */
+static void put_out(sn_engine *e, sn_job *done) {
+    bool any = done;
+    while (done) {
+        sn_job *next = done->next;
+        if (!sn_queue_push(e->outbox, done)) abort();
+        done = next;
+    }
+    if (any) e->finished(e->ctx);
+}
+
+static void *run(void *arg) {
+    sn_engine *e = arg;
+    while (!atomic_load(&e->stop)) {
+        int64_t now = sn_now_us(), wait = 0;
+        if (sn_scheduler_idle(e->scheduler)) wait = now + IDLE_US;
+        else if (sn_scheduler_waiting(e->scheduler)) wait = now + ROOM_POLL_US;
+        for (sn_job *job = sn_queue_pop(e->inbox, wait); job; job = sn_queue_pop(e->inbox, 0))
+            sn_scheduler_add(e->scheduler, job);
+        if (sn_scheduler_idle(e->scheduler)) continue;
+        now = sn_now_us();
+        sn_job *done = sn_scheduler_run(e->scheduler, now);
+        publish(e, sn_now_us() - now);
+        put_out(e, done);
+    }
+    return NULL;
+}
+
+sn_status sn_engine_new(sn_span *span, sn_kv_pool *pool, size_t jobs_max, void (*finished)(void *), void *ctx,
+                        sn_engine **out, sn_err *err) {
+    sn_engine *e = NULL;
+    sn_status status = sn_calloc(&e, 1, sizeof *e, err);
+    if (status) return status;
+    e->pool = pool;
+    e->finished = finished;
+    e->ctx = ctx;
+    e->jobs_max = jobs_max;
+    status = sn_scheduler_new(span, pool, &e->scheduler, err);
+    if (!status) status = sn_queue_new(jobs_max, &e->inbox, err);
+    if (!status) status = sn_queue_new(jobs_max, &e->outbox, err);
+    if (!status && pthread_create(&e->thread, NULL, run, e)) status = sn_fail(err, SN_STOP, "no thread is to be had");
+    if (status) sn_engine_free(&e);
+    else e->started = true;
+    *out = e;
+    return status;
+}
+
+static void free_all(sn_queue *queue) {
+    if (!queue) return;
+    for (sn_job *job = sn_queue_pop(queue, 0); job; job = sn_queue_pop(queue, 0)) sn_job_free(&job);
+}
+
+void sn_engine_free(sn_engine **engine) {
+    sn_engine *e = *engine;
+    if (!e) return;
+    if (e->started) {
+        atomic_store(&e->stop, true);
+        sn_queue_wake(e->inbox);
+        pthread_join(e->thread, NULL);
+    }
+    free_all(e->inbox);
+    free_all(e->outbox);
+    sn_scheduler_free(&e->scheduler);
+    sn_queue_free(&e->inbox);
+    sn_queue_free(&e->outbox);
+    free(e);
+    *engine = NULL;
+}
+
+bool sn_engine_submit(sn_engine *e, sn_job *job) {
+    if (atomic_fetch_add(&e->jobs, 1) >= e->jobs_max || !sn_queue_push(e->inbox, job)) {
+        atomic_fetch_sub(&e->jobs, 1);
+        return false;
+    }
+    return true;
+}
+
+sn_job *sn_engine_take(sn_engine *e) {
+    sn_job *job = sn_queue_pop(e->outbox, 0);
+    if (job) atomic_fetch_sub(&e->jobs, 1);
+    return job;
+}
+
+sn_engine_figures sn_engine_read(const sn_engine *e) {
+    return (sn_engine_figures){atomic_load(&e->passes), atomic_load(&e->compute_us), atomic_load(&e->guard_bytes),
+                               atomic_load(&e->kv_bytes), atomic_load(&e->jobs)};
+}

@@ -1,0 +1,40 @@
+/* A job: one piece of work that the network thread hands to the device's thread, and gets back done. It has one owner at a
+ * time; whoever holds it may touch it. */
+#ifndef SN_NODE_JOB_H
+#define SN_NODE_JOB_H
+
+#include "blocks/span.h"
+#include "node/shared.h"
+
+#include <stdatomic.h>
+
+typedef enum sn_job_kind {
+    SN_JOB_STEP,  /* run tokens through the session's blocks */
+    SN_JOB_CLOSE, /* free the session's past */
+} sn_job_kind;
+
+typedef struct sn_job {
+    sn_job_kind kind;
+    void *session;  /* the network thread's; the device's thread only hands it back */
+    sn_kv **kv;     /* the session's past: the device's thread makes, uses and frees it, nobody else looks */
+    int first, end; /* blocks */
+
+    /* of a step */
+    int position, n_tokens;  /* rewind to position, then append n_tokens */
+    sn_tensor input;         /* hidden states (n_tokens, n_embd), in the memory of the message that asked */
+    sn_shared *output;       /* float32 (n_tokens, n_embd) */
+    int64_t arrived_us, deadline_us; /* deadline: for the wait for room in the cache */
+    atomic_bool cancelled;   /* set by the network thread: give it back undone, soon */
+
+    /* results */
+    int n_done; /* rows that have been through */
+    int64_t started_us, finished_us;
+    sn_status status;
+    sn_err err;
+
+    struct sn_job *next; /* in the scheduler's list */
+} sn_job;
+
+void sn_job_free(sn_job **job); /* NULL-safe; lets go of its output */
+
+#endif

@@ -1,0 +1,167 @@
+#include "node/scheduler.h"
+
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include <stdlib.h>
+
+struct sn_scheduler {
+    sn_span *span;
+    sn_kv_pool *pool;
+    sn_job *jobs; /* in order of arrival */
+    uint64_t passes, guard_bytes;
+    bool waiting;
+    sn_job *lead;                     /* of the pass being formed: the oldest job that may run names its blocks, */
+    sn_job *chosen[SN_SPAN_ROWS_MAX]; /* so that no kind of work can keep another one out for ever */
+    sn_span_part parts[SN_SPAN_ROWS_MAX];
+    int n_chosen, n_rows;
+};
+
+void sn_job_free(sn_job **job) {
+    sn_job *j = *job;
+    if (!j) return;
+    sn_shared_unref(j->output);
+    free(j);
+    *job = NULL;
+}
+
+sn_status sn_scheduler_new(sn_span *span, sn_kv_pool *pool, sn_scheduler **out, sn_err *err) {
+    sn_status status = sn_calloc(out, 1, sizeof **out, err);
+    if (status) return status;
+    (*out)->span = span;
+    (*out)->pool = pool;
+    return SN_OK;
+}
+
+void sn_scheduler_free(sn_scheduler **scheduler) {
+    if (!*scheduler) return;
+    for (sn_job *job = (*scheduler)->jobs, *next; job; job = next) {
+        next = job->next;
+        sn_job_free(&job);
+    }
+    free(*scheduler);
+    *scheduler = NULL;
+}
+
+void sn_scheduler_add(sn_scheduler *scheduler, sn_job *job) {
+    sn_job **end = &scheduler->jobs;
+    while (*end) end = &(*end)->next;
+    job->next = NULL;
+    *end = job;
+}
+
+bool sn_scheduler_idle(const sn_scheduler *scheduler) { return !scheduler->jobs; }
+bool sn_scheduler_waiting(const sn_scheduler *scheduler) { return scheduler->jobs && scheduler->waiting; }
+uint64_t sn_scheduler_passes(const sn_scheduler *scheduler) { return scheduler->passes; }
+uint64_t sn_scheduler_guard_bytes(const sn_scheduler *scheduler) { return scheduler->guard_bytes; }
+
+/* Moves the jobs that have ended from the scheduler to the front of *done. */
+static void collect(sn_scheduler *s, sn_job **done) {
+    sn_job **at = &s->jobs;
+    while (*at) {
+        sn_job *job = *at;
+        if (!job->finished_us) {
+            at = &job->next;
+            continue;
+        }
+        *at = job->next;
+        job->next = *done;
+        *done = job;
+    }
+}
+
+/* A session that lost a step has no rows of it: the past ends where the step began. */
+static void undo(sn_job *job) {
+    if (*job->kv && sn_kv_length(*job->kv) > job->position) sn_kv_rewind(*job->kv, job->position);
+}
+
+static void end_job(sn_job *job, sn_status status, int64_t now_us) {
+    job->status = status;
+    job->finished_us = now_us;
+    if (status) undo(job);
+}
+
+/* Before its first pass a step rewinds, and takes room for all of its tokens or waits. True if it may run. */
+static bool admit(sn_scheduler *s, sn_job *job, int64_t now_us) {
+    if (job->started_us) return true;
+    sn_status status = SN_OK;
+    if (!*job->kv) status = sn_kv_new(s->pool, job->kv, &job->err);
+    if (!status) {
+        if (sn_kv_length(*job->kv) > job->position) sn_kv_rewind(*job->kv, job->position);
+        status = sn_kv_reserve(*job->kv, job->n_tokens, &job->err);
+    }
+    if (status == SN_RETRY && now_us < job->deadline_us) return false;
+    if (status) {
+        end_job(job, status, now_us);
+        return false;
+    }
+    job->started_us = now_us;
+    return true;
+}
+
+/* Puts up to `rows` of the job's remaining rows into the pass, if it works on the same blocks. */
+static void choose(sn_scheduler *s, sn_job *job, int rows) {
+    int left = job->n_tokens - job->n_done, room = SN_SPAN_ROWS_MAX - s->n_rows;
+    if (rows > left) rows = left;
+    if (rows > room) rows = room;
+    if (rows <= 0 || s->lead->first != job->first || s->lead->end != job->end) return;
+    float *output = sn_shared_data(job->output);
+    size_t row = (size_t)sn_span_hparams(s->span)->n_embd;
+    s->chosen[s->n_chosen] = job;
+    s->parts[s->n_chosen++] =
+        (sn_span_part){*job->kv, &job->input, job->n_done, rows, output + (size_t)job->n_done * row};
+    s->n_rows += rows;
+}
+
+static bool is_decoding(const sn_job *job) { return job->n_tokens - job->n_done <= SN_DECODE_ROWS_MAX; }
+
+/* Closes what is to be closed, ends what was cancelled, decode steps go into the pass. */
+static void choose_decoding(sn_scheduler *s, int64_t now_us) {
+    for (sn_job *job = s->jobs; job; job = job->next) {
+        if (job->kind == SN_JOB_CLOSE) {
+            sn_kv_free(job->kv);
+            end_job(job, SN_OK, now_us);
+        } else if (atomic_load(&job->cancelled)) {
+            end_job(job, sn_fail(&job->err, SN_REFUSED, "the session was closed"), now_us);
+        } else if (admit(s, job, now_us)) {
+            if (!s->lead) s->lead = job;
+            if (is_decoding(job)) choose(s, job, SN_DECODE_ROWS_MAX);
+        }
+    }
+}
+
+static void form_pass(sn_scheduler *s, int64_t now_us) {
+    s->lead = NULL;
+    s->n_chosen = s->n_rows = 0;
+    choose_decoding(s, now_us);
+    s->waiting = !s->lead;
+    int budget = s->n_chosen ? SN_PROMPT_ROWS_BESIDE : SN_SPAN_ROWS_MAX;
+    for (sn_job *job = s->jobs; job && budget > 0; job = job->next) {
+        if (!job->started_us || job->finished_us || is_decoding(job)) continue;
+        int before = s->n_rows;
+        choose(s, job, budget);
+        budget -= s->n_rows - before;
+    }
+}
+
+static void run_pass(sn_scheduler *s) {
+    sn_err err;
+    sn_status status = sn_span_forward(s->span, s->chosen[0]->first, s->chosen[0]->end, s->n_chosen, s->parts,
+                                       &s->guard_bytes, &err);
+    int64_t now = sn_now_us();
+    s->passes++;
+    for (int i = 0; i < s->n_chosen; i++) {
+        sn_job *job = s->chosen[i];
+        job->n_done += s->parts[i].n_rows;
+        if (status) job->err = err;
+        if (status || job->n_done == job->n_tokens) end_job(job, status, now);
+    }
+}
+
+sn_job *sn_scheduler_run(sn_scheduler *s, int64_t now_us) {
+    form_pass(s, now_us);
+    if (s->n_chosen) run_pass(s);
+    sn_job *done = NULL;
+    collect(s, &done);
+    return done;
+}

@@ -1,0 +1,31 @@
+/* The scheduler: which jobs go into the next pass over the span. No threads, no queues: the engine runs it in
+ * production, tests by hand. Belongs to the device's thread.
+ *
+ * A pass takes every session that has work: decode steps first, so that a prompt never stops others from writing, then
+ * prompts in chunks. A job that finds the cache full waits until its deadline for others to give room. */
+#ifndef SN_NODE_SCHEDULER_H
+#define SN_NODE_SCHEDULER_H
+
+#include "node/job.h"
+
+typedef struct sn_scheduler sn_scheduler;
+
+enum {
+    SN_DECODE_ROWS_MAX = 8,    /* a job with no more rows left counts as decoding */
+    SN_PROMPT_ROWS_BESIDE = 64, /* of prompts in a pass that also decodes: bounds the delay that a prompt may add */
+};
+
+sn_status sn_scheduler_new(sn_span *span, sn_kv_pool *pool, sn_scheduler **out, sn_err *err) SN_MUST_USE;
+void sn_scheduler_free(sn_scheduler **scheduler); /* NULL-safe; jobs still in it are freed */
+
+void sn_scheduler_add(sn_scheduler *scheduler, sn_job *job); /* owns the job until it comes out of run */
+
+/* One pass (or the closing of sessions). Returns the jobs that ended as a list by `next`, NULL if none. */
+sn_job *sn_scheduler_run(sn_scheduler *scheduler, int64_t now_us);
+
+bool sn_scheduler_idle(const sn_scheduler *scheduler);    /* no jobs at all */
+bool sn_scheduler_waiting(const sn_scheduler *scheduler); /* all of its jobs wait for room */
+uint64_t sn_scheduler_passes(const sn_scheduler *scheduler);
+uint64_t sn_scheduler_guard_bytes(const sn_scheduler *scheduler);
+
+#endif

@@ -1,0 +1,113 @@
+#include "node/session.h"
+
+#include "base/mem.h"
+#include "net/timeline.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct sn_sessions {
+    sn_session **table; /* the first n are in use */
+    size_t n, max;
+};
+
+sn_status sn_sessions_new(size_t max, sn_sessions **out, sn_err *err) {
+    sn_sessions *s = NULL;
+    sn_status status = sn_calloc(&s, 1, sizeof *s, err);
+    if (!status) status = sn_calloc(&s->table, max, sizeof *s->table, err);
+    if (status) {
+        free(s);
+        return status;
+    }
+    s->max = max;
+    *out = s;
+    return SN_OK;
+}
+
+static void free_session(sn_session *session) {
+    free(session->timeline);
+    sn_shared_unref(session->last_output);
+    sn_msg_free(&session->asked);
+    free(session);
+}
+
+void sn_sessions_free(sn_sessions **sessions) {
+    if (!*sessions) return;
+    for (size_t i = 0; i < (*sessions)->n; i++) {
+        sn_kv_free(&(*sessions)->table[i]->kv);
+        free_session((*sessions)->table[i]);
+    }
+    free((*sessions)->table);
+    free(*sessions);
+    *sessions = NULL;
+}
+
+static sn_status make_room(sn_session *session, int length, sn_err *err) {
+    if (length < session->timeline_room) return SN_OK;
+    int room = length + length / 2 + 64;
+    sn_hash *grown = realloc(session->timeline, (size_t)room * sizeof *grown);
+    if (!grown) return sn_fail(err, SN_STOP, "out of memory for the timeline of %d tokens", length);
+    session->timeline = grown;
+    session->timeline_room = room;
+    return SN_OK;
+}
+
+sn_status sn_sessions_add(sn_sessions *s, const uint8_t id[SN_SESSION_ID_SIZE], const sn_hash *begin, sn_session **out,
+                          sn_err *err) {
+    if (s->n == s->max)
+        return sn_fail(err, SN_RETRY, "this node serves %zu sessions already, its limit: try another node or later", s->max);
+    sn_session *session = NULL;
+    sn_status status = sn_calloc(&session, 1, sizeof *session, err);
+    if (!status) status = make_room(session, 0, err);
+    if (status) {
+        free(session);
+        return status;
+    }
+    memcpy(session->id, id, SN_SESSION_ID_SIZE);
+    session->timeline[0] = *begin;
+    s->table[s->n++] = session;
+    *out = session;
+    return SN_OK;
+}
+
+void sn_sessions_remove(sn_sessions *s, sn_session *session) {
+    for (size_t i = 0; i < s->n; i++)
+        if (s->table[i] == session) {
+            s->table[i] = s->table[--s->n];
+            free_session(session);
+            return;
+        }
+}
+
+sn_session *sn_sessions_find(sn_sessions *s, const uint8_t id[SN_SESSION_ID_SIZE]) {
+    for (size_t i = 0; i < s->n; i++)
+        if (!memcmp(s->table[i]->id, id, SN_SESSION_ID_SIZE)) return s->table[i];
+    return NULL;
+}
+
+size_t sn_sessions_count(const sn_sessions *sessions) { return sessions->n; }
+sn_session *sn_sessions_at(sn_sessions *sessions, size_t i) { return i < sessions->n ? sessions->table[i] : NULL; }
+
+/* One row as float32, whatever it came as. `buffer` has room for it when it has to be converted. */
+static const float *row_as_f32(const sn_wire_tensor *rows, size_t i, float *buffer) {
+    size_t width = (size_t)rows->shape[1];
+    if (rows->dtype == SN_F32) return (const float *)rows->data + i * width;
+    const uint16_t *halves = (const uint16_t *)rows->data + i * width;
+    for (size_t k = 0; k < width; k++)
+        buffer[k] = rows->dtype == SN_F16 ? sn_f16_to_f32(halves[k]) : sn_bf16_to_f32(halves[k]);
+    return buffer;
+}
+
+sn_status sn_session_hash_rows(sn_session *session, int position, const sn_wire_tensor *rows, sn_hasher *hasher,
+                               sn_err *err) {
+    size_t n = (size_t)rows->shape[0], width = (size_t)rows->shape[1];
+    sn_status status = make_room(session, position + (int)n, err);
+    float *buffer = NULL;
+    if (!status && rows->dtype != SN_F32) status = sn_calloc(&buffer, width, sizeof *buffer, err);
+    for (size_t i = 0; i < n && !status; i++) {
+        sn_hash *at = &session->timeline[(size_t)position + i];
+        at[1] = sn_timeline_next(hasher, at, row_as_f32(rows, i, buffer), width);
+    }
+    free(buffer);
+    return status;
+}

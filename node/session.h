@@ -1,0 +1,48 @@
+/* A session: one timeline of tokens at this node, owned by one client. Protocol state only; the past keys and values
+ * belong to the device's thread. Used by the network thread. */
+#ifndef SN_NODE_SESSION_H
+#define SN_NODE_SESSION_H
+
+#include "net/transport.h"
+#include "node/job.h"
+
+typedef struct sn_session {
+    uint8_t id[SN_SESSION_ID_SIZE];
+    uint8_t owner[SN_KEY_SIZE];       /* CURVE key of the client that opened it */
+    uint8_t predecessor[SN_KEY_SIZE]; /* CURVE key of the node that may push into it; zero: none */
+    sn_peer owner_peer;               /* where the owner listens for answers: the connection it used last */
+    int first, end;                   /* blocks */
+    int max_tokens, length;
+    sn_hash *timeline; /* [i], i <= length: commits to the weights and the first i inputs (net/timeline.h) */
+    int timeline_room;
+    uint64_t last_step; /* the newest step that was done; its answer is kept below, for a repeated question */
+    sn_shared *last_output;
+    sn_trace last_trace;
+    int last_position, last_tokens;
+    sn_job *job;       /* in the engine, NULL: none. One at a time */
+    sn_msg *asked;     /* the STEP that the job answers: its tensor is the job's input */
+    int64_t used_us;   /* last sign of the owner */
+    bool closing;
+    sn_kv *kv; /* the device's thread's: not to be touched here while the engine lives */
+} sn_session;
+
+typedef struct sn_sessions sn_sessions; /* the table of a node's sessions, of a fixed size */
+
+sn_status sn_sessions_new(size_t max, sn_sessions **out, sn_err *err) SN_MUST_USE;
+/* NULL-safe. The engine must be gone and the pool still there: frees what is left of the sessions' past. */
+void sn_sessions_free(sn_sessions **sessions);
+
+/* `begin`: its timeline's first hash. SN_RETRY when the table is full, naming the limit. */
+sn_status sn_sessions_add(sn_sessions *sessions, const uint8_t id[SN_SESSION_ID_SIZE], const sn_hash *begin,
+                          sn_session **out, sn_err *err) SN_MUST_USE;
+void sn_sessions_remove(sn_sessions *sessions, sn_session *session);
+sn_session *sn_sessions_find(sn_sessions *sessions, const uint8_t id[SN_SESSION_ID_SIZE]); /* or NULL */
+size_t sn_sessions_count(const sn_sessions *sessions);
+sn_session *sn_sessions_at(sn_sessions *sessions, size_t i); /* i < count, any order; NULL beyond */
+
+/* Extends session->timeline by the rows of a STEP's tensor, which begin at `position` (<= length), without changing
+ * length. Each hash covers the one before and one row as float32, so it does not depend on how rows came in steps. */
+sn_status sn_session_hash_rows(sn_session *session, int position, const sn_wire_tensor *rows, sn_hasher *hasher,
+                               sn_err *err) SN_MUST_USE;
+
+#endif

@@ -1,0 +1,159 @@
+#include "node/node.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "net/introduce.h"
+#include "node/core.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { DRAIN_US = 4000000, FLUSH_US = 50000 };
+
+struct sn_node {
+    sn_identity identity;
+    sn_device *device;
+    sn_span *span;
+    sn_kv_pool *pool;
+    sn_transport *transport;
+    sn_introducer *introducer;
+    sn_engine *engine;
+    sn_core *core;
+    char address[SN_ADDRESS_MAX + 1];
+    atomic_bool stop;
+};
+
+static sn_status load(sn_node *node, const sn_node_config *config, sn_progress progress, void *ctx, sn_hash *model_id,
+                      sn_err *err) {
+    sn_model *model = NULL;
+    sn_device_id id;
+    if (config->end - config->first > SN_SPAN_BLOCKS_MAX)
+        return sn_fail(err, SN_REFUSED, "a node serves at most %d blocks: start several", SN_SPAN_BLOCKS_MAX);
+    sn_status status = sn_device_id_parse(config->device, &id, err);
+    if (!status) status = sn_device_open(id, &config->device_options, &node->device, err);
+    if (!status) status = sn_model_open(config->model_path, &model, err);
+    if (!status)
+        status = sn_span_load(model, node->device, config->first, config->end, progress, ctx, &node->span, err);
+    if (!status) *model_id = sn_model_id(model);
+    sn_model_close(&model);
+    if (!status) status = sn_span_kv_pool(node->span, config->kv_memory, &node->pool, err);
+    return status;
+}
+
+static sn_status load_identity(sn_node *node, const char *path, sn_err *err) {
+    return path ? sn_identity_load(path, &node->identity, err) : sn_identity_new(&node->identity, err);
+}
+
+static void wake_network(void *ctx) { sn_transport_wake(((sn_node *)ctx)->transport); }
+static bool submit(void *ctx, sn_job *job) { return sn_engine_submit(((sn_node *)ctx)->engine, job); }
+static sn_engine_figures read_figures(void *ctx) { return sn_engine_read(((sn_node *)ctx)->engine); }
+
+static sn_status listen_and_ask(sn_node *node, const sn_node_config *config, bool introduce, sn_err *err) {
+    sn_status status = sn_transport_listen(node->transport, config->listen, node->address, err);
+    if (!status && introduce)
+        status = sn_introducer_new(&node->identity, node->address, wake_network, node, &node->introducer, err);
+    for (size_t i = 0; i < config->n_join && !status && introduce; i++)
+        status = sn_introducer_ask(node->introducer, config->join[i], err);
+    return status;
+}
+
+static sn_status new_core(sn_node *node, const sn_node_config *config, const sn_hash *model_id, sn_err *err) {
+    const sn_core_setup setup = {
+        .transport = node->transport,
+        .identity = &node->identity,
+        .address = config->public_address ? config->public_address : node->address,
+        .name = config->name ? config->name : "",
+        .span = node->span,
+        .model = *model_id,
+        .kv_bytes_max = sn_kv_pool_bytes(node->pool),
+        .kv_tokens_max = sn_kv_pool_tokens(node->pool),
+        .sessions_max = config->sessions_max,
+        .idle_us_max = (int64_t)config->session_timeout_s * 1000000,
+        .room_us_max = (int64_t)config->room_timeout_s * 1000000,
+        .submit = submit,
+        .read = read_figures,
+        .ctx = node,
+    };
+    return sn_core_new(&setup, sn_now_us(), &node->core, err);
+}
+
+sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn_progress progress, void *ctx,
+                      sn_node **out, sn_err *err) {
+    sn_node *node = NULL;
+    sn_hash model_id;
+    sn_status status = sn_calloc(&node, 1, sizeof *node, err);
+    if (status) return status;
+    bool introduce = !transport; /* in-memory transports are told the keys */
+    if (transport) {
+        node->transport = *transport;
+        *transport = NULL;
+    }
+    status = load_identity(node, config->identity_path, err);
+    if (!status && !node->transport) status = sn_transport_zmq_new(&node->identity, &node->transport, err);
+    /* Listening comes before loading: a port that is taken shows at once. Nothing is answered before run. */
+    if (!status) status = listen_and_ask(node, config, introduce, err);
+    if (!status) status = load(node, config, progress, ctx, &model_id, err);
+    if (!status)
+        status = sn_engine_new(node->span, node->pool, config->sessions_max, wake_network, node, &node->engine, err);
+    if (!status) status = new_core(node, config, &model_id, err);
+    if (status) sn_node_free(&node);
+    *out = node;
+    return status;
+}
+
+void sn_node_free(sn_node **node) {
+    sn_node *n = *node;
+    if (!n) return;
+    sn_engine_free(&n->engine); /* first: from here on nobody else touches span, pool and sessions */
+    sn_core_free(&n->core);
+    sn_introducer_free(&n->introducer); /* before the transport that it wakes */
+    sn_transport_free(&n->transport);
+    sn_kv_pool_free(&n->pool);
+    sn_span_free(&n->span);
+    sn_device_close(&n->device);
+    free(n);
+    *node = NULL;
+}
+
+/* One round of the network thread: a message or a wake-up, then everything that is there. */
+static sn_status serve(sn_node *node, int64_t deadline_us, sn_err *err) {
+    for (bool more = true; more;) {
+        sn_event event;
+        sn_status status = sn_transport_recv(node->transport, deadline_us, &event, err);
+        if (status) return status;
+        more = event.peer != 0;
+        deadline_us = 0;
+        if (more) sn_core_handle(node->core, &event, sn_now_us(), sn_unix_ms());
+        for (sn_job *job = sn_engine_take(node->engine); job; job = sn_engine_take(node->engine))
+            sn_core_done(node->core, job, sn_now_us());
+    }
+    char address[SN_ADDRESS_MAX + 1];
+    uint8_t key[SN_KEY_SIZE];
+    while (node->introducer && sn_introducer_take(node->introducer, address, key))
+        sn_core_join(node->core, address, key);
+    return SN_OK;
+}
+
+sn_status sn_node_run(sn_node *node, sn_err *err) {
+    sn_status status = SN_OK;
+    while (!status && !atomic_load(&node->stop))
+        status = serve(node, sn_core_tick(node->core, sn_now_us(), sn_unix_ms()), err);
+    if (status) return status;
+    sn_core_drain(node->core, sn_unix_ms());
+    int64_t until = sn_now_us() + DRAIN_US;
+    while (!status && sn_core_busy(node->core) && sn_now_us() < until) status = serve(node, sn_now_us() + FLUSH_US, err);
+    return status;
+}
+
+void sn_node_stop(sn_node *node) {
+    atomic_store(&node->stop, true);
+    sn_transport_wake(node->transport);
+}
+
+const char *sn_node_address(const sn_node *node) { return node->address; }
+const uint8_t *sn_node_id(const sn_node *node) { return node->identity.id; }
+const uint8_t *sn_node_curve_key(const sn_node *node) { return node->identity.curve_key; }
+size_t sn_node_weight_bytes(const sn_node *node) { return sn_span_bytes(node->span); }
+size_t sn_node_kv_tokens(const sn_node *node) { return sn_kv_pool_tokens(node->pool); }
+const sn_hparams *sn_node_hparams(const sn_node *node) { return sn_span_hparams(node->span); }

@@ -1,0 +1,43 @@
+/* A node: a span of blocks served to the network. Puts together model, device, span, engine, transport and core, and runs
+ * the network thread's loop. */
+#ifndef SN_NODE_NODE_H
+#define SN_NODE_NODE_H
+
+#include "blocks/span.h"
+#include "net/transport.h"
+
+typedef struct sn_node_config {
+    const char *model_path;
+    int first, end;              /* blocks */
+    const char *listen;          /* "tcp://127.0.0.1:0" */
+    const char *public_address;  /* what is announced instead of where we listen, NULL: that */
+    const char *const *join;
+    size_t n_join;
+    const char *identity_path;   /* NULL: a fresh one for this run */
+    const char *name;
+    const char *device;          /* "cpu" */
+    sn_device_options device_options;
+    size_t kv_memory;
+    size_t sessions_max;
+    int session_timeout_s, room_timeout_s;
+} sn_node_config;
+
+typedef struct sn_node sn_node;
+
+/* Loads the span (progress may be NULL) and listens. `transport`: taken, NULL for ZeroMQ; tests give another. */
+sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn_progress progress, void *ctx,
+                      sn_node **out, sn_err *err) SN_MUST_USE;
+void sn_node_free(sn_node **node); /* NULL-safe; after run has returned */
+
+/* Serves until sn_node_stop, then refuses what is new, ends the steps in hand (4 s at most) and returns. */
+sn_status sn_node_run(sn_node *node, sn_err *err) SN_MUST_USE;
+void sn_node_stop(sn_node *node); /* from any thread */
+
+const char *sn_node_address(const sn_node *node);
+const uint8_t *sn_node_id(const sn_node *node);        /* SN_KEY_SIZE bytes */
+const uint8_t *sn_node_curve_key(const sn_node *node); /* SN_KEY_SIZE bytes */
+size_t sn_node_weight_bytes(const sn_node *node);
+size_t sn_node_kv_tokens(const sn_node *node); /* positions that the cache holds in all */
+const sn_hparams *sn_node_hparams(const sn_node *node);
+
+#endif

@@ -6,10 +6,11 @@ static const struct form {
     int8_t type; /* -1: the byte that the format never uses; -2: an extension, whose number is a length */
     uint8_t width, extra;
 } forms[32] = {
+    /* clang-format off: a table */
     {SN_ITEM_OTHER, 0, 0},
     {-1, 0, 0},
     {SN_ITEM_OTHER, 0, 0},
-    {SN_ITEM_OTHER, 0, 0}, /* nil - false true */
+    {SN_ITEM_OTHER, 0, 0}, /* nil, -, false, true */
     {SN_ITEM_BIN, 1, 0},
     {SN_ITEM_BIN, 2, 0},
     {SN_ITEM_BIN, 4, 0}, /* bin */
@@ -38,6 +39,7 @@ static const struct form {
     {SN_ITEM_ARRAY, 4, 0}, /* array */
     {SN_ITEM_MAP, 2, 0},
     {SN_ITEM_MAP, 4, 0}, /* map */
+    /* clang-format on */
 };
 
 static sn_status cut_short(sn_err *err) { return sn_fail(err, SN_REFUSED, "it ends in the middle of a value"); }

@@ -1,0 +1,127 @@
+/* Announcements: one map after a table, a signature behind it, and what must be true of the contents. */
+#include "net/codec.h"
+
+#include <string.h>
+
+/* The announcement as it stands in the map. Some of its numbers have other types in sn_announcement. */
+typedef struct wire {
+    sn_announcement a;
+    uint64_t state;
+    size_t n_block_hash;
+} wire;
+
+static const sn_record *record_wire(void) {
+#define U64(f)                                                                                                         \
+    { #f, SN_FIELD_U64, offsetof(wire, a.f), 0, 0, NULL }
+#define KEY(f)                                                                                                         \
+    { #f, SN_FIELD_BIN, offsetof(wire, a.f), 0, SN_KEY_SIZE, NULL }
+#define STR(f)                                                                                                         \
+    { #f, SN_FIELD_STR, offsetof(wire, a.f), 0, sizeof((wire *)0)->a.f - 1, NULL }
+    static const sn_field fields[] = {
+        KEY(node),
+        KEY(curve_key),
+        STR(address),
+        STR(name),
+        STR(version),
+        U64(protocol),
+        U64(sequence),
+        U64(expires_unix_ms),
+        {"state", SN_FIELD_U64, offsetof(wire, state), 0, 0, NULL},
+        KEY(model),
+        U64(first_block),
+        U64(end_block),
+        U64(n_blocks),
+        {"block_hash", SN_FIELD_KEYS, offsetof(wire, a.block_hash), offsetof(wire, n_block_hash), SN_SPAN_BLOCKS_MAX,
+         NULL},
+        U64(tokens_per_s),
+        U64(kv_bytes_free),
+        U64(sessions),
+        U64(queue),
+    };
+#undef U64
+#undef KEY
+#undef STR
+    static const sn_record record = {fields, sizeof fields / sizeof *fields, sizeof(wire)};
+    return &record;
+}
+
+static sn_status check_blocks(const sn_announcement *a, sn_err *err) {
+    if (a->first_block >= a->end_block || a->end_block > a->n_blocks)
+        return sn_fail(err, SN_REFUSED, "blocks %llu:%llu of %llu are no range", (unsigned long long)a->first_block,
+                       (unsigned long long)a->end_block, (unsigned long long)a->n_blocks);
+    if (a->end_block - a->first_block > SN_SPAN_BLOCKS_MAX)
+        return sn_fail(err, SN_REFUSED, "a span of %llu blocks is longer than the %d allowed",
+                       (unsigned long long)(a->end_block - a->first_block), SN_SPAN_BLOCKS_MAX);
+    return SN_OK;
+}
+
+/* What holds for every announcement whenever it is looked at. */
+static sn_status check_contents(const sn_announcement *a, sn_err *err) {
+    static const uint8_t none[SN_KEY_SIZE];
+    if (a->protocol != SN_PROTOCOL)
+        return sn_fail(err, SN_REFUSED, "it speaks protocol %llu, this program speaks %d",
+                       (unsigned long long)a->protocol, SN_PROTOCOL);
+    if ((unsigned)a->state > SN_NODE_OFFLINE) return sn_fail(err, SN_REFUSED, "state %d is none", (int)a->state);
+    if (!memcmp(a->curve_key, none, SN_KEY_SIZE)) return sn_fail(err, SN_REFUSED, "its CURVE key is all zero");
+    sn_status status = check_blocks(a, err);
+    return status ? status : sn_address_check(a->address, false, err);
+}
+
+/* The window in which an announcement is alive; SN_ANNOUNCE_LIFE_MS_MAX bounds how long a node that died is believed
+ * in. */
+static sn_status check_expiry(const sn_announcement *a, int64_t now_unix_ms, sn_err *err) {
+    uint64_t now = now_unix_ms > 0 ? (uint64_t)now_unix_ms : 0;
+    if (a->expires_unix_ms <= now) return sn_fail(err, SN_REFUSED, "it has expired");
+    if (a->expires_unix_ms - now > SN_ANNOUNCE_LIFE_MS_MAX)
+        return sn_fail(err, SN_REFUSED, "it expires more than %d s ahead: is one of the clocks wrong?",
+                       SN_ANNOUNCE_LIFE_MS_MAX / 1000);
+    return SN_OK;
+}
+
+sn_status sn_announcement_seal(const sn_announcement *a, const sn_identity *identity, sn_buf *out, sn_err *err) {
+    if (memcmp(a->node, identity->id, SN_KEY_SIZE) != 0)
+        return sn_fail(err, SN_REFUSED, "only a node itself may sign its announcement");
+    sn_status status = check_contents(a, err);
+    if (status) return status;
+    wire w = {.a = *a, .state = a->state, .n_block_hash = (size_t)(a->end_block - a->first_block)};
+    const sn_record *record = record_wire();
+    const void *structure = &w;
+    uint8_t signature[SN_SIGNATURE_SIZE];
+    size_t before = out->len;
+    status = sn_records_encode(&record, &structure, 1, out, err);
+    if (!status) status = sn_sign(identity, out->data + before, out->len - before, signature, err);
+    if (!status) status = sn_buf_append(out, signature, sizeof signature, err);
+    if (status) out->len = before;
+    return status;
+}
+
+sn_status sn_announcement_parse(const void *map, size_t len, sn_announcement *out, sn_err *err) {
+    wire w = {0};
+    sn_reader reader = {map, (const uint8_t *)map + len, 0};
+    sn_status status = sn_record_decode(&reader, record_wire(), &w, err);
+    if (status) return status;
+    if (reader.at != reader.end) return sn_fail(err, SN_REFUSED, "bytes follow where the map has ended");
+    if (w.state > SN_NODE_OFFLINE) return sn_fail(err, SN_REFUSED, "state %llu is none", (unsigned long long)w.state);
+    w.a.state = (sn_node_state)w.state;
+    if ((status = check_contents(&w.a, err))) return status;
+    if (w.n_block_hash != w.a.end_block - w.a.first_block)
+        return sn_fail(err, SN_REFUSED, "it has %zu block hashes for %llu blocks", w.n_block_hash,
+                       (unsigned long long)(w.a.end_block - w.a.first_block));
+    *out = w.a;
+    return SN_OK;
+}
+
+sn_status sn_announcement_open(const void *data, size_t len, int64_t now_unix_ms, sn_announcement *out, sn_err *err) {
+    if (len <= SN_SIGNATURE_SIZE || len > SN_ANNOUNCEMENT_SIZE_MAX)
+        return sn_fail(err, SN_REFUSED, "an announcement of %zu bytes is none", len);
+    size_t map_len = len - SN_SIGNATURE_SIZE;
+    sn_announcement
+        a; /* the key stands in the map: the form is read first, and nothing believed until it is verified */
+    sn_status status = sn_announcement_parse(data, map_len, &a, err);
+    if (status) return status;
+    if (!sn_verify(a.node, data, map_len, (const uint8_t *)data + map_len))
+        return sn_fail(err, SN_REFUSED, "its signature was not made by the node that it speaks of");
+    if ((status = check_expiry(&a, now_unix_ms, err))) return status;
+    *out = a;
+    return SN_OK;
+}

@@ -1,0 +1,105 @@
+#include "net/zmq_zap.h"
+
+#include "base/hash.h"
+#include "base/mem.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zmq.h>
+
+/* Frames of a request. Credentials of CURVE are the client's long-term public key, which the handshake has proven. */
+enum { VERSION, REQUEST_ID, DOMAIN, ADDRESS, ROUTING_ID, MECHANISM, CREDENTIALS, N_FRAMES };
+
+enum { KEY_SIZE = 32 };
+
+struct sn_zap {
+    pthread_t thread;
+    void *socket;
+};
+
+static bool frame_is(zmq_msg_t *frame, const char *text) {
+    return zmq_msg_size(frame) == strlen(text) && !memcmp(zmq_msg_data(frame), text, strlen(text));
+}
+
+/* The policy: every key that is proven. Lists of keys that may or may not come belong here. */
+static bool admits(zmq_msg_t frames[N_FRAMES], int n_frames) {
+    return n_frames == N_FRAMES && frame_is(&frames[VERSION], "1.0") && frame_is(&frames[DOMAIN], SN_ZAP_DOMAIN) &&
+           frame_is(&frames[MECHANISM], "CURVE") && zmq_msg_size(&frames[CREDENTIALS]) == KEY_SIZE;
+}
+
+/* Reads one request, dropping frames beyond those known. -1: the context is shut down. */
+static int receive(void *socket, zmq_msg_t frames[N_FRAMES]) {
+    int n = 0, more = 1;
+    while (more) {
+        zmq_msg_t surplus, *frame = n < N_FRAMES ? &frames[n] : &surplus;
+        zmq_msg_init(&surplus);
+        int got;
+        do got = zmq_msg_recv(frame, socket, 0);
+        while (got < 0 && zmq_errno() == EINTR);
+        if (got < 0) return -1;
+        more = zmq_msg_more(frame);
+        zmq_msg_close(&surplus);
+        n++;
+    }
+    return n;
+}
+
+/* version, request id, status code, status text, user id, metadata */
+static void answer(void *socket, zmq_msg_t frames[N_FRAMES], int n_frames) {
+    bool admitted = admits(frames, n_frames);
+    char user[2 * KEY_SIZE + 1] = "";
+    if (admitted) sn_hex(zmq_msg_data(&frames[CREDENTIALS]), KEY_SIZE, user);
+    zmq_send(socket, "1.0", 3, ZMQ_SNDMORE);
+    zmq_send(socket, zmq_msg_data(&frames[REQUEST_ID]), zmq_msg_size(&frames[REQUEST_ID]), ZMQ_SNDMORE);
+    zmq_send(socket, admitted ? "200" : "400", 3, ZMQ_SNDMORE);
+    zmq_send(socket, "", 0, ZMQ_SNDMORE);
+    zmq_send(socket, user, strlen(user), ZMQ_SNDMORE);
+    zmq_send(socket, "", 0, 0);
+}
+
+static void *serve(void *ctx) {
+    sn_zap *zap = ctx;
+    for (int n = 0; n >= 0;) {
+        zmq_msg_t frames[N_FRAMES];
+        for (int i = 0; i < N_FRAMES; i++) zmq_msg_init(&frames[i]);
+        n = receive(zap->socket, frames);
+        if (n >= 0) answer(zap->socket, frames, n);
+        for (int i = 0; i < N_FRAMES; i++) zmq_msg_close(&frames[i]);
+    }
+    zmq_close(zap->socket);
+    return NULL;
+}
+
+sn_status sn_zap_start(void *zmq_context, sn_zap **out, sn_err *err) {
+    sn_zap *zap;
+    *out = NULL;
+    sn_status status = sn_calloc(&zap, 1, sizeof *zap, err);
+    if (status) return status;
+    zap->socket = zmq_socket(zmq_context, ZMQ_REP);
+    if (!zap->socket || zmq_bind(zap->socket, "inproc://zeromq.zap.01")) {
+        status = sn_fail(err, SN_STOP, "the handler of handshakes cannot start: %s", zmq_strerror(zmq_errno()));
+        goto out;
+    }
+    sigset_t all, before; /* signals are for the program's own threads */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(&zap->thread, NULL, serve, zap);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed) status = sn_fail(err, SN_STOP, "no thread for handshakes: %s", strerror(failed));
+out:
+    if (status && zap->socket) zmq_close(zap->socket);
+    if (status)
+        free(zap);
+    else
+        *out = zap;
+    return status;
+}
+
+void sn_zap_join(sn_zap **zap) {
+    if (!*zap) return;
+    pthread_join((*zap)->thread, NULL);
+    free(*zap);
+    *zap = NULL;
+}

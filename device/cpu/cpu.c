@@ -1,0 +1,340 @@
+#include "device/cpu/cpu.h"
+
+#include "base/mem.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Work that takes less than this is done by the caller alone: sharing it costs about two microseconds. In elements. */
+enum { WORTH_SHARING = 32768 };
+
+/* -- memory */
+
+static sn_status cpu_alloc(sn_device *d, size_t bytes, void **device, sn_err *err) {
+    (void)d;
+    *device = NULL;
+    return sn_pages_alloc(device, bytes, err);
+}
+
+static void cpu_free(sn_device *d, void *device, size_t bytes) {
+    (void)d;
+    sn_pages_free(&device, bytes);
+}
+
+static sn_status cpu_upload(sn_device *d, void *device, const void *host, size_t bytes, sn_err *err) {
+    (void)d;
+    (void)err;
+    if (bytes) memcpy(device, host, bytes);
+    return SN_OK;
+}
+
+static sn_status cpu_download(sn_device *d, void *host, const void *device, size_t bytes, sn_err *err) {
+    (void)d;
+    (void)err;
+    if (bytes) memcpy(host, device, bytes);
+    return SN_OK;
+}
+
+/* Operations are done when they return. */
+static sn_status cpu_finish(sn_device *d, int timeout_ms, sn_err *err) {
+    (void)d;
+    (void)timeout_ms;
+    (void)err;
+    return SN_OK;
+}
+
+/* One block more than a row needs: rows a power of two apart would fall on the same lines of the cache. */
+static size_t xq_stride(size_t cols) { return cols / SN_QUANT_GROUP + 1; }
+
+static sn_status grow(void *pages, size_t *bytes, size_t wanted, sn_err *err) {
+    void *grown = NULL, **old = pages;
+    if (wanted <= *bytes) return SN_OK;
+    sn_status status = sn_pages_alloc(&grown, wanted, err);
+    if (status) return status;
+    sn_pages_free(old, *bytes);
+    *old = grown;
+    *bytes = wanted;
+    return SN_OK;
+}
+
+static int larger(int a, int b) { return a > b ? a : b; }
+
+static sn_status cpu_prepare(sn_device *d, const sn_device_limits *limits, sn_err *err) {
+    sn_cpu *cpu = (sn_cpu *)d;
+    if (limits->rows < 0 || limits->width < 0 || limits->context < 0)
+        return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions make no sense", limits->rows,
+                       limits->width, limits->context);
+    sn_device_limits all = {larger(limits->rows, cpu->limits.rows), larger(limits->width, cpu->limits.width),
+                            larger(limits->context, cpu->limits.context)};
+    size_t xq_bytes, room = sn_round_up((size_t)all.context, SN_LANES) + 2 * SN_LANES, scores_bytes;
+    if (!sn_mul((size_t)all.rows * sizeof(sn_xblock), xq_stride((size_t)all.width), &xq_bytes) ||
+        !sn_mul((size_t)sn_pool_threads(cpu->pool) * SN_ATTENTION_ROWS * sizeof(float), room, &scores_bytes))
+        return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are too large", all.rows, all.width,
+                       all.context);
+    sn_status status = grow(&cpu->xq, &cpu->xq_bytes, xq_bytes, err);
+    if (!status) status = grow(&cpu->scores, &cpu->scores_bytes, scores_bytes, err);
+    if (status) return status;
+    cpu->scores_room = room;
+    cpu->limits = all;
+    return SN_OK;
+}
+
+/* -- weights */
+
+static sn_status cpu_weight_new(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *host, sn_weight **out,
+                                sn_err *err) {
+    sn_cpu *cpu = (sn_cpu *)d;
+    sn_cpu_weight *weight;
+    sn_status status = sn_cpu_weight_new(cpu->arena, cpu->pool, dtype, rows, cols, host, &weight, err);
+    *out = weight ? &weight->base : NULL;
+    return status;
+}
+
+static void cpu_weight_free(sn_device *d, sn_weight **weight) {
+    sn_cpu_weight *w = (sn_cpu_weight *)*weight;
+    sn_cpu_weight_free(((sn_cpu *)d)->arena, &w);
+    *weight = NULL;
+}
+
+/* -- linear */
+
+/* Rows or elements [chunk * item, ...) of a call: the plain way to share out. */
+typedef struct rows_job {
+    sn_cpu *cpu;
+    size_t n, chunk;
+    size_t cols, stride;
+    const float *x;
+} rows_job;
+
+static size_t chunks(size_t n, size_t chunk) { return (n + chunk - 1) / chunk; }
+
+static void quantize_rows(void *ctx, size_t item, int worker) {
+    (void)worker;
+    const rows_job *job = ctx;
+    size_t end = sn_min_size((item + 1) * job->chunk, job->n);
+    for (size_t i = item * job->chunk; i < end; i++)
+        job->cpu->kernels->quantize(job->cols, job->x + i * job->cols, job->cpu->xq + i * job->stride);
+}
+
+enum { LINEARS_MAX = 16 };
+
+typedef struct linear_job {
+    const sn_cpu_kernels *kernels;
+    int n_linears;
+    size_t chunk;                        /* panels of an item */
+    size_t first_item[LINEARS_MAX + 1];
+    sn_linear_job linears[LINEARS_MAX];
+} linear_job;
+
+static void linear_item(void *ctx, size_t item, int worker) {
+    (void)worker;
+    const linear_job *job = ctx;
+    int i = 0;
+    while (item >= job->first_item[i + 1]) i++;
+    size_t first = (item - job->first_item[i]) * job->chunk;
+    job->kernels->linear(&job->linears[i], first, sn_min_size(first + job->chunk, job->linears[i].weight->n_panels));
+}
+
+static sn_status check_linear(const sn_cpu *cpu, int n, int n_linears, const sn_linear *linears, sn_err *err) {
+    size_t cols = linears[0].weight->cols;
+    if (n > cpu->limits.rows || cols > (size_t)cpu->limits.width)
+        return sn_fail(err, SN_REFUSED, "%d rows of %zu are more than the %d of %d that were prepared", n, cols,
+                       cpu->limits.rows, cpu->limits.width);
+    if (n_linears > LINEARS_MAX)
+        return sn_fail(err, SN_REFUSED, "%d matrices at once are more than %d", n_linears, LINEARS_MAX);
+    for (int i = 1; i < n_linears; i++)
+        if (linears[i].weight->cols != cols)
+            return sn_fail(err, SN_REFUSED, "matrices over rows of %zu and of %zu share no input", cols,
+                           linears[i].weight->cols);
+    return SN_OK;
+}
+
+static sn_status cpu_linear(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err) {
+    sn_cpu *cpu = (sn_cpu *)d;
+    if (n <= 0 || n_linears <= 0) return SN_OK;
+    sn_status status = check_linear(cpu, n, n_linears, linears, err);
+    if (status) return status;
+    size_t cols = linears[0].weight->cols, stride = xq_stride(cols), panels = 0;
+    linear_job job = {.kernels = cpu->kernels, .n_linears = n_linears};
+    bool quantised = false;
+    for (int i = 0; i < n_linears; i++) {
+        const sn_cpu_weight *w = (const sn_cpu_weight *)linears[i].weight;
+        job.linears[i] = (sn_linear_job){w, linears[i].bias, linears[i].y, n, x, cpu->xq, stride};
+        quantised |= sn_layout_quantised(w->layout);
+        panels += w->n_panels;
+    }
+    if (quantised) {
+        size_t chunk = (size_t)n * cols < WORTH_SHARING ? (size_t)n : 4;
+        rows_job rows = {cpu, (size_t)n, chunk, cols, stride, x};
+        sn_pool_run(cpu->pool, chunks((size_t)n, chunk), quantize_rows, &rows);
+    }
+    /* Several items a thread, so that one that is held up elsewhere delays the others little. */
+    size_t threads = (size_t)sn_pool_threads(cpu->pool);
+    job.chunk = threads == 1 ? panels + 1 : chunks(panels, 8 * threads);
+    if (job.chunk == 0) job.chunk = 1;
+    for (int i = 0; i < n_linears; i++)
+        job.first_item[i + 1] = job.first_item[i] + chunks(job.linears[i].weight->n_panels, job.chunk);
+    sn_pool_run(cpu->pool, job.first_item[n_linears], linear_item, &job);
+    return SN_OK;
+}
+
+/* -- row by row, element by element */
+
+typedef struct small_job {
+    sn_cpu *cpu;
+    size_t n, chunk; /* rows or elements in all, and of an item */
+    size_t width;
+    const float *a, *b;
+    float *y, eps;
+    int n_heads;
+    const sn_rope *rope;
+    const sn_cpu_weight *weight;
+    const int32_t *ids;
+} small_job;
+
+/* Shares out n rows of `width` elements (or n elements, width 1). */
+static void run_small(small_job *job, sn_pool_fn fn) {
+    size_t width = job->width ? job->width : 1;
+    job->chunk = job->n * width < WORTH_SHARING ? job->n : sn_round_up(chunks(WORTH_SHARING / 4, width), width == 1 ? 16 : 1);
+    if (job->n) sn_pool_run(job->cpu->pool, chunks(job->n, job->chunk), fn, job);
+}
+
+static size_t small_end(const small_job *job, size_t item) { return sn_min_size((item + 1) * job->chunk, job->n); }
+
+static void norm_rows(void *ctx, size_t item, int worker) {
+    (void)worker;
+    const small_job *job = ctx;
+    for (size_t i = item * job->chunk, end = small_end(job, item); i < end; i++)
+        job->cpu->kernels->rms_norm((int)job->width, job->a + i * job->width, job->b, job->eps, job->y + i * job->width);
+}
+
+static sn_status cpu_rms_norm(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,
+                              sn_err *err) {
+    (void)err;
+    assert(n >= 0 && width > 0);
+    small_job job = {.cpu = (sn_cpu *)d, .n = (size_t)n, .width = (size_t)width, .a = x, .b = weight, .eps = eps, .y = y};
+    run_small(&job, norm_rows);
+    return SN_OK;
+}
+
+static void rope_rows(void *ctx, size_t item, int worker) {
+    (void)worker;
+    const small_job *job = ctx;
+    const sn_rope *r = job->rope;
+    for (size_t i = item * job->chunk, end = small_end(job, item); i < end; i++)
+        job->cpu->kernels->rope(job->n_heads, (int)job->width / job->n_heads, job->y + i * job->width, r->halves, r->dim,
+                                r->cos_sin + i * (size_t)r->dim);
+}
+
+static sn_status cpu_rope(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err) {
+    (void)err;
+    assert(n >= 0 && n_heads > 0 && rope->dim % 2 == 0 && rope->dim <= head_dim);
+    small_job job = {.cpu = (sn_cpu *)d, .n = (size_t)n, .width = (size_t)n_heads * (size_t)head_dim, .y = x,
+                     .n_heads = n_heads, .rope = rope};
+    run_small(&job, rope_rows);
+    return SN_OK;
+}
+
+static void silu_elements(void *ctx, size_t item, int worker) {
+    (void)worker;
+    const small_job *job = ctx;
+    size_t i = item * job->chunk;
+    job->cpu->kernels->silu_mul(small_end(job, item) - i, job->a + i, job->b + i, job->y + i);
+}
+
+static sn_status cpu_silu_mul(sn_device *d, size_t n, const float *gate, const float *up, float *y, sn_err *err) {
+    (void)err;
+    small_job job = {.cpu = (sn_cpu *)d, .n = n, .width = 1, .a = gate, .b = up, .y = y};
+    run_small(&job, silu_elements);
+    return SN_OK;
+}
+
+static void add_elements(void *ctx, size_t item, int worker) {
+    (void)worker;
+    const small_job *job = ctx;
+    size_t i = item * job->chunk;
+    job->cpu->kernels->add(small_end(job, item) - i, job->y + i, job->a + i);
+}
+
+static sn_status cpu_add(sn_device *d, size_t n, float *y, const float *x, sn_err *err) {
+    (void)err;
+    small_job job = {.cpu = (sn_cpu *)d, .n = n, .width = 1, .a = x, .y = y};
+    run_small(&job, add_elements);
+    return SN_OK;
+}
+
+static void gather_rows(void *ctx, size_t item, int worker) {
+    (void)worker;
+    const small_job *job = ctx;
+    for (size_t i = item * job->chunk, end = small_end(job, item); i < end; i++)
+        sn_cpu_weight_row(job->weight, (size_t)job->ids[i], job->y + i * job->width);
+}
+
+static sn_status cpu_gather(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err) {
+    assert(n >= 0);
+    for (int i = 0; i < n; i++)
+        if (ids[i] < 0 || (size_t)ids[i] >= weight->rows)
+            return sn_fail(err, SN_REFUSED, "row %d is asked for, but the matrix has %zu", ids[i], weight->rows);
+    small_job job = {.cpu = (sn_cpu *)d, .n = (size_t)n, .width = weight->cols, .y = y,
+                     .weight = (const sn_cpu_weight *)weight, .ids = ids};
+    run_small(&job, gather_rows);
+    return SN_OK;
+}
+
+/* -- opening */
+
+static void cpu_close(sn_device *d) {
+    sn_cpu *cpu = (sn_cpu *)d;
+    void *xq = cpu->xq, *scores = cpu->scores;
+    sn_pages_free(&xq, cpu->xq_bytes);
+    sn_pages_free(&scores, cpu->scores_bytes);
+    sn_pool_free(&cpu->pool);
+    sn_arena_free(&cpu->arena);
+    free(cpu);
+}
+
+static const sn_device_ops cpu_ops = {
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .upload = cpu_upload,
+    .download = cpu_download,
+    .finish = cpu_finish,
+    .prepare = cpu_prepare,
+    .weight_new = cpu_weight_new,
+    .weight_free = cpu_weight_free,
+    .linear = cpu_linear,
+    .rms_norm = cpu_rms_norm,
+    .rope = cpu_rope,
+    .kv_store = sn_cpu_kv_store,
+    .kv_load = sn_cpu_kv_load,
+    .attention = sn_cpu_attention,
+    .silu_mul = cpu_silu_mul,
+    .add = cpu_add,
+    .gather = cpu_gather,
+    .kv_page_bytes = sn_cpu_kv_page_bytes,
+    .close = cpu_close,
+};
+
+sn_status sn_cpu_open(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err) {
+    sn_cpu *cpu = NULL;
+    *out = NULL;
+    sn_status status = sn_calloc(&cpu, 1, sizeof *cpu, err);
+    if (status) return status;
+    cpu->base = (sn_device){&cpu_ops, id};
+    status = sn_cpu_kernels_find(options ? options->isa : NULL, &cpu->kernels, err);
+    if (!status) status = sn_pool_new(options ? options->threads : 0, &cpu->pool, err);
+    if (!status) status = sn_arena_new(&cpu->arena, err);
+    if (status) {
+        cpu_close(&cpu->base);
+        return status;
+    }
+    int threads = sn_pool_threads(cpu->pool);
+    snprintf(cpu->description, sizeof cpu->description, "cpu: %d thread%s, %s", threads, threads == 1 ? "" : "s",
+             cpu->kernels->name);
+    *out = &cpu->base;
+    return SN_OK;
+}
+
+const char *sn_cpu_describe(const sn_device *device) { return ((const sn_cpu *)device)->description; }

@@ -1,0 +1,151 @@
+/* Inside of the CPU backend: how weights and activations lie in memory, and the table of kernels that every instruction
+ * set fills from one source (kernels.inc.c). */
+#ifndef SN_DEVICE_CPU_CPU_H
+#define SN_DEVICE_CPU_CPU_H
+
+#include "base/pool.h"
+#include "device/device.h"
+#include "device/quant.h"
+
+enum {
+    SN_LANES = 16,          /* output rows that lie interleaved; the width of a vector in every instruction set */
+    SN_ATTENTION_ROWS = 16, /* query rows of one item of attention */
+    SN_KV_WIDTH_MAX = 512,  /* elements of a head */
+};
+
+/* A packed weight is a row of panels; a panel holds SN_LANES output rows, those beyond the weight's rows being zero.
+ *   float layouts: w[k][lane]
+ *   Q4: a block of 32 k is 256 bytes of nibbles, then scales d[lane], then offsets m[lane]. Byte 64 * c + 4 * lane + i
+ *       holds k = 4c + i in its low nibble and k = 16 + 4c + i in its high one.
+ *   Q8: a block of 32 k is 512 bytes q + 128, then the scales. Byte 64 * c + 4 * lane + i holds k = 4c + i. */
+/*        name     bytes of a block (float: of one k)      types                          scales */
+#define SN_LAYOUTS(X)                                                                                                  \
+    X(F32, 64)      /* F32                                                             */                              \
+    X(F16, 32)      /* F16                                                             */                              \
+    X(BF16, 32)     /* BF16                                                            */                              \
+    X(Q4_HALF, 320) /* Q4_0 Q4_1                    f16 d, f16 m for each 32           */                              \
+    X(Q4_WIDE, 384) /* Q4_K                         f32 d, f32 m for each 32           */                              \
+    X(Q8_HALF, 544) /* Q8_0 Q5_0 IQ4_NL             f16 d for each 32                  */                              \
+    X(Q8_WIDE, 640) /* Q5_1 Q5_K IQ4_XS MXFP4       f32 d, f32 m for each 32           */                              \
+    X(Q8_FINE, 768) /* Q2_K Q3_K Q6_K               f32 d[2], f32 m[2] for each 16     */
+
+typedef enum sn_layout {
+#define X(name, bytes) SN_LAYOUT_##name,
+    SN_LAYOUTS(X)
+#undef X
+        SN_LAYOUT_COUNT
+} sn_layout;
+
+enum { SN_Q4_BYTES = 256, SN_Q8_BYTES = 512 }; /* where the scales of a block begin */
+
+typedef struct sn_cpu_weight {
+    sn_weight base; /* first: the device's users see only this */
+    sn_layout layout;
+    size_t n_blocks;    /* of a panel: cols / 32, for floats cols */
+    size_t panel_bytes; /* n_blocks * bytes of a block */
+    size_t n_panels;
+    uint8_t *data;
+} sn_cpu_weight;
+
+static inline bool sn_layout_quantised(sn_layout layout) { return layout >= SN_LAYOUT_Q4_HALF; }
+
+/* 32 elements of an activation row: x[i] ~ d * q[i]. One cache line. */
+typedef struct sn_xblock {
+    int8_t q[32];
+    float d;
+    float sum;          /* d * (sum of q) */
+    float half_sum[2];  /* d * (sum of q of each half) */
+    int32_t bias;       /* -128 * (sum of q): what u8 weights of q + 128 are too much */
+    int32_t half_bias[2];
+    int32_t unused;
+} sn_xblock;
+_Static_assert(sizeof(sn_xblock) == 64, "an activation block is a cache line");
+
+/* Rows 0..n-1 of x against some panels of a weight. */
+typedef struct sn_linear_job {
+    const sn_cpu_weight *weight;
+    const float *bias; /* may be NULL */
+    float *y;          /* (n, weight rows) */
+    int n;
+    const float *x;        /* (n, cols), for float layouts */
+    const sn_xblock *xq;   /* n rows of xq_stride blocks, for quantised layouts */
+    size_t xq_stride;
+} sn_linear_job;
+
+/* Some query heads of one key-value head for consecutive tokens of one sequence: n_tokens * n_heads query rows. */
+typedef struct sn_attention_job {
+    void *const *pages;
+    size_t k_offset, v_offset; /* of this block and head, from a page's begin */
+    int page_tokens, head_dim;
+    int position; /* of the first token */
+    int n_tokens, n_heads;
+    int window;
+    float scale;
+    const float *q; /* first token's first head; heads are head_dim apart, tokens `stride` */
+    float *out;     /* likewise */
+    size_t stride;
+    float *scores; /* scratch: SN_ATTENTION_ROWS rows of scores_room floats, scores_room a multiple of 16 */
+    size_t scores_room;
+} sn_attention_job;
+
+typedef struct sn_cpu_kernels {
+    const char *name;
+    void (*quantize)(size_t cols, const float *x, sn_xblock *out); /* cols: a multiple of 32 */
+    void (*linear)(const sn_linear_job *job, size_t first_panel, size_t end_panel);
+    void (*rms_norm)(int width, const float *x, const float *weight, float eps, float *y);
+    void (*rope)(int n_heads, int head_dim, float *x, bool halves, int dim, const float *cos_sin); /* one row */
+    void (*attention)(const sn_attention_job *job);
+    void (*silu_mul)(size_t n, const float *gate, const float *up, float *y);
+    void (*add)(size_t n, float *y, const float *x);
+} sn_cpu_kernels;
+
+extern const sn_cpu_kernels sn_cpu_kernels_c;
+#if defined(__x86_64__)
+extern const sn_cpu_kernels sn_cpu_kernels_avx2, sn_cpu_kernels_avx512;
+#endif
+
+/* isa.c. The kernels named `isa`, or the best this machine has when NULL; SN_REFUSED names those there are. */
+sn_status sn_cpu_kernels_find(const char *isa, const sn_cpu_kernels **out, sn_err *err) SN_MUST_USE;
+
+/* arena.c. Weights lie one behind the other in large pieces of memory, so that even small ones are on huge pages. */
+typedef struct sn_arena sn_arena;
+sn_status sn_arena_new(sn_arena **out, sn_err *err) SN_MUST_USE;
+void sn_arena_free(sn_arena **arena);                                                   /* NULL-safe */
+sn_status sn_arena_take(sn_arena *arena, size_t bytes, void **out, sn_err *err) SN_MUST_USE; /* zeroed, aligned to 64 */
+void sn_arena_give(sn_arena *arena, void *data);
+
+/* pack.c. `host` may lie unaligned. */
+sn_status sn_cpu_weight_new(sn_arena *arena, sn_pool *pool, sn_dtype dtype, size_t rows, size_t cols, const void *host,
+                            sn_cpu_weight **out, sn_err *err) SN_MUST_USE;
+void sn_cpu_weight_free(sn_arena *arena, sn_cpu_weight **weight);
+void sn_cpu_weight_row(const sn_cpu_weight *weight, size_t row, float *out); /* unpacked, as float32 */
+
+/* cpu.c */
+sn_status sn_cpu_open(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err) SN_MUST_USE;
+const char *sn_cpu_describe(const sn_device *device);
+
+/* attention.c: the past's layout. In a page: for each block, for each key-value head, keys as (tile of 16 positions,
+ * head_dim, 16), then values as (position, head_dim rounded up to 16). */
+size_t sn_cpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape);
+sn_status sn_cpu_kv_store(sn_device *d, const sn_kv_shape *shape, int block, int n_sequences,
+                          const sn_sequence *sequences, const float *k, const float *v, sn_err *err);
+sn_status sn_cpu_kv_load(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
+                         float *k, float *v, sn_err *err);
+sn_status sn_cpu_attention(sn_device *d, const sn_kv_shape *shape, int block, int n_sequences,
+                           const sn_sequence *sequences, int n_heads, int window, float scale, const float *q,
+                           float *out, sn_err *err);
+
+typedef struct sn_cpu {
+    sn_device base;
+    const sn_cpu_kernels *kernels;
+    sn_pool *pool;
+    sn_arena *arena;
+    sn_device_limits limits;
+    sn_xblock *xq; /* limits.rows rows of quantised activations */
+    size_t xq_bytes;
+    float *scores; /* for each worker, SN_ATTENTION_ROWS x scores_room */
+    size_t scores_bytes, scores_room;
+    char description[64];
+} sn_cpu;
+
+#endif

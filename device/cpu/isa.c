@@ -1,0 +1,33 @@
+#include "device/cpu/cpu.h"
+
+#include <string.h>
+
+#if defined(__x86_64__)
+static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+static bool has_avx512(void) {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni");
+}
+#endif
+
+sn_status sn_cpu_kernels_find(const char *isa, const sn_cpu_kernels **out, sn_err *err) {
+    const sn_cpu_kernels *all[3];
+    int n = 0;
+#if defined(__x86_64__) /* best first */
+    if (has_avx512()) all[n++] = &sn_cpu_kernels_avx512;
+    if (has_avx2()) all[n++] = &sn_cpu_kernels_avx2;
+#endif
+    all[n++] = &sn_cpu_kernels_c;
+    *out = all[0];
+    if (!isa) return SN_OK;
+    char names[64] = "";
+    for (int i = 0; i < n; i++) {
+        *out = all[i];
+        if (strcmp(isa, all[i]->name) == 0) return SN_OK;
+        if (i) strcat(names, ", ");
+        strcat(names, all[i]->name);
+    }
+    *out = NULL;
+    return sn_fail(err, SN_REFUSED, "there are no CPU kernels \"%.32s\" on this machine: it has %s", isa, names);
+}

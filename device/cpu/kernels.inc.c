@@ -1,0 +1,303 @@
+/* The mathematics of the CPU backend, once, in terms of a vector of 16 lanes. Included by kernels_c.c, kernels_avx2.c and
+ * kernels_avx512.c behind the lanes_*.h that says what a vector is there.
+ *
+ * THE PROMISE: a row's result is the same bits, whatever the number of rows and sequences in the call, the number of
+ * threads, and the instruction set. Floating-point addition is not associative: (a + b) + c and a + (b + c) differ in the
+ * last bit, so a sum's value depends on its order, and the usual fast kernels let vector width, thread count and batch
+ * size choose that order. Here nothing chooses. These rules are all there is to it:
+ *
+ * 1. A vector lane is one output element. Multiplying by a matrix computes 16 outputs at a time, and each is ONE chain
+ *    acc = fma(w, x, acc) in order of k, as a human would write it for that output alone. How many chains run beside each
+ *    other (rows, panels, threads) may be anything: they do not touch.
+ * 2. Sums of integers are exact, so their order is free. A quantised weight is d * q + m with q an integer, and so is an
+ *    activation (quantised by its own row's largest element in each 32). The products q * q of a block are summed in
+ *    whatever way the machine does best; then one chain over the blocks: acc = fma(dw * dx, (float)sum, acc), and
+ *    acc = fma(m, dx * (float)(sum of q), acc) where the type has offsets.
+ * 3. Where one number is a sum along a row (a norm, the denominator of a softmax), it is 16 partial sums, element i going
+ *    to partial i % 16, and one fixed tree adds these up (tree_sum). For the softmax, i is the absolute position.
+ * 4. Only operations that IEEE 754 rounds correctly: + - * / sqrt fma, conversions. exp is a polynomial of those. The
+ *    compiler may not fuse or reorder (-ffp-contract=off, no -ffast-math); denormals are not flushed.
+ * 5. What does not belong to a row cannot reach it: positions behind a row's own, or before its window, are left out by
+ *    their bounds, not multiplied by zero, so that whatever lies there (even NaN) does not matter.
+ *
+ * NaN stays visible: a row with NaN or infinity in it comes out as NaN or infinity where it should (a quantised product
+ * as NaN throughout), and other rows do not change. Which of the many bit patterns of NaN comes out is not promised. */
+#include "device/cpu/cpu.h"
+
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum {
+    PREFETCH = 10240, /* bytes ahead; weights are read once and from far away, and the hardware looks too few lines ahead */
+    LINE = 64,
+};
+
+/* -- sums along a row, and exp */
+
+static float tree_sum(vf partial) {
+    float t[SN_LANES];
+    vf_store(t, partial);
+    for (int width = SN_LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) t[i] += t[i + width];
+    return t[0];
+}
+
+/* exp(x) = 2^n * exp(r), n the integer nearest to x / ln 2, |r| <= ln 2 / 2; error below 2 units in the last place. Zero
+ * below -87.33, where results would be subnormal; infinity above 88.72; NaN for NaN. */
+INLINE vf exp_lanes(vf x) {
+    const vf low = vf_set(-87.33f), high = vf_set(88.72283f), magic = vf_set(0x1.8p23f);
+    vf y = vf_if_less(low, x, x, low); /* NaN becomes low, for now */
+    y = vf_if_less(y, high, y, high);
+    vf shifted = vf_fma(y, vf_set(0x1.715476p0f), magic); /* adding 1.5 * 2^23 rounds to an integer, in the low bits */
+    vf n = vf_sub(shifted, magic);
+    vf r = vf_fma(n, vf_set(-0x1.62e4p-1f), y); /* ln 2 in two parts */
+    r = vf_fma(n, vf_set(-0x1.7f7d1cp-20f), r);
+    vf p = vf_set(0x1.6d7544p-10f); /* interpolates exp at the Chebyshev nodes of the interval */
+    p = vf_fma(p, r, vf_set(0x1.126fb8p-7f));
+    p = vf_fma(p, r, vf_set(0x1.5554acp-5f));
+    p = vf_fma(p, r, vf_set(0x1.555404p-3f));
+    p = vf_fma(p, r, vf_set(0.5f));
+    p = vf_fma(p, r, vf_set(1));
+    p = vf_fma(p, r, vf_set(1));
+    p = vf_bits(vi_add(vi_bits(p), vi_exponent(vi_sub(vi_bits(shifted), vi_bits(magic)))));
+    p = vf_if_less(x, low, vf_set(0), p);
+    p = vf_if_less(high, x, vf_set(__builtin_inff()), p);
+    return vf_if_nan(x, x, p);
+}
+
+/* -- activations */
+
+/* One block: d = amax / 127, q = x * (127 / amax) rounded to nearest even. Blocks whose largest element is below 2^-100
+ * count as zero (127 / amax must be finite); those with NaN or infinity get d = NaN. */
+INLINE void quantize_block(const float *x, sn_xblock *out) {
+    const vf a = vf_load(x), b = vf_load(x + 16), magic = vf_set(0x1.8p23f);
+    const vi absolute = vi_set(0x7fffffff);
+    /* The bits of non-negative floats are ordered as the floats are, NaN above all: so the maximum is exact and sees NaN. */
+    union {
+        int32_t i;
+        float f;
+    } amax = {vi_top(vi_max(vi_and(vi_bits(a), absolute), vi_and(vi_bits(b), absolute)))};
+    if (!(amax.f >= 0x1p-100f) || amax.i >= 0x7f800000) {
+        float d = amax.i >= 0x7f800000 ? __builtin_nanf("") : 0;
+        *out = (sn_xblock){.d = d, .sum = d, .half_sum = {d, d}};
+        return;
+    }
+    vf inverse = vf_set(127 / amax.f);
+    vi qa = vi_sub(vi_bits(vf_add(vf_mul(a, inverse), magic)), vi_bits(magic));
+    vi qb = vi_sub(vi_bits(vf_add(vf_mul(b, inverse), magic)), vi_bits(magic));
+    vi_store_i8(out->q, qa);
+    vi_store_i8(out->q + 16, qb);
+    int32_t sum_a = vi_sum(qa), sum_b = vi_sum(qb);
+    out->d = amax.f / 127;
+    out->sum = out->d * (float)(sum_a + sum_b);
+    out->half_sum[0] = out->d * (float)sum_a;
+    out->half_sum[1] = out->d * (float)sum_b;
+    out->bias = -128 * (sum_a + sum_b);
+    out->half_bias[0] = -128 * sum_a;
+    out->half_bias[1] = -128 * sum_b;
+    out->unused = 0;
+}
+
+static void quantize(size_t cols, const float *x, sn_xblock *out) {
+    for (size_t i = 0; i < cols / 32; i++) quantize_block(x + 32 * i, &out[i]);
+}
+
+/* -- linear, quantised layouts: one panel against `rows` rows of x. acc[r]: 16 outputs of row r. Every tile function is
+ * inlined with constant rows and layout, so that acc stays in registers. */
+
+INLINE void prefetch_block(const uint8_t *w, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += LINE) __builtin_prefetch(w + PREFETCH + at);
+}
+
+INLINE void load_scales(const uint8_t *p, bool half, bool with_offset, vf *d, vf *m) {
+    *d = half ? vf_from_f16(p) : vf_load((const float *)p);
+    if (with_offset) *m = half ? vf_from_f16(p + 32) : vf_load((const float *)p + 16);
+}
+
+INLINE void q4_tile(int rows, bool half, size_t block_bytes, const uint8_t *w, size_t n_blocks, const sn_xblock *x,
+                    size_t stride, vf *acc) {
+    for (size_t b = 0; b < n_blocks; b++, w += block_bytes, x++) {
+        vb q[8];
+        vf d, m = vf_set(0);
+        prefetch_block(w, block_bytes);
+        for (int c = 0; c < 4; c++) {
+            vb both = vb_load(w + 64 * c);
+            q[c] = vb_low(both);
+            q[c + 4] = vb_high(both);
+        }
+        load_scales(w + SN_Q4_BYTES, half, true, &d, &m);
+        for (int r = 0; r < rows; r++) {
+            const sn_xblock *xr = x + (size_t)r * stride;
+            vf sum = vf_from_int(vi_dot_nibbles(q, xr->q));
+            acc[r] = vf_fma(vf_mul(d, vf_set(xr->d)), sum, acc[r]);
+            acc[r] = vf_fma(m, vf_set(xr->sum), acc[r]);
+        }
+    }
+}
+
+INLINE void q8_tile(int rows, bool half, size_t block_bytes, const uint8_t *w, size_t n_blocks, const sn_xblock *x,
+                    size_t stride, vf *acc) {
+    for (size_t b = 0; b < n_blocks; b++, w += block_bytes, x++) {
+        vb q[8];
+        vf d, m = vf_set(0);
+        prefetch_block(w, block_bytes);
+        for (int c = 0; c < 8; c++) q[c] = vb_load(w + 64 * c);
+        load_scales(w + SN_Q8_BYTES, half, !half, &d, &m);
+        for (int r = 0; r < rows; r++) {
+            const sn_xblock *xr = x + (size_t)r * stride;
+            vf sum = vf_from_int(vi_dot_bytes(q, 8, xr->q, xr->bias));
+            acc[r] = vf_fma(vf_mul(d, vf_set(xr->d)), sum, acc[r]);
+            if (!half) acc[r] = vf_fma(m, vf_set(xr->sum), acc[r]);
+        }
+    }
+}
+
+INLINE void q8_fine_tile(int rows, size_t block_bytes, const uint8_t *w, size_t n_blocks, const sn_xblock *x, size_t stride,
+                         vf *acc) {
+    for (size_t b = 0; b < n_blocks; b++, w += block_bytes, x++) {
+        prefetch_block(w, block_bytes);
+        for (int h = 0; h < 2; h++) {
+            vb q[4];
+            for (int c = 0; c < 4; c++) q[c] = vb_load(w + 256 * h + 64 * c);
+            vf d = vf_load((const float *)(w + SN_Q8_BYTES) + 16 * h);
+            vf m = vf_load((const float *)(w + SN_Q8_BYTES) + 32 + 16 * h);
+            for (int r = 0; r < rows; r++) {
+                const sn_xblock *xr = x + (size_t)r * stride;
+                vf sum = vf_from_int(vi_dot_bytes(q, 4, xr->q + 16 * h, xr->half_bias[h]));
+                acc[r] = vf_fma(vf_mul(d, vf_set(xr->d)), sum, acc[r]);
+                acc[r] = vf_fma(m, vf_set(xr->half_sum[h]), acc[r]);
+            }
+        }
+    }
+}
+
+/* Float layouts: `panels` panels against `rows` rows; acc[p * rows + r]. Several panels keep enough chains going to hide
+ * the latency of fma when there are few rows. */
+INLINE void float_tile(int rows, int panels, sn_layout layout, const uint8_t *w, size_t panel_bytes, size_t cols,
+                       const float *x, vf *acc) {
+    size_t step = layout == SN_LAYOUT_F32 ? 64 : 32;
+    for (size_t k = 0; k < cols; k++, w += step, x++)
+        for (int p = 0; p < panels; p++) {
+            const uint8_t *at = w + (size_t)p * panel_bytes;
+            vf wk = layout == SN_LAYOUT_F32   ? vf_load((const float *)at)
+                    : layout == SN_LAYOUT_F16 ? vf_from_f16(at)
+                                              : vf_from_bf16(at);
+            __builtin_prefetch(at + PREFETCH / 4);
+            for (int r = 0; r < rows; r++) acc[p * rows + r] = vf_fma(wk, vf_set(x[(size_t)r * cols]), acc[p * rows + r]);
+        }
+}
+
+INLINE void tile(int rows, int panels, sn_layout layout, const sn_linear_job *job, size_t panel, int row) {
+    static const size_t block_bytes[] = {
+#define X(name, bytes) bytes,
+        SN_LAYOUTS(X)
+#undef X
+    };
+    const sn_cpu_weight *weight = job->weight;
+    const uint8_t *w = weight->data + panel * weight->panel_bytes;
+    const sn_xblock *xq = job->xq + (size_t)row * job->xq_stride;
+    size_t n = weight->n_blocks, bytes = block_bytes[layout], stride = job->xq_stride;
+    vf acc[2 * ROW_TILE < 8 ? 8 : 2 * ROW_TILE];
+    for (int i = 0; i < rows * panels; i++) acc[i] = vf_set(0);
+    switch (layout) {
+    case SN_LAYOUT_Q4_HALF: q4_tile(rows, true, bytes, w, n, xq, stride, acc); break;
+    case SN_LAYOUT_Q4_WIDE: q4_tile(rows, false, bytes, w, n, xq, stride, acc); break;
+    case SN_LAYOUT_Q8_HALF: q8_tile(rows, true, bytes, w, n, xq, stride, acc); break;
+    case SN_LAYOUT_Q8_WIDE: q8_tile(rows, false, bytes, w, n, xq, stride, acc); break;
+    case SN_LAYOUT_Q8_FINE: q8_fine_tile(rows, bytes, w, n, xq, stride, acc); break;
+    default: float_tile(rows, panels, layout, w, weight->panel_bytes, n, job->x + (size_t)row * n, acc); break;
+    }
+    for (int p = 0; p < panels; p++) {
+        size_t first = (panel + (size_t)p) * SN_LANES, left = weight->base.rows - first;
+        size_t lanes = left < SN_LANES ? left : SN_LANES;
+        vf bias = job->bias ? vf_load_n(job->bias + first, lanes) : vf_set(0);
+        for (int r = 0; r < rows; r++) {
+            vf y = job->bias ? vf_add(acc[p * rows + r], bias) : acc[p * rows + r];
+            vf_store_n(job->y + (size_t)(row + r) * weight->base.rows + first, y, lanes);
+        }
+    }
+}
+
+/* All rows of the job against `panels` panels: the weights come from far away for the first rows only. */
+INLINE void all_rows(int panels, sn_layout layout, const sn_linear_job *job, size_t panel) {
+    int row = 0;
+#if ROW_TILE >= 8
+    if (panels == 1)
+        for (; job->n - row >= 8; row += 8) tile(8, 1, layout, job, panel, row);
+#endif
+    if (panels == 1)
+        for (; job->n - row >= 4; row += 4) tile(4, 1, layout, job, panel, row);
+    for (; job->n - row >= 2; row += 2) tile(2, panels, layout, job, panel, row);
+    for (; job->n - row >= 1; row += 1) tile(1, panels, layout, job, panel, row);
+}
+
+INLINE void linear_layout(sn_layout layout, const sn_linear_job *job, size_t panel, size_t end) {
+    if (!sn_layout_quantised(layout) && job->n < 4)
+        for (; end - panel >= 4; panel += 4) all_rows(4, layout, job, panel);
+    for (; panel < end; panel++) all_rows(1, layout, job, panel);
+}
+
+static void linear(const sn_linear_job *job, size_t first_panel, size_t end_panel) {
+    switch (job->weight->layout) {
+#define X(name, bytes)                                                                                                 \
+    case SN_LAYOUT_##name: linear_layout(SN_LAYOUT_##name, job, first_panel, end_panel); break;
+        SN_LAYOUTS(X)
+#undef X
+    case SN_LAYOUT_COUNT: break;
+    }
+}
+
+/* -- elementwise */
+
+static void rms_norm(int width, const float *x, const float *weight, float eps, float *y) {
+    size_t n = (size_t)width, i;
+    vf squares = vf_set(0);
+    for (i = 0; i + SN_LANES <= n; i += SN_LANES) squares = vf_fma(vf_load(x + i), vf_load(x + i), squares);
+    if (i < n) squares = vf_fma(vf_load_n(x + i, n - i), vf_load_n(x + i, n - i), squares);
+    float mean = tree_sum(squares) / (float)width;
+    vf scale = vf_set(1 / __builtin_sqrtf(mean + eps));
+    for (i = 0; i + SN_LANES <= n; i += SN_LANES)
+        vf_store(y + i, vf_mul(vf_mul(vf_load(x + i), scale), vf_load(weight + i)));
+    if (i < n) vf_store_n(y + i, vf_mul(vf_mul(vf_load_n(x + i, n - i), scale), vf_load_n(weight + i, n - i)), n - i);
+}
+
+/* Plain loops: the compiler may compute as many elements at a time as it likes, each is rounded on its own. */
+static void rope(int n_heads, int head_dim, float *x, bool halves, int dim, const float *cos_sin) {
+    int pairs = dim / 2, step = halves ? 1 : 2, apart = halves ? pairs : 1;
+    for (int h = 0; h < n_heads; h++, x += head_dim)
+        for (int i = 0; i < pairs; i++) {
+            float *a = x + i * step, *b = a + apart, c = cos_sin[2 * i], s = cos_sin[2 * i + 1];
+            float turned = *a * c - *b * s;
+            *b = *b * c + *a * s;
+            *a = turned;
+        }
+}
+
+static void add(size_t n, float *y, const float *x) {
+    for (size_t i = 0; i < n; i++) y[i] += x[i];
+}
+
+INLINE vf silu_mul_lanes(vf gate, vf up) {
+    vf minus = vf_sub(vf_set(0), gate);
+    return vf_mul(vf_div(gate, vf_add(vf_set(1), exp_lanes(minus))), up);
+}
+
+static void silu_mul(size_t n, const float *gate, const float *up, float *y) {
+    size_t i = 0;
+    for (; i + SN_LANES <= n; i += SN_LANES) vf_store(y + i, silu_mul_lanes(vf_load(gate + i), vf_load(up + i)));
+    if (i < n) vf_store_n(y + i, silu_mul_lanes(vf_load_n(gate + i, n - i), vf_load_n(up + i, n - i)), n - i);
+}
+
+#include "device/cpu/attention.inc.c"
+
+const sn_cpu_kernels LANES_KERNELS = {
+    .name = LANES_NAME,
+    .quantize = quantize,
+    .linear = linear,
+    .rms_norm = rms_norm,
+    .rope = rope,
+    .attention = attention,
+    .silu_mul = silu_mul,
+    .add = add,
+};

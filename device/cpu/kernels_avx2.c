@@ -1,0 +1,5 @@
+#if defined(__x86_64__)
+#include "device/cpu/lanes_avx2.h"
+
+#include "device/cpu/kernels.inc.c"
+#endif

@@ -1,0 +1,3 @@
+#include "device/cpu/lanes_c.h"
+
+#include "device/cpu/kernels.inc.c"

@@ -1,0 +1,130 @@
+/* The vector of kernels.inc.c in AVX2 with FMA and F16C, as two halves; lanes_c.h says what each name means. */
+#ifndef SN_DEVICE_CPU_LANES_AVX2_H
+#define SN_DEVICE_CPU_LANES_AVX2_H
+
+#include <immintrin.h>
+#include <string.h>
+
+#define LANES_NAME "avx2"
+#define LANES_KERNELS sn_cpu_kernels_avx2
+#define ROW_TILE 4 /* rows of x whose results are kept in registers at once */
+
+typedef struct { __m256 a, b; } vf;
+typedef struct { __m256i a, b; } vi;
+typedef struct { __m256i a, b; } vb;
+
+#define BOTH(type, op, x, y) ((type){op((x).a, (y).a), op((x).b, (y).b)})
+
+static inline vf vf_load(const float *p) { return (vf){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+static inline void vf_store(float *p, vf x) {
+    _mm256_storeu_ps(p, x.a);
+    _mm256_storeu_ps(p + 8, x.b);
+}
+static inline vf vf_load_n(const float *p, size_t n) {
+    float t[16] = {0};
+    memcpy(t, p, n * sizeof *p);
+    return vf_load(t);
+}
+static inline void vf_store_n(float *p, vf x, size_t n) {
+    float t[16];
+    vf_store(t, x);
+    memcpy(p, t, n * sizeof *p);
+}
+static inline vf vf_set(float x) { return (vf){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+static inline vf vf_add(vf x, vf y) { return BOTH(vf, _mm256_add_ps, x, y); }
+static inline vf vf_sub(vf x, vf y) { return BOTH(vf, _mm256_sub_ps, x, y); }
+static inline vf vf_mul(vf x, vf y) { return BOTH(vf, _mm256_mul_ps, x, y); }
+static inline vf vf_div(vf x, vf y) { return BOTH(vf, _mm256_div_ps, x, y); }
+static inline vf vf_fma(vf x, vf y, vf z) {
+    return (vf){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+static inline vf vf_if_less(vf p, vf q, vf x, vf y) {
+    return (vf){_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(p.a, q.a, _CMP_LT_OQ)),
+                _mm256_blendv_ps(y.b, x.b, _mm256_cmp_ps(p.b, q.b, _CMP_LT_OQ))};
+}
+static inline vf vf_if_nan(vf p, vf x, vf y) {
+    return (vf){_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(p.a, p.a, _CMP_UNORD_Q)),
+                _mm256_blendv_ps(y.b, x.b, _mm256_cmp_ps(p.b, p.b, _CMP_UNORD_Q))};
+}
+static inline __m128i eight_halves(const void *p, int at) { return _mm_loadu_si128((const __m128i *)p + at); }
+static inline vf vf_from_f16(const void *p) {
+    return (vf){_mm256_cvtph_ps(eight_halves(p, 0)), _mm256_cvtph_ps(eight_halves(p, 1))};
+}
+static inline __m256 from_bf16(__m128i h) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+static inline vf vf_from_bf16(const void *p) { return (vf){from_bf16(eight_halves(p, 0)), from_bf16(eight_halves(p, 1))}; }
+static inline vf vf_from_int(vi x) { return (vf){_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+static inline vf vf_bits(vi x) { return (vf){_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+
+static inline vi vi_bits(vf x) { return (vi){_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+static inline vi vi_set(int32_t x) { return (vi){_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+static inline vi vi_add(vi x, vi y) { return BOTH(vi, _mm256_add_epi32, x, y); }
+static inline vi vi_sub(vi x, vi y) { return BOTH(vi, _mm256_sub_epi32, x, y); }
+static inline vi vi_and(vi x, vi y) { return BOTH(vi, _mm256_and_si256, x, y); }
+static inline vi vi_max(vi x, vi y) { return BOTH(vi, _mm256_max_epi32, x, y); }
+static inline vi vi_exponent(vi x) { return (vi){_mm256_slli_epi32(x.a, 23), _mm256_slli_epi32(x.b, 23)}; }
+static inline void vi_store_i8(int8_t *p, vi x) { /* the packs work on 128-bit halves: put those in order between them */
+    __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
+    __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128((__m128i *)p, bytes);
+}
+static inline int32_t vi_sum(vi x) {
+    __m256i s = _mm256_add_epi32(x.a, x.b);
+    __m128i h = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+    h = _mm_add_epi32(h, _mm_shuffle_epi32(h, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(h, _mm_shuffle_epi32(h, 0xb1)));
+}
+static inline int32_t vi_top(vi x) {
+    __m256i s = _mm256_max_epi32(x.a, x.b);
+    __m128i h = _mm_max_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+    h = _mm_max_epi32(h, _mm_shuffle_epi32(h, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(h, _mm_shuffle_epi32(h, 0xb1)));
+}
+
+static inline vb vb_load(const void *p) {
+    return (vb){_mm256_loadu_si256(p), _mm256_loadu_si256((const __m256i *)p + 1)};
+}
+static inline vb vb_low(vb x) {
+    __m256i m = _mm256_set1_epi8(15);
+    return (vb){_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
+}
+static inline vb vb_high(vb x) {
+    return vb_low((vb){_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)});
+}
+
+static inline __m256i four(const int8_t *x) {
+    int32_t word;
+    memcpy(&word, x, sizeof word);
+    return _mm256_set1_epi32(word);
+}
+static inline __m256i pairs_to_ints(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+
+/* A product pair is at most 2 * 15 * 127, so that eight of them stay below 2^15 and can be widened once. */
+static inline vi vi_dot_nibbles(const vb *w, const int8_t *x) {
+    __m256i a = _mm256_setzero_si256(), b = a;
+    for (int g = 0; g < 8; g++) {
+        __m256i q = four(x + 4 * g);
+        a = _mm256_add_epi16(a, _mm256_maddubs_epi16(w[g].a, q));
+        b = _mm256_add_epi16(b, _mm256_maddubs_epi16(w[g].b, q));
+    }
+    return (vi){pairs_to_ints(a), pairs_to_ints(b)};
+}
+/* q * x = |q| * (x with the sign of q), for maddubs wants one side unsigned: a pair is at most 2 * 128 * 127 < 2^15. */
+static inline __m256i dot_signed(__m256i w, __m256i x) {
+    __m256i q = _mm256_xor_si256(w, _mm256_set1_epi8((char)0x80));
+    return pairs_to_ints(_mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(x, q)));
+}
+static inline vi vi_dot_bytes(const vb *w, int n, const int8_t *x, int32_t bias) {
+    (void)bias;
+    __m256i a = _mm256_setzero_si256(), b = a;
+    for (int g = 0; g < n; g++) {
+        __m256i q = four(x + 4 * g);
+        a = _mm256_add_epi32(a, dot_signed(w[g].a, q));
+        b = _mm256_add_epi32(b, dot_signed(w[g].b, q));
+    }
+    return (vi){a, b};
+}
+
+#undef BOTH
+#endif

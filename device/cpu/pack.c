@@ -1,0 +1,212 @@
+/* Weights into panels of 16 interleaved rows; cpu.h draws the layouts. */
+#include "base/mem.h"
+#include "device/cpu/cpu.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const size_t block_bytes[] = {
+#define X(name, bytes) bytes,
+    SN_LAYOUTS(X)
+#undef X
+};
+
+static bool layout_of(sn_dtype dtype, sn_layout *out) {
+    switch (dtype) {
+    case SN_F32: *out = SN_LAYOUT_F32; return true;
+    case SN_F16: *out = SN_LAYOUT_F16; return true;
+    case SN_BF16: *out = SN_LAYOUT_BF16; return true;
+    case SN_Q4_0:
+    case SN_Q4_1: *out = SN_LAYOUT_Q4_HALF; return true;
+    case SN_Q4_K: *out = SN_LAYOUT_Q4_WIDE; return true;
+    case SN_Q8_0:
+    case SN_Q5_0:
+    case SN_IQ4_NL: *out = SN_LAYOUT_Q8_HALF; return true;
+    case SN_Q5_1:
+    case SN_Q5_K:
+    case SN_IQ4_XS:
+    case SN_MXFP4: *out = SN_LAYOUT_Q8_WIDE; return true;
+    case SN_Q2_K:
+    case SN_Q3_K:
+    case SN_Q6_K: *out = SN_LAYOUT_Q8_FINE; return true;
+    default: return false;
+    }
+}
+
+static bool is_q4(sn_layout layout) { return layout == SN_LAYOUT_Q4_HALF || layout == SN_LAYOUT_Q4_WIDE; }
+static bool has_half_scales(sn_layout layout) { return layout == SN_LAYOUT_Q4_HALF || layout == SN_LAYOUT_Q8_HALF; }
+
+/* The 32 integers of 16 rows, as [k / 4][row][k % 4]: what a dot product of four bytes a lane reads. */
+static void interleave(const sn_quant_group *const rows[SN_LANES], uint32_t words[8][SN_LANES]) {
+    for (int r = 0; r < SN_LANES; r++) {
+        uint32_t own[8];
+        memcpy(own, rows[r]->q, sizeof own);
+        for (int c = 0; c < 8; c++) words[c][r] = own[c];
+    }
+}
+
+static void pack_half_scales(const sn_quant_group *const rows[SN_LANES], bool offsets, uint8_t *at) {
+    uint16_t scales[2 * SN_LANES];
+    for (int r = 0; r < SN_LANES; r++) {
+        scales[r] = sn_f32_to_f16(rows[r]->d[0]); /* exact: it was half in the file */
+        if (offsets) scales[SN_LANES + r] = sn_f32_to_f16(rows[r]->m[0]);
+    }
+    memcpy(at, scales, offsets ? sizeof scales : sizeof scales / 2);
+}
+
+static void pack_wide_scales(const sn_quant_group *const rows[SN_LANES], int halves, uint8_t *at) {
+    float scales[4 * SN_LANES];
+    for (int h = 0; h < halves; h++)
+        for (int r = 0; r < SN_LANES; r++) {
+            scales[SN_LANES * h + r] = rows[r]->d[h];
+            scales[SN_LANES * (halves + h) + r] = rows[r]->m[h];
+        }
+    memcpy(at, scales, (size_t)halves * 2 * SN_LANES * sizeof *scales);
+}
+
+static void pack_group(sn_layout layout, const sn_quant_group *const rows[SN_LANES], uint8_t *out) {
+    uint32_t words[8][SN_LANES];
+    interleave(rows, words);
+    if (is_q4(layout)) {
+        for (int c = 0; c < 4; c++)
+            for (int r = 0; r < SN_LANES; r++) words[c][r] |= words[c + 4][r] << 4;
+        memcpy(out, words, SN_Q4_BYTES);
+        out += SN_Q4_BYTES;
+    } else {
+        for (int c = 0; c < 8; c++)
+            for (int r = 0; r < SN_LANES; r++) words[c][r] ^= 0x80808080; /* q + 128 as a byte */
+        memcpy(out, words, SN_Q8_BYTES);
+        out += SN_Q8_BYTES;
+    }
+    if (has_half_scales(layout))
+        pack_half_scales(rows, is_q4(layout), out);
+    else
+        pack_wide_scales(rows, layout == SN_LAYOUT_Q8_FINE ? 2 : 1, out);
+}
+
+typedef struct pack_job {
+    const sn_cpu_weight *weight;
+    sn_dtype dtype;
+    size_t row_bytes;
+    const uint8_t *host;
+} pack_job;
+
+static void pack_quantised(const pack_job *job, size_t first_row, uint8_t *out) {
+    static const sn_quant_group zero = {{0}, {0}, {0}};
+    const sn_cpu_weight *w = job->weight;
+    sn_quant_group groups[SN_LANES][SN_QUANT_GROUPS_MAX];
+    size_t n_groups = sn_dtype_block(job->dtype) / SN_QUANT_GROUP, bytes = sn_dtype_bytes(job->dtype);
+    for (size_t b = 0; b < w->n_blocks; b += n_groups) {
+        const sn_quant_group *rows[SN_LANES];
+        for (size_t r = 0; r < SN_LANES && first_row + r < w->base.rows; r++) {
+            const uint8_t *row = job->host + (first_row + r) * job->row_bytes;
+            sn_quant_decode(job->dtype, row + b / n_groups * bytes, groups[r]);
+        }
+        for (size_t g = 0; g < n_groups; g++, out += block_bytes[w->layout]) {
+            for (size_t r = 0; r < SN_LANES; r++) rows[r] = first_row + r < w->base.rows ? &groups[r][g] : &zero;
+            pack_group(w->layout, rows, out);
+        }
+    }
+}
+
+static void pack_float(const pack_job *job, size_t first_row, uint8_t *out) {
+    const sn_cpu_weight *w = job->weight;
+    size_t size = sn_dtype_bytes(job->dtype), cols = w->base.cols;
+    for (size_t r = 0; r < SN_LANES && first_row + r < w->base.rows; r++) { /* the others are zero already */
+        const uint8_t *row = job->host + (first_row + r) * job->row_bytes;
+        if (size == 4)
+            for (size_t k = 0; k < cols; k++) memcpy(out + (k * SN_LANES + r) * 4, row + k * 4, 4);
+        else
+            for (size_t k = 0; k < cols; k++) memcpy(out + (k * SN_LANES + r) * 2, row + k * 2, 2);
+    }
+}
+
+static void pack_panel(void *ctx, size_t panel, int worker) {
+    (void)worker;
+    const pack_job *job = ctx;
+    uint8_t *out = job->weight->data + panel * job->weight->panel_bytes;
+    if (sn_layout_quantised(job->weight->layout))
+        pack_quantised(job, panel * SN_LANES, out);
+    else
+        pack_float(job, panel * SN_LANES, out);
+}
+
+sn_status sn_cpu_weight_new(sn_arena *arena, sn_pool *pool, sn_dtype dtype, size_t rows, size_t cols, const void *host,
+                            sn_cpu_weight **out, sn_err *err) {
+    *out = NULL;
+    sn_layout layout;
+    if (!layout_of(dtype, &layout))
+        return sn_fail(err, SN_REFUSED, "a matrix of type %s cannot be multiplied with: use a model with another type",
+                       sn_dtype_name(dtype));
+    size_t row_bytes, padded, bytes;
+    sn_status status = sn_dtype_row_bytes(dtype, cols, &row_bytes, err);
+    if (status) return status;
+    size_t n_blocks = sn_layout_quantised(layout) ? cols / SN_QUANT_GROUP : cols, panel_bytes;
+    if (!sn_mul(n_blocks, block_bytes[layout], &panel_bytes) || !sn_add(rows, SN_LANES - 1, &padded) ||
+        !sn_mul(padded / SN_LANES, panel_bytes, &bytes) || padded / SN_LANES > UINT32_MAX)
+        return sn_fail(err, SN_REFUSED, "a matrix of %zu rows of %zu is too large", rows, cols);
+    sn_cpu_weight *w = NULL;
+    void *data = NULL;
+    if ((status = sn_calloc(&w, 1, sizeof *w, err)) || (status = sn_arena_take(arena, bytes, &data, err))) {
+        free(w);
+        return status;
+    }
+    *w = (sn_cpu_weight){.base = {rows, cols, bytes}, .layout = layout, .n_blocks = n_blocks, .panel_bytes = panel_bytes,
+                         .n_panels = padded / SN_LANES, .data = data};
+    pack_job job = {w, dtype, row_bytes, host};
+    sn_pool_run(pool, w->n_panels, pack_panel, &job);
+    *out = w;
+    return SN_OK;
+}
+
+void sn_cpu_weight_free(sn_arena *arena, sn_cpu_weight **weight) {
+    if (!*weight) return;
+    sn_arena_give(arena, (*weight)->data);
+    free(*weight);
+    *weight = NULL;
+}
+
+static float read_float(sn_layout layout, const uint8_t *at, size_t i) {
+    float f;
+    uint16_t h;
+    if (layout == SN_LAYOUT_F32) {
+        memcpy(&f, at + i * 4, 4);
+        return f;
+    }
+    memcpy(&h, at + i * 2, 2);
+    return layout == SN_LAYOUT_F16 ? sn_f16_to_f32(h) : sn_bf16_to_f32(h);
+}
+
+/* Scale and offset of half h of a block; `scales` is where they begin. */
+static void read_scales(sn_layout layout, const uint8_t *scales, size_t lane, size_t h, float *d, float *m) {
+    if (has_half_scales(layout)) {
+        *d = read_float(SN_LAYOUT_F16, scales, lane);
+        *m = is_q4(layout) ? read_float(SN_LAYOUT_F16, scales, SN_LANES + lane) : 0;
+    } else {
+        size_t halves = layout == SN_LAYOUT_Q8_FINE ? 2 : 1;
+        *d = read_float(SN_LAYOUT_F32, scales, SN_LANES * (h % halves) + lane);
+        *m = read_float(SN_LAYOUT_F32, scales, SN_LANES * (halves + h % halves) + lane);
+    }
+}
+
+void sn_cpu_weight_row(const sn_cpu_weight *w, size_t row, float *out) {
+    assert(row < w->base.rows);
+    const uint8_t *at = w->data + row / SN_LANES * w->panel_bytes;
+    size_t lane = row % SN_LANES;
+    if (!sn_layout_quantised(w->layout)) {
+        for (size_t k = 0; k < w->base.cols; k++) out[k] = read_float(w->layout, at, k * SN_LANES + lane);
+        return;
+    }
+    bool q4 = is_q4(w->layout);
+    for (size_t b = 0; b < w->n_blocks; b++, at += block_bytes[w->layout], out += SN_QUANT_GROUP)
+        for (size_t h = 0; h < 2; h++) {
+            float d, m;
+            read_scales(w->layout, at + (q4 ? SN_Q4_BYTES : SN_Q8_BYTES), lane, h, &d, &m);
+            for (size_t i = 0; i < 16; i++) {
+                size_t byte = (q4 ? 0 : 256 * h) + i / 4 * 64 + lane * 4 + i % 4;
+                int q = q4 ? at[byte] >> 4 * h & 15 : at[byte] - 128;
+                out[16 * h + i] = d * (float)q + m;
+            }
+        }
+}

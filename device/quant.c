@@ -1,0 +1,206 @@
+#include "device/quant.h"
+
+#include <assert.h>
+#include <string.h>
+
+static uint16_t read_u16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
+static float read_f16(const uint8_t *p) { return sn_f16_to_f32(read_u16(p)); }
+
+static void set_scales(sn_quant_group *g, float d, float m) {
+    g->d[0] = g->d[1] = d;
+    g->m[0] = g->m[1] = m;
+}
+
+/* 16 bytes hold 32 nibbles: the low ones are elements 0..15, the high ones 16..31. */
+static void split_nibbles(const uint8_t *qs, int8_t *q) {
+    for (int i = 0; i < 16; i++) {
+        q[i] = (int8_t)(qs[i] & 15);
+        q[i + 16] = (int8_t)(qs[i] >> 4);
+    }
+}
+
+static void look_up_nibbles(const uint8_t *qs, const int8_t table[16], int8_t *q) {
+    for (int i = 0; i < 16; i++) {
+        q[i] = table[qs[i] & 15];
+        q[i + 16] = table[qs[i] >> 4];
+    }
+}
+
+static void decode_q4_0(const uint8_t *b, sn_quant_group *out) {
+    float d = read_f16(b);
+    split_nibbles(b + 2, out->q);
+    set_scales(out, d, -8 * d);
+}
+
+static void decode_q4_1(const uint8_t *b, sn_quant_group *out) {
+    split_nibbles(b + 4, out->q);
+    set_scales(out, read_f16(b), read_f16(b + 2));
+}
+
+/* The fifth bits of 32 elements, one after the other from bit 0. */
+static void add_fifth_bits(const uint8_t *qh, int8_t *q) {
+    for (int i = 0; i < 32; i++) q[i] = (int8_t)(q[i] | (qh[i / 8] >> i % 8 & 1) << 4);
+}
+
+static void decode_q5_0(const uint8_t *b, sn_quant_group *out) {
+    split_nibbles(b + 6, out->q);
+    add_fifth_bits(b + 2, out->q);
+    for (int i = 0; i < 32; i++) out->q[i] = (int8_t)(out->q[i] - 16);
+    set_scales(out, read_f16(b), 0);
+}
+
+static void decode_q5_1(const uint8_t *b, sn_quant_group *out) {
+    split_nibbles(b + 8, out->q);
+    add_fifth_bits(b + 4, out->q);
+    set_scales(out, read_f16(b), read_f16(b + 2));
+}
+
+static void decode_q8_0(const uint8_t *b, sn_quant_group *out) {
+    memcpy(out->q, b + 2, 32);
+    set_scales(out, read_f16(b), 0);
+}
+
+/* 16 scales (low nibble) and offsets (high); 2-bit values: bytes 0..31 hold elements 0..127 in four layers of bits, bytes
+ * 32..63 the other 128. */
+static void decode_q2_k(const uint8_t *b, sn_quant_group *out) {
+    const uint8_t *scales = b, *qs = b + 16;
+    float d = read_f16(b + 80), dmin = read_f16(b + 82);
+    for (int g = 0; g < 8; g++) {
+        for (int i = 0; i < 32; i++) out[g].q[i] = (int8_t)(qs[g / 4 * 32 + i] >> 2 * (g % 4) & 3);
+        for (int h = 0; h < 2; h++) {
+            uint8_t s = scales[2 * g + h];
+            out[g].d[h] = d * (float)(s & 15);
+            out[g].m[h] = -(dmin * (float)(s >> 4));
+        }
+    }
+}
+
+/* As Q2_K, with a third bit in hmask (set: nothing to subtract) and 16 signed 6-bit scales: four bits in the nibbles of
+ * bytes 0..7, the upper two in bytes 8..11. */
+static void decode_q3_k(const uint8_t *b, sn_quant_group *out) {
+    const uint8_t *hmask = b, *qs = b + 32, *scales = b + 96;
+    float d = read_f16(b + 108);
+    for (int g = 0; g < 8; g++) {
+        for (int i = 0; i < 32; i++) {
+            int low = qs[g / 4 * 32 + i] >> 2 * (g % 4) & 3;
+            out[g].q[i] = (int8_t)(low - (hmask[i] >> g & 1 ? 0 : 4));
+        }
+        for (int h = 0; h < 2; h++) {
+            int s = 2 * g + h, low = s < 8 ? scales[s] & 15 : scales[s - 8] >> 4;
+            int high = scales[8 + s % 4] >> 2 * (s / 4) & 3;
+            out[g].d[h] = d * (float)((low | high << 4) - 32);
+            out[g].m[h] = 0;
+        }
+    }
+}
+
+/* Q4_K and Q5_K: eight 6-bit scales and eight 6-bit offsets in 12 bytes. */
+static void set_k_scales(const uint8_t *b, sn_quant_group *out) {
+    const uint8_t *s = b + 4;
+    float d = read_f16(b), dmin = read_f16(b + 2);
+    for (int g = 0; g < 8; g++) {
+        int scale = g < 4 ? s[g] & 63 : (s[g + 4] & 15) | s[g - 4] >> 6 << 4;
+        int offset = g < 4 ? s[g + 4] & 63 : s[g + 4] >> 4 | s[g] >> 6 << 4;
+        set_scales(&out[g], d * (float)scale, -(dmin * (float)offset));
+    }
+}
+
+/* Nibbles in runs of 32 bytes: the low ones are one group, the high ones the next. */
+static void set_k_nibbles(const uint8_t *qs, sn_quant_group *out) {
+    for (int g = 0; g < 8; g++)
+        for (int i = 0; i < 32; i++) out[g].q[i] = (int8_t)(qs[g / 2 * 32 + i] >> 4 * (g % 2) & 15);
+}
+
+static void decode_q4_k(const uint8_t *b, sn_quant_group *out) {
+    set_k_scales(b, out);
+    set_k_nibbles(b + 16, out);
+}
+
+static void decode_q5_k(const uint8_t *b, sn_quant_group *out) {
+    const uint8_t *qh = b + 16;
+    set_k_scales(b, out);
+    set_k_nibbles(b + 48, out);
+    for (int g = 0; g < 8; g++)
+        for (int i = 0; i < 32; i++) out[g].q[i] = (int8_t)(out[g].q[i] | (qh[i] >> g & 1) << 4);
+}
+
+/* Each half of 128 elements: 64 bytes of nibbles (two groups low, two groups high) and 32 bytes with their upper two bits. */
+static void decode_q6_k(const uint8_t *b, sn_quant_group *out) {
+    const int8_t *scales = (const int8_t *)b + 192;
+    float d = read_f16(b + 208);
+    for (int g = 0; g < 8; g++) {
+        const uint8_t *ql = b + g / 4 * 64 + g % 2 * 32, *qh = b + 128 + g / 4 * 32;
+        int shift = g % 4 / 2 * 4;
+        for (int i = 0; i < 32; i++)
+            out[g].q[i] = (int8_t)(((ql[i] >> shift & 15) | (qh[i] >> 2 * (g % 4) & 3) << 4) - 32);
+        for (int h = 0; h < 2; h++) {
+            out[g].d[h] = d * (float)scales[2 * g + h];
+            out[g].m[h] = 0;
+        }
+    }
+}
+
+static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+static void decode_iq4_nl(const uint8_t *b, sn_quant_group *out) {
+    look_up_nibbles(b + 2, iq4_values, out->q);
+    set_scales(out, read_f16(b), 0);
+}
+
+static void decode_iq4_xs(const uint8_t *b, sn_quant_group *out) {
+    float d = read_f16(b);
+    unsigned high = read_u16(b + 2);
+    for (int g = 0; g < 8; g++) {
+        int scale = (b[4 + g / 2] >> 4 * (g % 2) & 15) | (int)(high >> 2 * g & 3) << 4;
+        look_up_nibbles(b + 8 + 16 * g, iq4_values, out[g].q);
+        set_scales(&out[g], d * (float)(scale - 32), 0);
+    }
+}
+
+/* E2M1 values, doubled to be integers, with a shared power of two (OCP Microscaling 1.0). */
+static void decode_mxfp4(const uint8_t *b, sn_quant_group *out) {
+    static const int8_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    union {
+        uint32_t u;
+        float f;
+    } half = {b[0] < 2 ? (uint32_t)0x200000 << b[0] : (uint32_t)(b[0] - 1) << 23}; /* 2^(e - 127) / 2 */
+    look_up_nibbles(b + 1, values, out->q);
+    set_scales(out, half.f, 0);
+}
+
+static void (*const decoders[SN_DTYPE_COUNT])(const uint8_t *, sn_quant_group *) = {
+    [SN_Q4_0] = decode_q4_0,     [SN_Q4_1] = decode_q4_1,     [SN_Q5_0] = decode_q5_0,  [SN_Q5_1] = decode_q5_1,
+    [SN_Q8_0] = decode_q8_0,     [SN_Q2_K] = decode_q2_k,     [SN_Q3_K] = decode_q3_k,  [SN_Q4_K] = decode_q4_k,
+    [SN_Q5_K] = decode_q5_k,     [SN_Q6_K] = decode_q6_k,     [SN_IQ4_NL] = decode_iq4_nl,
+    [SN_IQ4_XS] = decode_iq4_xs, [SN_MXFP4] = decode_mxfp4,
+};
+
+bool sn_dtype_quantised(sn_dtype dtype) { return (unsigned)dtype < SN_DTYPE_COUNT && decoders[dtype]; }
+
+void sn_quant_decode(sn_dtype dtype, const void *block, sn_quant_group *out) { decoders[dtype](block, out); }
+
+static void dequantize_blocks(sn_dtype dtype, const uint8_t *row, size_t cols, float *out) {
+    sn_quant_group groups[SN_QUANT_GROUPS_MAX];
+    size_t block = sn_dtype_block(dtype), bytes = sn_dtype_bytes(dtype);
+    for (size_t at = 0; at < cols; at += block, row += bytes) {
+        sn_quant_decode(dtype, row, groups);
+        for (size_t i = 0; i < block; i++) {
+            const sn_quant_group *g = &groups[i / 32];
+            out[at + i] = g->d[i / 16 % 2] * (float)g->q[i % 32] + g->m[i / 16 % 2];
+        }
+    }
+}
+
+void sn_dequantize_row(sn_dtype dtype, const void *row, size_t cols, float *out) {
+    const uint8_t *bytes = row;
+    if (dtype == SN_F32) {
+        if (cols) memcpy(out, row, cols * sizeof *out);
+    } else if (dtype == SN_F16) {
+        for (size_t i = 0; i < cols; i++) out[i] = read_f16(bytes + 2 * i);
+    } else if (dtype == SN_BF16) {
+        for (size_t i = 0; i < cols; i++) out[i] = sn_bf16_to_f32(read_u16(bytes + 2 * i));
+    } else {
+        assert(sn_dtype_quantised(dtype) && cols % sn_dtype_block(dtype) == 0);
+        dequantize_blocks(dtype, bytes, cols, out);
+    }
+}

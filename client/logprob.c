@@ -1,0 +1,64 @@
+#include "client/logprob.h"
+
+#include "base/math.h"
+
+#include <math.h>
+#include <string.h>
+
+sn_status sn_row_best(const float *logits, size_t n, int32_t *id, sn_err *err) {
+    size_t best = 0;
+    int bad = 0;
+    for (size_t i = 0; i < n; i++) {
+        bad |= !(logits[i] < INFINITY); /* NaN too */
+        if (logits[i] > logits[best]) best = i;
+    }
+    *id = (int32_t)best;
+    if (n && !bad && logits[best] > -INFINITY) return SN_OK;
+    return sn_fail(err, SN_RETRY,
+                   "the model's answer holds numbers that are none (NaN or infinity), so no token can be "
+                   "chosen: a node or the model file is faulty");
+}
+
+/* sn_exp of base/math.h in a form that compilers turn into vector code: coefficients instead of divisions, and 2^n put
+ * together from the bits that the rounding trick leaves. -700 <= x <= 0. */
+static inline double exp_negative(double x) {
+    static const double MAGIC = 0x1.8p52, INV_LN2 = 0x1.71547652b82fep0;
+    static const double LN2_HIGH = 0x1.62e42fee00000p-1, LN2_LOW = 0x1.a39ef35793c76p-33;
+    static const double C[] = {
+        1.0,        1.0,         1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,       1.0 / 720,
+        1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0};
+    double shifted = x * INV_LN2 + MAGIC, n = shifted - MAGIC;
+    double r = (x - n * LN2_HIGH) - n * LN2_LOW; /* |r| <= ln2 / 2 */
+    double sum = C[13];
+    for (int k = 12; k >= 0; k--) sum = C[k] + r * sum;
+    uint64_t power, bits;
+    memcpy(&power, &shifted, sizeof power);
+    memcpy(&bits, &sum, sizeof bits);
+    bits += power << 52; /* the low bits of `shifted` are n: add it to the exponent */
+    memcpy(&sum, &bits, sizeof sum);
+    return sum;
+}
+
+static inline double weight(float logit, double top, double temperature) {
+    double x = ((double)logit - top) / temperature;
+    return exp_negative(x < -700 ? -700 : x);
+}
+
+void sn_row_exp(const float *logits, size_t n, double top, double temperature, double *out) {
+    for (size_t i = 0; i < n; i++) out[i] = weight(logits[i], top, temperature);
+}
+
+double sn_row_sum_exp(const float *logits, size_t n, double top) {
+    double part[16] = {0};
+    size_t whole = n / 16 * 16;
+    for (size_t i = 0; i < whole; i += 16)
+        for (size_t lane = 0; lane < 16; lane++) part[lane] += weight(logits[i + lane], top, 1);
+    for (size_t i = whole; i < n; i++) part[i - whole] += weight(logits[i], top, 1);
+    for (size_t half = 8; half; half /= 2)
+        for (size_t lane = 0; lane < half; lane++) part[lane] += part[lane + half];
+    return part[0];
+}
+
+double sn_row_logprob(const float *logits, size_t n, double top, int32_t id) {
+    return ((double)logits[id] - top) - sn_ln(sn_row_sum_exp(logits, n, top));
+}

@@ -43,7 +43,8 @@ typedef struct sn_hop_report {
     char node[80];            /* "local", or the node's name and address */
     int first_block, end_block;
     uint64_t steps, tokens;
-    uint64_t network_us;      /* between us and the node and back, less what the node says it spent */
+    uint64_t network_us;      /* from sending to answer, less queue and compute of the node (of a pushed row of nodes: at the
+                                 first, for all of them) */
     uint64_t queue_us, compute_us;
 } sn_hop_report;
 size_t sn_chain_hops(const sn_chain *chain, sn_hop_report *out, size_t room); /* returns how many there are */

@@ -18,9 +18,28 @@ void sn_link_close(sn_link **link); /* NULL-safe */
 sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, sn_err *err) SN_MUST_USE;
 sn_directory *sn_link_directory(sn_link *link);
 
-/* Sends *msg to the node (consumed) and waits for the answer that echoes its request. SN_RETRY when none came within
- * timeout_ms. An ERROR message becomes its status and sentence, with the node named before it. *out is of kind `wanted`. */
+/* Over another transport (tests): taken. `seeds`: nodes to ask, their keys known. */
+typedef struct sn_seed {
+    char address[SN_ADDRESS_MAX + 1];
+    uint8_t curve_key[SN_KEY_SIZE];
+} sn_seed;
+sn_status sn_link_over(sn_transport **transport, const sn_seed *seeds, size_t n_seeds, sn_link **out,
+                       sn_err *err) SN_MUST_USE;
+
+/* A number for the next request, never given before. */
+uint64_t sn_link_request(sn_link *link);
+/* Sends *msg (consumed in any case) to the node. SN_RETRY when it cannot be sent now. */
+sn_status sn_link_send(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_msg **msg,
+                       sn_err *err) SN_MUST_USE;
+/* Waits for the answer that echoes `request`, from whoever sends it; others are dropped. SN_RETRY when none came by
+ * deadline_us. An ERROR becomes its status and sentence; any kind but `wanted` is SN_REFUSED. */
+sn_status sn_link_wait(sn_link *link, uint64_t request, sn_msg_kind wanted, int64_t deadline_us, sn_msg **out,
+                       sn_err *err) SN_MUST_USE;
+
+/* Both in one: *msg is consumed, its request set. Sentences name the address. */
 sn_status sn_link_call(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_msg **msg,
                        sn_msg_kind wanted, int timeout_ms, sn_msg **out, sn_err *err) SN_MUST_USE;
+
+const uint8_t *sn_link_curve_key(const sn_link *link);
 
 #endif

@@ -70,9 +70,7 @@ sn_status sn_address_parse(const char *text, char plain[SN_ADDRESS_MAX + 1], uin
     memcpy(plain, text, n);
     plain[n] = 0;
     *pinned = hash;
-    sn_status status = split(plain, host, port, err);
-    if (!status && hash) status = sn_unhex(hash + 1, key, SN_KEY_SIZE, err);
-    return status;
+    return hash ? sn_unhex(hash + 1, key, SN_KEY_SIZE, err) : split(plain, host, port, err);
 }
 
 static sn_status resolve(const char *plain, bool passive, struct addrinfo **out, sn_err *err) {
@@ -156,7 +154,7 @@ static int ask_due(sn_introducer *in) {
     int64_t now = sn_now_us(), next = now + 60 * LATER_US;
     for (size_t i = 0;; i++) {
         char address[SN_ADDRESS_MAX + 1] = "";
-        uint8_t nonce[NONCE_SIZE];
+        uint8_t nonce[NONCE_SIZE] = {0};
         pthread_mutex_lock(&in->lock);
         asked *a = i < in->n_asked ? &in->asked[i] : NULL;
         if (a && !a->answered && now >= a->next_us) {

@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -77,7 +78,10 @@ static const sn_command command = {
                 "device lost.",
 };
 
-static void *wait_for_signal(void *node) {
+static _Atomic(sn_node *) running; /* NULL while the span is being loaded */
+
+static void *wait_for_signal(void *unused) {
+    (void)unused;
     sigset_t set;
     int which;
     sigemptyset(&set);
@@ -85,6 +89,8 @@ static void *wait_for_signal(void *node) {
     sigaddset(&set, SIGTERM);
     while (sigwait(&set, &which)) {}
     sn_log(SN_LOG_INFO, "leaving", "signal=%s", which == SIGTERM ? "TERM" : "INT");
+    sn_node *node = atomic_load(&running);
+    if (!node) _exit(EXIT_OK); /* nothing is served yet: nothing to end */
     sn_node_stop(node);
     return NULL;
 }
@@ -139,16 +145,15 @@ static sn_status run(sn_err *err) {
         .session_timeout_s = (int)given.session_timeout_s,
         .room_timeout_s = (int)given.room_timeout_s,
     };
+    pthread_t signals;
+    if (pthread_create(&signals, NULL, wait_for_signal, NULL)) return sn_fail(err, SN_STOP, "no thread is to be had");
     sn_node *node = NULL;
     status = sn_node_new(&config, NULL, show_progress, NULL, &node, err);
-    if (status) return status;
-    pthread_t signals;
-    if (pthread_create(&signals, NULL, wait_for_signal, node)) {
-        sn_node_free(&node);
-        return sn_fail(err, SN_STOP, "no thread is to be had");
+    if (!status) {
+        print_ready(node);
+        atomic_store(&running, node);
+        status = sn_node_run(node, err);
     }
-    print_ready(node);
-    status = sn_node_run(node, err);
     pthread_cancel(signals); /* it may still wait for a signal: sigwait is where it can be ended */
     pthread_join(signals, NULL);
     sn_node_free(&node);

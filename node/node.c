@@ -58,6 +58,20 @@ static sn_status listen_and_ask(sn_node *node, const sn_node_config *config, boo
     return status;
 }
 
+/* Without an introducer (another transport than ZeroMQ) every address to join has its key with it. */
+static sn_status join_pinned(sn_node *node, const sn_node_config *config, sn_err *err) {
+    for (size_t i = 0; i < config->n_join; i++) {
+        char address[SN_ADDRESS_MAX + 1];
+        uint8_t key[SN_KEY_SIZE];
+        bool pinned;
+        sn_status status = sn_address_parse(config->join[i], address, key, &pinned, err);
+        if (status) return status;
+        if (!pinned) return sn_fail(err, SN_REFUSED, "%s needs its key: write ADDRESS#KEY", config->join[i]);
+        sn_core_join(node->core, address, key);
+    }
+    return SN_OK;
+}
+
 static sn_status new_core(sn_node *node, const sn_node_config *config, const sn_hash *model_id, sn_err *err) {
     const sn_core_setup setup = {
         .transport = node->transport,
@@ -97,6 +111,7 @@ sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn
     if (!status)
         status = sn_engine_new(node->span, node->pool, config->sessions_max, wake_network, node, &node->engine, err);
     if (!status) status = new_core(node, config, &model_id, err);
+    if (!status && !introduce) status = join_pinned(node, config, err);
     if (status) sn_node_free(&node);
     *out = node;
     return status;

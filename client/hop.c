@@ -1,0 +1,219 @@
+#include "client/hop.h"
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "net/timeline.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static sn_status make_room(sn_hop_at *hop, int length, int n_embd, sn_err *err) {
+    if (length < hop->room) return SN_OK;
+    size_t room = (size_t)length + (size_t)length / 2 + 64, bytes;
+    sn_hash *timeline = realloc(hop->timeline, room * sizeof *timeline);
+    if (!timeline) return sn_fail(err, SN_STOP, "out of memory for a timeline of %d tokens", length);
+    hop->timeline = timeline;
+    if (hop->keeps_inputs && n_embd) {
+        if (!sn_mul(room * sizeof(float), (size_t)n_embd, &bytes)) return sn_fail(err, SN_STOP, "a timeline is too long");
+        float *inputs = realloc(hop->inputs, bytes);
+        if (!inputs) return sn_fail(err, SN_STOP, "out of memory to keep %d tokens for a replay", length);
+        hop->inputs = inputs;
+    }
+    hop->room = (int)room;
+    return SN_OK;
+}
+
+sn_status sn_hop_init(sn_hop_at *hop, const sn_stop *stop, const sn_hash *model, bool keeps_inputs, sn_err *err) {
+    *hop = (sn_hop_at){.first = stop->first, .end = stop->end, .local = !stop->node};
+    hop->report.first_block = stop->first;
+    hop->report.end_block = stop->end;
+    const sn_announcement *node = stop->node;
+    if (!node) {
+        snprintf(hop->report.node, sizeof hop->report.node, "local");
+        return SN_OK;
+    }
+    char id[2 * SN_KEY_SIZE + 1];
+    snprintf(hop->report.node, sizeof hop->report.node, "%.30s@%.40s",
+             *node->name ? node->name : sn_hex(node->node, 4, id), node->address);
+    hop->keeps_inputs = keeps_inputs;
+    memcpy(hop->node, node->node, SN_KEY_SIZE);
+    memcpy(hop->curve_key, node->curve_key, SN_KEY_SIZE);
+    memcpy(hop->address, node->address, sizeof hop->address);
+    hop->timeline = malloc(sizeof *hop->timeline);
+    if (!hop->timeline) return sn_fail(err, SN_STOP, "out of memory");
+    hop->timeline[0] = sn_timeline_begin(model->bytes, hop->first, hop->end,
+                                         &node->block_hash[hop->first - (int)node->first_block]);
+    return SN_OK;
+}
+
+void sn_hop_fini(sn_hop_at *hop, sn_link *link) {
+    sn_err err;
+    sn_msg *msg = NULL;
+    if (hop->step_tokens_max && link && !sn_msg_new(SN_MSG_CLOSE, sn_link_request(link), &msg, &err)) {
+        memcpy(msg->close.session, hop->session, SN_SESSION_ID_SIZE);
+        if (sn_link_send(link, hop->address, hop->curve_key, &msg, &err)) {} /* its session expires by itself, too */
+    }
+    sn_kv_free(&hop->kv);
+    free(hop->timeline);
+    free(hop->inputs);
+    *hop = (sn_hop_at){0};
+}
+
+sn_status sn_hop_open(sn_hop_at *hop, sn_link *link, const sn_hash *model, int max_tokens, const uint8_t *predecessor,
+                      int timeout_ms, sn_err *err) {
+    sn_msg *msg = NULL, *opened = NULL;
+    sn_status status = sn_msg_new(SN_MSG_OPEN, 0, &msg, err);
+    if (status) return status;
+    sn_random(hop->session, sizeof hop->session);
+    memcpy(msg->open.session, hop->session, SN_SESSION_ID_SIZE);
+    memcpy(msg->open.model, model->bytes, SN_HASH_SIZE);
+    if (predecessor) memcpy(msg->open.predecessor, predecessor, SN_KEY_SIZE);
+    msg->open.protocol = SN_PROTOCOL;
+    msg->open.first_block = (uint64_t)hop->first;
+    msg->open.end_block = (uint64_t)hop->end;
+    msg->open.max_tokens = (uint64_t)max_tokens;
+    status = sn_link_call(link, hop->address, hop->curve_key, &msg, SN_MSG_OPENED, timeout_ms, &opened, err);
+    if (status) return status;
+    uint64_t tokens = opened->opened.step_tokens_max;
+    sn_msg_free(&opened);
+    if (!tokens) return sn_fail(err, SN_RETRY, "%s takes steps of no tokens: it cannot be used", hop->address);
+    hop->step_tokens_max = tokens < SN_SPAN_ROWS_MAX ? (int)tokens : SN_SPAN_ROWS_MAX;
+    return SN_OK;
+}
+
+sn_status sn_hop_record(sn_hop_at *hop, int position, int n, int n_embd, const float *rows, sn_hasher *hasher,
+                        sn_err *err) {
+    sn_status status = make_room(hop, position + n, n_embd, err);
+    if (status) return status;
+    if (hop->keeps_inputs)
+        memcpy(hop->inputs + (size_t)position * (size_t)n_embd, rows, (size_t)n * (size_t)n_embd * sizeof *rows);
+    for (int i = 0; i < n; i++)
+        hop->timeline[position + i + 1] =
+            sn_timeline_next(hasher, &hop->timeline[position + i], rows + (size_t)i * (size_t)n_embd, (size_t)n_embd);
+    hop->length = position + n;
+    return SN_OK;
+}
+
+sn_status sn_hop_note(sn_hop_at *hop, int position, int n, const uint8_t timeline[SN_HASH_SIZE], sn_err *err) {
+    sn_status status = make_room(hop, position + n, 0, err);
+    if (status) return status;
+    for (int i = 1; i < n; i++) hop->timeline[position + i] = (sn_hash){{0}};
+    memcpy(hop->timeline[position + n].bytes, timeline, SN_HASH_SIZE);
+    hop->length = position + n;
+    return SN_OK;
+}
+
+bool sn_hop_knows(const sn_hop_at *hop, int position) {
+    static const sn_hash unknown;
+    return hop->local || (position <= hop->length && memcmp(&hop->timeline[position], &unknown, sizeof unknown));
+}
+
+/* -- a step over nodes ----------------------------------------------------------------------------------------------- */
+
+static sn_status new_step(const sn_hop_at *hops, size_t n_hops, uint64_t request, int position, int n, int n_embd,
+                          const float *rows, sn_msg **out, sn_err *err) {
+    sn_msg *msg = NULL;
+    sn_status status = sn_msg_new(SN_MSG_STEP, request, &msg, err);
+    if (status) return status;
+    sn_msg_step *step = &msg->step;
+    memcpy(step->session, hops[0].session, SN_SESSION_ID_SIZE);
+    memcpy(step->timeline, hops[0].timeline[position].bytes, SN_HASH_SIZE);
+    step->step = hops[0].step + 1;
+    step->position = (uint64_t)position;
+    step->reply_dtype = SN_F32;
+    status = sn_list_new(n_hops - 1, SN_HOPS_MAX, sizeof *step->route, &step->route, err);
+    if (!status) step->n_route = n_hops - 1;
+    for (size_t i = 1; i < n_hops && !status; i++) {
+        sn_hop *hop = &step->route[i - 1];
+        memcpy(hop->address, hops[i].address, sizeof hop->address);
+        memcpy(hop->curve_key, hops[i].curve_key, SN_KEY_SIZE);
+        memcpy(hop->session, hops[i].session, SN_SESSION_ID_SIZE);
+        memcpy(hop->timeline, hops[i].timeline[position].bytes, SN_HASH_SIZE);
+    }
+    /* The transport may still be sending when the rows change here: the message has a copy of its own. */
+    void *data = NULL;
+    uint64_t shape[] = {(uint64_t)n, (uint64_t)n_embd};
+    if (!status) status = sn_msg_new_tensor(msg, SN_F32, 2, shape, &data, err);
+    if (!status) memcpy(data, rows, msg->tensor.bytes);
+    if (status) sn_msg_free(&msg);
+    *out = msg;
+    return status;
+}
+
+/* An answer is taken only if it is one to this step: from these nodes, on this timeline, of this shape, finite. */
+static sn_status check_result(const sn_hop_at *hops, size_t n_hops, const sn_msg *result, int position, int n, int n_embd,
+                              size_t *failed, sn_err *err) {
+    const sn_wire_tensor *t = &result->tensor;
+    *failed = n_hops - 1;
+    if (result->result.n_trace != n_hops)
+        return sn_fail(err, SN_RETRY, "the answer went over %zu nodes, not %zu", result->result.n_trace, n_hops);
+    for (size_t i = 0; i < n_hops; i++)
+        if (memcmp(result->result.trace[i].node, hops[i].node, SN_KEY_SIZE)) {
+            *failed = i;
+            return sn_fail(err, SN_RETRY, "another node answered in place of %s", hops[i].report.node);
+        }
+    if (memcmp(result->result.trace[0].timeline, hops[0].timeline[position + n].bytes, SN_HASH_SIZE)) {
+        *failed = 0;
+        return sn_fail(err, SN_RETRY, "%s answered on another timeline", hops[0].report.node);
+    }
+    if (t->dtype != SN_F32 || t->rank != 2 || t->shape[0] != (uint64_t)n || t->shape[1] != (uint64_t)n_embd)
+        return sn_fail(err, SN_RETRY, "%s answered hidden states of another shape", hops[n_hops - 1].report.node);
+    const float *x = t->data;
+    for (size_t i = 0; i < (size_t)n * (size_t)n_embd; i++)
+        if (!isfinite(x[i]))
+            return sn_fail(err, SN_RETRY, "%s answered hidden states that are no numbers", hops[n_hops - 1].report.node);
+    return SN_OK;
+}
+
+static void account(sn_hop_at *hops, size_t n_hops, const sn_msg *result, int n, int64_t elapsed_us) {
+    uint64_t in_nodes = 0;
+    for (size_t i = 0; i < n_hops; i++) {
+        const sn_trace *trace = &result->result.trace[i];
+        hops[i].report.steps++;
+        hops[i].report.tokens += (uint64_t)n;
+        hops[i].report.queue_us += trace->queue_us;
+        hops[i].report.compute_us += trace->compute_us;
+        in_nodes += trace->queue_us + trace->compute_us;
+    }
+    if ((uint64_t)elapsed_us > in_nodes) hops[0].report.network_us += (uint64_t)elapsed_us - in_nodes;
+}
+
+sn_status sn_hops_step(sn_hop_at *hops, size_t n_hops, sn_link *link, int position, int n, int n_embd, const float *rows,
+                       int timeout_ms, float *out, size_t *failed, sn_err *err) {
+    sn_msg *msg = NULL, *result = NULL;
+    uint64_t request = sn_link_request(link);
+    int64_t began = sn_now_us();
+    *failed = 0;
+    sn_status status = new_step(hops, n_hops, request, position, n, n_embd, rows, &msg, err);
+    if (!status) status = sn_link_send(link, hops[0].address, hops[0].curve_key, &msg, err);
+    if (!status)
+        status = sn_link_wait(link, request, SN_MSG_RESULT, began + (int64_t)timeout_ms * 1000, &result, err);
+    if (!status) status = check_result(hops, n_hops, result, position, n, n_embd, failed, err);
+    for (size_t i = 1; i < n_hops && !status; i++)
+        status = sn_hop_note(&hops[i], position, n, result->result.trace[i].timeline, err);
+    if (!status) {
+        memcpy(out, result->tensor.data, result->tensor.bytes);
+        account(hops, n_hops, result, n, sn_now_us() - began);
+        for (size_t i = 0; i < n_hops; i++) hops[i].step++;
+    }
+    sn_msg_free(&result);
+    return status;
+}
+
+sn_status sn_hop_step_local(sn_hop_at *hop, int position, int n, int n_embd, const float *rows, float *out, sn_err *err) {
+    int64_t began = sn_now_us();
+    if (sn_kv_length(hop->kv) > position) sn_kv_rewind(hop->kv, position);
+    sn_status status = sn_kv_reserve(hop->kv, n, err);
+    if (status) return status;
+    sn_tensor input = {.name = "hidden states", .data = rows, .dtype = SN_F32, .rank = 2, .shape = {n, n_embd}};
+    sn_span_part part = {hop->kv, &input, 0, n, out};
+    status = sn_span_forward(hop->span, hop->first, hop->end, 1, &part, NULL, err);
+    if (status) return status;
+    hop->length = position + n;
+    hop->report.steps++;
+    hop->report.tokens += (uint64_t)n;
+    hop->report.compute_us += (uint64_t)(sn_now_us() - began);
+    return SN_OK;
+}

@@ -1,0 +1,57 @@
+/* A hop: a stretch of blocks at one place, with one session there. The client keeps what went into it, so that another
+ * place can be brought to the same point by replay. */
+#ifndef SN_CLIENT_HOP_H
+#define SN_CLIENT_HOP_H
+
+#include "blocks/span.h"
+#include "client/chain.h"
+#include "client/route.h"
+
+typedef struct sn_hop_at {
+    int first, end; /* blocks */
+    bool local;
+    /* of a node */
+    uint8_t node[SN_KEY_SIZE], curve_key[SN_KEY_SIZE];
+    char address[SN_ADDRESS_MAX + 1];
+    uint8_t session[SN_SESSION_ID_SIZE];
+    uint64_t step; /* newest that it has done */
+    int step_tokens_max;
+    /* of local blocks */
+    sn_span *span;
+    sn_kv *kv;
+
+    /* The timeline at this hop. Behind a node that pushes, inputs do not come by here: then only the hashes that its
+     * answers told are known, and there is nothing to replay from. */
+    int length, room;
+    sn_hash *timeline; /* [i], i <= length; all zero where not known */
+    float *inputs;     /* (length, n_embd) of a remote hop whose inputs come by here; else NULL */
+    bool keeps_inputs;
+    sn_hop_report report;
+} sn_hop_at;
+
+/* A hop at `stop`; `keeps_inputs`: hidden states will come by here on their way to it. */
+sn_status sn_hop_init(sn_hop_at *hop, const sn_stop *stop, const sn_hash *model, bool keeps_inputs,
+                      sn_err *err) SN_MUST_USE;
+void sn_hop_fini(sn_hop_at *hop, sn_link *link); /* tells the node without waiting for an answer; harmless when zeroed */
+
+/* Opens its session at its node; predecessor: CURVE key of the node that will push into it, or NULL. */
+sn_status sn_hop_open(sn_hop_at *hop, sn_link *link, const sn_hash *model, int max_tokens, const uint8_t *predecessor,
+                      int timeout_ms, sn_err *err) SN_MUST_USE;
+
+/* Forgets positions from `position` on and takes n rows there: inputs and hashes. */
+sn_status sn_hop_record(sn_hop_at *hop, int position, int n, int n_embd, const float *rows, sn_hasher *hasher,
+                        sn_err *err) SN_MUST_USE;
+/* Forgets positions from `position` on and notes the hash after n more, as the node told it. */
+sn_status sn_hop_note(sn_hop_at *hop, int position, int n, const uint8_t timeline[SN_HASH_SIZE], sn_err *err) SN_MUST_USE;
+bool sn_hop_knows(const sn_hop_at *hop, int position); /* the hash at `position` is known */
+
+/* Runs n rows at `position` through `n_hops` nodes that push to each other; hops[0] has recorded them. out: (n, n_embd).
+ * *failed: index of the hop to blame on failure. Checks shape, route, hashes and that all numbers are finite. */
+sn_status sn_hops_step(sn_hop_at *hops, size_t n_hops, sn_link *link, int position, int n, int n_embd, const float *rows,
+                       int timeout_ms, float *out, size_t *failed, sn_err *err) SN_MUST_USE;
+
+/* The same for local blocks. */
+sn_status sn_hop_step_local(sn_hop_at *hop, int position, int n, int n_embd, const float *rows, float *out,
+                            sn_err *err) SN_MUST_USE;
+
+#endif

@@ -1,0 +1,205 @@
+#include "client/link.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "net/introduce.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SEEDS_MAX = 64, REASK_US = 300000 };
+
+struct sn_link {
+    sn_identity identity;
+    sn_transport *transport;
+    sn_introducer *introducer; /* NULL over other transports */
+    sn_directory *directory;
+    sn_seed seeds[SEEDS_MAX];
+    size_t n_seeds;
+    char joined[256]; /* the addresses as given, for sentences */
+    uint64_t last_request;
+};
+
+static void wake(void *link) { sn_transport_wake(((sn_link *)link)->transport); }
+
+static sn_status new_link(sn_link **out, sn_err *err) {
+    sn_link *link = NULL;
+    sn_status status = sn_calloc(&link, 1, sizeof *link, err);
+    if (status) return status;
+    status = sn_directory_new(&link->directory, err);
+    if (status) sn_link_close(&link);
+    /* Requests of one run must not be taken for those of an earlier one with the same identity. */
+    else sn_random(&link->last_request, sizeof link->last_request);
+    *out = link;
+    return status;
+}
+
+static void note_address(sn_link *link, const char *address) {
+    size_t n = strlen(link->joined);
+    snprintf(link->joined + n, sizeof link->joined - n, "%s%s", n ? ", " : "", address);
+}
+
+sn_status sn_link_open(const char *const *join, size_t n_join, const char *identity_path, sn_link **out, sn_err *err) {
+    sn_link *link = NULL;
+    *out = NULL;
+    sn_status status = new_link(&link, err);
+    if (status) return status;
+    status = identity_path ? sn_identity_load(identity_path, &link->identity, err) : sn_identity_new(&link->identity, err);
+    if (!status) status = sn_transport_zmq_new(&link->identity, &link->transport, err);
+    if (!status) status = sn_introducer_new(NULL, NULL, wake, link, &link->introducer, err);
+    for (size_t i = 0; i < n_join && !status; i++) {
+        status = sn_introducer_ask(link->introducer, join[i], err);
+        note_address(link, join[i]);
+    }
+    if (status) sn_link_close(&link);
+    *out = link;
+    return status;
+}
+
+sn_status sn_link_over(sn_transport **transport, const sn_seed *seeds, size_t n_seeds, sn_link **out, sn_err *err) {
+    sn_link *link = NULL;
+    *out = NULL;
+    if (n_seeds > SEEDS_MAX) return sn_fail(err, SN_REFUSED, "at most %d nodes can be joined", SEEDS_MAX);
+    sn_status status = new_link(&link, err);
+    if (status) return status;
+    link->transport = *transport;
+    *transport = NULL;
+    link->n_seeds = n_seeds;
+    for (size_t i = 0; i < n_seeds; i++) {
+        link->seeds[i] = seeds[i];
+        note_address(link, seeds[i].address);
+    }
+    *out = link;
+    return SN_OK;
+}
+
+void sn_link_close(sn_link **link) {
+    sn_link *l = *link;
+    if (!l) return;
+    sn_introducer_free(&l->introducer); /* before the transport that it wakes */
+    sn_transport_free(&l->transport);
+    sn_directory_free(&l->directory);
+    free(l);
+    *link = NULL;
+}
+
+sn_directory *sn_link_directory(sn_link *link) { return link->directory; }
+const uint8_t *sn_link_curve_key(const sn_link *link) { return link->identity.curve_key; }
+uint64_t sn_link_request(sn_link *link) { return ++link->last_request; }
+
+/* -- requests ------------------------------------------------------------------------------------------------------ */
+
+sn_status sn_link_send(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_msg **msg,
+                       sn_err *err) {
+    sn_peer peer;
+    sn_status status = sn_transport_dial(link->transport, address, curve_key, &peer, err);
+    if (!status) status = sn_transport_send(link->transport, peer, msg, err);
+    sn_msg_free(msg);
+    return status;
+}
+
+/* An answer to `request`, or NULL in *out when something else came. */
+static sn_status receive(sn_link *link, uint64_t request, int64_t deadline_us, sn_msg **out, sn_err *err) {
+    sn_event event;
+    *out = NULL;
+    sn_status status = sn_transport_recv(link->transport, deadline_us, &event, err);
+    if (status) return status;
+    if (!event.msg && event.peer) sn_log(SN_LOG_WARN, "bad message", "text=%s", event.bad.text);
+    if (event.msg && event.msg->request == request) *out = event.msg;
+    else sn_msg_free(&event.msg); /* late answer to something given up */
+    return SN_OK;
+}
+
+static sn_status take_answer(sn_msg **msg, sn_msg_kind wanted, sn_err *err) {
+    if ((*msg)->kind == wanted) return SN_OK;
+    sn_status status;
+    if ((*msg)->kind == SN_MSG_ERROR) {
+        uint64_t code = (*msg)->error.status;
+        status = code > SN_OK && code <= SN_STOP ? (sn_status)code : SN_RETRY;
+        if (status == SN_STOP) status = SN_RETRY; /* it is the node that cannot go on, not we */
+        (void)sn_fail(err, status, "%s", (*msg)->error.text);
+    } else {
+        status = sn_fail(err, SN_RETRY, "it answered %s where %s was due", sn_msg_kind_name((*msg)->kind),
+                         sn_msg_kind_name(wanted));
+    }
+    sn_msg_free(msg);
+    return status;
+}
+
+sn_status sn_link_wait(sn_link *link, uint64_t request, sn_msg_kind wanted, int64_t deadline_us, sn_msg **out,
+                       sn_err *err) {
+    int64_t began = sn_now_us();
+    *out = NULL;
+    while (!*out) {
+        sn_status status = receive(link, request, deadline_us, out, err);
+        if (status) return status;
+        if (!*out && sn_now_us() >= deadline_us)
+            return sn_fail(err, SN_RETRY, "no answer within %.1f seconds", (double)(deadline_us - began) / 1e6);
+    }
+    return take_answer(out, wanted, err);
+}
+
+sn_status sn_link_call(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_msg **msg,
+                       sn_msg_kind wanted, int timeout_ms, sn_msg **out, sn_err *err) {
+    uint64_t request = (*msg)->request = sn_link_request(link);
+    *out = NULL;
+    sn_status status = sn_link_send(link, address, curve_key, msg, err);
+    if (!status) status = sn_link_wait(link, request, wanted, sn_now_us() + (int64_t)timeout_ms * 1000, out, err);
+    return status ? sn_err_context(err, "%s", address) : SN_OK;
+}
+
+/* -- discovery ----------------------------------------------------------------------------------------------------- */
+
+static void take_seeds(sn_link *link) {
+    while (link->introducer && link->n_seeds < SEEDS_MAX) {
+        sn_seed *seed = &link->seeds[link->n_seeds];
+        if (!sn_introducer_take(link->introducer, seed->address, seed->curve_key)) return;
+        link->n_seeds++;
+    }
+}
+
+static sn_status ask_seed(sn_link *link, const sn_seed *seed, const sn_hash *model, uint64_t request, sn_err *err) {
+    sn_msg *msg = NULL;
+    sn_status status = sn_msg_new(SN_MSG_PEERS, request, &msg, err);
+    if (status) return status;
+    msg->peers.protocol = SN_PROTOCOL;
+    if (model) memcpy(msg->peers.model, model->bytes, SN_KEY_SIZE);
+    return sn_link_send(link, seed->address, seed->curve_key, &msg, err);
+}
+
+static void take_announcements(sn_link *link, const sn_msg_peers_are *peers) {
+    sn_err err;
+    for (size_t i = 0; i < peers->n_announcements; i++)
+        if (sn_directory_take(link->directory, peers->announcements[i].data, peers->announcements[i].len, sn_unix_ms(),
+                              &err))
+            sn_log(SN_LOG_DEBUG, "announcement dropped", "text=%s", err.text);
+}
+
+sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, sn_err *err) {
+    int64_t deadline = sn_now_us() + (int64_t)timeout_ms * 1000, ask_again = 0;
+    uint64_t request = sn_link_request(link);
+    size_t asked = 0;
+    sn_status status = SN_OK;
+    sn_directory_expire(link->directory, sn_unix_ms());
+    for (int64_t now = sn_now_us(); now < deadline && !status; now = sn_now_us()) {
+        take_seeds(link);
+        if (now >= ask_again) {
+            asked = 0;
+            ask_again = now + REASK_US;
+        }
+        for (; asked < link->n_seeds && !status; asked++) status = ask_seed(link, &link->seeds[asked], model, request, err);
+        if (status == SN_RETRY) status = SN_OK; /* that one cannot be reached now: another may */
+        sn_msg *msg = NULL;
+        if (!status) status = receive(link, request, ask_again < deadline ? ask_again : deadline, &msg, err);
+        if (status || !msg) continue;
+        status = take_answer(&msg, SN_MSG_PEERS_ARE, err);
+        if (status) return status;
+        take_announcements(link, &msg->peers_are);
+        sn_msg_free(&msg);
+        return SN_OK;
+    }
+    if (status) return status;
+    return sn_fail(err, SN_RETRY, "no node answered at %s within %.1f seconds: is it running, and the address right?",
+                   *link->joined ? link->joined : "any address (none was given: use --join)", timeout_ms / 1e3);
+}

@@ -1,0 +1,286 @@
+#include "base/text.h"
+#include "net/codec.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { NOW = 1000000 };
+
+static void must(sn_status status, const sn_err *err) { cr_assert_eq(status, SN_OK, "%s", err->text); }
+
+static sn_identity make_identity(void) {
+    sn_err err = {0};
+    sn_identity identity;
+    must(sn_identity_new(&identity, &err), &err);
+    return identity;
+}
+
+static sn_announcement make(const sn_identity *identity, uint64_t first, uint64_t end, uint64_t sequence) {
+    sn_announcement a = {.address = "tcp://127.0.0.1:7001",
+                         .name = "caf\xc3\xa9",
+                         .version = SN_VERSION,
+                         .protocol = SN_PROTOCOL,
+                         .sequence = sequence,
+                         .expires_unix_ms = NOW + SN_ANNOUNCE_LIFE_MS,
+                         .state = SN_NODE_ONLINE,
+                         .first_block = first,
+                         .end_block = end,
+                         .n_blocks = 1000,
+                         .tokens_per_s = 17,
+                         .kv_bytes_free = 1ull << 40,
+                         .sessions = 3,
+                         .queue = 4};
+    memcpy(a.node, identity->id, SN_KEY_SIZE);
+    memcpy(a.curve_key, identity->curve_key, SN_KEY_SIZE);
+    sn_random(a.model, sizeof a.model);
+    for (uint64_t i = 0; i < SN_SPAN_BLOCKS_MAX && first + i < end; i++) sn_random(a.block_hash[i], SN_KEY_SIZE);
+    return a;
+}
+
+static sn_buf seal(const sn_announcement *a, const sn_identity *identity) {
+    sn_err err = {0};
+    sn_buf out;
+    sn_buf_init(&out, SN_ANNOUNCEMENT_SIZE_MAX);
+    must(sn_announcement_seal(a, identity, &out, &err), &err);
+    return out;
+}
+
+static sn_status take(sn_directory *d, const sn_announcement *a, const sn_identity *identity, int64_t now,
+                      sn_err *err) {
+    sn_buf sealed = seal(a, identity);
+    sn_status status = sn_directory_take(d, sealed.data, sealed.len, now, err);
+    sn_buf_fini(&sealed);
+    return status;
+}
+
+static sn_directory *make_directory(void) {
+    sn_err err = {0};
+    sn_directory *d;
+    must(sn_directory_new(&d, &err), &err);
+    return d;
+}
+
+/* -- announcements -- */
+
+Test(announcement, is_opened_as_it_was_sealed) {
+    static const uint64_t spans[] = {1, 10, SN_SPAN_BLOCKS_MAX};
+    sn_identity identity = make_identity();
+    for (int i = 0; i < 3; i++) {
+        sn_err err = {0};
+        sn_announcement a = make(&identity, 5, 5 + spans[i], 1), back;
+        sn_buf sealed = seal(&a, &identity);
+        must(sn_announcement_open(sealed.data, sealed.len, NOW, &back, &err), &err);
+        cr_assert_arr_eq(&a, &back, sizeof a);
+        sn_buf_fini(&sealed);
+    }
+}
+
+Test(announcement, refuses_any_changed_byte) {
+    sn_identity identity = make_identity();
+    sn_announcement a = make(&identity, 0, 2, 1), back;
+    sn_buf sealed = seal(&a, &identity);
+    sn_err err;
+    for (size_t i = 0; i < sealed.len; i++) {
+        sealed.data[i] ^= 0x10;
+        cr_assert_eq(sn_announcement_open(sealed.data, sealed.len, NOW, &back, &err), SN_REFUSED, "byte %zu", i);
+        sealed.data[i] ^= 0x10;
+    }
+    for (size_t len = 0; len < sealed.len; len++)
+        cr_assert_eq(sn_announcement_open(sealed.data, len, NOW, &back, &err), SN_REFUSED, "length %zu", len);
+    uint8_t *large = calloc(1, SN_ANNOUNCEMENT_SIZE_MAX + 1);
+    cr_assert_eq(sn_announcement_open(large, SN_ANNOUNCEMENT_SIZE_MAX + 1, NOW, &back, &err), SN_REFUSED);
+    free(large);
+    sn_buf_fini(&sealed);
+}
+
+Test(announcement, is_signed_by_the_node_it_speaks_of) {
+    sn_identity identity = make_identity(), other = make_identity(), liar;
+    sn_announcement a = make(&identity, 0, 2, 1), back;
+    sn_err err = {0};
+    sn_buf out;
+    sn_buf_init(&out, SN_ANNOUNCEMENT_SIZE_MAX);
+    cr_assert_eq(sn_announcement_seal(&a, &other, &out, &err), SN_REFUSED);
+    cr_assert_eq(out.len, 0);
+    liar = other; /* signs with its own key under another's id */
+    memcpy(liar.id, identity.id, SN_KEY_SIZE);
+    must(sn_announcement_seal(&a, &liar, &out, &err), &err);
+    cr_assert_eq(sn_announcement_open(out.data, out.len, NOW, &back, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "signature"), "%s", err.text);
+    sn_buf_fini(&out);
+}
+
+Test(announcement, lives_for_a_limited_time) {
+    sn_identity identity = make_identity();
+    sn_announcement a = make(&identity, 0, 2, 1), back;
+    sn_err err = {0};
+    sn_buf sealed = seal(&a, &identity);
+    int64_t end = (int64_t)a.expires_unix_ms;
+    must(sn_announcement_open(sealed.data, sealed.len, end - 1, &back, &err), &err);
+    must(sn_announcement_open(sealed.data, sealed.len, end - SN_ANNOUNCE_LIFE_MS_MAX, &back, &err), &err);
+    cr_assert_eq(sn_announcement_open(sealed.data, sealed.len, end, &back, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "expired"), "%s", err.text);
+    cr_assert_eq(sn_announcement_open(sealed.data, sealed.len, end - SN_ANNOUNCE_LIFE_MS_MAX - 1, &back, &err),
+                 SN_REFUSED);
+    cr_assert(strstr(err.text, "ahead"), "%s", err.text);
+    cr_assert_eq(sn_announcement_open(sealed.data, sealed.len, INT64_MIN, &back, &err), SN_REFUSED);
+    sn_buf_fini(&sealed);
+}
+
+#define REFUSES(change, word)                                                                                          \
+    do {                                                                                                               \
+        sn_announcement a = make(&identity, 4, 8, 1);                                                                  \
+        change;                                                                                                        \
+        sn_err err = {0};                                                                                              \
+        sn_buf out;                                                                                                    \
+        sn_buf_init(&out, SN_ANNOUNCEMENT_SIZE_MAX);                                                                   \
+        cr_assert_eq(sn_announcement_seal(&a, &identity, &out, &err), SN_REFUSED, #change);                            \
+        cr_assert(strstr(err.text, word), "'%s' is not about '%s'", err.text, word);                                   \
+        sn_buf_fini(&out);                                                                                             \
+    } while (0)
+
+Test(announcement, refuses_contents_that_cannot_be) {
+    sn_identity identity = make_identity();
+    REFUSES(a.end_block = 4, "no range");
+    REFUSES(a.end_block = 3, "no range");
+    REFUSES(a.n_blocks = 7, "no range");
+    REFUSES(a.end_block = 4 + SN_SPAN_BLOCKS_MAX + 1, "longer than");
+    REFUSES(a.first_block = UINT64_MAX, "no range");
+    REFUSES(a.protocol++, "protocol 2");
+    REFUSES(a.state = (sn_node_state)4, "state 4");
+    REFUSES(memset(a.curve_key, 0, SN_KEY_SIZE), "CURVE");
+    REFUSES(a.address[0] = 0, "no address");
+    REFUSES(strcpy(a.address, "ipc:///run/other"), "no address");
+    REFUSES(strcpy(a.address, "tcp://host:0"), "no address");
+    REFUSES(memset(a.address, 'a', sizeof a.address), "at most 255");
+    REFUSES(memset(a.name, 'a', sizeof a.name), "longer");
+}
+
+/* The map without its signature, as the fuzz target takes it. SN_WRITE_CORPUS=1 makes it anew. */
+Test(announcement, stands_in_the_corpus) {
+    static const char *const path = SN_FIXTURES "/../fuzz/corpus/announcement/two-blocks";
+    sn_err err = {0};
+    if (getenv("SN_WRITE_CORPUS")) {
+        sn_identity identity = make_identity();
+        sn_announcement a = make(&identity, 4, 6, 1);
+        sn_buf sealed = seal(&a, &identity);
+        FILE *file = fopen(path, "wb");
+        size_t len = sealed.len - SN_SIGNATURE_SIZE;
+        cr_assert(file && fwrite(sealed.data, 1, len, file) == len && !fclose(file), "%s", path);
+        sn_buf_fini(&sealed);
+    }
+    sn_buf map = {0};
+    sn_announcement a;
+    must(sn_read_file(path, SN_ANNOUNCEMENT_SIZE_MAX, &map, &err), &err);
+    must(sn_announcement_parse(map.data, map.len, &a, &err), &err);
+    cr_assert_eq(a.end_block - a.first_block, 2);
+    sn_buf_fini(&map);
+}
+
+/* -- the directory -- */
+
+Test(directory, lists_by_first_block_and_id) {
+    enum { N = 50 };
+    sn_directory *d = make_directory();
+    sn_err err = {0};
+    for (int i = 0; i < N; i++) {
+        sn_identity identity = make_identity();
+        uint64_t first = (uint64_t)(i * 7 % 5) * 10;
+        sn_announcement a = make(&identity, first, first + 1, 1);
+        must(take(d, &a, &identity, NOW, &err), &err);
+    }
+    cr_assert_eq(sn_directory_count(d), N);
+    for (size_t i = 1; i < N; i++) {
+        const sn_announcement *x = sn_directory_at(d, i - 1), *y = sn_directory_at(d, i), back = *y;
+        cr_assert(x->first_block < y->first_block ||
+                  (x->first_block == y->first_block && memcmp(x->node, y->node, SN_KEY_SIZE) < 0));
+        sn_announcement opened;
+        const sn_blob *sealed = sn_directory_sealed_at(d, i);
+        must(sn_announcement_open(sealed->data, sealed->len, NOW, &opened, &err), &err);
+        cr_assert_arr_eq(&opened, &back, sizeof opened);
+    }
+    sn_directory_free(&d);
+    cr_assert_null(d);
+    sn_directory_free(&d);
+}
+
+Test(directory, keeps_the_newest_word_of_a_node) {
+    sn_directory *d = make_directory();
+    sn_identity identity = make_identity();
+    sn_err err = {0};
+    sn_announcement a = make(&identity, 4, 8, 5), b = make(&identity, 2, 8, 6), twin = a;
+    must(take(d, &a, &identity, NOW, &err), &err);
+    must(take(d, &a, &identity, NOW, &err), &err); /* the same again, by another way */
+    twin.queue++;
+    cr_assert_eq(take(d, &twin, &identity, NOW, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "two different things"), "%s", err.text);
+    must(take(d, &b, &identity, NOW, &err), &err);
+    cr_assert_eq(take(d, &a, &identity, NOW, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "newer"), "%s", err.text);
+    cr_assert_eq(sn_directory_count(d), 1);
+    cr_assert_eq(sn_directory_at(d, 0)->first_block, 2);
+    sn_directory_free(&d);
+}
+
+Test(directory, forgets_what_has_expired) {
+    sn_directory *d = make_directory();
+    sn_identity identity = make_identity(), other = make_identity();
+    sn_err err = {0};
+    sn_announcement a = make(&identity, 4, 8, 1), b = make(&other, 4, 8, 1);
+    b.expires_unix_ms = NOW + 10;
+    must(take(d, &a, &identity, NOW, &err), &err);
+    must(take(d, &b, &other, NOW, &err), &err);
+    sn_directory_expire(d, NOW + 9);
+    cr_assert_eq(sn_directory_count(d), 2);
+    sn_directory_expire(d, NOW + 10);
+    cr_assert_eq(sn_directory_count(d), 1);
+    cr_assert_arr_eq(sn_directory_at(d, 0)->node, identity.id, SN_KEY_SIZE);
+    cr_assert_eq(take(d, &b, &other, NOW + 10, &err), SN_REFUSED);
+    sn_directory_expire(d, NOW + SN_ANNOUNCE_LIFE_MS);
+    cr_assert_eq(sn_directory_count(d), 0);
+    sn_directory_free(&d);
+}
+
+/* An older announcement that would live longer must not bring back a node that said goodbye. */
+Test(directory, a_node_that_left_does_not_come_back_by_an_old_word) {
+    sn_directory *d = make_directory();
+    sn_identity identity = make_identity();
+    sn_err err = {0};
+    sn_announcement online = make(&identity, 4, 8, 1), offline = make(&identity, 4, 8, 2),
+                    back = make(&identity, 4, 8, 3);
+    offline.state = SN_NODE_OFFLINE;
+    offline.expires_unix_ms = NOW + 10;
+    must(take(d, &online, &identity, NOW, &err), &err);
+    must(take(d, &offline, &identity, NOW, &err), &err);
+    cr_assert_eq(sn_directory_count(d), 0);
+    cr_assert_eq(take(d, &online, &identity, NOW, &err), SN_REFUSED);
+    sn_directory_expire(d, NOW + 20);
+    cr_assert_eq(take(d, &online, &identity, NOW + 20, &err), SN_REFUSED);
+    must(take(d, &back, &identity, NOW + 20, &err), &err);
+    cr_assert_eq(sn_directory_count(d), 1);
+    sn_directory_free(&d);
+}
+
+/* Making and checking sixteen thousand signatures takes a few seconds. */
+Test(directory, the_one_that_ends_first_makes_room, .timeout = 120) {
+    sn_directory *d = make_directory();
+    sn_identity identity = {0}, first = {0};
+    sn_err err = {0};
+    for (int i = 0; i <= SN_DIRECTORY_MAX; i++) {
+        identity = make_identity();
+        sn_announcement a = make(&identity, 4, 5, 1);
+        a.expires_unix_ms = (uint64_t)(NOW + 20000 + (i == 77 ? -1 : i));
+        if (i == 77) first = identity;
+        must(take(d, &a, &identity, NOW, &err), &err);
+    }
+    cr_assert_eq(sn_directory_count(d), SN_DIRECTORY_MAX);
+    for (size_t i = 0; i < SN_DIRECTORY_MAX; i++)
+        cr_assert(memcmp(sn_directory_at(d, i)->node, first.id, SN_KEY_SIZE) != 0);
+    identity = make_identity();
+    sn_announcement soon = make(&identity, 4, 5, 1);
+    soon.expires_unix_ms = NOW + 1;
+    cr_assert_eq(take(d, &soon, &identity, NOW, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "full"), "%s", err.text);
+    sn_directory_free(&d);
+}

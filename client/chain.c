@@ -14,6 +14,7 @@ enum {
     TIMEOUT_MS = 30000,
     MAX_RETRIES = 3,
     OPEN_GRACE_MS = 3000, /* how long a new chain waits for blocks that nobody serves yet */
+    OPEN_TIMEOUT_MS = 5000,
     PLAN_AGAIN_US = 200000,
     BANNED_MAX = 64,
 };
@@ -107,21 +108,25 @@ static sn_status plan(sn_chain *chain, int first, int end, int grace_ms, sn_stop
                           .excluded = is_excluded,
                           .ctx = chain};
     int64_t until = sn_now_us() + (int64_t)grace_ms * 1000;
-    for (;;) {
+    for (;;) { /* first by what is known: a dead node's place is taken at once where another is known */
         sn_err asking;
-        sn_status asked = link ? sn_link_discover(link, &chain->model, grace_ms, &asking) : SN_OK;
         sn_status status = sn_route_plan(&wish, first, end, stops, n_stops, err);
-        if (status != SN_RETRY || !link || sn_now_us() >= until) {
-            if (status && asked) return sn_fail(err, asked, "%s", asking.text); /* the cause: nobody could be asked */
-            if (!status && chain->options.every_block) *n_stops = cut_at_every_block(stops, *n_stops);
-            return status;
-        }
-        if (!asked) sn_sleep_us(PLAN_AGAIN_US);
+        int64_t left_us = until - sn_now_us();
+        if (!status && chain->options.every_block) *n_stops = cut_at_every_block(stops, *n_stops);
+        if (status != SN_RETRY || !link || left_us <= 0) return status;
+        sn_status asked = sn_link_discover(link, &chain->model, (int)(left_us / 1000) + 1, &asking);
+        if (asked) return sn_fail(err, asked, "%s", asking.text); /* the cause: nobody could be asked */
+        if (sn_route_plan(&wish, first, end, stops, n_stops, err)) sn_sleep_us(PLAN_AGAIN_US);
     }
 }
 
 static void close_hops(sn_chain *chain, sn_hop_at *hops, size_t n) {
     for (size_t i = 0; i < n; i++) sn_hop_fini(&hops[i], chain->options.link);
+}
+
+/* Opening computes nothing: who does not answer soon is not there. */
+static int open_timeout(const sn_chain *chain) {
+    return chain->options.timeout_ms < OPEN_TIMEOUT_MS ? chain->options.timeout_ms : OPEN_TIMEOUT_MS;
 }
 
 static sn_status open_hop(sn_chain *chain, const sn_stop *stop, const sn_hop_at *before, sn_hop_at *hop, sn_err *err) {
@@ -133,7 +138,7 @@ static sn_status open_hop(sn_chain *chain, const sn_stop *stop, const sn_hop_at 
         return sn_kv_new(chain->pool, &hop->kv, err);
     }
     return sn_hop_open(hop, chain->options.link, &chain->model, chain->options.max_tokens,
-                       pushed ? before->curve_key : NULL, chain->options.timeout_ms, err);
+                       pushed ? before->curve_key : NULL, open_timeout(chain), err);
 }
 
 /* Opens sessions along a way over blocks [first, end). Nodes that do not open are given up, *retries times in all. */

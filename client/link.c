@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SEEDS_MAX = 64, REASK_US = 300000 };
+enum { SEEDS_MAX = 64, KNOWN_ASKED_MAX = 16, REASK_US = 300000 };
 
 struct sn_link {
     sn_identity identity;
@@ -159,13 +159,27 @@ static void take_seeds(sn_link *link) {
     }
 }
 
-static sn_status ask_seed(sn_link *link, const sn_seed *seed, const sn_hash *model, uint64_t request, sn_err *err) {
+static sn_status ask_one(sn_link *link, const char *address, const uint8_t *curve_key, const sn_hash *model,
+                         uint64_t request, sn_err *err) {
     sn_msg *msg = NULL;
     sn_status status = sn_msg_new(SN_MSG_PEERS, request, &msg, err);
     if (status) return status;
     msg->peers.protocol = SN_PROTOCOL;
     if (model) memcpy(msg->peers.model, model->bytes, SN_KEY_SIZE);
-    return sn_link_send(link, seed->address, seed->curve_key, &msg, err);
+    status = sn_link_send(link, address, curve_key, &msg, err);
+    return status == SN_RETRY ? SN_OK : status; /* that one cannot be reached now: another may */
+}
+
+/* The joined nodes whose key has come since, and a few of those that were heard of: the joined ones may be gone. */
+static sn_status ask_all(sn_link *link, size_t from_seed, const sn_hash *model, uint64_t request, sn_err *err) {
+    sn_status status = SN_OK;
+    for (size_t i = from_seed; i < link->n_seeds && !status; i++)
+        status = ask_one(link, link->seeds[i].address, link->seeds[i].curve_key, model, request, err);
+    for (size_t i = 0; i < sn_directory_count(link->directory) && i < KNOWN_ASKED_MAX && !from_seed && !status; i++) {
+        const sn_announcement *node = sn_directory_at(link->directory, i);
+        status = ask_one(link, node->address, node->curve_key, model, request, err);
+    }
+    return status;
 }
 
 static void take_announcements(sn_link *link, const sn_msg_peers_are *peers) {
@@ -188,8 +202,8 @@ sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, 
             asked = 0;
             ask_again = now + REASK_US;
         }
-        for (; asked < link->n_seeds && !status; asked++) status = ask_seed(link, &link->seeds[asked], model, request, err);
-        if (status == SN_RETRY) status = SN_OK; /* that one cannot be reached now: another may */
+        if (!asked || asked < link->n_seeds) status = ask_all(link, asked, model, request, err);
+        asked = link->n_seeds;
         sn_msg *msg = NULL;
         if (!status) status = receive(link, request, ask_again < deadline ? ask_again : deadline, &msg, err);
         if (status || !msg) continue;

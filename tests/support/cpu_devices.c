@@ -1,0 +1,121 @@
+#include "tests/support/cpu_devices.h"
+
+#include "device/quant.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const sn_dtype test_weight_types[] = {SN_F32,  SN_F16,  SN_BF16, SN_Q4_0, SN_Q4_1, SN_Q5_0,   SN_Q5_1,   SN_Q8_0,
+                                      SN_Q2_K, SN_Q3_K, SN_Q4_K, SN_Q5_K, SN_Q6_K, SN_IQ4_NL, SN_IQ4_XS, SN_MXFP4};
+const int test_n_weight_types = (int)(sizeof test_weight_types / sizeof *test_weight_types);
+
+static void must(sn_status status, const sn_err *err) {
+    if (!status) return;
+    fprintf(stderr, "%s\n", err->text);
+    abort();
+}
+
+test_devices test_devices_open(const sn_device_limits *limits) {
+    static const char *const isas[] = {"c", "avx2", "avx512"};
+    test_devices devices = {.n = 0};
+    sn_err err;
+    for (int i = 0; i < 3; i++)
+        for (int threads = 1; threads <= 3; threads++) {
+            sn_device_options options = {.threads = threads, .isa = isas[i]};
+            sn_device *device;
+            if (sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &device, &err)) {
+                fprintf(stderr, "not tested here: %s\n", err.text);
+                break;
+            }
+            must(device->ops->prepare(device, limits, &err), &err);
+            devices.at[devices.n++] = device;
+        }
+    return devices;
+}
+
+void test_devices_close(test_devices *devices) {
+    for (int i = 0; i < devices->n; i++) sn_device_close(&devices->at[i]);
+}
+
+static uint32_t next(uint64_t *state) { /* Knuth's MMIX generator, upper bits */
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*state >> 32);
+}
+
+float test_random(uint64_t *state) { return (float)(next(state) >> 8) * 0x1p-23f - 1; }
+
+static void *allocate(size_t bytes) {
+    void *p = malloc(bytes ? bytes : 1);
+    if (!p) abort();
+    return p;
+}
+
+float *test_random_floats(size_t n, uint64_t seed) {
+    float *x = allocate(n * sizeof *x);
+    for (size_t i = 0; i < n; i++) x[i] = test_random(&seed);
+    return x;
+}
+
+/* Where the half-precision scales of a block lie; -1: none. */
+static void scale_offsets(sn_dtype dtype, int at[2]) {
+    at[0] = at[1] = -1;
+    switch (dtype) {
+    case SN_Q4_0:
+    case SN_Q5_0:
+    case SN_Q8_0:
+    case SN_IQ4_NL:
+    case SN_IQ4_XS: at[0] = 0; break;
+    case SN_Q4_1:
+    case SN_Q5_1:
+    case SN_Q4_K:
+    case SN_Q5_K: at[0] = 0, at[1] = 2; break;
+    case SN_Q2_K: at[0] = 80, at[1] = 82; break;
+    case SN_Q3_K: at[0] = 108; break;
+    case SN_Q6_K: at[0] = 208; break;
+    default: break;
+    }
+}
+
+static void fill_block(sn_dtype dtype, uint8_t *block, uint64_t *state) {
+    int at[2];
+    float x = test_random(state);
+    uint16_t half = dtype == SN_F16 ? sn_f32_to_f16(x) : sn_f32_to_bf16(x);
+    if (dtype == SN_F32) {
+        memcpy(block, &x, sizeof x);
+    } else if (dtype == SN_F16 || dtype == SN_BF16) {
+        memcpy(block, &half, sizeof half);
+    } else {
+        for (size_t i = 0; i < sn_dtype_bytes(dtype); i++) block[i] = (uint8_t)next(state);
+        scale_offsets(dtype, at);
+        for (int i = 0; i < 2 && at[i] >= 0; i++) {
+            half = sn_f32_to_f16(test_random(state) * 0.05f);
+            memcpy(block + at[i], &half, sizeof half);
+        }
+        if (dtype == SN_MXFP4) block[0] = (uint8_t)(120 + block[0] % 12);
+    }
+}
+
+void *test_random_weight(sn_dtype dtype, size_t rows, size_t cols, uint64_t seed, float *values) {
+    size_t row_bytes, block = sn_dtype_block(dtype);
+    sn_err err;
+    must(sn_dtype_row_bytes(dtype, cols, &row_bytes, &err), &err);
+    uint8_t *data = (uint8_t *)allocate(rows * row_bytes + 1) + 1;
+    for (size_t i = 0; i < rows * (cols / block); i++) fill_block(dtype, data + i * sn_dtype_bytes(dtype), &seed);
+    for (size_t r = 0; r < rows; r++) sn_dequantize_row(dtype, data + r * row_bytes, cols, values + r * cols);
+    return data;
+}
+
+void test_weight_free(void *weight) {
+    if (weight) free((uint8_t *)weight - 1);
+}
+
+size_t test_differ(const float *a, const float *b, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        uint32_t p, q;
+        memcpy(&p, a + i, sizeof p);
+        memcpy(&q, b + i, sizeof q);
+        if (p != q && !(a[i] != a[i] && b[i] != b[i])) return i;
+    }
+    return n;
+}

@@ -1,0 +1,33 @@
+/* The CPU device in all its forms, random numbers and weights: for tests that everything gives the same bits. */
+#ifndef SN_TESTS_SUPPORT_CPU_DEVICES_H
+#define SN_TESTS_SUPPORT_CPU_DEVICES_H
+
+#include "device/device.h"
+
+enum { TEST_DEVICES_MAX = 9 };
+
+typedef struct test_devices {
+    sn_device *at[TEST_DEVICES_MAX]; /* each instruction set of this machine with 1, 2 and 3 threads; [0]: C, 1 thread */
+    int n;
+} test_devices;
+
+test_devices test_devices_open(const sn_device_limits *limits);
+void test_devices_close(test_devices *devices);
+
+/* Deterministic: uniform in [-1, 1); *state is any number. */
+float test_random(uint64_t *state);
+float *test_random_floats(size_t n, uint64_t seed); /* heap */
+
+/* Random rows of a weight type as they would lie in a file, with finite scales, at an odd address; free with
+ * test_weight_free. `values`, (rows, cols), gets what they stand for. */
+void *test_random_weight(sn_dtype dtype, size_t rows, size_t cols, uint64_t seed, float *values);
+void test_weight_free(void *weight);
+
+/* The first index at which bits differ (any NaN equals any NaN), or n. */
+size_t test_differ(const float *a, const float *b, size_t n);
+
+/* All types that a matrix may have. */
+extern const sn_dtype test_weight_types[];
+extern const int test_n_weight_types;
+
+#endif

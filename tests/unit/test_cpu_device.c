@@ -1,0 +1,387 @@
+/* The promise of equal bits, operation by operation; and closeness to naive double-precision arithmetic, which knows
+ * nothing of panels, tiles and lanes. */
+#include "base/math.h"
+#include "tests/support/cpu_devices.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static sn_err err;
+#define OK(call) cr_assert_eq(call, SN_OK, "%s", err.text)
+
+static void same(const float *a, const float *b, size_t n, const sn_device *d, const char *what) {
+    size_t at = test_differ(a, b, n);
+    cr_assert_eq(at, n, "%s, %s: element %zu is %a, not %a", sn_device_describe(d), what, at, (double)b[at], (double)a[at]);
+}
+
+/* -- linear */
+
+typedef struct matrix {
+    sn_dtype dtype;
+    size_t rows, cols;
+    void *raw;
+    float *values, *bias;
+} matrix;
+
+static matrix matrix_new(sn_dtype dtype, size_t rows, size_t cols, bool bias, uint64_t seed) {
+    matrix m = {dtype, rows, cols, NULL, malloc(rows * cols * sizeof(float)), NULL};
+    m.raw = test_random_weight(dtype, rows, cols, seed, m.values);
+    if (bias) m.bias = test_random_floats(rows, seed + 1);
+    return m;
+}
+
+static void matrix_free(matrix *m) {
+    test_weight_free(m->raw);
+    free(m->values);
+    free(m->bias);
+}
+
+static size_t cols_for(sn_dtype dtype) {
+    return sn_dtype_block(dtype) == 1 ? 88 : sn_dtype_block(dtype) == 32 ? 160 : 512;
+}
+
+/* n rows of x in calls of `chunk` rows, against both matrices in one call. */
+static void multiply(sn_device *d, const matrix m[2], const float *x, size_t n, size_t chunk, float *y[2]) {
+    sn_weight *w[2];
+    for (int i = 0; i < 2; i++) OK(d->ops->weight_new(d, m[i].dtype, m[i].rows, m[i].cols, m[i].raw, &w[i], &err));
+    for (size_t at = 0; at < n; at += chunk) {
+        size_t rows = n - at < chunk ? n - at : chunk;
+        sn_linear linears[2];
+        for (int i = 0; i < 2; i++) linears[i] = (sn_linear){w[i], m[i].bias, y[i] + at * m[i].rows};
+        OK(d->ops->linear(d, (int)rows, x + at * m[0].cols, 2, linears, &err));
+    }
+    for (int i = 0; i < 2; i++) d->ops->weight_free(d, &w[i]);
+}
+
+static void check_linear_bits(const test_devices *devices, sn_dtype dtype, size_t n) {
+    matrix m[2] = {matrix_new(dtype, 85, cols_for(dtype), true, 3), matrix_new(dtype, 5, cols_for(dtype), false, 5)};
+    float *x = test_random_floats(n * m[0].cols, 7), *want[2], *got[2];
+    for (int i = 0; i < 2; i++) {
+        want[i] = malloc(n * m[i].rows * sizeof(float));
+        got[i] = malloc(n * m[i].rows * sizeof(float));
+    }
+    multiply(devices->at[0], m, x, n, 1, want);
+    for (int d = 0; d < devices->n; d++)
+        for (int way = 0; way < 4; way++) {
+            const size_t chunk[] = {n, 7, 1, 5};
+            multiply(devices->at[d], m, x, n, chunk[way], got);
+            for (int i = 0; i < 2; i++) {
+                same(want[i], got[i], n * m[i].rows, devices->at[d], sn_dtype_name(dtype));
+                memset(got[i], 0xff, n * m[i].rows * sizeof(float));
+            }
+        }
+    for (int i = 0; i < 2; i++) {
+        matrix_free(&m[i]);
+        free(want[i]);
+        free(got[i]);
+    }
+    free(x);
+}
+
+Test(cpu_device, a_linear_row_is_the_same_bits_in_any_company) {
+    test_devices devices = test_devices_open(&(sn_device_limits){.rows = 128, .width = 512});
+    for (int t = 0; t < test_n_weight_types; t++) check_linear_bits(&devices, test_weight_types[t], 23);
+    check_linear_bits(&devices, SN_Q4_1, 128); /* enough rows that quantising them is shared out as well */
+    check_linear_bits(&devices, SN_Q6_K, 100);
+    test_devices_close(&devices);
+}
+
+/* The activation as the quantised layouts see it, by the naive way. */
+static void quantize_naively(const float *x, size_t n, double *out) {
+    for (size_t b = 0; b < n; b += 32) {
+        float amax = 0;
+        for (size_t i = 0; i < 32; i++) amax = fmaxf(amax, fabsf(x[b + i]));
+        for (size_t i = 0; i < 32; i++)
+            out[b + i] = amax > 0 ? nearbyint((double)x[b + i] * 127 / (double)amax) * (double)amax / 127 : 0;
+    }
+}
+
+static void check_linear_values(sn_device *d, sn_dtype dtype) {
+    enum { N = 9 };
+    matrix m[2] = {matrix_new(dtype, 37, cols_for(dtype), true, 11), matrix_new(dtype, 1, cols_for(dtype), false, 13)};
+    float *x = test_random_floats(N * m[0].cols, 19), y0[N * 37], y1[N];
+    double xq[512];
+    multiply(d, m, x, N, N, (float *[]){y0, y1});
+    for (size_t r = 0; r < N; r++) {
+        const float *row = x + r * m[0].cols;
+        if (sn_dtype_block(dtype) > 1)
+            quantize_naively(row, m[0].cols, xq);
+        else
+            for (size_t k = 0; k < m[0].cols; k++) xq[k] = (double)row[k];
+        for (size_t j = 0; j < 37; j++) {
+            double want = (double)m[0].bias[j], size = fabs(want), exact = want;
+            for (size_t k = 0; k < m[0].cols; k++) {
+                double w = (double)m[0].values[j * m[0].cols + k];
+                want += w * xq[k];
+                exact += w * (double)row[k];
+                size += fabs(w * xq[k]);
+            }
+            double y = (double)y0[r * 37 + j];
+            /* Rounding of a few hundred steps; and half a step of 127 for quantised activations. */
+            cr_assert_float_eq(y, want, 4e-6 * size + 1e-7, "%s (%zu, %zu): %g, not %g", sn_dtype_name(dtype), r, j, y, want);
+            cr_assert_float_eq(y, exact, 0.01 * size, "%s (%zu, %zu): %g, exactly %g", sn_dtype_name(dtype), r, j, y, exact);
+        }
+    }
+    matrix_free(&m[0]);
+    matrix_free(&m[1]);
+    free(x);
+}
+
+Test(cpu_device, linear_is_what_naive_arithmetic_gives) {
+    test_devices devices = test_devices_open(&(sn_device_limits){.rows = 16, .width = 512});
+    for (int t = 0; t < test_n_weight_types; t++) check_linear_values(devices.at[devices.n - 1], test_weight_types[t]);
+    test_devices_close(&devices);
+}
+
+/* Zero, subnormal, huge, infinite and NaN elements: visible in their own row, invisible in others. */
+Test(cpu_device, linear_keeps_what_is_not_finite_in_its_row) {
+    enum { N = 8 };
+    static const sn_dtype types[] = {SN_F32, SN_BF16, SN_Q4_1, SN_Q8_0, SN_Q4_K, SN_Q5_1, SN_Q6_K};
+    test_devices devices = test_devices_open(&(sn_device_limits){.rows = N, .width = 512});
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        matrix m[2] = {matrix_new(types[t], 85, cols_for(types[t]), false, 3), matrix_new(types[t], 5, cols_for(types[t]), true, 5)};
+        size_t cols = m[0].cols;
+        float *x = test_random_floats(N * cols, 23), first[N * 85], want[N * 85], y[N * 85], other[N * 5];
+        multiply(devices.at[0], m, x, N, N, (float *[]){first, other});
+        memset(x + 1 * cols, 0, cols * sizeof *x);
+        x[2 * cols + 40] = NAN;
+        x[3 * cols + 41] = INFINITY;
+        x[4 * cols + 42] = 1e-42f;
+        for (size_t k = 0; k < cols; k++) x[5 * cols + k] *= 1e-41f;
+        x[6 * cols + 43] = 3e38f;
+        multiply(devices.at[0], m, x, N, 1, (float *[]){want, other});
+        cr_assert_eq(test_differ(want, first, 85), 85);
+        cr_assert_eq(test_differ(want + 7 * 85, first + 7 * 85, 85), 85);
+        for (int j = 0; j < 85; j++) {
+            cr_assert_eq(want[85 + j], 0);
+            cr_assert(isnan(want[2 * 85 + j]));
+            cr_assert(!isfinite(want[3 * 85 + j]));
+            cr_assert(isfinite(want[4 * 85 + j]) && isfinite(want[5 * 85 + j]));
+        }
+        for (int d = 0; d < devices.n; d++) {
+            multiply(devices.at[d], m, x, N, N, (float *[]){y, other});
+            same(want, y, N * 85, devices.at[d], sn_dtype_name(types[t]));
+        }
+        matrix_free(&m[0]);
+        matrix_free(&m[1]);
+        free(x);
+    }
+    test_devices_close(&devices);
+}
+
+/* -- the rest of a block */
+
+Test(cpu_device, rms_norm_is_the_same_bits_and_right) {
+    enum { N = 70, WIDTH = 501 };
+    test_devices devices = test_devices_open(&(sn_device_limits){.rows = N, .width = WIDTH});
+    float *x = test_random_floats(N * WIDTH, 1), *w = test_random_floats(WIDTH, 2);
+    float *want = malloc(N * WIDTH * sizeof *want), *y = malloc(N * WIDTH * sizeof *y);
+    for (int i = 0; i < N; i++) /* one row at a time */
+        OK(devices.at[0]->ops->rms_norm(devices.at[0], 1, WIDTH, x + i * WIDTH, w, 1e-5f, want + i * WIDTH, &err));
+    for (int i = 0; i < N; i++) {
+        double mean = 0;
+        for (int k = 0; k < WIDTH; k++) mean += (double)x[i * WIDTH + k] * (double)x[i * WIDTH + k] / WIDTH;
+        for (int k = 0; k < WIDTH; k++) {
+            double exact = (double)x[i * WIDTH + k] / sqrt(mean + 1e-5) * (double)w[k];
+            cr_assert_float_eq((double)want[i * WIDTH + k], exact, 1e-6 * fabs(exact) + 1e-12);
+        }
+    }
+    for (int d = 0; d < devices.n; d++) {
+        OK(devices.at[d]->ops->rms_norm(devices.at[d], N, WIDTH, x, w, 1e-5f, y, &err));
+        same(want, y, N * WIDTH, devices.at[d], "rms_norm");
+        memcpy(y, x, N * WIDTH * sizeof *y); /* in place */
+        OK(devices.at[d]->ops->rms_norm(devices.at[d], N, WIDTH, y, w, 1e-5f, y, &err));
+        same(want, y, N * WIDTH, devices.at[d], "rms_norm in place");
+    }
+    free(x), free(w), free(want), free(y);
+    test_devices_close(&devices);
+}
+
+static void check_rope(const test_devices *devices, bool halves) {
+    enum { N = 60, HEADS = 25, DIM = 24, ROTATED = 20 };
+    size_t n = N * HEADS * DIM;
+    float *x = test_random_floats(n, 4), *cs = test_random_floats(N * ROTATED, 5), *y = malloc(n * sizeof *y);
+    float *want = malloc(n * sizeof *want);
+    memcpy(want, x, n * sizeof *want);
+    for (int t = 0; t < N; t++)
+        for (int h = 0; h < HEADS; h++)
+            for (int i = 0; i < ROTATED / 2; i++) {
+                float *head = want + (t * HEADS + h) * DIM, *p = head + (halves ? i : 2 * i);
+                float *q = head + (halves ? i + ROTATED / 2 : 2 * i + 1);
+                double c = (double)cs[(t * ROTATED / 2 + i) * 2], s = (double)cs[(t * ROTATED / 2 + i) * 2 + 1];
+                double a = (double)*p, b = (double)*q;
+                *p = (float)(a * c - b * s);
+                *q = (float)(a * s + b * c);
+            }
+    float *first = NULL;
+    for (int d = 0; d < devices->n; d++) {
+        sn_device *device = devices->at[d];
+        for (int chunk = 1; chunk <= N; chunk += N - 1) {
+            memcpy(y, x, n * sizeof *y);
+            for (int t = 0; t < N; t += chunk) {
+                sn_rope rope = {halves, ROTATED, cs + t * ROTATED};
+                OK(device->ops->rope(device, chunk, HEADS, DIM, y + t * HEADS * DIM, &rope, &err));
+            }
+            for (size_t i = 0; i < n; i++) cr_assert_float_eq(y[i], want[i], 3e-7f);
+            if (!first) first = memcpy(malloc(n * sizeof *y), y, n * sizeof *y);
+            same(first, y, n, device, "rope");
+        }
+    }
+    free(x), free(cs), free(y), free(want), free(first);
+}
+
+Test(cpu_device, rope_turns_pairs_and_leaves_the_rest) {
+    test_devices devices = test_devices_open(&(sn_device_limits){0});
+    check_rope(&devices, false);
+    check_rope(&devices, true);
+    test_devices_close(&devices);
+}
+
+Test(cpu_device, silu_mul_is_the_same_bits_and_right) {
+    enum { N = 40007 };
+    test_devices devices = test_devices_open(&(sn_device_limits){0});
+    float *gate = test_random_floats(N, 6), *up = test_random_floats(N, 7), *want = malloc(N * sizeof *want);
+    float *y = malloc(N * sizeof *y);
+    for (int i = 0; i < N; i++) gate[i] *= 100;
+    const float odd[] = {0, -0.0f, INFINITY, -INFINITY, NAN, 87.33f, -87.33f, 88.7228f, -88.7228f, 88.723f, -88.723f, 3e38f, -3e38f, 1e-45f, -87.33001f};
+    memcpy(gate, odd, sizeof odd);
+    sn_device *d0 = devices.at[0];
+    for (int i = 0; i < N; i++) OK(d0->ops->silu_mul(d0, 1, gate + i, up + i, want + i, &err));
+    for (int i = 15; i < N; i++) {
+        double g = (double)gate[i], exact = g / (1 + sn_exp(-g)) * (double)up[i];
+        cr_assert_float_eq((double)want[i], exact, 4e-7 * fabs(exact) + 1e-35, "silu(%g): %g, not %g", g, (double)want[i], exact);
+    }
+    cr_assert_eq(want[2], INFINITY * up[2]);
+    cr_assert(isnan(want[4]));
+    for (int d = 0; d < devices.n; d++) {
+        sn_device *device = devices.at[d];
+        OK(device->ops->silu_mul(device, N, gate, up, y, &err));
+        same(want, y, N, device, "silu_mul");
+        memcpy(y, gate, N * sizeof *y);
+        OK(device->ops->silu_mul(device, N, y, up, y, &err));
+        same(want, y, N, device, "silu_mul in place");
+        for (int i = 0; i < N; i++) y[i] = 1;
+        OK(device->ops->add(device, N, y, up, &err));
+        for (int i = 0; i < N; i++) cr_assert_eq(y[i], 1 + up[i]);
+    }
+    free(gate), free(up), free(want), free(y);
+    test_devices_close(&devices);
+}
+
+Test(cpu_device, gather_gives_the_rows_of_the_file) {
+    enum { ROWS = 37, N = 100 };
+    test_devices devices = test_devices_open(&(sn_device_limits){0});
+    for (int t = 0; t < test_n_weight_types; t++)
+        for (int d = 0; d < devices.n; d++) {
+            sn_device *device = devices.at[d];
+            matrix m = matrix_new(test_weight_types[t], ROWS, cols_for(test_weight_types[t]), false, 8);
+            sn_weight *w;
+            int32_t ids[N];
+            float *y = malloc(N * m.cols * sizeof *y);
+            OK(device->ops->weight_new(device, m.dtype, ROWS, m.cols, m.raw, &w, &err));
+            for (int i = 0; i < N; i++) ids[i] = i * 5 % ROWS;
+            OK(device->ops->gather(device, w, N, ids, y, &err));
+            for (int i = 0; i < N; i++) /* == : the sign of zero may differ where an offset is added */
+                for (size_t k = 0; k < m.cols; k++) cr_assert_eq(y[(size_t)i * m.cols + k], m.values[(size_t)ids[i] * m.cols + k]);
+            ids[1] = ROWS;
+            cr_assert_eq(device->ops->gather(device, w, N, ids, y, &err), SN_REFUSED);
+            cr_assert(strstr(err.text, "37"));
+            ids[1] = -1;
+            cr_assert_eq(device->ops->gather(device, w, N, ids, y, &err), SN_REFUSED);
+            device->ops->weight_free(device, &w);
+            cr_assert_null(w);
+            matrix_free(&m);
+            free(y);
+        }
+    test_devices_close(&devices);
+}
+
+/* -- limits, memory, names */
+
+Test(cpu_device, empty_calls_do_nothing) {
+    test_devices devices = test_devices_open(&(sn_device_limits){0});
+    sn_device *d = devices.at[devices.n - 1];
+    sn_weight *w;
+    OK(d->ops->weight_new(d, SN_F32, 0, 0, NULL, &w, &err));
+    OK(d->ops->linear(d, 0, NULL, 1, &(sn_linear){w, NULL, NULL}, &err));
+    OK(d->ops->rms_norm(d, 0, 8, NULL, NULL, 0, NULL, &err));
+    OK(d->ops->rope(d, 0, 1, 8, NULL, &(sn_rope){false, 8, NULL}, &err));
+    OK(d->ops->silu_mul(d, 0, NULL, NULL, NULL, &err));
+    OK(d->ops->add(d, 0, NULL, NULL, &err));
+    OK(d->ops->gather(d, w, 0, NULL, NULL, &err));
+    OK(d->ops->upload(d, NULL, NULL, 0, &err));
+    OK(d->ops->download(d, NULL, NULL, 0, &err));
+    OK(d->ops->finish(d, 10, &err));
+    d->ops->weight_free(d, &w);
+    d->ops->weight_free(d, &w);
+    test_devices_close(&devices);
+}
+
+Test(cpu_device, refuses_what_was_not_prepared_or_cannot_be_multiplied) {
+    test_devices devices = test_devices_open(&(sn_device_limits){.rows = 2, .width = 32});
+    sn_device *d = devices.at[0];
+    float x[64] = {0}, y[4];
+    sn_weight *w, *wide;
+    OK(d->ops->weight_new(d, SN_F32, 1, 16, x, &w, &err));
+    OK(d->ops->weight_new(d, SN_F32, 1, 64, x, &wide, &err));
+    cr_assert_eq(d->ops->linear(d, 3, x, 1, &(sn_linear){w, NULL, y}, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "prepared"));
+    cr_assert_eq(d->ops->linear(d, 1, x, 1, &(sn_linear){wide, NULL, y}, &err), SN_REFUSED);
+    cr_assert_eq(d->ops->linear(d, 1, x, 2, (sn_linear[]){{w, NULL, y}, {wide, NULL, y}}, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "share"));
+    d->ops->weight_free(d, &w);
+    cr_assert_eq(d->ops->weight_new(d, SN_I32, 1, 16, x, &w, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "I32"));
+    cr_assert_null(w);
+    cr_assert_eq(d->ops->weight_new(d, SN_Q4_K, 1, 32, x, &w, &err), SN_REFUSED);
+    cr_assert_eq(d->ops->weight_new(d, SN_Q8_0, SIZE_MAX / 2, 1024, x, &w, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "large"));
+    cr_assert_eq(d->ops->prepare(d, &(sn_device_limits){.rows = -1}, &err), SN_REFUSED);
+    OK(d->ops->prepare(d, &(sn_device_limits){.rows = 1, .width = 64}, &err)); /* limits only grow */
+    OK(d->ops->linear(d, 2, x, 1, &(sn_linear){wide, NULL, y}, &err));
+    d->ops->weight_free(d, &wide);
+    test_devices_close(&devices);
+}
+
+Test(cpu_device, many_weights_come_and_go) {
+    test_devices devices = test_devices_open(&(sn_device_limits){0});
+    sn_device *d = devices.at[devices.n - 1];
+    enum { N = 40, SIDE = 1024 };
+    float *values = calloc(SIDE * SIDE, sizeof *values);
+    sn_weight *w[N];
+    for (int i = 0; i < N; i++) {
+        values[0] = (float)i;
+        OK(d->ops->weight_new(d, SN_F32, SIDE, SIDE, values, &w[i], &err));
+        if (i % 3 == 2) d->ops->weight_free(d, &w[i - 1]);
+    }
+    for (int i = 0; i < N; i++) {
+        float row[SIDE];
+        if (w[i]) {
+            OK(d->ops->gather(d, w[i], 1, &(int32_t){0}, row, &err));
+            cr_assert_eq(row[0], (float)i);
+        }
+        d->ops->weight_free(d, &w[i]);
+    }
+    free(values);
+    test_devices_close(&devices);
+}
+
+Test(cpu_device, memory_is_zeroed_and_aligned) {
+    test_devices devices = test_devices_open(&(sn_device_limits){0});
+    sn_device *d = devices.at[0];
+    for (size_t bytes = 0; bytes < 8 << 20; bytes = bytes * 9 + 100) {
+        void *p;
+        OK(d->ops->alloc(d, bytes, &p, &err));
+        cr_assert_eq((uintptr_t)p % 64, 0);
+        for (size_t i = 0; i < bytes; i++) cr_assert_eq(((uint8_t *)p)[i], 0);
+        memset(p, 1, bytes);
+        d->ops->free(d, p, bytes);
+    }
+    void *p;
+    cr_assert_eq(d->ops->alloc(d, SIZE_MAX, &p, &err), SN_STOP);
+    cr_assert_null(p);
+    d->ops->free(d, NULL, 10);
+    test_devices_close(&devices);
+}

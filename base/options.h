@@ -43,7 +43,7 @@ typedef struct sn_block_range {
 typedef struct sn_option {
     const char *name; /* without the dashes */
     const char *word; /* stands for the value in --help; NULL for a flag */
-    const char *help; /* starts with a small letter, no full stop; the default is added by itself, when it is not 0 */
+    const char *help; /* starts with a small letter, no full stop; the default is added by itself, when above 0 */
     sn_option_kind kind;
     void *target;     /* of the type that `kind` says; its value before parsing is the default */
     double low, high; /* of SN_OPTION_INT and SN_OPTION_FLOAT */

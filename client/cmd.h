@@ -1,0 +1,121 @@
+/* What the commands of the `swarm` program share: options, opening a model with its chain, exit codes, interrupts,
+ * progress. Private to client/. The program runs one command, on one thread, so options are plain globals that the
+ * tables point to. */
+#ifndef SN_CLIENT_CMD_H
+#define SN_CLIENT_CMD_H
+
+#include "base/options.h"
+#include "client/chain.h"
+#include "client/generate.h"
+#include "client/head.h"
+#include "client/link.h"
+#include "model/tokenizer.h"
+
+#include <jansson.h>
+#include <signal.h>
+
+/* -- exit codes ------------------------------------------------------------------------------------------------------
+ */
+
+enum { SN_EXIT_OK = 0, SN_EXIT_NETWORK = 1, SN_EXIT_USAGE = 2, SN_EXIT_RESOURCES = 3, SN_EXIT_INTERRUPTED = 130 };
+#define SN_EXIT_CODES                                                                                                  \
+    "Exit codes: 0 done; 1 the swarm or the network failed, trying again may help; 2 wrong usage or bad input; 3 out " \
+    "of "                                                                                                              \
+    "memory, or a device failed; 130 interrupted."
+
+/* A command: argv[0] is its name. Prints its own errors; returns the exit code. */
+int sn_cmd_generate(int argc, char **argv);
+int sn_cmd_chat(int argc, char **argv);
+int sn_cmd_forward(int argc, char **argv);
+int sn_cmd_eval(int argc, char **argv);
+int sn_cmd_tokenize(int argc, char **argv);
+int sn_cmd_inspect(int argc, char **argv);
+int sn_cmd_status(int argc, char **argv);
+int sn_cmd_keygen(int argc, char **argv);
+
+/* Parses a command's options; if they ask for help or the version, or are wrong, prints that, and *leave is true with
+ * the exit code in *code. Sets up the log. Free with sn_options_fini. */
+void sn_cmd_begin(const sn_command *command, int argc, char **argv, sn_options *options, bool *leave, int *code);
+/* Prints the error of a command that failed, on stderr; returns the exit code. */
+int sn_cmd_end(const sn_command *command, sn_status status, const sn_err *err);
+
+/* -- options ---------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct sn_client_options {
+    const char *model, *identity, *device, *isa, *log_level;
+    sn_strings join, only;
+    sn_block_range local;
+    int64_t timeout_s, max_retries, threads;
+    size_t kv_memory;
+    bool push, json, json_log;
+} sn_client_options;
+extern sn_client_options sn_given;
+
+extern const sn_option_group sn_group_model;  /* --model */
+extern const sn_option_group sn_group_chain;  /* --join, --local, --timeout, ... */
+extern const sn_option_group sn_group_device; /* --threads, --device, --isa */
+extern const sn_option_group sn_group_log;    /* --log-level, --json-log */
+
+/* Sampling, shared by generate and chat. */
+typedef struct sn_sampling_options {
+    double temperature, top_p, min_p, repeat_penalty;
+    int64_t top_k, seed, max_tokens, ctx;
+    sn_strings stop;
+    bool ignore_end;
+} sn_sampling_options;
+extern sn_sampling_options sn_given_sampling;
+extern const sn_option_group sn_group_sampling;
+/* A seed of chance when none is given and one is needed. */
+sn_sampling sn_sampling_given(void);
+
+/* -- a model and its chain -------------------------------------------------------------------------------------------
+ */
+
+typedef struct sn_setup {
+    sn_model *model;
+    const sn_hparams *hp;
+    sn_tokenizer *tokenizer; /* NULL when the model has none and none was needed */
+    sn_device *device;
+    sn_head *head;
+    sn_link *link; /* NULL when no node is joined */
+    sn_chain *chain;
+} sn_setup;
+
+/* Opens model, device and head, and the tokenizer (which may be missing unless needed). */
+sn_status sn_setup_open(sn_setup *setup, bool needs_tokenizer, sn_err *err) SN_MUST_USE;
+/* Opens the chain as the options say, for timelines of at most max_tokens. */
+sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_err *err) SN_MUST_USE;
+void sn_setup_close(sn_setup *setup);
+/* Timeline length asked for by --ctx, or `usual`, and never more than the model's context. */
+sn_status sn_setup_context(const sn_setup *setup, int64_t asked, int64_t usual, int *out, sn_err *err) SN_MUST_USE;
+
+/* -- input and output ------------------------------------------------------------------------------------------------
+ */
+
+/* A file, or standard input when the path is "-". */
+sn_status sn_read_input(const char *path, size_t limit, sn_buf *out, sn_err *err) SN_MUST_USE;
+/* A JSON array of token ids. Free with sn_ids_fini. */
+sn_status sn_read_ids(const char *path, sn_ids *out, sn_err *err) SN_MUST_USE;
+json_t *sn_json_ids(const int32_t *ids,
+                    size_t n); /* NULL when memory is out, which the json_*_set_new functions take */
+/* Prints one object and a newline on stdout, and frees it. */
+sn_status sn_print_json(json_t *object, sn_err *err) SN_MUST_USE;
+/* Pushes out what stdout holds; SN_REFUSED when nobody takes it (a closed pipe, a full disk). */
+sn_status sn_flush_stdout(sn_err *err) SN_MUST_USE;
+
+/* After this, SIGINT sets sn_interrupted; a second one while it is set ends the process at once. */
+extern volatile sig_atomic_t sn_interrupted;
+void sn_catch_interrupts(void);
+
+/* -- progress --------------------------------------------------------------------------------------------------------
+ */
+
+/* Shows on stderr that something goes on, once it has taken a second: on a terminal a line that is rewritten and in the
+ * end erased, else a line every ten seconds. A thread of its own shows it, so that a call that blocks shows too. */
+typedef struct sn_progress_shown sn_progress_shown;
+sn_progress_shown *sn_progress_begin(const char *what); /* NULL (which the others take) when it cannot be shown */
+void sn_progress_set(sn_progress_shown *shown, size_t done, size_t of);
+void sn_progress_end(sn_progress_shown **shown);
+
+#endif

@@ -1,0 +1,118 @@
+/* Options that several commands take, and how a command begins and ends. */
+#include "client/cmd.h"
+
+#include "base/log.h"
+
+#include <stdio.h>
+
+sn_client_options sn_given = {.device = NULL, .timeout_s = 30, .max_retries = 3};
+sn_sampling_options sn_given_sampling = {.top_p = 1, .repeat_penalty = 1, .max_tokens = 256, .seed = -1};
+
+static const sn_option model_options[] = {
+    SN_OPT_REQUIRED("model", "PATH", &sn_given.model,
+                    "a GGUF file, or a folder with config.json, safetensors and tokenizer.json"),
+};
+
+static const sn_option chain_options[] = {
+    SN_OPT_STRINGS(
+        "join", "ADDRESS", &sn_given.join,
+        "tcp://HOST:PORT of a node of the swarm; any one finds all others. #KEY behind it pins its CURVE key"),
+    SN_OPT_BLOCKS("local", "A:B|all", &sn_given.local, "blocks that this program holds itself; all needs no node"),
+    SN_OPT_STRINGS("only", "NODE", &sn_given.only, "use only nodes with this name, or whose id begins so"),
+    SN_OPT_FLAG("push", &sn_given.push, "nodes hand hidden states on to each other instead of back to this program"),
+    SN_OPT_INT("timeout", "SECONDS", &sn_given.timeout_s, 1, 86400, "how long a node may take for one step"),
+    SN_OPT_INT("max-retries", "N", &sn_given.max_retries, 0, 1000,
+               "failed nodes in a row that are replaced before giving up"),
+    SN_OPT_STRING("identity", "FILE", &sn_given.identity,
+                  "keys made by 'swarm keygen'; without it, fresh ones for each run"),
+    SN_OPT_SIZE("kv-memory", "SIZE", &sn_given.kv_memory,
+                "memory for keys and values of local blocks; without it, what the longest timeline needs"),
+};
+
+static const sn_option device_options[] = {
+    SN_OPT_STRING("device", "NAME", &sn_given.device, "what computes here: cpu"),
+    SN_OPT_INT("threads", "N", &sn_given.threads, 0, 1024, "workers of the CPU; 0, the default: one for each core"),
+    SN_OPT_STRING("isa", "NAME", &sn_given.isa,
+                  "kernels of the CPU: c, avx2 or avx512, for tests; without it, the fastest that run here"),
+};
+
+static const sn_option log_options[] = {
+    SN_OPT_STRING("log-level", "LEVEL", &sn_given.log_level, "debug, info, warn (the default), error or off"),
+    SN_OPT_FLAG("json-log", &sn_given.json_log, "log lines as JSON objects"),
+};
+
+static const sn_option sampling_options[] = {
+    SN_OPT_INT("max-tokens", "N", &sn_given_sampling.max_tokens, 0, 1 << 30,
+               "longest answer; 0: until the context is full"),
+    SN_OPT_FLOAT("temperature", "T", &sn_given_sampling.temperature, 0, 1000,
+                 "0, the default, takes the best token always; 1 is chance by the model's probabilities"),
+    SN_OPT_INT("top-k", "K", &sn_given_sampling.top_k, 0, 1 << 30, "choose among the K best only; 0, the default: all"),
+    SN_OPT_FLOAT("top-p", "P", &sn_given_sampling.top_p, 1e-9, 1,
+                 "choose among the fewest tokens that together have this probability"),
+    SN_OPT_FLOAT("min-p", "P", &sn_given_sampling.min_p, 0, 1,
+                 "leave out tokens with less than P times the probability of the best; 0, the default: none"),
+    SN_OPT_FLOAT("repeat-penalty", "R", &sn_given_sampling.repeat_penalty, 1e-9, 100,
+                 "above 1 makes the last 64 tokens less likely"),
+    SN_OPT_INT("seed", "S", &sn_given_sampling.seed, -1, 1LL << 53,
+               "the same seed gives the same text on every machine; without it, another one for each run"),
+    SN_OPT_STRINGS("stop", "TEXT", &sn_given_sampling.stop, "end before this text"),
+    SN_OPT_FLAG("ignore-end", &sn_given_sampling.ignore_end, "go on behind the model's end token, for measurements"),
+    SN_OPT_INT("ctx", "N", &sn_given_sampling.ctx, 0, 1 << 30,
+               "longest timeline in tokens, prompt and answers together; 0, the default: what is needed"),
+};
+
+#define COUNT(table) (sizeof(table) / sizeof *(table))
+const sn_option_group sn_group_model = {"Model:", model_options, COUNT(model_options)};
+const sn_option_group sn_group_chain = {"Swarm:", chain_options, COUNT(chain_options)};
+const sn_option_group sn_group_device = {"Device:", device_options, COUNT(device_options)};
+const sn_option_group sn_group_log = {"Log (on stderr):", log_options, COUNT(log_options)};
+const sn_option_group sn_group_sampling = {"Choosing tokens:", sampling_options, COUNT(sampling_options)};
+
+sn_sampling sn_sampling_given(void) {
+    const sn_sampling_options *o = &sn_given_sampling;
+    sn_sampling sampling = {.temperature = o->temperature,
+                            .top_k = (int)o->top_k,
+                            .top_p = o->top_p,
+                            .min_p = o->min_p,
+                            .repeat_penalty = o->repeat_penalty,
+                            .seed = (uint64_t)o->seed};
+    if (o->seed < 0) { /* 53 bits, so that the seed survives JSON readers that hold numbers as doubles */
+        sn_random(&sampling.seed, sizeof sampling.seed);
+        sampling.seed >>= 11;
+    }
+    return sampling;
+}
+
+static sn_status set_log(sn_err *err) {
+    sn_log_level level = SN_LOG_WARN;
+    sn_status status = sn_given.log_level ? sn_log_level_parse(sn_given.log_level, &level, err) : SN_OK;
+    sn_log_setup(level, sn_given.json_log);
+    return status ? sn_err_context(err, "--log-level") : SN_OK;
+}
+
+void sn_cmd_begin(const sn_command *command, int argc, char **argv, sn_options *options, bool *leave, int *code) {
+    sn_err err = {0};
+    *code = SN_EXIT_OK;
+    sn_status status = sn_options_parse(command, argc, argv, options, &err);
+    *leave = status || options->help || options->version;
+    if (!status && options->help)
+        sn_options_help(command, stdout);
+    else if (!status && options->version)
+        printf("swarm %s\n", SN_VERSION);
+    else if (!status)
+        status = set_log(&err);
+    if (!status) return;
+    *leave = true;
+    *code = sn_cmd_end(command, status, &err);
+}
+
+int sn_cmd_end(const sn_command *command, sn_status status, const sn_err *err) {
+    static const int codes[] = {[SN_OK] = SN_EXIT_OK,
+                                [SN_RETRY] = SN_EXIT_NETWORK,
+                                [SN_REBUILD] = SN_EXIT_NETWORK,
+                                [SN_REFUSED] = SN_EXIT_USAGE,
+                                [SN_STOP] = SN_EXIT_RESOURCES};
+    if (status && sn_interrupted) return SN_EXIT_INTERRUPTED; /* what failed did so because it was broken off */
+    if (status) fprintf(stderr, "%s: %s.\n", command->program, err->text);
+    return codes[status];
+}

@@ -1,0 +1,218 @@
+#include "client/generate.h"
+
+#include "base/clock.h"
+#include "client/holdback.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Longest piece of a prompt handed to the chain at once: an interrupt is noticed between two of them. */
+enum { PIECE = 2048, TEXT_CAP = 1 << 28 };
+
+struct sn_generator {
+    sn_generator_parts parts;
+    sn_sampler *sampler;
+    int32_t *timeline; /* (max_context + 1): tokens that the chain has seen, then the one just chosen */
+    size_t length;     /* of those that it has seen */
+    float *hidden;     /* (PIECE, n_embd): into the chain */
+    float *output;     /* (PIECE, n_embd): out of it */
+    float *logits;     /* (n_vocab) */
+};
+
+/* One call of sn_generator_run. */
+typedef struct run {
+    sn_generator *g;
+    const sn_generate_options *options;
+    sn_generation *out;
+    sn_holdback holdback;
+    sn_buf token; /* bytes of one token */
+    size_t room;  /* of out->ids */
+    int64_t began_us;
+    sn_err *err;
+} run;
+
+const char *sn_finish_name(sn_finish finish) {
+    static const char *const names[] = {"stop", "stop_text", "length", "interrupted"};
+    return names[finish];
+}
+
+sn_status sn_generator_new(const sn_generator_parts *parts, const sn_sampling *sampling, sn_generator **out,
+                           sn_err *err) {
+    sn_generator *g = NULL;
+    *out = NULL;
+    sn_status status = sn_calloc(&g, 1, sizeof *g, err);
+    if (status) return status;
+    g->parts = *parts;
+    size_t n_embd = (size_t)parts->hp->n_embd, n_vocab = (size_t)parts->hp->n_vocab;
+    status = sn_sampler_new(sampling, parts->hp->n_vocab, &g->sampler, err);
+    if (!status) status = sn_calloc(&g->timeline, (size_t)parts->max_context + 1, sizeof *g->timeline, err);
+    if (!status) status = sn_calloc(&g->hidden, n_embd * PIECE, sizeof *g->hidden, err);
+    if (!status) status = sn_calloc(&g->output, n_embd * PIECE, sizeof *g->output, err);
+    if (!status) status = sn_calloc(&g->logits, n_vocab, sizeof *g->logits, err);
+    if (status) sn_generator_free(&g);
+    *out = g;
+    return status;
+}
+
+void sn_generator_free(sn_generator **generator) {
+    sn_generator *g = *generator;
+    if (!g) return;
+    sn_sampler_free(&g->sampler);
+    free(g->timeline);
+    free(g->hidden);
+    free(g->output);
+    free(g->logits);
+    free(g);
+    *generator = NULL;
+}
+
+size_t sn_generator_length(const sn_generator *generator) { return generator->length; }
+
+void sn_generation_fini(sn_generation *generation) {
+    sn_ids_fini(&generation->ids);
+    sn_buf_fini(&generation->text);
+    *generation = (sn_generation){0};
+}
+
+static bool interrupted(const run *r) { return r->options->interrupt && *r->options->interrupt; }
+
+/* Feeds timeline[length, end) to the chain; logits then belong to the token behind. */
+static sn_status feed(run *r, size_t end) {
+    sn_generator *g = r->g;
+    size_t n_embd = (size_t)g->parts.hp->n_embd, n = 0;
+    while (g->length < end) {
+        n = sn_min_size(PIECE, end - g->length);
+        int64_t before = sn_now_us();
+        sn_status status = sn_head_embed(g->parts.head, g->timeline + g->length, (int)n, g->hidden, r->err);
+        r->out->timings.client_us += sn_now_us() - before;
+        if (!status) status = sn_chain_step(g->parts.chain, (int)g->length, (int)n, g->hidden, g->output, r->err);
+        if (status) return status;
+        g->length += n;
+        if (interrupted(r)) break;
+    }
+    int64_t before = sn_now_us();
+    sn_status status = sn_head_logits(g->parts.head, g->output + (n - 1) * n_embd, 1, g->logits, r->err);
+    r->out->timings.client_us += sn_now_us() - before;
+    return status;
+}
+
+/* Takes over the prompt: the chain keeps what it has in common with the timeline, less one token to have logits from.
+ */
+static sn_status begin(run *r, const int32_t *prompt, size_t n_prompt) {
+    sn_generator *g = r->g;
+    if (!n_prompt) return sn_fail(r->err, SN_REFUSED, "the prompt is empty: give at least one token to go on from");
+    if (n_prompt > (size_t)g->parts.max_context)
+        return sn_fail(r->err, SN_REFUSED,
+                       "the prompt has %zu tokens, and the context holds %d: shorten it, or raise --ctx", n_prompt,
+                       g->parts.max_context);
+    for (size_t i = 0; i < n_prompt; i++)
+        if (prompt[i] < 0 || prompt[i] >= g->parts.hp->n_vocab)
+            return sn_fail(r->err, SN_REFUSED, "token %d at place %zu is not in this model's vocabulary of %d",
+                           prompt[i], i, g->parts.hp->n_vocab);
+    size_t known = sn_min_size(g->length, (size_t)sn_chain_length(g->parts.chain)), same = 0;
+    while (same < known && same + 1 < n_prompt && g->timeline[same] == prompt[same]) same++;
+    memcpy(g->timeline, prompt, n_prompt * sizeof *prompt);
+    g->length = same;
+    r->out->timings.prompt_tokens = n_prompt;
+    r->out->timings.reused_tokens = same;
+    return SN_OK;
+}
+
+static sn_status keep_id(run *r, int32_t id) {
+    sn_ids *ids = &r->out->ids;
+    if (ids->n == r->room) {
+        size_t room = r->room ? 2 * r->room : 64;
+        int32_t *grown = realloc(ids->ids, room * sizeof *grown);
+        if (!grown) return sn_fail(r->err, SN_STOP, "out of memory for %zu tokens", room);
+        ids->ids = grown;
+        r->room = room;
+    }
+    ids->ids[ids->n++] = id;
+    return SN_OK;
+}
+
+/* Hands on the text that has become sure since text[from]. */
+static sn_status tell(run *r, size_t from) {
+    size_t n = r->out->text.len - from;
+    if (!n || !r->options->on_text) return SN_OK;
+    return r->options->on_text(r->options->ctx, (const char *)r->out->text.data + from, n, r->err);
+}
+
+static sn_status take_text(run *r, int32_t id) {
+    if (!r->g->parts.tokenizer) return SN_OK;
+    size_t from = r->out->text.len;
+    r->token.len = 0;
+    sn_status status = sn_tokenizer_decode(r->g->parts.tokenizer, id, false, &r->token, r->err);
+    if (!status) status = sn_holdback_push(&r->holdback, r->token.data, r->token.len, &r->out->text, r->err);
+    return status ? status : tell(r, from);
+}
+
+/* Chooses the next token; *done and out->finish when it was the last. */
+static sn_status choose(run *r, bool *done) {
+    sn_generator *g = r->g;
+    int32_t id;
+    int64_t before = sn_now_us();
+    sn_status status = sn_sampler_pick(g->sampler, g->logits, g->timeline, g->length, &id, r->err);
+    r->out->timings.client_us += sn_now_us() - before;
+    if (!status) status = keep_id(r, id);
+    if (status) return status;
+    if (r->out->ids.n == 1) r->out->timings.first_token_us = sn_now_us() - r->began_us;
+    g->timeline[g->length] = id;
+    *done = true;
+    if (g->parts.tokenizer && sn_tokenizer_is_end(g->parts.tokenizer, id) && !r->options->ignore_end) {
+        r->out->finish = SN_FINISH_STOP;
+        return SN_OK;
+    }
+    status = take_text(r, id);
+    if (status) return status;
+    if (r->holdback.stopped)
+        r->out->finish = SN_FINISH_STOP_TEXT;
+    else if (interrupted(r))
+        r->out->finish = SN_FINISH_INTERRUPTED;
+    else if (r->options->max_tokens && r->out->ids.n >= (size_t)r->options->max_tokens)
+        r->out->finish = SN_FINISH_LENGTH;
+    else if (g->length == (size_t)g->parts.max_context)
+        r->out->finish = SN_FINISH_LENGTH;
+    else
+        *done = false;
+    return SN_OK;
+}
+
+static sn_status generate(run *r, size_t n_prompt) {
+    sn_generate_timings *t = &r->out->timings;
+    sn_status status = feed(r, n_prompt);
+    int64_t prefilled = sn_now_us();
+    t->prefill_us = prefilled - r->began_us;
+    if (!status && interrupted(r)) {
+        r->out->finish = SN_FINISH_INTERRUPTED;
+        return SN_OK;
+    }
+    bool done = false;
+    if (!status) status = choose(r, &done);
+    while (!status && !done) {
+        status = feed(r, r->g->length + 1);
+        if (!status) t->decode_steps++;
+        if (!status) status = choose(r, &done);
+        t->decode_us = sn_now_us() - r->began_us - t->first_token_us;
+    }
+    return status;
+}
+
+sn_status sn_generator_run(sn_generator *generator, const int32_t *prompt, size_t n_prompt,
+                           const sn_generate_options *options, sn_generation *out, sn_err *err) {
+    *out = (sn_generation){0};
+    run r = {.g = generator, .options = options, .out = out, .began_us = sn_now_us(), .err = err};
+    sn_buf_init(&out->text, TEXT_CAP);
+    sn_buf_init(&r.token, 1 << 20);
+    sn_status status = sn_holdback_init(&r.holdback, options->stops, options->n_stops, err);
+    if (!status) status = begin(&r, prompt, n_prompt);
+    if (!status) status = generate(&r, n_prompt);
+    /* What was held back goes out after a failure too: it is text that the model has given. */
+    size_t from = out->text.len;
+    sn_status ended = sn_holdback_end(&r.holdback, &out->text, status ? NULL : err);
+    if (!ended && !status) status = tell(&r, from);
+    if (!status) status = ended;
+    sn_holdback_fini(&r.holdback);
+    sn_buf_fini(&r.token);
+    return status;
+}

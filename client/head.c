@@ -1,0 +1,134 @@
+#include "client/head.h"
+
+#include "base/mem.h"
+#include "device/guard.h"
+
+#include <stdlib.h>
+
+/* Rows of one call: enough for the device to work at full speed, few enough that logits of a large vocabulary stay
+ * small. */
+enum { HEAD_ROWS = 64, FINISH_TIMEOUT_MS = 60000 };
+
+struct sn_head {
+    sn_device *device;
+    size_t n_embd, n_vocab;
+    float norm_eps;
+    sn_weight *embedding, *output; /* the same one when tied */
+    float *norm;                   /* device, (n_embd) */
+    float *x, *h;                  /* device, (HEAD_ROWS, n_embd): hidden states, and normed */
+    float *logits;                 /* device, (HEAD_ROWS, n_vocab) */
+};
+
+static sn_status load_matrix(const sn_model *model, sn_device *device, const sn_model_tensor *t, sn_weight **out,
+                             sn_err *err) {
+    sn_status status = device->ops->weight_new(device, t->dtype, t->rows, t->cols, t->data, out, err);
+    sn_model_forget(model, t);
+    return status;
+}
+
+static sn_status load_norm(sn_head *head, const sn_model *model, sn_err *err) {
+    sn_model_tensor t;
+    sn_status status = sn_model_find(model, SN_ROLE_OUTPUT_NORM, 0, &t, err);
+    if (status) return status;
+    sn_tensor outside = {
+        .name = "output norm", .data = t.data, .dtype = t.dtype, .rank = 1, .shape = {(int64_t)t.cols}};
+    int64_t wanted = (int64_t)head->n_embd;
+    status = sn_guard(&outside, head->device, 1, &wanted, head->norm, NULL, err);
+    sn_model_forget(model, &t);
+    return status;
+}
+
+static sn_status load_weights(sn_head *head, const sn_model *model, sn_err *err) {
+    sn_model_tensor embedding, output;
+    sn_status status = sn_model_find(model, SN_ROLE_TOKEN_EMBEDDING, 0, &embedding, err);
+    if (!status) status = sn_model_find(model, SN_ROLE_OUTPUT, 0, &output, err);
+    if (!status) status = load_matrix(model, head->device, &embedding, &head->embedding, err);
+    if (status) return status;
+    if (output.data == embedding.data)
+        head->output = head->embedding;
+    else
+        status = load_matrix(model, head->device, &output, &head->output, err);
+    return status ? status : load_norm(head, model, err);
+}
+
+static sn_status new_buffer(sn_head *head, size_t rows, size_t cols, float **out, sn_err *err) {
+    void *memory = NULL;
+    sn_status status = head->device->ops->alloc(head->device, rows * cols * sizeof(float), &memory, err);
+    *out = memory;
+    return status;
+}
+
+sn_status sn_head_load(const sn_model *model, sn_device *device, sn_head **out, sn_err *err) {
+    const sn_hparams *hp = sn_model_hparams(model);
+    sn_head *head = NULL;
+    *out = NULL;
+    sn_status status = sn_calloc(&head, 1, sizeof *head, err);
+    if (status) return status;
+    *head = (sn_head){.device = device, .n_embd = (size_t)hp->n_embd, .n_vocab = (size_t)hp->n_vocab};
+    head->norm_eps = hp->norm_eps;
+    sn_device_limits limits = {HEAD_ROWS, hp->n_vocab > hp->n_embd ? hp->n_vocab : hp->n_embd, 1};
+    status = device->ops->prepare(device, &limits, err);
+    if (!status) status = new_buffer(head, 1, head->n_embd, &head->norm, err);
+    if (!status) status = new_buffer(head, HEAD_ROWS, head->n_embd, &head->x, err);
+    if (!status) status = new_buffer(head, HEAD_ROWS, head->n_embd, &head->h, err);
+    if (!status) status = new_buffer(head, HEAD_ROWS, head->n_vocab, &head->logits, err);
+    if (!status) status = load_weights(head, model, err);
+    if (status) sn_head_free(&head);
+    *out = head;
+    return status ? sn_err_context(err, "embeddings and output head") : SN_OK;
+}
+
+void sn_head_free(sn_head **out) {
+    sn_head *head = *out;
+    if (!head) return;
+    const sn_device_ops *ops = head->device->ops;
+    if (head->output != head->embedding) ops->weight_free(head->device, &head->output);
+    ops->weight_free(head->device, &head->embedding);
+    ops->free(head->device, head->norm, head->n_embd * sizeof(float));
+    ops->free(head->device, head->x, HEAD_ROWS * head->n_embd * sizeof(float));
+    ops->free(head->device, head->h, HEAD_ROWS * head->n_embd * sizeof(float));
+    ops->free(head->device, head->logits, HEAD_ROWS * head->n_vocab * sizeof(float));
+    free(head);
+    *out = NULL;
+}
+
+sn_status sn_head_embed(sn_head *head, const int32_t *ids, int n, float *hidden, sn_err *err) {
+    const sn_device_ops *ops = head->device->ops;
+    for (int i = 0; i < n; i++)
+        if (ids[i] < 0 || (size_t)ids[i] >= head->n_vocab)
+            return sn_fail(err, SN_REFUSED, "token %d at place %d is not in this model's vocabulary of %zu", ids[i], i,
+                           head->n_vocab);
+    for (int done = 0; done < n; done += HEAD_ROWS) {
+        int rows = n - done < HEAD_ROWS ? n - done : HEAD_ROWS;
+        sn_status status = ops->gather(head->device, head->embedding, rows, ids + done, head->x, err);
+        if (!status)
+            status = ops->download(head->device, hidden + (size_t)done * head->n_embd, head->x,
+                                   (size_t)rows * head->n_embd * sizeof(float), err);
+        if (status) return status;
+    }
+    return SN_OK;
+}
+
+sn_status sn_head_logits(sn_head *head, const float *hidden, int n, float *logits, sn_err *err) {
+    const sn_device_ops *ops = head->device->ops;
+    sn_device *d = head->device;
+    for (int done = 0; done < n; done += HEAD_ROWS) {
+        int rows = n - done < HEAD_ROWS ? n - done : HEAD_ROWS;
+        size_t row = head->n_embd;
+        sn_tensor outside = {.name = "hidden states",
+                             .data = hidden + (size_t)done * row,
+                             .dtype = SN_F32,
+                             .rank = 2,
+                             .shape = {rows, (int64_t)row}};
+        sn_linear linear = {.weight = head->output, .y = head->logits};
+        sn_status status = sn_guard(&outside, d, 2, outside.shape, head->x, NULL, err);
+        if (!status) status = ops->rms_norm(d, rows, (int)row, head->x, head->norm, head->norm_eps, head->h, err);
+        if (!status) status = ops->linear(d, rows, head->h, 1, &linear, err);
+        if (!status)
+            status = ops->download(d, logits + (size_t)done * head->n_vocab, head->logits,
+                                   (size_t)rows * head->n_vocab * sizeof(float), err);
+        if (!status) status = ops->finish(d, FINISH_TIMEOUT_MS, err);
+        if (status) return status;
+    }
+    return SN_OK;
+}

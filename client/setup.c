@@ -1,0 +1,90 @@
+/* Opening what a command works with: model, tokenizer, device, head, link, chain. */
+#include "client/cmd.h"
+
+#include <stdio.h>
+
+static sn_status open_device(sn_device **out, sn_err *err) {
+    sn_device_id id;
+    sn_device_options options = {.threads = (int)sn_given.threads, .isa = sn_given.isa};
+    sn_status status = sn_device_id_parse(sn_given.device ? sn_given.device : "cpu", &id, err);
+    if (status) return sn_err_context(err, "--device");
+    return sn_device_open(id, &options, out, err);
+}
+
+static sn_status open_tokenizer(sn_setup *setup, bool needed, sn_err *err) {
+    sn_err reason = {0};
+    sn_status status = sn_tokenizer_open(sn_given.model, &setup->tokenizer, needed ? err : &reason);
+    if (!status || needed) return status;
+    return reason.status == SN_STOP ? sn_fail(err, SN_STOP, "%s", reason.text) : SN_OK;
+}
+
+sn_status sn_setup_open(sn_setup *setup, bool needs_tokenizer, sn_err *err) {
+    *setup = (sn_setup){0};
+    if (!sn_given.join.n && !sn_given.local.given)
+        return sn_fail(err, SN_REFUSED,
+                       "nobody is there to compute: give --join ADDRESS of a node, or --local all to hold "
+                       "the whole model here");
+    sn_progress_shown *shown = sn_progress_begin("loading the model's ends");
+    sn_status status = sn_model_open(sn_given.model, &setup->model, err);
+    if (!status) setup->hp = sn_model_hparams(setup->model);
+    if (!status) status = open_tokenizer(setup, needs_tokenizer, err);
+    if (!status) status = open_device(&setup->device, err);
+    if (!status) status = sn_head_load(setup->model, setup->device, &setup->head, err);
+    sn_progress_end(&shown);
+    return status;
+}
+
+sn_status sn_setup_context(const sn_setup *setup, int64_t asked, int64_t usual, int *out, sn_err *err) {
+    int most = setup->hp->n_ctx;
+    if (asked > most)
+        return sn_fail(err, SN_REFUSED, "--ctx %lld is more than the %d tokens that this model was made for",
+                       (long long)asked, most);
+    int64_t wanted = asked ? asked : usual;
+    *out = wanted < most ? (int)wanted : most;
+    return SN_OK;
+}
+
+/* Pages for one timeline of max_tokens over the local blocks. */
+static size_t kv_needed(const sn_setup *setup, int n_blocks, int max_tokens) {
+    sn_kv_shape shape = {n_blocks, setup->hp->n_kv_heads, setup->hp->head_dim, SN_KV_PAGE_TOKENS};
+    size_t pages = (size_t)max_tokens / SN_KV_PAGE_TOKENS + 1;
+    return pages * setup->device->ops->kv_page_bytes(setup->device, &shape);
+}
+
+sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_err *err) {
+    sn_chain_options options = {.device = setup->device,
+                                .max_tokens = max_tokens,
+                                .timeout_ms = (int)sn_given.timeout_s * 1000,
+                                .max_retries = sn_given.max_retries ? (int)sn_given.max_retries : -1,
+                                .push = sn_given.push,
+                                .every_block = every_block,
+                                .only = sn_given.only.items,
+                                .n_only = sn_given.only.n};
+    if (sn_given.local.given) {
+        options.local_first = sn_given.local.all ? 0 : sn_given.local.first;
+        options.local_end = sn_given.local.all ? setup->hp->n_blocks : sn_given.local.end;
+        if (options.local_end > setup->hp->n_blocks)
+            return sn_fail(err, SN_REFUSED, "--local %d:%d: this model has blocks 0:%d", options.local_first,
+                           options.local_end, setup->hp->n_blocks);
+        int n = options.local_end - options.local_first;
+        options.kv_memory = sn_given.kv_memory ? sn_given.kv_memory : kv_needed(setup, n, max_tokens);
+    }
+    sn_status status = SN_OK;
+    if (sn_given.join.n)
+        status = sn_link_open(sn_given.join.items, sn_given.join.n, sn_given.identity, &setup->link, err);
+    if (status) return status;
+    options.link = setup->link;
+    sn_progress_shown *shown = sn_progress_begin(setup->link ? "opening the chain" : "loading the blocks");
+    status = sn_chain_open(setup->model, &options, &setup->chain, err);
+    sn_progress_end(&shown);
+    return status;
+}
+
+void sn_setup_close(sn_setup *setup) {
+    sn_chain_close(&setup->chain);
+    sn_link_close(&setup->link);
+    sn_head_free(&setup->head);
+    sn_device_close(&setup->device);
+    sn_tokenizer_close(&setup->tokenizer);
+    sn_model_close(&setup->model);
+}

@@ -1,0 +1,251 @@
+/* Attention and the past's pages: equal bits however the rows come, and closeness to naive double-precision arithmetic. */
+#include "base/math.h"
+#include "tests/support/cpu_devices.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static sn_err err;
+#define OK(call) cr_assert_eq(call, SN_OK, "%s", err.text)
+
+enum { SEQUENCES = 3, PAGES = 12, BLOCKS = 2, BLOCK = 1 };
+
+/* Three sessions whose pasts end at odd places, and the rows that come next. */
+typedef struct scene {
+    sn_kv_shape shape;
+    int n_heads, window;
+    int past[SEQUENCES], rows[SEQUENCES];
+    int n_rows;
+    float *k[SEQUENCES], *v[SEQUENCES]; /* (past + rows, n_kv_heads, head_dim) */
+    float *q;                           /* (n_rows, n_heads, head_dim), all sequences' */
+} scene;
+
+static scene scene_new(int n_kv_heads, int group, int head_dim, int window) {
+    scene s = {.shape = {BLOCKS, n_kv_heads, head_dim, 32}, .n_heads = n_kv_heads * group, .window = window,
+               .past = {0, 45, 127}, .rows = {19, 1, 40}, .n_rows = 60};
+    for (int i = 0; i < SEQUENCES; i++) {
+        size_t n = (size_t)(s.past[i] + s.rows[i]) * (size_t)(n_kv_heads * head_dim);
+        s.k[i] = test_random_floats(n, (uint64_t)i * 2 + 1);
+        s.v[i] = test_random_floats(n, (uint64_t)i * 2 + 2);
+    }
+    s.q = test_random_floats((size_t)(s.n_rows * s.n_heads * head_dim), 99);
+    return s;
+}
+
+static void scene_free(scene *s) {
+    for (int i = 0; i < SEQUENCES; i++) free(s->k[i]), free(s->v[i]);
+    free(s->q);
+}
+
+typedef struct pages {
+    void *at[SEQUENCES][PAGES];
+    size_t bytes;
+} pages;
+
+/* Every byte 0xff: NaN wherever nothing is stored. */
+static pages pages_new(sn_device *d, const scene *s) {
+    pages p = {.bytes = d->ops->kv_page_bytes(d, &s->shape)};
+    for (int i = 0; i < SEQUENCES * PAGES; i++) {
+        OK(d->ops->alloc(d, p.bytes, &p.at[i / PAGES][i % PAGES], &err));
+        memset(p.at[i / PAGES][i % PAGES], 0xff, p.bytes);
+    }
+    return p;
+}
+
+static void pages_free(sn_device *d, pages *p) {
+    for (int i = 0; i < SEQUENCES * PAGES; i++) d->ops->free(d, p->at[i / PAGES][i % PAGES], p->bytes);
+}
+
+/* Stores positions [from, to) of sequence i. */
+static void store(sn_device *d, const scene *s, pages *p, int i, int from, int to) {
+    size_t width = (size_t)(s->shape.n_kv_heads * s->shape.head_dim);
+    sn_sequence seq = {p->at[i], from, 0, to - from};
+    OK(d->ops->kv_store(d, &s->shape, BLOCK, 1, &seq, s->k[i] + (size_t)from * width, s->v[i] + (size_t)from * width, &err));
+}
+
+/* All rows of all sequences in one call. */
+static void attend_at_once(sn_device *d, const scene *s, float *out) {
+    pages p = pages_new(d, s);
+    sn_sequence seqs[SEQUENCES];
+    for (int i = 0, first = 0; i < SEQUENCES; first += s->rows[i++]) {
+        store(d, s, &p, i, 0, s->past[i] + s->rows[i]);
+        seqs[i] = (sn_sequence){p.at[i], s->past[i], first, s->rows[i]};
+    }
+    OK(d->ops->attention(d, &s->shape, BLOCK, SEQUENCES, seqs, s->n_heads, s->window, 0.3f, s->q, out, &err));
+    pages_free(d, &p);
+}
+
+/* `chunk` rows of one sequence at a time, each stored just before it is asked for: what lies behind is still NaN. */
+static void attend_in_chunks(sn_device *d, const scene *s, int chunk, float *out) {
+    pages p = pages_new(d, s);
+    size_t width = (size_t)(s->n_heads * s->shape.head_dim);
+    for (int i = 0, first = 0; i < SEQUENCES; first += s->rows[i++]) {
+        store(d, s, &p, i, 0, s->past[i] / 2);
+        store(d, s, &p, i, s->past[i] / 2, s->past[i]);
+        for (int at = 0; at < s->rows[i]; at += chunk) {
+            int n = s->rows[i] - at < chunk ? s->rows[i] - at : chunk, position = s->past[i] + at;
+            store(d, s, &p, i, position, position + n);
+            sn_sequence seq = {p.at[i], position, 0, n};
+            OK(d->ops->attention(d, &s->shape, BLOCK, 1, &seq, s->n_heads, s->window, 0.3f,
+                                 s->q + (size_t)(first + at) * width, out + (size_t)(first + at) * width, &err));
+        }
+    }
+    pages_free(d, &p);
+}
+
+/* One head of one row, as the formula says. */
+static void attend_naively(const scene *s, int i, int position, int head, const float *q, double *out) {
+    int dim = s->shape.head_dim, kv_head = head / (s->n_heads / s->shape.n_kv_heads);
+    int from = s->window > 0 && position + 1 > s->window ? position + 1 - s->window : 0;
+    double scores[512], sum = 0, max = -1e300;
+    for (int t = from; t <= position; t++) {
+        scores[t] = 0;
+        for (int e = 0; e < dim; e++)
+            scores[t] += (double)q[e] * (double)s->k[i][(t * s->shape.n_kv_heads + kv_head) * dim + e] * 0.3;
+        max = fmax(max, scores[t]);
+    }
+    for (int t = from; t <= position; t++) sum += scores[t] = sn_exp(scores[t] - max);
+    for (int e = 0; e < dim; e++) {
+        out[e] = 0;
+        for (int t = from; t <= position; t++)
+            out[e] += scores[t] / sum * (double)s->v[i][(t * s->shape.n_kv_heads + kv_head) * dim + e];
+    }
+}
+
+static void check_values(const scene *s, const float *out) {
+    int dim = s->shape.head_dim;
+    double want[512];
+    for (int i = 0, row = 0; i < SEQUENCES; i++)
+        for (int t = 0; t < s->rows[i]; t++, row++)
+            for (int h = 0; h < s->n_heads; h++) {
+                size_t at = (size_t)(row * s->n_heads + h) * (size_t)dim;
+                attend_naively(s, i, s->past[i] + t, h, s->q + at, want);
+                for (int e = 0; e < dim; e++)
+                    cr_assert_float_eq((double)out[at + (size_t)e], want[e], 2e-6,
+                                       "sequence %d token %d head %d: %g, not %g", i, t, h,
+                                       (double)out[at + (size_t)e], want[e]);
+            }
+}
+
+static void check_scene(const test_devices *devices, int n_kv_heads, int group, int head_dim, int window) {
+    scene s = scene_new(n_kv_heads, group, head_dim, window);
+    size_t n = (size_t)(s.n_rows * s.n_heads * head_dim);
+    float *want = malloc(n * sizeof *want), *got = malloc(n * sizeof *got);
+    attend_in_chunks(devices->at[0], &s, 1, want);
+    check_values(&s, want);
+    for (int d = 0; d < devices->n; d++)
+        for (int way = 0; way < 4; way++) {
+            const int chunk[] = {0, 1, 7, 40};
+            memset(got, 0xff, n * sizeof *got);
+            if (chunk[way])
+                attend_in_chunks(devices->at[d], &s, chunk[way], got);
+            else
+                attend_at_once(devices->at[d], &s, got);
+            size_t at = test_differ(want, got, n);
+            cr_assert_eq(at, n, "%s, %d heads over %d of %d, window %d, chunks of %d: element %zu is %a, not %a",
+                         sn_device_describe(devices->at[d]), s.n_heads, n_kv_heads, head_dim, window, chunk[way], at,
+                         (double)got[at], (double)want[at]);
+        }
+    free(want);
+    free(got);
+    scene_free(&s);
+}
+
+static const sn_device_limits limits = {.rows = 64, .width = 1024, .context = 200};
+
+Test(cpu_attention, is_the_same_bits_in_any_company_and_right) {
+    test_devices devices = test_devices_open(&limits);
+    check_scene(&devices, 3, 3, 24, 0);
+    check_scene(&devices, 1, 1, 7, 0);
+    check_scene(&devices, 2, 5, 64, 0);
+    check_scene(&devices, 1, 23, 16, 0); /* more heads than an item takes */
+    test_devices_close(&devices);
+}
+
+Test(cpu_attention, looks_back_as_far_as_its_window) {
+    test_devices devices = test_devices_open(&limits);
+    const int windows[] = {1, 2, 5, 16, 33, 100};
+    for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) check_scene(&devices, 2, 3, 24, windows[i]);
+    test_devices_close(&devices);
+}
+
+/* Pages that lie wholly before the window may be gone. */
+Test(cpu_attention, never_touches_pages_before_the_window) {
+    test_devices devices = test_devices_open(&limits);
+    scene s = scene_new(2, 3, 24, 20);
+    for (int d = 0; d < devices.n; d++) {
+        sn_device *device = devices.at[d];
+        pages p = pages_new(device, &s);
+        float want[6 * 24], got[6 * 24];
+        store(device, &s, &p, 2, 0, 128);
+        sn_sequence seq = {p.at[2], 127, 0, 1};
+        OK(device->ops->attention(device, &s.shape, BLOCK, 1, &seq, 6, s.window, 0.3f, s.q, want, &err));
+        void *gone[PAGES] = {NULL, NULL, NULL, p.at[2][3]};
+        seq.pages = gone;
+        OK(device->ops->attention(device, &s.shape, BLOCK, 1, &seq, 6, s.window, 0.3f, s.q, got, &err));
+        cr_assert_eq(test_differ(want, got, 6 * 24), 6 * 24);
+        pages_free(device, &p);
+    }
+    scene_free(&s);
+    test_devices_close(&devices);
+}
+
+/* A NaN in one position's key or value shows in the rows that look at it, and only there. */
+Test(cpu_attention, what_is_not_finite_reaches_only_those_who_look_at_it) {
+    test_devices devices = test_devices_open(&limits);
+    for (int d = 0; d < devices.n; d++)
+        for (int in_key = 0; in_key < 2; in_key++) {
+            scene s = scene_new(1, 3, 24, 0);
+            size_t n = (size_t)(s.n_rows * s.n_heads * 24), row = (size_t)s.n_heads * 24;
+            float *clean = malloc(n * sizeof *clean), *dirty = malloc(n * sizeof *dirty);
+            attend_at_once(devices.at[d], &s, clean);
+            (in_key ? s.k : s.v)[0][10 * 24 + 3] = in_key ? NAN : INFINITY;
+            attend_at_once(devices.at[d], &s, dirty);
+            cr_assert_eq(test_differ(clean, dirty, 10 * row), 10 * row);
+            for (size_t r = 10; r < 19; r++) cr_assert(!isfinite(dirty[r * row + 3]));
+            cr_assert_eq(test_differ(clean + 19 * row, dirty + 19 * row, n - 19 * row), n - 19 * row);
+            free(clean), free(dirty);
+            scene_free(&s);
+        }
+    test_devices_close(&devices);
+}
+
+Test(cpu_attention, what_is_stored_can_be_loaded_and_other_blocks_keep_theirs) {
+    test_devices devices = test_devices_open(&limits);
+    for (int d = 0; d < devices.n; d++) {
+        sn_device *device = devices.at[d];
+        scene s = scene_new(3, 1, 24, 0);
+        pages p = pages_new(device, &s);
+        size_t width = 3 * 24, n = 60 * width;
+        float *k = malloc(n * sizeof *k), *v = malloc(n * sizeof *v);
+        store(device, &s, &p, 2, 0, 167);
+        OK(device->ops->kv_load(device, &s.shape, BLOCK, p.at[2], 50, 60, k, v, &err));
+        cr_assert_eq(test_differ(k, s.k[2] + 50 * width, n), n);
+        cr_assert_eq(test_differ(v, s.v[2] + 50 * width, n), n);
+        OK(device->ops->kv_load(device, &s.shape, 0, p.at[2], 0, 60, k, v, &err));
+        for (size_t i = 0; i < n; i++) cr_assert(isnan(k[i]) && isnan(v[i]));
+        OK(device->ops->kv_load(device, &s.shape, 0, p.at[2], 0, 0, NULL, NULL, &err));
+        free(k), free(v);
+        pages_free(device, &p);
+        scene_free(&s);
+    }
+    test_devices_close(&devices);
+}
+
+Test(cpu_attention, refuses_what_was_not_prepared) {
+    test_devices devices = test_devices_open(&limits);
+    sn_device *d = devices.at[0];
+    sn_kv_shape shape = {1, 1, 16, 32}, wide = {1, 1, 513, 32};
+    sn_sequence seq = {NULL, 200, 0, 1};
+    cr_assert_eq(d->ops->attention(d, &shape, 0, 1, &seq, 1, 0, 1, NULL, NULL, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "context of 200"));
+    seq.position = 0;
+    cr_assert_eq(d->ops->attention(d, &wide, 0, 1, &seq, 1, 0, 1, NULL, NULL, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "513"));
+    OK(d->ops->attention(d, &shape, 0, 0, NULL, 1, 0, 1, NULL, NULL, &err));
+    seq.n_rows = 0;
+    OK(d->ops->attention(d, &shape, 0, 1, &seq, 1, 0, 1, NULL, NULL, &err));
+    test_devices_close(&devices);
+}

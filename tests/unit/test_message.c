@@ -572,7 +572,7 @@ Test(message, every_kind_stands_in_the_corpus) {
         }
         must(sn_read_file(path, SN_MAP_SIZE_MAX, &frame, &err), &err);
         must(sn_msg_decode(frame.data, frame.len, &msg, &err), &err);
-        cr_assert_eq(msg->kind, kind);
+        cr_assert_eq(msg->kind, (sn_msg_kind)kind);
         sn_msg_free(&msg);
         sn_buf_fini(&frame);
     }

@@ -1,0 +1,155 @@
+#include "tests/support/cluster.h"
+
+#include "base/clock.h"
+#include "tests/support/need.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+enum { NODES_MAX = 16 };
+
+typedef struct member {
+    sn_node *node;
+    char address[64], join[160];
+    pthread_t thread;
+    bool stopped;
+    atomic_bool cut_off, doubled;
+    atomic_int steps_left; /* until it is cut off; 0: not counted */
+} member;
+
+struct cluster {
+    cluster_options options;
+    sn_hub *hub;
+    member members[NODES_MAX];
+    int n;
+};
+
+static sn_fate deliver(void *ctx, const char *from, const char *to, const sn_msg *msg) {
+    cluster *c = ctx;
+    sn_fate fate = SN_DELIVER;
+    for (int i = 0; i < c->n; i++) {
+        member *m = &c->members[i];
+        bool to_it = !strcmp(to, m->address);
+        if (!to_it && strcmp(from, m->address)) continue;
+        if (to_it && msg->kind == SN_MSG_STEP && atomic_load(&m->steps_left) && atomic_fetch_sub(&m->steps_left, 1) == 1)
+            atomic_store(&m->cut_off, true);
+        if (atomic_load(&m->cut_off)) return SN_DROP;
+        if (atomic_load(&m->doubled)) fate = SN_DUPLICATE;
+    }
+    return fate;
+}
+
+cluster *cluster_new(const cluster_options *options) {
+    cluster *c = calloc(1, sizeof *c);
+    if (!c) abort();
+    c->options = *options;
+    if (!c->options.threads) c->options.threads = 1;
+    if (!c->options.kv_memory) c->options.kv_memory = 64u << 20;
+    if (!c->options.sessions_max) c->options.sessions_max = 64;
+    if (!c->options.room_timeout_s) c->options.room_timeout_s = 1;
+    NEED(sn_hub_new(&c->hub, &err));
+    sn_hub_set_filter(c->hub, deliver, c);
+    return c;
+}
+
+static void *run(void *node) {
+    NEED(sn_node_run(node, &err));
+    return NULL;
+}
+
+static int count_blocks(const char *path) {
+    sn_model *model = NULL;
+    NEED(sn_model_open(path, &model, &err));
+    int n = sn_model_hparams(model)->n_blocks;
+    sn_model_close(&model);
+    return n;
+}
+
+int cluster_add_of(cluster *c, const char *model, int first, int end) {
+    if (c->n == NODES_MAX) abort();
+    member *m = &c->members[c->n];
+    char path[] = "/tmp/swarm-test-identity-XXXXXX"; /* a name for the file that save makes */
+    sn_identity identity;
+    if (!mkdtemp(path)) abort();
+    char file[64];
+    snprintf(file, sizeof file, "%s/id", path);
+    NEED(sn_identity_new(&identity, &err));
+    NEED(sn_identity_save(&identity, file, &err));
+    snprintf(m->address, sizeof m->address, "mem://node%d", c->n);
+    const char *join = m->join;
+    if (c->n) {
+        char key[2 * SN_KEY_SIZE + 1];
+        snprintf(m->join, sizeof m->join, "%s#%s", c->members[0].address,
+                 sn_hex(sn_node_curve_key(c->members[0].node), SN_KEY_SIZE, key));
+    }
+    sn_node_config config = {
+        .model_path = model,
+        .first = first,
+        .end = end ? end : count_blocks(model),
+        .listen = m->address,
+        .join = &join,
+        .n_join = c->n ? 1 : 0,
+        .identity_path = file,
+        .name = m->address + strlen("mem://"),
+        .device = "cpu",
+        .device_options = {c->options.threads, c->options.isa},
+        .kv_memory = c->options.kv_memory,
+        .sessions_max = (size_t)c->options.sessions_max,
+        .session_timeout_s = 600,
+        .room_timeout_s = c->options.room_timeout_s,
+    };
+    sn_transport *transport = NULL;
+    NEED(sn_transport_memory_new(c->hub, &identity, &transport, &err));
+    NEED(sn_node_new(&config, &transport, NULL, NULL, &m->node, &err));
+    remove(file);
+    remove(path);
+    if (pthread_create(&m->thread, NULL, run, m->node)) abort();
+    return c->n++;
+}
+
+int cluster_add(cluster *c, int first, int end) { return cluster_add_of(c, c->options.model, first, end); }
+const sn_node *cluster_node(const cluster *c, int number) { return c->members[number].node; }
+sn_hub *cluster_hub(cluster *c) { return c->hub; }
+void cluster_cut_off(cluster *c, int number) { atomic_store(&c->members[number].cut_off, true); }
+void cluster_cut_off_at_step(cluster *c, int number, int n) { atomic_store(&c->members[number].steps_left, n); }
+void cluster_double(cluster *c, int number) { atomic_store(&c->members[number].doubled, true); }
+
+void cluster_stop(cluster *c, int number) {
+    member *m = &c->members[number];
+    if (m->stopped) return;
+    m->stopped = true;
+    sn_node_stop(m->node);
+    pthread_join(m->thread, NULL);
+}
+
+void cluster_free(cluster **c) {
+    if (!*c) return;
+    for (int i = 0; i < (*c)->n; i++) {
+        cluster_stop(*c, i);
+        sn_node_free(&(*c)->members[i].node);
+    }
+    sn_hub_free(&(*c)->hub);
+    free(*c);
+    *c = NULL;
+}
+
+sn_transport *cluster_transport(cluster *c, sn_identity *identity) {
+    sn_transport *transport = NULL;
+    NEED(sn_identity_new(identity, &err));
+    NEED(sn_transport_memory_new(c->hub, identity, &transport, &err));
+    return transport;
+}
+
+sn_link *cluster_link(cluster *c) {
+    sn_identity identity;
+    sn_transport *transport = cluster_transport(c, &identity);
+    sn_seed seeds[NODES_MAX];
+    for (int i = 0; i < c->n; i++) {
+        snprintf(seeds[i].address, sizeof seeds[i].address, "%s", c->members[i].address);
+        memcpy(seeds[i].curve_key, sn_node_curve_key(c->members[i].node), SN_KEY_SIZE);
+    }
+    sn_link *link = NULL;
+    NEED(sn_link_over(&transport, seeds, (size_t)c->n, &link, &err));
+    return link;
+}

@@ -1,0 +1,20 @@
+/* For what a test needs to go on: NEED ends the process with the sentence when a call fails. */
+#ifndef SN_TESTS_NEED_H
+#define SN_TESTS_NEED_H
+
+#include "base/err.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define NEED(call)                                                                                                     \
+    do {                                                                                                               \
+        sn_err err = {0};                                                                                              \
+        sn_status status_ = (call);                                                                                    \
+        if (status_) {                                                                                                 \
+            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, sn_status_name(status_), err.text);                 \
+            abort();                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+#endif

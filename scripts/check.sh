@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# What a compiler does not check: who includes whom, how long files and functions are. Prints each breach; exits 1 if any.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# Which folders a folder's files may include, its own and base always. The order of the project: see README.md.
+allowed() {
+  case $1 in
+    base) echo "" ;;
+    device | model | net) echo "base" ;;
+    kvcache) echo "device base" ;;
+    blocks) echo "kvcache device model base" ;;
+    node) echo "net blocks kvcache device model base" ;;
+    client) echo "net blocks kvcache device model base" ;;
+  esac
+}
+bad=0
+breach() { echo "$*"; bad=1; }
+
+for folder in base device model kvcache blocks net node client; do
+  for file in $(git ls-files "$folder/*.c" "$folder/*.h"); do
+    while IFS= read -r included; do
+      to=${included%%/*}
+      case " $folder $(allowed "$folder") " in
+        *" $to "*) ;;
+        *) breach "$file includes $included: $folder/ may include only: $(allowed "$folder")" ;;
+      esac
+    done < <(sed -n 's/^ *# *include "\([^"]*\)".*/\1/p' "$file")
+    lines=$(wc -l <"$file")
+    [ "$lines" -le 650 ] || breach "$file has $lines lines: one subject a file, 650 at most"
+    awk -v file="$file" '
+      /^[a-zA-Z].*[)] *[{]$/ || /^[a-zA-Z].*[^;]$/ && /[(]/ { start = NR }
+      /^[}]/ { if (start && NR - start > 75) { printf "%s:%d: a function of %d lines: 75 at most\n", file, start, NR - start; bad = 1 } start = 0 }
+      END { exit bad }' "$file" || bad=1
+  done
+done
+exit $bad

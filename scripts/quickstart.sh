@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# From nothing to text: installs, builds, fetches a real model, cuts it over nodes on this machine, and writes.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+  cat <<'EOF'
+usage: scripts/quickstart.sh [--prompt TEXT] [--nodes N] [--max-tokens N] [--model PATH]
+
+Installs what the build needs (apt; nothing where it is there), builds, gets SmolLM2-135M-Instruct (kept for the next time),
+starts N nodes (3) on 127.0.0.1 that share the model's blocks, and writes text from the prompt; without --prompt, on a
+terminal, it opens a chat. The nodes end with it.
+
+  --prompt TEXT     what to continue
+  --nodes N         how many nodes share the blocks (3)
+  --max-tokens N    how much to write at most (64)
+  --model PATH      another model: a GGUF file, or a folder as Hugging Face lays it out
+EOF
+}
+
+prompt="" nodes=3 max_tokens=64 model="" has_prompt=no
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --help | -h) usage; exit 0 ;;
+    --prompt | --nodes | --max-tokens | --model)
+      [ $# -ge 2 ] || die "$1 needs a value: see --help"
+      case "$1" in
+        --prompt) prompt=$2 has_prompt=yes ;;
+        --nodes) nodes=$2 ;;
+        --max-tokens) max_tokens=$2 ;;
+        --model) model=$2 ;;
+      esac
+      shift 2 ;;
+    *) die "unknown option '$1': see --help" ;;
+  esac
+done
+[[ $nodes =~ ^[1-9][0-9]?$ ]] || die "--nodes must be a number from 1 to 99"
+[[ $max_tokens =~ ^[1-9][0-9]*$ ]] || die "--max-tokens must be a number from 1 on"
+
+need_packages $BUILD_PACKAGES
+[ -n "$model" ] || need_packages $MODEL_PACKAGES
+say "building"
+TARGETS=(swarm swarm-node)
+build build -DCMAKE_BUILD_TYPE=Release -DSN_TESTS=OFF
+if [ -z "$model" ]; then model=$(real_model) || die "no model: give one with --model PATH"; fi
+
+logs=$(mktemp -d)
+pids=()
+stop_nodes() {
+  trap - EXIT
+  for pid in "${pids[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
+  for pid in "${pids[@]}"; do wait "$pid" 2>/dev/null || true; done
+  rm -rf "$logs"
+}
+trap stop_nodes EXIT
+trap 'exit 130' INT TERM
+
+# wait_ready N: until node N has said where it listens, or has died.
+wait_ready() {
+  local i
+  for ((i = 0; i < 3000; i++)); do
+    grep -q '^ready:' "$logs/$1.out" 2>/dev/null && return 0
+    kill -0 "${pids[$1]}" 2>/dev/null || { cat "$logs/$1.err" >&2; die "node $1 did not start: see its words above"; }
+    sleep 0.02
+  done
+  die "node $1 was not ready within a minute"
+}
+
+blocks=$(build/swarm inspect "$model" --json | python3 -c 'import json,sys; print(json.load(sys.stdin)["n_blocks"])')
+[ "$nodes" -le "$blocks" ] || die "the model has $blocks blocks: --nodes must be at most that"
+say "starting $nodes nodes for $blocks blocks"
+threads=$(( $(nproc) / nodes )); [ "$threads" -ge 1 ] || threads=1
+[ "$nodes" -gt 1 ] && [ "$threads" -lt "$(nproc)" ] && threads=$(nproc) # a chain computes at one node at a time
+join=()
+for ((k = 0; k < nodes; k++)); do
+  build/swarm-node --model "$model" --blocks "$((blocks * k / nodes)):$((blocks * (k + 1) / nodes))" --name "node$k" \
+    --listen tcp://127.0.0.1:0 --threads "$threads" --kv-memory 256MiB "${join[@]}" >"$logs/$k.out" 2>"$logs/$k.err" &
+  pids[k]=$!
+  if [ "$k" = 0 ]; then
+    wait_ready 0
+    address=$(sed -n 's/^ready: address=\([^ ]*\).*/\1/p' "$logs/0.out")
+    join=(--join "$address")
+  fi
+done
+for ((k = 0; k < nodes; k++)); do
+  wait_ready "$k"
+  sed 's/ key=[0-9a-f]*//; s/ node=\([0-9a-f]\{8\}\)[0-9a-f]*/ node=\1/' "$logs/$k.out" >&2
+done
+
+if [ "$has_prompt" = no ] && [ -t 0 ] && [ -t 1 ]; then
+  build/swarm chat --model "$model" "${join[@]}"
+else
+  [ "$has_prompt" = yes ] || prompt="The three most important things in life are"
+  build/swarm generate --model "$model" "${join[@]}" --prompt "$prompt" --max-tokens "$max_tokens"
+fi

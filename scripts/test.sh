@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Installs what the tests need, builds, runs all of them, and ends with "N passed, N failed". --quick leaves out sanitizers
+# and fuzzing.
+set -uo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+quick=no
+case "${1:-}" in
+  "") ;;
+  --quick) quick=yes ;;
+  *) die "usage: scripts/test.sh [--quick]" ;;
+esac
+FUZZ_SECONDS=${FUZZ_SECONDS:-60}
+
+need_packages $BUILD_PACKAGES $TEST_PACKAGES
+passed=0 failed=0 skipped=0
+report() { # report NAME STATUS: one line a test that is no Criterion suite
+  if [ "$2" = 0 ]; then passed=$((passed + 1)); echo "  ok      $1"; else failed=$((failed + 1)); echo "  FAILED  $1"; fi
+}
+
+# unit FOLDER: every Criterion program of a build. Counts come from Criterion's closing lines.
+unit() {
+  local dir=$1 program out rc synthesis
+  for program in "$dir"/tests/test_*; do
+    [ -x "$program" ] || continue
+    out=$(timeout 900 "$program" --jobs 2 2>&1); rc=$?
+    synthesis=$(grep -a 'Synthesis: Tested' <<<"$out" | tail -1)
+    local t p f c
+    t=$(sed -n 's/.*Tested: [^0-9]*\([0-9]*\).*/\1/p' <<<"$synthesis" | head -1)
+    f=$(grep -ao 'Failing: [^0-9]*[0-9]*' <<<"$synthesis" | grep -o '[0-9]*$'); c=$(grep -ao 'Crashing: [^0-9]*[0-9]*' <<<"$synthesis" | grep -o '[0-9]*$')
+    local skips; skips=$(grep -ac '^skipped: ' <<<"$out")
+    t=${t:-0} f=$((${f:-0} + ${c:-0})); p=$((t - f - skips))
+    if [ -z "$synthesis" ] || { [ $rc -ne 0 ] && [ $f -eq 0 ]; } || grep -aq 'ERROR: LeakSanitizer\|SUMMARY: .*Sanitizer' <<<"$out"; then f=$((f + 1)); fi
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + skips))
+    grep -a '^skipped: ' <<<"$out" | sort -u | sed 's/^/  /'
+    if [ $f -ne 0 ]; then echo "  FAILED  ${program#"$root"/}"; printf '%s\n' "$out" | tail -60; else echo "  ok      ${program#"$root"/} ($p)"; fi
+  done
+}
+
+threads() {
+  local dir=$1 program
+  for program in "$dir"/tests/threads_*; do
+    [ -x "$program" ] || continue
+    out=$(timeout 600 "$program" 2>&1); rc=$?
+    report "${program#"$root"/}" $rc
+    [ $rc = 0 ] || printf '%s\n' "$out" | tail -60
+  done
+}
+
+say "checking includes, lengths"
+scripts/check.sh; report "includes go only the allowed ways" $?
+
+say "building (release)"
+TARGETS=()
+build build -DCMAKE_BUILD_TYPE=Release -DSN_TESTS=ON
+if model=$(real_model); then export SN_TEST_MODEL=$model; else say "no real model: the tests that need it are skipped"; fi
+
+say "unit tests (release)"
+unit build
+say "programs"
+for script in tests/system/*.sh; do
+  [ -f "$script" ] || continue
+  out=$(timeout 600 bash "$script" 2>&1); rc=$?
+  if [ $rc = 77 ]; then skipped=$((skipped + 1)); echo "  skipped: $script: $out"; continue; fi
+  report "$script" $rc
+  [ $rc = 0 ] || printf '%s\n' "$out" | tail -60
+done
+
+if [ $quick = no ]; then
+  say "building with AddressSanitizer and UndefinedBehaviorSanitizer"
+  build build-asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE="address;undefined"
+  say "unit tests (ASan, UBSan)"
+  unit build-asan
+  say "building with ThreadSanitizer"
+  build build-tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE=thread
+  say "thread tests (TSan)"
+  TSAN_OPTIONS="suppressions=$root/tests/tsan.supp halt_on_error=1" threads build-tsan
+  say "building with clang, fuzz targets"
+  build build-fuzz -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE="address;undefined" -DSN_FUZZ=ON
+  say "fuzzing, $FUZZ_SECONDS s each, two at once"
+  fuzz_one() {
+    local program=$1 name log; name=$(basename "$program"); log=$(mktemp)
+    local scratch; scratch=$(mktemp -d)
+    if timeout $((FUZZ_SECONDS + 120)) "$program" -max_total_time="$FUZZ_SECONDS" -rss_limit_mb=2048 -timeout=20 -close_fd_mask=3 \
+      -artifact_prefix="$scratch/" "$scratch" "tests/fuzz/corpus/$name" >"$log" 2>&1; then echo "ok $name"; else echo "bad $name"; tail -40 "$log" >&2; fi
+    rm -rf "$log" "$scratch"
+  }
+  export -f fuzz_one; export FUZZ_SECONDS
+  while read -r verdict name; do
+    [ "$verdict" = ok ]; report "$name" $?
+  done < <(find build-fuzz/tests -maxdepth 1 -name 'fuzz_*' -type f -perm -u+x | sort | xargs -P 2 -I{} bash -c 'fuzz_one {}')
+else
+  threads build
+fi
+
+echo
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ]

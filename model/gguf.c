@@ -88,14 +88,14 @@ static sn_status take(cursor *c, size_t n, const char *what, const uint8_t **out
 }
 
 static sn_status take_u32(cursor *c, const char *what, uint32_t *out) {
-    const uint8_t *at;
+    const uint8_t *at = NULL;
     sn_status status = take(c, sizeof *out, what, &at);
     if (!status) memcpy(out, at, sizeof *out);
     return status;
 }
 
 static sn_status take_u64(cursor *c, const char *what, uint64_t *out) {
-    const uint8_t *at;
+    const uint8_t *at = NULL;
     sn_status status = take(c, sizeof *out, what, &at);
     if (!status) memcpy(out, at, sizeof *out);
     return status;
@@ -103,7 +103,7 @@ static sn_status take_u64(cursor *c, const char *what, uint64_t *out) {
 
 static sn_status take_string(cursor *c, const char *what, sn_gguf_str *out) {
     uint64_t len;
-    const uint8_t *at;
+    const uint8_t *at = NULL;
     sn_status status = take_u64(c, what, &len);
     if (!status) status = take(c, len, what, &at);
     if (!status) *out = (sn_gguf_str){(const char *)at, len};

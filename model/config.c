@@ -1,0 +1,101 @@
+#include "model/config.h"
+
+#include "base/math.h"
+#include "base/mem.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { HEAD_DIM_MAX = 2 * SN_ROPE_FREQS_MAX };
+
+static sn_status check_ranges(const sn_hparams *h, sn_err *err) {
+    const struct {
+        const char *what;
+        int value, low, high;
+    } ranges[] = {
+        {"number of blocks", h->n_blocks, 1, 1024},
+        {"width of the hidden state", h->n_embd, 1, 1 << 17},
+        {"number of heads", h->n_heads, 1, 1024},
+        {"number of key/value heads", h->n_kv_heads, 1, h->n_heads},
+        {"width of a head", h->head_dim, 2, HEAD_DIM_MAX},
+        {"width of the feed-forward layer", h->n_ff, 1, 1 << 20},
+        {"size of the vocabulary", h->n_vocab, 1, 1 << 22},
+        {"context length", h->n_ctx, 1, 1 << 26},
+        {"sliding window", h->window, 0, 1 << 26},
+        {"number of rotated dimensions", h->rope_dim, 2, h->head_dim},
+    };
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
+        if (ranges[i].value < ranges[i].low || ranges[i].value > ranges[i].high)
+            return sn_fail(err, SN_REFUSED, "the model's %s is %d; it must lie from %d to %d", ranges[i].what,
+                           ranges[i].value, ranges[i].low, ranges[i].high);
+    if (h->n_heads % h->n_kv_heads)
+        return sn_fail(err, SN_REFUSED, "the model's %d heads cannot share %d key/value heads evenly", h->n_heads,
+                       h->n_kv_heads);
+    if (h->rope_dim % 2)
+        return sn_fail(err, SN_REFUSED, "the model rotates %d dimensions of a head; they come in pairs", h->rope_dim);
+    if (!(h->norm_eps > 0 && h->norm_eps < 1))
+        return sn_fail(err, SN_REFUSED, "the model's norm epsilon is %g; it must lie between 0 and 1",
+                       (double)h->norm_eps);
+    return SN_OK;
+}
+
+static sn_status check_scaling(const sn_rope_scaling *s, sn_err *err) {
+    if (!(s->theta >= 1 && s->theta <= 1e15))
+        return sn_fail(err, SN_REFUSED, "the model's rope theta is %g; it must lie from 1 to 1e15", s->theta);
+    if (s->kind == SN_ROPE_PLAIN) return SN_OK;
+    if (!(s->factor >= 1 && s->factor <= 1e6))
+        return sn_fail(err, SN_REFUSED, "the model's rope scaling factor is %g; it must lie from 1 to 1e6", s->factor);
+    if (s->kind == SN_ROPE_LINEAR) return SN_OK;
+    if (!(s->low_freq_factor > 0 && s->low_freq_factor < s->high_freq_factor && s->high_freq_factor <= 1e6 &&
+          s->original_ctx >= 1 && s->original_ctx <= 1e9))
+        return sn_fail(err, SN_REFUSED,
+                       "the model's llama3 rope scaling is impossible: low_freq_factor %g, "
+                       "high_freq_factor %g, original_max_position_embeddings %g",
+                       s->low_freq_factor, s->high_freq_factor, s->original_ctx);
+    return SN_OK;
+}
+
+/* Float32 throughout, each step rounded where the reference rounds it. */
+static float llama3_scaled(float freq, const sn_rope_scaling *s) {
+    float factor = (float)s->factor, low = (float)s->low_freq_factor, high = (float)s->high_freq_factor;
+    float wavelength = (1.0f / freq) * 6.283185307179586f;
+    if (wavelength > (float)(s->original_ctx / s->low_freq_factor)) return freq / factor;
+    if (wavelength < (float)(s->original_ctx / s->high_freq_factor)) return freq;
+    float smooth = ((1.0f / wavelength) * (float)s->original_ctx - low) / (high - low);
+    return (1.0f - smooth) * freq / factor + smooth * freq;
+}
+
+static sn_status fill_rope(sn_hparams *h, const sn_rope_scaling *s, sn_err *err) {
+    for (int i = 0; i < h->rope_dim / 2; i++) {
+        float exponent = (float)(2 * i) / (float)h->rope_dim;
+        float freq = 1.0f / (float)sn_pow(s->theta, (double)exponent);
+        if (s->kind == SN_ROPE_LINEAR) freq /= (float)s->factor;
+        if (s->kind == SN_ROPE_LLAMA3) freq = llama3_scaled(freq, s);
+        if (s->divisors) {
+            float divisor;
+            memcpy(&divisor, s->divisors + (size_t)i * sizeof divisor, sizeof divisor);
+            if (!(divisor > 0 && isfinite(divisor)))
+                return sn_fail(err, SN_REFUSED, "the model's rope factor %d is %g; it must be above 0", i,
+                               (double)divisor);
+            freq /= divisor;
+        }
+        if (!(freq >= 0 && freq <= 1e6f))
+            return sn_fail(err, SN_REFUSED, "the model's rope frequency %d comes out as %g", i, (double)freq);
+        h->rope_freq[i] = freq;
+    }
+    return SN_OK;
+}
+
+sn_status sn_config_finish(sn_hparams *hparams, const sn_rope_scaling *scaling, sn_err *err) {
+    sn_status status = check_ranges(hparams, err);
+    if (!status) status = check_scaling(scaling, err);
+    if (!status) status = fill_rope(hparams, scaling, err);
+    return status;
+}
+
+void sn_config_set_name(sn_hparams *hparams, const char *name, size_t len) {
+    len = sn_min_size(len, sizeof hparams->name - 1);
+    for (size_t i = 0; i < len; i++)
+        hparams->name[i] = (unsigned char)name[i] < 0x20 || name[i] == 0x7f ? '?' : name[i];
+    hparams->name[len] = 0;
+}

@@ -1,0 +1,189 @@
+#include "model/config.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Every metadata key of the architecture that may be there. Another one may change the mathematics: refused. */
+static const char *const known_keys[] = {
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.sliding_window",
+    "attention.causal",
+    "rope.freq_base",
+    "rope.dimension_count",
+    "rope.scale_linear",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "expert_count",
+    "expert_used_count",
+    "vocab_size",
+    "tensor_data_layout",
+};
+
+typedef struct reader {
+    const sn_gguf *gguf;
+    const char *architecture;
+    sn_err *err;
+} reader;
+
+enum { KEY_SIZE = 128 };
+
+static char *full_key(const reader *r, const char *key, char out[KEY_SIZE]) {
+    snprintf(out, KEY_SIZE, "%s.%s", r->architecture, key);
+    return out;
+}
+
+static sn_status read_int(const reader *r, const char *key, bool required, int *out) {
+    char full[KEY_SIZE];
+    return sn_gguf_i32(r->gguf, full_key(r, key, full), required, out, r->err);
+}
+
+static sn_status read_float(const reader *r, const char *key, bool required, float *out) {
+    char full[KEY_SIZE];
+    return sn_gguf_f32(r->gguf, full_key(r, key, full), required, out, r->err);
+}
+
+static sn_status check_keys(const reader *r) {
+    size_t prefix = strlen(r->architecture);
+    for (size_t i = 0; i < sn_gguf_n_values(r->gguf); i++) {
+        sn_gguf_str key = sn_gguf_value_at(r->gguf, i)->key;
+        if (key.len <= prefix || memcmp(key.data, r->architecture, prefix) || key.data[prefix] != '.') continue;
+        bool known = false;
+        for (size_t k = 0; k < sizeof known_keys / sizeof *known_keys; k++) {
+            size_t len = strlen(known_keys[k]);
+            known |= key.len == prefix + 1 + len && !memcmp(key.data + prefix + 1, known_keys[k], len);
+        }
+        if (!known)
+            return sn_fail(r->err, SN_REFUSED,
+                           "metadata key '%.*s' is not known and may change the model's mathematics",
+                           (int)sn_gguf_value_at(r->gguf, i)->key.len, key.data);
+    }
+    return SN_OK;
+}
+
+static sn_status read_family(reader *r, sn_hparams *h, const sn_family **family) {
+    sn_gguf_str text;
+    sn_status status = sn_gguf_string(r->gguf, "general.architecture", true, &text, r->err);
+    if (status) return status;
+    char name[SN_FAMILY_NAME_SIZE] = "";
+    if (text.len >= sizeof name) return sn_fail(r->err, SN_REFUSED, "general.architecture is %zu bytes long", text.len);
+    memcpy(name, text.data, text.len);
+    status = sn_family_find(SN_CONTAINER_GGUF, name, family, r->err);
+    if (status) return status;
+    r->architecture = (*family)->gguf_architecture;
+    snprintf(h->family, sizeof h->family, "%s", (*family)->name);
+    if (sn_gguf_string(r->gguf, "general.name", false, &text, NULL) == SN_OK && sn_gguf_find(r->gguf, "general.name"))
+        sn_config_set_name(h, text.data, text.len);
+    return check_keys(r);
+}
+
+/* vocab_size, else the number of tokens, else the rows of the embedding. */
+static sn_status read_vocab(const reader *r, int *out) {
+    sn_status status = read_int(r, "vocab_size", false, out);
+    if (status || *out) return status;
+    const sn_gguf_value *tokens = sn_gguf_find(r->gguf, "tokenizer.ggml.tokens");
+    const sn_gguf_tensor *embedding = sn_gguf_tensor_find(r->gguf, "token_embd.weight");
+    size_t n = tokens ? tokens->n : embedding ? embedding->dims[1] : 0;
+    if (n < 1 || n > INT32_MAX) return sn_fail(r->err, SN_REFUSED, "the file does not say how large the vocabulary is");
+    *out = (int)n;
+    return SN_OK;
+}
+
+static sn_status read_sizes(const reader *r, sn_hparams *h) {
+    sn_status status = read_int(r, "block_count", true, &h->n_blocks);
+    if (!status) status = read_int(r, "context_length", true, &h->n_ctx);
+    if (!status) status = read_int(r, "embedding_length", true, &h->n_embd);
+    if (!status) status = read_int(r, "feed_forward_length", true, &h->n_ff);
+    if (!status) status = read_int(r, "attention.head_count", true, &h->n_heads);
+    if (status) return status;
+    h->n_kv_heads = h->n_heads;
+    status = read_int(r, "attention.head_count_kv", false, &h->n_kv_heads);
+    if (!status) status = read_int(r, "attention.sliding_window", false, &h->window);
+    if (!status) status = read_float(r, "attention.layer_norm_rms_epsilon", true, &h->norm_eps);
+    if (!status) status = read_vocab(r, &h->n_vocab);
+    if (!status) status = read_int(r, "attention.key_length", false, &h->head_dim);
+    if (status) return status;
+    if (h->n_heads < 1) return sn_fail(r->err, SN_REFUSED, "the model claims %d heads", h->n_heads);
+    if (!h->head_dim && h->n_embd % h->n_heads)
+        return sn_fail(r->err, SN_REFUSED, "a hidden state of %d cannot be split into %d heads", h->n_embd, h->n_heads);
+    if (!h->head_dim) h->head_dim = h->n_embd / h->n_heads;
+    int value_length = h->head_dim;
+    status = read_int(r, "attention.value_length", false, &value_length);
+    if (!status && value_length != h->head_dim)
+        return sn_fail(r->err, SN_REFUSED, "keys of %d and values of %d dimensions in one head are not taken",
+                       h->head_dim, value_length);
+    return status;
+}
+
+/* What must have its neutral value because there is no mathematics for another. */
+static sn_status check_neutral(const reader *r) {
+    char key[KEY_SIZE];
+    int experts = 0, used = 0;
+    bool causal = true;
+    sn_status status = read_int(r, "expert_count", false, &experts);
+    if (!status) status = read_int(r, "expert_used_count", false, &used);
+    if (!status) status = sn_gguf_bool(r->gguf, full_key(r, "attention.causal", key), false, &causal, r->err);
+    if (status) return status;
+    if (experts || used) return sn_fail(r->err, SN_REFUSED, "mixtures of experts of this architecture are not taken");
+    if (!causal) return sn_fail(r->err, SN_REFUSED, "the model attends to later tokens: it is no text generator");
+    return SN_OK;
+}
+
+static sn_status read_rope_divisors(const reader *r, const sn_hparams *h, sn_rope_scaling *s) {
+    const sn_gguf_tensor *factors = sn_gguf_tensor_find(r->gguf, "rope_freqs.weight");
+    if (!factors) return SN_OK;
+    if (factors->dtype != SN_F32 || factors->n_dims != 1 || factors->dims[0] != (size_t)(h->rope_dim / 2))
+        return sn_fail(r->err, SN_REFUSED, "tensor 'rope_freqs.weight' must be %d numbers of type F32",
+                       h->rope_dim / 2);
+    s->divisors = factors->data;
+    return SN_OK;
+}
+
+static sn_status read_rope(const reader *r, sn_hparams *h, sn_rope_scaling *s) {
+    char key[KEY_SIZE];
+    float theta = 10000, factor = 1;
+    sn_gguf_str type = {"none", 4};
+    h->rope_dim = h->head_dim;
+    sn_status status = read_int(r, "rope.dimension_count", false, &h->rope_dim);
+    if (!status) status = read_float(r, "rope.freq_base", false, &theta);
+    if (!status) status = read_float(r, "rope.scale_linear", false, &factor); /* the old spelling */
+    if (status) return status;
+    if (factor != 1) type = (sn_gguf_str){"linear", 6};
+    status = sn_gguf_string(r->gguf, full_key(r, "rope.scaling.type", key), false, &type, r->err);
+    if (!status) status = read_float(r, "rope.scaling.factor", false, &factor);
+    if (status) return status;
+    if (type.len == 6 && !memcmp(type.data, "linear", 6))
+        s->kind = SN_ROPE_LINEAR;
+    else if (type.len != 4 || memcmp(type.data, "none", 4))
+        return sn_fail(r->err, SN_REFUSED, "rope scaling of type '%.*s' is not known; none and linear are",
+                       type.len > 32 ? 32 : (int)type.len, type.data);
+    s->theta = (double)theta;
+    s->factor = (double)factor;
+    return read_rope_divisors(r, h, s);
+}
+
+sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn_family **family, sn_err *err) {
+    reader r = {.gguf = gguf, .err = err};
+    sn_rope_scaling scaling = {0};
+    *hparams = (sn_hparams){0};
+    sn_status status = read_family(&r, hparams, family);
+    if (!status) status = check_neutral(&r);
+    if (!status) status = read_sizes(&r, hparams);
+    if (!status) status = read_rope(&r, hparams, &scaling);
+    if (status) return status;
+    hparams->rope_style = (*family)->gguf_rope;
+    hparams->qk_norm = (*family)->qk_norm;
+    hparams->qkv_bias = (*family)->qkv_bias == SN_ALWAYS ||
+                        ((*family)->qkv_bias == SN_IF_SAID && sn_gguf_tensor_find(gguf, "blk.0.attn_q.bias"));
+    hparams->tied_output = !sn_gguf_tensor_find(gguf, "output.weight");
+    return sn_config_finish(hparams, &scaling, err);
+}

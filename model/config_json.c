@@ -1,0 +1,283 @@
+#include "model/config.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Fields that change the mathematics where there is no other mathematics here: each must be absent, null, false, or the
+ * value at which it does nothing. */
+static const struct {
+    const char *field;
+    double neutral;
+} must_be_neutral[] = {
+    {"mlp_bias", 0},
+    {"use_qk_norm", 0},
+    {"qk_layernorm", 0},
+    {"clip_qkv", 0},
+    {"rope_interleaved", 0},
+    {"alibi", 0},
+    {"parallel_attn", 0},
+    {"use_parallel_residual", 0},
+    {"is_encoder_decoder", 0},
+    {"attn_logit_softcapping", 0},
+    {"final_logit_softcapping", 0},
+    {"num_experts", 0},
+    {"num_local_experts", 0},
+    {"n_routed_experts", 0},
+    {"attention_chunk_size", 0},
+    {"logit_scale", 1},
+    {"logits_scaling", 1},
+    {"embedding_multiplier", 1},
+    {"residual_multiplier", 1},
+    {"attention_multiplier", 1},
+    {"scale_emb", 1},
+};
+
+/* The same for fields that hold lists or objects: they must be absent or null. */
+static const char *const must_be_absent[] = {"quantization_config", "no_rope_layers",        "text_config",
+                                             "vision_config",       "query_pre_attn_scalar", "scale_depth"};
+
+/* ---- fields ---- */
+
+/* null counts as absent everywhere: NULL. */
+static const json_t *field(const json_t *object, const char *name) {
+    const json_t *value = json_object_get(object, name);
+    return json_is_null(value) ? NULL : value;
+}
+
+static sn_status read_int(const json_t *object, const char *name, bool required, int *out, sn_err *err) {
+    const json_t *value = field(object, name);
+    if (!value && !required) return SN_OK;
+    if (!value) return sn_fail(err, SN_REFUSED, "'%s' is missing", name);
+    json_int_t wide = json_integer_value(value);
+    if (!json_is_integer(value) || wide < INT32_MIN || wide > INT32_MAX)
+        return sn_fail(err, SN_REFUSED, "'%s' must be a whole number", name);
+    *out = (int)wide;
+    return SN_OK;
+}
+
+static sn_status read_number(const json_t *object, const char *name, bool required, double *out, sn_err *err) {
+    const json_t *value = field(object, name);
+    if (!value && !required) return SN_OK;
+    if (!value) return sn_fail(err, SN_REFUSED, "'%s' is missing", name);
+    if (!json_is_number(value)) return sn_fail(err, SN_REFUSED, "'%s' must be a number", name);
+    *out = json_number_value(value);
+    return SN_OK;
+}
+
+static sn_status read_bool(const json_t *object, const char *name, bool *out, sn_err *err) {
+    const json_t *value = field(object, name);
+    if (!value) return SN_OK;
+    if (!json_is_boolean(value)) return sn_fail(err, SN_REFUSED, "'%s' must be true or false", name);
+    *out = json_is_true(value);
+    return SN_OK;
+}
+
+static sn_status read_text(const json_t *object, const char *name, bool required, const char **out, sn_err *err) {
+    const json_t *value = field(object, name);
+    if (!value && !required) return SN_OK;
+    if (!value) return sn_fail(err, SN_REFUSED, "'%s' is missing", name);
+    if (!json_is_string(value)) return sn_fail(err, SN_REFUSED, "'%s' must be a text", name);
+    *out = json_string_value(value);
+    return SN_OK;
+}
+
+/* ---- what must not be otherwise ---- */
+
+static sn_status check_neutral(const json_t *config, sn_err *err) {
+    const char *activation = "silu";
+    for (size_t i = 0; i < sizeof must_be_neutral / sizeof *must_be_neutral; i++) {
+        const json_t *value = field(config, must_be_neutral[i].field);
+        bool neutral = !value || json_is_false(value) ||
+                       (json_is_number(value) && json_number_value(value) == must_be_neutral[i].neutral);
+        if (!neutral)
+            return sn_fail(err, SN_REFUSED, "'%s' is set, which this family's mathematics here does not know",
+                           must_be_neutral[i].field);
+    }
+    for (size_t i = 0; i < sizeof must_be_absent / sizeof *must_be_absent; i++)
+        if (field(config, must_be_absent[i]))
+            return sn_fail(err, SN_REFUSED, "'%s' is set, which this family's mathematics here does not know",
+                           must_be_absent[i]);
+    sn_status status = read_text(config, "hidden_act", false, &activation, err);
+    if (!status && strcmp(activation, "silu"))
+        return sn_fail(err, SN_REFUSED, "'hidden_act' is '%.64s'; only silu is known", activation);
+    return status;
+}
+
+/* ---- rope ---- */
+
+static sn_status check_rope_fields(const json_t *rope, sn_err *err) {
+    static const char *const known[] = {"rope_type",
+                                        "type",
+                                        "rope_theta",
+                                        "factor",
+                                        "low_freq_factor",
+                                        "high_freq_factor",
+                                        "original_max_position_embeddings",
+                                        "partial_rotary_factor"};
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)rope, name, value) {
+        bool found = false;
+        for (size_t i = 0; i < sizeof known / sizeof *known; i++) found |= !strcmp(name, known[i]);
+        if (!found) return sn_fail(err, SN_REFUSED, "'%.64s' is not known and may change the positions", name);
+    }
+    return SN_OK;
+}
+
+static sn_status read_rope_kind(const json_t *rope, sn_rope_scaling *s, sn_err *err) {
+    const char *type = "default";
+    sn_status status = read_text(rope, "type", false, &type, err); /* the old spelling */
+    if (!status) status = read_text(rope, "rope_type", false, &type, err);
+    if (status) return status;
+    if (!strcmp(type, "default"))
+        s->kind = SN_ROPE_PLAIN;
+    else if (!strcmp(type, "linear"))
+        s->kind = SN_ROPE_LINEAR;
+    else if (!strcmp(type, "llama3"))
+        s->kind = SN_ROPE_LLAMA3;
+    else
+        return sn_fail(err, SN_REFUSED, "rope type '%.64s' is not known; default, linear and llama3 are", type);
+    if (s->kind == SN_ROPE_PLAIN) return SN_OK;
+    status = read_number(rope, "factor", true, &s->factor, err);
+    if (status || s->kind == SN_ROPE_LINEAR) return status;
+    status = read_number(rope, "low_freq_factor", true, &s->low_freq_factor, err);
+    if (!status) status = read_number(rope, "high_freq_factor", true, &s->high_freq_factor, err);
+    if (!status) status = read_number(rope, "original_max_position_embeddings", true, &s->original_ctx, err);
+    return status;
+}
+
+/* rope_parameters holds everything (transformers 5); before, rope_scaling held the scaling and theta stood beside it.
+ */
+static sn_status read_rope(const json_t *config, sn_hparams *h, sn_rope_scaling *s, sn_err *err) {
+    const char *where = field(config, "rope_parameters") ? "rope_parameters" : "rope_scaling";
+    const json_t *rope = field(config, where);
+    double rotated = 1;
+    s->theta = 10000;
+    sn_status status = read_number(config, "rope_theta", false, &s->theta, err);
+    if (!status) status = read_number(config, "partial_rotary_factor", false, &rotated, err);
+    if (status) return status;
+    if (rope) {
+        if (!json_is_object(rope)) return sn_fail(err, SN_REFUSED, "'%s' must be an object", where);
+        status = check_rope_fields(rope, err);
+        if (!status) status = read_number(rope, "rope_theta", false, &s->theta, err);
+        if (!status) status = read_number(rope, "partial_rotary_factor", false, &rotated, err);
+        if (!status) status = read_rope_kind(rope, s, err);
+        if (status) return sn_err_context(err, "'%s'", where);
+    }
+    if (!(rotated > 0 && rotated <= 1))
+        return sn_fail(err, SN_REFUSED, "'partial_rotary_factor' is %g; it must lie from 0 to 1", rotated);
+    h->rope_dim = (int)(h->head_dim * rotated);
+    return SN_OK;
+}
+
+/* ---- the window ---- */
+
+/* Blocks may be listed one by one; they must all be of one kind, which *sliding then says. */
+static sn_status read_layer_types(const json_t *config, int n_blocks, bool *sliding, sn_err *err) {
+    const json_t *list = field(config, "layer_types");
+    if (!list) return SN_OK;
+    if (!json_is_array(list) || json_array_size(list) != (size_t)n_blocks)
+        return sn_fail(err, SN_REFUSED, "'layer_types' must list the kinds of all %d blocks", n_blocks);
+    size_t n_sliding = 0;
+    for (size_t i = 0; i < (size_t)n_blocks; i++) {
+        const char *kind = json_string_value(json_array_get(list, i));
+        bool slides = kind && !strcmp(kind, "sliding_attention");
+        if (!slides && (!kind || strcmp(kind, "full_attention")))
+            return sn_fail(err, SN_REFUSED,
+                           "'layer_types' holds '%.64s'; full_attention and sliding_attention are known",
+                           kind ? kind : "no text");
+        n_sliding += slides;
+    }
+    if (n_sliding && n_sliding < (size_t)n_blocks)
+        return sn_fail(err, SN_REFUSED,
+                       "'layer_types' mixes full and sliding attention, which this family does not here");
+    *sliding = n_sliding;
+    return SN_OK;
+}
+
+static sn_status read_window(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    if (family->window == SN_WINDOW_NONE) return SN_OK;
+    bool sliding = true;
+    int window = json_object_get(config, "sliding_window") ? 0 : family->window_default, first_sliding = 0;
+    sn_status status = read_int(config, "sliding_window", false, &window, err);
+    if (status) return status;
+    if (family->window == SN_WINDOW_SWITCHED) {
+        sliding = false;
+        status = read_bool(config, "use_sliding_window", &sliding, err);
+        if (!status) status = read_int(config, "max_window_layers", sliding, &first_sliding, err);
+        if (status) return status;
+        if (sliding && !field(config, "layer_types")) {
+            if (first_sliding > 0 && first_sliding < h->n_blocks)
+                return sn_fail(err, SN_REFUSED,
+                               "'max_window_layers' mixes full and sliding attention, which this family "
+                               "does not here");
+            sliding = first_sliding <= 0;
+        }
+        if (!sliding) return SN_OK;
+    }
+    status = read_layer_types(config, h->n_blocks, &sliding, err);
+    if (!status && sliding) h->window = window;
+    return status;
+}
+
+/* ---- the whole ---- */
+
+static sn_status read_sizes(const json_t *config, sn_hparams *h, sn_err *err) {
+    double eps = 1e-6;
+    sn_status status = read_int(config, "num_hidden_layers", true, &h->n_blocks, err);
+    if (!status) status = read_int(config, "hidden_size", true, &h->n_embd, err);
+    if (!status) status = read_int(config, "num_attention_heads", true, &h->n_heads, err);
+    if (!status) status = read_int(config, "intermediate_size", true, &h->n_ff, err);
+    if (!status) status = read_int(config, "vocab_size", true, &h->n_vocab, err);
+    if (!status) status = read_int(config, "max_position_embeddings", true, &h->n_ctx, err);
+    if (!status) status = read_number(config, "rms_norm_eps", false, &eps, err);
+    if (status) return status;
+    h->norm_eps = (float)eps;
+    h->n_kv_heads = h->n_heads;
+    status = read_int(config, "num_key_value_heads", false, &h->n_kv_heads, err);
+    if (!status) status = read_int(config, "head_dim", false, &h->head_dim, err);
+    if (status) return status;
+    if (h->n_heads < 1) return sn_fail(err, SN_REFUSED, "'num_attention_heads' is %d", h->n_heads);
+    if (!h->head_dim && h->n_embd % h->n_heads)
+        return sn_fail(err, SN_REFUSED, "a hidden state of %d cannot be split into %d heads", h->n_embd, h->n_heads);
+    if (!h->head_dim) h->head_dim = h->n_embd / h->n_heads;
+    if (h->n_blocks < 1 || h->head_dim < 1) /* the others' ranges are checked when all is read */
+        return sn_fail(err, SN_REFUSED, "the model claims %d blocks and heads of %d", h->n_blocks, h->head_dim);
+    return SN_OK;
+}
+
+static sn_status read_config(const json_t *config, sn_hparams *h, const sn_family **family, sn_err *err) {
+    const char *type, *name = "";
+    bool bias = false;
+    sn_rope_scaling scaling = {0};
+    if (!json_is_object(config)) return sn_fail(err, SN_REFUSED, "it is no JSON object");
+    sn_status status = read_text(config, "model_type", true, &type, err);
+    if (!status) status = sn_family_find(SN_CONTAINER_SAFETENSORS, type, family, err);
+    if (!status) status = check_neutral(config, err);
+    if (!status) status = read_sizes(config, h, err);
+    if (!status) status = read_rope(config, h, &scaling, err);
+    if (!status) status = read_window(config, *family, h, err);
+    if (!status) status = read_bool(config, "attention_bias", &bias, err);
+    if (!status) status = read_bool(config, "tie_word_embeddings", &h->tied_output, err);
+    if (!status) status = read_text(config, "_name_or_path", false, &name, err);
+    if (status) return status;
+    snprintf(h->family, sizeof h->family, "%s", (*family)->name);
+    sn_config_set_name(h, name, strlen(name));
+    h->rope_style = SN_ROPE_HALVES;
+    h->qk_norm = (*family)->qk_norm;
+    h->qkv_bias = (*family)->qkv_bias == SN_ALWAYS || ((*family)->qkv_bias == SN_IF_SAID && bias);
+    return sn_config_finish(h, &scaling, err);
+}
+
+sn_status sn_config_from_json(const char *text, size_t len, sn_hparams *hparams, const sn_family **family,
+                              sn_err *err) {
+    json_error_t wrong;
+    *hparams = (sn_hparams){0};
+    json_t *config = json_loadb(text, len, JSON_REJECT_DUPLICATES, &wrong);
+    if (!config) return sn_fail(err, SN_REFUSED, "it is no valid JSON: %s (line %d)", wrong.text, wrong.line);
+    sn_status status = read_config(config, hparams, family, err);
+    json_decref(config);
+    return status;
+}

@@ -1,0 +1,122 @@
+#include "model/family.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const sn_naming naming_hf = {
+    .block_prefix = "model.layers.",
+    .of =
+        {
+            [SN_ROLE_TOKEN_EMBEDDING] = "model.embed_tokens.weight",
+            [SN_ROLE_OUTPUT_NORM] = "model.norm.weight",
+            [SN_ROLE_OUTPUT] = "lm_head.weight",
+            [SN_ROLE_ATTN_NORM] = "input_layernorm.weight",
+            [SN_ROLE_ATTN_Q] = "self_attn.q_proj.weight",
+            [SN_ROLE_ATTN_K] = "self_attn.k_proj.weight",
+            [SN_ROLE_ATTN_V] = "self_attn.v_proj.weight",
+            [SN_ROLE_ATTN_O] = "self_attn.o_proj.weight",
+            [SN_ROLE_ATTN_Q_BIAS] = "self_attn.q_proj.bias",
+            [SN_ROLE_ATTN_K_BIAS] = "self_attn.k_proj.bias",
+            [SN_ROLE_ATTN_V_BIAS] = "self_attn.v_proj.bias",
+            [SN_ROLE_ATTN_Q_NORM] = "self_attn.q_norm.weight",
+            [SN_ROLE_ATTN_K_NORM] = "self_attn.k_norm.weight",
+            [SN_ROLE_FFN_NORM] = "post_attention_layernorm.weight",
+            [SN_ROLE_FFN_GATE] = "mlp.gate_proj.weight",
+            [SN_ROLE_FFN_UP] = "mlp.up_proj.weight",
+            [SN_ROLE_FFN_DOWN] = "mlp.down_proj.weight",
+        },
+};
+
+static const sn_naming naming_gguf = {
+    .block_prefix = "blk.",
+    .of =
+        {
+            [SN_ROLE_TOKEN_EMBEDDING] = "token_embd.weight",
+            [SN_ROLE_OUTPUT_NORM] = "output_norm.weight",
+            [SN_ROLE_OUTPUT] = "output.weight",
+            [SN_ROLE_ATTN_NORM] = "attn_norm.weight",
+            [SN_ROLE_ATTN_Q] = "attn_q.weight",
+            [SN_ROLE_ATTN_K] = "attn_k.weight",
+            [SN_ROLE_ATTN_V] = "attn_v.weight",
+            [SN_ROLE_ATTN_O] = "attn_output.weight",
+            [SN_ROLE_ATTN_Q_BIAS] = "attn_q.bias",
+            [SN_ROLE_ATTN_K_BIAS] = "attn_k.bias",
+            [SN_ROLE_ATTN_V_BIAS] = "attn_v.bias",
+            [SN_ROLE_ATTN_Q_NORM] = "attn_q_norm.weight",
+            [SN_ROLE_ATTN_K_NORM] = "attn_k_norm.weight",
+            [SN_ROLE_FFN_NORM] = "ffn_norm.weight",
+            [SN_ROLE_FFN_GATE] = "ffn_gate.weight",
+            [SN_ROLE_FFN_UP] = "ffn_up.weight",
+            [SN_ROLE_FFN_DOWN] = "ffn_down.weight",
+        },
+};
+
+/* clang-format off */
+#define USUAL_NAMES {[SN_CONTAINER_SAFETENSORS] = &naming_hf, [SN_CONTAINER_GGUF] = &naming_gguf}
+
+static const sn_family families[] = {
+    {.name = "llama", .gguf_architecture = "llama", .gguf_rope = SN_ROPE_PAIRS, .qkv_bias = SN_IF_SAID,
+     .naming = USUAL_NAMES},
+    {.name = "mistral", .window = SN_WINDOW_GIVEN, .window_default = 4096, .naming = USUAL_NAMES},
+    {.name = "qwen2", .gguf_architecture = "qwen2", .gguf_rope = SN_ROPE_HALVES, .qkv_bias = SN_ALWAYS,
+     .window = SN_WINDOW_SWITCHED, .naming = USUAL_NAMES},
+    {.name = "qwen3", .gguf_architecture = "qwen3", .gguf_rope = SN_ROPE_HALVES, .qkv_bias = SN_IF_SAID,
+     .qk_norm = true, .window = SN_WINDOW_SWITCHED, .naming = USUAL_NAMES},
+};
+/* clang-format on */
+
+enum { N_FAMILIES = sizeof families / sizeof *families };
+
+static const char *name_in(const sn_family *family, sn_container container) {
+    return container == SN_CONTAINER_GGUF ? family->gguf_architecture : family->name;
+}
+
+sn_status sn_family_find(sn_container container, const char *name, const sn_family **out, sn_err *err) {
+    char known[256] = "";
+    for (size_t i = 0; i < N_FAMILIES; i++) {
+        const char *own = name_in(&families[i], container);
+        if (!own) continue;
+        if (!strcmp(own, name)) {
+            *out = &families[i];
+            return SN_OK;
+        }
+        size_t at = strlen(known);
+        snprintf(known + at, sizeof known - at, "%s%s", at ? ", " : "", own);
+    }
+    return sn_fail(err, SN_REFUSED, "models of the family '%.64s' cannot be run; these can: %s", name, known);
+}
+
+bool sn_family_tensor_name(const sn_family *family, sn_container container, sn_role role, int block,
+                           char out[SN_TENSOR_NAME_MAX]) {
+    const sn_naming *naming = family->naming[container];
+    if (!naming->of[role]) return false;
+    if (role < SN_ROLE_FIRST_OF_BLOCK)
+        snprintf(out, SN_TENSOR_NAME_MAX, "%s", naming->of[role]);
+    else
+        snprintf(out, SN_TENSOR_NAME_MAX, "%s%d.%s", naming->block_prefix, block, naming->of[role]);
+    return true;
+}
+
+bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_role role) {
+    switch (role) {
+    case SN_ROLE_ATTN_Q_BIAS:
+    case SN_ROLE_ATTN_K_BIAS:
+    case SN_ROLE_ATTN_V_BIAS:
+        return hparams->qkv_bias;
+    case SN_ROLE_ATTN_Q_NORM:
+    case SN_ROLE_ATTN_K_NORM:
+        return hparams->qk_norm;
+    default:
+        return family->naming[SN_CONTAINER_SAFETENSORS]->of[role] != NULL;
+    }
+}
+
+bool sn_family_ignores(const char *tensor_name) {
+    static const char *const endings[] = {"rope_freqs.weight", ".rotary_emb.inv_freq"};
+    size_t len = strlen(tensor_name);
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        size_t ending = strlen(endings[i]);
+        if (len >= ending && !strcmp(tensor_name + len - ending, endings[i])) return true;
+    }
+    return false;
+}

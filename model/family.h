@@ -1,0 +1,55 @@
+/* Families of models: what sets one apart from another in its files, as data. The mathematics of a block reads
+ * sn_hparams, never the family's name. A new family is a new row in family.c (and new roles in model.h when it has
+ * tensors of a new kind). */
+#ifndef SN_MODEL_FAMILY_H
+#define SN_MODEL_FAMILY_H
+
+#include "model/model.h"
+
+typedef enum sn_container { SN_CONTAINER_SAFETENSORS, SN_CONTAINER_GGUF, SN_CONTAINER_COUNT } sn_container;
+
+typedef enum sn_trait {
+    SN_NEVER,
+    SN_ALWAYS,
+    SN_IF_SAID, /* when config.json says so; in a GGUF file, when the tensors are there */
+} sn_trait;
+
+typedef enum sn_window_rule {
+    SN_WINDOW_NONE,     /* the family does not read sliding_window */
+    SN_WINDOW_GIVEN,    /* sliding_window, null for none */
+    SN_WINDOW_SWITCHED, /* sliding_window where use_sliding_window */
+} sn_window_rule;
+
+/* Names of the roles in a container. NULL: the family has no such tensor. A block's tensor is called block_prefix,
+ * number of the block, ".", name. */
+typedef struct sn_naming {
+    const char *block_prefix;
+    const char *of[SN_ROLE_COUNT];
+} sn_naming;
+
+typedef struct sn_family {
+    const char *name;              /* also config.json's model_type */
+    const char *gguf_architecture; /* NULL: its GGUF files go by another family's */
+    sn_rope_style gguf_rope;       /* safetensors: always SN_ROPE_HALVES */
+    sn_trait qkv_bias;
+    bool qk_norm;
+    sn_window_rule window;
+    int window_default; /* of SN_WINDOW_GIVEN when config.json has no such field */
+    const sn_naming *naming[SN_CONTAINER_COUNT];
+} sn_family;
+
+/* The family of a config.json's model_type, or of a GGUF architecture; SN_REFUSED names the ones that are known. */
+sn_status sn_family_find(sn_container container, const char *name, const sn_family **out, sn_err *err) SN_MUST_USE;
+
+/* Writes the tensor's name; false when the family has none for the role. */
+enum { SN_TENSOR_NAME_MAX = 128 };
+bool sn_family_tensor_name(const sn_family *family, sn_container container, sn_role role, int block,
+                           char out[SN_TENSOR_NAME_MAX]);
+
+/* Whether a model of these hyperparameters has the role at all. */
+bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_role role);
+
+/* True for tensors that some files carry and nobody needs: what they hold follows from the hyperparameters. */
+bool sn_family_ignores(const char *tensor_name);
+
+#endif

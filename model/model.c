@@ -1,0 +1,325 @@
+/* Both containers are brought to one list of tensors, sorted by name; then each role of each block is bound to its
+ * entry, once, with its shape checked. A tensor that no role takes would be mathematics left out: it is refused. */
+#include "model/model.h"
+
+#include "base/mem.h"
+#include "base/text.h"
+#include "model/config.h"
+#include "model/identity.h"
+#include "model/map.h"
+#include "model/safetensors.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { CONFIG_MAX = 16 << 20 };
+
+typedef struct entry {
+    const char *name;
+    int n_dims;
+    bool used;
+    sn_model_tensor tensor;
+} entry;
+
+struct sn_model {
+    sn_gguf *gguf; /* one of the two */
+    sn_safetensors *safetensors;
+    sn_container container;
+    char container_name[16];
+    sn_hparams hparams;
+    const sn_family *family;
+    entry *entries; /* [n_entries], sorted by name */
+    size_t n_entries;
+    const entry *
+        *roles; /* [n_blocks][SN_ROLE_COUNT]; the client's roles are in the first row; NULL: not in the files */
+    sn_hash id;
+};
+
+/* ---- the list of tensors ---- */
+
+static int compare_entries(const void *a, const void *b) {
+    return strcmp(((const entry *)a)->name, ((const entry *)b)->name);
+}
+
+static sn_status list_gguf(sn_model *m, sn_err *err) {
+    m->n_entries = sn_gguf_n_tensors(m->gguf);
+    sn_status status = sn_calloc(&m->entries, m->n_entries, sizeof *m->entries, err);
+    for (size_t i = 0; !status && i < m->n_entries; i++) {
+        const sn_gguf_tensor *t = sn_gguf_tensor_at(m->gguf, i);
+        m->entries[i] = (entry){.name = t->name,
+                                .n_dims = t->n_dims,
+                                .tensor = {.dtype = t->dtype,
+                                           .rows = t->dims[1] * t->dims[2] * t->dims[3],
+                                           .cols = t->dims[0],
+                                           .data = t->data,
+                                           .bytes = t->bytes}};
+    }
+    return status;
+}
+
+static sn_status list_safetensors(sn_model *m, sn_err *err) {
+    m->n_entries = sn_safetensors_n_tensors(m->safetensors);
+    sn_status status = sn_calloc(&m->entries, m->n_entries, sizeof *m->entries, err);
+    for (size_t i = 0; !status && i < m->n_entries; i++) {
+        const sn_safetensors_tensor *t = sn_safetensors_tensor_at(m->safetensors, i);
+        size_t cols = t->n_dims ? t->dims[t->n_dims - 1] : 1;
+        m->entries[i] = (entry){.name = t->name,
+                                .n_dims = t->n_dims,
+                                .tensor = {.dtype = t->dtype,
+                                           .rows = cols ? t->elements / cols : 0,
+                                           .cols = cols,
+                                           .data = t->data,
+                                           .bytes = t->bytes}};
+    }
+    return status;
+}
+
+static entry *find_entry(const sn_model *m, const char *name) {
+    entry wanted = {.name = name};
+    if (!m->n_entries) return NULL;
+    return bsearch(&wanted, m->entries, m->n_entries, sizeof wanted, compare_entries);
+}
+
+/* ---- roles ---- */
+
+/* rows == 1 for a vector. */
+static void role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
+    size_t embd = (size_t)h->n_embd, ff = (size_t)h->n_ff, head = (size_t)h->head_dim;
+    size_t q = (size_t)h->n_heads * head, kv = (size_t)h->n_kv_heads * head;
+    *rows = 1;
+    *cols = embd;
+    switch (role) {
+    case SN_ROLE_TOKEN_EMBEDDING:
+    case SN_ROLE_OUTPUT:
+        *rows = (size_t)h->n_vocab;
+        break;
+    case SN_ROLE_ATTN_Q:
+        *rows = q;
+        break;
+    case SN_ROLE_ATTN_K:
+    case SN_ROLE_ATTN_V:
+        *rows = kv;
+        break;
+    case SN_ROLE_ATTN_O:
+        *rows = embd, *cols = q;
+        break;
+    case SN_ROLE_ATTN_Q_BIAS:
+        *cols = q;
+        break;
+    case SN_ROLE_ATTN_K_BIAS:
+    case SN_ROLE_ATTN_V_BIAS:
+        *cols = kv;
+        break;
+    case SN_ROLE_ATTN_Q_NORM:
+    case SN_ROLE_ATTN_K_NORM:
+        *cols = head;
+        break;
+    case SN_ROLE_FFN_GATE:
+    case SN_ROLE_FFN_UP:
+        *rows = ff;
+        break;
+    case SN_ROLE_FFN_DOWN:
+        *rows = embd, *cols = ff;
+        break;
+    case SN_ROLE_OUTPUT_NORM:
+    case SN_ROLE_ATTN_NORM:
+    case SN_ROLE_FFN_NORM:
+    case SN_ROLE_COUNT:
+        break;
+    }
+}
+
+static bool is_vector(sn_role role) {
+    switch (role) {
+    case SN_ROLE_OUTPUT_NORM:
+    case SN_ROLE_ATTN_NORM:
+    case SN_ROLE_FFN_NORM:
+    case SN_ROLE_ATTN_Q_NORM:
+    case SN_ROLE_ATTN_K_NORM:
+    case SN_ROLE_ATTN_Q_BIAS:
+    case SN_ROLE_ATTN_K_BIAS:
+    case SN_ROLE_ATTN_V_BIAS:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static bool is_plain_float(sn_dtype dtype) { return dtype == SN_F32 || dtype == SN_F16 || dtype == SN_BF16; }
+
+static sn_status check_entry(const sn_model *m, const entry *e, sn_role role, sn_err *err) {
+    size_t rows, cols;
+    bool vector = is_vector(role);
+    sn_dtype dtype = e->tensor.dtype;
+    role_shape(&m->hparams, role, &rows, &cols);
+    if (e->n_dims != (vector ? 1 : 2) || e->tensor.rows != rows || e->tensor.cols != cols)
+        return sn_fail(err, SN_REFUSED,
+                       "tensor '%s' has %d dimensions, (%zu, %zu), where the hyperparameters ask for (%zu, %zu)",
+                       e->name, e->n_dims, e->tensor.rows, e->tensor.cols, rows, cols);
+    if (dtype == SN_DTYPE_COUNT || dtype == SN_I32 || dtype == SN_I64 || (vector && !is_plain_float(dtype)))
+        return sn_fail(err, SN_REFUSED, "tensor '%s' is of a type that its part of the model cannot have", e->name);
+    return SN_OK;
+}
+
+static sn_status bind_role(sn_model *m, sn_role role, int block, sn_err *err) {
+    char name[SN_TENSOR_NAME_MAX];
+    const entry **slot = &m->roles[(size_t)block * SN_ROLE_COUNT + role];
+    if (!sn_family_has_role(m->family, &m->hparams, role)) return SN_OK;
+    if (!sn_family_tensor_name(m->family, m->container, role, block, name)) return SN_OK;
+    entry *own = find_entry(m, name);
+    if (own) own->used = true;
+    if (role == SN_ROLE_OUTPUT && m->hparams.tied_output) { /* one in the file is a copy: the reference ties it too */
+        *slot = m->roles[SN_ROLE_TOKEN_EMBEDDING];
+        return SN_OK;
+    }
+    *slot = own;
+    return own ? check_entry(m, own, role, err) : SN_OK;
+}
+
+static sn_status bind_roles(sn_model *m, sn_err *err) {
+    if (m->n_entries) qsort(m->entries, m->n_entries, sizeof *m->entries, compare_entries);
+    sn_status status = sn_calloc(&m->roles, (size_t)m->hparams.n_blocks * SN_ROLE_COUNT, sizeof *m->roles, err);
+    for (int block = 0; !status && block < m->hparams.n_blocks; block++)
+        for (int role = block ? SN_ROLE_FIRST_OF_BLOCK : 0; !status && role < SN_ROLE_COUNT; role++)
+            status = bind_role(m, (sn_role)role, block, err);
+    for (size_t i = 0; !status && i < m->n_entries; i++)
+        if (!m->entries[i].used && !sn_family_ignores(m->entries[i].name))
+            status = sn_fail(err, SN_REFUSED,
+                             "tensor '%s' has no part in a %s model of %d blocks as this program knows it; "
+                             "leaving it out would give wrong numbers",
+                             m->entries[i].name, m->family->name, m->hparams.n_blocks);
+    return status;
+}
+
+/* ---- open ---- */
+
+/* The last part of the path, without ".gguf". */
+static void name_by_path(sn_hparams *hparams, const char *path) {
+    size_t end = strlen(path);
+    while (end > 1 && path[end - 1] == '/') end--;
+    size_t start = end;
+    while (start > 0 && path[start - 1] != '/') start--;
+    if (end - start > 5 && !strncmp(path + end - 5, ".gguf", 5)) end -= 5;
+    sn_config_set_name(hparams, path + start, end - start);
+}
+
+static sn_status open_gguf(sn_model *m, const char *path, sn_err *err) {
+    sn_status status = sn_gguf_open(path, &m->gguf, err);
+    if (status) return status;
+    m->container = SN_CONTAINER_GGUF;
+    snprintf(m->container_name, sizeof m->container_name, "GGUF v%d", sn_gguf_version(m->gguf));
+    status = sn_config_from_gguf(m->gguf, &m->hparams, &m->family, err);
+    if (!status) status = list_gguf(m, err);
+    if (!status) status = bind_roles(m, err);
+    return status ? sn_err_context(err, "%s", path) : SN_OK;
+}
+
+static sn_status open_folder(sn_model *m, const char *folder, sn_err *err) {
+    char path[SN_MAP_PATH_MAX];
+    sn_buf text = {0};
+    if (snprintf(path, sizeof path, "%s/config.json", folder) >= (int)sizeof path)
+        return sn_fail(err, SN_REFUSED, "the path of the folder is too long");
+    if (access(path, F_OK)) return sn_fail(err, SN_REFUSED, "%s is no model: it holds no config.json", folder);
+    sn_status status = sn_read_file(path, CONFIG_MAX, &text, err);
+    if (status) return status;
+    status = sn_config_from_json((const char *)text.data, text.len, &m->hparams, &m->family, err);
+    sn_buf_fini(&text);
+    if (status) return sn_err_context(err, "%s", path);
+    m->container = SN_CONTAINER_SAFETENSORS;
+    snprintf(m->container_name, sizeof m->container_name, "safetensors");
+    status = sn_safetensors_open_folder(folder, &m->safetensors, err);
+    if (status) return status;
+    status = list_safetensors(m, err);
+    if (!status) status = bind_roles(m, err);
+    return status ? sn_err_context(err, "%s", folder) : SN_OK;
+}
+
+static sn_status open_path(sn_model *m, const char *path, sn_err *err) {
+    static const char ending[] = ".safetensors";
+    struct stat st;
+    size_t len = strlen(path), n = sizeof ending - 1;
+    if (stat(path, &st)) return sn_fail(err, SN_REFUSED, "%s cannot be opened: %s", path, strerror(errno));
+    if (S_ISDIR(st.st_mode)) return open_folder(m, path, err);
+    if (len >= n && !strcmp(path + len - n, ending))
+        return sn_fail(err, SN_REFUSED, "%s is one part of a model: give the folder that holds it and config.json",
+                       path);
+    return open_gguf(m, path, err);
+}
+
+sn_status sn_model_open(const char *path, sn_model **out, sn_err *err) {
+    sn_model *m = NULL;
+    *out = NULL;
+    sn_status status = sn_calloc(&m, 1, sizeof *m, err);
+    if (!status) status = open_path(m, path, err);
+    if (!status) status = sn_model_make_id(m, &m->id, err);
+    if (status) {
+        sn_model_close(&m);
+        return status;
+    }
+    if (!m->hparams.name[0]) name_by_path(&m->hparams, path);
+    *out = m;
+    return SN_OK;
+}
+
+void sn_model_close(sn_model **model) {
+    sn_model *m = *model;
+    if (!m) return;
+    free(m->roles);
+    free(m->entries);
+    sn_gguf_close(&m->gguf);
+    sn_safetensors_close(&m->safetensors);
+    free(m);
+    *model = NULL;
+}
+
+/* ---- looking up ---- */
+
+const sn_hparams *sn_model_hparams(const sn_model *model) { return &model->hparams; }
+
+sn_status sn_model_find(const sn_model *model, sn_role role, int block, sn_model_tensor *out, sn_err *err) {
+    char name[SN_TENSOR_NAME_MAX];
+    *out = (sn_model_tensor){0};
+    if (role < SN_ROLE_FIRST_OF_BLOCK) block = 0;
+    if (block < 0 || block >= model->hparams.n_blocks)
+        return sn_fail(err, SN_REFUSED, "the model has blocks 0 to %d, and none of number %d",
+                       model->hparams.n_blocks - 1, block);
+    if (!sn_family_has_role(model->family, &model->hparams, role) ||
+        !sn_family_tensor_name(model->family, model->container, role, block, name))
+        return SN_OK;
+    const entry *found = model->roles[(size_t)block * SN_ROLE_COUNT + role];
+    if (!found) return sn_fail(err, SN_REFUSED, "tensor '%s' is not in the model's files", name);
+    *out = found->tensor;
+    return SN_OK;
+}
+
+bool sn_model_has_block(const sn_model *model, int block) {
+    sn_model_tensor tensor;
+    for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++)
+        if (sn_model_find(model, (sn_role)role, block, &tensor, NULL)) return false;
+    return true;
+}
+
+void sn_model_forget(const sn_model *model, const sn_model_tensor *tensor) {
+    (void)model;
+    if (!tensor->data) return;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE); /* pages at the ends are shared with the neighbours: left alone */
+    uintptr_t begin = sn_round_up((uintptr_t)tensor->data, page);
+    uintptr_t end = ((uintptr_t)tensor->data + tensor->bytes) / page * page;
+    if (begin < end) madvise((void *)begin, end - begin, MADV_DONTNEED);
+}
+
+sn_hash sn_model_id(const sn_model *model) { return model->id; }
+
+size_t sn_model_n_tensors(const sn_model *model) { return model->n_entries; }
+
+void sn_model_tensor_at(const sn_model *model, size_t i, const char **name, sn_model_tensor *out) {
+    *name = model->entries[i].name;
+    *out = model->entries[i].tensor;
+}
+
+const char *sn_model_container(const sn_model *model) { return model->container_name; }

@@ -87,8 +87,9 @@ static sn_status pack_blob(msgpack_packer *packer, const sn_blob *blob, sn_err *
 static sn_status pack_array(msgpack_packer *packer, const sn_field *f, const void *from, sn_err *err) {
     size_t n = *(const size_t *)CAT(from, f->n_offset);
     if (n > f->max) return sn_fail(err, SN_REFUSED, "it has %zu elements, at most %zu may be sent", n, f->max);
-    const uint8_t *elements = CAT(from, f->offset); /* in the struct, or a pointer to them */
-    if (f->type == SN_FIELD_LIST || f->type == SN_FIELD_BLOBS) memcpy(&elements, elements, sizeof elements);
+    const uint8_t *elements = CAT(from, f->offset); /* in the struct, or behind a pointer there */
+    if (f->type == SN_FIELD_LIST || f->type == SN_FIELD_BLOBS)
+        memcpy(&elements, CAT(from, f->offset), sizeof(void *));
     msgpack_pack_array(packer, n);
     for (size_t i = 0; i < n; i++) {
         sn_status status = SN_OK;

@@ -30,7 +30,8 @@ enum {
  *   U64(name)          unsigned integer
  *   KEY(name)          32 bytes, a key or hash
  *   SID(name)          16 bytes, a session id
- *   STR(name, max)     text of at most max bytes, NUL-terminated in the struct, no NUL inside
+ *   STR(name, max)     text of at most max bytes of printable UTF-8 (it ends on people's terminals), NUL-terminated in
+ *                      the struct; bytes that are not are sent as question marks, and refused when they come
  *   LIST(name, type, max)  array of at most max elements of the struct sn_<type>, in heap memory owned by the message
  *   BLOBS(name, max)   array of at most max byte strings of at most SN_ANNOUNCEMENT_SIZE_MAX bytes, heap, owned */
 
@@ -131,7 +132,7 @@ SN_STRUCT(TRACE, trace)
 SN_MESSAGES(X)
 #undef X
 
-/* A tensor on the wire: rows contiguous, row-major. `data` points into the message's frame. */
+/* A tensor on the wire: rows contiguous, row-major. `data` points into the message's frame, aligned to 4 bytes. */
 typedef struct sn_wire_tensor {
     sn_dtype dtype;               /* F32, F16 or BF16 */
     int rank;                     /* 0: no tensor */
@@ -144,8 +145,8 @@ typedef struct sn_msg {
     sn_msg_kind kind;
     uint64_t request;
     sn_wire_tensor tensor;
-    /* Owner of tensor.data: freed by release(owner) when the message is freed (NULL: tensor.data is borrowed and must
-     * outlive the message and, once sent, belongs to nobody until the transport has sent it: so set an owner to send). */
+    /* Owner of tensor.data: freed by release(owner) when the message is freed, which after a send may be in a thread of
+     * the transport. NULL: tensor.data is borrowed, must outlive the message, and is copied to be sent. */
     void (*release)(void *owner);
     void *owner;
     union {

@@ -1,0 +1,193 @@
+/* The ZeroMQ transport among strangers, and what only it does. */
+#include "tests/unit/transport_world.h"
+
+#include <stdlib.h>
+#include <zmq.h>
+
+/* -- strangers on the wire -- */
+
+typedef struct stranger {
+    void *context, *socket;
+} stranger;
+
+/* A ZeroMQ client of its own making; keys: whether it speaks CURVE. */
+static stranger come(const member *node, int type, bool keys, const char *routing_id) {
+    stranger s = {.context = zmq_ctx_new()};
+    sn_identity own;
+    sn_err err = {0};
+    must(sn_identity_new(&own, &err), &err);
+    s.socket = zmq_socket(s.context, type);
+    cr_assert(s.socket);
+    zmq_setsockopt(s.socket, ZMQ_LINGER, &(int){0}, sizeof(int));
+    if (routing_id) zmq_setsockopt(s.socket, ZMQ_ROUTING_ID, routing_id, strlen(routing_id));
+    if (keys) {
+        zmq_setsockopt(s.socket, ZMQ_CURVE_SERVERKEY, node->identity.curve_key, SN_KEY_SIZE);
+        zmq_setsockopt(s.socket, ZMQ_CURVE_PUBLICKEY, own.curve_key, SN_KEY_SIZE);
+        zmq_setsockopt(s.socket, ZMQ_CURVE_SECRETKEY, own.curve_secret, SN_KEY_SIZE);
+    }
+    cr_assert_eq(zmq_connect(s.socket, node->address), 0);
+    return s;
+}
+
+static void go(stranger *s) {
+    zmq_close(s->socket);
+    zmq_ctx_term(s->context);
+}
+
+static void send_parts(stranger *s, const sn_buf *frame, int n_more, size_t more_size) {
+    zmq_send(s->socket, frame->data, frame->len, n_more ? ZMQ_SNDMORE : 0);
+    uint8_t *more = calloc(1, more_size ? more_size : 1);
+    for (int i = 1; i <= n_more; i++) zmq_send(s->socket, more, more_size, i < n_more ? ZMQ_SNDMORE : 0);
+    free(more);
+}
+
+static void expect_bad(sn_transport *t, const char *word) {
+    sn_event event = receive(t, 5000);
+    cr_assert_null(event.msg);
+    cr_assert_neq(event.peer, 0, "nothing came");
+    cr_assert_neq(event.bad.status, SN_OK);
+    cr_assert(strstr(event.bad.text, word), "'%s' is not about '%s'", event.bad.text, word);
+}
+
+/* A well-behaved client is served before and after. */
+static void expect_service(member *node, member *client) {
+    cr_assert_eq(send_it(client->t, dial(client, node), result_message(9, 3)), SN_OK);
+    sn_event event = expect(node->t);
+    cr_assert_eq(event.msg->request, 9);
+    cr_assert_eq(send_it(node->t, event.peer, status_message(10)), SN_OK);
+    sn_msg_free(&event.msg);
+    event = expect(client->t);
+    sn_msg_free(&event.msg);
+}
+
+Test(zmq, wrong_frames_are_told_and_others_go_on, .timeout = 60) {
+    world w = {0};
+    member node, client;
+    join(&w, &node, true);
+    join(&w, &client, false);
+    expect_service(&node, &client);
+    stranger s = come(&node, ZMQ_DEALER, true, NULL);
+    sn_err err = {0};
+    sn_buf plain, tensor;
+    sn_buf_init(&plain, SN_MAP_SIZE_MAX);
+    sn_buf_init(&tensor, SN_MAP_SIZE_MAX);
+    sn_msg *msg = status_message(1);
+    must(sn_msg_encode(msg, &plain, &err), &err);
+    sn_msg_free(&msg);
+    msg = result_message(1, 3);
+    must(sn_msg_encode(msg, &tensor, &err), &err);
+    sn_msg_free(&msg);
+
+    send_parts(&s, &plain, 1, 12); /* a frame too many */
+    expect_bad(node.t, "frames");
+    send_parts(&s, &plain, 9, 12);
+    expect_bad(node.t, "frames");
+    send_parts(&s, &tensor, 0, 0); /* one too few */
+    expect_bad(node.t, "frames");
+    send_parts(&s, &tensor, 2, 12);
+    expect_bad(node.t, "frames");
+    send_parts(&s, &tensor, 1, 11);
+    expect_bad(node.t, "11 bytes");
+    send_parts(&s, &tensor, 1, 0);
+    expect_bad(node.t, "0 bytes");
+    zmq_send(s.socket, "", 0, 0);
+    expect_bad(node.t, "ends in the middle");
+    zmq_send(s.socket, "\xdd\x10\0\0\0", 5, 0);
+    expect_bad(node.t, "ends in the middle");
+    zmq_send(s.socket, "GET / HTTP/1.1\r\n", 16, 0);
+    expect_bad(node.t, "a map");
+    sn_buf large = {.data = calloc(1, SN_MAP_SIZE_MAX + 1), .len = SN_MAP_SIZE_MAX + 1};
+    send_parts(&s, &large, 0, 0);
+    expect_bad(node.t, "at most");
+    send_parts(&s, &tensor, 1, 12); /* and a good one */
+    sn_event event = expect(node.t);
+    sn_msg_free(&event.msg);
+    expect_service(&node, &client);
+    sn_buf_fini(&large);
+    sn_buf_fini(&plain);
+    sn_buf_fini(&tensor);
+    go(&s);
+    leave(&client);
+    leave(&node);
+}
+
+Test(zmq, clients_without_curve_are_not_heard, .timeout = 60) {
+    world w = {0};
+    member node, client;
+    join(&w, &node, true);
+    join(&w, &client, false);
+    stranger s = come(&node, ZMQ_DEALER, false, NULL);
+    zmq_send(s.socket, "\x80", 1, 0);
+    expect_silence(node.t, 300);
+    expect_service(&node, &client);
+    go(&s);
+    leave(&client);
+    leave(&node);
+}
+
+/* A connection that takes over a routing id is another peer: it must not be answered in the first one's name. */
+Test(zmq, a_handle_belongs_to_one_key, .timeout = 60) {
+    world w = {0};
+    member node;
+    join(&w, &node, true);
+    stranger first = come(&node, ZMQ_DEALER, true, "same");
+    zmq_send(first.socket, "\x80", 1, 0);
+    sn_event one = receive(node.t, 5000);
+    go(&first);
+    sn_sleep_us(300000);
+    stranger second = come(&node, ZMQ_DEALER, true, "same");
+    zmq_send(second.socket, "\x80", 1, 0);
+    sn_event two = receive(node.t, 5000);
+    cr_assert_neq(one.peer, 0);
+    cr_assert_neq(two.peer, 0);
+    cr_assert_neq(one.peer, two.peer);
+    cr_assert_eq(send_it(node.t, one.peer, status_message(1)), SN_RETRY);
+    cr_assert_eq(send_it(node.t, two.peer, status_message(1)), SN_OK);
+    go(&second);
+    leave(&node);
+}
+
+static void released(void *owner) { __atomic_store_n((int *)owner, 1, __ATOMIC_SEQ_CST); }
+
+/* The frame is the tensor's own memory: released when it has left, not copied; borrowed data is copied at once. */
+Test(zmq, a_tensor_is_released_when_it_has_been_sent, .timeout = 60) {
+    world w = {0};
+    member node, client;
+    join(&w, &node, true);
+    join(&w, &client, false);
+    sn_peer to = dial(&client, &node);
+    static float data[1 << 16];
+    int gone = 0;
+    for (int borrowed = 0; borrowed < 2; borrowed++) {
+        sn_msg *msg = result_message(1, 1 << 16);
+        msg->release(msg->owner);
+        msg->release = borrowed ? NULL : released;
+        msg->owner = &gone;
+        msg->tensor.data = data;
+        for (int i = 0; i < 1 << 16; i++) data[i] = (float)i;
+        cr_assert_eq(send_it(client.t, to, msg), SN_OK);
+        if (borrowed) memset(data, 0, sizeof data);
+        sn_event event = expect(node.t);
+        cr_assert_eq(((const float *)event.msg->tensor.data)[65535], 65535.0f);
+        sn_msg_free(&event.msg);
+        for (int i = 0; i < 5000 && !__atomic_load_n(&gone, __ATOMIC_SEQ_CST); i++) sn_sleep_us(1000);
+        cr_assert_eq(gone, 1);
+    }
+    leave(&client);
+    leave(&node);
+}
+
+Test(zmq, an_address_of_another_machine_cannot_be_listened_on, .timeout = 60) {
+    static const char *const bad[] = {"tcp://192.0.2.1:7001", "tcp://no-such-host.invalid:7001"};
+    world w = {0};
+    member node;
+    sn_err err = {0};
+    char bound[SN_ADDRESS_MAX + 1];
+    join(&w, &node, false);
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(sn_transport_listen(node.t, bad[i], bound, &err), SN_REFUSED);
+        cr_assert(strstr(err.text, "choose another --listen address"), "%s", err.text);
+    }
+    must(sn_transport_listen(node.t, "tcp://*:0", bound, &err), &err); /* it may still be told a good one */
+    leave(&node);
+}

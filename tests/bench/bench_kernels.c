@@ -1,0 +1,181 @@
+/* Speed of the CPU kernels: GB/s of packed weights at one row (decode), GOP/s at many (prompt), for each layout and
+ * instruction set; attention by depth; what sharing out costs. Best of several repeats.
+ *
+ *     bench_kernels [THREADS [ISA]]      default: 1 and 2 threads; every instruction set of the machine */
+#include "base/clock.h"
+#include "base/pool.h"
+#include "tests/support/cpu_devices.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { REPEATS = 12 };
+
+static sn_err err;
+static void must(sn_status status) {
+    if (!status) return;
+    fprintf(stderr, "%s\n", err.text);
+    exit(1);
+}
+
+/* Matrices of SmolLM2's feed-forward network, enough of them that no cache near the core holds them. */
+typedef struct matrices {
+    int n;
+    size_t rows, cols, bytes;
+    sn_weight *w[64];
+} matrices;
+
+static matrices make(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t wanted_bytes) {
+    matrices m = {.rows = rows, .cols = cols};
+    float *values = malloc(rows * cols * sizeof *values);
+    void *raw = test_random_weight(dtype, rows, cols, 1, values);
+    for (; m.n < 64 && m.bytes < wanted_bytes; m.n++) {
+        must(d->ops->weight_new(d, dtype, rows, cols, raw, &m.w[m.n], &err));
+        m.bytes += m.w[m.n]->bytes;
+    }
+    test_weight_free(raw);
+    free(values);
+    return m;
+}
+
+/* Seconds of one pass over all matrices with n rows. */
+static double pass(sn_device *d, const matrices *m, int n, const float *x, float *y) {
+    double best = 1e9;
+    for (int r = 0; r < REPEATS; r++) {
+        int64_t start = sn_now_us();
+        for (int i = 0; i < m->n; i++) must(d->ops->linear(d, n, x, 1, &(sn_linear){m->w[i], NULL, y}, &err));
+        double s = (double)(sn_now_us() - start) * 1e-6;
+        best = s < best ? s : best;
+    }
+    return best;
+}
+
+static void bench_linear(sn_device *d) {
+    static const sn_dtype types[] = {SN_Q4_1, SN_Q4_K, SN_Q8_0, SN_Q5_1, SN_Q6_K, SN_BF16, SN_F16, SN_F32};
+    bool plain = strstr(sn_device_describe(d), ", c");
+    int rows = plain ? 16 : 256;
+    float *x = test_random_floats((size_t)rows * 576, 3), *y = malloc((size_t)rows * 1536 * sizeof *y);
+    printf("  %-6s %10s %10s %12s %10s\n", "", "1 row GB/s", "GOP/s", "4 rows GOP/s", "many GOP/s");
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        sn_dtype dtype = types[t];
+        size_t cols = sn_dtype_block(dtype) == 256 ? 512 : 576;
+        matrices m = make(d, dtype, 1536, cols, 30 << 20), few = m;
+        few.n = m.n < 4 ? m.n : 4;
+        double ops = 2e-9 * 1536 * (double)cols, one = pass(d, plain ? &few : &m, 1, x, y);
+        double n_one = plain ? few.n : m.n;
+        printf("  %-6s %10.1f %10.1f %12.1f %10.1f\n", sn_dtype_name(dtype), (double)m.bytes * 1e-9 / m.n * n_one / one,
+               ops * n_one / one, ops * few.n * 4 / pass(d, &few, 4, x, y), ops * few.n * rows / pass(d, &few, rows, x, y));
+        for (int i = 0; i < m.n; i++) d->ops->weight_free(d, &m.w[i]);
+    }
+    free(x);
+    free(y);
+}
+
+/* SmolLM2's attention: 9 heads over 3 of 64. */
+static void bench_attention(sn_device *d, int depth, int rows) {
+    sn_kv_shape shape = {30, 3, 64, 32};
+    size_t bytes = d->ops->kv_page_bytes(d, &shape);
+    int n_pages = (depth + rows + 31) / 32;
+    void **pages = calloc((size_t)n_pages, sizeof *pages);
+    float *kv = test_random_floats((size_t)(depth + rows) * 192, 5), *q = test_random_floats((size_t)rows * 576, 6);
+    float *out = malloc((size_t)rows * 576 * sizeof *out);
+    for (int i = 0; i < n_pages; i++) must(d->ops->alloc(d, bytes, &pages[i], &err));
+    sn_sequence all = {pages, 0, 0, depth + rows}, seq = {pages, depth, 0, rows};
+    for (int b = 0; b < 30; b++) must(d->ops->kv_store(d, &shape, b, 1, &all, kv, kv, &err));
+    double best = 1e9;
+    for (int r = 0; r < REPEATS; r++) {
+        int64_t start = sn_now_us();
+        for (int b = 0; b < 30; b++) must(d->ops->attention(d, &shape, b, 1, &seq, 9, 0, 0.125f, q, out, &err));
+        double s = (double)(sn_now_us() - start) / 30;
+        best = s < best ? s : best;
+    }
+    double read = 2.0 * depth * 192 * 4, ops = 4.0 * 576 * rows * (depth + rows / 2.0);
+    printf("  attention, %3d rows at depth %4d: %8.1f us a block, %6.1f GB/s, %6.1f GFLOP/s\n", rows, depth, best,
+           read / best * 1e-3, ops / best * 1e-3);
+    for (int i = 0; i < n_pages; i++) d->ops->free(d, pages[i], bytes);
+    free(pages), free(kv), free(q), free(out);
+}
+
+static void bench_small(sn_device *d) {
+    float *x = test_random_floats(512 * 1536, 8), *y = malloc(512 * 1536 * sizeof *y);
+    double best[3] = {1e9, 1e9, 1e9};
+    for (int r = 0; r < REPEATS; r++) {
+        int64_t t[4];
+        t[0] = sn_now_us();
+        for (int i = 0; i < 200; i++) must(d->ops->rms_norm(d, 1, 576, x, y, 1e-5f, y, &err));
+        t[1] = sn_now_us();
+        for (int i = 0; i < 200; i++) must(d->ops->silu_mul(d, 1536, x, y, y, &err));
+        t[2] = sn_now_us();
+        must(d->ops->silu_mul(d, 512 * 1536, x, y, y, &err));
+        t[3] = sn_now_us();
+        const double us[] = {(double)(t[1] - t[0]) / 200, (double)(t[2] - t[1]) / 200, (double)(t[3] - t[2])};
+        for (int i = 0; i < 3; i++) best[i] = us[i] < best[i] ? us[i] : best[i];
+    }
+    printf("  rms_norm of 576: %.2f us; silu_mul of 1536: %.2f us, of 512 x 1536: %.0f us\n", best[0], best[1], best[2]);
+    free(x), free(y);
+}
+
+static void nothing(void *ctx, size_t item, int worker) { (void)ctx, (void)item, (void)worker; }
+
+static void bench_pool(int threads) {
+    sn_pool *pool;
+    must(sn_pool_new(threads, &pool, &err));
+    double best = 1e9;
+    for (int r = 0; r < REPEATS; r++) {
+        int64_t start = sn_now_us();
+        for (int i = 0; i < 1000; i++) sn_pool_run(pool, 16, nothing, NULL);
+        double us = (double)(sn_now_us() - start) / 1000;
+        best = us < best ? us : best;
+    }
+    printf("sharing 16 items out to %d threads: %.2f us\n", threads, best);
+    sn_pool_free(&pool);
+}
+
+static void bench_pack(sn_device *d) {
+    float *values = malloc((size_t)8192 * 576 * sizeof *values);
+    static const sn_dtype types[] = {SN_Q4_1, SN_Q8_0, SN_F32};
+    printf("  packing, GB/s of the file:");
+    for (int t = 0; t < 3; t++) {
+        size_t row_bytes;
+        must(sn_dtype_row_bytes(types[t], 576, &row_bytes, &err));
+        void *raw = test_random_weight(types[t], 8192, 576, 1, values);
+        double best = 1e9;
+        for (int r = 0; r < 4; r++) {
+            sn_weight *w;
+            int64_t start = sn_now_us();
+            must(d->ops->weight_new(d, types[t], 8192, 576, raw, &w, &err));
+            double s = (double)(sn_now_us() - start) * 1e-6;
+            best = s < best ? s : best;
+            d->ops->weight_free(d, &w);
+        }
+        printf(" %s %.2f", sn_dtype_name(types[t]), 8192 * (double)row_bytes * 1e-9 / best);
+        test_weight_free(raw);
+    }
+    printf("\n");
+    free(values);
+}
+
+int main(int argc, char **argv) {
+    static const char *const isas[] = {"c", "avx2", "avx512"};
+    int first = argc > 1 ? atoi(argv[1]) : 1, last = argc > 1 ? first : 2;
+    for (int threads = first; threads <= last; threads++) {
+        bench_pool(threads);
+        for (int i = 0; i < 3; i++) {
+            sn_device_options options = {.threads = threads, .isa = isas[i]};
+            sn_device *d;
+            if (argc > 2 && strcmp(argv[2], isas[i])) continue;
+            if (sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &d, &err)) continue;
+            must(d->ops->prepare(d, &(sn_device_limits){.rows = 512, .width = 1536, .context = 8192}, &err));
+            printf("%s\n", sn_device_describe(d));
+            bench_linear(d);
+            bench_attention(d, 512, 1);
+            bench_attention(d, 4000, 1);
+            if (i) bench_attention(d, 0, 256);
+            bench_small(d);
+            bench_pack(d);
+            sn_device_close(&d);
+        }
+    }
+    return 0;
+}

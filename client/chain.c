@@ -1,5 +1,5 @@
-/* The chain steps from hop to hop. Consecutive nodes that push to each other form a group that is stepped, and replaced, as
- * one; otherwise every hop is a group of its own. */
+/* The chain steps from hop to hop. Consecutive nodes that push to each other form a group that is stepped, and
+ * replaced, as one; otherwise every hop is a group of its own. */
 #include "client/chain.h"
 
 #include "base/clock.h"
@@ -24,15 +24,15 @@ struct sn_chain {
     sn_chain_options options;
     sn_hparams hp;
     sn_hash model;
-    sn_hash *block_hash;            /* of blocks whose weights our own file holds */
-    const sn_hash **known_hash;     /* n_blocks: into block_hash, or NULL */
-    sn_span *span;                  /* local blocks */
+    sn_hash *block_hash;        /* of blocks whose weights our own file holds */
+    const sn_hash **known_hash; /* n_blocks: into block_hash, or NULL */
+    sn_span *span;              /* local blocks */
     sn_kv_pool *pool;
     sn_hop_at hops[SN_HOPS_MAX];
     size_t n_hops;
     int length;
     sn_hasher *hasher;
-    float *rows[2];                 /* hidden states between hops, SN_SPAN_ROWS_MAX rows each */
+    float *rows[2];                          /* hidden states between hops, SN_SPAN_ROWS_MAX rows each */
     uint8_t banned[BANNED_MAX][SN_KEY_SIZE]; /* nodes that failed this chain; the oldest is forgiven first */
     size_t n_banned;
     uint64_t failovers;
@@ -40,7 +40,8 @@ struct sn_chain {
     void *observer_ctx;
 };
 
-/* -- which nodes may be used ----------------------------------------------------------------------------------------- */
+/* -- which nodes may be used -----------------------------------------------------------------------------------------
+ */
 
 static bool is_wanted(const sn_chain *chain, const sn_announcement *node) {
     char id[2 * SN_KEY_SIZE + 1];
@@ -85,13 +86,15 @@ static sn_status learn_hashes(sn_chain *chain, const sn_model *model, sn_err *er
     return status;
 }
 
-/* -- connecting ------------------------------------------------------------------------------------------------------ */
+/* -- connecting ------------------------------------------------------------------------------------------------------
+ */
 
 static size_t cut_at_every_block(sn_stop *stops, size_t n) {
     sn_stop cut[SN_HOPS_MAX];
     size_t m = 0;
     for (size_t i = 0; i < n; i++)
-        for (int b = stops[i].first; b < stops[i].end && m < SN_HOPS_MAX; b++) cut[m++] = (sn_stop){stops[i].node, b, b + 1};
+        for (int b = stops[i].first; b < stops[i].end && m < SN_HOPS_MAX; b++)
+            cut[m++] = (sn_stop){stops[i].node, b, b + 1};
     memcpy(stops, cut, m * sizeof *cut);
     return m;
 }
@@ -131,7 +134,7 @@ static int open_timeout(const sn_chain *chain) {
 
 static sn_status open_hop(sn_chain *chain, const sn_stop *stop, const sn_hop_at *before, sn_hop_at *hop, sn_err *err) {
     bool pushed = chain->options.push && before && !before->local && stop->node;
-    sn_status status = sn_hop_init(hop, stop, &chain->model, !pushed, err);
+    sn_status status = sn_hop_init(hop, stop, &chain->model, pushed, err);
     if (status) return status;
     if (hop->local) {
         hop->span = chain->span;
@@ -142,8 +145,8 @@ static sn_status open_hop(sn_chain *chain, const sn_stop *stop, const sn_hop_at 
 }
 
 /* Opens sessions along a way over blocks [first, end). Nodes that do not open are given up, *retries times in all. */
-static sn_status connect_hops(sn_chain *chain, int first, int end, int grace_ms, int *retries, sn_hop_at *hops, size_t *n,
-                              sn_err *err) {
+static sn_status connect_hops(sn_chain *chain, int first, int end, int grace_ms, int *retries, sn_hop_at *hops,
+                              size_t *n, sn_err *err) {
     for (;;) {
         sn_stop stops[SN_HOPS_MAX];
         size_t n_stops = 0;
@@ -186,8 +189,7 @@ sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, 
         status = sn_calloc(&chain->rows[i], (size_t)SN_SPAN_ROWS_MAX * (size_t)chain->hp.n_embd, sizeof(float), err);
     if (!status) status = load_local(chain, model, err);
     if (!status) status = learn_hashes(chain, model, err);
-    if (!status)
-        status = connect_hops(chain, 0, chain->hp.n_blocks, grace, &retries, chain->hops, &chain->n_hops, err);
+    if (!status) status = connect_hops(chain, 0, chain->hp.n_blocks, grace, &retries, chain->hops, &chain->n_hops, err);
     if (status) sn_chain_close(&chain);
     *out = chain;
     return status;
@@ -207,12 +209,24 @@ void sn_chain_close(sn_chain **chain) {
     *chain = NULL;
 }
 
-/* -- stepping -------------------------------------------------------------------------------------------------------- */
+/* -- stepping --------------------------------------------------------------------------------------------------------
+ */
 
-static size_t group_end(const sn_chain *chain, const sn_hop_at *hops, size_t n_hops, size_t i) {
+static size_t group_end(const sn_hop_at *hops, size_t n_hops, size_t i) {
     size_t j = i + 1;
-    while (chain->options.push && !hops[i].local && j < n_hops && !hops[j].local) j++;
+    while (j < n_hops && hops[j].pushed) j++;
     return j;
+}
+
+/* After a failure in the group that ends before hop j. failed == j: all of it lives, but the nodes do not reach each
+ * other; from then on the client stands between them. */
+static void blame(sn_chain *chain, const sn_hop_at *hops, size_t j, size_t failed) {
+    if (failed == j) {
+        chain->options.push = false;
+        sn_log(SN_LOG_WARN, "nodes do not reach each other", "text=%s", "hidden states come by the client from now on");
+    } else if (!hops[failed].local) {
+        ban(chain, &hops[failed]);
+    }
 }
 
 /* n rows (SN_SPAN_ROWS_MAX at most) through the group of hops [i, j), once: no second try. */
@@ -235,9 +249,9 @@ static sn_status step_group(sn_chain *chain, sn_hop_at *hops, size_t i, size_t j
     return SN_OK;
 }
 
-/* Brings new hops to `length` tokens by what once went into their first block. *failed: the hop to blame. */
-static sn_status replay(sn_chain *chain, sn_hop_at *hops, size_t n_hops, const float *inputs, int length, size_t *failed,
-                        sn_err *err) {
+/* Brings new hops to `length` tokens by what once went into their first block. */
+static sn_status replay(sn_chain *chain, sn_hop_at *hops, size_t n_hops, const float *inputs, int length, sn_err *err) {
+    size_t failed;
     float *rows[2] = {NULL, NULL}; /* the chain's own hold the step that is being repaired */
     size_t size = (size_t)SN_SPAN_ROWS_MAX * (size_t)chain->hp.n_embd;
     sn_status status = SN_OK;
@@ -246,9 +260,9 @@ static sn_status replay(sn_chain *chain, sn_hop_at *hops, size_t n_hops, const f
         n = length - at < SN_SPAN_ROWS_MAX ? length - at : SN_SPAN_ROWS_MAX;
         const float *in = inputs + (size_t)at * (size_t)chain->hp.n_embd;
         for (size_t i = 0, j, turn = 0; i < n_hops && !status; i = j, turn ^= 1) {
-            j = group_end(chain, hops, n_hops, i);
-            status = step_group(chain, hops, i, j, at, n, in, rows[turn], failed, err);
-            if (status) *failed += i;
+            j = group_end(hops, n_hops, i);
+            status = step_group(chain, hops, i, j, at, n, in, rows[turn], &failed, err);
+            if (status) blame(chain, hops, j, i + failed);
             in = rows[turn];
         }
     }
@@ -259,21 +273,21 @@ static sn_status replay(sn_chain *chain, sn_hop_at *hops, size_t n_hops, const f
 /* Puts other hops in the place of the group [i, j), brought to `position` tokens. */
 static sn_status replace_group(sn_chain *chain, size_t i, size_t j, int position, int *retries, sn_err *err) {
     sn_hop_at *fresh = NULL;
-    size_t n_fresh = 0, failed = 0;
+    size_t n_fresh = 0;
     sn_status status = sn_calloc(&fresh, SN_HOPS_MAX, sizeof *fresh, err);
     if (status) return status;
     for (;;) {
-        status = connect_hops(chain, chain->hops[i].first, chain->hops[j - 1].end, chain->options.timeout_ms, retries, fresh,
-                              &n_fresh, err);
+        status = connect_hops(chain, chain->hops[i].first, chain->hops[j - 1].end, chain->options.timeout_ms, retries,
+                              fresh, &n_fresh, err);
         if (status) goto out;
         if (chain->n_hops - (j - i) + n_fresh > SN_HOPS_MAX) {
             close_hops(chain, fresh, n_fresh);
-            status = sn_fail(err, SN_RETRY, "the way over the nodes that are left takes more than %d hops", SN_HOPS_MAX);
+            status =
+                sn_fail(err, SN_RETRY, "the way over the nodes that are left takes more than %d hops", SN_HOPS_MAX);
             goto out;
         }
-        status = replay(chain, fresh, n_fresh, chain->hops[i].inputs, position, &failed, err);
+        status = replay(chain, fresh, n_fresh, chain->hops[i].inputs, position, err);
         if (!status) break;
-        if (!fresh[failed].local) ban(chain, &fresh[failed]);
         close_hops(chain, fresh, n_fresh);
         if (status == SN_STOP || (*retries)-- <= 0) goto out;
     }
@@ -295,14 +309,14 @@ static bool group_knows(const sn_chain *chain, size_t i, size_t j, int position)
     return true;
 }
 
-/* n rows from hop *i on through its group, whatever it takes. *i becomes the hop behind what the rows went through: after a
- * replacement by several hops, only the first of them. */
-static sn_status step_surely(sn_chain *chain, size_t *i, int position, int n, const float *in, float *out, sn_err *err) {
+/* n rows from hop *i on through its group, whatever it takes. *i becomes the hop behind what the rows went through:
+ * after a replacement by several hops, only the first of them. */
+static sn_status step_surely(sn_chain *chain, size_t *i, int position, int n, const float *in, float *out,
+                             sn_err *err) {
     int retries = chain->options.max_retries;
-    const uint8_t *rebuilt = NULL; /* a node that has lost its session gets one chance to begin again */
-    uint8_t rebuilt_node[SN_KEY_SIZE];
+    uint8_t rebuilt[SN_KEY_SIZE] = {0}; /* a node that has lost its session gets one chance to begin again */
     for (;;) {
-        size_t j = group_end(chain, chain->hops, chain->n_hops, *i), failed = 0;
+        size_t j = group_end(chain->hops, chain->n_hops, *i), failed = 0;
         sn_status status = SN_REBUILD;
         bool known = group_knows(chain, *i, j, position);
         if (known) status = step_group(chain, chain->hops, *i, j, position, n, in, out, &failed, err);
@@ -310,13 +324,14 @@ static sn_status step_surely(sn_chain *chain, size_t *i, int position, int n, co
             *i = j;
             return SN_OK;
         }
-        sn_hop_at *hop = &chain->hops[*i + failed];
-        if (hop->local || status == SN_STOP) return status;
+        if (chain->hops[*i].local || status == SN_STOP) return status;
+        const sn_hop_at *hop = &chain->hops[*i + failed < j ? *i + failed : *i];
         int first = chain->hops[*i].first, end = chain->hops[j - 1].end;
         if (known) {
             sn_log(SN_LOG_WARN, "step failed", "node=%s position=%d text=%s", hop->report.node, position, err->text);
-            if (status != SN_REBUILD || (rebuilt && !memcmp(rebuilt, hop->node, SN_KEY_SIZE))) ban(chain, hop);
-            rebuilt = memcpy(rebuilt_node, hop->node, SN_KEY_SIZE);
+            if (status != SN_REBUILD || !memcmp(rebuilt, hop->node, SN_KEY_SIZE))
+                blame(chain, chain->hops, j, *i + failed);
+            memcpy(rebuilt, hop->node, SN_KEY_SIZE);
             sn_err_context(err, "%s", hop->report.node);
             if (retries-- <= 0) return sn_err_context(err, "blocks %d:%d failed too often, last", first, end);
         }

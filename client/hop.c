@@ -9,14 +9,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { PROBE_MS = 1000 }; /* a living node answers a STATUS at once */
+
 static sn_status make_room(sn_hop_at *hop, int length, int n_embd, sn_err *err) {
     if (length < hop->room) return SN_OK;
     size_t room = (size_t)length + (size_t)length / 2 + 64, bytes;
     sn_hash *timeline = realloc(hop->timeline, room * sizeof *timeline);
     if (!timeline) return sn_fail(err, SN_STOP, "out of memory for a timeline of %d tokens", length);
     hop->timeline = timeline;
-    if (hop->keeps_inputs && n_embd) {
-        if (!sn_mul(room * sizeof(float), (size_t)n_embd, &bytes)) return sn_fail(err, SN_STOP, "a timeline is too long");
+    if (!hop->pushed) {
+        if (!sn_mul(room * sizeof(float), (size_t)n_embd, &bytes))
+            return sn_fail(err, SN_STOP, "a timeline is too long");
         float *inputs = realloc(hop->inputs, bytes);
         if (!inputs) return sn_fail(err, SN_STOP, "out of memory to keep %d tokens for a replay", length);
         hop->inputs = inputs;
@@ -25,7 +28,7 @@ static sn_status make_room(sn_hop_at *hop, int length, int n_embd, sn_err *err) 
     return SN_OK;
 }
 
-sn_status sn_hop_init(sn_hop_at *hop, const sn_stop *stop, const sn_hash *model, bool keeps_inputs, sn_err *err) {
+sn_status sn_hop_init(sn_hop_at *hop, const sn_stop *stop, const sn_hash *model, bool pushed, sn_err *err) {
     *hop = (sn_hop_at){.first = stop->first, .end = stop->end, .local = !stop->node};
     hop->report.first_block = stop->first;
     hop->report.end_block = stop->end;
@@ -37,14 +40,14 @@ sn_status sn_hop_init(sn_hop_at *hop, const sn_stop *stop, const sn_hash *model,
     char id[2 * SN_KEY_SIZE + 1];
     snprintf(hop->report.node, sizeof hop->report.node, "%.30s@%.40s",
              *node->name ? node->name : sn_hex(node->node, 4, id), node->address);
-    hop->keeps_inputs = keeps_inputs;
+    hop->pushed = pushed;
     memcpy(hop->node, node->node, SN_KEY_SIZE);
     memcpy(hop->curve_key, node->curve_key, SN_KEY_SIZE);
     memcpy(hop->address, node->address, sizeof hop->address);
     hop->timeline = malloc(sizeof *hop->timeline);
     if (!hop->timeline) return sn_fail(err, SN_STOP, "out of memory");
-    hop->timeline[0] = sn_timeline_begin(model->bytes, hop->first, hop->end,
-                                         &node->block_hash[hop->first - (int)node->first_block]);
+    hop->timeline[0] =
+        sn_timeline_begin(model->bytes, hop->first, hop->end, &node->block_hash[hop->first - (int)node->first_block]);
     return SN_OK;
 }
 
@@ -87,7 +90,7 @@ sn_status sn_hop_record(sn_hop_at *hop, int position, int n, int n_embd, const f
                         sn_err *err) {
     sn_status status = make_room(hop, position + n, n_embd, err);
     if (status) return status;
-    if (hop->keeps_inputs)
+    if (!hop->pushed)
         memcpy(hop->inputs + (size_t)position * (size_t)n_embd, rows, (size_t)n * (size_t)n_embd * sizeof *rows);
     for (int i = 0; i < n; i++)
         hop->timeline[position + i + 1] =
@@ -110,7 +113,8 @@ bool sn_hop_knows(const sn_hop_at *hop, int position) {
     return hop->local || (position <= hop->length && memcmp(&hop->timeline[position], &unknown, sizeof unknown));
 }
 
-/* -- a step over nodes ----------------------------------------------------------------------------------------------- */
+/* -- a step over nodes -----------------------------------------------------------------------------------------------
+ */
 
 static sn_status new_step(const sn_hop_at *hops, size_t n_hops, uint64_t request, int position, int n, int n_embd,
                           const float *rows, sn_msg **out, sn_err *err) {
@@ -143,8 +147,8 @@ static sn_status new_step(const sn_hop_at *hops, size_t n_hops, uint64_t request
 }
 
 /* An answer is taken only if it is one to this step: from these nodes, on this timeline, of this shape, finite. */
-static sn_status check_result(const sn_hop_at *hops, size_t n_hops, const sn_msg *result, int position, int n, int n_embd,
-                              size_t *failed, sn_err *err) {
+static sn_status check_result(const sn_hop_at *hops, size_t n_hops, const sn_msg *result, int position, int n,
+                              int n_embd, size_t *failed, sn_err *err) {
     const sn_wire_tensor *t = &result->tensor;
     *failed = n_hops - 1;
     if (result->result.n_trace != n_hops)
@@ -163,7 +167,8 @@ static sn_status check_result(const sn_hop_at *hops, size_t n_hops, const sn_msg
     const float *x = t->data;
     for (size_t i = 0; i < (size_t)n * (size_t)n_embd; i++)
         if (!isfinite(x[i]))
-            return sn_fail(err, SN_RETRY, "%s answered hidden states that are no numbers", hops[n_hops - 1].report.node);
+            return sn_fail(err, SN_RETRY, "%s answered hidden states that are no numbers",
+                           hops[n_hops - 1].report.node);
     return SN_OK;
 }
 
@@ -180,17 +185,39 @@ static void account(sn_hop_at *hops, size_t n_hops, const sn_msg *result, int n,
     if ((uint64_t)elapsed_us > in_nodes) hops[0].report.network_us += (uint64_t)elapsed_us - in_nodes;
 }
 
-sn_status sn_hops_step(sn_hop_at *hops, size_t n_hops, sn_link *link, int position, int n, int n_embd, const float *rows,
-                       int timeout_ms, float *out, size_t *failed, sn_err *err) {
+/* Who is to blame for a step that failed: the hop that `session` names; else the first node that does not answer. */
+static size_t find_failed(const sn_hop_at *hops, size_t n_hops, sn_link *link, const uint8_t *session, int timeout_ms) {
+    size_t i;
+    for (i = 0; i < n_hops; i++)
+        if (!memcmp(hops[i].session, session, SN_SESSION_ID_SIZE)) return i;
+    for (i = 0; n_hops > 1 && i < n_hops; i++) {
+        sn_msg *msg = NULL, *alive = NULL;
+        sn_err err;
+        if (sn_msg_new(SN_MSG_STATUS, 0, &msg, &err)) return 0;
+        msg->status.protocol = SN_PROTOCOL;
+        int probe_ms = timeout_ms < PROBE_MS ? timeout_ms : PROBE_MS;
+        if (sn_link_call(link, hops[i].address, hops[i].curve_key, &msg, SN_MSG_STATUS_IS, probe_ms, &alive, &err))
+            return i;
+        sn_msg_free(&alive);
+    }
+    return n_hops > 1 ? n_hops : 0;
+}
+
+sn_status sn_hops_step(sn_hop_at *hops, size_t n_hops, sn_link *link, int position, int n, int n_embd,
+                       const float *rows, int timeout_ms, float *out, size_t *failed, sn_err *err) {
     sn_msg *msg = NULL, *result = NULL;
+    uint8_t session[SN_SESSION_ID_SIZE] = {0};
     uint64_t request = sn_link_request(link);
     int64_t began = sn_now_us();
     *failed = 0;
     sn_status status = new_step(hops, n_hops, request, position, n, n_embd, rows, &msg, err);
     if (!status) status = sn_link_send(link, hops[0].address, hops[0].curve_key, &msg, err);
     if (!status)
-        status = sn_link_wait(link, request, SN_MSG_RESULT, began + (int64_t)timeout_ms * 1000, &result, err);
-    if (!status) status = check_result(hops, n_hops, result, position, n, n_embd, failed, err);
+        status = sn_link_wait(link, request, SN_MSG_RESULT, began + (int64_t)timeout_ms * 1000, &result, session, err);
+    if (status)
+        *failed = find_failed(hops, n_hops, link, session, timeout_ms);
+    else
+        status = check_result(hops, n_hops, result, position, n, n_embd, failed, err);
     for (size_t i = 1; i < n_hops && !status; i++)
         status = sn_hop_note(&hops[i], position, n, result->result.trace[i].timeline, err);
     if (!status) {
@@ -202,7 +229,8 @@ sn_status sn_hops_step(sn_hop_at *hops, size_t n_hops, sn_link *link, int positi
     return status;
 }
 
-sn_status sn_hop_step_local(sn_hop_at *hop, int position, int n, int n_embd, const float *rows, float *out, sn_err *err) {
+sn_status sn_hop_step_local(sn_hop_at *hop, int position, int n, int n_embd, const float *rows, float *out,
+                            sn_err *err) {
     int64_t began = sn_now_us();
     if (sn_kv_length(hop->kv) > position) sn_kv_rewind(hop->kv, position);
     sn_status status = sn_kv_reserve(hop->kv, n, err);

@@ -10,6 +10,7 @@
 typedef struct sn_hop_at {
     int first, end; /* blocks */
     bool local;
+    bool pushed; /* its input comes from the node before it, not by the client */
     /* of a node */
     uint8_t node[SN_KEY_SIZE], curve_key[SN_KEY_SIZE];
     char address[SN_ADDRESS_MAX + 1];
@@ -20,17 +21,16 @@ typedef struct sn_hop_at {
     sn_span *span;
     sn_kv *kv;
 
-    /* The timeline at this hop. Behind a node that pushes, inputs do not come by here: then only the hashes that its
-     * answers told are known, and there is nothing to replay from. */
+    /* The timeline at this hop. Of a pushed one only the hashes that its answers told are known, and there is nothing to
+     * replay from. */
     int length, room;
     sn_hash *timeline; /* [i], i <= length; all zero where not known */
-    float *inputs;     /* (length, n_embd) of a remote hop whose inputs come by here; else NULL */
-    bool keeps_inputs;
+    float *inputs;     /* (length, n_embd) of a node's hop that is not pushed; else NULL */
     sn_hop_report report;
 } sn_hop_at;
 
-/* A hop at `stop`; `keeps_inputs`: hidden states will come by here on their way to it. */
-sn_status sn_hop_init(sn_hop_at *hop, const sn_stop *stop, const sn_hash *model, bool keeps_inputs,
+/* A hop at `stop`. */
+sn_status sn_hop_init(sn_hop_at *hop, const sn_stop *stop, const sn_hash *model, bool pushed,
                       sn_err *err) SN_MUST_USE;
 void sn_hop_fini(sn_hop_at *hop, sn_link *link); /* tells the node without waiting for an answer; harmless when zeroed */
 
@@ -46,7 +46,8 @@ sn_status sn_hop_note(sn_hop_at *hop, int position, int n, const uint8_t timelin
 bool sn_hop_knows(const sn_hop_at *hop, int position); /* the hash at `position` is known */
 
 /* Runs n rows at `position` through `n_hops` nodes that push to each other; hops[0] has recorded them. out: (n, n_embd).
- * *failed: index of the hop to blame on failure. Checks shape, route, hashes and that all numbers are finite. */
+ * Checks shape, route, hashes and that all numbers are finite. *failed: index of the hop to blame on failure; n_hops when
+ * each of them lives but the answer got lost between them. */
 sn_status sn_hops_step(sn_hop_at *hops, size_t n_hops, sn_link *link, int position, int n, int n_embd, const float *rows,
                        int timeout_ms, float *out, size_t *failed, sn_err *err) SN_MUST_USE;
 

@@ -111,11 +111,12 @@ static sn_status receive(sn_link *link, uint64_t request, int64_t deadline_us, s
     return SN_OK;
 }
 
-static sn_status take_answer(sn_msg **msg, sn_msg_kind wanted, sn_err *err) {
+static sn_status take_answer(sn_msg **msg, sn_msg_kind wanted, uint8_t *session, sn_err *err) {
     if ((*msg)->kind == wanted) return SN_OK;
     sn_status status;
     if ((*msg)->kind == SN_MSG_ERROR) {
         uint64_t code = (*msg)->error.status;
+        if (session) memcpy(session, (*msg)->error.session, SN_SESSION_ID_SIZE);
         status = code > SN_OK && code <= SN_STOP ? (sn_status)code : SN_RETRY;
         if (status == SN_STOP) status = SN_RETRY; /* it is the node that cannot go on, not we */
         (void)sn_fail(err, status, "%s", (*msg)->error.text);
@@ -128,8 +129,9 @@ static sn_status take_answer(sn_msg **msg, sn_msg_kind wanted, sn_err *err) {
 }
 
 sn_status sn_link_wait(sn_link *link, uint64_t request, sn_msg_kind wanted, int64_t deadline_us, sn_msg **out,
-                       sn_err *err) {
+                       uint8_t session[SN_SESSION_ID_SIZE], sn_err *err) {
     int64_t began = sn_now_us();
+    if (session) memset(session, 0, SN_SESSION_ID_SIZE);
     *out = NULL;
     while (!*out) {
         sn_status status = receive(link, request, deadline_us, out, err);
@@ -137,7 +139,7 @@ sn_status sn_link_wait(sn_link *link, uint64_t request, sn_msg_kind wanted, int6
         if (!*out && sn_now_us() >= deadline_us)
             return sn_fail(err, SN_RETRY, "no answer within %.1f seconds", (double)(deadline_us - began) / 1e6);
     }
-    return take_answer(out, wanted, err);
+    return take_answer(out, wanted, session, err);
 }
 
 sn_status sn_link_call(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_msg **msg,
@@ -145,7 +147,7 @@ sn_status sn_link_call(sn_link *link, const char *address, const uint8_t curve_k
     uint64_t request = (*msg)->request = sn_link_request(link);
     *out = NULL;
     sn_status status = sn_link_send(link, address, curve_key, msg, err);
-    if (!status) status = sn_link_wait(link, request, wanted, sn_now_us() + (int64_t)timeout_ms * 1000, out, err);
+    if (!status) status = sn_link_wait(link, request, wanted, sn_now_us() + (int64_t)timeout_ms * 1000, out, NULL, err);
     return status ? sn_err_context(err, "%s", address) : SN_OK;
 }
 
@@ -207,7 +209,7 @@ sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, 
         sn_msg *msg = NULL;
         if (!status) status = receive(link, request, ask_again < deadline ? ask_again : deadline, &msg, err);
         if (status || !msg) continue;
-        status = take_answer(&msg, SN_MSG_PEERS_ARE, err);
+        status = take_answer(&msg, SN_MSG_PEERS_ARE, NULL, err);
         if (status) return status;
         take_announcements(link, &msg->peers_are);
         sn_msg_free(&msg);

@@ -32,9 +32,10 @@ uint64_t sn_link_request(sn_link *link);
 sn_status sn_link_send(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_msg **msg,
                        sn_err *err) SN_MUST_USE;
 /* Waits for the answer that echoes `request`, from whoever sends it; others are dropped. SN_RETRY when none came by
- * deadline_us. An ERROR becomes its status and sentence; any kind but `wanted` is SN_REFUSED. */
+ * deadline_us, or one of another kind than `wanted`. An ERROR becomes its status and sentence, and `session` (NULL allowed)
+ * the one it speaks of; zero when it was none. */
 sn_status sn_link_wait(sn_link *link, uint64_t request, sn_msg_kind wanted, int64_t deadline_us, sn_msg **out,
-                       sn_err *err) SN_MUST_USE;
+                       uint8_t session[SN_SESSION_ID_SIZE], sn_err *err) SN_MUST_USE;
 
 /* Both in one: *msg is consumed, its request set. Sentences name the address. */
 sn_status sn_link_call(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_msg **msg,

@@ -49,7 +49,7 @@ void sn_core_send(sn_core *core, sn_peer peer, sn_msg **msg) {
     sn_err err;
     sn_msg_kind kind = (*msg)->kind;
     if (sn_transport_send(core->setup.transport, peer, msg, &err))
-        sn_log(SN_LOG_WARN, "message not sent", "kind=%s text=%s", sn_msg_kind_name(kind), err.text);
+        sn_log(SN_LOG_INFO, "message not sent", "kind=%s text=%s", sn_msg_kind_name(kind), err.text);
     sn_msg_free(msg);
 }
 
@@ -192,13 +192,27 @@ void sn_core_handle(sn_core *core, sn_event *event, int64_t now_us, int64_t unix
     }
     sn_err err;
     switch (event->msg->kind) {
-    case SN_MSG_PEERS: sn_core_on_peers(core, event, unix_ms); break;
-    case SN_MSG_PEERS_ARE: sn_core_on_peers_are(core, event, unix_ms); break;
-    case SN_MSG_OPEN: on_open(core, event, now_us); break;
-    case SN_MSG_STEP: sn_core_on_step(core, event, now_us); break; /* keeps the message when it becomes a job */
-    case SN_MSG_CLOSE: on_close(core, event); break;
-    case SN_MSG_STATUS: on_status(core, event, now_us); break;
-    case SN_MSG_ERROR: sn_log(SN_LOG_INFO, "a peer refused", "text=%s", event->msg->error.text); break;
+    case SN_MSG_PEERS:
+        sn_core_on_peers(core, event, unix_ms);
+        break;
+    case SN_MSG_PEERS_ARE:
+        sn_core_on_peers_are(core, event, unix_ms);
+        break;
+    case SN_MSG_OPEN:
+        on_open(core, event, now_us);
+        break;
+    case SN_MSG_STEP:
+        sn_core_on_step(core, event, now_us);
+        break; /* keeps the message when it becomes a job */
+    case SN_MSG_CLOSE:
+        on_close(core, event);
+        break;
+    case SN_MSG_STATUS:
+        on_status(core, event, now_us);
+        break;
+    case SN_MSG_ERROR:
+        sn_core_on_error(core, event);
+        break;
     default:
         (void)sn_fail(&err, SN_REFUSED, "a node takes no %s: it is an answer", sn_msg_kind_name(event->msg->kind));
         sn_core_refuse(core, event->peer, event->msg, &err);

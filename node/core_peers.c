@@ -90,7 +90,8 @@ void sn_core_on_peers(sn_core *core, sn_event *event, int64_t unix_ms) {
     if (!msg) return;
     if (list_known(core, peers->model, &msg->peers_are.announcements, &msg->peers_are.n_announcements, &err))
         sn_core_refuse(core, event->peer, event->msg, &err);
-    else sn_core_send(core, event->peer, &msg);
+    else
+        sn_core_send(core, event->peer, &msg);
     sn_msg_free(&msg);
 }
 

@@ -34,6 +34,8 @@ sn_msg *sn_core_new_msg(sn_msg_kind kind, uint64_t request);
 
 void sn_core_on_step(sn_core *core, sn_event *event, int64_t now_us);
 void sn_core_step_done(sn_core *core, sn_session *session, sn_job *job, int64_t now_us);
+/* A node that we pushed to refuses: passed on to the client whose step it was. */
+void sn_core_on_error(sn_core *core, const sn_event *event);
 void sn_core_close_session(sn_core *core, sn_session *session); /* now, or as soon as its job is back */
 
 void sn_core_on_peers(sn_core *core, sn_event *event, int64_t unix_ms);

@@ -1,5 +1,5 @@
-/* A step's way through a node: checked, hashed into the timeline, given to the engine; and its answer, back to the client or
- * on to the next node. */
+/* A step's way through a node: checked, hashed into the timeline, given to the engine; and its answer, back to the
+ * client or on to the next node. */
 #include "node/core_private.h"
 
 #include "base/log.h"
@@ -42,8 +42,9 @@ static sn_status check_step(const sn_core *core, const sn_session *session, cons
                        (unsigned long long)step->reply_dtype);
     if (step->n_route + step->n_trace >= SN_HOPS_MAX)
         return sn_fail(err, SN_REFUSED, "a chain of more than %d nodes is not served", SN_HOPS_MAX);
-    if (session->job) return sn_fail(err, SN_RETRY, "the session is busy with step %llu: wait for its answer",
-                                     (unsigned long long)session->asked->step.step);
+    if (session->job)
+        return sn_fail(err, SN_RETRY, "the session is busy with step %llu: wait for its answer",
+                       (unsigned long long)session->asked->step.step);
     if (step->step != session->last_step + 1)
         return sn_fail(err, SN_REBUILD, "step %llu does not follow step %llu: open a new session and replay",
                        (unsigned long long)step->step, (unsigned long long)session->last_step);
@@ -55,7 +56,8 @@ static sn_status check_step(const sn_core *core, const sn_session *session, cons
                        (unsigned long long)msg->tensor.shape[0], (unsigned long long)step->position,
                        session->max_tokens);
     if (memcmp(session->timeline[step->position].bytes, step->timeline, SN_HASH_SIZE))
-        return sn_fail(err, SN_REBUILD, "MISMATCH: the session's past at position %llu is not the one this step builds on",
+        return sn_fail(err, SN_REBUILD,
+                       "MISMATCH: the session's past at position %llu is not the one this step builds on",
                        (unsigned long long)step->position);
     return SN_OK;
 }
@@ -64,7 +66,8 @@ static sn_status start_step(sn_core *core, sn_session *session, sn_event *event,
     const sn_wire_tensor *t = &event->msg->tensor;
     sn_job *job = NULL;
     sn_status status = sn_calloc(&job, 1, sizeof *job, err);
-    if (!status) status = sn_shared_new((size_t)t->shape[0] * (size_t)core->hp->n_embd * sizeof(float), &job->output, err);
+    if (!status)
+        status = sn_shared_new((size_t)t->shape[0] * (size_t)core->hp->n_embd * sizeof(float), &job->output, err);
     if (!status) status = sn_session_hash_rows(session, (int)event->msg->step.position, t, core->hasher, err);
     if (status) {
         sn_job_free(&job);
@@ -129,6 +132,7 @@ static sn_status answer(sn_core *core, sn_session *session, const sn_msg *asked,
     if (status) return status;
     if (push) {
         const sn_hop *next = &step->route[0];
+        memcpy(session->next, next->session, SN_SESSION_ID_SIZE);
         memcpy(msg->step.session, next->session, SN_SESSION_ID_SIZE);
         memcpy(msg->step.timeline, next->timeline, SN_KEY_SIZE);
         msg->step.step = step->step;
@@ -167,6 +171,22 @@ static void answer_or_refuse(sn_core *core, sn_session *session, const sn_msg *a
     if (answer(core, session, asked, &err)) sn_core_refuse(core, session->owner_peer, asked, &err);
 }
 
+void sn_core_on_error(sn_core *core, const sn_event *event) {
+    static const uint8_t none[SN_SESSION_ID_SIZE];
+    const sn_msg_error *error = &event->msg->error;
+    sn_log(SN_LOG_INFO, "a peer refused", "text=%s", error->text);
+    if (!memcmp(error->session, none, sizeof none)) return;
+    for (size_t i = 0; i < sn_sessions_count(core->sessions); i++) {
+        sn_session *session = sn_sessions_at(core->sessions, i);
+        if (memcmp(session->next, error->session, SN_SESSION_ID_SIZE) || error->step != session->last_step) continue;
+        sn_msg *msg = sn_core_new_msg(SN_MSG_ERROR, event->msg->request);
+        if (!msg) return;
+        msg->error = *error;
+        sn_core_send(core, session->owner_peer, &msg);
+        return;
+    }
+}
+
 void sn_core_on_step(sn_core *core, sn_event *event, int64_t now_us) {
     sn_err err;
     sn_session *session = NULL;
@@ -176,8 +196,8 @@ void sn_core_on_step(sn_core *core, sn_event *event, int64_t now_us) {
     }
     const sn_msg *msg = event->msg;
     bool repeated = msg->step.step == session->last_step && session->last_output &&
-                    msg->step.position == (uint64_t)session->last_position &&
-                    msg->tensor.rank == 2 && msg->tensor.shape[0] == (uint64_t)session->last_tokens;
+                    msg->step.position == (uint64_t)session->last_position && msg->tensor.rank == 2 &&
+                    msg->tensor.shape[0] == (uint64_t)session->last_tokens;
     bool in_work = session->job && msg->step.step == session->asked->step.step;
     if (in_work) return; /* asked twice while it is being computed: the one answer will do */
     if (repeated && !session->job) {

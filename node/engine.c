@@ -45,8 +45,10 @@ static void *run(void *arg) {
     sn_engine *e = arg;
     while (!atomic_load(&e->stop)) {
         int64_t now = sn_now_us(), wait = 0;
-        if (sn_scheduler_idle(e->scheduler)) wait = now + IDLE_US;
-        else if (sn_scheduler_waiting(e->scheduler)) wait = now + ROOM_POLL_US;
+        if (sn_scheduler_idle(e->scheduler))
+            wait = now + IDLE_US;
+        else if (sn_scheduler_waiting(e->scheduler))
+            wait = now + ROOM_POLL_US;
         for (sn_job *job = sn_queue_pop(e->inbox, wait); job; job = sn_queue_pop(e->inbox, 0))
             sn_scheduler_add(e->scheduler, job);
         if (sn_scheduler_idle(e->scheduler)) continue;
@@ -71,8 +73,10 @@ sn_status sn_engine_new(sn_span *span, sn_kv_pool *pool, size_t jobs_max, void (
     if (!status) status = sn_queue_new(jobs_max, &e->inbox, err);
     if (!status) status = sn_queue_new(jobs_max, &e->outbox, err);
     if (!status && pthread_create(&e->thread, NULL, run, e)) status = sn_fail(err, SN_STOP, "no thread is to be had");
-    if (status) sn_engine_free(&e);
-    else e->started = true;
+    if (status)
+        sn_engine_free(&e);
+    else
+        e->started = true;
     *out = e;
     return status;
 }

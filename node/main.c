@@ -30,18 +30,20 @@ static struct {
            .room_timeout_s = 20};
 
 static const sn_option serving[] = {
-    {"model", "PATH", "a GGUF file, or a folder as Hugging Face lays it out", SN_OPTION_STRING, &given.model, 0, 0, true},
-    {"blocks", "A:B", "the blocks to serve, end exclusive, as in 10:20; or all", SN_OPTION_BLOCKS, &given.blocks, 0, 0, true},
+    {"model", "PATH", "a GGUF file, or a folder as Hugging Face lays it out", SN_OPTION_STRING, &given.model, 0, 0,
+     true},
+    {"blocks", "A:B", "the blocks to serve, end exclusive, as in 10:20; or all", SN_OPTION_BLOCKS, &given.blocks, 0, 0,
+     true},
     {"device", "NAME", "what to compute on: cpu", SN_OPTION_STRING, &given.device, 0, 0, false},
     {"threads", "N", "worker threads; 0: as many as cores", SN_OPTION_INT, &given.threads, 0, 1024, false},
     {"kv-memory", "SIZE", "memory for the past of all sessions", SN_OPTION_SIZE, &given.kv_memory, 0, 0, false},
     {"max-sessions", "N", "sessions served at once", SN_OPTION_INT, &given.sessions_max, 1, 100000, false},
     {"session-timeout", "SECONDS", "a session whose client is silent for so long is closed", SN_OPTION_INT,
      &given.session_timeout_s, 1, 1000000, false},
-    {"room-timeout", "SECONDS", "how long a step may wait for room in the cache", SN_OPTION_INT, &given.room_timeout_s, 0,
-     100000, false},
-    {"isa", "NAME", "instruction set of the CPU kernels: c, avx2 or avx512; by itself the best there is", SN_OPTION_STRING,
-     &given.isa, 0, 0, false},
+    {"room-timeout", "SECONDS", "how long a step may wait for room in the cache", SN_OPTION_INT, &given.room_timeout_s,
+     0, 100000, false},
+    {"isa", "NAME", "instruction set of the CPU kernels: c, avx2 or avx512; by itself the best there is",
+     SN_OPTION_STRING, &given.isa, 0, 0, false},
 };
 
 static const sn_option network[] = {
@@ -51,8 +53,8 @@ static const sn_option network[] = {
      &given.public_address, 0, 0, false},
     {"join", "ADDRESS", "any node of the swarm, tcp://HOST:PORT, with #KEY to pin its key; may be repeated",
      SN_OPTION_STRINGS, &given.join, 0, 0, false},
-    {"identity", "FILE", "keys made by `swarm keygen`; by itself fresh ones each time", SN_OPTION_STRING, &given.identity,
-     0, 0, false},
+    {"identity", "FILE", "keys made by `swarm keygen`; by itself fresh ones each time", SN_OPTION_STRING,
+     &given.identity, 0, 0, false},
     {"name", "TEXT", "what people call this node", SN_OPTION_STRING, &given.name, 0, 0, false},
 };
 
@@ -70,12 +72,14 @@ static const sn_option_group groups[] = {
 static const sn_command command = {
     .program = "swarm-node",
     .synopsis = "--model PATH --blocks A:B [options]",
-    .about = "Serves a span of a language model's blocks to the swarm. Prints one line on stdout when it is ready; SIGTERM or "
+    .about = "Serves a span of a language model's blocks to the swarm. Prints one line on stdout when it is ready; "
+             "SIGTERM or "
              "SIGINT makes it refuse new work, finish the steps in hand and leave within 5 seconds.",
     .groups = groups,
     .n_groups = sizeof groups / sizeof *groups,
-    .epilogue = "Exit codes: 0 stopped by a signal, 1 the network failed, 2 an option or file is wrong, 3 out of memory or "
-                "device lost.",
+    .epilogue =
+        "Exit codes: 0 stopped by a signal, 1 the network failed, 2 an option or file is wrong, 3 out of memory or "
+        "device lost.",
 };
 
 static _Atomic(sn_node *) running; /* NULL while the span is being loaded */
@@ -105,8 +109,8 @@ static void print_ready(const sn_node *node) {
     const sn_hparams *hp = sn_node_hparams(node);
     printf("ready: address=%s node=%s key=%s model=\"%s\" blocks=%d:%d/%d weights=%s cache=%s (%zu tokens)\n",
            sn_node_address(node), sn_hex(sn_node_id(node), SN_KEY_SIZE, id),
-           sn_hex(sn_node_curve_key(node), SN_KEY_SIZE, key), hp->name, given.blocks.first, given.blocks.end, hp->n_blocks,
-           sn_format_size(sn_node_weight_bytes(node), weights), sn_format_size(given.kv_memory, cache),
+           sn_hex(sn_node_curve_key(node), SN_KEY_SIZE, key), hp->name, given.blocks.first, given.blocks.end,
+           hp->n_blocks, sn_format_size(sn_node_weight_bytes(node), weights), sn_format_size(given.kv_memory, cache),
            sn_node_kv_tokens(node));
     fflush(stdout);
 }
@@ -171,10 +175,16 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
 
     sn_status status = sn_options_parse(&command, argc, argv, &options, &err);
-    if (!status && options.help) sn_options_help(&command, stdout);
-    else if (!status && options.version) printf("swarm-node %s\n", SN_VERSION);
-    else if (!status) status = run(&err);
+    if (!status && options.help)
+        sn_options_help(&command, stdout);
+    else if (!status && options.version)
+        printf("swarm-node %s\n", SN_VERSION);
+    else if (!status)
+        status = run(&err);
     if (status) fprintf(stderr, "swarm-node: %s\n", err.text);
     sn_options_fini(&command, &options);
-    return status == SN_OK ? EXIT_OK : status == SN_REFUSED ? EXIT_USAGE : status == SN_STOP ? EXIT_RESOURCES : EXIT_NETWORK;
+    return status == SN_OK        ? EXIT_OK
+           : status == SN_REFUSED ? EXIT_USAGE
+           : status == SN_STOP    ? EXIT_RESOURCES
+                                  : EXIT_NETWORK;
 }

@@ -157,7 +157,8 @@ sn_status sn_node_run(sn_node *node, sn_err *err) {
     if (status) return status;
     sn_core_drain(node->core, sn_unix_ms());
     int64_t until = sn_now_us() + DRAIN_US;
-    while (!status && sn_core_busy(node->core) && sn_now_us() < until) status = serve(node, sn_now_us() + FLUSH_US, err);
+    while (!status && sn_core_busy(node->core) && sn_now_us() < until)
+        status = serve(node, sn_now_us() + FLUSH_US, err);
     return status;
 }
 

@@ -146,8 +146,8 @@ static void form_pass(sn_scheduler *s, int64_t now_us) {
 
 static void run_pass(sn_scheduler *s) {
     sn_err err;
-    sn_status status = sn_span_forward(s->span, s->chosen[0]->first, s->chosen[0]->end, s->n_chosen, s->parts,
-                                       &s->guard_bytes, &err);
+    sn_status status =
+        sn_span_forward(s->span, s->chosen[0]->first, s->chosen[0]->end, s->n_chosen, s->parts, &s->guard_bytes, &err);
     int64_t now = sn_now_us();
     s->passes++;
     for (int i = 0; i < s->n_chosen; i++) {

@@ -12,7 +12,8 @@ struct sn_shared {
 
 sn_status sn_shared_new(size_t bytes, sn_shared **out, sn_err *err) {
     size_t size;
-    if (!sn_add(bytes, sizeof(sn_shared) + 63, &size)) return sn_fail(err, SN_STOP, "%zu bytes cannot be addressed", bytes);
+    if (!sn_add(bytes, sizeof(sn_shared) + 63, &size))
+        return sn_fail(err, SN_STOP, "%zu bytes cannot be addressed", bytes);
     sn_shared *shared = aligned_alloc(64, size / 64 * 64);
     if (!shared) return sn_fail(err, SN_STOP, "out of memory: %zu bytes are not to be had", bytes);
     atomic_init(&shared->users, 1);

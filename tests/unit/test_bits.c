@@ -58,10 +58,10 @@ static void export_past(sn_span *span, sn_kv *kv, outcome *o, size_t per_block) 
                           &err));
 }
 
-static outcome compute(const char *path, how how) {
+static outcome compute(const char *path, how way) {
     sn_model *model = NULL;
     sn_device *device = NULL;
-    sn_device_options options = {how.threads, how.isa};
+    sn_device_options options = {way.threads, way.isa};
     NEED(sn_model_open(path, &model, &err));
     NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &device, &err));
     const sn_hparams *hp = sn_model_hparams(model);
@@ -70,16 +70,16 @@ static outcome compute(const char *path, how how) {
     o.hidden = make_inputs(hp->n_embd);
     o.k = calloc(o.n_kv, sizeof(float));
     o.v = calloc(o.n_kv, sizeof(float));
-    for (int c = 0; c < how.cuts; c++) { /* each span's outputs are the next one's inputs, in place */
+    for (int c = 0; c < way.cuts; c++) { /* each span's outputs are the next one's inputs, in place */
         sn_span *span = NULL;
         sn_kv_pool *pool = NULL;
         sn_kv *kv = NULL;
-        NEED(sn_span_load(model, device, hp->n_blocks * c / how.cuts, hp->n_blocks * (c + 1) / how.cuts, NULL, NULL, &span,
+        NEED(sn_span_load(model, device, hp->n_blocks * c / way.cuts, hp->n_blocks * (c + 1) / way.cuts, NULL, NULL, &span,
                           &err));
         NEED(sn_span_kv_pool(span, 16u << 20, &pool, &err));
         NEED(sn_kv_new(pool, &kv, &err));
         for (int at = 0, n; at < TOKENS; at += n) {
-            n = how.chunk && how.chunk < TOKENS - at ? how.chunk : TOKENS - at;
+            n = way.chunk && way.chunk < TOKENS - at ? way.chunk : TOKENS - at;
             float *rows = o.hidden + (size_t)at * row;
             forward(span, kv, n, hp->n_embd, rows, rows);
         }

@@ -1,0 +1,168 @@
+#include "model/chat.h"
+
+#include <string.h>
+
+typedef struct writer {
+    const sn_chat *chat;
+    const sn_chat_turn *turns;
+    size_t n;
+    sn_buf *out;
+    sn_err *err;
+} writer;
+
+static sn_status put(writer *w, const char *text) { return sn_buf_append(w->out, text, strlen(text), w->err); }
+
+/* Two to four texts in a row; NULL ends it. */
+static sn_status put_all(writer *w, const char *const texts[4]) {
+    sn_status status = SN_OK;
+    for (int i = 0; !status && i < 4 && texts[i]; i++) status = put(w, texts[i]);
+    return status;
+}
+
+/* As Jinja's trim: Python's idea of white space, of which only ASCII's is looked at. */
+static sn_status put_trimmed(writer *w, const char *text) {
+    static const char *const space = " \t\n\v\f\r";
+    text += strspn(text, space);
+    size_t len = strlen(text);
+    while (len && strchr(space, text[len - 1])) len--;
+    return sn_buf_append(w->out, text, len, w->err);
+}
+
+static bool is(const sn_chat_turn *turn, const char *role) { return !strcmp(turn->role, role); }
+
+static bool starts_with_system(const writer *w) { return w->n && is(&w->turns[0], "system"); }
+
+/* ---- ChatML ---- */
+
+/* Qwen3: an answer given before the last question is shown without its thoughts, the last turn always with them. */
+static sn_status put_without_thoughts(writer *w, const char *text, bool is_last) {
+    const char *answer = text, *end = strstr(text, "</think>");
+    const char *thoughts = text, *thoughts_end = end ? end : text;
+    for (const char *at = text; (at = strstr(at, "</think>"));) answer = at += 8;
+    if (!end && !is_last) return put(w, text);
+    answer += strspn(answer, "\n");
+    if (!is_last) return put(w, answer);
+    for (const char *at = thoughts; (at = strstr(at, "<think>")) && at < thoughts_end;) thoughts = at += 7;
+    while (thoughts < thoughts_end && *thoughts == '\n') thoughts++;
+    while (thoughts < thoughts_end && thoughts_end[-1] == '\n') thoughts_end--;
+    sn_status status = put(w, "<think>\n");
+    if (!status) status = sn_buf_append(w->out, thoughts, (size_t)(thoughts_end - thoughts), w->err);
+    return status ? status : put_all(w, (const char *const[4]){"\n</think>\n\n", answer});
+}
+
+static sn_status put_chatml_turn(writer *w, size_t i, size_t last_question) {
+    const sn_chat_turn *turn = &w->turns[i];
+    sn_status status = put_all(w, (const char *const[4]){"<|im_start|>", turn->role, "\n"});
+    if (status) return status;
+    if (w->chat->drops_thoughts && is(turn, "assistant"))
+        status = put_without_thoughts(w, turn->text, i > last_question && i + 1 == w->n);
+    else
+        status = put(w, turn->text);
+    return status ? status : put(w, "<|im_end|>\n");
+}
+
+static sn_status render_chatml(writer *w, bool first, bool open_answer) {
+    sn_status status = SN_OK;
+    if (!first) status = put(w, "\n"); /* belongs to the answer before */
+    else if (w->chat->default_system && !starts_with_system(w))
+        status = put_all(w, (const char *const[4]){"<|im_start|>system\n", w->chat->default_system, "<|im_end|>\n"});
+    size_t last_question = w->n - 1;
+    while (last_question > 0 && !is(&w->turns[last_question], "user")) last_question--;
+    for (size_t i = 0; !status && i < w->n; i++) status = put_chatml_turn(w, i, last_question);
+    return status || !open_answer ? status : put(w, "<|im_start|>assistant\n");
+}
+
+/* ---- Llama 3 ---- */
+
+static sn_status put_llama3_turn(writer *w, const char *role, const char *head, const char *text) {
+    sn_status status = put_all(w, (const char *const[4]){"<|start_header_id|>", role, "<|end_header_id|>\n\n", head});
+    if (!status) status = w->chat->trims ? put_trimmed(w, text) : put(w, text);
+    return status ? status : put(w, "<|eot_id|>");
+}
+
+static sn_status render_llama3(writer *w, bool first, bool open_answer) {
+    const char *head = w->chat->system_head;
+    sn_status status = SN_OK;
+    size_t i = 0;
+    if (first && head) {
+        bool given = starts_with_system(w);
+        status = put_llama3_turn(w, "system", head, given ? w->turns[0].text : "");
+        i = given ? 1 : 0;
+    }
+    for (; !status && i < w->n; i++) status = put_llama3_turn(w, w->turns[i].role, "", w->turns[i].text);
+    if (status || !open_answer) return status;
+    return put(w, "<|start_header_id|>assistant<|end_header_id|>\n\n");
+}
+
+/* ---- Mistral ---- */
+
+static sn_status put_mistral_question(writer *w, const char *text, const char *system) {
+    sn_status status = put_all(w, (const char *const[4]){w->chat->space_before_open ? " " : "", "[INST]",
+                                                          w->chat->space_behind_open ? " " : ""});
+    if (!status && system) status = put_all(w, (const char *const[4]){system, "\n\n"});
+    return status ? status
+                  : put_all(w, (const char *const[4]){text, w->chat->space_before_close ? " " : "", "[/INST]"});
+}
+
+static sn_status put_mistral_answer(writer *w, const char *text) {
+    sn_status status = put(w, w->chat->space_before_answer ? " " : "");
+    if (!status) status = w->chat->trims_answers ? put_trimmed(w, text) : put(w, text);
+    return status ? status : put_all(w, (const char *const[4]){w->chat->eos, w->chat->space_behind_eos ? " " : ""});
+}
+
+static sn_status check_mistral(const writer *w, bool first) {
+    bool system = starts_with_system(w);
+    if (system && !first)
+        return sn_fail(w->err, SN_REFUSED, "this model takes a system turn only at the beginning of a conversation");
+    if (system && w->chat->system == SN_CHAT_SYSTEM_NONE)
+        return sn_fail(w->err, SN_REFUSED, "this model's chat template takes no system turn");
+    if (!system && first && w->chat->needs_system)
+        return sn_fail(w->err, SN_REFUSED, "this model's chat template needs a system turn: give one");
+    for (size_t i = system, k = 0; i < w->n; i++, k++)
+        if (!is(&w->turns[i], k % 2 ? "assistant" : "user"))
+            return sn_fail(w->err, SN_REFUSED, "this model's chat template takes user and assistant turns in alternation");
+    return SN_OK;
+}
+
+static sn_status render_mistral(writer *w, bool first) {
+    sn_status status = check_mistral(w, first);
+    if (!status && !first && w->chat->space_behind_eos) status = put(w, " "); /* belongs to the answer before */
+    const char *system = starts_with_system(w) ? w->turns[0].text : NULL;
+    size_t begin = system ? 1 : 0;
+    if (!status && system && w->chat->system == SN_CHAT_SYSTEM_TURN)
+        status = put_all(w, (const char *const[4]){"[SYSTEM_PROMPT]", system, "[/SYSTEM_PROMPT]"});
+    for (size_t i = begin; !status && i < w->n; i++) {
+        bool here = (w->chat->system == SN_CHAT_SYSTEM_FIRST && i == begin) ||
+                    (w->chat->system == SN_CHAT_SYSTEM_LAST && i + 1 == w->n);
+        if (is(&w->turns[i], "user")) status = put_mistral_question(w, w->turns[i].text, here ? system : NULL);
+        else status = put_mistral_answer(w, w->turns[i].text);
+    }
+    return status;
+}
+
+static sn_status check_turns(const sn_chat_turn *turns, size_t n, sn_err *err) {
+    if (n == 0 || n > SN_CHAT_TURNS_MAX)
+        return sn_fail(err, SN_REFUSED, "a conversation has 1 to %d turns, this one %zu", SN_CHAT_TURNS_MAX, n);
+    for (size_t i = 0; i < n; i++)
+        if (!is(&turns[i], "system") && !is(&turns[i], "user") && !is(&turns[i], "assistant"))
+            return sn_fail(err, SN_REFUSED, "'%.60s' is no role in a conversation: use system, user or assistant",
+                           turns[i].role);
+    return SN_OK;
+}
+
+sn_status sn_chat_render(const sn_chat *chat, const sn_chat_turn *turns, size_t n_turns, bool first, bool open_answer,
+                         sn_buf *out, sn_err *err) {
+    writer w = {.chat = chat, .turns = turns, .n = n_turns, .out = out, .err = err};
+    sn_status status = check_turns(turns, n_turns, err);
+    if (!status && first) status = put(&w, chat->bos);
+    if (status) return status;
+    switch (chat->family) {
+    case SN_CHAT_CHATML: return render_chatml(&w, first, open_answer);
+    case SN_CHAT_LLAMA3: return render_llama3(&w, first, open_answer);
+    case SN_CHAT_MISTRAL: return render_mistral(&w, first);
+    case SN_CHAT_UNKNOWN:
+        return sn_fail(err, SN_REFUSED,
+                       "the model's chat template is none of ChatML, Llama 3 and Mistral: write the prompt out yourself");
+    default: return sn_fail(err, SN_REFUSED, "the model has no chat template: it was not made for conversations");
+    }
+}

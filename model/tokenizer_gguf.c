@@ -1,0 +1,108 @@
+/* tokenizer.ggml.* of a GGUF file. */
+#include "model/tokenizer_parts.h"
+
+#include <string.h>
+
+/* tokenizer.ggml.token_type */
+enum { TYPE_NORMAL = 1, TYPE_UNKNOWN = 2, TYPE_CONTROL = 3, TYPE_USER_DEFINED = 4, TYPE_UNUSED = 5 };
+
+static bool equals(sn_gguf_str s, const char *word) { return s.len == strlen(word) && !memcmp(s.data, word, s.len); }
+
+static sn_status read_kind(const sn_gguf *gguf, sn_tokenizer *t, sn_err *err) {
+    sn_gguf_str model, pre = {0};
+    bool space_in_front = false;
+    sn_status status = sn_gguf_string(gguf, "tokenizer.ggml.model", true, &model, err);
+    if (!status) status = sn_gguf_string(gguf, "tokenizer.ggml.pre", false, &pre, err);
+    if (!status) status = sn_gguf_bool(gguf, "tokenizer.ggml.add_space_prefix", false, &space_in_front, err);
+    if (status) return status;
+    if (!equals(model, "gpt2"))
+        return sn_fail(err, SN_REFUSED, "the tokenizer is of the kind '%.*s'; only byte-level BPE ('gpt2') is supported",
+                       (int)sn_min_size(model.len, 60), model.data);
+    if (space_in_front)
+        return sn_fail(err, SN_REFUSED, "the tokenizer puts a space before the text, which is not supported");
+    if (!pre.len || equals(pre, "default"))
+        return sn_fail(err, SN_REFUSED,
+                       "the file does not say how its tokenizer cuts text (tokenizer.ggml.pre): convert the model again "
+                       "with a present converter");
+    char name[64] = "";
+    memcpy(name, pre.data, sn_min_size(pre.len, sizeof name - 1));
+    return sn_pretokenizer_add_named(t->pretokenizer, name, &t->whole_words, &t->add_bos, err);
+}
+
+static sn_status read_token(sn_tokenizer *t, int32_t id, sn_gguf_str text, int32_t type, sn_err *err) {
+    sn_added_token added = {.text = (char *)text.data, .len = text.len, .id = id, .special = type != TYPE_USER_DEFINED};
+    switch (type) {
+    case TYPE_NORMAL: return sn_vocab_set(&t->vocab, id, text.data, text.len, SN_TOKEN_NORMAL, err);
+    case TYPE_UNKNOWN:
+    case TYPE_CONTROL:
+    case TYPE_USER_DEFINED: return sn_tokenizer_put_added(t, 0, &added, err);
+    case TYPE_UNUSED: return SN_OK; /* a row of the embedding that stands for nothing */
+    default: return sn_fail(err, SN_REFUSED, "token %d is of type %d, which byte-level BPE does not have", id, type);
+    }
+}
+
+static sn_status read_tokens(const sn_gguf *gguf, sn_tokenizer *t, sn_err *err) {
+    const sn_gguf_value *tokens = NULL, *types = NULL, *merges = NULL;
+    sn_status status = sn_gguf_array(gguf, "tokenizer.ggml.tokens", SN_GGUF_STRING, true, &tokens, err);
+    if (!status) status = sn_gguf_array(gguf, "tokenizer.ggml.token_type", SN_GGUF_I32, true, &types, err);
+    if (!status) status = sn_gguf_array(gguf, "tokenizer.ggml.merges", SN_GGUF_STRING, true, &merges, err);
+    if (status) return status;
+    if (types->n != tokens->n)
+        return sn_fail(err, SN_REFUSED, "the file has %zu tokens and %zu token types", tokens->n, types->n);
+    status = sn_vocab_init(&t->vocab, tokens->n, err);
+    for (size_t i = 0; !status && i < tokens->n; i++)
+        status = read_token(t, (int32_t)i, sn_gguf_string_at(tokens, i), sn_gguf_i32_at(types, i), err);
+    if (!status) status = sn_vocab_index(&t->vocab, merges->n, err);
+    for (size_t i = 0; !status && i < merges->n; i++) {
+        sn_gguf_str line = sn_gguf_string_at(merges, i);
+        status = sn_vocab_merge_line(&t->vocab, i, line.data, line.len, err);
+    }
+    return status;
+}
+
+static sn_status read_id(const sn_gguf *gguf, const char *key, const sn_tokenizer *t, int32_t *id, sn_err *err) {
+    uint32_t value = UINT32_MAX;
+    *id = -1;
+    sn_status status = sn_gguf_u32(gguf, key, false, &value, err);
+    if (status || value == UINT32_MAX) return status;
+    if (value >= t->vocab.n)
+        return sn_fail(err, SN_REFUSED, "%s is %u, outside the vocabulary of %zu tokens", key, value, t->vocab.n);
+    *id = (int32_t)value;
+    return SN_OK;
+}
+
+static void copy_text(const sn_tokenizer *t, int32_t id, char out[SN_CHAT_TOKEN_MAX]) {
+    size_t len;
+    const uint8_t *bytes = sn_vocab_bytes(&t->vocab, id, &len);
+    if (len && len < SN_CHAT_TOKEN_MAX) memcpy(out, bytes, len);
+}
+
+static sn_status read_ends_and_chat(const sn_gguf *gguf, sn_tokenizer *t, sn_err *err) {
+    int32_t eos = -1, eot = -1, eom = -1;
+    sn_gguf_str text = {0};
+    sn_status status = read_id(gguf, "tokenizer.ggml.bos_token_id", t, &t->bos, err);
+    if (!status) status = read_id(gguf, "tokenizer.ggml.eos_token_id", t, &eos, err);
+    if (!status) status = read_id(gguf, "tokenizer.ggml.eot_token_id", t, &eot, err);
+    if (!status) status = read_id(gguf, "tokenizer.ggml.eom_token_id", t, &eom, err);
+    if (!status) status = sn_gguf_bool(gguf, "tokenizer.ggml.add_bos_token", false, &t->add_bos, err);
+    if (!status) status = sn_gguf_string(gguf, "tokenizer.chat_template", false, &text, err);
+    if (status) return status;
+    sn_tokenizer_put_end(t, eos);
+    sn_tokenizer_put_end(t, eot);
+    sn_tokenizer_put_end(t, eom);
+    char bos_text[SN_CHAT_TOKEN_MAX] = "", eos_text[SN_CHAT_TOKEN_MAX] = "";
+    copy_text(t, t->bos, bos_text);
+    copy_text(t, eos, eos_text);
+    return sn_chat_read(&t->chat, text.data, text.len, bos_text, eos_text, err);
+}
+
+sn_status sn_tokenizer_from_gguf(const sn_gguf *gguf, sn_tokenizer **out, sn_err *err) {
+    sn_status status = sn_tokenizer_new(out, err);
+    if (status) return status;
+    status = read_kind(gguf, *out, err);
+    if (!status) status = read_tokens(gguf, *out, err);
+    if (!status) status = read_ends_and_chat(gguf, *out, err);
+    if (!status) status = sn_tokenizer_finish(*out, err);
+    if (status) sn_tokenizer_close(out);
+    return status;
+}

@@ -33,11 +33,13 @@ int sn_cmd_inspect(int argc, char **argv);
 int sn_cmd_status(int argc, char **argv);
 int sn_cmd_keygen(int argc, char **argv);
 
-/* Parses a command's options; if they ask for help or the version, or are wrong, prints that, and *leave is true with
- * the exit code in *code. Sets up the log. Free with sn_options_fini. */
-void sn_cmd_begin(const sn_command *command, int argc, char **argv, sn_options *options, bool *leave, int *code);
-/* Prints the error of a command that failed, on stderr; returns the exit code. */
-int sn_cmd_end(const sn_command *command, sn_status status, const sn_err *err);
+/* What a command does once its options are read. *code is what it exits with after SN_OK, SN_EXIT_OK unless it says
+ * else. */
+typedef sn_status (*sn_cmd_body)(const sn_options *options, int *code, sn_err *err);
+
+/* A command from beginning to end: reads the options, shows help, version or what is wrong with them, sets up the log,
+ * runs the body, prints its error on stderr, and gives the exit code. */
+int sn_cmd_run(const sn_command *command, int argc, char **argv, sn_cmd_body body);
 
 /* -- options ---------------------------------------------------------------------------------------------------------
  */
@@ -99,6 +101,7 @@ sn_status sn_read_input(const char *path, size_t limit, sn_buf *out, sn_err *err
 sn_status sn_read_ids(const char *path, sn_ids *out, sn_err *err) SN_MUST_USE;
 json_t *sn_json_ids(const int32_t *ids,
                     size_t n); /* NULL when memory is out, which the json_*_set_new functions take */
+json_t *sn_json_text(const sn_buf *text);
 /* Prints one object and a newline on stdout, and frees it. */
 sn_status sn_print_json(json_t *object, sn_err *err) SN_MUST_USE;
 /* Pushes out what stdout holds; SN_REFUSED when nobody takes it (a closed pipe, a full disk). */

@@ -73,6 +73,8 @@ json_t *sn_json_ids(const int32_t *ids, size_t n) {
     return array;
 }
 
+json_t *sn_json_text(const sn_buf *text) { return json_stringn(text->data ? (const char *)text->data : "", text->len); }
+
 sn_status sn_flush_stdout(sn_err *err) {
     if (!fflush(stdout) && !ferror(stdout)) return SN_OK;
     return sn_fail(err, SN_REFUSED, "standard output takes no more: %s", strerror(errno));

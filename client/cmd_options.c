@@ -90,29 +90,32 @@ static sn_status set_log(sn_err *err) {
     return status ? sn_err_context(err, "--log-level") : SN_OK;
 }
 
-void sn_cmd_begin(const sn_command *command, int argc, char **argv, sn_options *options, bool *leave, int *code) {
-    sn_err err = {0};
-    *code = SN_EXIT_OK;
-    sn_status status = sn_options_parse(command, argc, argv, options, &err);
-    *leave = status || options->help || options->version;
-    if (!status && options->help)
-        sn_options_help(command, stdout);
-    else if (!status && options->version)
-        printf("swarm %s\n", SN_VERSION);
-    else if (!status)
-        status = set_log(&err);
-    if (!status) return;
-    *leave = true;
-    *code = sn_cmd_end(command, status, &err);
-}
-
-int sn_cmd_end(const sn_command *command, sn_status status, const sn_err *err) {
+static int fail(const sn_command *command, sn_status status, const sn_err *err) {
     static const int codes[] = {[SN_OK] = SN_EXIT_OK,
                                 [SN_RETRY] = SN_EXIT_NETWORK,
                                 [SN_REBUILD] = SN_EXIT_NETWORK,
                                 [SN_REFUSED] = SN_EXIT_USAGE,
                                 [SN_STOP] = SN_EXIT_RESOURCES};
-    if (status && sn_interrupted) return SN_EXIT_INTERRUPTED; /* what failed did so because it was broken off */
-    if (status) fprintf(stderr, "%s: %s.\n", command->program, err->text);
+    if (sn_interrupted) return SN_EXIT_INTERRUPTED; /* what failed did so because it was broken off */
+    fprintf(stderr, "%s: %s.\n", command->program, err->text);
     return codes[status];
+}
+
+int sn_cmd_run(const sn_command *command, int argc, char **argv, sn_cmd_body body) {
+    sn_err err = {0};
+    sn_options options;
+    int code = SN_EXIT_OK;
+    sn_status status = sn_options_parse(command, argc, argv, &options, &err);
+    if (!status && options.help) {
+        sn_options_help(command, stdout);
+    } else if (!status && options.version) {
+        printf("swarm %s\n", SN_VERSION);
+    } else {
+        if (!status) status = set_log(&err);
+        if (!status) status = body(&options, &code, &err);
+    }
+    if (!status) status = sn_flush_stdout(&err);
+    if (status) code = fail(command, status, &err);
+    sn_options_fini(command, &options);
+    return code;
 }

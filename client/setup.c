@@ -44,10 +44,10 @@ sn_status sn_setup_context(const sn_setup *setup, int64_t asked, int64_t usual, 
     return SN_OK;
 }
 
-/* Pages for one timeline of max_tokens over the local blocks. */
-static size_t kv_needed(const sn_setup *setup, int n_blocks, int max_tokens) {
+/* Pages for one timeline of max_tokens over the local blocks; for as many timelines as there are hops over them. */
+static size_t kv_needed(const sn_setup *setup, int n_blocks, int max_tokens, bool every_block) {
     sn_kv_shape shape = {n_blocks, setup->hp->n_kv_heads, setup->hp->head_dim, SN_KV_PAGE_TOKENS};
-    size_t pages = (size_t)max_tokens / SN_KV_PAGE_TOKENS + 1;
+    size_t pages = ((size_t)max_tokens / SN_KV_PAGE_TOKENS + 1) * (every_block ? (size_t)n_blocks : 1);
     return pages * setup->device->ops->kv_page_bytes(setup->device, &shape);
 }
 
@@ -67,7 +67,7 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
             return sn_fail(err, SN_REFUSED, "--local %d:%d: this model has blocks 0:%d", options.local_first,
                            options.local_end, setup->hp->n_blocks);
         int n = options.local_end - options.local_first;
-        options.kv_memory = sn_given.kv_memory ? sn_given.kv_memory : kv_needed(setup, n, max_tokens);
+        options.kv_memory = sn_given.kv_memory ? sn_given.kv_memory : kv_needed(setup, n, max_tokens, every_block);
     }
     sn_status status = SN_OK;
     if (sn_given.join.n)

@@ -1,0 +1,210 @@
+/* swarm inspect: what is in a model file. */
+#include "client/cmd.h"
+
+#include "base/text.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct { bool hashes, tensors; } given;
+
+static const sn_option options_table[] = {
+    SN_OPT_FLAG("tensors", &given.tensors, "list every tensor: type, shape, bytes"),
+    SN_OPT_FLAG("hashes", &given.hashes, "the SHA-256 of each block's weights, which reads the whole file"),
+    SN_OPT_FLAG("json", &sn_given.json, "print all this as one JSON object"),
+};
+
+/* What a block, or the client's part, holds in the file. */
+static sn_status part_bytes(const sn_model *model, int first_role, int end_role, int block, size_t *bytes,
+                            sn_err *err) {
+    const void *seen = NULL; /* a tied output head is the embedding again */
+    *bytes = 0;
+    for (int role = first_role; role < end_role; role++) {
+        sn_model_tensor t;
+        sn_status status = sn_model_find(model, (sn_role)role, block, &t, err);
+        if (status) return status;
+        if (t.data && t.data != seen) *bytes += t.bytes;
+        if (role == SN_ROLE_TOKEN_EMBEDDING) seen = t.data;
+    }
+    return SN_OK;
+}
+
+/* One block: its size (0 when the file does not hold it) and, if asked for, its hash in hexadecimal. */
+static sn_status block_facts(const sn_model *model, int block, size_t *bytes, char hex[2 * SN_HASH_SIZE + 1],
+                             sn_err *err) {
+    sn_hash hash;
+    *bytes = 0;
+    *hex = 0;
+    if (!sn_model_has_block(model, block)) return SN_OK;
+    sn_status status = part_bytes(model, SN_ROLE_FIRST_OF_BLOCK, SN_ROLE_COUNT, block, bytes, err);
+    if (!status && given.hashes) status = sn_model_block_hash(model, block, &hash, err);
+    if (!status && given.hashes) sn_hex(hash.bytes, SN_HASH_SIZE, hex);
+    return status;
+}
+
+/* -- for people ------------------------------------------------------------------------------------------------------
+ */
+
+static void print_hparams(const sn_model *model, const sn_tokenizer *tokenizer, const char *no_tokenizer) {
+    const sn_hparams *hp = sn_model_hparams(model);
+    sn_hash id = sn_model_id(model);
+    char hex[2 * SN_HASH_SIZE + 1];
+    printf("name        %s\ncontainer   %s\nfamily      %s\nmodel id    %s\n", hp->name, sn_model_container(model),
+           hp->family, sn_hex(id.bytes, SN_HASH_SIZE, hex));
+    printf("blocks      %d\nwidth       %d, feed-forward %d\n", hp->n_blocks, hp->n_embd, hp->n_ff);
+    printf("attention   %d heads of %d over %d key/value heads%s%s\n", hp->n_heads, hp->head_dim, hp->n_kv_heads,
+           hp->qkv_bias ? ", biases" : "", hp->qk_norm ? ", q/k norms" : "");
+    if (hp->window) printf("window      %d tokens\n", hp->window);
+    printf("context     %d tokens\nvocabulary  %d, output head %s\n", hp->n_ctx, hp->n_vocab,
+           hp->tied_output ? "tied to the embedding" : "of its own");
+    printf("rope        %d dimensions, %s\nnorm        eps %g\n", hp->rope_dim,
+           hp->rope_style == SN_ROPE_PAIRS ? "neighbouring pairs" : "halves", (double)hp->norm_eps);
+    if (tokenizer)
+        printf("tokenizer   %d tokens\n", sn_tokenizer_n_vocab(tokenizer));
+    else
+        printf("tokenizer   none: %s\n", no_tokenizer);
+}
+
+static sn_status print_sizes(const sn_model *model, sn_err *err) {
+    char size[32], hex[2 * SN_HASH_SIZE + 1];
+    size_t bytes, all = 0;
+    int n = sn_model_hparams(model)->n_blocks, held = 0;
+    sn_status status = part_bytes(model, 0, SN_ROLE_FIRST_OF_BLOCK, 0, &bytes, err);
+    if (!status) printf("client's    %s: embeddings, output norm and head\n", sn_format_size(bytes, size));
+    for (int b = 0; b < n && !status; b++) {
+        status = block_facts(model, b, &bytes, hex, err);
+        if (status) break;
+        all += bytes;
+        held += bytes > 0;
+        if (given.hashes)
+            printf("block %-5d %s  %s\n", b, bytes ? hex : "not in this file", sn_format_size(bytes, size));
+    }
+    if (!status && held)
+        printf("blocks      %d of %d held, %s in all", held, n, sn_format_size(all, size)),
+            printf(", %s each on average\n", sn_format_size(all / (size_t)held, size));
+    else if (!status)
+        printf("blocks      none of the %d is in this file\n", n);
+    return status;
+}
+
+static void print_tensors(const sn_model *model) {
+    size_t n = sn_model_n_tensors(model);
+    char size[32], shape[48];
+    printf("tensors     %zu\n", n);
+    for (size_t i = 0; i < n && given.tensors; i++) {
+        const char *name;
+        sn_model_tensor t;
+        sn_model_tensor_at(model, i, &name, &t);
+        snprintf(shape, sizeof shape, "%zu x %zu", t.rows, t.cols);
+        printf("  %-6s %16s %10s  %s\n", sn_dtype_name(t.dtype), shape, sn_format_size(t.bytes, size), name);
+    }
+}
+
+/* -- for scripts -----------------------------------------------------------------------------------------------------
+ */
+
+static json_t *hparams_json(const sn_hparams *hp) {
+    json_t *o = json_object();
+    const struct {
+        const char *name;
+        int value;
+    } numbers[] = {{"n_blocks", hp->n_blocks},     {"n_embd", hp->n_embd},     {"n_heads", hp->n_heads},
+                   {"n_kv_heads", hp->n_kv_heads}, {"head_dim", hp->head_dim}, {"n_ff", hp->n_ff},
+                   {"n_vocab", hp->n_vocab},       {"n_ctx", hp->n_ctx},       {"window", hp->window},
+                   {"rope_dim", hp->rope_dim}};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        json_object_set_new(o, numbers[i].name, json_integer(numbers[i].value));
+    json_object_set_new(o, "norm_eps", json_real((double)hp->norm_eps));
+    json_object_set_new(o, "rope_style", json_string(hp->rope_style == SN_ROPE_PAIRS ? "pairs" : "halves"));
+    json_object_set_new(o, "qkv_bias", json_boolean(hp->qkv_bias));
+    json_object_set_new(o, "qk_norm", json_boolean(hp->qk_norm));
+    json_object_set_new(o, "tied_output", json_boolean(hp->tied_output));
+    return o;
+}
+
+static json_t *tensors_json(const sn_model *model) {
+    json_t *list = json_array();
+    for (size_t i = 0, n = sn_model_n_tensors(model); i < n; i++) {
+        const char *name;
+        sn_model_tensor t;
+        sn_model_tensor_at(model, i, &name, &t);
+        json_array_append_new(list,
+                              json_pack("{ss ss s[II] sI}", "name", name, "dtype", sn_dtype_name(t.dtype), "shape",
+                                        (json_int_t)t.rows, (json_int_t)t.cols, "bytes", (json_int_t)t.bytes));
+    }
+    return list;
+}
+
+static sn_status blocks_json(const sn_model *model, json_t *list, sn_err *err) {
+    char hex[2 * SN_HASH_SIZE + 1];
+    size_t bytes;
+    for (int b = 0; b < sn_model_hparams(model)->n_blocks; b++) {
+        sn_status status = block_facts(model, b, &bytes, hex, err);
+        if (status) return status;
+        json_t *o = json_pack("{si sI}", "block", b, "bytes", (json_int_t)bytes);
+        if (*hex) json_object_set_new(o, "hash", json_string(hex));
+        json_array_append_new(list, o);
+    }
+    return SN_OK;
+}
+
+static sn_status print_all_json(const sn_model *model, const sn_tokenizer *tokenizer, sn_err *err) {
+    const sn_hparams *hp = sn_model_hparams(model);
+    char hex[2 * SN_HASH_SIZE + 1];
+    sn_hash id = sn_model_id(model);
+    json_t *blocks = json_array();
+    sn_status status = blocks_json(model, blocks, err);
+    if (status) {
+        json_decref(blocks);
+        return status;
+    }
+    json_t *o =
+        json_pack("{ss ss ss ss so so}", "name", hp->name, "container", sn_model_container(model), "family", hp->family,
+                  "id", sn_hex(id.bytes, SN_HASH_SIZE, hex), "hparams", hparams_json(hp), "blocks", blocks);
+    json_object_set_new(o, "tokenizer_vocab", tokenizer ? json_integer(sn_tokenizer_n_vocab(tokenizer)) : json_null());
+    json_object_set_new(o, "n_tensors", json_integer((json_int_t)sn_model_n_tensors(model)));
+    if (given.tensors) json_object_set_new(o, "tensors", tensors_json(model));
+    return sn_print_json(o, err);
+}
+
+/* -- the command -----------------------------------------------------------------------------------------------------
+ */
+
+static sn_status body(const sn_options *options, int *code, sn_err *err) {
+    (void)code;
+    sn_err no_tokenizer = {0};
+    sn_model *model = NULL;
+    sn_tokenizer *tokenizer = NULL;
+    if (!options->words.n) return sn_fail(err, SN_REFUSED, "the model is missing: swarm inspect PATH");
+    const char *path = options->words.items[0];
+    sn_progress_shown *shown = sn_progress_begin(given.hashes ? "reading and hashing" : "reading");
+    sn_status status = sn_model_open(path, &model, err);
+    if (!status && sn_tokenizer_open(path, &tokenizer, &no_tokenizer)) tokenizer = NULL; /* reported, not fatal */
+    if (!status && sn_given.json) {
+        status = print_all_json(model, tokenizer, err);
+    } else if (!status) {
+        print_hparams(model, tokenizer, no_tokenizer.text);
+        status = print_sizes(model, err);
+        if (!status) print_tensors(model);
+    }
+    sn_progress_end(&shown);
+    sn_tokenizer_close(&tokenizer);
+    sn_model_close(&model);
+    return status;
+}
+
+int sn_cmd_inspect(int argc, char **argv) {
+    const sn_option_group groups[] = {{"Options:", options_table, sizeof options_table / sizeof *options_table},
+                                      sn_group_log};
+    const sn_command command = {
+        .program = "swarm inspect",
+        .synopsis = "PATH [options]",
+        .about = "Shows what a model file or folder holds: container, family, hyperparameters, sizes of its blocks, "
+                 "tokenizer. Reads headers only, unless --hashes is given.",
+        .groups = groups,
+        .n_groups = sizeof groups / sizeof *groups,
+        .max_words = 1,
+        .epilogue = SN_EXIT_CODES};
+    return sn_cmd_run(&command, argc, argv, body);
+}

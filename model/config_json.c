@@ -164,7 +164,8 @@ static sn_status read_rope(const json_t *config, sn_hparams *h, sn_rope_scaling 
         if (!status) status = read_number(rope, "rope_theta", false, &s->theta, err);
         if (!status) status = read_number(rope, "partial_rotary_factor", false, &rotated, err);
         if (!status) status = read_rope_kind(rope, s, err);
-        if (status) return sn_err_context(err, "'%s'", where);
+        if (status) sn_err_context(err, "'%s'", where);
+        if (status) return status;
     }
     if (!(rotated > 0 && rotated <= 1))
         return sn_fail(err, SN_REFUSED, "'partial_rotary_factor' is %g; it must lie from 0 to 1", rotated);
@@ -249,7 +250,7 @@ static sn_status read_sizes(const json_t *config, sn_hparams *h, sn_err *err) {
 }
 
 static sn_status read_config(const json_t *config, sn_hparams *h, const sn_family **family, sn_err *err) {
-    const char *type, *name = "";
+    const char *type = "", *name = "";
     bool bias = false;
     sn_rope_scaling scaling = {0};
     if (!json_is_object(config)) return sn_fail(err, SN_REFUSED, "it is no JSON object");

@@ -272,8 +272,9 @@ static sn_status read_tensor(cursor *c, sn_gguf_tensor *tensor, uint64_t *offset
     if (!status) status = read_type(c, tensor);
     if (!status) status = take_u64(c, "the directory of tensors", offset);
     if (status) return status;
-    if (sn_dtype_row_bytes(tensor->dtype, tensor->dims[0], &row_bytes, c->err))
-        return sn_err_context(c->err, "tensor '%s'", tensor->name);
+    status = sn_dtype_row_bytes(tensor->dtype, tensor->dims[0], &row_bytes, c->err);
+    if (status) sn_err_context(c->err, "tensor \'%s\'", tensor->name);
+    if (status) return status;
     tensor->bytes = row_bytes * (tensor->dims[1] * tensor->dims[2] * tensor->dims[3]); /* <= 8 * ELEMENTS_MAX */
     return SN_OK;
 }
@@ -368,7 +369,8 @@ sn_status sn_gguf_open_memory(const void *data, size_t len, const char *name, sn
     status = read_header(&c, g);
     if (status) {
         sn_gguf_close(&g);
-        return sn_err_context(err, "%s", name);
+        sn_err_context(err, "%s", name);
+        return status;
     }
     *out = g;
     return SN_OK;
@@ -478,7 +480,7 @@ static sn_status integer(const sn_gguf_value *value, int64_t low, int64_t high, 
 
 sn_status sn_gguf_u32(const sn_gguf *gguf, const char *key, bool required, uint32_t *out, sn_err *err) {
     const sn_gguf_value *value;
-    int64_t wide;
+    int64_t wide = 0;
     sn_status status = find_value(gguf, key, required, &value, err);
     if (status || !value) return status;
     status = integer(value, 0, UINT32_MAX, &wide, err);
@@ -488,7 +490,7 @@ sn_status sn_gguf_u32(const sn_gguf *gguf, const char *key, bool required, uint3
 
 sn_status sn_gguf_i32(const sn_gguf *gguf, const char *key, bool required, int32_t *out, sn_err *err) {
     const sn_gguf_value *value;
-    int64_t wide;
+    int64_t wide = 0;
     sn_status status = find_value(gguf, key, required, &value, err);
     if (status || !value) return status;
     status = integer(value, INT32_MIN, INT32_MAX, &wide, err);

@@ -216,7 +216,8 @@ static sn_status open_gguf(sn_model *m, const char *path, sn_err *err) {
     status = sn_config_from_gguf(m->gguf, &m->hparams, &m->family, err);
     if (!status) status = list_gguf(m, err);
     if (!status) status = bind_roles(m, err);
-    return status ? sn_err_context(err, "%s", path) : SN_OK;
+    if (status) sn_err_context(err, "%s", path);
+    return status;
 }
 
 static sn_status open_folder(sn_model *m, const char *folder, sn_err *err) {
@@ -229,14 +230,18 @@ static sn_status open_folder(sn_model *m, const char *folder, sn_err *err) {
     if (status) return status;
     status = sn_config_from_json((const char *)text.data, text.len, &m->hparams, &m->family, err);
     sn_buf_fini(&text);
-    if (status) return sn_err_context(err, "%s", path);
+    if (status) {
+        sn_err_context(err, "%s", path);
+        return status;
+    }
     m->container = SN_CONTAINER_SAFETENSORS;
     snprintf(m->container_name, sizeof m->container_name, "safetensors");
     status = sn_safetensors_open_folder(folder, &m->safetensors, err);
     if (status) return status;
     status = list_safetensors(m, err);
     if (!status) status = bind_roles(m, err);
-    return status ? sn_err_context(err, "%s", folder) : SN_OK;
+    if (status) sn_err_context(err, "%s", folder);
+    return status;
 }
 
 static sn_status open_path(sn_model *m, const char *path, sn_err *err) {

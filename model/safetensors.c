@@ -230,7 +230,8 @@ sn_status sn_safetensors_open_memory(const void *data, size_t len, const char *n
     if (!status) status = sort_names(s, err);
     if (status) {
         sn_safetensors_close(&s);
-        return sn_err_context(err, "%s", name);
+        sn_err_context(err, "%s", name);
+        return status;
     }
     *out = s;
     return SN_OK;
@@ -244,7 +245,8 @@ static sn_status add_file(sn_safetensors *s, const char *path, sn_err *err) {
     if (status) return status;
     s->n_maps++;
     status = read_file_bytes(s, map->data, map->len, err);
-    return status ? sn_err_context(err, "%s", path) : SN_OK;
+    if (status) sn_err_context(err, "%s", path);
+    return status;
 }
 
 sn_status sn_safetensors_open(const char *path, sn_safetensors **out, sn_err *err) {
@@ -317,7 +319,8 @@ static sn_status read_index(sn_safetensors *s, const char *folder, const char *i
     json_decref(index);
     json_decref(seen);
     sn_buf_fini(&text);
-    return status ? sn_err_context(err, "%s", index_path) : SN_OK;
+    if (status) sn_err_context(err, "%s", index_path);
+    return status;
 }
 
 sn_status sn_safetensors_open_folder(const char *folder, sn_safetensors **out, sn_err *err) {

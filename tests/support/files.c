@@ -1,0 +1,119 @@
+#include "tests/support/files.h"
+
+#include "base/text.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static void need(int condition, const char *what) {
+    if (condition) return;
+    fprintf(stderr, "test support: %s failed\n", what);
+    abort();
+}
+
+void put(sn_buf *buf, const void *data, size_t len) {
+    if (!buf->cap) sn_buf_init(buf, 64 << 20);
+    need(sn_buf_append(buf, data, len, NULL) == SN_OK, "appending");
+}
+
+void put_u32(sn_buf *buf, uint32_t value) { put(buf, &value, sizeof value); }
+void put_u64(sn_buf *buf, uint64_t value) { put(buf, &value, sizeof value); }
+void put_f32(sn_buf *buf, float value) { put(buf, &value, sizeof value); }
+void put_text(sn_buf *buf, const char *text) { put(buf, text, strlen(text)); }
+
+void put_zeros(sn_buf *buf, size_t len) {
+    for (; len; len--) put(buf, "", 1);
+}
+
+void pad_to(sn_buf *buf, size_t multiple) { put_zeros(buf, sn_round_up(buf->len, multiple) - buf->len); }
+
+void put_gguf_string(sn_buf *buf, const char *text) {
+    put_u64(buf, strlen(text));
+    put_text(buf, text);
+}
+
+void put_gguf_header(sn_buf *buf, uint32_t version, uint64_t n_tensors, uint64_t n_values) {
+    put_text(buf, "GGUF");
+    put_u32(buf, version);
+    put_u64(buf, n_tensors);
+    put_u64(buf, n_values);
+}
+
+void put_gguf_key(sn_buf *buf, const char *key, uint32_t type) {
+    put_gguf_string(buf, key);
+    put_u32(buf, type);
+}
+
+void put_gguf_u32(sn_buf *buf, const char *key, uint32_t value) {
+    put_gguf_key(buf, key, 4);
+    put_u32(buf, value);
+}
+
+void put_gguf_f32(sn_buf *buf, const char *key, float value) {
+    put_gguf_key(buf, key, 6);
+    put_f32(buf, value);
+}
+
+void put_gguf_text(sn_buf *buf, const char *key, const char *value) {
+    put_gguf_key(buf, key, 8);
+    put_gguf_string(buf, value);
+}
+
+void put_gguf_tensor(sn_buf *buf, const char *name, uint64_t cols, uint64_t rows, uint32_t type, uint64_t offset) {
+    put_gguf_string(buf, name);
+    put_u32(buf, rows ? 2 : 1); /* rows == 0: a vector */
+    put_u64(buf, cols);
+    if (rows) put_u64(buf, rows);
+    put_u32(buf, type);
+    put_u64(buf, offset);
+}
+
+void put_safetensors(sn_buf *buf, const char *header, size_t data_len) {
+    put_u64(buf, strlen(header));
+    put_text(buf, header);
+    put_zeros(buf, data_len);
+}
+
+char *temp_folder(void) {
+    const char *base = getenv("TMPDIR");
+    char *folder = NULL;
+    need(asprintf(&folder, "%s/sn_test_XXXXXX", base ? base : "/tmp") > 0, "asprintf");
+    need(mkdtemp(folder) != NULL, "mkdtemp");
+    return folder;
+}
+
+void temp_folder_remove(char **folder) {
+    DIR *dir = opendir(*folder);
+    need(dir != NULL, "opendir");
+    for (struct dirent *e; (e = readdir(dir));)
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..")) unlinkat(dirfd(dir), e->d_name, 0);
+    closedir(dir);
+    need(rmdir(*folder) == 0, "rmdir");
+    free(*folder);
+    *folder = NULL;
+}
+
+char *temp_path(const char *folder, const char *name) {
+    char *path = NULL;
+    need(asprintf(&path, "%s/%s", folder, name) > 0, "asprintf");
+    return path;
+}
+
+void write_file(const char *folder, const char *name, const void *data, size_t len) {
+    char *path = temp_path(folder, name);
+    FILE *file = fopen(path, "wb");
+    need(file && fwrite(data, 1, len, file) == len && !fclose(file), "writing a file");
+    free(path);
+}
+
+void copy_file(const char *from_folder, const char *folder, const char *name) {
+    char *from = temp_path(from_folder, name);
+    sn_buf bytes;
+    need(sn_read_file(from, 64 << 20, &bytes, NULL) == SN_OK, "reading a file");
+    write_file(folder, name, bytes.data, bytes.len);
+    sn_buf_fini(&bytes);
+    free(from);
+}

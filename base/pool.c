@@ -43,14 +43,6 @@ struct sn_pool {
     sn_worker *workers;
 };
 
-static inline void relax(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 static bool has_work(uint64_t work) { return (uint32_t)work < work >> 32; }
 
 /* Runs items until none is left to claim. */
@@ -73,7 +65,7 @@ static bool spin(sn_pool *pool) {
         for (int i = 0; i < SPIN_CHECK; i++) {
             if (has_work(atomic_load_explicit(&pool->work, memory_order_relaxed)) || atomic_load(&pool->stop))
                 return true;
-            relax();
+            sn_pool_relax();
         }
     } while (sn_now_us() < until);
     return false;
@@ -120,7 +112,7 @@ void sn_pool_run(sn_pool *pool, size_t n_items, sn_pool_fn fn, void *ctx) {
         if (i > YIELD_AFTER)
             sched_yield();
         else
-            relax();
+            sn_pool_relax();
     }
 }
 

@@ -1,6 +1,6 @@
 /* A pool of worker threads under one calling thread, for work that is shared out many thousand times a second.
  *
- * A run hands out items 0..n-1, each to exactly one worker, in no promised order: whoever is free takes the next. The
+ * A run hands out items 0..n-1, each to exactly one worker, in that order: whoever is free takes the next. The
  * caller is worker 0 and works too; the others spin for some tens of microseconds after their last item, so that the next
  * run finds them awake, and then sleep. A worker that comes too late (its core is busy with something else) is not waited
  * for: the run is over when its items are. */
@@ -12,6 +12,15 @@
 #include <stddef.h>
 
 typedef struct sn_pool sn_pool;
+
+/* What a thread does while it waits for another for a very short time. */
+static inline void sn_pool_relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
 
 /* Called for one item; `worker` is below the pool's threads, and no two calls at a time have the same one. */
 typedef void (*sn_pool_fn)(void *ctx, size_t item, int worker);

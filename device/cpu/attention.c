@@ -3,6 +3,8 @@
 #include "base/mem.h"
 
 #include <assert.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <string.h>
 
 static size_t padded_width(const sn_kv_shape *shape) { return sn_round_up((size_t)shape->head_dim, SN_LANES); }
@@ -90,55 +92,142 @@ sn_status sn_cpu_kv_load(sn_device *d, const sn_kv_shape *shape, int block, void
     return SN_OK;
 }
 
-/* An item of attention is a tile of tokens of one sequence with some of the query heads of one key-value head. */
-typedef struct attention_job {
+/* A unit of attention is a tile of tokens of one sequence with some of the query heads of one key-value head. With many
+ * units each is one item of the pool. With few (decoding), the items are smaller: pieces of the units' keys, then pieces
+ * of the units' dimensions, so that every key and value is still read once and by whoever is free. Which way is taken, and
+ * how large the pieces are, changes no result: no chain is cut. */
+typedef struct plan {
     sn_cpu *cpu;
     const sn_kv_shape *shape;
-    int block, n_sequences, n_heads, window;
+    int block, n_heads, window;
     const sn_sequence *sequences;
     float scale;
     const float *q;
     float *out;
-    int heads, head_tiles;   /* query heads of an item; items for a key-value head's query heads */
-    int tokens;              /* of an item */
-} attention_job;
+    int heads, head_tiles; /* query heads of a unit; units for a key-value head's query heads */
+    int tokens;            /* of a unit */
+    size_t n_units;
+    size_t key_pieces, dim_pieces; /* of a unit, when units are cut */
+    int keys, dims;                /* of a piece */
+    struct progress *progress;   /* of each unit, when units are cut */
+} plan;
 
-static size_t token_tiles(const attention_job *job, const sn_sequence *seq) {
-    return ((size_t)seq->n_rows + (size_t)job->tokens - 1) / (size_t)job->tokens;
+typedef struct progress {
+    _Atomic size_t scored; /* pieces of keys */
+    _Atomic bool ready;    /* softmax is done */
+} progress;
+
+enum {
+    UNITS_CUT_MAX = 256,
+    KEYS_MIN = 64, /* of a piece: four tiles, the most that are taken at once */
+    YIELD_AFTER = 20000,
+};
+
+static size_t token_tiles(const plan *p, const sn_sequence *seq) {
+    return ((size_t)seq->n_rows + (size_t)p->tokens - 1) / (size_t)p->tokens;
 }
 
-static void attend(void *ctx, size_t item, int worker) {
-    const attention_job *job = ctx;
-    const sn_kv_shape *shape = job->shape;
-    const sn_sequence *seq = job->sequences;
-    size_t heads = (size_t)shape->n_kv_heads * (size_t)job->head_tiles, tiles;
-    for (; item >= (tiles = token_tiles(job, seq) * heads); seq++) item -= tiles;
+/* Unit number `unit`, with scratch from row `scratch_row` on. */
+static sn_attention_job unit_job(const plan *p, size_t unit, size_t scratch_row) {
+    const sn_kv_shape *shape = p->shape;
+    const sn_sequence *seq = p->sequences;
+    size_t heads = (size_t)shape->n_kv_heads * (size_t)p->head_tiles, units;
+    for (; unit >= (units = token_tiles(p, seq) * heads); seq++) unit -= units;
     /* Late tokens look back furthest: hand them out first, so that the last items are short ones. */
-    int head = (int)(item % heads), tile = (int)(token_tiles(job, seq) - 1 - item / heads);
-    int group = job->n_heads / shape->n_kv_heads, kv_head = head / job->head_tiles;
-    int first_head = head % job->head_tiles * job->heads, first_token = tile * job->tokens;
+    int head = (int)(unit % heads), tile = (int)(token_tiles(p, seq) - 1 - unit / heads);
+    int group = p->n_heads / shape->n_kv_heads, kv_head = head / p->head_tiles;
+    int first_head = head % p->head_tiles * p->heads, first_token = tile * p->tokens;
     int heads_left = group - first_head, tokens_left = seq->n_rows - first_token;
-    size_t stride = (size_t)job->n_heads * (size_t)shape->head_dim;
+    size_t stride = (size_t)p->n_heads * (size_t)shape->head_dim;
     size_t at = (size_t)(seq->first_row + first_token) * stride +
                 (size_t)(kv_head * group + first_head) * (size_t)shape->head_dim;
-    size_t keys = head_offset(shape, job->block, kv_head);
-    job->cpu->kernels->attention(&(sn_attention_job){
+    size_t keys = head_offset(shape, p->block, kv_head);
+    return (sn_attention_job){
         .pages = seq->pages,
         .k_offset = keys * sizeof(float),
         .v_offset = (keys + key_floats(shape)) * sizeof(float),
         .page_tokens = shape->page_tokens,
         .head_dim = shape->head_dim,
         .position = seq->position + first_token,
-        .n_tokens = tokens_left < job->tokens ? tokens_left : job->tokens,
-        .n_heads = heads_left < job->heads ? heads_left : job->heads,
-        .window = job->window,
-        .scale = job->scale,
-        .q = job->q + at,
-        .out = job->out + at,
+        .n_tokens = tokens_left < p->tokens ? tokens_left : p->tokens,
+        .n_heads = heads_left < p->heads ? heads_left : p->heads,
+        .window = p->window,
+        .scale = p->scale,
+        .q = p->q + at,
+        .out = p->out + at,
         .stride = stride,
-        .scores = job->cpu->scores + (size_t)worker * SN_ATTENTION_ROWS * job->cpu->scores_room,
-        .scores_room = job->cpu->scores_room,
-    });
+        .scores = p->cpu->scores + scratch_row * p->cpu->scores_room,
+        .scores_room = p->cpu->scores_room,
+        .sums = p->cpu->sums + scratch_row,
+    };
+}
+
+static void whole_unit(void *ctx, size_t item, int worker) {
+    const plan *p = ctx;
+    const sn_cpu_kernels *kernels = p->cpu->kernels;
+    sn_attention_job job = unit_job(p, item, (size_t)worker * SN_SCORE_ROWS);
+    kernels->scores(&job, sn_attention_base(&job), sn_attention_end(&job));
+    kernels->softmax(&job);
+    kernels->values(&job, 0, job.head_dim);
+}
+
+static size_t rows_of_unit(const plan *p) { return (size_t)p->tokens * (size_t)p->heads; }
+
+/* Items are taken in order: all pieces of keys before any piece of dimensions. So who waits here waits for items that
+ * others are already at. */
+static void wait_for(progress *unit) {
+    for (int i = 0; !atomic_load_explicit(&unit->ready, memory_order_acquire); i++) {
+        if (i > YIELD_AFTER)
+            sched_yield();
+        else
+            sn_pool_relax();
+    }
+}
+
+static void piece_of_unit(void *ctx, size_t item, int worker) {
+    (void)worker;
+    const plan *p = ctx;
+    const sn_cpu_kernels *kernels = p->cpu->kernels;
+    size_t scoring = p->n_units * p->key_pieces;
+    if (item < scoring) {
+        size_t unit = item / p->key_pieces, rows = rows_of_unit(p);
+        sn_attention_job job = unit_job(p, unit, unit * rows);
+        int end = sn_attention_end(&job), first = sn_attention_base(&job) + (int)(item % p->key_pieces) * p->keys;
+        if (first < end) kernels->scores(&job, first, first + p->keys < end ? first + p->keys : end);
+        if (atomic_fetch_add(&p->progress[unit].scored, 1) + 1 < p->key_pieces) return;
+        kernels->softmax(&job); /* the unit's last piece */
+        atomic_store_explicit(&p->progress[unit].ready, true, memory_order_release);
+    } else {
+        size_t unit = (item - scoring) / p->dim_pieces, piece = (item - scoring) % p->dim_pieces;
+        sn_attention_job job = unit_job(p, unit, unit * rows_of_unit(p));
+        int first = (int)piece * p->dims, end = first + p->dims;
+        wait_for(&p->progress[unit]);
+        kernels->values(&job, first, end < job.head_dim ? end : job.head_dim);
+    }
+}
+
+/* The most positions that a unit looks at. */
+static int longest(const plan *p, int n_sequences) {
+    int most = 0;
+    for (int s = 0; s < n_sequences; s++) {
+        int keys = p->sequences[s].position + p->sequences[s].n_rows;
+        if (p->window > 0 && keys > p->window + p->tokens + SN_LANES) keys = p->window + p->tokens + SN_LANES;
+        most = keys > most ? keys : most;
+    }
+    return most;
+}
+
+static void run_pieces(plan *p, int n_sequences, size_t threads) {
+    progress units[UNITS_CUT_MAX] = {0};
+    size_t keys = (size_t)longest(p, n_sequences), groups = padded_width(p->shape) / SN_LANES;
+    size_t piece = sn_round_up(keys * p->n_units / (8 * threads) + 1, KEYS_MIN);
+    size_t dim_pieces = sn_min_size((4 * threads + p->n_units - 1) / p->n_units, groups);
+    p->progress = units;
+    p->keys = (int)piece;
+    p->key_pieces = (keys + piece - 1) / piece;
+    p->dims = (int)((groups + dim_pieces - 1) / dim_pieces) * SN_LANES;
+    p->dim_pieces = (padded_width(p->shape) + (size_t)p->dims - 1) / (size_t)p->dims;
+    sn_pool_run(p->cpu->pool, p->n_units * (p->key_pieces + p->dim_pieces), piece_of_unit, p);
 }
 
 static sn_status check(const sn_cpu *cpu, const sn_kv_shape *shape, int n_sequences, const sn_sequence *sequences,
@@ -160,16 +249,18 @@ sn_status sn_cpu_attention(sn_device *d, const sn_kv_shape *shape, int block, in
     assert(n_heads > 0 && n_heads % shape->n_kv_heads == 0 && block >= 0 && block < shape->n_blocks);
     sn_status status = check(cpu, shape, n_sequences, sequences, err);
     if (status) return status;
-    int group = n_heads / shape->n_kv_heads, rows = count_rows(n_sequences, sequences);
-    int threads = sn_pool_threads(cpu->pool), heads = group < SN_ATTENTION_ROWS ? group : SN_ATTENTION_ROWS;
-    /* Few rows: share the heads out more finely, though keys and values are then loaded more often. */
-    while (heads > 1 && rows * shape->n_kv_heads * ((group + heads - 1) / heads) < 2 * threads) heads = (heads + 1) / 2;
-    attention_job job = {.cpu = cpu, .shape = shape, .block = block, .n_sequences = n_sequences, .n_heads = n_heads,
-                         .window = window, .sequences = sequences, .scale = scale, .q = q, .out = out, .heads = heads,
-                         .head_tiles = (group + heads - 1) / heads, .tokens = SN_ATTENTION_ROWS / heads};
-    size_t items = 0;
+    int group = n_heads / shape->n_kv_heads, heads = group < SN_ATTENTION_ROWS ? group : SN_ATTENTION_ROWS;
+    plan p = {.cpu = cpu, .shape = shape, .block = block, .n_heads = n_heads, .window = window, .sequences = sequences,
+              .scale = scale, .q = q, .out = out, .heads = heads, .head_tiles = (group + heads - 1) / heads,
+              .tokens = SN_ATTENTION_ROWS / heads};
     for (int s = 0; s < n_sequences; s++)
-        items += token_tiles(&job, &sequences[s]) * (size_t)shape->n_kv_heads * (size_t)job.head_tiles;
-    sn_pool_run(cpu->pool, items, attend, &job);
+        p.n_units += token_tiles(&p, &sequences[s]) * (size_t)shape->n_kv_heads * (size_t)p.head_tiles;
+    size_t threads = (size_t)sn_pool_threads(cpu->pool);
+    bool cut = threads > 1 && p.n_units > 0 && p.n_units < 4 * threads && p.n_units <= UNITS_CUT_MAX &&
+               p.n_units * rows_of_unit(&p) <= threads * SN_SCORE_ROWS;
+    if (cut)
+        run_pieces(&p, n_sequences, threads);
+    else
+        sn_pool_run(cpu->pool, p.n_units, whole_unit, &p);
     return SN_OK;
 }

@@ -5,8 +5,6 @@
  * (2) their maximum, p = exp(score - maximum) and the sum of p; (3) out = a chain of p * v over positions in order, a
  * lane being one dimension, times 1 / sum. Vaswani et al. 2017. */
 
-enum { OUT_ROOM = SN_KV_WIDTH_MAX + SN_LANES };
-
 typedef struct span {
     int first, end; /* positions [first, end) */
 } span;
@@ -31,16 +29,23 @@ INLINE const float *query(const sn_attention_job *job, int row) {
     return job->q + (size_t)(row / job->n_heads) * job->stride + (size_t)(row % job->n_heads) * (size_t)job->head_dim;
 }
 
-/* -- (1) scores of rows [row, row + rows) against `tiles` tiles of 16 keys from `position`, into s + column. */
-INLINE void score_tile(int rows, int tiles, const sn_attention_job *job, int row, int position, size_t column) {
-    const float *q[4], *k[4];
+/* -- (1) scores of rows [row, row + rows) against `tiles` tiles of 16 keys from `position`. The tiles behind them, up to
+ * `end`, are asked for meanwhile: they lie in other pages, where the hardware does not look ahead. */
+INLINE void score_tile(int rows, int tiles, const sn_attention_job *job, int row, int position, int end) {
+    const float *q[4], *k[4], *next[4];
+    size_t column = (size_t)(position - sn_attention_base(job));
     vf acc[16];
     for (int r = 0; r < rows; r++) q[r] = query(job, row + r);
-    for (int t = 0; t < tiles; t++) k[t] = key_tile(job, position + t * SN_LANES);
+    for (int t = 0; t < tiles; t++) {
+        int ahead = position + (tiles + t) * SN_LANES;
+        k[t] = key_tile(job, position + t * SN_LANES);
+        next[t] = ahead < end ? key_tile(job, ahead) : k[t];
+    }
     for (int i = 0; i < rows * tiles; i++) acc[i] = vf_set(0);
     for (int d = 0; d < job->head_dim; d++)
         for (int t = 0; t < tiles; t++) {
             vf key = vf_load(k[t] + (size_t)d * SN_LANES);
+            if (row == 0) __builtin_prefetch(next[t] + (size_t)d * SN_LANES);
             for (int r = 0; r < rows; r++) acc[t * rows + r] = vf_fma(vf_set(q[r][d]), key, acc[t * rows + r]);
         }
     for (int r = 0; r < rows; r++) {
@@ -49,12 +54,18 @@ INLINE void score_tile(int rows, int tiles, const sn_attention_job *job, int row
     }
 }
 
-INLINE void score_rows(int tiles, const sn_attention_job *job, int n_rows, int position, size_t column) {
-    int row = 0;
-    for (; n_rows - row >= 4; row += 4) score_tile(4, tiles, job, row, position, column);
-    if (n_rows - row == 3) score_tile(3, tiles, job, row, position, column);
-    if (n_rows - row == 2) score_tile(2, tiles, job, row, position, column);
-    if (n_rows - row == 1) score_tile(1, tiles, job, row, position, column);
+INLINE void score_rows(int tiles, const sn_attention_job *job, int position, int end) {
+    int row = 0, n_rows = job->n_tokens * job->n_heads;
+    for (; n_rows - row >= 4; row += 4) score_tile(4, tiles, job, row, position, end);
+    if (n_rows - row == 3) score_tile(3, tiles, job, row, position, end);
+    if (n_rows - row == 2) score_tile(2, tiles, job, row, position, end);
+    if (n_rows - row == 1) score_tile(1, tiles, job, row, position, end);
+}
+
+static void scores(const sn_attention_job *job, int first, int end) {
+    int position = first;
+    for (; end - position > 3 * SN_LANES; position += 4 * SN_LANES) score_rows(4, job, position, end);
+    for (; position < end; position += SN_LANES) score_rows(1, job, position, end);
 }
 
 /* -- (2) softmax without the division, in place; the sum. s[0] belongs to a position that is a multiple of 16, s[from, to)
@@ -82,77 +93,85 @@ static float exp_scores(float *s, size_t from, size_t to) {
     return tree_sum(sum);
 }
 
-/* -- (3) acc[r][d] += p * v over positions [at.first, at.end), for `rows` rows and `groups` times 16 dimensions. */
-INLINE void value_tile(int rows, int groups, const sn_attention_job *job, const float *const *p, span at, int base,
-                       size_t dim, size_t width, float (*out)[OUT_ROOM]) {
-    vf acc[16];
-    for (int g = 0; g < groups; g++)
-        for (int r = 0; r < rows; r++) acc[g * rows + r] = vf_load(out[r] + dim + (size_t)g * SN_LANES);
+static void softmax(const sn_attention_job *job) {
+    for (int r = 0; r < job->n_tokens * job->n_heads; r++) {
+        span own = row_bounds(job, r / job->n_heads);
+        int base = sn_attention_base(job);
+        job->sums[r] = exp_scores(job->scores + (size_t)r * job->scores_room, (size_t)(own.first - base),
+                                  (size_t)(own.end - base));
+    }
+}
+
+/* -- (3) out[r] += p * v over positions [at.first, at.end), for `rows` rows and `groups` times 16 dimensions from dim. */
+INLINE void value_tile(int rows, int groups, const sn_attention_job *job, const float *const *p, span at, size_t dim,
+                       vf *acc) {
+    const size_t width = ((size_t)job->head_dim + SN_LANES - 1) / SN_LANES * SN_LANES;
+    int base = sn_attention_base(job);
     for (int position = at.first; position < at.end;) {
         int in_page = job->page_tokens - position % job->page_tokens, left = at.end - position;
         int n = in_page < left ? in_page : left;
         const float *v = value_row(job, position, width) + dim;
-        for (int i = 0; i < n; i++, v += width)
+        const float *next = n < left ? value_row(job, position + n, width) + dim : v; /* asked for meanwhile */
+        for (int i = 0; i < n; i++, v += width, next += width)
             for (int g = 0; g < groups; g++) {
                 vf value = vf_load(v + g * SN_LANES);
+                __builtin_prefetch(next + g * SN_LANES);
                 for (int r = 0; r < rows; r++)
                     acc[g * rows + r] = vf_fma(vf_set(p[r][position - base + i]), value, acc[g * rows + r]);
             }
         position += n;
     }
-    for (int g = 0; g < groups; g++)
-        for (int r = 0; r < rows; r++) vf_store(out[r] + dim + (size_t)g * SN_LANES, acc[g * rows + r]);
 }
 
-INLINE void value_dims(int rows, const sn_attention_job *job, const float *const *p, span at, int base,
-                       float (*out)[OUT_ROOM]) {
-    size_t width = ((size_t)job->head_dim + SN_LANES - 1) / SN_LANES * SN_LANES, dim = 0;
-    for (; width - dim >= 64; dim += 64) value_tile(rows, 4, job, p, at, base, dim, width, out);
-    for (; dim < width; dim += SN_LANES) value_tile(rows, 1, job, p, at, base, dim, width, out);
+/* One row on its own: acc[g * stride] for its `groups` vectors. */
+INLINE void value_row_alone(int groups, const sn_attention_job *job, const float *p, span at, size_t dim, int stride,
+                            vf *acc) {
+    vf own[4];
+    if (at.first >= at.end) return;
+    for (int g = 0; g < groups; g++) own[g] = acc[g * stride];
+    value_tile(1, groups, job, &p, at, dim, own);
+    for (int g = 0; g < groups; g++) acc[g * stride] = own[g];
 }
 
 /* The rows' spans differ at the ends when they are different tokens: the part that all have is done together, the rest one
- * row at a time, each row's positions in order. */
-INLINE void value_rows(int rows, const sn_attention_job *job, int row, int base, const float *sums) {
-    float out[4][OUT_ROOM];
+ * row at a time; each row's positions stay in order. */
+INLINE void value_rows(int rows, int groups, const sn_attention_job *job, int row, size_t dim) {
     const float *p[4];
+    vf acc[16];
     span first = row_bounds(job, row / job->n_heads), last = row_bounds(job, (row + rows - 1) / job->n_heads);
     span common = {last.first, first.end};
     if (common.first > common.end) common.first = common.end; /* a window shorter than the tile */
+    for (int i = 0; i < rows * groups; i++) acc[i] = vf_set(0);
     for (int r = 0; r < rows; r++) {
         p[r] = job->scores + (size_t)(row + r) * job->scores_room;
-        memset(out[r], 0, ((size_t)job->head_dim + SN_LANES) * sizeof out[r][0]);
+        span before = {row_bounds(job, (row + r) / job->n_heads).first, common.first};
+        value_row_alone(groups, job, p[r], before, dim, rows, acc + r);
     }
+    value_tile(rows, groups, job, p, common, dim, acc);
     for (int r = 0; r < rows; r++) {
-        span own = row_bounds(job, (row + r) / job->n_heads);
-        if (own.first < common.first)
-            value_dims(1, job, p + r, (span){own.first, common.first}, base, out + r);
-    }
-    value_dims(rows, job, p, common, base, out);
-    for (int r = 0; r < rows; r++) {
-        span own = row_bounds(job, (row + r) / job->n_heads);
-        int from = own.first > common.end ? own.first : common.end;
-        if (from < own.end) value_dims(1, job, p + r, (span){from, own.end}, base, out + r);
-        float *y = job->out + (query(job, row + r) - job->q), inverse = 1 / sums[row + r];
-        for (int d = 0; d < job->head_dim; d++) y[d] = out[r][d] * inverse;
+        span after = row_bounds(job, (row + r) / job->n_heads);
+        if (after.first < common.end) after.first = common.end;
+        value_row_alone(groups, job, p[r], after, dim, rows, acc + r);
+        float *y = job->out + (query(job, row + r) - job->q) + dim;
+        vf inverse = vf_set(1 / job->sums[row + r]);
+        for (int g = 0; g < groups; g++) {
+            size_t at = (size_t)g * SN_LANES, left = (size_t)job->head_dim - dim - at;
+            vf_store_n(y + at, vf_mul(acc[g * rows + r], inverse), left < SN_LANES ? left : SN_LANES);
+        }
     }
 }
 
-static void attention(const sn_attention_job *job) {
-    int n_rows = job->n_tokens * job->n_heads, row = 0;
-    int base = row_bounds(job, 0).first / SN_LANES * SN_LANES, end = job->position + job->n_tokens;
-    float sums[SN_ATTENTION_ROWS];
-    int position = base;
-    for (; end - position > 3 * SN_LANES; position += 4 * SN_LANES)
-        score_rows(4, job, n_rows, position, (size_t)(position - base));
-    for (; position < end; position += SN_LANES) score_rows(1, job, n_rows, position, (size_t)(position - base));
-    for (int r = 0; r < n_rows; r++) {
-        span own = row_bounds(job, r / job->n_heads);
-        sums[r] = exp_scores(job->scores + (size_t)r * job->scores_room, (size_t)(own.first - base),
-                             (size_t)(own.end - base));
-    }
-    for (; n_rows - row >= 4; row += 4) value_rows(4, job, row, base, sums);
-    if (n_rows - row == 3) value_rows(3, job, row, base, sums);
-    if (n_rows - row == 2) value_rows(2, job, row, base, sums);
-    if (n_rows - row == 1) value_rows(1, job, row, base, sums);
+INLINE void value_dims(int groups, const sn_attention_job *job, size_t dim) {
+    int row = 0, n_rows = job->n_tokens * job->n_heads;
+    for (; n_rows - row >= 4; row += 4) value_rows(4, groups, job, row, dim);
+    if (n_rows - row == 3) value_rows(3, groups, job, row, dim);
+    if (n_rows - row == 2) value_rows(2, groups, job, row, dim);
+    if (n_rows - row == 1) value_rows(1, groups, job, row, dim);
+}
+
+static void values(const sn_attention_job *job, int first, int end) {
+    int dim = first;
+    for (; end - dim > 3 * SN_LANES; dim += 4 * SN_LANES) value_dims(4, job, (size_t)dim);
+    for (; end - dim > SN_LANES; dim += 2 * SN_LANES) value_dims(2, job, (size_t)dim);
+    for (; dim < end; dim += SN_LANES) value_dims(1, job, (size_t)dim);
 }

@@ -69,12 +69,14 @@ static sn_status cpu_prepare(sn_device *d, const sn_device_limits *limits, sn_er
     sn_device_limits all = {larger(limits->rows, cpu->limits.rows), larger(limits->width, cpu->limits.width),
                             larger(limits->context, cpu->limits.context)};
     size_t xq_bytes, room = sn_round_up((size_t)all.context, SN_LANES) + 2 * SN_LANES, scores_bytes;
+    size_t sums_bytes = (size_t)sn_pool_threads(cpu->pool) * SN_SCORE_ROWS * sizeof(float);
     if (!sn_mul((size_t)all.rows * sizeof(sn_xblock), xq_stride((size_t)all.width), &xq_bytes) ||
-        !sn_mul((size_t)sn_pool_threads(cpu->pool) * SN_ATTENTION_ROWS * sizeof(float), room, &scores_bytes))
+        !sn_mul(sums_bytes, room, &scores_bytes))
         return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are too large", all.rows, all.width,
                        all.context);
     sn_status status = grow(&cpu->xq, &cpu->xq_bytes, xq_bytes, err);
     if (!status) status = grow(&cpu->scores, &cpu->scores_bytes, scores_bytes, err);
+    if (!status) status = grow(&cpu->sums, &cpu->sums_bytes, sums_bytes, err);
     if (status) return status;
     cpu->scores_room = room;
     cpu->limits = all;
@@ -287,9 +289,10 @@ static sn_status cpu_gather(sn_device *d, const sn_weight *weight, int n, const 
 
 static void cpu_close(sn_device *d) {
     sn_cpu *cpu = (sn_cpu *)d;
-    void *xq = cpu->xq, *scores = cpu->scores;
+    void *xq = cpu->xq, *scores = cpu->scores, *sums = cpu->sums;
     sn_pages_free(&xq, cpu->xq_bytes);
     sn_pages_free(&scores, cpu->scores_bytes);
+    sn_pages_free(&sums, cpu->sums_bytes);
     sn_pool_free(&cpu->pool);
     sn_arena_free(&cpu->arena);
     free(cpu);

@@ -10,6 +10,7 @@
 enum {
     SN_LANES = 16,          /* output rows that lie interleaved; the width of a vector in every instruction set */
     SN_ATTENTION_ROWS = 16, /* query rows of one item of attention */
+    SN_SCORE_ROWS = 2 * SN_ATTENTION_ROWS, /* query rows that a worker has scratch for */
     SN_KV_WIDTH_MAX = 512,  /* elements of a head */
 };
 
@@ -84,9 +85,17 @@ typedef struct sn_attention_job {
     const float *q; /* first token's first head; heads are head_dim apart, tokens `stride` */
     float *out;     /* likewise */
     size_t stride;
-    float *scores; /* scratch: SN_ATTENTION_ROWS rows of scores_room floats, scores_room a multiple of 16 */
+    float *scores; /* scratch: for each query row scores_room floats (a multiple of 16), from position `base` on */
     size_t scores_room;
+    float *sums; /* scratch: one for each query row */
 } sn_attention_job;
+
+/* The first position that any row of the job looks at, down to a multiple of 16; and the end of the last row's. */
+static inline int sn_attention_base(const sn_attention_job *job) {
+    int first = job->window > 0 && job->position + 1 > job->window ? job->position + 1 - job->window : 0;
+    return first / SN_LANES * SN_LANES;
+}
+static inline int sn_attention_end(const sn_attention_job *job) { return job->position + job->n_tokens; }
 
 typedef struct sn_cpu_kernels {
     const char *name;
@@ -94,7 +103,12 @@ typedef struct sn_cpu_kernels {
     void (*linear)(const sn_linear_job *job, size_t first_panel, size_t end_panel);
     void (*rms_norm)(int width, const float *x, const float *weight, float eps, float *y);
     void (*rope)(int n_heads, int head_dim, float *x, bool halves, int dim, const float *cos_sin); /* one row */
-    void (*attention)(const sn_attention_job *job);
+    /* The three steps of attention, each after the whole of the one before. Scores against the keys of positions
+     * [first, end), first a multiple of 16 from base on; softmax of all rows; dimensions [first, end) of the result, first
+     * a multiple of 16. */
+    void (*scores)(const sn_attention_job *job, int first, int end);
+    void (*softmax)(const sn_attention_job *job);
+    void (*values)(const sn_attention_job *job, int first, int end);
     void (*silu_mul)(size_t n, const float *gate, const float *up, float *y);
     void (*add)(size_t n, float *y, const float *x);
 } sn_cpu_kernels;
@@ -143,8 +157,10 @@ typedef struct sn_cpu {
     sn_device_limits limits;
     sn_xblock *xq; /* limits.rows rows of quantised activations */
     size_t xq_bytes;
-    float *scores; /* for each worker, SN_ATTENTION_ROWS x scores_room */
+    float *scores; /* for each worker SN_SCORE_ROWS rows of scores_room */
     size_t scores_bytes, scores_room;
+    float *sums; /* for each worker SN_SCORE_ROWS */
+    size_t sums_bytes;
     char description[64];
 } sn_cpu;
 

@@ -297,7 +297,9 @@ const sn_cpu_kernels LANES_KERNELS = {
     .linear = linear,
     .rms_norm = rms_norm,
     .rope = rope,
-    .attention = attention,
+    .scores = scores,
+    .softmax = softmax,
+    .values = values,
     .silu_mul = silu_mul,
     .add = add,
 };

@@ -80,7 +80,9 @@ static void bench_attention(sn_device *d, int depth, int rows) {
     void **pages = calloc((size_t)n_pages, sizeof *pages);
     float *kv = test_random_floats((size_t)(depth + rows) * 192, 5), *q = test_random_floats((size_t)rows * 576, 6);
     float *out = malloc((size_t)rows * 576 * sizeof *out);
-    for (int i = 0; i < n_pages; i++) must(d->ops->alloc(d, bytes, &pages[i], &err));
+    void *pool;
+    must(d->ops->alloc(d, bytes * (size_t)n_pages, &pool, &err));
+    for (int i = 0; i < n_pages; i++) pages[i] = (char *)pool + (size_t)i * bytes;
     sn_sequence all = {pages, 0, 0, depth + rows}, seq = {pages, depth, 0, rows};
     for (int b = 0; b < 30; b++) must(d->ops->kv_store(d, &shape, b, 1, &all, kv, kv, &err));
     double best = 1e9;
@@ -93,7 +95,7 @@ static void bench_attention(sn_device *d, int depth, int rows) {
     double read = 2.0 * depth * 192 * 4, ops = 4.0 * 576 * rows * (depth + rows / 2.0);
     printf("  attention, %3d rows at depth %4d: %8.1f us a block, %6.1f GB/s, %6.1f GFLOP/s\n", rows, depth, best,
            read / best * 1e-3, ops / best * 1e-3);
-    for (int i = 0; i < n_pages; i++) d->ops->free(d, pages[i], bytes);
+    d->ops->free(d, pool, bytes * (size_t)n_pages);
     free(pages), free(kv), free(q), free(out);
 }
 
@@ -103,11 +105,11 @@ static void bench_small(sn_device *d) {
     for (int r = 0; r < REPEATS; r++) {
         int64_t t[4];
         t[0] = sn_now_us();
-        for (int i = 0; i < 200; i++) must(d->ops->rms_norm(d, 1, 576, x, y, 1e-5f, y, &err));
+        for (int i = 0; i < 200; i++) must(d->ops->rms_norm(d, 1, 576, x, x, 1e-5f, y, &err));
         t[1] = sn_now_us();
-        for (int i = 0; i < 200; i++) must(d->ops->silu_mul(d, 1536, x, y, y, &err));
+        for (int i = 0; i < 200; i++) must(d->ops->silu_mul(d, 1536, x, x, y, &err));
         t[2] = sn_now_us();
-        must(d->ops->silu_mul(d, 512 * 1536, x, y, y, &err));
+        must(d->ops->silu_mul(d, 512 * 1536, x, x, y, &err));
         t[3] = sn_now_us();
         const double us[] = {(double)(t[1] - t[0]) / 200, (double)(t[2] - t[1]) / 200, (double)(t[3] - t[2])};
         for (int i = 0; i < 3; i++) best[i] = us[i] < best[i] ? us[i] : best[i];

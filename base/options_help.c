@@ -55,7 +55,8 @@ static void default_of(const sn_option *option, char *out, size_t room) {
             snprintf(out, room, " (default %s)", sn_format_size(*(size_t *)option->target, size));
         break;
     case SN_OPTION_INT:
-        if (*(int64_t *)option->target > 0) snprintf(out, room, " (default %lld)", (long long)*(int64_t *)option->target);
+        if (*(int64_t *)option->target > 0)
+            snprintf(out, room, " (default %lld)", (long long)*(int64_t *)option->target);
         break;
     case SN_OPTION_FLOAT:
         if (*(double *)option->target != 0) snprintf(out, room, " (default %g)", *(double *)option->target);

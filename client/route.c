@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HOP_COST = 1000, LOAD_COST = 10, BLOCK_COST = 1, UNREACHED = INT32_MAX };
+enum { HOP_COST = 1000, LOCAL_COST = 1, LOAD_COST = 10, BLOCK_COST = 1, UNREACHED = INT32_MAX };
 
 /* What reaching the end from a block takes: the next stop's node (NULL: here) and end. */
 typedef struct step {
@@ -71,7 +71,7 @@ sn_status sn_route_plan(const sn_route_wish *wish, int first, int end, sn_stop *
     for (int p = end - 1; p >= first; p--) {
         if (p >= wish->local_first && p < wish->local_end) {
             held[p] = true;
-            relax(best, p, NULL, wish->local_end < end ? wish->local_end : end, 0);
+            relax(best, p, NULL, wish->local_end < end ? wish->local_end : end, LOCAL_COST);
         }
         for (size_t i = 0; i < n_nodes; i++) {
             const sn_announcement *node = sn_directory_at(wish->directory, i);

@@ -66,7 +66,7 @@ wait_ready() {
   die "node $1 was not ready within a minute"
 }
 
-blocks=$(build/swarm inspect "$model" --json | python3 -c 'import json,sys; print(json.load(sys.stdin)["n_blocks"])')
+blocks=$(build/swarm inspect "$model" --json | python3 -c 'import json,sys; print(json.load(sys.stdin)["hparams"]["n_blocks"])')
 [ "$nodes" -le "$blocks" ] || die "the model has $blocks blocks: --nodes must be at most that"
 say "starting $nodes nodes for $blocks blocks"
 threads=$(( $(nproc) / nodes )); [ "$threads" -ge 1 ] || threads=1

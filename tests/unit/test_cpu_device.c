@@ -298,6 +298,58 @@ Test(cpu_device, gather_gives_the_rows_of_the_file) {
     test_devices_close(&devices);
 }
 
+/* -- across machines */
+
+static void mix(uint64_t *hash, const float *x, size_t n) { /* FNV-1a over the bytes */
+    for (size_t i = 0; i < n; i++) {
+        uint32_t u;
+        cr_assert(isfinite(x[i]));
+        memcpy(&u, x + i, sizeof u);
+        for (int b = 0; b < 4; b++) *hash = (*hash ^ (u >> 8 * b & 255)) * 1099511628211u;
+    }
+}
+
+static uint64_t hash_of_a_block(sn_device *d, sn_dtype dtype, uint64_t hash) {
+    enum { N = 20, ROWS = 85, COLS = 512, HEADS = 9, KV = 3, DIM = 24 };
+    matrix m = matrix_new(dtype, ROWS, COLS, true, 1);
+    float *x = test_random_floats(N * COLS, 2), y[N * ROWS], out[N * HEADS * DIM];
+    sn_kv_shape shape = {1, KV, DIM, 32};
+    sn_sequence all = {(void *[4]){0}, 0, 0, 100}, last = {all.pages, 80, 0, N};
+    sn_weight *w;
+    void *pages;
+    OK(d->ops->weight_new(d, dtype, ROWS, COLS, m.raw, &w, &err));
+    OK(d->ops->linear(d, N, x, 1, &(sn_linear){w, m.bias, y}, &err));
+    mix(&hash, y, N * ROWS);
+    OK(d->ops->rms_norm(d, N, ROWS, y, x, 1e-5f, y, &err));
+    OK(d->ops->silu_mul(d, N * ROWS, y, x, y, &err));
+    OK(d->ops->rope(d, N, 1, ROWS, y, &(sn_rope){false, 40, x}, &err));
+    mix(&hash, y, N * ROWS);
+    size_t bytes = d->ops->kv_page_bytes(d, &shape);
+    OK(d->ops->alloc(d, 4 * bytes, &pages, &err));
+    for (size_t i = 0; i < 4; i++) ((void **)all.pages)[i] = (char *)pages + i * bytes;
+    OK(d->ops->kv_store(d, &shape, 0, 1, &all, x, x + 100, &err));
+    OK(d->ops->attention(d, &shape, 0, 1, &last, HEADS, 33, 0.2f, x + 200, out, &err));
+    mix(&hash, out, N * HEADS * DIM);
+    d->ops->free(d, pages, 4 * bytes);
+    d->ops->weight_free(d, &w);
+    matrix_free(&m);
+    free(x);
+    return hash;
+}
+
+/* The number itself is part of the promise: it must come out on every processor and from every compiler. It may change
+ * only with the mathematics, and then sessions of older nodes no longer agree with those of newer ones. */
+Test(cpu_device, gives_the_bits_that_every_other_machine_gives) {
+    test_devices devices = test_devices_open(&(sn_device_limits){.rows = 20, .width = 512, .context = 100});
+    for (int d = 0; d < devices.n; d++) {
+        uint64_t hash = 14695981039346656037u;
+        for (int t = 0; t < test_n_weight_types; t++)
+            hash = hash_of_a_block(devices.at[d], test_weight_types[t], hash);
+        cr_assert_eq(hash, 0x94b61b601852b92eu, "%s: 0x%016llxu", sn_device_describe(devices.at[d]), (unsigned long long)hash);
+    }
+    test_devices_close(&devices);
+}
+
 /* -- limits, memory, names */
 
 Test(cpu_device, empty_calls_do_nothing) {
@@ -322,7 +374,7 @@ Test(cpu_device, empty_calls_do_nothing) {
 Test(cpu_device, refuses_what_was_not_prepared_or_cannot_be_multiplied) {
     test_devices devices = test_devices_open(&(sn_device_limits){.rows = 2, .width = 32});
     sn_device *d = devices.at[0];
-    float x[64] = {0}, y[4];
+    float x[2 * 64] = {0}, y[4];
     sn_weight *w, *wide;
     OK(d->ops->weight_new(d, SN_F32, 1, 16, x, &w, &err));
     OK(d->ops->weight_new(d, SN_F32, 1, 64, x, &wide, &err));

@@ -1,0 +1,66 @@
+/* A device of several threads under ThreadSanitizer, against one of a single thread: products, and attention both ways of
+ * sharing it out (few rows are cut into pieces, many are not). */
+#include "tests/support/cpu_devices.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HEADS = 9, KV_HEADS = 3, DIM = 24, WIDTH = HEADS * DIM, KV_WIDTH = KV_HEADS * DIM, DEPTH = 700, ROWS = 40, PAGES = 23 };
+
+static sn_err err;
+static void must(sn_status status) {
+    if (!status) return;
+    fprintf(stderr, "%s\n", err.text);
+    exit(1);
+}
+
+static void multiply(sn_device *d, float *y) {
+    float *values = malloc((size_t)64 * 512 * sizeof *values), *x = test_random_floats((size_t)ROWS * 512, 2);
+    void *raw = test_random_weight(SN_Q4_1, 64, 512, 1, values);
+    sn_weight *w;
+    must(d->ops->weight_new(d, SN_Q4_1, 64, 512, raw, &w, &err));
+    must(d->ops->linear(d, ROWS, x, 1, &(sn_linear){w, NULL, y}, &err));
+    must(d->ops->silu_mul(d, (size_t)ROWS * 64, y, y, y, &err));
+    d->ops->weight_free(d, &w);
+    test_weight_free(raw);
+    free(values), free(x);
+}
+
+static void attend(sn_device *d, float *out) {
+    sn_kv_shape shape = {1, KV_HEADS, DIM, 32};
+    size_t bytes = d->ops->kv_page_bytes(d, &shape);
+    float *kv = test_random_floats((size_t)(DEPTH + ROWS) * KV_WIDTH, 3), *q = test_random_floats(ROWS * WIDTH, 4);
+    void *pool, *pages[PAGES + 1];
+    must(d->ops->alloc(d, bytes * (PAGES + 1), &pool, &err));
+    for (size_t i = 0; i <= PAGES; i++) pages[i] = (char *)pool + i * bytes;
+    sn_sequence past = {pages, 0, 0, DEPTH}, many = {pages, 0, 0, ROWS};
+    must(d->ops->kv_store(d, &shape, 0, 1, &past, kv, kv, &err));
+    must(d->ops->attention(d, &shape, 0, 1, &many, HEADS, 0, 1, q, out, &err));
+    for (int i = 0; i < ROWS; i++) {
+        sn_sequence one = {pages, DEPTH - ROWS + i, 0, 1};
+        must(d->ops->attention(d, &shape, 0, 1, &one, HEADS, i % 2 ? 100 : 0, 1, q + i * WIDTH,
+                               out + (ROWS + i) * WIDTH, &err));
+    }
+    d->ops->free(d, pool, bytes * (PAGES + 1));
+    free(kv), free(q);
+}
+
+int main(void) {
+    enum { PRODUCTS = ROWS * 64, ALL = PRODUCTS + 2 * ROWS * WIDTH };
+    static float results[2][ALL];
+    for (int i = 0; i < 2; i++) {
+        sn_device_options options = {.threads = i ? 4 : 1};
+        sn_device *d;
+        must(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &d, &err));
+        must(d->ops->prepare(d, &(sn_device_limits){ROWS, 512, DEPTH + ROWS}, &err));
+        for (int repeat = 0; repeat < 20; repeat++) {
+            multiply(d, results[i]);
+            attend(d, results[i] + PRODUCTS);
+        }
+        sn_device_close(&d);
+    }
+    size_t at = test_differ(results[0], results[1], ALL);
+    if (at < ALL) fprintf(stderr, "element %zu differs\n", at);
+    return at < ALL;
+}

@@ -51,7 +51,7 @@ static const sn_option network[] = {
      &given.listen, 0, 0, false},
     {"public", "ADDRESS", "the address to announce, when others reach this node by another one", SN_OPTION_STRING,
      &given.public_address, 0, 0, false},
-    {"join", "ADDRESS", "any node of the swarm, tcp://HOST:PORT, with #KEY to pin its key; may be repeated",
+    {"join", "ADDRESS", "any node of the swarm, tcp://HOST:PORT, with #KEY to pin its key",
      SN_OPTION_STRINGS, &given.join, 0, 0, false},
     {"identity", "FILE", "keys made by `swarm keygen`; by itself fresh ones each time", SN_OPTION_STRING,
      &given.identity, 0, 0, false},

@@ -273,7 +273,7 @@ static sn_status read_tensor(cursor *c, sn_gguf_tensor *tensor, uint64_t *offset
     if (!status) status = take_u64(c, "the directory of tensors", offset);
     if (status) return status;
     status = sn_dtype_row_bytes(tensor->dtype, tensor->dims[0], &row_bytes, c->err);
-    if (status) sn_err_context(c->err, "tensor \'%s\'", tensor->name);
+    if (status) sn_err_context(c->err, "tensor '%s'", tensor->name);
     if (status) return status;
     tensor->bytes = row_bytes * (tensor->dims[1] * tensor->dims[2] * tensor->dims[3]); /* <= 8 * ELEMENTS_MAX */
     return SN_OK;

@@ -1,0 +1,193 @@
+#include "model/config.h"
+
+#include <criterion/criterion.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char base[] = "{\"model_type\":\"llama\",\"hidden_size\":64,\"num_hidden_layers\":4,"
+                           "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"intermediate_size\":96,"
+                           "\"vocab_size\":320,\"max_position_embeddings\":256,\"rms_norm_eps\":1e-5,"
+                           "\"hidden_act\":\"silu\"}";
+
+/* The base configuration with these fields changed or added; a field "delete" names one to take away. */
+static sn_status read_with(const char *changes, sn_hparams *h, sn_err *err) {
+    json_t *config = json_loads(base, 0, NULL), *extra = json_loads(changes, 0, NULL);
+    const sn_family *family;
+    cr_assert(config && extra, "%s", changes);
+    json_object_update(config, extra);
+    const char *gone = json_string_value(json_object_get(extra, "delete"));
+    if (gone) json_object_del(config, gone);
+    char *text = json_dumps(config, 0);
+    sn_status status = sn_config_from_json(text, strlen(text), h, &family, err);
+    free(text);
+    json_decref(config);
+    json_decref(extra);
+    return status;
+}
+
+static sn_hparams takes(const char *changes) {
+    sn_hparams h;
+    sn_err err = {0};
+    cr_assert_eq(read_with(changes, &h, &err), SN_OK, "%s: %s", changes, err.text);
+    return h;
+}
+
+static void refuses(const char *changes, const char *words) {
+    sn_hparams h;
+    sn_err err = {0};
+    cr_assert_eq(read_with(changes, &h, &err), SN_REFUSED, "%s", changes);
+    cr_assert(strstr(err.text, words), "'%s' does not say '%s'", err.text, words);
+}
+
+Test(config, reads_a_llama) {
+    sn_hparams h = takes("{\"_name_or_path\":\"org/Model\"}");
+    cr_assert_str_eq(h.family, "llama");
+    cr_assert_str_eq(h.name, "org/Model");
+    cr_assert(h.n_blocks == 4 && h.n_embd == 64 && h.n_heads == 4 && h.n_kv_heads == 2 && h.head_dim == 16);
+    cr_assert(h.n_ff == 96 && h.n_vocab == 320 && h.n_ctx == 256 && h.norm_eps == 1e-5f && h.window == 0);
+    cr_assert(!h.qkv_bias && !h.qk_norm && !h.tied_output && h.rope_style == SN_ROPE_HALVES && h.rope_dim == 16);
+}
+
+Test(config, fills_in_what_the_reference_fills_in) {
+    cr_assert_eq(takes("{\"delete\":\"rms_norm_eps\"}").norm_eps, 1e-6f);
+    cr_assert_eq(takes("{\"num_key_value_heads\":null}").n_kv_heads, 4);
+    cr_assert_eq(takes("{\"head_dim\":24}").head_dim, 24);
+    cr_assert(takes("{\"tie_word_embeddings\":true}").tied_output);
+    cr_assert(takes("{\"attention_bias\":true}").qkv_bias);
+}
+
+Test(config, knows_the_traits_of_families) {
+    cr_assert(takes("{\"model_type\":\"qwen2\"}").qkv_bias);
+    cr_assert(takes("{\"model_type\":\"qwen3\"}").qk_norm);
+    cr_assert(!takes("{\"model_type\":\"qwen3\"}").qkv_bias);
+    refuses("{\"model_type\":\"gpt2\"}", "'gpt2' cannot be run; these can: llama, mistral, qwen2, qwen3");
+    refuses("{\"delete\":\"model_type\"}", "'model_type' is missing");
+}
+
+Test(config, reads_the_sliding_window_as_each_family_means_it) {
+    cr_assert_eq(takes("{\"model_type\":\"mistral\",\"sliding_window\":8}").window, 8);
+    cr_assert_eq(takes("{\"model_type\":\"mistral\",\"sliding_window\":null}").window, 0);
+    cr_assert_eq(takes("{\"model_type\":\"mistral\"}").window, 4096);
+    cr_assert_eq(takes("{\"model_type\":\"qwen2\",\"sliding_window\":8}").window, 0);
+    cr_assert_eq(takes("{\"model_type\":\"qwen2\",\"sliding_window\":8,\"use_sliding_window\":false}").window, 0);
+#define SLIDING "{\"model_type\":\"qwen2\",\"sliding_window\":8,\"use_sliding_window\":true,"
+    cr_assert_eq(takes(SLIDING "\"max_window_layers\":0}").window, 8);
+    cr_assert_eq(takes(SLIDING "\"max_window_layers\":4}").window, 0);
+    refuses(SLIDING "\"max_window_layers\":2}", "mixes full and sliding");
+    cr_assert_eq(takes(SLIDING "\"max_window_layers\":2,\"layer_types\":[\"full_attention\",\"full_attention\","
+                               "\"full_attention\",\"full_attention\"]}")
+                     .window,
+                 0);
+    refuses(SLIDING "\"max_window_layers\":2,\"layer_types\":[\"full_attention\",\"full_attention\","
+                    "\"full_attention\",\"sliding_attention\"]}",
+            "mixes full and sliding");
+    refuses("{\"model_type\":\"mistral\",\"layer_types\":[\"full_attention\"]}", "all 4 blocks");
+    refuses("{\"model_type\":\"mistral\",\"layer_types\":[1,2,3,4]}", "no text");
+}
+
+/* Against transformers: 1 / theta^(2i/dim) in float32. */
+Test(config, computes_rope_frequencies_as_the_reference) {
+    const float expected[8] = {1.0f, 0.31622776f, 0.1f, 0.031622777f, 0.01f, 0.0031622776f, 0.001f, 0.00031622776f};
+    sn_hparams h = takes("{}");
+    for (int i = 0; i < 8; i++)
+        cr_assert(fabsf(h.rope_freq[i] - expected[i]) <= expected[i] * 1.2e-7f, "%d: %.9g", i, (double)h.rope_freq[i]);
+}
+
+Test(config, reads_theta_and_scaling_in_both_spellings) {
+    const char *const llama3[] = {
+        "{\"rope_theta\":500000.0,\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,"
+        "\"high_freq_factor\":4,\"original_max_position_embeddings\":64}}",
+        "{\"rope_parameters\":{\"rope_theta\":500000.0,\"rope_type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,"
+        "\"high_freq_factor\":4.0,\"original_max_position_embeddings\":64}}"};
+    sn_hparams a = takes(llama3[0]), b = takes(llama3[1]), plain = takes("{\"rope_theta\":500000.0}");
+    cr_assert_arr_eq(a.rope_freq, b.rope_freq, sizeof a.rope_freq);
+    cr_assert_eq(a.rope_freq[0], plain.rope_freq[0], "a short wavelength stays");
+    cr_assert(a.rope_freq[1] < plain.rope_freq[1] && a.rope_freq[1] > plain.rope_freq[1] / 8, "one between is blended");
+    for (int i = 2; i < 8; i++) cr_assert_eq(a.rope_freq[i], plain.rope_freq[i] / 8);
+    b = takes("{\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}");
+    plain = takes("{\"rope_scaling\":{\"type\":\"default\"}}");
+    for (int i = 0; i < 8; i++) cr_assert_eq(b.rope_freq[i], plain.rope_freq[i] / 2);
+}
+
+Test(config, rotates_a_part_of_a_head) {
+    sn_hparams h = takes("{\"partial_rotary_factor\":0.5}");
+    cr_assert_eq(h.rope_dim, 8);
+    cr_assert_float_eq(h.rope_freq[1], 0.1f, 1e-7f);
+    refuses("{\"partial_rotary_factor\":1.5}", "'partial_rotary_factor' is 1.5");
+    refuses("{\"partial_rotary_factor\":0.2}", "come in pairs");
+}
+
+Test(config, refuses_rope_that_it_does_not_know) {
+    refuses("{\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4}}",
+            "'rope_scaling': rope type 'yarn' is not known");
+    refuses("{\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":4,\"mscale\":1}}", "'mscale' is not known");
+    refuses("{\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\"}}}", "'full_attention' is not known");
+    refuses("{\"rope_parameters\":[]}", "must be an object");
+    refuses("{\"rope_scaling\":{\"rope_type\":\"linear\"}}", "'factor' is missing");
+    refuses("{\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":0}}", "scaling factor is 0");
+    refuses("{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8}}", "'low_freq_factor' is missing");
+    refuses("{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4,"
+            "\"original_max_position_embeddings\":64}}",
+            "llama3 rope scaling is impossible");
+    refuses("{\"rope_theta\":0}", "theta is 0");
+    refuses("{\"rope_theta\":\"big\"}", "'rope_theta' must be a number");
+}
+
+Test(config, refuses_fields_that_change_the_mathematics) {
+    const char *const fields[] = {"{\"mlp_bias\":true}",
+                                  "{\"quantization_config\":{\"quant_method\":\"gptq\"}}",
+                                  "{\"attn_logit_softcapping\":50.0}",
+                                  "{\"final_logit_softcapping\":30.0}",
+                                  "{\"num_local_experts\":8}",
+                                  "{\"embedding_multiplier\":12}",
+                                  "{\"rope_interleaved\":true}",
+                                  "{\"no_rope_layers\":[1]}",
+                                  "{\"logit_scale\":0.5}"};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) refuses(fields[i], "is set, which");
+    takes("{\"mlp_bias\":false,\"quantization_config\":null,\"logit_scale\":1.0,\"rope_interleaved\":false}");
+    refuses("{\"hidden_act\":\"gelu\"}", "'hidden_act' is 'gelu'; only silu is known");
+}
+
+Test(config, refuses_sizes_that_are_missing_or_impossible) {
+    refuses("{\"delete\":\"hidden_size\"}", "'hidden_size' is missing");
+    refuses("{\"hidden_size\":\"64\"}", "whole number");
+    refuses("{\"hidden_size\":64.5}", "whole number");
+    refuses("{\"hidden_size\":99999999999}", "whole number");
+    refuses("{\"num_hidden_layers\":0}", "0 blocks");
+    refuses("{\"num_hidden_layers\":1025}", "number of blocks is 1025");
+    refuses("{\"num_attention_heads\":0}", "'num_attention_heads' is 0");
+    refuses("{\"num_attention_heads\":-4}", "'num_attention_heads' is -4");
+    refuses("{\"num_attention_heads\":3}", "cannot be split into 3 heads");
+    refuses("{\"num_key_value_heads\":3}", "cannot share 3");
+    refuses("{\"num_key_value_heads\":0}", "key/value heads is 0");
+    refuses("{\"head_dim\":514}", "width of a head is 514");
+    refuses("{\"head_dim\":-2}", "heads of -2");
+    refuses("{\"head_dim\":15}", "come in pairs");
+    refuses("{\"vocab_size\":0}", "vocabulary is 0");
+    refuses("{\"intermediate_size\":-1}", "feed-forward layer is -1");
+    refuses("{\"max_position_embeddings\":0}", "context length is 0");
+    refuses("{\"rms_norm_eps\":0}", "epsilon is 0");
+    refuses("{\"rms_norm_eps\":true}", "'rms_norm_eps' must be a number");
+    refuses("{\"tie_word_embeddings\":1}", "'tie_word_embeddings' must be true or false");
+    refuses("{\"model_type\":\"mistral\",\"sliding_window\":-1}", "sliding window is -1");
+}
+
+Test(config, refuses_what_is_no_configuration) {
+    sn_hparams h;
+    const sn_family *family;
+    sn_err err;
+    const char *const texts[] = {"", "[]", "7", "{", "{\"a\":1,\"a\":2}", "{} {}"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        cr_assert_eq(sn_config_from_json(texts[i], strlen(texts[i]), &h, &family, &err), SN_REFUSED, "%s", texts[i]);
+}
+
+Test(config, replaces_control_characters_in_a_name_and_cuts_it) {
+    sn_hparams h = takes("{\"_name_or_path\":\"a\\nb\"}");
+    cr_assert_str_eq(h.name, "a?b");
+    char name[300];
+    memset(name, 'x', sizeof name);
+    sn_config_set_name(&h, name, sizeof name);
+    cr_assert_eq(strlen(h.name), SN_MODEL_NAME_SIZE - 1);
+}

@@ -1,0 +1,380 @@
+#include "model/model.h"
+#include "tests/support/files.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GOLDEN SN_FIXTURES "/golden/"
+
+static sn_model *open_model(const char *path) {
+    sn_model *m = NULL;
+    sn_err err = {0};
+    cr_assert_eq(sn_model_open(path, &m, &err), SN_OK, "%s", err.text);
+    return m;
+}
+
+static void refuses_path(const char *path, const char *words) {
+    sn_model *m = NULL;
+    sn_err err = {0};
+    cr_assert_eq(sn_model_open(path, &m, &err), SN_REFUSED, "%s", path);
+    cr_assert(strstr(err.text, words), "'%s' does not say '%s'", err.text, words);
+    cr_assert_null(m);
+}
+
+/* ---- a GGUF model built by hand: one block, n_embd 32, 2 heads over 1, n_ff 32, n_vocab 8, tied ---- */
+
+typedef struct gguf_options {
+    const char *architecture; /* NULL: llama */
+    const char *without;      /* a tensor that is left out */
+    const char *wide;         /* a tensor with twice the columns */
+    const char *more;         /* a further tensor, F32 of 8 */
+    const char *key;          /* a further metadata key below the architecture */
+    uint32_t value;           /* its value, or */
+    const char *text;         /* its text, or */
+    float number;             /* its number, when not 0 */
+    const float *rope_freqs;  /* [8] */
+    bool bias;
+} gguf_options;
+
+typedef struct gguf_directory {
+    sn_buf entries;
+    uint64_t n, at;
+    const gguf_options *options;
+} gguf_directory;
+
+static void add_tensor(gguf_directory *d, const char *name, uint64_t cols, uint64_t rows) {
+    if (d->options->without && !strcmp(d->options->without, name)) return;
+    if (d->options->wide && !strcmp(d->options->wide, name)) cols *= 2;
+    put_gguf_tensor(&d->entries, name, cols, rows, 0, d->at);
+    d->n++;
+    d->at += sn_round_up(cols * (rows ? rows : 1) * 4, 32);
+}
+
+static void add_tensors(gguf_directory *d) {
+    if (d->options->rope_freqs) add_tensor(d, "rope_freqs.weight", 8, 0); /* first: its data is at the beginning */
+    add_tensor(d, "token_embd.weight", 32, 8);
+    add_tensor(d, "output_norm.weight", 32, 0);
+    add_tensor(d, "blk.0.attn_norm.weight", 32, 0);
+    add_tensor(d, "blk.0.attn_q.weight", 32, 32);
+    add_tensor(d, "blk.0.attn_k.weight", 32, 16);
+    add_tensor(d, "blk.0.attn_v.weight", 32, 16);
+    add_tensor(d, "blk.0.attn_output.weight", 32, 32);
+    add_tensor(d, "blk.0.ffn_norm.weight", 32, 0);
+    add_tensor(d, "blk.0.ffn_gate.weight", 32, 32);
+    add_tensor(d, "blk.0.ffn_up.weight", 32, 32);
+    add_tensor(d, "blk.0.ffn_down.weight", 32, 32);
+    if (d->options->bias) {
+        add_tensor(d, "blk.0.attn_q.bias", 32, 0);
+        add_tensor(d, "blk.0.attn_k.bias", 16, 0);
+        add_tensor(d, "blk.0.attn_v.bias", 16, 0);
+    }
+    if (d->options->more) add_tensor(d, d->options->more, 8, 0);
+}
+
+static char *key_of(const char *architecture, const char *key, char out[128]) {
+    snprintf(out, 128, "%s.%s", architecture, key);
+    return out;
+}
+
+/* 9 values, and the optional one. */
+static void put_values(sn_buf *b, const gguf_options *o) {
+    const char *arch = o->architecture ? o->architecture : "llama";
+    char key[128];
+    put_gguf_text(b, "general.architecture", arch);
+    put_gguf_u32(b, key_of(arch, "block_count", key), 1);
+    put_gguf_u32(b, key_of(arch, "context_length", key), 64);
+    put_gguf_u32(b, key_of(arch, "embedding_length", key), 32);
+    put_gguf_u32(b, key_of(arch, "feed_forward_length", key), 32);
+    put_gguf_u32(b, key_of(arch, "attention.head_count", key), 2);
+    put_gguf_u32(b, key_of(arch, "attention.head_count_kv", key), 1);
+    put_gguf_f32(b, key_of(arch, "attention.layer_norm_rms_epsilon", key), 1e-5f);
+    put_gguf_f32(b, key_of(arch, "rope.freq_base", key), 10000);
+    if (!o->key) return;
+    if (o->text)
+        put_gguf_text(b, key_of(arch, o->key, key), o->text);
+    else if (o->number != 0)
+        put_gguf_f32(b, key_of(arch, o->key, key), o->number);
+    else
+        put_gguf_u32(b, key_of(arch, o->key, key), o->value);
+}
+
+/* Writes "model.gguf" into the folder and returns its path. */
+static char *gguf_model(const char *folder, const gguf_options *o) {
+    gguf_directory d = {.options = o};
+    sn_buf b = {0};
+    add_tensors(&d);
+    put_gguf_header(&b, 3, d.n, o->key ? 10 : 9);
+    put_values(&b, o);
+    put(&b, d.entries.data, d.entries.len);
+    pad_to(&b, 32);
+    if (o->rope_freqs) put(&b, o->rope_freqs, 32);
+    put_zeros(&b, d.at - (o->rope_freqs ? 32 : 0));
+    write_file(folder, "model.gguf", b.data, b.len);
+    sn_buf_fini(&b);
+    sn_buf_fini(&d.entries);
+    return temp_path(folder, "model.gguf");
+}
+
+static sn_hparams takes_gguf(gguf_options options) {
+    char *folder = temp_folder(), *path = gguf_model(folder, &options);
+    sn_model *m = open_model(path);
+    sn_hparams h = *sn_model_hparams(m);
+    sn_model_close(&m);
+    free(path);
+    temp_folder_remove(&folder);
+    return h;
+}
+
+static void refuses_gguf(gguf_options options, const char *words) {
+    char *folder = temp_folder(), *path = gguf_model(folder, &options);
+    refuses_path(path, words);
+    free(path);
+    temp_folder_remove(&folder);
+}
+
+Test(model, opens_a_gguf_file) {
+    gguf_options none = {0};
+    char *folder = temp_folder(), *path = gguf_model(folder, &none);
+    sn_model *m = open_model(path);
+    const sn_hparams *h = sn_model_hparams(m);
+    sn_model_tensor output, embedding;
+    cr_assert_str_eq(sn_model_container(m), "GGUF v3");
+    cr_assert_str_eq(h->family, "llama");
+    cr_assert_str_eq(h->name, "model", "named after the file");
+    cr_assert(h->n_blocks == 1 && h->n_embd == 32 && h->n_heads == 2 && h->n_kv_heads == 1 && h->head_dim == 16);
+    cr_assert(h->n_ff == 32 && h->n_vocab == 8 && h->n_ctx == 64 && h->rope_dim == 16);
+    cr_assert(h->rope_style == SN_ROPE_PAIRS && h->tied_output && !h->qkv_bias && !h->qk_norm);
+    cr_assert_eq(sn_model_find(m, SN_ROLE_OUTPUT, 0, &output, NULL), SN_OK);
+    cr_assert_eq(sn_model_find(m, SN_ROLE_TOKEN_EMBEDDING, 0, &embedding, NULL), SN_OK);
+    cr_assert(output.data && output.data == embedding.data && output.rows == 8 && output.cols == 32);
+    cr_assert(sn_model_has_block(m, 0) && !sn_model_has_block(m, 1) && !sn_model_has_block(m, -1));
+    sn_model_close(&m);
+    sn_model_close(&m);
+    free(path);
+    temp_folder_remove(&folder);
+}
+
+Test(model, knows_the_traits_of_gguf_architectures) {
+    sn_hparams h = takes_gguf((gguf_options){.bias = true});
+    cr_assert(h.qkv_bias && h.rope_style == SN_ROPE_PAIRS);
+    h = takes_gguf((gguf_options){.architecture = "qwen2", .bias = true});
+    cr_assert(h.qkv_bias && h.rope_style == SN_ROPE_HALVES);
+    h = takes_gguf((gguf_options){.architecture = "qwen3"});
+    cr_assert(h.qk_norm && !h.qkv_bias && h.rope_style == SN_ROPE_HALVES);
+    refuses_gguf((gguf_options){.architecture = "qwen3", .bias = true, .key = "expert_count", .value = 8}, "experts");
+    refuses_gguf((gguf_options){.architecture = "gpt2"}, "'gpt2' cannot be run; these can: llama, qwen2, qwen3");
+}
+
+Test(model, reads_gguf_metadata_that_has_a_default) {
+    cr_assert_eq(takes_gguf((gguf_options){.key = "attention.sliding_window", .value = 16}).window, 16);
+    cr_assert_eq(takes_gguf((gguf_options){.key = "rope.dimension_count", .value = 8}).rope_dim, 8);
+    cr_assert_eq(takes_gguf((gguf_options){.key = "rope.scaling.type", .text = "none"}).rope_freq[0], 1);
+    cr_assert_eq(takes_gguf((gguf_options){.key = "rope.scale_linear", .number = 4}).rope_freq[0], 0.25f);
+}
+
+Test(model, divides_rope_frequencies_by_the_files_factors) {
+    const float factors[8] = {1, 1, 2, 4, 8, 8, 8, 8};
+    sn_hparams plain = takes_gguf((gguf_options){0}), divided = takes_gguf((gguf_options){.rope_freqs = factors});
+    for (int i = 0; i < 8; i++) cr_assert_eq(divided.rope_freq[i], plain.rope_freq[i] / factors[i]);
+    const float wrong[8] = {1, 1, 0, 4, 8, 8, 8, 8}, endless[8] = {1, 1, 1, INFINITY, 1, 1, 1, 1};
+    refuses_gguf((gguf_options){.rope_freqs = wrong}, "rope factor 2 is 0");
+    refuses_gguf((gguf_options){.rope_freqs = endless}, "rope factor 3 is inf");
+    refuses_gguf((gguf_options){.rope_freqs = factors, .key = "rope.dimension_count", .value = 8}, "must be 4 numbers");
+}
+
+Test(model, refuses_gguf_metadata_that_changes_the_mathematics) {
+    refuses_gguf((gguf_options){.key = "rope.scaling.type", .text = "yarn"}, "rope scaling of type 'yarn'");
+    refuses_gguf((gguf_options){.key = "logit_scale", .number = 0.5f}, "'llama.logit_scale' is not known");
+    refuses_gguf((gguf_options){.key = "attention.value_length", .value = 8}, "keys of 16 and values of 8");
+    refuses_gguf((gguf_options){.key = "attention.sliding_window", .text = "wide"}, "a string where a whole number");
+    refuses_gguf((gguf_options){.key = "attention.key_length", .value = 0x7ffffffe}, "width of a head");
+    refuses_gguf((gguf_options){.key = "expert_count", .value = 8}, "mixtures of experts");
+}
+
+Test(model, refuses_tensors_that_contradict_the_hyperparameters) {
+    refuses_gguf((gguf_options){.wide = "blk.0.attn_q.weight"},
+                 "'blk.0.attn_q.weight' has 2 dimensions, (32, 64), where");
+    refuses_gguf((gguf_options){.wide = "output_norm.weight"}, "'output_norm.weight'");
+    refuses_gguf((gguf_options){.key = "vocab_size", .value = 9}, "'token_embd.weight'");
+    refuses_gguf((gguf_options){.more = "blk.0.attn_output.bias"}, "'blk.0.attn_output.bias' has no part");
+    refuses_gguf((gguf_options){.more = "blk.1.attn_norm.weight"}, "'blk.1.attn_norm.weight' has no part");
+}
+
+Test(model, says_which_tensor_of_a_block_is_missing) {
+    gguf_options options = {.without = "blk.0.ffn_up.weight"};
+    char *folder = temp_folder(), *path = gguf_model(folder, &options);
+    sn_model *m = open_model(path);
+    sn_model_tensor tensor;
+    sn_hash hash;
+    sn_err err;
+    cr_assert(!sn_model_has_block(m, 0));
+    cr_assert_eq(sn_model_find(m, SN_ROLE_FFN_UP, 0, &tensor, &err), SN_REFUSED);
+    cr_assert_str_eq(err.text, "tensor 'blk.0.ffn_up.weight' is not in the model's files");
+    cr_assert_null(tensor.data);
+    cr_assert_eq(sn_model_block_hash(m, 0, &hash, &err), SN_REFUSED);
+    cr_assert_eq(sn_model_find(m, SN_ROLE_FFN_DOWN, 1, &tensor, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "none of number 1"));
+    cr_assert_eq(sn_model_find(m, SN_ROLE_ATTN_Q_NORM, 0, &tensor, &err), SN_OK, "a role that the family lacks");
+    cr_assert_null(tensor.data);
+    sn_model_close(&m);
+    free(path);
+    temp_folder_remove(&folder);
+}
+
+/* ---- folders ---- */
+
+Test(model, opens_folders_of_each_family) {
+    const struct {
+        const char *path, *family;
+        bool tied, bias, norm;
+        int window, head_dim;
+        sn_dtype dtype;
+    } models[] = {{GOLDEN "llama", "llama", true, false, false, 0, 16, SN_F32},
+                  {GOLDEN "llama3_rope", "llama", false, false, false, 0, 16, SN_F16},
+                  {GOLDEN "mistral", "mistral", false, false, false, 8, 16, SN_BF16},
+                  {GOLDEN "qwen2", "qwen2", true, true, false, 0, 16, SN_BF16},
+                  {GOLDEN "qwen3", "qwen3", false, false, true, 0, 24, SN_BF16}};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        sn_model *m = open_model(models[i].path);
+        const sn_hparams *h = sn_model_hparams(m);
+        sn_model_tensor t;
+        cr_assert_str_eq(h->family, models[i].family);
+        cr_assert_str_eq(sn_model_container(m), "safetensors");
+        cr_assert(h->n_blocks == 4 && h->n_embd == 64 && h->n_vocab == 320 && h->rope_style == SN_ROPE_HALVES);
+        cr_assert(h->tied_output == models[i].tied && h->qkv_bias == models[i].bias && h->qk_norm == models[i].norm);
+        cr_assert(h->window == models[i].window && h->head_dim == models[i].head_dim);
+        for (int block = 0; block < 4; block++) cr_assert(sn_model_has_block(m, block));
+        for (int role = 0; role < SN_ROLE_FIRST_OF_BLOCK; role++) {
+            cr_assert_eq(sn_model_find(m, (sn_role)role, 0, &t, NULL), SN_OK);
+            cr_assert(t.data && t.dtype == models[i].dtype);
+        }
+        cr_assert_eq(sn_model_find(m, SN_ROLE_ATTN_O, 3, &t, NULL), SN_OK);
+        cr_assert(t.rows == 64 && t.cols == (size_t)(4 * h->head_dim));
+        cr_assert_eq(sn_model_find(m, SN_ROLE_ATTN_K_BIAS, 3, &t, NULL), SN_OK);
+        cr_assert_eq(t.data != NULL, models[i].bias);
+        sn_model_close(&m);
+    }
+}
+
+Test(model, refuses_paths_that_are_no_models) {
+    char *folder = temp_folder(), *path = temp_path(folder, "file");
+    refuses_path(SN_FIXTURES "/nothing", "nothing cannot be opened");
+    refuses_path(folder, "holds no config.json");
+    write_file(folder, "file", "", 0);
+    refuses_path(path, "file is empty");
+    write_file(folder, "file", "words of a text", 15);
+    refuses_path(path, "no GGUF file");
+    write_file(folder, "config.json", "{", 1);
+    refuses_path(folder, "config.json: it is no valid JSON");
+    copy_file(GOLDEN "llama", folder, "config.json");
+    refuses_path(folder, "holds neither model.safetensors");
+    write_file(folder, "model.safetensors", "", 0);
+    refuses_path(folder, "model.safetensors is empty");
+    refuses_path(GOLDEN "llama/model.safetensors", "give the folder");
+    copy_file(GOLDEN "qwen3", folder, "model.safetensors");
+    refuses_path(folder, "tensor '");
+    free(path);
+    temp_folder_remove(&folder);
+}
+
+Test(model, opens_a_part_of_a_models_shards_and_knows_what_is_missing) {
+    char *folder = temp_folder();
+    copy_file(GOLDEN "qwen2", folder, "config.json");
+    copy_file(GOLDEN "qwen2", folder, "model.safetensors.index.json");
+    copy_file(GOLDEN "qwen2", folder, "model-00001-of-00003.safetensors");
+    sn_model *m = open_model(folder);
+    sn_model_tensor t;
+    cr_assert(!sn_model_has_block(m, 0));
+    cr_assert_eq(sn_model_find(m, SN_ROLE_TOKEN_EMBEDDING, 0, &t, NULL), SN_OK);
+    cr_assert_eq(sn_model_find(m, SN_ROLE_OUTPUT_NORM, 0, &t, NULL), SN_REFUSED);
+    sn_model_close(&m);
+    temp_folder_remove(&folder);
+}
+
+/* ---- what names a model ---- */
+
+static sn_hash hash_of_block(const char *path, int block) {
+    sn_model *m = open_model(path);
+    sn_hash hash;
+    sn_err err = {0};
+    cr_assert_eq(sn_model_block_hash(m, block, &hash, &err), SN_OK, "%s", err.text);
+    sn_model_close(&m);
+    return hash;
+}
+
+static sn_hash id_of(const char *path) {
+    sn_model *m = open_model(path);
+    sn_hash id = sn_model_id(m);
+    sn_model_close(&m);
+    return id;
+}
+
+static bool same(sn_hash a, sn_hash b) { return !memcmp(a.bytes, b.bytes, SN_HASH_SIZE); }
+
+Test(model, names_blocks_by_their_weights) {
+    cr_assert(same(hash_of_block(GOLDEN "llama", 0), hash_of_block(GOLDEN "llama", 0)));
+    cr_assert(!same(hash_of_block(GOLDEN "llama", 0), hash_of_block(GOLDEN "llama", 1)));
+    cr_assert(same(id_of(GOLDEN "llama"), id_of(GOLDEN "llama")));
+    cr_assert(!same(id_of(GOLDEN "llama"), id_of(GOLDEN "llama3_rope")));
+}
+
+/* The last byte of the file is of a tensor of the block. */
+Test(model, one_changed_bit_of_a_weight_changes_the_hash_of_its_block) {
+    char *folder = temp_folder(), *path = temp_path(folder, "model.gguf");
+    gguf_options none = {0};
+    free(gguf_model(folder, &none));
+    sn_hash block = hash_of_block(path, 0), id = id_of(path);
+    FILE *file = fopen(path, "r+b");
+    fseek(file, -1, SEEK_END);
+    fputc(1, file);
+    fclose(file);
+    cr_assert(!same(block, hash_of_block(path, 0)));
+    cr_assert(same(id, id_of(path)));
+    free(path);
+    temp_folder_remove(&folder);
+}
+
+Test(model, gives_other_names_where_a_hyperparameter_differs) {
+    char *folder = temp_folder();
+    gguf_options none = {0}, window = {.key = "attention.sliding_window", .value = 16},
+                 name = {.key = "vocab_size", .value = 8};
+    char *path = gguf_model(folder, &none);
+    sn_hash block = hash_of_block(path, 0), id = id_of(path);
+    free(path);
+    path = gguf_model(folder, &window);
+    cr_assert(!same(block, hash_of_block(path, 0)) && !same(id, id_of(path)));
+    free(path);
+    path = gguf_model(folder, &name);
+    cr_assert(same(block, hash_of_block(path, 0)) && same(id, id_of(path)), "the same said in another way");
+    free(path);
+    temp_folder_remove(&folder);
+}
+
+Test(model, keeps_data_readable_that_was_forgotten) {
+    sn_model *m = open_model(GOLDEN "llama");
+    sn_model_tensor t, none = {0};
+    cr_assert_eq(sn_model_find(m, SN_ROLE_TOKEN_EMBEDDING, 0, &t, NULL), SN_OK);
+    sn_hash before = sn_hash_of(t.data, t.bytes);
+    sn_model_forget(m, &t);
+    sn_model_forget(m, &none);
+    cr_assert(same(before, sn_hash_of(t.data, t.bytes)));
+    sn_model_close(&m);
+}
+
+Test(model, lists_every_tensor) {
+    sn_model *m = open_model(GOLDEN "qwen2");
+    const char *name;
+    sn_model_tensor t;
+    size_t bytes = 0;
+    cr_assert_eq(sn_model_n_tensors(m), 2 + 4 * 12);
+    for (size_t i = 0; i < sn_model_n_tensors(m); i++) {
+        sn_model_tensor_at(m, i, &name, &t);
+        cr_assert(name[0] && t.data && t.dtype == SN_BF16 && t.bytes == 2 * t.rows * t.cols);
+        bytes += t.bytes;
+    }
+    cr_assert_eq(bytes, 288896, "total_size in the index");
+    sn_model_close(&m);
+}

@@ -81,7 +81,7 @@ sn_status sn_flush_stdout(sn_err *err) {
 }
 
 sn_status sn_print_json(json_t *object, sn_err *err) {
-    int failed = object ? json_dumpf(object, stdout, JSON_REAL_PRECISION(9)) : -1;
+    int failed = object ? json_dumpf(object, stdout, JSON_REAL_PRECISION(12)) : -1;
     json_decref(object);
     if (failed && !ferror(stdout)) return sn_fail(err, SN_STOP, "out of memory for the answer in JSON");
     putchar('\n');

@@ -4,6 +4,7 @@
 #include "base/log.h"
 
 #include <stdio.h>
+#include <string.h>
 
 sn_client_options sn_given = {.device = NULL, .timeout_s = 30, .max_retries = 3};
 sn_sampling_options sn_given_sampling = {.top_p = 1, .repeat_penalty = 1, .max_tokens = 256, .seed = -1};
@@ -97,7 +98,9 @@ static int fail(const sn_command *command, sn_status status, const sn_err *err) 
                                 [SN_REFUSED] = SN_EXIT_USAGE,
                                 [SN_STOP] = SN_EXIT_RESOURCES};
     if (sn_interrupted) return SN_EXIT_INTERRUPTED; /* what failed did so because it was broken off */
-    fprintf(stderr, "%s: %s.\n", command->program, err->text);
+    size_t len = strlen(err->text);
+    bool ended = len && strchr(".?!", err->text[len - 1]);
+    fprintf(stderr, "%s: %s%s\n", command->program, err->text, ended ? "" : ".");
     return codes[status];
 }
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ASK_TIMEOUT_MS = 3000, BLOCKS_SHOWN_MAX = 1024 }; /* an announcement may speak of any number of blocks */
+enum { ASK_TIMEOUT_MS = 2000, BLOCKS_SHOWN_MAX = 1024 }; /* an announcement may speak of any number of blocks */
 
 static const char *model_path;
 

@@ -1,0 +1,73 @@
+#include "tests/support/program.h"
+
+#include "base/clock.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { LIMIT_US = 120 * 1000000, LOOK_EVERY_US = 2000 };
+
+static void need(int condition, const char *what) {
+    if (condition) return;
+    fprintf(stderr, "running a program: %s failed\n", what);
+    abort();
+}
+
+static char *read_all(FILE *file) {
+    long size;
+    need(!fseek(file, 0, SEEK_END) && (size = ftell(file)) >= 0, "seeking");
+    rewind(file);
+    char *text = calloc((size_t)size + 1, 1);
+    need(text && fread(text, 1, (size_t)size, file) == (size_t)size, "reading what it printed");
+    fclose(file);
+    return text;
+}
+
+static int wait_for(pid_t pid) {
+    int state;
+    for (int64_t until = sn_now_us() + LIMIT_US; waitpid(pid, &state, WNOHANG) == 0;) {
+        if (sn_now_us() > until) kill(pid, SIGKILL);
+        sn_sleep_us(LOOK_EVERY_US);
+    }
+    return WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
+}
+
+program program_run(const char *const *argv, const char *input) {
+    FILE *in = tmpfile(), *out = tmpfile(), *err = tmpfile();
+    need(in && out && err, "making temporary files");
+    if (input) fputs(input, in);
+    need(!fflush(in), "writing its input");
+    rewind(in);
+    pid_t pid = fork();
+    need(pid >= 0, "fork");
+    if (!pid) {
+        dup2(fileno(in), STDIN_FILENO);
+        dup2(fileno(out), STDOUT_FILENO);
+        dup2(fileno(err), STDERR_FILENO);
+        execv(argv[0], (char *const *)(uintptr_t)argv);
+        _exit(127);
+    }
+    program p = {.code = wait_for(pid)};
+    fclose(in);
+    p.out = read_all(out);
+    p.err = read_all(err);
+    return p;
+}
+
+void program_fini(program *p) {
+    free(p->out);
+    free(p->err);
+    *p = (program){0};
+}
+
+json_t *program_json(const program *p) {
+    json_error_t where;
+    json_t *value = json_loads(p->out, 0, &where);
+    if (!value) fprintf(stderr, "exit code %d, printed: %.400s\nand: %.400s\n", p->code, p->out, p->err);
+    need(value != NULL, "reading its output as JSON");
+    return value;
+}

@@ -29,10 +29,12 @@ typedef struct sn_device_id {
 sn_status sn_device_id_parse(const char *name, sn_device_id *out, sn_err *err) SN_MUST_USE;
 char *sn_device_id_name(sn_device_id id, char out[32]); /* "cpu", "cuda:0"; returns out */
 
-/* A matrix of weights in the device's own layout, made once from a file's tensor. Only its device looks inside. */
+/* A matrix of weights in the device's own layout. A plain value: who placed the bytes at `device` owns them. */
 typedef struct sn_weight {
+    sn_dtype dtype;
     size_t rows, cols;
-    size_t bytes; /* what it holds of the device's memory */
+    size_t bytes;       /* that it takes of the device's memory: weight_size */
+    const void *device; /* aligned to 64 bytes */
 } sn_weight;
 
 /* y (n, weight->rows) = x (n, weight->cols) . weight^T + bias. */
@@ -61,6 +63,19 @@ typedef struct sn_sequence {
     int position, first_row, n_rows;
 } sn_sequence;
 
+/* One pass over some blocks: whose rows go through. Told once (pass_begin), used by kv_store and attention of every block. */
+typedef struct sn_pass {
+    const sn_kv_shape *shape;
+    int n_rows, n_sequences;
+    const sn_sequence *sequences; /* host; must stay until pass_end */
+    /* Names the operations that follow, with all their pointers: two passes of equal `graph` and equal n_rows and
+     * n_sequences issue the same calls. A device may then record them once and run the record. 0: never recorded. */
+    uint64_t graph;
+} sn_pass;
+
+/* A copy to the device that goes on beside the queue. */
+typedef uint64_t sn_ticket;
+
 /* What will be asked of a device at most, told before the first operation so that none of them allocates. */
 typedef struct sn_device_limits {
     int rows;    /* of one call */
@@ -77,15 +92,34 @@ typedef struct sn_device_ops {
     /* The host memory may be changed as soon as these return; download waits for all work queued before it. */
     sn_status (*upload)(sn_device *d, void *device, const void *host, size_t bytes, sn_err *err);
     sn_status (*download)(sn_device *d, void *host, const void *device, size_t bytes, sn_err *err);
-    /* Waits until the queue is empty; SN_STOP naming the device when it does not answer within the limit. */
-    sn_status (*finish)(sn_device *d, int timeout_ms, sn_err *err);
+    /* Waits until the queue is empty. This and every other wait ends after device->timeout_ms with SN_STOP and a sentence
+     * that names the device: it did not answer, or is lost. After SN_STOP every call fails at once with the same sentence;
+     * only free and close still work. */
+    sn_status (*finish)(sn_device *d, sn_err *err);
     /* Makes room for the largest calls that will come. May be called again with larger limits. */
     sn_status (*prepare)(sn_device *d, const sn_device_limits *limits, sn_err *err);
 
-    /* -- weights. `host` holds rows x cols elements of `dtype` as in the file; not needed after the call. */
-    sn_status (*weight_new)(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *host, sn_weight **out,
-                            sn_err *err);
-    void (*weight_free)(sn_device *d, sn_weight **weight); /* NULL-safe */
+    /* -- memory of the host that the device copies from at full speed (pinned). Free with the same bytes. */
+    sn_status (*host_alloc)(sn_device *d, size_t bytes, void **host, sn_err *err);
+    void (*host_free)(sn_device *d, void *host, size_t bytes);
+    /* Begins a copy to the device as soon as all work queued so far is done, beside the work queued after it. The host
+     * memory (of host_alloc) must stay as it is until copy_join. */
+    sn_status (*copy_begin)(sn_device *d, void *device, const void *host, size_t bytes, sn_ticket *ticket, sn_err *err);
+    /* Work queued from now on begins after that copy is done. Does not wait itself. */
+    sn_status (*copy_join)(sn_device *d, sn_ticket ticket, sn_err *err);
+
+    /* -- weights. Bytes of the device's layout of such a matrix; SN_REFUSED for a type that it cannot use. */
+    sn_status (*weight_size)(const sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t *bytes, sn_err *err);
+    /* Brings rows x cols elements of `dtype`, as in the file, into the device's layout in host memory (`image`, weight_size
+     * bytes, aligned to 64), ready to be copied to the device as it is. Where device->host_visible, image may be the
+     * device's memory itself. */
+    sn_status (*weight_pack)(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *host, void *image,
+                             sn_err *err);
+
+    /* -- a pass. *recorded (out): the device will run a record of this pass by itself at pass_end, and the caller issues no
+     * operations between the two. What a record reads from fixed addresses (rows, rope table) is uploaded before. */
+    sn_status (*pass_begin)(sn_device *d, const sn_pass *pass, bool *recorded, sn_err *err);
+    sn_status (*pass_end)(sn_device *d, sn_err *err);
 
     /* -- mathematics. y[i] = x . w[i]^T + bias[i] for several weights of equal cols over the same x (n, cols). */
     sn_status (*linear)(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err);
@@ -94,16 +128,18 @@ typedef struct sn_device_ops {
                           sn_err *err);
     /* x (n, n_heads, head_dim) is rotated in place. Su et al. 2021. */
     sn_status (*rope)(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err);
-    /* Stores k and v (n, n_kv_heads, head_dim) of all sequences' rows at their positions of block `block`. */
-    sn_status (*kv_store)(sn_device *d, const sn_kv_shape *shape, int block, int n_sequences, const sn_sequence *sequences,
-                          const float *k, const float *v, sn_err *err);
-    /* Reads positions [position, position + n) of one sequence back, host, (n, n_kv_heads, head_dim) each: for export. */
-    sn_status (*kv_load)(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
+    /* Stores k and v (n_rows, n_kv_heads, head_dim) of the pass at its sequences' positions of block `block`. */
+    sn_status (*kv_store)(sn_device *d, int block, const float *k, const float *v, sn_err *err);
+    /* Reads positions [position, position + n) of a past back, host, (n, n_kv_heads, head_dim) each: export. And puts them
+     * there: import. Outside of passes; both wait. */
+    sn_status (*kv_read)(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                          float *k, float *v, sn_err *err);
-    /* out (n, n_heads, head_dim) = softmax(q . K^T * scale) . V for each row over the positions up to its own, stored
-     * before; the last `window` of them only when window > 0. n_heads is a multiple of n_kv_heads (GQA). */
-    sn_status (*attention)(sn_device *d, const sn_kv_shape *shape, int block, int n_sequences,
-                           const sn_sequence *sequences, int n_heads, int window, float scale, const float *q, float *out,
+    sn_status (*kv_write)(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
+                          const float *k, const float *v, sn_err *err);
+    /* out (n_rows, n_heads, head_dim) = softmax(q . K^T * scale) . V for each row of the pass over the positions of its
+     * sequence up to its own, stored before; the last `window` of them only when window > 0. n_heads is a multiple of
+     * n_kv_heads (GQA). */
+    sn_status (*attention)(sn_device *d, int block, int n_heads, int window, float scale, const float *q, float *out,
                            sn_err *err);
     /* y (n) = silu(gate) * up. y may be gate or up. */
     sn_status (*silu_mul)(sn_device *d, size_t n, const float *gate, const float *up, float *y, sn_err *err);
@@ -118,15 +154,30 @@ typedef struct sn_device_ops {
 struct sn_device {
     const sn_device_ops *ops; /* first member of every backend's device */
     sn_device_id id;
+    bool host_visible; /* device memory is host memory */
+    int timeout_ms;    /* for every wait on it; may be changed */
+    uint64_t recorded; /* passes recorded so far: for tests that nothing is recorded twice */
 };
 
 typedef struct sn_device_options {
+    int timeout_ms;  /* 0: 60,000 */
     int threads;     /* cpu: workers, the caller among them; 0: as many as cores */
     const char *isa; /* cpu: "c", "avx2", "avx512" or NULL: the best this machine has. For tests and reports */
 } sn_device_options;
 
 sn_status sn_device_open(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err) SN_MUST_USE;
 void sn_device_close(sn_device **device); /* NULL-safe; everything allocated from it must be freed before */
+
+/* What there is on this machine, in the order cpu, cuda:0, cuda:1, ..., xpu:0, ...; for --list-devices and placement. A
+ * backend that is not built, or has no driver, lists nothing and says why in the log once. */
+typedef struct sn_device_info {
+    sn_device_id id;
+    char name[64];
+    char can[96];                /* "avx512, 2 threads"; "sm_90, graphs" */
+    size_t memory, memory_free;  /* bytes */
+} sn_device_info;
+enum { SN_DEVICES_MAX = 32 };
+sn_status sn_devices_list(sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err *err) SN_MUST_USE;
 
 /* A line for people: "cpu: 2 threads, avx512". Static or owned by the device. */
 const char *sn_device_describe(const sn_device *device);

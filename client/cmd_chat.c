@@ -184,11 +184,11 @@ static bool second_interrupt(int *in_a_row) {
 static sn_status converse(chat *c, int *code, sn_err *err) {
     bool leave = false;
     int interrupts = 0;
+    heard what = HEARD_LINE;
     sn_status status = reset(c, err);
     if (!status && c->terminal) fprintf(stderr, "[%s; /help lists commands]\n", c->setup->hp->name);
     while (!status && !leave) {
         char *line;
-        heard what;
         if (c->terminal) fputs("> ", stderr);
         status = read_line(c, &line, &what, err);
         if (status || what == HEARD_END) break;
@@ -206,7 +206,7 @@ static sn_status converse(chat *c, int *code, sn_err *err) {
             status = SN_OK;
         }
     }
-    if (c->terminal && !leave) fputc('\n', stderr);
+    if (c->terminal && what != HEARD_LINE) fputc('\n', stderr);
     return status;
 }
 

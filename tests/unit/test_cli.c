@@ -172,7 +172,8 @@ Test(cli, inspects_a_model) {
     cr_assert_eq(json_array_size(blocks), 4);
     cr_assert_eq(json_string_length(json_object_get(json_array_get(blocks, 3), "hash")), 64);
     cr_assert_gt(json_integer_value(json_object_get(json_array_get(blocks, 3), "bytes")), 0);
-    cr_assert_eq(json_array_size(json_object_get(o, "tensors")), json_integer_value(json_object_get(o, "n_tensors")));
+    cr_assert_eq((json_int_t)json_array_size(json_object_get(o, "tensors")),
+                 json_integer_value(json_object_get(o, "n_tensors")));
     json_decref(o);
     cr_assert_eq(SWARM("inspect", LLAMA, "--tensors"), 0);
     cr_assert(strstr(last.out, "model.embed_tokens.weight") && strstr(last.out, "family      llama"), "%s", last.out);

@@ -89,7 +89,9 @@ void sn_options_help(const sn_command *command, FILE *out) {
         {"  --help", "this text"},
         {"  --version", "the version"},
     };
-    fprintf(out, "Usage: %s %s\n\n", command->program, command->synopsis);
+    int column = fprintf(out, "Usage: %s", command->program);
+    wrap(out, command->synopsis, sizeof "Usage: " - 1, (size_t)column);
+    fputc('\n', out);
     paragraphs(out, command->about);
     for (size_t g = 0; g < command->n_groups; g++) {
         fprintf(out, "\n%s\n", command->groups[g].title);

@@ -88,7 +88,7 @@ static sn_status read_line(chat *c, char **line, heard *what, sn_err *err) {
  */
 
 static sn_status print_text(void *ctx, const char *text, size_t len, sn_err *err) {
-    (void)ctx;
+    sn_progress_end(ctx);
     fwrite(text, 1, len, stdout);
     return sn_flush_stdout(err);
 }
@@ -117,13 +117,16 @@ static void say_room(const chat *c, const sn_generation *answer) {
 static sn_status answer(chat *c, const sn_ids *prompt, sn_err *err) {
     const sn_sampling_options *o = &sn_given_sampling;
     sn_generation out;
+    sn_progress_shown *shown = sn_progress_begin("reading");
     sn_generate_options options = {.max_tokens = (int)o->max_tokens,
                                    .stops = o->stop.items,
                                    .n_stops = o->stop.n,
                                    .ignore_end = o->ignore_end,
                                    .on_text = print_text,
+                                   .ctx = &shown,
                                    .interrupt = &sn_interrupted};
     sn_status status = sn_generator_run(c->generator, prompt->ids, prompt->n, &options, &out, err);
+    sn_progress_end(&shown);
     if (!status) status = add_turn(c, "assistant", (const char *)out.text.data, out.text.len, err);
     putchar('\n');
     if (!status) status = sn_flush_stdout(err);
@@ -184,11 +187,11 @@ static bool second_interrupt(int *in_a_row) {
 static sn_status converse(chat *c, int *code, sn_err *err) {
     bool leave = false;
     int interrupts = 0;
+    heard what = HEARD_LINE;
     sn_status status = reset(c, err);
     if (!status && c->terminal) fprintf(stderr, "[%s; /help lists commands]\n", c->setup->hp->name);
     while (!status && !leave) {
         char *line;
-        heard what;
         if (c->terminal) fputs("> ", stderr);
         status = read_line(c, &line, &what, err);
         if (status || what == HEARD_END) break;
@@ -206,7 +209,7 @@ static sn_status converse(chat *c, int *code, sn_err *err) {
             status = SN_OK;
         }
     }
-    if (c->terminal && !leave) fputc('\n', stderr);
+    if (c->terminal && what != HEARD_LINE) fputc('\n', stderr);
     return status;
 }
 

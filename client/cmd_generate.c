@@ -58,7 +58,7 @@ static sn_status check_options(sn_err *err) {
 }
 
 static sn_status print_text(void *ctx, const char *text, size_t len, sn_err *err) {
-    (void)ctx;
+    sn_progress_end(ctx); /* from here on the text itself shows that something goes on */
     fwrite(text, 1, len, stdout);
     return sn_flush_stdout(err);
 }
@@ -97,16 +97,20 @@ static sn_status generate(sn_setup *setup, const sn_ids *prompt, int *code, sn_e
     sn_sampling sampling = sn_sampling_given();
     sn_generator *generator = NULL;
     sn_generation answer = {0};
+    sn_progress_shown *shown = NULL;
     sn_generate_options options = {.max_tokens = (int)o->max_tokens,
                                    .stops = o->stop.items,
                                    .n_stops = o->stop.n,
                                    .ignore_end = o->ignore_end,
                                    .on_text = sn_given.json ? NULL : print_text,
+                                   .ctx = &shown,
                                    .interrupt = &sn_interrupted};
     status = sn_setup_chain(setup, parts.max_context, false, err);
     parts.chain = setup->chain;
     if (!status) status = sn_generator_new(&parts, &sampling, &generator, err);
+    shown = sn_progress_begin(sn_given.json ? "generating" : "reading the prompt");
     if (!status) status = sn_generator_run(generator, prompt->ids, prompt->n, &options, &answer, err);
+    sn_progress_end(&shown);
     if (!status)
         status = show(prompt, &answer, &sampling, setup->chain, err);
     else if (answer.text.len && !sn_given.json)

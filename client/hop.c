@@ -56,7 +56,7 @@ void sn_hop_fini(sn_hop_at *hop, sn_link *link) {
     sn_msg *msg = NULL;
     if (hop->step_tokens_max && link && !sn_msg_new(SN_MSG_CLOSE, sn_link_request(link), &msg, &err)) {
         memcpy(msg->close.session, hop->session, SN_SESSION_ID_SIZE);
-        if (sn_link_send(link, hop->address, hop->curve_key, &msg, &err)) {} /* its session expires by itself, too */
+        if (sn_link_send(link, hop->peer, &msg, &err)) {} /* its session expires by itself, too */
     }
     sn_kv_free(&hop->kv);
     free(hop->timeline);
@@ -77,7 +77,7 @@ sn_status sn_hop_open(sn_hop_at *hop, sn_link *link, const sn_hash *model, int m
     msg->open.first_block = (uint64_t)hop->first;
     msg->open.end_block = (uint64_t)hop->end;
     msg->open.max_tokens = (uint64_t)max_tokens;
-    status = sn_link_call(link, hop->address, hop->curve_key, &msg, SN_MSG_OPENED, timeout_ms, &opened, err);
+    status = sn_link_call(link, hop->address, hop->curve_key, &msg, SN_MSG_OPENED, timeout_ms, &hop->peer, &opened, err);
     if (status) return status;
     uint64_t tokens = opened->opened.step_tokens_max;
     sn_msg_free(&opened);
@@ -196,7 +196,7 @@ static size_t find_failed(const sn_hop_at *hops, size_t n_hops, sn_link *link, c
         if (sn_msg_new(SN_MSG_STATUS, 0, &msg, &err)) return 0;
         msg->status.protocol = SN_PROTOCOL;
         int probe_ms = timeout_ms < PROBE_MS ? timeout_ms : PROBE_MS;
-        if (sn_link_call(link, hops[i].address, hops[i].curve_key, &msg, SN_MSG_STATUS_IS, probe_ms, &alive, &err))
+        if (sn_link_call(link, hops[i].address, hops[i].curve_key, &msg, SN_MSG_STATUS_IS, probe_ms, NULL, &alive, &err))
             return i;
         sn_msg_free(&alive);
     }
@@ -206,16 +206,19 @@ static size_t find_failed(const sn_hop_at *hops, size_t n_hops, sn_link *link, c
 sn_status sn_hops_step(sn_hop_at *hops, size_t n_hops, sn_link *link, int position, int n, int n_embd,
                        const float *rows, int timeout_ms, float *out, size_t *failed, sn_err *err) {
     sn_msg *msg = NULL, *result = NULL;
-    uint8_t session[SN_SESSION_ID_SIZE] = {0};
-    uint64_t request = sn_link_request(link);
+    sn_peer peers[SN_HOPS_MAX];
     int64_t began = sn_now_us();
+    sn_wait wait = {sn_link_request(link), SN_MSG_RESULT, began + (int64_t)timeout_ms * 1000, peers, n_hops, {0}, false, 0};
+    for (size_t i = 0; i < n_hops; i++) peers[i] = hops[i].peer;
     *failed = 0;
-    sn_status status = new_step(hops, n_hops, request, position, n, n_embd, rows, &msg, err);
-    if (!status) status = sn_link_send(link, hops[0].address, hops[0].curve_key, &msg, err);
-    if (!status)
-        status = sn_link_wait(link, request, SN_MSG_RESULT, began + (int64_t)timeout_ms * 1000, &result, session, err);
-    if (status)
-        *failed = find_failed(hops, n_hops, link, session, timeout_ms);
+    sn_status status = new_step(hops, n_hops, wait.request, position, n, n_embd, rows, &msg, err);
+    if (!status) status = sn_link_send(link, hops[0].peer, &msg, err);
+    if (!status) status = sn_link_wait(link, &wait, &result, err);
+    if (status && status != SN_STOP && sn_link_lost(link, &wait)) {
+        *failed = wait.lost_peer;
+        status = sn_fail(err, SN_REBUILD, "the connection was lost: is the node still running?");
+    } else if (status)
+        *failed = find_failed(hops, n_hops, link, wait.session, timeout_ms);
     else
         status = check_result(hops, n_hops, result, position, n, n_embd, failed, err);
     for (size_t i = 1; i < n_hops && !status; i++)

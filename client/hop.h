@@ -14,6 +14,7 @@ typedef struct sn_hop_at {
     /* of a node */
     uint8_t node[SN_KEY_SIZE], curve_key[SN_KEY_SIZE];
     char address[SN_ADDRESS_MAX + 1];
+    sn_peer peer; /* the connection over which its session was opened */
     uint8_t session[SN_SESSION_ID_SIZE];
     uint64_t step; /* newest that it has done */
     int step_tokens_max;
@@ -47,7 +48,8 @@ bool sn_hop_knows(const sn_hop_at *hop, int position); /* the hash at `position`
 
 /* Runs n rows at `position` through `n_hops` nodes that push to each other; hops[0] has recorded them. out: (n, n_embd).
  * Checks shape, route, hashes and that all numbers are finite. *failed: index of the hop to blame on failure; n_hops when
- * each of them lives but the answer got lost between them. */
+ * each of them lives but the answer got lost between them. SN_REBUILD: the session there is gone, or for all we know: the
+ * node may be there again, or the connection have broken on the way. */
 sn_status sn_hops_step(sn_hop_at *hops, size_t n_hops, sn_link *link, int position, int n, int n_embd, const float *rows,
                        int timeout_ms, float *out, size_t *failed, sn_err *err) SN_MUST_USE;
 

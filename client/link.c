@@ -19,7 +19,11 @@ struct sn_link {
     size_t n_seeds;
     char joined[256]; /* the addresses as given, for sentences */
     uint64_t last_request;
+    sn_peer *alive; /* dialled, and not lost */
+    size_t n_alive, alive_room;
 };
+
+#define CONNECTION_LOST "the connection was lost, or none came about: is the node still running?"
 
 static void wake(void *link) { sn_transport_wake(((sn_link *)link)->transport); }
 
@@ -80,6 +84,7 @@ void sn_link_close(sn_link **link) {
     sn_introducer_free(&l->introducer); /* before the transport that it wakes */
     sn_transport_free(&l->transport);
     sn_directory_free(&l->directory);
+    free(l->alive);
     free(l);
     *link = NULL;
 }
@@ -90,13 +95,38 @@ uint64_t sn_link_request(sn_link *link) { return ++link->last_request; }
 
 /* -- requests ------------------------------------------------------------------------------------------------------ */
 
-sn_status sn_link_send(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_msg **msg,
+static bool is_alive(const sn_link *link, sn_peer peer) {
+    for (size_t i = 0; i < link->n_alive; i++)
+        if (link->alive[i] == peer) return true;
+    return false;
+}
+
+sn_status sn_link_dial(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_peer *out,
                        sn_err *err) {
-    sn_peer peer;
-    sn_status status = sn_transport_dial(link->transport, address, curve_key, &peer, err);
-    if (!status) status = sn_transport_send(link->transport, peer, msg, err);
+    sn_status status = sn_transport_dial(link->transport, address, curve_key, out, err);
+    if (status || is_alive(link, *out)) return status;
+    if (link->n_alive == link->alive_room) {
+        size_t room = 2 * link->alive_room + 16;
+        sn_peer *alive = realloc(link->alive, room * sizeof *alive);
+        if (!alive) return sn_fail(err, SN_STOP, "out of memory: no room for another connection");
+        link->alive = alive;
+        link->alive_room = room;
+    }
+    link->alive[link->n_alive++] = *out;
+    return SN_OK;
+}
+
+sn_status sn_link_send(sn_link *link, sn_peer peer, sn_msg **msg, sn_err *err) {
+    sn_status status = is_alive(link, peer) ? sn_transport_send(link->transport, peer, msg, err)
+                                            : sn_fail(err, SN_RETRY, CONNECTION_LOST);
     sn_msg_free(msg);
     return status;
+}
+
+static void forget(sn_link *link, sn_peer peer) {
+    sn_transport_hang_up(link->transport, peer);
+    for (size_t i = 0; i < link->n_alive; i++)
+        if (link->alive[i] == peer) link->alive[i] = link->alive[--link->n_alive];
 }
 
 /* An answer to `request`, or NULL in *out when something else came. */
@@ -105,7 +135,12 @@ static sn_status receive(sn_link *link, uint64_t request, int64_t deadline_us, s
     *out = NULL;
     sn_status status = sn_transport_recv(link->transport, deadline_us, &event, err);
     if (status) return status;
-    if (!event.msg && event.peer) sn_log(SN_LOG_WARN, "bad message", "text=%s", event.bad.text);
+    if (event.lost) {
+        sn_log(SN_LOG_INFO, "node lost", "text=%s", event.bad.text);
+        forget(link, event.peer);
+    } else if (!event.msg && event.peer) {
+        sn_log(SN_LOG_WARN, "bad message", "text=%s", event.bad.text);
+    }
     if (event.msg && event.msg->request == request) *out = event.msg;
     else sn_msg_free(&event.msg); /* late answer to something given up */
     return SN_OK;
@@ -128,26 +163,42 @@ static sn_status take_answer(sn_msg **msg, sn_msg_kind wanted, uint8_t *session,
     return status;
 }
 
-sn_status sn_link_wait(sn_link *link, uint64_t request, sn_msg_kind wanted, int64_t deadline_us, sn_msg **out,
-                       uint8_t session[SN_SESSION_ID_SIZE], sn_err *err) {
+bool sn_link_lost(const sn_link *link, sn_wait *wait) {
+    wait->lost = false;
+    for (size_t i = wait->n_peers; i-- > 0;)
+        if (!is_alive(link, wait->peers[i])) {
+            wait->lost = true;
+            wait->lost_peer = i;
+        }
+    return wait->lost;
+}
+
+sn_status sn_link_wait(sn_link *link, sn_wait *wait, sn_msg **out, sn_err *err) {
     int64_t began = sn_now_us();
-    if (session) memset(session, 0, SN_SESSION_ID_SIZE);
+    memset(wait->session, 0, sizeof wait->session);
     *out = NULL;
     while (!*out) {
-        sn_status status = receive(link, request, deadline_us, out, err);
+        if (sn_link_lost(link, wait)) return sn_fail(err, SN_RETRY, CONNECTION_LOST);
+        sn_status status = receive(link, wait->request, wait->deadline_us, out, err);
         if (status) return status;
-        if (!*out && sn_now_us() >= deadline_us)
-            return sn_fail(err, SN_RETRY, "no answer within %.1f seconds", (double)(deadline_us - began) / 1e6);
+        if (!*out && sn_now_us() >= wait->deadline_us)
+            return sn_fail(err, SN_RETRY, "no answer within %.1f seconds", (double)(wait->deadline_us - began) / 1e6);
     }
-    return take_answer(out, wanted, session, err);
+    return take_answer(out, wait->wanted, wait->session, err);
 }
 
 sn_status sn_link_call(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_msg **msg,
-                       sn_msg_kind wanted, int timeout_ms, sn_msg **out, sn_err *err) {
-    uint64_t request = (*msg)->request = sn_link_request(link);
+                       sn_msg_kind wanted, int timeout_ms, sn_peer *peer, sn_msg **out, sn_err *err) {
+    sn_peer to = 0;
+    sn_wait wait = {.request = sn_link_request(link), .wanted = wanted, .peers = &to, .n_peers = 1};
+    (*msg)->request = wait.request;
+    wait.deadline_us = sn_now_us() + (int64_t)timeout_ms * 1000;
     *out = NULL;
-    sn_status status = sn_link_send(link, address, curve_key, msg, err);
-    if (!status) status = sn_link_wait(link, request, wanted, sn_now_us() + (int64_t)timeout_ms * 1000, out, NULL, err);
+    sn_status status = sn_link_dial(link, address, curve_key, &to, err);
+    if (!status) status = sn_link_send(link, to, msg, err);
+    sn_msg_free(msg);
+    if (!status) status = sn_link_wait(link, &wait, out, err);
+    if (peer) *peer = to;
     return status ? sn_err_context(err, "%s", address) : SN_OK;
 }
 
@@ -168,7 +219,10 @@ static sn_status ask_one(sn_link *link, const char *address, const uint8_t *curv
     if (status) return status;
     msg->peers.protocol = SN_PROTOCOL;
     if (model) memcpy(msg->peers.model, model->bytes, SN_KEY_SIZE);
-    status = sn_link_send(link, address, curve_key, &msg, err);
+    sn_peer peer;
+    status = sn_link_dial(link, address, curve_key, &peer, err);
+    if (!status) status = sn_link_send(link, peer, &msg, err);
+    sn_msg_free(&msg);
     return status == SN_RETRY ? SN_OK : status; /* that one cannot be reached now: another may */
 }
 

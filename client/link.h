@@ -28,18 +28,33 @@ sn_status sn_link_over(sn_transport **transport, const sn_seed *seeds, size_t n_
 
 /* A number for the next request, never given before. */
 uint64_t sn_link_request(sn_link *link);
-/* Sends *msg (consumed in any case) to the node. SN_RETRY when it cannot be sent now. */
-sn_status sn_link_send(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_msg **msg,
+/* The connection to a node, made where there is none. When it is lost, its handle is dead for good, as are the sessions
+ * opened over it for all we know; the next dial begins anew. */
+sn_status sn_link_dial(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_peer *out,
                        sn_err *err) SN_MUST_USE;
-/* Waits for the answer that echoes `request`, from whoever sends it; others are dropped. SN_RETRY when none came by
- * deadline_us, or one of another kind than `wanted`. An ERROR becomes its status and sentence, and `session` (NULL allowed)
- * the one it speaks of; zero when it was none. */
-sn_status sn_link_wait(sn_link *link, uint64_t request, sn_msg_kind wanted, int64_t deadline_us, sn_msg **out,
-                       uint8_t session[SN_SESSION_ID_SIZE], sn_err *err) SN_MUST_USE;
+/* Sends *msg (consumed in any case). SN_RETRY when it cannot be sent now, or the connection was lost. */
+sn_status sn_link_send(sn_link *link, sn_peer peer, sn_msg **msg, sn_err *err) SN_MUST_USE;
 
-/* Both in one: *msg is consumed, its request set. Sentences name the address. */
+/* What is waited for: the answer of this kind that echoes `request`, from whoever sends it, who needs all of `peers`. */
+typedef struct sn_wait {
+    uint64_t request;
+    sn_msg_kind wanted;
+    int64_t deadline_us;
+    const sn_peer *peers;
+    size_t n_peers;
+    uint8_t session[SN_SESSION_ID_SIZE]; /* out: the one that an ERROR speaks of; zero: none */
+    bool lost;                           /* out: a connection was */
+    size_t lost_peer;                    /* out: which of `peers` */
+} sn_wait;
+/* Other messages are dropped. SN_RETRY: none came in time, one of another kind came, or a connection is lost, at once. An
+ * ERROR becomes its status and sentence. */
+sn_status sn_link_wait(sn_link *link, sn_wait *wait, sn_msg **out, sn_err *err) SN_MUST_USE;
+
+bool sn_link_lost(const sn_link *link, sn_wait *wait); /* whether a connection is: sets lost, lost_peer */
+
+/* All in one: *msg is consumed, its request set. Sentences name the address; *peer (NULL allowed) is who was asked. */
 sn_status sn_link_call(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_msg **msg,
-                       sn_msg_kind wanted, int timeout_ms, sn_msg **out, sn_err *err) SN_MUST_USE;
+                       sn_msg_kind wanted, int timeout_ms, sn_peer *peer, sn_msg **out, sn_err *err) SN_MUST_USE;
 
 const uint8_t *sn_link_curve_key(const sn_link *link);
 

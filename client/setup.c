@@ -14,7 +14,8 @@ static sn_status open_device(sn_device **out, sn_err *err) {
 static sn_status open_tokenizer(sn_setup *setup, bool needed, sn_err *err) {
     sn_err reason = {0};
     sn_status status = sn_tokenizer_open(sn_given.model, &setup->tokenizer, needed ? err : &reason);
-    if (!status || needed) return status;
+    if (status && needed) return sn_err_context(err, "text needs the model's tokenizer");
+    if (!status) return SN_OK;
     return reason.status == SN_STOP ? sn_fail(err, SN_STOP, "%s", reason.text) : SN_OK;
 }
 

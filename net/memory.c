@@ -2,7 +2,7 @@
  *
  * Every message passes through the encoder and the decoder, so tests over it exercise both. One lock, the hub's, guards
  * everything here; a message is encoded, decoded and its tensor copied before the lock is taken. What is sent to an
- * address where nobody listens, or where another key lives, vanishes, as it does over CURVE. */
+ * address where nobody listens, or where another key lives, vanishes, and the sender is told once that nobody is there. */
 #include "net/transport.h"
 
 #include "base/clock.h"
@@ -21,6 +21,7 @@ typedef struct link {
     memory *ends[2];  /* NULL: nobody (yet), or gone */
     sn_peer peers[2]; /* the handle of this link at each end; 0: none */
     size_t queued[2]; /* messages that wait at each end */
+    bool told;        /* the dialling end knows that the other is not there */
     uint8_t key[SN_KEY_SIZE];
     char address[SN_ADDRESS_MAX + 1];
 } link;
@@ -30,7 +31,7 @@ typedef struct parcel {
     link *link;
     int end;                  /* of the receiver */
     uint8_t key[SN_KEY_SIZE]; /* of the sender, who may be gone when it is read */
-    sn_msg *msg;
+    sn_msg *msg; /* NULL: the connection was lost */
     int64_t arrived_us;
 } parcel;
 
@@ -195,6 +196,23 @@ static sn_status copy_message(const sn_msg *msg, sn_msg **out, sn_err *err) {
     return status;
 }
 
+static void enqueue(memory *to, link *l, int end, parcel *p) {
+    *p = (parcel){.link = l, .end = end, .msg = p->msg, .arrived_us = sn_now_us()};
+    memcpy(p->key, end == 1 ? l->ends[0]->key : l->key, SN_KEY_SIZE);
+    *to->last = p;
+    to->last = &p->next;
+    l->queued[end]++;
+    pthread_cond_signal(&to->changed);
+}
+
+/* Tells the dialling end that nobody is at the other, once. Where memory is out it shows by silence. */
+static void tell_of_outage(link *l) {
+    parcel *p = l->told || !l->ends[0] ? NULL : calloc(1, sizeof *p);
+    if (!p) return;
+    l->told = true;
+    enqueue(l->ends[0], l, 0, p);
+}
+
 /* Puts the message into the receiver's queue; takes *msg when it is delivered. */
 static sn_status deliver(link *l, int end, sn_msg **msg, sn_err *err) {
     memory *to = l->ends[end];
@@ -202,13 +220,9 @@ static sn_status deliver(link *l, int end, sn_msg **msg, sn_err *err) {
     parcel *p;
     sn_status status = sn_calloc(&p, 1, sizeof *p, err);
     if (status) return status;
-    *p = (parcel){.link = l, .end = end, .msg = *msg, .arrived_us = sn_now_us()};
-    memcpy(p->key, end == 1 ? l->ends[0]->key : l->key, SN_KEY_SIZE);
+    p->msg = *msg;
     *msg = NULL;
-    *to->last = p;
-    to->last = &p->next;
-    l->queued[end]++;
-    pthread_cond_signal(&to->changed);
+    enqueue(to, l, end, p);
     return SN_OK;
 }
 
@@ -216,9 +230,11 @@ static sn_status deliver(link *l, int end, sn_msg **msg, sn_err *err) {
 static void connect_link(sn_hub *hub, link *l) {
     memory *listener = find_listener(hub, l->address);
     if (listener && memcmp(listener->key, l->key, SN_KEY_SIZE) != 0) listener = NULL;
+    if (!listener) tell_of_outage(l);
     if (listener == l->ends[1]) return;
     leave(l, 1);
     l->ends[1] = listener;
+    l->told = !listener;
 }
 
 static sn_status post(memory *m, sn_peer peer, sn_msg **copy, sn_err *err) {
@@ -262,6 +278,10 @@ static void take_parcel(memory *m, sn_event *out) {
     l->queued[p->end]--;
     *out = (sn_event){.msg = p->msg, .peer = l->peers[p->end], .arrived_us = p->arrived_us};
     memcpy(out->key, p->key, SN_KEY_SIZE);
+    if (!p->msg) {
+        out->lost = true;
+        (void)sn_fail(&out->bad, SN_RETRY, "the connection to %s was lost", l->address);
+    }
     free(p);
     if (!l->ends[0]) sweep(m->hub);
 }
@@ -308,7 +328,10 @@ static void memory_free(sn_transport *t) {
     drop_parcels(m, NULL);
     for (link *l = hub->links; l; l = l->next)
         for (int end = 0; end < 2; end++)
-            if (l->ends[end] == m) leave(l, end);
+            if (l->ends[end] == m) {
+                leave(l, end);
+                if (end == 1) tell_of_outage(l);
+            }
     sweep(hub);
     memory **at = &hub->members;
     while (*at != m) at = &(*at)->next;

@@ -16,18 +16,22 @@ typedef uint64_t sn_peer; /* 0: none */
 typedef struct sn_transport sn_transport;
 
 typedef struct sn_event {
-    sn_msg *msg;             /* owned by the receiver; NULL: `bad` says why a message of this peer was not one */
+    sn_msg *msg;             /* owned by the receiver; NULL: `bad` says why a message of this peer was not one, or `lost` */
     sn_peer peer;            /* whom to answer */
     uint8_t key[SN_KEY_SIZE]; /* the sender's CURVE public key, proven by the handshake */
     int64_t arrived_us;      /* sn_now_us when it was taken from the wire */
     sn_err bad;
+    /* The connection to a peer that we dialled was lost or did not come about (SN_RETRY, `bad` says how): what was sent may
+     * not have arrived. Told once, until the connection is up again: the transport keeps trying, and what is sent
+     * meanwhile waits, unless one hangs up. A machine that falls silent without a word is found out later, or not. */
+    bool lost;
 } sn_event;
 
 typedef struct sn_transport_ops {
     /* Accepts connections at `address` ("tcp://127.0.0.1:0" picks a port). `bound` gets the real address. Does not block.
      * SN_REFUSED: the address cannot be used (taken by another program, unknown host), with what to do. */
     sn_status (*listen)(sn_transport *t, const char *address, char bound[SN_ADDRESS_MAX + 1], sn_err *err);
-    /* Begins to connect; never blocks and does not tell whether anybody is there: a peer that is not shows by silence.
+    /* Begins to connect; never blocks. That nobody is there, or not the one with this key, shows by an event.
      * Dialling the same address and key again gives the same handle. */
     sn_status (*dial)(sn_transport *t, const char *address, const uint8_t key[SN_KEY_SIZE], sn_peer *out, sn_err *err);
     /* Sends; takes *msg and sets it NULL on success only. Never blocks: SN_RETRY when the peer's queue is full or the

@@ -5,6 +5,7 @@
  * What a stranger can make us keep is bounded by libzmq's options below, inbound.c, and the limits of net/message.h. */
 #include "net/codec.h"
 #include "net/inbound.h"
+#include "net/zmq_monitor.h"
 #include "net/zmq_zap.h"
 
 #include "base/clock.h"
@@ -25,7 +26,8 @@ enum {
 };
 
 typedef struct dealer {
-    void *socket;
+    void *socket, *monitor;
+    bool up, told; /* told: its owner knows already that it is not up */
     sn_peer handle;
     uint8_t key[SN_KEY_SIZE];
     char address[SN_ADDRESS_MAX + 1];
@@ -38,7 +40,7 @@ typedef struct zmq {
     sn_zap *zap;
     sn_inbound *inbound;
     dealer *dealers;
-    zmq_pollitem_t *items; /* wake, router, dealers: room for all */
+    zmq_pollitem_t *items; /* wake, router, dealers and their monitors: room for all */
     size_t n_dealers, dealers_room, turn;
     sn_peer next_peer;
     sn_buf frame; /* frame 0 of what is being sent */
@@ -113,11 +115,16 @@ static sn_status make_room(zmq *z, sn_err *err) {
     size_t room = 2 * z->dealers_room + 8;
     dealer *dealers = realloc(z->dealers, room * sizeof *dealers);
     if (dealers) z->dealers = dealers;
-    zmq_pollitem_t *items = realloc(z->items, (room + 2) * sizeof *items);
+    zmq_pollitem_t *items = realloc(z->items, (2 * room + 2) * sizeof *items);
     if (items) z->items = items;
     if (!dealers || !items) return sn_fail(err, SN_STOP, "out of memory: no room for another peer");
     z->dealers_room = room;
     return SN_OK;
+}
+
+static void close_dealer(dealer *d) {
+    sn_monitor_close(d->socket, d->monitor);
+    zmq_close(d->socket);
 }
 
 static sn_status zmq_transport_dial(sn_transport *t, const char *address, const uint8_t key[SN_KEY_SIZE], sn_peer *out,
@@ -136,11 +143,15 @@ static sn_status zmq_transport_dial(sn_transport *t, const char *address, const 
     memcpy(d.key, key, SN_KEY_SIZE);
     memcpy(d.address, address, strlen(address) + 1);
     if (!(d.socket = make_socket(z, ZMQ_DEALER, address, err))) return err ? err->status : SN_STOP;
+    if ((status = sn_monitor_open(z->context, d.socket, d.handle, &d.monitor, err))) {
+        zmq_close(d.socket);
+        return status;
+    }
     if (zmq_setsockopt(d.socket, ZMQ_CURVE_SERVERKEY, key, SN_KEY_SIZE) ||
         zmq_setsockopt(d.socket, ZMQ_CURVE_PUBLICKEY, z->identity.curve_key, SN_KEY_SIZE) ||
         zmq_connect(d.socket, address)) {
         status = sn_fail(err, SN_REFUSED, "%s cannot be dialled: %s", address, zmq_strerror(zmq_errno()));
-        zmq_close(d.socket);
+        close_dealer(&d);
         return status;
     }
     z->dealers[z->n_dealers++] = d;
@@ -160,7 +171,7 @@ static void zmq_transport_hang_up(sn_transport *t, sn_peer peer) {
     dealer *d = find_dealer(z, peer);
     if (!d) return;
     set_int(d->socket, ZMQ_LINGER, 0);
-    zmq_close(d->socket);
+    close_dealer(d);
     *d = z->dealers[--z->n_dealers];
 }
 
@@ -354,13 +365,34 @@ static sn_status receive_any(zmq *z, sn_event *out, sn_err *err) {
     return SN_OK;
 }
 
+/* Tells once of each outage of a dialled peer. Looked at when no message waits: what came before it counts. */
+static void tell_of_outage(zmq *z, sn_event *out) {
+    for (dealer *d = z->dealers; d < z->dealers + z->n_dealers; d++)
+        for (sn_connection now; (now = sn_monitor_read(d->monitor)) != SN_CONNECTION_SAME;) {
+            bool was_up = d->up, told = d->told;
+            d->up = now == SN_CONNECTION_UP;
+            d->told = !d->up;
+            if (d->up || told) continue;
+            *out = (sn_event){.peer = d->handle, .lost = true, .arrived_us = sn_now_us()};
+            memcpy(out->key, d->key, SN_KEY_SIZE);
+            (void)sn_fail(&out->bad, SN_RETRY,
+                          was_up                       ? "the connection to %s was lost"
+                          : now == SN_CONNECTION_DOWN ? "%s broke off before it had proven the key that is expected there"
+                                                      : "nobody accepts connections at %s",
+                          d->address);
+            return;
+        }
+}
+
 /* Waits for any socket or a wake. */
 static sn_status wait_for_any(zmq *z, int64_t deadline_us, bool *woken, sn_err *err) {
     int n = 0;
     z->items[n++] = (zmq_pollitem_t){.fd = z->wake_fd, .events = ZMQ_POLLIN};
     if (z->router) z->items[n++] = (zmq_pollitem_t){.socket = z->router, .events = ZMQ_POLLIN};
-    for (size_t i = 0; i < z->n_dealers; i++)
+    for (size_t i = 0; i < z->n_dealers; i++) {
         z->items[n++] = (zmq_pollitem_t){.socket = z->dealers[i].socket, .events = ZMQ_POLLIN};
+        z->items[n++] = (zmq_pollitem_t){.socket = z->dealers[i].monitor, .events = ZMQ_POLLIN};
+    }
     int64_t left_us = deadline_us - sn_now_us();
     long wait_ms = left_us > 0 ? (long)(left_us / 1000 + 1) : 0;
     int ready = zmq_poll(z->items, n, wait_ms);
@@ -374,16 +406,22 @@ static sn_status wait_for_any(zmq *z, int64_t deadline_us, bool *woken, sn_err *
     return SN_OK;
 }
 
+static sn_status next_event(zmq *z, sn_event *out, sn_err *err) {
+    sn_status status = receive_any(z, out, err);
+    if (!status && !out->peer) tell_of_outage(z, out);
+    return status;
+}
+
 static sn_status zmq_transport_recv(sn_transport *t, int64_t deadline_us, sn_event *out, sn_err *err) {
     zmq *z = (zmq *)t;
     bool woken = false;
     *out = (sn_event){0};
     for (;;) {
-        sn_status status = receive_any(z, out, err);
+        sn_status status = next_event(z, out, err);
         if (status || out->peer || woken) return status;
         bool last = sn_now_us() >= deadline_us;
         if ((status = wait_for_any(z, deadline_us, &woken, err))) return status;
-        if (last) return receive_any(z, out, err);
+        if (last) return next_event(z, out, err);
     }
 }
 
@@ -398,7 +436,7 @@ static void zmq_transport_wake(sn_transport *t) {
 static void zmq_transport_free(sn_transport *t) {
     zmq *z = (zmq *)t;
     if (z->router) zmq_close(z->router);
-    for (size_t i = 0; i < z->n_dealers; i++) zmq_close(z->dealers[i].socket);
+    for (size_t i = 0; i < z->n_dealers; i++) close_dealer(&z->dealers[i]);
     if (z->context) zmq_ctx_shutdown(z->context);
     sn_zap_join(&z->zap);
     if (z->context)
@@ -425,7 +463,7 @@ sn_status sn_transport_zmq_new(const sn_identity *identity, sn_transport **out, 
     sn_buf_init(&z->frame, SN_MAP_SIZE_MAX);
     z->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     z->context = zmq_ctx_new();
-    if (z->wake_fd < 0 || !z->context || zmq_ctx_set(z->context, ZMQ_MAX_SOCKETS, DIALLED_MAX + 8))
+    if (z->wake_fd < 0 || !z->context || zmq_ctx_set(z->context, ZMQ_MAX_SOCKETS, 3 * DIALLED_MAX + 8))
         status = sn_fail(err, SN_STOP, "ZeroMQ cannot start: %s", strerror(errno));
     if (!status) status = make_room(z, err);
     if (!status) status = sn_inbound_new(&z->inbound, err);

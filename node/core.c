@@ -186,6 +186,10 @@ static void on_status(sn_core *core, const sn_event *event, int64_t now_us) {
 /* -- what the daemon calls ----------------------------------------------------------------------------------------- */
 
 void sn_core_handle(sn_core *core, sn_event *event, int64_t now_us, int64_t unix_ms) {
+    if (event->lost) {
+        sn_core_on_loss(core, event);
+        return;
+    }
     if (!event->msg) {
         if (event->peer) sn_core_refuse(core, event->peer, NULL, &event->bad);
         return;

@@ -125,6 +125,15 @@ void sn_core_announce(sn_core *core, int64_t unix_ms) {
     }
 }
 
+/* Those that we were told to join are tried for ever; others are dialled anew when there is something to say to them, so
+ * that the dead do not gather. */
+void sn_core_on_loss(sn_core *core, const sn_event *event) {
+    sn_log(SN_LOG_INFO, "peer lost", "text=%s", event->bad.text);
+    for (size_t i = 0; i < core->n_joined; i++)
+        if (core->joined[i] == event->peer) return;
+    sn_transport_hang_up(core->setup.transport, event->peer);
+}
+
 void sn_core_join(sn_core *core, const char *address, const uint8_t curve_key[SN_KEY_SIZE]) {
     sn_peer peer;
     sn_err err;

@@ -40,6 +40,7 @@ void sn_core_close_session(sn_core *core, sn_session *session); /* now, or as so
 
 void sn_core_on_peers(sn_core *core, sn_event *event, int64_t unix_ms);
 void sn_core_on_peers_are(sn_core *core, sn_event *event, int64_t unix_ms);
+void sn_core_on_loss(sn_core *core, const sn_event *event); /* a peer that we dialled cannot be reached */
 void sn_core_announce(sn_core *core, int64_t unix_ms);
 
 #endif

@@ -18,7 +18,7 @@ static void need(int condition, const char *what) {
 }
 
 static char *read_all(FILE *file) {
-    long size;
+    long size = -1;
     need(!fseek(file, 0, SEEK_END) && (size = ftell(file)) >= 0, "seeking");
     rewind(file);
     char *text = calloc((size_t)size + 1, 1);

@@ -71,6 +71,7 @@ static void another_key_reaches_nobody(world *w) {
     must(sn_transport_dial(client.t, node.address, other.identity.curve_key, &to, &err), &err);
     cr_assert_eq(send_it(client.t, to, status_message(1)), SN_OK);
     expect_silence(node.t, 300);
+    expect_loss(client.t, to, node.address);
     cr_assert_neq(dial(&client, &node), to);
     cr_assert_eq(send_it(client.t, dial(&client, &node), status_message(2)), SN_OK);
     sn_event event = expect(node.t);
@@ -237,7 +238,7 @@ static void a_full_queue_says_try_later(world *w) {
     leave(&node);
 }
 
-static void a_dead_peer_is_silence(world *w) {
+static void a_peer_that_is_not_there_is_told_once(world *w) {
     member node, client, alive;
     join(w, &node, true);
     join(w, &alive, true);
@@ -247,7 +248,8 @@ static void a_dead_peer_is_silence(world *w) {
     int64_t begun = sn_now_us();
     for (int i = 0; i < 100; i++) cr_assert_eq(send_it(client.t, to, status_message(1)), SN_OK);
     cr_assert(sn_now_us() - begun < 1000000);
-    expect_silence(client.t, 50);
+    expect_loss(client.t, to, node.address);
+    expect_silence(client.t, 700);
     cr_assert_eq(send_it(client.t, other, status_message(2)), SN_OK);
     sn_event event = expect(alive.t);
     sn_msg_free(&event.msg);
@@ -255,6 +257,39 @@ static void a_dead_peer_is_silence(world *w) {
     leave(&client);
     cr_assert(sn_now_us() - begun < 3000000);
     leave(&alive);
+}
+
+static void a_lost_connection_is_told_and_made_again(world *w) {
+    member node, client;
+    join(w, &node, true);
+    join(w, &client, false);
+    sn_peer to = dial(&client, &node);
+    for (int life = 0; life < 2; life++) {
+        cr_assert_eq(send_it(client.t, to, status_message(1)), SN_OK);
+        sn_event asked = expect(node.t);
+        cr_assert_eq(send_it(node.t, asked.peer, result_message(2, 9)), SN_OK);
+        sn_event answered = expect(client.t);
+        cr_assert_eq(send_it(node.t, asked.peer, result_message(3, 9)), SN_OK);
+        sn_msg_free(&asked.msg);
+        sn_msg_free(&answered.msg);
+        int64_t begun = sn_now_us();
+        leave(&node);
+        answered = expect(client.t); /* what was sent before the end comes before the news of it */
+        cr_assert_eq(answered.msg->request, 3);
+        sn_msg_free(&answered.msg);
+        expect_loss(client.t, to, node.address);
+        cr_assert(sn_now_us() - begun < 2000000);
+        expect_silence(client.t, 100);
+        again(w, &node);
+    }
+    sn_transport_hang_up(client.t, to);
+    expect_silence(client.t, 0);
+    to = dial(&client, &node);
+    cr_assert_eq(send_it(client.t, to, status_message(4)), SN_OK);
+    sn_event asked = expect(node.t);
+    sn_msg_free(&asked.msg);
+    leave(&client);
+    leave(&node);
 }
 
 static void many_peers_are_told_apart(world *w) {
@@ -359,7 +394,8 @@ static void a_message_that_cannot_be_encoded_stays_with_its_sender(world *w) {
     X(waiting_ends_at_its_deadline)                                                                                    \
     X(a_full_queue_says_try_later)                                                                                     \
     X(a_client_that_does_not_read_fills_its_own_queue)                                                                 \
-    X(a_dead_peer_is_silence)                                                                                          \
+    X(a_peer_that_is_not_there_is_told_once)                                                                           \
+    X(a_lost_connection_is_told_and_made_again)                                                                        \
     X(many_peers_are_told_apart)                                                                                       \
     X(a_busy_peer_does_not_starve_others)                                                                              \
     X(a_message_that_cannot_be_encoded_stays_with_its_sender)

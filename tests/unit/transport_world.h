@@ -35,6 +35,17 @@ static inline void join(world *w, member *m, bool listens) {
     must(sn_transport_listen(m->t, name, m->address, &err), &err);
 }
 
+/* The same member at the same address, after it has left. */
+static inline void again(world *w, member *m) {
+    sn_err err = {0};
+    must(w->hub ? sn_transport_memory_new(w->hub, &m->identity, &m->t, &err)
+                : sn_transport_zmq_new(&m->identity, &m->t, &err),
+         &err);
+    char address[SN_ADDRESS_MAX + 1];
+    memcpy(address, m->address, sizeof address);
+    must(sn_transport_listen(m->t, address, m->address, &err), &err);
+}
+
 static inline sn_peer dial(member *from, const member *to) {
     sn_err err = {0};
     sn_peer peer;
@@ -80,6 +91,15 @@ static inline sn_event expect(sn_transport *t) {
     sn_event event = receive(t, 5000);
     cr_assert(event.msg, "%s", event.peer ? event.bad.text : "nothing came");
     return event;
+}
+
+static inline void expect_loss(sn_transport *t, sn_peer peer, const char *address) {
+    sn_event event = receive(t, 5000);
+    cr_assert_null(event.msg);
+    cr_assert_eq(event.peer, peer);
+    cr_assert(event.lost);
+    cr_assert_eq(event.bad.status, SN_RETRY);
+    cr_assert(strstr(event.bad.text, address), "%s", event.bad.text);
 }
 
 static inline void expect_silence(sn_transport *t, int wait_ms) {

@@ -1,0 +1,274 @@
+/* The swarm program from outside: what it prints, and its exit codes. */
+#include "model/safetensors.h"
+#include "tests/support/files.h"
+#include "tests/support/need.h"
+#include "tests/support/program.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char *folder; /* for files of a test */
+static program last;
+
+static void set_up(void) { folder = temp_folder(); }
+static void tear_down(void) {
+    program_fini(&last);
+    temp_folder_remove(&folder);
+}
+
+TestSuite(cli, .init = set_up, .fini = tear_down);
+
+static int run_argv(const char *const *argv, const char *input) {
+    program_fini(&last);
+    last = program_run(argv, input);
+    return last.code;
+}
+
+#define SWARM(...)           run_argv((const char *const[]){SN_SWARM, __VA_ARGS__, NULL}, NULL)
+#define SWARM_IN(input, ...) run_argv((const char *const[]){SN_SWARM, __VA_ARGS__, NULL}, input)
+#define REFUSES(sentence, ...)                                                                                         \
+    do {                                                                                                               \
+        cr_assert_eq(SWARM(__VA_ARGS__), 2, "exit code %d, %s", last.code, last.err);                                  \
+        cr_assert(strstr(last.err, sentence), "said: %s", last.err);                                                   \
+        cr_assert_str_empty(last.out);                                                                                 \
+    } while (0)
+
+#define LLAMA SN_FIXTURES "/golden/llama"
+
+static const char *ids_file(const char *json) {
+    static char path[4096];
+    char *made = temp_path(folder, "ids.json");
+    snprintf(path, sizeof path, "%s", made);
+    write_file(folder, "ids.json", json, strlen(json));
+    free(made);
+    return path;
+}
+
+Test(cli, shows_help_and_version_and_exits_0) {
+    cr_assert_eq(SWARM("--help"), 0);
+    cr_assert(strstr(last.out, "Exit codes") && strstr(last.out, "generate") && strstr(last.out, "130"));
+    cr_assert_eq(SWARM("--version"), 0);
+    cr_assert_str_eq(last.out, "swarm " SN_VERSION "\n");
+    static const char *const commands[] = {"generate", "chat",    "forward", "eval",
+                                           "tokenize", "inspect", "status",  "keygen"};
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        cr_assert_eq(SWARM(commands[i], "--help"), 0);
+        cr_assert(strstr(last.out, "Usage: swarm ") && strstr(last.out, "Exit codes"), "%s", commands[i]);
+        cr_assert_str_empty(last.err);
+        for (const char *line = last.out; *line; line += strcspn(line, "\n"), line += *line == '\n')
+            cr_assert_leq(strcspn(line, "\n"), 100, "%.120s", line);
+    }
+}
+
+Test(cli, refuses_bad_usage_with_a_sentence_and_2) {
+    cr_assert_eq(run_argv((const char *const[]){SN_SWARM, NULL}, NULL), 2);
+    REFUSES("did you mean generate?", "genrate");
+    REFUSES("there is no command 'xyzzy'", "xyzzy");
+    REFUSES("did you mean --prompt?", "generate", "--promt", "x");
+    REFUSES("--model PATH is missing", "generate", "--prompt", "x");
+    REFUSES("give --join ADDRESS of a node, or --local all", "generate", "--model", LLAMA, "--ids-file",
+            ids_file("[1]"));
+    REFUSES("give one of --prompt", "generate", "--model", LLAMA, "--local", "all");
+    REFUSES("--temperature: '-1' must be a number", "generate", "--model", LLAMA, "--temperature", "-1");
+    REFUSES("cannot be opened", "generate", "--model", "/nonexistent.gguf", "--local", "all", "--prompt", "x");
+    REFUSES("this model has blocks 0:4", "generate", "--model", LLAMA, "--local", "0:9", "--ids-file", ids_file("[1]"));
+    REFUSES("--device", "generate", "--model", LLAMA, "--local", "all", "--device", "toaster", "--ids-file",
+            ids_file("[1]"));
+    REFUSES("text needs the model's tokenizer", "generate", "--model", LLAMA, "--local", "all", "--prompt", "x");
+    REFUSES("give either --text or --ids-file", "eval", "--model", LLAMA, "--local", "all");
+    REFUSES("give --join", "status");
+    REFUSES("one argument too many", "inspect", LLAMA, LLAMA);
+    REFUSES("swarm inspect PATH", "inspect");
+    REFUSES("--ids-file is for --decode", "tokenize", "--model", LLAMA, "--ids-file", "x");
+}
+
+Test(cli, refuses_ids_that_are_none) {
+    REFUSES("holds no JSON array", "eval", "--model", LLAMA, "--local", "all", "--ids-file", ids_file("{\"ids\": 1}"));
+    REFUSES("holds no JSON:", "eval", "--model", LLAMA, "--local", "all", "--ids-file", ids_file("[1, 2"));
+    REFUSES("element 1 is no token id", "eval", "--model", LLAMA, "--local", "all", "--ids-file", ids_file("[1, -2]"));
+    REFUSES("element 0 is no token id", "eval", "--model", LLAMA, "--local", "all", "--ids-file", ids_file("[1.5, 2]"));
+    REFUSES("at least two are needed", "eval", "--model", LLAMA, "--local", "all", "--ids-file", ids_file("[1]"));
+    REFUSES("not in this model's vocabulary of 320", "eval", "--model", LLAMA, "--local", "all", "--ids-file",
+            ids_file("[1, 999]"));
+    REFUSES("the prompt is empty", "generate", "--model", LLAMA, "--local", "all", "--ids-file", ids_file("[]"));
+}
+
+Test(cli, exits_1_with_the_missing_blocks_when_nobody_serves_them) {
+    cr_assert_eq(SWARM("generate", "--model", LLAMA, "--local", "0:2", "--ids-file", ids_file("[1]")), 1);
+    cr_assert(strstr(last.err, "2:4"), "%s", last.err);
+}
+
+Test(cli, exits_1_when_no_node_answers) {
+    cr_assert_eq(SWARM("status", "--join", "tcp://127.0.0.1:1", "--timeout", "1"), 1);
+    cr_assert(strstr(last.err, "tcp://127.0.0.1:1"), "%s", last.err);
+    cr_assert_eq(SWARM("generate", "--model", LLAMA, "--join", "tcp://127.0.0.1:1", "--timeout", "1", "--ids-file",
+                       ids_file("[1]")),
+                 1);
+}
+
+Test(cli, reads_options_from_a_file) {
+    char text[8192];
+    snprintf(text, sizeof text,
+             "model = %s\nlocal = all # everything here\nids-file = %s\njson = true\nmax-tokens = 3\n", LLAMA,
+             ids_file("[5, 6, 7]"));
+    write_file(folder, "a.conf", text, strlen(text));
+    char *path = temp_path(folder, "a.conf");
+    cr_assert_eq(SWARM("generate", "--config", path, "--max-tokens", "2"), 0, "%s", last.err);
+    json_t *o = program_json(&last);
+    cr_assert_eq(json_array_size(json_object_get(o, "ids")), 2);
+    json_decref(o);
+    free(path);
+}
+
+Test(cli, generates_from_ids_and_prints_one_object) {
+    cr_assert_eq(SWARM("generate", "--model", LLAMA, "--local", "all", "--ids-file", ids_file("[5, 6, 7]"),
+                       "--max-tokens", "4", "--json"),
+                 0, "%s", last.err);
+    json_t *o = program_json(&last), *timings = json_object_get(o, "timings");
+    json_t *hop = json_array_get(json_object_get(timings, "hops"), 0);
+    cr_assert_eq(json_array_size(json_object_get(o, "prompt_ids")), 3);
+    cr_assert_eq(json_array_size(json_object_get(o, "ids")), 4);
+    cr_assert_str_eq(json_string_value(json_object_get(o, "text")), "");
+    cr_assert_str_eq(json_string_value(json_object_get(o, "finish_reason")), "length");
+    cr_assert_gt(json_real_value(json_object_get(timings, "ttft_ms")), 0);
+    cr_assert_gt(json_real_value(json_object_get(timings, "decode_tok_s")), 0);
+    cr_assert_str_eq(json_string_value(json_object_get(hop, "blocks")), "0:4");
+    cr_assert_str_eq(json_string_value(json_object_get(hop, "node")), "local");
+    cr_assert_gt(json_real_value(json_object_get(hop, "compute_ms")), 0);
+    json_decref(o);
+}
+
+Test(cli, takes_ids_from_standard_input) {
+    cr_assert_eq(SWARM_IN("[5, 6, 7]", "eval", "--model", LLAMA, "--local", "all", "--ids-file", "-", "--json"), 0);
+    json_t *o = program_json(&last);
+    double nll = json_real_value(json_object_get(o, "nll"));
+    cr_assert_eq(json_integer_value(json_object_get(o, "tokens")), 2);
+    cr_assert_float_eq(json_real_value(json_object_get(o, "perplexity")), exp(nll), 1e-6 * exp(nll));
+    json_decref(o);
+}
+
+Test(cli, makes_an_identity_and_never_overwrites_one) {
+    char *path = temp_path(folder, "id");
+    struct stat st;
+    cr_assert_eq(SWARM("keygen", "--out", path, "--json"), 0, "%s", last.err);
+    json_t *o = program_json(&last);
+    cr_assert_eq(json_string_length(json_object_get(o, "id")), 64);
+    cr_assert_eq(json_string_length(json_object_get(o, "curve_key")), 64);
+    json_decref(o);
+    cr_assert(!stat(path, &st) && (st.st_mode & 0777) == 0600);
+    REFUSES(path, "keygen", "--out", path);
+    free(path);
+}
+
+Test(cli, inspects_a_model) {
+    cr_assert_eq(SWARM("inspect", LLAMA, "--json", "--hashes", "--tensors"), 0, "%s", last.err);
+    json_t *o = program_json(&last), *blocks = json_object_get(o, "blocks");
+    cr_assert_str_eq(json_string_value(json_object_get(o, "container")), "safetensors");
+    cr_assert_str_eq(json_string_value(json_object_get(o, "family")), "llama");
+    cr_assert_eq(json_integer_value(json_object_get(json_object_get(o, "hparams"), "n_blocks")), 4);
+    cr_assert_eq(json_array_size(blocks), 4);
+    cr_assert_eq(json_string_length(json_object_get(json_array_get(blocks, 3), "hash")), 64);
+    cr_assert_gt(json_integer_value(json_object_get(json_array_get(blocks, 3), "bytes")), 0);
+    cr_assert_eq((json_int_t)json_array_size(json_object_get(o, "tensors")),
+                 json_integer_value(json_object_get(o, "n_tensors")));
+    json_decref(o);
+    cr_assert_eq(SWARM("inspect", LLAMA, "--tensors"), 0);
+    cr_assert(strstr(last.out, "model.embed_tokens.weight") && strstr(last.out, "family      llama"), "%s", last.out);
+    REFUSES("cannot be opened", "inspect", "/nonexistent");
+}
+
+/* -- the golden families ---------------------------------------------------------------------------------------------
+ */
+
+static double largest_difference(const sn_safetensors_tensor *want, const sn_safetensors_tensor *got) {
+    double most = 0, largest = 0;
+    for (size_t i = 0; i < want->elements; i++) {
+        float a, b;
+        memcpy(&a, want->data + i * sizeof a, sizeof a);
+        memcpy(&b, got->data + i * sizeof b, sizeof b);
+        most = fmax(most, fabs((double)a - (double)b));
+        largest = fmax(largest, fabs((double)a));
+    }
+    return most / largest;
+}
+
+/* The reference's token ids of a tensor, as a JSON array. */
+static json_t *golden_ids(const sn_safetensors *golden, const char *name) {
+    const sn_safetensors_tensor *t = sn_safetensors_find(golden, name);
+    json_t *array = json_array();
+    for (size_t i = 0; t && i < t->elements; i++) {
+        int64_t id;
+        memcpy(&id, t->data + i * sizeof id, sizeof id);
+        json_array_append_new(array, json_integer(id));
+    }
+    return array;
+}
+
+static const char *const families[] = {"llama", "llama3_rope", "mistral", "qwen2", "qwen3"};
+
+static sn_safetensors *open_golden(const char *family, char model[512], char **ids) {
+    char path[600];
+    sn_safetensors *golden;
+    snprintf(model, 512, "%s/golden/%s", SN_FIXTURES, family);
+    snprintf(path, sizeof path, "%s/golden.safetensors", model);
+    NEED(sn_safetensors_open(path, &golden, &err));
+    json_t *array = golden_ids(golden, "input_ids");
+    *ids = json_dumps(array, 0);
+    json_decref(array);
+    return golden;
+}
+
+Test(cli, forward_agrees_with_the_reference_at_every_block_of_every_family) {
+    char *out_path = temp_path(folder, "out.safetensors");
+    for (size_t f = 0; f < sizeof families / sizeof *families; f++) {
+        char model[512], *ids;
+        sn_safetensors *golden = open_golden(families[f], model, &ids), *got;
+        cr_assert_eq(SWARM_IN(ids, "forward", "--model", model, "--local", "all", "--ids-file", "-", "--out", out_path,
+                              "--every-block"),
+                     0, "%s: %s", families[f], last.err);
+        NEED(sn_safetensors_open(out_path, &got, &err));
+        cr_assert_eq(sn_safetensors_n_tensors(got), 6, "hidden.0 to hidden.4, and logits");
+        for (size_t i = 0; i < sn_safetensors_n_tensors(got); i++) {
+            const sn_safetensors_tensor *t = sn_safetensors_tensor_at(got, i);
+            const sn_safetensors_tensor *want = sn_safetensors_find(golden, t->name);
+            cr_assert(want && want->elements == t->elements && t->dtype == SN_F32, "%s", t->name);
+            cr_assert_lt(largest_difference(want, t), 1e-4, "%s %s", families[f], t->name);
+        }
+        sn_safetensors_close(&got);
+        sn_safetensors_close(&golden);
+        free(ids);
+    }
+    free(out_path);
+}
+
+Test(cli, forward_without_every_block_writes_the_ends_only) {
+    char *out_path = temp_path(folder, "out.safetensors");
+    sn_safetensors *got;
+    cr_assert_eq(
+        SWARM_IN("[1, 2, 3]", "forward", "--model", LLAMA, "--local", "all", "--ids-file", "-", "--out", out_path), 0,
+        "%s", last.err);
+    NEED(sn_safetensors_open(out_path, &got, &err));
+    cr_assert_eq(sn_safetensors_n_tensors(got), 3);
+    cr_assert(sn_safetensors_find(got, "hidden.0") && sn_safetensors_find(got, "hidden.4"));
+    sn_safetensors_close(&got);
+    free(out_path);
+}
+
+Test(cli, generates_the_references_greedy_tokens_of_every_family) {
+    for (size_t f = 0; f < sizeof families / sizeof *families; f++) {
+        char model[512], *ids;
+        sn_safetensors *golden = open_golden(families[f], model, &ids);
+        cr_assert_eq(SWARM_IN(ids, "generate", "--model", model, "--local", "all", "--ids-file", "-", "--max-tokens",
+                              "16", "--ignore-end", "--json"),
+                     0, "%s: %s", families[f], last.err);
+        json_t *o = program_json(&last), *want = golden_ids(golden, "greedy");
+        cr_assert(json_equal(json_object_get(o, "ids"), want), "%s: %s", families[f], last.out);
+        json_decref(o);
+        json_decref(want);
+        sn_safetensors_close(&golden);
+        free(ids);
+    }
+}

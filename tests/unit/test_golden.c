@@ -1,0 +1,150 @@
+/* The reference's numbers (tests/fixtures/golden: transformers, float32) over nodes: the model cut in two at every place.
+ * Within 1e-4 of the largest magnitude: the reference sums in another order. What the cuts give each other is equal bits. */
+#include "model/safetensors.h"
+#include "client/head.h"
+#include "tests/support/cluster.h"
+#include "tests/support/need.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+static const char *const FAMILIES[] = {"llama", "llama3_rope", "mistral", "qwen2", "qwen3"};
+enum { N_FAMILIES = sizeof FAMILIES / sizeof *FAMILIES };
+
+typedef struct golden {
+    sn_safetensors *file;
+    sn_model *model;
+    sn_device *device;
+    sn_head *head;
+    const sn_hparams *hp;
+    int n; /* tokens */
+    int worst_block; /* whose hidden states were further from the reference than allowed; -1: none */
+} golden;
+
+static golden open_golden(const char *family, char path[256]) {
+    golden g = {.worst_block = -1};
+    char file[300];
+    snprintf(path, 256, "%s/golden/%s", SN_FIXTURES, family);
+    snprintf(file, sizeof file, "%s/golden.safetensors", path);
+    NEED(sn_safetensors_open(file, &g.file, &err));
+    NEED(sn_model_open(path, &g.model, &err));
+    NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = 1}, &g.device, &err));
+    NEED(sn_head_load(g.model, g.device, &g.head, &err));
+    g.hp = sn_model_hparams(g.model);
+    g.n = (int)sn_safetensors_find(g.file, "input_ids")->elements;
+    return g;
+}
+
+static void close_golden(golden *g) {
+    sn_head_free(&g->head);
+    sn_device_close(&g->device);
+    sn_model_close(&g->model);
+    sn_safetensors_close(&g->file);
+}
+
+static bool is_close(const golden *g, const char *name, const float *got) {
+    const sn_safetensors_tensor *t = sn_safetensors_find(g->file, name);
+    float largest = 0, furthest = 0, want;
+    for (size_t i = 0; i < t->elements; i++) {
+        memcpy(&want, t->data + i * sizeof want, sizeof want);
+        largest = fmaxf(largest, fabsf(want));
+        if (!(fabsf(got[i] - want) <= furthest)) furthest = fabsf(got[i] - want);
+    }
+    return furthest <= 1e-4f * largest;
+}
+
+static void compare_boundary(void *ctx, int block, int position, int n, const float *hidden) {
+    golden *g = ctx;
+    char name[32];
+    snprintf(name, sizeof name, "hidden.%d", block);
+    if (position == 0 && n == g->n && !is_close(g, name, hidden)) g->worst_block = block;
+}
+
+/* The reference's ids, then its greedy continuation, through the chain; false where a token differs. */
+static bool greedy_is_equal(golden *g, sn_chain *chain, const float *logits) {
+    const sn_safetensors_tensor *greedy = sn_safetensors_find(g->file, "greedy");
+    size_t n_vocab = (size_t)g->hp->n_vocab, n_embd = (size_t)g->hp->n_embd;
+    float *row = malloc(n_vocab * sizeof *row), *hidden = malloc(2 * n_embd * sizeof *hidden);
+    bool equal = true;
+    memcpy(row, logits + (size_t)(g->n - 1) * n_vocab, n_vocab * sizeof *row);
+    for (size_t i = 0; i < greedy->elements && equal; i++) {
+        int64_t want;
+        int32_t best = 0;
+        memcpy(&want, greedy->data + i * sizeof want, sizeof want);
+        for (int32_t v = 1; v < g->hp->n_vocab; v++)
+            if (row[v] > row[best]) best = v;
+        equal = best == want;
+        NEED(sn_head_embed(g->head, &best, 1, hidden, &err));
+        NEED(sn_chain_step(chain, g->n + (int)i, 1, hidden, hidden + n_embd, &err));
+        NEED(sn_head_logits(g->head, hidden + n_embd, 1, row, &err));
+    }
+    free(row);
+    free(hidden);
+    return equal;
+}
+
+/* Logits of the reference's ids over this link; hidden states and greedy tokens are compared on the way. */
+static float *run(golden *g, sn_link *link, const char *what) {
+    sn_chain *chain = NULL;
+    size_t n_embd = (size_t)g->hp->n_embd, n = (size_t)g->n;
+    const sn_safetensors_tensor *t = sn_safetensors_find(g->file, "input_ids");
+    float *hidden = malloc(2 * n * n_embd * sizeof *hidden), *logits = malloc(n * (size_t)g->hp->n_vocab * sizeof *logits);
+    int32_t ids[512];
+    for (size_t i = 0; i < n; i++) {
+        int64_t id;
+        memcpy(&id, t->data + i * sizeof id, sizeof id);
+        ids[i] = (int32_t)id;
+    }
+    NEED(sn_chain_open(g->model, &(sn_chain_options){.link = link}, &chain, &err));
+    sn_chain_observe(chain, compare_boundary, g);
+    NEED(sn_head_embed(g->head, ids, g->n, hidden, &err));
+    NEED(sn_chain_step(chain, 0, g->n, hidden, hidden + n * n_embd, &err));
+    NEED(sn_head_logits(g->head, hidden + n * n_embd, g->n, logits, &err));
+    cr_expect_eq(g->worst_block, -1, "%s: hidden.%d is further than 1e-4 from the reference", what, g->worst_block);
+    cr_expect(is_close(g, "logits", logits), "%s: logits are further than 1e-4 from the reference", what);
+    cr_expect(greedy_is_equal(g, chain, logits), "%s: greedy tokens differ from the reference", what);
+    sn_chain_close(&chain);
+    free(hidden);
+    return logits;
+}
+
+Test(golden, every_cut_in_two_over_nodes_gives_the_references_numbers) {
+    for (int f = 0; f < N_FAMILIES; f++) {
+        char path[256], what[64];
+        golden g = open_golden(FAMILIES[f], path);
+        float *first = NULL;
+        for (int cut = 1; cut < g.hp->n_blocks; cut++) {
+            cluster *c = cluster_new(&(cluster_options){.model = path});
+            cluster_add(c, 0, cut);
+            cluster_add(c, cut, g.hp->n_blocks);
+            sn_link *link = cluster_link(c);
+            snprintf(what, sizeof what, "%s cut at block %d", FAMILIES[f], cut);
+            float *logits = run(&g, link, what);
+            if (!first) first = logits;
+            else {
+                size_t bytes = (size_t)g.n * (size_t)g.hp->n_vocab * sizeof *logits;
+                cr_expect(!memcmp(first, logits, bytes), "%s gives other bits than cut at block 1", what);
+                free(logits);
+            }
+            sn_link_close(&link);
+            cluster_free(&c);
+        }
+        free(first);
+        close_golden(&g);
+    }
+}
+
+Test(golden, one_span_over_one_node_gives_the_references_numbers) {
+    for (int f = 0; f < N_FAMILIES; f++) {
+        char path[256];
+        golden g = open_golden(FAMILIES[f], path);
+        cluster *c = cluster_new(&(cluster_options){.model = path});
+        cluster_add(c, 0, 0);
+        sn_link *link = cluster_link(c);
+        free(run(&g, link, FAMILIES[f]));
+        sn_link_close(&link);
+        cluster_free(&c);
+        close_golden(&g);
+    }
+}

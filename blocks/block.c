@@ -23,17 +23,6 @@ static bool is_vector(sn_role role) {
     }
 }
 
-static sn_status load_vector(const sn_model_tensor *t, const char *name, sn_device *device, sn_block *block,
-                             sn_role role, sn_err *err) {
-    void *memory = NULL;
-    sn_status status = device->ops->alloc(device, t->cols * sizeof(float), &memory, err);
-    if (status) return status;
-    block->vector[role] = memory;
-    block->vector_len[role] = t->cols;
-    sn_tensor outside = {.name = name, .data = t->data, .dtype = t->dtype, .rank = 1, .shape = {(int64_t)t->cols}};
-    return sn_guard(&outside, device, 1, outside.shape, memory, NULL, err);
-}
-
 static const char *role_name(sn_role role) {
     static const char *const names[] = {
 #define X(name) #name,
@@ -43,36 +32,63 @@ static const char *role_name(sn_role role) {
     return names[role];
 }
 
-static sn_status load_role(const sn_model *model, sn_device *device, int number, sn_role role, sn_block *block,
-                           sn_err *err) {
-    sn_model_tensor t;
-    sn_status status = sn_model_find(model, role, number, &t, err);
-    if (status || !t.data) return status;
-    if (is_vector(role))
-        status = load_vector(&t, role_name(role), device, block, role, err);
-    else
-        status = device->ops->weight_new(device, t.dtype, t.rows, t.cols, t.data, &block->matrix[role], err);
-    sn_model_forget(model, &t);
-    if (status) return sn_err_context(err, "block %d, %s", number, role_name(role));
-    block->bytes += block->matrix[role] ? block->matrix[role]->bytes : block->vector_len[role] * sizeof(float);
+sn_status sn_block_layout_of(const sn_model *model, const sn_device *device, int number, sn_block_layout *out,
+                             sn_err *err) {
+    *out = (sn_block_layout){0};
+    for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++) {
+        sn_model_tensor t;
+        sn_status status = sn_model_find(model, (sn_role)role, number, &t, err);
+        if (status) return status;
+        if (!t.data) continue;
+        bool vector = is_vector((sn_role)role);
+        size_t bytes = t.cols * sizeof(float);
+        if (!vector) status = device->ops->weight_size(device, t.dtype, t.rows, t.cols, &bytes, err);
+        if (status) return sn_err_context(err, "block %d, %s", number, role_name((sn_role)role));
+        out->parts[role].dtype = t.dtype;
+        out->parts[role].rows = t.rows;
+        out->parts[role].cols = t.cols;
+        out->parts[role].offset = out->bytes;
+        out->parts[role].bytes = bytes;
+        out->parts[role].vector = vector;
+        if (!sn_add(out->bytes, sn_round_up(bytes, 64), &out->bytes))
+            return sn_fail(err, SN_REFUSED, "block %d is too large", number);
+    }
     return SN_OK;
 }
 
-sn_status sn_block_load(const sn_model *model, sn_device *device, int number, sn_block *out, sn_err *err) {
-    *out = (sn_block){0};
-    sn_status status = SN_OK;
-    for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT && !status; role++)
-        status = load_role(model, device, number, (sn_role)role, out, err);
-    if (status) sn_block_unload(out, device);
-    return status;
+static sn_status pack_vector(const sn_model_tensor *t, const char *name, float *out, sn_err *err) {
+    sn_tensor outside = {.name = name, .data = t->data, .dtype = t->dtype, .rank = 1, .shape = {(int64_t)t->cols}};
+    return sn_guard(&outside, NULL, 1, outside.shape, out, NULL, err);
 }
 
-void sn_block_unload(sn_block *block, sn_device *device) {
-    for (int role = 0; role < SN_ROLE_COUNT; role++) {
-        device->ops->weight_free(device, &block->matrix[role]);
-        device->ops->free(device, block->vector[role], block->vector_len[role] * sizeof(float));
+sn_status sn_block_pack(const sn_model *model, sn_device *device, int number, const sn_block_layout *layout, void *image,
+                        sn_err *err) {
+    for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++) {
+        sn_model_tensor t;
+        sn_status status = sn_model_find(model, (sn_role)role, number, &t, err);
+        if (status) return status;
+        if (!t.data) continue;
+        void *place = (char *)image + layout->parts[role].offset;
+        const char *name = role_name((sn_role)role);
+        if (layout->parts[role].vector) status = pack_vector(&t, name, place, err);
+        else status = device->ops->weight_pack(device, t.dtype, t.rows, t.cols, t.data, place, err);
+        sn_model_forget(model, &t);
+        if (status) return sn_err_context(err, "block %d, %s", number, name);
     }
-    *block = (sn_block){0};
+    return SN_OK;
+}
+
+sn_block sn_block_at(const sn_block_layout *layout, const void *image) {
+    sn_block block = {0};
+    for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++) {
+        if (!layout->parts[role].rows) continue;
+        const void *place = (const char *)image + layout->parts[role].offset;
+        if (layout->parts[role].vector) block.vector[role] = place;
+        else
+            block.matrix[role] = (sn_weight){layout->parts[role].dtype, layout->parts[role].rows, layout->parts[role].cols,
+                                             layout->parts[role].bytes, place};
+    }
+    return block;
 }
 
 /* Each step of the mathematics is one operation of the device; the first that fails ends the pass. */
@@ -94,9 +110,9 @@ static sn_status attend(const sn_block *b, int index, const sn_block_pass *p, sn
     /* h = x / rms(x) * w */
     TRY(ops->rms_norm(d, n, hp->n_embd, s->x, b->vector[SN_ROLE_ATTN_NORM], hp->norm_eps, s->h, err));
     /* q, k, v = h Wq^T, h Wk^T, h Wv^T (+ biases) */
-    const sn_linear qkv[] = {{b->matrix[SN_ROLE_ATTN_Q], b->vector[SN_ROLE_ATTN_Q_BIAS], s->q},
-                             {b->matrix[SN_ROLE_ATTN_K], b->vector[SN_ROLE_ATTN_K_BIAS], s->k},
-                             {b->matrix[SN_ROLE_ATTN_V], b->vector[SN_ROLE_ATTN_V_BIAS], s->v}};
+    const sn_linear qkv[] = {{&b->matrix[SN_ROLE_ATTN_Q], b->vector[SN_ROLE_ATTN_Q_BIAS], s->q},
+                             {&b->matrix[SN_ROLE_ATTN_K], b->vector[SN_ROLE_ATTN_K_BIAS], s->k},
+                             {&b->matrix[SN_ROLE_ATTN_V], b->vector[SN_ROLE_ATTN_V_BIAS], s->v}};
     TRY(ops->linear(d, n, s->h, 3, qkv, err));
     /* each head of q and k normed by itself, where the family has such norms */
     if (b->vector[SN_ROLE_ATTN_Q_NORM])
@@ -107,12 +123,11 @@ static sn_status attend(const sn_block *b, int index, const sn_block_pass *p, sn
     TRY(ops->rope(d, n, heads, dim, s->q, &rope, err));
     TRY(ops->rope(d, n, kv_heads, dim, s->k, &rope, err));
     /* past and present join in the cache; each query looks back over both */
-    TRY(ops->kv_store(d, p->kv_shape, index, p->n_sequences, p->sequences, s->k, s->v, err));
+    TRY(ops->kv_store(d, index, s->k, s->v, err));
     float scale = 1.0f / sqrtf((float)dim);
-    TRY(ops->attention(d, p->kv_shape, index, p->n_sequences, p->sequences, heads, hp->window, scale, s->q, s->attn,
-                       err));
+    TRY(ops->attention(d, index, heads, hp->window, scale, s->q, s->attn, err));
     /* h = attn Wo^T */
-    const sn_linear o = {b->matrix[SN_ROLE_ATTN_O], NULL, s->h};
+    const sn_linear o = {&b->matrix[SN_ROLE_ATTN_O], NULL, s->h};
     return ops->linear(d, n, s->attn, 1, &o, err);
 }
 
@@ -122,11 +137,11 @@ static sn_status feed_forward(const sn_block *b, const sn_block_pass *p, sn_err 
     const sn_hparams *hp = p->hp;
     const sn_scratch *s = p->scratch;
     TRY(d->ops->rms_norm(d, p->n_rows, hp->n_embd, s->x, b->vector[SN_ROLE_FFN_NORM], hp->norm_eps, s->h, err));
-    const sn_linear gate_up[] = {{b->matrix[SN_ROLE_FFN_GATE], NULL, s->gate},
-                                 {b->matrix[SN_ROLE_FFN_UP], NULL, s->up}};
+    const sn_linear gate_up[] = {{&b->matrix[SN_ROLE_FFN_GATE], NULL, s->gate},
+                                 {&b->matrix[SN_ROLE_FFN_UP], NULL, s->up}};
     TRY(d->ops->linear(d, p->n_rows, s->h, 2, gate_up, err));
     TRY(d->ops->silu_mul(d, (size_t)p->n_rows * (size_t)hp->n_ff, s->gate, s->up, s->gate, err));
-    const sn_linear down = {b->matrix[SN_ROLE_FFN_DOWN], NULL, s->h};
+    const sn_linear down = {&b->matrix[SN_ROLE_FFN_DOWN], NULL, s->h};
     return d->ops->linear(d, p->n_rows, s->gate, 1, &down, err);
 }
 

@@ -5,12 +5,22 @@
 #include "device/device.h"
 #include "model/model.h"
 
-/* Weights of one block, on the span's device. A role that the family does not have is NULL. */
+/* Where each weight of a block lies in its image: the block's bytes in the device's layout, one piece, as they lie on the
+ * device, in host memory or in a file. */
+typedef struct sn_block_layout {
+    struct {
+        sn_dtype dtype;
+        size_t rows, cols;    /* rows 0: the family has no such weight */
+        size_t offset, bytes; /* offset: a multiple of 64 */
+        bool vector;          /* a norm or bias, kept as float32 */
+    } parts[SN_ROLE_COUNT];
+    size_t bytes; /* of the image */
+} sn_block_layout;
+
+/* A block's weights where they can be used: views into an image on the device. */
 typedef struct sn_block {
-    sn_weight *matrix[SN_ROLE_COUNT]; /* the roles with two dimensions */
-    float *vector[SN_ROLE_COUNT];     /* norms and biases, float32 */
-    size_t vector_len[SN_ROLE_COUNT];
-    size_t bytes;
+    sn_weight matrix[SN_ROLE_COUNT];    /* the roles with two dimensions */
+    const float *vector[SN_ROLE_COUNT]; /* norms and biases, float32; NULL: the family has none */
 } sn_block;
 
 /* Activations of a pass, on the device, each with room for SN_SPAN_ROWS_MAX rows. */
@@ -23,17 +33,21 @@ typedef struct sn_scratch {
     float *cos_sin;    /* (rows, rope_dim/2, 2) */
 } sn_scratch;
 
-sn_status sn_block_load(const sn_model *model, sn_device *device, int number, sn_block *out, sn_err *err) SN_MUST_USE;
-void sn_block_unload(sn_block *block, sn_device *device); /* harmless on a zeroed or half-loaded block */
+sn_status sn_block_layout_of(const sn_model *model, const sn_device *device, int number, sn_block_layout *out,
+                             sn_err *err) SN_MUST_USE;
+/* Writes the block's image (layout->bytes, aligned to 64) to host memory; where device->host_visible, that may be the
+ * device's. Reads the block's tensors and lets them go again. */
+sn_status sn_block_pack(const sn_model *model, sn_device *device, int number, const sn_block_layout *layout, void *image,
+                        sn_err *err) SN_MUST_USE;
+/* The block whose image lies at `image` on the device. */
+sn_block sn_block_at(const sn_block_layout *layout, const void *image);
 
 /* What a block's forward works on. */
 typedef struct sn_block_pass {
     sn_device *device;
     const sn_hparams *hp;
-    const sn_kv_shape *kv_shape;
     const sn_scratch *scratch;
-    int n_rows, n_sequences;
-    const sn_sequence *sequences;
+    int n_rows;
 } sn_block_pass;
 
 /* scratch->x (n_rows, n_embd) goes in and comes out. `index`: of the block within the span's KV pages. */

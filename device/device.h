@@ -103,10 +103,12 @@ typedef struct sn_device_ops {
     sn_status (*host_alloc)(sn_device *d, size_t bytes, void **host, sn_err *err);
     void (*host_free)(sn_device *d, void *host, size_t bytes);
     /* Begins a copy to the device as soon as all work queued so far is done, beside the work queued after it. The host
-     * memory (of host_alloc) must stay as it is until copy_join. */
+     * memory (of host_alloc) must stay as it is until copy_wait, or finish. */
     sn_status (*copy_begin)(sn_device *d, void *device, const void *host, size_t bytes, sn_ticket *ticket, sn_err *err);
     /* Work queued from now on begins after that copy is done. Does not wait itself. */
     sn_status (*copy_join)(sn_device *d, sn_ticket ticket, sn_err *err);
+    /* Waits until that copy is done: then its host memory may be changed. */
+    sn_status (*copy_wait)(sn_device *d, sn_ticket ticket, sn_err *err);
 
     /* -- weights. Bytes of the device's layout of such a matrix; SN_REFUSED for a type that it cannot use. */
     sn_status (*weight_size)(const sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t *bytes, sn_err *err);

@@ -119,7 +119,7 @@ static sn_status fetch(const copy *c, void **staging, const uint8_t **data, sn_e
 static sn_status bring(const copy *c, sn_device *to, float *out, sn_err *err) {
     void *staging = NULL, *converted = NULL;
     const uint8_t *data;
-    bool direct = to->id.kind == SN_DEVICE_CPU;
+    bool direct = home_of(to).kind == SN_DEVICE_CPU;
     sn_status status = fetch(c, &staging, &data, err);
     if (!status && !direct) status = sn_calloc(&converted, c->n, sizeof *out, err);
     if (status) goto out;
@@ -132,7 +132,7 @@ out:
         char from_name[32], to_name[32];
         return sn_err_context(err, "%s could not be brought from %s to %s", c->tensor->name,
                               sn_device_id_name(home_of(c->tensor->device), from_name),
-                              sn_device_id_name(to->id, to_name));
+                              sn_device_id_name(home_of(to), to_name));
     }
     return SN_OK;
 }
@@ -150,8 +150,8 @@ sn_status sn_guard(const sn_tensor *tensor, sn_device *to, int rank, const int64
         return sn_fail(err, SN_REFUSED, "%s: has %zu elements by its shape, but no data came with it", tensor->name, c.n);
     status = bring(&c, to, out, err);
     if (status) return status;
-    sn_device_id from = home_of(tensor->device);
-    if (moved && (from.kind != to->id.kind || from.ordinal != to->id.ordinal))
+    sn_device_id from = home_of(tensor->device), there = home_of(to);
+    if (moved && (from.kind != there.kind || from.ordinal != there.ordinal))
         *moved += c.n * sn_dtype_bytes(tensor->dtype);
     return SN_OK;
 }

@@ -20,7 +20,7 @@ typedef struct sn_tensor {
     int64_t strides[SN_GUARD_RANK_MAX]; /* in elements; all zero: contiguous */
 } sn_tensor;
 
-/* Copies `tensor` to `out` on `to` (room for the elements of the wanted shape). A wanted dimension of -1 takes any size.
+/* Copies `tensor` to `out` on `to` (NULL: host memory; room for the elements of the wanted shape). A wanted dimension of -1 takes any size.
  * *moved (NULL allowed) grows by the bytes that changed device. */
 sn_status sn_guard(const sn_tensor *tensor, sn_device *to, int rank, const int64_t *wanted, float *out, uint64_t *moved,
                    sn_err *err) SN_MUST_USE;

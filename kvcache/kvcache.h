@@ -1,9 +1,10 @@
 /* The past keys and values of sessions, in pages on a device.
  *
- * A pool is sized once, in bytes, for one span on one device; sessions take pages from it as they grow and give them back
- * when they rewind or end, so nothing is set aside for a session's longest case. A page holds SN_KV_PAGE_TOKENS positions
- * of all blocks of the span; which position lies in which page is absolute, so the arithmetic of attention does not depend
- * on how a session grew. Pool and caches belong to their device's thread. */
+ * A pool is sized once, in bytes, for one span; sessions take pages from it as they grow and give them back when they
+ * rewind or end, so nothing is set aside for a session's longest case. A page holds SN_KV_PAGE_TOKENS positions of all
+ * blocks of the span; which position lies in which page is absolute, so the arithmetic of attention does not depend on how
+ * a session grew. Where the span lies on several devices, each holds its blocks' part of every page. Pool and caches belong
+ * to the devices' thread. */
 #ifndef SN_KVCACHE_KVCACHE_H
 #define SN_KVCACHE_KVCACHE_H
 
@@ -14,12 +15,19 @@ enum { SN_KV_PAGE_TOKENS = 32 };
 typedef struct sn_kv_pool sn_kv_pool;
 typedef struct sn_kv sn_kv; /* the past of one session */
 
-/* `budget` bytes on `device` for n_blocks blocks; SN_REFUSED when not even one page fits. The device must outlive it. */
-sn_status sn_kv_pool_new(sn_device *device, int n_blocks, int n_kv_heads, int head_dim, size_t budget, sn_kv_pool **out,
-                         sn_err *err) SN_MUST_USE;
+/* Consecutive blocks that keep their past on one device. */
+typedef struct sn_kv_part {
+    sn_device *device;
+    int n_blocks;
+} sn_kv_part;
+enum { SN_KV_PARTS_MAX = 64 };
+
+/* `budget` bytes in all for the parts' blocks; SN_REFUSED when not even one page fits. The devices must outlive it. */
+sn_status sn_kv_pool_new(const sn_kv_part *parts, int n_parts, int n_kv_heads, int head_dim, size_t budget,
+                         sn_kv_pool **out, sn_err *err) SN_MUST_USE;
 void sn_kv_pool_free(sn_kv_pool **pool); /* NULL-safe; all its caches must be freed before */
 
-const sn_kv_shape *sn_kv_pool_shape(const sn_kv_pool *pool);
+const sn_kv_shape *sn_kv_pool_shape(const sn_kv_pool *pool, int part);
 size_t sn_kv_pool_bytes(const sn_kv_pool *pool);      /* the budget, in whole pages */
 size_t sn_kv_pool_bytes_used(const sn_kv_pool *pool); /* in pages that sessions hold */
 size_t sn_kv_pool_tokens(const sn_kv_pool *pool);     /* positions that fit in all */
@@ -32,14 +40,14 @@ int sn_kv_length(const sn_kv *kv); /* positions stored */
 /* Makes room for n more positions; all or nothing. SN_RETRY when the pool has no page free now (others may give some
  * back), SN_REFUSED when the pool could never hold so many. */
 sn_status sn_kv_reserve(sn_kv *kv, int n, sn_err *err) SN_MUST_USE;
-/* The view that operations write and read: n_rows from the present end, reserved before. */
-sn_sequence sn_kv_sequence(const sn_kv *kv, int first_row, int n_rows);
+/* The view that a part's device writes and reads: n_rows from the present end, reserved before. */
+sn_sequence sn_kv_sequence(const sn_kv *kv, int part, int first_row, int n_rows);
 /* The n positions behind the end have been written (kv_store): they now belong to the past. */
 void sn_kv_append(sn_kv *kv, int n);
 /* Forgets every position from `length` on, and gives back the pages that only they used. */
 void sn_kv_rewind(sn_kv *kv, int length);
 
-/* Keys and values of positions [position, position + n) of a block, host, (n, n_kv_heads, head_dim) each. */
-sn_status sn_kv_export(sn_kv *kv, int block, int position, int n, float *k, float *v, sn_err *err) SN_MUST_USE;
+/* Keys and values of positions [position, position + n) of a part's block, host, (n, n_kv_heads, head_dim) each. */
+sn_status sn_kv_export(sn_kv *kv, int part, int block, int position, int n, float *k, float *v, sn_err *err) SN_MUST_USE;
 
 #endif

@@ -64,20 +64,21 @@ static int count_rows(int n_sequences, const sn_sequence *sequences) {
     return n;
 }
 
-sn_status sn_cpu_kv_store(sn_device *d, const sn_kv_shape *shape, int block, int n_sequences,
-                          const sn_sequence *sequences, const float *k, const float *v, sn_err *err) {
+sn_status sn_cpu_kv_store(sn_device *d, int block, const float *k, const float *v, sn_err *err) {
     (void)err;
     enum { WORTH_SHARING = 8 }; /* rows: below, waking others costs more than it saves */
-    store_job job = {shape, block, n_sequences, sequences, k, v};
-    assert(block >= 0 && block < shape->n_blocks);
-    if (count_rows(n_sequences, sequences) >= WORTH_SHARING)
-        sn_pool_run(((sn_cpu *)d)->pool, (size_t)shape->n_kv_heads, store_head, &job);
+    const sn_pass *pass = &((sn_cpu *)d)->pass;
+    store_job job = {pass->shape, block, pass->n_sequences, pass->sequences, k, v};
+    if (!pass->n_sequences) return SN_OK;
+    assert(block >= 0 && block < pass->shape->n_blocks);
+    if (count_rows(pass->n_sequences, pass->sequences) >= WORTH_SHARING)
+        sn_pool_run(((sn_cpu *)d)->pool, (size_t)pass->shape->n_kv_heads, store_head, &job);
     else
-        for (int h = 0; h < shape->n_kv_heads; h++) store_head(&job, (size_t)h, 0);
+        for (int h = 0; h < pass->shape->n_kv_heads; h++) store_head(&job, (size_t)h, 0);
     return SN_OK;
 }
 
-sn_status sn_cpu_kv_load(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
+sn_status sn_cpu_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                          float *k, float *v, sn_err *err) {
     (void)d;
     (void)err;
@@ -89,6 +90,17 @@ sn_status sn_cpu_kv_load(sn_device *d, const sn_kv_shape *shape, int block, void
             for (size_t e = 0; e < dim; e++) k[e] = from.key[e * SN_LANES];
             memcpy(v, from.value, dim * sizeof *v);
         }
+    return SN_OK;
+}
+
+sn_status sn_cpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
+                          const float *k, const float *v, sn_err *err) {
+    (void)d;
+    (void)err;
+    const sn_sequence all = {pages, position, 0, n};
+    store_job job = {shape, block, 1, &all, k, v};
+    assert(block >= 0 && block < shape->n_blocks);
+    for (int h = 0; h < shape->n_kv_heads; h++) store_head(&job, (size_t)h, 0);
     return SN_OK;
 }
 
@@ -230,31 +242,20 @@ static void run_pieces(plan *p, int n_sequences, size_t threads) {
     sn_pool_run(p->cpu->pool, p->n_units * (p->key_pieces + p->dim_pieces), piece_of_unit, p);
 }
 
-static sn_status check(const sn_cpu *cpu, const sn_kv_shape *shape, int n_sequences, const sn_sequence *sequences,
-                       sn_err *err) {
-    if (shape->head_dim > SN_KV_WIDTH_MAX)
-        return sn_fail(err, SN_REFUSED, "heads of %d elements are wider than the %d this device takes", shape->head_dim,
-                       SN_KV_WIDTH_MAX);
-    for (int s = 0; s < n_sequences; s++)
-        if (sequences[s].position + sequences[s].n_rows > cpu->limits.context)
-            return sn_fail(err, SN_REFUSED, "position %d lies beyond the context of %d that was prepared",
-                           sequences[s].position + sequences[s].n_rows - 1, cpu->limits.context);
-    return SN_OK;
-}
-
-sn_status sn_cpu_attention(sn_device *d, const sn_kv_shape *shape, int block, int n_sequences,
-                           const sn_sequence *sequences, int n_heads, int window, float scale, const float *q,
-                           float *out, sn_err *err) {
+sn_status sn_cpu_attention(sn_device *d, int block, int n_heads, int window, float scale, const float *q, float *out,
+                           sn_err *err) {
+    (void)err;
     sn_cpu *cpu = (sn_cpu *)d;
+    const sn_kv_shape *shape = cpu->pass.shape;
+    int n_sequences = cpu->pass.n_sequences;
+    if (!n_sequences) return SN_OK;
     assert(n_heads > 0 && n_heads % shape->n_kv_heads == 0 && block >= 0 && block < shape->n_blocks);
-    sn_status status = check(cpu, shape, n_sequences, sequences, err);
-    if (status) return status;
     int group = n_heads / shape->n_kv_heads, heads = group < SN_ATTENTION_ROWS ? group : SN_ATTENTION_ROWS;
-    plan p = {.cpu = cpu, .shape = shape, .block = block, .n_heads = n_heads, .window = window, .sequences = sequences,
+    plan p = {.cpu = cpu, .shape = shape, .block = block, .n_heads = n_heads, .window = window, .sequences = cpu->pass.sequences,
               .scale = scale, .q = q, .out = out, .heads = heads, .head_tiles = (group + heads - 1) / heads,
               .tokens = SN_ATTENTION_ROWS / heads};
     for (int s = 0; s < n_sequences; s++)
-        p.n_units += token_tiles(&p, &sequences[s]) * (size_t)shape->n_kv_heads * (size_t)p.head_tiles;
+        p.n_units += token_tiles(&p, &p.sequences[s]) * (size_t)shape->n_kv_heads * (size_t)p.head_tiles;
     size_t threads = (size_t)sn_pool_threads(cpu->pool);
     bool cut = threads > 1 && p.n_units > 0 && p.n_units < 4 * threads && p.n_units <= UNITS_CUT_MAX &&
                p.n_units * rows_of_unit(&p) <= threads * SN_SCORE_ROWS;

@@ -38,11 +38,45 @@ static sn_status cpu_download(sn_device *d, void *host, const void *device, size
 }
 
 /* Operations are done when they return. */
-static sn_status cpu_finish(sn_device *d, int timeout_ms, sn_err *err) {
+static sn_status cpu_finish(sn_device *d, sn_err *err) {
     (void)d;
-    (void)timeout_ms;
     (void)err;
     return SN_OK;
+}
+
+static sn_status cpu_host_alloc(sn_device *d, size_t bytes, void **host, sn_err *err) {
+    return cpu_alloc(d, bytes, host, err);
+}
+
+static sn_status cpu_copy_begin(sn_device *d, void *device, const void *host, size_t bytes, sn_ticket *ticket,
+                                sn_err *err) {
+    *ticket = 0;
+    return cpu_upload(d, device, host, bytes, err);
+}
+
+static sn_status cpu_copy_join(sn_device *d, sn_ticket ticket, sn_err *err) {
+    (void)ticket;
+    return cpu_finish(d, err);
+}
+
+/* Nothing is recorded: a call costs less than looking up a record would. */
+static sn_status cpu_pass_begin(sn_device *d, const sn_pass *pass, bool *recorded, sn_err *err) {
+    sn_cpu *cpu = (sn_cpu *)d;
+    *recorded = false;
+    for (int s = 0; s < pass->n_sequences; s++)
+        if (pass->sequences[s].position + pass->sequences[s].n_rows > cpu->limits.context)
+            return sn_fail(err, SN_REFUSED, "position %d lies beyond the context of %d that was prepared",
+                           pass->sequences[s].position + pass->sequences[s].n_rows - 1, cpu->limits.context);
+    if (pass->shape->head_dim > SN_KV_WIDTH_MAX)
+        return sn_fail(err, SN_REFUSED, "heads of %d elements are wider than the %d this device takes",
+                       pass->shape->head_dim, SN_KV_WIDTH_MAX);
+    cpu->pass = *pass;
+    return SN_OK;
+}
+
+static sn_status cpu_pass_end(sn_device *d, sn_err *err) {
+    ((sn_cpu *)d)->pass = (sn_pass){0};
+    return cpu_finish(d, err);
 }
 
 /* One block more than a row needs: rows a power of two apart would fall on the same lines of the cache. */
@@ -83,23 +117,6 @@ static sn_status cpu_prepare(sn_device *d, const sn_device_limits *limits, sn_er
     return SN_OK;
 }
 
-/* -- weights */
-
-static sn_status cpu_weight_new(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *host, sn_weight **out,
-                                sn_err *err) {
-    sn_cpu *cpu = (sn_cpu *)d;
-    sn_cpu_weight *weight;
-    sn_status status = sn_cpu_weight_new(cpu->arena, cpu->pool, dtype, rows, cols, host, &weight, err);
-    *out = weight ? &weight->base : NULL;
-    return status;
-}
-
-static void cpu_weight_free(sn_device *d, sn_weight **weight) {
-    sn_cpu_weight *w = (sn_cpu_weight *)*weight;
-    sn_cpu_weight_free(((sn_cpu *)d)->arena, &w);
-    *weight = NULL;
-}
-
 /* -- linear */
 
 /* Rows or elements [chunk * item, ...) of a call: the plain way to share out. */
@@ -136,7 +153,7 @@ static void linear_item(void *ctx, size_t item, int worker) {
     int i = 0;
     while (item >= job->first_item[i + 1]) i++;
     size_t first = (item - job->first_item[i]) * job->chunk;
-    job->kernels->linear(&job->linears[i], first, sn_min_size(first + job->chunk, job->linears[i].weight->n_panels));
+    job->kernels->linear(&job->linears[i], first, sn_min_size(first + job->chunk, job->linears[i].weight.n_panels));
 }
 
 static sn_status check_linear(const sn_cpu *cpu, int n, int n_linears, const sn_linear *linears, sn_err *err) {
@@ -162,10 +179,10 @@ static sn_status cpu_linear(sn_device *d, int n, const float *x, int n_linears, 
     linear_job job = {.kernels = cpu->kernels, .n_linears = n_linears};
     bool quantised = false;
     for (int i = 0; i < n_linears; i++) {
-        const sn_cpu_weight *w = (const sn_cpu_weight *)linears[i].weight;
+        sn_cpu_weight w = sn_cpu_weight_view(linears[i].weight);
         job.linears[i] = (sn_linear_job){w, linears[i].bias, linears[i].y, n, x, cpu->xq, stride};
-        quantised |= sn_layout_quantised(w->layout);
-        panels += w->n_panels;
+        quantised |= sn_layout_quantised(w.layout);
+        panels += w.n_panels;
     }
     if (quantised) {
         size_t chunk = (size_t)n * cols < WORTH_SHARING ? (size_t)n : 4;
@@ -177,7 +194,7 @@ static sn_status cpu_linear(sn_device *d, int n, const float *x, int n_linears, 
     job.chunk = threads == 1 ? panels + 1 : chunks(panels, 8 * threads);
     if (job.chunk == 0) job.chunk = 1;
     for (int i = 0; i < n_linears; i++)
-        job.first_item[i + 1] = job.first_item[i] + chunks(job.linears[i].weight->n_panels, job.chunk);
+        job.first_item[i + 1] = job.first_item[i] + chunks(job.linears[i].weight.n_panels, job.chunk);
     sn_pool_run(cpu->pool, job.first_item[n_linears], linear_item, &job);
     return SN_OK;
 }
@@ -279,8 +296,8 @@ static sn_status cpu_gather(sn_device *d, const sn_weight *weight, int n, const 
     for (int i = 0; i < n; i++)
         if (ids[i] < 0 || (size_t)ids[i] >= weight->rows)
             return sn_fail(err, SN_REFUSED, "row %d is asked for, but the matrix has %zu", ids[i], weight->rows);
-    small_job job = {.cpu = (sn_cpu *)d, .n = (size_t)n, .width = weight->cols, .y = y,
-                     .weight = (const sn_cpu_weight *)weight, .ids = ids};
+    sn_cpu_weight view = sn_cpu_weight_view(weight);
+    small_job job = {.cpu = (sn_cpu *)d, .n = (size_t)n, .width = weight->cols, .y = y, .weight = &view, .ids = ids};
     run_small(&job, gather_rows);
     return SN_OK;
 }
@@ -294,7 +311,6 @@ static void cpu_close(sn_device *d) {
     sn_pages_free(&scores, cpu->scores_bytes);
     sn_pages_free(&sums, cpu->sums_bytes);
     sn_pool_free(&cpu->pool);
-    sn_arena_free(&cpu->arena);
     free(cpu);
 }
 
@@ -305,13 +321,21 @@ static const sn_device_ops cpu_ops = {
     .download = cpu_download,
     .finish = cpu_finish,
     .prepare = cpu_prepare,
-    .weight_new = cpu_weight_new,
-    .weight_free = cpu_weight_free,
+    .host_alloc = cpu_host_alloc,
+    .host_free = cpu_free,
+    .copy_begin = cpu_copy_begin,
+    .copy_join = cpu_copy_join,
+    .copy_wait = cpu_copy_join,
+    .weight_size = sn_cpu_weight_size,
+    .weight_pack = sn_cpu_weight_pack,
+    .pass_begin = cpu_pass_begin,
+    .pass_end = cpu_pass_end,
     .linear = cpu_linear,
     .rms_norm = cpu_rms_norm,
     .rope = cpu_rope,
     .kv_store = sn_cpu_kv_store,
-    .kv_load = sn_cpu_kv_load,
+    .kv_read = sn_cpu_kv_read,
+    .kv_write = sn_cpu_kv_write,
     .attention = sn_cpu_attention,
     .silu_mul = cpu_silu_mul,
     .add = cpu_add,
@@ -325,10 +349,9 @@ sn_status sn_cpu_open(sn_device_id id, const sn_device_options *options, sn_devi
     *out = NULL;
     sn_status status = sn_calloc(&cpu, 1, sizeof *cpu, err);
     if (status) return status;
-    cpu->base = (sn_device){&cpu_ops, id};
+    cpu->base = (sn_device){.ops = &cpu_ops, .id = id, .host_visible = true};
     status = sn_cpu_kernels_find(options ? options->isa : NULL, &cpu->kernels, err);
     if (!status) status = sn_pool_new(options ? options->threads : 0, &cpu->pool, err);
-    if (!status) status = sn_arena_new(&cpu->arena, err);
     if (status) {
         cpu_close(&cpu->base);
         return status;

@@ -39,13 +39,14 @@ typedef enum sn_layout {
 
 enum { SN_Q4_BYTES = 256, SN_Q8_BYTES = 512 }; /* where the scales of a block begin */
 
+/* A weight as the kernels see it: what follows from its sn_weight. */
 typedef struct sn_cpu_weight {
-    sn_weight base; /* first: the device's users see only this */
     sn_layout layout;
+    size_t rows, cols;
     size_t n_blocks;    /* of a panel: cols / 32, for floats cols */
     size_t panel_bytes; /* n_blocks * bytes of a block */
     size_t n_panels;
-    uint8_t *data;
+    const uint8_t *data;
 } sn_cpu_weight;
 
 static inline bool sn_layout_quantised(sn_layout layout) { return layout >= SN_LAYOUT_Q4_HALF; }
@@ -64,7 +65,7 @@ _Static_assert(sizeof(sn_xblock) == 64, "an activation block is a cache line");
 
 /* Rows 0..n-1 of x against some panels of a weight. */
 typedef struct sn_linear_job {
-    const sn_cpu_weight *weight;
+    sn_cpu_weight weight;
     const float *bias; /* may be NULL */
     float *y;          /* (n, weight rows) */
     int n;
@@ -121,17 +122,12 @@ extern const sn_cpu_kernels sn_cpu_kernels_avx2, sn_cpu_kernels_avx512;
 /* isa.c. The kernels named `isa`, or the best this machine has when NULL; SN_REFUSED names those there are. */
 sn_status sn_cpu_kernels_find(const char *isa, const sn_cpu_kernels **out, sn_err *err) SN_MUST_USE;
 
-/* arena.c. Weights lie one behind the other in large pieces of memory, so that even small ones are on huge pages. */
-typedef struct sn_arena sn_arena;
-sn_status sn_arena_new(sn_arena **out, sn_err *err) SN_MUST_USE;
-void sn_arena_free(sn_arena **arena);                                                   /* NULL-safe */
-sn_status sn_arena_take(sn_arena *arena, size_t bytes, void **out, sn_err *err) SN_MUST_USE; /* zeroed, aligned to 64 */
-void sn_arena_give(sn_arena *arena, void *data);
-
-/* pack.c. `host` may lie unaligned. */
-sn_status sn_cpu_weight_new(sn_arena *arena, sn_pool *pool, sn_dtype dtype, size_t rows, size_t cols, const void *host,
-                            sn_cpu_weight **out, sn_err *err) SN_MUST_USE;
-void sn_cpu_weight_free(sn_arena *arena, sn_cpu_weight **weight);
+/* pack.c. */
+sn_status sn_cpu_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t *bytes,
+                             sn_err *err) SN_MUST_USE;
+sn_status sn_cpu_weight_pack(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *host, void *image,
+                             sn_err *err) SN_MUST_USE; /* `host` may lie unaligned */
+sn_cpu_weight sn_cpu_weight_view(const sn_weight *weight);
 void sn_cpu_weight_row(const sn_cpu_weight *weight, size_t row, float *out); /* unpacked, as float32 */
 
 /* cpu.c */
@@ -141,19 +137,19 @@ const char *sn_cpu_describe(const sn_device *device);
 /* attention.c: the past's layout. In a page: for each block, for each key-value head, keys as (tile of 16 positions,
  * head_dim, 16), then values as (position, head_dim rounded up to 16). */
 size_t sn_cpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape);
-sn_status sn_cpu_kv_store(sn_device *d, const sn_kv_shape *shape, int block, int n_sequences,
-                          const sn_sequence *sequences, const float *k, const float *v, sn_err *err);
-sn_status sn_cpu_kv_load(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
+sn_status sn_cpu_kv_store(sn_device *d, int block, const float *k, const float *v, sn_err *err);
+sn_status sn_cpu_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                          float *k, float *v, sn_err *err);
-sn_status sn_cpu_attention(sn_device *d, const sn_kv_shape *shape, int block, int n_sequences,
-                           const sn_sequence *sequences, int n_heads, int window, float scale, const float *q,
-                           float *out, sn_err *err);
+sn_status sn_cpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
+                          const float *k, const float *v, sn_err *err);
+sn_status sn_cpu_attention(sn_device *d, int block, int n_heads, int window, float scale, const float *q, float *out,
+                           sn_err *err);
 
 typedef struct sn_cpu {
     sn_device base;
     const sn_cpu_kernels *kernels;
     sn_pool *pool;
-    sn_arena *arena;
+    sn_pass pass; /* the present one; n_sequences 0 outside */
     sn_device_limits limits;
     sn_xblock *xq; /* limits.rows rows of quantised activations */
     size_t xq_bytes;

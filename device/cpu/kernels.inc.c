@@ -194,7 +194,7 @@ INLINE void tile(int rows, int panels, sn_layout layout, const sn_linear_job *jo
         SN_LAYOUTS(X)
 #undef X
     };
-    const sn_cpu_weight *weight = job->weight;
+    const sn_cpu_weight *weight = &job->weight;
     const uint8_t *w = weight->data + panel * weight->panel_bytes;
     const sn_xblock *xq = job->xq + (size_t)row * job->xq_stride;
     size_t n = weight->n_blocks, bytes = block_bytes[layout], stride = job->xq_stride;
@@ -209,12 +209,12 @@ INLINE void tile(int rows, int panels, sn_layout layout, const sn_linear_job *jo
     default: float_tile(rows, panels, layout, w, weight->panel_bytes, n, job->x + (size_t)row * n, acc); break;
     }
     for (int p = 0; p < panels; p++) {
-        size_t first = (panel + (size_t)p) * SN_LANES, left = weight->base.rows - first;
+        size_t first = (panel + (size_t)p) * SN_LANES, left = weight->rows - first;
         size_t lanes = left < SN_LANES ? left : SN_LANES;
         vf bias = job->bias ? vf_load_n(job->bias + first, lanes) : vf_set(0);
         for (int r = 0; r < rows; r++) {
             vf y = job->bias ? vf_add(acc[p * rows + r], bias) : acc[p * rows + r];
-            vf_store_n(job->y + (size_t)(row + r) * weight->base.rows + first, y, lanes);
+            vf_store_n(job->y + (size_t)(row + r) * weight->rows + first, y, lanes);
         }
     }
 }
@@ -239,7 +239,7 @@ INLINE void linear_layout(sn_layout layout, const sn_linear_job *job, size_t pan
 }
 
 static void linear(const sn_linear_job *job, size_t first_panel, size_t end_panel) {
-    switch (job->weight->layout) {
+    switch (job->weight.layout) {
 #define X(name, bytes)                                                                                                 \
     case SN_LAYOUT_##name: linear_layout(SN_LAYOUT_##name, job, first_panel, end_panel); break;
         SN_LAYOUTS(X)

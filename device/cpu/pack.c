@@ -86,7 +86,8 @@ static void pack_group(sn_layout layout, const sn_quant_group *const rows[SN_LAN
 }
 
 typedef struct pack_job {
-    const sn_cpu_weight *weight;
+    sn_cpu_weight weight;
+    uint8_t *image;
     sn_dtype dtype;
     size_t row_bytes;
     const uint8_t *host;
@@ -94,26 +95,27 @@ typedef struct pack_job {
 
 static void pack_quantised(const pack_job *job, size_t first_row, uint8_t *out) {
     static const sn_quant_group zero = {{0}, {0}, {0}};
-    const sn_cpu_weight *w = job->weight;
+    const sn_cpu_weight *w = &job->weight;
     sn_quant_group groups[SN_LANES][SN_QUANT_GROUPS_MAX];
     size_t n_groups = sn_dtype_block(job->dtype) / SN_QUANT_GROUP, bytes = sn_dtype_bytes(job->dtype);
     for (size_t b = 0; b < w->n_blocks; b += n_groups) {
         const sn_quant_group *rows[SN_LANES];
-        for (size_t r = 0; r < SN_LANES && first_row + r < w->base.rows; r++) {
+        for (size_t r = 0; r < SN_LANES && first_row + r < w->rows; r++) {
             const uint8_t *row = job->host + (first_row + r) * job->row_bytes;
             sn_quant_decode(job->dtype, row + b / n_groups * bytes, groups[r]);
         }
         for (size_t g = 0; g < n_groups; g++, out += block_bytes[w->layout]) {
-            for (size_t r = 0; r < SN_LANES; r++) rows[r] = first_row + r < w->base.rows ? &groups[r][g] : &zero;
+            for (size_t r = 0; r < SN_LANES; r++) rows[r] = first_row + r < w->rows ? &groups[r][g] : &zero;
             pack_group(w->layout, rows, out);
         }
     }
 }
 
 static void pack_float(const pack_job *job, size_t first_row, uint8_t *out) {
-    const sn_cpu_weight *w = job->weight;
-    size_t size = sn_dtype_bytes(job->dtype), cols = w->base.cols;
-    for (size_t r = 0; r < SN_LANES && first_row + r < w->base.rows; r++) { /* the others are zero already */
+    const sn_cpu_weight *w = &job->weight;
+    size_t size = sn_dtype_bytes(job->dtype), cols = w->cols;
+    if (first_row + SN_LANES > w->rows) memset(out, 0, w->panel_bytes); /* rows that there are not */
+    for (size_t r = 0; r < SN_LANES && first_row + r < w->rows; r++) {
         const uint8_t *row = job->host + (first_row + r) * job->row_bytes;
         if (size == 4)
             for (size_t k = 0; k < cols; k++) memcpy(out + (k * SN_LANES + r) * 4, row + k * 4, 4);
@@ -125,46 +127,48 @@ static void pack_float(const pack_job *job, size_t first_row, uint8_t *out) {
 static void pack_panel(void *ctx, size_t panel, int worker) {
     (void)worker;
     const pack_job *job = ctx;
-    uint8_t *out = job->weight->data + panel * job->weight->panel_bytes;
-    if (sn_layout_quantised(job->weight->layout))
+    uint8_t *out = job->image + panel * job->weight.panel_bytes;
+    if (sn_layout_quantised(job->weight.layout))
         pack_quantised(job, panel * SN_LANES, out);
     else
         pack_float(job, panel * SN_LANES, out);
 }
 
-sn_status sn_cpu_weight_new(sn_arena *arena, sn_pool *pool, sn_dtype dtype, size_t rows, size_t cols, const void *host,
-                            sn_cpu_weight **out, sn_err *err) {
-    *out = NULL;
+sn_cpu_weight sn_cpu_weight_view(const sn_weight *weight) {
+    sn_cpu_weight w = {.rows = weight->rows, .cols = weight->cols, .data = weight->device};
+    layout_of(weight->dtype, &w.layout); /* known: the weight was packed */
+    w.n_blocks = sn_layout_quantised(w.layout) ? w.cols / SN_QUANT_GROUP : w.cols;
+    w.panel_bytes = w.n_blocks * block_bytes[w.layout];
+    w.n_panels = (w.rows + SN_LANES - 1) / SN_LANES;
+    return w;
+}
+
+sn_status sn_cpu_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t *bytes, sn_err *err) {
+    (void)d;
     sn_layout layout;
     if (!layout_of(dtype, &layout))
         return sn_fail(err, SN_REFUSED, "a matrix of type %s cannot be multiplied with: use a model with another type",
                        sn_dtype_name(dtype));
-    size_t row_bytes, padded, bytes;
+    size_t row_bytes, padded, panel_bytes;
     sn_status status = sn_dtype_row_bytes(dtype, cols, &row_bytes, err);
     if (status) return status;
-    size_t n_blocks = sn_layout_quantised(layout) ? cols / SN_QUANT_GROUP : cols, panel_bytes;
+    size_t n_blocks = sn_layout_quantised(layout) ? cols / SN_QUANT_GROUP : cols;
     if (!sn_mul(n_blocks, block_bytes[layout], &panel_bytes) || !sn_add(rows, SN_LANES - 1, &padded) ||
-        !sn_mul(padded / SN_LANES, panel_bytes, &bytes) || padded / SN_LANES > UINT32_MAX)
+        !sn_mul(padded / SN_LANES, panel_bytes, bytes) || padded / SN_LANES > UINT32_MAX)
         return sn_fail(err, SN_REFUSED, "a matrix of %zu rows of %zu is too large", rows, cols);
-    sn_cpu_weight *w = NULL;
-    void *data = NULL;
-    if ((status = sn_calloc(&w, 1, sizeof *w, err)) || (status = sn_arena_take(arena, bytes, &data, err))) {
-        free(w);
-        return status;
-    }
-    *w = (sn_cpu_weight){.base = {rows, cols, bytes}, .layout = layout, .n_blocks = n_blocks, .panel_bytes = panel_bytes,
-                         .n_panels = padded / SN_LANES, .data = data};
-    pack_job job = {w, dtype, row_bytes, host};
-    sn_pool_run(pool, w->n_panels, pack_panel, &job);
-    *out = w;
     return SN_OK;
 }
 
-void sn_cpu_weight_free(sn_arena *arena, sn_cpu_weight **weight) {
-    if (!*weight) return;
-    sn_arena_give(arena, (*weight)->data);
-    free(*weight);
-    *weight = NULL;
+sn_status sn_cpu_weight_pack(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *host, void *image,
+                             sn_err *err) {
+    size_t bytes;
+    pack_job job = {.image = image, .dtype = dtype, .host = host};
+    sn_status status = sn_cpu_weight_size(d, dtype, rows, cols, &bytes, err);
+    if (!status) status = sn_dtype_row_bytes(dtype, cols, &job.row_bytes, err);
+    if (status) return status;
+    job.weight = sn_cpu_weight_view(&(sn_weight){dtype, rows, cols, bytes, image});
+    sn_pool_run(((sn_cpu *)d)->pool, job.weight.n_panels, pack_panel, &job);
+    return SN_OK;
 }
 
 static float read_float(sn_layout layout, const uint8_t *at, size_t i) {
@@ -191,11 +195,11 @@ static void read_scales(sn_layout layout, const uint8_t *scales, size_t lane, si
 }
 
 void sn_cpu_weight_row(const sn_cpu_weight *w, size_t row, float *out) {
-    assert(row < w->base.rows);
+    assert(row < w->rows);
     const uint8_t *at = w->data + row / SN_LANES * w->panel_bytes;
     size_t lane = row % SN_LANES;
     if (!sn_layout_quantised(w->layout)) {
-        for (size_t k = 0; k < w->base.cols; k++) out[k] = read_float(w->layout, at, k * SN_LANES + lane);
+        for (size_t k = 0; k < w->cols; k++) out[k] = read_float(w->layout, at, k * SN_LANES + lane);
         return;
     }
     bool q4 = is_q4(w->layout);

@@ -1,0 +1,39 @@
+#include "device/weight.h"
+
+#include "base/mem.h"
+
+sn_status sn_weight_put(sn_device *device, sn_dtype dtype, size_t rows, size_t cols, const void *host, void *place,
+                        sn_weight *out, sn_err *err) {
+    size_t bytes;
+    void *image = NULL;
+    const sn_device_ops *ops = device->ops;
+    sn_status status = ops->weight_size(device, dtype, rows, cols, &bytes, err);
+    if (status) return status;
+    if (device->host_visible) {
+        status = ops->weight_pack(device, dtype, rows, cols, host, place, err);
+    } else {
+        status = sn_pages_alloc(&image, bytes, err);
+        if (!status) status = ops->weight_pack(device, dtype, rows, cols, host, image, err);
+        if (!status) status = ops->upload(device, place, image, bytes, err);
+        sn_pages_free(&image, bytes);
+    }
+    if (!status) *out = (sn_weight){dtype, rows, cols, bytes, place};
+    return status;
+}
+
+sn_status sn_weight_load(sn_device *device, sn_dtype dtype, size_t rows, size_t cols, const void *host, sn_weight *out,
+                         sn_err *err) {
+    size_t bytes;
+    void *place = NULL;
+    *out = (sn_weight){0};
+    sn_status status = device->ops->weight_size(device, dtype, rows, cols, &bytes, err);
+    if (!status) status = device->ops->alloc(device, bytes, &place, err);
+    if (!status) status = sn_weight_put(device, dtype, rows, cols, host, place, out, err);
+    if (status && place) device->ops->free(device, place, bytes);
+    return status;
+}
+
+void sn_weight_unload(sn_device *device, sn_weight *weight) {
+    if (weight->device) device->ops->free(device, (void *)weight->device, weight->bytes);
+    *weight = (sn_weight){0};
+}

@@ -1,0 +1,318 @@
+/* Operations row by row and element by element, and matrices. Every tolerance is an error bound of the operation's own
+ * formula in float32: (operations that one result goes through) * half a unit in the last place * the sum of the sizes of
+ * what is added up. It holds for any order of summing, and a wrong element is far outside. */
+#include "tests/support/conformance.h"
+
+#include "tests/support/cpu_devices.h"
+
+#include <math.h>
+#include <string.h>
+
+/* -- linear */
+
+/* By how much rounding x to what the backend multiplies may move a product x[i] * w[i] for |w[i]| = 1. */
+static double input_error(const conformance *c, sn_dtype dtype, const float *x, size_t cols, size_t i) {
+    double error = c->linear_rounding * fabs((double)x[i]), most = 0;
+    if (!c->eight_bit_rows || dtype == SN_F32 || dtype == SN_F16 || dtype == SN_BF16) return error;
+    for (size_t k = i / 32 * 32; k < i / 32 * 32 + 32 && k < cols; k++) most = fmax(most, fabs((double)x[k]));
+    return error + most / 254 * 1.001; /* half a step of 127, and the rounding of the scale */
+}
+
+static void check_linear(conformance *c, int n, const float *x, const conformance_weight *w, const float *bias,
+                         const float *y) {
+    size_t rows = w->weight.rows, cols = w->weight.cols;
+    double *errors = conformance_heap(c, cols * sizeof *errors);
+    for (int r = 0; r < n; r++, x += cols, y += rows) {
+        for (size_t k = 0; k < cols; k++) errors[k] = input_error(c, w->weight.dtype, x, cols, k);
+        for (size_t o = 0; o < rows; o++) {
+            double want = bias ? (double)bias[o] : 0, size = fabs(want), error = 0;
+            for (size_t k = 0; k < cols; k++) {
+                want += (double)x[k] * w->values[o * cols + k];
+                size += fabs((double)x[k]) * w->sizes[o * cols + k];
+                error += errors[k] * w->sizes[o * cols + k];
+            }
+            /* cols products and sums, a scale and an offset of the weight, the bias */
+            error += size * (double)(cols + 8) * CONFORMANCE_EPSILON;
+            CONFORMANCE_CHECK(c, conformance_close((double)y[o], want, error),
+                              "%s (%zu, %zu), %d rows: row %d, output %zu is %g, not %g +- %g",
+                              sn_dtype_name(w->weight.dtype), rows, cols, n, r, o, (double)y[o], want, error);
+        }
+    }
+}
+
+static void try_linear(conformance *c, int n, sn_dtype dtype, size_t rows, size_t cols) {
+    int mark = c->n_buffers;
+    conformance_weight w = conformance_random_weight(c, dtype, rows, cols, rows * 1000 + cols);
+    float *x = conformance_random(c, (size_t)n * cols, 7), *device_x = conformance_upload(c, x, (size_t)n * cols);
+    sn_linear linear = {&w.weight, NULL, conformance_bytes(c, (size_t)n * rows * sizeof(float))};
+    CONFORMANCE_OK(c, c->device->ops->linear(c->device, n, device_x, 1, &linear, &c->err));
+    check_linear(c, n, x, &w, NULL, conformance_download(c, linear.y, (size_t)n * rows));
+    conformance_release(c, mark);
+}
+
+void conformance_linear_of_every_type(conformance *c) {
+    static const int counts[] = {1, 2, 3, 17, 64};
+    for (int t = 0; t < test_n_weight_types; t++) {
+        sn_dtype dtype = test_weight_types[t];
+        size_t block = sn_dtype_block(dtype), odd = block == 1 ? 7 : block;
+        for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+            try_linear(c, counts[i], dtype, 33, block == 256 ? 512 : block == 32 ? 96 : 100);
+            try_linear(c, counts[i], dtype, 1, odd);
+        }
+        try_linear(c, 1, dtype, 130, 1024);
+        try_linear(c, 65, dtype, 67, block == 256 ? 256 : 160);
+    }
+}
+
+void conformance_linear_of_several_matrices_and_biases(conformance *c) {
+    static const struct {
+        sn_dtype dtype;
+        size_t rows;
+    } shapes[] = {{SN_Q4_1, 64}, {SN_F16, 5}, {SN_Q6_K, 19}, {SN_Q4_1, 1}};
+    enum { LINEARS = 4, COLS = 256 };
+    static const int counts[] = {1, 5, 40};
+    for (int i = 0; i < 3; i++) {
+        int mark = c->n_buffers, n = counts[i];
+        conformance_weight w[LINEARS];
+        sn_linear linears[LINEARS];
+        float *bias[LINEARS] = {0}, *x = conformance_random(c, (size_t)n * COLS, 3);
+        for (int l = 0; l < LINEARS; l++) {
+            w[l] = conformance_random_weight(c, shapes[l].dtype, shapes[l].rows, COLS, (uint64_t)l);
+            if (l != 1) bias[l] = conformance_random(c, shapes[l].rows, 50 + (uint64_t)l);
+            linears[l] = (sn_linear){&w[l].weight, bias[l] ? conformance_upload(c, bias[l], shapes[l].rows) : NULL,
+                                     conformance_bytes(c, (size_t)n * shapes[l].rows * sizeof(float))};
+        }
+        float *device_x = conformance_upload(c, x, (size_t)n * COLS);
+        CONFORMANCE_OK(c, c->device->ops->linear(c->device, n, device_x, LINEARS, linears, &c->err));
+        for (int l = 0; l < LINEARS; l++)
+            check_linear(c, n, x, &w[l], bias[l], conformance_download(c, linears[l].y, (size_t)n * shapes[l].rows));
+        conformance_release(c, mark);
+    }
+}
+
+void conformance_linear_of_nothing(conformance *c) {
+    conformance_weight w = conformance_random_weight(c, SN_Q8_0, 3, 32, 1);
+    float mark = 5, *y = conformance_upload(c, &mark, 1);
+    sn_linear linear = {&w.weight, NULL, y};
+    CONFORMANCE_OK(c, c->device->ops->linear(c->device, 0, y, 1, &linear, &c->err));
+    CONFORMANCE_OK(c, c->device->ops->linear(c->device, 1, y, 0, &linear, &c->err));
+    CONFORMANCE_OK(c, c->device->ops->rms_norm(c->device, 0, 8, y, y, 1e-5f, y, &c->err));
+    CONFORMANCE_OK(c, c->device->ops->rope(c->device, 0, 1, 8, y, &(sn_rope){true, 8, y}, &c->err));
+    CONFORMANCE_OK(c, c->device->ops->silu_mul(c->device, 0, y, y, y, &c->err));
+    CONFORMANCE_OK(c, c->device->ops->add(c->device, 0, y, y, &c->err));
+    CONFORMANCE_OK(c, c->device->ops->gather(c->device, &w.weight, 0, NULL, y, &c->err));
+    CONFORMANCE_CHECK(c, *conformance_download(c, y, 1) == 5, "a call of no rows wrote something");
+}
+
+/* The rows beside the bad one are as without it, the bad one does not look healthy. For few rows and for many. */
+void conformance_linear_keeps_nan_and_infinity_in_their_row(conformance *c) {
+    enum { ROWS = 20, COLS = 256 };
+    static const sn_dtype types[] = {SN_F32, SN_BF16, SN_Q4_1, SN_Q6_K};
+    static const int counts[] = {3, 40};
+    for (int i = 0; i < 16; i++) {
+        int mark = c->n_buffers, n = counts[i / 4 % 2];
+        size_t bad_at = COLS + 77; /* in row 1 */
+        conformance_weight w = conformance_random_weight(c, types[i % 4], ROWS, COLS, 9);
+        float *x = conformance_random(c, (size_t)n * COLS, 4), *device_x;
+        x[bad_at] = i < 8 ? NAN : INFINITY;
+        device_x = conformance_upload(c, x, (size_t)n * COLS);
+        sn_linear linear = {&w.weight, NULL, conformance_bytes(c, (size_t)n * ROWS * sizeof(float))};
+        CONFORMANCE_OK(c, c->device->ops->linear(c->device, n, device_x, 1, &linear, &c->err));
+        float *y = conformance_download(c, linear.y, (size_t)n * ROWS);
+        check_linear(c, 1, x, &w, NULL, y);
+        check_linear(c, n - 2, x + 2 * COLS, &w, NULL, y + 2 * ROWS);
+        for (int o = 0; o < ROWS; o++)
+            CONFORMANCE_CHECK(c, !isfinite(y[ROWS + o]), "%s, %d rows: a row with %g gives %g at %d",
+                              sn_dtype_name(types[i % 4]), n, (double)x[bad_at], (double)y[ROWS + o], o);
+        conformance_release(c, mark);
+    }
+}
+
+void conformance_linear_gives_the_same_bits_again(conformance *c) {
+    enum { ROWS = 100, COLS = 512 };
+    static const int counts[] = {1, 4, 64};
+    for (int i = 0; i < 3; i++)
+        for (int t = 0; t < test_n_weight_types; t += 3) {
+            int mark = c->n_buffers, n = counts[i];
+            conformance_weight w = conformance_random_weight(c, test_weight_types[t], ROWS, COLS, 5);
+            float *x = conformance_random(c, (size_t)n * COLS, 6), *first = NULL;
+            float *device_x = conformance_upload(c, x, (size_t)n * COLS);
+            sn_linear linear = {&w.weight, NULL, conformance_bytes(c, (size_t)n * ROWS * sizeof(float))};
+            for (int again = 0; again < 3; again++) {
+                CONFORMANCE_OK(c, c->device->ops->linear(c->device, n, device_x, 1, &linear, &c->err));
+                float *y = conformance_download(c, linear.y, (size_t)n * ROWS);
+                if (!first) first = y;
+                CONFORMANCE_CHECK(c, !memcmp(first, y, (size_t)n * ROWS * sizeof *y), "%s, %d rows: other bits in run %d",
+                                  sn_dtype_name(test_weight_types[t]), n, again);
+            }
+            conformance_release(c, mark);
+        }
+}
+
+/* -- norm */
+
+static void check_norm(conformance *c, int n, int width, const float *x, const float *weight, double eps, const float *y) {
+    for (int r = 0; r < n; r++, x += width, y += width) {
+        double squares = 0;
+        for (int i = 0; i < width; i++) squares += (double)x[i] * (double)x[i];
+        double scale = 1 / sqrt(squares / width + eps);
+        for (int i = 0; i < width; i++) {
+            double want = (double)x[i] * scale * (double)weight[i];
+            /* the sum's error halves under the root; division, root and two products; GPUs' roots are 3 units off */
+            double error = fabs(want) * (width / 2.0 + 16) * CONFORMANCE_EPSILON;
+            CONFORMANCE_CHECK(c, conformance_close((double)y[i], want, error),
+                              "width %d, %d rows: row %d, element %d is %g, not %g +- %g", width, n, r, i, (double)y[i],
+                              want, error);
+        }
+    }
+}
+
+static void try_norm(conformance *c, int n, int width, bool in_place, float eps) {
+    int mark = c->n_buffers;
+    size_t total = (size_t)n * (size_t)width;
+    float *x = conformance_random(c, total, 1), *weight = conformance_random(c, (size_t)width, 2);
+    if (n > 2) memset(x + 2 * width, 0, (size_t)width * sizeof *x); /* nothing but eps keeps it finite */
+    if (n > 1) x[width] = 3e4f;
+    float *device_x = conformance_upload(c, x, total), *device_weight = conformance_upload(c, weight, (size_t)width);
+    float *y = in_place ? device_x : conformance_bytes(c, total * sizeof *y);
+    CONFORMANCE_OK(c, c->device->ops->rms_norm(c->device, n, width, device_x, device_weight, eps, y, &c->err));
+    check_norm(c, n, width, x, weight, (double)eps, conformance_download(c, y, total));
+    conformance_release(c, mark);
+}
+
+void conformance_rms_norm_of_awkward_widths(conformance *c) {
+    static const int widths[] = {1, 3, 24, 64, 100, 576, 1023};
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        try_norm(c, 1, widths[i], false, 1e-5f);
+        try_norm(c, 3, widths[i], true, 1e-6f);
+        try_norm(c, 64, widths[i], i % 2, 1e-5f);
+    }
+}
+
+void conformance_rms_norm_keeps_nan_in_its_row(conformance *c) {
+    enum { WIDTH = 100 };
+    float *x = conformance_random(c, 3 * WIDTH, 1), *weight = conformance_random(c, WIDTH, 2);
+    x[WIDTH + 99] = NAN;
+    float *device_x = conformance_upload(c, x, 3 * WIDTH), *device_weight = conformance_upload(c, weight, WIDTH);
+    CONFORMANCE_OK(c, c->device->ops->rms_norm(c->device, 3, WIDTH, device_x, device_weight, 1e-5f, device_x, &c->err));
+    check_norm(c, 3, WIDTH, x, weight, 1e-5, conformance_download(c, device_x, 3 * WIDTH));
+}
+
+/* -- rope */
+
+static void try_rope(conformance *c, int n, int n_heads, int head_dim, int dim, bool halves) {
+    int mark = c->n_buffers;
+    size_t total = (size_t)(n * n_heads * head_dim);
+    float *x = conformance_random(c, total, 1), *angles = conformance_random(c, (size_t)(n * dim), 2);
+    float *device_x = conformance_upload(c, x, total), *device_angles = conformance_upload(c, angles, (size_t)(n * dim));
+    sn_rope rope = {halves, dim, device_angles};
+    CONFORMANCE_OK(c, c->device->ops->rope(c->device, n, n_heads, head_dim, device_x, &rope, &c->err));
+    float *y = conformance_download(c, device_x, total);
+    for (size_t i = 0; i < total; i++) {
+        int e = (int)(i % (size_t)head_dim), pairs = dim / 2, pair = halves ? e % (pairs ? pairs : 1) : e / 2;
+        bool second = halves ? e >= pairs : e % 2;
+        double want = (double)x[i], error = 0;
+        if (e < dim) {
+            const float *turn = angles + i / (size_t)(n_heads * head_dim) * (size_t)dim + 2 * pair;
+            size_t other = second ? i - (size_t)(halves ? pairs : 1) : i + (size_t)(halves ? pairs : 1);
+            double a = (double)x[i] * (double)turn[0], b = (double)x[other] * (double)turn[1];
+            want = second ? a + b : a - b;
+            error = 3 * CONFORMANCE_EPSILON * (fabs(a) + fabs(b)); /* two products and a sum */
+        }
+        CONFORMANCE_CHECK(c, conformance_close((double)y[i], want, error),
+                          "%d rows, %d heads of %d, %d turned, halves %d: element %zu is %g, not %g", n, n_heads, head_dim,
+                          dim, halves, i, (double)y[i], want);
+    }
+    conformance_release(c, mark);
+}
+
+void conformance_rope_of_both_styles(conformance *c) {
+    static const int shapes[][3] = {{1, 24, 24}, {9, 64, 64}, {3, 128, 128}, {7, 80, 32}, {5, 24, 2}, {2, 64, 0}};
+    static const int counts[] = {1, 3, 17, 64};
+    for (int s = 0; s < 6; s++)
+        for (int i = 0; i < 4; i++)
+            for (int halves = 0; halves < 2; halves++)
+                try_rope(c, counts[i], shapes[s][0], shapes[s][1], shapes[s][2], halves);
+}
+
+/* -- elements */
+
+void conformance_silu_mul_over_the_whole_range(conformance *c) {
+    enum { N = 3001 };
+    float *gate = conformance_random(c, N, 1), *up = conformance_random(c, N, 2);
+    for (int i = 0; i < N; i++) gate[i] *= i % 3 == 0 ? 1.0f : i % 3 == 1 ? 20.0f : 100.0f;
+    gate[0] = 0, gate[1] = -0.0f, gate[2] = NAN, gate[3] = INFINITY, up[3] = 2, gate[4] = 1e30f, gate[5] = -1e30f;
+    gate[6] = 1, up[6] = NAN;
+    for (int aliased = 0; aliased < 3; aliased++)
+        for (int n = 0; n <= N; n += n < 40 ? 1 : 987) {
+            int mark = c->n_buffers;
+            float *g = conformance_upload(c, gate, N), *u = conformance_upload(c, up, N);
+            float *y = aliased == 0 ? conformance_bytes(c, N * sizeof *y) : aliased == 1 ? g : u;
+            float *before = conformance_download(c, y, N);
+            CONFORMANCE_OK(c, c->device->ops->silu_mul(c->device, (size_t)n, g, u, y, &c->err));
+            float *got = conformance_download(c, y, N);
+            for (int i = 0; i < n; i++) {
+                double want = i == 5 ? 0 : (double)gate[i] / (1 + exp(-(double)gate[i])) * (double)up[i];
+                /* exp is 3 units off on GPUs, a sum, a division, a product. Next to underflow anything tiny will do */
+                double error = fabs(want) * 16 * CONFORMANCE_EPSILON + 1e-36;
+                if (i == 5) error = 1e-6; /* -1e30 / (1 + exp(1e30)): exp may saturate */
+                CONFORMANCE_CHECK(c, conformance_close((double)got[i], want, error), "silu(%g) * %g is %g, not %g",
+                                  (double)gate[i], (double)up[i], (double)got[i], want);
+            }
+            CONFORMANCE_CHECK(c, !memcmp(got + n, before + n, (size_t)(N - n) * sizeof *got), "wrote beyond %d", n);
+            conformance_release(c, mark);
+        }
+}
+
+void conformance_add_is_exact(conformance *c) {
+    enum { N = 2050 };
+    float *x = conformance_random(c, N, 1), *y = conformance_random(c, N, 2);
+    x[0] = NAN, x[1] = INFINITY, x[2] = INFINITY, y[2] = -INFINITY;
+    for (int n = 0; n <= N; n += n < 70 ? 1 : 660) {
+        int mark = c->n_buffers;
+        float *device_x = conformance_upload(c, x, N), *device_y = conformance_upload(c, y, N);
+        CONFORMANCE_OK(c, c->device->ops->add(c->device, (size_t)n, device_y, device_x, &c->err));
+        float *got = conformance_download(c, device_y, N);
+        for (int i = 0; i < N; i++) {
+            float want = i < n ? y[i] + x[i] : y[i];
+            CONFORMANCE_CHECK(c, got[i] == want || (isnan(got[i]) && isnan(want)), "%d elements: %d is %g, not %g", n, i,
+                              (double)got[i], (double)want);
+        }
+        conformance_release(c, mark);
+    }
+}
+
+/* -- gather */
+
+void conformance_gather_of_every_type(conformance *c) {
+    static const int32_t ids[] = {6, 0, 3, 3, 1};
+    enum { ROWS = 7, IDS = 5 };
+    for (int t = 0; t < test_n_weight_types; t++) {
+        sn_dtype dtype = test_weight_types[t];
+        size_t cols = sn_dtype_block(dtype) == 1 ? 33 : 3 * sn_dtype_block(dtype);
+        int mark = c->n_buffers;
+        conformance_weight w = conformance_random_weight(c, dtype, ROWS, cols, 11);
+        for (int n = 1; n <= IDS; n += IDS - 1) {
+            float *y = conformance_bytes(c, IDS * cols * sizeof *y);
+            CONFORMANCE_OK(c, c->device->ops->gather(c->device, &w.weight, n, ids, y, &c->err));
+            float *got = conformance_download(c, y, IDS * cols);
+            for (size_t i = 0; i < (size_t)n * cols; i++) {
+                size_t at = (size_t)ids[i / cols] * cols + i % cols;
+                double error = 4 * CONFORMANCE_EPSILON * w.sizes[at]; /* a product and a sum; nothing for plain types */
+                if (cols == 33) error = 0;
+                CONFORMANCE_CHECK(c, conformance_close((double)got[i], w.values[at], error), "%s: element %zu is %g, not %g",
+                                  sn_dtype_name(dtype), i, (double)got[i], w.values[at]);
+            }
+        }
+        conformance_release(c, mark);
+    }
+}
+
+void conformance_gather_refuses_rows_that_are_not_there(conformance *c) {
+    conformance_weight w = conformance_random_weight(c, SN_F16, 4, 8, 1);
+    static const int32_t ids[][3] = {{0, 4, 1}, {0, 1, -1}, {INT32_MAX, 0, 0}, {INT32_MIN, 0, 0}};
+    float *y = conformance_bytes(c, 3 * 8 * sizeof *y);
+    for (int i = 0; i < 4; i++)
+        CONFORMANCE_CHECK(c, c->device->ops->gather(c->device, &w.weight, 3, ids[i], y, &c->err) == SN_REFUSED,
+                          "ids %d %d %d of 4 rows were taken", ids[i][0], ids[i][1], ids[i][2]);
+}

@@ -1,0 +1,168 @@
+/* Memory, copies and what cannot be a weight. */
+#include "tests/support/conformance.h"
+
+#include <errno.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+void conformance_memory_comes_zeroed_and_aligned(conformance *c) {
+    static const size_t sizes[] = {1, 64, 1000, 70001, 3 << 20};
+    for (int round = 0; round < 3; round++)
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            int mark = c->n_buffers;
+            uint8_t *device = conformance_bytes(c, sizes[i]), *host = conformance_heap(c, sizes[i]);
+            CONFORMANCE_CHECK(c, (uintptr_t)device % 64 == 0, "%zu bytes came at %p", sizes[i], (void *)device);
+            memset(host, 0xa5, sizes[i]);
+            CONFORMANCE_OK(c, c->device->ops->download(c->device, host, device, sizes[i], &c->err));
+            for (size_t b = 0; b < sizes[i]; b++)
+                CONFORMANCE_CHECK(c, host[b] == 0, "byte %zu of %zu new ones is %d", b, sizes[i], host[b]);
+            memset(host, 0xa5, sizes[i]); /* the next round finds used memory */
+            CONFORMANCE_OK(c, c->device->ops->upload(c->device, device, host, sizes[i], &c->err));
+            conformance_release(c, mark);
+        }
+}
+
+void conformance_freeing_nothing_is_harmless(conformance *c) {
+    c->device->ops->free(c->device, NULL, 0);
+    c->device->ops->free(c->device, NULL, 64);
+    c->device->ops->host_free(c->device, NULL, 64);
+    CONFORMANCE_OK(c, c->device->ops->finish(c->device, &c->err));
+}
+
+void conformance_copies_come_back_unchanged(conformance *c) {
+    enum { BYTES = 9 << 20 }; /* more than a backend's staging memory is likely to hold at once */
+    sn_device *d = c->device;
+    uint8_t *device = conformance_bytes(c, BYTES), *from = conformance_heap(c, BYTES), *to = conformance_heap(c, BYTES);
+    static const struct {
+        size_t at, n;
+    } parts[] = {{0, BYTES}, {0, 0}, {5, 0}, {0, 1}, {1, 1}, {3, 13}, {4095, 2}, {1 << 20, 7777777}, {BYTES - 1, 1}};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        size_t at = parts[i].at, n = parts[i].n;
+        for (size_t b = 0; b < n; b++) from[b] = (uint8_t)(b * 31 + b / 251 + i);
+        memset(to, 0, n);
+        CONFORMANCE_OK(c, d->ops->upload(d, device + at, from, n, &c->err));
+        CONFORMANCE_OK(c, d->ops->download(d, to, device + at, n, &c->err));
+        CONFORMANCE_CHECK(c, !memcmp(from, to, n), "%zu bytes at offset %zu came back changed", n, at);
+    }
+}
+
+void conformance_the_source_of_an_upload_may_change_at_once(conformance *c) {
+    enum { N = 100000, TIMES = 20 };
+    sn_device *d = c->device;
+    float *device[TIMES], *host = conformance_heap(c, N * sizeof *host);
+    for (int i = 0; i < TIMES; i++) device[i] = conformance_bytes(c, N * sizeof *host);
+    for (int i = 0; i < TIMES; i++) {
+        for (int k = 0; k < N; k++) host[k] = (float)(i * 1000 + k % 1000);
+        CONFORMANCE_OK(c, d->ops->upload(d, device[i], host, N * sizeof *host, &c->err));
+        memset(host, 0xff, N * sizeof *host);
+    }
+    for (int i = 0; i < TIMES; i++) {
+        CONFORMANCE_OK(c, d->ops->download(d, host, device[i], N * sizeof *host, &c->err));
+        for (int k = 0; k < N; k++)
+            CONFORMANCE_CHECK(c, host[k] == (float)(i * 1000 + k % 1000), "upload %d, element %d is %g", i, k,
+                              (double)host[k]);
+    }
+}
+
+/* The kernel is asked to read the bytes: it says EFAULT where an access of our own would end the process. */
+static bool host_can_read(const void *at) {
+    int ends[2];
+    if (pipe(ends)) return true;
+    bool readable = write(ends[1], at, 1) == 1;
+    close(ends[0]);
+    close(ends[1]);
+    return readable;
+}
+
+void conformance_the_host_cannot_touch_device_memory(conformance *c) {
+    static const size_t offsets[] = {0, 1, 4096, 99999};
+    uint8_t *device = conformance_bytes(c, 100000), *pinned = conformance_pinned(c, 100);
+    CONFORMANCE_OK(c, c->device->ops->finish(c->device, &c->err));
+    for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++)
+        CONFORMANCE_CHECK(c, host_can_read(device + offsets[i]) == c->device->host_visible,
+                          "host_visible is %d, but byte %zu of an allocation says otherwise: a forgotten guard would "
+                          "go unnoticed", c->device->host_visible, offsets[i]);
+    memset(pinned, 1, 100);
+}
+
+void conformance_memory_returns_after_many_rounds(conformance *c) {
+    size_t before = c->memory_used ? c->memory_used() : 0;
+    float *x = conformance_bytes(c, 4096);
+    for (int i = 0; i < 1000; i++) {
+        int mark = c->n_buffers;
+        void *a = conformance_bytes(c, 100 + (size_t)i * 37);
+        if (i % 10 == 0) conformance_pinned(c, 100 + (size_t)i);
+        CONFORMANCE_OK(c, c->device->ops->add(c->device, 25, a, x, &c->err)); /* freed while work on it is queued */
+        conformance_release(c, mark);
+    }
+    conformance_release(c, 0);
+    CONFORMANCE_OK(c, c->device->ops->finish(c->device, &c->err));
+    size_t after = c->memory_used ? c->memory_used() : 0;
+    CONFORMANCE_CHECK(c, before == after, "%zu bytes were in use before, %zu are after", before, after);
+}
+
+/* y and z take a's numbers of before and after the copy: whoever runs too early or too late shows. */
+void conformance_a_copy_beside_the_queue_waits_for_the_work_before_it(conformance *c) {
+    enum { N = 200000, ROUNDS = 20 };
+    sn_device *d = c->device;
+    float *a = conformance_bytes(c, N * sizeof *a), *y = conformance_bytes(c, N * sizeof *y);
+    float *z = conformance_bytes(c, N * sizeof *z), *pinned = conformance_pinned(c, N * sizeof *pinned);
+    for (int i = 0; i < ROUNDS; i++) {
+        sn_ticket ticket;
+        for (int k = 0; k < N; k++) pinned[k] = (float)(i + 1);
+        CONFORMANCE_OK(c, d->ops->add(d, N, y, a, &c->err)); /* y += i */
+        CONFORMANCE_OK(c, d->ops->copy_begin(d, a, pinned, N * sizeof *a, &ticket, &c->err));
+        CONFORMANCE_OK(c, d->ops->copy_join(d, ticket, &c->err));
+        CONFORMANCE_OK(c, d->ops->add(d, N, z, a, &c->err)); /* z += i + 1 */
+        CONFORMANCE_OK(c, d->ops->finish(d, &c->err));
+    }
+    float *host_y = conformance_download(c, y, N), *host_z = conformance_download(c, z, N);
+    for (int k = 0; k < N; k++) {
+        CONFORMANCE_CHECK(c, host_y[k] == ROUNDS * (ROUNDS - 1) / 2.0f, "work before a copy saw its data: element %d", k);
+        CONFORMANCE_CHECK(c, host_z[k] == ROUNDS * (ROUNDS + 1) / 2.0f, "work after a copy missed its data: element %d",
+                          k);
+    }
+}
+
+void conformance_many_copies_go_on_beside_the_queue(conformance *c) {
+    enum { N = 10000, COPIES = 8, ROUNDS = 40 };
+    sn_device *d = c->device;
+    float *pinned = conformance_pinned(c, COPIES * N * sizeof *pinned), *sum = conformance_bytes(c, N * sizeof *sum);
+    float *a = conformance_bytes(c, COPIES * N * sizeof *a), *other = conformance_bytes(c, N * sizeof *other);
+    for (int k = 0; k < COPIES * N; k++) pinned[k] = (float)(k / N + 1);
+    for (int round = 0; round < ROUNDS; round++) {
+        sn_ticket tickets[COPIES];
+        for (int i = 0; i < COPIES; i++) {
+            size_t bytes = i % 3 ? N * sizeof *a : (N - 1) * sizeof *a; /* sizes vary; the last element of some stays 0 */
+            CONFORMANCE_OK(c, d->ops->copy_begin(d, a + i * N, pinned + i * N, bytes, &tickets[i], &c->err));
+            CONFORMANCE_OK(c, d->ops->add(d, N, other, other, &c->err));
+        }
+        for (int i = COPIES; i-- > 0;) {
+            CONFORMANCE_OK(c, d->ops->copy_join(d, tickets[i], &c->err));
+            CONFORMANCE_OK(c, d->ops->add(d, N, sum, a + i * N, &c->err));
+        }
+    }
+    sn_ticket empty;
+    CONFORMANCE_OK(c, d->ops->copy_begin(d, a, pinned, 0, &empty, &c->err));
+    CONFORMANCE_OK(c, d->ops->copy_join(d, empty, &c->err));
+    float *host = conformance_download(c, sum, N);
+    for (int k = 0; k < N - 1; k++)
+        CONFORMANCE_CHECK(c, host[k] == ROUNDS * COPIES * (COPIES + 1) / 2.0f, "element %d is %g", k, (double)host[k]);
+    CONFORMANCE_CHECK(c, host[N - 1] == ROUNDS * (2 + 3 + 5 + 6 + 8), "the last element is %g", (double)host[N - 1]);
+}
+
+void conformance_weights_that_no_matrix_can_have_are_refused(conformance *c) {
+    static const struct {
+        sn_dtype dtype;
+        size_t rows, cols;
+    } bad[] = {{SN_I32, 4, 32},  {SN_I64, 4, 32}, {SN_DTYPE_COUNT, 4, 32}, {SN_Q4_0, 4, 33}, {SN_Q4_K, 4, 32},
+               {SN_F32, SIZE_MAX / 8, 1 << 20}, {SN_Q8_0, SIZE_MAX / 4, 1 << 20}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        size_t bytes;
+        c->err.text[0] = '\0';
+        sn_status status = c->device->ops->weight_size(c->device, bad[i].dtype, bad[i].rows, bad[i].cols, &bytes, &c->err);
+        CONFORMANCE_CHECK(c, status == SN_REFUSED && c->err.text[0], "%s (%zu, %zu) was not refused",
+                          sn_dtype_name(bad[i].dtype), bad[i].rows, bad[i].cols);
+    }
+}

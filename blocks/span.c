@@ -2,86 +2,143 @@
 
 #include "base/math.h"
 #include "base/mem.h"
-#include "blocks/block.h"
+#include "blocks/segment.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { FINISH_TIMEOUT_MS = 60000 };
+/* A device of the span, with the activations of a pass on it. */
+typedef struct home {
+    sn_device *device;
+    sn_scratch scratch;
+    void *memory; /* what the buffers of scratch lie in */
+    size_t bytes;
+} home;
 
 struct sn_span {
-    sn_device *device;
     sn_hparams hp;
     int first, end;
-    sn_block *blocks; /* end - first */
-    sn_hash *hashes;  /* end - first */
-    sn_scratch scratch;
-    void *scratch_memory; /* on the device: one piece that the buffers of scratch lie in */
-    size_t scratch_bytes;
-    float *cos_sin; /* host: the rope table of a pass, before it goes to the device */
+    sn_hash *hashes; /* end - first */
+    home homes[SN_PLAN_DEVICES_MAX];
+    int n_homes;
+    sn_segment segments[SN_KV_PARTS_MAX]; /* in the order of their blocks; segment i's past is part i of the cache */
+    int n_segments;
+    float *cos_sin; /* host: the rope table of a pass, before it goes to the devices */
     sn_sequence sequences[SN_SPAN_ROWS_MAX];
 };
 
-static sn_status new_scratch(sn_span *span, sn_err *err) {
-    const sn_hparams *hp = &span->hp;
-    sn_scratch *s = &span->scratch;
+/* -- loading --------------------------------------------------------------------------------------------------------- */
+
+enum { N_BUFFERS = 9 };
+
+/* Width of each buffer of sn_scratch, in the order of its members. */
+static void buffer_widths(const sn_hparams *hp, size_t width[N_BUFFERS]) {
     size_t q = (size_t)hp->n_heads * (size_t)hp->head_dim, kv = (size_t)hp->n_kv_heads * (size_t)hp->head_dim;
-    size_t embd = (size_t)hp->n_embd, ff = (size_t)hp->n_ff, rope = (size_t)hp->rope_dim;
-    const struct {
-        float **buffer;
-        size_t width;
-    } parts[] = {{&s->x, embd}, {&s->h, embd},  {&s->q, q},   {&s->attn, q},      {&s->k, kv},
-                 {&s->v, kv},   {&s->gate, ff}, {&s->up, ff}, {&s->cos_sin, rope}};
-    size_t n_parts = sizeof parts / sizeof *parts, widest = 0, bytes = 0;
-    for (size_t i = 0; i < n_parts; i++) {
-        bytes += sn_round_up(parts[i].width * SN_SPAN_ROWS_MAX * sizeof(float), 64);
-        if (parts[i].width > widest) widest = parts[i].width;
-    }
+    size_t embd = (size_t)hp->n_embd, ff = (size_t)hp->n_ff;
+    const size_t widths[N_BUFFERS] = {embd, embd, q, q, kv, kv, ff, ff, (size_t)hp->rope_dim};
+    memcpy(width, widths, sizeof widths);
+}
+
+static size_t buffer_bytes(size_t width) { return sn_round_up(width * SN_SPAN_ROWS_MAX * sizeof(float), 64); }
+
+static size_t scratch_bytes(const sn_hparams *hp) {
+    size_t width[N_BUFFERS], bytes = 0;
+    buffer_widths(hp, width);
+    for (int i = 0; i < N_BUFFERS; i++) bytes += buffer_bytes(width[i]);
+    return bytes;
+}
+
+static sn_status new_scratch(home *h, const sn_hparams *hp, sn_err *err) {
+    sn_scratch *s = &h->scratch;
+    float **buffers[N_BUFFERS] = {&s->x, &s->h, &s->q, &s->attn, &s->k, &s->v, &s->gate, &s->up, &s->cos_sin};
+    size_t width[N_BUFFERS], widest = 0;
+    buffer_widths(hp, width);
+    for (int i = 0; i < N_BUFFERS; i++) widest = width[i] > widest ? width[i] : widest;
     sn_device_limits limits = {SN_SPAN_ROWS_MAX, (int)widest, hp->n_ctx};
-    sn_status status = span->device->ops->prepare(span->device, &limits, err);
-    if (!status) status = span->device->ops->alloc(span->device, bytes, &span->scratch_memory, err);
-    if (!status) status = sn_calloc(&span->cos_sin, rope * SN_SPAN_ROWS_MAX, sizeof(float), err);
+    h->bytes = scratch_bytes(hp);
+    sn_status status = h->device->ops->prepare(h->device, &limits, err);
+    if (!status) status = h->device->ops->alloc(h->device, h->bytes, &h->memory, err);
     if (status) return status;
-    span->scratch_bytes = bytes;
-    char *at = span->scratch_memory;
-    for (size_t i = 0; i < n_parts; i++) {
-        *parts[i].buffer = (float *)(void *)at;
-        at += sn_round_up(parts[i].width * SN_SPAN_ROWS_MAX * sizeof(float), 64);
+    char *at = h->memory;
+    for (int i = 0; i < N_BUFFERS; i++) {
+        *buffers[i] = (float *)(void *)at;
+        at += buffer_bytes(width[i]);
     }
     return SN_OK;
 }
 
-sn_status sn_span_load(const sn_model *model, sn_device *device, int first, int end, sn_progress progress, void *ctx,
-                       sn_span **out, sn_err *err) {
+sn_status sn_span_costs(const sn_model *model, const sn_device *device, int first, int end, size_t kv_budget,
+                        sn_block_cost *costs, size_t *scratch, sn_err *err) {
+    *scratch = scratch_bytes(sn_model_hparams(model));
+    for (int b = first; b < end; b++) {
+        sn_block_layout layout;
+        sn_status status = sn_block_layout_of(model, device, b, &layout, err);
+        if (status) return status;
+        costs[b - first] = (sn_block_cost){.weights = layout.bytes, .cache = kv_budget / (size_t)(end - first)};
+    }
+    return SN_OK;
+}
+
+/* Runs of blocks on one device become segments. */
+static sn_status load_segments(sn_span *span, const sn_model *model, const sn_plan *plan, sn_store *store,
+                               sn_progress progress, void *ctx, sn_err *err) {
+    sn_status status = SN_OK;
+    for (int b = span->first, next; b < span->end && !status; b = next) {
+        int device = plan->places[b - span->first].device;
+        for (next = b + 1; next < span->end && plan->places[next - span->first].device == device;) next++;
+        if (span->n_segments == SN_KV_PARTS_MAX)
+            return sn_fail(err, SN_REFUSED, "the blocks change devices more than %d times: give a plainer --device-map",
+                           SN_KV_PARTS_MAX - 1);
+        home *h = &span->homes[device];
+        status = sn_segment_load(&span->segments[span->n_segments++], model, plan, h->device, &h->scratch, store, b, next, err);
+        if (!status && progress) progress(ctx, next - span->first, span->end - span->first);
+    }
+    return status;
+}
+
+sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_device *const *devices, sn_store *store,
+                            sn_progress progress, void *ctx, sn_span **out, sn_err *err) {
     const sn_hparams *hp = sn_model_hparams(model);
-    if (first < 0 || first >= end || end > hp->n_blocks)
-        return sn_fail(err, SN_REFUSED, "blocks %d:%d are not in this model: it has blocks 0:%d", first, end,
+    *out = NULL;
+    if (plan->first < 0 || plan->first >= plan->end || plan->end > hp->n_blocks)
+        return sn_fail(err, SN_REFUSED, "blocks %d:%d are not in this model: it has blocks 0:%d", plan->first, plan->end,
                        hp->n_blocks);
     sn_span *span = NULL;
     sn_status status = sn_calloc(&span, 1, sizeof *span, err);
     if (status) return status;
-    *span = (sn_span){.device = device, .hp = *hp, .first = first, .end = end};
-    size_t n = (size_t)(end - first);
-    status = sn_calloc(&span->blocks, n, sizeof *span->blocks, err);
-    if (!status) status = sn_calloc(&span->hashes, n, sizeof *span->hashes, err);
-    for (size_t i = 0; i < n && !status; i++) {
-        status = sn_model_block_hash(model, first + (int)i, &span->hashes[i], err);
-        if (!status) status = sn_block_load(model, device, first + (int)i, &span->blocks[i], err);
-        if (!status && progress) progress(ctx, (int)i + 1, (int)n);
+    span->hp = *hp;
+    span->first = plan->first;
+    span->end = plan->end;
+    size_t n = (size_t)(plan->end - plan->first);
+    status = sn_calloc(&span->hashes, n, sizeof *span->hashes, err);
+    for (size_t i = 0; i < n && !status; i++)
+        status = sn_model_block_hash(model, plan->first + (int)i, &span->hashes[i], err);
+    if (!status) status = sn_calloc(&span->cos_sin, (size_t)hp->rope_dim * SN_SPAN_ROWS_MAX, sizeof(float), err);
+    for (int i = 0; i < plan->n_devices && !status; i++) {
+        span->homes[span->n_homes++].device = devices[i];
+        status = new_scratch(&span->homes[i], hp, err);
     }
-    if (!status) status = new_scratch(span, err);
+    if (!status) status = load_segments(span, model, plan, store, progress, ctx, err);
     if (status) sn_span_free(&span);
     *out = span;
     return status;
 }
 
+sn_status sn_span_load(const sn_model *model, sn_device *device, int first, int end, sn_progress progress, void *ctx,
+                       sn_span **out, sn_err *err) {
+    sn_plan plan = {.first = first, .end = end, .n_devices = 1, .devices = {device->id}}; /* all places: device 0, on it */
+    if (end - first > SN_PLAN_BLOCKS_MAX)
+        return sn_fail(err, SN_REFUSED, "a span has at most %d blocks: %d:%d are too many", SN_PLAN_BLOCKS_MAX, first, end);
+    return sn_span_load_plan(model, &plan, &device, NULL, progress, ctx, out, err);
+}
+
 void sn_span_free(sn_span **span) {
     sn_span *s = *span;
     if (!s) return;
-    for (int i = 0; s->blocks && i < s->end - s->first; i++) sn_block_unload(&s->blocks[i], s->device);
-    s->device->ops->free(s->device, s->scratch_memory, s->scratch_bytes);
-    free(s->blocks);
+    for (int i = 0; i < s->n_segments; i++) sn_segment_unload(&s->segments[i]);
+    for (int i = 0; i < s->n_homes; i++)
+        if (s->homes[i].memory) s->homes[i].device->ops->free(s->homes[i].device, s->homes[i].memory, s->homes[i].bytes);
     free(s->hashes);
     free(s->cos_sin);
     free(s);
@@ -94,15 +151,27 @@ const sn_hparams *sn_span_hparams(const sn_span *span) { return &span->hp; }
 const sn_hash *sn_span_block_hash(const sn_span *span, int block) { return &span->hashes[block - span->first]; }
 
 size_t sn_span_bytes(const sn_span *span) {
-    size_t bytes = span->scratch_bytes;
-    for (int i = 0; i < span->end - span->first; i++) bytes += span->blocks[i].bytes;
+    size_t bytes = 0;
+    for (int i = 0; i < span->n_homes; i++) bytes += span->homes[i].bytes;
+    for (int i = 0; i < span->n_segments; i++) bytes += sn_segment_bytes(&span->segments[i]);
     return bytes;
 }
 
 sn_status sn_span_kv_pool(sn_span *span, size_t budget, sn_kv_pool **out, sn_err *err) {
-    return sn_kv_pool_new(span->device, span->end - span->first, span->hp.n_kv_heads, span->hp.head_dim, budget, out,
-                          err);
+    sn_kv_part parts[SN_KV_PARTS_MAX];
+    for (int i = 0; i < span->n_segments; i++)
+        parts[i] = (sn_kv_part){span->segments[i].device, span->segments[i].end - span->segments[i].first};
+    return sn_kv_pool_new(parts, span->n_segments, span->hp.n_kv_heads, span->hp.head_dim, budget, out, err);
 }
+
+sn_status sn_span_kv_export(const sn_span *span, sn_kv *kv, int block, int position, int n, float *k, float *v,
+                            sn_err *err) {
+    int i = 0;
+    while (block >= span->segments[i].end) i++;
+    return sn_kv_export(kv, i, block - span->segments[i].first, position, n, k, v, err);
+}
+
+/* -- a pass ---------------------------------------------------------------------------------------------------------- */
 
 /* The angle of pair i at position p is p * freq[i], as a float32 product like the reference's; its cosine and sine come
  * from base/math.h, the same on every machine. */
@@ -116,54 +185,92 @@ static void rope_row(const sn_hparams *hp, int position, float *row) {
     }
 }
 
-/* Brings every part's rows through the guard into scratch.x, and the rope table of their positions to the device. */
-static sn_status bring_in(sn_span *span, int n_parts, const sn_span_part *parts, int *n_rows, uint64_t *moved,
-                          sn_err *err) {
-    const sn_hparams *hp = &span->hp;
+/* Brings one part's rows through the guard to row `row` of the first device's hidden states. */
+static sn_status bring_part(const sn_span *span, const home *to, const sn_span_part *part, int row, uint64_t *moved,
+                            sn_err *err) {
+    int n_embd = span->hp.n_embd;
+    sn_tensor now = *part->input;
+    if (now.rank != 2 || now.shape[1] != n_embd || now.shape[0] < part->first_row + part->n_rows)
+        return sn_fail(err, SN_REFUSED, "%s have shape (%lld, %lld) where (%d, %d) must be", now.name,
+                       (long long)now.shape[0], (long long)now.shape[1], part->n_rows, n_embd);
+    int64_t stride = now.strides[0] ? now.strides[0] : now.shape[1];
+    if (now.data)
+        now.data = (const char *)now.data + (size_t)part->first_row * (size_t)stride * sn_dtype_bytes(now.dtype);
+    now.shape[0] = part->n_rows;
+    int64_t wanted[] = {part->n_rows, n_embd};
+    return sn_guard(&now, to->device, 2, wanted, to->scratch.x + (size_t)row * (size_t)n_embd, moved, err);
+}
+
+static sn_status bring_in(sn_span *span, const home *to, int n_parts, const sn_span_part *parts, int *n_rows,
+                          uint64_t *moved, sn_err *err) {
     int rows = 0;
     for (int i = 0; i < n_parts; i++) {
         const sn_span_part *part = &parts[i];
         assert(part->n_rows > 0 && rows + part->n_rows <= SN_SPAN_ROWS_MAX);
-        sn_tensor now = *part->input;
-        if (now.rank != 2 || now.shape[1] != hp->n_embd || now.shape[0] < part->first_row + part->n_rows)
-            return sn_fail(err, SN_REFUSED, "%s have shape (%lld, %lld) where (%d, %d) must be", now.name,
-                           (long long)now.shape[0], (long long)now.shape[1], part->n_rows, hp->n_embd);
-        int64_t stride = now.strides[0] ? now.strides[0] : now.shape[1];
-        if (now.data)
-            now.data = (const char *)now.data + (size_t)part->first_row * (size_t)stride * sn_dtype_bytes(now.dtype);
-        now.shape[0] = part->n_rows;
-        int64_t wanted[] = {part->n_rows, hp->n_embd};
-        sn_status status =
-            sn_guard(&now, span->device, 2, wanted, span->scratch.x + (size_t)rows * (size_t)hp->n_embd, moved, err);
+        sn_status status = bring_part(span, to, part, rows, moved, err);
         if (status) return status;
-        span->sequences[i] = sn_kv_sequence(part->kv, rows, part->n_rows);
         for (int r = 0; r < part->n_rows; r++)
-            rope_row(hp, sn_kv_length(part->kv) + r, span->cos_sin + (size_t)(rows + r) * (size_t)hp->rope_dim);
+            rope_row(&span->hp, sn_kv_length(part->kv) + r, span->cos_sin + (size_t)(rows + r) * (size_t)span->hp.rope_dim);
         rows += part->n_rows;
     }
     *n_rows = rows;
-    return span->device->ops->upload(span->device, span->scratch.cos_sin, span->cos_sin,
-                                     (size_t)rows * (size_t)hp->rope_dim * sizeof(float), err);
+    return SN_OK;
+}
+
+/* The hidden states of a pass from one device to the next, and the rope table if the device has not got it yet. */
+static sn_status hand_over(const sn_span *span, const home *from, const home *to, int n_rows, bool table_is_there,
+                           uint64_t *moved, sn_err *err) {
+    sn_status status = SN_OK;
+    if (from && from != to) {
+        int64_t shape[] = {n_rows, span->hp.n_embd};
+        sn_tensor x = {.name = "hidden states", .device = from->device, .data = from->scratch.x, .dtype = SN_F32, .rank = 2,
+                       .shape = {shape[0], shape[1]}};
+        status = sn_guard(&x, to->device, 2, shape, to->scratch.x, moved, err);
+    }
+    if (!status && !table_is_there)
+        status = to->device->ops->upload(to->device, to->scratch.cos_sin, span->cos_sin,
+                                         (size_t)n_rows * (size_t)span->hp.rope_dim * sizeof(float), err);
+    return status;
+}
+
+static home *home_of(sn_span *span, const sn_segment *segment) {
+    home *h = span->homes;
+    while (h->device != segment->device) h++;
+    return h;
+}
+
+/* Rows of the parts through the segment numbered i. */
+static sn_status run_segment(sn_span *span, int i, int first, int end, int n_rows, int n_parts, const sn_span_part *parts,
+                             sn_err *err) {
+    sn_segment *segment = &span->segments[i];
+    const sn_kv_shape shape = {segment->end - segment->first, span->hp.n_kv_heads, span->hp.head_dim, SN_KV_PAGE_TOKENS};
+    for (int p = 0, row = 0; p < n_parts; row += parts[p++].n_rows)
+        span->sequences[p] = sn_kv_sequence(parts[p].kv, i, row, parts[p].n_rows);
+    const sn_pass pass = {&shape, n_rows, n_parts, span->sequences, 0};
+    return sn_segment_forward(segment, &span->hp, first > segment->first ? first : segment->first,
+                              end < segment->end ? end : segment->end, &pass, err);
 }
 
 sn_status sn_span_forward(sn_span *span, int first, int end, int n_parts, const sn_span_part *parts, uint64_t *moved,
                           sn_err *err) {
     assert(n_parts > 0 && n_parts <= SN_SPAN_ROWS_MAX && span->first <= first && first < end && end <= span->end);
+    home *at = NULL;
     int n_rows = 0;
-    sn_status status = bring_in(span, n_parts, parts, &n_rows, moved, err);
-    if (status) return status;
-
-    sn_kv_shape shape = {span->end - span->first, span->hp.n_kv_heads, span->hp.head_dim, SN_KV_PAGE_TOKENS};
-    sn_block_pass pass = {span->device, &span->hp, &shape, &span->scratch, n_rows, n_parts, span->sequences};
-    for (int b = first; b < end && !status; b++)
-        status = sn_block_forward(&span->blocks[b - span->first], b - span->first, &pass, err);
-
-    size_t row = (size_t)span->hp.n_embd;
-    for (int i = 0; i < n_parts && !status; i++)
-        status = span->device->ops->download(span->device, parts[i].output,
-                                             span->scratch.x + (size_t)span->sequences[i].first_row * row,
-                                             (size_t)parts[i].n_rows * row * sizeof(float), err);
-    if (!status) status = span->device->ops->finish(span->device, FINISH_TIMEOUT_MS, err);
+    bool has_table[SN_PLAN_DEVICES_MAX] = {false};
+    sn_status status = SN_OK;
+    for (int i = 0; i < span->n_segments && !status; i++) {
+        if (span->segments[i].end <= first || span->segments[i].first >= end) continue;
+        home *next = home_of(span, &span->segments[i]);
+        if (!at) status = bring_in(span, next, n_parts, parts, &n_rows, moved, err);
+        if (!status) status = hand_over(span, at, next, n_rows, has_table[next - span->homes], moved, err);
+        has_table[next - span->homes] = true;
+        at = next;
+        if (!status) status = run_segment(span, i, first, end, n_rows, n_parts, parts, err);
+    }
+    size_t width = (size_t)span->hp.n_embd, row = 0;
+    for (int i = 0; i < n_parts && !status; row += (size_t)parts[i++].n_rows)
+        status = at->device->ops->download(at->device, parts[i].output, at->scratch.x + row * width,
+                                           (size_t)parts[i].n_rows * width * sizeof(float), err);
     for (int i = 0; i < n_parts && !status; i++) sn_kv_append(parts[i].kv, parts[i].n_rows);
     return status;
 }

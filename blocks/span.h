@@ -1,10 +1,12 @@
-/* A span: consecutive transformer blocks of one model, loaded on a device. Immutable once loaded, shared by all sessions;
- * used by its device's thread only. */
+/* A span: consecutive transformer blocks of one model, loaded on one device or several. Immutable once loaded, shared by all
+ * sessions; used by one thread, which owns its devices. */
 #ifndef SN_BLOCKS_SPAN_H
 #define SN_BLOCKS_SPAN_H
 
-#include "kvcache/kvcache.h"
+#include "blocks/plan.h"
+#include "blocks/store.h"
 #include "device/guard.h"
+#include "kvcache/kvcache.h"
 #include "model/model.h"
 
 typedef struct sn_span sn_span;
@@ -14,19 +16,31 @@ enum { SN_SPAN_ROWS_MAX = 512 }; /* rows of one pass: longer inputs are passed i
 /* Told after each block: blocks done of all. May be NULL. */
 typedef void (*sn_progress)(void *ctx, int done, int of);
 
-/* Loads blocks [first, end) of the model. Reads those blocks' tensors only; the model may be closed afterwards. */
+/* Loads blocks [first, end) of the model, all on one device. Reads those blocks' tensors only; the model may be closed
+ * afterwards. */
 sn_status sn_span_load(const sn_model *model, sn_device *device, int first, int end, sn_progress progress, void *ctx,
                        sn_span **out, sn_err *err) SN_MUST_USE;
+/* The same by a plan. devices[i] is plan->devices[i], open; `store` for blocks on disk (else NULL). All outlive the span. */
+sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_device *const *devices, sn_store *store,
+                            sn_progress progress, void *ctx, sn_span **out, sn_err *err) SN_MUST_USE;
 void sn_span_free(sn_span **span); /* NULL-safe */
+
+/* What the blocks cost on a device, for a plan: weights in its layout, and an equal share of the cache's budget each.
+ * costs: (end - first). *scratch: bytes of activations on a device, and of what the device itself needs. */
+sn_status sn_span_costs(const sn_model *model, const sn_device *device, int first, int end, size_t kv_budget,
+                        sn_block_cost *costs, size_t *scratch, sn_err *err) SN_MUST_USE;
 
 int sn_span_first(const sn_span *span);
 int sn_span_end(const sn_span *span);
 const sn_hparams *sn_span_hparams(const sn_span *span);
 const sn_hash *sn_span_block_hash(const sn_span *span, int block); /* block: its number in the model */
-size_t sn_span_bytes(const sn_span *span);                         /* of the device's memory: weights and scratch */
+size_t sn_span_bytes(const sn_span *span); /* of the devices' memory: weights and scratch */
 
-/* A pool of past keys and values for this span. */
+/* A pool of past keys and values for this span, each block's on the block's device. */
 sn_status sn_span_kv_pool(sn_span *span, size_t budget, sn_kv_pool **out, sn_err *err) SN_MUST_USE;
+/* Keys and values of a block (its number in the model), host, (n, n_kv_heads, head_dim) each. */
+sn_status sn_span_kv_export(const sn_span *span, sn_kv *kv, int block, int position, int n, float *k, float *v,
+                            sn_err *err) SN_MUST_USE;
 
 /* One session's part of a pass. */
 typedef struct sn_span_part {
@@ -37,7 +51,7 @@ typedef struct sn_span_part {
 } sn_span_part;
 
 /* Runs the parts' rows, SN_SPAN_ROWS_MAX in all at most, through blocks [first, end) of the span in one pass over their
- * weights. On failure no past has grown. *moved as in sn_guard. */
+ * weights. On failure no past has grown. *moved as in sn_guard. SN_STOP: a device on the way failed, it is named. */
 sn_status sn_span_forward(sn_span *span, int first, int end, int n_parts, const sn_span_part *parts, uint64_t *moved,
                           sn_err *err) SN_MUST_USE;
 

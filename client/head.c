@@ -2,26 +2,28 @@
 
 #include "base/mem.h"
 #include "device/guard.h"
+#include "device/weight.h"
 
 #include <stdlib.h>
 
 /* Rows of one call: enough for the device to work at full speed, few enough that logits of a large vocabulary stay
  * small. */
-enum { HEAD_ROWS = 64, FINISH_TIMEOUT_MS = 60000 };
+enum { HEAD_ROWS = 64 };
 
 struct sn_head {
     sn_device *device;
     size_t n_embd, n_vocab;
     float norm_eps;
-    sn_weight *embedding, *output; /* the same one when tied */
+    sn_weight embedding, output; /* the same one when tied: then embedding owns it */
+    bool tied;
     float *norm;                   /* device, (n_embd) */
     float *x, *h;                  /* device, (HEAD_ROWS, n_embd): hidden states, and normed */
     float *logits;                 /* device, (HEAD_ROWS, n_vocab) */
 };
 
-static sn_status load_matrix(const sn_model *model, sn_device *device, const sn_model_tensor *t, sn_weight **out,
+static sn_status load_matrix(const sn_model *model, sn_device *device, const sn_model_tensor *t, sn_weight *out,
                              sn_err *err) {
-    sn_status status = device->ops->weight_new(device, t->dtype, t->rows, t->cols, t->data, out, err);
+    sn_status status = sn_weight_load(device, t->dtype, t->rows, t->cols, t->data, out, err);
     sn_model_forget(model, t);
     return status;
 }
@@ -44,7 +46,8 @@ static sn_status load_weights(sn_head *head, const sn_model *model, sn_err *err)
     if (!status) status = sn_model_find(model, SN_ROLE_OUTPUT, 0, &output, err);
     if (!status) status = load_matrix(model, head->device, &embedding, &head->embedding, err);
     if (status) return status;
-    if (output.data == embedding.data)
+    head->tied = output.data == embedding.data;
+    if (head->tied)
         head->output = head->embedding;
     else
         status = load_matrix(model, head->device, &output, &head->output, err);
@@ -82,8 +85,8 @@ void sn_head_free(sn_head **out) {
     sn_head *head = *out;
     if (!head) return;
     const sn_device_ops *ops = head->device->ops;
-    if (head->output != head->embedding) ops->weight_free(head->device, &head->output);
-    ops->weight_free(head->device, &head->embedding);
+    if (!head->tied) sn_weight_unload(head->device, &head->output);
+    sn_weight_unload(head->device, &head->embedding);
     ops->free(head->device, head->norm, head->n_embd * sizeof(float));
     ops->free(head->device, head->x, HEAD_ROWS * head->n_embd * sizeof(float));
     ops->free(head->device, head->h, HEAD_ROWS * head->n_embd * sizeof(float));
@@ -100,7 +103,7 @@ sn_status sn_head_embed(sn_head *head, const int32_t *ids, int n, float *hidden,
                            head->n_vocab);
     for (int done = 0; done < n; done += HEAD_ROWS) {
         int rows = n - done < HEAD_ROWS ? n - done : HEAD_ROWS;
-        sn_status status = ops->gather(head->device, head->embedding, rows, ids + done, head->x, err);
+        sn_status status = ops->gather(head->device, &head->embedding, rows, ids + done, head->x, err);
         if (!status)
             status = ops->download(head->device, hidden + (size_t)done * head->n_embd, head->x,
                                    (size_t)rows * head->n_embd * sizeof(float), err);
@@ -120,14 +123,13 @@ sn_status sn_head_logits(sn_head *head, const float *hidden, int n, float *logit
                              .dtype = SN_F32,
                              .rank = 2,
                              .shape = {rows, (int64_t)row}};
-        sn_linear linear = {.weight = head->output, .y = head->logits};
+        sn_linear linear = {.weight = &head->output, .y = head->logits};
         sn_status status = sn_guard(&outside, d, 2, outside.shape, head->x, NULL, err);
         if (!status) status = ops->rms_norm(d, rows, (int)row, head->x, head->norm, head->norm_eps, head->h, err);
         if (!status) status = ops->linear(d, rows, head->h, 1, &linear, err);
         if (!status)
             status = ops->download(d, logits + (size_t)done * head->n_vocab, head->logits,
                                    (size_t)rows * head->n_vocab * sizeof(float), err);
-        if (!status) status = ops->finish(d, FINISH_TIMEOUT_MS, err);
         if (status) return status;
     }
     return SN_OK;

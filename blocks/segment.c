@@ -1,0 +1,163 @@
+#include "blocks/segment.h"
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "device/weight.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LAYOUT_VERSION = 1 }; /* of images in files: raise it when a device's layout of weights changes */
+
+/* Names a block's image in a file: the weights, and whose layout they are in. */
+static sn_hash image_key(const sn_hash *weights, const sn_device *device, size_t bytes) {
+    struct {
+        sn_hash weights;
+        uint32_t version, kind;
+        uint64_t bytes;
+    } all;
+    memset(&all, 0, sizeof all);
+    all.weights = *weights;
+    all.version = LAYOUT_VERSION;
+    all.kind = (uint32_t)device->id.kind;
+    all.bytes = bytes;
+    return sn_hash_of(&all, sizeof all);
+}
+
+static sn_status place_on_device(const sn_model *model, sn_device *device, int number, sn_resting *r, sn_err *err) {
+    void *image = NULL;
+    sn_status status = device->ops->alloc(device, r->layout.bytes, &r->image, err);
+    if (status) return status;
+    if (device->host_visible) return sn_block_pack(model, device, number, &r->layout, r->image, err);
+    status = sn_pages_alloc(&image, r->layout.bytes, err);
+    if (!status) status = sn_block_pack(model, device, number, &r->layout, image, err);
+    if (!status) status = device->ops->upload(device, r->image, image, r->layout.bytes, err);
+    sn_pages_free(&image, r->layout.bytes);
+    return status;
+}
+
+static sn_status place_in_host(const sn_model *model, sn_device *device, int number, sn_resting *r, sn_err *err) {
+    sn_status status = device->ops->host_alloc(device, r->layout.bytes, &r->image, err);
+    return status ? status : sn_block_pack(model, device, number, &r->layout, r->image, err);
+}
+
+static sn_status place_on_disk(const sn_model *model, sn_device *device, sn_store *store, int number, sn_resting *r,
+                               sn_err *err) {
+    sn_hash weights;
+    void *image = NULL;
+    if (!store) return sn_fail(err, SN_REFUSED, "block %d is to rest on disk: give --offload-dir", number);
+    sn_status status = sn_model_block_hash(model, number, &weights, err);
+    if (status) return status;
+    r->key = image_key(&weights, device, r->layout.bytes);
+    if (sn_store_has(store, &r->key, r->layout.bytes)) return SN_OK;
+    status = sn_pages_alloc(&image, r->layout.bytes, err);
+    if (!status) status = sn_block_pack(model, device, number, &r->layout, image, err);
+    if (!status) status = sn_store_put(store, &r->key, image, r->layout.bytes, err);
+    sn_pages_free(&image, r->layout.bytes);
+    return status;
+}
+
+static sn_status load_block(sn_segment *g, const sn_model *model, const sn_place *place, int number, sn_err *err) {
+    sn_resting *r = &g->blocks[number - g->first];
+    r->residence = place->residence;
+    sn_status status = sn_block_layout_of(model, g->device, number, &r->layout, err);
+    if (status) return status;
+    if (r->residence != SN_ON_DEVICE && r->layout.bytes > g->slot_bytes) g->slot_bytes = r->layout.bytes;
+    switch (r->residence) {
+    case SN_ON_DEVICE: return place_on_device(model, g->device, number, r, err);
+    case SN_IN_HOST: return place_in_host(model, g->device, number, r, err);
+    case SN_ON_DISK: g->reads_disk = true; return place_on_disk(model, g->device, g->store, number, r, err);
+    }
+    return SN_OK;
+}
+
+sn_status sn_segment_load(sn_segment *g, const sn_model *model, const sn_plan *plan, sn_device *device,
+                          const sn_scratch *scratch, sn_store *store, int first, int end, sn_err *err) {
+    static _Atomic uint64_t last_id;
+    *g = (sn_segment){.device = device, .scratch = scratch, .store = store, .first = first, .end = end};
+    g->id = atomic_fetch_add(&last_id, 1) + 1;
+    sn_status status = sn_calloc(&g->blocks, (size_t)(end - first), sizeof *g->blocks, err);
+    for (int b = first; b < end && !status; b++) status = load_block(g, model, &plan->places[b - plan->first], b, err);
+    for (int i = 0; i < 2 && g->slot_bytes && !status; i++) {
+        status = device->ops->alloc(device, g->slot_bytes, &g->slots[i], err);
+        if (!status && g->reads_disk) status = device->ops->host_alloc(device, g->slot_bytes, &g->staging[i], err);
+    }
+    return status;
+}
+
+void sn_segment_unload(sn_segment *g) {
+    for (int b = g->first; g->blocks && b < g->end; b++) {
+        sn_resting *r = &g->blocks[b - g->first];
+        if (!r->image) continue;
+        if (r->residence == SN_ON_DEVICE) g->device->ops->free(g->device, r->image, r->layout.bytes);
+        else g->device->ops->host_free(g->device, r->image, r->layout.bytes);
+    }
+    for (int i = 0; i < 2; i++) {
+        if (g->slots[i]) g->device->ops->free(g->device, g->slots[i], g->slot_bytes);
+        if (g->staging[i]) g->device->ops->host_free(g->device, g->staging[i], g->slot_bytes);
+    }
+    free(g->blocks);
+    *g = (sn_segment){0};
+}
+
+size_t sn_segment_bytes(const sn_segment *g) {
+    size_t bytes = g->slots[0] ? 2 * g->slot_bytes : 0;
+    for (int b = g->first; b < g->end; b++)
+        if (g->blocks[b - g->first].residence == SN_ON_DEVICE) bytes += g->blocks[b - g->first].layout.bytes;
+    return bytes;
+}
+
+/* -- a pass ---------------------------------------------------------------------------------------------------------- */
+
+/* The first block from b on that has to be streamed, or end. */
+static int next_streamed(const sn_segment *g, int b, int end) {
+    while (b < end && g->blocks[b - g->first].residence == SN_ON_DEVICE) b++;
+    return b;
+}
+
+/* Begins to bring block b to a slot, behind all work queued so far: that which used the slot before is among it. */
+static sn_status begin_copy(sn_segment *g, int b, int slot, sn_err *err) {
+    const sn_resting *r = &g->blocks[b - g->first];
+    const sn_device_ops *ops = g->device->ops;
+    const void *host = r->image;
+    if (r->residence == SN_ON_DISK) {
+        sn_status status = g->tickets[slot] ? ops->copy_wait(g->device, g->tickets[slot], err) : SN_OK;
+        if (!status) status = sn_store_get(g->store, &r->key, g->staging[slot], r->layout.bytes, err);
+        if (status) return status;
+        host = g->staging[slot];
+    }
+    return ops->copy_begin(g->device, g->slots[slot], host, r->layout.bytes, &g->tickets[slot], err);
+}
+
+static sn_status run_blocks(sn_segment *g, const sn_block_pass *pass, int first, int end, sn_err *err) {
+    int coming = next_streamed(g, first, end), slot = 0;
+    sn_status status = coming < end ? begin_copy(g, coming, slot, err) : SN_OK;
+    for (int b = first; b < end && !status; b++) {
+        const sn_resting *r = &g->blocks[b - g->first];
+        const void *image = r->image;
+        if (b == coming) {
+            image = g->slots[slot];
+            status = g->device->ops->copy_join(g->device, g->tickets[slot], err);
+            coming = next_streamed(g, b + 1, end);
+            slot ^= 1;
+            if (!status && coming < end) status = begin_copy(g, coming, slot, err);
+            if (status) return status;
+        }
+        sn_block block = sn_block_at(&r->layout, image);
+        status = sn_block_forward(&block, b - g->first, pass, err);
+    }
+    return status;
+}
+
+sn_status sn_segment_forward(sn_segment *g, const sn_hparams *hp, int first, int end, const sn_pass *pass, sn_err *err) {
+    sn_block_pass block_pass = {g->device, hp, g->scratch, pass->n_rows};
+    sn_pass own = *pass;
+    bool recorded = false, streams = next_streamed(g, first, end) < end;
+    /* The same blocks by the same addresses are the same calls; streamed ones are not, their copies run beside. */
+    if (!streams) own.graph = g->id << 32 | (uint64_t)(first - g->first) << 16 | (uint64_t)(end - g->first);
+    sn_status status = g->device->ops->pass_begin(g->device, &own, &recorded, err);
+    if (!status && !recorded) status = run_blocks(g, &block_pass, first, end, err);
+    if (!status) status = g->device->ops->pass_end(g->device, err);
+    return status;
+}

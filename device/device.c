@@ -1,20 +1,47 @@
 #include "device/device.h"
 
+#include "base/log.h"
+#include "device/backends.h"
 #include "device/cpu/cpu.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
-static const char *const kind_names[] = {"cpu", "cuda", "xpu"};
+/* -- the backends of this build, in the order of sn_device_kind */
+
+typedef struct backend {
+    const char *name;
+    sn_status (*open)(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err);
+    const char *(*describe)(const sn_device *device);
+    sn_status (*list)(sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err *err);
+    const char *absent; /* why the functions are NULL */
+} backend;
+
+static const backend backends[] = {
+    {"cpu", sn_cpu_open, sn_cpu_describe, sn_cpu_list, NULL},
+#ifdef SN_HAVE_CUDA
+    {"cuda", sn_cuda_open, sn_cuda_describe, sn_cuda_list, NULL},
+#else
+    {"cuda", NULL, NULL, NULL, "this build has no CUDA backend"},
+#endif
+#ifdef SN_HAVE_XPU
+    {"xpu", sn_xpu_open, sn_xpu_describe, sn_xpu_list, NULL},
+#else
+    {"xpu", NULL, NULL, NULL, "this build has no Level Zero backend"},
+#endif
+};
+enum { N_BACKENDS = sizeof backends / sizeof *backends };
+
+/* -- names */
+
 enum { ORDINAL_MAX = 1023 };
 
-/* ":3" -> 3, "" -> 0; false for anything else. */
-static bool parse_ordinal(const char *text, int *out) {
+/* "3" -> 3; false for anything but up to four digits. */
+static bool parse_number(const char *text, int *out) {
     *out = 0;
-    if (!*text) return true;
-    if (*text++ != ':' || !*text || strlen(text) > 4) return false;
+    if (!*text || strlen(text) > 4) return false;
     for (; *text; text++) {
         if (*text < '0' || *text > '9') return false;
         *out = *out * 10 + (*text - '0');
@@ -22,34 +49,84 @@ static bool parse_ordinal(const char *text, int *out) {
     return *out <= ORDINAL_MAX;
 }
 
-sn_status sn_device_id_parse(const char *name, sn_device_id *out, sn_err *err) {
-    for (int kind = SN_DEVICE_CPU; kind <= SN_DEVICE_XPU; kind++) {
-        size_t len = strlen(kind_names[kind]);
-        int ordinal;
-        if (strncasecmp(name, kind_names[kind], len) || !parse_ordinal(name + len, &ordinal)) continue;
-        if (kind == SN_DEVICE_CPU && ordinal) break;
-        *out = (sn_device_id){(sn_device_kind)kind, ordinal};
-        return SN_OK;
+/* "word", "word:3" -> ordinal. */
+static bool parse_word(const char *name, const char *word, int *ordinal) {
+    size_t len = strlen(word);
+    *ordinal = 0;
+    if (strncasecmp(name, word, len)) return false;
+    return !name[len] || (name[len] == ':' && parse_number(name + len + 1, ordinal));
+}
+
+/* The form alone; *accelerator when the kind is left open. */
+static bool parse_form(const char *name, sn_device_id *out, bool *accelerator) {
+    *out = (sn_device_id){SN_DEVICE_CPU, 0};
+    *accelerator = parse_number(name, &out->ordinal) || parse_word(name, "gpu", &out->ordinal);
+    if (*accelerator) return true;
+    for (int kind = 0; kind < N_BACKENDS; kind++) {
+        if (!parse_word(name, backends[kind].name, &out->ordinal)) continue;
+        out->kind = (sn_device_kind)kind;
+        return kind != SN_DEVICE_CPU || out->ordinal == 0;
     }
-    return sn_fail(err, SN_REFUSED, "\"%.64s\" is no device: give cpu, cuda:N or xpu:N", name);
+    return false;
+}
+
+/* "cpu, cuda:0" */
+static const char *names_of(const sn_device_id *there, size_t n, char *out, size_t room) {
+    size_t at = 0;
+    snprintf(out, room, "no device");
+    for (size_t i = 0; i < n && at < room; i++) {
+        char name[32];
+        at += (size_t)snprintf(out + at, room - at, "%s%s", i ? ", " : "", sn_device_id_name(there[i], name));
+    }
+    return out;
+}
+
+static bool has_kind(const sn_device_id *there, size_t n, sn_device_kind kind) {
+    for (size_t i = 0; i < n; i++)
+        if (there[i].kind == kind) return true;
+    return false;
+}
+
+sn_status sn_device_id_among(const char *name, const sn_device_id *there, size_t n, sn_device_id *out, sn_err *err) {
+    bool accelerator;
+    char names[256];
+    if (!parse_form(name, out, &accelerator))
+        return sn_fail(err, SN_REFUSED, "\"%.64s\" is no device: give cpu, cuda:N or xpu:N; there is %s", name,
+                       names_of(there, n, names, sizeof names));
+    if (accelerator) out->kind = has_kind(there, n, SN_DEVICE_CUDA) ? SN_DEVICE_CUDA : SN_DEVICE_XPU;
+    for (size_t i = 0; i < n; i++)
+        if (sn_device_same(there[i], *out)) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "there is no device \"%.64s\" here: there is %s", name,
+                   names_of(there, n, names, sizeof names));
+}
+
+sn_status sn_device_id_parse(const char *name, sn_device_id *out, sn_err *err) {
+    sn_device_info infos[SN_DEVICES_MAX];
+    sn_device_id there[SN_DEVICES_MAX];
+    bool accelerator;
+    size_t n = 0;
+    /* The CPU is always there: no driver is woken to learn that. */
+    if (parse_form(name, out, &accelerator) && !accelerator && out->kind == SN_DEVICE_CPU) return SN_OK;
+    sn_status status = sn_devices_list(infos, &n, err);
+    for (size_t i = 0; i < n; i++) there[i] = infos[i].id;
+    return status ? status : sn_device_id_among(name, there, n, out, err);
 }
 
 char *sn_device_id_name(sn_device_id id, char out[32]) {
     if (id.kind == SN_DEVICE_CPU)
         snprintf(out, 32, "cpu");
     else
-        snprintf(out, 32, "%s:%d", kind_names[id.kind], id.ordinal);
+        snprintf(out, 32, "%s:%d", backends[id.kind].name, id.ordinal);
     return out;
 }
 
+/* -- devices */
+
 sn_status sn_device_open(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err) {
     *out = NULL;
-    switch (id.kind) {
-    case SN_DEVICE_CPU: return sn_cpu_open(id, options, out, err);
-    case SN_DEVICE_CUDA: return sn_fail(err, SN_REFUSED, "this build has no CUDA backend: use cpu");
-    case SN_DEVICE_XPU: return sn_fail(err, SN_REFUSED, "this build has no Level Zero backend: use cpu");
-    }
-    return sn_fail(err, SN_REFUSED, "device kind %d does not exist", (int)id.kind);
+    if ((unsigned)id.kind >= N_BACKENDS) return sn_fail(err, SN_REFUSED, "device kind %d does not exist", (int)id.kind);
+    const backend *b = &backends[id.kind];
+    return b->open ? b->open(id, options, out, err) : sn_fail(err, SN_REFUSED, "%s: use cpu", b->absent);
 }
 
 void sn_device_close(sn_device **device) {
@@ -58,4 +135,19 @@ void sn_device_close(sn_device **device) {
     *device = NULL;
 }
 
-const char *sn_device_describe(const sn_device *device) { return sn_cpu_describe(device); }
+const char *sn_device_describe(const sn_device *device) { return backends[device->id.kind].describe(device); }
+
+sn_status sn_devices_list(sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err *err) {
+    static atomic_bool said[N_BACKENDS];
+    *n = 0;
+    for (int kind = 0; kind < N_BACKENDS; kind++) {
+        const backend *b = &backends[kind];
+        sn_err reason = {.text = ""};
+        sn_status status = b->list ? b->list(out, n, &reason) : sn_fail(&reason, SN_REFUSED, "%s", b->absent);
+        if (!status) continue;
+        if (status != SN_REFUSED || kind == SN_DEVICE_CPU) return sn_fail(err, status, "%s", reason.text);
+        if (!atomic_exchange(&said[kind], true))
+            sn_log(SN_LOG_INFO, "no devices of this kind", "kind=%s text=%s", b->name, reason.text);
+    }
+    return SN_OK;
+}

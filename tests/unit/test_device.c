@@ -5,39 +5,97 @@
 
 static sn_err err;
 
+static const sn_device_id both[] = {{SN_DEVICE_CPU, 0}, {SN_DEVICE_CUDA, 0}, {SN_DEVICE_CUDA, 12},
+                                    {SN_DEVICE_XPU, 0}, {SN_DEVICE_XPU, 1}};
+static const sn_device_id intel[] = {{SN_DEVICE_CPU, 0}, {SN_DEVICE_XPU, 0}, {SN_DEVICE_XPU, 1}};
+
 Test(device, names_are_made_canonical) {
     static const struct {
         const char *name, *canonical;
-        sn_device_kind kind;
-        int ordinal;
-    } cases[] = {{"cpu", "cpu", SN_DEVICE_CPU, 0},          {"CPU:0", "cpu", SN_DEVICE_CPU, 0},
-                 {"cuda", "cuda:0", SN_DEVICE_CUDA, 0},     {"Cuda:12", "cuda:12", SN_DEVICE_CUDA, 12},
-                 {"xpu:1", "xpu:1", SN_DEVICE_XPU, 1},      {"XPU", "xpu:0", SN_DEVICE_XPU, 0}};
+    } cases[] = {{"cpu", "cpu"},       {"CPU:0", "cpu"},      {"cuda", "cuda:0"},    {"cuda:0", "cuda:0"},
+                 {"CUDA:00", "cuda:0"}, {"Cuda:12", "cuda:12"}, {"xpu:1", "xpu:1"},    {"XPU", "xpu:0"},
+                 {"xpu", "xpu:0"},     {"XPU:0", "xpu:0"},    {"gpu", "cuda:0"},     {"GPU:12", "cuda:12"},
+                 {"0", "cuda:0"},      {"12", "cuda:12"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         sn_device_id id;
         char name[32];
-        cr_assert_eq(sn_device_id_parse(cases[i].name, &id, &err), SN_OK);
-        cr_assert(id.kind == cases[i].kind && id.ordinal == cases[i].ordinal);
+        cr_assert_eq(sn_device_id_among(cases[i].name, both, 5, &id, &err), SN_OK, "%s: %s", cases[i].name, err.text);
         cr_assert_str_eq(sn_device_id_name(id, name), cases[i].canonical);
     }
 }
 
-Test(device, refuses_names_that_mean_nothing) {
-    static const char *const names[] = {"", "gpu", "cpu:1", "cuda:", "cuda:x", "cuda:-1", "cuda:99999", "cuda:1 ", "cud", "xpu1"};
+Test(device, the_present_accelerator_is_the_one_that_there_is) {
+    sn_device_id id;
+    static const char *const names[] = {"gpu", "gpu:0", "0"};
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(sn_device_id_among(names[i], intel, 3, &id, &err), SN_OK);
+        cr_assert(sn_device_same(id, (sn_device_id){SN_DEVICE_XPU, 0}));
+        cr_assert_eq(sn_device_id_among(names[i], intel, 1, &id, &err), SN_REFUSED);
+        cr_assert(strstr(err.text, "there is cpu"), "%s", err.text);
+    }
+    cr_assert_eq(sn_device_id_among("1", intel, 3, &id, &err), SN_OK);
+    cr_assert_eq(id.ordinal, 1);
+}
+
+Test(device, refuses_names_that_mean_nothing_and_says_what_there_is) {
+    static const char *const names[] = {"",        "cpu:1",  "cuda:",  "cuda:x", "cuda:-1", "cuda:99999", "cuda:1 ", "cud",
+                                        "xpu1", "gpu0",   "-1",     " 0",      "99999",   "cuda:0:0",   ":0",      "1024"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         sn_device_id id;
+        cr_assert_eq(sn_device_id_among(names[i], both, 5, &id, &err), SN_REFUSED, "%s", names[i]);
+        cr_assert(strstr(err.text, "there is cpu, cuda:0, cuda:12, xpu:0, xpu:1"), "%s", err.text);
+        cr_assert(strstr(err.text, names[i]));
         cr_assert_eq(sn_device_id_parse(names[i], &id, &err), SN_REFUSED, "%s", names[i]);
-        cr_assert(strstr(err.text, "cuda:N"));
+        cr_assert(strstr(err.text, "there is cpu"), "%s", err.text);
     }
 }
 
-Test(device, says_which_backends_this_build_lacks) {
-    sn_device *device;
-    cr_assert_eq(sn_device_open((sn_device_id){SN_DEVICE_CUDA, 0}, NULL, &device, &err), SN_REFUSED);
-    cr_assert_str_eq(err.text, "this build has no CUDA backend: use cpu");
-    cr_assert_eq(sn_device_open((sn_device_id){SN_DEVICE_XPU, 0}, NULL, &device, &err), SN_REFUSED);
-    cr_assert(strstr(err.text, "Level Zero"));
-    cr_assert_null(device);
+Test(device, absent_devices_are_refused_with_those_there_are) {
+    sn_device_id id;
+    cr_assert_eq(sn_device_id_among("CUDA", intel, 3, &id, &err), SN_REFUSED);
+    cr_assert_str_eq(err.text, "there is no device \"CUDA\" here: there is cpu, xpu:0, xpu:1");
+    cr_assert_eq(sn_device_id_among("xpu:7", intel, 3, &id, &err), SN_REFUSED);
+    cr_assert_eq(sn_device_id_among("cpu", NULL, 0, &id, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "there is no device"), "%s", err.text);
+    cr_assert_eq(sn_device_id_parse("cuda:1023", &id, &err), SN_REFUSED);
+    cr_assert_eq(sn_device_id_parse("Cpu", &id, &err), SN_OK);
+    cr_assert(sn_device_same(id, (sn_device_id){SN_DEVICE_CPU, 0}));
+}
+
+Test(device, a_long_list_of_devices_is_cut_never_overrun) {
+    sn_device_id id, many[200];
+    for (int i = 0; i < 200; i++) many[i] = (sn_device_id){SN_DEVICE_CUDA, 800 + i};
+    cr_assert_eq(sn_device_id_among("cpu", many, 200, &id, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "cuda:800, cuda:801"));
+}
+
+Test(device, the_list_begins_with_the_cpu_and_says_what_it_is) {
+    sn_device_info infos[SN_DEVICES_MAX];
+    size_t n = 0;
+    cr_assert_eq(sn_devices_list(infos, &n, &err), SN_OK, "%s", err.text);
+    cr_assert(n >= 1 && n <= SN_DEVICES_MAX);
+    cr_assert_eq(infos[0].id.kind, SN_DEVICE_CPU);
+    cr_assert(infos[0].name[0]);
+    cr_assert(infos[0].memory > 64 << 20 && infos[0].memory_free > 0 && infos[0].memory_free <= infos[0].memory);
+    cr_assert(strstr(infos[0].can, " thread"), "%s", infos[0].can);
+    for (size_t i = 1; i < n; i++)
+        cr_assert(infos[i - 1].id.kind < infos[i].id.kind || infos[i - 1].id.ordinal < infos[i].id.ordinal);
+    for (size_t i = 0; i < n; i++) { /* and every name of the list is taken */
+        sn_device_id id;
+        char name[32];
+        cr_assert_eq(sn_device_id_parse(sn_device_id_name(infos[i].id, name), &id, &err), SN_OK);
+        cr_assert(sn_device_same(id, infos[i].id));
+    }
+}
+
+Test(device, a_device_that_is_not_there_is_not_opened) {
+    static const sn_device_id absent[] = {{SN_DEVICE_CUDA, 1023}, {SN_DEVICE_XPU, 1023}, {(sn_device_kind)7, 0}};
+    for (int i = 0; i < 3; i++) {
+        sn_device *device;
+        cr_assert_eq(sn_device_open(absent[i], NULL, &device, &err), SN_REFUSED);
+        cr_assert(err.text[0]);
+        cr_assert_null(device);
+    }
 }
 
 Test(device, an_unknown_instruction_set_names_those_there_are) {

@@ -20,13 +20,19 @@
 
 typedef enum sn_device_kind { SN_DEVICE_CPU, SN_DEVICE_CUDA, SN_DEVICE_XPU } sn_device_kind;
 
-/* A device's name, made canonical once at the edge ("cpu", "cuda" = "cuda:0"); below, nothing compares strings. */
+/* A device's name, made canonical once at the edge; below, nothing compares strings. "CUDA" is cuda:0; "gpu", "gpu:1", "0"
+ * and "1" are the accelerator of that number: of kind cuda where there is one, else xpu. */
 typedef struct sn_device_id {
     sn_device_kind kind;
     int ordinal;
 } sn_device_id;
 
+/* SN_REFUSED, saying what there is, when the name means nothing or the device is not on this machine. */
 sn_status sn_device_id_parse(const char *name, sn_device_id *out, sn_err *err) SN_MUST_USE;
+/* Likewise, among the n devices of a list instead of the machine's. */
+sn_status sn_device_id_among(const char *name, const sn_device_id *there, size_t n, sn_device_id *out,
+                             sn_err *err) SN_MUST_USE;
+static inline bool sn_device_same(sn_device_id a, sn_device_id b) { return a.kind == b.kind && a.ordinal == b.ordinal; }
 char *sn_device_id_name(sn_device_id id, char out[32]); /* "cpu", "cuda:0"; returns out */
 
 /* A matrix of weights in the device's own layout. A plain value: who placed the bytes at `device` owns them. */
@@ -162,9 +168,9 @@ struct sn_device {
 };
 
 typedef struct sn_device_options {
-    int timeout_ms;  /* 0: 60,000 */
     int threads;     /* cpu: workers, the caller among them; 0: as many as cores */
     const char *isa; /* cpu: "c", "avx2", "avx512" or NULL: the best this machine has. For tests and reports */
+    int timeout_ms;  /* for every wait on the device; 0: 60,000 */
 } sn_device_options;
 
 sn_status sn_device_open(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err) SN_MUST_USE;

@@ -31,7 +31,7 @@ static matrices make(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, siz
     float *values = malloc(rows * cols * sizeof *values);
     void *raw = test_random_weight(dtype, rows, cols, 1, values);
     for (; m.n < 64 && m.bytes < wanted_bytes; m.n++) {
-        must(d->ops->weight_new(d, dtype, rows, cols, raw, &m.w[m.n], &err));
+        must(test_weight_make(d, dtype, rows, cols, raw, &m.w[m.n], &err));
         m.bytes += m.w[m.n]->bytes;
     }
     test_weight_free(raw);
@@ -66,7 +66,7 @@ static void bench_linear(sn_device *d) {
         double n_one = plain ? few.n : m.n;
         printf("  %-6s %10.1f %10.1f %12.1f %10.1f\n", sn_dtype_name(dtype), (double)m.bytes * 1e-9 / m.n * n_one / one,
                ops * n_one / one, ops * few.n * 4 / pass(d, &few, 4, x, y), ops * few.n * rows / pass(d, &few, rows, x, y));
-        for (int i = 0; i < m.n; i++) d->ops->weight_free(d, &m.w[i]);
+        for (int i = 0; i < m.n; i++) test_weight_drop(d, &m.w[i]);
     }
     free(x);
     free(y);
@@ -84,11 +84,11 @@ static void bench_attention(sn_device *d, int depth, int rows) {
     must(d->ops->alloc(d, bytes * (size_t)n_pages, &pool, &err));
     for (int i = 0; i < n_pages; i++) pages[i] = (char *)pool + (size_t)i * bytes;
     sn_sequence all = {pages, 0, 0, depth + rows}, seq = {pages, depth, 0, rows};
-    for (int b = 0; b < 30; b++) must(d->ops->kv_store(d, &shape, b, 1, &all, kv, kv, &err));
+    for (int b = 0; b < 30; b++) must(test_kv_store(d, &shape, b, 1, &all, kv, kv, &err));
     double best = 1e9;
     for (int r = 0; r < REPEATS; r++) {
         int64_t start = sn_now_us();
-        for (int b = 0; b < 30; b++) must(d->ops->attention(d, &shape, b, 1, &seq, 9, 0, 0.125f, q, out, &err));
+        for (int b = 0; b < 30; b++) must(test_attention(d, &shape, b, 1, &seq, 9, 0, 0.125f, q, out, &err));
         double s = (double)(sn_now_us() - start) / 30;
         best = s < best ? s : best;
     }
@@ -146,10 +146,10 @@ static void bench_pack(sn_device *d) {
         for (int r = 0; r < 4; r++) {
             sn_weight *w;
             int64_t start = sn_now_us();
-            must(d->ops->weight_new(d, types[t], 8192, 576, raw, &w, &err));
+            must(test_weight_make(d, types[t], 8192, 576, raw, &w, &err));
             double s = (double)(sn_now_us() - start) * 1e-6;
             best = s < best ? s : best;
-            d->ops->weight_free(d, &w);
+            test_weight_drop(d, &w);
         }
         printf(" %s %.2f", sn_dtype_name(types[t]), 8192 * (double)row_bytes * 1e-9 / best);
         test_weight_free(raw);

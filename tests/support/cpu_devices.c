@@ -1,5 +1,7 @@
 #include "tests/support/cpu_devices.h"
 
+#include "device/weight.h"
+
 #include "device/quant.h"
 
 #include <stdio.h>
@@ -118,4 +120,43 @@ size_t test_differ(const float *a, const float *b, size_t n) {
         if (p != q && !(a[i] != a[i] && b[i] != b[i])) return i;
     }
     return n;
+}
+
+sn_status test_weight_make(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *host, sn_weight **out,
+                           sn_err *err) {
+    sn_weight *weight = malloc(sizeof *weight);
+    *out = NULL;
+    if (!weight) return sn_fail(err, SN_STOP, "out of memory");
+    sn_status status = sn_weight_load(d, dtype, rows, cols, host, weight, err);
+    if (status) free(weight);
+    else *out = weight;
+    return status;
+}
+
+void test_weight_drop(sn_device *d, sn_weight **weight) {
+    if (*weight) sn_weight_unload(d, *weight);
+    free(*weight);
+    *weight = NULL;
+}
+
+static sn_status begin(sn_device *d, const sn_kv_shape *shape, int n_sequences, const sn_sequence *sequences, sn_err *err) {
+    bool recorded;
+    int n_rows = 0;
+    for (int s = 0; s < n_sequences; s++) n_rows += sequences[s].n_rows;
+    return d->ops->pass_begin(d, &(sn_pass){shape, n_rows, n_sequences, sequences, 0}, &recorded, err);
+}
+
+sn_status test_kv_store(sn_device *d, const sn_kv_shape *shape, int block, int n_sequences, const sn_sequence *sequences,
+                        const float *k, const float *v, sn_err *err) {
+    sn_status status = begin(d, shape, n_sequences, sequences, err);
+    if (!status) status = d->ops->kv_store(d, block, k, v, err);
+    return status ? status : d->ops->pass_end(d, err);
+}
+
+sn_status test_attention(sn_device *d, const sn_kv_shape *shape, int block, int n_sequences,
+                         const sn_sequence *sequences, int n_heads, int window, float scale, const float *q, float *out,
+                         sn_err *err) {
+    sn_status status = begin(d, shape, n_sequences, sequences, err);
+    if (!status) status = d->ops->attention(d, block, n_heads, window, scale, q, out, err);
+    return status ? status : d->ops->pass_end(d, err);
 }

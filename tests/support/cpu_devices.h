@@ -30,4 +30,16 @@ size_t test_differ(const float *a, const float *b, size_t n);
 extern const sn_dtype test_weight_types[];
 extern const int test_n_weight_types;
 
+/* A weight by itself, in heap memory; drop sets *weight NULL and is NULL-safe. */
+sn_status test_weight_make(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *host, sn_weight **out,
+                           sn_err *err);
+void test_weight_drop(sn_device *d, sn_weight **weight);
+
+/* One operation as a pass of its own. */
+sn_status test_kv_store(sn_device *d, const sn_kv_shape *shape, int block, int n_sequences, const sn_sequence *sequences,
+                        const float *k, const float *v, sn_err *err);
+sn_status test_attention(sn_device *d, const sn_kv_shape *shape, int block, int n_sequences,
+                         const sn_sequence *sequences, int n_heads, int window, float scale, const float *q, float *out,
+                         sn_err *err);
+
 #endif

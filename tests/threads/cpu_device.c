@@ -19,10 +19,10 @@ static void multiply(sn_device *d, float *y) {
     float *values = malloc((size_t)64 * 512 * sizeof *values), *x = test_random_floats((size_t)ROWS * 512, 2);
     void *raw = test_random_weight(SN_Q4_1, 64, 512, 1, values);
     sn_weight *w;
-    must(d->ops->weight_new(d, SN_Q4_1, 64, 512, raw, &w, &err));
+    must(test_weight_make(d, SN_Q4_1, 64, 512, raw, &w, &err));
     must(d->ops->linear(d, ROWS, x, 1, &(sn_linear){w, NULL, y}, &err));
     must(d->ops->silu_mul(d, (size_t)ROWS * 64, y, y, y, &err));
-    d->ops->weight_free(d, &w);
+    test_weight_drop(d, &w);
     test_weight_free(raw);
     free(values), free(x);
 }
@@ -35,11 +35,11 @@ static void attend(sn_device *d, float *out) {
     must(d->ops->alloc(d, bytes * (PAGES + 1), &pool, &err));
     for (size_t i = 0; i <= PAGES; i++) pages[i] = (char *)pool + i * bytes;
     sn_sequence past = {pages, 0, 0, DEPTH}, many = {pages, 0, 0, ROWS};
-    must(d->ops->kv_store(d, &shape, 0, 1, &past, kv, kv, &err));
-    must(d->ops->attention(d, &shape, 0, 1, &many, HEADS, 0, 1, q, out, &err));
+    must(test_kv_store(d, &shape, 0, 1, &past, kv, kv, &err));
+    must(test_attention(d, &shape, 0, 1, &many, HEADS, 0, 1, q, out, &err));
     for (int i = 0; i < ROWS; i++) {
         sn_sequence one = {pages, DEPTH - ROWS + i, 0, 1};
-        must(d->ops->attention(d, &shape, 0, 1, &one, HEADS, i % 2 ? 100 : 0, 1, q + i * WIDTH,
+        must(test_attention(d, &shape, 0, 1, &one, HEADS, i % 2 ? 100 : 0, 1, q + i * WIDTH,
                                out + (ROWS + i) * WIDTH, &err));
     }
     d->ops->free(d, pool, bytes * (PAGES + 1));

@@ -54,14 +54,14 @@ static void forward(sn_span *span, sn_kv *kv, int n, int n_embd, const float *in
 
 static void export_past(sn_span *span, sn_kv *kv, outcome *o, size_t per_block) {
     for (int b = sn_span_first(span); b < sn_span_end(span); b++)
-        NEED(sn_kv_export(kv, b - sn_span_first(span), 0, TOKENS, o->k + (size_t)b * per_block, o->v + (size_t)b * per_block,
+        NEED(sn_span_kv_export(span, kv, b, 0, TOKENS, o->k + (size_t)b * per_block, o->v + (size_t)b * per_block,
                           &err));
 }
 
 static outcome compute(const char *path, how way) {
     sn_model *model = NULL;
     sn_device *device = NULL;
-    sn_device_options options = {way.threads, way.isa};
+    sn_device_options options = {.threads = way.threads, .isa = way.isa};
     NEED(sn_model_open(path, &model, &err));
     NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &device, &err));
     const sn_hparams *hp = sn_model_hparams(model);
@@ -96,7 +96,7 @@ static outcome compute(const char *path, how way) {
 static bool isa_runs(const char *isa) {
     sn_device *device = NULL;
     sn_err err;
-    sn_device_options options = {1, isa};
+    sn_device_options options = {.threads = 1, .isa = isa};
     bool runs = !sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &device, &err);
     sn_device_close(&device);
     return runs;
@@ -152,7 +152,7 @@ static outcome compute_among_others(const char *path, const char *isa, int threa
     sn_span *span = NULL;
     sn_kv_pool *pool = NULL;
     sn_kv *kv[SESSIONS] = {0};
-    sn_device_options options = {threads, isa};
+    sn_device_options options = {.threads = threads, .isa = isa};
     NEED(sn_model_open(path, &model, &err));
     NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &device, &err));
     const sn_hparams *hp = sn_model_hparams(model);

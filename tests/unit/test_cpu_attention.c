@@ -62,7 +62,7 @@ static void pages_free(sn_device *d, pages *p) {
 static void store(sn_device *d, const scene *s, pages *p, int i, int from, int to) {
     size_t width = (size_t)(s->shape.n_kv_heads * s->shape.head_dim);
     sn_sequence seq = {p->at[i], from, 0, to - from};
-    OK(d->ops->kv_store(d, &s->shape, BLOCK, 1, &seq, s->k[i] + (size_t)from * width, s->v[i] + (size_t)from * width, &err));
+    OK(test_kv_store(d, &s->shape, BLOCK, 1, &seq, s->k[i] + (size_t)from * width, s->v[i] + (size_t)from * width, &err));
 }
 
 /* All rows of all sequences in one call. */
@@ -73,7 +73,7 @@ static void attend_at_once(sn_device *d, const scene *s, float *out) {
         store(d, s, &p, i, 0, s->past[i] + s->rows[i]);
         seqs[i] = (sn_sequence){p.at[i], s->past[i], first, s->rows[i]};
     }
-    OK(d->ops->attention(d, &s->shape, BLOCK, SEQUENCES, seqs, s->n_heads, s->window, 0.3f, s->q, out, &err));
+    OK(test_attention(d, &s->shape, BLOCK, SEQUENCES, seqs, s->n_heads, s->window, 0.3f, s->q, out, &err));
     pages_free(d, &p);
 }
 
@@ -88,7 +88,7 @@ static void attend_in_chunks(sn_device *d, const scene *s, int chunk, float *out
             int n = s->rows[i] - at < chunk ? s->rows[i] - at : chunk, position = s->past[i] + at;
             store(d, s, &p, i, position, position + n);
             sn_sequence seq = {p.at[i], position, 0, n};
-            OK(d->ops->attention(d, &s->shape, BLOCK, 1, &seq, s->n_heads, s->window, 0.3f,
+            OK(test_attention(d, &s->shape, BLOCK, 1, &seq, s->n_heads, s->window, 0.3f,
                                  s->q + (size_t)(first + at) * width, out + (size_t)(first + at) * width, &err));
         }
     }
@@ -181,10 +181,10 @@ Test(cpu_attention, never_touches_pages_before_the_window) {
         float want[6 * 24], got[6 * 24];
         store(device, &s, &p, 2, 0, 128);
         sn_sequence seq = {p.at[2], 127, 0, 1};
-        OK(device->ops->attention(device, &s.shape, BLOCK, 1, &seq, 6, s.window, 0.3f, s.q, want, &err));
+        OK(test_attention(device, &s.shape, BLOCK, 1, &seq, 6, s.window, 0.3f, s.q, want, &err));
         void *gone[PAGES] = {NULL, NULL, NULL, p.at[2][3]};
         seq.pages = gone;
-        OK(device->ops->attention(device, &s.shape, BLOCK, 1, &seq, 6, s.window, 0.3f, s.q, got, &err));
+        OK(test_attention(device, &s.shape, BLOCK, 1, &seq, 6, s.window, 0.3f, s.q, got, &err));
         cr_assert_eq(test_differ(want, got, 6 * 24), 6 * 24);
         pages_free(device, &p);
     }
@@ -221,12 +221,12 @@ Test(cpu_attention, what_is_stored_can_be_loaded_and_other_blocks_keep_theirs) {
         size_t width = 3 * 24, n = 60 * width;
         float *k = malloc(n * sizeof *k), *v = malloc(n * sizeof *v);
         store(device, &s, &p, 2, 0, 167);
-        OK(device->ops->kv_load(device, &s.shape, BLOCK, p.at[2], 50, 60, k, v, &err));
+        OK(device->ops->kv_read(device, &s.shape, BLOCK, p.at[2], 50, 60, k, v, &err));
         cr_assert_eq(test_differ(k, s.k[2] + 50 * width, n), n);
         cr_assert_eq(test_differ(v, s.v[2] + 50 * width, n), n);
-        OK(device->ops->kv_load(device, &s.shape, 0, p.at[2], 0, 60, k, v, &err));
+        OK(device->ops->kv_read(device, &s.shape, 0, p.at[2], 0, 60, k, v, &err));
         for (size_t i = 0; i < n; i++) cr_assert(isnan(k[i]) && isnan(v[i]));
-        OK(device->ops->kv_load(device, &s.shape, 0, p.at[2], 0, 0, NULL, NULL, &err));
+        OK(device->ops->kv_read(device, &s.shape, 0, p.at[2], 0, 0, NULL, NULL, &err));
         free(k), free(v);
         pages_free(device, &p);
         scene_free(&s);
@@ -239,13 +239,13 @@ Test(cpu_attention, refuses_what_was_not_prepared) {
     sn_device *d = devices.at[0];
     sn_kv_shape shape = {1, 1, 16, 32}, wide = {1, 1, 513, 32};
     sn_sequence seq = {NULL, 200, 0, 1};
-    cr_assert_eq(d->ops->attention(d, &shape, 0, 1, &seq, 1, 0, 1, NULL, NULL, &err), SN_REFUSED);
+    cr_assert_eq(test_attention(d, &shape, 0, 1, &seq, 1, 0, 1, NULL, NULL, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "context of 200"));
     seq.position = 0;
-    cr_assert_eq(d->ops->attention(d, &wide, 0, 1, &seq, 1, 0, 1, NULL, NULL, &err), SN_REFUSED);
+    cr_assert_eq(test_attention(d, &wide, 0, 1, &seq, 1, 0, 1, NULL, NULL, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "513"));
-    OK(d->ops->attention(d, &shape, 0, 0, NULL, 1, 0, 1, NULL, NULL, &err));
+    OK(test_attention(d, &shape, 0, 0, NULL, 1, 0, 1, NULL, NULL, &err));
     seq.n_rows = 0;
-    OK(d->ops->attention(d, &shape, 0, 1, &seq, 1, 0, 1, NULL, NULL, &err));
+    OK(test_attention(d, &shape, 0, 1, &seq, 1, 0, 1, NULL, NULL, &err));
     test_devices_close(&devices);
 }

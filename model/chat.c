@@ -1,5 +1,7 @@
 #include "model/chat.h"
 
+#include "model/utf8.h"
+
 #include <string.h>
 
 typedef struct writer {
@@ -19,13 +21,12 @@ static sn_status put_all(writer *w, const char *const texts[4]) {
     return status;
 }
 
-/* As Jinja's trim: Python's idea of white space, of which only ASCII's is looked at. */
+/* As Jinja's trim, which is Python's strip (but for four control characters that Python holds for white space). */
 static sn_status put_trimmed(writer *w, const char *text) {
-    static const char *const space = " \t\n\v\f\r";
-    text += strspn(text, space);
-    size_t len = strlen(text);
-    while (len && strchr(space, text[len - 1])) len--;
-    return sn_buf_append(w->out, text, len, w->err);
+    size_t len = strlen(text), before = sn_utf8_leading_space(text, len);
+    len -= before;
+    text += before;
+    return sn_buf_append(w->out, text, len - sn_utf8_trailing_space(text, len), w->err);
 }
 
 static bool is(const sn_chat_turn *turn, const char *role) { return !strcmp(turn->role, role); }

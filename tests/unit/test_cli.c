@@ -272,3 +272,8 @@ Test(cli, generates_the_references_greedy_tokens_of_every_family) {
         free(ids);
     }
 }
+
+Test(cli, knows_every_option_of_the_example_configuration) {
+    REFUSES("cannot be opened", "generate", "--config", SN_FIXTURES "/../../configs/client.conf", "--model",
+            "/nonexistent.gguf", "--prompt", "x");
+}

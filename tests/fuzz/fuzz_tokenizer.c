@@ -1,5 +1,5 @@
-/* The first byte chooses: bit 0 clear: the rest is a tokenizer.json (and, behind a NUL byte, a tokenizer_config.json); set:
- * the rest is text for a fixed tokenizer, which must come back as it was. */
+/* The first byte chooses: bit 0 clear: the rest is a tokenizer.json (and, behind a NUL byte, a tokenizer_config.json);
+ * set: the rest is text for a fixed tokenizer, which must come back as it was. */
 #include "model/tokenizer_parts.h"
 #include "model/utf8.h"
 
@@ -11,7 +11,8 @@ enum { SIZE_MAX_INPUT = 1 << 16 };
 
 static sn_buf view(const uint8_t *data, size_t len) { return (sn_buf){.data = (uint8_t *)data, .len = len}; }
 
-static void round_trip(const sn_tokenizer *tokenizer, const char *text, size_t len, bool parse_special, bool must_equal) {
+static void round_trip(const sn_tokenizer *tokenizer, const char *text, size_t len, bool parse_special,
+                       bool must_equal) {
     sn_ids ids;
     sn_err err;
     sn_status status = sn_tokenizer_encode(tokenizer, text, len, false, parse_special, &ids, &err);

@@ -80,8 +80,8 @@ Test(chat, renders_every_conversation_as_jinja_does) {
     json_decref(list);
 }
 
-/* What a session has seen (a first part, the answer with its end token, a second part) is what the template gives for the
- * whole conversation. */
+/* What a session has seen (a first part, the answer with its end token, a second part) is what the template gives for
+ * the whole conversation. */
 static void continues(const char *name, const char *end) {
     sn_chat chat = named(name);
     sn_chat_turn turns[] = {{"user", "one"}, {"assistant", "two"}, {"user", "three"}};
@@ -163,9 +163,10 @@ Test(chat, holds_mistral_conversations_to_their_form) {
     chat = named("mistral3");
     refuses(&chat, system_first, 2, false, "only at the beginning");
     sn_chat_fini(&chat);
-    chat = read_chat("{% set default_system_message = 'It is ' + today %}{{ '[SYSTEM_PROMPT]' + s + '[/SYSTEM_PROMPT]' }}"
-                     "{{ '[INST]' + x + '[/INST]' }}{{ y + eos_token }}",
-                     "<s>", "</s>");
+    chat =
+        read_chat("{% set default_system_message = 'It is ' + today %}{{ '[SYSTEM_PROMPT]' + s + '[/SYSTEM_PROMPT]' }}"
+                  "{{ '[INST]' + x + '[/INST]' }}{{ y + eos_token }}",
+                  "<s>", "</s>");
     refuses(&chat, twice, 1, true, "needs a system turn");
     sn_chat_fini(&chat);
 }

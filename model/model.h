@@ -93,10 +93,12 @@ void sn_model_forget(const sn_model *model, const sn_model_tensor *tensor);
 sn_status sn_model_block_hash(const sn_model *model, int block, sn_hash *out, sn_err *err) SN_MUST_USE;
 
 /* SHA-256 that names the whole model without reading weights: hyperparameters, and name, dtype and shape of every block
- * tensor. Nodes and clients whose ids differ speak of different models; equal ids still need equal block hashes. */
+ * tensor. Nodes and clients whose ids differ speak of different models; equal ids still need equal block hashes. A folder
+ * that lacks shards of the model has another id than the whole. */
 sn_hash sn_model_id(const sn_model *model);
 
-/* Everything in the files, for `swarm inspect`. Index below sn_model_n_tensors; name is valid until close. */
+/* Everything in the files, for `swarm inspect`. Index below sn_model_n_tensors; name is valid until close; dtype is
+ * SN_DTYPE_COUNT where the file's type is none of ours. */
 size_t sn_model_n_tensors(const sn_model *model);
 void sn_model_tensor_at(const sn_model *model, size_t i, const char **name, sn_model_tensor *out);
 const char *sn_model_container(const sn_model *model); /* "GGUF v3", "safetensors" */

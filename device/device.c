@@ -45,9 +45,12 @@ char *sn_device_id_name(sn_device_id id, char out[32]) {
 sn_status sn_device_open(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err) {
     *out = NULL;
     switch (id.kind) {
-    case SN_DEVICE_CPU: return sn_cpu_open(id, options, out, err);
-    case SN_DEVICE_CUDA: return sn_fail(err, SN_REFUSED, "this build has no CUDA backend: use cpu");
-    case SN_DEVICE_XPU: return sn_fail(err, SN_REFUSED, "this build has no Level Zero backend: use cpu");
+    case SN_DEVICE_CPU:
+        return sn_cpu_open(id, options, out, err);
+    case SN_DEVICE_CUDA:
+        return sn_fail(err, SN_REFUSED, "this build has no CUDA backend: use cpu");
+    case SN_DEVICE_XPU:
+        return sn_fail(err, SN_REFUSED, "this build has no Level Zero backend: use cpu");
     }
     return sn_fail(err, SN_REFUSED, "device kind %d does not exist", (int)id.kind);
 }

@@ -10,9 +10,9 @@ Test(device, names_are_made_canonical) {
         const char *name, *canonical;
         sn_device_kind kind;
         int ordinal;
-    } cases[] = {{"cpu", "cpu", SN_DEVICE_CPU, 0},          {"CPU:0", "cpu", SN_DEVICE_CPU, 0},
-                 {"cuda", "cuda:0", SN_DEVICE_CUDA, 0},     {"Cuda:12", "cuda:12", SN_DEVICE_CUDA, 12},
-                 {"xpu:1", "xpu:1", SN_DEVICE_XPU, 1},      {"XPU", "xpu:0", SN_DEVICE_XPU, 0}};
+    } cases[] = {{"cpu", "cpu", SN_DEVICE_CPU, 0},      {"CPU:0", "cpu", SN_DEVICE_CPU, 0},
+                 {"cuda", "cuda:0", SN_DEVICE_CUDA, 0}, {"Cuda:12", "cuda:12", SN_DEVICE_CUDA, 12},
+                 {"xpu:1", "xpu:1", SN_DEVICE_XPU, 1},  {"XPU", "xpu:0", SN_DEVICE_XPU, 0}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         sn_device_id id;
         char name[32];
@@ -23,7 +23,8 @@ Test(device, names_are_made_canonical) {
 }
 
 Test(device, refuses_names_that_mean_nothing) {
-    static const char *const names[] = {"", "gpu", "cpu:1", "cuda:", "cuda:x", "cuda:-1", "cuda:99999", "cuda:1 ", "cud", "xpu1"};
+    static const char *const names[] = {"",        "gpu",        "cpu:1",   "cuda:", "cuda:x",
+                                        "cuda:-1", "cuda:99999", "cuda:1 ", "cud",   "xpu1"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         sn_device_id id;
         cr_assert_eq(sn_device_id_parse(names[i], &id, &err), SN_REFUSED, "%s", names[i]);

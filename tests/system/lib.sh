@@ -17,9 +17,7 @@ skip() { echo "$*"; exit 77; }
 
 cleanup() {
   trap - EXIT
-  local name
-  for name in "${!pid[@]}"; do kill -CONT "${pid[$name]}" 2>/dev/null; kill -KILL "${pid[$name]}" 2>/dev/null; done
-  wait 2>/dev/null
+  end_all
   rm -rf "$scratch"
 }
 trap cleanup EXIT
@@ -33,8 +31,10 @@ now_ms() { local t=${EPOCHREALTIME/[.,]/}; echo $((t / 1000)); }
 start() {
   local name=$1
   shift
+  rm -f "$scratch/$name.out" # of an earlier one of this name, which would be read before the new one is made
   "$@" >"$scratch/$name.out" 2>"$scratch/$name.err" </dev/null &
   pid[$name]=$!
+  while [ "/proc/$!/exe" -ef /proc/$$/exe ]; do sleep 0.001; done # until it is the command, not this shell's twin
 }
 
 # start_node NAME MODEL BLOCKS [option...]: at a port of its own.
@@ -66,7 +66,7 @@ wait_end() {
     [ "$(now_ms)" -lt "$until" ] || fail "$1 had not ended after $2 seconds"
     sleep 0.01
   done
-  wait "${pid[$1]}"
+  wait "${pid[$1]}" 2>/dev/null # the shell says who was killed
   rc=$?
   unset "pid[$1]"
 }
@@ -74,6 +74,17 @@ wait_end() {
 signal() { kill "-$2" "${pid[$1]}" 2>/dev/null || fail "$1 is not running any more"; }
 stop_node() { signal "$1" TERM; wait_end "$1" 5; [ $rc = 0 ] || fail "$1 left with $rc instead of 0"; }
 kill_node() { signal "$1" KILL; wait_end "$1" 5; }
+
+# end_all: whatever still runs, without asking.
+end_all() {
+  local name
+  for name in slow "${!pid[@]}"; do
+    [ -n "${pid[$name]:-}" ] || continue
+    kill -KILL "${pid[$name]}" 2>/dev/null
+    wait "${pid[$name]}" 2>/dev/null
+    unset "pid[$name]"
+  done
+}
 
 # start_three MODEL [option...]: nodes a, b and c with its four blocks between them; a is joined by the others.
 start_three() {

@@ -1,7 +1,7 @@
 /* How a run is shared out: one word holds how many items the run has and which is next. A worker claims an item by
- * compare-and-swap on the whole word; a claim that succeeds proves that the run it read is the current one, and that run
- * cannot end before the claimed item does. So fn and ctx are read only after a claim, and a worker that slept through a
- * run can do no harm. */
+ * compare-and-swap on the whole word; a claim that succeeds proves that the run it read is the current one, and that
+ * run cannot end before the claimed item does. So fn and ctx are read only after a claim, and a worker that slept
+ * through a run can do no harm. */
 #include "base/pool.h"
 
 #include "base/clock.h"

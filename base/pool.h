@@ -1,9 +1,9 @@
 /* A pool of worker threads under one calling thread, for work that is shared out many thousand times a second.
  *
  * A run hands out items 0..n-1, each to exactly one worker, in that order: whoever is free takes the next. The
- * caller is worker 0 and works too; the others spin for some tens of microseconds after their last item, so that the next
- * run finds them awake, and then sleep. A worker that comes too late (its core is busy with something else) is not waited
- * for: the run is over when its items are. */
+ * caller is worker 0 and works too; the others spin for some tens of microseconds after their last item, so that the
+ * next run finds them awake, and then sleep. A worker that comes too late (its core is busy with something else) is not
+ * waited for: the run is over when its items are. */
 #ifndef SN_BASE_POOL_H
 #define SN_BASE_POOL_H
 

@@ -13,7 +13,7 @@
 enum {
     TIMEOUT_MS = 30000,
     MAX_RETRIES = 3,
-    OPEN_GRACE_MS = 3000, /* how long a new chain waits for blocks that nobody serves yet */
+    OPEN_GRACE_MS = 3000, /* how long a chain waits at least for blocks that nobody serves yet */
     OPEN_TIMEOUT_MS = 5000,
     PLAN_AGAIN_US = 200000,
     BANNED_MAX = 64,
@@ -89,18 +89,29 @@ static sn_status learn_hashes(sn_chain *chain, const sn_model *model, sn_err *er
 /* -- connecting ------------------------------------------------------------------------------------------------------
  */
 
-static size_t cut_at_every_block(sn_stop *stops, size_t n) {
+static sn_status cut_at_every_block(sn_stop *stops, size_t *n, sn_err *err) {
     sn_stop cut[SN_HOPS_MAX];
     size_t m = 0;
-    for (size_t i = 0; i < n; i++)
-        for (int b = stops[i].first; b < stops[i].end && m < SN_HOPS_MAX; b++)
-            cut[m++] = (sn_stop){stops[i].node, b, b + 1};
+    int blocks = stops[*n - 1].end - stops[0].first;
+    if (blocks > SN_HOPS_MAX)
+        return sn_fail(err, SN_REFUSED, "%d blocks cannot be cut into hops of one block: at most %d can", blocks,
+                       SN_HOPS_MAX);
+    for (size_t i = 0; i < *n; i++)
+        for (int b = stops[i].first; b < stops[i].end; b++) cut[m++] = (sn_stop){stops[i].node, b, b + 1};
     memcpy(stops, cut, m * sizeof *cut);
-    return m;
+    *n = m;
+    return SN_OK;
 }
 
-/* A way over blocks [first, end), waiting until grace_ms have passed for somebody to serve them. */
-static sn_status plan(sn_chain *chain, int first, int end, int grace_ms, sn_stop *stops, size_t *n_stops, sn_err *err) {
+/* How long to wait for somebody who serves blocks: until `until_us`, if that is not too soon. */
+static int grace_ms(const sn_chain *chain, int64_t until_us) {
+    int64_t left_ms = (until_us - sn_now_us()) / 1000;
+    int least = chain->options.timeout_ms < OPEN_GRACE_MS ? chain->options.timeout_ms : OPEN_GRACE_MS;
+    return left_ms > least ? (int)left_ms : least;
+}
+
+/* A way over blocks [first, end), waiting until wait_ms have passed for somebody to serve them. */
+static sn_status plan(sn_chain *chain, int first, int end, int wait_ms, sn_stop *stops, size_t *n_stops, sn_err *err) {
     sn_link *link = chain->options.link;
     sn_route_wish wish = {.directory = link ? sn_link_directory(link) : NULL,
                           .model = chain->model,
@@ -110,15 +121,16 @@ static sn_status plan(sn_chain *chain, int first, int end, int grace_ms, sn_stop
                           .local_end = chain->options.local_end,
                           .excluded = is_excluded,
                           .ctx = chain};
-    int64_t until = sn_now_us() + (int64_t)grace_ms * 1000;
+    int64_t until = sn_now_us() + (int64_t)wait_ms * 1000;
     for (;;) { /* first by what is known: a dead node's place is taken at once where another is known */
         sn_err asking;
         sn_status status = sn_route_plan(&wish, first, end, stops, n_stops, err);
         int64_t left_us = until - sn_now_us();
-        if (!status && chain->options.every_block) *n_stops = cut_at_every_block(stops, *n_stops);
+        if (!status && chain->options.every_block) status = cut_at_every_block(stops, n_stops, err);
         if (status != SN_RETRY || !link || left_us <= 0) return status;
         sn_status asked = sn_link_discover(link, &chain->model, (int)(left_us / 1000) + 1, &asking);
-        if (asked) return sn_fail(err, asked, "%s", asking.text); /* the cause: nobody could be asked */
+        if (asked) /* the cause: nobody could be asked */
+            return sn_fail(err, asked, "no way over blocks %d:%d: %s", first, end, asking.text);
         if (sn_route_plan(&wish, first, end, stops, n_stops, err)) sn_sleep_us(PLAN_AGAIN_US);
     }
 }
@@ -145,12 +157,12 @@ static sn_status open_hop(sn_chain *chain, const sn_stop *stop, const sn_hop_at 
 }
 
 /* Opens sessions along a way over blocks [first, end). Nodes that do not open are given up, *retries times in all. */
-static sn_status connect_hops(sn_chain *chain, int first, int end, int grace_ms, int *retries, sn_hop_at *hops,
+static sn_status connect_hops(sn_chain *chain, int first, int end, int wait_ms, int *retries, sn_hop_at *hops,
                               size_t *n, sn_err *err) {
     for (;;) {
         sn_stop stops[SN_HOPS_MAX];
         size_t n_stops = 0;
-        sn_status status = plan(chain, first, end, grace_ms, stops, &n_stops, err);
+        sn_status status = plan(chain, first, end, wait_ms, stops, &n_stops, err);
         if (status) return status;
         for (*n = 0; *n < n_stops && !status; ++*n)
             status = open_hop(chain, &stops[*n], *n ? &hops[*n - 1] : NULL, &hops[*n], err);
@@ -182,14 +194,14 @@ sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, 
     if (!chain->options.max_tokens) chain->options.max_tokens = chain->hp.n_ctx;
     if (chain->options.every_block) chain->options.push = false;
     int retries = chain->options.max_retries;
-    int grace = chain->options.timeout_ms < OPEN_GRACE_MS ? chain->options.timeout_ms : OPEN_GRACE_MS;
     chain->hasher = sn_hasher_new();
     if (!chain->hasher) status = sn_fail(err, SN_STOP, "out of memory");
     for (int i = 0; i < 2 && !status; i++)
         status = sn_calloc(&chain->rows[i], (size_t)SN_SPAN_ROWS_MAX * (size_t)chain->hp.n_embd, sizeof(float), err);
     if (!status) status = load_local(chain, model, err);
     if (!status) status = learn_hashes(chain, model, err);
-    if (!status) status = connect_hops(chain, 0, chain->hp.n_blocks, grace, &retries, chain->hops, &chain->n_hops, err);
+    if (!status) status = connect_hops(chain, 0, chain->hp.n_blocks, grace_ms(chain, 0), &retries, chain->hops,
+                                        &chain->n_hops, err);
     if (status) sn_chain_close(&chain);
     *out = chain;
     return status;
@@ -271,13 +283,14 @@ static sn_status replay(sn_chain *chain, sn_hop_at *hops, size_t n_hops, const f
 }
 
 /* Puts other hops in the place of the group [i, j), brought to `position` tokens. */
-static sn_status replace_group(sn_chain *chain, size_t i, size_t j, int position, int *retries, sn_err *err) {
+static sn_status replace_group(sn_chain *chain, size_t i, size_t j, int position, int64_t until_us, int *retries,
+                               sn_err *err) {
     sn_hop_at *fresh = NULL;
     size_t n_fresh = 0;
     sn_status status = sn_calloc(&fresh, SN_HOPS_MAX, sizeof *fresh, err);
     if (status) return status;
     for (;;) {
-        status = connect_hops(chain, chain->hops[i].first, chain->hops[j - 1].end, chain->options.timeout_ms, retries,
+        status = connect_hops(chain, chain->hops[i].first, chain->hops[j - 1].end, grace_ms(chain, until_us), retries,
                               fresh, &n_fresh, err);
         if (status) goto out;
         if (chain->n_hops - (j - i) + n_fresh > SN_HOPS_MAX) {
@@ -314,6 +327,7 @@ static bool group_knows(const sn_chain *chain, size_t i, size_t j, int position)
 static sn_status step_surely(sn_chain *chain, size_t *i, int position, int n, const float *in, float *out,
                              sn_err *err) {
     int retries = chain->options.max_retries;
+    int64_t until_us = sn_now_us() + (int64_t)chain->options.timeout_ms * 1000;
     uint8_t rebuilt[SN_KEY_SIZE] = {0}; /* a node that has lost its session gets one chance to begin again */
     for (;;) {
         size_t j = group_end(chain->hops, chain->n_hops, *i), failed = 0;
@@ -336,7 +350,7 @@ static sn_status step_surely(sn_chain *chain, size_t *i, int position, int n, co
             if (retries-- <= 0) return sn_err_context(err, "blocks %d:%d failed too often, last", first, end);
         }
         sn_err cause = *err;
-        status = replace_group(chain, *i, j, position, &retries, err);
+        status = replace_group(chain, *i, j, position, until_us, &retries, err);
         if (status) return known ? sn_err_context(err, "%.180s; and then", cause.text) : status;
     }
 }
@@ -352,6 +366,7 @@ sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidde
     if (n > chain->options.max_tokens - position)
         return sn_fail(err, SN_REFUSED, "%d tokens at position %d are too many: the context holds %d", n, position,
                        chain->options.max_tokens);
+    chain->length = position; /* what the hops hold behind it is written over, whether or not the step succeeds */
     for (int done = 0, rows; done < n; done += rows) {
         rows = n - done < SN_SPAN_ROWS_MAX ? n - done : SN_SPAN_ROWS_MAX;
         const float *in = hidden + (size_t)done * n_embd;

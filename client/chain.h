@@ -27,9 +27,10 @@ typedef struct sn_chain_options {
 sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, sn_chain **out, sn_err *err) SN_MUST_USE;
 void sn_chain_close(sn_chain **chain); /* NULL-safe; tells the nodes */
 
-/* Runs hidden (n, n_embd), host, as positions [position, position + n) through all blocks into out (n, n_embd), host.
- * position == length continues, position < length rewinds first; any n >= 1 (long inputs go in chunks). A failing node is
- * replaced and its part replayed; SN_RETRY when nobody can take its place, the chain is then as before the step. */
+/* Runs hidden (n, n_embd), host, as positions [position, position + n) through all blocks into out (n, n_embd), host,
+ * which may be the same buffer. position == length continues, position < length rewinds first; any n >= 1 (long inputs go
+ * in chunks). A failing node is replaced and its part replayed; SN_RETRY when nobody can take its place. After a failure the
+ * timeline ends at `position`. */
 sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidden, float *out, sn_err *err) SN_MUST_USE;
 int sn_chain_length(const sn_chain *chain);
 

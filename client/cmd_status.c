@@ -42,8 +42,8 @@ static sn_status ask(sn_link *link, row *r, sn_err *err) {
     sn_status status = sn_msg_new(SN_MSG_STATUS, sn_link_request(link), &question, err);
     if (status) return status;
     question->status.protocol = SN_PROTOCOL;
-    status =
-        sn_link_call(link, r->a->address, r->a->curve_key, &question, SN_MSG_STATUS_IS, ASK_TIMEOUT_MS, NULL, &answer, &why);
+    status = sn_link_call(link, r->a->address, r->a->curve_key, &question, SN_MSG_STATUS_IS, ASK_TIMEOUT_MS, NULL,
+                          &answer, &why);
     r->answered = !status;
     r->answer_ms = (double)(sn_now_us() - before) / 1000;
     if (r->answered)

@@ -54,7 +54,8 @@ sn_status sn_hop_init(sn_hop_at *hop, const sn_stop *stop, const sn_hash *model,
 void sn_hop_fini(sn_hop_at *hop, sn_link *link) {
     sn_err err;
     sn_msg *msg = NULL;
-    if (hop->step_tokens_max && link && !sn_msg_new(SN_MSG_CLOSE, sn_link_request(link), &msg, &err)) {
+    /* One that did not answer may have opened the session all the same. */
+    if (hop->peer && link && !sn_msg_new(SN_MSG_CLOSE, sn_link_request(link), &msg, &err)) {
         memcpy(msg->close.session, hop->session, SN_SESSION_ID_SIZE);
         if (sn_link_send(link, hop->peer, &msg, &err)) {} /* its session expires by itself, too */
     }
@@ -149,15 +150,19 @@ static sn_status new_step(const sn_hop_at *hops, size_t n_hops, uint64_t request
 /* An answer is taken only if it is one to this step: from these nodes, on this timeline, of this shape, finite. */
 static sn_status check_result(const sn_hop_at *hops, size_t n_hops, const sn_msg *result, int position, int n,
                               int n_embd, size_t *failed, sn_err *err) {
+    static const uint8_t unknown[SN_HASH_SIZE]; /* means that to us: nobody may answer it */
     const sn_wire_tensor *t = &result->tensor;
     *failed = n_hops - 1;
     if (result->result.n_trace != n_hops)
         return sn_fail(err, SN_RETRY, "the answer went over %zu nodes, not %zu", result->result.n_trace, n_hops);
-    for (size_t i = 0; i < n_hops; i++)
-        if (memcmp(result->result.trace[i].node, hops[i].node, SN_KEY_SIZE)) {
-            *failed = i;
-            return sn_fail(err, SN_RETRY, "another node answered in place of %s", hops[i].report.node);
-        }
+    for (size_t i = 0; i < n_hops; i++) {
+        const sn_trace *trace = &result->result.trace[i];
+        bool other = memcmp(trace->node, hops[i].node, SN_KEY_SIZE);
+        if (!other && memcmp(trace->timeline, unknown, sizeof unknown)) continue;
+        *failed = i;
+        return other ? sn_fail(err, SN_RETRY, "another node answered in place of %s", hops[i].report.node)
+                     : sn_fail(err, SN_RETRY, "%s answered without its timeline", hops[i].report.node);
+    }
     if (memcmp(result->result.trace[0].timeline, hops[0].timeline[position + n].bytes, SN_HASH_SIZE)) {
         *failed = 0;
         return sn_fail(err, SN_RETRY, "%s answered on another timeline", hops[0].report.node);
@@ -241,7 +246,10 @@ sn_status sn_hop_step_local(sn_hop_at *hop, int position, int n, int n_embd, con
     sn_tensor input = {.name = "hidden states", .data = rows, .dtype = SN_F32, .rank = 2, .shape = {n, n_embd}};
     sn_span_part part = {hop->kv, &input, 0, n, out};
     status = sn_span_forward(hop->span, hop->first, hop->end, 1, &part, NULL, err);
-    if (status) return status;
+    if (status) {
+        sn_kv_rewind(hop->kv, position); /* gives back the room that was reserved */
+        return status;
+    }
     hop->length = position + n;
     hop->report.steps++;
     hop->report.tokens += (uint64_t)n;

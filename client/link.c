@@ -249,7 +249,7 @@ static void take_announcements(sn_link *link, const sn_msg_peers_are *peers) {
 sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, sn_err *err) {
     int64_t deadline = sn_now_us() + (int64_t)timeout_ms * 1000, ask_again = 0;
     uint64_t request = sn_link_request(link);
-    size_t asked = 0;
+    size_t asked = 0, refusals = 0;
     sn_status status = SN_OK;
     sn_directory_expire(link->directory, sn_unix_ms());
     for (int64_t now = sn_now_us(); now < deadline && !status; now = sn_now_us()) {
@@ -263,8 +263,9 @@ sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, 
         sn_msg *msg = NULL;
         if (!status) status = receive(link, request, ask_again < deadline ? ask_again : deadline, &msg, err);
         if (status || !msg) continue;
-        status = take_answer(&msg, SN_MSG_PEERS_ARE, NULL, err);
-        if (status) return status;
+        sn_status refused = take_answer(&msg, SN_MSG_PEERS_ARE, NULL, err);
+        if (refused && ++refusals >= link->n_seeds) return refused;
+        if (refused) continue; /* another one may do better */
         take_announcements(link, &msg->peers_are);
         sn_msg_free(&msg);
         return SN_OK;

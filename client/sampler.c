@@ -4,8 +4,11 @@
 #include "client/logprob.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+static const float SELDOM_NEEDED = 12; /* e^-12 of the best one's probability */
 
 struct sn_sampler {
     sn_sampling options;
@@ -60,9 +63,15 @@ static void sift_down(const float *logits, int32_t *heap, size_t n, size_t at) {
     heap[at] = moving;
 }
 
-static void heap_make(const float *logits, int32_t *heap, size_t n) {
-    for (size_t i = 0; i < n; i++) heap[i] = (int32_t)i;
+/* A heap of the ids whose logit is at least `floor`; returns how many. */
+static size_t heap_make(const float *logits, size_t n_vocab, float floor, int32_t *heap) {
+    size_t n = 0;
+    for (size_t i = 0; i < n_vocab; i++) {
+        heap[n] = (int32_t)i;
+        n += logits[i] >= floor;
+    }
     for (size_t i = n / 2; i-- > 0;) sift_down(logits, heap, n, i);
+    return n;
 }
 
 static int32_t heap_pop(const float *logits, int32_t *heap, size_t *n) {
@@ -86,29 +95,35 @@ static void penalise(sn_sampler *s, const float *logits, const int32_t *before, 
     }
 }
 
-/* The best candidates in falling order, until top_k of them or probability top_p is reached. */
-static size_t keep_best(sn_sampler *s, double top) {
-    size_t k = s->options.top_k ? sn_min_size((size_t)s->options.top_k, s->n_vocab) : s->n_vocab, left = s->n_vocab;
-    heap_make(s->logits, s->heap, s->n_vocab);
-    if (!s->options.top_k) { /* probabilities among all: pop no more than top_p needs */
-        double wanted = s->options.top_p * sn_row_sum_exp(s->logits, s->n_vocab, top), mass = 0;
-        size_t n = 0;
-        while (left && (!n || mass < wanted)) {
-            s->ids[n] = heap_pop(s->logits, s->heap, &left);
-            sn_row_exp(&s->logits[s->ids[n]], 1, top, 1, &s->weights[n]);
-            mass += s->weights[n++];
-        }
-        return n;
-    }
-    double all = 0, mass = 0;
-    for (size_t i = 0; i < k; i++) {
-        s->ids[i] = heap_pop(s->logits, s->heap, &left);
-        sn_row_exp(&s->logits[s->ids[i]], 1, top, 1, &s->weights[i]);
-        all += s->weights[i];
-    }
+/* Pops ids into s->ids, their weights beside them, until there are `most` or their weights reach `mass`. */
+static size_t pop_best(sn_sampler *s, size_t left, double top, size_t most, double mass) {
+    double sum = 0;
     size_t n = 0;
-    while (n < k && (!n || mass < s->options.top_p * all)) mass += s->weights[n++];
-    return s->options.top_p < 1 ? n : k;
+    while (left && n < most && (!n || sum < mass)) {
+        s->ids[n] = heap_pop(s->logits, s->heap, &left);
+        sn_row_exp(&s->logits[s->ids[n]], 1, top, 1, &s->weights[n]);
+        sum += s->weights[n++];
+    }
+    return sum < mass && n < most && left == 0 ? 0 : n;
+}
+
+/* The best candidates in falling order: top_k of them, or as many as have probability top_p among all. What is far
+ * below the best is seldom needed, so the heap is made without it first; the outcome is the same. */
+static size_t keep_best(sn_sampler *s, double top) {
+    size_t k = s->options.top_k ? sn_min_size((size_t)s->options.top_k, s->n_vocab) : s->n_vocab;
+    double mass = s->options.top_k ? INFINITY : s->options.top_p * sn_row_sum_exp(s->logits, s->n_vocab, top);
+    size_t n = pop_best(s, heap_make(s->logits, s->n_vocab, (float)top - SELDOM_NEEDED, s->heap), top, k, mass);
+    if (!n) { /* nothing is left below: rounding may keep the whole from reaching a top_p of nearly 1 */
+        size_t all = heap_make(s->logits, s->n_vocab, -INFINITY, s->heap);
+        n = pop_best(s, all, top, k, mass);
+        if (!n) n = all;
+    }
+    if (!s->options.top_k || s->options.top_p == 1) return n;
+    double all = 0, sum = 0; /* top_p among the k best */
+    for (size_t i = 0; i < n; i++) all += s->weights[i];
+    size_t kept = 0;
+    while (kept < n && (!kept || sum < s->options.top_p * all)) sum += s->weights[kept++];
+    return kept;
 }
 
 /* All ids in their order, for when neither top_k nor top_p is asked for. */

@@ -56,7 +56,8 @@ static sn_status measure(const sn_tensor *t, copy *c, sn_err *err) {
         size_t reach;
         c->strides[i] = contiguous ? (int64_t)c->n : t->strides[i];
         fits = fits && sn_mul(c->n, (size_t)t->shape[i], &c->n) && c->n <= INT64_MAX;
-        fits = fits && sn_mul((size_t)c->strides[i], (size_t)t->shape[i] - 1, &reach) && sn_add(c->extent, reach, &c->extent);
+        fits = fits && sn_mul((size_t)c->strides[i], (size_t)t->shape[i] - 1, &reach) &&
+               sn_add(c->extent, reach, &c->extent);
     }
     size_t bytes;
     if (!fits || !sn_mul(c->n, sizeof(float), &bytes) || !sn_mul(c->extent, sizeof(float), &bytes))
@@ -100,9 +101,7 @@ static void convert_all(const copy *c, const uint8_t *data, float *out) {
     }
 }
 
-static sn_device_id home_of(const sn_device *device) {
-    return device ? device->id : (sn_device_id){SN_DEVICE_CPU, 0};
-}
+static sn_device_id home_of(const sn_device *device) { return device ? device->id : (sn_device_id){SN_DEVICE_CPU, 0}; }
 
 /* Host memory, the CPU's own, or fetched from another device into *staging. */
 static sn_status fetch(const copy *c, void **staging, const uint8_t **data, sn_err *err) {
@@ -147,7 +146,8 @@ sn_status sn_guard(const sn_tensor *tensor, sn_device *to, int rank, const int64
     if (!status) status = measure(tensor, &c, err);
     if (status || c.n == 0) return status;
     if (!tensor->data)
-        return sn_fail(err, SN_REFUSED, "%s: has %zu elements by its shape, but no data came with it", tensor->name, c.n);
+        return sn_fail(err, SN_REFUSED, "%s: has %zu elements by its shape, but no data came with it", tensor->name,
+                       c.n);
     status = bring(&c, to, out, err);
     if (status) return status;
     sn_device_id from = home_of(tensor->device), there = home_of(to);

@@ -4,7 +4,18 @@
 #include <string.h>
 
 static uint16_t read_u16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
-static float read_f16(const uint8_t *p) { return sn_f16_to_f32(read_u16(p)); }
+
+/* Normal halves in line: packing a model reads some ten million of them. */
+static inline float read_f16(const uint8_t *p) {
+    uint16_t half = read_u16(p);
+    unsigned exponent = half >> 10 & 31;
+    if (exponent == 0 || exponent == 31) return sn_f16_to_f32(half);
+    union {
+        uint32_t u;
+        float f;
+    } x = {(uint32_t)(half & 0x8000) << 16 | ((uint32_t)(half & 0x7fff) + (112 << 10)) << 13};
+    return x.f;
+}
 
 static void set_scales(sn_quant_group *g, float d, float m) {
     g->d[0] = g->d[1] = d;
@@ -60,8 +71,8 @@ static void decode_q8_0(const uint8_t *b, sn_quant_group *out) {
     set_scales(out, read_f16(b), 0);
 }
 
-/* 16 scales (low nibble) and offsets (high); 2-bit values: bytes 0..31 hold elements 0..127 in four layers of bits, bytes
- * 32..63 the other 128. */
+/* 16 scales (low nibble) and offsets (high); 2-bit values: bytes 0..31 hold elements 0..127 in four layers of bits,
+ * bytes 32..63 the other 128. */
 static void decode_q2_k(const uint8_t *b, sn_quant_group *out) {
     const uint8_t *scales = b, *qs = b + 16;
     float d = read_f16(b + 80), dmin = read_f16(b + 82);
@@ -124,7 +135,8 @@ static void decode_q5_k(const uint8_t *b, sn_quant_group *out) {
         for (int i = 0; i < 32; i++) out[g].q[i] = (int8_t)(out[g].q[i] | (qh[i] >> g & 1) << 4);
 }
 
-/* Each half of 128 elements: 64 bytes of nibbles (two groups low, two groups high) and 32 bytes with their upper two bits. */
+/* Each half of 128 elements: 64 bytes of nibbles (two groups low, two groups high) and 32 bytes with their upper two
+ * bits. */
 static void decode_q6_k(const uint8_t *b, sn_quant_group *out) {
     const int8_t *scales = (const int8_t *)b + 192;
     float d = read_f16(b + 208);
@@ -169,10 +181,10 @@ static void decode_mxfp4(const uint8_t *b, sn_quant_group *out) {
 }
 
 static void (*const decoders[SN_DTYPE_COUNT])(const uint8_t *, sn_quant_group *) = {
-    [SN_Q4_0] = decode_q4_0,     [SN_Q4_1] = decode_q4_1,     [SN_Q5_0] = decode_q5_0,  [SN_Q5_1] = decode_q5_1,
-    [SN_Q8_0] = decode_q8_0,     [SN_Q2_K] = decode_q2_k,     [SN_Q3_K] = decode_q3_k,  [SN_Q4_K] = decode_q4_k,
-    [SN_Q5_K] = decode_q5_k,     [SN_Q6_K] = decode_q6_k,     [SN_IQ4_NL] = decode_iq4_nl,
-    [SN_IQ4_XS] = decode_iq4_xs, [SN_MXFP4] = decode_mxfp4,
+    [SN_Q4_0] = decode_q4_0,   [SN_Q4_1] = decode_q4_1, [SN_Q5_0] = decode_q5_0,     [SN_Q5_1] = decode_q5_1,
+    [SN_Q8_0] = decode_q8_0,   [SN_Q2_K] = decode_q2_k, [SN_Q3_K] = decode_q3_k,     [SN_Q4_K] = decode_q4_k,
+    [SN_Q5_K] = decode_q5_k,   [SN_Q6_K] = decode_q6_k, [SN_IQ4_NL] = decode_iq4_nl, [SN_IQ4_XS] = decode_iq4_xs,
+    [SN_MXFP4] = decode_mxfp4,
 };
 
 bool sn_dtype_quantised(sn_dtype dtype) { return (unsigned)dtype < SN_DTYPE_COUNT && decoders[dtype]; }

@@ -1,6 +1,6 @@
 /* The quantised blocks of GGUF files, decoded. The layouts are those of ggml's quantisation formats; every type becomes
- * the same thing here: integers in groups of 32 with a scale and an offset for each half, so that nothing above needs to
- * know the types apart. */
+ * the same thing here: integers in groups of 32 with a scale and an offset for each half, so that nothing above needs
+ * to know the types apart. */
 #ifndef SN_DEVICE_QUANT_H
 #define SN_DEVICE_QUANT_H
 
@@ -20,8 +20,8 @@ bool sn_dtype_quantised(sn_dtype dtype);
 /* Decodes one block of a quantised type into sn_dtype_block(dtype) / 32 groups. Q4_0, Q4_1 and Q4_K give q in 0..15. */
 void sn_quant_decode(sn_dtype dtype, const void *block, sn_quant_group *out);
 
-/* A row of `cols` elements of any weight type (F32, F16, BF16 or quantised) as float32. The row may lie unaligned; cols is
- * a multiple of the type's block. */
+/* A row of `cols` elements of any weight type (F32, F16, BF16 or quantised) as float32. The row may lie unaligned; cols
+ * is a multiple of the type's block. */
 void sn_dequantize_row(sn_dtype dtype, const void *row, size_t cols, float *out);
 
 #endif

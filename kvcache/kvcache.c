@@ -135,8 +135,8 @@ static sn_status make_room(sn_kv *kv, size_t room, sn_err *err) {
 sn_status sn_kv_reserve(sn_kv *kv, int n, sn_err *err) {
     sn_kv_pool *pool = kv->pool;
     if (n < 0 || n > INT32_MAX - SN_KV_PAGE_TOKENS - kv->length || pages_for(kv->length + n) > pool->n_pages)
-        return sn_fail(err, SN_REFUSED, "a past of %d tokens cannot fit: this cache holds %zu in all", kv->length + n,
-                       sn_kv_pool_tokens(pool));
+        return sn_fail(err, SN_REFUSED, "a past of %lld tokens cannot fit: this cache holds %zu in all",
+                       (long long)kv->length + n, sn_kv_pool_tokens(pool));
     size_t need = pages_for(kv->length + n);
     if (need <= kv->n_pages) return SN_OK;
     if (need - kv->n_pages > pool->n_free)
@@ -172,8 +172,10 @@ void sn_kv_rewind(sn_kv *kv, int length) {
 
 sn_status sn_kv_export(sn_kv *kv, int part, int block, int position, int n, float *k, float *v, sn_err *err) {
     if (position < 0 || n < 0 || position > kv->length - n)
-        return sn_fail(err, SN_REFUSED, "positions %d to %d are not in a past of %d tokens", position, position + n,
-                       kv->length);
+        return sn_fail(err, SN_REFUSED, "positions %d to %lld are not in a past of %d tokens", position,
+                       (long long)position + n, kv->length);
     const pool_part *p = &kv->pool->parts[part];
+    if (block < 0 || block >= p->shape.n_blocks)
+        return sn_fail(err, SN_REFUSED, "block %d is not among the %d that this past is of", block, p->shape.n_blocks);
     return p->device->ops->kv_read(p->device, &p->shape, block, kv->pages + (size_t)part * kv->room, position, n, k, v, err);
 }

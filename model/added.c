@@ -53,8 +53,10 @@ static size_t lower_bound(const sn_added *added, size_t low, size_t high, size_t
         size_t mid = low + (high - low) / 2;
         const sn_added_token *token = &added->tokens[mid];
         int have = token->len > at ? (uint8_t)token->text[at] : -1;
-        if (have < byte) low = mid + 1;
-        else high = mid;
+        if (have < byte)
+            low = mid + 1;
+        else
+            high = mid;
     }
     return low;
 }

@@ -1,5 +1,7 @@
 #include "model/chat.h"
 
+#include "model/utf8.h"
+
 #include <string.h>
 
 typedef struct writer {
@@ -19,13 +21,12 @@ static sn_status put_all(writer *w, const char *const texts[4]) {
     return status;
 }
 
-/* As Jinja's trim: Python's idea of white space, of which only ASCII's is looked at. */
+/* As Jinja's trim, which is Python's strip (but for four control characters that Python holds for white space). */
 static sn_status put_trimmed(writer *w, const char *text) {
-    static const char *const space = " \t\n\v\f\r";
-    text += strspn(text, space);
-    size_t len = strlen(text);
-    while (len && strchr(space, text[len - 1])) len--;
-    return sn_buf_append(w->out, text, len, w->err);
+    size_t len = strlen(text), before = sn_utf8_leading_space(text, len);
+    len -= before;
+    text += before;
+    return sn_buf_append(w->out, text, len - sn_utf8_trailing_space(text, len), w->err);
 }
 
 static bool is(const sn_chat_turn *turn, const char *role) { return !strcmp(turn->role, role); }
@@ -63,7 +64,8 @@ static sn_status put_chatml_turn(writer *w, size_t i, size_t last_question) {
 
 static sn_status render_chatml(writer *w, bool first, bool open_answer) {
     sn_status status = SN_OK;
-    if (!first) status = put(w, "\n"); /* belongs to the answer before */
+    if (!first)
+        status = put(w, "\n"); /* belongs to the answer before */
     else if (w->chat->default_system && !starts_with_system(w))
         status = put_all(w, (const char *const[4]){"<|im_start|>system\n", w->chat->default_system, "<|im_end|>\n"});
     size_t last_question = w->n - 1;
@@ -98,7 +100,7 @@ static sn_status render_llama3(writer *w, bool first, bool open_answer) {
 
 static sn_status put_mistral_question(writer *w, const char *text, const char *system) {
     sn_status status = put_all(w, (const char *const[4]){w->chat->space_before_open ? " " : "", "[INST]",
-                                                          w->chat->space_behind_open ? " " : ""});
+                                                         w->chat->space_behind_open ? " " : ""});
     if (!status && system) status = put_all(w, (const char *const[4]){system, "\n\n"});
     return status ? status
                   : put_all(w, (const char *const[4]){text, w->chat->space_before_close ? " " : "", "[/INST]"});
@@ -120,7 +122,8 @@ static sn_status check_mistral(const writer *w, bool first) {
         return sn_fail(w->err, SN_REFUSED, "this model's chat template needs a system turn: give one");
     for (size_t i = system, k = 0; i < w->n; i++, k++)
         if (!is(&w->turns[i], k % 2 ? "assistant" : "user"))
-            return sn_fail(w->err, SN_REFUSED, "this model's chat template takes user and assistant turns in alternation");
+            return sn_fail(w->err, SN_REFUSED,
+                           "this model's chat template takes user and assistant turns in alternation");
     return SN_OK;
 }
 
@@ -134,8 +137,10 @@ static sn_status render_mistral(writer *w, bool first) {
     for (size_t i = begin; !status && i < w->n; i++) {
         bool here = (w->chat->system == SN_CHAT_SYSTEM_FIRST && i == begin) ||
                     (w->chat->system == SN_CHAT_SYSTEM_LAST && i + 1 == w->n);
-        if (is(&w->turns[i], "user")) status = put_mistral_question(w, w->turns[i].text, here ? system : NULL);
-        else status = put_mistral_answer(w, w->turns[i].text);
+        if (is(&w->turns[i], "user"))
+            status = put_mistral_question(w, w->turns[i].text, here ? system : NULL);
+        else
+            status = put_mistral_answer(w, w->turns[i].text);
     }
     return status;
 }
@@ -157,12 +162,17 @@ sn_status sn_chat_render(const sn_chat *chat, const sn_chat_turn *turns, size_t 
     if (!status && first) status = put(&w, chat->bos);
     if (status) return status;
     switch (chat->family) {
-    case SN_CHAT_CHATML: return render_chatml(&w, first, open_answer);
-    case SN_CHAT_LLAMA3: return render_llama3(&w, first, open_answer);
-    case SN_CHAT_MISTRAL: return render_mistral(&w, first);
+    case SN_CHAT_CHATML:
+        return render_chatml(&w, first, open_answer);
+    case SN_CHAT_LLAMA3:
+        return render_llama3(&w, first, open_answer);
+    case SN_CHAT_MISTRAL:
+        return render_mistral(&w, first);
     case SN_CHAT_UNKNOWN:
-        return sn_fail(err, SN_REFUSED,
-                       "the model's chat template is none of ChatML, Llama 3 and Mistral: write the prompt out yourself");
-    default: return sn_fail(err, SN_REFUSED, "the model has no chat template: it was not made for conversations");
+        return sn_fail(
+            err, SN_REFUSED,
+            "the model's chat template is none of ChatML, Llama 3 and Mistral: write the prompt out yourself");
+    default:
+        return sn_fail(err, SN_REFUSED, "the model has no chat template: it was not made for conversations");
     }
 }

@@ -1,6 +1,6 @@
-/* Chat templates of three families: ChatML, Llama 3 and Mistral. A model's template is a program in Jinja; it is not run
- * but recognised by its markers, and what differs within a family (default system turn, spaces, trimming) is read from its
- * literals. */
+/* Chat templates of three families: ChatML, Llama 3 and Mistral. A model's template is a program in Jinja; it is not
+ * run but recognised by its markers, and what differs within a family (default system turn, spaces, trimming) is read
+ * from its literals. */
 #ifndef SN_MODEL_CHAT_H
 #define SN_MODEL_CHAT_H
 

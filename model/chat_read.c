@@ -50,8 +50,10 @@ static sn_status canonical(reader *r) {
         if (follows(r, "{{") || follows(r, "{%")) in_tag = true;
         if (follows(r, "}}") || follows(r, "%}")) in_tag = false;
         char c = r->text[r->at++];
-        if (in_tag && (c == '\'' || c == '"')) status = literal(r, c);
-        else if (!in_tag || !strchr(" \t\r\n", c)) status = put(r, c);
+        if (in_tag && (c == '\'' || c == '"'))
+            status = literal(r, c);
+        else if (!in_tag || !strchr(" \t\r\n", c))
+            status = put(r, c);
     }
     return status ? status : put(r, 0);
 }
@@ -59,7 +61,8 @@ static sn_status canonical(reader *r) {
 static bool has(const char *text, const char *word) { return strstr(text, word) != NULL; }
 
 /* What stands behind `prefix` up to `end`, within one literal; NULL when there is no such text. Heap. */
-static char *text_after(const char *canonical_text, const char *prefix, const char *end, sn_err *err, sn_status *status) {
+static char *text_after(const char *canonical_text, const char *prefix, const char *end, sn_err *err,
+                        sn_status *status) {
     for (const char *at = canonical_text; (at = strstr(at, prefix)); at++) {
         const char *from = at + strlen(prefix), *quote = from;
         while (*quote && *quote != '\'') quote += *quote == '\\' && quote[1] ? 2 : 1;
@@ -82,8 +85,8 @@ static char *text_after(const char *canonical_text, const char *prefix, const ch
 
 static sn_status read_chatml(sn_chat *chat, const char *t, sn_err *err) {
     sn_status status = SN_OK;
-    bool plain = !has(t, "<|im_sep|>") && !has(t, "strftime_now") &&
-                 (has(t, "<|im_end|>\n") || has(t, "'<|im_end|>'+'\n'"));
+    bool plain =
+        !has(t, "<|im_sep|>") && !has(t, "strftime_now") && (has(t, "<|im_end|>\n") || has(t, "'<|im_end|>'+'\n'"));
     if (!plain) return SN_OK;
     chat->family = SN_CHAT_CHATML;
     chat->default_system = text_after(t, "'<|im_start|>system\n", "<|im_end|>", err, &status);
@@ -91,8 +94,8 @@ static sn_status read_chatml(sn_chat *chat, const char *t, sn_err *err) {
     return status;
 }
 
-/* Llama 3.1 begins system turns with two dates; both are literals in the template. (3.2 would put today's date where the
- * program that renders it tells the date: the literal keeps answers reproducible.) */
+/* Llama 3.1 begins system turns with two dates; both are literals in the template. (3.2 would put today's date where
+ * the program that renders it tells the date: the literal keeps answers reproducible.) */
 static sn_status read_llama3(sn_chat *chat, const char *t, sn_err *err) {
     sn_status status = SN_OK;
     chat->trims = has(t, "|trim");
@@ -148,9 +151,12 @@ sn_status sn_chat_read(sn_chat *chat, const char *text, size_t len, const char *
     const char *t = (const char *)buf.data;
     if (!status && has(t, "bos_token")) snprintf(chat->bos, sizeof chat->bos, "%s", bos);
     if (!status) snprintf(chat->eos, sizeof chat->eos, "%s", eos);
-    if (!status && has(t, "<|im_start|>") && has(t, "<|im_end|>")) status = read_chatml(chat, t, err);
-    else if (!status && has(t, "<|start_header_id|>") && has(t, "<|eot_id|>")) status = read_llama3(chat, t, err);
-    else if (!status) read_mistral(chat, t);
+    if (!status && has(t, "<|im_start|>") && has(t, "<|im_end|>"))
+        status = read_chatml(chat, t, err);
+    else if (!status && has(t, "<|start_header_id|>") && has(t, "<|eot_id|>"))
+        status = read_llama3(chat, t, err);
+    else if (!status)
+        read_mistral(chat, t);
     if (status) sn_chat_fini(chat);
     sn_buf_fini(&buf);
     return status;

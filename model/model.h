@@ -1,8 +1,8 @@
 /* An opened model: hyperparameters, and where each tensor lies in its files. Immutable once open; any thread may read.
  *
- * Opening reads headers only. Tensor data is a memory-mapped view: touching it reads it from the file, so a node that asks
- * for the tensors of its own blocks reads nothing else. Two containers: GGUF v2/v3 (one file) and a Hugging Face folder
- * (config.json beside model.safetensors, or shards named by model.safetensors.index.json). */
+ * Opening reads headers only. Tensor data is a memory-mapped view: touching it reads it from the file, so a node that
+ * asks for the tensors of its own blocks reads nothing else. Two containers: GGUF v2/v3 (one file) and a Hugging Face
+ * folder (config.json beside model.safetensors, or shards named by model.safetensors.index.json). */
 #ifndef SN_MODEL_MODEL_H
 #define SN_MODEL_MODEL_H
 
@@ -11,7 +11,8 @@
 
 #include <stdbool.h>
 
-/* What a tensor does in the model, whatever its file calls it. Shapes are (rows, cols) = (outputs, inputs), or (width). */
+/* What a tensor does in the model, whatever its file calls it. Shapes are (rows, cols) = (outputs, inputs), or (width).
+ */
 /*     role           shape                         present when */
 #define SN_ROLES(X)                                                                                                    \
     X(TOKEN_EMBEDDING) /* (n_vocab, n_embd)              always                          */                            \
@@ -51,14 +52,14 @@ typedef struct sn_hparams {
     char family[SN_FAMILY_NAME_SIZE]; /* "llama", "mistral", "qwen2", "qwen3" */
     char name[SN_MODEL_NAME_SIZE];    /* what the file says of itself, else the file's name: for people only */
     int n_blocks, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab;
-    int n_ctx;                        /* longest context the model was made for */
+    int n_ctx; /* longest context the model was made for */
     float norm_eps;
-    int window;                       /* sliding window: a token sees itself and window-1 before it; 0: all */
+    int window; /* sliding window: a token sees itself and window-1 before it; 0: all */
     bool qkv_bias, qk_norm, tied_output;
     sn_rope_style rope_style;
-    int rope_dim;                     /* rotated dimensions of a head (even, <= head_dim) */
-    /* Angle of pair i at position p = p * rope_freq[i] (radians): theta, linear and llama3 scaling are already in. float32
-     * as the reference computes it. */
+    int rope_dim; /* rotated dimensions of a head (even, <= head_dim) */
+    /* Angle of pair i at position p = p * rope_freq[i] (radians): theta, linear and llama3 scaling are already in.
+     * float32 as the reference computes it. */
     float rope_freq[SN_ROPE_FREQS_MAX];
 } sn_hparams;
 
@@ -79,7 +80,8 @@ void sn_model_close(sn_model **model); /* NULL-safe */
 const sn_hparams *sn_model_hparams(const sn_model *model);
 
 /* The tensor of `role` in `block` (block is ignored for the client's roles). A role that the family does not have gives
- * *out with data == NULL. SN_REFUSED when it should be there and is missing, or its shape contradicts the hyperparameters. */
+ * *out with data == NULL. SN_REFUSED when it should be there and is missing, or its shape contradicts the
+ * hyperparameters. */
 sn_status sn_model_find(const sn_model *model, sn_role role, int block, sn_model_tensor *out, sn_err *err) SN_MUST_USE;
 
 /* True if the file holds every tensor of the block (a client's copy may hold only the ends of the model). */
@@ -88,15 +90,17 @@ bool sn_model_has_block(const sn_model *model, int block);
 /* Tells the system that the tensor's pages in memory will not be needed again (its data stays readable). */
 void sn_model_forget(const sn_model *model, const sn_model_tensor *tensor);
 
-/* SHA-256 that names a block's weights: the hyperparameters that its mathematics uses, then for each role in the order of
- * SN_ROLES the dtype, rows, cols and bytes. Reads the block's tensors and forgets them again. */
+/* SHA-256 that names a block's weights: the hyperparameters that its mathematics uses, then for each role in the order
+ * of SN_ROLES the dtype, rows, cols and bytes. Reads the block's tensors and forgets them again. */
 sn_status sn_model_block_hash(const sn_model *model, int block, sn_hash *out, sn_err *err) SN_MUST_USE;
 
 /* SHA-256 that names the whole model without reading weights: hyperparameters, and name, dtype and shape of every block
- * tensor. Nodes and clients whose ids differ speak of different models; equal ids still need equal block hashes. */
+ * tensor. Nodes and clients whose ids differ speak of different models; equal ids still need equal block hashes. A
+ * folder that lacks shards of the model has another id than the whole. */
 sn_hash sn_model_id(const sn_model *model);
 
-/* Everything in the files, for `swarm inspect`. Index below sn_model_n_tensors; name is valid until close. */
+/* Everything in the files, for `swarm inspect`. Index below sn_model_n_tensors; name is valid until close; dtype is
+ * SN_DTYPE_COUNT where the file's type is none of ours. */
 size_t sn_model_n_tensors(const sn_model *model);
 void sn_model_tensor_at(const sn_model *model, size_t i, const char **name, sn_model_tensor *out);
 const char *sn_model_container(const sn_model *model); /* "GGUF v3", "safetensors" */

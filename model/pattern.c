@@ -11,8 +11,8 @@ typedef struct translator {
 } translator;
 
 static sn_status refuse(const translator *t, const char *why) {
-    return sn_fail(t->err, SN_REFUSED, "the pattern of the pre-tokenizer has %s at byte %zu, which is not supported", why,
-                   t->at);
+    return sn_fail(t->err, SN_REFUSED, "the pattern of the pre-tokenizer has %s at byte %zu, which is not supported",
+                   why, t->at);
 }
 
 static bool follows(const translator *t, const char *word) {
@@ -30,8 +30,9 @@ static sn_status keep(translator *t, size_t n) {
 
 /* \p{Lu}: general categories are the same in both; of scripts only Han is known to be asked for. */
 static sn_status property(translator *t) {
-    static const char *const categories = " L Lu Ll Lt Lm Lo M Mn Mc Me N Nd Nl No P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So "
-                                          "Z Zs Zl Zp C Cc Cf Co Cs Cn ";
+    static const char *const categories =
+        " L Lu Ll Lt Lm Lo M Mn Mc Me N Nd Nl No P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So "
+        "Z Zs Zl Zp C Cc Cf Co Cs Cn ";
     size_t name = t->at + 3;
     const char *close = t->len > name && t->text[t->at + 2] == '{' ? memchr(t->text + name, '}', t->len - name) : NULL;
     size_t n = close ? (size_t)(close - t->text) - name : 0;
@@ -54,7 +55,8 @@ static sn_status escape(translator *t) {
         return c == 's' ? put(t, "\\p{White_Space}", 15) : put(t, "\\P{White_Space}", 15);
     }
     if (c == 'p' || c == 'P') return property(t);
-    bool punctuation = c > 32 && c < 127 && !strchr("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz", c);
+    bool punctuation =
+        c > 32 && c < 127 && !strchr("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz", c);
     if (punctuation || (c && strchr("rntdD", c))) return keep(t, 2);
     return refuse(t, "an escape");
 }
@@ -99,8 +101,10 @@ sn_status sn_pattern_translate(const char *pattern, size_t len, sn_buf *out, sn_
     translator t = {.text = pattern, .len = len, .out = out, .err = err};
     sn_status status = SN_OK;
     while (!status && t.at < len) {
-        if (pattern[t.at] == '\\') status = escape(&t);
-        else status = t.class_depth ? in_class(&t) : outside_class(&t);
+        if (pattern[t.at] == '\\')
+            status = escape(&t);
+        else
+            status = t.class_depth ? in_class(&t) : outside_class(&t);
     }
     if (!status && t.class_depth) status = refuse(&t, "a class without an end");
     return status;

@@ -8,8 +8,8 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-/* A match may try this often before it is given up as a pattern that explodes. The patterns of real models need about one
- * try for each byte of the text. */
+/* A match may try this often before it is given up as a pattern that explodes. The patterns of real models need about
+ * one try for each byte of the text. */
 enum { MATCH_LIMIT = 200 << 20, JIT_STACK_MAX = 8 << 20 };
 
 typedef struct cut_step {
@@ -58,14 +58,16 @@ static sn_status compile(const char *pattern, size_t len, pcre2_code **out, sn_e
     if (!*out) {
         char message[128] = "";
         pcre2_get_error_message(code, (PCRE2_UCHAR *)message, sizeof message);
-        status = sn_fail(err, SN_REFUSED, "the pattern of the pre-tokenizer is wrong at byte %zu: %s", (size_t)at, message);
+        status =
+            sn_fail(err, SN_REFUSED, "the pattern of the pre-tokenizer is wrong at byte %zu: %s", (size_t)at, message);
         goto out;
     }
     pcre2_pattern_info(*out, PCRE2_INFO_MATCHEMPTY, &matches_empty);
     if (matches_empty) {
         pcre2_code_free(*out);
         *out = NULL;
-        status = sn_fail(err, SN_REFUSED, "the pattern of the pre-tokenizer can match nothing at all, which is not supported");
+        status = sn_fail(err, SN_REFUSED,
+                         "the pattern of the pre-tokenizer can match nothing at all, which is not supported");
         goto out;
     }
     (void)pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE); /* without it everything is as right, and slower */
@@ -98,7 +100,7 @@ sn_status sn_pretokenizer_add(sn_pretokenizer *pretokenizer, const char *pattern
 /* ---- known ones ---- */
 
 /* As the makers of the models published them. */
-#define GPT2 "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define GPT2  "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 #define DIGIT "\\p{N}"
 #define CL100K(digits)                                                                                                 \
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits                                               \
@@ -191,7 +193,8 @@ typedef struct span {
     bool match;
 } span;
 
-/* One step over one piece: gathers spans into pieces as the step's split wants them, and hands them to the next step. */
+/* One step over one piece: gathers spans into pieces as the step's split wants them, and hands them to the next step.
+ */
 typedef struct walk {
     sn_cutter *cutter;
     size_t step;
@@ -216,10 +219,14 @@ static sn_status flush(walk *w) {
 static bool joins(const walk *w, sn_split split, const span *s) {
     if (w->held.start == w->held.end) return false;
     switch (split) {
-    case SN_SPLIT_MERGED_WITH_PREVIOUS: return s->match && !w->match_before;
-    case SN_SPLIT_MERGED_WITH_NEXT: return !s->match && w->match_before;
-    case SN_SPLIT_CONTIGUOUS: return s->match == w->match_before;
-    default: return false;
+    case SN_SPLIT_MERGED_WITH_PREVIOUS:
+        return s->match && !w->match_before;
+    case SN_SPLIT_MERGED_WITH_NEXT:
+        return !s->match && w->match_before;
+    case SN_SPLIT_CONTIGUOUS:
+        return s->match == w->match_before;
+    default:
+        return false;
     }
 }
 

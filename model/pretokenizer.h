@@ -1,5 +1,5 @@
-/* Cuts text into the pieces within which bytes are merged: a row of steps, each of which cuts the pieces of the one before
- * at the matches of a pattern.
+/* Cuts text into the pieces within which bytes are merged: a row of steps, each of which cuts the pieces of the one
+ * before at the matches of a pattern.
  *
  * Patterns come from model files and were written for Oniguruma; they run here in PCRE2. What the two would read
  * differently is translated (\s, nested character classes) or refused. */
@@ -31,8 +31,8 @@ void sn_pretokenizer_free(sn_pretokenizer **pretokenizer);                     /
 sn_status sn_pretokenizer_add(sn_pretokenizer *pretokenizer, const char *pattern, size_t len, bool literal,
                               sn_split split, bool invert, sn_err *err) SN_MUST_USE;
 
-/* The steps of a GGUF file's tokenizer.ggml.pre; SN_REFUSED for a name that is not known. `whole_words` and `add_bos` say
- * what the name implies beyond the pattern. */
+/* The steps of a GGUF file's tokenizer.ggml.pre; SN_REFUSED for a name that is not known. `whole_words` and `add_bos`
+ * say what the name implies beyond the pattern. */
 sn_status sn_pretokenizer_add_named(sn_pretokenizer *pretokenizer, const char *name, bool *whole_words, bool *add_bos,
                                     sn_err *err) SN_MUST_USE;
 /* GPT-2's own pattern, the one that tokenizer.json means with ByteLevel and use_regex. */

@@ -192,7 +192,7 @@ static sn_status read_entries(sn_safetensors *s, const file_bytes *file, json_t 
         if (status) return status;
         s->n_tensors++;
     }
-    return check_places(file, s->tensors + first, s->n_tensors - first);
+    return check_places(file, s->tensors ? s->tensors + first : NULL, s->n_tensors - first);
 }
 
 static sn_status read_file_bytes(sn_safetensors *s, const uint8_t *data, size_t len, sn_err *err) {

@@ -44,7 +44,8 @@ void sn_tokenizer_put_end(sn_tokenizer *tokenizer, int64_t id) {
 
 sn_status sn_tokenizer_finish(sn_tokenizer *tokenizer, sn_err *err) {
     /* Ends of text or turn that files leave out of their lists now and then. */
-    static const char *const ends[] = {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "</s>"};
+    static const char *const ends[] = {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>",
+                                       "<|eot_id|>",    "<|eom_id|>",      "</s>"};
     for (int pass = 0; pass < SN_TOKENIZER_PASSES; pass++) {
         sn_added *added = &tokenizer->added[pass];
         sn_status status = sn_added_finish(added, err);
@@ -125,7 +126,8 @@ sn_status sn_tokenizer_encode(const sn_tokenizer *tokenizer, const char *text, s
 
 sn_status sn_tokenizer_decode(const sn_tokenizer *tokenizer, int32_t id, bool with_special, sn_buf *out, sn_err *err) {
     if (id < 0 || (size_t)id >= tokenizer->vocab.n)
-        return sn_fail(err, SN_REFUSED, "%d is no token: the vocabulary has the ids 0 to %zu", id, tokenizer->vocab.n - 1);
+        return sn_fail(err, SN_REFUSED, "%d is no token: the vocabulary has the ids 0 to %zu", id,
+                       tokenizer->vocab.n - 1);
     if (!with_special && sn_vocab_kind(&tokenizer->vocab, id) == SN_TOKEN_SPECIAL) return SN_OK;
     size_t len;
     const uint8_t *bytes = sn_vocab_bytes(&tokenizer->vocab, id, &len);

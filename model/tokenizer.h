@@ -24,15 +24,16 @@ sn_status sn_tokenizer_open(const char *path, sn_tokenizer **out, sn_err *err) S
 void sn_tokenizer_close(sn_tokenizer **tokenizer); /* NULL-safe */
 
 /* Special tokens written out in the text ("<|im_end|>") become their ids when parse_special, else they stay text. A
- * begin-of-sequence token is put first when add_bos, the model wants one, and the text does not write it out itself. Text is
- * at most SN_TEXT_MAX bytes; invalid UTF-8 is refused. A byte for which the vocabulary has no token (rare control characters
- * in SmolLM2) is left out, as the model's own tokenizer does; all other text survives encoding and decoding. */
+ * begin-of-sequence token is put first when add_bos, the model wants one, and the text does not write it out itself.
+ * Text is at most SN_TEXT_MAX bytes; invalid UTF-8 is refused. A byte for which the vocabulary has no token (rare
+ * control characters in SmolLM2) is left out, as the model's own tokenizer does; all other text survives encoding and
+ * decoding. */
 enum { SN_TEXT_MAX = 64 << 20 };
 sn_status sn_tokenizer_encode(const sn_tokenizer *tokenizer, const char *text, size_t len, bool add_bos,
                               bool parse_special, sn_ids *out, sn_err *err) SN_MUST_USE;
 
-/* Appends the bytes of one token (for a special token its text, or nothing when !with_special; nothing for an id that only
- * pads the vocabulary). Bytes of one token need not be whole UTF-8: a printer keeps the incomplete tail back
+/* Appends the bytes of one token (for a special token its text, or nothing when !with_special; nothing for an id that
+ * only pads the vocabulary). Bytes of one token need not be whole UTF-8: a printer keeps the incomplete tail back
  * (sn_utf8_complete_prefix). SN_REFUSED for an id outside the vocabulary. */
 sn_status sn_tokenizer_decode(const sn_tokenizer *tokenizer, int32_t id, bool with_special, sn_buf *out,
                               sn_err *err) SN_MUST_USE;
@@ -45,11 +46,11 @@ typedef struct sn_chat_turn {
     const char *text;
 } sn_chat_turn;
 
-/* Renders a conversation by the model's chat template (ChatML, Llama 3, Mistral, recognised from the file) and appends the
- * text to `out`, which sn_tokenizer_encode(..., add_bos, parse_special) then takes; `open_answer` ends it with the opening
- * of an assistant turn. `first` is false when the turns continue a conversation right behind the end token of an answer:
- * then no default system turn and no begin-of-sequence text is written, and the output begins with what the template puts
- * behind that token (a newline in ChatML). SN_REFUSED when the model has no template that is known. */
+/* Renders a conversation by the model's chat template (ChatML, Llama 3, Mistral, recognised from the file) and appends
+ * the text to `out`, which sn_tokenizer_encode(..., add_bos, parse_special) then takes; `open_answer` ends it with the
+ * opening of an assistant turn. `first` is false when the turns continue a conversation right behind the end token of
+ * an answer: then no default system turn and no begin-of-sequence text is written, and the output begins with what the
+ * template puts behind that token (a newline in ChatML). SN_REFUSED when the model has no template that is known. */
 sn_status sn_tokenizer_chat(const sn_tokenizer *tokenizer, const sn_chat_turn *turns, size_t n_turns, bool first,
                             bool open_answer, sn_buf *out, sn_err *err) SN_MUST_USE;
 

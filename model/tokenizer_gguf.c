@@ -16,14 +16,16 @@ static sn_status read_kind(const sn_gguf *gguf, sn_tokenizer *t, sn_err *err) {
     if (!status) status = sn_gguf_bool(gguf, "tokenizer.ggml.add_space_prefix", false, &space_in_front, err);
     if (status) return status;
     if (!equals(model, "gpt2"))
-        return sn_fail(err, SN_REFUSED, "the tokenizer is of the kind '%.*s'; only byte-level BPE ('gpt2') is supported",
+        return sn_fail(err, SN_REFUSED,
+                       "the tokenizer is of the kind '%.*s'; only byte-level BPE ('gpt2') is supported",
                        (int)sn_min_size(model.len, 60), model.data);
     if (space_in_front)
         return sn_fail(err, SN_REFUSED, "the tokenizer puts a space before the text, which is not supported");
     if (!pre.len || equals(pre, "default"))
-        return sn_fail(err, SN_REFUSED,
-                       "the file does not say how its tokenizer cuts text (tokenizer.ggml.pre): convert the model again "
-                       "with a present converter");
+        return sn_fail(
+            err, SN_REFUSED,
+            "the file does not say how its tokenizer cuts text (tokenizer.ggml.pre): convert the model again "
+            "with a present converter");
     char name[64] = "";
     memcpy(name, pre.data, sn_min_size(pre.len, sizeof name - 1));
     return sn_pretokenizer_add_named(t->pretokenizer, name, &t->whole_words, &t->add_bos, err);
@@ -32,12 +34,16 @@ static sn_status read_kind(const sn_gguf *gguf, sn_tokenizer *t, sn_err *err) {
 static sn_status read_token(sn_tokenizer *t, int32_t id, sn_gguf_str text, int32_t type, sn_err *err) {
     sn_added_token added = {.text = (char *)text.data, .len = text.len, .id = id, .special = type != TYPE_USER_DEFINED};
     switch (type) {
-    case TYPE_NORMAL: return sn_vocab_set(&t->vocab, id, text.data, text.len, SN_TOKEN_NORMAL, err);
+    case TYPE_NORMAL:
+        return sn_vocab_set(&t->vocab, id, text.data, text.len, SN_TOKEN_NORMAL, err);
     case TYPE_UNKNOWN:
     case TYPE_CONTROL:
-    case TYPE_USER_DEFINED: return sn_tokenizer_put_added(t, 0, &added, err);
-    case TYPE_UNUSED: return SN_OK; /* a row of the embedding that stands for nothing */
-    default: return sn_fail(err, SN_REFUSED, "token %d is of type %d, which byte-level BPE does not have", id, type);
+    case TYPE_USER_DEFINED:
+        return sn_tokenizer_put_added(t, 0, &added, err);
+    case TYPE_UNUSED:
+        return SN_OK; /* a row of the embedding that stands for nothing */
+    default:
+        return sn_fail(err, SN_REFUSED, "token %d is of type %d, which byte-level BPE does not have", id, type);
     }
 }
 

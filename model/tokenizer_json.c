@@ -1,7 +1,7 @@
 /* tokenizer.json, with tokenizer_config.json and generation_config.json beside it.
  *
- * A normalizer NFC (Qwen) is taken and not applied: text that is in normal form C, as nearly all text is, gives exactly the
- * model's tokens; other text is encoded as it stands, and decodes to itself. */
+ * A normalizer NFC (Qwen) is taken and not applied: text that is in normal form C, as nearly all text is, gives exactly
+ * the model's tokens; other text is encoded as it stands, and decodes to itself. */
 #include "model/tokenizer_json.h"
 
 #include <stdio.h>
@@ -16,7 +16,8 @@ static sn_status check_model(const json_t *model, sn_err *err) {
     if (strcmp(type, "BPE"))
         return sn_fail(err, SN_REFUSED, "the tokenizer's model is '%.60s'; only byte-level BPE is supported", type);
     if (sn_json_bool(model, "byte_fallback", false))
-        return sn_fail(err, SN_REFUSED, "the tokenizer falls back to byte tokens, so it is not byte-level BPE: not supported");
+        return sn_fail(err, SN_REFUSED,
+                       "the tokenizer falls back to byte tokens, so it is not byte-level BPE: not supported");
     for (size_t i = 0; i < sizeof affixes / sizeof *affixes; i++)
         if (*sn_json_string(model, affixes[i], ""))
             return sn_fail(err, SN_REFUSED, "the tokenizer's model has a %s, which is not supported", affixes[i]);
@@ -56,7 +57,8 @@ static sn_status read_added_token(sn_tokenizer *t, const json_t *value, const js
         return sn_fail(err, SN_REFUSED, "the token '%.60s' has two ids, %lld and %lld", text,
                        (long long)json_integer_value(same), (long long)id);
     if (!same && sn_vocab_kind(&t->vocab, (int32_t)id) != SN_TOKEN_NONE)
-        return sn_fail(err, SN_REFUSED, "the added token '%.60s' has the id %lld of another token", text, (long long)id);
+        return sn_fail(err, SN_REFUSED, "the added token '%.60s' has the id %lld of another token", text,
+                       (long long)id);
     if (sn_json_bool(value, "single_word", false))
         return sn_fail(err, SN_REFUSED, "the added token '%.60s' is a single_word, which is not supported", text);
     bool special = sn_json_bool(value, "special", false);
@@ -74,8 +76,8 @@ static sn_status check_unknown(const sn_tokenizer *t, const json_t *unknown, sn_
     for (int b = 0; json_is_string(unknown) && b <= 0xf4; b++)
         if (t->vocab.byte_ids[b] < 0 && b != 0xc0 && b != 0xc1)
             return sn_fail(err, SN_REFUSED,
-                           "the vocabulary has no token for byte 0x%02x and puts '%.60s' in its place: not supported", b,
-                           json_string_value(unknown));
+                           "the vocabulary has no token for byte 0x%02x and puts '%.60s' in its place: not supported",
+                           b, json_string_value(unknown));
     return SN_OK;
 }
 
@@ -135,15 +137,17 @@ static sn_status read_template(sn_tokenizer *t, const json_t *value, sn_err *err
     bool text_last = n && json_object_get(json_array_get(single, n - 1), "Sequence");
     if (n == 1 && text_last) return SN_OK;
     const char *name = sn_json_string(json_object_get(json_array_get(single, 0), "SpecialToken"), "id", NULL);
-    const json_t *ids = json_object_get(json_object_get(json_object_get(value, "special_tokens"), name ? name : ""), "ids");
+    const json_t *ids =
+        json_object_get(json_object_get(json_object_get(value, "special_tokens"), name ? name : ""), "ids");
     const json_t *id = json_array_get(ids, 0);
     if (n != 2 || !text_last || !name || json_array_size(ids) != 1 || !json_is_integer(id))
-        return sn_fail(err, SN_REFUSED,
-                       "the tokenizer's post_processor puts more around a text than one token before it: not supported");
+        return sn_fail(
+            err, SN_REFUSED,
+            "the tokenizer's post_processor puts more around a text than one token before it: not supported");
     json_int_t bos = json_integer_value(id);
     if (bos < 0 || (size_t)bos >= t->vocab.n)
-        return sn_fail(err, SN_REFUSED, "the post_processor's token '%.60s' has the id %lld, outside the vocabulary", name,
-                       (long long)bos);
+        return sn_fail(err, SN_REFUSED, "the post_processor's token '%.60s' has the id %lld, outside the vocabulary",
+                       name, (long long)bos);
     t->bos = (int32_t)bos;
     t->add_bos = true;
     return SN_OK;

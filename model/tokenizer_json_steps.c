@@ -69,8 +69,8 @@ static sn_status read_step(steps *s, const json_t *value, int depth) {
         return status;
     }
     if (s->byte_level) /* it would see the byte-level alphabet, not the text */
-        return sn_fail(s->err, SN_REFUSED, "the pre-tokenizer has a step '%.60s' behind ByteLevel, which is not supported",
-                       type);
+        return sn_fail(s->err, SN_REFUSED,
+                       "the pre-tokenizer has a step '%.60s' behind ByteLevel, which is not supported", type);
     if (!strcmp(type, "ByteLevel")) return read_byte_level(s, value);
     if (!strcmp(type, "Split")) return read_split(s, value);
     if (!strcmp(type, "Digits"))

@@ -9,7 +9,8 @@
 enum { PATH_SIZE = 4096, TOKENIZER_JSON_MAX = 256 << 20, SIDE_FILE_MAX = 16 << 20 };
 
 /* A file of the folder; leaves *out empty when there is none and it may be missing. */
-static sn_status read_side(const char *folder, const char *name, size_t limit, bool required, sn_buf *out, sn_err *err) {
+static sn_status read_side(const char *folder, const char *name, size_t limit, bool required, sn_buf *out,
+                           sn_err *err) {
     char path[PATH_SIZE];
     if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
         return sn_fail(err, SN_REFUSED, "the path %.60s... is too long", folder);
@@ -21,8 +22,10 @@ static sn_status open_folder(const char *path, sn_tokenizer **out, sn_err *err) 
     sn_tokenizer_files files = {0};
     sn_status status = read_side(path, "tokenizer.json", TOKENIZER_JSON_MAX, true, &files.tokenizer, err);
     if (!status) status = read_side(path, "tokenizer_config.json", SIDE_FILE_MAX, false, &files.tokenizer_config, err);
-    if (!status) status = read_side(path, "generation_config.json", SIDE_FILE_MAX, false, &files.generation_config, err);
-    if (!status) status = read_side(path, "chat_template.jinja", SN_CHAT_TEMPLATE_MAX, false, &files.chat_template, err);
+    if (!status)
+        status = read_side(path, "generation_config.json", SIDE_FILE_MAX, false, &files.generation_config, err);
+    if (!status)
+        status = read_side(path, "chat_template.jinja", SN_CHAT_TEMPLATE_MAX, false, &files.chat_template, err);
     if (!status) {
         status = sn_tokenizer_from_files(&files, out, err);
         if (status) sn_err_context(err, "%s", path);

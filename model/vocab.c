@@ -7,8 +7,8 @@
 
 enum { ALPHABET_END = 256 + 68, ARENA_MAX = 1 << 29 };
 
-/* The byte that a character of the alphabet stands for; -1: it is none. Printable Latin-1 stands for itself, the 68 other
- * bytes are U+0100 onwards in their order. */
+/* The byte that a character of the alphabet stands for; -1: it is none. Printable Latin-1 stands for itself, the 68
+ * other bytes are U+0100 onwards in their order. */
 static int alphabet_byte(uint32_t code) {
     if ((code >= 33 && code <= 126) || (code >= 161 && code <= 172) || (code >= 174 && code <= 255)) return (int)code;
     if (code < 256 || code >= ALPHABET_END) return -1;
@@ -56,12 +56,11 @@ sn_status sn_vocab_set(sn_vocab *vocab, int64_t id, const char *text, size_t len
     if (len == 0 || len > SN_TOKEN_BYTES_MAX)
         return sn_fail(err, SN_REFUSED, "token %lld is %zu bytes long; 1 to %d are taken", (long long)id, len,
                        SN_TOKEN_BYTES_MAX);
-    if (!sn_utf8_valid(text, len))
-        return sn_fail(err, SN_REFUSED, "token %lld is not valid UTF-8", (long long)id);
+    if (!sn_utf8_valid(text, len)) return sn_fail(err, SN_REFUSED, "token %lld is not valid UTF-8", (long long)id);
     sn_vocab_token *token = &vocab->tokens[id];
     if (token->kind > SN_TOKEN_NORMAL || (token->kind == SN_TOKEN_NORMAL && kind == SN_TOKEN_NORMAL))
-        return sn_fail(err, SN_REFUSED, "the id %lld is given to two tokens, the second is '%.*s'", (long long)id, shown,
-                       text);
+        return sn_fail(err, SN_REFUSED, "the id %lld is given to two tokens, the second is '%.*s'", (long long)id,
+                       shown, text);
     size_t n = len;
     bool in_alphabet = undo_alphabet(text, len, bytes, &n);
     bool same = in_alphabet && n == len; /* only ASCII */

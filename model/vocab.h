@@ -1,8 +1,8 @@
 /* A vocabulary of byte-level BPE: tokens by id, ids by bytes, and what merges with what.
  *
- * Model files write each byte of a token as one printable character, so that tokens are text (Radford et al. 2019: space
- * is U+0120, newline U+010A, ...). Here tokens are kept as the bytes they stand for; the alphabet is undone on the way in.
- * Built by one thread: init, set for every token, index, then the merges. Afterwards immutable. */
+ * Model files write each byte of a token as one printable character, so that tokens are text (Radford et al. 2019:
+ * space is U+0120, newline U+010A, ...). Here tokens are kept as the bytes they stand for; the alphabet is undone on
+ * the way in. Built by one thread: init, set for every token, index, then the merges. Afterwards immutable. */
 #ifndef SN_MODEL_VOCAB_H
 #define SN_MODEL_VOCAB_H
 
@@ -36,7 +36,7 @@ typedef struct sn_vocab {
     int32_t *slots; /* open addressing over the tokens' bytes; -1: empty */
     size_t n_slots; /* a power of two */
     sn_merge *merges;
-    size_t n_merge_slots; /* a power of two */
+    size_t n_merge_slots;  /* a power of two */
     int32_t byte_ids[256]; /* -1: no token */
 } sn_vocab;
 
@@ -45,12 +45,14 @@ sn_status sn_vocab_init(sn_vocab *vocab, size_t n, sn_err *err) SN_MUST_USE;
 void sn_vocab_fini(sn_vocab *vocab);
 
 /* Gives an id its token, once for each id but for one thing: a normal token may become added or special later. A normal
- * token's text is in the alphabet (where it is not, as of padding, it stands for itself); the others' stands for itself. */
+ * token's text is in the alphabet (where it is not, as of padding, it stands for itself); the others' stands for
+ * itself. */
 sn_status sn_vocab_set(sn_vocab *vocab, int64_t id, const char *text, size_t len, sn_token_kind kind,
                        sn_err *err) SN_MUST_USE;
 /* Makes tokens findable. SN_REFUSED when two are equal, or a printable ASCII character has no token. */
 sn_status sn_vocab_index(sn_vocab *vocab, size_t n_merges, sn_err *err) SN_MUST_USE;
-/* The merge of the given rank, in the alphabet. SN_REFUSED when one of the three tokens is unknown or the pair known. */
+/* The merge of the given rank, in the alphabet. SN_REFUSED when one of the three tokens is unknown or the pair known.
+ */
 sn_status sn_vocab_merge(sn_vocab *vocab, size_t rank, const char *left, size_t left_len, const char *right,
                          size_t right_len, sn_err *err) SN_MUST_USE;
 /* The same for "left right". */

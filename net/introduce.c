@@ -243,6 +243,7 @@ sn_status sn_introducer_ask(sn_introducer *in, const char *address, sn_err *err)
     if (in->n_asked == ASKED_MAX) status = sn_fail(err, SN_REFUSED, "at most %d nodes can be joined", ASKED_MAX);
     else in->asked[in->n_asked++] = new;
     pthread_mutex_unlock(&in->lock);
+    if (!status && new.answered) in->found(in->ctx); /* its key is known: nobody has to be asked */
     wake(in);
     return status;
 }

@@ -19,7 +19,8 @@ sn_status sn_address_parse(const char *text, char plain[SN_ADDRESS_MAX + 1], uin
                            sn_err *err) SN_MUST_USE;
 
 /* Starts the thread. `identity` and `bound` (where the transport listens) to answer questions, both NULL only to ask.
- * `found` is called on the thread when an answer came; it must only wake somebody. SN_REFUSED when the port is taken. */
+ * `found` is called on the thread when an answer came, and by sn_introducer_ask for a pinned address; it must only wake
+ * somebody. SN_REFUSED when the port is taken. */
 sn_status sn_introducer_new(const sn_identity *identity, const char *bound, void (*found)(void *), void *ctx,
                             sn_introducer **out, sn_err *err) SN_MUST_USE;
 void sn_introducer_free(sn_introducer **introducer); /* NULL-safe; joins the thread */

@@ -122,7 +122,24 @@ static sn_status make_room(zmq *z, sn_err *err) {
     return SN_OK;
 }
 
+/* What happened to the connection since the last look; true: its owner is to be told of an outage. */
+static bool has_gone(dealer *d, sn_connection *how, bool *was_up) {
+    while ((*how = sn_monitor_read(d->monitor)) != SN_CONNECTION_SAME) {
+        bool told = d->told;
+        *was_up = d->up;
+        d->up = *how == SN_CONNECTION_UP;
+        d->told = !d->up;
+        if (d->told && !told) return true;
+    }
+    return false;
+}
+
+/* Nobody waits for messages to leave to where nobody is. */
 static void close_dealer(dealer *d) {
+    sn_connection how;
+    bool was_up = false;
+    while (has_gone(d, &how, &was_up)) {}
+    if (d->told) set_int(d->socket, ZMQ_LINGER, 0);
     sn_monitor_close(d->socket, d->monitor);
     zmq_close(d->socket);
 }
@@ -367,21 +384,18 @@ static sn_status receive_any(zmq *z, sn_event *out, sn_err *err) {
 
 /* Tells once of each outage of a dialled peer. Looked at when no message waits: what came before it counts. */
 static void tell_of_outage(zmq *z, sn_event *out) {
-    for (dealer *d = z->dealers; d < z->dealers + z->n_dealers; d++)
-        for (sn_connection now; (now = sn_monitor_read(d->monitor)) != SN_CONNECTION_SAME;) {
-            bool was_up = d->up, told = d->told;
-            d->up = now == SN_CONNECTION_UP;
-            d->told = !d->up;
-            if (d->up || told) continue;
-            *out = (sn_event){.peer = d->handle, .lost = true, .arrived_us = sn_now_us()};
-            memcpy(out->key, d->key, SN_KEY_SIZE);
-            (void)sn_fail(&out->bad, SN_RETRY,
-                          was_up                       ? "the connection to %s was lost"
-                          : now == SN_CONNECTION_DOWN ? "%s broke off before it had proven the key that is expected there"
-                                                      : "nobody accepts connections at %s",
-                          d->address);
-            return;
-        }
+    sn_connection how = SN_CONNECTION_SAME;
+    bool was_up = false;
+    dealer *d = z->dealers, *end = z->dealers + z->n_dealers;
+    while (d < end && !has_gone(d, &how, &was_up)) d++;
+    if (d == end) return;
+    *out = (sn_event){.peer = d->handle, .lost = true, .arrived_us = sn_now_us()};
+    memcpy(out->key, d->key, SN_KEY_SIZE);
+    (void)sn_fail(&out->bad, SN_RETRY,
+                  was_up                      ? "the connection to %s was lost"
+                  : how == SN_CONNECTION_DOWN ? "%s broke off before it had proven the key that is expected there"
+                                              : "nobody accepts connections at %s",
+                  d->address);
 }
 
 /* Waits for any socket or a wake. */

@@ -7,7 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { KNOWN_PER_ROUND = 3 }; /* nodes from the directory that hear from us each round, besides those we joined */
+enum {
+    KNOWN_PER_ROUND = 3, /* nodes from the directory that hear from us each round, besides those we joined */
+    SOON_US = 100000,
+};
 
 static sn_status seal_own(sn_core *core, int64_t unix_ms, sn_err *err) {
     sn_engine_figures figures = core->setup.read(core->setup.ctx);
@@ -21,7 +24,9 @@ static sn_status seal_own(sn_core *core, int64_t unix_ms, sn_err *err) {
     memcpy(a->name, core->name, sizeof a->name);
     memcpy(a->version, SN_VERSION, sizeof SN_VERSION);
     a->protocol = SN_PROTOCOL;
-    a->sequence = (uint64_t)unix_ms; /* grows over restarts, too */
+    if ((uint64_t)unix_ms > core->sequence) core->sequence = (uint64_t)unix_ms; /* grows over restarts, too */
+    else core->sequence++; /* twice in a millisecond, or the clock was set back */
+    a->sequence = core->sequence;
     a->expires_unix_ms = (uint64_t)unix_ms + SN_ANNOUNCE_LIFE_MS;
     a->state = core->draining ? SN_NODE_OFFLINE : SN_NODE_ONLINE;
     memcpy(a->model, core->setup.model.bytes, SN_HASH_SIZE);
@@ -95,8 +100,12 @@ void sn_core_on_peers(sn_core *core, sn_event *event, int64_t unix_ms) {
     sn_msg_free(&msg);
 }
 
+/* Whoever hears of nodes for the first time tells them of itself soon, not only in the next round. */
 void sn_core_on_peers_are(sn_core *core, sn_event *event, int64_t unix_ms) {
+    size_t before = sn_directory_count(core->directory);
     take_all(core, event->msg->peers_are.announcements, event->msg->peers_are.n_announcements, unix_ms);
+    int64_t soon_us = event->arrived_us + SOON_US;
+    if (sn_directory_count(core->directory) > before && soon_us < core->announce_us) core->announce_us = soon_us;
 }
 
 static void tell(sn_core *core, sn_peer peer) {

@@ -22,6 +22,7 @@ struct sn_core {
     size_t n_joined;
     size_t next_known;   /* whose turn it is to hear from us, of those in the directory */
     int64_t announce_us; /* when to announce again */
+    uint64_t sequence;   /* of our own newest announcement */
     sn_buf sealed;       /* our own newest announcement */
 };
 

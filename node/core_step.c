@@ -68,7 +68,9 @@ static sn_status start_step(sn_core *core, sn_session *session, sn_event *event,
     sn_status status = sn_calloc(&job, 1, sizeof *job, err);
     if (!status)
         status = sn_shared_new((size_t)t->shape[0] * (size_t)core->hp->n_embd * sizeof(float), &job->output, err);
-    if (!status) status = sn_session_hash_rows(session, (int)event->msg->step.position, t, core->hasher, err);
+    /* A rewind forgets at once, because hashing writes over what comes behind; the rows count once they are done. */
+    if (!status) session->length = (int)event->msg->step.position;
+    if (!status) status = sn_session_hash_rows(session, session->length, t, core->hasher, err);
     if (status) {
         sn_job_free(&job);
         return status;
@@ -93,7 +95,6 @@ static sn_status start_step(sn_core *core, sn_session *session, sn_event *event,
     }
     core->jobs++;
     session->job = job;
-    session->length = (int)event->msg->step.position; /* a rewind forgets at once; the rows count once they are done */
     session->used_us = now_us;
     session->asked = event->msg;
     event->msg = NULL;
@@ -133,6 +134,7 @@ static sn_status answer(sn_core *core, sn_session *session, const sn_msg *asked,
     if (push) {
         const sn_hop *next = &step->route[0];
         memcpy(session->next, next->session, SN_SESSION_ID_SIZE);
+        memcpy(session->next_key, next->curve_key, SN_KEY_SIZE);
         memcpy(msg->step.session, next->session, SN_SESSION_ID_SIZE);
         memcpy(msg->step.timeline, next->timeline, SN_KEY_SIZE);
         msg->step.step = step->step;
@@ -178,7 +180,9 @@ void sn_core_on_error(sn_core *core, const sn_event *event) {
     if (!memcmp(error->session, none, sizeof none)) return;
     for (size_t i = 0; i < sn_sessions_count(core->sessions); i++) {
         sn_session *session = sn_sessions_at(core->sessions, i);
-        if (memcmp(session->next, error->session, SN_SESSION_ID_SIZE) || error->step != session->last_step) continue;
+        if (memcmp(session->next, error->session, SN_SESSION_ID_SIZE) || error->step != session->last_step ||
+            memcmp(session->next_key, event->key, SN_KEY_SIZE))
+            continue;
         sn_msg *msg = sn_core_new_msg(SN_MSG_ERROR, event->msg->request);
         if (!msg) return;
         msg->error = *error;
@@ -199,7 +203,10 @@ void sn_core_on_step(sn_core *core, sn_event *event, int64_t now_us) {
                     msg->step.position == (uint64_t)session->last_position && msg->tensor.rank == 2 &&
                     msg->tensor.shape[0] == (uint64_t)session->last_tokens;
     bool in_work = session->job && msg->step.step == session->asked->step.step;
-    if (in_work) return; /* asked twice while it is being computed: the one answer will do */
+    if (in_work) { /* asked twice while it is being computed: the one answer goes to the newer question */
+        session->asked->request = msg->request;
+        return;
+    }
     if (repeated && !session->job) {
         answer_or_refuse(core, session, msg);
         return;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DRAIN_US = 4000000, FLUSH_US = 50000 };
+enum { DRAIN_US = 4000000, FLUSH_US = 50000, ROUND_EVENTS_MAX = 256 };
 
 struct sn_node {
     sn_identity identity;
@@ -131,9 +131,11 @@ void sn_node_free(sn_node **node) {
     *node = NULL;
 }
 
-/* One round of the network thread: a message or a wake-up, then everything that is there. */
+/* One round of the network thread: a message or a wake-up, then what else is there, up to a limit: under a stream of
+ * messages that never ends, announcements and the end of the program still have their turn. */
 static sn_status serve(sn_node *node, int64_t deadline_us, sn_err *err) {
-    for (bool more = true; more;) {
+    bool more = true;
+    for (int i = 0; more && i < ROUND_EVENTS_MAX; i++) {
         sn_event event;
         sn_status status = sn_transport_recv(node->transport, deadline_us, &event, err);
         if (status) return status;

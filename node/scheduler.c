@@ -70,9 +70,9 @@ static void collect(sn_scheduler *s, sn_job **done) {
     }
 }
 
-/* A session that lost a step has no rows of it: the past ends where the step began. */
+/* A session that lost a step has no rows of it, nor room for them: the past ends where the step began. */
 static void undo(sn_job *job) {
-    if (*job->kv && sn_kv_length(*job->kv) > job->position) sn_kv_rewind(*job->kv, job->position);
+    if (*job->kv && sn_kv_length(*job->kv) >= job->position) sn_kv_rewind(*job->kv, job->position);
 }
 
 static void end_job(sn_job *job, sn_status status, int64_t now_us) {
@@ -81,16 +81,27 @@ static void end_job(sn_job *job, sn_status status, int64_t now_us) {
     if (status) undo(job);
 }
 
-/* Before its first pass a step rewinds, and takes room for all of its tokens or waits. True if it may run. */
-static bool admit(sn_scheduler *s, sn_job *job, int64_t now_us) {
-    if (job->started_us) return true;
-    sn_status status = SN_OK;
-    if (!*job->kv) status = sn_kv_new(s->pool, job->kv, &job->err);
-    if (!status) {
-        if (sn_kv_length(*job->kv) > job->position) sn_kv_rewind(*job->kv, job->position);
-        status = sn_kv_reserve(*job->kv, job->n_tokens, &job->err);
+/* Room for a step. Sessions without a past wait behind each other (`queued`: an older one waits), or small ones would keep
+ * a large one out; those that have one may pass, because what they hold comes back only when they get to their end. */
+static sn_status reserve(sn_scheduler *s, sn_job *job, bool queued) {
+    if (!*job->kv) {
+        sn_status status = sn_kv_new(s->pool, job->kv, &job->err);
+        if (status) return status;
     }
-    if (status == SN_RETRY && now_us < job->deadline_us) return false;
+    if (sn_kv_length(*job->kv) > job->position) sn_kv_rewind(*job->kv, job->position);
+    if (queued && !sn_kv_length(*job->kv))
+        return sn_fail(&job->err, SN_RETRY, "the cache is full, and others wait for room before this session");
+    return sn_kv_reserve(*job->kv, job->n_tokens, &job->err);
+}
+
+/* Before its first pass a step rewinds, and takes room for all of its tokens or waits. True if it may run. */
+static bool admit(sn_scheduler *s, sn_job *job, int64_t now_us, bool *queued) {
+    if (job->started_us) return true;
+    sn_status status = reserve(s, job, *queued);
+    if (status == SN_RETRY && now_us < job->deadline_us) {
+        *queued = true;
+        return false;
+    }
     if (status) {
         end_job(job, status, now_us);
         return false;
@@ -117,13 +128,14 @@ static bool is_decoding(const sn_job *job) { return job->n_tokens - job->n_done 
 
 /* Closes what is to be closed, ends what was cancelled, decode steps go into the pass. */
 static void choose_decoding(sn_scheduler *s, int64_t now_us) {
+    bool queued = false;
     for (sn_job *job = s->jobs; job; job = job->next) {
         if (job->kind == SN_JOB_CLOSE) {
             sn_kv_free(job->kv);
             end_job(job, SN_OK, now_us);
         } else if (atomic_load(&job->cancelled)) {
             end_job(job, sn_fail(&job->err, SN_REFUSED, "the session was closed"), now_us);
-        } else if (admit(s, job, now_us)) {
+        } else if (admit(s, job, now_us, &queued)) {
             if (!s->lead) s->lead = job;
             if (is_decoding(job)) choose(s, job, SN_DECODE_ROWS_MAX);
         }

@@ -20,6 +20,7 @@ typedef struct sn_session {
     sn_trace last_trace;
     int last_position, last_tokens;
     uint8_t next[SN_SESSION_ID_SIZE]; /* the session at the node that the last answer was pushed to; zero: none */
+    uint8_t next_key[SN_KEY_SIZE];    /* that node's CURVE key: only it may refuse the push */
     sn_job *job;       /* in the engine, NULL: none. One at a time */
     sn_msg *asked;     /* the STEP that the job answers: its tensor is the job's input */
     int64_t used_us;   /* last sign of the owner */

@@ -57,7 +57,7 @@ if model=$(real_model); then export SN_TEST_MODEL=$model; else say "no real mode
 say "unit tests (release)"
 unit build
 say "programs"
-for script in tests/system/*.sh; do
+for script in tests/system/test_*.sh; do
   [ -f "$script" ] || continue
   out=$(timeout 600 bash "$script" 2>&1); rc=$?
   if [ $rc = 77 ]; then skipped=$((skipped + 1)); echo "  skipped: $script: $out"; continue; fi

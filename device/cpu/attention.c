@@ -105,9 +105,9 @@ sn_status sn_cpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, voi
 }
 
 /* A unit of attention is a tile of tokens of one sequence with some of the query heads of one key-value head. With many
- * units each is one item of the pool. With few (decoding), the items are smaller: pieces of the units' keys, then pieces
- * of the units' dimensions, so that every key and value is still read once and by whoever is free. Which way is taken, and
- * how large the pieces are, changes no result: no chain is cut. */
+ * units each is one item of the pool. With few (decoding), the items are smaller: pieces of the units' keys, then
+ * pieces of the units' dimensions, so that every key and value is still read once and by whoever is free. Which way is
+ * taken, and how large the pieces are, changes no result: no chain is cut. */
 typedef struct plan {
     sn_cpu *cpu;
     const sn_kv_shape *shape;
@@ -121,7 +121,7 @@ typedef struct plan {
     size_t n_units;
     size_t key_pieces, dim_pieces; /* of a unit, when units are cut */
     int keys, dims;                /* of a piece */
-    struct progress *progress;   /* of each unit, when units are cut */
+    struct progress *progress;     /* of each unit, when units are cut */
 } plan;
 
 typedef struct progress {
@@ -232,8 +232,8 @@ static int longest(const plan *p, int n_sequences) {
 static void run_pieces(plan *p, int n_sequences, size_t threads) {
     progress units[UNITS_CUT_MAX] = {0};
     size_t keys = (size_t)longest(p, n_sequences), groups = padded_width(p->shape) / SN_LANES;
-    size_t piece = sn_round_up(keys * p->n_units / (8 * threads) + 1, KEYS_MIN);
-    size_t dim_pieces = sn_min_size((4 * threads + p->n_units - 1) / p->n_units, groups);
+    size_t piece = sn_round_up(keys * p->n_units / (4 * threads) + 1, KEYS_MIN);
+    size_t dim_pieces = sn_min_size((2 * threads + p->n_units - 1) / p->n_units, groups);
     p->progress = units;
     p->keys = (int)piece;
     p->key_pieces = (keys + piece - 1) / piece;

@@ -1,7 +1,7 @@
 /* Attention over pages; part of kernels.inc.c, whose top says what is promised.
  *
- * The query rows of one item (tokens x heads that share a key-value head) are taken together, so that keys and values are
- * loaded once for several. For each row: (1) scores against its keys, a lane being one key: a chain over head_dim;
+ * The query rows of one item (tokens x heads that share a key-value head) are taken together, so that keys and values
+ * are loaded once for several. For each row: (1) scores against its keys, a lane being one key: a chain over head_dim;
  * (2) their maximum, p = exp(score - maximum) and the sum of p; (3) out = a chain of p * v over positions in order, a
  * lane being one dimension, times 1 / sum. Vaswani et al. 2017. */
 
@@ -29,8 +29,8 @@ INLINE const float *query(const sn_attention_job *job, int row) {
     return job->q + (size_t)(row / job->n_heads) * job->stride + (size_t)(row % job->n_heads) * (size_t)job->head_dim;
 }
 
-/* -- (1) scores of rows [row, row + rows) against `tiles` tiles of 16 keys from `position`. The tiles behind them, up to
- * `end`, are asked for meanwhile: they lie in other pages, where the hardware does not look ahead. */
+/* -- (1) scores of rows [row, row + rows) against `tiles` tiles of 16 keys from `position`. The tiles behind them, up
+ * to `end`, are asked for meanwhile: they lie in other pages, where the hardware does not look ahead. */
 INLINE void score_tile(int rows, int tiles, const sn_attention_job *job, int row, int position, int end) {
     const float *q[4], *k[4], *next[4];
     size_t column = (size_t)(position - sn_attention_base(job));
@@ -68,8 +68,8 @@ static void scores(const sn_attention_job *job, int first, int end) {
     for (; position < end; position += SN_LANES) score_rows(1, job, position, end);
 }
 
-/* -- (2) softmax without the division, in place; the sum. s[0] belongs to a position that is a multiple of 16, s[from, to)
- * to the row's positions. Whole vectors are worked on: what lies outside gets probability zero. */
+/* -- (2) softmax without the division, in place; the sum. s[0] belongs to a position that is a multiple of 16, s[from,
+ * to) to the row's positions. Whole vectors are worked on: what lies outside gets probability zero. */
 static float exp_scores(float *s, size_t from, size_t to) {
     const vf none = vf_set(-__builtin_inff());
     size_t end = (to + SN_LANES - 1) / SN_LANES * SN_LANES;
@@ -102,7 +102,8 @@ static void softmax(const sn_attention_job *job) {
     }
 }
 
-/* -- (3) out[r] += p * v over positions [at.first, at.end), for `rows` rows and `groups` times 16 dimensions from dim. */
+/* -- (3) out[r] += p * v over positions [at.first, at.end), for `rows` rows and `groups` times 16 dimensions from dim.
+ */
 INLINE void value_tile(int rows, int groups, const sn_attention_job *job, const float *const *p, span at, size_t dim,
                        vf *acc) {
     const size_t width = ((size_t)job->head_dim + SN_LANES - 1) / SN_LANES * SN_LANES;
@@ -133,8 +134,8 @@ INLINE void value_row_alone(int groups, const sn_attention_job *job, const float
     for (int g = 0; g < groups; g++) acc[g * stride] = own[g];
 }
 
-/* The rows' spans differ at the ends when they are different tokens: the part that all have is done together, the rest one
- * row at a time; each row's positions stay in order. */
+/* The rows' spans differ at the ends when they are different tokens: the part that all have is done together, the rest
+ * one row at a time; each row's positions stay in order. */
 INLINE void value_rows(int rows, int groups, const sn_attention_job *job, int row, size_t dim) {
     const float *p[4];
     vf acc[16];

@@ -106,8 +106,8 @@ static sn_status cpu_prepare(sn_device *d, const sn_device_limits *limits, sn_er
     size_t sums_bytes = (size_t)sn_pool_threads(cpu->pool) * SN_SCORE_ROWS * sizeof(float);
     if (!sn_mul((size_t)all.rows * sizeof(sn_xblock), xq_stride((size_t)all.width), &xq_bytes) ||
         !sn_mul(sums_bytes, room, &scores_bytes))
-        return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are too large", all.rows, all.width,
-                       all.context);
+        return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are too large", all.rows,
+                       all.width, all.context);
     sn_status status = grow(&cpu->xq, &cpu->xq_bytes, xq_bytes, err);
     if (!status) status = grow(&cpu->scores, &cpu->scores_bytes, scores_bytes, err);
     if (!status) status = grow(&cpu->sums, &cpu->sums_bytes, sums_bytes, err);
@@ -142,7 +142,7 @@ enum { LINEARS_MAX = 16 };
 typedef struct linear_job {
     const sn_cpu_kernels *kernels;
     int n_linears;
-    size_t chunk;                        /* panels of an item */
+    size_t chunk; /* panels of an item */
     size_t first_item[LINEARS_MAX + 1];
     sn_linear_job linears[LINEARS_MAX];
 } linear_job;
@@ -189,9 +189,10 @@ static sn_status cpu_linear(sn_device *d, int n, const float *x, int n_linears, 
         rows_job rows = {cpu, (size_t)n, chunk, cols, stride, x};
         sn_pool_run(cpu->pool, chunks((size_t)n, chunk), quantize_rows, &rows);
     }
-    /* Several items a thread, so that one that is held up elsewhere delays the others little. */
+    /* Several items a thread, so that one that is held up elsewhere delays the others little; few when there are few
+     * rows, for then the work is reading, and every beginning of an item waits for memory. */
     size_t threads = (size_t)sn_pool_threads(cpu->pool);
-    job.chunk = threads == 1 ? panels + 1 : chunks(panels, 8 * threads);
+    job.chunk = threads == 1 ? panels + 1 : chunks(panels, (n < 8 ? 2 : 8) * threads);
     if (job.chunk == 0) job.chunk = 1;
     for (int i = 0; i < n_linears; i++)
         job.first_item[i + 1] = job.first_item[i] + chunks(job.linears[i].weight.n_panels, job.chunk);
@@ -216,7 +217,8 @@ typedef struct small_job {
 /* Shares out n rows of `width` elements (or n elements, width 1). */
 static void run_small(small_job *job, sn_pool_fn fn) {
     size_t width = job->width ? job->width : 1;
-    job->chunk = job->n * width < WORTH_SHARING ? job->n : sn_round_up(chunks(WORTH_SHARING / 4, width), width == 1 ? 16 : 1);
+    job->chunk =
+        job->n * width < WORTH_SHARING ? job->n : sn_round_up(chunks(WORTH_SHARING / 4, width), width == 1 ? 16 : 1);
     if (job->n) sn_pool_run(job->cpu->pool, chunks(job->n, job->chunk), fn, job);
 }
 
@@ -226,14 +228,16 @@ static void norm_rows(void *ctx, size_t item, int worker) {
     (void)worker;
     const small_job *job = ctx;
     for (size_t i = item * job->chunk, end = small_end(job, item); i < end; i++)
-        job->cpu->kernels->rms_norm((int)job->width, job->a + i * job->width, job->b, job->eps, job->y + i * job->width);
+        job->cpu->kernels->rms_norm((int)job->width, job->a + i * job->width, job->b, job->eps,
+                                    job->y + i * job->width);
 }
 
 static sn_status cpu_rms_norm(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,
                               sn_err *err) {
     (void)err;
     assert(n >= 0 && width > 0);
-    small_job job = {.cpu = (sn_cpu *)d, .n = (size_t)n, .width = (size_t)width, .a = x, .b = weight, .eps = eps, .y = y};
+    small_job job = {
+        .cpu = (sn_cpu *)d, .n = (size_t)n, .width = (size_t)width, .a = x, .b = weight, .eps = eps, .y = y};
     run_small(&job, norm_rows);
     return SN_OK;
 }
@@ -243,15 +247,19 @@ static void rope_rows(void *ctx, size_t item, int worker) {
     const small_job *job = ctx;
     const sn_rope *r = job->rope;
     for (size_t i = item * job->chunk, end = small_end(job, item); i < end; i++)
-        job->cpu->kernels->rope(job->n_heads, (int)job->width / job->n_heads, job->y + i * job->width, r->halves, r->dim,
-                                r->cos_sin + i * (size_t)r->dim);
+        job->cpu->kernels->rope(job->n_heads, (int)job->width / job->n_heads, job->y + i * job->width, r->halves,
+                                r->dim, r->cos_sin + i * (size_t)r->dim);
 }
 
 static sn_status cpu_rope(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err) {
     (void)err;
     assert(n >= 0 && n_heads > 0 && rope->dim % 2 == 0 && rope->dim <= head_dim);
-    small_job job = {.cpu = (sn_cpu *)d, .n = (size_t)n, .width = (size_t)n_heads * (size_t)head_dim, .y = x,
-                     .n_heads = n_heads, .rope = rope};
+    small_job job = {.cpu = (sn_cpu *)d,
+                     .n = (size_t)n,
+                     .width = (size_t)n_heads * (size_t)head_dim,
+                     .y = x,
+                     .n_heads = n_heads,
+                     .rope = rope};
     run_small(&job, rope_rows);
     return SN_OK;
 }

@@ -11,7 +11,7 @@ enum {
     SN_LANES = 16,          /* output rows that lie interleaved; the width of a vector in every instruction set */
     SN_ATTENTION_ROWS = 16, /* query rows of one item of attention */
     SN_SCORE_ROWS = 2 * SN_ATTENTION_ROWS, /* query rows that a worker has scratch for */
-    SN_KV_WIDTH_MAX = 512,  /* elements of a head */
+    SN_KV_WIDTH_MAX = 512,                 /* elements of a head */
 };
 
 /* A packed weight is a row of panels; a panel holds SN_LANES output rows, those beyond the weight's rows being zero.
@@ -55,9 +55,9 @@ static inline bool sn_layout_quantised(sn_layout layout) { return layout >= SN_L
 typedef struct sn_xblock {
     int8_t q[32];
     float d;
-    float sum;          /* d * (sum of q) */
-    float half_sum[2];  /* d * (sum of q of each half) */
-    int32_t bias;       /* -128 * (sum of q): what u8 weights of q + 128 are too much */
+    float sum;         /* d * (sum of q) */
+    float half_sum[2]; /* d * (sum of q of each half) */
+    int32_t bias;      /* -128 * (sum of q): what u8 weights of q + 128 are too much */
     int32_t half_bias[2];
     int32_t unused;
 } sn_xblock;
@@ -69,8 +69,8 @@ typedef struct sn_linear_job {
     const float *bias; /* may be NULL */
     float *y;          /* (n, weight rows) */
     int n;
-    const float *x;        /* (n, cols), for float layouts */
-    const sn_xblock *xq;   /* n rows of xq_stride blocks, for quantised layouts */
+    const float *x;      /* (n, cols), for float layouts */
+    const sn_xblock *xq; /* n rows of xq_stride blocks, for quantised layouts */
     size_t xq_stride;
 } sn_linear_job;
 
@@ -105,8 +105,8 @@ typedef struct sn_cpu_kernels {
     void (*rms_norm)(int width, const float *x, const float *weight, float eps, float *y);
     void (*rope)(int n_heads, int head_dim, float *x, bool halves, int dim, const float *cos_sin); /* one row */
     /* The three steps of attention, each after the whole of the one before. Scores against the keys of positions
-     * [first, end), first a multiple of 16 from base on; softmax of all rows; dimensions [first, end) of the result, first
-     * a multiple of 16. */
+     * [first, end), first a multiple of 16 from base on; softmax of all rows; dimensions [first, end) of the result,
+     * first a multiple of 16. */
     void (*scores)(const sn_attention_job *job, int first, int end);
     void (*softmax)(const sn_attention_job *job);
     void (*values)(const sn_attention_job *job, int first, int end);

@@ -1,20 +1,20 @@
-/* The mathematics of the CPU backend, once, in terms of a vector of 16 lanes. Included by kernels_c.c, kernels_avx2.c and
- * kernels_avx512.c behind the lanes_*.h that says what a vector is there.
+/* The mathematics of the CPU backend, once, in terms of a vector of 16 lanes. Included by kernels_c.c, kernels_avx2.c
+ * and kernels_avx512.c behind the lanes_*.h that says what a vector is there.
  *
  * THE PROMISE: a row's result is the same bits, whatever the number of rows and sequences in the call, the number of
- * threads, and the instruction set. Floating-point addition is not associative: (a + b) + c and a + (b + c) differ in the
- * last bit, so a sum's value depends on its order, and the usual fast kernels let vector width, thread count and batch
- * size choose that order. Here nothing chooses. These rules are all there is to it:
+ * threads, and the instruction set. Floating-point addition is not associative: (a + b) + c and a + (b + c) differ in
+ * the last bit, so a sum's value depends on its order, and the usual fast kernels let vector width, thread count and
+ * batch size choose that order. Here nothing chooses. These rules are all there is to it:
  *
  * 1. A vector lane is one output element. Multiplying by a matrix computes 16 outputs at a time, and each is ONE chain
- *    acc = fma(w, x, acc) in order of k, as a human would write it for that output alone. How many chains run beside each
- *    other (rows, panels, threads) may be anything: they do not touch.
- * 2. Sums of integers are exact, so their order is free. A quantised weight is d * q + m with q an integer, and so is an
- *    activation (quantised by its own row's largest element in each 32). The products q * q of a block are summed in
- *    whatever way the machine does best; then one chain over the blocks: acc = fma(dw * dx, (float)sum, acc), and
- *    acc = fma(m, dx * (float)(sum of q), acc) where the type has offsets.
- * 3. Where one number is a sum along a row (a norm, the denominator of a softmax), it is 16 partial sums, element i going
- *    to partial i % 16, and one fixed tree adds these up (tree_sum). For the softmax, i is the absolute position.
+ *    acc = fma(w, x, acc) in order of k, as a human would write it for that output alone. How many chains run beside
+ *    each other (rows, panels, threads) may be anything: they do not touch.
+ * 2. Sums of integers are exact, so their order is free. A quantised weight is d * q + m with q an integer, and so is
+ *    an activation (quantised by its own row's largest element in each 32). The products of integers in a block are
+ *    summed in whatever way the machine does best; then one chain over the blocks: acc = fma(dw * dx, (float)sum, acc),
+ *    and acc = fma(m, dx * (float)(sum of x's integers), acc) where the type has offsets.
+ * 3. Where one number is a sum along a row (a norm, the denominator of a softmax), it is 16 partial sums, element i
+ *    going to partial i % 16, and one fixed tree adds these up (tree_sum). For the softmax, i is the absolute position.
  * 4. Only operations that IEEE 754 rounds correctly: + - * / sqrt fma, conversions. exp is a polynomial of those. The
  *    compiler may not fuse or reorder (-ffp-contract=off, no -ffast-math); denormals are not flushed.
  * 5. What does not belong to a row cannot reach it: positions behind a row's own, or before its window, are left out by
@@ -29,7 +29,7 @@
 #define INLINE static inline __attribute__((always_inline))
 
 enum {
-    PREFETCH = 10240, /* bytes ahead; weights are read once and from far away, and the hardware looks too few lines ahead */
+    PREFETCH = 10240, /* bytes ahead: weights come from far away, and the hardware looks too few lines ahead */
     LINE = 64,
 };
 
@@ -43,8 +43,8 @@ static float tree_sum(vf partial) {
     return t[0];
 }
 
-/* exp(x) = 2^n * exp(r), n the integer nearest to x / ln 2, |r| <= ln 2 / 2; error below 2 units in the last place. Zero
- * below -87.33, where results would be subnormal; infinity above 88.72; NaN for NaN. */
+/* exp(x) = 2^n * exp(r), n the integer nearest to x / ln 2, |r| <= ln 2 / 2; error below 2 units in the last place.
+ * Zero below -87.33, where results would be subnormal; infinity above 88.72; NaN for NaN. */
 INLINE vf exp_lanes(vf x) {
     const vf low = vf_set(-87.33f), high = vf_set(88.72283f), magic = vf_set(0x1.8p23f);
     vf y = vf_if_less(low, x, x, low); /* NaN becomes low, for now */
@@ -73,7 +73,7 @@ INLINE vf exp_lanes(vf x) {
 INLINE void quantize_block(const float *x, sn_xblock *out) {
     const vf a = vf_load(x), b = vf_load(x + 16), magic = vf_set(0x1.8p23f);
     const vi absolute = vi_set(0x7fffffff);
-    /* The bits of non-negative floats are ordered as the floats are, NaN above all: so the maximum is exact and sees NaN. */
+    /* The bits of non-negative floats are ordered as the floats are, NaN above all: so the maximum sees NaN. */
     union {
         int32_t i;
         float f;
@@ -153,8 +153,8 @@ INLINE void q8_tile(int rows, bool half, size_t block_bytes, const uint8_t *w, s
     }
 }
 
-INLINE void q8_fine_tile(int rows, size_t block_bytes, const uint8_t *w, size_t n_blocks, const sn_xblock *x, size_t stride,
-                         vf *acc) {
+INLINE void q8_fine_tile(int rows, size_t block_bytes, const uint8_t *w, size_t n_blocks, const sn_xblock *x,
+                         size_t stride, vf *acc) {
     for (size_t b = 0; b < n_blocks; b++, w += block_bytes, x++) {
         prefetch_block(w, block_bytes);
         for (int h = 0; h < 2; h++) {
@@ -172,8 +172,8 @@ INLINE void q8_fine_tile(int rows, size_t block_bytes, const uint8_t *w, size_t 
     }
 }
 
-/* Float layouts: `panels` panels against `rows` rows; acc[p * rows + r]. Several panels keep enough chains going to hide
- * the latency of fma when there are few rows. */
+/* Float layouts: `panels` panels against `rows` rows; acc[p * rows + r]. Several panels keep enough chains going to
+ * hide the latency of fma when there are few rows. */
 INLINE void float_tile(int rows, int panels, sn_layout layout, const uint8_t *w, size_t panel_bytes, size_t cols,
                        const float *x, vf *acc) {
     size_t step = layout == SN_LAYOUT_F32 ? 64 : 32;
@@ -184,7 +184,8 @@ INLINE void float_tile(int rows, int panels, sn_layout layout, const uint8_t *w,
                     : layout == SN_LAYOUT_F16 ? vf_from_f16(at)
                                               : vf_from_bf16(at);
             __builtin_prefetch(at + PREFETCH / 4);
-            for (int r = 0; r < rows; r++) acc[p * rows + r] = vf_fma(wk, vf_set(x[(size_t)r * cols]), acc[p * rows + r]);
+            for (int r = 0; r < rows; r++)
+                acc[p * rows + r] = vf_fma(wk, vf_set(x[(size_t)r * cols]), acc[p * rows + r]);
         }
 }
 
@@ -201,12 +202,24 @@ INLINE void tile(int rows, int panels, sn_layout layout, const sn_linear_job *jo
     vf acc[2 * ROW_TILE < 8 ? 8 : 2 * ROW_TILE];
     for (int i = 0; i < rows * panels; i++) acc[i] = vf_set(0);
     switch (layout) {
-    case SN_LAYOUT_Q4_HALF: q4_tile(rows, true, bytes, w, n, xq, stride, acc); break;
-    case SN_LAYOUT_Q4_WIDE: q4_tile(rows, false, bytes, w, n, xq, stride, acc); break;
-    case SN_LAYOUT_Q8_HALF: q8_tile(rows, true, bytes, w, n, xq, stride, acc); break;
-    case SN_LAYOUT_Q8_WIDE: q8_tile(rows, false, bytes, w, n, xq, stride, acc); break;
-    case SN_LAYOUT_Q8_FINE: q8_fine_tile(rows, bytes, w, n, xq, stride, acc); break;
-    default: float_tile(rows, panels, layout, w, weight->panel_bytes, n, job->x + (size_t)row * n, acc); break;
+    case SN_LAYOUT_Q4_HALF:
+        q4_tile(rows, true, bytes, w, n, xq, stride, acc);
+        break;
+    case SN_LAYOUT_Q4_WIDE:
+        q4_tile(rows, false, bytes, w, n, xq, stride, acc);
+        break;
+    case SN_LAYOUT_Q8_HALF:
+        q8_tile(rows, true, bytes, w, n, xq, stride, acc);
+        break;
+    case SN_LAYOUT_Q8_WIDE:
+        q8_tile(rows, false, bytes, w, n, xq, stride, acc);
+        break;
+    case SN_LAYOUT_Q8_FINE:
+        q8_fine_tile(rows, bytes, w, n, xq, stride, acc);
+        break;
+    default:
+        float_tile(rows, panels, layout, w, weight->panel_bytes, n, job->x + (size_t)row * n, acc);
+        break;
     }
     for (int p = 0; p < panels; p++) {
         size_t first = (panel + (size_t)p) * SN_LANES, left = weight->rows - first;
@@ -241,10 +254,13 @@ INLINE void linear_layout(sn_layout layout, const sn_linear_job *job, size_t pan
 static void linear(const sn_linear_job *job, size_t first_panel, size_t end_panel) {
     switch (job->weight.layout) {
 #define X(name, bytes)                                                                                                 \
-    case SN_LAYOUT_##name: linear_layout(SN_LAYOUT_##name, job, first_panel, end_panel); break;
+    case SN_LAYOUT_##name:                                                                                             \
+        linear_layout(SN_LAYOUT_##name, job, first_panel, end_panel);                                                  \
+        break;
         SN_LAYOUTS(X)
 #undef X
-    case SN_LAYOUT_COUNT: break;
+    case SN_LAYOUT_COUNT:
+        break;
     }
 }
 

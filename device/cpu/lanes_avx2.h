@@ -5,13 +5,19 @@
 #include <immintrin.h>
 #include <string.h>
 
-#define LANES_NAME "avx2"
+#define LANES_NAME    "avx2"
 #define LANES_KERNELS sn_cpu_kernels_avx2
-#define ROW_TILE 4 /* rows of x whose results are kept in registers at once */
+#define ROW_TILE      4 /* rows of x whose results are kept in registers at once */
 
-typedef struct { __m256 a, b; } vf;
-typedef struct { __m256i a, b; } vi;
-typedef struct { __m256i a, b; } vb;
+typedef struct {
+    __m256 a, b;
+} vf;
+typedef struct {
+    __m256i a, b;
+} vi;
+typedef struct {
+    __m256i a, b;
+} vb;
 
 #define BOTH(type, op, x, y) ((type){op((x).a, (y).a), op((x).b, (y).b)})
 
@@ -53,7 +59,9 @@ static inline vf vf_from_f16(const void *p) {
 static inline __m256 from_bf16(__m128i h) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
-static inline vf vf_from_bf16(const void *p) { return (vf){from_bf16(eight_halves(p, 0)), from_bf16(eight_halves(p, 1))}; }
+static inline vf vf_from_bf16(const void *p) {
+    return (vf){from_bf16(eight_halves(p, 0)), from_bf16(eight_halves(p, 1))};
+}
 static inline vf vf_from_int(vi x) { return (vf){_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 static inline vf vf_bits(vi x) { return (vf){_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
 
@@ -64,7 +72,8 @@ static inline vi vi_sub(vi x, vi y) { return BOTH(vi, _mm256_sub_epi32, x, y); }
 static inline vi vi_and(vi x, vi y) { return BOTH(vi, _mm256_and_si256, x, y); }
 static inline vi vi_max(vi x, vi y) { return BOTH(vi, _mm256_max_epi32, x, y); }
 static inline vi vi_exponent(vi x) { return (vi){_mm256_slli_epi32(x.a, 23), _mm256_slli_epi32(x.b, 23)}; }
-static inline void vi_store_i8(int8_t *p, vi x) { /* the packs work on 128-bit halves: put those in order between them */
+/* The packs work on 128-bit halves: these are put in order between them. */
+static inline void vi_store_i8(int8_t *p, vi x) {
     __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
     __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128((__m128i *)p, bytes);
@@ -89,9 +98,7 @@ static inline vb vb_low(vb x) {
     __m256i m = _mm256_set1_epi8(15);
     return (vb){_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
 }
-static inline vb vb_high(vb x) {
-    return vb_low((vb){_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)});
-}
+static inline vb vb_high(vb x) { return vb_low((vb){_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)}); }
 
 static inline __m256i four(const int8_t *x) {
     int32_t word;

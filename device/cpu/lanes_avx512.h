@@ -5,9 +5,9 @@
 #include <immintrin.h>
 #include <string.h>
 
-#define LANES_NAME "avx512"
+#define LANES_NAME    "avx512"
 #define LANES_KERNELS sn_cpu_kernels_avx512
-#define ROW_TILE 8 /* rows of x whose results are kept in registers at once */
+#define ROW_TILE      8 /* rows of x whose results are kept in registers at once */
 
 typedef __m512 vf;
 typedef __m512i vi;

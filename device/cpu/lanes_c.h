@@ -1,5 +1,5 @@
-/* The vector of kernels.inc.c in plain C: 16 floats, 16 int32 or 64 bytes. Every other lanes_*.h defines the same names with
- * the same results, bit for bit. */
+/* The vector of kernels.inc.c in plain C: 16 floats, 16 int32 or 64 bytes. Every other lanes_*.h defines the same names
+ * with the same results, bit for bit. */
 #ifndef SN_DEVICE_CPU_LANES_C_H
 #define SN_DEVICE_CPU_LANES_C_H
 
@@ -8,56 +8,101 @@
 #include <math.h>
 #include <string.h>
 
-#define LANES_NAME "c"
+#define LANES_NAME    "c"
 #define LANES_KERNELS sn_cpu_kernels_c
-#define ROW_TILE 4 /* rows of x whose results are kept in registers at once */
+#define ROW_TILE      4 /* rows of x whose results are kept in registers at once */
 
-typedef struct { float v[16]; } vf;
-typedef struct { int32_t v[16]; } vi;
-typedef struct { uint8_t v[64]; } vb;
+typedef struct {
+    float v[16];
+} vf;
+typedef struct {
+    int32_t v[16];
+} vi;
+typedef struct {
+    uint8_t v[64];
+} vb;
 
-#define EACH(result, expression)                                                                                       \
-    do {                                                                                                               \
-        for (int j = 0; j < 16; j++) (result).v[j] = (expression);                                                     \
-        return result;                                                                                                 \
-    } while (0)
+/* A function whose result's lane j is `expression`. */
+#define EACH(type, name, arguments, expression)                                                                        \
+    static inline type name arguments {                                                                                \
+        type r;                                                                                                        \
+        for (int j = 0; j < 16; j++) r.v[j] = expression;                                                              \
+        return r;                                                                                                      \
+    }
 
-static inline vf vf_load(const float *p) { vf r; memcpy(r.v, p, sizeof r.v); return r; }
+static inline vf vf_load(const float *p) {
+    vf r;
+    memcpy(r.v, p, sizeof r.v);
+    return r;
+}
 static inline void vf_store(float *p, vf a) { memcpy(p, a.v, sizeof a.v); }
-static inline vf vf_load_n(const float *p, size_t n) { vf r = {{0}}; memcpy(r.v, p, n * sizeof *p); return r; }
+static inline vf vf_load_n(const float *p, size_t n) {
+    vf r = {{0}};
+    memcpy(r.v, p, n * sizeof *p);
+    return r;
+}
 static inline void vf_store_n(float *p, vf a, size_t n) { memcpy(p, a.v, n * sizeof *p); }
-static inline vf vf_set(float x) { vf r; EACH(r, x); }
-static inline vf vf_add(vf a, vf b) { vf r; EACH(r, a.v[j] + b.v[j]); }
-static inline vf vf_sub(vf a, vf b) { vf r; EACH(r, a.v[j] - b.v[j]); }
-static inline vf vf_mul(vf a, vf b) { vf r; EACH(r, a.v[j] * b.v[j]); }
-static inline vf vf_div(vf a, vf b) { vf r; EACH(r, a.v[j] / b.v[j]); }
-static inline vf vf_fma(vf a, vf b, vf c) { vf r; EACH(r, fmaf(a.v[j], b.v[j], c.v[j])); }
+EACH(vf, vf_set, (float x), x)
+EACH(vf, vf_add, (vf a, vf b), a.v[j] + b.v[j])
+EACH(vf, vf_sub, (vf a, vf b), a.v[j] - b.v[j])
+EACH(vf, vf_mul, (vf a, vf b), a.v[j] * b.v[j])
+EACH(vf, vf_div, (vf a, vf b), a.v[j] / b.v[j])
+EACH(vf, vf_fma, (vf a, vf b, vf c), fmaf(a.v[j], b.v[j], c.v[j]))
 /* a < b ? x : y; false when either is NaN. */
-static inline vf vf_if_less(vf a, vf b, vf x, vf y) { vf r; EACH(r, a.v[j] < b.v[j] ? x.v[j] : y.v[j]); }
-static inline vf vf_if_nan(vf a, vf x, vf y) { vf r; EACH(r, a.v[j] != a.v[j] ? x.v[j] : y.v[j]); }
-static inline vf vf_from_f16(const void *p) { uint16_t h[16]; vf r; memcpy(h, p, sizeof h); EACH(r, sn_f16_to_f32(h[j])); }
-static inline vf vf_from_bf16(const void *p) { uint16_t h[16]; vf r; memcpy(h, p, sizeof h); EACH(r, sn_bf16_to_f32(h[j])); }
-static inline vf vf_from_int(vi a) { vf r; EACH(r, (float)a.v[j]); }
-static inline vf vf_bits(vi a) { vf r; memcpy(r.v, a.v, sizeof r.v); return r; }
+EACH(vf, vf_if_less, (vf a, vf b, vf x, vf y), a.v[j] < b.v[j] ? x.v[j] : y.v[j])
+EACH(vf, vf_if_nan, (vf a, vf x, vf y), a.v[j] != a.v[j] ? x.v[j] : y.v[j])
+static inline uint16_t half_at(const void *p, int i) {
+    uint16_t half;
+    memcpy(&half, (const uint8_t *)p + 2 * i, sizeof half);
+    return half;
+}
+EACH(vf, vf_from_f16, (const void *p), sn_f16_to_f32(half_at(p, j)))
+EACH(vf, vf_from_bf16, (const void *p), sn_bf16_to_f32(half_at(p, j)))
+EACH(vf, vf_from_int, (vi a), (float)a.v[j])
+static inline vf vf_bits(vi a) {
+    vf r;
+    memcpy(r.v, a.v, sizeof r.v);
+    return r;
+}
 
-static inline vi vi_bits(vf a) { vi r; memcpy(r.v, a.v, sizeof r.v); return r; }
-static inline vi vi_set(int32_t x) { vi r; EACH(r, x); }
-static inline vi vi_add(vi a, vi b) { vi r; EACH(r, (int32_t)((uint32_t)a.v[j] + (uint32_t)b.v[j])); }
-static inline vi vi_sub(vi a, vi b) { vi r; EACH(r, (int32_t)((uint32_t)a.v[j] - (uint32_t)b.v[j])); }
-static inline vi vi_and(vi a, vi b) { vi r; EACH(r, a.v[j] & b.v[j]); }
-static inline vi vi_max(vi a, vi b) { vi r; EACH(r, a.v[j] > b.v[j] ? a.v[j] : b.v[j]); }
-static inline vi vi_exponent(vi a) { vi r; EACH(r, (int32_t)((uint32_t)a.v[j] << 23)); }
-static inline void vi_store_i8(int8_t *p, vi a) { for (int j = 0; j < 16; j++) p[j] = (int8_t)a.v[j]; }
-static inline int32_t vi_sum(vi a) { int32_t s = 0; for (int j = 0; j < 16; j++) s += a.v[j]; return s; }
+static inline vi vi_bits(vf a) {
+    vi r;
+    memcpy(r.v, a.v, sizeof r.v);
+    return r;
+}
+EACH(vi, vi_set, (int32_t x), x)
+EACH(vi, vi_add, (vi a, vi b), (int32_t)((uint32_t)a.v[j] + (uint32_t)b.v[j]))
+EACH(vi, vi_sub, (vi a, vi b), (int32_t)((uint32_t)a.v[j] - (uint32_t)b.v[j]))
+EACH(vi, vi_and, (vi a, vi b), a.v[j] & b.v[j])
+EACH(vi, vi_max, (vi a, vi b), a.v[j] > b.v[j] ? a.v[j] : b.v[j])
+EACH(vi, vi_exponent, (vi a), (int32_t)((uint32_t)a.v[j] << 23))
+static inline void vi_store_i8(int8_t *p, vi a) {
+    for (int j = 0; j < 16; j++) p[j] = (int8_t)a.v[j];
+}
+static inline int32_t vi_sum(vi a) {
+    int32_t s = 0;
+    for (int j = 0; j < 16; j++) s += a.v[j];
+    return s;
+}
 static inline int32_t vi_top(vi a) {
     int32_t top = a.v[0];
     for (int j = 1; j < 16; j++) top = a.v[j] > top ? a.v[j] : top;
     return top;
 }
 
-static inline vb vb_load(const void *p) { vb r; memcpy(r.v, p, sizeof r.v); return r; }
-static inline vb vb_low(vb a) { for (int j = 0; j < 64; j++) a.v[j] &= 15; return a; }
-static inline vb vb_high(vb a) { for (int j = 0; j < 64; j++) a.v[j] >>= 4; return a; }
+static inline vb vb_load(const void *p) {
+    vb r;
+    memcpy(r.v, p, sizeof r.v);
+    return r;
+}
+static inline vb vb_low(vb a) {
+    for (int j = 0; j < 64; j++) a.v[j] &= 15;
+    return a;
+}
+static inline vb vb_high(vb a) {
+    for (int j = 0; j < 64; j++) a.v[j] >>= 4;
+    return a;
+}
 
 /* acc[lane] += sum over i < 4 of w[4 * lane + i] * x[i], less `less` of each weight. */
 static inline vi dot4(vi acc, vb w, const int8_t *x, int less) {

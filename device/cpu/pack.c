@@ -14,23 +14,40 @@ static const size_t block_bytes[] = {
 
 static bool layout_of(sn_dtype dtype, sn_layout *out) {
     switch (dtype) {
-    case SN_F32: *out = SN_LAYOUT_F32; return true;
-    case SN_F16: *out = SN_LAYOUT_F16; return true;
-    case SN_BF16: *out = SN_LAYOUT_BF16; return true;
+    case SN_F32:
+        *out = SN_LAYOUT_F32;
+        return true;
+    case SN_F16:
+        *out = SN_LAYOUT_F16;
+        return true;
+    case SN_BF16:
+        *out = SN_LAYOUT_BF16;
+        return true;
     case SN_Q4_0:
-    case SN_Q4_1: *out = SN_LAYOUT_Q4_HALF; return true;
-    case SN_Q4_K: *out = SN_LAYOUT_Q4_WIDE; return true;
+    case SN_Q4_1:
+        *out = SN_LAYOUT_Q4_HALF;
+        return true;
+    case SN_Q4_K:
+        *out = SN_LAYOUT_Q4_WIDE;
+        return true;
     case SN_Q8_0:
     case SN_Q5_0:
-    case SN_IQ4_NL: *out = SN_LAYOUT_Q8_HALF; return true;
+    case SN_IQ4_NL:
+        *out = SN_LAYOUT_Q8_HALF;
+        return true;
     case SN_Q5_1:
     case SN_Q5_K:
     case SN_IQ4_XS:
-    case SN_MXFP4: *out = SN_LAYOUT_Q8_WIDE; return true;
+    case SN_MXFP4:
+        *out = SN_LAYOUT_Q8_WIDE;
+        return true;
     case SN_Q2_K:
     case SN_Q3_K:
-    case SN_Q6_K: *out = SN_LAYOUT_Q8_FINE; return true;
-    default: return false;
+    case SN_Q6_K:
+        *out = SN_LAYOUT_Q8_FINE;
+        return true;
+    default:
+        return false;
     }
 }
 
@@ -46,11 +63,22 @@ static void interleave(const sn_quant_group *const rows[SN_LANES], uint32_t word
     }
 }
 
+/* sn_f32_to_f16 for what was half in the file, normal numbers in line. */
+static inline uint16_t half_again(float value) {
+    union {
+        float f;
+        uint32_t u;
+    } x = {value};
+    uint32_t exponent = x.u >> 23 & 255;
+    if (exponent < 113 || exponent > 142 || x.u & 0x1fff) return sn_f32_to_f16(value);
+    return (uint16_t)((x.u >> 16 & 0x8000) | ((x.u & 0x7fffffff) - (112u << 23)) >> 13);
+}
+
 static void pack_half_scales(const sn_quant_group *const rows[SN_LANES], bool offsets, uint8_t *at) {
     uint16_t scales[2 * SN_LANES];
     for (int r = 0; r < SN_LANES; r++) {
-        scales[r] = sn_f32_to_f16(rows[r]->d[0]); /* exact: it was half in the file */
-        if (offsets) scales[SN_LANES + r] = sn_f32_to_f16(rows[r]->m[0]);
+        scales[r] = half_again(rows[r]->d[0]);
+        if (offsets) scales[SN_LANES + r] = half_again(rows[r]->m[0]);
     }
     memcpy(at, scales, offsets ? sizeof scales : sizeof scales / 2);
 }

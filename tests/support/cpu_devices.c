@@ -67,15 +67,26 @@ static void scale_offsets(sn_dtype dtype, int at[2]) {
     case SN_Q5_0:
     case SN_Q8_0:
     case SN_IQ4_NL:
-    case SN_IQ4_XS: at[0] = 0; break;
+    case SN_IQ4_XS:
+        at[0] = 0;
+        break;
     case SN_Q4_1:
     case SN_Q5_1:
     case SN_Q4_K:
-    case SN_Q5_K: at[0] = 0, at[1] = 2; break;
-    case SN_Q2_K: at[0] = 80, at[1] = 82; break;
-    case SN_Q3_K: at[0] = 108; break;
-    case SN_Q6_K: at[0] = 208; break;
-    default: break;
+    case SN_Q5_K:
+        at[0] = 0, at[1] = 2;
+        break;
+    case SN_Q2_K:
+        at[0] = 80, at[1] = 82;
+        break;
+    case SN_Q3_K:
+        at[0] = 108;
+        break;
+    case SN_Q6_K:
+        at[0] = 208;
+        break;
+    default:
+        break;
     }
 }
 

@@ -7,7 +7,8 @@
 enum { TEST_DEVICES_MAX = 9 };
 
 typedef struct test_devices {
-    sn_device *at[TEST_DEVICES_MAX]; /* each instruction set of this machine with 1, 2 and 3 threads; [0]: C, 1 thread */
+    sn_device
+        *at[TEST_DEVICES_MAX]; /* each instruction set of this machine with 1, 2 and 3 threads; [0]: C, 1 thread */
     int n;
 } test_devices;
 

@@ -1,12 +1,21 @@
-/* A device of several threads under ThreadSanitizer, against one of a single thread: products, and attention both ways of
- * sharing it out (few rows are cut into pieces, many are not). */
+/* A device of several threads under ThreadSanitizer, against one of a single thread: products, and attention both ways
+ * of sharing it out (few rows are cut into pieces, many are not). */
 #include "tests/support/cpu_devices.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { HEADS = 9, KV_HEADS = 3, DIM = 24, WIDTH = HEADS * DIM, KV_WIDTH = KV_HEADS * DIM, DEPTH = 700, ROWS = 40, PAGES = 23 };
+enum {
+    HEADS = 9,
+    KV_HEADS = 3,
+    DIM = 24,
+    WIDTH = HEADS * DIM,
+    KV_WIDTH = KV_HEADS * DIM,
+    DEPTH = 700,
+    ROWS = 40,
+    PAGES = 23
+};
 
 static sn_err err;
 static void must(sn_status status) {

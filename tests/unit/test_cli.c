@@ -163,6 +163,22 @@ Test(cli, makes_an_identity_and_never_overwrites_one) {
     free(path);
 }
 
+#define QWEN2 SN_FIXTURES "/tokenizer/qwen2"
+
+Test(cli, turns_text_into_ids_and_back) {
+    cr_assert_eq(SWARM("tokenize", "--model", QWEN2, "--text", "the session"), 0, "%s", last.err);
+    cr_assert_str_eq(last.out, "86 260 294\n");
+    cr_assert_eq(SWARM_IN("the session", "tokenize", "--model", QWEN2, "--json"), 0, "%s", last.err);
+    cr_assert_str_eq(last.out, "{\"ids\": [86, 260, 294]}\n");
+    cr_assert_eq(SWARM_IN("[86, 260, 294]", "tokenize", "--model", QWEN2, "--decode"), 0, "%s", last.err);
+    cr_assert_str_eq(last.out, "the session");
+    cr_assert_eq(SWARM_IN("[86, 260, 294]", "tokenize", "--model", QWEN2, "--decode", "--json"), 0, "%s", last.err);
+    cr_assert_str_eq(last.out, "{\"text\": \"the session\"}\n");
+    cr_assert_eq(SWARM_IN("[99999]", "tokenize", "--model", QWEN2, "--decode"), 2);
+    cr_assert_eq(SWARM_IN("\xff", "tokenize", "--model", QWEN2), 2);
+    REFUSES("give --text or --file", "tokenize", "--model", QWEN2, "--text", "x", "--file", "y");
+}
+
 Test(cli, inspects_a_model) {
     cr_assert_eq(SWARM("inspect", LLAMA, "--json", "--hashes", "--tensors"), 0, "%s", last.err);
     json_t *o = program_json(&last), *blocks = json_object_get(o, "blocks");
@@ -271,4 +287,9 @@ Test(cli, generates_the_references_greedy_tokens_of_every_family) {
         sn_safetensors_close(&golden);
         free(ids);
     }
+}
+
+Test(cli, knows_every_option_of_the_example_configuration) {
+    REFUSES("cannot be opened", "generate", "--config", SN_FIXTURES "/../../configs/client.conf", "--model",
+            "/nonexistent.gguf", "--prompt", "x");
 }

@@ -1,4 +1,5 @@
-/* Attention and the past's pages: equal bits however the rows come, and closeness to naive double-precision arithmetic. */
+/* Attention and the past's pages: equal bits however the rows come, and closeness to naive double-precision arithmetic.
+ */
 #include "base/math.h"
 #include "tests/support/cpu_devices.h"
 
@@ -23,8 +24,12 @@ typedef struct scene {
 } scene;
 
 static scene scene_new(int n_kv_heads, int group, int head_dim, int window) {
-    scene s = {.shape = {BLOCKS, n_kv_heads, head_dim, 32}, .n_heads = n_kv_heads * group, .window = window,
-               .past = {0, 45, 127}, .rows = {19, 1, 40}, .n_rows = 60};
+    scene s = {.shape = {BLOCKS, n_kv_heads, head_dim, 32},
+               .n_heads = n_kv_heads * group,
+               .window = window,
+               .past = {0, 45, 127},
+               .rows = {19, 1, 40},
+               .n_rows = 60};
     for (int i = 0; i < SEQUENCES; i++) {
         size_t n = (size_t)(s.past[i] + s.rows[i]) * (size_t)(n_kv_heads * head_dim);
         s.k[i] = test_random_floats(n, (uint64_t)i * 2 + 1);
@@ -124,8 +129,8 @@ static void check_values(const scene *s, const float *out) {
                 attend_naively(s, i, s->past[i] + t, h, s->q + at, want);
                 for (int e = 0; e < dim; e++)
                     cr_assert_float_eq((double)out[at + (size_t)e], want[e], 2e-6,
-                                       "sequence %d token %d head %d: %g, not %g", i, t, h,
-                                       (double)out[at + (size_t)e], want[e]);
+                                       "sequence %d token %d head %d: %g, not %g", i, t, h, (double)out[at + (size_t)e],
+                                       want[e]);
             }
 }
 

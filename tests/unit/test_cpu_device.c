@@ -13,7 +13,8 @@ static sn_err err;
 
 static void same(const float *a, const float *b, size_t n, const sn_device *d, const char *what) {
     size_t at = test_differ(a, b, n);
-    cr_assert_eq(at, n, "%s, %s: element %zu is %a, not %a", sn_device_describe(d), what, at, (double)b[at], (double)a[at]);
+    cr_assert_eq(at, n, "%s, %s: element %zu is %a, not %a", sn_device_describe(d), what, at, (double)b[at],
+                 (double)a[at]);
 }
 
 /* -- linear */
@@ -120,8 +121,10 @@ static void check_linear_values(sn_device *d, sn_dtype dtype) {
             }
             double y = (double)y0[r * 37 + j];
             /* Rounding of a few hundred steps; and half a step of 127 for quantised activations. */
-            cr_assert_float_eq(y, want, 4e-6 * size + 1e-7, "%s (%zu, %zu): %g, not %g", sn_dtype_name(dtype), r, j, y, want);
-            cr_assert_float_eq(y, exact, 0.01 * size, "%s (%zu, %zu): %g, exactly %g", sn_dtype_name(dtype), r, j, y, exact);
+            cr_assert_float_eq(y, want, 4e-6 * size + 1e-7, "%s (%zu, %zu): %g, not %g", sn_dtype_name(dtype), r, j, y,
+                               want);
+            cr_assert_float_eq(y, exact, 0.01 * size, "%s (%zu, %zu): %g, exactly %g", sn_dtype_name(dtype), r, j, y,
+                               exact);
         }
     }
     matrix_free(&m[0]);
@@ -141,7 +144,8 @@ Test(cpu_device, linear_keeps_what_is_not_finite_in_its_row) {
     static const sn_dtype types[] = {SN_F32, SN_BF16, SN_Q4_1, SN_Q8_0, SN_Q4_K, SN_Q5_1, SN_Q6_K};
     test_devices devices = test_devices_open(&(sn_device_limits){.rows = N, .width = 512});
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
-        matrix m[2] = {matrix_new(types[t], 85, cols_for(types[t]), false, 3), matrix_new(types[t], 5, cols_for(types[t]), true, 5)};
+        matrix m[2] = {matrix_new(types[t], 85, cols_for(types[t]), false, 3),
+                       matrix_new(types[t], 5, cols_for(types[t]), true, 5)};
         size_t cols = m[0].cols;
         float *x = test_random_floats(N * cols, 23), first[N * 85], want[N * 85], y[N * 85], other[N * 5];
         multiply(devices.at[0], m, x, N, N, (float *[]){first, other});
@@ -245,13 +249,15 @@ Test(cpu_device, silu_mul_is_the_same_bits_and_right) {
     float *gate = test_random_floats(N, 6), *up = test_random_floats(N, 7), *want = malloc(N * sizeof *want);
     float *y = malloc(N * sizeof *y);
     for (int i = 0; i < N; i++) gate[i] *= 100;
-    const float odd[] = {0, -0.0f, INFINITY, -INFINITY, NAN, 87.33f, -87.33f, 88.7228f, -88.7228f, 88.723f, -88.723f, 3e38f, -3e38f, 1e-45f, -87.33001f};
+    const float odd[] = {0,         -0.0f,   INFINITY, -INFINITY, NAN,    87.33f, -87.33f,   88.7228f,
+                         -88.7228f, 88.723f, -88.723f, 3e38f,     -3e38f, 1e-45f, -87.33001f};
     memcpy(gate, odd, sizeof odd);
     sn_device *d0 = devices.at[0];
     for (int i = 0; i < N; i++) OK(d0->ops->silu_mul(d0, 1, gate + i, up + i, want + i, &err));
     for (int i = 15; i < N; i++) {
         double g = (double)gate[i], exact = g / (1 + sn_exp(-g)) * (double)up[i];
-        cr_assert_float_eq((double)want[i], exact, 4e-7 * fabs(exact) + 1e-35, "silu(%g): %g, not %g", g, (double)want[i], exact);
+        cr_assert_float_eq((double)want[i], exact, 4e-7 * fabs(exact) + 1e-35, "silu(%g): %g, not %g", g,
+                           (double)want[i], exact);
     }
     cr_assert_eq(want[2], INFINITY * up[2]);
     cr_assert(isnan(want[4]));
@@ -284,7 +290,8 @@ Test(cpu_device, gather_gives_the_rows_of_the_file) {
             for (int i = 0; i < N; i++) ids[i] = i * 5 % ROWS;
             OK(device->ops->gather(device, w, N, ids, y, &err));
             for (int i = 0; i < N; i++) /* == : the sign of zero may differ where an offset is added */
-                for (size_t k = 0; k < m.cols; k++) cr_assert_eq(y[(size_t)i * m.cols + k], m.values[(size_t)ids[i] * m.cols + k]);
+                for (size_t k = 0; k < m.cols; k++)
+                    cr_assert_eq(y[(size_t)i * m.cols + k], m.values[(size_t)ids[i] * m.cols + k]);
             ids[1] = ROWS;
             cr_assert_eq(device->ops->gather(device, w, N, ids, y, &err), SN_REFUSED);
             cr_assert(strstr(err.text, "37"));
@@ -343,9 +350,9 @@ Test(cpu_device, gives_the_bits_that_every_other_machine_gives) {
     test_devices devices = test_devices_open(&(sn_device_limits){.rows = 20, .width = 512, .context = 100});
     for (int d = 0; d < devices.n; d++) {
         uint64_t hash = 14695981039346656037u;
-        for (int t = 0; t < test_n_weight_types; t++)
-            hash = hash_of_a_block(devices.at[d], test_weight_types[t], hash);
-        cr_assert_eq(hash, 0x94b61b601852b92eu, "%s: 0x%016llxu", sn_device_describe(devices.at[d]), (unsigned long long)hash);
+        for (int t = 0; t < test_n_weight_types; t++) hash = hash_of_a_block(devices.at[d], test_weight_types[t], hash);
+        cr_assert_eq(hash, 0x94b61b601852b92eu, "%s: 0x%016llxu", sn_device_describe(devices.at[d]),
+                     (unsigned long long)hash);
     }
     test_devices_close(&devices);
 }

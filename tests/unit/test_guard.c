@@ -49,7 +49,12 @@ Test(guard, takes_data_at_any_address_and_bits_as_they_are) {
 Test(guard, follows_strides) {
     float data[4 * 10], out[2 * 3 * 2];
     for (int i = 0; i < 40; i++) data[i] = (float)i;
-    sn_tensor t = {.name = "past keys", .data = data, .device = cpu, .dtype = SN_F32, .rank = 3, .shape = {2, 3, 2},
+    sn_tensor t = {.name = "past keys",
+                   .data = data,
+                   .device = cpu,
+                   .dtype = SN_F32,
+                   .rank = 3,
+                   .shape = {2, 3, 2},
                    .strides = {1, 10, 4}};
     cr_assert_eq(sn_guard(&t, cpu, 3, (int64_t[]){2, -1, 2}, out, NULL, &err), SN_OK, "%s", err.text);
     for (int i = 0; i < 12; i++) cr_assert_eq(out[i], (float)(i / 6 + i / 2 % 3 * 10 + i % 2 * 4));

@@ -222,3 +222,17 @@ Test(logprob, gives_log_probabilities_and_takes_minus_infinity) {
     float hole[] = {0, -INFINITY, 0};
     cr_assert_float_eq(sn_row_logprob(hole, 3, 0, 2), log(0.5), 1e-12);
 }
+
+Test(sampler, finds_candidates_far_below_the_best_when_they_are_needed) {
+    int counts[8];
+    float far[] = {-60, 0, -70, -50};
+    sn_sampling sampling = SN_SAMPLING_DEFAULT;
+    sampling.temperature = 1000; /* nearly even among those that are left */
+    sampling.top_k = 3;
+    count(sampling, far, 4, 3000, counts);
+    cr_assert(counts[0] > 800 && counts[1] > 800 && counts[3] > 800 && counts[2] == 0);
+    sampling.top_k = 0;
+    sampling.top_p = 0x1.fffffffffffffp-1; /* not reached by rounding until all are taken, or nearly */
+    count(sampling, far, 4, 3000, counts);
+    cr_assert_gt(counts[1], 600);
+}

@@ -1,0 +1,213 @@
+/* The operations of a block that are no matrices. OpenCL C 1.2 without extensions and subgroups. What is added up along a
+ * row is added in an order fixed by the shape alone: the same bits from run to run. */
+
+/* -- row by row, element by element */
+
+/* Zhang & Sennrich 2019. A group of 64 to a row; y may be x. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void rms_norm(uint width, __global const float *x,
+                                                                       __global const float *weight, float eps,
+                                                                       __global float *y) {
+    __local float partial[64];
+    uint lane = get_local_id(0);
+    size_t row = (size_t)get_group_id(0) * width;
+    float sum = 0.0f;
+    for (uint i = lane; i < width; i += 64) sum += x[row + i] * x[row + i];
+    partial[lane] = sum;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (uint half_count = 32; half_count > 0; half_count /= 2) {
+        if (lane < half_count) partial[lane] += partial[lane + half_count];
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
+    float scale = 1.0f / sqrt(partial[0] / (float)width + eps);
+    for (uint i = lane; i < width; i += 64) y[row + i] = x[row + i] * scale * weight[i];
+}
+
+/* Su et al. 2021. An item turns one pair: pairs (2i, 2i+1), or (i, i + dim/2) with `halves`. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void rope(uint n_pairs_all, uint n_heads, uint head_dim, uint dim,
+                                                                   uint halves, __global float *x,
+                                                                   __global const float *cos_sin) {
+    uint id = get_global_id(0), pairs = dim / 2;
+    if (id >= n_pairs_all) return;
+    uint pair = id % pairs, head = id / pairs, token = head / n_heads;
+    __global float *a = x + (size_t)head * head_dim + (halves ? pair : 2 * pair), *b = a + (halves ? pairs : 1);
+    float c = cos_sin[((size_t)token * pairs + pair) * 2], s = cos_sin[((size_t)token * pairs + pair) * 2 + 1];
+    float va = *a, vb = *b;
+    *a = va * c - vb * s;
+    *b = vb * c + va * s;
+}
+
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void silu_mul(ulong n, __global const float *gate,
+                                                                       __global const float *up, __global float *y) {
+    size_t i = get_global_id(0);
+    if (i < n) y[i] = gate[i] / (1.0f + exp(-gate[i])) * up[i];
+}
+
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void add(ulong n, __global float *y, __global const float *x) {
+    size_t i = get_global_id(0);
+    if (i < n) y[i] += x[i];
+}
+
+/* -- the past. A page holds for each block and key-value head the keys as (tile of 16 positions, head_dim, 16), so that
+ * 16 items that each take a position read side by side, then the values as (position, head_dim). past.c knows it too.
+ *
+ * A pass's table: for each row {first of its sequence's entries in `pages`, position}, then tiles of up to 16 rows of one
+ * sequence {first row, rows, position of the first, first entry in `pages`}. Pages are addresses. */
+
+typedef struct past {
+    __global const ulong *pages; /* of the sequence */
+    uint page_tokens, head_dim;
+    ulong offset; /* of this block and head in a page, in floats */
+} past;
+
+inline __global float *page_at(past p, uint position) {
+    return (__global float *)p.pages[position / p.page_tokens] + p.offset;
+}
+
+inline __global float *key_at(past p, uint position) { /* its first element, the others 16 apart */
+    uint in_page = position % p.page_tokens;
+    return page_at(p, position) + (in_page / 16) * 16 * p.head_dim + in_page % 16;
+}
+
+inline __global float *value_at(past p, uint position) {
+    return page_at(p, position) + (size_t)p.page_tokens * p.head_dim + (size_t)(position % p.page_tokens) * p.head_dim;
+}
+
+inline ulong head_offset(uint block, uint head, uint n_kv_heads, uint page_tokens, uint head_dim) {
+    return ((ulong)block * n_kv_heads + head) * 2 * page_tokens * head_dim;
+}
+
+/* An item stores one element of a row's keys and values. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void kv_store(__global const uint2 *rows,
+                                                                       __global const ulong *pages, uint block,
+                                                                       uint n_kv_heads, uint head_dim, uint page_tokens,
+                                                                       __global const float *k, __global const float *v) {
+    uint e = get_global_id(0), row = get_group_id(1), head = e / head_dim;
+    if (head >= n_kv_heads) return;
+    uint2 at = rows[row];
+    past p = {pages + at.x, page_tokens, head_dim, head_offset(block, head, n_kv_heads, page_tokens, head_dim)};
+    size_t from = (size_t)row * n_kv_heads * head_dim + e;
+    key_at(p, at.y)[16 * (e % head_dim)] = k[from];
+    value_at(p, at.y)[e % head_dim] = v[from];
+}
+
+/* One sequence's positions [first, first + n) to or from (n, n_kv_heads, head_dim). */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void kv_move(__global const ulong *pages, uint block,
+                                                                      uint n_kv_heads, uint head_dim, uint page_tokens,
+                                                                      uint first, uint store, __global float *k,
+                                                                      __global float *v) {
+    uint e = get_global_id(0), i = get_group_id(1), head = e / head_dim;
+    if (head >= n_kv_heads) return;
+    past p = {pages, page_tokens, head_dim, head_offset(block, head, n_kv_heads, page_tokens, head_dim)};
+    size_t at = (size_t)i * n_kv_heads * head_dim + e;
+    __global float *key = key_at(p, first + i) + 16 * (e % head_dim), *value = value_at(p, first + i) + e % head_dim;
+    if (store) {
+        *key = k[at];
+        *value = v[at];
+    } else {
+        k[at] = *key;
+        v[at] = *value;
+    }
+}
+
+inline uint window_start(uint end, uint window) { return window > 0 && end > window ? end - window : 0; }
+
+#define CHUNK 64
+#define DIM_MAX 256
+
+/* One row and head by a group of 64, for decoding. Positions are taken 64 at a time: an item scores one of them, then
+ * takes every 64th dimension of the result. Online softmax: Milakov & Gimelshein 2018. */
+__kernel __attribute__((reqd_work_group_size(CHUNK, 1, 1))) void attention_row(
+    __global const uint2 *rows, __global const ulong *pages, uint block, uint n_heads, uint n_kv_heads, uint head_dim,
+    uint page_tokens, uint window, float scale, __global const float *q, __global float *out) {
+    __local float query[DIM_MAX], scores[CHUNK], shares[CHUNK];
+    uint lane = get_local_id(0), head = get_group_id(0), row = get_group_id(1);
+    uint kv_head = head / (n_heads / n_kv_heads);
+    uint2 at = rows[row];
+    past p = {pages + at.x, page_tokens, head_dim, head_offset(block, kv_head, n_kv_heads, page_tokens, head_dim)};
+    uint end = at.y + 1, start = window_start(end, window);
+    size_t place = ((size_t)row * n_heads + head) * head_dim;
+    for (uint e = lane; e < head_dim; e += CHUNK) query[e] = q[place + e];
+    float most = -INFINITY, sum = 0.0f, result[DIM_MAX / CHUNK];
+    for (uint i = 0; i < DIM_MAX / CHUNK; i++) result[i] = 0.0f;
+    for (uint base = start / 16 * 16; base < end; base += CHUNK) {
+        uint position = base + lane, first = max(start, base), last = min(end, base + CHUNK);
+        bool looked_at = position >= start && position < end;
+        float score = 0.0f;
+        barrier(CLK_LOCAL_MEM_FENCE); /* query is there; the chunk before is done with shares */
+        if (looked_at) {
+            __global const float *key = key_at(p, position);
+            for (uint e = 0; e < head_dim; e++) score += query[e] * key[16 * e];
+            score *= scale;
+        }
+        scores[lane] = score;
+        barrier(CLK_LOCAL_MEM_FENCE);
+        float highest = most;
+        for (uint t = first; t < last; t++) highest = fmax(highest, scores[t - base]);
+        shares[lane] = looked_at ? exp(score - highest) : 0.0f;
+        barrier(CLK_LOCAL_MEM_FENCE);
+        float keep = exp(most - highest); /* what counted so far, measured by the new maximum */
+        most = highest;
+        sum *= keep;
+        for (uint i = 0; i < DIM_MAX / CHUNK; i++) result[i] *= keep;
+        for (uint t = first; t < last; t++) {
+            __global const float *value = value_at(p, t);
+            float share = shares[t - base];
+            sum += share;
+            for (uint i = 0; i < DIM_MAX / CHUNK; i++)
+                if (lane + i * CHUNK < head_dim) result[i] += share * value[lane + i * CHUNK];
+        }
+    }
+    for (uint i = 0; i < DIM_MAX / CHUNK; i++)
+        if (lane + i * CHUNK < head_dim) out[place + lane + i * CHUNK] = result[i] / sum;
+}
+
+#define ROWS 16  /* of a tile */
+#define LANES 8  /* items of a row */
+#define KEYS 16  /* positions at a time: a tile of the page */
+
+/* Up to 16 rows of one sequence and a head by a group of 8 x 16: keys and values come to local memory once for all of
+ * them. Positions before a row's window or behind it do not count for it. */
+__kernel __attribute__((reqd_work_group_size(LANES, ROWS, 1))) void attention_tile(
+    __global const uint4 *tiles, __global const ulong *pages, uint block, uint n_heads, uint n_kv_heads, uint head_dim,
+    uint page_tokens, uint window, float scale, __global const float *q, __global float *out, __local float *query,
+    __local float *keys, __local float *values) {
+    __local float scores[ROWS][KEYS];
+    uint lane = get_local_id(0), line = get_local_id(1), item = line * LANES + lane, head = get_group_id(0);
+    uint kv_head = head / (n_heads / n_kv_heads);
+    uint4 tile = tiles[get_group_id(1)];
+    past p = {pages + tile.w, page_tokens, head_dim, head_offset(block, kv_head, n_kv_heads, page_tokens, head_dim)};
+    bool real = line < tile.y;
+    uint row = tile.x + (real ? line : 0), end = tile.z + (real ? line : 0) + 1, start = window_start(end, window);
+    uint all_start = window_start(tile.z + 1, window), all_end = tile.z + tile.y;
+    size_t place = ((size_t)row * n_heads + head) * head_dim;
+    for (uint e = lane; e < head_dim; e += LANES) query[line * head_dim + e] = q[place + e];
+    float most = -INFINITY, sum = 0.0f, result[DIM_MAX / LANES];
+    for (uint i = 0; i < DIM_MAX / LANES; i++) result[i] = 0.0f;
+    for (uint base = all_start / KEYS * KEYS; base < all_end; base += KEYS) {
+        __global const float *key = key_at(p, base), *value = value_at(p, base);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (uint i = item; i < KEYS * head_dim; i += LANES * ROWS) keys[i] = key[i], values[i] = value[i];
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (uint t = lane; t < KEYS; t += LANES) {
+            float score = 0.0f;
+            for (uint e = 0; e < head_dim; e++) score += query[line * head_dim + e] * keys[e * KEYS + t];
+            scores[line][t] = score * scale;
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+        uint first = max(start, base), last = min(end, base + KEYS);
+        float highest = most;
+        for (uint t = first; t < last; t++) highest = fmax(highest, scores[line][t - base]);
+        float keep = first < last ? exp(most - highest) : 1.0f; /* nothing here counts: -infinity may still be the maximum */
+        most = highest;
+        sum *= keep;
+        for (uint i = 0; i < DIM_MAX / LANES; i++) result[i] *= keep;
+        for (uint t = first; t < last; t++) {
+            float share = exp(scores[line][t - base] - highest);
+            sum += share;
+            for (uint i = 0; i < DIM_MAX / LANES; i++)
+                if (lane + i * LANES < head_dim) result[i] += share * values[(t - base) * head_dim + lane + i * LANES];
+        }
+    }
+    for (uint i = 0; real && i < DIM_MAX / LANES; i++)
+        if (lane + i * LANES < head_dim) out[place + lane + i * LANES] = result[i] / sum;
+}

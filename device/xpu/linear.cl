@@ -1,0 +1,182 @@
+/* Matrices, once per form of weight (weights.c says what the forms are and lays them out). Compiled with
+ *   BITS    32, 16, 17 (bfloat16), 8 or 4 of an element
+ *   SCALE   none (plain), D, H, K, S or E: what a group's scale and offset are made of
+ *   MAPPED  (4 bits) what a nibble stands for: 0 itself, 1 itself - 8, 2 IQ4's table, 3 MXFP4's table
+ *   SUFFIX  of the kernels' names
+ * Rows are padded with zeros to a multiple of 8 elements; groups have 32 (S: 16), superblocks 256. OpenCL C 1.2 without
+ * extensions and subgroups, so that any SPIR-V consumer takes it.
+ *
+ * Sums are in float32, in an order fixed by the shape alone: the same bits from run to run. */
+
+#define NAME_(base, suffix) base##_##suffix
+#define NAME(base, suffix) NAME_(base, suffix)
+#define SCALE_NONE 0
+#define SCALE_D 1
+#define SCALE_H 2
+#define SCALE_K 3
+#define SCALE_S 4
+#define SCALE_E 5
+
+typedef struct planes {
+    __global const uchar *elements, *scales, *supers;
+    uint steps; /* of 8 elements, in a row */
+} planes;
+
+#if BITS == 4 && MAPPED >= 2
+__constant char table[16] =
+#if MAPPED == 2
+    {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+#else
+    {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+#endif
+#endif
+
+/* The integers of 8 elements from number 8 * at on. */
+#if BITS <= 8
+inline float8 integers(__global const uchar *elements, size_t at) {
+#if BITS == 8
+    return convert_float8(vload8(at, (__global const char *)elements));
+#else
+    uint packed = ((__global const uint *)elements)[at];
+    uint8 nibbles = ((uint8)(packed) >> (uint8)(0, 4, 8, 12, 16, 20, 24, 28)) & 15u;
+#if MAPPED >= 2
+    return (float8)(table[nibbles.s0], table[nibbles.s1], table[nibbles.s2], table[nibbles.s3], table[nibbles.s4],
+                    table[nibbles.s5], table[nibbles.s6], table[nibbles.s7]);
+#elif MAPPED == 1
+    return convert_float8(nibbles) - 8.0f;
+#else
+    return convert_float8(nibbles);
+#endif
+#endif
+}
+
+/* Scale and offset of the elements from 8 * at on. */
+inline float2 scales_of(planes w, size_t at) {
+#if SCALE == SCALE_D
+    return (float2)(vload_half(at / 4, (__global const half *)w.scales), 0.0f);
+#elif SCALE == SCALE_H
+    return vload_half2(at / 4, (__global const half *)w.scales);
+#elif SCALE == SCALE_E
+    uint e = w.scales[at / 4]; /* 2^(e - 127) / 2, also where that is subnormal */
+    return (float2)(as_float(e < 2 ? 0x200000u << e : (e - 1) << 23), 0.0f);
+#else
+    size_t group = SCALE == SCALE_K ? at / 4 : at / 2;
+    float2 super = vload_half2(at / 32, (__global const half *)w.supers);
+    char scale = ((__global const char *)w.scales)[2 * group];
+    uchar offset = w.scales[2 * group + 1];
+    return (float2)(super.x * (float)scale, -(super.y * (float)offset));
+#endif
+}
+#endif
+
+/* Elements [8 * step, 8 * step + 8) of a row. */
+inline float8 weights(planes w, uint row, uint step) {
+    size_t at = (size_t)row * w.steps + step;
+#if BITS == 32
+    return vload8(at, (__global const float *)w.elements);
+#elif BITS == 16
+    return vload_half8(at, (__global const half *)w.elements);
+#elif BITS == 17
+    return as_float8(convert_uint8(vload8(at, (__global const ushort *)w.elements)) << 16);
+#else
+    float2 scale = scales_of(w, at);
+    return integers(w.elements, at) * scale.x + scale.y;
+#endif
+}
+
+/* The same of a row of x, 0 behind its end. */
+inline float8 inputs(__global const float *row, uint step, uint cols) {
+    uint k = 8 * step;
+    if (k + 8 <= cols) return vload8(0, row + k);
+    float v[8];
+    for (uint i = 0; i < 8; i++) v[i] = k + i < cols ? row[k + i] : 0.0f;
+    return vload8(0, v);
+}
+
+inline float dot8(float8 a, float8 b) {
+    float8 p = a * b;
+    return ((p.s0 + p.s1) + (p.s2 + p.s3)) + ((p.s4 + p.s5) + (p.s6 + p.s7));
+}
+
+#define LANES 16
+#define OUTPUTS 4
+
+/* Few rows of x: 16 lanes go through a row of the weight side by side, so that it is read once, in order. A group has 4
+ * such outputs; `count` rows of x share what is read. */
+#define MATVEC(base, count)                                                                                            \
+    __kernel __attribute__((reqd_work_group_size(LANES, OUTPUTS, 1))) void NAME(base, SUFFIX)(                         \
+        __global const uchar *weight, ulong scales, ulong supers, uint rows, uint cols, __global const float *x,       \
+        __global const float *bias, __global float *y, uint n) {                                                       \
+        __local float partial[OUTPUTS][count][LANES];                                                                  \
+        uint lane = get_local_id(0), slot = get_local_id(1), row = get_group_id(0) * OUTPUTS + slot;                   \
+        uint first = get_group_id(1) * count;                                                                          \
+        planes w = {weight, weight + scales, weight + supers, (cols + 7) / 8};                                         \
+        float sums[count];                                                                                             \
+        for (uint r = 0; r < count; r++) sums[r] = 0.0f;                                                               \
+        for (uint step = lane; row < rows && step < w.steps; step += LANES) {                                          \
+            float8 part = weights(w, row, step);                                                                       \
+            for (uint r = 0; r < count; r++) {                                                                         \
+                uint from = min(first + r, n - 1); /* beyond the last row: computed, never written */                  \
+                sums[r] += dot8(part, inputs(x + (size_t)from * cols, step, cols));                                    \
+            }                                                                                                          \
+        }                                                                                                              \
+        for (uint r = 0; r < count; r++) partial[slot][r][lane] = sums[r];                                             \
+        barrier(CLK_LOCAL_MEM_FENCE);                                                                                  \
+        if (lane >= count || first + lane >= n || row >= rows) return;                                                 \
+        float sum = 0.0f;                                                                                              \
+        for (uint i = 0; i < LANES; i++) sum += partial[slot][lane][i];                                                \
+        y[(size_t)(first + lane) * rows + row] = bias ? sum + bias[row] : sum;                                         \
+    }
+
+MATVEC(linear1, 1)
+MATVEC(linear4, 4)
+
+#define TILE 32  /* outputs, and rows of x, of a group */
+#define DEPTH 32 /* elements of both held in local memory at a time */
+
+/* Many rows of x: a group of 8 x 8 makes 32 x 32 numbers, each item 4 x 4. */
+__kernel __attribute__((reqd_work_group_size(8, 8, 1))) void NAME(linear_tile, SUFFIX)(
+    __global const uchar *weight, ulong scales, ulong supers, uint rows, uint cols, __global const float *x,
+    __global const float *bias, __global float *y, uint n) {
+    __local float wt[DEPTH][TILE + 1], xt[DEPTH][TILE + 1];
+    uint lx = get_local_id(0), ly = get_local_id(1), item = ly * 8 + lx;
+    uint first_out = get_group_id(0) * TILE, first_row = get_group_id(1) * TILE;
+    planes w = {weight, weight + scales, weight + supers, (cols + 7) / 8};
+    float sums[4][4];
+    for (uint i = 0; i < 4; i++)
+        for (uint j = 0; j < 4; j++) sums[i][j] = 0.0f;
+    for (uint base = 0; base < w.steps; base += DEPTH / 8) {
+        for (uint part = item; part < TILE * (DEPTH / 8); part += 64) { /* 8 elements of each, twice */
+            uint line = part / (DEPTH / 8), step = part % (DEPTH / 8);
+            float8 a = 0.0f, b = 0.0f;
+            if (first_out + line < rows && base + step < w.steps) a = weights(w, first_out + line, base + step);
+            if (first_row + line < n && base + step < w.steps)
+                b = inputs(x + (size_t)(first_row + line) * cols, base + step, cols);
+            float va[8], vb[8];
+            vstore8(a, 0, va);
+            vstore8(b, 0, vb);
+            for (uint i = 0; i < 8; i++) wt[8 * step + i][line] = va[i], xt[8 * step + i][line] = vb[i];
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (uint k = 0; k < DEPTH; k++)
+            for (uint i = 0; i < 4; i++)
+                for (uint j = 0; j < 4; j++) sums[i][j] += xt[k][ly + 8 * i] * wt[k][lx + 8 * j];
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
+    for (uint i = 0; i < 4; i++)
+        for (uint j = 0; j < 4; j++) {
+            uint row = first_row + ly + 8 * i, out = first_out + lx + 8 * j;
+            if (row < n && out < rows) y[(size_t)row * rows + out] = bias ? sums[i][j] + bias[out] : sums[i][j];
+        }
+}
+
+/* y (n, cols) = rows ids[i]. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void NAME(gather, SUFFIX)(
+    __global const uchar *weight, ulong scales, ulong supers, uint cols, __global const int *ids, __global float *y) {
+    uint step = get_global_id(0), i = get_group_id(1);
+    planes w = {weight, weight + scales, weight + supers, (cols + 7) / 8};
+    if (step >= w.steps) return;
+    float v[8];
+    vstore8(weights(w, (uint)ids[i], step), 0, v);
+    for (uint e = 0; e < 8 && 8 * step + e < cols; e++) y[(size_t)i * cols + 8 * step + e] = v[e];
+}

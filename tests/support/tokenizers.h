@@ -1,0 +1,27 @@
+/* Tokenizers of the fixtures, and how they are compared with the reference's ids. Whatever fails here fails the test.
+ */
+#ifndef SN_TESTS_TOKENIZERS_H
+#define SN_TESTS_TOKENIZERS_H
+
+#include "model/tokenizer.h"
+
+#include <jansson.h>
+
+/* A JSON file of the fixtures; `folder` may be "". The caller decrefs it. */
+json_t *load_json(const char *folder, const char *name);
+json_t *fixture_json(const char *name, const char *file); /* of tokenizer/name */
+sn_tokenizer *open_fixture(const char *name);
+
+/* These must succeed; the caller frees what they return. */
+sn_ids encode(const sn_tokenizer *t, const char *text, size_t len, bool add_bos, bool parse_special);
+sn_buf decode(const sn_tokenizer *t, const sn_ids *ids, bool with_special);
+
+void same_ids(const sn_ids *ids, const json_t *expected, const char *what);
+/* Texts and ids of a JSON array [{"text", "ids"}]. */
+void same_as_expected(const sn_tokenizer *t, const json_t *list, bool add_bos, const char *name);
+/* Encoded and decoded, the text is what it was. */
+void survives(const sn_tokenizer *t, const char *text, size_t len, bool parse_special);
+
+double now_s(void);
+
+#endif

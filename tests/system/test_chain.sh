@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Three nodes give the bits that one program gives: hidden states, logits, tokens; with and without pushing.
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+compare() { # compare MODEL IDS: with nodes a, b, c running
+  local model=$1 ids=$2 join="--join ${address[a]}"
+  succeeds "$bin/swarm" forward --model "$model" --local all --ids-file "$ids" --out "$scratch/local" --every-block
+  succeeds "$bin/swarm" forward --model "$model" $join --ids-file "$ids" --out "$scratch/nodes" --every-block
+  cmp "$scratch/local" "$scratch/nodes" || fail "$model: hidden states or logits over nodes differ from local ones"
+  succeeds "$bin/swarm" forward --model "$model" --local all --ids-file "$ids" --out "$scratch/local"
+  succeeds "$bin/swarm" forward --model "$model" $join --push --ids-file "$ids" --out "$scratch/pushed"
+  cmp "$scratch/local" "$scratch/pushed" || fail "$model: logits over nodes that push differ from local ones"
+  local how n=0 tokens
+  for how in "--local all" "$join" "$join --push" "$join --local 0:2"; do
+    succeeds "$bin/swarm" generate --model "$model" $how --ids-file "$ids" --max-tokens 40 --ignore-end --json
+    tokens=$(query "$scratch/run.out" 'd["ids"]')
+    [ $((n++)) = 0 ] && expected=$tokens
+    [ "$tokens" = "$expected" ] || fail "$model $how: $tokens instead of $expected"
+  done
+}
+
+for name in llama qwen2 qwen3 mistral; do
+  golden_ids "$name" "$scratch/ids"
+  start_three "$fixtures/golden/$name"
+  compare "$fixtures/golden/$name" "$scratch/ids"
+  stop_three
+done
+
+if [ -n "${SN_TEST_MODEL:-}" ]; then
+  start_node a "$SN_TEST_MODEL" 0:10
+  wait_ready a
+  start_node b "$SN_TEST_MODEL" 10:20 --join "${address[a]}"
+  start_node c "$SN_TEST_MODEL" 20:30 --join "${address[a]}"
+  wait_ready b c
+  golden_ids llama "$scratch/ids"
+  compare "$SN_TEST_MODEL" "$scratch/ids"
+  for how in "--local all" "--join ${address[b]}"; do
+    succeeds "$bin/swarm" generate --model "$SN_TEST_MODEL" $how --prompt "The capital of France is" --max-tokens 12
+    cp "$scratch/run.out" "$scratch/text.${how%% *}"
+  done
+  cmp "$scratch/text.--local" "$scratch/text.--join" || fail "the text over nodes differs from the local one"
+  grep -q Paris "$scratch/text.--join" || fail "the model does not know the capital of France"
+  stop_three
+fi

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Who finds whom, and nodes that come and go early.
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+model=$fixtures/golden/llama
+golden_ids llama "$scratch/ids"
+
+# One address finds all three, whichever it is.
+start_three "$model"
+sleep 0.3
+for name in a b c; do
+  for ((i = 0; i < 50; i++)); do # what a node tells takes a moment to go round
+    succeeds "$bin/swarm" status --join "${address[$name]}" --json
+    [ "$(query "$scratch/run.out" '" ".join(sorted(n["name"] for n in d["nodes"] if n["answered"]))')" = "a b c" ] && break
+    sleep 0.5
+  done
+  [ $i -lt 50 ] || fail "joining $name alone does not find all nodes"
+  [ "$(query "$scratch/run.out" 'd["coverage"][0]["holders_of_block"]')" = "[1, 1, 1, 1]" ] || fail "coverage is wrong"
+done
+stop_node b
+succeeds "$bin/swarm" status --join "${address[a]}" --json
+[ "$(query "$scratch/run.out" 'd["coverage"][0]["holders_of_block"][1]')" = 0 ] || fail "a node that left still counts"
+stop_node a
+stop_node c
+refuses 1 "no node answered at ${address[a]}" "$bin/swarm" status --join "${address[a]}" --timeout 1
+
+# A node may start before the one that it joins; and a client before any.
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+late=tcp://127.0.0.1:$port
+start_node early "$model" 2:4 --join "$late"
+wait_ready early
+start client "$bin/swarm" generate --model "$model" --join "$late" --ids-file "$scratch/ids" --max-tokens 8 --json --timeout 30
+sleep 1
+start_node late "$model" 0:2 --listen "$late"
+wait_ready late
+wait_end client 20
+[ $rc = 0 ] || fail "a client that was started before its nodes ended with $rc"
+[ "$(query "$scratch/client.out" 'len(d["ids"])')" = 8 ] || fail "the early client has no tokens"
+stop_node early
+stop_node late
+
+# Asked to stop while it loads, or before: a node leaves without a word.
+for delay in 0.005 0.01 0.05 0.2; do
+  start_node brief "${SN_TEST_MODEL:-$model}" all
+  sleep $delay
+  signal brief TERM
+  wait_end brief 5
+  [ $rc = 0 ] || [ $rc = 143 ] || fail "a node stopped after $delay s left with $rc"
+  [ $rc = 143 ] && [ $delay = 0.2 ] && fail "SIGTERM killed a node that had $delay s to take it"
+  [ -s "$scratch/brief.err" ] && grep -v ' info ' "$scratch/brief.err" && fail "it complained"
+done
+exit 0

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# A node holds the weights of its own blocks only: resident memory with 10 of 30 blocks against all 30.
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+[ -n "${SN_TEST_MODEL:-}" ] || skip "resident memory needs SN_TEST_MODEL"
+resident_kib() { awk '/^VmRSS:/ { print $2 }' "/proc/${pid[$1]}/status"; }
+
+start_node part "$SN_TEST_MODEL" 10:20
+start_node whole "$SN_TEST_MODEL" all
+wait_ready part whole
+part=$(resident_kib part) whole=$(resident_kib whole)
+echo "resident: $((part / 1024)) MiB with 10 blocks, $((whole / 1024)) MiB with 30 ($((100 * part / whole)) %)"
+[ $((100 * part)) -lt $((60 * whole)) ] || fail "a third of the blocks takes $((100 * part / whole)) % of the memory of all"
+stop_node part
+stop_node whole

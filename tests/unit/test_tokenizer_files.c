@@ -1,0 +1,394 @@
+/* What tokenizers are read from: a folder's JSON files, GGUF metadata, patterns. */
+#include "model/pattern.h"
+#include "model/tokenizer_parts.h"
+#include "tests/support/files.h"
+#include "tests/support/tokenizers.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+static sn_buf dump(json_t *value) {
+    char *text = value ? json_dumps(value, JSON_COMPACT) : NULL;
+    return (sn_buf){.data = (uint8_t *)text, .len = text ? strlen(text) : 0};
+}
+
+static sn_status from_json(json_t *root, json_t *config, json_t *generation, const char *jinja, sn_tokenizer **out,
+                           sn_err *err) {
+    sn_tokenizer_files files = {
+        .tokenizer = dump(root), .tokenizer_config = dump(config), .generation_config = dump(generation)};
+    if (jinja) files.chat_template = (sn_buf){.data = (uint8_t *)strdup(jinja), .len = strlen(jinja)};
+    sn_status status = sn_tokenizer_from_files(&files, out, err);
+    free(files.tokenizer.data);
+    free(files.tokenizer_config.data);
+    free(files.generation_config.data);
+    free(files.chat_template.data);
+    return status;
+}
+
+Test(tokenizer_files, takes_end_tokens_and_template_from_the_files_beside) {
+    json_t *root = fixture_json("qwen2", "tokenizer.json"),
+           *generation = json_pack("{s:[i,i,i]}", "eos_token_id", 7, 9, 999999);
+    json_t *config = json_pack("{s:n,s:{s:s},s:[{s:s,s:s},{s:s,s:s}]}", "bos_token", "eos_token", "content", "<sep>",
+                               "chat_template", "name", "tools", "template", "x", "name", "default", "template",
+                               "{{ '<|im_start|>' + x + '<|im_end|>\\n' }}");
+    sn_tokenizer *t;
+    sn_err err;
+    cr_assert_eq(from_json(root, config, generation, NULL, &t, &err), SN_OK, "%s", err.text);
+    static const int32_t ends[] = {0 /* <|endoftext|> */, 2 /* <|im_end|> */, 7, 9, 420 /* <sep> */};
+    for (size_t i = 0; i < 5; i++) cr_assert(sn_tokenizer_is_end(t, ends[i]), "%d", ends[i]);
+    cr_assert(!sn_tokenizer_is_end(t, 1));
+    cr_assert(!sn_tokenizer_is_end(t, 8));
+    sn_buf out;
+    sn_buf_init(&out, 1000);
+    cr_assert_eq(sn_tokenizer_chat(t, &(sn_chat_turn){"user", "hi"}, 1, true, false, &out, &err), SN_OK);
+    static const char rendered[] = "<|im_start|>user\nhi<|im_end|>\n";
+    cr_assert(out.len == sizeof rendered - 1 && !memcmp(out.data, rendered, out.len));
+    sn_buf_fini(&out);
+    sn_tokenizer_close(&t);
+    json_t *one = json_pack("{s:i}", "eos_token_id", 7);
+    cr_assert_eq(from_json(root, NULL, one, "{{ '[INST]' + x + '[/INST]' }}{{ y + eos_token }}", &t, &err), SN_OK);
+    cr_assert(sn_tokenizer_is_end(t, 7));
+    cr_assert_eq(t->chat.family, SN_CHAT_MISTRAL);
+    sn_tokenizer_close(&t);
+    json_decref(one);
+    json_decref(root);
+    json_decref(config);
+    json_decref(generation);
+}
+
+/* Puts `value` (JSON text; NULL removes) at a path like "model.vocab.a". */
+static void change(json_t *root, const char *path, const char *value) {
+    char key[64];
+    json_t *at = root;
+    for (const char *dot; (dot = strchr(path, '.')); path = dot + 1) {
+        snprintf(key, sizeof key, "%.*s", (int)(dot - path), path);
+        at = json_is_array(at) ? json_array_get(at, (size_t)atoi(key)) : json_object_get(at, key);
+        cr_assert(at, "no %s", key);
+    }
+    json_t *new_value = value ? json_loads(value, JSON_DECODE_ANY, NULL) : NULL;
+    cr_assert(!value || new_value, "%s", value);
+    if (!value)
+        json_object_del(at, path);
+    else if (json_is_array(at))
+        json_array_set_new(at, (size_t)atoi(path), new_value);
+    else
+        json_object_set_new(at, path, new_value);
+}
+
+static const struct {
+    const char *path, *value, *words;
+} bad_json[] = {
+    {"model.type", "\"Unigram\"", "'Unigram'"},
+    {"model.byte_fallback", "true", "falls back"},
+    {"model.dropout", "0.1", "dropout"},
+    {"model.end_of_word_suffix", "\"</w>\"", "end_of_word_suffix"},
+    {"model.continuing_subword_prefix", "\"##\"", "continuing_subword_prefix"},
+    {"model.vocab", NULL, "no vocab"},
+    {"model.vocab", "[]", "no vocab"},
+    {"model.vocab", "{}", "no token for byte"},
+    {"model.vocab.a", NULL, "no token for byte 0x61"},
+    {"model.vocab.a", "\"5\"", "not a whole number"},
+    {"model.vocab.a", "-1", "outside the vocabulary"},
+    {"model.vocab.a", "4194304", "largest id"},
+    {"model.vocab.a", "9223372036854775807", "largest id"},
+    {"model.vocab.a", "66", "given to two tokens"},
+    {"model.vocab.", "500", "0 bytes long"},
+    {"model.vocab.\xc3\xa9\xc3\xa9\xe6\x97\xa5", "66", "given to two tokens"},
+    {"model.merges", NULL, "no merges"},
+    {"model.merges", "{}", "no merges"},
+    {"model.merges.0", "\"a  b\"", "one space between"},
+    {"model.merges.0", "\"ab\"", "one space between"},
+    {"model.merges.0", "\"\"", "one space between"},
+    {"model.merges.0", "7", "neither"},
+    {"model.merges.0", "[\"a\"]", "neither"},
+    {"model.merges.0", "[\"a\", 1]", "neither"},
+    {"model.merges.0", "[\"a\", \"\"]", "byte-level alphabet"},
+    {"model.merges.0", "[\"a\", \"\xe6\x97\xa5\"]", "byte-level alphabet"},
+    {"model.merges.0", "[\"zq\", \"a\"]", "does not have"},
+    {"model.merges.0", "[\"q\", \"q\"]", "does not have"},
+    {"model.merges.1", "[\"\xc4\xa0\", \"t\"]", "given twice"},
+    {"normalizer", "{\"type\": \"NFKC\"}", "'NFKC'"},
+    {"normalizer", "{\"type\": \"Sequence\", \"normalizers\": [{\"type\": \"NFC\"}, {\"type\": \"Lowercase\"}]}",
+     "'Sequence'"},
+    {"pre_tokenizer", "null", "not byte-level"},
+    {"pre_tokenizer", "{\"type\": \"Metaspace\"}", "'Metaspace'"},
+    {"pre_tokenizer", "{\"type\": \"Digits\"}", "not byte-level"},
+    {"pre_tokenizer.add_prefix_space", "true", "a space before"},
+    {"pre_tokenizer", "{\"type\": \"Split\", \"behavior\": \"Isolated\"}", "needs a pattern"},
+    {"pre_tokenizer", "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"a\"}, \"behavior\": \"Odd\"}", "'Odd'"},
+    {"pre_tokenizer", "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"a(\"}, \"behavior\": \"Isolated\"}",
+     "wrong at byte"},
+    {"pre_tokenizer", "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"a*\"}, \"behavior\": \"Isolated\"}",
+     "nothing at all"},
+    {"pre_tokenizer", "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"\"}, \"behavior\": \"Isolated\"}",
+     "0 bytes long"},
+    {"pre_tokenizer",
+     "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"ByteLevel\", \"add_prefix_space\": false}, {\"type\": "
+     "\"Digits\"}]}",
+     "behind ByteLevel"},
+    {"pre_tokenizer",
+     "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": "
+     "\"Sequence\", "
+     "\"pretokenizers\": [{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Sequence\", \"pretokenizers\": "
+     "[]}]}]}]}]}",
+     "'Sequence'"},
+    {"post_processor", "{\"type\": \"RobertaProcessing\"}", "'RobertaProcessing'"},
+    {"post_processor", "{\"type\": \"TemplateProcessing\", \"single\": []}", "more around a text"},
+    {"post_processor",
+     "{\"type\": \"TemplateProcessing\", \"single\": [{\"Sequence\": {}}, {\"SpecialToken\": {\"id\": \"</s>\"}}]}",
+     "more around a text"},
+    {"post_processor",
+     "{\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": \"x\"}}, {\"Sequence\": {}}], "
+     "\"special_tokens\": {\"x\": {\"ids\": [99999]}}}",
+     "outside the vocabulary"},
+    {"added_tokens.0.id", "\"0\"", "has no id"},
+    {"added_tokens.0.id", "-5", "the id -5"},
+    {"added_tokens.0.id", "5", "two ids"},
+    {"added_tokens.3.id", "5", "of another token"},
+    {"added_tokens.3.id", "0", "of another token"},
+    {"added_tokens.3.content", "\"\"", "0 bytes long"},
+    {"added_tokens.3.single_word", "true", "single_word"},
+    {"added_tokens.4.content", "\"<sep>\"", "are the same"},
+    {"model.unk_token", "\"<unk>\"", ""},
+};
+
+Test(tokenizer_files, refuses_every_kind_of_wrong_tokenizer_json) {
+    for (size_t i = 0; i < sizeof bad_json / sizeof *bad_json; i++) {
+        json_t *root = fixture_json("gpt2", "tokenizer.json");
+        sn_tokenizer *t = NULL;
+        sn_err err = {0};
+        change(root, bad_json[i].path, bad_json[i].value);
+        sn_status status = from_json(root, NULL, NULL, NULL, &t, &err);
+        if (*bad_json[i].words) {
+            cr_assert_eq(status, SN_REFUSED, "%s = %s is taken", bad_json[i].path, bad_json[i].value);
+            cr_assert_null(t);
+            cr_assert(strstr(err.text, bad_json[i].words), "%s = %s: %s", bad_json[i].path, bad_json[i].value,
+                      err.text);
+        } else {
+            cr_assert_eq(status, SN_OK, "%s", err.text);
+        }
+        sn_tokenizer_close(&t);
+        json_decref(root);
+    }
+}
+
+static void refuses_text(const char *tokenizer, const char *config, const char *words) {
+    sn_tokenizer_files files = {.tokenizer = {.data = (uint8_t *)tokenizer, .len = strlen(tokenizer)}};
+    if (config) files.tokenizer_config = (sn_buf){.data = (uint8_t *)config, .len = strlen(config)};
+    sn_tokenizer *t = NULL;
+    sn_err err = {0};
+    cr_assert_eq(sn_tokenizer_from_files(&files, &t, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, words), "%s", err.text);
+}
+
+Test(tokenizer_files, refuses_broken_json) {
+    refuses_text("", NULL, "tokenizer.json is not valid JSON");
+    refuses_text("{\"model\":", NULL, "tokenizer.json is not valid JSON");
+    refuses_text("[1]", NULL, "not a JSON object");
+    refuses_text("{}", NULL, "'(none)'");
+    refuses_text("{\"a\": 1, \"a\": 2}", NULL, "duplicate");
+    refuses_text("{\"a\": \"\xff\"}", NULL, "not valid JSON");
+    refuses_text("{}", "{", "tokenizer_config.json is not valid JSON");
+    char *deep = calloc(1, 200001);
+    memset(deep, '[', 200000);
+    refuses_text(deep, NULL, "not valid JSON");
+    free(deep);
+}
+
+Test(tokenizer_files, refuses_folders_without_a_tokenizer) {
+    char *folder = temp_folder();
+    sn_tokenizer *t;
+    sn_err err;
+    cr_assert_eq(sn_tokenizer_open(folder, &t, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "tokenizer.json"));
+    write_file(folder, "tokenizer.json", "{}", 2);
+    cr_assert_eq(sn_tokenizer_open(folder, &t, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, folder));
+    cr_assert_eq(sn_tokenizer_open("/does/not/exist", &t, &err), SN_REFUSED);
+    temp_folder_remove(&folder);
+}
+
+/* Characters of which the vocabulary lacks a byte are left out, as the reference does it. */
+Test(tokenizer_files, leaves_out_bytes_without_a_token) {
+    json_t *root = fixture_json("gpt2", "tokenizer.json");
+    sn_tokenizer *t;
+    sn_err err;
+    change(root, "model.vocab.\xc4\x84", NULL); /* byte 4 */
+    cr_assert_eq(from_json(root, NULL, NULL, NULL, &t, &err), SN_OK, "%s", err.text);
+    sn_ids ids = encode(t, "a\4b\4", 4, false, true);
+    sn_buf back = decode(t, &ids, true);
+    cr_assert(back.len == 2 && !memcmp(back.data, "ab", 2));
+    sn_buf_fini(&back);
+    sn_ids_fini(&ids);
+    sn_tokenizer_close(&t);
+    change(root, "model.unk_token", "\"<|endoftext|>\"");
+    cr_assert_eq(from_json(root, NULL, NULL, NULL, &t, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "byte 0x04"));
+    json_decref(root);
+}
+
+/* ---- GGUF ---- */
+
+enum { T_I32 = 5, T_BOOL = 7, T_STRING = 8, T_ARRAY = 9 };
+
+typedef struct gguf_options {
+    const char *model, *pre; /* NULL: gpt2, smollm */
+    const char *token;       /* instead of token 300 */
+    int type;                /* of token 300; 0: as it is */
+    const char *merge;       /* instead of the first */
+    bool short_types, no_merges, prefix;
+    uint32_t eos; /* 0: 2 */
+} gguf_options;
+
+static void put_strings(sn_buf *b, const char *key, const char *const *items, size_t n) {
+    put_gguf_key(b, key, T_ARRAY);
+    put_u32(b, T_STRING);
+    put_u64(b, n);
+    for (size_t i = 0; i < n; i++) put_gguf_string(b, items[i]);
+}
+
+static void put_bool(sn_buf *b, const char *key, bool value) {
+    put_gguf_key(b, key, T_BOOL);
+    put(b, &(uint8_t){value}, 1);
+}
+
+/* The fixture "smollm" as a converter would write it. */
+static sn_buf gguf_of_fixture(const gguf_options *o) {
+    enum { N = 422, MERGES_MAX = 256 };
+    json_t *root = fixture_json("smollm", "tokenizer.json"), *model = json_object_get(root, "model"), *value;
+    const char *tokens[N] = {0}, *merges[MERGES_MAX], *key;
+    uint32_t types[N];
+    size_t i, n_merges = json_array_size(json_object_get(model, "merges"));
+    cr_assert_leq(n_merges, (size_t)MERGES_MAX);
+    for (i = 0; i < N; i++) types[i] = i < 3 ? 3 : i < 420 ? 1 : 4;
+    json_object_foreach(json_object_get(model, "vocab"), key, value) tokens[json_integer_value(value)] = key;
+    tokens[420] = "<sep>";
+    tokens[421] = "<pad>";
+    json_array_foreach(json_object_get(model, "merges"), i, value) merges[i] = json_string_value(value);
+    if (o->token) tokens[300] = o->token;
+    if (o->type) types[300] = (uint32_t)o->type;
+    if (o->merge) merges[0] = o->merge;
+    sn_buf b = {0};
+    put_gguf_header(&b, 3, 0, 9 - o->no_merges);
+    put_gguf_text(&b, "tokenizer.ggml.model", o->model ? o->model : "gpt2");
+    put_gguf_text(&b, "tokenizer.ggml.pre", o->pre ? o->pre : "smollm");
+    put_strings(&b, "tokenizer.ggml.tokens", tokens, N);
+    put_gguf_key(&b, "tokenizer.ggml.token_type", T_ARRAY);
+    put_u32(&b, T_I32);
+    put_u64(&b, N - o->short_types);
+    for (i = 0; i < (size_t)N - o->short_types; i++) put_u32(&b, types[i]);
+    if (!o->no_merges) put_strings(&b, "tokenizer.ggml.merges", merges, n_merges);
+    put_gguf_u32(&b, "tokenizer.ggml.bos_token_id", 1);
+    put_gguf_u32(&b, "tokenizer.ggml.eos_token_id", o->eos ? o->eos : 2);
+    put_bool(&b, "tokenizer.ggml.add_space_prefix", o->prefix);
+    put_gguf_text(&b, "tokenizer.chat_template", "{{ '<|im_start|>system\\nBe.<|im_end|>\\n' }}");
+    pad_to(&b, 32);
+    json_decref(root);
+    return b;
+}
+
+static sn_status open_gguf_of(const gguf_options *o, sn_tokenizer **t, sn_err *err) {
+    sn_buf b = gguf_of_fixture(o);
+    sn_gguf *g;
+    cr_assert_eq(sn_gguf_open_memory(b.data, b.len, "made", &g, err), SN_OK, "%s", err->text);
+    sn_status status = sn_tokenizer_from_gguf(g, t, err);
+    sn_gguf_close(&g);
+    sn_buf_fini(&b);
+    return status;
+}
+
+Test(tokenizer_files, reads_the_same_from_gguf_metadata) {
+    sn_tokenizer *t;
+    sn_err err;
+    cr_assert_eq(open_gguf_of(&(gguf_options){0}, &t, &err), SN_OK, "%s", err.text);
+    json_t *expected = fixture_json("smollm", "expected.json");
+    for (size_t i = json_array_size(expected); i-- > 0;) /* GGUF does not say that <sep> takes white space along */
+        if (strstr(json_string_value(json_object_get(json_array_get(expected, i), "text")), "<sep>"))
+            json_array_remove(expected, i);
+    same_as_expected(t, expected, true, "gguf");
+    cr_assert(sn_tokenizer_is_end(t, 2));
+    cr_assert_str_eq(t->chat.default_system, "Be.");
+    json_decref(expected);
+    sn_tokenizer_close(&t);
+}
+
+Test(tokenizer_files, refuses_every_kind_of_wrong_gguf_metadata) {
+    static const struct {
+        gguf_options options;
+        const char *words;
+    } bad[] = {
+        {{.model = "llama"}, "'llama'"},
+        {{.pre = "no-such-thing"}, "'no-such-thing'"},
+        {{.pre = "default"}, "does not say how"},
+        {{.token = "a"}, "are the same"},
+        {{.token = ""}, "0 bytes long"},
+        {{.token = "\xff"}, "not valid UTF-8"},
+        {{.type = 6}, "of type 6"},
+        {{.type = -1}, "of type -1"},
+        {{.type = 5}, "does not have"}, /* a merge makes it */
+        {{.merge = "a"}, "one space between"},
+        {{.merge = "zz a"}, "does not have"},
+        {{.short_types = true}, "422 tokens and 421"},
+        {{.no_merges = true}, "merges"},
+        {{.prefix = true}, "a space before"},
+        {{.eos = 422}, "outside the vocabulary"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        sn_tokenizer *t = NULL;
+        sn_err err = {0};
+        cr_assert_eq(open_gguf_of(&bad[i].options, &t, &err), SN_REFUSED, "case %zu", i);
+        cr_assert(strstr(err.text, bad[i].words), "case %zu: %s", i, err.text);
+        cr_assert_null(t);
+    }
+}
+
+Test(tokenizer_files, knows_the_pretokenizers_it_lists) {
+    static const char *const names[] = {"gpt-2", "smollm", "llama-bpe", "qwen2", "tekken", "gpt-4o", "starcoder"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        sn_tokenizer *t;
+        sn_err err;
+        cr_assert_eq(open_gguf_of(&(gguf_options){.pre = names[i]}, &t, &err), SN_OK, "%s", err.text);
+        survives(t, "It's 1234 x\n\n  y", 16, true);
+        cr_assert_eq(t->add_bos, !strcmp(names[i], "llama-bpe") || !strcmp(names[i], "tekken"));
+        sn_tokenizer_close(&t);
+    }
+}
+
+/* ---- patterns ---- */
+
+Test(tokenizer_files, refuses_patterns_that_two_engines_read_differently) {
+    static const char *const bad[] = {"^a",          "a$",         "a.b",     "\\w+",    "\\ba",    "\\h",
+                                      "(a)\\1",      "\\p{Greek}", "\\pL",    "\\p{^L}", "[a&&b]",  "[a[^b]]",
+                                      "[[:alpha:]]", "[]a]",       "(?<n>a)", "(?m:a)",  "a{2,3}+", "a{,3}",
+                                      "[abc",        "a\\",        "\\p{",    "\\u0041"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        sn_buf out;
+        sn_err err = {0};
+        sn_buf_init(&out, 1000);
+        cr_assert_eq(sn_pattern_translate(bad[i], strlen(bad[i]), &out, &err), SN_REFUSED, "%s is taken", bad[i]);
+        cr_assert(strstr(err.text, "not supported"), "%s", err.text);
+        sn_buf_fini(&out);
+    }
+}
+
+Test(tokenizer_files, gives_up_a_pattern_that_explodes) {
+    json_t *root = fixture_json("gpt2", "tokenizer.json");
+    change(
+        root, "pre_tokenizer",
+        "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"pattern\": {\"Regex\": \"(?:a|a|a)+b\"}, "
+        "\"behavior\": \"Isolated\"}, {\"type\": \"ByteLevel\", \"add_prefix_space\": false}]}");
+    sn_tokenizer *t;
+    sn_ids ids;
+    sn_err err;
+    cr_assert_eq(from_json(root, NULL, NULL, NULL, &t, &err), SN_OK, "%s", err.text);
+    char text[100];
+    memset(text, 'a', sizeof text);
+    text[98] = 'c', text[99] = 'b';
+    double start = now_s();
+    cr_assert_eq(sn_tokenizer_encode(t, text, sizeof text, false, true, &ids, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "cannot cut this text"), "%s", err.text);
+    cr_assert_lt(now_s() - start, 60.0);
+    sn_tokenizer_close(&t);
+    json_decref(root);
+}

@@ -85,7 +85,7 @@ static void bench_token(sn_device *d) {
         int kind = i == HEAD ? 7 : i % PER_BLOCK;
         void *raw = test_random_weight(i == HEAD ? SN_Q8_0 : SN_Q4_1, rows[kind], cols[kind], 1, values);
         sn_weight *weight;
-        must(d->ops->weight_new(d, i == HEAD ? SN_Q8_0 : SN_Q4_1, rows[kind], cols[kind], raw, &weight, &err));
+        must(test_weight_make(d, i == HEAD ? SN_Q8_0 : SN_Q4_1, rows[kind], cols[kind], raw, &weight, &err));
         w[i] = (sn_linear){weight, NULL, y + (size_t)kind * 2048};
         bytes += weight->bytes;
         test_weight_free(raw);
@@ -104,7 +104,7 @@ static void bench_token(sn_device *d) {
         best = ms < best ? ms : best;
     }
     printf("  a token's matrices, SmolLM2 135M: %.2f ms, %.1f GB/s\n", best, (double)bytes * 1e-6 / best);
-    for (int i = 0; i <= HEAD; i++) d->ops->weight_free(d, &(sn_weight *){(sn_weight *)w[i].weight});
+    for (int i = 0; i <= HEAD; i++) test_weight_drop(d, &(sn_weight *){(sn_weight *)w[i].weight});
     free(values), free(x), free(y);
 }
 

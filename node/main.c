@@ -15,14 +15,15 @@
 enum { EXIT_OK = 0, EXIT_NETWORK = 1, EXIT_USAGE = 2, EXIT_RESOURCES = 3 };
 
 static struct {
-    const char *model, *listen, *public_address, *identity, *name, *device, *isa, *log_level;
-    sn_block_range blocks;
-    sn_strings join;
+    const char *model, *blocks, *listen, *public_address, *identity, *name, *isa, *log_level;
+    const char *device, *device_map, *offload, *offload_dir, *preload;
+    sn_strings join, device_memory;
     size_t kv_memory;
-    int64_t threads, sessions_max, session_timeout_s, room_timeout_s;
-    bool json_log;
+    int64_t threads, sessions_max, session_timeout_s, room_timeout_s, device_timeout_s;
+    bool json_log, plan, list_devices;
 } given = {.listen = "tcp://127.0.0.1:31330",
-           .device = "cpu",
+           .device = "auto",
+           .device_timeout_s = 60,
            .log_level = "info",
            .kv_memory = 512u << 20,
            .sessions_max = 64,
@@ -30,41 +31,56 @@ static struct {
            .room_timeout_s = 20};
 
 static const sn_option serving[] = {
-    {"model", "PATH", "a GGUF file, or a folder as Hugging Face lays it out", SN_OPTION_STRING, &given.model, 0, 0,
-     true},
-    {"blocks", "A:B", "the blocks to serve, end exclusive, as in 10:20; or all", SN_OPTION_BLOCKS, &given.blocks, 0, 0,
-     true},
-    {"device", "NAME", "what to compute on: cpu", SN_OPTION_STRING, &given.device, 0, 0, false},
-    {"threads", "N", "worker threads; 0: as many as cores", SN_OPTION_INT, &given.threads, 0, 1024, false},
-    {"kv-memory", "SIZE", "memory for the past of all sessions", SN_OPTION_SIZE, &given.kv_memory, 0, 0, false},
-    {"max-sessions", "N", "sessions served at once", SN_OPTION_INT, &given.sessions_max, 1, 100000, false},
-    {"session-timeout", "SECONDS", "a session whose client is silent for so long is closed", SN_OPTION_INT,
-     &given.session_timeout_s, 1, 1000000, false},
-    {"room-timeout", "SECONDS", "how long a step may wait for room in the cache", SN_OPTION_INT, &given.room_timeout_s,
-     0, 100000, false},
-    {"isa", "NAME", "instruction set of the CPU kernels: c, avx2 or avx512; by itself the best there is",
-     SN_OPTION_STRING, &given.isa, 0, 0, false},
+    SN_OPT_STRING("model", "PATH", &given.model, "a GGUF file, or a folder as Hugging Face lays it out"),
+    SN_OPT_STRING("blocks", "A:B", &given.blocks,
+                  "the blocks to serve, end exclusive, as in 10:20; all; or auto (A:auto): from A on as many as fit"),
+    SN_OPT_SIZE("kv-memory", "SIZE", &given.kv_memory, "memory for the past of all sessions"),
+    SN_OPT_INT("max-sessions", "N", &given.sessions_max, 1, 100000, "sessions served at once"),
+    SN_OPT_INT("session-timeout", "SECONDS", &given.session_timeout_s, 1, 1000000,
+               "a session whose client is silent for so long is closed"),
+    SN_OPT_INT("room-timeout", "SECONDS", &given.room_timeout_s, 0, 100000,
+               "how long a step may wait for room in the cache"),
+};
+
+static const sn_option devices[] = {
+    SN_OPT_STRING("device", "NAMES", &given.device,
+                  "what to compute on: auto (accelerators first, the CPU last), or names as in cuda:0,xpu:0,cpu"),
+    SN_OPT_STRING("device-map", "MAP", &given.device_map,
+                  "exactly which block goes where, as in 10:14=cuda:0,14:18=cpu,18:20=disk"),
+    SN_OPT_STRINGS("device-memory", "DEVICE=SIZE", &given.device_memory,
+                   "the most that may be used of a device's memory, as in cuda:0=20GiB"),
+    SN_OPT_STRING("offload", "host|disk", &given.offload,
+                  "where blocks rest that do not fit on the devices; they are streamed in for each pass"),
+    SN_OPT_STRING("offload-dir", "FOLDER", &given.offload_dir, "where blocks on disk lie"),
+    SN_OPT_STRING("preload", "RANGES", &given.preload,
+                  "blocks that are on their device before the first step, and stay, as in 10:12,15:16; or all"),
+    SN_OPT_FLAG("plan", &given.plan, "print which block would go where, and leave"),
+    SN_OPT_FLAG("list-devices", &given.list_devices, "print what devices there are, and leave"),
+    SN_OPT_INT("device-timeout", "SECONDS", &given.device_timeout_s, 1, 100000,
+               "a device that does not answer for so long is given up"),
+    SN_OPT_INT("threads", "N", &given.threads, 0, 1024, "worker threads of the CPU; 0: as many as cores"),
+    SN_OPT_STRING("isa", "NAME", &given.isa,
+                  "instruction set of the CPU kernels: c, avx2 or avx512; by itself the best there is"),
 };
 
 static const sn_option network[] = {
-    {"listen", "ADDRESS", "where to listen, TCP and (for introductions) UDP; port 0 picks one", SN_OPTION_STRING,
-     &given.listen, 0, 0, false},
-    {"public", "ADDRESS", "the address to announce, when others reach this node by another one", SN_OPTION_STRING,
-     &given.public_address, 0, 0, false},
-    {"join", "ADDRESS", "any node of the swarm, tcp://HOST:PORT, with #KEY to pin its key",
-     SN_OPTION_STRINGS, &given.join, 0, 0, false},
-    {"identity", "FILE", "keys made by `swarm keygen`; by itself fresh ones each time", SN_OPTION_STRING,
-     &given.identity, 0, 0, false},
-    {"name", "TEXT", "what people call this node", SN_OPTION_STRING, &given.name, 0, 0, false},
+    SN_OPT_STRING("listen", "ADDRESS", &given.listen,
+                  "where to listen, TCP and (for introductions) UDP; port 0 picks one"),
+    SN_OPT_STRING("public", "ADDRESS", &given.public_address,
+                  "the address to announce, when others reach this node by another one"),
+    SN_OPT_STRINGS("join", "ADDRESS", &given.join, "any node of the swarm, tcp://HOST:PORT, with #KEY to pin its key"),
+    SN_OPT_STRING("identity", "FILE", &given.identity, "keys made by `swarm keygen`; by itself fresh ones each time"),
+    SN_OPT_STRING("name", "TEXT", &given.name, "what people call this node"),
 };
 
 static const sn_option logging[] = {
-    {"log-level", "LEVEL", "debug, info, warn, error or off", SN_OPTION_STRING, &given.log_level, 0, 0, false},
-    {"json-log", NULL, "log lines as JSON objects", SN_OPTION_FLAG, &given.json_log, 0, 0, false},
+    SN_OPT_STRING("log-level", "LEVEL", &given.log_level, "debug, info, warn, error or off"),
+    SN_OPT_FLAG("json-log", &given.json_log, "log lines as JSON objects"),
 };
 
 static const sn_option_group groups[] = {
     {"Serving:", serving, sizeof serving / sizeof *serving},
+    {"Devices:", devices, sizeof devices / sizeof *devices},
     {"Network:", network, sizeof network / sizeof *network},
     {"Log (on stderr):", logging, sizeof logging / sizeof *logging},
 };
@@ -73,13 +89,11 @@ static const sn_command command = {
     .program = "swarm-node",
     .synopsis = "--model PATH --blocks A:B [options]",
     .about = "Serves a span of a language model's blocks to the swarm. Prints one line on stdout when it is ready; "
-             "SIGTERM or "
-             "SIGINT makes it refuse new work, finish the steps in hand and leave within 5 seconds.",
+             "SIGTERM or SIGINT makes it refuse new work, finish the steps in hand and leave within 5 seconds.",
     .groups = groups,
     .n_groups = sizeof groups / sizeof *groups,
-    .epilogue =
-        "Exit codes: 0 stopped by a signal, 1 the network failed, 2 an option or file is wrong, 3 out of memory or "
-        "device lost.",
+    .epilogue = "Exit codes: 0 stopped by a signal, 1 the network failed, 2 an option or file is wrong, 3 out of memory "
+                "or device lost.",
 };
 
 static _Atomic(sn_node *) running; /* NULL while the span is being loaded */
@@ -106,45 +120,93 @@ static void show_progress(void *ctx, int done, int of) {
 
 static void print_ready(const sn_node *node) {
     char id[2 * SN_KEY_SIZE + 1], key[2 * SN_KEY_SIZE + 1], weights[32], cache[32];
-    const sn_hparams *hp = sn_node_hparams(node);
+    const sn_hparams *hp = sn_span_hparams(sn_node_span(node));
+    const sn_span *span = sn_node_span(node);
     printf("ready: address=%s node=%s key=%s model=\"%s\" blocks=%d:%d/%d weights=%s cache=%s (%zu tokens)\n",
            sn_node_address(node), sn_hex(sn_node_id(node), SN_KEY_SIZE, id),
-           sn_hex(sn_node_curve_key(node), SN_KEY_SIZE, key), hp->name, given.blocks.first, given.blocks.end,
+           sn_hex(sn_node_curve_key(node), SN_KEY_SIZE, key), hp->name, sn_span_first(span), sn_span_end(span),
            hp->n_blocks, sn_format_size(sn_node_weight_bytes(node), weights), sn_format_size(given.kv_memory, cache),
            sn_node_kv_tokens(node));
     fflush(stdout);
 }
 
-/* --blocks all needs the number of blocks, which only the model knows. */
-static sn_status resolve_blocks(sn_err *err) {
-    if (!given.blocks.all) return SN_OK;
-    sn_model *model = NULL;
-    sn_status status = sn_model_open(given.model, &model, err);
-    if (status) return status;
-    given.blocks.end = sn_model_hparams(model)->n_blocks;
-    sn_model_close(&model);
+static sn_status list_devices(sn_err *err) {
+    sn_device_info there[SN_DEVICES_MAX];
+    size_t n = 0;
+    char name[32], memory[32], free_memory[32];
+    sn_status status = sn_devices_list(there, &n, err);
+    for (size_t i = 0; i < n && !status; i++)
+        printf("%-8s %s, %s of %s free, %s\n", sn_device_id_name(there[i].id, name), there[i].name,
+               sn_format_size(there[i].memory_free, free_memory), sn_format_size(there[i].memory, memory), there[i].can);
+    return status;
+}
+
+/* "10:20", "all", "auto", "10:auto". */
+static sn_status parse_blocks(const sn_model *model, int *first, int *end, sn_err *err) {
+    const char *text = given.blocks, *colon = strchr(text, ':');
+    int64_t from = 0;
+    char number[16];
+    *first = 0;
+    *end = sn_model_hparams(model)->n_blocks;
+    if (!strcmp(text, "all")) return SN_OK;
+    if (strcmp(text, "auto") && (!colon || strcmp(colon, ":auto"))) return sn_parse_blocks(text, first, end, err);
+    if (colon) {
+        snprintf(number, sizeof number, "%.*s", (int)(colon - text), text);
+        sn_status status = sn_parse_int(number, 0, *end - 1, &from, err);
+        if (status) return status;
+    }
+    *first = *end = (int)from; /* as many as fit */
     return SN_OK;
 }
 
-static sn_status run(sn_err *err) {
-    sn_log_level level;
-    sn_status status = sn_log_level_parse(given.log_level, &level, err);
-    if (!status) status = resolve_blocks(err);
-    if (status) return status;
-    sn_log_setup(level, given.json_log);
+static sn_status read_blocks(int *first, int *end, sn_err *err) {
+    sn_model *model = NULL;
+    if (!given.model || !given.blocks)
+        return sn_fail(err, SN_REFUSED, "--model and --blocks are needed: see --help");
+    sn_status status = sn_model_open(given.model, &model, err);
+    if (!status) status = parse_blocks(model, first, end, err);
+    sn_model_close(&model);
+    return status;
+}
+
+static sn_placing_wish placing_wish(void) {
+    return (sn_placing_wish){
+        .device = given.device,
+        .device_map = given.device_map,
+        .device_memory = given.device_memory.items,
+        .n_device_memory = given.device_memory.n,
+        .offload = given.offload,
+        .offload_dir = given.offload_dir,
+        .preload = given.preload,
+        .options = {.threads = (int)given.threads, .isa = given.isa, .timeout_ms = (int)given.device_timeout_s * 1000},
+        .kv_memory = given.kv_memory,
+    };
+}
+
+static sn_status print_plan(int first, int end, sn_err *err) {
+    sn_model *model = NULL;
+    sn_placing placing = {0};
+    sn_placing_wish wish = placing_wish();
+    sn_status status = sn_model_open(given.model, &model, err);
+    if (!status) status = sn_placing_make(&wish, model, first, &end, &placing, err);
+    if (!status) fputs((const char *)placing.table.data, stdout);
+    sn_placing_close(&placing);
+    sn_model_close(&model);
+    return status;
+}
+
+static sn_status serve(int first, int end, sn_err *err) {
     const sn_node_config config = {
         .model_path = given.model,
-        .first = given.blocks.first,
-        .end = given.blocks.end,
+        .first = first,
+        .end = end,
         .listen = given.listen,
         .public_address = given.public_address,
         .join = given.join.items,
         .n_join = given.join.n,
         .identity_path = given.identity,
         .name = given.name,
-        .device = given.device,
-        .device_options = {(int)given.threads, given.isa},
-        .kv_memory = given.kv_memory,
+        .placing = placing_wish(),
         .sessions_max = (size_t)given.sessions_max,
         .session_timeout_s = (int)given.session_timeout_s,
         .room_timeout_s = (int)given.room_timeout_s,
@@ -152,8 +214,9 @@ static sn_status run(sn_err *err) {
     pthread_t signals;
     if (pthread_create(&signals, NULL, wait_for_signal, NULL)) return sn_fail(err, SN_STOP, "no thread is to be had");
     sn_node *node = NULL;
-    status = sn_node_new(&config, NULL, show_progress, NULL, &node, err);
+    sn_status status = sn_node_new(&config, NULL, show_progress, NULL, &node, err);
     if (!status) {
+        if (given.device_map || given.offload) fputs(sn_node_plan(node), stderr);
         print_ready(node);
         atomic_store(&running, node);
         status = sn_node_run(node, err);
@@ -162,6 +225,18 @@ static sn_status run(sn_err *err) {
     pthread_join(signals, NULL);
     sn_node_free(&node);
     return status;
+}
+
+static sn_status run(sn_err *err) {
+    sn_log_level level;
+    int first = 0, end = 0;
+    sn_status status = sn_log_level_parse(given.log_level, &level, err);
+    if (status) return status;
+    sn_log_setup(level, given.json_log);
+    if (given.list_devices) return list_devices(err);
+    status = read_blocks(&first, &end, err);
+    if (status) return status;
+    return given.plan ? print_plan(first, end, err) : serve(first, end, err);
 }
 
 int main(int argc, char **argv) {

@@ -13,7 +13,7 @@ enum { DRAIN_US = 4000000, FLUSH_US = 50000, ROUND_EVENTS_MAX = 256 };
 
 struct sn_node {
     sn_identity identity;
-    sn_device *device;
+    sn_placing placing;
     sn_span *span;
     sn_kv_pool *pool;
     sn_transport *transport;
@@ -27,17 +27,15 @@ struct sn_node {
 static sn_status load(sn_node *node, const sn_node_config *config, sn_progress progress, void *ctx, sn_hash *model_id,
                       sn_err *err) {
     sn_model *model = NULL;
-    sn_device_id id;
-    if (config->end - config->first > SN_SPAN_BLOCKS_MAX)
-        return sn_fail(err, SN_REFUSED, "a node serves at most %d blocks: start several", SN_SPAN_BLOCKS_MAX);
-    sn_status status = sn_device_id_parse(config->device, &id, err);
-    if (!status) status = sn_device_open(id, &config->device_options, &node->device, err);
-    if (!status) status = sn_model_open(config->model_path, &model, err);
+    int end = config->end;
+    sn_placing *placing = &node->placing;
+    sn_status status = sn_model_open(config->model_path, &model, err);
+    if (!status) status = sn_placing_make(&config->placing, model, config->first, &end, placing, err);
     if (!status)
-        status = sn_span_load(model, node->device, config->first, config->end, progress, ctx, &node->span, err);
+        status = sn_span_load_plan(model, &placing->plan, placing->devices, placing->store, progress, ctx, &node->span, err);
     if (!status) *model_id = sn_model_id(model);
     sn_model_close(&model);
-    if (!status) status = sn_span_kv_pool(node->span, config->kv_memory, &node->pool, err);
+    if (!status) status = sn_span_kv_pool(node->span, config->placing.kv_memory, &node->pool, err);
     return status;
 }
 
@@ -126,7 +124,7 @@ void sn_node_free(sn_node **node) {
     sn_transport_free(&n->transport);
     sn_kv_pool_free(&n->pool);
     sn_span_free(&n->span);
-    sn_device_close(&n->device);
+    sn_placing_close(&n->placing);
     free(n);
     *node = NULL;
 }
@@ -174,4 +172,5 @@ const uint8_t *sn_node_id(const sn_node *node) { return node->identity.id; }
 const uint8_t *sn_node_curve_key(const sn_node *node) { return node->identity.curve_key; }
 size_t sn_node_weight_bytes(const sn_node *node) { return sn_span_bytes(node->span); }
 size_t sn_node_kv_tokens(const sn_node *node) { return sn_kv_pool_tokens(node->pool); }
-const sn_hparams *sn_node_hparams(const sn_node *node) { return sn_span_hparams(node->span); }
+const sn_span *sn_node_span(const sn_node *node) { return node->span; }
+const char *sn_node_plan(const sn_node *node) { return (const char *)node->placing.table.data; }

@@ -3,21 +3,19 @@
 #ifndef SN_NODE_NODE_H
 #define SN_NODE_NODE_H
 
-#include "blocks/span.h"
+#include "node/placing.h"
 #include "net/transport.h"
 
 typedef struct sn_node_config {
     const char *model_path;
-    int first, end;              /* blocks */
+    int first, end;              /* blocks; equal: from first on as many as fit */
     const char *listen;          /* "tcp://127.0.0.1:0" */
     const char *public_address;  /* what is announced instead of where we listen, NULL: that */
     const char *const *join;
     size_t n_join;
     const char *identity_path;   /* NULL: a fresh one for this run */
     const char *name;
-    const char *device;          /* "cpu" */
-    sn_device_options device_options;
-    size_t kv_memory;
+    sn_placing_wish placing;     /* devices, and which block goes where */
     size_t sessions_max;
     int session_timeout_s, room_timeout_s;
 } sn_node_config;
@@ -38,6 +36,7 @@ const uint8_t *sn_node_id(const sn_node *node);        /* SN_KEY_SIZE bytes */
 const uint8_t *sn_node_curve_key(const sn_node *node); /* SN_KEY_SIZE bytes */
 size_t sn_node_weight_bytes(const sn_node *node);
 size_t sn_node_kv_tokens(const sn_node *node); /* positions that the cache holds in all */
-const sn_hparams *sn_node_hparams(const sn_node *node);
+const sn_span *sn_node_span(const sn_node *node);
+const char *sn_node_plan(const sn_node *node); /* the placement as a table */
 
 #endif

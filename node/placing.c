@@ -145,6 +145,7 @@ sn_status sn_placing_make(const sn_placing_wish *wish, const sn_model *model, in
     if (!status) take_devices(&c, out);
     sn_buf_init(&out->table, 1 << 20);
     if (!status) status = sn_plan_print(&out->plan, &plan_wish, &out->table, err);
+    if (!status) status = sn_buf_append(&out->table, "", 1, err); /* it is read as a string */
     if (!status && uses_disk(&out->plan))
         status = wish->offload_dir ? sn_store_open(wish->offload_dir, &out->store, err)
                                    : sn_fail(err, SN_REFUSED, "blocks are to rest on disk: give --offload-dir");

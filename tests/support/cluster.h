@@ -11,6 +11,7 @@ typedef struct cluster cluster;
 typedef struct cluster_options {
     const char *model;   /* path */
     const char *isa;     /* NULL: the best */
+    const char *device, *device_map; /* NULL: cpu; none */
     int threads;         /* 0: 1 */
     size_t kv_memory;    /* 0: 64 MiB */
     int sessions_max;    /* 0: 64 */

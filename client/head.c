@@ -1,6 +1,7 @@
 #include "client/head.h"
 
 #include "base/mem.h"
+#include "blocks/ties.h"
 #include "device/guard.h"
 #include "device/weight.h"
 
@@ -14,18 +15,30 @@ struct sn_head {
     sn_device *device;
     size_t n_embd, n_vocab;
     float norm_eps;
-    sn_weight embedding, output; /* the same one when tied: then embedding owns it */
-    bool tied;
+    sn_ties *ties;
+    sn_tie embedding_tie, output_tie; /* where the model ties them: two holders of one parameter */
+    sn_weight embedding, output;
     float *norm;                   /* device, (n_embd) */
     float *x, *h;                  /* device, (HEAD_ROWS, n_embd): hidden states, and normed */
     float *logits;                 /* device, (HEAD_ROWS, n_vocab) */
 };
 
-static sn_status load_matrix(const sn_model *model, sn_device *device, const sn_model_tensor *t, sn_weight *out,
-                             sn_err *err) {
-    sn_status status = sn_weight_load(device, t->dtype, t->rows, t->cols, t->data, out, err);
-    sn_model_forget(model, t);
-    return status;
+static sn_status put_matrix(void *tensor, sn_device *device, void *memory, sn_err *err) {
+    const sn_model_tensor *t = tensor;
+    sn_weight weight;
+    return sn_weight_put(device, t->dtype, t->rows, t->cols, t->data, memory, &weight, err);
+}
+
+static sn_status load_matrix(sn_head *head, const sn_model *model, sn_role role, sn_tie *tie, sn_weight *out, sn_err *err) {
+    sn_model_tensor t;
+    size_t bytes = 0;
+    sn_status status = sn_model_find(model, role, 0, &t, err);
+    if (!status) status = head->device->ops->weight_size(head->device, t.dtype, t.rows, t.cols, &bytes, err);
+    if (!status) status = sn_ties_take(head->ties, t.tie, head->device, bytes, put_matrix, &t, tie, err);
+    if (status) return status;
+    *out = (sn_weight){t.dtype, t.rows, t.cols, bytes, tie->memory};
+    sn_model_forget(model, &t);
+    return SN_OK;
 }
 
 static sn_status load_norm(sn_head *head, const sn_model *model, sn_err *err) {
@@ -41,16 +54,9 @@ static sn_status load_norm(sn_head *head, const sn_model *model, sn_err *err) {
 }
 
 static sn_status load_weights(sn_head *head, const sn_model *model, sn_err *err) {
-    sn_model_tensor embedding, output;
-    sn_status status = sn_model_find(model, SN_ROLE_TOKEN_EMBEDDING, 0, &embedding, err);
-    if (!status) status = sn_model_find(model, SN_ROLE_OUTPUT, 0, &output, err);
-    if (!status) status = load_matrix(model, head->device, &embedding, &head->embedding, err);
-    if (status) return status;
-    head->tied = output.data == embedding.data;
-    if (head->tied)
-        head->output = head->embedding;
-    else
-        status = load_matrix(model, head->device, &output, &head->output, err);
+    sn_status status =
+        load_matrix(head, model, SN_ROLE_TOKEN_EMBEDDING, &head->embedding_tie, &head->embedding, err);
+    if (!status) status = load_matrix(head, model, SN_ROLE_OUTPUT, &head->output_tie, &head->output, err);
     return status ? status : load_norm(head, model, err);
 }
 
@@ -71,6 +77,7 @@ sn_status sn_head_load(const sn_model *model, sn_device *device, sn_head **out, 
     head->norm_eps = hp->norm_eps;
     sn_device_limits limits = {HEAD_ROWS, hp->n_vocab > hp->n_embd ? hp->n_vocab : hp->n_embd, 1};
     status = device->ops->prepare(device, &limits, err);
+    if (!status) status = sn_ties_new(&head->ties, err);
     if (!status) status = new_buffer(head, 1, head->n_embd, &head->norm, err);
     if (!status) status = new_buffer(head, HEAD_ROWS, head->n_embd, &head->x, err);
     if (!status) status = new_buffer(head, HEAD_ROWS, head->n_embd, &head->h, err);
@@ -85,8 +92,11 @@ void sn_head_free(sn_head **out) {
     sn_head *head = *out;
     if (!head) return;
     const sn_device_ops *ops = head->device->ops;
-    if (!head->tied) sn_weight_unload(head->device, &head->output);
-    sn_weight_unload(head->device, &head->embedding);
+    if (head->ties) {
+        sn_ties_give(head->ties, &head->output_tie);
+        sn_ties_give(head->ties, &head->embedding_tie);
+    }
+    sn_ties_free(&head->ties);
     ops->free(head->device, head->norm, head->n_embd * sizeof(float));
     ops->free(head->device, head->x, HEAD_ROWS * head->n_embd * sizeof(float));
     ops->free(head->device, head->h, HEAD_ROWS * head->n_embd * sizeof(float));

@@ -187,6 +187,7 @@ static sn_status bind_roles(sn_model *m, sn_err *err) {
     for (int block = 0; !status && block < m->hparams.n_blocks; block++)
         for (int role = block ? SN_ROLE_FIRST_OF_BLOCK : 0; !status && role < SN_ROLE_COUNT; role++)
             status = bind_role(m, (sn_role)role, block, err);
+    for (size_t i = 0; i < m->n_entries; i++) m->entries[i].tensor.tie = i + 1; /* in the order of their names */
     for (size_t i = 0; !status && i < m->n_entries; i++)
         if (!m->entries[i].used && !sn_family_ignores(m->entries[i].name))
             status = sn_fail(err, SN_REFUSED,

@@ -69,6 +69,7 @@ typedef struct sn_model_tensor {
     size_t rows, cols;
     const void *data;
     size_t bytes;
+    uint64_t tie; /* names the parameter within the model, from 1 on: roles of equal ties share one. Stable, no address */
 } sn_model_tensor;
 
 typedef struct sn_model sn_model;

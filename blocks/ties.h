@@ -2,7 +2,7 @@
  *
  * A tie group is named by a stable id (where the tensor stands in the model's files), never by an address, and a device by
  * its canonical id; so the same parameter is the same everywhere, whoever asks. The first taker loads, the last giver frees.
- * Giving back twice, after a failed load, or on a device where it never was, does nothing. One thread. */
+ * Giving back twice, after a failed load, or on a device where it never was, does nothing. Used by the devices' thread. */
 #ifndef SN_BLOCKS_TIES_H
 #define SN_BLOCKS_TIES_H
 
@@ -17,7 +17,7 @@ typedef struct sn_tie {
 } sn_tie;
 
 sn_status sn_ties_new(sn_ties **out, sn_err *err) SN_MUST_USE;
-void sn_ties_free(sn_ties **ties); /* NULL-safe; frees what is still held */
+void sn_ties_free(sn_ties **ties); /* NULL-safe; frees what is still held. Before the devices are closed */
 
 /* Fills the parameter's memory (bytes, on the device); called for the first taker only. */
 typedef sn_status (*sn_tie_load)(void *ctx, sn_device *device, void *memory, sn_err *err);

@@ -1,0 +1,85 @@
+# The CUDA backend (device/cuda). Built into sn_device when nvcc is found, chosen at run time; without nvcc it is absent,
+# and device/device.c says so. The tests' stand-in for CUDA (tests/support/cuda_stand_in) needs no toolkit: only a C++
+# compiler, for the kernels. Included at the end of the top CMakeLists.txt, when the tests are known.
+option(SN_CUDA "build the CUDA backend where nvcc is found" ON)
+set(SN_CUDA_ARCHITECTURES "80;86;89;90" CACHE STRING "compute capabilities to compile for; the last one as PTX as well, for newer devices")
+set(SN_CUDA_KERNELS linear rows attention)
+
+file(GLOB sn_cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/device/cuda/*.c)
+
+if(SN_CUDA)
+  find_program(SN_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda/bin)
+endif()
+if(SN_CUDA AND SN_NVCC)
+  get_filename_component(sn_cuda_root ${SN_NVCC} REALPATH)
+  get_filename_component(sn_cuda_root ${sn_cuda_root}/../.. REALPATH)
+  find_path(SN_CUDA_INCLUDE cublas_v2.h HINTS ${sn_cuda_root}/include ${sn_cuda_root}/targets/x86_64-linux/include REQUIRED)
+  find_library(SN_CUDART cudart_static HINTS ${sn_cuda_root}/lib64 ${sn_cuda_root}/targets/x86_64-linux/lib REQUIRED)
+  get_filename_component(sn_cuda_libraries ${SN_CUDART} DIRECTORY)
+
+  set(sn_cuda_targets "")
+  foreach(arch ${SN_CUDA_ARCHITECTURES})
+    list(APPEND sn_cuda_targets -gencode arch=compute_${arch},code=sm_${arch})
+  endforeach()
+  list(GET SN_CUDA_ARCHITECTURES -1 newest)
+  list(APPEND sn_cuda_targets -gencode arch=compute_${newest},code=compute_${newest})
+  set(sn_cuda_objects "")
+  foreach(kernels ${SN_CUDA_KERNELS})
+    set(object ${CMAKE_BINARY_DIR}/device_cuda_${kernels}.o)
+    add_custom_command(OUTPUT ${object}
+      COMMAND ${SN_NVCC} -std=c++17 -O3 -lineinfo -Werror all-warnings ${sn_cuda_targets} -I${CMAKE_SOURCE_DIR}
+        -Xcompiler=-fPIC,-Wall,-fno-exceptions,-fno-threadsafe-statics -MD -MF ${object}.d
+        -c ${CMAKE_SOURCE_DIR}/device/cuda/kernels_${kernels}.cu -o ${object}
+      DEPENDS ${CMAKE_SOURCE_DIR}/device/cuda/kernels_${kernels}.cu DEPFILE ${object}.d
+      COMMENT "Compiling CUDA kernels: ${kernels}" VERBATIM)
+    list(APPEND sn_cuda_objects ${object})
+  endforeach()
+
+  target_sources(sn_device PRIVATE ${sn_cuda_sources} ${sn_cuda_objects})
+  set_source_files_properties(${sn_cuda_objects} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
+  target_include_directories(sn_device SYSTEM PRIVATE ${SN_CUDA_INCLUDE})
+  target_compile_definitions(sn_device PRIVATE SN_HAVE_CUDA SN_CUDA_LIBRARIES="${sn_cuda_libraries}")
+  # The runtime is linked into the program, so that it starts where nothing of NVIDIA's is installed.
+  target_link_libraries(sn_device PUBLIC ${SN_CUDART} ${CMAKE_DL_LIBS} rt)
+  message(STATUS "CUDA backend: built with ${SN_NVCC} for ${SN_CUDA_ARCHITECTURES} and newer")
+else()
+  message(STATUS "CUDA backend: absent, nvcc was not found (or SN_CUDA is off)")
+endif()
+
+# -- tests: the backend's host side and its kernels over the stand-in
+
+include(CheckLanguage)
+check_language(CXX)
+if(SN_TESTS AND CMAKE_CXX_COMPILER)
+  enable_language(CXX)
+  set(stand_in ${CMAKE_SOURCE_DIR}/tests/support/cuda_stand_in)
+  set(sn_cuda_host ${sn_cuda_sources})
+  list(FILTER sn_cuda_host EXCLUDE REGEX "/cublas\\.c$") # the stand-in has cuBLAS itself
+  file(GLOB stand_in_sources CONFIGURE_DEPENDS ${stand_in}/*.c)
+  set(emulated "")
+  foreach(kernels ${SN_CUDA_KERNELS})
+    set(copy ${CMAKE_BINARY_DIR}/device_cuda_${kernels}.cc) # a name that says C++
+    file(WRITE ${copy}.in "#include \"device/cuda/kernels_${kernels}.cu\"\n")
+    configure_file(${copy}.in ${copy} COPYONLY)
+    list(APPEND emulated ${copy})
+  endforeach()
+  add_library(sn_cuda_stand_in OBJECT ${sn_cuda_host} ${CMAKE_SOURCE_DIR}/device/device.c ${stand_in_sources} ${emulated})
+  target_include_directories(sn_cuda_stand_in BEFORE PRIVATE ${stand_in}/include)
+  target_compile_definitions(sn_cuda_stand_in PRIVATE SN_HAVE_CUDA SN_CUDA_EMULATED)
+  target_link_libraries(sn_cuda_stand_in PRIVATE sn_base)
+  # Flags of the whole project that are none of C++'s.
+  get_target_property(options sn_cuda_stand_in COMPILE_OPTIONS)
+  list(REMOVE_ITEM options -Wstrict-prototypes)
+  set_target_properties(sn_cuda_stand_in PROPERTIES COMPILE_OPTIONS "${options}")
+  # The emulation switches between stacks, which the sanitizers do not follow: kernels go without.
+  set_source_files_properties(${stand_in}/threads.c PROPERTIES COMPILE_OPTIONS -fno-sanitize=all)
+  set_source_files_properties(${emulated} PROPERTIES COMPILE_OPTIONS
+    "-fno-sanitize=all;-Wno-conversion;-Wno-shadow;-Wno-unknown-pragmas")
+  get_property(sn_tests DIRECTORY ${CMAKE_SOURCE_DIR}/tests PROPERTY BUILDSYSTEM_TARGETS)
+  foreach(test ${sn_tests})
+    if(test MATCHES "^test_cuda")
+      target_link_libraries(${test} PRIVATE sn_cuda_stand_in)
+      target_include_directories(${test} PRIVATE ${stand_in}/include)
+    endif()
+  endforeach()
+endif()

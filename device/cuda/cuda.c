@@ -1,0 +1,209 @@
+/* Opening, closing and listing CUDA devices. */
+#include "base/mem.h"
+#include "base/text.h"
+#include "device/cuda/cublas_load.h"
+#include "device/cuda/inside.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TIMEOUT_MS = 60000, OLDEST = 80 /* sm_80 */ };
+
+/* How many devices answer; SN_REFUSED when none does. */
+static sn_status count_devices(int *n, sn_err *err) {
+    cudaError_t error = cudaGetDeviceCount(n);
+    if (error == cudaSuccess && *n > 0) return SN_OK;
+    *n = 0;
+    if (error != cudaSuccess) cudaGetLastError();
+    return sn_fail(err, SN_REFUSED, "no CUDA device answers here: %s",
+                   error == cudaSuccess ? "there is none" : cudaGetErrorString(error));
+}
+
+static sn_status describe_device(int ordinal, char name[64], int *capability, sn_err *err) {
+    struct cudaDeviceProp prop;
+    cudaError_t error = cudaGetDeviceProperties(&prop, ordinal);
+    if (error != cudaSuccess)
+        return sn_fail(err, SN_REFUSED, "cuda:%d cannot be used: %s", ordinal, cudaGetErrorString(error));
+    snprintf(name, 64, "%.63s", prop.name);
+    *capability = prop.major * 10 + prop.minor;
+    return SN_OK;
+}
+
+static int larger(int a, int b) { return a > b ? a : b; }
+
+static sn_status cuda_prepare(sn_device *d, const sn_device_limits *limits, sn_err *err) {
+    sn_cuda *cuda = (sn_cuda *)d;
+    sn_status status = sn_cuda_enter_unrecorded(cuda, "prepare", err);
+    if (status) return status;
+    sn_device_limits all = {larger(limits->rows, cuda->limits.rows), larger(limits->width, cuda->limits.width),
+                            larger(limits->context, cuda->limits.context)};
+    size_t x_bytes = sn_cuda_x_bytes(&all), width = sn_cuda_pad((size_t)all.width, 8);
+    if (limits->rows < 0 || limits->width < 0 || limits->context < 0 || x_bytes > PTRDIFF_MAX)
+        return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions make no sense", limits->rows,
+                       limits->width, limits->context);
+    size_t tile = sn_min_size(width * width * sizeof(uint16_t), SN_CUDA_TILE_BYTES);
+    tile = tile > width * sizeof(uint16_t) ? tile : width * sizeof(uint16_t); /* one row at least */
+    size_t pages = (size_t)all.context / 16 + 16 * (size_t)all.rows;
+    status = sn_cuda_make_room(cuda, &cuda->x, x_bytes, err);
+    if (!status && all.rows > SN_CUDA_FEW_ROWS) status = sn_cuda_make_room(cuda, &cuda->tile, tile, err);
+    if (!status) status = sn_cuda_table_room(cuda, (size_t)all.rows, (size_t)all.rows, pages, err);
+    if (!status) cuda->limits = all;
+    return status;
+}
+
+/* Everything that belongs to the device's context. */
+static void give_back(sn_cuda *cuda) {
+    sn_cuda_room *const rooms[] = {&cuda->blas_room, &cuda->x,    &cuda->tile,  &cuda->ids,
+                                   &cuda->past,      &cuda->partial, &cuda->table};
+    sn_cuda_forget_records(cuda);
+    if (cuda->blas) cublasDestroy_v2(cuda->blas);
+    for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++)
+        if (rooms[i]->at) cudaFree(rooms[i]->at);
+    for (int i = 0; i < SN_CUDA_STAGES; i++) {
+        if (cuda->stages[i].host) cudaFreeHost(cuda->stages[i].host);
+        if (cuda->stages[i].done) cudaEventDestroy(cuda->stages[i].done);
+    }
+    for (int i = 0; i < SN_CUDA_TICKETS; i++)
+        if (cuda->tickets[i]) cudaEventDestroy(cuda->tickets[i]);
+    for (int i = 0; i < SN_CUDA_FENCES; i++)
+        if (cuda->fences[i]) cudaEventDestroy(cuda->fences[i]);
+    if (cuda->queued) cudaEventDestroy(cuda->queued);
+    if (cuda->copies) cudaStreamDestroy(cuda->copies);
+    if (cuda->work) cudaStreamDestroy(cuda->work);
+}
+
+/* A device that hangs keeps what it has: giving it back would wait for it without limit. */
+static void cuda_close(sn_device *d) {
+    sn_cuda *cuda = (sn_cuda *)d;
+    sn_err ignored;
+    sn_cuda_abandon(cuda);
+    bool ready = !sn_cuda_enter(cuda, &ignored);
+    if (ready && cuda->work) ready = !sn_cuda_wait_stream(cuda, cuda->work, &ignored);
+    if (ready && cuda->copies) ready = !sn_cuda_wait_stream(cuda, cuda->copies, &ignored);
+    if (ready || !cuda->work || !cuda->copies || sn_cuda_idle(cuda)) give_back(cuda);
+    free(cuda->table_host);
+    free(cuda);
+}
+
+static const sn_device_ops cuda_ops = {
+    .alloc = sn_cuda_alloc,
+    .free = sn_cuda_free,
+    .upload = sn_cuda_upload,
+    .download = sn_cuda_download,
+    .finish = sn_cuda_finish,
+    .prepare = cuda_prepare,
+    .host_alloc = sn_cuda_host_alloc,
+    .host_free = sn_cuda_host_free,
+    .copy_begin = sn_cuda_copy_begin,
+    .copy_join = sn_cuda_copy_join,
+    .weight_size = sn_cuda_weight_size,
+    .weight_pack = sn_cuda_weight_pack,
+    .pass_begin = sn_cuda_pass_begin,
+    .pass_end = sn_cuda_pass_end,
+    .linear = sn_cuda_linear_op,
+    .rms_norm = sn_cuda_rms_norm_op,
+    .rope = sn_cuda_rope_op,
+    .kv_store = sn_cuda_kv_store_op,
+    .kv_read = sn_cuda_kv_read,
+    .kv_write = sn_cuda_kv_write,
+    .attention = sn_cuda_attention_op,
+    .silu_mul = sn_cuda_silu_mul_op,
+    .add = sn_cuda_add_op,
+    .gather = sn_cuda_gather_op,
+    .kv_page_bytes = sn_cuda_kv_page_bytes,
+    .close = cuda_close,
+};
+
+static sn_status open_event(sn_cuda *cuda, cudaEvent_t *event, sn_err *err) {
+    return sn_cuda_check(cuda, cudaEventCreateWithFlags(event, cudaEventDisableTiming), "making an event", err);
+}
+
+static sn_status open_streams(sn_cuda *cuda, sn_err *err) {
+    sn_status status = sn_cuda_check(cuda, cudaStreamCreateWithFlags(&cuda->work, cudaStreamNonBlocking),
+                                     "making a stream", err);
+    if (!status)
+        status = sn_cuda_check(cuda, cudaStreamCreateWithFlags(&cuda->copies, cudaStreamNonBlocking), "making a stream",
+                               err);
+    if (!status) status = open_event(cuda, &cuda->queued, err);
+    for (int i = 0; i < SN_CUDA_TICKETS && !status; i++) status = open_event(cuda, &cuda->tickets[i], err);
+    for (int i = 0; i < SN_CUDA_FENCES && !status; i++) status = open_event(cuda, &cuda->fences[i], err);
+    for (int i = 0; i < SN_CUDA_STAGES && !status; i++) {
+        status = open_event(cuda, &cuda->stages[i].done, err);
+        if (!status) status = sn_cuda_host_alloc(&cuda->base, SN_CUDA_STAGE_BYTES, &cuda->stages[i].host, err);
+    }
+    return status;
+}
+
+/* One workspace of our own and one stream: what makes cuBLAS give the same bits again. */
+static sn_status open_blas(sn_cuda *cuda, sn_err *err) {
+    sn_status status = sn_cuda_make_room(cuda, &cuda->blas_room, SN_CUDA_BLAS_BYTES, err);
+    if (status) return status;
+    cublasStatus_t result = cublasCreate_v2(&cuda->blas);
+    if (result == CUBLAS_STATUS_SUCCESS) result = cublasSetStream_v2(cuda->blas, cuda->work);
+    if (result == CUBLAS_STATUS_SUCCESS)
+        result = cublasSetWorkspace_v2(cuda->blas, cuda->blas_room.at, SN_CUDA_BLAS_BYTES);
+    if (result == CUBLAS_STATUS_SUCCESS) return SN_OK;
+    return sn_fail(err, SN_STOP, "%s: cuBLAS could not begin: %s", cuda->description, cublasGetStatusString(result));
+}
+
+static sn_status open_device(sn_cuda *cuda, sn_err *err) {
+    int n, capability = 0, ordinal = cuda->base.id.ordinal;
+    char name[64];
+    sn_status status = count_devices(&n, err);
+    if (!status && ordinal >= n)
+        status = sn_fail(err, SN_REFUSED, "cuda:%d does not exist: the last one here is cuda:%d", ordinal, n - 1);
+    if (!status) status = describe_device(ordinal, name, &capability, err);
+    if (!status && capability < OLDEST)
+        status = sn_fail(err, SN_REFUSED, "cuda:%d (%s) is sm_%d: sm_%d or newer is needed", ordinal, name, capability,
+                         OLDEST);
+    if (!status) status = sn_cuda_cublas_load(err);
+    if (status) return status;
+    snprintf(cuda->description, sizeof cuda->description, "cuda:%d (%s, sm_%d)", ordinal, name, capability);
+    if (!status) status = sn_cuda_enter(cuda, err);
+    if (!status) status = open_streams(cuda, err);
+    return status ? status : open_blas(cuda, err);
+}
+
+sn_status sn_cuda_open(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err) {
+    sn_cuda *cuda = NULL;
+    *out = NULL;
+    sn_status status = sn_calloc(&cuda, 1, sizeof *cuda, err);
+    if (status) return status;
+    cuda->base = (sn_device){.ops = &cuda_ops, .id = id,
+                             .timeout_ms = options && options->timeout_ms ? options->timeout_ms : TIMEOUT_MS};
+    status = open_device(cuda, err);
+    if (status)
+        cuda_close(&cuda->base);
+    else
+        *out = &cuda->base;
+    return status;
+}
+
+const char *sn_cuda_describe(const sn_device *device) { return ((const sn_cuda *)device)->description; }
+
+static sn_status list_device(int ordinal, sn_device_info *info, sn_err *err) {
+    int capability = 0;
+    *info = (sn_device_info){.id = {SN_DEVICE_CUDA, ordinal}};
+    sn_status status = describe_device(ordinal, info->name, &capability, err);
+    if (status) return status;
+    cudaError_t error = cudaSetDevice(ordinal);
+    if (error == cudaSuccess) error = cudaMemGetInfo(&info->memory_free, &info->memory);
+    sn_cuda_left_device();
+    if (error != cudaSuccess)
+        return sn_fail(err, SN_REFUSED, "cuda:%d cannot be used: %s", ordinal, cudaGetErrorString(error));
+    if (capability < OLDEST)
+        snprintf(info->can, sizeof info->can, "nothing: sm_%d, and sm_%d is needed", capability, OLDEST);
+    else
+        snprintf(info->can, sizeof info->can, "sm_%d, recorded passes, copies beside the queue", capability);
+    return SN_OK;
+}
+
+sn_status sn_cuda_list(sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err *err) {
+    int count;
+    size_t found = *n;
+    sn_status status = count_devices(&count, err);
+    for (int i = 0; i < count && found < SN_DEVICES_MAX && !status; i++) status = list_device(i, &out[found++], err);
+    if (!status) *n = found;
+    return status;
+}

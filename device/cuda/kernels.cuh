@@ -1,0 +1,94 @@
+/* What the kernels share: reading the layouts, sums over a warp and a block, and launching.
+ *
+ * The same sources are compiled for the processor in tests, against a small emulation of threads, warps and barriers
+ * (tests/support/cuda_stand_in/threads.h); SN_CUDA_EMULATED tells. */
+#ifndef SN_DEVICE_CUDA_KERNELS_CUH
+#define SN_DEVICE_CUDA_KERNELS_CUH
+
+#include "device/cuda/kernels.h"
+
+#ifdef SN_CUDA_EMULATED
+#include "tests/support/cuda_stand_in/threads.h"
+#else
+#include <cuda_fp16.h>
+#define SN_SHARED_MEMORY(name) extern __shared__ __align__(16) unsigned char name[]
+/* kernel: a pointer to a __global__ function (of a template: take it into a variable first). */
+#define SN_LAUNCH(kernel, grid, threads, shared, stream, ...)                                                          \
+    (kernel<<<(grid), (threads), (shared), (stream)>>>(__VA_ARGS__), cudaGetLastError())
+#endif
+
+#define FULL_WARP 0xffffffffu
+
+namespace {
+
+__device__ inline float half_to_float(unsigned int bits) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+}
+
+__device__ inline float bf16_to_float(unsigned int bits) { return __uint_as_float(bits << 16); }
+
+/* Round to nearest even; a NaN stays one. */
+__device__ inline uint16_t float_to_bf16(float x) {
+    unsigned int u = __float_as_uint(x);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(u >> 16 | 0x40);
+    return static_cast<uint16_t>((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+/* The sum over a warp, in every lane, by a fixed tree. */
+__device__ inline float warp_sum(float x) {
+    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(FULL_WARP, x, distance);
+    return x;
+}
+
+__device__ inline float warp_max(float x) {
+    for (int distance = 16; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, distance));
+    return x;
+}
+
+/* Scale and offset of half h (0: weights 0..15, 1: 16..31) of group `g`, counted over the whole matrix. */
+template <int LAYOUT> __device__ inline float2 scale_of(const sn_cuda_matrix &w, size_t g, int h) {
+    if (LAYOUT == SN_CUDA_Q8_FINE) {
+        const float *s = static_cast<const float *>(w.scales) + 4 * g;
+        return make_float2(s[h], s[2 + h]);
+    }
+    if (LAYOUT == SN_CUDA_Q4_SUPER) {
+        unsigned int codes = static_cast<const uint16_t *>(w.scales)[g];
+        unsigned int super = static_cast<const uint32_t *>(w.supers)[g / 8];
+        return make_float2(half_to_float(super & 0xffff) * static_cast<float>(codes & 0xff),
+                           -(half_to_float(super >> 16) * static_cast<float>(codes >> 8)));
+    }
+    unsigned int both = static_cast<const uint32_t *>(w.scales)[g];
+    return make_float2(half_to_float(both & 0xffff), half_to_float(both >> 16));
+}
+
+__host__ __device__ constexpr bool is_q4(int layout) {
+    return layout == SN_CUDA_Q4_HALF || layout == SN_CUDA_Q4_SUPER;
+}
+
+__device__ inline int byte_of(unsigned int word, int i) { return static_cast<int8_t>(word >> 8 * i & 0xff); }
+
+/* Eight consecutive weights of a row, from element `at` (a multiple of 8) on. */
+template <int LAYOUT> __device__ inline void weights_of(const sn_cuda_matrix &w, int row, int at, float out[8]) {
+    if (LAYOUT == SN_CUDA_F32) {
+        const float *p = static_cast<const float *>(w.plane[0]) + static_cast<size_t>(row) * w.stride + at;
+        for (int i = 0; i < 8; i++) out[i] = p[i];
+        return;
+    }
+    if (LAYOUT == SN_CUDA_F16 || LAYOUT == SN_CUDA_BF16) {
+        const uint16_t *p = static_cast<const uint16_t *>(w.plane[0]) + static_cast<size_t>(row) * w.stride + at;
+        for (int i = 0; i < 8; i++) out[i] = LAYOUT == SN_CUDA_F16 ? half_to_float(p[i]) : bf16_to_float(p[i]);
+        return;
+    }
+    size_t g = static_cast<size_t>(row) * (w.cols / 32) + at / 32;
+    int h = at / 16 % 2, first = at % 16;
+    float2 s = scale_of<LAYOUT>(w, g, h);
+    const unsigned char *p = static_cast<const unsigned char *>(w.plane[is_q4(LAYOUT) ? 0 : h]) + g * 16 + first;
+    for (int i = 0; i < 8; i++) {
+        int q = is_q4(LAYOUT) ? p[i] >> 4 * h & 15 : static_cast<int8_t>(p[i]);
+        out[i] = s.x * static_cast<float>(q) + s.y;
+    }
+}
+
+} // namespace
+
+#endif

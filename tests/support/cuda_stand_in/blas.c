@@ -1,0 +1,111 @@
+/* cuBLAS of the stand-in: the one form of product that the backend asks for, by the definition. */
+#include "tests/support/cuda_stand_in/inside.h"
+
+#include "base/dtype.h"
+
+#include <stdlib.h>
+
+struct cublas_context {
+    cudaStream_t stream;
+    void *workspace;
+};
+
+cublasStatus_t cublasCreate_v2(cublasHandle_t *handle) {
+    cuda_lock();
+    bool fails = cuda_creation_fails();
+    *handle = fails ? NULL : calloc(1, sizeof **handle);
+    if (*handle) cuda_count_object(1);
+    cuda_unlock();
+    return *handle ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
+}
+
+cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) {
+    cuda_count_object(-1);
+    free(handle);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* The real one forgets the workspace as well. */
+cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream) {
+    handle->stream = stream;
+    handle->workspace = NULL;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t handle, void *workspace, size_t bytes) {
+    if ((uintptr_t)workspace % 256 || !cuda_memory_holds(cuda_this_device(), workspace, bytes))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    handle->workspace = workspace;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+const char *cublasGetStatusString(cublasStatus_t status) {
+    return status == CUBLAS_STATUS_SUCCESS         ? "success"
+           : status == CUBLAS_STATUS_ALLOC_FAILED  ? "allocation failed"
+           : status == CUBLAS_STATUS_INVALID_VALUE ? "invalid value"
+                                                   : "execution failed";
+}
+
+/* c (n, ldc)[:, :m] = b (n, ldb)[:, :k] . a (m, lda)[:, :k]^T, rows first: what the call means with its matrices read so. */
+typedef struct product {
+    int m, n, k, lda, ldb, ldc;
+    const void *a, *b;
+    cudaDataType type;
+    float *c;
+} product;
+
+static void widen(const product *p, const void *from, size_t at, float *out) {
+    for (int i = 0; i < p->k; i++)
+        out[i] = p->type == CUDA_R_32F ? ((const float *)from)[at + (size_t)i]
+                                       : sn_bf16_to_f32(((const uint16_t *)from)[at + (size_t)i]);
+}
+
+enum { SUMS = 16 };
+
+static float dot(int k, const float *x, const float *y) {
+    float sums[SUMS] = {0}, sum = 0;
+    int i = 0;
+    for (; i + SUMS <= k; i += SUMS)
+        for (int s = 0; s < SUMS; s++) sums[s] += x[i + s] * y[i + s];
+    for (; i < k; i++) sum += x[i] * y[i];
+    for (int s = 0; s < SUMS; s++) sum += sums[s];
+    return sum;
+}
+
+static void run_product(void *ctx) {
+    const product *p = ctx;
+    size_t k = (size_t)p->k;
+    float *b = malloc(((size_t)p->n + 1) * k * sizeof *b), *a = b + (size_t)p->n * k;
+    if (!b) abort();
+    for (int j = 0; j < p->n; j++) widen(p, p->b, (size_t)j * (size_t)p->ldb, b + (size_t)j * k);
+    for (int i = 0; i < p->m; i++) {
+        widen(p, p->a, (size_t)i * (size_t)p->lda, a);
+        for (int j = 0; j < p->n; j++) p->c[(size_t)j * (size_t)p->ldc + (size_t)i] = dot(p->k, a, b + (size_t)j * k);
+    }
+    free(b);
+}
+
+cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m, int n, int k,
+                            const void *alpha, const void *a, cudaDataType type_a, int lda, const void *b,
+                            cudaDataType type_b, int ldb, const void *beta, void *c, cudaDataType type_c, int ldc,
+                            cublasComputeType_t compute, cublasGemmAlgo_t algorithm) {
+    (void)algorithm;
+    float one = *(const float *)alpha, zero = *(const float *)beta;
+    bool known = op_a == CUBLAS_OP_T && op_b == CUBLAS_OP_N && type_a == type_b && type_c == CUDA_R_32F &&
+                 compute == CUBLAS_COMPUTE_32F && !(one < 1 || one > 1) && !(zero < 0 || zero > 0);
+    bool sane = m > 0 && n > 0 && k > 0 && lda >= k && ldb >= k && ldc >= m && handle->workspace;
+    /* With bfloat16, matrix units want rows that begin at multiples of 16 bytes: slower, not wrong, without. */
+    if (type_a == CUDA_R_16BF) sane = sane && lda % 8 == 0 && ldb % 8 == 0 && ((uintptr_t)a | (uintptr_t)b) % 16 == 0;
+    product *p = malloc(sizeof *p);
+    if (!known || !sane || !p) {
+        free(p);
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    *p = (product){m, n, k, lda, ldb, ldc, a, b, type_a, c};
+    cuda_lock();
+    cudaError_t error =
+        cuda_stand_in_queue(handle->stream, (cuda_operation){run_product, p, free}, CUDA_OPERATION_KERNEL);
+    cuda_result(error);
+    cuda_unlock();
+    return error ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
+}

@@ -1,0 +1,197 @@
+/* Memory of the stand-in's devices, and pinned memory. */
+#include "tests/support/cuda_stand_in/inside.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { PAGE = 4096, ALIGNMENT = 256, RUBBISH = 0xa5 };
+
+typedef struct piece {
+    char *at, *pages;
+    size_t bytes, mapped;
+    int device; /* -1: pinned host memory */
+} piece;
+
+static piece *pieces;
+static size_t n_pieces, room;
+static size_t limit = (size_t)1 << 30, used[CUDA_STAND_IN_DEVICES], pinned;
+static int fail_nth;
+
+static size_t pages_for(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
+
+static cudaError_t add_piece(size_t bytes, int device, void **out) {
+    if (n_pieces == room) {
+        room = room ? 2 * room : 64;
+        pieces = realloc(pieces, room * sizeof *pieces);
+        if (!pieces) abort();
+    }
+    piece p = {.bytes = bytes, .mapped = pages_for(bytes) + PAGE, .device = device};
+    p.pages = mmap(NULL, p.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p.pages == MAP_FAILED) return cudaErrorMemoryAllocation;
+    mprotect(p.pages, p.mapped - PAGE, PROT_READ | PROT_WRITE); /* the page behind stays a fence */
+    p.at = p.pages + (p.mapped - PAGE - bytes) / ALIGNMENT * ALIGNMENT;
+    size_t shown = bytes < 4 << 20 ? bytes : 4 << 20;
+    memset(p.at, RUBBISH, shown);
+    if (device >= 0) mprotect(p.pages, p.mapped, PROT_NONE);
+    pieces[n_pieces++] = p;
+    *out = p.at;
+    return cudaSuccess;
+}
+
+static piece *find_piece(const void *at, size_t bytes, int device) {
+    const char *byte = at;
+    for (size_t i = 0; i < n_pieces; i++)
+        if (pieces[i].device == device && byte >= pieces[i].at && bytes <= pieces[i].bytes &&
+            (size_t)(byte - pieces[i].at) <= pieces[i].bytes - bytes)
+            return &pieces[i];
+    return NULL;
+}
+
+static void remove_piece(piece *p) {
+    munmap(p->pages, p->mapped);
+    *p = pieces[--n_pieces];
+}
+
+static void protect(int device, int protection) {
+    for (size_t i = 0; i < n_pieces; i++)
+        if (pieces[i].device == device) mprotect(pieces[i].pages, pieces[i].mapped - PAGE, protection);
+}
+
+void cuda_memory_open(int device) { protect(device, PROT_READ | PROT_WRITE); }
+void cuda_memory_close(int device) { protect(device, PROT_NONE); }
+bool cuda_memory_holds(int device, const void *at, size_t bytes) { return find_piece(at, bytes, device); }
+bool cuda_memory_pinned(const void *at, size_t bytes) { return find_piece(at, bytes, -1); }
+
+static cudaError_t allocate(void **out, size_t bytes, int device) {
+    cudaError_t error = cuda_unsafe();
+    if (error) return error;
+    if (cuda_count_down(&fail_nth)) return cudaErrorMemoryAllocation;
+    if (!bytes) return cudaErrorInvalidValue;
+    if (device >= 0 && bytes > limit - used[device]) return cudaErrorMemoryAllocation;
+    error = add_piece(bytes, device, out);
+    if (!error) *(device >= 0 ? &used[device] : &pinned) += bytes;
+    return error;
+}
+
+cudaError_t cudaMalloc(void **device, size_t bytes) {
+    cuda_lock();
+    cudaError_t error = cuda_result(allocate(device, bytes, cuda_this_device()));
+    cuda_unlock();
+    return error;
+}
+
+cudaError_t cudaHostAlloc(void **host, size_t bytes, unsigned flags) {
+    (void)flags;
+    cuda_lock();
+    cudaError_t error = cuda_result(allocate(host, bytes, -1));
+    cuda_unlock();
+    return error;
+}
+
+static cudaError_t give_back(void *at, bool is_pinned) {
+    cudaError_t error = cuda_unsafe();
+    if (error || !at) return error;
+    for (int device = is_pinned ? -1 : 0; device < (is_pinned ? 0 : CUDA_STAND_IN_DEVICES); device++) {
+        piece *p = find_piece(at, 0, device);
+        if (!p || p->at != at) continue;
+        cuda_drain(is_pinned ? cuda_this_device() : device);
+        *(is_pinned ? &pinned : &used[device]) -= p->bytes;
+        remove_piece(p);
+        return cudaSuccess;
+    }
+    return cudaErrorInvalidValue;
+}
+
+cudaError_t cudaFree(void *device) {
+    cuda_lock();
+    cudaError_t error = cuda_result(give_back(device, false));
+    cuda_unlock();
+    return error;
+}
+
+cudaError_t cudaFreeHost(void *host) {
+    cuda_lock();
+    cudaError_t error = cuda_result(give_back(host, true));
+    cuda_unlock();
+    return error;
+}
+
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
+    cuda_lock();
+    cudaError_t error = cuda_begin();
+    *total = limit;
+    *free_bytes = limit - used[cuda_this_device()];
+    cuda_unlock();
+    return error;
+}
+
+void cuda_stand_in_memory(size_t bytes) { limit = bytes; }
+void cuda_stand_in_fail_allocation(int nth) { fail_nth = nth; }
+size_t cuda_stand_in_pinned(void) { return pinned; }
+
+size_t cuda_stand_in_used(void) {
+    size_t all = 0;
+    for (int i = 0; i < CUDA_STAND_IN_DEVICES; i++) all += used[i];
+    return all;
+}
+
+/* -- copies */
+
+typedef struct copy {
+    void *to;
+    const void *from;
+    size_t bytes;
+    int value; /* for from == NULL */
+    char own[];
+} copy;
+
+static void run_copy(void *ctx) {
+    copy *c = ctx;
+    if (c->from)
+        memcpy(c->to, c->from, c->bytes);
+    else
+        memset(c->to, c->value, c->bytes);
+}
+
+static cudaError_t queue_copy(cudaStream_t stream, void *to, const void *from, size_t bytes, int value, bool own) {
+    copy *c = malloc(sizeof *c + (own ? bytes : 0));
+    if (!c) abort();
+    *c = (copy){to, from, bytes, value};
+    if (own) {
+        memcpy(c->own, from, bytes);
+        c->from = c->own;
+    }
+    return cuda_stand_in_queue(stream, (cuda_operation){run_copy, c, free}, CUDA_OPERATION_COPY);
+}
+
+static cudaError_t copy_between(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
+    cudaError_t error = cuda_begin();
+    if (error || !bytes) return error;
+    bool up = kind == cudaMemcpyHostToDevice;
+    const void *device = up ? to : from, *host = up ? from : to;
+    if (!up && kind != cudaMemcpyDeviceToHost) return cudaErrorInvalidValue; /* the backend makes no others */
+    if (!cuda_memory_holds(cuda_this_device(), device, bytes)) return cudaErrorInvalidValue;
+    bool is_pinned = cuda_memory_pinned(host, bytes);
+    if (!is_pinned && (error = cuda_unsafe())) return error;
+    error = queue_copy(stream, to, from, bytes, 0, up && !is_pinned);
+    if (!error && !up && !is_pinned) cuda_drain(cuda_this_device());
+    return error;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
+    cuda_lock();
+    cudaError_t error = cuda_result(copy_between(to, from, bytes, kind, stream));
+    cuda_unlock();
+    return error;
+}
+
+cudaError_t cudaMemsetAsync(void *device, int value, size_t bytes, cudaStream_t stream) {
+    cuda_lock();
+    cudaError_t error = cuda_begin();
+    if (!error && !cuda_memory_holds(cuda_this_device(), device, bytes)) error = cudaErrorInvalidValue;
+    if (!error) error = queue_copy(stream, device, NULL, bytes, value, false);
+    cuda_result(error);
+    cuda_unlock();
+    return error;
+}

@@ -1,0 +1,151 @@
+/* CUDA C++ for the host's compiler, as far as the kernels use it: a block's threads run one after the other, each until it
+ * comes to a barrier or a shuffle, in an order that changes from block to block. Misaligned wide loads, barriers that some
+ * threads miss and shuffles with lanes that left end the program with a sentence. */
+#ifndef SN_TESTS_CUDA_STAND_IN_THREADS_H
+#define SN_TESTS_CUDA_STAND_IN_THREADS_H
+
+#include "tests/support/cuda_stand_in/inside.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cuda_index {
+    unsigned x, y, z;
+} cuda_index;
+
+/* Where the running thread is, and its block's dynamic shared memory (rubbish at first). */
+extern struct cuda_position {
+    cuda_index thread, block;
+    unsigned char *shared;
+} cuda_position;
+
+enum { CUDA_SHARED_MAX = 101376 }; /* bytes: what every device since sm_80 has, when asked for */
+
+/* Runs `body` once for every thread of the grid. */
+void cuda_threads_run(const unsigned grid[3], unsigned threads, size_t shared, void (*body)(void *ctx), void *ctx);
+void cuda_threads_barrier(void);
+/* All lanes of the warp meet; returns what lane (own ^ distance) brought. */
+uint32_t cuda_threads_exchange(uint32_t bits, int distance);
+void cuda_threads_fail(const char *sentence) __attribute__((noreturn));
+
+#ifdef __cplusplus
+}
+
+#include <cmath>
+#include <cstring>
+#include <new>
+#include <tuple>
+
+#define __global__ static
+#define __device__
+#define __host__
+#define __shared__ static
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define threadIdx cuda_position.thread
+#define blockIdx cuda_position.block
+#define SN_SHARED_MEMORY(name) unsigned char *name = cuda_position.shared
+
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+struct alignas(8) float2 {
+    float x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+static inline float2 make_float2(float x, float y) { return {x, y}; }
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+static inline int min(int a, int b) { return a < b ? a : b; }
+static inline int max(int a, int b) { return a > b ? a : b; }
+
+static inline float __uint_as_float(unsigned u) {
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+static inline unsigned __float_as_uint(float f) {
+    unsigned u;
+    memcpy(&u, &f, sizeof u);
+    return u;
+}
+
+/* IEEE half, by the definition. */
+struct __half {
+    unsigned short bits;
+};
+static inline __half __ushort_as_half(unsigned short bits) { return {bits}; }
+static inline float __half2float(__half h) {
+    int exponent = h.bits >> 10 & 31, fraction = h.bits & 1023;
+    float size = exponent == 31 ? (fraction ? NAN : INFINITY)
+                 : exponent     ? std::ldexp(static_cast<float>(fraction + 1024), exponent - 25)
+                                : std::ldexp(static_cast<float>(fraction), -24);
+    return h.bits >> 15 ? -size : size;
+}
+
+static inline int __dp4a(int a, int b, int sum) {
+    for (int i = 0; i < 32; i += 8) sum += static_cast<int8_t>(a >> i & 255) * static_cast<int8_t>(b >> i & 255);
+    return sum;
+}
+
+static inline uint4 __ldcs(const uint4 *at) {
+    if (reinterpret_cast<uintptr_t>(at) % 16) cuda_threads_fail("a load of 16 bytes is not aligned");
+    return *at;
+}
+
+static inline void __syncthreads() { cuda_threads_barrier(); }
+static inline float __shfl_xor_sync(unsigned mask, float x, int distance) {
+    if (mask != 0xffffffffu) cuda_threads_fail("a shuffle of part of a warp is not known here");
+    return __uint_as_float(cuda_threads_exchange(__float_as_uint(x), distance));
+}
+
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+inline size_t cuda_shared_allowed = 48 * 1024; /* for the kernel that is launched next */
+template <class Kernel> cudaError_t cudaFuncSetAttribute(Kernel *, cudaFuncAttribute, int bytes) {
+    if (bytes < 0 || bytes > CUDA_SHARED_MAX) return cudaErrorInvalidValue;
+    cuda_shared_allowed = static_cast<size_t>(bytes);
+    return cudaSuccess;
+}
+
+/* A launch with its arguments as they are now. */
+template <class... Parameters> struct cuda_call {
+    void (*kernel)(Parameters...);
+    std::tuple<Parameters...> arguments;
+    unsigned grid[3], threads;
+    size_t shared;
+
+    static void one(void *ctx) {
+        cuda_call *c = static_cast<cuda_call *>(ctx);
+        std::apply(c->kernel, c->arguments);
+    }
+    static void run(void *ctx) {
+        cuda_call *c = static_cast<cuda_call *>(ctx);
+        cuda_threads_run(c->grid, c->threads, c->shared, one, ctx);
+    }
+};
+
+template <class... Parameters, class... Arguments>
+cudaError_t cuda_launch(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared, cudaStream_t stream,
+                        Arguments... arguments) {
+    using call = cuda_call<Parameters...>;
+    void *memory = malloc(sizeof(call));
+    if (!memory) abort();
+    new (memory) call{kernel, std::tuple<Parameters...>(arguments...), {grid.x, grid.y, grid.z}, threads, shared};
+    size_t allowed = cuda_shared_allowed;
+    cuda_shared_allowed = 48 * 1024;
+    return cuda_stand_in_launch(stream, static_cast<call *>(memory)->grid, threads, shared, allowed,
+                                cuda_operation{call::run, memory, free});
+}
+
+#define SN_LAUNCH(kernel, grid, threads, shared, stream, ...)                                                          \
+    cuda_launch((kernel), (grid), (threads), (shared), (stream), __VA_ARGS__)
+#endif
+#endif

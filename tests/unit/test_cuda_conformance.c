@@ -1,0 +1,38 @@
+/* The conformance suite over the CUDA backend on the stand-in: its host side, and its kernels' arithmetic thread by thread.
+ * Twice: with everything as late as it may be, and with copies beside the queue as early. */
+#include "tests/support/conformance.h"
+#include "tests/support/cuda_stand_in/stand_in.h"
+
+#include <criterion/criterion.h>
+
+static const conformance_faults faults = {
+    .fail_allocation = cuda_stand_in_fail_allocation,
+    .stall = cuda_stand_in_stall,
+    .lose = cuda_stand_in_lose,
+    .heal = cuda_stand_in_heal,
+};
+
+static void run(conformance_case which) {
+    static conformance c;
+    for (int early = 0; early < 2; early++) {
+        cuda_stand_in_reset();
+        cuda_stand_in_copies_first(early);
+        c = (conformance){
+            .id = {SN_DEVICE_CUDA, 1},
+            .faults = &faults,
+            .memory_used = cuda_stand_in_used,
+            /* Many rows: both sides of a product are rounded to bfloat16, by half of 2^-8 each, and a little of both. */
+            .linear_rounding = 0x1p-8 * 1.01,
+            .eight_bit_rows = true,
+        };
+        cr_assert(conformance_run(&c, which), "%s, copies %s: %s", conformance_name(which), early ? "early" : "late",
+                  c.failure);
+        cr_assert_eq(cuda_stand_in_objects(), 0, "%s: streams, events or graphs were left", conformance_name(which));
+        cr_assert_eq(cuda_stand_in_pinned(), 0, "%s: pinned memory was left", conformance_name(which));
+    }
+}
+
+#define X(name)                                                                                                        \
+    Test(cuda_conformance, name) { run(CONFORMANCE_##name); }
+CONFORMANCE_CASES(X)
+#undef X

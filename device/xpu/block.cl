@@ -59,20 +59,20 @@ typedef struct past {
     ulong offset; /* of this block and head in a page, in floats */
 } past;
 
-inline __global float *page_at(past p, uint position) {
+static inline __global float *page_at(past p, uint position) {
     return (__global float *)p.pages[position / p.page_tokens] + p.offset;
 }
 
-inline __global float *key_at(past p, uint position) { /* its first element, the others 16 apart */
+static inline __global float *key_at(past p, uint position) { /* its first element, the others 16 apart */
     uint in_page = position % p.page_tokens;
     return page_at(p, position) + (in_page / 16) * 16 * p.head_dim + in_page % 16;
 }
 
-inline __global float *value_at(past p, uint position) {
+static inline __global float *value_at(past p, uint position) {
     return page_at(p, position) + (size_t)p.page_tokens * p.head_dim + (size_t)(position % p.page_tokens) * p.head_dim;
 }
 
-inline ulong head_offset(uint block, uint head, uint n_kv_heads, uint page_tokens, uint head_dim) {
+static inline ulong head_offset(uint block, uint head, uint n_kv_heads, uint page_tokens, uint head_dim) {
     return ((ulong)block * n_kv_heads + head) * 2 * page_tokens * head_dim;
 }
 
@@ -109,7 +109,7 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void kv_move(__global c
     }
 }
 
-inline uint window_start(uint end, uint window) { return window > 0 && end > window ? end - window : 0; }
+static inline uint window_start(uint end, uint window) { return window > 0 && end > window ? end - window : 0; }
 
 #define CHUNK 64
 #define DIM_MAX 256

@@ -33,7 +33,7 @@ __constant char table[16] =
 
 /* The integers of 8 elements from number 8 * at on. */
 #if BITS <= 8
-inline float8 integers(__global const uchar *elements, size_t at) {
+static inline float8 integers(__global const uchar *elements, size_t at) {
 #if BITS == 8
     return convert_float8(vload8(at, (__global const char *)elements));
 #else
@@ -51,7 +51,7 @@ inline float8 integers(__global const uchar *elements, size_t at) {
 }
 
 /* Scale and offset of the elements from 8 * at on. */
-inline float2 scales_of(planes w, size_t at) {
+static inline float2 scales_of(planes w, size_t at) {
 #if SCALE == SCALE_D
     return (float2)(vload_half(at / 4, (__global const half *)w.scales), 0.0f);
 #elif SCALE == SCALE_H
@@ -70,7 +70,7 @@ inline float2 scales_of(planes w, size_t at) {
 #endif
 
 /* Elements [8 * step, 8 * step + 8) of a row. */
-inline float8 weights(planes w, uint row, uint step) {
+static inline float8 weights(planes w, uint row, uint step) {
     size_t at = (size_t)row * w.steps + step;
 #if BITS == 32
     return vload8(at, (__global const float *)w.elements);
@@ -85,7 +85,7 @@ inline float8 weights(planes w, uint row, uint step) {
 }
 
 /* The same of a row of x, 0 behind its end. */
-inline float8 inputs(__global const float *row, uint step, uint cols) {
+static inline float8 inputs(__global const float *row, uint step, uint cols) {
     uint k = 8 * step;
     if (k + 8 <= cols) return vload8(0, row + k);
     float v[8];
@@ -93,7 +93,7 @@ inline float8 inputs(__global const float *row, uint step, uint cols) {
     return vload8(0, v);
 }
 
-inline float dot8(float8 a, float8 b) {
+static inline float dot8(float8 a, float8 b) {
     float8 p = a * b;
     return ((p.s0 + p.s1) + (p.s2 + p.s3)) + ((p.s4 + p.s5) + (p.s6 + p.s7));
 }

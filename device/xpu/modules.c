@@ -1,0 +1,104 @@
+/* SPIR-V to kernels. */
+#include "device/xpu/xpu.h"
+
+#include "base/log.h"
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static void log_build(ze_module_build_log_handle_t log) {
+    size_t bytes = 0;
+    char *text = NULL;
+    if (!zeModuleBuildLogGetString(log, &bytes, NULL) && bytes > 1 && !sn_calloc(&text, 1, bytes + 1, NULL) &&
+        !zeModuleBuildLogGetString(log, &bytes, text))
+        sn_log(SN_LOG_ERROR, "the driver cannot compile the kernels", "text=%s", text);
+    free(text);
+}
+
+static sn_status load_module(sn_xpu *x, sn_xpu_spirv spirv, ze_module_handle_t *out, sn_err *err) {
+    ze_module_desc_t desc = {.stype = ZE_STRUCTURE_TYPE_MODULE_DESC,
+                             .format = ZE_MODULE_FORMAT_IL_SPIRV,
+                             .inputSize = spirv.bytes,
+                             .pInputModule = spirv.data};
+    ze_module_build_log_handle_t log = NULL;
+    ze_result_t result = zeModuleCreate(x->context, x->device, &desc, out, &log);
+    if (result) *out = NULL;
+    if (log) {
+        if (result) log_build(log);
+        zeModuleBuildLogDestroy(log);
+    }
+    return sn_xpu_check(x, result, "compiling kernels", err);
+}
+
+static sn_status load_kernel(sn_xpu *x, ze_module_handle_t module, const char *name, uint32_t group_x, uint32_t group_y,
+                             ze_kernel_handle_t *out, sn_err *err) {
+    ze_kernel_desc_t desc = {.stype = ZE_STRUCTURE_TYPE_KERNEL_DESC, .pKernelName = name};
+    sn_status status = sn_xpu_check(x, zeKernelCreate(module, &desc, out), "loading a kernel", err);
+    if (status) {
+        *out = NULL;
+        return status;
+    }
+    return sn_xpu_check(x, zeKernelSetGroupSize(*out, group_x, group_y, 1), "loading a kernel", err);
+}
+
+sn_status sn_xpu_load_block(sn_xpu *x, sn_err *err) {
+    static const struct {
+        const char *name;
+        uint32_t x, y;
+    } kernels[] = {
+#define X(name, x, y) {#name, x, y},
+        SN_XPU_KERNELS(X)
+#undef X
+    };
+    sn_status status = load_module(x, sn_xpu_spirv_block(), &x->module, err);
+    for (int i = 0; i < SN_XPU_KERNEL_COUNT && !status; i++)
+        status = load_kernel(x, x->module, kernels[i].name, kernels[i].x, kernels[i].y, &x->kernels[i], err);
+    /* These follow addresses that they find in the pass's table. */
+    static const sn_xpu_kernel indirect[] = {SN_XPU_kv_store, SN_XPU_kv_move, SN_XPU_attention_row, SN_XPU_attention_tile};
+    for (int i = 0; i < 4 && !status; i++)
+        status = sn_xpu_check(x, zeKernelSetIndirectAccess(x->kernels[indirect[i]], ZE_KERNEL_INDIRECT_ACCESS_FLAG_DEVICE),
+                              "loading a kernel", err);
+    return status;
+}
+
+sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err) {
+    static const char *const forms[] = {
+#define X(name) #name,
+        SN_XPU_FORMS(X)
+#undef X
+    };
+    sn_xpu_linear_kernels *k = &x->linear[form];
+    struct {
+        const char *base;
+        uint32_t group_x, group_y;
+        ze_kernel_handle_t *kernel;
+    } all[] = {{"linear1", 16, 4, &k->few1}, {"linear4", 16, 4, &k->few4}, {"linear_tile", 8, 8, &k->tile},
+               {"gather", 64, 1, &k->gather}};
+    sn_status status = sn_xpu_alive(x, err);
+    if (status || k->module) return status;
+    status = load_module(x, sn_xpu_spirv_linear(form), &k->module, err);
+    for (int i = 0; i < 4 && !status; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "%s_%s", all[i].base, forms[form]);
+        status = load_kernel(x, k->module, name, all[i].group_x, all[i].group_y, all[i].kernel, err);
+    }
+    return status;
+}
+
+static void drop_kernel(ze_kernel_handle_t kernel) {
+    if (kernel) zeKernelDestroy(kernel);
+}
+
+void sn_xpu_unload(sn_xpu *x) {
+    for (int i = 0; i < SN_XPU_FORM_COUNT; i++) {
+        sn_xpu_linear_kernels *k = &x->linear[i];
+        drop_kernel(k->few1);
+        drop_kernel(k->few4);
+        drop_kernel(k->tile);
+        drop_kernel(k->gather);
+        if (k->module) zeModuleDestroy(k->module);
+    }
+    for (int i = 0; i < SN_XPU_KERNEL_COUNT; i++) drop_kernel(x->kernels[i]);
+    if (x->module) zeModuleDestroy(x->module);
+}

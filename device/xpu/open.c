@@ -1,0 +1,211 @@
+/* Finding, opening and closing devices. */
+#include "device/xpu/xpu.h"
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "device/backends.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DRIVERS_MAX = 8, TIMEOUT_MS = 60000 };
+
+static ze_result_t init_result;
+static void init_once(void) { init_result = zeInit(ZE_INIT_FLAG_GPU_ONLY); }
+
+typedef struct found {
+    ze_driver_handle_t driver;
+    ze_device_handle_t device;
+} found;
+
+#define NO_XPU "no Intel XPU answers here: "
+
+/* All GPUs of all drivers, in the drivers' order. */
+static sn_status find_devices(found out[SN_DEVICES_MAX], uint32_t *n, sn_err *err) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    ze_driver_handle_t drivers[DRIVERS_MAX];
+    uint32_t n_drivers = DRIVERS_MAX;
+    *n = 0;
+    pthread_once(&once, init_once);
+    if (init_result)
+        return sn_fail(err, SN_REFUSED, NO_XPU "Level Zero finds no driver (result 0x%x); install Intel's compute runtime, "
+                       "or use another device", (unsigned)init_result);
+    ze_result_t result = zeDriverGet(&n_drivers, drivers);
+    if (result)
+        return sn_fail(err, SN_REFUSED, NO_XPU "Level Zero lists no drivers (result 0x%x); use another device",
+                       (unsigned)result);
+    for (uint32_t i = 0; i < n_drivers; i++) {
+        ze_device_handle_t devices[SN_DEVICES_MAX];
+        uint32_t n_devices = SN_DEVICES_MAX;
+        if (zeDeviceGet(drivers[i], &n_devices, devices)) continue;
+        for (uint32_t k = 0; k < n_devices && *n < SN_DEVICES_MAX; k++) {
+            ze_device_properties_t properties = {.stype = ZE_STRUCTURE_TYPE_DEVICE_PROPERTIES};
+            if (!zeDeviceGetProperties(devices[k], &properties) && properties.type == ZE_DEVICE_TYPE_GPU)
+                out[(*n)++] = (found){drivers[i], devices[k]};
+        }
+    }
+    if (*n == 0) return sn_fail(err, SN_REFUSED, NO_XPU "its driver is there, but lists no GPU; use another device");
+    return SN_OK;
+}
+
+static size_t memory_of(ze_device_handle_t device) {
+    ze_device_memory_properties_t banks[16];
+    uint32_t n = sizeof banks / sizeof *banks;
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < n; i++)
+        banks[i] = (ze_device_memory_properties_t){.stype = ZE_STRUCTURE_TYPE_DEVICE_MEMORY_PROPERTIES};
+    if (zeDeviceGetMemoryProperties(device, &n, banks)) return 0;
+    for (uint32_t i = 0; i < n; i++) bytes += banks[i].totalSize;
+    return bytes;
+}
+
+/* Level Zero's core does not tell how much of the memory is free: memory_free is what there is in all. */
+sn_status sn_xpu_list(sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err *err) {
+    found devices[SN_DEVICES_MAX];
+    uint32_t there;
+    sn_status status = find_devices(devices, &there, err);
+    for (uint32_t i = 0; i < there && *n < SN_DEVICES_MAX && !status; i++) {
+        ze_device_properties_t p = {.stype = ZE_STRUCTURE_TYPE_DEVICE_PROPERTIES};
+        ze_api_version_t version = 0;
+        (void)zeDeviceGetProperties(devices[i].device, &p);
+        (void)zeDriverGetApiVersion(devices[i].driver, &version);
+        sn_device_info *info = &out[(*n)++];
+        *info = (sn_device_info){.id = {SN_DEVICE_XPU, (int)i}, .memory = memory_of(devices[i].device)};
+        info->memory_free = info->memory;
+        snprintf(info->name, sizeof info->name, "%.63s", p.name);
+        snprintf(info->can, sizeof info->can, "Level Zero %u.%u, %u units", (unsigned)version >> 16,
+                 (unsigned)version & 0xffff, p.numSlices * p.numSubslicesPerSlice * p.numEUsPerSubslice);
+    }
+    return status;
+}
+
+/* -- opening */
+
+static sn_status find_device(sn_xpu *x, sn_err *err) {
+    found devices[SN_DEVICES_MAX];
+    uint32_t n;
+    sn_status status = find_devices(devices, &n, err);
+    if (status) return sn_err_context(err, "%s cannot be used", x->name);
+    if ((uint32_t)x->base.id.ordinal >= n)
+        return sn_fail(err, SN_REFUSED, "there is no %s: the last one is xpu:%u", x->name, n - 1);
+    x->driver = devices[x->base.id.ordinal].driver;
+    x->device = devices[x->base.id.ordinal].device;
+    return SN_OK;
+}
+
+static sn_status look_at_device(sn_xpu *x, sn_err *err) {
+    ze_device_properties_t p = {.stype = ZE_STRUCTURE_TYPE_DEVICE_PROPERTIES};
+    ze_device_compute_properties_t compute = {.stype = ZE_STRUCTURE_TYPE_DEVICE_COMPUTE_PROPERTIES};
+    sn_status status = sn_xpu_check(x, zeDeviceGetProperties(x->device, &p), "being opened", err);
+    if (!status) status = sn_xpu_check(x, zeDeviceGetComputeProperties(x->device, &compute), "being opened", err);
+    if (status) return status;
+    enum { GROUP = 128, LOCAL = 3 * SN_XPU_TILE_ROWS * SN_XPU_HEAD_DIM_MAX * 4 + 2048 }; /* attention_tile */
+    if (compute.maxTotalGroupSize < GROUP || compute.maxSharedLocalMemory < LOCAL)
+        return sn_fail(err, SN_REFUSED, "%s is too small for the kernels: groups of %u and %u bytes of local memory, not %d "
+                       "and %d", x->name, compute.maxTotalGroupSize, compute.maxSharedLocalMemory, GROUP, LOCAL);
+    x->allocation_max = p.maxMemAllocSize;
+    x->memory = memory_of(x->device);
+    snprintf(x->description, sizeof x->description, "%s: %.128s, %.1f GiB", x->name, p.name,
+             (double)x->memory / (1024.0 * 1024 * 1024));
+    return SN_OK;
+}
+
+static sn_status open_device(sn_xpu *x, sn_err *err) {
+    ze_context_desc_t desc = {.stype = ZE_STRUCTURE_TYPE_CONTEXT_DESC};
+    sn_status status = find_device(x, err);
+    if (!status) status = look_at_device(x, err);
+    if (!status) status = sn_xpu_check(x, zeContextCreate(x->driver, &desc, &x->context), "being opened", err);
+    if (!status) status = sn_xpu_queue_open(x, err);
+    if (!status) status = sn_xpu_load_block(x, err);
+    if (!status) status = sn_xpu_host_alloc(&x->base, SN_XPU_STAGING, (void **)&x->staging, err);
+    return status;
+}
+
+/* A device that hangs may still write to its memory and read its lists: what it does not give back in time stays until
+ * the process ends. */
+static void xpu_close(sn_device *d) {
+    sn_xpu *x = sn_xpu_of(d);
+    if (!x->stopped) (void)sn_xpu_finish(d, NULL);
+    if (x->stopped) sn_xpu_settle(x);
+    if (x->hanging && x->idle) {
+        uint64_t limit_ns = (uint64_t)(d->timeout_ms > 0 ? d->timeout_ms : 0) * 1000000;
+        bool answers = zeEventHostSynchronize(x->idle, limit_ns) != ZE_RESULT_NOT_READY;
+        for (int i = 0; i < SN_XPU_COPIES && answers; i++)
+            answers = !x->copy[i].used || zeEventHostSynchronize(x->copy[i].done, limit_ns) != ZE_RESULT_NOT_READY;
+        x->hanging = !answers;
+    }
+    sn_xpu_free(d, x->ids.device, 0);
+    sn_xpu_free(d, x->table.device, 0);
+    sn_xpu_free(d, x->rows.device, 0);
+    sn_xpu_free(d, x->staging, 0);
+    sn_xpu_release_orphans(x);
+    if (x->hanging) {
+        sn_log(SN_LOG_WARN, "a device that hangs keeps its memory", "device=%s", x->name);
+    } else {
+        sn_xpu_unload(x);
+        sn_xpu_queue_close(x);
+        if (x->context) zeContextDestroy(x->context);
+    }
+    free(x);
+}
+
+/* The pass's table for one sequence as long as the context; more of them make it grow later. */
+static sn_status xpu_prepare(sn_device *d, const sn_device_limits *limits, sn_err *err) {
+    sn_xpu *x = sn_xpu_of(d);
+    if (limits->rows < 0 || limits->width < 0 || limits->context < 0)
+        return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions make no sense", limits->rows,
+                       limits->width, limits->context);
+    size_t rows = (size_t)limits->rows, pages = (size_t)limits->context / 16 + rows + 1;
+    sn_status status = sn_xpu_reserve(x, &x->ids, rows * sizeof(int32_t), err);
+    return status ? status : sn_xpu_reserve(x, &x->table, rows * 24 + 128 + pages * 8, err);
+}
+
+static const sn_device_ops xpu_ops = {
+    .alloc = sn_xpu_alloc,
+    .free = sn_xpu_free,
+    .upload = sn_xpu_upload,
+    .download = sn_xpu_download,
+    .finish = sn_xpu_finish,
+    .prepare = xpu_prepare,
+    .host_alloc = sn_xpu_host_alloc,
+    .host_free = sn_xpu_host_free,
+    .copy_begin = sn_xpu_copy_begin,
+    .copy_join = sn_xpu_copy_join,
+    .copy_wait = sn_xpu_copy_wait,
+    .weight_size = sn_xpu_weight_size,
+    .weight_pack = sn_xpu_weight_pack,
+    .pass_begin = sn_xpu_pass_begin,
+    .pass_end = sn_xpu_pass_end,
+    .linear = sn_xpu_linear,
+    .rms_norm = sn_xpu_rms_norm,
+    .rope = sn_xpu_rope,
+    .kv_store = sn_xpu_kv_store,
+    .kv_read = sn_xpu_kv_read,
+    .kv_write = sn_xpu_kv_write,
+    .attention = sn_xpu_attention,
+    .silu_mul = sn_xpu_silu_mul,
+    .add = sn_xpu_add,
+    .gather = sn_xpu_gather,
+    .kv_page_bytes = sn_xpu_kv_page_bytes,
+    .close = xpu_close,
+};
+
+sn_status sn_xpu_open(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err) {
+    sn_xpu *x = NULL;
+    *out = NULL;
+    sn_status status = sn_calloc(&x, 1, sizeof *x, err);
+    if (status) return status;
+    x->base = (sn_device){.ops = &xpu_ops, .id = id, .timeout_ms = TIMEOUT_MS};
+    if (options && options->timeout_ms > 0) x->base.timeout_ms = options->timeout_ms;
+    sn_device_id_name(id, x->name);
+    status = open_device(x, err);
+    if (status)
+        xpu_close(&x->base);
+    else
+        *out = &x->base;
+    return status;
+}
+
+const char *sn_xpu_describe(const sn_device *device) { return sn_xpu_of(device)->description; }

@@ -1,0 +1,165 @@
+/* A Level Zero driver for tests: OpenCL on the CPU stands for the GPU. The real loader loads it (ZE_ENABLE_ALT_DRIVERS), so
+ * the backend under test is the one that ships, and so are its kernels' SPIR-V. What it does not show: speed, the races of
+ * a real memory model, the quirks of Intel's driver.
+ *
+ * It is stricter than a GPU where it can be:
+ * - Device memory is PROT_NONE but while the driver itself executes a command on it, and ends at a page that always faults:
+ *   the host that touches it crashes, and so does a kernel that runs over the end.
+ * - A kernel gets at the allocations among its arguments only, unless it was told to follow addresses
+ *   (zeKernelSetIndirectAccess).
+ * - Commands between two barriers are executed last first: a missing barrier gives wrong numbers every time.
+ * - Copies touch memory of this driver only, and only inside one allocation. Freeing what queued commands use aborts.
+ *
+ * What the backend does not use is missing: the loader answers UNSUPPORTED_FEATURE. Environment: ZE_TEST_DEVICES (1),
+ * ZE_TEST_MEMORY (bytes a device has: 4 GiB). */
+#ifndef SN_TESTS_ZE_DRIVER_DRIVER_H
+#define SN_TESTS_ZE_DRIVER_DRIVER_H
+
+#include "tests/support/ze_driver/faults.h"
+
+#include <CL/cl.h>
+#include <level_zero/ze_api.h>
+#include <level_zero/ze_ddi.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { ARGS_MAX = 24, ARG_BYTES_MAX = 16, WAITS_MAX = 4, DEVICES_MAX = 4, KERNELS_MAX = 16 };
+
+typedef struct allocation {
+    struct allocation *next;
+    uint8_t *base;
+    size_t bytes;
+    uint8_t *map; /* base lies in it */
+    size_t map_bytes;
+    bool device; /* else host */
+    uint64_t number; /* grows from one to the next */
+    int open;    /* commands that are executing on it */
+    int queued;  /* commands that will */
+} allocation;
+
+struct _ze_event_handle_t {
+    bool signaled;
+};
+
+typedef struct argument {
+    size_t bytes;
+    bool set, local, pointer;
+    uint8_t data[ARG_BYTES_MAX];
+} argument;
+
+typedef struct parameter {
+    enum { PARAMETER_VALUE, PARAMETER_GLOBAL, PARAMETER_LOCAL } kind;
+    uint32_t bytes; /* of a value */
+} parameter;
+
+typedef struct kernel_about {
+    char name[64];
+    uint32_t id, n_parameters; /* id: of its function */
+    parameter parameters[ARGS_MAX];
+} kernel_about;
+
+struct _ze_module_handle_t {
+    cl_program program;
+    int n_kernels;
+    kernel_about kernels[KERNELS_MAX];
+};
+
+struct _ze_kernel_handle_t {
+    ze_module_handle_t module;
+    kernel_about about;
+    uint32_t group[3];
+    bool indirect;
+    argument args[ARGS_MAX];
+};
+
+typedef enum command_kind { COMMAND_COPY, COMMAND_FILL, COMMAND_LAUNCH, COMMAND_BARRIER } command_kind;
+
+typedef struct command {
+    struct command *next;
+    command_kind kind;
+    uint8_t *to;
+    const uint8_t *from;
+    size_t bytes;
+    uint8_t fill;
+    cl_kernel kernel;
+    size_t global[3], local[3];
+    bool indirect;
+    uint64_t newest; /* allocation when it began */
+    allocation *uses[ARGS_MAX];
+    int n_uses;
+    ze_event_handle_t signal, waits[WAITS_MAX];
+    uint32_t n_waits;
+} command;
+
+struct _ze_command_list_handle_t {
+    struct _ze_command_list_handle_t *next;
+    command *open;          /* since the last barrier, the last one first */
+    command *first, **last; /* to be executed, in this order */
+    bool closing;
+    pthread_t worker;
+    cl_command_queue queue;
+};
+
+typedef struct driver {
+    pthread_mutex_t lock; /* over everything below, events and lists */
+    pthread_cond_t changed;
+    cl_device_id device;
+    cl_context context;
+    allocation *allocations;
+    struct _ze_command_list_handle_t *lists;
+    uint64_t newest;
+    size_t memory_used, memory;
+    uint32_t n_devices;
+    int fail_allocation, stall_ms, lose; /* 0: none */
+    bool lost;
+} driver;
+extern driver ze_test;
+
+/* memory.c; with the lock held */
+allocation *allocation_of(const void *address, size_t bytes); /* all of it inside one; or NULL */
+void allocations_open(command *c);                            /* for execution */
+void allocations_close(const command *c);
+
+/* spirv.c: the kernels of a module and their parameters; how many. PoCL does not tell for such binaries. */
+int spirv_kernels(const void *words, size_t n_words, kernel_about *out, int room);
+
+/* lists.c */
+void flush_lists(void); /* what is queued behind no barrier yet goes on; with the lock held */
+
+/* The functions of the tables. */
+ze_result_t memory_device(ze_context_handle_t, const ze_device_mem_alloc_desc_t *, size_t, size_t, ze_device_handle_t, void **);
+ze_result_t memory_host(ze_context_handle_t, const ze_host_mem_alloc_desc_t *, size_t, size_t, void **);
+ze_result_t memory_free(ze_context_handle_t, void *);
+ze_result_t memory_properties(ze_context_handle_t, const void *, ze_memory_allocation_properties_t *, ze_device_handle_t *);
+ze_result_t list_create(ze_context_handle_t, ze_device_handle_t, const ze_command_queue_desc_t *, ze_command_list_handle_t *);
+ze_result_t list_destroy(ze_command_list_handle_t);
+ze_result_t list_barrier(ze_command_list_handle_t, ze_event_handle_t, uint32_t, ze_event_handle_t *);
+ze_result_t list_copy(ze_command_list_handle_t, void *, const void *, size_t, ze_event_handle_t, uint32_t,
+                      ze_event_handle_t *);
+ze_result_t list_fill(ze_command_list_handle_t, void *, const void *, size_t, size_t, ze_event_handle_t, uint32_t,
+                      ze_event_handle_t *);
+ze_result_t list_launch(ze_command_list_handle_t, ze_kernel_handle_t, const ze_group_count_t *, ze_event_handle_t, uint32_t,
+                        ze_event_handle_t *);
+ze_result_t pool_create(ze_context_handle_t, const ze_event_pool_desc_t *, uint32_t, ze_device_handle_t *,
+                        ze_event_pool_handle_t *);
+ze_result_t pool_destroy(ze_event_pool_handle_t);
+ze_result_t event_create(ze_event_pool_handle_t, const ze_event_desc_t *, ze_event_handle_t *);
+ze_result_t event_destroy(ze_event_handle_t);
+ze_result_t event_wait(ze_event_handle_t, uint64_t);
+ze_result_t event_query(ze_event_handle_t);
+ze_result_t event_reset(ze_event_handle_t);
+ze_result_t module_create(ze_context_handle_t, ze_device_handle_t, const ze_module_desc_t *, ze_module_handle_t *,
+                          ze_module_build_log_handle_t *);
+ze_result_t module_destroy(ze_module_handle_t);
+ze_result_t log_destroy(ze_module_build_log_handle_t);
+ze_result_t log_text(ze_module_build_log_handle_t, size_t *, char *);
+ze_result_t kernel_create(ze_module_handle_t, const ze_kernel_desc_t *, ze_kernel_handle_t *);
+ze_result_t kernel_destroy(ze_kernel_handle_t);
+ze_result_t kernel_group_size(ze_kernel_handle_t, uint32_t, uint32_t, uint32_t);
+ze_result_t kernel_argument(ze_kernel_handle_t, uint32_t, size_t, const void *);
+ze_result_t kernel_indirect(ze_kernel_handle_t, ze_kernel_indirect_access_flags_t);
+/* A command that executes the kernel with its arguments as they are now. With the lock held. */
+ze_result_t kernel_command(ze_kernel_handle_t, const ze_group_count_t *, command *out);
+
+#endif

@@ -1,0 +1,15 @@
+/* What a test may ask of the test driver: link with it and call these. See driver.h for what the driver is. */
+#ifndef SN_TESTS_ZE_DRIVER_FAULTS_H
+#define SN_TESTS_ZE_DRIVER_FAULTS_H
+
+#include <stddef.h>
+
+#define ZE_TEST_EXPORT __attribute__((visibility("default")))
+
+ZE_TEST_EXPORT size_t ze_test_memory_used(void);      /* bytes of device and host allocations alive */
+ZE_TEST_EXPORT void ze_test_fail_allocation(int nth); /* the nth from now fails: out of device memory */
+ZE_TEST_EXPORT void ze_test_stall(int ms);            /* the next kernel or copy takes this long */
+ZE_TEST_EXPORT void ze_test_lose(int nth);            /* from its nth kernel or copy on the device is lost */
+ZE_TEST_EXPORT void ze_test_heal(void);
+
+#endif

@@ -1,0 +1,134 @@
+#include "tests/support/ze_driver/driver.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+enum { PAGE = 4096, ALIGNMENT = 64 };
+
+allocation *allocation_of(const void *address, size_t bytes) {
+    const uint8_t *at = address;
+    for (allocation *a = ze_test.allocations; a; a = a->next)
+        if (at >= a->base && at <= a->base + a->bytes && bytes <= (size_t)(a->base + a->bytes - at)) return a;
+    return NULL;
+}
+
+static void open_one(allocation *a) {
+    if (a->open++ == 0 && a->device) mprotect(a->map, a->map_bytes - PAGE, PROT_READ | PROT_WRITE);
+}
+
+static void close_one(allocation *a) {
+    if (--a->open == 0 && a->device) mprotect(a->map, a->map_bytes - PAGE, PROT_NONE);
+}
+
+/* A command that follows addresses gets all there is when it begins; what comes meanwhile is not its. */
+void allocations_open(command *c) {
+    c->newest = ze_test.newest;
+    for (allocation *a = ze_test.allocations; a && c->indirect; a = a->next) open_one(a);
+    for (int i = 0; i < c->n_uses && !c->indirect; i++) open_one(c->uses[i]);
+}
+
+void allocations_close(const command *c) {
+    for (allocation *a = ze_test.allocations; a && c->indirect; a = a->next)
+        if (a->number <= c->newest) close_one(a);
+    for (int i = 0; i < c->n_uses && !c->indirect; i++) close_one(c->uses[i]);
+}
+
+static ze_result_t allocate(bool device, size_t bytes, size_t alignment, void **out) {
+    if (bytes == 0) return ZE_RESULT_ERROR_UNSUPPORTED_SIZE;
+    if (alignment > ALIGNMENT) return ZE_RESULT_ERROR_UNSUPPORTED_ALIGNMENT;
+    pthread_mutex_lock(&ze_test.lock);
+    bool fails = ze_test.fail_allocation > 0 && --ze_test.fail_allocation == 0;
+    size_t used = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT, map_bytes = (used + PAGE - 1) / PAGE * PAGE + PAGE;
+    allocation *a = calloc(1, sizeof *a);
+    void *map = MAP_FAILED;
+    if (a && !fails && ze_test.memory_used + bytes <= ze_test.memory)
+        map = mmap(NULL, map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    ze_result_t result = ze_test.lost ? ZE_RESULT_ERROR_DEVICE_LOST : ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY;
+    if (map == MAP_FAILED || ze_test.lost) {
+        free(a);
+    } else {
+        *a = (allocation){.next = ze_test.allocations, .bytes = bytes, .map = map, .map_bytes = map_bytes, .device = device,
+                          .number = ++ze_test.newest};
+        a->base = a->map + map_bytes - PAGE - used; /* its end meets the page that faults */
+        if (!device) mprotect(map, map_bytes - PAGE, PROT_READ | PROT_WRITE);
+        ze_test.allocations = a;
+        ze_test.memory_used += bytes;
+        *out = a->base;
+        result = ZE_RESULT_SUCCESS;
+    }
+    pthread_mutex_unlock(&ze_test.lock);
+    return result;
+}
+
+ze_result_t memory_device(ze_context_handle_t context, const ze_device_mem_alloc_desc_t *desc, size_t bytes,
+                          size_t alignment, ze_device_handle_t device, void **out) {
+    (void)context, (void)desc, (void)device;
+    return allocate(true, bytes, alignment, out);
+}
+
+ze_result_t memory_host(ze_context_handle_t context, const ze_host_mem_alloc_desc_t *desc, size_t bytes, size_t alignment,
+                        void **out) {
+    (void)context, (void)desc;
+    return allocate(false, bytes, alignment, out);
+}
+
+ze_result_t memory_free(ze_context_handle_t context, void *memory) {
+    (void)context;
+    pthread_mutex_lock(&ze_test.lock);
+    allocation **link = &ze_test.allocations;
+    while (*link && (*link)->base != memory) link = &(*link)->next;
+    allocation *a = *link;
+    if (a) {
+        if (!ze_test.lost && (a->open || a->queued)) {
+            fprintf(stderr, "ze_test_driver: %zu bytes are freed that commands still use\n", a->bytes);
+            abort();
+        }
+        *link = a->next;
+        ze_test.memory_used -= a->bytes;
+        munmap(a->map, a->map_bytes);
+        free(a);
+    }
+    pthread_mutex_unlock(&ze_test.lock);
+    return a ? ZE_RESULT_SUCCESS : ZE_RESULT_ERROR_INVALID_ARGUMENT;
+}
+
+ze_result_t memory_properties(ze_context_handle_t context, const void *memory, ze_memory_allocation_properties_t *out,
+                              ze_device_handle_t *device) {
+    (void)context;
+    pthread_mutex_lock(&ze_test.lock);
+    allocation *a = allocation_of(memory, 1);
+    out->type = !a ? ZE_MEMORY_TYPE_UNKNOWN : a->device ? ZE_MEMORY_TYPE_DEVICE : ZE_MEMORY_TYPE_HOST;
+    out->id = 0;
+    out->pageSize = PAGE;
+    if (device) *device = NULL;
+    pthread_mutex_unlock(&ze_test.lock);
+    return ZE_RESULT_SUCCESS;
+}
+
+/* -- what tests ask for */
+
+static int set(int *value, int to) {
+    pthread_mutex_lock(&ze_test.lock);
+    *value = to;
+    pthread_mutex_unlock(&ze_test.lock);
+    return to;
+}
+
+size_t ze_test_memory_used(void) {
+    pthread_mutex_lock(&ze_test.lock);
+    size_t used = ze_test.memory_used;
+    pthread_mutex_unlock(&ze_test.lock);
+    return used;
+}
+
+void ze_test_fail_allocation(int nth) { set(&ze_test.fail_allocation, nth); }
+void ze_test_stall(int ms) { set(&ze_test.stall_ms, ms); }
+void ze_test_lose(int nth) { set(&ze_test.lose, nth); }
+
+void ze_test_heal(void) {
+    pthread_mutex_lock(&ze_test.lock);
+    ze_test.fail_allocation = ze_test.stall_ms = ze_test.lose = 0;
+    ze_test.lost = false;
+    pthread_mutex_unlock(&ze_test.lock);
+}

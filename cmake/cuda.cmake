@@ -66,7 +66,7 @@ if(SN_TESTS AND CMAKE_CXX_COMPILER)
   add_library(sn_cuda_stand_in OBJECT ${sn_cuda_host} ${CMAKE_SOURCE_DIR}/device/device.c ${stand_in_sources} ${emulated})
   target_include_directories(sn_cuda_stand_in BEFORE PRIVATE ${stand_in}/include)
   target_compile_definitions(sn_cuda_stand_in PRIVATE SN_HAVE_CUDA SN_CUDA_EMULATED)
-  target_link_libraries(sn_cuda_stand_in PRIVATE sn_base)
+  target_link_libraries(sn_cuda_stand_in PRIVATE sn_device)
   # Flags of the whole project that are none of C++'s.
   get_target_property(options sn_cuda_stand_in COMPILE_OPTIONS)
   list(REMOVE_ITEM options -Wstrict-prototypes)
@@ -74,12 +74,13 @@ if(SN_TESTS AND CMAKE_CXX_COMPILER)
   # The emulation switches between stacks, which the sanitizers do not follow: kernels go without.
   set_source_files_properties(${stand_in}/threads.c PROPERTIES COMPILE_OPTIONS -fno-sanitize=all)
   set_source_files_properties(${emulated} PROPERTIES COMPILE_OPTIONS
-    "-fno-sanitize=all;-Wno-conversion;-Wno-shadow;-Wno-unknown-pragmas")
+    "-fno-sanitize=all;-fno-exceptions;-fno-rtti;-fno-threadsafe-statics;-Wno-conversion;-Wno-shadow;-Wno-unknown-pragmas")
   get_property(sn_tests DIRECTORY ${CMAKE_SOURCE_DIR}/tests PROPERTY BUILDSYSTEM_TARGETS)
   foreach(test ${sn_tests})
     if(test MATCHES "^test_cuda")
       target_link_libraries(${test} PRIVATE sn_cuda_stand_in)
       target_include_directories(${test} PRIVATE ${stand_in}/include)
+      set_target_properties(${test} PROPERTIES LINKER_LANGUAGE C) # nothing of C++'s library is used
     endif()
   endforeach()
 endif()

@@ -81,7 +81,9 @@ sn_status sn_cuda_wait_stream(sn_cuda *cuda, cudaStream_t stream, sn_err *err) {
 
 bool sn_cuda_idle(sn_cuda *cuda) {
     cudaError_t error;
-    return is_done(NULL, cuda->work, &error) && is_done(NULL, cuda->copies, &error);
+    for (int64_t begin = sn_now_us(); sn_now_us() - begin < EAGER_US; sched_yield())
+        if (is_done(NULL, cuda->work, &error) && is_done(NULL, cuda->copies, &error)) return true;
+    return false;
 }
 
 /* CUDA's own queue of launches is bounded and blocks when full, without limit if the device hangs: so it never gets full.

@@ -1,5 +1,6 @@
 #include "device/guard.h"
 
+#include "base/log.h"
 #include "base/mem.h"
 
 #include <stdio.h>
@@ -11,7 +12,26 @@ typedef struct copy {
     int64_t strides[SN_GUARD_RANK_MAX]; /* as given, or those of a contiguous tensor */
     size_t n;                           /* elements */
     size_t extent;                      /* elements from the first to the last one, that one included */
+    bool contiguous;
+    char name[160]; /* the tensor's, where it is and where it must be */
 } copy;
+
+/* Host memory and the CPU's are the same place. */
+static bool in_host(const sn_device *device) { return !device || device->id.kind == SN_DEVICE_CPU; }
+
+/* "on cuda:0" */
+static const char *place_name(const sn_device *device, char out[48]) {
+    char name[32];
+    if (!device) return "in host memory";
+    snprintf(out, 48, "on %s", sn_device_id_name(device->id, name));
+    return out;
+}
+
+static void name_it(copy *c, const sn_device *to) {
+    char from_name[48], to_name[48];
+    snprintf(c->name, sizeof c->name, "%.48s, %s and needed %s", c->tensor->name,
+             place_name(c->tensor->device, from_name), place_name(to, to_name));
+}
 
 /* "(3, 576)" */
 static const char *shape_text(int rank, const int64_t *shape, char *out, size_t room) {
@@ -26,42 +46,47 @@ static const char *shape_text(int rank, const int64_t *shape, char *out, size_t 
     return out;
 }
 
-static sn_status check_shape(const sn_tensor *t, int rank, const int64_t *wanted, sn_err *err) {
+static sn_status check_shape(const copy *c, int rank, const int64_t *wanted, sn_err *err) {
     char has[96], want[96];
+    const sn_tensor *t = c->tensor;
     if (t->rank < 0 || t->rank > SN_GUARD_RANK_MAX || rank < 0 || rank > SN_GUARD_RANK_MAX)
-        return sn_fail(err, SN_REFUSED, "%s: %d dimensions, but there may be %d at most", t->name, t->rank,
-                       SN_GUARD_RANK_MAX);
+        return sn_fail(err, SN_REFUSED, "%s: it has %d dimensions and may have %d: send it with fewer", c->name,
+                       t->rank, SN_GUARD_RANK_MAX);
     bool fits = t->rank == rank;
     for (int i = 0; fits && i < rank; i++) fits = t->shape[i] >= 0 && (wanted[i] < 0 || t->shape[i] == wanted[i]);
     if (!fits)
-        return sn_fail(err, SN_REFUSED, "%s: the shape is %s and has to be %s", t->name,
+        return sn_fail(err, SN_REFUSED, "%s: the shape is %s and has to be %s: send it so", c->name,
                        shape_text(t->rank, t->shape, has, sizeof has), shape_text(rank, wanted, want, sizeof want));
     return SN_OK;
 }
 
-static sn_status measure(const sn_tensor *t, copy *c, sn_err *err) {
-    bool contiguous = true, fits = true, empty = false;
-    *c = (copy){.tensor = t, .n = 1, .extent = 1};
+static sn_status measure(copy *c, sn_err *err) {
+    const sn_tensor *t = c->tensor;
+    bool plain = true, fits = true, empty = false;
+    size_t bytes;
     for (int i = 0; i < t->rank; i++) {
-        contiguous &= t->strides[i] == 0;
+        plain &= t->strides[i] == 0;
         empty |= t->shape[i] == 0;
         if (t->strides[i] < 0)
-            return sn_fail(err, SN_REFUSED, "%s: a stride of %lld cannot be read", t->name, (long long)t->strides[i]);
+            return sn_fail(err, SN_REFUSED, "%s: a stride of %lld cannot be read: make it contiguous", c->name,
+                           (long long)t->strides[i]);
     }
+    c->n = c->extent = 1;
+    c->contiguous = true;
     if (empty) {
         c->n = c->extent = 0;
         return SN_OK;
     }
     for (int i = t->rank - 1; i >= 0; i--) {
         size_t reach;
-        c->strides[i] = contiguous ? (int64_t)c->n : t->strides[i];
+        c->strides[i] = plain ? (int64_t)c->n : t->strides[i];
+        c->contiguous &= c->strides[i] == (int64_t)c->n || t->shape[i] == 1;
         fits = fits && sn_mul(c->n, (size_t)t->shape[i], &c->n) && c->n <= INT64_MAX;
         fits = fits && sn_mul((size_t)c->strides[i], (size_t)t->shape[i] - 1, &reach) &&
                sn_add(c->extent, reach, &c->extent);
     }
-    size_t bytes;
     if (!fits || !sn_mul(c->n, sizeof(float), &bytes) || !sn_mul(c->extent, sizeof(float), &bytes))
-        return sn_fail(err, SN_REFUSED, "%s: its size overflows", t->name);
+        return sn_fail(err, SN_REFUSED, "%s: its size overflows: send a smaller one", c->name);
     return SN_OK;
 }
 
@@ -101,57 +126,71 @@ static void convert_all(const copy *c, const uint8_t *data, float *out) {
     }
 }
 
-static sn_device_id home_of(const sn_device *device) { return device ? device->id : (sn_device_id){SN_DEVICE_CPU, 0}; }
-
-/* Host memory, the CPU's own, or fetched from another device into *staging. */
-static sn_status fetch(const copy *c, void **staging, const uint8_t **data, sn_err *err) {
+/* Into *staging, from a device whose memory is not the host's. */
+static sn_status fetch(const copy *c, void **staging, sn_err *err) {
     const sn_tensor *t = c->tensor;
-    *data = t->data;
-    if (home_of(t->device).kind == SN_DEVICE_CPU) return SN_OK;
-    size_t bytes = c->extent * sn_dtype_bytes(t->dtype);
-    sn_status status = sn_calloc(staging, c->extent, sn_dtype_bytes(t->dtype), err);
-    if (!status) status = t->device->ops->download(t->device, *staging, t->data, bytes, err);
-    *data = *staging;
-    return status;
+    size_t size = sn_dtype_bytes(t->dtype);
+    sn_status status = sn_calloc(staging, c->extent, size, err);
+    return status ? status : t->device->ops->download(t->device, *staging, t->data, c->extent * size, err);
 }
 
+/* What is float32 and contiguous already needs no memory on the way, unless both ends are devices. */
 static sn_status bring(const copy *c, sn_device *to, float *out, sn_err *err) {
+    const sn_tensor *t = c->tensor;
     void *staging = NULL, *converted = NULL;
-    const uint8_t *data;
-    bool direct = home_of(to).kind == SN_DEVICE_CPU;
-    sn_status status = fetch(c, &staging, &data, err);
-    if (!status && !direct) status = sn_calloc(&converted, c->n, sizeof *out, err);
+    const void *data = t->data;
+    size_t bytes = c->n * sizeof *out;
+    bool as_it_is = t->dtype == SN_F32 && c->contiguous;
+    if (as_it_is && in_host(to) && !in_host(t->device)) return t->device->ops->download(t->device, out, data, bytes, err);
+    sn_status status = SN_OK;
+    if (!in_host(t->device)) {
+        status = fetch(c, &staging, err);
+        data = staging;
+    }
+    if (!status && !as_it_is && !in_host(to)) status = sn_calloc(&converted, c->n, sizeof *out, err);
     if (status) goto out;
-    convert_all(c, data, direct ? out : converted);
-    if (!direct) status = to->ops->upload(to, out, converted, c->n * sizeof *out, err);
+    if (converted || in_host(to)) convert_all(c, data, converted ? converted : out);
+    if (!in_host(to)) status = to->ops->upload(to, out, converted ? converted : data, bytes, err);
 out:
     free(staging);
     free(converted);
-    if (status) {
-        char from_name[32], to_name[32];
-        return sn_err_context(err, "%s could not be brought from %s to %s", c->tensor->name,
-                              sn_device_id_name(home_of(c->tensor->device), from_name),
-                              sn_device_id_name(home_of(to), to_name));
-    }
-    return SN_OK;
+    return status;
 }
 
 sn_status sn_guard(const sn_tensor *tensor, sn_device *to, int rank, const int64_t *wanted, float *out, uint64_t *moved,
                    sn_err *err) {
-    copy c;
+    copy c = {.tensor = tensor};
+    sn_err reason;
+    name_it(&c, to);
     if (tensor->dtype != SN_F32 && tensor->dtype != SN_F16 && tensor->dtype != SN_BF16)
-        return sn_fail(err, SN_REFUSED, "%s: the type is %s and has to be F32, F16 or BF16", tensor->name,
+        return sn_fail(err, SN_REFUSED, "%s: the type is %s and has to be F32, F16 or BF16: convert it before", c.name,
                        sn_dtype_name(tensor->dtype));
-    sn_status status = check_shape(tensor, rank, wanted, err);
-    if (!status) status = measure(tensor, &c, err);
+    sn_status status = check_shape(&c, rank, wanted, err);
+    if (!status) status = measure(&c, err);
     if (status || c.n == 0) return status;
     if (!tensor->data)
-        return sn_fail(err, SN_REFUSED, "%s: has %zu elements by its shape, but no data came with it", tensor->name,
-                       c.n);
-    status = bring(&c, to, out, err);
-    if (status) return status;
-    sn_device_id from = home_of(tensor->device), there = home_of(to);
-    if (moved && (from.kind != there.kind || from.ordinal != there.ordinal))
-        *moved += c.n * sn_dtype_bytes(tensor->dtype);
+        return sn_fail(err, SN_REFUSED, "%s: it has %zu elements by its shape, but no data came with it: send its bytes",
+                       c.name, c.n);
+    status = bring(&c, to, out, &reason);
+    if (status)
+        return sn_fail(err, status, "%s: it could not be brought there: %.300s: go on with another device or node", c.name,
+                       reason.text);
+    if (moved && (!in_host(tensor->device) || !in_host(to))) *moved += c.n * sn_dtype_bytes(tensor->dtype);
     return SN_OK;
+}
+
+bool sn_guard_watch_step(sn_guard_watch *watch, uint64_t moved, uint64_t expected, int64_t now_us) {
+    watch->steps++;
+    watch->bytes += moved;
+    if (moved <= expected) return false;
+    bool first = watch->hidden_steps++ == 0;
+    watch->hidden_bytes += moved - expected;
+    if (!first && now_us - watch->warned_us < SN_GUARD_WARNING_US) return false;
+    watch->warned_us = now_us;
+    sn_log(SN_LOG_WARN, "hidden copies between devices",
+           "step_bytes=%llu expected=%llu steps=%llu bytes=%llu text=tensors of a step cross devices that its plan does not "
+           "let cross: steps are slower than they could be",
+           (unsigned long long)moved, (unsigned long long)expected, (unsigned long long)watch->hidden_steps,
+           (unsigned long long)watch->hidden_bytes);
+    return true;
 }

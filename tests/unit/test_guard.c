@@ -1,7 +1,13 @@
 #include "device/guard.h"
+#include "base/log.h"
+#include "tests/support/far_device.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static sn_err err;
@@ -77,12 +83,14 @@ Test(guard, says_what_a_tensor_was_and_had_to_be) {
     float out[6];
     sn_tensor t = tensor_2x3(SN_F32, numbers);
     cr_assert_eq(sn_guard(&t, cpu, 2, (int64_t[]){-1, 4}, out, NULL, &err), SN_REFUSED);
-    cr_assert_str_eq(err.text, "hidden states: the shape is (2, 3) and has to be (*, 4)");
+    cr_assert_str_eq(err.text, "hidden states, in host memory and needed on cpu: the shape is (2, 3) and has to be (*, 4): "
+                                 "send it so");
     cr_assert_eq(sn_guard(&t, cpu, 3, (int64_t[]){1, 2, 3}, out, NULL, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "(1, 2, 3)"));
     t.dtype = SN_Q4_1;
     cr_assert_eq(sn_guard(&t, cpu, 2, (int64_t[]){2, 3}, out, NULL, &err), SN_REFUSED);
-    cr_assert_str_eq(err.text, "hidden states: the type is Q4_1 and has to be F32, F16 or BF16");
+    cr_assert_str_eq(err.text, "hidden states, in host memory and needed on cpu: the type is Q4_1 and has to be F32, F16 or "
+                                 "BF16: convert it before");
     t = tensor_2x3(SN_F32, NULL);
     cr_assert_eq(sn_guard(&t, cpu, 2, (int64_t[]){2, 3}, out, NULL, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "no data"));
@@ -91,7 +99,7 @@ Test(guard, says_what_a_tensor_was_and_had_to_be) {
     cr_assert_eq(sn_guard(&t, cpu, 2, (int64_t[]){-1, 3}, out, NULL, &err), SN_REFUSED);
     t.rank = 5;
     cr_assert_eq(sn_guard(&t, cpu, 2, (int64_t[]){-1, 3}, out, NULL, &err), SN_REFUSED);
-    cr_assert(strstr(err.text, "at most"));
+    cr_assert(strstr(err.text, "it has 5 dimensions and may have 4"));
     t = tensor_2x3(SN_F32, numbers);
     t.strides[0] = -3;
     cr_assert_eq(sn_guard(&t, cpu, 2, (int64_t[]){-1, 3}, out, NULL, &err), SN_REFUSED);
@@ -105,44 +113,248 @@ Test(guard, says_what_a_tensor_was_and_had_to_be) {
     cr_assert_eq(sn_guard(&t, cpu, 2, (int64_t[]){-1, -1}, out, NULL, &err), SN_REFUSED);
 }
 
-/* A device whose memory is not the host's: its addresses are offsets. */
-static uint8_t far_memory[256];
-static bool far_fails;
+/* -- between places: host memory, the CPU's, and two devices whose memory faults when the host touches it */
 
-static sn_status far_upload(sn_device *d, void *device, const void *host, size_t bytes, sn_err *e) {
-    (void)d;
-    if (far_fails) return sn_fail(e, SN_STOP, "the device is lost");
-    memcpy(far_memory + (uintptr_t)device, host, bytes);
-    return SN_OK;
+enum { PLACES = 4, N_MAX = 256 };
+
+static far_device cuda, xpu;
+static sn_device *place_of(int place) {
+    sn_device *const places[PLACES] = {NULL, cpu, &cuda.base, &xpu.base};
+    return places[place];
 }
-static sn_status far_download(sn_device *d, void *host, const void *device, size_t bytes, sn_err *e) {
-    (void)d;
-    if (far_fails) return sn_fail(e, SN_STOP, "the device is lost");
-    memcpy(host, far_memory + (uintptr_t)device, bytes);
-    return SN_OK;
+static bool is_far(int place) { return place >= 2; }
+static const char *const place_names[] = {"in host memory", "on cpu", "on cuda:0", "on xpu:0"};
+
+static void open_far(void) {
+    open_cpu();
+    far_device_init(&cuda, SN_DEVICE_CUDA, 0);
+    far_device_init(&xpu, SN_DEVICE_XPU, 0);
+}
+TestSuite(guard_table, .init = open_far, .fini = close_cpu);
+
+static void *new_memory(int place, size_t bytes) {
+    void *memory = calloc(1, bytes);
+    sn_device *d = place_of(place);
+    if (!d) return memory;
+    free(memory);
+    cr_assert_eq(d->ops->alloc(d, bytes, &memory, &err), SN_OK);
+    return memory;
+}
+static void free_memory(int place, void *memory, size_t bytes) {
+    sn_device *d = place_of(place);
+    if (d) d->ops->free(d, memory, bytes);
+    else free(memory);
+}
+static void write_memory(int place, void *memory, const void *data, size_t bytes) {
+    sn_device *d = place_of(place);
+    if (!d) memcpy(memory, data, bytes);
+    else cr_assert_eq(d->ops->upload(d, memory, data, bytes, &err), SN_OK);
+}
+static void read_memory(int place, const void *memory, void *data, size_t bytes) {
+    sn_device *d = place_of(place);
+    if (!d) memcpy(data, memory, bytes);
+    else cr_assert_eq(d->ops->download(d, data, memory, bytes, &err), SN_OK);
 }
 
-Test(guard, carries_tensors_between_devices_and_counts_their_bytes) {
-    const sn_device_ops ops = {.upload = far_upload, .download = far_download};
-    sn_device away = {&ops, {SN_DEVICE_CUDA, 1}};
-    uint64_t moved = 0;
-    uint16_t half[6];
-    float out[6];
-    for (int i = 0; i < 6; i++) half[i] = sn_f32_to_f16(numbers[i]);
-    sn_tensor t = tensor_2x3(SN_F16, half);
-    cr_assert_eq(sn_guard(&t, &away, 2, (int64_t[]){2, 3}, (float *)(uintptr_t)16, &moved, &err), SN_OK);
-    cr_assert_arr_eq(far_memory + 16, numbers, sizeof numbers);
-    cr_assert_eq(moved, 12);
-    sn_tensor back = tensor_2x3(SN_F32, (void *)(uintptr_t)16);
-    back.device = &away;
-    back.shape[0] = 3, back.shape[1] = 2; /* transposed */
-    back.strides[0] = 1, back.strides[1] = 3;
-    cr_assert_eq(sn_guard(&back, cpu, 2, (int64_t[]){3, 2}, out, &moved, &err), SN_OK);
-    for (int i = 0; i < 6; i++) cr_assert_eq(out[i], numbers[i % 2 * 3 + i / 2]);
-    cr_assert_eq(moved, 36);
-    far_fails = true;
-    cr_assert_eq(sn_guard(&back, cpu, 2, (int64_t[]){3, 2}, out, &moved, &err), SN_STOP);
-    cr_assert_str_eq(err.text, "hidden states could not be brought from cuda:1 to cpu: the device is lost");
-    cr_assert_eq(sn_guard(&t, &away, 2, (int64_t[]){2, 3}, (float *)(uintptr_t)16, &moved, &err), SN_STOP);
-    cr_assert_eq(moved, 36);
+/* What comes from outside of a span. */
+static const struct {
+    const char *name;
+    int rank;
+    int64_t shape[SN_GUARD_RANK_MAX], wanted[SN_GUARD_RANK_MAX];
+} kinds[] = {
+    {"hidden states", 2, {5, 12}, {-1, 12}},
+    {"past keys", 3, {7, 2, 8}, {-1, 2, 8}},
+    {"past values", 3, {7, 2, 8}, {-1, 2, 8}},
+    {"past keys", 3, {0, 2, 8}, {-1, 2, 8}}, /* a session begins: the very case that joined a CPU past with a GPU's keys */
+    {"past values", 3, {0, 2, 8}, {-1, 2, 8}},
+    {"positions", 1, {9}, {9}},
+    {"mask", 2, {3, 10}, {3, -1}},
+    {"prompts", 3, {2, 4, 12}, {2, -1, 12}},
+    {"adapter", 2, {12, 4}, {12, 4}},
+    {"imported cache", 4, {2, 6, 2, 8}, {2, -1, 2, 8}},
+};
+enum { N_KINDS = sizeof kinds / sizeof *kinds };
+
+typedef struct trial {
+    sn_tensor tensor;
+    uint8_t data[N_MAX * 3 * sizeof(float)]; /* as it lies in its place */
+    size_t data_bytes, n;
+    float wanted[N_MAX];
+} trial;
+
+static void store_as(sn_dtype dtype, float value, uint8_t *out) {
+    uint16_t half = dtype == SN_F16 ? sn_f32_to_f16(value) : sn_f32_to_bf16(value);
+    if (dtype == SN_F32) memcpy(out, &value, sizeof value);
+    else memcpy(out, &half, sizeof half);
+}
+
+/* Element i of the tensor is a number that all three types hold. Strided: the first dimension runs fastest, and every other
+ * element is somebody else's. */
+static void make_trial(trial *t, int kind, int from, sn_dtype dtype, bool strided) {
+    size_t size = sn_dtype_bytes(dtype);
+    *t = (trial){.n = 1, .tensor = {.name = kinds[kind].name, .device = place_of(from), .dtype = dtype, .rank = kinds[kind].rank}};
+    for (int i = 0; i < kinds[kind].rank; i++) {
+        t->tensor.shape[i] = kinds[kind].shape[i];
+        t->tensor.strides[i] = strided ? 2 * (int64_t)(t->n ? t->n : 1) : 0;
+        t->n *= (size_t)kinds[kind].shape[i];
+    }
+    cr_assert_leq(t->n, N_MAX);
+    memset(t->data, 0xff, sizeof t->data);
+    for (size_t i = 0; i < t->n; i++) {
+        size_t at = i, rest = i;
+        if (strided) at = 0;
+        for (int k = kinds[kind].rank - 1; strided && k >= 0; k--) {
+            at += rest % (size_t)kinds[kind].shape[k] * (size_t)t->tensor.strides[k];
+            rest /= (size_t)kinds[kind].shape[k];
+        }
+        t->wanted[i] = (float)((int)(i * 37 % 255) - 127) * 0.5f;
+        store_as(dtype, t->wanted[i], t->data + at * size);
+    }
+    t->data_bytes = t->n * size * (strided ? 2 : 1);
+}
+
+static void bring(const trial *t, int kind, int from, int to) {
+    float got[N_MAX + 1], canary = 12345;
+    size_t bytes = (t->n + 1) * sizeof(float);
+    uint64_t moved = 3;
+    sn_tensor tensor = t->tensor;
+    void *source = new_memory(from, t->data_bytes), *out = new_memory(to, bytes);
+    write_memory(from, source, t->data, t->data_bytes);
+    write_memory(to, (float *)out + t->n, &canary, sizeof canary);
+    tensor.data = t->n ? source : NULL;
+    sn_status status = sn_guard(&tensor, place_of(to), kinds[kind].rank, kinds[kind].wanted, out, &moved, &err);
+    cr_assert_eq(status, SN_OK, "%s %s -> %s: %s", tensor.name, place_names[from], place_names[to], err.text);
+    read_memory(to, out, got, bytes);
+    cr_assert_arr_eq(got, t->wanted, t->n * sizeof(float), "%s %s -> %s", tensor.name, place_names[from], place_names[to]);
+    cr_assert_eq(got[t->n], canary, "%s was written beyond its end", tensor.name);
+    cr_assert_eq(moved - 3, is_far(from) || is_far(to) ? t->n * sn_dtype_bytes(tensor.dtype) : 0, "%s %s -> %s",
+                 tensor.name, place_names[from], place_names[to]);
+    free_memory(from, source, t->data_bytes);
+    free_memory(to, out, bytes);
+}
+
+Test(guard_table, brings_every_tensor_from_everywhere_to_everywhere) {
+    static trial t;
+    int tried = 0;
+    for (int kind = 0; kind < N_KINDS; kind++)
+        for (int from = 0; from < PLACES; from++)
+            for (int to = 0; to < PLACES; to++)
+                for (int dtype = 0; dtype < 3; dtype++)
+                    for (int strided = 0; strided < 2; strided++) {
+                        make_trial(&t, kind, from, (const sn_dtype[]){SN_F32, SN_F16, SN_BF16}[dtype], strided);
+                        bring(&t, kind, from, to);
+                        tried++;
+                    }
+    cr_assert_eq(tried, 10 * 16 * 3 * 2);
+    cr_assert(cuda.n_held == 0 && xpu.n_held == 0 && cuda.n_wrong == 0 && xpu.n_wrong == 0);
+}
+
+Test(guard_table, empty_tensors_need_no_memory_and_touch_no_device) {
+    for (int from = 0; from < PLACES; from++)
+        for (int to = 0; to < PLACES; to++) {
+            sn_tensor t = {.name = "past keys", .device = place_of(from), .dtype = SN_F16, .rank = 3, .shape = {0, 2, 8}};
+            cuda.fail_at = xpu.fail_at = 1;
+            cr_assert_eq(sn_guard(&t, place_of(to), 3, (int64_t[]){-1, 2, 8}, NULL, NULL, &err), SN_OK);
+            cr_assert_eq(sn_guard(&t, place_of(to), 3, (int64_t[]){-1, 2, 9}, NULL, NULL, &err), SN_REFUSED);
+        }
+    cr_assert(cuda.n_calls == 0 && xpu.n_calls == 0);
+}
+
+Test(guard_table, plain_float32_is_copied_once) {
+    static trial t;
+    void *far, *host = calloc(1, 60 * sizeof(float));
+    make_trial(&t, 0, 0, SN_F32, false);
+    t.tensor.data = t.data;
+    far = new_memory(2, 60 * sizeof(float));
+    cr_assert_eq(sn_guard(&t.tensor, &cuda.base, 2, (int64_t[]){5, 12}, far, NULL, &err), SN_OK);
+    cr_assert(cuda.n_upload == 1 && cuda.n_download == 0);
+    t.tensor.device = &cuda.base;
+    t.tensor.data = far;
+    cr_assert_eq(sn_guard(&t.tensor, NULL, 2, (int64_t[]){5, 12}, host, NULL, &err), SN_OK);
+    cr_assert(cuda.n_upload == 1 && cuda.n_download == 1);
+    cr_assert_arr_eq(host, t.wanted, 60 * sizeof(float));
+    free_memory(2, far, 60 * sizeof(float));
+    free(host);
+}
+
+/* Every refusal names the tensor, where it is, where it must be and what to do. */
+Test(guard_table, says_which_tensor_where_it_is_where_it_must_be_and_what_to_do) {
+    static trial t;
+    for (int from = 0; from < PLACES; from++)
+        for (int to = 0; to < PLACES; to++) {
+            char where[96];
+            snprintf(where, sizeof where, "prompts, %s and needed %s: ", place_names[from], place_names[to]);
+            make_trial(&t, 7, from, SN_F32, false);
+            t.tensor.data = t.data; /* never read */
+            float out[N_MAX];
+            cr_assert_eq(sn_guard(&t.tensor, place_of(to), 3, (int64_t[]){2, -1, 13}, out, NULL, &err), SN_REFUSED);
+            cr_assert(!strncmp(err.text, where, strlen(where)), "%s", err.text);
+            cr_assert(strstr(err.text, "send it so"), "%s", err.text);
+            t.tensor.data = NULL;
+            cr_assert_eq(sn_guard(&t.tensor, place_of(to), 3, (int64_t[]){2, -1, 12}, out, NULL, &err), SN_REFUSED);
+            cr_assert(!strncmp(err.text, where, strlen(where)) && strstr(err.text, "send its bytes"), "%s", err.text);
+            t.tensor.dtype = SN_Q8_0;
+            cr_assert_eq(sn_guard(&t.tensor, place_of(to), 3, (int64_t[]){2, -1, 12}, out, NULL, &err), SN_REFUSED);
+            cr_assert(!strncmp(err.text, where, strlen(where)) && strstr(err.text, "convert it before"), "%s", err.text);
+        }
+}
+
+Test(guard_table, a_lost_device_is_an_error_of_the_device_that_moves_nothing) {
+    static trial t;
+    for (int from = 0; from < PLACES; from++)
+        for (int to = 0; to < PLACES; to++)
+            for (int strided = 0; strided < 2; strided++) {
+                if (!is_far(from) && !is_far(to)) continue;
+                make_trial(&t, 0, from, SN_F32, strided);
+                uint64_t moved = 0;
+                void *source = new_memory(from, t.data_bytes), *out = new_memory(to, N_MAX * sizeof(float));
+                write_memory(from, source, t.data, t.data_bytes);
+                t.tensor.data = source;
+                for (int d = 0; d < 2; d++) { /* the next call of either fails */
+                    far_device *lost = d ? &xpu : &cuda;
+                    bool concerned = place_of(from) == &lost->base || place_of(to) == &lost->base;
+                    lost->fail_at = lost->n_calls + 1;
+                    sn_status status = sn_guard(&t.tensor, place_of(to), 2, (int64_t[]){-1, 12}, out, &moved, &err);
+                    lost->fail_at = 0;
+                    cr_assert_eq(status, concerned ? SN_STOP : SN_OK);
+                    if (concerned) cr_assert(strstr(err.text, "hidden states, ") && strstr(err.text, "the device is lost"));
+                    cr_assert(concerned ? moved == 0 : moved == t.n * 4, "%d", (int)moved);
+                    moved = 0;
+                }
+                free_memory(from, source, t.data_bytes);
+                free_memory(to, out, N_MAX * sizeof(float));
+            }
+    cr_assert(cuda.n_held == 0 && xpu.n_held == 0);
+}
+
+static sigjmp_buf back;
+static void on_fault(int signal_number) { siglongjmp(back, signal_number); }
+
+/* That the table above would crash without the guard's copies. */
+Test(guard_table, touching_a_far_tensor_directly_faults) {
+    volatile float *far = new_memory(3, 64);
+    struct sigaction action = {.sa_handler = on_fault};
+    sigaction(SIGSEGV, &action, NULL);
+    int fault = sigsetjmp(back, 1);
+    if (!fault) far[0] = far[1];
+    signal(SIGSEGV, SIG_DFL);
+    cr_assert_eq(fault, SIGSEGV);
+    free_memory(3, (void *)far, 64);
+}
+
+/* -- hidden copies */
+
+Test(guard, warns_of_hidden_copies_once_a_minute_and_counts_all) {
+    sn_guard_watch watch = {0};
+    sn_log_setup(SN_LOG_ERROR, false);
+    int64_t now = 5;
+    for (int i = 0; i < 100; i++) cr_assert(!sn_guard_watch_step(&watch, 2304, 2304, now += 1000), "as planned");
+    cr_assert(!sn_guard_watch_step(&watch, 0, 2304, now));
+    cr_assert(sn_guard_watch_step(&watch, 2304 + 100, 2304, now), "the first one is said at once");
+    int said = 0;
+    for (int i = 0; i < 250; i++) said += sn_guard_watch_step(&watch, 100, 0, now += 1000000);
+    cr_assert_eq(said, 250 / 60);
+    cr_assert(watch.steps == 352 && watch.hidden_steps == 251);
+    cr_assert_eq(watch.hidden_bytes, 251 * 100);
+    cr_assert_eq(watch.bytes, 100 * 2304 + 2404 + 250 * 100);
 }

@@ -60,7 +60,8 @@ static sn_status place_on_disk(const sn_model *model, sn_device *device, sn_stor
 
 static sn_status load_block(sn_segment *g, const sn_model *model, const sn_place *place, int number, sn_err *err) {
     sn_resting *r = &g->blocks[number - g->first];
-    r->residence = place->residence;
+    /* Preloading means the same wherever a block would rest: it is on the device before the first step, and stays. */
+    r->residence = place->preload ? SN_ON_DEVICE : place->residence;
     sn_status status = sn_block_layout_of(model, g->device, number, &r->layout, err);
     if (status) return status;
     if (r->residence != SN_ON_DEVICE && r->layout.bytes > g->slot_bytes) g->slot_bytes = r->layout.bytes;

@@ -10,7 +10,8 @@
 
 static void run(conformance_case which) {
 #ifdef SN_ZE_TEST_DRIVER
-    static conformance c = {.id = {SN_DEVICE_XPU, 0}, .faults = &ze_test_faults, .memory_used = ze_test_memory_used};
+    static conformance c = {.id = {SN_DEVICE_XPU, 0}, .faults = &ze_test_faults};
+    c.memory_used = ze_test_memory_used;
     cr_assert(conformance_run(&c, which), "%s", c.failure);
     cr_assert_not(c.skipped);
 #else

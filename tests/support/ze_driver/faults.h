@@ -1,4 +1,4 @@
-/* What a test may ask of the test driver: link with it and call these. See driver.h for what the driver is. */
+/* What a test may ask of the test driver (use.h finds these). See driver.h for what the driver is. */
 #ifndef SN_TESTS_ZE_DRIVER_FAULTS_H
 #define SN_TESTS_ZE_DRIVER_FAULTS_H
 

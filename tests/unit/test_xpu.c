@@ -1,0 +1,193 @@
+/* What is the XPU backend's own: finding devices, sentences, sessions of two devices at once; and that the test driver is as
+ * strict as its description says, so that the suite over it means something. */
+#ifdef SN_ZE_TEST_DRIVER
+#include "tests/support/ze_driver/use.h"
+
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+static sn_err err;
+#define OK(call) cr_assert_eq(call, SN_OK, "%s", err.text)
+
+static sn_device *open_xpu(int ordinal) {
+    sn_device *d;
+    OK(sn_device_open((sn_device_id){SN_DEVICE_XPU, ordinal}, NULL, &d, &err));
+    return d;
+}
+
+static size_t list_xpus(sn_device_info out[SN_DEVICES_MAX]) {
+    size_t n, xpus = 0;
+    OK(sn_devices_list(out, &n, &err));
+    for (size_t i = 0; i < n; i++)
+        if (out[i].id.kind == SN_DEVICE_XPU) out[xpus++] = out[i];
+    return xpus;
+}
+
+Test(xpu, lists_each_device_with_its_memory) {
+    sn_device_info infos[SN_DEVICES_MAX];
+    setenv("ZE_TEST_DEVICES", "3", 1);
+    setenv("ZE_TEST_MEMORY", "1000000000", 1);
+    cr_assert_eq(list_xpus(infos), 3);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(infos[i].id.ordinal, i);
+        cr_assert_eq(infos[i].memory, 1000000000);
+        cr_assert_str_eq(infos[i].name, "emulated on the CPU");
+        cr_assert(strstr(infos[i].can, "Level Zero 1.3"), "%s", infos[i].can);
+    }
+}
+
+Test(xpu, says_why_there_is_none_without_a_driver) {
+    sn_device_info infos[SN_DEVICES_MAX];
+    sn_device *d;
+    unsetenv("ZE_ENABLE_ALT_DRIVERS");
+    if (list_xpus(infos) > 0) {
+        printf("skipped: this machine has an XPU, its absence cannot be tested\n");
+        cr_skip_test();
+    }
+    cr_assert_eq(sn_device_open((sn_device_id){SN_DEVICE_XPU, 0}, NULL, &d, &err), SN_REFUSED);
+    cr_assert_null(d);
+    cr_assert(strstr(err.text, "xpu:0") && strstr(err.text, "no Intel XPU answers here: "), "%s", err.text);
+}
+
+Test(xpu, says_why_there_is_none_when_the_driver_lists_no_device) {
+    sn_device *d;
+    setenv("ZE_TEST_DEVICES", "0", 1);
+    cr_assert_eq(sn_device_open((sn_device_id){SN_DEVICE_XPU, 0}, NULL, &d, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "no Intel XPU answers here: "), "%s", err.text);
+}
+
+Test(xpu, names_the_last_device_when_asked_for_one_beyond) {
+    sn_device *d;
+    setenv("ZE_TEST_DEVICES", "2", 1);
+    cr_assert_eq(sn_device_open((sn_device_id){SN_DEVICE_XPU, 2}, NULL, &d, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "xpu:2") && strstr(err.text, "xpu:1"), "%s", err.text);
+}
+
+Test(xpu, describes_itself) {
+    sn_device *d = open_xpu(0);
+    cr_assert_str_eq(sn_device_describe(d), "xpu:0: emulated on the CPU, 4.0 GiB");
+    cr_assert_eq(d->timeout_ms, 60000);
+    cr_assert_not(d->host_visible);
+    sn_device_close(&d);
+    cr_assert_eq(ze_test_memory_used(), 0);
+}
+
+Test(xpu, two_devices_work_side_by_side) {
+    enum { N = 1000 };
+    static float one[N], out[N];
+    setenv("ZE_TEST_DEVICES", "2", 1);
+    sn_device *d[] = {open_xpu(0), open_xpu(1)};
+    void *y[2], *x[2];
+    for (int k = 0; k < N; k++) one[k] = 1;
+    for (int i = 0; i < 2; i++) {
+        OK(d[i]->ops->alloc(d[i], sizeof one, &x[i], &err));
+        OK(d[i]->ops->alloc(d[i], sizeof one, &y[i], &err));
+        OK(d[i]->ops->upload(d[i], x[i], one, sizeof one, &err));
+    }
+    for (int round = 0; round < 10; round++)
+        for (int i = 0; i < 2; i++)
+            for (int times = 0; times <= i; times++) OK(d[i]->ops->add(d[i], N, y[i], x[i], &err));
+    for (int i = 0; i < 2; i++) {
+        OK(d[i]->ops->download(d[i], out, y[i], sizeof out, &err));
+        for (int k = 0; k < N; k++) cr_assert_eq(out[k], 10 * (i + 1));
+        d[i]->ops->free(d[i], x[i], sizeof one);
+        d[i]->ops->free(d[i], y[i], sizeof one);
+        sn_device_close(&d[i]);
+    }
+    cr_assert_eq(ze_test_memory_used(), 0);
+}
+
+Test(xpu, refuses_more_than_it_has_and_goes_on) {
+    setenv("ZE_TEST_MEMORY", "100000000", 1);
+    sn_device *d = open_xpu(0);
+    void *at[4] = {0};
+    sn_status status = SN_OK;
+    for (int i = 0; i < 4 && !status; i++) status = d->ops->alloc(d, 40000000, &at[i], &err);
+    cr_assert_eq(status, SN_STOP);
+    cr_assert(strstr(err.text, "xpu:0") && strstr(err.text, "40000000 bytes"), "%s", err.text);
+    void *more;
+    cr_assert_eq(d->ops->alloc(d, 60000000, &more, &err), SN_STOP); /* beyond what it gives at once */
+    cr_assert(strstr(err.text, "at most 50000000"), "%s", err.text);
+    d->ops->free(d, at[0], 40000000);
+    OK(d->ops->alloc(d, 40000000, &at[0], &err));
+    for (int i = 0; i < 4; i++) d->ops->free(d, at[i], 40000000);
+    sn_device_close(&d);
+    cr_assert_eq(ze_test_memory_used(), 0);
+}
+
+Test(xpu, refuses_heads_that_are_too_wide) {
+    sn_device *d = open_xpu(0);
+    sn_kv_shape shape = {1, 1, 512, 16};
+    sn_pass pass = {&shape, 0, 0, NULL, 0};
+    bool recorded;
+    cr_assert_eq(d->ops->pass_begin(d, &pass, &recorded, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "512"), "%s", err.text);
+    OK(d->ops->finish(d, &err)); /* a refusal is no stop */
+    sn_device_close(&d);
+}
+
+/* A forgotten guard: plain memory where the device's is expected. */
+Test(xpu, plain_memory_stops_the_device) {
+    sn_device *d = open_xpu(0);
+    float plain[16] = {0};
+    void *device;
+    OK(d->ops->alloc(d, sizeof plain, &device, &err));
+    cr_assert_eq(d->ops->add(d, 16, device, plain, &err), SN_STOP);
+    cr_assert(strstr(err.text, "xpu:0"), "%s", err.text);
+    d->ops->free(d, device, sizeof plain);
+    sn_device_close(&d);
+    cr_assert_eq(ze_test_memory_used(), 0);
+}
+
+/* -- the driver's strictness. Each of these crashes, as on a card or worse. */
+
+#if defined(__SANITIZE_ADDRESS__)
+#define CRASH /* the sanitizer ends the process itself */ .exit_code = 1
+#else
+#define CRASH .signal = SIGSEGV
+#endif
+
+Test(ze_driver, host_access_to_device_memory_crashes, CRASH) {
+    sn_device *d = open_xpu(0);
+    void *device;
+    OK(d->ops->alloc(d, 64, &device, &err));
+    OK(d->ops->finish(d, &err));
+    *(volatile float *)device = 1;
+}
+
+Test(ze_driver, a_kernel_beyond_the_end_crashes, CRASH) {
+    sn_device *d = open_xpu(0);
+    void *a, *b;
+    OK(d->ops->alloc(d, 64 * sizeof(float), &a, &err));
+    OK(d->ops->alloc(d, 64 * sizeof(float), &b, &err));
+    OK(d->ops->add(d, 80, a, b, &err));
+    (void)d->ops->finish(d, &err);
+}
+
+Test(ze_driver, host_access_beyond_pinned_memory_crashes, CRASH) {
+    sn_device *d = open_xpu(0);
+    void *pinned;
+    OK(d->ops->host_alloc(d, 64, &pinned, &err));
+    ((volatile char *)pinned)[64] = 1;
+}
+
+Test(ze_driver, copies_beyond_an_allocation_are_refused) {
+    sn_device *d = open_xpu(0);
+    void *device;
+    char bytes[65] = {0};
+    OK(d->ops->alloc(d, 64, &device, &err));
+    cr_assert_eq(d->ops->upload(d, device, bytes, 65, &err), SN_STOP);
+    d->ops->free(d, device, 64);
+    sn_device_close(&d);
+}
+#else
+#include <criterion/criterion.h>
+#include <stdio.h>
+
+Test(xpu, backend) {
+    printf("skipped: the XPU backend needs libze-dev, clang-15, llvm-spirv-15, spirv-tools, ocl-icd-opencl-dev\n");
+    cr_skip_test();
+}
+#endif

@@ -30,8 +30,8 @@ static size_t largest_weights(const planner *p) {
     return largest;
 }
 
-/* What is known of placing blocks `s` and on over devices `d` and on: the fewest bytes of tied weights held by all of these
- * devices together (SIZE_MAX: they do not fit), and where the run of device d ends then, as late as possible. */
+/* What is known of placing blocks `s` and on over devices `d` and on: the fewest bytes of tied weights held by all of
+ * these devices together (SIZE_MAX: they do not fit), and where the run of device d ends then, as late as possible. */
 typedef struct cuts {
     size_t tied[SN_PLAN_DEVICES_MAX + 1][SN_PLAN_BLOCKS_MAX + 1];
     int end[SN_PLAN_DEVICES_MAX][SN_PLAN_BLOCKS_MAX + 1];
@@ -74,8 +74,8 @@ static bool place_resident(planner *p) {
 
 /* -- with offload */
 
-/* Blocks that are not streamed, in order over the devices as the ledger leaves them; how many blocks were passed until one
- * fitted nowhere. `last` (NULL allowed): the device that the next one would go to. */
+/* Blocks that are not streamed, in order over the devices as the ledger leaves them; how many blocks were passed until
+ * one fitted nowhere. `last` (NULL allowed): the device that the next one would go to. */
 static int fill(planner *p, const bool *streamed, int *last) {
     int d = 0, b = 0;
     for (; b < p->n; b++) {
@@ -135,8 +135,8 @@ static bool place_offloaded(planner *p) {
 
 /* -- refusing */
 
-/* Everything that may be streamed is, to the first device; the rest fills the devices; what fits nowhere would go to the last
- * one. That names a device which needs more, and how much. */
+/* Everything that may be streamed is, to the first device; the rest fills the devices; what fits nowhere would go to
+ * the last one. That names a device which needs more, and how much. */
 static sn_status refuse(planner *p, sn_err *err) {
     const sn_plan_wish *wish = p->wish;
     bool streamed[SN_PLAN_BLOCKS_MAX] = {false}, offload = wish->offload != SN_ON_DEVICE;

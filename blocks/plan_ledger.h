@@ -38,7 +38,9 @@ void sn_plan_ledger_add(sn_plan_ledger *ledger, int index, int device, bool stre
 /* The same, if the device's budget has room for it. */
 bool sn_plan_ledger_fit(sn_plan_ledger *ledger, int index, int device, bool streamed);
 
-static inline bool sn_place_streamed(const sn_place *place) { return place->residence != SN_ON_DEVICE && !place->preload; }
+static inline bool sn_place_streamed(const sn_place *place) {
+    return place->residence != SN_ON_DEVICE && !place->preload;
+}
 
 /* Sets which of the wish's blocks are preloaded. */
 sn_status sn_plan_preload(const sn_plan_wish *wish, bool preload[SN_PLAN_BLOCKS_MAX], sn_err *err) SN_MUST_USE;

@@ -6,7 +6,8 @@
 #include <string.h>
 #include <strings.h>
 
-/* Cuts the next of several entries off *text; false at the end. One too long to mean anything is cut so that it does not. */
+/* Cuts the next of several entries off *text; false at the end. One too long to mean anything is cut so that it does
+ * not. */
 static bool next_entry(const char **text, char *entry, size_t room) {
     if (!*text) return false;
     size_t len = strcspn(*text, ",");
@@ -70,7 +71,8 @@ static sn_status map_entry(mapping *m, char *entry, sn_err *err) {
     sn_place place;
     char *target = strchr(entry, '=');
     if (!target)
-        return sn_fail(err, SN_REFUSED, "\"%s\" maps nothing: write FIRST:END=DEVICE, as in 10:14=cuda:0,14:16=disk", entry);
+        return sn_fail(err, SN_REFUSED, "\"%s\" maps nothing: write FIRST:END=DEVICE, as in 10:14=cuda:0,14:16=disk",
+                       entry);
     *target++ = 0;
     sn_status status = parse_range(m->wish, entry, &first, &end, err);
     if (!status) status = parse_target(m, target, &place, err);

@@ -1,5 +1,5 @@
-/* A file is a header and the image. Each one that was seen stays open: it is read again and again, and another process that
- * removes or replaces it does no harm then. */
+/* A file is a header and the image. Each one that was seen stays open: it is read again and again, and another process
+ * that removes or replaces it does no harm then. */
 #include "blocks/store.h"
 
 #include "base/log.h"
@@ -114,7 +114,8 @@ static sn_status open_folder(sn_store *store, sn_err *err) {
         return sn_fail(err, SN_REFUSED, "the offload folder %.256s cannot be made: %s", store->folder, strerror(errno));
     store->dir = open(store->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (store->dir < 0 || fstat(store->dir, &st))
-        return sn_fail(err, SN_REFUSED, "the offload folder %.256s cannot be opened: %s", store->folder, strerror(errno));
+        return sn_fail(err, SN_REFUSED, "the offload folder %.256s cannot be opened: %s", store->folder,
+                       strerror(errno));
     if (st.st_mode & S_IWOTH)
         return sn_fail(err, SN_REFUSED, "anybody may write to the offload folder %.256s: give one of your own",
                        store->folder);
@@ -226,7 +227,7 @@ bool sn_store_has(sn_store *store, const sn_hash *key, size_t bytes) {
     forget(store, key);
     if (make_room(store, NULL)) return false;
     int file = openat(store->dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    if (file < 0 && errno != ELOOP) return false; /* the usual case; or no file can be opened now, which is not its fault */
+    if (file < 0 && errno != ELOOP) return false; /* as usual; or no file can be opened now, not its fault */
     const char *wrong = file < 0 ? "it is a link" : check_file(store, file, key, bytes, &h);
     if (!wrong) {
         remember(store, &h, file);
@@ -251,8 +252,9 @@ static int write_image(int file, const header *h, const void *image) {
 
 static sn_status put_failed(const sn_store *store, size_t bytes, int error, sn_err *err) {
     if (error == ENOSPC || error == EFBIG || error == EDQUOT)
-        return sn_fail(err, SN_STOP, "the offload folder %.256s is full: a block of %zu bytes does not fit: make room, or "
-                       "give another folder", store->folder, bytes);
+        return sn_fail(err, SN_STOP,
+                       "the offload folder %.256s is full: a block of %zu bytes does not fit: make room, or give another",
+                       store->folder, bytes);
     return sn_fail(err, SN_STOP, "a block of %zu bytes cannot be written to the offload folder %.256s: %s", bytes,
                    store->folder, strerror(error));
 }
@@ -289,7 +291,8 @@ sn_status sn_store_get(sn_store *store, const sn_hash *key, void *image, size_t 
     bool whole = read_at(s->file, image, bytes, sizeof(header));
     sn_hash hash = sn_hash_of(image, whole ? bytes : 0);
     if (!whole || memcmp(&hash, &s->image, sizeof hash))
-        return sn_fail(err, SN_STOP, "%s in the offload folder %.256s was %s since it was checked: start again, and it is "
-                       "made anew", name, store->folder, whole ? "changed" : "cut short");
+        return sn_fail(err, SN_STOP,
+                       "%s in the offload folder %.256s was %s since it was checked: start again to make it anew",
+                       name, store->folder, whole ? "changed" : "cut short");
     return SN_OK;
 }

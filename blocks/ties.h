@@ -1,8 +1,9 @@
 /* Parameters that several blocks or modules share are held once a device, counted.
  *
- * A tie group is named by a stable id (where the tensor stands in the model's files), never by an address, and a device by
- * its canonical id; so the same parameter is the same everywhere, whoever asks. The first taker loads, the last giver frees.
- * Giving back twice, after a failed load, or on a device where it never was, does nothing. Used by the devices' thread. */
+ * A tie group is named by a stable id (where the tensor stands in the model's files), never by an address, and a device
+ * by its canonical id; so the same parameter is the same everywhere, whoever asks. The first taker loads, the last
+ * giver frees. Giving back twice, after a failed load, or on a device where it never was, does nothing. Used by the
+ * devices' thread. */
 #ifndef SN_BLOCKS_TIES_H
 #define SN_BLOCKS_TIES_H
 

@@ -141,7 +141,8 @@ static sn_status bring(const copy *c, sn_device *to, float *out, sn_err *err) {
     const void *data = t->data;
     size_t bytes = c->n * sizeof *out;
     bool as_it_is = t->dtype == SN_F32 && c->contiguous;
-    if (as_it_is && in_host(to) && !in_host(t->device)) return t->device->ops->download(t->device, out, data, bytes, err);
+    if (as_it_is && in_host(to) && !in_host(t->device))
+        return t->device->ops->download(t->device, out, data, bytes, err);
     sn_status status = SN_OK;
     if (!in_host(t->device)) {
         status = fetch(c, &staging, err);
@@ -169,12 +170,12 @@ sn_status sn_guard(const sn_tensor *tensor, sn_device *to, int rank, const int64
     if (!status) status = measure(&c, err);
     if (status || c.n == 0) return status;
     if (!tensor->data)
-        return sn_fail(err, SN_REFUSED, "%s: it has %zu elements by its shape, but no data came with it: send its bytes",
-                       c.name, c.n);
+        return sn_fail(err, SN_REFUSED,
+                       "%s: it has %zu elements by its shape, but no data came with it: send its bytes", c.name, c.n);
     status = bring(&c, to, out, &reason);
     if (status)
-        return sn_fail(err, status, "%s: it could not be brought there: %.300s: go on with another device or node", c.name,
-                       reason.text);
+        return sn_fail(err, status, "%s: it could not be brought there: %.300s: go on with another device or node",
+                       c.name, reason.text);
     if (moved && (!in_host(tensor->device) || !in_host(to))) *moved += c.n * sn_dtype_bytes(tensor->dtype);
     return SN_OK;
 }
@@ -188,8 +189,8 @@ bool sn_guard_watch_step(sn_guard_watch *watch, uint64_t moved, uint64_t expecte
     if (!first && now_us - watch->warned_us < SN_GUARD_WARNING_US) return false;
     watch->warned_us = now_us;
     sn_log(SN_LOG_WARN, "hidden copies between devices",
-           "step_bytes=%llu expected=%llu steps=%llu bytes=%llu text=tensors of a step cross devices that its plan does not "
-           "let cross: steps are slower than they could be",
+           "step_bytes=%llu expected=%llu steps=%llu bytes=%llu text=a step's tensors cross devices "
+           "beyond its plan: steps are slower than they could be",
            (unsigned long long)moved, (unsigned long long)expected, (unsigned long long)watch->hidden_steps,
            (unsigned long long)watch->hidden_bytes);
     return true;

@@ -1,5 +1,6 @@
-/* A device of any name whose memory faults when the host touches it, as on a real card: its pages are open only inside of
- * its own upload and download. It has memory and copies, no mathematics. Counts what it holds; calls can be made to fail. */
+/* A device of any name whose memory faults when the host touches it, as on a real card: its pages are open only inside
+ * of its own upload and download. It has memory and copies, no mathematics. Counts what it holds; calls can be made to
+ * fail. */
 #ifndef SN_TESTS_FAR_DEVICE_H
 #define SN_TESTS_FAR_DEVICE_H
 

@@ -38,8 +38,8 @@ Test(device, the_present_accelerator_is_the_one_that_there_is) {
 }
 
 Test(device, refuses_names_that_mean_nothing_and_says_what_there_is) {
-    static const char *const names[] = {"",        "cpu:1",  "cuda:",  "cuda:x", "cuda:-1", "cuda:99999", "cuda:1 ", "cud",
-                                        "xpu1", "gpu0",   "-1",     " 0",      "99999",   "cuda:0:0",   ":0",      "1024"};
+    static const char *const names[] = {"",     "cpu:1", "cuda:", "cuda:x", "cuda:-1", "cuda:99999", "cuda:1 ", "cud",
+                                        "xpu1", "gpu0",  "-1",    " 0",     "99999",   "cuda:0:0",   ":0",      "1024"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         sn_device_id id;
         cr_assert_eq(sn_device_id_among(names[i], both, 5, &id, &err), SN_REFUSED, "%s", names[i]);

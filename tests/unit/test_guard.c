@@ -83,14 +83,16 @@ Test(guard, says_what_a_tensor_was_and_had_to_be) {
     float out[6];
     sn_tensor t = tensor_2x3(SN_F32, numbers);
     cr_assert_eq(sn_guard(&t, cpu, 2, (int64_t[]){-1, 4}, out, NULL, &err), SN_REFUSED);
-    cr_assert_str_eq(err.text, "hidden states, in host memory and needed on cpu: the shape is (2, 3) and has to be (*, 4): "
-                                 "send it so");
+    cr_assert_str_eq(err.text,
+                     "hidden states, in host memory and needed on cpu: the shape is (2, 3) and has to be (*, 4): "
+                     "send it so");
     cr_assert_eq(sn_guard(&t, cpu, 3, (int64_t[]){1, 2, 3}, out, NULL, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "(1, 2, 3)"));
     t.dtype = SN_Q4_1;
     cr_assert_eq(sn_guard(&t, cpu, 2, (int64_t[]){2, 3}, out, NULL, &err), SN_REFUSED);
-    cr_assert_str_eq(err.text, "hidden states, in host memory and needed on cpu: the type is Q4_1 and has to be F32, F16 or "
-                                 "BF16: convert it before");
+    cr_assert_str_eq(err.text,
+                     "hidden states, in host memory and needed on cpu: the type is Q4_1 and has to be F32, F16 or "
+                     "BF16: convert it before");
     t = tensor_2x3(SN_F32, NULL);
     cr_assert_eq(sn_guard(&t, cpu, 2, (int64_t[]){2, 3}, out, NULL, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "no data"));
@@ -165,7 +167,8 @@ static const struct {
     {"hidden states", 2, {5, 12}, {-1, 12}},
     {"past keys", 3, {7, 2, 8}, {-1, 2, 8}},
     {"past values", 3, {7, 2, 8}, {-1, 2, 8}},
-    {"past keys", 3, {0, 2, 8}, {-1, 2, 8}}, /* a session begins: the very case that joined a CPU past with a GPU's keys */
+    /* A session begins: the very case that joined a past on the CPU with keys on a GPU. */
+    {"past keys", 3, {0, 2, 8}, {-1, 2, 8}},
     {"past values", 3, {0, 2, 8}, {-1, 2, 8}},
     {"positions", 1, {9}, {9}},
     {"mask", 2, {3, 10}, {3, -1}},
@@ -188,11 +191,13 @@ static void store_as(sn_dtype dtype, float value, uint8_t *out) {
     else memcpy(out, &half, sizeof half);
 }
 
-/* Element i of the tensor is a number that all three types hold. Strided: the first dimension runs fastest, and every other
- * element is somebody else's. */
+/* Element i of the tensor is a number that all three types hold. Strided: the first dimension runs fastest, and every
+ * other element is somebody else's. */
 static void make_trial(trial *t, int kind, int from, sn_dtype dtype, bool strided) {
     size_t size = sn_dtype_bytes(dtype);
-    *t = (trial){.n = 1, .tensor = {.name = kinds[kind].name, .device = place_of(from), .dtype = dtype, .rank = kinds[kind].rank}};
+    *t = (trial){
+        .n = 1,
+        .tensor = {.name = kinds[kind].name, .device = place_of(from), .dtype = dtype, .rank = kinds[kind].rank}};
     for (int i = 0; i < kinds[kind].rank; i++) {
         t->tensor.shape[i] = kinds[kind].shape[i];
         t->tensor.strides[i] = strided ? 2 * (int64_t)(t->n ? t->n : 1) : 0;
@@ -225,7 +230,8 @@ static void bring(const trial *t, int kind, int from, int to) {
     sn_status status = sn_guard(&tensor, place_of(to), kinds[kind].rank, kinds[kind].wanted, out, &moved, &err);
     cr_assert_eq(status, SN_OK, "%s %s -> %s: %s", tensor.name, place_names[from], place_names[to], err.text);
     read_memory(to, out, got, bytes);
-    cr_assert_arr_eq(got, t->wanted, t->n * sizeof(float), "%s %s -> %s", tensor.name, place_names[from], place_names[to]);
+    cr_assert_arr_eq(got, t->wanted, t->n * sizeof(float), "%s %s -> %s", tensor.name, place_names[from],
+                     place_names[to]);
     cr_assert_eq(got[t->n], canary, "%s was written beyond its end", tensor.name);
     cr_assert_eq(moved - 3, is_far(from) || is_far(to) ? t->n * sn_dtype_bytes(tensor.dtype) : 0, "%s %s -> %s",
                  tensor.name, place_names[from], place_names[to]);
@@ -252,7 +258,8 @@ Test(guard_table, brings_every_tensor_from_everywhere_to_everywhere) {
 Test(guard_table, empty_tensors_need_no_memory_and_touch_no_device) {
     for (int from = 0; from < PLACES; from++)
         for (int to = 0; to < PLACES; to++) {
-            sn_tensor t = {.name = "past keys", .device = place_of(from), .dtype = SN_F16, .rank = 3, .shape = {0, 2, 8}};
+            sn_tensor t = {
+                .name = "past keys", .device = place_of(from), .dtype = SN_F16, .rank = 3, .shape = {0, 2, 8}};
             cuda.fail_at = xpu.fail_at = 1;
             cr_assert_eq(sn_guard(&t, place_of(to), 3, (int64_t[]){-1, 2, 8}, NULL, NULL, &err), SN_OK);
             cr_assert_eq(sn_guard(&t, place_of(to), 3, (int64_t[]){-1, 2, 9}, NULL, NULL, &err), SN_REFUSED);
@@ -295,7 +302,8 @@ Test(guard_table, says_which_tensor_where_it_is_where_it_must_be_and_what_to_do)
             cr_assert(!strncmp(err.text, where, strlen(where)) && strstr(err.text, "send its bytes"), "%s", err.text);
             t.tensor.dtype = SN_Q8_0;
             cr_assert_eq(sn_guard(&t.tensor, place_of(to), 3, (int64_t[]){2, -1, 12}, out, NULL, &err), SN_REFUSED);
-            cr_assert(!strncmp(err.text, where, strlen(where)) && strstr(err.text, "convert it before"), "%s", err.text);
+            cr_assert(!strncmp(err.text, where, strlen(where)) && strstr(err.text, "convert it before"), "%s",
+                      err.text);
         }
 }
 
@@ -317,7 +325,8 @@ Test(guard_table, a_lost_device_is_an_error_of_the_device_that_moves_nothing) {
                     sn_status status = sn_guard(&t.tensor, place_of(to), 2, (int64_t[]){-1, 12}, out, &moved, &err);
                     lost->fail_at = 0;
                     cr_assert_eq(status, concerned ? SN_STOP : SN_OK);
-                    if (concerned) cr_assert(strstr(err.text, "hidden states, ") && strstr(err.text, "the device is lost"));
+                    if (concerned)
+                        cr_assert(strstr(err.text, "hidden states, ") && strstr(err.text, "the device is lost"));
                     cr_assert(concerned ? moved == 0 : moved == t.n * 4, "%d", (int)moved);
                     moved = 0;
                 }

@@ -242,8 +242,9 @@ Test(plan, preloaded_blocks_are_the_ones_that_stay) {
 Test(plan, preload_ranges_that_are_none_are_refused) {
     sn_plan_device one[] = {{CPU, 10000, 0}};
     sn_plan_wish wish = even_wish(6, 100, 0, one, 1);
-    static const char *const wrong[] = {"", "12", "12:12", "13:12", "9:11", "15:17", "10:12,", "10:12,,14:15", "ALL,10:11",
-                                        "10:12;13:14", "-1:11", "99999999999:11"};
+    static const char *const wrong[] = {"",          "12",          "12:12",  "13:12",
+                                        "9:11",      "15:17",       "10:12,", "10:12,,14:15",
+                                        "ALL,10:11", "10:12;13:14", "-1:11",  "99999999999:11"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         wish.preload = wrong[i];
         auto_refuses(&wish, "preload: ");
@@ -400,7 +401,8 @@ Test(plan, the_table_shows_runs_and_devices) {
                                        "cpu                          2.0 MiB of 64.0 MiB\n"
                                        "host                         2.0 MiB\n"
                                        "disk                         1.0 MiB\n");
-    for (size_t cap = 0; cap < out.len - 1; cap += 13) { /* no room for the table: an error, never half a table as success */
+    /* No room for the table: an error, never half a table as success. */
+    for (size_t cap = 0; cap < out.len - 1; cap += 13) {
         sn_buf small;
         sn_buf_init(&small, cap);
         cr_assert_eq(sn_plan_print(&plan, &wish, &small, &err), SN_REFUSED);
@@ -476,7 +478,7 @@ static bool within_budgets(const trial *t, const int *device, const bool *stream
     return true;
 }
 
-/* True if these blocks can be streamed, to any one device, with the others in order over the devices, all ways tried. */
+/* True if these blocks can be streamed, to any one device, with the others in order over the devices, in any way. */
 static bool possible(const trial *t, const bool *streamed) {
     int device[BLOCKS], ways = 1;
     for (int b = 0; b < t->n; b++) ways *= t->wish.n_devices;
@@ -501,7 +503,7 @@ static int count(const bool *streamed, int n) {
     return k;
 }
 
-/* May these blocks be the streamed ones by the rule? The last ones that are not preloaded, but for some largest sizes. */
+/* May these blocks be the streamed ones by the rule? The last ones not preloaded, but for some largest sizes. */
 static bool by_the_rule(const trial *t, const bool *streamed) {
     size_t largest = 0;
     bool begun = false;

@@ -33,7 +33,8 @@ static sn_status load(void *ctx, sn_device *device, void *memory, sn_err *e) {
     memset(half, 0xa5, sizeof half);
     s->loads++;
     sn_status status = device->ops->upload(device, memory, half, s->bytes / 2, e);
-    if (!status) status = device->ops->upload(device, (uint8_t *)memory + s->bytes / 2, half, s->bytes - s->bytes / 2, e);
+    if (!status)
+        status = device->ops->upload(device, (uint8_t *)memory + s->bytes / 2, half, s->bytes - s->bytes / 2, e);
     return status;
 }
 

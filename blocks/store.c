@@ -253,7 +253,7 @@ static int write_image(int file, const header *h, const void *image) {
 static sn_status put_failed(const sn_store *store, size_t bytes, int error, sn_err *err) {
     if (error == ENOSPC || error == EFBIG || error == EDQUOT)
         return sn_fail(err, SN_STOP,
-                       "the offload folder %.256s is full: a block of %zu bytes does not fit: make room, or give another",
+                       "the offload folder %.256s is full: %zu bytes of a block do not fit: make room or give another",
                        store->folder, bytes);
     return sn_fail(err, SN_STOP, "a block of %zu bytes cannot be written to the offload folder %.256s: %s", bytes,
                    store->folder, strerror(error));

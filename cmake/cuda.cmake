@@ -77,7 +77,7 @@ if(SN_TESTS AND CMAKE_CXX_COMPILER)
     "-fno-sanitize=all;-fno-exceptions;-fno-rtti;-fno-threadsafe-statics;-Wno-conversion;-Wno-shadow;-Wno-unknown-pragmas")
   get_property(sn_tests DIRECTORY ${CMAKE_SOURCE_DIR}/tests PROPERTY BUILDSYSTEM_TARGETS)
   foreach(test ${sn_tests})
-    if(test MATCHES "^test_cuda")
+    if(test MATCHES "^test_(cuda|emulated)")
       target_link_libraries(${test} PRIVATE sn_cuda_stand_in)
       target_include_directories(${test} PRIVATE ${stand_in}/include)
       set_target_properties(${test} PROPERTIES LINKER_LANGUAGE C) # nothing of C++'s library is used

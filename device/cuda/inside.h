@@ -101,7 +101,7 @@ sn_status sn_cuda_done(sn_cuda *cuda, sn_status status);
 void sn_cuda_left_device(void); /* this thread's device of CUDA is not the one that enter chose any more */
 sn_status sn_cuda_wait_event(sn_cuda *cuda, cudaEvent_t event, sn_err *err) SN_MUST_USE;
 sn_status sn_cuda_wait_stream(sn_cuda *cuda, cudaStream_t stream, sn_err *err) SN_MUST_USE;
-/* Whether both streams are empty or the device is lost, so that giving memory back cannot block. Asks for 2 ms at most. */
+/* Whether both streams are empty or the device is lost, so that giving memory back cannot block. Asks for 20 ms at most. */
 bool sn_cuda_idle(sn_cuda *cuda);
 
 /* -- memory.c */

@@ -76,7 +76,7 @@ sn_status sn_cuda_make_room(sn_cuda *cuda, sn_cuda_room *room, size_t bytes, sn_
     if (cuda->state == SN_CUDA_RECORDING)
         return sn_fail(err, SN_REFUSED, "%s: a pass that is being recorded needs more room than the same pass before it",
                        cuda->description);
-    sn_cuda_forget_records(cuda); /* they hold the old address */
+    if (room->at) sn_cuda_forget_records(cuda); /* they hold the old address */
     sn_cuda_free(&cuda->base, room->at, room->bytes);
     *room = (sn_cuda_room){NULL, 0};
     sn_status status = sn_cuda_enter(cuda, err);

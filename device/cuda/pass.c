@@ -36,7 +36,6 @@ sn_status sn_cuda_table_room(sn_cuda *cuda, size_t rows, size_t sequences, size_
         if (!cuda->table.at) cuda->rows_room = cuda->tiles_room = cuda->pages_room = 0;
         return status;
     }
-    sn_cuda_forget_records(cuda); /* the parts lie elsewhere now */
     free(cuda->table_host);
     cuda->table_host = host;
     cuda->rows_room = grown.rows_room;

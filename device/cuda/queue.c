@@ -6,7 +6,7 @@
 #include <stdio.h>
 
 /* A wait asks again at once for so long, for a step of decoding is short; then it sleeps between two questions. */
-enum { EAGER_US = 2000, SLEEP_US = 50 };
+enum { EAGER_US = 2000, SLEEP_US = 50, IDLE_US = 20000 };
 
 static sn_status stopped(const sn_cuda *cuda, sn_err *err) { return sn_fail(err, SN_STOP, "%s", cuda->sentence); }
 
@@ -47,6 +47,7 @@ sn_status sn_cuda_done(sn_cuda *cuda, sn_status status) {
 }
 
 sn_status sn_cuda_enter_unrecorded(sn_cuda *cuda, const char *what, sn_err *err) {
+    if (cuda->state != SN_CUDA_NO_PASS && cuda->spoilt) sn_cuda_abandon(cuda); /* its caller has left it */
     if (!cuda->stopped && cuda->state != SN_CUDA_NO_PASS && cuda->named)
         return sn_fail(err, SN_REFUSED, "%s: %s came within a pass that can be recorded: it belongs before or after",
                        cuda->description, what);
@@ -81,7 +82,7 @@ sn_status sn_cuda_wait_stream(sn_cuda *cuda, cudaStream_t stream, sn_err *err) {
 
 bool sn_cuda_idle(sn_cuda *cuda) {
     cudaError_t error;
-    for (int64_t begin = sn_now_us(); sn_now_us() - begin < EAGER_US; sched_yield())
+    for (int64_t begin = sn_now_us(); sn_now_us() - begin < IDLE_US; sched_yield())
         if (is_done(NULL, cuda->work, &error) && is_done(NULL, cuda->copies, &error)) return true;
     return false;
 }

@@ -36,6 +36,7 @@ struct cuda_stream {
     int device;
     list queue;
     bool kernels; /* saw one */
+    bool running; /* its first item is being done */
     struct cuda_graph *capture;
     struct cuda_stream *next;
 };
@@ -130,28 +131,37 @@ static void lose_everything(void) {
     for (struct cuda_stream *s = streams; s; s = s->next) clear(&s->queue);
 }
 
-/* Does what is queued on the stream, as far as it can. `force`: other streams are made to go on when this one waits for
- * them; else they are left where they are. */
-static void run_stream(struct cuda_stream *s, bool force) {
-    while (s->queue.first) {
-        item *i = s->queue.first;
-        if (i->kind == ITEM_WAIT && i->event->done < i->number) {
-            if (force && i->event->stream && i->event->stream != s) run_stream(i->event->stream, true);
-            if (lost || !s->queue.first || i->event->done < i->number) return;
-        }
-        if (i->kind == ITEM_RECORD) i->event->done = i->number;
-        if (i->kind == ITEM_OPERATION) {
-            if (stalled()) return;
-            if (cuda_count_down(&lose_nth)) {
-                lose_everything();
-                return;
-            }
-            cuda_memory_open(s->device);
-            i->operation->op.run(i->operation->op.ctx);
-            cuda_memory_close(s->device);
-        }
-        remove_first(&s->queue);
+/* Does one item; false when it cannot be done now. `force`: other streams are made to go on when this one waits for them; else
+ * they are left where they are. */
+static void run_stream(struct cuda_stream *s, bool force);
+
+static bool run_item(struct cuda_stream *s, item *i, bool force) {
+    if (i->kind == ITEM_WAIT && i->event->done < i->number) {
+        if (!force || !i->event->stream || i->event->stream == s) return false;
+        cuda_memory_close(s->device);
+        run_stream(i->event->stream, true);
+        if (lost || i->event->done < i->number) return false;
+        cuda_memory_open(s->device);
     }
+    if (i->kind == ITEM_RECORD) i->event->done = i->number;
+    if (i->kind != ITEM_OPERATION) return true;
+    if (stalled()) return false;
+    if (cuda_count_down(&lose_nth)) {
+        lose_everything();
+        return false;
+    }
+    i->operation->op.run(i->operation->op.ctx);
+    return true;
+}
+
+/* Does what is queued on the stream, as far as it can. */
+static void run_stream(struct cuda_stream *s, bool force) {
+    if (!s->queue.first || s->running) return;
+    s->running = true;
+    cuda_memory_open(s->device);
+    while (s->queue.first && run_item(s, s->queue.first, force)) remove_first(&s->queue);
+    cuda_memory_close(s->device);
+    s->running = false;
 }
 
 void cuda_drain(int device) {

@@ -1,0 +1,478 @@
+/* What the CUDA backend does beyond the conformance suite: records, order of two streams, waits, faults at every step. Over the
+ * stand-in. */
+#include "base/clock.h"
+#include "tests/support/cpu_devices.h"
+#include "tests/support/cuda_stand_in/stand_in.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+static sn_err err;
+#define OK(call) cr_assert_eq(call, SN_OK, "%s", err.text)
+#define REFUSED(call, word)                                                                                            \
+    do {                                                                                                               \
+        cr_assert_eq(call, SN_REFUSED);                                                                                \
+        cr_assert(strstr(err.text, word), "\"%s\" does not say \"%s\"", err.text, word);                               \
+    } while (0)
+
+static sn_device *open_device(void) {
+    sn_device *d;
+    OK(sn_device_open((sn_device_id){SN_DEVICE_CUDA, 0}, NULL, &d, &err));
+    OK(d->ops->prepare(d, &(sn_device_limits){.rows = 64, .width = 64, .context = 256}, &err));
+    return d;
+}
+
+static void close_device(sn_device **d) {
+    sn_device_close(d);
+    cr_assert_eq(cuda_stand_in_used(), 0, "%zu bytes of device memory were left", cuda_stand_in_used());
+    cr_assert_eq(cuda_stand_in_pinned(), 0, "%zu bytes of pinned memory were left", cuda_stand_in_pinned());
+    cr_assert_eq(cuda_stand_in_objects(), 0, "%d objects were left", cuda_stand_in_objects());
+}
+
+/* -- a model of one matrix and one attention, run as a span would */
+
+enum { WIDTH = 32, HEADS = 2, DIM = 16, ROWS_MAX = 24, PAGES = 8 };
+static const sn_kv_shape shape = {1, HEADS, DIM, 16};
+
+typedef struct model {
+    sn_device *d;
+    sn_weight weight;
+    void *pages[PAGES];
+    float *x, *h, *out;
+} model;
+
+static void *new_bytes(sn_device *d, size_t bytes) {
+    void *at;
+    OK(d->ops->alloc(d, bytes, &at, &err));
+    return at;
+}
+
+static model model_new(sn_device *d) {
+    model m = {.d = d, .weight = {SN_F32, WIDTH, WIDTH, 0, NULL}};
+    float values[WIDTH * WIDTH], *file = test_random_weight(SN_F32, WIDTH, WIDTH, 3, values);
+    void *image;
+    OK(d->ops->weight_size(d, SN_F32, WIDTH, WIDTH, &m.weight.bytes, &err));
+    image = malloc(m.weight.bytes);
+    OK(d->ops->weight_pack(d, SN_F32, WIDTH, WIDTH, file, image, &err));
+    m.weight.device = new_bytes(d, m.weight.bytes);
+    OK(d->ops->upload(d, (void *)m.weight.device, image, m.weight.bytes, &err));
+    free(image);
+    test_weight_free(file);
+    for (int i = 0; i < PAGES; i++) m.pages[i] = new_bytes(d, d->ops->kv_page_bytes(d, &shape));
+    m.x = new_bytes(d, ROWS_MAX * WIDTH * sizeof(float));
+    m.h = new_bytes(d, ROWS_MAX * WIDTH * sizeof(float));
+    m.out = new_bytes(d, ROWS_MAX * WIDTH * sizeof(float));
+    return m;
+}
+
+static void model_free(model *m) {
+    void *all[] = {(void *)m->weight.device, m->x, m->h, m->out};
+    for (int i = 0; i < 4; i++) m->d->ops->free(m->d, all[i], 0);
+    for (int i = 0; i < PAGES; i++) m->d->ops->free(m->d, m->pages[i], 0);
+}
+
+static sn_status issue(model *m, int n) {
+    const sn_device_ops *ops = m->d->ops;
+    sn_linear linear = {&m->weight, NULL, m->h};
+    sn_status status = ops->linear(m->d, n, m->x, 1, &linear, &err);
+    if (!status) status = ops->kv_store(m->d, 0, m->h, m->x, &err);
+    if (!status) status = ops->attention(m->d, 0, HEADS, 0, 0.25f, m->h, m->out, &err);
+    return status ? status : ops->add(m->d, (size_t)n * WIDTH, m->out, m->x, &err);
+}
+
+/* One pass over n rows from `position` on; true when it was run from a record. */
+static bool step(model *m, uint64_t graph, int position, int n, uint64_t seed, float *out) {
+    float *x = test_random_floats((size_t)n * WIDTH, seed);
+    sn_sequence sequence = {m->pages, position, 0, n};
+    sn_pass pass = {&shape, n, 1, &sequence, graph};
+    bool recorded;
+    OK(m->d->ops->upload(m->d, m->x, x, (size_t)n * WIDTH * sizeof *x, &err));
+    OK(m->d->ops->pass_begin(m->d, &pass, &recorded, &err));
+    if (!recorded) OK(issue(m, n));
+    OK(m->d->ops->pass_end(m->d, &err));
+    OK(m->d->ops->download(m->d, out, m->out, (size_t)n * WIDTH * sizeof *x, &err));
+    free(x);
+    return recorded;
+}
+
+/* -- records */
+
+Test(cuda_records, a_recorded_step_gives_what_the_plain_one_gives_wherever_it_stands) {
+    sn_device *d = open_device();
+    model plain = model_new(d), recorded = model_new(d);
+    float want[ROWS_MAX * WIDTH], got[ROWS_MAX * WIDTH];
+    for (int position = 0; position < 100; position++) {
+        cr_assert_not(step(&plain, 0, position, 1, 100 + (uint64_t)position, want));
+        cr_assert_eq(step(&recorded, 7, position, 1, 100 + (uint64_t)position, got), position >= 2, "step %d", position);
+        cr_assert_eq(memcmp(want, got, WIDTH * sizeof *got), 0, "other bits in step %d", position);
+    }
+    cr_assert_eq(d->recorded, 1);
+    cr_assert_eq(cuda_stand_in_captures(), 1);
+    cr_assert_eq(cuda_stand_in_graph_launches(), 99);
+    model_free(&plain);
+    model_free(&recorded);
+    close_device(&d);
+}
+
+Test(cuda_records, each_shape_is_recorded_once) {
+    sn_device *d = open_device();
+    model m = model_new(d);
+    float out[ROWS_MAX * WIDTH];
+    for (int round = 0; round < 5; round++)
+        for (int n = 1; n <= ROWS_MAX; n += 11)
+            for (uint64_t graph = 1; graph <= 2; graph++) step(&m, graph, 16 * round, n, 1, out);
+    cr_assert_eq(d->recorded, 6, "2 names of 3 shapes were recorded %llu times", (unsigned long long)d->recorded);
+    for (int round = 0; round < 5; round++) step(&m, 0, 0, 1, 1, out);
+    cr_assert_eq(d->recorded, 6, "a pass without a name was recorded");
+    model_free(&m);
+    close_device(&d);
+}
+
+Test(cuda_records, names_beyond_what_is_kept_push_out_the_oldest) {
+    sn_device *d = open_device();
+    model m = model_new(d);
+    float out[WIDTH], want[WIDTH];
+    step(&m, 0, 0, 1, 9, want);
+    for (int round = 0; round < 2; round++)
+        for (uint64_t graph = 1; graph <= 300; graph++)
+            for (int i = 0; i < 3; i++) {
+                cr_assert_eq(step(&m, graph, 0, 1, 9, out), i == 2);
+                cr_assert_eq(memcmp(out, want, sizeof want), 0);
+            }
+    cr_assert_eq(d->recorded, 600);
+    cr_assert_lt(cuda_stand_in_objects(), 300);
+    model_free(&m);
+    close_device(&d);
+}
+
+Test(cuda_records, larger_limits_make_records_anew_and_results_stay) {
+    sn_device *d = open_device();
+    model m = model_new(d);
+    float out[WIDTH], want[WIDTH];
+    for (int i = 0; i < 4; i++) step(&m, 1, 0, 1, 9, want);
+    OK(d->ops->prepare(d, &(sn_device_limits){.rows = 500, .width = 4096, .context = 10000}, &err));
+    for (int i = 0; i < 4; i++) {
+        cr_assert_eq(step(&m, 1, 0, 1, 9, out), i >= 2);
+        cr_assert_eq(memcmp(out, want, sizeof want), 0);
+    }
+    cr_assert_eq(d->recorded, 2);
+    model_free(&m);
+    close_device(&d);
+}
+
+Test(cuda_records, nothing_but_mathematics_may_come_within_a_named_pass) {
+    sn_device *d = open_device();
+    model m = model_new(d);
+    sn_sequence sequence = {m.pages, 0, 0, 1};
+    sn_pass pass = {&shape, 1, 1, &sequence, 5};
+    void *at;
+    float x[WIDTH] = {0}, out[WIDTH];
+    bool recorded;
+    for (int i = 0; i < 2; i++) { /* as it comes, and while it is recorded */
+        OK(d->ops->pass_begin(d, &pass, &recorded, &err));
+        REFUSED(d->ops->upload(d, m.x, x, sizeof x, &err), "upload");
+        REFUSED(d->ops->download(d, x, m.x, sizeof x, &err), "download");
+        REFUSED(d->ops->alloc(d, 64, &at, &err), "alloc");
+        REFUSED(d->ops->host_alloc(d, 64, &at, &err), "host_alloc");
+        REFUSED(d->ops->finish(d, &err), "finish");
+        REFUSED(d->ops->copy_join(d, 1, &err), "copy_join");
+        REFUSED(d->ops->kv_read(d, &shape, 0, m.pages, 0, 1, x, x, &err), "within a pass");
+        OK(issue(&m, 1));
+        OK(d->ops->pass_end(d, &err));
+    }
+    cr_assert_eq(d->recorded, 1);
+    cr_assert(step(&m, 5, 1, 1, 1, out));
+    REFUSED(d->ops->pass_end(d, &err), "begun");
+    REFUSED(d->ops->kv_store(d, 0, m.x, m.x, &err), "outside");
+    model_free(&m);
+    close_device(&d);
+}
+
+/* Half a pass must not become a record; the one after it is whole. */
+Test(cuda_records, a_pass_that_failed_is_not_recorded) {
+    sn_device *d = open_device();
+    model m = model_new(d);
+    sn_sequence sequence = {m.pages, 0, 0, 1};
+    sn_pass pass = {&shape, 1, 1, &sequence, 5};
+    float out[WIDTH], want[WIDTH];
+    bool recorded;
+    step(&m, 0, 0, 1, 4, want);
+    step(&m, 5, 0, 1, 4, out);
+    OK(d->ops->pass_begin(d, &pass, &recorded, &err));
+    cr_assert_eq(d->ops->attention(d, 99, HEADS, 0, 1, m.h, m.out, &err), SN_REFUSED);
+    cr_assert_eq(d->ops->pass_end(d, &err), SN_RETRY);
+    OK(d->ops->pass_begin(d, &pass, &recorded, &err)); /* one that its caller left after a failure, */
+    cr_assert_eq(d->ops->attention(d, 0, HEADS + 1, 0, 1, m.h, m.out, &err), SN_REFUSED);
+    OK(d->ops->upload(d, m.x, want, sizeof want, &err));
+    OK(d->ops->pass_begin(d, &pass, &recorded, &err)); /* and without one */
+    OK(issue(&m, 1));
+    OK(d->ops->pass_begin(d, &(sn_pass){&shape, 1, 1, &sequence, 0}, &recorded, &err));
+    OK(d->ops->pass_end(d, &err));
+    cr_assert_eq(d->recorded, 0);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(step(&m, 5, 0, 1, 4, out), i > 0);
+        cr_assert_eq(memcmp(out, want, sizeof want), 0);
+    }
+    cr_assert_eq(d->recorded, 1);
+    OK(d->ops->pass_begin(d, &(sn_pass){&shape, 2, 1, (sn_sequence[]){{m.pages, 0, 0, 2}}, 5}, &recorded, &err));
+    OK(d->ops->pass_end(d, &err));
+    OK(d->ops->pass_begin(d, &(sn_pass){&shape, 2, 1, (sn_sequence[]){{m.pages, 0, 0, 2}}, 5}, &recorded, &err));
+    d->ops->free(d, m.out, 0); /* giving memory back ends a recording that is left open */
+    m.out = NULL;
+    OK(d->ops->finish(d, &err));
+    model_free(&m);
+    close_device(&d);
+}
+
+Test(cuda_records, a_record_that_cannot_be_made_leaves_the_plain_way) {
+    sn_device *d = open_device();
+    model m = model_new(d);
+    sn_sequence sequence = {m.pages, 0, 0, 1};
+    sn_pass pass = {&shape, 1, 1, &sequence, 5};
+    float out[WIDTH];
+    bool recorded;
+    step(&m, 5, 0, 1, 4, out);
+    OK(d->ops->pass_begin(d, &pass, &recorded, &err));
+    OK(issue(&m, 1));
+    cuda_stand_in_fail_creation(1);
+    cr_assert_eq(d->ops->pass_end(d, &err), SN_RETRY);
+    cr_assert(strstr(err.text, "recorded"));
+    for (int i = 0; i < 3; i++) cr_assert_not(step(&m, 5, 0, 1, 4, out));
+    cr_assert_eq(d->recorded, 0);
+    model_free(&m);
+    close_device(&d);
+}
+
+Test(cuda_records, passes_that_do_not_add_up_are_refused) {
+    sn_device *d = open_device();
+    model m = model_new(d);
+    const struct {
+        sn_sequence sequences[2];
+        int n_rows;
+    } bad[] = {
+        {{{m.pages, 0, 0, 1}, {m.pages, 0, 0, 1}}, 2},  {{{m.pages, 0, 0, 1}, {m.pages, 0, 1, 1}}, 3},
+        {{{m.pages, -1, 0, 1}, {m.pages, 0, 1, 1}}, 2}, {{{m.pages, 0, -1, 1}, {m.pages, 0, 1, 1}}, 2},
+        {{{m.pages, 0, 0, 1}, {m.pages, 0, 1, -1}}, 0}, {{{m.pages, 0, 0, 1}, {m.pages, 0, 5, 1}}, 2},
+        {{{m.pages, INT32_MAX, 0, 1}, {m.pages, 0, 1, 1}}, 2},
+    };
+    bool recorded;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        sn_pass pass = {&shape, bad[i].n_rows, 2, bad[i].sequences, 0};
+        cr_assert_eq(d->ops->pass_begin(d, &pass, &recorded, &err), SN_REFUSED, "pass %zu", i);
+    }
+    sn_kv_shape wide = {1, 1, 1024, 16};
+    REFUSED(d->ops->pass_begin(d, &(sn_pass){&wide, 0, 0, NULL, 0}, &recorded, &err), "1024");
+    model_free(&m);
+    close_device(&d);
+}
+
+/* -- copies and waits */
+
+Test(cuda_copies, more_copies_than_there_are_marks_keep_their_order) {
+    enum { N = 300 };
+    for (int early = 0; early < 2; early++) {
+        cuda_stand_in_copies_first(early);
+        sn_device *d = open_device();
+        float *pinned, *a = new_bytes(d, N * 64), *sum = new_bytes(d, 64), host[16];
+        sn_ticket tickets[N];
+        OK(d->ops->host_alloc(d, N * 64, (void **)&pinned, &err));
+        for (int i = 0; i < N * 16; i++) pinned[i] = (float)(i / 16);
+        for (int i = 0; i < N; i++) OK(d->ops->copy_begin(d, a + i * 16, pinned + i * 16, 64, &tickets[i], &err));
+        for (int i = 0; i < N; i++) {
+            OK(d->ops->copy_join(d, tickets[N - 1 - i], &err));
+            OK(d->ops->add(d, 16, sum, a + (N - 1 - i) * 16, &err));
+        }
+        OK(d->ops->download(d, host, sum, 64, &err));
+        cr_assert_eq(host[0], N * (N - 1) / 2.0f);
+        REFUSED(d->ops->copy_join(d, tickets[N - 1] + 1, &err), "never begun");
+        REFUSED(d->ops->copy_join(d, 0, &err), "never begun");
+        d->ops->host_free(d, pinned, N * 64);
+        d->ops->free(d, a, 0);
+        d->ops->free(d, sum, 0);
+        close_device(&d);
+    }
+}
+
+/* CUDA's queue blocks without limit when it is full: the backend must notice a device that hangs before that. */
+Test(cuda_waits, the_host_does_not_run_far_ahead_of_a_device_that_hangs) {
+    sn_device *d = open_device();
+    float *x = new_bytes(d, 64);
+    sn_status status = SN_OK;
+    int n = 0;
+    OK(d->ops->finish(d, &err));
+    d->timeout_ms = 50;
+    cuda_stand_in_stall(5000);
+    int64_t begin = sn_now_us();
+    for (; n < 2000 && !status; n++) status = d->ops->add(d, 16, x, x, &err);
+    cr_assert_eq(status, SN_STOP);
+    cr_assert_leq(n, 1000, "%d operations were queued", n);
+    cr_assert_lt(sn_now_us() - begin, 3000000);
+    cr_assert(strstr(err.text, "cuda:0") && strstr(err.text, "50 ms"), "%s", err.text);
+    begin = sn_now_us();
+    d->ops->free(d, x, 64); /* does not wait for it either; it keeps the memory */
+    sn_device_close(&d);
+    cr_assert_lt(sn_now_us() - begin, 1000000, "leaving a device that hangs took %lld us",
+                 (long long)(sn_now_us() - begin));
+}
+
+Test(cuda_waits, a_record_that_hangs_and_one_that_is_lost) {
+    for (int lose = 0; lose < 2; lose++) {
+        cuda_stand_in_reset();
+        sn_device *d = open_device();
+        model m = model_new(d);
+        float out[WIDTH];
+        bool recorded;
+        for (int i = 0; i < 3; i++) step(&m, 1, i, 1, 1, out);
+        d->timeout_ms = 50;
+        if (lose)
+            cuda_stand_in_lose(3);
+        else
+            cuda_stand_in_stall(1500);
+        sn_sequence sequence = {m.pages, 3, 0, 1};
+        sn_pass pass = {&shape, 1, 1, &sequence, 1};
+        OK(d->ops->pass_begin(d, &pass, &recorded, &err));
+        cr_assert(recorded);
+        OK(d->ops->pass_end(d, &err));
+        cr_assert_eq(d->ops->finish(d, &err), SN_STOP);
+        cr_assert(strstr(err.text, lose ? "lost" : "did not answer"), "%s", err.text);
+        cr_assert_eq(d->ops->pass_begin(d, &pass, &recorded, &err), SN_STOP);
+        cuda_stand_in_heal();
+        model_free(&m);
+        close_device(&d);
+    }
+}
+
+/* -- faults at every step */
+
+/* A load, some steps and a release, with the nth creation or allocation failing. */
+static sn_status round_of_work(int nth, bool creation) {
+    sn_device *d = NULL;
+    float *x = NULL, *pinned = NULL;
+    (creation ? cuda_stand_in_fail_creation : cuda_stand_in_fail_allocation)(nth);
+    sn_status status = sn_device_open((sn_device_id){SN_DEVICE_CUDA, 0}, NULL, &d, &err);
+    if (!status) status = d->ops->prepare(d, &(sn_device_limits){.rows = 64, .width = 64, .context = 256}, &err);
+    if (!status) status = d->ops->alloc(d, 4096, (void **)&x, &err);
+    if (!status) status = d->ops->host_alloc(d, 4096, (void **)&pinned, &err);
+    sn_kv_shape small = {1, 1, 4, 16};
+    float past[8] = {0};
+    if (!status) status = d->ops->kv_write(d, &small, 0, (void *[]){x}, 0, 1, past, past, &err);
+    for (int i = 0; i < 3 && !status; i++) {
+        sn_sequence sequence = {(void *[]){x}, 0, 0, 1};
+        bool recorded;
+        status = d->ops->pass_begin(d, &(sn_pass){&small, 1, 1, &sequence, 3}, &recorded, &err);
+        if (!status && !recorded) status = d->ops->kv_store(d, 0, x, x, &err);
+        if (!status && !recorded) status = d->ops->attention(d, 0, 1, 0, 1, x, x, &err);
+        if (!status) status = d->ops->pass_end(d, &err);
+    }
+    if (d) {
+        d->ops->free(d, x, 4096);
+        d->ops->host_free(d, pinned, 4096);
+    }
+    sn_device_close(&d);
+    cuda_stand_in_heal();
+    return status;
+}
+
+Test(cuda_faults, memory_and_objects_return_whatever_fails, .timeout = 120) {
+    for (int creation = 0; creation < 2; creation++) {
+        int nth = 1;
+        for (;; nth++) {
+            sn_status status = round_of_work(nth, creation);
+            cr_assert_eq(cuda_stand_in_used() + cuda_stand_in_pinned(), 0, "%s %d: memory was left",
+                         creation ? "creation" : "allocation", nth);
+            cr_assert_eq(cuda_stand_in_objects(), 0, "%s %d: %d objects were left", creation ? "creation" : "allocation",
+                         nth, cuda_stand_in_objects());
+            if (!status) break;
+            cr_assert(status == SN_STOP || status == SN_RETRY, "%s %d: %s", creation ? "creation" : "allocation", nth,
+                      err.text);
+            cr_assert(strstr(err.text, "cuda:0"), "%s", err.text);
+        }
+        cr_assert_geq(nth, creation ? 80 : 14, "only %d steps could fail", nth);
+    }
+}
+
+Test(cuda_faults, memory_returns_after_a_thousand_loads_with_failures) {
+    sn_device *d = open_device();
+    OK(d->ops->finish(d, &err));
+    size_t before = cuda_stand_in_used();
+    for (int i = 0; i < 1000; i++) {
+        void *parts[4] = {0};
+        bool fails = i % 3 == 0;
+        if (fails) cuda_stand_in_fail_allocation(1 + i % 4);
+        sn_status status = SN_OK;
+        for (int p = 0; p < 4 && !status; p++) status = d->ops->alloc(d, 1000 * (size_t)(p + 1), &parts[p], &err);
+        cr_assert_eq(status, fails ? SN_STOP : SN_OK);
+        for (int p = 0; p < 4; p++) d->ops->free(d, parts[p], 0);
+    }
+    cr_assert_eq(cuda_stand_in_used(), before);
+    close_device(&d);
+}
+
+Test(cuda_faults, too_little_memory_says_how_much_there_is) {
+    cuda_stand_in_memory(100 << 20);
+    sn_device *d = open_device();
+    void *at;
+    cr_assert_eq(d->ops->alloc(d, (size_t)1 << 30, &at, &err), SN_STOP);
+    cr_assert(strstr(err.text, "1.0 GiB") && strstr(err.text, "MiB"), "%s", err.text);
+    OK(d->ops->alloc(d, 1 << 20, &at, &err));
+    d->ops->free(d, at, 1 << 20);
+    close_device(&d);
+}
+
+/* -- which devices there are */
+
+Test(cuda_list, devices_are_named_and_their_memory_told) {
+    sn_device_info infos[SN_DEVICES_MAX];
+    size_t n, cuda = 0;
+    OK(sn_devices_list(infos, &n, &err));
+    for (size_t i = 0; i < n; i++) {
+        if (infos[i].id.kind != SN_DEVICE_CUDA) continue;
+        cr_assert_eq(infos[i].id.ordinal, (int)cuda++);
+        cr_assert_eq(infos[i].memory, (size_t)1 << 30);
+        cr_assert(strstr(infos[i].can, "sm_90"), "%s", infos[i].can);
+    }
+    cr_assert_eq(cuda, 2);
+}
+
+Test(cuda_list, a_machine_without_a_driver_goes_on_with_the_cpu) {
+    sn_device_info infos[SN_DEVICES_MAX];
+    sn_device *d;
+    size_t n;
+    cuda_stand_in_devices(0);
+    OK(sn_devices_list(infos, &n, &err));
+    cr_assert_geq(n, 1);
+    for (size_t i = 0; i < n; i++) cr_assert_neq(infos[i].id.kind, SN_DEVICE_CUDA);
+    REFUSED(sn_device_open((sn_device_id){SN_DEVICE_CUDA, 0}, NULL, &d, &err), "no CUDA device answers here");
+    cr_assert_null(d);
+}
+
+Test(cuda_list, devices_that_are_absent_or_too_old_are_refused) {
+    sn_device *d;
+    REFUSED(sn_device_open((sn_device_id){SN_DEVICE_CUDA, 2}, NULL, &d, &err), "cuda:1");
+    cuda_stand_in_capability(75);
+    REFUSED(sn_device_open((sn_device_id){SN_DEVICE_CUDA, 0}, NULL, &d, &err), "sm_75");
+    cr_assert_eq(cuda_stand_in_objects(), 0);
+}
+
+/* Two devices of one thread: each call goes to its own. */
+Test(cuda_list, two_devices_work_side_by_side) {
+    sn_device *d[2];
+    float *x[2], host[2][16];
+    for (int i = 0; i < 2; i++) {
+        OK(sn_device_open((sn_device_id){SN_DEVICE_CUDA, i}, NULL, &d[i], &err));
+        x[i] = new_bytes(d[i], 64);
+    }
+    for (int k = 0; k < 16; k++) host[0][k] = host[1][k] = 1;
+    for (int i = 0; i < 2; i++) OK(d[i]->ops->upload(d[i], x[i], host[i], 64, &err));
+    for (int round = 0; round < 4; round++)
+        for (int i = 0; i <= round % 2; i++) OK(d[i]->ops->add(d[i], 16, x[i], x[i], &err));
+    for (int i = 0; i < 2; i++) OK(d[i]->ops->download(d[i], host[i], x[i], 64, &err));
+    cr_assert_eq(host[0][5], 16);
+    cr_assert_eq(host[1][5], 4);
+    for (int i = 0; i < 2; i++) {
+        d[i]->ops->free(d[i], x[i], 64);
+        sn_device_close(&d[i]);
+    }
+    cr_assert_eq(cuda_stand_in_used(), 0);
+}

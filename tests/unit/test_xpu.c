@@ -41,11 +41,8 @@ Test(xpu, lists_each_device_with_its_memory) {
 Test(xpu, says_why_there_is_none_without_a_driver) {
     sn_device_info infos[SN_DEVICES_MAX];
     sn_device *d;
-    unsetenv("ZE_ENABLE_ALT_DRIVERS");
-    if (list_xpus(infos) > 0) {
-        printf("skipped: this machine has an XPU, its absence cannot be tested\n");
-        cr_skip_test();
-    }
+    setenv("ZE_ENABLE_ALT_DRIVERS", "/nowhere/driver.so", 1); /* instead of those that are installed */
+    cr_assert_eq(list_xpus(infos), 0);
     cr_assert_eq(sn_device_open((sn_device_id){SN_DEVICE_XPU, 0}, NULL, &d, &err), SN_REFUSED);
     cr_assert_null(d);
     cr_assert(strstr(err.text, "xpu:0") && strstr(err.text, "no Intel XPU answers here: "), "%s", err.text);
@@ -91,7 +88,7 @@ Test(xpu, two_devices_work_side_by_side) {
             for (int times = 0; times <= i; times++) OK(d[i]->ops->add(d[i], N, y[i], x[i], &err));
     for (int i = 0; i < 2; i++) {
         OK(d[i]->ops->download(d[i], out, y[i], sizeof out, &err));
-        for (int k = 0; k < N; k++) cr_assert_eq(out[k], 10 * (i + 1));
+        for (int k = 0; k < N; k++) cr_assert_eq(out[k], 10 * (float)(i + 1));
         d[i]->ops->free(d[i], x[i], sizeof one);
         d[i]->ops->free(d[i], y[i], sizeof one);
         sn_device_close(&d[i]);
@@ -143,13 +140,16 @@ Test(xpu, plain_memory_stops_the_device) {
 
 /* -- the driver's strictness. Each of these crashes, as on a card or worse. */
 
-#if defined(__SANITIZE_ADDRESS__)
-#define CRASH /* the sanitizer ends the process itself */ .exit_code = 1
+#if defined(__has_feature)
+#define HAS_ASAN __has_feature(address_sanitizer)
+#elif defined(__SANITIZE_ADDRESS__)
+#define HAS_ASAN 1
 #else
-#define CRASH .signal = SIGSEGV
+#define HAS_ASAN 0
 #endif
 
-Test(ze_driver, host_access_to_device_memory_crashes, CRASH) {
+#if !HAS_ASAN /* it would report what is meant to happen */
+Test(ze_driver, host_access_to_device_memory_crashes, .signal = SIGSEGV) {
     sn_device *d = open_xpu(0);
     void *device;
     OK(d->ops->alloc(d, 64, &device, &err));
@@ -157,7 +157,7 @@ Test(ze_driver, host_access_to_device_memory_crashes, CRASH) {
     *(volatile float *)device = 1;
 }
 
-Test(ze_driver, a_kernel_beyond_the_end_crashes, CRASH) {
+Test(ze_driver, a_kernel_beyond_the_end_crashes, .signal = SIGSEGV) {
     sn_device *d = open_xpu(0);
     void *a, *b;
     OK(d->ops->alloc(d, 64 * sizeof(float), &a, &err));
@@ -166,12 +166,13 @@ Test(ze_driver, a_kernel_beyond_the_end_crashes, CRASH) {
     (void)d->ops->finish(d, &err);
 }
 
-Test(ze_driver, host_access_beyond_pinned_memory_crashes, CRASH) {
+Test(ze_driver, host_access_beyond_pinned_memory_crashes, .signal = SIGSEGV) {
     sn_device *d = open_xpu(0);
     void *pinned;
     OK(d->ops->host_alloc(d, 64, &pinned, &err));
     ((volatile char *)pinned)[64] = 1;
 }
+#endif
 
 Test(ze_driver, copies_beyond_an_allocation_are_refused) {
     sn_device *d = open_xpu(0);

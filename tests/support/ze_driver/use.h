@@ -35,6 +35,11 @@ __attribute__((constructor)) static void use_ze_test_driver(void) {
     find_in_driver(driver, "ze_test_heal", &ze_test_faults.heal);
     setenv("ZE_ENABLE_ALT_DRIVERS", SN_ZE_TEST_DRIVER, 1);
     setenv("POCL_CACHE_DIR", SN_ZE_TEST_CACHE, 0);
+    setenv("OCL_ICD_VENDORS", "pocl.icd", 0); /* others may bind deeply when loaded, which the sanitizers refuse */
 }
+
+/* LeakSanitizer asks for this: PoCL and the compiler in it keep what they allocate. They are C++, nothing of ours is. */
+const char *__lsan_default_suppressions(void);
+const char *__lsan_default_suppressions(void) { return "leak:libLLVM\nleak:libpocl\nleak:libstdc++\n"; }
 
 #endif

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# The XPU kernels' SPIR-V, as it is built into the programs, goes through Intel's own compiler for a desktop card (dg2) and
+# a data-centre one (pvc): what it refuses, no Intel GPU would run.
+set -uo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+spirv=${SN_BUILD:-$here/../../build}/xpu
+command -v ocloc >/dev/null || { echo "ocloc is not installed (Debian: intel-opencl-icd)"; exit 77; }
+[ -f "$spirv/block.spv" ] || { echo "this build has no XPU backend"; exit 77; }
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+rc=0 n=0
+for module in "$spirv"/*.spv; do
+  for device in dg2 pvc; do
+    n=$((n + 1))
+    if ! timeout 120 ocloc compile -spirv_input -file "$module" -device $device -out_dir "$scratch" >"$scratch/log" 2>&1 ||
+      ! grep -q 'Build succeeded' "$scratch/log"; then
+      echo "$(basename "$module") does not compile for $device:"
+      tail -20 "$scratch/log"
+      rc=1
+    fi
+  done
+done
+[ $n -gt 0 ] || { echo "there is no module"; exit 1; }
+[ $rc = 0 ] && echo "$n modules compiled"
+exit $rc

@@ -1,5 +1,5 @@
-# The Intel XPU backend (device/xpu/): built where the Level Zero loader's headers and a compiler from OpenCL C to SPIR-V
-# are; else it is left out and the program says so. On Debian: libze-dev clang-15 llvm-spirv-15 spirv-tools.
+# The Intel XPU backend (device/xpu/): built where the Level Zero loader's headers and a compiler from OpenCL C to
+# SPIR-V are; else it is left out and the program says so. On Debian: libze-dev clang-15 llvm-spirv-15 spirv-tools.
 pkg_check_modules(ZE IMPORTED_TARGET libze_loader)
 find_program(SN_OCL_CLANG NAMES clang-15 clang-14)
 find_program(SN_LLVM_SPIRV NAMES llvm-spirv-15 llvm-spirv-14)
@@ -9,8 +9,8 @@ if(ZE_FOUND AND SN_OCL_CLANG AND SN_LLVM_SPIRV AND SN_SPIRV_VAL)
   set(SN_XPU ON)
 endif()
 
-# sn_xpu_module(name source flag...): ${name}.spv in the build folder. Optimising is left to the device's driver: spirv-val
-# refuses some of what clang's own passes leave behind.
+# sn_xpu_module(name source flag...): ${name}.spv in the build folder. Optimising is left to the device's driver:
+# spirv-val refuses some of what clang's own passes leave behind.
 set(SN_XPU_SPIRV ${CMAKE_BINARY_DIR}/xpu)
 set(SN_XPU_MODULES "")
 macro(sn_xpu_module name source)
@@ -47,7 +47,8 @@ else()
   set_property(TARGET sn_device PROPERTY SOURCES ${sources})
 endif()
 
-# The tests' driver: Level Zero over OpenCL on the CPU, loaded by the real loader. Without it test_xpu* say what they need.
+# The tests' driver: Level Zero over OpenCL on the CPU, loaded by the real loader. Without it test_xpu* say what they
+# need.
 pkg_check_modules(OPENCL IMPORTED_TARGET OpenCL)
 if(SN_XPU AND OPENCL_FOUND AND SN_TESTS)
   file(GLOB driver CONFIGURE_DEPENDS tests/support/ze_driver/*.c)

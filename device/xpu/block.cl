@@ -1,12 +1,11 @@
-/* The operations of a block that are no matrices. OpenCL C 1.2 without extensions and subgroups. What is added up along a
- * row is added in an order fixed by the shape alone: the same bits from run to run. */
+/* The operations of a block that are no matrices. OpenCL C 1.2 without extensions and subgroups. What is added up along
+ * a row is added in an order fixed by the shape alone: the same bits from run to run. */
 
 /* -- row by row, element by element */
 
 /* Zhang & Sennrich 2019. A group of 64 to a row; y may be x. */
-__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void rms_norm(uint width, __global const float *x,
-                                                                       __global const float *weight, float eps,
-                                                                       __global float *y) {
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
+rms_norm(uint width, __global const float *x, __global const float *weight, float eps, __global float *y) {
     __local float partial[64];
     uint lane = get_local_id(0);
     size_t row = (size_t)get_group_id(0) * width;
@@ -23,8 +22,8 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void rms_norm(uint widt
 }
 
 /* Su et al. 2021. An item turns one pair: pairs (2i, 2i+1), or (i, i + dim/2) with `halves`. */
-__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void rope(uint n_pairs_all, uint n_heads, uint head_dim, uint dim,
-                                                                   uint halves, __global float *x,
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void rope(uint n_pairs_all, uint n_heads, uint head_dim,
+                                                                   uint dim, uint halves, __global float *x,
                                                                    __global const float *cos_sin) {
     uint id = get_global_id(0), pairs = dim / 2;
     if (id >= n_pairs_all) return;
@@ -50,8 +49,8 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void add(ulong n, __glo
 /* -- the past. A page holds for each block and key-value head the keys as (tile of 16 positions, head_dim, 16), so that
  * 16 items that each take a position read side by side, then the values as (position, head_dim). past.c knows it too.
  *
- * A pass's table: for each row {first of its sequence's entries in `pages`, position}, then tiles of up to 16 rows of one
- * sequence {first row, rows, position of the first, first entry in `pages`}. Pages are addresses. */
+ * A pass's table: for each row {first of its sequence's entries in `pages`, position}, then tiles of up to 16 rows of
+ * one sequence {first row, rows, position of the first, first entry in `pages`}. Pages are addresses. */
 
 typedef struct past {
     __global const ulong *pages; /* of the sequence */
@@ -77,10 +76,9 @@ static inline ulong head_offset(uint block, uint head, uint n_kv_heads, uint pag
 }
 
 /* An item stores one element of a row's keys and values. */
-__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void kv_store(__global const uint2 *rows,
-                                                                       __global const ulong *pages, uint block,
-                                                                       uint n_kv_heads, uint head_dim, uint page_tokens,
-                                                                       __global const float *k, __global const float *v) {
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
+kv_store(__global const uint2 *rows, __global const ulong *pages, uint block, uint n_kv_heads, uint head_dim,
+         uint page_tokens, __global const float *k, __global const float *v) {
     uint e = get_global_id(0), row = get_group_id(1), head = e / head_dim;
     if (head >= n_kv_heads) return;
     uint2 at = rows[row];
@@ -111,14 +109,14 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void kv_move(__global c
 
 static inline uint window_start(uint end, uint window) { return window > 0 && end > window ? end - window : 0; }
 
-#define CHUNK 64
+#define CHUNK   64
 #define DIM_MAX 256
 
 /* One row and head by a group of 64, for decoding. Positions are taken 64 at a time: an item scores one of them, then
  * takes every 64th dimension of the result. Online softmax: Milakov & Gimelshein 2018. */
-__kernel __attribute__((reqd_work_group_size(CHUNK, 1, 1))) void attention_row(
-    __global const uint2 *rows, __global const ulong *pages, uint block, uint n_heads, uint n_kv_heads, uint head_dim,
-    uint page_tokens, uint window, float scale, __global const float *q, __global float *out) {
+__kernel __attribute__((reqd_work_group_size(CHUNK, 1, 1))) void
+attention_row(__global const uint2 *rows, __global const ulong *pages, uint block, uint n_heads, uint n_kv_heads,
+              uint head_dim, uint page_tokens, uint window, float scale, __global const float *q, __global float *out) {
     __local float query[DIM_MAX], scores[CHUNK], shares[CHUNK];
     uint lane = get_local_id(0), head = get_group_id(0), row = get_group_id(1);
     uint kv_head = head / (n_heads / n_kv_heads);
@@ -161,16 +159,16 @@ __kernel __attribute__((reqd_work_group_size(CHUNK, 1, 1))) void attention_row(
         if (lane + i * CHUNK < head_dim) out[place + lane + i * CHUNK] = result[i] / sum;
 }
 
-#define ROWS 16  /* of a tile */
+#define ROWS  16 /* of a tile */
 #define LANES 8  /* items of a row */
-#define KEYS 16  /* positions at a time: a tile of the page */
+#define KEYS  16 /* positions at a time: a tile of the page */
 
 /* Up to 16 rows of one sequence and a head by a group of 8 x 16: keys and values come to local memory once for all of
  * them. Positions before a row's window or behind it do not count for it. */
-__kernel __attribute__((reqd_work_group_size(LANES, ROWS, 1))) void attention_tile(
-    __global const uint4 *tiles, __global const ulong *pages, uint block, uint n_heads, uint n_kv_heads, uint head_dim,
-    uint page_tokens, uint window, float scale, __global const float *q, __global float *out, __local float *query,
-    __local float *keys, __local float *values) {
+__kernel __attribute__((reqd_work_group_size(LANES, ROWS, 1))) void
+attention_tile(__global const uint4 *tiles, __global const ulong *pages, uint block, uint n_heads, uint n_kv_heads,
+               uint head_dim, uint page_tokens, uint window, float scale, __global const float *q, __global float *out,
+               __local float *query, __local float *keys, __local float *values) {
     __local float scores[ROWS][KEYS];
     uint lane = get_local_id(0), line = get_local_id(1), item = line * LANES + lane, head = get_group_id(0);
     uint kv_head = head / (n_heads / n_kv_heads);
@@ -197,7 +195,8 @@ __kernel __attribute__((reqd_work_group_size(LANES, ROWS, 1))) void attention_ti
         uint first = max(start, base), last = min(end, base + KEYS);
         float highest = most;
         for (uint t = first; t < last; t++) highest = fmax(highest, scores[line][t - base]);
-        float keep = first < last ? exp(most - highest) : 1.0f; /* nothing here counts: -infinity may still be the maximum */
+        float keep =
+            first < last ? exp(most - highest) : 1.0f; /* nothing here counts: -infinity may still be the maximum */
         most = highest;
         sum *= keep;
         for (uint i = 0; i < DIM_MAX / LANES; i++) result[i] *= keep;

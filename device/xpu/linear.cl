@@ -9,13 +9,13 @@
  * Sums are in float32, in an order fixed by the shape alone: the same bits from run to run. */
 
 #define NAME_(base, suffix) base##_##suffix
-#define NAME(base, suffix) NAME_(base, suffix)
-#define SCALE_NONE 0
-#define SCALE_D 1
-#define SCALE_H 2
-#define SCALE_K 3
-#define SCALE_S 4
-#define SCALE_E 5
+#define NAME(base, suffix)  NAME_(base, suffix)
+#define SCALE_NONE          0
+#define SCALE_D             1
+#define SCALE_H             2
+#define SCALE_K             3
+#define SCALE_S             4
+#define SCALE_E             5
 
 typedef struct planes {
     __global const uchar *elements, *scales, *supers;
@@ -98,7 +98,7 @@ static inline float dot8(float8 a, float8 b) {
     return ((p.s0 + p.s1) + (p.s2 + p.s3)) + ((p.s4 + p.s5) + (p.s6 + p.s7));
 }
 
-#define LANES 16
+#define LANES   16
 #define OUTPUTS 4
 
 /* Few rows of x: 16 lanes go through a row of the weight side by side, so that it is read once, in order. A group has 4
@@ -131,13 +131,13 @@ static inline float dot8(float8 a, float8 b) {
 MATVEC(linear1, 1)
 MATVEC(linear4, 4)
 
-#define TILE 32  /* outputs, and rows of x, of a group */
+#define TILE  32 /* outputs, and rows of x, of a group */
 #define DEPTH 32 /* elements of both held in local memory at a time */
 
 /* Many rows of x: a group of 8 x 8 makes 32 x 32 numbers, each item 4 x 4. */
-__kernel __attribute__((reqd_work_group_size(8, 8, 1))) void NAME(linear_tile, SUFFIX)(
-    __global const uchar *weight, ulong scales, ulong supers, uint rows, uint cols, __global const float *x,
-    __global const float *bias, __global float *y, uint n) {
+__kernel __attribute__((reqd_work_group_size(8, 8, 1))) void
+NAME(linear_tile, SUFFIX)(__global const uchar *weight, ulong scales, ulong supers, uint rows, uint cols,
+                          __global const float *x, __global const float *bias, __global float *y, uint n) {
     __local float wt[DEPTH][TILE + 1], xt[DEPTH][TILE + 1];
     uint lx = get_local_id(0), ly = get_local_id(1), item = ly * 8 + lx;
     uint first_out = get_group_id(0) * TILE, first_row = get_group_id(1) * TILE;
@@ -171,8 +171,10 @@ __kernel __attribute__((reqd_work_group_size(8, 8, 1))) void NAME(linear_tile, S
 }
 
 /* y (n, cols) = rows ids[i]. */
-__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void NAME(gather, SUFFIX)(
-    __global const uchar *weight, ulong scales, ulong supers, uint cols, __global const int *ids, __global float *y) {
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void NAME(gather, SUFFIX)(__global const uchar *weight,
+                                                                                   ulong scales, ulong supers,
+                                                                                   uint cols, __global const int *ids,
+                                                                                   __global float *y) {
     uint step = get_global_id(0), i = get_group_id(1);
     planes w = {weight, weight + scales, weight + supers, (cols + 7) / 8};
     if (step >= w.steps) return;

@@ -12,8 +12,8 @@ enum { ALIGNMENT = 64 };
 static sn_status out_of_memory(sn_xpu *x, ze_result_t result, const char *kind, size_t bytes, sn_err *err) {
     if (result == ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY || result == ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY ||
         result == ZE_RESULT_ERROR_UNSUPPORTED_SIZE)
-        return sn_fail(err, SN_STOP, "%s has no room for %zu bytes of %s memory: %s; give it less to hold", x->name, bytes,
-                       kind, sn_xpu_result(result));
+        return sn_fail(err, SN_STOP, "%s has no room for %zu bytes of %s memory: %s; give it less to hold", x->name,
+                       bytes, kind, sn_xpu_result(result));
     return sn_xpu_check(x, result, "allocating memory", err);
 }
 
@@ -97,8 +97,8 @@ sn_status sn_xpu_reserve(sn_xpu *x, sn_xpu_room *room, size_t bytes, sn_err *err
     return SN_OK;
 }
 
-/* Through the staging memory, whose parts are used one after the other; when all of it may be in use, the queue is waited
- * for. */
+/* Through the staging memory, whose parts are used one after the other; when all of it may be in use, the queue is
+ * waited for. */
 sn_status sn_xpu_upload(sn_device *d, void *device, const void *host, size_t bytes, sn_err *err) {
     sn_xpu *x = sn_xpu_of(d);
     sn_status status = sn_xpu_alive(x, err);
@@ -111,8 +111,9 @@ sn_status sn_xpu_upload(sn_device *d, void *device, const void *host, size_t byt
         uint8_t *piece = x->staging + x->staged;
         memcpy(piece, (const uint8_t *)host + at, n);
         x->busy = true;
-        status = sn_xpu_check(x, zeCommandListAppendMemoryCopy(x->queue, (uint8_t *)device + at, piece, n, NULL, 0, NULL),
-                              "copying to it", err);
+        status =
+            sn_xpu_check(x, zeCommandListAppendMemoryCopy(x->queue, (uint8_t *)device + at, piece, n, NULL, 0, NULL),
+                         "copying to it", err);
         x->staged = sn_min_size(sn_round_up(x->staged + n, ALIGNMENT), SN_XPU_STAGING);
         at += n;
     }
@@ -125,8 +126,9 @@ sn_status sn_xpu_download(sn_device *d, void *host, const void *device, size_t b
     for (size_t at = 0; at < bytes && !status;) {
         size_t n = sn_min_size(bytes - at, SN_XPU_STAGING);
         x->busy = true;
-        status = sn_xpu_check(x, zeCommandListAppendMemoryCopy(x->queue, x->staging, (const uint8_t *)device + at, n, NULL,
-                                                               0, NULL), "copying from it", err);
+        status = sn_xpu_check(
+            x, zeCommandListAppendMemoryCopy(x->queue, x->staging, (const uint8_t *)device + at, n, NULL, 0, NULL),
+            "copying from it", err);
         if (!status) status = sn_xpu_wait(x, err);
         if (!status) memcpy((uint8_t *)host + at, x->staging, n);
         at += n;

@@ -55,10 +55,12 @@ sn_status sn_xpu_load_block(sn_xpu *x, sn_err *err) {
     for (int i = 0; i < SN_XPU_KERNEL_COUNT && !status; i++)
         status = load_kernel(x, x->module, kernels[i].name, kernels[i].x, kernels[i].y, &x->kernels[i], err);
     /* These follow addresses that they find in the pass's table. */
-    static const sn_xpu_kernel indirect[] = {SN_XPU_kv_store, SN_XPU_kv_move, SN_XPU_attention_row, SN_XPU_attention_tile};
+    static const sn_xpu_kernel indirect[] = {SN_XPU_kv_store, SN_XPU_kv_move, SN_XPU_attention_row,
+                                             SN_XPU_attention_tile};
     for (int i = 0; i < 4 && !status; i++)
-        status = sn_xpu_check(x, zeKernelSetIndirectAccess(x->kernels[indirect[i]], ZE_KERNEL_INDIRECT_ACCESS_FLAG_DEVICE),
-                              "loading a kernel", err);
+        status =
+            sn_xpu_check(x, zeKernelSetIndirectAccess(x->kernels[indirect[i]], ZE_KERNEL_INDIRECT_ACCESS_FLAG_DEVICE),
+                         "loading a kernel", err);
     return status;
 }
 
@@ -73,7 +75,9 @@ sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err) {
         const char *base;
         uint32_t group_x, group_y;
         ze_kernel_handle_t *kernel;
-    } all[] = {{"linear1", 16, 4, &k->few1}, {"linear4", 16, 4, &k->few4}, {"linear_tile", 8, 8, &k->tile},
+    } all[] = {{"linear1", 16, 4, &k->few1},
+               {"linear4", 16, 4, &k->few4},
+               {"linear_tile", 8, 8, &k->tile},
                {"gather", 64, 1, &k->gather}};
     sn_status status = sn_xpu_alive(x, err);
     if (status || k->module) return status;

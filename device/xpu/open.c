@@ -30,8 +30,10 @@ static sn_status find_devices(found out[SN_DEVICES_MAX], uint32_t *n, sn_err *er
     *n = 0;
     pthread_once(&once, init_once);
     if (init_result)
-        return sn_fail(err, SN_REFUSED, NO_XPU "Level Zero finds no driver (result 0x%x); install Intel's compute runtime, "
-                       "or use another device", (unsigned)init_result);
+        return sn_fail(err, SN_REFUSED,
+                       NO_XPU "Level Zero finds no driver (result 0x%x); install Intel's compute runtime, "
+                              "or use another device",
+                       (unsigned)init_result);
     ze_result_t result = zeDriverGet(&n_drivers, drivers);
     if (result)
         return sn_fail(err, SN_REFUSED, NO_XPU "Level Zero lists no drivers (result 0x%x); use another device",
@@ -103,8 +105,10 @@ static sn_status look_at_device(sn_xpu *x, sn_err *err) {
     if (status) return status;
     enum { GROUP = 128, LOCAL = 3 * SN_XPU_TILE_ROWS * SN_XPU_HEAD_DIM_MAX * 4 + 2048 }; /* attention_tile */
     if (compute.maxTotalGroupSize < GROUP || compute.maxSharedLocalMemory < LOCAL)
-        return sn_fail(err, SN_REFUSED, "%s is too small for the kernels: groups of %u and %u bytes of local memory, not %d "
-                       "and %d", x->name, compute.maxTotalGroupSize, compute.maxSharedLocalMemory, GROUP, LOCAL);
+        return sn_fail(err, SN_REFUSED,
+                       "%s is too small for the kernels: groups of %u and %u bytes of local memory, not %d "
+                       "and %d",
+                       x->name, compute.maxTotalGroupSize, compute.maxSharedLocalMemory, GROUP, LOCAL);
     x->allocation_max = p.maxMemAllocSize;
     x->memory = memory_of(x->device);
     snprintf(x->description, sizeof x->description, "%s: %.128s, %.1f GiB", x->name, p.name,

@@ -19,10 +19,18 @@ static sn_status one_linear(sn_xpu *x, uint32_t n, const float *in, const sn_lin
     const sn_xpu_linear_kernels *k = &x->linear[layout.form];
     uint64_t scales = layout.scales, supers = layout.supers;
     uint32_t rows = (uint32_t)l->weight->rows, cols = (uint32_t)l->weight->cols;
-    sn_xpu_arg args[] = {SN_XPU_ARG(l->weight->device), SN_XPU_ARG(scales), SN_XPU_ARG(supers), SN_XPU_ARG(rows),
-                         SN_XPU_ARG(cols), SN_XPU_ARG(in), SN_XPU_ARG(l->bias), SN_XPU_ARG(l->y), SN_XPU_ARG(n)};
+    sn_xpu_arg args[] = {SN_XPU_ARG(l->weight->device),
+                         SN_XPU_ARG(scales),
+                         SN_XPU_ARG(supers),
+                         SN_XPU_ARG(rows),
+                         SN_XPU_ARG(cols),
+                         SN_XPU_ARG(in),
+                         SN_XPU_ARG(l->bias),
+                         SN_XPU_ARG(l->y),
+                         SN_XPU_ARG(n)};
     if (n == 1) return sn_xpu_launch(x, k->few1, groups_of(rows, OUTPUTS), 1, COUNT(args), args, err);
-    if (n <= FEW_ROWS) return sn_xpu_launch(x, k->few4, groups_of(rows, OUTPUTS), groups_of(n, 4), COUNT(args), args, err);
+    if (n <= FEW_ROWS)
+        return sn_xpu_launch(x, k->few4, groups_of(rows, OUTPUTS), groups_of(n, 4), COUNT(args), args, err);
     return sn_xpu_launch(x, k->tile, groups_of(rows, TILE), groups_of(n, TILE), COUNT(args), args, err);
 }
 
@@ -53,10 +61,11 @@ sn_status sn_xpu_rope(sn_device *d, int n, int n_heads, int head_dim, float *x, 
     size_t pairs = (size_t)n * (size_t)n_heads * (size_t)(rope->dim / 2);
     if (pairs > INT32_MAX) return sn_fail(err, SN_REFUSED, "%d rows of %d heads are too many at once", n, n_heads);
     uint32_t all = (uint32_t)pairs, halves = rope->halves;
-    sn_xpu_arg args[] = {SN_XPU_ARG(all), SN_XPU_ARG(n_heads), SN_XPU_ARG(head_dim), SN_XPU_ARG(rope->dim),
-                         SN_XPU_ARG(halves), SN_XPU_ARG(x), SN_XPU_ARG(rope->cos_sin)};
+    sn_xpu_arg args[] = {SN_XPU_ARG(all),    SN_XPU_ARG(n_heads), SN_XPU_ARG(head_dim),     SN_XPU_ARG(rope->dim),
+                         SN_XPU_ARG(halves), SN_XPU_ARG(x),       SN_XPU_ARG(rope->cos_sin)};
     sn_status status = sn_xpu_order(xpu, err);
-    return status ? status : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_rope], groups_of(pairs, 64), 1, COUNT(args), args, err);
+    return status ? status
+                  : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_rope], groups_of(pairs, 64), 1, COUNT(args), args, err);
 }
 
 sn_status sn_xpu_silu_mul(sn_device *d, size_t n, const float *gate, const float *up, float *y, sn_err *err) {
@@ -64,7 +73,8 @@ sn_status sn_xpu_silu_mul(sn_device *d, size_t n, const float *gate, const float
     uint64_t count = n;
     sn_xpu_arg args[] = {SN_XPU_ARG(count), SN_XPU_ARG(gate), SN_XPU_ARG(up), SN_XPU_ARG(y)};
     sn_status status = sn_xpu_order(xpu, err);
-    return status ? status : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_silu_mul], groups_of(n, 64), 1, COUNT(args), args, err);
+    return status ? status
+                  : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_silu_mul], groups_of(n, 64), 1, COUNT(args), args, err);
 }
 
 sn_status sn_xpu_add(sn_device *d, size_t n, float *y, const float *x, sn_err *err) {
@@ -90,8 +100,8 @@ sn_status sn_xpu_gather(sn_device *d, const sn_weight *weight, int n, const int3
     if (status) return status;
     uint64_t scales = layout.scales, supers = layout.supers;
     uint32_t cols = (uint32_t)weight->cols;
-    sn_xpu_arg args[] = {SN_XPU_ARG(weight->device), SN_XPU_ARG(scales), SN_XPU_ARG(supers),
-                         SN_XPU_ARG(cols), SN_XPU_ARG(xpu->ids.device), SN_XPU_ARG(y)};
-    return sn_xpu_launch(xpu, xpu->linear[layout.form].gather, groups_of(layout.steps, STEPS), (size_t)n, COUNT(args), args,
-                         err);
+    sn_xpu_arg args[] = {SN_XPU_ARG(weight->device), SN_XPU_ARG(scales),          SN_XPU_ARG(supers),
+                         SN_XPU_ARG(cols),           SN_XPU_ARG(xpu->ids.device), SN_XPU_ARG(y)};
+    return sn_xpu_launch(xpu, xpu->linear[layout.form].gather, groups_of(layout.steps, STEPS), (size_t)n, COUNT(args),
+                         args, err);
 }

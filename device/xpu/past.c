@@ -87,7 +87,8 @@ sn_status sn_xpu_pass_begin(sn_device *d, const sn_pass *pass, bool *recorded, s
     status = sn_xpu_reserve(x, &x->table, bytes, err);
     if (!status) status = sn_calloc(&table, 1, bytes, err);
     if (!status) {
-        fill_table(pass, (uint32_t(*)[2])table, (uint32_t(*)[4])(table + x->tiles_at), (uint64_t *)(table + x->pages_at));
+        fill_table(pass, (uint32_t(*)[2])table, (uint32_t(*)[4])(table + x->tiles_at),
+                   (uint64_t *)(table + x->pages_at));
         status = sn_xpu_upload(d, x->table.device, table, bytes, err);
     }
     free(table);
@@ -102,12 +103,18 @@ sn_status sn_xpu_kv_store(sn_device *d, int block, const float *k, const float *
     sn_xpu *x = sn_xpu_of(d);
     assert(block >= 0 && block < x->shape.n_blocks);
     const uint8_t *rows = x->table.device, *pages = rows + x->pages_at;
-    sn_xpu_arg args[] = {SN_XPU_ARG(rows), SN_XPU_ARG(pages), SN_XPU_ARG(block), SN_XPU_ARG(x->shape.n_kv_heads),
-                         SN_XPU_ARG(x->shape.head_dim), SN_XPU_ARG(x->shape.page_tokens), SN_XPU_ARG(k), SN_XPU_ARG(v)};
+    sn_xpu_arg args[] = {SN_XPU_ARG(rows),
+                         SN_XPU_ARG(pages),
+                         SN_XPU_ARG(block),
+                         SN_XPU_ARG(x->shape.n_kv_heads),
+                         SN_XPU_ARG(x->shape.head_dim),
+                         SN_XPU_ARG(x->shape.page_tokens),
+                         SN_XPU_ARG(k),
+                         SN_XPU_ARG(v)};
     sn_status status = sn_xpu_order(x, err);
     return status ? status
-                  : sn_xpu_launch(x, x->kernels[SN_XPU_kv_store], (row_floats(&x->shape) + 63) / 64, (size_t)x->pass_rows,
-                                  COUNT(args), args, err);
+                  : sn_xpu_launch(x, x->kernels[SN_XPU_kv_store], (row_floats(&x->shape) + 63) / 64,
+                                  (size_t)x->pass_rows, COUNT(args), args, err);
 }
 
 sn_status sn_xpu_attention(sn_device *d, int block, int n_heads, int window, float scale, const float *q, float *out,
@@ -135,10 +142,10 @@ sn_status sn_xpu_attention(sn_device *d, int block, int n_heads, int window, flo
     sn_status status = sn_xpu_order(x, err);
     if (status) return status;
     if (x->pass_decodes)
-        return sn_xpu_launch(x, x->kernels[SN_XPU_attention_row], (size_t)n_heads, (size_t)x->pass_rows, COUNT(args) - 3,
-                             args, err);
-    return sn_xpu_launch(x, x->kernels[SN_XPU_attention_tile], (size_t)n_heads, (size_t)x->pass_tiles, COUNT(args), args,
-                         err);
+        return sn_xpu_launch(x, x->kernels[SN_XPU_attention_row], (size_t)n_heads, (size_t)x->pass_rows,
+                             COUNT(args) - 3, args, err);
+    return sn_xpu_launch(x, x->kernels[SN_XPU_attention_tile], (size_t)n_heads, (size_t)x->pass_tiles, COUNT(args),
+                         args, err);
 }
 
 /* -- export and import: positions go through device memory of their own, some at a time */
@@ -167,10 +174,17 @@ static sn_status move_some(sn_xpu *x, const move *m, int first, int n, bool stor
     if (!status && store) status = sn_xpu_upload(d, values, v, bytes, err);
     if (!status) status = sn_xpu_order(x, err);
     if (status) return status;
-    sn_xpu_arg args[] = {SN_XPU_ARG(pages), SN_XPU_ARG(m->block), SN_XPU_ARG(m->shape->n_kv_heads),
-                         SN_XPU_ARG(m->shape->head_dim), SN_XPU_ARG(m->shape->page_tokens), SN_XPU_ARG(first),
-                         SN_XPU_ARG(storing), SN_XPU_ARG(keys), SN_XPU_ARG(values)};
-    status = sn_xpu_launch(x, x->kernels[SN_XPU_kv_move], (row_floats(m->shape) + 63) / 64, (size_t)n, COUNT(args), args, err);
+    sn_xpu_arg args[] = {SN_XPU_ARG(pages),
+                         SN_XPU_ARG(m->block),
+                         SN_XPU_ARG(m->shape->n_kv_heads),
+                         SN_XPU_ARG(m->shape->head_dim),
+                         SN_XPU_ARG(m->shape->page_tokens),
+                         SN_XPU_ARG(first),
+                         SN_XPU_ARG(storing),
+                         SN_XPU_ARG(keys),
+                         SN_XPU_ARG(values)};
+    status = sn_xpu_launch(x, x->kernels[SN_XPU_kv_move], (row_floats(m->shape) + 63) / 64, (size_t)n, COUNT(args),
+                           args, err);
     if (!status && store) return sn_xpu_wait(x, err);
     if (!status) status = sn_xpu_download(d, k, keys, bytes, err);
     return status ? status : sn_xpu_download(d, v, values, bytes, err);

@@ -6,14 +6,22 @@
 
 const char *sn_xpu_result(ze_result_t result) {
     switch (result) {
-    case ZE_RESULT_ERROR_DEVICE_LOST: return "the device is lost";
-    case ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY: return "out of host memory";
-    case ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY: return "out of device memory";
-    case ZE_RESULT_ERROR_MODULE_BUILD_FAILURE: return "the driver cannot compile the kernels";
-    case ZE_RESULT_ERROR_UNSUPPORTED_SIZE: return "more than this device allocates at once";
-    case ZE_RESULT_ERROR_UNINITIALIZED: return "the driver is not ready";
-    case ZE_RESULT_ERROR_UNSUPPORTED_FEATURE: return "the driver lacks a function";
-    default: return "the driver refused";
+    case ZE_RESULT_ERROR_DEVICE_LOST:
+        return "the device is lost";
+    case ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY:
+        return "out of host memory";
+    case ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY:
+        return "out of device memory";
+    case ZE_RESULT_ERROR_MODULE_BUILD_FAILURE:
+        return "the driver cannot compile the kernels";
+    case ZE_RESULT_ERROR_UNSUPPORTED_SIZE:
+        return "more than this device allocates at once";
+    case ZE_RESULT_ERROR_UNINITIALIZED:
+        return "the driver is not ready";
+    case ZE_RESULT_ERROR_UNSUPPORTED_FEATURE:
+        return "the driver lacks a function";
+    default:
+        return "the driver refused";
     }
 }
 
@@ -42,7 +50,8 @@ static sn_status find_groups(sn_xpu *x, uint32_t *work, uint32_t *copies, sn_err
     uint32_t n = sizeof groups / sizeof *groups;
     for (uint32_t i = 0; i < n; i++)
         groups[i] = (ze_command_queue_group_properties_t){.stype = ZE_STRUCTURE_TYPE_COMMAND_QUEUE_GROUP_PROPERTIES};
-    sn_status status = sn_xpu_check(x, zeDeviceGetCommandQueueGroupProperties(x->device, &n, groups), "being opened", err);
+    sn_status status =
+        sn_xpu_check(x, zeDeviceGetCommandQueueGroupProperties(x->device, &n, groups), "being opened", err);
     if (status) return status;
     *work = *copies = n;
     for (uint32_t i = n; i-- > 0;) {
@@ -51,15 +60,15 @@ static sn_status find_groups(sn_xpu *x, uint32_t *work, uint32_t *copies, sn_err
         else if (groups[i].flags & ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COPY)
             *copies = i;
     }
-    if (*work == n) return sn_xpu_check(x, ZE_RESULT_ERROR_UNSUPPORTED_FEATURE, "looking for a queue that computes", err);
+    if (*work == n)
+        return sn_xpu_check(x, ZE_RESULT_ERROR_UNSUPPORTED_FEATURE, "looking for a queue that computes", err);
     if (*copies == n) *copies = *work;
     return SN_OK;
 }
 
 static sn_status open_list(sn_xpu *x, uint32_t group, ze_command_list_handle_t *out, sn_err *err) {
-    ze_command_queue_desc_t desc = {.stype = ZE_STRUCTURE_TYPE_COMMAND_QUEUE_DESC,
-                                    .ordinal = group,
-                                    .mode = ZE_COMMAND_QUEUE_MODE_ASYNCHRONOUS};
+    ze_command_queue_desc_t desc = {
+        .stype = ZE_STRUCTURE_TYPE_COMMAND_QUEUE_DESC, .ordinal = group, .mode = ZE_COMMAND_QUEUE_MODE_ASYNCHRONOUS};
     return sn_xpu_check(x, zeCommandListCreateImmediate(x->context, x->device, &desc, out), "being opened", err);
 }
 
@@ -118,8 +127,10 @@ sn_status sn_xpu_wait_event(sn_xpu *x, ze_event_handle_t event, const char *what
     ze_result_t result = zeEventHostSynchronize(event, limit_ns);
     if (result != ZE_RESULT_NOT_READY) return sn_xpu_check(x, result, what, err);
     x->hanging = true;
-    snprintf(x->why, sizeof x->why, "%s did not answer within %d ms while %s: it hangs or is overloaded; close it, and "
-             "leave it out until its driver says what is wrong", x->name, x->base.timeout_ms, what);
+    snprintf(x->why, sizeof x->why,
+             "%s did not answer within %d ms while %s: it hangs or is overloaded; close it, and "
+             "leave it out until its driver says what is wrong",
+             x->name, x->base.timeout_ms, what);
     return stop(x, err);
 }
 
@@ -152,7 +163,8 @@ sn_status sn_xpu_finish(sn_device *d, sn_err *err) {
     sn_xpu *x = sn_xpu_of(d);
     sn_status status = sn_xpu_wait(x, err);
     for (int i = 0; i < SN_XPU_COPIES && !status; i++)
-        if (x->copy[i].used && !x->copy[i].is_joined) status = sn_xpu_wait_event(x, x->copy[i].done, "copying to it", err);
+        if (x->copy[i].used && !x->copy[i].is_joined)
+            status = sn_xpu_wait_event(x, x->copy[i].done, "copying to it", err);
     return status;
 }
 
@@ -169,8 +181,8 @@ sn_status sn_xpu_launch(sn_xpu *x, ze_kernel_handle_t kernel, size_t groups_x, s
                               "preparing a kernel", err);
     if (status) return status;
     ze_group_count_t groups = {(uint32_t)groups_x, (uint32_t)groups_y, 1};
-    return sn_xpu_check(x, zeCommandListAppendLaunchKernel(x->queue, kernel, &groups, NULL, 0, NULL), "starting a kernel",
-                        err);
+    return sn_xpu_check(x, zeCommandListAppendLaunchKernel(x->queue, kernel, &groups, NULL, 0, NULL),
+                        "starting a kernel", err);
 }
 
 /* -- copies beside the queue */
@@ -185,7 +197,8 @@ static sn_status take_place(sn_xpu *x, sn_xpu_copy *copy, sn_err *err) {
     return status;
 }
 
-sn_status sn_xpu_copy_begin(sn_device *d, void *device, const void *host, size_t bytes, sn_ticket *ticket, sn_err *err) {
+sn_status sn_xpu_copy_begin(sn_device *d, void *device, const void *host, size_t bytes, sn_ticket *ticket,
+                            sn_err *err) {
     sn_xpu *x = sn_xpu_of(d);
     sn_xpu_copy *copy = &x->copy[x->next_ticket % SN_XPU_COPIES];
     sn_status status = take_place(x, copy, err);
@@ -195,8 +208,9 @@ sn_status sn_xpu_copy_begin(sn_device *d, void *device, const void *host, size_t
     x->busy = true;
     status = sn_xpu_check(x, zeCommandListAppendBarrier(x->queue, copy->before, 0, NULL), "copying to it", err);
     if (!status)
-        status = sn_xpu_check(x, zeCommandListAppendMemoryCopy(x->copies, device, host, bytes, copy->done, 1, &copy->before),
-                              "copying to it", err);
+        status =
+            sn_xpu_check(x, zeCommandListAppendMemoryCopy(x->copies, device, host, bytes, copy->done, 1, &copy->before),
+                         "copying to it", err);
     copy->used = true;
     return status;
 }
@@ -213,7 +227,8 @@ sn_status sn_xpu_copy_join(sn_device *d, sn_ticket ticket, sn_err *err) {
     sn_xpu_copy *copy = find_copy(x, ticket);
     if (status || !copy || copy->is_joined) return status;
     copy->is_joined = x->busy = true;
-    return sn_xpu_check(x, zeCommandListAppendBarrier(x->queue, copy->joined, 1, &copy->done), "waiting for a copy", err);
+    return sn_xpu_check(x, zeCommandListAppendBarrier(x->queue, copy->joined, 1, &copy->done), "waiting for a copy",
+                        err);
 }
 
 sn_status sn_xpu_copy_wait(sn_device *d, sn_ticket ticket, sn_err *err) {

@@ -1,11 +1,10 @@
-/* Weights as the kernels of linear.cl read them. A file's blocks of 18, 34 or 210 bytes would make every item of a group
- * read unaligned bytes here and there; so a matrix is taken apart into planes that are read in order, each row after row:
- *   elements  floats as they are; else 8-bit integers, or two nibbles a byte, the even element low
- *   scales    for each 32 elements: D a half d, H halves d and m, K a signed scale and an offset byte, E an exponent byte;
- *             S: as K, for each 16
- *   supers    K and S: for each 256 elements halves d and dmin: the scale is d * scale, the offset -(dmin * offset)
- * Element = scale * integer + offset, the very numbers that device/quant.c gives. Types of 4 and 8 bits take the room they
- * have in the file; those of 2, 3, 5 and 6 bits take 8. */
+/* Weights as the kernels of linear.cl read them. A file's blocks of 18, 34 or 210 bytes would make every item of a
+ * group read unaligned bytes here and there; so a matrix is taken apart into planes that are read in order, each row
+ * after row: elements  floats as they are; else 8-bit integers, or two nibbles a byte, the even element low scales for
+ * each 32 elements: D a half d, H halves d and m, K a signed scale and an offset byte, E an exponent byte; S: as K, for
+ * each 16 supers    K and S: for each 256 elements halves d and dmin: the scale is d * scale, the offset -(dmin *
+ * offset) Element = scale * integer + offset, the very numbers that device/quant.c gives. Types of 4 and 8 bits take
+ * the room they have in the file; those of 2, 3, 5 and 6 bits take 8. */
 #include "device/xpu/xpu.h"
 
 #include "base/mem.h"
@@ -20,15 +19,16 @@ static const struct form {
     int group_bytes; /* of scales for 32 elements */
     bool supers;
 } forms[] = {
-    [SN_XPU_FORM_f32] = {32, 0, false}, [SN_XPU_FORM_f16] = {16, 0, false},  [SN_XPU_FORM_bf16] = {16, 0, false},
-    [SN_XPU_FORM_q4z] = {4, 2, false},  [SN_XPU_FORM_q4h] = {4, 4, false},   [SN_XPU_FORM_q4k] = {4, 2, true},
-    [SN_XPU_FORM_iq4d] = {4, 2, false}, [SN_XPU_FORM_iq4k] = {4, 2, true},   [SN_XPU_FORM_mxfp4] = {4, 1, false},
-    [SN_XPU_FORM_q8d] = {8, 2, false},  [SN_XPU_FORM_q8h] = {8, 4, false},   [SN_XPU_FORM_q8k] = {8, 2, true},
+    [SN_XPU_FORM_f32] = {32, 0, false}, [SN_XPU_FORM_f16] = {16, 0, false}, [SN_XPU_FORM_bf16] = {16, 0, false},
+    [SN_XPU_FORM_q4z] = {4, 2, false},  [SN_XPU_FORM_q4h] = {4, 4, false},  [SN_XPU_FORM_q4k] = {4, 2, true},
+    [SN_XPU_FORM_iq4d] = {4, 2, false}, [SN_XPU_FORM_iq4k] = {4, 2, true},  [SN_XPU_FORM_mxfp4] = {4, 1, false},
+    [SN_XPU_FORM_q8d] = {8, 2, false},  [SN_XPU_FORM_q8h] = {8, 4, false},  [SN_XPU_FORM_q8k] = {8, 2, true},
     [SN_XPU_FORM_q8s] = {8, 4, true},
 };
 
 static bool form_of(sn_dtype dtype, sn_xpu_form *out) {
-    static const int8_t table[SN_DTYPE_COUNT] = {/* + 1; 0: none */
+    static const int8_t table[SN_DTYPE_COUNT] = {
+        /* + 1; 0: none */
         [SN_F32] = SN_XPU_FORM_f32 + 1,     [SN_F16] = SN_XPU_FORM_f16 + 1,     [SN_BF16] = SN_XPU_FORM_bf16 + 1,
         [SN_Q4_0] = SN_XPU_FORM_q4z + 1,    [SN_Q4_1] = SN_XPU_FORM_q4h + 1,    [SN_Q4_K] = SN_XPU_FORM_q4k + 1,
         [SN_IQ4_NL] = SN_XPU_FORM_iq4d + 1, [SN_IQ4_XS] = SN_XPU_FORM_iq4k + 1, [SN_MXFP4] = SN_XPU_FORM_mxfp4 + 1,
@@ -73,13 +73,14 @@ static uint8_t nibble_of(sn_dtype dtype, const uint8_t *packed, int i) {
     return i < 16 ? packed[i] & 15 : packed[i - 16] >> 4;
 }
 
-/* The 16 bytes with the nibbles of group g, in the order of sn_quant_decode: low halves first. Types whose nibbles are not
- * the integers themselves. */
+/* The 16 bytes with the nibbles of group g, in the order of sn_quant_decode: low halves first. Types whose nibbles are
+ * not the integers themselves. */
 static const uint8_t *table_nibbles(sn_dtype dtype, const uint8_t *block, int g) {
     return dtype == SN_IQ4_XS ? block + 8 + 16 * g : dtype == SN_MXFP4 ? block + 1 : block + 2;
 }
 
-static void put_elements(sn_dtype dtype, int bits, const uint8_t *block, int g, const sn_quant_group *group, uint8_t *out) {
+static void put_elements(sn_dtype dtype, int bits, const uint8_t *block, int g, const sn_quant_group *group,
+                         uint8_t *out) {
     if (bits == 8) {
         memcpy(out, group->q, GROUP);
         return;
@@ -115,7 +116,9 @@ static void put_k_scale(sn_dtype dtype, const uint8_t *b, int g, int h, uint8_t 
         b += 96;
         out[0] = (uint8_t)(((s < 8 ? b[s] & 15 : b[s - 8] >> 4) | (b[8 + s % 4] >> 2 * (s / 4) & 3) << 4) - 32);
         break;
-    default: out[0] = b[192 + s]; break; /* Q6_K */
+    default:
+        out[0] = b[192 + s];
+        break; /* Q6_K */
     }
 }
 
@@ -123,12 +126,21 @@ static void put_scales(sn_dtype dtype, sn_xpu_form form, const uint8_t *block, i
     switch (form) {
     case SN_XPU_FORM_q4z:
     case SN_XPU_FORM_iq4d:
-    case SN_XPU_FORM_q8d: memcpy(out, block, 2); break;
+    case SN_XPU_FORM_q8d:
+        memcpy(out, block, 2);
+        break;
     case SN_XPU_FORM_q4h:
-    case SN_XPU_FORM_q8h: memcpy(out, block, 4); break;
-    case SN_XPU_FORM_mxfp4: out[0] = block[0]; break;
-    case SN_XPU_FORM_q8s: put_k_scale(dtype, block, g, 1, out + 2); /* fallthrough */
-    default: put_k_scale(dtype, block, g, 0, out); break;
+    case SN_XPU_FORM_q8h:
+        memcpy(out, block, 4);
+        break;
+    case SN_XPU_FORM_mxfp4:
+        out[0] = block[0];
+        break;
+    case SN_XPU_FORM_q8s:
+        put_k_scale(dtype, block, g, 1, out + 2); /* fallthrough */
+    default:
+        put_k_scale(dtype, block, g, 0, out);
+        break;
     }
 }
 

@@ -1,12 +1,13 @@
 /* The Intel XPU backend over the Level Zero loader: inside view, shared by the files of this folder.
  *
- * Two immediate command lists: one for the queue of work, one for copies beside it, on a copy engine of its own where the
- * device has one. Commands of a list may overlap, so each operation begins with a barrier (sn_xpu_order); the launches
- * within one operation are independent of each other. Every wait is for an event and has a limit. Passes are never
- * recorded: an immediate list takes a launch in microseconds, and what changes from pass to pass lies in the pass's table.
+ * Two immediate command lists: one for the queue of work, one for copies beside it, on a copy engine of its own where
+ * the device has one. Commands of a list may overlap, so each operation begins with a barrier (sn_xpu_order); the
+ * launches within one operation are independent of each other. Every wait is for an event and has a limit. Passes are
+ * never recorded: an immediate list takes a launch in microseconds, and what changes from pass to pass lies in the
+ * pass's table.
  *
- * Only what Level Zero 1.3 has is used. Kernels are OpenCL C, compiled to SPIR-V when the project is built: block.cl once,
- * linear.cl once per form of weight; the driver compiles a form when the first weight of it comes. */
+ * Only what Level Zero 1.3 has is used. Kernels are OpenCL C, compiled to SPIR-V when the project is built: block.cl
+ * once, linear.cl once per form of weight; the driver compiles a form when the first weight of it comes. */
 #ifndef SN_DEVICE_XPU_XPU_H
 #define SN_DEVICE_XPU_XPU_H
 
@@ -57,10 +58,10 @@ typedef struct sn_xpu_linear_kernels {
 } sn_xpu_linear_kernels;
 
 enum {
-    SN_XPU_COPIES = 32,           /* beside the queue at a time; one more waits for the oldest */
-    SN_XPU_STAGING = 4 << 20,     /* bytes */
+    SN_XPU_COPIES = 32,       /* beside the queue at a time; one more waits for the oldest */
+    SN_XPU_STAGING = 4 << 20, /* bytes */
     SN_XPU_PIECE = SN_XPU_STAGING / 4,
-    SN_XPU_HEAD_DIM_MAX = 256,    /* as in block.cl */
+    SN_XPU_HEAD_DIM_MAX = 256, /* as in block.cl */
     SN_XPU_TILE_ROWS = 16,
 };
 
@@ -105,7 +106,7 @@ typedef struct sn_xpu {
     /* -- the pass */
     sn_kv_shape shape;
     int pass_rows, pass_tiles;
-    bool pass_decodes; /* every sequence has at most one row */
+    bool pass_decodes;         /* every sequence has at most one row */
     size_t tiles_at, pages_at; /* in table */
     /* -- after SN_STOP */
     bool stopped, hanging;
@@ -115,8 +116,8 @@ typedef struct sn_xpu {
 
 static inline sn_xpu *sn_xpu_of(const sn_device *d) { return (sn_xpu *)d; }
 
-/* -- queue.c. SN_STOP with the device's sentence when it has stopped; else what the result of a call means: anything but
- * success stops the device. `what` was being done: "adding rows". */
+/* -- queue.c. SN_STOP with the device's sentence when it has stopped; else what the result of a call means: anything
+ * but success stops the device. `what` was being done: "adding rows". */
 sn_status sn_xpu_alive(const sn_xpu *x, sn_err *err);
 sn_status sn_xpu_check(sn_xpu *x, ze_result_t result, const char *what, sn_err *err);
 const char *sn_xpu_result(ze_result_t result); /* words for it */
@@ -138,7 +139,7 @@ typedef struct sn_xpu_arg {
     const void *data;
 } sn_xpu_arg;
 #define SN_XPU_ARG(variable) ((sn_xpu_arg){sizeof(variable), &(variable)})
-#define SN_XPU_LOCAL(size) ((sn_xpu_arg){(size), NULL})
+#define SN_XPU_LOCAL(size)   ((sn_xpu_arg){(size), NULL})
 /* Queues `groups_x` x `groups_y` groups; nothing when either is 0. */
 sn_status sn_xpu_launch(sn_xpu *x, ze_kernel_handle_t kernel, size_t groups_x, size_t groups_y, int n_args,
                         const sn_xpu_arg *args, sn_err *err);
@@ -150,7 +151,8 @@ sn_status sn_xpu_upload(sn_device *d, void *device, const void *host, size_t byt
 sn_status sn_xpu_download(sn_device *d, void *host, const void *device, size_t bytes, sn_err *err);
 sn_status sn_xpu_host_alloc(sn_device *d, size_t bytes, void **host, sn_err *err);
 void sn_xpu_host_free(sn_device *d, void *host, size_t bytes);
-sn_status sn_xpu_reserve(sn_xpu *x, sn_xpu_room *room, size_t bytes, sn_err *err); /* what it held is gone when it grows */
+sn_status sn_xpu_reserve(sn_xpu *x, sn_xpu_room *room, size_t bytes,
+                         sn_err *err); /* what it held is gone when it grows */
 void sn_xpu_release_orphans(sn_xpu *x);
 
 /* -- modules.c */

@@ -94,9 +94,15 @@ void conformance_release(conformance *c, int n_buffers) {
     while (c->n_buffers > n_buffers) {
         struct conformance_buffer *b = &c->buffers[--c->n_buffers];
         switch (b->kind) {
-        case BUFFER_DEVICE: c->device->ops->free(c->device, b->at, b->bytes); break;
-        case BUFFER_PINNED: c->device->ops->host_free(c->device, b->at, b->bytes); break;
-        case BUFFER_HEAP: free(b->at); break;
+        case BUFFER_DEVICE:
+            c->device->ops->free(c->device, b->at, b->bytes);
+            break;
+        case BUFFER_PINNED:
+            c->device->ops->host_free(c->device, b->at, b->bytes);
+            break;
+        case BUFFER_HEAP:
+            free(b->at);
+            break;
         }
     }
 }

@@ -23,6 +23,7 @@
     X(memory_returns_after_many_rounds)                                                                                \
     X(a_copy_beside_the_queue_waits_for_the_work_before_it)                                                            \
     X(many_copies_go_on_beside_the_queue)                                                                              \
+    X(the_source_of_a_copy_may_change_after_waiting_for_it)                                                            \
     X(weights_that_no_matrix_can_have_are_refused)                                                                     \
     X(linear_of_every_type)                                                                                            \
     X(linear_of_several_matrices_and_biases)                                                                           \
@@ -61,10 +62,11 @@ typedef enum conformance_case {
 
 /* How a test makes the device fail. Counts begin at the call. Several devices of the process may be hit. */
 typedef struct conformance_faults {
-    void (*fail_allocation)(int nth); /* the nth allocation of device or pinned memory fails (first: 1), the others not */
-    void (*stall)(int ms);            /* the next kernel or copy that the device executes takes this long, once */
-    void (*lose)(int nth);            /* from its nth kernel or copy on, the device is lost */
-    void (*heal)(void);               /* none of these any more */
+    void (*fail_allocation)(
+        int nth);          /* the nth allocation of device or pinned memory fails (first: 1), the others not */
+    void (*stall)(int ms); /* the next kernel or copy that the device executes takes this long, once */
+    void (*lose)(int nth); /* from its nth kernel or copy on, the device is lost */
+    void (*heal)(void);    /* none of these any more */
 } conformance_faults;
 
 typedef struct conformance {
@@ -95,8 +97,8 @@ typedef struct conformance {
 
 const char *conformance_name(conformance_case which);
 
-/* Opens the device, runs the case, frees and closes everything, also after a failure. True when it passed or was skipped
- * (c->skipped); else c->failure says what was wrong. */
+/* Opens the device, runs the case, frees and closes everything, also after a failure. True when it passed or was
+ * skipped (c->skipped); else c->failure says what was wrong. */
 bool conformance_run(conformance *c, conformance_case which);
 
 /* -- for the cases (conformance_*.c) and tests of one backend that go further */
@@ -116,13 +118,13 @@ _Noreturn void conformance_fail(conformance *c, const char *format, ...) SN_PRIN
 #endif
 
 /* Memory that conformance_run frees. */
-void *conformance_bytes(conformance *c, size_t bytes);                         /* device, zeroed */
-void *conformance_pinned(conformance *c, size_t bytes);                        /* host_alloc */
-void *conformance_heap(conformance *c, size_t bytes);                          /* plain, zeroed */
-float *conformance_upload(conformance *c, const float *host, size_t n);        /* device */
-float *conformance_download(conformance *c, const float *device, size_t n);    /* heap */
-float *conformance_random(conformance *c, size_t n, uint64_t seed);            /* heap: uniform in [-1, 1) */
-void conformance_release(conformance *c, int n_buffers);                       /* those beyond the first n_buffers */
+void *conformance_bytes(conformance *c, size_t bytes);                      /* device, zeroed */
+void *conformance_pinned(conformance *c, size_t bytes);                     /* host_alloc */
+void *conformance_heap(conformance *c, size_t bytes);                       /* plain, zeroed */
+float *conformance_upload(conformance *c, const float *host, size_t n);     /* device */
+float *conformance_download(conformance *c, const float *device, size_t n); /* heap */
+float *conformance_random(conformance *c, size_t n, uint64_t seed);         /* heap: uniform in [-1, 1) */
+void conformance_release(conformance *c, int n_buffers);                    /* those beyond the first n_buffers */
 
 /* Random rows of a weight on the device, and what they stand for: values and the size of what was added up for each
  * (|scale * q| + |offset|), both (rows, cols), heap. */

@@ -78,7 +78,8 @@ static void check_stays_stopped(conformance *c, float *device, void *pinned) {
                            : i == 7 ? d->ops->host_alloc(d, 64, &at, &c->err)
                                     : d->ops->copy_join(d, ticket, &c->err);
         CONFORMANCE_CHECK(c, status == SN_STOP && !strcmp(first, c->err.text),
-                          "call %d after the device stopped: status %d, \"%s\", not \"%s\"", i, status, c->err.text, first);
+                          "call %d after the device stopped: status %d, \"%s\", not \"%s\"", i, status, c->err.text,
+                          first);
     }
     CONFORMANCE_CHECK(c, sn_now_us() - begin < 100000, "nine calls that must fail at once took %lld us",
                       (long long)(sn_now_us() - begin));

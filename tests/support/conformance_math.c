@@ -1,6 +1,6 @@
 /* Operations row by row and element by element, and matrices. Every tolerance is an error bound of the operation's own
- * formula in float32: (operations that one result goes through) * half a unit in the last place * the sum of the sizes of
- * what is added up. It holds for any order of summing, and a wrong element is far outside. */
+ * formula in float32: (operations that one result goes through) * half a unit in the last place * the sum of the sizes
+ * of what is added up. It holds for any order of summing, and a wrong element is far outside. */
 #include "tests/support/conformance.h"
 
 #include "tests/support/cpu_devices.h"
@@ -142,8 +142,8 @@ void conformance_linear_gives_the_same_bits_again(conformance *c) {
                 CONFORMANCE_OK(c, c->device->ops->linear(c->device, n, device_x, 1, &linear, &c->err));
                 float *y = conformance_download(c, linear.y, (size_t)n * ROWS);
                 if (!first) first = y;
-                CONFORMANCE_CHECK(c, !memcmp(first, y, (size_t)n * ROWS * sizeof *y), "%s, %d rows: other bits in run %d",
-                                  sn_dtype_name(test_weight_types[t]), n, again);
+                CONFORMANCE_CHECK(c, !memcmp(first, y, (size_t)n * ROWS * sizeof *y),
+                                  "%s, %d rows: other bits in run %d", sn_dtype_name(test_weight_types[t]), n, again);
             }
             conformance_release(c, mark);
         }
@@ -151,7 +151,8 @@ void conformance_linear_gives_the_same_bits_again(conformance *c) {
 
 /* -- norm */
 
-static void check_norm(conformance *c, int n, int width, const float *x, const float *weight, double eps, const float *y) {
+static void check_norm(conformance *c, int n, int width, const float *x, const float *weight, double eps,
+                       const float *y) {
     for (int r = 0; r < n; r++, x += width, y += width) {
         double squares = 0;
         for (int i = 0; i < width; i++) squares += (double)x[i] * (double)x[i];
@@ -204,7 +205,8 @@ static void try_rope(conformance *c, int n, int n_heads, int head_dim, int dim, 
     int mark = c->n_buffers;
     size_t total = (size_t)(n * n_heads * head_dim);
     float *x = conformance_random(c, total, 1), *angles = conformance_random(c, (size_t)(n * dim), 2);
-    float *device_x = conformance_upload(c, x, total), *device_angles = conformance_upload(c, angles, (size_t)(n * dim));
+    float *device_x = conformance_upload(c, x, total),
+          *device_angles = conformance_upload(c, angles, (size_t)(n * dim));
     sn_rope rope = {halves, dim, device_angles};
     CONFORMANCE_OK(c, c->device->ops->rope(c->device, n, n_heads, head_dim, device_x, &rope, &c->err));
     float *y = conformance_download(c, device_x, total);
@@ -220,8 +222,8 @@ static void try_rope(conformance *c, int n, int n_heads, int head_dim, int dim, 
             error = 3 * CONFORMANCE_EPSILON * (fabs(a) + fabs(b)); /* two products and a sum */
         }
         CONFORMANCE_CHECK(c, conformance_close((double)y[i], want, error),
-                          "%d rows, %d heads of %d, %d turned, halves %d: element %zu is %g, not %g", n, n_heads, head_dim,
-                          dim, halves, i, (double)y[i], want);
+                          "%d rows, %d heads of %d, %d turned, halves %d: element %zu is %g, not %g", n, n_heads,
+                          head_dim, dim, halves, i, (double)y[i], want);
     }
     conformance_release(c, mark);
 }
@@ -275,8 +277,8 @@ void conformance_add_is_exact(conformance *c) {
         float *got = conformance_download(c, device_y, N);
         for (int i = 0; i < N; i++) {
             float want = i < n ? y[i] + x[i] : y[i];
-            CONFORMANCE_CHECK(c, got[i] == want || (isnan(got[i]) && isnan(want)), "%d elements: %d is %g, not %g", n, i,
-                              (double)got[i], (double)want);
+            CONFORMANCE_CHECK(c, got[i] == want || (isnan(got[i]) && isnan(want)), "%d elements: %d is %g, not %g", n,
+                              i, (double)got[i], (double)want);
         }
         conformance_release(c, mark);
     }
@@ -300,8 +302,9 @@ void conformance_gather_of_every_type(conformance *c) {
                 size_t at = (size_t)ids[i / cols] * cols + i % cols;
                 double error = 4 * CONFORMANCE_EPSILON * w.sizes[at]; /* a product and a sum; nothing for plain types */
                 if (cols == 33) error = 0;
-                CONFORMANCE_CHECK(c, conformance_close((double)got[i], w.values[at], error), "%s: element %zu is %g, not %g",
-                                  sn_dtype_name(dtype), i, (double)got[i], w.values[at]);
+                CONFORMANCE_CHECK(c, conformance_close((double)got[i], w.values[at], error),
+                                  "%s: element %zu is %g, not %g", sn_dtype_name(dtype), i, (double)got[i],
+                                  w.values[at]);
             }
         }
         conformance_release(c, mark);

@@ -82,7 +82,8 @@ void conformance_the_host_cannot_touch_device_memory(conformance *c) {
     for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++)
         CONFORMANCE_CHECK(c, host_can_read(device + offsets[i]) == c->device->host_visible,
                           "host_visible is %d, but byte %zu of an allocation says otherwise: a forgotten guard would "
-                          "go unnoticed", c->device->host_visible, offsets[i]);
+                          "go unnoticed",
+                          c->device->host_visible, offsets[i]);
     memset(pinned, 1, 100);
 }
 
@@ -119,7 +120,8 @@ void conformance_a_copy_beside_the_queue_waits_for_the_work_before_it(conformanc
     }
     float *host_y = conformance_download(c, y, N), *host_z = conformance_download(c, z, N);
     for (int k = 0; k < N; k++) {
-        CONFORMANCE_CHECK(c, host_y[k] == ROUNDS * (ROUNDS - 1) / 2.0f, "work before a copy saw its data: element %d", k);
+        CONFORMANCE_CHECK(c, host_y[k] == ROUNDS * (ROUNDS - 1) / 2.0f, "work before a copy saw its data: element %d",
+                          k);
         CONFORMANCE_CHECK(c, host_z[k] == ROUNDS * (ROUNDS + 1) / 2.0f, "work after a copy missed its data: element %d",
                           k);
     }
@@ -134,7 +136,8 @@ void conformance_many_copies_go_on_beside_the_queue(conformance *c) {
     for (int round = 0; round < ROUNDS; round++) {
         sn_ticket tickets[COPIES];
         for (int i = 0; i < COPIES; i++) {
-            size_t bytes = i % 3 ? N * sizeof *a : (N - 1) * sizeof *a; /* sizes vary; the last element of some stays 0 */
+            size_t bytes =
+                i % 3 ? N * sizeof *a : (N - 1) * sizeof *a; /* sizes vary; the last element of some stays 0 */
             CONFORMANCE_OK(c, d->ops->copy_begin(d, a + i * N, pinned + i * N, bytes, &tickets[i], &c->err));
             CONFORMANCE_OK(c, d->ops->add(d, N, other, other, &c->err));
         }
@@ -152,16 +155,43 @@ void conformance_many_copies_go_on_beside_the_queue(conformance *c) {
     CONFORMANCE_CHECK(c, host[N - 1] == ROUNDS * (2 + 3 + 5 + 6 + 8), "the last element is %g", (double)host[N - 1]);
 }
 
+/* Waited for and joined in either order, and never joined at all when finish comes. */
+void conformance_the_source_of_a_copy_may_change_after_waiting_for_it(conformance *c) {
+    enum { N = 50000, ROUNDS = 50 };
+    sn_device *d = c->device;
+    float *pinned = conformance_pinned(c, N * sizeof *pinned), *host = conformance_heap(c, N * sizeof *host);
+    float *a = conformance_bytes(c, N * sizeof *a), *sum = conformance_bytes(c, N * sizeof *sum);
+    for (int round = 1; round <= ROUNDS; round++) {
+        sn_ticket ticket;
+        for (int k = 0; k < N; k++) pinned[k] = (float)round;
+        CONFORMANCE_OK(c, d->ops->copy_begin(d, a, pinned, N * sizeof *a, &ticket, &c->err));
+        if (round % 3 == 0) CONFORMANCE_OK(c, d->ops->copy_join(d, ticket, &c->err));
+        CONFORMANCE_OK(c, round % 3 == 2 ? d->ops->finish(d, &c->err) : d->ops->copy_wait(d, ticket, &c->err));
+        for (int k = 0; k < N; k++) pinned[k] = -1;
+        if (round % 3 == 1) CONFORMANCE_OK(c, d->ops->copy_join(d, ticket, &c->err));
+        CONFORMANCE_OK(c, d->ops->add(d, N, sum, a, &c->err));
+    }
+    CONFORMANCE_OK(c, d->ops->download(d, host, sum, N * sizeof *host, &c->err));
+    for (int k = 0; k < N; k++)
+        CONFORMANCE_CHECK(c, host[k] == ROUNDS * (ROUNDS + 1) / 2.0f, "element %d is %g", k, (double)host[k]);
+}
+
 void conformance_weights_that_no_matrix_can_have_are_refused(conformance *c) {
     static const struct {
         sn_dtype dtype;
         size_t rows, cols;
-    } bad[] = {{SN_I32, 4, 32},  {SN_I64, 4, 32}, {SN_DTYPE_COUNT, 4, 32}, {SN_Q4_0, 4, 33}, {SN_Q4_K, 4, 32},
-               {SN_F32, SIZE_MAX / 8, 1 << 20}, {SN_Q8_0, SIZE_MAX / 4, 1 << 20}};
+    } bad[] = {{SN_I32, 4, 32},
+               {SN_I64, 4, 32},
+               {SN_DTYPE_COUNT, 4, 32},
+               {SN_Q4_0, 4, 33},
+               {SN_Q4_K, 4, 32},
+               {SN_F32, SIZE_MAX / 8, 1 << 20},
+               {SN_Q8_0, SIZE_MAX / 4, 1 << 20}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         size_t bytes;
         c->err.text[0] = '\0';
-        sn_status status = c->device->ops->weight_size(c->device, bad[i].dtype, bad[i].rows, bad[i].cols, &bytes, &c->err);
+        sn_status status =
+            c->device->ops->weight_size(c->device, bad[i].dtype, bad[i].rows, bad[i].cols, &bytes, &c->err);
         CONFORMANCE_CHECK(c, status == SN_REFUSED && c->err.text[0], "%s (%zu, %zu) was not refused",
                           sn_dtype_name(bad[i].dtype), bad[i].rows, bad[i].cols);
     }

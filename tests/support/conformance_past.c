@@ -1,6 +1,6 @@
-/* The past's pages, attention, passes. Attention's tolerance: a score is a product of head_dim terms, so it is off by at
- * most (head_dim + 4) * 2^-24 * sum |q k| * scale, which changes exp(score) by that share, above and below the line; the
- * weighted mean of the values adds its own sums over the positions. */
+/* The past's pages, attention, passes. Attention's tolerance: a score is a product of head_dim terms, so it is off by
+ * at most (head_dim + 4) * 2^-24 * sum |q k| * scale, which changes exp(score) by that share, above and below the line;
+ * the weighted mean of the values adds its own sums over the positions. */
 #include "tests/support/conformance.h"
 
 #include <math.h>
@@ -64,8 +64,8 @@ static void scene_begin(conformance *c, scene *s) {
         for (int half = 0; half < 2; half++) {
             int first = half ? s->past[i] / 2 : 0, n = half ? s->past[i] - first : s->past[i] / 2;
             CONFORMANCE_OK(c, d->ops->kv_write(d, &s->shape, BLOCK, s->pages[i], first, n,
-                                               s->k[i] + (size_t)first * kv_width(s), s->v[i] + (size_t)first * kv_width(s),
-                                               &c->err));
+                                               s->k[i] + (size_t)first * kv_width(s),
+                                               s->v[i] + (size_t)first * kv_width(s), &c->err));
         }
     s->device_k = new_rows(c, s, s->k);
     s->device_v = new_rows(c, s, s->v);
@@ -132,11 +132,12 @@ static void scene_check(conformance *c, const scene *s) {
                 size_t at = ((size_t)(s->sequences[i].first_row + r) * (size_t)n_heads + (size_t)h) * (size_t)dim;
                 attend(c, s, i, s->past[i] + r, h, s->q + at, want, errors);
                 for (int e = 0; e < dim; e++)
-                    CONFORMANCE_CHECK(c, conformance_close((double)out[at + (size_t)e], want[e], errors[e]),
-                                      "%d heads over %d of %d, window %d, %d sequences: sequence %d, position %d, head %d, "
-                                      "element %d is %g, not %g +- %g", n_heads, s->shape.n_kv_heads, dim, s->window,
-                                      s->n_sequences, i, s->past[i] + r, h, e, (double)out[at + (size_t)e], want[e],
-                                      errors[e]);
+                    CONFORMANCE_CHECK(
+                        c, conformance_close((double)out[at + (size_t)e], want[e], errors[e]),
+                        "%d heads over %d of %d, window %d, %d sequences: sequence %d, position %d, head %d, "
+                        "element %d is %g, not %g +- %g",
+                        n_heads, s->shape.n_kv_heads, dim, s->window, s->n_sequences, i, s->past[i] + r, h, e,
+                        (double)out[at + (size_t)e], want[e], errors[e]);
             }
 }
 
@@ -286,8 +287,8 @@ void conformance_attention_keeps_nan_in_its_head(conformance *c) {
         float *q = conformance_heap(c, (size_t)s.n_rows * q_width(&s) * sizeof *q);
         memcpy(q, s.q, (size_t)s.n_rows * q_width(&s) * sizeof *q);
         q[4 * dim + 3] = NAN; /* head 4 of the first row */
-        CONFORMANCE_OK(c, c->device->ops->upload(c->device, s.device_q, q, (size_t)s.n_rows * q_width(&s) * sizeof *q,
-                                                 &c->err));
+        CONFORMANCE_OK(
+            c, c->device->ops->upload(c->device, s.device_q, q, (size_t)s.n_rows * q_width(&s) * sizeof *q, &c->err));
         scene_run(c, &s, 0);
         float *out = conformance_download(c, s.device_out, (size_t)s.n_rows * q_width(&s));
         for (size_t i = 0; i < (size_t)(s.n_rows * n_heads * dim); i++)

@@ -1,5 +1,5 @@
-/* What is the XPU backend's own: finding devices, sentences, sessions of two devices at once; and that the test driver is as
- * strict as its description says, so that the suite over it means something. */
+/* What is the XPU backend's own: finding devices, sentences, sessions of two devices at once; and that the test driver
+ * is as strict as its description says, so that the suite over it means something. */
 #ifdef SN_ZE_TEST_DRIVER
 #include "tests/support/ze_driver/use.h"
 

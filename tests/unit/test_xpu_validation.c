@@ -1,5 +1,5 @@
-/* The suite of all backends once more, with the loader's validation layer between backend and driver: a call with a NULL
- * pointer, an unknown flag or a wrong structure type fails there, and the case with it. */
+/* The suite of all backends once more, with the loader's validation layer between backend and driver: a call with a
+ * NULL pointer, an unknown flag or a wrong structure type fails there, and the case with it. */
 #ifdef SN_ZE_TEST_DRIVER
 #include "tests/support/ze_driver/use.h"
 

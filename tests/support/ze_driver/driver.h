@@ -1,10 +1,10 @@
-/* A Level Zero driver for tests: OpenCL on the CPU stands for the GPU. The real loader loads it (ZE_ENABLE_ALT_DRIVERS), so
- * the backend under test is the one that ships, and so are its kernels' SPIR-V. What it does not show: speed, the races of
- * a real memory model, the quirks of Intel's driver.
+/* A Level Zero driver for tests: OpenCL on the CPU stands for the GPU. The real loader loads it
+ * (ZE_ENABLE_ALT_DRIVERS), so the backend under test is the one that ships, and so are its kernels' SPIR-V. What it
+ * does not show: speed, the races of a real memory model, the quirks of Intel's driver.
  *
  * It is stricter than a GPU where it can be:
- * - Device memory is PROT_NONE but while the driver itself executes a command on it, and ends at a page that always faults:
- *   the host that touches it crashes, and so does a kernel that runs over the end.
+ * - Device memory is PROT_NONE but while the driver itself executes a command on it, and ends at a page that always
+ * faults: the host that touches it crashes, and so does a kernel that runs over the end.
  * - A kernel gets at the allocations among its arguments only, unless it was told to follow addresses
  *   (zeKernelSetIndirectAccess).
  * - Commands between two barriers are executed last first: a missing barrier gives wrong numbers every time.
@@ -32,10 +32,10 @@ typedef struct allocation {
     size_t bytes;
     uint8_t *map; /* base lies in it */
     size_t map_bytes;
-    bool device; /* else host */
+    bool device;     /* else host */
     uint64_t number; /* grows from one to the next */
-    int open;    /* commands that are executing on it */
-    int queued;  /* commands that will */
+    int open;        /* commands that are executing on it */
+    int queued;      /* commands that will */
 } allocation;
 
 struct _ze_event_handle_t {
@@ -128,19 +128,22 @@ int spirv_kernels(const void *words, size_t n_words, kernel_about *out, int room
 void flush_lists(void); /* what is queued behind no barrier yet goes on; with the lock held */
 
 /* The functions of the tables. */
-ze_result_t memory_device(ze_context_handle_t, const ze_device_mem_alloc_desc_t *, size_t, size_t, ze_device_handle_t, void **);
+ze_result_t memory_device(ze_context_handle_t, const ze_device_mem_alloc_desc_t *, size_t, size_t, ze_device_handle_t,
+                          void **);
 ze_result_t memory_host(ze_context_handle_t, const ze_host_mem_alloc_desc_t *, size_t, size_t, void **);
 ze_result_t memory_free(ze_context_handle_t, void *);
-ze_result_t memory_properties(ze_context_handle_t, const void *, ze_memory_allocation_properties_t *, ze_device_handle_t *);
-ze_result_t list_create(ze_context_handle_t, ze_device_handle_t, const ze_command_queue_desc_t *, ze_command_list_handle_t *);
+ze_result_t memory_properties(ze_context_handle_t, const void *, ze_memory_allocation_properties_t *,
+                              ze_device_handle_t *);
+ze_result_t list_create(ze_context_handle_t, ze_device_handle_t, const ze_command_queue_desc_t *,
+                        ze_command_list_handle_t *);
 ze_result_t list_destroy(ze_command_list_handle_t);
 ze_result_t list_barrier(ze_command_list_handle_t, ze_event_handle_t, uint32_t, ze_event_handle_t *);
 ze_result_t list_copy(ze_command_list_handle_t, void *, const void *, size_t, ze_event_handle_t, uint32_t,
                       ze_event_handle_t *);
 ze_result_t list_fill(ze_command_list_handle_t, void *, const void *, size_t, size_t, ze_event_handle_t, uint32_t,
                       ze_event_handle_t *);
-ze_result_t list_launch(ze_command_list_handle_t, ze_kernel_handle_t, const ze_group_count_t *, ze_event_handle_t, uint32_t,
-                        ze_event_handle_t *);
+ze_result_t list_launch(ze_command_list_handle_t, ze_kernel_handle_t, const ze_group_count_t *, ze_event_handle_t,
+                        uint32_t, ze_event_handle_t *);
 ze_result_t pool_create(ze_context_handle_t, const ze_event_pool_desc_t *, uint32_t, ze_device_handle_t *,
                         ze_event_pool_handle_t *);
 ze_result_t pool_destroy(ze_event_pool_handle_t);

@@ -127,7 +127,8 @@ ze_result_t list_barrier(ze_command_list_handle_t list, ze_event_handle_t signal
 
 ze_result_t list_copy(ze_command_list_handle_t list, void *to, const void *from, size_t bytes, ze_event_handle_t signal,
                       uint32_t n_waits, ze_event_handle_t *waits) {
-    return append_locked(list, (command){.kind = COMMAND_COPY, .to = to, .from = from, .bytes = bytes}, signal, n_waits, waits);
+    return append_locked(list, (command){.kind = COMMAND_COPY, .to = to, .from = from, .bytes = bytes}, signal, n_waits,
+                         waits);
 }
 
 ze_result_t list_fill(ze_command_list_handle_t list, void *to, const void *pattern, size_t pattern_bytes, size_t bytes,

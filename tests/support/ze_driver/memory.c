@@ -48,7 +48,11 @@ static ze_result_t allocate(bool device, size_t bytes, size_t alignment, void **
     if (map == MAP_FAILED || ze_test.lost) {
         free(a);
     } else {
-        *a = (allocation){.next = ze_test.allocations, .bytes = bytes, .map = map, .map_bytes = map_bytes, .device = device,
+        *a = (allocation){.next = ze_test.allocations,
+                          .bytes = bytes,
+                          .map = map,
+                          .map_bytes = map_bytes,
+                          .device = device,
                           .number = ++ze_test.newest};
         a->base = a->map + map_bytes - PAGE - used; /* its end meets the page that faults */
         if (!device) mprotect(map, map_bytes - PAGE, PROT_READ | PROT_WRITE);
@@ -67,8 +71,8 @@ ze_result_t memory_device(ze_context_handle_t context, const ze_device_mem_alloc
     return allocate(true, bytes, alignment, out);
 }
 
-ze_result_t memory_host(ze_context_handle_t context, const ze_host_mem_alloc_desc_t *desc, size_t bytes, size_t alignment,
-                        void **out) {
+ze_result_t memory_host(ze_context_handle_t context, const ze_host_mem_alloc_desc_t *desc, size_t bytes,
+                        size_t alignment, void **out) {
     (void)context, (void)desc;
     return allocate(false, bytes, alignment, out);
 }

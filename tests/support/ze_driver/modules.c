@@ -1,4 +1,5 @@
-/* SPIR-V modules and kernels. PoCL 3.1 takes no SPIR-V, but LLVM's bitcode in OpenCL's form: llvm-spirv translates back. */
+/* SPIR-V modules and kernels. PoCL 3.1 takes no SPIR-V, but LLVM's bitcode in OpenCL's form: llvm-spirv translates
+ * back. */
 #include "tests/support/ze_driver/driver.h"
 
 #include <fcntl.h>
@@ -68,12 +69,14 @@ ze_result_t module_create(ze_context_handle_t context, ze_device_handle_t device
     uint8_t *bitcode = to_bitcode(desc->pInputModule, desc->inputSize, &bytes);
     if (!bitcode) return ZE_RESULT_ERROR_MODULE_BUILD_FAILURE;
     const unsigned char *binary = bitcode;
-    cl_program program = clCreateProgramWithBinary(ze_test.context, 1, &ze_test.device, &bytes, &binary, &loaded, &failed);
+    cl_program program =
+        clCreateProgramWithBinary(ze_test.context, 1, &ze_test.device, &bytes, &binary, &loaded, &failed);
     free(bitcode);
     if (failed) return ZE_RESULT_ERROR_INVALID_NATIVE_BINARY;
     failed = clBuildProgram(program, 1, &ze_test.device, "-x spir -spir-std=1.2", NULL, NULL);
     if (log && (*log = calloc(1, sizeof **log)))
-        clGetProgramBuildInfo(program, ze_test.device, CL_PROGRAM_BUILD_LOG, sizeof (*log)->text - 1, (*log)->text, NULL);
+        clGetProgramBuildInfo(program, ze_test.device, CL_PROGRAM_BUILD_LOG, sizeof(*log)->text - 1, (*log)->text,
+                              NULL);
     *out = failed ? NULL : calloc(1, sizeof **out);
     if (!*out) {
         clReleaseProgram(program);
@@ -155,8 +158,9 @@ static ze_result_t set_argument(cl_kernel kernel, cl_uint index, const parameter
     if (!a->set || (p->kind == PARAMETER_LOCAL) != a->local) return ZE_RESULT_ERROR_INVALID_ARGUMENT;
     if (p->kind == PARAMETER_GLOBAL) return set_pointer(kernel, index, a, out);
     if (p->kind == PARAMETER_VALUE && p->bytes != a->bytes) return ZE_RESULT_ERROR_INVALID_KERNEL_ARGUMENT_SIZE;
-    return clSetKernelArg(kernel, index, a->bytes, a->local ? NULL : a->data) ? ZE_RESULT_ERROR_INVALID_KERNEL_ARGUMENT_SIZE
-                                                                              : ZE_RESULT_SUCCESS;
+    return clSetKernelArg(kernel, index, a->bytes, a->local ? NULL : a->data)
+               ? ZE_RESULT_ERROR_INVALID_KERNEL_ARGUMENT_SIZE
+               : ZE_RESULT_SUCCESS;
 }
 
 ze_result_t kernel_command(ze_kernel_handle_t kernel, const ze_group_count_t *groups, command *out) {

@@ -60,7 +60,8 @@ static void read_instruction(reader *r, const uint32_t *w, uint32_t n) {
         if (n >= 3 && r->function && r->function->n_parameters < ARGS_MAX && w[1] < r->n_types)
             r->function->parameters[r->function->n_parameters++] = r->types[w[1]];
         break;
-    default: break;
+    default:
+        break;
     }
 }
 

@@ -165,9 +165,11 @@ TABLE(zeGetEventPoolProcAddrTable, ze_event_pool_dditable_t, .pfnCreate = pool_c
 TABLE(zeGetEventProcAddrTable, ze_event_dditable_t, .pfnCreate = event_create, .pfnDestroy = event_destroy,
       .pfnHostSynchronize = event_wait, .pfnQueryStatus = event_query, .pfnHostReset = event_reset)
 TABLE(zeGetModuleProcAddrTable, ze_module_dditable_t, .pfnCreate = module_create, .pfnDestroy = module_destroy)
-TABLE(zeGetModuleBuildLogProcAddrTable, ze_module_build_log_dditable_t, .pfnDestroy = log_destroy, .pfnGetString = log_text)
+TABLE(zeGetModuleBuildLogProcAddrTable, ze_module_build_log_dditable_t, .pfnDestroy = log_destroy,
+      .pfnGetString = log_text)
 TABLE(zeGetKernelProcAddrTable, ze_kernel_dditable_t, .pfnCreate = kernel_create, .pfnDestroy = kernel_destroy,
-      .pfnSetGroupSize = kernel_group_size, .pfnSetArgumentValue = kernel_argument, .pfnSetIndirectAccess = kernel_indirect)
+      .pfnSetGroupSize = kernel_group_size, .pfnSetArgumentValue = kernel_argument,
+      .pfnSetIndirectAccess = kernel_indirect)
 TABLE(zeGetMemProcAddrTable, ze_mem_dditable_t, .pfnAllocDevice = memory_device, .pfnAllocHost = memory_host,
       .pfnFree = memory_free, .pfnGetAllocProperties = memory_properties)
 TABLE(zeGetCommandQueueProcAddrTable, ze_command_queue_dditable_t, .pfnCreate = NULL)

@@ -38,7 +38,8 @@ __attribute__((constructor)) static void use_ze_test_driver(void) {
     setenv("OCL_ICD_VENDORS", "pocl.icd", 0); /* others may bind deeply when loaded, which the sanitizers refuse */
 }
 
-/* LeakSanitizer asks for this: PoCL and the compiler in it keep what they allocate. They are C++, nothing of ours is. */
+/* LeakSanitizer asks for this: PoCL and the compiler in it keep what they allocate. They are C++, nothing of ours is.
+ */
 const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void) { return "leak:libLLVM\nleak:libpocl\nleak:libstdc++\n"; }
 

@@ -171,6 +171,21 @@ sn_status sn_span_kv_export(const sn_span *span, sn_kv *kv, int block, int posit
     return sn_kv_export(kv, i, block - span->segments[i].first, position, n, k, v, err);
 }
 
+sn_status sn_span_kv_import(const sn_span *span, sn_kv *kv, int block, int n, const sn_tensor *k, const sn_tensor *v,
+                            sn_err *err) {
+    const int64_t wanted[] = {n, span->hp.n_kv_heads, span->hp.head_dim};
+    size_t floats = (size_t)n * (size_t)span->hp.n_kv_heads * (size_t)span->hp.head_dim;
+    float *host = NULL; /* the backend's layout of pages is its own: it is given plain rows */
+    int i = 0;
+    while (block >= span->segments[i].end) i++;
+    sn_status status = sn_calloc(&host, 2 * floats, sizeof *host, err);
+    if (!status) status = sn_guard(k, NULL, 3, wanted, host, NULL, err);
+    if (!status) status = sn_guard(v, NULL, 3, wanted, host + floats, NULL, err);
+    if (!status) status = sn_kv_import(kv, i, block - span->segments[i].first, n, host, host + floats, err);
+    free(host);
+    return status;
+}
+
 /* -- a pass ---------------------------------------------------------------------------------------------------------- */
 
 /* The angle of pair i at position p is p * freq[i], as a float32 product like the reference's; its cosine and sine come

@@ -42,6 +42,11 @@ sn_status sn_span_kv_pool(sn_span *span, size_t budget, sn_kv_pool **out, sn_err
 sn_status sn_span_kv_export(const sn_span *span, sn_kv *kv, int block, int position, int n, float *k, float *v,
                             sn_err *err) SN_MUST_USE;
 
+/* Puts keys and values from outside, (n, n_kv_heads, head_dim) each, of any type and device, through the guard to the n
+ * positions behind the past's end (reserved before) of a block. When all blocks have theirs, sn_kv_append makes them past. */
+sn_status sn_span_kv_import(const sn_span *span, sn_kv *kv, int block, int n, const sn_tensor *k, const sn_tensor *v,
+                            sn_err *err) SN_MUST_USE;
+
 /* One session's part of a pass. */
 typedef struct sn_span_part {
     sn_kv *kv;              /* its past; the part's rows are appended to it. Reserved before (sn_kv_reserve) */

@@ -50,4 +50,7 @@ void sn_kv_rewind(sn_kv *kv, int length);
 /* Keys and values of positions [position, position + n) of a part's block, host, (n, n_kv_heads, head_dim) each. */
 sn_status sn_kv_export(sn_kv *kv, int part, int block, int position, int n, float *k, float *v, sn_err *err) SN_MUST_USE;
 
+/* Writes keys and values to the n positions behind the end, reserved before; they count once sn_kv_append is called. */
+sn_status sn_kv_import(sn_kv *kv, int part, int block, int n, const float *k, const float *v, sn_err *err) SN_MUST_USE;
+
 #endif

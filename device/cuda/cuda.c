@@ -97,6 +97,7 @@ static const sn_device_ops cuda_ops = {
     .host_free = sn_cuda_host_free,
     .copy_begin = sn_cuda_copy_begin,
     .copy_join = sn_cuda_copy_join,
+    .copy_wait = sn_cuda_copy_wait,
     .weight_size = sn_cuda_weight_size,
     .weight_pack = sn_cuda_weight_pack,
     .pass_begin = sn_cuda_pass_begin,

@@ -171,12 +171,26 @@ sn_status sn_cuda_copy_begin(sn_device *d, void *device, const void *host, size_
 }
 
 /* An event that a later copy has taken over says more than it must, never less: copies follow each other. */
-sn_status sn_cuda_copy_join(sn_device *d, sn_ticket ticket, sn_err *err) {
-    sn_cuda *cuda = (sn_cuda *)d;
-    sn_status status = sn_cuda_enter_unrecorded(cuda, "copy_join", err);
+static sn_status find_ticket(sn_cuda *cuda, const char *what, sn_ticket ticket, cudaEvent_t *event, sn_err *err) {
+    sn_status status = sn_cuda_enter_unrecorded(cuda, what, err);
     if (status) return status;
     if (!ticket || ticket > cuda->last_ticket)
         return sn_fail(err, SN_REFUSED, "%s: copy %llu was never begun", cuda->description, (unsigned long long)ticket);
-    cudaEvent_t event = cuda->tickets[ticket % SN_CUDA_TICKETS];
+    *event = cuda->tickets[ticket % SN_CUDA_TICKETS];
+    return SN_OK;
+}
+
+sn_status sn_cuda_copy_join(sn_device *d, sn_ticket ticket, sn_err *err) {
+    sn_cuda *cuda = (sn_cuda *)d;
+    cudaEvent_t event = NULL;
+    sn_status status = find_ticket(cuda, "copy_join", ticket, &event, err);
+    if (status) return status;
     return sn_cuda_check(cuda, cudaStreamWaitEvent(cuda->work, event, 0), "ordering work behind a copy", err);
+}
+
+sn_status sn_cuda_copy_wait(sn_device *d, sn_ticket ticket, sn_err *err) {
+    sn_cuda *cuda = (sn_cuda *)d;
+    cudaEvent_t event = NULL;
+    sn_status status = find_ticket(cuda, "copy_wait", ticket, &event, err);
+    return status ? status : sn_cuda_wait_event(cuda, event, err);
 }

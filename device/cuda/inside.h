@@ -114,6 +114,7 @@ sn_status sn_cuda_host_alloc(sn_device *d, size_t bytes, void **host, sn_err *er
 void sn_cuda_host_free(sn_device *d, void *host, size_t bytes);
 sn_status sn_cuda_copy_begin(sn_device *d, void *device, const void *host, size_t bytes, sn_ticket *ticket, sn_err *err);
 sn_status sn_cuda_copy_join(sn_device *d, sn_ticket ticket, sn_err *err);
+sn_status sn_cuda_copy_wait(sn_device *d, sn_ticket ticket, sn_err *err);
 /* At least `bytes` at room->at; what was there is lost. Waits and forgets all records when it grows. */
 sn_status sn_cuda_make_room(sn_cuda *cuda, sn_cuda_room *room, size_t bytes, sn_err *err) SN_MUST_USE;
 /* The same without a check of passes, for use within pass_begin. */

@@ -113,20 +113,37 @@ static bool release_block(void) {
     return true;
 }
 
+/* Lets the threads [first, first + n) go on, each to where it must wait. True when one did. */
+static bool run_threads(unsigned first, unsigned n, unsigned turn) {
+    bool any = false;
+    for (unsigned k = 0; k < n; k++) {
+        unsigned i = (k + turn) % n;
+        if (turn % 2) i = n - 1 - i;
+        if (fibers[first + i].state != READY) continue;
+        resume(first + i);
+        any = true;
+    }
+    return any;
+}
+
+/* Warps either keep step, or one runs ahead to the next barrier while the others stand: what lacks a barrier shows in one of
+ * the two. Who begins, and which way round, differs from block to block. */
 static void run_block(void) {
-    unsigned turn = n_blocks_run++ * 7; /* who begins, and which way round, differs from block to block */
+    unsigned turn = n_blocks_run++ * 7, n_warps = (n_threads + WARP - 1) / WARP;
+    bool ahead = turn / 7 % 4 < 2;
     for (unsigned i = 0; i < n_threads; i++) fibers[i].state = READY;
     memset(shared, 0xa5, n_shared);
     for (bool going = true; going;) {
         going = false;
-        for (unsigned k = 0; k < n_threads; k++) {
-            unsigned i = (k + turn) % n_threads;
-            if (turn % 2) i = n_threads - 1 - i;
-            if (fibers[i].state != READY) continue;
-            resume(i);
-            going = true;
+        for (unsigned k = 0; k < n_warps; k++) {
+            unsigned first = (k + turn) % n_warps * WARP, n = n_threads - first < WARP ? n_threads - first : WARP;
+            bool again;
+            do {
+                again = run_threads(first, n, turn);
+                again |= release_warp(first);
+                going |= again;
+            } while (again && ahead);
         }
-        for (unsigned w = 0; w < n_threads; w += WARP) going |= release_warp(w);
         going |= release_block();
     }
     for (unsigned i = 0; i < n_threads; i++)

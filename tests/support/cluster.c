@@ -135,8 +135,12 @@ void cluster_free(cluster **c) {
 }
 
 sn_transport *cluster_transport(cluster *c, sn_identity *identity) {
-    sn_transport *transport = NULL;
     NEED(sn_identity_new(identity, &err));
+    return cluster_transport_as(c, identity);
+}
+
+sn_transport *cluster_transport_as(cluster *c, const sn_identity *identity) {
+    sn_transport *transport = NULL;
     NEED(sn_transport_memory_new(c->hub, identity, &transport, &err));
     return transport;
 }

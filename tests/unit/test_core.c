@@ -228,3 +228,33 @@ Test(core, lets_go_of_everything_when_it_ends_in_the_middle_of_work) {
     free(p.timeline);
     bench_end(&b);
 }
+
+/* A node that was to be joined is told of us again when it is back; the loss itself is answered by nothing. */
+Test(core, goes_on_telling_a_joined_node_that_was_lost) {
+    bench b;
+    sn_identity identity;
+    char bound[SN_ADDRESS_MAX + 1];
+    sn_event event;
+    bench_begin(&b);
+    sn_transport *joined = cluster_transport(b.w->cluster, &identity);
+    NEED(sn_transport_listen(joined, "mem://joined", bound, &err));
+    sn_core_tick(b.core, T0, b.unix_ms);
+    sn_core_join(b.core, "mem://joined", identity.curve_key);
+    NEED(sn_transport_recv(joined, 0, &event, &err));
+    cr_assert(event.msg && event.msg->kind == SN_MSG_PEERS);
+    sn_msg_free(&event.msg);
+    sn_transport_free(&joined);
+    NEED(sn_transport_recv(b.transport, 0, &event, &err));
+    cr_assert(event.lost);
+    joined = cluster_transport_as(b.w->cluster, &identity);
+    NEED(sn_transport_listen(joined, "mem://joined", bound, &err));
+    sn_core_handle(b.core, &event, T0, b.unix_ms);
+    NEED(sn_transport_recv(joined, 0, &event, &err));
+    cr_assert_null(event.msg);
+    sn_core_tick(b.core, T0 + 16 * SECOND, b.unix_ms + 16000);
+    NEED(sn_transport_recv(joined, 0, &event, &err));
+    cr_assert(event.msg && event.msg->kind == SN_MSG_PEERS);
+    sn_msg_free(&event.msg);
+    sn_transport_free(&joined);
+    bench_end(&b);
+}

@@ -22,7 +22,7 @@ struct cluster {
     cluster_options options;
     sn_hub *hub;
     member members[NODES_MAX];
-    int n;
+    atomic_int n; /* the filter reads it in other threads: a member is whole before it counts */
 };
 
 static sn_fate deliver(void *ctx, const char *from, const char *to, const sn_msg *msg) {

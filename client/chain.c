@@ -33,7 +33,7 @@ struct sn_chain {
     size_t n_hops;
     int length;
     sn_hasher *hasher;
-    float *rows[2];                          /* hidden states between hops, SN_SPAN_ROWS_MAX rows each */
+    float *rows[2]; /* hidden states between hops, SN_SPAN_ROWS_MAX rows each */
     struct {
         uint8_t node[SN_KEY_SIZE];
         int64_t until_us;
@@ -61,7 +61,8 @@ static bool is_wanted(const sn_chain *chain, const sn_announcement *node) {
 static bool is_excluded(void *ctx, const sn_announcement *node) {
     const sn_chain *chain = ctx;
     for (size_t i = 0; i < chain->n_banned && i < BANNED_MAX; i++)
-        if (!memcmp(chain->banned[i].node, node->node, SN_KEY_SIZE) && sn_now_us() < chain->banned[i].until_us) return true;
+        if (!memcmp(chain->banned[i].node, node->node, SN_KEY_SIZE) && sn_now_us() < chain->banned[i].until_us)
+            return true;
     return !is_wanted(chain, node);
 }
 
@@ -206,8 +207,9 @@ sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, 
         status = sn_calloc(&chain->rows[i], (size_t)SN_SPAN_ROWS_MAX * (size_t)chain->hp.n_embd, sizeof(float), err);
     if (!status) status = load_local(chain, model, err);
     if (!status) status = learn_hashes(chain, model, err);
-    if (!status) status = connect_hops(chain, 0, chain->hp.n_blocks, grace_ms(chain, 0), &retries, chain->hops,
-                                        &chain->n_hops, err);
+    if (!status)
+        status =
+            connect_hops(chain, 0, chain->hp.n_blocks, grace_ms(chain, 0), &retries, chain->hops, &chain->n_hops, err);
     if (status) sn_chain_close(&chain);
     *out = chain;
     return status;

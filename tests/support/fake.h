@@ -1,5 +1,5 @@
-/* A node that is none: it announces a span, opens sessions, and answers nonsense, or nothing. A thread on a transport of
- * its own. Every function ends the process with a message when what it needs cannot be had. */
+/* A node that is none: it announces a span, opens sessions, and answers nonsense, or nothing. A thread on a transport
+ * of its own. Every function ends the process with a message when what it needs cannot be had. */
 #ifndef SN_TESTS_FAKE_H
 #define SN_TESTS_FAKE_H
 
@@ -34,7 +34,7 @@ typedef enum fake_way {
 typedef struct fake fake;
 
 fake *fake_new(world *w, const char *address, int first, int end, fake_way way);
-void fake_free(fake **f); /* before the world */
+void fake_free(fake **f);                     /* before the world */
 void fake_tell(const fake *f, sn_link *link); /* puts its announcement into the link's directory */
 int fake_asked(const fake *f);                /* OPENs and STEPs that it has got */
 

@@ -55,7 +55,8 @@ sn_hash *world_timeline(const world *w, int first, int end, int n, const float *
     for (int b = first; b < end; b++) memcpy(hashes[b - first], w->block_hash[b].bytes, SN_HASH_SIZE);
     timeline[0] = sn_timeline_begin(w->model.bytes, first, end, (const uint8_t(*)[SN_HASH_SIZE])hashes);
     for (int i = 0; i < n; i++)
-        timeline[i + 1] = sn_timeline_next(hasher, &timeline[i], rows + (size_t)i * (size_t)w->n_embd, (size_t)w->n_embd);
+        timeline[i + 1] =
+            sn_timeline_next(hasher, &timeline[i], rows + (size_t)i * (size_t)w->n_embd, (size_t)w->n_embd);
     sn_hasher_free(hasher);
     return timeline;
 }
@@ -228,11 +229,12 @@ void past_close(past *p) {
 
 bool past_took(past *p, sn_msg *answer, int position, int n) {
     size_t row = (size_t)p->world->n_embd;
-    bool good = answer && answer->kind == SN_MSG_RESULT && answer->result.step == p->step + 1 &&
-                !memcmp(answer->result.session, p->id, sizeof p->id) && answer->result.n_trace == 1 &&
-                !memcmp(answer->result.trace[0].timeline, p->timeline[position + n].bytes, SN_HASH_SIZE) &&
-                answer->tensor.dtype == SN_F32 && answer->tensor.shape[0] == (uint64_t)n &&
-                !memcmp(answer->tensor.data, p->world->hidden + (size_t)position * row, (size_t)n * row * sizeof(float));
+    bool good =
+        answer && answer->kind == SN_MSG_RESULT && answer->result.step == p->step + 1 &&
+        !memcmp(answer->result.session, p->id, sizeof p->id) && answer->result.n_trace == 1 &&
+        !memcmp(answer->result.trace[0].timeline, p->timeline[position + n].bytes, SN_HASH_SIZE) &&
+        answer->tensor.dtype == SN_F32 && answer->tensor.shape[0] == (uint64_t)n &&
+        !memcmp(answer->tensor.data, p->world->hidden + (size_t)position * row, (size_t)n * row * sizeof(float));
     if (good) {
         p->step++;
         p->length = position + n;

@@ -1,5 +1,5 @@
-/* Speaking the protocol by hand with the nodes of a cluster, over one tiny model whose numbers are known: for tests of what
- * a node answers. Every function ends the process with a message when what it needs cannot be had. */
+/* Speaking the protocol by hand with the nodes of a cluster, over one tiny model whose numbers are known: for tests of
+ * what a node answers. Every function ends the process with a message when what it needs cannot be had. */
 #ifndef SN_TESTS_TALK_H
 #define SN_TESTS_TALK_H
 
@@ -13,13 +13,14 @@ typedef struct world {
     cluster *cluster;
     sn_hash model, block_hash[8];
     int n_blocks, n_embd;
-    size_t page_bytes;    /* of the cache of a node that holds all blocks */
+    size_t page_bytes;      /* of the cache of a node that holds all blocks */
     float *inputs, *hidden; /* (WORLD_TOKENS, n_embd) */
 } world;
 
 world *world_new(const cluster_options *options); /* its model is set here */
 void world_free(world **w);
-/* The reference again: rows (n, n_embd) as positions 0.. through blocks [first, end) into a new array; the caller frees it. */
+/* The reference again: rows (n, n_embd) as positions 0.. through blocks [first, end) into a new array; the caller frees
+ * it. */
 float *world_compute(const world *w, int first, int end, int n, const float *rows);
 /* The timeline of those rows at blocks [first, end): n + 1 hashes; the caller frees them. */
 sn_hash *world_timeline(const world *w, int first, int end, int n, const float *rows);
@@ -54,7 +55,7 @@ typedef struct past {
     int length;
 } past;
 
-sn_msg *past_open_message(past *p);                       /* as it should be, to be changed or sent */
+sn_msg *past_open_message(past *p);                      /* as it should be, to be changed or sent */
 sn_msg *past_step_message(past *p, int position, int n); /* the next step */
 sn_msg *past_close_message(const past *p);
 void past_init(past *p, world *w, talk *t, int first, int end); /* not yet opened */

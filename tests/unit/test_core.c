@@ -49,11 +49,20 @@ static void bench_begin(bench *b) {
     NEED(sn_scheduler_new(b->span, b->pool, &b->scheduler, &err));
     b->transport = cluster_transport(b->w->cluster, &b->identity);
     NEED(sn_transport_listen(b->transport, "mem://bench", bound, &err));
-    const sn_core_setup setup = {.transport = b->transport, .identity = &b->identity, .address = "mem://bench",
-                                 .name = "bench", .span = b->span, .model = b->w->model,
-                                 .kv_bytes_max = sn_kv_pool_bytes(b->pool), .kv_tokens_max = sn_kv_pool_tokens(b->pool),
-                                 .sessions_max = 8, .idle_us_max = 60 * SECOND, .room_us_max = SECOND,
-                                 .submit = submit, .read = read_figures, .ctx = b};
+    const sn_core_setup setup = {.transport = b->transport,
+                                 .identity = &b->identity,
+                                 .address = "mem://bench",
+                                 .name = "bench",
+                                 .span = b->span,
+                                 .model = b->w->model,
+                                 .kv_bytes_max = sn_kv_pool_bytes(b->pool),
+                                 .kv_tokens_max = sn_kv_pool_tokens(b->pool),
+                                 .sessions_max = 8,
+                                 .idle_us_max = 60 * SECOND,
+                                 .room_us_max = SECOND,
+                                 .submit = submit,
+                                 .read = read_figures,
+                                 .ctx = b};
     NEED(sn_core_new(&setup, T0, &b->core, &err));
     b->client.transport = cluster_transport(b->w->cluster, &b->client.identity);
     NEED(sn_transport_dial(b->client.transport, "mem://bench", b->identity.curve_key, &b->client.node, &err));

@@ -8,7 +8,10 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-enum { TIMEOUT_MS = 250, SOON_MS = 2500 }; /* SOON: what an error may take at most; several timeouts, on a busy machine */
+enum {
+    TIMEOUT_MS = 250,
+    SOON_MS = 2500
+}; /* SOON: what an error may take at most; several timeouts, on a busy machine */
 
 typedef struct run {
     world *w;
@@ -37,7 +40,8 @@ static sn_status run_steps(run *r, int position, int end, int chunk) {
     size_t row = (size_t)r->w->n_embd;
     for (int at = position, n; at < end; at += n) {
         n = chunk < end - at ? chunk : end - at;
-        sn_status status = sn_chain_step(r->chain, at, n, r->w->inputs + (size_t)at * row, r->out + (size_t)at * row, &r->err);
+        sn_status status =
+            sn_chain_step(r->chain, at, n, r->w->inputs + (size_t)at * row, r->out + (size_t)at * row, &r->err);
         if (status) return status;
     }
     return SN_OK;
@@ -55,7 +59,8 @@ static void run_close(run *r) {
     sn_link_close(&r->link);
 }
 
-/* -- nodes that fall silent ------------------------------------------------------------------------------------------ */
+/* -- nodes that fall silent ------------------------------------------------------------------------------------------
+ */
 
 /* Node 0 has 0:2; node 1 has 2:4 and is cut off at its n-th step; 2 and 3 together can take its place. */
 static void expect_survival(int at_step, int chunk, bool push) {
@@ -125,7 +130,8 @@ Test(failover, says_soon_which_blocks_are_missing_when_nobody_can_take_over) {
     }
 }
 
-/* -- nodes that talk nonsense ---------------------------------------------------------------------------------------- */
+/* -- nodes that talk nonsense ----------------------------------------------------------------------------------------
+ */
 
 static void expect_survival_of(fake_way way, bool push) {
     world *w = new_world();
@@ -172,10 +178,11 @@ static void expect_error_of(fake_way way, const char *part) {
 
 Test(failover, says_what_a_lying_node_did_when_there_is_no_other) {
     static const char *const parts[FAKE_WAYS] = {
-        [FAKE_SILENT] = "no answer within", [FAKE_OTHER_KIND] = "answered closed where result was due",
-        [FAKE_WRONG_WIDTH] = "another shape", [FAKE_WRONG_ROWS] = "another shape", [FAKE_HALF_NUMBERS] = "another shape",
-        [FAKE_NANS] = "no numbers", [FAKE_WRONG_TIMELINE] = "another timeline", [FAKE_NO_TIMELINE] = "without its timeline",
-        [FAKE_OTHER_ID] = "another node answered", [FAKE_NO_TRACE] = "over 0 nodes, not 1",
+        [FAKE_SILENT] = "no answer within",         [FAKE_OTHER_KIND] = "answered closed where result was due",
+        [FAKE_WRONG_WIDTH] = "another shape",       [FAKE_WRONG_ROWS] = "another shape",
+        [FAKE_HALF_NUMBERS] = "another shape",      [FAKE_NANS] = "no numbers",
+        [FAKE_WRONG_TIMELINE] = "another timeline", [FAKE_NO_TIMELINE] = "without its timeline",
+        [FAKE_OTHER_ID] = "another node answered",  [FAKE_NO_TRACE] = "over 0 nodes, not 1",
         [FAKE_LONG_TRACE] = "over 2 nodes, not 1"};
     for (int way = 0; way < FAKE_WAYS; way++) {
         bool error = way >= FAKE_ERROR_OK && way <= FAKE_ERROR_UNKNOWN;
@@ -209,7 +216,8 @@ Test(failover, gives_up_after_as_many_failures_as_it_was_told) {
     }
 }
 
-/* -- other weights --------------------------------------------------------------------------------------------------- */
+/* -- other weights ---------------------------------------------------------------------------------------------------
+ */
 
 Test(failover, a_client_with_the_file_takes_only_nodes_with_its_weights) {
     world *w = new_world();
@@ -232,7 +240,8 @@ Test(failover, a_client_with_the_file_takes_only_nodes_with_its_weights) {
     tiny_remove(&other);
 }
 
-/* -- rewinds --------------------------------------------------------------------------------------------------------- */
+/* -- rewinds ---------------------------------------------------------------------------------------------------------
+ */
 
 Test(failover, rewinds_in_every_way_of_chaining_and_after_failures) {
     for (int mode = 0; mode < 6; mode++) {
@@ -289,12 +298,13 @@ Test(failover, a_rewind_that_fails_leaves_nothing_of_what_it_wrote_over) {
     world_free(&w);
 }
 
-/* -- the network ----------------------------------------------------------------------------------------------------- */
+/* -- the network -----------------------------------------------------------------------------------------------------
+ */
 
 /* What a filter of our own does to the messages of a hub, and what it saw. Under the hub's lock. */
 typedef struct meddler {
-    bool apart;          /* nodes do not reach each other with steps */
-    int every;           /* every n-th message to or from a node is lost; 0: none */
+    bool apart; /* nodes do not reach each other with steps */
+    int every;  /* every n-th message to or from a node is lost; 0: none */
     int n, pushes;
     uint8_t session[SN_SESSION_ID_SIZE]; /* the newest that was opened at node 1 */
 } meddler;
@@ -302,7 +312,8 @@ typedef struct meddler {
 static sn_fate meddle(void *ctx, const char *from, const char *to, const sn_msg *msg) {
     meddler *m = ctx;
     bool between_nodes = *from && *to;
-    if (msg->kind == SN_MSG_OPEN && !strcmp(to, "mem://node1")) memcpy(m->session, msg->open.session, sizeof m->session);
+    if (msg->kind == SN_MSG_OPEN && !strcmp(to, "mem://node1"))
+        memcpy(m->session, msg->open.session, sizeof m->session);
     if (between_nodes && msg->kind == SN_MSG_STEP) m->pushes++;
     if (between_nodes && msg->kind == SN_MSG_STEP && m->apart) return SN_DROP;
     bool counts = msg->kind == SN_MSG_STEP || msg->kind == SN_MSG_RESULT;
@@ -383,7 +394,8 @@ Test(failover, messages_that_get_lost_cost_time_and_no_bits) {
             cluster_add(w->cluster, 2, 4);
         }
         sn_hub_set_filter(cluster_hub(w->cluster), meddle, &m);
-        cr_assert_eq(run_open(&r, w, (sn_chain_options){.push = push, .max_retries = 8}, NULL), SN_OK, "%s", r.err.text);
+        cr_assert_eq(run_open(&r, w, (sn_chain_options){.push = push, .max_retries = 8}, NULL), SN_OK, "%s",
+                     r.err.text);
         int tries = 0;
         for (int at = 0; at < 90; at = sn_chain_length(r.chain)) { /* as somebody would who is told to try again */
             cr_assert_lt(tries++, 20, "%s", r.err.text);

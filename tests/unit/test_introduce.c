@@ -146,8 +146,8 @@ Test(introduce, answers_questions_only_and_never_more_than_it_was_sent) {
     int fd = new_socket(mine), port;
     free_port(where);
     cr_assert_eq(sscanf(where, "tcp://127.0.0.1:%d", &port), 1);
-    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
-                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in to = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     NEED(sn_identity_new(&identity, &err));
     NEED(sn_introducer_new(&identity, where, wake, NULL, &node, &err));
     struct pollfd p = {fd, POLLIN, 0};
@@ -181,7 +181,7 @@ Test(introduce, a_port_that_is_taken_is_named) {
 }
 
 Test(introduce, says_what_an_address_looks_like) {
-    static const char *const bad[] = {"",        "127.0.0.1:7000",  "tcp://",     "tcp://:7000",      "tcp://host",
+    static const char *const bad[] = {"",         "127.0.0.1:7000", "tcp://",     "tcp://:7000",     "tcp://host",
                                       "tcp://h:", "tcp://h:123456", "tcp://h:7x", "udp://host:7000", "tcp://h:-1"};
     char plain[SN_ADDRESS_MAX + 1], long_one[400];
     uint8_t key[SN_KEY_SIZE];

@@ -151,7 +151,8 @@ Test(kvcache, exports_only_what_is_there) {
     float k[4 * ROW], v[4 * ROW];
     NEED(sn_kv_new(s.pool, &kv, &err));
     append(&s, kv, 40);
-    const int beyond[][2] = {{40, 1}, {39, 2}, {-1, 1}, {0, -1}, {0, 41}, {1, INT_MAX}, {INT_MAX, 1}, {INT_MAX, INT_MAX}};
+    const int beyond[][2] = {{40, 1}, {39, 2},      {-1, 1},      {0, -1},
+                             {0, 41}, {1, INT_MAX}, {INT_MAX, 1}, {INT_MAX, INT_MAX}};
     for (size_t i = 0; i < sizeof beyond / sizeof *beyond; i++) {
         cr_expect_eq(sn_kv_export(kv, 0, beyond[i][0], beyond[i][1], k, v, &s.err), SN_REFUSED);
         cr_expect(strstr(s.err.text, "not in a past of 40"), "%s", s.err.text);

@@ -228,7 +228,8 @@ Test(node, tells_who_sends_it_an_answer_that_it_takes_none) {
     scene s = begin();
     sn_msg *msg = NULL;
     for (int kind = 0; kind < SN_MSG_KIND_COUNT; kind++) {
-        bool answer = kind == SN_MSG_OPENED || kind == SN_MSG_CLOSED || kind == SN_MSG_STATUS_IS || kind == SN_MSG_RESULT;
+        bool answer =
+            kind == SN_MSG_OPENED || kind == SN_MSG_CLOSED || kind == SN_MSG_STATUS_IS || kind == SN_MSG_RESULT;
         if (!answer) continue;
         void *data;
         NEED(sn_msg_new((sn_msg_kind)kind, 0, &msg, &err));

@@ -1,5 +1,5 @@
-/* What a node promises of a session: the same question gives the same answer, a rewind leaves no trace, room in the cache is
- * waited for and comes back, and pushes are taken from one node only. */
+/* What a node promises of a session: the same question gives the same answer, a rewind leaves no trace, room in the
+ * cache is waited for and comes back, and pushes are taken from one node only. */
 #include "base/clock.h"
 #include "tests/support/need.h"
 #include "tests/support/talk.h"

@@ -153,8 +153,10 @@ static bool is_node(void *ctx, const sn_announcement *node) { return !memcmp(ctx
 
 Test(route, passes_over_nodes_that_may_not_or_cannot_be_used) {
     map *m = map_new();
-    const server bad[] = {{0, 10, .state = SN_NODE_JOINING},           {0, 10, .state = SN_NODE_DRAINING},
-                          {0, 10, .state = SN_NODE_OFFLINE},           {0, 10, .state = SN_NODE_ONLINE, .other = 1},
+    const server bad[] = {{0, 10, .state = SN_NODE_JOINING},
+                          {0, 10, .state = SN_NODE_DRAINING},
+                          {0, 10, .state = SN_NODE_OFFLINE},
+                          {0, 10, .state = SN_NODE_ONLINE, .other = 1},
                           {0, 10, .state = SN_NODE_ONLINE, .n_blocks = 12}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         add_server(m, bad[i]);

@@ -51,8 +51,15 @@ static void bench_end(bench *b) {
 /* A step of n tokens for session s, over blocks [first, end), which goes into the scheduler. It waits 10 s for room. */
 static sn_job *add_over(bench *b, int s, int position, int n, int first, int end) {
     sn_job *job = calloc(1, sizeof *job);
-    *job = (sn_job){.kind = SN_JOB_STEP, .session = &b->kv[s], .kv = &b->kv[s], .first = first, .end = end,
-                    .position = position, .n_tokens = n, .arrived_us = b->now, .deadline_us = b->now + 10000000,
+    *job = (sn_job){.kind = SN_JOB_STEP,
+                    .session = &b->kv[s],
+                    .kv = &b->kv[s],
+                    .first = first,
+                    .end = end,
+                    .position = position,
+                    .n_tokens = n,
+                    .arrived_us = b->now,
+                    .deadline_us = b->now + 10000000,
                     .input = {.name = "rows", .data = b->rows, .dtype = SN_F32, .rank = 2, .shape = {n, EMBD}}};
     NEED(sn_shared_new((size_t)n * EMBD * sizeof(float), &job->output, &err));
     sn_scheduler_add(b->scheduler, job);

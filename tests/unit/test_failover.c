@@ -303,6 +303,7 @@ Test(failover, a_rewind_that_fails_leaves_nothing_of_what_it_wrote_over) {
 
 /* What a filter of our own does to the messages of a hub, and what it saw. Under the hub's lock. */
 typedef struct meddler {
+    bool deaf;  /* that a session is open is not heard from node 1 */
     bool apart; /* nodes do not reach each other with steps */
     int every;  /* every n-th message to or from a node is lost; 0: none */
     int n, pushes;
@@ -316,6 +317,7 @@ static sn_fate meddle(void *ctx, const char *from, const char *to, const sn_msg 
         memcpy(m->session, msg->open.session, sizeof m->session);
     if (between_nodes && msg->kind == SN_MSG_STEP) m->pushes++;
     if (between_nodes && msg->kind == SN_MSG_STEP && m->apart) return SN_DROP;
+    if (m->deaf && msg->kind == SN_MSG_OPENED && !strcmp(from, "mem://node1")) return SN_DROP;
     bool counts = msg->kind == SN_MSG_STEP || msg->kind == SN_MSG_RESULT;
     return counts && m->every && ++m->n % m->every == 0 ? SN_DROP : SN_DELIVER;
 }
@@ -407,4 +409,43 @@ Test(failover, messages_that_get_lost_cost_time_and_no_bits) {
         run_close(&r);
         world_free(&w);
     }
+}
+
+Test(failover, a_session_that_was_opened_unheard_is_closed) {
+    world *w = new_world();
+    meddler m = {.deaf = true};
+    run r;
+    cluster_add(w->cluster, 0, 2);
+    cluster_add(w->cluster, 2, 4);
+    sn_hub_set_filter(cluster_hub(w->cluster), meddle, &m);
+    int64_t began = sn_now_us();
+    expect_error_soon(run_open(&r, w, (sn_chain_options){0}, NULL), &r, began, "opened unheard");
+    for (int node = 0; node < 2; node++) {
+        talk *t = talk_new(w, node);
+        int64_t deadline = sn_now_us() + 5000000;
+        while (talk_status(t).sessions && sn_now_us() < deadline) sn_sleep_us(2000);
+        cr_expect_eq(talk_status(t).sessions, 0, "node %d keeps it", node);
+        talk_free(&t);
+    }
+    run_close(&r);
+    world_free(&w);
+}
+
+Test(failover, more_blocks_than_a_route_has_hops_are_not_cut_short) {
+    run r = {0};
+    sn_device *device = NULL;
+    sn_device_options how = {.threads = 1};
+    char *path = tiny_make(&(tiny_options){.dtype = SN_F32, .n_blocks = SN_HOPS_MAX + 1, .n_ff = 32});
+    NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &how, &device, &err));
+    NEED(sn_model_open(path, &r.model, &err));
+    sn_chain_options options = {
+        .device = device, .local_end = SN_HOPS_MAX + 1, .kv_memory = 16 << 20, .every_block = true};
+    cr_expect_eq(sn_chain_open(r.model, &options, &r.chain, &r.err), SN_REFUSED);
+    cr_expect(strstr(r.err.text, "65 blocks cannot be cut"), "%s", r.err.text);
+    cr_expect_null(r.chain);
+    options.every_block = false;
+    cr_expect_eq(sn_chain_open(r.model, &options, &r.chain, &r.err), SN_OK, "%s", r.err.text);
+    run_close(&r);
+    sn_device_close(&device);
+    tiny_remove(&path);
 }

@@ -17,6 +17,7 @@ enum {
     OPEN_TIMEOUT_MS = 5000,
     PLAN_AGAIN_US = 200000,
     BANNED_MAX = 64,
+    BAN_US = 60000000, /* then a node may be tried again: a long chat outlives many hiccups of few nodes */
 };
 static const size_t VERIFY_BYTES_MAX = (size_t)8 << 30; /* weights that a client hashes to know its nodes' by */
 
@@ -32,8 +33,11 @@ struct sn_chain {
     size_t n_hops;
     int length;
     sn_hasher *hasher;
-    float *rows[2];                          /* hidden states between hops, SN_SPAN_ROWS_MAX rows each */
-    uint8_t banned[BANNED_MAX][SN_KEY_SIZE]; /* nodes that failed this chain; the oldest is forgiven first */
+    float *rows[2]; /* hidden states between hops, SN_SPAN_ROWS_MAX rows each */
+    struct {
+        uint8_t node[SN_KEY_SIZE];
+        int64_t until_us;
+    } banned[BANNED_MAX]; /* nodes that failed this chain; the oldest is forgiven first */
     size_t n_banned;
     uint64_t failovers;
     sn_chain_observer observer;
@@ -57,12 +61,15 @@ static bool is_wanted(const sn_chain *chain, const sn_announcement *node) {
 static bool is_excluded(void *ctx, const sn_announcement *node) {
     const sn_chain *chain = ctx;
     for (size_t i = 0; i < chain->n_banned && i < BANNED_MAX; i++)
-        if (!memcmp(chain->banned[i], node->node, SN_KEY_SIZE)) return true;
+        if (!memcmp(chain->banned[i].node, node->node, SN_KEY_SIZE) && sn_now_us() < chain->banned[i].until_us)
+            return true;
     return !is_wanted(chain, node);
 }
 
 static void ban(sn_chain *chain, const sn_hop_at *hop) {
-    memcpy(chain->banned[chain->n_banned++ % BANNED_MAX], hop->node, SN_KEY_SIZE);
+    size_t i = chain->n_banned++ % BANNED_MAX;
+    memcpy(chain->banned[i].node, hop->node, SN_KEY_SIZE);
+    chain->banned[i].until_us = sn_now_us() + BAN_US;
     sn_log(SN_LOG_WARN, "node given up", "node=%s blocks=%d:%d", hop->report.node, hop->first, hop->end);
 }
 
@@ -200,8 +207,9 @@ sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, 
         status = sn_calloc(&chain->rows[i], (size_t)SN_SPAN_ROWS_MAX * (size_t)chain->hp.n_embd, sizeof(float), err);
     if (!status) status = load_local(chain, model, err);
     if (!status) status = learn_hashes(chain, model, err);
-    if (!status) status = connect_hops(chain, 0, chain->hp.n_blocks, grace_ms(chain, 0), &retries, chain->hops,
-                                        &chain->n_hops, err);
+    if (!status)
+        status =
+            connect_hops(chain, 0, chain->hp.n_blocks, grace_ms(chain, 0), &retries, chain->hops, &chain->n_hops, err);
     if (status) sn_chain_close(&chain);
     *out = chain;
     return status;

@@ -7,7 +7,8 @@
 
 sn_status sn_monitor_open(void *context, void *socket, uint64_t number, void **out, sn_err *err) {
     char address[48];
-    int none = 0; /* no limit: libzmq's I/O thread would wait where a queue is full; it says a few words a second at most */
+    int none =
+        0; /* no limit: libzmq's I/O thread would wait where a queue is full; it says a few words a second at most */
     snprintf(address, sizeof address, "inproc://monitor-%llu", (unsigned long long)number);
     void *monitor = NULL;
     if (!zmq_socket_monitor(socket, address,
@@ -20,8 +21,8 @@ sn_status sn_monitor_open(void *context, void *socket, uint64_t number, void **o
     int reason = zmq_errno();
     sn_monitor_close(socket, monitor);
     *out = NULL;
-    return sn_fail(err, reason == EMFILE ? SN_RETRY : SN_STOP, "no ZeroMQ socket is to be had to watch a connection: %s",
-                   zmq_strerror(reason));
+    return sn_fail(err, reason == EMFILE ? SN_RETRY : SN_STOP,
+                   "no ZeroMQ socket is to be had to watch a connection: %s", zmq_strerror(reason));
 }
 
 void sn_monitor_close(void *socket, void *monitor) {

@@ -60,12 +60,18 @@ static bool is_zero(const uint8_t key[SN_KEY_SIZE]) {
     return true;
 }
 
-/* Every live announcement of the model (zero: all), as many as a message takes. */
+/* Every live announcement of the model (zero: all), as many as a message takes. That we leave is not one of them, since a
+ * directory lists nobody who is gone; it is told all the same. */
 static sn_status list_known(const sn_core *core, const uint8_t model[SN_KEY_SIZE], sn_blob **out, size_t *n,
                             sn_err *err) {
-    size_t count = sn_min_size(sn_directory_count(core->directory), SN_ANNOUNCEMENTS_MAX), kept = 0;
+    size_t own = core->draining && core->sealed.len ? 1 : 0, kept = 0;
+    size_t count = sn_min_size(own + sn_directory_count(core->directory), SN_ANNOUNCEMENTS_MAX);
     sn_status status = sn_list_new(count, SN_ANNOUNCEMENTS_MAX, sizeof **out, out, err);
     *n = 0;
+    if (own && !status) {
+        status = copy_blob(*out, core->sealed.data, core->sealed.len, err);
+        if (!status) *n = ++kept;
+    }
     for (size_t i = 0; i < sn_directory_count(core->directory) && kept < count && !status; i++) {
         if (!is_zero(model) && memcmp(sn_directory_at(core->directory, i)->model, model, SN_KEY_SIZE)) continue;
         const sn_blob *sealed = sn_directory_sealed_at(core->directory, i);

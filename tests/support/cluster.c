@@ -22,7 +22,7 @@ struct cluster {
     cluster_options options;
     sn_hub *hub;
     member members[NODES_MAX];
-    int n;
+    atomic_int n; /* the filter reads it in other threads: a member is whole before it counts */
 };
 
 static sn_fate deliver(void *ctx, const char *from, const char *to, const sn_msg *msg) {
@@ -136,8 +136,12 @@ void cluster_free(cluster **c) {
 }
 
 sn_transport *cluster_transport(cluster *c, sn_identity *identity) {
-    sn_transport *transport = NULL;
     NEED(sn_identity_new(identity, &err));
+    return cluster_transport_as(c, identity);
+}
+
+sn_transport *cluster_transport_as(cluster *c, const sn_identity *identity) {
+    sn_transport *transport = NULL;
     NEED(sn_transport_memory_new(c->hub, identity, &transport, &err));
     return transport;
 }

@@ -40,5 +40,6 @@ sn_hub *cluster_hub(cluster *c);
 sn_link *cluster_link(cluster *c);
 /* A transport and identity of its own, for tests that speak the protocol by hand; free with sn_transport_free. */
 sn_transport *cluster_transport(cluster *c, sn_identity *identity);
+sn_transport *cluster_transport_as(cluster *c, const sn_identity *identity); /* the same, with a given one */
 
 #endif

@@ -135,4 +135,3 @@ slow() {
   (while kill -STOP "$victim"; do sleep 0.05; kill -CONT "$victim"; sleep 0.001; done) 2>/dev/null &
   pid[slow]=$!
 }
-unslow() { kill "${pid[slow]}" 2>/dev/null; wait "${pid[slow]}" 2>/dev/null; unset "pid[slow]"; kill -CONT "${pid[$1]}" 2>/dev/null; }

@@ -1,0 +1,165 @@
+"""A client of one node, made from docs/PROTOCOL.md alone. Arguments: address, golden.safetensors, docs/PROTOCOL.md.
+
+Exits 77 with a reason where a package is missing; else prints what it checked, or stops at the first thing that is wrong."""
+import hashlib
+import json
+import os
+import re
+import socket
+import struct
+import sys
+import time
+
+try:
+    import msgpack
+    import zmq
+    from zmq.utils import z85
+except ImportError as missing:
+    print(f"{missing}: install python3-zmq and python3-msgpack")
+    sys.exit(77)
+
+TIMEOUT_S = 10
+
+
+def sha256(*parts):
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def begin_timeline(model, first, end, block_hashes):
+    return sha256(b"swarm timeline 1 %d:%d" % (first, end), model, sha256(*block_hashes))
+
+
+def check_example(document):
+    text = open(document, encoding="utf-8").read()
+    t = begin_timeline(b"\x11" * 32, 2, 4, [b"\x22" * 32, b"\x33" * 32])
+    for i, row in enumerate([None, (1, -2), (0.5, 0)]):
+        if row:
+            t = sha256(t, struct.pack("<2f", *row))
+        assert re.search(rf"T\({i}\) +{t.hex()}\n", text), f"T({i}) of the document's example is not {t.hex()}"
+
+
+def introduce(address):
+    """The node's id and CURVE key, by UDP. (Its signature is not checked here: this client has no Ed25519.)"""
+    host, port = address[len("tcp://"):].rsplit(":", 1)
+    nonce = os.urandom(8)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.settimeout(0.5)
+        for _ in range(2 * TIMEOUT_S):
+            s.sendto((b"SWARM?1\0" + nonce).ljust(144, b"\0"), (host, int(port)))
+            try:
+                answer = s.recv(1000)
+            except socket.timeout:
+                continue
+            if len(answer) == 144 and answer[:16] == b"SWARM!1\0" + nonce:
+                return answer[16:48], answer[48:80]
+    raise SystemExit("nobody introduced himself")
+
+
+class Node:
+    def __init__(self, address, key):
+        public, secret = zmq.curve_keypair()
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.curve_serverkey, self.socket.curve_publickey, self.socket.curve_secretkey = (
+            z85.encode(key), public, secret)
+        self.socket.connect(address)
+        self.requests = 0
+
+    def send(self, kind, rows=None, n_embd=0, **fields):
+        self.requests += 1
+        frames = [dict(fields, kind=kind, request=self.requests)]
+        if rows is not None:
+            frames[0]["tensor"] = {"dtype": "F32", "shape": [len(rows) // (4 * n_embd), n_embd]}
+            frames.append(rows)
+        self.socket.send_multipart([msgpack.packb(frames[0])] + frames[1:])
+        return self.requests
+
+    def receive(self, request):
+        until = time.monotonic() + TIMEOUT_S
+        while self.socket.poll(max(0, 1000 * (until - time.monotonic()))):
+            frames = self.socket.recv_multipart()
+            message = msgpack.unpackb(frames[0])
+            if message["request"] == request:
+                return message, frames[1] if len(frames) > 1 else None
+        raise SystemExit(f"no answer to request {request}")
+
+    def ask(self, wanted, kind, rows=None, n_embd=0, **fields):
+        message, tensor = self.receive(self.send(kind, rows, n_embd, **fields))
+        assert message["kind"] == wanted, f"{kind} was answered by {message}"
+        return (message, tensor) if tensor is not None else message
+
+
+def read_safetensors(path):
+    with open(path, "rb") as f:
+        header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+        data = f.read()
+    return lambda name: (header[name]["shape"], data[slice(*header[name]["data_offsets"])])
+
+
+def difference(a, b):
+    x, y = (struct.unpack(f"<{len(z) // 4}f", z) for z in (a, b))
+    assert len(x) == len(y), f"{len(x)} numbers instead of {len(y)}"
+    return max(abs(p - q) for p, q in zip(x, y))
+
+
+def find_announcement(node, node_id):
+    zero = bytes(32)
+    for sealed in node.ask("peers_are", "peers", protocol=1, model=zero, announcements=[])["announcements"]:
+        announcement = msgpack.unpackb(sealed[:-64])
+        if announcement["node"] == node_id:
+            assert announcement["state"] == 1 and announcement["expires_unix_ms"] > 1000 * time.time()
+            return announcement
+    raise SystemExit("the node does not announce itself")
+
+
+def main(address, golden, document):
+    check_example(document)
+    node_id, key = introduce(address)
+    node = Node(address, key)
+    me = find_announcement(node, node_id)
+    assert me["curve_key"] == key and me["first_block"] == 0 and me["end_block"] == me["n_blocks"]
+    tensor = read_safetensors(golden)
+    (n, n_embd), inputs = tensor("hidden.0")
+    expected = tensor(f"hidden.{me['n_blocks']}")[1]
+    row = 4 * n_embd
+    timeline = [begin_timeline(me["model"], 0, me["n_blocks"], me["block_hash"])]
+    for i in range(n):
+        timeline.append(sha256(timeline[i], inputs[i * row:(i + 1) * row]))
+
+    session = os.urandom(16)
+    opened = node.ask("opened", "open", protocol=1, session=session, model=me["model"], first_block=0,
+                      end_block=me["n_blocks"], max_tokens=2 * n, predecessor=bytes(32))
+    assert opened["session"] == session and opened["step_tokens_max"] >= n
+
+    def step(number, position, end, wanted="result", base=None):
+        answer = node.ask(wanted, "step", inputs[position * row:end * row], n_embd, session=session, step=number,
+                          position=position, reply_dtype=0, timeline=base or timeline[position], route=[], trace=[])
+        if wanted == "error":
+            return answer
+        result, hidden = answer
+        assert result["tensor"] == {"dtype": "F32", "shape": [end - position, n_embd]}, result
+        trace, = result["trace"]
+        assert trace["node"] == node_id and trace["timeline"] == timeline[end], "another timeline hash"
+        return hidden
+
+    whole = step(1, 0, n)
+    worst = difference(whole, expected)
+    assert worst < 1e-4, f"hidden states differ from the reference by {worst}"
+    assert step(1, 0, n) == whole, "the same step again gives another answer"
+    assert step(2, n // 2, n) == whole[n // 2 * row:], "after a rewind the bits are others"
+    assert step(3, 5, 6) == whole[5 * row:6 * row], "one token after a rewind gives other bits"
+    error = step(4, 6, 7, "error", bytes(32))
+    assert error["status"] == 2 and error["text"].startswith("MISMATCH") and error["session"] == session, error
+    assert step(4, 7, 8, "error")["status"] == 3, "a position beyond the end is taken"
+    assert step(4, 6, n) == whole[6 * row:], "a step that failed was counted"
+    assert node.ask("status_is", "status", protocol=1)["sessions"] == 1
+    assert node.ask("error", "peers", protocol=999, model=bytes(32), announcements=[])["status"] == 3
+    assert node.ask("closed", "close", session=session)["session"] == session
+    assert step(5, 0, 1, "error")["status"] == 2, "the session lives on after it was closed"
+    print(f"{n} tokens through blocks 0:{me['n_blocks']}; largest difference from the reference {worst:.1e}")
+    node.socket.close()
+    node.context.term()
+
+
+main(*sys.argv[1:])

@@ -1,0 +1,269 @@
+/* The core by hand: no threads, a clock that the test sets, jobs that wait until the test runs them. */
+#include "base/clock.h"
+#include "node/core.h"
+#include "tests/support/need.h"
+#include "tests/support/talk.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+enum { SECOND = 1000000, T0 = 100 * SECOND };
+
+typedef struct bench {
+    world *w; /* for its model and numbers; its cluster has no node but us */
+    sn_device *device;
+    sn_span *span;
+    sn_kv_pool *pool;
+    sn_scheduler *scheduler;
+    sn_transport *transport;
+    sn_identity identity;
+    sn_core *core;
+    sn_job *waiting[8];
+    int n_waiting, room;
+    int64_t unix_ms; /* stands still unless the test moves it */
+    talk client;
+} bench;
+
+static bool submit(void *ctx, sn_job *job) {
+    bench *b = ctx;
+    if (b->n_waiting == b->room) return false;
+    b->waiting[b->n_waiting++] = job;
+    return true;
+}
+
+static sn_engine_figures read_figures(void *ctx) {
+    const bench *b = ctx;
+    return (sn_engine_figures){.kv_bytes = sn_kv_pool_bytes_used(b->pool), .queue = (uint64_t)b->n_waiting};
+}
+
+static void bench_begin(bench *b) {
+    *b = (bench){.w = world_new(&(cluster_options){.kv_memory = 8}), .room = 8, .unix_ms = sn_unix_ms()};
+    sn_model *model = NULL;
+    sn_device_options options = {.threads = 1};
+    char bound[SN_ADDRESS_MAX + 1];
+    NEED(sn_model_open(b->w->path, &model, &err));
+    NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &b->device, &err));
+    NEED(sn_span_load(model, b->device, 0, 4, NULL, NULL, &b->span, &err));
+    sn_model_close(&model);
+    NEED(sn_span_kv_pool(b->span, 8 * b->w->page_bytes, &b->pool, &err));
+    NEED(sn_scheduler_new(b->span, b->pool, &b->scheduler, &err));
+    b->transport = cluster_transport(b->w->cluster, &b->identity);
+    NEED(sn_transport_listen(b->transport, "mem://bench", bound, &err));
+    const sn_core_setup setup = {.transport = b->transport,
+                                 .identity = &b->identity,
+                                 .address = "mem://bench",
+                                 .name = "bench",
+                                 .span = b->span,
+                                 .model = b->w->model,
+                                 .kv_bytes_max = sn_kv_pool_bytes(b->pool),
+                                 .kv_tokens_max = sn_kv_pool_tokens(b->pool),
+                                 .sessions_max = 8,
+                                 .idle_us_max = 60 * SECOND,
+                                 .room_us_max = SECOND,
+                                 .submit = submit,
+                                 .read = read_figures,
+                                 .ctx = b};
+    NEED(sn_core_new(&setup, T0, &b->core, &err));
+    b->client.transport = cluster_transport(b->w->cluster, &b->client.identity);
+    NEED(sn_transport_dial(b->client.transport, "mem://bench", b->identity.curve_key, &b->client.node, &err));
+}
+
+static void bench_end(bench *b) {
+    for (int i = 0; i < b->n_waiting; i++) sn_job_free(&b->waiting[i]);
+    sn_scheduler_free(&b->scheduler);
+    sn_core_free(&b->core);
+    cr_expect_eq(sn_kv_pool_bytes_used(b->pool), 0, "the core left pages behind");
+    sn_transport_free(&b->client.transport);
+    sn_transport_free(&b->transport);
+    sn_kv_pool_free(&b->pool);
+    sn_span_free(&b->span);
+    sn_device_close(&b->device);
+    world_free(&b->w);
+}
+
+static void read_messages(bench *b, int64_t now_us) {
+    sn_event event;
+    for (;;) {
+        NEED(sn_transport_recv(b->transport, 0, &event, &err));
+        if (!event.peer) return;
+        sn_core_handle(b->core, &event, now_us, b->unix_ms);
+    }
+}
+
+static void run_jobs(bench *b, int64_t now_us) {
+    while (b->n_waiting || !sn_scheduler_idle(b->scheduler)) {
+        for (int i = 0; i < b->n_waiting; i++) sn_scheduler_add(b->scheduler, b->waiting[i]);
+        b->n_waiting = 0;
+        for (sn_job *job = sn_scheduler_run(b->scheduler, now_us), *next; job; job = next) {
+            next = job->next;
+            sn_core_done(b->core, job, now_us);
+        }
+    }
+}
+
+static sn_msg *ask(bench *b, sn_msg *msg, int64_t now_us) {
+    uint64_t request = talk_send(&b->client, &msg);
+    read_messages(b, now_us);
+    run_jobs(b, now_us);
+    sn_msg *answer = talk_hear(&b->client, request, 100);
+    return answer;
+}
+
+static void open_past(bench *b, past *p, int64_t now_us) {
+    past_init(p, b->w, &b->client, 0, 4);
+    sn_msg *answer = ask(b, past_open_message(p), now_us);
+    cr_assert(answer && answer->kind == SN_MSG_OPENED);
+    sn_msg_free(&answer);
+}
+
+static uint64_t count_sessions(bench *b, int64_t now_us) {
+    sn_msg *msg = NULL;
+    NEED(sn_msg_new(SN_MSG_STATUS, 0, &msg, &err));
+    sn_msg *answer = ask(b, msg, now_us);
+    cr_assert(answer && answer->kind == SN_MSG_STATUS_IS);
+    uint64_t n = answer->status_is.sessions;
+    sn_msg_free(&answer);
+    return n;
+}
+
+Test(core, closes_sessions_that_lie_idle_and_no_others) {
+    bench b;
+    past idle, busy;
+    bench_begin(&b);
+    open_past(&b, &idle, T0);
+    open_past(&b, &busy, T0);
+    cr_expect(past_took(&idle, ask(&b, past_step_message(&idle, 0, 40), T0), 0, 40));
+    cr_expect(past_took(&busy, ask(&b, past_step_message(&busy, 0, 5), T0 + 50 * SECOND), 0, 5));
+    for (int64_t now = T0; now <= T0 + 60 * SECOND; now += 5 * SECOND) sn_core_tick(b.core, now, b.unix_ms);
+    cr_expect_eq(count_sessions(&b, T0 + 60 * SECOND), 2);
+    sn_core_tick(b.core, T0 + 80 * SECOND, b.unix_ms);
+    run_jobs(&b, T0 + 80 * SECOND);
+    cr_expect_eq(count_sessions(&b, T0 + 80 * SECOND), 1);
+    cr_expect_eq(sn_kv_pool_bytes_used(b.pool), b.w->page_bytes);
+    cr_expect(is_refusal(ask(&b, past_step_message(&idle, 40, 1), T0 + 80 * SECOND), SN_REBUILD, "does not know"));
+    cr_expect(past_took(&busy, ask(&b, past_step_message(&busy, 5, 1), T0 + 80 * SECOND), 5, 1));
+    free(idle.timeline), free(busy.timeline);
+    bench_end(&b);
+}
+
+Test(core, refuses_everything_new_once_it_drains) {
+    bench b;
+    past p, late;
+    bench_begin(&b);
+    open_past(&b, &p, T0);
+    cr_expect(past_took(&p, ask(&b, past_step_message(&p, 0, 4), T0), 0, 4));
+    sn_msg *msg = past_step_message(&p, 4, 3); /* in hand when the end comes: it is still answered */
+    uint64_t request = talk_send(&b.client, &msg);
+    read_messages(&b, T0);
+    sn_core_drain(b.core, b.unix_ms);
+    cr_expect(sn_core_busy(b.core));
+    run_jobs(&b, T0);
+    cr_expect_not(sn_core_busy(b.core));
+    cr_expect(past_took(&p, talk_hear(&b.client, request, 100), 4, 3));
+    cr_expect(is_refusal(ask(&b, past_step_message(&p, 7, 1), T0), SN_RETRY, "this node is leaving"));
+    past_init(&late, b.w, &b.client, 0, 4);
+    cr_expect(is_refusal(ask(&b, past_open_message(&late), T0), SN_RETRY, "this node is leaving"));
+    free(p.timeline), free(late.timeline);
+    bench_end(&b);
+}
+
+Test(core, announces_that_it_leaves_even_in_the_same_millisecond) {
+    bench b;
+    bench_begin(&b);
+    sn_core_tick(b.core, T0, b.unix_ms);
+    sn_core_drain(b.core, b.unix_ms);
+    sn_msg *msg = NULL;
+    NEED(sn_msg_new(SN_MSG_PEERS, 0, &msg, &err));
+    msg->peers.protocol = SN_PROTOCOL;
+    sn_msg *answer = ask(&b, msg, T0);
+    cr_assert(answer && answer->kind == SN_MSG_PEERS_ARE && answer->peers_are.n_announcements == 1);
+    sn_announcement *a = calloc(1, sizeof *a);
+    const sn_blob *blob = answer->peers_are.announcements;
+    NEED(sn_announcement_open(blob->data, blob->len, b.unix_ms, a, &err));
+    cr_expect_eq(a->state, SN_NODE_OFFLINE);
+    free(a);
+    sn_msg_free(&answer);
+    bench_end(&b);
+}
+
+Test(core, a_step_that_found_no_room_in_the_queue_leaves_a_session_that_can_go_on) {
+    bench b;
+    past p;
+    bench_begin(&b);
+    open_past(&b, &p, T0);
+    cr_expect(past_took(&p, ask(&b, past_step_message(&p, 0, 20), T0), 0, 20));
+    sn_msg *msg = past_step_message(&p, 5, 10); /* a rewind to other tokens, never computed */
+    memset(msg->owner, 0, 64);
+    b.room = 0;
+    cr_expect(is_refusal(ask(&b, msg, T0), SN_RETRY, "queue is full"));
+    b.room = 8;
+    msg = past_step_message(&p, 20, 1); /* the tokens behind 5 may not be built on any more */
+    cr_expect(is_refusal(ask(&b, msg, T0), SN_REFUSED, "beyond the session's end at 5"));
+    cr_expect(past_took(&p, ask(&b, past_step_message(&p, 5, 30), T0), 5, 30));
+    free(p.timeline);
+    bench_end(&b);
+}
+
+Test(core, a_session_closed_while_it_works_is_closed_when_its_step_is_back) {
+    bench b;
+    past p;
+    bench_begin(&b);
+    open_past(&b, &p, T0);
+    sn_msg *msg = past_step_message(&p, 0, 20);
+    uint64_t request = talk_send(&b.client, &msg);
+    read_messages(&b, T0);
+    cr_assert_eq(b.n_waiting, 1);
+    msg = past_close_message(&p);
+    talk_send(&b.client, &msg);
+    read_messages(&b, T0);
+    msg = past_open_message(&p);
+    cr_expect(is_refusal(ask(&b, msg, T0), SN_REFUSED, "in use")); /* not while the old one is on its way out */
+    cr_expect_eq(count_sessions(&b, T0), 0);
+    cr_expect_eq(sn_kv_pool_bytes_used(b.pool), 0);
+    cr_expect_null(talk_hear(&b.client, request, 50));
+    free(p.timeline);
+    bench_end(&b);
+}
+
+Test(core, lets_go_of_everything_when_it_ends_in_the_middle_of_work) {
+    bench b;
+    past p;
+    bench_begin(&b);
+    open_past(&b, &p, T0);
+    cr_expect(past_took(&p, ask(&b, past_step_message(&p, 0, 40), T0), 0, 40));
+    sn_msg *msg = past_step_message(&p, 40, 20);
+    talk_send(&b.client, &msg);
+    read_messages(&b, T0);
+    free(p.timeline);
+    bench_end(&b);
+}
+
+/* A node that was to be joined is told of us again when it is back; the loss itself is answered by nothing. */
+Test(core, goes_on_telling_a_joined_node_that_was_lost) {
+    bench b;
+    sn_identity identity;
+    char bound[SN_ADDRESS_MAX + 1];
+    sn_event event;
+    bench_begin(&b);
+    sn_transport *joined = cluster_transport(b.w->cluster, &identity);
+    NEED(sn_transport_listen(joined, "mem://joined", bound, &err));
+    sn_core_tick(b.core, T0, b.unix_ms);
+    sn_core_join(b.core, "mem://joined", identity.curve_key);
+    NEED(sn_transport_recv(joined, 0, &event, &err));
+    cr_assert(event.msg && event.msg->kind == SN_MSG_PEERS);
+    sn_msg_free(&event.msg);
+    sn_transport_free(&joined);
+    NEED(sn_transport_recv(b.transport, 0, &event, &err));
+    cr_assert(event.lost);
+    joined = cluster_transport_as(b.w->cluster, &identity);
+    NEED(sn_transport_listen(joined, "mem://joined", bound, &err));
+    sn_core_handle(b.core, &event, T0, b.unix_ms);
+    NEED(sn_transport_recv(joined, 0, &event, &err));
+    cr_assert_null(event.msg);
+    sn_core_tick(b.core, T0 + 16 * SECOND, b.unix_ms + 16000);
+    NEED(sn_transport_recv(joined, 0, &event, &err));
+    cr_assert(event.msg && event.msg->kind == SN_MSG_PEERS);
+    sn_msg_free(&event.msg);
+    sn_transport_free(&joined);
+    bench_end(&b);
+}

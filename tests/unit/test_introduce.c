@@ -1,0 +1,204 @@
+/* Introductions over UDP on the loopback. */
+#include "net/introduce.h"
+
+#include "base/clock.h"
+#include "tests/support/need.h"
+
+#include <arpa/inet.h>
+#include <criterion/criterion.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { DATAGRAM = 144, SIGNED = 80, WAIT_MS = 3000 };
+
+static atomic_int woken;
+static void wake(void *ctx) {
+    (void)ctx;
+    atomic_fetch_add(&woken, 1);
+}
+
+/* A UDP socket on a free port of the loopback. */
+static int new_socket(char address[64]) {
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof at;
+    if (fd < 0 || bind(fd, (struct sockaddr *)&at, len) || getsockname(fd, (struct sockaddr *)&at, &len)) abort();
+    snprintf(address, 64, "tcp://127.0.0.1:%d", ntohs(at.sin_port));
+    return fd;
+}
+
+static void free_port(char address[64]) { close(new_socket(address)); }
+
+static bool take_within(sn_introducer *in, char *address, uint8_t *key, int ms) {
+    int64_t deadline = sn_now_us() + (int64_t)ms * 1000;
+    bool any;
+    while (!(any = sn_introducer_take(in, address, key)) && sn_now_us() < deadline) sn_sleep_us(1000);
+    return any;
+}
+
+static sn_introducer *new_asker(void) {
+    sn_introducer *in = NULL;
+    NEED(sn_introducer_new(NULL, NULL, wake, NULL, &in, &err));
+    return in;
+}
+
+Test(introduce, gives_the_key_of_who_listens_even_if_asked_before) {
+    char where[64], address[SN_ADDRESS_MAX + 1];
+    uint8_t key[SN_KEY_SIZE];
+    sn_identity identity;
+    sn_introducer *asker = new_asker(), *node = NULL;
+    free_port(where);
+    NEED(sn_identity_new(&identity, &err));
+    NEED(sn_introducer_ask(asker, where, &err));
+    cr_expect_not(take_within(asker, address, key, 100)); /* nobody is there */
+    NEED(sn_introducer_new(&identity, where, wake, NULL, &node, &err));
+    cr_assert(take_within(asker, address, key, WAIT_MS));
+    cr_expect_str_eq(address, where);
+    cr_expect(!memcmp(key, identity.curve_key, SN_KEY_SIZE));
+    cr_expect_geq(woken, 1);
+    cr_expect_not(sn_introducer_take(asker, address, key), "told twice");
+    sn_introducer_free(&asker);
+    sn_introducer_free(&node);
+    sn_introducer_free(&node);
+}
+
+Test(introduce, asks_nobody_where_the_key_is_pinned) {
+    char where[64], pinned[256], address[SN_ADDRESS_MAX + 1], hex[2 * SN_KEY_SIZE + 1];
+    uint8_t key[SN_KEY_SIZE], got[SN_KEY_SIZE];
+    int fd = new_socket(where);
+    sn_random(key, sizeof key);
+    snprintf(pinned, sizeof pinned, "%s#%s", where, sn_hex(key, sizeof key, hex));
+    sn_introducer *asker = new_asker();
+    int before = woken;
+    NEED(sn_introducer_ask(asker, pinned, &err));
+    cr_expect_gt(woken, before, "nobody was woken to take it");
+    cr_assert(sn_introducer_take(asker, address, got));
+    cr_expect_str_eq(address, where);
+    cr_expect(!memcmp(key, got, sizeof key));
+    struct pollfd p = {fd, POLLIN, 0};
+    cr_expect_eq(poll(&p, 1, 200), 0, "a question was sent");
+    sn_introducer_free(&asker);
+    close(fd);
+}
+
+static void send_to(int fd, const struct sockaddr_in *to, const void *data, size_t n) {
+    if (sendto(fd, data, n, 0, (const struct sockaddr *)to, sizeof *to) != (ssize_t)n) abort();
+}
+
+/* An answer to the question, signed by `identity`. */
+static void answer(const sn_identity *identity, const uint8_t *question, uint8_t out[DATAGRAM]) {
+    memcpy(out, "SWARM!1", 8);
+    memcpy(out + 8, question + 8, 8);
+    memcpy(out + 16, identity->id, SN_KEY_SIZE);
+    memcpy(out + 48, identity->curve_key, SN_KEY_SIZE);
+    NEED(sn_sign(identity, out, SIGNED, out + SIGNED, &err));
+}
+
+Test(introduce, ignores_answers_that_are_forged) {
+    char where[64], address[SN_ADDRESS_MAX + 1];
+    uint8_t key[SN_KEY_SIZE], question[DATAGRAM + 1], data[DATAGRAM + 1] = {0};
+    sn_identity identity, other;
+    struct sockaddr_in from;
+    socklen_t len = sizeof from;
+    int fd = new_socket(where);
+    NEED(sn_identity_new(&identity, &err));
+    NEED(sn_identity_new(&other, &err));
+    sn_introducer *asker = new_asker();
+    NEED(sn_introducer_ask(asker, where, &err));
+    cr_assert_eq(recvfrom(fd, question, sizeof question, 0, (struct sockaddr *)&from, &len), DATAGRAM);
+    cr_expect(!memcmp(question, "SWARM?1", 8));
+    const size_t flips[] = {0, 8, 16, 48, SIGNED, DATAGRAM - 1}; /* magic, nonce, id, key, signature */
+    for (size_t i = 0; i < sizeof flips / sizeof *flips; i++) {
+        answer(&identity, question, data);
+        data[flips[i]] ^= 1;
+        send_to(fd, &from, data, DATAGRAM);
+    }
+    answer(&identity, question, data);
+    memcpy(data + 48, other.curve_key, SN_KEY_SIZE); /* another's key under this one's name */
+    send_to(fd, &from, data, DATAGRAM);
+    answer(&identity, question, data);
+    send_to(fd, &from, data, DATAGRAM - 1);
+    send_to(fd, &from, data, DATAGRAM + 1);
+    send_to(fd, &from, data, 0);
+    send_to(fd, &from, question, DATAGRAM);
+    question[8] ^= 1;
+    answer(&identity, question, data); /* well signed, for another question */
+    send_to(fd, &from, data, DATAGRAM);
+    cr_expect_not(take_within(asker, address, key, 150));
+    question[8] ^= 1;
+    answer(&identity, question, data);
+    send_to(fd, &from, data, DATAGRAM);
+    cr_assert(take_within(asker, address, key, WAIT_MS));
+    cr_expect(!memcmp(key, identity.curve_key, SN_KEY_SIZE));
+    sn_introducer_free(&asker);
+    close(fd);
+}
+
+Test(introduce, answers_questions_only_and_never_more_than_it_was_sent) {
+    char where[64], mine[64];
+    uint8_t data[DATAGRAM + 1] = {0};
+    sn_identity identity;
+    sn_introducer *node = NULL;
+    int fd = new_socket(mine), port;
+    free_port(where);
+    cr_assert_eq(sscanf(where, "tcp://127.0.0.1:%d", &port), 1);
+    struct sockaddr_in to = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    NEED(sn_identity_new(&identity, &err));
+    NEED(sn_introducer_new(&identity, where, wake, NULL, &node, &err));
+    struct pollfd p = {fd, POLLIN, 0};
+    send_to(fd, &to, data, DATAGRAM);
+    memcpy(data, "SWARM?1", 8);
+    send_to(fd, &to, data, 16); /* short, to make it send more than it got */
+    send_to(fd, &to, data, DATAGRAM - 1);
+    send_to(fd, &to, data, DATAGRAM + 1);
+    cr_expect_eq(poll(&p, 1, 150), 0, "it answered garbage");
+    memset(data + 8, 5, 8);
+    send_to(fd, &to, data, DATAGRAM);
+    cr_assert_eq(poll(&p, 1, WAIT_MS), 1);
+    cr_expect_eq(recv(fd, data, sizeof data, 0), DATAGRAM);
+    cr_expect(!memcmp(data, "SWARM!1", 8) && data[8] == 5 && !memcmp(data + 16, identity.id, SN_KEY_SIZE));
+    cr_expect(sn_verify(identity.id, data, SIGNED, data + SIGNED));
+    sn_introducer_free(&node);
+    close(fd);
+}
+
+Test(introduce, a_port_that_is_taken_is_named) {
+    char where[64];
+    int fd = new_socket(where);
+    sn_identity identity;
+    sn_introducer *in = NULL;
+    sn_err err;
+    if (sn_identity_new(&identity, &err)) abort();
+    cr_expect_eq(sn_introducer_new(&identity, where, wake, NULL, &in, &err), SN_REFUSED);
+    cr_expect(strstr(err.text, where) && strstr(err.text, "--listen"), "%s", err.text);
+    cr_expect_null(in);
+    close(fd);
+}
+
+Test(introduce, says_what_an_address_looks_like) {
+    static const char *const bad[] = {"",         "127.0.0.1:7000", "tcp://",     "tcp://:7000",     "tcp://host",
+                                      "tcp://h:", "tcp://h:123456", "tcp://h:7x", "udp://host:7000", "tcp://h:-1"};
+    char plain[SN_ADDRESS_MAX + 1], long_one[400];
+    uint8_t key[SN_KEY_SIZE];
+    bool pinned;
+    sn_err err;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        cr_expect_eq(sn_address_parse(bad[i], plain, key, &pinned, &err), SN_REFUSED, "'%s'", bad[i]);
+        cr_expect(strstr(err.text, "write tcp://HOST:PORT"), "'%s': %s", bad[i], err.text);
+    }
+    memset(long_one, 'a', sizeof long_one - 1);
+    memcpy(long_one, "tcp://", 6);
+    memcpy(long_one + 390, ":7000", 6);
+    cr_expect_eq(sn_address_parse(long_one, plain, key, &pinned, &err), SN_REFUSED);
+    cr_expect_eq(sn_address_parse("tcp://host:7000#12", plain, key, &pinned, &err), SN_REFUSED);
+    cr_expect_eq(sn_address_parse("tcp://[::1]:7000", plain, key, &pinned, &err), SN_OK);
+    cr_expect_not(pinned);
+    sn_introducer *asker = new_asker();
+    cr_expect_eq(sn_introducer_ask(asker, "nowhere", &err), SN_REFUSED);
+    sn_introducer_free(&asker);
+}

@@ -1,0 +1,261 @@
+#include "node/scheduler.h"
+
+#include "tests/support/need.h"
+#include "tests/support/tiny.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+enum { JOBS = 24, EMBD = 64, PAGE = SN_KV_PAGE_TOKENS };
+
+typedef struct bench {
+    sn_device *device;
+    sn_span *span;
+    sn_kv_pool *pool;
+    sn_scheduler *scheduler;
+    sn_kv *kv[JOBS];
+    float *rows; /* (512, EMBD) */
+    size_t page;
+    int64_t now;
+} bench;
+
+static void bench_begin(bench *b, int pages) {
+    *b = (bench){.now = 1000000};
+    sn_model *model = NULL;
+    sn_device_options options = {.threads = 1};
+    char *path = tiny_make(&(tiny_options){.dtype = SN_F32});
+    NEED(sn_model_open(path, &model, &err));
+    NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &b->device, &err));
+    NEED(sn_span_load(model, b->device, 0, 4, NULL, NULL, &b->span, &err));
+    sn_model_close(&model);
+    tiny_remove(&path);
+    NEED(sn_span_kv_pool(b->span, 16 << 20, &b->pool, &err));
+    b->page = sn_kv_pool_bytes(b->pool) / sn_kv_pool_tokens(b->pool) * PAGE;
+    sn_kv_pool_free(&b->pool);
+    NEED(sn_span_kv_pool(b->span, (size_t)pages * b->page, &b->pool, &err));
+    NEED(sn_scheduler_new(b->span, b->pool, &b->scheduler, &err));
+    b->rows = calloc(SN_SPAN_ROWS_MAX * EMBD, sizeof(float));
+    for (int i = 0; i < SN_SPAN_ROWS_MAX * EMBD; i++) b->rows[i] = (float)(i % 97) / 97.0f - 0.5f;
+}
+
+static void bench_end(bench *b) {
+    sn_scheduler_free(&b->scheduler);
+    for (int i = 0; i < JOBS; i++) sn_kv_free(&b->kv[i]);
+    cr_expect_eq(sn_kv_pool_bytes_used(b->pool), 0);
+    sn_kv_pool_free(&b->pool);
+    sn_span_free(&b->span);
+    sn_device_close(&b->device);
+    free(b->rows);
+}
+
+/* A step of n tokens for session s, over blocks [first, end), which goes into the scheduler. It waits 10 s for room. */
+static sn_job *add_over(bench *b, int s, int position, int n, int first, int end) {
+    sn_job *job = calloc(1, sizeof *job);
+    *job = (sn_job){.kind = SN_JOB_STEP,
+                    .session = &b->kv[s],
+                    .kv = &b->kv[s],
+                    .first = first,
+                    .end = end,
+                    .position = position,
+                    .n_tokens = n,
+                    .arrived_us = b->now,
+                    .deadline_us = b->now + 10000000,
+                    .input = {.name = "rows", .data = b->rows, .dtype = SN_F32, .rank = 2, .shape = {n, EMBD}}};
+    NEED(sn_shared_new((size_t)n * EMBD * sizeof(float), &job->output, &err));
+    sn_scheduler_add(b->scheduler, job);
+    return job;
+}
+
+static sn_job *add(bench *b, int s, int position, int n) { return add_over(b, s, position, n, 0, 4); }
+
+static void add_close(bench *b, int s) {
+    sn_job *job = calloc(1, sizeof *job);
+    *job = (sn_job){.kind = SN_JOB_CLOSE, .session = &b->kv[s], .kv = &b->kv[s]};
+    sn_scheduler_add(b->scheduler, job);
+}
+
+/* One pass. Returns how many jobs ended, all of them with `status`, and frees them; the bits of *sessions are whose. */
+static int pass(bench *b, sn_status status, unsigned *sessions) {
+    int n = 0;
+    *sessions = 0;
+    for (sn_job *job = sn_scheduler_run(b->scheduler, ++b->now), *next; job; job = next, n++) {
+        next = job->next;
+        *sessions |= 1u << ((sn_kv **)job->session - b->kv);
+        cr_expect_eq(job->status, status, "%s", job->err.text);
+        sn_job_free(&job);
+    }
+    return n;
+}
+
+Test(scheduler, takes_many_sessions_in_one_pass) {
+    bench b;
+    unsigned who;
+    bench_begin(&b, 64);
+    for (int s = 0; s < 20; s++) add(&b, s, 0, 1 + s % 8);
+    cr_expect_eq(pass(&b, SN_OK, &who), 20);
+    cr_expect_eq(sn_scheduler_passes(b.scheduler), 1);
+    cr_expect(sn_scheduler_idle(b.scheduler));
+    for (int s = 0; s < 20; s++) cr_expect_eq(sn_kv_length(b.kv[s]), 1 + s % 8);
+    bench_end(&b);
+}
+
+Test(scheduler, writes_first_and_reads_prompts_beside_in_small_pieces) {
+    bench b;
+    unsigned who;
+    bench_begin(&b, 64);
+    sn_job *prompt = add(&b, 0, 0, 500); /* came first */
+    add(&b, 1, 0, 300);
+    for (int i = 0; i < 3; i++) { /* somebody always writes */
+        add(&b, 2, i, 1);
+        cr_expect_eq(pass(&b, SN_OK, &who), 1);
+        cr_expect_eq(who, 1u << 2, "the decode step did not come out of pass %d", i);
+        cr_expect_eq(prompt->n_done, (i + 1) * SN_PROMPT_ROWS_BESIDE);
+    }
+    cr_expect_null(b.kv[1] && sn_kv_length(b.kv[1]) ? b.kv[1] : NULL);
+    cr_expect_eq(pass(&b, SN_OK, &who), 1); /* nobody writes: a whole pass for prompts, the older first */
+    cr_expect_eq(who, 1u);
+    cr_expect_eq(sn_kv_length(b.kv[0]), 500);
+    cr_expect_eq(sn_kv_length(b.kv[1]), SN_SPAN_ROWS_MAX - (500 - 3 * SN_PROMPT_ROWS_BESIDE));
+    cr_expect_eq(pass(&b, SN_OK, &who), 1);
+    cr_expect_eq(who, 2u);
+    cr_expect_eq(sn_scheduler_passes(b.scheduler), 5);
+    bench_end(&b);
+}
+
+Test(scheduler, gives_the_same_numbers_in_pieces_as_at_once) {
+    bench b;
+    unsigned who;
+    bench_begin(&b, 64);
+    sn_job *pieces = add(&b, 0, 0, 200), *whole = add(&b, 3, 0, 200);
+    sn_shared *first = sn_shared_ref(pieces->output), *second = sn_shared_ref(whole->output);
+    for (int i = 0; i < 2; i++) {
+        add(&b, 1, i, 1);
+        pass(&b, SN_OK, &who);
+    }
+    while (!sn_scheduler_idle(b.scheduler)) pass(&b, SN_OK, &who);
+    cr_expect(!memcmp(sn_shared_data(first), sn_shared_data(second), 200 * EMBD * sizeof(float)));
+    sn_shared_unref(first);
+    sn_shared_unref(second);
+    bench_end(&b);
+}
+
+Test(scheduler, sessions_over_other_blocks_have_their_turn) {
+    bench b;
+    unsigned who, seen = 0;
+    bench_begin(&b, 64);
+    int at[4] = {0};
+    for (int s = 0; s < 4; s++) add_over(&b, s, at[s]++, 1, s, s + 1);
+    for (int i = 0; i < 8; i++) { /* the one that came out asks again at once */
+        cr_expect_eq(pass(&b, SN_OK, &who), 1);
+        seen |= who;
+        for (int s = 0; s < 4; s++)
+            if (who & 1u << s) add_over(&b, s, at[s]++, 1, s, s + 1);
+    }
+    cr_expect_eq(seen, 15u);
+    for (int s = 0; s < 4; s++) cr_expect_eq(at[s], 3, "session %d had %d turns", s, at[s] - 1);
+    bench_end(&b);
+}
+
+Test(scheduler, a_prompt_over_some_blocks_does_not_starve_behind_writers_over_others) {
+    bench b;
+    unsigned who;
+    bench_begin(&b, 64);
+    add_over(&b, 1, 0, 1, 2, 4);
+    add_over(&b, 0, 0, 400, 0, 2);
+    int passes = 0, at = 1;
+    for (; passes < 5; passes++) {
+        pass(&b, SN_OK, &who);
+        if (who & 1u) break;
+        if (who & 2u) add_over(&b, 1, at++, 1, 2, 4);
+    }
+    cr_expect_lt(passes, 3, "the prompt was not read within %d passes", passes);
+    bench_end(&b);
+}
+
+Test(scheduler, what_is_cancelled_comes_back_undone_and_closing_frees) {
+    bench b;
+    unsigned who;
+    bench_begin(&b, 64);
+    add(&b, 0, 0, 40);
+    pass(&b, SN_OK, &who);
+    add(&b, 1, 0, 1);
+    sn_job *job = add(&b, 0, 40, 200);
+    pass(&b, SN_OK, &who); /* the first rows of it have been through */
+    cr_expect_eq(job->n_done, SN_PROMPT_ROWS_BESIDE);
+    atomic_store(&job->cancelled, true);
+    cr_expect_eq(pass(&b, SN_REFUSED, &who), 1);
+    cr_expect_eq(who, 1u);
+    cr_expect_eq(sn_kv_length(b.kv[0]), 40);
+    cr_expect_eq(sn_kv_pool_bytes_used(b.pool), 3 * b.page, "room for what was cancelled is kept");
+    add_close(&b, 0);
+    add_close(&b, 1);
+    add_close(&b, 2); /* has no past yet */
+    cr_expect_eq(pass(&b, SN_OK, &who), 3);
+    cr_expect_eq(sn_kv_pool_bytes_used(b.pool), 0);
+    cr_expect_null(b.kv[0]);
+    bench_end(&b);
+}
+
+Test(scheduler, a_step_waits_for_room_until_its_deadline) {
+    bench b;
+    unsigned who;
+    bench_begin(&b, 4);
+    add(&b, 0, 0, 3 * PAGE);
+    pass(&b, SN_OK, &who);
+    add(&b, 1, 0, 2 * PAGE);
+    cr_expect_eq(pass(&b, SN_OK, &who), 0);
+    cr_expect(sn_scheduler_waiting(b.scheduler));
+    add(&b, 0, 3 * PAGE, 1); /* who has a past goes on */
+    cr_expect_eq(pass(&b, SN_OK, &who), 1);
+    cr_expect_eq(who, 1u);
+    b.now += 10000000;
+    cr_expect_eq(pass(&b, SN_RETRY, &who), 1);
+    cr_expect_eq(who, 2u);
+    add(&b, 1, 0, 2 * PAGE);
+    cr_expect_eq(pass(&b, SN_OK, &who), 0);
+    add_close(&b, 0);
+    pass(&b, SN_OK, &who); /* closes, and the room may be used at once or in the next pass */
+    while (!sn_scheduler_idle(b.scheduler)) pass(&b, SN_OK, &who);
+    cr_expect_eq(sn_kv_length(b.kv[1]), 2 * PAGE);
+    add(&b, 2, 0, 4 * PAGE + 1);
+    cr_expect_eq(pass(&b, SN_REFUSED, &who), 1);
+    bench_end(&b);
+}
+
+Test(scheduler, new_sessions_get_room_in_the_order_in_which_they_came) {
+    bench b;
+    unsigned who;
+    bench_begin(&b, 4);
+    add(&b, 0, 0, 2 * PAGE);
+    pass(&b, SN_OK, &who);
+    add(&b, 1, 0, 3 * PAGE); /* large, and first */
+    add(&b, 2, 0, PAGE);     /* would fit beside session 0 */
+    cr_expect_eq(pass(&b, SN_OK, &who), 0);
+    cr_expect_eq(sn_kv_pool_bytes_used(b.pool), 2 * b.page);
+    add_close(&b, 0);
+    while (!sn_scheduler_idle(b.scheduler) && b.now < 1000100) pass(&b, SN_OK, &who);
+    cr_expect_eq(sn_kv_length(b.kv[1]), 3 * PAGE);
+    cr_expect_eq(sn_kv_length(b.kv[2]), PAGE);
+    bench_end(&b);
+}
+
+Test(scheduler, a_rewind_gives_room_before_it_takes_some) {
+    bench b;
+    unsigned who;
+    bench_begin(&b, 4);
+    add(&b, 0, 0, 4 * PAGE);
+    pass(&b, SN_OK, &who);
+    add(&b, 0, PAGE, 3 * PAGE);
+    cr_expect_eq(pass(&b, SN_OK, &who), 1);
+    cr_expect_eq(sn_kv_length(b.kv[0]), 4 * PAGE);
+    bench_end(&b);
+}
+
+Test(scheduler, frees_the_jobs_that_are_left_in_it) {
+    bench b;
+    bench_begin(&b, 4);
+    add(&b, 0, 0, 100);
+    add_close(&b, 1);
+    cr_expect_not(sn_scheduler_idle(b.scheduler));
+    bench_end(&b);
+}

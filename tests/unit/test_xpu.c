@@ -125,6 +125,36 @@ Test(xpu, refuses_heads_that_are_too_wide) {
     sn_device_close(&d);
 }
 
+/* The context, both lists, the pool, 97 events, the module and its kernels: whichever cannot be made, all others go. */
+Test(xpu, gives_everything_back_when_opening_fails_anywhere) {
+    int failed = 0;
+    for (int nth = 1; nth <= 120; nth++) {
+        if (nth > 12 && nth < 98) continue; /* one event is like another */
+        sn_device *d;
+        ze_test_fail_create(nth);
+        if (sn_device_open((sn_device_id){SN_DEVICE_XPU, 0}, NULL, &d, &err)) {
+            failed++;
+            cr_assert(strstr(err.text, "xpu:0"), "%s", err.text);
+        }
+        sn_device_close(&d);
+        ze_test_faults.heal();
+        cr_assert_eq(ze_test_objects(), 0, "create %d fails: %d objects are left", nth, ze_test_objects());
+        cr_assert_eq(ze_test_memory_used(), 0, "create %d fails: %zu bytes are left", nth, ze_test_memory_used());
+    }
+    cr_assert_geq(failed, 12 + 11); /* those before the events' middle, and the kernels */
+}
+
+/* A weight's kernels come with the first weight: failing there stops the device, and all goes at close. */
+Test(xpu, stops_when_the_driver_cannot_compile_a_weights_kernels) {
+    sn_device *d = open_xpu(0);
+    float weight[8] = {1}, image[64];
+    ze_test_fail_create(3);
+    cr_assert_eq(d->ops->weight_pack(d, SN_F32, 1, 8, weight, image, &err), SN_STOP);
+    cr_assert(strstr(err.text, "xpu:0"), "%s", err.text);
+    sn_device_close(&d);
+    cr_assert_eq(ze_test_objects(), 0);
+}
+
 /* A forgotten guard: plain memory where the device's is expected. */
 Test(xpu, plain_memory_stops_the_device) {
     sn_device *d = open_xpu(0);

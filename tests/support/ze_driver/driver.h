@@ -111,12 +111,17 @@ typedef struct driver {
     uint64_t newest;
     size_t memory_used, memory;
     uint32_t n_devices;
-    int fail_allocation, stall_ms, lose; /* 0: none */
+    int fail_allocation, fail_create, stall_ms, lose; /* 0: none */
+    int objects;
     bool lost;
 } driver;
 extern driver ze_test;
 
-/* memory.c; with the lock held */
+/* memory.c. Counts an object that is made (false: it shall fail), and one that goes. */
+bool object_made(void);
+void object_gone(void);
+
+/* With the lock held: */
 allocation *allocation_of(const void *address, size_t bytes); /* all of it inside one; or NULL */
 void allocations_open(command *c);                            /* for execution */
 void allocations_close(const command *c);

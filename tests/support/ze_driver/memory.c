@@ -110,6 +110,22 @@ ze_result_t memory_properties(ze_context_handle_t context, const void *memory, z
     return ZE_RESULT_SUCCESS;
 }
 
+/* -- other objects */
+
+bool object_made(void) {
+    pthread_mutex_lock(&ze_test.lock);
+    bool fails = ze_test.fail_create > 0 && --ze_test.fail_create == 0;
+    if (!fails) ze_test.objects++;
+    pthread_mutex_unlock(&ze_test.lock);
+    return !fails;
+}
+
+void object_gone(void) {
+    pthread_mutex_lock(&ze_test.lock);
+    ze_test.objects--;
+    pthread_mutex_unlock(&ze_test.lock);
+}
+
 /* -- what tests ask for */
 
 static int set(int *value, int to) {
@@ -126,13 +142,21 @@ size_t ze_test_memory_used(void) {
     return used;
 }
 
+int ze_test_objects(void) {
+    pthread_mutex_lock(&ze_test.lock);
+    int objects = ze_test.objects;
+    pthread_mutex_unlock(&ze_test.lock);
+    return objects;
+}
+
+void ze_test_fail_create(int nth) { set(&ze_test.fail_create, nth); }
 void ze_test_fail_allocation(int nth) { set(&ze_test.fail_allocation, nth); }
 void ze_test_stall(int ms) { set(&ze_test.stall_ms, ms); }
 void ze_test_lose(int nth) { set(&ze_test.lose, nth); }
 
 void ze_test_heal(void) {
     pthread_mutex_lock(&ze_test.lock);
-    ze_test.fail_allocation = ze_test.stall_ms = ze_test.lose = 0;
+    ze_test.fail_allocation = ze_test.fail_create = ze_test.stall_ms = ze_test.lose = 0;
     ze_test.lost = false;
     pthread_mutex_unlock(&ze_test.lock);
 }

@@ -141,6 +141,39 @@ static ze_result_t context_destroy(ze_context_handle_t context) {
     return ZE_RESULT_SUCCESS;
 }
 
+/* -- every create may be made to fail, every object is counted */
+
+#define COUNTED(create, destroy, handle, parameters, arguments)                                                        \
+    static ze_result_t counted_##create parameters {                                                                   \
+        if (!object_made()) return ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY;                                                 \
+        ze_result_t result = create arguments;                                                                         \
+        if (result) object_gone();                                                                                     \
+        return result;                                                                                                 \
+    }                                                                                                                  \
+    static ze_result_t counted_##destroy(handle object) {                                                              \
+        object_gone();                                                                                                 \
+        return destroy(object);                                                                                        \
+    }
+
+COUNTED(context_create, context_destroy, ze_context_handle_t,
+        (ze_driver_handle_t d, const ze_context_desc_t *desc, ze_context_handle_t *out), (d, desc, out))
+COUNTED(list_create, list_destroy, ze_command_list_handle_t,
+        (ze_context_handle_t c, ze_device_handle_t d, const ze_command_queue_desc_t *desc,
+         ze_command_list_handle_t *out),
+        (c, d, desc, out))
+COUNTED(pool_create, pool_destroy, ze_event_pool_handle_t,
+        (ze_context_handle_t c, const ze_event_pool_desc_t *desc, uint32_t n, ze_device_handle_t *d,
+         ze_event_pool_handle_t *out),
+        (c, desc, n, d, out))
+COUNTED(event_create, event_destroy, ze_event_handle_t,
+        (ze_event_pool_handle_t p, const ze_event_desc_t *desc, ze_event_handle_t *out), (p, desc, out))
+COUNTED(module_create, module_destroy, ze_module_handle_t,
+        (ze_context_handle_t c, ze_device_handle_t d, const ze_module_desc_t *desc, ze_module_handle_t *out,
+         ze_module_build_log_handle_t *log),
+        (c, d, desc, out, log))
+COUNTED(kernel_create, kernel_destroy, ze_kernel_handle_t,
+        (ze_module_handle_t m, const ze_kernel_desc_t *desc, ze_kernel_handle_t *out), (m, desc, out))
+
 /* -- tables. The loader insists on all of these functions; a zeroed table means: nothing of it is there. */
 
 #define TABLE(function, type, ...)                                                                                     \
@@ -157,19 +190,23 @@ TABLE(zeGetDriverProcAddrTable, ze_driver_dditable_t, .pfnGet = driver_get, .pfn
 TABLE(zeGetDeviceProcAddrTable, ze_device_dditable_t, .pfnGet = device_get, .pfnGetProperties = device_properties,
       .pfnGetComputeProperties = device_compute, .pfnGetCommandQueueGroupProperties = device_queues,
       .pfnGetMemoryProperties = device_memory)
-TABLE(zeGetContextProcAddrTable, ze_context_dditable_t, .pfnCreate = context_create, .pfnDestroy = context_destroy)
-TABLE(zeGetCommandListProcAddrTable, ze_command_list_dditable_t, .pfnCreateImmediate = list_create,
-      .pfnDestroy = list_destroy, .pfnAppendBarrier = list_barrier, .pfnAppendMemoryCopy = list_copy,
+TABLE(zeGetContextProcAddrTable, ze_context_dditable_t, .pfnCreate = counted_context_create,
+      .pfnDestroy = counted_context_destroy)
+TABLE(zeGetCommandListProcAddrTable, ze_command_list_dditable_t, .pfnCreateImmediate = counted_list_create,
+      .pfnDestroy = counted_list_destroy, .pfnAppendBarrier = list_barrier, .pfnAppendMemoryCopy = list_copy,
       .pfnAppendMemoryFill = list_fill, .pfnAppendLaunchKernel = list_launch)
-TABLE(zeGetEventPoolProcAddrTable, ze_event_pool_dditable_t, .pfnCreate = pool_create, .pfnDestroy = pool_destroy)
-TABLE(zeGetEventProcAddrTable, ze_event_dditable_t, .pfnCreate = event_create, .pfnDestroy = event_destroy,
-      .pfnHostSynchronize = event_wait, .pfnQueryStatus = event_query, .pfnHostReset = event_reset)
-TABLE(zeGetModuleProcAddrTable, ze_module_dditable_t, .pfnCreate = module_create, .pfnDestroy = module_destroy)
+TABLE(zeGetEventPoolProcAddrTable, ze_event_pool_dditable_t, .pfnCreate = counted_pool_create,
+      .pfnDestroy = counted_pool_destroy)
+TABLE(zeGetEventProcAddrTable, ze_event_dditable_t, .pfnCreate = counted_event_create,
+      .pfnDestroy = counted_event_destroy, .pfnHostSynchronize = event_wait, .pfnQueryStatus = event_query,
+      .pfnHostReset = event_reset)
+TABLE(zeGetModuleProcAddrTable, ze_module_dditable_t, .pfnCreate = counted_module_create,
+      .pfnDestroy = counted_module_destroy)
 TABLE(zeGetModuleBuildLogProcAddrTable, ze_module_build_log_dditable_t, .pfnDestroy = log_destroy,
       .pfnGetString = log_text)
-TABLE(zeGetKernelProcAddrTable, ze_kernel_dditable_t, .pfnCreate = kernel_create, .pfnDestroy = kernel_destroy,
-      .pfnSetGroupSize = kernel_group_size, .pfnSetArgumentValue = kernel_argument,
-      .pfnSetIndirectAccess = kernel_indirect)
+TABLE(zeGetKernelProcAddrTable, ze_kernel_dditable_t, .pfnCreate = counted_kernel_create,
+      .pfnDestroy = counted_kernel_destroy, .pfnSetGroupSize = kernel_group_size,
+      .pfnSetArgumentValue = kernel_argument, .pfnSetIndirectAccess = kernel_indirect)
 TABLE(zeGetMemProcAddrTable, ze_mem_dditable_t, .pfnAllocDevice = memory_device, .pfnAllocHost = memory_host,
       .pfnFree = memory_free, .pfnGetAllocProperties = memory_properties)
 TABLE(zeGetCommandQueueProcAddrTable, ze_command_queue_dditable_t, .pfnCreate = NULL)

@@ -11,6 +11,8 @@
 
 /* faults.h, found in the driver at run time. */
 static size_t (*ze_test_memory_used)(void);
+static void (*ze_test_fail_create)(int nth);
+static int (*ze_test_objects)(void);
 static conformance_faults ze_test_faults;
 
 static void find_in_driver(void *driver, const char *name, void *function) {
@@ -29,6 +31,8 @@ __attribute__((constructor)) static void use_ze_test_driver(void) {
         abort();
     }
     find_in_driver(driver, "ze_test_memory_used", &ze_test_memory_used);
+    find_in_driver(driver, "ze_test_fail_create", &ze_test_fail_create);
+    find_in_driver(driver, "ze_test_objects", &ze_test_objects);
     find_in_driver(driver, "ze_test_fail_allocation", &ze_test_faults.fail_allocation);
     find_in_driver(driver, "ze_test_stall", &ze_test_faults.stall);
     find_in_driver(driver, "ze_test_lose", &ze_test_faults.lose);

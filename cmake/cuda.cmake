@@ -48,9 +48,13 @@ endif()
 
 # -- tests: the backend's host side and its kernels over the stand-in
 
-include(CheckLanguage)
-check_language(CXX)
-if(SN_TESTS AND CMAKE_CXX_COMPILER)
+if(SN_TESTS)
+  include(CheckLanguage)
+  check_language(CXX)
+  if(NOT CMAKE_CXX_COMPILER)
+    message(FATAL_ERROR "the tests run the CUDA kernels on the processor, which needs a C++ compiler: install g++, or "
+                        "configure with -DSN_TESTS=OFF")
+  endif()
   enable_language(CXX)
   set(stand_in ${CMAKE_SOURCE_DIR}/tests/support/cuda_stand_in)
   set(sn_cuda_host ${sn_cuda_sources})

@@ -149,7 +149,8 @@ sn_status sn_cuda_download(sn_device *d, void *host, const void *device, size_t 
 sn_status sn_cuda_finish(sn_device *d, sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
     sn_status status = sn_cuda_enter_unrecorded(cuda, "finish", err);
-    return status ? status : sn_cuda_wait_stream(cuda, cuda->work, err);
+    if (!status) status = sn_cuda_wait_stream(cuda, cuda->work, err);
+    return status ? status : sn_cuda_wait_stream(cuda, cuda->copies, err);
 }
 
 /* -- copies beside the queue */

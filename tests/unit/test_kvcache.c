@@ -1,5 +1,6 @@
 #include "kvcache/kvcache.h"
 
+#include "tests/support/cpu_devices.h"
 #include "tests/support/need.h"
 
 #include <criterion/criterion.h>
@@ -19,10 +20,10 @@ static scene begin(void) {
     scene s = {0};
     sn_device_options options = {.threads = 1};
     NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &s.device, &err));
-    NEED(sn_kv_pool_new(s.device, BLOCKS, HEADS, DIM, 1 << 20, &s.pool, &err));
+    NEED(sn_kv_pool_new(&(sn_kv_part){s.device, BLOCKS}, 1, HEADS, DIM, 1 << 20, &s.pool, &err));
     s.page = sn_kv_pool_bytes(s.pool) / sn_kv_pool_tokens(s.pool) * SN_KV_PAGE_TOKENS;
     sn_kv_pool_free(&s.pool);
-    NEED(sn_kv_pool_new(s.device, BLOCKS, HEADS, DIM, PAGES * s.page + s.page / 2, &s.pool, &err));
+    NEED(sn_kv_pool_new(&(sn_kv_part){s.device, BLOCKS}, 1, HEADS, DIM, PAGES * s.page + s.page / 2, &s.pool, &err));
     return s;
 }
 
@@ -37,7 +38,7 @@ static void append(scene *s, sn_kv *kv, int n) {
     float k[200 * ROW], v[200 * ROW];
     int at = sn_kv_length(kv);
     NEED(sn_kv_reserve(kv, n, &err));
-    sn_sequence sequence = sn_kv_sequence(kv, 0, n);
+    sn_sequence sequence = sn_kv_sequence(kv, 0, 0, n);
     cr_assert_eq(sequence.position, at);
     cr_assert_eq(sequence.n_rows, n);
     for (int b = 0; b < BLOCKS; b++) {
@@ -45,7 +46,7 @@ static void append(scene *s, sn_kv *kv, int n) {
             k[i] = (float)(1000 * b + at + i / ROW) + (float)(i % ROW) / 64.0f;
             v[i] = -k[i];
         }
-        NEED(s->device->ops->kv_store(s->device, sn_kv_pool_shape(s->pool), b, 1, &sequence, k, v, &err));
+        NEED(test_kv_store(s->device, sn_kv_pool_shape(s->pool, 0), b, 1, &sequence, k, v, &err));
     }
     sn_kv_append(kv, n);
 }
@@ -53,7 +54,7 @@ static void append(scene *s, sn_kv *kv, int n) {
 static void expect_past(sn_kv *kv, int from, int n) {
     float k[200 * ROW], v[200 * ROW];
     for (int b = 0; b < BLOCKS; b++) {
-        NEED(sn_kv_export(kv, b, from, n, k, v, &err));
+        NEED(sn_kv_export(kv, 0, b, from, n, k, v, &err));
         for (int i = 0; i < n * ROW; i++) {
             float want = (float)(1000 * b + from + i / ROW) + (float)(i % ROW) / 64.0f;
             cr_assert(k[i] == want && v[i] == -want, "block %d, position %d: %f", b, from + i / ROW, (double)k[i]);
@@ -139,7 +140,7 @@ Test(kvcache, refuses_a_past_that_can_never_fit) {
 Test(kvcache, a_budget_below_one_page_is_refused) {
     scene s = begin();
     sn_kv_pool *pool = NULL;
-    cr_expect_eq(sn_kv_pool_new(s.device, BLOCKS, HEADS, DIM, s.page - 1, &pool, &s.err), SN_REFUSED);
+    cr_expect_eq(sn_kv_pool_new(&(sn_kv_part){s.device, BLOCKS}, 1, HEADS, DIM, s.page - 1, &pool, &s.err), SN_REFUSED);
     cr_expect(strstr(s.err.text, "--kv-memory"), "%s", s.err.text);
     cr_expect_null(pool);
     end(&s);
@@ -154,12 +155,12 @@ Test(kvcache, exports_only_what_is_there) {
     const int beyond[][2] = {{40, 1}, {39, 2},      {-1, 1},      {0, -1},
                              {0, 41}, {1, INT_MAX}, {INT_MAX, 1}, {INT_MAX, INT_MAX}};
     for (size_t i = 0; i < sizeof beyond / sizeof *beyond; i++) {
-        cr_expect_eq(sn_kv_export(kv, 0, beyond[i][0], beyond[i][1], k, v, &s.err), SN_REFUSED);
+        cr_expect_eq(sn_kv_export(kv, 0, 0, beyond[i][0], beyond[i][1], k, v, &s.err), SN_REFUSED);
         cr_expect(strstr(s.err.text, "not in a past of 40"), "%s", s.err.text);
     }
     const int blocks[] = {-1, BLOCKS, INT_MAX};
     for (int i = 0; i < 3; i++) {
-        cr_expect_eq(sn_kv_export(kv, blocks[i], 0, 1, k, v, &s.err), SN_REFUSED);
+        cr_expect_eq(sn_kv_export(kv, 0, blocks[i], 0, 1, k, v, &s.err), SN_REFUSED);
         cr_expect(strstr(s.err.text, "not among the 2"), "%s", s.err.text);
     }
     expect_past(kv, 36, 4);

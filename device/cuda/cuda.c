@@ -16,6 +16,8 @@ static sn_status count_devices(int *n, sn_err *err) {
     if (error == cudaSuccess && *n > 0) return SN_OK;
     *n = 0;
     if (error != cudaSuccess) cudaGetLastError();
+    if (error == cudaErrorInsufficientDriver)
+        return sn_fail(err, SN_REFUSED, "no CUDA device answers here: there is no NVIDIA driver, or one too old");
     return sn_fail(err, SN_REFUSED, "no CUDA device answers here: %s",
                    error == cudaSuccess ? "there is none" : cudaGetErrorString(error));
 }

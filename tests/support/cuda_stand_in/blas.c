@@ -20,15 +20,15 @@ sn_status sn_cuda_cublas_load(sn_err *err) {
 cublasStatus_t cublasCreate_v2(cublasHandle_t *handle) {
     cuda_lock();
     bool fails = cuda_creation_fails();
-    *handle = fails ? NULL : calloc(1, sizeof **handle);
-    if (*handle) cuda_count_object(1);
+    *handle = fails ? NULL : cuda_new_object(sizeof **handle);
     cuda_unlock();
     return *handle ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
 }
 
 cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) {
-    cuda_count_object(-1);
-    free(handle);
+    cuda_lock();
+    cuda_end_object(handle);
+    cuda_unlock();
     return CUBLAS_STATUS_SUCCESS;
 }
 

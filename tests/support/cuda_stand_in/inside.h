@@ -41,7 +41,8 @@ cudaError_t cuda_result(cudaError_t error); /* remembers it for cudaGetLastError
 int cuda_this_device(void);
 void cuda_drain(int device);  /* waits for everything */
 bool cuda_creation_fails(void);
-void cuda_count_object(int change);
+void *cuda_new_object(size_t size); /* zeroed; counted */
+void cuda_end_object(void *object);
 bool cuda_count_down(int *counter); /* true when it comes to 0 now */
 
 #ifdef __cplusplus

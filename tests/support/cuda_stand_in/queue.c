@@ -62,7 +62,6 @@ static uint64_t captures, launches, graph_launches;
 void cuda_lock(void) { pthread_mutex_lock(&lock); }
 void cuda_unlock(void) { pthread_mutex_unlock(&lock); }
 int cuda_this_device(void) { return this_device; }
-void cuda_count_object(int change) { n_objects += change; }
 bool cuda_count_down(int *counter) { return *counter > 0 && --*counter == 0; }
 bool cuda_creation_fails(void) { return cuda_count_down(&fail_creation); }
 
@@ -255,15 +254,23 @@ const char *cudaGetErrorString(cudaError_t error) {
 
 /* -- streams and events */
 
-static void *new_object(size_t size) {
+/* Known from here, so that what a device that hangs keeps is no leak to a sanitizer. */
+enum { OBJECTS_MAX = 16384 };
+static void *objects[OBJECTS_MAX];
+
+void *cuda_new_object(size_t size) {
     void *object = calloc(1, size);
-    if (!object) abort();
-    n_objects++;
+    if (!object || n_objects == OBJECTS_MAX) abort();
+    objects[n_objects++] = object;
     return object;
 }
 
-static void end_object(void *object) {
-    n_objects--;
+void cuda_end_object(void *object) {
+    for (int i = 0; i < n_objects; i++)
+        if (objects[i] == object) {
+            objects[i] = objects[--n_objects];
+            break;
+        }
     free(object);
 }
 
@@ -273,7 +280,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
     cudaError_t error = cuda_unsafe();
     if (!error && cuda_creation_fails()) error = cudaErrorMemoryAllocation;
     if (!error) {
-        *stream = new_object(sizeof **stream);
+        *stream = cuda_new_object(sizeof **stream);
         (*stream)->device = this_device;
         (*stream)->next = streams;
         streams = *stream;
@@ -292,7 +299,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
             *at = stream->next;
             break;
         }
-    end_object(stream);
+    cuda_end_object(stream);
     cuda_unlock();
     return cudaSuccess;
 }
@@ -315,7 +322,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     cuda_lock();
     cudaError_t error = cuda_unsafe();
     if (!error && cuda_creation_fails()) error = cudaErrorMemoryAllocation;
-    if (!error) *event = new_object(sizeof **event);
+    if (!error) *event = cuda_new_object(sizeof **event);
     cuda_result(error);
     cuda_unlock();
     return error;
@@ -325,7 +332,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
     cuda_lock();
     if (event->stream) /* what is queued on it refers to it */
         for (struct cuda_stream *s = streams; s; s = s->next) run_stream(s, true);
-    end_object(event);
+    cuda_end_object(event);
     cuda_unlock();
     return cudaSuccess;
 }
@@ -378,7 +385,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
     cuda_lock();
     cudaError_t error = cuda_unsafe();
     if (!error) {
-        stream->capture = new_object(sizeof *stream->capture);
+        stream->capture = cuda_new_object(sizeof *stream->capture);
         stream->capture->thread = pthread_self();
     }
     cuda_result(error);
@@ -394,7 +401,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
     if (*graph && (*graph)->spoilt && !error) error = cudaErrorStreamCaptureInvalidated;
     if (*graph && error) {
         clear(&(*graph)->items);
-        end_object(*graph);
+        cuda_end_object(*graph);
         *graph = NULL;
     }
     if (!error) captures++;
@@ -413,7 +420,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsig
     cudaError_t error = cuda_unsafe();
     if (!error && cuda_creation_fails()) error = cudaErrorMemoryAllocation;
     if (!error) {
-        *exec = new_object(sizeof **exec);
+        *exec = cuda_new_object(sizeof **exec);
         copy_list(&(*exec)->items, &graph->items);
     }
     cuda_result(error);
@@ -434,7 +441,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
     cuda_lock();
     clear(&graph->items);
-    end_object(graph);
+    cuda_end_object(graph);
     cuda_unlock();
     return cudaSuccess;
 }
@@ -442,7 +449,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
     cuda_lock();
     clear(&exec->items);
-    end_object(exec);
+    cuda_end_object(exec);
     cuda_unlock();
     return cudaSuccess;
 }

@@ -1,21 +1,17 @@
 /* The threads of a block as stacks that are switched between: see threads.h. */
 #include "tests/support/cuda_stand_in/threads.h"
 
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <ucontext.h>
 
 enum { THREADS_MAX = 1024, STACK = 64 << 10, WARP = 32 };
 
 typedef enum state { READY, AT_BARRIER, AT_EXCHANGE, DONE } state;
 
 typedef struct fiber {
-    jmp_buf at;
-    ucontext_t start;
-    bool begun;
+    void *stack; /* where it stands, when it does not run */
     state state;
     unsigned exchanges;
     uint32_t brought[2]; /* for this exchange and the one before */
@@ -24,7 +20,7 @@ typedef struct fiber {
 struct cuda_position cuda_position;
 
 static fiber *fibers;
-static jmp_buf scheduler; /* the jumps save no signal masks: a switch costs nanoseconds */
+static void *scheduler; /* where run_threads stands while a fiber runs */
 static unsigned char shared[CUDA_SHARED_MAX] __attribute__((aligned(16)));
 static unsigned now, n_threads, n_blocks_run;
 static size_t n_shared;
@@ -37,10 +33,34 @@ void cuda_threads_fail(const char *sentence) {
     abort();
 }
 
+/* Leaves the running stack, noting where in *from, and goes on where `to` stands: what a called function must keep is pushed
+ * there. C's own jumps are not meant for other stacks, and sanitizers watch them; the standard's swapcontext makes two system
+ * calls a switch. */
+void cuda_threads_switch(void **from, void *to);
+#if defined(__x86_64__)
+__asm__(".text\n.type cuda_threads_switch, @function\ncuda_threads_switch:\n"
+        "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
+        "mov %rsp, (%rdi)\nmov %rsi, %rsp\n"
+        "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n");
+enum { SAVED = 8, RETURN_AT = 6 }; /* words of a stack that has not begun; the last ones keep it aligned */
+#elif defined(__aarch64__)
+__asm__(".text\n.type cuda_threads_switch, %function\ncuda_threads_switch:\n"
+        "sub sp, sp, #160\nstp x19, x20, [sp]\nstp x21, x22, [sp, #16]\nstp x23, x24, [sp, #32]\n"
+        "stp x25, x26, [sp, #48]\nstp x27, x28, [sp, #64]\nstp x29, x30, [sp, #80]\nstp d8, d9, [sp, #96]\n"
+        "stp d10, d11, [sp, #112]\nstp d12, d13, [sp, #128]\nstp d14, d15, [sp, #144]\n"
+        "mov x2, sp\nstr x2, [x0]\nmov sp, x1\n"
+        "ldp x19, x20, [sp]\nldp x21, x22, [sp, #16]\nldp x23, x24, [sp, #32]\nldp x25, x26, [sp, #48]\n"
+        "ldp x27, x28, [sp, #64]\nldp x29, x30, [sp, #80]\nldp d8, d9, [sp, #96]\nldp d10, d11, [sp, #112]\n"
+        "ldp d12, d13, [sp, #128]\nldp d14, d15, [sp, #144]\nadd sp, sp, #160\nret\n");
+enum { SAVED = 20, RETURN_AT = 11 };
+#else
+#error "the emulation of CUDA's threads switches stacks: write cuda_threads_switch for this processor"
+#endif
+
 /* Leaves the running thread where it is; returns when it is resumed. */
 static void leave(state why) {
     fibers[now].state = why;
-    if (!_setjmp(fibers[now].at)) _longjmp(scheduler, 1);
+    cuda_threads_switch(&fibers[now].stack, scheduler);
 }
 
 static void fiber_main(void) {
@@ -50,18 +70,11 @@ static void fiber_main(void) {
     }
 }
 
-static void enter(fiber *f) {
-    static ucontext_t unused;
-    if (f->begun) _longjmp(f->at, 1);
-    f->begun = true;
-    swapcontext(&unused, &f->start);
-}
-
 static void resume(unsigned i) {
     now = i;
     cuda_position.thread = (cuda_index){i, 0, 0};
     fibers[i].state = READY;
-    if (!_setjmp(scheduler)) enter(&fibers[i]);
+    cuda_threads_switch(&scheduler, fibers[i].stack);
 }
 
 static void make_fibers(void) {
@@ -70,10 +83,9 @@ static void make_fibers(void) {
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (!fibers || stacks == MAP_FAILED) abort();
     for (size_t i = 0; i < THREADS_MAX; i++) {
-        getcontext(&fibers[i].start);
-        fibers[i].start.uc_stack.ss_sp = stacks + i * STACK;
-        fibers[i].start.uc_stack.ss_size = STACK;
-        makecontext(&fibers[i].start, fiber_main, 0);
+        uintptr_t *top = (uintptr_t *)(void *)(stacks + (i + 1) * STACK) - SAVED;
+        top[RETURN_AT] = (uintptr_t)fiber_main;
+        fibers[i].stack = top;
     }
 }
 

@@ -18,8 +18,19 @@ static sn_status stop_silent(sn_cuda *cuda, sn_err *err) {
     return stopped(cuda, err);
 }
 
+/* CUDA numbers what may not be recorded from here on. */
+static bool is_about_recording(cudaError_t error) {
+    return error >= cudaErrorStreamCaptureUnsupported && error <= cudaErrorStreamCaptureIsolation;
+}
+
 sn_status sn_cuda_check(sn_cuda *cuda, cudaError_t error, const char *what, sn_err *err) {
     if (error == cudaSuccess) return SN_OK;
+    if (is_about_recording(error) && cuda->state == SN_CUDA_RECORDING) {
+        cudaGetLastError();
+        if (cuda->record) cuda->record->refused = true;
+        return sn_fail(err, SN_RETRY, "%s: a pass with %s in it cannot be recorded (%s): it was not run, try again",
+                       cuda->description, what, cudaGetErrorString(error));
+    }
     if (!cuda->stopped)
         snprintf(cuda->sentence, sizeof cuda->sentence, "%s is lost: %s failed: %s", cuda->description, what,
                  cudaGetErrorString(error));
@@ -57,7 +68,9 @@ sn_status sn_cuda_enter_unrecorded(sn_cuda *cuda, const char *what, sn_err *err)
 /* One question to the device; true when there is nothing more to wait for, *error then says how it went. */
 static bool is_done(cudaEvent_t event, cudaStream_t stream, cudaError_t *error) {
     *error = event ? cudaEventQuery(event) : cudaStreamQuery(stream);
-    return *error != cudaErrorNotReady;
+    if (*error != cudaErrorNotReady) return true;
+    cudaGetLastError(); /* CUDA keeps even this as the last error, and the next launch would be blamed for it */
+    return false;
 }
 
 static sn_status wait_for(sn_cuda *cuda, cudaEvent_t event, cudaStream_t stream, sn_err *err) {

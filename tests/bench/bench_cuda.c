@@ -98,8 +98,12 @@ static void model_load(model *m, sn_device *d, const shape *s, sn_dtype dtype) {
     m->page_bytes = d->ops->kv_page_bytes(d, &m->kv);
     must(d->ops->alloc(d, m->page_bytes * (CONTEXT / PAGE), &m->pool, &err));
     for (int i = 0; i < CONTEXT / PAGE; i++) m->pages[i] = (char *)m->pool + (size_t)i * m->page_bytes;
+    float *random = test_random_floats(PROMPT * e, 1);
     m->norm = floats(m, e);
     m->x = floats(m, PROMPT * e);
+    must(d->ops->upload(d, m->norm, random, e * sizeof(float), &err));
+    must(d->ops->upload(d, m->x, random, PROMPT * e * sizeof(float), &err));
+    free(random);
     m->h = floats(m, PROMPT * e);
     m->q = floats(m, PROMPT * q);
     m->attn = floats(m, PROMPT * q);

@@ -245,6 +245,25 @@ Test(cuda_records, a_record_that_cannot_be_made_leaves_the_plain_way) {
     close_device(&d);
 }
 
+Test(cuda_records, a_pass_with_something_that_cannot_be_recorded_stays_plain) {
+    sn_device *d = open_device();
+    model m = model_new(d);
+    sn_sequence sequence = {m.pages, 0, 0, 1};
+    sn_pass pass = {&shape, 1, 1, &sequence, 5};
+    float out[WIDTH];
+    bool recorded;
+    step(&m, 5, 0, 1, 4, out);
+    cuda_stand_in_spoil_capture(2);
+    OK(d->ops->pass_begin(d, &pass, &recorded, &err));
+    cr_assert_eq(issue(&m, 1), SN_RETRY);
+    cr_assert(strstr(err.text, "cannot be recorded"), "%s", err.text);
+    cr_assert_eq(d->ops->pass_end(d, &err), SN_RETRY);
+    for (int i = 0; i < 3; i++) cr_assert_not(step(&m, 5, 0, 1, 4, out));
+    cr_assert_eq(d->recorded, 0);
+    model_free(&m);
+    close_device(&d);
+}
+
 Test(cuda_records, passes_that_do_not_add_up_are_refused) {
     sn_device *d = open_device();
     model m = model_new(d);

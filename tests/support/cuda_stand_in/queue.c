@@ -54,7 +54,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local int this_device;
 static _Thread_local cudaError_t last_error;
 static struct cuda_stream *streams;
-static int n_devices = 2, capability = 90, n_objects, lose_nth, fail_creation, stall_ms;
+static int n_devices = 2, capability = 90, n_objects, lose_nth, fail_creation, spoil_nth, stall_ms;
 static bool copies_first, lost;
 static int64_t stalled_until;
 static uint64_t captures, launches, graph_launches;
@@ -66,7 +66,7 @@ bool cuda_count_down(int *counter) { return *counter > 0 && --*counter == 0; }
 bool cuda_creation_fails(void) { return cuda_count_down(&fail_creation); }
 
 cudaError_t cuda_result(cudaError_t error) {
-    if (error && error != cudaErrorNotReady) last_error = error;
+    if (error) last_error = error; /* "not ready" too, as the real one does */
     return error;
 }
 
@@ -202,6 +202,10 @@ cudaError_t cuda_stand_in_launch(cudaStream_t stream, const unsigned grid[3], un
         operation.drop(operation.ctx);
     else
         error = cuda_stand_in_queue(stream, operation, CUDA_OPERATION_KERNEL);
+    if (!error && stream->capture && cuda_count_down(&spoil_nth)) {
+        stream->capture->spoilt = true;
+        error = cudaErrorStreamCaptureUnsupported;
+    }
     if (!error && !stream->capture) launches++;
     cuda_result(error);
     cuda_unlock();
@@ -460,12 +464,13 @@ void cuda_stand_in_devices(int n) { n_devices = n; }
 void cuda_stand_in_capability(int sm) { capability = sm; }
 void cuda_stand_in_copies_first(bool first) { copies_first = first; }
 void cuda_stand_in_fail_creation(int nth) { fail_creation = nth; }
+void cuda_stand_in_spoil_capture(int nth) { spoil_nth = nth; }
 void cuda_stand_in_stall(int ms) { stall_ms = ms; }
 void cuda_stand_in_lose(int nth) { lose_nth = nth; }
 
 void cuda_stand_in_heal(void) {
     cuda_stand_in_fail_allocation(0);
-    fail_creation = stall_ms = lose_nth = 0;
+    fail_creation = spoil_nth = stall_ms = lose_nth = 0;
     stalled_until = 0;
     lost = false;
 }

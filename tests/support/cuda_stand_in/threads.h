@@ -146,6 +146,6 @@ cudaError_t cuda_launch(void (*kernel)(Parameters...), dim3 grid, unsigned threa
 }
 
 #define SN_LAUNCH(kernel, grid, threads, shared, stream, ...)                                                          \
-    cuda_launch((kernel), (grid), (threads), (shared), (stream), __VA_ARGS__)
+    (cuda_launch((kernel), (grid), (threads), (shared), (stream), __VA_ARGS__), cudaGetLastError())
 #endif
 #endif

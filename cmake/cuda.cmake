@@ -1,8 +1,9 @@
-# The CUDA backend (device/cuda). Built into sn_device when nvcc is found, chosen at run time; without nvcc it is absent,
-# and device/device.c says so. The tests' stand-in for CUDA (tests/support/cuda_stand_in) needs no toolkit: only a C++
-# compiler, for the kernels. Included at the end of the top CMakeLists.txt, when the tests are known.
+# The CUDA backend (device/cuda). Built into sn_device when nvcc is found, chosen at run time; without nvcc it is
+# absent, and device/device.c says so. The tests' stand-in for CUDA (tests/support/cuda_stand_in) needs no toolkit: only
+# a C++ compiler, for the kernels. Included at the end of the top CMakeLists.txt, when the tests are known.
 option(SN_CUDA "build the CUDA backend where nvcc is found" ON)
-set(SN_CUDA_ARCHITECTURES "80;86;89;90" CACHE STRING "compute capabilities to compile for; the last one as PTX as well, for newer devices")
+set(SN_CUDA_ARCHITECTURES "80;86;89;90" CACHE STRING
+  "compute capabilities to compile for; the last one as PTX as well, for newer devices")
 set(SN_CUDA_KERNELS linear rows attention)
 
 file(GLOB sn_cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/device/cuda/*.c)
@@ -13,8 +14,9 @@ endif()
 if(SN_CUDA AND SN_NVCC)
   get_filename_component(sn_cuda_root ${SN_NVCC} REALPATH)
   get_filename_component(sn_cuda_root ${sn_cuda_root}/../.. REALPATH)
-  find_path(SN_CUDA_INCLUDE cublas_v2.h HINTS ${sn_cuda_root}/include ${sn_cuda_root}/targets/x86_64-linux/include REQUIRED)
-  find_library(SN_CUDART cudart_static HINTS ${sn_cuda_root}/lib64 ${sn_cuda_root}/targets/x86_64-linux/lib REQUIRED)
+  set(sn_cuda_target ${sn_cuda_root}/targets/${CMAKE_SYSTEM_PROCESSOR}-linux)
+  find_path(SN_CUDA_INCLUDE cublas_v2.h HINTS ${sn_cuda_root}/include ${sn_cuda_target}/include REQUIRED)
+  find_library(SN_CUDART cudart_static HINTS ${sn_cuda_root}/lib64 ${sn_cuda_target}/lib REQUIRED)
   get_filename_component(sn_cuda_libraries ${SN_CUDART} DIRECTORY)
 
   set(sn_cuda_targets "")
@@ -67,7 +69,8 @@ if(SN_TESTS)
     configure_file(${copy}.in ${copy} COPYONLY)
     list(APPEND emulated ${copy})
   endforeach()
-  add_library(sn_cuda_stand_in OBJECT ${sn_cuda_host} ${CMAKE_SOURCE_DIR}/device/device.c ${stand_in_sources} ${emulated})
+  add_library(sn_cuda_stand_in OBJECT ${sn_cuda_host} ${CMAKE_SOURCE_DIR}/device/device.c ${stand_in_sources}
+    ${emulated})
   target_include_directories(sn_cuda_stand_in BEFORE PRIVATE ${stand_in}/include)
   target_compile_definitions(sn_cuda_stand_in PRIVATE SN_HAVE_CUDA SN_CUDA_EMULATED)
   target_link_libraries(sn_cuda_stand_in PRIVATE sn_device)
@@ -77,8 +80,9 @@ if(SN_TESTS)
   set_target_properties(sn_cuda_stand_in PROPERTIES COMPILE_OPTIONS "${options}")
   # The emulation switches between stacks, which the sanitizers do not follow: kernels go without.
   set_source_files_properties(${stand_in}/threads.c PROPERTIES COMPILE_OPTIONS -fno-sanitize=all)
-  set_source_files_properties(${emulated} PROPERTIES COMPILE_OPTIONS
-    "-fno-sanitize=all;-fno-exceptions;-fno-rtti;-fno-threadsafe-statics;-Wno-conversion;-Wno-shadow;-Wno-unknown-pragmas")
+  set(emulated_options -fno-sanitize=all -fno-exceptions -fno-rtti -fno-threadsafe-statics -Wno-conversion -Wno-shadow
+    -Wno-unknown-pragmas)
+  set_source_files_properties(${emulated} PROPERTIES COMPILE_OPTIONS "${emulated_options}")
   get_property(sn_tests DIRECTORY ${CMAKE_SOURCE_DIR}/tests PROPERTY BUILDSYSTEM_TARGETS)
   foreach(test ${sn_tests})
     if(test MATCHES "^test_(cuda|emulated)")

@@ -1,5 +1,5 @@
-/* cuBLAS, found when the first CUDA device is opened: it is large, it is not on a machine without NVIDIA's software, and the
- * program must start there too. These stand in its place for the linker and pass each call on. */
+/* cuBLAS, found when the first CUDA device is opened: it is large, it is not on a machine without NVIDIA's software,
+ * and the program must start there too. These stand in its place for the linker and pass each call on. */
 #include "device/cuda/cublas_load.h"
 
 #include <cublas_v2.h>
@@ -8,7 +8,7 @@
 #include <stdbool.h>
 
 #define TEXT_OF(x) #x
-#define TEXT(x) TEXT_OF(x)
+#define TEXT(x)    TEXT_OF(x)
 
 /*        function                 arguments as declared, arguments as passed on */
 #define FUNCTIONS(X)                                                                                                   \

@@ -56,7 +56,7 @@ static sn_status cuda_prepare(sn_device *d, const sn_device_limits *limits, sn_e
 
 /* Everything that belongs to the device's context. */
 static void give_back(sn_cuda *cuda) {
-    sn_cuda_room *const rooms[] = {&cuda->blas_room, &cuda->x,    &cuda->tile,  &cuda->ids,
+    sn_cuda_room *const rooms[] = {&cuda->blas_room, &cuda->x,       &cuda->tile, &cuda->ids,
                                    &cuda->past,      &cuda->partial, &cuda->table};
     sn_cuda_forget_records(cuda);
     if (cuda->blas) cublasDestroy_v2(cuda->blas);
@@ -91,6 +91,7 @@ static void cuda_close(sn_device *d) {
 static const sn_device_ops cuda_ops = {
     .alloc = sn_cuda_alloc,
     .free = sn_cuda_free,
+    .owns = sn_cuda_owns,
     .upload = sn_cuda_upload,
     .download = sn_cuda_download,
     .finish = sn_cuda_finish,
@@ -123,8 +124,8 @@ static sn_status open_event(sn_cuda *cuda, cudaEvent_t *event, sn_err *err) {
 }
 
 static sn_status open_streams(sn_cuda *cuda, sn_err *err) {
-    sn_status status = sn_cuda_check(cuda, cudaStreamCreateWithFlags(&cuda->work, cudaStreamNonBlocking),
-                                     "making a stream", err);
+    sn_status status =
+        sn_cuda_check(cuda, cudaStreamCreateWithFlags(&cuda->work, cudaStreamNonBlocking), "making a stream", err);
     if (!status)
         status = sn_cuda_check(cuda, cudaStreamCreateWithFlags(&cuda->copies, cudaStreamNonBlocking), "making a stream",
                                err);
@@ -173,8 +174,8 @@ sn_status sn_cuda_open(sn_device_id id, const sn_device_options *options, sn_dev
     *out = NULL;
     sn_status status = sn_calloc(&cuda, 1, sizeof *cuda, err);
     if (status) return status;
-    cuda->base = (sn_device){.ops = &cuda_ops, .id = id,
-                             .timeout_ms = options && options->timeout_ms ? options->timeout_ms : TIMEOUT_MS};
+    cuda->base = (sn_device){
+        .ops = &cuda_ops, .id = id, .timeout_ms = options && options->timeout_ms ? options->timeout_ms : TIMEOUT_MS};
     status = open_device(cuda, err);
     if (status)
         cuda_close(&cuda->base);

@@ -1,9 +1,9 @@
 /* Inside of the CUDA backend's host side: one device's state and what its files call of each other.
  *
- * Two streams: `work` for everything in order, `copies` for copies beside it. Every wait is a loop that asks an event or a
- * stream whether it is done and gives up after device->timeout_ms; nothing here calls a function of CUDA that waits by
- * itself while the device may be busy. The first thing that goes wrong with the device is kept in `sentence`, and every
- * later call fails with it. */
+ * Two streams: `work` for everything in order, `copies` for copies beside it. Every wait is a loop that asks an event
+ * or a stream whether it is done and gives up after device->timeout_ms; nothing here calls a function of CUDA that
+ * waits by itself while the device may be busy. The first thing that goes wrong with the device is kept in `sentence`,
+ * and every later call fails with it. */
 #ifndef SN_DEVICE_CUDA_INSIDE_H
 #define SN_DEVICE_CUDA_INSIDE_H
 
@@ -14,15 +14,15 @@
 #include <cuda_runtime_api.h>
 
 enum {
-    SN_CUDA_STAGES = 8,      /* pieces of pinned memory that uploads and downloads go through */
-    SN_CUDA_TICKETS = 64,    /* events of copies beside the queue */
-    SN_CUDA_FENCES = 4,      /* how far the host may run ahead of the device: */
+    SN_CUDA_STAGES = 8,        /* pieces of pinned memory that uploads and downloads go through */
+    SN_CUDA_TICKETS = 64,      /* events of copies beside the queue */
+    SN_CUDA_FENCES = 4,        /* how far the host may run ahead of the device: */
     SN_CUDA_FENCE_EVERY = 128, /* fences times this many kernels */
-    SN_CUDA_RECORDS = 128,   /* passes known, recorded or seen once */
+    SN_CUDA_RECORDS = 128,     /* passes known, recorded or seen once */
 };
 #define SN_CUDA_STAGE_BYTES ((size_t)1 << 20)
-#define SN_CUDA_TILE_BYTES ((size_t)64 << 20) /* at most, of a matrix made bfloat16 for cuBLAS */
-#define SN_CUDA_BLAS_BYTES ((size_t)32 << 20) /* workspace of cuBLAS: what NVIDIA advises for Hopper */
+#define SN_CUDA_TILE_BYTES  ((size_t)64 << 20) /* at most, of a matrix made bfloat16 for cuBLAS */
+#define SN_CUDA_BLAS_BYTES  ((size_t)32 << 20) /* workspace of cuBLAS: what NVIDIA advises for Hopper */
 
 /* Device memory of the backend's own that only grows. */
 typedef struct sn_cuda_room {
@@ -39,7 +39,12 @@ typedef struct sn_cuda_record {
     uint64_t used; /* when, in passes */
 } sn_cuda_record;
 
-typedef enum sn_cuda_pass_state { SN_CUDA_NO_PASS, SN_CUDA_EAGER, SN_CUDA_RECORDING, SN_CUDA_REPLAYING } sn_cuda_pass_state;
+typedef enum sn_cuda_pass_state {
+    SN_CUDA_NO_PASS,
+    SN_CUDA_EAGER,
+    SN_CUDA_RECORDING,
+    SN_CUDA_REPLAYING
+} sn_cuda_pass_state;
 
 typedef struct sn_cuda {
     sn_device base;
@@ -48,11 +53,12 @@ typedef struct sn_cuda {
     cublasHandle_t blas;
     sn_device_limits limits;
     sn_cuda_room blas_room;
-    sn_cuda_room x;    /* rows of x as the kernels of linear want them */
-    sn_cuda_room tile; /* rows of a matrix as bfloat16 */
-    sn_cuda_room ids;  /* of gather */
-    sn_cuda_room past; /* keys and values on their way in or out */
+    sn_cuda_room x;       /* rows of x as the kernels of linear want them */
+    sn_cuda_room tile;    /* rows of a matrix as bfloat16 */
+    sn_cuda_room ids;     /* of gather */
+    sn_cuda_room past;    /* keys and values on their way in or out */
     sn_cuda_room partial; /* of attention */
+    sn_holdings held;     /* what alloc gave */
 
     struct sn_cuda_stage {
         void *host;
@@ -71,7 +77,7 @@ typedef struct sn_cuda {
 
     /* -- the pass: pass.c */
     sn_cuda_pass_state state;
-    bool named;      /* the open pass has a graph number: nothing but mathematics may come within */
+    bool named; /* the open pass has a graph number: nothing but mathematics may come within */
     sn_kv_shape shape;
     int n_rows, n_sequences, n_tiles;
     int rows_room, tiles_room, pages_room; /* of the table */
@@ -101,18 +107,21 @@ sn_status sn_cuda_done(sn_cuda *cuda, sn_status status);
 void sn_cuda_left_device(void); /* this thread's device of CUDA is not the one that enter chose any more */
 sn_status sn_cuda_wait_event(sn_cuda *cuda, cudaEvent_t event, sn_err *err) SN_MUST_USE;
 sn_status sn_cuda_wait_stream(sn_cuda *cuda, cudaStream_t stream, sn_err *err) SN_MUST_USE;
-/* Whether both streams are empty or the device is lost, so that giving memory back cannot block. Asks for 20 ms at most. */
+/* Whether both streams are empty or the device is lost, so that giving memory back cannot block. Asks for 20 ms at
+ * most. */
 bool sn_cuda_idle(sn_cuda *cuda);
 
 /* -- memory.c */
 sn_status sn_cuda_alloc(sn_device *d, size_t bytes, void **device, sn_err *err);
 void sn_cuda_free(sn_device *d, void *device, size_t bytes);
+bool sn_cuda_owns(const sn_device *d, const void *device, size_t bytes);
 sn_status sn_cuda_upload(sn_device *d, void *device, const void *host, size_t bytes, sn_err *err);
 sn_status sn_cuda_download(sn_device *d, void *host, const void *device, size_t bytes, sn_err *err);
 sn_status sn_cuda_finish(sn_device *d, sn_err *err);
 sn_status sn_cuda_host_alloc(sn_device *d, size_t bytes, void **host, sn_err *err);
 void sn_cuda_host_free(sn_device *d, void *host, size_t bytes);
-sn_status sn_cuda_copy_begin(sn_device *d, void *device, const void *host, size_t bytes, sn_ticket *ticket, sn_err *err);
+sn_status sn_cuda_copy_begin(sn_device *d, void *device, const void *host, size_t bytes, sn_ticket *ticket,
+                             sn_err *err);
 sn_status sn_cuda_copy_join(sn_device *d, sn_ticket ticket, sn_err *err);
 sn_status sn_cuda_copy_wait(sn_device *d, sn_ticket ticket, sn_err *err);
 /* At least `bytes` at room->at; what was there is lost. Waits and forgets all records when it grows. */
@@ -148,8 +157,8 @@ sn_status sn_cuda_kv_read(sn_device *d, const sn_kv_shape *shape, int block, voi
                           float *k, float *v, sn_err *err);
 sn_status sn_cuda_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                            const float *k, const float *v, sn_err *err);
-sn_status sn_cuda_attention_op(sn_device *d, int block, int n_heads, int window, float scale, const float *q, float *out,
-                               sn_err *err);
+sn_status sn_cuda_attention_op(sn_device *d, int block, int n_heads, int window, float scale, const float *q,
+                               float *out, sn_err *err);
 size_t sn_cuda_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape);
 
 /* -- rows.c: the small operations */

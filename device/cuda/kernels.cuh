@@ -61,9 +61,7 @@ template <int LAYOUT> __device__ inline float2 scale_of(const sn_cuda_matrix &w,
     return make_float2(half_to_float(both & 0xffff), half_to_float(both >> 16));
 }
 
-__host__ __device__ constexpr bool is_q4(int layout) {
-    return layout == SN_CUDA_Q4_HALF || layout == SN_CUDA_Q4_SUPER;
-}
+__host__ __device__ constexpr bool is_q4(int layout) { return layout == SN_CUDA_Q4_HALF || layout == SN_CUDA_Q4_SUPER; }
 
 __device__ inline int byte_of(unsigned int word, int i) { return static_cast<int8_t>(word >> 8 * i & 0xff); }
 

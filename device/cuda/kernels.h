@@ -1,8 +1,8 @@
 /* The kernels of the CUDA backend, each behind a plain C function that queues it on a stream and returns what
  * cudaGetLastError says. Pointers are device memory unless said otherwise; they do not allocate and do not wait.
  *
- * Every sum is in a fixed order: lanes take elements a fixed distance apart, then a fixed tree joins the lanes; no floating
- * atomics. So results repeat from run to run on one kind of device. */
+ * Every sum is in a fixed order: lanes take elements a fixed distance apart, then a fixed tree joins the lanes; no
+ * floating atomics. So results repeat from run to run on one kind of device. */
 #ifndef SN_DEVICE_CUDA_KERNELS_H
 #define SN_DEVICE_CUDA_KERNELS_H
 
@@ -17,10 +17,10 @@ extern "C" {
 #endif
 
 enum {
-    SN_CUDA_FEW_ROWS = 8,      /* rows of x that the kernels of decoding take */
-    SN_CUDA_LINEARS = 4,       /* matrices that one call takes */
-    SN_CUDA_TILE_ROWS = 16,    /* rows of a tile of attention */
-    SN_CUDA_SPLITS = 32,       /* parts that a past is split into, at most */
+    SN_CUDA_FEW_ROWS = 8,   /* rows of x that the kernels of decoding take */
+    SN_CUDA_LINEARS = 4,    /* matrices that one call takes */
+    SN_CUDA_TILE_ROWS = 16, /* rows of a tile of attention */
+    SN_CUDA_SPLITS = 32,    /* parts that a past is split into, at most */
     SN_CUDA_HEAD_DIM_MAX = 512,
 };
 
@@ -42,12 +42,12 @@ typedef struct sn_cuda_linear {
 /* q (n, cols) and scales (n, cols / 32) of x (n, cols); cols is a multiple of 32. A row with NaN or infinity in a group
  * gets a scale of NaN there. */
 cudaError_t sn_cuda_quantize(cudaStream_t stream, int n, int cols, const float *x, int8_t *q, sn_cuda_xscale *scales);
-/* y = x . w^T + bias for matrices of one quantised layout and equal cols. Integer products within 32 weights, exact; then
- * float32. */
+/* y = x . w^T + bias for matrices of one quantised layout and equal cols. Integer products within 32 weights, exact;
+ * then float32. */
 cudaError_t sn_cuda_linear_quantised(cudaStream_t stream, int n, const int8_t *q, const sn_cuda_xscale *scales,
                                      int n_linears, const sn_cuda_linear *linears);
-/* The same for one of the float layouts: x (n, x_stride), x_stride at least the weights' stride, zero beyond cols, aligned
- * to 16 bytes. float32 arithmetic. */
+/* The same for one of the float layouts: x (n, x_stride), x_stride at least the weights' stride, zero beyond cols,
+ * aligned to 16 bytes. float32 arithmetic. */
 cudaError_t sn_cuda_linear_float(cudaStream_t stream, int n, const float *x, int x_stride, int n_linears,
                                  const sn_cuda_linear *linears);
 /* out (n, stride) = x (n, cols), zero beyond cols. */
@@ -72,9 +72,9 @@ cudaError_t sn_cuda_add(cudaStream_t stream, size_t n, float *y, const float *x)
 /* ids (n) are row numbers that the host has checked. */
 cudaError_t sn_cuda_gather(cudaStream_t stream, const sn_cuda_matrix *weight, int n, const int32_t *ids, float *y);
 
-/* -- the past. A page holds for each block, for each key-value head, keys (page_tokens, padded_dim), then values likewise,
- * float32; padded_dim is head_dim rounded up to 4. What a pass is about lies in a table at a fixed address, so that a
- * recorded pass finds its own each time. */
+/* -- the past. A page holds for each block, for each key-value head, keys (page_tokens, padded_dim), then values
+ * likewise, float32; padded_dim is head_dim rounded up to 4. What a pass is about lies in a table at a fixed address,
+ * so that a recorded pass finds its own each time. */
 typedef struct sn_cuda_row { /* a row of the pass */
     int32_t first_page;      /* of its sequence, in pages */
     int32_t position;
@@ -102,12 +102,13 @@ typedef struct sn_cuda_attention {
     float scale;
     const float *q; /* (n_rows, n_heads, head_dim) */
     float *out;     /* likewise */
-    /* Scratch of attention by splits: sums (n_rows, n_heads, n_splits, padded_dim), then (n_rows, n_heads, n_splits, 2):
-     * largest score and sum of exponentials. */
+    /* Scratch of attention by splits: sums (n_rows, n_heads, n_splits, padded_dim), then (n_rows, n_heads, n_splits,
+     * 2): largest score and sum of exponentials. */
     float *partial, *partial_stats;
 } sn_cuda_attention;
 
-/* One row after the other, each row's past cut into n_splits parts (of at least 64 positions) that are joined afterwards. */
+/* One row after the other, each row's past cut into n_splits parts (of at least 64 positions) that are joined
+ * afterwards. */
 cudaError_t sn_cuda_attention_split(cudaStream_t stream, const sn_cuda_attention *a, int n_rows, int n_splits);
 /* By tiles of rows, one pass over the keys each with running maxima. */
 cudaError_t sn_cuda_attention_tiles(cudaStream_t stream, const sn_cuda_attention *a, int n_tiles);

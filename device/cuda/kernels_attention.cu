@@ -1,11 +1,11 @@
-/* The past: storing, reading, and attention over it. Two ways: few rows with the past of each split up, so that the whole
- * device reads it; and tiles of rows for prompts. Both are the online softmax of Milakov & Gimelshein 2018. */
+/* The past: storing, reading, and attention over it. Two ways: few rows with the past of each split up, so that the
+ * whole device reads it; and tiles of rows for prompts. Both are the online softmax of Milakov & Gimelshein 2018. */
 #include "device/cuda/kernels.cuh"
 
 namespace {
 
 constexpr int THREADS = 128;
-constexpr int HEADS = 8;      /* query heads of one block of attention_split */
+constexpr int HEADS = 8;       /* query heads of one block of attention_split */
 constexpr int SPLIT_KEYS = 64; /* keys of one step of it, and the least that a part has */
 constexpr int TILE_KEYS = 32;  /* keys of one step of attention_tiles */
 
@@ -19,8 +19,7 @@ __device__ inline float *past_at(const sn_cuda_past &p, int first_page, int posi
 __device__ inline size_t to_values(const sn_cuda_past &p) { return static_cast<size_t>(p.page_tokens) * p.padded_dim; }
 
 /* A block a row and head. Store: k and v into the past, zeros behind each head; else the other way. */
-template <bool STORE>
-__global__ void move_past(const __grid_constant__ sn_cuda_past p, float *k, float *v) {
+template <bool STORE> __global__ void move_past(const __grid_constant__ sn_cuda_past p, float *k, float *v) {
     sn_cuda_row row = p.rows[blockIdx.x];
     float *key = past_at(p, row.first_page, row.position, static_cast<int>(blockIdx.y)), *value = key + to_values(p);
     size_t at = (static_cast<size_t>(blockIdx.x) * p.n_kv_heads + blockIdx.y) * p.head_dim;
@@ -177,8 +176,8 @@ __global__ void __launch_bounds__(THREADS) attention_join(const __grid_constant_
     }
 }
 
-/* TILE_KEYS keys or values from position `first` on into shared memory, rows `stride` apart; those not before `end` are not
- * looked at by anyone. */
+/* TILE_KEYS keys or values from position `first` on into shared memory, rows `stride` apart; those not before `end` are
+ * not looked at by anyone. */
 __device__ void load_tile(const sn_cuda_past &p, sn_cuda_row row, int kv_head, int first, int end, size_t offset,
                           float *out, int stride) {
     int quads = p.padded_dim / 4;
@@ -190,8 +189,8 @@ __device__ void load_tile(const sn_cuda_past &p, sn_cuda_row row, int kv_head, i
     }
 }
 
-/* Tile blockIdx.x, query head blockIdx.y. Eight threads share a row of the tile: each has four of 32 keys, then QUADS times
- * four dimensions. A row never touches what it must not see, so that a NaN there stays there. */
+/* Tile blockIdx.x, query head blockIdx.y. Eight threads share a row of the tile: each has four of 32 keys, then QUADS
+ * times four dimensions. A row never touches what it must not see, so that a NaN there stays there. */
 template <int QUADS>
 __global__ void __launch_bounds__(THREADS) attention_tiles(const __grid_constant__ sn_cuda_attention a) {
     SN_SHARED_MEMORY(shared);
@@ -251,7 +250,8 @@ __global__ void __launch_bounds__(THREADS) attention_tiles(const __grid_constant
             for (int i = 0; i < QUADS; i++) {
                 if (part * 4 + 32 * i >= dims) break;
                 float4 v = *reinterpret_cast<const float4 *>(kv + j * stride + part * 4 + 32 * i);
-                sums[i] = make_float4(sums[i].x + e * v.x, sums[i].y + e * v.y, sums[i].z + e * v.z, sums[i].w + e * v.w);
+                sums[i] =
+                    make_float4(sums[i].x + e * v.x, sums[i].y + e * v.y, sums[i].z + e * v.z, sums[i].w + e * v.w);
             }
         }
         __syncthreads(); /* all have read the values: the next keys take their place */
@@ -295,7 +295,8 @@ extern "C" cudaError_t sn_cuda_kv_load(cudaStream_t stream, const sn_cuda_past *
     return SN_LAUNCH(kernel, row_grid(p, n_rows), 32, 0, stream, *p, k, v);
 }
 
-extern "C" cudaError_t sn_cuda_attention_split(cudaStream_t stream, const sn_cuda_attention *a, int n_rows, int n_splits) {
+extern "C" cudaError_t sn_cuda_attention_split(cudaStream_t stream, const sn_cuda_attention *a, int n_rows,
+                                               int n_splits) {
     int group = a->n_heads / a->past.n_kv_heads;
     size_t shared = sizeof(float) * HEADS * (2 * static_cast<size_t>(a->past.padded_dim) + SPLIT_KEYS + 3);
     dim3 grid(static_cast<unsigned int>(n_splits),

@@ -1,5 +1,5 @@
-/* Rows of x against matrices of weights, a few rows at a time: as fast as the weights come from memory. A warp makes two
- * outputs for every row of x; its lanes read 16 bytes of each of the two rows of weights at once, side by side. */
+/* Rows of x against matrices of weights, a few rows at a time: as fast as the weights come from memory. A warp makes
+ * two outputs for every row of x; its lanes read 16 bytes of each of the two rows of weights at once, side by side. */
 #include "device/cuda/kernels.cuh"
 
 namespace {
@@ -84,7 +84,8 @@ __global__ void __launch_bounds__(THREADS)
         group w0 = load_group<LAYOUT>(w, static_cast<size_t>(row) * groups + g);
         group w1 = load_group<LAYOUT>(w, static_cast<size_t>(second) * groups + g);
         for (int i = 0; i < N; i++) {
-            size_t at = static_cast<size_t>(min(i, n - 1)) * groups + g; /* rows of x that are not there repeat the last */
+            size_t at =
+                static_cast<size_t>(min(i, n - 1)) * groups + g; /* rows of x that are not there repeat the last */
             const uint4 *x = reinterpret_cast<const uint4 *>(q) + 2 * at;
             uint4 x0 = x[0], x1 = x[1];
             sn_cuda_xscale s = scales[at];
@@ -151,7 +152,8 @@ batch make_batch(int n_linears, const sn_cuda_linear *linears) {
 int blocks_of(const batch &b) { return (b.end[b.n - 1] + WARPS - 1) / WARPS; }
 
 template <int LAYOUT, int N>
-cudaError_t launch_quantised(cudaStream_t stream, int n, const int8_t *q, const sn_cuda_xscale *scales, const batch &b) {
+cudaError_t launch_quantised(cudaStream_t stream, int n, const int8_t *q, const sn_cuda_xscale *scales,
+                             const batch &b) {
     auto *kernel = linear_quantised<LAYOUT, N>;
     return SN_LAUNCH(kernel, blocks_of(b), THREADS, 0, stream, b, n, q, scales);
 }
@@ -170,8 +172,7 @@ cudaError_t launch_float(cudaStream_t stream, int n, const float *x, int x_strid
     return SN_LAUNCH(kernel, blocks_of(b), THREADS, 0, stream, b, n, x, x_stride);
 }
 
-template <int LAYOUT>
-cudaError_t pick_float(cudaStream_t stream, int n, const float *x, int x_stride, const batch &b) {
+template <int LAYOUT> cudaError_t pick_float(cudaStream_t stream, int n, const float *x, int x_stride, const batch &b) {
     if (n == 1) return launch_float<LAYOUT, 1>(stream, n, x, x_stride, b);
     if (n == 2) return launch_float<LAYOUT, 2>(stream, n, x, x_stride, b);
     if (n <= 4) return launch_float<LAYOUT, 4>(stream, n, x, x_stride, b);

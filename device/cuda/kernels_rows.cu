@@ -1,5 +1,5 @@
-/* Norm, rotation, activation, addition, rows of embeddings; and what goes into and comes out of cuBLAS. None of these does
- * more than a few operations for each number it reads. */
+/* Norm, rotation, activation, addition, rows of embeddings; and what goes into and comes out of cuBLAS. None of these
+ * does more than a few operations for each number it reads. */
 #include "device/cuda/kernels.cuh"
 
 namespace {
@@ -12,7 +12,8 @@ unsigned int blocks_for(size_t n) { return static_cast<unsigned int>((n + THREAD
 __device__ inline size_t this_item() { return static_cast<size_t>(blockIdx.x) * THREADS + threadIdx.x; }
 
 /* A block a row. */
-__global__ void __launch_bounds__(THREADS) rms_norm(int width, const float *x, const float *weight, float eps, float *y) {
+__global__ void __launch_bounds__(THREADS)
+    rms_norm(int width, const float *x, const float *weight, float eps, float *y) {
     __shared__ float sums[THREADS / 32];
     size_t row = static_cast<size_t>(blockIdx.x) * width;
     float sum = 0;
@@ -125,8 +126,8 @@ extern "C" cudaError_t sn_cuda_rms_norm(cudaStream_t stream, int n, int width, c
     return SN_LAUNCH(rms_norm, n, THREADS, 0, stream, width, x, weight, eps, y);
 }
 
-extern "C" cudaError_t sn_cuda_rope(cudaStream_t stream, int n, int n_heads, int head_dim, float *x, bool halves, int dim,
-                                    const float *cos_sin) {
+extern "C" cudaError_t sn_cuda_rope(cudaStream_t stream, int n, int n_heads, int head_dim, float *x, bool halves,
+                                    int dim, const float *cos_sin) {
     size_t pairs = static_cast<size_t>(n) * n_heads * (dim / 2);
     return SN_LAUNCH(rope, blocks_for(pairs), THREADS, 0, stream, pairs, n_heads, head_dim, x, halves, dim, cos_sin);
 }
@@ -149,12 +150,14 @@ extern "C" cudaError_t sn_cuda_pad_rows(cudaStream_t stream, int n, int cols, co
     return SN_LAUNCH(pad_rows, blocks_for(items), THREADS, 0, stream, items, cols, x, stride, out);
 }
 
-extern "C" cudaError_t sn_cuda_to_bf16(cudaStream_t stream, int n, int cols, const float *x, int stride, uint16_t *out) {
+extern "C" cudaError_t sn_cuda_to_bf16(cudaStream_t stream, int n, int cols, const float *x, int stride,
+                                       uint16_t *out) {
     size_t items = static_cast<size_t>(n) * (stride / 8);
     return SN_LAUNCH(to_bf16, blocks_for(items), THREADS, 0, stream, items, cols, x, stride, out);
 }
 
-extern "C" cudaError_t sn_cuda_dequantize(cudaStream_t stream, const sn_cuda_matrix *w, int first, int n, uint16_t *out) {
+extern "C" cudaError_t sn_cuda_dequantize(cudaStream_t stream, const sn_cuda_matrix *w, int first, int n,
+                                          uint16_t *out) {
     switch (w->layout) {
     case SN_CUDA_F16: return launch_dequantize<SN_CUDA_F16>(stream, *w, first, n, out);
     case SN_CUDA_Q4_HALF: return launch_dequantize<SN_CUDA_Q4_HALF>(stream, *w, first, n, out);
@@ -165,7 +168,8 @@ extern "C" cudaError_t sn_cuda_dequantize(cudaStream_t stream, const sn_cuda_mat
     }
 }
 
-extern "C" cudaError_t sn_cuda_gather(cudaStream_t stream, const sn_cuda_matrix *w, int n, const int32_t *ids, float *y) {
+extern "C" cudaError_t sn_cuda_gather(cudaStream_t stream, const sn_cuda_matrix *w, int n, const int32_t *ids,
+                                      float *y) {
     switch (w->layout) {
     case SN_CUDA_F32: return launch_gather<SN_CUDA_F32>(stream, *w, n, ids, y);
     case SN_CUDA_F16: return launch_gather<SN_CUDA_F16>(stream, *w, n, ids, y);

@@ -1,7 +1,8 @@
 /* How a weight lies in the memory of a CUDA device. Shared by the host, which packs, and the kernels, which read.
  *
- * Rows one after the other; in a row, what 32 lanes read at once lies in one piece, 16 bytes a lane. Parts ("planes") of
- * all rows follow each other, each beginning at a multiple of 16 bytes.
+ * Rows one after the other; in a row, what 32 lanes read at once lies in one piece, 16 bytes a lane. Parts ("planes")
+ * of all rows follow each other, each beginning at a multiple of 16 bytes.
+ *
  *   F32, F16, BF16: rows of `stride` elements, a multiple of 8, zeros behind the weight's own
  *   Q4_*: plane 0: for each 32 weights 16 bytes; byte i holds weight i in its low nibble, i + 16 in its high one
  *   Q8_*: plane 0: for each 32 weights the first 16 as signed bytes; plane 1: the other 16

@@ -1,9 +1,9 @@
-/* Rows against matrices. Up to SN_CUDA_FEW_ROWS rows by kernels that are as fast as the weights' memory: quantised weights
- * meet x as 8-bit numbers in groups of 32 (as on the CPU), plain ones meet it as float32. More rows by cuBLAS: both sides
- * as bfloat16, sums in float32 (F32 weights: all in float32); a matrix of another type is made bfloat16 a part at a time. */
+/* Rows against matrices. Up to SN_CUDA_FEW_ROWS rows by kernels that are as fast as the weights' memory: quantised
+ * weights meet x as 8-bit numbers in groups of 32 (as on the CPU), plain ones meet it as float32. More rows by cuBLAS:
+ * both sides as bfloat16, sums in float32 (F32 weights: all in float32); a matrix of another type is made bfloat16 a
+ * part at a time. */
 #include "base/mem.h"
 #include "device/cuda/inside.h"
-
 
 /* The parts of the room for x, for few rows. */
 typedef struct few_parts {
@@ -97,8 +97,8 @@ static sn_status blas(sn_cuda *cuda, cublasStatus_t result, sn_err *err) {
     return sn_fail(err, SN_STOP, "%s: cuBLAS gave up: %s", cuda->description, cublasGetStatusString(result));
 }
 
-/* y (n, rows of the whole matrix) from column `first` on = x (n, stride) . w (n_w, stride)^T. cuBLAS counts columns first, so
- * its matrices are ours transposed. */
+/* y (n, rows of the whole matrix) from column `first` on = x (n, stride) . w (n_w, stride)^T. cuBLAS counts columns
+ * first, so its matrices are ours transposed. */
 static sn_status multiply(sn_cuda *cuda, int n, const void *x, int x_stride, const void *w, int n_w, int stride,
                           cudaDataType_t type, float *y, int y_stride, sn_err *err) {
     const float one = 1, zero = 0;

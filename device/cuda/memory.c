@@ -1,7 +1,7 @@
 /* Memory of the device and pinned memory of the host, and copies between them.
  *
- * Uploads and downloads go through a few pieces of pinned memory ("stages") in turn, so that they never wait inside CUDA
- * (a copy from plain memory does) and the caller's memory is free at once. */
+ * Uploads and downloads go through a few pieces of pinned memory ("stages") in turn, so that they never wait inside
+ * CUDA (a copy from plain memory does) and the caller's memory is free at once. */
 #include "base/mem.h"
 #include "base/text.h"
 #include "device/cuda/inside.h"
@@ -15,7 +15,8 @@ static sn_status no_memory(const sn_cuda *cuda, size_t bytes, const char *kind, 
     if (error != cudaErrorMemoryAllocation)
         return sn_fail(err, SN_STOP, "%s gave no memory: %s", cuda->description, cudaGetErrorString(error));
     if (cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) free_bytes = 0;
-    return sn_fail(err, SN_STOP, "%s has no %s of %s left (%s of its own are free): give it fewer blocks or less for pasts",
+    return sn_fail(err, SN_STOP,
+                   "%s has no %s of %s left (%s of its own are free): give it fewer blocks or less for pasts",
                    cuda->description, sn_format_size(bytes, wanted), kind, sn_format_size(free_bytes, free_text));
 }
 
@@ -33,14 +34,16 @@ sn_status sn_cuda_alloc(sn_device *d, size_t bytes, void **device, sn_err *err) 
     sn_cuda *cuda = (sn_cuda *)d;
     *device = NULL;
     sn_status status = sn_cuda_enter_unrecorded(cuda, "alloc", err);
+    if (!status) status = sn_holdings_reserve(&cuda->held, err);
     if (!status) status = new_memory(cuda, bytes, device, err);
+    if (!status) sn_holdings_add(&cuda->held, *device, bytes);
     if (status && *device) sn_cuda_free(d, *device, bytes);
     if (status) *device = NULL;
     return status;
 }
 
-/* Giving memory back makes CUDA wait for the device, without limit. So this waits first, with one; and a device that hangs
- * keeps what it has. */
+/* Giving memory back makes CUDA wait for the device, without limit. So this waits first, with one; and a device that
+ * hangs keeps what it has. */
 static bool may_give_back(sn_cuda *cuda) {
     sn_err ignored;
     if (cuda->state == SN_CUDA_RECORDING) sn_cuda_abandon(cuda);
@@ -51,8 +54,15 @@ static bool may_give_back(sn_cuda *cuda) {
 }
 
 void sn_cuda_free(sn_device *d, void *device, size_t bytes) {
+    sn_cuda *cuda = (sn_cuda *)d;
     (void)bytes;
-    if (device && may_give_back((sn_cuda *)d)) cudaFree(device);
+    if (!device) return;
+    sn_holdings_remove(&cuda->held, device);
+    if (may_give_back(cuda)) cudaFree(device);
+}
+
+bool sn_cuda_owns(const sn_device *d, const void *device, size_t bytes) {
+    return sn_holdings_has(&((sn_cuda *)d)->held, device, bytes);
 }
 
 sn_status sn_cuda_host_alloc(sn_device *d, size_t bytes, void **host, sn_err *err) {
@@ -74,7 +84,8 @@ void sn_cuda_host_free(sn_device *d, void *host, size_t bytes) {
 sn_status sn_cuda_make_room(sn_cuda *cuda, sn_cuda_room *room, size_t bytes, sn_err *err) {
     if (bytes <= room->bytes) return SN_OK;
     if (cuda->state == SN_CUDA_RECORDING)
-        return sn_fail(err, SN_REFUSED, "%s: a pass that is being recorded needs more room than the same pass before it",
+        return sn_fail(err, SN_REFUSED,
+                       "%s: a pass that is being recorded needs more room than the same pass before it",
                        cuda->description);
     if (room->at) sn_cuda_forget_records(cuda); /* they hold the old address */
     sn_cuda_free(&cuda->base, room->at, room->bytes);
@@ -136,7 +147,8 @@ sn_status sn_cuda_download(sn_device *d, void *host, const void *device, size_t 
             struct sn_cuda_stage **stage = &stages[asked % SN_CUDA_STAGES];
             size_t at = asked * SN_CUDA_STAGE_BYTES, n = sn_min_size(bytes - at, SN_CUDA_STAGE_BYTES);
             if ((status = take_stage(cuda, stage, err))) break;
-            status = send_stage(cuda, *stage, (*stage)->host, (const char *)device + at, n, cudaMemcpyDeviceToHost, err);
+            status =
+                send_stage(cuda, *stage, (*stage)->host, (const char *)device + at, n, cudaMemcpyDeviceToHost, err);
         }
         struct sn_cuda_stage *stage = stages[i % SN_CUDA_STAGES];
         size_t at = i * SN_CUDA_STAGE_BYTES;
@@ -155,7 +167,8 @@ sn_status sn_cuda_finish(sn_device *d, sn_err *err) {
 
 /* -- copies beside the queue */
 
-sn_status sn_cuda_copy_begin(sn_device *d, void *device, const void *host, size_t bytes, sn_ticket *ticket, sn_err *err) {
+sn_status sn_cuda_copy_begin(sn_device *d, void *device, const void *host, size_t bytes, sn_ticket *ticket,
+                             sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
     *ticket = 0;
     sn_status status = sn_cuda_enter_unrecorded(cuda, "copy_begin", err);

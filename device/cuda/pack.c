@@ -28,7 +28,8 @@ static bool layout_of(sn_dtype dtype, sn_cuda_layout *out) {
     }
 }
 
-sn_status sn_cuda_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t *bytes, sn_err *err) {
+sn_status sn_cuda_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t *bytes,
+                              sn_err *err) {
     (void)d;
     sn_cuda_layout layout = SN_CUDA_F32;
     size_t row_bytes, widest;
@@ -50,7 +51,7 @@ sn_cuda_matrix sn_cuda_matrix_of(const sn_weight *weight) {
     layout_of(weight->dtype, &layout);
     sn_cuda_planes p = sn_cuda_planes_of(layout, weight->rows, weight->cols);
     const char *at = weight->device;
-    return (sn_cuda_matrix){layout, (int)weight->rows, (int)weight->cols, (int)p.stride, {at, at + p.plane1},
+    return (sn_cuda_matrix){layout,        (int)weight->rows, (int)weight->cols, (int)p.stride, {at, at + p.plane1},
                             at + p.scales, at + p.supers};
 }
 

@@ -1,7 +1,7 @@
 /* Passes: the table of whose rows go through, and records of whole passes (CUDA graphs).
  *
- * Everything that differs between two passes of one shape - page addresses, positions, lengths - lies in the table, at a
- * fixed place of the device's memory that the kernels read. A named pass is run as it comes the first time, recorded
+ * Everything that differs between two passes of one shape - page addresses, positions, lengths - lies in the table, at
+ * a fixed place of the device's memory that the kernels read. A named pass is run as it comes the first time, recorded
  * the second time, and from then on launched as a whole. */
 #include "base/mem.h"
 #include "device/cuda/inside.h"
@@ -58,8 +58,8 @@ static sn_status check_pass(const sn_kv_shape *shape, int n_rows, int n_sequence
     *pages = 0;
     if (n_rows < 0 || n_sequences < 0 || shape->page_tokens <= 0 || shape->n_kv_heads <= 0 || shape->head_dim <= 0 ||
         shape->head_dim > SN_CUDA_HEAD_DIM_MAX)
-        return sn_fail(err, SN_REFUSED, "a pass of %d rows with %d heads of %d, %d positions a page, is not possible", n_rows,
-                       shape->n_kv_heads, shape->head_dim, shape->page_tokens);
+        return sn_fail(err, SN_REFUSED, "a pass of %d rows with %d heads of %d, %d positions a page, is not possible",
+                       n_rows, shape->n_kv_heads, shape->head_dim, shape->page_tokens);
     int64_t rows = 0;
     for (int i = 0; i < n_sequences; i++) {
         if (!sequence_fits(&sequences[i], n_rows))
@@ -74,7 +74,8 @@ static sn_status check_pass(const sn_kv_shape *shape, int n_rows, int n_sequence
 }
 
 /* Fills the host's copy. False when two sequences claim a row. */
-static bool fill_table(sn_cuda *cuda, const sn_kv_shape *shape, int n_rows, int n_sequences, const sn_sequence *sequences) {
+static bool fill_table(sn_cuda *cuda, const sn_kv_shape *shape, int n_rows, int n_sequences,
+                       const sn_sequence *sequences) {
     sn_cuda_row *rows = cuda->table_host;
     sn_cuda_tile *tiles = (sn_cuda_tile *)((char *)cuda->table_host + tiles_at(cuda));
     void **pages = (void **)((char *)cuda->table_host + pages_at(cuda));
@@ -85,8 +86,8 @@ static bool fill_table(sn_cuda *cuda, const sn_kv_shape *shape, int n_rows, int 
         int own = s->n_rows ? (int)pages_of(shape, s) : 0;
         for (int r = 0; r < s->n_rows; r++) rows[s->first_row + r] = (sn_cuda_row){n_pages, s->position + r};
         for (int r = 0; r < s->n_rows; r += SN_CUDA_TILE_ROWS)
-            tiles[n_tiles++] = (sn_cuda_tile){s->first_row + r, s->n_rows - r < SN_CUDA_TILE_ROWS ? s->n_rows - r
-                                                                                                  : SN_CUDA_TILE_ROWS};
+            tiles[n_tiles++] =
+                (sn_cuda_tile){s->first_row + r, s->n_rows - r < SN_CUDA_TILE_ROWS ? s->n_rows - r : SN_CUDA_TILE_ROWS};
         if (own) memcpy(pages + n_pages, s->pages, (size_t)own * sizeof *pages);
         n_pages += own;
     }
@@ -191,24 +192,24 @@ sn_status sn_cuda_pass_begin(sn_device *d, const sn_pass *pass, bool *recorded, 
     return status;
 }
 
-/* What was recorded becomes something that can be launched. A pass that CUDA cannot record is run as it is from then on;
- * this time it was not run. */
+/* What was recorded becomes something that can be launched. A pass that CUDA cannot record is run as it is from then
+ * on; this time it was not run. */
 static sn_status end_recording(sn_cuda *cuda, sn_err *err) {
     cudaGraph_t graph = NULL;
     sn_cuda_record *record = cuda->record;
     cudaError_t error = cudaStreamEndCapture(cuda->work, &graph);
     if (error == cudaSuccess && !cuda->spoilt) error = cudaGraphInstantiate(&record->exec, graph, 0);
     if (graph) cudaGraphDestroy(graph);
+    if (error != cudaSuccess) cudaGetLastError(); /* no fault of the device: nothing after this is blamed for it */
     if (cuda->spoilt) return sn_fail(err, SN_RETRY, "%s: an operation of the pass failed", cuda->description);
     if (error == cudaSuccess) {
         cuda->base.recorded++;
         return SN_OK;
     }
-    cudaGetLastError();
     record->exec = NULL;
     record->refused = true;
-    return sn_fail(err, SN_RETRY, "%s: the pass could not be recorded (%s): it was not run, try again", cuda->description,
-                   cudaGetErrorString(error));
+    return sn_fail(err, SN_RETRY, "%s: the pass could not be recorded (%s): it was not run, try again",
+                   cuda->description, cudaGetErrorString(error));
 }
 
 sn_status sn_cuda_pass_end(sn_device *d, sn_err *err) {

@@ -42,7 +42,8 @@ typedef struct travel {
 
 static sn_status travel_part(sn_cuda *cuda, const travel *t, sn_err *err) {
     sn_sequence sequence = {t->pages, t->position, 0, t->n};
-    size_t floats = (size_t)t->n * (size_t)t->shape->n_kv_heads * (size_t)t->shape->head_dim, bytes = floats * sizeof(float);
+    size_t floats = (size_t)t->n * (size_t)t->shape->n_kv_heads * (size_t)t->shape->head_dim,
+           bytes = floats * sizeof(float);
     sn_status status = sn_cuda_make_room(cuda, &cuda->past, 2 * bytes, err);
     if (!status) status = sn_cuda_table_send(cuda, t->shape, t->n, 1, &sequence, err);
     if (status) return status;
@@ -63,8 +64,9 @@ static sn_status travel_all(sn_cuda *cuda, travel t, sn_err *err) {
         return sn_fail(err, SN_REFUSED, "%s: a past cannot be read or written within a pass", cuda->description);
     sn_status status = sn_cuda_enter(cuda, err);
     if (!status && (t.block < 0 || t.block >= t.shape->n_blocks || t.n < 0 || t.position < 0))
-        status = sn_fail(err, SN_REFUSED, "block %d, positions from %d on, %d of them: no such part of a past of %d blocks",
-                         t.block, t.position, t.n, t.shape->n_blocks);
+        status =
+            sn_fail(err, SN_REFUSED, "block %d, positions from %d on, %d of them: no such part of a past of %d blocks",
+                    t.block, t.position, t.n, t.shape->n_blocks);
     size_t row = (size_t)t.shape->n_kv_heads * (size_t)t.shape->head_dim;
     size_t most = TRAVEL_BYTES / (2 * row * sizeof(float));
     for (int left = t.n; left > 0 && !status; left -= t.n) {
@@ -89,8 +91,8 @@ sn_status sn_cuda_kv_write(sn_device *d, const sn_kv_shape *shape, int block, vo
 
 /* -- attention */
 
-/* Into how many parts each row's past is split: enough blocks for the whole device, whatever the number of rows. Depends on
- * what a record's name covers only. */
+/* Into how many parts each row's past is split: enough blocks for the whole device, whatever the number of rows.
+ * Depends on what a record's name covers only. */
 static int splits_for(int n_rows) { return n_rows <= 16 ? SN_CUDA_SPLITS : n_rows <= 128 ? 4 : 1; }
 
 static sn_status by_splits(sn_cuda *cuda, sn_cuda_attention *a, sn_err *err) {
@@ -103,8 +105,8 @@ static sn_status by_splits(sn_cuda *cuda, sn_cuda_attention *a, sn_err *err) {
     return sn_cuda_queued(cuda, sn_cuda_attention_split(cuda->work, a, cuda->n_rows, n_splits), "attention", err);
 }
 
-sn_status sn_cuda_attention_op(sn_device *d, int block, int n_heads, int window, float scale, const float *q, float *out,
-                               sn_err *err) {
+sn_status sn_cuda_attention_op(sn_device *d, int block, int n_heads, int window, float scale, const float *q,
+                               float *out, sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
     sn_status status = sn_cuda_enter(cuda, err);
     if (!status) status = check_block(cuda, block, err);
@@ -112,8 +114,12 @@ sn_status sn_cuda_attention_op(sn_device *d, int block, int n_heads, int window,
         status = sn_fail(err, SN_REFUSED, "%d query heads cannot share %d key-value heads evenly", n_heads,
                          cuda->shape.n_kv_heads);
     if (status || !cuda->n_rows) return sn_cuda_done(cuda, status);
-    sn_cuda_attention a = {.past = sn_cuda_past_of(cuda, &cuda->shape, block), .n_heads = n_heads, .window = window,
-                           .scale = scale, .q = q, .out = out};
+    sn_cuda_attention a = {.past = sn_cuda_past_of(cuda, &cuda->shape, block),
+                           .n_heads = n_heads,
+                           .window = window,
+                           .scale = scale,
+                           .q = q,
+                           .out = out};
     if (cuda->n_rows <= SN_CUDA_FEW_ROWS * cuda->n_sequences)
         status = by_splits(cuda, &a, err);
     else

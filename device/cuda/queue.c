@@ -100,8 +100,8 @@ bool sn_cuda_idle(sn_cuda *cuda) {
     return false;
 }
 
-/* CUDA's own queue of launches is bounded and blocks when full, without limit if the device hangs: so it never gets full.
- * Every FENCE_EVERY kernels an event; before it is used again, it must have come by. */
+/* CUDA's own queue of launches is bounded and blocks when full, without limit if the device hangs: so it never gets
+ * full. Every FENCE_EVERY kernels an event; before it is used again, it must have come by. */
 static sn_status fence(sn_cuda *cuda, sn_err *err) {
     cuda->since_fence = 0;
     int i = cuda->next_fence;

@@ -14,10 +14,12 @@ sn_status sn_cuda_rope_op(sn_device *d, int n, int n_heads, int head_dim, float 
     sn_cuda *cuda = (sn_cuda *)d;
     sn_status status = sn_cuda_enter(cuda, err);
     if (!status && (rope->dim % 2 || rope->dim < 0 || rope->dim > head_dim))
-        status = sn_fail(err, SN_REFUSED, "%d dimensions of a head of %d cannot be rotated in pairs", rope->dim, head_dim);
+        status =
+            sn_fail(err, SN_REFUSED, "%d dimensions of a head of %d cannot be rotated in pairs", rope->dim, head_dim);
     if (!status && n > 0 && n_heads > 0 && rope->dim > 0)
         status = sn_cuda_queued(
-            cuda, sn_cuda_rope(cuda->work, n, n_heads, head_dim, x, rope->halves, rope->dim, rope->cos_sin), "rope", err);
+            cuda, sn_cuda_rope(cuda->work, n, n_heads, head_dim, x, rope->halves, rope->dim, rope->cos_sin), "rope",
+            err);
     return sn_cuda_done(cuda, status);
 }
 

@@ -1,11 +1,11 @@
-/* For a machine with an NVIDIA GPU: the conformance suite on it, and speed of models of 1B and 8B shape with random weights,
- * bfloat16 and 4 bits: decode against what the memory's speed allows, prompt against what cuBLAS reaches on one large product.
- * Says "no CUDA device" and succeeds where there is none.
+/* For a machine with an NVIDIA GPU: the conformance suite on it, and speed of models of 1B and 8B shape with random
+ * weights, bfloat16 and 4 bits: decode against what the memory's speed allows, prompt against what cuBLAS reaches on
+ * one large product. Says "no CUDA device" and succeeds where there is none.
  *
  *     bench_cuda [ORDINAL]
  *
- * Decode: one session, its passes recorded, the past short and long. The limit is the bytes of weights and past that a step
- * reads, in the device's layout and in the file's, over the speed at which the device adds two long vectors. */
+ * Decode: one session, its passes recorded, the past short and long. The limit is the bytes of weights and past that a
+ * step reads, in the device's layout and in the file's, over the speed at which the device adds two long vectors. */
 #include "base/clock.h"
 #include "device/weight.h"
 #include "tests/support/conformance.h"
@@ -30,8 +30,8 @@ static int run_conformance(int ordinal) {
         bool passed = conformance_run(&c, (conformance_case)i);
         failed += !passed;
         if (!passed || c.skipped)
-            printf("%s  %s%s%s\n", passed ? "skipped" : "FAILED ", conformance_name((conformance_case)i), passed ? "" : ": ",
-                   c.failure);
+            printf("%s  %s%s%s\n", passed ? "skipped" : "FAILED ", conformance_name((conformance_case)i),
+                   passed ? "" : ": ", c.failure);
     }
     printf("conformance: %d cases, %d failed\n\n", CONFORMANCE_COUNT, failed);
     return failed;
@@ -129,7 +129,8 @@ static void issue_block(model *m, int b, int n) {
     sn_rope rope = {true, s->head_dim, m->cos_sin};
     size_t e = (size_t)n * (size_t)s->n_embd;
     must(ops->rms_norm(m->d, n, s->n_embd, m->x, m->norm, 1e-5f, m->h, &err));
-    must(ops->linear(m->d, n, m->h, 3, (sn_linear[]){{&w[0], NULL, m->q}, {&w[1], NULL, m->k}, {&w[2], NULL, m->v}}, &err));
+    must(ops->linear(m->d, n, m->h, 3, (sn_linear[]){{&w[0], NULL, m->q}, {&w[1], NULL, m->k}, {&w[2], NULL, m->v}},
+                     &err));
     must(ops->rope(m->d, n, s->n_heads, s->head_dim, m->q, &rope, &err));
     must(ops->rope(m->d, n, s->n_kv_heads, s->head_dim, m->k, &rope, &err));
     must(ops->kv_store(m->d, b, m->k, m->v, &err));
@@ -214,9 +215,11 @@ static void bench_model(sn_device *d, const shape *s, sn_dtype dtype, double mem
     for (int i = 0; i < MATRICES; i++) elements += (double)m.w[0][i].rows * (double)m.w[0][i].cols * s->n_blocks;
     for (int i = 0; i < 2; i++) {
         double past = 2.0 * depths[i] * s->n_kv_heads * s->head_dim * sizeof(float) * s->n_blocks;
-        double took = seconds(&m, depths[i], 1, STEPS), own = (double)m.bytes + past, file = (double)m.file_bytes + past;
+        double took = seconds(&m, depths[i], 1, STEPS), own = (double)m.bytes + past,
+               file = (double)m.file_bytes + past;
         printf("%s %-5s decode at %4d: %8.1f tokens/s, %5.1f%% of the memory's speed (%5.1f%% by the file's bytes)\n",
-               s->name, sn_dtype_name(dtype), depths[i], 1 / took, 100 * own / took / memory, 100 * file / took / memory);
+               s->name, sn_dtype_name(dtype), depths[i], 1 / took, 100 * own / took / memory,
+               100 * file / took / memory);
     }
     double took = seconds(&m, 0, PROMPT, 10);
     printf("%s %-5s prompt of %d: %8.1f tokens/s, %5.1f%% of cuBLAS's speed\n", s->name, sn_dtype_name(dtype), PROMPT,
@@ -239,7 +242,8 @@ int main(int argc, char **argv) {
     double memory = memory_speed(d), matrices = matrix_speed(d);
     printf("memory: %.0f GB/s (y += x); cuBLAS, bfloat16, 8192^3: %.1f TFLOP/s\n", memory * 1e-9, matrices * 1e-12);
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-        for (size_t t = 0; t < sizeof types / sizeof *types; t++) bench_model(d, &shapes[s], types[t], memory, matrices);
+        for (size_t t = 0; t < sizeof types / sizeof *types; t++)
+            bench_model(d, &shapes[s], types[t], memory, matrices);
     sn_device_close(&d);
     return failed > 0;
 }

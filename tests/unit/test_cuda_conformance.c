@@ -1,5 +1,5 @@
-/* The conformance suite over the CUDA backend on the stand-in: its host side, and its kernels' arithmetic thread by thread.
- * Twice: with everything as late as it may be, and with copies beside the queue as early. */
+/* The conformance suite over the CUDA backend on the stand-in: its host side, and its kernels' arithmetic thread by
+ * thread. Twice: with everything as late as it may be, and with copies beside the queue as early. */
 #include "tests/support/conformance.h"
 #include "tests/support/cuda_stand_in/stand_in.h"
 
@@ -21,7 +21,8 @@ static void run(conformance_case which) {
             .id = {SN_DEVICE_CUDA, 1},
             .faults = &faults,
             .memory_used = cuda_stand_in_used,
-            /* Many rows: both sides of a product are rounded to bfloat16, by half of 2^-8 each, and a little of both. */
+            /* Many rows: both sides of a product are rounded to bfloat16, by half of 2^-8 each, and a little of both.
+             */
             .linear_rounding = 0x1p-8 * 1.01,
             .eight_bit_rows = true,
         };

@@ -1,5 +1,5 @@
-/* What the CUDA backend does beyond the conformance suite: records, order of two streams, waits, faults at every step. Over the
- * stand-in. */
+/* What the CUDA backend does beyond the conformance suite: records, order of two streams, waits, faults at every step.
+ * Over the stand-in. */
 #include "base/clock.h"
 #include "device/backends.h"
 #include "tests/support/cpu_devices.h"
@@ -105,7 +105,8 @@ Test(cuda_records, a_recorded_step_gives_what_the_plain_one_gives_wherever_it_st
     float want[ROWS_MAX * WIDTH], got[ROWS_MAX * WIDTH];
     for (int position = 0; position < 100; position++) {
         cr_assert_not(step(&plain, 0, position, 1, 100 + (uint64_t)position, want));
-        cr_assert_eq(step(&recorded, 7, position, 1, 100 + (uint64_t)position, got), position >= 2, "step %d", position);
+        cr_assert_eq(step(&recorded, 7, position, 1, 100 + (uint64_t)position, got), position >= 2, "step %d",
+                     position);
         cr_assert_eq(memcmp(want, got, WIDTH * sizeof *got), 0, "other bits in step %d", position);
     }
     cr_assert_eq(d->recorded, 1);
@@ -271,9 +272,9 @@ Test(cuda_records, passes_that_do_not_add_up_are_refused) {
         sn_sequence sequences[2];
         int n_rows;
     } bad[] = {
-        {{{m.pages, 0, 0, 1}, {m.pages, 0, 0, 1}}, 2},  {{{m.pages, 0, 0, 1}, {m.pages, 0, 1, 1}}, 3},
-        {{{m.pages, -1, 0, 1}, {m.pages, 0, 1, 1}}, 2}, {{{m.pages, 0, -1, 1}, {m.pages, 0, 1, 1}}, 2},
-        {{{m.pages, 0, 0, 1}, {m.pages, 0, 1, -1}}, 0}, {{{m.pages, 0, 0, 1}, {m.pages, 0, 5, 1}}, 2},
+        {{{m.pages, 0, 0, 1}, {m.pages, 0, 0, 1}}, 2},         {{{m.pages, 0, 0, 1}, {m.pages, 0, 1, 1}}, 3},
+        {{{m.pages, -1, 0, 1}, {m.pages, 0, 1, 1}}, 2},        {{{m.pages, 0, -1, 1}, {m.pages, 0, 1, 1}}, 2},
+        {{{m.pages, 0, 0, 1}, {m.pages, 0, 1, -1}}, 0},        {{{m.pages, 0, 0, 1}, {m.pages, 0, 5, 1}}, 2},
         {{{m.pages, INT32_MAX, 0, 1}, {m.pages, 0, 1, 1}}, 2},
     };
     bool recorded;
@@ -401,8 +402,8 @@ Test(cuda_faults, memory_and_objects_return_whatever_fails, .timeout = 120) {
             sn_status status = round_of_work(nth, creation);
             cr_assert_eq(cuda_stand_in_used() + cuda_stand_in_pinned(), 0, "%s %d: memory was left",
                          creation ? "creation" : "allocation", nth);
-            cr_assert_eq(cuda_stand_in_objects(), 0, "%s %d: %d objects were left", creation ? "creation" : "allocation",
-                         nth, cuda_stand_in_objects());
+            cr_assert_eq(cuda_stand_in_objects(), 0, "%s %d: %d objects were left",
+                         creation ? "creation" : "allocation", nth, cuda_stand_in_objects());
             if (!status) break;
             cr_assert(status == SN_STOP || status == SN_RETRY, "%s %d: %s", creation ? "creation" : "allocation", nth,
                       err.text);

@@ -53,7 +53,8 @@ const char *cublasGetStatusString(cublasStatus_t status) {
                                                    : "execution failed";
 }
 
-/* c (n, ldc)[:, :m] = b (n, ldb)[:, :k] . a (m, lda)[:, :k]^T, rows first: what the call means with its matrices read so. */
+/* c (n, ldc)[:, :m] = b (n, ldb)[:, :k] . a (m, lda)[:, :k]^T, rows first: what the call means with its matrices read
+ * so. */
 typedef struct product {
     int m, n, k, lda, ldb, ldc;
     const void *a, *b;

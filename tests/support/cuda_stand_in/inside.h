@@ -35,11 +35,11 @@ bool cuda_memory_pinned(const void *at, size_t bytes);
 /* queue.c */
 void cuda_lock(void);
 void cuda_unlock(void);
-cudaError_t cuda_begin(void); /* the error that every call gives now, or success */
-cudaError_t cuda_unsafe(void); /* the same; and spoils and refuses during this thread's capture */
+cudaError_t cuda_begin(void);               /* the error that every call gives now, or success */
+cudaError_t cuda_unsafe(void);              /* the same; and spoils and refuses during this thread's capture */
 cudaError_t cuda_result(cudaError_t error); /* remembers it for cudaGetLastError */
 int cuda_this_device(void);
-void cuda_drain(int device);  /* waits for everything */
+void cuda_drain(int device); /* waits for everything */
 bool cuda_creation_fails(void);
 void *cuda_new_object(size_t size); /* zeroed; counted */
 void cuda_end_object(void *object);

@@ -165,7 +165,8 @@ static cudaError_t queue_copy(cudaStream_t stream, void *to, const void *from, s
     return cuda_stand_in_queue(stream, (cuda_operation){run_copy, c, free}, CUDA_OPERATION_COPY);
 }
 
-static cudaError_t copy_between(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
+static cudaError_t copy_between(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                                cudaStream_t stream) {
     cudaError_t error = cuda_begin();
     if (error || !bytes) return error;
     bool up = kind == cudaMemcpyHostToDevice;

@@ -130,8 +130,8 @@ static void lose_everything(void) {
     for (struct cuda_stream *s = streams; s; s = s->next) clear(&s->queue);
 }
 
-/* Does one item; false when it cannot be done now. `force`: other streams are made to go on when this one waits for them; else
- * they are left where they are. */
+/* Does one item; false when it cannot be done now. `force`: other streams are made to go on when this one waits for
+ * them; else they are left where they are. */
 static void run_stream(struct cuda_stream *s, bool force);
 
 static bool run_item(struct cuda_stream *s, item *i, bool force) {
@@ -194,8 +194,8 @@ cudaError_t cuda_stand_in_queue(cudaStream_t stream, cuda_operation operation, c
 
 cudaError_t cuda_stand_in_launch(cudaStream_t stream, const unsigned grid[3], unsigned threads, size_t shared,
                                  size_t shared_allowed, cuda_operation operation) {
-    bool possible = grid[0] && grid[1] && grid[2] && grid[0] < 1u << 31 && grid[1] < 65536 && grid[2] < 65536 && threads &&
-                    threads <= 1024 && shared <= shared_allowed;
+    bool possible = grid[0] && grid[1] && grid[2] && grid[0] < 1u << 31 && grid[1] < 65536 && grid[2] < 65536 &&
+                    threads && threads <= 1024 && shared <= shared_allowed;
     cuda_lock();
     cudaError_t error = possible ? cudaSuccess : cudaErrorInvalidConfiguration;
     if (error)

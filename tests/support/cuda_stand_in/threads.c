@@ -28,14 +28,14 @@ static void (*block_body)(void *);
 static void *block_ctx;
 
 void cuda_threads_fail(const char *sentence) {
-    fprintf(stderr, "a kernel, thread %u of block (%u, %u, %u): %s\n", now, cuda_position.block.x, cuda_position.block.y,
-            cuda_position.block.z, sentence);
+    fprintf(stderr, "a kernel, thread %u of block (%u, %u, %u): %s\n", now, cuda_position.block.x,
+            cuda_position.block.y, cuda_position.block.z, sentence);
     abort();
 }
 
-/* Leaves the running stack, noting where in *from, and goes on where `to` stands: what a called function must keep is pushed
- * there. C's own jumps are not meant for other stacks, and sanitizers watch them; the standard's swapcontext makes two system
- * calls a switch. */
+/* Leaves the running stack, noting where in *from, and goes on where `to` stands: what a called function must keep is
+ * pushed there. C's own jumps are not meant for other stacks, and sanitizers watch them; the standard's swapcontext
+ * makes two system calls a switch. */
 void cuda_threads_switch(void **from, void *to);
 #if defined(__x86_64__)
 __asm__(".text\n.type cuda_threads_switch, @function\ncuda_threads_switch:\n"
@@ -138,8 +138,8 @@ static bool run_threads(unsigned first, unsigned n, unsigned turn) {
     return any;
 }
 
-/* Warps either keep step, or one runs ahead to the next barrier while the others stand: what lacks a barrier shows in one of
- * the two. Who begins, and which way round, differs from block to block. */
+/* Warps either keep step, or one runs ahead to the next barrier while the others stand: what lacks a barrier shows in
+ * one of the two. Who begins, and which way round, differs from block to block. */
 static void run_block(void) {
     unsigned turn = n_blocks_run++ * 7, n_warps = (n_threads + WARP - 1) / WARP;
     bool ahead = turn / 7 % 4 < 2;

@@ -1,6 +1,6 @@
-/* CUDA C++ for the host's compiler, as far as the kernels use it: a block's threads run one after the other, each until it
- * comes to a barrier or a shuffle, in an order that changes from block to block. Misaligned wide loads, barriers that some
- * threads miss and shuffles with lanes that left end the program with a sentence. */
+/* CUDA C++ for the host's compiler, as far as the kernels use it: a block's threads run one after the other, each until
+ * it comes to a barrier or a shuffle, in an order that changes from block to block. Misaligned wide loads, barriers
+ * that some threads miss and shuffles with lanes that left end the program with a sentence. */
 #ifndef SN_TESTS_CUDA_STAND_IN_THREADS_H
 #define SN_TESTS_CUDA_STAND_IN_THREADS_H
 
@@ -43,8 +43,8 @@ void cuda_threads_fail(const char *sentence) __attribute__((noreturn));
 #define __shared__ static
 #define __launch_bounds__(...)
 #define __grid_constant__
-#define threadIdx cuda_position.thread
-#define blockIdx cuda_position.block
+#define threadIdx              cuda_position.thread
+#define blockIdx               cuda_position.block
 #define SN_SHARED_MEMORY(name) unsigned char *name = cuda_position.shared
 
 struct dim3 {

@@ -81,9 +81,11 @@ example() { # example FILE NAME=VALUE...: its lines, all switched on, with these
 }
 chmod 0600 "$scratch/id"
 example node.conf "model=$llama" blocks=0:4 listen=tcp://127.0.0.1:0 "public=${address[a]}" "join=${address[a]}" \
-  "identity=$scratch/id" isa=c
+  "identity=$scratch/id" isa=c device-map=0:1=cpu,1:2=host,2:4=disk "offload-dir=$scratch/blocks" preload=1:2
 start configured "$node" --config "$scratch/node.conf" --name attic2
 wait_ready configured
+grep -q 'in host memory, preloaded' "$scratch/configured.err" || fail "the file's device-map and preload do not count"
+[ "$(ls "$scratch/blocks")" ] || fail "the file's offload-dir does not count"
 succeeds "$bin/swarm" keygen --out "$scratch/client-id"
 example client.conf "model=$llama" "join=${address[a]}" local=0:2 only=a "identity=$scratch/client-id" temperature=0
 succeeds "$bin/swarm" generate --config "$scratch/client.conf" --ids-file "$scratch/ids" --max-tokens 5 --json

@@ -84,6 +84,7 @@ static void cuda_close(sn_device *d) {
     if (ready && cuda->work) ready = !sn_cuda_wait_stream(cuda, cuda->work, &ignored);
     if (ready && cuda->copies) ready = !sn_cuda_wait_stream(cuda, cuda->copies, &ignored);
     if (ready || !cuda->work || !cuda->copies || sn_cuda_idle(cuda)) give_back(cuda);
+    sn_holdings_fini(&cuda->held);
     free(cuda->table_host);
     free(cuda);
 }

@@ -9,6 +9,7 @@
 
 #include "device/backends.h"
 #include "device/cuda/kernels.h"
+#include "device/holdings.h"
 
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>

@@ -95,7 +95,8 @@ sn_status sn_cuda_wait_stream(sn_cuda *cuda, cudaStream_t stream, sn_err *err) {
 
 bool sn_cuda_idle(sn_cuda *cuda) {
     cudaError_t error;
-    for (int64_t begin = sn_now_us(); sn_now_us() - begin < IDLE_US; sched_yield())
+    int asked = 0; /* a few times at least, however busy the machine is */
+    for (int64_t begin = sn_now_us(); asked < 4 || sn_now_us() - begin < IDLE_US; asked++, sched_yield())
         if (is_done(NULL, cuda->work, &error) && is_done(NULL, cuda->copies, &error)) return true;
     return false;
 }

@@ -47,8 +47,8 @@ same host --device-map 0:1=cpu,1:4=host
 same disk --device-map 0:1=cpu,1:4=disk --offload-dir "$scratch/files"
 [ "$(find "$scratch/files" -name '*.block' | wc -l)" = 3 ] || fail "not three files for three blocks: $(ls "$scratch/files")"
 same mixed --device-map 0:2=host,2:3=cpu,3:4=disk --offload-dir "$scratch/files"
-same preloaded --device-map 0:2=host,2:4=disk --offload-dir "$scratch/files" --preload 1:3
-same all_preloaded --device-map 0:2=host,2:4=disk --offload-dir "$scratch/files" --preload all
+same preloaded --device-map 0:1=cpu,1:2=host,2:4=disk --offload-dir "$scratch/files" --preload 1:3
+same all_preloaded --device-map 0:1=cpu,1:2=host,2:4=disk --offload-dir "$scratch/files" --preload all
 grep -q 'on disk, preloaded' "$scratch/all_preloaded.err" || fail "the table was not printed before loading"
 
 # A file that was damaged is made again.

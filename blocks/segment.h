@@ -35,7 +35,8 @@ sn_status sn_segment_load(sn_segment *segment, const sn_model *model, const sn_p
 void sn_segment_unload(sn_segment *segment); /* harmless when zeroed or half loaded */
 size_t sn_segment_bytes(const sn_segment *segment); /* of the device's memory */
 
-/* scratch->x goes through blocks [first, end) of the segment. */
+/* scratch->x goes through blocks [first, end) of the segment. Aborts, naming it, when a tensor that attention uses does not
+ * lie on the segment's device. */
 sn_status sn_segment_forward(sn_segment *segment, const sn_hparams *hp, int first, int end, const sn_pass *pass,
                              sn_err *err) SN_MUST_USE;
 

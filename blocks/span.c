@@ -254,6 +254,26 @@ static home *home_of(sn_span *span, const sn_segment *segment) {
     return h;
 }
 
+static bool in_host(const sn_device *device) { return !device || device->id.kind == SN_DEVICE_CPU; }
+
+uint64_t sn_span_planned_bytes(const sn_span *span, int first, int end, int n_parts, const sn_span_part *parts) {
+    uint64_t in = 0, all = 0, bytes = 0, width = (uint64_t)span->hp.n_embd;
+    for (int p = 0; p < n_parts; p++) {
+        uint64_t elements = (uint64_t)parts[p].n_rows * width;
+        all += elements * sizeof(float);
+        if (in_host(parts[p].input->device)) in += elements * sn_dtype_bytes(parts[p].input->dtype);
+    }
+    const sn_device *at = NULL;
+    for (int i = 0; i < span->n_segments; i++) {
+        const sn_device *next = span->segments[i].device;
+        if (span->segments[i].end <= first || span->segments[i].first >= end) continue;
+        if (!at) bytes += in_host(next) ? 0 : in;
+        else if (at != next && !(in_host(at) && in_host(next))) bytes += all;
+        at = next;
+    }
+    return bytes + (in_host(at) ? 0 : all);
+}
+
 /* Rows of the parts through the segment numbered i. */
 static sn_status run_segment(sn_span *span, int i, int first, int end, int n_rows, int n_parts, const sn_span_part *parts,
                              sn_err *err) {
@@ -286,6 +306,7 @@ sn_status sn_span_forward(sn_span *span, int first, int end, int n_parts, const 
     for (int i = 0; i < n_parts && !status; row += (size_t)parts[i++].n_rows)
         status = at->device->ops->download(at->device, parts[i].output, at->scratch.x + row * width,
                                            (size_t)parts[i].n_rows * width * sizeof(float), err);
+    if (!status && moved && !in_host(at->device)) *moved += row * sizeof(float) * width;
     for (int i = 0; i < n_parts && !status; i++) sn_kv_append(parts[i].kv, parts[i].n_rows);
     return status;
 }

@@ -56,8 +56,12 @@ typedef struct sn_span_part {
 } sn_span_part;
 
 /* Runs the parts' rows, SN_SPAN_ROWS_MAX in all at most, through blocks [first, end) of the span in one pass over their
- * weights. On failure no past has grown. *moved as in sn_guard. SN_STOP: a device on the way failed, it is named. */
+ * weights. On failure no past has grown. *moved (NULL allowed) grows by the hidden states' bytes that crossed the border of
+ * a device, in, on the way and out. SN_STOP: a device on the way failed, it is named. */
 sn_status sn_span_forward(sn_span *span, int first, int end, int n_parts, const sn_span_part *parts, uint64_t *moved,
                           sn_err *err) SN_MUST_USE;
+
+/* What *moved grows by when the parts come from the host, as a plan supposes: that there, from device to device, and back. */
+uint64_t sn_span_planned_bytes(const sn_span *span, int first, int end, int n_parts, const sn_span_part *parts);
 
 #endif

@@ -81,7 +81,8 @@ static bool is_first_of_model(const row *rows, size_t i) {
 
 static void print_row(const row *r) {
     const sn_announcement *a = r->a;
-    char id[9], model[9], blocks[24], used[32], all[32], kv[72] = "", sessions[32] = "", queue[16] = "";
+    char id[9], model[9], blocks[24], used[32], all[32], kv[72] = "", sessions[32] = "", queue[16] = "",
+         moved[32] = "";
     sn_hex(a->node, 4, id);
     sn_hex(a->model, 4, model);
     snprintf(blocks, sizeof blocks, "%llu:%llu", (unsigned long long)a->first_block, (unsigned long long)a->end_block);
@@ -90,9 +91,11 @@ static void print_row(const row *r) {
         snprintf(sessions, sizeof sessions, "%llu / %llu", (unsigned long long)r->s.sessions,
                  (unsigned long long)r->s.sessions_max);
         snprintf(queue, sizeof queue, "%llu", (unsigned long long)r->s.queue);
+        sn_format_size(r->s.guard_bytes, moved);
     }
-    printf("%-16.16s %-8s %-9s %-9s %-8s %-9s %-23s %-5s %-10.10s %s\n", *a->name ? a->name : "-", id, blocks,
-           r->answered ? state_name(a->state) : "silent", model, sessions, kv, queue, a->version, a->address);
+    printf("%-16.16s %-8s %-9s %-9s %-8s %-9s %-23s %-5s %-10s %-10.10s %s\n", *a->name ? a->name : "-", id, blocks,
+           r->answered ? state_name(a->state) : "silent", model, sessions, kv, queue, moved, a->version,
+           a->address);
     if (!r->answered) printf("%-16s %s\n", "", r->why_not);
 }
 
@@ -115,8 +118,8 @@ static void print_coverage(const row *rows, size_t n) {
 }
 
 static void print_table(const row *rows, size_t n) {
-    printf("%-16s %-8s %-9s %-9s %-8s %-9s %-23s %-5s %-10s %s\n", "NAME", "ID", "BLOCKS", "STATE", "MODEL", "SESSIONS",
-           "KV MEMORY", "QUEUE", "VERSION", "ADDRESS");
+    printf("%-16s %-8s %-9s %-9s %-8s %-9s %-23s %-5s %-10s %-10s %s\n", "NAME", "ID", "BLOCKS", "STATE", "MODEL", "SESSIONS",
+           "KV MEMORY", "QUEUE", "MOVED", "VERSION", "ADDRESS");
     for (size_t i = 0; i < n; i++) print_row(&rows[i]);
     print_coverage(rows, n);
 }
@@ -239,7 +242,8 @@ int sn_cmd_status(int argc, char **argv) {
                                 .synopsis = "--join ADDRESS [options]",
                                 .about = "Shows the nodes of a swarm: which blocks of which model each serves, its "
                                          "state, sessions, memory for keys and "
-                                         "values, and queue; and for each block how many nodes hold it.",
+                                         "values, queue, and the bytes that it moved to, between and from its "
+                                         "devices; and for each block how many nodes hold it.",
                                 .groups = groups,
                                 .n_groups = sizeof groups / sizeof *groups,
                                 .epilogue = SN_EXIT_CODES};

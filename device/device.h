@@ -95,6 +95,9 @@ typedef struct sn_device_ops {
     /* -- memory. alloc: zeroed, aligned to 64 bytes; SN_STOP when there is none. free: NULL-safe, `bytes` as in alloc. */
     sn_status (*alloc)(sn_device *d, size_t bytes, void **device, sn_err *err);
     void (*free)(sn_device *d, void *device, size_t bytes);
+    /* Whether the bytes lie in memory that alloc of this device gave: for assertions, once per pass. The CPU's memory is
+     * the host's, all of it: there every address but NULL is its own. */
+    bool (*owns)(const sn_device *d, const void *device, size_t bytes);
     /* The host memory may be changed as soon as these return; download waits for all work queued before it. */
     sn_status (*upload)(sn_device *d, void *device, const void *host, size_t bytes, sn_err *err);
     sn_status (*download)(sn_device *d, void *host, const void *device, size_t bytes, sn_err *err);

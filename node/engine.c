@@ -25,7 +25,7 @@ struct sn_engine {
 
 static void publish(sn_engine *e, int64_t busy_us) {
     atomic_store(&e->passes, sn_scheduler_passes(e->scheduler));
-    atomic_store(&e->guard_bytes, sn_scheduler_guard_bytes(e->scheduler));
+    atomic_store(&e->guard_bytes, sn_scheduler_watch(e->scheduler)->bytes);
     atomic_store(&e->kv_bytes, sn_kv_pool_bytes_used(e->pool));
     atomic_fetch_add(&e->compute_us, (uint64_t)busy_us);
 }

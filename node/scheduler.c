@@ -9,7 +9,8 @@ struct sn_scheduler {
     sn_span *span;
     sn_kv_pool *pool;
     sn_job *jobs; /* in order of arrival */
-    uint64_t passes, guard_bytes;
+    uint64_t passes;
+    sn_guard_watch watch;
     bool waiting;
     sn_job *lead;                     /* of the pass being formed: the oldest job that may run names its blocks, */
     sn_job *chosen[SN_SPAN_ROWS_MAX]; /* so that no kind of work can keep another one out for ever */
@@ -53,7 +54,7 @@ void sn_scheduler_add(sn_scheduler *scheduler, sn_job *job) {
 bool sn_scheduler_idle(const sn_scheduler *scheduler) { return !scheduler->jobs; }
 bool sn_scheduler_waiting(const sn_scheduler *scheduler) { return scheduler->jobs && scheduler->waiting; }
 uint64_t sn_scheduler_passes(const sn_scheduler *scheduler) { return scheduler->passes; }
-uint64_t sn_scheduler_guard_bytes(const sn_scheduler *scheduler) { return scheduler->guard_bytes; }
+const sn_guard_watch *sn_scheduler_watch(const sn_scheduler *scheduler) { return &scheduler->watch; }
 
 /* Moves the jobs that have ended from the scheduler to the front of *done. */
 static void collect(sn_scheduler *s, sn_job **done) {
@@ -158,9 +159,11 @@ static void form_pass(sn_scheduler *s, int64_t now_us) {
 
 static void run_pass(sn_scheduler *s) {
     sn_err err;
-    sn_status status =
-        sn_span_forward(s->span, s->chosen[0]->first, s->chosen[0]->end, s->n_chosen, s->parts, &s->guard_bytes, &err);
+    int first = s->chosen[0]->first, end = s->chosen[0]->end;
+    uint64_t moved = 0, planned = sn_span_planned_bytes(s->span, first, end, s->n_chosen, s->parts);
+    sn_status status = sn_span_forward(s->span, first, end, s->n_chosen, s->parts, &moved, &err);
     int64_t now = sn_now_us();
+    sn_guard_watch_step(&s->watch, moved, planned, now);
     s->passes++;
     for (int i = 0; i < s->n_chosen; i++) {
         sn_job *job = s->chosen[i];

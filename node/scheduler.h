@@ -26,6 +26,7 @@ sn_job *sn_scheduler_run(sn_scheduler *scheduler, int64_t now_us);
 bool sn_scheduler_idle(const sn_scheduler *scheduler);    /* no jobs at all */
 bool sn_scheduler_waiting(const sn_scheduler *scheduler); /* all of its jobs wait for room */
 uint64_t sn_scheduler_passes(const sn_scheduler *scheduler);
-uint64_t sn_scheduler_guard_bytes(const sn_scheduler *scheduler);
+/* What crossed the borders of devices in its passes; more than the plan says is warned of in the log. */
+const sn_guard_watch *sn_scheduler_watch(const sn_scheduler *scheduler);
 
 #endif

@@ -44,6 +44,12 @@ static sn_status cpu_finish(sn_device *d, sn_err *err) {
     return SN_OK;
 }
 
+/* Tensors may lie anywhere in host memory: in a message, a file, another allocator's. */
+static bool cpu_owns(const sn_device *d, const void *device, size_t bytes) {
+    (void)d, (void)bytes;
+    return device;
+}
+
 static sn_status cpu_host_alloc(sn_device *d, size_t bytes, void **host, sn_err *err) {
     return cpu_alloc(d, bytes, host, err);
 }
@@ -325,6 +331,7 @@ static void cpu_close(sn_device *d) {
 static const sn_device_ops cpu_ops = {
     .alloc = cpu_alloc,
     .free = cpu_free,
+    .owns = cpu_owns,
     .upload = cpu_upload,
     .download = cpu_download,
     .finish = cpu_finish,

@@ -34,8 +34,12 @@ static sn_status allocate(sn_xpu *x, size_t bytes, void **device, sn_err *err) {
 sn_status sn_xpu_alloc(sn_device *d, size_t bytes, void **device, sn_err *err) {
     sn_xpu *x = sn_xpu_of(d);
     static const uint8_t zero = 0;
-    sn_status status = allocate(x, bytes, device, err);
-    if (status || bytes == 0) return status;
+    *device = NULL;
+    sn_status status = sn_holdings_reserve(&x->held, err);
+    if (!status) status = allocate(x, bytes, device, err);
+    if (status) return status;
+    sn_holdings_add(&x->held, *device, bytes);
+    if (bytes == 0) return SN_OK;
     status = sn_xpu_order(x, err);
     if (!status)
         status = sn_xpu_check(x, zeCommandListAppendMemoryFill(x->queue, *device, &zero, 1, bytes, NULL, 0, NULL),
@@ -53,6 +57,7 @@ void sn_xpu_free(sn_device *d, void *device, size_t bytes) {
     sn_xpu *x = sn_xpu_of(d);
     sn_xpu_orphan *orphan;
     if (!device) return;
+    sn_holdings_remove(&x->held, device);
     if (!x->stopped) (void)sn_xpu_finish(d, NULL);
     if (x->stopped) sn_xpu_settle(x);
     if (!x->hanging) {
@@ -62,6 +67,10 @@ void sn_xpu_free(sn_device *d, void *device, size_t bytes) {
     if (sn_calloc(&orphan, 1, sizeof *orphan, NULL)) return; /* lost: nothing can be done with it */
     *orphan = (sn_xpu_orphan){x->orphans, device};
     x->orphans = orphan;
+}
+
+bool sn_xpu_owns(const sn_device *d, const void *device, size_t bytes) {
+    return sn_holdings_has(&sn_xpu_of(d)->held, device, bytes);
 }
 
 void sn_xpu_release_orphans(sn_xpu *x) {

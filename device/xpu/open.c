@@ -152,6 +152,7 @@ static void xpu_close(sn_device *d) {
         sn_xpu_queue_close(x);
         if (x->context) zeContextDestroy(x->context);
     }
+    sn_holdings_fini(&x->held);
     free(x);
 }
 
@@ -169,6 +170,7 @@ static sn_status xpu_prepare(sn_device *d, const sn_device_limits *limits, sn_er
 static const sn_device_ops xpu_ops = {
     .alloc = sn_xpu_alloc,
     .free = sn_xpu_free,
+    .owns = sn_xpu_owns,
     .upload = sn_xpu_upload,
     .download = sn_xpu_download,
     .finish = sn_xpu_finish,

@@ -12,6 +12,7 @@
 #define SN_DEVICE_XPU_XPU_H
 
 #include "device/device.h"
+#include "device/holdings.h"
 
 #include <level_zero/ze_api.h>
 
@@ -112,6 +113,7 @@ typedef struct sn_xpu {
     bool stopped, hanging;
     char why[sizeof(((sn_err *)0)->text)];
     sn_xpu_orphan *orphans;
+    sn_holdings held; /* what alloc gave */
 } sn_xpu;
 
 static inline sn_xpu *sn_xpu_of(const sn_device *d) { return (sn_xpu *)d; }
@@ -147,6 +149,7 @@ sn_status sn_xpu_launch(sn_xpu *x, ze_kernel_handle_t kernel, size_t groups_x, s
 /* -- memory.c */
 sn_status sn_xpu_alloc(sn_device *d, size_t bytes, void **device, sn_err *err);
 void sn_xpu_free(sn_device *d, void *device, size_t bytes);
+bool sn_xpu_owns(const sn_device *d, const void *device, size_t bytes);
 sn_status sn_xpu_upload(sn_device *d, void *device, const void *host, size_t bytes, sn_err *err);
 sn_status sn_xpu_download(sn_device *d, void *host, const void *device, size_t bytes, sn_err *err);
 sn_status sn_xpu_host_alloc(sn_device *d, size_t bytes, void **host, sn_err *err);

@@ -17,6 +17,7 @@
 #define CONFORMANCE_CASES(X)                                                                                           \
     X(memory_comes_zeroed_and_aligned)                                                                                 \
     X(freeing_nothing_is_harmless)                                                                                     \
+    X(a_device_knows_its_own_memory)                                                                                   \
     X(copies_come_back_unchanged)                                                                                      \
     X(the_source_of_an_upload_may_change_at_once)                                                                      \
     X(the_host_cannot_touch_device_memory)                                                                             \

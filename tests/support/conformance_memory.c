@@ -30,6 +30,28 @@ void conformance_freeing_nothing_is_harmless(conformance *c) {
     CONFORMANCE_OK(c, c->device->ops->finish(c->device, &c->err));
 }
 
+void conformance_a_device_knows_its_own_memory(conformance *c) {
+    static const size_t sizes[] = {1, 64, 70001, 3 << 20};
+    sn_device *d = c->device;
+    uint8_t *a[4], *heap = conformance_heap(c, 64);
+    CONFORMANCE_CHECK(c, !d->ops->owns(d, NULL, 0), "NULL is memory of this device");
+    for (int i = 0; i < 4; i++) a[i] = conformance_bytes(c, sizes[i]);
+    for (int i = 0; i < 4; i++)
+        CONFORMANCE_CHECK(c, d->ops->owns(d, a[i], sizes[i]) && d->ops->owns(d, a[i] + sizes[i] - 1, 1),
+                          "%zu bytes that it gave are not its own", sizes[i]);
+    if (d->host_visible) {
+        CONFORMANCE_CHECK(c, d->ops->owns(d, heap, 64), "host memory is not its own");
+        return;
+    }
+    CONFORMANCE_CHECK(c, !d->ops->owns(d, heap, 64), "host memory is its own");
+    CONFORMANCE_CHECK(c, !d->ops->owns(d, a[3], sizes[3] + 1), "a byte beyond an allocation is its own");
+    CONFORMANCE_CHECK(c, !d->ops->owns(d, a[3] + sizes[3], 1), "the byte behind an allocation is its own");
+    uint8_t *gone = a[3];
+    conformance_release(c, c->n_buffers - 1);
+    CONFORMANCE_CHECK(c, !d->ops->owns(d, gone, sizes[3]), "memory that was given back is still its own");
+    CONFORMANCE_CHECK(c, d->ops->owns(d, a[2], sizes[2]), "an allocation went with another one");
+}
+
 void conformance_copies_come_back_unchanged(conformance *c) {
     enum { BYTES = 9 << 20 }; /* more than a backend's staging memory is likely to hold at once */
     sn_device *d = c->device;

@@ -69,6 +69,17 @@ static void copy_within(far_device *d, const void *device, void *host, size_t by
     need(false, "a copy from or to memory of this device");
 }
 
+static bool far_owns(const sn_device *base, const void *device, size_t bytes) {
+    const far_device *d = (const far_device *)base;
+    const uint8_t *at = device;
+    for (int i = 0; i < d->n_held; i++) {
+        const uint8_t *begin = d->held[i].memory;
+        if (at >= begin && at - begin <= (ptrdiff_t)d->held[i].bytes)
+            return bytes <= d->held[i].bytes - (size_t)(at - begin);
+    }
+    return false;
+}
+
 static sn_status far_upload(sn_device *base, void *device, const void *host, size_t bytes, sn_err *err) {
     far_device *d = (far_device *)base;
     sn_status status = fallible(d, err);
@@ -88,7 +99,7 @@ static sn_status far_download(sn_device *base, void *host, const void *device, s
 }
 
 static const sn_device_ops far_ops = {
-    .alloc = far_alloc, .free = far_free, .upload = far_upload, .download = far_download};
+    .alloc = far_alloc, .free = far_free, .owns = far_owns, .upload = far_upload, .download = far_download};
 
 void far_device_init(far_device *d, sn_device_kind kind, int ordinal) {
     *d = (far_device){.base = {.ops = &far_ops, .id = {kind, ordinal}, .timeout_ms = 1000}};

@@ -16,6 +16,7 @@
 
 #include <criterion/criterion.h>
 #include <math.h>
+#include <signal.h>
 #include <string.h>
 
 enum { CPU, CUDA, XPU, N_DEVICES };
@@ -119,6 +120,46 @@ static double distance(const float *a, const float *b, size_t n) {
     }
     return furthest / largest;
 }
+
+/* -- what lies where ------------------------------------------------------------------------------------------------- */
+
+Test(emulated, what_moves_is_what_the_plan_says) {
+    enum { N = 5 };
+    static const struct {
+        const char *map;
+        unsigned borders; /* that the hidden states cross */
+    } all[] = {{"0:4=cpu", 0}, {"0:4=cuda:0", 2}, {"0:1=cpu,1:2=cuda:0,2:3=xpu:0,3:4=cpu", 3},
+               {"0:1=xpu:0,1:2=cuda:0,2:3=xpu:0,3:4=cuda:0", 5}, {"0:2=cpu,2:4=xpu:0", 2}};
+    char *path = tiny_make(&(tiny_options){.dtype = SN_F32});
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        world w = open_world(path, all[i].map, NULL);
+        uint64_t moved = 0, bytes = N * (uint64_t)w.hp->n_embd * sizeof(float);
+        float *rows = make_rows(N, w.hp->n_embd);
+        sn_tensor input = {.name = "rows", .data = rows, .dtype = SN_F32, .rank = 2, .shape = {N, w.hp->n_embd}};
+        sn_span_part part = {w.kv, &input, 0, N, rows};
+        NEED(sn_kv_reserve(w.kv, N, &err));
+        NEED(sn_span_forward(w.span, 0, 4, 1, &part, &moved, &err));
+        cr_expect_eq(moved, all[i].borders * bytes, "%s: %llu bytes", all[i].map, (unsigned long long)moved);
+        cr_expect_eq(sn_span_planned_bytes(w.span, 0, 4, 1, &part), moved, "%s", all[i].map);
+        free(rows);
+        close_world(&w);
+    }
+    tiny_remove(&path);
+}
+
+#ifdef SN_ZE_TEST_DRIVER
+Test(emulated, a_past_of_another_device_is_not_computed_with, .signal = SIGABRT) {
+    char *path = tiny_make(&(tiny_options){.dtype = SN_F32});
+    world here = open_world(path, "0:4=xpu:0", NULL), there = open_world(path, "0:4=cuda:0", NULL);
+    float *rows = make_rows(1, here.hp->n_embd);
+    tiny_remove(&path);
+    temp_folder_remove(&here.folder);
+    temp_folder_remove(&there.folder);
+    here.kv = there.kv;
+    NEED(sn_kv_reserve(here.kv, 1, &err));
+    if (step(&here, 0, 4, 1, rows, rows, &(sn_err){0})) exit(1);
+}
+#endif
 
 /* -- the reference's numbers on each device -------------------------------------------------------------------------- */
 

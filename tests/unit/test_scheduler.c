@@ -1,5 +1,6 @@
 #include "node/scheduler.h"
 
+#include "tests/support/far_device.h"
 #include "tests/support/need.h"
 #include "tests/support/tiny.h"
 
@@ -248,6 +249,36 @@ Test(scheduler, a_rewind_gives_room_before_it_takes_some) {
     add(&b, 0, PAGE, 3 * PAGE);
     cr_expect_eq(pass(&b, SN_OK, &who), 1);
     cr_expect_eq(sn_kv_length(b.kv[0]), 4 * PAGE);
+    bench_end(&b);
+}
+
+Test(scheduler, counts_and_warns_of_copies_that_no_plan_speaks_of) {
+    bench b;
+    unsigned who;
+    far_device far;
+    void *rows;
+    bench_begin(&b, 64);
+    far_device_init(&far, SN_DEVICE_CUDA, 0);
+    NEED(far.base.ops->alloc(&far.base, 4 * EMBD * sizeof(float), &rows, &err));
+    const sn_guard_watch *watch = sn_scheduler_watch(b.scheduler);
+    add(&b, 0, 0, 40);
+    pass(&b, SN_OK, &who);
+    cr_expect_eq(watch->steps, 1);
+    cr_expect_eq(watch->bytes, 0, "host memory is the CPU's: nothing moves");
+    cr_expect_eq(watch->warned_us, 0);
+    int64_t warned = 0;
+    for (uint64_t i = 1; i <= 3; i++) {
+        sn_job *job = add(&b, 0, 36 + 4 * (int)i, 4);
+        job->input.device = &far.base;
+        job->input.data = rows;
+        pass(&b, SN_OK, &who);
+        cr_expect_eq(watch->bytes, i * 4 * EMBD * sizeof(float));
+        cr_expect_eq(watch->hidden_bytes, watch->bytes);
+        cr_expect_eq(watch->hidden_steps, i);
+        if (i == 1) warned = watch->warned_us;
+        cr_expect(warned && watch->warned_us == warned, "once a minute at most");
+    }
+    far.base.ops->free(&far.base, rows, 4 * EMBD * sizeof(float));
     bench_end(&b);
 }
 

@@ -1,0 +1,45 @@
+#include "device/holdings.h"
+
+#include "tests/support/need.h"
+
+#include <criterion/criterion.h>
+
+#define AT(address) ((const void *)(uintptr_t)(address))
+
+Test(holdings, know_what_was_added_and_not_removed) {
+    enum { N = 1000 };
+    sn_holdings h = {0};
+    bool held[N] = {false};
+    for (int i = 0; i < 5 * N; i++) { /* 607 and N have no common divisor: every place has its turns, in no order */
+        int k = i * 607 % N;
+        NEED(sn_holdings_reserve(&h, &err));
+        if (held[k]) sn_holdings_remove(&h, AT(4096 * (k + 1)));
+        else sn_holdings_add(&h, AT(4096 * (k + 1)), 4095 - (size_t)k);
+        held[k] = !held[k];
+        if (i % 97) continue;
+        for (int j = 0; j < N; j++) {
+            uintptr_t at = 4096 * ((uintptr_t)j + 1);
+            size_t bytes = 4095 - (size_t)j;
+            cr_assert_eq(sn_holdings_has(&h, AT(at), bytes), held[j]);
+            cr_assert_eq(sn_holdings_has(&h, AT(at + 7), bytes - 7), held[j]);
+            cr_assert_not(sn_holdings_has(&h, AT(at), bytes + 1));
+            cr_assert_not(sn_holdings_has(&h, AT(at + 7), SIZE_MAX));
+            cr_assert_not(sn_holdings_has(&h, AT(at + bytes), 1));
+        }
+    }
+    sn_holdings_fini(&h);
+}
+
+Test(holdings, nothing_is_harmless) {
+    sn_holdings h = {0};
+    sn_holdings_remove(&h, AT(4096));
+    cr_assert_not(sn_holdings_has(&h, AT(4096), 0));
+    cr_assert_not(sn_holdings_has(&h, NULL, 0));
+    NEED(sn_holdings_reserve(&h, &err));
+    sn_holdings_add(&h, AT(4096), 10);
+    sn_holdings_remove(&h, AT(4097));
+    sn_holdings_remove(&h, AT(4095));
+    cr_assert(sn_holdings_has(&h, AT(4096), 10));
+    sn_holdings_fini(&h);
+    sn_holdings_fini(&h);
+}

@@ -156,7 +156,8 @@ static sn_status run_blocks(sn_segment *g, const sn_block_pass *pass, int first,
 static void assert_here(const sn_segment *g, const char *name, const void *at, size_t bytes) {
     char device[32];
     if (g->device->ops->owns(g->device, at, bytes)) return;
-    fprintf(stderr, "attention of blocks %d:%d: the %s, %zu bytes at %p, must lie on %s and do not: they came around the guard\n",
+    fprintf(stderr,
+            "attention of blocks %d:%d: the %s, %zu bytes at %p, must lie on %s and do not: they came around the guard\n",
             g->first, g->end, name, bytes, at, sn_device_id_name(g->device->id, device));
     abort();
 }

@@ -138,7 +138,8 @@ Test(segment, ends_with_the_name_of_activations_on_another_device) {
     struct {
         float **at;
         const char *name;
-    } all[] = {{&w.scratch.q, "queries"}, {&w.scratch.k, "new keys"}, {&w.scratch.v, "new values"}, {&w.scratch.attn, "results"}};
+    } all[] = {{&w.scratch.q, "queries"}, {&w.scratch.k, "new keys"}, {&w.scratch.v, "new values"},
+               {&w.scratch.attn, "results"}};
     for (int i = 0; i < 4; i++) {
         float *right = *all[i].at;
         *all[i].at = rows_of(&w.there, HEADS);

@@ -29,13 +29,13 @@ static sn_status add_device(choice *c, sn_device_id id, const sn_device_info *th
                    sn_device_id_name(id, name));
 }
 
-/* "auto": accelerators first, the CPU last. An explicit map may name any device. */
+/* "auto": accelerators first, the CPU last. An explicit map may name those that are chosen here. */
 static sn_status choose_devices(const sn_placing_wish *wish, choice *c, sn_err *err) {
     sn_device_info there[SN_DEVICES_MAX];
     size_t n_there = 0;
     sn_status status = sn_devices_list(there, &n_there, err);
     if (status) return status;
-    if (wish->device_map || !strcmp(wish->device, "auto")) {
+    if (!strcmp(wish->device, "auto")) {
         for (int cpu = 0; cpu < 2; cpu++)
             for (size_t i = 0; i < n_there && !status; i++)
                 if ((there[i].id.kind == SN_DEVICE_CPU) == cpu) status = add_device(c, there[i].id, there, n_there, err);
@@ -95,17 +95,27 @@ static sn_status parse_offload(const sn_placing_wish *wish, sn_plan_wish *out, s
     return SN_OK;
 }
 
-static sn_status make_plan(const sn_placing_wish *wish, const choice *c, sn_plan_wish *plan_wish, sn_plan *plan, int *end,
-                           sn_err *err) {
+/* The most blocks from wish->first on that fit, the whole cache shared among those alone. */
+static sn_status fit_blocks(const sn_placing_wish *wish, sn_block_cost *costs, sn_plan_wish *plan_wish, sn_err *err) {
+    for (int n = plan_wish->end - plan_wish->first; n > 0; n--) {
+        for (int b = 0; b < n; b++) costs[b].cache = wish->kv_memory / (size_t)n;
+        plan_wish->end = plan_wish->first + n;
+        if (sn_plan_fitting(plan_wish) >= n) return SN_OK;
+    }
+    return sn_fail(err, SN_REFUSED, "not one block fits: give --kv-memory less, or the devices more");
+}
+
+static sn_status make_plan(const sn_placing_wish *wish, const choice *c, sn_block_cost *costs, sn_plan_wish *plan_wish,
+                           sn_plan *plan, int *end, sn_err *err) {
     plan_wish->devices = c->devices;
     plan_wish->n_devices = c->n;
     plan_wish->preload = wish->preload;
     sn_status status = parse_offload(wish, plan_wish, err);
     if (status) return status;
     if (*end == plan_wish->first) {
-        int n = sn_plan_fitting(plan_wish);
-        if (!n) return sn_fail(err, SN_REFUSED, "not one block fits: give --kv-memory less, or the devices more");
-        *end = plan_wish->end = plan_wish->first + n;
+        status = fit_blocks(wish, costs, plan_wish, err);
+        if (status) return status;
+        *end = plan_wish->end;
     }
     return wish->device_map ? sn_plan_explicit(plan_wish, wish->device_map, plan, err) : sn_plan_auto(plan_wish, plan, err);
 }
@@ -141,7 +151,7 @@ sn_status sn_placing_make(const sn_placing_wish *wish, const sn_model *model, in
     for (size_t i = 0; i < wish->n_device_memory && !status; i++) status = limit_memory(wish->device_memory[i], &c, err);
     if (!status) status = count_costs(wish, model, first, last, &c, costs, err);
     sn_plan_wish plan_wish = {.first = first, .end = last, .costs = costs};
-    if (!status) status = make_plan(wish, &c, &plan_wish, &out->plan, end, err);
+    if (!status) status = make_plan(wish, &c, costs, &plan_wish, &out->plan, end, err);
     if (!status) take_devices(&c, out);
     sn_buf_init(&out->table, 1 << 20);
     if (!status) status = sn_plan_print(&out->plan, &plan_wish, &out->table, err);

@@ -78,8 +78,8 @@ small 'offload' --offload tape
 small 'preload.* 3:5' --preload 3:5
 small 'DEVICE=SIZE' --device-memory 1GiB
 
-# As many blocks as fit: each takes its weights and its share of the cache.
-start_node fitting "$llama" auto --kv-memory 8MiB --device cpu --device-memory cpu=6MiB
+# As many blocks as fit beside the cache.
+start_node fitting "$llama" auto --kv-memory 1MiB --device cpu --device-memory cpu=2300KiB
 wait_ready fitting
 served=$(sed -n 's/.* blocks=0:\([0-9]*\)\/4 .*/\1/p' "$scratch/fitting.out")
 [ -n "$served" ] && [ "$served" -ge 1 ] && [ "$served" -lt 4 ] || fail "served with too little memory: $(cat "$scratch/fitting.out")"

@@ -118,6 +118,8 @@ static void show_progress(void *ctx, int done, int of) {
     if (isatty(STDERR_FILENO)) fprintf(stderr, "\rloading blocks: %d of %d%s", done, of, done == of ? "\n" : "");
 }
 
+static void show_plan(const char *table) { fputs(table, stderr); }
+
 static void print_ready(const sn_node *node) {
     char id[2 * SN_KEY_SIZE + 1], key[2 * SN_KEY_SIZE + 1], weights[32], cache[32];
     const sn_hparams *hp = sn_span_hparams(sn_node_span(node));
@@ -210,13 +212,13 @@ static sn_status serve(int first, int end, sn_err *err) {
         .sessions_max = (size_t)given.sessions_max,
         .session_timeout_s = (int)given.session_timeout_s,
         .room_timeout_s = (int)given.room_timeout_s,
+        .planned = show_plan,
     };
     pthread_t signals;
     if (pthread_create(&signals, NULL, wait_for_signal, NULL)) return sn_fail(err, SN_STOP, "no thread is to be had");
     sn_node *node = NULL;
     sn_status status = sn_node_new(&config, NULL, show_progress, NULL, &node, err);
     if (!status) {
-        if (given.device_map || given.offload) fputs(sn_node_plan(node), stderr);
         print_ready(node);
         atomic_store(&running, node);
         status = sn_node_run(node, err);

@@ -31,6 +31,7 @@ static sn_status load(sn_node *node, const sn_node_config *config, sn_progress p
     sn_placing *placing = &node->placing;
     sn_status status = sn_model_open(config->model_path, &model, err);
     if (!status) status = sn_placing_make(&config->placing, model, config->first, &end, placing, err);
+    if (!status && config->planned) config->planned((const char *)placing->table.data);
     if (!status)
         status = sn_span_load_plan(model, &placing->plan, placing->devices, placing->store, progress, ctx, &node->span, err);
     if (!status) *model_id = sn_model_id(model);
@@ -173,4 +174,3 @@ const uint8_t *sn_node_curve_key(const sn_node *node) { return node->identity.cu
 size_t sn_node_weight_bytes(const sn_node *node) { return sn_span_bytes(node->span); }
 size_t sn_node_kv_tokens(const sn_node *node) { return sn_kv_pool_tokens(node->pool); }
 const sn_span *sn_node_span(const sn_node *node) { return node->span; }
-const char *sn_node_plan(const sn_node *node) { return (const char *)node->placing.table.data; }

@@ -18,6 +18,7 @@ typedef struct sn_node_config {
     sn_placing_wish placing;     /* devices, and which block goes where */
     size_t sessions_max;
     int session_timeout_s, room_timeout_s;
+    void (*planned)(const char *table); /* told the placement before anything is loaded; may be NULL */
 } sn_node_config;
 
 typedef struct sn_node sn_node;
@@ -37,6 +38,5 @@ const uint8_t *sn_node_curve_key(const sn_node *node); /* SN_KEY_SIZE bytes */
 size_t sn_node_weight_bytes(const sn_node *node);
 size_t sn_node_kv_tokens(const sn_node *node); /* positions that the cache holds in all */
 const sn_span *sn_node_span(const sn_node *node);
-const char *sn_node_plan(const sn_node *node); /* the placement as a table */
 
 #endif

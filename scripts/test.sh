@@ -69,10 +69,9 @@ if [ $quick = no ]; then
   say "building with AddressSanitizer and UndefinedBehaviorSanitizer"
   build build-asan -DSN_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE="address;undefined"
   say "unit tests (ASan, UBSan)"
-  # Installed GPU drivers load libraries in a way that AddressSanitizer does not survive: none of them, only the tests' own.
+  # Installed GPU drivers load libraries in a way that sanitizers do not survive: none of them, only the tests' own.
   export ZE_ENABLE_ALT_DRIVERS=/nowhere.so
   unit build-asan
-  unset ZE_ENABLE_ALT_DRIVERS
   say "building with ThreadSanitizer"
   build build-tsan -DSN_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE=thread
   say "thread tests (TSan)"

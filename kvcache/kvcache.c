@@ -182,7 +182,7 @@ sn_status sn_kv_export(sn_kv *kv, int part, int block, int position, int n, floa
 
 sn_status sn_kv_import(sn_kv *kv, int part, int block, int n, const float *k, const float *v, sn_err *err) {
     const pool_part *p = &kv->pool->parts[part];
-    if (n < 0 || pages_for((int64_t)kv->length + n) > kv->n_pages)
+    if (n < 0 || n > INT32_MAX - SN_KV_PAGE_TOKENS - kv->length || pages_for(kv->length + n) > kv->n_pages)
         return sn_fail(err, SN_REFUSED, "%d positions behind %d have no room reserved for them", n, kv->length);
     if (block < 0 || block >= p->shape.n_blocks)
         return sn_fail(err, SN_REFUSED, "block %d is not among the %d that this past is of", block, p->shape.n_blocks);

@@ -77,6 +77,8 @@ if [ $quick = no ]; then
   say "thread tests (TSan)"
   TSAN_OPTIONS="suppressions=$root/tests/tsan.supp halt_on_error=1" threads build-tsan
   say "building with clang, fuzz targets"
+  TARGETS=()
+  for source in tests/fuzz/fuzz_*.c; do TARGETS+=("$(basename "$source" .c)"); done
   build build-fuzz -DSN_CUDA=OFF -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE="address;undefined" -DSN_FUZZ=ON
   say "fuzzing, $FUZZ_SECONDS s each, two at once"
   fuzz_one() {

@@ -17,7 +17,7 @@ typedef struct sn_core_setup {
     const char *name;            /* for people; copied */
     const sn_span *span;         /* borrowed: only what is immutable is read */
     sn_hash model;               /* sn_model_id */
-    size_t kv_bytes_max, kv_tokens_max;
+    size_t kv_bytes_max;
     size_t sessions_max;
     int64_t idle_us_max;         /* a session without a sign of its client for so long is closed */
     int64_t room_us_max;         /* how long a step may wait for room in the cache */

@@ -80,7 +80,6 @@ static sn_status new_core(sn_node *node, const sn_node_config *config, const sn_
         .span = node->span,
         .model = *model_id,
         .kv_bytes_max = sn_kv_pool_bytes(node->pool),
-        .kv_tokens_max = sn_kv_pool_tokens(node->pool),
         .sessions_max = config->sessions_max,
         .idle_us_max = (int64_t)config->session_timeout_s * 1000000,
         .room_us_max = (int64_t)config->room_timeout_s * 1000000,

@@ -56,7 +56,6 @@ static void bench_begin(bench *b) {
                                  .span = b->span,
                                  .model = b->w->model,
                                  .kv_bytes_max = sn_kv_pool_bytes(b->pool),
-                                 .kv_tokens_max = sn_kv_pool_tokens(b->pool),
                                  .sessions_max = 8,
                                  .idle_us_max = 60 * SECOND,
                                  .room_us_max = SECOND,

@@ -1,0 +1,66 @@
+/* What chain.c, chain_way.c and chain_repair.c share: one object in three files, one for each subject.
+ *
+ * The chain steps from hop to hop. Consecutive nodes that push to each other form a group that is stepped, and
+ * replaced, as one; otherwise every hop is a group of its own. */
+#ifndef SN_CLIENT_CHAIN_PRIVATE_H
+#define SN_CLIENT_CHAIN_PRIVATE_H
+
+#include "client/chain.h"
+#include "client/hop.h"
+
+enum { SN_CHAIN_BANNED_MAX = 64 };
+
+struct sn_chain {
+    sn_chain_options options;
+    sn_hparams hp;
+    sn_hash model;
+    sn_hash *block_hash;        /* of blocks whose weights our own file holds */
+    const sn_hash **known_hash; /* n_blocks: into block_hash, or NULL */
+    sn_span *span;              /* local blocks */
+    sn_kv_pool *pool;
+    sn_hop_at hops[SN_HOPS_MAX];
+    size_t n_hops;
+    int length;
+    sn_hasher *hasher;
+    float *rows[2]; /* hidden states between hops, SN_SPAN_ROWS_MAX rows each */
+    struct {
+        uint8_t node[SN_KEY_SIZE];
+        int64_t until_us;
+    } banned[SN_CHAIN_BANNED_MAX]; /* nodes that failed this chain; the oldest is forgiven first */
+    size_t n_banned;
+    uint64_t failovers;
+    sn_chain_observer observer;
+    void *observer_ctx;
+};
+
+/* -- chain_way.c: which nodes may be used, and sessions along a way over them */
+
+void sn_chain_ban(sn_chain *chain, const sn_hop_at *hop); /* for a while */
+/* Hashes the blocks that our own file holds, so that nodes with other weights under the same name are passed over. */
+sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *err) SN_MUST_USE;
+/* How long to wait for somebody who serves blocks: until `until_us`, if that is not too soon. */
+int sn_chain_grace_ms(const sn_chain *chain, int64_t until_us);
+/* Opens sessions along a way over blocks [first, end) into hops (room for SN_HOPS_MAX), waiting up to wait_ms for
+ * somebody to serve them. Nodes that do not open are given up, *retries times in all. */
+sn_status sn_chain_connect(sn_chain *chain, int first, int end, int wait_ms, int *retries, sn_hop_at *hops, size_t *n,
+                           sn_err *err) SN_MUST_USE;
+void sn_chain_close_hops(sn_chain *chain, sn_hop_at *hops, size_t n);
+
+/* -- chain.c: rows through one group */
+
+size_t sn_chain_group_end(const sn_hop_at *hops, size_t n_hops, size_t i); /* of the group that begins at hop i */
+/* n rows (SN_SPAN_ROWS_MAX at most) through the group of hops [i, j), once: no second try. *failed: as of sn_hops_step.
+ */
+sn_status sn_chain_step_group(sn_chain *chain, sn_hop_at *hops, size_t i, size_t j, int position, int n,
+                              const float *in, float *out, size_t *failed, sn_err *err) SN_MUST_USE;
+/* After a failure in the group that ends before hop j. failed == j: all of it lives, but the nodes do not reach each
+ * other; from then on the client stands between them. */
+void sn_chain_blame(sn_chain *chain, const sn_hop_at *hops, size_t j, size_t failed);
+
+/* -- chain_repair.c */
+
+/* Puts other hops in the place of the group [i, j), brought to `position` tokens. */
+sn_status sn_chain_replace_group(sn_chain *chain, size_t i, size_t j, int position, int64_t until_us, int *retries,
+                                 sn_err *err) SN_MUST_USE;
+
+#endif

@@ -36,6 +36,15 @@ const sn_hparams *sn_span_hparams(const sn_span *span);
 const sn_hash *sn_span_block_hash(const sn_span *span, int block); /* block: its number in the model */
 size_t sn_span_bytes(const sn_span *span); /* of the devices' memory: weights and scratch */
 
+/* What others need to know of a span: for protocol logic, which then runs without weights too. */
+typedef struct sn_span_facts {
+    int first, end;
+    const sn_hparams *hp;       /* of the whole model */
+    const sn_hash *block_hash;  /* (end - first) */
+    size_t bytes;
+} sn_span_facts;
+sn_span_facts sn_span_describe(const sn_span *span); /* valid as long as the span */
+
 /* A pool of past keys and values for this span, each block's on the block's device. */
 sn_status sn_span_kv_pool(sn_span *span, size_t budget, sn_kv_pool **out, sn_err *err) SN_MUST_USE;
 /* Keys and values of a block (its number in the model), host, (n, n_kv_heads, head_dim) each. */

@@ -13,7 +13,7 @@ sn_status sn_core_new(const sn_core_setup *setup, int64_t now_us, sn_core **out,
     sn_status status = sn_calloc(&core, 1, sizeof *core, err);
     if (status) return status;
     core->setup = *setup;
-    core->hp = sn_span_hparams(setup->span);
+    core->hp = setup->span.hp;
     core->started_us = now_us;
     snprintf(core->address, sizeof core->address, "%s", setup->address);
     snprintf(core->name, sizeof core->name, "%s", setup->name);
@@ -69,7 +69,7 @@ void sn_core_refuse(sn_core *core, sn_peer peer, const sn_msg *request, const sn
 /* -- sessions ------------------------------------------------------------------------------------------------------ */
 
 static sn_status check_open(const sn_core *core, const sn_msg_open *open, sn_err *err) {
-    uint64_t first = (uint64_t)sn_span_first(core->setup.span), end = (uint64_t)sn_span_end(core->setup.span);
+    uint64_t first = (uint64_t)core->setup.span.first, end = (uint64_t)core->setup.span.end;
     if (open->protocol != SN_PROTOCOL)
         return sn_fail(err, SN_REFUSED, "this node speaks protocol %d, not %llu: use a matching version", SN_PROTOCOL,
                        (unsigned long long)open->protocol);
@@ -88,7 +88,8 @@ static sn_status check_open(const sn_core *core, const sn_msg_open *open, sn_err
 
 static sn_hash begin_timeline(const sn_core *core, int first, int end) {
     uint8_t hashes[SN_SPAN_BLOCKS_MAX][SN_HASH_SIZE];
-    for (int b = first; b < end; b++) memcpy(hashes[b - first], sn_span_block_hash(core->setup.span, b), SN_HASH_SIZE);
+    const sn_span_facts *span = &core->setup.span;
+    for (int b = first; b < end; b++) memcpy(hashes[b - first], span->block_hash[b - span->first].bytes, SN_HASH_SIZE);
     return sn_timeline_begin(core->setup.model.bytes, first, end, (const uint8_t(*)[SN_HASH_SIZE])hashes);
 }
 
@@ -171,7 +172,7 @@ static void on_status(sn_core *core, const sn_event *event, int64_t now_us) {
         .sessions_max = core->setup.sessions_max,
         .kv_bytes = figures.kv_bytes,
         .kv_bytes_max = core->setup.kv_bytes_max,
-        .weight_bytes = sn_span_bytes(core->setup.span),
+        .weight_bytes = core->setup.span.bytes,
         .queue = figures.queue,
         .steps = core->steps,
         .tokens = core->tokens,

@@ -15,7 +15,7 @@ typedef struct sn_core_setup {
     const sn_identity *identity; /* borrowed */
     const char *address;         /* where others reach us; copied */
     const char *name;            /* for people; copied */
-    const sn_span *span;         /* borrowed: only what is immutable is read */
+    sn_span_facts span;          /* borrowed: what is served */
     sn_hash model;               /* sn_model_id */
     size_t kv_bytes_max;
     size_t sessions_max;

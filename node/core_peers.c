@@ -17,7 +17,7 @@ static sn_status seal_own(sn_core *core, int64_t unix_ms, sn_err *err) {
     sn_announcement *a = NULL; /* large for a stack: it holds a hash for each block */
     sn_status status = sn_calloc(&a, 1, sizeof *a, err);
     if (status) return status;
-    const sn_span *span = core->setup.span;
+    const sn_span_facts *span = &core->setup.span;
     memcpy(a->node, core->setup.identity->id, SN_KEY_SIZE);
     memcpy(a->curve_key, core->setup.identity->curve_key, SN_KEY_SIZE);
     memcpy(a->address, core->address, sizeof a->address);
@@ -30,11 +30,10 @@ static sn_status seal_own(sn_core *core, int64_t unix_ms, sn_err *err) {
     a->expires_unix_ms = (uint64_t)unix_ms + SN_ANNOUNCE_LIFE_MS;
     a->state = core->draining ? SN_NODE_OFFLINE : SN_NODE_ONLINE;
     memcpy(a->model, core->setup.model.bytes, SN_HASH_SIZE);
-    a->first_block = (uint64_t)sn_span_first(span);
-    a->end_block = (uint64_t)sn_span_end(span);
+    a->first_block = (uint64_t)span->first;
+    a->end_block = (uint64_t)span->end;
     a->n_blocks = (uint64_t)core->hp->n_blocks;
-    for (uint64_t b = a->first_block; b < a->end_block; b++)
-        memcpy(a->block_hash[b - a->first_block], sn_span_block_hash(span, (int)b), SN_HASH_SIZE);
+    for (int i = 0; i < span->end - span->first; i++) memcpy(a->block_hash[i], span->block_hash[i].bytes, SN_HASH_SIZE);
     a->kv_bytes_free = core->setup.kv_bytes_max - figures.kv_bytes;
     a->sessions = sn_sessions_count(core->sessions);
     a->queue = figures.queue;

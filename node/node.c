@@ -77,7 +77,7 @@ static sn_status new_core(sn_node *node, const sn_node_config *config, const sn_
         .identity = &node->identity,
         .address = config->public_address ? config->public_address : node->address,
         .name = config->name ? config->name : "",
-        .span = node->span,
+        .span = sn_span_describe(node->span),
         .model = *model_id,
         .kv_bytes_max = sn_kv_pool_bytes(node->pool),
         .sessions_max = config->sessions_max,

@@ -53,7 +53,7 @@ static void bench_begin(bench *b) {
                                  .identity = &b->identity,
                                  .address = "mem://bench",
                                  .name = "bench",
-                                 .span = b->span,
+                                 .span = sn_span_describe(b->span),
                                  .model = b->w->model,
                                  .kv_bytes_max = sn_kv_pool_bytes(b->pool),
                                  .sessions_max = 8,

@@ -8,6 +8,8 @@ typedef struct wire {
     sn_announcement a;
     uint64_t state;
     size_t n_block_hash;
+    uint64_t round_trip[2 * SN_ROUND_TRIPS_MAX]; /* node, us, node, us, ... */
+    size_t n_round_trip;
 } wire;
 
 static const sn_record *record_wire(void) {
@@ -34,9 +36,16 @@ static const sn_record *record_wire(void) {
         {"block_hash", SN_FIELD_KEYS, offsetof(wire, a.block_hash), offsetof(wire, n_block_hash), SN_SPAN_BLOCKS_MAX,
          NULL},
         U64(tokens_per_s),
+        U64(decode_us),
+        U64(prompt_tokens_per_s),
+        U64(network_bytes_per_s),
         U64(kv_bytes_free),
         U64(sessions),
         U64(queue),
+        {"wire_dtype", SN_FIELD_U64S, offsetof(wire, a.wire_dtype), offsetof(wire, a.n_wire_dtype), SN_WIRE_DTYPES_MAX,
+         NULL},
+        {"round_trip", SN_FIELD_U64S, offsetof(wire, round_trip), offsetof(wire, n_round_trip), 2 * SN_ROUND_TRIPS_MAX,
+         NULL},
     };
 #undef U64
 #undef KEY
@@ -46,7 +55,8 @@ static const sn_record *record_wire(void) {
 }
 
 static sn_status check_blocks(const sn_announcement *a, sn_err *err) {
-    if (a->first_block >= a->end_block || a->end_block > a->n_blocks)
+    bool undecided = a->state == SN_NODE_JOINING && a->first_block == a->end_block;
+    if ((a->first_block >= a->end_block && !undecided) || a->end_block > a->n_blocks)
         return sn_fail(err, SN_REFUSED, "blocks %llu:%llu of %llu are no range", (unsigned long long)a->first_block,
                        (unsigned long long)a->end_block, (unsigned long long)a->n_blocks);
     if (a->end_block - a->first_block > SN_SPAN_BLOCKS_MAX)
@@ -84,7 +94,16 @@ sn_status sn_announcement_seal(const sn_announcement *a, const sn_identity *iden
         return sn_fail(err, SN_REFUSED, "only a node itself may sign its announcement");
     sn_status status = check_contents(a, err);
     if (status) return status;
-    wire w = {.a = *a, .state = a->state, .n_block_hash = (size_t)(a->end_block - a->first_block)};
+    if (a->n_round_trip > SN_ROUND_TRIPS_MAX)
+        return sn_fail(err, SN_REFUSED, "round trips to at most %d others are told", SN_ROUND_TRIPS_MAX);
+    wire w = {.a = *a,
+              .state = a->state,
+              .n_block_hash = (size_t)(a->end_block - a->first_block),
+              .n_round_trip = 2 * a->n_round_trip};
+    for (size_t i = 0; i < a->n_round_trip; i++) {
+        w.round_trip[2 * i] = a->round_trip[i].node;
+        w.round_trip[2 * i + 1] = a->round_trip[i].us;
+    }
     const sn_record *record = record_wire();
     const void *structure = &w;
     uint8_t signature[SN_SIGNATURE_SIZE];
@@ -108,8 +127,25 @@ sn_status sn_announcement_parse(const void *map, size_t len, sn_announcement *ou
     if (w.n_block_hash != w.a.end_block - w.a.first_block)
         return sn_fail(err, SN_REFUSED, "it has %zu block hashes for %llu blocks", w.n_block_hash,
                        (unsigned long long)(w.a.end_block - w.a.first_block));
+    if (w.n_round_trip % 2) return sn_fail(err, SN_REFUSED, "the last of its round trips has no time");
+    w.a.n_round_trip = w.n_round_trip / 2;
+    for (size_t i = 0; i < w.a.n_round_trip; i++)
+        w.a.round_trip[i] = (struct sn_round_trip){w.round_trip[2 * i], w.round_trip[2 * i + 1]};
     *out = w.a;
     return SN_OK;
+}
+
+uint64_t sn_node_tag(const uint8_t id[SN_KEY_SIZE]) {
+    uint64_t tag = 0;
+    for (int i = 0; i < 8; i++) tag = tag << 8 | id[i];
+    return tag;
+}
+
+uint64_t sn_announcement_round_trip(const sn_announcement *a, const uint8_t id[SN_KEY_SIZE]) {
+    uint64_t tag = sn_node_tag(id);
+    for (size_t i = 0; i < a->n_round_trip; i++)
+        if (a->round_trip[i].node == tag) return a->round_trip[i].us;
+    return 0;
 }
 
 sn_status sn_announcement_open(const void *data, size_t len, int64_t now_unix_ms, sn_announcement *out, sn_err *err) {

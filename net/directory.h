@@ -15,8 +15,12 @@ enum {
     SN_ANNOUNCE_LIFE_MS_MAX = 120000, /* an expiry further ahead is refused (allows for clocks that differ) */
     SN_SPAN_BLOCKS_MAX = 256,
     SN_DIRECTORY_MAX = 16384,         /* nodes kept; the one that expires first makes room */
+    SN_ROUND_TRIPS_MAX = 16,          /* other nodes that an announcement says its distance to */
+    SN_WIRE_DTYPES_MAX = 8,
 };
 
+/* JOINING: it loads, or waits to know what to load; its blocks are what it means to serve, not to be used yet. DRAINING: it
+ * takes no new sessions. OFFLINE: its last word. */
 typedef enum sn_node_state { SN_NODE_JOINING, SN_NODE_ONLINE, SN_NODE_DRAINING, SN_NODE_OFFLINE } sn_node_state;
 
 typedef struct sn_announcement {
@@ -28,11 +32,26 @@ typedef struct sn_announcement {
     uint64_t protocol, sequence, expires_unix_ms;
     sn_node_state state;
     uint8_t model[SN_KEY_SIZE];     /* sn_model_id */
-    uint64_t first_block, end_block, n_blocks; /* of n_blocks of the model */
-    uint8_t block_hash[SN_SPAN_BLOCKS_MAX][SN_KEY_SIZE]; /* end_block - first_block of them */
-    uint64_t tokens_per_s;          /* measured; 0: not yet */
+    uint64_t first_block, end_block, n_blocks; /* of n_blocks of the model; none (equal) only while JOINING */
+    uint8_t block_hash[SN_SPAN_BLOCKS_MAX][SN_KEY_SIZE]; /* end_block - first_block of them; zero while JOINING */
+    /* Measured, 0: not yet. Of passes over the whole span; what a block costs is an equal share. */
+    uint64_t tokens_per_s;          /* what it adds to the swarm: the least of computing in small batches and its network */
+    uint64_t decode_us;             /* a pass of one token */
+    uint64_t prompt_tokens_per_s;   /* passes of many tokens */
+    uint64_t network_bytes_per_s;   /* to others, the median of what was measured */
     uint64_t kv_bytes_free, sessions, queue;
+    uint64_t wire_dtype[SN_WIRE_DTYPES_MAX]; /* of tensors that it takes and sends, as reply_dtype counts them */
+    size_t n_wire_dtype;
+    struct sn_round_trip {
+        uint64_t node, us;          /* node: sn_node_tag of its id */
+    } round_trip[SN_ROUND_TRIPS_MAX]; /* to others, as measured */
+    size_t n_round_trip;
 } sn_announcement;
+
+/* The first 8 bytes of an id, big-endian: enough to tell the nodes of a swarm apart where nothing rests on it. */
+uint64_t sn_node_tag(const uint8_t id[SN_KEY_SIZE]);
+/* The round trip that a node has measured to the one with this id, in microseconds; 0: it says nothing of it. */
+uint64_t sn_announcement_round_trip(const sn_announcement *a, const uint8_t id[SN_KEY_SIZE]);
 
 /* Encodes and signs: msgpack map, then 64 bytes of signature over it. */
 sn_status sn_announcement_seal(const sn_announcement *a, const sn_identity *identity, sn_buf *out,

@@ -13,13 +13,14 @@
 #include "base/mem.h"
 
 enum {
-    SN_PROTOCOL = 1,              /* both sides of a connection must speak the same */
+    SN_PROTOCOL = 2,              /* both sides of a connection must speak the same */
     SN_KEY_SIZE = 32,             /* a CURVE (X25519) or Ed25519 public key */
     SN_SESSION_ID_SIZE = 16,      /* opaque, chosen by the client at random */
     SN_ADDRESS_MAX = 255,         /* "tcp://host:port" */
     SN_HOPS_MAX = 64,             /* nodes in a chain */
     SN_ANNOUNCEMENTS_MAX = 256,   /* in one message */
     SN_ANNOUNCEMENT_SIZE_MAX = 16384,
+    SN_PADDINGS_MAX = 16,         /* in a PING */
     SN_TEXT_SIZE_MAX = 511,
     SN_MAP_SIZE_MAX = 5 << 20,    /* frame 0 */
     SN_TENSOR_RANK_MAX = 4,
@@ -56,6 +57,11 @@ enum {
     U64(protocol) KEY(model) BLOBS(announcements, SN_ANNOUNCEMENTS_MAX)
 #define SN_FIELDS_PEERS_ARE(U64, KEY, SID, STR, LIST, BLOBS) BLOBS(announcements, SN_ANNOUNCEMENTS_MAX)
 
+/* Answered at once: the time until then is the round trip. With padding, bytes that nobody looks at, it is how long so much
+ * takes on the way there. */
+#define SN_FIELDS_PING(U64, KEY, SID, STR, LIST, BLOBS) BLOBS(padding, SN_PADDINGS_MAX)
+#define SN_FIELDS_PONG(U64, KEY, SID, STR, LIST, BLOBS) U64(padding_bytes)
+
 /* Open a session over blocks [first_block, end_block), which must lie within the node's span. predecessor: CURVE key of
  * the node that may push steps into this session; all zero: none. */
 #define SN_FIELDS_OPEN(U64, KEY, SID, STR, LIST, BLOBS)                                                                \
@@ -90,6 +96,8 @@ enum {
 #define SN_MESSAGES(X)                                                                                                 \
     X(PEERS, peers, 0)                                                                                                 \
     X(PEERS_ARE, peers_are, 0)                                                                                         \
+    X(PING, ping, 0)                                                                                                   \
+    X(PONG, pong, 0)                                                                                                   \
     X(OPEN, open, 0)                                                                                                   \
     X(OPENED, opened, 0)                                                                                               \
     X(STEP, step, 1)                                                                                                   \

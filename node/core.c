@@ -203,6 +203,12 @@ void sn_core_handle(sn_core *core, sn_event *event, int64_t now_us, int64_t unix
     case SN_MSG_PEERS_ARE:
         sn_core_on_peers_are(core, event, unix_ms);
         break;
+    case SN_MSG_PING:
+        sn_core_on_ping(core, event);
+        break;
+    case SN_MSG_PONG:
+        sn_core_on_pong(core, event, now_us);
+        break;
     case SN_MSG_OPEN:
         on_open(core, event, now_us);
         break;
@@ -244,6 +250,7 @@ int64_t sn_core_tick(sn_core *core, int64_t now_us, int64_t unix_ms) {
         core->announce_us = now_us + SN_ANNOUNCE_EVERY_MS * 1000;
         sn_directory_expire(core->directory, unix_ms);
         sn_core_announce(core, unix_ms);
+        sn_core_measure_distances(core, now_us);
         for (size_t i = 0; i < sn_sessions_count(core->sessions); i++) {
             sn_session *session = sn_sessions_at(core->sessions, i);
             bool idle = now_us - session->used_us > core->setup.idle_us_max && !session->job;

@@ -12,6 +12,21 @@ enum {
     SOON_US = 100000,
 };
 
+/* What a token costs on the way in and out, as float32. */
+static uint64_t token_bytes(const sn_core *core) { return 2 * sizeof(float) * (uint64_t)core->hp->n_embd; }
+
+static void tell_rates(const sn_core *core, const sn_engine_figures *figures, sn_announcement *a) {
+    a->decode_us = figures->decode_us;
+    a->prompt_tokens_per_s = figures->prompt_tokens_per_s;
+    a->network_bytes_per_s = sn_distance_bytes_per_s(&core->distance);
+    sn_distance_tell(&core->distance, a);
+    if (!a->decode_us) return;
+    uint64_t carried = a->network_bytes_per_s / token_bytes(core);
+    a->tokens_per_s = 1000000 / a->decode_us;
+    if (a->network_bytes_per_s && carried < a->tokens_per_s) a->tokens_per_s = carried;
+    if (!a->tokens_per_s) a->tokens_per_s = 1; /* 0 is kept for what was not measured */
+}
+
 static sn_status seal_own(sn_core *core, int64_t unix_ms, sn_err *err) {
     sn_engine_figures figures = core->setup.read(core->setup.ctx);
     sn_announcement *a = NULL; /* large for a stack: it holds a hash for each block */
@@ -34,6 +49,10 @@ static sn_status seal_own(sn_core *core, int64_t unix_ms, sn_err *err) {
     a->end_block = (uint64_t)span->end;
     a->n_blocks = (uint64_t)core->hp->n_blocks;
     for (int i = 0; i < span->end - span->first; i++) memcpy(a->block_hash[i], span->block_hash[i].bytes, SN_HASH_SIZE);
+    tell_rates(core, &figures, a);
+    a->wire_dtype[a->n_wire_dtype++] = SN_F32;
+    a->wire_dtype[a->n_wire_dtype++] = SN_F16;
+    a->wire_dtype[a->n_wire_dtype++] = SN_BF16;
     a->kv_bytes_free = core->setup.kv_bytes_max - figures.kv_bytes;
     a->sessions = sn_sessions_count(core->sessions);
     a->queue = figures.queue;

@@ -1,8 +1,9 @@
-/* What core.c, core_step.c and core_peers.c share: one object in three files, one for each subject. */
+/* What core.c and core_*.c share: one object in a few files, one for each subject. */
 #ifndef SN_NODE_CORE_PRIVATE_H
 #define SN_NODE_CORE_PRIVATE_H
 
 #include "node/core.h"
+#include "node/distance.h"
 
 enum { SN_JOINED_MAX = 64 };
 
@@ -24,6 +25,10 @@ struct sn_core {
     int64_t announce_us; /* when to announce again */
     uint64_t sequence;   /* of our own newest announcement */
     sn_buf sealed;       /* our own newest announcement */
+
+    sn_distance distance;
+    uint64_t last_ping, ping_rounds;
+    size_t next_pinged; /* whose turn it is */
 };
 
 /* Sends *msg, or drops it with a log line: a peer that cannot be reached shows at the asker as silence. */
@@ -43,5 +48,9 @@ void sn_core_on_peers(sn_core *core, sn_event *event, int64_t unix_ms);
 void sn_core_on_peers_are(sn_core *core, sn_event *event, int64_t unix_ms);
 void sn_core_on_loss(sn_core *core, const sn_event *event); /* a peer that we dialled cannot be reached */
 void sn_core_announce(sn_core *core, int64_t unix_ms);
+
+void sn_core_measure_distances(sn_core *core, int64_t now_us);
+void sn_core_on_ping(sn_core *core, const sn_event *event);
+void sn_core_on_pong(sn_core *core, const sn_event *event, int64_t now_us);
 
 #endif

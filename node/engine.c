@@ -118,6 +118,9 @@ sn_job *sn_engine_take(sn_engine *e) {
 }
 
 sn_engine_figures sn_engine_read(const sn_engine *e) {
-    return (sn_engine_figures){atomic_load(&e->passes), atomic_load(&e->compute_us), atomic_load(&e->guard_bytes),
-                               atomic_load(&e->kv_bytes), atomic_load(&e->jobs)};
+    return (sn_engine_figures){.passes = atomic_load(&e->passes),
+                               .compute_us = atomic_load(&e->compute_us),
+                               .guard_bytes = atomic_load(&e->guard_bytes),
+                               .kv_bytes = atomic_load(&e->kv_bytes),
+                               .queue = atomic_load(&e->jobs)};
 }

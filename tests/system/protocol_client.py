@@ -105,7 +105,7 @@ def difference(a, b):
 
 def find_announcement(node, node_id):
     zero = bytes(32)
-    for sealed in node.ask("peers_are", "peers", protocol=1, model=zero, announcements=[])["announcements"]:
+    for sealed in node.ask("peers_are", "peers", protocol=2, model=zero, announcements=[])["announcements"]:
         announcement = msgpack.unpackb(sealed[:-64])
         if announcement["node"] == node_id:
             assert announcement["state"] == 1 and announcement["expires_unix_ms"] > 1000 * time.time()
@@ -128,7 +128,7 @@ def main(address, golden, document):
         timeline.append(sha256(timeline[i], inputs[i * row:(i + 1) * row]))
 
     session = os.urandom(16)
-    opened = node.ask("opened", "open", protocol=1, session=session, model=me["model"], first_block=0,
+    opened = node.ask("opened", "open", protocol=2, session=session, model=me["model"], first_block=0,
                       end_block=me["n_blocks"], max_tokens=2 * n, predecessor=bytes(32))
     assert opened["session"] == session and opened["step_tokens_max"] >= n
 
@@ -153,7 +153,7 @@ def main(address, golden, document):
     assert error["status"] == 2 and error["text"].startswith("MISMATCH") and error["session"] == session, error
     assert step(4, 7, 8, "error")["status"] == 3, "a position beyond the end is taken"
     assert step(4, 6, n) == whole[6 * row:], "a step that failed was counted"
-    assert node.ask("status_is", "status", protocol=1)["sessions"] == 1
+    assert node.ask("status_is", "status", protocol=2)["sessions"] == 1
     assert node.ask("error", "peers", protocol=999, model=bytes(32), announcements=[])["status"] == 3
     assert node.ask("closed", "close", session=session)["session"] == session
     assert step(5, 0, 1, "error")["status"] == 2, "the session lives on after it was closed"

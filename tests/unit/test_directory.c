@@ -29,9 +29,16 @@ static sn_announcement make(const sn_identity *identity, uint64_t first, uint64_
                          .end_block = end,
                          .n_blocks = 1000,
                          .tokens_per_s = 17,
+                         .decode_us = 18,
+                         .prompt_tokens_per_s = 19,
+                         .network_bytes_per_s = 20,
                          .kv_bytes_free = 1ull << 40,
                          .sessions = 3,
-                         .queue = 4};
+                         .queue = 4,
+                         .wire_dtype = {SN_F32, SN_BF16},
+                         .n_wire_dtype = 2,
+                         .round_trip = {{1, 250}, {UINT64_MAX, 90000}},
+                         .n_round_trip = 2};
     memcpy(a.node, identity->id, SN_KEY_SIZE);
     memcpy(a.curve_key, identity->curve_key, SN_KEY_SIZE);
     sn_random(a.model, sizeof a.model);
@@ -75,6 +82,29 @@ Test(announcement, is_opened_as_it_was_sealed) {
         cr_assert_arr_eq(&a, &back, sizeof a);
         sn_buf_fini(&sealed);
     }
+}
+
+Test(announcement, may_name_no_blocks_only_while_its_node_joins) {
+    sn_identity identity = make_identity();
+    sn_err err = {0};
+    sn_announcement a = make(&identity, 0, 0, 1), back;
+    a.state = SN_NODE_JOINING;
+    sn_buf sealed = seal(&a, &identity), out;
+    must(sn_announcement_open(sealed.data, sealed.len, NOW, &back, &err), &err);
+    cr_assert_eq(back.end_block, 0);
+    a.state = SN_NODE_ONLINE;
+    sn_buf_init(&out, SN_ANNOUNCEMENT_SIZE_MAX);
+    cr_assert_eq(sn_announcement_seal(&a, &identity, &out, &err), SN_REFUSED);
+    sn_buf_fini(&out);
+    sn_buf_fini(&sealed);
+}
+
+Test(announcement, tells_the_round_trip_to_another_node) {
+    sn_identity identity = make_identity(), other = make_identity();
+    sn_announcement a = make(&identity, 0, 2, 1);
+    a.round_trip[1] = (struct sn_round_trip){sn_node_tag(other.id), 4321};
+    cr_assert_eq(sn_announcement_round_trip(&a, other.id), 4321);
+    cr_assert_eq(sn_announcement_round_trip(&a, identity.id), 0);
 }
 
 Test(announcement, refuses_any_changed_byte) {
@@ -147,13 +177,15 @@ Test(announcement, refuses_contents_that_cannot_be) {
     REFUSES(a.n_blocks = 7, "no range");
     REFUSES(a.end_block = 4 + SN_SPAN_BLOCKS_MAX + 1, "longer than");
     REFUSES(a.first_block = UINT64_MAX, "no range");
-    REFUSES(a.protocol++, "protocol 2");
+    REFUSES(a.protocol++, "protocol 3");
     REFUSES(a.state = (sn_node_state)4, "state 4");
     REFUSES(memset(a.curve_key, 0, SN_KEY_SIZE), "CURVE");
     REFUSES(a.address[0] = 0, "no address");
     REFUSES(strcpy(a.address, "ipc:///run/other"), "no address");
     REFUSES(strcpy(a.address, "tcp://host:0"), "no address");
     REFUSES(memset(a.address, 'a', sizeof a.address), "at most 255");
+    REFUSES(a.n_round_trip = SN_ROUND_TRIPS_MAX + 1, "at most 16");
+    REFUSES(a.n_wire_dtype = SN_WIRE_DTYPES_MAX + 1, "at most 8");
     REFUSES(memset(a.name, 'a', sizeof a.name), "longer");
 }
 

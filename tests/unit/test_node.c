@@ -59,7 +59,7 @@ Test(node, refuses_to_open_what_it_cannot_serve) {
     past_init(&more, s.w, s.client, 0, s.w->n_blocks);
     sn_msg *msg = past_open_message(&more);
     msg->open.protocol = 99;
-    expect_refused(&s, msg, SN_REFUSED, "protocol 1, not 99");
+    expect_refused(&s, msg, SN_REFUSED, "protocol 2, not 99");
     msg = past_open_message(&more);
     msg->open.model[3] ^= 1;
     expect_refused(&s, msg, SN_REFUSED, "another model");
@@ -227,7 +227,7 @@ Test(node, refuses_routes_that_are_too_long_or_lead_nowhere) {
 Test(node, tells_who_sends_it_an_answer_that_it_takes_none) {
     scene s = begin();
     sn_msg *msg = NULL;
-    for (int kind = 0; kind < SN_MSG_KIND_COUNT; kind++) {
+    for (int kind = 0; kind < SN_MSG_KIND_COUNT; kind++) { /* PEERS_ARE and PONG are what nodes ask each other for */
         bool answer =
             kind == SN_MSG_OPENED || kind == SN_MSG_CLOSED || kind == SN_MSG_STATUS_IS || kind == SN_MSG_RESULT;
         if (!answer) continue;
@@ -240,8 +240,8 @@ Test(node, tells_who_sends_it_an_answer_that_it_takes_none) {
         expect_refused(&s, msg, SN_REFUSED, "it is an answer");
     }
     NEED(sn_msg_new(SN_MSG_PEERS, 0, &msg, &err));
-    msg->peers.protocol = 2;
-    expect_refused(&s, msg, SN_REFUSED, "protocol 1");
+    msg->peers.protocol = 1;
+    expect_refused(&s, msg, SN_REFUSED, "protocol 2");
     end(&s);
 }
 

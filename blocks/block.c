@@ -8,21 +8,6 @@
 #include <math.h>
 #include <string.h>
 
-static bool is_vector(sn_role role) {
-    switch (role) {
-    case SN_ROLE_ATTN_NORM:
-    case SN_ROLE_ATTN_Q_BIAS:
-    case SN_ROLE_ATTN_K_BIAS:
-    case SN_ROLE_ATTN_V_BIAS:
-    case SN_ROLE_ATTN_Q_NORM:
-    case SN_ROLE_ATTN_K_NORM:
-    case SN_ROLE_FFN_NORM:
-        return true;
-    default:
-        return false;
-    }
-}
-
 static const char *role_name(sn_role role) {
     static const char *const names[] = {
 #define X(name) #name,
@@ -40,7 +25,7 @@ sn_status sn_block_layout_of(const sn_model *model, const sn_device *device, int
         sn_status status = sn_model_find(model, (sn_role)role, number, &t, err);
         if (status) return status;
         if (!t.data) continue;
-        bool vector = is_vector((sn_role)role);
+        bool vector = sn_role_is_vector((sn_role)role);
         size_t bytes = t.cols * sizeof(float);
         if (!vector) status = device->ops->weight_size(device, t.dtype, t.rows, t.cols, &bytes, err);
         if (status) return sn_err_context(err, "block %d, %s", number, role_name((sn_role)role));

@@ -137,17 +137,26 @@ void sn_device_close(sn_device **device) {
 
 const char *sn_device_describe(const sn_device *device) { return backends[device->id.kind].describe(device); }
 
-sn_status sn_devices_list(sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err *err) {
+static sn_status list_kind(sn_device_kind kind, sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err *err) {
     static atomic_bool said[N_BACKENDS];
-    *n = 0;
-    for (int kind = 0; kind < N_BACKENDS; kind++) {
-        const backend *b = &backends[kind];
-        sn_err reason = {.text = ""};
-        sn_status status = b->list ? b->list(out, n, &reason) : sn_fail(&reason, SN_REFUSED, "%s", b->absent);
-        if (!status) continue;
-        if (status != SN_REFUSED || kind == SN_DEVICE_CPU) return sn_fail(err, status, "%s", reason.text);
-        if (!atomic_exchange(&said[kind], true))
-            sn_log(SN_LOG_INFO, "no devices of this kind", "kind=%s text=%s", b->name, reason.text);
-    }
+    const backend *b = &backends[kind];
+    sn_err reason = {.text = ""};
+    sn_status status = b->list ? b->list(out, n, &reason) : sn_fail(&reason, SN_REFUSED, "%s", b->absent);
+    if (!status) return SN_OK;
+    if (status != SN_REFUSED || kind == SN_DEVICE_CPU) return sn_fail(err, status, "%s", reason.text);
+    if (!atomic_exchange(&said[kind], true))
+        sn_log(SN_LOG_INFO, "no devices of this kind", "kind=%s text=%s", b->name, reason.text);
     return SN_OK;
+}
+
+sn_status sn_devices_list_kind(sn_device_kind kind, sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err *err) {
+    *n = 0;
+    return list_kind(kind, out, n, err);
+}
+
+sn_status sn_devices_list(sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err *err) {
+    sn_status status = SN_OK;
+    *n = 0;
+    for (int kind = 0; kind < N_BACKENDS && !status; kind++) status = list_kind((sn_device_kind)kind, out, n, err);
+    return status;
 }

@@ -189,6 +189,9 @@ typedef struct sn_device_info {
 } sn_device_info;
 enum { SN_DEVICES_MAX = 32 };
 sn_status sn_devices_list(sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err *err) SN_MUST_USE;
+/* Those of one kind only: no other kind's driver is woken. */
+sn_status sn_devices_list_kind(sn_device_kind kind, sn_device_info out[SN_DEVICES_MAX], size_t *n,
+                               sn_err *err) SN_MUST_USE;
 
 /* A line for people: "cpu: 2 threads, avx512". Static or owned by the device. */
 const char *sn_device_describe(const sn_device *device);

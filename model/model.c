@@ -134,7 +134,7 @@ static void role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *
     }
 }
 
-static bool is_vector(sn_role role) {
+bool sn_role_is_vector(sn_role role) {
     switch (role) {
     case SN_ROLE_OUTPUT_NORM:
     case SN_ROLE_ATTN_NORM:
@@ -154,7 +154,7 @@ static bool is_plain_float(sn_dtype dtype) { return dtype == SN_F32 || dtype == 
 
 static sn_status check_entry(const sn_model *m, const entry *e, sn_role role, sn_err *err) {
     size_t rows, cols;
-    bool vector = is_vector(role);
+    bool vector = sn_role_is_vector(role);
     sn_dtype dtype = e->tensor.dtype;
     role_shape(&m->hparams, role, &rows, &cols);
     if (e->n_dims != (vector ? 1 : 2) || e->tensor.rows != rows || e->tensor.cols != cols)

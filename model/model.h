@@ -41,6 +41,9 @@ typedef enum sn_role {
     SN_ROLE_FIRST_OF_BLOCK = SN_ROLE_ATTN_NORM, /* roles from here on belong to a block, those before to the client */
 } sn_role;
 
+/* Whether the role is a norm or a bias: one row, used as float32. */
+bool sn_role_is_vector(sn_role role);
+
 typedef enum sn_rope_style {
     SN_ROPE_PAIRS,  /* rotates (0,1), (2,3), ...: GGUF files of the llama architecture, whose Q and K are permuted so */
     SN_ROPE_HALVES, /* rotates (0,d/2), (1,d/2+1), ...: everything else (GPT-NeoX style) */

@@ -20,7 +20,7 @@ static struct {
     sn_strings join, device_memory;
     size_t kv_memory;
     int64_t threads, sessions_max, session_timeout_s, room_timeout_s, device_timeout_s;
-    bool json_log, plan, list_devices;
+    bool json_log, plan, list_devices, offload_all;
 } given = {.listen = "tcp://127.0.0.1:31330",
            .device = "auto",
            .device_timeout_s = 60,
@@ -51,6 +51,7 @@ static const sn_option devices[] = {
                    "the most that may be used of a device's memory, as in cuda:0=20GiB"),
     SN_OPT_STRING("offload", "host|disk", &given.offload,
                   "where blocks rest that do not fit on the devices; they are streamed in for each pass"),
+    SN_OPT_FLAG("offload-all", &given.offload_all, "blocks rest there even if they fit, all that are not preloaded"),
     SN_OPT_STRING("offload-dir", "FOLDER", &given.offload_dir, "where blocks on disk lie"),
     SN_OPT_STRING("preload", "RANGES", &given.preload,
                   "blocks that are on their device before the first step, and stay, as in 10:12,15:16; or all"),
@@ -179,6 +180,7 @@ static sn_placing_wish placing_wish(void) {
         .n_device_memory = given.device_memory.n,
         .offload = given.offload,
         .offload_dir = given.offload_dir,
+        .offload_all = given.offload_all,
         .preload = given.preload,
         .options = {.threads = (int)given.threads, .isa = given.isa, .timeout_ms = (int)given.device_timeout_s * 1000},
         .kv_memory = given.kv_memory,

@@ -12,15 +12,13 @@ typedef struct choice {
     int n;
 } choice;
 
-static bool same_device(sn_device_id a, sn_device_id b) { return a.kind == b.kind && a.ordinal == b.ordinal; }
-
 static sn_status add_device(choice *c, sn_device_id id, const sn_device_info *there, size_t n_there, sn_err *err) {
     char name[32];
     for (int i = 0; i < c->n; i++)
-        if (same_device(c->devices[i].id, id))
+        if (sn_device_same(c->devices[i].id, id))
             return sn_fail(err, SN_REFUSED, "device %s is named twice: name it once", sn_device_id_name(id, name));
     for (size_t i = 0; i < n_there; i++)
-        if (same_device(there[i].id, id)) {
+        if (sn_device_same(there[i].id, id)) {
             if (c->n == SN_PLAN_DEVICES_MAX) return sn_fail(err, SN_REFUSED, "at most %d devices are used", c->n);
             c->devices[c->n++] = (sn_plan_device){.id = id, .budget = there[i].memory_free};
             return SN_OK;
@@ -29,23 +27,29 @@ static sn_status add_device(choice *c, sn_device_id id, const sn_device_info *th
                    sn_device_id_name(id, name));
 }
 
-/* "auto": accelerators first, the CPU last. An explicit map may name those that are chosen here. */
-static sn_status choose_devices(const sn_placing_wish *wish, choice *c, sn_err *err) {
+/* Accelerators first, the CPU last. */
+static sn_status choose_all(choice *c, sn_err *err) {
     sn_device_info there[SN_DEVICES_MAX];
     size_t n_there = 0;
     sn_status status = sn_devices_list(there, &n_there, err);
-    if (status) return status;
-    if (!strcmp(wish->device, "auto")) {
-        for (int cpu = 0; cpu < 2; cpu++)
-            for (size_t i = 0; i < n_there && !status; i++)
-                if ((there[i].id.kind == SN_DEVICE_CPU) == cpu) status = add_device(c, there[i].id, there, n_there, err);
-        return status;
-    }
+    for (int cpu = 0; cpu < 2; cpu++)
+        for (size_t i = 0; i < n_there && !status; i++)
+            if ((there[i].id.kind == SN_DEVICE_CPU) == cpu) status = add_device(c, there[i].id, there, n_there, err);
+    return status;
+}
+
+/* An explicit map may name those that are chosen here. */
+static sn_status choose_devices(const sn_placing_wish *wish, choice *c, sn_err *err) {
+    if (!strcmp(wish->device, "auto")) return choose_all(c, err);
     char *names = strdup(wish->device), *rest = names, *name;
     if (!names) return sn_fail(err, SN_STOP, "out of memory");
+    sn_status status = SN_OK;
     while (!status && (name = strsep(&rest, ","))) {
+        sn_device_info there[SN_DEVICES_MAX];
+        size_t n_there = 0;
         sn_device_id id;
         status = sn_device_id_parse(name, &id, err);
+        if (!status) status = sn_devices_list_kind(id.kind, there, &n_there, err);
         if (!status) status = add_device(c, id, there, n_there, err);
     }
     free(names);
@@ -65,7 +69,7 @@ static sn_status limit_memory(const char *text, choice *c, sn_err *err) {
     sn_status status = sn_device_id_parse(name, &id, err);
     if (!status) status = sn_parse_size(equals + 1, &bytes, err);
     for (int i = 0; i < c->n && !status; i++)
-        if (same_device(c->devices[i].id, id) && bytes < c->devices[i].budget) c->devices[i].budget = bytes;
+        if (sn_device_same(c->devices[i].id, id) && bytes < c->devices[i].budget) c->devices[i].budget = bytes;
     return status;
 }
 
@@ -110,6 +114,7 @@ static sn_status make_plan(const sn_placing_wish *wish, const choice *c, sn_bloc
     plan_wish->devices = c->devices;
     plan_wish->n_devices = c->n;
     plan_wish->preload = wish->preload;
+    plan_wish->all_offloaded = wish->offload_all;
     sn_status status = parse_offload(wish, plan_wish, err);
     if (status) return status;
     if (*end == plan_wish->first) {
@@ -130,7 +135,7 @@ static bool uses_disk(const sn_plan *plan) {
 static void take_devices(choice *c, sn_placing *out) {
     for (int p = 0; p < out->plan.n_devices; p++)
         for (int i = 0; i < c->n; i++)
-            if (c->open[i] && same_device(c->open[i]->id, out->plan.devices[p])) {
+            if (c->open[i] && sn_device_same(c->open[i]->id, out->plan.devices[p])) {
                 out->devices[p] = c->open[i];
                 c->open[i] = NULL;
             }

@@ -12,6 +12,7 @@ typedef struct sn_placing_wish {
     size_t n_device_memory;
     const char *offload;             /* "host", "disk", or NULL: what does not fit is refused */
     const char *offload_dir;         /* for disk */
+    bool offload_all;                /* also blocks that would fit, unless preloaded */
     const char *preload;             /* "10:12,15:16", "all", or NULL */
     sn_device_options options;       /* for every device opened */
     size_t kv_memory;

@@ -27,6 +27,9 @@ says '^1:2 +cpu .* in host memory, streamed$'
 says '^2:3 +cpu .* on disk, streamed$'
 says '^3:4 +cpu .* on disk, preloaded$'
 [ -z "$(ls "$scratch/plan")" ] || fail "--plan wrote files"
+plan --device cpu --offload host --offload-all --preload 0:1
+says '^0:1 +cpu .* on it, preloaded$'
+says '^1:4 +cpu .* in host memory, streamed$'
 
 # The same pass, wherever the blocks rest.
 forward() { # forward NAME OUT [option...]: by one node with these options
@@ -75,6 +78,7 @@ small 'tpu' --device-map 0:4=tpu
 small 'cpu would need [0-9]+ bytes more' --device-map 0:4=cpu --device-memory cpu=1MiB
 small 'offload-dir' --device-map 0:4=disk
 small 'offload' --offload tape
+small 'give --offload host or disk' --offload-all
 small 'preload.* 3:5' --preload 3:5
 small 'DEVICE=SIZE' --device-memory 1GiB
 

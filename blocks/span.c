@@ -151,7 +151,9 @@ const sn_hparams *sn_span_hparams(const sn_span *span) { return &span->hp; }
 const sn_hash *sn_span_block_hash(const sn_span *span, int block) { return &span->hashes[block - span->first]; }
 
 sn_span_facts sn_span_describe(const sn_span *span) {
-    return (sn_span_facts){span->first, span->end, &span->hp, span->hashes, sn_span_bytes(span)};
+    bool exact = true;
+    for (int i = 0; i < span->n_homes; i++) exact = exact && span->homes[i].device->id.kind == SN_DEVICE_CPU;
+    return (sn_span_facts){span->first, span->end, &span->hp, span->hashes, sn_span_bytes(span), exact};
 }
 
 size_t sn_span_bytes(const sn_span *span) {

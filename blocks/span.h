@@ -42,6 +42,7 @@ typedef struct sn_span_facts {
     const sn_hparams *hp;       /* of the whole model */
     const sn_hash *block_hash;  /* (end - first) */
     size_t bytes;
+    bool exact;                 /* every block is on a CPU: results have the promised bits */
 } sn_span_facts;
 sn_span_facts sn_span_describe(const sn_span *span); /* valid as long as the span */
 

@@ -18,6 +18,7 @@ typedef struct sn_chain_options {
     int timeout_ms;           /* for one step at one node; 0: 30,000 */
     int max_retries;          /* failed nodes in a row before giving up; 0: 3, negative: none */
     bool push;                /* nodes hand hidden states on to each other instead of back to the client */
+    bool receipts;            /* nodes sign every step; the newest receipts are in the hops (net/receipt.h) */
     bool every_block;         /* cut the route at every block, so that every hidden state comes by here */
     const char *const *only;  /* names or ids (hex prefix) of the nodes to use, NULL: any */
     size_t n_only;

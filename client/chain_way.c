@@ -131,6 +131,7 @@ static sn_status open_hop(sn_chain *chain, const sn_stop *stop, const sn_hop_at 
         hop->span = chain->span;
         return sn_kv_new(chain->pool, &hop->kv, err);
     }
+    hop->signs = chain->options.receipts;
     return sn_hop_open(hop, chain->options.link, &chain->model, chain->options.max_tokens,
                        pushed ? before->curve_key : NULL, open_timeout(chain), err);
 }

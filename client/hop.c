@@ -46,6 +46,9 @@ sn_status sn_hop_init(sn_hop_at *hop, const sn_stop *stop, const sn_hash *model,
     memcpy(hop->address, node->address, sizeof hop->address);
     hop->timeline = malloc(sizeof *hop->timeline);
     if (!hop->timeline) return sn_fail(err, SN_STOP, "out of memory");
+    hop->model = *model;
+    hop->weights = sn_hash_of(&node->block_hash[hop->first - (int)node->first_block],
+                              (size_t)(hop->end - hop->first) * SN_HASH_SIZE);
     hop->timeline[0] =
         sn_timeline_begin(model->bytes, hop->first, hop->end, &node->block_hash[hop->first - (int)node->first_block]);
     return SN_OK;
@@ -128,6 +131,7 @@ static sn_status new_step(const sn_hop_at *hops, size_t n_hops, uint64_t request
     step->step = hops[0].step + 1;
     step->position = (uint64_t)position;
     step->reply_dtype = SN_F32;
+    step->receipt = hops[0].signs;
     status = sn_list_new(n_hops - 1, SN_HOPS_MAX, sizeof *step->route, &step->route, err);
     if (!status) step->n_route = n_hops - 1;
     for (size_t i = 1; i < n_hops && !status; i++) {
@@ -226,6 +230,10 @@ sn_status sn_hops_step(sn_hop_at *hops, size_t n_hops, sn_link *link, int positi
         *failed = find_failed(hops, n_hops, link, wait.session, timeout_ms);
     else
         status = check_result(hops, n_hops, result, position, n, n_embd, failed, err);
+    if (!status && hops[0].signs) {
+        sn_wire_tensor sent = {SN_F32, 2, {(uint64_t)n, (uint64_t)n_embd}, rows, (size_t)n * (size_t)n_embd * sizeof *rows};
+        status = sn_hops_take_receipts(hops, n_hops, &sent, result, position, n, failed, err);
+    }
     for (size_t i = 1; i < n_hops && !status; i++)
         status = sn_hop_note(&hops[i], position, n, result->result.trace[i].timeline, err);
     if (!status) {

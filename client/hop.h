@@ -6,6 +6,7 @@
 #include "blocks/span.h"
 #include "client/chain.h"
 #include "client/route.h"
+#include "net/receipt.h"
 
 typedef struct sn_hop_at {
     int first, end; /* blocks */
@@ -18,6 +19,9 @@ typedef struct sn_hop_at {
     uint8_t session[SN_SESSION_ID_SIZE];
     uint64_t step; /* newest that it has done */
     int step_tokens_max;
+    sn_hash model, weights;           /* that its timeline begins with */
+    bool signs;                       /* a receipt is asked for with every step */
+    uint8_t receipt[SN_RECEIPT_SIZE]; /* then: of the newest step */
     /* of local blocks */
     sn_span *span;
     sn_kv *kv;
@@ -52,6 +56,11 @@ bool sn_hop_knows(const sn_hop_at *hop, int position); /* the hash at `position`
  * node may be there again, or the connection have broken on the way. */
 sn_status sn_hops_step(sn_hop_at *hops, size_t n_hops, sn_link *link, int position, int n, int n_embd, const float *rows,
                        int timeout_ms, float *out, size_t *failed, sn_err *err) SN_MUST_USE;
+
+/* Checks the receipts that came with a result, each against its hop and all against what was sent and came, and keeps them
+ * in the hops. *failed as above: n_hops when what one node sent is not what the next one got. */
+sn_status sn_hops_take_receipts(sn_hop_at *hops, size_t n_hops, const sn_wire_tensor *sent, const sn_msg *result,
+                                int position, int n, size_t *failed, sn_err *err) SN_MUST_USE;
 
 /* The same for local blocks. */
 sn_status sn_hop_step_local(sn_hop_at *hop, int position, int n, int n_embd, const float *rows, float *out,

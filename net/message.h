@@ -72,12 +72,15 @@ enum {
 /* Run `tensor` (tokens, n_embd) through the session's blocks. position: of the first token; behind the session's end is a
  * rewind, beyond it is refused. timeline: hash of the session's past before `position`. step: 1, 2, 3, ...; the same number
  * again gives the same answer again. route: the nodes that follow when the output is to be pushed on; trace: what the step
- * cost so far (filled by the nodes of a pushed chain). reply_dtype: of the tensor in the answer. */
+ * cost so far (filled by the nodes of a pushed chain). reply_dtype: of the tensor in the answer. receipt: 1 asks each node
+ * for its receipt (net/receipt.h), which goes on behind those that came. */
 #define SN_FIELDS_STEP(U64, KEY, SID, STR, LIST, BLOBS)                                                                \
     SID(session) U64(step) U64(position) U64(reply_dtype) KEY(timeline)                                                \
-    LIST(route, hop, SN_HOPS_MAX) LIST(trace, trace, SN_HOPS_MAX)
+    LIST(route, hop, SN_HOPS_MAX) LIST(trace, trace, SN_HOPS_MAX)                                                      \
+    U64(receipt) BLOBS(receipts, SN_HOPS_MAX)
 /* The answer of the last node of the chain, with the hidden states (tokens, n_embd). */
-#define SN_FIELDS_RESULT(U64, KEY, SID, STR, LIST, BLOBS) SID(session) U64(step) LIST(trace, trace, SN_HOPS_MAX)
+#define SN_FIELDS_RESULT(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
+    SID(session) U64(step) LIST(trace, trace, SN_HOPS_MAX) BLOBS(receipts, SN_HOPS_MAX)
 
 #define SN_FIELDS_CLOSE(U64, KEY, SID, STR, LIST, BLOBS)  SID(session)
 #define SN_FIELDS_CLOSED(U64, KEY, SID, STR, LIST, BLOBS) SID(session)

@@ -186,7 +186,13 @@ static void on_status(sn_core *core, const sn_event *event, int64_t now_us) {
 
 /* -- what the daemon calls ----------------------------------------------------------------------------------------- */
 
+static void note_time(sn_core *core, int64_t now_us, int64_t unix_ms) {
+    core->unix_ms = unix_ms;
+    core->unix_ahead_ms = unix_ms - now_us / 1000;
+}
+
 void sn_core_handle(sn_core *core, sn_event *event, int64_t now_us, int64_t unix_ms) {
+    note_time(core, now_us, unix_ms);
     if (event->lost) {
         sn_core_on_loss(core, event);
         return;
@@ -233,6 +239,7 @@ void sn_core_handle(sn_core *core, sn_event *event, int64_t now_us, int64_t unix
 
 void sn_core_done(sn_core *core, sn_job *job, int64_t now_us) {
     sn_session *session = job->session;
+    core->unix_ms = now_us / 1000 + core->unix_ahead_ms;
     session->job = NULL;
     core->jobs--;
     if (job->kind == SN_JOB_CLOSE) {
@@ -246,6 +253,7 @@ void sn_core_done(sn_core *core, sn_job *job, int64_t now_us) {
 }
 
 int64_t sn_core_tick(sn_core *core, int64_t now_us, int64_t unix_ms) {
+    note_time(core, now_us, unix_ms);
     if (now_us >= core->announce_us) {
         core->announce_us = now_us + SN_ANNOUNCE_EVERY_MS * 1000;
         sn_directory_expire(core->directory, unix_ms);

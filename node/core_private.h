@@ -17,6 +17,7 @@ struct sn_core {
     bool draining;
     int64_t started_us;
     uint64_t steps, tokens;
+    int64_t unix_ms, unix_ahead_ms; /* as of the newest call; unix_ahead_ms: of the clock that now_us reads */
 
     sn_directory *directory;
     sn_peer joined[SN_JOINED_MAX]; /* nodes that we were told to join */
@@ -42,6 +43,16 @@ void sn_core_on_step(sn_core *core, sn_event *event, int64_t now_us);
 void sn_core_step_done(sn_core *core, sn_session *session, sn_job *job, int64_t now_us);
 /* A node that we pushed to refuses: passed on to the client whose step it was. */
 void sn_core_on_error(sn_core *core, const sn_event *event);
+
+/* -- core_receipt.c: what this node signs about steps */
+
+/* Remembers what the step went in with that was just done at `position`, while its message is there. */
+void sn_core_note_step(const sn_core *core, sn_session *session, int position);
+sn_status sn_core_check_receipts(const sn_msg_step *step, sn_err *err) SN_MUST_USE; /* of others, that came along */
+/* Receipts for an answer with this tensor: those that came with the question, and our own. Free as a message's list. */
+sn_status sn_core_add_receipt(const sn_core *core, const sn_session *session, const sn_msg_step *asked,
+                              const sn_wire_tensor *output, sn_blob **out, size_t *n, sn_err *err) SN_MUST_USE;
+
 void sn_core_close_session(sn_core *core, sn_session *session); /* now, or as soon as its job is back */
 
 void sn_core_on_peers(sn_core *core, sn_event *event, int64_t unix_ms);

@@ -42,6 +42,7 @@ static sn_status check_step(const sn_core *core, const sn_session *session, cons
                        (unsigned long long)step->reply_dtype);
     if (step->n_route + step->n_trace >= SN_HOPS_MAX)
         return sn_fail(err, SN_REFUSED, "a chain of more than %d nodes is not served", SN_HOPS_MAX);
+    if ((status = sn_core_check_receipts(step, err))) return status;
     if (session->job)
         return sn_fail(err, SN_RETRY, "the session is busy with step %llu: wait for its answer",
                        (unsigned long long)session->asked->step.step);
@@ -127,7 +128,8 @@ static sn_status answer(sn_core *core, sn_session *session, const sn_msg *asked,
     bool push = step->n_route > 0;
     sn_msg *msg = NULL;
     sn_trace **trace;
-    size_t *n_trace;
+    sn_blob **receipts;
+    size_t *n_trace, *n_receipts;
     sn_peer peer = session->owner_peer;
     sn_status status = sn_msg_new(push ? SN_MSG_STEP : SN_MSG_RESULT, asked->request, &msg, err);
     if (status) return status;
@@ -146,13 +148,18 @@ static sn_status answer(sn_core *core, sn_session *session, const sn_msg *asked,
             msg->step.n_route = step->n_route - 1;
         }
         if (!status) status = sn_transport_dial(core->setup.transport, next->address, next->curve_key, &peer, err);
+        msg->step.receipt = step->receipt;
         trace = &msg->step.trace;
         n_trace = &msg->step.n_trace;
+        receipts = &msg->step.receipts;
+        n_receipts = &msg->step.n_receipts;
     } else {
         memcpy(msg->result.session, session->id, SN_SESSION_ID_SIZE);
         msg->result.step = step->step;
         trace = &msg->result.trace;
         n_trace = &msg->result.n_trace;
+        receipts = &msg->result.receipts;
+        n_receipts = &msg->result.n_receipts;
     }
     if (!status) status = sn_list_new(step->n_trace + 1, SN_HOPS_MAX, sizeof **trace, trace, err);
     if (!status) {
@@ -162,6 +169,8 @@ static sn_status answer(sn_core *core, sn_session *session, const sn_msg *asked,
         status = set_output(msg, session->last_output, session->last_tokens, core->hp->n_embd,
                             push ? SN_F32 : (sn_dtype)step->reply_dtype, err);
     }
+    if (!status && step->receipt)
+        status = sn_core_add_receipt(core, session, step, &msg->tensor, receipts, n_receipts, err);
     if (!status) status = sn_transport_send(core->setup.transport, peer, &msg, err);
     sn_msg_free(&msg);
     return status;
@@ -236,6 +245,7 @@ void sn_core_step_done(sn_core *core, sn_session *session, sn_job *job, int64_t 
     };
     memcpy(session->last_trace.node, core->setup.identity->id, SN_KEY_SIZE);
     memcpy(session->last_trace.timeline, session->timeline[session->length].bytes, SN_HASH_SIZE);
+    sn_core_note_step(core, session, job->position);
     core->steps++;
     core->tokens += (uint64_t)job->n_tokens;
     if (!session->closing) answer_or_refuse(core, session, session->asked);

@@ -19,6 +19,9 @@ typedef struct sn_session {
     sn_shared *last_output;
     sn_trace last_trace;
     int last_position, last_tokens;
+    sn_hash last_before, last_input; /* timeline that it built on, and hash of its tensor: for receipts */
+    sn_dtype last_input_dtype;
+    bool last_noted; /* last_input is known: a receipt was asked for */
     uint8_t next[SN_SESSION_ID_SIZE]; /* the session at the node that the last answer was pushed to; zero: none */
     uint8_t next_key[SN_KEY_SIZE];    /* that node's CURVE key: only it may refuse the push */
     sn_job *job;       /* in the engine, NULL: none. One at a time */

@@ -134,13 +134,21 @@ def main(address, golden, document):
 
     def step(number, position, end, wanted="result", base=None):
         answer = node.ask(wanted, "step", inputs[position * row:end * row], n_embd, session=session, step=number,
-                          position=position, reply_dtype=0, timeline=base or timeline[position], route=[], trace=[])
+                          position=position, reply_dtype=0, timeline=base or timeline[position], route=[], trace=[],
+                          receipt=1, receipts=[])
         if wanted == "error":
             return answer
         result, hidden = answer
         assert result["tensor"] == {"dtype": "F32", "shape": [end - position, n_embd]}, result
         trace, = result["trace"]
         assert trace["node"] == node_id and trace["timeline"] == timeline[end], "another timeline hash"
+        receipt, = result["receipts"]
+        weights = sha256(*me["block_hash"])
+        start = (b"swarm receipt 1\0" + node_id + session + me["model"] + weights + timeline[position] + timeline[end] +
+                 sha256(inputs[position * row:end * row]) + sha256(hidden) + struct.pack("<QQ", number, position))
+        assert receipt[:272] == start, "another receipt"
+        assert receipt[280:299] == struct.pack("<4I3B", 0, me["n_blocks"], end - position, n_embd, 0, 0, 0)
+        assert abs(struct.unpack("<Q", receipt[272:280])[0] - 1000 * time.time()) < 60000 and receipt[299] == 0
         return hidden
 
     whole = step(1, 0, n)

@@ -45,7 +45,7 @@ int sn_cmd_run(const sn_command *command, int argc, char **argv, sn_cmd_body bod
  */
 
 typedef struct sn_client_options {
-    const char *model, *identity, *device, *isa, *log_level;
+    const char *model, *identity, *link, *device, *isa, *log_level;
     sn_strings join, only;
     sn_block_range local;
     int64_t timeout_s, max_retries, threads;

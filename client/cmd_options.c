@@ -26,6 +26,8 @@ static const sn_option chain_options[] = {
                "failed nodes in a row that are replaced before giving up"),
     SN_OPT_STRING("identity", "FILE", &sn_given.identity,
                   "keys made by 'swarm keygen'; without it, fresh ones for each run"),
+    SN_OPT_STRING("link", "RATE,RTT[,JITTER]", &sn_given.link,
+                  "emulate this connection, as in 100mbit,100ms, for measurements; give it to the nodes too"),
     SN_OPT_SIZE("kv-memory", "SIZE", &sn_given.kv_memory,
                 "memory for keys and values of local blocks; without it, what the longest timeline needs"),
 };

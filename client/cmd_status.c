@@ -227,7 +227,7 @@ static sn_status body(const sn_options *options, int *code, sn_err *err) {
     sn_status status = model_path ? model_id(&id, err) : SN_OK;
     if (status) return status;
     sn_progress_shown *shown = sn_progress_begin("asking the swarm");
-    status = sn_link_open(sn_given.join.items, sn_given.join.n, sn_given.identity, &link, err);
+    status = sn_link_open(sn_given.join.items, sn_given.join.n, sn_given.identity, NULL, &link, err);
     if (!status) status = sn_link_discover(link, model_path ? &id : NULL, (int)sn_given.timeout_s * 1000, err);
     if (!status) status = show(link, err);
     sn_progress_end(&shown);

@@ -44,13 +44,18 @@ static void note_address(sn_link *link, const char *address) {
     snprintf(link->joined + n, sizeof link->joined - n, "%s%s", n ? ", " : "", address);
 }
 
-sn_status sn_link_open(const char *const *join, size_t n_join, const char *identity_path, sn_link **out, sn_err *err) {
+sn_status sn_link_open(const char *const *join, size_t n_join, const char *identity_path, const sn_shape *shape,
+                       sn_link **out, sn_err *err) {
     sn_link *link = NULL;
     *out = NULL;
     sn_status status = new_link(&link, err);
     if (status) return status;
     status = identity_path ? sn_identity_load(identity_path, &link->identity, err) : sn_identity_new(&link->identity, err);
     if (!status) status = sn_transport_zmq_new(&link->identity, &link->transport, err);
+    if (!status && shape && !sn_shape_is_none(shape)) {
+        sn_transport *inner = link->transport;
+        status = sn_transport_shaped_new(&inner, shape, NULL, &link->transport, err);
+    }
     if (!status) status = sn_introducer_new(NULL, NULL, wake, link, &link->introducer, err);
     for (size_t i = 0; i < n_join && !status; i++) {
         status = sn_introducer_ask(link->introducer, join[i], err);

@@ -3,14 +3,15 @@
 #define SN_CLIENT_LINK_H
 
 #include "net/directory.h"
-#include "net/transport.h"
+#include "net/shaped.h"
 
 typedef struct sn_link sn_link;
 
 /* `join`: addresses of nodes ("tcp://host:port", with "#" and the node's CURVE key in hexadecimal behind it if it is to be
- * pinned). A fresh identity is made when identity_path is NULL. Connects to nobody yet. */
-sn_status sn_link_open(const char *const *join, size_t n_join, const char *identity_path, sn_link **out,
-                       sn_err *err) SN_MUST_USE;
+ * pinned). A fresh identity is made when identity_path is NULL. shape: an emulated link, NULL: none. Connects to nobody
+ * yet. */
+sn_status sn_link_open(const char *const *join, size_t n_join, const char *identity_path, const sn_shape *shape,
+                       sn_link **out, sn_err *err) SN_MUST_USE;
 void sn_link_close(sn_link **link); /* NULL-safe */
 
 /* Asks the joined nodes who they know (model: NULL for every model) and waits until one has answered: SN_RETRY when none

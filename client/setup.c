@@ -71,8 +71,11 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
         options.kv_memory = sn_given.kv_memory ? sn_given.kv_memory : kv_needed(setup, n, max_tokens, every_block);
     }
     sn_status status = SN_OK;
+    sn_shape shape = {0};
+    if (sn_given.link) status = sn_shape_parse(sn_given.link, &shape, err);
+    if (status) return sn_err_context(err, "--link");
     if (sn_given.join.n)
-        status = sn_link_open(sn_given.join.items, sn_given.join.n, sn_given.identity, &setup->link, err);
+        status = sn_link_open(sn_given.join.items, sn_given.join.n, sn_given.identity, &shape, &setup->link, err);
     if (status) return status;
     options.link = setup->link;
     sn_progress_shown *shown = sn_progress_begin(setup->link ? "opening the chain" : "loading the blocks");

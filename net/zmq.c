@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 #include <zmq.h>
 
@@ -23,6 +24,7 @@ enum {
     DIALLED_MAX = 4096,
     CURVE_OVERHEAD = 64, /* at least what encryption adds to a frame */
     LINGER_MS = 1000,
+    EXACT_US = 1000000, /* shorter waits end to the microsecond, not to the millisecond as zmq_poll's: for shaped.c */
 };
 
 typedef struct dealer {
@@ -40,11 +42,11 @@ typedef struct zmq {
     sn_zap *zap;
     sn_inbound *inbound;
     dealer *dealers;
-    zmq_pollitem_t *items; /* wake, router, dealers and their monitors: room for all */
+    zmq_pollitem_t *items; /* wake, timer, router, dealers and their monitors: room for all */
     size_t n_dealers, dealers_room, turn;
     sn_peer next_peer;
     sn_buf frame; /* frame 0 of what is being sent */
-    int wake_fd;
+    int wake_fd, timer_fd;
 } zmq;
 
 /* -- sockets -- */
@@ -115,7 +117,7 @@ static sn_status make_room(zmq *z, sn_err *err) {
     size_t room = 2 * z->dealers_room + 8;
     dealer *dealers = realloc(z->dealers, room * sizeof *dealers);
     if (dealers) z->dealers = dealers;
-    zmq_pollitem_t *items = realloc(z->items, (2 * room + 2) * sizeof *items);
+    zmq_pollitem_t *items = realloc(z->items, (2 * room + 3) * sizeof *items);
     if (items) z->items = items;
     if (!dealers || !items) return sn_fail(err, SN_STOP, "out of memory: no room for another peer");
     z->dealers_room = room;
@@ -402,12 +404,17 @@ static void tell_of_outage(zmq *z, sn_event *out) {
 static sn_status wait_for_any(zmq *z, int64_t deadline_us, bool *woken, sn_err *err) {
     int n = 0;
     z->items[n++] = (zmq_pollitem_t){.fd = z->wake_fd, .events = ZMQ_POLLIN};
+    int64_t left_us = deadline_us - sn_now_us();
+    if (left_us > 0 && left_us < EXACT_US) {
+        struct itimerspec end = {.it_value.tv_nsec = (long)left_us * 1000}; /* set anew, it forgets that it has run out */
+        timerfd_settime(z->timer_fd, 0, &end, NULL);
+        z->items[n++] = (zmq_pollitem_t){.fd = z->timer_fd, .events = ZMQ_POLLIN};
+    }
     if (z->router) z->items[n++] = (zmq_pollitem_t){.socket = z->router, .events = ZMQ_POLLIN};
     for (size_t i = 0; i < z->n_dealers; i++) {
         z->items[n++] = (zmq_pollitem_t){.socket = z->dealers[i].socket, .events = ZMQ_POLLIN};
         z->items[n++] = (zmq_pollitem_t){.socket = z->dealers[i].monitor, .events = ZMQ_POLLIN};
     }
-    int64_t left_us = deadline_us - sn_now_us();
     long wait_ms = left_us > 0 ? (long)(left_us / 1000 + 1) : 0;
     int ready = zmq_poll(z->items, n, wait_ms);
     if (ready < 0 && zmq_errno() == EINTR) {
@@ -456,6 +463,7 @@ static void zmq_transport_free(sn_transport *t) {
     if (z->context)
         while (zmq_ctx_term(z->context) && zmq_errno() == EINTR) {}
     if (z->wake_fd >= 0) close(z->wake_fd);
+    if (z->timer_fd >= 0) close(z->timer_fd);
     sn_inbound_free(&z->inbound);
     sn_buf_fini(&z->frame);
     free(z->dealers);
@@ -476,8 +484,9 @@ sn_status sn_transport_zmq_new(const sn_identity *identity, sn_transport **out, 
     *z = (zmq){.base.ops = &zmq_ops, .identity = *identity, .next_peer = 1};
     sn_buf_init(&z->frame, SN_MAP_SIZE_MAX);
     z->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    z->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     z->context = zmq_ctx_new();
-    if (z->wake_fd < 0 || !z->context || zmq_ctx_set(z->context, ZMQ_MAX_SOCKETS, 3 * DIALLED_MAX + 8))
+    if (z->wake_fd < 0 || z->timer_fd < 0 || !z->context || zmq_ctx_set(z->context, ZMQ_MAX_SOCKETS, 3 * DIALLED_MAX + 8))
         status = sn_fail(err, SN_STOP, "ZeroMQ cannot start: %s", strerror(errno));
     if (!status) status = make_room(z, err);
     if (!status) status = sn_inbound_new(&z->inbound, err);

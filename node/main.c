@@ -15,7 +15,7 @@
 enum { EXIT_OK = 0, EXIT_NETWORK = 1, EXIT_USAGE = 2, EXIT_RESOURCES = 3 };
 
 static struct {
-    const char *model, *blocks, *listen, *public_address, *identity, *name, *isa, *log_level;
+    const char *model, *blocks, *listen, *public_address, *identity, *link, *name, *isa, *log_level;
     const char *device, *device_map, *offload, *offload_dir, *preload;
     sn_strings join, device_memory;
     size_t kv_memory;
@@ -71,6 +71,8 @@ static const sn_option network[] = {
                   "the address to announce, when others reach this node by another one"),
     SN_OPT_STRINGS("join", "ADDRESS", &given.join, "any node of the swarm, tcp://HOST:PORT, with #KEY to pin its key"),
     SN_OPT_STRING("identity", "FILE", &given.identity, "keys made by `swarm keygen`; by itself fresh ones each time"),
+    SN_OPT_STRING("link", "RATE,RTT[,JITTER]", &given.link,
+                  "emulate this connection to everybody, as in 100mbit,100ms, for measurements"),
     SN_OPT_STRING("name", "TEXT", &given.name, "what people call this node"),
 };
 
@@ -200,6 +202,9 @@ static sn_status print_plan(int first, int end, sn_err *err) {
 }
 
 static sn_status serve(int first, int end, sn_err *err) {
+    sn_shape link = {0};
+    sn_status status = given.link ? sn_shape_parse(given.link, &link, err) : SN_OK;
+    if (status) return sn_err_context(err, "--link");
     const sn_node_config config = {
         .model_path = given.model,
         .first = first,
@@ -209,6 +214,7 @@ static sn_status serve(int first, int end, sn_err *err) {
         .join = given.join.items,
         .n_join = given.join.n,
         .identity_path = given.identity,
+        .link = link,
         .name = given.name,
         .placing = placing_wish(),
         .sessions_max = (size_t)given.sessions_max,
@@ -219,7 +225,7 @@ static sn_status serve(int first, int end, sn_err *err) {
     pthread_t signals;
     if (pthread_create(&signals, NULL, wait_for_signal, NULL)) return sn_fail(err, SN_STOP, "no thread is to be had");
     sn_node *node = NULL;
-    sn_status status = sn_node_new(&config, NULL, show_progress, NULL, &node, err);
+    status = sn_node_new(&config, NULL, show_progress, NULL, &node, err);
     if (!status) {
         print_ready(node);
         atomic_store(&running, node);

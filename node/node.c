@@ -44,6 +44,13 @@ static sn_status load_identity(sn_node *node, const char *path, sn_err *err) {
     return path ? sn_identity_load(path, &node->identity, err) : sn_identity_new(&node->identity, err);
 }
 
+static sn_status new_transport(sn_node *node, const sn_shape *link, sn_err *err) {
+    sn_transport *inner = NULL;
+    if (sn_shape_is_none(link)) return sn_transport_zmq_new(&node->identity, &node->transport, err);
+    sn_status status = sn_transport_zmq_new(&node->identity, &inner, err);
+    return status ? status : sn_transport_shaped_new(&inner, link, NULL, &node->transport, err);
+}
+
 static void wake_network(void *ctx) { sn_transport_wake(((sn_node *)ctx)->transport); }
 static bool submit(void *ctx, sn_job *job) { return sn_engine_submit(((sn_node *)ctx)->engine, job); }
 static sn_engine_figures read_figures(void *ctx) { return sn_engine_read(((sn_node *)ctx)->engine); }
@@ -102,7 +109,7 @@ sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn
         *transport = NULL;
     }
     status = load_identity(node, config->identity_path, err);
-    if (!status && !node->transport) status = sn_transport_zmq_new(&node->identity, &node->transport, err);
+    if (!status && !node->transport) status = new_transport(node, &config->link, err);
     /* Listening comes before loading: a port that is taken shows at once. Nothing is answered before run. */
     if (!status) status = listen_and_ask(node, config, introduce, err);
     if (!status) status = load(node, config, progress, ctx, &model_id, err);

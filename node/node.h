@@ -4,7 +4,7 @@
 #define SN_NODE_NODE_H
 
 #include "node/placing.h"
-#include "net/transport.h"
+#include "net/shaped.h"
 
 typedef struct sn_node_config {
     const char *model_path;
@@ -14,6 +14,7 @@ typedef struct sn_node_config {
     const char *const *join;
     size_t n_join;
     const char *identity_path;   /* NULL: a fresh one for this run */
+    sn_shape link;               /* emulated, for measurements; zero: none. Not over a given transport */
     const char *name;
     sn_placing_wish placing;     /* devices, and which block goes where */
     size_t sessions_max;

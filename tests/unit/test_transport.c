@@ -1,5 +1,5 @@
-/* One suite for every transport: each test below runs over ZeroMQ and over memory. Then the filter of the memory's hub.
- */
+/* One suite for every transport: each test below runs over ZeroMQ, over memory, and over emulated links on both. Then the
+ * filter of the memory's hub. */
 #include "tests/unit/transport_world.h"
 
 #include <pthread.h>
@@ -407,7 +407,16 @@ static void a_message_that_cannot_be_encoded_stays_with_its_sender(world *w) {
         must(sn_hub_new(&w.hub, &err), &err);                                                                          \
         name(&w);                                                                                                      \
         sn_hub_free(&w.hub);                                                                                           \
+    }                                                                                                                  \
+    Test(zmq_shaped, name, .timeout = 60) { name(&(world){.shape = &shape}); }                                         \
+    Test(memory_shaped, name, .timeout = 60) {                                                                         \
+        world w = {.shape = &shape};                                                                                   \
+        sn_err err = {0};                                                                                              \
+        must(sn_hub_new(&w.hub, &err), &err);                                                                          \
+        name(&w);                                                                                                      \
+        sn_hub_free(&w.hub);                                                                                           \
     }
+static const sn_shape shape = {10000000000, 4000, 1000};
 CONFORMANCE(X)
 #undef X
 

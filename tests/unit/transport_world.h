@@ -3,7 +3,7 @@
 #define SN_TESTS_TRANSPORT_WORLD_H
 
 #include "base/clock.h"
-#include "net/transport.h"
+#include "net/shaped.h"
 
 #include <criterion/criterion.h>
 #include <signal.h> /* Criterion needs it for its .timeout */
@@ -12,6 +12,7 @@
 
 typedef struct world {
     sn_hub *hub; /* NULL: ZeroMQ */
+    const sn_shape *shape; /* NULL: none */
     int n;
 } world;
 
@@ -23,12 +24,19 @@ typedef struct member {
 
 static inline void must(sn_status status, const sn_err *err) { cr_assert_eq(status, SN_OK, "%s", err->text); }
 
-static inline void join(world *w, member *m, bool listens) {
+static inline void make_transport(world *w, member *m) {
     sn_err err = {0};
-    must(sn_identity_new(&m->identity, &err), &err);
     must(w->hub ? sn_transport_memory_new(w->hub, &m->identity, &m->t, &err)
                 : sn_transport_zmq_new(&m->identity, &m->t, &err),
          &err);
+    sn_transport *inner = m->t;
+    if (w->shape) must(sn_transport_shaped_new(&inner, w->shape, NULL, &m->t, &err), &err);
+}
+
+static inline void join(world *w, member *m, bool listens) {
+    sn_err err = {0};
+    must(sn_identity_new(&m->identity, &err), &err);
+    make_transport(w, m);
     if (!listens) return;
     char name[64] = "tcp://127.0.0.1:0";
     if (w->hub) snprintf(name, sizeof name, "mem://node-%d", w->n++);
@@ -38,9 +46,7 @@ static inline void join(world *w, member *m, bool listens) {
 /* The same member at the same address, after it has left. */
 static inline void again(world *w, member *m) {
     sn_err err = {0};
-    must(w->hub ? sn_transport_memory_new(w->hub, &m->identity, &m->t, &err)
-                : sn_transport_zmq_new(&m->identity, &m->t, &err),
-         &err);
+    make_transport(w, m);
     char address[SN_ADDRESS_MAX + 1];
     memcpy(address, m->address, sizeof address);
     must(sn_transport_listen(m->t, address, m->address, &err), &err);

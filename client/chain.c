@@ -34,6 +34,7 @@ sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, 
     if (!chain->hasher) status = sn_fail(err, SN_STOP, "out of memory");
     for (int i = 0; i < 2 && !status; i++)
         status = sn_calloc(&chain->rows[i], (size_t)SN_SPAN_ROWS_MAX * (size_t)chain->hp.n_embd, sizeof(float), err);
+    if (!status) status = sn_seen_new(&chain->seen, err);
     if (!status) status = load_local(chain, model, err);
     if (!status) status = sn_chain_learn_hashes(chain, model, err);
     if (!status)
@@ -51,6 +52,7 @@ void sn_chain_close(sn_chain **chain) {
     sn_kv_pool_free(&c->pool);
     sn_span_free(&c->span);
     sn_hasher_free(c->hasher);
+    sn_seen_free(&c->seen);
     for (int i = 0; i < 2; i++) free(c->rows[i]);
     free(c->block_hash);
     free(c->known_hash);

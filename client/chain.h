@@ -6,6 +6,7 @@
 
 #include "blocks/span.h"
 #include "client/link.h"
+#include "client/offer.h"
 
 typedef struct sn_chain sn_chain;
 
@@ -20,8 +21,9 @@ typedef struct sn_chain_options {
     bool push;                /* nodes hand hidden states on to each other instead of back to the client */
     bool receipts;            /* nodes sign every step; the newest receipts are in the hops (net/receipt.h) */
     bool every_block;         /* cut the route at every block, so that every hidden state comes by here */
-    const char *const *only;  /* names or ids (hex prefix) of the nodes to use, NULL: any */
-    size_t n_only;
+    sn_pick pick;             /* which nodes may be used */
+    bool throughput;          /* routes for much work at once: drawn, so that it spreads; else of the least latency */
+    uint64_t route_seed;      /* for what is drawn, and among equals */
 } sn_chain_options;
 
 /* Finds a route over the live nodes and opens a session at each. SN_RETRY naming the blocks that nobody serves. */

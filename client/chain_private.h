@@ -8,8 +8,6 @@
 #include "client/chain.h"
 #include "client/hop.h"
 
-enum { SN_CHAIN_BANNED_MAX = 64 };
-
 struct sn_chain {
     sn_chain_options options;
     sn_hparams hp;
@@ -23,11 +21,7 @@ struct sn_chain {
     int length;
     sn_hasher *hasher;
     float *rows[2]; /* hidden states between hops, SN_SPAN_ROWS_MAX rows each */
-    struct {
-        uint8_t node[SN_KEY_SIZE];
-        int64_t until_us;
-    } banned[SN_CHAIN_BANNED_MAX]; /* nodes that failed this chain; the oldest is forgiven first */
-    size_t n_banned;
+    sn_seen *seen; /* how nodes did, and who is banned */
     uint64_t failovers;
     sn_chain_observer observer;
     void *observer_ctx;

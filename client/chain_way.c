@@ -12,37 +12,58 @@ enum {
     OPEN_GRACE_MS = 3000, /* how long a chain waits at least for blocks that nobody serves yet */
     OPEN_TIMEOUT_MS = 5000,
     PLAN_AGAIN_US = 200000,
-    BAN_US = 60000000, /* then a node may be tried again: a long chat outlives many hiccups of few nodes */
 };
 static const size_t VERIFY_BYTES_MAX = (size_t)8 << 30; /* weights that a client hashes to know its nodes' by */
 
 /* -- which nodes may be used -----------------------------------------------------------------------------------------
  */
 
-static bool is_wanted(const sn_chain *chain, const sn_announcement *node) {
-    char id[2 * SN_KEY_SIZE + 1];
-    if (!chain->options.n_only) return true;
-    sn_hex(node->node, SN_KEY_SIZE, id);
-    for (size_t i = 0; i < chain->options.n_only; i++) {
-        const char *only = chain->options.only[i];
-        if (!strcmp(only, node->name) || (*only && !strncmp(only, id, strlen(only)))) return true;
-    }
-    return false;
-}
-
-static bool is_excluded(void *ctx, const sn_announcement *node) {
-    const sn_chain *chain = ctx;
-    for (size_t i = 0; i < chain->n_banned && i < SN_CHAIN_BANNED_MAX; i++)
-        if (!memcmp(chain->banned[i].node, node->node, SN_KEY_SIZE) && sn_now_us() < chain->banned[i].until_us)
-            return true;
-    return !is_wanted(chain, node);
-}
-
 void sn_chain_ban(sn_chain *chain, const sn_hop_at *hop) {
-    size_t i = chain->n_banned++ % SN_CHAIN_BANNED_MAX;
-    memcpy(chain->banned[i].node, hop->node, SN_KEY_SIZE);
-    chain->banned[i].until_us = sn_now_us() + BAN_US;
-    sn_log(SN_LOG_WARN, "node given up", "node=%s blocks=%d:%d", hop->report.node, hop->first, hop->end);
+    int64_t ban_us = sn_seen_failure(chain->seen, hop->node, sn_now_us());
+    sn_log(SN_LOG_WARN, "node given up", "node=%s blocks=%d:%d seconds=%d", hop->report.node, hop->first, hop->end,
+           (int)(ban_us / 1000000));
+}
+
+/* Keys and values of the longest timeline, of one block, as float32. */
+static uint64_t kv_bytes_per_block(const sn_chain *chain) {
+    return 2u * sizeof(float) * (uint64_t)chain->options.max_tokens * (uint64_t)chain->hp.n_kv_heads *
+           (uint64_t)chain->hp.head_dim;
+}
+
+static sn_status survey(sn_chain *chain, sn_offers *out, sn_err *err) {
+    sn_link *link = chain->options.link;
+    sn_offer_wish wish = {.directory = link ? sn_link_directory(link) : NULL,
+                          .seen = chain->seen,
+                          .now_us = sn_now_us(),
+                          .model = chain->model,
+                          .n_blocks = chain->hp.n_blocks,
+                          .block_hash = chain->known_hash,
+                          .local_first = chain->options.local_first,
+                          .local_end = chain->options.local_end,
+                          .pick = chain->options.pick,
+                          .kv_bytes_per_block = kv_bytes_per_block(chain),
+                          .seed = chain->options.route_seed};
+    if (link) sn_seen_presence(chain->seen, wish.directory);
+    return sn_offers_make(&wish, out, err);
+}
+
+static sn_status choose(const sn_chain *chain, const sn_offers *offers, int first, int end, sn_route *out, sn_err *err) {
+    const sn_chain_options *o = &chain->options;
+    return o->throughput ? sn_route_draw(offers->at, offers->n, o->push, first, end, o->route_seed, out, err)
+                         : sn_route_shortest(offers->at, offers->n, o->push, first, end, out, err);
+}
+
+/* A way by what is known now. */
+static sn_status plan_now(sn_chain *chain, int first, int end, sn_route *out, sn_err *err) {
+    sn_offers offers;
+    sn_status status = survey(chain, &offers, err);
+    if (!status) status = choose(chain, &offers, first, end, out, err);
+    if (status == SN_RETRY) { /* better to wait in a full cache's queue than not to be served */
+        sn_offers_ignore_room(&offers);
+        status = choose(chain, &offers, first, end, out, err);
+    }
+    sn_offers_fini(&offers);
+    return status;
 }
 
 /* Hashes the blocks that our own file holds, so that nodes with other weights under the same name are passed over. */
@@ -68,17 +89,19 @@ sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *
 /* -- connecting ------------------------------------------------------------------------------------------------------
  */
 
-static sn_status cut_at_every_block(sn_stop *stops, size_t *n, sn_err *err) {
+static sn_status cut_at_every_block(sn_route *route, sn_err *err) {
     sn_stop cut[SN_HOPS_MAX];
     size_t m = 0;
-    int blocks = stops[*n - 1].end - stops[0].first;
+    int blocks = route->stops[route->n - 1].end - route->stops[0].first;
     if (blocks > SN_HOPS_MAX)
         return sn_fail(err, SN_REFUSED, "%d blocks cannot be cut into hops of one block: at most %d can", blocks,
                        SN_HOPS_MAX);
-    for (size_t i = 0; i < *n; i++)
-        for (int b = stops[i].first; b < stops[i].end; b++) cut[m++] = (sn_stop){stops[i].node, b, b + 1};
-    memcpy(stops, cut, m * sizeof *cut);
-    *n = m;
+    for (size_t i = 0; i < route->n; i++) {
+        const sn_stop *stop = &route->stops[i];
+        for (int b = stop->first; b < stop->end; b++) cut[m++] = (sn_stop){stop->node, b, b + 1, stop->offer};
+    }
+    memcpy(route->stops, cut, m * sizeof *cut);
+    route->n = m;
     return SN_OK;
 }
 
@@ -90,27 +113,19 @@ int sn_chain_grace_ms(const sn_chain *chain, int64_t until_us) {
 }
 
 /* A way over blocks [first, end), waiting until wait_ms have passed for somebody to serve them. */
-static sn_status plan(sn_chain *chain, int first, int end, int wait_ms, sn_stop *stops, size_t *n_stops, sn_err *err) {
+static sn_status plan(sn_chain *chain, int first, int end, int wait_ms, sn_route *out, sn_err *err) {
     sn_link *link = chain->options.link;
-    sn_route_wish wish = {.directory = link ? sn_link_directory(link) : NULL,
-                          .model = chain->model,
-                          .block_hash = chain->known_hash,
-                          .n_blocks = chain->hp.n_blocks,
-                          .local_first = chain->options.local_first,
-                          .local_end = chain->options.local_end,
-                          .excluded = is_excluded,
-                          .ctx = chain};
     int64_t until = sn_now_us() + (int64_t)wait_ms * 1000;
     for (;;) { /* first by what is known: a dead node's place is taken at once where another is known */
         sn_err asking;
-        sn_status status = sn_route_plan(&wish, first, end, stops, n_stops, err);
+        sn_status status = plan_now(chain, first, end, out, err);
         int64_t left_us = until - sn_now_us();
-        if (!status && chain->options.every_block) status = cut_at_every_block(stops, n_stops, err);
+        if (!status && chain->options.every_block) status = cut_at_every_block(out, err);
         if (status != SN_RETRY || !link || left_us <= 0) return status;
         sn_status asked = sn_link_discover(link, &chain->model, (int)(left_us / 1000) + 1, &asking);
         if (asked) /* the cause: nobody could be asked */
             return sn_fail(err, asked, "no way over blocks %d:%d: %s", first, end, asking.text);
-        if (sn_route_plan(&wish, first, end, stops, n_stops, err)) sn_sleep_us(PLAN_AGAIN_US);
+        if (plan_now(chain, first, end, out, err)) sn_sleep_us(PLAN_AGAIN_US);
     }
 }
 
@@ -140,12 +155,11 @@ static sn_status open_hop(sn_chain *chain, const sn_stop *stop, const sn_hop_at 
 sn_status sn_chain_connect(sn_chain *chain, int first, int end, int wait_ms, int *retries, sn_hop_at *hops, size_t *n,
                            sn_err *err) {
     for (;;) {
-        sn_stop stops[SN_HOPS_MAX];
-        size_t n_stops = 0;
-        sn_status status = plan(chain, first, end, wait_ms, stops, &n_stops, err);
+        sn_route route;
+        sn_status status = plan(chain, first, end, wait_ms, &route, err);
         if (status) return status;
-        for (*n = 0; *n < n_stops && !status; ++*n)
-            status = open_hop(chain, &stops[*n], *n ? &hops[*n - 1] : NULL, &hops[*n], err);
+        for (*n = 0; *n < route.n && !status; ++*n)
+            status = open_hop(chain, &route.stops[*n], *n ? &hops[*n - 1] : NULL, &hops[*n], err);
         if (!status) return SN_OK;
         bool local = hops[*n - 1].local;
         if (!local) sn_chain_ban(chain, &hops[*n - 1]);

@@ -45,10 +45,10 @@ int sn_cmd_run(const sn_command *command, int argc, char **argv, sn_cmd_body bod
  */
 
 typedef struct sn_client_options {
-    const char *model, *identity, *link, *device, *isa, *log_level;
-    sn_strings join, only;
+    const char *model, *identity, *link, *device, *isa, *log_level, *route;
+    sn_strings join, only, deny;
     sn_block_range local;
-    int64_t timeout_s, max_retries, threads;
+    int64_t timeout_s, max_retries, threads, route_seed;
     size_t kv_memory;
     bool push, json, json_log;
 } sn_client_options;
@@ -58,6 +58,9 @@ extern const sn_option_group sn_group_model;  /* --model */
 extern const sn_option_group sn_group_chain;  /* --join, --local, --timeout, ... */
 extern const sn_option_group sn_group_device; /* --threads, --device, --isa */
 extern const sn_option_group sn_group_log;    /* --log-level, --json-log */
+
+/* What --route and --route-seed say. */
+sn_status sn_route_given(bool *throughput, uint64_t *seed, sn_err *err) SN_MUST_USE;
 
 /* Sampling, shared by generate and chat. */
 typedef struct sn_sampling_options {

@@ -113,6 +113,7 @@ static sn_status body(const sn_options *options, int *code, sn_err *err) {
 }
 
 int sn_cmd_forward(int argc, char **argv) {
+    sn_given.route = "throughput"; /* much at once, and nobody waits for a token */
     const sn_option_group groups[] = {
         sn_group_model,
         {"Input and output:", options_table, sizeof options_table / sizeof *options_table},

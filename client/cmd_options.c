@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-sn_client_options sn_given = {.device = NULL, .timeout_s = 30, .max_retries = 3};
+sn_client_options sn_given = {.device = NULL, .timeout_s = 30, .max_retries = 3, .route = "latency", .route_seed = -1};
 sn_sampling_options sn_given_sampling = {.top_p = 1, .repeat_penalty = 1, .max_tokens = 256, .seed = -1};
 
 static const sn_option model_options[] = {
@@ -20,6 +20,12 @@ static const sn_option chain_options[] = {
         "tcp://HOST:PORT of a node of the swarm; any one finds all others. #KEY behind it pins its CURVE key"),
     SN_OPT_BLOCKS("local", "A:B|all", &sn_given.local, "blocks that this program holds itself; all needs no node"),
     SN_OPT_STRINGS("only", "NODE", &sn_given.only, "use only nodes with this name, or whose id begins so"),
+    SN_OPT_STRINGS("deny", "NODE", &sn_given.deny, "never use nodes with this name, or whose id begins so"),
+    SN_OPT_STRING("route", "latency|throughput", &sn_given.route,
+                  "latency: the way on which a token takes least; throughput: one drawn so that much work spreads over "
+                  "the nodes as they are fast"),
+    SN_OPT_INT("route-seed", "S", &sn_given.route_seed, -1, 1LL << 53,
+               "decides what is drawn, and among equal nodes; without it, another one for each run"),
     SN_OPT_FLAG("push", &sn_given.push, "nodes hand hidden states on to each other instead of back to this program"),
     SN_OPT_INT("timeout", "SECONDS", &sn_given.timeout_s, 1, 86400, "how long a node may take for one step"),
     SN_OPT_INT("max-retries", "N", &sn_given.max_retries, 0, 1000,
@@ -84,6 +90,15 @@ sn_sampling sn_sampling_given(void) {
         sampling.seed >>= 11;
     }
     return sampling;
+}
+
+sn_status sn_route_given(bool *throughput, uint64_t *seed, sn_err *err) {
+    *throughput = !strcmp(sn_given.route, "throughput");
+    if (!*throughput && strcmp(sn_given.route, "latency"))
+        return sn_fail(err, SN_REFUSED, "--route %s: it is latency or throughput", sn_given.route);
+    *seed = (uint64_t)sn_given.route_seed;
+    if (sn_given.route_seed < 0) sn_random(seed, sizeof *seed);
+    return SN_OK;
 }
 
 static sn_status set_log(sn_err *err) {

@@ -59,8 +59,9 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
                                 .max_retries = sn_given.max_retries ? (int)sn_given.max_retries : -1,
                                 .push = sn_given.push,
                                 .every_block = every_block,
-                                .only = sn_given.only.items,
-                                .n_only = sn_given.only.n};
+                                .pick = {sn_given.only.items, sn_given.only.n, sn_given.deny.items, sn_given.deny.n}};
+    sn_status status = sn_route_given(&options.throughput, &options.route_seed, err);
+    if (status) return status;
     if (sn_given.local.given) {
         options.local_first = sn_given.local.all ? 0 : sn_given.local.first;
         options.local_end = sn_given.local.all ? setup->hp->n_blocks : sn_given.local.end;
@@ -70,7 +71,6 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
         int n = options.local_end - options.local_first;
         options.kv_memory = sn_given.kv_memory ? sn_given.kv_memory : kv_needed(setup, n, max_tokens, every_block);
     }
-    sn_status status = SN_OK;
     sn_shape shape = {0};
     if (sn_given.link) status = sn_shape_parse(sn_given.link, &shape, err);
     if (status) return sn_err_context(err, "--link");

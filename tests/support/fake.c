@@ -33,6 +33,7 @@ static void announce(fake *f, const char *address) {
     a->sequence = (uint64_t)sn_unix_ms();
     a->expires_unix_ms = a->sequence + SN_ANNOUNCE_LIFE_MS;
     a->state = SN_NODE_ONLINE;
+    a->kv_bytes_free = (uint64_t)1 << 40;
     memcpy(a->model, f->world->model.bytes, SN_KEY_SIZE);
     a->first_block = (uint64_t)f->first;
     a->end_block = (uint64_t)f->end;

@@ -13,15 +13,16 @@ typedef struct map {
     sn_directory *directory;
     sn_identity nodes[80];
     int n;
-    sn_route_wish wish;
-    sn_stop stops[SN_HOPS_MAX];
-    size_t n_stops;
+    sn_offer_wish wish;
+    sn_route way;
+    bool push;
     sn_err err;
 } map;
 
 /* Who serves what is told by an announcement that a test may change before it is signed. */
 typedef struct server {
-    int first, end, sessions, queue, n_blocks;
+    int first, end, sessions, queue, n_blocks, kv_free, decode_us;
+    int near, near_us; /* a round trip to the server of this number, less 1 */
     sn_node_state state;
     int other; /* 1: another model; 10 + b: other weights in block b */
 } server;
@@ -29,7 +30,7 @@ typedef struct server {
 static map *map_new(void) {
     map *m = calloc(1, sizeof *m);
     NEED(sn_directory_new(&m->directory, &err));
-    m->wish = (sn_route_wish){.directory = m->directory, .model = {{7}}, .n_blocks = BLOCKS};
+    m->wish = (sn_offer_wish){.directory = m->directory, .model = {{7}}, .n_blocks = BLOCKS};
     return m;
 }
 
@@ -58,6 +59,10 @@ static int add_server(map *m, server s) {
     for (int b = s.first; b < s.end; b++) a->block_hash[b - s.first][0] = (uint8_t)(s.other == 10 + b ? 99 : b);
     a->sessions = (uint64_t)s.sessions;
     a->queue = (uint64_t)s.queue;
+    a->kv_bytes_free = (uint64_t)s.kv_free;
+    a->decode_us = (uint64_t)s.decode_us;
+    if (s.near) a->round_trip[0] = (struct sn_round_trip){sn_node_tag(m->nodes[s.near - 1].id), (uint64_t)s.near_us};
+    a->n_round_trip = s.near != 0;
     sn_buf_init(&sealed, SN_ANNOUNCEMENT_SIZE_MAX);
     NEED(sn_announcement_seal(a, identity, &sealed, &err));
     NEED(sn_directory_take(m->directory, sealed.data, sealed.len, NOW, &err));
@@ -68,14 +73,22 @@ static int add_server(map *m, server s) {
 
 static int add(map *m, int first, int end) { return add_server(m, (server){first, end, .state = SN_NODE_ONLINE}); }
 
+static sn_status plan(map *m, int first, int end) {
+    sn_offers offers;
+    NEED(sn_offers_make(&m->wish, &offers, &err));
+    sn_status status = sn_route_shortest(offers.at, offers.n, m->push, first, end, &m->way, &m->err);
+    sn_offers_fini(&offers);
+    return status;
+}
+
 /* The route as text: "0:4@1 4:10@here", with the numbers that add gave. */
 static const char *route(map *m, int first, int end) {
     static char text[2048];
     size_t n = 0;
     text[0] = 0;
-    if (sn_route_plan(&m->wish, first, end, m->stops, &m->n_stops, &m->err)) return m->err.text;
-    for (size_t i = 0; i < m->n_stops; i++) {
-        const sn_stop *stop = &m->stops[i];
+    if (plan(m, first, end)) return m->err.text;
+    for (size_t i = 0; i < m->way.n; i++) {
+        const sn_stop *stop = &m->way.stops[i];
         n += (size_t)snprintf(text + n, sizeof text - n, "%s%d:%d@", i ? " " : "", stop->first, stop->end);
         int who = 0;
         while (stop->node && memcmp(m->nodes[who].id, stop->node->node, SN_KEY_SIZE)) who++;
@@ -93,8 +106,8 @@ Test(route, takes_the_fewest_nodes) {
     cr_expect_str_eq(route(m, 0, 10), "0:3@0 3:6@1 6:10@2");
     add(m, 0, 6);
     cr_expect_str_eq(route(m, 0, 10), "0:6@3 6:10@2");
-    add_server(m, (server){0, 10, .sessions = 1000000, .queue = 1000000, .state = SN_NODE_ONLINE});
-    cr_expect_str_eq(route(m, 0, 10), "0:10@4"); /* load never makes it two */
+    add_server(m, (server){0, 10, .queue = 1, .state = SN_NODE_ONLINE});
+    cr_expect_str_eq(route(m, 0, 10), "0:10@4"); /* who waits for a step is still quicker than one more way */
     cr_expect_str_eq(route(m, 2, 5), "2:5@3");
     map_free(&m);
 }
@@ -107,8 +120,8 @@ Test(route, leaves_a_node_in_the_middle_of_its_span) {
     int cut = 0;
     cr_expect_eq(sscanf(way, "0:%d@0", &cut), 1, "%s", way);
     cr_expect(cut >= 4 && cut <= 8, "%s", way);
-    cr_expect_eq(m->n_stops, 2);
-    cr_expect(m->stops[1].first == cut && m->stops[1].end == 10);
+    cr_expect_eq(m->way.n, 2);
+    cr_expect(m->way.stops[1].first == cut && m->way.stops[1].end == 10);
     cr_expect_str_eq(route(m, 5, 9), "5:9@1");
     map_free(&m);
 }
@@ -145,11 +158,58 @@ Test(route, prefers_the_node_with_less_to_do) {
     add_server(m, (server){0, 10, .sessions = 3, .state = SN_NODE_ONLINE});
     add_server(m, (server){0, 10, .sessions = 1, .queue = 1, .state = SN_NODE_ONLINE});
     add_server(m, (server){0, 10, .queue = 4, .state = SN_NODE_ONLINE});
-    cr_expect_str_eq(route(m, 0, 10), "0:10@1");
+    cr_expect_str_eq(route(m, 0, 10), "0:10@0"); /* a step that waits costs more than sessions that may rest */
+    add_server(m, (server){0, 10, .sessions = 2, .state = SN_NODE_ONLINE});
+    cr_expect_str_eq(route(m, 0, 10), "0:10@3");
     map_free(&m);
 }
 
-static bool is_node(void *ctx, const sn_announcement *node) { return !memcmp(ctx, node->node, SN_KEY_SIZE); }
+Test(route, is_no_longer_than_a_node_has_room_for) {
+    map *m = map_new();
+    add_server(m, (server){0, 10, .kv_free = 4000, .state = SN_NODE_ONLINE});
+    add_server(m, (server){0, 10, .kv_free = 999, .state = SN_NODE_ONLINE});
+    m->wish.kv_bytes_per_block = 1000;
+    cr_expect(strstr(route(m, 0, 10), "too full"), "%s", m->err.text);
+    cr_expect_eq(m->err.status, SN_RETRY);
+    cr_expect_str_eq(route(m, 0, 4), "0:4@0");
+    add_server(m, (server){0, 10, .kv_free = 6000, .state = SN_NODE_ONLINE});
+    cr_expect_eq(plan(m, 0, 10), SN_OK);
+    cr_expect_eq(m->way.n, 2);
+    map_free(&m);
+}
+
+Test(route, uses_what_nodes_measured_of_themselves_and_of_each_other) {
+    map *m = map_new();
+    add_server(m, (server){0, 10, .decode_us = 9000, .state = SN_NODE_ONLINE});
+    add_server(m, (server){0, 10, .decode_us = 8000, .state = SN_NODE_ONLINE});
+    cr_expect_str_eq(route(m, 0, 10), "0:10@1");
+    map_free(&m);
+    m = map_new();
+    m->push = true;
+    add(m, 0, 5);
+    add(m, 5, 10);
+    add_server(m, (server){5, 10, .state = SN_NODE_ONLINE, .near = 1, .near_us = 100});
+    add_server(m, (server){5, 10, .state = SN_NODE_ONLINE, .near = 1, .near_us = 90000});
+    cr_expect_str_eq(route(m, 0, 10), "0:5@0 5:10@2");
+    m->push = false; /* then all comes by the client: they are equal */
+    cr_expect_eq(plan(m, 0, 10), SN_OK);
+    cr_expect_eq(m->way.cost_ns, 2 * (SN_GUESS_RTT_US + SN_HANDLING_US) * 1000 + 10 * SN_GUESS_BLOCK_US * 1000);
+    map_free(&m);
+}
+
+Test(route, seeds_decide_among_equals) {
+    map *m = map_new();
+    bool taken[4] = {0};
+    for (int i = 0; i < 4; i++) add(m, 0, 10);
+    for (m->wish.seed = 1; m->wish.seed < 50; m->wish.seed++) {
+        char first[32];
+        snprintf(first, sizeof first, "%.31s", route(m, 0, 10));
+        cr_expect_str_eq(route(m, 0, 10), first);
+        taken[first[5] - '0'] = true;
+    }
+    cr_expect(taken[0] && taken[1] && taken[2] && taken[3]);
+    map_free(&m);
+}
 
 Test(route, passes_over_nodes_that_may_not_or_cannot_be_used) {
     map *m = map_new();
@@ -162,9 +222,10 @@ Test(route, passes_over_nodes_that_may_not_or_cannot_be_used) {
         add_server(m, bad[i]);
         cr_expect(strstr(route(m, 0, 10), "nobody serves blocks 0:10"), "server %zu: %s", i, route(m, 0, 10));
     }
-    int excluded = add(m, 0, 10);
-    m->wish.excluded = is_node;
-    m->wish.ctx = m->nodes[excluded].id;
+    char id[2 * SN_KEY_SIZE + 1];
+    const char *names[] = {sn_hex(m->nodes[add(m, 0, 10)].id, SN_KEY_SIZE, id)};
+    id[12] = 0;
+    m->wish.pick = (sn_pick){.deny = names, .n_deny = 1};
     cr_expect(strstr(route(m, 0, 10), "nobody serves blocks 0:10"));
     int good = add(m, 0, 10);
     char want[32];
@@ -195,8 +256,8 @@ Test(route, has_a_limit_of_hops) {
     map *m = map_new();
     m->wish.n_blocks = SN_HOPS_MAX + 1;
     for (int b = 0; b <= SN_HOPS_MAX; b++) add(m, b, b + 1);
-    cr_expect_eq(sn_route_plan(&m->wish, 0, SN_HOPS_MAX, m->stops, &m->n_stops, &m->err), SN_OK);
-    cr_expect_eq(m->n_stops, SN_HOPS_MAX);
+    cr_expect_eq(plan(m, 0, SN_HOPS_MAX), SN_OK);
+    cr_expect_eq(m->way.n, SN_HOPS_MAX);
     cr_expect(strstr(route(m, 0, SN_HOPS_MAX + 1), "more than 64 nodes"), "%s", m->err.text);
     cr_expect_eq(m->err.status, SN_RETRY);
     map_free(&m);

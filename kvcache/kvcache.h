@@ -3,8 +3,8 @@
  * A pool is sized once, in bytes, for one span; sessions take pages from it as they grow and give them back when they
  * rewind or end, so nothing is set aside for a session's longest case. A page holds SN_KV_PAGE_TOKENS positions of all
  * blocks of the span; which position lies in which page is absolute, so the arithmetic of attention does not depend on how
- * a session grew. Where the span lies on several devices, each holds its blocks' part of every page. Pool and caches belong
- * to the devices' thread. */
+ * a session grew. Where the span lies on several devices, each holds its blocks' part of every page. Pasts that begin alike
+ * may share pages (prefix.h); one that is to be written to is copied first. Pool and caches belong to the devices' thread. */
 #ifndef SN_KVCACHE_KVCACHE_H
 #define SN_KVCACHE_KVCACHE_H
 
@@ -14,6 +14,7 @@ enum { SN_KV_PAGE_TOKENS = 32 };
 
 typedef struct sn_kv_pool sn_kv_pool;
 typedef struct sn_kv sn_kv; /* the past of one session */
+typedef struct sn_prefix sn_prefix;
 
 /* Consecutive blocks that keep their past on one device. */
 typedef struct sn_kv_part {
@@ -29,7 +30,7 @@ void sn_kv_pool_free(sn_kv_pool **pool); /* NULL-safe; all its caches must be fr
 
 const sn_kv_shape *sn_kv_pool_shape(const sn_kv_pool *pool, int part);
 size_t sn_kv_pool_bytes(const sn_kv_pool *pool);      /* the budget, in whole pages */
-size_t sn_kv_pool_bytes_used(const sn_kv_pool *pool); /* in pages that sessions hold */
+size_t sn_kv_pool_bytes_used(const sn_kv_pool *pool); /* in pages that sessions hold, a shared one counted once */
 size_t sn_kv_pool_tokens(const sn_kv_pool *pool);     /* positions that fit in all */
 
 sn_status sn_kv_new(sn_kv_pool *pool, sn_kv **out, sn_err *err) SN_MUST_USE;
@@ -37,7 +38,7 @@ void sn_kv_free(sn_kv **kv); /* NULL-safe; gives its pages back */
 
 int sn_kv_length(const sn_kv *kv); /* positions stored */
 
-/* Makes room for n more positions; all or nothing. SN_RETRY when the pool has no page free now (others may give some
+/* Makes room for n more positions, and the page at the end the past's own if others share it; all or nothing. SN_RETRY when the pool has no page free now (others may give some
  * back), SN_REFUSED when the pool could never hold so many. */
 sn_status sn_kv_reserve(sn_kv *kv, int n, sn_err *err) SN_MUST_USE;
 /* The view that a part's device writes and reads: n_rows from the present end, reserved before. */

@@ -180,6 +180,8 @@ static void on_status(sn_core *core, const sn_event *event, int64_t now_us) {
         .compute_us = figures.compute_us,
         .guard_bytes = figures.guard_bytes,
         .draining = core->draining,
+        .shared_pages = figures.shared_pages,
+        .shared_tokens = figures.shared_tokens,
     };
     sn_core_send(core, event->peer, &msg);
 }

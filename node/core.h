@@ -21,6 +21,7 @@ typedef struct sn_core_setup {
     size_t sessions_max;
     int64_t idle_us_max;         /* a session without a sign of its client for so long is closed */
     int64_t room_us_max;         /* how long a step may wait for room in the cache */
+    bool share_all;              /* sessions share beginnings with those of other clients, too */
     bool (*submit)(void *ctx, sn_job *job);      /* false: full, the job stays ours */
     sn_engine_figures (*read)(void *ctx);
     void *ctx;

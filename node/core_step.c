@@ -63,6 +63,13 @@ static sn_status check_step(const sn_core *core, const sn_session *session, cons
     return SN_OK;
 }
 
+/* What the pages that the step fills will be known by. */
+static void set_page_ends(sn_job *job, const sn_session *session) {
+    int page = job->position / SN_KV_PAGE_TOKENS + 1;
+    for (int i = 0; (page + i) * SN_KV_PAGE_TOKENS <= job->position + job->n_tokens; i++)
+        job->ends[i] = session->timeline[(page + i) * SN_KV_PAGE_TOKENS];
+}
+
 static sn_status start_step(sn_core *core, sn_session *session, sn_event *event, int64_t now_us, sn_err *err) {
     const sn_wire_tensor *t = &event->msg->tensor;
     sn_job *job = NULL;
@@ -88,6 +95,8 @@ static sn_status start_step(sn_core *core, sn_session *session, sn_event *event,
                              .dtype = t->dtype,
                              .rank = 2,
                              .shape = {(int64_t)t->shape[0], core->hp->n_embd}};
+    if (!core->setup.share_all) memcpy(job->scope.bytes, session->owner, SN_KEY_SIZE);
+    set_page_ends(job, session);
     job->arrived_us = event->arrived_us;
     job->deadline_us = now_us + core->setup.room_us_max;
     if (!core->setup.submit(core->setup.ctx, job)) {

@@ -20,13 +20,15 @@ struct sn_engine {
     atomic_bool stop;
     atomic_size_t jobs; /* in the engine, from submit to take */
     size_t jobs_max;
-    _Atomic uint64_t passes, compute_us, guard_bytes, kv_bytes;
+    _Atomic uint64_t passes, compute_us, guard_bytes, kv_bytes, shared_pages, shared_tokens;
 };
 
 static void publish(sn_engine *e, int64_t busy_us) {
     atomic_store(&e->passes, sn_scheduler_passes(e->scheduler));
     atomic_store(&e->guard_bytes, sn_scheduler_watch(e->scheduler)->bytes);
     atomic_store(&e->kv_bytes, sn_kv_pool_bytes_used(e->pool));
+    atomic_store(&e->shared_pages, sn_prefix_pages_shared(e->pool));
+    atomic_store(&e->shared_tokens, sn_prefix_tokens(e->pool));
     atomic_fetch_add(&e->compute_us, (uint64_t)busy_us);
 }
 
@@ -122,5 +124,7 @@ sn_engine_figures sn_engine_read(const sn_engine *e) {
                                .compute_us = atomic_load(&e->compute_us),
                                .guard_bytes = atomic_load(&e->guard_bytes),
                                .kv_bytes = atomic_load(&e->kv_bytes),
-                               .queue = atomic_load(&e->jobs)};
+                               .queue = atomic_load(&e->jobs),
+                               .shared_pages = atomic_load(&e->shared_pages),
+                               .shared_tokens = atomic_load(&e->shared_tokens)};
 }

@@ -4,9 +4,13 @@
 #define SN_NODE_JOB_H
 
 #include "blocks/span.h"
+#include "kvcache/prefix.h"
 #include "node/shared.h"
 
 #include <stdatomic.h>
+
+/* Pages of the past that a step may end within or at. */
+enum { SN_JOB_PAGES_MAX = SN_SPAN_ROWS_MAX / SN_KV_PAGE_TOKENS + 1 };
 
 typedef enum sn_job_kind {
     SN_JOB_STEP,  /* run tokens through the session's blocks */
@@ -23,6 +27,8 @@ typedef struct sn_job {
     int position, n_tokens;  /* rewind to position, then append n_tokens */
     sn_tensor input;         /* hidden states (n_tokens, n_embd), in the memory of the message that asked */
     sn_shared *output;       /* float32 (n_tokens, n_embd) */
+    sn_prefix_scope scope;   /* who may share its pages */
+    sn_hash ends[SN_JOB_PAGES_MAX]; /* timeline at the end of the page of the first row, of the next one, ...: full ones */
     int64_t arrived_us, deadline_us; /* deadline: for the wait for room in the cache */
     atomic_bool cancelled;   /* set by the network thread: give it back undone, soon */
 

@@ -17,6 +17,7 @@ enum { EXIT_OK = 0, EXIT_NETWORK = 1, EXIT_USAGE = 2, EXIT_RESOURCES = 3 };
 static struct {
     const char *model, *blocks, *listen, *public_address, *identity, *link, *name, *isa, *log_level;
     const char *device, *device_map, *offload, *offload_dir, *preload;
+    const char *prefix_memory, *share_prefixes;
     sn_strings join, device_memory;
     size_t kv_memory;
     int64_t threads, sessions_max, session_timeout_s, room_timeout_s, device_timeout_s;
@@ -25,6 +26,7 @@ static struct {
            .device = "auto",
            .device_timeout_s = 60,
            .log_level = "info",
+           .share_prefixes = "client",
            .kv_memory = 512u << 20,
            .sessions_max = 64,
            .session_timeout_s = 600,
@@ -40,6 +42,11 @@ static const sn_option serving[] = {
                "a session whose client is silent for so long is closed"),
     SN_OPT_INT("room-timeout", "SECONDS", &given.room_timeout_s, 0, 100000,
                "how long a step may wait for room in the cache"),
+    SN_OPT_STRING("prefix-memory", "SIZE", &given.prefix_memory,
+                  "host memory for what sessions with the same beginning share; 0: they share nothing; by itself an "
+                  "eighth of --kv-memory"),
+    SN_OPT_STRING("share-prefixes", "client|all", &given.share_prefixes,
+                  "who shares beginnings: the sessions of one client, or everybody's"),
 };
 
 static const sn_option devices[] = {
@@ -201,11 +208,20 @@ static sn_status print_plan(int first, int end, sn_err *err) {
     return status;
 }
 
+static sn_status read_sharing(sn_node_config *config, sn_err *err) {
+    config->prefix_memory = given.kv_memory / 8;
+    config->share_all = !strcmp(given.share_prefixes, "all");
+    if (!config->share_all && strcmp(given.share_prefixes, "client"))
+        return sn_fail(err, SN_REFUSED, "--share-prefixes %.40s is unknown: use client or all", given.share_prefixes);
+    sn_status status = given.prefix_memory ? sn_parse_size(given.prefix_memory, &config->prefix_memory, err) : SN_OK;
+    return status ? sn_err_context(err, "--prefix-memory") : SN_OK;
+}
+
 static sn_status serve(int first, int end, sn_err *err) {
     sn_shape link = {0};
     sn_status status = given.link ? sn_shape_parse(given.link, &link, err) : SN_OK;
     if (status) return sn_err_context(err, "--link");
-    const sn_node_config config = {
+    sn_node_config config = {
         .model_path = given.model,
         .first = first,
         .end = end,
@@ -222,6 +238,8 @@ static sn_status serve(int first, int end, sn_err *err) {
         .room_timeout_s = (int)given.room_timeout_s,
         .planned = show_plan,
     };
+    status = read_sharing(&config, err);
+    if (status) return status;
     pthread_t signals;
     if (pthread_create(&signals, NULL, wait_for_signal, NULL)) return sn_fail(err, SN_STOP, "no thread is to be had");
     sn_node *node = NULL;

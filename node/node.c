@@ -37,6 +37,7 @@ static sn_status load(sn_node *node, const sn_node_config *config, sn_progress p
     if (!status) *model_id = sn_model_id(model);
     sn_model_close(&model);
     if (!status) status = sn_span_kv_pool(node->span, config->placing.kv_memory, &node->pool, err);
+    if (!status) status = sn_prefix_share(node->pool, sn_span_hparams(node->span)->n_embd, config->prefix_memory, err);
     return status;
 }
 
@@ -90,6 +91,7 @@ static sn_status new_core(sn_node *node, const sn_node_config *config, const sn_
         .sessions_max = config->sessions_max,
         .idle_us_max = (int64_t)config->session_timeout_s * 1000000,
         .room_us_max = (int64_t)config->room_timeout_s * 1000000,
+        .share_all = config->share_all,
         .submit = submit,
         .read = read_figures,
         .ctx = node,

@@ -19,6 +19,8 @@ typedef struct sn_node_config {
     sn_placing_wish placing;     /* devices, and which block goes where */
     size_t sessions_max;
     int session_timeout_s, room_timeout_s;
+    size_t prefix_memory;        /* for what sessions with the same beginning share; 0: they share nothing */
+    bool share_all;              /* beginnings are shared among all clients, not only among a client's own sessions */
     void (*planned)(const char *table); /* told the placement before anything is loaded; may be NULL */
 } sn_node_config;
 

@@ -4,6 +4,7 @@
 #include "base/mem.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 struct sn_scheduler {
     sn_span *span;
@@ -82,6 +83,54 @@ static void end_job(sn_job *job, sn_status status, int64_t now_us) {
     if (status) undo(job);
 }
 
+/* -- rows that need not be computed -------------------------------------------------------------------------------- */
+
+static int at(const sn_job *job) { return job->position + job->n_done; } /* of its next row */
+static float *output_of(const sn_scheduler *s, const sn_job *job, int row) {
+    return (float *)sn_shared_data(job->output) + (size_t)row * (size_t)sn_span_hparams(s->span)->n_embd;
+}
+
+/* Number of the page that holds `position`, counted from the page of the job's first row: an index of job->ends. */
+static int page_of(const sn_job *job, int position) {
+    return position / SN_KV_PAGE_TOKENS - job->position / SN_KV_PAGE_TOKENS;
+}
+static int full_pages(const sn_job *job) { return page_of(job, job->position + job->n_tokens); } /* as many ends there are */
+
+/* Takes over the pages behind the job's last row that are known. */
+static void adopt(sn_scheduler *s, sn_job *job) {
+    int next = page_of(job, at(job));
+    if (at(job) % SN_KV_PAGE_TOKENS || next >= full_pages(job)) return;
+    int pages = sn_prefix_adopt(*job->kv, &job->scope, job->ends + next, full_pages(job) - next,
+                                output_of(s, job, job->n_done));
+    job->n_done += pages * SN_KV_PAGE_TOKENS;
+}
+
+/* Whether a job that is in the pass already will bring the page that this one needs next. */
+static bool comes_soon(const sn_scheduler *s, const sn_job *job) {
+    int next = page_of(job, at(job));
+    if (at(job) % SN_KV_PAGE_TOKENS || next >= full_pages(job) || !sn_prefix_sharing(s->pool)) return false;
+    for (int i = 0; i < s->n_chosen; i++) {
+        const sn_job *other = s->chosen[i];
+        int same = page_of(other, at(job));
+        if (at(other) <= at(job) && same < full_pages(other) && !memcmp(&other->scope, &job->scope, sizeof job->scope) &&
+            !memcmp(&other->ends[same], &job->ends[next], sizeof job->ends[next]))
+            return true;
+    }
+    return false;
+}
+
+/* Rows up to a page that is known, `rows` at most: from there on it is taken over. */
+static int rows_to_known(const sn_scheduler *s, const sn_job *job, int rows) {
+    for (int page = page_of(job, at(job)) + 1; page < full_pages(job); page++) {
+        int begin = (job->position / SN_KV_PAGE_TOKENS + page) * SN_KV_PAGE_TOKENS;
+        if (begin >= at(job) + rows) break;
+        if (sn_prefix_knows(s->pool, &job->scope, &job->ends[page])) return begin - at(job);
+    }
+    return rows;
+}
+
+/* -- forming a pass ------------------------------------------------------------------------------------------------ */
+
 /* Room for a step. Sessions without a past wait behind each other (`queued`: an older one waits), or small ones would keep
  * a large one out; those that have one may pass, because what they hold comes back only when they get to their end. */
 static sn_status reserve(sn_scheduler *s, sn_job *job, bool queued) {
@@ -89,10 +138,11 @@ static sn_status reserve(sn_scheduler *s, sn_job *job, bool queued) {
         sn_status status = sn_kv_new(s->pool, job->kv, &job->err);
         if (status) return status;
     }
-    if (sn_kv_length(*job->kv) > job->position) sn_kv_rewind(*job->kv, job->position);
+    if (sn_kv_length(*job->kv) > at(job)) sn_kv_rewind(*job->kv, at(job));
+    adopt(s, job);
     if (queued && !sn_kv_length(*job->kv))
         return sn_fail(&job->err, SN_RETRY, "the cache is full, and others wait for room before this session");
-    return sn_kv_reserve(*job->kv, job->n_tokens, &job->err);
+    return sn_kv_reserve(*job->kv, job->n_tokens - job->n_done, &job->err);
 }
 
 /* Before its first pass a step rewinds, and takes room for all of its tokens or waits. True if it may run. */
@@ -103,11 +153,11 @@ static bool admit(sn_scheduler *s, sn_job *job, int64_t now_us, bool *queued) {
         *queued = true;
         return false;
     }
-    if (status) {
+    if (!status) job->started_us = now_us;
+    if (status || job->n_done == job->n_tokens) {
         end_job(job, status, now_us);
         return false;
     }
-    job->started_us = now_us;
     return true;
 }
 
@@ -116,12 +166,10 @@ static void choose(sn_scheduler *s, sn_job *job, int rows) {
     int left = job->n_tokens - job->n_done, room = SN_SPAN_ROWS_MAX - s->n_rows;
     if (rows > left) rows = left;
     if (rows > room) rows = room;
-    if (rows <= 0 || s->lead->first != job->first || s->lead->end != job->end) return;
-    float *output = sn_shared_data(job->output);
-    size_t row = (size_t)sn_span_hparams(s->span)->n_embd;
+    if (rows <= 0 || s->lead->first != job->first || s->lead->end != job->end || comes_soon(s, job)) return;
+    rows = rows_to_known(s, job, rows);
     s->chosen[s->n_chosen] = job;
-    s->parts[s->n_chosen++] =
-        (sn_span_part){*job->kv, &job->input, job->n_done, rows, output + (size_t)job->n_done * row};
+    s->parts[s->n_chosen++] = (sn_span_part){*job->kv, &job->input, job->n_done, rows, output_of(s, job, job->n_done)};
     s->n_rows += rows;
 }
 
@@ -152,6 +200,8 @@ static void form_pass(sn_scheduler *s, int64_t now_us) {
     for (sn_job *job = s->jobs; job && budget > 0; job = job->next) {
         if (!job->started_us || job->finished_us || is_decoding(job)) continue;
         int before = s->n_rows;
+        adopt(s, job);
+        if (job->n_done == job->n_tokens) end_job(job, SN_OK, now_us);
         choose(s, job, budget);
         budget -= s->n_rows - before;
     }
@@ -167,6 +217,9 @@ static void run_pass(sn_scheduler *s) {
     s->passes++;
     for (int i = 0; i < s->n_chosen; i++) {
         sn_job *job = s->chosen[i];
+        if (!status)
+            sn_prefix_record(*job->kv, &job->scope, job->ends + page_of(job, at(job)), s->parts[i].n_rows,
+                             s->parts[i].output);
         job->n_done += s->parts[i].n_rows;
         if (status) job->err = err;
         if (status || job->n_done == job->n_tokens) end_job(job, status, now);

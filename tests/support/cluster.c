@@ -99,6 +99,8 @@ int cluster_add_of(cluster *c, const char *model, int first, int end) {
         .sessions_max = (size_t)c->options.sessions_max,
         .session_timeout_s = 600,
         .room_timeout_s = c->options.room_timeout_s,
+        .prefix_memory = c->options.prefix_memory,
+        .share_all = c->options.share_all,
     };
     sn_transport *transport = NULL;
     NEED(sn_transport_memory_new(c->hub, &identity, &transport, &err));

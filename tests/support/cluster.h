@@ -16,6 +16,8 @@ typedef struct cluster_options {
     size_t kv_memory;    /* 0: 64 MiB */
     int sessions_max;    /* 0: 64 */
     int room_timeout_s;  /* 0: 1 */
+    size_t prefix_memory; /* 0: sessions share nothing, each computes for itself */
+    bool share_all;
 } cluster_options;
 
 cluster *cluster_new(const cluster_options *options);

@@ -28,6 +28,7 @@ int sn_cmd_generate(int argc, char **argv);
 int sn_cmd_chat(int argc, char **argv);
 int sn_cmd_forward(int argc, char **argv);
 int sn_cmd_eval(int argc, char **argv);
+int sn_cmd_bench(int argc, char **argv);
 int sn_cmd_tokenize(int argc, char **argv);
 int sn_cmd_inspect(int argc, char **argv);
 int sn_cmd_status(int argc, char **argv);

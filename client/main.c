@@ -12,6 +12,7 @@ static const struct {
     {"chat", "talk with the model", sn_cmd_chat},
     {"forward", "save logits and hidden states of given tokens", sn_cmd_forward},
     {"eval", "measure how well the model predicts a text", sn_cmd_eval},
+    {"bench", "measure how fast a swarm is", sn_cmd_bench},
     {"tokenize", "turn text into token ids, or ids into text", sn_cmd_tokenize},
     {"inspect", "show what is in a model file", sn_cmd_inspect},
     {"status", "show who serves which blocks", sn_cmd_status},

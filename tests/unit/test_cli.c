@@ -52,7 +52,7 @@ Test(cli, shows_help_and_version_and_exits_0) {
     cr_assert(strstr(last.out, "Exit codes") && strstr(last.out, "generate") && strstr(last.out, "130"));
     cr_assert_eq(SWARM("--version"), 0);
     cr_assert_str_eq(last.out, "swarm " SN_VERSION "\n");
-    static const char *const commands[] = {"generate", "chat",    "forward", "eval",
+    static const char *const commands[] = {"generate", "chat",    "forward", "eval", "bench",
                                            "tokenize", "inspect", "status",  "keygen"};
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         cr_assert_eq(SWARM(commands[i], "--help"), 0);

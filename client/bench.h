@@ -1,0 +1,119 @@
+/* What `swarm bench` is made of: cases, the nodes that it starts, one case measured, reports. Private to client/.
+ *
+ * A case is one line of the table. Decode at a context of C begins when the chain holds C tokens; the prompt is read at
+ * the same place, and forgotten again. Every session and every repeat has other tokens, so no cache of prefixes helps. */
+#ifndef SN_CLIENT_BENCH_H
+#define SN_CLIENT_BENCH_H
+
+#include "client/chain.h"
+#include "client/cmd.h"
+#include "net/shaped.h"
+
+enum { SN_BENCH_LIST_MAX = 16, SN_BENCH_NODES_MAX = 32, SN_BENCH_SESSIONS_MAX = 256 };
+
+typedef enum sn_bench_kind {
+    SN_BENCH_SPEED,   /* prompt, first token, decode */
+    SN_BENCH_FORWARD, /* hidden states through the chain and nothing else */
+    SN_BENCH_KILL,    /* a node ends in the middle of a text */
+} sn_bench_kind;
+
+typedef struct sn_bench_case {
+    sn_bench_kind kind;
+    int nodes;        /* that we start, with equal cuts; 0: a swarm that runs, or local blocks */
+    int threads;      /* of each node, and of the client's head */
+    const char *link; /* NULL or "none": as it is */
+    int sessions;     /* at once, a thread each; of FORWARD: sequences */
+    int context;
+    const char *kill; /* of KILL: "replay" or "handover" */
+} sn_bench_case;
+
+/* What holds for all cases of a run. */
+typedef struct sn_bench_plan {
+    const sn_model *model;
+    const sn_hparams *hp;
+    int prompt_tokens, new_tokens, repeat, warmup;
+    int sessions_max, context_max; /* of all cases */
+    bool push, local;
+    sn_strings join, node_options;
+    int timeout_ms;
+} sn_bench_plan;
+
+typedef struct sn_bench_spread {
+    double median, low, high; /* over the repeats */
+} sn_bench_spread;
+/* Sorts the values. All 0 when there are none. */
+sn_bench_spread sn_bench_spread_of(double *values, size_t n);
+/* The value below which the fraction `p` of the sorted values lies (the nearest one above), 0 when there are none. */
+double sn_bench_percentile(const double *sorted, size_t n, double p);
+
+/* One hop, per decode step (of FORWARD: per step). */
+typedef struct sn_bench_hop {
+    char node[80];
+    int first, end;
+    double network_ms, queue_ms, compute_ms;
+} sn_bench_hop;
+
+typedef struct sn_bench_row {
+    sn_bench_case of;
+    sn_bench_spread prefill_tok_s, decode_tok_s, ttft_ms; /* tokens/s: of all sessions together */
+    sn_bench_spread forward_tok_s;                        /* of FORWARD */
+    sn_bench_spread recovery_ms;                          /* of KILL: the longest wait for a token behind the kill */
+    bool same_text;                                       /* of KILL: as without it */
+    double *gaps; /* sorted milliseconds between tokens, of all sessions and repeats; the row's */
+    size_t n_gaps;
+    sn_bench_hop hops[SN_HOPS_MAX];
+    size_t n_hops;
+} sn_bench_row;
+
+/* -- bench_nodes.c: processes on this machine, each ended by its id, at the latest when this one ends */
+
+typedef struct sn_bench_nodes sn_bench_nodes;
+
+/* Starts c->nodes nodes with equal cuts, and waits until all are ready. */
+sn_status sn_bench_nodes_start(const sn_bench_plan *plan, const sn_bench_case *c, sn_bench_nodes **out,
+                               sn_err *err) SN_MUST_USE;
+/* One more with the blocks of node `i`, under the name "benchK" of its number K. */
+sn_status sn_bench_nodes_double(sn_bench_nodes *nodes, size_t i, sn_err *err) SN_MUST_USE;
+/* Sends the node of this name ("benchK", what follows is ignored) SIGKILL or SIGTERM; *which: its number. False: there is
+ * none. */
+bool sn_bench_nodes_signal(sn_bench_nodes *nodes, const char *name, int signal_number, size_t *which);
+/* Waits until it has ended (10 s at most, then it is killed), and starts it anew with the same blocks. */
+sn_status sn_bench_nodes_again(sn_bench_nodes *nodes, size_t which, sn_err *err) SN_MUST_USE;
+/* Addresses of all, to join. Valid until the next start. */
+size_t sn_bench_nodes_addresses(const sn_bench_nodes *nodes, const char **out, size_t room);
+void sn_bench_nodes_end(sn_bench_nodes **nodes); /* NULL-safe */
+
+/* -- bench_head.c: embeddings and the choice of tokens for sessions on many threads, whose rows go through the head
+ * together when they come together */
+
+typedef struct sn_bench_head sn_bench_head;
+
+sn_status sn_bench_head_new(const sn_model *model, int threads, int sessions, sn_bench_head **out,
+                            sn_err *err) SN_MUST_USE;
+void sn_bench_head_free(sn_bench_head **head);
+sn_device *sn_bench_head_device(sn_bench_head *head); /* for local blocks; only while nobody calls the two below */
+sn_status sn_bench_head_embed(sn_bench_head *head, const int32_t *ids, int n, float *rows, sn_err *err) SN_MUST_USE;
+/* The best token after `row` (n_embd). */
+sn_status sn_bench_head_best(sn_bench_head *head, const float *row, int32_t *out, sn_err *err) SN_MUST_USE;
+
+/* -- bench_run.c */
+
+/* nodes: NULL when none were started. shown may be NULL. *row is freed with sn_bench_row_fini, also after a failure. */
+sn_status sn_bench_run(const sn_bench_plan *plan, const sn_bench_case *c, sn_bench_nodes *nodes, sn_bench_row *row,
+                       sn_progress_shown *shown, sn_err *err) SN_MUST_USE;
+void sn_bench_row_fini(sn_bench_row *row);
+
+/* -- bench_report.c, bench_html.c */
+
+/* CPU, what of its instructions matters, cores, memory, kernel, governor where it can be read, version, date. */
+json_t *sn_bench_machine(void);
+/* {"command", "machine", "model", "rows": [{"what", "nodes", ..., "prefill_tok_s", "decode_tok_s", "ttft_ms", "itl_ms":
+ * {"p50", "p95", "p99"}, "hops"}]}: medians, the range of the repeats beside them as *_range. */
+json_t *sn_bench_json(const sn_bench_plan *plan, const char *command, const sn_bench_row *rows, size_t n);
+void sn_bench_print(FILE *out, const sn_bench_plan *plan, const sn_bench_row *rows, size_t n);
+sn_status sn_bench_csv(const char *path, const sn_bench_plan *plan, const sn_bench_row *rows, size_t n, sn_err *err) SN_MUST_USE;
+/* One file with the tables and, where there are curves, plots; it needs nothing from elsewhere. */
+sn_status sn_bench_html(const char *path, const sn_bench_plan *plan, const char *command, const sn_bench_row *rows,
+                        size_t n, sn_err *err) SN_MUST_USE;
+
+#endif

@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# swarm bench runs, reports, ends its nodes, and refuses what does not go together. Figures are not looked at, but for being there.
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+model=$scratch/model # a path of its own, by which its nodes are found
+cp -r "$fixtures/golden/llama" "$model"
+bench=("$bin/swarm" bench --model "$model" --prompt-tokens 12 --new-tokens 6 --repeat 2)
+
+nodes_left() { # their ids
+  local file
+  for file in /proc/[0-9]*/cmdline; do
+    tr '\0' ' ' <"$file" 2>/dev/null | grep -q "swarm-node --model $model " && basename "$(dirname "$file")"
+  done
+}
+wait_no_nodes() {
+  local until=$(($(now_ms) + 12000))
+  while [ -n "$(nodes_left)" ]; do
+    [ "$(now_ms)" -lt "$until" ] || fail "nodes are left: $(nodes_left)"
+    sleep 0.02
+  done
+}
+
+# Nodes of its own, every list, every report.
+succeeds "${bench[@]}" --nodes 2,1 --context 0,9 --sessions 1,3 --threads 1,2 --batch 2 --kill replay --link none \
+  --link 1gbit,4ms,1ms --json "$scratch/b.json" --csv "$scratch/b.csv" --html "$scratch/b.html"
+[ -z "$(nodes_left)" ] || fail "nodes outlive the benchmark"
+[ "$(grep -c '^speed ' "$scratch/run.out")" = 6 ] || fail "the table has other lines than those asked for"
+query "$scratch/b.json" 'all([
+  [(r["what"], r["nodes"], r["threads"], r["link"], r["sessions"], r["context"]) for r in d["rows"]] == [
+    ("speed", 2, 1, "none", 1, 0), ("speed", 2, 1, "none", 1, 9), ("speed", 2, 1, "none", 3, 0), ("speed", 2, 2, "none", 1, 0),
+    ("speed", 1, 1, "none", 1, 0), ("forward", 2, 1, "none", 2, 0), ("replay", 2, 1, "none", 1, 0),
+    ("speed", 2, 1, "1gbit,4ms,1ms", 1, 0), ("forward", 2, 1, "1gbit,4ms,1ms", 2, 0), ("replay", 2, 1, "1gbit,4ms,1ms", 1, 0)],
+  all(r["prefill_tok_s"] > 0 and r["decode_tok_s"] > 0 and r["ttft_ms"] > 0 for r in d["rows"] if r["what"] == "speed"),
+  all(0 < r["itl_ms"]["p50"] <= r["itl_ms"]["p95"] <= r["itl_ms"]["p99"] for r in d["rows"] if r["what"] != "forward"),
+  all(r["decode_tok_s_range"][0] <= r["decode_tok_s"] <= r["decode_tok_s_range"][1] for r in d["rows"] if r["what"] == "speed"),
+  all(r["forward_tok_s"] > 0 for r in d["rows"] if r["what"] == "forward"),
+  all(r["recovery_ms"] > 0 and r["same_text"] for r in d["rows"] if r["what"] == "replay"),
+  [h["blocks"] for h in d["rows"][0]["hops"]] == ["0:2", "2:4"], len(d["rows"][4]["hops"]) == 1,
+  all(sum(h["network_ms"] for h in r["hops"]) > 8 for r in d["rows"] if r["link"] != "none" and r["what"] == "speed"),
+  d["machine"]["cores"] > 0, d["machine"]["cpu"], d["model"]["n_blocks"] == 4])' | grep -qx True ||
+  fail "the report is not the one that was asked for: $(cat "$scratch/b.json")"
+[ "$(wc -l <"$scratch/b.csv")" = 11 ] || fail "the CSV has other lines"
+[ "$(head -1 "$scratch/b.csv" | tr ',' '\n' | wc -l)" = 27 ] || fail "the CSV has other columns"
+python3 - "$scratch/b.html" <<'END' || fail "the HTML report is not whole"
+import sys, xml.etree.ElementTree as tree
+text = open(sys.argv[1]).read()
+plots = text.split("<svg")[1:]
+assert len(plots) == 4 * 2 + 6, len(plots)
+for p in plots: tree.fromstring("<svg" + p.split("</svg>")[0] + "</svg>")
+assert "src=" not in text and "href=" not in text
+END
+
+# Local blocks, nodes that push, a swarm that runs: it stays.
+succeeds "${bench[@]}" --local all --json -
+[ "$(query "$scratch/run.out" 'd["rows"][0]["hops"][0]["node"]')" = local ] || fail "--local all measures something else"
+succeeds "${bench[@]}" --nodes 3 --push --json -
+query "$scratch/run.out" 'd["rows"][0]["push"] and len(d["rows"][0]["hops"]) == 3' | grep -qx True || fail "--push does not push"
+start_node a "$fixtures/golden/llama" all
+wait_ready a
+succeeds "${bench[@]}" --join "${address[a]}" --json -
+stop_node a
+
+# Ended early: its nodes end with it.
+for how in INT KILL; do
+  start long "$bin/swarm" bench --model "$model" --nodes 2 --new-tokens 200 --prompt-tokens 9 --repeat 1000
+  until [ "$(nodes_left | wc -l)" = 2 ]; do sleep 0.02; kill -0 "${pid[long]}" || fail "it ended by itself"; done
+  sleep 0.3
+  signal long $how
+  wait_end long 15
+  [ $how = KILL ] || [ $rc = 130 ] || fail "interrupted, it ended with $rc"
+  wait_no_nodes
+done
+
+refuses 2 "where the blocks are" "${bench[@]}"
+refuses 2 "where the blocks are" "${bench[@]}" --nodes 2 --local all
+refuses 2 "one session" "${bench[@]}" --local all --sessions 1,2
+refuses 2 "nothing is sent" "${bench[@]}" --local all --link 1gbit,1ms
+refuses 2 "needs --nodes" "${bench[@]}" --local all --kill replay
+refuses 2 "replay or by handover" "${bench[@]}" --nodes 2 --kill fire
+refuses 2 "is no link" "${bench[@]}" --nodes 2 --link 1gbit
+refuses 2 "has 4 blocks" "${bench[@]}" --nodes 5
+refuses 2 "sessions: .x." "${bench[@]}" --nodes 2 --sessions 1,x
+refuses 2 "beyond the 256" "${bench[@]}" --nodes 2 --context 250
+refuses 2 "nodes that --nodes starts" "${bench[@]}" --local all --node-option=--isa=c
+refuses 2 "did not start.*isa" "${bench[@]}" --nodes 1 --node-option=--isa=toaster
+refuses 2 "cannot be written" "${bench[@]}" --local all --csv /nonexistent/b.csv

@@ -3,7 +3,11 @@
  * The query rows of one item (tokens x heads that share a key-value head) are taken together, so that keys and values
  * are loaded once for several. For each row: (1) scores against its keys, a lane being one key: a chain over head_dim;
  * (2) their maximum, p = exp(score - maximum) and the sum of p; (3) out = a chain of p * v over positions in order, a
- * lane being one dimension, times 1 / sum. Vaswani et al. 2017. */
+ * lane being one dimension, times 1 / sum. Vaswani et al. 2017.
+ *
+ * What comes next is asked for into the second-level cache: more requests can be on their way there than to the first. */
+
+enum { TO_SECOND_LEVEL = 2 }; /* as __builtin_prefetch counts */
 
 typedef struct span {
     int first, end; /* positions [first, end) */
@@ -45,7 +49,7 @@ INLINE void score_tile(int rows, int tiles, const sn_attention_job *job, int row
     for (int d = 0; d < job->head_dim; d++)
         for (int t = 0; t < tiles; t++) {
             vf key = vf_load(k[t] + (size_t)d * SN_LANES);
-            if (row == 0) __builtin_prefetch(next[t] + (size_t)d * SN_LANES);
+            if (row == 0) __builtin_prefetch(next[t] + (size_t)d * SN_LANES, 0, TO_SECOND_LEVEL);
             for (int r = 0; r < rows; r++) acc[t * rows + r] = vf_fma(vf_set(q[r][d]), key, acc[t * rows + r]);
         }
     for (int r = 0; r < rows; r++) {
@@ -116,7 +120,7 @@ INLINE void value_tile(int rows, int groups, const sn_attention_job *job, const 
         for (int i = 0; i < n; i++, v += width, next += width)
             for (int g = 0; g < groups; g++) {
                 vf value = vf_load(v + g * SN_LANES);
-                __builtin_prefetch(next + g * SN_LANES);
+                __builtin_prefetch(next + g * SN_LANES, 0, TO_SECOND_LEVEL);
                 for (int r = 0; r < rows; r++)
                     acc[g * rows + r] = vf_fma(vf_set(p[r][position - base + i]), value, acc[g * rows + r]);
             }

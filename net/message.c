@@ -26,6 +26,7 @@
     }
 RECORD(HOP, hop)
 RECORD(TRACE, trace)
+RECORD(MARK, mark)
 #define X(KIND, name, tensor) RECORD(KIND, msg_##name)
 SN_MESSAGES(X)
 #undef X

@@ -18,6 +18,7 @@ enum {
     SN_SESSION_ID_SIZE = 16,      /* opaque, chosen by the client at random */
     SN_ADDRESS_MAX = 255,         /* "tcp://host:port" */
     SN_HOPS_MAX = 64,             /* nodes in a chain */
+    SN_PAST_TOKENS_MAX = 512,     /* of a past, in one message */
     SN_ANNOUNCEMENTS_MAX = 256,   /* in one message */
     SN_ANNOUNCEMENT_SIZE_MAX = 16384,
     SN_PADDINGS_MAX = 16,         /* in a PING */
@@ -63,9 +64,11 @@ enum {
 #define SN_FIELDS_PONG(U64, KEY, SID, STR, LIST, BLOBS) U64(padding_bytes)
 
 /* Open a session over blocks [first_block, end_block), which must lie within the node's span. predecessor: CURVE key of
- * the node that may push steps into this session; all zero: none. */
+ * the node that may push steps into this session; source: of the node that may put a past into it (KV_PUT) before its owner
+ * goes on there (RESUME); all zero: none. */
 #define SN_FIELDS_OPEN(U64, KEY, SID, STR, LIST, BLOBS)                                                                \
-    U64(protocol) SID(session) KEY(model) U64(first_block) U64(end_block) U64(max_tokens) KEY(predecessor)
+    U64(protocol) SID(session) KEY(model) U64(first_block) U64(end_block) U64(max_tokens) KEY(predecessor)   \
+    KEY(source)
 #define SN_FIELDS_OPENED(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
     SID(session) U64(step_tokens_max) /* longest step that the node takes */
 
@@ -81,6 +84,31 @@ enum {
 /* The answer of the last node of the chain, with the hidden states (tokens, n_embd). */
 #define SN_FIELDS_RESULT(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
     SID(session) U64(step) LIST(trace, trace, SN_HOPS_MAX) BLOBS(receipts, SN_HOPS_MAX)
+
+/* A past moves. Its tensor is float32 (blocks, 2, tokens, n_kv_heads * head_dim): of each block the keys, then the values.
+ * A mark is the timeline's hash behind one more token. */
+#define SN_FIELDS_MARK(U64, KEY, SID, STR, LIST, BLOBS) KEY(timeline)
+/* The owner asks: copy this session's past of blocks [first_block, end_block) to the session `target` at another node, which
+ * holds its first `position` tokens already, and keep it up to date from then on. Asked again for the same target: answer once
+ * it is. */
+#define SN_FIELDS_KV_SEND(U64, KEY, SID, STR, LIST, BLOBS)                                                             \
+    SID(session) U64(first_block) U64(end_block) U64(position) STR(address, SN_ADDRESS_MAX) KEY(curve_key) SID(target)
+#define SN_FIELDS_KV_SENT(U64, KEY, SID, STR, LIST, BLOBS) SID(session) U64(length) KEY(timeline)
+/* The owner or its source writes the past from `position` on (below the end it is a rewind). origin: hash that the sender's
+ * timeline begins with; hash: SHA-256 of the tensor's bytes. The answer says where the past ends now. */
+#define SN_FIELDS_KV_PUT(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
+    SID(session) U64(position) KEY(origin) KEY(hash) LIST(marks, mark, SN_PAST_TOKENS_MAX)
+#define SN_FIELDS_KV_TAKEN(U64, KEY, SID, STR, LIST, BLOBS) SID(session) U64(length)
+/* The owner reads it. */
+#define SN_FIELDS_KV_GET(U64, KEY, SID, STR, LIST, BLOBS) SID(session) U64(position) U64(tokens)
+#define SN_FIELDS_KV_PART(U64, KEY, SID, STR, LIST, BLOBS)                                                             \
+    SID(session) U64(position) KEY(origin) KEY(hash) LIST(marks, mark, SN_PAST_TOKENS_MAX)
+/* The owner goes on at `position`: its next step will be `step` + 1, pushed by `predecessor` (as in OPEN). Nobody puts a past
+ * into the session any more. The answer: how much of these tokens is there, and the hash behind them. */
+#define SN_FIELDS_RESUME(U64, KEY, SID, STR, LIST, BLOBS)  SID(session) U64(position) U64(step) KEY(predecessor)
+#define SN_FIELDS_RESUMED(U64, KEY, SID, STR, LIST, BLOBS) SID(session) U64(length) KEY(timeline)
+/* To the owner of a session, unasked: the node leaves; it serves on until the session is moved or its time is up. */
+#define SN_FIELDS_LEAVING(U64, KEY, SID, STR, LIST, BLOBS) SID(session)
 
 #define SN_FIELDS_CLOSE(U64, KEY, SID, STR, LIST, BLOBS)  SID(session)
 #define SN_FIELDS_CLOSED(U64, KEY, SID, STR, LIST, BLOBS) SID(session)
@@ -106,6 +134,15 @@ enum {
     X(OPENED, opened, 0)                                                                                               \
     X(STEP, step, 1)                                                                                                   \
     X(RESULT, result, 1)                                                                                               \
+    X(KV_SEND, kv_send, 0)                                                                                             \
+    X(KV_SENT, kv_sent, 0)                                                                                             \
+    X(KV_PUT, kv_put, 1)                                                                                               \
+    X(KV_TAKEN, kv_taken, 0)                                                                                           \
+    X(KV_GET, kv_get, 0)                                                                                               \
+    X(KV_PART, kv_part, 1)                                                                                             \
+    X(RESUME, resume, 0)                                                                                               \
+    X(RESUMED, resumed, 0)                                                                                             \
+    X(LEAVING, leaving, 0)                                                                                             \
     X(CLOSE, close, 0)                                                                                                 \
     X(CLOSED, closed, 0)                                                                                               \
     X(STATUS, status, 0)                                                                                               \
@@ -140,6 +177,7 @@ typedef struct sn_blob {
     } sn_##name;
 SN_STRUCT(HOP, hop)
 SN_STRUCT(TRACE, trace)
+SN_STRUCT(MARK, mark)
 #define X(KIND, name, tensor) SN_STRUCT(KIND, msg_##name)
 SN_MESSAGES(X)
 #undef X

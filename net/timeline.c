@@ -20,3 +20,12 @@ sn_hash sn_timeline_next(sn_hasher *hasher, const sn_hash *before, const float *
     sn_hasher_add(hasher, row, n_embd * sizeof *row);
     return sn_hasher_end(hasher);
 }
+
+sn_hash sn_timeline_graft(const sn_hash *begin, const uint8_t source[SN_HASH_SIZE]) {
+    static const char text[] = "swarm timeline graft 1";
+    uint8_t all[sizeof text - 1 + 2 * SN_HASH_SIZE];
+    memcpy(all, text, sizeof text - 1);
+    memcpy(all + sizeof text - 1, begin->bytes, SN_HASH_SIZE);
+    memcpy(all + sizeof text - 1 + SN_HASH_SIZE, source, SN_HASH_SIZE);
+    return sn_hash_of(all, sizeof all);
+}

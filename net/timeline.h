@@ -12,5 +12,8 @@ sn_hash sn_timeline_begin(const uint8_t model[SN_HASH_SIZE], int first_block, in
                           const uint8_t (*block_hashes)[SN_HASH_SIZE]);
 /* row: (n_embd) float32, as it enters the first block. */
 sn_hash sn_timeline_next(sn_hasher *hasher, const sn_hash *before, const float *row, size_t n_embd);
+/* The hash behind a past that was computed over another cut of the model: `source` is the hash there, at the same position,
+ * and says what it is a function of; `begin` is where this session's own timeline begins. */
+sn_hash sn_timeline_graft(const sn_hash *begin, const uint8_t source[SN_HASH_SIZE]);
 
 #endif

@@ -30,6 +30,8 @@ sn_status sn_core_new(const sn_core_setup *setup, int64_t now_us, sn_core **out,
 void sn_core_free(sn_core **core) {
     sn_core *c = *core;
     if (!c) return;
+    for (size_t i = 0; c->sessions && i < sn_sessions_count(c->sessions); i++)
+        sn_core_moves_free(sn_sessions_at(c->sessions, i), true);
     sn_sessions_free(&c->sessions);
     sn_directory_free(&c->directory);
     sn_hasher_free(c->hasher);
@@ -60,6 +62,8 @@ void sn_core_refuse(sn_core *core, sn_peer peer, const sn_msg *request, const sn
     if (request && request->kind == SN_MSG_STEP) {
         memcpy(msg->error.session, request->step.session, SN_SESSION_ID_SIZE);
         msg->error.step = request->step.step;
+    } else if (request && request->kind == SN_MSG_KV_PUT) {
+        memcpy(msg->error.session, request->kv_put.session, SN_SESSION_ID_SIZE);
     }
     snprintf(msg->error.text, sizeof msg->error.text, "%s", why->text);
     sn_log(SN_LOG_INFO, "refused", "kind=%s text=%s", request ? sn_msg_kind_name(request->kind) : "-", why->text);
@@ -99,6 +103,7 @@ static sn_status open_session(sn_core *core, const sn_event *event, int64_t now_
     if (status) return status;
     sn_session *session = sn_sessions_find(core->sessions, open->session);
     bool again = session && !memcmp(session->owner, event->key, SN_KEY_SIZE) && !session->length && !session->job &&
+                 !session->resumed &&
                  session->first == (int)open->first_block && session->end == (int)open->end_block && !session->closing;
     if (session && !again) return sn_fail(err, SN_REFUSED, "this session id is in use: choose another one at random");
     if (!session) {
@@ -108,6 +113,7 @@ static sn_status open_session(sn_core *core, const sn_event *event, int64_t now_
     }
     memcpy(session->owner, event->key, SN_KEY_SIZE);
     memcpy(session->predecessor, open->predecessor, SN_KEY_SIZE);
+    memcpy(session->source, open->source, SN_KEY_SIZE);
     session->owner_peer = event->peer;
     session->first = (int)open->first_block;
     session->end = (int)open->end_block;
@@ -131,10 +137,9 @@ static void on_open(sn_core *core, const sn_event *event, int64_t now_us) {
 
 void sn_core_close_session(sn_core *core, sn_session *session) {
     session->closing = true;
-    if (session->job) { /* comes back soon: sn_core_done goes on here */
-        atomic_store(&session->job->cancelled, true);
-        return;
-    }
+    sn_core_moves_free(session, false);
+    if (session->job) atomic_store(&session->job->cancelled, true);
+    if (session->job || session->reads) return; /* they come back soon: sn_core_done goes on here */
     sn_job *job = calloc(1, sizeof *job);
     if (!job) return; /* the next tick tries again */
     *job = (sn_job){.kind = SN_JOB_CLOSE, .session = session, .kv = &session->kv};
@@ -230,7 +235,22 @@ void sn_core_handle(sn_core *core, sn_event *event, int64_t now_us, int64_t unix
         on_status(core, event, now_us);
         break;
     case SN_MSG_ERROR:
-        sn_core_on_error(core, event);
+        if (!sn_core_move_refused(core, event, now_us)) sn_core_on_error(core, event);
+        break;
+    case SN_MSG_KV_SEND:
+        sn_core_on_send(core, event, now_us);
+        break;
+    case SN_MSG_KV_PUT:
+        sn_core_on_put(core, event, now_us);
+        break; /* keeps the message when it becomes a job */
+    case SN_MSG_KV_TAKEN:
+        sn_core_on_taken(core, event, now_us);
+        break;
+    case SN_MSG_KV_GET:
+        sn_core_on_get(core, event);
+        break;
+    case SN_MSG_RESUME:
+        sn_core_on_resume(core, event, now_us);
         break;
     default:
         (void)sn_fail(&err, SN_REFUSED, "a node takes no %s: it is an answer", sn_msg_kind_name(event->msg->kind));
@@ -242,15 +262,17 @@ void sn_core_handle(sn_core *core, sn_event *event, int64_t now_us, int64_t unix
 void sn_core_done(sn_core *core, sn_job *job, int64_t now_us) {
     sn_session *session = job->session;
     core->unix_ms = now_us / 1000 + core->unix_ahead_ms;
-    session->job = NULL;
     core->jobs--;
-    if (job->kind == SN_JOB_CLOSE) {
-        sn_sessions_remove(core->sessions, session);
+    if (job->kind == SN_JOB_READ) {
+        sn_core_read_done(core, session, job, now_us);
     } else {
-        sn_core_step_done(core, session, job, now_us);
+        session->job = NULL;
+        if (job->kind == SN_JOB_STEP) sn_core_step_done(core, session, job, now_us);
+        else if (job->kind == SN_JOB_WRITE) sn_core_put_done(core, session, job, now_us);
         sn_msg_free(&session->asked);
-        if (session->closing) sn_core_close_session(core, session);
     }
+    if (job->kind == SN_JOB_CLOSE) sn_sessions_remove(core->sessions, session);
+    else if (session->closing && !session->job && !session->reads) sn_core_close_session(core, session);
     sn_job_free(&job);
 }
 
@@ -268,12 +290,27 @@ int64_t sn_core_tick(sn_core *core, int64_t now_us, int64_t unix_ms) {
             if ((idle || session->closing) && !session->job) sn_core_close_session(core, session);
         }
     }
-    return core->announce_us;
+    int64_t moves_us = sn_core_moves_tick(core, now_us);
+    return moves_us < core->announce_us ? moves_us : core->announce_us;
 }
 
 void sn_core_drain(sn_core *core, int64_t unix_ms) {
     core->draining = true;
     sn_core_announce(core, unix_ms);
+    for (size_t i = 0; i < sn_sessions_count(core->sessions); i++) {
+        const sn_session *session = sn_sessions_at(core->sessions, i);
+        sn_msg *msg = sn_core_new_msg(SN_MSG_LEAVING, 0);
+        if (!msg) return;
+        memcpy(msg->leaving.session, session->id, SN_SESSION_ID_SIZE);
+        sn_core_send(core, session->owner_peer, &msg);
+    }
 }
+
+void sn_core_leave(sn_core *core, int64_t unix_ms) {
+    core->draining = core->leaving = true;
+    sn_core_announce(core, unix_ms);
+}
+
+size_t sn_core_sessions(const sn_core *core) { return sn_sessions_count(core->sessions); }
 
 bool sn_core_busy(const sn_core *core) { return core->jobs > 0; }

@@ -38,8 +38,11 @@ int64_t sn_core_tick(sn_core *core, int64_t now_us, int64_t unix_ms);
 /* From now on the core tells the node at this address of itself, and asks whom it knows. */
 void sn_core_join(sn_core *core, const char *address, const uint8_t curve_key[SN_KEY_SIZE]);
 
-/* Refuses new sessions and steps from now on, and announces it. */
+/* Leaving has two parts. From drain on no new session is taken, and the owners of those there are told to have them moved;
+ * steps are served on. From leave on nothing is. Both announce it. */
 void sn_core_drain(sn_core *core, int64_t unix_ms);
+void sn_core_leave(sn_core *core, int64_t unix_ms);
+size_t sn_core_sessions(const sn_core *core); /* open ones: none are left when a drain is over */
 bool sn_core_busy(const sn_core *core); /* jobs are in the engine */
 
 #endif

@@ -43,7 +43,7 @@ static sn_status seal_own(sn_core *core, int64_t unix_ms, sn_err *err) {
     else core->sequence++; /* twice in a millisecond, or the clock was set back */
     a->sequence = core->sequence;
     a->expires_unix_ms = (uint64_t)unix_ms + SN_ANNOUNCE_LIFE_MS;
-    a->state = core->draining ? SN_NODE_OFFLINE : SN_NODE_ONLINE;
+    a->state = core->leaving ? SN_NODE_OFFLINE : core->draining ? SN_NODE_DRAINING : SN_NODE_ONLINE;
     memcpy(a->model, core->setup.model.bytes, SN_HASH_SIZE);
     a->first_block = (uint64_t)span->first;
     a->end_block = (uint64_t)span->end;
@@ -82,7 +82,7 @@ static bool is_zero(const uint8_t key[SN_KEY_SIZE]) {
  * directory lists nobody who is gone; it is told all the same. */
 static sn_status list_known(const sn_core *core, const uint8_t model[SN_KEY_SIZE], sn_blob **out, size_t *n,
                             sn_err *err) {
-    size_t own = core->draining && core->sealed.len ? 1 : 0, kept = 0;
+    size_t own = core->leaving && core->sealed.len ? 1 : 0, kept = 0;
     size_t count = sn_min_size(own + sn_directory_count(core->directory), SN_ANNOUNCEMENTS_MAX);
     sn_status status = sn_list_new(count, SN_ANNOUNCEMENTS_MAX, sizeof **out, out, err);
     *n = 0;

@@ -13,8 +13,11 @@ struct sn_core {
     const sn_hparams *hp;
     sn_sessions *sessions;
     sn_hasher *hasher;
-    size_t jobs; /* in the engine */
-    bool draining;
+    size_t jobs, reads; /* in the engine; reads: those of them that read a past */
+    bool draining; /* takes no new sessions */
+    bool leaving;  /* nor steps */
+    uint64_t moved; /* sessions whose past another node got, since the start */
+    uint64_t last_request; /* of our own questions to other nodes */
     int64_t started_us;
     uint64_t steps, tokens;
     int64_t unix_ms, unix_ahead_ms; /* as of the newest call; unix_ahead_ms: of the clock that now_us reads */
@@ -54,6 +57,28 @@ sn_status sn_core_add_receipt(const sn_core *core, const sn_session *session, co
                               const sn_wire_tensor *output, sn_blob **out, size_t *n, sn_err *err) SN_MUST_USE;
 
 void sn_core_close_session(sn_core *core, sn_session *session); /* now, or as soon as its job is back */
+
+/* core_past.c: a past comes in, is read, is gone on from */
+void sn_core_on_put(sn_core *core, sn_event *event, int64_t now_us);
+void sn_core_on_get(sn_core *core, const sn_event *event);
+void sn_core_on_resume(sn_core *core, const sn_event *event, int64_t now_us);
+void sn_core_put_done(sn_core *core, sn_session *session, sn_job *job, int64_t now_us);
+void sn_core_get_done(sn_core *core, sn_session *session, sn_job *job);
+/* A KV_PUT or KV_PART from what a job has read; NULL: memory is out. */
+sn_msg *sn_core_past_message(sn_core *core, sn_msg_kind kind, uint64_t request, const sn_session *session, sn_job *job);
+/* A job that reads n tokens of the past, given to the engine; NULL: it is full, or memory is out. */
+sn_job *sn_core_read_past(sn_core *core, sn_session *session, int first, int end, int position, int n, void *purpose);
+sn_status sn_core_owned(sn_core *core, const sn_event *event, const uint8_t *id, sn_session **out, sn_err *err) SN_MUST_USE;
+
+/* core_move.c: a past is copied to another node, and kept up to date there */
+void sn_core_on_send(sn_core *core, const sn_event *event, int64_t now_us);
+void sn_core_on_taken(sn_core *core, const sn_event *event, int64_t now_us);
+bool sn_core_move_refused(sn_core *core, const sn_event *event, int64_t now_us); /* an ERROR; true: it was about a move */
+void sn_core_read_done(sn_core *core, sn_session *session, sn_job *job, int64_t now_us);
+void sn_core_moves_rewind(sn_session *session, int position); /* what lies behind is about to be written over */
+void sn_core_moves_go_on(sn_core *core, sn_session *session, int64_t now_us);
+void sn_core_moves_free(sn_session *session, bool engine_is_gone);
+int64_t sn_core_moves_tick(sn_core *core, int64_t now_us); /* returns when to be called again */
 
 void sn_core_on_peers(sn_core *core, sn_event *event, int64_t unix_ms);
 void sn_core_on_peers_are(sn_core *core, sn_event *event, int64_t unix_ms);

@@ -36,13 +36,15 @@ static sn_status check_step(const sn_core *core, const sn_session *session, cons
     const sn_msg_step *step = &msg->step;
     sn_status status = check_tensor(core, &msg->tensor, err);
     if (status) return status;
-    if (core->draining) return sn_fail(err, SN_RETRY, "this node is leaving: replay the session at another one");
+    if (core->leaving) return sn_fail(err, SN_RETRY, "this node is leaving: replay the session at another one");
     if (step->reply_dtype != SN_F32 && step->reply_dtype != SN_F16 && step->reply_dtype != SN_BF16)
         return sn_fail(err, SN_REFUSED, "an answer can come as F32, F16 or BF16, not as type %llu",
                        (unsigned long long)step->reply_dtype);
     if (step->n_route + step->n_trace >= SN_HOPS_MAX)
         return sn_fail(err, SN_REFUSED, "a chain of more than %d nodes is not served", SN_HOPS_MAX);
     if ((status = sn_core_check_receipts(step, err))) return status;
+    if (session->job && session->job->kind != SN_JOB_STEP)
+        return sn_fail(err, SN_RETRY, "the session's past is still coming in: wait until it is there");
     if (session->job)
         return sn_fail(err, SN_RETRY, "the session is busy with step %llu: wait for its answer",
                        (unsigned long long)session->asked->step.step);
@@ -78,6 +80,7 @@ static sn_status start_step(sn_core *core, sn_session *session, sn_event *event,
         status = sn_shared_new((size_t)t->shape[0] * (size_t)core->hp->n_embd * sizeof(float), &job->output, err);
     /* A rewind forgets at once, because hashing writes over what comes behind; the rows count once they are done. */
     if (!status) session->length = (int)event->msg->step.position;
+    if (!status) sn_core_moves_rewind(session, session->length);
     if (!status) status = sn_session_hash_rows(session, session->length, t, core->hasher, err);
     if (status) {
         sn_job_free(&job);
@@ -220,7 +223,7 @@ void sn_core_on_step(sn_core *core, sn_event *event, int64_t now_us) {
     bool repeated = msg->step.step == session->last_step && session->last_output &&
                     msg->step.position == (uint64_t)session->last_position && msg->tensor.rank == 2 &&
                     msg->tensor.shape[0] == (uint64_t)session->last_tokens;
-    bool in_work = session->job && msg->step.step == session->asked->step.step;
+    bool in_work = session->job && session->job->kind == SN_JOB_STEP && msg->step.step == session->asked->step.step;
     if (in_work) { /* asked twice while it is being computed: the one answer goes to the newer question */
         session->asked->request = msg->request;
         return;
@@ -257,5 +260,7 @@ void sn_core_step_done(sn_core *core, sn_session *session, sn_job *job, int64_t 
     sn_core_note_step(core, session, job->position);
     core->steps++;
     core->tokens += (uint64_t)job->n_tokens;
-    if (!session->closing) answer_or_refuse(core, session, session->asked);
+    if (session->closing) return;
+    answer_or_refuse(core, session, session->asked);
+    sn_core_moves_go_on(core, session, now_us);
 }

@@ -15,6 +15,8 @@ enum { SN_JOB_PAGES_MAX = SN_SPAN_ROWS_MAX / SN_KV_PAGE_TOKENS + 1 };
 typedef enum sn_job_kind {
     SN_JOB_STEP,  /* run tokens through the session's blocks */
     SN_JOB_CLOSE, /* free the session's past */
+    SN_JOB_READ,  /* copy n_tokens of the past from `position` on to output, as a KV_PUT's tensor, and hash it */
+    SN_JOB_WRITE, /* rewind to position, then append n_tokens of past from such a tensor, if it has the hash */
 } sn_job_kind;
 
 typedef struct sn_job {
@@ -23,8 +25,11 @@ typedef struct sn_job {
     sn_kv **kv;     /* the session's past: the device's thread makes, uses and frees it, nobody else looks */
     int first, end; /* blocks */
 
-    /* of a step */
+    /* of a step, or of a past that moves */
     int position, n_tokens;  /* rewind to position, then append n_tokens */
+    sn_hash hash;            /* of a past's tensor */
+    void *purpose;           /* what a read is for: the network thread's; or, if NULL, */
+    uint64_t asker, request; /* the peer that asked for it; 0: nobody any more */
     sn_tensor input;         /* hidden states (n_tokens, n_embd), in the memory of the message that asked */
     sn_shared *output;       /* float32 (n_tokens, n_embd) */
     sn_prefix_scope scope;   /* who may share its pages */

@@ -20,7 +20,7 @@ static struct {
     const char *prefix_memory, *share_prefixes;
     sn_strings join, device_memory;
     size_t kv_memory;
-    int64_t threads, sessions_max, session_timeout_s, room_timeout_s, device_timeout_s;
+    int64_t threads, sessions_max, session_timeout_s, room_timeout_s, drain_timeout_s, device_timeout_s;
     bool json_log, plan, list_devices, offload_all;
 } given = {.listen = "tcp://127.0.0.1:31330",
            .device = "auto",
@@ -30,7 +30,8 @@ static struct {
            .kv_memory = 512u << 20,
            .sessions_max = 64,
            .session_timeout_s = 600,
-           .room_timeout_s = 20};
+           .room_timeout_s = 20,
+           .drain_timeout_s = 30};
 
 static const sn_option serving[] = {
     SN_OPT_STRING("model", "PATH", &given.model, "a GGUF file, or a folder as Hugging Face lays it out"),
@@ -47,6 +48,8 @@ static const sn_option serving[] = {
                   "eighth of --kv-memory"),
     SN_OPT_STRING("share-prefixes", "client|all", &given.share_prefixes,
                   "who shares beginnings: the sessions of one client, or everybody's"),
+    SN_OPT_INT("drain-timeout", "SECONDS", &given.drain_timeout_s, 0, 100000,
+               "how long a node that is told to leave serves on, for its sessions to be moved; 0: not at all"),
 };
 
 static const sn_option devices[] = {
@@ -99,7 +102,8 @@ static const sn_command command = {
     .program = "swarm-node",
     .synopsis = "--model PATH --blocks A:B [options]",
     .about = "Serves a span of a language model's blocks to the swarm. Prints one line on stdout when it is ready; "
-             "SIGTERM or SIGINT makes it refuse new work, finish the steps in hand and leave within 5 seconds.",
+             "SIGTERM or SIGINT makes it take no new sessions, hand those it has to other nodes and leave, within "
+             "--drain-timeout; a second one, at once.",
     .groups = groups,
     .n_groups = sizeof groups / sizeof *groups,
     .epilogue = "Exit codes: 0 stopped by a signal, 1 the network failed, 2 an option or file is wrong, 3 out of memory "
@@ -115,11 +119,13 @@ static void *wait_for_signal(void *unused) {
     sigemptyset(&set);
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGTERM);
-    while (sigwait(&set, &which)) {}
-    sn_log(SN_LOG_INFO, "leaving", "signal=%s", which == SIGTERM ? "TERM" : "INT");
-    sn_node *node = atomic_load(&running);
-    if (!node) _exit(EXIT_OK); /* nothing is served yet: nothing to end */
-    sn_node_stop(node);
+    for (;;) {
+        while (sigwait(&set, &which)) {}
+        sn_log(SN_LOG_INFO, "leaving", "signal=%s", which == SIGTERM ? "TERM" : "INT");
+        sn_node *node = atomic_load(&running);
+        if (!node) _exit(EXIT_OK); /* nothing is served yet: nothing to end */
+        sn_node_stop(node);
+    }
     return NULL;
 }
 
@@ -236,6 +242,7 @@ static sn_status serve(int first, int end, sn_err *err) {
         .sessions_max = (size_t)given.sessions_max,
         .session_timeout_s = (int)given.session_timeout_s,
         .room_timeout_s = (int)given.room_timeout_s,
+        .drain_timeout_s = (int)given.drain_timeout_s,
         .planned = show_plan,
     };
     status = read_sharing(&config, err);

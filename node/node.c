@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DRAIN_US = 4000000, FLUSH_US = 50000, ROUND_EVENTS_MAX = 256 };
+enum { LAST_STEPS_US = 4000000, FLUSH_US = 50000, ROUND_EVENTS_MAX = 256 };
 
 struct sn_node {
     sn_identity identity;
@@ -21,7 +21,8 @@ struct sn_node {
     sn_engine *engine;
     sn_core *core;
     char address[SN_ADDRESS_MAX + 1];
-    atomic_bool stop;
+    int64_t drain_us;
+    atomic_int stop; /* how often it was asked to */
 };
 
 static sn_status load(sn_node *node, const sn_node_config *config, sn_progress progress, void *ctx, sn_hash *model_id,
@@ -105,6 +106,7 @@ sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn
     sn_hash model_id;
     sn_status status = sn_calloc(&node, 1, sizeof *node, err);
     if (status) return status;
+    node->drain_us = (int64_t)config->drain_timeout_s * 1000000;
     bool introduce = !transport; /* in-memory transports are told the keys */
     if (transport) {
         node->transport = *transport;
@@ -116,7 +118,7 @@ sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn
     if (!status) status = listen_and_ask(node, config, introduce, err);
     if (!status) status = load(node, config, progress, ctx, &model_id, err);
     if (!status)
-        status = sn_engine_new(node->span, node->pool, config->sessions_max, wake_network, node, &node->engine, err);
+        status = sn_engine_new(node->span, node->pool, 2 * config->sessions_max, wake_network, node, &node->engine, err);
     if (!status) status = new_core(node, config, &model_id, err);
     if (!status && !introduce) status = join_pinned(node, config, err);
     if (status) sn_node_free(&node);
@@ -159,20 +161,35 @@ static sn_status serve(sn_node *node, int64_t deadline_us, sn_err *err) {
     return SN_OK;
 }
 
+/* Serves on until every session has been moved by its owner, or the time is up. */
+static sn_status drain(sn_node *node, sn_err *err) {
+    sn_status status = SN_OK;
+    int64_t until = sn_now_us() + node->drain_us;
+    sn_core_drain(node->core, sn_unix_ms());
+    while (!status && sn_core_sessions(node->core) && sn_now_us() < until && atomic_load(&node->stop) == 1) {
+        int64_t next = sn_core_tick(node->core, sn_now_us(), sn_unix_ms());
+        status = serve(node, next < until ? next : until, err);
+    }
+    if (sn_core_sessions(node->core))
+        sn_log(SN_LOG_WARN, "sessions were not moved", "sessions=%zu", sn_core_sessions(node->core));
+    return status;
+}
+
 sn_status sn_node_run(sn_node *node, sn_err *err) {
     sn_status status = SN_OK;
     while (!status && !atomic_load(&node->stop))
         status = serve(node, sn_core_tick(node->core, sn_now_us(), sn_unix_ms()), err);
+    if (!status && node->drain_us) status = drain(node, err);
     if (status) return status;
-    sn_core_drain(node->core, sn_unix_ms());
-    int64_t until = sn_now_us() + DRAIN_US;
-    while (!status && sn_core_busy(node->core) && sn_now_us() < until)
+    sn_core_leave(node->core, sn_unix_ms());
+    int64_t until = sn_now_us() + LAST_STEPS_US;
+    while (!status && sn_core_busy(node->core) && sn_now_us() < until && atomic_load(&node->stop) == 1)
         status = serve(node, sn_now_us() + FLUSH_US, err);
     return status;
 }
 
 void sn_node_stop(sn_node *node) {
-    atomic_store(&node->stop, true);
+    atomic_fetch_add(&node->stop, 1);
     sn_transport_wake(node->transport);
 }
 

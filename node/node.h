@@ -21,6 +21,7 @@ typedef struct sn_node_config {
     int session_timeout_s, room_timeout_s;
     size_t prefix_memory;        /* for what sessions with the same beginning share; 0: they share nothing */
     bool share_all;              /* beginnings are shared among all clients, not only among a client's own sessions */
+    int drain_timeout_s;         /* how long it serves on when it is stopped, for its sessions to be moved; 0: not at all */
     void (*planned)(const char *table); /* told the placement before anything is loaded; may be NULL */
 } sn_node_config;
 
@@ -31,9 +32,10 @@ sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn
                       sn_node **out, sn_err *err) SN_MUST_USE;
 void sn_node_free(sn_node **node); /* NULL-safe; after run has returned */
 
-/* Serves until sn_node_stop, then refuses what is new, ends the steps in hand (4 s at most) and returns. */
+/* Serves until sn_node_stop, then takes no new session and serves on until those it has were moved to other nodes
+ * (drain_timeout_s at most), ends the steps in hand (4 s at most) and returns. */
 sn_status sn_node_run(sn_node *node, sn_err *err) SN_MUST_USE;
-void sn_node_stop(sn_node *node); /* from any thread */
+void sn_node_stop(sn_node *node); /* from any thread; a second time: at once */
 
 const char *sn_node_address(const sn_node *node);
 const uint8_t *sn_node_id(const sn_node *node);        /* SN_KEY_SIZE bytes */

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "node/past.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,7 @@ struct sn_scheduler {
     sn_job *jobs; /* in order of arrival */
     uint64_t passes;
     sn_guard_watch watch;
-    bool waiting;
+    bool waiting, copied; /* copied: a part of a past was, in this round; one a round bounds the delay that they add */
     sn_job *lead;                     /* of the pass being formed: the oldest job that may run names its blocks, */
     sn_job *chosen[SN_SPAN_ROWS_MAX]; /* so that no kind of work can keep another one out for ever */
     sn_span_part parts[SN_SPAN_ROWS_MAX];
@@ -80,7 +81,7 @@ static void undo(sn_job *job) {
 static void end_job(sn_job *job, sn_status status, int64_t now_us) {
     job->status = status;
     job->finished_us = now_us;
-    if (status) undo(job);
+    if (status && job->kind != SN_JOB_READ) undo(job);
 }
 
 /* -- rows that need not be computed -------------------------------------------------------------------------------- */
@@ -173,6 +174,14 @@ static void choose(sn_scheduler *s, sn_job *job, int rows) {
     s->n_rows += rows;
 }
 
+/* One part of a past, in or out. */
+static void copy(sn_scheduler *s, sn_job *job, int64_t now_us) {
+    s->copied = true;
+    job->started_us = now_us;
+    sn_status status = job->kind == SN_JOB_READ ? sn_past_read(s->span, job) : sn_past_write(s->span, job);
+    end_job(job, status, sn_now_us());
+}
+
 static bool is_decoding(const sn_job *job) { return job->n_tokens - job->n_done <= SN_DECODE_ROWS_MAX; }
 
 /* Closes what is to be closed, ends what was cancelled, decode steps go into the pass. */
@@ -184,6 +193,8 @@ static void choose_decoding(sn_scheduler *s, int64_t now_us) {
             end_job(job, SN_OK, now_us);
         } else if (atomic_load(&job->cancelled)) {
             end_job(job, sn_fail(&job->err, SN_REFUSED, "the session was closed"), now_us);
+        } else if (job->kind == SN_JOB_READ || job->kind == SN_JOB_WRITE) {
+            if (!s->copied && (job->kind == SN_JOB_READ || admit(s, job, now_us, &queued))) copy(s, job, now_us);
         } else if (admit(s, job, now_us, &queued)) {
             if (!s->lead) s->lead = job;
             if (is_decoding(job)) choose(s, job, SN_DECODE_ROWS_MAX);
@@ -194,8 +205,9 @@ static void choose_decoding(sn_scheduler *s, int64_t now_us) {
 static void form_pass(sn_scheduler *s, int64_t now_us) {
     s->lead = NULL;
     s->n_chosen = s->n_rows = 0;
+    s->copied = false;
     choose_decoding(s, now_us);
-    s->waiting = !s->lead;
+    s->waiting = !s->lead && !s->copied;
     int budget = s->n_chosen ? SN_PROMPT_ROWS_BESIDE : SN_SPAN_ROWS_MAX;
     for (sn_job *job = s->jobs; job && budget > 0; job = job->next) {
         if (!job->started_us || job->finished_us || is_decoding(job)) continue;

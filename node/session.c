@@ -112,3 +112,17 @@ sn_status sn_session_hash_rows(sn_session *session, int position, const sn_wire_
     free(buffer);
     return status;
 }
+
+sn_status sn_session_take_marks(sn_session *session, int position, const sn_mark *marks, size_t n,
+                                const uint8_t origin[SN_KEY_SIZE], sn_err *err) {
+    sn_status status = make_room(session, position + (int)n, err);
+    if (status) return status;
+    const sn_hash *begin = &session->timeline[0];
+    bool same = !memcmp(origin, begin->bytes, SN_HASH_SIZE);
+    for (size_t i = 0; i < n; i++) {
+        sn_hash *at = &session->timeline[(size_t)position + i + 1];
+        if (same) memcpy(at->bytes, marks[i].timeline, SN_HASH_SIZE);
+        else *at = sn_timeline_graft(begin, marks[i].timeline);
+    }
+    return SN_OK;
+}

@@ -10,6 +10,8 @@ typedef struct sn_session {
     uint8_t id[SN_SESSION_ID_SIZE];
     uint8_t owner[SN_KEY_SIZE];       /* CURVE key of the client that opened it */
     uint8_t predecessor[SN_KEY_SIZE]; /* CURVE key of the node that may push into it; zero: none */
+    uint8_t source[SN_KEY_SIZE];      /* CURVE key of the node that may put a past here until the owner goes on; zero: none */
+    bool resumed;                     /* the owner goes on here */
     sn_peer owner_peer;               /* where the owner listens for answers: the connection it used last */
     int first, end;                   /* blocks */
     int max_tokens, length;
@@ -24,8 +26,11 @@ typedef struct sn_session {
     bool last_noted; /* last_input is known: a receipt was asked for */
     uint8_t next[SN_SESSION_ID_SIZE]; /* the session at the node that the last answer was pushed to; zero: none */
     uint8_t next_key[SN_KEY_SIZE];    /* that node's CURVE key: only it may refuse the push */
-    sn_job *job;       /* in the engine, NULL: none. One at a time */
-    sn_msg *asked;     /* the STEP that the job answers: its tensor is the job's input */
+    sn_job *job;       /* a step, a part of a past that comes in, or the closing; NULL: none. One at a time */
+    sn_msg *asked;     /* the STEP or KV_PUT that the job answers: its tensor is the job's input */
+    sn_peer asker;     /* whom a KV_PUT came from */
+    size_t reads;      /* jobs in the engine that read the past, beside that one */
+    struct sn_move *moves; /* where the past is being copied to (core_move.c) */
     int64_t used_us;   /* last sign of the owner */
     bool closing;
     sn_kv *kv; /* the device's thread's: not to be touched here while the engine lives */
@@ -49,5 +54,9 @@ sn_session *sn_sessions_at(sn_sessions *sessions, size_t i); /* i < count, any o
  * length. Each hash covers the one before and one row as float32, so it does not depend on how rows came in steps. */
 sn_status sn_session_hash_rows(sn_session *session, int position, const sn_wire_tensor *rows, sn_hasher *hasher,
                                sn_err *err) SN_MUST_USE;
+/* The hashes behind n positions from `position` (<= length) on, as the sender of a past names them, without changing length.
+ * `origin`: where its timeline begins; if not where this one does, it is grafted (net/timeline.h). */
+sn_status sn_session_take_marks(sn_session *session, int position, const sn_mark *marks, size_t n,
+                                const uint8_t origin[SN_KEY_SIZE], sn_err *err) SN_MUST_USE;
 
 #endif

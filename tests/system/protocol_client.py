@@ -129,7 +129,8 @@ def main(address, golden, document):
 
     session = os.urandom(16)
     opened = node.ask("opened", "open", protocol=2, session=session, model=me["model"], first_block=0,
-                      end_block=me["n_blocks"], max_tokens=2 * n, predecessor=bytes(32))
+                      end_block=me["n_blocks"], max_tokens=2 * n, predecessor=bytes(32),
+                      source=bytes(32))
     assert opened["session"] == session and opened["step_tokens_max"] >= n
 
     def step(number, position, end, wanted="result", base=None):

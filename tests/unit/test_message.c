@@ -60,6 +60,7 @@ static void draw_blobs(sn_blob **out, size_t *n, size_t max) {
     }
 DRAW(HOP, hop)
 DRAW(TRACE, trace)
+DRAW(MARK, mark)
 #define X(KIND, name, tensor) DRAW(KIND, msg_##name)
 SN_MESSAGES(X)
 #undef X
@@ -85,6 +86,7 @@ SN_MESSAGES(X)
     }
 SAME(HOP, hop)
 SAME(TRACE, trace)
+SAME(MARK, mark)
 #define X(KIND, name, tensor) SAME(KIND, msg_##name)
 SN_MESSAGES(X)
 #undef X

@@ -31,7 +31,7 @@ static struct {
            .sessions_max = 64,
            .session_timeout_s = 600,
            .room_timeout_s = 20,
-           .drain_timeout_s = 30};
+           .drain_timeout_s = 0};
 
 static const sn_option serving[] = {
     SN_OPT_STRING("model", "PATH", &given.model, "a GGUF file, or a folder as Hugging Face lays it out"),

@@ -145,7 +145,28 @@ Test(core, closes_sessions_that_lie_idle_and_no_others) {
     bench_end(&b);
 }
 
-Test(core, refuses_everything_new_once_it_drains) {
+Test(core, serves_on_while_it_drains_and_takes_no_new_session) {
+    bench b;
+    past p, late;
+    bench_begin(&b);
+    open_past(&b, &p, T0);
+    cr_expect(past_took(&p, ask(&b, past_step_message(&p, 0, 4), T0), 0, 4));
+    sn_core_drain(b.core, b.unix_ms);
+    sn_msg *told = talk_hear(&b.client, 0, 100);
+    cr_assert(told && told->kind == SN_MSG_LEAVING && !memcmp(told->leaving.session, p.id, SN_SESSION_ID_SIZE));
+    sn_msg_free(&told);
+    cr_expect(past_took(&p, ask(&b, past_step_message(&p, 4, 3), T0), 4, 3));
+    past_init(&late, b.w, &b.client, 0, 4);
+    cr_expect(is_refusal(ask(&b, past_open_message(&late), T0), SN_RETRY, "this node is leaving"));
+    cr_expect_eq(sn_core_sessions(b.core), 1);
+    sn_msg *answer = ask(&b, past_close_message(&p), T0);
+    cr_expect_eq(sn_core_sessions(b.core), 0, "the drain is over");
+    sn_msg_free(&answer);
+    free(p.timeline), free(late.timeline);
+    bench_end(&b);
+}
+
+Test(core, refuses_everything_once_it_leaves) {
     bench b;
     past p, late;
     bench_begin(&b);
@@ -154,7 +175,7 @@ Test(core, refuses_everything_new_once_it_drains) {
     sn_msg *msg = past_step_message(&p, 4, 3); /* in hand when the end comes: it is still answered */
     uint64_t request = talk_send(&b.client, &msg);
     read_messages(&b, T0);
-    sn_core_drain(b.core, b.unix_ms);
+    sn_core_leave(b.core, b.unix_ms);
     cr_expect(sn_core_busy(b.core));
     run_jobs(&b, T0);
     cr_expect_not(sn_core_busy(b.core));
@@ -166,22 +187,30 @@ Test(core, refuses_everything_new_once_it_drains) {
     bench_end(&b);
 }
 
-Test(core, announces_that_it_leaves_even_in_the_same_millisecond) {
-    bench b;
-    bench_begin(&b);
-    sn_core_tick(b.core, T0, b.unix_ms);
-    sn_core_drain(b.core, b.unix_ms);
+static sn_node_state announced_state(bench *b) {
     sn_msg *msg = NULL;
     NEED(sn_msg_new(SN_MSG_PEERS, 0, &msg, &err));
     msg->peers.protocol = SN_PROTOCOL;
-    sn_msg *answer = ask(&b, msg, T0);
+    sn_msg *answer = ask(b, msg, T0);
     cr_assert(answer && answer->kind == SN_MSG_PEERS_ARE && answer->peers_are.n_announcements == 1);
     sn_announcement *a = calloc(1, sizeof *a);
     const sn_blob *blob = answer->peers_are.announcements;
-    NEED(sn_announcement_open(blob->data, blob->len, b.unix_ms, a, &err));
-    cr_expect_eq(a->state, SN_NODE_OFFLINE);
+    NEED(sn_announcement_open(blob->data, blob->len, b->unix_ms, a, &err));
+    sn_node_state state = a->state;
     free(a);
     sn_msg_free(&answer);
+    return state;
+}
+
+Test(core, announces_that_it_drains_and_leaves_even_in_the_same_millisecond) {
+    bench b;
+    bench_begin(&b);
+    sn_core_tick(b.core, T0, b.unix_ms);
+    cr_expect_eq(announced_state(&b), SN_NODE_ONLINE);
+    sn_core_drain(b.core, b.unix_ms);
+    cr_expect_eq(announced_state(&b), SN_NODE_DRAINING);
+    sn_core_leave(b.core, b.unix_ms);
+    cr_expect_eq(announced_state(&b), SN_NODE_OFFLINE);
     bench_end(&b);
 }
 

@@ -61,6 +61,7 @@ static sn_status start_put(sn_core *core, sn_session *session, sn_event *event, 
     sn_status status = sn_calloc(&job, 1, sizeof *job, err);
     if (status) return status;
     session->length = (int)put->position;
+    session->imported = true;
     *job = (sn_job){.kind = SN_JOB_WRITE,
                     .session = session,
                     .kv = &session->kv,

@@ -140,7 +140,7 @@ static sn_status reserve(sn_scheduler *s, sn_job *job, bool queued) {
         if (status) return status;
     }
     if (sn_kv_length(*job->kv) > at(job)) sn_kv_rewind(*job->kv, at(job));
-    adopt(s, job);
+    if (job->kind == SN_JOB_STEP) adopt(s, job);
     if (queued && !sn_kv_length(*job->kv))
         return sn_fail(&job->err, SN_RETRY, "the cache is full, and others wait for room before this session");
     return sn_kv_reserve(*job->kv, job->n_tokens - job->n_done, &job->err);

@@ -12,6 +12,7 @@ typedef struct sn_session {
     uint8_t predecessor[SN_KEY_SIZE]; /* CURVE key of the node that may push into it; zero: none */
     uint8_t source[SN_KEY_SIZE];      /* CURVE key of the node that may put a past here until the owner goes on; zero: none */
     bool resumed;                     /* the owner goes on here */
+    bool imported;                    /* some of its past was put here, not computed */
     sn_peer owner_peer;               /* where the owner listens for answers: the connection it used last */
     int first, end;                   /* blocks */
     int max_tokens, length;

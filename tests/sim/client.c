@@ -1,0 +1,173 @@
+/* A client's program: a chain and a generator as they are, as a coroutine. Every hidden state that comes by and every
+ * token is compared with the undisturbed text, bit by bit. */
+#include "base/clock.h"
+#include "base/mem.h"
+#include "client/generate.h"
+#include "tests/sim/model.h"
+#include "tests/sim/swarm.h"
+#include "tests/support/need.h"
+
+#include <stdarg.h>
+#include <string.h>
+
+enum { SEEDS = 3, TRIES = 4, PAUSE_US = 2 * SECOND_US };
+
+struct sim_client {
+    swarm *swarm;
+    int number, place;
+    sim_client_plan plan;
+    sim_actor actor;
+    sim_random random;
+    sim_task *task;
+    const sim_text *text;
+    sn_link *link;
+    sn_chain *chain;
+    int64_t limit_us; /* of the call that it is in: later is too late; 0: none */
+    char story[512];
+};
+
+static void tell(sim_client *c, const char *format, ...) SN_PRINTF(2, 3);
+static void tell(sim_client *c, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    size_t n = strlen(c->story);
+    vsnprintf(c->story + n, sizeof c->story - n, format, args);
+    va_end(args);
+}
+
+/* What a call may take: each failed node costs a step's timeout, finding out who failed, the wait for somebody else, opening
+ * there, and a replay of all steps; and that for every hop. */
+static int64_t limit_of(const sim_client *c) {
+    int64_t one_ms = c->plan.timeout_ms + 2 * SIM_BLOCKS * 1000 + 3000 + SIM_BLOCKS * 5000 + SIM_BLOCKS * c->plan.timeout_ms;
+    return (c->plan.max_retries + 2) * one_ms * SIM_BLOCKS * 1000;
+}
+
+static void begin_call(sim_client *c) { c->limit_us = sim_now(c->swarm->time) + limit_of(c); }
+
+static void compare(void *ctx, int block, int position, int n, const float *hidden) {
+    sim_client *c = ctx;
+    if (block < 0 || block > SIM_BLOCKS || position + n > SIM_CONTEXT)
+        sim_wrong(c->swarm, "client %d sees block %d, positions %d:%d", c->number, block, position, position + n);
+    for (int i = 0; i < n; i++)
+        if (memcmp(hidden + (size_t)i * SIM_EMBD, c->text->hidden[position + i][block], SIM_EMBD * sizeof *hidden))
+            sim_wrong(c->swarm, "client %d: other bits enter block %d at position %d", c->number, block, position + i);
+}
+
+static sn_status open_all(sim_client *c, sn_err *err) {
+    swarm *s = c->swarm;
+    sn_seed seeds[SEEDS] = {0};
+    size_t n = 0;
+    for (int i = 0; i < SEEDS; i++) {
+        const sim_node *node = &s->nodes[i ? sim_below(&c->random, (uint64_t)s->n_nodes) : 0];
+        snprintf(seeds[n].address, sizeof seeds[n].address, "%s", node->address);
+        memcpy(seeds[n++].curve_key, node->identity->curve_key, SN_KEY_SIZE);
+    }
+    sn_transport *transport = sim_transport_new(s->net, c->place, NULL, NULL);
+    sn_status status = sn_link_over(&transport, seeds, n, &c->link, err);
+    if (status) return status;
+    sn_chain_options options = {.link = c->link,
+                                .timeout_ms = c->plan.timeout_ms,
+                                .max_retries = c->plan.max_retries,
+                                .max_tokens = SIM_CONTEXT,
+                                .push = c->plan.push};
+    begin_call(c);
+    status = sn_chain_open(sim_model_get()->model, &options, &c->chain, err);
+    if (!status) sn_chain_observe(c->chain, compare, c);
+    return status;
+}
+
+static void close_all(sim_client *c) {
+    if (c->chain) c->swarm->figures.failovers += sn_chain_failovers(c->chain);
+    sn_chain_close(&c->chain);
+    sn_link_close(&c->link);
+}
+
+/* One turn: from `from` tokens of the text on. What is delivered, whole or before a failure, is the text. */
+static sn_status write_on(sim_client *c, sn_generator *generator, int from, sn_err *err) {
+    sn_generation out = {0};
+    sn_generate_options options = {.max_tokens = c->plan.tokens};
+    begin_call(c);
+    c->limit_us += limit_of(c) * c->plan.tokens; /* the limit is for a step */
+    sn_status status = sn_generator_run(generator, c->text->ids, (size_t)from, &options, &out, err);
+    for (size_t i = 0; i < out.ids.n && from + (int)i < SIM_CONTEXT; i++)
+        if (out.ids.ids[i] != c->text->ids[from + (int)i])
+            sim_wrong(c->swarm, "client %d got a wrong token at position %zu", c->number, (size_t)from + i);
+    if (!status && out.ids.n != (size_t)c->plan.tokens)
+        sim_wrong(c->swarm, "client %d got %zu tokens, not %d", c->number, out.ids.n, c->plan.tokens);
+    c->swarm->figures.tokens += out.ids.n;
+    c->swarm->figures.generations += !status;
+    sn_generation_fini(&out);
+    return status;
+}
+
+static sn_status try_once(sim_client *c, sn_err *err) {
+    sn_generator *generator = NULL;
+    sn_sampling greedy = SN_SAMPLING_DEFAULT;
+    sn_status status = open_all(c, err);
+    if (!status) {
+        sn_model *model = sim_model_get()->model;
+        sn_generator_parts parts = {sn_model_hparams(model), sim_model_get()->head, c->chain, NULL, SIM_CONTEXT};
+        status = sn_generator_new(&parts, &greedy, &generator, err);
+    }
+    int last = SIM_CONTEXT - c->plan.tokens;
+    for (int turn = 0; turn < c->plan.turns && !status; turn++) {
+        int from = turn ? (int)sim_between(&c->random, c->text->n_prompt, last) : c->text->n_prompt;
+        if (turn) sn_sleep_us((int64_t)sim_below(&c->random, 5 * SECOND_US));
+        status = write_on(c, generator, from, err);
+    }
+    sn_generator_free(&generator);
+    c->limit_us = 0;
+    close_all(c);
+    return status;
+}
+
+static void live(void *ctx) {
+    sim_client *c = ctx;
+    sn_err err = {0};
+    sn_sleep_us(c->plan.begin_us);
+    for (int i = 0; i < TRIES; i++) {
+        sn_status status = try_once(c, &err);
+        sim_note(c->swarm->time, "client", (uint64_t)c->number, (uint64_t)status);
+        if (!status) {
+            tell(c, "done");
+            return;
+        }
+        c->swarm->figures.errors++;
+        tell(c, "%s; ", err.text);
+        if (c->plan.must_succeed) sim_wrong(c->swarm, "client %d in a swarm at peace: %s", c->number, err.text);
+        if (status == SN_STOP || status == SN_REFUSED) sim_wrong(c->swarm, "client %d: %s", c->number, err.text);
+        sn_sleep_us(PAUSE_US);
+    }
+}
+
+sim_client *sim_client_new(swarm *s, int number, const sim_client_plan *plan) {
+    sim_client *c = sim_alloc(sizeof *c);
+    c->swarm = s;
+    c->number = number;
+    c->plan = *plan;
+    c->text = sim_model_text(plan->text);
+    c->random = sim_fork(&s->random);
+    snprintf(c->actor.name, sizeof c->actor.name, "client%d", number);
+    c->actor.offset_us = sim_between(&c->random, 0, 1000 * (int64_t)SECOND_US);
+    c->actor.drift_ppm = sim_between(&c->random, -2000, 2000);
+    c->actor.unix_offset_ms = sim_between(&c->random, -3000, 3000);
+    c->actor.random = sim_fork(&c->random);
+    c->place = sim_place_new(s->net, &c->actor, sim_identity(1000 + number)->curve_key);
+    c->task = sim_task_new(s->time, &c->actor, live, c);
+    return c;
+}
+
+void sim_client_free(sim_client **client) {
+    if (!*client) return;
+    sim_task_free(&(*client)->task);
+    free(*client);
+    *client = NULL;
+}
+
+bool sim_client_ended(const sim_client *client) { return sim_task_ended(client->task); }
+const char *sim_client_story(const sim_client *client) { return client->story; }
+
+void sim_client_check(const sim_client *c) {
+    if (c->limit_us && sim_now(c->swarm->time) > c->limit_us)
+        sim_wrong(c->swarm, "client %d has not ended in its time", c->number);
+}

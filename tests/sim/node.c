@@ -1,0 +1,246 @@
+/* A node's program: node.c's loop and engine.c's thread, turn by turn. */
+#include "base/clock.h"
+#include "node/core_private.h"
+#include "tests/sim/model.h"
+#include "tests/sim/swarm.h"
+#include "tests/support/need.h"
+
+#include <string.h>
+
+enum { PASS_US = 3000, ROOM_POLL_US = 20000, DRAIN_US = 4 * SECOND_US, FLUSH_US = 50000 };
+
+static void turn(sim_node *node);
+
+static sim_node *living(swarm *s, uint64_t which) {
+    for (int i = 0; i < s->n_nodes; i++)
+        if (s->nodes[i].life == which) return &s->nodes[i];
+    return NULL;
+}
+
+static sim_actor *enter(sim_node *node) { return sim_enter(node->swarm->time, &node->actor); }
+static void leave(sim_node *node, sim_actor *was) { sim_enter(node->swarm->time, was); }
+
+/* A machine that stands still does what it would do now when it goes on. */
+static bool postponed(const sim_node *node, sim_action action, void *what, uint64_t which) {
+    sim_time *time = node->swarm->time;
+    if (sim_now(time) >= node->stalled_until_us) return false;
+    sim_at(time, node->stalled_until_us, action, what, which);
+    return true;
+}
+
+/* -- the engine -- */
+
+static void engine_turn(void *world, void *what, uint64_t which, bool ending);
+
+static void engine_soon(sim_node *node, int64_t delay_us) {
+    if (node->busy) return;
+    node->busy = true;
+    sim_at(node->swarm->time, sim_now(node->swarm->time) + delay_us, engine_turn, NULL, node->life);
+}
+
+static bool submit(void *ctx, sn_job *job) {
+    sim_node *node = ctx;
+    if (node->jobs == node->sessions_max) return false;
+    node->jobs++;
+    sn_scheduler_add(node->scheduler, job);
+    engine_soon(node, 50);
+    return true;
+}
+
+static sn_engine_figures figures(void *ctx) {
+    const sim_node *node = ctx;
+    return (sn_engine_figures){.passes = sn_scheduler_passes(node->scheduler),
+                               .kv_bytes = sn_kv_pool_bytes_used(node->pool),
+                               .queue = node->jobs};
+}
+
+static void free_jobs(sn_job *job) {
+    for (sn_job *next; job; job = next) {
+        next = job->next;
+        sn_job_free(&job);
+    }
+}
+
+/* The pass's time is over: the core gets what was done in it. */
+static void engine_done(void *world, void *what, uint64_t which, bool ending) {
+    sn_job *job = what;
+    sim_node *node = ending ? NULL : living(world, which);
+    if (!node) {
+        free_jobs(job);
+        return;
+    }
+    if (postponed(node, engine_done, what, which)) return;
+    sim_actor *was = enter(node);
+    for (sn_job *next; job; job = next) {
+        next = job->next;
+        node->jobs--;
+        sn_core_done(node->core, job, sn_now_us());
+    }
+    leave(node, was);
+    turn(node);
+}
+
+static void engine_turn(void *world, void *what, uint64_t which, bool ending) {
+    (void)what;
+    sim_node *node = ending ? NULL : living(world, which);
+    if (!node || postponed(node, engine_turn, NULL, which)) return;
+    node->busy = false;
+    if (sn_scheduler_idle(node->scheduler)) return;
+    sim_actor *was = enter(node);
+    uint64_t passes = sn_scheduler_passes(node->scheduler);
+    sn_job *done = sn_scheduler_run(node->scheduler, sn_now_us());
+    leave(node, was);
+    int64_t took = sn_scheduler_passes(node->scheduler) > passes ? PASS_US : 20;
+    if (done) sim_at(node->swarm->time, sim_now(node->swarm->time) + took, engine_done, done, node->life);
+    if (!sn_scheduler_idle(node->scheduler))
+        engine_soon(node, sn_scheduler_waiting(node->scheduler) ? ROOM_POLL_US : took);
+}
+
+/* -- the network thread -- */
+
+static void end_program(sim_node *node) {
+    node->life = 0;
+    sn_scheduler_free(&node->scheduler);
+    sn_core_free(&node->core);
+    if (sn_kv_pool_bytes_used(node->pool))
+        sim_wrong(node->swarm, "node %d left %zu bytes of cache behind", node->number, sn_kv_pool_bytes_used(node->pool));
+    sn_transport_free(&node->transport);
+    sn_kv_pool_free(&node->pool);
+}
+
+static void on_tick(void *world, void *what, uint64_t which, bool ending) {
+    (void)what;
+    sim_node *node = ending ? NULL : living(world, which >> 32);
+    if (!node || (uint32_t)node->ticks != (uint32_t)which) return;
+    if (!postponed(node, on_tick, NULL, which)) turn(node);
+}
+
+/* What the loop does between two waits. */
+static void turn(sim_node *node) {
+    swarm *s = node->swarm;
+    sim_actor *was = enter(node);
+    int64_t next = 0;
+    if (!node->leaving) next = sim_global_us(&node->actor, sn_core_tick(node->core, sn_now_us(), sn_unix_ms()));
+    else next = sim_now(s->time) + FLUSH_US;
+    leave(node, was);
+    if (node->leaving && (!sn_core_busy(node->core) || sim_now(s->time) >= node->leave_by_us)) {
+        sim_note(s->time, "left", (uint64_t)node->number, 0);
+        end_program(node);
+        return;
+    }
+    sim_at(s->time, next, on_tick, NULL, node->life << 32 | (uint32_t)++node->ticks);
+}
+
+static void receive(void *ctx, sn_event *event);
+
+static void receive_late(void *world, void *what, uint64_t which, bool ending) {
+    sn_event *event = what;
+    sim_node *node = ending ? NULL : living(world, which);
+    if (node) {
+        sim_actor *was = enter(node);
+        receive(node, event); /* takes its message */
+        leave(node, was);
+    } else {
+        sn_msg_free(&event->msg);
+    }
+    free(event);
+}
+
+static void receive(void *ctx, sn_event *event) {
+    sim_node *node = ctx;
+    swarm *s = node->swarm;
+    if (sim_now(s->time) < node->stalled_until_us) { /* it waits in the socket */
+        sn_event *late = sim_alloc(sizeof *late);
+        *late = *event;
+        sim_at(s->time, node->stalled_until_us, receive_late, late, node->life);
+        return;
+    }
+    sn_core_handle(node->core, event, sn_now_us(), sn_unix_ms());
+    turn(node);
+}
+
+/* -- life and death -- */
+
+static void new_core(sim_node *node) {
+    const sn_core_setup setup = {.transport = node->transport,
+                                 .identity = node->identity,
+                                 .address = node->address,
+                                 .name = node->actor.name,
+                                 .span = sn_span_describe(sim_model_span(node->first, node->end)),
+                                 .model = sim_model_get()->id,
+                                 .kv_bytes_max = sn_kv_pool_bytes(node->pool),
+                                 .sessions_max = node->sessions_max,
+                                 .idle_us_max = 40 * SECOND_US,
+                                 .room_us_max = SECOND_US,
+                                 .submit = submit,
+                                 .read = figures,
+                                 .ctx = node};
+    NEED(sn_core_new(&setup, sn_now_us(), &node->core, &err));
+}
+
+static size_t page_bytes(sn_span *span) {
+    sn_kv_pool *pool = NULL;
+    NEED(sn_span_kv_pool(span, 1 << 20, &pool, &err));
+    size_t bytes = sn_kv_pool_bytes(pool) / (sn_kv_pool_tokens(pool) / SN_KV_PAGE_TOKENS);
+    sn_kv_pool_free(&pool);
+    return bytes;
+}
+
+void sim_node_start(sim_node *node) {
+    swarm *s = node->swarm;
+    sn_span *span = sim_model_span(node->first, node->end);
+    char bound[SN_ADDRESS_MAX + 1];
+    sim_actor *was = enter(node);
+    node->life = ++s->lives;
+    node->jobs = 0;
+    node->busy = node->leaving = false;
+    node->stalled_until_us = 0;
+    node->transport = sim_transport_new(s->net, node->place, receive, node);
+    NEED(sn_transport_listen(node->transport, node->address, bound, &err));
+    NEED(sn_span_kv_pool(span, node->pages * page_bytes(span), &node->pool, &err));
+    NEED(sn_scheduler_new(span, node->pool, &node->scheduler, &err));
+    new_core(node);
+    const sim_node *joined = &s->nodes[node->number ? 0 : 1 % s->n_nodes];
+    sn_core_join(node->core, joined->address, joined->identity->curve_key);
+    leave(node, was);
+    sim_note(s->time, "start", (uint64_t)node->number, 0);
+    turn(node);
+}
+
+void sim_node_crash(sim_node *node, bool silent) {
+    if (!node->life) return;
+    sim_note(node->swarm->time, "crash", (uint64_t)node->number, silent);
+    sim_place_crash(node->swarm->net, node->place, silent);
+    end_program(node);
+}
+
+void sim_node_drain(sim_node *node) {
+    if (!node->life || node->leaving) return;
+    sim_note(node->swarm->time, "drain", (uint64_t)node->number, 0);
+    sim_actor *was = enter(node);
+    sn_core_drain(node->core, sn_unix_ms());
+    leave(node, was);
+    node->leaving = true;
+    node->leave_by_us = sim_now(node->swarm->time) + DRAIN_US;
+    turn(node);
+}
+
+void sim_node_stall(sim_node *node, int64_t until_us) {
+    if (!node->life) return;
+    sim_note(node->swarm->time, "stall", (uint64_t)node->number, (uint64_t)until_us);
+    node->stalled_until_us = until_us;
+}
+
+void sim_node_check(const sim_node *node) {
+    if (!node->life) return;
+    size_t sessions = sn_sessions_count(node->core->sessions);
+    if (sessions > node->sessions_max)
+        sim_wrong(node->swarm, "node %d has %zu sessions, its limit is %zu", node->number, sessions, node->sessions_max);
+    if (sn_kv_pool_bytes_used(node->pool) > sn_kv_pool_bytes(node->pool))
+        sim_wrong(node->swarm, "node %d uses more cache than it has", node->number);
+    if (node->jobs > node->sessions_max) sim_wrong(node->swarm, "node %d has %zu jobs", node->number, node->jobs);
+}
+
+bool sim_node_is_clean(const sim_node *node) {
+    return !node->life || (!sn_sessions_count(node->core->sessions) && !sn_kv_pool_bytes_used(node->pool));
+}

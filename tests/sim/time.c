@@ -1,0 +1,209 @@
+#include "tests/sim/time.h"
+
+#include "base/clock.h"
+#include "base/hash.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BEGIN_US = 1000 * SECOND_US };
+static const int64_t UNIX_BEGIN_MS = 1800000000000;
+
+typedef struct event {
+    int64_t at_us;
+    uint64_t order;
+    sim_action action;
+    void *what;
+    uint64_t which;
+} event;
+
+struct sim_time {
+    void *world;
+    int64_t now_us;
+    event *heap;
+    size_t n, room;
+    uint64_t order, done, hash;
+    bool traced;
+};
+
+static sim_time *entered;
+static sim_actor *actor_now;
+
+void *sim_alloc(size_t bytes) {
+    void *memory = calloc(1, bytes);
+    if (!memory) abort();
+    return memory;
+}
+
+/* -- chance: SplitMix64 (Steele, Lea and Flood 2014) -- */
+
+uint64_t sim_next(sim_random *random) {
+    uint64_t z = random->state += 0x9e3779b97f4a7c15;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    return z ^ z >> 31;
+}
+
+uint64_t sim_below(sim_random *random, uint64_t n) { return n ? sim_next(random) % n : 0; }
+int64_t sim_between(sim_random *random, int64_t low, int64_t high) {
+    return low + (int64_t)sim_below(random, (uint64_t)(high - low) + 1);
+}
+double sim_unit(sim_random *random) { return (double)(sim_next(random) >> 11) * 0x1p-53; }
+bool sim_chance(sim_random *random, double probability) { return sim_unit(random) < probability; }
+double sim_exponential(sim_random *random, double mean) { return -mean * log1p(-sim_unit(random)); }
+sim_random sim_fork(sim_random *random) { return (sim_random){sim_next(random)}; }
+
+/* -- clocks -- */
+
+static int64_t local_of(const sim_actor *actor, int64_t us) {
+    return us + actor->offset_us + us / 1000 * actor->drift_ppm / 1000;
+}
+
+int64_t sim_local_us(const sim_time *time, const sim_actor *actor) { return local_of(actor, time->now_us); }
+int64_t sim_unix_ms(const sim_time *time, const sim_actor *actor) {
+    return UNIX_BEGIN_MS + time->now_us / 1000 + actor->unix_offset_ms;
+}
+
+int64_t sim_global_us(const sim_actor *actor, int64_t local_us) {
+    int64_t us = local_us - actor->offset_us;
+    us -= us / 1000 * actor->drift_ppm / 1000;
+    while (local_of(actor, us) < local_us) us += (local_us - local_of(actor, us) + 1) / 2 + 1;
+    return us;
+}
+
+/* -- events: a binary heap -- */
+
+static bool before(const event *x, const event *y) {
+    return x->at_us != y->at_us ? x->at_us < y->at_us : x->order < y->order;
+}
+
+sim_time *sim_time_new(void *world) {
+    sim_time *time = sim_alloc(sizeof *time);
+    time->world = world;
+    time->now_us = BEGIN_US;
+    time->hash = 0xcbf29ce484222325;
+    return time;
+}
+
+static event take_first(sim_time *time) {
+    event first = time->heap[0], last = time->heap[--time->n];
+    size_t i = 0;
+    for (size_t child; (child = 2 * i + 1) < time->n; i = child) {
+        if (child + 1 < time->n && before(&time->heap[child + 1], &time->heap[child])) child++;
+        if (!before(&time->heap[child], &last)) break;
+        time->heap[i] = time->heap[child];
+    }
+    if (time->n) time->heap[i] = last;
+    return first;
+}
+
+void sim_time_free(sim_time **time) {
+    sim_time *t = *time;
+    if (!t) return;
+    while (t->n) {
+        event e = take_first(t);
+        e.action(t->world, e.what, e.which, true);
+    }
+    free(t->heap);
+    free(t);
+    *time = NULL;
+}
+
+int64_t sim_now(const sim_time *time) { return time->now_us; }
+uint64_t sim_events(const sim_time *time) { return time->done; }
+
+void sim_at(sim_time *time, int64_t at_us, sim_action action, void *what, uint64_t which) {
+    if (time->n == time->room) {
+        time->room = 2 * time->room + 256;
+        time->heap = realloc(time->heap, time->room * sizeof *time->heap);
+        if (!time->heap) abort();
+    }
+    event e = {at_us > time->now_us ? at_us : time->now_us, time->order++, action, what, which};
+    size_t i = time->n++;
+    for (; i && before(&e, &time->heap[(i - 1) / 2]); i = (i - 1) / 2) time->heap[i] = time->heap[(i - 1) / 2];
+    time->heap[i] = e;
+}
+
+bool sim_step(sim_time *time, int64_t until_us) {
+    if (!time->n || time->heap[0].at_us > until_us) {
+        if (time->now_us < until_us) time->now_us = until_us;
+        return false;
+    }
+    event e = take_first(time);
+    time->now_us = e.at_us;
+    time->done++;
+    e.action(time->world, e.what, e.which, false);
+    return true;
+}
+
+/* -- the trace -- */
+
+static void mix(sim_time *time, uint64_t x) {
+    time->hash = (time->hash ^ x) * 0x9e3779b97f4a7c15;
+    time->hash ^= time->hash >> 29;
+}
+
+void sim_note(sim_time *time, const char *what, uint64_t a, uint64_t b) {
+    mix(time, (uint64_t)time->now_us);
+    sim_note_bytes(time, what, strlen(what));
+    mix(time, a);
+    mix(time, b);
+    if (time->traced)
+        fprintf(stderr, "%11.6f %s %llu %llu\n", (double)(time->now_us - BEGIN_US) / 1e6, what, (unsigned long long)a,
+                (unsigned long long)b);
+}
+
+void sim_note_bytes(sim_time *time, const void *bytes, size_t len) {
+    const uint8_t *at = bytes;
+    for (; len >= 8; at += 8, len -= 8) {
+        uint64_t x;
+        memcpy(&x, at, 8);
+        mix(time, x);
+    }
+    uint64_t rest = len;
+    for (size_t i = 0; i < len; i++) rest = rest << 8 | at[i];
+    mix(time, rest);
+}
+
+uint64_t sim_trace_hash(const sim_time *time) { return time->hash; }
+void sim_trace(sim_time *time, bool on) { time->traced = on; }
+
+/* -- in the place of base/clock.h and sn_random -- */
+
+int64_t __real_sn_now_us(void);
+int64_t __real_sn_unix_ms(void);
+void __real_sn_sleep_us(int64_t us);
+void __real_sn_random(void *out, size_t len);
+int64_t __wrap_sn_now_us(void);
+int64_t __wrap_sn_unix_ms(void);
+void __wrap_sn_sleep_us(int64_t us);
+void __wrap_sn_random(void *out, size_t len);
+
+sim_actor *sim_enter(sim_time *time, sim_actor *actor) {
+    sim_actor *was = actor_now;
+    entered = time;
+    actor_now = actor;
+    return was;
+}
+
+int64_t __wrap_sn_now_us(void) { return actor_now ? sim_local_us(entered, actor_now) : __real_sn_now_us(); }
+int64_t __wrap_sn_unix_ms(void) { return actor_now ? sim_unix_ms(entered, actor_now) : __real_sn_unix_ms(); }
+
+void __wrap_sn_sleep_us(int64_t us) {
+    if (!actor_now) {
+        __real_sn_sleep_us(us);
+        return;
+    }
+    int64_t until = sim_global_us(actor_now, sim_local_us(entered, actor_now) + us);
+    while (sim_now(entered) < until) sim_task_wait(until); /* a message wakes it: it goes to sleep again */
+}
+
+void __wrap_sn_random(void *out, size_t len) {
+    if (!actor_now) {
+        __real_sn_random(out, len);
+        return;
+    }
+    for (uint8_t *at = out; len; at++, len--) *at = (uint8_t)(sim_next(&actor_now->random) >> 32);
+}

@@ -20,7 +20,7 @@ struct sn_head {
     sn_weight embedding, output;
     float *norm;                   /* device, (n_embd) */
     float *x, *h;                  /* device, (HEAD_ROWS, n_embd): hidden states, and normed */
-    float *logits;                 /* device, (HEAD_ROWS, n_vocab) */
+    float *logits;                 /* device, (HEAD_ROWS, n_vocab); NULL where the caller's memory is the device's */
 };
 
 static sn_status put_matrix(void *tensor, sn_device *device, void *memory, sn_err *err) {
@@ -81,7 +81,7 @@ sn_status sn_head_load(const sn_model *model, sn_device *device, sn_head **out, 
     if (!status) status = new_buffer(head, 1, head->n_embd, &head->norm, err);
     if (!status) status = new_buffer(head, HEAD_ROWS, head->n_embd, &head->x, err);
     if (!status) status = new_buffer(head, HEAD_ROWS, head->n_embd, &head->h, err);
-    if (!status) status = new_buffer(head, HEAD_ROWS, head->n_vocab, &head->logits, err);
+    if (!status && !device->host_visible) status = new_buffer(head, HEAD_ROWS, head->n_vocab, &head->logits, err);
     if (!status) status = load_weights(head, model, err);
     if (status) sn_head_free(&head);
     *out = head;
@@ -100,7 +100,7 @@ void sn_head_free(sn_head **out) {
     ops->free(head->device, head->norm, head->n_embd * sizeof(float));
     ops->free(head->device, head->x, HEAD_ROWS * head->n_embd * sizeof(float));
     ops->free(head->device, head->h, HEAD_ROWS * head->n_embd * sizeof(float));
-    ops->free(head->device, head->logits, HEAD_ROWS * head->n_vocab * sizeof(float));
+    if (head->logits) ops->free(head->device, head->logits, HEAD_ROWS * head->n_vocab * sizeof(float));
     free(head);
     *out = NULL;
 }
@@ -133,13 +133,13 @@ sn_status sn_head_logits(sn_head *head, const float *hidden, int n, float *logit
                              .dtype = SN_F32,
                              .rank = 2,
                              .shape = {rows, (int64_t)row}};
-        sn_linear linear = {.weight = &head->output, .y = head->logits};
+        float *out = logits + (size_t)done * head->n_vocab;
+        sn_linear linear = {.weight = &head->output, .y = head->logits ? head->logits : out};
         sn_status status = sn_guard(&outside, d, 2, outside.shape, head->x, NULL, err);
         if (!status) status = ops->rms_norm(d, rows, (int)row, head->x, head->norm, head->norm_eps, head->h, err);
         if (!status) status = ops->linear(d, rows, head->h, 1, &linear, err);
-        if (!status)
-            status = ops->download(d, logits + (size_t)done * head->n_vocab, head->logits,
-                                   (size_t)rows * head->n_vocab * sizeof(float), err);
+        size_t bytes = (size_t)rows * head->n_vocab * sizeof(float);
+        if (!status) status = head->logits ? ops->download(d, out, head->logits, bytes, err) : ops->finish(d, err);
         if (status) return status;
     }
     return SN_OK;

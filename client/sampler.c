@@ -14,7 +14,8 @@ struct sn_sampler {
     sn_sampling options;
     size_t n_vocab;
     uint64_t random[4];
-    float *logits;   /* (n_vocab): after the penalty */
+    const float *row; /* (n_vocab): the logits to choose by: the caller's, or ... */
+    float *penalised; /* ... (n_vocab) of our own */
     int32_t *heap;   /* (n_vocab): ids, the best on top */
     float *kept;     /* (n_vocab): logits of the candidates ... */
     int32_t *ids;    /* (n_vocab): ... and which they are */
@@ -84,15 +85,16 @@ static int32_t heap_pop(const float *logits, int32_t *heap, size_t *n) {
 /* -- the filters -----------------------------------------------------------------------------------------------------
  */
 
+/* From the unpenalised logit: a token that occurs twice is penalised once. */
 static void penalise(sn_sampler *s, const float *logits, const int32_t *before, size_t n_before) {
-    memcpy(s->logits, logits, s->n_vocab * sizeof *logits);
-    if (s->options.repeat_penalty == 1) return;
     size_t n = sn_min_size(n_before, SN_SAMPLER_LAST);
     float penalty = (float)s->options.repeat_penalty;
+    memcpy(s->penalised, logits, s->n_vocab * sizeof *logits);
     for (size_t i = n_before - n; i < n_before; i++) {
-        int32_t id = before[i]; /* from the unpenalised logit: a token that occurs twice is penalised once */
-        s->logits[id] = logits[id] > 0 ? logits[id] / penalty : logits[id] * penalty;
+        int32_t id = before[i];
+        s->penalised[id] = logits[id] > 0 ? logits[id] / penalty : logits[id] * penalty;
     }
+    s->row = s->penalised;
 }
 
 /* Pops ids into s->ids, their weights beside them, until there are `most` or their weights reach `mass`. */
@@ -100,8 +102,8 @@ static size_t pop_best(sn_sampler *s, size_t left, double top, size_t most, doub
     double sum = 0;
     size_t n = 0;
     while (left && n < most && (!n || sum < mass)) {
-        s->ids[n] = heap_pop(s->logits, s->heap, &left);
-        sn_row_exp(&s->logits[s->ids[n]], 1, top, 1, &s->weights[n]);
+        s->ids[n] = heap_pop(s->row, s->heap, &left);
+        sn_row_exp(&s->row[s->ids[n]], 1, top, 1, &s->weights[n]);
         sum += s->weights[n++];
     }
     return sum < mass && n < most && left == 0 ? 0 : n;
@@ -111,10 +113,10 @@ static size_t pop_best(sn_sampler *s, size_t left, double top, size_t most, doub
  * below the best is seldom needed, so the heap is made without it first; the outcome is the same. */
 static size_t keep_best(sn_sampler *s, double top) {
     size_t k = s->options.top_k ? sn_min_size((size_t)s->options.top_k, s->n_vocab) : s->n_vocab;
-    double mass = s->options.top_k ? INFINITY : s->options.top_p * sn_row_sum_exp(s->logits, s->n_vocab, top);
-    size_t n = pop_best(s, heap_make(s->logits, s->n_vocab, (float)top - SELDOM_NEEDED, s->heap), top, k, mass);
+    double mass = s->options.top_k ? INFINITY : s->options.top_p * sn_row_sum_exp(s->row, s->n_vocab, top);
+    size_t n = pop_best(s, heap_make(s->row, s->n_vocab, (float)top - SELDOM_NEEDED, s->heap), top, k, mass);
     if (!n) { /* nothing is left below: rounding may keep the whole from reaching a top_p of nearly 1 */
-        size_t all = heap_make(s->logits, s->n_vocab, -INFINITY, s->heap);
+        size_t all = heap_make(s->row, s->n_vocab, -INFINITY, s->heap);
         n = pop_best(s, all, top, k, mass);
         if (!n) n = all;
     }
@@ -136,14 +138,14 @@ static size_t drop_unlikely(sn_sampler *s, size_t n, double top) {
     size_t kept = 0;
     for (size_t i = 0; i < n; i++) {
         double weight; /* relative to the best, which has 1 */
-        sn_row_exp(&s->logits[s->ids[i]], 1, top, 1, &weight);
+        sn_row_exp(&s->row[s->ids[i]], 1, top, 1, &weight);
         if (weight >= s->options.min_p) s->ids[kept++] = s->ids[i];
     }
     return kept;
 }
 
 static int32_t draw(sn_sampler *s, size_t n, double top) {
-    for (size_t i = 0; i < n; i++) s->kept[i] = s->logits[s->ids[i]];
+    for (size_t i = 0; i < n; i++) s->kept[i] = s->row[s->ids[i]];
     sn_row_exp(s->kept, n, top, s->options.temperature, s->weights);
     double all = 0, sum = 0;
     for (size_t i = 0; i < n; i++) all += s->weights[i];
@@ -157,13 +159,15 @@ static int32_t draw(sn_sampler *s, size_t n, double top) {
 
 sn_status sn_sampler_pick(sn_sampler *s, const float *logits, const int32_t *before, size_t n_before, int32_t *out,
                           sn_err *err) {
-    int32_t best;
-    sn_status status = sn_row_best(logits, s->n_vocab, &best, err);
+    sn_status status = sn_row_best(logits, s->n_vocab, out, err);
     if (status) return status;
-    penalise(s, logits, before, n_before);
-    status = sn_row_best(s->logits, s->n_vocab, out, err);
+    s->row = logits;
+    if (s->options.repeat_penalty != 1) {
+        penalise(s, logits, before, n_before);
+        status = sn_row_best(s->row, s->n_vocab, out, err);
+    }
     if (status || s->options.temperature == 0) return status;
-    double top = (double)s->logits[*out];
+    double top = (double)s->row[*out];
     size_t n = s->options.top_k || s->options.top_p < 1 ? keep_best(s, top) : keep_all(s);
     if (s->options.min_p > 0) n = drop_unlikely(s, n, top);
     assert(n > 0); /* the best passes every filter: top_p keeps one, and its weight is 1 >= min_p */
@@ -198,7 +202,7 @@ sn_status sn_sampler_new(const sn_sampling *sampling, int n_vocab, sn_sampler **
     *s = (sn_sampler){.options = *sampling, .n_vocab = (size_t)n_vocab};
     uint64_t state = sampling->seed;
     for (int i = 0; i < 4; i++) s->random[i] = splitmix64(&state);
-    status = sn_calloc(&s->logits, s->n_vocab, sizeof *s->logits, err);
+    status = sn_calloc(&s->penalised, s->n_vocab, sizeof *s->penalised, err);
     if (!status) status = sn_calloc(&s->heap, s->n_vocab, sizeof *s->heap, err);
     if (!status) status = sn_calloc(&s->kept, s->n_vocab, sizeof *s->kept, err);
     if (!status) status = sn_calloc(&s->ids, s->n_vocab, sizeof *s->ids, err);
@@ -211,7 +215,7 @@ sn_status sn_sampler_new(const sn_sampling *sampling, int n_vocab, sn_sampler **
 void sn_sampler_free(sn_sampler **sampler) {
     sn_sampler *s = *sampler;
     if (!s) return;
-    free(s->logits);
+    free(s->penalised);
     free(s->heap);
     free(s->kept);
     free(s->ids);

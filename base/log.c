@@ -1,7 +1,5 @@
 #include "base/log.h"
 
-#include "base/clock.h"
-
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -57,6 +55,18 @@ static size_t put_json_pairs(char *out, size_t room, const char *pairs) {
     return n;
 }
 
+char *sn_log_word(const char *text, char *out, size_t room) {
+    size_t n = 0;
+    for (; text[n] && n + 1 < room; n++) {
+        bool plain = (text[n] >= '0' && text[n] <= '9') || (text[n] >= 'A' && text[n] <= 'Z') ||
+                     (text[n] >= 'a' && text[n] <= 'z') || strchr(".:-_+", text[n]);
+        out[n] = plain ? text[n] : '?';
+    }
+    if (!n && room > 1) out[n++] = '-';
+    out[n] = 0;
+    return out;
+}
+
 void sn_log(sn_log_level level, const char *event, const char *pairs_format, ...) {
     if ((int)level < atomic_load_explicit(&threshold, memory_order_relaxed) || level >= SN_LOG_OFF) return;
     char pairs[1024], line[2048], stamp[32];
@@ -64,21 +74,21 @@ void sn_log(sn_log_level level, const char *event, const char *pairs_format, ...
     va_start(args, pairs_format);
     vsnprintf(pairs, sizeof pairs, pairs_format, args);
     va_end(args);
-    int64_t ms = sn_unix_ms();
-    time_t s = (time_t)(ms / 1000);
+    struct timespec now;
     struct tm tm;
-    gmtime_r(&s, &tm);
+    clock_gettime(CLOCK_REALTIME, &now); /* in microseconds: the logs of several nodes are read side by side */
+    gmtime_r(&now.tv_sec, &tm);
     strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%S", &tm);
     size_t n;
     if (atomic_load_explicit(&as_json, memory_order_relaxed)) {
-        n = (size_t)snprintf(line, sizeof line, "{\"time\":\"%s.%03dZ\",\"level\":\"%s\",\"event\":\"%s\"", stamp,
-                             (int)(ms % 1000), names[level], event);
+        n = (size_t)snprintf(line, sizeof line, "{\"time\":\"%s.%06dZ\",\"level\":\"%s\",\"event\":\"%s\"", stamp,
+                             (int)(now.tv_nsec / 1000), names[level], event);
         n += put_json_pairs(line + n, sizeof line - n - 3, pairs);
         line[n++] = '}';
         line[n++] = '\n';
     } else {
-        n = (size_t)snprintf(line, sizeof line, "%s.%03dZ %-5s %s %s\n", stamp, (int)(ms % 1000), names[level], event,
-                             pairs);
+        n = (size_t)snprintf(line, sizeof line, "%s.%06dZ %-5s %s %s\n", stamp, (int)(now.tv_nsec / 1000), names[level],
+                             event, pairs);
         n = n < sizeof line ? n : sizeof line - 1;
     }
     if (write(STDERR_FILENO, line, n) < 0) return; /* a log that cannot be written must not stop the node */

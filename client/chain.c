@@ -17,6 +17,14 @@ static sn_status load_local(sn_chain *chain, const sn_model *model, sn_err *err)
     return status ? status : sn_span_kv_pool(chain->span, o->kv_memory, &chain->pool, err);
 }
 
+static void begin_flow(sn_chain *chain) {
+    uint8_t drawn[8];
+    sn_random(drawn, sizeof drawn);
+    sn_hex(drawn, sizeof drawn, chain->flow);
+    if (chain->options.flow) sn_log_word(chain->options.flow, chain->flow, sizeof chain->flow);
+    chain->options.flow = NULL; /* ours from now on */
+}
+
 sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, sn_chain **out, sn_err *err) {
     sn_chain *chain = NULL;
     *out = NULL;
@@ -29,6 +37,7 @@ sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, 
     if (!chain->options.max_retries) chain->options.max_retries = MAX_RETRIES;
     if (!chain->options.max_tokens) chain->options.max_tokens = chain->hp.n_ctx;
     if (chain->options.every_block) chain->options.push = false;
+    begin_flow(chain);
     int retries = chain->options.max_retries;
     chain->hasher = sn_hasher_new();
     if (!chain->hasher) status = sn_fail(err, SN_STOP, "out of memory");
@@ -74,7 +83,7 @@ size_t sn_chain_group_end(const sn_hop_at *hops, size_t n_hops, size_t i) {
 void sn_chain_blame(sn_chain *chain, const sn_hop_at *hops, size_t j, size_t failed) {
     if (failed == j) {
         chain->options.push = false;
-        sn_log(SN_LOG_WARN, "nodes do not reach each other", "text=%s", "hidden states come by the client from now on");
+        sn_log(SN_LOG_WARN, "nodes do not reach each other", "flow=%s text=%s", chain->flow, "hidden states come by the client from now on");
     } else if (!hops[failed].local) {
         sn_chain_ban(chain, &hops[failed]);
     }
@@ -126,7 +135,8 @@ static sn_status step_surely(sn_chain *chain, size_t *i, int position, int n, co
         const sn_hop_at *hop = &chain->hops[*i + failed < j ? *i + failed : *i];
         int first = chain->hops[*i].first, end = chain->hops[j - 1].end;
         if (known) {
-            sn_log(SN_LOG_WARN, "step failed", "node=%s position=%d text=%s", hop->report.node, position, err->text);
+            sn_log(SN_LOG_WARN, "step failed", "flow=%s node=%s position=%d text=%s", chain->flow, hop->report.node,
+                   position, err->text);
             if (status != SN_REBUILD || !memcmp(rebuilt, hop->node, SN_KEY_SIZE))
                 sn_chain_blame(chain, chain->hops, j, *i + failed);
             memcpy(rebuilt, hop->node, SN_KEY_SIZE);
@@ -169,6 +179,7 @@ sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidde
 
 int sn_chain_length(const sn_chain *chain) { return chain->length; }
 uint64_t sn_chain_failovers(const sn_chain *chain) { return chain->failovers; }
+const char *sn_chain_flow(const sn_chain *chain) { return chain->flow; }
 
 void sn_chain_observe(sn_chain *chain, sn_chain_observer observer, void *ctx) {
     chain->observer = observer;

@@ -20,6 +20,7 @@ typedef struct sn_chain_options {
     int max_retries;          /* failed nodes in a row before giving up; 0: 3, negative: none */
     bool push;                /* nodes hand hidden states on to each other instead of back to the client */
     bool receipts;            /* nodes sign every step; the newest receipts are in the hops (net/receipt.h) */
+    const char *flow;         /* what nodes call this work in their logs, a plain word; NULL: one drawn at random */
     bool every_block;         /* cut the route at every block, so that every hidden state comes by here */
     sn_pick pick;             /* which nodes may be used */
     bool throughput;          /* routes for much work at once: drawn, so that it spreads; else of the least latency */
@@ -53,5 +54,6 @@ typedef struct sn_hop_report {
 } sn_hop_report;
 size_t sn_chain_hops(const sn_chain *chain, sn_hop_report *out, size_t room); /* returns how many there are */
 uint64_t sn_chain_failovers(const sn_chain *chain);
+const char *sn_chain_flow(const sn_chain *chain); /* by which the nodes' logs can be followed */
 
 #endif

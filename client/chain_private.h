@@ -23,6 +23,7 @@ struct sn_chain {
     float *rows[2]; /* hidden states between hops, SN_SPAN_ROWS_MAX rows each */
     sn_seen *seen; /* how nodes did, and who is banned */
     uint64_t failovers;
+    char flow[SN_FLOW_MAX + 1];
     sn_chain_observer observer;
     void *observer_ctx;
 };

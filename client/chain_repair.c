@@ -56,7 +56,7 @@ sn_status sn_chain_replace_group(sn_chain *chain, size_t i, size_t j, int positi
     memcpy(chain->hops + i, fresh, n_fresh * sizeof *fresh);
     chain->n_hops += n_fresh - (j - i);
     chain->failovers++;
-    sn_log(SN_LOG_INFO, "blocks moved", "blocks=%d:%d tokens=%d hops=%zu", chain->hops[i].first,
+    sn_log(SN_LOG_INFO, "blocks moved", "flow=%s blocks=%d:%d tokens=%d hops=%zu", chain->flow, chain->hops[i].first,
            chain->hops[i + n_fresh - 1].end, position, n_fresh);
 out:
     free(fresh);

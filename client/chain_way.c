@@ -20,7 +20,7 @@ static const size_t VERIFY_BYTES_MAX = (size_t)8 << 30; /* weights that a client
 
 void sn_chain_ban(sn_chain *chain, const sn_hop_at *hop) {
     int64_t ban_us = sn_seen_failure(chain->seen, hop->node, sn_now_us());
-    sn_log(SN_LOG_WARN, "node given up", "node=%s blocks=%d:%d seconds=%d", hop->report.node, hop->first, hop->end,
+    sn_log(SN_LOG_WARN, "node given up", "flow=%s node=%s blocks=%d:%d seconds=%d", chain->flow, hop->report.node, hop->first, hop->end,
            (int)(ban_us / 1000000));
 }
 
@@ -142,6 +142,7 @@ static sn_status open_hop(sn_chain *chain, const sn_stop *stop, const sn_hop_at 
     bool pushed = chain->options.push && before && !before->local && stop->node;
     sn_status status = sn_hop_init(hop, stop, &chain->model, pushed, err);
     if (status) return status;
+    hop->flow = chain->flow;
     if (hop->local) {
         hop->span = chain->span;
         return sn_kv_new(chain->pool, &hop->kv, err);

@@ -46,7 +46,7 @@ int sn_cmd_run(const sn_command *command, int argc, char **argv, sn_cmd_body bod
  */
 
 typedef struct sn_client_options {
-    const char *model, *identity, *link, *device, *isa, *log_level, *route;
+    const char *model, *identity, *link, *device, *isa, *log_level, *route, *request_id;
     sn_strings join, only, deny;
     sn_block_range local;
     int64_t timeout_s, max_retries, threads, route_seed;

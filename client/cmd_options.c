@@ -26,6 +26,8 @@ static const sn_option chain_options[] = {
                   "the nodes as they are fast"),
     SN_OPT_INT("route-seed", "S", &sn_given.route_seed, -1, 1LL << 53,
                "decides what is drawn, and among equal nodes; without it, another one for each run"),
+    SN_OPT_STRING("request-id", "WORD", &sn_given.request_id,
+                  "what the nodes' logs call this work; without it, one drawn at random, which --json shows"),
     SN_OPT_FLAG("push", &sn_given.push, "nodes hand hidden states on to each other instead of back to this program"),
     SN_OPT_INT("timeout", "SECONDS", &sn_given.timeout_s, 1, 86400, "how long a node may take for one step"),
     SN_OPT_INT("max-retries", "N", &sn_given.max_retries, 0, 1000,

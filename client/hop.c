@@ -81,6 +81,7 @@ sn_status sn_hop_open(sn_hop_at *hop, sn_link *link, const sn_hash *model, int m
     msg->open.first_block = (uint64_t)hop->first;
     msg->open.end_block = (uint64_t)hop->end;
     msg->open.max_tokens = (uint64_t)max_tokens;
+    snprintf(msg->open.flow, sizeof msg->open.flow, "%s", hop->flow ? hop->flow : "");
     status = sn_link_call(link, hop->address, hop->curve_key, &msg, SN_MSG_OPENED, timeout_ms, &hop->peer, &opened, err);
     if (status) return status;
     uint64_t tokens = opened->opened.step_tokens_max;
@@ -131,6 +132,7 @@ static sn_status new_step(const sn_hop_at *hops, size_t n_hops, uint64_t request
     step->step = hops[0].step + 1;
     step->position = (uint64_t)position;
     step->reply_dtype = SN_F32;
+    snprintf(step->flow, sizeof step->flow, "%s", hops[0].flow ? hops[0].flow : "");
     step->receipt = hops[0].signs;
     status = sn_list_new(n_hops - 1, SN_HOPS_MAX, sizeof *step->route, &step->route, err);
     if (!status) step->n_route = n_hops - 1;

@@ -15,6 +15,7 @@ typedef struct sn_hop_at {
     /* of a node */
     uint8_t node[SN_KEY_SIZE], curve_key[SN_KEY_SIZE];
     char address[SN_ADDRESS_MAX + 1];
+    const char *flow; /* what the chain's work is called in logs; the chain's */
     sn_peer peer; /* the connection over which its session was opened */
     uint8_t session[SN_SESSION_ID_SIZE];
     uint64_t step; /* newest that it has done */

@@ -51,6 +51,7 @@ json_t *sn_report_json(const sn_generate_timings *t, const sn_chain *chain) {
     json_object_set_new(o, "decode_ms", json_real(ms((uint64_t)t->decode_us)));
     json_object_set_new(o, "decode_tok_s", json_real(sn_rate(t->decode_steps, t->decode_us)));
     json_object_set_new(o, "client_ms", json_real(ms((uint64_t)t->client_us)));
+    json_object_set_new(o, "request_id", json_string(sn_chain_flow(chain)));
     json_object_set_new(o, "failovers", json_integer((json_int_t)sn_chain_failovers(chain)));
     json_object_set_new(o, "hops", list);
     return o;

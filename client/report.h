@@ -8,7 +8,7 @@
 double sn_rate(size_t tokens, int64_t us);
 
 /* {"ttft_ms", "prefill_tokens", "reused_tokens", "prefill_ms", "prefill_tok_s", "decode_tokens", "decode_ms",
- * "decode_tok_s", "client_ms", "failovers", "hops": [{"node", "blocks": "0:10", "steps", "tokens", "network_ms",
+ * "decode_tok_s", "client_ms", "request_id", "failovers", "hops": [{"node", "blocks": "0:10", "steps", "tokens", "network_ms",
  * "queue_ms", "compute_ms", "network_ms_per_step", "queue_ms_per_step", "compute_ms_per_step"}]}: *_ms of a hop are
  * sums since the chain was opened. */
 json_t *sn_report_json(const sn_generate_timings *timings, const sn_chain *chain);

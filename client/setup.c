@@ -1,7 +1,10 @@
 /* Opening what a command works with: model, tokenizer, device, head, link, chain. */
 #include "client/cmd.h"
 
+#include "base/log.h"
+
 #include <stdio.h>
+#include <string.h>
 
 static sn_status open_device(sn_device **out, sn_err *err) {
     sn_device_id id;
@@ -58,8 +61,13 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
                                 .timeout_ms = (int)sn_given.timeout_s * 1000,
                                 .max_retries = sn_given.max_retries ? (int)sn_given.max_retries : -1,
                                 .push = sn_given.push,
+                                .flow = sn_given.request_id,
                                 .every_block = every_block,
                                 .pick = {sn_given.only.items, sn_given.only.n, sn_given.deny.items, sn_given.deny.n}};
+    char word[SN_FLOW_MAX + 2];
+    if (options.flow && (!*options.flow || strcmp(sn_log_word(options.flow, word, sizeof word), options.flow) ||
+                         strlen(word) > SN_FLOW_MAX))
+        return sn_fail(err, SN_REFUSED, "--request-id takes 1 to %d letters, digits and the signs . : - _ +", SN_FLOW_MAX);
     sn_status status = sn_route_given(&options.throughput, &options.route_seed, err);
     if (status) return status;
     if (sn_given.local.given) {

@@ -23,6 +23,7 @@ enum {
     SN_ANNOUNCEMENT_SIZE_MAX = 16384,
     SN_PADDINGS_MAX = 16,         /* in a PING */
     SN_TEXT_SIZE_MAX = 511,
+    SN_FLOW_MAX = 40,             /* what a client calls the work that its sessions and steps belong to */
     SN_MAP_SIZE_MAX = 5 << 20,    /* frame 0 */
     SN_TENSOR_RANK_MAX = 4,
     SN_TENSOR_SIZE_MAX = 1 << 30, /* bytes of the tensor frame */
@@ -65,10 +66,11 @@ enum {
 
 /* Open a session over blocks [first_block, end_block), which must lie within the node's span. predecessor: CURVE key of
  * the node that may push steps into this session; source: of the node that may put a past into it (KV_PUT) before its owner
- * goes on there (RESUME); all zero: none. */
+ * goes on there (RESUME); all zero: none. flow: for logs, the same at every
+ * node of a chain. */
 #define SN_FIELDS_OPEN(U64, KEY, SID, STR, LIST, BLOBS)                                                                \
     U64(protocol) SID(session) KEY(model) U64(first_block) U64(end_block) U64(max_tokens) KEY(predecessor)   \
-    KEY(source)
+    KEY(source) STR(flow, SN_FLOW_MAX)
 #define SN_FIELDS_OPENED(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
     SID(session) U64(step_tokens_max) /* longest step that the node takes */
 
@@ -80,7 +82,7 @@ enum {
 #define SN_FIELDS_STEP(U64, KEY, SID, STR, LIST, BLOBS)                                                                \
     SID(session) U64(step) U64(position) U64(reply_dtype) KEY(timeline)                                                \
     LIST(route, hop, SN_HOPS_MAX) LIST(trace, trace, SN_HOPS_MAX)                                                      \
-    U64(receipt) BLOBS(receipts, SN_HOPS_MAX)
+    U64(receipt) BLOBS(receipts, SN_HOPS_MAX) STR(flow, SN_FLOW_MAX)
 /* The answer of the last node of the chain, with the hidden states (tokens, n_embd). */
 #define SN_FIELDS_RESULT(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
     SID(session) U64(step) LIST(trace, trace, SN_HOPS_MAX) BLOBS(receipts, SN_HOPS_MAX)

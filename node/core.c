@@ -66,7 +66,13 @@ void sn_core_refuse(sn_core *core, sn_peer peer, const sn_msg *request, const sn
         memcpy(msg->error.session, request->kv_put.session, SN_SESSION_ID_SIZE);
     }
     snprintf(msg->error.text, sizeof msg->error.text, "%s", why->text);
-    sn_log(SN_LOG_INFO, "refused", "kind=%s text=%s", request ? sn_msg_kind_name(request->kind) : "-", why->text);
+    char flow[SN_FLOW_MAX + 1];
+    const char *called = !request                            ? ""
+                         : request->kind == SN_MSG_OPEN ? request->open.flow
+                         : request->kind == SN_MSG_STEP ? request->step.flow
+                                                        : "";
+    sn_log(SN_LOG_INFO, "refused", "flow=%s kind=%s text=%s", sn_log_word(called, flow, sizeof flow),
+           request ? sn_msg_kind_name(request->kind) : "-", why->text);
     sn_core_send(core, peer, &msg);
 }
 
@@ -119,7 +125,16 @@ static sn_status open_session(sn_core *core, const sn_event *event, int64_t now_
     session->end = (int)open->end_block;
     session->max_tokens = (int)open->max_tokens;
     session->used_us = now_us;
+    sn_log_word(open->flow, session->flow, sizeof session->flow);
     return SN_OK;
+}
+
+/* What happens to sessions can be followed through the logs of all nodes by its flow. */
+static void log_session(const char *event, const sn_session *session) {
+    char id[9];
+    sn_log(SN_LOG_INFO, event, "flow=%s session=%s blocks=%d:%d tokens=%d steps=%llu", session->flow,
+           sn_hex(session->id, 4, id), session->first, session->end, session->length,
+           (unsigned long long)session->last_step);
 }
 
 static void on_open(sn_core *core, const sn_event *event, int64_t now_us) {
@@ -130,6 +145,8 @@ static void on_open(sn_core *core, const sn_event *event, int64_t now_us) {
     }
     sn_msg *msg = sn_core_new_msg(SN_MSG_OPENED, event->msg->request);
     if (!msg) return;
+    const sn_session *session = sn_sessions_find(core->sessions, event->msg->open.session);
+    log_session("session opened", session);
     memcpy(msg->opened.session, event->msg->open.session, SN_SESSION_ID_SIZE);
     msg->opened.step_tokens_max = SN_SPAN_ROWS_MAX;
     sn_core_send(core, event->peer, &msg);
@@ -271,8 +288,10 @@ void sn_core_done(sn_core *core, sn_job *job, int64_t now_us) {
         else if (job->kind == SN_JOB_WRITE) sn_core_put_done(core, session, job, now_us);
         sn_msg_free(&session->asked);
     }
-    if (job->kind == SN_JOB_CLOSE) sn_sessions_remove(core->sessions, session);
-    else if (session->closing && !session->job && !session->reads) sn_core_close_session(core, session);
+    if (job->kind == SN_JOB_CLOSE) {
+        log_session("session closed", session);
+        sn_sessions_remove(core->sessions, session);
+    } else if (session->closing && !session->job && !session->reads) sn_core_close_session(core, session);
     sn_job_free(&job);
 }
 
@@ -286,7 +305,7 @@ int64_t sn_core_tick(sn_core *core, int64_t now_us, int64_t unix_ms) {
         for (size_t i = 0; i < sn_sessions_count(core->sessions); i++) {
             sn_session *session = sn_sessions_at(core->sessions, i);
             bool idle = now_us - session->used_us > core->setup.idle_us_max && !session->job;
-            if (idle) sn_log(SN_LOG_INFO, "session expired", "tokens=%d", session->length);
+            if (idle) log_session("session expired", session);
             if ((idle || session->closing) && !session->job) sn_core_close_session(core, session);
         }
     }

@@ -49,7 +49,8 @@ void sn_core_moves_free(sn_session *session, bool engine_is_gone) {
 }
 
 static void fail(sn_core *core, sn_move *move, const sn_err *why) {
-    sn_log(SN_LOG_WARN, "a past does not reach another node", "tokens=%d text=%s", move->taken, why->text);
+    sn_log(SN_LOG_WARN, "a past does not reach another node", "flow=%s tokens=%d text=%s", move->session->flow, move->taken,
+           why->text);
     if (move->asked) {
         sn_msg *msg = sn_core_new_msg(SN_MSG_ERROR, move->asked_request);
         if (msg) {
@@ -108,7 +109,8 @@ static void part_read(sn_core *core, sn_move *move, sn_job *job, int64_t now_us)
     move->part_end = end;
     move->answer_us = now_us + ANSWER_US;
     if (sn_transport_send(core->setup.transport, move->to, &msg, &err))
-        sn_log(SN_LOG_DEBUG, "a part of a past is not sent", "text=%s", err.text); /* silence makes it be tried again */
+        sn_log(SN_LOG_DEBUG, "a part of a past is not sent", "flow=%s text=%s", move->session->flow,
+               err.text); /* silence makes it be tried again */
     sn_msg_free(&msg);
 }
 

@@ -170,6 +170,7 @@ static sn_status answer(sn_core *core, sn_session *session, const sn_msg *asked,
         }
         if (!status) status = sn_transport_dial(core->setup.transport, next->address, next->curve_key, &peer, err);
         msg->step.receipt = step->receipt;
+        memcpy(msg->step.flow, step->flow, sizeof step->flow);
         trace = &msg->step.trace;
         n_trace = &msg->step.n_trace;
         receipts = &msg->step.receipts;
@@ -206,13 +207,17 @@ static void answer_or_refuse(sn_core *core, sn_session *session, const sn_msg *a
 void sn_core_on_error(sn_core *core, const sn_event *event) {
     static const uint8_t none[SN_SESSION_ID_SIZE];
     const sn_msg_error *error = &event->msg->error;
-    sn_log(SN_LOG_INFO, "a peer refused", "text=%s", error->text);
-    if (!memcmp(error->session, none, sizeof none)) return;
+    if (!memcmp(error->session, none, sizeof none)) {
+        sn_log(SN_LOG_INFO, "a peer refused", "text=%s", error->text);
+        return;
+    }
     for (size_t i = 0; i < sn_sessions_count(core->sessions); i++) {
         sn_session *session = sn_sessions_at(core->sessions, i);
         if (memcmp(session->next, error->session, SN_SESSION_ID_SIZE) || error->step != session->last_step ||
             memcmp(session->next_key, event->key, SN_KEY_SIZE))
             continue;
+        sn_log(SN_LOG_INFO, "push refused", "flow=%s step=%llu text=%s", session->flow, (unsigned long long)error->step,
+               error->text);
         sn_msg *msg = sn_core_new_msg(SN_MSG_ERROR, event->msg->request);
         if (!msg) return;
         msg->error = *error;
@@ -269,6 +274,10 @@ void sn_core_step_done(sn_core *core, sn_session *session, sn_job *job, int64_t 
     sn_core_note_step(core, session, job->position);
     core->steps++;
     core->tokens += (uint64_t)job->n_tokens;
+    sn_log(SN_LOG_DEBUG, "step done", "flow=%s step=%llu blocks=%d:%d position=%d tokens=%d queue_us=%llu compute_us=%llu",
+           session->flow, (unsigned long long)session->last_step, session->first, session->end, job->position,
+           job->n_tokens, (unsigned long long)session->last_trace.queue_us,
+           (unsigned long long)session->last_trace.compute_us);
     if (session->closing) return;
     answer_or_refuse(core, session, session->asked);
     sn_core_moves_go_on(core, session, now_us);

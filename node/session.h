@@ -34,6 +34,7 @@ typedef struct sn_session {
     struct sn_move *moves; /* where the past is being copied to (core_move.c) */
     int64_t used_us;   /* last sign of the owner */
     bool closing;
+    char flow[SN_FLOW_MAX + 1]; /* what its client calls the work; a plain word, for log lines */
     sn_kv *kv; /* the device's thread's: not to be touched here while the engine lives */
 } sn_session;
 

@@ -130,13 +130,13 @@ def main(address, golden, document):
     session = os.urandom(16)
     opened = node.ask("opened", "open", protocol=2, session=session, model=me["model"], first_block=0,
                       end_block=me["n_blocks"], max_tokens=2 * n, predecessor=bytes(32),
-                      source=bytes(32))
+                      source=bytes(32), flow="made-from-the-page")
     assert opened["session"] == session and opened["step_tokens_max"] >= n
 
     def step(number, position, end, wanted="result", base=None):
         answer = node.ask(wanted, "step", inputs[position * row:end * row], n_embd, session=session, step=number,
                           position=position, reply_dtype=0, timeline=base or timeline[position], route=[], trace=[],
-                          receipt=1, receipts=[])
+                          receipt=1, receipts=[], flow="made-from-the-page")
         if wanted == "error":
             return answer
         result, hidden = answer

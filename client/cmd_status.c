@@ -195,7 +195,7 @@ static sn_status show(sn_link *link, sn_err *err) {
     sn_status status = sn_calloc(&rows, n, sizeof *rows, err);
     if (!status) status = sn_calloc(&copies, n, sizeof *copies, err);
     for (size_t i = 0; i < n && !status; i++) {
-        copies[i] = *sn_directory_at(sn_link_directory(link), i);
+        sn_announcement_copy(&copies[i], sn_directory_at(sn_link_directory(link), i));
         make_plain(copies[i].name);
         make_plain(copies[i].version);
         make_plain(copies[i].address);

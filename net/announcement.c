@@ -135,6 +135,12 @@ sn_status sn_announcement_parse(const void *map, size_t len, sn_announcement *ou
     return SN_OK;
 }
 
+size_t sn_announcement_size(const sn_announcement *a) {
+    return offsetof(sn_announcement, block_hash) + (size_t)(a->end_block - a->first_block) * SN_KEY_SIZE;
+}
+
+void sn_announcement_copy(sn_announcement *to, const sn_announcement *from) { memcpy(to, from, sn_announcement_size(from)); }
+
 uint64_t sn_node_tag(const uint8_t id[SN_KEY_SIZE]) {
     uint64_t tag = 0;
     for (int i = 0; i < 8; i++) tag = tag << 8 | id[i];

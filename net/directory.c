@@ -1,4 +1,4 @@
-#include "net/directory.h"
+#include "net/codec.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -6,7 +6,7 @@
 /* Two sorted arrays of pointers: all entries by id, to find them; the listed ones by (first block, id), to give them
  * out. */
 typedef struct entry {
-    sn_announcement a;
+    sn_announcement *a; /* only as long as its hashes */
     sn_blob sealed;
     /* The latest expiry that this node ever gave. An entry is kept until then, though its announcement may end sooner:
      * otherwise an older announcement with a later expiry could be played back and bring a node back that has left. */
@@ -14,16 +14,17 @@ typedef struct entry {
 } entry;
 
 struct sn_directory {
-    entry **by_id, **listed;
-    size_t n, n_listed;
+    entry **by_id, **listed; /* room for `room` each */
+    size_t n, n_listed, room, max;
+    sn_announcement parsed; /* the newest one to be looked at */
 };
 
 typedef int (*order)(const entry *x, const entry *y);
 
-static int by_id(const entry *x, const entry *y) { return memcmp(x->a.node, y->a.node, SN_KEY_SIZE); }
+static int by_id(const entry *x, const entry *y) { return memcmp(x->a->node, y->a->node, SN_KEY_SIZE); }
 
 static int by_place(const entry *x, const entry *y) {
-    if (x->a.first_block != y->a.first_block) return x->a.first_block < y->a.first_block ? -1 : 1;
+    if (x->a->first_block != y->a->first_block) return x->a->first_block < y->a->first_block ? -1 : 1;
     return by_id(x, y);
 }
 
@@ -62,6 +63,7 @@ static void take_out(entry **array, size_t *n, const entry *x, order compare) {
 static void free_entry(entry **e) {
     if (!*e) return;
     free((*e)->sealed.data);
+    free((*e)->a);
     free(*e);
     *e = NULL;
 }
@@ -73,16 +75,12 @@ static void drop(sn_directory *d, entry *e) {
 }
 
 sn_status sn_directory_new(sn_directory **out, sn_err *err) {
-    sn_directory *d;
-    *out = NULL;
-    sn_status status = sn_calloc(&d, 1, sizeof *d, err);
-    if (status) return status;
-    status = sn_calloc(&d->by_id, SN_DIRECTORY_MAX, sizeof *d->by_id, err);
-    if (!status) status = sn_calloc(&d->listed, SN_DIRECTORY_MAX, sizeof *d->listed, err);
-    if (status) sn_directory_free(&d);
-    *out = d;
+    sn_status status = sn_calloc(out, 1, sizeof **out, err);
+    if (!status) (*out)->max = SN_DIRECTORY_MAX;
     return status;
 }
+
+void sn_directory_limit(sn_directory *d, size_t max) { d->max = max < SN_DIRECTORY_MAX ? max : SN_DIRECTORY_MAX; }
 
 void sn_directory_free(sn_directory **directory) {
     sn_directory *d = *directory;
@@ -94,74 +92,127 @@ void sn_directory_free(sn_directory **directory) {
     *directory = NULL;
 }
 
-static entry *find(const sn_directory *d, const entry *like) {
-    size_t at = find_place(d->by_id, d->n, like, by_id);
-    return at < d->n && !by_id(d->by_id[at], like) ? d->by_id[at] : NULL;
+/* Where the node's entry stands, or would. */
+static size_t find_id(const sn_directory *d, const uint8_t *id) {
+    size_t low = 0, high = d->n;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (memcmp(d->by_id[middle]->a->node, id, SN_KEY_SIZE) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static entry *find(const sn_directory *d, const uint8_t *id) {
+    size_t at = find_id(d, id);
+    return at < d->n && !memcmp(d->by_id[at]->a->node, id, SN_KEY_SIZE) ? d->by_id[at] : NULL;
 }
 
 /* SN_OK: newer than what is known. SN_RETRY: the same again, nothing to do. */
-static sn_status compare_known(const entry *known, const entry *e, sn_err *err) {
-    if (e->a.sequence > known->a.sequence) return SN_OK;
-    if (e->a.sequence < known->a.sequence)
+static sn_status compare_known(const entry *known, const sn_announcement *a, const void *data, size_t len, sn_err *err) {
+    if (a->sequence > known->a->sequence) return SN_OK;
+    if (a->sequence < known->a->sequence)
         return sn_fail(err, SN_REFUSED, "a newer announcement of this node is known");
-    if (e->sealed.len == known->sealed.len && !memcmp(e->sealed.data, known->sealed.data, e->sealed.len))
-        return SN_RETRY;
+    if (known->sealed.len == len && !memcmp(known->sealed.data, data, len)) return SN_RETRY;
     return sn_fail(err, SN_REFUSED, "this node says two different things under one sequence number");
 }
 
 /* When the directory is full, the entry that ends first makes room; if that is the new one, it stays outside. */
 static sn_status make_room(sn_directory *d, const entry *newcomer, sn_err *err) {
-    if (d->n < SN_DIRECTORY_MAX) return SN_OK;
-    entry *first = d->by_id[0];
+    if (d->n < d->max) return SN_OK;
+    entry *first = d->n ? d->by_id[0] : NULL;
     for (size_t i = 1; i < d->n; i++)
         if (d->by_id[i]->keep_until_unix_ms < first->keep_until_unix_ms) first = d->by_id[i];
-    if (newcomer->keep_until_unix_ms <= first->keep_until_unix_ms)
-        return sn_fail(err, SN_REFUSED, "the directory is full with %d nodes that live longer", SN_DIRECTORY_MAX);
+    if (!first || newcomer->keep_until_unix_ms <= first->keep_until_unix_ms)
+        return sn_fail(err, SN_REFUSED, "the directory is full with %zu nodes that live longer", d->n);
     drop(d, first);
     return SN_OK;
 }
 
-static sn_status new_entry(const void *data, size_t len, int64_t now_unix_ms, entry **out, sn_err *err) {
+static sn_status grow(sn_directory *d, sn_err *err) {
+    if (d->n < d->room) return SN_OK;
+    size_t room = d->room ? 2 * d->room : 16;
+    entry **by_id = realloc(d->by_id, room * sizeof(entry *));
+    if (by_id) d->by_id = by_id;
+    entry **listed = by_id ? realloc(d->listed, room * sizeof(entry *)) : NULL;
+    if (!listed) return sn_fail(err, SN_STOP, "out of memory: no room for another node");
+    d->listed = listed;
+    d->room = room;
+    return SN_OK;
+}
+
+static sn_status new_entry(const sn_announcement *a, const void *data, size_t len, entry **out, sn_err *err) {
     entry *e;
     sn_status status = sn_calloc(&e, 1, sizeof *e, err);
     if (status) return status;
-    status = sn_announcement_open(data, len, now_unix_ms, &e->a, err);
+    status = sn_calloc(&e->a, sn_announcement_size(a), 1, err);
     if (!status) status = sn_calloc(&e->sealed.data, len, 1, err);
     if (status) {
         free_entry(&e);
         return status;
     }
+    sn_announcement_copy(e->a, a);
     memcpy(e->sealed.data, data, len);
     e->sealed.len = len;
-    e->keep_until_unix_ms = e->a.expires_unix_ms;
+    e->keep_until_unix_ms = a->expires_unix_ms;
     *out = e;
     return SN_OK;
 }
 
-sn_status sn_directory_take(sn_directory *d, const void *data, size_t len, int64_t now_unix_ms, sn_err *err) {
-    entry *e = NULL;
-    sn_status status = new_entry(data, len, now_unix_ms, &e, err);
+static sn_news what_is_new(const sn_announcement *before, const sn_announcement *now) {
+    bool same = before->state == now->state && before->first_block == now->first_block &&
+                before->end_block == now->end_block && !memcmp(before->model, now->model, SN_KEY_SIZE) &&
+                !memcmp(before->curve_key, now->curve_key, SN_KEY_SIZE) && !strcmp(before->address, now->address);
+    return same ? SN_NEWS_FIGURES : SN_NEWS_CHANGE;
+}
+
+/* Puts a verified announcement in the place of what is known of its node. */
+static sn_status put(sn_directory *d, const void *data, size_t len, sn_news *news, sn_err *err) {
+    entry *e = NULL, *known = find(d, d->parsed.node);
+    sn_status status = new_entry(&d->parsed, data, len, &e, err);
     if (status) return status;
-    entry *known = find(d, e);
-    status = known ? compare_known(known, e, err) : make_room(d, e, err);
+    if (!known) status = make_room(d, e, err);
+    if (!status) status = grow(d, err);
     if (status) {
         free_entry(&e);
-        return status == SN_RETRY ? SN_OK : status;
+        return status;
     }
+    *news = known ? what_is_new(known->a, e->a) : SN_NEWS_CHANGE;
     if (known) {
         if (known->keep_until_unix_ms > e->keep_until_unix_ms) e->keep_until_unix_ms = known->keep_until_unix_ms;
         drop(d, known);
     }
     insert(d->by_id, &d->n, e, by_id);
-    if (e->a.state != SN_NODE_OFFLINE) insert(d->listed, &d->n_listed, e, by_place);
+    if (e->a->state != SN_NODE_OFFLINE) insert(d->listed, &d->n_listed, e, by_place);
     return SN_OK;
+}
+
+sn_status sn_directory_learn(sn_directory *d, const void *data, size_t len, int64_t now_unix_ms, sn_news *news,
+                             sn_err *err) {
+    *news = SN_NEWS_NONE;
+    if (len <= SN_SIGNATURE_SIZE || len > SN_ANNOUNCEMENT_SIZE_MAX)
+        return sn_fail(err, SN_REFUSED, "an announcement of %zu bytes is none", len);
+    sn_status status = sn_announcement_parse(data, len - SN_SIGNATURE_SIZE, &d->parsed, err);
+    if (status) return status;
+    const entry *known = find(d, d->parsed.node);
+    status = known ? compare_known(known, &d->parsed, data, len, err) : SN_OK;
+    if (status) return status == SN_RETRY ? SN_OK : status;
+    status = sn_announcement_open(data, len, now_unix_ms, &d->parsed, err);
+    return status ? status : put(d, data, len, news, err);
+}
+
+sn_status sn_directory_take(sn_directory *d, const void *data, size_t len, int64_t now_unix_ms, sn_err *err) {
+    sn_news news;
+    return sn_directory_learn(d, data, len, now_unix_ms, &news, err);
 }
 
 void sn_directory_expire(sn_directory *d, int64_t now_unix_ms) {
     uint64_t now = now_unix_ms > 0 ? (uint64_t)now_unix_ms : 0;
     size_t n = 0, n_listed = 0;
     for (size_t i = 0; i < d->n_listed; i++) /* first: these point to what the second loop frees */
-        if (d->listed[i]->a.expires_unix_ms > now) d->listed[n_listed++] = d->listed[i];
+        if (d->listed[i]->a->expires_unix_ms > now) d->listed[n_listed++] = d->listed[i];
     for (size_t i = 0; i < d->n; i++) {
         if (d->by_id[i]->keep_until_unix_ms > now)
             d->by_id[n++] = d->by_id[i];
@@ -173,5 +224,20 @@ void sn_directory_expire(sn_directory *d, int64_t now_unix_ms) {
 }
 
 size_t sn_directory_count(const sn_directory *d) { return d->n_listed; }
-const sn_announcement *sn_directory_at(const sn_directory *d, size_t i) { return &d->listed[i]->a; }
+const sn_announcement *sn_directory_at(const sn_directory *d, size_t i) { return d->listed[i]->a; }
 const sn_blob *sn_directory_sealed_at(const sn_directory *d, size_t i) { return &d->listed[i]->sealed; }
+
+size_t sn_directory_words(const sn_directory *d) { return d->n; }
+const sn_announcement *sn_directory_word(const sn_directory *d, size_t i) { return d->by_id[i]->a; }
+const sn_blob *sn_directory_word_sealed(const sn_directory *d, size_t i) { return &d->by_id[i]->sealed; }
+
+size_t sn_directory_seek(const sn_directory *d, uint64_t tag) {
+    uint8_t id[SN_KEY_SIZE] = {0};
+    for (int i = 0; i < 8; i++) id[i] = (uint8_t)(tag >> (56 - 8 * i));
+    return find_id(d, id);
+}
+
+const sn_announcement *sn_directory_find(const sn_directory *d, const uint8_t id[SN_KEY_SIZE]) {
+    const entry *e = find(d, id);
+    return e ? e->a : NULL;
+}

@@ -33,7 +33,6 @@ typedef struct sn_announcement {
     sn_node_state state;
     uint8_t model[SN_KEY_SIZE];     /* sn_model_id */
     uint64_t first_block, end_block, n_blocks; /* of n_blocks of the model; none (equal) only while JOINING */
-    uint8_t block_hash[SN_SPAN_BLOCKS_MAX][SN_KEY_SIZE]; /* end_block - first_block of them; zero while JOINING */
     /* Measured, 0: not yet. Of passes over the whole span; what a block costs is an equal share. */
     uint64_t tokens_per_s;          /* what it adds to the swarm: the least of computing in small batches and its network */
     uint64_t decode_us;             /* a pass of one token */
@@ -46,7 +45,13 @@ typedef struct sn_announcement {
         uint64_t node, us;          /* node: sn_node_tag of its id */
     } round_trip[SN_ROUND_TRIPS_MAX]; /* to others, as measured */
     size_t n_round_trip;
+    /* end_block - first_block of them; zero while JOINING. The last member: what a directory hands out ends behind the last of
+     * them, and is copied by sn_announcement_copy only. */
+    uint8_t block_hash[SN_SPAN_BLOCKS_MAX][SN_KEY_SIZE];
 } sn_announcement;
+
+size_t sn_announcement_size(const sn_announcement *a); /* bytes of the struct with its hashes and no more */
+void sn_announcement_copy(sn_announcement *to, const sn_announcement *from);
 
 /* The first 8 bytes of an id, big-endian: enough to tell the nodes of a swarm apart where nothing rests on it. */
 uint64_t sn_node_tag(const uint8_t id[SN_KEY_SIZE]);
@@ -61,10 +66,25 @@ sn_status sn_announcement_open(const void *data, size_t len, int64_t now_unix_ms
                                sn_err *err) SN_MUST_USE;
 
 typedef struct sn_directory sn_directory;
+
+/* What an announcement told that was not known before. */
+typedef enum sn_news {
+    SN_NEWS_NONE,
+    SN_NEWS_FIGURES, /* the node lives on; its load and rates may be others */
+    SN_NEWS_CHANGE,  /* the node is new, or its state, address or blocks are */
+} sn_news;
+
 sn_status sn_directory_new(sn_directory **out, sn_err *err) SN_MUST_USE;
 void sn_directory_free(sn_directory **directory);
 
-/* Takes one sealed announcement. SN_REFUSED with the reason when it is dropped. */
+/* Not more than so many nodes are kept from now on (SN_DIRECTORY_MAX at most). */
+void sn_directory_limit(sn_directory *directory, size_t max);
+
+/* Takes one sealed announcement. SN_REFUSED with the reason when it is dropped. What is known already, byte by byte or by a
+ * later one, costs no verification. */
+sn_status sn_directory_learn(sn_directory *directory, const void *data, size_t len, int64_t now_unix_ms, sn_news *news,
+                             sn_err *err) SN_MUST_USE;
+/* The same, for who does not mind what is new. */
 sn_status sn_directory_take(sn_directory *directory, const void *data, size_t len, int64_t now_unix_ms,
                             sn_err *err) SN_MUST_USE;
 void sn_directory_expire(sn_directory *directory, int64_t now_unix_ms);
@@ -73,5 +93,14 @@ void sn_directory_expire(sn_directory *directory, int64_t now_unix_ms);
 size_t sn_directory_count(const sn_directory *directory);
 const sn_announcement *sn_directory_at(const sn_directory *directory, size_t i);
 const sn_blob *sn_directory_sealed_at(const sn_directory *directory, size_t i);
+
+/* The newest word of every node that is remembered, of those that have left, too, ordered by id and so by tag. Some have
+ * expired: they are kept only so that older ones are not believed. */
+size_t sn_directory_words(const sn_directory *directory);
+const sn_announcement *sn_directory_word(const sn_directory *directory, size_t i);
+const sn_blob *sn_directory_word_sealed(const sn_directory *directory, size_t i);
+size_t sn_directory_seek(const sn_directory *directory, uint64_t tag); /* the first word with this tag or a greater one */
+/* A node's newest word, or NULL. */
+const sn_announcement *sn_directory_find(const sn_directory *directory, const uint8_t id[SN_KEY_SIZE]);
 
 #endif

@@ -224,13 +224,13 @@ Test(directory, lists_by_first_block_and_id) {
     }
     cr_assert_eq(sn_directory_count(d), N);
     for (size_t i = 1; i < N; i++) {
-        const sn_announcement *x = sn_directory_at(d, i - 1), *y = sn_directory_at(d, i), back = *y;
+        const sn_announcement *x = sn_directory_at(d, i - 1), *y = sn_directory_at(d, i);
         cr_assert(x->first_block < y->first_block ||
                   (x->first_block == y->first_block && memcmp(x->node, y->node, SN_KEY_SIZE) < 0));
         sn_announcement opened;
         const sn_blob *sealed = sn_directory_sealed_at(d, i);
         must(sn_announcement_open(sealed->data, sealed->len, NOW, &opened, &err), &err);
-        cr_assert_arr_eq(&opened, &back, sizeof opened);
+        cr_assert_arr_eq(&opened, y, sn_announcement_size(y));
     }
     sn_directory_free(&d);
     cr_assert_null(d);
@@ -271,6 +271,66 @@ Test(directory, forgets_what_has_expired) {
     cr_assert_eq(take(d, &b, &other, NOW + 10, &err), SN_REFUSED);
     sn_directory_expire(d, NOW + SN_ANNOUNCE_LIFE_MS);
     cr_assert_eq(sn_directory_count(d), 0);
+    sn_directory_free(&d);
+}
+
+Test(directory, says_what_is_new_in_an_announcement) {
+    sn_directory *d = make_directory();
+    sn_identity identity = make_identity();
+    sn_err err = {0};
+    sn_news news;
+    sn_announcement a = make(&identity, 4, 8, 1);
+    for (uint64_t i = 1; i <= 5; i++) {
+        static const sn_news expected[] = {0, SN_NEWS_CHANGE, SN_NEWS_FIGURES, SN_NEWS_CHANGE, SN_NEWS_CHANGE, SN_NEWS_FIGURES};
+        a.sequence = i;
+        a.queue++;
+        if (i == 3) a.state = SN_NODE_DRAINING;
+        if (i == 4) a.end_block = 7;
+        sn_buf sealed = seal(&a, &identity);
+        must(sn_directory_learn(d, sealed.data, sealed.len, NOW, &news, &err), &err);
+        cr_assert_eq(news, expected[i], "announcement %d", (int)i);
+        must(sn_directory_learn(d, sealed.data, sealed.len, NOW, &news, &err), &err);
+        cr_assert_eq(news, SN_NEWS_NONE);
+        sn_buf_fini(&sealed);
+    }
+    sn_directory_free(&d);
+}
+
+Test(directory, finds_words_by_id_and_tag_also_of_those_who_left) {
+    enum { N = 20 };
+    sn_directory *d = make_directory();
+    sn_err err = {0};
+    sn_identity identities[N];
+    for (int i = 0; i < N; i++) {
+        identities[i] = make_identity();
+        sn_announcement a = make(&identities[i], 0, 1, 1);
+        if (i % 2) a.state = SN_NODE_OFFLINE;
+        must(take(d, &a, &identities[i], NOW, &err), &err);
+    }
+    cr_assert_eq(sn_directory_count(d), N / 2);
+    cr_assert_eq(sn_directory_words(d), N);
+    for (int i = 0; i < N; i++) {
+        const sn_announcement *a = sn_directory_find(d, identities[i].id);
+        cr_assert(a && !memcmp(a->node, identities[i].id, SN_KEY_SIZE));
+        cr_assert_eq(sn_directory_word(d, sn_directory_seek(d, sn_node_tag(identities[i].id))), a);
+    }
+    cr_assert_eq(sn_directory_seek(d, 0), 0);
+    cr_assert_eq(sn_directory_seek(d, UINT64_MAX), N);
+    cr_assert_null(sn_directory_find(d, make_identity().id));
+    sn_directory_free(&d);
+}
+
+Test(directory, keeps_no_more_than_it_may) {
+    sn_directory *d = make_directory();
+    sn_err err = {0};
+    sn_directory_limit(d, 3);
+    for (uint64_t i = 0; i < 5; i++) {
+        sn_identity identity = make_identity();
+        sn_announcement a = make(&identity, 0, 1, 1);
+        a.expires_unix_ms += i;
+        must(take(d, &a, &identity, NOW, &err), &err);
+    }
+    cr_assert_eq(sn_directory_count(d), 3);
     sn_directory_free(&d);
 }
 

@@ -190,12 +190,13 @@ static sn_status put(sn_directory *d, const void *data, size_t len, sn_news *new
 }
 
 sn_status sn_directory_learn(sn_directory *d, const void *data, size_t len, int64_t now_unix_ms, sn_news *news,
-                             sn_err *err) {
+                             uint64_t *tag, sn_err *err) {
     *news = SN_NEWS_NONE;
     if (len <= SN_SIGNATURE_SIZE || len > SN_ANNOUNCEMENT_SIZE_MAX)
         return sn_fail(err, SN_REFUSED, "an announcement of %zu bytes is none", len);
     sn_status status = sn_announcement_parse(data, len - SN_SIGNATURE_SIZE, &d->parsed, err);
     if (status) return status;
+    *tag = sn_node_tag(d->parsed.node);
     const entry *known = find(d, d->parsed.node);
     status = known ? compare_known(known, &d->parsed, data, len, err) : SN_OK;
     if (status) return status == SN_RETRY ? SN_OK : status;
@@ -205,7 +206,8 @@ sn_status sn_directory_learn(sn_directory *d, const void *data, size_t len, int6
 
 sn_status sn_directory_take(sn_directory *d, const void *data, size_t len, int64_t now_unix_ms, sn_err *err) {
     sn_news news;
-    return sn_directory_learn(d, data, len, now_unix_ms, &news, err);
+    uint64_t tag;
+    return sn_directory_learn(d, data, len, now_unix_ms, &news, &tag, err);
 }
 
 void sn_directory_expire(sn_directory *d, int64_t now_unix_ms) {

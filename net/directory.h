@@ -81,9 +81,9 @@ void sn_directory_free(sn_directory **directory);
 void sn_directory_limit(sn_directory *directory, size_t max);
 
 /* Takes one sealed announcement. SN_REFUSED with the reason when it is dropped. What is known already, byte by byte or by a
- * later one, costs no verification. */
+ * later one, costs no verification. *tag: of the node that it speaks of. */
 sn_status sn_directory_learn(sn_directory *directory, const void *data, size_t len, int64_t now_unix_ms, sn_news *news,
-                             sn_err *err) SN_MUST_USE;
+                             uint64_t *tag, sn_err *err) SN_MUST_USE;
 /* The same, for who does not mind what is new. */
 sn_status sn_directory_take(sn_directory *directory, const void *data, size_t len, int64_t now_unix_ms,
                             sn_err *err) SN_MUST_USE;

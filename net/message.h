@@ -54,10 +54,15 @@ enum {
     U64(compute_us)  /* the pass over the span that held this step */                                                 \
     U64(node_us)     /* from arrival of the message to sending on: queue, compute and handling */
 
-/* Ask a node for the announcements it knows, and tell it ours. model: all zero for every model. */
+/* Ask a node for the announcements it knows, and tell it ours. model: all zero for every model. Blocks: of nodes that have
+ * any of them; end_block 0: of all. Tags (the first 8 bytes of ids, big-endian): of nodes in this range; to_tag 0: to the last.
+ * known: one blob of 16 bytes for each node of the range that the asker knows, ordered: tag and newest sequence, big-endian;
+ * only what is newer is answered. */
 #define SN_FIELDS_PEERS(U64, KEY, SID, STR, LIST, BLOBS)                                                               \
-    U64(protocol) KEY(model) BLOBS(announcements, SN_ANNOUNCEMENTS_MAX)
-#define SN_FIELDS_PEERS_ARE(U64, KEY, SID, STR, LIST, BLOBS) BLOBS(announcements, SN_ANNOUNCEMENTS_MAX)
+    U64(protocol) KEY(model) U64(first_block) U64(end_block) U64(from_tag) U64(to_tag) BLOBS(known, 1)                 \
+    BLOBS(announcements, SN_ANNOUNCEMENTS_MAX)
+/* next: there is more, to be asked for from this tag on; 0: that is all. */
+#define SN_FIELDS_PEERS_ARE(U64, KEY, SID, STR, LIST, BLOBS) U64(next) BLOBS(announcements, SN_ANNOUNCEMENTS_MAX)
 
 /* Answered at once: the time until then is the round trip. With padding, bytes that nobody looks at, it is how long so much
  * takes on the way there. */

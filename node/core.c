@@ -18,10 +18,15 @@ sn_status sn_core_new(const sn_core_setup *setup, int64_t now_us, sn_core **out,
     snprintf(core->address, sizeof core->address, "%s", setup->address);
     snprintf(core->name, sizeof core->name, "%s", setup->name);
     sn_buf_init(&core->sealed, SN_ANNOUNCEMENT_SIZE_MAX);
+    core->gossip.seed = sn_node_tag(setup->identity->id);
+    core->gossip.allowance_us = now_us;
+    core->gossip.bytes_per_s =
+        setup->gossip_bytes_per_s ? (int64_t)setup->gossip_bytes_per_s : SN_GOSSIP_BYTES_PER_S;
     core->hasher = sn_hasher_new();
     if (!core->hasher) status = sn_fail(err, SN_STOP, "out of memory");
     if (!status) status = sn_sessions_new(setup->sessions_max, &core->sessions, err);
     if (!status) status = sn_directory_new(&core->directory, err);
+    if (!status && setup->directory_max) sn_directory_limit(core->directory, setup->directory_max);
     if (status) sn_core_free(&core);
     *out = core;
     return status;
@@ -228,10 +233,10 @@ void sn_core_handle(sn_core *core, sn_event *event, int64_t now_us, int64_t unix
     sn_err err;
     switch (event->msg->kind) {
     case SN_MSG_PEERS:
-        sn_core_on_peers(core, event, unix_ms);
+        sn_core_on_peers(core, event, now_us, unix_ms);
         break;
     case SN_MSG_PEERS_ARE:
-        sn_core_on_peers_are(core, event, unix_ms);
+        sn_core_on_peers_are(core, event, now_us, unix_ms);
         break;
     case SN_MSG_PING:
         sn_core_on_ping(core, event);
@@ -298,10 +303,7 @@ void sn_core_done(sn_core *core, sn_job *job, int64_t now_us) {
 int64_t sn_core_tick(sn_core *core, int64_t now_us, int64_t unix_ms) {
     note_time(core, now_us, unix_ms);
     if (now_us >= core->announce_us) {
-        core->announce_us = now_us + SN_ANNOUNCE_EVERY_MS * 1000;
-        sn_directory_expire(core->directory, unix_ms);
-        sn_core_announce(core, unix_ms);
-        sn_core_measure_distances(core, now_us);
+        sn_core_announce_round(core, now_us, unix_ms);
         for (size_t i = 0; i < sn_sessions_count(core->sessions); i++) {
             sn_session *session = sn_sessions_at(core->sessions, i);
             bool idle = now_us - session->used_us > core->setup.idle_us_max && !session->job;
@@ -309,13 +311,14 @@ int64_t sn_core_tick(sn_core *core, int64_t now_us, int64_t unix_ms) {
             if ((idle || session->closing) && !session->job) sn_core_close_session(core, session);
         }
     }
-    int64_t moves_us = sn_core_moves_tick(core, now_us);
-    return moves_us < core->announce_us ? moves_us : core->announce_us;
+    int64_t moves_us = sn_core_moves_tick(core, now_us), gossip_us = sn_core_gossip(core, now_us, unix_ms);
+    int64_t next_us = moves_us < core->announce_us ? moves_us : core->announce_us;
+    return gossip_us < next_us ? gossip_us : next_us;
 }
 
 void sn_core_drain(sn_core *core, int64_t unix_ms) {
     core->draining = true;
-    sn_core_announce(core, unix_ms);
+    sn_core_announce(core, 0, unix_ms);
     for (size_t i = 0; i < sn_sessions_count(core->sessions); i++) {
         const sn_session *session = sn_sessions_at(core->sessions, i);
         sn_msg *msg = sn_core_new_msg(SN_MSG_LEAVING, 0);
@@ -327,7 +330,7 @@ void sn_core_drain(sn_core *core, int64_t unix_ms) {
 
 void sn_core_leave(sn_core *core, int64_t unix_ms) {
     core->draining = core->leaving = true;
-    sn_core_announce(core, unix_ms);
+    sn_core_announce(core, 0, unix_ms);
 }
 
 size_t sn_core_sessions(const sn_core *core) { return sn_sessions_count(core->sessions); }

@@ -1,4 +1,4 @@
-/* PINGs: how far others are. A few nodes are asked in each round of announcements, in turn; now and then with padding, which
+/* PINGs: how far others are. A few near nodes are asked in each round of announcements, in turn; now and then with padding, which
  * times the link. */
 #include "node/core_private.h"
 
@@ -20,30 +20,26 @@ static sn_status add_padding(sn_msg_ping *ping, sn_err *err) {
     return status;
 }
 
-static void ping(sn_core *core, const sn_announcement *a, bool padded, int64_t now_us) {
+void sn_core_ping(sn_core *core, sn_peer peer, const uint8_t id[SN_KEY_SIZE], bool padded, int64_t now_us) {
     sn_err err;
-    sn_peer peer;
     uint64_t request = ++core->last_ping;
-    if (sn_transport_dial(core->setup.transport, a->address, a->curve_key, &peer, &err)) return;
     sn_msg *msg = sn_core_new_msg(SN_MSG_PING, request);
     if (!msg) return;
     if (padded && add_padding(&msg->ping, &err)) {
         sn_msg_free(&msg);
         return;
     }
-    sn_distance_asked(&core->distance, peer, request, sn_node_tag(a->node), padded ? PADDING_BYTES : 0, now_us);
+    sn_distance_asked(&core->distance, peer, request, sn_node_tag(id), padded ? PADDING_BYTES : 0, now_us);
     sn_core_send(core, peer, &msg);
 }
 
 void sn_core_measure_distances(sn_core *core, int64_t now_us) {
-    size_t count = sn_directory_count(core->directory), asked = 0;
+    const sn_gossip *g = &core->gossip;
     bool padded = core->ping_rounds++ % PADDED_EVERY_ROUNDS == 1; /* not before the first short one */
-    for (size_t i = 0; i < count && asked < PINGS_A_ROUND; i++) {
-        const sn_announcement *a = sn_directory_at(core->directory, core->next_pinged++ % count);
-        if (!memcmp(a->node, core->setup.identity->id, SN_KEY_SIZE)) continue;
-        bool known = sn_distance_to(&core->distance, sn_node_tag(a->node)) > 0;
-        ping(core, a, padded && known, now_us);
-        asked++;
+    for (size_t i = 0; i < g->n_near && i < PINGS_A_ROUND; i++) {
+        const sn_near *near = &g->near[(core->ping_rounds * PINGS_A_ROUND + i) % g->n_near];
+        bool known = sn_distance_to(&core->distance, sn_node_tag(near->id)) > 0;
+        sn_core_ping(core, near->peer, near->id, padded && known, now_us);
     }
 }
 

@@ -4,8 +4,15 @@
 
 #include "node/core.h"
 #include "node/distance.h"
+#include "node/gossip.h"
 
 enum { SN_JOINED_MAX = 64 };
+
+typedef struct sn_joined {
+    sn_peer peer;
+    bool answered;
+    int pages_left; /* of whom it knows, that we may yet ask for */
+} sn_joined;
 
 struct sn_core {
     sn_core_setup setup;
@@ -23,16 +30,15 @@ struct sn_core {
     int64_t unix_ms, unix_ahead_ms; /* as of the newest call; unix_ahead_ms: of the clock that now_us reads */
 
     sn_directory *directory;
-    sn_peer joined[SN_JOINED_MAX]; /* nodes that we were told to join */
+    sn_joined joined[SN_JOINED_MAX]; /* nodes that we were told to join */
     size_t n_joined;
-    size_t next_known;   /* whose turn it is to hear from us, of those in the directory */
+    sn_gossip gossip;
     int64_t announce_us; /* when to announce again */
     uint64_t sequence;   /* of our own newest announcement */
     sn_buf sealed;       /* our own newest announcement */
 
     sn_distance distance;
     uint64_t last_ping, ping_rounds;
-    size_t next_pinged; /* whose turn it is */
 };
 
 /* Sends *msg, or drops it with a log line: a peer that cannot be reached shows at the asker as silence. */
@@ -80,11 +86,28 @@ void sn_core_moves_go_on(sn_core *core, sn_session *session, int64_t now_us);
 void sn_core_moves_free(sn_session *session, bool engine_is_gone);
 int64_t sn_core_moves_tick(sn_core *core, int64_t now_us); /* returns when to be called again */
 
-void sn_core_on_peers(sn_core *core, sn_event *event, int64_t unix_ms);
-void sn_core_on_peers_are(sn_core *core, sn_event *event, int64_t unix_ms);
+/* core_peers.c */
+void sn_core_on_peers(sn_core *core, sn_event *event, int64_t now_us, int64_t unix_ms);
+void sn_core_on_peers_are(sn_core *core, sn_event *event, int64_t now_us, int64_t unix_ms);
 void sn_core_on_loss(sn_core *core, const sn_event *event); /* a peer that we dialled cannot be reached */
-void sn_core_announce(sn_core *core, int64_t unix_ms);
+void sn_core_announce(sn_core *core, int64_t now_us, int64_t unix_ms);
+void sn_core_announce_round(sn_core *core, int64_t now_us, int64_t unix_ms);
+sn_status sn_core_list_own(const sn_core *core, sn_blob **out, size_t *n, sn_err *err) SN_MUST_USE;
+sn_status sn_core_copy_blob(const sn_blob *from, sn_blob *to, sn_err *err) SN_MUST_USE;
 
+/* core_gossip.c */
+void sn_core_heard(sn_core *core, uint64_t tag, sn_news news, int64_t now_us); /* of the node with this tag */
+void sn_core_tell_everybody(sn_core *core);                                    /* our own newest announcement, now */
+void sn_core_gossip_round(sn_core *core, int64_t unix_ms);                     /* once for each announcement: who is near */
+int64_t sn_core_gossip(sn_core *core, int64_t now_us, int64_t unix_ms);        /* what is due; returns when to call again */
+/* Asks for what is newer than we know; and tells our own announcement with it. */
+void sn_core_ask_newer(sn_core *core, sn_peer peer, bool tell_own);
+void sn_core_gossip_loss(sn_core *core, sn_peer peer);
+size_t sn_core_answer_bytes(sn_core *core, int64_t now_us); /* what an answer to another node may cost now */
+void sn_core_answered(sn_core *core, size_t bytes);
+
+/* core_ping.c */
+void sn_core_ping(sn_core *core, sn_peer peer, const uint8_t id[SN_KEY_SIZE], bool padded, int64_t now_us);
 void sn_core_measure_distances(sn_core *core, int64_t now_us);
 void sn_core_on_ping(sn_core *core, const sn_event *event);
 void sn_core_on_pong(sn_core *core, const sn_event *event, int64_t now_us);

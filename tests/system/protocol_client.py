@@ -105,7 +105,8 @@ def difference(a, b):
 
 def find_announcement(node, node_id):
     zero = bytes(32)
-    for sealed in node.ask("peers_are", "peers", protocol=2, model=zero, announcements=[])["announcements"]:
+    everything = dict(protocol=2, model=zero, first_block=0, end_block=0, from_tag=0, to_tag=0, known=[], announcements=[])
+    for sealed in node.ask("peers_are", "peers", **everything)["announcements"]:
         announcement = msgpack.unpackb(sealed[:-64])
         if announcement["node"] == node_id:
             assert announcement["state"] == 1 and announcement["expires_unix_ms"] > 1000 * time.time()
@@ -163,7 +164,8 @@ def main(address, golden, document):
     assert step(4, 7, 8, "error")["status"] == 3, "a position beyond the end is taken"
     assert step(4, 6, n) == whole[6 * row:], "a step that failed was counted"
     assert node.ask("status_is", "status", protocol=2)["sessions"] == 1
-    assert node.ask("error", "peers", protocol=999, model=bytes(32), announcements=[])["status"] == 3
+    assert node.ask("error", "peers", protocol=999, model=bytes(32), first_block=0, end_block=0,
+                    from_tag=0, to_tag=0, known=[], announcements=[])["status"] == 3
     assert node.ask("closed", "close", session=session)["session"] == session
     assert step(5, 0, 1, "error")["status"] == 2, "the session lives on after it was closed"
     print(f"{n} tokens through blocks 0:{me['n_blocks']}; largest difference from the reference {worst:.1e}")

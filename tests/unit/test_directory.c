@@ -279,6 +279,7 @@ Test(directory, says_what_is_new_in_an_announcement) {
     sn_identity identity = make_identity();
     sn_err err = {0};
     sn_news news;
+    uint64_t tag;
     sn_announcement a = make(&identity, 4, 8, 1);
     for (uint64_t i = 1; i <= 5; i++) {
         static const sn_news expected[] = {0, SN_NEWS_CHANGE, SN_NEWS_FIGURES, SN_NEWS_CHANGE, SN_NEWS_CHANGE, SN_NEWS_FIGURES};
@@ -287,9 +288,9 @@ Test(directory, says_what_is_new_in_an_announcement) {
         if (i == 3) a.state = SN_NODE_DRAINING;
         if (i == 4) a.end_block = 7;
         sn_buf sealed = seal(&a, &identity);
-        must(sn_directory_learn(d, sealed.data, sealed.len, NOW, &news, &err), &err);
+        must(sn_directory_learn(d, sealed.data, sealed.len, NOW, &news, &tag, &err), &err);
         cr_assert_eq(news, expected[i], "announcement %d", (int)i);
-        must(sn_directory_learn(d, sealed.data, sealed.len, NOW, &news, &err), &err);
+        must(sn_directory_learn(d, sealed.data, sealed.len, NOW, &news, &tag, &err), &err);
         cr_assert_eq(news, SN_NEWS_NONE);
         sn_buf_fini(&sealed);
     }

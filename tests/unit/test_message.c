@@ -35,6 +35,7 @@ static void draw_text(char *out, size_t max) {
 static void draw_blobs(sn_blob **out, size_t *n, size_t max) {
     sn_err err;
     *n = draw() % 4 ? draw() % 4 : max;
+    if (*n > max) *n = max;
     must(sn_list_new(*n, max, sizeof(sn_blob), out, &err), &err);
     for (size_t i = 0; i < *n; i++) {
         (*out)[i].len = draw() % 300;

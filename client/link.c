@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SEEDS_MAX = 64, KNOWN_ASKED_MAX = 16, REASK_US = 300000 };
+enum { SEEDS_MAX = 64, KNOWN_ASKED_MAX = 16, REASK_US = 300000, PAGES_MAX = 4, PAGE_US = 1000000 };
 
 struct sn_link {
     sn_identity identity;
@@ -134,8 +134,8 @@ static void forget(sn_link *link, sn_peer peer) {
         if (link->alive[i] == peer) link->alive[i] = link->alive[--link->n_alive];
 }
 
-/* An answer to `request`, or NULL in *out when something else came. */
-static sn_status receive(sn_link *link, uint64_t request, int64_t deadline_us, sn_msg **out, sn_err *err) {
+/* An answer to `request`, or NULL in *out when something else came. *from (NULL allowed): who sent it. */
+static sn_status receive(sn_link *link, uint64_t request, int64_t deadline_us, sn_msg **out, sn_peer *from, sn_err *err) {
     sn_event event;
     *out = NULL;
     sn_status status = sn_transport_recv(link->transport, deadline_us, &event, err);
@@ -146,6 +146,7 @@ static sn_status receive(sn_link *link, uint64_t request, int64_t deadline_us, s
     } else if (!event.msg && event.peer) {
         sn_log(SN_LOG_WARN, "bad message", "text=%s", event.bad.text);
     }
+    if (from) *from = event.peer;
     if (event.msg && event.msg->request == request) *out = event.msg;
     else sn_msg_free(&event.msg); /* late answer to something given up */
     return SN_OK;
@@ -184,7 +185,7 @@ sn_status sn_link_wait(sn_link *link, sn_wait *wait, sn_msg **out, sn_err *err) 
     *out = NULL;
     while (!*out) {
         if (sn_link_lost(link, wait)) return sn_fail(err, SN_RETRY, CONNECTION_LOST);
-        sn_status status = receive(link, wait->request, wait->deadline_us, out, err);
+        sn_status status = receive(link, wait->request, wait->deadline_us, out, NULL, err);
         if (status) return status;
         if (!*out && sn_now_us() >= wait->deadline_us)
             return sn_fail(err, SN_RETRY, "no answer within %.1f seconds", (double)(wait->deadline_us - began) / 1e6);
@@ -217,18 +218,24 @@ static void take_seeds(sn_link *link) {
     }
 }
 
-static sn_status ask_one(sn_link *link, const char *address, const uint8_t *curve_key, const sn_hash *model,
-                         uint64_t request, sn_err *err) {
+static sn_status ask_peer(sn_link *link, sn_peer peer, const sn_hash *model, uint64_t request, uint64_t from_tag,
+                          sn_err *err) {
     sn_msg *msg = NULL;
     sn_status status = sn_msg_new(SN_MSG_PEERS, request, &msg, err);
     if (status) return status;
     msg->peers.protocol = SN_PROTOCOL;
+    msg->peers.from_tag = from_tag;
     if (model) memcpy(msg->peers.model, model->bytes, SN_KEY_SIZE);
-    sn_peer peer;
-    status = sn_link_dial(link, address, curve_key, &peer, err);
-    if (!status) status = sn_link_send(link, peer, &msg, err);
-    sn_msg_free(&msg);
+    status = sn_link_send(link, peer, &msg, err);
     return status == SN_RETRY ? SN_OK : status; /* that one cannot be reached now: another may */
+}
+
+static sn_status ask_one(sn_link *link, const char *address, const uint8_t *curve_key, const sn_hash *model,
+                         uint64_t request, sn_err *err) {
+    sn_peer peer;
+    sn_status status = sn_link_dial(link, address, curve_key, &peer, err);
+    if (status) return status == SN_RETRY ? SN_OK : status;
+    return ask_peer(link, peer, model, request, 0, err);
 }
 
 /* The joined nodes whose key has come since, and a few of those that were heard of: the joined ones may be gone. */
@@ -251,10 +258,33 @@ static void take_announcements(sn_link *link, const sn_msg_peers_are *peers) {
             sn_log(SN_LOG_DEBUG, "announcement dropped", "text=%s", err.text);
 }
 
+/* A large swarm: a node tells of it page by page. A few more from anywhere are sample enough; all clients reading the same
+ * first pages would all choose the same nodes. */
+static sn_status read_on(sn_link *link, sn_peer from, const sn_hash *model, sn_err *err) {
+    uint64_t tag;
+    sn_random(&tag, sizeof tag);
+    for (int page = 0; page < PAGES_MAX && tag; page++) {
+        uint64_t request = sn_link_request(link);
+        int64_t deadline = sn_now_us() + PAGE_US;
+        sn_msg *msg = NULL;
+        sn_status status = ask_peer(link, from, model, request, tag, err);
+        while (!status && !msg && sn_now_us() < deadline) status = receive(link, request, deadline, &msg, NULL, err);
+        if (status || !msg) return status;
+        tag = 0;
+        if (msg->kind == SN_MSG_PEERS_ARE) {
+            take_announcements(link, &msg->peers_are);
+            tag = msg->peers_are.next;
+        }
+        sn_msg_free(&msg);
+    }
+    return SN_OK;
+}
+
 sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, sn_err *err) {
     int64_t deadline = sn_now_us() + (int64_t)timeout_ms * 1000, ask_again = 0;
     uint64_t request = sn_link_request(link);
     size_t asked = 0, refusals = 0;
+    sn_peer from = 0;
     sn_status status = SN_OK;
     sn_directory_expire(link->directory, sn_unix_ms());
     for (int64_t now = sn_now_us(); now < deadline && !status; now = sn_now_us()) {
@@ -266,14 +296,15 @@ sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, 
         if (!asked || asked < link->n_seeds) status = ask_all(link, asked, model, request, err);
         asked = link->n_seeds;
         sn_msg *msg = NULL;
-        if (!status) status = receive(link, request, ask_again < deadline ? ask_again : deadline, &msg, err);
+        if (!status) status = receive(link, request, ask_again < deadline ? ask_again : deadline, &msg, &from, err);
         if (status || !msg) continue;
         sn_status refused = take_answer(&msg, SN_MSG_PEERS_ARE, NULL, err);
         if (refused && ++refusals >= link->n_seeds) return refused;
         if (refused) continue; /* another one may do better */
         take_announcements(link, &msg->peers_are);
+        bool more = msg->peers_are.next != 0;
         sn_msg_free(&msg);
-        return SN_OK;
+        return more ? read_on(link, from, model, err) : SN_OK;
     }
     if (status) return status;
     return sn_fail(err, SN_RETRY, "no node answered at %s within %.1f seconds: is it running, and the address right?",

@@ -19,7 +19,6 @@ sn_status sn_core_new(const sn_core_setup *setup, int64_t now_us, sn_core **out,
     snprintf(core->name, sizeof core->name, "%s", setup->name);
     sn_buf_init(&core->sealed, SN_ANNOUNCEMENT_SIZE_MAX);
     core->gossip.seed = sn_node_tag(setup->identity->id);
-    core->gossip.allowance_us = now_us;
     core->gossip.bytes_per_s =
         setup->gossip_bytes_per_s ? (int64_t)setup->gossip_bytes_per_s : SN_GOSSIP_BYTES_PER_S;
     core->hasher = sn_hasher_new();

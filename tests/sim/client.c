@@ -69,7 +69,10 @@ static sn_status open_all(sim_client *c, sn_err *err) {
                                 .timeout_ms = c->plan.timeout_ms,
                                 .max_retries = c->plan.max_retries,
                                 .max_tokens = SIM_CONTEXT,
-                                .push = c->plan.push};
+                                .push = c->plan.push,
+                                .receipts = c->plan.receipts,
+                                .throughput = c->plan.throughput,
+                                .route_seed = c->swarm->seed};
     begin_call(c);
     status = sn_chain_open(sim_model_get()->model, &options, &c->chain, err);
     if (!status) sn_chain_observe(c->chain, compare, c);

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { PASS_US = 3000, ROOM_POLL_US = 20000, DRAIN_US = 4 * SECOND_US, FLUSH_US = 50000 };
+enum { PASS_US = 3000, ROOM_POLL_US = 20000, LAST_STEPS_US = 4 * SECOND_US, FLUSH_US = 50000 };
 
 static void turn(sim_node *node);
 
@@ -115,13 +115,23 @@ static void on_tick(void *world, void *what, uint64_t which, bool ending) {
     if (!postponed(node, on_tick, NULL, which)) turn(node);
 }
 
+static void say_leave(sim_node *node) {
+    sn_core_leave(node->core, sn_unix_ms());
+    node->leaving = true;
+    node->leave_by_us = sim_now(node->swarm->time) + LAST_STEPS_US;
+}
+
 /* What the loop does between two waits. */
 static void turn(sim_node *node) {
     swarm *s = node->swarm;
     sim_actor *was = enter(node);
-    int64_t next = 0;
-    if (!node->leaving) next = sim_global_us(&node->actor, sn_core_tick(node->core, sn_now_us(), sn_unix_ms()));
-    else next = sim_now(s->time) + FLUSH_US;
+    int64_t next = sim_now(s->time) + FLUSH_US;
+    if (!node->leaving) {
+        next = sim_global_us(&node->actor, sn_core_tick(node->core, sn_now_us(), sn_unix_ms()));
+        bool late = sim_now(s->time) >= node->drain_by_us;
+        if (node->drains && next > node->drain_by_us) next = node->drain_by_us;
+        if (node->drains && (late || !sn_core_sessions(node->core))) say_leave(node);
+    }
     leave(node, was);
     if (node->leaving && (!sn_core_busy(node->core) || sim_now(s->time) >= node->leave_by_us)) {
         sim_note(s->time, "left", (uint64_t)node->number, 0);
@@ -172,6 +182,7 @@ static void new_core(sim_node *node) {
                                  .sessions_max = node->sessions_max,
                                  .idle_us_max = 40 * SECOND_US,
                                  .room_us_max = SECOND_US,
+                                 .share_all = node->share_all,
                                  .submit = submit,
                                  .read = figures,
                                  .ctx = node};
@@ -193,11 +204,12 @@ void sim_node_start(sim_node *node) {
     sim_actor *was = enter(node);
     node->life = ++s->lives;
     node->jobs = 0;
-    node->busy = node->leaving = false;
+    node->busy = node->drains = node->leaving = false;
     node->stalled_until_us = 0;
     node->transport = sim_transport_new(s->net, node->place, receive, node);
     NEED(sn_transport_listen(node->transport, node->address, bound, &err));
     NEED(sn_span_kv_pool(span, node->pages * page_bytes(span), &node->pool, &err));
+    NEED(sn_prefix_share(node->pool, SIM_EMBD, node->prefix_memory, &err));
     NEED(sn_scheduler_new(span, node->pool, &node->scheduler, &err));
     new_core(node);
     const sim_node *joined = &s->nodes[node->number ? 0 : 1 % s->n_nodes];
@@ -214,14 +226,14 @@ void sim_node_crash(sim_node *node, bool silent) {
     end_program(node);
 }
 
-void sim_node_drain(sim_node *node) {
-    if (!node->life || node->leaving) return;
+void sim_node_drain(sim_node *node, int64_t drain_us) {
+    if (!node->life || node->drains) return;
     sim_note(node->swarm->time, "drain", (uint64_t)node->number, 0);
     sim_actor *was = enter(node);
     sn_core_drain(node->core, sn_unix_ms());
+    node->drains = true;
+    node->drain_by_us = sim_now(node->swarm->time) + drain_us;
     leave(node, was);
-    node->leaving = true;
-    node->leave_by_us = sim_now(node->swarm->time) + DRAIN_US;
     turn(node);
 }
 

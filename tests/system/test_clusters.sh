@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# What configs/ has for clusters: the launcher over a false ssh, the Slurm job over a false srun, the systemd unit by systemd's own check.
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+configs=$here/../../configs
+model=$scratch/model # a path of its own, by which its nodes are found
+cp -r "$fixtures/golden/llama" "$model"
+golden_ids llama "$scratch/ids"
+generate=("$bin/swarm" generate --model "$model" --ids-file "$scratch/ids" --max-tokens 8 --json)
+succeeds "${generate[@]}" --local all
+expected=$(query "$scratch/run.out" 'd["ids"]')
+
+nodes_left() {
+  local file
+  for file in /proc/[0-9]*/cmdline; do
+    tr '\0' ' ' <"$file" | grep -q "^[^ ]*swarm-node --model $model " && basename "$(dirname "$file")"
+  done 2>/dev/null
+}
+wait_no_nodes() {
+  local until=$(($(now_ms) + 10000))
+  while [ -n "$(nodes_left)" ]; do
+    [ "$(now_ms)" -lt "$until" ] || fail "nodes are left after $1: $(nodes_left)"
+    sleep 0.02
+  done
+}
+
+# -- launch.sh: ssh is a shell here, told which machine it is by its first word
+cat >"$scratch/ssh" <<'END'
+#!/bin/bash
+echo "$1" >>"$(dirname "$0")/called"
+exec bash -c "$2"
+END
+chmod +x "$scratch/ssh"
+printf '# three\nme@alpha 127.0.0.1:0\n\nbeta   127.0.0.1:0 # here\ngamma 127.0.0.1:0\n' >"$scratch/hosts"
+launch=(env "SSH=$scratch/ssh" "$configs/launch.sh")
+start_launcher() { # as `start` of lib.sh, which takes a bash for its own
+  "${launch[@]}" "$scratch/hosts" --model "$model" --bin "$bin" -- --threads 1 --kv-memory 16MiB \
+    >"$scratch/launcher.out" 2>"$scratch/launcher.err" </dev/null &
+  pid[launcher]=$!
+}
+
+start_launcher
+until=$(($(now_ms) + 30000))
+until grep -q '^--join ' "$scratch/launcher.out" 2>/dev/null; do
+  kill -0 "${pid[launcher]}" || fail "the launcher did not start its nodes"
+  [ "$(now_ms)" -lt "$until" ] || fail "the launcher was not ready within 30 s"
+  sleep 0.02
+done
+[ "$(sort -u "$scratch/called" | tr '\n' ' ')" = "beta gamma me@alpha " ] || fail "it called $(sort -u "$scratch/called")"
+read -r _ join <"$scratch/launcher.out"
+until=$(($(now_ms) + 10000))
+until succeeds "$bin/swarm" status --join "$join" --json &&
+  [ "$(query "$scratch/run.out" 'sorted((n["name"], n["blocks"]) for n in d["nodes"])')" = "[('alpha', '0:1'), ('beta', '1:2'), ('gamma', '2:4')]" ]; do
+  [ "$(now_ms)" -lt "$until" ] || fail "the nodes have other names or blocks: $(cat "$scratch/run.out")"
+  sleep 0.1
+done
+succeeds "${generate[@]}" --join "$join"
+[ "$(query "$scratch/run.out" 'd["ids"]')" = "$expected" ] || fail "the launched swarm writes other tokens"
+signal launcher TERM
+wait_end launcher 10
+wait_no_nodes "the launcher was asked to leave"
+
+start_launcher
+until=$(($(now_ms) + 30000))
+until [ "$(nodes_left | wc -l)" = 3 ]; do
+  [ "$(now_ms)" -lt "$until" ] || fail "the launcher did not start its nodes within 30 s"
+  sleep 0.02
+done
+signal launcher KILL
+wait_end launcher 10
+wait_no_nodes "the launcher was killed"
+
+refuses 2 "usage" "${launch[@]}" "$scratch/no-hosts"
+refuses 2 "model PATH is missing" "${launch[@]}" "$scratch/hosts"
+refuses 2 "stand behind --" "${launch[@]}" "$scratch/hosts" --model "$model" --threads 1
+refuses 2 "does not show the model" "${launch[@]}" "$scratch/hosts" --model "$scratch/nothing" --bin "$bin"
+refuses 2 "alpha. did not start|alpha did not start" "${launch[@]}" "$scratch/hosts" --model "$model" --bin "$bin" -- --wrongly
+for i in 1 2 3 4 5; do echo "h$i 127.0.0.1:0"; done >"$scratch/five"
+refuses 2 "4 blocks.*5 machines" "${launch[@]}" "$scratch/five" --model "$model" --bin "$bin"
+echo "alpha beta" >"$scratch/bad"
+refuses 2 "no ADDRESS:PORT" "${launch[@]}" "$scratch/bad" --model "$model" --bin "$bin"
+
+# -- slurm.sbatch: srun runs its tasks here, each with its number
+mkdir "$scratch/slurm"
+cat >"$scratch/slurm/scontrol" <<'END'
+#!/bin/bash
+printf '127.0.0.1\n127.0.0.1\n127.0.0.1\n'
+END
+cat >"$scratch/slurm/srun" <<'END'
+#!/bin/bash
+n=1
+while [[ $1 == --* ]]; do [[ $1 == --ntasks=* ]] && n=${1#*=}; shift; done
+for ((k = 0; k < n; k++)); do SLURM_PROCID=$k "$@" & pids+=($!); done
+trap 'kill -TERM "${pids[@]}"; wait "${pids[@]}"; exit 143' TERM
+wait "${pids[@]}"
+END
+chmod +x "$scratch/slurm/"*
+port=$((20000 + $$ % 10000)) # below those that the kernel gives away
+run timeout 60 env "PATH=$scratch/slurm:$PATH" SLURM_JOB_NODELIST=x SLURM_JOB_NUM_NODES=3 SLURM_JOB_ID=7 SLURM_CPUS_PER_TASK=1 \
+  "MODEL=$model" "BIN=$bin" "PORT=$port" KV_MEMORY=16MiB \
+  WORK='"$BIN/swarm" generate --model "$MODEL" --join "$JOIN" --ids-file '"$scratch/ids"' --max-tokens 8 --json >'"$scratch/job.json" \
+  bash "$configs/slurm.sbatch"
+[ $rc = 0 ] || fail "the Slurm job ended with $rc"
+[ "$(query "$scratch/job.json" 'd["ids"]')" = "$expected" ] || fail "the Slurm job's swarm writes other tokens"
+[ "$(query "$scratch/job.json" '[h["blocks"] for h in d["timings"]["hops"]]')" = "['0:1', '1:2', '2:4']" ] || fail "other cuts"
+wait_no_nodes "the Slurm job"
+
+# -- the systemd unit, with the program's place here
+if command -v systemd-analyze >/dev/null; then
+  sed "s|/usr/local/bin/|$(cd "$bin" && pwd)/|" "$configs/swarm-node.service" >"$scratch/swarm-node.service"
+  succeeds systemd-analyze verify "$scratch/swarm-node.service"
+  [ ! -s "$scratch/run.err" ] || fail "systemd finds something in the unit"
+else
+  echo "systemd-analyze is not here: the unit was not checked"
+fi

@@ -106,6 +106,7 @@ static sn_status start_step(sn_core *core, sn_session *session, sn_event *event,
                              .dtype = t->dtype,
                              .rank = 2,
                              .shape = {(int64_t)t->shape[0], core->hp->n_embd}};
+    job->shares = !session->imported; /* of what was brought in from elsewhere the hashes are somebody's word */
     if (!core->setup.share_all) memcpy(job->scope.bytes, session->owner, SN_KEY_SIZE);
     if (session->imported) job->scope = scope_of_its_own(session);
     set_page_ends(job, session);

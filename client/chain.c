@@ -105,6 +105,7 @@ sn_status sn_chain_step_group(sn_chain *chain, sn_hop_at *hops, size_t i, size_t
             status = sn_hops_step(&hops[i], j - i, chain->options.link, position + done, rows, n_embd, in + at,
                                   chain->options.timeout_ms, out + at, failed, err);
         if (status) return status;
+        sn_chain_note_step(chain, hops, i, j, rows);
     }
     return SN_OK;
 }
@@ -160,6 +161,10 @@ sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidde
     if (n > chain->options.max_tokens - position)
         return sn_fail(err, SN_REFUSED, "%d tokens at position %d are too many: the context holds %d", n, position,
                        chain->options.max_tokens);
+    if (n == 1 && position == chain->length) {
+        sn_status status = sn_chain_reconsider(chain, err);
+        if (status) return status;
+    }
     chain->length = position; /* what the hops hold behind it is written over, whether or not the step succeeds */
     for (int done = 0, rows; done < n; done += rows) {
         rows = n - done < SN_SPAN_ROWS_MAX ? n - done : SN_SPAN_ROWS_MAX;
@@ -179,6 +184,7 @@ sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidde
 
 int sn_chain_length(const sn_chain *chain) { return chain->length; }
 uint64_t sn_chain_failovers(const sn_chain *chain) { return chain->failovers; }
+uint64_t sn_chain_moves(const sn_chain *chain) { return chain->moves; }
 const char *sn_chain_flow(const sn_chain *chain) { return chain->flow; }
 
 void sn_chain_observe(sn_chain *chain, sn_chain_observer observer, void *ctx) {

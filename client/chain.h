@@ -25,6 +25,8 @@ typedef struct sn_chain_options {
     sn_pick pick;             /* which nodes may be used */
     bool throughput;          /* routes for much work at once: drawn, so that it spreads; else of the least latency */
     uint64_t route_seed;      /* for what is drawn, and among equals */
+    bool measure;             /* ask nodes how far they are before choosing among them */
+    int replan_ms;            /* how often a better way is looked for while tokens come one by one; 0: never */
 } sn_chain_options;
 
 /* Finds a route over the live nodes and opens a session at each. SN_RETRY naming the blocks that nobody serves. */
@@ -54,6 +56,7 @@ typedef struct sn_hop_report {
 } sn_hop_report;
 size_t sn_chain_hops(const sn_chain *chain, sn_hop_report *out, size_t room); /* returns how many there are */
 uint64_t sn_chain_failovers(const sn_chain *chain);
+uint64_t sn_chain_moves(const sn_chain *chain); /* to a better way, with nobody failing */
 const char *sn_chain_flow(const sn_chain *chain); /* by which the nodes' logs can be followed */
 
 #endif

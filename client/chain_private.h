@@ -7,6 +7,7 @@
 
 #include "client/chain.h"
 #include "client/hop.h"
+#include "client/route.h"
 
 struct sn_chain {
     sn_chain_options options;
@@ -22,7 +23,8 @@ struct sn_chain {
     sn_hasher *hasher;
     float *rows[2]; /* hidden states between hops, SN_SPAN_ROWS_MAX rows each */
     sn_seen *seen; /* how nodes did, and who is banned */
-    uint64_t failovers;
+    uint64_t failovers, moves;
+    int64_t replan_us; /* when to look for a better way again */
     char flow[SN_FLOW_MAX + 1];
     sn_chain_observer observer;
     void *observer_ctx;
@@ -39,6 +41,12 @@ int sn_chain_grace_ms(const sn_chain *chain, int64_t until_us);
  * somebody to serve them. Nodes that do not open are given up, *retries times in all. */
 sn_status sn_chain_connect(sn_chain *chain, int first, int end, int wait_ms, int *retries, sn_hop_at *hops, size_t *n,
                            sn_err *err) SN_MUST_USE;
+/* What is known of the nodes now. Free with sn_offers_fini; valid as long as the directory is not changed. */
+sn_status sn_chain_survey(sn_chain *chain, sn_offers *out, sn_err *err) SN_MUST_USE;
+/* Asks those nodes among which there is a choice how far they are, unless that is known. Takes a fraction of a second. */
+sn_status sn_chain_measure(sn_chain *chain, sn_err *err) SN_MUST_USE;
+/* After a step of n rows through the group of hops [i, j). */
+void sn_chain_note_step(sn_chain *chain, const sn_hop_at *hops, size_t i, size_t j, int n);
 void sn_chain_close_hops(sn_chain *chain, sn_hop_at *hops, size_t n);
 
 /* -- chain.c: rows through one group */
@@ -51,6 +59,12 @@ sn_status sn_chain_step_group(sn_chain *chain, sn_hop_at *hops, size_t i, size_t
 /* After a failure in the group that ends before hop j. failed == j: all of it lives, but the nodes do not reach each
  * other; from then on the client stands between them. */
 void sn_chain_blame(sn_chain *chain, const sn_hop_at *hops, size_t j, size_t failed);
+
+/* -- chain_replan.c */
+
+/* Now and then, before a step: moves the session when another way is so much better that it comes back. What goes wrong
+ * in trying leaves the chain as it was; SN_STOP only. */
+sn_status sn_chain_reconsider(sn_chain *chain, sn_err *err) SN_MUST_USE;
 
 /* -- chain_repair.c */
 

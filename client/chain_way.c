@@ -12,6 +12,8 @@ enum {
     OPEN_GRACE_MS = 3000, /* how long a chain waits at least for blocks that nobody serves yet */
     OPEN_TIMEOUT_MS = 5000,
     PLAN_AGAIN_US = 200000,
+    MEASURE_MS = 250,
+    MEASURED_MAX = 32, /* nodes asked how far they are; the seed decides which of many */
 };
 static const size_t VERIFY_BYTES_MAX = (size_t)8 << 30; /* weights that a client hashes to know its nodes' by */
 
@@ -30,7 +32,7 @@ static uint64_t kv_bytes_per_block(const sn_chain *chain) {
            (uint64_t)chain->hp.head_dim;
 }
 
-static sn_status survey(sn_chain *chain, sn_offers *out, sn_err *err) {
+sn_status sn_chain_survey(sn_chain *chain, sn_offers *out, sn_err *err) {
     sn_link *link = chain->options.link;
     sn_offer_wish wish = {.directory = link ? sn_link_directory(link) : NULL,
                           .seen = chain->seen,
@@ -47,6 +49,56 @@ static sn_status survey(sn_chain *chain, sn_offers *out, sn_err *err) {
     return sn_offers_make(&wish, out, err);
 }
 
+/* -- what they are like ----------------------------------------------------------------------------------------------
+ */
+
+static bool is_measured(const sn_chain *chain, const sn_announcement *node) {
+    const sn_sight *sight = sn_seen_of(chain->seen, node->node);
+    return sight && sight->rtt_us >= 0 && sn_now_us() - sight->measured_us < SN_SEEN_FRESH_US / 2;
+}
+
+/* Whether another one could take a block of its. */
+static bool has_rival(const sn_offers *offers, size_t i) {
+    for (size_t k = 0; k < offers->n; k++)
+        if (k != i && offers->at[k].verdict == SN_OFFER_USABLE && offers->at[k].first < offers->at[i].end &&
+            offers->at[i].first < offers->at[k].end)
+            return true;
+    return false;
+}
+
+sn_status sn_chain_measure(sn_chain *chain, sn_err *err) {
+    const sn_announcement *nodes[MEASURED_MAX];
+    sn_poll polls[MEASURED_MAX];
+    sn_offers offers;
+    size_t n = 0;
+    sn_status status = sn_chain_survey(chain, &offers, err);
+    for (size_t i = 0; i < offers.n && n < MEASURED_MAX && !status; i++) {
+        const sn_offer *o = &offers.at[i];
+        if (o->node && o->verdict == SN_OFFER_USABLE && has_rival(&offers, i) && !is_measured(chain, o->node))
+            nodes[n++] = o->node;
+    }
+    sn_offers_fini(&offers);
+    if (status || !n) return status;
+    status = sn_link_poll(chain->options.link, nodes, n, MEASURE_MS, polls, err);
+    for (size_t i = 0; i < n && !status; i++)
+        if (polls[i].answered) sn_seen_round_trip(chain->seen, nodes[i]->node, polls[i].rtt_us, sn_now_us());
+    return status;
+}
+
+void sn_chain_note_step(sn_chain *chain, const sn_hop_at *hops, size_t i, size_t j, int n) {
+    int64_t now_us = sn_now_us();
+    for (size_t k = i; k < j; k++)
+        if (!hops[k].local)
+            sn_seen_step(chain->seen, hops[k].node, hops[k].end - hops[k].first, n, (int64_t)hops[k].last_queue_us,
+                         (int64_t)hops[k].last_compute_us, now_us);
+    /* Of a row of nodes nobody knows which way took how long. */
+    if (j - i == 1 && !hops[i].local && n == 1)
+        sn_seen_round_trip(chain->seen, hops[i].node, (int64_t)hops[i].last_network_us, now_us);
+}
+
+/* -- planning --------------------------------------------------------------------------------------------------------
+ */
+
 static sn_status choose(const sn_chain *chain, const sn_offers *offers, int first, int end, sn_route *out, sn_err *err) {
     const sn_chain_options *o = &chain->options;
     return o->throughput ? sn_route_draw(offers->at, offers->n, o->push, first, end, o->route_seed, out, err)
@@ -56,7 +108,7 @@ static sn_status choose(const sn_chain *chain, const sn_offers *offers, int firs
 /* A way by what is known now. */
 static sn_status plan_now(sn_chain *chain, int first, int end, sn_route *out, sn_err *err) {
     sn_offers offers;
-    sn_status status = survey(chain, &offers, err);
+    sn_status status = sn_chain_survey(chain, &offers, err);
     if (!status) status = choose(chain, &offers, first, end, out, err);
     if (status == SN_RETRY) { /* better to wait in a full cache's queue than not to be served */
         sn_offers_ignore_room(&offers);
@@ -125,6 +177,7 @@ static sn_status plan(sn_chain *chain, int first, int end, int wait_ms, sn_route
         sn_status asked = sn_link_discover(link, &chain->model, (int)(left_us / 1000) + 1, &asking);
         if (asked) /* the cause: nobody could be asked */
             return sn_fail(err, asked, "no way over blocks %d:%d: %s", first, end, asking.text);
+        if (chain->options.measure && (status = sn_chain_measure(chain, err))) return status;
         if (plan_now(chain, first, end, out, err)) sn_sleep_us(PLAN_AGAIN_US);
     }
 }

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-sn_client_options sn_given = {.device = NULL, .timeout_s = 30, .max_retries = 3, .route = "latency", .route_seed = -1};
+sn_client_options sn_given = {.device = NULL, .timeout_s = 30, .max_retries = 3, .route = "latency", .route_seed = -1, .replan_s = 20};
 sn_sampling_options sn_given_sampling = {.top_p = 1, .repeat_penalty = 1, .max_tokens = 256, .seed = -1};
 
 static const sn_option model_options[] = {
@@ -26,6 +26,8 @@ static const sn_option chain_options[] = {
                   "the nodes as they are fast"),
     SN_OPT_INT("route-seed", "S", &sn_given.route_seed, -1, 1LL << 53,
                "decides what is drawn, and among equal nodes; without it, another one for each run"),
+    SN_OPT_INT("replan", "SECONDS", &sn_given.replan_s, 0, 86400,
+               "how often a better way is looked for while tokens come one by one; 0: never"),
     SN_OPT_STRING("request-id", "WORD", &sn_given.request_id,
                   "what the nodes' logs call this work; without it, one drawn at random, which --json shows"),
     SN_OPT_FLAG("push", &sn_given.push, "nodes hand hidden states on to each other instead of back to this program"),

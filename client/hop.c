@@ -189,11 +189,12 @@ static void account(sn_hop_at *hops, size_t n_hops, const sn_msg *result, int n,
         const sn_trace *trace = &result->result.trace[i];
         hops[i].report.steps++;
         hops[i].report.tokens += (uint64_t)n;
-        hops[i].report.queue_us += trace->queue_us;
-        hops[i].report.compute_us += trace->compute_us;
+        hops[i].report.queue_us += hops[i].last_queue_us = trace->queue_us;
+        hops[i].report.compute_us += hops[i].last_compute_us = trace->compute_us;
         in_nodes += trace->queue_us + trace->compute_us;
     }
-    if ((uint64_t)elapsed_us > in_nodes) hops[0].report.network_us += (uint64_t)elapsed_us - in_nodes;
+    hops[0].last_network_us = (uint64_t)elapsed_us > in_nodes ? (uint64_t)elapsed_us - in_nodes : 0;
+    hops[0].report.network_us += hops[0].last_network_us;
 }
 
 /* Who is to blame for a step that failed: the hop that `session` names; else the first node that does not answer. */

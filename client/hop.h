@@ -33,6 +33,7 @@ typedef struct sn_hop_at {
     sn_hash *timeline; /* [i], i <= length; all zero where not known */
     float *inputs;     /* (length, n_embd) of a node's hop that is not pushed; else NULL */
     sn_hop_report report;
+    uint64_t last_network_us, last_queue_us, last_compute_us; /* of its newest step; the network as in the report */
 } sn_hop_at;
 
 /* A hop at `stop`. */

@@ -134,18 +134,25 @@ static void forget(sn_link *link, sn_peer peer) {
         if (link->alive[i] == peer) link->alive[i] = link->alive[--link->n_alive];
 }
 
+/* Whatever comes next, or nothing. Connections that were lost are forgotten. */
+static sn_status receive_any(sn_link *link, int64_t deadline_us, sn_event *event, sn_err *err) {
+    sn_status status = sn_transport_recv(link->transport, deadline_us, event, err);
+    if (status) return status;
+    if (event->lost) {
+        sn_log(SN_LOG_INFO, "node lost", "text=%s", event->bad.text);
+        forget(link, event->peer);
+    } else if (!event->msg && event->peer) {
+        sn_log(SN_LOG_WARN, "bad message", "text=%s", event->bad.text);
+    }
+    return SN_OK;
+}
+
 /* An answer to `request`, or NULL in *out when something else came. *from (NULL allowed): who sent it. */
 static sn_status receive(sn_link *link, uint64_t request, int64_t deadline_us, sn_msg **out, sn_peer *from, sn_err *err) {
     sn_event event;
     *out = NULL;
-    sn_status status = sn_transport_recv(link->transport, deadline_us, &event, err);
+    sn_status status = receive_any(link, deadline_us, &event, err);
     if (status) return status;
-    if (event.lost) {
-        sn_log(SN_LOG_INFO, "node lost", "text=%s", event.bad.text);
-        forget(link, event.peer);
-    } else if (!event.msg && event.peer) {
-        sn_log(SN_LOG_WARN, "bad message", "text=%s", event.bad.text);
-    }
     if (from) *from = event.peer;
     if (event.msg && event.msg->request == request) *out = event.msg;
     else sn_msg_free(&event.msg); /* late answer to something given up */
@@ -206,6 +213,82 @@ sn_status sn_link_call(sn_link *link, const char *address, const uint8_t curve_k
     if (!status) status = sn_link_wait(link, &wait, out, err);
     if (peer) *peer = to;
     return status ? sn_err_context(err, "%s", address) : SN_OK;
+}
+
+/* -- asking many at once --------------------------------------------------------------------------------------------- */
+
+typedef struct polled {
+    sn_peer peer;
+    int64_t sent_us;
+    bool over;
+} polled;
+
+static sn_status ask_status(sn_link *link, const sn_announcement *node, uint64_t request, polled *p, sn_err *err) {
+    sn_msg *msg = NULL;
+    sn_status status = sn_msg_new(SN_MSG_STATUS, request, &msg, err);
+    if (status) return status;
+    msg->status.protocol = SN_PROTOCOL;
+    status = sn_link_dial(link, node->address, node->curve_key, &p->peer, err);
+    p->sent_us = sn_now_us();
+    if (!status) status = sn_link_send(link, p->peer, &msg, err);
+    sn_msg_free(&msg);
+    return status;
+}
+
+static void give_up(polled *p, sn_poll *out, const char *why) {
+    p->over = true;
+    if (!out->answered) snprintf(out->why_not, sizeof out->why_not, "%.159s", why);
+}
+
+/* The first answer says how the node is, the second one how far. */
+static void take_status(sn_link *link, const sn_announcement *node, const sn_event *event, uint64_t next, polled *p,
+                        sn_poll *out) {
+    sn_err why = {0};
+    bool again = out->answered;
+    if (event->msg->kind != SN_MSG_STATUS_IS) {
+        give_up(p, out, event->msg->kind == SN_MSG_ERROR ? event->msg->error.text : "it answered something else");
+        return;
+    }
+    out->answered = true;
+    out->status = event->msg->status_is;
+    out->rtt_us = sn_now_us() - p->sent_us;
+    p->over = again || ask_status(link, node, next, p, &why);
+}
+
+sn_status sn_link_poll(sn_link *link, const sn_announcement *const *nodes, size_t n, int timeout_ms, sn_poll *out,
+                       sn_err *err) {
+    int64_t deadline_us = sn_now_us() + (int64_t)timeout_ms * 1000;
+    uint64_t base = link->last_request + 1;
+    polled *p = NULL;
+    sn_status status = sn_calloc(&p, n, sizeof *p, err);
+    if (status) return status;
+    link->last_request += 2 * n;
+    memset(out, 0, n * sizeof *out);
+    for (size_t i = 0; i < n && !status; i++) {
+        sn_err why;
+        status = ask_status(link, nodes[i], base + i, &p[i], &why);
+        if (status) give_up(&p[i], &out[i], why.text);
+        if (status == SN_STOP) *err = why;
+        else status = SN_OK;
+    }
+    for (size_t left = n; left && !status && sn_now_us() < deadline_us;) {
+        sn_event event;
+        status = receive_any(link, deadline_us, &event, err);
+        if (status) break;
+        uint64_t k = event.msg ? event.msg->request - base : UINT64_MAX;
+        if (k < 2 * n && event.peer == p[k % n].peer)
+            take_status(link, nodes[k % n], &event, base + n + k % n, &p[k % n], &out[k % n]);
+        sn_msg_free(&event.msg);
+        left = 0;
+        for (size_t i = 0; i < n; i++) {
+            if (event.lost && event.peer == p[i].peer && !p[i].over) give_up(&p[i], &out[i], CONNECTION_LOST);
+            left += !p[i].over;
+        }
+    }
+    for (size_t i = 0; i < n; i++)
+        if (!p[i].over) give_up(&p[i], &out[i], "no answer in time");
+    free(p);
+    return status;
 }
 
 /* -- discovery ----------------------------------------------------------------------------------------------------- */

@@ -57,6 +57,17 @@ bool sn_link_lost(const sn_link *link, sn_wait *wait); /* whether a connection i
 sn_status sn_link_call(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_msg **msg,
                        sn_msg_kind wanted, int timeout_ms, sn_peer *peer, sn_msg **out, sn_err *err) SN_MUST_USE;
 
+/* What a node says of itself when it is asked. */
+typedef struct sn_poll {
+    bool answered;
+    int64_t rtt_us; /* over a connection that stood already, if it answered twice */
+    sn_msg_status_is status;
+    char why_not[160];
+} sn_poll;
+/* Asks all of these nodes at once, and waits until each has answered or timeout_ms have passed. SN_STOP only. */
+sn_status sn_link_poll(sn_link *link, const sn_announcement *const *nodes, size_t n, int timeout_ms, sn_poll *out,
+                       sn_err *err) SN_MUST_USE;
+
 const uint8_t *sn_link_curve_key(const sn_link *link);
 
 #endif

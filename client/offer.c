@@ -63,6 +63,11 @@ static void reckon(const sn_offer_wish *wish, const sn_announcement *node, sn_of
     p->block_ns = SN_GUESS_BLOCK_US * 1000;
     if (node->decode_us) p->block_ns = clamp_us(node->decode_us) * 1000 / span;
     if (p->block_measured) p->block_ns = sight->block_ns < TIME_US_MAX * 1000 ? sight->block_ns : TIME_US_MAX * 1000;
+    p->prompt_ns =
+        node->prompt_tokens_per_s
+            ? 1000000000 / span /
+                  (int64_t)(node->prompt_tokens_per_s >> 1 < INT32_MAX ? node->prompt_tokens_per_s : INT32_MAX)
+            : p->block_ns / 4;
     /* Each step that waits is a pass before ours; an open session may or may not have one. */
     int64_t waiting = (int64_t)queue * SESSIONS_PER_TOKEN + (int64_t)sessions;
     p->queue_ns = waiting * span * p->block_ns / SESSIONS_PER_TOKEN;

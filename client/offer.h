@@ -37,6 +37,7 @@ typedef struct sn_offer {
     int64_t rtt_ns;                    /* between it and the client */
     int64_t queue_ns;                  /* what a step costs there beside computing: waiting, handling */
     int64_t block_ns;                  /* one token through one block */
+    int64_t prompt_ns;                 /* one of many tokens that go through a block together */
     bool rtt_measured, block_measured; /* by this client */
     double tokens_per_s;               /* through all its blocks, many at once */
     const sn_offer_link *links;        /* to offers later or earlier in the list; each other one at most once */

@@ -106,8 +106,3 @@ void sn_seen_presence(sn_seen *seen, const sn_directory *directory) {
             sight->banned_until_us = 0;
     }
 }
-
-void sn_seen_uptime(sn_seen *seen, const uint8_t node[SN_KEY_SIZE], int64_t uptime_ms, int64_t now_us) {
-    sn_sight *sight = (sn_sight *)sn_seen_of(seen, node);
-    if (sight && sight->banned_until_us && uptime_ms < (now_us - sight->failed_us) / 1000) sight->banned_until_us = 0;
-}

@@ -46,7 +46,5 @@ int64_t sn_seen_banned_us(const sn_seen *seen, const uint8_t node[SN_KEY_SIZE], 
 /* Looks at who is online: a banned node that went and came back under its old identity gets another chance at once,
  * though its failures still count for the next ban. */
 void sn_seen_presence(sn_seen *seen, const sn_directory *directory);
-/* The same by what it says itself: it was started after it failed. */
-void sn_seen_uptime(sn_seen *seen, const uint8_t node[SN_KEY_SIZE], int64_t uptime_ms, int64_t now_us);
 
 #endif

@@ -62,6 +62,8 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
                                 .max_retries = sn_given.max_retries ? (int)sn_given.max_retries : -1,
                                 .push = sn_given.push,
                                 .flow = sn_given.request_id,
+                                .measure = true,
+                                .replan_ms = (int)sn_given.replan_s * 1000,
                                 .every_block = every_block,
                                 .pick = {sn_given.only.items, sn_given.only.n, sn_given.deny.items, sn_given.deny.n}};
     char word[SN_FLOW_MAX + 2];

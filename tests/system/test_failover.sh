@@ -29,7 +29,7 @@ begin() {
     victim=""
     for ((i = 0; i < 100; i++)); do
       run "$bin/swarm" status --join "${address[a]}" --json
-      victim=$(query "$scratch/run.out" '"".join(n["name"] for n in d["nodes"] if n["name"] != "a" and n.get("steps", 0) and n["sessions"])' 2>/dev/null)
+      victim=$(query "$scratch/run.out" '(lambda l: l[0] if len(l) == 1 else "")([n["name"] for n in d["nodes"] if n["name"] != "a" and n.get("steps", 0) and n["sessions"]])' 2>/dev/null)
       [ -n "$victim" ] && break
       kill -0 "${pid[client]}" 2>/dev/null || break
     done

@@ -1,4 +1,5 @@
 /* A chain opened, stepped from hop to hop, closed. */
+#include "client/audit.h"
 #include "client/chain_private.h"
 
 #include "base/clock.h"
@@ -10,9 +11,19 @@
 
 enum { TIMEOUT_MS = 30000, MAX_RETRIES = 3 };
 
-static sn_status load_local(sn_chain *chain, const sn_model *model, sn_err *err) {
+/* Pages for one timeline over the local blocks, for each hop that may lie on them. */
+static size_t kv_needed(const sn_chain *chain) {
     const sn_chain_options *o = &chain->options;
+    sn_kv_shape shape = {o->local_end - o->local_first, chain->hp.n_kv_heads, chain->hp.head_dim, SN_KV_PAGE_TOKENS};
+    size_t hops = 1, pages = (size_t)o->max_tokens / SN_KV_PAGE_TOKENS + 1;
+    for (int b = o->local_first + 1; b < o->local_end; b++) hops += o->every_block || (o->cut_at && o->cut_at[b]);
+    return hops * pages * o->device->ops->kv_page_bytes(o->device, &shape);
+}
+
+static sn_status load_local(sn_chain *chain, const sn_model *model, sn_err *err) {
+    sn_chain_options *o = &chain->options;
     if (o->local_first == o->local_end) return SN_OK;
+    if (!o->kv_memory) o->kv_memory = kv_needed(chain);
     sn_status status = sn_span_load(model, o->device, o->local_first, o->local_end, NULL, NULL, &chain->span, err);
     return status ? status : sn_span_kv_pool(chain->span, o->kv_memory, &chain->pool, err);
 }
@@ -36,8 +47,14 @@ sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, 
     if (!chain->options.timeout_ms) chain->options.timeout_ms = TIMEOUT_MS;
     if (!chain->options.max_retries) chain->options.max_retries = MAX_RETRIES;
     if (!chain->options.max_tokens) chain->options.max_tokens = chain->hp.n_ctx;
-    if (chain->options.every_block) chain->options.push = false;
     begin_flow(chain);
+    if (chain->options.first == chain->options.end) chain->options.end = chain->hp.n_blocks;
+    if (chain->options.every_block || chain->options.cut_at) chain->options.push = false;
+    if (chain->options.audit) {
+        chain->options.receipts = true;
+        chain->options.avoid = sn_audit_caught;
+        chain->options.avoid_ctx = chain->options.audit;
+    }
     int retries = chain->options.max_retries;
     chain->hasher = sn_hasher_new();
     if (!chain->hasher) status = sn_fail(err, SN_STOP, "out of memory");
@@ -46,9 +63,10 @@ sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, 
     if (!status) status = sn_seen_new(&chain->seen, err);
     if (!status) status = load_local(chain, model, err);
     if (!status) status = sn_chain_learn_hashes(chain, model, err);
+    chain->options.like = NULL; /* it may be gone sooner */
     if (!status)
-        status = sn_chain_connect(chain, 0, chain->hp.n_blocks, sn_chain_grace_ms(chain, 0), &retries, chain->hops,
-                                  &chain->n_hops, err);
+        status = sn_chain_connect(chain, chain->options.first, chain->options.end, sn_chain_grace_ms(chain, 0), &retries,
+                                  chain->hops, &chain->n_hops, err);
     if (status) sn_chain_close(&chain);
     *out = chain;
     return status;
@@ -104,6 +122,8 @@ sn_status sn_chain_step_group(sn_chain *chain, sn_hop_at *hops, size_t i, size_t
         if (!status)
             status = sn_hops_step(&hops[i], j - i, chain->options.link, position + done, rows, n_embd, in + at,
                                   chain->options.timeout_ms, out + at, failed, err);
+        if (!status && chain->options.audit)
+            status = sn_audit_note(chain->options.audit, hops + i, j - i, position + done, rows, n_embd, in + at, out + at, err);
         if (status) return status;
         sn_chain_note_step(chain, hops, i, j, rows);
     }
@@ -161,6 +181,7 @@ sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidde
     if (n > chain->options.max_tokens - position)
         return sn_fail(err, SN_REFUSED, "%d tokens at position %d are too many: the context holds %d", n, position,
                        chain->options.max_tokens);
+    chain->misled = false;
     if (n == 1 && position == chain->length) {
         sn_status status = sn_chain_reconsider(chain, err);
         if (status) return status;
@@ -175,11 +196,11 @@ sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidde
             if (status) return status;
             in = chain->rows[turn];
         }
-        observe(chain, chain->hp.n_blocks, position + done, rows, in);
+        observe(chain, chain->options.end, position + done, rows, in);
         memcpy(out + (size_t)done * n_embd, in, (size_t)rows * n_embd * sizeof *out);
     }
     chain->length = position + n;
-    return SN_OK;
+    return sn_chain_look_back(chain, false, err);
 }
 
 int sn_chain_length(const sn_chain *chain) { return chain->length; }

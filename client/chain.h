@@ -9,12 +9,14 @@
 #include "client/offer.h"
 
 typedef struct sn_chain sn_chain;
+struct sn_audit; /* client/audit.h */
 
 typedef struct sn_chain_options {
     sn_link *link;            /* NULL: every block is local */
     sn_device *device;        /* for local blocks */
+    int first, end;           /* only these blocks; equal: all of the model's */
     int local_first, local_end; /* blocks held here; equal: none */
-    size_t kv_memory;         /* for local blocks */
+    size_t kv_memory;         /* for local blocks; 0: what the longest timeline needs */
     int max_tokens;           /* longest timeline; 0: the model's context */
     int timeout_ms;           /* for one step at one node; 0: 30,000 */
     int max_retries;          /* failed nodes in a row before giving up; 0: 3, negative: none */
@@ -22,11 +24,16 @@ typedef struct sn_chain_options {
     bool receipts;            /* nodes sign every step; the newest receipts are in the hops (net/receipt.h) */
     const char *flow;         /* what nodes call this work in their logs, a plain word; NULL: one drawn at random */
     bool every_block;         /* cut the route at every block, so that every hidden state comes by here */
+    const bool *cut_at;       /* (n_blocks), or NULL: the same at the blocks that are set; borrowed */
+    struct sn_audit *audit;   /* is told every step of a node, and may find that one lied; borrowed; NULL: none */
     sn_pick pick;             /* which nodes may be used */
     bool throughput;          /* routes for much work at once: drawn, so that it spreads; else of the least latency */
     uint64_t route_seed;      /* for what is drawn, and among equals */
     bool measure;             /* ask nodes how far they are before choosing among them */
     int replan_ms;            /* how often a better way is looked for while tokens come one by one; 0: never */
+    bool (*avoid)(void *ctx, const uint8_t node[SN_KEY_SIZE]); /* true: this node must not be used; NULL: any may */
+    void *avoid_ctx;
+    const sn_chain *like;     /* block hashes of the file are taken over from this one, instead of read again; NULL: read */
 } sn_chain_options;
 
 /* Finds a route over the live nodes and opens a session at each. SN_RETRY naming the blocks that nobody serves. */
@@ -39,6 +46,13 @@ void sn_chain_close(sn_chain **chain); /* NULL-safe; tells the nodes */
  * timeline ends at `position`. */
 sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidden, float *out, sn_err *err) SN_MUST_USE;
 int sn_chain_length(const sn_chain *chain);
+
+/* With an audit, sn_chain_step also fails with SN_REBUILD when a node was found to have lied about an earlier step or this one:
+ * sn_chain_misled is then true, the timeline ends at the first position whose results may be wrong, the liar's place has
+ * been taken by others, and the caller feeds again from there. This checks all that is not checked yet, with the same
+ * outcomes; without an audit it does nothing. */
+sn_status sn_chain_audit(sn_chain *chain, sn_err *err) SN_MUST_USE;
+bool sn_chain_misled(const sn_chain *chain);
 
 /* Called with the hidden states (n, n_embd) that enter `block`, at each boundary between hops, the first and the last
  * (block == n_blocks) included. */

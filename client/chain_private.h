@@ -26,6 +26,7 @@ struct sn_chain {
     uint64_t failovers, moves;
     int64_t replan_us; /* when to look for a better way again */
     char flow[SN_FLOW_MAX + 1];
+    bool misled; /* by a node, as the audit found in the last step */
     sn_chain_observer observer;
     void *observer_ctx;
 };
@@ -65,6 +66,11 @@ void sn_chain_blame(sn_chain *chain, const sn_hop_at *hops, size_t j, size_t fai
 /* Now and then, before a step: moves the session when another way is so much better that it comes back. What goes wrong
  * in trying leaves the chain as it was; SN_STOP only. */
 sn_status sn_chain_reconsider(sn_chain *chain, sn_err *err) SN_MUST_USE;
+
+/* -- chain_audit.c */
+
+/* Makes the checks that are due (`all`: that could be made); after a lie as sn_chain_audit says. */
+sn_status sn_chain_look_back(sn_chain *chain, bool all, sn_err *err) SN_MUST_USE;
 
 /* -- chain_repair.c */
 

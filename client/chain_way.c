@@ -46,7 +46,13 @@ sn_status sn_chain_survey(sn_chain *chain, sn_offers *out, sn_err *err) {
                           .kv_bytes_per_block = kv_bytes_per_block(chain),
                           .seed = chain->options.route_seed};
     if (link) sn_seen_presence(chain->seen, wish.directory);
-    return sn_offers_make(&wish, out, err);
+    sn_status status = sn_offers_make(&wish, out, err);
+    for (size_t i = 0; i < out->n && !status && chain->options.avoid; i++) {
+        sn_offer *offer = &out->at[i];
+        bool avoid = offer->node && chain->options.avoid(chain->options.avoid_ctx, offer->node->node);
+        if (avoid && offer->verdict == SN_OFFER_USABLE) offer->verdict = SN_OFFER_BANNED;
+    }
+    return status;
 }
 
 /* -- what they are like ----------------------------------------------------------------------------------------------
@@ -123,6 +129,13 @@ sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *
     size_t n = (size_t)chain->hp.n_blocks, budget = VERIFY_BYTES_MAX;
     sn_status status = sn_calloc(&chain->block_hash, n, sizeof *chain->block_hash, err);
     if (!status) status = sn_calloc(&chain->known_hash, n, sizeof *chain->known_hash, err);
+    const sn_chain *like = chain->options.like;
+    for (size_t b = 0; b < n && !status && like; b++) {
+        if (!like->known_hash[b]) continue;
+        chain->block_hash[b] = *like->known_hash[b];
+        chain->known_hash[b] = &chain->block_hash[b];
+    }
+    if (like) return status;
     for (int b = 0; b < chain->hp.n_blocks && !status; b++) {
         bool here = b >= chain->options.local_first && b < chain->options.local_end;
         if (here || !chain->options.link || !sn_model_has_block(model, b)) continue;
@@ -141,16 +154,23 @@ sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *
 /* -- connecting ------------------------------------------------------------------------------------------------------
  */
 
-static sn_status cut_at_every_block(sn_route *route, sn_err *err) {
+static sn_status cut_as_asked(const sn_chain *chain, sn_route *route, sn_err *err) {
+    const sn_chain_options *o = &chain->options;
     sn_stop cut[SN_HOPS_MAX];
     size_t m = 0;
     int blocks = route->stops[route->n - 1].end - route->stops[0].first;
-    if (blocks > SN_HOPS_MAX)
+    if (!o->every_block && !o->cut_at) return SN_OK;
+    if (o->every_block && blocks > SN_HOPS_MAX)
         return sn_fail(err, SN_REFUSED, "%d blocks cannot be cut into hops of one block: at most %d can", blocks,
                        SN_HOPS_MAX);
     for (size_t i = 0; i < route->n; i++) {
         const sn_stop *stop = &route->stops[i];
-        for (int b = stop->first; b < stop->end; b++) cut[m++] = (sn_stop){stop->node, b, b + 1, stop->offer};
+        for (int b = stop->first, from = b; b < stop->end; b++) {
+            if (b + 1 < stop->end && !o->every_block && !o->cut_at[b + 1]) continue;
+            if (m == SN_HOPS_MAX) return sn_fail(err, SN_REFUSED, "a chain has at most %d hops", SN_HOPS_MAX);
+            cut[m++] = (sn_stop){stop->node, from, b + 1, stop->offer};
+            from = b + 1;
+        }
     }
     memcpy(route->stops, cut, m * sizeof *cut);
     route->n = m;
@@ -172,7 +192,7 @@ static sn_status plan(sn_chain *chain, int first, int end, int wait_ms, sn_route
         sn_err asking;
         sn_status status = plan_now(chain, first, end, out, err);
         int64_t left_us = until - sn_now_us();
-        if (!status && chain->options.every_block) status = cut_at_every_block(out, err);
+        if (!status) status = cut_as_asked(chain, out, err);
         if (status != SN_RETRY || !link || left_us <= 0) return status;
         sn_status asked = sn_link_discover(link, &chain->model, (int)(left_us / 1000) + 1, &asking);
         if (asked) /* the cause: nobody could be asked */

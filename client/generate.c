@@ -27,7 +27,9 @@ typedef struct run {
     sn_holdback holdback;
     sn_buf token; /* bytes of one token */
     size_t room;  /* of out->ids */
+    sn_chance *chances; /* before each of them */
     int64_t began_us;
+    bool quiet; /* what has been told is being gone through again */
     sn_err *err;
 } run;
 
@@ -118,15 +120,19 @@ static sn_status begin(run *r, const int32_t *prompt, size_t n_prompt) {
     return SN_OK;
 }
 
-static sn_status keep_id(run *r, int32_t id) {
+static sn_status keep_id(run *r, int32_t id, const sn_chance *chance) {
     sn_ids *ids = &r->out->ids;
     if (ids->n == r->room) {
         size_t room = r->room ? 2 * r->room : 64;
         int32_t *grown = realloc(ids->ids, room * sizeof *grown);
         if (!grown) return sn_fail(r->err, SN_STOP, "out of memory for %zu tokens", room);
         ids->ids = grown;
+        sn_chance *chances = realloc(r->chances, room * sizeof *chances);
+        if (!chances) return sn_fail(r->err, SN_STOP, "out of memory for %zu tokens", room);
+        r->chances = chances;
         r->room = room;
     }
+    r->chances[ids->n] = *chance;
     ids->ids[ids->n++] = id;
     return SN_OK;
 }
@@ -134,7 +140,7 @@ static sn_status keep_id(run *r, int32_t id) {
 /* Hands on the text that has become sure since text[from]. */
 static sn_status tell(run *r, size_t from) {
     size_t n = r->out->text.len - from;
-    if (!n || !r->options->on_text) return SN_OK;
+    if (!n || !r->options->on_text || r->quiet) return SN_OK;
     return r->options->on_text(r->options->ctx, (const char *)r->out->text.data + from, n, r->err);
 }
 
@@ -152,9 +158,10 @@ static sn_status choose(run *r, bool *done) {
     sn_generator *g = r->g;
     int32_t id;
     int64_t before = sn_now_us();
+    sn_chance chance = sn_sampler_chance(g->sampler);
     sn_status status = sn_sampler_pick(g->sampler, g->logits, g->timeline, g->length, &id, r->err);
     r->out->timings.client_us += sn_now_us() - before;
-    if (!status) status = keep_id(r, id);
+    if (!status) status = keep_id(r, id, &chance);
     if (status) return status;
     if (r->out->ids.n == 1) r->out->timings.first_token_us = sn_now_us() - r->began_us;
     g->timeline[g->length] = id;
@@ -178,22 +185,50 @@ static sn_status choose(run *r, bool *done) {
     return SN_OK;
 }
 
+/* A node has lied: the chain ends where its results are still good, and what was chosen from wrong ones is taken back. The
+ * token at that end is good, since it was chosen from what stands before it. */
+static sn_status take_back(run *r, size_t n_prompt) {
+    sn_generator *g = r->g;
+    sn_generation *out = r->out;
+    size_t told = out->text.len, end = (size_t)sn_chain_length(g->parts.chain), kept = 0;
+    g->length = end;
+    if (end >= n_prompt) kept = sn_min_size(end + 1 - n_prompt, out->ids.n);
+    out->timings.taken_back += out->ids.n - kept;
+    if (kept < out->ids.n) sn_sampler_return(g->sampler, &r->chances[kept]);
+    out->ids.n = kept;
+    out->text.len = 0;
+    sn_holdback_fini(&r->holdback);
+    sn_status status = sn_holdback_init(&r->holdback, r->options->stops, r->options->n_stops, r->err);
+    r->quiet = true;
+    for (size_t i = 0; i < kept && !status; i++) status = take_text(r, out->ids.ids[i]);
+    r->quiet = false;
+    if (status || told == out->text.len || !r->options->on_text) return status;
+    if (!r->options->on_void)
+        return sn_fail(r->err, SN_RETRY, "a node lied: the text behind its first %zu bytes is wrong", out->text.len);
+    return r->options->on_void(r->options->ctx, out->text.len, r->err);
+}
+
 static sn_status generate(run *r, size_t n_prompt) {
     sn_generate_timings *t = &r->out->timings;
-    sn_status status = feed(r, n_prompt);
-    int64_t prefilled = sn_now_us();
-    t->prefill_us = prefilled - r->began_us;
-    if (!status && interrupted(r)) {
-        r->out->finish = SN_FINISH_INTERRUPTED;
-        return SN_OK;
-    }
-    bool done = false;
-    if (!status) status = choose(r, &done);
-    while (!status && !done) {
-        status = feed(r, r->g->length + 1);
-        if (!status) t->decode_steps++;
+    sn_chain *chain = r->g->parts.chain;
+    sn_status status = SN_OK;
+    for (bool done = false; !status && !done;) {
+        status = feed(r, n_prompt + r->out->ids.n);
+        if (!t->prefill_us)
+            t->prefill_us = sn_now_us() - r->began_us;
+        else if (!status)
+            t->decode_steps++;
+        if (!status && !r->out->ids.n && interrupted(r)) {
+            r->out->finish = SN_FINISH_INTERRUPTED;
+            return SN_OK;
+        }
         if (!status) status = choose(r, &done);
-        t->decode_us = sn_now_us() - r->began_us - t->first_token_us;
+        if (!status && done) status = sn_chain_audit(chain, r->err);
+        if (status == SN_REBUILD && sn_chain_misled(chain)) {
+            status = take_back(r, n_prompt);
+            done = false;
+        }
+        if (r->out->ids.n > 1) t->decode_us = sn_now_us() - r->began_us - t->first_token_us;
     }
     return status;
 }
@@ -214,5 +249,6 @@ sn_status sn_generator_run(sn_generator *generator, const int32_t *prompt, size_
     if (!status) status = ended;
     sn_holdback_fini(&r.holdback);
     sn_buf_fini(&r.token);
+    free(r.chances);
     return status;
 }

@@ -43,6 +43,9 @@ typedef struct sn_generate_options {
     bool ignore_end; /* goes on behind end tokens: for measurements */
     /* Each piece of text as soon as it is sure, valid UTF-8; what it returns other than SN_OK ends the generation. */
     sn_status (*on_text)(void *ctx, const char *text, size_t len, sn_err *err);
+    /* With an audit: a node has lied, and of the text that on_text was told only the first `kept` bytes stand; what follows
+     * them is told anew. NULL: the generation then fails. */
+    sn_status (*on_void)(void *ctx, size_t kept, sn_err *err);
     void *ctx;
     const volatile sig_atomic_t *interrupt; /* looked at between tokens; NULL: never */
 } sn_generate_options;
@@ -54,6 +57,7 @@ typedef struct sn_generate_timings {
     size_t decode_steps;                 /* tokens fed back: one less than generated ones */
     int64_t decode_us;                   /* from the first token to the last */
     int64_t client_us;                   /* of all this, in embedding, head and sampler */
+    size_t taken_back;                   /* tokens that were chosen from wrong numbers, and chosen again */
 } sn_generate_timings;
 
 typedef struct sn_generation {

@@ -23,6 +23,7 @@ typedef struct sn_hop_at {
     sn_hash model, weights;           /* that its timeline begins with */
     bool signs;                       /* a receipt is asked for with every step */
     uint8_t receipt[SN_RECEIPT_SIZE]; /* then: of the newest step */
+    sn_receipt said;                  /* the same, read */
     /* of local blocks */
     sn_span *span;
     sn_kv *kv;

@@ -32,6 +32,7 @@ sn_status sn_hops_take_receipts(sn_hop_at *hops, size_t n_hops, const sn_wire_te
     *failed = n_hops - 1;
     if (answer->n_receipts != n_hops)
         return sn_fail(err, SN_RETRY, "%zu receipts came from %zu nodes", answer->n_receipts, n_hops);
+    sn_receipt said[SN_HOPS_MAX];
     for (size_t i = 0; i < n_hops; i++, before = r) {
         const sn_blob *sealed = &answer->receipts[i];
         const char *node = hops[i].report.node, *wrong = NULL;
@@ -50,7 +51,11 @@ sn_status sn_hops_take_receipts(sn_hop_at *hops, size_t n_hops, const sn_wire_te
             return sn_fail(err, SN_RETRY, "what %s signed as sent is not what %s signed as got",
                            hops[i - 1].report.node, node);
         }
+        said[i] = r;
     }
-    for (size_t i = 0; i < n_hops; i++) memcpy(hops[i].receipt, answer->receipts[i].data, SN_RECEIPT_SIZE);
+    for (size_t i = 0; i < n_hops; i++) {
+        memcpy(hops[i].receipt, answer->receipts[i].data, SN_RECEIPT_SIZE);
+        hops[i].said = said[i];
+    }
     return SN_OK;
 }

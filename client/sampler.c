@@ -223,3 +223,13 @@ void sn_sampler_free(sn_sampler **sampler) {
     free(s);
     *sampler = NULL;
 }
+
+sn_chance sn_sampler_chance(const sn_sampler *sampler) {
+    sn_chance chance;
+    memcpy(chance.state, sampler->random, sizeof chance.state);
+    return chance;
+}
+
+void sn_sampler_return(sn_sampler *sampler, const sn_chance *chance) {
+    memcpy(sampler->random, chance->state, sizeof chance->state);
+}

@@ -32,6 +32,13 @@ typedef struct sn_sampling {
 
 typedef struct sn_sampler sn_sampler;
 
+/* Where chance stands: to take back picks that were made from wrong logits. */
+typedef struct sn_chance {
+    uint64_t state[4];
+} sn_chance;
+sn_chance sn_sampler_chance(const sn_sampler *sampler);
+void sn_sampler_return(sn_sampler *sampler, const sn_chance *chance);
+
 sn_status sn_sampler_new(const sn_sampling *sampling, int n_vocab, sn_sampler **out, sn_err *err) SN_MUST_USE;
 void sn_sampler_free(sn_sampler **sampler); /* NULL-safe */
 

@@ -48,13 +48,6 @@ sn_status sn_setup_context(const sn_setup *setup, int64_t asked, int64_t usual, 
     return SN_OK;
 }
 
-/* Pages for one timeline of max_tokens over the local blocks; for as many timelines as there are hops over them. */
-static size_t kv_needed(const sn_setup *setup, int n_blocks, int max_tokens, bool every_block) {
-    sn_kv_shape shape = {n_blocks, setup->hp->n_kv_heads, setup->hp->head_dim, SN_KV_PAGE_TOKENS};
-    size_t pages = ((size_t)max_tokens / SN_KV_PAGE_TOKENS + 1) * (every_block ? (size_t)n_blocks : 1);
-    return pages * setup->device->ops->kv_page_bytes(setup->device, &shape);
-}
-
 sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_err *err) {
     sn_chain_options options = {.device = setup->device,
                                 .max_tokens = max_tokens,
@@ -78,8 +71,7 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
         if (options.local_end > setup->hp->n_blocks)
             return sn_fail(err, SN_REFUSED, "--local %d:%d: this model has blocks 0:%d", options.local_first,
                            options.local_end, setup->hp->n_blocks);
-        int n = options.local_end - options.local_first;
-        options.kv_memory = sn_given.kv_memory ? sn_given.kv_memory : kv_needed(setup, n, max_tokens, every_block);
+        options.kv_memory = sn_given.kv_memory;
     }
     sn_shape shape = {0};
     if (sn_given.link) status = sn_shape_parse(sn_given.link, &shape, err);

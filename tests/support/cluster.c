@@ -101,10 +101,6 @@ int cluster_add_of(cluster *c, const char *model, int first, int end) {
         .room_timeout_s = c->options.room_timeout_s,
         .prefix_memory = c->options.prefix_memory,
         .share_all = c->options.share_all,
-        .idle_to = c->options.idle_to,
-        .idle_dir = c->options.idle_dir,
-        .idle_memory = c->options.idle_memory,
-        .idle_after_s = c->options.idle_after_s,
     };
     sn_transport *transport = NULL;
     NEED(sn_transport_memory_new(c->hub, &identity, &transport, &err));
@@ -116,6 +112,12 @@ int cluster_add_of(cluster *c, const char *model, int first, int end) {
 }
 
 int cluster_add(cluster *c, int first, int end) { return cluster_add_of(c, c->options.model, first, end); }
+
+void cluster_compute_with(cluster *c, const char *isa, int threads) {
+    c->options.isa = isa;
+    c->options.threads = threads;
+}
+
 const sn_node *cluster_node(const cluster *c, int number) { return c->members[number].node; }
 sn_hub *cluster_hub(cluster *c) { return c->hub; }
 void cluster_cut_off(cluster *c, int number) { atomic_store(&c->members[number].cut_off, true); }

@@ -18,9 +18,6 @@ typedef struct cluster_options {
     int room_timeout_s;  /* 0: 1 */
     size_t prefix_memory; /* 0: sessions share nothing, each computes for itself */
     bool share_all;
-    const char *idle_to, *idle_dir; /* NULL: nothing is set aside */
-    size_t idle_memory;
-    int idle_after_s;
 } cluster_options;
 
 cluster *cluster_new(const cluster_options *options);
@@ -30,6 +27,9 @@ void cluster_free(cluster **c);
 int cluster_add(cluster *c, int first, int end);
 int cluster_add_of(cluster *c, const char *model, int first, int end); /* of another file */
 const sn_node *cluster_node(const cluster *c, int number);
+
+/* Nodes that are added from now on compute so. isa NULL: the best. */
+void cluster_compute_with(cluster *c, const char *isa, int threads);
 
 /* From now on nothing reaches the node or comes from it: as if its cable were cut. */
 void cluster_cut_off(cluster *c, int number);

@@ -22,26 +22,27 @@ struct fake {
     atomic_int asked;
 };
 
-static void announce(fake *f, const char *address) {
+void fake_announce(const world *w, const sn_identity *identity, const char *address, int first, int end, int speed,
+                   sn_buf *out) {
     sn_announcement *a = calloc(1, sizeof *a);
     if (!a) abort();
-    memcpy(a->node, f->identity.id, SN_KEY_SIZE);
-    memcpy(a->curve_key, f->identity.curve_key, SN_KEY_SIZE);
+    memcpy(a->node, identity->id, SN_KEY_SIZE);
+    memcpy(a->curve_key, identity->curve_key, SN_KEY_SIZE);
     snprintf(a->address, sizeof a->address, "%s", address);
     snprintf(a->name, sizeof a->name, "fake");
     a->protocol = SN_PROTOCOL;
     a->sequence = (uint64_t)sn_unix_ms();
     a->expires_unix_ms = a->sequence + SN_ANNOUNCE_LIFE_MS;
     a->state = SN_NODE_ONLINE;
+    memcpy(a->model, w->model.bytes, SN_KEY_SIZE);
+    a->first_block = (uint64_t)first;
+    a->end_block = (uint64_t)end;
+    a->n_blocks = (uint64_t)w->n_blocks;
     a->kv_bytes_free = (uint64_t)1 << 40;
-    memcpy(a->model, f->world->model.bytes, SN_KEY_SIZE);
-    a->first_block = (uint64_t)f->first;
-    a->end_block = (uint64_t)f->end;
-    a->n_blocks = (uint64_t)f->world->n_blocks;
-    for (int b = f->first; b < f->end; b++)
-        memcpy(a->block_hash[b - f->first], f->world->block_hash[b].bytes, SN_HASH_SIZE);
-    sn_buf_init(&f->sealed, SN_ANNOUNCEMENT_SIZE_MAX);
-    NEED(sn_announcement_seal(a, &f->identity, &f->sealed, &err));
+    if (speed) a->decode_us = speed > 0 ? 1 : 1000000;
+    for (int b = first; b < end; b++) memcpy(a->block_hash[b - first], w->block_hash[b].bytes, SN_HASH_SIZE);
+    sn_buf_init(out, SN_ANNOUNCEMENT_SIZE_MAX);
+    NEED(sn_announcement_seal(a, identity, out, &err));
     free(a);
 }
 
@@ -151,7 +152,7 @@ fake *fake_new(world *w, const char *address, int first, int end, fake_way way) 
     f->way = way;
     f->transport = cluster_transport(w->cluster, &f->identity);
     NEED(sn_transport_listen(f->transport, address, bound, &err));
-    announce(f, address);
+    fake_announce(w, &f->identity, address, first, end, 0, &f->sealed);
     if (pthread_create(&f->thread, NULL, run, f)) abort();
     return f;
 }

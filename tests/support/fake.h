@@ -31,6 +31,11 @@ typedef enum fake_way {
     FAKE_WAYS,
 } fake_way;
 
+/* An announcement of blocks of the world's model, as a node makes it, in *out (initialised here). speed 1: of a node that any
+ * route prefers; -1: that any avoids; 0: it says nothing. */
+void fake_announce(const world *w, const sn_identity *identity, const char *address, int first, int end, int speed,
+                   sn_buf *out);
+
 typedef struct fake fake;
 
 fake *fake_new(world *w, const char *address, int first, int end, fake_way way);

@@ -105,15 +105,32 @@ static void decode_q3_k(const uint8_t *b, sn_quant_group *out) {
     }
 }
 
-/* Q4_K and Q5_K: eight 6-bit scales and eight 6-bit offsets in 12 bytes. */
-static void set_k_scales(const uint8_t *b, sn_quant_group *out) {
-    const uint8_t *s = b + 4;
-    float d = read_f16(b), dmin = read_f16(b + 2);
+void sn_quant_super_of(sn_dtype dtype, const void *block, sn_quant_super *out) {
+    const uint8_t *b = block, *s = b + 4;
+    if (dtype == SN_Q6_K) {
+        *out = (sn_quant_super){.d = read_u16(b + 208)};
+        memcpy(out->scale, b + 192, sizeof out->scale);
+        return;
+    }
+    /* Q4_K and Q5_K: eight 6-bit scales and eight 6-bit offsets in 12 bytes. The offsets are subtracted. */
+    *out = (sn_quant_super){.d = read_u16(b), .m = read_u16(b + 2) ^ 0x8000};
     for (int g = 0; g < 8; g++) {
         int scale = g < 4 ? s[g] & 63 : (s[g + 4] & 15) | s[g - 4] >> 6 << 4;
         int offset = g < 4 ? s[g + 4] & 63 : s[g + 4] >> 4 | s[g] >> 6 << 4;
-        set_scales(&out[g], d * (float)scale, -(dmin * (float)offset));
+        out->scale[2 * g] = out->scale[2 * g + 1] = (int8_t)scale;
+        out->offset[g] = (int8_t)offset;
     }
+}
+
+static void set_super_scales(sn_dtype dtype, const uint8_t *b, sn_quant_group *out) {
+    sn_quant_super super;
+    sn_quant_super_of(dtype, b, &super);
+    float d = sn_f16_to_f32(super.d), m = sn_f16_to_f32(super.m);
+    for (int g = 0; g < 8; g++)
+        for (int h = 0; h < 2; h++) {
+            out[g].d[h] = d * (float)super.scale[2 * g + h];
+            out[g].m[h] = m * (float)super.offset[g];
+        }
 }
 
 /* Nibbles in runs of 32 bytes: the low ones are one group, the high ones the next. */
@@ -123,13 +140,13 @@ static void set_k_nibbles(const uint8_t *qs, sn_quant_group *out) {
 }
 
 static void decode_q4_k(const uint8_t *b, sn_quant_group *out) {
-    set_k_scales(b, out);
+    set_super_scales(SN_Q4_K, b, out);
     set_k_nibbles(b + 16, out);
 }
 
 static void decode_q5_k(const uint8_t *b, sn_quant_group *out) {
     const uint8_t *qh = b + 16;
-    set_k_scales(b, out);
+    set_super_scales(SN_Q5_K, b, out);
     set_k_nibbles(b + 48, out);
     for (int g = 0; g < 8; g++)
         for (int i = 0; i < 32; i++) out[g].q[i] = (int8_t)(out[g].q[i] | (qh[i] >> g & 1) << 4);
@@ -138,17 +155,12 @@ static void decode_q5_k(const uint8_t *b, sn_quant_group *out) {
 /* Each half of 128 elements: 64 bytes of nibbles (two groups low, two groups high) and 32 bytes with their upper two
  * bits. */
 static void decode_q6_k(const uint8_t *b, sn_quant_group *out) {
-    const int8_t *scales = (const int8_t *)b + 192;
-    float d = read_f16(b + 208);
+    set_super_scales(SN_Q6_K, b, out);
     for (int g = 0; g < 8; g++) {
         const uint8_t *ql = b + g / 4 * 64 + g % 2 * 32, *qh = b + 128 + g / 4 * 32;
         int shift = g % 4 / 2 * 4;
         for (int i = 0; i < 32; i++)
             out[g].q[i] = (int8_t)(((ql[i] >> shift & 15) | (qh[i] >> 2 * (g % 4) & 3) << 4) - 32);
-        for (int h = 0; h < 2; h++) {
-            out[g].d[h] = d * (float)scales[2 * g + h];
-            out[g].m[h] = 0;
-        }
     }
 }
 

@@ -20,6 +20,15 @@ bool sn_dtype_quantised(sn_dtype dtype);
 /* Decodes one block of a quantised type into sn_dtype_block(dtype) / 32 groups. Q4_0, Q4_1 and Q4_K give q in 0..15. */
 void sn_quant_decode(sn_dtype dtype, const void *block, sn_quant_group *out);
 
+/* The scales of a block of Q4_K, Q5_K or Q6_K as the file has them: halves of a block's groups have d = f16(d) * scale
+ * and m = f16(m) * offset, both exact in float32. Q6_K has no offsets, and 16 scales; the others repeat each. */
+typedef struct sn_quant_super {
+    uint16_t d, m;
+    int8_t scale[2 * SN_QUANT_GROUPS_MAX], offset[SN_QUANT_GROUPS_MAX];
+} sn_quant_super;
+
+void sn_quant_super_of(sn_dtype dtype, const void *block, sn_quant_super *out);
+
 /* A row of `cols` elements of any weight type (F32, F16, BF16 or quantised) as float32. The row may lie unaligned; cols
  * is a multiple of the type's block. */
 void sn_dequantize_row(sn_dtype dtype, const void *row, size_t cols, float *out);

@@ -14,42 +14,66 @@ enum {
     SN_KV_WIDTH_MAX = 512,                 /* elements of a head */
 };
 
-/* A packed weight is a row of panels; a panel holds SN_LANES output rows, those beyond the weight's rows being zero.
+/* A packed weight is a row of panels; a panel holds SN_LANES output rows, those beyond the weight's rows being zero. A
+ * panel is a row of blocks of some k:
  *   float layouts: w[k][lane]
- *   Q4: a block of 32 k is 256 bytes of nibbles, then scales d[lane], then offsets m[lane]. Byte 64 * c + 4 * lane + i
- *       holds k = 4c + i in its low nibble and k = 16 + 4c + i in its high one.
- *   Q8: a block of 32 k is 512 bytes q + 128, then the scales. Byte 64 * c + 4 * lane + i holds k = 4c + i. */
-/*        name     bytes of a block (float: of one k)      types                          scales */
+ *   others: quants of 32 k, then their scales; SUPER: head and scales of 8 such groups, then the quants of each.
+ * Quants of 32 k: Q4: 256 bytes, byte 64 * c + 4 * lane + i holds k = 4c + i in its low nibble, k = 16 + 4c + i in its
+ * high one. Q8: 512 bytes, byte 64 * c + 4 * lane + i is q + 128 of k = 4c + i.
+ * Scales: d[lane], then m[lane] if there are offsets; FINE: of both halves of the 32. In SUPER they are int8, to be
+ * multiplied by the head's f16 d[lane] and m[lane]: as in the file, for the products are exact in float32. */
+/*        name       k   bytes      types                     scales                                                   */
 #define SN_LAYOUTS(X)                                                                                                  \
-    X(F32, 64)      /* F32                                                             */                              \
-    X(F16, 32)      /* F16                                                             */                              \
-    X(BF16, 32)     /* BF16                                                            */                              \
-    X(Q4_HALF, 320) /* Q4_0 Q4_1                    f16 d, f16 m for each 32           */                              \
-    X(Q4_WIDE, 384) /* Q4_K                         f32 d, f32 m for each 32           */                              \
-    X(Q8_HALF, 544) /* Q8_0 Q5_0 IQ4_NL             f16 d for each 32                  */                              \
-    X(Q8_WIDE, 640) /* Q5_1 Q5_K IQ4_XS MXFP4       f32 d, f32 m for each 32           */                              \
-    X(Q8_FINE, 768) /* Q2_K Q3_K Q6_K               f32 d[2], f32 m[2] for each 16     */
+    X(F32, 1, 64)          /* F32                                                                              */      \
+    X(F16, 1, 32)          /* F16                                                                              */      \
+    X(BF16, 1, 32)         /* BF16                                                                             */      \
+    X(Q4_HALF, 32, 320)    /* Q4_1                      f16 d, m                                               */      \
+    X(Q4_SIGNED, 32, 288)  /* Q4_0                      f16 d; the offset is -8 d: integers again              */      \
+    X(Q4_SUPER, 256, 2368) /* Q4_K                      f16 d, m; int8 d[8], m[8]                              */      \
+    X(Q8_HALF, 32, 544)    /* Q8_0 Q5_0 IQ4_NL          f16 d                                                  */      \
+    X(Q8_WIDE, 32, 640)    /* Q5_1 IQ4_XS MXFP4         f32 d, m                                               */      \
+    X(Q8_SUPER, 256, 4416) /* Q5_K                      f16 d, m; int8 d[8], m[8]                              */      \
+    X(Q8_FINE, 32, 768)    /* Q2_K Q3_K                 f32 d[2], m[2]                                         */      \
+    X(Q8_FINE_SUPER, 256, 4416) /* Q6_K                 f16 d, nothing; int8 d[16]                             */
 
 typedef enum sn_layout {
-#define X(name, bytes) SN_LAYOUT_##name,
+#define X(name, k, bytes) SN_LAYOUT_##name,
     SN_LAYOUTS(X)
 #undef X
         SN_LAYOUT_COUNT
 } sn_layout;
 
-enum { SN_Q4_BYTES = 256, SN_Q8_BYTES = 512 }; /* where the scales of a block begin */
+enum {
+    SN_Q4_BYTES = 256, /* of the quants of 32 k */
+    SN_Q8_BYTES = 512,
+    SN_SUPER_HEAD = 64,                 /* d[lane], m[lane] */
+    SN_SUPER_SCALES = 2 * SN_LANES,     /* of a group */
+    SN_SUPER_GROUPS = 8,
+};
+
+static inline bool sn_layout_quantised(sn_layout layout) { return layout >= SN_LAYOUT_Q4_HALF; }
+static inline bool sn_layout_nibbles(sn_layout layout) {
+    return layout == SN_LAYOUT_Q4_HALF || layout == SN_LAYOUT_Q4_SIGNED || layout == SN_LAYOUT_Q4_SUPER;
+}
+static inline bool sn_layout_fine(sn_layout layout) {
+    return layout == SN_LAYOUT_Q8_FINE || layout == SN_LAYOUT_Q8_FINE_SUPER;
+}
+static inline bool sn_layout_super(sn_layout layout) {
+    return layout == SN_LAYOUT_Q4_SUPER || layout == SN_LAYOUT_Q8_SUPER || layout == SN_LAYOUT_Q8_FINE_SUPER;
+}
+static inline bool sn_layout_offsets(sn_layout layout) {
+    return layout != SN_LAYOUT_Q4_SIGNED && layout != SN_LAYOUT_Q8_HALF && layout != SN_LAYOUT_Q8_FINE_SUPER;
+}
 
 /* A weight as the kernels see it: what follows from its sn_weight. */
 typedef struct sn_cpu_weight {
     sn_layout layout;
     size_t rows, cols;
-    size_t n_blocks;    /* of a panel: cols / 32, for floats cols */
+    size_t n_blocks;    /* of a panel */
     size_t panel_bytes; /* n_blocks * bytes of a block */
     size_t n_panels;
     const uint8_t *data;
 } sn_cpu_weight;
-
-static inline bool sn_layout_quantised(sn_layout layout) { return layout >= SN_LAYOUT_Q4_HALF; }
 
 /* 32 elements of an activation row: x[i] ~ d * q[i]. One cache line. */
 typedef struct sn_xblock {
@@ -59,7 +83,7 @@ typedef struct sn_xblock {
     float half_sum[2]; /* d * (sum of q of each half) */
     int32_t bias;      /* -128 * (sum of q): what u8 weights of q + 128 are too much */
     int32_t half_bias[2];
-    int32_t unused;
+    int32_t nibble_bias; /* -8 * (sum of q) */
 } sn_xblock;
 _Static_assert(sizeof(sn_xblock) == 64, "an activation block is a cache line");
 

@@ -96,7 +96,7 @@ INLINE void quantize_block(const float *x, sn_xblock *out) {
     out->bias = -128 * (sum_a + sum_b);
     out->half_bias[0] = -128 * sum_a;
     out->half_bias[1] = -128 * sum_b;
-    out->unused = 0;
+    out->nibble_bias = -8 * (sum_a + sum_b);
 }
 
 static void quantize(size_t cols, const float *x, sn_xblock *out) {
@@ -106,68 +106,66 @@ static void quantize(size_t cols, const float *x, sn_xblock *out) {
 /* -- linear, quantised layouts: one panel against `rows` rows of x. acc[r]: 16 outputs of row r. Every tile function is
  * inlined with constant rows and layout, so that acc stays in registers. */
 
-INLINE void prefetch_block(const uint8_t *w, size_t bytes) {
+INLINE void prefetch_lines(const uint8_t *w, size_t bytes) {
     for (size_t at = 0; at < bytes; at += LINE) __builtin_prefetch(w + PREFETCH + at);
 }
 
-INLINE void load_scales(const uint8_t *p, bool half, bool with_offset, vf *d, vf *m) {
-    *d = half ? vf_from_f16(p) : vf_load((const float *)p);
-    if (with_offset) *m = half ? vf_from_f16(p + 32) : vf_load((const float *)p + 16);
-}
-
-INLINE void q4_tile(int rows, bool half, size_t block_bytes, const uint8_t *w, size_t n_blocks, const sn_xblock *x,
-                    size_t stride, vf *acc) {
-    for (size_t b = 0; b < n_blocks; b++, w += block_bytes, x++) {
-        vb q[8];
-        vf d, m = vf_set(0);
-        prefetch_block(w, block_bytes);
-        for (int c = 0; c < 4; c++) {
-            vb both = vb_load(w + 64 * c);
-            q[c] = vb_low(both);
-            q[c + 4] = vb_high(both);
-        }
-        load_scales(w + SN_Q4_BYTES, half, true, &d, &m);
-        for (int r = 0; r < rows; r++) {
-            const sn_xblock *xr = x + (size_t)r * stride;
-            vf sum = vf_from_int(vi_dot_nibbles(q, xr->q));
-            acc[r] = vf_fma(vf_mul(d, vf_set(xr->d)), sum, acc[r]);
-            acc[r] = vf_fma(m, vf_set(xr->sum), acc[r]);
-        }
+/* Scales of the group (FINE: of its half h) at p, and offsets where there are any; of the block's head before. */
+INLINE void load_scales(sn_layout layout, const uint8_t *p, int h, vf head_d, vf head_m, vf *d, vf *m) {
+    const float *wide = (const float *)p;
+    if (sn_layout_super(layout)) {
+        *d = vf_mul(head_d, vf_from_i8(p + (sn_layout_fine(layout) ? SN_LANES * h : 0)));
+        if (sn_layout_offsets(layout)) *m = vf_mul(head_m, vf_from_i8(p + SN_LANES));
+    } else if (layout == SN_LAYOUT_Q8_WIDE || layout == SN_LAYOUT_Q8_FINE) {
+        *d = vf_load(wide + SN_LANES * h);
+        *m = vf_load(wide + (sn_layout_fine(layout) ? 2 * SN_LANES : SN_LANES) + SN_LANES * h);
+    } else {
+        *d = vf_from_f16(p);
+        if (sn_layout_offsets(layout)) *m = vf_from_f16(p + 32);
     }
 }
 
-INLINE void q8_tile(int rows, bool half, size_t block_bytes, const uint8_t *w, size_t n_blocks, const sn_xblock *x,
-                    size_t stride, vf *acc) {
-    for (size_t b = 0; b < n_blocks; b++, w += block_bytes, x++) {
-        vb q[8];
-        vf d, m = vf_set(0);
-        prefetch_block(w, block_bytes);
-        for (int c = 0; c < 8; c++) q[c] = vb_load(w + 64 * c);
-        load_scales(w + SN_Q8_BYTES, half, !half, &d, &m);
-        for (int r = 0; r < rows; r++) {
-            const sn_xblock *xr = x + (size_t)r * stride;
-            vf sum = vf_from_int(vi_dot_bytes(q, 8, xr->q, xr->bias));
-            acc[r] = vf_fma(vf_mul(d, vf_set(xr->d)), sum, acc[r]);
-            if (!half) acc[r] = vf_fma(m, vf_set(xr->sum), acc[r]);
-        }
+/* 32 k, or half h of them where scales are FINE: quants at w, scales at `scales`. */
+INLINE void group_tile(int rows, sn_layout layout, const uint8_t *w, const uint8_t *scales, int h, vf head_d, vf head_m,
+                       const sn_xblock *x, size_t stride, vf *acc) {
+    const bool nibbles = sn_layout_nibbles(layout), fine = sn_layout_fine(layout), offsets = sn_layout_offsets(layout);
+    vb q[8];
+    vf d, m = vf_set(0);
+    for (int c = 0; c < 4 && nibbles; c++) {
+        vb both = vb_load(w + 64 * c);
+        q[c] = vb_low(both);
+        q[c + 4] = vb_high(both);
+    }
+    for (int c = 0; c < (fine ? 4 : 8) && !nibbles; c++) q[c] = vb_load(w + 256 * h + 64 * c);
+    load_scales(layout, scales, h, head_d, head_m, &d, &m);
+    for (int r = 0; r < rows; r++) {
+        const sn_xblock *xr = x + (size_t)r * stride;
+        vi dot = nibbles ? vi_dot_nibbles(q, xr->q, offsets ? 0 : xr->nibble_bias)
+                 : fine  ? vi_dot_bytes(q, 4, xr->q + 16 * h, xr->half_bias[h])
+                         : vi_dot_bytes(q, 8, xr->q, xr->bias);
+        acc[r] = vf_fma(vf_mul(d, vf_set(xr->d)), vf_from_int(dot), acc[r]);
+        if (offsets) acc[r] = vf_fma(m, vf_set(fine ? xr->half_sum[h] : xr->sum), acc[r]);
     }
 }
 
-INLINE void q8_fine_tile(int rows, size_t block_bytes, const uint8_t *w, size_t n_blocks, const sn_xblock *x,
-                         size_t stride, vf *acc) {
-    for (size_t b = 0; b < n_blocks; b++, w += block_bytes, x++) {
-        prefetch_block(w, block_bytes);
-        for (int h = 0; h < 2; h++) {
-            vb q[4];
-            for (int c = 0; c < 4; c++) q[c] = vb_load(w + 256 * h + 64 * c);
-            vf d = vf_load((const float *)(w + SN_Q8_BYTES) + 16 * h);
-            vf m = vf_load((const float *)(w + SN_Q8_BYTES) + 32 + 16 * h);
-            for (int r = 0; r < rows; r++) {
-                const sn_xblock *xr = x + (size_t)r * stride;
-                vf sum = vf_from_int(vi_dot_bytes(q, 4, xr->q + 16 * h, xr->half_bias[h]));
-                acc[r] = vf_fma(vf_mul(d, vf_set(xr->d)), sum, acc[r]);
-                acc[r] = vf_fma(m, vf_set(xr->half_sum[h]), acc[r]);
-            }
+INLINE void quantised_tile(int rows, sn_layout layout, size_t block_bytes, const uint8_t *w, size_t n_blocks,
+                           const sn_xblock *x, size_t stride, vf *acc) {
+    const bool super = sn_layout_super(layout);
+    const size_t quants = sn_layout_nibbles(layout) ? SN_Q4_BYTES : SN_Q8_BYTES;
+    const size_t before = super ? SN_SUPER_HEAD + SN_SUPER_GROUPS * SN_SUPER_SCALES : 0;
+    vf head_d = vf_set(0), head_m = head_d;
+    for (size_t b = 0; b < n_blocks; b++, w += block_bytes) {
+        if (super) {
+            prefetch_lines(w, before);
+            head_d = vf_from_f16(w);
+            head_m = vf_from_f16(w + 32);
+        }
+        for (int g = 0; g < (super ? SN_SUPER_GROUPS : 1); g++, x++) {
+            const uint8_t *q = w + before + (size_t)g * quants;
+            const uint8_t *scales = super ? w + SN_SUPER_HEAD + g * SN_SUPER_SCALES : q + quants;
+            prefetch_lines(q, super ? quants : block_bytes);
+            group_tile(rows, layout, q, scales, 0, head_d, head_m, x, stride, acc);
+            if (sn_layout_fine(layout)) group_tile(rows, layout, q, scales, 1, head_d, head_m, x, stride, acc);
         }
     }
 }
@@ -191,7 +189,7 @@ INLINE void float_tile(int rows, int panels, sn_layout layout, const uint8_t *w,
 
 INLINE void tile(int rows, int panels, sn_layout layout, const sn_linear_job *job, size_t panel, int row) {
     static const size_t block_bytes[] = {
-#define X(name, bytes) bytes,
+#define X(name, k, bytes) bytes,
         SN_LAYOUTS(X)
 #undef X
     };
@@ -201,26 +199,10 @@ INLINE void tile(int rows, int panels, sn_layout layout, const sn_linear_job *jo
     size_t n = weight->n_blocks, bytes = block_bytes[layout], stride = job->xq_stride;
     vf acc[2 * ROW_TILE < 8 ? 8 : 2 * ROW_TILE];
     for (int i = 0; i < rows * panels; i++) acc[i] = vf_set(0);
-    switch (layout) {
-    case SN_LAYOUT_Q4_HALF:
-        q4_tile(rows, true, bytes, w, n, xq, stride, acc);
-        break;
-    case SN_LAYOUT_Q4_WIDE:
-        q4_tile(rows, false, bytes, w, n, xq, stride, acc);
-        break;
-    case SN_LAYOUT_Q8_HALF:
-        q8_tile(rows, true, bytes, w, n, xq, stride, acc);
-        break;
-    case SN_LAYOUT_Q8_WIDE:
-        q8_tile(rows, false, bytes, w, n, xq, stride, acc);
-        break;
-    case SN_LAYOUT_Q8_FINE:
-        q8_fine_tile(rows, bytes, w, n, xq, stride, acc);
-        break;
-    default:
+    if (sn_layout_quantised(layout))
+        quantised_tile(rows, layout, bytes, w, n, xq, stride, acc);
+    else
         float_tile(rows, panels, layout, w, weight->panel_bytes, n, job->x + (size_t)row * n, acc);
-        break;
-    }
     for (int p = 0; p < panels; p++) {
         size_t first = (panel + (size_t)p) * SN_LANES, left = weight->rows - first;
         size_t lanes = left < SN_LANES ? left : SN_LANES;
@@ -253,7 +235,7 @@ INLINE void linear_layout(sn_layout layout, const sn_linear_job *job, size_t pan
 
 static void linear(const sn_linear_job *job, size_t first_panel, size_t end_panel) {
     switch (job->weight.layout) {
-#define X(name, bytes)                                                                                                 \
+#define X(name, k, bytes)                                                                                              \
     case SN_LAYOUT_##name:                                                                                             \
         linear_layout(SN_LAYOUT_##name, job, first_panel, end_panel);                                                  \
         break;

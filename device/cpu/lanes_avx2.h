@@ -62,6 +62,11 @@ static inline __m256 from_bf16(__m128i h) {
 static inline vf vf_from_bf16(const void *p) {
     return (vf){from_bf16(eight_halves(p, 0)), from_bf16(eight_halves(p, 1))};
 }
+static inline vf vf_from_i8(const void *p) {
+    const __m128i all = _mm_loadu_si128(p);
+    return (vf){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(all)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(all, 8)))};
+}
 static inline vf vf_from_int(vi x) { return (vf){_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 static inline vf vf_bits(vi x) { return (vf){_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
 
@@ -108,14 +113,14 @@ static inline __m256i four(const int8_t *x) {
 static inline __m256i pairs_to_ints(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 
 /* A product pair is at most 2 * 15 * 127, so that eight of them stay below 2^15 and can be widened once. */
-static inline vi vi_dot_nibbles(const vb *w, const int8_t *x) {
+static inline vi vi_dot_nibbles(const vb *w, const int8_t *x, int32_t bias) {
     __m256i a = _mm256_setzero_si256(), b = a;
     for (int g = 0; g < 8; g++) {
         __m256i q = four(x + 4 * g);
         a = _mm256_add_epi16(a, _mm256_maddubs_epi16(w[g].a, q));
         b = _mm256_add_epi16(b, _mm256_maddubs_epi16(w[g].b, q));
     }
-    return (vi){pairs_to_ints(a), pairs_to_ints(b)};
+    return vi_add((vi){pairs_to_ints(a), pairs_to_ints(b)}, vi_set(bias));
 }
 /* q * x = |q| * (x with the sign of q), for maddubs wants one side unsigned: a pair is at most 2 * 128 * 127 < 2^15. */
 static inline __m256i dot_signed(__m256i w, __m256i x) {

@@ -35,6 +35,9 @@ static inline vf vf_from_f16(const void *p) { return _mm512_cvtph_ps(_mm256_load
 static inline vf vf_from_bf16(const void *p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
 }
+static inline vf vf_from_i8(const void *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p)));
+}
 static inline vf vf_from_int(vi a) { return _mm512_cvtepi32_ps(a); }
 static inline vf vf_bits(vi a) { return _mm512_castsi512_ps(a); }
 
@@ -59,8 +62,8 @@ static inline vi four(const int8_t *x) {
     return _mm512_set1_epi32(word);
 }
 /* Two sums at a time: the latency of one dot is five cycles. */
-static inline vi vi_dot_nibbles(const vb *w, const int8_t *x) {
-    vi a = _mm512_setzero_si512(), b = a;
+static inline vi vi_dot_nibbles(const vb *w, const int8_t *x, int32_t bias) {
+    vi a = vi_set(bias), b = _mm512_setzero_si512();
     for (int g = 0; g < 8; g += 2) {
         a = _mm512_dpbusd_epi32(a, w[g], four(x + 4 * g));
         b = _mm512_dpbusd_epi32(b, w[g + 1], four(x + 4 * g + 4));

@@ -58,6 +58,7 @@ static inline uint16_t half_at(const void *p, int i) {
 }
 EACH(vf, vf_from_f16, (const void *p), sn_f16_to_f32(half_at(p, j)))
 EACH(vf, vf_from_bf16, (const void *p), sn_bf16_to_f32(half_at(p, j)))
+EACH(vf, vf_from_i8, (const void *p), (float)((const int8_t *)p)[j])
 EACH(vf, vf_from_int, (vi a), (float)a.v[j])
 static inline vf vf_bits(vi a) {
     vf r;
@@ -110,9 +111,9 @@ static inline vi dot4(vi acc, vb w, const int8_t *x, int less) {
         for (int i = 0; i < 4; i++) acc.v[j] += (w.v[4 * j + i] - less) * x[i];
     return acc;
 }
-/* Eight vectors of weights 0..15 against 32 bytes of x. */
-static inline vi vi_dot_nibbles(const vb *w, const int8_t *x) {
-    vi acc = {{0}};
+/* Eight vectors of weights 0..15 against 32 bytes of x, and bias. */
+static inline vi vi_dot_nibbles(const vb *w, const int8_t *x, int32_t bias) {
+    vi acc = vi_set(bias);
     for (int g = 0; g < 8; g++) acc = dot4(acc, w[g], x + 4 * g, 0);
     return acc;
 }

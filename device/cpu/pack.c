@@ -6,8 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const size_t block_bytes[] = {
-#define X(name, bytes) bytes,
+static const struct {
+    size_t k, bytes;
+} blocks[] = {
+#define X(name, k, bytes) {k, bytes},
     SN_LAYOUTS(X)
 #undef X
 };
@@ -24,11 +26,13 @@ static bool layout_of(sn_dtype dtype, sn_layout *out) {
         *out = SN_LAYOUT_BF16;
         return true;
     case SN_Q4_0:
+        *out = SN_LAYOUT_Q4_SIGNED;
+        return true;
     case SN_Q4_1:
         *out = SN_LAYOUT_Q4_HALF;
         return true;
     case SN_Q4_K:
-        *out = SN_LAYOUT_Q4_WIDE;
+        *out = SN_LAYOUT_Q4_SUPER;
         return true;
     case SN_Q8_0:
     case SN_Q5_0:
@@ -36,23 +40,29 @@ static bool layout_of(sn_dtype dtype, sn_layout *out) {
         *out = SN_LAYOUT_Q8_HALF;
         return true;
     case SN_Q5_1:
-    case SN_Q5_K:
     case SN_IQ4_XS:
     case SN_MXFP4:
         *out = SN_LAYOUT_Q8_WIDE;
         return true;
+    case SN_Q5_K:
+        *out = SN_LAYOUT_Q8_SUPER;
+        return true;
     case SN_Q2_K:
     case SN_Q3_K:
-    case SN_Q6_K:
         *out = SN_LAYOUT_Q8_FINE;
+        return true;
+    case SN_Q6_K:
+        *out = SN_LAYOUT_Q8_FINE_SUPER;
         return true;
     default:
         return false;
     }
 }
 
-static bool is_q4(sn_layout layout) { return layout == SN_LAYOUT_Q4_HALF || layout == SN_LAYOUT_Q4_WIDE; }
-static bool has_half_scales(sn_layout layout) { return layout == SN_LAYOUT_Q4_HALF || layout == SN_LAYOUT_Q8_HALF; }
+static bool has_half_scales(sn_layout layout) {
+    return layout == SN_LAYOUT_Q4_HALF || layout == SN_LAYOUT_Q4_SIGNED || layout == SN_LAYOUT_Q8_HALF;
+}
+static size_t quant_bytes(sn_layout layout) { return sn_layout_nibbles(layout) ? SN_Q4_BYTES : SN_Q8_BYTES; }
 
 /* The 32 integers of 16 rows, as [k / 4][row][k % 4]: what a dot product of four bytes a lane reads. */
 static void interleave(const sn_quant_group *const rows[SN_LANES], uint32_t words[8][SN_LANES]) {
@@ -93,24 +103,36 @@ static void pack_wide_scales(const sn_quant_group *const rows[SN_LANES], int hal
     memcpy(at, scales, (size_t)halves * 2 * SN_LANES * sizeof *scales);
 }
 
-static void pack_group(sn_layout layout, const sn_quant_group *const rows[SN_LANES], uint8_t *out) {
+static void pack_quants(sn_layout layout, const sn_quant_group *const rows[SN_LANES], uint8_t *out) {
     uint32_t words[8][SN_LANES];
     interleave(rows, words);
-    if (is_q4(layout)) {
+    if (sn_layout_nibbles(layout)) {
         for (int c = 0; c < 4; c++)
             for (int r = 0; r < SN_LANES; r++) words[c][r] |= words[c + 4][r] << 4;
         memcpy(out, words, SN_Q4_BYTES);
-        out += SN_Q4_BYTES;
     } else {
         for (int c = 0; c < 8; c++)
             for (int r = 0; r < SN_LANES; r++) words[c][r] ^= 0x80808080; /* q + 128 as a byte */
         memcpy(out, words, SN_Q8_BYTES);
-        out += SN_Q8_BYTES;
     }
-    if (has_half_scales(layout))
-        pack_half_scales(rows, is_q4(layout), out);
-    else
-        pack_wide_scales(rows, layout == SN_LAYOUT_Q8_FINE ? 2 : 1, out);
+}
+
+/* Head and scales of a SUPER block; lanes from n on are zero. */
+static void pack_super(sn_layout layout, sn_dtype dtype, const uint8_t *block, size_t stride, size_t n, uint8_t *out) {
+    uint16_t head[2][SN_LANES] = {{0}};
+    int8_t scales[SN_SUPER_GROUPS][2][SN_LANES] = {{{0}}};
+    for (size_t r = 0; r < n; r++) {
+        sn_quant_super super;
+        sn_quant_super_of(dtype, block + r * stride, &super);
+        head[0][r] = super.d;
+        head[1][r] = super.m;
+        for (int g = 0; g < SN_SUPER_GROUPS; g++) {
+            scales[g][0][r] = super.scale[2 * g];
+            scales[g][1][r] = sn_layout_fine(layout) ? super.scale[2 * g + 1] : super.offset[g];
+        }
+    }
+    memcpy(out, head, SN_SUPER_HEAD);
+    memcpy(out + SN_SUPER_HEAD, scales, sizeof scales);
 }
 
 typedef struct pack_job {
@@ -121,20 +143,31 @@ typedef struct pack_job {
     const uint8_t *host;
 } pack_job;
 
+static void pack_scales(sn_layout layout, const sn_quant_group *const rows[SN_LANES], uint8_t *out) {
+    if (has_half_scales(layout)) pack_half_scales(rows, sn_layout_offsets(layout), out);
+    else pack_wide_scales(rows, sn_layout_fine(layout) ? 2 : 1, out);
+}
+
 static void pack_quantised(const pack_job *job, size_t first_row, uint8_t *out) {
     static const sn_quant_group zero = {{0}, {0}, {0}};
     const sn_cpu_weight *w = &job->weight;
     sn_quant_group groups[SN_LANES][SN_QUANT_GROUPS_MAX];
-    size_t n_groups = sn_dtype_block(job->dtype) / SN_QUANT_GROUP, bytes = sn_dtype_bytes(job->dtype);
-    for (size_t b = 0; b < w->n_blocks; b += n_groups) {
+    size_t in_block = sn_dtype_block(job->dtype), bytes = sn_dtype_bytes(job->dtype);
+    size_t n = sn_min_size(SN_LANES, w->rows - first_row), quants = quant_bytes(w->layout);
+    bool super = sn_layout_super(w->layout);
+    for (size_t b = 0; b < w->cols / in_block; b++) {
         const sn_quant_group *rows[SN_LANES];
-        for (size_t r = 0; r < SN_LANES && first_row + r < w->rows; r++) {
-            const uint8_t *row = job->host + (first_row + r) * job->row_bytes;
-            sn_quant_decode(job->dtype, row + b / n_groups * bytes, groups[r]);
+        const uint8_t *block = job->host + first_row * job->row_bytes + b * bytes;
+        for (size_t r = 0; r < n; r++) sn_quant_decode(job->dtype, block + r * job->row_bytes, groups[r]);
+        if (super) {
+            pack_super(w->layout, job->dtype, block, job->row_bytes, n, out);
+            out += SN_SUPER_HEAD + SN_SUPER_GROUPS * SN_SUPER_SCALES;
         }
-        for (size_t g = 0; g < n_groups; g++, out += block_bytes[w->layout]) {
-            for (size_t r = 0; r < SN_LANES; r++) rows[r] = first_row + r < w->rows ? &groups[r][g] : &zero;
-            pack_group(w->layout, rows, out);
+        for (size_t g = 0; g < in_block / SN_QUANT_GROUP; g++) {
+            for (size_t r = 0; r < SN_LANES; r++) rows[r] = r < n ? &groups[r][g] : &zero;
+            pack_quants(w->layout, rows, out);
+            if (!super) pack_scales(w->layout, rows, out + quants);
+            out += super ? quants : blocks[w->layout].bytes;
         }
     }
 }
@@ -165,8 +198,8 @@ static void pack_panel(void *ctx, size_t panel, int worker) {
 sn_cpu_weight sn_cpu_weight_view(const sn_weight *weight) {
     sn_cpu_weight w = {.rows = weight->rows, .cols = weight->cols, .data = weight->device};
     layout_of(weight->dtype, &w.layout); /* known: the weight was packed */
-    w.n_blocks = sn_layout_quantised(w.layout) ? w.cols / SN_QUANT_GROUP : w.cols;
-    w.panel_bytes = w.n_blocks * block_bytes[w.layout];
+    w.n_blocks = w.cols / blocks[w.layout].k;
+    w.panel_bytes = w.n_blocks * blocks[w.layout].bytes;
     w.n_panels = (w.rows + SN_LANES - 1) / SN_LANES;
     return w;
 }
@@ -180,8 +213,7 @@ sn_status sn_cpu_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, si
     size_t row_bytes, padded, panel_bytes;
     sn_status status = sn_dtype_row_bytes(dtype, cols, &row_bytes, err);
     if (status) return status;
-    size_t n_blocks = sn_layout_quantised(layout) ? cols / SN_QUANT_GROUP : cols;
-    if (!sn_mul(n_blocks, block_bytes[layout], &panel_bytes) || !sn_add(rows, SN_LANES - 1, &padded) ||
+    if (!sn_mul(cols / blocks[layout].k, blocks[layout].bytes, &panel_bytes) || !sn_add(rows, SN_LANES - 1, &padded) ||
         !sn_mul(padded / SN_LANES, panel_bytes, bytes) || padded / SN_LANES > UINT32_MAX)
         return sn_fail(err, SN_REFUSED, "a matrix of %zu rows of %zu is too large", rows, cols);
     return SN_OK;
@@ -210,35 +242,48 @@ static float read_float(sn_layout layout, const uint8_t *at, size_t i) {
     return layout == SN_LAYOUT_F16 ? sn_f16_to_f32(h) : sn_bf16_to_f32(h);
 }
 
-/* Scale and offset of half h of a block; `scales` is where they begin. */
-static void read_scales(sn_layout layout, const uint8_t *scales, size_t lane, size_t h, float *d, float *m) {
-    if (has_half_scales(layout)) {
+/* Scale and offset of half h of a group; `scales` is where its own begin, `head` its block. */
+static void read_scales(sn_layout layout, const uint8_t *head, const uint8_t *scales, size_t lane, size_t h, float *d,
+                        float *m) {
+    size_t half = sn_layout_fine(layout) ? h : 0, halves = sn_layout_fine(layout) ? 2 : 1;
+    *m = 0;
+    if (sn_layout_super(layout)) {
+        const int8_t *own = (const int8_t *)scales;
+        *d = read_float(SN_LAYOUT_F16, head, lane) * (float)own[SN_LANES * half + lane];
+        if (sn_layout_offsets(layout))
+            *m = read_float(SN_LAYOUT_F16, head, SN_LANES + lane) * (float)own[SN_LANES + lane];
+    } else if (has_half_scales(layout)) {
         *d = read_float(SN_LAYOUT_F16, scales, lane);
-        *m = is_q4(layout) ? read_float(SN_LAYOUT_F16, scales, SN_LANES + lane) : 0;
+        if (layout == SN_LAYOUT_Q4_SIGNED) *m = -8 * *d;
+        if (sn_layout_offsets(layout)) *m = read_float(SN_LAYOUT_F16, scales, SN_LANES + lane);
     } else {
-        size_t halves = layout == SN_LAYOUT_Q8_FINE ? 2 : 1;
-        *d = read_float(SN_LAYOUT_F32, scales, SN_LANES * (h % halves) + lane);
-        *m = read_float(SN_LAYOUT_F32, scales, SN_LANES * (halves + h % halves) + lane);
+        *d = read_float(SN_LAYOUT_F32, scales, SN_LANES * half + lane);
+        *m = read_float(SN_LAYOUT_F32, scales, SN_LANES * (halves + half) + lane);
     }
 }
 
 void sn_cpu_weight_row(const sn_cpu_weight *w, size_t row, float *out) {
     assert(row < w->rows);
     const uint8_t *at = w->data + row / SN_LANES * w->panel_bytes;
-    size_t lane = row % SN_LANES;
+    size_t lane = row % SN_LANES, in_block = blocks[w->layout].k / SN_QUANT_GROUP, quants = quant_bytes(w->layout);
     if (!sn_layout_quantised(w->layout)) {
         for (size_t k = 0; k < w->cols; k++) out[k] = read_float(w->layout, at, k * SN_LANES + lane);
         return;
     }
-    bool q4 = is_q4(w->layout);
-    for (size_t b = 0; b < w->n_blocks; b++, at += block_bytes[w->layout], out += SN_QUANT_GROUP)
+    bool q4 = sn_layout_nibbles(w->layout), super = sn_layout_super(w->layout);
+    for (size_t g = 0; g < w->cols / SN_QUANT_GROUP; g++, out += SN_QUANT_GROUP) {
+        const uint8_t *block = at + g / in_block * blocks[w->layout].bytes, *scales = block + quants, *q = block;
+        if (super) {
+            scales = block + SN_SUPER_HEAD + g % in_block * SN_SUPER_SCALES;
+            q = block + SN_SUPER_HEAD + SN_SUPER_GROUPS * SN_SUPER_SCALES + g % in_block * quants;
+        }
         for (size_t h = 0; h < 2; h++) {
             float d, m;
-            read_scales(w->layout, at + (q4 ? SN_Q4_BYTES : SN_Q8_BYTES), lane, h, &d, &m);
+            read_scales(w->layout, block, scales, lane, h, &d, &m);
             for (size_t i = 0; i < 16; i++) {
                 size_t byte = (q4 ? 0 : 256 * h) + i / 4 * 64 + lane * 4 + i % 4;
-                int q = q4 ? at[byte] >> 4 * h & 15 : at[byte] - 128;
-                out[16 * h + i] = d * (float)q + m;
+                out[16 * h + i] = d * (float)(q4 ? q[byte] >> 4 * h & 15 : q[byte] - 128) + m;
             }
         }
+    }
 }

@@ -61,10 +61,10 @@ sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, 
     for (int i = 0; i < 2 && !status; i++)
         status = sn_calloc(&chain->rows[i], (size_t)SN_SPAN_ROWS_MAX * (size_t)chain->hp.n_embd, sizeof(float), err);
     if (!status) status = sn_seen_new(&chain->seen, err);
-    if (!status) status = load_local(chain, model, err);
+    if (!status && !options->plan_only) status = load_local(chain, model, err);
     if (!status) status = sn_chain_learn_hashes(chain, model, err);
     chain->options.like = NULL; /* it may be gone sooner */
-    if (!status)
+    if (!status && !options->plan_only)
         status = sn_chain_connect(chain, chain->options.first, chain->options.end, sn_chain_grace_ms(chain, 0), &retries,
                                   chain->hops, &chain->n_hops, err);
     if (status) sn_chain_close(&chain);

@@ -23,6 +23,7 @@ typedef struct sn_chain_options {
     bool push;                /* nodes hand hidden states on to each other instead of back to the client */
     bool receipts;            /* nodes sign every step; the newest receipts are in the hops (net/receipt.h) */
     const char *flow;         /* what nodes call this work in their logs, a plain word; NULL: one drawn at random */
+    bool plan_only;           /* opens no sessions and loads nothing: for client/prospect.h */
     bool every_block;         /* cut the route at every block, so that every hidden state comes by here */
     const bool *cut_at;       /* (n_blocks), or NULL: the same at the blocks that are set; borrowed */
     struct sn_audit *audit;   /* is told every step of a node, and may find that one lied; borrowed; NULL: none */

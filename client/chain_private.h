@@ -44,8 +44,11 @@ sn_status sn_chain_connect(sn_chain *chain, int first, int end, int wait_ms, int
                            sn_err *err) SN_MUST_USE;
 /* What is known of the nodes now. Free with sn_offers_fini; valid as long as the directory is not changed. */
 sn_status sn_chain_survey(sn_chain *chain, sn_offers *out, sn_err *err) SN_MUST_USE;
-/* Asks those nodes among which there is a choice how far they are, unless that is known. Takes a fraction of a second. */
-sn_status sn_chain_measure(sn_chain *chain, sn_err *err) SN_MUST_USE;
+/* A way over blocks [first, end), by what is known now, or after waiting up to wait_ms for somebody to serve them. */
+sn_status sn_chain_plan(sn_chain *chain, int first, int end, int wait_ms, sn_route *out, sn_err *err) SN_MUST_USE;
+/* Asks those nodes among which there is a choice, or all that may be used, how far they are, unless that is known. Takes
+ * a fraction of a second. */
+sn_status sn_chain_measure(sn_chain *chain, bool all, sn_err *err) SN_MUST_USE;
 /* After a step of n rows through the group of hops [i, j). */
 void sn_chain_note_step(sn_chain *chain, const sn_hop_at *hops, size_t i, size_t j, int n);
 void sn_chain_close_hops(sn_chain *chain, sn_hop_at *hops, size_t n);

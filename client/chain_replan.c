@@ -55,9 +55,9 @@ static int64_t find_change(const sn_chain *chain, const sn_offers *offers, const
 static bool is_better(sn_chain *chain, const sn_offers *offers, size_t *i, size_t *j) {
     sn_route now, better;
     sn_err none;
-    int blocks = chain->hp.n_blocks;
+    const sn_chain_options *o = &chain->options;
     if (!present_way(chain, offers, &now)) return false; /* one is leaving, or gone: a step will show */
-    if (sn_route_shortest(offers->at, offers->n, chain->options.push, 0, blocks, &better, &none)) return false;
+    if (sn_route_shortest(offers->at, offers->n, o->push, o->first, o->end, &better, &none)) return false;
     if (better.cost_ns >= now.cost_ns) return false;
     int64_t replay_ns = find_change(chain, offers, &now, &better, i, j);
     int64_t left = chain->options.max_tokens - chain->length;
@@ -77,7 +77,7 @@ sn_status sn_chain_reconsider(sn_chain *chain, sn_err *err) {
     sn_offers offers = {0};
     size_t i = 0, j = 0;
     sn_status status = sn_link_discover(o->link, &chain->model, ASK_MS, err);
-    if (!status && o->measure) status = sn_chain_measure(chain, err);
+    if (!status && o->measure) status = sn_chain_measure(chain, false, err);
     if (!status) status = sn_chain_survey(chain, &offers, err);
     bool move = !status && is_better(chain, &offers, &i, &j);
     sn_offers_fini(&offers);

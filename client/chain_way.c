@@ -72,7 +72,7 @@ static bool has_rival(const sn_offers *offers, size_t i) {
     return false;
 }
 
-sn_status sn_chain_measure(sn_chain *chain, sn_err *err) {
+sn_status sn_chain_measure(sn_chain *chain, bool all, sn_err *err) {
     const sn_announcement *nodes[MEASURED_MAX];
     sn_poll polls[MEASURED_MAX];
     sn_offers offers;
@@ -80,7 +80,7 @@ sn_status sn_chain_measure(sn_chain *chain, sn_err *err) {
     sn_status status = sn_chain_survey(chain, &offers, err);
     for (size_t i = 0; i < offers.n && n < MEASURED_MAX && !status; i++) {
         const sn_offer *o = &offers.at[i];
-        if (o->node && o->verdict == SN_OFFER_USABLE && has_rival(&offers, i) && !is_measured(chain, o->node))
+        if (o->node && o->verdict == SN_OFFER_USABLE && (all || has_rival(&offers, i)) && !is_measured(chain, o->node))
             nodes[n++] = o->node;
     }
     sn_offers_fini(&offers);
@@ -184,8 +184,7 @@ int sn_chain_grace_ms(const sn_chain *chain, int64_t until_us) {
     return left_ms > least ? (int)left_ms : least;
 }
 
-/* A way over blocks [first, end), waiting until wait_ms have passed for somebody to serve them. */
-static sn_status plan(sn_chain *chain, int first, int end, int wait_ms, sn_route *out, sn_err *err) {
+sn_status sn_chain_plan(sn_chain *chain, int first, int end, int wait_ms, sn_route *out, sn_err *err) {
     sn_link *link = chain->options.link;
     int64_t until = sn_now_us() + (int64_t)wait_ms * 1000;
     for (;;) { /* first by what is known: a dead node's place is taken at once where another is known */
@@ -197,7 +196,7 @@ static sn_status plan(sn_chain *chain, int first, int end, int wait_ms, sn_route
         sn_status asked = sn_link_discover(link, &chain->model, (int)(left_us / 1000) + 1, &asking);
         if (asked) /* the cause: nobody could be asked */
             return sn_fail(err, asked, "no way over blocks %d:%d: %s", first, end, asking.text);
-        if (chain->options.measure && (status = sn_chain_measure(chain, err))) return status;
+        if (chain->options.measure && (status = sn_chain_measure(chain, false, err))) return status;
         if (plan_now(chain, first, end, out, err)) sn_sleep_us(PLAN_AGAIN_US);
     }
 }
@@ -230,7 +229,7 @@ sn_status sn_chain_connect(sn_chain *chain, int first, int end, int wait_ms, int
                            sn_err *err) {
     for (;;) {
         sn_route route;
-        sn_status status = plan(chain, first, end, wait_ms, &route, err);
+        sn_status status = sn_chain_plan(chain, first, end, wait_ms, &route, err);
         if (status) return status;
         for (*n = 0; *n < route.n && !status; ++*n)
             status = open_hop(chain, &route.stops[*n], *n ? &hops[*n - 1] : NULL, &hops[*n], err);

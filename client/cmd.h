@@ -31,6 +31,7 @@ int sn_cmd_eval(int argc, char **argv);
 int sn_cmd_bench(int argc, char **argv);
 int sn_cmd_tokenize(int argc, char **argv);
 int sn_cmd_inspect(int argc, char **argv);
+int sn_cmd_route(int argc, char **argv);
 int sn_cmd_status(int argc, char **argv);
 int sn_cmd_keygen(int argc, char **argv);
 
@@ -86,6 +87,7 @@ typedef struct sn_setup {
     sn_head *head;
     sn_link *link; /* NULL when no node is joined */
     sn_chain *chain;
+    bool plan_only; /* the chain opens no sessions */
 } sn_setup;
 
 /* Opens model, device and head, and the tokenizer (which may be missing unless needed). */
@@ -106,6 +108,8 @@ sn_status sn_read_ids(const char *path, sn_ids *out, sn_err *err) SN_MUST_USE;
 json_t *sn_json_ids(const int32_t *ids,
                     size_t n); /* NULL when memory is out, which the json_*_set_new functions take */
 json_t *sn_json_text(const sn_buf *text);
+/* What strangers call themselves goes to a terminal and into JSON: plain characters only. */
+void sn_make_plain(char *text);
 /* Prints one object and a newline on stdout, and frees it. */
 sn_status sn_print_json(json_t *object, sn_err *err) SN_MUST_USE;
 /* Pushes out what stdout holds; SN_REFUSED when nobody takes it (a closed pipe, a full disk). */

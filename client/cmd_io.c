@@ -80,6 +80,11 @@ sn_status sn_flush_stdout(sn_err *err) {
     return sn_fail(err, SN_REFUSED, "standard output takes no more: %s", strerror(errno));
 }
 
+void sn_make_plain(char *text) {
+    for (; *text; text++)
+        if (*text < ' ' || *text > '~') *text = '?';
+}
+
 sn_status sn_print_json(json_t *object, sn_err *err) {
     int failed = object ? json_dumpf(object, stdout, JSON_REAL_PRECISION(12)) : -1;
     json_decref(object);

@@ -19,8 +19,8 @@ static const sn_option chain_options[] = {
         "join", "ADDRESS", &sn_given.join,
         "tcp://HOST:PORT of a node of the swarm; any one finds all others. #KEY behind it pins its CURVE key"),
     SN_OPT_BLOCKS("local", "A:B|all", &sn_given.local, "blocks that this program holds itself; all needs no node"),
-    SN_OPT_STRINGS("only", "NODE", &sn_given.only, "use only nodes with this name, or whose id begins so"),
-    SN_OPT_STRINGS("deny", "NODE", &sn_given.deny, "never use nodes with this name, or whose id begins so"),
+    SN_OPT_STRINGS("only", "NODE", &sn_given.only, "use only nodes with this name, or whose id begins with these 4 or more digits"),
+    SN_OPT_STRINGS("deny", "NODE", &sn_given.deny, "never use nodes with this name, or whose id begins with these 4 or more digits"),
     SN_OPT_STRING("route", "latency|throughput", &sn_given.route,
                   "latency: the way on which a token takes least; throughput: one drawn so that much work spreads over "
                   "the nodes as they are fast"),

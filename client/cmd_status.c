@@ -30,11 +30,6 @@ typedef struct row {
     char why_not[160];
 } row;
 
-static const char *state_name(sn_node_state state) {
-    static const char *const names[] = {"joining", "online", "draining", "offline"};
-    return (size_t)state < sizeof names / sizeof *names ? names[state] : "?";
-}
-
 static sn_status ask(sn_link *link, row *r, sn_err *err) {
     sn_msg *question = NULL, *answer = NULL;
     sn_err why = {0};
@@ -94,7 +89,7 @@ static void print_row(const row *r) {
         sn_format_size(r->s.guard_bytes, moved);
     }
     printf("%-16.16s %-8s %-9s %-9s %-8s %-9s %-23s %-5s %-10s %-10.10s %s\n", *a->name ? a->name : "-", id, blocks,
-           r->answered ? state_name(a->state) : "silent", model, sessions, kv, queue, moved, a->version,
+           r->answered ? sn_node_state_name(a->state) : "silent", model, sessions, kv, queue, moved, a->version,
            a->address);
     if (!r->answered) printf("%-16s %s\n", "", r->why_not);
 }
@@ -133,7 +128,7 @@ static json_t *row_json(const row *r) {
     snprintf(blocks, sizeof blocks, "%llu:%llu", (unsigned long long)a->first_block, (unsigned long long)a->end_block);
     json_t *o = json_pack("{ss ss ss ss ss ss ss ss sb}", "id", sn_hex(a->node, SN_KEY_SIZE, id), "name", a->name,
                           "address", a->address, "curve_key", sn_hex(a->curve_key, SN_KEY_SIZE, key), "blocks", blocks,
-                          "state", state_name(a->state), "model", sn_hex(a->model, SN_KEY_SIZE, model), "version",
+                          "state", sn_node_state_name(a->state), "model", sn_hex(a->model, SN_KEY_SIZE, model), "version",
                           a->version, "answered", r->answered);
     json_object_set_new(o, "tokens_per_s", json_integer((json_int_t)a->tokens_per_s));
     if (!r->answered) {
@@ -182,12 +177,6 @@ static sn_status print_status_json(const row *rows, size_t n, sn_err *err) {
 /* -- the command -----------------------------------------------------------------------------------------------------
  */
 
-/* What strangers call themselves goes to a terminal and into JSON: plain characters only. */
-static void make_plain(char *text) {
-    for (; *text; text++)
-        if (*text < ' ' || *text > '~') *text = '?';
-}
-
 static sn_status show(sn_link *link, sn_err *err) {
     size_t n = sn_directory_count(sn_link_directory(link));
     row *rows = NULL;
@@ -196,9 +185,9 @@ static sn_status show(sn_link *link, sn_err *err) {
     if (!status) status = sn_calloc(&copies, n, sizeof *copies, err);
     for (size_t i = 0; i < n && !status; i++) {
         sn_announcement_copy(&copies[i], sn_directory_at(sn_link_directory(link), i));
-        make_plain(copies[i].name);
-        make_plain(copies[i].version);
-        make_plain(copies[i].address);
+        sn_make_plain(copies[i].name);
+        sn_make_plain(copies[i].version);
+        sn_make_plain(copies[i].address);
         rows[i].a = &copies[i];
     }
     for (size_t i = 0; i < n && !status && !sn_interrupted; i++) status = ask(link, &rows[i], err);

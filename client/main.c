@@ -15,6 +15,7 @@ static const struct {
     {"bench", "measure how fast a swarm is", sn_cmd_bench},
     {"tokenize", "turn text into token ids, or ids into text", sn_cmd_tokenize},
     {"inspect", "show what is in a model file", sn_cmd_inspect},
+    {"route", "show the way that a token would take, and why", sn_cmd_route},
     {"status", "show who serves which blocks", sn_cmd_status},
     {"keygen", "make an identity for a node or client", sn_cmd_keygen},
 };

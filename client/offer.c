@@ -10,6 +10,11 @@
 static const int64_t TIME_US_MAX = 3600LL * 1000000;
 enum { LOAD_MAX = 1000, SESSIONS_PER_TOKEN = 16 };
 
+const char *sn_node_state_name(sn_node_state state) {
+    static const char *const names[] = {"joining", "online", "draining", "offline"};
+    return (size_t)state < sizeof names / sizeof *names ? names[state] : "?";
+}
+
 const char *sn_verdict_name(sn_verdict verdict) {
     static const char *const names[SN_OFFER_VERDICTS] = {"usable",        "not online",    "another protocol",
                                                          "another model", "other weights", "not among --only",
@@ -25,7 +30,9 @@ static bool is_named(const sn_announcement *node, const char *const *names, size
     char id[2 * SN_KEY_SIZE + 1];
     sn_hex(node->node, SN_KEY_SIZE, id);
     for (size_t i = 0; i < n; i++)
-        if (!strcmp(names[i], node->name) || (*names[i] && !strncmp(names[i], id, strlen(names[i])))) return true;
+        if (!strcmp(names[i], node->name) ||
+            (strlen(names[i]) >= SN_PICK_DIGITS_MIN && !strncmp(names[i], id, strlen(names[i]))))
+            return true;
     return false;
 }
 

@@ -21,6 +21,7 @@ typedef enum sn_verdict {
     SN_OFFER_NO_ROOM, /* its cache cannot take the session, not even for one block */
     SN_OFFER_VERDICTS
 } sn_verdict;
+const char *sn_node_state_name(sn_node_state state); /* "online", ... */
 const char *sn_verdict_name(sn_verdict verdict); /* "banned", ... */
 
 /* A measured round trip between two offers. Stands at both of them. */
@@ -43,6 +44,8 @@ typedef struct sn_offer {
     const sn_offer_link *links;        /* to offers later or earlier in the list; each other one at most once */
     size_t n_links;
 } sn_offer;
+
+enum { SN_PICK_DIGITS_MIN = 4 }; /* fewer are a name only */
 
 /* Whom to use: names, or ids from their beginning in hexadecimal. */
 typedef struct sn_pick {

@@ -58,11 +58,13 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
                                 .measure = true,
                                 .replan_ms = (int)sn_given.replan_s * 1000,
                                 .every_block = every_block,
+                                .plan_only = setup->plan_only,
                                 .pick = {sn_given.only.items, sn_given.only.n, sn_given.deny.items, sn_given.deny.n}};
     char word[SN_FLOW_MAX + 2];
     if (options.flow && (!*options.flow || strcmp(sn_log_word(options.flow, word, sizeof word), options.flow) ||
                          strlen(word) > SN_FLOW_MAX))
-        return sn_fail(err, SN_REFUSED, "--request-id takes 1 to %d letters, digits and the signs . : - _ +", SN_FLOW_MAX);
+        return sn_fail(err, SN_REFUSED, "--request-id takes 1 to %d letters, digits and the signs . : - _ +",
+                       SN_FLOW_MAX);
     sn_status status = sn_route_given(&options.throughput, &options.route_seed, err);
     if (status) return status;
     if (sn_given.local.given) {
@@ -80,7 +82,9 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
         status = sn_link_open(sn_given.join.items, sn_given.join.n, sn_given.identity, &shape, &setup->link, err);
     if (status) return status;
     options.link = setup->link;
-    sn_progress_shown *shown = sn_progress_begin(setup->link ? "opening the chain" : "loading the blocks");
+    sn_progress_shown *shown = sn_progress_begin(setup->plan_only ? "asking the swarm"
+                                                 : setup->link    ? "opening the chain"
+                                                                  : "loading the blocks");
     status = sn_chain_open(setup->model, &options, &setup->chain, err);
     sn_progress_end(&shown);
     return status;

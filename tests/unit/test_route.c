@@ -227,6 +227,9 @@ Test(route, passes_over_nodes_that_may_not_or_cannot_be_used) {
     id[12] = 0;
     m->wish.pick = (sn_pick){.deny = names, .n_deny = 1};
     cr_expect(strstr(route(m, 0, 10), "nobody serves blocks 0:10"));
+    id[3] = 0; /* too short for an id */
+    cr_expect(strstr(route(m, 0, 10), "0:10@"), "%s", m->err.text);
+    sn_hex(m->nodes[m->n - 1].id, SN_KEY_SIZE, id);
     int good = add(m, 0, 10);
     char want[32];
     snprintf(want, sizeof want, "0:10@%d", good);

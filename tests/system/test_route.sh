@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# swarm route: which way a token would take, and why not another.
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+model=$fixtures/golden/llama
+start_three "$model"
+start_node whole "$model" 0:4 --join "${address[a]}"
+start_node small "$model" 1:3 --join "${address[a]}" --kv-memory 16KiB
+wait_ready whole small
+route=("$bin/swarm" route --model "$model" --join "${address[a]}" --explain)
+
+# why NAME: the reason for which it is passed over, "" when it is taken.
+why() { query "$scratch/run.out" '"".join(n["reason"] for n in d["passed_over"] if n["node"] == "'"$1"'")'; }
+hops() { query "$scratch/run.out" '" ".join(h["node"] + "=" + h["blocks"] for h in d["hops"])'; }
+
+for ((i = 0; i < 50; i++)); do # what nodes tell takes a moment to go round
+  run "${route[@]}" --json
+  [ "$(query "$scratch/run.out" 'len(d["hops"]) + len(d["passed_over"])')" = 5 ] && break
+  sleep 0.2
+done
+[ $i -lt 50 ] || fail "not every node is explained: $(cat "$scratch/run.out")"
+query "$scratch/run.out" '1/(0 < d["cost_us"] == round(sum(h["way_us"] + h["queue_us"] + h["compute_us"] for h in d["hops"]) + d["back_us"], 3) or 0)' >/dev/null ||
+  fail "the costs do not add up: $(cat "$scratch/run.out")"
+
+succeeds "${route[@]}" --json --deny whole
+[ "$(hops)" = "a=0:1 b=1:3 c=3:4" ] && [ "$(why small)" = "no room" ] || fail "without the whole: $(hops), small: $(why small)"
+[ "$(why whole)" = denied ] || fail "whole: $(why whole)"
+succeeds "${route[@]}" --json --only whole
+[ "$(hops)" = "whole=0:4" ] && [ "$(why a)" = "not among --only" ] || fail "only the whole: $(hops), a: $(why a)"
+succeeds "${route[@]}" --json --only whole --only a --route-seed 1
+[[ "$(why a)" =~ ^slower\ by\ [0-9.]+\ ms$ ]] || [[ "$(hops)" =~ ^a ]] || fail "a: $(why a)"
+
+# For people; and when there is no way.
+succeeds "${route[@]}" --only whole
+grep -q '^a token takes [0-9.]* ms over 1 stop$' "$scratch/run.out" && grep -q 'not among --only$' "$scratch/run.out" || fail "$(cat "$scratch/run.out")"
+refuses 1 'nobody serves blocks 1:3 ' "${route[@]}" --only a --only c --timeout 1
+grep -q '^1:3 *b *not among --only$' "$scratch/run.out" || fail "what is passed over is not shown when there is no way"
+refuses 2 'it is latency or throughput' "${route[@]}" --route scenic
+refuses 2 'give --join' "$bin/swarm" route --model "$model"
+
+# The same seed draws the same way.
+succeeds "${route[@]}" --json --route throughput --route-seed 7
+first=$(hops)
+succeeds "${route[@]}" --json --route throughput --route-seed 7
+[ "$(hops)" = "$first" ] || [ -n "$(query "$scratch/run.out" '[n for n in d["passed_over"] if "online" in n["reason"]] or ""')" ] || fail "seed 7 drew $first, then $(hops)"
+exit 0

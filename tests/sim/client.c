@@ -114,8 +114,10 @@ static sn_status try_once(sim_client *c, sn_err *err) {
     }
     int last = SIM_CONTEXT - c->plan.tokens;
     for (int turn = 0; turn < c->plan.turns && !status; turn++) {
-        int from = turn ? (int)sim_between(&c->random, c->text->n_prompt, last) : c->text->n_prompt;
-        if (turn) sn_sleep_us((int64_t)sim_below(&c->random, 5 * SECOND_US));
+        if (turn && sim_chance(&c->random, 0.5)) c->text = sim_model_text(c->plan.text ^ turn % 2); /* another way on */
+        int from = c->text->n_prompt;
+        if (turn && sim_chance(&c->random, 0.5)) from = (int)sim_between(&c->random, from, last);
+        if (turn && sim_chance(&c->random, 0.5)) sn_sleep_us((int64_t)sim_below(&c->random, 5 * SECOND_US));
         status = write_on(c, generator, from, err);
     }
     sn_generator_free(&generator);

@@ -92,9 +92,10 @@ static void write_text(sim_text *t) {
 const sim_text *sim_model_text(int number) {
     if (texts[number]) return texts[number];
     sim_text *t = sim_alloc(sizeof *t);
-    sim_random random = {(uint64_t)number + 1};
-    t->n_prompt = number % 3 == 2 ? (int)sim_between(&random, 40, 70) : (int)sim_between(&random, 1, 20);
+    sim_random random = {(uint64_t)number / 2 + 1};
+    t->n_prompt = number / 2 % 3 == 2 ? (int)sim_between(&random, 40, 70) : (int)sim_between(&random, 1, 20);
     for (int i = 0; i < t->n_prompt; i++) t->ids[i] = (int32_t)sim_below(&random, SIM_VOCAB);
+    t->ids[t->n_prompt - 1] ^= number % 2;
     write_text(t);
     return texts[number] = t;
 }

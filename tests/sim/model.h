@@ -21,7 +21,8 @@ sim_model *sim_model_get(void);
 void sim_model_free(void);
 sn_span *sim_model_span(int first, int end);
 
-/* A text: a prompt, then what the model writes greedily, up to SIM_CONTEXT tokens in all. */
+/* A text: a prompt, then what the model writes greedily, up to SIM_CONTEXT tokens in all. The prompts of texts 2i and 2i + 1
+ * differ in their last token only. */
 typedef struct sim_text {
     int n_prompt, n;
     int32_t ids[SIM_CONTEXT];

@@ -339,7 +339,10 @@ static void launch(link *l, int end, sn_msg **msg) {
     sim_net *net = l->net;
     const sim_faults *f = &net->faults;
     if (sim_chance(&net->random, f->loss)) return;
-    if (sim_chance(&net->random, f->doubling)) post(l, end, copy_message(net, *msg), delay_of(l), true);
+    if (sim_chance(&net->random, f->doubling)) {
+        bool behind = sim_chance(&net->random, 0.5);
+        post(l, end, copy_message(net, *msg), delay_of(l) + (behind ? (int64_t)sim_below(&net->random, OVERTAKE_US) : 0), !behind);
+    }
     bool late = sim_chance(&net->random, f->overtaking);
     post(l, end, *msg, delay_of(l) + (late ? (int64_t)sim_below(&net->random, OVERTAKE_US) : 0), !late);
     *msg = NULL;

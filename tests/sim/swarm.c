@@ -81,8 +81,8 @@ static void draw_clients(swarm *s) {
     s->clients = sim_alloc(((size_t)s->n_clients + 1) * sizeof *s->clients);
     for (int i = 0; i < s->n_clients; i++) {
         sim_client_plan plan = {.text = sim_chance(r, 0.7) ? text : (int)sim_below(r, SIM_PROMPTS),
-                                .tokens = (int)sim_between(r, 1, 24),
-                                .turns = (int)sim_between(r, 1, 3),
+                                .tokens = (int)sim_between(r, 1, sim_chance(r, 0.5) ? 3 : 24),
+                                .turns = (int)sim_between(r, 1, 5),
                                 .push = sim_chance(r, 0.5),
                                 .receipts = sim_chance(r, 0.2),
                                 .throughput = sim_chance(r, 0.2),

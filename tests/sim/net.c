@@ -12,6 +12,7 @@ enum {
     NOTICE_US = 15 * SECOND_US, /* until a machine that fell silent is found out */
     RECONNECT_US = SECOND_US,
     PARKED_MAX = 1000,
+    TURNS_MAX = 100000, /* of a program that asks for messages again and again while the time stands still */
 };
 
 /* A connection from a place that dialled. Places stay, the programs at them come and go: each has a number, its life. */
@@ -45,6 +46,8 @@ typedef struct program {
     size_t n_kept, room;
     sim_task *waits;
     bool woken;
+    int64_t turned_us;
+    int turns;
 } program;
 
 typedef struct place {
@@ -383,6 +386,12 @@ static sn_status op_recv(sn_transport *t, int64_t deadline_us, sn_event *out, sn
     (void)err;
     program *p = (program *)t;
     sim_actor *actor = p->net->places[p->place].actor;
+    if (p->turned_us != sim_now(p->net->time)) p->turns = 0;
+    p->turned_us = sim_now(p->net->time);
+    if (++p->turns > TURNS_MAX) {
+        fprintf(stderr, "%s turns in a circle\n", actor->name);
+        abort();
+    }
     while (!p->n_kept && !p->woken && sim_local_us(p->net->time, actor) < deadline_us) {
         p->waits = sim_task_current();
         sim_task_wait(sim_global_us(actor, deadline_us));

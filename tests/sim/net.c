@@ -57,6 +57,7 @@ typedef struct place {
     uint64_t life; /* of the program; 0: none runs */
     bool listens, silent; /* silent: the last one died without a word */
     int side, x, y;
+    uint64_t sent; /* bytes */
     void (*tamper)(void *ctx, sn_msg *msg);
     void *tamper_ctx;
     link **dialled, **incoming;
@@ -121,6 +122,7 @@ void sim_net_free(sim_net **net) {
 
 sim_faults *sim_net_faults(sim_net *net) { return &net->faults; }
 const sim_traffic *sim_net_traffic(const sim_net *net) { return &net->traffic; }
+uint64_t sim_place_sent(const sim_net *net, int number) { return net->places[number].sent; }
 
 int sim_place_new(sim_net *net, sim_actor *actor, const uint8_t curve_key[SN_KEY_SIZE]) {
     net->places = grow(net->places, net->n_places, &net->places_room, sizeof *net->places);
@@ -370,6 +372,7 @@ static sn_status op_send(sn_transport *t, sn_peer peer, sn_msg **msg, sn_err *er
     if (from->tamper) from->tamper(from->tamper_ctx, copy);
     net->traffic.messages[copy->kind]++;
     net->traffic.bytes[copy->kind] += net->frame.len + copy->tensor.bytes;
+    from->sent += net->frame.len + copy->tensor.bytes;
     sim_note_bytes(net->time, net->frame.data, net->frame.len);
     sn_status status = SN_OK;
     if (end || connect_link(l)) {

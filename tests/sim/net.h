@@ -41,6 +41,7 @@ typedef struct sim_traffic {
     uint64_t messages[SN_MSG_KIND_COUNT], bytes[SN_MSG_KIND_COUNT]; /* sent, by kind */
 } sim_traffic;
 const sim_traffic *sim_net_traffic(const sim_net *net);
+uint64_t sim_place_sent(const sim_net *net, int place); /* bytes, since the beginning */
 int64_t sim_net_latency_us(const sim_net *net, int from, int to); /* one way, without chance */
 
 #endif

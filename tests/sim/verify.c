@@ -15,7 +15,7 @@ sn_status __real_sn_sign(const sn_identity *identity, const void *data, size_t l
 sn_status __wrap_sn_sign(const sn_identity *identity, const void *data, size_t len,
                          uint8_t signature[SN_SIGNATURE_SIZE], sn_err *err);
 
-enum { SLOTS = 1 << 15 };
+enum { SLOTS = 1 << 18 };
 static sn_hash good[SLOTS]; /* direct mapped: the newest stays */
 
 static sn_hash *slot_of(const uint8_t *id, const void *data, size_t len, const uint8_t *signature, sn_hash *hash) {

@@ -152,7 +152,8 @@ static json_t *row_json(const row *r) {
                    {"compute_us", r->s.compute_us},
                    {"guard_bytes", r->s.guard_bytes},
                    {"shared_pages", r->s.shared_pages},
-                   {"shared_tokens", r->s.shared_tokens}};
+                   {"shared_tokens", r->s.shared_tokens},
+                   {"idle_bytes", r->s.idle_bytes}};
     for (size_t i = 0; i < sizeof figures / sizeof *figures; i++)
         json_object_set_new(o, figures[i].name, json_integer((json_int_t)figures[i].value));
     json_object_set_new(o, "draining", json_boolean(r->s.draining));

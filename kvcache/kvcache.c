@@ -57,6 +57,7 @@ void sn_kv_pool_free(sn_kv_pool **pool) {
     sn_kv_pool *p = *pool;
     if (!p) return;
     sn_prefix_free(&p->prefix);
+    sn_idle_free(&p->idle);
     for (int i = 0; i < p->n_parts; i++) {
         sn_kv_pool_part *part = &p->parts[i];
         if (part->memory) part->device->ops->free(part->device, part->memory, p->n_pages * part->page_bytes);
@@ -79,6 +80,10 @@ sn_status sn_kv_new(sn_kv_pool *pool, sn_kv **out, sn_err *err) {
     if (status) return status;
     kv->pool = pool;
     kv->open = SN_KV_NONE;
+    kv->note.number = ++pool->begun;
+    kv->before = pool->last;
+    *(pool->last ? &pool->last->next : &pool->first) = kv;
+    pool->last = kv;
     *out = kv;
     return SN_OK;
 }
@@ -110,13 +115,25 @@ void sn_kv_set_page(sn_kv *kv, size_t i, uint32_t number) {
 }
 
 static void give_back_pages(sn_kv *kv, size_t keep) {
-    while (kv->n_pages > keep) sn_kv_drop_page(kv->pool, kv->numbers[--kv->n_pages]);
+    while (kv->n_pages > keep) {
+        size_t i = --kv->n_pages;
+        if (kv->numbers[i] == SN_KV_NONE)
+            sn_idle_drop(kv, i);
+        else
+            sn_kv_drop_page(kv->pool, kv->numbers[i]);
+    }
 }
 
-/* Gives up kept pages until n are free; the caller has seen that there are enough. */
-static void free_kept(sn_kv_pool *pool, size_t n) {
+bool sn_kv_find_room(sn_kv_pool *pool, size_t n) {
+    if (n > pool->n_free + pool->n_kept) return false;
     while (pool->n_free < n)
         if (!sn_prefix_give_up(pool->prefix)) abort();
+    return true;
+}
+
+void sn_kv_lose(sn_kv *kv) {
+    sn_kv_rewind(kv, 0);
+    kv->lost = true;
 }
 
 void sn_kv_free(sn_kv **kv) {
@@ -124,19 +141,26 @@ void sn_kv_free(sn_kv **kv) {
     (*kv)->length = 0;
     sn_prefix_cut(*kv);
     give_back_pages(*kv, 0);
+    *((*kv)->before ? &(*kv)->before->next : &(*kv)->pool->first) = (*kv)->next;
+    *((*kv)->next ? &(*kv)->next->before : &(*kv)->pool->last) = (*kv)->before;
     free((*kv)->pages);
     free((*kv)->numbers);
+    free((*kv)->slots);
     free(*kv);
     *kv = NULL;
 }
 
 int sn_kv_length(const sn_kv *kv) { return kv->length; }
+sn_kv *sn_kv_next(const sn_kv_pool *pool, const sn_kv *kv) { return kv ? kv->next : pool->first; }
+sn_kv_note *sn_kv_note_of(sn_kv *kv) { return &kv->note; }
 
 sn_status sn_kv_make_room(sn_kv *kv, size_t room, sn_err *err) {
     size_t n_parts = (size_t)kv->pool->n_parts;
     uint32_t *numbers = realloc(kv->numbers, room * sizeof *numbers);
     if (numbers) kv->numbers = numbers;
-    void **pages = numbers ? calloc(room * n_parts, sizeof *pages) : NULL;
+    uint32_t *slots = realloc(kv->slots, room * sizeof *slots);
+    if (slots) kv->slots = slots;
+    void **pages = numbers && slots ? calloc(room * n_parts, sizeof *pages) : NULL;
     if (!pages) return sn_fail(err, SN_STOP, "out of memory for a table of %zu pages", room);
     for (size_t i = 0; i < n_parts && kv->n_pages; i++)
         memcpy(pages + i * room, kv->pages + i * kv->room, kv->n_pages * sizeof *pages);
@@ -152,7 +176,7 @@ static uint32_t last_page(const sn_kv *kv) { return kv->numbers[kv->length / SN_
 
 /* After a rewind into a page that other pasts or the table know. */
 static bool writes_to_shared(const sn_kv *kv) {
-    return within_page(kv) && (kv->pool->users[last_page(kv)] > 1 || sn_prefix_keeps(kv->pool->prefix, last_page(kv)));
+    return within_page(kv) && last_page(kv) != SN_KV_NONE && (kv->pool->users[last_page(kv)] > 1 || sn_prefix_keeps(kv->pool->prefix, last_page(kv)));
 }
 
 static sn_status copy_page(const sn_kv_pool *pool, uint32_t to, uint32_t from, sn_err *err) {
@@ -192,6 +216,8 @@ sn_status sn_kv_reserve(sn_kv *kv, int n, sn_err *err) {
     if (n < 0 || n > INT32_MAX - SN_KV_PAGE_TOKENS - kv->length || pages_for(kv->length + n) > pool->n_pages)
         return sn_fail(err, SN_REFUSED, "a past of %lld tokens cannot fit: this cache holds %zu in all",
                        (long long)kv->length + n, sn_kv_pool_tokens(pool));
+    if (kv->lost) return sn_fail(err, SN_REBUILD, "the session's past is lost: open a new one and replay");
+    if (kv->n_away) return sn_fail(err, SN_RETRY, "the session is set aside: it has to come back first");
     size_t need = pages_for(kv->length + n), more = need > kv->n_pages ? need - kv->n_pages : 0;
     bool copy = n && writes_to_shared(kv);
     size_t there = pool->n_free + pool->n_kept;
@@ -206,7 +232,7 @@ sn_status sn_kv_reserve(sn_kv *kv, int n, sn_err *err) {
         sn_status status = sn_kv_make_room(kv, sn_min_size(need * 2, pool->n_pages), err);
         if (status) return status;
     }
-    free_kept(pool, more + copy);
+    if (!sn_kv_find_room(pool, more + copy)) abort(); /* it was counted above */
     if (copy) {
         sn_status status = copy_last_page(kv, err);
         if (status) return status;
@@ -215,8 +241,18 @@ sn_status sn_kv_reserve(sn_kv *kv, int n, sn_err *err) {
     return SN_OK;
 }
 
+size_t sn_kv_wanted(const sn_kv *kv, int n) {
+    size_t need = pages_for(kv->length + n);
+    return (need > kv->n_pages ? need - kv->n_pages : 0) + kv->n_away + (n && writes_to_shared(kv));
+}
+
+size_t sn_kv_missing(const sn_kv *kv, int n) {
+    size_t wanted = sn_kv_wanted(kv, n), there = kv->pool->n_free + kv->pool->n_kept;
+    return wanted > there ? wanted - there : 0;
+}
+
 sn_sequence sn_kv_sequence(const sn_kv *kv, int part, int first_row, int n_rows) {
-    assert(pages_for(kv->length + n_rows) <= kv->n_pages);
+    assert(pages_for(kv->length + n_rows) <= kv->n_pages && !kv->n_away);
     return (sn_sequence){kv->pages + (size_t)part * kv->room, kv->length, first_row, n_rows};
 }
 
@@ -236,6 +272,7 @@ sn_status sn_kv_export(sn_kv *kv, int part, int block, int position, int n, floa
     if (position < 0 || n < 0 || position > kv->length - n)
         return sn_fail(err, SN_REFUSED, "positions %d to %lld are not in a past of %d tokens", position,
                        (long long)position + n, kv->length);
+    if (kv->n_away) return sn_fail(err, SN_RETRY, "the session is set aside: it has to come back first");
     const sn_kv_pool_part *p = &kv->pool->parts[part];
     if (block < 0 || block >= p->shape.n_blocks)
         return sn_fail(err, SN_REFUSED, "block %d is not among the %d that this past is of", block, p->shape.n_blocks);

@@ -4,7 +4,7 @@
  * rewind or end, so nothing is set aside for a session's longest case. A page holds SN_KV_PAGE_TOKENS positions of all
  * blocks of the span; which position lies in which page is absolute, so the arithmetic of attention does not depend on how
  * a session grew. Where the span lies on several devices, each holds its blocks' part of every page. Pasts that begin alike
- * may share pages (prefix.h); one that is to be written to is copied first. Pool and caches belong to the devices' thread. */
+ * may share pages (prefix.h); one that is to be written to is copied first. One that rests may be set aside (idle.h). Pool and caches belong to the devices' thread. */
 #ifndef SN_KVCACHE_KVCACHE_H
 #define SN_KVCACHE_KVCACHE_H
 
@@ -15,6 +15,7 @@ enum { SN_KV_PAGE_TOKENS = 32 };
 typedef struct sn_kv_pool sn_kv_pool;
 typedef struct sn_kv sn_kv; /* the past of one session */
 typedef struct sn_prefix sn_prefix;
+typedef struct sn_idle sn_idle;
 
 /* Consecutive blocks that keep their past on one device. */
 typedef struct sn_kv_part {
@@ -37,6 +38,22 @@ sn_status sn_kv_new(sn_kv_pool *pool, sn_kv **out, sn_err *err) SN_MUST_USE;
 void sn_kv_free(sn_kv **kv); /* NULL-safe; gives its pages back */
 
 int sn_kv_length(const sn_kv *kv); /* positions stored */
+/* Gives its pages back; from now on it is of no use, and sn_idle_bring_back says so. */
+void sn_kv_lose(sn_kv *kv);
+
+/* All pasts of the pool, the one that began first first: sn_kv_next(pool, NULL) is that one; NULL behind the last. */
+sn_kv *sn_kv_next(const sn_kv_pool *pool, const sn_kv *kv);
+/* What whoever schedules the pasts notes of them. */
+typedef struct sn_kv_note {
+    uint64_t number; /* grows from past to past; not to be changed */
+    bool busy;       /* has a step, or waits for one */
+    int64_t used_us; /* when it was busy last */
+} sn_kv_note;
+sn_kv_note *sn_kv_note_of(sn_kv *kv);
+/* Pages that it would have to take for all of it to be in the pool, with n more positions; and how many of these are
+ * missing now. */
+size_t sn_kv_wanted(const sn_kv *kv, int n);
+size_t sn_kv_missing(const sn_kv *kv, int n);
 
 /* Makes room for n more positions, and the page at the end the past's own if others share it; all or nothing. SN_RETRY when the pool has no page free now (others may give some
  * back), SN_REFUSED when the pool could never hold so many. */

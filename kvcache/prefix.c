@@ -132,7 +132,7 @@ bool sn_prefix_give_up(sn_prefix *p) {
 /* The past's pages up to `end` are now the newest, its first one most of all: an end without its beginning is of no use. */
 static void touch(sn_prefix *p, const sn_kv *kv, int end) {
     for (int i = end / SN_KV_PAGE_TOKENS; i-- > 0;) {
-        uint32_t e = p->of_page[kv->numbers[i]];
+        uint32_t e = p->of_page[kv->numbers[i]]; /* it is there: the past has just been written */
         if (e == SN_KV_NONE) continue;
         unlink_use(p, e);
         link_newest(p, e);
@@ -141,7 +141,7 @@ static void touch(sn_prefix *p, const sn_kv *kv, int end) {
 
 /* -- the page that is being filled --------------------------------------------------------------------------------- */
 
-static void drop_open(sn_kv *kv) {
+void sn_prefix_drop_open(sn_kv *kv) {
     if (kv->open == SN_KV_NONE) return;
     put_unused(kv->pool->prefix, kv->open);
     kv->open = SN_KV_NONE;
@@ -149,7 +149,7 @@ static void drop_open(sn_kv *kv) {
 
 static void begin_open(sn_kv *kv, uint32_t page) {
     sn_prefix *p = kv->pool->prefix;
-    drop_open(kv);
+    sn_prefix_drop_open(kv);
     if (p->unused == SN_KV_NONE && p->oldest != SN_KV_NONE) sn_prefix_forget(p, p->entries[p->oldest].page);
     if (p->unused == SN_KV_NONE) return;
     kv->open = p->unused;
@@ -163,7 +163,7 @@ void sn_prefix_cut(sn_kv *kv) {
     entry *open = &kv->pool->prefix->entries[kv->open];
     int within = kv->length % SN_KV_PAGE_TOKENS;
     if (!within || kv->numbers[kv->length / SN_KV_PAGE_TOKENS] != open->page)
-        drop_open(kv);
+        sn_prefix_drop_open(kv);
     else if (open->filled > within)
         open->filled = within;
 }
@@ -175,7 +175,7 @@ void sn_prefix_copy_open(sn_kv *kv, uint32_t from) {
     uint32_t page = kv->numbers[kv->length / SN_KV_PAGE_TOKENS], source = p->of_page[from];
     begin_open(kv, page);
     if (kv->open == SN_KV_NONE || !sn_prefix_keeps(p, from)) { /* it went to make place for its own copy */
-        drop_open(kv);
+        sn_prefix_drop_open(kv);
         return;
     }
     memcpy(rows_of(p, kv->open), rows_of(p, source), (size_t)within * p->width * sizeof(float));
@@ -191,7 +191,7 @@ static void note(sn_kv *kv, int at, int n, const float *output) {
     if (kv->open == SN_KV_NONE) return;
     entry *open = &p->entries[kv->open];
     if (open->page != page || open->filled != within) { /* its first rows came in without outputs */
-        drop_open(kv);
+        sn_prefix_drop_open(kv);
         return;
     }
     size_t row = p->width;
@@ -205,7 +205,7 @@ static void seal(sn_kv *kv, const sn_prefix_scope *scope, const sn_hash *end) {
     uint32_t e = kv->open;
     if (e == SN_KV_NONE) return;
     if (find(p, scope, end) != SN_KV_NONE) { /* another session was first */
-        drop_open(kv);
+        sn_prefix_drop_open(kv);
         return;
     }
     kv->open = SN_KV_NONE;
@@ -258,7 +258,7 @@ int sn_prefix_adopt(sn_kv *kv, const sn_prefix_scope *scope, const sn_hash *ends
         kv->length += SN_KV_PAGE_TOKENS;
     }
     if (done) {
-        drop_open(kv);
+        sn_prefix_drop_open(kv);
         touch(p, kv, kv->length);
     }
     p->tokens += (uint64_t)done * SN_KV_PAGE_TOKENS;

@@ -125,7 +125,7 @@ enum {
 #define SN_FIELDS_STATUS_IS(U64, KEY, SID, STR, LIST, BLOBS)                                                           \
     U64(uptime_ms) U64(sessions) U64(sessions_max) U64(kv_bytes) U64(kv_bytes_max) U64(weight_bytes) U64(queue)        \
     U64(steps) U64(tokens) U64(passes) U64(compute_us) U64(guard_bytes) U64(draining)        \
-    U64(shared_pages) U64(shared_tokens)
+    U64(shared_pages) U64(shared_tokens) U64(idle_bytes)
 
 /* status: an sn_status. session and step as in the message that failed, zero when it had none. */
 #define SN_FIELDS_ERROR(U64, KEY, SID, STR, LIST, BLOBS)                                                               \

@@ -208,6 +208,7 @@ static void on_status(sn_core *core, const sn_event *event, int64_t now_us) {
         .draining = core->draining,
         .shared_pages = figures.shared_pages,
         .shared_tokens = figures.shared_tokens,
+        .idle_bytes = figures.idle_bytes,
     };
     sn_core_send(core, event->peer, &msg);
 }

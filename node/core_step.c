@@ -72,14 +72,6 @@ static void set_page_ends(sn_job *job, const sn_session *session) {
         job->ends[i] = session->timeline[(page + i) * SN_KV_PAGE_TOKENS];
 }
 
-/* Pages computed behind a past that came from elsewhere rest on what others say: no other session gets them. */
-static sn_prefix_scope scope_of_its_own(const sn_session *session) {
-    sn_prefix_scope scope;
-    memset(scope.bytes, 0xff, sizeof scope.bytes);
-    memcpy(scope.bytes, session->id, SN_SESSION_ID_SIZE);
-    return scope;
-}
-
 static sn_status start_step(sn_core *core, sn_session *session, sn_event *event, int64_t now_us, sn_err *err) {
     const sn_wire_tensor *t = &event->msg->tensor;
     sn_job *job = NULL;
@@ -106,8 +98,8 @@ static sn_status start_step(sn_core *core, sn_session *session, sn_event *event,
                              .dtype = t->dtype,
                              .rank = 2,
                              .shape = {(int64_t)t->shape[0], core->hp->n_embd}};
+    job->shares = !session->imported; /* pages behind a past from elsewhere rest on what others say: nobody else gets them */
     if (!core->setup.share_all) memcpy(job->scope.bytes, session->owner, SN_KEY_SIZE);
-    if (session->imported) job->scope = scope_of_its_own(session);
     set_page_ends(job, session);
     job->arrived_us = event->arrived_us;
     job->deadline_us = now_us + core->setup.room_us_max;

@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/queue.h"
+#include "kvcache/idle.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -20,7 +21,7 @@ struct sn_engine {
     atomic_bool stop;
     atomic_size_t jobs; /* in the engine, from submit to take */
     size_t jobs_max;
-    _Atomic uint64_t passes, compute_us, guard_bytes, kv_bytes, shared_pages, shared_tokens;
+    _Atomic uint64_t passes, compute_us, guard_bytes, kv_bytes, shared_pages, shared_tokens, idle_bytes;
 };
 
 static void publish(sn_engine *e, int64_t busy_us) {
@@ -28,6 +29,7 @@ static void publish(sn_engine *e, int64_t busy_us) {
     atomic_store(&e->guard_bytes, sn_scheduler_watch(e->scheduler)->bytes);
     atomic_store(&e->kv_bytes, sn_kv_pool_bytes_used(e->pool));
     atomic_store(&e->shared_pages, sn_prefix_pages_shared(e->pool));
+    atomic_store(&e->idle_bytes, sn_idle_bytes(e->pool));
     atomic_store(&e->shared_tokens, sn_prefix_tokens(e->pool));
     atomic_fetch_add(&e->compute_us, (uint64_t)busy_us);
 }
@@ -47,13 +49,14 @@ static void *run(void *arg) {
     sn_engine *e = arg;
     while (!atomic_load(&e->stop)) {
         int64_t now = sn_now_us(), wait = 0;
-        if (sn_scheduler_idle(e->scheduler))
+        if (sn_scheduler_moving(e->scheduler))
+            wait = 0;
+        else if (sn_scheduler_idle(e->scheduler))
             wait = now + IDLE_US;
         else if (sn_scheduler_waiting(e->scheduler))
             wait = now + ROOM_POLL_US;
         for (sn_job *job = sn_queue_pop(e->inbox, wait); job; job = sn_queue_pop(e->inbox, 0))
             sn_scheduler_add(e->scheduler, job);
-        if (sn_scheduler_idle(e->scheduler)) continue;
         now = sn_now_us();
         sn_job *done = sn_scheduler_run(e->scheduler, now);
         publish(e, sn_now_us() - now);
@@ -126,5 +129,6 @@ sn_engine_figures sn_engine_read(const sn_engine *e) {
                                .kv_bytes = atomic_load(&e->kv_bytes),
                                .queue = atomic_load(&e->jobs),
                                .shared_pages = atomic_load(&e->shared_pages),
-                               .shared_tokens = atomic_load(&e->shared_tokens)};
+                               .shared_tokens = atomic_load(&e->shared_tokens),
+                               .idle_bytes = atomic_load(&e->idle_bytes)};
 }

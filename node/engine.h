@@ -11,6 +11,7 @@ typedef struct sn_engine_figures { /* read from any thread */
     uint64_t passes, compute_us, guard_bytes, kv_bytes, queue;
     uint64_t decode_us, prompt_tokens_per_s; /* of passes over the whole span (node/speed.h); 0: not measured */
     uint64_t shared_pages, shared_tokens; /* pages of two sessions or more; tokens taken over instead of computed */
+    uint64_t idle_bytes; /* set aside */
 } sn_engine_figures;
 
 /* Starts the thread. `finished` is called on it after jobs were put out: it must only wake somebody. The span and pool are

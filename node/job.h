@@ -32,13 +32,15 @@ typedef struct sn_job {
     uint64_t asker, request; /* the peer that asked for it; 0: nobody any more */
     sn_tensor input;         /* hidden states (n_tokens, n_embd), in the memory of the message that asked */
     sn_shared *output;       /* float32 (n_tokens, n_embd) */
-    sn_prefix_scope scope;   /* who may share its pages */
+    bool shares;             /* its timeline was made here, row by row: its pages may be shared */
+    sn_prefix_scope scope;   /* who may share them */
     sn_hash ends[SN_JOB_PAGES_MAX]; /* timeline at the end of the page of the first row, of the next one, ...: full ones */
     int64_t arrived_us, deadline_us; /* deadline: for the wait for room in the cache */
     atomic_bool cancelled;   /* set by the network thread: give it back undone, soon */
 
     /* results */
-    int n_done; /* rows that have been through */
+    bool waited; /* it found no room at first */
+    int n_done;  /* rows that have been through */
     int64_t started_us, finished_us;
     sn_status status;
     sn_err err;

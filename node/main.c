@@ -17,10 +17,10 @@ enum { EXIT_OK = 0, EXIT_NETWORK = 1, EXIT_USAGE = 2, EXIT_RESOURCES = 3 };
 static struct {
     const char *model, *blocks, *listen, *public_address, *identity, *link, *name, *isa, *log_level;
     const char *device, *device_map, *offload, *offload_dir, *preload;
-    const char *prefix_memory, *share_prefixes;
+    const char *prefix_memory, *share_prefixes, *idle_to, *idle_dir, *idle_memory;
     sn_strings join, device_memory;
     size_t kv_memory;
-    int64_t threads, sessions_max, session_timeout_s, room_timeout_s, drain_timeout_s, device_timeout_s;
+    int64_t threads, sessions_max, session_timeout_s, room_timeout_s, idle_after_s, drain_timeout_s, device_timeout_s;
     bool json_log, plan, list_devices, offload_all;
 } given = {.listen = "tcp://127.0.0.1:31330",
            .device = "auto",
@@ -31,6 +31,7 @@ static struct {
            .sessions_max = 64,
            .session_timeout_s = 600,
            .room_timeout_s = 20,
+           .idle_after_s = 60,
            .drain_timeout_s = 0};
 
 static const sn_option serving[] = {
@@ -43,6 +44,12 @@ static const sn_option serving[] = {
                "a session whose client is silent for so long is closed"),
     SN_OPT_INT("room-timeout", "SECONDS", &given.room_timeout_s, 0, 100000,
                "how long a step may wait for room in the cache"),
+    SN_OPT_STRING("idle-to", "host|disk", &given.idle_to,
+                  "where the cache of sessions rests that have no step for a while; by itself it stays where it is"),
+    SN_OPT_INT("idle-after", "SECONDS", &given.idle_after_s, 0, 1000000,
+               "how long a session has no step until it rests there; 0: only when others need the room"),
+    SN_OPT_STRING("idle-memory", "SIZE", &given.idle_memory, "the most that rests there; by itself as much as --kv-memory"),
+    SN_OPT_STRING("idle-dir", "FOLDER", &given.idle_dir, "where it rests on disk, in a file without a name"),
     SN_OPT_STRING("prefix-memory", "SIZE", &given.prefix_memory,
                   "host memory for what sessions with the same beginning share; 0: they share nothing; by itself an "
                   "eighth of --kv-memory"),
@@ -223,6 +230,15 @@ static sn_status read_sharing(sn_node_config *config, sn_err *err) {
     return status ? sn_err_context(err, "--prefix-memory") : SN_OK;
 }
 
+static sn_status read_idle(sn_node_config *config, sn_err *err) {
+    config->idle_to = given.idle_to;
+    config->idle_dir = given.idle_dir;
+    config->idle_after_s = (int)given.idle_after_s;
+    config->idle_memory = given.kv_memory;
+    sn_status status = given.idle_memory ? sn_parse_size(given.idle_memory, &config->idle_memory, err) : SN_OK;
+    return status ? sn_err_context(err, "--idle-memory") : SN_OK;
+}
+
 static sn_status serve(int first, int end, sn_err *err) {
     sn_shape link = {0};
     sn_status status = given.link ? sn_shape_parse(given.link, &link, err) : SN_OK;
@@ -246,6 +262,7 @@ static sn_status serve(int first, int end, sn_err *err) {
         .planned = show_plan,
     };
     status = read_sharing(&config, err);
+    if (!status) status = read_idle(&config, err);
     if (status) return status;
     pthread_t signals;
     if (pthread_create(&signals, NULL, wait_for_signal, NULL)) return sn_fail(err, SN_STOP, "no thread is to be had");

@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "kvcache/idle.h"
 #include "net/introduce.h"
 #include "node/core.h"
 
@@ -25,6 +26,16 @@ struct sn_node {
     atomic_int stop; /* how often it was asked to */
 };
 
+static sn_status open_idle(sn_node *node, const sn_node_config *config, sn_err *err) {
+    if (!config->idle_to) return SN_OK;
+    bool disk = !strcmp(config->idle_to, "disk");
+    if (!disk && strcmp(config->idle_to, "host"))
+        return sn_fail(err, SN_REFUSED, "--idle-to %.40s is unknown: use host or disk", config->idle_to);
+    if (disk && !config->idle_dir) return sn_fail(err, SN_REFUSED, "idle sessions are to rest on disk: give --idle-dir");
+    return sn_idle_open(node->pool, disk ? config->idle_dir : NULL, config->idle_memory,
+                        (int64_t)config->idle_after_s * 1000000, err);
+}
+
 static sn_status load(sn_node *node, const sn_node_config *config, sn_progress progress, void *ctx, sn_hash *model_id,
                       sn_err *err) {
     sn_model *model = NULL;
@@ -38,6 +49,7 @@ static sn_status load(sn_node *node, const sn_node_config *config, sn_progress p
     if (!status) *model_id = sn_model_id(model);
     sn_model_close(&model);
     if (!status) status = sn_span_kv_pool(node->span, config->placing.kv_memory, &node->pool, err);
+    if (!status) status = open_idle(node, config, err);
     if (!status) status = sn_prefix_share(node->pool, sn_span_hparams(node->span)->n_embd, config->prefix_memory, err);
     return status;
 }

@@ -20,6 +20,10 @@ typedef struct sn_node_config {
     size_t sessions_max;
     int session_timeout_s, room_timeout_s;
     size_t prefix_memory;        /* for what sessions with the same beginning share; 0: they share nothing */
+    const char *idle_to;         /* where sessions rest that have no step: NULL (in the cache), "host" or "disk" */
+    const char *idle_dir;        /* for disk */
+    size_t idle_memory;          /* bytes there */
+    int idle_after_s;            /* 0: only when others need the room */
     bool share_all;              /* beginnings are shared among all clients, not only among a client's own sessions */
     int drain_timeout_s;         /* how long it serves on when it is stopped, for its sessions to be moved; 0: not at all */
     void (*planned)(const char *table); /* told the placement before anything is loaded; may be NULL */

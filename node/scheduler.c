@@ -3,13 +3,17 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "node/past.h"
+#include "node/room.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+enum { READ_WAIT_US = 10000000 };
+
 struct sn_scheduler {
     sn_span *span;
     sn_kv_pool *pool;
+    sn_room room;
     sn_job *jobs; /* in order of arrival */
     uint64_t passes;
     sn_guard_watch watch;
@@ -33,6 +37,7 @@ sn_status sn_scheduler_new(sn_span *span, sn_kv_pool *pool, sn_scheduler **out, 
     if (status) return status;
     (*out)->span = span;
     (*out)->pool = pool;
+    sn_room_init(&(*out)->room, pool);
     return SN_OK;
 }
 
@@ -54,7 +59,14 @@ void sn_scheduler_add(sn_scheduler *scheduler, sn_job *job) {
 }
 
 bool sn_scheduler_idle(const sn_scheduler *scheduler) { return !scheduler->jobs; }
-bool sn_scheduler_waiting(const sn_scheduler *scheduler) { return scheduler->jobs && scheduler->waiting; }
+bool sn_scheduler_waiting(const sn_scheduler *scheduler) {
+    return scheduler->jobs && scheduler->waiting && !sn_scheduler_moving(scheduler);
+}
+/* Those that were moved may be waited for, as well as those that are to be. */
+bool sn_scheduler_moving(const sn_scheduler *scheduler) {
+    const sn_room *room = &scheduler->room;
+    return room->more || (scheduler->jobs && room->moves < room->moves_max);
+}
 uint64_t sn_scheduler_passes(const sn_scheduler *scheduler) { return scheduler->passes; }
 const sn_guard_watch *sn_scheduler_watch(const sn_scheduler *scheduler) { return &scheduler->watch; }
 
@@ -95,7 +107,8 @@ static float *output_of(const sn_scheduler *s, const sn_job *job, int row) {
 static int page_of(const sn_job *job, int position) {
     return position / SN_KV_PAGE_TOKENS - job->position / SN_KV_PAGE_TOKENS;
 }
-static int full_pages(const sn_job *job) { return page_of(job, job->position + job->n_tokens); } /* as many ends there are */
+/* How many of job->ends there are. */
+static int full_pages(const sn_job *job) { return job->shares ? page_of(job, job->position + job->n_tokens) : 0; }
 
 /* Takes over the pages behind the job's last row that are known. */
 static void adopt(sn_scheduler *s, sn_job *job) {
@@ -132,26 +145,24 @@ static int rows_to_known(const sn_scheduler *s, const sn_job *job, int rows) {
 
 /* -- forming a pass ------------------------------------------------------------------------------------------------ */
 
-/* Room for a step. Sessions without a past wait behind each other (`queued`: an older one waits), or small ones would keep
- * a large one out; those that have one may pass, because what they hold comes back only when they get to their end. */
 static sn_status reserve(sn_scheduler *s, sn_job *job, bool queued) {
-    if (!*job->kv) {
-        sn_status status = sn_kv_new(s->pool, job->kv, &job->err);
-        if (status) return status;
-    }
-    if (sn_kv_length(*job->kv) > at(job)) sn_kv_rewind(*job->kv, at(job));
+    sn_status status = sn_room_ready(&s->room, job);
+    if (status || job->kind == SN_JOB_READ) return status;
     if (job->kind == SN_JOB_STEP) adopt(s, job);
-    if (queued && !sn_kv_length(*job->kv))
-        return sn_fail(&job->err, SN_RETRY, "the cache is full, and others wait for room before this session");
-    return sn_kv_reserve(*job->kv, job->n_tokens - job->n_done, &job->err);
+    return sn_room_take(&s->room, job, queued);
 }
 
-/* Before its first pass a step rewinds, and takes room for all of its tokens or waits. True if it may run. */
+/* Before its first pass a step rewinds, and takes room for all of its tokens or waits; what is read has to be there. True if
+ * it may run. */
 static bool admit(sn_scheduler *s, sn_job *job, int64_t now_us, bool *queued) {
     if (job->started_us) return true;
+    if (!job->deadline_us) { /* a read has none of its own */
+        job->arrived_us = now_us;
+        job->deadline_us = now_us + READ_WAIT_US;
+    }
     sn_status status = reserve(s, job, *queued);
     if (status == SN_RETRY && now_us < job->deadline_us) {
-        *queued = true;
+        *queued = job->waited = true;
         return false;
     }
     if (!status) job->started_us = now_us;
@@ -194,7 +205,7 @@ static void choose_decoding(sn_scheduler *s, int64_t now_us) {
         } else if (atomic_load(&job->cancelled)) {
             end_job(job, sn_fail(&job->err, SN_REFUSED, "the session was closed"), now_us);
         } else if (job->kind == SN_JOB_READ || job->kind == SN_JOB_WRITE) {
-            if (!s->copied && (job->kind == SN_JOB_READ || admit(s, job, now_us, &queued))) copy(s, job, now_us);
+            if (!s->copied && admit(s, job, now_us, &queued)) copy(s, job, now_us);
         } else if (admit(s, job, now_us, &queued)) {
             if (!s->lead) s->lead = job;
             if (is_decoding(job)) choose(s, job, SN_DECODE_ROWS_MAX);
@@ -229,7 +240,7 @@ static void run_pass(sn_scheduler *s) {
     s->passes++;
     for (int i = 0; i < s->n_chosen; i++) {
         sn_job *job = s->chosen[i];
-        if (!status)
+        if (!status && job->shares)
             sn_prefix_record(*job->kv, &job->scope, job->ends + page_of(job, at(job)), s->parts[i].n_rows,
                              s->parts[i].output);
         job->n_done += s->parts[i].n_rows;
@@ -239,7 +250,10 @@ static void run_pass(sn_scheduler *s) {
 }
 
 sn_job *sn_scheduler_run(sn_scheduler *s, int64_t now_us) {
+    sn_room_begin(&s->room, s->jobs, now_us);
     form_pass(s, now_us);
+    sn_job *lost = sn_room_tidy(&s->room, s->jobs);
+    if (lost) end_job(lost, lost->err.status, now_us);
     if (s->n_chosen) run_pass(s);
     sn_job *done = NULL;
     collect(s, &done);

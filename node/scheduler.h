@@ -2,7 +2,7 @@
  * production, tests by hand. Belongs to the device's thread.
  *
  * A pass takes every session that has work: decode steps first, so that a prompt never stops others from writing, then
- * prompts in chunks. A job that finds the cache full waits until its deadline for others to give room. Rows whose pages
+ * prompts in chunks. A job that finds the cache full waits until its deadline for others to give room (room.h). Rows whose pages
  * are known (kvcache/prefix.h) are taken over instead of computed; of two that read the same beginning at once, the second
  * waits for the pages of the first. */
 #ifndef SN_NODE_SCHEDULER_H
@@ -22,11 +22,12 @@ void sn_scheduler_free(sn_scheduler **scheduler); /* NULL-safe; jobs still in it
 
 void sn_scheduler_add(sn_scheduler *scheduler, sn_job *job); /* owns the job until it comes out of run */
 
-/* One pass (or the closing of sessions). Returns the jobs that ended as a list by `next`, NULL if none. */
+/* One pass (or the closing of sessions), and some moving of pages. Returns the jobs that ended as a list by `next`, NULL if none. */
 sn_job *sn_scheduler_run(sn_scheduler *scheduler, int64_t now_us);
 
 bool sn_scheduler_idle(const sn_scheduler *scheduler);    /* no jobs at all */
-bool sn_scheduler_waiting(const sn_scheduler *scheduler); /* all of its jobs wait for room */
+bool sn_scheduler_waiting(const sn_scheduler *scheduler); /* all of its jobs wait for room, and none is being made */
+bool sn_scheduler_moving(const sn_scheduler *scheduler);  /* pages are to be moved: run it again soon, jobs or not */
 uint64_t sn_scheduler_passes(const sn_scheduler *scheduler);
 /* What crossed the borders of devices in its passes; more than the plan says is warned of in the log. */
 const sn_guard_watch *sn_scheduler_watch(const sn_scheduler *scheduler);

@@ -101,6 +101,10 @@ int cluster_add_of(cluster *c, const char *model, int first, int end) {
         .room_timeout_s = c->options.room_timeout_s,
         .prefix_memory = c->options.prefix_memory,
         .share_all = c->options.share_all,
+        .idle_to = c->options.idle_to,
+        .idle_dir = c->options.idle_dir,
+        .idle_memory = c->options.idle_memory,
+        .idle_after_s = c->options.idle_after_s,
     };
     sn_transport *transport = NULL;
     NEED(sn_transport_memory_new(c->hub, &identity, &transport, &err));

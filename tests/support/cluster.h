@@ -18,6 +18,9 @@ typedef struct cluster_options {
     int room_timeout_s;  /* 0: 1 */
     size_t prefix_memory; /* 0: sessions share nothing, each computes for itself */
     bool share_all;
+    const char *idle_to, *idle_dir; /* NULL: nothing is set aside */
+    size_t idle_memory;
+    int idle_after_s;
 } cluster_options;
 
 cluster *cluster_new(const cluster_options *options);

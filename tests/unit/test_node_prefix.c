@@ -149,6 +149,7 @@ static void add(bench *b, int s, int position, int n) {
                     .end = 4,
                     .position = position,
                     .n_tokens = n,
+                    .shares = true,
                     .arrived_us = b->now,
                     .deadline_us = b->now + 10000000,
                     .input = {.name = "rows", .data = b->rows + position * EMBD, .dtype = SN_F32, .rank = 2, .shape = {n, EMBD}}};

@@ -25,6 +25,7 @@ enum {
     SN_TEXT_SIZE_MAX = 511,
     SN_FLOW_MAX = 40,             /* what a client calls the work that its sessions and steps belong to */
     SN_MAP_SIZE_MAX = 5 << 20,    /* frame 0 */
+    SN_STEPS_AHEAD_MAX = 8,       /* steps of a session that wait behind the one in work */
     SN_TENSOR_RANK_MAX = 4,
     SN_TENSOR_SIZE_MAX = 1 << 30, /* bytes of the tensor frame */
 };
@@ -77,10 +78,11 @@ enum {
     U64(protocol) SID(session) KEY(model) U64(first_block) U64(end_block) U64(max_tokens) KEY(predecessor)   \
     KEY(source) STR(flow, SN_FLOW_MAX)
 #define SN_FIELDS_OPENED(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
-    SID(session) U64(step_tokens_max) /* longest step that the node takes */
+    SID(session) U64(step_tokens_max) /* longest step that the node takes */                                           \
+    U64(steps_ahead_max)              /* steps that may be sent before the one before them is answered */
 
 /* Run `tensor` (tokens, n_embd) through the session's blocks. position: of the first token; behind the session's end is a
- * rewind, beyond it is refused. timeline: hash of the session's past before `position`. step: 1, 2, 3, ...; the same number
+ * rewind, beyond it is refused. timeline: hash of the session's past before `position`; all zero: where the step before ended. step: 1, 2, 3, ...; the same number
  * again gives the same answer again. route: the nodes that follow when the output is to be pushed on; trace: what the step
  * cost so far (filled by the nodes of a pushed chain). reply_dtype: of the tensor in the answer. receipt: 1 asks each node
  * for its receipt (net/receipt.h), which goes on behind those that came. */

@@ -153,11 +153,13 @@ static void on_open(sn_core *core, const sn_event *event, int64_t now_us) {
     log_session("session opened", session);
     memcpy(msg->opened.session, event->msg->open.session, SN_SESSION_ID_SIZE);
     msg->opened.step_tokens_max = SN_SPAN_ROWS_MAX;
+    msg->opened.steps_ahead_max = SN_STEPS_AHEAD_MAX;
     sn_core_send(core, event->peer, &msg);
 }
 
 void sn_core_close_session(sn_core *core, sn_session *session) {
     session->closing = true;
+    while (session->n_ahead) sn_msg_free(&session->ahead[--session->n_ahead].msg);
     sn_core_moves_free(session, false);
     if (session->job) atomic_store(&session->job->cancelled, true);
     if (session->job || session->reads) return; /* they come back soon: sn_core_done goes on here */
@@ -292,6 +294,7 @@ void sn_core_done(sn_core *core, sn_job *job, int64_t now_us) {
         if (job->kind == SN_JOB_STEP) sn_core_step_done(core, session, job, now_us);
         else if (job->kind == SN_JOB_WRITE) sn_core_put_done(core, session, job, now_us);
         sn_msg_free(&session->asked);
+        sn_core_next_step(core, session, now_us);
     }
     if (job->kind == SN_JOB_CLOSE) {
         log_session("session closed", session);

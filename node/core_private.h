@@ -49,6 +49,7 @@ void sn_core_refuse(sn_core *core, sn_peer peer, const sn_msg *request, const sn
 sn_msg *sn_core_new_msg(sn_msg_kind kind, uint64_t request);
 
 void sn_core_on_step(sn_core *core, sn_event *event, int64_t now_us);
+void sn_core_next_step(sn_core *core, sn_session *session, int64_t now_us); /* begins what waited for the one before it */
 void sn_core_step_done(sn_core *core, sn_session *session, sn_job *job, int64_t now_us);
 /* A node that we pushed to refuses: passed on to the client whose step it was. */
 void sn_core_on_error(sn_core *core, const sn_event *event);

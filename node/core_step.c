@@ -58,7 +58,9 @@ static sn_status check_step(const sn_core *core, const sn_session *session, cons
         return sn_fail(err, SN_REFUSED, "%llu tokens at position %llu pass the session's limit of %d tokens",
                        (unsigned long long)msg->tensor.shape[0], (unsigned long long)step->position,
                        session->max_tokens);
-    if (memcmp(session->timeline[step->position].bytes, step->timeline, SN_HASH_SIZE))
+    static const uint8_t as_it_stands[SN_HASH_SIZE]; /* of a step that was sent before the one before it was answered */
+    bool follows = !memcmp(step->timeline, as_it_stands, SN_HASH_SIZE) && step->position == (uint64_t)session->length;
+    if (!follows && memcmp(session->timeline[step->position].bytes, step->timeline, SN_HASH_SIZE))
         return sn_fail(err, SN_REBUILD,
                        "MISMATCH: the session's past at position %llu is not the one this step builds on",
                        (unsigned long long)step->position);
@@ -218,6 +220,21 @@ void sn_core_on_error(sn_core *core, const sn_event *event) {
     }
 }
 
+/* The step behind the newest one that is here waits for it, within limits: as much as one step may hold. */
+static sn_status keep_for_later(const sn_core *core, sn_session *session, sn_event *event, sn_err *err) {
+    sn_status status = check_tensor(core, &event->msg->tensor, err);
+    if (status) return status;
+    uint64_t rows = event->msg->tensor.shape[0];
+    for (size_t i = 0; i < session->n_ahead; i++) rows += session->ahead[i].msg->tensor.shape[0];
+    if (session->n_ahead == SN_STEPS_AHEAD_MAX || rows > SN_SPAN_ROWS_MAX)
+        return sn_fail(err, SN_RETRY, "the session is busy, and %zu steps wait already: wait for their answers",
+                       session->n_ahead);
+    session->ahead[session->n_ahead].msg = event->msg;
+    session->ahead[session->n_ahead++].arrived_us = event->arrived_us;
+    event->msg = NULL;
+    return SN_OK;
+}
+
 void sn_core_on_step(sn_core *core, sn_event *event, int64_t now_us) {
     sn_err err;
     sn_session *session = NULL;
@@ -229,18 +246,33 @@ void sn_core_on_step(sn_core *core, sn_event *event, int64_t now_us) {
     bool repeated = msg->step.step == session->last_step && session->last_output &&
                     msg->step.position == (uint64_t)session->last_position && msg->tensor.rank == 2 &&
                     msg->tensor.shape[0] == (uint64_t)session->last_tokens;
-    bool in_work = session->job && session->job->kind == SN_JOB_STEP && msg->step.step == session->asked->step.step;
-    if (in_work) { /* asked twice while it is being computed: the one answer goes to the newer question */
-        session->asked->request = msg->request;
+    sn_msg *before = session->job && session->job->kind == SN_JOB_STEP ? session->asked : NULL;
+    for (size_t i = 0; before && before->step.step < msg->step.step && i < session->n_ahead; i++)
+        before = session->ahead[i].msg;
+    if (before && before->step.step == msg->step.step) { /* asked twice: the one answer goes to the newer question */
+        before->request = msg->request;
         return;
     }
     if (repeated && !session->job) {
         answer_or_refuse(core, session, msg);
         return;
     }
-    sn_status status = check_step(core, session, msg, &err);
-    if (!status) status = start_step(core, session, event, now_us, &err);
+    bool next = before && before->step.step + 1 == msg->step.step;
+    sn_status status = next ? keep_for_later(core, session, event, &err) : check_step(core, session, msg, &err);
+    if (!status && !next) status = start_step(core, session, event, now_us, &err);
     if (status) sn_core_refuse(core, session->owner_peer, msg, &err);
+}
+
+void sn_core_next_step(sn_core *core, sn_session *session, int64_t now_us) {
+    while (session->n_ahead && !session->job && !session->closing) {
+        sn_err err;
+        sn_event event = {.msg = session->ahead[0].msg, .arrived_us = session->ahead[0].arrived_us};
+        memmove(session->ahead, session->ahead + 1, --session->n_ahead * sizeof *session->ahead);
+        sn_status status = check_step(core, session, event.msg, &err);
+        if (!status) status = start_step(core, session, &event, now_us, &err);
+        if (status) sn_core_refuse(core, session->owner_peer, event.msg, &err);
+        sn_msg_free(&event.msg);
+    }
 }
 
 void sn_core_step_done(sn_core *core, sn_session *session, sn_job *job, int64_t now_us) {

@@ -28,6 +28,7 @@ static void free_session(sn_session *session) {
     free(session->timeline);
     sn_shared_unref(session->last_output);
     sn_msg_free(&session->asked);
+    while (session->n_ahead) sn_msg_free(&session->ahead[--session->n_ahead].msg);
     free(session);
 }
 

@@ -29,6 +29,11 @@ typedef struct sn_session {
     uint8_t next_key[SN_KEY_SIZE];    /* that node's CURVE key: only it may refuse the push */
     sn_job *job;       /* a step, a part of a past that comes in, or the closing; NULL: none. One at a time */
     sn_msg *asked;     /* the STEP or KV_PUT that the job answers: its tensor is the job's input */
+    struct {
+        sn_msg *msg;
+        int64_t arrived_us;
+    } ahead[SN_STEPS_AHEAD_MAX]; /* STEPs behind that one, in order; they hold SN_SPAN_ROWS_MAX tokens at most */
+    size_t n_ahead;
     sn_peer asker;     /* whom a KV_PUT came from */
     size_t reads;      /* jobs in the engine that read the past, beside that one */
     struct sn_move *moves; /* where the past is being copied to (core_move.c) */

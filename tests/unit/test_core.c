@@ -295,3 +295,97 @@ Test(core, goes_on_telling_a_joined_node_that_was_lost) {
     sn_transport_free(&joined);
     bench_end(&b);
 }
+
+/* -- steps that come before the one before them is answered -- */
+
+static uint64_t send_step(bench *b, past *p, uint64_t step, int position, int n, bool knows) {
+    sn_msg *msg = past_step_message(p, position, n);
+    msg->step.step = step;
+    if (!knows) memset(msg->step.timeline, 0, SN_HASH_SIZE);
+    uint64_t request = talk_send(&b->client, &msg);
+    read_messages(b, T0);
+    return request;
+}
+
+Test(core, steps_sent_ahead_wait_and_are_answered_in_their_order) {
+    bench b;
+    past p;
+    uint64_t requests[4];
+    bench_begin(&b);
+    open_past(&b, &p, T0);
+    for (int i = 0; i < 4; i++) requests[i] = send_step(&b, &p, (uint64_t)i + 1, 10 * i, 10, i % 2);
+    requests[2] = send_step(&b, &p, 3, 20, 10, true); /* asked twice: answered once */
+    cr_expect_eq(b.n_waiting, 1, "the engine got more than one step of a session");
+    run_jobs(&b, T0);
+    for (int i = 0; i < 4; i++) {
+        sn_msg *answer = talk_hear(&b.client, 0, 100);
+        cr_assert(answer);
+        cr_expect_eq(answer->request, requests[i]);
+        cr_expect(past_took(&p, answer, 10 * i, 10));
+    }
+    cr_expect_null(talk_hear(&b.client, 0, 20));
+    free(p.timeline);
+    bench_end(&b);
+}
+
+Test(core, steps_behind_one_that_fails_fail_too) {
+    bench b;
+    past p;
+    bench_begin(&b);
+    open_past(&b, &p, T0);
+    send_step(&b, &p, 1, 0, 10, true);
+    send_step(&b, &p, 2, 11, 5, true); /* leaves a gap */
+    send_step(&b, &p, 3, 16, 5, false);
+    run_jobs(&b, T0);
+    cr_expect(past_took(&p, talk_hear(&b.client, 0, 100), 0, 10));
+    cr_expect(is_refusal(talk_hear(&b.client, 0, 100), SN_REFUSED, "beyond the session's end"));
+    cr_expect(is_refusal(talk_hear(&b.client, 0, 100), SN_REBUILD, "step 3 does not follow step 1"));
+    cr_expect(past_took(&p, ask(&b, past_step_message(&p, 10, 5), T0), 10, 5));
+    free(p.timeline);
+    bench_end(&b);
+}
+
+Test(core, steps_sent_ahead_are_bounded_in_number_and_tokens) {
+    bench b;
+    past p;
+    bench_begin(&b);
+    open_past(&b, &p, T0);
+    for (uint64_t i = 1; i <= SN_STEPS_AHEAD_MAX + 1; i++) send_step(&b, &p, i, (int)i - 1, 1, true);
+    send_step(&b, &p, SN_STEPS_AHEAD_MAX + 2, SN_STEPS_AHEAD_MAX + 1, 1, true);
+    cr_expect(is_refusal(talk_hear(&b.client, 0, 100), SN_RETRY, "8 steps wait already"));
+    run_jobs(&b, T0);
+    for (int i = 0; i <= SN_STEPS_AHEAD_MAX; i++) cr_expect(past_took(&p, talk_hear(&b.client, 0, 100), i, 1));
+    for (uint64_t i = 10; i < 17; i++) send_step(&b, &p, i, 9, 80, true); /* the first is computed, six wait: 480 tokens */
+    send_step(&b, &p, 17, 9, 33, true);
+    cr_expect(is_refusal(talk_hear(&b.client, 0, 100), SN_RETRY, "6 steps wait already"));
+    free(p.timeline);
+    bench_end(&b); /* with steps that wait */
+}
+
+Test(core, an_unknown_timeline_is_taken_at_the_sessions_end_only) {
+    bench b;
+    past p;
+    bench_begin(&b);
+    open_past(&b, &p, T0);
+    cr_expect(past_took(&p, ask(&b, past_step_message(&p, 0, 10), T0), 0, 10));
+    sn_msg *msg = past_step_message(&p, 4, 2);
+    memset(msg->step.timeline, 0, SN_HASH_SIZE);
+    cr_expect(is_refusal(ask(&b, msg, T0), SN_REBUILD, "MISMATCH"));
+    free(p.timeline);
+    bench_end(&b);
+}
+
+Test(core, a_session_closed_with_steps_that_wait_lets_go_of_them) {
+    bench b;
+    past p;
+    bench_begin(&b);
+    open_past(&b, &p, T0);
+    for (uint64_t i = 1; i < 4; i++) send_step(&b, &p, i, 10 * ((int)i - 1), 10, true);
+    sn_msg *msg = past_close_message(&p);
+    talk_send(&b.client, &msg);
+    read_messages(&b, T0);
+    run_jobs(&b, T0);
+    cr_expect_eq(sn_core_sessions(b.core), 0);
+    free(p.timeline);
+    bench_end(&b);
+}

@@ -151,8 +151,8 @@ Test(node_sessions, a_step_waits_for_room_and_is_then_refused) {
     int64_t began = sn_now_us();
     sn_msg *msg = past_step_message(&c.waits, 0, 64);
     uint64_t request = talk_send(c.u, &msg);
-    msg = past_step_message(&c.waits, 0, 64); /* it has one step at a time */
-    msg->step.step = 2;
+    msg = past_step_message(&c.waits, 0, 64); /* not the next one, which might wait behind it */
+    msg->step.step = 3;
     cr_expect(is_refusal(talk_ask(c.u, &msg), SN_RETRY, "busy with step 1"));
     cr_expect(past_goes_on(&c.holds, 64, 1)); /* who has a past goes on meanwhile */
     cr_expect(is_refusal(talk_hear(c.u, request, WORLD_WAIT_MS), SN_RETRY, "the cache is full"));

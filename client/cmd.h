@@ -5,6 +5,7 @@
 #define SN_CLIENT_CMD_H
 
 #include "base/options.h"
+#include "client/audit.h"
 #include "client/chain.h"
 #include "client/generate.h"
 #include "client/head.h"
@@ -34,6 +35,7 @@ int sn_cmd_inspect(int argc, char **argv);
 int sn_cmd_route(int argc, char **argv);
 int sn_cmd_status(int argc, char **argv);
 int sn_cmd_keygen(int argc, char **argv);
+int sn_cmd_verify(int argc, char **argv);
 
 /* What a command does once its options are read. *code is what it exits with after SN_OK, SN_EXIT_OK unless it says
  * else. */
@@ -60,6 +62,7 @@ extern const sn_option_group sn_group_model;  /* --model */
 extern const sn_option_group sn_group_chain;  /* --join, --local, --timeout, ... */
 extern const sn_option_group sn_group_device; /* --threads, --device, --isa */
 extern const sn_option_group sn_group_log;    /* --log-level, --json-log */
+extern const sn_option_group sn_group_audit;  /* --audit, ... */
 
 /* What --route and --route-seed say. */
 sn_status sn_route_given(bool *throughput, uint64_t *seed, sn_err *err) SN_MUST_USE;
@@ -86,8 +89,10 @@ typedef struct sn_setup {
     sn_device *device;
     sn_head *head;
     sn_link *link; /* NULL when no node is joined */
+    sn_audit *audit; /* NULL when none was asked for */
     sn_chain *chain;
     bool plan_only; /* the chain opens no sessions */
+    char evidence[1024]; /* folder */
 } sn_setup;
 
 /* Opens model, device and head, and the tokenizer (which may be missing unless needed). */
@@ -95,6 +100,12 @@ sn_status sn_setup_open(sn_setup *setup, bool needs_tokenizer, sn_err *err) SN_M
 /* Opens the chain as the options say, for timelines of at most max_tokens. */
 sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_err *err) SN_MUST_USE;
 void sn_setup_close(sn_setup *setup);
+/* The audit that was asked for, of a chain with these options, into setup->audit. */
+sn_status sn_setup_audit(sn_setup *setup, const sn_chain_options *chain, sn_err *err) SN_MUST_USE;
+json_t *sn_audit_json(const sn_audit *audit);
+void sn_audit_print(const sn_audit *audit); /* on stderr */
+/* A text on stdout was wrong: says so on stderr, and prints again what stands of it. */
+sn_status sn_void_print(const char *kept, size_t len, sn_err *err) SN_MUST_USE;
 /* Timeline length asked for by --ctx, or `usual`, and never more than the model's context. */
 sn_status sn_setup_context(const sn_setup *setup, int64_t asked, int64_t usual, int *out, sn_err *err) SN_MUST_USE;
 

@@ -93,6 +93,11 @@ static sn_status print_text(void *ctx, const char *text, size_t len, sn_err *err
     return sn_flush_stdout(err);
 }
 
+static sn_status print_void(void *ctx, const char *text, size_t kept, sn_err *err) {
+    (void)ctx;
+    return sn_void_print(text, kept, err);
+}
+
 /* The whole conversation as ids. What the session has already seen of it is found again by the generator. */
 static sn_status encode(chat *c, sn_ids *out, sn_err *err) {
     sn_buf text;
@@ -123,6 +128,7 @@ static sn_status answer(chat *c, const sn_ids *prompt, sn_err *err) {
                                    .n_stops = o->stop.n,
                                    .ignore_end = o->ignore_end,
                                    .on_text = print_text,
+                                   .on_void = print_void,
                                    .ctx = &shown,
                                    .interrupt = &sn_interrupted};
     sn_status status = sn_generator_run(c->generator, prompt->ids, prompt->n, &options, &out, err);
@@ -132,6 +138,7 @@ static sn_status answer(chat *c, const sn_ids *prompt, sn_err *err) {
     if (!status) status = sn_flush_stdout(err);
     if (!status) {
         if (out.finish == SN_FINISH_INTERRUPTED) fprintf(stderr, "[interrupted]\n");
+        if (c->setup->audit) sn_audit_print(c->setup->audit);
         say_room(c, &out);
         if (c->terminal)
             fprintf(stderr, "[%zu tokens, %.1f tok/s]\n", out.ids.n,
@@ -249,7 +256,7 @@ static sn_status body(const sn_options *options, int *code, sn_err *err) {
 int sn_cmd_chat(int argc, char **argv) {
     const sn_option_group groups[] = {
         sn_group_model,    {"Conversation:", chat_options, sizeof chat_options / sizeof *chat_options},
-        sn_group_sampling, sn_group_chain,
+        sn_group_sampling, sn_group_chain, sn_group_audit,
         sn_group_device,   sn_group_log};
     const sn_command command = {
         .program = "swarm chat",

@@ -63,8 +63,13 @@ static sn_status print_text(void *ctx, const char *text, size_t len, sn_err *err
     return sn_flush_stdout(err);
 }
 
+static sn_status print_void(void *ctx, const char *text, size_t kept, sn_err *err) {
+    (void)ctx;
+    return sn_void_print(text, kept, err);
+}
+
 static json_t *answer_json(const sn_ids *prompt, const sn_generation *answer, const sn_sampling *sampling,
-                           const sn_chain *chain) {
+                           const sn_chain *chain, const sn_audit *audit) {
     json_t *o = json_object();
     json_object_set_new(o, "prompt_ids", sn_json_ids(prompt->ids, prompt->n));
     json_object_set_new(o, "ids", sn_json_ids(answer->ids.ids, answer->ids.n));
@@ -72,16 +77,18 @@ static json_t *answer_json(const sn_ids *prompt, const sn_generation *answer, co
     json_object_set_new(o, "finish_reason", json_string(sn_finish_name(answer->finish)));
     if (sampling->temperature > 0) json_object_set_new(o, "seed", json_integer((json_int_t)sampling->seed));
     json_object_set_new(o, "timings", sn_report_json(&answer->timings, chain));
+    if (audit) json_object_set_new(o, "audit", sn_audit_json(audit));
     return o;
 }
 
 static sn_status show(const sn_ids *prompt, const sn_generation *answer, const sn_sampling *sampling,
-                      const sn_chain *chain, sn_err *err) {
-    if (sn_given.json) return sn_print_json(answer_json(prompt, answer, sampling, chain), err);
+                      const sn_chain *chain, const sn_audit *audit, sn_err *err) {
+    if (sn_given.json) return sn_print_json(answer_json(prompt, answer, sampling, chain, audit), err);
     putchar('\n');
     sn_status status = sn_flush_stdout(err);
     if (sampling->temperature > 0) fprintf(stderr, "seed %llu; ", (unsigned long long)sampling->seed);
     sn_report_print(&answer->timings, chain, answer->ids.n);
+    if (audit) sn_audit_print(audit);
     return status;
 }
 
@@ -103,6 +110,7 @@ static sn_status generate(sn_setup *setup, const sn_ids *prompt, int *code, sn_e
                                    .n_stops = o->stop.n,
                                    .ignore_end = o->ignore_end,
                                    .on_text = sn_given.json ? NULL : print_text,
+                                   .on_void = print_void,
                                    .ctx = &shown,
                                    .interrupt = &sn_interrupted};
     status = sn_setup_chain(setup, parts.max_context, false, err);
@@ -112,7 +120,7 @@ static sn_status generate(sn_setup *setup, const sn_ids *prompt, int *code, sn_e
     if (!status) status = sn_generator_run(generator, prompt->ids, prompt->n, &options, &answer, err);
     sn_progress_end(&shown);
     if (!status)
-        status = show(prompt, &answer, &sampling, setup->chain, err);
+        status = show(prompt, &answer, &sampling, setup->chain, setup->audit, err);
     else if (answer.text.len && !sn_given.json)
         putchar('\n');
     if (!status && answer.finish == SN_FINISH_INTERRUPTED) *code = SN_EXIT_INTERRUPTED;
@@ -137,7 +145,8 @@ static sn_status body(const sn_options *options, int *code, sn_err *err) {
 
 int sn_cmd_generate(int argc, char **argv) {
     const sn_option_group groups[] = {sn_group_model, prompt_group,    sn_group_sampling,
-                                      sn_group_chain, sn_group_device, sn_group_log};
+                                      sn_group_chain, sn_group_audit,  sn_group_device,
+                                      sn_group_log};
     const sn_command command = {
         .program = "swarm generate",
         .synopsis = "--model PATH (--join ADDRESS... | --local all) --prompt TEXT [options]",

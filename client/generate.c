@@ -205,7 +205,7 @@ static sn_status take_back(run *r, size_t n_prompt) {
     if (status || told == out->text.len || !r->options->on_text) return status;
     if (!r->options->on_void)
         return sn_fail(r->err, SN_RETRY, "a node lied: the text behind its first %zu bytes is wrong", out->text.len);
-    return r->options->on_void(r->options->ctx, out->text.len, r->err);
+    return r->options->on_void(r->options->ctx, (const char *)out->text.data, out->text.len, r->err);
 }
 
 static sn_status generate(run *r, size_t n_prompt) {

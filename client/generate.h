@@ -45,7 +45,7 @@ typedef struct sn_generate_options {
     sn_status (*on_text)(void *ctx, const char *text, size_t len, sn_err *err);
     /* With an audit: a node has lied, and of the text that on_text was told only the first `kept` bytes stand; what follows
      * them is told anew. NULL: the generation then fails. */
-    sn_status (*on_void)(void *ctx, size_t kept, sn_err *err);
+    sn_status (*on_void)(void *ctx, const char *text, size_t kept, sn_err *err);
     void *ctx;
     const volatile sig_atomic_t *interrupt; /* looked at between tokens; NULL: never */
 } sn_generate_options;

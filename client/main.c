@@ -17,6 +17,7 @@ static const struct {
     {"inspect", "show what is in a model file", sn_cmd_inspect},
     {"route", "show the way that a token would take, and why", sn_cmd_route},
     {"status", "show who serves which blocks", sn_cmd_status},
+    {"verify", "say who lied, by the evidence of an audit", sn_cmd_verify},
     {"keygen", "make an identity for a node or client", sn_cmd_keygen},
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };

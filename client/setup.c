@@ -82,6 +82,8 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
         status = sn_link_open(sn_given.join.items, sn_given.join.n, sn_given.identity, &shape, &setup->link, err);
     if (status) return status;
     options.link = setup->link;
+    if ((status = sn_setup_audit(setup, &options, err))) return status;
+    options.audit = setup->audit;
     sn_progress_shown *shown = sn_progress_begin(setup->plan_only ? "asking the swarm"
                                                  : setup->link    ? "opening the chain"
                                                                   : "loading the blocks");
@@ -92,6 +94,7 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
 
 void sn_setup_close(sn_setup *setup) {
     sn_chain_close(&setup->chain);
+    sn_audit_free(&setup->audit);
     sn_link_close(&setup->link);
     sn_head_free(&setup->head);
     sn_device_close(&setup->device);

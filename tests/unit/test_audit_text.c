@@ -26,10 +26,11 @@ static sn_status on_text(void *ctx, const char *text, size_t len, sn_err *err) {
     return SN_OK;
 }
 
-static sn_status on_void(void *ctx, size_t kept, sn_err *err) {
+static sn_status on_void(void *ctx, const char *text, size_t kept, sn_err *err) {
     reader *r = ctx;
     (void)err;
     cr_assert_lt(kept, r->len);
+    cr_expect(!memcmp(text, r->text, kept));
     r->len = kept;
     r->voids++;
     return SN_OK;

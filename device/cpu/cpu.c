@@ -145,21 +145,25 @@ static void quantize_rows(void *ctx, size_t item, int worker) {
 
 enum { LINEARS_MAX = 16 };
 
+/* The panels of all matrices stand in one row, cut into equal items: a small matrix beside a large one costs no balance. */
 typedef struct linear_job {
     const sn_cpu_kernels *kernels;
     int n_linears;
-    size_t chunk; /* panels of an item */
-    size_t first_item[LINEARS_MAX + 1];
+    size_t chunk, n_panels; /* panels of an item, and of all */
+    size_t first_panel[LINEARS_MAX + 1];
     sn_linear_job linears[LINEARS_MAX];
 } linear_job;
 
 static void linear_item(void *ctx, size_t item, int worker) {
     (void)worker;
     const linear_job *job = ctx;
-    int i = 0;
-    while (item >= job->first_item[i + 1]) i++;
-    size_t first = (item - job->first_item[i]) * job->chunk;
-    job->kernels->linear(&job->linears[i], first, sn_min_size(first + job->chunk, job->linears[i].weight.n_panels));
+    size_t at = item * job->chunk, end = sn_min_size(at + job->chunk, job->n_panels);
+    for (int i = 0; i < job->n_linears && at < end; i++) {
+        size_t first = job->first_panel[i], until = sn_min_size(end, job->first_panel[i + 1]);
+        if (at >= until) continue;
+        job->kernels->linear(&job->linears[i], at - first, until - first);
+        at = until;
+    }
 }
 
 static sn_status check_linear(const sn_cpu *cpu, int n, int n_linears, const sn_linear *linears, sn_err *err) {
@@ -181,14 +185,14 @@ static sn_status cpu_linear(sn_device *d, int n, const float *x, int n_linears, 
     if (n <= 0 || n_linears <= 0) return SN_OK;
     sn_status status = check_linear(cpu, n, n_linears, linears, err);
     if (status) return status;
-    size_t cols = linears[0].weight->cols, stride = xq_stride(cols), panels = 0;
+    size_t cols = linears[0].weight->cols, stride = xq_stride(cols);
     linear_job job = {.kernels = cpu->kernels, .n_linears = n_linears};
     bool quantised = false;
     for (int i = 0; i < n_linears; i++) {
         sn_cpu_weight w = sn_cpu_weight_view(linears[i].weight);
         job.linears[i] = (sn_linear_job){w, linears[i].bias, linears[i].y, n, x, cpu->xq, stride};
         quantised |= sn_layout_quantised(w.layout);
-        panels += w.n_panels;
+        job.n_panels = job.first_panel[i + 1] = job.first_panel[i] + w.n_panels;
     }
     if (quantised) {
         size_t chunk = (size_t)n * cols < WORTH_SHARING ? (size_t)n : 4;
@@ -198,11 +202,8 @@ static sn_status cpu_linear(sn_device *d, int n, const float *x, int n_linears, 
     /* Several items a thread, so that one that is held up elsewhere delays the others little; few when there are few
      * rows, for then the work is reading, and every beginning of an item waits for memory. */
     size_t threads = (size_t)sn_pool_threads(cpu->pool);
-    job.chunk = threads == 1 ? panels + 1 : chunks(panels, (n < 8 ? 2 : 8) * threads);
-    if (job.chunk == 0) job.chunk = 1;
-    for (int i = 0; i < n_linears; i++)
-        job.first_item[i + 1] = job.first_item[i] + chunks(job.linears[i].weight.n_panels, job.chunk);
-    sn_pool_run(cpu->pool, job.first_item[n_linears], linear_item, &job);
+    job.chunk = threads == 1 ? job.n_panels : chunks(job.n_panels, (n < 8 ? 2 : 8) * threads);
+    if (job.n_panels) sn_pool_run(cpu->pool, chunks(job.n_panels, job.chunk), linear_item, &job);
     return SN_OK;
 }
 

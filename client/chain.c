@@ -164,8 +164,9 @@ static sn_status step_surely(sn_chain *chain, size_t *i, int position, int n, co
             sn_err_context(err, "%s", hop->report.node);
             if (retries-- <= 0) return sn_err_context(err, "blocks %d:%d failed too often, last", first, end);
         }
-        sn_err cause = *err;
-        status = sn_chain_replace_group(chain, *i, j, position, until_us, &retries, err);
+        sn_err cause = *err, why;
+        if (known && *i + failed < j && !sn_chain_take_spare(chain, *i, j, *i + failed, position, &why)) continue;
+        status = sn_chain_replace_group(chain, i, j, position, until_us, &retries, err);
         if (status) return known ? sn_err_context(err, "%.180s; and then", cause.text) : status;
     }
 }
@@ -181,6 +182,7 @@ sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidde
     if (n > chain->options.max_tokens - position)
         return sn_fail(err, SN_REFUSED, "%d tokens at position %d are too many: the context holds %d", n, position,
                        chain->options.max_tokens);
+    sn_chain_attend(chain);
     chain->misled = false;
     if (n == 1 && position == chain->length) {
         sn_status status = sn_chain_reconsider(chain, err);

@@ -21,6 +21,7 @@ typedef struct sn_chain_options {
     int timeout_ms;           /* for one step at one node; 0: 30,000 */
     int max_retries;          /* failed nodes in a row before giving up; 0: 3, negative: none */
     bool push;                /* nodes hand hidden states on to each other instead of back to the client */
+    bool replica;             /* each hop's past is also kept at other nodes, so that a sudden death costs no replay */
     bool receipts;            /* nodes sign every step; the newest receipts are in the hops (net/receipt.h) */
     const char *flow;         /* what nodes call this work in their logs, a plain word; NULL: one drawn at random */
     bool plan_only;           /* opens no sessions and loads nothing: for client/prospect.h */
@@ -70,8 +71,14 @@ typedef struct sn_hop_report {
     uint64_t queue_us, compute_us;
 } sn_hop_report;
 size_t sn_chain_hops(const sn_chain *chain, sn_hop_report *out, size_t room); /* returns how many there are */
-uint64_t sn_chain_failovers(const sn_chain *chain);
 uint64_t sn_chain_moves(const sn_chain *chain); /* to a better way, with nobody failing */
 const char *sn_chain_flow(const sn_chain *chain); /* by which the nodes' logs can be followed */
+uint64_t sn_chain_failovers(const sn_chain *chain);  /* nodes replaced, in whatever way */
+uint64_t sn_chain_taken_over(const sn_chain *chain); /* of those: by one that had a copy of the past */
+uint64_t sn_chain_replayed(const sn_chain *chain);   /* tokens that nodes were fed again */
+
+/* Does what is to be done between steps: hears which nodes leave, has their pasts moved. Each step begins with it; who pauses
+ * for long (for somebody to type) calls it now and then, or a node that leaves meanwhile takes the past with it. */
+void sn_chain_attend(sn_chain *chain);
 
 #endif

@@ -17,7 +17,7 @@ static sn_status replace_liars(sn_chain *chain, sn_err *err) {
         j = sn_chain_group_end(chain->hops, chain->n_hops, i);
         if (!has_liar(chain, i, j)) continue;
         int retries = chain->options.max_retries;
-        sn_status status = sn_chain_replace_group(chain, i, j, chain->length, until_us, &retries, err);
+        sn_status status = sn_chain_replace_group(chain, &i, j, chain->length, until_us, &retries, err);
         if (status) return status;
         j = 0; /* as many hops are there now as it took */
     }

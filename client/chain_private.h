@@ -1,4 +1,4 @@
-/* What chain.c, chain_way.c and chain_repair.c share: one object in three files, one for each subject.
+/* What chain.c and chain_*.c share: one object in a few files, one for each subject.
  *
  * The chain steps from hop to hop. Consecutive nodes that push to each other form a group that is stepped, and
  * replaced, as one; otherwise every hop is a group of its own. */
@@ -8,6 +8,8 @@
 #include "client/chain.h"
 #include "client/hop.h"
 #include "client/route.h"
+
+enum { SN_CHAIN_AVOIDED_MAX = 64 };
 
 struct sn_chain {
     sn_chain_options options;
@@ -23,10 +25,16 @@ struct sn_chain {
     sn_hasher *hasher;
     float *rows[2]; /* hidden states between hops, SN_SPAN_ROWS_MAX rows each */
     sn_seen *seen; /* how nodes did, and who is banned */
-    uint64_t failovers, moves;
     int64_t replan_us; /* when to look for a better way again */
     char flow[SN_FLOW_MAX + 1];
     bool misled; /* by a node, as the audit found in the last step */
+    struct {
+        uint8_t node[SN_KEY_SIZE];
+        int64_t until_us;
+    } avoided[SN_CHAIN_AVOIDED_MAX]; /* nodes that said they leave; the oldest is forgotten first */
+    size_t n_avoided;
+    const sn_hop_at *spared; /* while sessions are opened that get a copy of its past: its node is the source, and not used */
+    uint64_t failovers, moves, taken_over, replayed;
     sn_chain_observer observer;
     void *observer_ctx;
 };
@@ -75,10 +83,22 @@ sn_status sn_chain_reconsider(sn_chain *chain, sn_err *err) SN_MUST_USE;
 /* Makes the checks that are due (`all`: that could be made); after a lie as sn_chain_audit says. */
 sn_status sn_chain_look_back(sn_chain *chain, bool all, sn_err *err) SN_MUST_USE;
 
+/* -- chain_spare.c: copies of a past at other nodes */
+
+bool sn_chain_avoids(const sn_chain *chain, const uint8_t node[SN_KEY_SIZE]); /* it leaves */
+/* Goes on with the spare of hop k, of the group [i, j), at `position`, without a replay but of what it lacks. On failure the
+ * chain is as before, without the spare, or the group has to be replaced. */
+sn_status sn_chain_take_spare(sn_chain *chain, size_t i, size_t j, size_t k, int position, sn_err *err) SN_MUST_USE;
+
 /* -- chain_repair.c */
 
-/* Puts other hops in the place of the group [i, j), brought to `position` tokens. */
-sn_status sn_chain_replace_group(sn_chain *chain, size_t i, size_t j, int position, int64_t until_us, int *retries,
+/* Brings hops from `from` to `length` tokens by what went into their first block. */
+sn_status sn_chain_replay(sn_chain *chain, sn_hop_at *hops, size_t n_hops, const float *inputs, int from, int length,
+                          sn_err *err) SN_MUST_USE;
+
+/* Puts other hops in the place of the group [*i, j), brought to `position` tokens. *i becomes the first of them; hops before it are
+ * replaced, too, where they are needed to know what went into the group. */
+sn_status sn_chain_replace_group(sn_chain *chain, size_t *i, size_t j, int position, int64_t until_us, int *retries,
                                  sn_err *err) SN_MUST_USE;
 
 #endif

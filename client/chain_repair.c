@@ -8,14 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Brings new hops to `length` tokens by what once went into their first block. */
-static sn_status replay(sn_chain *chain, sn_hop_at *hops, size_t n_hops, const float *inputs, int length, sn_err *err) {
+sn_status sn_chain_replay(sn_chain *chain, sn_hop_at *hops, size_t n_hops, const float *inputs, int from, int length,
+                          sn_err *err) {
     size_t failed;
     float *rows[2] = {NULL, NULL}; /* the chain's own hold the step that is being repaired */
     size_t size = (size_t)SN_SPAN_ROWS_MAX * (size_t)chain->hp.n_embd;
     sn_status status = SN_OK;
     for (int k = 0; k < 2 && !status; k++) status = sn_calloc(&rows[k], size, sizeof(float), err);
-    for (int at = 0, n; at < length && !status; at += n) {
+    for (int at = from, n; at < length && !status; at += n) {
         n = length - at < SN_SPAN_ROWS_MAX ? length - at : SN_SPAN_ROWS_MAX;
         const float *in = inputs + (size_t)at * (size_t)chain->hp.n_embd;
         for (size_t i = 0, j, turn = 0; i < n_hops && !status; i = j, turn ^= 1) {
@@ -24,40 +24,82 @@ static sn_status replay(sn_chain *chain, sn_hop_at *hops, size_t n_hops, const f
             if (status) sn_chain_blame(chain, hops, j, i + failed);
             in = rows[turn];
         }
+        if (!status) chain->replayed += (uint64_t)n;
     }
     for (int k = 0; k < 2; k++) free(rows[k]);
     return status;
 }
 
-/* Puts other hops in the place of the group [i, j), brought to `position` tokens. */
-sn_status sn_chain_replace_group(sn_chain *chain, size_t i, size_t j, int position, int64_t until_us, int *retries,
+/* What is to be replaced: the group [i, j), and with it the hops [low, i) before it, where the group's own inputs are not known,
+ * because its past came from elsewhere. Those have done the step in hand already: they are brought to `length`. */
+typedef struct gap {
+    size_t low, i, j;
+    int position, length;
+} gap;
+
+static sn_status find_gap(const sn_chain *chain, size_t i, size_t j, int position, gap *out, sn_err *err) {
+    *out = (gap){i, i, j, position, position};
+    while (out->low > 0 && !sn_hop_can_replay(&chain->hops[out->low], 0)) out->low--;
+    if (!sn_hop_can_replay(&chain->hops[out->low], 0))
+        return sn_fail(err, SN_RETRY, "blocks %d:%d cannot be computed again: what went into them is not known here",
+                       chain->hops[i].first, chain->hops[j - 1].end);
+    if (out->low < i) out->length = chain->hops[out->low].length;
+    return SN_OK;
+}
+
+/* Opens sessions over the blocks of the gap, with a boundary where the group began: *upper is its first hop. */
+static sn_status connect_gap(sn_chain *chain, const gap *g, int64_t until_us, int *retries, sn_hop_at *fresh, size_t *n,
+                             size_t *upper, sn_err *err) {
+    const sn_hop_at *hops = chain->hops;
+    int grace_ms = sn_chain_grace_ms(chain, until_us);
+    *n = *upper = 0;
+    if (g->low < g->i) {
+        sn_status status = sn_chain_connect(chain, hops[g->low].first, hops[g->i - 1].end, grace_ms, retries, fresh, upper, err);
+        if (status) return status;
+    }
+    sn_status status =
+        sn_chain_connect(chain, hops[g->i].first, hops[g->j - 1].end, grace_ms, retries, fresh + *upper, n, err);
+    if (status) sn_chain_close_hops(chain, fresh, *upper);
+    *n += *upper;
+    return status;
+}
+
+static sn_status fill_gap(sn_chain *chain, const gap *g, sn_hop_at *fresh, size_t n, size_t upper, sn_err *err) {
+    const float *inputs = chain->hops[g->low].inputs;
+    sn_status status = sn_chain_replay(chain, fresh, n, inputs, 0, g->position, err);
+    return status ? status : sn_chain_replay(chain, fresh, upper, inputs, g->position, g->length, err);
+}
+
+sn_status sn_chain_replace_group(sn_chain *chain, size_t *i, size_t j, int position, int64_t until_us, int *retries,
                                  sn_err *err) {
     sn_hop_at *fresh = NULL;
-    size_t n_fresh = 0;
-    sn_status status = sn_calloc(&fresh, SN_HOPS_MAX, sizeof *fresh, err);
+    size_t n = 0, upper = 0;
+    gap g;
+    sn_status status = find_gap(chain, *i, j, position, &g, err);
+    if (!status) status = sn_calloc(&fresh, 2 * SN_HOPS_MAX, sizeof *fresh, err);
     if (status) return status;
     for (;;) {
-        status = sn_chain_connect(chain, chain->hops[i].first, chain->hops[j - 1].end,
-                                  sn_chain_grace_ms(chain, until_us), retries, fresh, &n_fresh, err);
+        status = connect_gap(chain, &g, until_us, retries, fresh, &n, &upper, err);
         if (status) goto out;
-        if (chain->n_hops - (j - i) + n_fresh > SN_HOPS_MAX) {
-            sn_chain_close_hops(chain, fresh, n_fresh);
+        if (chain->n_hops - (j - g.low) + n > SN_HOPS_MAX) {
+            sn_chain_close_hops(chain, fresh, n);
             status =
                 sn_fail(err, SN_RETRY, "the way over the nodes that are left takes more than %d hops", SN_HOPS_MAX);
             goto out;
         }
-        status = replay(chain, fresh, n_fresh, chain->hops[i].inputs, position, err);
+        status = fill_gap(chain, &g, fresh, n, upper, err);
         if (!status) break;
-        sn_chain_close_hops(chain, fresh, n_fresh);
+        sn_chain_close_hops(chain, fresh, n);
         if (status == SN_STOP || (*retries)-- <= 0) goto out;
     }
-    sn_chain_close_hops(chain, chain->hops + i, j - i);
-    memmove(chain->hops + i + n_fresh, chain->hops + j, (chain->n_hops - j) * sizeof *chain->hops);
-    memcpy(chain->hops + i, fresh, n_fresh * sizeof *fresh);
-    chain->n_hops += n_fresh - (j - i);
+    sn_chain_close_hops(chain, chain->hops + g.low, j - g.low);
+    memmove(chain->hops + g.low + n, chain->hops + j, (chain->n_hops - j) * sizeof *chain->hops);
+    memcpy(chain->hops + g.low, fresh, n * sizeof *fresh);
+    chain->n_hops += n - (j - g.low);
+    *i = g.low + upper;
     chain->failovers++;
-    sn_log(SN_LOG_INFO, "blocks moved", "flow=%s blocks=%d:%d tokens=%d hops=%zu", chain->flow, chain->hops[i].first,
-           chain->hops[i + n_fresh - 1].end, position, n_fresh);
+    sn_log(SN_LOG_INFO, "blocks moved", "flow=%s blocks=%d:%d tokens=%d hops=%zu", chain->flow, chain->hops[g.low].first,
+           chain->hops[g.low + n - 1].end, position, n);
 out:
     free(fresh);
     return status;

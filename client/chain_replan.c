@@ -84,7 +84,7 @@ sn_status sn_chain_reconsider(sn_chain *chain, sn_err *err) {
     if (move) {
         int retries = 0;
         uint64_t failovers = chain->failovers;
-        status = sn_chain_replace_group(chain, i, j, chain->length, 0, &retries, err);
+        status = sn_chain_replace_group(chain, &i, j, chain->length, 0, &retries, err);
         if (!status) chain->moves++;
         chain->failovers = failovers;
     }

@@ -115,6 +115,8 @@ static sn_status choose(const sn_chain *chain, const sn_offers *offers, int firs
 static sn_status plan_now(sn_chain *chain, int first, int end, sn_route *out, sn_err *err) {
     sn_offers offers;
     sn_status status = sn_chain_survey(chain, &offers, err);
+    for (size_t i = 0; i < offers.n && !status; i++)
+        if (offers.at[i].node && sn_chain_avoids(chain, offers.at[i].node->node)) offers.at[i].verdict = SN_OFFER_STATE;
     if (!status) status = choose(chain, &offers, first, end, out, err);
     if (status == SN_RETRY) { /* better to wait in a full cache's queue than not to be served */
         sn_offers_ignore_room(&offers);
@@ -221,7 +223,8 @@ static sn_status open_hop(sn_chain *chain, const sn_stop *stop, const sn_hop_at 
     }
     hop->signs = chain->options.receipts;
     return sn_hop_open(hop, chain->options.link, &chain->model, chain->options.max_tokens,
-                       pushed ? before->curve_key : NULL, open_timeout(chain), err);
+                       pushed ? before->curve_key : NULL, chain->spared ? chain->spared->curve_key : NULL,
+                       open_timeout(chain), err);
 }
 
 /* Opens sessions along a way over blocks [first, end). Nodes that do not open are given up, *retries times in all. */

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "client/spare.h"
 #include "net/timeline.h"
 
 #include <math.h>
@@ -9,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PROBE_MS = 1000 }; /* a living node answers a STATUS at once */
+enum { PROBE_MS = 1000, BUSY_AGAIN_US = 5000 }; /* a living node answers a STATUS at once */
 
 static sn_status make_room(sn_hop_at *hop, int length, int n_embd, sn_err *err) {
     if (length < hop->room) return SN_OK;
@@ -62,6 +63,7 @@ void sn_hop_fini(sn_hop_at *hop, sn_link *link) {
         memcpy(msg->close.session, hop->session, SN_SESSION_ID_SIZE);
         if (sn_link_send(link, hop->peer, &msg, &err)) {} /* its session expires by itself, too */
     }
+    sn_spare_free(&hop->spare, link);
     sn_kv_free(&hop->kv);
     free(hop->timeline);
     free(hop->inputs);
@@ -69,7 +71,7 @@ void sn_hop_fini(sn_hop_at *hop, sn_link *link) {
 }
 
 sn_status sn_hop_open(sn_hop_at *hop, sn_link *link, const sn_hash *model, int max_tokens, const uint8_t *predecessor,
-                      int timeout_ms, sn_err *err) {
+                      const uint8_t *source, int timeout_ms, sn_err *err) {
     sn_msg *msg = NULL, *opened = NULL;
     sn_status status = sn_msg_new(SN_MSG_OPEN, 0, &msg, err);
     if (status) return status;
@@ -77,6 +79,7 @@ sn_status sn_hop_open(sn_hop_at *hop, sn_link *link, const sn_hash *model, int m
     memcpy(msg->open.session, hop->session, SN_SESSION_ID_SIZE);
     memcpy(msg->open.model, model->bytes, SN_HASH_SIZE);
     if (predecessor) memcpy(msg->open.predecessor, predecessor, SN_KEY_SIZE);
+    if (source) memcpy(msg->open.source, source, SN_KEY_SIZE);
     msg->open.protocol = SN_PROTOCOL;
     msg->open.first_block = (uint64_t)hop->first;
     msg->open.end_block = (uint64_t)hop->end;
@@ -95,8 +98,8 @@ sn_status sn_hop_record(sn_hop_at *hop, int position, int n, int n_embd, const f
                         sn_err *err) {
     sn_status status = make_room(hop, position + n, n_embd, err);
     if (status) return status;
-    if (!hop->pushed)
-        memcpy(hop->inputs + (size_t)position * (size_t)n_embd, rows, (size_t)n * (size_t)n_embd * sizeof *rows);
+    if (!hop->pushed) /* a replay may read from here, too */
+        memmove(hop->inputs + (size_t)position * (size_t)n_embd, rows, (size_t)n * (size_t)n_embd * sizeof *rows);
     for (int i = 0; i < n; i++)
         hop->timeline[position + i + 1] =
             sn_timeline_next(hasher, &hop->timeline[position + i], rows + (size_t)i * (size_t)n_embd, (size_t)n_embd);
@@ -116,6 +119,74 @@ sn_status sn_hop_note(sn_hop_at *hop, int position, int n, const uint8_t timelin
 bool sn_hop_knows(const sn_hop_at *hop, int position) {
     static const sn_hash unknown;
     return hop->local || (position <= hop->length && memcmp(&hop->timeline[position], &unknown, sizeof unknown));
+}
+
+/* -- a past from elsewhere ------------------------------------------------------------------------------------------ */
+
+static bool is_known(const sn_hash *hash) {
+    static const sn_hash unknown;
+    return memcmp(hash, &unknown, sizeof unknown) != 0;
+}
+
+/* The hash at a position of a hop whose past was copied from one with that timeline. */
+static sn_hash copied_hash(const sn_hop_at *hop, const sn_hash *timeline, int position) {
+    bool same = !memcmp(&hop->timeline[0], &timeline[0], sizeof *timeline);
+    if (!position) return hop->timeline[0];
+    return same || !is_known(&timeline[position]) ? timeline[position]
+                                                  : sn_timeline_graft(&hop->timeline[0], timeline[position].bytes);
+}
+
+sn_status sn_hop_resume(sn_hop_at *hop, sn_link *link, int position, uint64_t step, const uint8_t *predecessor,
+                        const sn_hash *timeline, int timeout_ms, int *length, sn_err *err) {
+    int64_t until = sn_now_us() + (int64_t)timeout_ms * 1000;
+    sn_msg *msg = NULL, *resumed = NULL;
+    sn_status status;
+    do { /* a part of its past may just be coming in, or a step be ending */
+        status = sn_msg_new(SN_MSG_RESUME, 0, &msg, err);
+        if (status) return status;
+        memcpy(msg->resume.session, hop->session, SN_SESSION_ID_SIZE);
+        msg->resume.position = (uint64_t)position;
+        msg->resume.step = step;
+        if (predecessor) memcpy(msg->resume.predecessor, predecessor, SN_KEY_SIZE);
+        int left_ms = (int)((until - sn_now_us()) / 1000);
+        status = sn_link_call(link, hop->address, hop->curve_key, &msg, SN_MSG_RESUMED, left_ms > 1 ? left_ms : 1, &hop->peer,
+                              &resumed, err);
+        if (status == SN_RETRY && sn_now_us() < until) sn_sleep_us(BUSY_AGAIN_US);
+    } while (status == SN_RETRY && sn_now_us() < until);
+    if (status) return status;
+    uint64_t there = resumed->resumed.length;
+    sn_hash hash;
+    memcpy(hash.bytes, resumed->resumed.timeline, SN_HASH_SIZE);
+    sn_msg_free(&resumed);
+    if (there > (uint64_t)position)
+        return sn_fail(err, SN_REBUILD, "%s has a past of more tokens than asked for", hop->report.node);
+    *length = (int)there;
+    sn_hash expected = copied_hash(hop, timeline, *length);
+    if (!is_known(&expected) || memcmp(&hash, &expected, sizeof hash))
+        return sn_fail(err, SN_REBUILD, "the past at %s is not the one of this session", hop->report.node);
+    hop->step = step;
+    return SN_OK;
+}
+
+sn_status sn_hop_take_over(sn_hop_at *hop, sn_hop_at *old, int position, int n_embd, sn_err *err) {
+    bool inputs = !hop->pushed && !old->pushed && hop->first == old->first;
+    int room = old->room > position ? old->room : position;
+    sn_status status = make_room(hop, room, inputs ? 0 : n_embd, err);
+    if (status) return status;
+    for (int i = 1; i <= position; i++) hop->timeline[i] = copied_hash(hop, old->timeline, i);
+    if (inputs) { /* old keeps what hop had: nothing */
+        free(hop->inputs);
+        hop->inputs = old->inputs;
+        old->inputs = NULL;
+        hop->room = old->room;
+    }
+    hop->inputs_from = inputs ? old->inputs_from : position;
+    hop->length = position;
+    return SN_OK;
+}
+
+bool sn_hop_can_replay(const sn_hop_at *hop, int from) {
+    return !hop->local && !hop->pushed && hop->inputs_from <= from;
 }
 
 /* -- a step over nodes -----------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@
 #include "client/route.h"
 #include "net/receipt.h"
 
+struct sn_spare;
+
 typedef struct sn_hop_at {
     int first, end; /* blocks */
     bool local;
@@ -33,6 +35,11 @@ typedef struct sn_hop_at {
     int length, room;
     sn_hash *timeline; /* [i], i <= length; all zero where not known */
     float *inputs;     /* (length, n_embd) of a node's hop that is not pushed; else NULL */
+    int inputs_from;   /* position from which they are known: one whose past came from elsewhere has not seen them all */
+
+    struct sn_spare *spare; /* sessions at other nodes that get a copy of its past; NULL: none (chain_spare.c) */
+    bool leaving;           /* its node says that it leaves */
+    int64_t spare_us;       /* when to look for one again */
     sn_hop_report report;
     uint64_t last_network_us, last_queue_us, last_compute_us; /* of its newest step; the network as in the report */
 } sn_hop_at;
@@ -42,9 +49,19 @@ sn_status sn_hop_init(sn_hop_at *hop, const sn_stop *stop, const sn_hash *model,
                       sn_err *err) SN_MUST_USE;
 void sn_hop_fini(sn_hop_at *hop, sn_link *link); /* tells the node without waiting for an answer; harmless when zeroed */
 
-/* Opens its session at its node; predecessor: CURVE key of the node that will push into it, or NULL. */
+/* Opens its session at its node; predecessor: CURVE key of the node that will push into it, source: of the one that will put a
+ * past into it; or NULL. */
 sn_status sn_hop_open(sn_hop_at *hop, sn_link *link, const sn_hash *model, int max_tokens, const uint8_t *predecessor,
-                      int timeout_ms, sn_err *err) SN_MUST_USE;
+                      const uint8_t *source, int timeout_ms, sn_err *err) SN_MUST_USE;
+
+/* The session goes on at `position`: what was put into it is its past. Says how much of it is there. SN_REBUILD: it is not the
+ * past of `timeline` (of a hop whose blocks hold this one's; [i] zero where not known). */
+sn_status sn_hop_resume(sn_hop_at *hop, sn_link *link, int position, uint64_t step, const uint8_t *predecessor,
+                        const sn_hash *timeline, int timeout_ms, int *length, sn_err *err) SN_MUST_USE;
+/* Makes `hop`, whose past is a copy of the past of `old`, or of its blocks from a later one on, know what is known of `position`
+ * tokens. Where both begin at the same block, it takes the inputs. */
+sn_status sn_hop_take_over(sn_hop_at *hop, sn_hop_at *old, int position, int n_embd, sn_err *err) SN_MUST_USE;
+bool sn_hop_can_replay(const sn_hop_at *hop, int from); /* the inputs from `from` on are known */
 
 /* Forgets positions from `position` on and takes n rows there: inputs and hashes. */
 sn_status sn_hop_record(sn_hop_at *hop, int position, int n, int n_embd, const float *rows, sn_hasher *hasher,

@@ -9,6 +9,7 @@
 #include <string.h>
 
 enum { SEEDS_MAX = 64, KNOWN_ASKED_MAX = 16, REASK_US = 300000, PAGES_MAX = 4, PAGE_US = 1000000 };
+enum { QUESTIONS_MAX = 512, LEAVING_MAX = 256 };
 
 struct sn_link {
     sn_identity identity;
@@ -21,6 +22,13 @@ struct sn_link {
     uint64_t last_request;
     sn_peer *alive; /* dialled, and not lost */
     size_t n_alive, alive_room;
+    struct {
+        uint64_t request;
+        sn_msg *answer;
+    } questions[QUESTIONS_MAX];
+    size_t n_questions;
+    uint8_t leaving[LEAVING_MAX][SN_SESSION_ID_SIZE]; /* sessions whose nodes say that they leave, the newest ones */
+    size_t n_leaving;
 };
 
 #define CONNECTION_LOST "the connection was lost, or none came about: is the node still running?"
@@ -89,6 +97,7 @@ void sn_link_close(sn_link **link) {
     sn_introducer_free(&l->introducer); /* before the transport that it wakes */
     sn_transport_free(&l->transport);
     sn_directory_free(&l->directory);
+    for (size_t i = 0; i < l->n_questions; i++) sn_msg_free(&l->questions[i].answer);
     free(l->alive);
     free(l);
     *link = NULL;
@@ -134,7 +143,18 @@ static void forget(sn_link *link, sn_peer peer) {
         if (link->alive[i] == peer) link->alive[i] = link->alive[--link->n_alive];
 }
 
-/* Whatever comes next, or nothing. Connections that were lost are forgotten. */
+/* Keeps what was asked by sn_link_ask, and who leaves; takes *msg then. */
+static void keep(sn_link *link, sn_msg **msg) {
+    if (*msg && (*msg)->kind == SN_MSG_LEAVING && !sn_link_leaving(link, (*msg)->leaving.session))
+        memcpy(link->leaving[link->n_leaving++ % LEAVING_MAX], (*msg)->leaving.session, SN_SESSION_ID_SIZE);
+    for (size_t i = 0; *msg && i < link->n_questions; i++)
+        if (link->questions[i].request == (*msg)->request && !link->questions[i].answer) {
+            link->questions[i].answer = *msg;
+            *msg = NULL;
+        }
+}
+
+/* Whatever else comes next, or nothing. Connections that were lost are forgotten. */
 static sn_status receive_any(sn_link *link, int64_t deadline_us, sn_event *event, sn_err *err) {
     sn_status status = sn_transport_recv(link->transport, deadline_us, event, err);
     if (status) return status;
@@ -144,6 +164,7 @@ static sn_status receive_any(sn_link *link, int64_t deadline_us, sn_event *event
     } else if (!event->msg && event->peer) {
         sn_log(SN_LOG_WARN, "bad message", "text=%s", event->bad.text);
     }
+    keep(link, &event->msg);
     return SN_OK;
 }
 
@@ -157,6 +178,53 @@ static sn_status receive(sn_link *link, uint64_t request, int64_t deadline_us, s
     if (event.msg && event.msg->request == request) *out = event.msg;
     else sn_msg_free(&event.msg); /* late answer to something given up */
     return SN_OK;
+}
+
+void sn_link_attend(sn_link *link) {
+    for (int i = 0; i < 64; i++) {
+        sn_event event;
+        sn_err err;
+        if (receive_any(link, 0, &event, &err) || !event.peer) return;
+        sn_msg_free(&event.msg);
+    }
+}
+
+bool sn_link_leaving(const sn_link *link, const uint8_t session[SN_SESSION_ID_SIZE]) {
+    for (size_t i = 0; i < link->n_leaving && i < LEAVING_MAX; i++)
+        if (!memcmp(link->leaving[i], session, SN_SESSION_ID_SIZE)) return true;
+    return false;
+}
+
+sn_status sn_link_ask(sn_link *link, sn_peer peer, sn_msg **msg, uint64_t *request, sn_err *err) {
+    *request = (*msg)->request = sn_link_request(link);
+    if (link->n_questions == QUESTIONS_MAX) {
+        sn_msg_free(msg);
+        return sn_fail(err, SN_RETRY, "%d questions are open already", QUESTIONS_MAX);
+    }
+    link->questions[link->n_questions].request = *request;
+    link->questions[link->n_questions++].answer = NULL;
+    sn_status status = sn_link_send(link, peer, msg, err);
+    if (status) sn_link_forget(link, *request);
+    return status;
+}
+
+sn_msg *sn_link_answer(sn_link *link, uint64_t request) {
+    for (size_t i = 0; i < link->n_questions; i++) {
+        sn_msg *answer = link->questions[i].answer;
+        if (link->questions[i].request != request || !answer) continue;
+        link->questions[i] = link->questions[--link->n_questions];
+        return answer;
+    }
+    return NULL;
+}
+
+void sn_link_forget(sn_link *link, uint64_t request) {
+    for (size_t i = 0; i < link->n_questions; i++)
+        if (link->questions[i].request == request) {
+            sn_msg_free(&link->questions[i].answer);
+            link->questions[i] = link->questions[--link->n_questions];
+            return;
+        }
 }
 
 static sn_status take_answer(sn_msg **msg, sn_msg_kind wanted, uint8_t *session, sn_err *err) {

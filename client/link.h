@@ -53,6 +53,15 @@ sn_status sn_link_wait(sn_link *link, sn_wait *wait, sn_msg **out, sn_err *err) 
 
 bool sn_link_lost(const sn_link *link, sn_wait *wait); /* whether a connection is: sets lost, lost_peer */
 
+/* A question whose answer may come while others are waited for. Takes *msg in any case, sets its request. SN_RETRY when too many
+ * are open. It is closed by the answer being taken, or by sn_link_forget. */
+sn_status sn_link_ask(sn_link *link, sn_peer peer, sn_msg **msg, uint64_t *request, sn_err *err) SN_MUST_USE;
+sn_msg *sn_link_answer(sn_link *link, uint64_t request); /* the answer, an ERROR too, if it has come; never waits */
+void sn_link_forget(sn_link *link, uint64_t request);
+void sn_link_attend(sn_link *link); /* reads what has come, without waiting */
+/* Whether the node that has this session says that it leaves. */
+bool sn_link_leaving(const sn_link *link, const uint8_t session[SN_SESSION_ID_SIZE]);
+
 /* All in one: *msg is consumed, its request set. Sentences name the address; *peer (NULL allowed) is who was asked. */
 sn_status sn_link_call(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_msg **msg,
                        sn_msg_kind wanted, int timeout_ms, sn_peer *peer, sn_msg **out, sn_err *err) SN_MUST_USE;

@@ -13,8 +13,8 @@ typedef struct member {
     sn_node *node;
     char address[64], join[160];
     pthread_t thread;
-    bool stopped;
-    atomic_bool cut_off, doubled;
+    bool stopped, asked; /* to leave; and it has */
+    atomic_bool cut_off, doubled, left;
     atomic_int steps_left; /* until it is cut off; 0: not counted */
 } member;
 
@@ -53,8 +53,10 @@ cluster *cluster_new(const cluster_options *options) {
     return c;
 }
 
-static void *run(void *node) {
-    NEED(sn_node_run(node, &err));
+static void *run(void *ctx) {
+    member *m = ctx;
+    NEED(sn_node_run(m->node, &err));
+    atomic_store(&m->left, true);
     return NULL;
 }
 
@@ -99,6 +101,7 @@ int cluster_add_of(cluster *c, const char *model, int first, int end) {
         .sessions_max = (size_t)c->options.sessions_max,
         .session_timeout_s = 600,
         .room_timeout_s = c->options.room_timeout_s,
+        .drain_timeout_s = c->options.drain_timeout_s,
         .prefix_memory = c->options.prefix_memory,
         .share_all = c->options.share_all,
         .idle_to = c->options.idle_to,
@@ -111,7 +114,7 @@ int cluster_add_of(cluster *c, const char *model, int first, int end) {
     NEED(sn_node_new(&config, &transport, NULL, NULL, &m->node, &err));
     remove(file);
     remove(path);
-    if (pthread_create(&m->thread, NULL, run, m->node)) abort();
+    if (pthread_create(&m->thread, NULL, run, m)) abort();
     return c->n++;
 }
 
@@ -132,9 +135,17 @@ void cluster_stop(cluster *c, int number) {
     member *m = &c->members[number];
     if (m->stopped) return;
     m->stopped = true;
-    sn_node_stop(m->node);
+    if (!m->asked) sn_node_stop(m->node);
+    if (atomic_load(&m->cut_off)) sn_node_stop(m->node); /* nobody can tell it that its sessions are over */
     pthread_join(m->thread, NULL);
 }
+
+void cluster_drain(cluster *c, int number) {
+    c->members[number].asked = true;
+    sn_node_stop(c->members[number].node);
+}
+
+bool cluster_has_left(const cluster *c, int number) { return atomic_load(&c->members[number].left); }
 
 void cluster_free(cluster **c) {
     if (!*c) return;

@@ -16,6 +16,7 @@ typedef struct cluster_options {
     size_t kv_memory;    /* 0: 64 MiB */
     int sessions_max;    /* 0: 64 */
     int room_timeout_s;  /* 0: 1 */
+    int drain_timeout_s; /* 0: nodes that are stopped leave at once */
     size_t prefix_memory; /* 0: sessions share nothing, each computes for itself */
     bool share_all;
     const char *idle_to, *idle_dir; /* NULL: nothing is set aside */
@@ -42,6 +43,8 @@ void cluster_cut_off_at_step(cluster *c, int number, int n);
 void cluster_double(cluster *c, int number);
 /* Ends the node as SIGTERM does, and waits until it has. */
 void cluster_stop(cluster *c, int number);
+void cluster_drain(cluster *c, int number); /* the same without waiting */
+bool cluster_has_left(const cluster *c, int number);
 
 sn_hub *cluster_hub(cluster *c);
 /* A link that knows all nodes. Free with sn_link_close, before the cluster. */

@@ -1,0 +1,229 @@
+/* Nodes that leave hand the past of their sessions to others, and nodes that die suddenly leave a copy behind: the chain goes on
+ * with the same bits and next to nothing is computed twice. */
+#include "base/clock.h"
+#include "tests/support/need.h"
+#include "tests/support/talk.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+enum { TIMEOUT_MS = 300 };
+
+typedef struct run {
+    world *w;
+    sn_link *link;
+    sn_model *model;
+    sn_chain *chain;
+    float out[WORLD_TOKENS * 64];
+    sn_err err;
+} run;
+
+static world *new_world(void) { return world_new(&(cluster_options){.kv_memory = 64, .drain_timeout_s = 10}); }
+
+static void run_open(run *r, world *w, sn_chain_options options) {
+    *r = (run){.w = w};
+    r->link = cluster_link(w->cluster);
+    NEED(sn_model_open(w->path, &r->model, &err));
+    options.link = r->link;
+    options.timeout_ms = TIMEOUT_MS;
+    cr_assert_eq(sn_chain_open(r->model, &options, &r->chain, &r->err), SN_OK, "%s", r->err.text);
+}
+
+static void run_steps(run *r, int position, int end, int chunk) {
+    size_t row = (size_t)r->w->n_embd;
+    for (int at = position, n; at < end; at += n) {
+        n = chunk < end - at ? chunk : end - at;
+        sn_status status =
+            sn_chain_step(r->chain, at, n, r->w->inputs + (size_t)at * row, r->out + (size_t)at * row, &r->err);
+        cr_assert_eq(status, SN_OK, "at %d: %s", at, r->err.text);
+        cr_assert(!memcmp(r->out + (size_t)at * row, r->w->hidden + (size_t)at * row, (size_t)n * row * sizeof(float)),
+                  "other bits at %d", at);
+    }
+}
+
+static void run_close(run *r) {
+    sn_chain_close(&r->chain);
+    sn_model_close(&r->model);
+    sn_link_close(&r->link);
+}
+
+/* Which way the route chose for blocks 2:4, of several nodes that hold them. */
+static int holder_of(run *r, int block) {
+    sn_hop_report hops[SN_HOPS_MAX];
+    size_t n = sn_chain_hops(r->chain, hops, SN_HOPS_MAX);
+    for (size_t i = 0; i < n; i++) {
+        const char *number = strstr(hops[i].node, "mem://node");
+        if (hops[i].first_block <= block && block < hops[i].end_block) return atoi(number + strlen("mem://node"));
+    }
+    return -1;
+}
+
+/* Steps of one token, back and forth, until a node has been taken over from, or 5 seconds. Ends at position 60. */
+static void steps_until_taken_over(run *r, uint64_t times) {
+    int64_t until = sn_now_us() + 5000000;
+    for (int at = 45; sn_chain_taken_over(r->chain) < times && sn_now_us() < until; at = at < 59 ? at + 1 : 45)
+        run_steps(r, at, at + 1, 1);
+    cr_assert_eq(sn_chain_taken_over(r->chain), times);
+    run_steps(r, 45, 60, 4);
+}
+
+static void await_left(const world *w, int node) {
+    int64_t until = sn_now_us() + 5000000;
+    while (!cluster_has_left(w->cluster, node) && sn_now_us() < until) sn_sleep_us(2000);
+    cr_assert(cluster_has_left(w->cluster, node), "node %d has not left", node);
+}
+
+/* -- leaving ------------------------------------------------------------------------------------------------------- */
+
+/* cuts: where blocks 0..4 are cut over nodes; two nodes for each piece. Every node that is used leaves, one after the other. */
+static void expect_all_leave(const int *cuts, bool push) {
+    world *w = new_world();
+    run r;
+    for (int twice = 0; twice < 2; twice++)
+        for (int i = 0; cuts[i] < 4; i++) cluster_add(w->cluster, cuts[i], cuts[i + 1]);
+    run_open(&r, w, (sn_chain_options){.push = push});
+    run_steps(&r, 0, 50, 20);
+    uint64_t times = 0;
+    for (int i = 0; cuts[i] < 4; i++) {
+        int leaves = holder_of(&r, cuts[i]);
+        cluster_drain(w->cluster, leaves);
+        steps_until_taken_over(&r, ++times);
+        cr_expect_neq(holder_of(&r, cuts[i]), leaves);
+        await_left(w, leaves);
+    }
+    run_steps(&r, 60, WORLD_TOKENS, 7);
+    run_steps(&r, 20, 70, 9); /* a rewind behind all of it */
+    cr_expect_eq(sn_chain_replayed(r.chain), 0, "%d tokens were computed again", (int)sn_chain_replayed(r.chain));
+    cr_expect_eq(sn_chain_failovers(r.chain), times);
+    run_close(&r);
+    world_free(&w);
+}
+
+Test(handover, every_node_of_a_chain_leaves_and_nothing_is_computed_again) {
+    expect_all_leave((int[]){0, 2, 4}, false);
+    expect_all_leave((int[]){0, 1, 3, 4}, false);
+}
+
+Test(handover, every_node_of_a_pushed_chain_leaves_and_nothing_is_computed_again) {
+    expect_all_leave((int[]){0, 2, 4}, true);
+    expect_all_leave((int[]){0, 1, 3, 4}, true);
+}
+
+/* Node 1 has 1:4; 1:2 and 2:4 take its place, then one of these dies whose input the client has never seen. */
+static void expect_split(bool push, int dies) {
+    world *w = new_world();
+    run r;
+    cluster_add(w->cluster, 0, 1);
+    cluster_add(w->cluster, 1, 4);
+    run_open(&r, w, (sn_chain_options){.push = push});
+    run_steps(&r, 0, 50, 20);
+    cluster_add(w->cluster, 1, 2);
+    cluster_add(w->cluster, 2, 4);
+    cluster_drain(w->cluster, 1);
+    steps_until_taken_over(&r, 1);
+    cr_expect_eq(holder_of(&r, 1), 2);
+    cr_expect_eq(holder_of(&r, 3), 3);
+    await_left(w, 1);
+    run_steps(&r, 60, 70, 3);
+    cr_expect_eq(sn_chain_replayed(r.chain), 0);
+    cluster_add(w->cluster, dies == 2 ? 1 : 2, dies == 2 ? 2 : 4);
+    cluster_cut_off(w->cluster, dies);
+    run_steps(&r, 70, WORLD_TOKENS, 3);
+    cr_expect_geq(sn_chain_replayed(r.chain), 70);
+    cr_expect_eq(holder_of(&r, dies == 2 ? 1 : 2), 4);
+    run_steps(&r, 30, 60, 8);
+    run_close(&r);
+    world_free(&w);
+}
+
+Test(handover, two_nodes_together_take_over_what_one_had) {
+    for (int push = 0; push < 2; push++)
+        for (int dies = 2; dies < 4; dies++) expect_split(push, dies);
+}
+
+Test(handover, a_node_that_nobody_can_take_over_from_serves_on_until_its_time_is_up) {
+    world *w = world_new(&(cluster_options){.kv_memory = 64, .drain_timeout_s = 1});
+    run r;
+    cluster_add(w->cluster, 0, 2);
+    cluster_add(w->cluster, 2, 4);
+    run_open(&r, w, (sn_chain_options){0});
+    run_steps(&r, 0, 40, 40);
+    cluster_drain(w->cluster, 1);
+    run_steps(&r, 40, 45, 1);
+    cr_expect_not(cluster_has_left(w->cluster, 1));
+    await_left(w, 1);
+    cluster_add(w->cluster, 2, 4); /* late: the past is gone, and computed again */
+    run_steps(&r, 45, 50, 1);
+    cr_expect_geq(sn_chain_replayed(r.chain), 45);
+    run_close(&r);
+    world_free(&w);
+}
+
+/* A client that is not at work hears of it, too, if it looks now and then. */
+Test(handover, a_pause_is_no_reason_to_lose_a_past) {
+    world *w = new_world();
+    run r;
+    for (int twice = 0; twice < 2; twice++) cluster_add(w->cluster, 0, 4);
+    run_open(&r, w, (sn_chain_options){0});
+    run_steps(&r, 0, 40, 40);
+    int leaves = holder_of(&r, 0);
+    cluster_drain(w->cluster, leaves);
+    int64_t until = sn_now_us() + 5000000;
+    while (!cluster_has_left(w->cluster, leaves) && sn_now_us() < until) {
+        sn_chain_attend(r.chain);
+        sn_sleep_us(2000);
+    }
+    run_steps(&r, 40, 60, 4);
+    cr_expect_eq(sn_chain_taken_over(r.chain), 1);
+    cr_expect_eq(sn_chain_replayed(r.chain), 0);
+    run_close(&r);
+    world_free(&w);
+}
+
+/* -- dying with a copy elsewhere ----------------------------------------------------------------------------------- */
+
+/* Nodes for 0:2, 1:3, 3:4 and spares of them; the one that holds `block` is cut off at a step. */
+static void expect_replica(bool push, int block, int chunk) {
+    world *w = new_world();
+    run r;
+    for (int twice = 0; twice < 2; twice++)
+        for (int i = 0; i < 3; i++) cluster_add(w->cluster, (int[]){0, 1, 3}[i], (int[]){1, 3, 4}[i]);
+    run_open(&r, w, (sn_chain_options){.push = push, .replica = true});
+    run_steps(&r, 0, 50, 25);
+    sn_sleep_us(30000);
+    int dies = holder_of(&r, block);
+    cluster_cut_off_at_step(w->cluster, dies, 2);
+    run_steps(&r, 50, 75, chunk);
+    cr_expect_eq(sn_chain_taken_over(r.chain), 1, "push %d block %d", push, block);
+    cr_expect_leq(sn_chain_replayed(r.chain), 2 * chunk, "push %d block %d: %d tokens", push, block,
+                  (int)sn_chain_replayed(r.chain));
+    run_steps(&r, 33, WORLD_TOKENS, 5);
+    run_close(&r);
+    world_free(&w);
+}
+
+Test(handover, a_sudden_death_costs_no_replay_where_a_copy_is_kept) {
+    for (int block = 0; block < 4; block++) expect_replica(false, block, 1);
+    expect_replica(false, 1, 10);
+}
+
+Test(handover, nor_in_the_middle_of_a_pushed_chain) {
+    for (int block = 0; block < 4; block++) expect_replica(true, block, 1);
+    expect_replica(true, 1, 10);
+}
+
+Test(handover, a_copy_follows_rewinds) {
+    for (int push = 0; push < 2; push++) {
+        world *w = new_world();
+        run r;
+        for (int twice = 0; twice < 2; twice++) cluster_add(w->cluster, 0, 2), cluster_add(w->cluster, 2, 4);
+        run_open(&r, w, (sn_chain_options){.push = push, .replica = true});
+        run_steps(&r, 0, 70, 35);
+        run_steps(&r, 20, 40, 3);
+        run_steps(&r, 31, 50, 1);
+        cluster_cut_off(w->cluster, holder_of(&r, 2));
+        run_steps(&r, 50, WORLD_TOKENS, 4);
+        run_close(&r);
+        world_free(&w);
+    }
+}

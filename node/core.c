@@ -70,6 +70,7 @@ void sn_core_refuse(sn_core *core, sn_peer peer, const sn_msg *request, const sn
         memcpy(msg->error.session, request->kv_put.session, SN_SESSION_ID_SIZE);
     }
     snprintf(msg->error.text, sizeof msg->error.text, "%s", why->text);
+    if (why->status <= SN_STOP) core->refusals[why->status]++;
     char flow[SN_FLOW_MAX + 1];
     const char *called = !request                            ? ""
                          : request->kind == SN_MSG_OPEN ? request->open.flow

@@ -5,7 +5,7 @@
 #define SN_NODE_CORE_H
 
 #include "net/directory.h"
-#include "node/engine.h"
+#include "node/figures.h"
 #include "node/session.h"
 
 typedef struct sn_core sn_core;
@@ -45,6 +45,7 @@ void sn_core_join(sn_core *core, const char *address, const uint8_t curve_key[SN
 void sn_core_drain(sn_core *core, int64_t unix_ms);
 void sn_core_leave(sn_core *core, int64_t unix_ms);
 size_t sn_core_sessions(const sn_core *core); /* open ones: none are left when a drain is over */
+void sn_core_read(const sn_core *core, sn_figures *out); /* for who watches the node */
 bool sn_core_busy(const sn_core *core); /* jobs are in the engine */
 
 #endif

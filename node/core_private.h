@@ -26,7 +26,8 @@ struct sn_core {
     uint64_t moved; /* sessions whose past another node got, since the start */
     uint64_t last_request; /* of our own questions to other nodes */
     int64_t started_us;
-    uint64_t steps, tokens;
+    uint64_t steps, tokens, refusals[SN_STOP + 1]; /* refusals: ERRORs sent, by status */
+    sn_histogram step_times, queue_times;
     int64_t unix_ms, unix_ahead_ms; /* as of the newest call; unix_ahead_ms: of the clock that now_us reads */
 
     sn_directory *directory;

@@ -297,6 +297,8 @@ void sn_core_step_done(sn_core *core, sn_session *session, sn_job *job, int64_t 
     memcpy(session->last_trace.timeline, session->timeline[session->length].bytes, SN_HASH_SIZE);
     sn_core_note_step(core, session, job->position);
     core->steps++;
+    sn_histogram_add(&core->step_times, (int64_t)session->last_trace.node_us);
+    sn_histogram_add(&core->queue_times, (int64_t)session->last_trace.queue_us);
     core->tokens += (uint64_t)job->n_tokens;
     sn_log(SN_LOG_DEBUG, "step done", "flow=%s step=%llu blocks=%d:%d position=%d tokens=%d queue_us=%llu compute_us=%llu",
            session->flow, (unsigned long long)session->last_step, session->first, session->end, job->position,

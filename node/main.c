@@ -15,7 +15,7 @@
 enum { EXIT_OK = 0, EXIT_NETWORK = 1, EXIT_USAGE = 2, EXIT_RESOURCES = 3 };
 
 static struct {
-    const char *model, *blocks, *listen, *public_address, *identity, *link, *name, *isa, *log_level;
+    const char *model, *blocks, *listen, *public_address, *identity, *link, *name, *isa, *metrics, *log_level;
     const char *device, *device_map, *offload, *offload_dir, *preload;
     const char *prefix_memory, *share_prefixes, *idle_to, *idle_dir, *idle_memory;
     sn_strings join, device_memory;
@@ -94,6 +94,8 @@ static const sn_option network[] = {
 };
 
 static const sn_option logging[] = {
+    SN_OPT_STRING("metrics", "[HOST:]PORT", &given.metrics,
+                  "answer Prometheus at http://HOST:PORT/metrics; of this machine only, unless HOST is given"),
     SN_OPT_STRING("log-level", "LEVEL", &given.log_level, "debug, info, warn, error or off"),
     SN_OPT_FLAG("json-log", &given.json_log, "log lines as JSON objects"),
 };
@@ -102,7 +104,7 @@ static const sn_option_group groups[] = {
     {"Serving:", serving, sizeof serving / sizeof *serving},
     {"Devices:", devices, sizeof devices / sizeof *devices},
     {"Network:", network, sizeof network / sizeof *network},
-    {"Log (on stderr):", logging, sizeof logging / sizeof *logging},
+    {"Log (on stderr) and metrics:", logging, sizeof logging / sizeof *logging},
 };
 
 static const sn_command command = {
@@ -147,11 +149,13 @@ static void print_ready(const sn_node *node) {
     char id[2 * SN_KEY_SIZE + 1], key[2 * SN_KEY_SIZE + 1], weights[32], cache[32];
     const sn_hparams *hp = sn_span_hparams(sn_node_span(node));
     const sn_span *span = sn_node_span(node);
-    printf("ready: address=%s node=%s key=%s model=\"%s\" blocks=%d:%d/%d weights=%s cache=%s (%zu tokens)\n",
+    printf("ready: address=%s node=%s key=%s model=\"%s\" blocks=%d:%d/%d weights=%s cache=%s (%zu tokens)",
            sn_node_address(node), sn_hex(sn_node_id(node), SN_KEY_SIZE, id),
            sn_hex(sn_node_curve_key(node), SN_KEY_SIZE, key), hp->name, sn_span_first(span), sn_span_end(span),
            hp->n_blocks, sn_format_size(sn_node_weight_bytes(node), weights), sn_format_size(given.kv_memory, cache),
            sn_node_kv_tokens(node));
+    if (sn_node_metrics_port(node)) printf(" metrics=%d", sn_node_metrics_port(node));
+    putchar('\n');
     fflush(stdout);
 }
 
@@ -258,6 +262,7 @@ static sn_status serve(int first, int end, sn_err *err) {
         .sessions_max = (size_t)given.sessions_max,
         .session_timeout_s = (int)given.session_timeout_s,
         .room_timeout_s = (int)given.room_timeout_s,
+        .metrics = given.metrics,
         .drain_timeout_s = (int)given.drain_timeout_s,
         .planned = show_plan,
     };

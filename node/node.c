@@ -6,6 +6,7 @@
 #include "kvcache/idle.h"
 #include "net/introduce.h"
 #include "node/core.h"
+#include "node/metrics.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,7 @@ struct sn_node {
     sn_introducer *introducer;
     sn_engine *engine;
     sn_core *core;
+    sn_metrics *metrics; /* NULL: nobody watches */
     char address[SN_ADDRESS_MAX + 1];
     int64_t drain_us;
     atomic_int stop; /* how often it was asked to */
@@ -112,6 +114,18 @@ static sn_status new_core(sn_node *node, const sn_node_config *config, const sn_
     return sn_core_new(&setup, sn_now_us(), &node->core, err);
 }
 
+static sn_status watch(sn_node *node, const sn_node_config *config, sn_err *err) {
+    char id[2 * SN_KEY_SIZE + 1];
+    const sn_metrics_facts facts = {sn_hex(node->identity.id, SN_KEY_SIZE, id), config->name ? config->name : "", sn_unix_ms()};
+    return sn_metrics_new(config->metrics, &facts, &node->metrics, err);
+}
+
+static void publish(const sn_node *node) {
+    sn_figures figures;
+    sn_core_read(node->core, &figures);
+    sn_metrics_publish(node->metrics, &figures);
+}
+
 sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn_progress progress, void *ctx,
                       sn_node **out, sn_err *err) {
     sn_node *node = NULL;
@@ -128,6 +142,7 @@ sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn
     if (!status && !node->transport) status = new_transport(node, &config->link, err);
     /* Listening comes before loading: a port that is taken shows at once. Nothing is answered before run. */
     if (!status) status = listen_and_ask(node, config, introduce, err);
+    if (!status && config->metrics) status = watch(node, config, err);
     if (!status) status = load(node, config, progress, ctx, &model_id, err);
     if (!status)
         status = sn_engine_new(node->span, node->pool, 2 * config->sessions_max, wake_network, node, &node->engine, err);
@@ -141,7 +156,8 @@ sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn
 void sn_node_free(sn_node **node) {
     sn_node *n = *node;
     if (!n) return;
-    sn_engine_free(&n->engine); /* first: from here on nobody else touches span, pool and sessions */
+    sn_metrics_free(&n->metrics);
+    sn_engine_free(&n->engine); /* from here on nobody else touches span, pool and sessions */
     sn_core_free(&n->core);
     sn_introducer_free(&n->introducer); /* before the transport that it wakes */
     sn_transport_free(&n->transport);
@@ -170,6 +186,7 @@ static sn_status serve(sn_node *node, int64_t deadline_us, sn_err *err) {
     uint8_t key[SN_KEY_SIZE];
     while (node->introducer && sn_introducer_take(node->introducer, address, key))
         sn_core_join(node->core, address, key);
+    if (node->metrics) publish(node);
     return SN_OK;
 }
 
@@ -189,6 +206,7 @@ static sn_status drain(sn_node *node, sn_err *err) {
 
 sn_status sn_node_run(sn_node *node, sn_err *err) {
     sn_status status = SN_OK;
+    if (node->metrics) publish(node);
     while (!status && !atomic_load(&node->stop))
         status = serve(node, sn_core_tick(node->core, sn_now_us(), sn_unix_ms()), err);
     if (!status && node->drain_us) status = drain(node, err);
@@ -208,6 +226,7 @@ void sn_node_stop(sn_node *node) {
 const char *sn_node_address(const sn_node *node) { return node->address; }
 const uint8_t *sn_node_id(const sn_node *node) { return node->identity.id; }
 const uint8_t *sn_node_curve_key(const sn_node *node) { return node->identity.curve_key; }
+int sn_node_metrics_port(const sn_node *node) { return node->metrics ? sn_metrics_port(node->metrics) : 0; }
 size_t sn_node_weight_bytes(const sn_node *node) { return sn_span_bytes(node->span); }
 size_t sn_node_kv_tokens(const sn_node *node) { return sn_kv_pool_tokens(node->pool); }
 const sn_span *sn_node_span(const sn_node *node) { return node->span; }

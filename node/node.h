@@ -25,6 +25,7 @@ typedef struct sn_node_config {
     size_t idle_memory;          /* bytes there */
     int idle_after_s;            /* 0: only when others need the room */
     bool share_all;              /* beginnings are shared among all clients, not only among a client's own sessions */
+    const char *metrics;         /* where to answer Prometheus: "[HOST:]PORT"; NULL: nowhere */
     int drain_timeout_s;         /* how long it serves on when it is stopped, for its sessions to be moved; 0: not at all */
     void (*planned)(const char *table); /* told the placement before anything is loaded; may be NULL */
 } sn_node_config;
@@ -44,6 +45,7 @@ void sn_node_stop(sn_node *node); /* from any thread; a second time: at once */
 const char *sn_node_address(const sn_node *node);
 const uint8_t *sn_node_id(const sn_node *node);        /* SN_KEY_SIZE bytes */
 const uint8_t *sn_node_curve_key(const sn_node *node); /* SN_KEY_SIZE bytes */
+int sn_node_metrics_port(const sn_node *node);         /* 0: none */
 size_t sn_node_weight_bytes(const sn_node *node);
 size_t sn_node_kv_tokens(const sn_node *node); /* positions that the cache holds in all */
 const sn_span *sn_node_span(const sn_node *node);

@@ -1,0 +1,162 @@
+#include "node/metrics.h"
+
+#include "base/text.h"
+
+#include <errno.h>
+#include <microhttpd.h>
+#include <netdb.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <netinet/in.h>
+#include <unistd.h>
+
+enum { PAGE_SIZE_MAX = 64 << 10, CONNECTIONS_MAX = 16, CONNECTION_BYTES_MAX = 16 << 10, SILENCE_S = 10, BACKLOG = 16 };
+
+struct sn_metrics {
+    char node[80], name[64];
+    sn_metrics_facts facts;
+    struct MHD_Daemon *server;
+    int port;
+    pthread_mutex_t lock; /* of `figures`, held while they are copied */
+    sn_figures figures;
+};
+
+/* -- the answer (the server's thread) -------------------------------------------------------------------------------
+ */
+
+static enum MHD_Result answer(struct MHD_Connection *connection, unsigned code, const char *type, const void *text,
+                              size_t len) {
+    struct MHD_Response *response = MHD_create_response_from_buffer(len, (void *)text, MHD_RESPMEM_MUST_COPY);
+    if (!response) return MHD_NO;
+    MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+    enum MHD_Result result = MHD_queue_response(connection, code, response);
+    MHD_destroy_response(response);
+    return result;
+}
+
+static enum MHD_Result refuse(struct MHD_Connection *connection, unsigned code, const char *text) {
+    return answer(connection, code, "text/plain; charset=utf-8", text, strlen(text));
+}
+
+static enum MHD_Result handle(void *ctx, struct MHD_Connection *connection, const char *url, const char *method,
+                              const char *version, const char *upload, size_t *upload_size, void **state) {
+    (void)version, (void)upload, (void)upload_size, (void)state;
+    sn_metrics *metrics = ctx;
+    if (strcmp(method, MHD_HTTP_METHOD_GET) && strcmp(method, MHD_HTTP_METHOD_HEAD))
+        return refuse(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET is answered here\n");
+    if (strcmp(url, "/metrics")) return refuse(connection, MHD_HTTP_NOT_FOUND, "there is only /metrics here\n");
+    pthread_mutex_lock(&metrics->lock);
+    sn_figures figures = metrics->figures;
+    pthread_mutex_unlock(&metrics->lock);
+    sn_buf page;
+    sn_err err;
+    sn_buf_init(&page, PAGE_SIZE_MAX);
+    enum MHD_Result result =
+        sn_metrics_write(&metrics->facts, &figures, &page, &err)
+            ? refuse(connection, MHD_HTTP_INTERNAL_SERVER_ERROR, err.text)
+            : answer(connection, MHD_HTTP_OK, "text/plain; version=0.0.4; charset=utf-8", page.data, page.len);
+    sn_buf_fini(&page);
+    return result;
+}
+
+/* -- beginning and end ----------------------------------------------------------------------------------------------
+ */
+
+/* "9100", "host:9100", "[::1]:9100" -> host, port. */
+static sn_status split(const char *address, char host[256], char port[8], sn_err *err) {
+    const char *colon = strrchr(address, ':'), *digits = colon ? colon + 1 : address;
+    size_t n = colon ? (size_t)(colon - address) : 0;
+    int64_t number;
+    sn_err why;
+    if (sn_parse_int(digits, 0, 65535, &number, &why) || strlen(digits) > 5 || n > 250 || (colon && !n))
+        return sn_fail(err, SN_REFUSED,
+                       "--metrics %s: write HOST:PORT, as in 127.0.0.1:9100, or a PORT of this machine", address);
+    bool bracketed = n > 2 && address[0] == '[' && address[n - 1] == ']';
+    snprintf(host, 256, "%.*s", (int)(bracketed ? n - 2 : n), bracketed ? address + 1 : address);
+    if (!n) snprintf(host, 256, "127.0.0.1");
+    snprintf(port, 8, "%s", digits);
+    return SN_OK;
+}
+
+static int bound_port(int fd) {
+    struct sockaddr_storage at;
+    socklen_t len = sizeof at;
+    char port[8] = "0";
+    if (!getsockname(fd, (struct sockaddr *)&at, &len))
+        getnameinfo((struct sockaddr *)&at, len, NULL, 0, port, sizeof port, NI_NUMERICSERV);
+    return atoi(port);
+}
+
+static sn_status listen_at(const char *address, int *out, sn_err *err) {
+    char host[256], port[8];
+    struct addrinfo wish = {.ai_socktype = SOCK_STREAM}, *found = NULL;
+    sn_status status = split(address, host, port, err);
+    if (status) return status;
+    int code = getaddrinfo(host, port, &wish, &found);
+    if (code) return sn_fail(err, SN_REFUSED, "--metrics %s: %s", address, gai_strerror(code));
+    int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), yes = 1;
+    bool ready = fd >= 0 && !setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) &&
+                 !bind(fd, found->ai_addr, found->ai_addrlen) && !listen(fd, BACKLOG);
+    if (!ready) {
+        status = sn_fail(err, SN_RETRY, "--metrics %s: cannot listen there: %s", address, strerror(errno));
+        if (fd >= 0) close(fd);
+        fd = -1;
+    }
+    freeaddrinfo(found);
+    *out = fd;
+    return status;
+}
+
+static void copy_facts(sn_metrics *m, const sn_metrics_facts *facts) {
+    snprintf(m->node, sizeof m->node, "%s", facts->node);
+    snprintf(m->name, sizeof m->name, "%s", facts->name);
+    m->facts = *facts;
+    m->facts.node = m->node;
+    m->facts.name = m->name;
+}
+
+sn_status sn_metrics_new(const char *address, const sn_metrics_facts *facts, sn_metrics **out, sn_err *err) {
+    int fd = -1;
+    sn_metrics *m = NULL;
+    *out = NULL;
+    sn_status status = listen_at(address, &fd, err);
+    if (!status) status = sn_calloc(&m, 1, sizeof *m, err);
+    if (status) {
+        if (fd >= 0) close(fd);
+        return status;
+    }
+    copy_facts(m, facts);
+    m->port = bound_port(fd);
+    pthread_mutex_init(&m->lock, NULL);
+    m->server = MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, handle, m, MHD_OPTION_LISTEN_SOCKET, fd,
+                                 MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MAX,
+                                 MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES_MAX,
+                                 MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)SILENCE_S, MHD_OPTION_END);
+    if (!m->server) {
+        close(fd);
+        sn_metrics_free(&m);
+        return sn_fail(err, SN_STOP, "--metrics %s: the server did not start: %s", address, strerror(errno));
+    }
+    *out = m;
+    return SN_OK;
+}
+
+void sn_metrics_free(sn_metrics **metrics) {
+    sn_metrics *m = *metrics;
+    if (!m) return;
+    if (m->server) MHD_stop_daemon(m->server);
+    pthread_mutex_destroy(&m->lock);
+    free(m);
+    *metrics = NULL;
+}
+
+int sn_metrics_port(const sn_metrics *metrics) { return metrics->port; }
+
+void sn_metrics_publish(sn_metrics *metrics, const sn_figures *figures) {
+    if (pthread_mutex_trylock(&metrics->lock)) return;
+    metrics->figures = *figures;
+    pthread_mutex_unlock(&metrics->lock);
+}

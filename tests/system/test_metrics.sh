@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# A node's page for Prometheus: well formed, and true.
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+model=$fixtures/golden/llama
+golden_ids llama "$scratch/ids" 8
+start_node a "$model" 0:4 --metrics 0
+wait_ready a
+port=$(sed -n 's/.* metrics=\([0-9]*\)$/\1/p' "$scratch/a.out")
+succeeds "$bin/swarm" generate --model "$model" --join "${address[a]}" --ids-file "$scratch/ids" --max-tokens 5 --ignore-end
+
+# scrape FILE: what the page says, as {"name{labels}": value}, after checking it line by line.
+scrape() {
+  python3 - "$port" "$1" <<'END' || fail "the page is not well formed"
+import http.client, json, re, sys
+c = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=10)
+c.request("GET", "/metrics")
+answer = c.getresponse()
+assert answer.status == 200 and answer.headers["Content-Type"].startswith("text/plain; version=0.0.4"), answer.headers
+text = answer.read().decode()
+assert text.endswith("\n")
+helped, types, values = set(), {}, {}
+for line in text.splitlines():
+    if m := re.fullmatch(r"# HELP ([a-z_]+) (\S.*)", line):
+        assert m[1] not in helped
+        helped.add(m[1])
+    elif m := re.fullmatch(r"# TYPE ([a-z_]+) (counter|gauge|histogram)", line):
+        assert m[1] in helped and m[1] not in types
+        types[m[1]] = m[2]
+        assert m[1].endswith("_total") == (m[2] == "counter"), line
+    else:
+        m = re.fullmatch(r'([a-z_]+)(\{[a-z_]+="(?:[^"\\]|\\[\\"n])*"(?:,[a-z_]+="(?:[^"\\]|\\[\\"n])*")*\})? ([0-9.]+)', line)
+        assert m, line
+        family = re.sub("_(bucket|sum|count)$", "", m[1]) if m[1] not in types else m[1]
+        assert family == list(types)[-1], line  # a family's lines stand together, behind its type
+        assert m[1] + (m[2] or "") not in values, line
+        values[m[1] + (m[2] or "")] = float(m[3])
+for name, kind in types.items():
+    if kind == "histogram":
+        buckets = [v for k, v in values.items() if k.startswith(name + "_bucket{")]
+        assert buckets == sorted(buckets) and buckets[-1] == values[name + "_count"], name
+        assert list(k for k in values if k.startswith(name + "_bucket"))[-1].endswith('{le="+Inf"}')
+    assert re.search("_(total|bytes|seconds|info)$", name) or kind == "gauge", name
+json.dump(values, open(sys.argv[2], "w"))
+END
+}
+value() { query "$scratch/values" "d['swarm_node_$1']"; }
+
+for ((i = 0; i < 100; i++)); do # its session is closed behind the client's back
+  scrape "$scratch/values"
+  [ "$(value sessions)" = 0.0 ] && break
+  sleep 0.05
+done
+[ "$(value tokens_total)" = 12.0 ] && [ "$(value steps_total)" = 5.0 ] && [ "$(value step_seconds_count)" = 5.0 ] ||
+  fail "8 tokens of prompt and 4 more in 5 steps: $(cat "$scratch/values")"
+[ "$(value 'refusals_total{kind="refused"}')" = 0.0 ] || fail "nothing was refused"
+stop_node a
+start_node b "$model" 0:4 --metrics "127.0.0.1:$port"
+wait_ready b
+refuses 1 "metrics 127.0.0.1:$port: cannot listen there" "$bin/swarm-node" --model "$model" --blocks all --listen tcp://127.0.0.1:0 \
+  --metrics "127.0.0.1:$port"
+refuses 2 "metrics nowhere: write HOST:PORT" "$bin/swarm-node" --model "$model" --blocks all --listen tcp://127.0.0.1:0 --metrics nowhere
+stop_node b

@@ -54,7 +54,7 @@ typedef struct sn_client_options {
     sn_block_range local;
     int64_t timeout_s, max_retries, threads, route_seed, replan_s;
     size_t kv_memory;
-    bool push, json, json_log;
+    bool push, kv_replica, json, json_log;
 } sn_client_options;
 extern sn_client_options sn_given;
 

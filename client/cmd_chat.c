@@ -3,12 +3,13 @@
 #include "client/report.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { TURNS_MAX = 4096, LINE_MAX_BYTES = 1 << 20, USUAL_CONTEXT = 8192, NEARLY_FULL = 8 };
+enum { ATTEND_MS = 200, TURNS_MAX = 4096, LINE_MAX_BYTES = 1 << 20, USUAL_CONTEXT = 8192, NEARLY_FULL = 8 };
 
 static const char *system_text;
 
@@ -65,6 +66,14 @@ static bool take_line(chat *c, char **line) {
 
 typedef enum heard { HEARD_LINE, HEARD_END, HEARD_INTERRUPT } heard;
 
+/* Waits a moment for something to read. Meanwhile a node may leave: the session is moved in time. */
+static bool is_typed(chat *c) {
+    struct pollfd in = {.fd = STDIN_FILENO, .events = POLLIN};
+    int ready = poll(&in, 1, ATTEND_MS);
+    if (!ready) sn_chain_attend(c->setup->chain);
+    return ready > 0 && !sn_interrupted; /* the end and errors are read, too */
+}
+
 /* The next line. HEARD_INTERRUPT: Ctrl-C while waiting for one. */
 static sn_status read_line(chat *c, char **line, heard *what, sn_err *err) {
     char chunk[4096];
@@ -74,6 +83,7 @@ static sn_status read_line(chat *c, char **line, heard *what, sn_err *err) {
         if (take_line(c, line)) return *line ? SN_OK : sn_fail(err, SN_STOP, "out of memory for a line");
         *what = sn_interrupted ? HEARD_INTERRUPT : HEARD_END;
         if (c->input_ended || sn_interrupted) return SN_OK;
+        if (!is_typed(c)) continue;
         ssize_t n = read(STDIN_FILENO, chunk, sizeof chunk);
         if (n == 0) c->input_ended = true;
         if (n < 0 && errno != EINTR) return sn_fail(err, SN_REFUSED, "the input cannot be read: %s", strerror(errno));

@@ -31,6 +31,8 @@ static const sn_option chain_options[] = {
     SN_OPT_STRING("request-id", "WORD", &sn_given.request_id,
                   "what the nodes' logs call this work; without it, one drawn at random, which --json shows"),
     SN_OPT_FLAG("push", &sn_given.push, "nodes hand hidden states on to each other instead of back to this program"),
+    SN_OPT_FLAG("kv-replica", &sn_given.kv_replica,
+                "keep a copy of each node's keys and values at another one, so that a sudden death costs no replay"),
     SN_OPT_INT("timeout", "SECONDS", &sn_given.timeout_s, 1, 86400, "how long a node may take for one step"),
     SN_OPT_INT("max-retries", "N", &sn_given.max_retries, 0, 1000,
                "failed nodes in a row that are replaced before giving up"),

@@ -53,6 +53,8 @@ json_t *sn_report_json(const sn_generate_timings *t, const sn_chain *chain) {
     json_object_set_new(o, "client_ms", json_real(ms((uint64_t)t->client_us)));
     json_object_set_new(o, "request_id", json_string(sn_chain_flow(chain)));
     json_object_set_new(o, "failovers", json_integer((json_int_t)sn_chain_failovers(chain)));
+    json_object_set_new(o, "taken_over", json_integer((json_int_t)sn_chain_taken_over(chain)));
+    json_object_set_new(o, "replayed_tokens", json_integer((json_int_t)sn_chain_replayed(chain)));
     json_object_set_new(o, "hops", list);
     return o;
 }

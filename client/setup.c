@@ -54,6 +54,7 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
                                 .timeout_ms = (int)sn_given.timeout_s * 1000,
                                 .max_retries = sn_given.max_retries ? (int)sn_given.max_retries : -1,
                                 .push = sn_given.push,
+                                .replica = sn_given.kv_replica,
                                 .flow = sn_given.request_id,
                                 .measure = true,
                                 .replan_ms = (int)sn_given.replan_s * 1000,

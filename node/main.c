@@ -32,7 +32,7 @@ static struct {
            .session_timeout_s = 600,
            .room_timeout_s = 20,
            .idle_after_s = 60,
-           .drain_timeout_s = 0};
+           .drain_timeout_s = 30};
 
 static const sn_option serving[] = {
     SN_OPT_STRING("model", "PATH", &given.model, "a GGUF file, or a folder as Hugging Face lays it out"),

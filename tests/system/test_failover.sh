@@ -66,11 +66,22 @@ for push in "" --push; do
 
   start_two_holders
   begin $push
-  signal "$victim" TERM
-  wait_end "$victim" 5
-  [ $rc = 0 ] || fail "a node asked to stop in mid-generation left with $rc"
+  signal "$victim" TERM # it hands its session over and leaves: nothing is computed again
   signal a CONT
   same_text 5
+  wait_end "$victim" 5
+  [ $rc = 0 ] || fail "a node asked to stop in mid-generation left with $rc"
+  [ "$(query "$scratch/client.out" '[d["timings"][k] for k in ("failovers", "taken_over", "replayed_tokens")]')" = "[1, 1, 0]" ] ||
+    fail "$victim did not hand its session over: $(query "$scratch/client.out" 'd["timings"]')"
+  end_all
+
+  start_two_holders
+  begin --kv-replica $push
+  kill_node "$victim"
+  signal a CONT
+  same_text 5
+  [ "$(query "$scratch/client.out" '[d["timings"]["taken_over"], d["timings"]["replayed_tokens"] < 3]')" = "[1, True]" ] ||
+    fail "the copy of $victim was not gone on with: $(query "$scratch/client.out" 'd["timings"]')"
   end_all
 
   start_two_holders

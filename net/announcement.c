@@ -55,7 +55,7 @@ static const sn_record *record_wire(void) {
 }
 
 static sn_status check_blocks(const sn_announcement *a, sn_err *err) {
-    bool undecided = a->state == SN_NODE_JOINING && a->first_block == a->end_block;
+    bool undecided = (a->state == SN_NODE_JOINING || a->state == SN_NODE_OFFLINE) && a->first_block == a->end_block;
     if ((a->first_block >= a->end_block && !undecided) || a->end_block > a->n_blocks)
         return sn_fail(err, SN_REFUSED, "blocks %llu:%llu of %llu are no range", (unsigned long long)a->first_block,
                        (unsigned long long)a->end_block, (unsigned long long)a->n_blocks);

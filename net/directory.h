@@ -32,7 +32,7 @@ typedef struct sn_announcement {
     uint64_t protocol, sequence, expires_unix_ms;
     sn_node_state state;
     uint8_t model[SN_KEY_SIZE];     /* sn_model_id */
-    uint64_t first_block, end_block, n_blocks; /* of n_blocks of the model; none (equal) only while JOINING */
+    uint64_t first_block, end_block, n_blocks; /* of n_blocks of the model; none (equal) only while JOINING, or OFFLINE */
     /* Measured, 0: not yet. Of passes over the whole span; what a block costs is an equal share. */
     uint64_t tokens_per_s;          /* what it adds to the swarm: the least of computing in small batches and its network */
     uint64_t decode_us;             /* a pass of one token */

@@ -25,18 +25,25 @@ void sn_census_add(sn_census *census, int first, int end, uint64_t tokens_per_s,
     }
 }
 
-static bool counts(const sn_announcement *a, const uint8_t *model, int n_blocks, const uint8_t *except) {
-    return !memcmp(a->model, model, SN_KEY_SIZE) && a->n_blocks == (uint64_t)n_blocks &&
-           (a->state == SN_NODE_ONLINE || a->state == SN_NODE_JOINING) &&
-           !(except && !memcmp(a->node, except, SN_KEY_SIZE));
+/* Who is counted. */
+typedef struct who {
+    const uint8_t *model, *except;
+    uint64_t joining_below;
+    int n_blocks;
+} who;
+
+static bool counts(const sn_announcement *a, const who *w) {
+    if (memcmp(a->model, w->model, SN_KEY_SIZE) || a->n_blocks != (uint64_t)w->n_blocks) return false;
+    if (w->except && !memcmp(a->node, w->except, SN_KEY_SIZE)) return false;
+    return a->state == SN_NODE_ONLINE || (a->state == SN_NODE_JOINING && sn_node_tag(a->node) < w->joining_below);
 }
 
 /* The mean of those that have measured, for those that have not. */
-static uint64_t mean_rate(const sn_directory *directory, const uint8_t *model, int n_blocks, const uint8_t *except) {
+static uint64_t mean_rate(const sn_directory *directory, const who *w) {
     uint64_t n = 0, mean = 0;
     for (size_t i = 0; i < sn_directory_count(directory); i++) {
         const sn_announcement *a = sn_directory_at(directory, i);
-        if (!counts(a, model, n_blocks, except) || !a->tokens_per_s) continue;
+        if (!counts(a, w) || !a->tokens_per_s) continue;
         n++;
         mean = a->tokens_per_s > mean ? mean + (a->tokens_per_s - mean) / n : mean - (mean - a->tokens_per_s) / n;
     }
@@ -44,13 +51,14 @@ static uint64_t mean_rate(const sn_directory *directory, const uint8_t *model, i
 }
 
 sn_status sn_census_take(sn_census *census, const sn_directory *directory, const uint8_t model[SN_KEY_SIZE], int n_blocks,
-                         const uint8_t *except, sn_err *err) {
+                         const uint8_t *except, uint64_t joining_below, sn_err *err) {
+    const who w = {model, except, joining_below, n_blocks};
     sn_status status = sn_census_begin(census, n_blocks, err);
     if (status) return status;
-    census->usual_rate = mean_rate(directory, model, n_blocks, except);
+    census->usual_rate = mean_rate(directory, &w);
     for (size_t i = 0; i < sn_directory_count(directory); i++) {
         const sn_announcement *a = sn_directory_at(directory, i);
-        if (counts(a, model, n_blocks, except)) /* its blocks are a range within n_blocks: the directory has checked it */
+        if (counts(a, &w)) /* its blocks are a range within n_blocks: the directory has checked it */
             sn_census_add(census, (int)a->first_block, (int)a->end_block, a->tokens_per_s, a->state == SN_NODE_ONLINE);
     }
     return SN_OK;
@@ -83,12 +91,26 @@ static bool fits_well(const sn_census *c, int first, int n) {
     return (first - left) % n == 0 || (right - first) % n == 0;
 }
 
+static void sorted_window(const sn_census *c, int first, int n, uint64_t *sorted) {
+    memcpy(sorted, c->rate + first, (size_t)n * sizeof *sorted);
+    sort_rates(sorted, n);
+}
+
+bool sn_is_best_window(const sn_census *c, int first, int n) {
+    uint64_t ours[SN_CENSUS_BLOCKS_MAX], sorted[SN_CENSUS_BLOCKS_MAX];
+    sorted_window(c, first, n, ours);
+    for (int at = 0; at + n <= c->n_blocks; at++) {
+        sorted_window(c, at, n, sorted);
+        if (compare_sorted(sorted, ours, n) < 0) return false;
+    }
+    return true;
+}
+
 int sn_choose_window(const sn_census *c, int n, uint64_t *seed) {
     uint64_t least[SN_CENSUS_BLOCKS_MAX], sorted[SN_CENSUS_BLOCKS_MAX];
     int ties[SN_CENSUS_BLOCKS_MAX], n_ties = 0, n_good = 0;
     for (int first = 0; first + n <= c->n_blocks; first++) {
-        memcpy(sorted, c->rate + first, (size_t)n * sizeof *sorted);
-        sort_rates(sorted, n);
+        sorted_window(c, first, n, sorted);
         int order = n_ties ? compare_sorted(sorted, least, n) : -1;
         if (order > 0) continue;
         if (order < 0) {

@@ -27,13 +27,16 @@ typedef struct sn_census {
 /* Begins an empty census; SN_REFUSED for a model of too many blocks. */
 sn_status sn_census_begin(sn_census *census, int n_blocks, sn_err *err) SN_MUST_USE;
 void sn_census_add(sn_census *census, int first, int end, uint64_t tokens_per_s, bool serving);
-/* Everybody in the directory who serves the model, ONLINE or JOINING, but the node `except` (NULL: nobody). */
+/* Everybody in the directory who serves the model, ONLINE or JOINING, but the node `except` (NULL: nobody); of those JOINING only
+ * nodes whose tag lies below `joining_below`. */
 sn_status sn_census_take(sn_census *census, const sn_directory *directory, const uint8_t model[SN_KEY_SIZE], int n_blocks,
-                         const uint8_t *except, sn_err *err) SN_MUST_USE;
+                         const uint8_t *except, uint64_t joining_below, sn_err *err) SN_MUST_USE;
 
 /* The first block of the window of n (1 to n_blocks) to serve. Of equals those that leave no scraps beside them, one of these by
  * the seed. */
 int sn_choose_window(const sn_census *others, int n, uint64_t *seed);
+/* Whether no other window of n is lacked more than the one at `first`. */
+bool sn_is_best_window(const sn_census *others, int first, int n);
 
 /* Where the node that holds [first, end) with this throughput should go: the first block, or `first` to stay. gain_percent: how
  * much faster the slowest block must become. `others`: a census without this node. */

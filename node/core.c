@@ -21,6 +21,7 @@ sn_status sn_core_new(const sn_core_setup *setup, int64_t now_us, sn_core **out,
     core->gossip.seed = sn_node_tag(setup->identity->id);
     core->gossip.bytes_per_s =
         setup->gossip_bytes_per_s ? (int64_t)setup->gossip_bytes_per_s : SN_GOSSIP_BYTES_PER_S;
+    sn_core_seat_begin(core, now_us);
     core->hasher = sn_hasher_new();
     if (!core->hasher) status = sn_fail(err, SN_STOP, "out of memory");
     if (!status) status = sn_sessions_new(setup->sessions_max, &core->sessions, err);
@@ -84,11 +85,13 @@ void sn_core_refuse(sn_core *core, sn_peer peer, const sn_msg *request, const sn
 /* -- sessions ------------------------------------------------------------------------------------------------------ */
 
 static sn_status check_open(const sn_core *core, const sn_msg_open *open, sn_err *err) {
-    uint64_t first = (uint64_t)core->setup.span.first, end = (uint64_t)core->setup.span.end;
+    uint64_t first = (uint64_t)core->seat.first, end = (uint64_t)core->seat.end;
     if (open->protocol != SN_PROTOCOL)
         return sn_fail(err, SN_REFUSED, "this node speaks protocol %d, not %llu: use a matching version", SN_PROTOCOL,
                        (unsigned long long)open->protocol);
-    if (core->draining) return sn_fail(err, SN_RETRY, "this node is leaving: use another one");
+    if (!sn_core_serving(core)) return sn_fail(err, SN_RETRY, "this node is loading its blocks: use another one");
+    if (core->draining || core->seat.state == SN_SEAT_PARTING)
+        return sn_fail(err, SN_RETRY, "this node is leaving: use another one");
     if (memcmp(open->model, core->setup.model.bytes, SN_HASH_SIZE))
         return sn_fail(err, SN_REFUSED, "this node serves another model (%s): open the same file", core->hp->name);
     if (open->first_block < first || open->first_block >= open->end_block || open->end_block > end)
@@ -315,9 +318,11 @@ int64_t sn_core_tick(sn_core *core, int64_t now_us, int64_t unix_ms) {
             if ((idle || session->closing) && !session->job) sn_core_close_session(core, session);
         }
     }
-    int64_t moves_us = sn_core_moves_tick(core, now_us), gossip_us = sn_core_gossip(core, now_us, unix_ms);
-    int64_t next_us = moves_us < core->announce_us ? moves_us : core->announce_us;
-    return gossip_us < next_us ? gossip_us : next_us;
+    const int64_t due_us[] = {core->announce_us, sn_core_moves_tick(core, now_us), sn_core_seat(core, now_us, unix_ms),
+                              sn_core_gossip(core, now_us, unix_ms)};
+    int64_t next_us = due_us[0];
+    for (size_t i = 1; i < sizeof due_us / sizeof *due_us; i++) next_us = due_us[i] < next_us ? due_us[i] : next_us;
+    return next_us;
 }
 
 void sn_core_drain(sn_core *core, int64_t unix_ms) {

@@ -15,7 +15,15 @@ typedef struct sn_core_setup {
     const sn_identity *identity; /* borrowed */
     const char *address;         /* where others reach us; copied */
     const char *name;            /* for people; copied */
-    sn_span_facts span;          /* borrowed: what is served */
+    /* Borrowed: what is served. While `loading`, hp alone counts, and the blocks that are about to be served, if that is known
+     * (else first == end): the node announces that it joins, and takes no sessions until sn_core_serve. */
+    sn_span_facts span;
+    bool loading;
+    int auto_blocks;             /* the node chooses so many blocks itself; 0: they are given and stay */
+    bool expects_others;         /* there are nodes to join: it hears them before it chooses */
+    int64_t rebalance_us;        /* how often it thinks of moving, about; 0: never */
+    int rebalance_gain;          /* per cent that the swarm's slowest block must gain by a move */
+    int64_t move_us_max;         /* how long its sessions have to be moved elsewhere before it moves */
     sn_hash model;               /* sn_model_id */
     size_t kv_bytes_max;
     size_t sessions_max;
@@ -39,6 +47,16 @@ int64_t sn_core_tick(sn_core *core, int64_t now_us, int64_t unix_ms);
 
 /* From now on the core tells the node at this address of itself, and asks whom it knows. */
 void sn_core_join(sn_core *core, const char *address, const uint8_t curve_key[SN_KEY_SIZE]);
+
+/* A node's place (core_seat.c). True when it has decided which blocks to load, [*first, *end), and they are not served yet;
+ * *first == *end: as many as fit. Once. */
+bool sn_core_wants_blocks(sn_core *core, int *first, int *end);
+/* They are loaded: it serves them from now on. The facts are borrowed until sn_core_vacate. */
+void sn_core_serve(sn_core *core, const sn_span_facts *span, size_t kv_bytes_max, int64_t now_us, int64_t unix_ms);
+/* True when it is about to move and nothing uses its blocks any more: free them, and call sn_core_vacate, after which it wants
+ * others. */
+bool sn_core_wants_to_move(const sn_core *core);
+void sn_core_vacate(sn_core *core, int64_t now_us, int64_t unix_ms);
 
 /* Leaving has two parts. From drain on no new session is taken, and the owners of those there are told to have them moved;
  * steps are served on. From leave on nothing is. Both announce it. */

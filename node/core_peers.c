@@ -29,6 +29,12 @@ static void tell_rates(const sn_core *core, const sn_engine_figures *figures, sn
     if (!a->tokens_per_s) a->tokens_per_s = 1; /* 0 is kept for what was not measured */
 }
 
+static sn_node_state state_of(const sn_core *core) {
+    if (core->leaving) return SN_NODE_OFFLINE;
+    if (!sn_core_serving(core)) return SN_NODE_JOINING;
+    return core->draining || core->seat.state == SN_SEAT_PARTING ? SN_NODE_DRAINING : SN_NODE_ONLINE;
+}
+
 static sn_status seal_own(sn_core *core, int64_t unix_ms, sn_err *err) {
     sn_engine_figures figures = core->setup.read(core->setup.ctx);
     sn_announcement *a = NULL; /* large for a stack: it holds a hash for each block */
@@ -45,12 +51,13 @@ static sn_status seal_own(sn_core *core, int64_t unix_ms, sn_err *err) {
     else core->sequence++; /* twice in a millisecond, or the clock was set back */
     a->sequence = core->sequence;
     a->expires_unix_ms = (uint64_t)unix_ms + SN_ANNOUNCE_LIFE_MS;
-    a->state = core->leaving ? SN_NODE_OFFLINE : core->draining ? SN_NODE_DRAINING : SN_NODE_ONLINE;
+    a->state = state_of(core);
     memcpy(a->model, core->setup.model.bytes, SN_HASH_SIZE);
-    a->first_block = (uint64_t)span->first;
-    a->end_block = (uint64_t)span->end;
+    a->first_block = (uint64_t)core->seat.first;
+    a->end_block = (uint64_t)core->seat.end;
     a->n_blocks = (uint64_t)core->hp->n_blocks;
-    for (int i = 0; i < span->end - span->first; i++) memcpy(a->block_hash[i], span->block_hash[i].bytes, SN_HASH_SIZE);
+    for (int i = 0; span->block_hash && i < core->seat.end - core->seat.first; i++)
+        memcpy(a->block_hash[i], span->block_hash[i].bytes, SN_HASH_SIZE);
     tell_rates(core, &figures, a);
     a->wire_dtype[a->n_wire_dtype++] = SN_F32;
     a->wire_dtype[a->n_wire_dtype++] = SN_F16;

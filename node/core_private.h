@@ -14,6 +14,28 @@ typedef struct sn_joined {
     int pages_left; /* of whom it knows, that we may yet ask for */
 } sn_joined;
 
+/* Where a node serves, and on the way there. */
+typedef enum sn_seat_state {
+    SN_SEAT_LISTENING, /* what does the swarm lack? */
+    SN_SEAT_WAITING,   /* a while at random, so that nodes that start at once do not choose at once */
+    SN_SEAT_CLAIMED,   /* chosen and announced; are others about to serve the same? */
+    SN_SEAT_LOADING,
+    SN_SEAT_SERVING,
+    SN_SEAT_PARTING,   /* announced that it means to move; does another one leave the same blocks? */
+    SN_SEAT_MOVING,    /* its sessions are moved elsewhere */
+} sn_seat_state;
+
+typedef struct sn_seat {
+    sn_seat_state state;
+    int first, end;  /* of the blocks served, or about to be */
+    int to;          /* while PARTING and MOVING: where it goes */
+    bool asked;      /* the daemon loads them */
+    int claims;      /* how often it has chosen */
+    int64_t due_us;  /* when to look again */
+    uint64_t seed;
+    uint64_t moves;  /* made since the start */
+} sn_seat;
+
 struct sn_core {
     sn_core_setup setup;
     char address[SN_ADDRESS_MAX + 1], name[64];
@@ -38,6 +60,7 @@ struct sn_core {
     uint64_t sequence;   /* of our own newest announcement */
     sn_buf sealed;       /* our own newest announcement */
 
+    sn_seat seat;
     sn_distance distance;
     uint64_t last_ping, ping_rounds;
 };
@@ -107,6 +130,11 @@ void sn_core_ask_newer(sn_core *core, sn_peer peer, bool tell_own);
 void sn_core_gossip_loss(sn_core *core, sn_peer peer);
 size_t sn_core_answer_bytes(sn_core *core, int64_t now_us); /* what an answer to another node may cost now */
 void sn_core_answered(sn_core *core, size_t bytes);
+
+/* core_seat.c */
+void sn_core_seat_begin(sn_core *core, int64_t now_us);
+int64_t sn_core_seat(sn_core *core, int64_t now_us, int64_t unix_ms); /* what is due; returns when to call again */
+bool sn_core_serving(const sn_core *core);                           /* it has blocks loaded */
 
 /* core_ping.c */
 void sn_core_ping(sn_core *core, sn_peer peer, const uint8_t id[SN_KEY_SIZE], bool padded, int64_t now_us);

@@ -22,9 +22,18 @@ struct sn_engine {
     atomic_size_t jobs; /* in the engine, from submit to take */
     size_t jobs_max;
     _Atomic uint64_t passes, compute_us, guard_bytes, kv_bytes, shared_pages, shared_tokens, idle_bytes;
+    sn_speed speed; /* the thread's */
+    _Atomic uint64_t decode_us, prompt_tokens_per_s;
 };
 
+static void publish_speed(sn_engine *e) {
+    atomic_store(&e->decode_us, e->speed.decode_us);
+    atomic_store(&e->prompt_tokens_per_s, e->speed.prompt_tokens_per_s);
+}
+
 static void publish(sn_engine *e, int64_t busy_us) {
+    sn_speed_note(&e->speed, sn_scheduler_rows(e->scheduler), busy_us);
+    publish_speed(e);
     atomic_store(&e->passes, sn_scheduler_passes(e->scheduler));
     atomic_store(&e->guard_bytes, sn_scheduler_watch(e->scheduler)->bytes);
     atomic_store(&e->kv_bytes, sn_kv_pool_bytes_used(e->pool));
@@ -65,8 +74,8 @@ static void *run(void *arg) {
     return NULL;
 }
 
-sn_status sn_engine_new(sn_span *span, sn_kv_pool *pool, size_t jobs_max, void (*finished)(void *), void *ctx,
-                        sn_engine **out, sn_err *err) {
+sn_status sn_engine_new(sn_span *span, sn_kv_pool *pool, size_t jobs_max, sn_speed speed, void (*finished)(void *),
+                        void *ctx, sn_engine **out, sn_err *err) {
     sn_engine *e = NULL;
     sn_status status = sn_calloc(&e, 1, sizeof *e, err);
     if (status) return status;
@@ -74,6 +83,8 @@ sn_status sn_engine_new(sn_span *span, sn_kv_pool *pool, size_t jobs_max, void (
     e->finished = finished;
     e->ctx = ctx;
     e->jobs_max = jobs_max;
+    e->speed = speed;
+    publish_speed(e);
     status = sn_scheduler_new(span, pool, &e->scheduler, err);
     if (!status) status = sn_queue_new(jobs_max, &e->inbox, err);
     if (!status) status = sn_queue_new(jobs_max, &e->outbox, err);
@@ -128,6 +139,8 @@ sn_engine_figures sn_engine_read(const sn_engine *e) {
                                .guard_bytes = atomic_load(&e->guard_bytes),
                                .kv_bytes = atomic_load(&e->kv_bytes),
                                .queue = atomic_load(&e->jobs),
+                               .decode_us = atomic_load(&e->decode_us),
+                               .prompt_tokens_per_s = atomic_load(&e->prompt_tokens_per_s),
                                .shared_pages = atomic_load(&e->shared_pages),
                                .shared_tokens = atomic_load(&e->shared_tokens),
                                .idle_bytes = atomic_load(&e->idle_bytes)};

@@ -4,6 +4,7 @@
 #define SN_NODE_ENGINE_H
 
 #include "node/scheduler.h"
+#include "node/speed.h"
 
 typedef struct sn_engine sn_engine;
 
@@ -14,10 +15,10 @@ typedef struct sn_engine_figures { /* read from any thread */
     uint64_t idle_bytes; /* set aside */
 } sn_engine_figures;
 
-/* Starts the thread. `finished` is called on it after jobs were put out: it must only wake somebody. The span and pool are
- * borrowed, and touched by nobody else until the engine is freed. */
-sn_status sn_engine_new(sn_span *span, sn_kv_pool *pool, size_t jobs_max, void (*finished)(void *), void *ctx,
-                        sn_engine **out, sn_err *err) SN_MUST_USE;
+/* Starts the thread. `speed`: measured before; it goes on being measured. `finished` is called on the thread after jobs were put
+ * out: it must only wake somebody. The span and pool are borrowed, and touched by nobody else until the engine is freed. */
+sn_status sn_engine_new(sn_span *span, sn_kv_pool *pool, size_t jobs_max, sn_speed speed, void (*finished)(void *),
+                        void *ctx, sn_engine **out, sn_err *err) SN_MUST_USE;
 /* Ends the pass in hand, frees every job that is left, and the thread. NULL-safe. */
 void sn_engine_free(sn_engine **engine);
 

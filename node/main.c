@@ -21,6 +21,7 @@ static struct {
     sn_strings join, device_memory;
     size_t kv_memory;
     int64_t threads, sessions_max, session_timeout_s, room_timeout_s, idle_after_s, drain_timeout_s, device_timeout_s;
+    int64_t rebalance_every_s, rebalance_gain;
     bool json_log, plan, list_devices, offload_all;
 } given = {.listen = "tcp://127.0.0.1:31330",
            .device = "auto",
@@ -29,6 +30,8 @@ static struct {
            .share_prefixes = "client",
            .kv_memory = 512u << 20,
            .sessions_max = 64,
+           .rebalance_every_s = 300,
+           .rebalance_gain = 20,
            .session_timeout_s = 600,
            .room_timeout_s = 20,
            .idle_after_s = 60,
@@ -37,7 +40,12 @@ static struct {
 static const sn_option serving[] = {
     SN_OPT_STRING("model", "PATH", &given.model, "a GGUF file, or a folder as Hugging Face lays it out"),
     SN_OPT_STRING("blocks", "A:B", &given.blocks,
-                  "the blocks to serve, end exclusive, as in 10:20; all; or auto (A:auto): from A on as many as fit"),
+                  "the blocks to serve, end exclusive, as in 10:20; all; auto (A:auto): from A on as many as fit; or "
+                  "auto:N: the N that the swarm lacks most"),
+    SN_OPT_INT("rebalance-every", "SECONDS", &given.rebalance_every_s, 0, 1000000,
+               "with auto:N, how often to think of moving to other blocks, about; 0: never"),
+    SN_OPT_INT("rebalance-gain", "PERCENT", &given.rebalance_gain, 1, 10000,
+               "with auto:N, move only if the swarm's slowest block becomes so much faster"),
     SN_OPT_SIZE("kv-memory", "SIZE", &given.kv_memory, "memory for the past of all sessions"),
     SN_OPT_INT("max-sessions", "N", &given.sessions_max, 1, 100000, "sessions served at once"),
     SN_OPT_INT("session-timeout", "SECONDS", &given.session_timeout_s, 1, 1000000,
@@ -121,6 +129,15 @@ static const sn_command command = {
 
 static _Atomic(sn_node *) running; /* NULL while the span is being loaded */
 
+static sn_node_early early;
+
+/* Nothing is served yet; but others may have been told that it will be. A load under way is not waited for. */
+static _Noreturn void leave_early(void) {
+    atomic_store(&early.stop, true);
+    for (int i = 0; i < 100 && atomic_load(&early.up) && !atomic_load(&early.left); i++) usleep(10000);
+    _exit(EXIT_OK);
+}
+
 static void *wait_for_signal(void *unused) {
     (void)unused;
     sigset_t set;
@@ -132,7 +149,7 @@ static void *wait_for_signal(void *unused) {
         while (sigwait(&set, &which)) {}
         sn_log(SN_LOG_INFO, "leaving", "signal=%s", which == SIGTERM ? "TERM" : "INT");
         sn_node *node = atomic_load(&running);
-        if (!node) _exit(EXIT_OK); /* nothing is served yet: nothing to end */
+        if (!node) leave_early();
         sn_node_stop(node);
     }
     return NULL;
@@ -170,30 +187,49 @@ static sn_status list_devices(sn_err *err) {
     return status;
 }
 
-/* "10:20", "all", "auto", "10:auto". */
-static sn_status parse_blocks(const sn_model *model, int *first, int *end, sn_err *err) {
-    const char *text = given.blocks, *colon = strchr(text, ':');
-    int64_t from = 0;
-    char number[16];
-    *first = 0;
-    *end = sn_model_hparams(model)->n_blocks;
-    if (!strcmp(text, "all")) return SN_OK;
-    if (strcmp(text, "auto") && (!colon || strcmp(colon, ":auto"))) return sn_parse_blocks(text, first, end, err);
+/* The blocks as given: [first, end), from first on as many as fit (equal), or so many as the node chooses itself. */
+typedef struct blocks {
+    int first, end, choose;
+} blocks;
+
+/* "auto:4", "auto", "10:auto". */
+static sn_status parse_auto(const char *text, int n_blocks, blocks *out, sn_err *err) {
+    const char *colon = strchr(text, ':');
+    int64_t number = 0;
+    char digits[16];
+    if (!strncmp(text, "auto:", strlen("auto:"))) {
+        sn_status status = sn_parse_int(text + strlen("auto:"), 1, n_blocks, &number, err);
+        if (!status && (given.device_map || given.preload))
+            status = sn_fail(err, SN_REFUSED, "--device-map and --preload name blocks, and auto:N chooses them later: "
+                                              "give --blocks A:B");
+        *out = (blocks){0, (int)number, (int)number};
+        return status;
+    }
     if (colon) {
-        snprintf(number, sizeof number, "%.*s", (int)(colon - text), text);
-        sn_status status = sn_parse_int(number, 0, *end - 1, &from, err);
+        snprintf(digits, sizeof digits, "%.*s", (int)(colon - text), text);
+        sn_status status = sn_parse_int(digits, 0, n_blocks - 1, &number, err);
         if (status) return status;
     }
-    *first = *end = (int)from; /* as many as fit */
+    *out = (blocks){(int)number, (int)number, 0};
     return SN_OK;
 }
 
-static sn_status read_blocks(int *first, int *end, sn_err *err) {
+/* "10:20", "all", and those above. */
+static sn_status parse_blocks(const sn_model *model, blocks *out, sn_err *err) {
+    const char *text = given.blocks, *colon = strchr(text, ':');
+    int n_blocks = sn_model_hparams(model)->n_blocks;
+    *out = (blocks){0, n_blocks, 0};
+    if (!strcmp(text, "all")) return SN_OK;
+    bool automatic = !strcmp(text, "auto") || !strncmp(text, "auto:", strlen("auto:")) || (colon && !strcmp(colon, ":auto"));
+    return automatic ? parse_auto(text, n_blocks, out, err) : sn_parse_blocks(text, &out->first, &out->end, err);
+}
+
+static sn_status read_blocks(blocks *out, sn_err *err) {
     sn_model *model = NULL;
     if (!given.model || !given.blocks)
         return sn_fail(err, SN_REFUSED, "--model and --blocks are needed: see --help");
     sn_status status = sn_model_open(given.model, &model, err);
-    if (!status) status = parse_blocks(model, first, end, err);
+    if (!status && parse_blocks(model, out, err)) status = sn_err_context(err, "--blocks");
     sn_model_close(&model);
     return status;
 }
@@ -243,14 +279,17 @@ static sn_status read_idle(sn_node_config *config, sn_err *err) {
     return status ? sn_err_context(err, "--idle-memory") : SN_OK;
 }
 
-static sn_status serve(int first, int end, sn_err *err) {
+static sn_status serve(const blocks *b, sn_err *err) {
     sn_shape link = {0};
     sn_status status = given.link ? sn_shape_parse(given.link, &link, err) : SN_OK;
     if (status) return sn_err_context(err, "--link");
     sn_node_config config = {
         .model_path = given.model,
-        .first = first,
-        .end = end,
+        .first = b->first,
+        .end = b->end,
+        .auto_blocks = b->choose,
+        .rebalance_every_s = (int)given.rebalance_every_s,
+        .rebalance_gain = (int)given.rebalance_gain,
         .listen = given.listen,
         .public_address = given.public_address,
         .join = given.join.items,
@@ -264,6 +303,7 @@ static sn_status serve(int first, int end, sn_err *err) {
         .room_timeout_s = (int)given.room_timeout_s,
         .metrics = given.metrics,
         .drain_timeout_s = (int)given.drain_timeout_s,
+        .early = &early,
         .planned = show_plan,
     };
     status = read_sharing(&config, err);
@@ -273,10 +313,12 @@ static sn_status serve(int first, int end, sn_err *err) {
     if (pthread_create(&signals, NULL, wait_for_signal, NULL)) return sn_fail(err, SN_STOP, "no thread is to be had");
     sn_node *node = NULL;
     status = sn_node_new(&config, NULL, show_progress, NULL, &node, err);
+    if (atomic_load(&early.stop)) leave_early();
     if (!status) {
         print_ready(node);
         atomic_store(&running, node);
         status = sn_node_run(node, err);
+        if (!status && sn_node_loading(node)) _exit(EXIT_OK); /* it is on its way to other blocks: not waited for */
     }
     pthread_cancel(signals); /* it may still wait for a signal: sigwait is where it can be ended */
     pthread_join(signals, NULL);
@@ -286,14 +328,14 @@ static sn_status serve(int first, int end, sn_err *err) {
 
 static sn_status run(sn_err *err) {
     sn_log_level level;
-    int first = 0, end = 0;
+    blocks b = {0};
     sn_status status = sn_log_level_parse(given.log_level, &level, err);
     if (status) return status;
     sn_log_setup(level, given.json_log);
     if (given.list_devices) return list_devices(err);
-    status = read_blocks(&first, &end, err);
+    status = read_blocks(&b, err);
     if (status) return status;
-    return given.plan ? print_plan(first, end, err) : serve(first, end, err);
+    return given.plan ? print_plan(b.first, b.end, err) : serve(&b, err);
 }
 
 int main(int argc, char **argv) {

@@ -3,24 +3,31 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "kvcache/idle.h"
 #include "net/introduce.h"
 #include "node/core.h"
 #include "node/metrics.h"
+#include "node/serving.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { LAST_STEPS_US = 4000000, FLUSH_US = 50000, ROUND_EVENTS_MAX = 256 };
+enum {
+    LAST_STEPS_US = 4000000,
+    FLUSH_US = 50000,
+    GOODBYE_US = 100000,
+    ROUND_EVENTS_MAX = 256,
+    MOVE_US = 30000000, /* that sessions have to be moved before their node moves, where --drain-timeout says nothing */
+};
 
 struct sn_node {
+    sn_node_config config;
     sn_identity identity;
-    sn_placing placing;
-    sn_span *span;
-    sn_kv_pool *pool;
+    sn_hparams hp;
+    sn_hash model;
+    sn_serving serving; /* the loader's while there is one */
+    sn_loader *loader;
     sn_transport *transport;
     sn_introducer *introducer;
-    sn_engine *engine;
     sn_core *core;
     sn_metrics *metrics; /* NULL: nobody watches */
     char address[SN_ADDRESS_MAX + 1];
@@ -28,32 +35,15 @@ struct sn_node {
     atomic_int stop; /* how often it was asked to */
 };
 
-static sn_status open_idle(sn_node *node, const sn_node_config *config, sn_err *err) {
-    if (!config->idle_to) return SN_OK;
-    bool disk = !strcmp(config->idle_to, "disk");
-    if (!disk && strcmp(config->idle_to, "host"))
-        return sn_fail(err, SN_REFUSED, "--idle-to %.40s is unknown: use host or disk", config->idle_to);
-    if (disk && !config->idle_dir) return sn_fail(err, SN_REFUSED, "idle sessions are to rest on disk: give --idle-dir");
-    return sn_idle_open(node->pool, disk ? config->idle_dir : NULL, config->idle_memory,
-                        (int64_t)config->idle_after_s * 1000000, err);
-}
-
-static sn_status load(sn_node *node, const sn_node_config *config, sn_progress progress, void *ctx, sn_hash *model_id,
-                      sn_err *err) {
+/* What must be known of the model before a block of it is loaded. */
+static sn_status describe_model(sn_node *node, const char *path, sn_err *err) {
     sn_model *model = NULL;
-    int end = config->end;
-    sn_placing *placing = &node->placing;
-    sn_status status = sn_model_open(config->model_path, &model, err);
-    if (!status) status = sn_placing_make(&config->placing, model, config->first, &end, placing, err);
-    if (!status && config->planned) config->planned((const char *)placing->table.data);
-    if (!status)
-        status = sn_span_load_plan(model, &placing->plan, placing->devices, placing->store, progress, ctx, &node->span, err);
-    if (!status) *model_id = sn_model_id(model);
+    sn_status status = sn_model_open(path, &model, err);
+    if (status) return status;
+    node->hp = *sn_model_hparams(model);
+    node->model = sn_model_id(model);
     sn_model_close(&model);
-    if (!status) status = sn_span_kv_pool(node->span, config->placing.kv_memory, &node->pool, err);
-    if (!status) status = open_idle(node, config, err);
-    if (!status) status = sn_prefix_share(node->pool, sn_span_hparams(node->span)->n_embd, config->prefix_memory, err);
-    return status;
+    return SN_OK;
 }
 
 static sn_status load_identity(sn_node *node, const char *path, sn_err *err) {
@@ -68,8 +58,15 @@ static sn_status new_transport(sn_node *node, const sn_shape *link, sn_err *err)
 }
 
 static void wake_network(void *ctx) { sn_transport_wake(((sn_node *)ctx)->transport); }
-static bool submit(void *ctx, sn_job *job) { return sn_engine_submit(((sn_node *)ctx)->engine, job); }
-static sn_engine_figures read_figures(void *ctx) { return sn_engine_read(((sn_node *)ctx)->engine); }
+static bool submit(void *ctx, sn_job *job) {
+    sn_engine *engine = ((sn_node *)ctx)->serving.engine;
+    return engine && sn_engine_submit(engine, job);
+}
+static sn_engine_figures read_figures(void *ctx) {
+    const sn_node *node = ctx;
+    if (node->loader || !node->serving.engine) return (sn_engine_figures){0};
+    return sn_engine_read(node->serving.engine);
+}
 
 static sn_status listen_and_ask(sn_node *node, const sn_node_config *config, bool introduce, sn_err *err) {
     sn_status status = sn_transport_listen(node->transport, config->listen, node->address, err);
@@ -94,15 +91,20 @@ static sn_status join_pinned(sn_node *node, const sn_node_config *config, sn_err
     return SN_OK;
 }
 
-static sn_status new_core(sn_node *node, const sn_node_config *config, const sn_hash *model_id, sn_err *err) {
+static sn_status new_core(sn_node *node, const sn_node_config *config, sn_err *err) {
     const sn_core_setup setup = {
         .transport = node->transport,
         .identity = &node->identity,
         .address = config->public_address ? config->public_address : node->address,
         .name = config->name ? config->name : "",
-        .span = sn_span_describe(node->span),
-        .model = *model_id,
-        .kv_bytes_max = sn_kv_pool_bytes(node->pool),
+        .span = {.hp = &node->hp, .first = config->first, .end = config->end},
+        .loading = true,
+        .auto_blocks = config->auto_blocks,
+        .expects_others = config->n_join > 0,
+        .rebalance_us = (int64_t)config->rebalance_every_s * 1000000,
+        .rebalance_gain = config->rebalance_gain,
+        .move_us_max = node->drain_us ? node->drain_us : MOVE_US,
+        .model = node->model,
         .sessions_max = config->sessions_max,
         .idle_us_max = (int64_t)config->session_timeout_s * 1000000,
         .room_us_max = (int64_t)config->room_timeout_s * 1000000,
@@ -126,52 +128,11 @@ static void publish(const sn_node *node) {
     sn_metrics_publish(node->metrics, &figures);
 }
 
-sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn_progress progress, void *ctx,
-                      sn_node **out, sn_err *err) {
-    sn_node *node = NULL;
-    sn_hash model_id;
-    sn_status status = sn_calloc(&node, 1, sizeof *node, err);
-    if (status) return status;
-    node->drain_us = (int64_t)config->drain_timeout_s * 1000000;
-    bool introduce = !transport; /* in-memory transports are told the keys */
-    if (transport) {
-        node->transport = *transport;
-        *transport = NULL;
-    }
-    status = load_identity(node, config->identity_path, err);
-    if (!status && !node->transport) status = new_transport(node, &config->link, err);
-    /* Listening comes before loading: a port that is taken shows at once. Nothing is answered before run. */
-    if (!status) status = listen_and_ask(node, config, introduce, err);
-    if (!status && config->metrics) status = watch(node, config, err);
-    if (!status) status = load(node, config, progress, ctx, &model_id, err);
-    if (!status)
-        status = sn_engine_new(node->span, node->pool, 2 * config->sessions_max, wake_network, node, &node->engine, err);
-    if (!status) status = new_core(node, config, &model_id, err);
-    if (!status && !introduce) status = join_pinned(node, config, err);
-    if (status) sn_node_free(&node);
-    *out = node;
-    return status;
-}
-
-void sn_node_free(sn_node **node) {
-    sn_node *n = *node;
-    if (!n) return;
-    sn_metrics_free(&n->metrics);
-    sn_engine_free(&n->engine); /* from here on nobody else touches span, pool and sessions */
-    sn_core_free(&n->core);
-    sn_introducer_free(&n->introducer); /* before the transport that it wakes */
-    sn_transport_free(&n->transport);
-    sn_kv_pool_free(&n->pool);
-    sn_span_free(&n->span);
-    sn_placing_close(&n->placing);
-    free(n);
-    *node = NULL;
-}
-
 /* One round of the network thread: a message or a wake-up, then what else is there, up to a limit: under a stream of
  * messages that never ends, announcements and the end of the program still have their turn. */
 static sn_status serve(sn_node *node, int64_t deadline_us, sn_err *err) {
     bool more = true;
+    sn_engine *engine = node->loader ? NULL : node->serving.engine;
     for (int i = 0; more && i < ROUND_EVENTS_MAX; i++) {
         sn_event event;
         sn_status status = sn_transport_recv(node->transport, deadline_us, &event, err);
@@ -179,7 +140,7 @@ static sn_status serve(sn_node *node, int64_t deadline_us, sn_err *err) {
         more = event.peer != 0;
         deadline_us = 0;
         if (more) sn_core_handle(node->core, &event, sn_now_us(), sn_unix_ms());
-        for (sn_job *job = sn_engine_take(node->engine); job; job = sn_engine_take(node->engine))
+        for (sn_job *job = engine ? sn_engine_take(engine) : NULL; job; job = sn_engine_take(engine))
             sn_core_done(node->core, job, sn_now_us());
     }
     char address[SN_ADDRESS_MAX + 1];
@@ -188,6 +149,92 @@ static sn_status serve(sn_node *node, int64_t deadline_us, sn_err *err) {
         sn_core_join(node->core, address, key);
     if (node->metrics) publish(node);
     return SN_OK;
+}
+
+static sn_status begin_to_serve(sn_node *node, sn_err *err) {
+    sn_serving *serving = &node->serving;
+    sn_status status = sn_loader_take(&node->loader, err);
+    if (!status)
+        status = sn_engine_new(serving->span, serving->pool, 2 * node->config.sessions_max, serving->speed, wake_network,
+                               node, &serving->engine, err);
+    if (status) return status;
+    sn_span_facts facts = sn_span_describe(serving->span);
+    sn_log(SN_LOG_INFO, "serving", "blocks=%d:%d decode_us=%llu prompt_tokens_per_s=%llu", facts.first, facts.end,
+           (unsigned long long)serving->speed.decode_us, (unsigned long long)serving->speed.prompt_tokens_per_s);
+    sn_core_serve(node->core, &facts, sn_kv_pool_bytes(serving->pool), sn_now_us(), sn_unix_ms());
+    return SN_OK;
+}
+
+/* What the core has decided about the blocks that are served. */
+static sn_status attend(sn_node *node, sn_progress progress, void *ctx, sn_err *err) {
+    int first, end;
+    if (node->loader && sn_loader_done(node->loader)) return begin_to_serve(node, err);
+    if (sn_core_wants_to_move(node->core)) {
+        sn_serving_free(&node->serving);
+        sn_core_vacate(node->core, sn_now_us(), sn_unix_ms());
+    }
+    if (!sn_core_wants_blocks(node->core, &first, &end)) return SN_OK;
+    return sn_loader_start(&node->serving, &node->config, first, end, progress, ctx, wake_network, node, &node->loader, err);
+}
+
+static bool is_up(const sn_node *node) { return !node->loader && node->serving.engine; }
+
+/* Serves what can be served without blocks until they are there. */
+static sn_status bring_up(sn_node *node, sn_progress progress, void *ctx, sn_err *err) {
+    sn_node_early *early = node->config.early;
+    sn_status status = SN_OK;
+    if (early) atomic_store(&early->up, true);
+    while (!status && !is_up(node) && !(early && atomic_load(&early->stop))) {
+        int64_t next_us = sn_core_tick(node->core, sn_now_us(), sn_unix_ms()), soon_us = sn_now_us() + GOODBYE_US;
+        status = attend(node, progress, ctx, err);
+        if (!status && !is_up(node)) status = serve(node, next_us < soon_us ? next_us : soon_us, err);
+    }
+    if (status || !early || !atomic_load(&early->stop)) return status;
+    sn_core_leave(node->core, sn_unix_ms());
+    status = serve(node, sn_now_us() + GOODBYE_US, err);
+    atomic_store(&early->left, true);
+    return status;
+}
+
+sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn_progress progress, void *ctx,
+                      sn_node **out, sn_err *err) {
+    sn_node *node = NULL;
+    sn_status status = sn_calloc(&node, 1, sizeof *node, err);
+    if (status) return status;
+    node->config = *config;
+    node->drain_us = (int64_t)config->drain_timeout_s * 1000000;
+    bool introduce = !transport; /* in-memory transports are told the keys */
+    if (transport) {
+        node->transport = *transport;
+        *transport = NULL;
+    }
+    status = load_identity(node, config->identity_path, err);
+    if (!status && !node->transport) status = new_transport(node, &config->link, err);
+    /* Listening comes before loading: a port that is taken shows at once. */
+    if (!status) status = listen_and_ask(node, config, introduce, err);
+    if (!status && config->metrics) status = watch(node, config, err);
+    if (!status) status = describe_model(node, config->model_path, err);
+    if (!status) status = new_core(node, config, err);
+    if (!status && !introduce) status = join_pinned(node, config, err);
+    if (!status) status = bring_up(node, progress, ctx, err);
+    if (status) sn_node_free(&node);
+    *out = node;
+    return status;
+}
+
+void sn_node_free(sn_node **node) {
+    sn_node *n = *node;
+    sn_err err;
+    if (!n) return;
+    sn_metrics_free(&n->metrics);
+    if (sn_loader_take(&n->loader, &err)) sn_log(SN_LOG_INFO, "blocks not loaded", "text=%s", err.text);
+    sn_engine_free(&n->serving.engine); /* first: from here on nobody else touches span, pool and sessions */
+    sn_core_free(&n->core);
+    sn_introducer_free(&n->introducer); /* before the transport that it wakes */
+    sn_transport_free(&n->transport);
+    sn_serving_free(&n->serving);
+    free(n);
+    *node = NULL;
 }
 
 /* Serves on until every session has been moved by its owner, or the time is up. */
@@ -207,8 +254,11 @@ static sn_status drain(sn_node *node, sn_err *err) {
 sn_status sn_node_run(sn_node *node, sn_err *err) {
     sn_status status = SN_OK;
     if (node->metrics) publish(node);
-    while (!status && !atomic_load(&node->stop))
-        status = serve(node, sn_core_tick(node->core, sn_now_us(), sn_unix_ms()), err);
+    while (!status && !atomic_load(&node->stop)) {
+        int64_t next_us = sn_core_tick(node->core, sn_now_us(), sn_unix_ms());
+        status = attend(node, NULL, NULL, err);
+        if (!status) status = serve(node, next_us, err);
+    }
     if (!status && node->drain_us) status = drain(node, err);
     if (status) return status;
     sn_core_leave(node->core, sn_unix_ms());
@@ -223,10 +273,11 @@ void sn_node_stop(sn_node *node) {
     sn_transport_wake(node->transport);
 }
 
+bool sn_node_loading(const sn_node *node) { return node->loader != NULL; }
 const char *sn_node_address(const sn_node *node) { return node->address; }
 const uint8_t *sn_node_id(const sn_node *node) { return node->identity.id; }
 const uint8_t *sn_node_curve_key(const sn_node *node) { return node->identity.curve_key; }
 int sn_node_metrics_port(const sn_node *node) { return node->metrics ? sn_metrics_port(node->metrics) : 0; }
-size_t sn_node_weight_bytes(const sn_node *node) { return sn_span_bytes(node->span); }
-size_t sn_node_kv_tokens(const sn_node *node) { return sn_kv_pool_tokens(node->pool); }
-const sn_span *sn_node_span(const sn_node *node) { return node->span; }
+size_t sn_node_weight_bytes(const sn_node *node) { return sn_span_bytes(node->serving.span); }
+size_t sn_node_kv_tokens(const sn_node *node) { return sn_kv_pool_tokens(node->serving.pool); }
+const sn_span *sn_node_span(const sn_node *node) { return node->serving.span; }

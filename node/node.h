@@ -6,9 +6,14 @@
 #include "node/placing.h"
 #include "net/shaped.h"
 
+#include <stdatomic.h>
+
 typedef struct sn_node_config {
     const char *model_path;
     int first, end;              /* blocks; equal: from first on as many as fit */
+    int auto_blocks;             /* the node chooses so many itself, by what the swarm lacks; 0: first, end */
+    int rebalance_every_s;       /* how often it then thinks of moving, about; 0: never */
+    int rebalance_gain;          /* per cent that the swarm's slowest block must gain by that */
     const char *listen;          /* "tcp://127.0.0.1:0" */
     const char *public_address;  /* what is announced instead of where we listen, NULL: that */
     const char *const *join;
@@ -27,12 +32,21 @@ typedef struct sn_node_config {
     bool share_all;              /* beginnings are shared among all clients, not only among a client's own sessions */
     const char *metrics;         /* where to answer Prometheus: "[HOST:]PORT"; NULL: nowhere */
     int drain_timeout_s;         /* how long it serves on when it is stopped, for its sessions to be moved; 0: not at all */
+    struct sn_node_early *early; /* NULL: nobody asks it to stop before it is up */
     void (*planned)(const char *table); /* told the placement before anything is loaded; may be NULL */
 } sn_node_config;
 
+/* For whoever may have to end a node that is not up yet. `stop` is set by him; then the node says goodbye, sets `left`, and
+ * sn_node_new returns, maybe with a load still under way that sn_node_free would wait for. `up`: there is something to say
+ * goodbye to. */
+typedef struct sn_node_early {
+    atomic_bool up, stop, left;
+} sn_node_early;
+
 typedef struct sn_node sn_node;
 
-/* Loads the span (progress may be NULL) and listens. `transport`: taken, NULL for ZeroMQ; tests give another. */
+/* Listens, announces that it joins, chooses its blocks if it is to, and loads the span (progress may be NULL), answering
+ * meanwhile. `transport`: taken, NULL for ZeroMQ; tests give another. What `config` points to must outlive a node that may move. */
 sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn_progress progress, void *ctx,
                       sn_node **out, sn_err *err) SN_MUST_USE;
 void sn_node_free(sn_node **node); /* NULL-safe; after run has returned */
@@ -41,6 +55,7 @@ void sn_node_free(sn_node **node); /* NULL-safe; after run has returned */
  * (drain_timeout_s at most), ends the steps in hand (4 s at most) and returns. */
 sn_status sn_node_run(sn_node *node, sn_err *err) SN_MUST_USE;
 void sn_node_stop(sn_node *node); /* from any thread; a second time: at once */
+bool sn_node_loading(const sn_node *node); /* blocks are being loaded: sn_node_free would wait for that */
 
 const char *sn_node_address(const sn_node *node);
 const uint8_t *sn_node_id(const sn_node *node);        /* SN_KEY_SIZE bytes */

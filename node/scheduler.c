@@ -16,6 +16,7 @@ struct sn_scheduler {
     sn_room room;
     sn_job *jobs; /* in order of arrival */
     uint64_t passes;
+    int whole_rows; /* of the newest run, over the whole span */
     sn_guard_watch watch;
     bool waiting, copied; /* copied: a part of a past was, in this round; one a round bounds the delay that they add */
     sn_job *lead;                     /* of the pass being formed: the oldest job that may run names its blocks, */
@@ -68,6 +69,7 @@ bool sn_scheduler_moving(const sn_scheduler *scheduler) {
     return room->more || (scheduler->jobs && room->moves < room->moves_max);
 }
 uint64_t sn_scheduler_passes(const sn_scheduler *scheduler) { return scheduler->passes; }
+int sn_scheduler_rows(const sn_scheduler *scheduler) { return scheduler->whole_rows; }
 const sn_guard_watch *sn_scheduler_watch(const sn_scheduler *scheduler) { return &scheduler->watch; }
 
 /* Moves the jobs that have ended from the scheduler to the front of *done. */
@@ -217,6 +219,7 @@ static void form_pass(sn_scheduler *s, int64_t now_us) {
     s->lead = NULL;
     s->n_chosen = s->n_rows = 0;
     s->copied = false;
+    s->whole_rows = 0;
     choose_decoding(s, now_us);
     s->waiting = !s->lead && !s->copied;
     int budget = s->n_chosen ? SN_PROMPT_ROWS_BESIDE : SN_SPAN_ROWS_MAX;
@@ -238,6 +241,7 @@ static void run_pass(sn_scheduler *s) {
     int64_t now = sn_now_us();
     sn_guard_watch_step(&s->watch, moved, planned, now);
     s->passes++;
+    if (!status && first == sn_span_first(s->span) && end == sn_span_end(s->span)) s->whole_rows = s->n_rows;
     for (int i = 0; i < s->n_chosen; i++) {
         sn_job *job = s->chosen[i];
         if (!status && job->shares)

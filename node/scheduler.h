@@ -29,6 +29,7 @@ bool sn_scheduler_idle(const sn_scheduler *scheduler);    /* no jobs at all */
 bool sn_scheduler_waiting(const sn_scheduler *scheduler); /* all of its jobs wait for room, and none is being made */
 bool sn_scheduler_moving(const sn_scheduler *scheduler);  /* pages are to be moved: run it again soon, jobs or not */
 uint64_t sn_scheduler_passes(const sn_scheduler *scheduler);
+int sn_scheduler_rows(const sn_scheduler *scheduler); /* of the newest run's pass, if it went over the whole span; else 0 */
 /* What crossed the borders of devices in its passes; more than the plan says is warned of in the log. */
 const sn_guard_watch *sn_scheduler_watch(const sn_scheduler *scheduler);
 

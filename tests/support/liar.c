@@ -92,7 +92,7 @@ liar *liar_new(world *w, const char *address, int first, int end, liar_ways ways
     NEED(sn_transport_listen(l->transport, address, bound, &err));
     load(l, ways.model ? ways.model : w->path, first, end);
     NEED(sn_calloc(&l->before, (size_t)l->n_embd, sizeof *l->before, &err));
-    NEED(sn_engine_new(l->span, l->pool, SESSIONS, wake, l, &l->engine, &err));
+    NEED(sn_engine_new(l->span, l->pool, SESSIONS, (sn_speed){0}, wake, l, &l->engine, &err));
     sn_core_setup setup = {.transport = l->transport,
                            .identity = &l->identity,
                            .address = address,

@@ -66,6 +66,16 @@ Test(choose, seeds_choose_differently_among_equals) {
     for (int i = 0; i < 3; i++) cr_assert_gt(chosen[i], 15);
 }
 
+Test(choose, knows_whether_a_window_is_still_the_best) {
+    sn_census c = begin(6);
+    sn_census_add(&c, 0, 2, 5, true);
+    cr_assert(sn_is_best_window(&c, 2, 2) && sn_is_best_window(&c, 4, 2));
+    cr_assert_not(sn_is_best_window(&c, 0, 2));
+    cr_assert_not(sn_is_best_window(&c, 1, 2));
+    sn_census_add(&c, 4, 6, 5, false);
+    cr_assert_not(sn_is_best_window(&c, 4, 2));
+}
+
 Test(choose, takes_the_whole_model_when_it_can) {
     sn_census c = begin(SN_CENSUS_BLOCKS_MAX);
     cr_assert_eq(choose(&c, SN_CENSUS_BLOCKS_MAX), 0);

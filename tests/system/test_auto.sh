@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Nodes that choose their blocks themselves: three cover a model between them; when one leaves, one that can be spared moves.
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+model=$fixtures/golden/llama
+golden_ids llama "$scratch/ids"
+
+coverage() { # of the four blocks, as the node NAME knows it
+  "$bin/swarm" status --join "${address[$1]}" --json >"$scratch/status" 2>/dev/null || return 1
+  query "$scratch/status" 'd["coverage"][0]["holders_of_block"]'
+}
+# wait_coverage NAME PATTERN SECONDS
+wait_coverage() {
+  local until=$(($(now_ms) + $3 * 1000))
+  until coverage "$1" 2>/dev/null | grep -Eq "$2"; do
+    [ "$(now_ms)" -lt "$until" ] || fail "the coverage is $(coverage "$1"), not $2"
+    sleep 0.2
+  done
+}
+
+# The reference: the whole model here.
+succeeds "$bin/swarm" generate --model "$model" --local all --ids-file "$scratch/ids" --max-tokens 12 --json
+expected=$(query "$scratch/run.out" 'd["ids"]')
+
+start_node a "$model" auto:2
+wait_ready a
+start_node b "$model" auto:1 --join "${address[a]}"
+start_node c "$model" auto:1 --join "${address[a]}"
+wait_ready b c
+wait_coverage a '\[1, 1, 1, 1\]' 10
+succeeds "$bin/swarm" generate --model "$model" --join "${address[b]}" --ids-file "$scratch/ids" --max-tokens 12 --json
+[ "$(query "$scratch/run.out" 'd["ids"]')" = "$expected" ] || fail "nodes that chose their blocks write another text"
+
+stop_node c
+stop_node b
+stop_node a
+
+# Two nodes where a gap is, beside given ones for the other half; when these leave, one of the two moves there.
+start_node p "$model" 2:4
+wait_ready p
+start_node q "$model" 2:4 --join "${address[p]}"
+start_node r "$model" 2:4 --join "${address[p]}"
+start_node d "$model" auto:2 --join "${address[p]}" --rebalance-every 2
+wait_ready q r d
+grep -q 'blocks=0:2/4' "$scratch/d.out" || fail "it did not take the gap: $(cat "$scratch/d.out")"
+start_node e "$model" auto:2 --join "${address[d]}" --rebalance-every 2
+wait_ready e
+both=$(cat "$scratch/d.out" "$scratch/e.out" | grep -c 'blocks=0:2/4') # e came where three are, or where one is
+stop_node p
+stop_node q
+stop_node r
+wait_coverage d '\[[12], [12], [12], [12]\]' 30
+[ "$both" -lt 2 ] || grep -q ' moving ' "$scratch/d.err" "$scratch/e.err" || fail "nobody has moved"
+succeeds "$bin/swarm" generate --model "$model" --join "${address[d]}" --ids-file "$scratch/ids" --max-tokens 12 --json
+[ "$(query "$scratch/run.out" 'd["ids"]')" = "$expected" ] || fail "after a move the text is another one"
+stop_node d
+stop_node e
+
+refuses 2 'auto:5|at most 4|1 to 4' "$bin/swarm-node" --model "$model" --blocks auto:5
+refuses 2 'give --blocks A:B' "$bin/swarm-node" --model "$model" --blocks auto:2 --device-map 0:2=cpu

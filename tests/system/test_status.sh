@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# swarm status: who serves what and what nobody serves, once and live.
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+model=$fixtures/golden/llama
+start_node a "$model" 0:1
+wait_ready a
+start_node b "$model" 0:3 --join "${address[a]}"
+wait_ready b
+status=("$bin/swarm" status --join "${address[a]}")
+for ((i = 0; i < 100; i++)); do
+  succeeds "${status[@]}" --json
+  [ "$(query "$scratch/run.out" 'sum(n["answered"] for n in d["nodes"])')" = 2 ] && break
+  sleep 0.1
+done
+[ "$(query "$scratch/run.out" 'd["coverage"][0]["holders_of_block"], d["coverage"][0]["gaps"]')" = "([2, 1, 1, 0], ['3:4'])" ] ||
+  fail "coverage: $(cat "$scratch/run.out")"
+[ "$(query "$scratch/run.out" 'all(n["version"] and n["kv_bytes_max"] > 0 and n["answer_ms"] > 0 and n["state"] == "online" for n in d["nodes"])')" = True ] ||
+  fail "a node's figures: $(cat "$scratch/run.out")"
+[ "$(query "$scratch/run.out" 'len(d["coverage"][0]["tokens_per_s_of_block"])')" = 4 ] || fail "no throughput for each block"
+succeeds "${status[@]}"
+grep -Eq '^0:1 +2 ' "$scratch/run.out" && grep -Eq '^1:3 +1 ' "$scratch/run.out" && grep -Eq '^3:4 +nobody$' "$scratch/run.out" ||
+  fail "the table: $(cat "$scratch/run.out")"
+
+# Live: a line of JSON each time; a node that dies falls silent and leaves a gap; the end is no error.
+start live "${status[@]}" --json --watch 1
+until_lines() {
+  local i
+  for ((i = 0; i < 200; i++)); do [ "$(wc -l <"$scratch/live.out")" -ge "$1" ] && return; sleep 0.05; done
+  fail "$1 lines did not come: $(cat "$scratch/live.out" "$scratch/live.err")"
+}
+until_lines 1
+kill_node b
+until_lines 2
+lines=$(wc -l <"$scratch/live.out")
+until_lines $((lines + 1))
+tail -n 1 "$scratch/live.out" >"$scratch/last"
+[ "$(query "$scratch/last" '[n["answered"] for n in d["nodes"] if n["name"] == "b"], d["coverage"][0]["gaps"]')" = "([False], ['1:4'])" ] ||
+  fail "a node that was killed still counts: $(cat "$scratch/last")"
+signal live INT
+wait_end live 5
+[ $rc = 0 ] || fail "an interrupted watch ended with $rc"
+
+# On a terminal it is drawn in place.
+python3 - "${status[@]}" --watch 1 <<'END' || fail "it is not drawn in place on a terminal"
+import os, pty, select, signal, sys, time
+pid, fd = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+seen, until = b"", time.time() + 20
+while seen.count(b"\x1b[H\x1b[J") < 2 and time.time() < until:
+    if select.select([fd], [], [], 0.1)[0]:
+        seen += os.read(fd, 65536)
+os.kill(pid, signal.SIGINT)
+while time.time() < until:
+    try:
+        if select.select([fd], [], [], 0.1)[0] and not os.read(fd, 65536):
+            break
+    except OSError:
+        break
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert seen.count(b"\x1b[H\x1b[J") >= 2 and seen.count(b"DISTANCE") >= 2, seen
+END
+stop_node a

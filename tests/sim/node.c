@@ -1,5 +1,6 @@
 /* A node's program: node.c's loop and engine.c's thread, turn by turn. */
 #include "base/clock.h"
+#include "kvcache/idle.h"
 #include "node/core_private.h"
 #include "tests/sim/model.h"
 #include "tests/sim/swarm.h"
@@ -7,7 +8,7 @@
 
 #include <string.h>
 
-enum { PASS_US = 3000, ROOM_POLL_US = 20000, LAST_STEPS_US = 4 * SECOND_US, FLUSH_US = 50000 };
+enum { PASS_US = 3000, MOVE_US = 200, ROOM_POLL_US = 20000, LAST_STEPS_US = 4 * SECOND_US, FLUSH_US = 50000 };
 
 static void turn(sim_node *node);
 
@@ -33,9 +34,10 @@ static bool postponed(const sim_node *node, sim_action action, void *what, uint6
 static void engine_turn(void *world, void *what, uint64_t which, bool ending);
 
 static void engine_soon(sim_node *node, int64_t delay_us) {
-    if (node->busy) return;
-    node->busy = true;
-    sim_at(node->swarm->time, sim_now(node->swarm->time) + delay_us, engine_turn, NULL, node->life);
+    int64_t at = sim_now(node->swarm->time) + delay_us;
+    if (node->working || at >= node->engine_us) return;
+    node->engine_us = at;
+    sim_at(node->swarm->time, at, engine_turn, NULL, node->life << 32 | (uint32_t)++node->engine_turns);
 }
 
 static bool submit(void *ctx, sn_job *job) {
@@ -51,7 +53,8 @@ static sn_engine_figures figures(void *ctx) {
     const sim_node *node = ctx;
     return (sn_engine_figures){.passes = sn_scheduler_passes(node->scheduler),
                                .kv_bytes = sn_kv_pool_bytes_used(node->pool),
-                               .queue = node->jobs};
+                               .queue = node->jobs,
+                               .idle_bytes = sn_idle_bytes(node->pool)};
 }
 
 static void free_jobs(sn_job *job) {
@@ -59,6 +62,22 @@ static void free_jobs(sn_job *job) {
         next = job->next;
         sn_job_free(&job);
     }
+}
+
+/* What an engine does between two passes: again soon, or when there may be something new. */
+static void engine_goes_on(sim_node *node) {
+    const sn_scheduler *scheduler = node->scheduler;
+    node->engine_us = INT64_MAX;
+    if (sn_scheduler_moving(scheduler)) engine_soon(node, MOVE_US);
+    else if (!sn_scheduler_idle(scheduler)) engine_soon(node, sn_scheduler_waiting(scheduler) ? ROOM_POLL_US : 20);
+    else if (sn_idle_there(node->pool)) engine_soon(node, SECOND_US);
+}
+
+static void bend(sim_node *node, sn_job *job) {
+    if (!node->bends || job->kind != SN_JOB_STEP || job->status || !sim_chance(&node->actor.random, 0.1)) return;
+    uint32_t *bits = sn_shared_data(job->output);
+    bits[sim_below(&node->actor.random, (uint64_t)job->n_tokens * SIM_EMBD)] ^= 1;
+    node->swarm->figures.lies++;
 }
 
 /* The pass's time is over: the core gets what was done in it. */
@@ -71,29 +90,32 @@ static void engine_done(void *world, void *what, uint64_t which, bool ending) {
     }
     if (postponed(node, engine_done, what, which)) return;
     sim_actor *was = enter(node);
+    node->working = false;
     for (sn_job *next; job; job = next) {
         next = job->next;
         node->jobs--;
+        bend(node, job);
         sn_core_done(node->core, job, sn_now_us());
     }
+    engine_goes_on(node);
     leave(node, was);
     turn(node);
 }
 
 static void engine_turn(void *world, void *what, uint64_t which, bool ending) {
     (void)what;
-    sim_node *node = ending ? NULL : living(world, which);
-    if (!node || postponed(node, engine_turn, NULL, which)) return;
-    node->busy = false;
-    if (sn_scheduler_idle(node->scheduler)) return;
+    sim_node *node = ending ? NULL : living(world, which >> 32);
+    if (!node || (uint32_t)node->engine_turns != (uint32_t)which) return;
+    if (postponed(node, engine_turn, NULL, which)) return;
     sim_actor *was = enter(node);
     uint64_t passes = sn_scheduler_passes(node->scheduler);
     sn_job *done = sn_scheduler_run(node->scheduler, sn_now_us());
-    leave(node, was);
     int64_t took = sn_scheduler_passes(node->scheduler) > passes ? PASS_US : 20;
-    if (done) sim_at(node->swarm->time, sim_now(node->swarm->time) + took, engine_done, done, node->life);
-    if (!sn_scheduler_idle(node->scheduler))
-        engine_soon(node, sn_scheduler_waiting(node->scheduler) ? ROOM_POLL_US : took);
+    node->engine_us = INT64_MAX;
+    node->working = done || took == PASS_US;
+    if (node->working) sim_at(node->swarm->time, sim_now(node->swarm->time) + took, engine_done, done, node->life);
+    else engine_goes_on(node);
+    leave(node, was);
 }
 
 /* -- the network thread -- */
@@ -204,12 +226,15 @@ void sim_node_start(sim_node *node) {
     sim_actor *was = enter(node);
     node->life = ++s->lives;
     node->jobs = 0;
-    node->busy = node->drains = node->leaving = false;
+    node->working = node->drains = node->leaving = false;
+    node->engine_us = INT64_MAX;
     node->stalled_until_us = 0;
     node->transport = sim_transport_new(s->net, node->place, receive, node);
     NEED(sn_transport_listen(node->transport, node->address, bound, &err));
     NEED(sn_span_kv_pool(span, node->pages * page_bytes(span), &node->pool, &err));
     NEED(sn_prefix_share(node->pool, SIM_EMBD, node->prefix_memory, &err));
+    if (node->idle_pages)
+        NEED(sn_idle_open(node->pool, NULL, node->idle_pages * page_bytes(span), node->idle_after_us, &err));
     NEED(sn_scheduler_new(span, node->pool, &node->scheduler, &err));
     new_core(node);
     const sim_node *joined = &s->nodes[node->number ? 0 : 1 % s->n_nodes];

@@ -53,6 +53,8 @@ static void draw_node(swarm *s, int number, int first, int end) {
     node->sessions_max = sim_chance(r, 0.1) ? 2 : 16;
     node->pages = (size_t)(sim_chance(r, 0.15) ? sim_between(r, 4, 8) : 64);
     node->prefix_memory = sim_chance(r, 0.6) ? (size_t)sim_between(r, 1 << 12, 1 << 16) : 0;
+    node->idle_pages = sim_chance(r, 0.4) ? (size_t)sim_between(r, 1, 32) : 0;
+    node->idle_after_us = sim_chance(r, 0.8) ? sim_between(r, SECOND_US, 5 * SECOND_US) : 0;
     node->share_all = sim_chance(r, 0.5);
     node->place = sim_place_new(s->net, &node->actor, node->identity->curve_key);
     snprintf(node->address, sizeof node->address, "mem://%d", node->place);
@@ -86,6 +88,8 @@ static void draw_clients(swarm *s) {
                                 .push = sim_chance(r, 0.5),
                                 .receipts = sim_chance(r, 0.2),
                                 .throughput = sim_chance(r, 0.2),
+                                .audit = s->bent || sim_chance(r, 0.1),
+                                .audit_here = sim_chance(r, 0.5),
                                 .timeout_ms = (int)sim_between(r, 500, 6000),
                                 .max_retries = (int)sim_between(r, 1, 6),
                                 .begin_us = sim_between(r, SECOND_US, FAULTS_US)};
@@ -172,13 +176,6 @@ static void lie(void *ctx, sn_msg *msg) {
     }
 }
 
-static void bend_bits(void *ctx, sn_msg *msg) {
-    sim_node *node = ctx;
-    if (msg->kind != SN_MSG_RESULT || !sim_chance(&node->actor.random, 0.2)) return;
-    uint32_t *bits = (uint32_t *)(uintptr_t)msg->tensor.data;
-    bits[sim_below(&node->actor.random, msg->tensor.bytes / 4)] ^= 1;
-}
-
 static void draw_faults(swarm *s) {
     sim_random *r = &s->random;
     sim_faults *f = sim_net_faults(s->net);
@@ -189,6 +186,8 @@ static void draw_faults(swarm *s) {
         sim_node *liar = &s->nodes[sim_below(r, (uint64_t)s->n_nodes)];
         sim_place_tamper(s->net, liar->place, lie, liar);
     }
+    s->bent = sim_chance(r, 0.1);
+    if (s->bent) s->nodes[sim_below(r, (uint64_t)s->n_nodes)].bends = true;
     if (sim_chance(r, 0.1)) s->nodes[sim_below(r, (uint64_t)s->n_nodes)].actor.unix_offset_ms = sim_between(r, -90000, 90000);
     if (sim_chance(r, 0.8)) next_fault(s, sim_between(r, SECOND_US, 20 * SECOND_US));
 }
@@ -254,7 +253,8 @@ sim_figures sim_run(uint64_t seed, sim_options options) {
     sim_trace(s.time, options.traced);
     draw_nodes(&s);
     draw_faults(&s);
-    for (int i = 0; options.bend_bits && i < s.n_nodes; i++) sim_place_tamper(s.net, s.nodes[i].place, bend_bits, &s.nodes[i]);
+    for (int i = 0; options.bend_bits && i < s.n_nodes; i++) s.nodes[i].bends = true;
+    if (options.bend_bits) s.bent = false;
     int64_t begin = sim_now(s.time);
     for (int i = 0; i < s.n_nodes; i++) sim_at(s.time, begin + sim_between(&s.random, 0, 3 * SECOND_US), revive, NULL, (uint64_t)i);
     draw_clients(&s);
@@ -267,6 +267,7 @@ sim_figures sim_run(uint64_t seed, sim_options options) {
                             .turns = 2,
                             .push = sim_chance(&s.random, 0.5),
                             .must_succeed = true,
+                            .audit = s.bent,
                             .timeout_ms = 5000,
                             .max_retries = 1};
     s.clients[s.n_clients] = sim_client_new(&s, s.n_clients, &last);

@@ -19,8 +19,10 @@ typedef struct sim_node {
     int first, end;
     size_t sessions_max;
     size_t pages; /* of its cache */
-    size_t prefix_memory;
+    size_t prefix_memory, idle_pages;
+    int64_t idle_after_us;
     bool share_all;
+    bool bends; /* now and then a bit of what it computes: only an audit can tell */
     /* of the program that runs */
     uint64_t life; /* 0: none */
     sn_core *core;
@@ -28,7 +30,9 @@ typedef struct sim_node {
     sn_kv_pool *pool;
     sn_transport *transport;
     size_t jobs; /* in the engine */
-    bool busy;   /* the engine has a turn ahead */
+    uint64_t engine_turns; /* asked for: only the newest counts */
+    int64_t engine_us;     /* when that is */
+    bool working;          /* what a pass gave is on its way */
     bool drains, leaving;
     int64_t stalled_until_us, drain_by_us, leave_by_us;
     uint64_t ticks; /* turns asked for: older ones are void */
@@ -46,7 +50,7 @@ bool sim_node_is_clean(const sim_node *node);          /* no sessions, no pages 
 typedef struct sim_client_plan {
     int text, tokens;   /* which, and how many to write */
     int turns;          /* of a chat: each goes back to a place of the text and on */
-    bool push, receipts, throughput, must_succeed;
+    bool push, receipts, throughput, audit, audit_here, must_succeed;
     int timeout_ms, max_retries;
     int64_t begin_us;
 } sim_client_plan;
@@ -61,7 +65,7 @@ const char *sim_client_story(const sim_client *client); /* how it ended */
 /* -- the swarm -- */
 
 typedef struct sim_figures {
-    uint64_t events, tokens, generations, errors, failovers, crashes, joins, drains, stalls, partitions, cuts, lies;
+    uint64_t events, tokens, generations, errors, failovers, crashes, joins, drains, stalls, partitions, cuts, lies, caught;
     uint64_t trace;
     int64_t virtual_us;
 } sim_figures;
@@ -76,12 +80,13 @@ struct swarm {
     sim_client **clients;
     int n_clients;
     uint64_t lives; /* programs of nodes that were started */
+    bool bent;      /* a node bends bits */
     sim_figures figures;
 };
 
 typedef struct sim_options {
     bool traced;
-    bool bend_bits; /* a node changes single bits of what it computed: nothing gives it away, so this must be found wrong */
+    bool bend_bits; /* nodes change single bits of what they computed, and nobody audits: this must be found wrong */
 } sim_options;
 
 /* Lives through one seed; ends the process when something that must be true is not. */

@@ -89,6 +89,7 @@ static sn_status open_all(sim_client *c, sn_err *err) {
                                 .push = c->plan.push,
                                 .receipts = c->plan.receipts,
                                 .throughput = c->plan.throughput,
+                                .replica = c->plan.replica,
                                 .route_seed = c->swarm->seed};
     begin_call(c);
     status = sn_chain_open(sim_model_get()->model, &options, &c->chain, err);

@@ -88,6 +88,7 @@ static void draw_clients(swarm *s) {
                                 .push = sim_chance(r, 0.5),
                                 .receipts = sim_chance(r, 0.2),
                                 .throughput = sim_chance(r, 0.2),
+                                .replica = sim_chance(r, 0.3),
                                 .audit = s->bent || sim_chance(r, 0.1),
                                 .audit_here = sim_chance(r, 0.5),
                                 .timeout_ms = (int)sim_between(r, 500, 6000),

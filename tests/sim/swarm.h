@@ -50,7 +50,7 @@ bool sim_node_is_clean(const sim_node *node);          /* no sessions, no pages 
 typedef struct sim_client_plan {
     int text, tokens;   /* which, and how many to write */
     int turns;          /* of a chat: each goes back to a place of the text and on */
-    bool push, receipts, throughput, audit, audit_here, must_succeed;
+    bool push, receipts, throughput, replica, audit, audit_here, must_succeed;
     int timeout_ms, max_retries;
     int64_t begin_us;
 } sim_client_plan;

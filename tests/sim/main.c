@@ -26,16 +26,17 @@ static void add(sim_figures *sum, const sim_figures *f) {
     sum->cuts += f->cuts;
     sum->lies += f->lies;
     sum->caught += f->caught;
+    sum->moves += f->moves;
     sum->virtual_us += f->virtual_us;
 }
 
 static void print(const sim_figures *f, uint64_t seeds) {
     printf("%llu seeds: %llu generations right, %llu tokens, %llu errors told, %llu failovers; %llu crashes, %llu drains, "
-           "%llu stalls, %llu partitions, %llu cuts, %llu lies, %llu caught by audits; %.1f h of virtual time, %llu events\n",
+           "%llu stalls, %llu partitions, %llu cuts, %llu lies, %llu caught by audits, %llu moves; %.1f h of virtual time, %llu events\n",
            (unsigned long long)seeds, (unsigned long long)f->generations, (unsigned long long)f->tokens,
            (unsigned long long)f->errors, (unsigned long long)f->failovers, (unsigned long long)f->crashes,
            (unsigned long long)f->drains, (unsigned long long)f->stalls, (unsigned long long)f->partitions,
-           (unsigned long long)f->cuts, (unsigned long long)f->lies, (unsigned long long)f->caught, (double)f->virtual_us / 3.6e9,
+           (unsigned long long)f->cuts, (unsigned long long)f->lies, (unsigned long long)f->caught, (unsigned long long)f->moves, (double)f->virtual_us / 3.6e9,
            (unsigned long long)f->events);
 }
 

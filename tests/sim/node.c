@@ -17,6 +17,11 @@ static sim_node *living(swarm *s, uint64_t which) {
         if (s->nodes[i].life == which) return &s->nodes[i];
     return NULL;
 }
+static sim_node *computing(swarm *s, uint64_t which) {
+    for (int i = 0; i < s->n_nodes; i++)
+        if (s->nodes[i].engine == which) return &s->nodes[i];
+    return NULL;
+}
 
 static sim_actor *enter(sim_node *node) { return sim_enter(node->swarm->time, &node->actor); }
 static void leave(sim_node *node, sim_actor *was) { sim_enter(node->swarm->time, was); }
@@ -37,12 +42,12 @@ static void engine_soon(sim_node *node, int64_t delay_us) {
     int64_t at = sim_now(node->swarm->time) + delay_us;
     if (node->working || at >= node->engine_us) return;
     node->engine_us = at;
-    sim_at(node->swarm->time, at, engine_turn, NULL, node->life << 32 | (uint32_t)++node->engine_turns);
+    sim_at(node->swarm->time, at, engine_turn, NULL, node->engine << 32 | (uint32_t)++node->engine_turns);
 }
 
 static bool submit(void *ctx, sn_job *job) {
     sim_node *node = ctx;
-    if (node->jobs == node->sessions_max) return false;
+    if (!node->engine || node->jobs == 2 * node->sessions_max) return false;
     node->jobs++;
     sn_scheduler_add(node->scheduler, job);
     engine_soon(node, 50);
@@ -51,7 +56,9 @@ static bool submit(void *ctx, sn_job *job) {
 
 static sn_engine_figures figures(void *ctx) {
     const sim_node *node = ctx;
-    return (sn_engine_figures){.passes = sn_scheduler_passes(node->scheduler),
+    if (!node->engine) return (sn_engine_figures){0};
+    return (sn_engine_figures){.decode_us = node->decode_us,
+                               .passes = sn_scheduler_passes(node->scheduler),
                                .kv_bytes = sn_kv_pool_bytes_used(node->pool),
                                .queue = node->jobs,
                                .idle_bytes = sn_idle_bytes(node->pool)};
@@ -83,7 +90,7 @@ static void bend(sim_node *node, sn_job *job) {
 /* The pass's time is over: the core gets what was done in it. */
 static void engine_done(void *world, void *what, uint64_t which, bool ending) {
     sn_job *job = what;
-    sim_node *node = ending ? NULL : living(world, which);
+    sim_node *node = ending ? NULL : computing(world, which);
     if (!node) {
         free_jobs(job);
         return;
@@ -104,7 +111,7 @@ static void engine_done(void *world, void *what, uint64_t which, bool ending) {
 
 static void engine_turn(void *world, void *what, uint64_t which, bool ending) {
     (void)what;
-    sim_node *node = ending ? NULL : living(world, which >> 32);
+    sim_node *node = ending ? NULL : computing(world, which >> 32);
     if (!node || (uint32_t)node->engine_turns != (uint32_t)which) return;
     if (postponed(node, engine_turn, NULL, which)) return;
     sim_actor *was = enter(node);
@@ -113,21 +120,72 @@ static void engine_turn(void *world, void *what, uint64_t which, bool ending) {
     int64_t took = sn_scheduler_passes(node->scheduler) > passes ? PASS_US : 20;
     node->engine_us = INT64_MAX;
     node->working = done || took == PASS_US;
-    if (node->working) sim_at(node->swarm->time, sim_now(node->swarm->time) + took, engine_done, done, node->life);
+    if (node->working) sim_at(node->swarm->time, sim_now(node->swarm->time) + took, engine_done, done, node->engine);
     else engine_goes_on(node);
     leave(node, was);
 }
 
 /* -- the network thread -- */
 
+static size_t page_bytes(sn_span *span) {
+    sn_kv_pool *pool = NULL;
+    NEED(sn_span_kv_pool(span, 1 << 20, &pool, &err));
+    size_t bytes = sn_kv_pool_bytes(pool) / (sn_kv_pool_tokens(pool) / SN_KV_PAGE_TOKENS);
+    sn_kv_pool_free(&pool);
+    return bytes;
+}
+
+static void free_pool(sim_node *node) {
+    if (node->pool && sn_kv_pool_bytes_used(node->pool))
+        sim_wrong(node->swarm, "node %d left %zu bytes of cache behind", node->number, sn_kv_pool_bytes_used(node->pool));
+    sn_kv_pool_free(&node->pool);
+}
+
 static void end_program(sim_node *node) {
-    node->life = 0;
+    node->life = node->engine = 0;
     sn_scheduler_free(&node->scheduler);
     sn_core_free(&node->core);
-    if (sn_kv_pool_bytes_used(node->pool))
-        sim_wrong(node->swarm, "node %d left %zu bytes of cache behind", node->number, sn_kv_pool_bytes_used(node->pool));
     sn_transport_free(&node->transport);
-    sn_kv_pool_free(&node->pool);
+    free_pool(node);
+}
+
+static void begin_to_serve(void *world, void *what, uint64_t which, bool ending) {
+    sim_node *node = ending ? NULL : living(world, which);
+    (void)what;
+    if (!node || postponed(node, begin_to_serve, NULL, which)) return;
+    sn_span *span = sim_model_span(node->first, node->end);
+    sim_actor *was = enter(node);
+    NEED(sn_span_kv_pool(span, node->pages * page_bytes(span), &node->pool, &err));
+    NEED(sn_prefix_share(node->pool, SIM_EMBD, node->prefix_memory, &err));
+    if (node->idle_pages)
+        NEED(sn_idle_open(node->pool, NULL, node->idle_pages * page_bytes(span), node->idle_after_us, &err));
+    NEED(sn_scheduler_new(span, node->pool, &node->scheduler, &err));
+    node->engine = ++node->swarm->lives;
+    node->working = false;
+    node->engine_us = INT64_MAX;
+    sn_span_facts facts = sn_span_describe(span);
+    sn_core_serve(node->core, &facts, sn_kv_pool_bytes(node->pool), sn_now_us(), sn_unix_ms());
+    sim_note(node->swarm->time, "serves", (uint64_t)node->number, (uint64_t)(node->first << 8 | node->end));
+    leave(node, was);
+    turn(node);
+}
+
+/* What the core has decided about the blocks that are served. True: it wants to be asked again at once. */
+static bool attend(sim_node *node) {
+    swarm *s = node->swarm;
+    bool moves = sn_core_wants_to_move(node->core);
+    if (moves) {
+        if (node->jobs) sim_wrong(s, "node %d moves with %zu jobs in its engine", node->number, node->jobs);
+        node->engine = 0;
+        sn_scheduler_free(&node->scheduler);
+        free_pool(node);
+        sn_core_vacate(node->core, sn_now_us(), sn_unix_ms());
+        s->figures.moves++;
+    }
+    if (sn_core_wants_blocks(node->core, &node->first, &node->end))
+        sim_at(s->time, sim_now(s->time) + sim_between(&node->actor.random, SECOND_US / 10, node->load_us_max),
+               begin_to_serve, NULL, node->life);
+    return moves;
 }
 
 static void on_tick(void *world, void *what, uint64_t which, bool ending) {
@@ -150,6 +208,7 @@ static void turn(sim_node *node) {
     int64_t next = sim_now(s->time) + FLUSH_US;
     if (!node->leaving) {
         next = sim_global_us(&node->actor, sn_core_tick(node->core, sn_now_us(), sn_unix_ms()));
+        if (!node->drains && attend(node)) next = sim_now(s->time);
         bool late = sim_now(s->time) >= node->drain_by_us;
         if (node->drains && next > node->drain_by_us) next = node->drain_by_us;
         if (node->drains && (late || !sn_core_sessions(node->core))) say_leave(node);
@@ -198,9 +257,16 @@ static void new_core(sim_node *node) {
                                  .identity = node->identity,
                                  .address = node->address,
                                  .name = node->actor.name,
-                                 .span = sn_span_describe(sim_model_span(node->first, node->end)),
+                                 .span = {.hp = sn_model_hparams(sim_model_get()->model),
+                                          .first = node->auto_blocks ? 0 : node->first,
+                                          .end = node->auto_blocks ? 0 : node->end},
+                                 .loading = true,
+                                 .auto_blocks = node->auto_blocks,
+                                 .expects_others = true,
+                                 .rebalance_us = 15 * SECOND_US,
+                                 .rebalance_gain = 20,
+                                 .move_us_max = 5 * SECOND_US,
                                  .model = sim_model_get()->id,
-                                 .kv_bytes_max = sn_kv_pool_bytes(node->pool),
                                  .sessions_max = node->sessions_max,
                                  .idle_us_max = 40 * SECOND_US,
                                  .room_us_max = SECOND_US,
@@ -211,31 +277,16 @@ static void new_core(sim_node *node) {
     NEED(sn_core_new(&setup, sn_now_us(), &node->core, &err));
 }
 
-static size_t page_bytes(sn_span *span) {
-    sn_kv_pool *pool = NULL;
-    NEED(sn_span_kv_pool(span, 1 << 20, &pool, &err));
-    size_t bytes = sn_kv_pool_bytes(pool) / (sn_kv_pool_tokens(pool) / SN_KV_PAGE_TOKENS);
-    sn_kv_pool_free(&pool);
-    return bytes;
-}
-
 void sim_node_start(sim_node *node) {
     swarm *s = node->swarm;
-    sn_span *span = sim_model_span(node->first, node->end);
     char bound[SN_ADDRESS_MAX + 1];
     sim_actor *was = enter(node);
     node->life = ++s->lives;
     node->jobs = 0;
-    node->working = node->drains = node->leaving = false;
-    node->engine_us = INT64_MAX;
+    node->drains = node->leaving = false;
     node->stalled_until_us = 0;
     node->transport = sim_transport_new(s->net, node->place, receive, node);
     NEED(sn_transport_listen(node->transport, node->address, bound, &err));
-    NEED(sn_span_kv_pool(span, node->pages * page_bytes(span), &node->pool, &err));
-    NEED(sn_prefix_share(node->pool, SIM_EMBD, node->prefix_memory, &err));
-    if (node->idle_pages)
-        NEED(sn_idle_open(node->pool, NULL, node->idle_pages * page_bytes(span), node->idle_after_us, &err));
-    NEED(sn_scheduler_new(span, node->pool, &node->scheduler, &err));
     new_core(node);
     const sim_node *joined = &s->nodes[node->number ? 0 : 1 % s->n_nodes];
     sn_core_join(node->core, joined->address, joined->identity->curve_key);
@@ -273,11 +324,12 @@ void sim_node_check(const sim_node *node) {
     size_t sessions = sn_sessions_count(node->core->sessions);
     if (sessions > node->sessions_max)
         sim_wrong(node->swarm, "node %d has %zu sessions, its limit is %zu", node->number, sessions, node->sessions_max);
-    if (sn_kv_pool_bytes_used(node->pool) > sn_kv_pool_bytes(node->pool))
+    if (node->engine && sn_kv_pool_bytes_used(node->pool) > sn_kv_pool_bytes(node->pool))
         sim_wrong(node->swarm, "node %d uses more cache than it has", node->number);
-    if (node->jobs > node->sessions_max) sim_wrong(node->swarm, "node %d has %zu jobs", node->number, node->jobs);
+    if (node->jobs > 2 * node->sessions_max) sim_wrong(node->swarm, "node %d has %zu jobs", node->number, node->jobs);
 }
 
 bool sim_node_is_clean(const sim_node *node) {
-    return !node->life || (!sn_sessions_count(node->core->sessions) && !sn_kv_pool_bytes_used(node->pool));
+    bool empty = !node->engine || !sn_kv_pool_bytes_used(node->pool);
+    return !node->life || (!sn_sessions_count(node->core->sessions) && empty);
 }

@@ -51,6 +51,8 @@ static void draw_node(swarm *s, int number, int first, int end) {
     node->actor.unix_offset_ms = sim_between(r, -3000, 3000);
     node->actor.random = sim_fork(r);
     node->sessions_max = sim_chance(r, 0.1) ? 2 : 16;
+    node->decode_us = (uint64_t)sim_between(r, 100, 2000);
+    node->load_us_max = sim_between(r, SECOND_US / 5, 8 * SECOND_US);
     node->pages = (size_t)(sim_chance(r, 0.15) ? sim_between(r, 4, 8) : 64);
     node->prefix_memory = sim_chance(r, 0.6) ? (size_t)sim_between(r, 1 << 12, 1 << 16) : 0;
     node->idle_pages = sim_chance(r, 0.4) ? (size_t)sim_between(r, 1, 32) : 0;
@@ -74,6 +76,10 @@ static void draw_nodes(swarm *s) {
         int first = (int)sim_below(r, SIM_BLOCKS), end = (int)sim_between(r, first + 1, SIM_BLOCKS);
         draw_node(s, s->n_nodes++, first, end);
     }
+    /* They may choose for themselves: as many blocks as they would have been given. */
+    bool choose = sim_chance(r, 0.4);
+    for (int i = 0; i < s->n_nodes && choose; i++)
+        if (sim_chance(r, 0.9)) s->nodes[i].auto_blocks = s->nodes[i].end - s->nodes[i].first;
 }
 
 static void draw_clients(swarm *s) {
@@ -224,12 +230,16 @@ static void make_peace(swarm *s) {
 
 /* At peace everybody knows everybody. */
 static void check_knowledge(const swarm *s) {
+    bool served[SIM_BLOCKS] = {false};
     for (int i = 0; i < s->n_nodes; i++) {
         const sim_node *node = &s->nodes[i];
         if (!node->life) sim_wrong(s, "node %d is down", i);
+        for (int b = node->first; b < node->end && node->engine; b++) served[b] = true;
         size_t known = sn_directory_count(node->core->directory);
         if (known != (size_t)s->n_nodes) sim_wrong(s, "node %d knows %zu of %d nodes at peace", i, known, s->n_nodes);
     }
+    for (int b = 0; b < SIM_BLOCKS; b++)
+        if (!served[b]) sim_wrong(s, "at peace nobody serves block %d", b);
 }
 
 static void check_clean(const swarm *s) {

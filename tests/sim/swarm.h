@@ -16,7 +16,10 @@ typedef struct sim_node {
     sim_actor actor;
     const sn_identity *identity;
     char address[SN_ADDRESS_MAX + 1];
-    int first, end;
+    int first, end;  /* that it serves, or is about to */
+    int auto_blocks; /* it chooses so many itself; 0: those above */
+    uint64_t decode_us;
+    int64_t load_us_max;
     size_t sessions_max;
     size_t pages; /* of its cache */
     size_t prefix_memory, idle_pages;
@@ -24,7 +27,8 @@ typedef struct sim_node {
     bool share_all;
     bool bends; /* now and then a bit of what it computes: only an audit can tell */
     /* of the program that runs */
-    uint64_t life; /* 0: none */
+    uint64_t life;   /* 0: none */
+    uint64_t engine; /* 0: no blocks are loaded */
     sn_core *core;
     sn_scheduler *scheduler;
     sn_kv_pool *pool;
@@ -65,7 +69,7 @@ const char *sim_client_story(const sim_client *client); /* how it ended */
 /* -- the swarm -- */
 
 typedef struct sim_figures {
-    uint64_t events, tokens, generations, errors, failovers, crashes, joins, drains, stalls, partitions, cuts, lies, caught;
+    uint64_t events, tokens, generations, errors, failovers, crashes, joins, drains, stalls, partitions, cuts, lies, caught, moves;
     uint64_t trace;
     int64_t virtual_us;
 } sim_figures;

@@ -35,7 +35,7 @@ typedef struct sn_bench_plan {
     int sessions_max, context_max; /* of all cases */
     bool push, local;
     sn_strings join, node_options;
-    int timeout_ms;
+    int timeout_ms, steps_ahead; /* as of sn_chain_options */
 } sn_bench_plan;
 
 typedef struct sn_bench_spread {

@@ -102,7 +102,8 @@ static sn_status open_session(bench *b, session *s, uint64_t seed, sn_err *err) 
     sn_chain_options options = {.link = s->link,
                                 .max_tokens = b->of->context + more,
                                 .timeout_ms = p->timeout_ms,
-                                .push = p->push};
+                                .push = p->push,
+                                .steps_ahead = p->steps_ahead};
     if (p->local) {
         options.device = sn_bench_head_device(b->head);
         options.local_end = p->hp->n_blocks;

@@ -175,6 +175,19 @@ static void observe(const sn_chain *chain, int block, int position, int n, const
     if (chain->observer) chain->observer(chain->observer_ctx, block, position, n, rows);
 }
 
+/* Rows (SN_SPAN_ROWS_MAX at most) through all hops, whatever it takes. */
+static sn_status step_through(sn_chain *chain, int position, int n, const float *in, float *out, sn_err *err) {
+    for (size_t i = 0, turn = 0; i < chain->n_hops; turn ^= 1) {
+        observe(chain, chain->hops[i].first, position, n, in);
+        sn_status status = step_surely(chain, &i, position, n, in, chain->rows[turn], err);
+        if (status) return status;
+        in = chain->rows[turn];
+    }
+    observe(chain, chain->options.end, position, n, in);
+    memcpy(out, in, (size_t)n * (size_t)chain->hp.n_embd * sizeof *out);
+    return SN_OK;
+}
+
 sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidden, float *out, sn_err *err) {
     size_t n_embd = (size_t)chain->hp.n_embd;
     if (position < 0 || position > chain->length || n < 1)
@@ -189,17 +202,19 @@ sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidde
         if (status) return status;
     }
     chain->length = position; /* what the hops hold behind it is written over, whether or not the step succeeds */
-    for (int done = 0, rows; done < n; done += rows) {
-        rows = n - done < SN_SPAN_ROWS_MAX ? n - done : SN_SPAN_ROWS_MAX;
+    for (int done = 0, rows = 0, piece = sn_chain_piece_rows(chain, n); done < n; done += rows) {
         const float *in = hidden + (size_t)done * n_embd;
-        for (size_t i = 0, turn = 0; i < chain->n_hops; turn ^= 1) {
-            observe(chain, chain->hops[i].first, position + done, rows, in);
-            sn_status status = step_surely(chain, &i, position + done, rows, in, chain->rows[turn], err);
-            if (status) return status;
-            in = chain->rows[turn];
+        sn_status status = SN_RETRY;
+        if (piece && group_knows(chain, 0, chain->n_hops, position + done)) {
+            status = sn_chain_step_ahead(chain, position + done, n - done, piece, in, out + (size_t)done * n_embd, &rows, err);
+            if (status) sn_log(SN_LOG_INFO, "steps one by one", "flow=%s text=%s", chain->flow, err->text);
         }
-        observe(chain, chain->options.end, position + done, rows, in);
-        memcpy(out + (size_t)done * n_embd, in, (size_t)rows * n_embd * sizeof *out);
+        if (status == SN_STOP) return status;
+        if (!status || rows) continue;
+        rows = n - done < SN_SPAN_ROWS_MAX ? n - done : SN_SPAN_ROWS_MAX;
+        if (piece && piece < rows) rows = piece; /* a node may be at work on just this one */
+        status = step_through(chain, position + done, rows, in, out + (size_t)done * n_embd, err);
+        if (status) return status;
     }
     chain->length = position + n;
     return sn_chain_look_back(chain, false, err);

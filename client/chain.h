@@ -22,6 +22,7 @@ typedef struct sn_chain_options {
     int max_retries;          /* failed nodes in a row before giving up; 0: 3, negative: none */
     bool push;                /* nodes hand hidden states on to each other instead of back to the client */
     bool replica;             /* each hop's past is also kept at other nodes, so that a sudden death costs no replay */
+    int steps_ahead;          /* steps of a long input that may wait at a node; 0: as many as it takes; negative: none */
     bool receipts;            /* nodes sign every step; the newest receipts are in the hops (net/receipt.h) */
     const char *flow;         /* what nodes call this work in their logs, a plain word; NULL: one drawn at random */
     bool plan_only;           /* opens no sessions and loads nothing: for client/prospect.h */

@@ -90,6 +90,13 @@ bool sn_chain_avoids(const sn_chain *chain, const uint8_t node[SN_KEY_SIZE]); /*
  * chain is as before, without the spare, or the group has to be replaced. */
 sn_status sn_chain_take_spare(sn_chain *chain, size_t i, size_t j, size_t k, int position, sn_err *err) SN_MUST_USE;
 
+/* -- chain_ahead.c: long inputs in pieces that are under way at several nodes */
+
+int sn_chain_piece_rows(const sn_chain *chain, int n); /* of n rows; 0: they are too few, or the nodes take one at a time */
+/* n rows through all hops in pieces of `rows`; no second try. *done: how many came through, in order, before a failure. */
+sn_status sn_chain_step_ahead(sn_chain *chain, int position, int n, int rows, const float *hidden, float *out, int *done,
+                              sn_err *err) SN_MUST_USE;
+
 /* -- chain_repair.c */
 
 /* Brings hops from `from` to `length` tokens by what went into their first block. */

@@ -52,7 +52,7 @@ typedef struct sn_client_options {
     const char *model, *identity, *link, *device, *isa, *log_level, *route, *request_id;
     sn_strings join, only, deny;
     sn_block_range local;
-    int64_t timeout_s, max_retries, threads, route_seed, replan_s;
+    int64_t timeout_s, max_retries, steps_ahead, threads, route_seed, replan_s;
     size_t kv_memory;
     bool push, kv_replica, json, json_log;
 } sn_client_options;

@@ -24,6 +24,8 @@ static const sn_option where_options[] = {
     SN_OPT_STRINGS("link", "RATE,RTT[,JITTER]", &given.link,
                    "emulate this connection between all, as in 100mbit,100ms; repeatable; none: as it is"),
     SN_OPT_FLAG("push", &given.push, "nodes hand hidden states on to each other instead of back to the client"),
+    SN_OPT_INT("steps-ahead", "N", &sn_given.steps_ahead, 0, SN_STEPS_AHEAD_MAX,
+               "pieces of a prompt that may wait at a node while it is at work on another; 0: one by one"),
     SN_OPT_STRINGS("node-option", "OPTION", &given.node_options,
                    "hand this on to the nodes that are started; repeatable, as in --node-option=--isa=avx2"),
     SN_OPT_INT("timeout", "SECONDS", &sn_given.timeout_s, 1, 86400, "how long a node may take for one step"),
@@ -256,7 +258,8 @@ static sn_status measure(sn_model *model, const lists *l, sn_err *err) {
                           .local = sn_given.local.given,
                           .join = sn_given.join,
                           .node_options = given.node_options,
-                          .timeout_ms = (int)sn_given.timeout_s * 1000};
+                          .timeout_ms = (int)sn_given.timeout_s * 1000,
+                          .steps_ahead = sn_given.steps_ahead ? (int)sn_given.steps_ahead : -1};
     sn_bench_row *rows = NULL;
     sn_status status = check_lengths(&plan, l, err);
     if (!status) status = sn_calloc(&rows, n, sizeof *rows, err);

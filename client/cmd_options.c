@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-sn_client_options sn_given = {.device = NULL, .timeout_s = 30, .max_retries = 3, .route = "latency", .route_seed = -1, .replan_s = 20};
+sn_client_options sn_given = {.device = NULL, .timeout_s = 30, .max_retries = 3, .steps_ahead = SN_STEPS_AHEAD_MAX, .route = "latency", .route_seed = -1, .replan_s = 20};
 sn_sampling_options sn_given_sampling = {.top_p = 1, .repeat_penalty = 1, .max_tokens = 256, .seed = -1};
 
 static const sn_option model_options[] = {
@@ -36,6 +36,8 @@ static const sn_option chain_options[] = {
     SN_OPT_INT("timeout", "SECONDS", &sn_given.timeout_s, 1, 86400, "how long a node may take for one step"),
     SN_OPT_INT("max-retries", "N", &sn_given.max_retries, 0, 1000,
                "failed nodes in a row that are replaced before giving up"),
+    SN_OPT_INT("steps-ahead", "N", &sn_given.steps_ahead, 0, SN_STEPS_AHEAD_MAX,
+               "pieces of a long prompt that may wait at a node while it is at work on another; 0: one by one"),
     SN_OPT_STRING("identity", "FILE", &sn_given.identity,
                   "keys made by 'swarm keygen'; without it, fresh ones for each run"),
     SN_OPT_STRING("link", "RATE,RTT[,JITTER]", &sn_given.link,

@@ -87,9 +87,10 @@ sn_status sn_hop_open(sn_hop_at *hop, sn_link *link, const sn_hash *model, int m
     snprintf(msg->open.flow, sizeof msg->open.flow, "%s", hop->flow ? hop->flow : "");
     status = sn_link_call(link, hop->address, hop->curve_key, &msg, SN_MSG_OPENED, timeout_ms, &hop->peer, &opened, err);
     if (status) return status;
-    uint64_t tokens = opened->opened.step_tokens_max;
+    uint64_t tokens = opened->opened.step_tokens_max, ahead = opened->opened.steps_ahead_max;
     sn_msg_free(&opened);
     if (!tokens) return sn_fail(err, SN_RETRY, "%s takes steps of no tokens: it cannot be used", hop->address);
+    hop->steps_ahead_max = ahead < SN_STEPS_AHEAD_MAX ? (int)ahead : SN_STEPS_AHEAD_MAX;
     hop->step_tokens_max = tokens < SN_SPAN_ROWS_MAX ? (int)tokens : SN_SPAN_ROWS_MAX;
     return SN_OK;
 }
@@ -192,15 +193,15 @@ bool sn_hop_can_replay(const sn_hop_at *hop, int from) {
 /* -- a step over nodes -----------------------------------------------------------------------------------------------
  */
 
-static sn_status new_step(const sn_hop_at *hops, size_t n_hops, uint64_t request, int position, int n, int n_embd,
-                          const float *rows, sn_msg **out, sn_err *err) {
+static sn_status new_step(const sn_hop_at *hops, size_t n_hops, uint64_t request, size_t ahead, int position, int n,
+                          int n_embd, const float *rows, sn_msg **out, sn_err *err) {
     sn_msg *msg = NULL;
     sn_status status = sn_msg_new(SN_MSG_STEP, request, &msg, err);
     if (status) return status;
     sn_msg_step *step = &msg->step;
     memcpy(step->session, hops[0].session, SN_SESSION_ID_SIZE);
     memcpy(step->timeline, hops[0].timeline[position].bytes, SN_HASH_SIZE);
-    step->step = hops[0].step + 1;
+    step->step = hops[0].step + ahead + 1;
     step->position = (uint64_t)position;
     step->reply_dtype = SN_F32;
     snprintf(step->flow, sizeof step->flow, "%s", hops[0].flow ? hops[0].flow : "");
@@ -212,7 +213,7 @@ static sn_status new_step(const sn_hop_at *hops, size_t n_hops, uint64_t request
         memcpy(hop->address, hops[i].address, sizeof hop->address);
         memcpy(hop->curve_key, hops[i].curve_key, SN_KEY_SIZE);
         memcpy(hop->session, hops[i].session, SN_SESSION_ID_SIZE);
-        memcpy(hop->timeline, hops[i].timeline[position].bytes, SN_HASH_SIZE);
+        if (!ahead) memcpy(hop->timeline, hops[i].timeline[position].bytes, SN_HASH_SIZE);
     }
     /* The transport may still be sending when the rows change here: the message has a copy of its own. */
     void *data = NULL;
@@ -286,16 +287,50 @@ static size_t find_failed(const sn_hop_at *hops, size_t n_hops, sn_link *link, c
     return n_hops > 1 ? n_hops : 0;
 }
 
+sn_status sn_hops_send(sn_hop_at *hops, size_t n_hops, sn_link *link, size_t ahead, int position, int n, int n_embd,
+                       const float *rows, int timeout_ms, sn_flight *out, sn_err *err) {
+    sn_msg *msg = NULL;
+    int64_t now = sn_now_us(), longest = (int64_t)timeout_ms * 1000 * (int64_t)(ahead + 1); /* those before it come first */
+    *out = (sn_flight){sn_link_request(link), position, n, now, now + longest};
+    sn_status status = new_step(hops, n_hops, out->request, ahead, position, n, n_embd, rows, &msg, err);
+    return status ? status : sn_link_send(link, hops[0].peer, &msg, err);
+}
+
+sn_wait sn_hops_wait(const sn_hop_at *hops, size_t n_hops, const sn_flight *flight, sn_peer *peers) {
+    for (size_t i = 0; i < n_hops; i++) peers[i] = hops[i].peer;
+    return (sn_wait){.request = flight->request,
+                     .wanted = SN_MSG_RESULT,
+                     .deadline_us = flight->deadline_us,
+                     .peers = peers,
+                     .n_peers = n_hops};
+}
+
+sn_status sn_hops_take(sn_hop_at *hops, size_t n_hops, const sn_flight *flight, const sn_msg *result, int n_embd, float *out,
+                       size_t *failed, sn_err *err) {
+    int position = flight->position, n = flight->n;
+    sn_status status = check_result(hops, n_hops, result, position, n, n_embd, failed, err);
+    if (!status && hops[0].signs) {
+        const float *rows = hops[0].inputs + (size_t)position * (size_t)n_embd;
+        sn_wire_tensor sent = {SN_F32, 2, {(uint64_t)n, (uint64_t)n_embd}, rows, (size_t)n * (size_t)n_embd * sizeof *rows};
+        status = sn_hops_take_receipts(hops, n_hops, &sent, result, position, n, failed, err);
+    }
+    for (size_t i = 1; i < n_hops && !status; i++)
+        status = sn_hop_note(&hops[i], position, n, result->result.trace[i].timeline, err);
+    if (status) return status;
+    memcpy(out, result->tensor.data, result->tensor.bytes);
+    account(hops, n_hops, result, n, sn_now_us() - flight->began_us);
+    for (size_t i = 0; i < n_hops; i++) hops[i].step++;
+    return SN_OK;
+}
+
 sn_status sn_hops_step(sn_hop_at *hops, size_t n_hops, sn_link *link, int position, int n, int n_embd,
                        const float *rows, int timeout_ms, float *out, size_t *failed, sn_err *err) {
-    sn_msg *msg = NULL, *result = NULL;
+    sn_msg *result = NULL;
     sn_peer peers[SN_HOPS_MAX];
-    int64_t began = sn_now_us();
-    sn_wait wait = {sn_link_request(link), SN_MSG_RESULT, began + (int64_t)timeout_ms * 1000, peers, n_hops, {0}, false, 0};
-    for (size_t i = 0; i < n_hops; i++) peers[i] = hops[i].peer;
+    sn_flight flight;
     *failed = 0;
-    sn_status status = new_step(hops, n_hops, wait.request, position, n, n_embd, rows, &msg, err);
-    if (!status) status = sn_link_send(link, hops[0].peer, &msg, err);
+    sn_status status = sn_hops_send(hops, n_hops, link, 0, position, n, n_embd, rows, timeout_ms, &flight, err);
+    sn_wait wait = sn_hops_wait(hops, n_hops, &flight, peers);
     if (!status) status = sn_link_wait(link, &wait, &result, err);
     if (status && status != SN_STOP && sn_link_lost(link, &wait)) {
         *failed = wait.lost_peer;
@@ -303,18 +338,7 @@ sn_status sn_hops_step(sn_hop_at *hops, size_t n_hops, sn_link *link, int positi
     } else if (status)
         *failed = find_failed(hops, n_hops, link, wait.session, timeout_ms);
     else
-        status = check_result(hops, n_hops, result, position, n, n_embd, failed, err);
-    if (!status && hops[0].signs) {
-        sn_wire_tensor sent = {SN_F32, 2, {(uint64_t)n, (uint64_t)n_embd}, rows, (size_t)n * (size_t)n_embd * sizeof *rows};
-        status = sn_hops_take_receipts(hops, n_hops, &sent, result, position, n, failed, err);
-    }
-    for (size_t i = 1; i < n_hops && !status; i++)
-        status = sn_hop_note(&hops[i], position, n, result->result.trace[i].timeline, err);
-    if (!status) {
-        memcpy(out, result->tensor.data, result->tensor.bytes);
-        account(hops, n_hops, result, n, sn_now_us() - began);
-        for (size_t i = 0; i < n_hops; i++) hops[i].step++;
-    }
+        status = sn_hops_take(hops, n_hops, &flight, result, n_embd, out, failed, err);
     sn_msg_free(&result);
     return status;
 }

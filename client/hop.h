@@ -21,7 +21,7 @@ typedef struct sn_hop_at {
     sn_peer peer; /* the connection over which its session was opened */
     uint8_t session[SN_SESSION_ID_SIZE];
     uint64_t step; /* newest that it has done */
-    int step_tokens_max;
+    int step_tokens_max, steps_ahead_max;
     sn_hash model, weights;           /* that its timeline begins with */
     bool signs;                       /* a receipt is asked for with every step */
     uint8_t receipt[SN_RECEIPT_SIZE]; /* then: of the newest step */
@@ -81,6 +81,22 @@ sn_status sn_hops_step(sn_hop_at *hops, size_t n_hops, sn_link *link, int positi
  * in the hops. *failed as above: n_hops when what one node sent is not what the next one got. */
 sn_status sn_hops_take_receipts(sn_hop_at *hops, size_t n_hops, const sn_wire_tensor *sent, const sn_msg *result,
                                 int position, int n, size_t *failed, sn_err *err) SN_MUST_USE;
+
+/* The same in two halves, so that several steps may be under way over the same hops, one behind the other, and their answers be
+ * waited for beside those of other hops. */
+typedef struct sn_flight {
+    uint64_t request;
+    int position, n;
+    int64_t began_us, deadline_us;
+} sn_flight;
+/* ahead: how many steps are under way there already. With some, the hashes that pushed hops build on are not known yet. */
+sn_status sn_hops_send(sn_hop_at *hops, size_t n_hops, sn_link *link, size_t ahead, int position, int n, int n_embd,
+                       const float *rows, int timeout_ms, sn_flight *out, sn_err *err) SN_MUST_USE;
+/* What to wait for; fills peers (n_hops). */
+sn_wait sn_hops_wait(const sn_hop_at *hops, size_t n_hops, const sn_flight *flight, sn_peer *peers);
+/* Checks the answer to the oldest of them, and takes what it says. */
+sn_status sn_hops_take(sn_hop_at *hops, size_t n_hops, const sn_flight *flight, const sn_msg *result, int n_embd, float *out,
+                       size_t *failed, sn_err *err) SN_MUST_USE;
 
 /* The same for local blocks. */
 sn_status sn_hop_step_local(sn_hop_at *hop, int position, int n, int n_embd, const float *rows, float *out,

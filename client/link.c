@@ -254,18 +254,44 @@ bool sn_link_lost(const sn_link *link, sn_wait *wait) {
     return wait->lost;
 }
 
-sn_status sn_link_wait(sn_link *link, sn_wait *wait, sn_msg **out, sn_err *err) {
-    int64_t began = sn_now_us();
-    memset(wait->session, 0, sizeof wait->session);
+/* Which of them the message answers: n if none. */
+static size_t answered(const sn_wait *waits, size_t n, const sn_msg *msg) {
+    size_t i = 0;
+    while (msg && i < n && waits[i].request != msg->request) i++;
+    return msg ? i : n;
+}
+
+sn_status sn_link_wait_any(sn_link *link, sn_wait *waits, size_t n, size_t *which, sn_msg **out, sn_err *err) {
+    int64_t began = sn_now_us(), soonest = INT64_MAX;
     *out = NULL;
-    while (!*out) {
-        if (sn_link_lost(link, wait)) return sn_fail(err, SN_RETRY, CONNECTION_LOST);
-        sn_status status = receive(link, wait->request, wait->deadline_us, out, NULL, err);
-        if (status) return status;
-        if (!*out && sn_now_us() >= wait->deadline_us)
-            return sn_fail(err, SN_RETRY, "no answer within %.1f seconds", (double)(wait->deadline_us - began) / 1e6);
+    for (size_t i = 0; i < n; i++) {
+        memset(waits[i].session, 0, sizeof waits[i].session);
+        if (waits[i].deadline_us < soonest) soonest = waits[i].deadline_us;
     }
-    return take_answer(out, wait->wanted, wait->session, err);
+    for (;;) {
+        sn_event event;
+        for (*which = 0; *which < n; ++*which)
+            if (sn_link_lost(link, &waits[*which])) return sn_fail(err, SN_RETRY, CONNECTION_LOST);
+        *which = 0;
+        sn_status status = receive_any(link, soonest, &event, err);
+        if (status) return status;
+        size_t i = answered(waits, n, event.msg);
+        if (i < n) {
+            *which = i;
+            *out = event.msg;
+            return take_answer(out, waits[i].wanted, waits[i].session, err);
+        }
+        sn_msg_free(&event.msg); /* late answer to something given up */
+        for (int64_t now = sn_now_us(); *which < n; ++*which)
+            if (now >= waits[*which].deadline_us)
+                return sn_fail(err, SN_RETRY, "no answer within %.1f seconds",
+                               (double)(waits[*which].deadline_us - began) / 1e6);
+    }
+}
+
+sn_status sn_link_wait(sn_link *link, sn_wait *wait, sn_msg **out, sn_err *err) {
+    size_t which;
+    return sn_link_wait_any(link, wait, 1, &which, out, err);
 }
 
 sn_status sn_link_call(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_msg **msg,

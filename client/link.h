@@ -51,6 +51,9 @@ typedef struct sn_wait {
  * ERROR becomes its status and sentence. */
 sn_status sn_link_wait(sn_link *link, sn_wait *wait, sn_msg **out, sn_err *err) SN_MUST_USE;
 
+/* The same for the first of n that is answered, late or lost: *which. */
+sn_status sn_link_wait_any(sn_link *link, sn_wait *waits, size_t n, size_t *which, sn_msg **out, sn_err *err) SN_MUST_USE;
+
 bool sn_link_lost(const sn_link *link, sn_wait *wait); /* whether a connection is: sets lost, lost_peer */
 
 /* A question whose answer may come while others are waited for. Takes *msg in any case, sets its request. SN_RETRY when too many

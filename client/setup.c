@@ -55,6 +55,7 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
                                 .max_retries = sn_given.max_retries ? (int)sn_given.max_retries : -1,
                                 .push = sn_given.push,
                                 .replica = sn_given.kv_replica,
+                                .steps_ahead = sn_given.steps_ahead ? (int)sn_given.steps_ahead : -1,
                                 .flow = sn_given.request_id,
                                 .measure = true,
                                 .replan_ms = (int)sn_given.replan_s * 1000,

@@ -36,6 +36,7 @@ struct bench {
     sn_bench_head *head;
     session *sessions;
     int n;
+    int32_t first_id; /* that decoding begins with, another one in every repeat */
     int kill_at; /* of KILL: the token before which the node ends; -1: none does */
     size_t victim;
     double *figures[4]; /* per repeat: prompt tok/s, decode tok/s, ttft ms, and what only FORWARD and KILL give */
@@ -178,7 +179,7 @@ static void end_victim(session *s) {
 static sn_status do_decode(session *s) {
     const sn_bench_plan *p = s->b->plan;
     sn_status status = SN_OK;
-    int32_t id = 100 % p->hp->n_vocab;
+    int32_t id = (int32_t)((s->b->first_id + 7919 * (s - s->b->sessions)) % p->hp->n_vocab); /* others in every session */
     for (int i = 0; i < p->new_tokens && !status; i++) {
         int64_t before = sn_now_us();
         if (sn_interrupted) return sn_fail(&s->err, SN_RETRY, "interrupted");
@@ -302,8 +303,10 @@ static sn_status speed_once(bench *b, int at, sums *total, sn_bench_row *row, sn
 static sn_status forward_once(bench *b, int at, sums *total, sn_err *err) {
     double wall_s;
     sums before;
+    sn_status status = phase(b, do_prepare, &wall_s, err);
+    if (status) return status;
     read_sums(b, &before);
-    sn_status status = phase(b, do_forward, &wall_s, err);
+    status = phase(b, do_forward, &wall_s, err);
     if (status || at < 0) return status;
     add_hops(b, &before, total);
     b->figures[3][at] = (double)b->n * b->plan->prompt_tokens / wall_s;
@@ -340,10 +343,10 @@ static sn_status repeat_all(bench *b, sn_bench_row *row, sn_progress_shown *show
     double wall_s;
     sn_status status = sn_calloc(&reference, (size_t)p->new_tokens, sizeof *reference, err);
     if (!status && b->of->context) status = phase(b, do_fill, &wall_s, err);
-    if (!status && b->of->kind == SN_BENCH_FORWARD) status = phase(b, do_prepare, &wall_s, err);
     row->same_text = true;
     for (int i = -p->warmup; i < p->repeat && !status; i++) {
         sn_progress_set(shown, (size_t)(i + p->warmup), (size_t)(p->repeat + p->warmup));
+        b->first_id = (int32_t)((i + p->warmup + 100) * 37 % p->hp->n_vocab);
         switch (b->of->kind) {
         case SN_BENCH_SPEED: status = speed_once(b, i, &total, row, err); break;
         case SN_BENCH_FORWARD: status = forward_once(b, i, &total, err); break;

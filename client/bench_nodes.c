@@ -232,7 +232,7 @@ static sn_status await_known(const sn_bench_nodes *nodes, size_t which, sn_err *
         if (i != which) join[n++] = nodes->all[i].address;
     sn_hash model = sn_model_id(nodes->plan->model);
     int64_t until = sn_now_us() + (int64_t)KNOWN_MS * 1000;
-    sn_status status = sn_link_open(join, n, NULL, NULL, &link, err);
+    sn_status status = sn_link_open(join, n, NULL, NULL, NULL, &link, err);
     while (!status && !known && sn_now_us() < until) {
         status = sn_link_discover(link, &model, KNOWN_MS, err);
         const sn_directory *there = status ? NULL : sn_link_directory(link);

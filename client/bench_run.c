@@ -85,7 +85,7 @@ static sn_status open_link(session *s, sn_err *err) {
     else
         for (; n_join < p->join.n && n_join < SN_BENCH_NODES_MAX; n_join++) join[n_join] = p->join.items[n_join];
     sn_status status = s->b->of->link ? sn_shape_parse(s->b->of->link, &shape, err) : SN_OK;
-    return status ? status : sn_link_open(join, n_join, NULL, &shape, &s->link, err);
+    return status ? status : sn_link_open(join, n_join, NULL, NULL, &shape, &s->link, err);
 }
 
 static sn_status open_session(bench *b, session *s, uint64_t seed, sn_err *err) {

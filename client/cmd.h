@@ -49,7 +49,7 @@ int sn_cmd_run(const sn_command *command, int argc, char **argv, sn_cmd_body bod
  */
 
 typedef struct sn_client_options {
-    const char *model, *identity, *link, *device, *isa, *log_level, *route, *request_id;
+    const char *model, *identity, *swarm_key, *link, *device, *isa, *log_level, *route, *request_id;
     sn_strings join, only, deny;
     sn_block_range local;
     int64_t timeout_s, max_retries, steps_ahead, threads, route_seed, replan_s;

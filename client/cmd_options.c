@@ -40,6 +40,8 @@ static const sn_option chain_options[] = {
                "pieces of a long prompt that may wait at a node while it is at work on another; 0: one by one"),
     SN_OPT_STRING("identity", "FILE", &sn_given.identity,
                   "keys made by 'swarm keygen'; without it, fresh ones for each run"),
+    SN_OPT_STRING("swarm-key", "FILE", &sn_given.swarm_key,
+                  "the key of a private swarm, made by 'swarm keygen --swarm'"),
     SN_OPT_STRING("link", "RATE,RTT[,JITTER]", &sn_given.link,
                   "emulate this connection, as in 100mbit,100ms, for measurements; give it to the nodes too"),
     SN_OPT_SIZE("kv-memory", "SIZE", &sn_given.kv_memory,

@@ -19,6 +19,7 @@ static const sn_option options_table[] = {
     SN_OPT_INT("watch", "SECONDS", &watch_s, 0, 86400,
                "show it again every so often, in place on a terminal, until it is interrupted; 0, the default: once"),
     SN_OPT_STRING("identity", "FILE", &sn_given.identity, "keys made by 'swarm keygen'"),
+    SN_OPT_STRING("swarm-key", "FILE", &sn_given.swarm_key, "the key of a private swarm"),
     SN_OPT_INT("timeout", "SECONDS", &sn_given.timeout_s, 1, 86400, "how long to wait for the first answer"),
     SN_OPT_FLAG("json", &sn_given.json, "print {\"nodes\", \"coverage\"}, one line each time"),
 };
@@ -93,7 +94,8 @@ static sn_status body(const sn_options *options, int *code, sn_err *err) {
     sn_status status = model_path ? model_id(&id, err) : SN_OK;
     if (status) return status;
     sn_progress_shown *shown = sn_progress_begin("asking the swarm");
-    status = sn_link_open(sn_given.join.items, sn_given.join.n, sn_given.identity, NULL, &link, err);
+    status = sn_link_open(sn_given.join.items, sn_given.join.n, sn_given.identity, sn_given.swarm_key, NULL,
+                          &link, err);
     if (!status) status = sn_link_discover(link, model_path ? &id : NULL, (int)sn_given.timeout_s * 1000, err);
     if (!status && !watch_s) status = show(link, err);
     sn_progress_end(&shown);

@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "net/introduce.h"
+#include "net/members.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,8 +53,19 @@ static void note_address(sn_link *link, const char *address) {
     snprintf(link->joined + n, sizeof link->joined - n, "%s%s", n ? ", " : "", address);
 }
 
-sn_status sn_link_open(const char *const *join, size_t n_join, const char *identity_path, const sn_shape *shape,
-                       sn_link **out, sn_err *err) {
+static sn_status make_private(sn_link *link, const char *path, sn_err *err) {
+    uint8_t key[SN_SWARM_KEY_SIZE];
+    sn_transport *inner = link->transport;
+    sn_status status = sn_swarm_key_load(path, key, err);
+    if (status) return status;
+    link->transport = NULL;
+    status = sn_transport_private_new(&inner, &link->identity, key, &link->transport, err);
+    explicit_bzero(key, sizeof key);
+    return status;
+}
+
+sn_status sn_link_open(const char *const *join, size_t n_join, const char *identity_path,
+                       const char *swarm_key_path, const sn_shape *shape, sn_link **out, sn_err *err) {
     sn_link *link = NULL;
     *out = NULL;
     sn_status status = new_link(&link, err);
@@ -64,6 +76,7 @@ sn_status sn_link_open(const char *const *join, size_t n_join, const char *ident
         sn_transport *inner = link->transport;
         status = sn_transport_shaped_new(&inner, shape, NULL, &link->transport, err);
     }
+    if (!status && swarm_key_path) status = make_private(link, swarm_key_path, err);
     if (!status) status = sn_introducer_new(NULL, NULL, wake, link, &link->introducer, err);
     for (size_t i = 0; i < n_join && !status; i++) {
         status = sn_introducer_ask(link->introducer, join[i], err);

@@ -8,9 +8,10 @@
 typedef struct sn_link sn_link;
 
 /* `join`: addresses of nodes ("tcp://host:port", with "#" and the node's CURVE key in hexadecimal behind it if it is to be
- * pinned). A fresh identity is made when identity_path is NULL. shape: an emulated link, NULL: none. Connects to nobody
+ * pinned). A fresh identity is made when identity_path is NULL; swarm_key_path: of a private swarm, NULL: none. shape: an emulated link, NULL: none. Connects to nobody
  * yet. */
-sn_status sn_link_open(const char *const *join, size_t n_join, const char *identity_path, const sn_shape *shape,
+sn_status sn_link_open(const char *const *join, size_t n_join, const char *identity_path,
+                       const char *swarm_key_path, const sn_shape *shape,
                        sn_link **out, sn_err *err) SN_MUST_USE;
 void sn_link_close(sn_link **link); /* NULL-safe */
 

@@ -81,7 +81,8 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
     if (sn_given.link) status = sn_shape_parse(sn_given.link, &shape, err);
     if (status) return sn_err_context(err, "--link");
     if (sn_given.join.n)
-        status = sn_link_open(sn_given.join.items, sn_given.join.n, sn_given.identity, &shape, &setup->link, err);
+        status = sn_link_open(sn_given.join.items, sn_given.join.n, sn_given.identity, sn_given.swarm_key, &shape,
+                              &setup->link, err);
     if (status) return status;
     options.link = setup->link;
     if ((status = sn_setup_audit(setup, &options, err))) return status;

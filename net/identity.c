@@ -1,13 +1,10 @@
 #include "net/identity.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <libgen.h>
+#include "net/secret_file.h"
+
 #include <openssl/evp.h>
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <zmq.h>
 
 enum { HEX_SIZE = 2 * SN_KEY_SIZE, Z85_SIZE = 41, FILE_SIZE_MAX = 512 };
@@ -66,60 +63,16 @@ bool sn_verify(const uint8_t id[SN_KEY_SIZE], const void *data, size_t len,
 
 /* -- the file -- */
 
-static bool write_all(int file, const char *text, size_t len) {
-    while (len) {
-        ssize_t n = write(file, text, len);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        text += n;
-        len -= (size_t)n;
-    }
-    return fsync(file) == 0;
-}
-
-/* The name of a new file is safe on disk only when its folder is. */
-static bool sync_folder(const char *path) {
-    char copy[4096];
-    if (strlen(path) >= sizeof copy) return false;
-    memcpy(copy, path, strlen(path) + 1);
-    int folder = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool good = folder >= 0 && fsync(folder) == 0;
-    if (folder >= 0) close(folder);
-    return good;
-}
-
 sn_status sn_identity_save(const sn_identity *identity, const char *path, sn_err *err) {
     char text[FILE_SIZE_MAX], sign[HEX_SIZE + 1], curve[HEX_SIZE + 1];
     int len =
         snprintf(text, sizeof text, "%ssign %s\ncurve %s\n", file_head,
                  sn_hex(identity->sign_secret, SN_KEY_SIZE, sign), sn_hex(identity->curve_secret, SN_KEY_SIZE, curve));
-    sn_status status = SN_OK;
-    int file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (file < 0 && errno == EEXIST)
-        status = sn_fail(err, SN_REFUSED, "%s exists, and an identity is never overwritten: choose another file", path);
-    else if (file < 0)
-        status = sn_fail(err, SN_REFUSED, "%s cannot be made: %s", path, strerror(errno));
-    else if (!write_all(file, text, (size_t)len) || !sync_folder(path)) {
-        status = sn_fail(err, SN_REFUSED, "%s cannot be written: %s", path, strerror(errno));
-        unlink(path);
-    }
-    if (file >= 0) close(file);
+    sn_status status = sn_secret_save(path, text, (size_t)len, "an identity", err);
     explicit_bzero(text, sizeof text);
     explicit_bzero(sign, sizeof sign);
     explicit_bzero(curve, sizeof curve);
     return status;
-}
-
-static sn_status check_mode(int file, const char *path, sn_err *err) {
-    struct stat info;
-    if (fstat(file, &info)) return sn_fail(err, SN_REFUSED, "%s cannot be read: %s", path, strerror(errno));
-    if (!S_ISREG(info.st_mode)) return sn_fail(err, SN_REFUSED, "%s is no ordinary file", path);
-    if (info.st_mode & 077)
-        return sn_fail(err, SN_REFUSED,
-                       "%s can be read or written by others (mode %03o): make a new identity, or chmod 600 "
-                       "if nobody did",
-                       path, (unsigned)info.st_mode & 0777);
-    return SN_OK;
 }
 
 /* "word <64 hexadecimal digits>\n"; moves *at behind it. */
@@ -147,17 +100,13 @@ static bool parse_file(const char *text, size_t len, sn_identity *out) {
 sn_status sn_identity_load(const char *path, sn_identity *out, sn_err *err) {
     char text[FILE_SIZE_MAX + 1] = {0};
     sn_identity read_one = {0};
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* not to hang on a pipe */
-    if (file < 0) return sn_fail(err, SN_REFUSED, "%s cannot be opened: %s", path, strerror(errno));
-    sn_status status = check_mode(file, path, err);
-    ssize_t len = status ? 0 : read(file, text, FILE_SIZE_MAX);
-    if (!status && len < 0) status = sn_fail(err, SN_REFUSED, "%s cannot be read: %s", path, strerror(errno));
-    if (!status && !parse_file(text, (size_t)len, &read_one))
+    size_t len = 0;
+    sn_status status = sn_secret_load(path, text, FILE_SIZE_MAX, &len, err);
+    if (!status && !parse_file(text, len, &read_one))
         status = sn_fail(err, SN_REFUSED, "%s is no identity file: make one with swarm keygen", path);
     if (!status) status = sign_public(read_one.sign_secret, read_one.id, err);
     if (!status) status = curve_public(read_one.curve_secret, read_one.curve_key, err);
     if (!status) *out = read_one;
-    close(file);
     explicit_bzero(text, sizeof text);
     explicit_bzero(&read_one, sizeof read_one);
     return status;

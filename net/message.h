@@ -70,6 +70,9 @@ enum {
 #define SN_FIELDS_PING(U64, KEY, SID, STR, LIST, BLOBS) BLOBS(padding, SN_PADDINGS_MAX)
 #define SN_FIELDS_PONG(U64, KEY, SID, STR, LIST, BLOBS) U64(padding_bytes)
 
+/* In a private swarm the first message either way: the sender holds the swarm's key (net/members.h). */
+#define SN_FIELDS_ADMIT(U64, KEY, SID, STR, LIST, BLOBS) KEY(proof)
+
 /* Open a session over blocks [first_block, end_block), which must lie within the node's span. predecessor: CURVE key of
  * the node that may push steps into this session; source: of the node that may put a past into it (KV_PUT) before its owner
  * goes on there (RESUME); all zero: none. flow: for logs, the same at every
@@ -139,6 +142,7 @@ enum {
     X(PEERS_ARE, peers_are, 0)                                                                                         \
     X(PING, ping, 0)                                                                                                   \
     X(PONG, pong, 0)                                                                                                   \
+    X(ADMIT, admit, 0)                                                                                                 \
     X(OPEN, open, 0)                                                                                                   \
     X(OPENED, opened, 0)                                                                                               \
     X(STEP, step, 1)                                                                                                   \

@@ -15,7 +15,7 @@
 enum { EXIT_OK = 0, EXIT_NETWORK = 1, EXIT_USAGE = 2, EXIT_RESOURCES = 3 };
 
 static struct {
-    const char *model, *blocks, *listen, *public_address, *identity, *link, *name, *isa, *metrics, *log_level;
+    const char *model, *blocks, *listen, *public_address, *identity, *swarm_key, *link, *name, *isa, *metrics, *log_level;
     const char *device, *device_map, *offload, *offload_dir, *preload;
     const char *prefix_memory, *share_prefixes, *idle_to, *idle_dir, *idle_memory;
     sn_strings join, device_memory;
@@ -96,6 +96,8 @@ static const sn_option network[] = {
                   "the address to announce, when others reach this node by another one"),
     SN_OPT_STRINGS("join", "ADDRESS", &given.join, "any node of the swarm, tcp://HOST:PORT, with #KEY to pin its key"),
     SN_OPT_STRING("identity", "FILE", &given.identity, "keys made by `swarm keygen`; by itself fresh ones each time"),
+    SN_OPT_STRING("swarm-key", "FILE", &given.swarm_key,
+                  "the key of a private swarm, made by `swarm keygen --swarm`: nobody else is heard"),
     SN_OPT_STRING("link", "RATE,RTT[,JITTER]", &given.link,
                   "emulate this connection to everybody, as in 100mbit,100ms, for measurements"),
     SN_OPT_STRING("name", "TEXT", &given.name, "what people call this node"),
@@ -295,6 +297,7 @@ static sn_status serve(const blocks *b, sn_err *err) {
         .join = given.join.items,
         .n_join = given.join.n,
         .identity_path = given.identity,
+        .swarm_key_path = given.swarm_key,
         .link = link,
         .name = given.name,
         .placing = placing_wish(),

@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "net/introduce.h"
+#include "net/members.h"
 #include "node/core.h"
 #include "node/metrics.h"
 #include "node/serving.h"
@@ -55,6 +56,17 @@ static sn_status new_transport(sn_node *node, const sn_shape *link, sn_err *err)
     if (sn_shape_is_none(link)) return sn_transport_zmq_new(&node->identity, &node->transport, err);
     sn_status status = sn_transport_zmq_new(&node->identity, &inner, err);
     return status ? status : sn_transport_shaped_new(&inner, link, NULL, &node->transport, err);
+}
+
+static sn_status make_private(sn_node *node, const char *path, sn_err *err) {
+    uint8_t key[SN_SWARM_KEY_SIZE];
+    sn_transport *inner = node->transport;
+    sn_status status = sn_swarm_key_load(path, key, err);
+    if (status) return status;
+    node->transport = NULL;
+    status = sn_transport_private_new(&inner, &node->identity, key, &node->transport, err);
+    explicit_bzero(key, sizeof key);
+    return status;
 }
 
 static void wake_network(void *ctx) { sn_transport_wake(((sn_node *)ctx)->transport); }
@@ -210,6 +222,7 @@ sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn
     }
     status = load_identity(node, config->identity_path, err);
     if (!status && !node->transport) status = new_transport(node, &config->link, err);
+    if (!status && config->swarm_key_path) status = make_private(node, config->swarm_key_path, err);
     /* Listening comes before loading: a port that is taken shows at once. */
     if (!status) status = listen_and_ask(node, config, introduce, err);
     if (!status && config->metrics) status = watch(node, config, err);

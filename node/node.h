@@ -19,6 +19,7 @@ typedef struct sn_node_config {
     const char *const *join;
     size_t n_join;
     const char *identity_path;   /* NULL: a fresh one for this run */
+    const char *swarm_key_path;  /* of a private swarm (net/members.h); NULL: everybody is heard */
     sn_shape link;               /* emulated, for measurements; zero: none. Not over a given transport */
     const char *name;
     sn_placing_wish placing;     /* devices, and which block goes where */

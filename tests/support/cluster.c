@@ -93,6 +93,7 @@ int cluster_add_of(cluster *c, const char *model, int first, int end) {
         .join = &join,
         .n_join = c->n ? 1 : 0,
         .identity_path = file,
+        .swarm_key_path = c->options.swarm_key,
         .name = m->address + strlen("mem://"),
         .placing = {.device = c->options.device ? c->options.device : "cpu",
                     .device_map = c->options.device_map,

@@ -35,6 +35,8 @@ typedef struct graph {
     cell *cells;
     leaver *leavers; /* of the boundary in work, cheapest first */
     int n_leavers;
+    int *here; /* usable offers that are no node's: a few at most */
+    int n_here;
     int *stamp; /* [v] == stamps: a measured way leads from v to the offer in work */
     int stamps;
 } graph;
@@ -50,6 +52,7 @@ static void graph_fini(graph *g) {
     free(g->row);
     free(g->cells);
     free(g->leavers);
+    free(g->here);
     free(g->stamp);
 }
 
@@ -63,6 +66,9 @@ static sn_status graph_init(graph *g, const sn_offer *offers, size_t n, bool pus
     }
     if (!status) status = sn_calloc(&g->cells, cells, sizeof *g->cells, err);
     if (!status) status = sn_calloc(&g->leavers, n, sizeof *g->leavers, err);
+    if (!status) status = sn_calloc(&g->here, n, sizeof *g->here, err);
+    for (int u = 0; u < g->n && !status; u++)
+        if (!offers[u].node && is_usable(g, u)) g->here[g->n_here++] = u;
     if (!status) status = sn_calloc(&g->stamp, n, sizeof *g->stamp, err);
     if (status) graph_fini(g);
     return status;
@@ -146,9 +152,10 @@ static void enter(graph *g, int u, int p) {
         consider(g, v, u, p, best);
         if (!odd) break; /* those behind it cost no less */
     }
-    for (int v = 0; v < g->n; v++) /* the few offers here, wherever they stand in the list */
-        if (!g->offers[v].node && v != u && is_usable(g, v) && low(g, v) < p && p <= high(g, v))
-            consider(g, v, u, p, best);
+    for (int i = 0; i < g->n_here; i++) { /* wherever they stand in the list */
+        int v = g->here[i];
+        if (v != u && low(g, v) < p && p <= high(g, v)) consider(g, v, u, p, best);
+    }
 }
 
 static void search(graph *g) {

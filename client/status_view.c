@@ -130,7 +130,8 @@ static json_t *row_json(const sn_status_row *r) {
                    {"compute_us", s->compute_us},
                    {"guard_bytes", s->guard_bytes},
                    {"shared_pages", s->shared_pages},
-                   {"shared_tokens", s->shared_tokens}};
+                   {"shared_tokens", s->shared_tokens},
+                   {"idle_bytes", s->idle_bytes}};
     for (size_t i = 0; i < sizeof figures / sizeof *figures; i++) set_number(o, figures[i].name, figures[i].value);
     json_object_set_new(o, "draining", json_boolean(s->draining));
     return o;

@@ -108,6 +108,7 @@ sn_status sn_metrics_write(const sn_metrics_facts *facts, const sn_figures *f, s
         {"announcements", "gauge", "Nodes of which a live announcement is known.", f->announcements},
         {"peers", "gauge", "Nodes that were joined and have answered.", f->joined},
         {"shared_pages", "gauge", "Pages of keys and values that two sessions or more share.", f->engine.shared_pages},
+        {"idle_bytes", "gauge", "Keys and values of sessions at rest, set aside.", f->engine.idle_bytes},
         {"steps_total", "counter", "Steps done.", f->steps},
         {"tokens_total", "counter", "Tokens done.", f->tokens},
         {"shared_tokens_total", "counter", "Tokens taken over from another session instead of computed.",

@@ -103,6 +103,7 @@ static sn_status start_step(sn_core *core, sn_session *session, sn_event *event,
     job->shares = !session->imported; /* pages behind a past from elsewhere rest on what others say: nobody else gets them */
     if (!core->setup.share_all) memcpy(job->scope.bytes, session->owner, SN_KEY_SIZE);
     set_page_ends(job, session);
+    memcpy(&job->client, session->owner, sizeof job->client);
     job->arrived_us = event->arrived_us;
     job->deadline_us = now_us + core->setup.room_us_max;
     if (!core->setup.submit(core->setup.ctx, job)) {

@@ -24,6 +24,7 @@ typedef struct sn_job {
     void *session;  /* the network thread's; the device's thread only hands it back */
     sn_kv **kv;     /* the session's past: the device's thread makes, uses and frees it, nobody else looks */
     int first, end; /* blocks */
+    uint64_t client; /* whose it is: clients have turns */
 
     /* of a step, or of a past that moves */
     int position, n_tokens;  /* rewind to position, then append n_tokens */
@@ -46,6 +47,7 @@ typedef struct sn_job {
     sn_err err;
 
     struct sn_job *next; /* in the scheduler's list */
+    uint64_t round;      /* of the pass in which the scheduler looked at it last */
 } sn_job;
 
 void sn_job_free(sn_job **job); /* NULL-safe; lets go of its output */

@@ -22,6 +22,7 @@ struct sn_scheduler {
     sn_job *lead;                     /* of the pass being formed: the oldest job that may run names its blocks, */
     sn_job *chosen[SN_SPAN_ROWS_MAX]; /* so that no kind of work can keep another one out for ever */
     sn_span_part parts[SN_SPAN_ROWS_MAX];
+    uint64_t round, turn; /* number of the pass being formed; the client that had room for a prompt last */
     int n_chosen, n_rows;
 };
 
@@ -215,6 +216,17 @@ static void choose_decoding(sn_scheduler *s, int64_t now_us) {
     }
 }
 
+/* The oldest prompt, not yet looked at in this pass, of the client whose turn it is: clients come one after the other by their
+ * numbers, so that one with many prompts does not keep another waiting for all of them. */
+static sn_job *next_prompt(const sn_scheduler *s) {
+    sn_job *best = NULL;
+    for (sn_job *job = s->jobs; job; job = job->next) {
+        if (!job->started_us || job->finished_us || is_decoding(job) || job->round == s->round) continue;
+        if (!best || job->client - s->turn - 1 < best->client - s->turn - 1) best = job; /* modulo 2^64 */
+    }
+    return best;
+}
+
 static void form_pass(sn_scheduler *s, int64_t now_us) {
     s->lead = NULL;
     s->n_chosen = s->n_rows = 0;
@@ -223,12 +235,14 @@ static void form_pass(sn_scheduler *s, int64_t now_us) {
     choose_decoding(s, now_us);
     s->waiting = !s->lead && !s->copied;
     int budget = s->n_chosen ? SN_PROMPT_ROWS_BESIDE : SN_SPAN_ROWS_MAX;
-    for (sn_job *job = s->jobs; job && budget > 0; job = job->next) {
-        if (!job->started_us || job->finished_us || is_decoding(job)) continue;
+    s->round++;
+    for (sn_job *job; budget > 0 && (job = next_prompt(s));) {
         int before = s->n_rows;
+        job->round = s->round;
         adopt(s, job);
         if (job->n_done == job->n_tokens) end_job(job, SN_OK, now_us);
         choose(s, job, budget);
+        if (s->n_rows > before) s->turn = job->client;
         budget -= s->n_rows - before;
     }
 }

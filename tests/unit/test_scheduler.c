@@ -123,6 +123,26 @@ Test(scheduler, writes_first_and_reads_prompts_beside_in_small_pieces) {
     bench_end(&b);
 }
 
+Test(scheduler, a_client_with_many_prompts_does_not_keep_others_waiting) {
+    bench b;
+    unsigned who, early = 0;
+    bench_begin(&b, 256);
+    for (int s = 0; s < 5; s++) add(&b, s, 0, SN_SPAN_ROWS_MAX)->client = 1; /* each fills a pass */
+    add(&b, 5, 0, SN_SPAN_ROWS_MAX)->client = 2;                             /* came last */
+    add(&b, 6, 0, SN_SPAN_ROWS_MAX)->client = UINT64_MAX;
+    for (int i = 0; i < 3; i++) {
+        cr_expect_eq(pass(&b, SN_OK, &who), 1);
+        early |= who;
+    }
+    cr_expect_eq(early, 1u << 0 | 1u << 5 | 1u << 6, "sessions %x came first", early);
+    for (int s = 1; s < 5; s++) { /* its own in their order */
+        cr_expect_eq(pass(&b, SN_OK, &who), 1);
+        cr_expect_eq(who, 1u << s);
+    }
+    cr_expect(sn_scheduler_idle(b.scheduler));
+    bench_end(&b);
+}
+
 Test(scheduler, gives_the_same_numbers_in_pieces_as_at_once) {
     bench b;
     unsigned who;

@@ -14,6 +14,7 @@ enum { SN_BENCH_LIST_MAX = 16, SN_BENCH_NODES_MAX = 32, SN_BENCH_SESSIONS_MAX = 
 typedef enum sn_bench_kind {
     SN_BENCH_SPEED,   /* prompt, first token, decode */
     SN_BENCH_FORWARD, /* hidden states through the chain and nothing else */
+    SN_BENCH_BESIDE,  /* decode while another client's prompts come in */
     SN_BENCH_KILL,    /* a node ends in the middle of a text */
 } sn_bench_kind;
 
@@ -24,6 +25,7 @@ typedef struct sn_bench_case {
     const char *link; /* NULL or "none": as it is */
     int sessions;     /* at once, a thread each; of FORWARD: sequences */
     int context;
+    int beside;       /* of BESIDE: tokens of such a prompt */
     const char *kill; /* of KILL: "replay" or "handover" */
 } sn_bench_case;
 
@@ -33,6 +35,7 @@ typedef struct sn_bench_plan {
     const sn_hparams *hp;
     int prompt_tokens, new_tokens, repeat, warmup;
     int sessions_max, context_max; /* of all cases */
+    int more_max;                  /* tokens behind the context, at most: a prompt's, or new ones */
     bool push, local;
     sn_strings join, node_options;
     int timeout_ms, steps_ahead; /* as of sn_chain_options */
@@ -110,6 +113,7 @@ json_t *sn_bench_machine(void);
 /* {"command", "machine", "model", "rows": [{"what", "nodes", ..., "prefill_tok_s", "decode_tok_s", "ttft_ms", "itl_ms":
  * {"p50", "p95", "p99"}, "hops"}]}: medians, the range of the repeats beside them as *_range. */
 json_t *sn_bench_json(const sn_bench_plan *plan, const char *command, const sn_bench_row *rows, size_t n);
+const char *sn_bench_what(const sn_bench_case *c); /* "speed", "forward", "beside", or how a node was lost */
 void sn_bench_print(FILE *out, const sn_bench_plan *plan, const sn_bench_row *rows, size_t n);
 sn_status sn_bench_csv(const char *path, const sn_bench_plan *plan, const sn_bench_row *rows, size_t n, sn_err *err) SN_MUST_USE;
 /* One file with the tables and, where there are curves, plots; it needs nothing from elsewhere. */

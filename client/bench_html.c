@@ -123,8 +123,8 @@ static void distribution(FILE *out, const sn_bench_row *row) {
         double p = i == STEPS ? 0.999 : (double)i / STEPS;
         points[i] = (point){sn_bench_percentile(row->gaps, row->n_gaps, p), 100 * p, 100 * p, 100 * p};
     }
-    snprintf(title, sizeof title, "%% of tokens within x ms: %d sessions, context %d, %d nodes, link %.30s",
-             row->of.sessions, row->of.context, row->of.nodes, row->of.link ? row->of.link : "none");
+    snprintf(title, sizeof title, "%% of tokens within x ms: %s, %d sessions, context %d, %d nodes, link %.30s",
+             sn_bench_what(&row->of), row->of.sessions, row->of.context, row->of.nodes, row->of.link ? row->of.link : "none");
     plot(out, title, "ms from token to token", points, STEPS + 1, false);
 }
 
@@ -142,8 +142,7 @@ static void table(FILE *out, const sn_bench_row *rows, size_t n) {
     for (size_t i = 0; i < n; i++) {
         const sn_bench_row *r = &rows[i];
         const sn_bench_case *c = &r->of;
-        const char *what = c->kind == SN_BENCH_SPEED ? "speed" : c->kind == SN_BENCH_FORWARD ? "forward" : c->kill;
-        fprintf(out, "<tr><td>%s<td>%d<td>%d<td>", what, c->nodes, c->threads);
+        fprintf(out, "<tr><td>%s<td>%d<td>%d<td>", sn_bench_what(c), c->nodes, c->threads);
         escape(out, c->link ? c->link : "none");
         fprintf(out, "<td>%d<td>%d</td>", c->sessions, c->context);
         cell(out, &r->prefill_tok_s);
@@ -201,7 +200,7 @@ sn_status sn_bench_html(const char *path, const sn_bench_plan *plan, const char 
     for (int d = 0; d < 4; d++)
         for (int prompt = 0; prompt < 2; prompt++) sweep(out, rows, n, d, names[d], prompt);
     for (size_t i = 0; i < n; i++)
-        if (rows[i].of.kind == SN_BENCH_SPEED && rows[i].n_gaps) distribution(out, &rows[i]);
+        if (rows[i].of.kind <= SN_BENCH_BESIDE && rows[i].n_gaps) distribution(out, &rows[i]);
     fputs("<h2>Machine</h2>\n", out);
     machine(out);
     fputs("</html>\n", out);

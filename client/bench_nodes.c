@@ -46,8 +46,7 @@ static sn_status find_program(sn_bench_nodes *nodes, sn_err *err) {
 
 /* Room for all sessions of the largest case, and a quarter more. */
 static size_t cache_bytes(const sn_bench_plan *p, int n_blocks) {
-    int more = p->prompt_tokens > p->new_tokens ? p->prompt_tokens : p->new_tokens;
-    size_t tokens = (size_t)p->sessions_max * (size_t)(p->context_max + more + 2 * SN_KV_PAGE_TOKENS);
+    size_t tokens = (size_t)(p->sessions_max + 1) * (size_t)(p->context_max + p->more_max + 2 * SN_KV_PAGE_TOKENS);
     return tokens * (size_t)n_blocks * (size_t)p->hp->n_kv_heads * (size_t)p->hp->head_dim * 2 * sizeof(float) * 5 / 4 +
            (32u << 20);
 }

@@ -5,8 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *what_of(const sn_bench_case *c) {
-    return c->kind == SN_BENCH_SPEED ? "speed" : c->kind == SN_BENCH_FORWARD ? "forward" : c->kill;
+const char *sn_bench_what(const sn_bench_case *c) {
+    static const char *const names[] = {"speed", "forward", "beside"};
+    return c->kind == SN_BENCH_KILL ? c->kill : names[c->kind];
 }
 static const char *link_of(const sn_bench_case *c) { return c->link ? c->link : "none"; }
 
@@ -33,12 +34,16 @@ static json_t *hops_json(const sn_bench_row *row) {
 
 static json_t *row_json(const sn_bench_plan *p, const sn_bench_row *row) {
     const sn_bench_case *c = &row->of;
-    json_t *o = json_pack("{s:s,s:i,s:i,s:s,s:b,s:i,s:i,s:i,s:i,s:i}", "what", what_of(c), "nodes", c->nodes, "threads",
+    json_t *o = json_pack("{s:s,s:i,s:i,s:s,s:b,s:i,s:i,s:i,s:i,s:i}", "what", sn_bench_what(c), "nodes", c->nodes, "threads",
                           c->threads, "link", link_of(c), "push", p->push, "sessions", c->sessions, "context", c->context,
                           "prompt_tokens", p->prompt_tokens, "new_tokens", p->new_tokens, "repeat", p->repeat);
     if (c->kind == SN_BENCH_SPEED) {
         set_spread(o, "prefill_tok_s", &row->prefill_tok_s);
         set_spread(o, "ttft_ms", &row->ttft_ms);
+        set_spread(o, "decode_tok_s", &row->decode_tok_s);
+    }
+    if (c->kind == SN_BENCH_BESIDE) {
+        json_object_set_new(o, "beside_tokens", json_integer(c->beside));
         set_spread(o, "decode_tok_s", &row->decode_tok_s);
     }
     if (c->kind == SN_BENCH_FORWARD) set_spread(o, "forward_tok_s", &row->forward_tok_s);
@@ -89,7 +94,7 @@ static void number(FILE *out, int width, double value) {
 static void print_row(FILE *out, const sn_bench_row *row) {
     char text[64];
     const sn_bench_case *c = &row->of;
-    fprintf(out, "%-9s%6d%8d  %-20s%9d%9d", what_of(c), c->nodes, c->threads, link_of(c), c->sessions, c->context);
+    fprintf(out, "%-9s%6d%8d  %-20s%9d%9d", sn_bench_what(c), c->nodes, c->threads, link_of(c), c->sessions, c->context);
     switch (c->kind) {
     case SN_BENCH_SPEED:
         column(out, 15, show(&row->prefill_tok_s, text));
@@ -97,6 +102,11 @@ static void print_row(FILE *out, const sn_bench_row *row) {
         column(out, 15, show(&row->decode_tok_s, text));
         break;
     case SN_BENCH_FORWARD: column(out, 15, show(&row->forward_tok_s, text)); break;
+    case SN_BENCH_BESIDE:
+        snprintf(text, sizeof text, "prompts of %d beside", c->beside);
+        column(out, 30, text);
+        column(out, 15, show(&row->decode_tok_s, text));
+        break;
     case SN_BENCH_KILL: column(out, 45, row->same_text ? "same text" : "OTHER TEXT"); break;
     }
     if (row->n_gaps) {
@@ -138,7 +148,7 @@ static void csv_spread(FILE *out, const sn_bench_spread *s) { fprintf(out, ",%.3
 
 static void csv_row(FILE *out, const sn_bench_plan *p, const sn_bench_row *row) {
     const sn_bench_case *c = &row->of;
-    fprintf(out, "%s,%d,%d,\"%s\",%d,%d,%d,%d,%d", what_of(c), c->nodes, c->threads, link_of(c), p->push, c->sessions,
+    fprintf(out, "%s,%d,%d,\"%s\",%d,%d,%d,%d,%d", sn_bench_what(c), c->nodes, c->threads, link_of(c), p->push, c->sessions,
             c->context, p->prompt_tokens, p->new_tokens);
     csv_spread(out, &row->prefill_tok_s);
     csv_spread(out, &row->ttft_ms);

@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,8 +35,9 @@ struct bench {
     const sn_bench_case *of;
     sn_bench_nodes *nodes;
     sn_bench_head *head;
-    session *sessions;
+    session *sessions; /* n, and of BESIDE one more */
     int n;
+    atomic_bool enough; /* BESIDE: no further prompt */
     int32_t first_id; /* that decoding begins with, another one in every repeat */
     int kill_at; /* of KILL: the token before which the node ends; -1: none does */
     size_t victim;
@@ -91,7 +93,6 @@ static sn_status open_link(session *s, sn_err *err) {
 static sn_status open_session(bench *b, session *s, uint64_t seed, sn_err *err) {
     const sn_bench_plan *p = b->plan;
     size_t n_embd = (size_t)p->hp->n_embd;
-    int more = p->prompt_tokens > p->new_tokens ? p->prompt_tokens : p->new_tokens;
     s->b = b;
     s->chance = seed;
     sn_status status = sn_calloc(&s->in, PIECE * n_embd, sizeof *s->in, err);
@@ -101,7 +102,7 @@ static sn_status open_session(bench *b, session *s, uint64_t seed, sn_err *err) 
     if (!status) status = sn_calloc(&s->text, (size_t)p->new_tokens, sizeof *s->text, err);
     if (!status) status = open_link(s, err);
     sn_chain_options options = {.link = s->link,
-                                .max_tokens = b->of->context + more,
+                                .max_tokens = b->of->context + p->more_max,
                                 .timeout_ms = p->timeout_ms,
                                 .push = p->push,
                                 .steps_ahead = p->steps_ahead};
@@ -280,6 +281,13 @@ static void take_hops(const sums *total, sn_bench_row *row) {
 
 /* -- a repeat of each kind -- */
 
+static void keep_gaps(const bench *b, sn_bench_row *row) {
+    for (int i = 0; i < b->n; i++) {
+        memcpy(row->gaps + row->n_gaps, b->sessions[i].gaps, (size_t)b->plan->new_tokens * sizeof *row->gaps);
+        row->n_gaps += (size_t)b->plan->new_tokens;
+    }
+}
+
 static sn_status speed_once(bench *b, int at, sums *total, sn_bench_row *row, sn_err *err) {
     double prompt_s, decode_s, ttft[SN_BENCH_SESSIONS_MAX];
     sums before;
@@ -293,10 +301,7 @@ static sn_status speed_once(bench *b, int at, sums *total, sn_bench_row *row, sn
     b->figures[0][at] = (double)b->n * b->plan->prompt_tokens / prompt_s;
     b->figures[1][at] = (double)b->n * b->plan->new_tokens / decode_s;
     b->figures[2][at] = sn_bench_spread_of(ttft, (size_t)b->n).median;
-    for (int i = 0; i < b->n; i++) {
-        memcpy(row->gaps + row->n_gaps, b->sessions[i].gaps, (size_t)b->plan->new_tokens * sizeof *row->gaps);
-        row->n_gaps += (size_t)b->plan->new_tokens;
-    }
+    keep_gaps(b, row);
     return SN_OK;
 }
 
@@ -310,6 +315,40 @@ static sn_status forward_once(bench *b, int at, sums *total, sn_err *err) {
     if (status || at < 0) return status;
     add_hops(b, &before, total);
     b->figures[3][at] = (double)b->n * b->plan->prompt_tokens / wall_s;
+    return SN_OK;
+}
+
+/* Prompts one after the other, for as long as the others write. */
+static sn_status do_intrude(session *s) {
+    float *last;
+    int32_t id;
+    sn_status status = SN_OK;
+    while (!status && !atomic_load(&s->b->enough)) {
+        status = feed(s, 0, s->b->of->beside, true, &last);
+        if (!status) status = sn_bench_head_best(s->b->head, last, &id, &s->err);
+    }
+    return status;
+}
+
+static sn_status beside_once(bench *b, int at, sums *total, sn_bench_row *row, sn_err *err) {
+    double wall_s;
+    sums before;
+    session *other = &b->sessions[b->n];
+    start st = {other, do_intrude};
+    atomic_store(&b->enough, false);
+    read_sums(b, &before);
+    if (pthread_create(&other->thread, NULL, run_one, &st)) return sn_fail(err, SN_STOP, "no thread is to be had");
+    sn_status status = phase(b, do_decode, &wall_s, err);
+    atomic_store(&b->enough, true);
+    pthread_join(other->thread, NULL);
+    if (!status && other->status) {
+        status = other->status;
+        *err = other->err;
+    }
+    if (status || at < 0) return status;
+    add_hops(b, &before, total);
+    b->figures[1][at] = (double)b->n * b->plan->new_tokens / wall_s;
+    keep_gaps(b, row);
     return SN_OK;
 }
 
@@ -331,8 +370,7 @@ static sn_status kill_once(bench *b, int at, int32_t *reference, sn_bench_row *r
         if (s->gaps[i] > longest) longest = s->gaps[i];
     b->figures[3][at] = longest;
     row->same_text = row->same_text && !memcmp(reference, s->text, bytes);
-    memcpy(row->gaps + row->n_gaps, s->gaps, (size_t)b->plan->new_tokens * sizeof *row->gaps);
-    row->n_gaps += (size_t)b->plan->new_tokens;
+    keep_gaps(b, row);
     return sn_bench_nodes_again(b->nodes, b->victim, err);
 }
 
@@ -350,6 +388,7 @@ static sn_status repeat_all(bench *b, sn_bench_row *row, sn_progress_shown *show
         switch (b->of->kind) {
         case SN_BENCH_SPEED: status = speed_once(b, i, &total, row, err); break;
         case SN_BENCH_FORWARD: status = forward_once(b, i, &total, err); break;
+        case SN_BENCH_BESIDE: status = beside_once(b, i, &total, row, err); break;
         case SN_BENCH_KILL: status = kill_once(b, i, reference, row, err); break;
         }
     }
@@ -373,16 +412,17 @@ sn_status sn_bench_run(const sn_bench_plan *plan, const sn_bench_case *c, sn_ben
                        sn_progress_shown *shown, sn_err *err) {
     bench b = {.plan = plan, .of = c, .nodes = nodes, .n = c->sessions, .kill_at = -1};
     *row = (sn_bench_row){.of = *c};
-    sn_status status = sn_bench_head_new(plan->model, c->threads, b.n, &b.head, err);
-    if (!status) status = sn_calloc(&b.sessions, (size_t)b.n, sizeof *b.sessions, err);
+    int n_all = b.n + (c->kind == SN_BENCH_BESIDE);
+    sn_status status = sn_bench_head_new(plan->model, c->threads, n_all, &b.head, err);
+    if (!status) status = sn_calloc(&b.sessions, (size_t)n_all, sizeof *b.sessions, err);
     for (int i = 0; i < 4 && !status; i++) status = sn_calloc(&b.figures[i], (size_t)plan->repeat, sizeof(double), err);
     if (!status)
         status = sn_calloc(&row->gaps, (size_t)plan->repeat * (size_t)b.n * (size_t)plan->new_tokens, sizeof(double), err);
-    for (int i = 0; i < b.n && !status; i++)
+    for (int i = 0; i < n_all && !status; i++)
         status = open_session(&b, &b.sessions[i], 0x5eed + (uint64_t)i * 1000003, err);
     if (!status) status = repeat_all(&b, row, shown, err);
     if (!status) take_figures(&b, row);
-    for (int i = 0; i < b.n && b.sessions; i++) close_session(&b.sessions[i]);
+    for (int i = 0; i < n_all && b.sessions; i++) close_session(&b.sessions[i]);
     for (int i = 0; i < 4; i++) free(b.figures[i]);
     free(b.sessions);
     sn_bench_head_free(&b.head);

@@ -13,7 +13,7 @@ static struct {
     const char *nodes, *threads, *sessions, *context, *batch;
     sn_strings link, kill, node_options;
     const char *json, *csv, *html;
-    int64_t prompt_tokens, new_tokens, repeat, warmup;
+    int64_t prompt_tokens, new_tokens, beside, repeat, warmup;
     bool push;
 } given = {.threads = "1", .sessions = "1", .context = "0", .prompt_tokens = 512, .new_tokens = 128, .repeat = 5, .warmup = 1};
 
@@ -38,6 +38,8 @@ static const sn_option what_options[] = {
     SN_OPT_STRING("sessions", "LIST", &given.sessions, "sessions at once, each of its own client, as in 1,2,4,8,16"),
     SN_OPT_STRING("batch", "LIST", &given.batch,
                   "also measure passes forward, without head and choice, of so many sequences of a prompt's length at once"),
+    SN_OPT_INT("beside", "N", &given.beside, 1, 1 << 20,
+               "also measure decoding in the most --sessions while another client reads prompts of N tokens"),
     SN_OPT_STRINGS("kill", "HOW", &given.kill,
                    "also measure the recovery from the loss of a node in the middle of a text: replay (it is killed, another "
                    "one takes its place) or handover (it is asked to leave); repeatable; needs --nodes"),
@@ -91,6 +93,13 @@ static sn_status read_lists(lists *l, sn_err *err) {
     return status;
 }
 
+static int largest(const list *l) {
+    int most = 0;
+    for (size_t i = 0; i < l->n; i++)
+        if (l->items[i] > most) most = l->items[i];
+    return most;
+}
+
 static size_t n_links(void) { return given.link.n ? given.link.n : 1; }
 static const char *link_at(size_t i) { return given.link.n ? given.link.items[i] : NULL; }
 
@@ -119,6 +128,12 @@ static size_t make_cases(const lists *l, sn_bench_case *out) {
             out[n].kind = SN_BENCH_FORWARD;
             out[n++].sessions = l->batch.items[i];
         }
+        if (given.beside && n < CASES_MAX) {
+            out[n] = c;
+            out[n].kind = SN_BENCH_BESIDE;
+            out[n].sessions = largest(&l->sessions);
+            out[n++].beside = (int)given.beside;
+        }
         for (size_t i = 0; i < given.kill.n && n < CASES_MAX; i++) {
             out[n] = c;
             out[n].kind = SN_BENCH_KILL;
@@ -139,7 +154,7 @@ static sn_status check_place(const lists *l, sn_err *err) {
                        "swarm that runs, --local all holds the blocks itself");
     if (sn_given.local.given && !sn_given.local.all)
         return sn_fail(err, SN_REFUSED, "--local: all blocks or none; write --local all");
-    if (sn_given.local.given && (l->sessions.n > 1 || l->sessions.items[0] > 1 || given.batch))
+    if (sn_given.local.given && (l->sessions.n > 1 || l->sessions.items[0] > 1 || given.batch || given.beside))
         return sn_fail(err, SN_REFUSED, "--local all is one session: start --nodes 1 to measure several at once");
     if (sn_given.local.given && (given.link.n || given.push))
         return sn_fail(err, SN_REFUSED, "with --local all nothing is sent: --link and --push need nodes");
@@ -161,15 +176,8 @@ static sn_status check_values(sn_err *err) {
     return SN_OK;
 }
 
-static int largest(const list *l) {
-    int most = 0;
-    for (size_t i = 0; i < l->n; i++)
-        if (l->items[i] > most) most = l->items[i];
-    return most;
-}
-
 static sn_status check_lengths(const sn_bench_plan *p, const lists *l, sn_err *err) {
-    int more = p->prompt_tokens > p->new_tokens ? p->prompt_tokens : p->new_tokens;
+    int more = p->more_max;
     if (p->context_max > p->hp->n_ctx - more)
         return sn_fail(err, SN_REFUSED, "a context of %d and %d tokens more are beyond the %d that this model was made for",
                        p->context_max, more, p->hp->n_ctx);
@@ -188,8 +196,7 @@ static bool same_nodes(const sn_bench_case *a, const sn_bench_case *b) {
 static sn_status run_one(const sn_bench_plan *plan, const sn_bench_case *c, sn_bench_nodes *nodes, bool *doubled,
                          sn_bench_row *row, sn_err *err) {
     char what[96];
-    static const char *const kinds[] = {"speed", "forward", "kill"};
-    snprintf(what, sizeof what, "%s, %d sessions, context %d, link %.30s", kinds[c->kind], c->sessions, c->context,
+        snprintf(what, sizeof what, "%s, %d sessions, context %d, link %.30s", sn_bench_what(c), c->sessions, c->context,
              c->link ? c->link : "none");
     sn_status status = SN_OK;
     if (c->kind == SN_BENCH_KILL && !*doubled) { /* somebody who can take over */
@@ -242,6 +249,8 @@ static sn_status report(const sn_bench_plan *plan, const sn_bench_row *rows, siz
     return status;
 }
 
+static int64_t most_of(int64_t a, int64_t b, int64_t c) { return a > b ? (a > c ? a : c) : b > c ? b : c; }
+
 static sn_status measure(sn_model *model, const lists *l, sn_err *err) {
     sn_bench_case cases[CASES_MAX] = {0};
     size_t n = make_cases(l, cases);
@@ -254,6 +263,7 @@ static sn_status measure(sn_model *model, const lists *l, sn_err *err) {
                           .warmup = (int)given.warmup,
                           .sessions_max = sessions > batch ? sessions : batch,
                           .context_max = largest(&l->context),
+                          .more_max = (int)most_of(given.prompt_tokens, given.new_tokens, given.beside),
                           .push = given.push,
                           .local = sn_given.local.given,
                           .join = sn_given.join,

@@ -20,15 +20,15 @@ wait_no_nodes() {
 }
 
 # Nodes of its own, every list, every report.
-succeeds "${bench[@]}" --nodes 2,1 --context 0,9 --sessions 1,3 --threads 1,2 --batch 2 --kill replay --link none \
+succeeds "${bench[@]}" --nodes 2,1 --context 0,9 --sessions 1,3 --threads 1,2 --batch 2 --beside 20 --kill replay --link none \
   --link 1gbit,4ms,1ms --json "$scratch/b.json" --csv "$scratch/b.csv" --html "$scratch/b.html"
 [ -z "$(nodes_left)" ] || fail "nodes outlive the benchmark"
 [ "$(grep -c '^speed ' "$scratch/run.out")" = 6 ] || fail "the table has other lines than those asked for"
 query "$scratch/b.json" 'all([
   [(r["what"], r["nodes"], r["threads"], r["link"], r["sessions"], r["context"]) for r in d["rows"]] == [
     ("speed", 2, 1, "none", 1, 0), ("speed", 2, 1, "none", 1, 9), ("speed", 2, 1, "none", 3, 0), ("speed", 2, 2, "none", 1, 0),
-    ("speed", 1, 1, "none", 1, 0), ("forward", 2, 1, "none", 2, 0), ("replay", 2, 1, "none", 1, 0),
-    ("speed", 2, 1, "1gbit,4ms,1ms", 1, 0), ("forward", 2, 1, "1gbit,4ms,1ms", 2, 0), ("replay", 2, 1, "1gbit,4ms,1ms", 1, 0)],
+    ("speed", 1, 1, "none", 1, 0), ("forward", 2, 1, "none", 2, 0), ("beside", 2, 1, "none", 3, 0), ("replay", 2, 1, "none", 1, 0),
+    ("speed", 2, 1, "1gbit,4ms,1ms", 1, 0), ("forward", 2, 1, "1gbit,4ms,1ms", 2, 0), ("beside", 2, 1, "1gbit,4ms,1ms", 3, 0), ("replay", 2, 1, "1gbit,4ms,1ms", 1, 0)],
   all(r["prefill_tok_s"] > 0 and r["decode_tok_s"] > 0 and r["ttft_ms"] > 0 for r in d["rows"] if r["what"] == "speed"),
   all(0 < r["itl_ms"]["p50"] <= r["itl_ms"]["p95"] <= r["itl_ms"]["p99"] for r in d["rows"] if r["what"] != "forward"),
   all(r["decode_tok_s_range"][0] <= r["decode_tok_s"] <= r["decode_tok_s_range"][1] for r in d["rows"] if r["what"] == "speed"),
@@ -38,13 +38,13 @@ query "$scratch/b.json" 'all([
   all(sum(h["network_ms"] for h in r["hops"]) > 8 for r in d["rows"] if r["link"] != "none" and r["what"] == "speed"),
   d["machine"]["cores"] > 0, d["machine"]["cpu"], d["model"]["n_blocks"] == 4])' | grep -qx True ||
   fail "the report is not the one that was asked for: $(cat "$scratch/b.json")"
-[ "$(wc -l <"$scratch/b.csv")" = 11 ] || fail "the CSV has other lines"
+[ "$(wc -l <"$scratch/b.csv")" = 13 ] || fail "the CSV has other lines"
 [ "$(head -1 "$scratch/b.csv" | tr ',' '\n' | wc -l)" = 27 ] || fail "the CSV has other columns"
 python3 - "$scratch/b.html" <<'END' || fail "the HTML report is not whole"
 import sys, xml.etree.ElementTree as tree
 text = open(sys.argv[1]).read()
 plots = text.split("<svg")[1:]
-assert len(plots) == 4 * 2 + 6, len(plots)
+assert len(plots) == 4 * 2 + 8, len(plots)
 for p in plots: tree.fromstring("<svg" + p.split("</svg>")[0] + "</svg>")
 assert "src=" not in text and "href=" not in text
 END

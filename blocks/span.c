@@ -5,6 +5,7 @@
 #include "blocks/segment.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +21,7 @@ struct sn_span {
     sn_hparams hp;
     int first, end;
     sn_hash *hashes; /* end - first */
+    sn_kv_dtype kv_dtype;
     home homes[SN_PLAN_DEVICES_MAX];
     int n_homes;
     sn_segment segments[SN_KV_PARTS_MAX]; /* in the order of their blocks; segment i's past is part i of the cache */
@@ -163,10 +165,24 @@ size_t sn_span_bytes(const sn_span *span) {
     return bytes;
 }
 
+sn_hash sn_span_hash_of(const sn_hash *weights, sn_kv_dtype dtype) {
+    uint8_t both[SN_HASH_SIZE + 32];
+    if (dtype == SN_KV_F32) return *weights;
+    memcpy(both, weights->bytes, SN_HASH_SIZE);
+    int n = snprintf((char *)both + SN_HASH_SIZE, 32, "swarm kv %s", sn_kv_dtype_name(dtype));
+    return sn_hash_of(both, SN_HASH_SIZE + (size_t)n);
+}
+
+void sn_span_keep_as(sn_span *span, sn_kv_dtype dtype) {
+    span->kv_dtype = dtype;
+    for (int i = 0; i < span->end - span->first; i++) span->hashes[i] = sn_span_hash_of(&span->hashes[i], dtype);
+}
+
 sn_status sn_span_kv_pool(sn_span *span, size_t budget, sn_kv_pool **out, sn_err *err) {
     sn_kv_part parts[SN_KV_PARTS_MAX];
     for (int i = 0; i < span->n_segments; i++)
-        parts[i] = (sn_kv_part){span->segments[i].device, span->segments[i].end - span->segments[i].first};
+        parts[i] = (sn_kv_part){span->segments[i].device, span->segments[i].end - span->segments[i].first,
+                               span->kv_dtype};
     return sn_kv_pool_new(parts, span->n_segments, span->hp.n_kv_heads, span->hp.head_dim, budget, out, err);
 }
 
@@ -284,10 +300,9 @@ uint64_t sn_span_planned_bytes(const sn_span *span, int first, int end, int n_pa
 static sn_status run_segment(sn_span *span, int i, int first, int end, int n_rows, int n_parts, const sn_span_part *parts,
                              sn_err *err) {
     sn_segment *segment = &span->segments[i];
-    const sn_kv_shape shape = {segment->end - segment->first, span->hp.n_kv_heads, span->hp.head_dim, SN_KV_PAGE_TOKENS};
     for (int p = 0, row = 0; p < n_parts; row += parts[p++].n_rows)
         span->sequences[p] = sn_kv_sequence(parts[p].kv, i, row, parts[p].n_rows);
-    const sn_pass pass = {&shape, n_rows, n_parts, span->sequences, 0};
+    const sn_pass pass = {sn_kv_shape_of(parts[0].kv, i), n_rows, n_parts, span->sequences, 0};
     return sn_segment_forward(segment, &span->hp, first > segment->first ? first : segment->first,
                               end < segment->end ? end : segment->end, &pass, err);
 }

@@ -46,6 +46,12 @@ typedef struct sn_span_facts {
 } sn_span_facts;
 sn_span_facts sn_span_describe(const sn_span *span); /* valid as long as the span */
 
+/* What computes a block, by name: its weights, and what keys and values are kept as, since both decide its results. For
+ * float32 it is the hash of the weights. */
+sn_hash sn_span_hash_of(const sn_hash *weights, sn_kv_dtype dtype);
+/* From now on pools of the span keep that, and its blocks' hashes say so. Before anybody else looks; once. */
+void sn_span_keep_as(sn_span *span, sn_kv_dtype dtype);
+
 /* A pool of past keys and values for this span, each block's on the block's device. */
 sn_status sn_span_kv_pool(sn_span *span, size_t budget, sn_kv_pool **out, sn_err *err) SN_MUST_USE;
 /* Keys and values of a block (its number in the model), host, (n, n_kv_heads, head_dim) each. */

@@ -216,6 +216,7 @@ sn_status sn_audit_open(sn_audit *a, const sn_audit_log *l, const sn_chain *like
                         sn_chain **out, sn_err *err) {
     sn_chain_options options = {.first = l->first,
                                 .end = l->end,
+                                .kv_dtype = like->options.kv_dtype,
                                 .max_tokens = a->options.max_tokens,
                                 .timeout_ms = a->options.timeout_ms,
                                 .receipts = true,

@@ -22,7 +22,7 @@ typedef struct dispute {
 } dispute;
 
 /* The weights that the nodes say to have; where none is known, those of our own file. */
-static sn_status fill_hashes(dispute *d, sn_err *err) {
+static sn_status fill_hashes(dispute *d, sn_kv_dtype dtype, sn_err *err) {
     sn_evidence *e = &d->evidence;
     sn_announcement *told = NULL;
     sn_status status = sn_calloc(&e->block_hash, (size_t)(e->end - e->first), sizeof *e->block_hash, err);
@@ -35,14 +35,17 @@ static sn_status fill_hashes(dispute *d, sn_err *err) {
                 memcpy(&e->block_hash[b - e->first], told->block_hash[b - (int)told->first_block], SN_HASH_SIZE);
     }
     static const sn_hash none;
-    for (int b = e->first; b < e->end && !status; b++)
-        if (!memcmp(&e->block_hash[b - e->first], &none, sizeof none) && sn_model_has_block(d->a->options.model, b))
-            status = sn_model_block_hash(d->a->options.model, b, &e->block_hash[b - e->first], err);
+    for (int b = e->first; b < e->end && !status; b++) {
+        sn_hash *hash = &e->block_hash[b - e->first];
+        if (memcmp(hash, &none, sizeof none) || !sn_model_has_block(d->a->options.model, b)) continue;
+        status = sn_model_block_hash(d->a->options.model, b, hash, err);
+        if (!status) *hash = sn_span_hash_of(hash, dtype);
+    }
     free(told);
     return status;
 }
 
-static sn_status begin(dispute *d, sn_err *err) {
+static sn_status begin(dispute *d, sn_kv_dtype dtype, sn_err *err) {
     const sn_audit_entry *entry = d->entry;
     size_t width = (size_t)d->a->hp->n_embd, past = (size_t)entry->position * width;
     sn_evidence *e = &d->evidence;
@@ -57,7 +60,7 @@ static sn_status begin(dispute *d, sn_err *err) {
     if (status) return status;
     if (past) memcpy(e->inputs, d->log->history, past * sizeof *e->inputs);
     memcpy(e->inputs + past, entry->rows, (size_t)entry->n * width * sizeof *e->inputs);
-    status = fill_hashes(d, err);
+    status = fill_hashes(d, dtype, err);
     for (size_t i = 0; i < entry->n_hops && !status; i++) {
         const uint8_t *sealed = entry->receipts + i * SN_RECEIPT_SIZE;
         status = sn_evidence_add(e, sealed, sn_audit_voice_of(d->a, sealed + 16),
@@ -169,7 +172,7 @@ sn_status sn_audit_dispute(sn_audit *a, sn_audit_log *l, const sn_chain *like, s
     d->a = a;
     d->log = l;
     d->entry = &l->entries[0];
-    status = begin(d, err);
+    status = begin(d, like->options.kv_dtype, err);
     if (!status) status = hear_auditor(d, err);
     sn_err unheard = {0};
     if (!status) {

@@ -91,6 +91,10 @@ static void fill_arguments(const sn_bench_nodes *nodes, size_t i, arguments *a) 
         add(a, "--link");
         add(a, nodes->of.link);
     }
+    if (sn_given.kv_dtype) {
+        add(a, "--kv-dtype");
+        add(a, sn_given.kv_dtype);
+    }
     if (sn_given.isa) {
         add(a, "--isa");
         add(a, sn_given.isa);

@@ -105,11 +105,12 @@ static sn_status open_session(bench *b, session *s, uint64_t seed, sn_err *err) 
                                 .max_tokens = b->of->context + p->more_max,
                                 .timeout_ms = p->timeout_ms,
                                 .push = p->push,
-                                .steps_ahead = p->steps_ahead};
+                                .steps_ahead = p->steps_ahead,
+                                .kv_dtype = p->kv_dtype};
     if (p->local) {
         options.device = sn_bench_head_device(b->head);
         options.local_end = p->hp->n_blocks;
-        sn_kv_shape shape = {p->hp->n_blocks, p->hp->n_kv_heads, p->hp->head_dim, SN_KV_PAGE_TOKENS};
+        sn_kv_shape shape = {p->hp->n_blocks, p->hp->n_kv_heads, p->hp->head_dim, SN_KV_PAGE_TOKENS, p->kv_dtype};
         options.kv_memory = ((size_t)options.max_tokens / SN_KV_PAGE_TOKENS + 2) *
                             options.device->ops->kv_page_bytes(options.device, &shape);
     }

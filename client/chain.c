@@ -14,7 +14,8 @@ enum { TIMEOUT_MS = 30000, MAX_RETRIES = 3 };
 /* Pages for one timeline over the local blocks, for each hop that may lie on them. */
 static size_t kv_needed(const sn_chain *chain) {
     const sn_chain_options *o = &chain->options;
-    sn_kv_shape shape = {o->local_end - o->local_first, chain->hp.n_kv_heads, chain->hp.head_dim, SN_KV_PAGE_TOKENS};
+    sn_kv_shape shape = {o->local_end - o->local_first, chain->hp.n_kv_heads, chain->hp.head_dim, SN_KV_PAGE_TOKENS,
+                         o->kv_dtype};
     size_t hops = 1, pages = (size_t)o->max_tokens / SN_KV_PAGE_TOKENS + 1;
     for (int b = o->local_first + 1; b < o->local_end; b++) hops += o->every_block || (o->cut_at && o->cut_at[b]);
     return hops * pages * o->device->ops->kv_page_bytes(o->device, &shape);
@@ -25,6 +26,7 @@ static sn_status load_local(sn_chain *chain, const sn_model *model, sn_err *err)
     if (o->local_first == o->local_end) return SN_OK;
     if (!o->kv_memory) o->kv_memory = kv_needed(chain);
     sn_status status = sn_span_load(model, o->device, o->local_first, o->local_end, NULL, NULL, &chain->span, err);
+    if (!status) sn_span_keep_as(chain->span, o->kv_dtype);
     return status ? status : sn_span_kv_pool(chain->span, o->kv_memory, &chain->pool, err);
 }
 

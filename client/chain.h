@@ -16,6 +16,7 @@ typedef struct sn_chain_options {
     sn_device *device;        /* for local blocks */
     int first, end;           /* only these blocks; equal: all of the model's */
     int local_first, local_end; /* blocks held here; equal: none */
+    sn_kv_dtype kv_dtype;     /* what keys and values are kept as, here and at every node that is used */
     size_t kv_memory;         /* for local blocks; 0: what the longest timeline needs */
     int max_tokens;           /* longest timeline; 0: the model's context */
     int timeout_ms;           /* for one step at one node; 0: 30,000 */

@@ -148,6 +148,7 @@ sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *
         }
         if (status || !budget) break;
         status = sn_model_block_hash(model, b, &chain->block_hash[b], err);
+        if (!status) chain->block_hash[b] = sn_span_hash_of(&chain->block_hash[b], chain->options.kv_dtype);
         chain->known_hash[b] = &chain->block_hash[b];
     }
     return status;

@@ -46,6 +46,7 @@ static const sn_option what_options[] = {
     SN_OPT_INT("repeat", "N", &given.repeat, 1, 1000, "measure so often"),
     SN_OPT_INT("warmup", "N", &given.warmup, 0, 1000, "and so often before, without counting"),
     SN_OPT_STRING("threads", "LIST", &given.threads, "workers of each node, and of this program's head"),
+    SN_OPT_STRING("kv-dtype", "f32|f16|q8", &sn_given.kv_dtype, "what keys and values are kept as; without it f32"),
     SN_OPT_STRING("isa", "NAME", &sn_given.isa, "kernels of the CPU: c, avx2 or avx512; without it, the fastest"),
 };
 
@@ -271,7 +272,8 @@ static sn_status measure(sn_model *model, const lists *l, sn_err *err) {
                           .timeout_ms = (int)sn_given.timeout_s * 1000,
                           .steps_ahead = sn_given.steps_ahead ? (int)sn_given.steps_ahead : -1};
     sn_bench_row *rows = NULL;
-    sn_status status = check_lengths(&plan, l, err);
+    sn_status status = sn_given.kv_dtype ? sn_kv_dtype_parse(sn_given.kv_dtype, &plan.kv_dtype, err) : SN_OK;
+    if (!status) status = check_lengths(&plan, l, err);
     if (!status) status = sn_calloc(&rows, n, sizeof *rows, err);
     if (!status) status = run_all(&plan, cases, n, rows, err);
     if (!status) status = report(&plan, rows, n, err);

@@ -44,6 +44,8 @@ static const sn_option chain_options[] = {
                   "the key of a private swarm, made by 'swarm keygen --swarm'"),
     SN_OPT_STRING("link", "RATE,RTT[,JITTER]", &sn_given.link,
                   "emulate this connection, as in 100mbit,100ms, for measurements; give it to the nodes too"),
+    SN_OPT_STRING("kv-dtype", "f32|f16|q8", &sn_given.kv_dtype,
+                  "use nodes that keep keys and values as this, and keep those of local blocks so; without it f32"),
     SN_OPT_SIZE("kv-memory", "SIZE", &sn_given.kv_memory,
                 "memory for keys and values of local blocks; without it, what the longest timeline needs"),
 };

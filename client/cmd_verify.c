@@ -13,8 +13,17 @@ static const sn_option options_table[] = {
     SN_OPT_FLAG("json", &sn_given.json, "print {\"model\", \"blocks\", \"tokens\", \"proven\", \"statements\"}"),
 };
 
+/* What a block with these weights keeps keys and values as when it is called so. */
+static sn_kv_dtype kept_as(const sn_hash *weights, const sn_hash *name) {
+    for (int t = 0; t < SN_KV_DTYPE_COUNT; t++) {
+        sn_hash hash = sn_span_hash_of(weights, (sn_kv_dtype)t);
+        if (!memcmp(&hash, name, sizeof hash)) return (sn_kv_dtype)t;
+    }
+    return SN_KV_F32;
+}
+
 /* What holds of the evidence before anything is computed: it is about this file. */
-static sn_status check_file(const sn_evidence *e, const sn_model *model, sn_err *err) {
+static sn_status check_file(const sn_evidence *e, const sn_model *model, sn_kv_dtype *dtype, sn_err *err) {
     const sn_hparams *hp = sn_model_hparams(model);
     sn_hash id = sn_model_id(model), hash;
     if (memcmp(&id, &e->model, sizeof id))
@@ -27,13 +36,15 @@ static sn_status check_file(const sn_evidence *e, const sn_model *model, sn_err 
             return sn_fail(err, SN_REFUSED, "block %d is not in this file: give the whole model's", b);
         sn_status status = sn_model_block_hash(model, b, &hash, err);
         if (status) return status;
+        if (b == e->first) *dtype = kept_as(&hash, &e->block_hash[0]);
+        hash = sn_span_hash_of(&hash, *dtype);
         if (memcmp(&hash, &e->block_hash[b - e->first], sizeof hash))
             return sn_fail(err, SN_REFUSED, "block %d has other weights in this file than the evidence is about", b);
     }
     return SN_OK;
 }
 
-static sn_status judge(const sn_evidence *e, const sn_model *model, sn_judgement *out, sn_err *err) {
+static sn_status judge(const sn_evidence *e, const sn_model *model, sn_kv_dtype dtype, sn_judgement *out, sn_err *err) {
     sn_device *device = NULL;
     sn_chain *truth = NULL;
     bool *cut_at = NULL;
@@ -49,6 +60,7 @@ static sn_status judge(const sn_evidence *e, const sn_model *model, sn_judgement
                                 .local_first = e->first,
                                 .local_end = e->end,
                                 .cut_at = cut_at,
+                                .kv_dtype = dtype,
                                 .max_tokens = e->n_tokens};
     if (!status) status = sn_chain_open(model, &options, &truth, err);
     if (!status) status = sn_evidence_judge(e, truth, out, err);
@@ -125,12 +137,13 @@ static sn_status body(const sn_options *options, int *code, sn_err *err) {
     sn_evidence e = {0};
     sn_model *model = NULL;
     sn_judgement judgements[SN_STATEMENTS_MAX];
+    sn_kv_dtype dtype = SN_KV_F32;
     bool proven = false;
     if (options->words.n != 1) return sn_fail(err, SN_REFUSED, "give the evidence file: swarm verify FILE --model PATH");
     sn_status status = sn_evidence_load(options->words.items[0], &e, err);
     if (!status) status = sn_model_open(sn_given.model, &model, err);
-    if (!status) status = check_file(&e, model, err);
-    if (!status) status = judge(&e, model, judgements, err);
+    if (!status) status = check_file(&e, model, &dtype, err);
+    if (!status) status = judge(&e, model, dtype, judgements, err);
     for (size_t i = 0; i < e.n && !status; i++) proven = proven || judgements[i].finding == SN_FOUND_LIE;
     if (!status) status = show(&e, judgements, proven, err);
     if (!status && !proven) *code = SN_EXIT_NETWORK;

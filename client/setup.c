@@ -67,7 +67,9 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
                          strlen(word) > SN_FLOW_MAX))
         return sn_fail(err, SN_REFUSED, "--request-id takes 1 to %d letters, digits and the signs . : - _ +",
                        SN_FLOW_MAX);
-    sn_status status = sn_route_given(&options.throughput, &options.route_seed, err);
+    sn_status status = sn_given.kv_dtype ? sn_kv_dtype_parse(sn_given.kv_dtype, &options.kv_dtype, err) : SN_OK;
+    if (status) return sn_err_context(err, "--kv-dtype");
+    status = sn_route_given(&options.throughput, &options.route_seed, err);
     if (status) return status;
     if (sn_given.local.given) {
         options.local_first = sn_given.local.all ? 0 : sn_given.local.first;

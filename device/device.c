@@ -160,3 +160,16 @@ sn_status sn_devices_list(sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err 
     for (int kind = 0; kind < N_BACKENDS && !status; kind++) status = list_kind((sn_device_kind)kind, out, n, err);
     return status;
 }
+
+static const char *const kv_dtype_names[SN_KV_DTYPE_COUNT] = {"f32", "f16", "q8"};
+
+const char *sn_kv_dtype_name(sn_kv_dtype dtype) { return kv_dtype_names[dtype]; }
+
+sn_status sn_kv_dtype_parse(const char *name, sn_kv_dtype *out, sn_err *err) {
+    for (int i = 0; i < SN_KV_DTYPE_COUNT; i++)
+        if (!strcmp(name, kv_dtype_names[i])) {
+            *out = (sn_kv_dtype)i;
+            return SN_OK;
+        }
+    return sn_fail(err, SN_REFUSED, "keys and values are kept as f32, f16 or q8, not as '%.40s'", name);
+}

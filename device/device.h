@@ -57,10 +57,18 @@ typedef struct sn_rope {
     const float *cos_sin; /* device, (tokens, dim/2, 2) */
 } sn_rope;
 
+/* What keys and values are kept as. F16: rounded to the nearest half, at most 65504. Q8: each 32 elements of a head's key or
+ * value (the last ones may be fewer) as integers up to 127 times a bfloat16. Both are read back exactly, and what was read back
+ * is kept again as the same bytes; attention is computed in float32 on what is read back. */
+typedef enum sn_kv_dtype { SN_KV_F32, SN_KV_F16, SN_KV_Q8, SN_KV_DTYPE_COUNT } sn_kv_dtype;
+sn_status sn_kv_dtype_parse(const char *name, sn_kv_dtype *out, sn_err *err) SN_MUST_USE; /* "f32", "f16", "q8" */
+const char *sn_kv_dtype_name(sn_kv_dtype dtype);
+
 /* The past of a session on this device lies in pages of `page_tokens` positions, each holding keys and values of all
  * n_blocks blocks in the backend's own layout (kv_page_bytes of it). Position p lies in page p / page_tokens. */
 typedef struct sn_kv_shape {
     int n_blocks, n_kv_heads, head_dim, page_tokens; /* page_tokens: a multiple of 16 */
+    sn_kv_dtype dtype;                               /* one that the device has in kv_dtypes */
 } sn_kv_shape;
 
 /* The rows of one session in a pass: rows [first_row, first_row + n_rows) are its positions [position, position + n_rows). */
@@ -166,6 +174,7 @@ struct sn_device {
     const sn_device_ops *ops; /* first member of every backend's device */
     sn_device_id id;
     bool host_visible; /* device memory is host memory */
+    unsigned kv_dtypes; /* 1 << sn_kv_dtype of what it can keep beside float32 */
     int timeout_ms;    /* for every wait on it; may be changed */
     uint64_t recorded; /* passes recorded so far: for tests that nothing is recorded twice */
 };

@@ -21,7 +21,12 @@ static sn_status alloc_parts(sn_kv_pool *pool, sn_err *err) {
 sn_status sn_kv_pool_new(const sn_kv_part *parts, int n_parts, int n_kv_heads, int head_dim, size_t budget,
                          sn_kv_pool **out, sn_err *err) {
     sn_kv_pool *pool = NULL;
+    char name[32];
     *out = NULL;
+    for (int i = 0; i < n_parts; i++)
+        if (parts[i].dtype != SN_KV_F32 && !(parts[i].device->kv_dtypes >> parts[i].dtype & 1))
+            return sn_fail(err, SN_REFUSED, "%s keeps keys and values as float32 only, not as %s: give --kv-dtype f32, or "
+                           "--device cpu", sn_device_id_name(parts[i].device->id, name), sn_kv_dtype_name(parts[i].dtype));
     if (n_parts > SN_KV_PARTS_MAX)
         return sn_fail(err, SN_REFUSED, "a span lies in %d pieces, more than the %d allowed", n_parts, SN_KV_PARTS_MAX);
     sn_status status = sn_calloc(&pool, 1, sizeof *pool, err);
@@ -30,7 +35,7 @@ sn_status sn_kv_pool_new(const sn_kv_part *parts, int n_parts, int n_kv_heads, i
     for (int i = 0; i < n_parts; i++) {
         sn_kv_pool_part *part = &pool->parts[i];
         part->device = parts[i].device;
-        part->shape = (sn_kv_shape){parts[i].n_blocks, n_kv_heads, head_dim, SN_KV_PAGE_TOKENS};
+        part->shape = (sn_kv_shape){parts[i].n_blocks, n_kv_heads, head_dim, SN_KV_PAGE_TOKENS, parts[i].dtype};
         part->page_bytes = part->device->ops->kv_page_bytes(part->device, &part->shape);
         pool->page_bytes += part->page_bytes;
     }
@@ -150,6 +155,7 @@ void sn_kv_free(sn_kv **kv) {
     *kv = NULL;
 }
 
+const sn_kv_shape *sn_kv_shape_of(const sn_kv *kv, int part) { return &kv->pool->parts[part].shape; }
 int sn_kv_length(const sn_kv *kv) { return kv->length; }
 sn_kv *sn_kv_next(const sn_kv_pool *pool, const sn_kv *kv) { return kv ? kv->next : pool->first; }
 sn_kv_note *sn_kv_note_of(sn_kv *kv) { return &kv->note; }

@@ -21,10 +21,11 @@ typedef struct sn_idle sn_idle;
 typedef struct sn_kv_part {
     sn_device *device;
     int n_blocks;
+    sn_kv_dtype dtype; /* the same for all parts of a pool */
 } sn_kv_part;
 enum { SN_KV_PARTS_MAX = 64 };
 
-/* `budget` bytes in all for the parts' blocks; SN_REFUSED when not even one page fits. The devices must outlive it. */
+/* `budget` bytes in all for the parts' blocks; SN_REFUSED when not even one page fits, or a device keeps no such type. The devices must outlive it. */
 sn_status sn_kv_pool_new(const sn_kv_part *parts, int n_parts, int n_kv_heads, int head_dim, size_t budget,
                          sn_kv_pool **out, sn_err *err) SN_MUST_USE;
 void sn_kv_pool_free(sn_kv_pool **pool); /* NULL-safe; all its caches must be freed before */
@@ -37,6 +38,7 @@ size_t sn_kv_pool_tokens(const sn_kv_pool *pool);     /* positions that fit in a
 sn_status sn_kv_new(sn_kv_pool *pool, sn_kv **out, sn_err *err) SN_MUST_USE;
 void sn_kv_free(sn_kv **kv); /* NULL-safe; gives its pages back */
 
+const sn_kv_shape *sn_kv_shape_of(const sn_kv *kv, int part);
 int sn_kv_length(const sn_kv *kv); /* positions stored */
 /* Gives its pages back; from now on it is of no use, and sn_idle_bring_back says so. */
 void sn_kv_lose(sn_kv *kv);

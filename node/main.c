@@ -17,7 +17,7 @@ enum { EXIT_OK = 0, EXIT_NETWORK = 1, EXIT_USAGE = 2, EXIT_RESOURCES = 3 };
 static struct {
     const char *model, *blocks, *listen, *public_address, *identity, *swarm_key, *link, *name, *isa, *metrics, *log_level;
     const char *device, *device_map, *offload, *offload_dir, *preload;
-    const char *prefix_memory, *share_prefixes, *idle_to, *idle_dir, *idle_memory;
+    const char *prefix_memory, *share_prefixes, *kv_dtype, *idle_to, *idle_dir, *idle_memory;
     sn_strings join, device_memory;
     size_t kv_memory;
     int64_t threads, sessions_max, session_timeout_s, room_timeout_s, idle_after_s, drain_timeout_s, device_timeout_s;
@@ -28,6 +28,7 @@ static struct {
            .device_timeout_s = 60,
            .log_level = "info",
            .share_prefixes = "client",
+           .kv_dtype = "f32",
            .kv_memory = 512u << 20,
            .sessions_max = 64,
            .rebalance_every_s = 300,
@@ -47,6 +48,8 @@ static const sn_option serving[] = {
     SN_OPT_INT("rebalance-gain", "PERCENT", &given.rebalance_gain, 1, 10000,
                "with auto:N, move only if the swarm's slowest block becomes so much faster"),
     SN_OPT_SIZE("kv-memory", "SIZE", &given.kv_memory, "memory for the past of all sessions"),
+    SN_OPT_STRING("kv-dtype", "f32|f16|q8", &given.kv_dtype,
+                  "what keys and values are kept as; its results are other ones, and only clients that ask for it use them"),
     SN_OPT_INT("max-sessions", "N", &given.sessions_max, 1, 100000, "sessions served at once"),
     SN_OPT_INT("session-timeout", "SECONDS", &given.session_timeout_s, 1, 1000000,
                "a session whose client is silent for so long is closed"),
@@ -309,6 +312,8 @@ static sn_status serve(const blocks *b, sn_err *err) {
         .early = &early,
         .planned = show_plan,
     };
+    status = sn_kv_dtype_parse(given.kv_dtype, &config.kv_dtype, err);
+    if (status) return sn_err_context(err, "--kv-dtype");
     status = read_sharing(&config, err);
     if (!status) status = read_idle(&config, err);
     if (status) return status;

@@ -25,6 +25,7 @@ typedef struct sn_node_config {
     sn_placing_wish placing;     /* devices, and which block goes where */
     size_t sessions_max;
     int session_timeout_s, room_timeout_s;
+    sn_kv_dtype kv_dtype;        /* what keys and values are kept as */
     size_t prefix_memory;        /* for what sessions with the same beginning share; 0: they share nothing */
     const char *idle_to;         /* where sessions rest that have no step: NULL (in the cache), "host" or "disk" */
     const char *idle_dir;        /* for disk */

@@ -29,6 +29,7 @@ sn_status sn_serving_load(sn_serving *serving, const sn_node_config *config, int
         status = sn_span_load_plan(model, &placing->plan, placing->devices, placing->store, progress, ctx,
                                    &serving->span, err);
     sn_model_close(&model);
+    if (!status) sn_span_keep_as(serving->span, config->kv_dtype);
     if (!status) status = sn_span_kv_pool(serving->span, config->placing.kv_memory, &serving->pool, err);
     if (!status) serving->speed = sn_speed_test(serving->span, serving->pool);
     if (!status) status = open_idle(serving->pool, config, err);

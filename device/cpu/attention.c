@@ -3,37 +3,122 @@
 #include "base/mem.h"
 
 #include <assert.h>
+#include <float.h>
+#include <math.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 
 static size_t padded_width(const sn_kv_shape *shape) { return sn_round_up((size_t)shape->head_dim, SN_LANES); }
-static size_t key_floats(const sn_kv_shape *shape) { return (size_t)shape->page_tokens * (size_t)shape->head_dim; }
-static size_t head_floats(const sn_kv_shape *shape) {
-    return key_floats(shape) + (size_t)shape->page_tokens * padded_width(shape);
+/* Bytes of a head's keys in a page; and of both, so that every head begins at a line. */
+static size_t key_bytes(const sn_kv_shape *shape) {
+    return (size_t)shape->page_tokens / SN_LANES * sn_kv_tile_bytes(shape->dtype, shape->head_dim);
+}
+static size_t head_bytes(const sn_kv_shape *shape) {
+    return sn_round_up(key_bytes(shape) + (size_t)shape->page_tokens * sn_kv_value_bytes(shape->dtype, shape->head_dim), 64);
 }
 
 size_t sn_cpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape) {
     (void)d;
     assert(shape->page_tokens > 0 && shape->page_tokens % SN_LANES == 0);
-    return (size_t)shape->n_blocks * (size_t)shape->n_kv_heads * head_floats(shape) * sizeof(float);
+    return (size_t)shape->n_blocks * (size_t)shape->n_kv_heads * head_bytes(shape);
 }
 
-/* Where keys of (block, head) begin in a page, in floats; values follow key_floats later. */
+/* Where keys of (block, head) begin in a page; values follow key_bytes later. */
 static size_t head_offset(const sn_kv_shape *shape, int block, int head) {
-    return ((size_t)block * (size_t)shape->n_kv_heads + (size_t)head) * head_floats(shape);
+    return ((size_t)block * (size_t)shape->n_kv_heads + (size_t)head) * head_bytes(shape);
 }
 
+/* Where one position's key and value of a head lie. */
 typedef struct place {
-    float *key;   /* first dimension; the next ones SN_LANES apart */
-    float *value; /* contiguous */
+    sn_kv_dtype dtype;
+    int dim;
+    uint8_t *tile; /* of 16 keys, */
+    size_t lane;   /* of which this is one: its elements lie SN_LANES apart */
+    uint8_t *value;
 } place;
 
-static place place_of(const sn_kv_shape *shape, void *const *pages, int block, int head, int position) {
-    size_t in_page = (size_t)(position % shape->page_tokens), dim = (size_t)shape->head_dim;
-    float *base = (float *)pages[position / shape->page_tokens] + head_offset(shape, block, head);
-    return (place){base + in_page / SN_LANES * SN_LANES * dim + in_page % SN_LANES,
-                   base + key_floats(shape) + in_page * padded_width(shape)};
+static uint16_t to_half(float x) { return sn_f32_to_f16(x > 65504 ? 65504 : x < -65504 ? -65504 : x); }
+
+/* n <= 32 elements as d * q. Since d has 8 bits of mantissa and the largest q is 127, d * q is exact, and gives the same d and
+ * q again. */
+static uint16_t quantise(const float *x, int n, int8_t *q) {
+    const float smallest = 1e-30f; /* below, the quotients would not be exact: nothing */
+    float top = 0;
+    for (int i = 0; i < n; i++) top = fabsf(x[i]) > top ? fabsf(x[i]) : top; /* NaN counts for nothing, and becomes 0 */
+    if (top < smallest) {
+        memset(q, 0, (size_t)n);
+        return 0;
+    }
+    uint16_t scale = sn_f32_to_bf16((top < FLT_MAX ? top : FLT_MAX) / 127);
+    float d = sn_bf16_to_f32(scale);
+    for (int i = 0; i < n; i++) {
+        float y = x[i] / d;
+        q[i] = (int8_t)(y >= 127 ? 127 : y <= -127 ? -127 : y == y ? lrintf(y) : 0);
+    }
+    return scale;
+}
+
+static void put_scale(uint8_t *scales, size_t i, uint16_t scale) { memcpy(scales + 2 * i, &scale, sizeof scale); }
+static float get_scale(const uint8_t *scales, size_t i) {
+    uint16_t scale;
+    memcpy(&scale, scales + 2 * i, sizeof scale);
+    return sn_bf16_to_f32(scale);
+}
+
+static int block_size(int dim, size_t block) {
+    int left = dim - (int)block * SN_KV_BLOCK;
+    return left < SN_KV_BLOCK ? left : SN_KV_BLOCK;
+}
+
+static void store_key(const place *to, const float *k) {
+    uint8_t *scales = to->tile + (size_t)to->dim * SN_LANES;
+    float *floats = (float *)(void *)to->tile + to->lane;
+    uint16_t *halves = (uint16_t *)(void *)to->tile + to->lane;
+    int8_t q[SN_KV_BLOCK], *bytes = (int8_t *)to->tile + to->lane;
+    if (to->dtype == SN_KV_F32)
+        for (int d = 0; d < to->dim; d++) floats[d * SN_LANES] = k[d];
+    else if (to->dtype == SN_KV_F16)
+        for (int d = 0; d < to->dim; d++) halves[d * SN_LANES] = to_half(k[d]);
+    else
+        for (size_t b = 0; b < sn_kv_scales(to->dim); b++) {
+            int n = block_size(to->dim, b), first = (int)b * SN_KV_BLOCK;
+            put_scale(scales, b * SN_LANES + to->lane, quantise(k + first, n, q));
+            for (int d = 0; d < n; d++) bytes[(first + d) * SN_LANES] = q[d];
+        }
+}
+
+static void load_key(const place *from, float *k) {
+    const uint8_t *scales = from->tile + (size_t)from->dim * SN_LANES;
+    const float *floats = (const float *)(const void *)from->tile + from->lane;
+    const uint16_t *halves = (const uint16_t *)(const void *)from->tile + from->lane;
+    const int8_t *bytes = (const int8_t *)from->tile + from->lane;
+    for (int d = 0; d < from->dim; d++)
+        k[d] = from->dtype == SN_KV_F32   ? floats[d * SN_LANES]
+               : from->dtype == SN_KV_F16 ? sn_f16_to_f32(halves[d * SN_LANES])
+                                          : (float)bytes[d * SN_LANES] *
+                                                get_scale(scales, (size_t)(d / SN_KV_BLOCK * SN_LANES) + from->lane);
+}
+
+static size_t padded_bytes(int dim) { return sn_round_up((size_t)dim, SN_LANES); } /* of a value's integers */
+
+static void store_value(const place *to, const float *v) {
+    uint8_t *scales = to->value + padded_bytes(to->dim);
+    if (to->dtype == SN_KV_F32)
+        memcpy(to->value, v, (size_t)to->dim * sizeof *v);
+    else if (to->dtype == SN_KV_F16)
+        for (int d = 0; d < to->dim; d++) ((uint16_t *)(void *)to->value)[d] = to_half(v[d]);
+    else
+        for (size_t b = 0; b < sn_kv_scales(to->dim); b++)
+            put_scale(scales, b, quantise(v + b * SN_KV_BLOCK, block_size(to->dim, b), (int8_t *)to->value + b * SN_KV_BLOCK));
+}
+
+static void load_value(const place *from, float *v) {
+    const uint8_t *scales = from->value + padded_bytes(from->dim);
+    for (int d = 0; d < from->dim; d++)
+        v[d] = from->dtype == SN_KV_F32   ? ((const float *)(const void *)from->value)[d]
+               : from->dtype == SN_KV_F16 ? sn_f16_to_f32(((const uint16_t *)(const void *)from->value)[d])
+                                          : (float)((const int8_t *)from->value)[d] * get_scale(scales, (size_t)d / SN_KV_BLOCK);
 }
 
 typedef struct store_job {
@@ -42,6 +127,14 @@ typedef struct store_job {
     const sn_sequence *sequences;
     const float *k, *v;
 } store_job;
+
+static place place_of(const sn_kv_shape *shape, void *const *pages, int block, int head, int position) {
+    size_t in_page = (size_t)(position % shape->page_tokens);
+    uint8_t *base = (uint8_t *)pages[position / shape->page_tokens] + head_offset(shape, block, head);
+    return (place){shape->dtype, shape->head_dim,
+                   base + in_page / SN_LANES * sn_kv_tile_bytes(shape->dtype, shape->head_dim), in_page % SN_LANES,
+                   base + key_bytes(shape) + in_page * sn_kv_value_bytes(shape->dtype, shape->head_dim)};
+}
 
 static void store_head(void *ctx, size_t head, int worker) {
     (void)worker;
@@ -52,8 +145,8 @@ static void store_head(void *ctx, size_t head, int worker) {
         for (int i = 0; i < seq->n_rows; i++) {
             size_t from = (size_t)(seq->first_row + i) * stride + head * dim;
             place to = place_of(job->shape, seq->pages, job->block, (int)head, seq->position + i);
-            for (size_t d = 0; d < dim; d++) to.key[d * SN_LANES] = job->k[from + d];
-            memcpy(to.value, job->v + from, dim * sizeof *to.value);
+            store_key(&to, job->k + from);
+            store_value(&to, job->v + from);
         }
     }
 }
@@ -87,8 +180,8 @@ sn_status sn_cpu_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void
     for (int i = 0; i < n; i++)
         for (int h = 0; h < shape->n_kv_heads; h++, k += dim, v += dim) {
             place from = place_of(shape, pages, block, h, position + i);
-            for (size_t e = 0; e < dim; e++) k[e] = from.key[e * SN_LANES];
-            memcpy(v, from.value, dim * sizeof *v);
+            load_key(&from, k);
+            load_value(&from, v);
         }
     return SN_OK;
 }
@@ -156,8 +249,9 @@ static sn_attention_job unit_job(const plan *p, size_t unit, size_t scratch_row)
     size_t keys = head_offset(shape, p->block, kv_head);
     return (sn_attention_job){
         .pages = seq->pages,
-        .k_offset = keys * sizeof(float),
-        .v_offset = (keys + key_floats(shape)) * sizeof(float),
+        .k_offset = keys,
+        .v_offset = keys + key_bytes(shape),
+        .dtype = shape->dtype,
         .page_tokens = shape->page_tokens,
         .head_dim = shape->head_dim,
         .position = seq->position + first_token,

@@ -19,14 +19,28 @@ INLINE span row_bounds(const sn_attention_job *job, int token) {
     return (span){job->window > 0 && end > job->window ? end - job->window : 0, end};
 }
 
-INLINE const float *key_tile(const sn_attention_job *job, int position) {
+INLINE const uint8_t *key_tile(sn_kv_dtype type, const sn_attention_job *job, int position) {
     const uint8_t *page = job->pages[position / job->page_tokens];
-    return (const float *)(page + job->k_offset) + (size_t)(position % job->page_tokens) * (size_t)job->head_dim;
+    return page + job->k_offset + (size_t)(position % job->page_tokens / SN_LANES) * sn_kv_tile_bytes(type, job->head_dim);
 }
 
-INLINE const float *value_row(const sn_attention_job *job, int position, size_t width) {
+INLINE const uint8_t *value_row(sn_kv_dtype type, const sn_attention_job *job, int position) {
     const uint8_t *page = job->pages[position / job->page_tokens];
-    return (const float *)(page + job->v_offset) + (size_t)(position % job->page_tokens) * width;
+    return page + job->v_offset + (size_t)(position % job->page_tokens) * sn_kv_value_bytes(type, job->head_dim);
+}
+
+/* 16 elements that lie at `at`, as float32: exactly, whatever the type. scale: of 8-bit ones. */
+INLINE vf elements(sn_kv_dtype type, const uint8_t *at, vf scale) {
+    if (type == SN_KV_F32) return vf_load((const float *)(const void *)at);
+    if (type == SN_KV_F16) return vf_from_f16(at);
+    return vf_mul(vf_from_i8(at), scale);
+}
+
+INLINE vf value_scale(sn_kv_dtype type, const uint8_t *row, size_t width, size_t dim) {
+    uint16_t scale;
+    if (type != SN_KV_Q8) return vf_set(0);
+    memcpy(&scale, row + width + dim / SN_KV_BLOCK * sizeof scale, sizeof scale);
+    return vf_set(sn_bf16_to_f32(scale));
 }
 
 INLINE const float *query(const sn_attention_job *job, int row) {
@@ -35,41 +49,54 @@ INLINE const float *query(const sn_attention_job *job, int row) {
 
 /* -- (1) scores of rows [row, row + rows) against `tiles` tiles of 16 keys from `position`. The tiles behind them, up
  * to `end`, are asked for meanwhile: they lie in other pages, where the hardware does not look ahead. */
-INLINE void score_tile(int rows, int tiles, const sn_attention_job *job, int row, int position, int end) {
-    const float *q[4], *k[4], *next[4];
-    size_t column = (size_t)(position - sn_attention_base(job));
-    vf acc[16];
+INLINE void score_tile(sn_kv_dtype type, int rows, int tiles, const sn_attention_job *job, int row, int position, int end) {
+    const float *q[4];
+    const uint8_t *k[4], *next[4];
+    size_t column = (size_t)(position - sn_attention_base(job)), step = SN_LANES * sn_kv_element(type);
+    vf acc[16], scale[4];
     for (int r = 0; r < rows; r++) q[r] = query(job, row + r);
     for (int t = 0; t < tiles; t++) {
         int ahead = position + (tiles + t) * SN_LANES;
-        k[t] = key_tile(job, position + t * SN_LANES);
-        next[t] = ahead < end ? key_tile(job, ahead) : k[t];
+        k[t] = key_tile(type, job, position + t * SN_LANES);
+        next[t] = ahead < end ? key_tile(type, job, ahead) : k[t];
+        scale[t] = vf_set(0);
     }
     for (int i = 0; i < rows * tiles; i++) acc[i] = vf_set(0);
-    for (int d = 0; d < job->head_dim; d++)
-        for (int t = 0; t < tiles; t++) {
-            vf key = vf_load(k[t] + (size_t)d * SN_LANES);
-            if (row == 0) __builtin_prefetch(next[t] + (size_t)d * SN_LANES, 0, TO_SECOND_LEVEL);
-            for (int r = 0; r < rows; r++) acc[t * rows + r] = vf_fma(vf_set(q[r][d]), key, acc[t * rows + r]);
-        }
+    for (int d = 0, until; d < job->head_dim;) { /* in 8 bits a block at a time; else all at once */
+        until = type == SN_KV_Q8 && job->head_dim - d > SN_KV_BLOCK ? d + SN_KV_BLOCK : job->head_dim;
+        for (int t = 0; t < tiles && type == SN_KV_Q8; t++)
+            scale[t] = vf_from_bf16(k[t] + (size_t)job->head_dim * SN_LANES + (size_t)d * SN_LANES * 2 / SN_KV_BLOCK);
+        for (; d < until; d++)
+            for (int t = 0; t < tiles; t++) {
+                vf key = elements(type, k[t] + (size_t)d * step, scale[t]);
+                if (row == 0 && (size_t)d * step % LINE == 0) __builtin_prefetch(next[t] + (size_t)d * step, 0, TO_SECOND_LEVEL);
+                for (int r = 0; r < rows; r++) acc[t * rows + r] = vf_fma(vf_set(q[r][d]), key, acc[t * rows + r]);
+            }
+    }
     for (int r = 0; r < rows; r++) {
         float *s = job->scores + (size_t)(row + r) * job->scores_room + column;
         for (int t = 0; t < tiles; t++) vf_store(s + t * SN_LANES, vf_mul(acc[t * rows + r], vf_set(job->scale)));
     }
 }
 
-INLINE void score_rows(int tiles, const sn_attention_job *job, int position, int end) {
+INLINE void score_rows(sn_kv_dtype type, int tiles, const sn_attention_job *job, int position, int end) {
     int row = 0, n_rows = job->n_tokens * job->n_heads;
-    for (; n_rows - row >= 4; row += 4) score_tile(4, tiles, job, row, position, end);
-    if (n_rows - row == 3) score_tile(3, tiles, job, row, position, end);
-    if (n_rows - row == 2) score_tile(2, tiles, job, row, position, end);
-    if (n_rows - row == 1) score_tile(1, tiles, job, row, position, end);
+    for (; n_rows - row >= 4; row += 4) score_tile(type, 4, tiles, job, row, position, end);
+    if (n_rows - row == 3) score_tile(type, 3, tiles, job, row, position, end);
+    if (n_rows - row == 2) score_tile(type, 2, tiles, job, row, position, end);
+    if (n_rows - row == 1) score_tile(type, 1, tiles, job, row, position, end);
+}
+
+INLINE void scores_of(sn_kv_dtype type, const sn_attention_job *job, int first, int end) {
+    int position = first;
+    for (; end - position > 3 * SN_LANES; position += 4 * SN_LANES) score_rows(type, 4, job, position, end);
+    for (; position < end; position += SN_LANES) score_rows(type, 1, job, position, end);
 }
 
 static void scores(const sn_attention_job *job, int first, int end) {
-    int position = first;
-    for (; end - position > 3 * SN_LANES; position += 4 * SN_LANES) score_rows(4, job, position, end);
-    for (; position < end; position += SN_LANES) score_rows(1, job, position, end);
+    if (job->dtype == SN_KV_F32) scores_of(SN_KV_F32, job, first, end);
+    else if (job->dtype == SN_KV_F16) scores_of(SN_KV_F16, job, first, end);
+    else scores_of(SN_KV_Q8, job, first, end);
 }
 
 /* -- (2) softmax without the division, in place; the sum. s[0] belongs to a position that is a multiple of 16, s[from,
@@ -108,19 +135,21 @@ static void softmax(const sn_attention_job *job) {
 
 /* -- (3) out[r] += p * v over positions [at.first, at.end), for `rows` rows and `groups` times 16 dimensions from dim.
  */
-INLINE void value_tile(int rows, int groups, const sn_attention_job *job, const float *const *p, span at, size_t dim,
+INLINE void value_tile(sn_kv_dtype type, int rows, int groups, const sn_attention_job *job, const float *const *p, span at, size_t dim,
                        vf *acc) {
     const size_t width = ((size_t)job->head_dim + SN_LANES - 1) / SN_LANES * SN_LANES;
+    const size_t row_bytes = sn_kv_value_bytes(type, job->head_dim);
     int base = sn_attention_base(job);
     for (int position = at.first; position < at.end;) {
         int in_page = job->page_tokens - position % job->page_tokens, left = at.end - position;
         int n = in_page < left ? in_page : left;
-        const float *v = value_row(job, position, width) + dim;
-        const float *next = n < left ? value_row(job, position + n, width) + dim : v; /* asked for meanwhile */
-        for (int i = 0; i < n; i++, v += width, next += width)
+        const uint8_t *v = value_row(type, job, position);
+        const uint8_t *next = n < left ? value_row(type, job, position + n) : v; /* asked for meanwhile */
+        for (int i = 0; i < n; i++, v += row_bytes, next += row_bytes)
             for (int g = 0; g < groups; g++) {
-                vf value = vf_load(v + g * SN_LANES);
-                __builtin_prefetch(next + g * SN_LANES, 0, TO_SECOND_LEVEL);
+                size_t at_dim = dim + (size_t)g * SN_LANES, byte = at_dim * sn_kv_element(type);
+                vf value = elements(type, v + byte, value_scale(type, v, width, at_dim));
+                if (g * SN_LANES * sn_kv_element(type) % LINE == 0) __builtin_prefetch(next + byte, 0, TO_SECOND_LEVEL);
                 for (int r = 0; r < rows; r++)
                     acc[g * rows + r] = vf_fma(vf_set(p[r][position - base + i]), value, acc[g * rows + r]);
             }
@@ -129,18 +158,18 @@ INLINE void value_tile(int rows, int groups, const sn_attention_job *job, const 
 }
 
 /* One row on its own: acc[g * stride] for its `groups` vectors. */
-INLINE void value_row_alone(int groups, const sn_attention_job *job, const float *p, span at, size_t dim, int stride,
+INLINE void value_row_alone(sn_kv_dtype type, int groups, const sn_attention_job *job, const float *p, span at, size_t dim, int stride,
                             vf *acc) {
     vf own[4];
     if (at.first >= at.end) return;
     for (int g = 0; g < groups; g++) own[g] = acc[g * stride];
-    value_tile(1, groups, job, &p, at, dim, own);
+    value_tile(type, 1, groups, job, &p, at, dim, own);
     for (int g = 0; g < groups; g++) acc[g * stride] = own[g];
 }
 
 /* The rows' spans differ at the ends when they are different tokens: the part that all have is done together, the rest
  * one row at a time; each row's positions stay in order. */
-INLINE void value_rows(int rows, int groups, const sn_attention_job *job, int row, size_t dim) {
+INLINE void value_rows(sn_kv_dtype type, int rows, int groups, const sn_attention_job *job, int row, size_t dim) {
     const float *p[4];
     vf acc[16];
     span first = row_bounds(job, row / job->n_heads), last = row_bounds(job, (row + rows - 1) / job->n_heads);
@@ -150,13 +179,13 @@ INLINE void value_rows(int rows, int groups, const sn_attention_job *job, int ro
     for (int r = 0; r < rows; r++) {
         p[r] = job->scores + (size_t)(row + r) * job->scores_room;
         span before = {row_bounds(job, (row + r) / job->n_heads).first, common.first};
-        value_row_alone(groups, job, p[r], before, dim, rows, acc + r);
+        value_row_alone(type, groups, job, p[r], before, dim, rows, acc + r);
     }
-    value_tile(rows, groups, job, p, common, dim, acc);
+    value_tile(type, rows, groups, job, p, common, dim, acc);
     for (int r = 0; r < rows; r++) {
         span after = row_bounds(job, (row + r) / job->n_heads);
         if (after.first < common.end) after.first = common.end;
-        value_row_alone(groups, job, p[r], after, dim, rows, acc + r);
+        value_row_alone(type, groups, job, p[r], after, dim, rows, acc + r);
         float *y = job->out + (query(job, row + r) - job->q) + dim;
         vf inverse = vf_set(1 / job->sums[row + r]);
         for (int g = 0; g < groups; g++) {
@@ -166,17 +195,23 @@ INLINE void value_rows(int rows, int groups, const sn_attention_job *job, int ro
     }
 }
 
-INLINE void value_dims(int groups, const sn_attention_job *job, size_t dim) {
+INLINE void value_dims(sn_kv_dtype type, int groups, const sn_attention_job *job, size_t dim) {
     int row = 0, n_rows = job->n_tokens * job->n_heads;
-    for (; n_rows - row >= 4; row += 4) value_rows(4, groups, job, row, dim);
-    if (n_rows - row == 3) value_rows(3, groups, job, row, dim);
-    if (n_rows - row == 2) value_rows(2, groups, job, row, dim);
-    if (n_rows - row == 1) value_rows(1, groups, job, row, dim);
+    for (; n_rows - row >= 4; row += 4) value_rows(type, 4, groups, job, row, dim);
+    if (n_rows - row == 3) value_rows(type, 3, groups, job, row, dim);
+    if (n_rows - row == 2) value_rows(type, 2, groups, job, row, dim);
+    if (n_rows - row == 1) value_rows(type, 1, groups, job, row, dim);
+}
+
+INLINE void values_of(sn_kv_dtype type, const sn_attention_job *job, int first, int end) {
+    int dim = first;
+    for (; end - dim > 3 * SN_LANES; dim += 4 * SN_LANES) value_dims(type, 4, job, (size_t)dim);
+    for (; end - dim > SN_LANES; dim += 2 * SN_LANES) value_dims(type, 2, job, (size_t)dim);
+    for (; dim < end; dim += SN_LANES) value_dims(type, 1, job, (size_t)dim);
 }
 
 static void values(const sn_attention_job *job, int first, int end) {
-    int dim = first;
-    for (; end - dim > 3 * SN_LANES; dim += 4 * SN_LANES) value_dims(4, job, (size_t)dim);
-    for (; end - dim > SN_LANES; dim += 2 * SN_LANES) value_dims(2, job, (size_t)dim);
-    for (; dim < end; dim += SN_LANES) value_dims(1, job, (size_t)dim);
+    if (job->dtype == SN_KV_F32) values_of(SN_KV_F32, job, first, end);
+    else if (job->dtype == SN_KV_F16) values_of(SN_KV_F16, job, first, end);
+    else values_of(SN_KV_Q8, job, first, end);
 }

@@ -365,7 +365,7 @@ sn_status sn_cpu_open(sn_device_id id, const sn_device_options *options, sn_devi
     *out = NULL;
     sn_status status = sn_calloc(&cpu, 1, sizeof *cpu, err);
     if (status) return status;
-    cpu->base = (sn_device){.ops = &cpu_ops, .id = id, .host_visible = true};
+    cpu->base = (sn_device){.ops = &cpu_ops, .id = id, .host_visible = true, .kv_dtypes = 1 << SN_KV_F16 | 1 << SN_KV_Q8};
     status = sn_cpu_kernels_find(options ? options->isa : NULL, &cpu->kernels, err);
     if (!status) status = sn_pool_new(options ? options->threads : 0, &cpu->pool, err);
     if (status) {

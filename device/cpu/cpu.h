@@ -102,6 +102,7 @@ typedef struct sn_linear_job {
 typedef struct sn_attention_job {
     void *const *pages;
     size_t k_offset, v_offset; /* of this block and head, from a page's begin */
+    sn_kv_dtype dtype;
     int page_tokens, head_dim;
     int position; /* of the first token */
     int n_tokens, n_heads;
@@ -159,7 +160,18 @@ sn_status sn_cpu_open(sn_device_id id, const sn_device_options *options, sn_devi
 const char *sn_cpu_describe(const sn_device *device);
 
 /* attention.c: the past's layout. In a page: for each block, for each key-value head, keys as (tile of 16 positions,
- * head_dim, 16), then values as (position, head_dim rounded up to 16). */
+ * head_dim, 16), then values as (position, head_dim rounded up to 16). In 8 bits the scales, bfloat16, lie behind the integers
+ * of each tile as (blocks of 32 dimensions, 16), and behind those of each value. */
+enum { SN_KV_BLOCK = 32 };
+static inline size_t sn_kv_scales(int head_dim) { return ((size_t)head_dim + SN_KV_BLOCK - 1) / SN_KV_BLOCK; }
+static inline size_t sn_kv_element(sn_kv_dtype dtype) { return dtype == SN_KV_F32 ? 4 : dtype == SN_KV_F16 ? 2 : 1; }
+static inline size_t sn_kv_tile_bytes(sn_kv_dtype dtype, int head_dim) {
+    return SN_LANES * ((size_t)head_dim * sn_kv_element(dtype) + (dtype == SN_KV_Q8 ? 2 * sn_kv_scales(head_dim) : 0));
+}
+static inline size_t sn_kv_value_bytes(sn_kv_dtype dtype, int head_dim) {
+    size_t width = ((size_t)head_dim + SN_LANES - 1) / SN_LANES * SN_LANES;
+    return width * sn_kv_element(dtype) + (dtype == SN_KV_Q8 ? 2 * sn_kv_scales(head_dim) : 0);
+}
 size_t sn_cpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape);
 sn_status sn_cpu_kv_store(sn_device *d, int block, const float *k, const float *v, sn_err *err);
 sn_status sn_cpu_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,

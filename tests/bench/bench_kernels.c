@@ -131,8 +131,8 @@ static void bench_token(sn_device *d, sn_dtype dtype, sn_dtype head_dtype) {
 }
 
 /* SmolLM2's attention: 9 heads over 3 of 64. */
-static void bench_attention(sn_device *d, int depth, int rows) {
-    sn_kv_shape shape = {30, 3, 64, 32};
+static void bench_attention(sn_device *d, sn_kv_dtype dtype, int depth, int rows) {
+    sn_kv_shape shape = {30, 3, 64, 32, dtype};
     size_t bytes = d->ops->kv_page_bytes(d, &shape);
     int n_pages = (depth + rows + 31) / 32;
     void **pages = calloc((size_t)n_pages, sizeof *pages);
@@ -150,9 +150,9 @@ static void bench_attention(sn_device *d, int depth, int rows) {
         double s = (double)(sn_now_us() - start) / 30;
         best = s < best ? s : best;
     }
-    double read = 2.0 * depth * 192 * 4, ops = 4.0 * 576 * rows * (depth + rows / 2.0);
-    printf("  attention, %3d rows at depth %4d: %8.1f us a block, %6.1f GB/s, %6.1f GFLOP/s\n", rows, depth, best,
-           read / best * 1e-3, ops / best * 1e-3);
+    double read = (double)bytes / 30 / 32 * depth, ops = 4.0 * 576 * rows * (depth + rows / 2.0);
+    printf("  attention in %s, %3d rows at depth %4d: %8.1f us a block, %6.1f GB/s, %6.1f GFLOP/s\n", sn_kv_dtype_name(dtype), rows,
+           depth, best, read / best * 1e-3, ops / best * 1e-3);
     d->ops->free(d, pool, bytes * (size_t)n_pages);
     free(pages), free(kv), free(q), free(out);
 }
@@ -222,9 +222,11 @@ static void bench_device(sn_device *d, const char *part, bool plain) {
     if (all || !strcmp(part, "linear")) bench_linear(d);
     if (all || !strcmp(part, "token")) bench_token(d, SN_Q4_1, SN_Q8_0);
     if (all || !strcmp(part, "attention")) {
-        bench_attention(d, 512, 1);
-        bench_attention(d, 4000, 1);
-        if (!plain) bench_attention(d, 0, 512);
+        for (int t = 0; t < SN_KV_DTYPE_COUNT; t++) {
+            bench_attention(d, (sn_kv_dtype)t, 512, 1);
+            bench_attention(d, (sn_kv_dtype)t, 4000, 1);
+            if (!plain) bench_attention(d, (sn_kv_dtype)t, 0, 512);
+        }
     }
     if (all || !strcmp(part, "small")) bench_small(d);
     if (all || !strcmp(part, "pack")) bench_pack(d);

@@ -103,6 +103,7 @@ int cluster_add_of(cluster *c, const char *model, int first, int end) {
         .session_timeout_s = 600,
         .room_timeout_s = c->options.room_timeout_s,
         .drain_timeout_s = c->options.drain_timeout_s,
+        .kv_dtype = c->options.kv_dtype,
         .prefix_memory = c->options.prefix_memory,
         .share_all = c->options.share_all,
         .idle_to = c->options.idle_to,

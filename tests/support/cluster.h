@@ -18,6 +18,7 @@ typedef struct cluster_options {
     int room_timeout_s;  /* 0: 1 */
     int drain_timeout_s; /* 0: nodes that are stopped leave at once */
     const char *swarm_key; /* path; NULL: none. The links made here have none either way */
+    sn_kv_dtype kv_dtype;
     size_t prefix_memory; /* 0: sessions share nothing, each computes for itself */
     bool share_all;
     const char *idle_to, *idle_dir; /* NULL: nothing is set aside */

@@ -23,8 +23,8 @@ typedef struct scene {
     float *q;                           /* (n_rows, n_heads, head_dim), all sequences' */
 } scene;
 
-static scene scene_new(int n_kv_heads, int group, int head_dim, int window) {
-    scene s = {.shape = {BLOCKS, n_kv_heads, head_dim, 32},
+static scene scene_new(sn_kv_dtype dtype, int n_kv_heads, int group, int head_dim, int window) {
+    scene s = {.shape = {BLOCKS, n_kv_heads, head_dim, 32, dtype},
                .n_heads = n_kv_heads * group,
                .window = window,
                .past = {0, 45, 127},
@@ -68,6 +68,22 @@ static void store(sn_device *d, const scene *s, pages *p, int i, int from, int t
     size_t width = (size_t)(s->shape.n_kv_heads * s->shape.head_dim);
     sn_sequence seq = {p->at[i], from, 0, to - from};
     OK(test_kv_store(d, &s->shape, BLOCK, 1, &seq, s->k[i] + (size_t)from * width, s->v[i] + (size_t)from * width, &err));
+}
+
+/* Keys and values of a scene as its type keeps them: what is kept again is the same. */
+static void round_scene(sn_device *d, scene *s) {
+    pages p = pages_new(d, s);
+    for (int i = 0; i < SEQUENCES; i++) {
+        int n = s->past[i] + s->rows[i];
+        size_t floats = (size_t)n * (size_t)(s->shape.n_kv_heads * s->shape.head_dim);
+        float *k = malloc(floats * sizeof *k), *v = malloc(floats * sizeof *v);
+        store(d, s, &p, i, 0, n);
+        OK(d->ops->kv_read(d, &s->shape, BLOCK, p.at[i], 0, n, k, v, &err));
+        memcpy(s->k[i], k, floats * sizeof *k);
+        memcpy(s->v[i], v, floats * sizeof *v);
+        free(k), free(v);
+    }
+    pages_free(d, &p);
 }
 
 /* All rows of all sequences in one call. */
@@ -134,8 +150,10 @@ static void check_values(const scene *s, const float *out) {
             }
 }
 
-static void check_scene(const test_devices *devices, int n_kv_heads, int group, int head_dim, int window) {
-    scene s = scene_new(n_kv_heads, group, head_dim, window);
+static void check_scene_as(const test_devices *devices, sn_kv_dtype dtype, int n_kv_heads, int group, int head_dim,
+                           int window) {
+    scene s = scene_new(dtype, n_kv_heads, group, head_dim, window);
+    round_scene(devices->at[0], &s);
     size_t n = (size_t)(s.n_rows * s.n_heads * head_dim);
     float *want = malloc(n * sizeof *want), *got = malloc(n * sizeof *got);
     attend_in_chunks(devices->at[0], &s, 1, want);
@@ -149,13 +167,18 @@ static void check_scene(const test_devices *devices, int n_kv_heads, int group, 
             else
                 attend_at_once(devices->at[d], &s, got);
             size_t at = test_differ(want, got, n);
-            cr_assert_eq(at, n, "%s, %d heads over %d of %d, window %d, chunks of %d: element %zu is %a, not %a",
-                         sn_device_describe(devices->at[d]), s.n_heads, n_kv_heads, head_dim, window, chunk[way], at,
+            cr_assert_eq(at, n, "%s, %s, %d heads over %d of %d, window %d, chunks of %d: element %zu is %a, not %a",
+                         sn_device_describe(devices->at[d]), sn_kv_dtype_name(dtype), s.n_heads, n_kv_heads, head_dim, window, chunk[way], at,
                          (double)got[at], (double)want[at]);
         }
     free(want);
     free(got);
     scene_free(&s);
+}
+
+static void check_scene(const test_devices *devices, int n_kv_heads, int group, int head_dim, int window) {
+    for (int t = 0; t < SN_KV_DTYPE_COUNT; t++)
+        check_scene_as(devices, (sn_kv_dtype)t, n_kv_heads, group, head_dim, window);
 }
 
 static const sn_device_limits limits = {.rows = 64, .width = 1024, .context = 200};
@@ -165,6 +188,7 @@ Test(cpu_attention, is_the_same_bits_in_any_company_and_right) {
     check_scene(&devices, 3, 3, 24, 0);
     check_scene(&devices, 1, 1, 7, 0);
     check_scene(&devices, 2, 5, 64, 0);
+    check_scene(&devices, 1, 2, 80, 0); /* blocks of 32, and half of one */
     check_scene(&devices, 1, 23, 16, 0); /* more heads than an item takes */
     test_devices_close(&devices);
 }
@@ -179,7 +203,7 @@ Test(cpu_attention, looks_back_as_far_as_its_window) {
 /* Pages that lie wholly before the window may be gone. */
 Test(cpu_attention, never_touches_pages_before_the_window) {
     test_devices devices = test_devices_open(&limits);
-    scene s = scene_new(2, 3, 24, 20);
+    scene s = scene_new(SN_KV_F32, 2, 3, 24, 20);
     for (int d = 0; d < devices.n; d++) {
         sn_device *device = devices.at[d];
         pages p = pages_new(device, &s);
@@ -202,7 +226,7 @@ Test(cpu_attention, what_is_not_finite_reaches_only_those_who_look_at_it) {
     test_devices devices = test_devices_open(&limits);
     for (int d = 0; d < devices.n; d++)
         for (int in_key = 0; in_key < 2; in_key++) {
-            scene s = scene_new(1, 3, 24, 0);
+            scene s = scene_new(SN_KV_F32, 1, 3, 24, 0);
             size_t n = (size_t)(s.n_rows * s.n_heads * 24), row = (size_t)s.n_heads * 24;
             float *clean = malloc(n * sizeof *clean), *dirty = malloc(n * sizeof *dirty);
             attend_at_once(devices.at[d], &s, clean);
@@ -219,9 +243,10 @@ Test(cpu_attention, what_is_not_finite_reaches_only_those_who_look_at_it) {
 
 Test(cpu_attention, what_is_stored_can_be_loaded_and_other_blocks_keep_theirs) {
     test_devices devices = test_devices_open(&limits);
-    for (int d = 0; d < devices.n; d++) {
-        sn_device *device = devices.at[d];
-        scene s = scene_new(3, 1, 24, 0);
+    for (int d = 0; d < devices.n * SN_KV_DTYPE_COUNT; d++) {
+        sn_device *device = devices.at[d / SN_KV_DTYPE_COUNT];
+        scene s = scene_new((sn_kv_dtype)(d % SN_KV_DTYPE_COUNT), 3, 1, 24, 0);
+        round_scene(devices.at[0], &s);
         pages p = pages_new(device, &s);
         size_t width = 3 * 24, n = 60 * width;
         float *k = malloc(n * sizeof *k), *v = malloc(n * sizeof *v);
@@ -239,10 +264,60 @@ Test(cpu_attention, what_is_stored_can_be_loaded_and_other_blocks_keep_theirs) {
     test_devices_close(&devices);
 }
 
+/* One position of one head of 40 elements, kept and read back. */
+static void keep(sn_device *d, sn_kv_dtype dtype, const float *x, float *k, float *v) {
+    sn_kv_shape shape = {1, 1, 40, 32, dtype};
+    void *page;
+    size_t bytes = d->ops->kv_page_bytes(d, &shape);
+    OK(d->ops->alloc(d, bytes, &page, &err));
+    OK(d->ops->kv_write(d, &shape, 0, &page, 5, 1, x, x, &err));
+    OK(d->ops->kv_read(d, &shape, 0, &page, 5, 1, k, v, &err));
+    d->ops->free(d, page, bytes);
+}
+
+Test(cpu_attention, rounds_to_what_its_type_can_keep_and_rounds_that_no_further) {
+    test_devices devices = test_devices_open(&limits);
+    const float sizes[] = {1e-36f, 1e-20f, 0.001f, 1, 300, 60000, 1e6f, 1e30f, 3e38f};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int t = 0; t < SN_KV_DTYPE_COUNT; t++) {
+            float *x = test_random_floats(40, i + 1), k[40], v[40], again[40], once[40], top[2] = {0};
+            for (int e = 0; e < 40; e++) {
+                x[e] *= sizes[i];
+                top[e / 32] = fmaxf(top[e / 32], fabsf(x[e]));
+            }
+            keep(devices.at[0], (sn_kv_dtype)t, x, k, v);
+            cr_assert_eq(test_differ(k, v, 40), 40);
+            for (int e = 0; e < 40; e++) {
+                double bound = t == SN_KV_F32   ? 0
+                               : t == SN_KV_F16 ? fabs((double)x[e]) / 2048 + 3e-8 + fmax(0, fabs((double)x[e]) - 65504)
+                                                : (double)top[e / 32] / 127 * 0.505 + 1e-30;
+                cr_assert(fabs((double)x[e] - (double)k[e]) <= bound, "%s: %g became %g", sn_kv_dtype_name((sn_kv_dtype)t),
+                          (double)x[e], (double)k[e]);
+            }
+            for (int d = 0; d < devices.n; d++) {
+                keep(devices.at[d], (sn_kv_dtype)t, k, again, once);
+                cr_assert_eq(test_differ(k, again, 40), 40);
+            }
+            free(x);
+        }
+    test_devices_close(&devices);
+}
+
+Test(cpu_attention, takes_numbers_that_are_none_into_eight_bits) {
+    test_devices devices = test_devices_open(&limits);
+    float x[40] = {1, NAN, -2, INFINITY, -INFINITY}, k[40], v[40];
+    keep(devices.at[0], SN_KV_Q8, x, k, v);
+    for (int e = 0; e < 40; e++) cr_assert(isfinite(k[e]) && isfinite(v[e]));
+    cr_expect(k[3] > 1e38f && k[4] < -1e38f && k[1] == 0);
+    keep(devices.at[0], SN_KV_F16, x, k, v);
+    cr_expect(isnan(k[1]) && k[3] == 65504 && k[4] == -65504 && k[2] == -2);
+    test_devices_close(&devices);
+}
+
 Test(cpu_attention, refuses_what_was_not_prepared) {
     test_devices devices = test_devices_open(&limits);
     sn_device *d = devices.at[0];
-    sn_kv_shape shape = {1, 1, 16, 32}, wide = {1, 1, 513, 32};
+    sn_kv_shape shape = {1, 1, 16, 32, SN_KV_F32}, wide = {1, 1, 513, 32, SN_KV_F32};
     sn_sequence seq = {NULL, 200, 0, 1};
     cr_assert_eq(test_attention(d, &shape, 0, 1, &seq, 1, 0, 1, NULL, NULL, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "context of 200"));

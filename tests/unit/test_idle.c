@@ -28,7 +28,7 @@ static scene begin(size_t pages, const char *dir, size_t aside) {
     sn_device_options options = {.threads = 1};
     NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &s.device, &err));
     NEED(s.device->ops->prepare(s.device, &(sn_device_limits){256, ROW, 1024}, &err));
-    sn_kv_part part = {s.device, BLOCKS};
+    sn_kv_part part = {s.device, BLOCKS, SN_KV_F32};
     NEED(sn_kv_pool_new(&part, 1, HEADS, DIM, 1 << 20, &s.pool, &err));
     s.page = sn_kv_pool_bytes(s.pool) / sn_kv_pool_tokens(s.pool) * PAGE;
     sn_kv_pool_free(&s.pool);
@@ -166,7 +166,7 @@ Test(idle, stays_within_its_budget) {
     end(&s);
     sn_kv_pool *pool = NULL;
     s = begin(2, NULL, 1);
-    sn_kv_part part = {s.device, BLOCKS};
+    sn_kv_part part = {s.device, BLOCKS, SN_KV_F32};
     NEED(sn_kv_pool_new(&part, 1, HEADS, DIM, s.page, &pool, &err));
     cr_expect_eq(sn_idle_open(pool, NULL, s.page - 1, 0, &s.err), SN_REFUSED);
     cr_expect(strstr(s.err.text, "--idle-memory"));

@@ -21,10 +21,10 @@ static scene begin(void) {
     sn_device_options options = {.threads = 1};
     NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &s.device, &err));
     NEED(s.device->ops->prepare(s.device, &(sn_device_limits){64, ROW, 1024}, &err));
-    NEED(sn_kv_pool_new(&(sn_kv_part){s.device, BLOCKS}, 1, HEADS, DIM, 1 << 20, &s.pool, &err));
+    NEED(sn_kv_pool_new(&(sn_kv_part){s.device, BLOCKS, SN_KV_F32}, 1, HEADS, DIM, 1 << 20, &s.pool, &err));
     s.page = sn_kv_pool_bytes(s.pool) / sn_kv_pool_tokens(s.pool) * SN_KV_PAGE_TOKENS;
     sn_kv_pool_free(&s.pool);
-    NEED(sn_kv_pool_new(&(sn_kv_part){s.device, BLOCKS}, 1, HEADS, DIM, PAGES * s.page + s.page / 2, &s.pool, &err));
+    NEED(sn_kv_pool_new(&(sn_kv_part){s.device, BLOCKS, SN_KV_F32}, 1, HEADS, DIM, PAGES * s.page + s.page / 2, &s.pool, &err));
     return s;
 }
 
@@ -141,7 +141,7 @@ Test(kvcache, refuses_a_past_that_can_never_fit) {
 Test(kvcache, a_budget_below_one_page_is_refused) {
     scene s = begin();
     sn_kv_pool *pool = NULL;
-    cr_expect_eq(sn_kv_pool_new(&(sn_kv_part){s.device, BLOCKS}, 1, HEADS, DIM, s.page - 1, &pool, &s.err), SN_REFUSED);
+    cr_expect_eq(sn_kv_pool_new(&(sn_kv_part){s.device, BLOCKS, SN_KV_F32}, 1, HEADS, DIM, s.page - 1, &pool, &s.err), SN_REFUSED);
     cr_expect(strstr(s.err.text, "--kv-memory"), "%s", s.err.text);
     cr_expect_null(pool);
     end(&s);

@@ -116,7 +116,7 @@ Test(xpu, refuses_more_than_it_has_and_goes_on) {
 
 Test(xpu, refuses_heads_that_are_too_wide) {
     sn_device *d = open_xpu(0);
-    sn_kv_shape shape = {1, 1, 512, 16};
+    sn_kv_shape shape = {1, 1, 512, 16, SN_KV_F32};
     sn_pass pass = {&shape, 0, 0, NULL, 0};
     bool recorded;
     cr_assert_eq(d->ops->pass_begin(d, &pass, &recorded, &err), SN_REFUSED);

@@ -51,6 +51,7 @@ int sn_cmd_run(const sn_command *command, int argc, char **argv, sn_cmd_body bod
 typedef struct sn_client_options {
     const char *model, *identity, *swarm_key, *link, *device, *isa, *log_level, *route, *request_id;
     sn_strings join, only, deny;
+    const char *dht;
     sn_block_range local;
     int64_t timeout_s, max_retries, steps_ahead, threads, route_seed, replan_s;
     const char *kv_dtype; /* NULL: f32 */

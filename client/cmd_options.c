@@ -18,6 +18,8 @@ static const sn_option chain_options[] = {
     SN_OPT_STRINGS(
         "join", "ADDRESS", &sn_given.join,
         "tcp://HOST:PORT of a node of the swarm; any one finds all others. #KEY behind it pins its CURVE key"),
+    SN_OPT_STRING("dht", "HOST:PORT", &sn_given.dht,
+                  "find nodes of this model through a table of first contacts (OpenDHT): any node of it"),
     SN_OPT_BLOCKS("local", "A:B|all", &sn_given.local, "blocks that this program holds itself; all needs no node"),
     SN_OPT_STRINGS("only", "NODE", &sn_given.only, "use only nodes with this name, or whose id begins with these 4 or more digits"),
     SN_OPT_STRINGS("deny", "NODE", &sn_given.deny, "never use nodes with this name, or whose id begins with these 4 or more digits"),

@@ -162,8 +162,8 @@ static sn_status body(const sn_options *options, int *code, sn_err *err) {
     sn_setup setup = {.plan_only = true};
     sn_prospect prospect = {0};
     int max_tokens = 0;
-    if (!sn_given.join.n && !sn_given.local.given)
-        return sn_fail(err, SN_REFUSED, "give --join ADDRESS of any node of the swarm");
+    if (!sn_given.join.n && !sn_given.dht && !sn_given.local.given)
+        return sn_fail(err, SN_REFUSED, "give --join ADDRESS of any node of the swarm, or --dht");
     sn_catch_interrupts();
     sn_status status = sn_model_open(sn_given.model, &setup.model, err);
     if (!status) setup.hp = sn_model_hparams(setup.model);

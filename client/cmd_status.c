@@ -1,5 +1,6 @@
 /* swarm status: who serves what, once or again and again. */
 #include "client/status_view.h"
+#include "client/contacts.h"
 
 #include "base/clock.h"
 
@@ -15,6 +16,7 @@ static int64_t watch_s;
 static const sn_option options_table[] = {
     SN_OPT_STRINGS("join", "ADDRESS", &sn_given.join,
                    "tcp://HOST:PORT of a node of the swarm; any one knows all others"),
+    SN_OPT_STRING("dht", "HOST:PORT", &sn_given.dht, "find nodes of --model through a table of first contacts"),
     SN_OPT_STRING("model", "PATH", &model_path, "show only the nodes that serve this model"),
     SN_OPT_INT("watch", "SECONDS", &watch_s, 0, 86400,
                "show it again every so often, in place on a terminal, until it is interrupted; 0, the default: once"),
@@ -88,14 +90,18 @@ static sn_status model_id(sn_hash *id, sn_err *err) {
 static sn_status body(const sn_options *options, int *code, sn_err *err) {
     (void)options, (void)code;
     sn_link *link = NULL;
-    sn_hash id;
-    if (!sn_given.join.n) return sn_fail(err, SN_REFUSED, "give --join ADDRESS of any node of the swarm");
+    sn_hash id = {{0}};
+    sn_contacts contacts;
+    if (!sn_given.join.n && !sn_given.dht)
+        return sn_fail(err, SN_REFUSED, "give --join ADDRESS of any node of the swarm");
+    if (sn_given.dht && !model_path) return sn_fail(err, SN_REFUSED, "--dht finds nodes of a model: give --model, too");
     sn_catch_interrupts();
     sn_status status = model_path ? model_id(&id, err) : SN_OK;
     if (status) return status;
     sn_progress_shown *shown = sn_progress_begin("asking the swarm");
-    status = sn_link_open(sn_given.join.items, sn_given.join.n, sn_given.identity, sn_given.swarm_key, NULL,
-                          &link, err);
+    status = sn_contacts_find(&contacts, &id, (int)sn_given.timeout_s * 1000, err);
+    if (!status)
+        status = sn_link_open(contacts.items, contacts.n, sn_given.identity, sn_given.swarm_key, NULL, &link, err);
     if (!status) status = sn_link_discover(link, model_path ? &id : NULL, (int)sn_given.timeout_s * 1000, err);
     if (!status && !watch_s) status = show(link, err);
     sn_progress_end(&shown);

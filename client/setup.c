@@ -1,5 +1,6 @@
 /* Opening what a command works with: model, tokenizer, device, head, link, chain. */
 #include "client/cmd.h"
+#include "client/contacts.h"
 
 #include "base/log.h"
 
@@ -24,7 +25,7 @@ static sn_status open_tokenizer(sn_setup *setup, bool needed, sn_err *err) {
 
 sn_status sn_setup_open(sn_setup *setup, bool needs_tokenizer, sn_err *err) {
     *setup = (sn_setup){0};
-    if (!sn_given.join.n && !sn_given.local.given)
+    if (!sn_given.join.n && !sn_given.dht && !sn_given.local.given)
         return sn_fail(err, SN_REFUSED,
                        "nobody is there to compute: give --join ADDRESS of a node, or --local all to hold "
                        "the whole model here");
@@ -82,9 +83,11 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
     sn_shape shape = {0};
     if (sn_given.link) status = sn_shape_parse(sn_given.link, &shape, err);
     if (status) return sn_err_context(err, "--link");
-    if (sn_given.join.n)
-        status = sn_link_open(sn_given.join.items, sn_given.join.n, sn_given.identity, sn_given.swarm_key, &shape,
-                              &setup->link, err);
+    sn_contacts contacts;
+    sn_hash id = sn_model_id(setup->model);
+    status = sn_contacts_find(&contacts, &id, (int)sn_given.timeout_s * 1000, err);
+    if (!status && contacts.n)
+        status = sn_link_open(contacts.items, contacts.n, sn_given.identity, sn_given.swarm_key, &shape, &setup->link, err);
     if (status) return status;
     options.link = setup->link;
     if ((status = sn_setup_audit(setup, &options, err))) return status;

@@ -21,7 +21,8 @@ static struct {
     sn_strings join, device_memory;
     size_t kv_memory;
     int64_t threads, sessions_max, session_timeout_s, room_timeout_s, idle_after_s, drain_timeout_s, device_timeout_s;
-    int64_t rebalance_every_s, rebalance_gain;
+    const char *dht;
+    int64_t dht_port, rebalance_every_s, rebalance_gain;
     bool json_log, plan, list_devices, offload_all;
 } given = {.listen = "tcp://127.0.0.1:31330",
            .device = "auto",
@@ -98,6 +99,9 @@ static const sn_option network[] = {
     SN_OPT_STRING("public", "ADDRESS", &given.public_address,
                   "the address to announce, when others reach this node by another one"),
     SN_OPT_STRINGS("join", "ADDRESS", &given.join, "any node of the swarm, tcp://HOST:PORT, with #KEY to pin its key"),
+    SN_OPT_STRING("dht", "HOST:PORT|on", &given.dht,
+                  "find and be found through a table of first contacts (OpenDHT): any node of it; on: this is the first"),
+    SN_OPT_INT("dht-port", "PORT", &given.dht_port, 0, 65535, "UDP port of our own node of it; 0: any"),
     SN_OPT_STRING("identity", "FILE", &given.identity, "keys made by `swarm keygen`; by itself fresh ones each time"),
     SN_OPT_STRING("swarm-key", "FILE", &given.swarm_key,
                   "the key of a private swarm, made by `swarm keygen --swarm`: nobody else is heard"),
@@ -299,6 +303,8 @@ static sn_status serve(const blocks *b, sn_err *err) {
         .public_address = given.public_address,
         .join = given.join.items,
         .n_join = given.join.n,
+        .dht = given.dht,
+        .dht_port = (int)given.dht_port,
         .identity_path = given.identity,
         .swarm_key_path = given.swarm_key,
         .link = link,

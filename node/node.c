@@ -7,6 +7,7 @@
 #include "net/members.h"
 #include "node/core.h"
 #include "node/metrics.h"
+#include "node/rendezvous.h"
 #include "node/serving.h"
 
 #include <stdlib.h>
@@ -29,6 +30,7 @@ struct sn_node {
     sn_loader *loader;
     sn_transport *transport;
     sn_introducer *introducer;
+    sn_rendezvous rendezvous;
     sn_core *core;
     sn_metrics *metrics; /* NULL: nobody watches */
     char address[SN_ADDRESS_MAX + 1];
@@ -112,7 +114,7 @@ static sn_status new_core(sn_node *node, const sn_node_config *config, sn_err *e
         .span = {.hp = &node->hp, .first = config->first, .end = config->end},
         .loading = true,
         .auto_blocks = config->auto_blocks,
-        .expects_others = config->n_join > 0,
+        .expects_others = config->n_join > 0 || (node->rendezvous.dht && strcmp(config->dht, "on")),
         .rebalance_us = (int64_t)config->rebalance_every_s * 1000000,
         .rebalance_gain = config->rebalance_gain,
         .move_us_max = node->drain_us ? node->drain_us : MOVE_US,
@@ -128,6 +130,13 @@ static sn_status new_core(sn_node *node, const sn_node_config *config, sn_err *e
     return sn_core_new(&setup, sn_now_us(), &node->core, err);
 }
 
+static sn_status open_table(sn_node *node, const sn_node_config *config, sn_err *err) {
+    sn_status status = sn_dht_open(config->dht, config->dht_port, node->model.bytes, wake_network, node,
+                                   &node->rendezvous.dht, err);
+    if (!status) sn_log(SN_LOG_INFO, "in the table of first contacts", "udp_port=%d", sn_dht_port(node->rendezvous.dht));
+    return status;
+}
+
 static sn_status watch(sn_node *node, const sn_node_config *config, sn_err *err) {
     char id[2 * SN_KEY_SIZE + 1];
     const sn_metrics_facts facts = {sn_hex(node->identity.id, SN_KEY_SIZE, id), config->name ? config->name : "", sn_unix_ms()};
@@ -138,6 +147,15 @@ static void publish(const sn_node *node) {
     sn_figures figures;
     sn_core_read(node->core, &figures);
     sn_metrics_publish(node->metrics, &figures);
+}
+
+/* What is due without a message; returns until when nothing is. */
+static int64_t tick(sn_node *node) {
+    int64_t core_us = sn_core_tick(node->core, sn_now_us(), sn_unix_ms());
+    int64_t table_us = sn_rendezvous_tick(&node->rendezvous, node->introducer, &node->identity,
+                                          node->config.public_address ? node->config.public_address : node->address,
+                                          !node->loader && node->serving.engine, sn_now_us(), sn_unix_ms());
+    return core_us < table_us ? core_us : table_us;
 }
 
 /* One round of the network thread: a message or a wake-up, then what else is there, up to a limit: under a stream of
@@ -197,7 +215,7 @@ static sn_status bring_up(sn_node *node, sn_progress progress, void *ctx, sn_err
     sn_status status = SN_OK;
     if (early) atomic_store(&early->up, true);
     while (!status && !is_up(node) && !(early && atomic_load(&early->stop))) {
-        int64_t next_us = sn_core_tick(node->core, sn_now_us(), sn_unix_ms()), soon_us = sn_now_us() + GOODBYE_US;
+        int64_t next_us = tick(node), soon_us = sn_now_us() + GOODBYE_US;
         status = attend(node, progress, ctx, err);
         if (!status && !is_up(node)) status = serve(node, next_us < soon_us ? next_us : soon_us, err);
     }
@@ -227,6 +245,7 @@ sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn
     if (!status) status = listen_and_ask(node, config, introduce, err);
     if (!status && config->metrics) status = watch(node, config, err);
     if (!status) status = describe_model(node, config->model_path, err);
+    if (!status && config->dht && introduce) status = open_table(node, config, err);
     if (!status) status = new_core(node, config, err);
     if (!status && !introduce) status = join_pinned(node, config, err);
     if (!status) status = bring_up(node, progress, ctx, err);
@@ -240,6 +259,7 @@ void sn_node_free(sn_node **node) {
     sn_err err;
     if (!n) return;
     sn_metrics_free(&n->metrics);
+    sn_dht_close(&n->rendezvous.dht); /* before the transport that it wakes */
     if (sn_loader_take(&n->loader, &err)) sn_log(SN_LOG_INFO, "blocks not loaded", "text=%s", err.text);
     sn_engine_free(&n->serving.engine); /* first: from here on nobody else touches span, pool and sessions */
     sn_core_free(&n->core);
@@ -268,7 +288,7 @@ sn_status sn_node_run(sn_node *node, sn_err *err) {
     sn_status status = SN_OK;
     if (node->metrics) publish(node);
     while (!status && !atomic_load(&node->stop)) {
-        int64_t next_us = sn_core_tick(node->core, sn_now_us(), sn_unix_ms());
+        int64_t next_us = tick(node);
         status = attend(node, NULL, NULL, err);
         if (!status) status = serve(node, next_us, err);
     }

@@ -18,6 +18,8 @@ typedef struct sn_node_config {
     const char *public_address;  /* what is announced instead of where we listen, NULL: that */
     const char *const *join;
     size_t n_join;
+    const char *dht;             /* "HOST:PORT" of a node of the table of first contacts, "on", or NULL: not used */
+    int dht_port;                /* UDP, 0: any */
     const char *identity_path;   /* NULL: a fresh one for this run */
     const char *swarm_key_path;  /* of a private swarm (net/members.h); NULL: everybody is heard */
     sn_shape link;               /* emulated, for measurements; zero: none. Not over a given transport */

@@ -3,7 +3,8 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root" || exit 1
 
 BUILD_PACKAGES="build-essential cmake ninja-build pkg-config libzmq3-dev libmsgpack-dev libssl-dev libjansson-dev libpcre2-dev libmicrohttpd-dev"
-TEST_PACKAGES="libcriterion-dev clang libclang-rt-14-dev python3 python3-pip python3-zmq python3-msgpack unzip"
+# OpenDHT is GPL-3 and not needed: the tests run it, a build without it has no --dht.
+TEST_PACKAGES="libopendht-c-dev iproute2 libcriterion-dev clang libclang-rt-14-dev python3 python3-pip python3-zmq python3-msgpack unzip"
 # For the Intel XPU backend: the loader, the way from OpenCL C to SPIR-V, Intel's compiler as a gate, OpenCL on the CPU to run on.
 DEVICE_PACKAGES="libze1 libze-dev clang-15 llvm-spirv-15 spirv-tools intel-opencl-icd pocl-opencl-icd ocl-icd-opencl-dev"
 MODEL_PACKAGES="python3 python3-pip unzip"

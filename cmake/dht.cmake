@@ -1,0 +1,13 @@
+# First contacts through OpenDHT (net/dht.h): a library of its own, because OpenDHT is GPL-3 and everything else here is not.
+option(SN_DHT "find first contacts through OpenDHT (GPL-3), where libopendht-c is found" ON)
+if(SN_DHT)
+  pkg_check_modules(OPENDHT IMPORTED_TARGET opendht-c)
+endif()
+if(OPENDHT_FOUND)
+  add_library(sn_dht STATIC net/opendht/dht.c)
+  target_link_libraries(sn_dht PUBLIC sn_net PkgConfig::OPENDHT)
+  message(STATUS "OpenDHT ${OPENDHT_VERSION}: --dht is built in; the programs are then under GPL-3 as a whole")
+else()
+  add_library(sn_dht STATIC net/opendht/none.c)
+  target_link_libraries(sn_dht PUBLIC sn_net)
+endif()

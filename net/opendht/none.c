@@ -1,0 +1,23 @@
+/* The build without OpenDHT. */
+#include "net/dht.h"
+
+sn_status sn_dht_open(const char *contact, int port, const uint8_t model[SN_KEY_SIZE], void (*found)(void *), void *ctx,
+                      sn_dht **out, sn_err *err) {
+    (void)contact, (void)port, (void)model, (void)found, (void)ctx;
+    *out = NULL;
+    return sn_fail(err, SN_REFUSED, "--dht: this build has no OpenDHT; install libopendht-c-dev and build again, or use --join");
+}
+void sn_dht_close(sn_dht **dht) { *dht = NULL; }
+int sn_dht_port(const sn_dht *dht) {
+    (void)dht;
+    return 0;
+}
+void sn_dht_search(sn_dht *dht) { (void)dht; }
+sn_status sn_dht_offer(sn_dht *dht, const sn_identity *identity, const char *address, int64_t now_unix_ms, sn_err *err) {
+    (void)dht, (void)identity, (void)address, (void)now_unix_ms;
+    return sn_fail(err, SN_REFUSED, "this build has no OpenDHT");
+}
+bool sn_dht_take(sn_dht *dht, int64_t now_unix_ms, char address[SN_ADDRESS_MAX + 2 * SN_KEY_SIZE + 2]) {
+    (void)dht, (void)now_unix_ms, (void)address;
+    return false;
+}

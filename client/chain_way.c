@@ -12,8 +12,9 @@ enum {
     OPEN_GRACE_MS = 3000, /* how long a chain waits at least for blocks that nobody serves yet */
     OPEN_TIMEOUT_MS = 5000,
     PLAN_AGAIN_US = 200000,
-    MEASURE_MS = 250,
-    MEASURED_MAX = 32, /* nodes asked how far they are; the seed decides which of many */
+    MEASURE_MS = 1000,
+    MEASURE_ROUNDS = 3,
+    MEASURED_MAX = 32, /* nodes asked at once; the seed decides which of many */
 };
 static const size_t VERIFY_BYTES_MAX = (size_t)8 << 30; /* weights that a client hashes to know its nodes' by */
 
@@ -22,8 +23,8 @@ static const size_t VERIFY_BYTES_MAX = (size_t)8 << 30; /* weights that a client
 
 void sn_chain_ban(sn_chain *chain, const sn_hop_at *hop) {
     int64_t ban_us = sn_seen_failure(chain->seen, hop->node, sn_now_us());
-    sn_log(SN_LOG_WARN, "node given up", "flow=%s node=%s blocks=%d:%d seconds=%d", chain->flow, hop->report.node, hop->first, hop->end,
-           (int)(ban_us / 1000000));
+    sn_log(SN_LOG_WARN, "node given up", "flow=%s node=%s blocks=%d:%d seconds=%d", chain->flow, hop->report.node,
+           hop->first, hop->end, (int)(ban_us / 1000000));
 }
 
 /* Keys and values of the longest timeline, of one block, as float32. */
@@ -72,23 +73,47 @@ static bool has_rival(const sn_offers *offers, size_t i) {
     return false;
 }
 
+/* Nodes to ask how far they are: those on the way that would be taken now, then others. `first`: also when all on the
+ * way are known. */
+static sn_status list_unmeasured(sn_chain *chain, bool all, bool first, const sn_announcement **nodes, size_t *n,
+                                 sn_err *err) {
+    const sn_chain_options *o = &chain->options;
+    sn_offers offers;
+    sn_route way = {.n = 0};
+    sn_err none;
+    *n = 0;
+    sn_status status = sn_chain_survey(chain, &offers, err);
+    if (!status && sn_route_shortest(offers.at, offers.n, o->push, o->first, o->end, &way, &none)) way.n = 0;
+    for (size_t i = 0; i < way.n && *n < MEASURED_MAX; i++) {
+        const sn_announcement *node = way.stops[i].node;
+        if (node && (all || has_rival(&offers, way.stops[i].offer)) && !is_measured(chain, node)) nodes[(*n)++] = node;
+    }
+    for (size_t i = 0; (*n || first) && i < offers.n && *n < MEASURED_MAX; i++) {
+        const sn_offer *offer = &offers.at[i];
+        bool listed = !offer->node || offer->verdict != SN_OFFER_USABLE || is_measured(chain, offer->node);
+        for (size_t k = 0; k < *n && !listed; k++) listed = nodes[k] == offer->node;
+        if (!listed && (all || has_rival(&offers, i))) nodes[(*n)++] = offer->node;
+    }
+    sn_offers_fini(&offers);
+    return status;
+}
+
+/* In a large swarm not every node is asked, but those on the way that is taken have been. Who does not answer in time
+ * is taken to be at least so far. */
 sn_status sn_chain_measure(sn_chain *chain, bool all, sn_err *err) {
     const sn_announcement *nodes[MEASURED_MAX];
     sn_poll polls[MEASURED_MAX];
-    sn_offers offers;
-    size_t n = 0;
-    sn_status status = sn_chain_survey(chain, &offers, err);
-    for (size_t i = 0; i < offers.n && n < MEASURED_MAX && !status; i++) {
-        const sn_offer *o = &offers.at[i];
-        if (o->node && o->verdict == SN_OFFER_USABLE && (all || has_rival(&offers, i)) && !is_measured(chain, o->node))
-            nodes[n++] = o->node;
+    for (int round = 0; round < MEASURE_ROUNDS; round++) {
+        size_t n;
+        sn_status status = list_unmeasured(chain, all, !round, nodes, &n, err);
+        if (status || !n) return status;
+        status = sn_link_poll(chain->options.link, nodes, n, MEASURE_MS, true, polls, err);
+        for (size_t i = 0; i < n && !status; i++)
+            sn_seen_round_trip(chain->seen, nodes[i]->node, polls[i].answered ? polls[i].rtt_us : MEASURE_MS * 1000,
+                               sn_now_us());
+        if (status) return status;
     }
-    sn_offers_fini(&offers);
-    if (status || !n) return status;
-    status = sn_link_poll(chain->options.link, nodes, n, MEASURE_MS, polls, err);
-    for (size_t i = 0; i < n && !status; i++)
-        if (polls[i].answered) sn_seen_round_trip(chain->seen, nodes[i]->node, polls[i].rtt_us, sn_now_us());
-    return status;
+    return SN_OK;
 }
 
 void sn_chain_note_step(sn_chain *chain, const sn_hop_at *hops, size_t i, size_t j, int n) {
@@ -105,7 +130,8 @@ void sn_chain_note_step(sn_chain *chain, const sn_hop_at *hops, size_t i, size_t
 /* -- planning --------------------------------------------------------------------------------------------------------
  */
 
-static sn_status choose(const sn_chain *chain, const sn_offers *offers, int first, int end, sn_route *out, sn_err *err) {
+static sn_status choose(const sn_chain *chain, const sn_offers *offers, int first, int end, sn_route *out,
+                        sn_err *err) {
     const sn_chain_options *o = &chain->options;
     return o->throughput ? sn_route_draw(offers->at, offers->n, o->push, first, end, o->route_seed, out, err)
                          : sn_route_shortest(offers->at, offers->n, o->push, first, end, out, err);

@@ -42,7 +42,7 @@ static sn_status ask(sn_link *link, sn_status_row **rows, size_t *n, sn_err *err
         sn_make_plain((*rows)[i].a.version);
         sn_make_plain((*rows)[i].a.address);
     }
-    if (!status) status = sn_link_poll(link, nodes, *n, ASK_TIMEOUT_MS, polls, err);
+    if (!status) status = sn_link_poll(link, nodes, *n, ASK_TIMEOUT_MS, false, polls, err);
     for (size_t i = 0; i < *n && !status; i++) (*rows)[i].poll = polls[i];
     free(nodes);
     free(polls);

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SEEDS_MAX = 64, KNOWN_ASKED_MAX = 16, REASK_US = 300000, PAGES_MAX = 4, PAGE_US = 1000000 };
+enum { SEEDS_MAX = 64, KNOWN_ASKED_MAX = 16, REASK_US = 300000, LAST_ANSWERS_US = 50000, PAGES_MAX = 4, PAGE_US = 1000000 };
 enum { QUESTIONS_MAX = 512, LEAVING_MAX = 256 };
 
 struct sn_link {
@@ -362,9 +362,9 @@ static void take_status(sn_link *link, const sn_announcement *node, const sn_eve
     p->over = again || ask_status(link, node, next, p, &why);
 }
 
-sn_status sn_link_poll(sn_link *link, const sn_announcement *const *nodes, size_t n, int timeout_ms, sn_poll *out,
-                       sn_err *err) {
-    int64_t deadline_us = sn_now_us() + (int64_t)timeout_ms * 1000;
+sn_status sn_link_poll(sn_link *link, const sn_announcement *const *nodes, size_t n, int timeout_ms, bool hurry,
+                       sn_poll *out, sn_err *err) {
+    int64_t began_us = sn_now_us(), deadline_us = began_us + (int64_t)timeout_ms * 1000;
     uint64_t base = link->last_request + 1;
     polled *p = NULL;
     sn_status status = sn_calloc(&p, n, sizeof *p, err);
@@ -391,6 +391,9 @@ sn_status sn_link_poll(sn_link *link, const sn_announcement *const *nodes, size_
             if (event.lost && event.peer == p[i].peer && !p[i].over) give_up(&p[i], &out[i], CONNECTION_LOST);
             left += !p[i].over;
         }
+        int64_t now_us = sn_now_us(), soon_us = now_us + (now_us - began_us) + LAST_ANSWERS_US;
+        if (hurry && 2 * left <= n && soon_us < deadline_us) deadline_us = soon_us;
+        if (2 * left <= n) hurry = false; /* the limit is set */
     }
     for (size_t i = 0; i < n; i++)
         if (!p[i].over) give_up(&p[i], &out[i], "no answer in time");

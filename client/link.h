@@ -77,9 +77,10 @@ typedef struct sn_poll {
     sn_msg_status_is status;
     char why_not[160];
 } sn_poll;
-/* Asks all of these nodes at once, and waits until each has answered or timeout_ms have passed. SN_STOP only. */
-sn_status sn_link_poll(sn_link *link, const sn_announcement *const *nodes, size_t n, int timeout_ms, sn_poll *out,
-                       sn_err *err) SN_MUST_USE;
+/* Asks all of these nodes at once, and waits until each has answered or timeout_ms have passed; in a hurry, for those that
+ * are left when half have answered, no more than as long again and a little. SN_STOP only. */
+sn_status sn_link_poll(sn_link *link, const sn_announcement *const *nodes, size_t n, int timeout_ms, bool hurry,
+                       sn_poll *out, sn_err *err) SN_MUST_USE;
 
 const uint8_t *sn_link_curve_key(const sn_link *link);
 

@@ -101,6 +101,29 @@ static void shuffle(sn_offer *at, size_t n, uint64_t seed) {
     }
 }
 
+/* -- round trips ----------------------------------------------------------------------------------------------------
+ */
+
+static int by_size(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Who was not measured is guessed to be as far as the others are: the median. */
+static sn_status guess_round_trips(sn_offers *offers, sn_err *err) {
+    int64_t *known = NULL;
+    size_t n = 0;
+    sn_status status = sn_calloc(&known, offers->n, sizeof *known, err);
+    if (status) return status;
+    for (size_t i = 0; i < offers->n; i++)
+        if (offers->at[i].rtt_measured) known[n++] = offers->at[i].rtt_ns;
+    qsort(known, n, sizeof *known, by_size);
+    for (size_t i = 0; i < offers->n && n; i++)
+        if (offers->at[i].node && !offers->at[i].rtt_measured) offers->at[i].rtt_ns = known[n / 2];
+    free(known);
+    return SN_OK;
+}
+
 /* -- round trips between nodes ------------------------------------------------------------------------------------- */
 
 typedef struct tagged {
@@ -192,7 +215,8 @@ sn_status sn_offers_make(const sn_offer_wish *wish, sn_offers *out, sn_err *err)
                                        .end = wish->local_end,
                                        .room = wish->local_end - wish->local_first,
                                        .tokens_per_s = 1};
-    status = link_offers(out, err);
+    status = guess_round_trips(out, err);
+    if (!status) status = link_offers(out, err);
     if (status) sn_offers_fini(out);
     return status;
 }

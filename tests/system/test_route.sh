@@ -29,6 +29,17 @@ succeeds "${route[@]}" --json --only whole
 succeeds "${route[@]}" --json --only whole --only a --route-seed 1
 [[ "$(why a)" =~ ^slower\ by\ [0-9.]+\ ms$ ]] || [[ "$(hops)" =~ ^a ]] || fail "a: $(why a)"
 
+# Three near nodes are quicker than one that is far: half a second, by an emulated link. Who stands on the way is measured.
+start_node far "$model" 0:4 --join "${address[a]}" --link 1gbit,500ms
+wait_ready far
+for ((i = 0; i < 50; i++)); do
+  run "${route[@]}" --json --deny whole
+  [ -n "$(why far)$(hops | grep far)" ] && break
+  sleep 0.2
+done
+[ "$(hops)" = "a=0:1 b=1:3 c=3:4" ] && [[ "$(why far)" =~ ^slower\ by ]] || fail "near or far: $(hops), far: $(why far)"
+[ "$(query "$scratch/run.out" 'all(h["rtt_measured"] for h in d["hops"])')" = True ] || fail "the way was not measured"
+
 # For people; and when there is no way.
 succeeds "${route[@]}" --only whole
 grep -q '^a token takes [0-9.]* ms over 1 stop$' "$scratch/run.out" && grep -q 'not among --only$' "$scratch/run.out" || fail "$(cat "$scratch/run.out")"

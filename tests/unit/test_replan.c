@@ -94,13 +94,13 @@ Test(replan, nodes_are_asked_all_at_once_and_a_dead_one_costs_no_more_than_the_l
     }
     cr_assert_eq(sn_directory_count(directory), 3);
     for (size_t i = 0; i < 3; i++) nodes[i] = sn_directory_at(directory, i);
-    NEED(sn_link_poll(r.link, nodes, 3, 5000, polls, &err));
+    NEED(sn_link_poll(r.link, nodes, 3, 5000, false, polls, &err));
     for (int i = 0; i < 3; i++) {
         cr_expect(polls[i].answered && polls[i].rtt_us > 0 && polls[i].rtt_us < 5000000, "%s", polls[i].why_not);
         cr_expect_eq(polls[i].status.sessions_max, 64);
     }
     cluster_cut_off(w->cluster, 1);
-    NEED(sn_link_poll(r.link, nodes, 3, 400, polls, &err));
+    NEED(sn_link_poll(r.link, nodes, 3, 400, false, polls, &err));
     int answered = 0;
     for (int i = 0; i < 3; i++) {
         answered += polls[i].answered;

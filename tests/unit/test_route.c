@@ -197,6 +197,27 @@ Test(route, uses_what_nodes_measured_of_themselves_and_of_each_other) {
     map_free(&m);
 }
 
+Test(route, a_distance_that_was_not_measured_is_guessed_to_be_as_the_others) {
+    map *m = map_new();
+    sn_seen *seen = NULL;
+    sn_offers offers;
+    for (int i = 0; i < 4; i++) add(m, 0, 10);
+    NEED(sn_seen_new(&seen, &err));
+    for (int i = 0; i < 3; i++) sn_seen_round_trip(seen, m->nodes[i].id, 1000 * (i + 1), 5);
+    m->wish.seen = seen;
+    m->wish.now_us = 6;
+    NEED(sn_offers_make(&m->wish, &offers, &err));
+    for (size_t i = 0; i < offers.n; i++)
+        if (!memcmp(offers.at[i].node->node, m->nodes[3].id, SN_KEY_SIZE)) {
+            cr_expect_not(offers.at[i].rtt_measured);
+            cr_expect_eq(offers.at[i].rtt_ns, 2000000);
+        }
+    sn_offers_fini(&offers);
+    cr_expect_str_eq(route(m, 0, 10), "0:10@0");
+    sn_seen_free(&seen);
+    map_free(&m);
+}
+
 Test(route, seeds_decide_among_equals) {
     map *m = map_new();
     bool taken[4] = {0};

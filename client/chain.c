@@ -62,6 +62,7 @@ sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, 
     if (!chain->hasher) status = sn_fail(err, SN_STOP, "out of memory");
     for (int i = 0; i < 2 && !status; i++)
         status = sn_calloc(&chain->rows[i], (size_t)SN_SPAN_ROWS_MAX * (size_t)chain->hp.n_embd, sizeof(float), err);
+    if (!status) status = sn_calloc(&chain->weights, (size_t)chain->hp.n_blocks, sizeof *chain->weights, err);
     if (!status) status = sn_seen_new(&chain->seen, err);
     if (!status && !options->plan_only) status = load_local(chain, model, err);
     if (!status) status = sn_chain_learn_hashes(chain, model, err);
@@ -84,6 +85,7 @@ void sn_chain_close(sn_chain **chain) {
     sn_seen_free(&c->seen);
     for (int i = 0; i < 2; i++) free(c->rows[i]);
     free(c->block_hash);
+    free(c->weights);
     free(c->known_hash);
     free(c);
     *chain = NULL;
@@ -223,6 +225,7 @@ sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidde
 }
 
 int sn_chain_length(const sn_chain *chain) { return chain->length; }
+const sn_hash *sn_chain_weights(const sn_chain *chain) { return chain->weights; }
 uint64_t sn_chain_failovers(const sn_chain *chain) { return chain->failovers; }
 uint64_t sn_chain_moves(const sn_chain *chain) { return chain->moves; }
 const char *sn_chain_flow(const sn_chain *chain) { return chain->flow; }

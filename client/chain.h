@@ -75,6 +75,17 @@ typedef struct sn_hop_report {
 size_t sn_chain_hops(const sn_chain *chain, sn_hop_report *out, size_t room); /* returns how many there are */
 uint64_t sn_chain_moves(const sn_chain *chain); /* to a better way, with nobody failing */
 const char *sn_chain_flow(const sn_chain *chain); /* by which the nodes' logs can be followed */
+/* The past of all blocks, gathered from the hops and put into others (chain_past.c): float32 (n_blocks, 2, n, n_kv_heads * head_dim),
+ * of each block the keys, then the values, of positions [position, position + n). */
+sn_status sn_chain_get_past(sn_chain *chain, int position, int n, float *out, sn_err *err) SN_MUST_USE;
+/* Of a chain that has not begun; n <= SN_PAST_TOKENS_MAX. marks[i]: commits to what the first i tokens were ([0]: to none). */
+sn_status sn_chain_put_past(sn_chain *chain, int position, int n, const float *in, const sn_hash *marks,
+                            sn_err *err) SN_MUST_USE;
+/* All is put: the timeline has `position` tokens. inputs (position, n_embd): what went into the first block. */
+sn_status sn_chain_go_on(sn_chain *chain, int position, const sn_hash *marks, const float *inputs, sn_err *err) SN_MUST_USE;
+/* Hashes of the weights that compute here, (n_blocks). */
+const sn_hash *sn_chain_weights(const sn_chain *chain);
+
 uint64_t sn_chain_failovers(const sn_chain *chain);  /* nodes replaced, in whatever way */
 uint64_t sn_chain_taken_over(const sn_chain *chain); /* of those: by one that had a copy of the past */
 uint64_t sn_chain_replayed(const sn_chain *chain);   /* tokens that nodes were fed again */

@@ -17,6 +17,7 @@ struct sn_chain {
     sn_hash model;
     sn_hash *block_hash;        /* of blocks whose weights our own file holds */
     const sn_hash **known_hash; /* n_blocks: into block_hash, or NULL */
+    sn_hash *weights;           /* (n_blocks): of what computes them */
     sn_span *span;              /* local blocks */
     sn_kv_pool *pool;
     sn_hop_at hops[SN_HOPS_MAX];

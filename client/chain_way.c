@@ -244,6 +244,10 @@ static sn_status open_hop(sn_chain *chain, const sn_stop *stop, const sn_hop_at 
     sn_status status = sn_hop_init(hop, stop, &chain->model, pushed, err);
     if (status) return status;
     hop->flow = chain->flow;
+    for (int b = stop->first; b < stop->end; b++)
+        memcpy(chain->weights[b].bytes,
+               hop->local ? sn_span_block_hash(chain->span, b)->bytes : stop->node->block_hash[b - (int)stop->node->first_block],
+               SN_HASH_SIZE);
     if (hop->local) {
         hop->span = chain->span;
         return sn_kv_new(chain->pool, &hop->kv, err);
@@ -263,6 +267,8 @@ sn_status sn_chain_connect(sn_chain *chain, int first, int end, int wait_ms, int
         if (status) return status;
         for (*n = 0; *n < route.n && !status; ++*n)
             status = open_hop(chain, &route.stops[*n], *n ? &hops[*n - 1] : NULL, &hops[*n], err);
+        for (int b = first; b < end && !status; b++) /* from now on these weights, or the text would change */
+            if (!chain->known_hash[b]) chain->known_hash[b] = &chain->weights[b];
         if (!status) return SN_OK;
         bool local = hops[*n - 1].local;
         if (!local) sn_chain_ban(chain, &hops[*n - 1]);

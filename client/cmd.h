@@ -6,6 +6,7 @@
 
 #include "base/options.h"
 #include "client/audit.h"
+#include "client/saved.h"
 #include "client/chain.h"
 #include "client/generate.h"
 #include "client/head.h"
@@ -104,8 +105,21 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
 void sn_setup_close(sn_setup *setup);
 /* The audit that was asked for, of a chain with these options, into setup->audit. */
 sn_status sn_setup_audit(sn_setup *setup, const sn_chain_options *chain, sn_err *err) SN_MUST_USE;
+bool sn_audit_is_given(void);
 json_t *sn_audit_json(const sn_audit *audit);
 void sn_audit_print(const sn_audit *audit); /* on stderr */
+/* -- a session in a file (cmd_saved.c) */
+
+typedef struct sn_session_options {
+    const char *save, *load, *key;
+} sn_session_options;
+extern sn_session_options sn_given_session;
+extern const sn_option_group sn_group_session;
+/* Checks the options; *out: what --load reads, or NULL. */
+sn_status sn_session_open(const sn_setup *setup, sn_saved **out, sn_err *err) SN_MUST_USE;
+/* What --save asks for. */
+sn_status sn_session_save(const sn_setup *setup, const sn_generator *generator, const json_t *more, sn_err *err) SN_MUST_USE;
+
 /* A text on stdout was wrong: says so on stderr, and prints again what stands of it. */
 sn_status sn_void_print(const char *kept, size_t len, sn_err *err) SN_MUST_USE;
 /* Timeline length asked for by --ctx, or `usual`, and never more than the model's context. */

@@ -79,6 +79,8 @@ sn_status sn_setup_audit(sn_setup *setup, const sn_chain_options *chain, sn_err 
     return sn_audit_new(&options, &setup->audit, err);
 }
 
+bool sn_audit_is_given(void) { return given.share > 0; }
+
 json_t *sn_audit_json(const sn_audit *audit) {
     sn_audit_report r = sn_audit_read(audit);
     json_t *o = json_object();

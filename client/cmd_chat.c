@@ -201,11 +201,49 @@ static bool second_interrupt(int *in_a_row) {
     return false;
 }
 
-static sn_status converse(chat *c, int *code, sn_err *err) {
+/* -- in a file ------------------------------------------------------------------------------------------------------- */
+
+static json_t *turns_json(const chat *c) {
+    json_t *turns = json_array();
+    for (size_t i = 0; i < c->n_turns; i++)
+        json_array_append_new(turns, json_pack("{s:s, s:s}", "role", c->turns[i].role, "text", c->turns[i].text));
+    return turns;
+}
+
+/* The conversation of a saved session; its roles become those that we know. */
+static sn_status take_turns(chat *c, const json_t *turns, sn_err *err) {
+    static const char *const roles[] = {"system", "user", "assistant"};
+    sn_status status = SN_OK;
+    for (size_t i = 0; i < json_array_size(turns) && !status; i++) {
+        const char *role = json_string_value(json_object_get(json_array_get(turns, i), "role"));
+        const char *text = json_string_value(json_object_get(json_array_get(turns, i), "text"));
+        size_t k = 0;
+        while (k < 3 && (!role || strcmp(roles[k], role))) k++;
+        if (k == 3 || !text) return sn_fail(err, SN_REFUSED, "the saved session is no chat");
+        status = add_turn(c, roles[k], text, strlen(text), err);
+    }
+    return status;
+}
+
+static sn_status begin(chat *c, sn_saved *saved, sn_err *err) {
+    if (!saved) return reset(c, err);
+    if (!sn_saved_more(saved)) return sn_fail(err, SN_REFUSED, "the saved session is no chat: go on with swarm generate --load");
+    sn_status status = take_turns(c, sn_saved_more(saved), err);
+    return status ? status : sn_saved_restore(saved, c->setup->head, c->setup->chain, c->generator, err);
+}
+
+static sn_status save(chat *c, sn_err *err) {
+    json_t *turns = turns_json(c);
+    sn_status status = sn_session_save(c->setup, c->generator, turns, err);
+    json_decref(turns);
+    return status;
+}
+
+static sn_status converse(chat *c, sn_saved *saved, int *code, sn_err *err) {
     bool leave = false;
     int interrupts = 0;
     heard what = HEARD_LINE;
-    sn_status status = reset(c, err);
+    sn_status status = begin(c, saved, err);
     if (!status && c->terminal) fprintf(stderr, "[%s; /help lists commands]\n", c->setup->hp->name);
     while (!status && !leave) {
         char *line;
@@ -227,10 +265,10 @@ static sn_status converse(chat *c, int *code, sn_err *err) {
         }
     }
     if (c->terminal && what != HEARD_LINE) fputc('\n', stderr);
-    return status;
+    return status ? status : save(c, err);
 }
 
-static sn_status run(chat *c, int *code, sn_err *err) {
+static sn_status run(chat *c, sn_saved *saved, int *code, sn_err *err) {
     sn_generator_parts parts = {c->setup->hp, c->setup->head, NULL, c->setup->tokenizer, 0};
     sn_sampling sampling = sn_sampling_given();
     sn_status status = sn_setup_context(c->setup, sn_given_sampling.ctx, USUAL_CONTEXT, &parts.max_context, err);
@@ -238,7 +276,7 @@ static sn_status run(chat *c, int *code, sn_err *err) {
     parts.chain = c->setup->chain;
     c->context = parts.max_context;
     if (!status) status = sn_generator_new(&parts, &sampling, &c->generator, err);
-    if (!status) status = converse(c, code, err);
+    if (!status) status = converse(c, saved, code, err);
     sn_generator_free(&c->generator);
     return status;
 }
@@ -254,7 +292,10 @@ static sn_status body(const sn_options *options, int *code, sn_err *err) {
         c->setup = &setup;
         c->terminal = isatty(STDIN_FILENO) && isatty(STDERR_FILENO);
         sn_buf_init(&c->input, LINE_MAX_BYTES);
-        status = run(c, code, err);
+        sn_saved *saved = NULL;
+        status = sn_session_open(&setup, &saved, err);
+        if (!status) status = run(c, saved, code, err);
+        sn_saved_close(&saved);
         sn_buf_fini(&c->input);
         drop_turns(c, 0);
     }
@@ -266,7 +307,7 @@ static sn_status body(const sn_options *options, int *code, sn_err *err) {
 int sn_cmd_chat(int argc, char **argv) {
     const sn_option_group groups[] = {
         sn_group_model,    {"Conversation:", chat_options, sizeof chat_options / sizeof *chat_options},
-        sn_group_sampling, sn_group_chain, sn_group_audit,
+        sn_group_sampling, sn_group_chain,     sn_group_session, sn_group_audit,
         sn_group_device,   sn_group_log};
     const sn_command command = {
         .program = "swarm chat",

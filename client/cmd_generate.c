@@ -23,14 +23,15 @@ static const sn_option_group prompt_group = {"Prompt:", prompt_options, sizeof p
 
 /* The prompt's ids from text: as it is, or inside the chat template. */
 static sn_status encode(const sn_setup *setup, const char *text, size_t len, sn_ids *out, sn_err *err) {
-    if (!given.chat) return sn_tokenizer_encode(setup->tokenizer, text, len, true, true, out, err);
+    bool begins = !sn_given_session.load; /* else it goes on, without a token for the beginning */
+    if (!given.chat) return sn_tokenizer_encode(setup->tokenizer, text, len, begins, true, out, err);
     sn_buf rendered;
     sn_buf_init(&rendered, SN_TEXT_MAX);
     sn_chat_turn turns[2] = {{"system", given.system}, {"user", text}};
     size_t skip = given.system ? 0 : 1;
     sn_status status = sn_tokenizer_chat(setup->tokenizer, turns + skip, 2 - skip, true, true, &rendered, err);
     if (!status)
-        status = sn_tokenizer_encode(setup->tokenizer, (const char *)rendered.data, rendered.len, true, true, out, err);
+        status = sn_tokenizer_encode(setup->tokenizer, (const char *)rendered.data, rendered.len, begins, true, out, err);
     sn_buf_fini(&rendered);
     return status;
 }
@@ -38,6 +39,7 @@ static sn_status encode(const sn_setup *setup, const char *text, size_t len, sn_
 static sn_status read_prompt(const sn_setup *setup, sn_ids *out, sn_err *err) {
     if (given.ids_file) return sn_read_ids(given.ids_file, out, err);
     if (given.prompt) return encode(setup, given.prompt, strlen(given.prompt), out, err);
+    if (!given.prompt_file) return SN_OK; /* a saved session just goes on */
     sn_buf text;
     sn_status status = sn_read_input(given.prompt_file, SN_TEXT_MAX, &text, err);
     if (status) return status;
@@ -46,9 +48,23 @@ static sn_status read_prompt(const sn_setup *setup, sn_ids *out, sn_err *err) {
     return status;
 }
 
+/* The prompt goes on from what is in the file. */
+static sn_status put_before(const sn_saved *saved, sn_ids *prompt, sn_err *err) {
+    size_t n;
+    const int32_t *ids = sn_saved_ids(saved, &n);
+    sn_ids all = {.n = n + prompt->n};
+    sn_status status = sn_calloc(&all.ids, all.n, sizeof *all.ids, err);
+    if (status) return status;
+    memcpy(all.ids, ids, n * sizeof *ids);
+    if (prompt->n) memcpy(all.ids + n, prompt->ids, prompt->n * sizeof *ids);
+    sn_ids_fini(prompt);
+    *prompt = all;
+    return SN_OK;
+}
+
 static sn_status check_options(sn_err *err) {
     int sources = !!given.prompt + !!given.prompt_file + !!given.ids_file;
-    if (sources != 1)
+    if (sources > 1 || (!sources && !sn_given_session.load))
         return sn_fail(err, SN_REFUSED, "give one of --prompt, --prompt-file and --ids-file, and only one");
     if (given.ids_file && given.chat)
         return sn_fail(err, SN_REFUSED, "--chat puts text into a template; with --ids-file there is no text");
@@ -92,7 +108,7 @@ static sn_status show(const sn_ids *prompt, const sn_generation *answer, const s
     return status;
 }
 
-static sn_status generate(sn_setup *setup, const sn_ids *prompt, int *code, sn_err *err) {
+static sn_status generate(sn_setup *setup, const sn_ids *prompt, sn_saved *saved, int *code, sn_err *err) {
     const sn_sampling_options *o = &sn_given_sampling;
     sn_generator_parts parts = {setup->hp, setup->head, setup->chain, setup->tokenizer, 0};
     int64_t usual = o->max_tokens ? (int64_t)prompt->n + o->max_tokens : INT32_MAX;
@@ -116,6 +132,7 @@ static sn_status generate(sn_setup *setup, const sn_ids *prompt, int *code, sn_e
     status = sn_setup_chain(setup, parts.max_context, false, err);
     parts.chain = setup->chain;
     if (!status) status = sn_generator_new(&parts, &sampling, &generator, err);
+    if (!status && saved) status = sn_saved_restore(saved, setup->head, setup->chain, generator, err);
     shown = sn_progress_begin(sn_given.json ? "generating" : "reading the prompt");
     if (!status) status = sn_generator_run(generator, prompt->ids, prompt->n, &options, &answer, err);
     sn_progress_end(&shown);
@@ -123,6 +140,7 @@ static sn_status generate(sn_setup *setup, const sn_ids *prompt, int *code, sn_e
         status = show(prompt, &answer, &sampling, setup->chain, setup->audit, err);
     else if (answer.text.len && !sn_given.json)
         putchar('\n');
+    if (!status) status = sn_session_save(setup, generator, NULL, err);
     if (!status && answer.finish == SN_FINISH_INTERRUPTED) *code = SN_EXIT_INTERRUPTED;
     sn_generation_fini(&answer);
     sn_generator_free(&generator);
@@ -135,9 +153,14 @@ static sn_status body(const sn_options *options, int *code, sn_err *err) {
     sn_ids prompt = {0};
     sn_catch_interrupts();
     sn_status status = check_options(err);
-    if (!status) status = sn_setup_open(&setup, !given.ids_file, err);
+    sn_saved *saved = NULL;
+    bool text = given.prompt || given.prompt_file;
+    if (!status) status = sn_setup_open(&setup, text, err);
+    if (!status) status = sn_session_open(&setup, &saved, err);
     if (!status) status = read_prompt(&setup, &prompt, err);
-    if (!status) status = generate(&setup, &prompt, code, err);
+    if (!status && saved) status = put_before(saved, &prompt, err);
+    if (!status) status = generate(&setup, &prompt, saved, code, err);
+    sn_saved_close(&saved);
     sn_ids_fini(&prompt);
     sn_setup_close(&setup);
     return status;
@@ -145,8 +168,8 @@ static sn_status body(const sn_options *options, int *code, sn_err *err) {
 
 int sn_cmd_generate(int argc, char **argv) {
     const sn_option_group groups[] = {sn_group_model, prompt_group,    sn_group_sampling,
-                                      sn_group_chain, sn_group_audit,  sn_group_device,
-                                      sn_group_log};
+                                      sn_group_chain, sn_group_session, sn_group_audit,
+                                      sn_group_device, sn_group_log};
     const sn_command command = {
         .program = "swarm generate",
         .synopsis = "--model PATH (--join ADDRESS... | --local all) --prompt TEXT [options]",

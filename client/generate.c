@@ -14,6 +14,7 @@ struct sn_generator {
     sn_sampler *sampler;
     int32_t *timeline; /* (max_context + 1): tokens that the chain has seen, then the one just chosen */
     size_t length;     /* of those that it has seen */
+    bool chosen;       /* timeline[length] has been chosen */
     float *hidden;     /* (PIECE, n_embd): into the chain */
     float *output;     /* (PIECE, n_embd): out of it */
     float *logits;     /* (n_vocab) */
@@ -68,6 +69,23 @@ void sn_generator_free(sn_generator **generator) {
     *generator = NULL;
 }
 
+const int32_t *sn_generator_ids(const sn_generator *generator, size_t *n) {
+    *n = generator->length + generator->chosen;
+    return generator->timeline;
+}
+
+sn_chance sn_generator_chance(const sn_generator *generator) { return sn_sampler_chance(generator->sampler); }
+
+sn_status sn_generator_go_on(sn_generator *g, const int32_t *ids, size_t n, size_t seen, const sn_chance *chance, sn_err *err) {
+    if (n > (size_t)g->parts.max_context || n - seen > 1)
+        return sn_fail(err, SN_REFUSED, "a timeline of %zu tokens does not fit into a context of %d", n, g->parts.max_context);
+    memcpy(g->timeline, ids, n * sizeof *ids);
+    g->length = seen;
+    g->chosen = n > seen;
+    sn_sampler_return(g->sampler, chance);
+    return SN_OK;
+}
+
 size_t sn_generator_length(const sn_generator *generator) { return generator->length; }
 
 void sn_generation_fini(sn_generation *generation) {
@@ -90,6 +108,7 @@ static sn_status feed(run *r, size_t end) {
         if (!status) status = sn_chain_step(g->parts.chain, (int)g->length, (int)n, g->hidden, g->output, r->err);
         if (status) return status;
         g->length += n;
+        g->chosen = false;
         if (interrupted(r)) break;
     }
     int64_t before = sn_now_us();
@@ -115,6 +134,7 @@ static sn_status begin(run *r, const int32_t *prompt, size_t n_prompt) {
     while (same < known && same + 1 < n_prompt && g->timeline[same] == prompt[same]) same++;
     memcpy(g->timeline, prompt, n_prompt * sizeof *prompt);
     g->length = same;
+    g->chosen = false;
     r->out->timings.prompt_tokens = n_prompt;
     r->out->timings.reused_tokens = same;
     return SN_OK;
@@ -165,6 +185,7 @@ static sn_status choose(run *r, bool *done) {
     if (status) return status;
     if (r->out->ids.n == 1) r->out->timings.first_token_us = sn_now_us() - r->began_us;
     g->timeline[g->length] = id;
+    g->chosen = true;
     *done = true;
     if (g->parts.tokenizer && sn_tokenizer_is_end(g->parts.tokenizer, id) && !r->options->ignore_end) {
         r->out->finish = SN_FINISH_STOP;

@@ -73,6 +73,13 @@ void sn_generation_fini(sn_generation *generation); /* safe on a zeroed one */
 sn_status sn_generator_run(sn_generator *generator, const int32_t *prompt, size_t n_prompt,
                            const sn_generate_options *options, sn_generation *out, sn_err *err) SN_MUST_USE;
 
+/* The timeline: tokens that the chain has seen, and the one behind them if it was chosen (*n counts it). */
+const int32_t *sn_generator_ids(const sn_generator *generator, size_t *n);
+sn_chance sn_generator_chance(const sn_generator *generator);
+/* Goes on where another generator stood: the chain has seen `seen` of the ids. SN_REFUSED when they do not fit. */
+sn_status sn_generator_go_on(sn_generator *generator, const int32_t *ids, size_t n, size_t seen, const sn_chance *chance,
+                             sn_err *err) SN_MUST_USE;
+
 /* Tokens that the chain has seen. */
 size_t sn_generator_length(const sn_generator *generator);
 

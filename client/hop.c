@@ -186,6 +186,17 @@ sn_status sn_hop_take_over(sn_hop_at *hop, sn_hop_at *old, int position, int n_e
     return SN_OK;
 }
 
+sn_status sn_hop_begin_at(sn_hop_at *hop, int position, int n_embd, const sn_hash *marks, const float *inputs, sn_err *err) {
+    sn_status status = make_room(hop, position, n_embd, err);
+    if (status) return status;
+    for (int i = 1; i <= position; i++) hop->timeline[i] = copied_hash(hop, marks, i);
+    bool known = inputs && !hop->pushed;
+    if (known) memcpy(hop->inputs, inputs, (size_t)position * (size_t)n_embd * sizeof *inputs);
+    hop->inputs_from = known ? 0 : position;
+    hop->length = position;
+    return SN_OK;
+}
+
 bool sn_hop_can_replay(const sn_hop_at *hop, int from) {
     return !hop->local && !hop->pushed && hop->inputs_from <= from;
 }

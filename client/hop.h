@@ -61,6 +61,10 @@ sn_status sn_hop_resume(sn_hop_at *hop, sn_link *link, int position, uint64_t st
 /* Makes `hop`, whose past is a copy of the past of `old`, or of its blocks from a later one on, know what is known of `position`
  * tokens. Where both begin at the same block, it takes the inputs. */
 sn_status sn_hop_take_over(sn_hop_at *hop, sn_hop_at *old, int position, int n_embd, sn_err *err) SN_MUST_USE;
+/* Makes it know a past of `position` tokens that was put into it with these marks ([0]: the origin). inputs: (position, n_embd), or
+ * NULL where they are not known. */
+sn_status sn_hop_begin_at(sn_hop_at *hop, int position, int n_embd, const sn_hash *marks, const float *inputs,
+                          sn_err *err) SN_MUST_USE;
 bool sn_hop_can_replay(const sn_hop_at *hop, int from); /* the inputs from `from` on are known */
 
 /* Forgets positions from `position` on and takes n rows there: inputs and hashes. */

@@ -228,3 +228,61 @@ Test(handover, a_copy_follows_rewinds) {
         world_free(&w);
     }
 }
+
+/* -- leaving the swarm and coming back ----------------------------------------------------------------------------- */
+
+/* The past of 50 tokens is gathered from one cut and put into another one; then a node dies whose inputs nobody has seen. */
+static void expect_moved(bool push, int dies) {
+    world *w = new_world();
+    run r, s;
+    cluster_add(w->cluster, 0, 2);
+    cluster_add(w->cluster, 2, 4);
+    run_open(&r, w, (sn_chain_options){.push = push});
+    run_steps(&r, 0, 50, 13);
+    float *rows = malloc(sizeof(float) * 50 * (size_t)w->n_blocks * 2 * 64 * 64);
+    NEED(sn_chain_get_past(r.chain, 0, 50, rows, &err));
+    run_close(&r);
+    for (int twice = 0; twice < 2; twice++)
+        for (int i = 0; i < 3; i++) cluster_add(w->cluster, (int[]){0, 1, 3}[i], (int[]){1, 3, 4}[i]);
+    const char *only[] = {"node2", "node3", "node4", "node5", "node6", "node7"};
+    run_open(&s, w, (sn_chain_options){.push = push, .pick = {only, 6, NULL, 0}, .timeout_ms = SHORT_MS});
+    sn_hash marks[51];
+    for (int i = 0; i <= 50; i++) marks[i] = sn_hash_of(&i, sizeof i);
+    NEED(sn_chain_put_past(s.chain, 0, 50, rows, marks, &err));
+    NEED(sn_chain_go_on(s.chain, 50, marks, w->inputs, &err));
+    run_steps(&s, 50, 70, 6);
+    run_steps(&s, 33, 50, 5); /* a rewind into what was put there */
+    cr_expect_eq(sn_chain_replayed(s.chain), 0);
+    cluster_cut_off(w->cluster, holder_of(&s, dies));
+    run_steps(&s, 50, WORLD_TOKENS, 6);
+    cr_expect_geq(sn_chain_replayed(s.chain), 50);
+    free(rows);
+    run_close(&s);
+    world_free(&w);
+}
+
+Test(handover, a_past_is_gathered_and_split_anew_and_survives_a_death_there) {
+    for (int dies = 0; dies < 4; dies += 3) expect_moved(false, dies);
+    expect_moved(true, 2);
+}
+
+Test(handover, a_past_that_is_not_the_one_that_it_is_said_to_be_is_not_gone_on_with) {
+    world *w = new_world();
+    run r;
+    cluster_add(w->cluster, 0, 4);
+    run_open(&r, w, (sn_chain_options){0});
+    run_steps(&r, 0, 20, 20);
+    float *rows = malloc(sizeof(float) * 20 * (size_t)w->n_blocks * 2 * 64 * 64);
+    NEED(sn_chain_get_past(r.chain, 0, 20, rows, &err));
+    cr_expect_eq(sn_chain_get_past(r.chain, 0, 21, rows, &r.err), SN_REFUSED);
+    run_close(&r);
+    sn_hash marks[21] = {{{1}}}, others[21] = {{{2}}};
+    run_open(&r, w, (sn_chain_options){0});
+    NEED(sn_chain_put_past(r.chain, 0, 10, rows, marks, &err));
+    cr_expect_eq(sn_chain_put_past(r.chain, 12, 5, rows, marks, &r.err), SN_RETRY, "a part is missing");
+    for (int i = 1; i < 21; i++) others[i] = (sn_hash){{3}};
+    cr_expect_eq(sn_chain_go_on(r.chain, 10, others, r.w->inputs, &r.err), SN_REBUILD, "%s", r.err.text);
+    run_close(&r);
+    free(rows);
+    world_free(&w);
+}

@@ -33,9 +33,9 @@ struct sn_locked {
 
 /* -- the secret ---------------------------------------------------------------------------------------------------- */
 
-sn_status sn_secret_load(const char *path, sn_secret *out, sn_err *err) {
+sn_status sn_lock_key_load(const char *path, sn_lock_key *out, sn_err *err) {
     struct stat st;
-    *out = (sn_secret){0};
+    *out = (sn_lock_key){0};
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return sn_fail(err, SN_REFUSED, "%s cannot be opened: %s", path, strerror(errno));
     sn_status status = SN_OK;
@@ -46,18 +46,18 @@ sn_status sn_secret_load(const char *path, sn_secret *out, sn_err *err) {
     close(fd);
     if (!status && n < SECRET_MIN)
         status = sn_fail(err, SN_REFUSED, "%s holds no key: %d bytes at least, as of head -c 32 /dev/urandom", path, SECRET_MIN);
-    if (status) sn_secret_fini(out);
+    if (status) sn_lock_key_fini(out);
     else out->len = (size_t)n;
     return status;
 }
 
-void sn_secret_fini(sn_secret *secret) {
+void sn_lock_key_fini(sn_lock_key *secret) {
     if (secret->data) explicit_bzero(secret->data, SECRET_MAX);
     free(secret->data);
-    *secret = (sn_secret){0};
+    *secret = (sn_lock_key){0};
 }
 
-static sn_status derive(const sn_secret *secret, const uint8_t salt[SALT], const char *magic, uint8_t key[KEY], sn_err *err) {
+static sn_status derive(const sn_lock_key *secret, const uint8_t salt[SALT], const char *magic, uint8_t key[KEY], sn_err *err) {
     char digest[] = "SHA256";
     EVP_KDF *kdf = EVP_KDF_fetch(NULL, "HKDF", NULL);
     EVP_KDF_CTX *ctx = kdf ? EVP_KDF_CTX_new(kdf) : NULL;
@@ -153,7 +153,7 @@ static sn_status new_locked(const char *path, sn_locked **out, sn_err *err) {
     return SN_OK;
 }
 
-sn_status sn_locked_create(const char *path, const char magic[17], const sn_secret *secret, sn_locked **out, sn_err *err) {
+sn_status sn_locked_create(const char *path, const char magic[17], const sn_lock_key *secret, sn_locked **out, sn_err *err) {
     uint8_t salt[SALT];
     sn_status status = new_locked(path, out, err);
     if (status) return status;
@@ -205,7 +205,7 @@ sn_status sn_locked_commit(sn_locked *f, sn_err *err) {
     return SN_OK;
 }
 
-sn_status sn_locked_open(const char *path, const char magic[17], const sn_secret *secret, sn_locked **out, sn_err *err) {
+sn_status sn_locked_open(const char *path, const char magic[17], const sn_lock_key *secret, sn_locked **out, sn_err *err) {
     uint8_t head[MAGIC + SALT];
     sn_status status = new_locked(path, out, err);
     if (status) return status;

@@ -26,7 +26,7 @@ typedef struct sn_bench_case {
     int sessions;     /* at once, a thread each; of FORWARD: sequences */
     int context;
     int beside;       /* of BESIDE: tokens of such a prompt */
-    const char *kill; /* of KILL: "replay" or "handover" */
+    const char *kill; /* of KILL: "replay", "replica" or "handover" */
 } sn_bench_case;
 
 /* What holds for all cases of a run. */

@@ -105,6 +105,7 @@ static sn_status open_session(bench *b, session *s, uint64_t seed, sn_err *err) 
                                 .max_tokens = b->of->context + p->more_max,
                                 .timeout_ms = p->timeout_ms,
                                 .push = p->push,
+                                .replica = b->of->kind == SN_BENCH_KILL && !strcmp(b->of->kill, "replica"),
                                 .steps_ahead = p->steps_ahead,
                                 .kv_dtype = p->kv_dtype};
     if (p->local) {

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LOOK_MS = 300, LOOK_AGAIN_US = 5000000, AVOID_US = 60000000, RESUME_MS = 2000 };
+enum { LOOK_MS = 50, LOOK_AGAIN_US = 1000000, AVOID_US = 60000000, RESUME_MS = 2000, ASK_AGAIN_US = 3000000 };
 
 void sn_spare_free(sn_spare **spare, sn_link *link) {
     sn_spare *s = *spare;
@@ -52,6 +52,15 @@ static sn_msg *new_send(const sn_hop_at *from, const sn_hop_at *to, sn_err *err)
     return msg;
 }
 
+/* Has the past sent to the i-th session of the spare; asked again, it is answered again. */
+static sn_status ask(sn_chain *chain, const sn_hop_at *hop, sn_spare *spare, size_t i, sn_err *err) {
+    sn_msg *msg = new_send(hop, &spare->hops[i], err);
+    if (!msg) return SN_STOP;
+    sn_link_forget(chain->options.link, spare->asked[i]);
+    spare->again_us = sn_now_us() + ASK_AGAIN_US;
+    return sn_link_ask(chain->options.link, hop->peer, &msg, &spare->asked[i], err);
+}
+
 /* Opens sessions at others, as few as can be, and has the past sent there. */
 static sn_status begin(sn_chain *chain, sn_hop_at *hop, sn_err *err) {
     sn_spare *spare = NULL;
@@ -66,10 +75,7 @@ static sn_status begin(sn_chain *chain, sn_hop_at *hop, sn_err *err) {
     status = sn_chain_connect(chain, hop->first, hop->end, LOOK_MS, &retries, spare->hops, &spare->n, err);
     chain->spared = NULL;
     if (status) spare->n = 0;
-    for (size_t i = 0; i < spare->n && !status; i++) {
-        sn_msg *msg = new_send(hop, &spare->hops[i], err);
-        status = msg ? sn_link_ask(chain->options.link, hop->peer, &msg, &spare->asked[i], err) : SN_STOP;
-    }
+    for (size_t i = 0; i < spare->n && !status; i++) status = ask(chain, hop, spare, i, err);
     if (status) sn_spare_free(&spare, chain->options.link);
     hop->spare = spare;
     return status;
@@ -105,7 +111,13 @@ static bool is_ready(sn_chain *chain, sn_hop_at *hop) {
         if (answer && !sent) drop(chain, hop, answer->kind == SN_MSG_ERROR ? answer->error.text : "another answer was due");
         sn_msg_free(&answer);
         if (!hop->spare) return false;
-        if (spare->asked[i]) ready = false;
+        if (!spare->asked[i]) continue;
+        ready = false;
+        sn_err err;
+        if (sn_now_us() > spare->again_us && ask(chain, hop, spare, i, &err)) {
+            drop(chain, hop, err.text);
+            return false;
+        }
     }
     return ready;
 }

@@ -226,7 +226,7 @@ sn_status sn_chain_plan(sn_chain *chain, int first, int end, int wait_ms, sn_rou
         if (asked) /* the cause: nobody could be asked */
             return sn_fail(err, asked, "no way over blocks %d:%d: %s", first, end, asking.text);
         if (chain->options.measure && (status = sn_chain_measure(chain, false, err))) return status;
-        if (plan_now(chain, first, end, out, err)) sn_sleep_us(PLAN_AGAIN_US);
+        if (plan_now(chain, first, end, out, err)) sn_sleep_us(left_us < PLAN_AGAIN_US ? left_us : PLAN_AGAIN_US);
     }
 }
 

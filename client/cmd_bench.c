@@ -42,7 +42,8 @@ static const sn_option what_options[] = {
                "also measure decoding in the most --sessions while another client reads prompts of N tokens"),
     SN_OPT_STRINGS("kill", "HOW", &given.kill,
                    "also measure the recovery from the loss of a node in the middle of a text: replay (it is killed, another "
-                   "one takes its place) or handover (it is asked to leave); repeatable; needs --nodes"),
+                   "one takes its place), replica (the same with --kv-replica) or handover (it is asked to leave); repeatable; "
+                   "needs --nodes"),
     SN_OPT_INT("repeat", "N", &given.repeat, 1, 1000, "measure so often"),
     SN_OPT_INT("warmup", "N", &given.warmup, 0, 1000, "and so often before, without counting"),
     SN_OPT_STRING("threads", "LIST", &given.threads, "workers of each node, and of this program's head"),
@@ -172,8 +173,10 @@ static sn_status check_values(sn_err *err) {
         if (status) return sn_err_context(err, "--link");
     }
     for (size_t i = 0; i < given.kill.n; i++)
-        if (strcmp(given.kill.items[i], "replay") && strcmp(given.kill.items[i], "handover"))
-            return sn_fail(err, SN_REFUSED, "--kill '%s': a node can be lost by replay or by handover", given.kill.items[i]);
+        if (strcmp(given.kill.items[i], "replay") && strcmp(given.kill.items[i], "replica") &&
+            strcmp(given.kill.items[i], "handover"))
+            return sn_fail(err, SN_REFUSED, "--kill '%s': a node can be lost by replay, replica or handover",
+                           given.kill.items[i]);
     return SN_OK;
 }
 

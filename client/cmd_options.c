@@ -35,7 +35,7 @@ static const sn_option chain_options[] = {
     SN_OPT_FLAG("push", &sn_given.push, "nodes hand hidden states on to each other instead of back to this program"),
     SN_OPT_FLAG("kv-replica", &sn_given.kv_replica,
                 "keep a copy of each node's keys and values at another one, so that a sudden death costs no replay"),
-    SN_OPT_INT("timeout", "SECONDS", &sn_given.timeout_s, 1, 86400, "how long a node may take for one step"),
+    SN_OPT_INT("timeout", "SECONDS", &sn_given.timeout_s, 1, 86400, "how long a node may take for one step; another one is then looked for, for 3 seconds at most"),
     SN_OPT_INT("max-retries", "N", &sn_given.max_retries, 0, 1000,
                "failed nodes in a row that are replaced before giving up"),
     SN_OPT_INT("steps-ahead", "N", &sn_given.steps_ahead, 0, SN_STEPS_AHEAD_MAX,

@@ -66,7 +66,7 @@ static sn_status write_text(sn_locked *file, json_t *o, sn_err *err) {
     return status;
 }
 
-sn_status sn_saved_write(const char *path, const sn_secret *secret, const sn_model *model, sn_chain *chain,
+sn_status sn_saved_write(const char *path, const sn_lock_key *secret, const sn_model *model, sn_chain *chain,
                          const sn_generator *generator, const json_t *more, sn_err *err) {
     const sn_hparams *hp = sn_model_hparams(model);
     sn_locked *file = NULL;
@@ -135,7 +135,7 @@ static sn_status understand(sn_saved *s, const char *path, sn_err *err) {
     return status;
 }
 
-sn_status sn_saved_open(const char *path, const sn_secret *secret, const sn_model *model, sn_saved **out, sn_err *err) {
+sn_status sn_saved_open(const char *path, const sn_lock_key *secret, const sn_model *model, sn_saved **out, sn_err *err) {
     sn_status status = sn_calloc(out, 1, sizeof **out, err);
     if (status) return status;
     (*out)->model = model;

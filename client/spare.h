@@ -8,6 +8,7 @@
 typedef struct sn_spare {
     sn_hop_at *hops; /* (n), in the order of their blocks */
     size_t n;
+    int64_t again_us; /* when what is not answered is asked again */
     uint64_t asked[SN_HOPS_MAX]; /* of each: the KV_SEND that is not answered yet; 0: its past is there */
 } sn_spare;
 

@@ -21,6 +21,7 @@ typedef struct link {
     memory *ends[2];  /* NULL: nobody (yet), or gone */
     sn_peer peers[2]; /* the handle of this link at each end; 0: none */
     size_t queued[2]; /* messages that wait at each end */
+    sn_msg *late[2];  /* one that is kept back from each end */
     bool told;        /* the dialling end knows that the other is not there */
     uint8_t key[SN_KEY_SIZE];
     char address[SN_ADDRESS_MAX + 1];
@@ -63,11 +64,16 @@ sn_status sn_hub_new(sn_hub **out, sn_err *err) {
     return status;
 }
 
+static void free_link(link *l) {
+    for (int end = 0; end < 2; end++) sn_msg_free(&l->late[end]);
+    free(l);
+}
+
 void sn_hub_free(sn_hub **hub) {
     if (!*hub) return;
     for (link *l = (*hub)->links, *next; l; l = next) {
         next = l->next;
-        free(l);
+        free_link(l);
     }
     pthread_mutex_destroy(&(*hub)->lock);
     free(*hub);
@@ -114,7 +120,7 @@ static void sweep(sn_hub *hub) {
             continue;
         }
         *at = l->next;
-        free(l);
+        free_link(l);
     }
 }
 
@@ -249,10 +255,16 @@ static sn_status post(memory *m, sn_peer peer, sn_msg **copy, sn_err *err) {
     if (l->queued[there] >= QUEUE_MAX) return sn_fail(err, SN_RETRY, "the queue of this peer is full: try again later");
     sn_fate fate = m->hub->filter ? m->hub->filter(m->hub->filter_ctx, m->address, to->address, *copy) : SN_DELIVER;
     if (fate == SN_DROP) return SN_OK;
+    if (fate == SN_LATE && !l->late[there]) {
+        l->late[there] = *copy;
+        *copy = NULL;
+        return SN_OK;
+    }
     sn_msg *twin = NULL;
     sn_status status = fate == SN_DUPLICATE ? copy_message(*copy, &twin, err) : SN_OK;
     if (!status) status = deliver(l, there, copy, err);
     if (!status && twin) status = deliver(l, there, &twin, err);
+    if (!status && l->late[there]) status = deliver(l, there, &l->late[there], err);
     sn_msg_free(&twin);
     return status;
 }

@@ -79,7 +79,8 @@ sn_status sn_transport_zmq_new(const sn_identity *identity, sn_transport **out, 
 typedef struct sn_hub sn_hub;
 sn_status sn_hub_new(sn_hub **out, sn_err *err) SN_MUST_USE;
 void sn_hub_free(sn_hub **hub);
-typedef enum sn_fate { SN_DELIVER, SN_DROP, SN_DUPLICATE } sn_fate;
+/* SN_LATE: kept back until the next message of this direction has been delivered. */
+typedef enum sn_fate { SN_DELIVER, SN_DROP, SN_DUPLICATE, SN_LATE } sn_fate;
 /* `from` and `to` are the listening addresses ("" for a peer that does not listen). Called under the hub's lock. */
 typedef sn_fate (*sn_hub_filter)(void *ctx, const char *from, const char *to, const sn_msg *msg);
 void sn_hub_set_filter(sn_hub *hub, sn_hub_filter filter, void *ctx);

@@ -11,7 +11,9 @@ enum { NODES_MAX = 16 };
 
 typedef struct member {
     sn_node *node;
-    char address[64], join[160];
+    char address[64], join[160], model[256];
+    int first, end;
+    sn_identity identity;
     pthread_t thread;
     bool stopped, asked; /* to leave; and it has */
     atomic_bool cut_off, doubled, left;
@@ -68,30 +70,21 @@ static int count_blocks(const char *path) {
     return n;
 }
 
-int cluster_add_of(cluster *c, const char *model, int first, int end) {
-    if (c->n == NODES_MAX) abort();
-    member *m = &c->members[c->n];
+/* The member's node, with its thread. */
+static void start(cluster *c, member *m) {
     char path[] = "/tmp/swarm-test-identity-XXXXXX"; /* a name for the file that save makes */
-    sn_identity identity;
-    if (!mkdtemp(path)) abort();
     char file[64];
-    snprintf(file, sizeof file, "%s/id", path);
-    NEED(sn_identity_new(&identity, &err));
-    NEED(sn_identity_save(&identity, file, &err));
-    snprintf(m->address, sizeof m->address, "mem://node%d", c->n);
     const char *join = m->join;
-    if (c->n) {
-        char key[2 * SN_KEY_SIZE + 1];
-        snprintf(m->join, sizeof m->join, "%s#%s", c->members[0].address,
-                 sn_hex(sn_node_curve_key(c->members[0].node), SN_KEY_SIZE, key));
-    }
+    if (!mkdtemp(path)) abort();
+    snprintf(file, sizeof file, "%s/id", path);
+    NEED(sn_identity_save(&m->identity, file, &err));
     sn_node_config config = {
-        .model_path = model,
-        .first = first,
-        .end = end ? end : count_blocks(model),
+        .model_path = m->model,
+        .first = m->first,
+        .end = m->end,
         .listen = m->address,
         .join = &join,
-        .n_join = c->n ? 1 : 0,
+        .n_join = *m->join ? 1 : 0,
         .identity_path = file,
         .swarm_key_path = c->options.swarm_key,
         .name = m->address + strlen("mem://"),
@@ -112,11 +105,27 @@ int cluster_add_of(cluster *c, const char *model, int first, int end) {
         .idle_after_s = c->options.idle_after_s,
     };
     sn_transport *transport = NULL;
-    NEED(sn_transport_memory_new(c->hub, &identity, &transport, &err));
+    NEED(sn_transport_memory_new(c->hub, &m->identity, &transport, &err));
     NEED(sn_node_new(&config, &transport, NULL, NULL, &m->node, &err));
     remove(file);
     remove(path);
     if (pthread_create(&m->thread, NULL, run, m)) abort();
+}
+
+int cluster_add_of(cluster *c, const char *model, int first, int end) {
+    if (c->n == NODES_MAX) abort();
+    member *m = &c->members[c->n];
+    NEED(sn_identity_new(&m->identity, &err));
+    snprintf(m->address, sizeof m->address, "mem://node%d", c->n);
+    snprintf(m->model, sizeof m->model, "%s", model);
+    m->first = first;
+    m->end = end ? end : count_blocks(model);
+    if (c->n) {
+        char key[2 * SN_KEY_SIZE + 1];
+        snprintf(m->join, sizeof m->join, "%s#%s", c->members[0].address,
+                 sn_hex(sn_node_curve_key(c->members[0].node), SN_KEY_SIZE, key));
+    }
+    start(c, m);
     return c->n++;
 }
 
@@ -140,6 +149,15 @@ void cluster_stop(cluster *c, int number) {
     if (!m->asked) sn_node_stop(m->node);
     if (atomic_load(&m->cut_off)) sn_node_stop(m->node); /* nobody can tell it that its sessions are over */
     pthread_join(m->thread, NULL);
+}
+
+void cluster_restart(cluster *c, int number) {
+    member *m = &c->members[number];
+    cluster_stop(c, number);
+    sn_node_free(&m->node);
+    m->stopped = m->asked = false;
+    atomic_store(&m->left, false);
+    start(c, m);
 }
 
 void cluster_drain(cluster *c, int number) {

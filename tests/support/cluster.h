@@ -45,6 +45,8 @@ void cluster_cut_off_at_step(cluster *c, int number, int n);
 void cluster_double(cluster *c, int number);
 /* Ends the node as SIGTERM does, and waits until it has. */
 void cluster_stop(cluster *c, int number);
+/* Ends it, and starts it anew with the same identity, address and blocks. */
+void cluster_restart(cluster *c, int number);
 void cluster_drain(cluster *c, int number); /* the same without waiting */
 bool cluster_has_left(const cluster *c, int number);
 

@@ -120,6 +120,28 @@ Test(route_quality, no_way_is_cheaper_than_the_planned_one) {
               long_ways);
 }
 
+Test(route_quality, a_token_costs_its_ways_and_what_is_done_at_each_stop) {
+    const sn_offer_link to[] = {{1, 30}, {0, 30}};
+    sn_offer at[] = {
+        {.node = &a_node, .end = 2, .rtt_ns = 100, .queue_ns = 7, .block_ns = 10, .links = &to[0], .n_links = 1},
+        {.node = &a_node,
+         .first = 2,
+         .end = 5,
+         .rtt_ns = 60,
+         .queue_ns = 3,
+         .block_ns = 20,
+         .links = &to[1],
+         .n_links = 1},
+        {.first = 2, .end = 3}};
+    const sn_stop two[] = {{&a_node, 0, 2, 0}, {&a_node, 2, 5, 1}};
+    const sn_stop local[] = {{&a_node, 0, 2, 0}, {NULL, 2, 3, 2}, {&a_node, 3, 5, 1}};
+    cr_expect_eq(sn_route_cost(at, two, 2, false), 50 + 7 + 2 * 10 + 50 + 30 + 3 + 3 * 20 + 30);
+    cr_expect_eq(sn_route_cost(at, two, 2, true), 50 + 7 + 2 * 10 + 15 + 3 + 3 * 20 + 30);
+    cr_expect_eq(sn_route_cost(at, local, 3, true), 50 + 7 + 2 * 10 + 50 + 30 + 3 + 2 * 20 + 30);
+    at[0].n_links = at[1].n_links = 0; /* not measured: as far as half of what they are from the client */
+    cr_expect_eq(sn_route_cost(at, two, 2, true), 50 + 7 + 2 * 10 + 25 + 15 + 3 + 3 * 20 + 30);
+}
+
 Test(route_quality, much_work_spreads_as_nodes_are_fast) {
     sn_offer at[] = {{.node = &a_node, .end = 4, .room = 4, .tokens_per_s = 10},
                      {.node = &a_node, .end = 4, .room = 4, .tokens_per_s = 30},

@@ -26,6 +26,7 @@ sn_status sn_core_new(const sn_core_setup *setup, int64_t now_us, sn_core **out,
     if (!core->hasher) status = sn_fail(err, SN_STOP, "out of memory");
     if (!status) status = sn_sessions_new(setup->sessions_max, &core->sessions, err);
     if (!status) status = sn_directory_new(&core->directory, err);
+    if (!status) status = sn_quota_new(&setup->quota, &core->quota, err);
     if (!status && setup->directory_max) sn_directory_limit(core->directory, setup->directory_max);
     if (status) sn_core_free(&core);
     *out = core;
@@ -39,6 +40,7 @@ void sn_core_free(sn_core **core) {
         sn_core_moves_free(sn_sessions_at(c->sessions, i), true);
     sn_sessions_free(&c->sessions);
     sn_directory_free(&c->directory);
+    sn_quota_free(&c->quota);
     sn_hasher_free(c->hasher);
     sn_buf_fini(&c->sealed);
     free(c);
@@ -121,6 +123,7 @@ static sn_status open_session(sn_core *core, const sn_event *event, int64_t now_
                  session->first == (int)open->first_block && session->end == (int)open->end_block && !session->closing;
     if (session && !again) return sn_fail(err, SN_REFUSED, "this session id is in use: choose another one at random");
     if (!session) {
+        if ((status = sn_core_quota_open(core, event->key, err))) return status;
         sn_hash begin = begin_timeline(core, (int)open->first_block, (int)open->end_block);
         status = sn_sessions_add(core->sessions, open->session, &begin, &session, err);
         if (status) return status;

@@ -6,6 +6,7 @@
 
 #include "net/directory.h"
 #include "node/figures.h"
+#include "node/quota.h"
 #include "node/session.h"
 
 typedef struct sn_core sn_core;
@@ -32,6 +33,7 @@ typedef struct sn_core_setup {
     bool share_all;              /* sessions share beginnings with those of other clients, too */
     size_t directory_max;        /* nodes remembered; 0: SN_DIRECTORY_MAX */
     size_t gossip_bytes_per_s;   /* spent on telling other nodes; 0: SN_GOSSIP_BYTES_PER_S */
+    sn_quota_limits quota;       /* of each client; its priorities are copied */
     bool (*submit)(void *ctx, sn_job *job);      /* false: full, the job stays ours */
     sn_engine_figures (*read)(void *ctx);
     void *ctx;

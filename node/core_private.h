@@ -42,6 +42,7 @@ struct sn_core {
     const sn_hparams *hp;
     sn_sessions *sessions;
     sn_hasher *hasher;
+    sn_quota *quota;
     size_t jobs, reads; /* in the engine; reads: those of them that read a past */
     bool draining; /* takes no new sessions */
     bool leaving;  /* nor steps */
@@ -77,6 +78,12 @@ void sn_core_next_step(sn_core *core, sn_session *session, int64_t now_us); /* b
 void sn_core_step_done(sn_core *core, sn_session *session, sn_job *job, int64_t now_us);
 /* A node that we pushed to refuses: passed on to the client whose step it was. */
 void sn_core_on_error(sn_core *core, const sn_event *event);
+
+/* -- core_quota.c */
+
+sn_status sn_core_quota_open(const sn_core *core, const uint8_t client[SN_KEY_SIZE], sn_err *err) SN_MUST_USE;
+sn_status sn_core_quota_step(sn_core *core, const sn_session *session, const sn_msg *msg, int64_t now_us,
+                             sn_err *err) SN_MUST_USE;
 
 /* -- core_receipt.c: what this node signs about steps */
 

@@ -104,6 +104,7 @@ static sn_status start_step(sn_core *core, sn_session *session, sn_event *event,
     if (!core->setup.share_all) memcpy(job->scope.bytes, session->owner, SN_KEY_SIZE);
     set_page_ends(job, session);
     memcpy(&job->client, session->owner, sizeof job->client);
+    job->priority = sn_quota_priority(core->quota, session->owner);
     job->arrived_us = event->arrived_us;
     job->deadline_us = now_us + core->setup.room_us_max;
     if (!core->setup.submit(core->setup.ctx, job)) {
@@ -259,7 +260,8 @@ void sn_core_on_step(sn_core *core, sn_event *event, int64_t now_us) {
         return;
     }
     bool next = before && before->step.step + 1 == msg->step.step;
-    sn_status status = next ? keep_for_later(core, session, event, &err) : check_step(core, session, msg, &err);
+    sn_status status = sn_core_quota_step(core, session, msg, now_us, &err);
+    if (!status) status = next ? keep_for_later(core, session, event, &err) : check_step(core, session, msg, &err);
     if (!status && !next) status = start_step(core, session, event, now_us, &err);
     if (status) sn_core_refuse(core, session->owner_peer, msg, &err);
 }

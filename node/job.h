@@ -36,6 +36,7 @@ typedef struct sn_job {
     bool shares;             /* its timeline was made here, row by row: its pages may be shared */
     sn_prefix_scope scope;   /* who may share them */
     sn_hash ends[SN_JOB_PAGES_MAX]; /* timeline at the end of the page of the first row, of the next one, ...: full ones */
+    int priority; /* of its client: higher ones come first (node/quota.h) */
     int64_t arrived_us, deadline_us; /* deadline: for the wait for room in the cache */
     atomic_bool cancelled;   /* set by the network thread: give it back undone, soon */
 

@@ -19,7 +19,9 @@ static struct {
     const char *device, *device_map, *offload, *offload_dir, *preload;
     const char *prefix_memory, *share_prefixes, *kv_dtype, *idle_to, *idle_dir, *idle_memory;
     sn_strings join, device_memory;
-    size_t kv_memory;
+    size_t kv_memory, client_kv;
+    int64_t client_sessions, client_steps;
+    sn_strings priority;
     int64_t threads, sessions_max, session_timeout_s, room_timeout_s, idle_after_s, drain_timeout_s, device_timeout_s;
     const char *dht;
     int64_t dht_port, rebalance_every_s, rebalance_gain;
@@ -52,6 +54,11 @@ static const sn_option serving[] = {
     SN_OPT_STRING("kv-dtype", "f32|f16|q8", &given.kv_dtype,
                   "what keys and values are kept as; its results are other ones, and only clients that ask for it use them"),
     SN_OPT_INT("max-sessions", "N", &given.sessions_max, 1, 100000, "sessions served at once"),
+    SN_OPT_INT("client-sessions", "N", &given.client_sessions, 0, 100000, "sessions that one client may have; 0: any number"),
+    SN_OPT_SIZE("client-kv", "SIZE", &given.client_kv, "keys and values that one client's sessions may hold; without it, any"),
+    SN_OPT_INT("client-steps", "N", &given.client_steps, 0, 1000000, "steps a second that one client may make; 0: any number"),
+    SN_OPT_STRINGS("priority", "KEY=N", &given.priority,
+                   "the client with this CURVE key goes before others, or with N below 0 behind them; repeatable"),
     SN_OPT_INT("session-timeout", "SECONDS", &given.session_timeout_s, 1, 1000000,
                "a session whose client is silent for so long is closed"),
     SN_OPT_INT("room-timeout", "SECONDS", &given.room_timeout_s, 0, 100000,
@@ -288,6 +295,18 @@ static sn_status read_idle(sn_node_config *config, sn_err *err) {
     return status ? sn_err_context(err, "--idle-memory") : SN_OK;
 }
 
+static sn_priority priorities[SN_PRIORITIES_MAX];
+
+static sn_status read_quota(sn_node_config *config, sn_err *err) {
+    config->quota = (sn_quota_limits){(size_t)given.client_sessions, given.client_kv, given.client_steps, priorities,
+                                      given.priority.n};
+    if (given.priority.n > SN_PRIORITIES_MAX)
+        return sn_fail(err, SN_REFUSED, "--priority: at most %d clients can have one", SN_PRIORITIES_MAX);
+    for (size_t i = 0; i < given.priority.n; i++)
+        if (sn_priority_parse(given.priority.items[i], &priorities[i], err)) return sn_err_context(err, "--priority");
+    return SN_OK;
+}
+
 static sn_status serve(const blocks *b, sn_err *err) {
     sn_shape link = {0};
     sn_status status = given.link ? sn_shape_parse(given.link, &link, err) : SN_OK;
@@ -322,6 +341,7 @@ static sn_status serve(const blocks *b, sn_err *err) {
     if (status) return sn_err_context(err, "--kv-dtype");
     status = read_sharing(&config, err);
     if (!status) status = read_idle(&config, err);
+    if (!status) status = read_quota(&config, err);
     if (status) return status;
     pthread_t signals;
     if (pthread_create(&signals, NULL, wait_for_signal, NULL)) return sn_fail(err, SN_STOP, "no thread is to be had");

@@ -123,6 +123,7 @@ static sn_status new_core(sn_node *node, const sn_node_config *config, sn_err *e
         .idle_us_max = (int64_t)config->session_timeout_s * 1000000,
         .room_us_max = (int64_t)config->room_timeout_s * 1000000,
         .share_all = config->share_all,
+        .quota = config->quota,
         .submit = submit,
         .read = read_figures,
         .ctx = node,

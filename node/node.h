@@ -4,6 +4,7 @@
 #define SN_NODE_NODE_H
 
 #include "node/placing.h"
+#include "node/quota.h"
 #include "net/shaped.h"
 
 #include <stdatomic.h>
@@ -21,6 +22,7 @@ typedef struct sn_node_config {
     const char *dht;             /* "HOST:PORT" of a node of the table of first contacts, "on", or NULL: not used */
     int dht_port;                /* UDP, 0: any */
     const char *identity_path;   /* NULL: a fresh one for this run */
+    sn_quota_limits quota;       /* of each client */
     const char *swarm_key_path;  /* of a private swarm (net/members.h); NULL: everybody is heard */
     sn_shape link;               /* emulated, for measurements; zero: none. Not over a given transport */
     const char *name;

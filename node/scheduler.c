@@ -8,13 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { READ_WAIT_US = 10000000 };
+enum { READ_WAIT_US = 10000000, OVERTAKEN_US_MAX = 5000000 };
 
 struct sn_scheduler {
     sn_span *span;
     sn_kv_pool *pool;
     sn_room room;
-    sn_job *jobs; /* in order of arrival */
+    sn_job *jobs; /* in order of priority, then of arrival */
     uint64_t passes;
     int whole_rows; /* of the newest run, over the whole span */
     sn_guard_watch watch;
@@ -53,11 +53,16 @@ void sn_scheduler_free(sn_scheduler **scheduler) {
     *scheduler = NULL;
 }
 
+/* A job that has begun keeps its place, and one that has waited for a while, so that nobody waits for ever. */
+static bool goes_before(const sn_job *job, const sn_job *other) {
+    return job->priority > other->priority && !other->started_us && job->arrived_us - other->arrived_us < OVERTAKEN_US_MAX;
+}
+
 void sn_scheduler_add(sn_scheduler *scheduler, sn_job *job) {
-    sn_job **end = &scheduler->jobs;
-    while (*end) end = &(*end)->next;
-    job->next = NULL;
-    *end = job;
+    sn_job **at = &scheduler->jobs;
+    while (*at && !goes_before(job, *at)) at = &(*at)->next;
+    job->next = *at;
+    *at = job;
 }
 
 bool sn_scheduler_idle(const sn_scheduler *scheduler) { return !scheduler->jobs; }

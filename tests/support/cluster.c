@@ -87,6 +87,7 @@ static void start(cluster *c, member *m) {
         .n_join = *m->join ? 1 : 0,
         .identity_path = file,
         .swarm_key_path = c->options.swarm_key,
+        .quota = c->options.quota,
         .name = m->address + strlen("mem://"),
         .placing = {.device = c->options.device ? c->options.device : "cpu",
                     .device_map = c->options.device_map,

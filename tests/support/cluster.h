@@ -17,6 +17,7 @@ typedef struct cluster_options {
     int sessions_max;    /* 0: 64 */
     int room_timeout_s;  /* 0: 1 */
     int drain_timeout_s; /* 0: nodes that are stopped leave at once */
+    sn_quota_limits quota;
     const char *swarm_key; /* path; NULL: none. The links made here have none either way */
     sn_kv_dtype kv_dtype;
     size_t prefix_memory; /* 0: sessions share nothing, each computes for itself */

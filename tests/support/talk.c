@@ -85,6 +85,7 @@ world *world_new(const cluster_options *options) {
     cluster_options with = *options;
     with.model = w->path;
     with.kv_memory = options->kv_memory * w->page_bytes; /* given in pages */
+    with.quota.kv_bytes = options->quota.kv_bytes * w->page_bytes; /* the same */
     w->cluster = cluster_new(&with);
     return w;
 }

@@ -310,3 +310,55 @@ Test(scheduler, frees_the_jobs_that_are_left_in_it) {
     cr_expect_not(sn_scheduler_idle(b.scheduler));
     bench_end(&b);
 }
+
+/* -- whose work comes first -------------------------------------------------------------------------------------------
+ */
+
+static sn_job *add_with(bench *b, int s, int n, int priority) {
+    sn_job *job = calloc(1, sizeof *job);
+    *job = (sn_job){.kind = SN_JOB_STEP, .session = &b->kv[s], .kv = &b->kv[s], .end = 4, .n_tokens = n,
+                    .priority = priority, .arrived_us = b->now, .deadline_us = b->now + 60000000,
+                    .input = {.name = "rows", .data = b->rows, .dtype = SN_F32, .rank = 2, .shape = {n, EMBD}}};
+    NEED(sn_shared_new((size_t)n * EMBD * sizeof(float), &job->output, &err));
+    sn_scheduler_add(b->scheduler, job);
+    return job;
+}
+
+Test(scheduler, takes_prompts_of_preferred_clients_first_and_others_in_their_order) {
+    bench b;
+    unsigned who;
+    bench_begin(&b, 200);
+    const int priority[] = {0, -5, 0, 10, 10, -5}, order[] = {3, 4, 0, 2, 1, 5};
+    for (int s = 0; s < 6; s++) add_with(&b, s, SN_SPAN_ROWS_MAX, priority[s]);
+    for (int i = 0; i < 6; i++) {
+        cr_expect_eq(pass(&b, SN_OK, &who), 1);
+        cr_expect_eq(who, 1u << order[i], "at turn %d", i);
+    }
+    bench_end(&b);
+}
+
+Test(scheduler, lets_nobody_who_waits_for_room_be_overtaken_for_ever) {
+    for (int seconds = 1; seconds < 8; seconds += 6) {
+        bench b;
+        unsigned who;
+        bench_begin(&b, SN_SPAN_ROWS_MAX / PAGE);
+        add_with(&b, 9, SN_SPAN_ROWS_MAX, 0);
+        cr_expect_eq(pass(&b, SN_OK, &who), 1); /* holds the whole cache */
+        add_with(&b, 0, SN_SPAN_ROWS_MAX, 0);
+        cr_expect_eq(pass(&b, SN_OK, &who), 0);
+        b.now += seconds * 1000000;
+        add_with(&b, 1, SN_SPAN_ROWS_MAX, 100);
+        for (unsigned all = 0, first = 0; all != 3 && !sn_scheduler_idle(b.scheduler);) {
+            if (pass(&b, SN_OK, &who) == 0 || who & 1u << 9) {
+                if (!all && b.kv[9]) add_close(&b, 9);
+                continue;
+            }
+            if (!first) cr_expect_eq(first = who, seconds < 5 ? 2u : 1u, "after %d s", seconds);
+            for (int s = 0; s < 2; s++)
+                if (who & 1u << s) add_close(&b, s);
+            all |= who & 3u;
+        }
+        while (!sn_scheduler_idle(b.scheduler)) pass(&b, SN_OK, &who);
+        bench_end(&b);
+    }
+}

@@ -1,0 +1,111 @@
+#include "node/quota.h"
+
+#include "base/mem.h"
+#include "base/text.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { BUCKETS = 4096, PROBES = 16, SECOND_US = 1000000 };
+
+/* A client's steps: a bucket that fills with time, by 1,000,000 drops a step so that nothing is lost in rounding. */
+typedef struct bucket {
+    uint8_t key[SN_KEY_SIZE];
+    int64_t drops, seen_us; /* seen_us 0: free */
+} bucket;
+
+struct sn_quota {
+    sn_quota_limits limits;
+    sn_priority *priorities;
+    bucket *buckets; /* (BUCKETS): a client who has been silent for longest makes room */
+};
+
+sn_status sn_quota_new(const sn_quota_limits *limits, sn_quota **out, sn_err *err) {
+    sn_quota *q = NULL;
+    *out = NULL;
+    if (limits->n_priorities > SN_PRIORITIES_MAX)
+        return sn_fail(err, SN_REFUSED, "at most %d clients can have a priority", SN_PRIORITIES_MAX);
+    sn_status status = sn_calloc(&q, 1, sizeof *q, err);
+    if (status) return status;
+    q->limits = *limits;
+    status = sn_calloc(&q->priorities, limits->n_priorities, sizeof *q->priorities, err);
+    if (!status) status = sn_calloc(&q->buckets, limits->steps_per_s ? BUCKETS : 0, sizeof *q->buckets, err);
+    if (!status && limits->n_priorities)
+        memcpy(q->priorities, limits->priorities, limits->n_priorities * sizeof *q->priorities);
+    if (status) sn_quota_free(&q);
+    *out = q;
+    return status;
+}
+
+void sn_quota_free(sn_quota **quota) {
+    if (!*quota) return;
+    free((*quota)->priorities);
+    free((*quota)->buckets);
+    free(*quota);
+    *quota = NULL;
+}
+
+sn_status sn_quota_session(const sn_quota *q, size_t open, sn_err *err) {
+    if (!q->limits.sessions || open < q->limits.sessions) return SN_OK;
+    return sn_fail(err, SN_RETRY, "this node allows %zu sessions to a client: close one, or use another node",
+                   q->limits.sessions);
+}
+
+sn_status sn_quota_kv(const sn_quota *q, size_t bytes, sn_err *err) {
+    char limit[32];
+    if (!q->limits.kv_bytes || bytes <= q->limits.kv_bytes) return SN_OK;
+    return sn_fail(err, SN_RETRY, "this node keeps %s of keys and values for a client: close a session, or use another node",
+                   sn_format_size(q->limits.kv_bytes, limit));
+}
+
+static bucket *find_bucket(sn_quota *q, const uint8_t key[SN_KEY_SIZE], int64_t now_us) {
+    uint64_t at;
+    memcpy(&at, key, sizeof at);
+    bucket *oldest = &q->buckets[at % BUCKETS];
+    for (size_t i = 0; i < PROBES; i++) {
+        bucket *b = &q->buckets[(at + i) % BUCKETS];
+        if (b->seen_us && !memcmp(b->key, key, SN_KEY_SIZE)) return b;
+        if (b->seen_us < oldest->seen_us) oldest = b;
+    }
+    *oldest = (bucket){.drops = q->limits.steps_per_s * SECOND_US, .seen_us = now_us};
+    memcpy(oldest->key, key, SN_KEY_SIZE);
+    return oldest;
+}
+
+sn_status sn_quota_step(sn_quota *q, const uint8_t key[SN_KEY_SIZE], int64_t now_us, sn_err *err) {
+    int64_t rate = q->limits.steps_per_s, full = rate * SECOND_US;
+    if (!rate) return SN_OK;
+    bucket *b = find_bucket(q, key, now_us > 0 ? now_us : 1);
+    int64_t passed = now_us - b->seen_us;
+    if (passed > SECOND_US) passed = SECOND_US; /* fills it */
+    if (passed > 0) {
+        b->drops = b->drops + passed * rate < full ? b->drops + passed * rate : full;
+        b->seen_us = now_us;
+    }
+    if (b->drops >= SECOND_US) {
+        b->drops -= SECOND_US;
+        return SN_OK;
+    }
+    return sn_fail(err, SN_RETRY, "this node takes %lld steps a second of a client: wait a moment, or use another node",
+                   (long long)rate);
+}
+
+int sn_quota_priority(const sn_quota *q, const uint8_t key[SN_KEY_SIZE]) {
+    for (size_t i = 0; i < q->limits.n_priorities; i++)
+        if (!memcmp(q->priorities[i].key, key, SN_KEY_SIZE)) return q->priorities[i].value;
+    return 0;
+}
+
+sn_status sn_priority_parse(const char *text, sn_priority *out, sn_err *err) {
+    char digits[2 * SN_KEY_SIZE + 1];
+    const char *sign = strchr(text, '=');
+    int64_t value = 0;
+    if (!sign || sign - text != 2 * SN_KEY_SIZE)
+        return sn_fail(err, SN_REFUSED, "a priority is KEY=N, with the 64 digits of a client's CURVE key: see swarm keygen");
+    memcpy(digits, text, 2 * SN_KEY_SIZE);
+    digits[2 * SN_KEY_SIZE] = 0;
+    sn_status status = sn_unhex(digits, out->key, SN_KEY_SIZE, err);
+    if (!status) status = sn_parse_int(sign + 1, -SN_PRIORITY_MAX, SN_PRIORITY_MAX, &value, err);
+    out->value = (int)value;
+    return status;
+}

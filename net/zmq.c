@@ -60,7 +60,7 @@ static void *make_socket(zmq *z, int type, const char *address, sn_err *err) {
     int64_t largest = (int64_t)SN_TENSOR_SIZE_MAX + CURVE_OVERHEAD;
     if (socket && set_int(socket, ZMQ_LINGER, LINGER_MS) && set_int(socket, ZMQ_SNDHWM, SEND_QUEUE_MAX) &&
         set_int(socket, ZMQ_RCVHWM, RECV_QUEUE_MAX) && set_int(socket, ZMQ_HEARTBEAT_IVL, 5000) &&
-        set_int(socket, ZMQ_HEARTBEAT_TIMEOUT, 15000) && set_int(socket, ZMQ_HANDSHAKE_IVL, 10000) &&
+        set_int(socket, ZMQ_HEARTBEAT_TIMEOUT, 15000) && set_int(socket, ZMQ_HANDSHAKE_IVL, 5000) &&
         set_int(socket, ZMQ_CONNECT_TIMEOUT, 10000) && set_int(socket, ZMQ_TCP_MAXRT, 30000) &&
         set_int(socket, ZMQ_RECONNECT_IVL_MAX, 5000) && set_int(socket, ZMQ_IPV6, strchr(address, '[') != NULL) &&
         !zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &largest, sizeof largest) &&

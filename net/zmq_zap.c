@@ -1,7 +1,9 @@
 #include "net/zmq_zap.h"
 
+#include "base/clock.h"
 #include "base/hash.h"
 #include "base/mem.h"
+#include "net/gate.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -17,13 +19,14 @@ enum { KEY_SIZE = 32 };
 struct sn_zap {
     pthread_t thread;
     void *socket;
+    sn_gate *gate;
 };
 
 static bool frame_is(zmq_msg_t *frame, const char *text) {
     return zmq_msg_size(frame) == strlen(text) && !memcmp(zmq_msg_data(frame), text, strlen(text));
 }
 
-/* The policy: every key that is proven. Lists of keys that may or may not come belong here. */
+/* The policy: every key that is proven, from addresses that do not come too often. */
 static bool admits(zmq_msg_t frames[N_FRAMES], int n_frames) {
     return n_frames == N_FRAMES && frame_is(&frames[VERSION], "1.0") && frame_is(&frames[DOMAIN], SN_ZAP_DOMAIN) &&
            frame_is(&frames[MECHANISM], "CURVE") && zmq_msg_size(&frames[CREDENTIALS]) == KEY_SIZE;
@@ -47,13 +50,16 @@ static int receive(void *socket, zmq_msg_t frames[N_FRAMES]) {
 }
 
 /* version, request id, status code, status text, user id, metadata */
-static void answer(void *socket, zmq_msg_t frames[N_FRAMES], int n_frames) {
-    bool admitted = admits(frames, n_frames);
+static void answer(const sn_zap *zap, zmq_msg_t frames[N_FRAMES], int n_frames) {
+    void *socket = zap->socket;
+    bool known = n_frames > ADDRESS, admitted = admits(frames, n_frames);
+    bool often = known && !sn_gate_admits(zap->gate, zmq_msg_data(&frames[ADDRESS]), zmq_msg_size(&frames[ADDRESS]), sn_now_us());
+    admitted = admitted && !often;
     char user[2 * KEY_SIZE + 1] = "";
     if (admitted) sn_hex(zmq_msg_data(&frames[CREDENTIALS]), KEY_SIZE, user);
     zmq_send(socket, "1.0", 3, ZMQ_SNDMORE);
     zmq_send(socket, zmq_msg_data(&frames[REQUEST_ID]), zmq_msg_size(&frames[REQUEST_ID]), ZMQ_SNDMORE);
-    zmq_send(socket, admitted ? "200" : "400", 3, ZMQ_SNDMORE);
+    zmq_send(socket, admitted ? "200" : often ? "300" : "400", 3, ZMQ_SNDMORE);
     zmq_send(socket, "", 0, ZMQ_SNDMORE);
     zmq_send(socket, user, strlen(user), ZMQ_SNDMORE);
     zmq_send(socket, "", 0, 0);
@@ -65,7 +71,7 @@ static void *serve(void *ctx) {
         zmq_msg_t frames[N_FRAMES];
         for (int i = 0; i < N_FRAMES; i++) zmq_msg_init(&frames[i]);
         n = receive(zap->socket, frames);
-        if (n >= 0) answer(zap->socket, frames, n);
+        if (n >= 0) answer(zap, frames, n);
         for (int i = 0; i < N_FRAMES; i++) zmq_msg_close(&frames[i]);
     }
     zmq_close(zap->socket);
@@ -77,6 +83,8 @@ sn_status sn_zap_start(void *zmq_context, sn_zap **out, sn_err *err) {
     *out = NULL;
     sn_status status = sn_calloc(&zap, 1, sizeof *zap, err);
     if (status) return status;
+    status = sn_gate_new(&zap->gate, err);
+    if (status) goto out;
     zap->socket = zmq_socket(zmq_context, ZMQ_REP);
     if (!zap->socket || zmq_bind(zap->socket, "inproc://zeromq.zap.01")) {
         status = sn_fail(err, SN_STOP, "the handler of handshakes cannot start: %s", zmq_strerror(zmq_errno()));
@@ -90,6 +98,7 @@ sn_status sn_zap_start(void *zmq_context, sn_zap **out, sn_err *err) {
     if (failed) status = sn_fail(err, SN_STOP, "no thread for handshakes: %s", strerror(failed));
 out:
     if (status && zap->socket) zmq_close(zap->socket);
+    if (status) sn_gate_free(&zap->gate);
     if (status)
         free(zap);
     else
@@ -100,6 +109,7 @@ out:
 void sn_zap_join(sn_zap **zap) {
     if (!*zap) return;
     pthread_join((*zap)->thread, NULL);
+    sn_gate_free(&(*zap)->gate);
     free(*zap);
     *zap = NULL;
 }

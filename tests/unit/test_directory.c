@@ -255,6 +255,20 @@ Test(directory, keeps_the_newest_word_of_a_node) {
     sn_directory_free(&d);
 }
 
+Test(directory, a_node_that_changed_its_curve_key_is_reached_by_the_new_one_only) {
+    sn_directory *d = make_directory();
+    sn_identity identity = make_identity(), fresh = make_identity();
+    sn_err err = {0};
+    sn_announcement before = make(&identity, 4, 8, 5), after = make(&identity, 4, 8, 6);
+    memcpy(after.curve_key, fresh.curve_key, SN_KEY_SIZE); /* the id is the same */
+    must(take(d, &before, &identity, NOW, &err), &err);
+    must(take(d, &after, &identity, NOW, &err), &err);
+    cr_assert_eq(take(d, &before, &identity, NOW, &err), SN_REFUSED, "who has stolen the old key brings its announcement again");
+    cr_assert_eq(sn_directory_count(d), 1);
+    cr_assert_arr_eq(sn_directory_at(d, 0)->curve_key, fresh.curve_key, SN_KEY_SIZE);
+    sn_directory_free(&d);
+}
+
 Test(directory, forgets_what_has_expired) {
     sn_directory *d = make_directory();
     sn_identity identity = make_identity(), other = make_identity();

@@ -1,0 +1,86 @@
+"""Floods a node. Arguments: address, what, seconds. Says how much it got rid of.
+
+bytes: steps of 1 MiB for sessions that are not there, answers never read; sessions: OPENs without end; junk: frames that are
+no messages, and one that says it is larger than anything may be; announcements: signed by nobody."""
+import os
+import socket
+import sys
+import threading
+import time
+
+try:
+    import msgpack
+    import zmq
+    from zmq.utils import z85
+except ImportError as missing:
+    print(f"{missing}: install python3-zmq and python3-msgpack")
+    sys.exit(77)
+
+
+def introduce(address):
+    host, port = address[len("tcp://"):].rsplit(":", 1)
+    nonce = os.urandom(8)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.settimeout(0.5)
+        for _ in range(20):
+            s.sendto((b"SWARM?1\0" + nonce).ljust(144, b"\0"), (host, int(port)))
+            try:
+                answer = s.recv(1000)
+            except socket.timeout:
+                continue
+            if len(answer) == 144 and answer[:16] == b"SWARM!1\0" + nonce:
+                return answer[48:80]
+    raise SystemExit("nobody introduced himself")
+
+
+def step(i):
+    rows = 4096
+    head = dict(kind="step", request=i, session=os.urandom(16), step=1, position=0, reply_dtype=0, timeline=bytes(32), route=[],
+                trace=[], receipt=0, receipts=[], flow="flood", tensor={"dtype": "F32", "shape": [rows, 64]})
+    return [msgpack.packb(head), bytes(4 * 64 * rows)]
+
+
+def open_session(i):
+    head = dict(kind="open", protocol=2, request=i, session=os.urandom(16), model=MODEL, first_block=0, end_block=4,
+                max_tokens=64, predecessor=bytes(32), source=bytes(32), flow="flood")
+    return [msgpack.packb(head)]
+
+
+def junk(i):
+    return [os.urandom(1 + i * 7919 % 60000)] + [b""] * (i % 4)
+
+
+def announcements(i):
+    sealed = [os.urandom(1000) for _ in range(200)]
+    return [msgpack.packb(dict(kind="peers", protocol=2, request=i, model=bytes(32), first_block=0, end_block=0, from_tag=0,
+                               to_tag=0, known=[], announcements=sealed))]
+
+
+MODEL = bytes.fromhex(os.environ.get("MODEL", "00" * 32))
+WAYS = {"bytes": step, "sessions": open_session, "junk": junk, "announcements": announcements}
+
+
+def main(address, what, seconds):
+    key, context, make = introduce(address), zmq.Context(), WAYS[what]
+    until, sent = time.monotonic() + float(seconds), 0
+    sockets = []
+    for _ in range(4): # four strangers at once
+        public, secret = zmq.curve_keypair()
+        s = context.socket(zmq.DEALER)
+        s.linger, s.sndhwm, s.rcvhwm = 0, 16, 4
+        s.curve_serverkey, s.curve_publickey, s.curve_secretkey = z85.encode(key), public, secret
+        s.connect(address)
+        sockets.append(s)
+    while time.monotonic() < until:
+        for s in sockets:
+            try:
+                s.send_multipart(make(sent), zmq.DONTWAIT)
+                sent += 1
+            except zmq.Again:
+                time.sleep(0.0005)
+    print(f"{what}: {sent} messages")
+    assert sent > 20, "that was no flood"
+    context.destroy(0)
+
+
+main(*sys.argv[1:])

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Floods of bytes, sessions, nonsense and announcements by strangers: others are served meanwhile, with the same text, and the node's
+# memory stays bounded.
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+model=$fixtures/golden/llama
+golden_ids llama "$scratch/ids"
+python=python3
+[ -x /usr/bin/python3 ] && python=/usr/bin/python3
+$python -c 'import zmq, msgpack' 2>/dev/null || skip "python3-zmq and python3-msgpack are missing"
+start_node a "$model" all --max-sessions 64 --log-level warn --client-sessions 4 --drain-timeout 0
+wait_ready a
+text=("$bin/swarm" generate --model "$model" --ids-file "$scratch/ids" --max-tokens 8 --json --join "${address[a]}")
+succeeds "$bin/swarm" generate --model "$model" --ids-file "$scratch/ids" --max-tokens 8 --json --local all
+ids=$(query "$scratch/run.out" 'd["ids"]')
+succeeds "$bin/swarm" status --join "${address[a]}" --json
+MODEL=$(query "$scratch/run.out" 'd["nodes"][0]["model"]')
+export MODEL
+memory_mib() { awk '/^VmRSS/ { print int($2 / 1024) }' "/proc/${pid[a]}/status"; }
+before=$(memory_mib)
+for what in bytes junk announcements sessions; do
+  start flood $python "$here/flood_client.py" "${address[a]}" $what 2
+  sleep 0.7
+  succeeds "${text[@]}"
+  [ "$(query "$scratch/run.out" 'd["ids"]')" = "$ids" ] || fail "another text under a flood of $what"
+  wait_end flood 20
+  [ $rc = 0 ] || { cat "$scratch/flood.err" >&2; fail "the flood of $what was none"; }
+  cat "$scratch/flood.out"
+  after=$(memory_mib)
+  [ $((after - before)) -lt 400 ] || fail "a flood of $what made the node grow from $before to $after MiB"
+done
+succeeds "$bin/swarm" status --join "${address[a]}" --json
+[ "$(query "$scratch/run.out" 'd["nodes"][0]["sessions"] <= 16')" = True ] || fail "four strangers have more than four sessions each"
+stop_node a

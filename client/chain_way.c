@@ -273,6 +273,7 @@ sn_status sn_chain_connect(sn_chain *chain, int first, int end, int wait_ms, int
         bool local = hops[*n - 1].local;
         if (!local) sn_chain_ban(chain, &hops[*n - 1]);
         sn_chain_close_hops(chain, hops, *n);
+        if (status == SN_REFUSED && !local) status = err->status = SN_RETRY; /* that node's word: it has moved, perhaps */
         if (local || status == SN_STOP || (*retries)-- <= 0) return status;
     }
 }

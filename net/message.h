@@ -107,14 +107,15 @@ enum {
     SID(session) U64(first_block) U64(end_block) U64(position) STR(address, SN_ADDRESS_MAX) KEY(curve_key) SID(target)
 #define SN_FIELDS_KV_SENT(U64, KEY, SID, STR, LIST, BLOBS) SID(session) U64(length) KEY(timeline)
 /* The owner or its source writes the past from `position` on (below the end it is a rewind). origin: hash that the sender's
- * timeline begins with; hash: SHA-256 of the tensor's bytes. The answer says where the past ends now. */
+ * timeline begins with; before: the one at `position`, which the part builds on; hash: SHA-256 of the tensor's bytes. The
+ * answer says where the past ends now. */
 #define SN_FIELDS_KV_PUT(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
-    SID(session) U64(position) KEY(origin) KEY(hash) LIST(marks, mark, SN_PAST_TOKENS_MAX)
+    SID(session) U64(position) KEY(origin) KEY(before) KEY(hash) LIST(marks, mark, SN_PAST_TOKENS_MAX)
 #define SN_FIELDS_KV_TAKEN(U64, KEY, SID, STR, LIST, BLOBS) SID(session) U64(length)
 /* The owner reads it. */
 #define SN_FIELDS_KV_GET(U64, KEY, SID, STR, LIST, BLOBS) SID(session) U64(position) U64(tokens)
 #define SN_FIELDS_KV_PART(U64, KEY, SID, STR, LIST, BLOBS)                                                             \
-    SID(session) U64(position) KEY(origin) KEY(hash) LIST(marks, mark, SN_PAST_TOKENS_MAX)
+    SID(session) U64(position) KEY(origin) KEY(before) KEY(hash) LIST(marks, mark, SN_PAST_TOKENS_MAX)
 /* The owner goes on at `position`: its next step will be `step` + 1, pushed by `predecessor` (as in OPEN). Nobody puts a past
  * into the session any more. The answer: how much of these tokens is there, and the hash behind them. */
 #define SN_FIELDS_RESUME(U64, KEY, SID, STR, LIST, BLOBS)  SID(session) U64(position) U64(step) KEY(predecessor)

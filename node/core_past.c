@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "net/timeline.h"
 #include "node/past.h"
 
 #include <assert.h>
@@ -55,6 +56,17 @@ static sn_status check_put(const sn_core *core, const sn_session *session, const
     return SN_OK;
 }
 
+/* Parts may come late or twice over a rewind at the sender: one of the timeline before it must not end up under the hashes of
+ * the one after. What is here stays; where it is the newest part that does not fit, the sender begins anew. */
+static bool builds_on_what_is_here(const sn_session *session, const sn_msg_kv_put *put) {
+    sn_hash before;
+    bool same = !memcmp(put->origin, session->timeline[0].bytes, SN_HASH_SIZE);
+    if (!put->position) return true;
+    memcpy(before.bytes, put->before, SN_HASH_SIZE);
+    if (!same) before = sn_timeline_graft(&session->timeline[0], put->before);
+    return !memcmp(before.bytes, session->timeline[put->position].bytes, SN_HASH_SIZE);
+}
+
 static sn_status start_put(sn_core *core, sn_session *session, sn_event *event, int64_t now_us, sn_err *err) {
     const sn_msg_kv_put *put = &event->msg->kv_put;
     sn_job *job = NULL;
@@ -105,6 +117,10 @@ void sn_core_on_put(sn_core *core, sn_event *event, int64_t now_us) {
     if (!status) status = check_put(core, session, event->msg, &err);
     if (!status && event->msg->kv_put.position > (uint64_t)session->length) { /* what lies between got lost */
         say_taken(core, event->peer, event->msg->request, session->id, session->length);
+        return;
+    }
+    if (!status && !builds_on_what_is_here(session, &event->msg->kv_put)) {
+        say_taken(core, event->peer, event->msg->request, session->id, 0);
         return;
     }
     if (!status) status = start_put(core, session, event, now_us, &err);
@@ -204,6 +220,7 @@ sn_msg *sn_core_past_message(sn_core *core, sn_msg_kind kind, uint64_t request, 
     put->position = (uint64_t)job->position;
     memcpy(put->session, session->id, SN_SESSION_ID_SIZE);
     memcpy(put->origin, session->timeline[0].bytes, SN_KEY_SIZE);
+    memcpy(put->before, session->timeline[job->position].bytes, SN_KEY_SIZE);
     memcpy(put->hash, job->hash.bytes, SN_HASH_SIZE);
     for (size_t i = 0; i < n; i++)
         memcpy(put->marks[i].timeline, session->timeline[(size_t)job->position + i + 1].bytes, SN_KEY_SIZE);

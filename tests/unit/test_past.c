@@ -214,6 +214,23 @@ Test(past, is_read_and_written_by_its_owner) {
     pair_free(&p);
 }
 
+Test(past, a_part_that_builds_on_another_timeline_is_not_taken) {
+    pair p = pair_new(false);
+    cr_assert(past_goes_on(&p.from, 0, 60));
+    sn_msg *first = get(&p.from, 0, 10), *next = get(&p.from, 10, 30), *msg = put_message(&p.to, first);
+    cr_expect_eq(put(&p.to, msg), 10);
+    msg = put_message(&p.to, next);
+    msg->kv_put.before[5] ^= 1; /* sent before a rewind, come late */
+    cr_expect_eq(put(&p.to, msg), 0);
+    cr_expect_eq(put(&p.to, put_message(&p.to, next)), 40, "what was there is there no more");
+    expect_resumed(&p.to, 60, 0, 40);
+    p.to.length = 40;
+    cr_expect(past_goes_on(&p.to, 40, 3));
+    sn_msg_free(&first);
+    sn_msg_free(&next);
+    pair_free(&p);
+}
+
 Test(past, that_is_damaged_or_of_another_shape_is_not_taken) {
     pair p = pair_new(false);
     cr_assert(past_goes_on(&p.from, 0, 60));

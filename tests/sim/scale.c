@@ -14,7 +14,7 @@
 enum {
     BOOTSTRAPS = 8, /* nodes that stay and that everybody is told to join */
     SAMPLE_US = 10 * SECOND_US,
-    ROUTE_EVERY_US = 20 * SECOND_US,
+    VISITORS = 5, /* clients that come new in each sample */
     SAMPLED = 40, /* nodes looked at in each sample */
     ROUTES_MAX = 4096,
     CLIENTS_MAX = 4096,
@@ -390,11 +390,11 @@ static int by_size(const void *x, const void *y) {
 static void watch(scale *s) {
     uint64_t *before = sim_alloc((size_t)s->n_members * sizeof *before), most = 0;
     for (int i = 0; i < s->n_members; i++) before[i] = sim_place_sent(s->net, s->members[i].place);
-    uint64_t all = told(s->net), moves = s->moves, routes = 0;
+    uint64_t all = told(s->net), moves = s->moves;
     int64_t begin = sim_now(s->time);
     s->watches = true;
     for (double at = 0; at < s->plan.watch_s; at += SAMPLE_US / 1e6) {
-        if (routes++ % 2 == 0) send_visitor(s);
+        for (int i = 0; i < VISITORS; i++) send_visitor(s);
         advance(s, SAMPLE_US / 1e6);
         sample(s);
         talk(s, "watch");
@@ -438,7 +438,7 @@ static void watch_healing(scale *s) {
         if (share < f->covered_least) f->covered_least = share;
         if (share == 1 && f->heal_s < 0) f->heal_s = at;
         if (slowest >= 0.9 * normal && f->slowest_s < 0) f->slowest_s = at;
-        if (f->forget_s < 0 && (int)at % 2 == 0 && look_into(s).dead < 0.01) f->forget_s = at;
+        if (f->forget_s < 0 && (int)at % 2 == 0 && look_into(s).dead <= 1.25 * f->known_dead) f->forget_s = at;
         if (!((int)at % 30)) talk(s, "heal");
         advance(s, 1);
     }

@@ -37,7 +37,7 @@ typedef struct sim_scale_figures {
     /* after a tenth has left at once */
     double covered_least;       /* share of the blocks served, at its least */
     double heal_s;              /* until every block was served again; negative: not in the time watched */
-    double forget_s;            /* until less than 1 in 100 of what nodes know was gone */
+    double forget_s;            /* until no more than a quarter above known_dead was gone of what nodes know */
     double slowest_s;           /* until the slowest block had nine tenths of its throughput again */
     double events;
 } sim_scale_figures;

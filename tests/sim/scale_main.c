@@ -28,7 +28,7 @@ static void print(const sim_scale_plan *p, const sim_scale_figures *f) {
         {"the same, 95th percentile", "%.3f", f->route_cost_p95},
         {"a tenth leaves at once: blocks served, least", "%.1f %%", 100 * f->covered_least},
         {"until every block is served again, s", "%.0f", f->heal_s},
-        {"until 99 of 100 that are known are there, s", "%.0f", f->forget_s},
+        {"until what nodes know is about as fresh as before, s", "%.0f", f->forget_s},
         {"until the slowest block carries 9/10 of before, s", "%.0f", f->slowest_s},
         {"events simulated, millions", "%.1f", f->events / 1e6},
     };

@@ -3,11 +3,13 @@
  *
  *     bench_kernels [THREADS [ISA [PART]]]     default: 1 and 2 threads; every instruction set of the machine; all parts
  *
- * Parts: linear, token, attention, small, pack. */
+ * Parts: memory, linear, token, attention, small, pack. */
 #include "base/clock.h"
+#include "base/mem.h"
 #include "base/pool.h"
 #include "tests/support/cpu_devices.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -177,6 +179,47 @@ static void bench_small(sn_device *d) {
     free(x), free(y);
 }
 
+/* How fast memory can be read by those who only read: the bytes of SmolLM2's token, in huge pages, by all threads. */
+enum { READ_BYTES = 97 << 20, READ_PIECE = 1 << 20 };
+
+typedef struct read_job {
+    const uint64_t *at;
+    size_t ahead; /* words */
+    _Atomic uint64_t sum;
+} read_job;
+
+static void read_piece(void *ctx, size_t item, int worker) {
+    (void)worker;
+    read_job *job = ctx;
+    const uint64_t *p = job->at + item * (READ_PIECE / 8), *end = p + READ_PIECE / 8;
+    uint64_t sum[8] = {0};
+    for (; p < end; p += 8) {
+        if (job->ahead) __builtin_prefetch(p + job->ahead, 0, 2);
+        for (int i = 0; i < 8; i++) sum[i] += p[i];
+    }
+    for (int i = 0; i < 8; i++) job->sum += sum[i];
+}
+
+static void bench_memory(int threads) {
+    static const size_t ahead[] = {0, 256, 512, 1024}; /* words: how far is best differs from machine to machine */
+    sn_pool *pool;
+    void *memory;
+    double best = 1e9;
+    must(sn_pool_new(threads, &pool, &err));
+    must(sn_pages_alloc(&memory, READ_BYTES + READ_PIECE, &err));
+    memset(memory, 1, READ_BYTES + READ_PIECE);
+    for (int r = 0; r < 4 * REPEATS; r++) {
+        read_job job = {.at = memory, .ahead = ahead[r % 4]};
+        int64_t start = sn_now_us();
+        sn_pool_run(pool, READ_BYTES / READ_PIECE, read_piece, &job);
+        double us = (double)(sn_now_us() - start);
+        best = us < best ? us : best;
+    }
+    printf("memory, read by %d threads: %.1f GB/s\n", threads, READ_BYTES / best * 1e-3);
+    sn_pages_free(&memory, READ_BYTES + READ_PIECE);
+    sn_pool_free(&pool);
+}
+
 static void nothing(void *ctx, size_t item, int worker) { (void)ctx, (void)item, (void)worker; }
 
 static void bench_pool(int threads) {
@@ -238,6 +281,7 @@ int main(int argc, char **argv) {
     const char *part = argc > 3 ? argv[3] : NULL;
     for (int threads = first; threads <= last; threads++) {
         if (!part) bench_pool(threads);
+        if (!part || !strcmp(part, "memory")) bench_memory(threads);
         for (int i = 0; i < 3; i++) {
             sn_device_options options = {.threads = threads, .isa = isas[i]};
             sn_device *d;

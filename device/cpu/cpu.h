@@ -96,6 +96,7 @@ typedef struct sn_linear_job {
     const float *x;      /* (n, cols), for float layouts */
     const sn_xblock *xq; /* n rows of xq_stride blocks, for quantised layouts */
     size_t xq_stride;
+    size_t ahead; /* bytes: how long before their use weights are asked for */
 } sn_linear_job;
 
 /* Some query heads of one key-value head for consecutive tokens of one sequence: n_tokens * n_heads query rows. */
@@ -147,6 +148,9 @@ extern const sn_cpu_kernels sn_cpu_kernels_avx2, sn_cpu_kernels_avx512;
 /* isa.c. The kernels named `isa`, or the best this machine has when NULL; SN_REFUSED names those there are. */
 sn_status sn_cpu_kernels_find(const char *isa, const sn_cpu_kernels **out, sn_err *err) SN_MUST_USE;
 
+/* How many bytes ahead this machine likes weights to be asked for. */
+size_t sn_cpu_prefetch_ahead(void);
+
 /* pack.c. */
 sn_status sn_cpu_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t *bytes,
                              sn_err *err) SN_MUST_USE;
@@ -185,6 +189,7 @@ typedef struct sn_cpu {
     sn_device base;
     const sn_cpu_kernels *kernels;
     sn_pool *pool;
+    size_t ahead; /* sn_cpu_prefetch_ahead */
     sn_pass pass; /* the present one; n_sequences 0 outside */
     sn_device_limits limits;
     sn_xblock *xq; /* limits.rows rows of quantised activations */

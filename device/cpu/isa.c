@@ -31,3 +31,12 @@ sn_status sn_cpu_kernels_find(const char *isa, const sn_cpu_kernels **out, sn_er
     *out = NULL;
     return sn_fail(err, SN_REFUSED, "there are no CPU kernels \"%.32s\" on this machine: it has %s", isa, names);
 }
+
+/* Measured: Intel Xeon, L3 far away: 10 KB give a third more than none. AMD Zen 4: its hardware looks ahead by itself, 1 KB
+ * or none are as good, and 10 KB cost a third. */
+size_t sn_cpu_prefetch_ahead(void) {
+#if defined(__x86_64__)
+    if (__builtin_cpu_is("amd")) return 1024;
+#endif
+    return 10240;
+}

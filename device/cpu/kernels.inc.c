@@ -29,8 +29,8 @@
 #define INLINE static inline __attribute__((always_inline))
 
 enum {
-    PREFETCH = 10240, /* bytes ahead: weights come from far away, and the hardware looks too few lines ahead */
     LINE = 64,
+    FAR = 4096, /* bytes: what is asked for farther ahead goes to the first-level cache, the rest to the second */
 };
 
 /* -- sums along a row, and exp */
@@ -106,8 +106,11 @@ static void quantize(size_t cols, const float *x, sn_xblock *out) {
 /* -- linear, quantised layouts: one panel against `rows` rows of x. acc[r]: 16 outputs of row r. Every tile function is
  * inlined with constant rows and layout, so that acc stays in registers. */
 
-INLINE void prefetch_lines(const uint8_t *w, size_t bytes) {
-    for (size_t at = 0; at < bytes; at += LINE) __builtin_prefetch(w + PREFETCH + at);
+INLINE void prefetch_lines(const uint8_t *w, size_t bytes, size_t ahead) {
+    for (size_t at = ahead; at < ahead + bytes; at += LINE) {
+        if (ahead > FAR) __builtin_prefetch(w + at);
+        else __builtin_prefetch(w + at, 0, 2);
+    }
 }
 
 /* Scales of the group (FINE: of its half h) at p, and offsets where there are any; of the block's head before. */
@@ -149,21 +152,21 @@ INLINE void group_tile(int rows, sn_layout layout, const uint8_t *w, const uint8
 }
 
 INLINE void quantised_tile(int rows, sn_layout layout, size_t block_bytes, const uint8_t *w, size_t n_blocks,
-                           const sn_xblock *x, size_t stride, vf *acc) {
+                           size_t ahead, const sn_xblock *x, size_t stride, vf *acc) {
     const bool super = sn_layout_super(layout);
     const size_t quants = sn_layout_nibbles(layout) ? SN_Q4_BYTES : SN_Q8_BYTES;
     const size_t before = super ? SN_SUPER_HEAD + SN_SUPER_GROUPS * SN_SUPER_SCALES : 0;
     vf head_d = vf_set(0), head_m = head_d;
     for (size_t b = 0; b < n_blocks; b++, w += block_bytes) {
         if (super) {
-            prefetch_lines(w, before);
+            prefetch_lines(w, before, ahead);
             head_d = vf_from_f16(w);
             head_m = vf_from_f16(w + 32);
         }
         for (int g = 0; g < (super ? SN_SUPER_GROUPS : 1); g++, x++) {
             const uint8_t *q = w + before + (size_t)g * quants;
             const uint8_t *scales = super ? w + SN_SUPER_HEAD + g * SN_SUPER_SCALES : q + quants;
-            prefetch_lines(q, super ? quants : block_bytes);
+            prefetch_lines(q, super ? quants : block_bytes, ahead);
             group_tile(rows, layout, q, scales, 0, head_d, head_m, x, stride, acc);
             if (sn_layout_fine(layout)) group_tile(rows, layout, q, scales, 1, head_d, head_m, x, stride, acc);
         }
@@ -173,7 +176,7 @@ INLINE void quantised_tile(int rows, sn_layout layout, size_t block_bytes, const
 /* Float layouts: `panels` panels against `rows` rows; acc[p * rows + r]. Several panels keep enough chains going to
  * hide the latency of fma when there are few rows. */
 INLINE void float_tile(int rows, int panels, sn_layout layout, const uint8_t *w, size_t panel_bytes, size_t cols,
-                       const float *x, vf *acc) {
+                       size_t ahead, const float *x, vf *acc) {
     size_t step = layout == SN_LAYOUT_F32 ? 64 : 32;
     for (size_t k = 0; k < cols; k++, w += step, x++)
         for (int p = 0; p < panels; p++) {
@@ -181,7 +184,7 @@ INLINE void float_tile(int rows, int panels, sn_layout layout, const uint8_t *w,
             vf wk = layout == SN_LAYOUT_F32   ? vf_load((const float *)at)
                     : layout == SN_LAYOUT_F16 ? vf_from_f16(at)
                                               : vf_from_bf16(at);
-            __builtin_prefetch(at + PREFETCH / 4);
+            prefetch_lines(at, 1, ahead);
             for (int r = 0; r < rows; r++)
                 acc[p * rows + r] = vf_fma(wk, vf_set(x[(size_t)r * cols]), acc[p * rows + r]);
         }
@@ -200,9 +203,10 @@ INLINE void tile(int rows, int panels, sn_layout layout, const sn_linear_job *jo
     vf acc[2 * ROW_TILE < 8 ? 8 : 2 * ROW_TILE];
     for (int i = 0; i < rows * panels; i++) acc[i] = vf_set(0);
     if (sn_layout_quantised(layout))
-        quantised_tile(rows, layout, bytes, w, n, xq, stride, acc);
+        quantised_tile(rows, layout, bytes, w, n, job->ahead, xq, stride, acc);
     else
-        float_tile(rows, panels, layout, w, weight->panel_bytes, n, job->x + (size_t)row * n, acc);
+        float_tile(rows, panels, layout, w, weight->panel_bytes, n, job->ahead / (size_t)panels,
+                   job->x + (size_t)row * n, acc);
     for (int p = 0; p < panels; p++) {
         size_t first = (panel + (size_t)p) * SN_LANES, left = weight->rows - first;
         size_t lanes = left < SN_LANES ? left : SN_LANES;

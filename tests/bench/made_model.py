@@ -13,7 +13,7 @@ import struct
 # name: width, heads, key-value heads, width of the feed-forward network, vocabulary, context
 SHAPES = {"7b": (4096, 32, 32, 11008, 32000, 4096), "8b": (4096, 32, 8, 14336, 128000, 32768),
           "1b": (2048, 32, 8, 8192, 32000, 16384), "135m": (576, 9, 3, 1536, 49152, 16384),
-          "tiny": (256, 4, 2, 512, 512, 512)}
+          "tiny": (256, 4, 2, 512, 512, 8192)}
 
 
 def half(x):
@@ -51,9 +51,10 @@ def field(key, kind, v):
 
 
 def fields(width, heads, kv_heads, ff, vocab, context, blocks):
-    # The bytes that byte-level BPE has a letter each for, then words of no meaning.
-    letters = [chr(c if 33 <= c <= 126 or 161 <= c <= 172 or 174 <= c else 256 + c) for c in range(256)]
-    tokens = ["<end>"] + list(dict.fromkeys(letters)) + ["made%d" % i for i in range(vocab)]
+    # A letter for each byte, as GPT-2 has them, then words of no meaning.
+    plain = [c for c in range(256) if 33 <= c <= 126 or 161 <= c <= 172 or c >= 174]
+    letters = [chr(c) for c in plain] + [chr(256 + i) for i in range(256 - len(plain))]
+    tokens = ["<end>"] + letters + ["ma"] + ["made%d" % i for i in range(vocab)]
     a = "llama."
     return [field("general.architecture", STRING, "llama"), field("general.name", STRING, "made"),
             field(a + "context_length", UINT32, context), field(a + "embedding_length", UINT32, width),

@@ -17,7 +17,8 @@ sn_status sn_calloc(void *out, size_t n, size_t size, sn_err *err) {
 
 enum { HUGE_PAGE = 2 << 20 };
 
-static size_t pages_size(size_t bytes) { return sn_round_up(bytes ? bytes : 1, bytes >= HUGE_PAGE ? HUGE_PAGE : 4096); }
+/* Not up to a whole huge page: each block of a small model would take up to 2 MB that nobody uses. */
+static size_t pages_size(size_t bytes) { return sn_round_up(bytes ? bytes : 1, 4096); }
 
 sn_status sn_pages_alloc(void **out, size_t bytes, sn_err *err) {
     if (bytes > SIZE_MAX - 2 * (size_t)HUGE_PAGE) return sn_fail(err, SN_STOP, "%zu bytes cannot be addressed", bytes);

@@ -113,11 +113,35 @@ Test(past, is_kept_up_to_date_at_the_other_node_over_steps_and_rewinds) {
     pair p = pair_new(true);
     expect_sent(&p); /* of nothing yet */
     const int steps[][2] = {{0, 33}, {33, 1}, {34, 40}, {20, 3}, {23, 1}, {10, 60}, {70, 1}};
-    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) cr_assert(past_goes_on(&p.from, steps[i][0], steps[i][1]));
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        cr_assert(past_goes_on(&p.from, steps[i][0], steps[i][1]));
+        if (i == 2) expect_sent(&p); /* so that a rewind finds all of it there, and another one a part on its way */
+    }
     expect_sent(&p);
     expect_resumed(&p.to, 71, p.from.step, 71);
     cr_expect(past_goes_on(&p.to, 71, 20));
     cr_expect_eq(talk_status(p.u).tokens, 20);
+    pair_free(&p);
+}
+
+/* A rewind after which other tokens come: what was copied of the old ones is written over. */
+Test(past, forgets_at_the_other_node_too_what_a_rewind_forgot) {
+    pair p = pair_new(true);
+    cr_assert(past_goes_on(&p.from, 0, 60));
+    expect_sent(&p);
+    sn_msg *msg = past_step_message(&p.from, 20, 3), *answer, *resumed;
+    memset(msg->owner, 0, 64);
+    answer = talk_ask(p.t, &msg);
+    cr_assert_eq(answer->kind, SN_MSG_RESULT);
+    msg = send_message(&p.from, &p.to, 1);
+    sn_msg *sent = talk_ask(p.t, &msg);
+    cr_assert_eq(sent->kind, SN_MSG_KV_SENT);
+    msg = resume_message(&p.to, 23, 0);
+    resumed = talk_ask(p.u, &msg);
+    cr_assert_eq(resumed->kind, SN_MSG_RESUMED);
+    cr_expect_eq(resumed->resumed.length, 23);
+    cr_expect(!memcmp(resumed->resumed.timeline, answer->result.trace[0].timeline, SN_HASH_SIZE), "the old tokens are there still");
+    sn_msg_free(&answer), sn_msg_free(&sent), sn_msg_free(&resumed);
     pair_free(&p);
 }
 

@@ -102,3 +102,30 @@ Test(seat, moves_never_uncover_a_block_and_come_to_an_end, .timeout = 60) {
     cr_expect_eq(c->nodes[0].core->seat.moves, 0);
     crowd_free(c);
 }
+
+/* Two hold the first half, nobody the second, and both think of going there at the same moment: neither may before it has seen
+ * that the other stays. */
+Test(seat, two_that_would_leave_the_same_blocks_at_once_do_not, .timeout = 60) {
+    crowd *c = crowd_new(8, 0);
+    c->auto_blocks = 4;
+    c->rebalance_s = 40;
+    crowd_add(c, -1);
+    crowd_add(c, 0);
+    crowd_run(c, 25);
+    const sn_span_facts facts = {.hp = &c->hp, .first = 0, .end = 4, .block_hash = c->block_hash};
+    for (int i = 0; i < 2; i++) sn_core_serve(c->nodes[i].core, &facts, 1 << 20, c->now_us, c->unix_ms);
+    crowd_run(c, 10);
+    watched_uncovered = 0;
+    c->watch = watch_coverage;
+    c->cut = 1; /* for so long that both have decided before they hear of each other */
+    for (int i = 0; i < 2; i++) c->nodes[i].core->seat.due_us = c->nodes[i].due_us = c->now_us;
+    crowd_run(c, 0.1);
+    for (int i = 0; i < 2; i++) cr_assert_eq(c->nodes[i].core->seat.state, SN_SEAT_PARTING);
+    c->cut = 0;
+    for (int i = 0; i < 2; i++) sn_core_announce(c->nodes[i].core, c->now_us, c->unix_ms);
+    crowd_run(c, 400);
+    cr_expect_leq(watched_uncovered, 4, "both left: %d blocks were uncovered", watched_uncovered);
+    cr_expect_eq(uncovered(c), 0, "neither has moved since");
+    cr_expect_eq(moves(c), 1);
+    crowd_free(c);
+}

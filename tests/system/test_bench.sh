@@ -49,6 +49,10 @@ for p in plots: tree.fromstring("<svg" + p.split("</svg>")[0] + "</svg>")
 assert "src=" not in text and "href=" not in text
 END
 
+succeeds "${bench[@]}" --nodes 2 --kill handover --kill replica --prompt-tokens 5 --new-tokens 40 --repeat 1 --warmup 0 --json -
+query "$scratch/run.out" '[r["what"] for r in d["rows"]] == ["speed", "handover", "replica"] and all(
+  r["same_text"] and r["recovery_ms"] > 0 for r in d["rows"][1:])' | grep -qx True || fail "a loss changed the text"
+
 # Local blocks, nodes that push, a swarm that runs: it stays.
 succeeds "${bench[@]}" --local all --json -
 [ "$(query "$scratch/run.out" 'd["rows"][0]["hops"][0]["node"]')" = local ] || fail "--local all measures something else"
@@ -79,7 +83,7 @@ refuses 2 "where the blocks are" "${bench[@]}" --nodes 2 --local all
 refuses 2 "one session" "${bench[@]}" --local all --sessions 1,2
 refuses 2 "nothing is sent" "${bench[@]}" --local all --link 1gbit,1ms
 refuses 2 "needs --nodes" "${bench[@]}" --local all --kill replay
-refuses 2 "replay or by handover" "${bench[@]}" --nodes 2 --kill fire
+refuses 2 "replay, replica or handover" "${bench[@]}" --nodes 2 --kill fire
 refuses 2 "is no link" "${bench[@]}" --nodes 2 --link 1gbit
 refuses 2 "has 4 blocks" "${bench[@]}" --nodes 5
 refuses 2 "sessions: .x." "${bench[@]}" --nodes 2 --sessions 1,x

@@ -163,7 +163,8 @@ sn_status sn_plan_auto(const sn_plan_wish *wish, sn_plan *out, sn_err *err) {
     if (!status) status = sn_plan_preload(wish, p.preload, err);
     if (status) return status;
     if (wish->all_offloaded && wish->offload == SN_ON_DEVICE)
-        return sn_fail(err, SN_REFUSED, "blocks that shall all be offloaded need a place to rest: give --offload host or disk");
+        return sn_fail(err, SN_REFUSED,
+                       "blocks that shall all be offloaded need a place to rest: give --offload host or disk");
     bool all_preloaded = true;
     for (int b = 0; b < p.n; b++) all_preloaded &= p.preload[b];
     bool fits = (!wish->all_offloaded || all_preloaded) && place_resident(&p);

@@ -67,8 +67,10 @@ size_t sn_plan_ledger_extra(const sn_plan_ledger *ledger, int index, int device,
     const sn_block_cost *cost = &ledger->wish->costs[index];
     size_t slot = ledger->slot[device], sum = cost->cache;
     if (!ledger->used[device]) sum = sn_plan_sum(sum, ledger->wish->devices[device].scratch);
-    if (!streamed) sum = sn_plan_sum(sum, cost->weights);
-    else if (cost->weights > slot) sum = sn_plan_sum(sn_plan_sum(sum, cost->weights - slot), cost->weights - slot);
+    if (!streamed)
+        sum = sn_plan_sum(sum, cost->weights);
+    else if (cost->weights > slot)
+        sum = sn_plan_sum(sn_plan_sum(sum, cost->weights - slot), cost->weights - slot);
     return sn_plan_sum(sum, sn_plan_ledger_tied(ledger, index, device));
 }
 

@@ -19,8 +19,8 @@ typedef struct sn_plan_ledger {
     const sn_tie_table *ties;
     bool used[SN_PLAN_DEVICES_MAX]; /* something computes there */
     size_t bytes[SN_PLAN_DEVICES_MAX];
-    size_t slot[SN_PLAN_DEVICES_MAX];  /* weights of the largest streamed block */
-    uint16_t held[SN_TIE_GROUPS_MAX];  /* a bit for each device */
+    size_t slot[SN_PLAN_DEVICES_MAX]; /* weights of the largest streamed block */
+    uint16_t held[SN_TIE_GROUPS_MAX]; /* a bit for each device */
 } sn_plan_ledger;
 
 /* Sums that stay at SIZE_MAX: what does not fit into a size_t fits on no device. */

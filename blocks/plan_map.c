@@ -49,7 +49,7 @@ typedef struct mapping {
     const sn_plan_wish *wish;
     sn_device_id there[SN_PLAN_DEVICES_MAX];
     bool covered[SN_PLAN_BLOCKS_MAX];
-    int first_named; /* the device that the first entry with one names; -1 so far */
+    int first_named;                     /* the device that the first entry with one names; -1 so far */
     sn_place places[SN_PLAN_BLOCKS_MAX]; /* device -1: the first one that is named */
 } mapping;
 

@@ -51,8 +51,7 @@ static sn_status print_devices(const sn_plan *plan, const sn_plan_wish *wish, sn
 }
 
 sn_status sn_plan_print(const sn_plan *plan, const sn_plan_wish *wish, sn_buf *out, sn_err *err) {
-    sn_status status =
-        sn_buf_printf(out, err, "%-10s %-12s %12s  %s\n", "blocks", "computed on", "weights", "rest");
+    sn_status status = sn_buf_printf(out, err, "%-10s %-12s %12s  %s\n", "blocks", "computed on", "weights", "rest");
     if (!status) status = print_runs(plan, wish, out, err);
     if (!status) status = sn_buf_printf(out, err, "\n%-10s %25s\n", "memory", "planned");
     return status ? status : print_devices(plan, wish, out, err);

@@ -67,9 +67,13 @@ static sn_status load_block(sn_segment *g, const sn_model *model, const sn_place
     if (status) return status;
     if (r->residence != SN_ON_DEVICE && r->layout.bytes > g->slot_bytes) g->slot_bytes = r->layout.bytes;
     switch (r->residence) {
-    case SN_ON_DEVICE: return place_on_device(model, g->device, number, r, err);
-    case SN_IN_HOST: return place_in_host(model, g->device, number, r, err);
-    case SN_ON_DISK: g->reads_disk = true; return place_on_disk(model, g->device, g->store, number, r, err);
+    case SN_ON_DEVICE:
+        return place_on_device(model, g->device, number, r, err);
+    case SN_IN_HOST:
+        return place_in_host(model, g->device, number, r, err);
+    case SN_ON_DISK:
+        g->reads_disk = true;
+        return place_on_disk(model, g->device, g->store, number, r, err);
     }
     return SN_OK;
 }
@@ -92,8 +96,10 @@ void sn_segment_unload(sn_segment *g) {
     for (int b = g->first; g->blocks && b < g->end; b++) {
         sn_resting *r = &g->blocks[b - g->first];
         if (!r->image) continue;
-        if (r->residence == SN_ON_DEVICE) g->device->ops->free(g->device, r->image, r->layout.bytes);
-        else g->device->ops->host_free(g->device, r->image, r->layout.bytes);
+        if (r->residence == SN_ON_DEVICE)
+            g->device->ops->free(g->device, r->image, r->layout.bytes);
+        else
+            g->device->ops->host_free(g->device, r->image, r->layout.bytes);
     }
     for (int i = 0; i < 2; i++) {
         if (g->slots[i]) g->device->ops->free(g->device, g->slots[i], g->slot_bytes);
@@ -110,11 +116,12 @@ size_t sn_segment_bytes(const sn_segment *g) {
     return bytes;
 }
 
-/* -- a pass ---------------------------------------------------------------------------------------------------------- */
+/* -- a pass ----------------------------------------------------------------------------------------------------------
+ */
 
-/* The first block from b on that has to be streamed, or end. */
-static int next_streamed(const sn_segment *g, int b, int end) {
-    while (b < end && g->blocks[b - g->first].residence == SN_ON_DEVICE) b++;
+/* The first block from b on, in this direction, that has to be streamed, or `end`. */
+static int next_streamed(const sn_segment *g, int b, int end, int step) {
+    while (b != end && g->blocks[b - g->first].residence == SN_ON_DEVICE) b += step;
     return b;
 }
 
@@ -132,33 +139,49 @@ static sn_status begin_copy(sn_segment *g, int b, int slot, sn_err *err) {
     return ops->copy_begin(g->device, g->slots[slot], host, r->layout.bytes, &g->tickets[slot], err);
 }
 
-static sn_status run_blocks(sn_segment *g, const sn_block_pass *pass, int first, int end, sn_err *err) {
-    int coming = next_streamed(g, first, end), slot = 0;
-    sn_status status = coming < end ? begin_copy(g, coming, slot, err) : SN_OK;
-    for (int b = first; b < end && !status; b++) {
+sn_status sn_segment_walk(sn_segment *g, int first, int end, bool backwards, sn_block_visitor visit, void *ctx,
+                          sn_err *err) {
+    int step = backwards ? -1 : 1, from = backwards ? end - 1 : first, to = backwards ? first - 1 : end;
+    int coming = next_streamed(g, from, to, step), slot = 0;
+    sn_status status = coming != to ? begin_copy(g, coming, slot, err) : SN_OK;
+    for (int b = from; b != to && !status; b += step) {
         const sn_resting *r = &g->blocks[b - g->first];
         const void *image = r->image;
         if (b == coming) {
             image = g->slots[slot];
             status = g->device->ops->copy_join(g->device, g->tickets[slot], err);
-            coming = next_streamed(g, b + 1, end);
+            coming = next_streamed(g, b + step, to, step);
             slot ^= 1;
-            if (!status && coming < end) status = begin_copy(g, coming, slot, err);
+            if (!status && coming != to) status = begin_copy(g, coming, slot, err);
             if (status) return status;
         }
         sn_block block = sn_block_at(&r->layout, image);
-        status = sn_block_forward(&block, b - g->first, pass, err);
+        status = visit(ctx, b, &block, err);
     }
     return status;
+}
+
+/* One pass through blocks, forwards. */
+typedef struct forward_visit {
+    const sn_segment *segment;
+    sn_block_pass pass;
+    const sn_block_tuning *tunings; /* of the segment's blocks, or NULL */
+} forward_visit;
+
+static sn_status visit_forward(void *ctx, int number, const sn_block *block, sn_err *err) {
+    forward_visit *v = ctx;
+    v->pass.tuning = v->tunings ? &v->tunings[number - v->segment->first] : NULL;
+    return sn_block_forward(block, number - v->segment->first, &v->pass, err);
 }
 
 /* An assertion: memory of another device would be read as numbers here, or stop the device. */
 static void assert_here(const sn_segment *g, const char *name, const void *at, size_t bytes) {
     char device[32];
     if (g->device->ops->owns(g->device, at, bytes)) return;
-    fprintf(stderr,
-            "attention of blocks %d:%d: the %s, %zu bytes at %p, must lie on %s and do not: they came around the guard\n",
-            g->first, g->end, name, bytes, at, sn_device_id_name(g->device->id, device));
+    fprintf(
+        stderr,
+        "attention of blocks %d:%d: the %s, %zu bytes at %p, must lie on %s and do not: they came around the guard\n",
+        g->first, g->end, name, bytes, at, sn_device_id_name(g->device->id, device));
     abort();
 }
 
@@ -178,15 +201,18 @@ static void assert_all_here(const sn_segment *g, const sn_hparams *hp, const sn_
     }
 }
 
-sn_status sn_segment_forward(sn_segment *g, const sn_hparams *hp, int first, int end, const sn_pass *pass, sn_err *err) {
-    sn_block_pass block_pass = {g->device, hp, g->scratch, pass->n_rows};
+sn_status sn_segment_forward(sn_segment *g, const sn_hparams *hp, int first, int end, const sn_pass *pass,
+                             const sn_block_tuning *tunings, sn_err *err) {
+    forward_visit visit = {
+        g, {g->device, hp, g->scratch, pass->n_rows, pass->n_sequences, pass->sequences, NULL}, tunings};
     sn_pass own = *pass;
-    bool recorded = false, streams = next_streamed(g, first, end) < end;
-    /* The same blocks by the same addresses are the same calls; streamed ones are not, their copies run beside. */
+    bool recorded = false, streams = next_streamed(g, first, end, 1) != end;
+    /* The same blocks by the same addresses are the same calls; streamed ones are not, their copies run beside, nor are
+     * those with a tuning. */
     assert_all_here(g, hp, pass);
-    if (!streams) own.graph = g->id << 32 | (uint64_t)(first - g->first) << 16 | (uint64_t)(end - g->first);
+    if (!streams && !tunings) own.graph = g->id << 32 | (uint64_t)(first - g->first) << 16 | (uint64_t)(end - g->first);
     sn_status status = g->device->ops->pass_begin(g->device, &own, &recorded, err);
-    if (!status && !recorded) status = run_blocks(g, &block_pass, first, end, err);
+    if (!status && !recorded) status = sn_segment_walk(g, first, end, false, visit_forward, &visit, err);
     if (!status) status = g->device->ops->pass_end(g->device, err);
     return status;
 }

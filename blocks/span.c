@@ -1,44 +1,26 @@
-#include "blocks/span.h"
+#include "blocks/span_private.h"
 
 #include "base/math.h"
 #include "base/mem.h"
-#include "blocks/segment.h"
+#include "blocks/tuning.h"
 
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* A device of the span, with the activations of a pass on it. */
-typedef struct home {
-    sn_device *device;
-    sn_scratch scratch;
-    void *memory; /* what the buffers of scratch lie in */
-    size_t bytes;
-} home;
+/* -- loading ---------------------------------------------------------------------------------------------------------
+ */
 
-struct sn_span {
-    sn_hparams hp;
-    int first, end;
-    sn_hash *hashes; /* end - first */
-    sn_kv_dtype kv_dtype;
-    home homes[SN_PLAN_DEVICES_MAX];
-    int n_homes;
-    sn_segment segments[SN_KV_PARTS_MAX]; /* in the order of their blocks; segment i's past is part i of the cache */
-    int n_segments;
-    float *cos_sin; /* host: the rope table of a pass, before it goes to the devices */
-    sn_sequence sequences[SN_SPAN_ROWS_MAX];
-};
-
-/* -- loading --------------------------------------------------------------------------------------------------------- */
-
-enum { N_BUFFERS = 9 };
+enum { N_BUFFERS = 11 };
 
 /* Width of each buffer of sn_scratch, in the order of its members. */
 static void buffer_widths(const sn_hparams *hp, size_t width[N_BUFFERS]) {
     size_t q = (size_t)hp->n_heads * (size_t)hp->head_dim, kv = (size_t)hp->n_kv_heads * (size_t)hp->head_dim;
     size_t embd = (size_t)hp->n_embd, ff = (size_t)hp->n_ff;
-    const size_t widths[N_BUFFERS] = {embd, embd, q, q, kv, kv, ff, ff, (size_t)hp->rope_dim};
+    size_t widest = embd > q ? embd : q;
+    if (ff > widest) widest = ff;
+    const size_t widths[N_BUFFERS] = {embd, embd, q, q, kv, kv, ff, ff, (size_t)hp->rope_dim, SN_LORA_RANK_MAX, widest};
     memcpy(width, widths, sizeof widths);
 }
 
@@ -51,9 +33,10 @@ static size_t scratch_bytes(const sn_hparams *hp) {
     return bytes;
 }
 
-static sn_status new_scratch(home *h, const sn_hparams *hp, sn_err *err) {
+static sn_status new_scratch(sn_home *h, const sn_hparams *hp, sn_err *err) {
     sn_scratch *s = &h->scratch;
-    float **buffers[N_BUFFERS] = {&s->x, &s->h, &s->q, &s->attn, &s->k, &s->v, &s->gate, &s->up, &s->cos_sin};
+    float **buffers[N_BUFFERS] = {&s->x,    &s->h,  &s->q,       &s->attn, &s->k,   &s->v,
+                                  &s->gate, &s->up, &s->cos_sin, &s->low,  &s->wide};
     size_t width[N_BUFFERS], widest = 0;
     buffer_widths(hp, width);
     for (int i = 0; i < N_BUFFERS; i++) widest = width[i] > widest ? width[i] : widest;
@@ -92,8 +75,9 @@ static sn_status load_segments(sn_span *span, const sn_model *model, const sn_pl
         if (span->n_segments == SN_KV_PARTS_MAX)
             return sn_fail(err, SN_REFUSED, "the blocks change devices more than %d times: give a plainer --device-map",
                            SN_KV_PARTS_MAX - 1);
-        home *h = &span->homes[device];
-        status = sn_segment_load(&span->segments[span->n_segments++], model, plan, h->device, &h->scratch, store, b, next, err);
+        sn_home *h = &span->homes[device];
+        status = sn_segment_load(&span->segments[span->n_segments++], model, plan, h->device, &h->scratch, store, b,
+                                 next, err);
         if (!status && progress) progress(ctx, next - span->first, span->end - span->first);
     }
     return status;
@@ -104,8 +88,8 @@ sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_devic
     const sn_hparams *hp = sn_model_hparams(model);
     *out = NULL;
     if (plan->first < 0 || plan->first >= plan->end || plan->end > hp->n_blocks)
-        return sn_fail(err, SN_REFUSED, "blocks %d:%d are not in this model: it has blocks 0:%d", plan->first, plan->end,
-                       hp->n_blocks);
+        return sn_fail(err, SN_REFUSED, "blocks %d:%d are not in this model: it has blocks 0:%d", plan->first,
+                       plan->end, hp->n_blocks);
     sn_span *span = NULL;
     sn_status status = sn_calloc(&span, 1, sizeof *span, err);
     if (status) return status;
@@ -129,9 +113,11 @@ sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_devic
 
 sn_status sn_span_load(const sn_model *model, sn_device *device, int first, int end, sn_progress progress, void *ctx,
                        sn_span **out, sn_err *err) {
-    sn_plan plan = {.first = first, .end = end, .n_devices = 1, .devices = {device->id}}; /* all places: device 0, on it */
+    sn_plan plan = {
+        .first = first, .end = end, .n_devices = 1, .devices = {device->id}}; /* all places: device 0, on it */
     if (end - first > SN_PLAN_BLOCKS_MAX)
-        return sn_fail(err, SN_REFUSED, "a span has at most %d blocks: %d:%d are too many", SN_PLAN_BLOCKS_MAX, first, end);
+        return sn_fail(err, SN_REFUSED, "a span has at most %d blocks: %d:%d are too many", SN_PLAN_BLOCKS_MAX, first,
+                       end);
     return sn_span_load_plan(model, &plan, &device, NULL, progress, ctx, out, err);
 }
 
@@ -140,7 +126,8 @@ void sn_span_free(sn_span **span) {
     if (!s) return;
     for (int i = 0; i < s->n_segments; i++) sn_segment_unload(&s->segments[i]);
     for (int i = 0; i < s->n_homes; i++)
-        if (s->homes[i].memory) s->homes[i].device->ops->free(s->homes[i].device, s->homes[i].memory, s->homes[i].bytes);
+        if (s->homes[i].memory)
+            s->homes[i].device->ops->free(s->homes[i].device, s->homes[i].memory, s->homes[i].bytes);
     free(s->hashes);
     free(s->cos_sin);
     free(s);
@@ -208,11 +195,12 @@ sn_status sn_span_kv_import(const sn_span *span, sn_kv *kv, int block, int n, co
     return status;
 }
 
-/* -- a pass ---------------------------------------------------------------------------------------------------------- */
+/* -- a pass ----------------------------------------------------------------------------------------------------------
+ */
 
 /* The angle of pair i at position p is p * freq[i], as a float32 product like the reference's; its cosine and sine come
  * from base/math.h, the same on every machine. */
-static void rope_row(const sn_hparams *hp, int position, float *row) {
+void sn_span_rope_row(const sn_hparams *hp, int position, float *row) {
     for (int i = 0; i < hp->rope_dim / 2; i++) {
         float angle = (float)position * hp->rope_freq[i];
         double sine, cosine;
@@ -223,7 +211,7 @@ static void rope_row(const sn_hparams *hp, int position, float *row) {
 }
 
 /* Brings one part's rows through the guard to row `row` of the first device's hidden states. */
-static sn_status bring_part(const sn_span *span, const home *to, const sn_span_part *part, int row, uint64_t *moved,
+static sn_status bring_part(const sn_span *span, const sn_home *to, const sn_span_part *part, int row, uint64_t *moved,
                             sn_err *err) {
     int n_embd = span->hp.n_embd;
     sn_tensor now = *part->input;
@@ -238,7 +226,7 @@ static sn_status bring_part(const sn_span *span, const home *to, const sn_span_p
     return sn_guard(&now, to->device, 2, wanted, to->scratch.x + (size_t)row * (size_t)n_embd, moved, err);
 }
 
-static sn_status bring_in(sn_span *span, const home *to, int n_parts, const sn_span_part *parts, int *n_rows,
+static sn_status bring_in(sn_span *span, const sn_home *to, int n_parts, const sn_span_part *parts, int *n_rows,
                           uint64_t *moved, sn_err *err) {
     int rows = 0;
     for (int i = 0; i < n_parts; i++) {
@@ -247,7 +235,8 @@ static sn_status bring_in(sn_span *span, const home *to, int n_parts, const sn_s
         sn_status status = bring_part(span, to, part, rows, moved, err);
         if (status) return status;
         for (int r = 0; r < part->n_rows; r++)
-            rope_row(&span->hp, sn_kv_length(part->kv) + r, span->cos_sin + (size_t)(rows + r) * (size_t)span->hp.rope_dim);
+            sn_span_rope_row(&span->hp, sn_kv_length(part->kv) + r,
+                             span->cos_sin + (size_t)(rows + r) * (size_t)span->hp.rope_dim);
         rows += part->n_rows;
     }
     *n_rows = rows;
@@ -255,12 +244,16 @@ static sn_status bring_in(sn_span *span, const home *to, int n_parts, const sn_s
 }
 
 /* The hidden states of a pass from one device to the next, and the rope table if the device has not got it yet. */
-static sn_status hand_over(const sn_span *span, const home *from, const home *to, int n_rows, bool table_is_there,
+static sn_status hand_over(const sn_span *span, const sn_home *from, const sn_home *to, int n_rows, bool table_is_there,
                            uint64_t *moved, sn_err *err) {
     sn_status status = SN_OK;
     if (from && from != to) {
         int64_t shape[] = {n_rows, span->hp.n_embd};
-        sn_tensor x = {.name = "hidden states", .device = from->device, .data = from->scratch.x, .dtype = SN_F32, .rank = 2,
+        sn_tensor x = {.name = "hidden states",
+                       .device = from->device,
+                       .data = from->scratch.x,
+                       .dtype = SN_F32,
+                       .rank = 2,
                        .shape = {shape[0], shape[1]}};
         status = sn_guard(&x, to->device, 2, shape, to->scratch.x, moved, err);
     }
@@ -270,8 +263,8 @@ static sn_status hand_over(const sn_span *span, const home *from, const home *to
     return status;
 }
 
-static home *home_of(sn_span *span, const sn_segment *segment) {
-    home *h = span->homes;
+sn_home *sn_span_home(sn_span *span, const sn_segment *segment) {
+    sn_home *h = span->homes;
     while (h->device != segment->device) h++;
     return h;
 }
@@ -289,39 +282,47 @@ uint64_t sn_span_planned_bytes(const sn_span *span, int first, int end, int n_pa
     for (int i = 0; i < span->n_segments; i++) {
         const sn_device *next = span->segments[i].device;
         if (span->segments[i].end <= first || span->segments[i].first >= end) continue;
-        if (!at) bytes += in_host(next) ? 0 : in;
-        else if (at != next && !(in_host(at) && in_host(next))) bytes += all;
+        if (!at)
+            bytes += in_host(next) ? 0 : in;
+        else if (at != next && !(in_host(at) && in_host(next)))
+            bytes += all;
         at = next;
     }
     return bytes + (in_host(at) ? 0 : all);
 }
 
 /* Rows of the parts through the segment numbered i. */
-static sn_status run_segment(sn_span *span, int i, int first, int end, int n_rows, int n_parts, const sn_span_part *parts,
-                             sn_err *err) {
+static sn_status run_segment(sn_span *span, int i, int first, int end, const sn_tuning *tuning, int n_rows, int n_parts,
+                             const sn_span_part *parts, sn_err *err) {
     sn_segment *segment = &span->segments[i];
     for (int p = 0, row = 0; p < n_parts; row += parts[p++].n_rows)
         span->sequences[p] = sn_kv_sequence(parts[p].kv, i, row, parts[p].n_rows);
     const sn_pass pass = {sn_kv_shape_of(parts[0].kv, i), n_rows, n_parts, span->sequences, 0};
+    const sn_block_tuning *tunings = tuning ? sn_tuning_of(tuning, segment->first) : NULL;
     return sn_segment_forward(segment, &span->hp, first > segment->first ? first : segment->first,
-                              end < segment->end ? end : segment->end, &pass, err);
+                              end < segment->end ? end : segment->end, &pass, tunings, err);
 }
 
 sn_status sn_span_forward(sn_span *span, int first, int end, int n_parts, const sn_span_part *parts, uint64_t *moved,
                           sn_err *err) {
+    return sn_span_forward_tuned(span, first, end, NULL, n_parts, parts, moved, err);
+}
+
+sn_status sn_span_forward_tuned(sn_span *span, int first, int end, const sn_tuning *tuning, int n_parts,
+                                const sn_span_part *parts, uint64_t *moved, sn_err *err) {
     assert(n_parts > 0 && n_parts <= SN_SPAN_ROWS_MAX && span->first <= first && first < end && end <= span->end);
-    home *at = NULL;
+    sn_home *at = NULL;
     int n_rows = 0;
     bool has_table[SN_PLAN_DEVICES_MAX] = {false};
     sn_status status = SN_OK;
     for (int i = 0; i < span->n_segments && !status; i++) {
         if (span->segments[i].end <= first || span->segments[i].first >= end) continue;
-        home *next = home_of(span, &span->segments[i]);
+        sn_home *next = sn_span_home(span, &span->segments[i]);
         if (!at) status = bring_in(span, next, n_parts, parts, &n_rows, moved, err);
         if (!status) status = hand_over(span, at, next, n_rows, has_table[next - span->homes], moved, err);
         has_table[next - span->homes] = true;
         at = next;
-        if (!status) status = run_segment(span, i, first, end, n_rows, n_parts, parts, err);
+        if (!status) status = run_segment(span, i, first, end, tuning, n_rows, n_parts, parts, err);
     }
     size_t width = (size_t)span->hp.n_embd, row = 0;
     for (int i = 0; i < n_parts && !status; row += (size_t)parts[i++].n_rows)

@@ -291,8 +291,7 @@ sn_status sn_store_get(sn_store *store, const sn_hash *key, void *image, size_t 
     bool whole = read_at(s->file, image, bytes, sizeof(header));
     sn_hash hash = sn_hash_of(image, whole ? bytes : 0);
     if (!whole || memcmp(&hash, &s->image, sizeof hash))
-        return sn_fail(err, SN_STOP,
-                       "%s in the offload folder %.256s was %s after it was checked: start again",
-                       name, store->folder, whole ? "changed" : "cut short");
+        return sn_fail(err, SN_STOP, "%s in the offload folder %.256s was %s after it was checked: start again", name,
+                       store->folder, whole ? "changed" : "cut short");
     return SN_OK;
 }

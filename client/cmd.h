@@ -31,6 +31,7 @@ int sn_cmd_chat(int argc, char **argv);
 int sn_cmd_forward(int argc, char **argv);
 int sn_cmd_eval(int argc, char **argv);
 int sn_cmd_bench(int argc, char **argv);
+int sn_cmd_tune(int argc, char **argv);
 int sn_cmd_tokenize(int argc, char **argv);
 int sn_cmd_inspect(int argc, char **argv);
 int sn_cmd_route(int argc, char **argv);
@@ -100,6 +101,8 @@ typedef struct sn_setup {
 
 /* Opens model, device and head, and the tokenizer (which may be missing unless needed). */
 sn_status sn_setup_open(sn_setup *setup, bool needs_tokenizer, sn_err *err) SN_MUST_USE;
+/* Opens the link to the swarm that the options name; none when they name nobody. */
+sn_status sn_setup_link(sn_setup *setup, sn_err *err) SN_MUST_USE;
 /* Opens the chain as the options say, for timelines of at most max_tokens. */
 sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_err *err) SN_MUST_USE;
 void sn_setup_close(sn_setup *setup);

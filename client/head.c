@@ -18,9 +18,9 @@ struct sn_head {
     sn_ties *ties;
     sn_tie embedding_tie, output_tie; /* where the model ties them: two holders of one parameter */
     sn_weight embedding, output;
-    float *norm;                   /* device, (n_embd) */
-    float *x, *h;                  /* device, (HEAD_ROWS, n_embd): hidden states, and normed */
-    float *logits;                 /* device, (HEAD_ROWS, n_vocab); NULL where the caller's memory is the device's */
+    float *norm;   /* device, (n_embd) */
+    float *x, *h;  /* device, (HEAD_ROWS, n_embd): hidden states, and normed */
+    float *logits; /* device, (HEAD_ROWS, n_vocab); NULL where the caller's memory is the device's */
 };
 
 static sn_status put_matrix(void *tensor, sn_device *device, void *memory, sn_err *err) {
@@ -29,7 +29,8 @@ static sn_status put_matrix(void *tensor, sn_device *device, void *memory, sn_er
     return sn_weight_put(device, t->dtype, t->rows, t->cols, t->data, memory, &weight, err);
 }
 
-static sn_status load_matrix(sn_head *head, const sn_model *model, sn_role role, sn_tie *tie, sn_weight *out, sn_err *err) {
+static sn_status load_matrix(sn_head *head, const sn_model *model, sn_role role, sn_tie *tie, sn_weight *out,
+                             sn_err *err) {
     sn_model_tensor t;
     size_t bytes = 0;
     sn_status status = sn_model_find(model, role, 0, &t, err);
@@ -54,8 +55,7 @@ static sn_status load_norm(sn_head *head, const sn_model *model, sn_err *err) {
 }
 
 static sn_status load_weights(sn_head *head, const sn_model *model, sn_err *err) {
-    sn_status status =
-        load_matrix(head, model, SN_ROLE_TOKEN_EMBEDDING, &head->embedding_tie, &head->embedding, err);
+    sn_status status = load_matrix(head, model, SN_ROLE_TOKEN_EMBEDDING, &head->embedding_tie, &head->embedding, err);
     if (!status) status = load_matrix(head, model, SN_ROLE_OUTPUT, &head->output_tie, &head->output, err);
     return status ? status : load_norm(head, model, err);
 }
@@ -140,6 +140,44 @@ sn_status sn_head_logits(sn_head *head, const float *hidden, int n, float *logit
         if (!status) status = ops->linear(d, rows, head->h, 1, &linear, err);
         size_t bytes = (size_t)rows * head->n_vocab * sizeof(float);
         if (!status) status = head->logits ? ops->download(d, out, head->logits, bytes, err) : ops->finish(d, err);
+        if (status) return status;
+    }
+    return SN_OK;
+}
+
+sn_status sn_head_logits_grad(sn_head *head, const float *hidden, int n, const float *dlogits, float *dhidden,
+                              sn_err *err) {
+    const sn_device_ops *ops = head->device->ops;
+    sn_device *d = head->device;
+    size_t width = head->n_embd;
+    for (int done = 0; done < n; done += HEAD_ROWS) {
+        int rows = n - done < HEAD_ROWS ? n - done : HEAD_ROWS;
+        size_t at = (size_t)done * width, row_bytes = (size_t)rows * width * sizeof(float);
+        const float *dy = dlogits + (size_t)done * head->n_vocab;
+        sn_status status = ops->upload(d, head->x, hidden + at, row_bytes, err);
+        if (!status && head->logits)
+            status = ops->upload(d, head->logits, dy, (size_t)rows * head->n_vocab * sizeof(float), err);
+        if (!status)
+            status = ops->linear_grad(d, rows, head->logits ? head->logits : dy, &head->output, false, head->h, err);
+        if (!status)
+            status = ops->rms_norm_grad(d, rows, (int)width, head->x, head->norm, head->norm_eps, head->h, false,
+                                        head->h, err);
+        if (!status) status = ops->download(d, dhidden + at, head->h, row_bytes, err);
+        if (status) return status;
+    }
+    return SN_OK;
+}
+
+sn_status sn_head_norm(sn_head *head, const float *hidden, int n, float *out, sn_err *err) {
+    const sn_device_ops *ops = head->device->ops;
+    sn_device *d = head->device;
+    for (int done = 0; done < n; done += HEAD_ROWS) {
+        int rows = n - done < HEAD_ROWS ? n - done : HEAD_ROWS;
+        size_t at = (size_t)done * head->n_embd, bytes = (size_t)rows * head->n_embd * sizeof(float);
+        sn_status status = ops->upload(d, head->x, hidden + at, bytes, err);
+        if (!status)
+            status = ops->rms_norm(d, rows, (int)head->n_embd, head->x, head->norm, head->norm_eps, head->h, err);
+        if (!status) status = ops->download(d, out + at, head->h, bytes, err);
         if (status) return status;
     }
     return SN_OK;

@@ -122,7 +122,7 @@ uint64_t sn_link_request(sn_link *link) { return ++link->last_request; }
 
 /* -- requests ------------------------------------------------------------------------------------------------------ */
 
-static bool is_alive(const sn_link *link, sn_peer peer) {
+bool sn_link_stands(const sn_link *link, sn_peer peer) {
     for (size_t i = 0; i < link->n_alive; i++)
         if (link->alive[i] == peer) return true;
     return false;
@@ -131,7 +131,7 @@ static bool is_alive(const sn_link *link, sn_peer peer) {
 sn_status sn_link_dial(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_peer *out,
                        sn_err *err) {
     sn_status status = sn_transport_dial(link->transport, address, curve_key, out, err);
-    if (status || is_alive(link, *out)) return status;
+    if (status || sn_link_stands(link, *out)) return status;
     if (link->n_alive == link->alive_room) {
         size_t room = 2 * link->alive_room + 16;
         sn_peer *alive = realloc(link->alive, room * sizeof *alive);
@@ -144,7 +144,7 @@ sn_status sn_link_dial(sn_link *link, const char *address, const uint8_t curve_k
 }
 
 sn_status sn_link_send(sn_link *link, sn_peer peer, sn_msg **msg, sn_err *err) {
-    sn_status status = is_alive(link, peer) ? sn_transport_send(link->transport, peer, msg, err)
+    sn_status status = sn_link_stands(link, peer) ? sn_transport_send(link->transport, peer, msg, err)
                                             : sn_fail(err, SN_RETRY, CONNECTION_LOST);
     sn_msg_free(msg);
     return status;
@@ -168,7 +168,7 @@ static void keep(sn_link *link, sn_msg **msg) {
 }
 
 /* Whatever else comes next, or nothing. Connections that were lost are forgotten. */
-static sn_status receive_any(sn_link *link, int64_t deadline_us, sn_event *event, sn_err *err) {
+sn_status sn_link_hear(sn_link *link, int64_t deadline_us, sn_event *event, sn_err *err) {
     sn_status status = sn_transport_recv(link->transport, deadline_us, event, err);
     if (status) return status;
     if (event->lost) {
@@ -185,7 +185,7 @@ static sn_status receive_any(sn_link *link, int64_t deadline_us, sn_event *event
 static sn_status receive(sn_link *link, uint64_t request, int64_t deadline_us, sn_msg **out, sn_peer *from, sn_err *err) {
     sn_event event;
     *out = NULL;
-    sn_status status = receive_any(link, deadline_us, &event, err);
+    sn_status status = sn_link_hear(link, deadline_us, &event, err);
     if (status) return status;
     if (from) *from = event.peer;
     if (event.msg && event.msg->request == request) *out = event.msg;
@@ -197,7 +197,7 @@ void sn_link_attend(sn_link *link) {
     for (int i = 0; i < 64; i++) {
         sn_event event;
         sn_err err;
-        if (receive_any(link, 0, &event, &err) || !event.peer) return;
+        if (sn_link_hear(link, 0, &event, &err) || !event.peer) return;
         sn_msg_free(&event.msg);
     }
 }
@@ -260,7 +260,7 @@ static sn_status take_answer(sn_msg **msg, sn_msg_kind wanted, uint8_t *session,
 bool sn_link_lost(const sn_link *link, sn_wait *wait) {
     wait->lost = false;
     for (size_t i = wait->n_peers; i-- > 0;)
-        if (!is_alive(link, wait->peers[i])) {
+        if (!sn_link_stands(link, wait->peers[i])) {
             wait->lost = true;
             wait->lost_peer = i;
         }
@@ -380,7 +380,7 @@ sn_status sn_link_poll(sn_link *link, const sn_announcement *const *nodes, size_
     }
     for (size_t left = n; left && !status && sn_now_us() < deadline_us;) {
         sn_event event;
-        status = receive_any(link, deadline_us, &event, err);
+        status = sn_link_hear(link, deadline_us, &event, err);
         if (status) break;
         uint64_t k = event.msg ? event.msg->request - base : UINT64_MAX;
         if (k < 2 * n && event.peer == p[k % n].peer)

@@ -66,6 +66,11 @@ void sn_link_attend(sn_link *link); /* reads what has come, without waiting */
 /* Whether the node that has this session says that it leaves. */
 bool sn_link_leaving(const sn_link *link, const uint8_t session[SN_SESSION_ID_SIZE]);
 
+/* For who has many questions under way: whatever comes next until the deadline; event->msg is the caller's, NULL when nothing
+ * came. Whether a connection stands is to be asked by itself: lost ones are only forgotten here. */
+sn_status sn_link_hear(sn_link *link, int64_t deadline_us, sn_event *event, sn_err *err) SN_MUST_USE;
+bool sn_link_stands(const sn_link *link, sn_peer peer);
+
 /* All in one: *msg is consumed, its request set. Sentences name the address; *peer (NULL allowed) is who was asked. */
 sn_status sn_link_call(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_msg **msg,
                        sn_msg_kind wanted, int timeout_ms, sn_peer *peer, sn_msg **out, sn_err *err) SN_MUST_USE;

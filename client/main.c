@@ -13,6 +13,7 @@ static const struct {
     {"forward", "save logits and hidden states of given tokens", sn_cmd_forward},
     {"eval", "measure how well the model predicts a text", sn_cmd_eval},
     {"bench", "measure how fast a swarm is", sn_cmd_bench},
+    {"tune", "train something small to go with the model", sn_cmd_tune},
     {"tokenize", "turn text into token ids, or ids into text", sn_cmd_tokenize},
     {"inspect", "show what is in a model file", sn_cmd_inspect},
     {"route", "show the way that a token would take, and why", sn_cmd_route},

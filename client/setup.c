@@ -49,6 +49,17 @@ sn_status sn_setup_context(const sn_setup *setup, int64_t asked, int64_t usual, 
     return SN_OK;
 }
 
+sn_status sn_setup_link(sn_setup *setup, sn_err *err) {
+    sn_shape shape = {0};
+    sn_contacts contacts;
+    sn_hash id = sn_model_id(setup->model);
+    sn_status status = sn_given.link ? sn_shape_parse(sn_given.link, &shape, err) : SN_OK;
+    if (status) return sn_err_context(err, "--link");
+    status = sn_contacts_find(&contacts, &id, (int)sn_given.timeout_s * 1000, err);
+    if (status || !contacts.n) return status;
+    return sn_link_open(contacts.items, contacts.n, sn_given.identity, sn_given.swarm_key, &shape, &setup->link, err);
+}
+
 sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_err *err) {
     sn_chain_options options = {.device = setup->device,
                                 .max_tokens = max_tokens,
@@ -80,14 +91,7 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
                            options.local_end, setup->hp->n_blocks);
         options.kv_memory = sn_given.kv_memory;
     }
-    sn_shape shape = {0};
-    if (sn_given.link) status = sn_shape_parse(sn_given.link, &shape, err);
-    if (status) return sn_err_context(err, "--link");
-    sn_contacts contacts;
-    sn_hash id = sn_model_id(setup->model);
-    status = sn_contacts_find(&contacts, &id, (int)sn_given.timeout_s * 1000, err);
-    if (!status && contacts.n)
-        status = sn_link_open(contacts.items, contacts.n, sn_given.identity, sn_given.swarm_key, &shape, &setup->link, err);
+    status = sn_setup_link(setup, err);
     if (status) return status;
     options.link = setup->link;
     if ((status = sn_setup_audit(setup, &options, err))) return status;

@@ -27,6 +27,7 @@ endmacro()
 # The forms of xpu.h with what linear.cl needs to know of each.
 if(SN_XPU)
   sn_xpu_module(block block.cl)
+  sn_xpu_module(grad grad.cl)
   foreach(form f32,32,NONE,0 f16,16,NONE,0 bf16,17,NONE,0 q4z,4,D,1 q4h,4,H,0 q4k,4,K,0 iq4d,4,D,2 iq4k,4,K,2
                mxfp4,4,E,3 q8d,8,D,0 q8h,8,H,0 q8k,8,K,0 q8s,8,S,0)
     string(REPLACE "," ";" parts ${form})

@@ -97,6 +97,17 @@ typedef struct sn_device_limits {
     int context; /* positions attention looks back on */
 } sn_device_limits;
 
+/* One sequence's attention, to be gone through backwards: rows 0..n-1 at positions 0..n-1, as attention saw them (q and k
+ * rotated). All on the device. */
+typedef struct sn_attention_grad {
+    int n, n_heads, n_kv_heads, head_dim;
+    int window;  /* as of attention */
+    float scale;
+    const float *q, *dout;   /* (n, n_heads, head_dim); dout: gradient of attention's result */
+    const float *k, *v;      /* (n, n_kv_heads, head_dim) */
+    float *dq, *dk, *dv;     /* shaped like q, k, v; overwritten */
+} sn_attention_grad;
+
 typedef struct sn_device sn_device;
 
 typedef struct sn_device_ops {
@@ -165,6 +176,25 @@ typedef struct sn_device_ops {
     sn_status (*add)(sn_device *d, size_t n, float *y, const float *x, sn_err *err); /* y += x */
     /* y (n, cols) = row ids[i] of the weight, as float32. ids: host, each below weight->rows (checked). */
     sn_status (*gather)(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err);
+
+    /* -- gradients, to train through frozen weights. d... is the gradient of a loss with respect to the tensor of that name.
+     * Not during a recorded pass. On the CPU a row's results depend on that row alone, and sums over rows are one chain in
+     * their order: the same bits whatever the threads and the instruction set. These may allocate, once for each size. */
+    /* dx (n, cols) = dy (n, rows) . weight, or grows by it; the weight as float32, as gather gives it. A quantised linear
+     * rounds its inputs: that is not differentiated (straight-through, Bengio et al. 2013). */
+    sn_status (*linear_grad)(sn_device *d, int n, const float *dy, const sn_weight *weight, bool grow, float *dx,
+                             sn_err *err);
+    /* dw (rows, cols) grows by dy^T (rows, n) . x (n, cols). */
+    sn_status (*outer_grad)(sn_device *d, int n, int rows, int cols, const float *dy, const float *x, float *dw,
+                            sn_err *err);
+    /* dx (n, width) = the gradient of rms_norm's x, or grows by it; not growing, dx may be dy. */
+    sn_status (*rms_norm_grad)(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
+                               const float *dy, bool grow, float *dx, sn_err *err);
+    /* dgate, dup (n) from silu_mul's inputs; dy may be dgate or dup. */
+    sn_status (*silu_mul_grad)(sn_device *d, size_t n, const float *gate, const float *up, const float *dy, float *dgate,
+                               float *dup, sn_err *err);
+    /* Takes memory for a row of scores, never for a matrix of them (Dao et al. 2022). */
+    sn_status (*attention_grad)(sn_device *d, const sn_attention_grad *grad, sn_err *err);
 
     size_t (*kv_page_bytes)(const sn_device *d, const sn_kv_shape *shape);
     void (*close)(sn_device *d);

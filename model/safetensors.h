@@ -7,6 +7,7 @@
 #define SN_MODEL_SAFETENSORS_H
 
 #include "base/dtype.h"
+#include "base/mem.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -55,5 +56,7 @@ typedef struct sn_safetensors_entry {
 /* Writes a file with these tensors, in this order. The file appears under its name only when it is whole. */
 sn_status sn_safetensors_write(const char *path, const sn_safetensors_entry *entries, size_t n,
                                sn_err *err) SN_MUST_USE;
+/* The same as bytes, into an empty buffer. */
+sn_status sn_safetensors_image(const sn_safetensors_entry *entries, size_t n, sn_buf *out, sn_err *err) SN_MUST_USE;
 
 #endif

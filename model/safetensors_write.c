@@ -51,6 +51,16 @@ static sn_status make_header(const sn_safetensors_entry *entries, size_t n, sn_b
     return SN_OK;
 }
 
+sn_status sn_safetensors_image(const sn_safetensors_entry *entries, size_t n, sn_buf *out, sn_err *err) {
+    size_t bytes = 0;
+    sn_status status = make_header(entries, n, out, err);
+    for (size_t i = 0; !status && i < n; i++) {
+        status = entry_bytes(&entries[i], &bytes, err);
+        if (!status) status = sn_buf_append(out, entries[i].data, bytes, err);
+    }
+    return status;
+}
+
 static sn_status write_all(int fd, const void *data, size_t len, const char *path, sn_err *err) {
     const uint8_t *at = data;
     while (len) {

@@ -27,6 +27,7 @@
 RECORD(HOP, hop)
 RECORD(TRACE, trace)
 RECORD(MARK, mark)
+RECORD(SAMPLE, sample)
 #define X(KIND, name, tensor) RECORD(KIND, msg_##name)
 SN_MESSAGES(X)
 #undef X

@@ -19,6 +19,7 @@ enum {
     SN_ADDRESS_MAX = 255,         /* "tcp://host:port" */
     SN_HOPS_MAX = 64,             /* nodes in a chain */
     SN_PAST_TOKENS_MAX = 512,     /* of a past, in one message */
+    SN_SAMPLES_MAX = 1024,        /* of a batch, in one message */
     SN_ANNOUNCEMENTS_MAX = 256,   /* in one message */
     SN_ANNOUNCEMENT_SIZE_MAX = 16384,
     SN_PADDINGS_MAX = 16,         /* in a PING */
@@ -123,6 +124,24 @@ enum {
 /* To the owner of a session, unasked: the node leaves; it serves on until the session is moved or its time is up. */
 #define SN_FIELDS_LEAVING(U64, KEY, SID, STR, LIST, BLOBS) SID(session)
 
+/* Training through frozen blocks. A tuning (blocks/tuning.h) is what a client has trained: its tensor is F32 (n), the
+ * bytes of a safetensors image, whose length is a multiple of four. Held until others need the room; hash: SHA-256 of
+ * the image. */
+#define SN_FIELDS_TUNE(U64, KEY, SID, STR, LIST, BLOBS)  U64(protocol) KEY(model) KEY(hash)
+#define SN_FIELDS_TUNED(U64, KEY, SID, STR, LIST, BLOBS) KEY(hash) U64(bytes)
+/* A batch of sequences, each from position 0, one behind the other: FORWARD's tensor is (rows, n_embd), the hidden
+ * states that enter first_block; the answer those that leave end_block - 1. BACKWARD's is (2, rows, n_embd): the same,
+ * then the gradients of what leaves; the answer's is (n): rows * n_embd gradients of what enters, then for each
+ * sequence those of the tuning's tensors of these blocks. tuning: as told by TUNE; all zero: none. Nothing is kept
+ * between the two. */
+#define SN_FIELDS_SAMPLE(U64, KEY, SID, STR, LIST, BLOBS) U64(tokens) /* of one sequence */
+#define SN_FIELDS_FORWARD(U64, KEY, SID, STR, LIST, BLOBS)                                                             \
+    U64(protocol) KEY(model) U64(first_block) U64(end_block) KEY(tuning) LIST(samples, sample, SN_SAMPLES_MAX)
+#define SN_FIELDS_FORWARDED(U64, KEY, SID, STR, LIST, BLOBS) U64(queue_us) U64(compute_us)
+#define SN_FIELDS_BACKWARD(U64, KEY, SID, STR, LIST, BLOBS)                                                            \
+    U64(protocol) KEY(model) U64(first_block) U64(end_block) KEY(tuning) LIST(samples, sample, SN_SAMPLES_MAX)
+#define SN_FIELDS_GRADIENTS(U64, KEY, SID, STR, LIST, BLOBS) U64(queue_us) U64(compute_us)
+
 #define SN_FIELDS_CLOSE(U64, KEY, SID, STR, LIST, BLOBS)  SID(session)
 #define SN_FIELDS_CLOSED(U64, KEY, SID, STR, LIST, BLOBS) SID(session)
 
@@ -157,6 +176,12 @@ enum {
     X(RESUME, resume, 0)                                                                                               \
     X(RESUMED, resumed, 0)                                                                                             \
     X(LEAVING, leaving, 0)                                                                                             \
+    X(TUNE, tune, 1)                                                                                                   \
+    X(TUNED, tuned, 0)                                                                                                 \
+    X(FORWARD, forward, 1)                                                                                             \
+    X(FORWARDED, forwarded, 1)                                                                                         \
+    X(BACKWARD, backward, 1)                                                                                           \
+    X(GRADIENTS, gradients, 1)                                                                                         \
     X(CLOSE, close, 0)                                                                                                 \
     X(CLOSED, closed, 0)                                                                                               \
     X(STATUS, status, 0)                                                                                               \
@@ -192,6 +217,7 @@ typedef struct sn_blob {
 SN_STRUCT(HOP, hop)
 SN_STRUCT(TRACE, trace)
 SN_STRUCT(MARK, mark)
+SN_STRUCT(SAMPLE, sample)
 #define X(KIND, name, tensor) SN_STRUCT(KIND, msg_##name)
 SN_MESSAGES(X)
 #undef X

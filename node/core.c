@@ -39,6 +39,7 @@ void sn_core_free(sn_core **core) {
     for (size_t i = 0; c->sessions && i < sn_sessions_count(c->sessions); i++)
         sn_core_moves_free(sn_sessions_at(c->sessions, i), true);
     sn_sessions_free(&c->sessions);
+    sn_core_tunings_free(c);
     sn_directory_free(&c->directory);
     sn_quota_free(&c->quota);
     sn_hasher_free(c->hasher);
@@ -283,6 +284,13 @@ void sn_core_handle(sn_core *core, sn_event *event, int64_t now_us, int64_t unix
     case SN_MSG_RESUME:
         sn_core_on_resume(core, event, now_us);
         break;
+    case SN_MSG_TUNE:
+        sn_core_on_tune(core, event, now_us);
+        break; /* keeps the message when it becomes a job, as do these: */
+    case SN_MSG_FORWARD:
+    case SN_MSG_BACKWARD:
+        sn_core_on_batch(core, event, now_us);
+        break;
     default:
         (void)sn_fail(&err, SN_REFUSED, "a node takes no %s: it is an answer", sn_msg_kind_name(event->msg->kind));
         sn_core_refuse(core, event->peer, event->msg, &err);
@@ -294,6 +302,11 @@ void sn_core_done(sn_core *core, sn_job *job, int64_t now_us) {
     sn_session *session = job->session;
     core->unix_ms = now_us / 1000 + core->unix_ahead_ms;
     core->jobs--;
+    if (job->kind == SN_JOB_TRAIN) {
+        sn_core_train_done(core, job, now_us);
+        sn_job_free(&job);
+        return;
+    }
     if (job->kind == SN_JOB_READ) {
         sn_core_read_done(core, session, job, now_us);
     } else {

@@ -5,6 +5,7 @@
 #include "node/core.h"
 #include "node/distance.h"
 #include "node/gossip.h"
+#include "node/training.h"
 
 enum { SN_JOINED_MAX = 64 };
 
@@ -36,6 +37,17 @@ typedef struct sn_seat {
     uint64_t moves;  /* made since the start */
 } sn_seat;
 
+/* What clients have trained and is held for them (core_train.c). Named by what it is, so whoever knows the name may use it. */
+enum { SN_TUNED_MAX = 64 };
+typedef struct sn_tuned {
+    enum { SN_TUNED_FREE, SN_TUNED_COMING, SN_TUNED_HELD, SN_TUNED_GOING } state;
+    sn_hash hash;
+    size_t bytes;
+    size_t users; /* jobs in the engine, and sessions */
+    int64_t used_us;
+    sn_tuning *tuning; /* the device's thread's: not to be touched here while the engine lives */
+} sn_tuned;
+
 struct sn_core {
     sn_core_setup setup;
     char address[SN_ADDRESS_MAX + 1], name[64];
@@ -62,6 +74,10 @@ struct sn_core {
     sn_buf sealed;       /* our own newest announcement */
 
     sn_seat seat;
+    sn_tuned tuned[SN_TUNED_MAX];
+    size_t trainings; /* batches in the engine */
+    uint64_t trained_tokens;
+
     sn_distance distance;
     uint64_t last_ping, ping_rounds;
 };
@@ -117,6 +133,15 @@ void sn_core_moves_rewind(sn_session *session, int position); /* what lies behin
 void sn_core_moves_go_on(sn_core *core, sn_session *session, int64_t now_us);
 void sn_core_moves_free(sn_session *session, bool engine_is_gone);
 int64_t sn_core_moves_tick(sn_core *core, int64_t now_us); /* returns when to be called again */
+
+/* core_train.c */
+void sn_core_on_tune(sn_core *core, sn_event *event, int64_t now_us);
+void sn_core_on_batch(sn_core *core, sn_event *event, int64_t now_us); /* FORWARD or BACKWARD */
+void sn_core_train_done(sn_core *core, sn_job *job, int64_t now_us);
+/* The tuning of this name, *out NULL for the name of zeros; SN_REBUILD when it is not held. */
+sn_status sn_core_use_tuning(sn_core *core, const uint8_t hash[SN_KEY_SIZE], int64_t now_us, sn_tuned **out,
+                             sn_err *err) SN_MUST_USE;
+void sn_core_tunings_free(sn_core *core); /* the engine is gone */
 
 /* core_peers.c */
 void sn_core_on_peers(sn_core *core, sn_event *event, int64_t now_us, int64_t unix_ms);

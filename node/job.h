@@ -17,6 +17,7 @@ typedef enum sn_job_kind {
     SN_JOB_CLOSE, /* free the session's past */
     SN_JOB_READ,  /* copy n_tokens of the past from `position` on to output, as a KV_PUT's tensor, and hash it */
     SN_JOB_WRITE, /* rewind to position, then append n_tokens of past from such a tensor, if it has the hash */
+    SN_JOB_TRAIN, /* of no session: node/training.h says what */
 } sn_job_kind;
 
 typedef struct sn_job {
@@ -46,6 +47,8 @@ typedef struct sn_job {
     int64_t started_us, finished_us;
     sn_status status;
     sn_err err;
+
+    struct sn_training *training; /* of SN_JOB_TRAIN, owned */
 
     struct sn_job *next; /* in the scheduler's list */
     uint64_t round;      /* of the pass in which the scheduler looked at it last */

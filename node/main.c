@@ -17,7 +17,7 @@ enum { EXIT_OK = 0, EXIT_NETWORK = 1, EXIT_USAGE = 2, EXIT_RESOURCES = 3 };
 static struct {
     const char *model, *blocks, *listen, *public_address, *identity, *swarm_key, *link, *name, *isa, *metrics, *log_level;
     const char *device, *device_map, *offload, *offload_dir, *preload;
-    const char *prefix_memory, *share_prefixes, *kv_dtype, *idle_to, *idle_dir, *idle_memory;
+    const char *prefix_memory, *share_prefixes, *kv_dtype, *idle_to, *idle_dir, *idle_memory, *tune_memory;
     sn_strings join, device_memory;
     size_t kv_memory, client_kv;
     int64_t client_sessions, client_steps;
@@ -72,6 +72,8 @@ static const sn_option serving[] = {
     SN_OPT_STRING("prefix-memory", "SIZE", &given.prefix_memory,
                   "host memory for what sessions with the same beginning share; 0: they share nothing; by itself an "
                   "eighth of --kv-memory"),
+    SN_OPT_STRING("tune-memory", "SIZE", &given.tune_memory,
+                  "for training through these blocks, half to work in and half for what clients trained; 0: none (256MiB)"),
     SN_OPT_STRING("share-prefixes", "client|all", &given.share_prefixes,
                   "who shares beginnings: the sessions of one client, or everybody's"),
     SN_OPT_INT("drain-timeout", "SECONDS", &given.drain_timeout_s, 0, 100000,
@@ -283,7 +285,10 @@ static sn_status read_sharing(sn_node_config *config, sn_err *err) {
     if (!config->share_all && strcmp(given.share_prefixes, "client"))
         return sn_fail(err, SN_REFUSED, "--share-prefixes %.40s is unknown: use client or all", given.share_prefixes);
     sn_status status = given.prefix_memory ? sn_parse_size(given.prefix_memory, &config->prefix_memory, err) : SN_OK;
-    return status ? sn_err_context(err, "--prefix-memory") : SN_OK;
+    if (status) return sn_err_context(err, "--prefix-memory");
+    config->tune_memory = (size_t)256 << 20;
+    if (given.tune_memory) status = sn_parse_size(given.tune_memory, &config->tune_memory, err);
+    return status ? sn_err_context(err, "--tune-memory") : SN_OK;
 }
 
 static sn_status read_idle(sn_node_config *config, sn_err *err) {

@@ -122,6 +122,7 @@ static sn_status new_core(sn_node *node, const sn_node_config *config, sn_err *e
         .sessions_max = config->sessions_max,
         .idle_us_max = (int64_t)config->session_timeout_s * 1000000,
         .room_us_max = (int64_t)config->room_timeout_s * 1000000,
+        .tune_bytes_max = config->tune_memory,
         .share_all = config->share_all,
         .quota = config->quota,
         .submit = submit,

@@ -4,17 +4,22 @@
 #include "base/mem.h"
 #include "node/past.h"
 #include "node/room.h"
+#include "node/training.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum { READ_WAIT_US = 10000000, OVERTAKEN_US_MAX = 5000000 };
+enum { TRAIN_EVERY_US = 1000000 }; /* beside others' steps one sequence is trained each second, so that nobody starves */
 
 struct sn_scheduler {
     sn_span *span;
     sn_kv_pool *pool;
     sn_room room;
-    sn_job *jobs; /* in order of priority, then of arrival */
+    sn_job *jobs;      /* in order of priority, then of arrival */
+    sn_job *trainings; /* whose turn it is, first */
+    sn_trainer *trainer;
+    int64_t trained_us; /* when a sequence was trained last */
     uint64_t passes;
     int whole_rows; /* of the newest run, over the whole span */
     sn_guard_watch watch;
@@ -30,6 +35,7 @@ void sn_job_free(sn_job **job) {
     sn_job *j = *job;
     if (!j) return;
     sn_shared_unref(j->output);
+    sn_training_free(&j->training);
     free(j);
     *job = NULL;
 }
@@ -40,15 +46,20 @@ sn_status sn_scheduler_new(sn_span *span, sn_kv_pool *pool, sn_scheduler **out, 
     (*out)->span = span;
     (*out)->pool = pool;
     sn_room_init(&(*out)->room, pool);
-    return SN_OK;
+    status = sn_trainer_new(span, &(*out)->trainer, err);
+    if (status) sn_scheduler_free(out);
+    return status;
 }
 
 void sn_scheduler_free(sn_scheduler **scheduler) {
     if (!*scheduler) return;
-    for (sn_job *job = (*scheduler)->jobs, *next; job; job = next) {
-        next = job->next;
-        sn_job_free(&job);
-    }
+    sn_job *lists[] = {(*scheduler)->jobs, (*scheduler)->trainings};
+    for (int i = 0; i < 2; i++)
+        for (sn_job *job = lists[i], *next; job; job = next) {
+            next = job->next;
+            sn_job_free(&job);
+        }
+    sn_trainer_free(&(*scheduler)->trainer);
     free(*scheduler);
     *scheduler = NULL;
 }
@@ -59,15 +70,15 @@ static bool goes_before(const sn_job *job, const sn_job *other) {
 }
 
 void sn_scheduler_add(sn_scheduler *scheduler, sn_job *job) {
-    sn_job **at = &scheduler->jobs;
+    sn_job **at = job->kind == SN_JOB_TRAIN ? &scheduler->trainings : &scheduler->jobs;
     while (*at && !goes_before(job, *at)) at = &(*at)->next;
     job->next = *at;
     *at = job;
 }
 
-bool sn_scheduler_idle(const sn_scheduler *scheduler) { return !scheduler->jobs; }
+bool sn_scheduler_idle(const sn_scheduler *scheduler) { return !scheduler->jobs && !scheduler->trainings; }
 bool sn_scheduler_waiting(const sn_scheduler *scheduler) {
-    return scheduler->jobs && scheduler->waiting && !sn_scheduler_moving(scheduler);
+    return scheduler->jobs && scheduler->waiting && !scheduler->trainings && !sn_scheduler_moving(scheduler);
 }
 /* Those that were moved may be waited for, as well as those that are to be. */
 bool sn_scheduler_moving(const sn_scheduler *scheduler) {
@@ -78,9 +89,9 @@ uint64_t sn_scheduler_passes(const sn_scheduler *scheduler) { return scheduler->
 int sn_scheduler_rows(const sn_scheduler *scheduler) { return scheduler->whole_rows; }
 const sn_guard_watch *sn_scheduler_watch(const sn_scheduler *scheduler) { return &scheduler->watch; }
 
-/* Moves the jobs that have ended from the scheduler to the front of *done. */
-static void collect(sn_scheduler *s, sn_job **done) {
-    sn_job **at = &s->jobs;
+/* Moves the jobs that have ended from the list to the front of *done. */
+static void collect(sn_job **from, sn_job **done) {
+    sn_job **at = from;
     while (*at) {
         sn_job *job = *at;
         if (!job->finished_us) {
@@ -101,7 +112,7 @@ static void undo(sn_job *job) {
 static void end_job(sn_job *job, sn_status status, int64_t now_us) {
     job->status = status;
     job->finished_us = now_us;
-    if (status && job->kind != SN_JOB_READ) undo(job);
+    if (status && job->kv && job->kind != SN_JOB_READ) undo(job);
 }
 
 /* -- rows that need not be computed -------------------------------------------------------------------------------- */
@@ -272,13 +283,26 @@ static void run_pass(sn_scheduler *s) {
     }
 }
 
+/* One sequence of the training job whose turn it is; then it is the next one's. */
+static void train(sn_scheduler *s, int64_t now_us) {
+    sn_job *job = s->trainings;
+    if (!job) return;
+    s->trained_us = now_us;
+    if (!sn_trainer_work(s->trainer, job)) {
+        s->trainings = job->next;
+        sn_scheduler_add(s, job);
+    }
+}
+
 sn_job *sn_scheduler_run(sn_scheduler *s, int64_t now_us) {
     sn_room_begin(&s->room, s->jobs, now_us);
     form_pass(s, now_us);
     sn_job *lost = sn_room_tidy(&s->room, s->jobs);
     if (lost) end_job(lost, lost->err.status, now_us);
     if (s->n_chosen) run_pass(s);
+    if (!s->n_chosen || now_us - s->trained_us > TRAIN_EVERY_US) train(s, now_us);
     sn_job *done = NULL;
-    collect(s, &done);
+    collect(&s->jobs, &done);
+    collect(&s->trainings, &done);
     return done;
 }

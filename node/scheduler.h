@@ -4,7 +4,7 @@
  * A pass takes every session that has work: decode steps first, so that a prompt never stops others from writing, then
  * prompts in chunks, clients in turns. A job that finds the cache full waits until its deadline for others to give room (room.h). Rows whose pages
  * are known (kvcache/prefix.h) are taken over instead of computed; of two that read the same beginning at once, the second
- * waits for the pages of the first. */
+ * waits for the pages of the first. Training comes last: a sequence at a time, when no step can run. */
 #ifndef SN_NODE_SCHEDULER_H
 #define SN_NODE_SCHEDULER_H
 

@@ -321,10 +321,11 @@ static sn_status cpu_gather(sn_device *d, const sn_weight *weight, int n, const 
 
 static void cpu_close(sn_device *d) {
     sn_cpu *cpu = (sn_cpu *)d;
-    void *xq = cpu->xq, *scores = cpu->scores, *sums = cpu->sums;
+    void *xq = cpu->xq, *scores = cpu->scores, *sums = cpu->sums, *grad = cpu->grad;
     sn_pages_free(&xq, cpu->xq_bytes);
     sn_pages_free(&scores, cpu->scores_bytes);
     sn_pages_free(&sums, cpu->sums_bytes);
+    sn_pages_free(&grad, cpu->grad_bytes);
     sn_pool_free(&cpu->pool);
     free(cpu);
 }
@@ -356,6 +357,11 @@ static const sn_device_ops cpu_ops = {
     .silu_mul = cpu_silu_mul,
     .add = cpu_add,
     .gather = cpu_gather,
+    .linear_grad = sn_cpu_linear_grad,
+    .outer_grad = sn_cpu_outer_grad,
+    .rms_norm_grad = sn_cpu_rms_norm_grad,
+    .silu_mul_grad = sn_cpu_silu_mul_grad,
+    .attention_grad = sn_cpu_attention_grad,
     .kv_page_bytes = sn_cpu_kv_page_bytes,
     .close = cpu_close,
 };

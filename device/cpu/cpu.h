@@ -124,6 +124,24 @@ static inline int sn_attention_base(const sn_attention_job *job) {
 }
 static inline int sn_attention_end(const sn_attention_job *job) { return job->position + job->n_tokens; }
 
+/* y (rows, width) += a (rows, depth) . b (depth, width): each element one chain over depth. Element (r, k) of a lies at
+ * a[r * a_row + k * a_depth]; rows of b and y are `b_row` and `y_row` apart. */
+typedef struct sn_multiply_job {
+    size_t rows, depth, width;
+    const float *a, *b;
+    float *y;
+    size_t a_row, a_depth, b_row, y_row;
+} sn_multiply_job;
+
+/* The query heads of one key-value head, backwards. */
+typedef struct sn_attention_grad_job {
+    const sn_attention_grad *grad;
+    int kv_head;
+    float *keys, *values; /* scratch: (head_dim, room) each: this head's, turned */
+    float *p, *dp;        /* scratch: (room) each */
+    size_t room;          /* n rounded up to 16 */
+} sn_attention_grad_job;
+
 typedef struct sn_cpu_kernels {
     const char *name;
     void (*quantize)(size_t cols, const float *x, sn_xblock *out); /* cols: a multiple of 32 */
@@ -138,6 +156,10 @@ typedef struct sn_cpu_kernels {
     void (*values)(const sn_attention_job *job, int first, int end);
     void (*silu_mul)(size_t n, const float *gate, const float *up, float *y);
     void (*add)(size_t n, float *y, const float *x);
+    void (*multiply)(const sn_multiply_job *job);
+    void (*rms_norm_grad)(int width, const float *x, const float *weight, float eps, const float *dy, bool grow, float *dx);
+    void (*silu_mul_grad)(size_t n, const float *gate, const float *up, const float *dy, float *dgate, float *dup);
+    void (*attention_grad)(const sn_attention_grad_job *job);
 } sn_cpu_kernels;
 
 extern const sn_cpu_kernels sn_cpu_kernels_c;
@@ -158,6 +180,9 @@ sn_status sn_cpu_weight_pack(sn_device *d, sn_dtype dtype, size_t rows, size_t c
                              sn_err *err) SN_MUST_USE; /* `host` may lie unaligned */
 sn_cpu_weight sn_cpu_weight_view(const sn_weight *weight);
 void sn_cpu_weight_row(const sn_cpu_weight *weight, size_t row, float *out); /* unpacked, as float32 */
+/* Columns [first, end) of a panel's rows, unpacked: out (SN_LANES, stride). first, end: multiples of 32 where the layout is
+ * quantised. */
+void sn_cpu_weight_tile(const sn_cpu_weight *weight, size_t panel, size_t first, size_t end, float *out, size_t stride);
 
 /* cpu.c */
 sn_status sn_cpu_open(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err) SN_MUST_USE;
@@ -185,6 +210,17 @@ sn_status sn_cpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, voi
 sn_status sn_cpu_attention(sn_device *d, int block, int n_heads, int window, float scale, const float *q, float *out,
                            sn_err *err);
 
+/* grad.c */
+sn_status sn_cpu_linear_grad(sn_device *d, int n, const float *dy, const sn_weight *weight, bool grow, float *dx,
+                             sn_err *err);
+sn_status sn_cpu_outer_grad(sn_device *d, int n, int rows, int cols, const float *dy, const float *x, float *dw,
+                            sn_err *err);
+sn_status sn_cpu_rms_norm_grad(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
+                               const float *dy, bool grow, float *dx, sn_err *err);
+sn_status sn_cpu_silu_mul_grad(sn_device *d, size_t n, const float *gate, const float *up, const float *dy, float *dgate,
+                               float *dup, sn_err *err);
+sn_status sn_cpu_attention_grad(sn_device *d, const sn_attention_grad *grad, sn_err *err);
+
 typedef struct sn_cpu {
     sn_device base;
     const sn_cpu_kernels *kernels;
@@ -198,6 +234,8 @@ typedef struct sn_cpu {
     size_t scores_bytes, scores_room;
     float *sums; /* for each worker SN_SCORE_ROWS */
     size_t sums_bytes;
+    float *grad; /* for each worker what a gradient needs; grows when it is asked for more */
+    size_t grad_bytes;
     char description[64];
 } sn_cpu;
 

@@ -292,6 +292,7 @@ static void silu_mul(size_t n, const float *gate, const float *up, float *y) {
 }
 
 #include "device/cpu/attention.inc.c"
+#include "device/cpu/grad.inc.c"
 
 const sn_cpu_kernels LANES_KERNELS = {
     .name = LANES_NAME,
@@ -304,4 +305,8 @@ const sn_cpu_kernels LANES_KERNELS = {
     .values = values,
     .silu_mul = silu_mul,
     .add = add,
+    .multiply = multiply,
+    .rms_norm_grad = rms_norm_grad,
+    .silu_mul_grad = silu_mul_grad,
+    .attention_grad = attention_grad,
 };

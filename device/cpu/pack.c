@@ -262,28 +262,44 @@ static void read_scales(sn_layout layout, const uint8_t *head, const uint8_t *sc
     }
 }
 
+/* One lane of the group number `g` of a panel at `at`: 32 numbers. */
+static void unpack_group(const sn_cpu_weight *w, const uint8_t *at, size_t g, size_t lane, float *out) {
+    size_t in_block = blocks[w->layout].k / SN_QUANT_GROUP, quants = quant_bytes(w->layout);
+    const uint8_t *block = at + g / in_block * blocks[w->layout].bytes, *scales = block + quants, *q = block;
+    bool q4 = sn_layout_nibbles(w->layout);
+    if (sn_layout_super(w->layout)) {
+        scales = block + SN_SUPER_HEAD + g % in_block * SN_SUPER_SCALES;
+        q = block + SN_SUPER_HEAD + SN_SUPER_GROUPS * SN_SUPER_SCALES + g % in_block * quants;
+    }
+    for (size_t h = 0; h < 2; h++) {
+        float d, m;
+        read_scales(w->layout, block, scales, lane, h, &d, &m);
+        const uint8_t *from = q + (q4 ? 0 : 256 * h) + lane * 4;
+        for (size_t i = 0; i < 16; i++) {
+            int byte = from[i / 4 * 64 + i % 4];
+            out[16 * h + i] = d * (float)(q4 ? byte >> 4 * h & 15 : byte - 128) + m;
+        }
+    }
+}
+
 void sn_cpu_weight_row(const sn_cpu_weight *w, size_t row, float *out) {
     assert(row < w->rows);
     const uint8_t *at = w->data + row / SN_LANES * w->panel_bytes;
-    size_t lane = row % SN_LANES, in_block = blocks[w->layout].k / SN_QUANT_GROUP, quants = quant_bytes(w->layout);
+    size_t lane = row % SN_LANES;
     if (!sn_layout_quantised(w->layout)) {
         for (size_t k = 0; k < w->cols; k++) out[k] = read_float(w->layout, at, k * SN_LANES + lane);
         return;
     }
-    bool q4 = sn_layout_nibbles(w->layout), super = sn_layout_super(w->layout);
-    for (size_t g = 0; g < w->cols / SN_QUANT_GROUP; g++, out += SN_QUANT_GROUP) {
-        const uint8_t *block = at + g / in_block * blocks[w->layout].bytes, *scales = block + quants, *q = block;
-        if (super) {
-            scales = block + SN_SUPER_HEAD + g % in_block * SN_SUPER_SCALES;
-            q = block + SN_SUPER_HEAD + SN_SUPER_GROUPS * SN_SUPER_SCALES + g % in_block * quants;
-        }
-        for (size_t h = 0; h < 2; h++) {
-            float d, m;
-            read_scales(w->layout, block, scales, lane, h, &d, &m);
-            for (size_t i = 0; i < 16; i++) {
-                size_t byte = (q4 ? 0 : 256 * h) + i / 4 * 64 + lane * 4 + i % 4;
-                out[16 * h + i] = d * (float)(q4 ? q[byte] >> 4 * h & 15 : q[byte] - 128) + m;
-            }
-        }
+    for (size_t g = 0; g < w->cols / SN_QUANT_GROUP; g++, out += SN_QUANT_GROUP) unpack_group(w, at, g, lane, out);
+}
+
+void sn_cpu_weight_tile(const sn_cpu_weight *w, size_t panel, size_t first, size_t end, float *out, size_t stride) {
+    const uint8_t *at = w->data + panel * w->panel_bytes;
+    for (size_t lane = 0; lane < SN_LANES; lane++, out += stride) {
+        if (!sn_layout_quantised(w->layout))
+            for (size_t k = first; k < end; k++) out[k - first] = read_float(w->layout, at, k * SN_LANES + lane);
+        else
+            for (size_t k = first; k < end; k += SN_QUANT_GROUP)
+                unpack_group(w, at, k / SN_QUANT_GROUP, lane, out + (k - first));
     }
 }

@@ -57,7 +57,7 @@ static sn_status cuda_prepare(sn_device *d, const sn_device_limits *limits, sn_e
 /* Everything that belongs to the device's context. */
 static void give_back(sn_cuda *cuda) {
     sn_cuda_room *const rooms[] = {&cuda->blas_room, &cuda->x,       &cuda->tile, &cuda->ids,
-                                   &cuda->past,      &cuda->partial, &cuda->table};
+                                   &cuda->past,      &cuda->partial, &cuda->grad, &cuda->table};
     sn_cuda_forget_records(cuda);
     if (cuda->blas) cublasDestroy_v2(cuda->blas);
     for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++)
@@ -116,6 +116,11 @@ static const sn_device_ops cuda_ops = {
     .silu_mul = sn_cuda_silu_mul_op,
     .add = sn_cuda_add_op,
     .gather = sn_cuda_gather_op,
+    .linear_grad = sn_cuda_linear_grad_op,
+    .outer_grad = sn_cuda_outer_grad_op,
+    .rms_norm_grad = sn_cuda_rms_norm_grad_op,
+    .silu_mul_grad = sn_cuda_silu_mul_grad_op,
+    .attention_grad = sn_cuda_attention_grad_op,
     .kv_page_bytes = sn_cuda_kv_page_bytes,
     .close = cuda_close,
 };

@@ -59,6 +59,7 @@ typedef struct sn_cuda {
     sn_cuda_room ids;     /* of gather */
     sn_cuda_room past;    /* keys and values on their way in or out */
     sn_cuda_room partial; /* of attention */
+    sn_cuda_room grad;    /* of its gradient */
     sn_holdings held;     /* what alloc gave */
 
     struct sn_cuda_stage {
@@ -169,5 +170,16 @@ sn_status sn_cuda_rope_op(sn_device *d, int n, int n_heads, int head_dim, float 
 sn_status sn_cuda_silu_mul_op(sn_device *d, size_t n, const float *gate, const float *up, float *y, sn_err *err);
 sn_status sn_cuda_add_op(sn_device *d, size_t n, float *y, const float *x, sn_err *err);
 sn_status sn_cuda_gather_op(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err);
+
+/* -- grad.c */
+sn_status sn_cuda_linear_grad_op(sn_device *d, int n, const float *dy, const sn_weight *weight, bool grow, float *dx,
+                                 sn_err *err);
+sn_status sn_cuda_outer_grad_op(sn_device *d, int n, int rows, int cols, const float *dy, const float *x, float *dw,
+                                sn_err *err);
+sn_status sn_cuda_rms_norm_grad_op(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
+                                   const float *dy, bool grow, float *dx, sn_err *err);
+sn_status sn_cuda_silu_mul_grad_op(sn_device *d, size_t n, const float *gate, const float *up, const float *dy, float *dgate,
+                                   float *dup, sn_err *err);
+sn_status sn_cuda_attention_grad_op(sn_device *d, const sn_attention_grad *grad, sn_err *err);
 
 #endif

@@ -7,6 +7,7 @@
 #define SN_DEVICE_CUDA_KERNELS_H
 
 #include "device/cuda/layout.h"
+#include "device/device.h"
 
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
@@ -112,6 +113,17 @@ typedef struct sn_cuda_attention {
 cudaError_t sn_cuda_attention_split(cudaStream_t stream, const sn_cuda_attention *a, int n_rows, int n_splits);
 /* By tiles of rows, one pass over the keys each with running maxima. */
 cudaError_t sn_cuda_attention_tiles(cudaStream_t stream, const sn_cuda_attention *a, int n_tiles);
+
+/* -- gradients; as in device/device.h */
+cudaError_t sn_cuda_linear_grad(cudaStream_t stream, const sn_cuda_matrix *weight, int n, const float *dy, bool grow,
+                                float *dx);
+cudaError_t sn_cuda_outer_grad(cudaStream_t stream, int n, int rows, int cols, const float *dy, const float *x, float *dw);
+cudaError_t sn_cuda_rms_norm_grad(cudaStream_t stream, int n, int width, const float *x, const float *weight, float eps,
+                                  const float *dy, bool grow, float *dx);
+cudaError_t sn_cuda_silu_mul_grad(cudaStream_t stream, size_t n, const float *gate, const float *up, const float *dy,
+                                  float *dgate, float *dup);
+/* stats: scratch of 3 floats for each query row and head. */
+cudaError_t sn_cuda_attention_grad(cudaStream_t stream, const sn_attention_grad *grad, float *stats);
 
 #ifdef __cplusplus
 }

@@ -182,3 +182,28 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void NAME(gather, SUFFI
     vstore8(weights(w, (uint)ids[i], step), 0, v);
     for (uint e = 0; e < 8 && 8 * step + e < cols; e++) y[(size_t)i * cols + 8 * step + e] = v[e];
 }
+
+#define SHARED_ROWS 4
+
+/* dx (n, cols) = dy (n, rows) . weight, or grows by it. An item for 4 rows of dy and 8 columns. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
+NAME(linear_grad, SUFFIX)(__global const uchar *weight, ulong scales, ulong supers, uint rows, uint cols,
+                          __global const float *dy, uint grow, __global float *dx, uint n) {
+    uint step = get_global_id(0), first = get_group_id(1) * SHARED_ROWS;
+    planes w = {weight, weight + scales, weight + supers, (cols + 7) / 8};
+    float8 sums[SHARED_ROWS];
+    if (step >= w.steps) return;
+    for (uint i = 0; i < SHARED_ROWS; i++) sums[i] = 0.0f;
+    for (uint r = 0; r < rows; r++) {
+        float8 part = weights(w, r, step);
+        for (uint i = 0; i < SHARED_ROWS; i++) sums[i] += dy[(size_t)min(first + i, n - 1) * rows + r] * part;
+    }
+    for (uint i = 0; i < SHARED_ROWS && first + i < n; i++) {
+        float v[8];
+        vstore8(sums[i], 0, v);
+        for (uint e = 0; e < 8 && 8 * step + e < cols; e++) {
+            size_t at = (size_t)(first + i) * cols + 8 * step + e;
+            dx[at] = grow ? dx[at] + v[e] : v[e];
+        }
+    }
+}

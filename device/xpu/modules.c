@@ -64,6 +64,20 @@ sn_status sn_xpu_load_block(sn_xpu *x, sn_err *err) {
     return status;
 }
 
+sn_status sn_xpu_load_grad(sn_xpu *x, sn_err *err) {
+    static const char *const names[] = {
+#define X(name) #name,
+        SN_XPU_GRADS(X)
+#undef X
+    };
+    sn_status status = sn_xpu_alive(x, err);
+    if (status || x->grad_module) return status;
+    status = load_module(x, sn_xpu_spirv_grad(), &x->grad_module, err);
+    for (int i = 0; i < SN_XPU_GRAD_COUNT && !status; i++)
+        status = load_kernel(x, x->grad_module, names[i], 64, 1, &x->grads[i], err);
+    return status;
+}
+
 sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err) {
     static const char *const forms[] = {
 #define X(name) #name,
@@ -78,11 +92,12 @@ sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err) {
     } all[] = {{"linear1", 16, 4, &k->few1},
                {"linear4", 16, 4, &k->few4},
                {"linear_tile", 8, 8, &k->tile},
-               {"gather", 64, 1, &k->gather}};
+               {"gather", 64, 1, &k->gather},
+               {"linear_grad", 64, 1, &k->grad}};
     sn_status status = sn_xpu_alive(x, err);
     if (status || k->module) return status;
     status = load_module(x, sn_xpu_spirv_linear(form), &k->module, err);
-    for (int i = 0; i < 4 && !status; i++) {
+    for (size_t i = 0; i < sizeof all / sizeof *all && !status; i++) {
         char name[32];
         snprintf(name, sizeof name, "%s_%s", all[i].base, forms[form]);
         status = load_kernel(x, k->module, name, all[i].group_x, all[i].group_y, all[i].kernel, err);
@@ -101,8 +116,11 @@ void sn_xpu_unload(sn_xpu *x) {
         drop_kernel(k->few4);
         drop_kernel(k->tile);
         drop_kernel(k->gather);
+        drop_kernel(k->grad);
         if (k->module) zeModuleDestroy(k->module);
     }
     for (int i = 0; i < SN_XPU_KERNEL_COUNT; i++) drop_kernel(x->kernels[i]);
+    for (int i = 0; i < SN_XPU_GRAD_COUNT; i++) drop_kernel(x->grads[i]);
+    if (x->grad_module) zeModuleDestroy(x->grad_module);
     if (x->module) zeModuleDestroy(x->module);
 }

@@ -143,6 +143,7 @@ static void xpu_close(sn_device *d) {
     sn_xpu_free(d, x->ids.device, 0);
     sn_xpu_free(d, x->table.device, 0);
     sn_xpu_free(d, x->rows.device, 0);
+    sn_xpu_free(d, x->grad_stats.device, 0);
     sn_xpu_free(d, x->staging, 0);
     sn_xpu_release_orphans(x);
     if (x->hanging) {
@@ -194,6 +195,11 @@ static const sn_device_ops xpu_ops = {
     .silu_mul = sn_xpu_silu_mul,
     .add = sn_xpu_add,
     .gather = sn_xpu_gather,
+    .linear_grad = sn_xpu_linear_grad,
+    .outer_grad = sn_xpu_outer_grad,
+    .rms_norm_grad = sn_xpu_rms_norm_grad,
+    .silu_mul_grad = sn_xpu_silu_mul_grad,
+    .attention_grad = sn_xpu_attention_grad,
     .kv_page_bytes = sn_xpu_kv_page_bytes,
     .close = xpu_close,
 };

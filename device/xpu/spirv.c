@@ -9,12 +9,17 @@
     extern const uint8_t sn_xpu_spv_##name[], sn_xpu_spv_##name##_end[];
 
 EMBED(block)
+EMBED(grad)
 #define X(form) EMBED(linear_##form)
 SN_XPU_FORMS(X)
 #undef X
 
 sn_xpu_spirv sn_xpu_spirv_block(void) {
     return (sn_xpu_spirv){sn_xpu_spv_block, (size_t)(sn_xpu_spv_block_end - sn_xpu_spv_block)};
+}
+
+sn_xpu_spirv sn_xpu_spirv_grad(void) {
+    return (sn_xpu_spirv){sn_xpu_spv_grad, (size_t)(sn_xpu_spv_grad_end - sn_xpu_spv_grad)};
 }
 
 sn_xpu_spirv sn_xpu_spirv_linear(sn_xpu_form form) {

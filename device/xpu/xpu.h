@@ -34,6 +34,16 @@ typedef enum sn_xpu_kernel {
         SN_XPU_KERNEL_COUNT
 } sn_xpu_kernel;
 
+/* Those of grad.cl, which is compiled when the first gradient is asked for; 64 items a group. */
+#define SN_XPU_GRADS(X) X(outer_grad) X(rms_norm_grad) X(silu_mul_grad) X(attention_grad_q) X(attention_grad_kv)
+
+typedef enum sn_xpu_grad {
+#define X(name) SN_XPU_GRAD_##name,
+    SN_XPU_GRADS(X)
+#undef X
+        SN_XPU_GRAD_COUNT
+} sn_xpu_grad;
+
 /* The forms of weights that linear.cl is compiled for; weights.c says which type takes which. cmake/xpu.cmake holds the
  * same list with the compiler's flags. */
 #define SN_XPU_FORMS(X) X(f32) X(f16) X(bf16) X(q4z) X(q4h) X(q4k) X(iq4d) X(iq4k) X(mxfp4) X(q8d) X(q8h) X(q8k) X(q8s)
@@ -51,11 +61,12 @@ typedef struct sn_xpu_spirv {
     size_t bytes;
 } sn_xpu_spirv;
 sn_xpu_spirv sn_xpu_spirv_block(void);
+sn_xpu_spirv sn_xpu_spirv_grad(void);
 sn_xpu_spirv sn_xpu_spirv_linear(sn_xpu_form form);
 
 typedef struct sn_xpu_linear_kernels {
     ze_module_handle_t module; /* NULL: not loaded yet */
-    ze_kernel_handle_t few1, few4, tile, gather;
+    ze_kernel_handle_t few1, few4, tile, gather, grad;
 } sn_xpu_linear_kernels;
 
 enum {
@@ -100,10 +111,12 @@ typedef struct sn_xpu {
     sn_ticket next_ticket;
     ze_module_handle_t module;
     ze_kernel_handle_t kernels[SN_XPU_KERNEL_COUNT];
+    ze_module_handle_t grad_module; /* NULL: not loaded yet */
+    ze_kernel_handle_t grads[SN_XPU_GRAD_COUNT];
     sn_xpu_linear_kernels linear[SN_XPU_FORM_COUNT];
     uint8_t *staging; /* uploads lie here until they are done */
     size_t staged;    /* bytes of it that may be in use */
-    sn_xpu_room ids, table, rows;
+    sn_xpu_room ids, table, rows, grad_stats;
     /* -- the pass */
     sn_kv_shape shape;
     int pass_rows, pass_tiles;
@@ -160,6 +173,7 @@ void sn_xpu_release_orphans(sn_xpu *x);
 
 /* -- modules.c */
 sn_status sn_xpu_load_block(sn_xpu *x, sn_err *err);
+sn_status sn_xpu_load_grad(sn_xpu *x, sn_err *err);
 sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err);
 void sn_xpu_unload(sn_xpu *x);
 
@@ -182,6 +196,15 @@ sn_status sn_xpu_rope(sn_device *d, int n, int n_heads, int head_dim, float *x, 
 sn_status sn_xpu_silu_mul(sn_device *d, size_t n, const float *gate, const float *up, float *y, sn_err *err);
 sn_status sn_xpu_add(sn_device *d, size_t n, float *y, const float *x, sn_err *err);
 sn_status sn_xpu_gather(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err);
+
+/* -- grad.c */
+sn_status sn_xpu_linear_grad(sn_device *d, int n, const float *dy, const sn_weight *weight, bool grow, float *dx, sn_err *err);
+sn_status sn_xpu_outer_grad(sn_device *d, int n, int rows, int cols, const float *dy, const float *x, float *dw, sn_err *err);
+sn_status sn_xpu_rms_norm_grad(sn_device *d, int n, int width, const float *x, const float *weight, float eps, const float *dy,
+                               bool grow, float *dx, sn_err *err);
+sn_status sn_xpu_silu_mul_grad(sn_device *d, size_t n, const float *gate, const float *up, const float *dy, float *dgate,
+                               float *dup, sn_err *err);
+sn_status sn_xpu_attention_grad(sn_device *d, const sn_attention_grad *grad, sn_err *err);
 
 /* -- past.c */
 size_t sn_xpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape);

@@ -99,6 +99,7 @@ static void start(cluster *c, member *m) {
         .drain_timeout_s = c->options.drain_timeout_s,
         .kv_dtype = c->options.kv_dtype,
         .prefix_memory = c->options.prefix_memory,
+        .tune_memory = c->options.tune_memory,
         .share_all = c->options.share_all,
         .idle_to = c->options.idle_to,
         .idle_dir = c->options.idle_dir,

@@ -14,6 +14,7 @@ typedef struct cluster_options {
     const char *device, *device_map; /* NULL: cpu; none */
     int threads;         /* 0: 1 */
     size_t kv_memory;    /* 0: 64 MiB */
+    size_t tune_memory;  /* 0: none */
     int sessions_max;    /* 0: 64 */
     int room_timeout_s;  /* 0: 1 */
     int drain_timeout_s; /* 0: nodes that are stopped leave at once */

@@ -47,6 +47,11 @@
     X(attention_over_page_borders)                                                                                     \
     X(attention_of_a_pass_without_rows)                                                                                \
     X(attention_keeps_nan_in_its_head)                                                                                 \
+    X(linear_grad_of_every_type)                                                                                       \
+    X(outer_grad_grows)                                                                                                \
+    X(rms_norm_grad_by_differences)                                                                                    \
+    X(silu_mul_grad_by_differences)                                                                                    \
+    X(attention_grad_by_differences)                                                                                   \
     X(a_recorded_pass_follows_its_sessions)                                                                            \
     X(an_allocation_that_fails_says_so)                                                                                \
     X(opening_survives_any_allocation_that_fails)                                                                      \

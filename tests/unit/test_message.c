@@ -62,6 +62,7 @@ static void draw_blobs(sn_blob **out, size_t *n, size_t max) {
 DRAW(HOP, hop)
 DRAW(TRACE, trace)
 DRAW(MARK, mark)
+DRAW(SAMPLE, sample)
 #define X(KIND, name, tensor) DRAW(KIND, msg_##name)
 SN_MESSAGES(X)
 #undef X
@@ -88,6 +89,7 @@ SN_MESSAGES(X)
 SAME(HOP, hop)
 SAME(TRACE, trace)
 SAME(MARK, mark)
+SAME(SAMPLE, sample)
 #define X(KIND, name, tensor) SAME(KIND, msg_##name)
 SN_MESSAGES(X)
 #undef X

@@ -81,7 +81,7 @@ TestSuite(segment, .init = set_up);
 
 static sn_status forward(void) {
     sn_err err;
-    return sn_segment_forward(&w.segment, &w.hp, 4, 5, &w.pass, &err);
+    return sn_segment_forward(&w.segment, &w.hp, 4, 5, &w.pass, NULL, &err);
 }
 
 /* What the process says when it aborts; "" when it does not. */

@@ -1,0 +1,42 @@
+/* A block backwards: from the gradient of what leaves it to that of what enters it, and of what is trained of it. What
+ * the forward pass had in between is computed again. One sequence, whole, from position 0. Private to blocks/. */
+#ifndef SN_BLOCKS_BLOCK_GRAD_H
+#define SN_BLOCKS_BLOCK_GRAD_H
+
+#include "blocks/block.h"
+
+/* Activations and gradients of one sequence, on the device, each with room for its longest. */
+typedef struct sn_grad_scratch {
+    float *x, *mid; /* (rows, n_embd): hidden states as they enter, and between the two halves */
+    float *h1, *h2; /* (rows, n_embd): these, normed */
+    float *q0, *q,
+        *attn; /* (rows, n_heads, head_dim); q0, k0: before their norms, where the family has such, else unused */
+    float *k0, *k, *v;      /* (rows, n_kv_heads, head_dim) */
+    float *gate, *up, *act; /* (rows, n_ff) */
+    float *dy, *dh;         /* (rows, n_embd): dy comes in, and leaves as the gradient of x */
+    float *dq, *dattn, *dk, *dv, *dgate, *dup;
+    float *low, *dlow;     /* (rows, SN_LORA_RANK_MAX) */
+    float *wide;           /* (rows, the widest) */
+    float *cos_sin, *back; /* (rows, rope_dim/2, 2): the rope table, and the one that turns back */
+} sn_grad_scratch;
+
+/* Gradients of a block's low-rank adapters, on the device; they grow. */
+typedef struct sn_block_grads {
+    struct {
+        float *a, *b; /* shaped like the tuning's; NULL: none */
+    } lora[SN_ROLE_COUNT];
+} sn_block_grads;
+
+typedef struct sn_grad_pass {
+    sn_device *device; /* in a pass over one sequence whose past has room for one block, index 0 */
+    const sn_hparams *hp;
+    const sn_grad_scratch *scratch;
+    const sn_sequence *sequence;
+    const sn_block_tuning *tuning; /* NULL: none */
+    const sn_block_grads *grads;   /* NULL: none */
+} sn_grad_pass;
+
+/* scratch->x: what entered the block (the prompt not yet added); scratch->dy: gradient of what left it. */
+sn_status sn_block_backward(const sn_block *block, const sn_grad_pass *pass, sn_err *err) SN_MUST_USE;
+
+#endif

@@ -1,0 +1,110 @@
+#include "client/tune/loss.h"
+
+#include "base/mem.h"
+#include "base/math.h"
+#include "client/logprob.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { LOSS_ROWS = 64 }; /* whose logits are held at once */
+
+sn_status sn_loss_open(sn_loss *loss, sn_head *head, const sn_hparams *hp, const sn_params *params, sn_err *err) {
+    size_t embd = (size_t)hp->n_embd, vocab = (size_t)hp->n_vocab;
+    *loss = (sn_loss){.head = head, .hp = hp, .params = params};
+    sn_status status = sn_calloc(&loss->rows, 2 * LOSS_ROWS * embd, sizeof(float), err);
+    if (!status && params->shape.method != SN_METHOD_HEAD)
+        status = sn_calloc(&loss->logits, LOSS_ROWS * vocab, sizeof(float), err);
+    if (!status && params->shape.method != SN_METHOD_HEAD)
+        status = sn_calloc(&loss->grads, LOSS_ROWS * vocab, sizeof(float), err);
+    return status;
+}
+
+void sn_loss_close(sn_loss *loss) {
+    free(loss->rows);
+    free(loss->logits);
+    free(loss->grads);
+    *loss = (sn_loss){0};
+}
+
+/* -log softmax(row)[want]; grads: weight * (softmax - 1 at want). */
+static sn_status cross_entropy(const float *row, size_t n, int32_t want, double weight, double *loss, float *grads,
+                               sn_err *err) {
+    int32_t best;
+    sn_status status = sn_row_best(row, n, &best, err);
+    if (status) return status;
+    double top = (double)row[best];
+    *loss -= sn_row_logprob(row, n, top, want);
+    if (!grads) return SN_OK;
+    double sum = sn_row_sum_exp(row, n, top), p[256];
+    for (size_t at = 0; at < n; at += 256) {
+        size_t m = sn_min_size(256, n - at);
+        sn_row_exp(row + at, m, top, 1, p);
+        for (size_t i = 0; i < m; i++) grads[at + i] = (float)(weight * (p[i] / sum));
+    }
+    grads[want] = (float)(weight * (sn_exp((double)row[want] - top) / sum - 1));
+    return SN_OK;
+}
+
+/* Rows row[0, n) of hidden, each with the token that it is to predict. */
+static sn_status some_rows(sn_loss *l, const float *hidden, const size_t *row, const int32_t *want, size_t n,
+                           float *dhidden, double *sum, sn_err *err) {
+    size_t embd = (size_t)l->hp->n_embd, vocab = (size_t)l->hp->n_vocab;
+    float *back = l->rows + LOSS_ROWS * embd;
+    for (size_t i = 0; i < n; i++) memcpy(l->rows + i * embd, hidden + row[i] * embd, embd * sizeof(float));
+    sn_status status = sn_head_logits(l->head, l->rows, (int)n, l->logits, err);
+    for (size_t i = 0; i < n && !status; i++)
+        status = cross_entropy(l->logits + i * vocab, vocab, want[i], l->weight, sum,
+                               dhidden ? l->grads + i * vocab : NULL, err);
+    if (!status && dhidden) status = sn_head_logits_grad(l->head, l->rows, (int)n, l->grads, back, err);
+    for (size_t i = 0; i < n && !status && dhidden; i++)
+        memcpy(dhidden + row[i] * embd, back + i * embd, embd * sizeof(float));
+    return status;
+}
+
+static sn_status predict_tokens(sn_loss *l, const sn_example *e, const float *hidden, float *dhidden, double *sum,
+                                sn_err *err) {
+    const float *prompt;
+    size_t before = (size_t)sn_params_prompt(l->params, &prompt), n = 0, row[LOSS_ROWS];
+    int32_t want[LOSS_ROWS];
+    sn_status status = SN_OK;
+    for (size_t t = before ? 0 : 1; t < e->n && !status; t++) { /* token t is predicted by the row before it */
+        if (!e->learned[t]) continue;
+        row[n] = before + t - 1;
+        want[n++] = e->ids[t];
+        if (n == LOSS_ROWS) status = some_rows(l, hidden, row, want, n, dhidden, sum, err), n = 0;
+    }
+    return status || !n ? status : some_rows(l, hidden, row, want, n, dhidden, sum, err);
+}
+
+/* A label from the last row, normed: logits = score . norm(x). */
+static sn_status predict_label(sn_loss *l, const sn_example *e, const float *hidden, double *sum, bool *right,
+                               sn_err *err) {
+    size_t embd = (size_t)l->hp->n_embd, n = (size_t)l->params->shape.n_labels;
+    float logits[SN_LABELS_MAX], grads[SN_LABELS_MAX];
+    const float *score = l->params->values;
+    sn_status status = sn_head_norm(l->head, hidden + (e->n - 1) * embd, 1, l->rows, err);
+    for (size_t k = 0; k < n && !status; k++) {
+        double dot = 0;
+        for (size_t i = 0; i < embd; i++) dot += (double)score[k * embd + i] * (double)l->rows[i];
+        logits[k] = (float)dot;
+    }
+    int32_t best = 0;
+    if (!status) status = sn_row_best(logits, n, &best, err);
+    *right = best == e->label;
+    if (!status) status = cross_entropy(logits, n, e->label, l->weight, sum, grads, err);
+    for (size_t k = 0; k < n && l->score_grads && !status; k++)
+        for (size_t i = 0; i < embd; i++) l->score_grads[k * embd + i] += grads[k] * l->rows[i];
+    return status;
+}
+
+sn_status sn_loss_of(sn_loss *l, const sn_example *e, const float *hidden, float *dhidden, double *sum, bool *right,
+                     sn_err *err) {
+    const float *prompt;
+    size_t rows = e->n + (size_t)sn_params_prompt(l->params, &prompt);
+    *sum = 0;
+    *right = false;
+    if (dhidden) memset(dhidden, 0, rows * (size_t)l->hp->n_embd * sizeof *dhidden);
+    return l->params->shape.method == SN_METHOD_HEAD ? predict_label(l, e, hidden, sum, right, err)
+                                                     : predict_tokens(l, e, hidden, dhidden, sum, err);
+}

@@ -1,0 +1,159 @@
+/* Gradients; part of kernels.inc.c, whose top says what is promised. Here, too, a lane is one element of the result and
+ * each is one chain in a fixed order; sums along a row are 16 partial sums and tree_sum. */
+
+/* -- y += a . b */
+
+/* `rows` rows by `vectors` vectors of y, the last one of `last` elements. */
+INLINE void multiply_tile(int rows, int vectors, size_t last, const sn_multiply_job *job, size_t row, size_t column) {
+    const float *a = job->a + row * job->a_row, *b = job->b + column;
+    float *y = job->y + row * job->y_row + column;
+    vf acc[16];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) {
+            const float *at = y + (size_t)r * job->y_row + (size_t)v * SN_LANES;
+            acc[r * vectors + v] = v + 1 == vectors ? vf_load_n(at, last) : vf_load(at);
+        }
+    for (size_t k = 0; k < job->depth; k++, a += job->a_depth, b += job->b_row)
+        for (int v = 0; v < vectors; v++) {
+            vf w = v + 1 == vectors ? vf_load_n(b + (size_t)v * SN_LANES, last) : vf_load(b + (size_t)v * SN_LANES);
+            for (int r = 0; r < rows; r++)
+                acc[r * vectors + v] = vf_fma(vf_set(a[(size_t)r * job->a_row]), w, acc[r * vectors + v]);
+        }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) {
+            float *at = y + (size_t)r * job->y_row + (size_t)v * SN_LANES;
+            if (v + 1 == vectors)
+                vf_store_n(at, acc[r * vectors + v], last);
+            else
+                vf_store(at, acc[r * vectors + v]);
+        }
+}
+
+INLINE void multiply_rows(int vectors, size_t last, const sn_multiply_job *job, size_t column) {
+    size_t row = 0;
+    for (; job->rows - row >= 4; row += 4) multiply_tile(4, vectors, last, job, row, column);
+    for (; row < job->rows; row++) multiply_tile(1, vectors, last, job, row, column);
+}
+
+static void multiply(const sn_multiply_job *job) {
+    size_t column = 0;
+    for (; job->width - column >= 4 * SN_LANES; column += 4 * SN_LANES) multiply_rows(4, SN_LANES, job, column);
+    for (; job->width - column >= SN_LANES; column += SN_LANES) multiply_rows(1, SN_LANES, job, column);
+    if (column < job->width) multiply_rows(1, job->width - column, job, column);
+}
+
+/* -- y = x s w, s = 1 / sqrt(mean(x^2) + eps):  dx = s w dy - x s^3 / width * sum(w dy x) */
+
+static void rms_norm_grad(int width, const float *x, const float *weight, float eps, const float *dy, bool grow,
+                          float *dx) {
+    size_t n = (size_t)width;
+    vf squares = vf_set(0), products = vf_set(0);
+    for (size_t i = 0; i < n; i += SN_LANES) {
+        size_t left = n - i < SN_LANES ? n - i : SN_LANES;
+        vf xi = vf_load_n(x + i, left);
+        squares = vf_fma(xi, xi, squares);
+        products = vf_fma(vf_mul(vf_load_n(weight + i, left), vf_load_n(dy + i, left)), xi, products);
+    }
+    float s = 1 / __builtin_sqrtf(tree_sum(squares) / (float)width + eps);
+    vf scale = vf_set(s), back = vf_set(-(s * s * s) * (tree_sum(products) / (float)width));
+    for (size_t i = 0; i < n; i += SN_LANES) {
+        size_t left = n - i < SN_LANES ? n - i : SN_LANES;
+        vf g = vf_mul(vf_mul(vf_load_n(weight + i, left), vf_load_n(dy + i, left)), scale);
+        g = vf_fma(vf_load_n(x + i, left), back, g);
+        if (grow) g = vf_add(vf_load_n(dx + i, left), g);
+        vf_store_n(dx + i, g, left);
+    }
+}
+
+/* -- y = g u / (1 + exp(-g)):  with s = 1 / (1 + exp(-g)):  du = dy g s,  dg = dy u (s + g s (1 - s)) */
+
+static void silu_mul_grad(size_t n, const float *gate, const float *up, const float *dy, float *dgate, float *dup) {
+    const vf one = vf_set(1);
+    for (size_t i = 0; i < n; i += SN_LANES) {
+        size_t left = n - i < SN_LANES ? n - i : SN_LANES;
+        vf g = vf_load_n(gate + i, left), u = vf_load_n(up + i, left), d = vf_load_n(dy + i, left);
+        vf s = vf_div(one, vf_add(one, exp_lanes(vf_sub(vf_set(0), g))));
+        vf silu = vf_mul(g, s);
+        vf_store_n(dup + i, vf_mul(d, silu), left);
+        vf_store_n(dgate + i, vf_mul(vf_mul(d, u), vf_fma(silu, vf_sub(one, s), s)), left);
+    }
+}
+
+/* -- attention. With p = softmax(scale q . k) and out = sum_j p_j v_j, for each query row and head:
+ *      dp_j = dout . v_j,   ds_j = p_j (dp_j - sum_i p_i dp_i) scale
+ *      dq = sum_j ds_j k_j,   dk_j += ds_j q,   dv_j += p_j dout
+ * Rows of p are computed again, one at a time. dk and dv grow row after row, head after head. */
+
+INLINE void turn(const float *from, size_t stride, int n, int dim, float *to, size_t room) {
+    for (int j = 0; j < n; j++)
+        for (int d = 0; d < dim; d++) to[(size_t)d * room + (size_t)j] = from[(size_t)j * stride + (size_t)d];
+}
+
+/* out[j] = x . rows[j] for j in [base, end), rounded up to 16; rows are turned. */
+INLINE void dot_rows(const float *x, int dim, const float *turned, size_t room, size_t base, size_t end, float *out) {
+    for (size_t j = base; j < end; j += SN_LANES) {
+        vf acc = vf_set(0);
+        for (int d = 0; d < dim; d++) acc = vf_fma(vf_set(x[d]), vf_load(turned + (size_t)d * room + j), acc);
+        vf_store(out + j, acc);
+    }
+}
+
+/* p[base, end): probabilities; ds into dp. Zero outside of [first, end). */
+INLINE void score_grads(const sn_attention_grad_job *job, const float *q, const float *dout, size_t first, size_t end) {
+    const sn_attention_grad *g = job->grad;
+    size_t base = first / SN_LANES * SN_LANES, padded = (end + SN_LANES - 1) / SN_LANES * SN_LANES;
+    dot_rows(q, g->head_dim, job->keys, job->room, base, end, job->p);
+    for (size_t j = base; j < padded; j += SN_LANES)
+        vf_store(job->p + j, vf_mul(vf_load(job->p + j), vf_set(g->scale)));
+    vf inverse = vf_set(1 / exp_scores(job->p + base, first - base, end - base));
+    dot_rows(dout, g->head_dim, job->values, job->room, base, end, job->dp);
+    for (size_t j = base; j < first; j++) job->dp[j] = 0;
+    for (size_t j = end; j < padded; j++) job->dp[j] = 0;
+    vf sum = vf_set(0);
+    for (size_t j = base; j < padded; j += SN_LANES) {
+        vf p = vf_mul(vf_load(job->p + j), inverse);
+        vf_store(job->p + j, p);
+        sum = vf_fma(p, vf_load(job->dp + j), sum);
+    }
+    vf mean = vf_set(tree_sum(sum)), scale = vf_set(g->scale);
+    for (size_t j = base; j < padded; j += SN_LANES)
+        vf_store(job->dp + j, vf_mul(vf_mul(vf_load(job->p + j), vf_sub(vf_load(job->dp + j), mean)), scale));
+}
+
+/* 16 dimensions from d on (`left` of them) of dq, and of dk and dv of every key in [first, end). */
+INLINE void spread_grads(const sn_attention_grad_job *job, const float *q, const float *dout, float *dq, size_t first,
+                         size_t end, size_t d, size_t left) {
+    const sn_attention_grad *g = job->grad;
+    size_t stride = (size_t)g->n_kv_heads * (size_t)g->head_dim;
+    size_t at = (size_t)job->kv_head * (size_t)g->head_dim + first * stride + d;
+    vf sum = vf_set(0), x = vf_load_n(q + d, left), dy = vf_load_n(dout + d, left);
+    for (size_t j = first; j < end; j++, at += stride) {
+        vf ds = vf_set(job->dp[j]), p = vf_set(job->p[j]);
+        sum = vf_fma(ds, vf_load_n(g->k + at, left), sum);
+        vf_store_n(g->dk + at, vf_fma(ds, x, vf_load_n(g->dk + at, left)), left);
+        vf_store_n(g->dv + at, vf_fma(p, dy, vf_load_n(g->dv + at, left)), left);
+    }
+    vf_store_n(dq + d, sum, left);
+}
+
+static void attention_grad(const sn_attention_grad_job *job) {
+    const sn_attention_grad *g = job->grad;
+    int group = g->n_heads / g->n_kv_heads;
+    size_t dim = (size_t)g->head_dim, stride = dim * (size_t)g->n_heads, kv_stride = dim * (size_t)g->n_kv_heads;
+    size_t own = (size_t)job->kv_head * dim;
+    turn(g->k + own, kv_stride, g->n, g->head_dim, job->keys, job->room);
+    turn(g->v + own, kv_stride, g->n, g->head_dim, job->values, job->room);
+    for (int j = 0; j < g->n; j++) {
+        memset(g->dk + own + (size_t)j * kv_stride, 0, dim * sizeof(float));
+        memset(g->dv + own + (size_t)j * kv_stride, 0, dim * sizeof(float));
+    }
+    for (int i = 0; i < g->n; i++)
+        for (int h = 0; h < group; h++) {
+            size_t at = (size_t)i * stride + (size_t)(job->kv_head * group + h) * dim, end = (size_t)i + 1;
+            size_t first = g->window > 0 && i + 1 > g->window ? (size_t)(i + 1 - g->window) : 0;
+            score_grads(job, g->q + at, g->dout + at, first, end);
+            for (size_t d = 0; d < dim; d += SN_LANES)
+                spread_grads(job, g->q + at, g->dout + at, g->dq + at, first, end, d,
+                             dim - d < SN_LANES ? dim - d : SN_LANES);
+        }
+}

@@ -1,0 +1,210 @@
+/* Gradients, to train through frozen weights. Plain rather than fast: a result's sum is one thread's or one warp's, in
+ * a fixed order. */
+#include "device/cuda/kernels.cuh"
+
+namespace {
+
+constexpr int THREADS = 128, ROWS = 4; /* rows of dy that share what is read of a weight */
+
+unsigned int blocks_for(size_t n) { return static_cast<unsigned int>((n + THREADS - 1) / THREADS); }
+__device__ inline size_t this_item() { return static_cast<size_t>(blockIdx.x) * THREADS + threadIdx.x; }
+
+/* dx = dy . w: a thread for ROWS rows and 8 columns. */
+template <int LAYOUT>
+__global__ void __launch_bounds__(THREADS)
+    linear_grad(const __grid_constant__ sn_cuda_matrix w, size_t items, int n, const float *dy, bool grow, float *dx) {
+    size_t item = this_item();
+    if (item >= items) return;
+    int per_row = (w.cols + 7) / 8, first = static_cast<int>(item / per_row) * ROWS,
+        at = static_cast<int>(item % per_row) * 8;
+    float sums[ROWS][8] = {};
+    for (int r = 0; r < w.rows; r++) {
+        float v[8];
+        weights_of<LAYOUT>(w, r, at, v);
+        for (int i = 0; i < ROWS; i++) {
+            float d = dy[static_cast<size_t>(min(first + i, n - 1)) * w.rows + r];
+            for (int e = 0; e < 8; e++) sums[i][e] = fmaf(d, v[e], sums[i][e]);
+        }
+    }
+    for (int i = 0; i < ROWS && first + i < n; i++)
+        for (int e = 0; e < 8 && at + e < w.cols; e++) {
+            float *to = dx + static_cast<size_t>(first + i) * w.cols + at + e;
+            *to = grow ? *to + sums[i][e] : sums[i][e];
+        }
+}
+
+template <int LAYOUT>
+cudaError_t launch_linear_grad(cudaStream_t stream, const sn_cuda_matrix &w, int n, const float *dy, bool grow,
+                               float *dx) {
+    size_t items = static_cast<size_t>((n + ROWS - 1) / ROWS) * ((w.cols + 7) / 8);
+    auto *kernel = linear_grad<LAYOUT>;
+    return SN_LAUNCH(kernel, blocks_for(items), THREADS, 0, stream, w, items, n, dy, grow, dx);
+}
+
+__global__ void __launch_bounds__(THREADS)
+    outer_grad(size_t items, int n, int rows, int cols, const float *dy, const float *x, float *dw) {
+    size_t item = this_item();
+    if (item >= items) return;
+    int row = static_cast<int>(item / cols), col = static_cast<int>(item % cols);
+    float sum = dw[item];
+    for (int i = 0; i < n; i++)
+        sum = fmaf(dy[static_cast<size_t>(i) * rows + row], x[static_cast<size_t>(i) * cols + col], sum);
+    dw[item] = sum;
+}
+
+/* The sum over a block's threads, in all of them. */
+__device__ inline float block_sum(float x, float *shared) {
+    x = warp_sum(x);
+    __syncthreads(); /* what was read of `shared` before */
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+    __syncthreads();
+    float sum = 0;
+    for (int w = 0; w < THREADS / 32; w++) sum += shared[w];
+    return sum;
+}
+
+/* y = x s w, s = 1 / sqrt(mean(x^2) + eps): dx = s w dy - x s^3 / width * sum(w dy x). A block a row. */
+__global__ void __launch_bounds__(THREADS)
+    rms_norm_grad(int width, const float *x, const float *weight, float eps, const float *dy, bool grow, float *dx) {
+    __shared__ float shared[THREADS / 32];
+    size_t row = static_cast<size_t>(blockIdx.x) * width;
+    float squares = 0, products = 0;
+    for (int i = threadIdx.x; i < width; i += THREADS) {
+        squares += x[row + i] * x[row + i];
+        products += weight[i] * dy[row + i] * x[row + i];
+    }
+    squares = block_sum(squares, shared);
+    products = block_sum(products, shared);
+    float s = 1.0f / sqrtf(squares / static_cast<float>(width) + eps);
+    float back = -(s * s * s) * (products / static_cast<float>(width));
+    for (int i = threadIdx.x; i < width; i += THREADS) {
+        float g = weight[i] * dy[row + i] * s + x[row + i] * back;
+        dx[row + i] = grow ? dx[row + i] + g : g;
+    }
+}
+
+__global__ void __launch_bounds__(THREADS)
+    silu_mul_grad(size_t n, const float *gate, const float *up, const float *dy, float *dgate, float *dup) {
+    size_t i = this_item();
+    if (i >= n) return;
+    float g = gate[i], s = 1.0f / (1.0f + expf(-g)), d = dy[i], u = up[i];
+    dup[i] = d * g * s;
+    dgate[i] = d * u * (s + g * s * (1.0f - s));
+}
+
+/* -- attention. A warp for each query row and head: its softmax's maximum and sum, and sum_j p_j (dout . v_j); then dq.
+ * Then a warp for each key: dk and dv over the query rows that see it. Rows of p are made again each time, never kept.
+ */
+
+struct heads {
+    int n, n_heads, n_kv_heads, dim, window;
+    float scale;
+    const float *q, *k, *v, *dout;
+};
+
+__device__ inline float dot(const float *a, const float *b, int dim) {
+    float sum = 0;
+    for (int e = static_cast<int>(threadIdx.x) % 32; e < dim; e += 32) sum += a[e] * b[e];
+    return warp_sum(sum);
+}
+__device__ inline int this_warp() {
+    return static_cast<int>(blockIdx.x) * (THREADS / 32) + static_cast<int>(threadIdx.x) / 32;
+}
+__device__ inline int first_key(const heads &h, int row) {
+    return h.window > 0 && row + 1 > h.window ? row + 1 - h.window : 0;
+}
+
+__global__ void __launch_bounds__(THREADS) attention_grad_q(const __grid_constant__ heads h, float *dq, float *stats) {
+    int item = this_warp(), row = item / h.n_heads, head = item % h.n_heads;
+    if (row >= h.n) return; /* the whole warp */
+    size_t at = static_cast<size_t>(item) * h.dim, stride = static_cast<size_t>(h.n_kv_heads) * h.dim;
+    size_t own = static_cast<size_t>(head / (h.n_heads / h.n_kv_heads)) * h.dim;
+    const float *q = h.q + at, *dout = h.dout + at;
+    float most = -INFINITY, sum = 0, mean = 0;
+    for (int j = first_key(h, row); j <= row; j++) most = fmaxf(most, dot(q, h.k + own + j * stride, h.dim) * h.scale);
+    for (int j = first_key(h, row); j <= row; j++) {
+        float p = expf(dot(q, h.k + own + j * stride, h.dim) * h.scale - most);
+        sum += p;
+        mean += p * dot(dout, h.v + own + j * stride, h.dim);
+    }
+    mean /= sum;
+    for (int e = static_cast<int>(threadIdx.x) % 32; e < h.dim; e += 32) dq[at + e] = 0;
+    for (int j = first_key(h, row); j <= row; j++) {
+        const float *key = h.k + own + j * stride;
+        float p = expf(dot(q, key, h.dim) * h.scale - most) / sum;
+        float ds = p * (dot(dout, h.v + own + j * stride, h.dim) - mean) * h.scale;
+        for (int e = static_cast<int>(threadIdx.x) % 32; e < h.dim; e += 32) dq[at + e] += ds * key[e];
+    }
+    if (threadIdx.x % 32 == 0) {
+        stats[3 * static_cast<size_t>(item)] = most;
+        stats[3 * static_cast<size_t>(item) + 1] = sum;
+        stats[3 * static_cast<size_t>(item) + 2] = mean;
+    }
+}
+
+__global__ void __launch_bounds__(THREADS)
+    attention_grad_kv(const __grid_constant__ heads h, const float *stats, float *dk, float *dv) {
+    int item = this_warp(), key = item / h.n_kv_heads, kv_head = item % h.n_kv_heads, group = h.n_heads / h.n_kv_heads;
+    if (key >= h.n) return;
+    size_t at = static_cast<size_t>(item) * h.dim;
+    for (int e = static_cast<int>(threadIdx.x) % 32; e < h.dim; e += 32) dk[at + e] = dv[at + e] = 0;
+    for (int row = key; row < h.n && first_key(h, row) <= key; row++)
+        for (int g = 0; g < group; g++) {
+            size_t query = static_cast<size_t>(row) * h.n_heads + kv_head * group + g;
+            const float *q = h.q + query * h.dim, *dout = h.dout + query * h.dim, *s = stats + 3 * query;
+            float p = expf(dot(q, h.k + at, h.dim) * h.scale - s[0]) / s[1];
+            float ds = p * (dot(dout, h.v + at, h.dim) - s[2]) * h.scale;
+            for (int e = static_cast<int>(threadIdx.x) % 32; e < h.dim; e += 32) {
+                dk[at + e] += ds * q[e];
+                dv[at + e] += p * dout[e];
+            }
+        }
+}
+
+} // namespace
+
+extern "C" cudaError_t sn_cuda_linear_grad(cudaStream_t stream, const sn_cuda_matrix *w, int n, const float *dy,
+                                           bool grow, float *dx) {
+    switch (w->layout) {
+    case SN_CUDA_F32:
+        return launch_linear_grad<SN_CUDA_F32>(stream, *w, n, dy, grow, dx);
+    case SN_CUDA_F16:
+        return launch_linear_grad<SN_CUDA_F16>(stream, *w, n, dy, grow, dx);
+    case SN_CUDA_BF16:
+        return launch_linear_grad<SN_CUDA_BF16>(stream, *w, n, dy, grow, dx);
+    case SN_CUDA_Q4_HALF:
+        return launch_linear_grad<SN_CUDA_Q4_HALF>(stream, *w, n, dy, grow, dx);
+    case SN_CUDA_Q4_SUPER:
+        return launch_linear_grad<SN_CUDA_Q4_SUPER>(stream, *w, n, dy, grow, dx);
+    case SN_CUDA_Q8_HALF:
+        return launch_linear_grad<SN_CUDA_Q8_HALF>(stream, *w, n, dy, grow, dx);
+    case SN_CUDA_Q8_FINE:
+        return launch_linear_grad<SN_CUDA_Q8_FINE>(stream, *w, n, dy, grow, dx);
+    }
+    return cudaErrorInvalidValue;
+}
+
+extern "C" cudaError_t sn_cuda_outer_grad(cudaStream_t stream, int n, int rows, int cols, const float *dy,
+                                          const float *x, float *dw) {
+    size_t items = static_cast<size_t>(rows) * cols;
+    return SN_LAUNCH(outer_grad, blocks_for(items), THREADS, 0, stream, items, n, rows, cols, dy, x, dw);
+}
+
+extern "C" cudaError_t sn_cuda_rms_norm_grad(cudaStream_t stream, int n, int width, const float *x, const float *weight,
+                                             float eps, const float *dy, bool grow, float *dx) {
+    return SN_LAUNCH(rms_norm_grad, n, THREADS, 0, stream, width, x, weight, eps, dy, grow, dx);
+}
+
+extern "C" cudaError_t sn_cuda_silu_mul_grad(cudaStream_t stream, size_t n, const float *gate, const float *up,
+                                             const float *dy, float *dgate, float *dup) {
+    return SN_LAUNCH(silu_mul_grad, blocks_for(n), THREADS, 0, stream, n, gate, up, dy, dgate, dup);
+}
+
+extern "C" cudaError_t sn_cuda_attention_grad(cudaStream_t stream, const sn_attention_grad *g, float *stats) {
+    const heads h = {g->n, g->n_heads, g->n_kv_heads, g->head_dim, g->window, g->scale, g->q, g->k, g->v, g->dout};
+    unsigned int queries = blocks_for(static_cast<size_t>(g->n) * g->n_heads * 32);
+    unsigned int keys = blocks_for(static_cast<size_t>(g->n) * g->n_kv_heads * 32);
+    cudaError_t error = SN_LAUNCH(attention_grad_q, queries, THREADS, 0, stream, h, g->dq, stats);
+    if (error != cudaSuccess) return error;
+    return SN_LAUNCH(attention_grad_kv, keys, THREADS, 0, stream, h, stats, g->dk, g->dv);
+}

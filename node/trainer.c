@@ -1,0 +1,120 @@
+#include "base/clock.h"
+#include "base/mem.h"
+#include "node/training.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct sn_trainer {
+    sn_span *span;
+    sn_train *train; /* of sequences up to tokens_max */
+    int tokens_max;
+};
+
+void sn_training_free(sn_training **training) {
+    if (!*training) return;
+    sn_msg_free(&(*training)->asked);
+    free(*training);
+    *training = NULL;
+}
+
+sn_status sn_trainer_new(sn_span *span, sn_trainer **out, sn_err *err) {
+    sn_status status = sn_calloc(out, 1, sizeof **out, err);
+    if (!status) (*out)->span = span;
+    return status;
+}
+
+void sn_trainer_free(sn_trainer **trainer) {
+    if (!*trainer) return;
+    sn_train_free(&(*trainer)->train);
+    free(*trainer);
+    *trainer = NULL;
+}
+
+/* Memory for sequences of so many tokens, within what the node gives to training. */
+static sn_status make_room(sn_trainer *t, int tokens, size_t bytes_max, sn_err *err) {
+    if (tokens <= t->tokens_max) return SN_OK;
+    size_t bytes = sn_train_bytes(t->span, tokens);
+    if (bytes > bytes_max)
+        return sn_fail(
+            err, SN_REFUSED,
+            "a sequence of %d tokens takes %zu MiB to train, more than this node's --tune-memory: use shorter ones",
+            tokens, bytes >> 20);
+    sn_train_free(&t->train);
+    t->tokens_max = 0;
+    sn_status status = sn_train_new(t->span, tokens, &t->train, err);
+    if (!status) t->tokens_max = tokens;
+    return status;
+}
+
+static size_t grads_of(const sn_training *work) {
+    return work->kind == SN_TRAIN_BACKWARD && work->tuning ? sn_tuning_floats(*work->tuning, work->first, work->end)
+                                                           : 0;
+}
+
+/* Before its first sequence: memory to work in, and for the answer. */
+static sn_status begin(sn_trainer *t, sn_job *job, sn_err *err) {
+    sn_training *work = job->training;
+    uint64_t longest = 1;
+    size_t width = (size_t)sn_span_hparams(t->span)->n_embd, floats, bytes;
+    if (work->tuning && !*work->tuning)
+        return sn_fail(err, SN_REBUILD, "this tuning could not be loaded here: send it again");
+    for (size_t i = 0; i < work->n_samples; i++)
+        if (work->samples[i].tokens > longest) longest = work->samples[i].tokens;
+    sn_status status = make_room(t, (int)longest, work->bytes_max, err); /* checked against the context */
+    if (status) return status;
+    if (!sn_mul(grads_of(work), work->n_samples, &floats) || !sn_add(floats, work->rows * width, &floats) ||
+        !sn_mul(floats, sizeof(float), &bytes) || bytes > SN_TENSOR_SIZE_MAX)
+        return sn_fail(err, SN_REFUSED,
+                       "the gradients of %zu sequences are too large for one message: send fewer at once",
+                       work->n_samples);
+    work->result = floats;
+    return sn_shared_new(bytes, &job->output, err);
+}
+
+static sn_tensor rows_of(const sn_training *work, const char *name, const float *from, size_t n, size_t width) {
+    return (sn_tensor){.name = name,
+                       .data = from + work->rows_done * width,
+                       .dtype = SN_F32,
+                       .rank = 2,
+                       .shape = {(int64_t)n, (int64_t)width}};
+}
+
+static sn_status one_sequence(sn_trainer *t, sn_job *job, sn_err *err) {
+    sn_training *work = job->training;
+    size_t width = (size_t)sn_span_hparams(t->span)->n_embd, n = (size_t)work->samples[job->n_done].tokens;
+    const float *in = work->asked->tensor.data;
+    float *out = sn_shared_data(job->output);
+    const sn_tuning *tuning = work->tuning ? *work->tuning : NULL;
+    sn_tensor x = rows_of(work, "hidden states", in, n, width),
+              dout = rows_of(work, "gradients", in + work->rows * width, n, width);
+    float *own = out + work->rows_done * width,
+          *grads = out + work->rows * width + (size_t)job->n_done * grads_of(work);
+    sn_status status = work->kind == SN_TRAIN_FORWARD
+                           ? sn_train_forward(t->train, work->first, work->end, tuning, &x, own, err)
+                           : sn_train_backward(t->train, work->first, work->end, tuning, &x, &dout, own, grads, err);
+    work->rows_done += n;
+    job->n_done++;
+    return status;
+}
+
+static sn_status load(sn_trainer *t, sn_training *work, sn_err *err) {
+    sn_status status = sn_tuning_load(t->span, work->asked->tensor.data, work->asked->tensor.bytes, work->tuning, err);
+    if (!status) work->result = sn_tuning_bytes(*work->tuning);
+    return status;
+}
+
+bool sn_trainer_work(sn_trainer *t, sn_job *job) {
+    sn_training *work = job->training;
+    bool batch = work->kind == SN_TRAIN_FORWARD || work->kind == SN_TRAIN_BACKWARD;
+    if (!job->started_us) {
+        job->started_us = sn_now_us();
+        if (batch) job->status = begin(t, job, &job->err);
+    }
+    if (!batch && work->kind == SN_TRAIN_LOAD) job->status = load(t, work, &job->err);
+    if (!batch && work->kind == SN_TRAIN_UNLOAD) sn_tuning_free(work->tuning);
+    if (batch && !job->status && (size_t)job->n_done < work->n_samples) job->status = one_sequence(t, job, &job->err);
+    bool over = !batch || job->status || (size_t)job->n_done == work->n_samples;
+    if (over) job->finished_us = sn_now_us();
+    return over;
+}

@@ -1,0 +1,410 @@
+/* Training, from examples to values: the same bits over any cut of a swarm, however a step is put into micro-batches,
+ * when a node dies in the middle of a step, and when it is broken off and resumed; what a checkpoint refuses. */
+#include "client/tune/adapter.h"
+#include "client/tune/checkpoint.h"
+#include "client/tune/tuner.h"
+#include "tests/support/cluster.h"
+#include "tests/support/files.h"
+#include "tests/support/need.h"
+#include "tests/support/tiny.h"
+
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { EXAMPLES = 7, LONGEST = 19 };
+
+typedef struct bench {
+    char *path;
+    sn_model *model;
+    const sn_hparams *hp;
+    sn_device *device;
+    sn_head *head;
+    sn_dataset data;
+    sn_example examples[EXAMPLES];
+    int32_t ids[EXAMPLES][LONGEST];
+    uint8_t learned[EXAMPLES][LONGEST];
+} bench;
+
+static bench *bench_new(void) {
+    static bench b;
+    memset(&b, 0, sizeof b);
+    b.path = tiny_make(&(tiny_options){.dtype = SN_Q4_1, .seed = 9});
+    NEED(sn_model_open(b.path, &b.model, &err));
+    NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = 2}, &b.device, &err));
+    NEED(sn_head_load(b.model, b.device, &b.head, &err));
+    b.hp = sn_model_hparams(b.model);
+    uint32_t x = 3;
+    for (int e = 0; e < EXAMPLES; e++) {
+        b.examples[e] =
+            (sn_example){.ids = b.ids[e], .learned = b.learned[e], .n = (size_t)(5 + 2 * e), .label = e % 3};
+        for (size_t i = 0; i < b.examples[e].n; i++) {
+            x = x * 1664525u + 1013904223u;
+            b.ids[e][i] = (int32_t)((x >> 8) % (uint32_t)b.hp->n_vocab);
+            b.learned[e][i] = i > 2 || e % 2;
+            b.examples[e].n_learned += b.learned[e][i];
+        }
+    }
+    b.data = (sn_dataset){.at = b.examples, .n = EXAMPLES};
+    return &b;
+}
+
+static void bench_free(bench *b) {
+    sn_head_free(&b->head);
+    sn_device_close(&b->device);
+    sn_model_close(&b->model);
+    tiny_remove(&b->path);
+}
+
+static sn_params_shape shape_of(sn_method method) {
+    sn_params_shape shape = {.method = method, .prompt_tokens = 4, .rank = 2, .alpha = 6, .n_labels = 3};
+    for (int role = SN_ROLE_ATTN_Q; role <= SN_ROLE_ATTN_O; role++) shape.target[role] = true;
+    shape.target[SN_ROLE_FFN_DOWN] = true;
+    return shape;
+}
+
+static sn_tuner *tuner_new(bench *b, sn_trunk *trunk, sn_method method, int batch, int accumulate) {
+    sn_params *params = NULL;
+    sn_tuner *t = NULL;
+    sn_params_shape shape = shape_of(method);
+    sn_random_state random = {5};
+    const sn_tuner_options options = {
+        batch,
+        accumulate,
+        {.lr = 0.01, .clip = 1, .steps = 8, .warmup = 1, .schedule = SN_SCHEDULE_COSINE, .weight_decay = 0.1},
+        11};
+    for (int e = 0; e < EXAMPLES; e++) b->examples[e].label = method == SN_METHOD_HEAD ? e % 3 : -1;
+    NEED(sn_params_new(b->hp, &shape, &params, &err));
+    NEED(sn_params_begin(params, b->head, b->hp->n_vocab, &random, &err));
+    NEED(sn_tuner_new(&options, b->hp, b->head, trunk, &b->data, &params, &t, &err));
+    return t;
+}
+
+static void steps(sn_tuner *t, int n) {
+    for (int i = 0; i < n; i++) NEED(sn_tuner_step(t, &err));
+}
+
+static sn_trunk *here(bench *b) {
+    sn_trunk *trunk = NULL;
+    NEED(sn_trunk_local(b->model, b->device, LONGEST + 4, &trunk, &err));
+    return trunk;
+}
+
+static bool same(const sn_tuner *a, const sn_tuner *b) {
+    size_t bytes = a->params->n_floats * sizeof(float);
+    return a->step == b->step && !memcmp(a->params->values, b->params->values, bytes) &&
+           !memcmp(a->first, b->first, bytes) && !memcmp(a->second, b->second, bytes) &&
+           !memcmp(a->losses, b->losses, (size_t)a->step * sizeof(double));
+}
+
+Test(tune, every_method_learns_and_the_split_into_micro_batches_does_not_show) {
+    bench *b = bench_new();
+    sn_trunk *trunk = here(b);
+    for (int method = 0; method < SN_METHOD_COUNT; method++) {
+        sn_tuner *one = tuner_new(b, trunk, (sn_method)method, 6, 1),
+                 *many = tuner_new(b, trunk, (sn_method)method, 1, 6);
+        double before, after;
+        NEED(sn_tuner_evaluate(one, &b->data, &before, NULL, &err));
+        steps(one, 6);
+        NEED(sn_tuner_evaluate(one, &b->data, &after, NULL, &err));
+        cr_expect_lt(after, before, "%s: loss %g before, %g after", sn_method_name((sn_method)method), before, after);
+        steps(many, 6);
+        cr_expect(same(one, many), "%s: six micro-batches of one give other bits than one of six",
+                  sn_method_name((sn_method)method));
+        sn_tuner_free(&one);
+        sn_tuner_free(&many);
+    }
+    sn_trunk_free(&trunk);
+    bench_free(b);
+}
+
+static sn_trunk *over(bench *b, sn_link *link, int timeout_ms, int retries) {
+    sn_trunk *trunk = NULL;
+    NEED(sn_trunk_swarm(b->model,
+                        &(sn_trunk_swarm_options){.link = link, .timeout_ms = timeout_ms, .max_retries = retries},
+                        &trunk, &err));
+    return trunk;
+}
+
+Test(tune, a_swarm_trains_the_same_bits_in_any_cut) {
+    static const int cuts[][4] = {{0, 4}, {0, 2, 4}, {0, 1, 3, 4}};
+    bench *b = bench_new();
+    sn_trunk *local = here(b);
+    for (int method = 0; method < SN_METHOD_COUNT; method++) {
+        sn_tuner *want = tuner_new(b, local, (sn_method)method, 2, 3);
+        steps(want, 3);
+        for (int c = 0; c < 3; c++) {
+            cluster *nodes = cluster_new(&(cluster_options){.model = b->path, .tune_memory = 64 << 20});
+            for (int i = 0; i <= c; i++) cluster_add(nodes, cuts[c][i], cuts[c][i + 1]);
+            sn_link *link = cluster_link(nodes);
+            sn_trunk *trunk = over(b, link, 10000, 1);
+            sn_tuner *got = tuner_new(b, trunk, (sn_method)method, 2, 3);
+            steps(got, 3);
+            cr_expect(same(want, got), "%s over %d nodes gives other bits", sn_method_name((sn_method)method), c + 1);
+            sn_tuner_free(&got);
+            sn_trunk_free(&trunk);
+            sn_link_close(&link);
+            cluster_free(&nodes);
+        }
+        sn_tuner_free(&want);
+    }
+    sn_trunk_free(&local);
+    bench_free(b);
+}
+
+Test(tune, a_node_that_dies_in_the_middle_of_a_step_changes_nothing) {
+    bench *b = bench_new();
+    sn_trunk *local = here(b);
+    sn_tuner *want = tuner_new(b, local, SN_METHOD_LORA, 1, 5);
+    steps(want, 3);
+    cluster *nodes = cluster_new(&(cluster_options){.model = b->path, .tune_memory = 64 << 20});
+    int first = cluster_add(nodes, 0, 2);
+    cluster_add(nodes, 2, 4);
+    cluster_add(nodes, 0, 3); /* takes its place, over another cut */
+    sn_link *link = cluster_link(nodes);
+    sn_trunk *trunk = over(b, link, 700, 3);
+    sn_tuner *got = tuner_new(b, trunk, SN_METHOD_LORA, 1, 5);
+    steps(got, 1);
+    cluster_cut_off(nodes, first);
+    steps(got, 2);
+    cr_expect(same(want, got), "other bits after a node was lost");
+    sn_tuner_free(&got);
+    sn_trunk_free(&trunk);
+    sn_link_close(&link);
+    cluster_free(&nodes);
+    sn_tuner_free(&want);
+    sn_trunk_free(&local);
+    bench_free(b);
+}
+
+Test(tune, when_nobody_is_left_it_says_so_and_nothing_has_changed) {
+    bench *b = bench_new();
+    cluster *nodes = cluster_new(&(cluster_options){.model = b->path, .tune_memory = 64 << 20});
+    int only = cluster_add(nodes, 0, 4);
+    sn_link *link = cluster_link(nodes);
+    sn_trunk *trunk = over(b, link, 300, 1);
+    sn_tuner *t = tuner_new(b, trunk, SN_METHOD_PROMPT, 2, 1);
+    steps(t, 1);
+    size_t position = t->position;
+    float value = t->params->values[3];
+    sn_err err = {0};
+    cluster_cut_off(nodes, only);
+    cr_expect_eq(sn_tuner_step(t, &err), SN_RETRY, "%s", err.text);
+    cr_expect(strstr(err.text, "blocks 0:4") || strstr(err.text, "no answer"), "%s", err.text);
+    cr_expect(t->step == 1 && t->position == position && t->params->values[3] == value);
+    sn_tuner_free(&t);
+    sn_trunk_free(&trunk);
+    sn_link_close(&link);
+    cluster_free(&nodes);
+    bench_free(b);
+}
+
+Test(tune, a_node_without_memory_for_training_is_refused_with_its_sentence) {
+    bench *b = bench_new();
+    cluster *nodes = cluster_new(&(cluster_options){.model = b->path});
+    cluster_add(nodes, 0, 4);
+    sn_link *link = cluster_link(nodes);
+    sn_trunk *trunk = over(b, link, 2000, 0);
+    sn_tuner *t = tuner_new(b, trunk, SN_METHOD_PROMPT, 2, 1);
+    sn_err err = {0};
+    cr_expect_neq(sn_tuner_step(t, &err), SN_OK);
+    cr_expect(strstr(err.text, "--tune-memory 0"), "%s", err.text);
+    sn_tuner_free(&t);
+    sn_trunk_free(&trunk);
+    sn_link_close(&link);
+    cluster_free(&nodes);
+    bench_free(b);
+}
+
+/* -- checkpoints */
+
+static void remove_tree(const char *folder) {
+    char command[600];
+    snprintf(command, sizeof command, "rm -r '%s'", folder);
+    cr_assert_eq(system(command), 0);
+}
+
+static json_t *some_options(void) { return json_pack("{sf}", "lr", 0.01); }
+
+Test(tune, half_of_the_steps_a_checkpoint_and_the_other_half_give_the_bits_of_all_in_one_go) {
+    bench *b = bench_new();
+    sn_trunk *trunk = here(b);
+    sn_hash model = sn_model_id(b->model);
+    char *labels[] = {"a", "b", "c"};
+    json_t *options = some_options(), *found = NULL;
+    for (int method = 0; method < SN_METHOD_COUNT; method++) {
+        char *folder = temp_folder(), path[4096];
+        sn_tuner *whole = tuner_new(b, trunk, (sn_method)method, 3, 1),
+                 *half = tuner_new(b, trunk, (sn_method)method, 3, 1);
+        steps(whole, 8);
+        steps(half, 5); /* in the middle of an epoch */
+        NEED(sn_checkpoint_save(folder, half, &model, labels, options, &err));
+        sn_tuner_free(&half);
+        half = tuner_new(b, trunk, (sn_method)method, 3, 1);
+        NEED(sn_checkpoint_find(folder, &model, path, &found, &err));
+        cr_expect(json_equal(found, options));
+        json_decref(found);
+        NEED(sn_checkpoint_load(path, half, &err));
+        steps(half, 3);
+        cr_expect(same(whole, half), "%s: other bits after resuming", sn_method_name((sn_method)method));
+        sn_tuner_free(&whole);
+        sn_tuner_free(&half);
+        remove_tree(folder);
+        free(folder);
+    }
+    json_decref(options);
+    sn_trunk_free(&trunk);
+    bench_free(b);
+}
+
+static void refuses(const char *folder, const sn_hash *model, const char *part) {
+    char path[4096];
+    json_t *options = NULL;
+    sn_err err = {0};
+    cr_expect_eq(sn_checkpoint_find(folder, model, path, &options, &err), SN_REFUSED);
+    cr_expect(strstr(err.text, part), "'%s' does not say '%s'", err.text, part);
+    json_decref(options);
+}
+
+Test(tune, a_checkpoint_that_is_damaged_missing_or_of_another_model_is_refused) {
+    static const char *const files[] = {"adapter_config.json", "adapter_model.safetensors", "state.safetensors"};
+    bench *b = bench_new();
+    sn_trunk *trunk = here(b);
+    sn_hash model = sn_model_id(b->model), other = model;
+    char *folder = temp_folder(), path[4096], at[4200];
+    json_t *options = some_options();
+    sn_tuner *t = tuner_new(b, trunk, SN_METHOD_LORA, 2, 1);
+    other.bytes[4] ^= 1;
+    refuses(folder, &model, "no checkpoint");
+    steps(t, 2);
+    NEED(sn_checkpoint_save(folder, t, &model, NULL, options, &err));
+    refuses(folder, &other, "another model");
+    snprintf(path, sizeof path, "%s/step-2", folder);
+    for (int i = 0; i < 3; i++) {
+        snprintf(at, sizeof at, "%s/%s", path, files[i]);
+        FILE *file = fopen(at, "r+b");
+        cr_assert(file && !fseek(file, 60, SEEK_SET));
+        int byte = fgetc(file);
+        cr_assert(!fseek(file, 60, SEEK_SET) && fputc(byte ^ 1, file) != EOF && !fclose(file));
+        refuses(folder, &model, "damaged");
+        file = fopen(at, "r+b");
+        cr_assert(file && !fseek(file, 60, SEEK_SET) && fputc(byte, file) != EOF && !fclose(file));
+    }
+    /* What a kill left behind is not a checkpoint. */
+    snprintf(at, sizeof at, "%s/step-3.part", folder);
+    cr_assert_eq(mkdir(at, 0777), 0);
+    json_t *found = NULL;
+    NEED(sn_checkpoint_find(folder, &model, path, &found, &err));
+    cr_expect(strstr(path, "step-2"));
+    json_decref(found);
+    snprintf(at, sizeof at, "%s/step-2/state.safetensors", folder);
+    cr_assert_eq(unlink(at), 0);
+    refuses(folder, &model, "state.safetensors");
+    sn_tuner_free(&t);
+    json_decref(options);
+    remove_tree(folder);
+    free(folder);
+    sn_trunk_free(&trunk);
+    bench_free(b);
+}
+
+Test(tune, old_checkpoints_go_but_the_last_two) {
+    bench *b = bench_new();
+    sn_trunk *trunk = here(b);
+    sn_hash model = sn_model_id(b->model);
+    char *folder = temp_folder(), path[4096];
+    json_t *options = some_options();
+    sn_tuner *t = tuner_new(b, trunk, SN_METHOD_PROMPT, 2, 1);
+    struct stat there;
+    for (int i = 1; i <= 4; i++) {
+        steps(t, 1);
+        NEED(sn_checkpoint_save(folder, t, &model, NULL, options, &err));
+        for (int k = 1; k <= i; k++) {
+            snprintf(path, sizeof path, "%s/step-%d", folder, k);
+            cr_expect_eq(!stat(path, &there), k >= i - 1, "after step %d: step-%d", i, k);
+        }
+    }
+    sn_tuner_free(&t);
+    json_decref(options);
+    remove_tree(folder);
+    free(folder);
+    sn_trunk_free(&trunk);
+    bench_free(b);
+}
+
+Test(tune, an_adapter_that_is_saved_and_loaded_has_the_same_values) {
+    bench *b = bench_new();
+    sn_trunk *trunk = here(b);
+    char *labels[] = {"yes", "no", "it depends"};
+    for (int method = 0; method < SN_METHOD_COUNT; method++) {
+        char *folder = temp_folder();
+        sn_tuner *t = tuner_new(b, trunk, (sn_method)method, 2, 1);
+        sn_adapter loaded;
+        steps(t, 2);
+        NEED(sn_adapter_save(folder, t->params, b->hp, labels, &err));
+        NEED(sn_adapter_load(folder, b->hp, &loaded, &err));
+        cr_expect_eq(loaded.params->n_floats, t->params->n_floats);
+        cr_expect(!memcmp(loaded.params->values, t->params->values, t->params->n_floats * sizeof(float)), "%s",
+                  sn_method_name((sn_method)method));
+        if (method == SN_METHOD_HEAD) cr_expect_str_eq(loaded.labels[2], "it depends");
+        sn_hparams other = *b->hp;
+        other.n_embd *= 2;
+        sn_adapter_fini(&loaded);
+        sn_err err = {0};
+        cr_expect_eq(sn_adapter_load(folder, &other, &loaded, &err), SN_REFUSED);
+        cr_expect(strstr(err.text, "another model"), "%s", err.text);
+        sn_tuner_free(&t);
+        remove_tree(folder);
+        free(folder);
+    }
+    sn_trunk_free(&trunk);
+    bench_free(b);
+}
+
+/* -- the optimizer, against its formulas in float64 */
+
+Test(tune, adamw_takes_the_steps_of_the_paper) {
+    const sn_optimizer_options o = {.lr = 0.1, .weight_decay = 0.01, .steps = 10};
+    float value = 1, first = 0, second = 0;
+    double v = 1, m = 0, s = 0;
+    for (int step = 0; step < 5; step++) {
+        float gradient = 0.5f - 0.2f * (float)step;
+        double g = (double)gradient, t = step + 1;
+        sn_adamw(&o, step, 1, &value, &gradient, &first, &second);
+        v -= 0.1 * 0.01 * v;
+        m = 0.9 * m + 0.1 * g;
+        s = 0.999 * s + 0.001 * g * g;
+        v -= 0.1 * (m / (1 - pow(0.9, t))) / (sqrt(s / (1 - pow(0.999, t))) + 1e-8);
+        cr_expect_float_eq((double)value, v, 1e-6, "step %d: %g, not %g", step, (double)value, v);
+    }
+}
+
+Test(tune, learning_rates_follow_their_schedules) {
+    sn_optimizer_options o = {.lr = 1, .warmup = 4, .steps = 14};
+    for (int s = 0; s < SN_SCHEDULE_COUNT; s++) {
+        o.schedule = (sn_schedule)s;
+        cr_expect_float_eq(sn_learning_rate(&o, 0), 0.2, 1e-12);
+        cr_expect_float_eq(sn_learning_rate(&o, 3), 0.8, 1e-12);
+        cr_expect_float_eq(sn_learning_rate(&o, 4), 1, 1e-12);
+    }
+    o.schedule = SN_SCHEDULE_CONSTANT;
+    cr_expect_float_eq(sn_learning_rate(&o, 13), 1, 1e-12);
+    o.schedule = SN_SCHEDULE_LINEAR;
+    cr_expect_float_eq(sn_learning_rate(&o, 9), 0.5, 1e-12);
+    o.schedule = SN_SCHEDULE_COSINE;
+    cr_expect_float_eq(sn_learning_rate(&o, 9), 0.5, 1e-12);
+    cr_expect_float_eq(sn_learning_rate(&o, 14), 0, 1e-12);
+}
+
+Test(tune, gradients_are_clipped_to_their_norm) {
+    float g[] = {3, 0, -4};
+    cr_expect_float_eq(sn_clip(g, 3, 0), 5, 1e-9);
+    cr_expect_eq(g[2], -4.0f);
+    cr_expect_float_eq(sn_clip(g, 3, 1), 5, 1e-9);
+    cr_expect_float_eq((double)g[0], 0.6, 1e-6);
+    cr_expect_float_eq(sn_clip(g, 3, 2), 1, 1e-6);
+}

@@ -26,7 +26,9 @@
 
 #include <string.h>
 
+#ifndef INLINE /* lanes_c.h leaves it to the compiler */
 #define INLINE static inline __attribute__((always_inline))
+#endif
 
 enum {
     LINE = 64,

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <string.h>
 
+#define INLINE        static inline /* no registers to keep things in: forced, it takes a minute to compile */
 #define LANES_NAME    "c"
 #define LANES_KERNELS sn_cpu_kernels_c
 #define ROW_TILE      4 /* rows of x whose results are kept in registers at once */

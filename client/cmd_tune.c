@@ -152,18 +152,14 @@ static sn_status read_data(work *w, sn_err *err) {
 }
 
 static sn_status open_trunk(work *w, sn_err *err) {
-    sn_shape shape = {0};
     sn_setup *s = &w->setup;
     if (sn_given.local.given && !sn_given.local.all && (sn_given.local.first || sn_given.local.end != s->hp->n_blocks))
-        return sn_fail(err, SN_REFUSED,
-                       "training goes through nodes (--join), or through the whole model here (--local all)");
+        return sn_fail(err, SN_REFUSED, "training goes through nodes (--join), or through the whole model here (--local all)");
     if (sn_given.local.given) {
         int longest = (int)given.seq + (int)given.prompt_tokens;
         return sn_trunk_local(s->model, s->device, longest < s->hp->n_ctx ? longest : s->hp->n_ctx, &w->trunk, err);
     }
-    sn_status status = sn_given.link ? sn_shape_parse(sn_given.link, &shape, err) : SN_OK;
-    if (status) return sn_err_context(err, "--link");
-    status = sn_link_open(sn_given.join.items, sn_given.join.n, sn_given.identity, &shape, &s->link, err);
+    sn_status status = sn_setup_link(s, err);
     const sn_trunk_swarm_options options = {
         .link = s->link,
         .pick = {sn_given.only.items, sn_given.only.n, sn_given.deny.items, sn_given.deny.n},

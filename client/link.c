@@ -286,7 +286,7 @@ sn_status sn_link_wait_any(sn_link *link, sn_wait *waits, size_t n, size_t *whic
         for (*which = 0; *which < n; ++*which)
             if (sn_link_lost(link, &waits[*which])) return sn_fail(err, SN_RETRY, CONNECTION_LOST);
         *which = 0;
-        sn_status status = receive_any(link, soonest, &event, err);
+        sn_status status = sn_link_hear(link, soonest, &event, err);
         if (status) return status;
         size_t i = answered(waits, n, event.msg);
         if (i < n) {

@@ -255,6 +255,36 @@ Test(past, a_part_that_builds_on_another_timeline_is_not_taken) {
     pair_free(&p);
 }
 
+/* Who puts a false past into his own session with the marks of a true one gets false answers, and nobody else does, not even
+ * where all clients share their beginnings. */
+Test(past, that_is_false_stays_with_him_who_put_it_there) {
+    world *w = world_new(&(cluster_options){.kv_memory = 64, .prefix_memory = 1 << 20, .share_all = true});
+    cluster_add(w->cluster, 0, 0);
+    talk *t = talk_new(w, 0), *u = talk_new(w, 0);
+    past source, liar, honest;
+    past_init(&source, w, t, 0, 4), past_init(&liar, w, t, 0, 4), past_init(&honest, w, u, 0, 4);
+    past_open(&source), past_open(&liar), past_open(&honest);
+    cr_assert(past_goes_on(&source, 0, 40));
+    sn_msg *part = get(&source, 0, 40), *msg = put_message(&liar, part);
+    float *data = msg->owner;
+    for (size_t i = 0; i < msg->tensor.bytes / sizeof *data; i += 3) data[i] = 1 - data[i];
+    sn_hash hash = sn_hash_of(data, msg->tensor.bytes);
+    memcpy(msg->kv_put.hash, hash.bytes, sizeof hash);
+    cr_expect_eq(put(&liar, msg), 40);
+    expect_resumed(&liar, 40, 0, 40);
+    msg = past_step_message(&liar, 40, 56);
+    sn_msg *answer = talk_ask(t, &msg);
+    cr_assert_eq(answer->kind, SN_MSG_RESULT);
+    cr_expect(memcmp(answer->tensor.data, w->hidden + (size_t)40 * (size_t)w->n_embd, 56 * (size_t)w->n_embd * sizeof(float)),
+              "the false past is read");
+    cr_expect(past_goes_on(&honest, 0, 96));
+    sn_msg_free(&answer);
+    sn_msg_free(&part);
+    past_close(&source), past_close(&liar), past_close(&honest);
+    talk_free(&t), talk_free(&u);
+    world_free(&w);
+}
+
 Test(past, that_is_damaged_or_of_another_shape_is_not_taken) {
     pair p = pair_new(false);
     cr_assert(past_goes_on(&p.from, 0, 60));

@@ -182,6 +182,72 @@ Test(prefix, other_tokens_and_other_clients_share_nothing) {
     end(&s);
 }
 
+Test(prefix, a_table_of_one_page_keeps_clients_apart) {
+    scene s = begin(4, 1);
+    line *a = line_new(&s, 1), *b = line_new(&s, 2), *c = line_new(&s, 1);
+    NEED(step(&s, a, PAGE, plain));
+    NEED(step(&s, c, PAGE, plain));
+    cr_expect_eq(c->adopted, PAGE);
+    NEED(step(&s, b, PAGE, plain));
+    cr_expect_eq(b->adopted, 0);
+    line_free(&a);
+    line_free(&b);
+    line_free(&c);
+    end(&s);
+}
+
+Test(prefix, a_page_that_is_filled_behind_a_short_rewind_is_shared) {
+    scene s = begin(12, 12);
+    line *a = line_new(&s, 1), *b = line_new(&s, 1);
+    NEED(step(&s, a, 40, other));
+    rewind_to(a, 36);
+    NEED(step(&s, a, 28, plain)); /* 36 tokens of the one, then of the other */
+    memcpy(b->hash, a->hash, 37 * sizeof *b->hash);
+    uint8_t tokens[64] = {[0] = other[0]};
+    NEED(step(&s, b, 64, tokens));
+    cr_expect_eq(b->adopted, 64);
+    expect_line(b);
+    line_free(&a);
+    line_free(&b);
+    end(&s);
+}
+
+Test(prefix, a_page_whose_first_rows_came_without_outputs_is_not_shared) {
+    scene s = begin(12, 12);
+    line *a = line_new(&s, 1), *b = line_new(&s, 1);
+    NEED(step(&s, a, 10, plain));
+    float rows[5 * ROW] = {0};
+    NEED(sn_kv_reserve(a->kv, 5, &err)); /* as a past that is brought in from elsewhere */
+    for (int block = 0; block < BLOCKS; block++) NEED(sn_kv_import(a->kv, 0, block, 5, rows, rows, &err));
+    sn_kv_append(a->kv, 5);
+    extend(a, 5, plain);
+    a->length += 5;
+    NEED(step(&s, a, 17, plain));
+    NEED(step(&s, b, 32, plain));
+    cr_expect_eq(b->adopted, 0);
+    expect_line(b);
+    line_free(&a);
+    line_free(&b);
+    end(&s);
+}
+
+Test(prefix, room_is_taken_from_pages_that_nobody_uses) {
+    scene s = begin(6, 6);
+    line *a = line_new(&s, 1), *b = line_new(&s, 1), *c = line_new(&s, 1);
+    NEED(step(&s, a, 2 * PAGE, plain)); /* the oldest, and in use */
+    NEED(step(&s, b, 2 * PAGE, other));
+    line_free(&b);
+    NEED(step(&s, c, 4 * PAGE, plain + 1)); /* takes a's two, and the place of b's */
+    cr_expect_eq(c->adopted, 2 * PAGE);
+    b = line_new(&s, 1);
+    NEED(step(&s, b, 2 * PAGE, plain));
+    cr_expect_eq(b->adopted, 2 * PAGE, "a page in use was forgotten, which gave no room");
+    line_free(&a);
+    line_free(&b);
+    line_free(&c);
+    end(&s);
+}
+
 Test(prefix, writing_behind_a_rewind_leaves_the_others_past_as_it_was) {
     const int to[] = {95, 64, 63, 33, 1};
     for (size_t i = 0; i < sizeof to / sizeof *to; i++) {

@@ -232,7 +232,7 @@ Test(prefix, a_page_whose_first_rows_came_without_outputs_is_not_shared) {
 }
 
 Test(prefix, room_is_taken_from_pages_that_nobody_uses) {
-    scene s = begin(6, 6);
+    scene s = begin(5, 5);
     line *a = line_new(&s, 1), *b = line_new(&s, 1), *c = line_new(&s, 1);
     NEED(step(&s, a, 2 * PAGE, plain)); /* the oldest, and in use */
     NEED(step(&s, b, 2 * PAGE, other));

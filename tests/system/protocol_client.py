@@ -159,7 +159,7 @@ def main(address, golden, document):
     assert step(1, 0, n) == whole, "the same step again gives another answer"
     assert step(2, n // 2, n) == whole[n // 2 * row:], "after a rewind the bits are others"
     assert step(3, 5, 6) == whole[5 * row:6 * row], "one token after a rewind gives other bits"
-    error = step(4, 6, 7, "error", bytes(32))
+    error = step(4, 6, 7, "error", b"\1" * 32)
     assert error["status"] == 2 and error["text"].startswith("MISMATCH") and error["session"] == session, error
     assert step(4, 7, 8, "error")["status"] == 3, "a position beyond the end is taken"
     assert step(4, 6, n) == whole[6 * row:], "a step that failed was counted"

@@ -178,9 +178,12 @@ sn_status sn_chain_take_spare(sn_chain *chain, size_t i, size_t j, size_t k, int
         if (chain->hops[k].spare) drop(chain, &chain->hops[k], err->text);
         return status;
     }
-    /* Where this fails, the step that follows finds it out. */
-    if (from < position && sn_chain_replay(chain, chain->hops + i, j - i - 1 + n, chain->hops[i].inputs, from, position, err))
+    if (from < position && sn_chain_replay(chain, chain->hops + i, j - i - 1 + n, chain->hops[i].inputs, from, position, err)) {
         sn_log(SN_LOG_WARN, "what a copy lacked was not sent", "text=%s", err->text);
+        /* Nobody knows how far it came: the step that follows begins with another place for these blocks. */
+        for (size_t m = k; m < k + n; m++)
+            if (chain->hops[m].length >= position) chain->hops[m].timeline[position] = (sn_hash){0};
+    }
     chain->failovers++;
     chain->taken_over++;
     sn_log(SN_LOG_INFO, "blocks taken over", "flow=%s blocks=%d:%d tokens=%d missing=%d", chain->flow, chain->hops[k].first,

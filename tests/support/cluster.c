@@ -139,6 +139,7 @@ void cluster_compute_with(cluster *c, const char *isa, int threads) {
 }
 
 const sn_node *cluster_node(const cluster *c, int number) { return c->members[number].node; }
+int cluster_count(const cluster *c) { return atomic_load(&((cluster *)(uintptr_t)c)->n); }
 sn_hub *cluster_hub(cluster *c) { return c->hub; }
 void cluster_cut_off(cluster *c, int number) { atomic_store(&c->members[number].cut_off, true); }
 void cluster_cut_off_at_step(cluster *c, int number, int n) { atomic_store(&c->members[number].steps_left, n); }

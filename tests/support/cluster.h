@@ -35,6 +35,7 @@ void cluster_free(cluster **c);
 int cluster_add(cluster *c, int first, int end);
 int cluster_add_of(cluster *c, const char *model, int first, int end); /* of another file */
 const sn_node *cluster_node(const cluster *c, int number);
+int cluster_count(const cluster *c);
 
 /* Nodes that are added from now on compute so. isa NULL: the best. */
 void cluster_compute_with(cluster *c, const char *isa, int threads);

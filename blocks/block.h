@@ -31,7 +31,7 @@ typedef struct sn_scratch {
     float *k, *v;     /* (rows, n_kv_heads, head_dim) */
     float *gate, *up; /* (rows, n_ff) */
     float *cos_sin;   /* (rows, rope_dim/2, 2) */
-    float *low;       /* (rows, SN_LORA_RANK_MAX) */
+    float *low; /* (rows, SN_LORA_RANK_MAX); these two only where a pass has a tuning */
     float *wide;      /* (rows, the widest of the above) */
 } sn_scratch;
 

@@ -12,16 +12,21 @@
 /* -- loading ---------------------------------------------------------------------------------------------------------
  */
 
-enum { N_BUFFERS = 11 };
+enum { N_BUFFERS = 9 };
 
 /* Width of each buffer of sn_scratch, in the order of its members. */
 static void buffer_widths(const sn_hparams *hp, size_t width[N_BUFFERS]) {
     size_t q = (size_t)hp->n_heads * (size_t)hp->head_dim, kv = (size_t)hp->n_kv_heads * (size_t)hp->head_dim;
     size_t embd = (size_t)hp->n_embd, ff = (size_t)hp->n_ff;
-    size_t widest = embd > q ? embd : q;
-    if (ff > widest) widest = ff;
-    const size_t widths[N_BUFFERS] = {embd, embd, q, q, kv, kv, ff, ff, (size_t)hp->rope_dim, SN_LORA_RANK_MAX, widest};
+    const size_t widths[N_BUFFERS] = {embd, embd, q, q, kv, kv, ff, ff, (size_t)hp->rope_dim};
     memcpy(width, widths, sizeof widths);
+}
+
+static size_t widest_of(const sn_hparams *hp) {
+    size_t width[N_BUFFERS], widest = 0;
+    buffer_widths(hp, width);
+    for (int i = 0; i < N_BUFFERS; i++) widest = width[i] > widest ? width[i] : widest;
+    return widest;
 }
 
 static size_t buffer_bytes(size_t width) { return sn_round_up(width * SN_SPAN_ROWS_MAX * sizeof(float), 64); }
@@ -35,11 +40,9 @@ static size_t scratch_bytes(const sn_hparams *hp) {
 
 static sn_status new_scratch(sn_home *h, const sn_hparams *hp, sn_err *err) {
     sn_scratch *s = &h->scratch;
-    float **buffers[N_BUFFERS] = {&s->x,    &s->h,  &s->q,       &s->attn, &s->k,   &s->v,
-                                  &s->gate, &s->up, &s->cos_sin, &s->low,  &s->wide};
-    size_t width[N_BUFFERS], widest = 0;
+    float **buffers[N_BUFFERS] = {&s->x, &s->h, &s->q, &s->attn, &s->k, &s->v, &s->gate, &s->up, &s->cos_sin};
+    size_t width[N_BUFFERS], widest = widest_of(hp);
     buffer_widths(hp, width);
-    for (int i = 0; i < N_BUFFERS; i++) widest = width[i] > widest ? width[i] : widest;
     sn_device_limits limits = {SN_SPAN_ROWS_MAX, (int)widest, hp->n_ctx};
     h->bytes = scratch_bytes(hp);
     sn_status status = h->device->ops->prepare(h->device, &limits, err);
@@ -50,6 +53,18 @@ static sn_status new_scratch(sn_home *h, const sn_hparams *hp, sn_err *err) {
         *buffers[i] = (float *)(void *)at;
         at += buffer_bytes(width[i]);
     }
+    return SN_OK;
+}
+
+/* What only passes with a tuning need is there from the first of them on. */
+static sn_status add_tuned_scratch(sn_home *h, const sn_hparams *hp, sn_err *err) {
+    size_t low = buffer_bytes(SN_LORA_RANK_MAX);
+    if (h->tuned_memory) return SN_OK;
+    h->tuned_bytes = low + buffer_bytes(widest_of(hp));
+    sn_status status = h->device->ops->alloc(h->device, h->tuned_bytes, &h->tuned_memory, err);
+    if (status) return status;
+    h->scratch.low = h->tuned_memory;
+    h->scratch.wide = h->scratch.low + low / sizeof(float);
     return SN_OK;
 }
 
@@ -125,9 +140,11 @@ void sn_span_free(sn_span **span) {
     sn_span *s = *span;
     if (!s) return;
     for (int i = 0; i < s->n_segments; i++) sn_segment_unload(&s->segments[i]);
-    for (int i = 0; i < s->n_homes; i++)
-        if (s->homes[i].memory)
-            s->homes[i].device->ops->free(s->homes[i].device, s->homes[i].memory, s->homes[i].bytes);
+    for (int i = 0; i < s->n_homes; i++) {
+        const sn_home *h = &s->homes[i];
+        if (h->memory) h->device->ops->free(h->device, h->memory, h->bytes);
+        if (h->tuned_memory) h->device->ops->free(h->device, h->tuned_memory, h->tuned_bytes);
+    }
     free(s->hashes);
     free(s->cos_sin);
     free(s);
@@ -315,6 +332,7 @@ sn_status sn_span_forward_tuned(sn_span *span, int first, int end, const sn_tuni
     int n_rows = 0;
     bool has_table[SN_PLAN_DEVICES_MAX] = {false};
     sn_status status = SN_OK;
+    for (int i = 0; i < span->n_homes && tuning && !status; i++) status = add_tuned_scratch(&span->homes[i], &span->hp, err);
     for (int i = 0; i < span->n_segments && !status; i++) {
         if (span->segments[i].end <= first || span->segments[i].first >= end) continue;
         sn_home *next = sn_span_home(span, &span->segments[i]);

@@ -11,6 +11,8 @@ typedef struct sn_home {
     sn_scratch scratch;
     void *memory; /* what the buffers of scratch lie in */
     size_t bytes;
+    void *tuned_memory; /* likewise, of those that only passes with a tuning need; NULL: there was none yet */
+    size_t tuned_bytes;
 } sn_home;
 
 struct sn_span {

@@ -43,8 +43,8 @@ struct sn_store {
 enum { NAME_SIZE = 2 * SN_HASH_SIZE + 40 };
 
 static void name_of(const sn_hash *key, char out[NAME_SIZE]) {
-    sn_hex(key->bytes, SN_HASH_SIZE, out);
-    strcat(out, ".block");
+    char hex[2 * SN_HASH_SIZE + 1];
+    snprintf(out, NAME_SIZE, "%s.block", sn_hex(key->bytes, SN_HASH_SIZE, hex));
 }
 
 /* -- reading and writing whole ranges */

@@ -102,21 +102,20 @@ static sn_status take_matrix(sn_tuning *t, int block, sn_role role, bool b, cons
     return status;
 }
 
-/* "lora_a.12.gate" */
+/* "lora_a.12.gate"; only as it is written here, so that no two names mean one tensor. */
 static bool parse_name(const char *name, char kind[8], int *block, sn_role *role) {
-    char target[8] = "";
-    int used = 0;
+    char target[8] = "", again[32];
     *role = SN_ROLE_COUNT;
-    if (sscanf(name, "prompt.%6d%n", block, &used) == 1 && !name[used]) {
+    if (sscanf(name, "prompt.%6d", block) == 1) {
         snprintf(kind, 8, "prompt");
-        return *block >= 0;
+        snprintf(again, sizeof again, "prompt.%d", *block);
+        return *block >= 0 && !strcmp(again, name);
     }
-    used = 0;
-    if (sscanf(name, "%7[a-z_].%6d.%7[a-z]%n", kind, block, target, &used) != 3 || name[used] || *block < 0)
-        return false;
+    if (sscanf(name, "%7[a-z_].%6d.%7[a-z]", kind, block, target) != 3 || *block < 0) return false;
     for (int i = 0; i < N_TARGETS; i++)
         if (!strcmp(targets[i].name, target)) *role = targets[i].role;
-    return *role != SN_ROLE_COUNT && (!strcmp(kind, "lora_a") || !strcmp(kind, "lora_b"));
+    snprintf(again, sizeof again, "%s.%d.%s", kind, *block, target);
+    return *role != SN_ROLE_COUNT && (!strcmp(kind, "lora_a") || !strcmp(kind, "lora_b")) && !strcmp(again, name);
 }
 
 static sn_status take(sn_tuning *t, const sn_safetensors_tensor *from, sn_err *err) {

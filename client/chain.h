@@ -71,6 +71,7 @@ typedef struct sn_hop_report {
     uint64_t network_us;      /* from sending to answer, less queue and compute of the node (of a pushed row of nodes: at the
                                  first, for all of them) */
     uint64_t queue_us, compute_us;
+    bool copied;              /* others have a copy of its past (sn_chain_options.replica, or its node leaves) */
 } sn_hop_report;
 size_t sn_chain_hops(const sn_chain *chain, sn_hop_report *out, size_t room); /* returns how many there are */
 uint64_t sn_chain_moves(const sn_chain *chain); /* to a better way, with nobody failing */

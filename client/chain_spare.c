@@ -225,7 +225,8 @@ void sn_chain_attend(sn_chain *chain) {
         }
         if (!hop->leaving && !chain->options.replica) continue;
         if (!hop->spare) look(chain, hop);
-        if (hop->spare && is_ready(chain, hop) && hop->leaving) change_over(chain, k);
+        hop->report.copied = hop->spare && is_ready(chain, hop);
+        if (hop->report.copied && hop->leaving) change_over(chain, k);
     }
 }
 

@@ -76,6 +76,7 @@ typedef struct work {
     json_t *options; /* all that decides what comes out */
     double before, after, right_before, right_after;
     int64_t began_us, first_step;
+    uint64_t first_tokens; /* these two: where this run began */
 } work;
 
 /* -- what was asked for */
@@ -213,7 +214,7 @@ static void show(const work *w, bool terminal, bool last) {
     for (int i = 0; i < 20; i++) bar[i] = i < (int)(20 * t->step / steps) ? '#' : '.';
     bar[20] = 0;
     fprintf(stderr, "%s[%s] step %lld/%lld  loss %.4f  %.0f tok/s  %d:%02d left%s", terminal ? "\r\033[K" : "", bar,
-            (long long)t->step, (long long)steps, t->losses[t->step - 1], seconds > 0 ? (double)t->tokens / seconds : 0,
+            (long long)t->step, (long long)steps, t->losses[t->step - 1], seconds > 0 ? (double)(t->tokens - w->first_tokens) / seconds : 0,
             left / 60, left % 60, terminal && !last ? "" : "\n");
     fflush(stderr);
 }
@@ -230,7 +231,7 @@ static sn_status train(work *w, sn_err *err) {
     sn_status status = SN_OK;
     w->began_us = sn_now_us();
     w->first_step = t->step;
-    t->tokens = 0;
+    w->first_tokens = t->tokens;
     while (t->step < t->options.optimizer.steps && !status && !sn_interrupted) {
         status = sn_tuner_step(t, err);
         bool last = status || t->step == t->options.optimizer.steps || sn_interrupted;
@@ -256,7 +257,7 @@ static sn_status report(const work *w, sn_err *err) {
     bool classifier = t->params->shape.method == SN_METHOD_HEAD;
     if (sn_given.json) {
         json_t *object = json_pack("{ss sI sf sf sf sI}", "out", folder, "steps", (json_int_t)t->step, "loss", loss,
-                                   "seconds", seconds, "tok_s", seconds > 0 ? (double)t->tokens / seconds : 0,
+                                   "seconds", seconds, "tok_s", seconds > 0 ? (double)(t->tokens - w->first_tokens) / seconds : 0,
                                    "parameters", (json_int_t)t->params->n_floats);
         if (w->eval)
             json_object_update_new(object, json_pack("{sf sf}", "eval_loss_before", w->before, "eval_loss", w->after));
@@ -269,7 +270,7 @@ static sn_status report(const work *w, sn_err *err) {
     if (w->eval) printf("evaluation: loss %.4f before, %.4f after\n", w->before, w->after);
     if (w->eval && classifier)
         printf("evaluation: %.1f %% right before, %.1f %% after\n", 100 * w->right_before, 100 * w->right_after);
-    printf("use it with --adapter %s\n", folder);
+    printf("what was trained is in %s\n", folder);
     return SN_OK;
 }
 

@@ -33,6 +33,7 @@ static json_t *hop_json(const sn_hop_report *h) {
     json_object_set_new(o, "network_ms_per_step", json_real(ms_per(h->network_us, h->steps)));
     json_object_set_new(o, "queue_ms_per_step", json_real(ms_per(h->queue_us, h->steps)));
     json_object_set_new(o, "compute_ms_per_step", json_real(ms_per(h->compute_us, h->steps)));
+    json_object_set_new(o, "copied", json_boolean(h->copied));
     return o;
 }
 

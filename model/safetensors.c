@@ -74,7 +74,7 @@ static sn_status read_type(const char *name, const char *word, sn_safetensors_te
                            sn_err *err) {
     if (check_name(word, NULL) || strlen(word) >= SN_SAFETENSORS_TYPE_SIZE)
         return sn_fail(err, SN_REFUSED, "tensor '%s' has no sensible dtype", name);
-    strcpy(tensor->type, word); /* its length was checked */
+    snprintf(tensor->type, sizeof tensor->type, "%s", word);
     tensor->dtype = SN_DTYPE_COUNT;
     *size = 0;
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)

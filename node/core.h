@@ -30,7 +30,8 @@ typedef struct sn_core_setup {
     size_t sessions_max;
     int64_t idle_us_max;         /* a session without a sign of its client for so long is closed */
     int64_t room_us_max;         /* how long a step may wait for room in the cache */
-    size_t tune_bytes_max;       /* for training: half to work in, half to hold what clients trained; 0: none is done */
+    size_t tune_bytes_max;       /* for training: half to work in, half to hold what clients trained; as much
+                                  * again may wait in batches. 0: none is done */
     bool share_all;              /* sessions share beginnings with those of other clients, too */
     size_t directory_max;        /* nodes remembered; 0: SN_DIRECTORY_MAX */
     size_t gossip_bytes_per_s;   /* spent on telling other nodes; 0: SN_GOSSIP_BYTES_PER_S */
@@ -56,8 +57,8 @@ void sn_core_join(sn_core *core, const char *address, const uint8_t curve_key[SN
 bool sn_core_wants_blocks(sn_core *core, int *first, int *end);
 /* They are loaded: it serves them from now on. The facts are borrowed until sn_core_vacate. */
 void sn_core_serve(sn_core *core, const sn_span_facts *span, size_t kv_bytes_max, int64_t now_us, int64_t unix_ms);
-/* True when it is about to move and nothing uses its blocks any more: free them, and call sn_core_vacate, after which it wants
- * others. */
+/* True when it is about to move and nothing uses its blocks any more: free the engine, call sn_core_vacate, free the blocks;
+ * then it wants others. */
 bool sn_core_wants_to_move(const sn_core *core);
 void sn_core_vacate(sn_core *core, int64_t now_us, int64_t unix_ms);
 

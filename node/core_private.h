@@ -38,12 +38,12 @@ typedef struct sn_seat {
 } sn_seat;
 
 /* What clients have trained and is held for them (core_train.c). Named by what it is, so whoever knows the name may use it. */
-enum { SN_TUNED_MAX = 64 };
+enum { SN_TUNED_MAX = 64, SN_TRAININGS_MAX = 32 };
 typedef struct sn_tuned {
     enum { SN_TUNED_FREE, SN_TUNED_COMING, SN_TUNED_HELD, SN_TUNED_GOING } state;
     sn_hash hash;
     size_t bytes;
-    size_t users; /* jobs in the engine, and sessions */
+    size_t users; /* jobs in the engine */
     int64_t used_us;
     sn_tuning *tuning; /* the device's thread's: not to be touched here while the engine lives */
 } sn_tuned;
@@ -75,8 +75,8 @@ struct sn_core {
 
     sn_seat seat;
     sn_tuned tuned[SN_TUNED_MAX];
-    size_t trainings; /* batches in the engine */
-    uint64_t trained_tokens;
+    const sn_training *trainings[SN_TRAININGS_MAX]; /* batches in the engine */
+    size_t n_trainings, training_bytes;             /* bytes: of their tensors */
 
     sn_distance distance;
     uint64_t last_ping, ping_rounds;
@@ -138,10 +138,7 @@ int64_t sn_core_moves_tick(sn_core *core, int64_t now_us); /* returns when to be
 void sn_core_on_tune(sn_core *core, sn_event *event, int64_t now_us);
 void sn_core_on_batch(sn_core *core, sn_event *event, int64_t now_us); /* FORWARD or BACKWARD */
 void sn_core_train_done(sn_core *core, sn_job *job, int64_t now_us);
-/* The tuning of this name, *out NULL for the name of zeros; SN_REBUILD when it is not held. */
-sn_status sn_core_use_tuning(sn_core *core, const uint8_t hash[SN_KEY_SIZE], int64_t now_us, sn_tuned **out,
-                             sn_err *err) SN_MUST_USE;
-void sn_core_tunings_free(sn_core *core); /* the engine is gone */
+void sn_core_tunings_free(sn_core *core); /* all of them: the engine is gone, the span still there */
 
 /* core_peers.c */
 void sn_core_on_peers(sn_core *core, sn_event *event, int64_t now_us, int64_t unix_ms);

@@ -211,6 +211,7 @@ void sn_core_vacate(sn_core *core, int64_t now_us, int64_t unix_ms) {
     seat->asked = false;
     seat->moves++;
     core->draining = false;
+    sn_core_tunings_free(core);
     core->setup.span.block_hash = NULL; /* it was the old span's */
     core->setup.kv_bytes_max = 0;
     sn_core_announce(core, now_us, unix_ms);

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SN_TRAININGS_PER_CLIENT = 8, SN_TRAINING_ROWS_MAX = 65536 };
+enum { TRAININGS_PER_CLIENT = 8, TRAINING_ROWS_MAX = 65536 };
 
 static const uint8_t none[SN_KEY_SIZE];
 _Static_assert(sizeof(sn_msg_forward) == sizeof(sn_msg_backward),
@@ -91,6 +91,7 @@ static sn_status check_common(const sn_core *core, uint64_t protocol, const uint
     if (protocol != SN_PROTOCOL)
         return sn_fail(err, SN_REFUSED, "this node speaks protocol %d: use a matching version", SN_PROTOCOL);
     if (core->draining) return sn_fail(err, SN_RETRY, "this node is leaving: use another one");
+    if (!sn_core_serving(core)) return sn_fail(err, SN_RETRY, "this node is still loading its blocks: use another one");
     if (!core->setup.tune_bytes_max)
         return sn_fail(err, SN_REFUSED, "this node does not train: its owner gave --tune-memory 0");
     if (memcmp(model, core->setup.model.bytes, SN_HASH_SIZE))
@@ -149,8 +150,8 @@ void sn_core_on_tune(sn_core *core, sn_event *event, int64_t now_us) {
     }
 }
 
-sn_status sn_core_use_tuning(sn_core *core, const uint8_t hash[SN_KEY_SIZE], int64_t now_us, sn_tuned **out,
-                             sn_err *err) {
+/* The tuning of this name, *out NULL for the name of zeros; SN_REBUILD when it is not held. */
+static sn_status use_tuning(sn_core *core, const uint8_t hash[SN_KEY_SIZE], int64_t now_us, sn_tuned **out, sn_err *err) {
     *out = NULL;
     if (!memcmp(hash, none, sizeof none)) return SN_OK;
     sn_tuned *t = find(core, hash);
@@ -179,9 +180,9 @@ static sn_status check_batch(const sn_core *core, const sn_msg *msg, size_t *row
                            (unsigned long long)f->samples[i].tokens);
         sum += f->samples[i].tokens; /* at most SN_SAMPLES_MAX * n_ctx */
     }
-    if (!sum || sum > SN_TRAINING_ROWS_MAX)
+    if (!sum || sum > TRAINING_ROWS_MAX)
         return sn_fail(err, SN_REFUSED, "a batch has 1 to %d tokens: send fewer sequences at once",
-                       SN_TRAINING_ROWS_MAX);
+                       TRAINING_ROWS_MAX);
     int at = back ? 1 : 0;
     if (t->dtype != SN_F32 || t->rank != 2 + at || (back && t->shape[0] != 2) || t->shape[at] != sum ||
         t->shape[at + 1] != (uint64_t)core->hp->n_embd)
@@ -191,15 +192,27 @@ static sn_status check_batch(const sn_core *core, const sn_msg *msg, size_t *row
     return SN_OK;
 }
 
+/* Batches wait in memory: as many bytes as the node gives to training, and a few of each client. */
+static sn_status check_room(const sn_core *core, const sn_event *event, sn_err *err) {
+    size_t own = 0, bytes = event->msg->tensor.bytes, most = core->setup.tune_bytes_max;
+    for (size_t i = 0; i < core->n_trainings; i++) own += !memcmp(core->trainings[i]->owner, event->key, SN_KEY_SIZE);
+    if (bytes > most)
+        return sn_fail(err, SN_REFUSED, "a batch of %zu MiB is more than this node's --tune-memory: send fewer sequences at once",
+                       bytes >> 20);
+    if (own >= TRAININGS_PER_CLIENT || core->n_trainings == SN_TRAININGS_MAX || core->training_bytes > most - bytes)
+        return sn_fail(err, SN_RETRY, "this node has %zu batches to train, %zu of them yours: try again in a moment",
+                       core->n_trainings, own);
+    return SN_OK;
+}
+
 static sn_status take_batch(sn_core *core, sn_event *event, int64_t now_us, sn_err *err) {
     const sn_msg_forward *f = &event->msg->forward;
     sn_training *work = NULL;
     sn_tuned *tuned = NULL;
     size_t rows = 0;
     sn_status status = check_batch(core, event->msg, &rows, err);
-    if (!status) status = sn_core_use_tuning(core, f->tuning, now_us, &tuned, err);
-    if (!status && core->trainings >= SN_TRAININGS_PER_CLIENT * 4)
-        status = sn_fail(err, SN_RETRY, "this node has %zu batches to train: try again in a moment", core->trainings);
+    if (!status) status = use_tuning(core, f->tuning, now_us, &tuned, err);
+    if (!status) status = check_room(core, event, err);
     if (!status) status = sn_calloc(&work, 1, sizeof *work, err);
     if (status) return status;
     *work = (sn_training){.kind = event->msg->kind == SN_MSG_FORWARD ? SN_TRAIN_FORWARD : SN_TRAIN_BACKWARD,
@@ -213,13 +226,15 @@ static sn_status take_batch(sn_core *core, sn_event *event, int64_t now_us, sn_e
                           .samples = f->samples,
                           .n_samples = f->n_samples,
                           .rows = rows};
+    memcpy(work->owner, event->key, SN_KEY_SIZE);
     status = submit(core, work, event->arrived_us, err);
     if (status) {
         work->asked = NULL;
         sn_training_free(&work);
         return status;
     }
-    core->trainings++;
+    core->trainings[core->n_trainings++] = work;
+    core->training_bytes += event->msg->tensor.bytes;
     event->msg = NULL;
     return SN_OK;
 }
@@ -268,8 +283,10 @@ void sn_core_train_done(sn_core *core, sn_job *job, int64_t now_us) {
         else if (work->result > t->bytes)
             t->bytes = work->result;
     } else {
-        core->trainings--;
-        core->trained_tokens += job->status ? 0 : work->rows;
+        size_t i = 0;
+        while (core->trainings[i] != work) i++;
+        core->trainings[i] = core->trainings[--core->n_trainings];
+        core->training_bytes -= work->asked->tensor.bytes;
     }
     if (!work->asked) return;
     if (job->status)
@@ -281,5 +298,8 @@ void sn_core_train_done(sn_core *core, sn_job *job, int64_t now_us) {
 }
 
 void sn_core_tunings_free(sn_core *core) {
-    for (int i = 0; i < SN_TUNED_MAX; i++) sn_tuning_free(&core->tuned[i].tuning);
+    for (int i = 0; i < SN_TUNED_MAX; i++) {
+        sn_tuning_free(&core->tuned[i].tuning);
+        core->tuned[i] = (sn_tuned){0};
+    }
 }

@@ -84,10 +84,14 @@ static sn_status split(const char *address, char host[256], char port[8], sn_err
 static int bound_port(int fd) {
     struct sockaddr_storage at;
     socklen_t len = sizeof at;
-    char port[8] = "0";
-    if (!getsockname(fd, (struct sockaddr *)&at, &len))
-        getnameinfo((struct sockaddr *)&at, len, NULL, 0, port, sizeof port, NI_NUMERICSERV);
-    return atoi(port);
+    char text[8] = "";
+    int64_t port = 0;
+    sn_err why;
+    if (!getsockname(fd, (struct sockaddr *)&at, &len) &&
+        !getnameinfo((struct sockaddr *)&at, len, NULL, 0, text, sizeof text, NI_NUMERICSERV) &&
+        sn_parse_int(text, 0, 65535, &port, &why))
+        port = 0; /* nobody can be told where it is */
+    return (int)port;
 }
 
 static sn_status listen_at(const char *address, int *out, sn_err *err) {

@@ -202,8 +202,9 @@ static sn_status attend(sn_node *node, sn_progress progress, void *ctx, sn_err *
     int first, end;
     if (node->loader && sn_loader_done(node->loader)) return begin_to_serve(node, err);
     if (sn_core_wants_to_move(node->core)) {
-        sn_serving_free(&node->serving);
+        sn_engine_free(&node->serving.engine); /* then what clients trained goes, then what it lies on */
         sn_core_vacate(node->core, sn_now_us(), sn_unix_ms());
+        sn_serving_free(&node->serving);
     }
     if (!sn_core_wants_blocks(node->core, &first, &end)) return SN_OK;
     return sn_loader_start(&node->serving, &node->config, first, end, progress, ctx, wake_network, node, &node->loader, err);

@@ -17,6 +17,7 @@ typedef struct sn_training {
     sn_training_kind kind;
     sn_msg *asked; /* owned: its tensor is the input; NULL for UNLOAD */
     sn_peer asker;
+    uint8_t owner[SN_KEY_SIZE]; /* CURVE key of the asker */
     struct sn_tuned *tuned;   /* the network thread's: the tuning's place in its table; NULL: none */
     sn_tuning **tuning;       /* the device's thread's: it alone looks there; NULL: none */
     int first, end;           /* blocks */

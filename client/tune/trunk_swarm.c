@@ -239,34 +239,36 @@ static sn_status send_all(swarm *s, sn_err *err) {
 
 /* -- answers */
 
-/* The next stretch of the walk. */
-static sn_status go_on(swarm *s, walk *w, const sn_msg *answer, bool back, sn_turn turn, void *ctx, sn_err *err) {
-    size_t bytes = row_bytes(s, w), floats = w->micro->grads ? s->params->n_floats : 0, at, n, base;
-    const hop *h = &s->hops[w->at];
-    w->since_us = sn_now_us();
-    if (!w->back) {
-        float *out = malloc(bytes);
-        if (!out) return sn_fail(err, SN_STOP, "out of memory: %zu bytes of hidden states", bytes);
-        memcpy(out, answer->tensor.data, bytes);
-        if (w->at + 1 < s->n_hops) {
-            w->in[++w->at] = out;
-            return SN_OK;
-        }
-        w->d = back ? malloc(bytes) : NULL;
-        sn_status status =
-            back && !w->d ? sn_fail(err, SN_STOP, "out of memory") : turn(ctx, (size_t)(w - s->walks), out, w->d, err);
-        free(out);
-        w->back = back;
-        w->done = !back;
-        return status;
+/* What left hop w->at goes into the next one, or is turned. */
+static sn_status go_up(swarm *s, walk *w, const sn_msg *answer, bool back, sn_turn turn, void *ctx, sn_err *err) {
+    size_t bytes = row_bytes(s, w);
+    float *out = malloc(bytes);
+    if (!out) return sn_fail(err, SN_STOP, "out of memory: %zu bytes of hidden states", bytes);
+    memcpy(out, answer->tensor.data, bytes);
+    if (w->at + 1 < s->n_hops) {
+        w->in[++w->at] = out;
+        return SN_OK;
     }
+    w->d = back ? malloc(bytes) : NULL;
+    sn_status status =
+        back && !w->d ? sn_fail(err, SN_STOP, "out of memory") : turn(ctx, (size_t)(w - s->walks), out, w->d, err);
+    free(out);
+    w->back = back;
+    w->done = !back;
+    return status;
+}
+
+/* The gradients of what is trained of the hop's blocks go to their places, those of what entered them to the hop before. */
+static void go_down(swarm *s, walk *w, const sn_msg *answer) {
+    size_t bytes = row_bytes(s, w), begin, floats, at, n;
+    const hop *h = &s->hops[w->at];
     memcpy(w->d, answer->tensor.data, bytes);
-    if (floats) {
-        sn_params_of_blocks(s->params, 0, s->hp->n_blocks, &base, &floats);
+    if (w->micro->grads) {
+        sn_params_of_blocks(s->params, 0, s->hp->n_blocks, &begin, &floats);
         sn_params_of_blocks(s->params, h->first, h->end, &at, &n);
         const char *from = (const char *)answer->tensor.data + bytes;
         for (size_t i = 0; i < (size_t)w->micro->n_sequences && n; i++)
-            memcpy(w->micro->grads + i * floats + (at - base), from + i * n * sizeof(float), n * sizeof(float));
+            memcpy(w->micro->grads + i * floats + (at - begin), from + i * n * sizeof(float), n * sizeof(float));
     }
     if (w->at == 0) {
         memcpy(w->micro->dx, w->d, bytes);
@@ -275,7 +277,6 @@ static sn_status go_on(swarm *s, walk *w, const sn_msg *answer, bool back, sn_tu
         free(w->in[w->at]);
         w->in[w->at--] = NULL;
     }
-    return SN_OK;
 }
 
 /* Whether the answer has the shape that it must have, and only numbers. */
@@ -327,7 +328,10 @@ static sn_status take_batch(swarm *s, walk *w, const sn_msg *msg, bool back, sn_
     }
     if (check_answer(s, w, msg, &why)) return fail(s, h, &why, err);
     s->retries = s->options.max_retries; /* in a row */
-    return go_on(s, w, msg, back, turn, ctx, err);
+    w->since_us = sn_now_us();
+    if (!w->back) return go_up(s, w, msg, back, turn, ctx, err);
+    go_down(s, w, msg);
+    return SN_OK;
 }
 
 static sn_status take(swarm *s, const sn_event *event, bool back, sn_turn turn, void *ctx, sn_err *err) {

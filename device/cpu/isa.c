@@ -22,11 +22,11 @@ sn_status sn_cpu_kernels_find(const char *isa, const sn_cpu_kernels **out, sn_er
     *out = all[0];
     if (!isa) return SN_OK;
     char names[64] = "";
+    size_t at = 0;
     for (int i = 0; i < n; i++) {
         *out = all[i];
         if (strcmp(isa, all[i]->name) == 0) return SN_OK;
-        if (i) strcat(names, ", ");
-        strcat(names, all[i]->name);
+        at += (size_t)snprintf(names + at, at < sizeof names ? sizeof names - at : 0, "%s%s", i ? ", " : "", all[i]->name);
     }
     *out = NULL;
     return sn_fail(err, SN_REFUSED, "there are no CPU kernels \"%.32s\" on this machine: it has %s", isa, names);

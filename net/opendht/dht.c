@@ -52,8 +52,9 @@ static sn_status meet(sn_dht *d, const char *contact, sn_err *err) {
     const char *colon = strrchr(contact, ':');
     if (!strcmp(contact, "on")) return SN_OK;
     size_t len = colon ? (size_t)(colon - contact) : 0;
-    int port = colon ? atoi(colon + 1) : 0;
-    if (!len || len >= sizeof host || port < 1 || port > 65535)
+    int64_t port;
+    sn_err why;
+    if (!len || len >= sizeof host || sn_parse_int(colon + 1, 1, 65535, &port, &why))
         return sn_fail(err, SN_REFUSED, "--dht %.80s: give HOST:PORT of a node of the table, or on", contact);
     memcpy(host, contact, len);
     host[len] = 0;

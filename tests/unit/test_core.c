@@ -7,7 +7,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-enum { SECOND = 1000000, T0 = 100 * SECOND };
+enum { SECOND = 1000000, T0 = 100 * SECOND, TUNE_BYTES = 1 << 20 };
 
 typedef struct bench {
     world *w; /* for its model and numbers; its cluster has no node but us */
@@ -18,7 +18,7 @@ typedef struct bench {
     sn_transport *transport;
     sn_identity identity;
     sn_core *core;
-    sn_job *waiting[8];
+    sn_job *waiting[16];
     int n_waiting, room;
     int64_t unix_ms; /* stands still unless the test moves it */
     talk client;
@@ -57,6 +57,7 @@ static void bench_begin(bench *b) {
                                  .model = b->w->model,
                                  .kv_bytes_max = sn_kv_pool_bytes(b->pool),
                                  .sessions_max = 8,
+                                 .tune_bytes_max = TUNE_BYTES,
                                  .idle_us_max = 60 * SECOND,
                                  .room_us_max = SECOND,
                                  .submit = submit,
@@ -387,5 +388,54 @@ Test(core, a_session_closed_with_steps_that_wait_lets_go_of_them) {
     run_jobs(&b, T0);
     cr_expect_eq(sn_core_sessions(b.core), 0);
     free(p.timeline);
+    bench_end(&b);
+}
+
+static sn_msg *batch_message(const bench *b, size_t sequences, uint64_t tokens) {
+    sn_msg *msg = NULL;
+    void *rows;
+    NEED(sn_msg_new(SN_MSG_FORWARD, 0, &msg, &err));
+    NEED(sn_msg_new_tensor(msg, SN_F32, 2, (uint64_t[]){sequences * tokens, (uint64_t)b->w->n_embd}, &rows, &err));
+    memset(rows, 0, msg->tensor.bytes);
+    msg->forward.protocol = SN_PROTOCOL;
+    memcpy(msg->forward.model, b->w->model.bytes, SN_HASH_SIZE);
+    msg->forward.end_block = 4;
+    NEED(sn_list_new(sequences, SN_SAMPLES_MAX, sizeof *msg->forward.samples, &msg->forward.samples, &err));
+    msg->forward.n_samples = sequences;
+    for (size_t i = 0; i < sequences; i++) msg->forward.samples[i].tokens = tokens;
+    return msg;
+}
+
+Test(core, a_client_has_only_so_many_batches_in_training_and_a_node_so_many_bytes) {
+    bench b;
+    bench_begin(&b);
+    b.room = 16;
+    uint64_t asked[8];
+    for (int i = 0; i < 8; i++) {
+        sn_msg *msg = batch_message(&b, 1, 5);
+        asked[i] = talk_send(&b.client, &msg);
+    }
+    read_messages(&b, T0);
+    cr_expect_eq(b.n_waiting, 8);
+    sn_msg *ninth = batch_message(&b, 1, 5);
+    uint64_t request = talk_send(&b.client, &ninth);
+    read_messages(&b, T0);
+    cr_expect(is_refusal(talk_hear(&b.client, request, 100), SN_RETRY, "8 of them yours"));
+    run_jobs(&b, T0);
+    for (int i = 0; i < 8; i++) {
+        sn_msg *answer = talk_hear(&b.client, asked[i], 100);
+        cr_assert(answer && answer->kind == SN_MSG_FORWARDED, "%s", answer ? answer->error.text : "no answer");
+        sn_msg_free(&answer);
+    }
+    sn_msg *answer = ask(&b, batch_message(&b, 1, 5), T0);
+    cr_expect(answer && answer->kind == SN_MSG_FORWARDED, "there is room again");
+    sn_msg_free(&answer);
+    cr_assert_eq(b.w->n_embd, 64); /* 256 bytes a row: 4096 rows are all there is room for */
+    cr_expect(is_refusal(ask(&b, batch_message(&b, 10, 410), T0), SN_REFUSED, "--tune-memory"));
+    sn_msg *half = batch_message(&b, 5, 410), *other = batch_message(&b, 5, 410);
+    talk_send(&b.client, &half);
+    request = talk_send(&b.client, &other);
+    read_messages(&b, T0);
+    cr_expect(is_refusal(talk_hear(&b.client, request, 100), SN_RETRY, "1 batches"));
     bench_end(&b);
 }

@@ -74,6 +74,19 @@ static void await_left(const world *w, int node) {
     cr_assert(cluster_has_left(w->cluster, node), "node %d has not left", node);
 }
 
+/* Until every hop's past has a copy elsewhere. */
+static void await_copies(run *r) {
+    sn_hop_report hops[SN_HOPS_MAX];
+    size_t copied = 0, n = 1;
+    for (int64_t until = sn_now_us() + 10000000; copied < n && sn_now_us() < until; sn_sleep_us(2000)) {
+        sn_chain_attend(r->chain);
+        n = sn_chain_hops(r->chain, hops, SN_HOPS_MAX);
+        copied = 0;
+        for (size_t i = 0; i < n; i++) copied += hops[i].copied;
+    }
+    cr_assert_eq(copied, n, "%zu of %zu pasts have a copy", copied, n);
+}
+
 /* -- leaving ------------------------------------------------------------------------------------------------------- */
 
 /* cuts: where blocks 0..4 are cut over nodes; two nodes for each piece. Every node that is used leaves, one after the other. */
@@ -191,7 +204,7 @@ static void expect_replica(bool push, int block, int chunk) {
         for (int i = 0; i < 3; i++) cluster_add(w->cluster, (int[]){0, 1, 3}[i], (int[]){1, 3, 4}[i]);
     run_open(&r, w, (sn_chain_options){.push = push, .replica = true, .timeout_ms = SHORT_MS});
     run_steps(&r, 0, 50, 25);
-    sn_sleep_us(30000);
+    await_copies(&r);
     int dies = holder_of(&r, block);
     cluster_cut_off_at_step(w->cluster, dies, 2);
     run_steps(&r, 50, 75, chunk);
@@ -222,6 +235,7 @@ Test(handover, a_copy_follows_rewinds) {
         run_steps(&r, 0, 70, 35);
         run_steps(&r, 20, 40, 3);
         run_steps(&r, 31, 50, 1);
+        await_copies(&r);
         cluster_cut_off(w->cluster, holder_of(&r, 2));
         run_steps(&r, 50, WORLD_TOKENS, 4);
         run_close(&r);

@@ -400,7 +400,10 @@ Test(train, what_does_not_fit_the_model_is_refused_with_its_name) {
         {"lora_a.1.q", SN_F32, 2, {2, embd}, zeros}, /* without its B */
         {"lora_b.1.q", SN_F32, 2, {embd, 2}, zeros},        {"lora_a.1.norm", SN_F32, 2, {2, embd}, zeros},
         {"lora_a.1.q.weight", SN_F32, 2, {2, embd}, zeros}, {"lora_c.1.q", SN_F32, 2, {2, embd}, zeros},
-        {"something", SN_F32, 2, {2, embd}, zeros}};
+        {"prompt.01", SN_F32, 2, {1, embd}, zeros}, /* the names of others, written otherwise */
+                                          {"prompt.+1", SN_F32, 2, {1, embd}, zeros},
+                                          {"lora_a.01.q", SN_F32, 2, {2, embd}, zeros},
+                                          {"something", SN_F32, 2, {2, embd}, zeros}};
     NEED(sn_span_load(w.model, device, 0, 2, NULL, NULL, &span, &err));
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         sn_tuning *tuning = NULL;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TIMEOUT_MS = 30000, MAX_RETRIES = 3 };
+enum { TIMEOUT_MS = 30000, MAX_RETRIES = 3, FEW_ROWS = 64 /* a token, and as many as a draft may guess behind it */ };
 
 /* Pages for one timeline over the local blocks, for each hop that may lie on them. */
 static size_t kv_needed(const sn_chain *chain) {
@@ -201,7 +201,7 @@ sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidde
                        chain->options.max_tokens);
     sn_chain_attend(chain);
     chain->misled = false;
-    if (n == 1 && position == chain->length) {
+    if (n <= FEW_ROWS && position == chain->length) {
         sn_status status = sn_chain_reconsider(chain, err);
         if (status) return status;
     }
@@ -225,6 +225,9 @@ sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidde
 }
 
 int sn_chain_length(const sn_chain *chain) { return chain->length; }
+void sn_chain_rewind(sn_chain *chain, int position) {
+    if (position < chain->length) chain->length = position; /* the hops learn of it with the next step */
+}
 const sn_hash *sn_chain_weights(const sn_chain *chain) { return chain->weights; }
 uint64_t sn_chain_failovers(const sn_chain *chain) { return chain->failovers; }
 uint64_t sn_chain_moves(const sn_chain *chain) { return chain->moves; }

@@ -50,6 +50,7 @@ void sn_chain_close(sn_chain **chain); /* NULL-safe; tells the nodes */
  * timeline ends at `position`. */
 sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidden, float *out, sn_err *err) SN_MUST_USE;
 int sn_chain_length(const sn_chain *chain);
+void sn_chain_rewind(sn_chain *chain, int position); /* forgets what lies behind: the timeline ends there, at the latest */
 
 /* With an audit, sn_chain_step also fails with SN_REBUILD when a node was found to have lied about an earlier step or this one:
  * sn_chain_misled is then true, the timeline ends at the first position whose results may be wrong, the liar's place has

@@ -83,6 +83,15 @@ extern const sn_option_group sn_group_sampling;
 /* A seed of chance when none is given and one is needed. */
 sn_sampling sn_sampling_given(void);
 
+/* Guessing ahead (cmd_draft.c), of generate, chat and bench. */
+typedef struct sn_draft_options {
+    const char *how, *model; /* "ngram"; a model's path; one of them, or none */
+    int64_t tokens;
+} sn_draft_options;
+extern sn_draft_options sn_given_draft;
+extern const sn_option_group sn_group_draft;
+sn_status sn_draft_given(bool *any, sn_err *err) SN_MUST_USE; /* checks them */
+
 /* -- a model and its chain -------------------------------------------------------------------------------------------
  */
 
@@ -95,6 +104,8 @@ typedef struct sn_setup {
     sn_link *link; /* NULL when no node is joined */
     sn_audit *audit; /* NULL when none was asked for */
     sn_chain *chain;
+    sn_draft draft; /* without a source when none was asked for */
+    sn_draft_model *draft_model;
     bool plan_only; /* the chain opens no sessions */
     char evidence[1024]; /* folder */
 } sn_setup;
@@ -105,6 +116,9 @@ sn_status sn_setup_open(sn_setup *setup, bool needs_tokenizer, sn_err *err) SN_M
 sn_status sn_setup_link(sn_setup *setup, sn_err *err) SN_MUST_USE;
 /* Opens the chain as the options say, for timelines of at most max_tokens. */
 sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_err *err) SN_MUST_USE;
+/* What is to guess ahead, as the options say, in a text chosen so and of at most max_context tokens. */
+sn_status sn_setup_draft(sn_setup *setup, const sn_sampling *sampling, int max_context, sn_err *err) SN_MUST_USE;
+sn_draft *sn_setup_drafts(sn_setup *setup); /* NULL: nothing */
 void sn_setup_close(sn_setup *setup);
 /* The audit that was asked for, of a chain with these options, into setup->audit. */
 sn_status sn_setup_audit(sn_setup *setup, const sn_chain_options *chain, sn_err *err) SN_MUST_USE;

@@ -152,7 +152,7 @@ static sn_status answer(chat *c, const sn_ids *prompt, sn_err *err) {
         say_room(c, &out);
         if (c->terminal)
             fprintf(stderr, "[%zu tokens, %.1f tok/s]\n", out.ids.n,
-                    sn_rate(out.timings.decode_steps, out.timings.decode_us));
+                    sn_rate(out.timings.decode_tokens, out.timings.decode_us));
     }
     sn_generation_fini(&out);
     sn_interrupted = 0;
@@ -269,11 +269,13 @@ static sn_status converse(chat *c, sn_saved *saved, int *code, sn_err *err) {
 }
 
 static sn_status run(chat *c, sn_saved *saved, int *code, sn_err *err) {
-    sn_generator_parts parts = {c->setup->hp, c->setup->head, NULL, c->setup->tokenizer, 0};
+    sn_generator_parts parts = {c->setup->hp, c->setup->head, NULL, c->setup->tokenizer, 0, NULL};
     sn_sampling sampling = sn_sampling_given();
     sn_status status = sn_setup_context(c->setup, sn_given_sampling.ctx, USUAL_CONTEXT, &parts.max_context, err);
     if (!status) status = sn_setup_chain(c->setup, parts.max_context, false, err);
+    if (!status) status = sn_setup_draft(c->setup, &sampling, parts.max_context, err);
     parts.chain = c->setup->chain;
+    parts.draft = sn_setup_drafts(c->setup);
     c->context = parts.max_context;
     if (!status) status = sn_generator_new(&parts, &sampling, &c->generator, err);
     if (!status) status = converse(c, saved, code, err);
@@ -307,7 +309,7 @@ static sn_status body(const sn_options *options, int *code, sn_err *err) {
 int sn_cmd_chat(int argc, char **argv) {
     const sn_option_group groups[] = {
         sn_group_model,    {"Conversation:", chat_options, sizeof chat_options / sizeof *chat_options},
-        sn_group_sampling, sn_group_chain,     sn_group_session, sn_group_audit,
+        sn_group_sampling, sn_group_draft,     sn_group_chain, sn_group_session, sn_group_audit,
         sn_group_device,   sn_group_log};
     const sn_command command = {
         .program = "swarm chat",

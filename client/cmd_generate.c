@@ -110,7 +110,7 @@ static sn_status show(const sn_ids *prompt, const sn_generation *answer, const s
 
 static sn_status generate(sn_setup *setup, const sn_ids *prompt, sn_saved *saved, int *code, sn_err *err) {
     const sn_sampling_options *o = &sn_given_sampling;
-    sn_generator_parts parts = {setup->hp, setup->head, setup->chain, setup->tokenizer, 0};
+    sn_generator_parts parts = {setup->hp, setup->head, setup->chain, setup->tokenizer, 0, NULL};
     int64_t usual = o->max_tokens ? (int64_t)prompt->n + o->max_tokens : INT32_MAX;
     sn_status status = sn_setup_context(setup, o->ctx, usual, &parts.max_context, err);
     if (status) return status;
@@ -130,7 +130,9 @@ static sn_status generate(sn_setup *setup, const sn_ids *prompt, sn_saved *saved
                                    .ctx = &shown,
                                    .interrupt = &sn_interrupted};
     status = sn_setup_chain(setup, parts.max_context, false, err);
+    if (!status) status = sn_setup_draft(setup, &sampling, parts.max_context, err);
     parts.chain = setup->chain;
+    parts.draft = sn_setup_drafts(setup);
     if (!status) status = sn_generator_new(&parts, &sampling, &generator, err);
     if (!status && saved) status = sn_saved_restore(saved, setup->head, setup->chain, generator, err);
     shown = sn_progress_begin(sn_given.json ? "generating" : "reading the prompt");
@@ -167,9 +169,9 @@ static sn_status body(const sn_options *options, int *code, sn_err *err) {
 }
 
 int sn_cmd_generate(int argc, char **argv) {
-    const sn_option_group groups[] = {sn_group_model, prompt_group,    sn_group_sampling,
-                                      sn_group_chain, sn_group_session, sn_group_audit,
-                                      sn_group_device, sn_group_log};
+    const sn_option_group groups[] = {sn_group_model,   prompt_group,    sn_group_sampling,
+                                      sn_group_draft,   sn_group_chain,  sn_group_session,
+                                      sn_group_audit,   sn_group_device, sn_group_log};
     const sn_command command = {
         .program = "swarm generate",
         .synopsis = "--model PATH (--join ADDRESS... | --local all) --prompt TEXT [options]",
@@ -181,6 +183,6 @@ int sn_cmd_generate(int argc, char **argv) {
                     "is stop (the "
                     "model's end token, the last of ids), stop_text (a text of --stop), length or interrupted. "
                     "timings.hops says for each hop which node, which blocks, and milliseconds in network, queue and "
-                    "compute.\n\n" SN_EXIT_CODES};
+                    "compute; timings.guessed_tokens and guessed_right, what --draft did.\n\n" SN_EXIT_CODES};
     return sn_cmd_run(&command, argc, argv, body);
 }

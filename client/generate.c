@@ -17,7 +17,9 @@ struct sn_generator {
     bool chosen;       /* timeline[length] has been chosen */
     float *hidden;     /* (PIECE, n_embd): into the chain */
     float *output;     /* (PIECE, n_embd): out of it */
-    float *logits;     /* (n_vocab) */
+    float *logits;     /* (n_rows, n_vocab) */
+    size_t n_rows;     /* tokens that can be chosen from one pass: those guessed, and one */
+    size_t guessed;    /* tokens that stand behind timeline[length) as the draft guesses them, and that the chain has seen */
 };
 
 /* One call of sn_generator_run. */
@@ -51,7 +53,8 @@ sn_status sn_generator_new(const sn_generator_parts *parts, const sn_sampling *s
     if (!status) status = sn_calloc(&g->timeline, (size_t)parts->max_context + 1, sizeof *g->timeline, err);
     if (!status) status = sn_calloc(&g->hidden, n_embd * PIECE, sizeof *g->hidden, err);
     if (!status) status = sn_calloc(&g->output, n_embd * PIECE, sizeof *g->output, err);
-    if (!status) status = sn_calloc(&g->logits, n_vocab, sizeof *g->logits, err);
+    g->n_rows = parts->draft ? parts->draft->most + 1 : 1;
+    if (!status) status = sn_calloc(&g->logits, g->n_rows * n_vocab, sizeof *g->logits, err);
     if (status) sn_generator_free(&g);
     *out = g;
     return status;
@@ -96,12 +99,31 @@ void sn_generation_fini(sn_generation *generation) {
 
 static bool interrupted(const run *r) { return r->options->interrupt && *r->options->interrupt; }
 
-/* Feeds timeline[length, end) to the chain; logits then belong to the token behind. */
+/* Writes behind timeline[0, end) what the draft expects there: as much as can still be chosen, but one, for which the chain needs
+ * to have seen nothing. */
+static sn_status guess(run *r, size_t end) {
+    sn_generator *g = r->g;
+    size_t room = (size_t)g->parts.max_context - end, wanted = (size_t)r->options->max_tokens;
+    g->guessed = 0;
+    if (!g->parts.draft || !r->out->ids.n || end != g->length + 1) return SN_OK;
+    if (wanted) room = sn_min_size(room, wanted - r->out->ids.n - 1);
+    sn_chance chance = sn_sampler_chance(g->sampler);
+    int64_t before = sn_now_us();
+    sn_status status = sn_draft_guess(g->parts.draft, g->timeline, end, &chance, room, g->timeline + end, &g->guessed, r->err);
+    r->out->timings.draft_us += sn_now_us() - before;
+    r->out->timings.guessed += g->guessed;
+    return status;
+}
+
+/* Feeds timeline[length, end) to the chain, and guesses behind it; the logits then belong to the token behind it, and behind each
+ * guess. */
 static sn_status feed(run *r, size_t end) {
     sn_generator *g = r->g;
     size_t n_embd = (size_t)g->parts.hp->n_embd, n = 0;
-    while (g->length < end) {
-        n = sn_min_size(PIECE, end - g->length);
+    sn_status guessed = guess(r, end);
+    if (guessed) return guessed;
+    for (size_t all = end + g->guessed; g->length < all;) {
+        n = sn_min_size(PIECE, all - g->length);
         int64_t before = sn_now_us();
         sn_status status = sn_head_embed(g->parts.head, g->timeline + g->length, (int)n, g->hidden, r->err);
         r->out->timings.client_us += sn_now_us() - before;
@@ -111,8 +133,10 @@ static sn_status feed(run *r, size_t end) {
         g->chosen = false;
         if (interrupted(r)) break;
     }
+    g->length -= g->guessed;
     int64_t before = sn_now_us();
-    sn_status status = sn_head_logits(g->parts.head, g->output + (n - 1) * n_embd, 1, g->logits, r->err);
+    size_t from = n - 1 - g->guessed;
+    sn_status status = sn_head_logits(g->parts.head, g->output + from * n_embd, (int)g->guessed + 1, g->logits, r->err);
     r->out->timings.client_us += sn_now_us() - before;
     return status;
 }
@@ -173,13 +197,13 @@ static sn_status take_text(run *r, int32_t id) {
     return status ? status : tell(r, from);
 }
 
-/* Chooses the next token; *done and out->finish when it was the last. */
-static sn_status choose(run *r, bool *done) {
+/* Chooses the next token from its logits; *done and out->finish when it was the last. */
+static sn_status choose(run *r, const float *logits, bool *done) {
     sn_generator *g = r->g;
     int32_t id;
     int64_t before = sn_now_us();
     sn_chance chance = sn_sampler_chance(g->sampler);
-    sn_status status = sn_sampler_pick(g->sampler, g->logits, g->timeline, g->length, &id, r->err);
+    sn_status status = sn_sampler_pick(g->sampler, logits, g->timeline, g->length, &id, r->err);
     r->out->timings.client_us += sn_now_us() - before;
     if (!status) status = keep_id(r, id, &chance);
     if (status) return status;
@@ -204,6 +228,28 @@ static sn_status choose(run *r, bool *done) {
     else
         *done = false;
     return SN_OK;
+}
+
+/* Chooses the next token, and the ones behind it for as long as they are those that were guessed: then the chain has seen what they
+ * follow. What it has seen beyond that is forgotten. */
+static sn_status choose_all(run *r, bool *done) {
+    sn_generator *g = r->g;
+    size_t right = 0;
+    sn_status status;
+    for (;;) {
+        const float *logits = g->logits + right * (size_t)g->parts.hp->n_vocab;
+        int32_t expected = g->timeline[g->length];
+        status = choose(r, logits, done);
+        if (status || right == g->guessed || g->timeline[g->length] != expected) break;
+        right++;
+        if (*done) break;
+        g->length++;
+        g->chosen = false;
+    }
+    r->out->timings.guessed_right += right;
+    if (!status && !*done && g->parts.draft) sn_draft_learn(g->parts.draft, g->guessed, right);
+    sn_chain_rewind(g->parts.chain, (int)g->length);
+    return status;
 }
 
 /* A node has lied: the chain ends where its results are still good, and what was chosen from wrong ones is taken back. The
@@ -234,7 +280,8 @@ static sn_status generate(run *r, size_t n_prompt) {
     sn_chain *chain = r->g->parts.chain;
     sn_status status = SN_OK;
     for (bool done = false; !status && !done;) {
-        status = feed(r, n_prompt + r->out->ids.n);
+        size_t before = r->out->ids.n;
+        status = feed(r, n_prompt + before);
         if (!t->prefill_us)
             t->prefill_us = sn_now_us() - r->began_us;
         else if (!status)
@@ -243,7 +290,8 @@ static sn_status generate(run *r, size_t n_prompt) {
             r->out->finish = SN_FINISH_INTERRUPTED;
             return SN_OK;
         }
-        if (!status) status = choose(r, &done);
+        if (!status) status = choose_all(r, &done);
+        if (before) t->decode_tokens += r->out->ids.n - before;
         if (!status && done) status = sn_chain_audit(chain, r->err);
         if (status == SN_REBUILD && sn_chain_misled(chain)) {
             status = take_back(r, n_prompt);

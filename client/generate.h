@@ -7,6 +7,7 @@
 #define SN_CLIENT_GENERATE_H
 
 #include "client/chain.h"
+#include "client/draft.h"
 #include "client/head.h"
 #include "client/sampler.h"
 #include "model/tokenizer.h"
@@ -22,6 +23,7 @@ typedef struct sn_generator_parts {
     sn_chain *chain;
     const sn_tokenizer *tokenizer; /* NULL: no text comes out, and no token ends it */
     int max_context;               /* longest timeline that the chain was opened for */
+    sn_draft *draft;               /* what guesses ahead, so that a pass through the chain can give several tokens; NULL: nothing */
 } sn_generator_parts;
 
 sn_status sn_generator_new(const sn_generator_parts *parts, const sn_sampling *sampling, sn_generator **out,
@@ -54,7 +56,10 @@ typedef struct sn_generate_timings {
     size_t prompt_tokens, reused_tokens; /* of the prompt: all, and those that the chain had seen already */
     int64_t first_token_us;              /* from the call to the first token */
     int64_t prefill_us;                  /* the prompt through chain and head */
-    size_t decode_steps;                 /* tokens fed back: one less than generated ones */
+    size_t decode_steps;                 /* passes through the chain behind the prompt's, and ... */
+    size_t decode_tokens;                /* ... tokens chosen from them: one each, and more where guesses were right */
+    size_t guessed, guessed_right;       /* tokens that the draft guessed, and that were then chosen */
+    int64_t draft_us;                    /* guessing */
     int64_t decode_us;                   /* from the first token to the last */
     int64_t client_us;                   /* of all this, in embedding, head and sampler */
     size_t taken_back;                   /* tokens that were chosen from wrong numbers, and chosen again */

@@ -48,9 +48,13 @@ json_t *sn_report_json(const sn_generate_timings *t, const sn_chain *chain) {
     json_object_set_new(o, "reused_tokens", json_integer((json_int_t)t->reused_tokens));
     json_object_set_new(o, "prefill_ms", json_real(ms((uint64_t)t->prefill_us)));
     json_object_set_new(o, "prefill_tok_s", json_real(sn_rate(fed, t->prefill_us)));
-    json_object_set_new(o, "decode_tokens", json_integer((json_int_t)t->decode_steps));
+    json_object_set_new(o, "decode_tokens", json_integer((json_int_t)t->decode_tokens));
+    json_object_set_new(o, "decode_steps", json_integer((json_int_t)t->decode_steps));
+    json_object_set_new(o, "guessed_tokens", json_integer((json_int_t)t->guessed));
+    json_object_set_new(o, "guessed_right", json_integer((json_int_t)t->guessed_right));
+    json_object_set_new(o, "draft_ms", json_real(ms((uint64_t)t->draft_us)));
     json_object_set_new(o, "decode_ms", json_real(ms((uint64_t)t->decode_us)));
-    json_object_set_new(o, "decode_tok_s", json_real(sn_rate(t->decode_steps, t->decode_us)));
+    json_object_set_new(o, "decode_tok_s", json_real(sn_rate(t->decode_tokens, t->decode_us)));
     json_object_set_new(o, "client_ms", json_real(ms((uint64_t)t->client_us)));
     json_object_set_new(o, "request_id", json_string(sn_chain_flow(chain)));
     json_object_set_new(o, "failovers", json_integer((json_int_t)sn_chain_failovers(chain)));
@@ -65,13 +69,15 @@ void sn_report_print(const sn_generate_timings *t, const sn_chain *chain, size_t
     sn_hop_report *hops = hops_of(chain, &n);
     fprintf(stderr, "prompt %zu tokens, %.1f tok/s; first token after %.0f ms; %zu tokens", fed,
             sn_rate(fed, t->prefill_us), ms((uint64_t)t->first_token_us), n_generated);
-    if (t->decode_steps) fprintf(stderr, ", %.1f tok/s", sn_rate(t->decode_steps, t->decode_us));
+    if (t->decode_tokens) fprintf(stderr, ", %.1f tok/s", sn_rate(t->decode_tokens, t->decode_us));
+    if (t->guessed) fprintf(stderr, " in %zu passes; %zu of %zu guesses right", t->decode_steps, t->guessed_right, t->guessed);
     if (sn_chain_failovers(chain))
         fprintf(stderr, "; %llu nodes replaced", (unsigned long long)sn_chain_failovers(chain));
-    uint64_t all = (uint64_t)t->client_us;
+    uint64_t all = (uint64_t)(t->client_us + t->draft_us);
     for (size_t i = 0; i < n; i++) all += hops[i].network_us + hops[i].queue_us + hops[i].compute_us;
     double percent = all ? 100 / (double)all : 0;
     fprintf(stderr, "\n  %4.1f %%  here: embedding, head, choice\n", (double)t->client_us * percent);
+    if (t->draft_us) fprintf(stderr, "  %4.1f %%  here: guesses\n", (double)t->draft_us * percent);
     for (size_t i = 0; i < n; i++) {
         const sn_hop_report *h = &hops[i];
         fprintf(stderr, "  %4.1f %%  blocks %d:%d at %s; a step: %.2f ms compute, %.2f ms queue, %.2f ms network\n",

@@ -107,6 +107,7 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
 void sn_setup_close(sn_setup *setup) {
     sn_chain_close(&setup->chain);
     sn_audit_free(&setup->audit);
+    sn_draft_model_close(&setup->draft_model);
     sn_link_close(&setup->link);
     sn_head_free(&setup->head);
     sn_device_close(&setup->device);

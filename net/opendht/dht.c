@@ -2,6 +2,7 @@
 #include "net/dht.h"
 
 #include "base/log.h"
+#include "base/text.h"
 
 #include <opendht/opendht_c.h>
 #include <pthread.h>

@@ -131,7 +131,7 @@ static sn_status try_once(sim_client *c, sn_err *err) {
     sn_status status = open_all(c, err);
     if (!status) {
         sn_model *model = sim_model_get()->model;
-        sn_generator_parts parts = {sn_model_hparams(model), sim_model_get()->head, c->chain, NULL, SIM_CONTEXT};
+        sn_generator_parts parts = {sn_model_hparams(model), sim_model_get()->head, c->chain, NULL, SIM_CONTEXT, NULL};
         status = sn_generator_new(&parts, &greedy, &generator, err);
     }
     int last = SIM_CONTEXT - c->plan.tokens;

@@ -47,7 +47,7 @@ typedef struct desk {
 
 static sn_generation write_text(const desk *d, sn_chain *chain, reader *r, sn_status *status, sn_err *why) {
     static const int32_t prompt[PROMPT] = {5, 17, 3, 80, 41, 2, 66, 9, 30};
-    sn_generator_parts parts = {sn_model_hparams(d->model), d->head, chain, d->tokenizer, CONTEXT};
+    sn_generator_parts parts = {sn_model_hparams(d->model), d->head, chain, d->tokenizer, CONTEXT, NULL};
     sn_generate_options options = {.max_tokens = TOKENS, .ignore_end = true, .on_text = on_text, .on_void = on_void, .ctx = r};
     sn_generator *generator = NULL;
     sn_generation out;

@@ -34,7 +34,7 @@ static void open_chain(int context, sn_sampling sampling) {
     sn_chain_options options = {
         .device = device, .local_end = sn_model_hparams(model)->n_blocks, .kv_memory = 4 << 20, .max_tokens = context};
     NEED(sn_chain_open(model, &options, &chain, &err));
-    sn_generator_parts parts = {sn_model_hparams(model), head, chain, NULL, context};
+    sn_generator_parts parts = {sn_model_hparams(model), head, chain, NULL, context, NULL};
     NEED(sn_generator_new(&parts, &sampling, &generator, &err));
 }
 

@@ -76,11 +76,11 @@ enum {
 
 /* Open a session over blocks [first_block, end_block), which must lie within the node's span. predecessor: CURVE key of
  * the node that may push steps into this session; source: of the node that may put a past into it (KV_PUT) before its owner
- * goes on there (RESUME); all zero: none. flow: for logs, the same at every
- * node of a chain. */
+ * goes on there (RESUME); all zero: none. tuning: what is added to the weights, as told by TUNE; all zero: nothing. flow: for
+ * logs, the same at every node of a chain. */
 #define SN_FIELDS_OPEN(U64, KEY, SID, STR, LIST, BLOBS)                                                                \
     U64(protocol) SID(session) KEY(model) U64(first_block) U64(end_block) U64(max_tokens) KEY(predecessor)   \
-    KEY(source) STR(flow, SN_FLOW_MAX)
+    KEY(source) KEY(tuning) STR(flow, SN_FLOW_MAX)
 #define SN_FIELDS_OPENED(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
     SID(session) U64(step_tokens_max) /* longest step that the node takes */                                           \
     U64(steps_ahead_max)              /* steps that may be sent before the one before them is answered */

@@ -15,6 +15,21 @@ sn_hash sn_timeline_begin(const uint8_t model[SN_HASH_SIZE], int first_block, in
     return sn_hash_of(all, (size_t)n + 2 * SN_HASH_SIZE);
 }
 
+/* H(text || a || b) */
+static sn_hash join(const char *text, const uint8_t a[SN_HASH_SIZE], const uint8_t b[SN_HASH_SIZE]) {
+    uint8_t all[64 + 2 * SN_HASH_SIZE];
+    size_t n = strlen(text);
+    memcpy(all, text, n);
+    memcpy(all + n, a, SN_HASH_SIZE);
+    memcpy(all + n + SN_HASH_SIZE, b, SN_HASH_SIZE);
+    return sn_hash_of(all, n + 2 * SN_HASH_SIZE);
+}
+
+sn_hash sn_timeline_tuned(const sn_hash *begin, const uint8_t tuning[SN_HASH_SIZE]) {
+    static const uint8_t none[SN_HASH_SIZE];
+    return memcmp(tuning, none, sizeof none) ? join("swarm timeline tuned 1", begin->bytes, tuning) : *begin;
+}
+
 sn_hash sn_timeline_next(sn_hasher *hasher, const sn_hash *before, const float *row, size_t n_embd) {
     sn_hasher_add(hasher, before->bytes, SN_HASH_SIZE);
     sn_hasher_add(hasher, row, n_embd * sizeof *row);
@@ -22,10 +37,5 @@ sn_hash sn_timeline_next(sn_hasher *hasher, const sn_hash *before, const float *
 }
 
 sn_hash sn_timeline_graft(const sn_hash *begin, const uint8_t source[SN_HASH_SIZE]) {
-    static const char text[] = "swarm timeline graft 1";
-    uint8_t all[sizeof text - 1 + 2 * SN_HASH_SIZE];
-    memcpy(all, text, sizeof text - 1);
-    memcpy(all + sizeof text - 1, begin->bytes, SN_HASH_SIZE);
-    memcpy(all + sizeof text - 1 + SN_HASH_SIZE, source, SN_HASH_SIZE);
-    return sn_hash_of(all, sizeof all);
+    return join("swarm timeline graft 1", begin->bytes, source);
 }

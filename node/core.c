@@ -107,11 +107,12 @@ static sn_status check_open(const sn_core *core, const sn_msg_open *open, sn_err
     return SN_OK;
 }
 
-static sn_hash begin_timeline(const sn_core *core, int first, int end) {
+static sn_hash begin_timeline(const sn_core *core, int first, int end, const uint8_t tuning[SN_KEY_SIZE]) {
     uint8_t hashes[SN_SPAN_BLOCKS_MAX][SN_HASH_SIZE];
     const sn_span_facts *span = &core->setup.span;
     for (int b = first; b < end; b++) memcpy(hashes[b - first], span->block_hash[b - span->first].bytes, SN_HASH_SIZE);
-    return sn_timeline_begin(core->setup.model.bytes, first, end, (const uint8_t(*)[SN_HASH_SIZE])hashes);
+    sn_hash begin = sn_timeline_begin(core->setup.model.bytes, first, end, (const uint8_t(*)[SN_HASH_SIZE])hashes);
+    return sn_timeline_tuned(&begin, tuning);
 }
 
 static sn_status open_session(sn_core *core, const sn_event *event, int64_t now_us, sn_err *err) {
@@ -119,15 +120,19 @@ static sn_status open_session(sn_core *core, const sn_event *event, int64_t now_
     sn_status status = check_open(core, open, err);
     if (status) return status;
     sn_session *session = sn_sessions_find(core->sessions, open->session);
+    sn_tuned *tuned = NULL;
+    if ((status = sn_core_use_tuning(core, open->tuning, now_us, &tuned, err))) return status;
     bool again = session && !memcmp(session->owner, event->key, SN_KEY_SIZE) && !session->length && !session->job &&
-                 !session->resumed &&
+                 !session->resumed && session->tuned == tuned &&
                  session->first == (int)open->first_block && session->end == (int)open->end_block && !session->closing;
     if (session && !again) return sn_fail(err, SN_REFUSED, "this session id is in use: choose another one at random");
     if (!session) {
         if ((status = sn_core_quota_open(core, event->key, err))) return status;
-        sn_hash begin = begin_timeline(core, (int)open->first_block, (int)open->end_block);
+        sn_hash begin = begin_timeline(core, (int)open->first_block, (int)open->end_block, open->tuning);
         status = sn_sessions_add(core->sessions, open->session, &begin, &session, err);
         if (status) return status;
+        session->tuned = tuned;
+        if (tuned) tuned->users++;
     }
     memcpy(session->owner, event->key, SN_KEY_SIZE);
     memcpy(session->predecessor, open->predecessor, SN_KEY_SIZE);
@@ -318,6 +323,7 @@ void sn_core_done(sn_core *core, sn_job *job, int64_t now_us) {
     }
     if (job->kind == SN_JOB_CLOSE) {
         log_session("session closed", session);
+        if (session->tuned) session->tuned->users--;
         sn_sessions_remove(core->sessions, session);
     } else if (session->closing && !session->job && !session->reads) sn_core_close_session(core, session);
     sn_job_free(&job);

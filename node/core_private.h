@@ -43,7 +43,7 @@ typedef struct sn_tuned {
     enum { SN_TUNED_FREE, SN_TUNED_COMING, SN_TUNED_HELD, SN_TUNED_GOING } state;
     sn_hash hash;
     size_t bytes;
-    size_t users; /* jobs in the engine */
+    size_t users; /* sessions, and jobs in the engine */
     int64_t used_us;
     sn_tuning *tuning; /* the device's thread's: not to be touched here while the engine lives */
 } sn_tuned;
@@ -138,6 +138,9 @@ int64_t sn_core_moves_tick(sn_core *core, int64_t now_us); /* returns when to be
 void sn_core_on_tune(sn_core *core, sn_event *event, int64_t now_us);
 void sn_core_on_batch(sn_core *core, sn_event *event, int64_t now_us); /* FORWARD or BACKWARD */
 void sn_core_train_done(sn_core *core, sn_job *job, int64_t now_us);
+/* The tuning of this name, *out NULL for the name of zeros; SN_REBUILD when it is not held. */
+sn_status sn_core_use_tuning(sn_core *core, const uint8_t hash[SN_KEY_SIZE], int64_t now_us, sn_tuned **out,
+                             sn_err *err) SN_MUST_USE;
 void sn_core_tunings_free(sn_core *core); /* all of them: the engine is gone, the span still there */
 
 /* core_peers.c */

@@ -93,6 +93,7 @@ static sn_status start_step(sn_core *core, sn_session *session, sn_event *event,
     job->kv = &session->kv;
     job->first = session->first;
     job->end = session->end;
+    job->tuning = session->tuned ? &session->tuned->tuning : NULL;
     job->position = (int)event->msg->step.position;
     job->n_tokens = (int)t->shape[0];
     job->input = (sn_tensor){.name = "hidden states",
@@ -114,6 +115,7 @@ static sn_status start_step(sn_core *core, sn_session *session, sn_event *event,
     core->jobs++;
     session->job = job;
     session->used_us = now_us;
+    if (session->tuned) session->tuned->used_us = now_us;
     session->asked = event->msg;
     event->msg = NULL;
     return SN_OK;

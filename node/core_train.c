@@ -150,8 +150,8 @@ void sn_core_on_tune(sn_core *core, sn_event *event, int64_t now_us) {
     }
 }
 
-/* The tuning of this name, *out NULL for the name of zeros; SN_REBUILD when it is not held. */
-static sn_status use_tuning(sn_core *core, const uint8_t hash[SN_KEY_SIZE], int64_t now_us, sn_tuned **out, sn_err *err) {
+sn_status sn_core_use_tuning(sn_core *core, const uint8_t hash[SN_KEY_SIZE], int64_t now_us, sn_tuned **out,
+                             sn_err *err) {
     *out = NULL;
     if (!memcmp(hash, none, sizeof none)) return SN_OK;
     sn_tuned *t = find(core, hash);
@@ -211,7 +211,7 @@ static sn_status take_batch(sn_core *core, sn_event *event, int64_t now_us, sn_e
     sn_tuned *tuned = NULL;
     size_t rows = 0;
     sn_status status = check_batch(core, event->msg, &rows, err);
-    if (!status) status = use_tuning(core, f->tuning, now_us, &tuned, err);
+    if (!status) status = sn_core_use_tuning(core, f->tuning, now_us, &tuned, err);
     if (!status) status = check_room(core, event, err);
     if (!status) status = sn_calloc(&work, 1, sizeof *work, err);
     if (status) return status;

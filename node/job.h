@@ -3,7 +3,7 @@
 #ifndef SN_NODE_JOB_H
 #define SN_NODE_JOB_H
 
-#include "blocks/span.h"
+#include "blocks/tuning.h"
 #include "kvcache/prefix.h"
 #include "node/shared.h"
 
@@ -32,6 +32,7 @@ typedef struct sn_job {
     sn_hash hash;            /* of a past's tensor */
     void *purpose;           /* what a read is for: the network thread's; or, if NULL, */
     uint64_t asker, request; /* the peer that asked for it; 0: nobody any more */
+    sn_tuning **tuning;      /* what is added to the weights: the device's thread's, it alone looks there; NULL: nothing */
     sn_tensor input;         /* hidden states (n_tokens, n_embd), in the memory of the message that asked */
     sn_shared *output;       /* float32 (n_tokens, n_embd) */
     bool shares;             /* its timeline was made here, row by row: its pages may be shared */

@@ -10,7 +10,14 @@
 #include <string.h>
 
 enum { READ_WAIT_US = 10000000, OVERTAKEN_US_MAX = 5000000 };
+enum { KINDS = 8 }; /* of passes, whose turns are remembered */
 enum { TRAIN_EVERY_US = 1000000 }; /* beside others' steps one sequence is trained each second, so that nobody starves */
+
+/* What the rows of a pass have in common: they go through the same blocks, with the same tuning. */
+typedef struct kind {
+    int first, end;
+    sn_tuning **tuning;
+} kind;
 
 struct sn_scheduler {
     sn_span *span;
@@ -24,8 +31,9 @@ struct sn_scheduler {
     int whole_rows; /* of the newest run, over the whole span */
     sn_guard_watch watch;
     bool waiting, copied; /* copied: a part of a past was, in this round; one a round bounds the delay that they add */
-    sn_job *lead;                     /* of the pass being formed: the oldest job that may run names its blocks, */
-    sn_job *chosen[SN_SPAN_ROWS_MAX]; /* so that no kind of work can keep another one out for ever */
+    kind kinds[KINDS];                /* of the newest passes, the newest first */
+    sn_job *lead;                     /* of the pass being formed: it names its kind */
+    sn_job *chosen[SN_SPAN_ROWS_MAX];
     sn_span_part parts[SN_SPAN_ROWS_MAX];
     uint64_t round, turn; /* number of the pass being formed; the client that had room for a prompt last */
     int n_chosen, n_rows;
@@ -192,12 +200,40 @@ static bool admit(sn_scheduler *s, sn_job *job, int64_t now_us, bool *queued) {
     return true;
 }
 
-/* Puts up to `rows` of the job's remaining rows into the pass, if it works on the same blocks. */
+static bool is_of(const sn_job *job, const kind *k) {
+    return job->first == k->first && job->end == k->end && job->tuning == k->tuning;
+}
+static kind kind_of(const sn_job *job) { return (kind){job->first, job->end, job->tuning}; }
+
+static bool may_run(const sn_job *job) { return job->kind == SN_JOB_STEP && job->started_us && !job->finished_us; }
+
+/* How many passes ago one of the job's kind was run; KINDS: longer ago, or never. */
+static int last_turn(const sn_scheduler *s, const sn_job *job) {
+    int i = 0;
+    while (i < KINDS && !is_of(job, &s->kinds[i])) i++;
+    return i;
+}
+
+/* The oldest job of the kind that has waited longest, so that no kind of work can keep another one out for ever. */
+static sn_job *choose_lead(const sn_scheduler *s) {
+    sn_job *best = NULL;
+    int longest = -1;
+    for (sn_job *job = s->jobs; job; job = job->next) {
+        int turn = may_run(job) ? last_turn(s, job) : -1;
+        if (turn <= longest) continue;
+        longest = turn;
+        best = job;
+    }
+    return best;
+}
+
+/* Puts up to `rows` of the job's remaining rows into the pass, if it is of its kind. */
 static void choose(sn_scheduler *s, sn_job *job, int rows) {
     int left = job->n_tokens - job->n_done, room = SN_SPAN_ROWS_MAX - s->n_rows;
     if (rows > left) rows = left;
     if (rows > room) rows = room;
-    if (rows <= 0 || s->lead->first != job->first || s->lead->end != job->end || comes_soon(s, job)) return;
+    const kind wanted = kind_of(s->lead);
+    if (rows <= 0 || !is_of(job, &wanted) || comes_soon(s, job)) return;
     rows = rows_to_known(s, job, rows);
     s->chosen[s->n_chosen] = job;
     s->parts[s->n_chosen++] = (sn_span_part){*job->kv, &job->input, job->n_done, rows, output_of(s, job, job->n_done)};
@@ -214,8 +250,8 @@ static void copy(sn_scheduler *s, sn_job *job, int64_t now_us) {
 
 static bool is_decoding(const sn_job *job) { return job->n_tokens - job->n_done <= SN_DECODE_ROWS_MAX; }
 
-/* Closes what is to be closed, ends what was cancelled, decode steps go into the pass. */
-static void choose_decoding(sn_scheduler *s, int64_t now_us) {
+/* Closes what is to be closed, ends what was cancelled, copies a part of a past, makes room for steps. */
+static void attend(sn_scheduler *s, int64_t now_us) {
     bool queued = false;
     for (sn_job *job = s->jobs; job; job = job->next) {
         if (job->kind == SN_JOB_CLOSE) {
@@ -225,11 +261,21 @@ static void choose_decoding(sn_scheduler *s, int64_t now_us) {
             end_job(job, sn_fail(&job->err, SN_REFUSED, "the session was closed"), now_us);
         } else if (job->kind == SN_JOB_READ || job->kind == SN_JOB_WRITE) {
             if (!s->copied && admit(s, job, now_us, &queued)) copy(s, job, now_us);
-        } else if (admit(s, job, now_us, &queued)) {
-            if (!s->lead) s->lead = job;
-            if (is_decoding(job)) choose(s, job, SN_DECODE_ROWS_MAX);
+        } else {
+            (void)admit(s, job, now_us, &queued);
         }
     }
+}
+
+/* Decode steps of the lead's kind go into the pass. True if somebody writes, in this pass or in one of another kind. */
+static bool choose_decoding(sn_scheduler *s) {
+    bool any = false;
+    for (sn_job *job = s->jobs; job && s->lead; job = job->next) {
+        if (!may_run(job) || !is_decoding(job)) continue;
+        any = true;
+        choose(s, job, SN_DECODE_ROWS_MAX);
+    }
+    return any;
 }
 
 /* The oldest prompt, not yet looked at in this pass, of the client whose turn it is: clients come one after the other by their
@@ -237,20 +283,20 @@ static void choose_decoding(sn_scheduler *s, int64_t now_us) {
 static sn_job *next_prompt(const sn_scheduler *s) {
     sn_job *best = NULL;
     for (sn_job *job = s->jobs; job; job = job->next) {
-        if (!job->started_us || job->finished_us || is_decoding(job) || job->round == s->round) continue;
+        if (!may_run(job) || is_decoding(job) || job->round == s->round) continue;
         if (!best || job->client - s->turn - 1 < best->client - s->turn - 1) best = job; /* modulo 2^64 */
     }
     return best;
 }
 
 static void form_pass(sn_scheduler *s, int64_t now_us) {
-    s->lead = NULL;
     s->n_chosen = s->n_rows = 0;
     s->copied = false;
     s->whole_rows = 0;
-    choose_decoding(s, now_us);
+    attend(s, now_us);
+    s->lead = choose_lead(s);
     s->waiting = !s->lead && !s->copied;
-    int budget = s->n_chosen ? SN_PROMPT_ROWS_BESIDE : SN_SPAN_ROWS_MAX;
+    int budget = choose_decoding(s) ? SN_PROMPT_ROWS_BESIDE : SN_SPAN_ROWS_MAX;
     s->round++;
     for (sn_job *job; budget > 0 && (job = next_prompt(s));) {
         int before = s->n_rows;
@@ -267,10 +313,13 @@ static void run_pass(sn_scheduler *s) {
     sn_err err;
     int first = s->chosen[0]->first, end = s->chosen[0]->end;
     uint64_t moved = 0, planned = sn_span_planned_bytes(s->span, first, end, s->n_chosen, s->parts);
-    sn_status status = sn_span_forward(s->span, first, end, s->n_chosen, s->parts, &moved, &err);
+    sn_tuning **tuning = s->chosen[0]->tuning;
+    sn_status status = sn_span_forward_tuned(s->span, first, end, tuning ? *tuning : NULL, s->n_chosen, s->parts, &moved, &err);
     int64_t now = sn_now_us();
     sn_guard_watch_step(&s->watch, moved, planned, now);
     s->passes++;
+    memmove(s->kinds + 1, s->kinds, (KINDS - 1) * sizeof *s->kinds);
+    s->kinds[0] = kind_of(s->chosen[0]);
     if (!status && first == sn_span_first(s->span) && end == sn_span_end(s->span)) s->whole_rows = s->n_rows;
     for (int i = 0; i < s->n_chosen; i++) {
         sn_job *job = s->chosen[i];

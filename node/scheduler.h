@@ -1,7 +1,8 @@
 /* The scheduler: which jobs go into the next pass over the span. No threads, no queues: the engine runs it in
  * production, tests by hand. Belongs to the device's thread.
  *
- * A pass takes every session that has work: decode steps first, so that a prompt never stops others from writing, then
+ * A pass is over the same blocks with the same tuning; kinds of passes take turns. It takes every session that has such
+ * work: decode steps first, so that a prompt never stops others from writing, then
  * prompts in chunks, clients in turns. A job that finds the cache full waits until its deadline for others to give room (room.h). Rows whose pages
  * are known (kvcache/prefix.h) are taken over instead of computed; of two that read the same beginning at once, the second
  * waits for the pages of the first. Training comes last: a sequence at a time, when no step can run. */

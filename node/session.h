@@ -15,6 +15,7 @@ typedef struct sn_session {
     bool imported;                    /* some of its past was put here, not computed */
     sn_peer owner_peer;               /* where the owner listens for answers: the connection it used last */
     int first, end;                   /* blocks */
+    struct sn_tuned *tuned;           /* what is added to their weights, of which it is a user (core_train.c); NULL: nothing */
     int max_tokens, length;
     sn_hash *timeline; /* [i], i <= length: commits to the weights and the first i inputs (net/timeline.h) */
     int timeline_room;

@@ -1,5 +1,6 @@
 #include "device/cpu/cpu.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #if defined(__x86_64__)

@@ -1,6 +1,8 @@
 #include "tests/support/talk.h"
 
 #include "base/clock.h"
+#include "blocks/tuning.h"
+#include "model/safetensors.h"
 #include "net/timeline.h"
 #include "tests/support/need.h"
 #include "tests/support/tiny.h"
@@ -29,6 +31,11 @@ static void open_span(const world *w, int first, int end, sn_device **device, sn
 }
 
 float *world_compute(const world *w, int first, int end, int n, const float *rows) {
+    return world_compute_tuned(w, NULL, first, end, n, rows);
+}
+
+float *world_compute_tuned(const world *w, const sn_buf *image, int first, int end, int n, const float *rows) {
+    sn_tuning *tuning = NULL;
     sn_device *device = NULL;
     sn_span *span = NULL;
     sn_kv_pool *pool = NULL;
@@ -36,15 +43,30 @@ float *world_compute(const world *w, int first, int end, int n, const float *row
     float *out = malloc((size_t)n * (size_t)w->n_embd * sizeof *out);
     sn_tensor input = {.name = "rows", .data = rows, .dtype = SN_F32, .rank = 2, .shape = {n, w->n_embd}};
     open_span(w, first, end, &device, &span, &pool);
+    if (image) NEED(sn_tuning_load(span, image->data, image->len, &tuning, &err));
     NEED(sn_kv_new(pool, &kv, &err));
     NEED(sn_kv_reserve(kv, n, &err));
     sn_span_part part = {kv, &input, 0, n, out};
-    NEED(sn_span_forward(span, first, end, 1, &part, NULL, &err));
+    NEED(sn_span_forward_tuned(span, first, end, tuning, 1, &part, NULL, &err));
+    sn_tuning_free(&tuning);
     sn_kv_free(&kv);
     sn_kv_pool_free(&pool);
     sn_span_free(&span);
     sn_device_close(&device);
     return out;
+}
+
+sn_buf world_tuning(const world *w, float scale) {
+    static float values[4096];
+    size_t embd = (size_t)w->n_embd;
+    sn_buf image;
+    for (size_t i = 0; i < 4096; i++) values[i] = scale * (float)((i * 7919) % 1001) / 1001;
+    const sn_safetensors_entry entries[] = {{"prompt.1", SN_F32, 2, {3, embd}, values},
+                                            {"lora_a.2.q", SN_F32, 2, {2, embd}, values + 700},
+                                            {"lora_b.2.q", SN_F32, 2, {embd, 2}, values + 1400}};
+    sn_buf_init(&image, 1 << 20);
+    NEED(sn_safetensors_image(entries, 3, &image, &err));
+    return image;
 }
 
 sn_hash *world_timeline(const world *w, int first, int end, int n, const float *rows) {
@@ -169,12 +191,41 @@ void talk_await_kv_bytes(talk *t, uint64_t bytes) {
     }
 }
 
+void talk_tune(talk *t, const world *w, const sn_buf *image) {
+    sn_msg *msg = NULL, *answer;
+    void *data;
+    sn_hash hash = sn_hash_of(image->data, image->len);
+    NEED(sn_msg_new(SN_MSG_TUNE, 0, &msg, &err));
+    NEED(sn_msg_new_tensor(msg, SN_F32, 1, (uint64_t[]){image->len / 4}, &data, &err));
+    memcpy(data, image->data, image->len);
+    msg->tune.protocol = SN_PROTOCOL;
+    memcpy(msg->tune.model, w->model.bytes, SN_HASH_SIZE);
+    memcpy(msg->tune.hash, hash.bytes, SN_HASH_SIZE);
+    answer = talk_ask(t, &msg);
+    if (answer->kind != SN_MSG_TUNED) {
+        fprintf(stderr, "not tuned: %s\n", answer->kind == SN_MSG_ERROR ? answer->error.text : "?");
+        abort();
+    }
+    sn_msg_free(&answer);
+}
+
 /* -- a session -- */
 
 void past_init(past *p, world *w, talk *t, int first, int end) {
     *p = (past){.world = w, .talk = t, .first = first, .end = end};
     p->timeline = world_timeline(w, first, end, WORLD_TOKENS, w->inputs);
     sn_random(p->id, sizeof p->id);
+}
+
+void past_init_tuned(past *p, world *w, talk *t, const sn_buf *image) {
+    sn_hasher *hasher = sn_hasher_new();
+    past_init(p, w, t, 0, w->n_blocks);
+    p->tuning = sn_hash_of(image->data, image->len);
+    p->hidden = world_compute_tuned(w, image, 0, w->n_blocks, WORLD_TOKENS, w->inputs);
+    p->timeline[0] = sn_timeline_tuned(&p->timeline[0], p->tuning.bytes);
+    for (size_t i = 0, row = (size_t)w->n_embd; i < WORLD_TOKENS; i++)
+        p->timeline[i + 1] = sn_timeline_next(hasher, &p->timeline[i], w->inputs + i * row, row);
+    sn_hasher_free(hasher);
 }
 
 sn_msg *past_open_message(past *p) {
@@ -186,6 +237,7 @@ sn_msg *past_open_message(past *p) {
     msg->open.first_block = (uint64_t)p->first;
     msg->open.end_block = (uint64_t)p->end;
     msg->open.max_tokens = WORLD_TOKENS;
+    memcpy(msg->open.tuning, p->tuning.bytes, SN_HASH_SIZE);
     return msg;
 }
 
@@ -225,17 +277,19 @@ void past_close(past *p) {
     if (answer->kind != SN_MSG_CLOSED || memcmp(answer->closed.session, p->id, sizeof p->id)) abort();
     sn_msg_free(&answer);
     free(p->timeline);
+    free(p->hidden);
     *p = (past){0};
 }
 
 bool past_took(past *p, sn_msg *answer, int position, int n) {
     size_t row = (size_t)p->world->n_embd;
+    const float *hidden = p->hidden ? p->hidden : p->world->hidden;
     bool good =
         answer && answer->kind == SN_MSG_RESULT && answer->result.step == p->step + 1 &&
         !memcmp(answer->result.session, p->id, sizeof p->id) && answer->result.n_trace == 1 &&
         !memcmp(answer->result.trace[0].timeline, p->timeline[position + n].bytes, SN_HASH_SIZE) &&
         answer->tensor.dtype == SN_F32 && answer->tensor.shape[0] == (uint64_t)n &&
-        !memcmp(answer->tensor.data, p->world->hidden + (size_t)position * row, (size_t)n * row * sizeof(float));
+        !memcmp(answer->tensor.data, hidden + (size_t)position * row, (size_t)n * row * sizeof(float));
     if (good) {
         p->step++;
         p->length = position + n;

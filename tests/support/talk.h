@@ -22,6 +22,10 @@ void world_free(world **w);
 /* The reference again: rows (n, n_embd) as positions 0.. through blocks [first, end) into a new array; the caller frees
  * it. */
 float *world_compute(const world *w, int first, int end, int n, const float *rows);
+/* The same with a tuning, whose image this is. */
+float *world_compute_tuned(const world *w, const sn_buf *image, int first, int end, int n, const float *rows);
+/* An image of a deep prompt before block 1 and an adapter of block 2; another scale, another image. Free it. */
+sn_buf world_tuning(const world *w, float scale);
 /* The timeline of those rows at blocks [first, end): n + 1 hashes; the caller frees them. */
 sn_hash *world_timeline(const world *w, int first, int end, int n, const float *rows);
 
@@ -42,6 +46,7 @@ sn_msg *talk_hear(talk *t, uint64_t request, int timeout_ms);
 sn_msg *talk_ask(talk *t, sn_msg **msg); /* both; ends the process when no answer comes */
 sn_msg_status_is talk_status(talk *t);
 /* Asks for the status until it shows this many bytes of cache in use; the process ends if it never does. */
+void talk_tune(talk *t, const world *w, const sn_buf *image); /* until the node holds it */
 void talk_await_kv_bytes(talk *t, uint64_t bytes);
 
 /* A session at a node over blocks [first, end) whose input is the world's. */
@@ -51,6 +56,8 @@ typedef struct past {
     uint8_t id[SN_SESSION_ID_SIZE];
     int first, end;
     sn_hash *timeline; /* of the world's inputs (first == 0) */
+    sn_hash tuning;    /* zero: none */
+    float *hidden;     /* what the blocks make of them; NULL: the world's */
     uint64_t step;     /* newest that was done */
     int length;
 } past;
@@ -59,6 +66,8 @@ sn_msg *past_open_message(past *p);                      /* as it should be, to 
 sn_msg *past_step_message(past *p, int position, int n); /* the next step */
 sn_msg *past_close_message(const past *p);
 void past_init(past *p, world *w, talk *t, int first, int end); /* not yet opened */
+/* The same with a tuning: its blocks are all, and its answers those of the tuned model. */
+void past_init_tuned(past *p, world *w, talk *t, const sn_buf *image);
 void past_open(past *p);                                        /* opened, or the process ends */
 void past_close(past *p);                                       /* says CLOSE and waits for CLOSED; frees */
 /* True if the step gave the reference's bits, float32, on the right timeline (blocks 0:n_blocks). */

@@ -1,5 +1,6 @@
 #include "node/scheduler.h"
 
+#include "model/safetensors.h"
 #include "tests/support/far_device.h"
 #include "tests/support/need.h"
 #include "tests/support/tiny.h"
@@ -183,13 +184,96 @@ Test(scheduler, a_prompt_over_some_blocks_does_not_starve_behind_writers_over_ot
     bench_begin(&b, 64);
     add_over(&b, 1, 0, 1, 2, 4);
     add_over(&b, 0, 0, 400, 0, 2);
-    int passes = 0, at = 1;
-    for (; passes < 5; passes++) {
+    int passes = 0, at = 1, pieces = (400 + SN_PROMPT_ROWS_BESIDE - 1) / SN_PROMPT_ROWS_BESIDE;
+    for (who = 0; passes < 40 && !(who & 1u); passes++) {
         pass(&b, SN_OK, &who);
-        if (who & 1u) break;
         if (who & 2u) add_over(&b, 1, at++, 1, 2, 4);
     }
-    cr_expect_lt(passes, 3, "the prompt was not read within %d passes", passes);
+    cr_expect_eq(passes, 2 * pieces, "the prompt was read in %d passes: every other one, in small pieces", passes);
+    cr_expect_eq(at, pieces + 1, "the writer wrote %d tokens meanwhile", at - 1);
+    bench_end(&b);
+}
+
+static sn_tuning *tuning_of(bench *b, float scale) {
+    sn_tuning *t = NULL;
+    sn_buf image;
+    float values[4 * EMBD];
+    for (int i = 0; i < 4 * EMBD; i++) values[i] = scale * (float)(i % 89 - 44) / 44;
+    const sn_safetensors_entry entries[] = {{"prompt.1", SN_F32, 2, {3, EMBD}, values},
+                                            {"lora_a.2.q", SN_F32, 2, {2, EMBD}, values},
+                                            {"lora_b.2.q", SN_F32, 2, {EMBD, 2}, values + EMBD}};
+    sn_buf_init(&image, 1 << 20);
+    NEED(sn_safetensors_image(entries, 3, &image, &err));
+    NEED(sn_tuning_load(b->span, image.data, image.len, &t, &err));
+    sn_buf_fini(&image);
+    return t;
+}
+
+/* n rows alone, all at once: what a session with that tuning must give. */
+static float *compute_tuned(bench *b, const sn_tuning *tuning, int n) {
+    sn_kv *kv = NULL;
+    float *out = calloc((size_t)n * EMBD, sizeof *out);
+    sn_tensor input = {.name = "rows", .data = b->rows, .dtype = SN_F32, .rank = 2, .shape = {n, EMBD}};
+    NEED(sn_kv_new(b->pool, &kv, &err));
+    NEED(sn_kv_reserve(kv, n, &err));
+    sn_span_part part = {kv, &input, 0, n, out};
+    NEED(sn_span_forward_tuned(b->span, 0, 4, tuning, 1, &part, NULL, &err));
+    sn_kv_free(&kv);
+    return out;
+}
+
+Test(scheduler, sessions_of_one_tuning_share_passes_and_each_has_the_bits_of_being_alone) {
+    bench b;
+    unsigned who;
+    enum { ROWS = 40 };
+    bench_begin(&b, 64);
+    sn_tuning *tunings[3] = {NULL, tuning_of(&b, 0.5f), tuning_of(&b, 0.25f)};
+    float *want[3];
+    for (int k = 0; k < 3; k++) want[k] = compute_tuned(&b, tunings[k], ROWS);
+    cr_assert(memcmp(want[0], want[1], ROWS * EMBD * sizeof(float)));
+    cr_assert(memcmp(want[2], want[1], ROWS * EMBD * sizeof(float)));
+    sn_shared *outputs[6];
+    for (int s = 0; s < 6; s++) { /* two sessions of each kind */
+        sn_job *job = add(&b, s, 0, ROWS);
+        job->tuning = s % 3 ? &tunings[s % 3] : NULL;
+        outputs[s] = sn_shared_ref(job->output);
+    }
+    unsigned done = 0;
+    for (int i = 0; i < 3; i++) {
+        cr_expect_eq(pass(&b, SN_OK, &who), 2, "sessions %x came out of pass %d", who, i);
+        done |= who;
+    }
+    cr_expect_eq(done, 63u);
+    cr_expect_eq(sn_scheduler_passes(b.scheduler), 3);
+    for (int s = 0; s < 6; s++) {
+        cr_expect(!memcmp(sn_shared_data(outputs[s]), want[s % 3], ROWS * EMBD * sizeof(float)), "session %d", s);
+        sn_shared_unref(outputs[s]);
+    }
+    for (int k = 0; k < 3; k++) free(want[k]);
+    sn_tuning_free(&tunings[1]);
+    sn_tuning_free(&tunings[2]);
+    bench_end(&b);
+}
+
+Test(scheduler, every_tuning_has_its_turn) {
+    bench b;
+    unsigned who;
+    int at[5] = {0}, turns[5] = {0};
+    bench_begin(&b, 64);
+    sn_tuning *tunings[5];
+    for (int s = 0; s < 5; s++) tunings[s] = tuning_of(&b, (float)s);
+    for (int s = 0; s < 5; s++) add(&b, s, at[s]++, 1)->tuning = &tunings[s];
+    for (int i = 0; i < 20; i++) {
+        cr_expect_eq(pass(&b, SN_OK, &who), 1);
+        for (int s = 4; s >= 0; s--) /* the later one asks sooner */
+            if (who & 1u << s) {
+                turns[s]++;
+                add(&b, s, at[s]++, 1)->tuning = &tunings[s];
+            }
+    }
+    for (int s = 0; s < 5; s++) cr_expect_eq(turns[s], 4, "session %d had %d turns", s, turns[s]);
+    while (!sn_scheduler_idle(b.scheduler)) pass(&b, SN_OK, &who);
+    for (int s = 0; s < 5; s++) sn_tuning_free(&tunings[s]);
     bench_end(&b);
 }
 

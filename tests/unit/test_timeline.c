@@ -33,6 +33,14 @@ Test(timeline, is_the_hash_that_the_protocol_describes) {
     sn_hash begin = sn_hash_of(bytes, n + 2 * SN_HASH_SIZE);
     cr_expect(same(begin, sn_timeline_begin(MODEL, 4, 7, BLOCKS)));
 
+    uint8_t tuning[SN_HASH_SIZE] = {0};
+    cr_expect(same(begin, sn_timeline_tuned(&begin, tuning)));
+    tuning[31] = 7;
+    memcpy(bytes, "swarm timeline tuned 1", 22);
+    memcpy(bytes + 22, begin.bytes, SN_HASH_SIZE);
+    memcpy(bytes + 22 + SN_HASH_SIZE, tuning, SN_HASH_SIZE);
+    cr_expect(same(sn_hash_of(bytes, 22 + 2 * SN_HASH_SIZE), sn_timeline_tuned(&begin, tuning)));
+
     const float row[] = {1.0f, -2.0f, 0.5f};
     memcpy(bytes, begin.bytes, SN_HASH_SIZE);
     memcpy(bytes + SN_HASH_SIZE, row, sizeof row);

@@ -140,6 +140,29 @@ static bool group_knows(const sn_chain *chain, size_t i, size_t j, int position)
     return true;
 }
 
+int sn_chain_known_from(const sn_chain *chain, size_t i, size_t j, int position) {
+    int from = position;
+    while (from > 0 && !group_knows(chain, i, j, from)) from--;
+    return from == position || sn_hop_can_replay(&chain->hops[i], from) ? from : -1;
+}
+
+/* The same as sn_chain_step_group, from `from` <= position on: what went in since then goes in again, in the same step. */
+static sn_status step_group_from(sn_chain *chain, size_t i, size_t j, int from, int position, int n, const float *in, float *out,
+                                 size_t *failed, sn_err *err) {
+    size_t row = (size_t)chain->hp.n_embd, before = (size_t)(position - from) * row, all = before + (size_t)n * row;
+    float *rows = NULL;
+    if (!before) return sn_chain_step_group(chain, chain->hops, i, j, position, n, in, out, failed, err);
+    *failed = j - i; /* nobody */
+    sn_status status = sn_calloc(&rows, 2 * all, sizeof *rows, err);
+    if (status) return status;
+    memcpy(rows, chain->hops[i].inputs + (size_t)from * row, before * sizeof *rows);
+    memcpy(rows + before, in, (all - before) * sizeof *rows);
+    status = sn_chain_step_group(chain, chain->hops, i, j, from, position - from + n, rows, rows + all, failed, err);
+    if (!status) memcpy(out, rows + all + before, (all - before) * sizeof *rows);
+    free(rows);
+    return status;
+}
+
 /* n rows from hop *i on through its group, whatever it takes. *i becomes the hop behind what the rows went through:
  * after a replacement by several hops, only the first of them. */
 static sn_status step_surely(sn_chain *chain, size_t *i, int position, int n, const float *in, float *out,
@@ -150,8 +173,9 @@ static sn_status step_surely(sn_chain *chain, size_t *i, int position, int n, co
     for (;;) {
         size_t j = sn_chain_group_end(chain->hops, chain->n_hops, *i), failed = 0;
         sn_status status = SN_REBUILD;
-        bool known = group_knows(chain, *i, j, position);
-        if (known) status = sn_chain_step_group(chain, chain->hops, *i, j, position, n, in, out, &failed, err);
+        int from = sn_chain_known_from(chain, *i, j, position);
+        bool known = from >= 0;
+        if (known) status = step_group_from(chain, *i, j, from, position, n, in, out, &failed, err);
         if (!status) {
             *i = j;
             return SN_OK;
@@ -169,7 +193,7 @@ static sn_status step_surely(sn_chain *chain, size_t *i, int position, int n, co
             if (retries-- <= 0) return sn_err_context(err, "blocks %d:%d failed too often, last", first, end);
         }
         sn_err cause = *err, why;
-        if (known && *i + failed < j && !sn_chain_take_spare(chain, *i, j, *i + failed, position, &why)) continue;
+        if (known && *i + failed < j && !sn_chain_take_spare(chain, *i, j, *i + failed, from, &why)) continue;
         status = sn_chain_replace_group(chain, i, j, position, until_us, &retries, err);
         if (status) return known ? sn_err_context(err, "%.180s; and then", cause.text) : status;
     }

@@ -69,6 +69,9 @@ size_t sn_chain_group_end(const sn_hop_at *hops, size_t n_hops, size_t i); /* of
  */
 sn_status sn_chain_step_group(sn_chain *chain, sn_hop_at *hops, size_t i, size_t j, int position, int n,
                               const float *in, float *out, size_t *failed, sn_err *err) SN_MUST_USE;
+/* The last position up to `position` whose hash every hop of the group [i, j) knows: of pushed hops only those are known that the
+ * answers told, at the ends of steps. -1: what went in since then is not known. */
+int sn_chain_known_from(const sn_chain *chain, size_t i, size_t j, int position);
 /* After a failure in the group that ends before hop j. failed == j: all of it lives, but the nodes do not reach each
  * other; from then on the client stands between them. */
 void sn_chain_blame(sn_chain *chain, const sn_hop_at *hops, size_t j, size_t failed);

@@ -170,7 +170,7 @@ static sn_status put_in_place(sn_chain *chain, size_t k, int position, sn_err *e
 sn_status sn_chain_take_spare(sn_chain *chain, size_t i, size_t j, size_t k, int position, sn_err *err) {
     sn_hop_at *hop = &chain->hops[k];
     int from = 0;
-    if (!hop->spare || !is_ready(chain, hop)) return sn_fail(err, SN_RETRY, "there is no copy of this past");
+    if (position < 0 || !hop->spare || !is_ready(chain, hop)) return sn_fail(err, SN_RETRY, "there is no copy of this past");
     size_t n = hop->spare->n;
     sn_status status = resume_all(chain, i, j, k, position, &from, err);
     if (!status) status = put_in_place(chain, k, position, err);
@@ -206,7 +206,7 @@ static void change_over(sn_chain *chain, size_t k) {
         sn_msg_free(&sent);
     }
     if (status) drop(chain, hop, err.text);
-    else if (sn_chain_take_spare(chain, i, j, k, chain->length, &err))
+    else if (sn_chain_take_spare(chain, i, j, k, sn_chain_known_from(chain, i, j, chain->length), &err))
         sn_log(SN_LOG_WARN, "a past was not taken over", "text=%s", err.text);
 }
 

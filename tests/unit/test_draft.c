@@ -316,6 +316,12 @@ static void expect_same_over_nodes(sn_chain_options options, int lost_at_step, u
 }
 
 Test(draft, changes_no_text_over_nodes) { expect_same_over_nodes((sn_chain_options){.timeout_ms = 10000}, 0, 0); }
+Test(draft, changes_no_text_over_nodes_that_push) {
+    expect_same_over_nodes((sn_chain_options){.timeout_ms = 10000, .push = true}, 0, 0);
+}
+Test(draft, changes_no_text_when_a_pushing_node_is_lost) {
+    expect_same_over_nodes((sn_chain_options){.timeout_ms = 400, .push = true}, 9, 1);
+}
 Test(draft, changes_no_text_when_a_node_is_lost) { expect_same_over_nodes((sn_chain_options){.timeout_ms = 400}, 9, 1); }
 
 /* -- the look-up, and how far ahead -- */

@@ -19,6 +19,7 @@ typedef enum sn_status {
 
 typedef struct sn_err {
     sn_status status;
+    int wait_ms;    /* of SN_RETRY: when the same request may do, where that is known; else 0 */
     char text[512]; /* one sentence, no newline; cut, never overrun */
 } sn_err;
 

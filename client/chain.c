@@ -111,10 +111,11 @@ void sn_chain_blame(sn_chain *chain, const sn_hop_at *hops, size_t j, size_t fai
     }
 }
 
-/* n rows (SN_SPAN_ROWS_MAX at most) through the group of hops [i, j), once: no second try. */
+/* n rows (SN_SPAN_ROWS_MAX at most) through the group of hops [i, j), once: no second try, but where a node says when. */
 sn_status sn_chain_step_group(sn_chain *chain, sn_hop_at *hops, size_t i, size_t j, int position, int n,
                               const float *in, float *out, size_t *failed, sn_err *err) {
     int n_embd = chain->hp.n_embd;
+    int64_t until_us = sn_now_us() + (int64_t)chain->options.timeout_ms * 1000;
     *failed = 0;
     if (hops[i].local) return sn_hop_step_local(&hops[i], position, n, n_embd, in, out, err);
     for (int done = 0, rows; done < n; done += rows) { /* a node may take fewer rows at once */
@@ -123,9 +124,13 @@ sn_status sn_chain_step_group(sn_chain *chain, sn_hop_at *hops, size_t i, size_t
             if (rows > hops[k].step_tokens_max) rows = hops[k].step_tokens_max;
         size_t at = (size_t)done * (size_t)n_embd;
         sn_status status = sn_hop_record(&hops[i], position + done, rows, n_embd, in + at, chain->hasher, err);
-        if (!status)
+        while (!status) {
             status = sn_hops_step(&hops[i], j - i, chain->options.link, position + done, rows, n_embd, in + at,
                                   chain->options.timeout_ms, out + at, failed, err);
+            if (status != SN_RETRY || !err->wait_ms || sn_now_us() + (int64_t)err->wait_ms * 1000 > until_us) break;
+            sn_sleep_us((int64_t)err->wait_ms * 1000); /* a node asks for it: its owner's --client-steps */
+            status = SN_OK;
+        }
         if (!status && chain->options.audit)
             status = sn_audit_note(chain->options.audit, hops + i, j - i, position + done, rows, n_embd, in + at, out + at, err);
         if (status) return status;

@@ -10,7 +10,7 @@
 #include <string.h>
 
 enum { SEEDS_MAX = 64, KNOWN_ASKED_MAX = 16, REASK_US = 300000, LAST_ANSWERS_US = 50000, PAGES_MAX = 4, PAGE_US = 1000000 };
-enum { QUESTIONS_MAX = 512, LEAVING_MAX = 256 };
+enum { QUESTIONS_MAX = 512, LEAVING_MAX = 256, WAIT_MS_MAX = 60000 };
 
 struct sn_link {
     sn_identity identity;
@@ -249,6 +249,7 @@ static sn_status take_answer(sn_msg **msg, sn_msg_kind wanted, uint8_t *session,
         status = code > SN_OK && code <= SN_STOP ? (sn_status)code : SN_RETRY;
         if (status == SN_STOP) status = SN_RETRY; /* it is the node that cannot go on, not we */
         (void)sn_fail(err, status, "%s", (*msg)->error.text);
+        err->wait_ms = (*msg)->error.wait_ms < WAIT_MS_MAX ? (int)(*msg)->error.wait_ms : WAIT_MS_MAX;
     } else {
         status = sn_fail(err, SN_RETRY, "it answered %s where %s was due", sn_msg_kind_name((*msg)->kind),
                          sn_msg_kind_name(wanted));

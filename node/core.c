@@ -67,6 +67,7 @@ void sn_core_refuse(sn_core *core, sn_peer peer, const sn_msg *request, const sn
     sn_msg *msg = sn_core_new_msg(SN_MSG_ERROR, request ? request->request : 0);
     if (!msg) return;
     msg->error.status = (uint64_t)why->status;
+    msg->error.wait_ms = why->wait_ms > 0 ? (uint64_t)why->wait_ms : 0;
     if (request && request->kind == SN_MSG_STEP) {
         memcpy(msg->error.session, request->step.session, SN_SESSION_ID_SIZE);
         msg->error.step = request->step.step;

@@ -86,8 +86,10 @@ sn_status sn_quota_step(sn_quota *q, const uint8_t key[SN_KEY_SIZE], int64_t now
         b->drops -= SECOND_US;
         return SN_OK;
     }
-    return sn_fail(err, SN_RETRY, "this node takes %lld steps a second of a client: wait a moment, or use another node",
-                   (long long)rate);
+    (void)sn_fail(err, SN_RETRY, "this node takes %lld steps a second of a client: wait a moment, or use another node",
+                  (long long)rate);
+    err->wait_ms = (int)((SECOND_US - b->drops) / rate / 1000) + 1;
+    return SN_RETRY;
 }
 
 int sn_quota_priority(const sn_quota *q, const uint8_t key[SN_KEY_SIZE]) {

@@ -1,5 +1,6 @@
 /* Quotas and priorities: what one client may take of a node, and whose work comes first. */
 #include "base/clock.h"
+#include "client/chain.h"
 #include "node/quota.h"
 #include "tests/support/need.h"
 #include "tests/support/talk.h"
@@ -23,6 +24,7 @@ Test(quota, of_steps_lets_a_second_s_worth_through_at_once_and_the_rest_as_time_
     for (int i = 0; i < 10; i++) cr_expect_eq(sn_quota_step(q, one, now, &err), SN_OK, "step %d", i);
     cr_expect_eq(sn_quota_step(q, one, now, &err), SN_RETRY);
     cr_expect(strstr(err.text, "10 steps a second"), "%s", err.text);
+    cr_expect_eq(err.wait_ms, 101, "%d ms", err.wait_ms);
     cr_expect_eq(sn_quota_step(q, two, now, &err), SN_OK, "the other one's are his own");
     cr_expect_eq(sn_quota_step(q, one, now + 99999, &err), SN_RETRY);
     cr_expect_eq(sn_quota_step(q, one, now + 100000, &err), SN_OK);
@@ -160,4 +162,30 @@ Test(quota, of_steps_stops_one_client_and_not_the_others) {
     talk_free(&one);
     talk_free(&two);
     world_free(&w);
+}
+
+/* 25 steps where 20 are a second's worth: the last ones wait for their turn, and no node is given up for it. */
+static void expect_patience(bool push) {
+    world *w = world_new(&(cluster_options){.kv_memory = 64, .quota = {.steps_per_s = 20}});
+    cluster_add(w->cluster, 0, 2);
+    cluster_add(w->cluster, 2, 4);
+    sn_link *link = cluster_link(w->cluster);
+    sn_model *model = NULL;
+    sn_chain *chain = NULL;
+    float out[WORLD_TOKENS * 64];
+    size_t row = (size_t)w->n_embd;
+    NEED(sn_model_open(w->path, &model, &err));
+    NEED(sn_chain_open(model, &(sn_chain_options){.link = link, .push = push, .timeout_ms = 10000, .max_retries = 0}, &chain, &err));
+    for (int at = 0; at < 25; at++)
+        NEED(sn_chain_step(chain, at, 1, w->inputs + (size_t)at * row, out + (size_t)at * row, &err));
+    cr_expect(!memcmp(out, w->hidden, 25 * row * sizeof *out));
+    cr_expect_eq(sn_chain_failovers(chain), 0, "push %d", push);
+    sn_chain_close(&chain);
+    sn_model_close(&model);
+    sn_link_close(&link);
+    world_free(&w);
+}
+
+Test(quota, of_steps_makes_a_client_wait_and_does_not_cost_it_the_node) {
+    for (int push = 0; push < 2; push++) expect_patience(push);
 }

@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# swarm tune over three processes with a real model: killed and resumed, and with a node killed in the middle of a step, it leaves
+# the very files of one run in one go; and it refuses what does not go together.
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+[ -n "${SN_TEST_MODEL:-}" ] || skip "training needs SN_TEST_MODEL"
+model=$SN_TEST_MODEL
+for i in 1 2 3 4 5 6 7; do
+  echo "{\"prompt\": \"The colour number $i is\", \"completion\": \" number $i of all the colours, and no other one.\"}"
+done >"$scratch/data.jsonl"
+same=(--data "$scratch/data.jsonl" --method lora --rank 4 --targets q,down --seq 20 --batch 1 --accumulate 3 --seed 5)
+tune=("$bin/swarm" tune --model "$model" "${same[@]}" --steps 6 --save-every 1)
+
+# wait_checkpoint FOLDER STEP: until there is a checkpoint of that step, or a later one.
+wait_checkpoint() {
+  local until=$(($(now_ms) + 60000)) newest
+  while :; do
+    newest=$(ls "$1" 2>/dev/null | sed -n 's/^step-\([0-9]*\)$/\1/p' | sort -n | tail -1)
+    [ "${newest:-0}" -ge "$2" ] && return
+    kill -0 "${pid[tune]}" 2>/dev/null || fail "training ended early"
+    [ "$(now_ms)" -lt "$until" ] || fail "no checkpoint of step $2 within a minute"
+    sleep 0.01
+  done
+}
+equal() { diff -r "$scratch/whole" "$1" >"$scratch/diff.err" || fail "$1 differs from one run in one go"; }
+
+start_node a "$model" 0:10
+wait_ready a
+start_node b "$model" 10:20 --join "${address[a]}"
+start_node c "$model" 20:30 --join "${address[a]}"
+wait_ready b c
+succeeds "${tune[@]}" --join "${address[a]}" --out "$scratch/whole" --json
+query "$scratch/run.out" 'd["steps"] == 6 and d["loss"] > 0' | grep -qx True || fail "its report is another one"
+[ "$(wc -l <"$scratch/whole/loss.csv")" = 7 ] || fail "loss.csv has other lines than one for each step"
+python3 - "$scratch/whole/loss.csv" <<'END' || fail "nothing was learned"
+import sys
+losses = [float(line.split(",")[1]) for line in open(sys.argv[1]).readlines()[1:]]
+assert min(losses[3:]) < losses[0]
+END
+
+# Killed while it trains, then resumed.
+start tune "${tune[@]}" --join "${address[a]}" --out "$scratch/killed"
+wait_checkpoint "$scratch/killed" 2
+kill_node tune
+[ ! -e "$scratch/killed/step-6" ] || fail "it was over before it was killed"
+succeeds "${tune[@]}" --join "${address[a]}" --resume "$scratch/killed"
+grep -q 'going on from step [1-5]$' "$scratch/run.err" || fail "it does not say where it goes on"
+equal "$scratch/killed"
+
+# A node is killed while a step goes through it, and another one takes its place. The program stands still until that is there.
+start tune "${tune[@]}" --join "${address[a]}" --out "$scratch/lost"
+wait_checkpoint "$scratch/lost" 2
+signal tune STOP
+start_node d "$model" 10:20 --join "${address[a]}"
+wait_ready d
+kill_node b
+signal tune CONT
+wait_end tune 60
+[ $rc = 0 ] || fail "the loss of a node ended it with $rc"
+grep -q 'node given up' "$scratch/tune.err" || fail "the node that was killed was not in use"
+equal "$scratch/lost"
+
+# What does not go together.
+here=("${tune[@]}" --local all)
+refuses 2 'rank conflicts with the checkpoint, which has 4' "${here[@]}" --resume "$scratch/whole" --rank 8
+refuses 2 'method conflicts with the checkpoint, which has "lora"' "${here[@]}" --resume "$scratch/whole" --method prompt
+refuses 2 'steps conflicts with the checkpoint, which has 6' "${here[@]}" --resume "$scratch/whole" --steps 7
+refuses 2 'either --steps or --epochs' "${here[@]}" --out "$scratch/none" --epochs 2
+refuses 2 'holds no checkpoint' "${here[@]}" --resume "$scratch/none"
+refuses 2 'targets q,x: name them' "${here[@]}" --out "$scratch/none" --targets q,x
+head -3 "$scratch/data.jsonl" >"$scratch/other.jsonl"
+refuses 2 'data holds other bytes' "${here[@]}" --resume "$scratch/whole" --data "$scratch/other.jsonl"
+
+cp "$model" "$scratch/other.gguf"
+python3 - "$scratch/other.gguf" "$scratch/killed/step-6/state.safetensors" <<'END'
+import sys
+def flip(file, at, bit):
+    file.seek(at)
+    byte = file.read(1)[0]
+    file.seek(at)
+    file.write(bytes([byte ^ bit]))
+with open(sys.argv[1], "r+b") as f:  # another base of its rotations
+    key = b"llama.rope.freq_base"
+    flip(f, f.read(1 << 20).index(key) + len(key) + 6, 16)
+with open(sys.argv[2], "r+b") as f:
+    flip(f, f.seek(0, 2) - 9, 1)
+END
+refuses 2 'is of another model' "${here[@]}" --model "$scratch/other.gguf" --resume "$scratch/whole"
+refuses 2 'state.safetensors is damaged' "${here[@]}" --resume "$scratch/killed"
+rm "$scratch/lost/step-6/adapter_model.safetensors"
+refuses 2 'adapter_model.safetensors' "${here[@]}" --resume "$scratch/lost"

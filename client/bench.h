@@ -16,6 +16,7 @@ typedef enum sn_bench_kind {
     SN_BENCH_FORWARD, /* hidden states through the chain and nothing else */
     SN_BENCH_BESIDE,  /* decode while another client's prompts come in */
     SN_BENCH_KILL,    /* a node ends in the middle of a text */
+    SN_BENCH_DRAFT,   /* a text guessed ahead, or not */
 } sn_bench_kind;
 
 typedef struct sn_bench_case {
@@ -27,6 +28,8 @@ typedef struct sn_bench_case {
     int context;
     int beside;       /* of BESIDE: tokens of such a prompt */
     const char *kill; /* of KILL: "replay", "replica" or "handover" */
+    const char *draft; /* of DRAFT: "off", "ngram" or "model" */
+    bool repeats;      /* of DRAFT: a text that repeats itself */
 } sn_bench_case;
 
 /* What holds for all cases of a run. */
@@ -62,7 +65,9 @@ typedef struct sn_bench_row {
     sn_bench_spread prefill_tok_s, decode_tok_s, ttft_ms; /* tokens/s: of all sessions together */
     sn_bench_spread forward_tok_s;                        /* of FORWARD */
     sn_bench_spread recovery_ms;                          /* of KILL: the longest wait for a token behind the kill */
-    bool same_text;                                       /* of KILL: as without it */
+    bool same_text;                                       /* of KILL and DRAFT: as without it */
+    size_t draft_tokens, draft_passes, guessed, guessed_right; /* of DRAFT, of all repeats: chosen behind the first, passes for them */
+    sn_hash text;                                         /* of DRAFT: all that was written */
     double *gaps; /* sorted milliseconds between tokens, of all sessions and repeats; the row's */
     size_t n_gaps;
     sn_bench_hop hops[SN_HOPS_MAX];
@@ -96,11 +101,26 @@ sn_status sn_bench_head_new(const sn_model *model, int threads, int sessions, sn
                             sn_err *err) SN_MUST_USE;
 void sn_bench_head_free(sn_bench_head **head);
 sn_device *sn_bench_head_device(sn_bench_head *head); /* for local blocks; only while nobody calls the two below */
+sn_head *sn_bench_head_own(sn_bench_head *head);      /* the same */
 sn_status sn_bench_head_embed(sn_bench_head *head, const int32_t *ids, int n, float *rows, sn_err *err) SN_MUST_USE;
 /* The best token after `row` (n_embd). */
 sn_status sn_bench_head_best(sn_bench_head *head, const float *row, int32_t *out, sn_err *err) SN_MUST_USE;
 
+/* -- bench_draft.c: a text written by a generator, with guesses or without */
+
+typedef struct sn_bench_draft sn_bench_draft;
+
+sn_status sn_bench_draft_new(const sn_bench_plan *plan, const sn_bench_case *c, sn_bench_head *head, sn_bench_draft **out,
+                             sn_err *err) SN_MUST_USE;
+void sn_bench_draft_free(sn_bench_draft **draft);
+/* Writes the text of this repeat (negative: to warm up) over the chain, and adds to the row. */
+sn_status sn_bench_draft_write(sn_bench_draft *draft, sn_chain *chain, int repeat, double *tok_s, sn_bench_row *row,
+                               sn_err *err) SN_MUST_USE;
+void sn_bench_draft_compare(sn_bench_row *rows, size_t n); /* whose texts are the ones without guesses */
+
 /* -- bench_run.c */
+
+uint64_t sn_bench_chance(uint64_t *state); /* splitmix64 */
 
 /* nodes: NULL when none were started. shown may be NULL. *row is freed with sn_bench_row_fini, also after a failure. */
 sn_status sn_bench_run(const sn_bench_plan *plan, const sn_bench_case *c, sn_bench_nodes *nodes, sn_bench_row *row,

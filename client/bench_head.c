@@ -59,6 +59,7 @@ void sn_bench_head_free(sn_bench_head **head) {
 }
 
 sn_device *sn_bench_head_device(sn_bench_head *head) { return head->device; }
+sn_head *sn_bench_head_own(sn_bench_head *head) { return head->head; }
 
 static void acquire(sn_bench_head *h) {
     while (h->busy) pthread_cond_wait(&h->changed, &h->lock);

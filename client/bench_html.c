@@ -142,7 +142,10 @@ static void table(FILE *out, const sn_bench_row *rows, size_t n) {
     for (size_t i = 0; i < n; i++) {
         const sn_bench_row *r = &rows[i];
         const sn_bench_case *c = &r->of;
-        fprintf(out, "<tr><td>%s<td>%d<td>%d<td>", sn_bench_what(c), c->nodes, c->threads);
+        fprintf(out, "<tr><td>%s", sn_bench_what(c));
+        if (c->draft) fprintf(out, " %s, text %s, %.2f tokens a pass", c->draft, c->repeats ? "repeats" : "is new",
+                              r->draft_passes ? (double)r->draft_tokens / (double)r->draft_passes : 0);
+        fprintf(out, "<td>%d<td>%d<td>", c->nodes, c->threads);
         escape(out, c->link ? c->link : "none");
         fprintf(out, "<td>%d<td>%d</td>", c->sessions, c->context);
         cell(out, &r->prefill_tok_s);

@@ -6,7 +6,7 @@
 #include <string.h>
 
 const char *sn_bench_what(const sn_bench_case *c) {
-    static const char *const names[] = {"speed", "forward", "beside"};
+    static const char *const names[] = {"speed", "forward", "beside", NULL, "draft"};
     return c->kind == SN_BENCH_KILL ? c->kill : names[c->kind];
 }
 static const char *link_of(const sn_bench_case *c) { return c->link ? c->link : "none"; }
@@ -50,6 +50,13 @@ static json_t *row_json(const sn_bench_plan *p, const sn_bench_row *row) {
     if (c->kind == SN_BENCH_KILL) {
         set_spread(o, "recovery_ms", &row->recovery_ms);
         json_object_set_new(o, "same_text", json_boolean(row->same_text));
+    }
+    if (c->kind == SN_BENCH_DRAFT) {
+        set_spread(o, "decode_tok_s", &row->decode_tok_s);
+        json_object_update_new(o, json_pack("{s:s,s:b,s:i,s:i,s:i,s:i,s:i,s:b}", "draft", c->draft, "repeats", c->repeats, "draft_tokens",
+                                            (int)sn_given_draft.tokens, "decode_tokens", (int)row->draft_tokens, "decode_steps",
+                                            (int)row->draft_passes, "guessed_tokens", (int)row->guessed, "guessed_right",
+                                            (int)row->guessed_right, "same_text", row->same_text));
     }
     if (row->n_gaps)
         json_object_set_new(o, "itl_ms",
@@ -108,6 +115,14 @@ static void print_row(FILE *out, const sn_bench_row *row) {
         column(out, 15, show(&row->decode_tok_s, text));
         break;
     case SN_BENCH_KILL: column(out, 45, row->same_text ? "same text" : "OTHER TEXT"); break;
+    case SN_BENCH_DRAFT:
+        snprintf(text, sizeof text, "%s, %s", c->draft, c->repeats ? "repeats" : "new");
+        column(out, 30, text);
+        column(out, 15, show(&row->decode_tok_s, text));
+        fprintf(out, "   %.2f tokens a pass, %zu of %zu guesses right, %s",
+                row->draft_passes ? (double)row->draft_tokens / (double)row->draft_passes : 0, row->guessed_right, row->guessed,
+                row->same_text ? "same text" : "OTHER TEXT");
+        break;
     }
     if (row->n_gaps) {
         number(out, 9, sn_bench_percentile(row->gaps, row->n_gaps, 0.5));
@@ -155,8 +170,10 @@ static void csv_row(FILE *out, const sn_bench_plan *p, const sn_bench_row *row) 
     csv_spread(out, &row->decode_tok_s);
     csv_spread(out, &row->forward_tok_s);
     csv_spread(out, &row->recovery_ms);
-    fprintf(out, ",%.3f,%.3f,%.3f\n", sn_bench_percentile(row->gaps, row->n_gaps, 0.5),
+    fprintf(out, ",%.3f,%.3f,%.3f", sn_bench_percentile(row->gaps, row->n_gaps, 0.5),
             sn_bench_percentile(row->gaps, row->n_gaps, 0.95), sn_bench_percentile(row->gaps, row->n_gaps, 0.99));
+    fprintf(out, ",%s,%d,%zu,%zu,%zu,%zu\n", c->draft ? c->draft : "", c->repeats, row->draft_tokens, row->draft_passes, row->guessed,
+            row->guessed_right);
 }
 
 sn_status sn_bench_csv(const char *path, const sn_bench_plan *p, const sn_bench_row *rows, size_t n, sn_err *err) {
@@ -166,7 +183,7 @@ sn_status sn_bench_csv(const char *path, const sn_bench_plan *p, const sn_bench_
     static const char *const spreads[] = {"prefill_tok_s", "ttft_ms", "decode_tok_s", "forward_tok_s", "recovery_ms"};
     for (size_t i = 0; i < sizeof spreads / sizeof *spreads; i++)
         fprintf(out, ",%s,%s_low,%s_high", spreads[i], spreads[i], spreads[i]);
-    fprintf(out, ",itl_p50_ms,itl_p95_ms,itl_p99_ms\n");
+    fprintf(out, ",itl_p50_ms,itl_p95_ms,itl_p99_ms,draft,repeats,decode_tokens,decode_steps,guessed_tokens,guessed_right\n");
     for (size_t i = 0; i < n; i++) csv_row(out, p, &rows[i]);
     bool failed = ferror(out) != 0;
     if (fclose(out) || failed) return sn_fail(err, SN_REFUSED, "%s cannot be written: %s", path, strerror(errno));

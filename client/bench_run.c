@@ -41,6 +41,7 @@ struct bench {
     int32_t first_id; /* that decoding begins with, another one in every repeat */
     int kill_at; /* of KILL: the token before which the node ends; -1: none does */
     size_t victim;
+    sn_bench_draft *draft; /* of DRAFT */
     double *figures[4]; /* per repeat: prompt tok/s, decode tok/s, ttft ms, and what only FORWARD and KILL give */
 };
 
@@ -66,7 +67,7 @@ double sn_bench_percentile(const double *sorted, size_t n, double p) {
 
 /* -- sessions -- */
 
-static uint64_t next_chance(uint64_t *state) { /* splitmix64 */
+uint64_t sn_bench_chance(uint64_t *state) {
     uint64_t z = *state += 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
@@ -74,7 +75,7 @@ static uint64_t next_chance(uint64_t *state) { /* splitmix64 */
 }
 
 static void make_ids(session *s, int n) {
-    for (int i = 0; i < n; i++) s->ids[i] = (int32_t)(next_chance(&s->chance) % (uint64_t)s->b->plan->hp->n_vocab);
+    for (int i = 0; i < n; i++) s->ids[i] = (int32_t)(sn_bench_chance(&s->chance) % (uint64_t)s->b->plan->hp->n_vocab);
 }
 
 static sn_status open_link(session *s, sn_err *err) {
@@ -376,13 +377,24 @@ static sn_status kill_once(bench *b, int at, int32_t *reference, sn_bench_row *r
     return sn_bench_nodes_again(b->nodes, b->victim, err);
 }
 
+static sn_status draft_once(bench *b, int at, sums *total, sn_bench_row *row, sn_err *err) {
+    double tok_s = 0;
+    sums before;
+    read_sums(b, &before);
+    sn_status status = sn_bench_draft_write(b->draft, b->sessions[0].chain, at, &tok_s, row, err);
+    if (status || at < 0) return status;
+    add_hops(b, &before, total);
+    b->figures[1][at] = tok_s;
+    return SN_OK;
+}
+
 static sn_status repeat_all(bench *b, sn_bench_row *row, sn_progress_shown *shown, sn_err *err) {
     const sn_bench_plan *p = b->plan;
     sums total = {0};
     int32_t *reference = NULL;
     double wall_s;
     sn_status status = sn_calloc(&reference, (size_t)p->new_tokens, sizeof *reference, err);
-    if (!status && b->of->context) status = phase(b, do_fill, &wall_s, err);
+    if (!status && b->of->context && !b->draft) status = phase(b, do_fill, &wall_s, err);
     row->same_text = true;
     for (int i = -p->warmup; i < p->repeat && !status; i++) {
         sn_progress_set(shown, (size_t)(i + p->warmup), (size_t)(p->repeat + p->warmup));
@@ -392,6 +404,7 @@ static sn_status repeat_all(bench *b, sn_bench_row *row, sn_progress_shown *show
         case SN_BENCH_FORWARD: status = forward_once(b, i, &total, err); break;
         case SN_BENCH_BESIDE: status = beside_once(b, i, &total, row, err); break;
         case SN_BENCH_KILL: status = kill_once(b, i, reference, row, err); break;
+        case SN_BENCH_DRAFT: status = draft_once(b, i, &total, row, err); break;
         }
     }
     take_hops(&total, row);
@@ -422,11 +435,13 @@ sn_status sn_bench_run(const sn_bench_plan *plan, const sn_bench_case *c, sn_ben
         status = sn_calloc(&row->gaps, (size_t)plan->repeat * (size_t)b.n * (size_t)plan->new_tokens, sizeof(double), err);
     for (int i = 0; i < n_all && !status; i++)
         status = open_session(&b, &b.sessions[i], 0x5eed + (uint64_t)i * 1000003, err);
+    if (!status && c->kind == SN_BENCH_DRAFT) status = sn_bench_draft_new(plan, &row->of, b.head, &b.draft, err);
     if (!status) status = repeat_all(&b, row, shown, err);
     if (!status) take_figures(&b, row);
     for (int i = 0; i < n_all && b.sessions; i++) close_session(&b.sessions[i]);
     for (int i = 0; i < 4; i++) free(b.figures[i]);
     free(b.sessions);
+    sn_bench_draft_free(&b.draft);
     sn_bench_head_free(&b.head);
     return status;
 }

@@ -105,6 +105,25 @@ static int largest(const list *l) {
 static size_t n_links(void) { return given.link.n ? given.link.n : 1; }
 static const char *link_at(size_t i) { return given.link.n ? given.link.items[i] : NULL; }
 
+static bool drafts_given(void) { return sn_given_draft.how || sn_given_draft.model; }
+
+/* Over the link of `c`: texts that repeat and that do not, guessed in the ways that are given, and not at all. */
+static size_t add_drafts(const sn_bench_case *c, sn_bench_case *out, size_t room) {
+    const char *const ways[] = {"off", sn_given_draft.how, sn_given_draft.model ? "model" : NULL};
+    size_t n = 0;
+    for (int repeats = 1; repeats >= 0 && drafts_given(); repeats--)
+        for (int k = 0; k < 3; k++) {
+            if (!ways[k] || n == room) continue;
+            out[n] = *c;
+            out[n].kind = SN_BENCH_DRAFT;
+            out[n].sessions = 1;
+            out[n].context = 0;
+            out[n].draft = ways[k];
+            out[n++].repeats = repeats;
+        }
+    return n;
+}
+
 /* Each list is swept by itself, the others at their first value; forward passes and kills over every link. */
 static size_t make_cases(const lists *l, sn_bench_case *out) {
     const sn_bench_case base = {.nodes = l->nodes.items[0], .threads = l->threads.items[0], .link = link_at(0),
@@ -136,6 +155,7 @@ static size_t make_cases(const lists *l, sn_bench_case *out) {
             out[n].sessions = largest(&l->sessions);
             out[n++].beside = (int)given.beside;
         }
+        n += add_drafts(&c, out + n, CASES_MAX - n);
         for (size_t i = 0; i < given.kill.n && n < CASES_MAX; i++) {
             out[n] = c;
             out[n].kind = SN_BENCH_KILL;
@@ -172,6 +192,8 @@ static sn_status check_values(sn_err *err) {
         sn_status status = sn_shape_parse(given.link.items[i], &shape, err);
         if (status) return sn_err_context(err, "--link");
     }
+    if (sn_given_draft.how && strcmp(sn_given_draft.how, "ngram"))
+        return sn_fail(err, SN_REFUSED, "--draft %s: it is ngram; a model is given by --draft-model PATH", sn_given_draft.how);
     for (size_t i = 0; i < given.kill.n; i++)
         if (strcmp(given.kill.items[i], "replay") && strcmp(given.kill.items[i], "replica") &&
             strcmp(given.kill.items[i], "handover"))
@@ -267,7 +289,8 @@ static sn_status measure(sn_model *model, const lists *l, sn_err *err) {
                           .warmup = (int)given.warmup,
                           .sessions_max = sessions > batch ? sessions : batch,
                           .context_max = largest(&l->context),
-                          .more_max = (int)most_of(given.prompt_tokens, given.new_tokens, given.beside),
+                          .more_max = (int)most_of(given.prompt_tokens + (drafts_given() ? given.new_tokens : 0), given.new_tokens,
+                                                   given.beside),
                           .push = given.push,
                           .local = sn_given.local.given,
                           .join = sn_given.join,
@@ -279,6 +302,7 @@ static sn_status measure(sn_model *model, const lists *l, sn_err *err) {
     if (!status) status = check_lengths(&plan, l, err);
     if (!status) status = sn_calloc(&rows, n, sizeof *rows, err);
     if (!status) status = run_all(&plan, cases, n, rows, err);
+    if (!status) sn_bench_draft_compare(rows, n);
     if (!status) status = report(&plan, rows, n, err);
     for (size_t i = 0; i < n && rows; i++) sn_bench_row_fini(&rows[i]);
     free(rows);
@@ -303,6 +327,8 @@ int sn_cmd_bench(int argc, char **argv) {
     const sn_option_group groups[] = {sn_group_model,
                                       {"Where:", where_options, sizeof where_options / sizeof *where_options},
                                       {"What:", what_options, sizeof what_options / sizeof *what_options},
+                                      {"Guessing ahead (measured beside none, on a text that repeats itself and on one that does not):",
+                                       sn_group_draft.options, sn_group_draft.n},
                                       {"Report:", report_options, sizeof report_options / sizeof *report_options},
                                       sn_group_log};
     const sn_command command = {

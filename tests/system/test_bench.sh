@@ -39,7 +39,7 @@ query "$scratch/b.json" 'all([
   d["machine"]["cores"] > 0, d["machine"]["cpu"], d["model"]["n_blocks"] == 4])' | grep -qx True ||
   fail "the report is not the one that was asked for: $(cat "$scratch/b.json")"
 [ "$(wc -l <"$scratch/b.csv")" = 13 ] || fail "the CSV has other lines"
-[ "$(head -1 "$scratch/b.csv" | tr ',' '\n' | wc -l)" = 27 ] || fail "the CSV has other columns"
+[ "$(head -1 "$scratch/b.csv" | tr ',' '\n' | wc -l)" = 33 ] || fail "the CSV has other columns"
 python3 - "$scratch/b.html" <<'END' || fail "the HTML report is not whole"
 import sys, xml.etree.ElementTree as tree
 text = open(sys.argv[1]).read()
@@ -52,6 +52,15 @@ END
 succeeds "${bench[@]}" --nodes 2 --kill handover --kill replica --prompt-tokens 5 --new-tokens 40 --repeat 1 --warmup 0 --json -
 query "$scratch/run.out" '[r["what"] for r in d["rows"]] == ["speed", "handover", "replica"] and all(
   r["same_text"] and r["recovery_ms"] > 0 for r in d["rows"][1:])' | grep -qx True || fail "a loss changed the text"
+
+# Texts with guesses and without, which must be the same.
+succeeds "${bench[@]}" --nodes 2 --push --draft ngram --draft-model "$model" --draft-tokens 5 --new-tokens 30 --json -
+query "$scratch/run.out" 'all([
+  [(r["draft"], r["repeats"]) for r in d["rows"][1:]] == [(w, t) for t in (True, False) for w in ("off", "ngram", "model")],
+  all(r["what"] == "draft" and r["same_text"] and r["decode_tok_s"] > 0 and r["decode_tokens"] == 2 * 29 for r in d["rows"][1:]),
+  all(r["guessed_tokens"] == 0 and r["decode_steps"] == 2 * 29 for r in d["rows"] if r.get("draft") == "off"),
+  all(r["guessed_right"] == r["guessed_tokens"] > 30 and r["decode_steps"] < 29 for r in d["rows"] if r.get("draft") == "model")])' |
+  grep -qx True || fail "guesses changed a text, or none were made: $(cat "$scratch/run.out")"
 
 # Local blocks, nodes that push, a swarm that runs: it stays.
 succeeds "${bench[@]}" --local all --json -
@@ -85,6 +94,7 @@ refuses 2 "nothing is sent" "${bench[@]}" --local all --link 1gbit,1ms
 refuses 2 "needs --nodes" "${bench[@]}" --local all --kill replay
 refuses 2 "replay, replica or handover" "${bench[@]}" --nodes 2 --kill fire
 refuses 2 "is no link" "${bench[@]}" --nodes 2 --link 1gbit
+refuses 2 "it is ngram" "${bench[@]}" --nodes 2 --draft oracle
 refuses 2 "has 4 blocks" "${bench[@]}" --nodes 5
 refuses 2 "sessions: .x." "${bench[@]}" --nodes 2 --sessions 1,x
 refuses 2 "beyond the 256" "${bench[@]}" --nodes 2 --context 250

@@ -43,11 +43,12 @@ typedef struct desk {
     sn_head *head;
     sn_tokenizer *tokenizer;
     sn_sampling sampling;
+    bool guesses; /* over nodes, the honest model guesses ahead */
 } desk;
 
-static sn_generation write_text(const desk *d, sn_chain *chain, reader *r, sn_status *status, sn_err *why) {
+static sn_generation write_text(const desk *d, sn_chain *chain, sn_draft *draft, reader *r, sn_status *status, sn_err *why) {
     static const int32_t prompt[PROMPT] = {5, 17, 3, 80, 41, 2, 66, 9, 30};
-    sn_generator_parts parts = {sn_model_hparams(d->model), d->head, chain, d->tokenizer, CONTEXT, NULL};
+    sn_generator_parts parts = {sn_model_hparams(d->model), d->head, chain, d->tokenizer, CONTEXT, draft};
     sn_generate_options options = {.max_tokens = TOKENS, .ignore_end = true, .on_text = on_text, .on_void = on_void, .ctx = r};
     sn_generator *generator = NULL;
     sn_generation out;
@@ -63,7 +64,7 @@ static sn_generation write_honestly(const desk *d, reader *r) {
     sn_status status;
     sn_err why;
     NEED(sn_chain_open(d->model, &options, &chain, &err));
-    sn_generation out = write_text(d, chain, r, &status, &why);
+    sn_generation out = write_text(d, chain, NULL, r, &status, &why);
     cr_assert_eq(status, SN_OK, "%s", why.text);
     sn_chain_close(&chain);
     return out;
@@ -75,9 +76,15 @@ static sn_generation write_over_liar(const desk *d, sn_audit *audit, sn_link *li
     sn_chain *chain = NULL;
     sn_status status;
     sn_err why;
+    sn_draft_wish wish = {d->w->path, d->device, sn_model_hparams(d->model), NULL, d->sampling, CONTEXT};
+    sn_draft_model *m = NULL;
     NEED(sn_chain_open(d->model, &options, &chain, &err));
-    sn_generation out = write_text(d, chain, r, &status, &why);
+    if (d->guesses) NEED(sn_draft_model_open(&wish, &m, &err));
+    sn_draft draft = sn_draft_of(sn_draft_ask, m, 6);
+    sn_generation out = write_text(d, chain, m ? &draft : NULL, r, &status, &why);
     cr_assert_eq(status, SN_OK, "%s", why.text);
+    cr_expect_eq(out.timings.guessed > 0, d->guesses);
+    sn_draft_model_close(&m);
     sn_chain_close(&chain);
     return out;
 }
@@ -159,4 +166,14 @@ Test(audit_text, is_checked_to_its_end_whatever_the_coin_says) {
     desk d = desk_begin((sn_sampling){.temperature = 1.5, .top_p = 1, .repeat_penalty = 1, .seed = 5});
     expect_honest_text(&d, (liar_ways){.alters_every = 55, .much = true}, false, 1e-9);
     desk_end(&d);
+}
+
+Test(audit_text, is_the_honest_one_when_it_is_guessed_ahead) {
+    for (int push = 0; push < 2; push++)
+        for (int at = 3; at < 10; at += 3) {
+            desk d = desk_begin((sn_sampling){.temperature = 1, .top_p = 1, .repeat_penalty = 1, .seed = 5});
+            d.guesses = true;
+            expect_honest_text(&d, (liar_ways){.alters_step = at, .much = true}, push, at == 9 ? 1e-9 : 0.5);
+            desk_end(&d);
+        }
 }

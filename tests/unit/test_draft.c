@@ -296,10 +296,12 @@ static void expect_same_over_nodes(sn_chain_options options, int lost_at_step, u
         sn_draft draft = sn_draft_of(foretell, &o, 16);
         sn_chain *chain = NULL;
         options.link = cluster_link(w->cluster);
+        options.device = d.device;
         options.max_tokens = CONTEXT;
         NEED(sn_chain_open(d.model, &options, &chain, &err));
         if (lost_at_step) { /* somebody else comes, and the node in the middle goes */
             cluster_add(w->cluster, 1, 3);
+            for (int k = 0; k < 3 && options.replica; k += 2) cluster_add(w->cluster, cuts[k][0], cuts[k][1]);
             cluster_cut_off_at_step(w->cluster, 1, lost_at_step);
         }
         write_over(&d, chain, &samplings[i], how, &draft, &guessed);
@@ -323,6 +325,14 @@ Test(draft, changes_no_text_when_a_pushing_node_is_lost) {
     expect_same_over_nodes((sn_chain_options){.timeout_ms = 400, .push = true}, 9, 1);
 }
 Test(draft, changes_no_text_when_a_node_is_lost) { expect_same_over_nodes((sn_chain_options){.timeout_ms = 400}, 9, 1); }
+
+Test(draft, changes_no_text_with_blocks_here_and_there) {
+    expect_same_over_nodes((sn_chain_options){.timeout_ms = 10000, .local_first = 1, .local_end = 3, .kv_memory = 1 << 20}, 0, 0);
+}
+Test(draft, changes_no_text_when_a_copy_takes_over) {
+    for (int push = 0; push < 2; push++)
+        expect_same_over_nodes((sn_chain_options){.timeout_ms = 400, .replica = true, .push = push}, 9, 1);
+}
 
 /* -- the look-up, and how far ahead -- */
 

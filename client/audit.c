@@ -222,9 +222,11 @@ sn_status sn_audit_open(sn_audit *a, const sn_audit_log *l, const sn_chain *like
                                 .receipts = true,
                                 .cut_at = cut_at,
                                 .pick = a->options.pick,
+                                .tuned = like->options.tuned,
                                 .avoid = may_not_check,
                                 .avoid_ctx = a,
                                 .like = like};
+    options.tuned.n_prompt = 0; /* virtual tokens stand in the history */
     if (here && !has_blocks(a, l))
         return sn_fail(err, SN_RETRY, "the model's file here does not hold blocks %d:%d", l->first, l->end);
     if (here) {

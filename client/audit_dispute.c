@@ -45,7 +45,7 @@ static sn_status fill_hashes(dispute *d, sn_kv_dtype dtype, sn_err *err) {
     return status;
 }
 
-static sn_status begin(dispute *d, sn_kv_dtype dtype, sn_err *err) {
+static sn_status begin(dispute *d, const sn_chain *like, sn_err *err) {
     const sn_audit_entry *entry = d->entry;
     size_t width = (size_t)d->a->hp->n_embd, past = (size_t)entry->position * width;
     sn_evidence *e = &d->evidence;
@@ -53,6 +53,7 @@ static sn_status begin(dispute *d, sn_kv_dtype dtype, sn_err *err) {
                        .first = d->log->first,
                        .end = d->log->end,
                        .n_embd = d->a->hp->n_embd,
+                       .tuned = like->options.tuned.hash,
                        .n_tokens = entry->position + entry->n,
                        .unix_ms = sn_unix_ms()};
     snprintf(e->name, sizeof e->name, "%s", d->a->hp->name);
@@ -60,7 +61,7 @@ static sn_status begin(dispute *d, sn_kv_dtype dtype, sn_err *err) {
     if (status) return status;
     if (past) memcpy(e->inputs, d->log->history, past * sizeof *e->inputs);
     memcpy(e->inputs + past, entry->rows, (size_t)entry->n * width * sizeof *e->inputs);
-    status = fill_hashes(d, dtype, err);
+    status = fill_hashes(d, like->options.kv_dtype, err);
     for (size_t i = 0; i < entry->n_hops && !status; i++) {
         const uint8_t *sealed = entry->receipts + i * SN_RECEIPT_SIZE;
         status = sn_evidence_add(e, sealed, sn_audit_voice_of(d->a, sealed + 16),
@@ -172,7 +173,7 @@ sn_status sn_audit_dispute(sn_audit *a, sn_audit_log *l, const sn_chain *like, s
     d->a = a;
     d->log = l;
     d->entry = &l->entries[0];
-    status = begin(d, like->options.kv_dtype, err);
+    status = begin(d, like, err);
     if (!status) status = hear_auditor(d, err);
     sn_err unheard = {0};
     if (!status) {

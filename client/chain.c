@@ -27,7 +27,22 @@ static sn_status load_local(sn_chain *chain, const sn_model *model, sn_err *err)
     if (!o->kv_memory) o->kv_memory = kv_needed(chain);
     sn_status status = sn_span_load(model, o->device, o->local_first, o->local_end, NULL, NULL, &chain->span, err);
     if (!status) sn_span_keep_as(chain->span, o->kv_dtype);
+    if (!status && o->tuned.bytes) status = sn_tuning_load(chain->span, o->tuned.image, o->tuned.bytes, &chain->tuning, err);
     return status ? status : sn_span_kv_pool(chain->span, o->kv_memory, &chain->pool, err);
+}
+
+/* Virtual tokens take room that the caller does not know of. */
+static sn_status make_room_for_prompt(sn_chain *chain, sn_err *err) {
+    static const sn_hash none;
+    sn_chain_options *o = &chain->options;
+    bool named = memcmp(&o->tuned.hash, &none, sizeof none) && !o->tuned.bytes;
+    if (named && o->local_first < o->local_end)
+        return sn_fail(err, SN_REFUSED, "an adapter that nodes hold is not here: blocks of this machine need its folder");
+    if (o->max_tokens && o->tuned.n_prompt > chain->hp.n_ctx - o->max_tokens)
+        return sn_fail(err, SN_REFUSED, "%d tokens and %d virtual ones are more than this model's context of %d", o->max_tokens,
+                       o->tuned.n_prompt, chain->hp.n_ctx);
+    if (o->max_tokens) o->max_tokens += o->tuned.n_prompt;
+    return SN_OK;
 }
 
 static void begin_flow(sn_chain *chain) {
@@ -48,6 +63,7 @@ sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, 
     chain->model = sn_model_id(model);
     if (!chain->options.timeout_ms) chain->options.timeout_ms = TIMEOUT_MS;
     if (!chain->options.max_retries) chain->options.max_retries = MAX_RETRIES;
+    status = make_room_for_prompt(chain, err);
     if (!chain->options.max_tokens) chain->options.max_tokens = chain->hp.n_ctx;
     begin_flow(chain);
     if (chain->options.first == chain->options.end) chain->options.end = chain->hp.n_blocks;
@@ -59,7 +75,7 @@ sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, 
     }
     int retries = chain->options.max_retries;
     chain->hasher = sn_hasher_new();
-    if (!chain->hasher) status = sn_fail(err, SN_STOP, "out of memory");
+    if (!status && !chain->hasher) status = sn_fail(err, SN_STOP, "out of memory");
     for (int i = 0; i < 2 && !status; i++)
         status = sn_calloc(&chain->rows[i], (size_t)SN_SPAN_ROWS_MAX * (size_t)chain->hp.n_embd, sizeof(float), err);
     if (!status) status = sn_calloc(&chain->weights, (size_t)chain->hp.n_blocks, sizeof *chain->weights, err);
@@ -80,6 +96,7 @@ void sn_chain_close(sn_chain **chain) {
     if (!c) return;
     sn_chain_close_hops(c, c->hops, c->n_hops);
     sn_kv_pool_free(&c->pool);
+    sn_tuning_free(&c->tuning);
     sn_span_free(&c->span);
     sn_hasher_free(c->hasher);
     sn_seen_free(&c->seen);
@@ -221,13 +238,9 @@ static sn_status step_through(sn_chain *chain, int position, int n, const float 
     return SN_OK;
 }
 
-sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidden, float *out, sn_err *err) {
+/* Here positions count from the first virtual token. */
+static sn_status run(sn_chain *chain, int position, int n, const float *hidden, float *out, sn_err *err) {
     size_t n_embd = (size_t)chain->hp.n_embd;
-    if (position < 0 || position > chain->length || n < 1)
-        return sn_fail(err, SN_REFUSED, "position %d is not in the timeline of %d tokens", position, chain->length);
-    if (n > chain->options.max_tokens - position)
-        return sn_fail(err, SN_REFUSED, "%d tokens at position %d are too many: the context holds %d", n, position,
-                       chain->options.max_tokens);
     sn_chain_attend(chain);
     chain->misled = false;
     if (n <= FEW_ROWS && position == chain->length) {
@@ -253,8 +266,36 @@ sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidde
     return sn_chain_look_back(chain, false, err);
 }
 
-int sn_chain_length(const sn_chain *chain) { return chain->length; }
+/* What stands before every timeline, as far as it is not there yet. */
+static sn_status run_prompt(sn_chain *chain, sn_err *err) {
+    const sn_chain_tuned *tuned = &chain->options.tuned;
+    int n = tuned->n_prompt - chain->length;
+    size_t width = (size_t)chain->hp.n_embd;
+    float *out = NULL; /* nobody looks at it */
+    if (n <= 0) return SN_OK;
+    sn_status status = sn_calloc(&out, (size_t)n * width, sizeof *out, err);
+    if (!status) status = run(chain, chain->length, n, tuned->prompt + (size_t)chain->length * width, out, err);
+    free(out);
+    return status;
+}
+
+sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidden, float *out, sn_err *err) {
+    int before = chain->options.tuned.n_prompt, most = chain->options.max_tokens - before;
+    if (position < 0 || position > sn_chain_length(chain) || n < 1)
+        return sn_fail(err, SN_REFUSED, "position %d is not in the timeline of %d tokens", position, sn_chain_length(chain));
+    if (n > most - position)
+        return sn_fail(err, SN_REFUSED, "%d tokens at position %d are too many: the context holds %d", n, position, most);
+    sn_status status = run_prompt(chain, err);
+    return status ? status : run(chain, before + position, n, hidden, out, err);
+}
+
+int sn_chain_length(const sn_chain *chain) {
+    int n = chain->length - chain->options.tuned.n_prompt;
+    return n > 0 ? n : 0;
+}
+const sn_chain_tuned *sn_chain_tuned_by(const sn_chain *chain) { return &chain->options.tuned; }
 void sn_chain_rewind(sn_chain *chain, int position) {
+    position += chain->options.tuned.n_prompt;
     if (position < chain->length) chain->length = position; /* the hops learn of it with the next step */
 }
 const sn_hash *sn_chain_weights(const sn_chain *chain) { return chain->weights; }

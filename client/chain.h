@@ -11,6 +11,15 @@
 typedef struct sn_chain sn_chain;
 struct sn_audit; /* client/audit.h */
 
+/* What was trained to go with the frozen blocks (client/tune/trained.h makes it of an adapter's folder). Borrowed memory. */
+typedef struct sn_chain_tuned {
+    sn_hash hash;        /* names the tuning of the blocks; all zero: nothing is added to them */
+    const void *image;   /* its bytes, which go to nodes that do not hold it; NULL: only nodes that do are used, and no local blocks */
+    size_t bytes;
+    const float *prompt; /* (n_prompt, n_embd): virtual tokens, which stand before every timeline and are not counted in it */
+    int n_prompt;
+} sn_chain_tuned;
+
 typedef struct sn_chain_options {
     sn_link *link;            /* NULL: every block is local */
     sn_device *device;        /* for local blocks */
@@ -30,6 +39,7 @@ typedef struct sn_chain_options {
     bool every_block;         /* cut the route at every block, so that every hidden state comes by here */
     const bool *cut_at;       /* (n_blocks), or NULL: the same at the blocks that are set; borrowed */
     struct sn_audit *audit;   /* is told every step of a node, and may find that one lied; borrowed; NULL: none */
+    sn_chain_tuned tuned;     /* zeroed: nothing */
     sn_pick pick;             /* which nodes may be used */
     bool throughput;          /* routes for much work at once: drawn, so that it spreads; else of the least latency */
     uint64_t route_seed;      /* for what is drawn, and among equals */
@@ -77,7 +87,8 @@ typedef struct sn_hop_report {
 size_t sn_chain_hops(const sn_chain *chain, sn_hop_report *out, size_t room); /* returns how many there are */
 uint64_t sn_chain_moves(const sn_chain *chain); /* to a better way, with nobody failing */
 const char *sn_chain_flow(const sn_chain *chain); /* by which the nodes' logs can be followed */
-/* The past of all blocks, gathered from the hops and put into others (chain_past.c): float32 (n_blocks, 2, n, n_kv_heads * head_dim),
+const sn_chain_tuned *sn_chain_tuned_by(const sn_chain *chain);
+/* The past of all blocks, gathered from the hops and put into others (chain_past.c); virtual tokens are its first positions: float32 (n_blocks, 2, n, n_kv_heads * head_dim),
  * of each block the keys, then the values, of positions [position, position + n). */
 sn_status sn_chain_get_past(sn_chain *chain, int position, int n, float *out, sn_err *err) SN_MUST_USE;
 /* Of a chain that has not begun; n <= SN_PAST_TOKENS_MAX. marks[i]: commits to what the first i tokens were ([0]: to none). */

@@ -5,6 +5,7 @@
 #ifndef SN_CLIENT_CHAIN_PRIVATE_H
 #define SN_CLIENT_CHAIN_PRIVATE_H
 
+#include "blocks/tuning.h"
 #include "client/chain.h"
 #include "client/hop.h"
 #include "client/route.h"
@@ -19,10 +20,11 @@ struct sn_chain {
     const sn_hash **known_hash; /* n_blocks: into block_hash, or NULL */
     sn_hash *weights;           /* (n_blocks): of what computes them */
     sn_span *span;              /* local blocks */
+    sn_tuning *tuning;          /* of these; NULL: none */
     sn_kv_pool *pool;
     sn_hop_at hops[SN_HOPS_MAX];
     size_t n_hops;
-    int length;
+    int length; /* of what the hops hold: virtual tokens are counted here */
     sn_hasher *hasher;
     float *rows[2]; /* hidden states between hops, SN_SPAN_ROWS_MAX rows each */
     sn_seen *seen; /* how nodes did, and who is banned */

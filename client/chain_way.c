@@ -14,6 +14,7 @@ enum {
     PLAN_AGAIN_US = 200000,
     MEASURE_MS = 1000,
     MEASURE_ROUNDS = 3,
+    TUNE_TRIES = 3,
     MEASURED_MAX = 32, /* nodes asked at once; the seed decides which of many */
 };
 static const size_t VERIFY_BYTES_MAX = (size_t)8 << 30; /* weights that a client hashes to know its nodes' by */
@@ -239,9 +240,21 @@ static int open_timeout(const sn_chain *chain) {
     return chain->options.timeout_ms < OPEN_TIMEOUT_MS ? chain->options.timeout_ms : OPEN_TIMEOUT_MS;
 }
 
+/* At a node that does not hold the tuning it is brought there first; it may be gone again, or for others, by then. */
+static sn_status open_session(sn_chain *chain, const uint8_t *predecessor, sn_hop_at *hop, sn_err *err) {
+    const sn_chain_options *o = &chain->options;
+    for (int tries = 0;; tries++) {
+        sn_status status = sn_hop_open(hop, o->link, &chain->model, o->max_tokens, predecessor,
+                                       chain->spared ? chain->spared->curve_key : NULL, open_timeout(chain), err);
+        if (status != SN_REBUILD || !o->tuned.bytes || tries == TUNE_TRIES) return status;
+        status = sn_hop_tune(hop, o->link, o->tuned.image, o->tuned.bytes, o->timeout_ms, err);
+        if (status) return status;
+    }
+}
+
 static sn_status open_hop(sn_chain *chain, const sn_stop *stop, const sn_hop_at *before, sn_hop_at *hop, sn_err *err) {
     bool pushed = chain->options.push && before && !before->local && stop->node;
-    sn_status status = sn_hop_init(hop, stop, &chain->model, pushed, err);
+    sn_status status = sn_hop_init(hop, stop, &chain->model, &chain->options.tuned.hash, pushed, err);
     if (status) return status;
     hop->flow = chain->flow;
     for (int b = stop->first; b < stop->end; b++)
@@ -250,12 +263,11 @@ static sn_status open_hop(sn_chain *chain, const sn_stop *stop, const sn_hop_at 
                SN_HASH_SIZE);
     if (hop->local) {
         hop->span = chain->span;
+        hop->tuning = chain->tuning;
         return sn_kv_new(chain->pool, &hop->kv, err);
     }
     hop->signs = chain->options.receipts;
-    return sn_hop_open(hop, chain->options.link, &chain->model, chain->options.max_tokens,
-                       pushed ? before->curve_key : NULL, chain->spared ? chain->spared->curve_key : NULL,
-                       open_timeout(chain), err);
+    return open_session(chain, pushed ? before->curve_key : NULL, hop, err);
 }
 
 /* Opens sessions along a way over blocks [first, end). Nodes that do not open are given up, *retries times in all. */

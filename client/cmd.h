@@ -11,6 +11,7 @@
 #include "client/generate.h"
 #include "client/head.h"
 #include "client/link.h"
+#include "client/tune/trained.h"
 #include "model/tokenizer.h"
 
 #include <jansson.h>
@@ -51,7 +52,7 @@ int sn_cmd_run(const sn_command *command, int argc, char **argv, sn_cmd_body bod
  */
 
 typedef struct sn_client_options {
-    const char *model, *identity, *swarm_key, *link, *device, *isa, *log_level, *route, *request_id;
+    const char *model, *identity, *swarm_key, *link, *device, *isa, *log_level, *route, *request_id, *adapter;
     sn_strings join, only, deny;
     const char *dht;
     sn_block_range local;
@@ -66,6 +67,7 @@ extern const sn_option_group sn_group_model;  /* --model */
 extern const sn_option_group sn_group_chain;  /* --join, --local, --timeout, ... */
 extern const sn_option_group sn_group_device; /* --threads, --device, --isa */
 extern const sn_option_group sn_group_log;    /* --log-level, --json-log */
+extern const sn_option_group sn_group_adapter; /* --adapter */
 extern const sn_option_group sn_group_audit;  /* --audit, ... */
 
 /* What --route and --route-seed say. */
@@ -106,6 +108,7 @@ typedef struct sn_setup {
     sn_chain *chain;
     sn_draft draft; /* without a source when none was asked for */
     sn_draft_model *draft_model;
+    sn_trained trained; /* what --adapter names; zeroed: nothing */
     bool plan_only; /* the chain opens no sessions */
     char evidence[1024]; /* folder */
 } sn_setup;
@@ -139,6 +142,10 @@ sn_status sn_session_save(const sn_setup *setup, const sn_generator *generator, 
 
 /* A text on stdout was wrong: says so on stderr, and prints again what stands of it. */
 sn_status sn_void_print(const char *kept, size_t len, sn_err *err) SN_MUST_USE;
+/* SN_REFUSED: what --adapter names chooses labels, and this command writes text. */
+sn_status sn_setup_writes(const sn_setup *setup, sn_err *err) SN_MUST_USE;
+/* swarm eval of a classifier (eval_labels.c): how often it is right over the file's texts. */
+sn_status sn_eval_labels(sn_setup *setup, const char *path, sn_err *err) SN_MUST_USE;
 /* Timeline length asked for by --ctx, or `usual`, and never more than the model's context. */
 sn_status sn_setup_context(const sn_setup *setup, int64_t asked, int64_t usual, int *out, sn_err *err) SN_MUST_USE;
 

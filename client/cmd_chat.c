@@ -290,6 +290,7 @@ static sn_status body(const sn_options *options, int *code, sn_err *err) {
     sn_catch_interrupts();
     sn_status status = sn_calloc(&c, 1, sizeof *c, err);
     if (!status) status = sn_setup_open(&setup, true, err);
+    if (!status) status = sn_setup_writes(&setup, err);
     if (!status) {
         c->setup = &setup;
         c->terminal = isatty(STDIN_FILENO) && isatty(STDERR_FILENO);
@@ -308,7 +309,7 @@ static sn_status body(const sn_options *options, int *code, sn_err *err) {
 
 int sn_cmd_chat(int argc, char **argv) {
     const sn_option_group groups[] = {
-        sn_group_model,    {"Conversation:", chat_options, sizeof chat_options / sizeof *chat_options},
+        sn_group_model,    sn_group_adapter,   {"Conversation:", chat_options, sizeof chat_options / sizeof *chat_options},
         sn_group_sampling, sn_group_draft,     sn_group_chain, sn_group_session, sn_group_audit,
         sn_group_device,   sn_group_log};
     const sn_command command = {

@@ -12,7 +12,7 @@
 enum { SCORE_ROWS = 64, WINDOW = 512 };
 
 static struct {
-    const char *text, *ids_file;
+    const char *text, *ids_file, *data;
     int64_t ctx;
 } given = {.ctx = WINDOW};
 
@@ -22,8 +22,10 @@ static const sn_option input_options[] = {
         "a text: cut into windows of --ctx tokens, the second half of each is scored, as llama-perplexity does"),
     SN_OPT_STRING("ids-file", "FILE", &given.ids_file,
                   "a JSON array of token ids: one timeline, every token after the first is scored"),
+    SN_OPT_STRING("data", "FILE", &given.data,
+                  "with a classifier as --adapter: a .jsonl with {\"text\", \"label\"} on each line; how often it is right"),
     SN_OPT_INT("ctx", "N", &given.ctx, 8, 1 << 30, "tokens of a window of --text"),
-    SN_OPT_FLAG("json", &sn_given.json, "print {\"nll\", \"perplexity\", \"top1\", \"tokens\"}"),
+    SN_OPT_FLAG("json", &sn_given.json, "print {\"nll\", \"perplexity\", \"top1\", \"tokens\"}, or {\"right\", \"loss\", \"examples\"}"),
 };
 
 typedef struct score {
@@ -103,9 +105,9 @@ static sn_status read_text(const sn_setup *setup, sn_ids *ids, int32_t *bos, sn_
         status = sn_tokenizer_encode(setup->tokenizer, (const char *)text.data, text.len, true, false, ids, err);
     sn_buf_fini(&text);
     if (status) return status;
-    if (given.ctx > setup->hp->n_ctx)
-        return sn_fail(err, SN_REFUSED, "--ctx %lld is more than the %d tokens that this model was made for",
-                       (long long)given.ctx, setup->hp->n_ctx);
+    int most;
+    status = sn_setup_context(setup, given.ctx, given.ctx, &most, err);
+    if (status) return status;
     if (ids->n < (size_t)given.ctx)
         return sn_fail(err, SN_REFUSED,
                        "%s has %zu tokens, less than one window: take a longer text or a smaller --ctx", given.text,
@@ -114,13 +116,14 @@ static sn_status read_text(const sn_setup *setup, sn_ids *ids, int32_t *bos, sn_
 }
 
 static sn_status read_ids(const sn_setup *setup, sn_ids *ids, sn_err *err) {
+    int most = setup->hp->n_ctx - sn_trained_for_chain(&setup->trained).n_prompt;
     sn_status status = sn_read_ids(given.ids_file, ids, err);
     if (!status && ids->n < 2)
         status =
             sn_fail(err, SN_REFUSED, "%s has %zu tokens; at least two are needed to score one", given.ids_file, ids->n);
-    if (!status && ids->n > (size_t)setup->hp->n_ctx)
+    if (!status && (most < 0 || ids->n > (size_t)most))
         status = sn_fail(err, SN_REFUSED, "%s has %zu tokens; this model's context holds %d", given.ids_file, ids->n,
-                         setup->hp->n_ctx);
+                         most);
     for (size_t i = 0; i < ids->n && !status; i++) /* the last one is only scored: nothing else would look at it */
         if (ids->ids[i] >= setup->hp->n_vocab)
             status = sn_fail(err, SN_REFUSED, "%s: token %d is not in this model's vocabulary of %d", given.ids_file,
@@ -158,9 +161,16 @@ static sn_status body(const sn_options *options, int *code, sn_err *err) {
     sn_setup setup = {0};
     sn_ids ids = {0};
     int32_t bos = -1;
-    if (!given.text == !given.ids_file) return sn_fail(err, SN_REFUSED, "give either --text or --ids-file");
+    if (!!given.text + !!given.ids_file + !!given.data != 1)
+        return sn_fail(err, SN_REFUSED, "give either --text or --ids-file, or --data with a classifier");
     sn_catch_interrupts();
-    sn_status status = sn_setup_open(&setup, given.text, err);
+    sn_status status = sn_setup_open(&setup, !given.ids_file, err);
+    if (!status && given.data) {
+        status = sn_eval_labels(&setup, given.data, err);
+        sn_setup_close(&setup);
+        return status;
+    }
+    if (!status) status = sn_setup_writes(&setup, err);
     if (!status) status = given.text ? read_text(&setup, &ids, &bos, err) : read_ids(&setup, &ids, err);
     if (!status) status = evaluate(&setup, &ids, bos, err);
     sn_ids_fini(&ids);
@@ -171,13 +181,14 @@ static sn_status body(const sn_options *options, int *code, sn_err *err) {
 int sn_cmd_eval(int argc, char **argv) {
     sn_given.route = "throughput"; /* much at once, and nobody waits for a token */
     const sn_option_group groups[] = {sn_group_model,
+                                      sn_group_adapter,
                                       {"Input:", input_options, sizeof input_options / sizeof *input_options},
                                       sn_group_chain,
                                       sn_group_device,
                                       sn_group_log};
     const sn_command command = {
         .program = "swarm eval",
-        .synopsis = "--model PATH (--join ADDRESS... | --local all) (--text FILE | --ids-file FILE) [--ctx 512]",
+        .synopsis = "--model PATH (--join ADDRESS... | --local all) (--text FILE | --ids-file FILE | --data FILE) [--ctx 512]",
         .about =
             "Measures the mean negative log-likelihood per token (nll, natural logarithm), the perplexity exp(nll), "
             "and how "

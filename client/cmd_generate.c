@@ -158,6 +158,7 @@ static sn_status body(const sn_options *options, int *code, sn_err *err) {
     sn_saved *saved = NULL;
     bool text = given.prompt || given.prompt_file;
     if (!status) status = sn_setup_open(&setup, text, err);
+    if (!status) status = sn_setup_writes(&setup, err);
     if (!status) status = sn_session_open(&setup, &saved, err);
     if (!status) status = read_prompt(&setup, &prompt, err);
     if (!status && saved) status = put_before(saved, &prompt, err);
@@ -169,7 +170,7 @@ static sn_status body(const sn_options *options, int *code, sn_err *err) {
 }
 
 int sn_cmd_generate(int argc, char **argv) {
-    const sn_option_group groups[] = {sn_group_model,   prompt_group,    sn_group_sampling,
+    const sn_option_group groups[] = {sn_group_model,   sn_group_adapter, prompt_group,    sn_group_sampling,
                                       sn_group_draft,   sn_group_chain,  sn_group_session,
                                       sn_group_audit,   sn_group_device, sn_group_log};
     const sn_command command = {

@@ -84,10 +84,16 @@ static const sn_option sampling_options[] = {
                "longest timeline in tokens, prompt and answers together; 0, the default: what is needed"),
 };
 
+static const sn_option adapter_options[] = {
+    SN_OPT_STRING("adapter", "FOLDER", &sn_given.adapter,
+                  "what swarm tune has trained, or LoRA or prompt tuning from PEFT, goes with the model"),
+};
+
 #define COUNT(table) (sizeof(table) / sizeof *(table))
 const sn_option_group sn_group_model = {"Model:", model_options, COUNT(model_options)};
 const sn_option_group sn_group_chain = {"Swarm:", chain_options, COUNT(chain_options)};
 const sn_option_group sn_group_device = {"Device:", device_options, COUNT(device_options)};
+const sn_option_group sn_group_adapter = {"Fine-tuned:", adapter_options, COUNT(adapter_options)};
 const sn_option_group sn_group_log = {"Log (on stderr):", log_options, COUNT(log_options)};
 const sn_option_group sn_group_sampling = {"Choosing tokens:", sampling_options, COUNT(sampling_options)};
 

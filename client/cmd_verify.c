@@ -44,7 +44,21 @@ static sn_status check_file(const sn_evidence *e, const sn_model *model, sn_kv_d
     return SN_OK;
 }
 
-static sn_status judge(const sn_evidence *e, const sn_model *model, sn_kv_dtype dtype, sn_judgement *out, sn_err *err) {
+/* What was added to the weights in the evidence's sessions. */
+static sn_status check_adapter(const sn_evidence *e, const sn_model *model, sn_trained *out, sn_err *err) {
+    static const sn_hash none;
+    if (!memcmp(&e->tuned, &none, sizeof none)) return SN_OK; /* virtual tokens stand in the inputs */
+    if (!sn_given.adapter)
+        return sn_fail(err, SN_REFUSED, "the evidence is about the model with an adapter: give it as --adapter");
+    sn_status status = sn_trained_load(sn_given.adapter, sn_model_hparams(model), out, err);
+    sn_hash hash = sn_trained_for_chain(out).hash;
+    if (!status && memcmp(&hash, &e->tuned, sizeof hash))
+        return sn_fail(err, SN_REFUSED, "the evidence is about another adapter than %s", sn_given.adapter);
+    return status;
+}
+
+static sn_status judge(const sn_evidence *e, const sn_model *model, const sn_trained *trained, sn_kv_dtype dtype,
+                       sn_judgement *out, sn_err *err) {
     sn_device *device = NULL;
     sn_chain *truth = NULL;
     bool *cut_at = NULL;
@@ -61,7 +75,9 @@ static sn_status judge(const sn_evidence *e, const sn_model *model, sn_kv_dtype 
                                 .local_end = e->end,
                                 .cut_at = cut_at,
                                 .kv_dtype = dtype,
-                                .max_tokens = e->n_tokens};
+                                .max_tokens = e->n_tokens,
+                                .tuned = sn_trained_for_chain(trained)};
+    options.tuned.n_prompt = 0; /* virtual tokens stand in the inputs */
     if (!status) status = sn_chain_open(model, &options, &truth, err);
     if (!status) status = sn_evidence_judge(e, truth, out, err);
     sn_progress_end(&shown);
@@ -139,14 +155,17 @@ static sn_status body(const sn_options *options, int *code, sn_err *err) {
     sn_judgement judgements[SN_STATEMENTS_MAX];
     sn_kv_dtype dtype = SN_KV_F32;
     bool proven = false;
+    sn_trained trained = {0};
     if (options->words.n != 1) return sn_fail(err, SN_REFUSED, "give the evidence file: swarm verify FILE --model PATH");
     sn_status status = sn_evidence_load(options->words.items[0], &e, err);
     if (!status) status = sn_model_open(sn_given.model, &model, err);
     if (!status) status = check_file(&e, model, &dtype, err);
-    if (!status) status = judge(&e, model, dtype, judgements, err);
+    if (!status) status = check_adapter(&e, model, &trained, err);
+    if (!status) status = judge(&e, model, &trained, dtype, judgements, err);
     for (size_t i = 0; i < e.n && !status; i++) proven = proven || judgements[i].finding == SN_FOUND_LIE;
     if (!status) status = show(&e, judgements, proven, err);
     if (!status && !proven) *code = SN_EXIT_NETWORK;
+    sn_trained_fini(&trained);
     sn_model_close(&model);
     sn_evidence_fini(&e);
     return status;
@@ -154,7 +173,7 @@ static sn_status body(const sn_options *options, int *code, sn_err *err) {
 
 int sn_cmd_verify(int argc, char **argv) {
     const sn_option_group groups[] = {
-        sn_group_model, {"Output:", options_table, sizeof options_table / sizeof *options_table}, sn_group_device,
+        sn_group_model, sn_group_adapter, {"Output:", options_table, sizeof options_table / sizeof *options_table}, sn_group_device,
         sn_group_log};
     const sn_command command = {
         .program = "swarm verify",

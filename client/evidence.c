@@ -70,6 +70,7 @@ static json_t *hex_json(const void *data, size_t len) {
 }
 
 static json_t *header_json(const sn_evidence *e) {
+    static const sn_hash none;
     json_t *o = json_object(), *hashes = json_array(), *statements = json_array();
     for (int b = e->first; b < e->end; b++)
         json_array_append_new(hashes, hex_json(&e->block_hash[b - e->first], SN_HASH_SIZE));
@@ -82,6 +83,7 @@ static json_t *header_json(const sn_evidence *e) {
         json_array_append_new(statements, one);
     }
     json_object_set_new(o, "model", hex_json(&e->model, SN_HASH_SIZE));
+    if (memcmp(&e->tuned, &none, sizeof none)) json_object_set_new(o, "tuning", hex_json(&e->tuned, SN_HASH_SIZE));
     json_object_set_new(o, "name", json_string(e->name));
     json_object_set_new(o, "first_block", json_integer(e->first));
     json_object_set_new(o, "end_block", json_integer(e->end));
@@ -162,11 +164,12 @@ static bool read_hex(const json_t *value, void *out, size_t len) {
 
 static sn_status read_facts(const json_t *o, sn_evidence *e, sn_err *err) {
     const json_t *hashes = json_object_get(o, "block_hashes"), *name = json_object_get(o, "name");
+    const json_t *tuning = json_object_get(o, "tuning");
     if (!read_hex(json_object_get(o, "model"), &e->model, SN_HASH_SIZE) ||
         !read_int(o, "first_block", 0, INT16_MAX, &e->first) ||
         !read_int(o, "end_block", e->first + 1, e->first + SN_SPAN_BLOCKS_MAX, &e->end) ||
         !read_int(o, "n_embd", 1, 1 << 20, &e->n_embd) || !read_int(o, "tokens", 1, 1 << 24, &e->n_tokens) ||
-        !json_is_string(name) || json_array_size(hashes) != (size_t)(e->end - e->first))
+        (tuning && !read_hex(tuning, &e->tuned, SN_HASH_SIZE)) || !json_is_string(name) || json_array_size(hashes) != (size_t)(e->end - e->first))
         return broken("its header lacks something, or says what cannot be", err);
     snprintf(e->name, sizeof e->name, "%s", json_string_value(name));
     e->unix_ms = json_integer_value(json_object_get(o, "unix_ms"));

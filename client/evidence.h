@@ -24,6 +24,7 @@ typedef struct sn_evidence {
     sn_hash model;
     char name[SN_MODEL_NAME_SIZE]; /* of the model, for people */
     int first, end, n_embd, n_tokens;
+    sn_hash tuned;       /* what was added to the weights; all zero: nothing */
     sn_hash *block_hash; /* (end - first) */
     float *inputs;       /* (n_tokens, n_embd), as they enter block `first` */
     sn_statement *statements;

@@ -29,8 +29,9 @@ static sn_status make_room(sn_hop_at *hop, int length, int n_embd, sn_err *err) 
     return SN_OK;
 }
 
-sn_status sn_hop_init(sn_hop_at *hop, const sn_stop *stop, const sn_hash *model, bool pushed, sn_err *err) {
-    *hop = (sn_hop_at){.first = stop->first, .end = stop->end, .local = !stop->node};
+sn_status sn_hop_init(sn_hop_at *hop, const sn_stop *stop, const sn_hash *model, const sn_hash *tuned, bool pushed,
+                      sn_err *err) {
+    *hop = (sn_hop_at){.first = stop->first, .end = stop->end, .local = !stop->node, .tuned = *tuned};
     hop->report.first_block = stop->first;
     hop->report.end_block = stop->end;
     const sn_announcement *node = stop->node;
@@ -50,8 +51,9 @@ sn_status sn_hop_init(sn_hop_at *hop, const sn_stop *stop, const sn_hash *model,
     hop->model = *model;
     hop->weights = sn_hash_of(&node->block_hash[hop->first - (int)node->first_block],
                               (size_t)(hop->end - hop->first) * SN_HASH_SIZE);
-    hop->timeline[0] =
+    sn_hash begin =
         sn_timeline_begin(model->bytes, hop->first, hop->end, &node->block_hash[hop->first - (int)node->first_block]);
+    hop->timeline[0] = sn_timeline_tuned(&begin, tuned->bytes);
     return SN_OK;
 }
 
@@ -80,6 +82,7 @@ sn_status sn_hop_open(sn_hop_at *hop, sn_link *link, const sn_hash *model, int m
     memcpy(msg->open.model, model->bytes, SN_HASH_SIZE);
     if (predecessor) memcpy(msg->open.predecessor, predecessor, SN_KEY_SIZE);
     if (source) memcpy(msg->open.source, source, SN_KEY_SIZE);
+    memcpy(msg->open.tuning, hop->tuned.bytes, SN_HASH_SIZE);
     msg->open.protocol = SN_PROTOCOL;
     msg->open.first_block = (uint64_t)hop->first;
     msg->open.end_block = (uint64_t)hop->end;
@@ -362,7 +365,7 @@ sn_status sn_hop_step_local(sn_hop_at *hop, int position, int n, int n_embd, con
     if (status) return status;
     sn_tensor input = {.name = "hidden states", .data = rows, .dtype = SN_F32, .rank = 2, .shape = {n, n_embd}};
     sn_span_part part = {hop->kv, &input, 0, n, out};
-    status = sn_span_forward(hop->span, hop->first, hop->end, 1, &part, NULL, err);
+    status = sn_span_forward_tuned(hop->span, hop->first, hop->end, hop->tuning, 1, &part, NULL, err);
     if (status) {
         sn_kv_rewind(hop->kv, position); /* gives back the room that was reserved */
         return status;

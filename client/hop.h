@@ -3,7 +3,7 @@
 #ifndef SN_CLIENT_HOP_H
 #define SN_CLIENT_HOP_H
 
-#include "blocks/span.h"
+#include "blocks/tuning.h"
 #include "client/chain.h"
 #include "client/route.h"
 #include "net/receipt.h"
@@ -22,12 +22,13 @@ typedef struct sn_hop_at {
     uint8_t session[SN_SESSION_ID_SIZE];
     uint64_t step; /* newest that it has done */
     int step_tokens_max, steps_ahead_max;
-    sn_hash model, weights;           /* that its timeline begins with */
+    sn_hash model, weights, tuned;    /* that its timeline begins with; tuned: zero where nothing is added to the weights */
     bool signs;                       /* a receipt is asked for with every step */
     uint8_t receipt[SN_RECEIPT_SIZE]; /* then: of the newest step */
     sn_receipt said;                  /* the same, read */
     /* of local blocks */
     sn_span *span;
+    const sn_tuning *tuning; /* NULL: none */
     sn_kv *kv;
 
     /* The timeline at this hop. Of a pushed one only the hashes that its answers told are known, and there is nothing to
@@ -44,8 +45,8 @@ typedef struct sn_hop_at {
     uint64_t last_network_us, last_queue_us, last_compute_us; /* of its newest step; the network as in the report */
 } sn_hop_at;
 
-/* A hop at `stop`. */
-sn_status sn_hop_init(sn_hop_at *hop, const sn_stop *stop, const sn_hash *model, bool pushed,
+/* A hop at `stop`, with the tuning of this name (all zero: none). */
+sn_status sn_hop_init(sn_hop_at *hop, const sn_stop *stop, const sn_hash *model, const sn_hash *tuned, bool pushed,
                       sn_err *err) SN_MUST_USE;
 void sn_hop_fini(sn_hop_at *hop, sn_link *link); /* tells the node without waiting for an answer; harmless when zeroed */
 
@@ -53,6 +54,10 @@ void sn_hop_fini(sn_hop_at *hop, sn_link *link); /* tells the node without waiti
  * past into it; or NULL. */
 sn_status sn_hop_open(sn_hop_at *hop, sn_link *link, const sn_hash *model, int max_tokens, const uint8_t *predecessor,
                       const uint8_t *source, int timeout_ms, sn_err *err) SN_MUST_USE;
+
+/* Brings its tuning, whose image this is, to its node: before a session asks for it. */
+sn_status sn_hop_tune(const sn_hop_at *hop, sn_link *link, const void *image, size_t bytes, int timeout_ms,
+                      sn_err *err) SN_MUST_USE;
 
 /* The session goes on at `position`: what was put into it is its past. Says how much of it is there. SN_REBUILD: it is not the
  * past of `timeline` (of a hop whose blocks hold this one's; [i] zero where not known). */

@@ -97,8 +97,9 @@ static sn_status begin(court *c, sn_err *err) {
         t->statement = &e->statements[i];
         const sn_receipt *r = &t->statement->receipt;
         size_t size = (size_t)r->n * (size_t)r->n_embd;
-        t->at = sn_timeline_begin(e->model.bytes, (int)r->first_block, (int)r->end_block,
-                                  (const uint8_t(*)[SN_HASH_SIZE])(e->block_hash + ((int)r->first_block - e->first)));
+        sn_hash plain = sn_timeline_begin(e->model.bytes, (int)r->first_block, (int)r->end_block,
+                                          (const uint8_t(*)[SN_HASH_SIZE])(e->block_hash + ((int)r->first_block - e->first)));
+        t->at = sn_timeline_tuned(&plain, e->tuned.bytes);
         status = sn_calloc(&t->input, size, sizeof *t->input, err);
         if (!status) status = sn_calloc(&t->output, size, sizeof *t->output, err);
     }

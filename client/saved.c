@@ -15,7 +15,7 @@ struct sn_saved {
     const sn_model *model;
     json_t *text;
     int32_t *ids;
-    size_t n, seen;
+    size_t n, seen, virtual; /* virtual: tokens of an adapter that stand before them in the past */
     sn_chance chance;
 };
 
@@ -35,16 +35,26 @@ static json_t *hex(const void *data, size_t len) {
     return json_string(sn_hex(data, len, text));
 }
 
+/* What was trained and went with the model, by name; zero: nothing. */
+static sn_hash adapter_of(const sn_chain *chain, int n_embd) {
+    const sn_chain_tuned *t = sn_chain_tuned_by(chain);
+    sn_hash rows[2] = {t->hash, {{0}}};
+    if (t->n_prompt) rows[1] = sn_hash_of(t->prompt, (size_t)t->n_prompt * (size_t)n_embd * sizeof *t->prompt);
+    return t->n_prompt ? sn_hash_of(rows, sizeof rows) : t->hash;
+}
+
 static json_t *describe(const sn_model *model, const sn_chain *chain, const sn_generator *g, const json_t *more) {
     const sn_hparams *hp = sn_model_hparams(model);
     sn_hash id = sn_model_id(model);
     sn_chance chance = sn_generator_chance(g);
+    sn_hash adapter = adapter_of(chain, hp->n_embd);
     size_t n;
     const int32_t *ids = sn_generator_ids(g, &n);
     json_t *o = json_object(), *blocks = json_array(), *tokens = json_array();
     for (int b = 0; b < hp->n_blocks; b++) json_array_append_new(blocks, hex(&sn_chain_weights(chain)[b], SN_HASH_SIZE));
     for (size_t i = 0; i < n; i++) json_array_append_new(tokens, json_integer(ids[i]));
     json_object_set_new(o, "model", hex(&id, sizeof id));
+    json_object_set_new(o, "adapter", hex(&adapter, sizeof adapter));
     json_object_set_new(o, "blocks", blocks);
     json_object_set_new(o, "ids", tokens);
     json_object_set_new(o, "seen", json_integer(sn_chain_length(chain)));
@@ -71,10 +81,10 @@ sn_status sn_saved_write(const char *path, const sn_lock_key *secret, const sn_m
     const sn_hparams *hp = sn_model_hparams(model);
     sn_locked *file = NULL;
     float *rows = NULL;
-    int piece = piece_tokens(hp), all = sn_chain_length(chain);
+    int piece = piece_tokens(hp), seen = sn_chain_length(chain), all = seen ? sn_chain_tuned_by(chain)->n_prompt + seen : 0;
     size_t n;
     (void)sn_generator_ids(generator, &n);
-    if (n < (size_t)all || n > (size_t)all + 1) return sn_fail(err, SN_REFUSED, "the session broke off: it cannot be saved");
+    if (n < (size_t)seen || n > (size_t)seen + 1) return sn_fail(err, SN_REFUSED, "the session broke off: it cannot be saved");
     json_t *o = describe(model, chain, generator, more);
     sn_status status = sn_locked_create(path, MAGIC, secret, &file, err);
     if (!status) status = write_text(file, o, err);
@@ -165,15 +175,18 @@ void sn_saved_close(sn_saved **saved) {
 
 /* -- going on ------------------------------------------------------------------------------------------------------ */
 
-/* What the timelines at the nodes go on from: the model, and the tokens up to each position. */
+static int past_tokens(const sn_saved *s) { return s->seen ? (int)(s->virtual + s->seen) : 0; }
+
+/* What the timelines at the nodes go on from: the model, and the tokens up to each position, virtual ones first. */
 static sn_status make_marks(const sn_saved *s, sn_hash **out, sn_err *err) {
     static const char text[] = "swarm saved session 1";
     sn_hash id = sn_model_id(s->model);
     sn_hasher *hasher = sn_hasher_new();
-    sn_status status = sn_calloc(out, s->seen + 1, sizeof **out, err);
+    size_t n = (size_t)past_tokens(s);
+    sn_status status = sn_calloc(out, n + 1, sizeof **out, err);
     if (!status && !hasher) status = sn_fail(err, SN_STOP, "out of memory");
-    for (size_t i = 0; i <= s->seen && !status; i++) {
-        uint32_t token = i ? (uint32_t)s->ids[i - 1] : 0;
+    for (size_t i = 0; i <= n && !status; i++) {
+        uint32_t token = i > s->virtual ? (uint32_t)s->ids[i - s->virtual - 1] : UINT32_MAX;
         uint8_t bytes[4] = {(uint8_t)token, (uint8_t)(token >> 8), (uint8_t)(token >> 16), (uint8_t)(token >> 24)};
         sn_hasher_add(hasher, i ? (const void *)(*out)[i - 1].bytes : text, i ? SN_HASH_SIZE : sizeof text - 1);
         sn_hasher_add(hasher, i ? bytes : id.bytes, i ? sizeof bytes : SN_HASH_SIZE);
@@ -184,6 +197,9 @@ static sn_status make_marks(const sn_saved *s, sn_hash **out, sn_err *err) {
 }
 
 static sn_status check_weights(const sn_saved *s, const sn_chain *chain, sn_err *err) {
+    const sn_hash adapter = adapter_of(chain, sn_model_hparams(s->model)->n_embd);
+    if (!has_hash(json_object_get(s->text, "adapter"), &adapter))
+        return sn_fail(err, SN_REFUSED, "the session was saved with another --adapter, or with none: give the same");
     const json_t *blocks = json_object_get(s->text, "blocks");
     for (int b = 0; b < sn_model_hparams(s->model)->n_blocks; b++)
         if (!has_hash(json_array_get(blocks, (size_t)b), &sn_chain_weights(chain)[b]))
@@ -193,7 +209,7 @@ static sn_status check_weights(const sn_saved *s, const sn_chain *chain, sn_err 
 
 static sn_status put_all(sn_saved *s, sn_chain *chain, const sn_hash *marks, sn_err *err) {
     const sn_hparams *hp = sn_model_hparams(s->model);
-    int piece = piece_tokens(hp), all = (int)s->seen;
+    int piece = piece_tokens(hp), all = past_tokens(s);
     float *rows = NULL;
     sn_status status = sn_calloc(&rows, (size_t)piece * row_floats(hp), sizeof *rows, err);
     for (int at = 0, m; at < all && !status; at += m) {
@@ -206,17 +222,20 @@ static sn_status put_all(sn_saved *s, sn_chain *chain, const sn_hash *marks, sn_
 }
 
 sn_status sn_saved_restore(sn_saved *s, sn_head *head, sn_chain *chain, sn_generator *generator, sn_err *err) {
-    size_t width = (size_t)sn_model_hparams(s->model)->n_embd;
+    const sn_chain_tuned *tuned = sn_chain_tuned_by(chain);
+    size_t width = (size_t)sn_model_hparams(s->model)->n_embd, before = (size_t)tuned->n_prompt;
+    s->virtual = before;
     sn_hash *marks = NULL;
     float *inputs = NULL; /* kept by the chain, in case that a node dies */
     sn_status status = sn_generator_go_on(generator, s->ids, s->n, s->seen, &s->chance, err);
     if (!status) status = check_weights(s, chain, err);
     if (!status) status = make_marks(s, &marks, err);
     if (!status) status = put_all(s, chain, marks, err);
-    if (!status) status = sn_calloc(&inputs, s->seen * width, sizeof *inputs, err);
+    if (!status) status = sn_calloc(&inputs, (before + s->seen) * width, sizeof *inputs, err);
+    if (!status && before) memcpy(inputs, tuned->prompt, before * width * sizeof *inputs);
     for (size_t at = 0; at < s->seen && !status; at += EMBED_ROWS)
-        status = sn_head_embed(head, s->ids + at, (int)sn_min_size(EMBED_ROWS, s->seen - at), inputs + at * width, err);
-    if (!status) status = sn_chain_go_on(chain, (int)s->seen, marks, inputs, err);
+        status = sn_head_embed(head, s->ids + at, (int)sn_min_size(EMBED_ROWS, s->seen - at), inputs + (before + at) * width, err);
+    if (!status) status = sn_chain_go_on(chain, past_tokens(s), marks, inputs, err);
     free(marks);
     free(inputs);
     return status ? sn_err_context(err, "the session does not go on") : SN_OK;

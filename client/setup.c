@@ -32,6 +32,7 @@ sn_status sn_setup_open(sn_setup *setup, bool needs_tokenizer, sn_err *err) {
     sn_progress_shown *shown = sn_progress_begin("loading the model's ends");
     sn_status status = sn_model_open(sn_given.model, &setup->model, err);
     if (!status) setup->hp = sn_model_hparams(setup->model);
+    if (!status && sn_given.adapter) status = sn_trained_load(sn_given.adapter, setup->hp, &setup->trained, err);
     if (!status) status = open_tokenizer(setup, needs_tokenizer, err);
     if (!status) status = open_device(&setup->device, err);
     if (!status) status = sn_head_load(setup->model, setup->device, &setup->head, err);
@@ -39,11 +40,17 @@ sn_status sn_setup_open(sn_setup *setup, bool needs_tokenizer, sn_err *err) {
     return status;
 }
 
+sn_status sn_setup_writes(const sn_setup *setup, sn_err *err) {
+    if (!setup->trained.adapter.params || setup->trained.method != SN_METHOD_HEAD) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "%s is a classifier and writes nothing: swarm eval --adapter %s --data FILE.jsonl says how "
+                   "often it is right", sn_given.adapter, sn_given.adapter);
+}
+
 sn_status sn_setup_context(const sn_setup *setup, int64_t asked, int64_t usual, int *out, sn_err *err) {
-    int most = setup->hp->n_ctx;
-    if (asked > most)
-        return sn_fail(err, SN_REFUSED, "--ctx %lld is more than the %d tokens that this model was made for",
-                       (long long)asked, most);
+    int before = sn_trained_for_chain(&setup->trained).n_prompt, most = setup->hp->n_ctx - before;
+    if (asked > most || most < 1)
+        return sn_fail(err, SN_REFUSED, "--ctx %lld is more than the %d tokens that this model was made for%s",
+                       (long long)asked, most, before ? " beside the adapter's own" : "");
     int64_t wanted = asked ? asked : usual;
     *out = wanted < most ? (int)wanted : most;
     return SN_OK;
@@ -73,6 +80,7 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
                                 .replan_ms = (int)sn_given.replan_s * 1000,
                                 .every_block = every_block,
                                 .plan_only = setup->plan_only,
+                                .tuned = sn_trained_for_chain(&setup->trained),
                                 .pick = {sn_given.only.items, sn_given.only.n, sn_given.deny.items, sn_given.deny.n}};
     char word[SN_FLOW_MAX + 2];
     if (options.flow && (!*options.flow || strcmp(sn_log_word(options.flow, word, sizeof word), options.flow) ||
@@ -109,6 +117,7 @@ void sn_setup_close(sn_setup *setup) {
     sn_audit_free(&setup->audit);
     sn_draft_model_close(&setup->draft_model);
     sn_link_close(&setup->link);
+    sn_trained_fini(&setup->trained);
     sn_head_free(&setup->head);
     sn_device_close(&setup->device);
     sn_tokenizer_close(&setup->tokenizer);

@@ -103,6 +103,7 @@ liar *liar_new(world *w, const char *address, int first, int end, liar_ways ways
                            .sessions_max = SESSIONS,
                            .idle_us_max = 600000000,
                            .room_us_max = 1000000,
+                           .tune_bytes_max = 64 << 20,
                            .submit = submit,
                            .read = read_figures,
                            .ctx = l};

@@ -1,0 +1,18 @@
+/* Low-rank adapters (LoRA, Hu et al. 2021) as PEFT lays them out (https://github.com/huggingface/peft): a folder with
+ * adapter_config.json and adapter_model.safetensors, from `swarm tune` or from transformers. */
+#ifndef SN_MODEL_PEFT_H
+#define SN_MODEL_PEFT_H
+
+#include "base/mem.h"
+#include "model/model.h"
+
+/* What kind of adapter the folder holds, by its peft_type. SN_REFUSED: it cannot be read. */
+sn_status sn_peft_is_lora(const char *folder, bool *lora, sn_err *err) SN_MUST_USE;
+
+/* The folder's adapters as a tuning's image (blocks/tuning.h), which *image gets: float32, each scaled by alpha / r (or by
+ * alpha / sqrt(r): rsLoRA), rows of Q and K in the order of this model's file. Layers may differ in targets and rank. The
+ * same folder and model give the same bytes, on every machine. SN_REFUSED with a sentence that names what this program does not
+ * add as PEFT does (DoRA, trained biases, embeddings, ...), or the tensor that does not fit the model. */
+sn_status sn_peft_lora(const char *folder, const sn_hparams *hp, sn_buf *image, sn_err *err) SN_MUST_USE;
+
+#endif

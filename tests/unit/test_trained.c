@@ -1,0 +1,308 @@
+/* Adapters' folders become what a chain adds: PEFT's own (tests/fixtures/peft was written by it) and ours; what this program
+ * does not add as PEFT does is refused with a sentence. */
+#include "client/tune/trained.h"
+#include "model/peft.h"
+#include "model/safetensors.h"
+#include "tests/support/need.h"
+
+#include <criterion/criterion.h>
+#include <jansson.h>
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char LORA[] = SN_FIXTURES "/peft/lora/end", PROMPT[] = SN_FIXTURES "/peft/prompt/end";
+
+static sn_model *model;
+static sn_hparams hp;
+static char folder[64];
+
+static void begin(void) {
+    NEED(sn_model_open(SN_FIXTURES "/golden/llama", &model, &err));
+    hp = *sn_model_hparams(model);
+    snprintf(folder, sizeof folder, "/tmp/swarm-test-adapter-XXXXXX");
+    cr_assert(mkdtemp(folder));
+}
+
+static void end(void) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/adapter_config.json", folder);
+    unlink(path);
+    snprintf(path, sizeof path, "%s/adapter_model.safetensors", folder);
+    unlink(path);
+    rmdir(folder);
+    sn_model_close(&model);
+}
+
+TestSuite(trained, .init = begin, .fini = end);
+
+/* -- folders made of the fixture -- */
+
+static json_t *config_of(const char *from) {
+    char path[256];
+    snprintf(path, sizeof path, "%s/adapter_config.json", from);
+    json_t *config = json_load_file(path, 0, NULL);
+    cr_assert(config);
+    return config;
+}
+
+static void write_config(json_t *config) { /* takes it */
+    char path[256];
+    snprintf(path, sizeof path, "%s/adapter_config.json", folder);
+    cr_assert_eq(json_dump_file(config, path, 0), 0);
+    json_decref(config);
+}
+
+enum { TENSORS_MAX = 64 };
+typedef struct tensors {
+    sn_safetensors *file;
+    sn_safetensors_entry list[TENSORS_MAX];
+    size_t n;
+} tensors;
+
+static tensors read_tensors(void) {
+    tensors t = {0};
+    char path[256];
+    snprintf(path, sizeof path, "%s/adapter_model.safetensors", LORA);
+    NEED(sn_safetensors_open(path, &t.file, &err));
+    for (; t.n < sn_safetensors_n_tensors(t.file); t.n++) {
+        const sn_safetensors_tensor *from = sn_safetensors_tensor_at(t.file, t.n);
+        cr_assert(t.n < TENSORS_MAX && from->dtype == SN_F32 && from->n_dims == 2);
+        t.list[t.n] = (sn_safetensors_entry){from->name, SN_F32, 2, {from->dims[0], from->dims[1]}, from->data};
+    }
+    return t;
+}
+
+static void write_tensors(tensors *t) { /* closes it */
+    char path[256];
+    snprintf(path, sizeof path, "%s/adapter_model.safetensors", folder);
+    NEED(sn_safetensors_write(path, t->list, t->n, &err));
+    sn_safetensors_close(&t->file);
+}
+
+static void copy_fixture(void) {
+    tensors t = read_tensors();
+    write_tensors(&t);
+    write_config(config_of(LORA));
+}
+
+static const sn_safetensors_entry *find(const tensors *t, const char *part) {
+    for (size_t i = 0; i < t->n; i++)
+        if (strstr(t->list[i].name, part)) return &t->list[i];
+    cr_assert_fail("no tensor %s", part);
+    return NULL;
+}
+
+/* -- an image, read again -- */
+
+typedef struct image {
+    sn_buf bytes;
+    sn_safetensors *file;
+} image;
+
+static image image_of(const char *from) {
+    image i;
+    sn_buf_init(&i.bytes, 1 << 20);
+    NEED(sn_peft_lora(from, &hp, &i.bytes, &err));
+    NEED(sn_safetensors_open_memory(i.bytes.data, i.bytes.len, "image", &i.file, &err));
+    return i;
+}
+
+static void image_fini(image *i) {
+    sn_safetensors_close(&i->file);
+    sn_buf_fini(&i->bytes);
+}
+
+static const float *values_of(const image *i, const char *name) {
+    const sn_safetensors_tensor *t = sn_safetensors_find(i->file, name);
+    cr_assert(t, "the image lacks %s", name);
+    return (const float *)(const void *)t->data;
+}
+
+/* -- */
+
+Test(trained, the_lora_that_peft_wrote_has_the_values_that_training_goes_on_from) {
+    static const sn_rope_style styles[] = {SN_ROPE_HALVES, SN_ROPE_PAIRS};
+    for (int k = 0; k < 2; k++) {
+        sn_adapter adapter;
+        sn_buf trained;
+        sn_safetensors *want = NULL;
+        hp.rope_style = styles[k]; /* as in a Hugging Face folder, and as in a GGUF file */
+        NEED(sn_adapter_load(LORA, &hp, &adapter, &err));
+        sn_buf_init(&trained, 1 << 20);
+        NEED(sn_params_image(adapter.params, 0, hp.n_blocks, &trained, &err));
+        NEED(sn_safetensors_open_memory(trained.data, trained.len, "trained", &want, &err));
+        image got = image_of(LORA);
+        cr_expect_eq(sn_safetensors_n_tensors(got.file), sn_safetensors_n_tensors(want));
+        for (size_t i = 0; i < sn_safetensors_n_tensors(want); i++) {
+            const sn_safetensors_tensor *t = sn_safetensors_tensor_at(want, i);
+            cr_expect(!memcmp(values_of(&got, t->name), t->data, t->bytes), "%s", t->name);
+        }
+        image_fini(&got);
+        sn_safetensors_close(&want);
+        sn_buf_fini(&trained);
+        sn_adapter_fini(&adapter);
+    }
+}
+
+Test(trained, rows_of_q_and_k_stand_as_in_the_models_file_and_b_is_scaled) {
+    hp.rope_style = SN_ROPE_PAIRS;
+    tensors t = read_tensors();
+    const sn_safetensors_entry *b = find(&t, "layers.1.self_attn.k_proj.lora_B"), *v = find(&t, "layers.1.self_attn.v_proj.lora_B");
+    image got = image_of(LORA);
+    size_t rank = b->dims[1], dim = (size_t)hp.head_dim;
+    float scale = 10.0f / (float)rank; /* lora_alpha of the fixture */
+    for (size_t row = 0; row < b->dims[0]; row++) /* pair (2i, 2i + 1) is (i, i + dim / 2) of PEFT's */
+        for (size_t c = 0; c < rank; c++) {
+            size_t there = row / dim * dim + (row % 2 ? dim / 2 : 0) + row % dim / 2;
+            cr_assert_eq(values_of(&got, "lora_b.1.k")[row * rank + c], ((const float *)b->data)[there * rank + c] * scale);
+            cr_assert_eq(values_of(&got, "lora_b.1.v")[row * rank + c], ((const float *)v->data)[row * rank + c] * scale);
+        }
+    image_fini(&got);
+    sn_safetensors_close(&t.file);
+}
+
+Test(trained, half_precision_is_read_exactly_and_rslora_scales_by_the_root) {
+    static uint16_t halves[TENSORS_MAX][1 << 13];
+    static const sn_dtype types[] = {SN_F16, SN_BF16};
+    for (int k = 0; k < 2; k++) {
+        tensors t = read_tensors();
+        for (size_t i = 0; i < t.n; i++) {
+            const float *from = t.list[i].data;
+            size_t n = t.list[i].dims[0] * t.list[i].dims[1];
+            cr_assert_leq(n, 1u << 13);
+            for (size_t j = 0; j < n; j++) halves[i][j] = k ? sn_f32_to_bf16(from[j]) : sn_f32_to_f16(from[j]);
+            t.list[i].data = halves[i];
+            t.list[i].dtype = types[k];
+        }
+        json_t *config = config_of(LORA);
+        json_object_set_new(config, "use_rslora", json_true());
+        const sn_safetensors_entry b = *find(&t, "layers.0.self_attn.o_proj.lora_B");
+        write_tensors(&t);
+        write_config(config);
+        image got = image_of(folder);
+        float scale = (float)(10.0 / sqrt((double)b.dims[1]));
+        for (size_t j = 0; j < b.dims[0] * b.dims[1]; j++) {
+            uint16_t h = ((const uint16_t *)b.data)[j];
+            cr_assert_eq(values_of(&got, "lora_b.0.o")[j], scale * (k ? sn_bf16_to_f32(h) : sn_f16_to_f32(h)));
+        }
+        image_fini(&got);
+    }
+}
+
+/* Layers may differ, and the model's head need not have been there. */
+Test(trained, layers_without_adapters_are_left_as_they_are) {
+    tensors t = read_tensors();
+    static char names[TENSORS_MAX][128];
+    size_t kept = 0;
+    for (size_t i = 0; i < t.n; i++) {
+        if (strstr(t.list[i].name, "layers.0.")) continue;
+        snprintf(names[kept], sizeof names[kept], "base_model.model.%s", t.list[i].name + strlen("base_model.model.model."));
+        t.list[kept] = t.list[i];
+        t.list[kept].name = names[kept];
+        kept++;
+    }
+    cr_assert(kept && kept < t.n);
+    t.n = kept;
+    write_tensors(&t);
+    write_config(config_of(LORA));
+    image got = image_of(folder);
+    cr_expect_eq(sn_safetensors_n_tensors(got.file), kept);
+    cr_expect_null(sn_safetensors_find(got.file, "lora_a.0.q"));
+    image_fini(&got);
+}
+
+static void refuses(const char *part, const char *what) {
+    sn_trained trained;
+    sn_err why = {0};
+    cr_expect_eq(sn_trained_load(folder, &hp, &trained, &why), SN_REFUSED, "%s is taken", what);
+    cr_expect(strstr(why.text, part), "%s: %s", what, why.text);
+}
+
+Test(trained, what_cannot_be_used_is_named) {
+    static const struct {
+        const char *key, *json, *part;
+    } configs[] = {{"use_dora", "true", "use_dora"},
+                   {"bias", "\"all\"", "bias"},
+                   {"modules_to_save", "[\"lm_head\"]", "modules_to_save"},
+                   {"alpha_pattern", "{\"q_proj\": 3}", "alpha_pattern"},
+                   {"fan_in_fan_out", "true", "fan_in_fan_out"},
+                   {"init_lora_weights", "\"pissa_niter_4\"", "changed weights"},
+                   {"lora_alpha", "null", "lora_alpha"},
+                   {"peft_type", "\"IA3\"", "IA3"}};
+    copy_fixture();
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
+        json_t *config = config_of(LORA);
+        json_object_set_new(config, configs[i].key, json_loads(configs[i].json, JSON_DECODE_ANY, NULL));
+        write_config(config);
+        refuses(configs[i].part, configs[i].key);
+    }
+    write_config(json_array());
+    refuses("no JSON object", "a list");
+    hp.n_embd *= 2;
+    copy_fixture();
+    refuses("another shape", "a wider model");
+    hp.n_embd /= 2;
+    hp.n_blocks = 2;
+    refuses("a layer that this model has not", "a shorter model");
+}
+
+Test(trained, tensors_that_do_not_go_together_are_named) {
+    static float broken[1 << 13];
+    copy_fixture();
+    tensors t = read_tensors();
+    t.list[0].name = "base_model.model.model.embed_tokens.lora_embedding_A";
+    write_tensors(&t);
+    refuses("embed_tokens", "an embedding");
+    t = read_tensors();
+    t.n--;
+    write_tensors(&t);
+    refuses("beside it", "half a pair");
+    t = read_tensors();
+    memcpy(broken, t.list[2].data, t.list[2].dims[0] * t.list[2].dims[1] * sizeof(float));
+    broken[5] = NAN;
+    t.list[2].data = broken;
+    write_tensors(&t);
+    refuses("no number", "a NaN");
+    t = read_tensors();
+    t.list[3].name = "base_model.model.model.layers.01.self_attn.q_proj.lora_B.weight";
+    write_tensors(&t);
+    refuses("beside it", "a name written otherwise");
+}
+
+Test(trained, virtual_tokens_of_peft_and_deep_prompts_and_classifiers_of_ours) {
+    sn_trained trained;
+    NEED(sn_trained_load(PROMPT, &hp, &trained, &err));
+    sn_chain_tuned use = sn_trained_for_chain(&trained);
+    static const sn_hash none;
+    cr_expect(use.n_prompt == 6 && !use.bytes && !memcmp(&use.hash, &none, sizeof none));
+    sn_trained_fini(&trained);
+
+    sn_params *params = NULL;
+    char *labels[] = {"bad", "good", "fair"};
+    sn_params_shape shape = {.method = SN_METHOD_DEEP_PROMPT, .prompt_tokens = 3};
+    NEED(sn_params_new(&hp, &shape, &params, &err));
+    for (size_t i = 0; i < params->n_floats; i++) params->values[i] = (float)i;
+    NEED(sn_adapter_save(folder, params, &hp, NULL, &err));
+    NEED(sn_trained_load(folder, &hp, &trained, &err));
+    use = sn_trained_for_chain(&trained);
+    cr_expect_eq(use.n_prompt, 3);
+    cr_expect(!memcmp(use.prompt, params->values, 3 * (size_t)hp.n_embd * sizeof(float)));
+    image got = {.bytes = {0}};
+    NEED(sn_safetensors_open_memory(use.image, use.bytes, "image", &got.file, &err));
+    cr_expect_eq(sn_safetensors_n_tensors(got.file), (size_t)hp.n_blocks - 1);
+    cr_expect_eq(values_of(&got, "prompt.1")[1], (float)(3 * hp.n_embd + 1));
+    image_fini(&got);
+    sn_trained_fini(&trained);
+    sn_params_free(&params);
+
+    shape = (sn_params_shape){.method = SN_METHOD_HEAD, .n_labels = 3};
+    NEED(sn_params_new(&hp, &shape, &params, &err));
+    NEED(sn_adapter_save(folder, params, &hp, labels, &err));
+    NEED(sn_trained_load(folder, &hp, &trained, &err));
+    use = sn_trained_for_chain(&trained);
+    cr_expect(trained.method == SN_METHOD_HEAD && !use.n_prompt && !use.bytes);
+    cr_expect_str_eq(trained.adapter.labels[2], "fair");
+    sn_trained_fini(&trained);
+    sn_params_free(&params);
+}

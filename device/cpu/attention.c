@@ -325,13 +325,13 @@ static int longest(const plan *p, int n_sequences) {
 
 static void run_pieces(plan *p, int n_sequences, size_t threads) {
     progress units[UNITS_CUT_MAX] = {0};
-    size_t keys = (size_t)longest(p, n_sequences), groups = padded_width(p->shape) / SN_LANES;
+    size_t keys = (size_t)longest(p, n_sequences), groups = sn_round_up(padded_width(p->shape), SN_KV_BLOCK) / SN_KV_BLOCK;
     size_t piece = sn_round_up(keys * p->n_units / (4 * threads) + 1, KEYS_MIN);
     size_t dim_pieces = sn_min_size((2 * threads + p->n_units - 1) / p->n_units, groups);
     p->progress = units;
     p->keys = (int)piece;
     p->key_pieces = (keys + piece - 1) / piece;
-    p->dims = (int)((groups + dim_pieces - 1) / dim_pieces) * SN_LANES;
+    p->dims = (int)((groups + dim_pieces - 1) / dim_pieces) * SN_KV_BLOCK;
     p->dim_pieces = (padded_width(p->shape) + (size_t)p->dims - 1) / (size_t)p->dims;
     sn_pool_run(p->cpu->pool, p->n_units * (p->key_pieces + p->dim_pieces), piece_of_unit, p);
 }

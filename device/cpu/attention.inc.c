@@ -19,14 +19,10 @@ INLINE span row_bounds(const sn_attention_job *job, int token) {
     return (span){job->window > 0 && end > job->window ? end - job->window : 0, end};
 }
 
-INLINE const uint8_t *key_tile(sn_kv_dtype type, const sn_attention_job *job, int position) {
+INLINE const uint8_t *key_tile(const sn_attention_job *job, int position) {
     const uint8_t *page = job->pages[position / job->page_tokens];
-    return page + job->k_offset + (size_t)(position % job->page_tokens / SN_LANES) * sn_kv_tile_bytes(type, job->head_dim);
-}
-
-INLINE const uint8_t *value_row(sn_kv_dtype type, const sn_attention_job *job, int position) {
-    const uint8_t *page = job->pages[position / job->page_tokens];
-    return page + job->v_offset + (size_t)(position % job->page_tokens) * sn_kv_value_bytes(type, job->head_dim);
+    size_t tile = (size_t)(position % job->page_tokens / SN_LANES);
+    return page + job->k_offset + tile * sn_kv_tile_bytes(job->dtype, job->head_dim);
 }
 
 /* 16 elements that lie at `at`, as float32: exactly, whatever the type. scale: of 8-bit ones. */
@@ -36,67 +32,82 @@ INLINE vf elements(sn_kv_dtype type, const uint8_t *at, vf scale) {
     return vf_mul(vf_from_i8(at), scale);
 }
 
-INLINE vf value_scale(sn_kv_dtype type, const uint8_t *row, size_t width, size_t dim) {
-    uint16_t scale;
-    if (type != SN_KV_Q8) return vf_set(0);
-    memcpy(&scale, row + width + dim / SN_KV_BLOCK * sizeof scale, sizeof scale);
-    return vf_set(sn_bf16_to_f32(scale));
-}
-
 INLINE const float *query(const sn_attention_job *job, int row) {
     return job->q + (size_t)(row / job->n_heads) * job->stride + (size_t)(row % job->n_heads) * (size_t)job->head_dim;
 }
 
-/* -- (1) scores of rows [row, row + rows) against `tiles` tiles of 16 keys from `position`. The tiles behind them, up
- * to `end`, are asked for meanwhile: they lie in other pages, where the hardware does not look ahead. */
-INLINE void score_tile(sn_kv_dtype type, int rows, int tiles, const sn_attention_job *job, int row, int position, int end) {
+/* -- (1) scores of rows [row, row + rows) against `tiles` tiles of 16 keys, which lie at k. Some dimensions at a time: for the
+ * first rows, the same part of the tiles behind, at `next`, is asked for before. */
+INLINE void score_tile(sn_kv_dtype type, int rows, int tiles, const sn_attention_job *job, int row, const uint8_t *const *k,
+                       const uint8_t *const *next, size_t column) {
+    enum { DIMS = 8 }; /* at a time: they have one scale */
+    const size_t dim = (size_t)job->head_dim, step = SN_LANES * sn_kv_element(type);
     const float *q[4];
-    const uint8_t *k[4], *next[4];
-    size_t column = (size_t)(position - sn_attention_base(job)), step = SN_LANES * sn_kv_element(type);
     vf acc[16], scale[4];
     for (int r = 0; r < rows; r++) q[r] = query(job, row + r);
-    for (int t = 0; t < tiles; t++) {
-        int ahead = position + (tiles + t) * SN_LANES;
-        k[t] = key_tile(type, job, position + t * SN_LANES);
-        next[t] = ahead < end ? key_tile(type, job, ahead) : k[t];
-        scale[t] = vf_set(0);
-    }
     for (int i = 0; i < rows * tiles; i++) acc[i] = vf_set(0);
-    for (int d = 0, until; d < job->head_dim;) { /* in 8 bits a block at a time; else all at once */
-        until = type == SN_KV_Q8 && job->head_dim - d > SN_KV_BLOCK ? d + SN_KV_BLOCK : job->head_dim;
-        for (int t = 0; t < tiles && type == SN_KV_Q8; t++)
-            scale[t] = vf_from_bf16(k[t] + (size_t)job->head_dim * SN_LANES + (size_t)d * SN_LANES * 2 / SN_KV_BLOCK);
-        for (; d < until; d++)
+    size_t first = 0;
+    do {
+        size_t end = first + DIMS < dim ? first + DIMS : dim;
+        for (int t = 0; t < tiles; t++) {
+            const uint8_t *scales = k[t] + dim * SN_LANES + first / SN_KV_BLOCK * SN_LANES * 2;
+            scale[t] = type == SN_KV_Q8 ? vf_from_bf16(scales) : vf_set(0);
+            if (row > 0) continue;
+            for (size_t at = first * step; at < end * step; at += LINE) __builtin_prefetch(next[t] + at, 0, TO_SECOND_LEVEL);
+            if (type == SN_KV_Q8 && first == 0) __builtin_prefetch(next[t] + dim * SN_LANES, 0, TO_SECOND_LEVEL);
+        }
+        for (size_t d = first; d < end; d++)
             for (int t = 0; t < tiles; t++) {
-                vf key = elements(type, k[t] + (size_t)d * step, scale[t]);
-                if (row == 0 && (size_t)d * step % LINE == 0) __builtin_prefetch(next[t] + (size_t)d * step, 0, TO_SECOND_LEVEL);
+                vf key = elements(type, k[t] + d * step, scale[t]);
                 for (int r = 0; r < rows; r++) acc[t * rows + r] = vf_fma(vf_set(q[r][d]), key, acc[t * rows + r]);
             }
-    }
+        first = end;
+    } while (first < dim);
+    UNROLL
     for (int r = 0; r < rows; r++) {
         float *s = job->scores + (size_t)(row + r) * job->scores_room + column;
+        UNROLL
         for (int t = 0; t < tiles; t++) vf_store(s + t * SN_LANES, vf_mul(acc[t * rows + r], vf_set(job->scale)));
     }
 }
 
-INLINE void score_rows(sn_kv_dtype type, int tiles, const sn_attention_job *job, int position, int end) {
-    int row = 0, n_rows = job->n_tokens * job->n_heads;
-    for (; n_rows - row >= 4; row += 4) score_tile(type, 4, tiles, job, row, position, end);
-    if (n_rows - row == 3) score_tile(type, 3, tiles, job, row, position, end);
-    if (n_rows - row == 2) score_tile(type, 2, tiles, job, row, position, end);
-    if (n_rows - row == 1) score_tile(type, 1, tiles, job, row, position, end);
-}
+typedef void (*score_fn)(const sn_attention_job *job, int row, const uint8_t *const *k, const uint8_t *const *next,
+                         size_t column);
+#define SCORE(type, tiles, rows)                                                                                       \
+    SPECIAL(score_##type##_##tiles##_##rows, const sn_attention_job *job, int row, const uint8_t *const *k,            \
+            const uint8_t *const *next, size_t column) {                                                               \
+        score_tile(SN_KV_##type, rows, tiles, job, row, k, next, column);                                              \
+    }
+#define SCORES(type)                                                                                                   \
+    SCORE(type, 1, 1) SCORE(type, 1, 2) SCORE(type, 1, 3) SCORE(type, 1, 4)                                            \
+    SCORE(type, 4, 1) SCORE(type, 4, 2) SCORE(type, 4, 3) SCORE(type, 4, 4)
+SCORES(F32)
+SCORES(F16)
+SCORES(Q8)
+#define NAMES(type, tiles)                                                                                             \
+    { score_##type##_##tiles##_1, score_##type##_##tiles##_2, score_##type##_##tiles##_3, score_##type##_##tiles##_4 }
+static const score_fn score_fns[SN_KV_DTYPE_COUNT][2][4] = {
+    {NAMES(F32, 1), NAMES(F32, 4)}, {NAMES(F16, 1), NAMES(F16, 4)}, {NAMES(Q8, 1), NAMES(Q8, 4)}};
+#undef NAMES
 
-INLINE void scores_of(sn_kv_dtype type, const sn_attention_job *job, int first, int end) {
-    int position = first;
-    for (; end - position > 3 * SN_LANES; position += 4 * SN_LANES) score_rows(type, 4, job, position, end);
-    for (; position < end; position += SN_LANES) score_rows(type, 1, job, position, end);
-}
-
+/* All rows against the tiles from `position` on. The tiles behind them, up to `end`, lie in other pages, where the hardware
+ * does not look ahead. */
 static void scores(const sn_attention_job *job, int first, int end) {
-    if (job->dtype == SN_KV_F32) scores_of(SN_KV_F32, job, first, end);
-    else if (job->dtype == SN_KV_F16) scores_of(SN_KV_F16, job, first, end);
-    else scores_of(SN_KV_Q8, job, first, end);
+    int n_rows = job->n_tokens * job->n_heads, tiles;
+    for (int position = first; position < end; position += tiles * SN_LANES) {
+        const uint8_t *k[4], *next[4];
+        tiles = end - position > 3 * SN_LANES ? 4 : 1;
+        for (int t = 0; t < tiles; t++) {
+            int ahead = position + (tiles + t) * SN_LANES;
+            k[t] = key_tile(job, position + t * SN_LANES);
+            next[t] = ahead < end ? key_tile(job, ahead) : k[t];
+        }
+        const score_fn *fns = score_fns[job->dtype][tiles == 4];
+        for (int row = 0, rows; row < n_rows; row += rows) {
+            rows = n_rows - row < 4 ? n_rows - row : 4;
+            fns[rows - 1](job, row, k, next, (size_t)(position - sn_attention_base(job)));
+        }
+    }
 }
 
 /* -- (2) softmax without the division, in place; the sum. s[0] belongs to a position that is a multiple of 16, s[from,
@@ -109,7 +120,7 @@ static float exp_scores(float *s, size_t from, size_t to) {
     vf top = none;
     for (size_t i = 0; i < end; i += SN_LANES) {
         vf x = vf_load(s + i);
-        top = vf_if_less(top, x, x, top); /* passes NaN over: it comes back in exp */
+        top = vf_max(x, top); /* passes NaN over: it comes back in exp */
     }
     float t[SN_LANES], max;
     vf_store(t, top);
@@ -133,43 +144,54 @@ static void softmax(const sn_attention_job *job) {
     }
 }
 
-/* -- (3) out[r] += p * v over positions [at.first, at.end), for `rows` rows and `groups` times 16 dimensions from dim.
- */
+/* -- (3) out[r] += p * v over positions [at.first, at.end), for `rows` rows and `groups` times 16 dimensions from dim on,
+ * which in 8 bits is a multiple of SN_KV_BLOCK. What lies two pages ahead is asked for meanwhile. */
 INLINE void value_tile(sn_kv_dtype type, int rows, int groups, const sn_attention_job *job, const float *const *p, span at, size_t dim,
                        vf *acc) {
-    const size_t width = ((size_t)job->head_dim + SN_LANES - 1) / SN_LANES * SN_LANES;
-    const size_t row_bytes = sn_kv_value_bytes(type, job->head_dim);
-    int base = sn_attention_base(job);
-    for (int position = at.first; position < at.end;) {
-        int in_page = job->page_tokens - position % job->page_tokens, left = at.end - position;
-        int n = in_page < left ? in_page : left;
-        const uint8_t *v = value_row(type, job, position);
-        const uint8_t *next = n < left ? value_row(type, job, position + n) : v; /* asked for meanwhile */
-        for (int i = 0; i < n; i++, v += row_bytes, next += row_bytes)
+    enum { PAGES_AHEAD = 2, PER_SCALE = SN_KV_BLOCK / SN_LANES };
+    const size_t width = ((size_t)job->head_dim + SN_LANES - 1) / SN_LANES * SN_LANES, bytes = SN_LANES * sn_kv_element(type);
+    const size_t row_bytes = sn_kv_value_bytes(type, job->head_dim), first_byte = dim * sn_kv_element(type);
+    const size_t first_scale = width + dim / SN_KV_BLOCK * 2;
+    int base = sn_attention_base(job), last_page = (at.end - 1) / job->page_tokens;
+    const float *own_p[4];
+    vf own[16]; /* nobody has its address: it stays in registers */
+    for (int i = 0; i < rows * groups; i++) own[i] = acc[i];
+    for (int position = at.first, page = at.first / job->page_tokens, n; position < at.end; position += n, page++) {
+        int in_page = position - page * job->page_tokens, left = at.end - position;
+        int asked = page + PAGES_AHEAD < last_page ? page + PAGES_AHEAD : last_page;
+        size_t begin = job->v_offset + (size_t)in_page * row_bytes;
+        const uint8_t *v = (const uint8_t *)job->pages[page] + begin, *next = (const uint8_t *)job->pages[asked] + begin;
+        n = job->page_tokens - in_page < left ? job->page_tokens - in_page : left;
+        for (int r = 0; r < rows; r++) own_p[r] = p[r] + (position - base);
+        for (int i = 0; i < n; i++, v += row_bytes, next += row_bytes) {
+            vf scale = vf_set(0);
+            if (type == SN_KV_Q8) __builtin_prefetch(next + row_bytes - 1, 0, TO_SECOND_LEVEL); /* its end, beyond whole lines */
             for (int g = 0; g < groups; g++) {
-                size_t at_dim = dim + (size_t)g * SN_LANES, byte = at_dim * sn_kv_element(type);
-                vf value = elements(type, v + byte, value_scale(type, v, width, at_dim));
-                if (g * SN_LANES * sn_kv_element(type) % LINE == 0) __builtin_prefetch(next + byte, 0, TO_SECOND_LEVEL);
-                for (int r = 0; r < rows; r++)
-                    acc[g * rows + r] = vf_fma(vf_set(p[r][position - base + i]), value, acc[g * rows + r]);
+                size_t byte = first_byte + (size_t)g * bytes;
+                if (type == SN_KV_Q8 && g % PER_SCALE == 0) scale = vf_set_bf16(v + first_scale + g / PER_SCALE * 2);
+                vf value = elements(type, v + byte, scale);
+                if ((size_t)g * bytes % LINE == 0) __builtin_prefetch(next + byte, 0, TO_SECOND_LEVEL);
+                for (int r = 0; r < rows; r++) own[g * rows + r] = vf_fma(vf_set(own_p[r][i]), value, own[g * rows + r]);
             }
-        position += n;
+        }
     }
+    for (int i = 0; i < rows * groups; i++) acc[i] = own[i];
 }
 
 /* One row on its own: acc[g * stride] for its `groups` vectors. */
 INLINE void value_row_alone(sn_kv_dtype type, int groups, const sn_attention_job *job, const float *p, span at, size_t dim, int stride,
                             vf *acc) {
     vf own[4];
-    if (at.first >= at.end) return;
     for (int g = 0; g < groups; g++) own[g] = acc[g * stride];
     value_tile(type, 1, groups, job, &p, at, dim, own);
     for (int g = 0; g < groups; g++) acc[g * stride] = own[g];
 }
+typedef void (*value_alone_fn)(const sn_attention_job *job, const float *p, span at, size_t dim, int stride, vf *acc);
 
 /* The rows' spans differ at the ends when they are different tokens: the part that all have is done together, the rest
  * one row at a time; each row's positions stay in order. */
-INLINE void value_rows(sn_kv_dtype type, int rows, int groups, const sn_attention_job *job, int row, size_t dim) {
+INLINE void value_rows(sn_kv_dtype type, int rows, int groups, const sn_attention_job *job, int row, size_t dim,
+                       value_alone_fn alone) {
     const float *p[4];
     vf acc[16];
     span first = row_bounds(job, row / job->n_heads), last = row_bounds(job, (row + rows - 1) / job->n_heads);
@@ -179,13 +201,13 @@ INLINE void value_rows(sn_kv_dtype type, int rows, int groups, const sn_attentio
     for (int r = 0; r < rows; r++) {
         p[r] = job->scores + (size_t)(row + r) * job->scores_room;
         span before = {row_bounds(job, (row + r) / job->n_heads).first, common.first};
-        value_row_alone(type, groups, job, p[r], before, dim, rows, acc + r);
+        if (before.first < before.end) alone(job, p[r], before, dim, rows, acc + r);
     }
-    value_tile(type, rows, groups, job, p, common, dim, acc);
+    if (common.first < common.end) value_tile(type, rows, groups, job, p, common, dim, acc);
     for (int r = 0; r < rows; r++) {
         span after = row_bounds(job, (row + r) / job->n_heads);
         if (after.first < common.end) after.first = common.end;
-        value_row_alone(type, groups, job, p[r], after, dim, rows, acc + r);
+        if (after.first < after.end) alone(job, p[r], after, dim, rows, acc + r);
         float *y = job->out + (query(job, row + r) - job->q) + dim;
         vf inverse = vf_set(1 / job->sums[row + r]);
         for (int g = 0; g < groups; g++) {
@@ -194,24 +216,37 @@ INLINE void value_rows(sn_kv_dtype type, int rows, int groups, const sn_attentio
         }
     }
 }
+typedef void (*value_fn)(const sn_attention_job *job, int row, size_t dim);
 
-INLINE void value_dims(sn_kv_dtype type, int groups, const sn_attention_job *job, size_t dim) {
-    int row = 0, n_rows = job->n_tokens * job->n_heads;
-    for (; n_rows - row >= 4; row += 4) value_rows(type, 4, groups, job, row, dim);
-    if (n_rows - row == 3) value_rows(type, 3, groups, job, row, dim);
-    if (n_rows - row == 2) value_rows(type, 2, groups, job, row, dim);
-    if (n_rows - row == 1) value_rows(type, 1, groups, job, row, dim);
-}
-
-INLINE void values_of(sn_kv_dtype type, const sn_attention_job *job, int first, int end) {
-    int dim = first;
-    for (; end - dim > 3 * SN_LANES; dim += 4 * SN_LANES) value_dims(type, 4, job, (size_t)dim);
-    for (; end - dim > SN_LANES; dim += 2 * SN_LANES) value_dims(type, 2, job, (size_t)dim);
-    for (; dim < end; dim += SN_LANES) value_dims(type, 1, job, (size_t)dim);
-}
+#define VALUE(type, groups, rows)                                                                                      \
+    SPECIAL(value_##type##_##groups##_##rows, const sn_attention_job *job, int row, size_t dim) {                      \
+        value_rows(SN_KV_##type, rows, groups, job, row, dim, value_alone_##type##_##groups);                          \
+    }
+#define VALUES_OF(type, groups)                                                                                        \
+    SPECIAL(value_alone_##type##_##groups, const sn_attention_job *job, const float *p, span at, size_t dim,           \
+            int stride, vf *acc) {                                                                                     \
+        value_row_alone(SN_KV_##type, groups, job, p, at, dim, stride, acc);                                           \
+    }                                                                                                                  \
+    VALUE(type, groups, 1) VALUE(type, groups, 2) VALUE(type, groups, 3) VALUE(type, groups, 4)
+#define VALUES(type) VALUES_OF(type, 1) VALUES_OF(type, 2) VALUES_OF(type, 4)
+VALUES(F32)
+VALUES(F16)
+VALUES(Q8)
+#define NAMES(type, groups)                                                                                            \
+    { value_##type##_##groups##_1, value_##type##_##groups##_2, value_##type##_##groups##_3, value_##type##_##groups##_4 }
+static const value_fn value_fns[SN_KV_DTYPE_COUNT][3][4] = {{NAMES(F32, 1), NAMES(F32, 2), NAMES(F32, 4)},
+                                                            {NAMES(F16, 1), NAMES(F16, 2), NAMES(F16, 4)},
+                                                            {NAMES(Q8, 1), NAMES(Q8, 2), NAMES(Q8, 4)}};
+#undef NAMES
 
 static void values(const sn_attention_job *job, int first, int end) {
-    if (job->dtype == SN_KV_F32) values_of(SN_KV_F32, job, first, end);
-    else if (job->dtype == SN_KV_F16) values_of(SN_KV_F16, job, first, end);
-    else values_of(SN_KV_Q8, job, first, end);
+    int n_rows = job->n_tokens * job->n_heads;
+    for (int dim = first, groups; dim < end; dim += groups * SN_LANES) {
+        groups = end - dim > 3 * SN_LANES ? 4 : end - dim > SN_LANES ? 2 : 1;
+        const value_fn *fns = value_fns[job->dtype][groups / 2];
+        for (int row = 0, rows; row < n_rows; row += rows) {
+            rows = n_rows - row < 4 ? n_rows - row : 4;
+            fns[rows - 1](job, row, (size_t)dim);
+        }
+    }
 }

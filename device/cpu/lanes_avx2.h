@@ -48,6 +48,8 @@ static inline vf vf_if_less(vf p, vf q, vf x, vf y) {
     return (vf){_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(p.a, q.a, _CMP_LT_OQ)),
                 _mm256_blendv_ps(y.b, x.b, _mm256_cmp_ps(p.b, q.b, _CMP_LT_OQ))};
 }
+static inline vf vf_max(vf x, vf y) { return BOTH(vf, _mm256_max_ps, x, y); }
+static inline vf vf_min(vf x, vf y) { return BOTH(vf, _mm256_min_ps, x, y); }
 static inline vf vf_if_nan(vf p, vf x, vf y) {
     return (vf){_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(p.a, p.a, _CMP_UNORD_Q)),
                 _mm256_blendv_ps(y.b, x.b, _mm256_cmp_ps(p.b, p.b, _CMP_UNORD_Q))};
@@ -61,6 +63,10 @@ static inline __m256 from_bf16(__m128i h) {
 }
 static inline vf vf_from_bf16(const void *p) {
     return (vf){from_bf16(eight_halves(p, 0)), from_bf16(eight_halves(p, 1))};
+}
+static inline vf vf_set_bf16(const void *p) {
+    __m256 all = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_broadcastw_epi16(_mm_loadu_si16(p)), 16));
+    return (vf){all, all};
 }
 static inline vf vf_from_i8(const void *p) {
     const __m128i all = _mm_loadu_si128(p);

@@ -51,6 +51,9 @@ EACH(vf, vf_div, (vf a, vf b), a.v[j] / b.v[j])
 EACH(vf, vf_fma, (vf a, vf b, vf c), fmaf(a.v[j], b.v[j], c.v[j]))
 /* a < b ? x : y; false when either is NaN. */
 EACH(vf, vf_if_less, (vf a, vf b, vf x, vf y), a.v[j] < b.v[j] ? x.v[j] : y.v[j])
+/* b when either is NaN, and of two zeros. */
+EACH(vf, vf_max, (vf a, vf b), a.v[j] > b.v[j] ? a.v[j] : b.v[j])
+EACH(vf, vf_min, (vf a, vf b), a.v[j] < b.v[j] ? a.v[j] : b.v[j])
 EACH(vf, vf_if_nan, (vf a, vf x, vf y), a.v[j] != a.v[j] ? x.v[j] : y.v[j])
 static inline uint16_t half_at(const void *p, int i) {
     uint16_t half;
@@ -59,6 +62,7 @@ static inline uint16_t half_at(const void *p, int i) {
 }
 EACH(vf, vf_from_f16, (const void *p), sn_f16_to_f32(half_at(p, j)))
 EACH(vf, vf_from_bf16, (const void *p), sn_bf16_to_f32(half_at(p, j)))
+EACH(vf, vf_set_bf16, (const void *p), sn_bf16_to_f32(half_at(p, 0)))
 EACH(vf, vf_from_i8, (const void *p), (float)((const int8_t *)p)[j])
 EACH(vf, vf_from_int, (vi a), (float)a.v[j])
 static inline vf vf_bits(vi a) {

@@ -10,6 +10,7 @@
 #include "net/shaped.h"
 
 enum { SN_BENCH_LIST_MAX = 16, SN_BENCH_NODES_MAX = 32, SN_BENCH_SESSIONS_MAX = 256 };
+enum { SN_BENCH_VIRTUAL_TOKENS = 16 }; /* of the prompts that are trained */
 
 typedef enum sn_bench_kind {
     SN_BENCH_SPEED,   /* prompt, first token, decode */
@@ -17,6 +18,7 @@ typedef enum sn_bench_kind {
     SN_BENCH_BESIDE,  /* decode while another client's prompts come in */
     SN_BENCH_KILL,    /* a node ends in the middle of a text */
     SN_BENCH_DRAFT,   /* a text guessed ahead, or not */
+    SN_BENCH_TRAIN,   /* steps of training: forward, loss, backward, optimizer */
 } sn_bench_kind;
 
 typedef struct sn_bench_case {
@@ -24,12 +26,13 @@ typedef struct sn_bench_case {
     int nodes;        /* that we start, with equal cuts; 0: a swarm that runs, or local blocks */
     int threads;      /* of each node, and of the client's head */
     const char *link; /* NULL or "none": as it is */
-    int sessions;     /* at once, a thread each; of FORWARD: sequences */
+    int sessions;     /* at once, a thread each; of FORWARD: sequences; of TRAIN: sequences of a step */
     int context;
     int beside;       /* of BESIDE: tokens of such a prompt */
     const char *kill; /* of KILL: "replay", "replica" or "handover" */
     const char *draft; /* of DRAFT: "off", "ngram" or "model" */
     bool repeats;      /* of DRAFT: a text that repeats itself */
+    const char *train; /* of TRAIN: the method, as `swarm tune` names it */
 } sn_bench_case;
 
 /* What holds for all cases of a run. */
@@ -64,6 +67,7 @@ typedef struct sn_bench_row {
     sn_bench_case of;
     sn_bench_spread prefill_tok_s, decode_tok_s, ttft_ms; /* tokens/s: of all sessions together */
     sn_bench_spread forward_tok_s;                        /* of FORWARD */
+    sn_bench_spread train_tok_s;                          /* of TRAIN: there and back, virtual tokens not counted */
     sn_bench_spread recovery_ms;                          /* of KILL: the longest wait for a token behind the kill */
     bool same_text;                                       /* of KILL and DRAFT: as without it */
     size_t draft_tokens, draft_passes, guessed, guessed_right; /* of DRAFT, of all repeats: chosen behind the first, passes for them */
@@ -126,6 +130,14 @@ uint64_t sn_bench_chance(uint64_t *state); /* splitmix64 */
 sn_status sn_bench_run(const sn_bench_plan *plan, const sn_bench_case *c, sn_bench_nodes *nodes, sn_bench_row *row,
                        sn_progress_shown *shown, sn_err *err) SN_MUST_USE;
 void sn_bench_row_fini(sn_bench_row *row);
+/* A link to the nodes that were started (NULL: to those that the plan joins), over the case's connection. */
+sn_status sn_bench_link(const sn_bench_plan *plan, const sn_bench_case *c, const sn_bench_nodes *nodes, sn_link **out,
+                        sn_err *err) SN_MUST_USE;
+
+/* -- bench_train.c: the same for a case of TRAIN */
+
+sn_status sn_bench_train(const sn_bench_plan *plan, const sn_bench_case *c, sn_bench_nodes *nodes, sn_bench_row *row,
+                         sn_progress_shown *shown, sn_err *err) SN_MUST_USE;
 
 /* -- bench_report.c, bench_html.c */
 
@@ -134,7 +146,7 @@ json_t *sn_bench_machine(void);
 /* {"command", "machine", "model", "rows": [{"what", "nodes", ..., "prefill_tok_s", "decode_tok_s", "ttft_ms", "itl_ms":
  * {"p50", "p95", "p99"}, "hops"}]}: medians, the range of the repeats beside them as *_range. */
 json_t *sn_bench_json(const sn_bench_plan *plan, const char *command, const sn_bench_row *rows, size_t n);
-const char *sn_bench_what(const sn_bench_case *c); /* "speed", "forward", "beside", or how a node was lost */
+const char *sn_bench_what(const sn_bench_case *c); /* "speed", "forward", "beside", "train", or how a node was lost */
 void sn_bench_print(FILE *out, const sn_bench_plan *plan, const sn_bench_row *rows, size_t n);
 sn_status sn_bench_csv(const char *path, const sn_bench_plan *plan, const sn_bench_row *rows, size_t n, sn_err *err) SN_MUST_USE;
 /* One file with the tables and, where there are curves, plots; it needs nothing from elsewhere. */

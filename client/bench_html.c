@@ -137,7 +137,7 @@ static void cell(FILE *out, const sn_bench_spread *s) {
 
 static void table(FILE *out, const sn_bench_row *rows, size_t n) {
     fputs("<table><tr><th>what<th>nodes<th>threads<th>link<th>sessions<th>context<th>prompt tok/s<th>ttft ms<th>decode "
-          "tok/s<th>forward tok/s<th>recovery ms<th>itl p50<th>p95<th>p99 ms</tr>\n",
+          "tok/s<th>forward tok/s<th>training tok/s<th>recovery ms<th>itl p50<th>p95<th>p99 ms</tr>\n",
           out);
     for (size_t i = 0; i < n; i++) {
         const sn_bench_row *r = &rows[i];
@@ -152,6 +152,7 @@ static void table(FILE *out, const sn_bench_row *rows, size_t n) {
         cell(out, &r->ttft_ms);
         cell(out, &r->decode_tok_s);
         cell(out, &r->forward_tok_s);
+        cell(out, &r->train_tok_s);
         cell(out, &r->recovery_ms);
         static const double percents[] = {0.5, 0.95, 0.99};
         for (size_t k = 0; k < 3; k++) fprintf(out, "<td>%.2f", sn_bench_percentile(r->gaps, r->n_gaps, percents[k]));

@@ -6,7 +6,7 @@
 #include <string.h>
 
 const char *sn_bench_what(const sn_bench_case *c) {
-    static const char *const names[] = {"speed", "forward", "beside", NULL, "draft"};
+    static const char *const names[] = {"speed", "forward", "beside", NULL, "draft", "train"};
     return c->kind == SN_BENCH_KILL ? c->kill : names[c->kind];
 }
 static const char *link_of(const sn_bench_case *c) { return c->link ? c->link : "none"; }
@@ -57,6 +57,10 @@ static json_t *row_json(const sn_bench_plan *p, const sn_bench_row *row) {
                                             (int)sn_given_draft.tokens, "decode_tokens", (int)row->draft_tokens, "decode_steps",
                                             (int)row->draft_passes, "guessed_tokens", (int)row->guessed, "guessed_right",
                                             (int)row->guessed_right, "same_text", row->same_text));
+    }
+    if (c->kind == SN_BENCH_TRAIN) {
+        json_object_set_new(o, "method", json_string(c->train));
+        set_spread(o, "train_tok_s", &row->train_tok_s);
     }
     if (row->n_gaps)
         json_object_set_new(o, "itl_ms",
@@ -123,6 +127,11 @@ static void print_row(FILE *out, const sn_bench_row *row) {
                 row->draft_passes ? (double)row->draft_tokens / (double)row->draft_passes : 0, row->guessed_right, row->guessed,
                 row->same_text ? "same text" : "OTHER TEXT");
         break;
+    case SN_BENCH_TRAIN:
+        snprintf(text, sizeof text, "%s, there and back", c->train);
+        column(out, 30, text);
+        column(out, 15, show(&row->train_tok_s, text));
+        break;
     }
     if (row->n_gaps) {
         number(out, 9, sn_bench_percentile(row->gaps, row->n_gaps, 0.5));
@@ -170,6 +179,7 @@ static void csv_row(FILE *out, const sn_bench_plan *p, const sn_bench_row *row) 
     csv_spread(out, &row->decode_tok_s);
     csv_spread(out, &row->forward_tok_s);
     csv_spread(out, &row->recovery_ms);
+    csv_spread(out, &row->train_tok_s);
     fprintf(out, ",%.3f,%.3f,%.3f", sn_bench_percentile(row->gaps, row->n_gaps, 0.5),
             sn_bench_percentile(row->gaps, row->n_gaps, 0.95), sn_bench_percentile(row->gaps, row->n_gaps, 0.99));
     fprintf(out, ",%s,%d,%zu,%zu,%zu,%zu\n", c->draft ? c->draft : "", c->repeats, row->draft_tokens, row->draft_passes, row->guessed,
@@ -180,7 +190,8 @@ sn_status sn_bench_csv(const char *path, const sn_bench_plan *p, const sn_bench_
     FILE *out = fopen(path, "w");
     if (!out) return sn_fail(err, SN_REFUSED, "%s cannot be written: %s", path, strerror(errno));
     fprintf(out, "what,nodes,threads,link,push,sessions,context,prompt_tokens,new_tokens");
-    static const char *const spreads[] = {"prefill_tok_s", "ttft_ms", "decode_tok_s", "forward_tok_s", "recovery_ms"};
+    static const char *const spreads[] = {"prefill_tok_s", "ttft_ms", "decode_tok_s", "forward_tok_s", "recovery_ms",
+                                          "train_tok_s"};
     for (size_t i = 0; i < sizeof spreads / sizeof *spreads; i++)
         fprintf(out, ",%s,%s_low,%s_high", spreads[i], spreads[i], spreads[i]);
     fprintf(out, ",itl_p50_ms,itl_p95_ms,itl_p99_ms,draft,repeats,decode_tokens,decode_steps,guessed_tokens,guessed_right\n");

@@ -78,17 +78,16 @@ static void make_ids(session *s, int n) {
     for (int i = 0; i < n; i++) s->ids[i] = (int32_t)(sn_bench_chance(&s->chance) % (uint64_t)s->b->plan->hp->n_vocab);
 }
 
-static sn_status open_link(session *s, sn_err *err) {
-    const sn_bench_plan *p = s->b->plan;
+sn_status sn_bench_link(const sn_bench_plan *p, const sn_bench_case *c, const sn_bench_nodes *nodes, sn_link **out,
+                        sn_err *err) {
     sn_shape shape = {0};
     const char *join[SN_BENCH_NODES_MAX];
     size_t n_join = 0;
-    if (p->local) return SN_OK;
-    if (s->b->nodes) n_join = sn_bench_nodes_addresses(s->b->nodes, join, SN_BENCH_NODES_MAX);
+    if (nodes) n_join = sn_bench_nodes_addresses(nodes, join, SN_BENCH_NODES_MAX);
     else
         for (; n_join < p->join.n && n_join < SN_BENCH_NODES_MAX; n_join++) join[n_join] = p->join.items[n_join];
-    sn_status status = s->b->of->link ? sn_shape_parse(s->b->of->link, &shape, err) : SN_OK;
-    return status ? status : sn_link_open(join, n_join, NULL, NULL, &shape, &s->link, err);
+    sn_status status = c->link ? sn_shape_parse(c->link, &shape, err) : SN_OK;
+    return status ? status : sn_link_open(join, n_join, NULL, NULL, &shape, out, err);
 }
 
 static sn_status open_session(bench *b, session *s, uint64_t seed, sn_err *err) {
@@ -101,7 +100,7 @@ static sn_status open_session(bench *b, session *s, uint64_t seed, sn_err *err) 
     if (!status) status = sn_calloc(&s->ids, PIECE, sizeof *s->ids, err);
     if (!status) status = sn_calloc(&s->gaps, (size_t)p->new_tokens, sizeof *s->gaps, err);
     if (!status) status = sn_calloc(&s->text, (size_t)p->new_tokens, sizeof *s->text, err);
-    if (!status) status = open_link(s, err);
+    if (!status && !p->local) status = sn_bench_link(p, b->of, b->nodes, &s->link, err);
     sn_chain_options options = {.link = s->link,
                                 .max_tokens = b->of->context + p->more_max,
                                 .timeout_ms = p->timeout_ms,
@@ -405,6 +404,7 @@ static sn_status repeat_all(bench *b, sn_bench_row *row, sn_progress_shown *show
         case SN_BENCH_BESIDE: status = beside_once(b, i, &total, row, err); break;
         case SN_BENCH_KILL: status = kill_once(b, i, reference, row, err); break;
         case SN_BENCH_DRAFT: status = draft_once(b, i, &total, row, err); break;
+        case SN_BENCH_TRAIN: break; /* bench_train.c */
         }
     }
     take_hops(&total, row);

@@ -2,6 +2,7 @@
 #include "client/bench.h"
 
 #include "base/text.h"
+#include "client/tune/params.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,7 @@ enum { CASES_MAX = 128 };
 
 static struct {
     const char *nodes, *threads, *sessions, *context, *batch;
-    sn_strings link, kill, node_options;
+    sn_strings link, kill, node_options, train;
     const char *json, *csv, *html;
     int64_t prompt_tokens, new_tokens, beside, repeat, warmup;
     bool push;
@@ -44,6 +45,9 @@ static const sn_option what_options[] = {
                    "also measure the recovery from the loss of a node in the middle of a text: replay (it is killed, another "
                    "one takes its place), replica (the same with --kv-replica) or handover (it is asked to leave); repeatable; "
                    "needs --nodes"),
+    SN_OPT_STRINGS("train", "METHOD", &given.train,
+                   "instead measure steps of training (prompt, deep-prompt, lora or head), forward and backward, of --batch "
+                   "sequences (4) of a prompt's length; repeatable"),
     SN_OPT_INT("repeat", "N", &given.repeat, 1, 1000, "measure so often"),
     SN_OPT_INT("warmup", "N", &given.warmup, 0, 1000, "and so often before, without counting"),
     SN_OPT_STRING("threads", "LIST", &given.threads, "workers of each node, and of this program's head"),
@@ -124,16 +128,37 @@ static size_t add_drafts(const sn_bench_case *c, sn_bench_case *out, size_t room
     return n;
 }
 
-/* Each list is swept by itself, the others at their first value; forward passes and kills over every link. */
-static size_t make_cases(const lists *l, sn_bench_case *out) {
-    const sn_bench_case base = {.nodes = l->nodes.items[0], .threads = l->threads.items[0], .link = link_at(0),
-                                .sessions = l->sessions.items[0], .context = l->context.items[0]};
-    size_t n = 0;
 #define EACH(list_, field)                                                                                             \
     for (size_t i = 1; i < (list_).n && n < CASES_MAX; i++) {                                                          \
         out[n] = base;                                                                                                 \
         out[n++].field = (list_).items[i];                                                                             \
     }
+
+/* Steps of training, of every method over every link; each list is swept by itself. */
+static size_t make_training_cases(const lists *l, sn_bench_case *out) {
+    size_t n = 0;
+    for (size_t k = 0; k < n_links(); k++)
+        for (size_t m = 0; m < given.train.n; m++) {
+            const sn_bench_case base = {.kind = SN_BENCH_TRAIN,
+                                        .nodes = l->nodes.items[0],
+                                        .threads = l->threads.items[0],
+                                        .link = link_at(k),
+                                        .sessions = l->batch.n ? l->batch.items[0] : 4,
+                                        .train = given.train.items[m]};
+            if (n < CASES_MAX) out[n++] = base;
+            if (k) continue;
+            EACH(l->batch, sessions)
+            EACH(l->threads, threads)
+            EACH(l->nodes, nodes)
+        }
+    return n;
+}
+
+/* Each list is swept by itself, the others at their first value; forward passes and kills over every link. */
+static size_t make_cases(const lists *l, sn_bench_case *out) {
+    const sn_bench_case base = {.nodes = l->nodes.items[0], .threads = l->threads.items[0], .link = link_at(0),
+                                .sessions = l->sessions.items[0], .context = l->context.items[0]};
+    size_t n = 0;
     out[n++] = base;
     EACH(l->context, context)
     EACH(l->sessions, sessions)
@@ -176,7 +201,12 @@ static sn_status check_place(const lists *l, sn_err *err) {
                        "swarm that runs, --local all holds the blocks itself");
     if (sn_given.local.given && !sn_given.local.all)
         return sn_fail(err, SN_REFUSED, "--local: all blocks or none; write --local all");
-    if (sn_given.local.given && (l->sessions.n > 1 || l->sessions.items[0] > 1 || given.batch || given.beside))
+    if (given.train.n && (l->sessions.n > 1 || l->sessions.items[0] > 1 || given.beside || given.kill.n || given.push ||
+                          drafts_given()))
+        return sn_fail(err, SN_REFUSED,
+                       "--train measures nothing but training: leave out --sessions, --beside, --kill, --push and --draft");
+    if (sn_given.local.given && !given.train.n &&
+        (l->sessions.n > 1 || l->sessions.items[0] > 1 || given.batch || given.beside))
         return sn_fail(err, SN_REFUSED, "--local all is one session: start --nodes 1 to measure several at once");
     if (sn_given.local.given && (given.link.n || given.push))
         return sn_fail(err, SN_REFUSED, "with --local all nothing is sent: --link and --push need nodes");
@@ -188,6 +218,11 @@ static sn_status check_place(const lists *l, sn_err *err) {
 
 static sn_status check_values(sn_err *err) {
     sn_shape shape;
+    sn_method method;
+    for (size_t i = 0; i < given.train.n; i++) {
+        sn_status status = sn_method_parse(given.train.items[i], &method, err);
+        if (status) return sn_err_context(err, "--train");
+    }
     for (size_t i = 0; i < given.link.n; i++) {
         sn_status status = sn_shape_parse(given.link.items[i], &shape, err);
         if (status) return sn_err_context(err, "--link");
@@ -207,6 +242,9 @@ static sn_status check_lengths(const sn_bench_plan *p, const lists *l, sn_err *e
     if (p->context_max > p->hp->n_ctx - more)
         return sn_fail(err, SN_REFUSED, "a context of %d and %d tokens more are beyond the %d that this model was made for",
                        p->context_max, more, p->hp->n_ctx);
+    if (given.train.n && p->prompt_tokens > p->hp->n_ctx - SN_BENCH_VIRTUAL_TOKENS)
+        return sn_fail(err, SN_REFUSED, "--prompt-tokens %d and %d virtual ones are beyond the %d that this model was made for",
+                       p->prompt_tokens, SN_BENCH_VIRTUAL_TOKENS, p->hp->n_ctx);
     for (size_t i = 0; i < l->nodes.n; i++)
         if (l->nodes.items[i] > p->hp->n_blocks)
             return sn_fail(err, SN_REFUSED, "--nodes %d: this model has %d blocks to cut", l->nodes.items[i], p->hp->n_blocks);
@@ -230,7 +268,7 @@ static sn_status run_one(const sn_bench_plan *plan, const sn_bench_case *c, sn_b
         *doubled = true;
     }
     sn_progress_shown *shown = sn_progress_begin(what);
-    if (!status) status = sn_bench_run(plan, c, nodes, row, shown, err);
+    if (!status) status = (c->kind == SN_BENCH_TRAIN ? sn_bench_train : sn_bench_run)(plan, c, nodes, row, shown, err);
     sn_progress_end(&shown);
     return status;
 }
@@ -279,7 +317,7 @@ static int64_t most_of(int64_t a, int64_t b, int64_t c) { return a > b ? (a > c 
 
 static sn_status measure(sn_model *model, const lists *l, sn_err *err) {
     sn_bench_case cases[CASES_MAX] = {0};
-    size_t n = make_cases(l, cases);
+    size_t n = given.train.n ? make_training_cases(l, cases) : make_cases(l, cases);
     const int sessions = largest(&l->sessions), batch = largest(&l->batch);
     sn_bench_plan plan = {.model = model,
                           .hp = sn_model_hparams(model),
@@ -344,7 +382,8 @@ int sn_cmd_bench(int argc, char **argv) {
         .n_groups = sizeof groups / sizeof *groups,
         .epilogue = "--json gives {\"command\", \"machine\", \"model\", \"rows\": [{\"what\", \"nodes\", \"threads\", \"link\", "
                     "\"push\", \"sessions\", \"context\", \"prefill_tok_s\", \"ttft_ms\", \"decode_tok_s\", \"itl_ms\": {\"p50\", "
-                    "\"p95\", \"p99\"}, \"hops\"}]}, with the range of the repeats beside each median as *_range.\n\n" SN_EXIT_CODES};
+                    "\"p95\", \"p99\"}, \"hops\"}]}, with the range of the repeats beside each median as *_range; a row of "
+                    "--train has \"method\" and \"train_tok_s\".\n\n" SN_EXIT_CODES};
     size_t len = 0;
     for (int i = 0; i < argc && len < sizeof command_line; i++)
         len += (size_t)snprintf(command_line + len, sizeof command_line - len, "%s%s", i ? " " : "swarm ", argv[i]);

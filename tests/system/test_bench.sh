@@ -39,7 +39,7 @@ query "$scratch/b.json" 'all([
   d["machine"]["cores"] > 0, d["machine"]["cpu"], d["model"]["n_blocks"] == 4])' | grep -qx True ||
   fail "the report is not the one that was asked for: $(cat "$scratch/b.json")"
 [ "$(wc -l <"$scratch/b.csv")" = 13 ] || fail "the CSV has other lines"
-[ "$(head -1 "$scratch/b.csv" | tr ',' '\n' | wc -l)" = 33 ] || fail "the CSV has other columns"
+[ "$(head -1 "$scratch/b.csv" | tr ',' '\n' | wc -l)" = 36 ] || fail "the CSV has other columns"
 python3 - "$scratch/b.html" <<'END' || fail "the HTML report is not whole"
 import sys, xml.etree.ElementTree as tree
 text = open(sys.argv[1]).read()
@@ -72,6 +72,16 @@ wait_ready a
 succeeds "${bench[@]}" --join "${address[a]}" --json -
 stop_node a
 
+# Training: there and back, over lists of its own.
+succeeds "${bench[@]}" --nodes 1,3 --batch 2,3 --train lora --train head --csv "$scratch/t.csv" --html "$scratch/t.html" --json -
+query "$scratch/run.out" '[(r["what"], r["method"], r["nodes"], r["sessions"]) for r in d["rows"]] == [("train", m, n, s)
+  for m in ("lora", "head") for n, s in ((1, 2), (1, 3), (3, 2))] and all(
+  0 < r["train_tok_s_range"][0] <= r["train_tok_s"] <= r["train_tok_s_range"][1] for r in d["rows"])' | grep -qx True ||
+  fail "the report of training is not the one that was asked for: $(cat "$scratch/run.out")"
+[ "$(wc -l <"$scratch/t.csv")" = 7 ] || fail "the CSV of training has other lines"
+succeeds "${bench[@]}" --local all --train prompt --train deep-prompt
+[ "$(grep -c 'there and back' "$scratch/run.out")" = 2 ] || fail "the table of training has other lines"
+
 # Ended early: its nodes end with it.
 for how in INT KILL; do
   start long "$bin/swarm" bench --model "$model" --nodes 2 --new-tokens 200 --prompt-tokens 9 --repeat 1000
@@ -95,6 +105,9 @@ refuses 2 "needs --nodes" "${bench[@]}" --local all --kill replay
 refuses 2 "replay, replica or handover" "${bench[@]}" --nodes 2 --kill fire
 refuses 2 "is no link" "${bench[@]}" --nodes 2 --link 1gbit
 refuses 2 "it is ngram" "${bench[@]}" --nodes 2 --draft oracle
+refuses 2 "nothing but training" "${bench[@]}" --local all --train lora --sessions 2
+refuses 2 "train: --method magic is unknown" "${bench[@]}" --local all --train magic
+refuses 2 "16 virtual ones are beyond the 256" "${bench[@]}" --local all --train lora --prompt-tokens 250
 refuses 2 "has 4 blocks" "${bench[@]}" --nodes 5
 refuses 2 "sessions: .x." "${bench[@]}" --nodes 2 --sessions 1,x
 refuses 2 "beyond the 256" "${bench[@]}" --nodes 2 --context 250

@@ -84,15 +84,30 @@ void sn_row_exp(const float *logits, size_t n, double top, double temperature, d
     for (size_t i = 0; i < n; i++) out[i] = weight(logits[i], top, temperature);
 }
 
+/* 16 sums by place modulo 16, then a tree. */
+static double tree_sum(double part[16]) {
+    for (size_t half = 8; half; half /= 2)
+        for (size_t lane = 0; lane < half; lane++) part[lane] += part[lane + half];
+    return part[0];
+}
+
 double sn_row_sum_exp(const float *logits, size_t n, double top) {
     double part[16] = {0};
     size_t whole = n / 16 * 16;
     for (size_t i = 0; i < whole; i += 16)
         for (size_t lane = 0; lane < 16; lane++) part[lane] += weight(logits[i + lane], top, 1);
     for (size_t i = whole; i < n; i++) part[i - whole] += weight(logits[i], top, 1);
-    for (size_t half = 8; half; half /= 2)
-        for (size_t lane = 0; lane < half; lane++) part[lane] += part[lane + half];
-    return part[0];
+    return tree_sum(part);
+}
+
+double sn_row_exp_all(const float *logits, size_t n, double top, double *out) {
+    double part[16] = {0};
+    sn_row_exp(logits, n, top, 1, out);
+    size_t whole = n / 16 * 16;
+    for (size_t i = 0; i < whole; i += 16)
+        for (size_t lane = 0; lane < 16; lane++) part[lane] += out[i + lane];
+    for (size_t i = whole; i < n; i++) part[i - whole] += out[i];
+    return tree_sum(part);
 }
 
 double sn_row_logprob(const float *logits, size_t n, double top, int32_t id) {

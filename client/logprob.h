@@ -17,6 +17,9 @@ void sn_row_exp(const float *logits, size_t n, double top, double temperature, d
 /* Sum over i of exp(logits[i] - top), as 16 partial sums and one tree. */
 double sn_row_sum_exp(const float *logits, size_t n, double top);
 
+/* Both at once: out[i] = exp(logits[i] - top), and the same sum. */
+double sn_row_exp_all(const float *logits, size_t n, double top, double *out);
+
 /* log(softmax(logits)[id]), given the greatest logit. */
 double sn_row_logprob(const float *logits, size_t n, double top, int32_t id);
 

@@ -17,6 +17,7 @@ sn_status sn_loss_open(sn_loss *loss, sn_head *head, const sn_hparams *hp, const
         status = sn_calloc(&loss->logits, LOSS_ROWS * vocab, sizeof(float), err);
     if (!status && params->shape.method != SN_METHOD_HEAD)
         status = sn_calloc(&loss->grads, LOSS_ROWS * vocab, sizeof(float), err);
+    if (!status) status = sn_calloc(&loss->p, vocab, sizeof *loss->p, err);
     return status;
 }
 
@@ -24,25 +25,21 @@ void sn_loss_close(sn_loss *loss) {
     free(loss->rows);
     free(loss->logits);
     free(loss->grads);
+    free(loss->p);
     *loss = (sn_loss){0};
 }
 
-/* -log softmax(row)[want]; grads: weight * (softmax - 1 at want). */
+/* -log softmax(row)[want]; grads (NULL: not wanted): weight * (softmax - 1 at want). p: scratch, n. */
 static sn_status cross_entropy(const float *row, size_t n, int32_t want, double weight, double *loss, float *grads,
-                               sn_err *err) {
+                               double *p, sn_err *err) {
     int32_t best;
     sn_status status = sn_row_best(row, n, &best, err);
     if (status) return status;
     double top = (double)row[best];
-    *loss -= sn_row_logprob(row, n, top, want);
-    if (!grads) return SN_OK;
-    double sum = sn_row_sum_exp(row, n, top), p[256];
-    for (size_t at = 0; at < n; at += 256) {
-        size_t m = sn_min_size(256, n - at);
-        sn_row_exp(row + at, m, top, 1, p);
-        for (size_t i = 0; i < m; i++) grads[at + i] = (float)(weight * (p[i] / sum));
-    }
-    grads[want] = (float)(weight * (sn_exp((double)row[want] - top) / sum - 1));
+    double sum = grads ? sn_row_exp_all(row, n, top, p) : sn_row_sum_exp(row, n, top), share = weight / sum;
+    *loss -= ((double)row[want] - top) - sn_ln(sum);
+    for (size_t i = 0; grads && i < n; i++) grads[i] = (float)(p[i] * share);
+    if (grads) grads[want] = (float)(weight * (p[want] / sum - 1));
     return SN_OK;
 }
 
@@ -55,7 +52,7 @@ static sn_status some_rows(sn_loss *l, const float *hidden, const size_t *row, c
     sn_status status = sn_head_logits(l->head, l->rows, (int)n, l->logits, err);
     for (size_t i = 0; i < n && !status; i++)
         status = cross_entropy(l->logits + i * vocab, vocab, want[i], l->weight, sum,
-                               dhidden ? l->grads + i * vocab : NULL, err);
+                               dhidden ? l->grads + i * vocab : NULL, l->p, err);
     if (!status && dhidden) status = sn_head_logits_grad(l->head, l->rows, (int)n, l->grads, back, err);
     for (size_t i = 0; i < n && !status && dhidden; i++)
         memcpy(dhidden + row[i] * embd, back + i * embd, embd * sizeof(float));
@@ -82,6 +79,7 @@ static sn_status predict_label(sn_loss *l, const sn_example *e, const float *hid
                                sn_err *err) {
     size_t embd = (size_t)l->hp->n_embd, n = (size_t)l->params->shape.n_labels;
     float logits[SN_LABELS_MAX], grads[SN_LABELS_MAX];
+    double p[SN_LABELS_MAX];
     const float *score = l->params->values;
     sn_status status = sn_head_norm(l->head, hidden + (e->n - 1) * embd, 1, l->rows, err);
     for (size_t k = 0; k < n && !status; k++) {
@@ -92,7 +90,7 @@ static sn_status predict_label(sn_loss *l, const sn_example *e, const float *hid
     int32_t best = 0;
     if (!status) status = sn_row_best(logits, n, &best, err);
     *right = best == e->label;
-    if (!status) status = cross_entropy(logits, n, e->label, l->weight, sum, grads, err);
+    if (!status) status = cross_entropy(logits, n, e->label, l->weight, sum, grads, p, err);
     for (size_t k = 0; k < n && l->score_grads && !status; k++)
         for (size_t i = 0; i < embd; i++) l->score_grads[k * embd + i] += grads[k] * l->rows[i];
     return status;

@@ -12,7 +12,8 @@ typedef struct sn_loss {
     const sn_params *params;
     double weight;                /* of one learned token, or one label: 1 / how many the step has */
     float *score_grads;           /* (labels, n_embd): grows by those of a classifier; NULL: none are wanted */
-    float *rows, *logits, *grads; /* scratch of one call */
+    float *rows, *logits, *grads; /* these, and p: scratch of one call */
+    double *p;
 } sn_loss;
 
 sn_status sn_loss_open(sn_loss *loss, sn_head *head, const sn_hparams *hp, const sn_params *params,

@@ -157,6 +157,9 @@ typedef struct sn_cpu_kernels {
     void (*silu_mul)(size_t n, const float *gate, const float *up, float *y);
     void (*add)(size_t n, float *y, const float *x);
     void (*multiply)(const sn_multiply_job *job);
+    /* Columns [first, end) of a panel's rows, with the bits of sn_cpu_weight_row: out (SN_LANES, stride). first: a multiple of
+     * 32; end too, where the layout is quantised. */
+    void (*unpack)(const sn_cpu_weight *weight, size_t panel, size_t first, size_t end, float *out, size_t stride);
     void (*rms_norm_grad)(int width, const float *x, const float *weight, float eps, const float *dy, bool grow, float *dx);
     void (*silu_mul_grad)(size_t n, const float *gate, const float *up, const float *dy, float *dgate, float *dup);
     void (*attention_grad)(const sn_attention_grad_job *job);
@@ -180,9 +183,6 @@ sn_status sn_cpu_weight_pack(sn_device *d, sn_dtype dtype, size_t rows, size_t c
                              sn_err *err) SN_MUST_USE; /* `host` may lie unaligned */
 sn_cpu_weight sn_cpu_weight_view(const sn_weight *weight);
 void sn_cpu_weight_row(const sn_cpu_weight *weight, size_t row, float *out); /* unpacked, as float32 */
-/* Columns [first, end) of a panel's rows, unpacked: out (SN_LANES, stride). first, end: multiples of 32 where the layout is
- * quantised. */
-void sn_cpu_weight_tile(const sn_cpu_weight *weight, size_t panel, size_t first, size_t end, float *out, size_t stride);
 
 /* cpu.c */
 sn_status sn_cpu_open(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err) SN_MUST_USE;

@@ -48,7 +48,7 @@ static void linear_grad_columns(void *ctx, size_t item, int worker) {
     for (size_t panel = 0; panel < w->n_panels; panel += TILE_PANELS) {
         size_t row = panel * SN_LANES, panels = sn_min_size(TILE_PANELS, w->n_panels - panel);
         for (size_t p = 0; p < panels; p++)
-            sn_cpu_weight_tile(w, panel + p, first, end, tile + p * SN_LANES * TILE_COLS, TILE_COLS);
+            job->cpu->kernels->unpack(w, panel + p, first, end, tile + p * SN_LANES * TILE_COLS, TILE_COLS);
         job->cpu->kernels->multiply(&(sn_multiply_job){.rows = job->n,
                                                        .depth = sn_min_size(panels * SN_LANES, w->rows - row),
                                                        .width = end - first,

@@ -42,6 +42,73 @@ static void multiply(const sn_multiply_job *job) {
     if (column < job->width) multiply_rows(1, job->width - column, job, column);
 }
 
+/* -- weights, unpacked: d * q + m, two roundings, as a row of the matrix is read (sn_cpu_weight_row) */
+
+typedef uint32_t four_words __attribute__((vector_size(16)));
+
+/* One group of 32 columns of the panel whose block begins at `block`: out (SN_LANES, stride). */
+INLINE void unpack_group(sn_layout layout, const uint8_t *block, size_t g, float *out, size_t stride) {
+    const bool nibbles = sn_layout_nibbles(layout), super = sn_layout_super(layout), fine = sn_layout_fine(layout);
+    const size_t quants = nibbles ? SN_Q4_BYTES : SN_Q8_BYTES;
+    const uint8_t *q = block, *scales = block + quants;
+    vf head_d = vf_set(0), head_m = head_d;
+    if (super) {
+        head_d = vf_from_f16(block);
+        head_m = vf_from_f16(block + 32);
+        scales = block + SN_SUPER_HEAD + g * SN_SUPER_SCALES;
+        q = block + SN_SUPER_HEAD + SN_SUPER_GROUPS * SN_SUPER_SCALES + g * quants;
+    }
+    for (int h = 0; h < 2; h++) {
+        float ds[SN_LANES], ms[SN_LANES];
+        vf d, m = vf_set(0);
+        load_scales(layout, scales, fine ? h : 0, head_d, head_m, &d, &m);
+        if (layout == SN_LAYOUT_Q4_SIGNED) m = vf_mul(vf_set(-8), d);
+        vf_store(ds, d);
+        vf_store(ms, m);
+        const uint8_t *from = q + (nibbles ? 0 : 256 * h);
+        for (size_t lane = 0; lane < SN_LANES; lane++) {
+            uint32_t word[4];
+            memcpy(&word[0], from + 4 * lane, 4);
+            memcpy(&word[1], from + 4 * lane + 64, 4);
+            memcpy(&word[2], from + 4 * lane + 128, 4);
+            memcpy(&word[3], from + 4 * lane + 192, 4);
+            four_words bytes = {word[0], word[1], word[2], word[3]};
+            bytes = nibbles ? bytes >> 4 * h & 0x0f0f0f0f : bytes ^ 0x80808080;
+            vf x = vf_mul(vf_set(ds[lane]), vf_from_i8(&bytes));
+            vf_store(out + lane * stride + 16 * h, vf_add(x, vf_set(ms[lane])));
+        }
+    }
+}
+
+INLINE void unpack_layout(sn_layout layout, const sn_cpu_weight *w, const uint8_t *panel, size_t first, size_t end,
+                          float *out, size_t stride) {
+    size_t groups = sn_layout_super(layout) ? SN_SUPER_GROUPS : 1, block_bytes = w->panel_bytes / w->n_blocks;
+    for (size_t k = first; sn_layout_quantised(layout) && k < end; k += 32)
+        unpack_group(layout, panel + k / 32 / groups * block_bytes, k / 32 % groups, out + (k - first), stride);
+    for (size_t k = first; !sn_layout_quantised(layout) && k < end; k++) {
+        const uint8_t *at = panel + k * SN_LANES * (layout == SN_LAYOUT_F32 ? 4 : 2);
+        float column[SN_LANES];
+        vf_store(column, layout == SN_LAYOUT_F32   ? vf_load((const float *)at)
+                         : layout == SN_LAYOUT_F16 ? vf_from_f16(at)
+                                                   : vf_from_bf16(at));
+        for (size_t lane = 0; lane < SN_LANES; lane++) out[lane * stride + (k - first)] = column[lane];
+    }
+}
+
+static void unpack(const sn_cpu_weight *w, size_t panel, size_t first, size_t end, float *out, size_t stride) {
+    const uint8_t *at = w->data + panel * w->panel_bytes;
+    switch (w->layout) {
+#define X(name, k, bytes)                                                                                              \
+    case SN_LAYOUT_##name:                                                                                             \
+        unpack_layout(SN_LAYOUT_##name, w, at, first, end, out, stride);                                               \
+        break;
+        SN_LAYOUTS(X)
+#undef X
+    case SN_LAYOUT_COUNT:
+        break;
+    }
+}
+
 /* -- y = x s w, s = 1 / sqrt(mean(x^2) + eps):  dx = s w dy - x s^3 / width * sum(w dy x) */
 
 static void rms_norm_grad(int width, const float *x, const float *weight, float eps, const float *dy, bool grow,

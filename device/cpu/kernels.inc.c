@@ -311,6 +311,7 @@ const sn_cpu_kernels LANES_KERNELS = {
     .silu_mul = silu_mul,
     .add = add,
     .multiply = multiply,
+    .unpack = unpack,
     .rms_norm_grad = rms_norm_grad,
     .silu_mul_grad = silu_mul_grad,
     .attention_grad = attention_grad,

@@ -292,14 +292,3 @@ void sn_cpu_weight_row(const sn_cpu_weight *w, size_t row, float *out) {
     }
     for (size_t g = 0; g < w->cols / SN_QUANT_GROUP; g++, out += SN_QUANT_GROUP) unpack_group(w, at, g, lane, out);
 }
-
-void sn_cpu_weight_tile(const sn_cpu_weight *w, size_t panel, size_t first, size_t end, float *out, size_t stride) {
-    const uint8_t *at = w->data + panel * w->panel_bytes;
-    for (size_t lane = 0; lane < SN_LANES; lane++, out += stride) {
-        if (!sn_layout_quantised(w->layout))
-            for (size_t k = first; k < end; k++) out[k - first] = read_float(w->layout, at, k * SN_LANES + lane);
-        else
-            for (size_t k = first; k < end; k += SN_QUANT_GROUP)
-                unpack_group(w, at, k / SN_QUANT_GROUP, lane, out + (k - first));
-    }
-}

@@ -152,7 +152,8 @@ enum {
     U64(steps) U64(tokens) U64(passes) U64(compute_us) U64(guard_bytes) U64(draining)        \
     U64(shared_pages) U64(shared_tokens) U64(idle_bytes)
 
-/* status: an sn_status. wait_ms: of SN_RETRY, when the same request may do; 0: not known. session and step as in the message that failed, zero when it had none. */
+/* status: an sn_status. wait_ms: of SN_RETRY, when the same request may do; 0: not known. session and step as in the message that
+ * failed, zero when it had none. */
 #define SN_FIELDS_ERROR(U64, KEY, SID, STR, LIST, BLOBS)                                                               \
     U64(status) U64(wait_ms) SID(session) U64(step) STR(text, SN_TEXT_SIZE_MAX)
 

@@ -17,23 +17,29 @@ report() { # report NAME STATUS: one line a test that is no Criterion suite
   if [ "$2" = 0 ]; then passed=$((passed + 1)); echo "  ok      $1"; else failed=$((failed + 1)); echo "  FAILED  $1"; fi
 }
 
-# unit FOLDER: every Criterion program of a build. Counts come from Criterion's closing lines.
+# One Criterion program; its output, and at the end "PASSED FAILED SKIPPED PROGRAM" (skipped tests are not among the tested).
+unit_one() {
+  local out rc synthesis t f c
+  out=$(timeout 900 "$1" --jobs 2 2>&1); rc=$?
+  synthesis=$(grep -a 'Synthesis: Tested' <<<"$out" | tail -1)
+  t=$(sed -n 's/.*Tested: [^0-9]*\([0-9]*\).*/\1/p' <<<"$synthesis")
+  f=$(grep -o 'Failing: [^0-9]*[0-9]*' <<<"$synthesis" | grep -o '[0-9]*$'); c=$(grep -o 'Crashing: [^0-9]*[0-9]*' <<<"$synthesis" | grep -o '[0-9]*$')
+  t=${t:-0} f=$((${f:-0} + ${c:-0})); local p=$((t - f))
+  if [ -z "$synthesis" ] || { [ $rc -ne 0 ] && [ $f -eq 0 ]; } || grep -aq 'ERROR: LeakSanitizer\|SUMMARY: .*Sanitizer' <<<"$out"; then f=$((f + 1)); fi
+  local log; log=$(mktemp)
+  { grep -a '^skipped: ' <<<"$out" | sort -u | sed 's/^/  /'; [ $f -eq 0 ] || tail -n 60 <<<"$out"; } >"$log"
+  echo "$p $f $(grep -ac '^skipped: ' <<<"$out") $1 $log"
+}
+export -f unit_one
+
+# unit FOLDER: every Criterion program of a build, two at once: most of them wait more than they compute.
 unit() {
-  local dir=$1 program out rc synthesis
-  for program in "$dir"/tests/test_*; do
-    [ -x "$program" ] || continue
-    out=$(timeout 900 "$program" --jobs 2 2>&1); rc=$?
-    synthesis=$(grep -a 'Synthesis: Tested' <<<"$out" | tail -1)
-    local t p f c
-    t=$(sed -n 's/.*Tested: [^0-9]*\([0-9]*\).*/\1/p' <<<"$synthesis" | head -1)
-    f=$(grep -ao 'Failing: [^0-9]*[0-9]*' <<<"$synthesis" | grep -o '[0-9]*$'); c=$(grep -ao 'Crashing: [^0-9]*[0-9]*' <<<"$synthesis" | grep -o '[0-9]*$')
-    local skips; skips=$(grep -ac '^skipped: ' <<<"$out")
-    t=${t:-0} f=$((${f:-0} + ${c:-0})); p=$((t - f)) # skipped tests are not among the tested
-    if [ -z "$synthesis" ] || { [ $rc -ne 0 ] && [ $f -eq 0 ]; } || grep -aq 'ERROR: LeakSanitizer\|SUMMARY: .*Sanitizer' <<<"$out"; then f=$((f + 1)); fi
-    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + skips))
-    grep -a '^skipped: ' <<<"$out" | sort -u | sed 's/^/  /'
-    if [ $f -ne 0 ]; then echo "  FAILED  ${program#"$root"/}"; printf '%s\n' "$out" | tail -60; else echo "  ok      ${program#"$root"/} ($p)"; fi
-  done
+  local p f s program log
+  while read -r p f s program log; do
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    if [ "$f" -ne 0 ]; then echo "  FAILED  ${program#"$root"/}"; else echo "  ok      ${program#"$root"/} ($p)"; fi
+    cat "$log"; rm -f "$log"
+  done < <(find "$1/tests" -maxdepth 1 -name 'test_*' -type f -perm -u+x | sort | xargs -P 2 -I{} bash -c 'unit_one {}')
 }
 
 threads() {

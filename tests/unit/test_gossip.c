@@ -15,8 +15,8 @@ Test(gossip, everybody_learns_of_everybody_and_goes_on_knowing, .timeout = 60) {
     crowd *c = crowd_new(8, 0);
     crowd_add(c, -1);
     for (int i = 1; i < 40; i++) crowd_add(c, i % 7 ? 0 : i - 1); /* some know another door */
-    crowd_run(c, 4);
-    cr_expect_gt(crowd_least_known(c), 20, "%zu after four seconds", crowd_least_known(c));
+    crowd_run(c, 10);
+    cr_expect_gt(crowd_least_known(c), 20, "%zu after ten seconds", crowd_least_known(c));
     crowd_run(c, 30);
     for (int i = 0; i < 8; i++) {
         crowd_run(c, 15);

@@ -1,5 +1,6 @@
 /* Element types of tensors in files, on devices and on the wire, and the size of their storage.
  *
+ * Messages number them in this order, so the first four stay where they are (docs/PROTOCOL.md).
  * A type stores `block` consecutive elements of a row in `bytes` bytes; plain types have block 1. The layouts of the
  * quantised blocks are those of the GGUF specification (ggml's quantisation formats); device/quant.h decodes them. */
 #ifndef SN_BASE_DTYPE_H
@@ -16,6 +17,7 @@
     X(F32, 1, 4)                                                                                                       \
     X(F16, 1, 2)                                                                                                       \
     X(BF16, 1, 2)                                                                                                      \
+    X(Q8, 32, 34) /* of hidden states on the wire only: base/wire.h */                                                 \
     X(I32, 1, 4)                                                                                                       \
     X(I64, 1, 8)                                                                                                       \
     X(Q4_0, 32, 18)                                                                                                    \

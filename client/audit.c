@@ -221,6 +221,8 @@ sn_status sn_audit_open(sn_audit *a, const sn_audit_log *l, const sn_chain *like
                                 .timeout_ms = a->options.timeout_ms,
                                 .receipts = true,
                                 .cut_at = cut_at,
+                                .wire = like->options.wire,
+                                .round_at = like->rounds,
                                 .pick = a->options.pick,
                                 .tuned = like->options.tuned,
                                 .avoid = may_not_check,

@@ -44,6 +44,7 @@ typedef struct sn_bench_plan {
     int more_max;                  /* tokens behind the context, at most: a prompt's, or new ones */
     bool push, local;
     sn_kv_dtype kv_dtype;
+    sn_dtype wire;
     sn_strings join, node_options;
     int timeout_ms, steps_ahead; /* as of sn_chain_options */
 } sn_bench_plan;

@@ -34,8 +34,8 @@ static json_t *hops_json(const sn_bench_row *row) {
 
 static json_t *row_json(const sn_bench_plan *p, const sn_bench_row *row) {
     const sn_bench_case *c = &row->of;
-    json_t *o = json_pack("{s:s,s:i,s:i,s:s,s:b,s:i,s:i,s:i,s:i,s:i}", "what", sn_bench_what(c), "nodes", c->nodes, "threads",
-                          c->threads, "link", link_of(c), "push", p->push, "sessions", c->sessions, "context", c->context,
+    json_t *o = json_pack("{s:s,s:i,s:i,s:s,s:b,s:s,s:i,s:i,s:i,s:i,s:i}", "what", sn_bench_what(c), "nodes", c->nodes, "threads",
+                          c->threads, "link", link_of(c), "push", p->push, "wire", sn_dtype_name(p->wire), "sessions", c->sessions, "context", c->context,
                           "prompt_tokens", p->prompt_tokens, "new_tokens", p->new_tokens, "repeat", p->repeat);
     if (c->kind == SN_BENCH_SPEED) {
         set_spread(o, "prefill_tok_s", &row->prefill_tok_s);
@@ -156,8 +156,8 @@ void sn_bench_print(FILE *out, const sn_bench_plan *p, const sn_bench_row *rows,
             (long long)json_integer_value(json_object_get(m, "cores")), json_string_value(json_object_get(m, "kernel")),
             SN_VERSION, p->hp->name);
     json_decref(m);
-    fprintf(out, "prompts of %d tokens, %d new ones; medians of %d repeats and their farthest, after %d to warm up%s\n\n",
-            p->prompt_tokens, p->new_tokens, p->repeat, p->warmup, p->push ? "; nodes push" : "");
+    fprintf(out, "prompts of %d tokens, %d new ones; medians of %d repeats and their farthest, after %d to warm up%s; %s on the wire\n\n",
+            p->prompt_tokens, p->new_tokens, p->repeat, p->warmup, p->push ? "; nodes push" : "", sn_dtype_name(p->wire));
     fprintf(out, "%-9s%6s%8s  %-20s%9s%9s%15s%15s%15s%9s%9s%9s\n", "what", "nodes", "threads", "link", "sessions",
             "context", "prompt tok/s", "ttft ms", "decode tok/s", "itl p50", "p95", "p99");
     for (size_t i = 0; i < n; i++) {
@@ -172,7 +172,7 @@ static void csv_spread(FILE *out, const sn_bench_spread *s) { fprintf(out, ",%.3
 
 static void csv_row(FILE *out, const sn_bench_plan *p, const sn_bench_row *row) {
     const sn_bench_case *c = &row->of;
-    fprintf(out, "%s,%d,%d,\"%s\",%d,%d,%d,%d,%d", sn_bench_what(c), c->nodes, c->threads, link_of(c), p->push, c->sessions,
+    fprintf(out, "%s,%d,%d,\"%s\",%d,%s,%d,%d,%d,%d", sn_bench_what(c), c->nodes, c->threads, link_of(c), p->push, sn_dtype_name(p->wire), c->sessions,
             c->context, p->prompt_tokens, p->new_tokens);
     csv_spread(out, &row->prefill_tok_s);
     csv_spread(out, &row->ttft_ms);
@@ -189,7 +189,7 @@ static void csv_row(FILE *out, const sn_bench_plan *p, const sn_bench_row *row) 
 sn_status sn_bench_csv(const char *path, const sn_bench_plan *p, const sn_bench_row *rows, size_t n, sn_err *err) {
     FILE *out = fopen(path, "w");
     if (!out) return sn_fail(err, SN_REFUSED, "%s cannot be written: %s", path, strerror(errno));
-    fprintf(out, "what,nodes,threads,link,push,sessions,context,prompt_tokens,new_tokens");
+    fprintf(out, "what,nodes,threads,link,push,wire,sessions,context,prompt_tokens,new_tokens");
     static const char *const spreads[] = {"prefill_tok_s", "ttft_ms", "decode_tok_s", "forward_tok_s", "recovery_ms",
                                           "train_tok_s"};
     for (size_t i = 0; i < sizeof spreads / sizeof *spreads; i++)

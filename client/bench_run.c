@@ -107,6 +107,7 @@ static sn_status open_session(bench *b, session *s, uint64_t seed, sn_err *err) 
                                 .push = p->push,
                                 .replica = b->of->kind == SN_BENCH_KILL && !strcmp(b->of->kill, "replica"),
                                 .steps_ahead = p->steps_ahead,
+                                .wire = p->wire,
                                 .kv_dtype = p->kv_dtype};
     if (p->local) {
         options.device = sn_bench_head_device(b->head);

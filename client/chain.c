@@ -53,6 +53,28 @@ static void begin_flow(sn_chain *chain) {
     chain->options.flow = NULL; /* ours from now on */
 }
 
+/* Where hidden states are rounded: where that is said, or at each end of what a node computes on the first way. */
+static sn_status fix_rounds(sn_chain *chain, sn_err *err) {
+    const bool *given = chain->options.round_at;
+    size_t n = (size_t)chain->hp.n_blocks + 1;
+    if (chain->options.wire == SN_F32 || chain->rounds) return SN_OK;
+    if (chain->hp.n_embd % (int)sn_dtype_block(chain->options.wire))
+        return sn_fail(err, SN_REFUSED, "hidden states of %d numbers are no whole blocks of %s: choose another type for the wire",
+                       chain->hp.n_embd, sn_dtype_name(chain->options.wire));
+    if (!given && !chain->n_hops) return SN_OK;
+    sn_status status = sn_calloc(&chain->rounds, n, sizeof *chain->rounds, err);
+    if (status) return status;
+    if (given) memcpy(chain->rounds, given, n * sizeof *given);
+    chain->options.round_at = NULL; /* it may be gone sooner */
+    for (size_t i = 0; i < chain->n_hops; i++)
+        if (!chain->hops[i].local) chain->rounds[chain->hops[i].first] = chain->rounds[chain->hops[i].end] = true;
+    for (size_t i = 0; i < chain->n_hops; i++) {
+        chain->hops[i].takes = sn_chain_wire_at(chain, chain->hops[i].first);
+        chain->hops[i].gives = sn_chain_wire_at(chain, chain->hops[i].end);
+    }
+    return SN_OK;
+}
+
 sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, sn_chain **out, sn_err *err) {
     sn_chain *chain = NULL;
     *out = NULL;
@@ -80,12 +102,14 @@ sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, 
         status = sn_calloc(&chain->rows[i], (size_t)SN_SPAN_ROWS_MAX * (size_t)chain->hp.n_embd, sizeof(float), err);
     if (!status) status = sn_calloc(&chain->weights, (size_t)chain->hp.n_blocks, sizeof *chain->weights, err);
     if (!status) status = sn_seen_new(&chain->seen, err);
+    if (!status) status = fix_rounds(chain, err);
     if (!status && !options->plan_only) status = load_local(chain, model, err);
     if (!status) status = sn_chain_learn_hashes(chain, model, err);
     chain->options.like = NULL; /* it may be gone sooner */
     if (!status && !options->plan_only)
         status = sn_chain_connect(chain, chain->options.first, chain->options.end, sn_chain_grace_ms(chain, 0), &retries,
                                   chain->hops, &chain->n_hops, err);
+    if (!status) status = fix_rounds(chain, err);
     if (status) sn_chain_close(&chain);
     *out = chain;
     return status;
@@ -103,6 +127,7 @@ void sn_chain_close(sn_chain **chain) {
     for (int i = 0; i < 2; i++) free(c->rows[i]);
     free(c->block_hash);
     free(c->weights);
+    free(c->rounds);
     free(c->known_hash);
     free(c);
     *chain = NULL;
@@ -149,7 +174,8 @@ sn_status sn_chain_step_group(sn_chain *chain, sn_hop_at *hops, size_t i, size_t
             status = SN_OK;
         }
         if (!status && chain->options.audit)
-            status = sn_audit_note(chain->options.audit, hops + i, j - i, position + done, rows, n_embd, in + at, out + at, err);
+            status = sn_audit_note(chain->options.audit, hops + i, j - i, position + done, rows, n_embd,
+                                   hops[i].inputs + (size_t)(position + done) * (size_t)n_embd, out + at, err);
         if (status) return status;
         sn_chain_note_step(chain, hops, i, j, rows);
     }

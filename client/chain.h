@@ -38,6 +38,10 @@ typedef struct sn_chain_options {
     bool plan_only;           /* opens no sessions and loads nothing: for client/prospect.h */
     bool every_block;         /* cut the route at every block, so that every hidden state comes by here */
     const bool *cut_at;       /* (n_blocks), or NULL: the same at the blocks that are set; borrowed */
+    sn_dtype wire;            /* as what hidden states travel to and from nodes and between them: F32, or rounded */
+    const bool *round_at;     /* (n_blocks + 1), or NULL: where they are rounded, whoever computes what lies beside; what goes
+                                 into `first` is then rounded already. NULL: where the first way over nodes begins and ends.
+                                 There the route is cut from then on. Borrowed while opening */
     struct sn_audit *audit;   /* is told every step of a node, and may find that one lied; borrowed; NULL: none */
     sn_chain_tuned tuned;     /* zeroed: nothing */
     sn_pick pick;             /* which nodes may be used */

@@ -19,6 +19,8 @@ struct sn_chain {
     sn_hash *block_hash;        /* of blocks whose weights our own file holds */
     const sn_hash **known_hash; /* n_blocks: into block_hash, or NULL */
     sn_hash *weights;           /* (n_blocks): of what computes them */
+    bool *rounds;               /* (n_blocks + 1): hidden states are rounded to options.wire there. They stay where they were at
+                                   the beginning, so that whoever takes whose place gives the same bits. NULL: not known yet */
     sn_span *span;              /* local blocks */
     sn_tuning *tuning;          /* of these; NULL: none */
     sn_kv_pool *pool;
@@ -57,12 +59,17 @@ sn_status sn_chain_connect(sn_chain *chain, int first, int end, int wait_ms, int
 sn_status sn_chain_survey(sn_chain *chain, sn_offers *out, sn_err *err) SN_MUST_USE;
 /* A way over blocks [first, end), by what is known now, or after waiting up to wait_ms for somebody to serve them. */
 sn_status sn_chain_plan(sn_chain *chain, int first, int end, int wait_ms, sn_route *out, sn_err *err) SN_MUST_USE;
+/* Cuts the stops of a way further, where the chain must be cut. */
+sn_status sn_chain_cut(const sn_chain *chain, sn_route *route, sn_err *err) SN_MUST_USE;
 /* Asks those nodes among which there is a choice, or all that may be used, how far they are, unless that is known. Takes
  * a fraction of a second. */
 sn_status sn_chain_measure(sn_chain *chain, bool all, sn_err *err) SN_MUST_USE;
 /* After a step of n rows through the group of hops [i, j). */
 void sn_chain_note_step(sn_chain *chain, const sn_hop_at *hops, size_t i, size_t j, int n);
 void sn_chain_close_hops(sn_chain *chain, sn_hop_at *hops, size_t n);
+
+/* The type in which hidden states go over the boundary before `block`. */
+sn_dtype sn_chain_wire_at(const sn_chain *chain, int block);
 
 /* -- chain.c: rows through one group */
 

@@ -58,6 +58,8 @@ static bool is_better(sn_chain *chain, const sn_offers *offers, size_t *i, size_
     const sn_chain_options *o = &chain->options;
     if (!present_way(chain, offers, &now)) return false; /* one is leaving, or gone: a step will show */
     if (sn_route_shortest(offers->at, offers->n, o->push, o->first, o->end, &better, &none)) return false;
+    if (sn_chain_cut(chain, &better, &none)) return false;
+    better.cost_ns = sn_route_cost(offers->at, better.stops, better.n, o->push);
     if (better.cost_ns >= now.cost_ns) return false;
     int64_t replay_ns = find_change(chain, offers, &now, &better, i, j);
     int64_t left = chain->options.max_tokens - chain->length;

@@ -46,6 +46,7 @@ sn_status sn_chain_survey(sn_chain *chain, sn_offers *out, sn_err *err) {
                           .local_end = chain->options.local_end,
                           .pick = chain->options.pick,
                           .kv_bytes_per_block = kv_bytes_per_block(chain),
+                          .wire = chain->options.wire,
                           .seed = chain->options.route_seed};
     if (link) sn_seen_presence(chain->seen, wish.directory);
     sn_status status = sn_offers_make(&wish, out, err);
@@ -184,19 +185,28 @@ sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *
 /* -- connecting ------------------------------------------------------------------------------------------------------
  */
 
-static sn_status cut_as_asked(const sn_chain *chain, sn_route *route, sn_err *err) {
+sn_dtype sn_chain_wire_at(const sn_chain *chain, int block) {
+    return !chain->rounds || chain->rounds[block] ? chain->options.wire : SN_F32;
+}
+
+static bool is_cut(const sn_chain *chain, int block) {
+    const sn_chain_options *o = &chain->options;
+    return o->every_block || (o->cut_at && o->cut_at[block]) || (chain->rounds && chain->rounds[block]);
+}
+
+sn_status sn_chain_cut(const sn_chain *chain, sn_route *route, sn_err *err) {
     const sn_chain_options *o = &chain->options;
     sn_stop cut[SN_HOPS_MAX];
     size_t m = 0;
     int blocks = route->stops[route->n - 1].end - route->stops[0].first;
-    if (!o->every_block && !o->cut_at) return SN_OK;
+    if (!o->every_block && !o->cut_at && !chain->rounds) return SN_OK;
     if (o->every_block && blocks > SN_HOPS_MAX)
         return sn_fail(err, SN_REFUSED, "%d blocks cannot be cut into hops of one block: at most %d can", blocks,
                        SN_HOPS_MAX);
     for (size_t i = 0; i < route->n; i++) {
         const sn_stop *stop = &route->stops[i];
         for (int b = stop->first, from = b; b < stop->end; b++) {
-            if (b + 1 < stop->end && !o->every_block && !o->cut_at[b + 1]) continue;
+            if (b + 1 < stop->end && !is_cut(chain, b + 1)) continue;
             if (m == SN_HOPS_MAX) return sn_fail(err, SN_REFUSED, "a chain has at most %d hops", SN_HOPS_MAX);
             cut[m++] = (sn_stop){stop->node, from, b + 1, stop->offer};
             from = b + 1;
@@ -221,7 +231,7 @@ sn_status sn_chain_plan(sn_chain *chain, int first, int end, int wait_ms, sn_rou
         sn_err asking;
         sn_status status = plan_now(chain, first, end, out, err);
         int64_t left_us = until - sn_now_us();
-        if (!status) status = cut_as_asked(chain, out, err);
+        if (!status) status = sn_chain_cut(chain, out, err);
         if (status != SN_RETRY || !link || left_us <= 0) return status;
         sn_status asked = sn_link_discover(link, &chain->model, (int)(left_us / 1000) + 1, &asking);
         if (asked) /* the cause: nobody could be asked */
@@ -253,10 +263,13 @@ static sn_status open_session(sn_chain *chain, const uint8_t *predecessor, sn_ho
 }
 
 static sn_status open_hop(sn_chain *chain, const sn_stop *stop, const sn_hop_at *before, sn_hop_at *hop, sn_err *err) {
-    bool pushed = chain->options.push && before && !before->local && stop->node;
+    bool pushed = chain->options.push && before && !before->local && stop->node &&
+                  memcmp(before->node, stop->node->node, SN_KEY_SIZE); /* not to itself, where a boundary asks for two hops */
     sn_status status = sn_hop_init(hop, stop, &chain->model, &chain->options.tuned.hash, pushed, err);
     if (status) return status;
     hop->flow = chain->flow;
+    hop->takes = sn_chain_wire_at(chain, hop->first);
+    hop->gives = sn_chain_wire_at(chain, hop->end);
     for (int b = stop->first; b < stop->end; b++)
         memcpy(chain->weights[b].bytes,
                hop->local ? sn_span_block_hash(chain->span, b)->bytes : stop->node->block_hash[b - (int)stop->node->first_block],

@@ -57,7 +57,7 @@ typedef struct sn_client_options {
     const char *dht;
     sn_block_range local;
     int64_t timeout_s, max_retries, steps_ahead, threads, route_seed, replan_s;
-    const char *kv_dtype; /* NULL: f32 */
+    const char *kv_dtype, *wire; /* NULL: f32 */
     size_t kv_memory;
     bool push, kv_replica, json, json_log;
 } sn_client_options;

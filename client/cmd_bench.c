@@ -2,6 +2,7 @@
 #include "client/bench.h"
 
 #include "base/text.h"
+#include "base/wire.h"
 #include "client/tune/params.h"
 
 #include <stdio.h>
@@ -52,6 +53,7 @@ static const sn_option what_options[] = {
     SN_OPT_INT("warmup", "N", &given.warmup, 0, 1000, "and so often before, without counting"),
     SN_OPT_STRING("threads", "LIST", &given.threads, "workers of each node, and of this program's head"),
     SN_OPT_STRING("kv-dtype", "f32|f16|q8", &sn_given.kv_dtype, "what keys and values are kept as; without it f32"),
+    SN_OPT_STRING("wire", "f32|bf16|f16|q8", &sn_given.wire, "as what hidden states travel; without it f32, the others are lossy"),
     SN_OPT_STRING("isa", "NAME", &sn_given.isa, "kernels of the CPU: c, avx2 or avx512; without it, the fastest"),
 };
 
@@ -205,11 +207,13 @@ static sn_status check_place(const lists *l, sn_err *err) {
                           drafts_given()))
         return sn_fail(err, SN_REFUSED,
                        "--train measures nothing but training: leave out --sessions, --beside, --kill, --push and --draft");
+    if (given.train.n && sn_given.wire)
+        return sn_fail(err, SN_REFUSED, "batches to train always travel as float32: leave out --wire");
     if (sn_given.local.given && !given.train.n &&
         (l->sessions.n > 1 || l->sessions.items[0] > 1 || given.batch || given.beside))
         return sn_fail(err, SN_REFUSED, "--local all is one session: start --nodes 1 to measure several at once");
-    if (sn_given.local.given && (given.link.n || given.push))
-        return sn_fail(err, SN_REFUSED, "with --local all nothing is sent: --link and --push need nodes");
+    if (sn_given.local.given && (given.link.n || given.push || sn_given.wire))
+        return sn_fail(err, SN_REFUSED, "with --local all nothing is sent: --link, --push and --wire need nodes");
     if (!given.nodes && given.kill.n)
         return sn_fail(err, SN_REFUSED, "--kill ends nodes: it needs --nodes, for only what was started here is ended");
     if (!given.nodes && given.node_options.n) return sn_fail(err, SN_REFUSED, "--node-option is for nodes that --nodes starts");
@@ -337,6 +341,7 @@ static sn_status measure(sn_model *model, const lists *l, sn_err *err) {
                           .steps_ahead = sn_given.steps_ahead ? (int)sn_given.steps_ahead : -1};
     sn_bench_row *rows = NULL;
     sn_status status = sn_given.kv_dtype ? sn_kv_dtype_parse(sn_given.kv_dtype, &plan.kv_dtype, err) : SN_OK;
+    if (!status && sn_given.wire && (status = sn_wire_dtype_parse(sn_given.wire, &plan.wire, err))) sn_err_context(err, "--wire");
     if (!status) status = check_lengths(&plan, l, err);
     if (!status) status = sn_calloc(&rows, n, sizeof *rows, err);
     if (!status) status = run_all(&plan, cases, n, rows, err);
@@ -381,7 +386,7 @@ int sn_cmd_bench(int argc, char **argv) {
         .groups = groups,
         .n_groups = sizeof groups / sizeof *groups,
         .epilogue = "--json gives {\"command\", \"machine\", \"model\", \"rows\": [{\"what\", \"nodes\", \"threads\", \"link\", "
-                    "\"push\", \"sessions\", \"context\", \"prefill_tok_s\", \"ttft_ms\", \"decode_tok_s\", \"itl_ms\": {\"p50\", "
+                    "\"push\", \"wire\", \"sessions\", \"context\", \"prefill_tok_s\", \"ttft_ms\", \"decode_tok_s\", \"itl_ms\": {\"p50\", "
                     "\"p95\", \"p99\"}, \"hops\"}]}, with the range of the repeats beside each median as *_range; a row of "
                     "--train has \"method\" and \"train_tok_s\".\n\n" SN_EXIT_CODES};
     size_t len = 0;

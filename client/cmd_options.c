@@ -48,6 +48,9 @@ static const sn_option chain_options[] = {
                   "emulate this connection, as in 100mbit,100ms, for measurements; give it to the nodes too"),
     SN_OPT_STRING("kv-dtype", "f32|f16|q8", &sn_given.kv_dtype,
                   "use nodes that keep keys and values as this, and keep those of local blocks so; without it f32"),
+    SN_OPT_STRING("wire", "f32|bf16|f16|q8", &sn_given.wire,
+                  "as what hidden states travel; without it f32, which is exact. The others are for slow links and lossy: the text "
+                  "is another one, and depends on where the model is cut over nodes"),
     SN_OPT_SIZE("kv-memory", "SIZE", &sn_given.kv_memory,
                 "memory for keys and values of local blocks; without it, what the longest timeline needs"),
 };

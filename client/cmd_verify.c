@@ -61,11 +61,12 @@ static sn_status judge(const sn_evidence *e, const sn_model *model, const sn_tra
                        sn_judgement *out, sn_err *err) {
     sn_device *device = NULL;
     sn_chain *truth = NULL;
-    bool *cut_at = NULL;
+    bool *cut_at = NULL, *round_at = NULL;
     int n_blocks = sn_model_hparams(model)->n_blocks;
     sn_device_options how = {.threads = (int)sn_given.threads, .isa = sn_given.isa};
     sn_progress_shown *shown = sn_progress_begin("computing it again");
     sn_status status = sn_calloc(&cut_at, (size_t)n_blocks, sizeof *cut_at, err);
+    if (!status) status = sn_calloc(&round_at, (size_t)n_blocks + 1, sizeof *round_at, err);
     if (!status) status = sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &how, &device, err);
     if (!status) sn_evidence_cuts(e, cut_at, n_blocks);
     sn_chain_options options = {.device = device,
@@ -74,16 +75,19 @@ static sn_status judge(const sn_evidence *e, const sn_model *model, const sn_tra
                                 .local_first = e->first,
                                 .local_end = e->end,
                                 .cut_at = cut_at,
+                                .round_at = round_at,
                                 .kv_dtype = dtype,
                                 .max_tokens = e->n_tokens,
                                 .tuned = sn_trained_for_chain(trained)};
     options.tuned.n_prompt = 0; /* virtual tokens stand in the inputs */
+    if (!status) options.wire = sn_evidence_wire(e, round_at, n_blocks);
     if (!status) status = sn_chain_open(model, &options, &truth, err);
     if (!status) status = sn_evidence_judge(e, truth, out, err);
     sn_progress_end(&shown);
     sn_chain_close(&truth);
     sn_device_close(&device);
     free(cut_at);
+    free(round_at);
     return status;
 }
 

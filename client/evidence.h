@@ -57,11 +57,14 @@ typedef struct sn_judgement {
 sn_status sn_evidence_judge(const sn_evidence *evidence, sn_chain *truth, sn_judgement *out, sn_err *err) SN_MUST_USE;
 /* Sets cut_at[b] (n_blocks of them) for each block at which a statement begins or ends. */
 void sn_evidence_cuts(const sn_evidence *evidence, bool *cut_at, int n_blocks);
+/* The type that hidden states travelled as, and where (n_blocks + 1): what sn_chain_options of the truth need. F32, and nowhere:
+ * they were not rounded. A statement of another type than the first one that rounds proves nothing. */
+sn_dtype sn_evidence_wire(const sn_evidence *evidence, bool *round_at, int n_blocks);
 
 /* Whether rows that a node sent are what another device would have given, within what devices that are not exact may
  * differ: 3% of the largest value of the row (README, "What GPUs promise"). n rows. */
 bool sn_rows_close(const float *a, const float *b, int n, int n_embd);
-/* SHA-256 of n rows as they stand on the wire in this type (F32, F16, BF16). */
+/* SHA-256 of n rows as they stand on the wire in this type (F32, F16, BF16, Q8). */
 sn_status sn_rows_hash(const float *rows, int n, int n_embd, sn_dtype dtype, sn_hash *out, sn_err *err) SN_MUST_USE;
 
 #endif

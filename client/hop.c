@@ -2,6 +2,8 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/wire.h"
+#include "client/evidence.h"
 #include "client/spare.h"
 #include "net/timeline.h"
 
@@ -102,8 +104,10 @@ sn_status sn_hop_record(sn_hop_at *hop, int position, int n, int n_embd, const f
                         sn_err *err) {
     sn_status status = make_room(hop, position + n, n_embd, err);
     if (status) return status;
-    if (!hop->pushed) /* a replay may read from here, too */
-        memmove(hop->inputs + (size_t)position * (size_t)n_embd, rows, (size_t)n * (size_t)n_embd * sizeof *rows);
+    float *kept = hop->inputs + (size_t)position * (size_t)n_embd; /* a replay may read from here, too */
+    memmove(kept, rows, (size_t)n * (size_t)n_embd * sizeof *rows);
+    sn_wire_round(hop->takes, kept, (size_t)n * (size_t)n_embd);
+    rows = kept;
     for (int i = 0; i < n; i++)
         hop->timeline[position + i + 1] =
             sn_timeline_next(hasher, &hop->timeline[position + i], rows + (size_t)i * (size_t)n_embd, (size_t)n_embd);
@@ -217,7 +221,7 @@ static sn_status new_step(const sn_hop_at *hops, size_t n_hops, uint64_t request
     memcpy(step->timeline, hops[0].timeline[position].bytes, SN_HASH_SIZE);
     step->step = hops[0].step + ahead + 1;
     step->position = (uint64_t)position;
-    step->reply_dtype = SN_F32;
+    step->reply_dtype = hops[n_hops - 1].gives;
     snprintf(step->flow, sizeof step->flow, "%s", hops[0].flow ? hops[0].flow : "");
     step->receipt = hops[0].signs;
     status = sn_list_new(n_hops - 1, SN_HOPS_MAX, sizeof *step->route, &step->route, err);
@@ -227,21 +231,22 @@ static sn_status new_step(const sn_hop_at *hops, size_t n_hops, uint64_t request
         memcpy(hop->address, hops[i].address, sizeof hop->address);
         memcpy(hop->curve_key, hops[i].curve_key, SN_KEY_SIZE);
         memcpy(hop->session, hops[i].session, SN_SESSION_ID_SIZE);
+        hop->dtype = hops[i].takes;
         if (!ahead) memcpy(hop->timeline, hops[i].timeline[position].bytes, SN_HASH_SIZE);
     }
     /* The transport may still be sending when the rows change here: the message has a copy of its own. */
     void *data = NULL;
     uint64_t shape[] = {(uint64_t)n, (uint64_t)n_embd};
-    if (!status) status = sn_msg_new_tensor(msg, SN_F32, 2, shape, &data, err);
-    if (!status) memcpy(data, rows, msg->tensor.bytes);
+    if (!status) status = sn_msg_new_tensor(msg, hops[0].takes, 2, shape, &data, err);
+    if (!status) sn_wire_encode(hops[0].takes, rows, (size_t)n * (size_t)n_embd, data);
     if (status) sn_msg_free(&msg);
     *out = msg;
     return status;
 }
 
-/* An answer is taken only if it is one to this step: from these nodes, on this timeline, of this shape, finite. */
+/* An answer is taken only if it is one to this step: from these nodes, on this timeline, of this shape, finite. Decodes it. */
 static sn_status check_result(const sn_hop_at *hops, size_t n_hops, const sn_msg *result, int position, int n,
-                              int n_embd, size_t *failed, sn_err *err) {
+                              int n_embd, float *out, size_t *failed, sn_err *err) {
     static const uint8_t unknown[SN_HASH_SIZE]; /* means that to us: nobody may answer it */
     const sn_wire_tensor *t = &result->tensor;
     *failed = n_hops - 1;
@@ -259,11 +264,11 @@ static sn_status check_result(const sn_hop_at *hops, size_t n_hops, const sn_msg
         *failed = 0;
         return sn_fail(err, SN_RETRY, "%s answered on another timeline", hops[0].report.node);
     }
-    if (t->dtype != SN_F32 || t->rank != 2 || t->shape[0] != (uint64_t)n || t->shape[1] != (uint64_t)n_embd)
+    if (t->dtype != hops[n_hops - 1].gives || t->rank != 2 || t->shape[0] != (uint64_t)n || t->shape[1] != (uint64_t)n_embd)
         return sn_fail(err, SN_RETRY, "%s answered hidden states of another shape", hops[n_hops - 1].report.node);
-    const float *x = t->data;
+    sn_wire_decode(t->dtype, t->data, (size_t)n * (size_t)n_embd, out);
     for (size_t i = 0; i < (size_t)n * (size_t)n_embd; i++)
-        if (!isfinite(x[i]))
+        if (!isfinite(out[i]))
             return sn_fail(err, SN_RETRY, "%s answered hidden states that are no numbers",
                            hops[n_hops - 1].report.node);
     return SN_OK;
@@ -322,16 +327,15 @@ sn_wait sn_hops_wait(const sn_hop_at *hops, size_t n_hops, const sn_flight *flig
 sn_status sn_hops_take(sn_hop_at *hops, size_t n_hops, const sn_flight *flight, const sn_msg *result, int n_embd, float *out,
                        size_t *failed, sn_err *err) {
     int position = flight->position, n = flight->n;
-    sn_status status = check_result(hops, n_hops, result, position, n, n_embd, failed, err);
+    sn_status status = check_result(hops, n_hops, result, position, n, n_embd, out, failed, err);
     if (!status && hops[0].signs) {
-        const float *rows = hops[0].inputs + (size_t)position * (size_t)n_embd;
-        sn_wire_tensor sent = {SN_F32, 2, {(uint64_t)n, (uint64_t)n_embd}, rows, (size_t)n * (size_t)n_embd * sizeof *rows};
-        status = sn_hops_take_receipts(hops, n_hops, &sent, result, position, n, failed, err);
+        sn_hash sent;
+        status = sn_rows_hash(hops[0].inputs + (size_t)position * (size_t)n_embd, n, n_embd, hops[0].takes, &sent, err);
+        if (!status) status = sn_hops_take_receipts(hops, n_hops, &sent, result, position, n, failed, err);
     }
     for (size_t i = 1; i < n_hops && !status; i++)
         status = sn_hop_note(&hops[i], position, n, result->result.trace[i].timeline, err);
     if (status) return status;
-    memcpy(out, result->tensor.data, result->tensor.bytes);
     account(hops, n_hops, result, n, sn_now_us() - flight->began_us);
     for (size_t i = 0; i < n_hops; i++) hops[i].step++;
     return SN_OK;
@@ -370,6 +374,7 @@ sn_status sn_hop_step_local(sn_hop_at *hop, int position, int n, int n_embd, con
         sn_kv_rewind(hop->kv, position); /* gives back the room that was reserved */
         return status;
     }
+    sn_wire_round(hop->gives, out, (size_t)n * (size_t)n_embd);
     hop->length = position + n;
     hop->report.steps++;
     hop->report.tokens += (uint64_t)n;

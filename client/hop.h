@@ -14,6 +14,7 @@ typedef struct sn_hop_at {
     int first, end; /* blocks */
     bool local;
     bool pushed; /* its input comes from the node before it, not by the client */
+    sn_dtype takes, gives; /* as what hidden states travel to it, and from it */
     /* of a node */
     uint8_t node[SN_KEY_SIZE], curve_key[SN_KEY_SIZE];
     char address[SN_ADDRESS_MAX + 1];
@@ -86,9 +87,9 @@ bool sn_hop_knows(const sn_hop_at *hop, int position); /* the hash at `position`
 sn_status sn_hops_step(sn_hop_at *hops, size_t n_hops, sn_link *link, int position, int n, int n_embd, const float *rows,
                        int timeout_ms, float *out, size_t *failed, sn_err *err) SN_MUST_USE;
 
-/* Checks the receipts that came with a result, each against its hop and all against what was sent and came, and keeps them
- * in the hops. *failed as above: n_hops when what one node sent is not what the next one got. */
-sn_status sn_hops_take_receipts(sn_hop_at *hops, size_t n_hops, const sn_wire_tensor *sent, const sn_msg *result,
+/* Checks the receipts that came with a result, each against its hop and all against what was sent (the hash of the tensor's
+ * bytes) and came, and keeps them in the hops. *failed as above: n_hops when what one node sent is not what the next one got. */
+sn_status sn_hops_take_receipts(sn_hop_at *hops, size_t n_hops, const sn_hash *sent, const sn_msg *result,
                                 int position, int n, size_t *failed, sn_err *err) SN_MUST_USE;
 
 /* The same in two halves, so that several steps may be under way over the same hops, one behind the other, and their answers be

@@ -25,7 +25,7 @@ static bool is_hash_of(const sn_hash *hash, const sn_wire_tensor *t) {
     return !memcmp(hash, &real, sizeof real);
 }
 
-sn_status sn_hops_take_receipts(sn_hop_at *hops, size_t n_hops, const sn_wire_tensor *sent, const sn_msg *result,
+sn_status sn_hops_take_receipts(sn_hop_at *hops, size_t n_hops, const sn_hash *sent, const sn_msg *result,
                                 int position, int n, size_t *failed, sn_err *err) {
     const sn_msg_result *answer = &result->result;
     sn_receipt r, before = {0};
@@ -40,10 +40,10 @@ sn_status sn_hops_take_receipts(sn_hop_at *hops, size_t n_hops, const sn_wire_te
         *failed = i;
         if (sn_receipt_open(sealed->data, sealed->len, &r, &reason)) wrong = reason.text;
         if (!wrong) wrong = what_differs(&hops[i], &r, &answer->trace[i], position, n);
-        if (!wrong && !i && (r.input_dtype != (uint8_t)sent->dtype || !is_hash_of(&r.input, sent)))
-            wrong = "it is about another input";
-        if (!wrong && i + 1 == n_hops &&
-            (r.output_dtype != (uint8_t)result->tensor.dtype || !is_hash_of(&r.output, &result->tensor)))
+        if (!wrong && (r.input_dtype != (uint8_t)hops[i].takes || r.output_dtype != (uint8_t)hops[i].gives))
+            wrong = "hidden states came or went as another type than was asked for";
+        if (!wrong && !i && memcmp(&r.input, sent, sizeof *sent)) wrong = "it is about another input";
+        if (!wrong && i + 1 == n_hops && !is_hash_of(&r.output, &result->tensor))
             wrong = "it is about another output";
         if (wrong) return sn_fail(err, SN_RETRY, "the receipt of %s is worth nothing: %.200s", node, wrong);
         if (i && (memcmp(&r.input, &before.output, sizeof r.input) || r.input_dtype != before.output_dtype)) {

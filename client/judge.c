@@ -2,6 +2,7 @@
 #include "client/evidence.h"
 
 #include "base/mem.h"
+#include "base/wire.h"
 #include "net/timeline.h"
 
 #include <math.h>
@@ -22,6 +23,8 @@ typedef struct court {
     const sn_evidence *evidence;
     trial *trials;
     sn_hasher *hasher;
+    sn_dtype wire; /* and where hidden states were rounded to it: (end + 1) */
+    bool *round_at;
 } court;
 
 bool sn_rows_close(const float *a, const float *b, int n, int n_embd) {
@@ -39,18 +42,20 @@ bool sn_rows_close(const float *a, const float *b, int n, int n_embd) {
 
 sn_status sn_rows_hash(const float *rows, int n, int n_embd, sn_dtype dtype, sn_hash *out, sn_err *err) {
     size_t count = (size_t)n * (size_t)n_embd;
-    uint16_t *half = NULL;
+    void *wire = NULL;
+    size_t bytes;
     if (dtype == SN_F32) {
         *out = sn_hash_of(rows, count * sizeof *rows);
         return SN_OK;
     }
-    if (dtype != SN_F16 && dtype != SN_BF16)
+    if (!sn_is_wire_dtype(dtype))
         return sn_fail(err, SN_REFUSED, "rows of type %s are not judged by this program", sn_dtype_name(dtype));
-    sn_status status = sn_calloc(&half, count, sizeof *half, err);
+    sn_status status = sn_dtype_row_bytes(dtype, (size_t)n_embd, &bytes, err);
+    if (!status) status = sn_calloc(&wire, (size_t)n, bytes, err);
     if (status) return status;
-    for (size_t i = 0; i < count; i++) half[i] = dtype == SN_F16 ? sn_f32_to_f16(rows[i]) : sn_f32_to_bf16(rows[i]);
-    *out = sn_hash_of(half, count * sizeof *half);
-    free(half);
+    sn_wire_encode(dtype, rows, count, wire);
+    *out = sn_hash_of(wire, (size_t)n * bytes);
+    free(wire);
     return SN_OK;
 }
 
@@ -60,6 +65,21 @@ void sn_evidence_cuts(const sn_evidence *e, bool *cut_at, int n_blocks) {
         cut_at[e->statements[i].receipt.first_block] = true;
         if (e->statements[i].receipt.end_block < (uint32_t)n_blocks) cut_at[e->statements[i].receipt.end_block] = true;
     }
+}
+
+sn_dtype sn_evidence_wire(const sn_evidence *e, bool *round_at, int n_blocks) {
+    sn_dtype wire = SN_F32;
+    memset(round_at, 0, ((size_t)n_blocks + 1) * sizeof *round_at);
+    for (size_t i = 0; i < e->n; i++) {
+        const sn_receipt *r = &e->statements[i].receipt;
+        const uint32_t at[] = {r->first_block, r->end_block};
+        const uint8_t as[] = {r->input_dtype, r->output_dtype};
+        for (int k = 0; k < 2; k++) {
+            if (wire == SN_F32 && sn_is_wire_dtype(as[k])) wire = (sn_dtype)as[k];
+            if (wire != SN_F32 && as[k] == (uint8_t)wire && at[k] <= (uint32_t)n_blocks) round_at[at[k]] = true;
+        }
+    }
+    return wire;
 }
 
 /* Keeps those of the rows that the statement is about. */
@@ -91,6 +111,8 @@ static sn_status begin(court *c, sn_err *err) {
     const sn_evidence *e = c->evidence;
     sn_status status = sn_calloc(&c->trials, e->n, sizeof *c->trials, err);
     c->hasher = sn_hasher_new();
+    if (!status) status = sn_calloc(&c->round_at, (size_t)e->end + 1, sizeof *c->round_at, err);
+    if (!status) c->wire = sn_evidence_wire(e, c->round_at, e->end);
     if (!status && !c->hasher) status = sn_fail(err, SN_STOP, "out of memory");
     for (size_t i = 0; i < e->n && !status; i++) {
         trial *t = &c->trials[i];
@@ -129,6 +151,10 @@ static sn_judgement judge_close(const trial *t, sn_hash signed_hash) {
     return j;
 }
 
+static bool as_the_others(const court *c, int block, uint8_t dtype) {
+    return dtype == (uint8_t)(c->round_at[block] ? c->wire : SN_F32);
+}
+
 static sn_judgement judge(const court *c, const trial *t) {
     const sn_receipt *r = &t->statement->receipt;
     const sn_evidence *e = c->evidence;
@@ -138,6 +164,8 @@ static sn_judgement judge(const court *c, const trial *t) {
     if (memcmp(r->model, &e->model, SN_HASH_SIZE) || !same(&r->weights, &weights))
         return nothing("it is about other weights");
     if (r->kv_dtype != SN_F32) return nothing("its keys and values were kept in another type than float32");
+    if (!as_the_others(c, (int)r->first_block, r->input_dtype) || !as_the_others(c, (int)r->end_block, r->output_dtype))
+        return nothing("its rows travelled as another type than those of others");
     if (sn_rows_hash(t->input, (int)r->n, (int)r->n_embd, r->input_dtype, &input, NULL) ||
         sn_rows_hash(t->output, (int)r->n, (int)r->n_embd, r->output_dtype, &output, NULL))
         return nothing("its rows are of a type that this program does not judge");
@@ -169,6 +197,7 @@ sn_status sn_evidence_judge(const sn_evidence *e, sn_chain *truth, sn_judgement 
         free(c.trials[i].output);
     }
     free(c.trials);
+    free(c.round_at);
     free(rows);
     sn_hasher_free(c.hasher);
     return status;

@@ -17,8 +17,9 @@ const char *sn_node_state_name(sn_node_state state) {
 
 const char *sn_verdict_name(sn_verdict verdict) {
     static const char *const names[SN_OFFER_VERDICTS] = {"usable",        "not online",    "another protocol",
-                                                         "another model", "other weights", "not among --only",
-                                                         "denied",        "banned",        "no room"};
+                                                         "another model", "other weights", "not of this --wire",
+                                                         "not among --only", "denied",     "banned",
+                                                         "no room"};
     return (size_t)verdict < SN_OFFER_VERDICTS ? names[verdict] : "?";
 }
 
@@ -44,12 +45,19 @@ static bool weights_agree(const sn_offer_wish *wish, const sn_announcement *node
     return true;
 }
 
+static bool takes(const sn_announcement *node, sn_dtype dtype) {
+    for (size_t i = 0; i < node->n_wire_dtype; i++)
+        if (node->wire_dtype[i] == (uint64_t)dtype) return true;
+    return dtype == SN_F32;
+}
+
 static sn_verdict judge(const sn_offer_wish *wish, const sn_announcement *node) {
     if (node->protocol != SN_PROTOCOL) return SN_OFFER_PROTOCOL;
     if (memcmp(node->model, wish->model.bytes, SN_HASH_SIZE) || node->n_blocks != (uint64_t)wish->n_blocks)
         return SN_OFFER_MODEL;
     if (node->state != SN_NODE_ONLINE) return SN_OFFER_STATE;
     if (!weights_agree(wish, node)) return SN_OFFER_WEIGHTS;
+    if (!takes(node, wish->wire)) return SN_OFFER_WIRE;
     if (is_named(node, wish->pick.deny, wish->pick.n_deny)) return SN_OFFER_DENIED;
     if (wish->pick.n_only && !is_named(node, wish->pick.only, wish->pick.n_only)) return SN_OFFER_NOT_ONLY;
     if (sn_seen_banned_us(wish->seen, node->node, wish->now_us)) return SN_OFFER_BANNED;

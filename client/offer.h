@@ -15,6 +15,7 @@ typedef enum sn_verdict {
     SN_OFFER_PROTOCOL,
     SN_OFFER_MODEL,    /* another model, or one of another number of blocks */
     SN_OFFER_WEIGHTS,  /* other weights under the same name */
+    SN_OFFER_WIRE,     /* does not take hidden states of the wished type */
     SN_OFFER_NOT_ONLY, /* not among those that alone are to be used */
     SN_OFFER_DENIED,
     SN_OFFER_BANNED,
@@ -65,6 +66,7 @@ typedef struct sn_offer_wish {
     const sn_hash *const *block_hash;
     int local_first, local_end; /* blocks held here; equal: none */
     sn_pick pick;
+    sn_dtype wire;               /* of hidden states; F32: every node takes them */
     uint64_t kv_bytes_per_block; /* that the session takes at most; 0: not reckoned with */
     uint64_t seed;               /* decides among equals */
 } sn_offer_wish;

@@ -223,6 +223,10 @@ static sn_status fail_gaps(const sn_offer *offers, size_t n, int first, int end,
     if (!used)
         return sn_fail(err, SN_RETRY, "the caches of the nodes that serve blocks %d:%d are too full for this session",
                        first, end);
+    for (size_t i = 0; i < n; i++)
+        if (offers[i].verdict == SN_OFFER_WIRE && offers[i].first < end && offers[i].end > first)
+            return sn_fail(err, SN_RETRY, "nobody serves blocks %s with hidden states as this --wire: choose f32, which all nodes take",
+                           gaps);
     return sn_fail(err, SN_RETRY, "nobody serves blocks %s of this model: start a swarm-node for them, or give --local",
                    gaps);
 }

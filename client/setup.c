@@ -3,6 +3,7 @@
 #include "client/contacts.h"
 
 #include "base/log.h"
+#include "base/wire.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -89,6 +90,7 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
                        SN_FLOW_MAX);
     sn_status status = sn_given.kv_dtype ? sn_kv_dtype_parse(sn_given.kv_dtype, &options.kv_dtype, err) : SN_OK;
     if (status) return sn_err_context(err, "--kv-dtype");
+    if (sn_given.wire && (status = sn_wire_dtype_parse(sn_given.wire, &options.wire, err))) return sn_err_context(err, "--wire");
     status = sn_route_given(&options.throughput, &options.route_seed, err);
     if (status) return status;
     if (sn_given.local.given) {

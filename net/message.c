@@ -2,6 +2,8 @@
  * business of codec.c (a writer through msgpack-c, a reader of our own, bounded: see reader.h). */
 #include "net/codec.h"
 
+#include "base/wire.h"
+
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,14 +114,18 @@ sn_status sn_list_new(size_t n, size_t max, size_t size, void *out, sn_err *err)
 /* -- tensors -- */
 
 static sn_status tensor_bytes(sn_dtype dtype, int rank, const uint64_t *shape, size_t *out, sn_err *err) {
-    if (dtype != SN_F32 && dtype != SN_F16 && dtype != SN_BF16)
-        return sn_fail(err, SN_REFUSED, "a tensor on the wire is F32, F16 or BF16, not %s", sn_dtype_name(dtype));
+    if (!sn_is_wire_dtype(dtype))
+        return sn_fail(err, SN_REFUSED, "a tensor on the wire is F32, F16, BF16 or Q8, not %s", sn_dtype_name(dtype));
     if (rank < 1 || rank > SN_TENSOR_RANK_MAX)
         return sn_fail(err, SN_REFUSED, "a tensor has 1 to %d dimensions, not %d", SN_TENSOR_RANK_MAX, rank);
-    size_t bytes = sn_dtype_bytes(dtype);
+    size_t bytes = sn_dtype_bytes(dtype), block = sn_dtype_block(dtype);
+    if (shape[rank - 1] % block)
+        return sn_fail(err, SN_REFUSED, "rows of %llu elements are no multiple of %s's block of %zu",
+                       (unsigned long long)shape[rank - 1], sn_dtype_name(dtype), block);
     for (int i = 0; i < rank; i++) {
+        uint64_t n = i == rank - 1 ? shape[i] / block : shape[i];
         if (!shape[i]) return sn_fail(err, SN_REFUSED, "dimension %d of the tensor is zero", i);
-        if (!sn_mul(bytes, shape[i], &bytes) || bytes > SN_TENSOR_SIZE_MAX)
+        if (!sn_mul(bytes, n, &bytes) || bytes > SN_TENSOR_SIZE_MAX)
             return sn_fail(err, SN_REFUSED, "the tensor is larger than the %d bytes allowed: send it in parts",
                            SN_TENSOR_SIZE_MAX);
     }
@@ -197,14 +203,13 @@ sn_status sn_msg_encode(const sn_msg *msg, sn_buf *out, sn_err *err) {
 }
 
 static sn_status decode_tensor(const tensor_head *from, sn_wire_tensor *out, sn_err *err) {
-    static const sn_dtype dtypes[] = {SN_F32, SN_F16, SN_BF16};
-    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
-        if (strcmp(from->dtype, sn_dtype_name(dtypes[i])) != 0) continue;
-        *out = (sn_wire_tensor){.dtype = dtypes[i], .rank = (int)from->n_shape};
+    for (int i = 0; i < SN_WIRE_DTYPES; i++) {
+        if (strcmp(from->dtype, sn_dtype_name(sn_wire_dtypes[i])) != 0) continue;
+        *out = (sn_wire_tensor){.dtype = sn_wire_dtypes[i], .rank = (int)from->n_shape};
         memcpy(out->shape, from->shape, sizeof out->shape);
         return tensor_bytes(out->dtype, out->rank, out->shape, &out->bytes, err);
     }
-    return sn_fail(err, SN_REFUSED, "a tensor on the wire is F32, F16 or BF16, not '%s'", from->dtype);
+    return sn_fail(err, SN_REFUSED, "a tensor on the wire is F32, F16, BF16 or Q8, not '%s'", from->dtype);
 }
 
 /* The first pass over the map: reads over everything, so that the second meets no broken structure, and finds the kind.

@@ -45,6 +45,7 @@ enum {
     STR(address, SN_ADDRESS_MAX) /* where the node listens */                                                          \
     KEY(curve_key)               /* its CURVE key: the connection reaches nobody else */                               \
     SID(session)                 /* the client's session at that node */                                              \
+    U64(dtype)                   /* as what the hidden states go there, numbered as in reply_dtype */                  \
     KEY(timeline)                /* hash that the step builds on there */
 
 /* What a step cost at one node, and where its timeline stands afterwards. */
@@ -225,7 +226,7 @@ SN_MESSAGES(X)
 
 /* A tensor on the wire: rows contiguous, row-major. `data` points into the message's frame, aligned to 4 bytes. */
 typedef struct sn_wire_tensor {
-    sn_dtype dtype;               /* F32, F16 or BF16 */
+    sn_dtype dtype;               /* F32, F16, BF16 or Q8 (base/wire.h) */
     int rank;                     /* 0: no tensor */
     uint64_t shape[SN_TENSOR_RANK_MAX];
     const void *data;

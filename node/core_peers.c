@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/random.h"
+#include "base/wire.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -59,9 +60,8 @@ static sn_status seal_own(sn_core *core, int64_t unix_ms, sn_err *err) {
     for (int i = 0; span->block_hash && i < core->seat.end - core->seat.first; i++)
         memcpy(a->block_hash[i], span->block_hash[i].bytes, SN_HASH_SIZE);
     tell_rates(core, &figures, a);
-    a->wire_dtype[a->n_wire_dtype++] = SN_F32;
-    a->wire_dtype[a->n_wire_dtype++] = SN_F16;
-    a->wire_dtype[a->n_wire_dtype++] = SN_BF16;
+    for (int i = 0; i < SN_WIRE_DTYPES; i++)
+        if ((size_t)core->hp->n_embd % sn_dtype_block(sn_wire_dtypes[i]) == 0) a->wire_dtype[a->n_wire_dtype++] = sn_wire_dtypes[i];
     a->kv_bytes_free = core->setup.kv_bytes_max - figures.kv_bytes;
     a->sessions = sn_sessions_count(core->sessions);
     a->queue = figures.queue;

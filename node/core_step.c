@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/wire.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -32,14 +33,23 @@ static sn_status check_tensor(const sn_core *core, const sn_wire_tensor *t, sn_e
     return SN_OK;
 }
 
+/* As what the hidden states are to go on: to the next node, or back. */
+static sn_status check_dtype(const sn_core *core, uint64_t dtype, sn_err *err) {
+    if (!sn_is_wire_dtype(dtype))
+        return sn_fail(err, SN_REFUSED, "hidden states can go on as F32, F16, BF16 or Q8, not as type %llu",
+                       (unsigned long long)dtype);
+    if ((size_t)core->hp->n_embd % sn_dtype_block((sn_dtype)dtype))
+        return sn_fail(err, SN_REFUSED, "hidden states of %d numbers are no whole blocks of %s: choose another type",
+                       core->hp->n_embd, sn_dtype_name((sn_dtype)dtype));
+    return SN_OK;
+}
+
 static sn_status check_step(const sn_core *core, const sn_session *session, const sn_msg *msg, sn_err *err) {
     const sn_msg_step *step = &msg->step;
     sn_status status = check_tensor(core, &msg->tensor, err);
     if (status) return status;
     if (core->leaving) return sn_fail(err, SN_RETRY, "this node is leaving: replay the session at another one");
-    if (step->reply_dtype != SN_F32 && step->reply_dtype != SN_F16 && step->reply_dtype != SN_BF16)
-        return sn_fail(err, SN_REFUSED, "an answer can come as F32, F16 or BF16, not as type %llu",
-                       (unsigned long long)step->reply_dtype);
+    if ((status = check_dtype(core, step->n_route ? step->route[0].dtype : step->reply_dtype, err))) return status;
     if (step->n_route + step->n_trace >= SN_HOPS_MAX)
         return sn_fail(err, SN_REFUSED, "a chain of more than %d nodes is not served", SN_HOPS_MAX);
     if ((status = sn_core_check_receipts(step, err))) return status;
@@ -74,16 +84,36 @@ static void set_page_ends(sn_job *job, const sn_session *session) {
         job->ends[i] = session->timeline[(page + i) * SN_KV_PAGE_TOKENS];
 }
 
+/* The rows as float32: as they lie in the message, or decoded. */
+static sn_status take_rows(const sn_wire_tensor *t, sn_job *job, sn_err *err) {
+    size_t n = (size_t)t->shape[0] * (size_t)t->shape[1];
+    job->n_tokens = (int)t->shape[0];
+    job->input = (sn_tensor){.name = "hidden states",
+                             .data = t->data,
+                             .dtype = SN_F32,
+                             .rank = 2,
+                             .shape = {(int64_t)t->shape[0], (int64_t)t->shape[1]}};
+    if (t->dtype == SN_F32) return SN_OK;
+    sn_status status = sn_shared_new(n * sizeof(float), &job->rows, err);
+    if (status) return status;
+    sn_wire_decode(t->dtype, t->data, n, sn_shared_data(job->rows));
+    job->input.data = sn_shared_data(job->rows);
+    return SN_OK;
+}
+
 static sn_status start_step(sn_core *core, sn_session *session, sn_event *event, int64_t now_us, sn_err *err) {
     const sn_wire_tensor *t = &event->msg->tensor;
     sn_job *job = NULL;
     sn_status status = sn_calloc(&job, 1, sizeof *job, err);
     if (!status)
         status = sn_shared_new((size_t)t->shape[0] * (size_t)core->hp->n_embd * sizeof(float), &job->output, err);
+    if (!status) status = take_rows(t, job, err);
     /* A rewind forgets at once, because hashing writes over what comes behind; the rows count once they are done. */
     if (!status) session->length = (int)event->msg->step.position;
     if (!status) sn_core_moves_rewind(session, session->length);
-    if (!status) status = sn_session_hash_rows(session, session->length, t, core->hasher, err);
+    if (!status)
+        status = sn_session_hash_rows(session, session->length, job->n_tokens, (size_t)core->hp->n_embd, job->input.data,
+                                      core->hasher, err);
     if (status) {
         sn_job_free(&job);
         return status;
@@ -95,12 +125,6 @@ static sn_status start_step(sn_core *core, sn_session *session, sn_event *event,
     job->end = session->end;
     job->tuning = session->tuned ? &session->tuned->tuning : NULL;
     job->position = (int)event->msg->step.position;
-    job->n_tokens = (int)t->shape[0];
-    job->input = (sn_tensor){.name = "hidden states",
-                             .data = t->data,
-                             .dtype = t->dtype,
-                             .rank = 2,
-                             .shape = {(int64_t)t->shape[0], core->hp->n_embd}};
     job->shares = !session->imported; /* pages behind a past from elsewhere rest on what others say: nobody else gets them */
     if (!core->setup.share_all) memcpy(job->scope.bytes, session->owner, SN_KEY_SIZE);
     set_page_ends(job, session);
@@ -135,9 +159,7 @@ static sn_status set_output(sn_msg *msg, sn_shared *output, int n_tokens, int n_
     void *data = NULL;
     sn_status status = sn_msg_new_tensor(msg, dtype, 2, shape, &data, err);
     if (status) return status;
-    const float *from = sn_shared_data(output);
-    uint16_t *to = data;
-    for (size_t i = 0; i < n; i++) to[i] = dtype == SN_F16 ? sn_f32_to_f16(from[i]) : sn_f32_to_bf16(from[i]);
+    sn_wire_encode(dtype, sn_shared_data(output), n, data);
     return SN_OK;
 }
 
@@ -187,7 +209,7 @@ static sn_status answer(sn_core *core, sn_session *session, const sn_msg *asked,
         (*trace)[step->n_trace] = session->last_trace;
         *n_trace = step->n_trace + 1;
         status = set_output(msg, session->last_output, session->last_tokens, core->hp->n_embd,
-                            push ? SN_F32 : (sn_dtype)step->reply_dtype, err);
+                            (sn_dtype)(push ? step->route[0].dtype : step->reply_dtype), err);
     }
     if (!status && step->receipt)
         status = sn_core_add_receipt(core, session, step, &msg->tensor, receipts, n_receipts, err);

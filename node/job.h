@@ -33,7 +33,8 @@ typedef struct sn_job {
     void *purpose;           /* what a read is for: the network thread's; or, if NULL, */
     uint64_t asker, request; /* the peer that asked for it; 0: nobody any more */
     sn_tuning **tuning;      /* what is added to the weights: the device's thread's, it alone looks there; NULL: nothing */
-    sn_tensor input;         /* hidden states (n_tokens, n_embd), in the memory of the message that asked */
+    sn_tensor input;         /* float32 (n_tokens, n_embd), in the memory of the message that asked, or in */
+    sn_shared *rows;         /* here, when they came as another type; else NULL */
     sn_shared *output;       /* float32 (n_tokens, n_embd) */
     bool shares;             /* its timeline was made here, row by row: its pages may be shared */
     sn_prefix_scope scope;   /* who may share them */
@@ -55,6 +56,6 @@ typedef struct sn_job {
     uint64_t round;      /* of the pass in which the scheduler looked at it last */
 } sn_job;
 
-void sn_job_free(sn_job **job); /* NULL-safe; lets go of its output */
+void sn_job_free(sn_job **job); /* NULL-safe; lets go of its rows and output */
 
 #endif

@@ -42,6 +42,7 @@ struct sn_scheduler {
 void sn_job_free(sn_job **job) {
     sn_job *j = *job;
     if (!j) return;
+    sn_shared_unref(j->rows);
     sn_shared_unref(j->output);
     sn_training_free(&j->training);
     free(j);

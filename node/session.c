@@ -90,27 +90,13 @@ sn_session *sn_sessions_find(sn_sessions *s, const uint8_t id[SN_SESSION_ID_SIZE
 size_t sn_sessions_count(const sn_sessions *sessions) { return sessions->n; }
 sn_session *sn_sessions_at(sn_sessions *sessions, size_t i) { return i < sessions->n ? sessions->table[i] : NULL; }
 
-/* One row as float32, whatever it came as. `buffer` has room for it when it has to be converted. */
-static const float *row_as_f32(const sn_wire_tensor *rows, size_t i, float *buffer) {
-    size_t width = (size_t)rows->shape[1];
-    if (rows->dtype == SN_F32) return (const float *)rows->data + i * width;
-    const uint16_t *halves = (const uint16_t *)rows->data + i * width;
-    for (size_t k = 0; k < width; k++)
-        buffer[k] = rows->dtype == SN_F16 ? sn_f16_to_f32(halves[k]) : sn_bf16_to_f32(halves[k]);
-    return buffer;
-}
-
-sn_status sn_session_hash_rows(sn_session *session, int position, const sn_wire_tensor *rows, sn_hasher *hasher,
-                               sn_err *err) {
-    size_t n = (size_t)rows->shape[0], width = (size_t)rows->shape[1];
-    sn_status status = make_room(session, position + (int)n, err);
-    float *buffer = NULL;
-    if (!status && rows->dtype != SN_F32) status = sn_calloc(&buffer, width, sizeof *buffer, err);
-    for (size_t i = 0; i < n && !status; i++) {
-        sn_hash *at = &session->timeline[(size_t)position + i];
-        at[1] = sn_timeline_next(hasher, at, row_as_f32(rows, i, buffer), width);
+sn_status sn_session_hash_rows(sn_session *session, int position, int n, size_t n_embd, const float *rows,
+                               sn_hasher *hasher, sn_err *err) {
+    sn_status status = make_room(session, position + n, err);
+    for (int i = 0; i < n && !status; i++) {
+        sn_hash *at = &session->timeline[position + i];
+        at[1] = sn_timeline_next(hasher, at, rows + (size_t)i * n_embd, n_embd);
     }
-    free(buffer);
     return status;
 }
 

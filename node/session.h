@@ -58,10 +58,10 @@ sn_session *sn_sessions_find(sn_sessions *sessions, const uint8_t id[SN_SESSION_
 size_t sn_sessions_count(const sn_sessions *sessions);
 sn_session *sn_sessions_at(sn_sessions *sessions, size_t i); /* i < count, any order; NULL beyond */
 
-/* Extends session->timeline by the rows of a STEP's tensor, which begin at `position` (<= length), without changing
- * length. Each hash covers the one before and one row as float32, so it does not depend on how rows came in steps. */
-sn_status sn_session_hash_rows(sn_session *session, int position, const sn_wire_tensor *rows, sn_hasher *hasher,
-                               sn_err *err) SN_MUST_USE;
+/* Extends session->timeline by n rows (n, n_embd), which begin at `position` (<= length), without changing length. Each hash
+ * covers the one before and one row, so it does not depend on how rows came in steps. */
+sn_status sn_session_hash_rows(sn_session *session, int position, int n, size_t n_embd, const float *rows,
+                               sn_hasher *hasher, sn_err *err) SN_MUST_USE;
 /* The hashes behind n positions from `position` (<= length) on, as the sender of a past names them, without changing length.
  * `origin`: where its timeline begins; if not where this one does, it is grafted (net/timeline.h). */
 sn_status sn_session_take_marks(sn_session *session, int position, const sn_mark *marks, size_t n,

@@ -105,12 +105,14 @@ static sn_msg *new_message(sn_msg_kind kind) {
     sn_msg *msg;
     must(sn_msg_new(kind, draw_u64(), &msg, &err), &err);
     if (has_tensor[kind]) {
-        static const sn_dtype dtypes[] = {SN_F32, SN_F16, SN_BF16};
+        static const sn_dtype dtypes[] = {SN_F32, SN_F16, SN_BF16, SN_Q8};
         uint64_t shape[SN_TENSOR_RANK_MAX];
         for (int i = 0; i < SN_TENSOR_RANK_MAX; i++) shape[i] = 1 + draw() % 5;
         void *data;
-        must(sn_msg_new_tensor(msg, dtypes[draw() % 3], 1 + (int)(draw() % SN_TENSOR_RANK_MAX), shape, &data, &err),
-             &err);
+        const sn_dtype dtype = dtypes[draw() % 4];
+        const int rank = 1 + (int)(draw() % SN_TENSOR_RANK_MAX);
+        shape[rank - 1] *= sn_dtype_block(dtype);
+        must(sn_msg_new_tensor(msg, dtype, rank, shape, &data, &err), &err);
         draw_bytes(data, msg->tensor.bytes);
     }
     switch (kind) {
@@ -309,7 +311,13 @@ Test(message, refuses_tensors_that_cannot_be) {
                {SN_F32, 1, {SN_TENSOR_SIZE_MAX / 4 + 1}},
                {SN_F32, 1, {UINT64_MAX}},
                {SN_F16, 4, {1u << 31, 1u << 31, 1u << 31, 1u << 31}},
-               {SN_BF16, 2, {UINT64_C(1) << 62, 4}}};
+               {SN_BF16, 2, {UINT64_C(1) << 62, 4}},
+               {SN_Q8, 2, {3, 31}},
+               {SN_Q8, 2, {3, 0}},
+               {SN_Q8, 2, {32, 3}}, /* a block is of one row */
+               {SN_Q8, 2, {UINT64_C(1) << 60, 32}},
+               {SN_Q8, 2, {1, UINT64_MAX - 31}},
+               {SN_Q8, 1, {(uint64_t)SN_TENSOR_SIZE_MAX / 34 * 32 + 32}}};
     sn_err err;
     void *data;
     sn_msg *msg;
@@ -538,13 +546,13 @@ Test(message, holds_every_limit_of_a_tensor) {
     expect_refusal(SN_MSG_STEP,
                    "\xa5"
                    "dtype",
-                   "\xa3I64", 4, 4, "F32, F16 or BF16");
+                   "\xa3I64", 4, 4, "F32, F16, BF16 or Q8");
     expect_refusal(SN_MSG_STEP,
                    "\xa5"
                    "dtype",
                    "\xa3"
                    "f32",
-                   4, 4, "F32, F16 or BF16");
+                   4, 4, "F32, F16, BF16 or Q8");
     expect_refusal(SN_MSG_STEP,
                    "\xa5"
                    "dtype",

@@ -190,15 +190,15 @@ Test(node, refuses_tensors_that_do_not_fit_the_model) {
     expect_refused(&s, shaped(&s.mine, 2, (uint64_t[]){1, 2 * width}), SN_REFUSED, "must have shape (tokens, 64)");
     expect_refused(&s, shaped(&s.mine, 2, (uint64_t[]){513, width}), SN_REFUSED, "at most 512 at once");
     expect_refused(&s, shaped(&s.mine, 2, (uint64_t[]){89, width}), SN_REFUSED, "limit of 96 tokens");
-    const uint64_t dtypes[] = {SN_Q4_0, SN_DTYPE_COUNT, UINT64_MAX};
+    const uint64_t dtypes[] = {SN_I32, SN_Q8_0, SN_DTYPE_COUNT, UINT64_MAX};
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
         sn_msg *msg = past_step_message(&s.mine, 8, 1);
         msg->step.reply_dtype = dtypes[i];
-        expect_refused(&s, msg, SN_REFUSED, "F32, F16 or BF16");
+        expect_refused(&s, msg, SN_REFUSED, "F32, F16, BF16 or Q8");
         msg = past_step_message(&s.mine, 0, 8); /* the last step again, which is answered from what is kept */
         msg->step.step = 1;
         msg->step.reply_dtype = dtypes[i];
-        expect_refused(&s, msg, SN_REFUSED, "F32, F16 or BF16");
+        expect_refused(&s, msg, SN_REFUSED, "F32, F16, BF16 or Q8");
     }
     cr_expect(past_goes_on(&s.mine, 8, 1));
     end(&s);

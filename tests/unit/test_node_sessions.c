@@ -1,6 +1,7 @@
 /* What a node promises of a session: the same question gives the same answer, a rewind leaves no trace, room in the
  * cache is waited for and comes back, and pushes are taken from one node only. */
 #include "base/clock.h"
+#include "base/wire.h"
 #include "tests/support/need.h"
 #include "tests/support/talk.h"
 
@@ -74,39 +75,42 @@ Test(node_sessions, a_rewind_gives_the_bits_of_a_fresh_session) {
     world_free(&w);
 }
 
-/* Rows as the wire's 16-bit types carry them. */
-static uint16_t *narrow(sn_dtype dtype, const float *rows, size_t n) {
-    uint16_t *out = malloc(n * sizeof *out);
-    for (size_t i = 0; i < n; i++) out[i] = dtype == SN_F16 ? sn_f32_to_f16(rows[i]) : sn_f32_to_bf16(rows[i]);
+/* Rows as they travel, and how many bytes these have. */
+static void *narrow(sn_dtype dtype, const float *rows, size_t n, size_t *bytes) {
+    NEED(sn_dtype_row_bytes(dtype, n, bytes, &err));
+    void *out = malloc(*bytes);
+    sn_wire_encode(dtype, rows, n, out);
     return out;
 }
 
-Test(node_sessions, takes_and_gives_16_bit_numbers) {
+Test(node_sessions, takes_and_gives_fewer_bits) {
     world *w = world_new(&ROOMY);
     cluster_add(w->cluster, 0, 0);
     talk *t = talk_new(w, 0);
-    const sn_dtype dtypes[] = {SN_F16, SN_BF16};
+    const sn_dtype dtypes[] = {SN_F16, SN_BF16, SN_Q8};
     enum { N = 9 };
     size_t n = (size_t)N * (size_t)w->n_embd;
-    for (int i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
         past p;
         past_init(&p, w, t, 0, 4);
         past_open(&p);
-        uint16_t *in = narrow(dtypes[i], w->inputs, n);
+        size_t bytes;
+        void *in = narrow(dtypes[i], w->inputs, n, &bytes);
         float *wide = malloc(n * sizeof *wide);
-        for (size_t k = 0; k < n; k++) wide[k] = dtypes[i] == SN_F16 ? sn_f16_to_f32(in[k]) : sn_bf16_to_f32(in[k]);
+        sn_wire_decode(dtypes[i], in, n, wide);
         float *hidden = world_compute(w, 0, 4, N, wide);
         sn_hash *timeline = world_timeline(w, 0, 4, N, wide);
-        uint16_t *expected = narrow(dtypes[i], hidden, n);
+        void *expected = narrow(dtypes[i], hidden, n, &bytes);
         sn_msg *msg = past_step_message(&p, 0, N), *answer;
         void *data;
         NEED(sn_msg_new_tensor(msg, dtypes[i], 2, (uint64_t[]){N, (uint64_t)w->n_embd}, &data, &err));
-        memcpy(data, in, n * sizeof *in);
+        memcpy(data, in, bytes);
         msg->step.reply_dtype = dtypes[i];
         answer = talk_ask(t, &msg);
         cr_assert_eq(answer->kind, SN_MSG_RESULT);
         cr_expect_eq(answer->tensor.dtype, dtypes[i]);
-        cr_expect(!memcmp(answer->tensor.data, expected, n * sizeof *expected), "%s", sn_dtype_name(dtypes[i]));
+        cr_assert_eq(answer->tensor.bytes, bytes);
+        cr_expect(!memcmp(answer->tensor.data, expected, bytes), "%s", sn_dtype_name(dtypes[i]));
         cr_expect(!memcmp(answer->result.trace[0].timeline, timeline[N].bytes, SN_HASH_SIZE));
         sn_msg_free(&answer);
         past_close(&p);

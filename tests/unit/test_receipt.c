@@ -96,14 +96,14 @@ Test(receipt, of_every_hop_says_what_went_in_and_came_out) {
 typedef struct spoilt {
     sn_hop_at hop;
     sn_msg *result;
-    sn_wire_tensor sent;
+    sn_hash sent;
     sn_identity identity;
     sn_receipt receipt;
 } spoilt;
 
 static void spoilt_begin(spoilt *s) {
     static const float rows[2] = {1, 2}, answer[2] = {3, 4};
-    *s = (spoilt){.sent = {SN_F32, 2, {1, 2}, rows, sizeof rows}};
+    *s = (spoilt){.sent = sn_hash_of(rows, sizeof rows)};
     NEED(sn_identity_new(&s->identity, &err));
     s->hop = (sn_hop_at){.first = 1, .end = 3, .step = 4, .signs = true};
     memcpy(s->hop.node, s->identity.id, SN_KEY_SIZE);
@@ -167,9 +167,10 @@ Test(receipt, that_speaks_of_anything_but_this_step_is_not_taken) {
     NOT_TAKEN(s.receipt.timeline_before.bytes[9] ^= 1, "another timeline");
     NOT_TAKEN(s.receipt.timeline_after.bytes[9] ^= 1, "another timeline");
     NOT_TAKEN(s.receipt.input.bytes[1] ^= 1, "another input");
-    NOT_TAKEN(s.receipt.input_dtype = SN_F16, "another input");
+    NOT_TAKEN(s.receipt.input_dtype = SN_F16, "another type");
+    NOT_TAKEN(s.hop.takes = SN_Q8, "another type");
     NOT_TAKEN(s.receipt.output.bytes[1] ^= 1, "another output");
-    NOT_TAKEN(s.receipt.output_dtype = SN_F16, "another output");
+    NOT_TAKEN(s.receipt.output_dtype = SN_F16, "another type");
     NOT_TAKEN(s.hop.node[0] ^= 1, "another node signed it");
     NOT_TAKEN(s.result->result.receipts[0].len = 0, "worth nothing");
 }

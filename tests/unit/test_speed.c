@@ -31,7 +31,7 @@ Test(speed, is_measured_before_a_node_serves_and_announced) {
     cr_expect_gt(a->prompt_tokens_per_s, 0);
     cr_expect_eq(a->tokens_per_s, a->decode_us > 1000000 ? 1 : 1000000 / a->decode_us);
     cr_expect_eq(a->kv_bytes_free, 64 * w->page_bytes);
-    cr_expect_eq(a->n_wire_dtype, 3);
+    cr_expect_eq(a->n_wire_dtype, 4);
     sn_link_close(&link);
     world_free(&w);
 }

@@ -1,0 +1,119 @@
+#include "base/wire.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+#include <strings.h>
+
+enum { BLOCK = 32, Q8_MOST = 127, F16_INFINITY = 0x7c00, BF16_INFINITY = 0x7f80, NAN_SCALE = 0x7fc0 };
+
+const sn_dtype sn_wire_dtypes[SN_WIRE_DTYPES] = {SN_F32, SN_F16, SN_BF16, SN_Q8};
+
+bool sn_is_wire_dtype(uint64_t number) {
+    for (int i = 0; i < SN_WIRE_DTYPES; i++)
+        if (number == (uint64_t)sn_wire_dtypes[i]) return true;
+    return false;
+}
+
+sn_status sn_wire_dtype_parse(const char *name, sn_dtype *out, sn_err *err) {
+    for (int i = 0; i < SN_WIRE_DTYPES; i++) {
+        if (strcasecmp(name, sn_dtype_name(sn_wire_dtypes[i]))) continue;
+        *out = sn_wire_dtypes[i];
+        return SN_OK;
+    }
+    return sn_fail(err, SN_REFUSED, "'%.20s' is no type for the wire: choose f32, f16, bf16 or q8", name);
+}
+
+/* -- 16 bits: a finite number that would round to infinity is the one below it ---------------------------------------- */
+
+static uint16_t to_f16(float x) {
+    uint16_t half = sn_f32_to_f16(x);
+    return (half & 0x7fff) == F16_INFINITY && isfinite(x) ? (uint16_t)(half - 1) : half;
+}
+
+static uint16_t to_bf16(float x) {
+    uint16_t half = sn_f32_to_bf16(x);
+    return (half & 0x7fff) == BF16_INFINITY && isfinite(x) ? (uint16_t)(half - 1) : half;
+}
+
+/* -- 8 bits ---------------------------------------------------------------------------------------------------------- */
+
+/* A block is a scale in bfloat16, which reaches as far as float32 does, and 32 signed bytes. 127 / scale errs by less than
+ * half a step, so the largest number always gets 127, and the products are exact: therefore rounding twice is rounding once. */
+
+static uint16_t scale_of(const float *x) {
+    float most = 0;
+    bool finite = true;
+    for (int i = 0; i < BLOCK; i++) {
+        float size = fabsf(x[i]);
+        most = size > most ? size : most;
+        finite = finite && isfinite(x[i]);
+    }
+    if (!finite) return NAN_SCALE;
+    if (most < 0x1p-100f) return 0; /* so that no scale is subnormal */
+    uint16_t scale = sn_f32_to_bf16(most / Q8_MOST);
+    return isfinite(sn_bf16_to_f32(scale) * Q8_MOST) ? scale : (uint16_t)(scale - 1);
+}
+
+/* To the nearest whole number, ties to even, below 2^22: the addition rounds. */
+static float nearest(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
+
+static void encode_block(const float *x, uint8_t *to) {
+    uint16_t bits = scale_of(x);
+    float scale = sn_bf16_to_f32(bits);
+    memcpy(to, &bits, sizeof bits);
+    if (!bits || bits == NAN_SCALE) {
+        memset(to + sizeof bits, 0, BLOCK);
+        return;
+    }
+    for (int i = 0; i < BLOCK; i++) {
+        float q = nearest(x[i] / scale);
+        q = q > Q8_MOST ? Q8_MOST : q < -Q8_MOST ? -Q8_MOST : q;
+        to[sizeof bits + (size_t)i] = (uint8_t)(int8_t)q;
+    }
+}
+
+static void decode_block(const uint8_t *from, float *x) {
+    uint16_t bits;
+    memcpy(&bits, from, sizeof bits);
+    float scale = sn_bf16_to_f32(bits);
+    for (int i = 0; i < BLOCK; i++) /* one NaN for all, not what a machine makes of NaN times a number */
+        x[i] = isfinite(scale) ? (float)(int8_t)from[sizeof bits + (size_t)i] * scale : NAN;
+}
+
+/* -- rows ------------------------------------------------------------------------------------------------------------ */
+
+void sn_wire_encode(sn_dtype dtype, const float *rows, size_t n, void *wire) {
+    uint8_t *to = wire;
+    if (dtype == SN_F32) memcpy(to, rows, n * sizeof *rows);
+    if (dtype == SN_Q8)
+        for (size_t i = 0; i < n; i += BLOCK, to += sn_dtype_bytes(SN_Q8)) encode_block(rows + i, to);
+    if (dtype != SN_F16 && dtype != SN_BF16) return;
+    for (size_t i = 0; i < n; i++, to += sizeof(uint16_t)) {
+        uint16_t half = dtype == SN_F16 ? to_f16(rows[i]) : to_bf16(rows[i]);
+        memcpy(to, &half, sizeof half);
+    }
+}
+
+void sn_wire_decode(sn_dtype dtype, const void *wire, size_t n, float *rows) {
+    const uint8_t *from = wire;
+    if (dtype == SN_F32) memcpy(rows, from, n * sizeof *rows);
+    if (dtype == SN_Q8)
+        for (size_t i = 0; i < n; i += BLOCK, from += sn_dtype_bytes(SN_Q8)) decode_block(from, rows + i);
+    if (dtype != SN_F16 && dtype != SN_BF16) return;
+    for (size_t i = 0; i < n; i++, from += sizeof(uint16_t)) {
+        uint16_t half;
+        memcpy(&half, from, sizeof half);
+        rows[i] = dtype == SN_F16 ? sn_f16_to_f32(half) : sn_bf16_to_f32(half);
+    }
+}
+
+void sn_wire_round(sn_dtype dtype, float *rows, size_t n) {
+    uint8_t block[BLOCK * sizeof(float)]; /* of any type */
+    if (dtype == SN_F32) return;
+    for (size_t i = 0, m; i < n; i += m) {
+        m = n - i < BLOCK ? n - i : BLOCK;
+        sn_wire_encode(dtype, rows + i, m, block);
+        sn_wire_decode(dtype, block, m, rows + i);
+    }
+}

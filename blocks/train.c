@@ -178,12 +178,27 @@ typedef struct job {
     const sn_tuning *tuning;
     float *grads;     /* host: of the block that is worked on, and going down */
     size_t on_device; /* floats of home->grads that are in use */
-    int last; /* backwards: the hidden states that enter each block are kept; this one is the last, not run. Else -1 */
+    float *entered; /* (blocks from `first` on, n, n_embd), host: what enters each; NULL: it is not wanted */
+    int first;
+    int last; /* backwards: this block, the last one, need not be run. Else -1 */
 } job;
 
+struct sn_kept {
+    int first, end, n;
+    float rows[]; /* (end - first, n, n_embd) */
+};
+
+size_t sn_kept_bytes(const sn_span *span, int first, int end, int tokens) {
+    return sizeof(sn_kept) + (size_t)(end - first) * (size_t)tokens * (size_t)span->hp.n_embd * sizeof(float);
+}
+
+void sn_kept_free(sn_kept **kept) {
+    free(*kept);
+    *kept = NULL;
+}
+
 static float *entered(const job *j, int block) {
-    return j->train->entered +
-           (size_t)(block - j->train->span->first) * (size_t)j->train->tokens_max * (size_t)j->train->span->hp.n_embd;
+    return j->entered + (size_t)(block - j->first) * (size_t)j->n * (size_t)j->train->span->hp.n_embd;
 }
 static size_t row_bytes(const job *j) { return (size_t)j->n * (size_t)j->train->span->hp.n_embd * sizeof(float); }
 
@@ -230,7 +245,7 @@ static sn_status visit_forward(void *ctx, int number, const sn_block *block, sn_
                                 .wide = s->wide};
     const sn_block_pass pass = {
         d, &j->train->span->hp, &forward, j->n, 1, &j->sequence, j->tuning ? sn_tuning_of(j->tuning, number) : NULL};
-    sn_status status = j->last >= 0 ? d->ops->download(d, entered(j, number), s->x, row_bytes(j), err) : SN_OK;
+    sn_status status = j->entered ? d->ops->download(d, entered(j, number), s->x, row_bytes(j), err) : SN_OK;
     return status || number == j->last ? status : sn_block_forward(block, 0, &pass, err);
 }
 
@@ -277,11 +292,25 @@ static sn_status begin_job(sn_train *train, const sn_tuning *tuning, const sn_te
 }
 
 sn_status sn_train_forward(sn_train *train, int first, int end, const sn_tuning *tuning, const sn_tensor *x, float *out,
-                           sn_err *err) {
+                           sn_kept **kept, sn_err *err) {
     job j;
+    sn_kept *k = NULL;
     sn_status status = begin_job(train, tuning, x, &j, err);
+    if (kept) *kept = NULL;
+    if (!status && kept) {
+        k = malloc(sn_kept_bytes(train->span, first, end, j.n));
+        j.first = first;
+        j.entered = k ? k->rows : NULL;
+    }
     if (!status) status = forward(&j, first, end, x, err);
     if (!status) status = j.home->device->ops->download(j.home->device, out, j.home->scratch.x, row_bytes(&j), err);
+    if (k) {
+        k->first = first;
+        k->end = end;
+        k->n = j.n;
+    }
+    if (status) sn_kept_free(&k);
+    if (kept) *kept = k;
     return status;
 }
 
@@ -366,12 +395,19 @@ static sn_status backward(job *j, int first, int end, const sn_tensor *dout, sn_
 }
 
 sn_status sn_train_backward(sn_train *train, int first, int end, const sn_tuning *tuning, const sn_tensor *x,
-                            const sn_tensor *dout, float *dx, float *grads, sn_err *err) {
+                            const sn_kept *kept, const sn_tensor *dout, float *dx, float *grads, sn_err *err) {
     job j;
     assert(train->span->first <= first && first < end && end <= train->span->end);
     sn_status status = begin_job(train, tuning, x, &j, err);
     j.last = end - 1;
-    if (!status) status = forward(&j, first, end, x, err);
+    j.first = first;
+    j.entered = train->entered;
+    if (!status && kept) {
+        assert(kept->first == first && kept->end == end && kept->n == j.n);
+        j.entered = (float *)(uintptr_t)kept->rows; /* only read */
+    } else if (!status) {
+        status = forward(&j, first, end, x, err);
+    }
     j.grads = tuning ? grads + sn_tuning_floats(tuning, first, end) : NULL;
     if (!status) status = backward(&j, first, end, dout, err);
     if (!status) status = j.home->device->ops->download(j.home->device, dx, j.home->scratch.dy, row_bytes(&j), err);

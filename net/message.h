@@ -133,14 +133,14 @@ enum {
 /* A batch of sequences, each from position 0, one behind the other: FORWARD's tensor is (rows, n_embd), the hidden
  * states that enter first_block; the answer those that leave end_block - 1. BACKWARD's is (2, rows, n_embd): the same,
  * then the gradients of what leaves; the answer's is (n): rows * n_embd gradients of what enters, then for each
- * sequence those of the tuning's tensors of these blocks. tuning: as told by TUNE; all zero: none. Nothing is kept
- * between the two. */
+ * sequence those of the tuning's tensors of these blocks. tuning: as told by TUNE; all zero: none. keep, of FORWARD: 1
+ * when a BACKWARD of the same will come, so that the node may keep for a minute what that would compute again; it need not. */
 #define SN_FIELDS_SAMPLE(U64, KEY, SID, STR, LIST, BLOBS) U64(tokens) /* of one sequence */
 #define SN_FIELDS_FORWARD(U64, KEY, SID, STR, LIST, BLOBS)                                                             \
-    U64(protocol) KEY(model) U64(first_block) U64(end_block) KEY(tuning) LIST(samples, sample, SN_SAMPLES_MAX)
+    U64(protocol) KEY(model) U64(first_block) U64(end_block) KEY(tuning) U64(keep) LIST(samples, sample, SN_SAMPLES_MAX)
 #define SN_FIELDS_FORWARDED(U64, KEY, SID, STR, LIST, BLOBS) U64(queue_us) U64(compute_us)
 #define SN_FIELDS_BACKWARD(U64, KEY, SID, STR, LIST, BLOBS)                                                            \
-    U64(protocol) KEY(model) U64(first_block) U64(end_block) KEY(tuning) LIST(samples, sample, SN_SAMPLES_MAX)
+    U64(protocol) KEY(model) U64(first_block) U64(end_block) KEY(tuning) U64(keep) LIST(samples, sample, SN_SAMPLES_MAX)
 #define SN_FIELDS_GRADIENTS(U64, KEY, SID, STR, LIST, BLOBS) U64(queue_us) U64(compute_us)
 
 #define SN_FIELDS_CLOSE(U64, KEY, SID, STR, LIST, BLOBS)  SID(session)

@@ -5,10 +5,24 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { KEPT_MAX = 256 };
+static const int64_t KEPT_US = 60000000; /* for so long what was kept waits for its way back */
+
+/* Hidden states between a FORWARD and its BACKWARD. */
+typedef struct kept_entry {
+    sn_hash key; /* of the sequence, tuning, blocks and client */
+    sn_kept *kept;
+    size_t bytes;
+    int64_t since_us;
+} kept_entry;
+
 struct sn_trainer {
     sn_span *span;
     sn_train *train; /* of sequences up to tokens_max */
     int tokens_max;
+    sn_hasher *hasher;
+    kept_entry kept[KEPT_MAX];
+    size_t n_kept, kept_bytes;
 };
 
 void sn_training_free(sn_training **training) {
@@ -20,12 +34,54 @@ void sn_training_free(sn_training **training) {
 
 sn_status sn_trainer_new(sn_span *span, sn_trainer **out, sn_err *err) {
     sn_status status = sn_calloc(out, 1, sizeof **out, err);
-    if (!status) (*out)->span = span;
-    return status;
+    if (status) return status;
+    (*out)->span = span;
+    (*out)->hasher = sn_hasher_new();
+    if ((*out)->hasher) return SN_OK;
+    sn_trainer_free(out);
+    return sn_fail(err, SN_STOP, "out of memory");
+}
+
+/* -- what is kept: within the node's bytes for training, beside the memory to work in */
+
+static void forget(sn_trainer *t, size_t i) {
+    sn_kept_free(&t->kept[i].kept);
+    t->kept_bytes -= t->kept[i].bytes;
+    t->kept[i] = t->kept[--t->n_kept];
+}
+
+static void forget_old(sn_trainer *t, int64_t now_us) {
+    for (size_t i = t->n_kept; i-- > 0;)
+        if (now_us - t->kept[i].since_us > KEPT_US) forget(t, i);
+}
+
+static sn_hash key_of(sn_trainer *t, const sn_training *work, const float *x, size_t bytes) {
+    const sn_msg_forward *f = &work->asked->forward; /* a BACKWARD has the same fields */
+    const int32_t blocks[] = {work->first, work->end};
+    sn_hasher_add(t->hasher, work->owner, sizeof work->owner);
+    sn_hasher_add(t->hasher, f->tuning, sizeof f->tuning);
+    sn_hasher_add(t->hasher, blocks, sizeof blocks);
+    sn_hasher_add(t->hasher, x, bytes);
+    return sn_hasher_end(t->hasher);
+}
+
+static bool may_keep(const sn_trainer *t, const sn_training *work, size_t bytes) {
+    size_t own = sn_train_bytes(t->span, t->tokens_max);
+    return work->asked->forward.keep && t->n_kept < KEPT_MAX && own <= work->bytes_max &&
+           bytes <= work->bytes_max - own && t->kept_bytes <= work->bytes_max - own - bytes;
+}
+
+/* The entry of this key, or n_kept. */
+static size_t find_kept(const sn_trainer *t, const sn_hash *key) {
+    size_t i = 0;
+    while (i < t->n_kept && memcmp(t->kept[i].key.bytes, key->bytes, SN_HASH_SIZE)) i++;
+    return i;
 }
 
 void sn_trainer_free(sn_trainer **trainer) {
     if (!*trainer) return;
+    while ((*trainer)->n_kept) forget(*trainer, 0);
+    sn_hasher_free((*trainer)->hasher);
     sn_train_free(&(*trainer)->train);
     free(*trainer);
     *trainer = NULL;
@@ -40,6 +96,7 @@ static sn_status make_room(sn_trainer *t, int tokens, size_t bytes_max, sn_err *
             err, SN_REFUSED,
             "a sequence of %d tokens takes %zu MiB to train, more than this node's --tune-memory: use shorter ones",
             tokens, bytes >> 20);
+    while (t->n_kept && t->kept_bytes > bytes_max - bytes) forget(t, 0);
     sn_train_free(&t->train);
     t->tokens_max = 0;
     sn_status status = sn_train_new(t->span, tokens, &t->train, err);
@@ -80,6 +137,29 @@ static sn_tensor rows_of(const sn_training *work, const char *name, const float 
                        .shape = {(int64_t)n, (int64_t)width}};
 }
 
+static sn_status go_forward(sn_trainer *t, const sn_training *work, const sn_tuning *tuning, const sn_tensor *x,
+                            const sn_hash *key, float *out, sn_err *err) {
+    size_t bytes = sn_kept_bytes(t->span, work->first, work->end, (int)x->shape[0]);
+    sn_kept *kept = NULL;
+    forget_old(t, sn_now_us());
+    bool keep = may_keep(t, work, bytes) && find_kept(t, key) == t->n_kept;
+    sn_status status = sn_train_forward(t->train, work->first, work->end, tuning, x, out, keep ? &kept : NULL, err);
+    if (kept) {
+        t->kept[t->n_kept++] = (kept_entry){*key, kept, bytes, sn_now_us()};
+        t->kept_bytes += bytes;
+    }
+    return status;
+}
+
+static sn_status go_back(sn_trainer *t, const sn_training *work, const sn_tuning *tuning, const sn_tensor *x,
+                         const sn_hash *key, const sn_tensor *dout, float *dx, float *grads, sn_err *err) {
+    size_t i = find_kept(t, key);
+    const sn_kept *kept = i < t->n_kept ? t->kept[i].kept : NULL;
+    sn_status status = sn_train_backward(t->train, work->first, work->end, tuning, x, kept, dout, dx, grads, err);
+    if (kept) forget(t, i);
+    return status;
+}
+
 static sn_status one_sequence(sn_trainer *t, sn_job *job, sn_err *err) {
     sn_training *work = job->training;
     size_t width = (size_t)sn_span_hparams(t->span)->n_embd, n = (size_t)work->samples[job->n_done].tokens;
@@ -90,9 +170,9 @@ static sn_status one_sequence(sn_trainer *t, sn_job *job, sn_err *err) {
               dout = rows_of(work, "gradients", in + work->rows * width, n, width);
     float *own = out + work->rows_done * width,
           *grads = out + work->rows * width + (size_t)job->n_done * grads_of(work);
-    sn_status status = work->kind == SN_TRAIN_FORWARD
-                           ? sn_train_forward(t->train, work->first, work->end, tuning, &x, own, err)
-                           : sn_train_backward(t->train, work->first, work->end, tuning, &x, &dout, own, grads, err);
+    sn_hash key = key_of(t, work, x.data, n * width * sizeof(float));
+    sn_status status = work->kind == SN_TRAIN_FORWARD ? go_forward(t, work, tuning, &x, &key, own, err)
+                                                      : go_back(t, work, tuning, &x, &key, &dout, own, grads, err);
     work->rows_done += n;
     job->n_done++;
     return status;

@@ -30,7 +30,8 @@ typedef struct sn_training {
 
 void sn_training_free(sn_training **training); /* NULL-safe */
 
-/* The device's thread's side: memory for one sequence at a time, made when it is first needed. */
+/* The device's thread's side: memory for one sequence at a time, made when it is first needed, and what is kept between a
+ * FORWARD and its BACKWARD. */
 typedef struct sn_trainer sn_trainer;
 
 sn_status sn_trainer_new(sn_span *span, sn_trainer **out, sn_err *err) SN_MUST_USE;

@@ -5,11 +5,14 @@
 
 #include <stdlib.h>
 
+static const size_t KEPT_BYTES_MAX = (size_t)256 << 20; /* more goes forwards once more */
+
 typedef struct local {
     sn_trunk base;
     sn_span *span;
     sn_train *train;
     sn_tuning *tuning;
+    sn_kept *kept[SN_SAMPLES_MAX]; /* of a micro-batch's sequences, between there and back */
     int n_blocks, n_embd;
     float *out, *dout; /* of a micro-batch */
     size_t room;       /* rows of these */
@@ -51,21 +54,31 @@ static sn_tensor sequence(const local *l, const char *name, const float *rows, i
                        .shape = {n, l->n_embd}};
 }
 
+static void forget(local *l) {
+    for (int i = 0; i < SN_SAMPLES_MAX; i++) sn_kept_free(&l->kept[i]);
+}
+
 static sn_status run_one(local *l, size_t i, const sn_micro *m, bool back, sn_turn turn, void *ctx, sn_err *err) {
     size_t width = (size_t)l->n_embd, floats = l->tuning ? sn_tuning_floats(l->tuning, 0, l->n_blocks) : 0;
+    size_t bytes = 0;
     sn_status status = grow(l, m->rows, err);
     for (int s = 0, at = 0; s < m->n_sequences && !status; at += m->lengths[s++]) {
         sn_tensor x = sequence(l, "hidden states", m->x, at, m->lengths[s]);
-        status = sn_train_forward(l->train, 0, l->n_blocks, l->tuning, &x, l->out + (size_t)at * width, err);
+        bytes += sn_kept_bytes(l->span, 0, l->n_blocks, m->lengths[s]);
+        bool keep = back && bytes <= KEPT_BYTES_MAX && s < SN_SAMPLES_MAX;
+        status = sn_train_forward(l->train, 0, l->n_blocks, l->tuning, &x, l->out + (size_t)at * width,
+                                  keep ? &l->kept[s] : NULL, err);
     }
     if (!status) status = turn(ctx, i, l->out, back ? l->dout : NULL, err);
     for (int s = 0, at = 0; s < m->n_sequences && back && !status; at += m->lengths[s++]) {
         sn_tensor x = sequence(l, "hidden states", m->x, at, m->lengths[s]);
         sn_tensor dout = sequence(l, "gradients", l->dout, at, m->lengths[s]);
         float *grads = m->grads ? m->grads + (size_t)s * floats : NULL;
-        status =
-            sn_train_backward(l->train, 0, l->n_blocks, l->tuning, &x, &dout, m->dx + (size_t)at * width, grads, err);
+        status = sn_train_backward(l->train, 0, l->n_blocks, l->tuning, &x, s < SN_SAMPLES_MAX ? l->kept[s] : NULL, &dout,
+                                   m->dx + (size_t)at * width, grads, err);
+        if (s < SN_SAMPLES_MAX) sn_kept_free(&l->kept[s]);
     }
+    forget(l);
     return status;
 }
 

@@ -50,6 +50,7 @@ typedef struct swarm {
     const sn_params *params;
     walk *walks;
     size_t n_walks;
+    bool back; /* those walks come back */
     int retries;
 } swarm;
 
@@ -186,6 +187,7 @@ static sn_status fill_batch(swarm *s, const hop *h, const walk *w, sn_msg *msg, 
     memcpy(f->tuning, h->tuning.bytes, SN_HASH_SIZE);
     f->first_block = (uint64_t)h->first;
     f->end_block = (uint64_t)h->end;
+    f->keep = s->back && !w->back;
     status = sn_list_new((size_t)w->micro->n_sequences, SN_SAMPLES_MAX, sizeof *f->samples, &f->samples, err);
     if (status) return status;
     f->n_samples = (size_t)w->micro->n_sequences;
@@ -404,6 +406,7 @@ static sn_status run(sn_trunk *trunk, size_t n, const sn_micro *micros, bool bac
     if (!status) status = sn_calloc(&s->walks, n, sizeof *s->walks, err);
     if (status) return status;
     s->n_walks = n;
+    s->back = back;
     s->retries = s->options.max_retries;
     for (size_t i = 0; i < n; i++) s->walks[i].micro = &micros[i];
     for (size_t i = 0; i < s->n_hops; i++) s->hops[i].busy = 0;

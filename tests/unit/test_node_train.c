@@ -58,6 +58,7 @@ static sn_msg *batch_message(const world *w, sn_msg_kind kind, int first, int en
     memcpy(f->tuning, hash.bytes, SN_HASH_SIZE);
     NEED(sn_list_new(SAMPLES, SN_SAMPLES_MAX, sizeof *f->samples, &f->samples, &err));
     f->n_samples = SAMPLES;
+    f->keep = 1;
     for (int i = 0; i < SAMPLES; i++) f->samples[i].tokens = lengths[i];
     return msg;
 }
@@ -83,9 +84,9 @@ static float *compute(const world *w, bool back, int first, int end, const sn_bu
         sn_tensor dout = x;
         dout.data = w->hidden + row * width;
         if (back)
-            NEED(sn_train_backward(train, first, end, tuning, &x, &dout, out + row * width,
+            NEED(sn_train_backward(train, first, end, tuning, &x, NULL, &dout, out + row * width,
                                    out + ROWS * width + (size_t)i * floats, &err));
-        else NEED(sn_train_forward(train, first, end, tuning, &x, out + row * width, &err));
+        else NEED(sn_train_forward(train, first, end, tuning, &x, out + row * width, NULL, &err));
     }
     sn_tuning_free(&tuning);
     sn_train_free(&train);

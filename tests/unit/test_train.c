@@ -72,7 +72,7 @@ static void through_spans(const sn_model *model, sn_device *device, sn_head *hea
         NEED(sn_train_new(spans[i], 100, &trains[i], &err));
         sn_tensor in = rows("hidden states", x[i], n, width);
         x[i + 1] = malloc(bytes);
-        NEED(sn_train_forward(trains[i], ends[i], ends[i + 1], NULL, &in, x[i + 1], &err));
+        NEED(sn_train_forward(trains[i], ends[i], ends[i + 1], NULL, &in, x[i + 1], NULL, &err));
     }
     float *logits = malloc((size_t)n * (size_t)hp->n_vocab * sizeof(float)),
           *dlogits = malloc((size_t)n * (size_t)hp->n_vocab * sizeof(float));
@@ -82,7 +82,7 @@ static void through_spans(const sn_model *model, sn_device *device, sn_head *hea
     NEED(sn_head_logits_grad(head, x[n_spans], n, dlogits, dy, &err));
     for (int i = n_spans - 1; i >= 0; i--) {
         sn_tensor in = rows("hidden states", x[i], n, width), out = rows("gradients", dy, n, width);
-        NEED(sn_train_backward(trains[i], ends[i], ends[i + 1], NULL, &in, &out, dx, NULL, &err));
+        NEED(sn_train_backward(trains[i], ends[i], ends[i + 1], NULL, &in, NULL, &out, dx, NULL, &err));
         memcpy(dy, dx, bytes);
         sn_train_free(&trains[i]);
         sn_span_free(&spans[i]);
@@ -214,7 +214,7 @@ static double objective(sn_span *span, sn_train *train, trained *t, const float 
     sn_tensor in = rows("hidden states", x, n, width);
     float *out = malloc((size_t)n * (size_t)width * sizeof *out);
     double sum = 0;
-    NEED(sn_train_forward(train, sn_span_first(span), sn_span_end(span), tuning, &in, out, &err));
+    NEED(sn_train_forward(train, sn_span_first(span), sn_span_end(span), tuning, &in, out, NULL, &err));
     for (int i = 0; i < n * width; i++) sum += (double)out[i] * (double)weights[i];
     sn_tuning_free(&tuning);
     free(out);
@@ -260,6 +260,7 @@ static float *gradients(const work *w, sn_device *device, const sn_plan *plan, i
     sn_span *spans[2] = {NULL};
     sn_train *trains[2] = {NULL};
     sn_tuning *tunings[2] = {NULL};
+    sn_kept *kept[2] = {NULL};
     for (int i = 0; i < n_spans; i++) {
         if (plan)
             NEED(sn_span_load_plan(w->model, plan, &device, NULL, NULL, NULL, &spans[i], &err));
@@ -269,15 +270,22 @@ static float *gradients(const work *w, sn_device *device, const sn_plan *plan, i
         tunings[i] = load(w->trained, spans[i]);
         x[i + 1] = malloc(row_bytes);
         sn_tensor in = rows("hidden states", x[i], TOKENS, width);
-        NEED(sn_train_forward(trains[i], ends[i], ends[i + 1], tunings[i], &in, x[i + 1], &err));
+        NEED(sn_train_forward(trains[i], ends[i], ends[i + 1], tunings[i], &in, x[i + 1], &kept[i], &err));
     }
     memcpy(dy, w->dout, row_bytes);
     float *grads = all + floats + w->trained->n;
     for (int i = n_spans - 1; i >= 0; i--) {
         sn_tensor in = rows("hidden states", x[i], TOKENS, width), out = rows("gradients", dy, TOKENS, width);
         grads -= sn_tuning_floats(tunings[i], ends[i], ends[i + 1]);
-        for (int again = 0; again < 2; again++) /* what was done before does not show */
-            NEED(sn_train_backward(trains[i], ends[i], ends[i + 1], tunings[i], &in, &out, all, grads, &err));
+        float *once = NULL;
+        for (int again = 0; again < 2; again++) { /* neither shows what was done before, nor what was kept of the way there */
+            NEED(sn_train_backward(trains[i], ends[i], ends[i + 1], tunings[i], &in, again ? kept[i] : NULL, &out, all, grads,
+                                   &err));
+            if (!again) once = memcpy(malloc((floats + w->trained->n) * sizeof *all), all, (floats + w->trained->n) * sizeof *all);
+        }
+        cr_expect(!memcmp(once, all, (floats + w->trained->n) * sizeof *all), "what was kept gives other bits");
+        free(once);
+        sn_kept_free(&kept[i]);
         memcpy(dy, all, row_bytes);
         sn_tuning_free(&tunings[i]);
         sn_train_free(&trains[i]);
@@ -349,6 +357,36 @@ Test(train, gradients_are_the_same_bits_everywhere) {
     }
 }
 
+Test(train, what_was_kept_is_taken_instead_of_going_forwards_again) {
+    work w = work_new(SN_Q4_1, NULL);
+    sn_device *device = cpu(2, NULL);
+    sn_span *span = NULL;
+    sn_train *train = NULL;
+    int width = w.hp->n_embd;
+    size_t floats = (size_t)(TOKENS * width);
+    float *other = noise(floats, 9, 1), *out = malloc(floats * sizeof *out), *dx[2];
+    NEED(sn_span_load(w.model, device, 1, 3, NULL, NULL, &span, &err));
+    NEED(sn_train_new(span, TOKENS, &train, &err));
+    sn_tensor in[] = {rows("hidden states", w.x, TOKENS, width), rows("hidden states", other, TOKENS, width)};
+    sn_tensor dout = rows("gradients", w.dout, TOKENS, width);
+    sn_kept *kept = NULL;
+    NEED(sn_train_forward(train, 1, 3, NULL, &in[1], out, &kept, &err));
+    cr_assert(kept);
+    for (int i = 0; i < 2; i++) { /* the first is not what goes back */
+        dx[i] = malloc(floats * sizeof *out);
+        NEED(sn_train_backward(train, 1, 3, NULL, &in[i], i ? NULL : kept, &dout, dx[i], NULL, &err));
+    }
+    cr_expect(!memcmp(dx[0], dx[1], floats * sizeof *out));
+    sn_kept_free(&kept);
+    sn_train_free(&train);
+    sn_span_free(&span);
+    sn_device_close(&device);
+    for (int i = 0; i < 2; i++) free(dx[i]);
+    free(other);
+    free(out);
+    work_free(&w);
+}
+
 Test(train, a_pass_with_a_tuning_is_what_training_computes) {
     work w = work_new(SN_Q4_1, NULL);
     sn_device *device = cpu(2, NULL);
@@ -363,8 +401,8 @@ Test(train, a_pass_with_a_tuning_is_what_training_computes) {
     NEED(sn_train_new(span, TOKENS, &train, &err));
     sn_tuning *tuning = load(w.trained, span);
     sn_tensor in = rows("hidden states", w.x, TOKENS, width);
-    NEED(sn_train_forward(train, 0, w.hp->n_blocks, tuning, &in, want, &err));
-    NEED(sn_train_forward(train, 0, w.hp->n_blocks, NULL, &in, plain, &err));
+    NEED(sn_train_forward(train, 0, w.hp->n_blocks, tuning, &in, want, NULL, &err));
+    NEED(sn_train_forward(train, 0, w.hp->n_blocks, NULL, &in, plain, NULL, &err));
     NEED(sn_span_kv_pool(span, 8 << 20, &pool, &err));
     NEED(sn_kv_new(pool, &kv, &err));
     for (int at = 0, n; at < TOKENS; at += n) { /* in steps that cut the prompt */

@@ -24,6 +24,17 @@ for choice in "--temperature 0" "--temperature 0.9 --top-k 30 --top-p 0.95 --rep
   done
 done
 
+# The untuned model guesses for the tuned one.
+for adapter in lora prompt; do
+  common=(--model "$llama" --join "${address[a]}" --ids-file "$scratch/ids" --max-tokens 50 --ignore-end --json --adapter "$fixtures/peft/$adapter/end")
+  succeeds "$bin/swarm" generate "${common[@]}"
+  expected=$(query "$scratch/run.out" 'd["ids"]')
+  succeeds "$bin/swarm" generate "${common[@]}" --draft-model "$llama" --push
+  [ "$(query "$scratch/run.out" 'd["ids"]')" = "$expected" ] || fail "$adapter: guesses change a tuned model's text: $(cat "$scratch/run.out")"
+  query "$scratch/run.out" '0 < d["timings"]["guessed_right"] < d["timings"]["guessed_tokens"]' | grep -qx True ||
+    fail "$adapter: the untuned model thinks quite alike, or not at all: $(cat "$scratch/run.out")"
+done
+
 # A session that is saved holds what was said, not what was guessed.
 head -c 32 /dev/urandom >"$scratch/key"
 chmod 600 "$scratch/key"

@@ -8,10 +8,11 @@
 #include "tests/sim/swarm.h"
 #include "tests/support/need.h"
 
+#include <limits.h>
 #include <stdarg.h>
 #include <string.h>
 
-enum { SEEDS = 3, TRIES = 4, PAUSE_US = 2 * SECOND_US };
+enum { SEEDS = 3, TRIES = 4, WRONG_EVERY = 5, GUESSES = 6, PAUSE_US = 2 * SECOND_US };
 
 struct sim_client {
     swarm *swarm;
@@ -24,6 +25,7 @@ struct sim_client {
     sn_link *link;
     sn_chain *chain;
     sn_audit *audit;
+    int wrong_from;   /* position of the first wrong guess that is under way; INT_MAX: none */
     int64_t limit_us; /* of the call that it is in: later is too late; 0: none */
     char story[512];
 };
@@ -50,9 +52,24 @@ static void compare(void *ctx, int block, int position, int n, const float *hidd
     sim_client *c = ctx;
     if (block < 0 || block > SIM_BLOCKS || position + n > SIM_CONTEXT)
         sim_wrong(c->swarm, "client %d sees block %d, positions %d:%d", c->number, block, position, position + n);
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n && position + i < c->wrong_from; i++)
         if (memcmp(hidden + (size_t)i * SIM_EMBD, c->text->hidden[position + i][block], SIM_EMBD * sizeof *hidden))
             sim_wrong(c->swarm, "client %d: other bits enter block %d at position %d", c->number, block, position + i);
+}
+
+static sn_status foretell(void *ctx, const int32_t *ids, size_t n, const sn_chance *chance, size_t most, int32_t *out, size_t *n_out,
+                          sn_err *err) {
+    sim_client *c = ctx;
+    (void)ids, (void)chance, (void)err;
+    int n_vocab = sn_model_hparams(sim_model_get()->model)->n_vocab;
+    c->wrong_from = INT_MAX;
+    for (*n_out = 0; *n_out < most && n + *n_out < SIM_CONTEXT; ++*n_out) {
+        size_t at = n + *n_out;
+        bool wrong = at % WRONG_EVERY == 0;
+        out[*n_out] = wrong ? (c->text->ids[at] + 1) % n_vocab : c->text->ids[at];
+        if (wrong && (int)at < c->wrong_from) c->wrong_from = (int)at;
+    }
+    return SN_OK;
 }
 
 static sn_status new_audit(sim_client *c, sn_err *err) {
@@ -110,6 +127,7 @@ static sn_status write_on(sim_client *c, sn_generator *generator, int from, sn_e
     sn_generation out = {0};
     sn_generate_options options = {.max_tokens = c->plan.tokens};
     begin_call(c);
+    c->wrong_from = INT_MAX;
     c->limit_us += limit_of(c) * c->plan.tokens; /* the limit is for a step */
     sn_status status = sn_generator_run(generator, c->text->ids, (size_t)from, &options, &out, err);
     /* Where bits are bent, the audit answers for a text that is whole, if it could check all of it. */
@@ -127,11 +145,13 @@ static sn_status write_on(sim_client *c, sn_generator *generator, int from, sn_e
 
 static sn_status try_once(sim_client *c, sn_err *err) {
     sn_generator *generator = NULL;
+    sn_draft draft = sn_draft_of(foretell, c, GUESSES);
     sn_sampling greedy = SN_SAMPLING_DEFAULT;
     sn_status status = open_all(c, err);
     if (!status) {
         sn_model *model = sim_model_get()->model;
-        sn_generator_parts parts = {sn_model_hparams(model), sim_model_get()->head, c->chain, NULL, SIM_CONTEXT, NULL};
+        sn_generator_parts parts = {sn_model_hparams(model), sim_model_get()->head, c->chain, NULL, SIM_CONTEXT,
+                                    c->plan.guesses ? &draft : NULL};
         status = sn_generator_new(&parts, &greedy, &generator, err);
     }
     int last = SIM_CONTEXT - c->plan.tokens;

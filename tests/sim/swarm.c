@@ -99,6 +99,7 @@ static void draw_clients(swarm *s) {
                                 .audit_here = sim_chance(r, 0.5),
                                 .timeout_ms = (int)sim_between(r, 500, 6000),
                                 .max_retries = (int)sim_between(r, 1, 6),
+                                .guesses = (s->seed + (uint64_t)i) % 3 == 0,
                                 .begin_us = sim_between(r, SECOND_US, FAULTS_US)};
         s->clients[i] = sim_client_new(s, i, &plan);
     }

@@ -55,6 +55,7 @@ typedef struct sim_client_plan {
     int text, tokens;   /* which, and how many to write */
     int turns;          /* of a chat: each goes back to a place of the text and on */
     bool push, receipts, throughput, replica, audit, audit_here, must_succeed;
+    bool guesses; /* what comes next, four times of five rightly */
     int timeout_ms, max_retries;
     int64_t begin_us;
 } sim_client_plan;

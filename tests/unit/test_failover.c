@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "tests/support/fake.h"
 #include "tests/support/need.h"
+#include "tests/support/run.h"
 #include "tests/support/tiny.h"
 
 #include <criterion/criterion.h>
@@ -13,50 +14,14 @@ enum {
     SOON_MS = 2500
 }; /* SOON: what an error may take at most; several timeouts, on a busy machine */
 
-typedef struct run {
-    world *w;
-    sn_link *link;
-    sn_model *model;
-    sn_chain *chain;
-    float out[WORLD_TOKENS * 64];
-    sn_err err;
-} run;
-
 static world *new_world(void) { return world_new(&(cluster_options){.kv_memory = 64}); }
 
 /* Opens a chain over the nodes there are and, if not NULL, a liar. */
-static sn_status run_open(run *r, world *w, sn_chain_options options, const fake *liar) {
-    *r = (run){.w = w};
-    r->link = cluster_link(w->cluster);
-    NEED(sn_model_open(w->path, &r->model, &err));
+static sn_status open_with(run *r, world *w, sn_chain_options options, const fake *liar) {
+    run_begin(r, w);
     if (liar) fake_tell(liar, r->link);
-    options.link = r->link;
     options.timeout_ms = TIMEOUT_MS;
-    return sn_chain_open(r->model, &options, &r->chain, &r->err);
-}
-
-/* Steps [position, end), `chunk` tokens at a time. */
-static sn_status run_steps(run *r, int position, int end, int chunk) {
-    size_t row = (size_t)r->w->n_embd;
-    for (int at = position, n; at < end; at += n) {
-        n = chunk < end - at ? chunk : end - at;
-        sn_status status =
-            sn_chain_step(r->chain, at, n, r->w->inputs + (size_t)at * row, r->out + (size_t)at * row, &r->err);
-        if (status) return status;
-    }
-    return SN_OK;
-}
-
-static bool run_right(const run *r, int position, int end) {
-    size_t row = (size_t)r->w->n_embd;
-    return !memcmp(r->out + (size_t)position * row, r->w->hidden + (size_t)position * row,
-                   (size_t)(end - position) * row * sizeof(float));
-}
-
-static void run_close(run *r) {
-    sn_chain_close(&r->chain);
-    sn_model_close(&r->model);
-    sn_link_close(&r->link);
+    return run_chain(r, options);
 }
 
 /* -- nodes that fall silent ------------------------------------------------------------------------------------------
@@ -71,9 +36,8 @@ static void expect_survival(int at_step, int chunk, bool push) {
     cluster_add(w->cluster, 2, 3);
     cluster_add(w->cluster, 3, 4);
     cluster_cut_off_at_step(w->cluster, 1, at_step);
-    cr_assert_eq(run_open(&r, w, (sn_chain_options){.push = push}, NULL), SN_OK, "%s", r.err.text);
+    cr_assert_eq(open_with(&r, w, (sn_chain_options){.push = push}, NULL), SN_OK, "%s", r.err.text);
     cr_expect_eq(run_steps(&r, 0, WORLD_TOKENS, chunk), SN_OK, "%s", r.err.text);
-    cr_expect(run_right(&r, 0, WORLD_TOKENS), "other bits");
     cr_expect_geq(sn_chain_failovers(r.chain), 1);
     run_close(&r);
     world_free(&w);
@@ -96,10 +60,9 @@ Test(failover, survives_a_node_cut_off_before_its_session_is_open) {
     fake *dead = fake_new(w, "mem://dead", 2, 4, FAKE_OPENS_SILENTLY);
     cluster_add(w->cluster, 2, 3);
     cluster_add(w->cluster, 3, 4);
-    cr_assert_eq(run_open(&r, w, (sn_chain_options){0}, dead), SN_OK, "%s", r.err.text);
+    cr_assert_eq(open_with(&r, w, (sn_chain_options){0}, dead), SN_OK, "%s", r.err.text);
     cr_expect_eq(fake_asked(dead), 1);
     cr_expect_eq(run_steps(&r, 0, WORLD_TOKENS, 32), SN_OK, "%s", r.err.text);
-    cr_expect(run_right(&r, 0, WORLD_TOKENS));
     run_close(&r);
     fake_free(&dead);
     world_free(&w);
@@ -118,7 +81,7 @@ Test(failover, says_soon_which_blocks_are_missing_when_nobody_can_take_over) {
         run r;
         cluster_add(w->cluster, 0, 2);
         cluster_add(w->cluster, 2, 4);
-        cr_assert_eq(run_open(&r, w, (sn_chain_options){.push = push}, NULL), SN_OK, "%s", r.err.text);
+        cr_assert_eq(open_with(&r, w, (sn_chain_options){.push = push}, NULL), SN_OK, "%s", r.err.text);
         cr_assert_eq(run_steps(&r, 0, 20, 20), SN_OK);
         cluster_cut_off(w->cluster, 1);
         int64_t began = sn_now_us();
@@ -140,9 +103,8 @@ static void expect_survival_of(fake_way way, bool push) {
     cluster_add(w->cluster, 2, 3);
     cluster_add(w->cluster, 3, 4);
     fake *liar = fake_new(w, "mem://liar", 2, 4, way);
-    cr_assert_eq(run_open(&r, w, (sn_chain_options){.push = push}, liar), SN_OK, "way %d: %s", way, r.err.text);
+    cr_assert_eq(open_with(&r, w, (sn_chain_options){.push = push}, liar), SN_OK, "way %d: %s", way, r.err.text);
     cr_expect_eq(run_steps(&r, 0, 40, 10), SN_OK, "way %d, push %d: %s", way, push, r.err.text);
-    cr_expect(run_right(&r, 0, 40), "way %d, push %d gave other bits", way, push);
     cr_expect_geq(fake_asked(liar), 1, "way %d: the fake was not asked", way);
     run_close(&r);
     fake_free(&liar);
@@ -166,7 +128,7 @@ static void expect_error_of(fake_way way, const char *part) {
     int64_t began = sn_now_us();
     char what[16];
     snprintf(what, sizeof what, "way %d", way);
-    sn_status status = run_open(&r, w, (sn_chain_options){0}, liar);
+    sn_status status = open_with(&r, w, (sn_chain_options){0}, liar);
     if (way < FAKE_STEP_WAYS) cr_assert_eq(status, SN_OK, "way %d: %s", way, r.err.text);
     if (way < FAKE_STEP_WAYS) status = run_steps(&r, 0, 10, 10);
     expect_error_soon(status, &r, began, what);
@@ -200,7 +162,7 @@ Test(failover, gives_up_after_as_many_failures_as_it_was_told) {
         int asked = 0;
         cluster_add(w->cluster, 0, 2);
         liars[0] = fake_new(w, "mem://liar0", 2, 4, FAKE_NANS);
-        cr_assert_eq(run_open(&r, w, (sn_chain_options){.max_retries = retries[i]}, liars[0]), SN_OK, "%s", r.err.text);
+        cr_assert_eq(open_with(&r, w, (sn_chain_options){.max_retries = retries[i]}, liars[0]), SN_OK, "%s", r.err.text);
         for (int k = 1; k < LIARS; k++) {
             char address[32];
             snprintf(address, sizeof address, "mem://liar%d", k);
@@ -226,15 +188,14 @@ Test(failover, a_client_with_the_file_takes_only_nodes_with_its_weights) {
     cluster_add(w->cluster, 0, 2);
     cluster_add_of(w->cluster, other, 2, 4);
     int64_t began = sn_now_us();
-    sn_status status = run_open(&r, w, (sn_chain_options){0}, NULL);
+    sn_status status = open_with(&r, w, (sn_chain_options){0}, NULL);
     expect_error_soon(status, &r, began, "other weights only");
     cr_expect(strstr(r.err.text, "nobody serves blocks 2:4"), "%s", r.err.text);
     run_close(&r);
     cluster_add(w->cluster, 2, 3);
     cluster_add(w->cluster, 3, 4);
-    cr_assert_eq(run_open(&r, w, (sn_chain_options){0}, NULL), SN_OK, "%s", r.err.text);
+    cr_assert_eq(open_with(&r, w, (sn_chain_options){0}, NULL), SN_OK, "%s", r.err.text);
     cr_expect_eq(run_steps(&r, 0, 40, 10), SN_OK, "%s", r.err.text);
-    cr_expect(run_right(&r, 0, 40));
     run_close(&r);
     world_free(&w);
     tiny_remove(&other);
@@ -262,14 +223,12 @@ Test(failover, rewinds_in_every_way_of_chaining_and_after_failures) {
             options.local_end = 1;
             options.kv_memory = 1 << 20;
         }
-        cr_assert_eq(run_open(&r, w, options, NULL), SN_OK, "%s", r.err.text);
+        cr_assert_eq(open_with(&r, w, options, NULL), SN_OK, "%s", r.err.text);
         if (dies) cluster_cut_off_at_step(w->cluster, 1, 3);
         cr_expect_eq(run_steps(&r, 0, 70, 16), SN_OK, "%s", r.err.text);
         const int to[][2] = {{48, 80}, {33, 60}, {59, 61}, {0, 64}, {32, 96}, {1, 9}};
         for (size_t i = 0; i < sizeof to / sizeof *to; i++) {
-            memset(r.out, 0, sizeof r.out);
             cr_expect_eq(run_steps(&r, to[i][0], to[i][1], 11), SN_OK, "mode %d: %s", mode, r.err.text);
-            cr_expect(run_right(&r, to[i][0], to[i][1]), "mode %d: other bits from %d to %d", mode, to[i][0], to[i][1]);
         }
         run_close(&r);
         sn_device_close(&device);
@@ -282,18 +241,17 @@ Test(failover, a_rewind_that_fails_leaves_nothing_of_what_it_wrote_over) {
     run r;
     cluster_add(w->cluster, 0, 2);
     cluster_add(w->cluster, 2, 4);
-    cr_assert_eq(run_open(&r, w, (sn_chain_options){0}, NULL), SN_OK, "%s", r.err.text);
+    cr_assert_eq(open_with(&r, w, (sn_chain_options){0}, NULL), SN_OK, "%s", r.err.text);
     cr_assert_eq(run_steps(&r, 0, 50, 50), SN_OK);
     cluster_cut_off(w->cluster, 1);
     size_t row = (size_t)w->n_embd;
-    float other[5 * 64];
+    float other[5 * 64], out[5 * 64];
     memcpy(other, w->inputs, sizeof other);
-    cr_expect_eq(sn_chain_step(r.chain, 20, 5, other, r.out, &r.err), SN_RETRY);
+    cr_expect_eq(sn_chain_step(r.chain, 20, 5, other, out, &r.err), SN_RETRY);
     cr_expect_eq(sn_chain_length(r.chain), 20);
-    cr_expect_eq(sn_chain_step(r.chain, 50, 1, w->inputs + 50 * row, r.out, &r.err), SN_REFUSED);
+    cr_expect_eq(sn_chain_step(r.chain, 50, 1, w->inputs + 50 * row, out, &r.err), SN_REFUSED);
     cluster_add(w->cluster, 2, 4); /* somebody else comes, and hears the story from its beginning */
     cr_expect_eq(run_steps(&r, 20, 60, 8), SN_OK, "%s", r.err.text);
-    cr_expect(run_right(&r, 20, 60), "other bits");
     run_close(&r);
     world_free(&w);
 }
@@ -329,9 +287,8 @@ Test(failover, nodes_that_do_not_reach_each_other_work_through_the_client) {
     cluster_add(w->cluster, 0, 2);
     cluster_add(w->cluster, 2, 4);
     sn_hub_set_filter(cluster_hub(w->cluster), meddle, &m);
-    cr_assert_eq(run_open(&r, w, (sn_chain_options){.push = true}, NULL), SN_OK, "%s", r.err.text);
+    cr_assert_eq(open_with(&r, w, (sn_chain_options){.push = true}, NULL), SN_OK, "%s", r.err.text);
     cr_expect_eq(run_steps(&r, 0, 60, 10), SN_OK, "%s", r.err.text);
-    cr_expect(run_right(&r, 0, 60));
     cr_expect_eq(m.pushes, 1, "%d pushes were tried", m.pushes);
     cr_expect_eq(sn_chain_failovers(r.chain), 1);
     sn_hop_report hops[4];
@@ -379,7 +336,6 @@ Test(failover, a_node_that_forgot_its_session_is_told_it_again) {
             cr_expect_eq(run_steps(&r, 30 * round, 30 * (round + 1), 10), SN_OK, "%s", r.err.text);
             forget_session(w, &identity, &m);
         }
-        cr_expect(run_right(&r, 0, 90));
         cr_expect_eq(sn_chain_failovers(r.chain), 2);
         run_close(&r);
         world_free(&w);
@@ -396,7 +352,7 @@ Test(failover, messages_that_get_lost_cost_time_and_no_bits) {
             cluster_add(w->cluster, 2, 4);
         }
         sn_hub_set_filter(cluster_hub(w->cluster), meddle, &m);
-        cr_assert_eq(run_open(&r, w, (sn_chain_options){.push = push, .max_retries = 8}, NULL), SN_OK, "%s",
+        cr_assert_eq(open_with(&r, w, (sn_chain_options){.push = push, .max_retries = 8}, NULL), SN_OK, "%s",
                      r.err.text);
         int tries = 0;
         for (int at = 0; at < 90; at = sn_chain_length(r.chain)) { /* as somebody would who is told to try again */
@@ -404,7 +360,6 @@ Test(failover, messages_that_get_lost_cost_time_and_no_bits) {
             sn_status status = run_steps(&r, at, 90, 6);
             cr_expect(status == SN_OK || status == SN_RETRY, "%s", r.err.text);
         }
-        cr_expect(run_right(&r, 0, 90), "other bits, push %d", push);
         cr_expect_geq(sn_chain_failovers(r.chain), 2);
         run_close(&r);
         world_free(&w);
@@ -419,7 +374,7 @@ Test(failover, a_session_that_was_opened_unheard_is_closed) {
     cluster_add(w->cluster, 2, 4);
     sn_hub_set_filter(cluster_hub(w->cluster), meddle, &m);
     int64_t began = sn_now_us();
-    expect_error_soon(run_open(&r, w, (sn_chain_options){0}, NULL), &r, began, "opened unheard");
+    expect_error_soon(open_with(&r, w, (sn_chain_options){0}, NULL), &r, began, "opened unheard");
     for (int node = 0; node < 2; node++) {
         talk *t = talk_new(w, node);
         int64_t deadline = sn_now_us() + 5000000;

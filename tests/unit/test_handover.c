@@ -2,50 +2,14 @@
  * with the same bits and next to nothing is computed twice. */
 #include "base/clock.h"
 #include "tests/support/need.h"
-#include "tests/support/talk.h"
+#include "tests/support/run.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
 
-enum { TIMEOUT_MS = 10000, SHORT_MS = 600 }; /* SHORT: where a node falls silent, which only a timeout shows */
-
-typedef struct run {
-    world *w;
-    sn_link *link;
-    sn_model *model;
-    sn_chain *chain;
-    float out[WORLD_TOKENS * 64];
-    sn_err err;
-} run;
+enum { SHORT_MS = 600 }; /* SHORT: where a node falls silent, which only a timeout shows */
 
 static world *new_world(void) { return world_new(&(cluster_options){.kv_memory = 64, .drain_timeout_s = 10}); }
-
-static void run_open(run *r, world *w, sn_chain_options options) {
-    *r = (run){.w = w};
-    r->link = cluster_link(w->cluster);
-    NEED(sn_model_open(w->path, &r->model, &err));
-    options.link = r->link;
-    if (!options.timeout_ms) options.timeout_ms = TIMEOUT_MS;
-    cr_assert_eq(sn_chain_open(r->model, &options, &r->chain, &r->err), SN_OK, "%s", r->err.text);
-}
-
-static void run_steps(run *r, int position, int end, int chunk) {
-    size_t row = (size_t)r->w->n_embd;
-    for (int at = position, n; at < end; at += n) {
-        n = chunk < end - at ? chunk : end - at;
-        sn_status status =
-            sn_chain_step(r->chain, at, n, r->w->inputs + (size_t)at * row, r->out + (size_t)at * row, &r->err);
-        cr_assert_eq(status, SN_OK, "at %d: %s", at, r->err.text);
-        cr_assert(!memcmp(r->out + (size_t)at * row, r->w->hidden + (size_t)at * row, (size_t)n * row * sizeof(float)),
-                  "other bits at %d", at);
-    }
-}
-
-static void run_close(run *r) {
-    sn_chain_close(&r->chain);
-    sn_model_close(&r->model);
-    sn_link_close(&r->link);
-}
 
 /* Which way the route chose for blocks 2:4, of several nodes that hold them. */
 static int holder_of(run *r, int block) {
@@ -63,9 +27,9 @@ static int holder_of(run *r, int block) {
 static void steps_until_taken_over(run *r, uint64_t times) {
     int64_t until = sn_now_us() + 5000000;
     for (int at = 50; sn_chain_taken_over(r->chain) < times && sn_now_us() < until; at = at < 59 ? at + 1 : 50)
-        run_steps(r, at, at + 1, 1);
+        run_on(r, at, at + 1, 1);
     cr_assert_eq(sn_chain_taken_over(r->chain), times);
-    run_steps(r, 50, 60, 1);
+    run_on(r, 50, 60, 1);
 }
 
 static void await_left(const world *w, int node) {
@@ -96,7 +60,7 @@ static void expect_all_leave(const int *cuts, bool push) {
     for (int twice = 0; twice < 2; twice++)
         for (int i = 0; cuts[i] < 4; i++) cluster_add(w->cluster, cuts[i], cuts[i + 1]);
     run_open(&r, w, (sn_chain_options){.push = push});
-    run_steps(&r, 0, 50, 20);
+    run_on(&r, 0, 50, 20);
     uint64_t times = 0;
     for (int i = 0; cuts[i] < 4; i++) {
         int leaves = holder_of(&r, cuts[i]);
@@ -105,8 +69,8 @@ static void expect_all_leave(const int *cuts, bool push) {
         cr_expect_neq(holder_of(&r, cuts[i]), leaves);
         await_left(w, leaves);
     }
-    run_steps(&r, 60, WORLD_TOKENS, 7);
-    run_steps(&r, 20, 70, 9); /* a rewind behind all of it */
+    run_on(&r, 60, WORLD_TOKENS, 7);
+    run_on(&r, 20, 70, 9); /* a rewind behind all of it */
     cr_expect_eq(sn_chain_replayed(r.chain), 0, "%d tokens were computed again", (int)sn_chain_replayed(r.chain));
     cr_expect_eq(sn_chain_failovers(r.chain), times);
     run_close(&r);
@@ -130,7 +94,7 @@ static void expect_split(bool push, int dies) {
     cluster_add(w->cluster, 0, 1);
     cluster_add(w->cluster, 1, 4);
     run_open(&r, w, (sn_chain_options){.push = push, .timeout_ms = SHORT_MS});
-    run_steps(&r, 0, 50, 20);
+    run_on(&r, 0, 50, 20);
     cluster_add(w->cluster, 1, 2);
     cluster_add(w->cluster, 2, 4);
     cluster_drain(w->cluster, 1);
@@ -138,14 +102,14 @@ static void expect_split(bool push, int dies) {
     cr_expect_eq(holder_of(&r, 1), 2);
     cr_expect_eq(holder_of(&r, 3), 3);
     await_left(w, 1);
-    run_steps(&r, 60, 70, 3);
+    run_on(&r, 60, 70, 3);
     cr_expect_eq(sn_chain_replayed(r.chain), 0);
     cluster_add(w->cluster, dies == 2 ? 1 : 2, dies == 2 ? 2 : 4);
     cluster_cut_off(w->cluster, dies);
-    run_steps(&r, 70, WORLD_TOKENS, 3);
+    run_on(&r, 70, WORLD_TOKENS, 3);
     cr_expect_geq(sn_chain_replayed(r.chain), 70);
     cr_expect_eq(holder_of(&r, dies == 2 ? 1 : 2), 4);
-    run_steps(&r, 30, 60, 8);
+    run_on(&r, 30, 60, 8);
     run_close(&r);
     world_free(&w);
 }
@@ -161,13 +125,13 @@ Test(handover, a_node_that_nobody_can_take_over_from_serves_on_until_its_time_is
     cluster_add(w->cluster, 0, 2);
     cluster_add(w->cluster, 2, 4);
     run_open(&r, w, (sn_chain_options){0});
-    run_steps(&r, 0, 40, 40);
+    run_on(&r, 0, 40, 40);
     cluster_drain(w->cluster, 1);
-    run_steps(&r, 40, 45, 1);
+    run_on(&r, 40, 45, 1);
     cr_expect_not(cluster_has_left(w->cluster, 1));
     await_left(w, 1);
     cluster_add(w->cluster, 2, 4); /* late: the past is gone, and computed again */
-    run_steps(&r, 45, 50, 1);
+    run_on(&r, 45, 50, 1);
     cr_expect_geq(sn_chain_replayed(r.chain), 45);
     run_close(&r);
     world_free(&w);
@@ -179,7 +143,7 @@ Test(handover, a_pause_is_no_reason_to_lose_a_past) {
     run r;
     for (int twice = 0; twice < 2; twice++) cluster_add(w->cluster, 0, 4);
     run_open(&r, w, (sn_chain_options){0});
-    run_steps(&r, 0, 40, 40);
+    run_on(&r, 0, 40, 40);
     int leaves = holder_of(&r, 0);
     cluster_drain(w->cluster, leaves);
     int64_t until = sn_now_us() + 5000000;
@@ -187,7 +151,7 @@ Test(handover, a_pause_is_no_reason_to_lose_a_past) {
         sn_chain_attend(r.chain);
         sn_sleep_us(2000);
     }
-    run_steps(&r, 40, 60, 4);
+    run_on(&r, 40, 60, 4);
     cr_expect_eq(sn_chain_taken_over(r.chain), 1);
     cr_expect_eq(sn_chain_replayed(r.chain), 0);
     run_close(&r);
@@ -203,15 +167,15 @@ static void expect_replica(bool push, int block, int chunk) {
     for (int twice = 0; twice < 2; twice++)
         for (int i = 0; i < 3; i++) cluster_add(w->cluster, (int[]){0, 1, 3}[i], (int[]){1, 3, 4}[i]);
     run_open(&r, w, (sn_chain_options){.push = push, .replica = true, .timeout_ms = SHORT_MS});
-    run_steps(&r, 0, 50, 25);
+    run_on(&r, 0, 50, 25);
     await_copies(&r);
     int dies = holder_of(&r, block);
     cluster_cut_off_at_step(w->cluster, dies, 2);
-    run_steps(&r, 50, 75, chunk);
+    run_on(&r, 50, 75, chunk);
     cr_expect_eq(sn_chain_taken_over(r.chain), 1, "push %d block %d", push, block);
     cr_expect_leq(sn_chain_replayed(r.chain), 2 * chunk, "push %d block %d: %d tokens", push, block,
                   (int)sn_chain_replayed(r.chain));
-    run_steps(&r, 33, WORLD_TOKENS, 5);
+    run_on(&r, 33, WORLD_TOKENS, 5);
     run_close(&r);
     world_free(&w);
 }
@@ -232,12 +196,12 @@ Test(handover, a_copy_follows_rewinds) {
         run r;
         for (int twice = 0; twice < 2; twice++) cluster_add(w->cluster, 0, 2), cluster_add(w->cluster, 2, 4);
         run_open(&r, w, (sn_chain_options){.push = push, .replica = true, .timeout_ms = SHORT_MS});
-        run_steps(&r, 0, 70, 35);
-        run_steps(&r, 20, 40, 3);
-        run_steps(&r, 31, 50, 1);
+        run_on(&r, 0, 70, 35);
+        run_on(&r, 20, 40, 3);
+        run_on(&r, 31, 50, 1);
         await_copies(&r);
         cluster_cut_off(w->cluster, holder_of(&r, 2));
-        run_steps(&r, 50, WORLD_TOKENS, 4);
+        run_on(&r, 50, WORLD_TOKENS, 4);
         run_close(&r);
         world_free(&w);
     }
@@ -252,7 +216,7 @@ static void expect_moved(bool push, int dies) {
     cluster_add(w->cluster, 0, 2);
     cluster_add(w->cluster, 2, 4);
     run_open(&r, w, (sn_chain_options){.push = push});
-    run_steps(&r, 0, 50, 13);
+    run_on(&r, 0, 50, 13);
     float *rows = malloc(sizeof(float) * 50 * (size_t)w->n_blocks * 2 * 64 * 64);
     NEED(sn_chain_get_past(r.chain, 0, 50, rows, &err));
     run_close(&r);
@@ -264,11 +228,11 @@ static void expect_moved(bool push, int dies) {
     for (int i = 0; i <= 50; i++) marks[i] = sn_hash_of(&i, sizeof i);
     NEED(sn_chain_put_past(s.chain, 0, 50, rows, marks, &err));
     NEED(sn_chain_go_on(s.chain, 50, marks, w->inputs, &err));
-    run_steps(&s, 50, 70, 6);
-    run_steps(&s, 33, 50, 5); /* a rewind into what was put there */
+    run_on(&s, 50, 70, 6);
+    run_on(&s, 33, 50, 5); /* a rewind into what was put there */
     cr_expect_eq(sn_chain_replayed(s.chain), 0);
     cluster_cut_off(w->cluster, holder_of(&s, dies));
-    run_steps(&s, 50, WORLD_TOKENS, 6);
+    run_on(&s, 50, WORLD_TOKENS, 6);
     cr_expect_geq(sn_chain_replayed(s.chain), 50);
     free(rows);
     run_close(&s);
@@ -285,7 +249,7 @@ Test(handover, a_past_that_is_not_the_one_that_it_is_said_to_be_is_not_gone_on_w
     run r;
     cluster_add(w->cluster, 0, 4);
     run_open(&r, w, (sn_chain_options){0});
-    run_steps(&r, 0, 20, 20);
+    run_on(&r, 0, 20, 20);
     float *rows = malloc(sizeof(float) * 20 * (size_t)w->n_blocks * 2 * 64 * 64);
     NEED(sn_chain_get_past(r.chain, 0, 20, rows, &err));
     cr_expect_eq(sn_chain_get_past(r.chain, 0, 21, rows, &r.err), SN_REFUSED);

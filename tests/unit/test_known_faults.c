@@ -3,46 +3,13 @@
 #include "client/chain.h"
 #include "net/directory.h"
 #include "tests/support/need.h"
-#include "tests/support/talk.h"
+#include "tests/support/run.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
 
 static const cluster_options ROOMY = {.kv_memory = 64};
-
-typedef struct run {
-    world *w;
-    sn_link *link;
-    sn_model *model;
-    sn_chain *chain;
-} run;
-
-static run run_open(world *w, sn_chain_options options) {
-    run r = {.w = w, .link = cluster_link(w->cluster)};
-    options.link = r.link;
-    if (!options.timeout_ms) options.timeout_ms = 10000;
-    NEED(sn_model_open(w->path, &r.model, &err));
-    NEED(sn_chain_open(r.model, &options, &r.chain, &err));
-    return r;
-}
-
-static void run_close(run *r) {
-    sn_chain_close(&r->chain);
-    sn_model_close(&r->model);
-    sn_link_close(&r->link);
-}
-
-static bool goes_on(run *r, int position, int n) {
-    float out[WORLD_TOKENS * 64];
-    sn_err err;
-    size_t row = (size_t)r->w->n_embd;
-    if (sn_chain_step(r->chain, position, n, r->w->inputs + (size_t)position * row, out, &err)) {
-        fprintf(stderr, "%s\n", err.text);
-        return false;
-    }
-    return !memcmp(out, r->w->hidden + (size_t)position * row, (size_t)n * row * sizeof *out);
-}
 
 /* The number of the node that serves a hop of the chain. */
 static int node_of(const sn_chain *chain, int hop) {
@@ -58,11 +25,12 @@ static int node_of(const sn_chain *chain, int hop) {
 Test(known_faults, failover_in_the_middle_of_a_text_again_and_again) {
     world *w = world_new(&ROOMY);
     for (int i = 0; i < 4; i++) cluster_add(w->cluster, 0, 2), cluster_add(w->cluster, 2, 4);
-    run r = run_open(w, (sn_chain_options){.timeout_ms = 500, .max_retries = 8});
-    cr_assert(goes_on(&r, 0, 30));
+    run r;
+    run_open(&r, w, (sn_chain_options){.timeout_ms = 500, .max_retries = 8});
+    cr_assert(!run_steps(&r, 0, 30, 30));
     for (int lost = 0; lost < 6; lost++) { /* one in use, of the first blocks and of the last ones by turns */
         cluster_cut_off(w->cluster, node_of(r.chain, lost % 2));
-        cr_expect(goes_on(&r, 30 + 4 * lost, 4), "after %d were lost", lost + 1);
+        cr_expect(!run_steps(&r, 30 + 4 * lost, 30 + 4 * lost + 4, 4), "after %d were lost", lost + 1);
     }
     cr_expect_eq(sn_chain_failovers(r.chain), 6);
     run_close(&r);
@@ -86,9 +54,10 @@ Test(known_faults, a_push_does_go_from_node_to_node_and_not_by_the_client) {
     traffic t = {0};
     cluster_add(w->cluster, 0, 2);
     cluster_add(w->cluster, 2, 4);
-    run r = run_open(w, (sn_chain_options){.push = true});
+    run r;
+    run_open(&r, w, (sn_chain_options){.push = true});
     sn_hub_set_filter(cluster_hub(w->cluster), count, &t);
-    for (int i = 0; i < 10; i++) cr_expect(goes_on(&r, i, 1));
+    for (int i = 0; i < 10; i++) cr_expect(!run_steps(&r, i, i + 1, 1));
     sn_hub_set_filter(cluster_hub(w->cluster), NULL, NULL);
     cr_expect_eq(t.pushed, 10);
     cr_expect_eq(t.from_first, 0);

@@ -3,44 +3,10 @@
 #include "base/clock.h"
 #include "client/chain.h"
 #include "tests/support/need.h"
-#include "tests/support/talk.h"
+#include "tests/support/run.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
-
-typedef struct run {
-    world *w;
-    sn_link *link;
-    sn_model *model;
-    sn_chain *chain;
-} run;
-
-static run run_open(world *w, sn_chain_options options) {
-    run r = {.w = w, .link = cluster_link(w->cluster)};
-    options.link = r.link;
-    if (!options.timeout_ms) options.timeout_ms = 10000;
-    NEED(sn_model_open(w->path, &r.model, &err));
-    NEED(sn_chain_open(r.model, &options, &r.chain, &err));
-    return r;
-}
-
-static void run_close(run *r) {
-    sn_chain_close(&r->chain);
-    sn_model_close(&r->model);
-    sn_link_close(&r->link);
-}
-
-static void run_steps(run *r, int position, int end, int chunk) {
-    float out[WORLD_TOKENS * 64];
-    size_t row = (size_t)r->w->n_embd;
-    for (int at = position, n; at < end; at += n) {
-        sn_err err;
-        n = chunk < end - at ? chunk : end - at;
-        sn_status status = sn_chain_step(r->chain, at, n, r->w->inputs + (size_t)at * row, out, &err);
-        cr_assert_eq(status, SN_OK, "at %d: %s", at, err.text);
-        cr_assert(!memcmp(out, r->w->hidden + (size_t)at * row, (size_t)n * row * sizeof *out), "other bits at %d", at);
-    }
-}
 
 typedef struct weather {
     uint32_t x;
@@ -71,17 +37,18 @@ static weather expect_calm(uint32_t seed, bool push) {
     weather bad = {.x = seed};
     for (int i = 0; i < 3; i++) cluster_add(w->cluster, 0, 2), cluster_add(w->cluster, 2, 4);
     sn_hub_set_filter(cluster_hub(w->cluster), blow, &bad);
-    run r = run_open(w, (sn_chain_options){.push = push, .replica = true});
-    run_steps(&r, 0, 60, 9);
+    run r;
+    run_open(&r, w, (sn_chain_options){.push = push, .replica = true});
+    run_on(&r, 0, 60, 9);
     for (int leaves = 0; leaves < 2; leaves++) { /* whether in use, a spare or neither */
         cluster_drain(w->cluster, leaves);
         for (int i = 0; i < 12; i++) {
-            run_steps(&r, 60 + i, 61 + i, 1);
+            run_on(&r, 60 + i, 61 + i, 1);
             sn_sleep_us(2000);
         }
-        run_steps(&r, 50, 60, 1);
+        run_on(&r, 50, 60, 1);
     }
-    run_steps(&r, 60, WORLD_TOKENS, 7);
+    run_on(&r, 60, WORLD_TOKENS, 7);
     run_close(&r);
     sn_hub_set_filter(cluster_hub(w->cluster), NULL, NULL);
     world_free(&w);
@@ -103,11 +70,12 @@ Test(network_faults, a_node_that_comes_back_under_its_name_is_told_everything_ag
         world *w = world_new(&(cluster_options){.kv_memory = 64});
         cluster_add(w->cluster, 0, 2);
         cluster_add(w->cluster, 2, 4);
-        run r = run_open(w, (sn_chain_options){.push = push});
-        run_steps(&r, 0, 50, 20);
+        run r;
+        run_open(&r, w, (sn_chain_options){.push = push});
+        run_on(&r, 0, 50, 20);
         for (int node = 0; node < 2; node++) {
             cluster_restart(w->cluster, node);
-            run_steps(&r, 50 + 10 * node, 60 + 10 * node, 3);
+            run_on(&r, 50 + 10 * node, 60 + 10 * node, 3);
         }
         cr_expect_geq(sn_chain_replayed(r.chain), 50);
         run_close(&r);

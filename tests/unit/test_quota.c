@@ -1,9 +1,8 @@
 /* Quotas and priorities: what one client may take of a node, and whose work comes first. */
 #include "base/clock.h"
-#include "client/chain.h"
 #include "node/quota.h"
 #include "tests/support/need.h"
-#include "tests/support/talk.h"
+#include "tests/support/run.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
@@ -167,22 +166,13 @@ Test(quota, of_steps_stops_one_client_and_not_the_others) {
 /* 25 steps where 20 are a second's worth: the last ones wait for their turn, and no node is given up for it. */
 static void expect_patience(bool push) {
     world *w = world_new(&(cluster_options){.kv_memory = 64, .quota = {.steps_per_s = 20}});
+    run r;
     cluster_add(w->cluster, 0, 2);
     cluster_add(w->cluster, 2, 4);
-    sn_link *link = cluster_link(w->cluster);
-    sn_model *model = NULL;
-    sn_chain *chain = NULL;
-    float out[WORLD_TOKENS * 64];
-    size_t row = (size_t)w->n_embd;
-    NEED(sn_model_open(w->path, &model, &err));
-    NEED(sn_chain_open(model, &(sn_chain_options){.link = link, .push = push, .timeout_ms = 10000, .max_retries = 0}, &chain, &err));
-    for (int at = 0; at < 25; at++)
-        NEED(sn_chain_step(chain, at, 1, w->inputs + (size_t)at * row, out + (size_t)at * row, &err));
-    cr_expect(!memcmp(out, w->hidden, 25 * row * sizeof *out));
-    cr_expect_eq(sn_chain_failovers(chain), 0, "push %d", push);
-    sn_chain_close(&chain);
-    sn_model_close(&model);
-    sn_link_close(&link);
+    run_open(&r, w, (sn_chain_options){.push = push, .max_retries = -1});
+    run_on(&r, 0, 25, 1);
+    cr_expect_eq(sn_chain_failovers(r.chain), 0, "push %d", push);
+    run_close(&r);
     world_free(&w);
 }
 

@@ -1,40 +1,12 @@
 /* A session moves to a better way while it goes on, and no bit changes. */
 #include "base/clock.h"
-#include "tests/support/fake.h"
 #include "tests/support/need.h"
+#include "tests/support/run.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
 
 enum { PROMPT = 8, PATIENCE_MS = 20000 };
-
-typedef struct run {
-    world *w;
-    sn_link *link;
-    sn_model *model;
-    sn_chain *chain;
-} run;
-
-static run run_open(world *w, sn_chain_options options) {
-    run r = {.w = w, .link = cluster_link(w->cluster)};
-    options.link = r.link;
-    NEED(sn_model_open(w->path, &r.model, &err));
-    NEED(sn_chain_open(r.model, &options, &r.chain, &err));
-    return r;
-}
-
-static void run_close(run *r) {
-    sn_chain_close(&r->chain);
-    sn_model_close(&r->model);
-    sn_link_close(&r->link);
-}
-
-static void step(run *r, int position, int n) {
-    float out[WORLD_TOKENS * 64];
-    size_t row = (size_t)r->w->n_embd, at = (size_t)position * row;
-    NEED(sn_chain_step(r->chain, position, n, r->w->inputs + at, out, &err));
-    cr_assert_eq(memcmp(out, r->w->hidden + at, (size_t)n * row * sizeof *out), 0, "other bits at %d", position);
-}
 
 static size_t hops(const run *r) { return sn_chain_hops(r->chain, NULL, 0); }
 
@@ -44,7 +16,7 @@ static bool goes_on_until(run *r, size_t n_hops, int ms) {
     int64_t until_us = sn_now_us() + (int64_t)ms * 1000;
     for (int position = PROMPT; sn_now_us() < until_us;
          position = position + 1 < WORLD_TOKENS ? position + 1 : PROMPT) {
-        step(r, position, 1);
+        run_on(r, position, position + 1, 1);
         if (hops(r) == n_hops) return true;
     }
     return false;
@@ -53,14 +25,15 @@ static bool goes_on_until(run *r, size_t n_hops, int ms) {
 static void expect_move(bool push) {
     world *w = world_new(&(cluster_options){.kv_memory = 64});
     for (int b = 0; b < 4; b++) cluster_add(w->cluster, b, b + 1);
-    run r = run_open(w, (sn_chain_options){.push = push, .measure = true, .replan_ms = 1});
-    step(&r, 0, PROMPT);
+    run r;
+    run_open(&r, w, (sn_chain_options){.push = push, .measure = true, .replan_ms = 1});
+    run_on(&r, 0, PROMPT, PROMPT);
     cr_assert_eq(hops(&r), 4);
     cr_expect_not(goes_on_until(&r, 1, 100), "there is nothing better yet");
     cluster_add(w->cluster, 0, 4);
     cr_expect(goes_on_until(&r, 1, PATIENCE_MS), "push %d: one node instead of four is not found", push);
     cr_expect_geq(sn_chain_moves(r.chain), 1);
-    for (int position = PROMPT; position < WORLD_TOKENS; position++) step(&r, position, 1);
+    for (int position = PROMPT; position < WORLD_TOKENS; position++) run_on(&r, position, position + 1, 1);
     if (!push) cr_expect_eq(sn_chain_failovers(r.chain), 0); /* a rewind of a row of nodes counts as one */
     run_close(&r);
     world_free(&w);
@@ -72,9 +45,10 @@ Test(replan, moves_a_row_of_nodes_that_push) { expect_move(true); }
 Test(replan, stays_where_it_is_when_it_is_not_asked_to) {
     world *w = world_new(&(cluster_options){.kv_memory = 64});
     for (int b = 0; b < 4; b += 2) cluster_add(w->cluster, b, b + 2);
-    run r = run_open(w, (sn_chain_options){.measure = true});
+    run r;
+    run_open(&r, w, (sn_chain_options){.measure = true});
     cluster_add(w->cluster, 0, 4);
-    step(&r, 0, PROMPT);
+    run_on(&r, 0, PROMPT, PROMPT);
     cr_expect_not(goes_on_until(&r, 1, 300));
     run_close(&r);
     world_free(&w);
@@ -83,7 +57,8 @@ Test(replan, stays_where_it_is_when_it_is_not_asked_to) {
 Test(replan, nodes_are_asked_all_at_once_and_a_dead_one_costs_no_more_than_the_limit) {
     world *w = world_new(&(cluster_options){.kv_memory = 64});
     for (int i = 0; i < 3; i++) cluster_add(w->cluster, 0, 4);
-    run r = run_open(w, (sn_chain_options){0});
+    run r;
+    run_open(&r, w, (sn_chain_options){0});
     const sn_announcement *nodes[3];
     sn_poll polls[3];
     NEED(sn_link_discover(r.link, NULL, 1000, &err));

@@ -45,6 +45,7 @@ sn_status sn_chain_survey(sn_chain *chain, sn_offers *out, sn_err *err) {
                           .local_first = chain->options.local_first,
                           .local_end = chain->options.local_end,
                           .pick = chain->options.pick,
+                          .adapter = chain->options.tuned.bytes ? 0 : sn_node_tag(chain->options.tuned.hash.bytes),
                           .kv_bytes_per_block = kv_bytes_per_block(chain),
                           .wire = chain->options.wire,
                           .seed = chain->options.route_seed};
@@ -283,13 +284,19 @@ static sn_status open_hop(sn_chain *chain, const sn_stop *stop, const sn_hop_at 
     return open_session(chain, pushed ? before->curve_key : NULL, hop, err);
 }
 
+/* An adapter is named that is not here. */
+static bool needs_holders(const sn_chain *chain) {
+    static const sn_hash none;
+    return !chain->options.tuned.bytes && memcmp(&chain->options.tuned.hash, &none, sizeof none);
+}
+
 /* Opens sessions along a way over blocks [first, end). Nodes that do not open are given up, *retries times in all. */
 sn_status sn_chain_connect(sn_chain *chain, int first, int end, int wait_ms, int *retries, sn_hop_at *hops, size_t *n,
                            sn_err *err) {
     for (;;) {
         sn_route route;
         sn_status status = sn_chain_plan(chain, first, end, wait_ms, &route, err);
-        if (status) return status;
+        if (status) return needs_holders(chain) ? sn_err_context(err, "of nodes that hold the adapter") : status;
         for (*n = 0; *n < route.n && !status; ++*n)
             status = open_hop(chain, &route.stops[*n], *n ? &hops[*n - 1] : NULL, &hops[*n], err);
         for (int b = first; b < end && !status; b++) /* from now on these weights, or the text would change */

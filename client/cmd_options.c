@@ -89,7 +89,8 @@ static const sn_option sampling_options[] = {
 
 static const sn_option adapter_options[] = {
     SN_OPT_STRING("adapter", "FOLDER", &sn_given.adapter,
-                  "what swarm tune has trained, or LoRA or prompt tuning from PEFT, goes with the model"),
+                  "what swarm tune has trained, or LoRA or prompt tuning from PEFT, goes with the model; or name:NAME, one that "
+                  "nodes publish (name:NAME@HASH says which of that name)"),
 };
 
 #define COUNT(table) (sizeof(table) / sizeof *(table))

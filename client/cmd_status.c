@@ -1,6 +1,7 @@
 /* swarm status: who serves what, once or again and again. */
 #include "client/status_view.h"
 #include "client/contacts.h"
+#include "client/published.h"
 
 #include "base/clock.h"
 
@@ -26,6 +27,18 @@ static const sn_option options_table[] = {
     SN_OPT_FLAG("json", &sn_given.json, "print {\"nodes\", \"coverage\"}, one line each time"),
 };
 
+/* Those few that publish adapters say which. */
+static void ask_adapters(sn_link *link, sn_status_row *row) {
+    sn_msg *told = NULL;
+    sn_err err;
+    if (!row->poll.answered || !row->a.n_adapters || sn_published_list(link, &row->a, ASK_TIMEOUT_MS, &told, &err)) return;
+    for (row->n_adapters = 0; row->n_adapters < told->adapters_are.n_adapters; row->n_adapters++) {
+        row->adapters[row->n_adapters] = told->adapters_are.adapters[row->n_adapters];
+        sn_make_plain(row->adapters[row->n_adapters].name);
+    }
+    sn_msg_free(&told);
+}
+
 /* Asks all nodes that are known, at once. */
 static sn_status ask(sn_link *link, sn_status_row **rows, size_t *n, sn_err *err) {
     const sn_directory *directory = sn_link_directory(link);
@@ -43,7 +56,10 @@ static sn_status ask(sn_link *link, sn_status_row **rows, size_t *n, sn_err *err
         sn_make_plain((*rows)[i].a.address);
     }
     if (!status) status = sn_link_poll(link, nodes, *n, ASK_TIMEOUT_MS, false, polls, err);
-    for (size_t i = 0; i < *n && !status; i++) (*rows)[i].poll = polls[i];
+    for (size_t i = 0; i < *n && !status; i++) {
+        (*rows)[i].poll = polls[i];
+        ask_adapters(link, &(*rows)[i]);
+    }
     free(nodes);
     free(polls);
     return status;

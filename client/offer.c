@@ -19,7 +19,7 @@ const char *sn_verdict_name(sn_verdict verdict) {
     static const char *const names[SN_OFFER_VERDICTS] = {"usable",        "not online",    "another protocol",
                                                          "another model", "other weights", "not of this --wire",
                                                          "not among --only", "denied",     "banned",
-                                                         "no room"};
+                                                         "without the adapter", "no room"};
     return (size_t)verdict < SN_OFFER_VERDICTS ? names[verdict] : "?";
 }
 
@@ -51,6 +51,12 @@ static bool takes(const sn_announcement *node, sn_dtype dtype) {
     return dtype == SN_F32;
 }
 
+static bool holds_adapter(const sn_announcement *node, uint64_t tag) {
+    for (size_t i = 0; i < node->n_adapters; i++)
+        if (node->adapters[i] == tag) return true;
+    return !tag;
+}
+
 static sn_verdict judge(const sn_offer_wish *wish, const sn_announcement *node) {
     if (node->protocol != SN_PROTOCOL) return SN_OFFER_PROTOCOL;
     if (memcmp(node->model, wish->model.bytes, SN_HASH_SIZE) || node->n_blocks != (uint64_t)wish->n_blocks)
@@ -60,6 +66,7 @@ static sn_verdict judge(const sn_offer_wish *wish, const sn_announcement *node) 
     if (!takes(node, wish->wire)) return SN_OFFER_WIRE;
     if (is_named(node, wish->pick.deny, wish->pick.n_deny)) return SN_OFFER_DENIED;
     if (wish->pick.n_only && !is_named(node, wish->pick.only, wish->pick.n_only)) return SN_OFFER_NOT_ONLY;
+    if (!holds_adapter(node, wish->adapter)) return SN_OFFER_ADAPTER;
     if (sn_seen_banned_us(wish->seen, node->node, wish->now_us)) return SN_OFFER_BANNED;
     return SN_OFFER_USABLE;
 }

@@ -19,7 +19,8 @@ typedef enum sn_verdict {
     SN_OFFER_NOT_ONLY, /* not among those that alone are to be used */
     SN_OFFER_DENIED,
     SN_OFFER_BANNED,
-    SN_OFFER_NO_ROOM, /* its cache cannot take the session, not even for one block */
+    SN_OFFER_ADAPTER,  /* it does not hold what the session needs, and cannot be brought it */
+    SN_OFFER_NO_ROOM,  /* its cache cannot take the session, not even for one block */
     SN_OFFER_VERDICTS
 } sn_verdict;
 const char *sn_node_state_name(sn_node_state state); /* "online", ... */
@@ -67,6 +68,7 @@ typedef struct sn_offer_wish {
     int local_first, local_end; /* blocks held here; equal: none */
     sn_pick pick;
     sn_dtype wire;               /* of hidden states; F32: every node takes them */
+    uint64_t adapter; /* tag of one that nodes must hold already; 0: none */
     uint64_t kv_bytes_per_block; /* that the session takes at most; 0: not reckoned with */
     uint64_t seed;               /* decides among equals */
 } sn_offer_wish;

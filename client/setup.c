@@ -1,12 +1,19 @@
 /* Opening what a command works with: model, tokenizer, device, head, link, chain. */
 #include "client/cmd.h"
 #include "client/contacts.h"
+#include "client/published.h"
 
 #include "base/log.h"
 #include "base/wire.h"
 
 #include <stdio.h>
 #include <string.h>
+
+/* "name:NAME": one that nodes publish. */
+static const char *published_name(void) {
+    bool named = sn_given.adapter && !strncmp(sn_given.adapter, "name:", strlen("name:"));
+    return named ? sn_given.adapter + strlen("name:") : NULL;
+}
 
 static sn_status open_device(sn_device **out, sn_err *err) {
     sn_device_id id;
@@ -33,7 +40,7 @@ sn_status sn_setup_open(sn_setup *setup, bool needs_tokenizer, sn_err *err) {
     sn_progress_shown *shown = sn_progress_begin("loading the model's ends");
     sn_status status = sn_model_open(sn_given.model, &setup->model, err);
     if (!status) setup->hp = sn_model_hparams(setup->model);
-    if (!status && sn_given.adapter) status = sn_trained_load(sn_given.adapter, setup->hp, &setup->trained, err);
+    if (!status && sn_given.adapter && !published_name()) status = sn_trained_load(sn_given.adapter, setup->hp, &setup->trained, err);
     if (!status) status = open_tokenizer(setup, needs_tokenizer, err);
     if (!status) status = open_device(&setup->device, err);
     if (!status) status = sn_head_load(setup->model, setup->device, &setup->head, err);
@@ -66,6 +73,12 @@ sn_status sn_setup_link(sn_setup *setup, sn_err *err) {
     status = sn_contacts_find(&contacts, &id, (int)sn_given.timeout_s * 1000, err);
     if (status || !contacts.n) return status;
     return sn_link_open(contacts.items, contacts.n, sn_given.identity, sn_given.swarm_key, &shape, &setup->link, err);
+}
+
+static sn_status find_published(sn_setup *setup, sn_chain_tuned *out, sn_err *err) {
+    sn_hash model = sn_model_id(setup->model);
+    if (!setup->link) return sn_fail(err, SN_REFUSED, "--adapter %.100s is published by nodes: give --join", sn_given.adapter);
+    return sn_published_find(setup->link, &model, published_name(), (int)sn_given.timeout_s * 1000, &out->hash, err);
 }
 
 sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_err *err) {
@@ -104,6 +117,8 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
     status = sn_setup_link(setup, err);
     if (status) return status;
     options.link = setup->link;
+    if (published_name()) status = find_published(setup, &options.tuned, err);
+    if (status) return status;
     if ((status = sn_setup_audit(setup, &options, err))) return status;
     options.audit = setup->audit;
     sn_progress_shown *shown = sn_progress_begin(setup->plan_only ? "asking the swarm"

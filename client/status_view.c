@@ -59,6 +59,10 @@ static void print_row(const sn_status_row *r) {
            sn_hex(a->node, 4, id), blocks, r->poll.answered ? sn_node_state_name(a->state) : "silent",
            sn_hex(a->model, 4, model), rate, sessions, queue, free_kv, rtt, a->version, a->address);
     if (!r->poll.answered) printf("%-16s %s\n", "", r->poll.why_not);
+    for (size_t i = 0; i < r->n_adapters; i++) {
+        char hash[17];
+        printf("%-16s adapter %s@%s\n", "", r->adapters[i].name, sn_hex(r->adapters[i].hash, 8, hash));
+    }
 }
 
 /* Blocks that are held alike share a line; those that nobody holds stand out. */
@@ -133,6 +137,13 @@ static json_t *row_json(const sn_status_row *r) {
                    {"shared_tokens", s->shared_tokens},
                    {"idle_bytes", s->idle_bytes}};
     for (size_t i = 0; i < sizeof figures / sizeof *figures; i++) set_number(o, figures[i].name, figures[i].value);
+    json_t *adapters = json_array();
+    for (size_t i = 0; i < r->n_adapters; i++) {
+        char hash[2 * SN_HASH_SIZE + 1];
+        json_array_append_new(adapters, json_pack("{ss ss}", "name", r->adapters[i].name, "hash",
+                                                  sn_hex(r->adapters[i].hash, SN_HASH_SIZE, hash)));
+    }
+    json_object_set_new(o, "adapters", adapters);
     json_object_set_new(o, "draining", json_boolean(s->draining));
     return o;
 }

@@ -8,6 +8,8 @@
 typedef struct sn_status_row {
     sn_announcement a; /* a copy, its texts made plain */
     sn_poll poll;
+    struct sn_adapter_told adapters[SN_ADAPTERS_MAX]; /* that it publishes */
+    size_t n_adapters;
 } sn_status_row;
 
 /* How a block of a model is held: by nodes that are online and answered. */

@@ -44,6 +44,7 @@ static const sn_record *record_wire(void) {
         U64(queue),
         {"wire_dtype", SN_FIELD_U64S, offsetof(wire, a.wire_dtype), offsetof(wire, a.n_wire_dtype), SN_WIRE_DTYPES_MAX,
          NULL},
+        {"adapters", SN_FIELD_U64S, offsetof(wire, a.adapters), offsetof(wire, a.n_adapters), SN_ADAPTERS_MAX, NULL},
         {"round_trip", SN_FIELD_U64S, offsetof(wire, round_trip), offsetof(wire, n_round_trip), 2 * SN_ROUND_TRIPS_MAX,
          NULL},
     };

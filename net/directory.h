@@ -41,6 +41,8 @@ typedef struct sn_announcement {
     uint64_t kv_bytes_free, sessions, queue;
     uint64_t wire_dtype[SN_WIRE_DTYPES_MAX]; /* of tensors that it takes and sends, as reply_dtype counts them */
     size_t n_wire_dtype;
+    uint64_t adapters[SN_ADAPTERS_MAX]; /* that its owner publishes: the first 8 bytes of their hashes, big-endian */
+    size_t n_adapters;
     struct sn_round_trip {
         uint64_t node, us;          /* node: sn_node_tag of its id */
     } round_trip[SN_ROUND_TRIPS_MAX]; /* to others, as measured */

@@ -30,6 +30,7 @@ RECORD(HOP, hop)
 RECORD(TRACE, trace)
 RECORD(MARK, mark)
 RECORD(SAMPLE, sample)
+RECORD(ADAPTER_TOLD, adapter_told)
 #define X(KIND, name, tensor) RECORD(KIND, msg_##name)
 SN_MESSAGES(X)
 #undef X

@@ -26,6 +26,8 @@ enum {
     SN_TEXT_SIZE_MAX = 511,
     SN_FLOW_MAX = 40,             /* what a client calls the work that its sessions and steps belong to */
     SN_MAP_SIZE_MAX = 5 << 20,    /* frame 0 */
+    SN_ADAPTERS_MAX = 8,          /* that a node publishes */
+    SN_ADAPTER_NAME_MAX = 63,
     SN_STEPS_AHEAD_MAX = 8,       /* steps of a session that wait behind the one in work */
     SN_TENSOR_RANK_MAX = 4,
     SN_TENSOR_SIZE_MAX = 1 << 30, /* bytes of the tensor frame */
@@ -130,6 +132,10 @@ enum {
  * the image. */
 #define SN_FIELDS_TUNE(U64, KEY, SID, STR, LIST, BLOBS)  U64(protocol) KEY(model) KEY(hash)
 #define SN_FIELDS_TUNED(U64, KEY, SID, STR, LIST, BLOBS) KEY(hash) U64(bytes)
+/* Which adapters a node's owner publishes, for everybody's sessions: hash names them in OPEN. */
+#define SN_FIELDS_ADAPTER_TOLD(U64, KEY, SID, STR, LIST, BLOBS) STR(name, SN_ADAPTER_NAME_MAX) KEY(hash)
+#define SN_FIELDS_ADAPTERS(U64, KEY, SID, STR, LIST, BLOBS)     U64(protocol)
+#define SN_FIELDS_ADAPTERS_ARE(U64, KEY, SID, STR, LIST, BLOBS) KEY(model) LIST(adapters, adapter_told, SN_ADAPTERS_MAX)
 /* A batch of sequences, each from position 0, one behind the other: FORWARD's tensor is (rows, n_embd), the hidden
  * states that enter first_block; the answer those that leave end_block - 1. BACKWARD's is (2, rows, n_embd): the same,
  * then the gradients of what leaves; the answer's is (n): rows * n_embd gradients of what enters, then for each
@@ -180,6 +186,8 @@ enum {
     X(LEAVING, leaving, 0)                                                                                             \
     X(TUNE, tune, 1)                                                                                                   \
     X(TUNED, tuned, 0)                                                                                                 \
+    X(ADAPTERS, adapters, 0)                                                                                           \
+    X(ADAPTERS_ARE, adapters_are, 0)                                                                                   \
     X(FORWARD, forward, 1)                                                                                             \
     X(FORWARDED, forwarded, 1)                                                                                         \
     X(BACKWARD, backward, 1)                                                                                           \
@@ -220,6 +228,7 @@ SN_STRUCT(HOP, hop)
 SN_STRUCT(TRACE, trace)
 SN_STRUCT(MARK, mark)
 SN_STRUCT(SAMPLE, sample)
+SN_STRUCT(ADAPTER_TOLD, adapter_told)
 #define X(KIND, name, tensor) SN_STRUCT(KIND, msg_##name)
 SN_MESSAGES(X)
 #undef X

@@ -292,7 +292,10 @@ void sn_core_handle(sn_core *core, sn_event *event, int64_t now_us, int64_t unix
         break;
     case SN_MSG_TUNE:
         sn_core_on_tune(core, event, now_us);
-        break; /* keeps the message when it becomes a job, as do these: */
+        break; /* keeps the message when it becomes a job, as do FORWARD and BACKWARD */
+    case SN_MSG_ADAPTERS:
+        sn_core_on_adapters(core, event);
+        break;
     case SN_MSG_FORWARD:
     case SN_MSG_BACKWARD:
         sn_core_on_batch(core, event, now_us);

@@ -6,6 +6,7 @@
 
 #include "net/directory.h"
 #include "node/figures.h"
+#include "node/published.h"
 #include "node/quota.h"
 #include "node/session.h"
 
@@ -57,6 +58,8 @@ void sn_core_join(sn_core *core, const char *address, const uint8_t curve_key[SN
 bool sn_core_wants_blocks(sn_core *core, int *first, int *end);
 /* They are loaded: it serves them from now on. The facts are borrowed until sn_core_vacate. */
 void sn_core_serve(sn_core *core, const sn_span_facts *span, size_t kv_bytes_max, int64_t now_us, int64_t unix_ms);
+/* What its owner publishes, before sn_core_serve: the tunings are the core's from now on. */
+void sn_core_publish(sn_core *core, sn_published *published);
 /* True when it is about to move and nothing uses its blocks any more: free the engine, call sn_core_vacate, free the blocks;
  * then it wants others. */
 bool sn_core_wants_to_move(const sn_core *core);

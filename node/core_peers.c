@@ -62,6 +62,7 @@ static sn_status seal_own(sn_core *core, int64_t unix_ms, sn_err *err) {
     tell_rates(core, &figures, a);
     for (int i = 0; i < SN_WIRE_DTYPES; i++)
         if ((size_t)core->hp->n_embd % sn_dtype_block(sn_wire_dtypes[i]) == 0) a->wire_dtype[a->n_wire_dtype++] = sn_wire_dtypes[i];
+    sn_core_announce_adapters(core, a);
     a->kv_bytes_free = core->setup.kv_bytes_max - figures.kv_bytes;
     a->sessions = sn_sessions_count(core->sessions);
     a->queue = figures.queue;

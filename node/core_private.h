@@ -45,6 +45,8 @@ typedef struct sn_tuned {
     size_t bytes;
     size_t users; /* sessions, and jobs in the engine */
     int64_t used_us;
+    bool published; /* by the node's owner: it counts as a user, and takes none of the memory for training */
+    char name[SN_ADAPTER_NAME_MAX + 1];
     sn_tuning *tuning; /* the device's thread's: not to be touched here while the engine lives */
 } sn_tuned;
 
@@ -142,6 +144,10 @@ void sn_core_train_done(sn_core *core, sn_job *job, int64_t now_us);
 sn_status sn_core_use_tuning(sn_core *core, const uint8_t hash[SN_KEY_SIZE], int64_t now_us, sn_tuned **out,
                              sn_err *err) SN_MUST_USE;
 void sn_core_tunings_free(sn_core *core); /* all of them: the engine is gone, the span still there */
+
+/* core_adapters.c */
+void sn_core_on_adapters(sn_core *core, const sn_event *event);
+void sn_core_announce_adapters(const sn_core *core, sn_announcement *a);
 
 /* core_peers.c */
 void sn_core_on_peers(sn_core *core, sn_event *event, int64_t now_us, int64_t unix_ms);

@@ -17,7 +17,7 @@ enum { EXIT_OK = 0, EXIT_NETWORK = 1, EXIT_USAGE = 2, EXIT_RESOURCES = 3 };
 static struct {
     const char *model, *blocks, *listen, *public_address, *identity, *swarm_key, *link, *name, *isa, *metrics, *log_level;
     const char *device, *device_map, *offload, *offload_dir, *preload;
-    const char *prefix_memory, *share_prefixes, *kv_dtype, *idle_to, *idle_dir, *idle_memory, *tune_memory;
+    const char *prefix_memory, *share_prefixes, *kv_dtype, *idle_to, *idle_dir, *idle_memory, *tune_memory, *adapters;
     sn_strings join, device_memory;
     size_t kv_memory, client_kv;
     int64_t client_sessions, client_steps;
@@ -74,6 +74,8 @@ static const sn_option serving[] = {
                   "eighth of --kv-memory"),
     SN_OPT_STRING("tune-memory", "SIZE", &given.tune_memory,
                   "for training through these blocks, half to work in and half for what clients trained; 0: none (256MiB)"),
+    SN_OPT_STRING("adapters", "FOLDER", &given.adapters,
+                  "each folder in it is an adapter that everybody's sessions may use, LoRA as PEFT lays it out"),
     SN_OPT_STRING("share-prefixes", "client|all", &given.share_prefixes,
                   "who shares beginnings: the sessions of one client, or everybody's"),
     SN_OPT_INT("drain-timeout", "SECONDS", &given.drain_timeout_s, 0, 100000,
@@ -287,6 +289,7 @@ static sn_status read_sharing(sn_node_config *config, sn_err *err) {
     sn_status status = given.prefix_memory ? sn_parse_size(given.prefix_memory, &config->prefix_memory, err) : SN_OK;
     if (status) return sn_err_context(err, "--prefix-memory");
     config->tune_memory = (size_t)256 << 20;
+    config->adapters = given.adapters;
     if (given.tune_memory) status = sn_parse_size(given.tune_memory, &config->tune_memory, err);
     return status ? sn_err_context(err, "--tune-memory") : SN_OK;
 }

@@ -193,6 +193,7 @@ static sn_status begin_to_serve(sn_node *node, sn_err *err) {
     sn_span_facts facts = sn_span_describe(serving->span);
     sn_log(SN_LOG_INFO, "serving", "blocks=%d:%d decode_us=%llu prompt_tokens_per_s=%llu", facts.first, facts.end,
            (unsigned long long)serving->speed.decode_us, (unsigned long long)serving->speed.prompt_tokens_per_s);
+    sn_core_publish(node->core, &serving->published);
     sn_core_serve(node->core, &facts, sn_kv_pool_bytes(serving->pool), sn_now_us(), sn_unix_ms());
     return SN_OK;
 }

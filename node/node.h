@@ -36,6 +36,7 @@ typedef struct sn_node_config {
     size_t idle_memory;          /* bytes there */
     int idle_after_s;            /* 0: only when others need the room */
     size_t tune_memory;          /* for training through these blocks; 0: none is done */
+    const char *adapters;        /* folder of those that are published; NULL: none */
     bool share_all;              /* beginnings are shared among all clients, not only among a client's own sessions */
     const char *metrics;         /* where to answer Prometheus: "[HOST:]PORT"; NULL: nowhere */
     int drain_timeout_s;         /* how long it serves on when it is stopped, for its sessions to be moved; 0: not at all */

@@ -31,6 +31,7 @@ sn_status sn_serving_load(sn_serving *serving, const sn_node_config *config, int
     sn_model_close(&model);
     if (!status) sn_span_keep_as(serving->span, config->kv_dtype);
     if (!status) status = sn_span_kv_pool(serving->span, config->placing.kv_memory, &serving->pool, err);
+    if (!status && config->adapters) status = sn_published_load(config->adapters, serving->span, &serving->published, err);
     if (!status) serving->speed = sn_speed_test(serving->span, serving->pool);
     if (!status) status = open_idle(serving->pool, config, err);
     if (!status)
@@ -41,6 +42,7 @@ sn_status sn_serving_load(sn_serving *serving, const sn_node_config *config, int
 void sn_serving_free(sn_serving *serving) {
     sn_engine_free(&serving->engine);
     sn_kv_pool_free(&serving->pool);
+    sn_published_free(&serving->published);
     sn_span_free(&serving->span);
     sn_placing_close(&serving->placing);
     *serving = (sn_serving){0};

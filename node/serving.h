@@ -5,11 +5,13 @@
 
 #include "node/engine.h"
 #include "node/node.h"
+#include "node/published.h"
 
 typedef struct sn_serving {
     sn_placing placing;
     sn_span *span;
     sn_kv_pool *pool;
+    sn_published published;
     sn_engine *engine;
     sn_speed speed; /* as measured before it served */
 } sn_serving;

@@ -65,6 +65,31 @@ wait_end client 60
 [ "$(query "$scratch/client.out" 'd["ids"]')" = "$lora" ] || fail "other tokens after the death of $victim"
 query "$scratch/client.out" '" ".join(h["node"] for h in d["timings"]["hops"])' | grep -q "$victim@" && fail "it was over before $victim died"
 
+# Published by nodes: chosen by name, over the nodes that hold it; what is broken is left out.
+mkdir -p "$scratch/adapters/broken" "$scratch/others"
+cp -r "$scratch/lora" "$scratch/adapters/dashes"
+echo '{"peft_type": "LORA"}' >"$scratch/adapters/broken/adapter_config.json"
+succeeds "${tune[@]}" "${join[@]}" --data "$scratch/data.jsonl" --method lora --seed 7 --out "$scratch/others/dashes"
+start_node p "$model" 0:2 --join "${address[a]}" --adapters "$scratch/adapters" --tune-memory 0
+start_node q "$model" 2:4 --join "${address[a]}" --adapters "$scratch/adapters" --tune-memory 0
+wait_ready p q
+grep -q 'left out.*broken' "$scratch/p.err" || fail "nothing is said about a broken adapter"
+for how in "" --push; do # shellcheck disable=SC2086
+  [ "$(text --join "${address[p]}" $how --max-tokens 200 --adapter name:dashes)" = "$lora" ] || fail "name:dashes $how is another one than the folder's"
+  query "$scratch/run.out" '[h["node"].split("@")[0] for h in d["timings"]["hops"]] == ["p", "q"]' | grep -qx True || fail "other nodes are used than those that hold it"
+done
+[ "$(text --join "${address[p]}" --only p --only q --max-tokens 200 --adapter "$scratch/lora")" = "$lora" ] || fail "who has its folder does not use what is held"
+succeeds "$bin/swarm" status --join "${address[p]}" --json
+query "$scratch/run.out" 'sorted(n["name"] for n in d["nodes"] if [a["name"] for a in n.get("adapters", [])] == ["dashes"])' | grep -qx "\['p', 'q'\]" || fail "status does not show who publishes it"
+hash=$(query "$scratch/run.out" '[n["adapters"][0]["hash"] for n in d["nodes"] if n["name"] == "p"][0]')
+refuses 1 "no node publishes an adapter stripes" "${generate[@]}" --join "${address[p]}" --adapter name:stripes
+refuses 2 "give --join" "${generate[@]}" --local all --adapter name:dashes
+start_node r "$model" all --join "${address[a]}" --adapters "$scratch/others"
+wait_ready r
+refuses 2 "means different adapters" "${generate[@]}" --join "${address[r]}" --adapter name:dashes
+[ "$(text --join "${address[r]}" --max-tokens 200 --adapter "name:dashes@${hash:0:12}")" = "$lora" ] || fail "its hash does not say which"
+for name in p q r; do stop_node "$name"; done
+
 # A classifier chooses labels and writes nothing; what does not fit is said.
 succeeds "${tune[@]}" "${join[@]}" --data "$scratch/labels.jsonl" --method head --out "$scratch/head"
 for where in "--local all" "${join[*]}"; do # shellcheck disable=SC2086

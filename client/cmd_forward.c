@@ -21,6 +21,7 @@ static const sn_option options_table[] = {
 /* What the chain shows while it steps: hidden states (n_tokens, n_embd) at each boundary that it comes by. */
 typedef struct collector {
     size_t n_tokens, n_embd, n_blocks;
+    int before;     /* virtual tokens, which are not shown */
     float **hidden; /* (n_blocks + 1), NULL where no boundary is */
     bool failed;    /* memory is out */
 } collector;
@@ -29,6 +30,8 @@ static void collect(void *ctx, int block, int position, int n, const float *rows
     collector *c = ctx;
     float **at = &c->hidden[block];
     sn_err err;
+    position -= c->before;
+    if (position < 0) return; /* they go by themselves */
     if (!*at && sn_calloc(at, c->n_tokens * c->n_embd, sizeof **at, &err)) {
         c->failed = true;
         return;
@@ -80,13 +83,16 @@ static sn_status write_file(const collector *c, const float *logits, size_t n_vo
 }
 
 static sn_status run(sn_setup *setup, const sn_ids *ids, sn_err *err) {
-    collector c = {.n_tokens = ids->n, .n_embd = (size_t)setup->hp->n_embd, .n_blocks = (size_t)setup->hp->n_blocks};
+    collector c = {.n_tokens = ids->n,
+                   .n_embd = (size_t)setup->hp->n_embd,
+                   .n_blocks = (size_t)setup->hp->n_blocks,
+                   .before = sn_trained_for_chain(&setup->trained).n_prompt};
     float *logits = NULL;
     size_t n_vocab = (size_t)setup->hp->n_vocab, cells;
     if (!ids->n) return sn_fail(err, SN_REFUSED, "%s has no token", given.ids_file);
-    if (ids->n > (size_t)setup->hp->n_ctx)
+    if (ids->n > (size_t)(setup->hp->n_ctx - c.before))
         return sn_fail(err, SN_REFUSED, "%s has %zu tokens; this model's context holds %d", given.ids_file, ids->n,
-                       setup->hp->n_ctx);
+                       setup->hp->n_ctx - c.before);
     if (!sn_mul(ids->n, n_vocab, &cells)) return sn_fail(err, SN_STOP, "the logits are too large for this machine");
     sn_status status = sn_setup_chain(setup, (int)ids->n, given.every_block, err);
     if (!status) status = sn_calloc(&logits, cells, sizeof *logits, err);
@@ -116,6 +122,7 @@ int sn_cmd_forward(int argc, char **argv) {
     sn_given.route = "throughput"; /* much at once, and nobody waits for a token */
     const sn_option_group groups[] = {
         sn_group_model,
+        sn_group_adapter,
         {"Input and output:", options_table, sizeof options_table / sizeof *options_table},
         sn_group_chain,
         sn_group_device,

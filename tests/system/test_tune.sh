@@ -59,6 +59,23 @@ wait_end tune 60
 grep -q 'node given up' "$scratch/tune.err" || fail "the node that was killed was not in use"
 equal "$scratch/lost"
 
+# What was trained shows in the logits, the same over nodes as here.
+echo "[504, 4050, 1230, 28, 260, 1187]" >"$scratch/ids"
+forward=("$bin/swarm" forward --model "$model" --ids-file "$scratch/ids")
+succeeds "${forward[@]}" --local all --out "$scratch/plain"
+succeeds "${forward[@]}" --local all --adapter "$scratch/whole" --out "$scratch/here"
+succeeds "${forward[@]}" --join "${address[a]}" --adapter "$scratch/whole" --out "$scratch/there"
+python3 - "$scratch/plain" "$scratch/here" "$scratch/there" <<'END' || fail "forward --adapter gives other logits over nodes, or those without"
+import json, struct, sys
+def logits(path):
+    data = open(path, "rb").read()
+    size = struct.unpack("<Q", data[:8])[0]
+    begin, end = json.loads(data[8:8 + size])["logits"]["data_offsets"]
+    return data[8 + size + begin:8 + size + end]
+plain, here, there = map(logits, sys.argv[1:])
+assert here == there and here != plain
+END
+
 # What does not go together.
 here=("${tune[@]}" --local all)
 refuses 2 'rank conflicts with the checkpoint, which has 4' "${here[@]}" --resume "$scratch/whole" --rank 8

@@ -388,7 +388,8 @@ int sn_cmd_bench(int argc, char **argv) {
         .epilogue = "--json gives {\"command\", \"machine\", \"model\", \"rows\": [{\"what\", \"nodes\", \"threads\", \"link\", "
                     "\"push\", \"wire\", \"sessions\", \"context\", \"prefill_tok_s\", \"ttft_ms\", \"decode_tok_s\", \"itl_ms\": {\"p50\", "
                     "\"p95\", \"p99\"}, \"hops\"}]}, with the range of the repeats beside each median as *_range; a row of "
-                    "--train has \"method\" and \"train_tok_s\".\n\n" SN_EXIT_CODES};
+                    "--train has \"method\" and \"train_tok_s\", one of --draft \"draft\", \"repeats\", \"decode_tokens\", "
+                    "\"decode_steps\", \"guessed_tokens\", \"guessed_right\" and \"same_text\".\n\n" SN_EXIT_CODES};
     size_t len = 0;
     for (int i = 0; i < argc && len < sizeof command_line; i++)
         len += (size_t)snprintf(command_line + len, sizeof command_line - len, "%s%s", i ? " " : "swarm ", argv[i]);

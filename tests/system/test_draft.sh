@@ -35,6 +35,15 @@ for adapter in lora prompt; do
     fail "$adapter: the untuned model thinks quite alike, or not at all: $(cat "$scratch/run.out")"
 done
 
+# Hidden states that are rounded on the wire are rounded alike in every step: a text of theirs stays itself, too.
+common=(--model "$llama" --join "${address[a]}" --ids-file "$scratch/ids" --max-tokens 50 --ignore-end --json --wire q8)
+succeeds "$bin/swarm" generate "${common[@]}"
+expected=$(query "$scratch/run.out" 'd["ids"]')
+for how in "" --push; do
+  succeeds "$bin/swarm" generate "${common[@]}" --draft-model "$llama" $how
+  [ "$(query "$scratch/run.out" 'd["ids"]')" = "$expected" ] || fail "over a lossy wire $how guesses change the text: $(cat "$scratch/run.out")"
+done
+
 # A session that is saved holds what was said, not what was guessed.
 head -c 32 /dev/urandom >"$scratch/key"
 chmod 600 "$scratch/key"

@@ -21,7 +21,7 @@ sn_status sn_wire_dtype_parse(const char *name, sn_dtype *out, sn_err *err) {
         *out = sn_wire_dtypes[i];
         return SN_OK;
     }
-    return sn_fail(err, SN_REFUSED, "'%.20s' is no type for the wire: choose f32, f16, bf16 or q8", name);
+    return sn_fail(err, SN_REFUSED, "'%.20s' is no type for the wire: choose f32, bf16, f16 or q8", name);
 }
 
 /* -- 16 bits: a finite number that would round to infinity is the one below it ---------------------------------------- */

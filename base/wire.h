@@ -12,7 +12,7 @@ enum { SN_WIRE_DTYPES = 4 };
 extern const sn_dtype sn_wire_dtypes[SN_WIRE_DTYPES]; /* F32, F16, BF16, Q8 */
 
 bool sn_is_wire_dtype(uint64_t number); /* of sn_dtype, from outside */
-/* "f32", "f16", "bf16" or "q8"; SN_REFUSED with the list. */
+/* "f32", "bf16", "f16" or "q8"; SN_REFUSED with the list. */
 sn_status sn_wire_dtype_parse(const char *name, sn_dtype *out, sn_err *err) SN_MUST_USE;
 
 /* n elements, whole rows: a multiple of the type's block. `wire`: bytes, little-endian, of any alignment. Finite numbers stay

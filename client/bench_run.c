@@ -10,6 +10,7 @@
 #include <string.h>
 
 enum { PIECE = 2048 }; /* rows handed to a chain at once */
+enum { COPY_US = 60000000, COPY_AGAIN_US = 5000 };
 
 typedef struct bench bench;
 
@@ -90,6 +91,19 @@ sn_status sn_bench_link(const sn_bench_plan *p, const sn_bench_case *c, const sn
     return status ? status : sn_link_open(join, n_join, NULL, NULL, &shape, out, err);
 }
 
+/* Nodes that were ended for an earlier repeat, and are still announced: finding that out is not what is measured. */
+static bool ended_before(void *ctx, const uint8_t node[SN_KEY_SIZE]) {
+    const session *s = ctx;
+    const char *live[SN_BENCH_NODES_MAX], *address = NULL;
+    size_t n = sn_bench_nodes_addresses(s->b->nodes, live, SN_BENCH_NODES_MAX);
+    const sn_directory *d = sn_link_directory(s->link);
+    for (size_t i = 0; i < sn_directory_count(d); i++)
+        if (!memcmp(sn_directory_at(d, i)->node, node, SN_KEY_SIZE)) address = sn_directory_at(d, i)->address;
+    for (size_t i = 0; i < n && address; i++)
+        if (!strcmp(address, live[i])) return false;
+    return address != NULL;
+}
+
 static sn_status open_session(bench *b, session *s, uint64_t seed, sn_err *err) {
     const sn_bench_plan *p = b->plan;
     size_t n_embd = (size_t)p->hp->n_embd;
@@ -107,6 +121,8 @@ static sn_status open_session(bench *b, session *s, uint64_t seed, sn_err *err) 
                                 .push = p->push,
                                 .replica = b->of->kind == SN_BENCH_KILL && !strcmp(b->of->kill, "replica"),
                                 .steps_ahead = p->steps_ahead,
+                                .avoid = b->of->kind == SN_BENCH_KILL ? ended_before : NULL,
+                                .avoid_ctx = s,
                                 .wire = p->wire,
                                 .kv_dtype = p->kv_dtype};
     if (p->local) {
@@ -355,6 +371,17 @@ static sn_status beside_once(bench *b, int at, sums *total, sn_bench_row *row, s
     return SN_OK;
 }
 
+/* Until there is a copy of what the victim holds: else its loss would be measured as a replay's. */
+static sn_status await_copy(session *s) {
+    sn_hop_report hops[SN_HOPS_MAX];
+    for (int64_t until = sn_now_us() + COPY_US; sn_now_us() < until && !sn_interrupted; sn_sleep_us(COPY_AGAIN_US)) {
+        sn_chain_attend(s->chain);
+        size_t n = sn_chain_hops(s->chain, hops, SN_HOPS_MAX);
+        if (n && hops[n / 2].copied) return SN_OK;
+    }
+    return sn_fail(&s->err, SN_RETRY, "no other node has got a copy of the past within %d seconds", COPY_US / 1000000);
+}
+
 /* The text without a kill is the reference; with one, the longest wait behind it is what the loss cost. */
 static sn_status kill_once(bench *b, int at, int32_t *reference, sn_bench_row *row, sn_err *err) {
     session *s = &b->sessions[0];
@@ -366,6 +393,8 @@ static sn_status kill_once(bench *b, int at, int32_t *reference, sn_bench_row *r
     memcpy(reference, s->text, bytes);
     if (at < 0) return SN_OK;
     b->kill_at = b->plan->new_tokens / 2;
+    if (!strcmp(b->of->kill, "replica")) status = phase(b, await_copy, &wall_s, err);
+    if (status) return status;
     status = phase(b, do_decode, &wall_s, err);
     if (status) return status;
     if (b->victim == SIZE_MAX) return sn_fail(err, SN_RETRY, "the node to be ended was not found on the way");

@@ -160,6 +160,7 @@ static sn_status open_trunk(work *w, sn_err *err) {
         int longest = (int)given.seq + (int)given.prompt_tokens;
         return sn_trunk_local(s->model, s->device, longest < s->hp->n_ctx ? longest : s->hp->n_ctx, &w->trunk, err);
     }
+    if (sn_given.wire) return sn_fail(err, SN_REFUSED, "batches to train always travel as float32: leave out --wire");
     sn_status status = sn_setup_link(s, err);
     const sn_trunk_swarm_options options = {
         .link = s->link,

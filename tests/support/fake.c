@@ -1,6 +1,7 @@
 #include "tests/support/fake.h"
 
 #include "base/clock.h"
+#include "base/wire.h"
 #include "net/timeline.h"
 #include "tests/support/need.h"
 
@@ -39,6 +40,7 @@ void fake_announce(const world *w, const sn_identity *identity, const char *addr
     a->end_block = (uint64_t)end;
     a->n_blocks = (uint64_t)w->n_blocks;
     a->kv_bytes_free = (uint64_t)1 << 40;
+    for (int i = 0; i < SN_WIRE_DTYPES; i++) a->wire_dtype[a->n_wire_dtype++] = sn_wire_dtypes[i];
     if (speed) a->decode_us = speed > 0 ? 1 : 1000000;
     for (int i = 0; speed > 0 && i < cluster_count(w->cluster) && i < SN_ROUND_TRIPS_MAX; i++) { /* near everybody, too */
         a->round_trip[i].node = sn_node_tag(sn_node_id(cluster_node(w->cluster, i)));

@@ -49,7 +49,7 @@ for p in plots: tree.fromstring("<svg" + p.split("</svg>")[0] + "</svg>")
 assert "src=" not in text and "href=" not in text
 END
 
-succeeds "${bench[@]}" --nodes 2 --kill handover --kill replica --prompt-tokens 5 --new-tokens 40 --repeat 1 --warmup 0 --json -
+succeeds "${bench[@]}" --nodes 2 --kill handover --kill replica --prompt-tokens 5 --new-tokens 40 --repeat 3 --warmup 0 --json -
 query "$scratch/run.out" '[r["what"] for r in d["rows"]] == ["speed", "handover", "replica"] and all(
   r["same_text"] and r["recovery_ms"] > 0 for r in d["rows"][1:])' | grep -qx True || fail "a loss changed the text"
 
@@ -65,8 +65,8 @@ query "$scratch/run.out" 'all([
 # Local blocks, nodes that push, a swarm that runs: it stays.
 succeeds "${bench[@]}" --local all --json -
 [ "$(query "$scratch/run.out" 'd["rows"][0]["hops"][0]["node"]')" = local ] || fail "--local all measures something else"
-succeeds "${bench[@]}" --nodes 3 --push --json -
-query "$scratch/run.out" 'd["rows"][0]["push"] and len(d["rows"][0]["hops"]) == 3' | grep -qx True || fail "--push does not push"
+succeeds "${bench[@]}" --nodes 3 --push --wire bf16 --json -
+query "$scratch/run.out" 'd["rows"][0]["push"] and d["rows"][0]["wire"] == "BF16" and len(d["rows"][0]["hops"]) == 3' | grep -qx True || fail "--push does not push"
 start_node a "$fixtures/golden/llama" all
 wait_ready a
 succeeds "${bench[@]}" --join "${address[a]}" --json -
@@ -102,6 +102,8 @@ refuses 2 "where the blocks are" "${bench[@]}" --nodes 2 --local all
 refuses 2 "one session" "${bench[@]}" --local all --sessions 1,2
 refuses 2 "nothing is sent" "${bench[@]}" --local all --link 1gbit,1ms
 refuses 2 "needs --nodes" "${bench[@]}" --local all --kill replay
+refuses 2 "choose f32, bf16, f16 or q8" "${bench[@]}" --nodes 2 --wire q4
+refuses 2 "leave out --wire" "${bench[@]}" --nodes 2 --wire q8 --train lora
 refuses 2 "replay, replica or handover" "${bench[@]}" --nodes 2 --kill fire
 refuses 2 "is no link" "${bench[@]}" --nodes 2 --link 1gbit
 refuses 2 "it is ngram" "${bench[@]}" --nodes 2 --draft oracle

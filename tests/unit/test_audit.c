@@ -1,6 +1,7 @@
 /* Audits: nodes that lie are found, by whom and when one expects; the results are those of honest nodes; and honest ones
  * are never accused. */
 #include "base/clock.h"
+#include "base/wire.h"
 #include "client/audit.h"
 #include "client/chain_private.h"
 #include "client/evidence.h"
@@ -23,6 +24,8 @@ typedef struct trial {
     liar *liar;     /* or NULL */
     sn_pick pick;   /* of the chain */
     int timeout_ms; /* 0: 5,000 */
+    sn_dtype wire;  /* hidden states travel as this, between nodes cut at 2; set by trial_round */
+    float *rounded; /* then: what is right */
     char folder[64];
     float out[WORLD_TOKENS * 64];
     int step, misled, found_at; /* steps done; how often misled; at which step first */
@@ -33,6 +36,22 @@ static void trial_begin(trial *t) {
     *t = (trial){.w = world_new(&(cluster_options){.kv_memory = 64}), .found_at = -1};
     snprintf(t->folder, sizeof t->folder, "/tmp/swarm-test-evidence-XXXXXX");
     cr_assert(mkdtemp(t->folder));
+}
+
+/* From now on hidden states travel as `wire`: what is right is computed by hand. */
+static void trial_round(trial *t, sn_dtype wire) {
+    size_t n = WORLD_TOKENS * (size_t)t->w->n_embd;
+    float *rows = malloc(n * sizeof *rows);
+    memcpy(rows, t->w->inputs, n * sizeof *rows);
+    sn_wire_round(wire, rows, n);
+    for (int first = 0; first < 4; first += 2) {
+        float *next = world_compute(t->w, first, first + 2, WORLD_TOKENS, rows);
+        free(rows);
+        rows = next;
+        sn_wire_round(wire, rows, n);
+    }
+    t->wire = wire;
+    t->rounded = rows;
 }
 
 /* Opens an audited chain over the nodes there are and a liar. here: the client may compute blocks. */
@@ -53,6 +72,7 @@ static void trial_open(trial *t, sn_audit_options audit, bool push, bool here) {
                                 .max_tokens = WORLD_TOKENS,
                                 .timeout_ms = audit.timeout_ms,
                                 .push = push,
+                                .wire = t->wire,
                                 .pick = t->pick,
                                 .audit = t->audit};
     NEED(sn_chain_open(t->model, &options, &t->chain, &err));
@@ -73,6 +93,7 @@ static void trial_end(trial *t) {
     if (folder) closedir(folder);
     rmdir(t->folder);
     liar_free(&t->liar);
+    free(t->rounded);
     world_free(&t->w);
 }
 
@@ -95,7 +116,7 @@ static sn_status feed(trial *t, int position, int end, int chunk) {
 }
 
 static bool right(const trial *t, int end) {
-    return !memcmp(t->out, t->w->hidden, (size_t)end * (size_t)t->w->n_embd * sizeof(float));
+    return !memcmp(t->out, t->rounded ? t->rounded : t->w->hidden, (size_t)end * (size_t)t->w->n_embd * sizeof(float));
 }
 
 /* What anybody with the file finds in the evidence. */
@@ -104,14 +125,16 @@ static void expect_evidence(const trial *t, const uint8_t *guilty) {
     sn_evidence e;
     sn_device *device = NULL;
     sn_chain *truth = NULL;
-    bool cut_at[8];
+    bool cut_at[8], round_at[8];
     sn_judgement found[SN_STATEMENTS_MAX];
     sn_device_options how = {.threads = 2, .isa = "c"};
     NEED(sn_evidence_load(report.evidence, &e, &err));
     NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &how, &device, &err));
     sn_evidence_cuts(&e, cut_at, t->w->n_blocks);
     sn_chain_options options = {.device = device, .first = e.first, .end = e.end, .local_first = e.first,
-                                .local_end = e.end, .cut_at = cut_at, .max_tokens = e.n_tokens};
+                                .local_end = e.end, .cut_at = cut_at, .round_at = round_at, .max_tokens = e.n_tokens};
+    options.wire = sn_evidence_wire(&e, round_at, t->w->n_blocks);
+    cr_expect_eq(options.wire, t->wire);
     NEED(sn_chain_open(t->model, &options, &truth, &err));
     NEED(sn_evidence_judge(&e, truth, found, &err));
     int lies = 0;
@@ -133,9 +156,10 @@ static void expect_evidence(const trial *t, const uint8_t *guilty) {
 /* -- lies ------------------------------------------------------------------------------------------------------------ */
 
 /* Nodes: 0:2, and 2:4 three times, one of which is the liar that the route prefers. */
-static void expect_detection(liar_ways ways, bool push, bool here, bool local, int at_step) {
+static void expect_detection_as(sn_dtype wire, liar_ways ways, bool push, bool here, bool local, int at_step) {
     trial t;
     trial_begin(&t);
+    if (wire != SN_F32) trial_round(&t, wire);
     cluster_add(t.w->cluster, 0, 2);
     cluster_add(t.w->cluster, 2, 4);
     cluster_add(t.w->cluster, 2, 4);
@@ -158,6 +182,10 @@ static void expect_detection(liar_ways ways, bool push, bool here, bool local, i
     trial_end(&t);
 }
 
+static void expect_detection(liar_ways ways, bool push, bool here, bool local, int at_step) {
+    expect_detection_as(SN_F32, ways, push, here, local, at_step);
+}
+
 Test(audit, finds_a_last_bit_that_was_altered_in_one_step) {
     for (int push = 0; push < 2; push++) expect_detection((liar_ways){.alters_step = 17}, push, false, false, 17);
 }
@@ -177,6 +205,40 @@ Test(audit, finds_other_weights_under_the_same_name_and_hashes) {
     expect_detection((liar_ways){.model = other}, false, false, false, 1);
     expect_detection((liar_ways){.model = other}, false, true, true, 1);
     tiny_remove(&other);
+}
+
+/* -- rounded hidden states ------------------------------------------------------------------------------------------- */
+
+static const sn_dtype LOSSY[] = {SN_F16, SN_BF16, SN_Q8};
+
+Test(audit, finds_stale_results_where_hidden_states_are_rounded) {
+    for (size_t k = 0; k < 3; k++) {
+        expect_detection_as(LOSSY[k], (liar_ways){.stale = true}, k % 2, false, false, 3);
+        expect_detection_as(LOSSY[k], (liar_ways){.stale = true}, true, true, true, 3);
+    }
+}
+
+/* Those who check are cut elsewhere, and round at the boundaries of those who are checked. */
+Test(audit, compares_rounded_hidden_states_bit_by_bit_and_accuses_nobody) {
+    static const char *const only[] = {"node0", "node1"};
+    for (size_t k = 0; k < 6; k++) {
+        trial t;
+        trial_begin(&t);
+        trial_round(&t, LOSSY[k / 2]);
+        cluster_add(t.w->cluster, 0, 2);
+        cluster_add(t.w->cluster, 2, 4);
+        cluster_add(t.w->cluster, 0, 3);
+        cluster_add(t.w->cluster, 3, 4);
+        t.pick = (sn_pick){.only = only, .n_only = 2};
+        trial_open(&t, (sn_audit_options){.share = 1, .seed = 1}, k % 2, false);
+        cr_assert_eq(feed(&t, 0, 40, 3), SN_OK, "%s", t.err.text);
+        NEED(sn_chain_audit(t.chain, &err));
+        sn_audit_report report = sn_audit_read(t.audit);
+        cr_expect(right(&t, 40), "%s, push %d: other bits", sn_dtype_name(t.wire), (int)(k % 2));
+        cr_expect_eq(t.misled, 0);
+        cr_expect(!report.lies && !report.unchecked && report.checked >= 14, "%s", report.verdict);
+        trial_end(&t);
+    }
 }
 
 /* -- the coin -------------------------------------------------------------------------------------------------------- */

@@ -22,6 +22,7 @@ typedef struct map {
 /* Who serves what is told by an announcement that a test may change before it is signed. */
 typedef struct server {
     int first, end, sessions, queue, n_blocks, kv_free, decode_us;
+    bool q8;           /* takes Q8 */
     int near, near_us; /* a round trip to the server of this number, less 1 */
     sn_node_state state;
     int other; /* 1: another model; 10 + b: other weights in block b */
@@ -57,6 +58,7 @@ static int add_server(map *m, server s) {
     a->end_block = (uint64_t)s.end;
     a->n_blocks = (uint64_t)(s.n_blocks ? s.n_blocks : m->wish.n_blocks);
     for (int b = s.first; b < s.end; b++) a->block_hash[b - s.first][0] = (uint8_t)(s.other == 10 + b ? 99 : b);
+    if (s.q8) a->wire_dtype[a->n_wire_dtype++] = SN_F32, a->wire_dtype[a->n_wire_dtype++] = SN_Q8;
     a->sessions = (uint64_t)s.sessions;
     a->queue = (uint64_t)s.queue;
     a->kv_bytes_free = (uint64_t)s.kv_free;
@@ -215,6 +217,21 @@ Test(route, a_distance_that_was_not_measured_is_guessed_to_be_as_the_others) {
     sn_offers_fini(&offers);
     cr_expect_str_eq(route(m, 0, 10), "0:10@0");
     sn_seen_free(&seen);
+    map_free(&m);
+}
+
+Test(route, goes_over_nodes_only_that_take_hidden_states_as_asked) {
+    map *m = map_new();
+    add(m, 0, 10);
+    add_server(m, (server){0, 5, .state = SN_NODE_ONLINE, .q8 = true});
+    m->wish.wire = SN_Q8;
+    cr_expect(strstr(route(m, 0, 10), "nobody serves blocks 5:10 with hidden states as this --wire: choose f32"), "%s", route(m, 0, 10));
+    add_server(m, (server){5, 10, .state = SN_NODE_ONLINE, .q8 = true});
+    cr_expect_str_eq(route(m, 0, 10), "0:5@1 5:10@2");
+    m->wish.wire = SN_BF16;
+    cr_expect(strstr(route(m, 0, 10), "blocks 0:10 with hidden states"), "%s", route(m, 0, 10));
+    m->wish.wire = SN_F32; /* which every node takes */
+    cr_expect_str_eq(route(m, 0, 10), "0:10@0");
     map_free(&m);
 }
 

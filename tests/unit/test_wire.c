@@ -165,6 +165,6 @@ Test(wire, types_have_names_and_numbers) {
     const char *bad[] = {"", "q8_0", "f", "i32", "q4_1"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         cr_expect_eq(sn_wire_dtype_parse(bad[i], &dtype, &err), SN_REFUSED);
-        cr_expect(strstr(err.text, "f32, f16, bf16 or q8"), "%s", err.text);
+        cr_expect(strstr(err.text, "f32, bf16, f16 or q8"), "%s", err.text);
     }
 }

@@ -108,8 +108,8 @@ static void quantize(size_t cols, const float *x, sn_xblock *out) {
     for (size_t i = 0; i < cols / 32; i++) quantize_block(x + 32 * i, &out[i]);
 }
 
-/* -- linear, quantised layouts: one panel against `rows` rows of x. acc[r]: 16 outputs of row r. Every tile function is
- * inlined with constant rows and layout, so that acc stays in registers. */
+/* -- linear, quantised layouts: one panel against `rows` rows of x. acc[r]: 16 outputs of row r. Rows and layout are constants
+ * of each tile, so that acc stays in registers. */
 
 INLINE void prefetch_lines(const uint8_t *w, size_t bytes, size_t ahead) {
     for (size_t at = ahead; at < ahead + bytes; at += LINE) {
@@ -137,20 +137,28 @@ INLINE void load_scales(sn_layout layout, const uint8_t *p, int h, vf head_d, vf
 INLINE void group_tile(int rows, sn_layout layout, const uint8_t *w, const uint8_t *scales, int h, vf head_d, vf head_m,
                        const sn_xblock *x, size_t stride, vf *acc) {
     const bool nibbles = sn_layout_nibbles(layout), fine = sn_layout_fine(layout), offsets = sn_layout_offsets(layout);
-    vb q[8];
+    const int vectors = nibbles || fine ? 4 : 8;
+    vs sum[ROW_TILE];
     vf d, m = vf_set(0);
-    for (int c = 0; c < 4 && nibbles; c++) {
-        vb both = vb_load(w + 64 * c);
-        q[c] = vb_low(both);
-        q[c + 4] = vb_high(both);
+    UNROLL
+    for (int r = 0; r < rows; r++) sum[r] = vs_zero();
+    UNROLL
+    for (int c = 0; c < vectors; c++) { /* each weight is taken up once, for all rows */
+        const uint8_t *at = w + 256 * h + 64 * c;
+        vb both = vb_load(at), low = vb_low(both), high = vb_high(both);
+        vw bytes = vw_load(at);
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            const int8_t *q = x[(size_t)r * stride].q + 16 * h + 4 * c;
+            sum[r] = nibbles ? vs_nibbles(sum[r], low, high, q) : vs_bytes(sum[r], bytes, q, c);
+        }
     }
-    for (int c = 0; c < (fine ? 4 : 8) && !nibbles; c++) q[c] = vb_load(w + 256 * h + 64 * c);
     load_scales(layout, scales, h, head_d, head_m, &d, &m);
+    UNROLL
     for (int r = 0; r < rows; r++) {
         const sn_xblock *xr = x + (size_t)r * stride;
-        vi dot = nibbles ? vi_dot_nibbles(q, xr->q, offsets ? 0 : xr->nibble_bias)
-                 : fine  ? vi_dot_bytes(q, 4, xr->q + 16 * h, xr->half_bias[h])
-                         : vi_dot_bytes(q, 8, xr->q, xr->bias);
+        vi dot = nibbles ? vs_end_nibbles(sum[r], offsets ? 0 : xr->nibble_bias)
+                         : vs_end_bytes(sum[r], fine ? xr->half_bias[h] : xr->bias);
         acc[r] = vf_fma(vf_mul(d, vf_set(xr->d)), vf_from_int(dot), acc[r]);
         if (offsets) acc[r] = vf_fma(m, vf_set(fine ? xr->half_sum[h] : xr->sum), acc[r]);
     }
@@ -206,16 +214,19 @@ INLINE void tile(int rows, int panels, sn_layout layout, const sn_linear_job *jo
     const sn_xblock *xq = job->xq + (size_t)row * job->xq_stride;
     size_t n = weight->n_blocks, bytes = block_bytes[layout], stride = job->xq_stride;
     vf acc[2 * ROW_TILE < 8 ? 8 : 2 * ROW_TILE];
+    UNROLL
     for (int i = 0; i < rows * panels; i++) acc[i] = vf_set(0);
     if (sn_layout_quantised(layout))
         quantised_tile(rows, layout, bytes, w, n, job->ahead, xq, stride, acc);
     else
         float_tile(rows, panels, layout, w, weight->panel_bytes, n, job->ahead / (size_t)panels,
                    job->x + (size_t)row * n, acc);
+    UNROLL
     for (int p = 0; p < panels; p++) {
         size_t first = (panel + (size_t)p) * SN_LANES, left = weight->rows - first;
         size_t lanes = left < SN_LANES ? left : SN_LANES;
         vf bias = job->bias ? vf_load_n(job->bias + first, lanes) : vf_set(0);
+        UNROLL
         for (int r = 0; r < rows; r++) {
             vf y = job->bias ? vf_add(acc[p * rows + r], bias) : acc[p * rows + r];
             vf_store_n(job->y + (size_t)(row + r) * weight->rows + first, y, lanes);
@@ -223,36 +234,50 @@ INLINE void tile(int rows, int panels, sn_layout layout, const sn_linear_job *jo
     }
 }
 
-/* All rows of the job against `panels` panels: the weights come from far away for the first rows only. */
-INLINE void all_rows(int panels, sn_layout layout, const sn_linear_job *job, size_t panel) {
-    int row = 0;
+/* tile_LAYOUT_ROWS_PANELS of each shape, and where they stand. */
+typedef void (*tile_fn)(const sn_linear_job *job, size_t panel, int row);
+#define TILE(name, rows, panels)                                                                                       \
+    SPECIAL(tile_##name##_##rows##_##panels, const sn_linear_job *job, size_t panel, int row) {                        \
+        tile(rows, panels, SN_LAYOUT_##name, job, panel, row);                                                         \
+    }
 #if ROW_TILE >= 8
-    if (panels == 1)
-        for (; job->n - row >= 8; row += 8) tile(8, 1, layout, job, panel, row);
+#define TILE_8(name) TILE(name, 8, 1)
+#define NAME_8(name) , tile_##name##_8_1
+#else
+#define TILE_8(name)
+#define NAME_8(name)
 #endif
-    if (panels == 1)
-        for (; job->n - row >= 4; row += 4) tile(4, 1, layout, job, panel, row);
-    for (; job->n - row >= 2; row += 2) tile(2, panels, layout, job, panel, row);
-    for (; job->n - row >= 1; row += 1) tile(1, panels, layout, job, panel, row);
-}
+#define X(name, k, bytes) TILE(name, 1, 1) TILE(name, 2, 1) TILE(name, 4, 1) TILE_8(name)
+SN_LAYOUTS(X)
+#undef X
+TILE(F32, 1, 4)
+TILE(F32, 2, 4)
+TILE(F16, 1, 4)
+TILE(F16, 2, 4)
+TILE(BF16, 1, 4)
+TILE(BF16, 2, 4)
+enum { TILE_SHAPES = ROW_TILE >= 8 ? 4 : 3 };
+static const tile_fn tile_fns[SN_LAYOUT_COUNT][TILE_SHAPES] = {
+#define X(name, k, bytes) {tile_##name##_1_1, tile_##name##_2_1, tile_##name##_4_1 NAME_8(name)},
+    SN_LAYOUTS(X)
+#undef X
+};
+static const tile_fn four_panels[][2] = {
+    {tile_F32_1_4, tile_F32_2_4}, {tile_F16_1_4, tile_F16_2_4}, {tile_BF16_1_4, tile_BF16_2_4}};
 
-INLINE void linear_layout(sn_layout layout, const sn_linear_job *job, size_t panel, size_t end) {
-    if (!sn_layout_quantised(layout) && job->n < 4)
-        for (; end - panel >= 4; panel += 4) all_rows(4, layout, job, panel);
-    for (; panel < end; panel++) all_rows(1, layout, job, panel);
+/* All rows of the job against the panels of a shape; fns[i] takes 1 << i rows. The weights come from far away for the first
+ * rows only. */
+static void all_rows(const tile_fn *fns, int n_fns, const sn_linear_job *job, size_t panel) {
+    for (int i = n_fns - 1, row = 0; i >= 0; i--)
+        for (; job->n - row >= 1 << i; row += 1 << i) fns[i](job, panel, row);
 }
 
 static void linear(const sn_linear_job *job, size_t first_panel, size_t end_panel) {
-    switch (job->weight.layout) {
-#define X(name, k, bytes)                                                                                              \
-    case SN_LAYOUT_##name:                                                                                             \
-        linear_layout(SN_LAYOUT_##name, job, first_panel, end_panel);                                                  \
-        break;
-        SN_LAYOUTS(X)
-#undef X
-    case SN_LAYOUT_COUNT:
-        break;
-    }
+    sn_layout layout = job->weight.layout;
+    size_t panel = first_panel;
+    if (!sn_layout_quantised(layout) && job->n < 4)
+        for (; end_panel - panel >= 4; panel += 4) all_rows(four_panels[layout], 2, job, panel);
+    for (; panel < end_panel; panel++) all_rows(tile_fns[layout], TILE_SHAPES, job, panel);
 }
 
 /* -- elementwise */

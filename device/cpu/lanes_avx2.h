@@ -118,30 +118,46 @@ static inline __m256i four(const int8_t *x) {
 }
 static inline __m256i pairs_to_ints(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 
+/* maddubs wants one side unsigned: q * x = |q| * (x with the sign of q). */
+typedef struct {
+    vb q, size;
+} vw;
+static inline vw vw_load(const void *p) {
+    const __m256i less = _mm256_set1_epi8((char)0x80);
+    vb w = vb_load(p), q = {_mm256_xor_si256(w.a, less), _mm256_xor_si256(w.b, less)};
+    return (vw){q, {_mm256_abs_epi8(q.a), _mm256_abs_epi8(q.b)}};
+}
+/* Sums are made when they are written: gcc would put them all off to the end, and every product on the stack until then. */
+static inline vi made(vi s) {
+    __asm__("" : "+x"(s.a), "+x"(s.b));
+    return s;
+}
+typedef vi vs; /* of nibbles 16 sums of 16 bits each, of bytes 8 of 32 */
+static inline vs vs_zero(void) { return vi_set(0); }
 /* A product pair is at most 2 * 15 * 127, so that eight of them stay below 2^15 and can be widened once. */
-static inline vi vi_dot_nibbles(const vb *w, const int8_t *x, int32_t bias) {
-    __m256i a = _mm256_setzero_si256(), b = a;
-    for (int g = 0; g < 8; g++) {
-        __m256i q = four(x + 4 * g);
-        a = _mm256_add_epi16(a, _mm256_maddubs_epi16(w[g].a, q));
-        b = _mm256_add_epi16(b, _mm256_maddubs_epi16(w[g].b, q));
-    }
-    return vi_add((vi){pairs_to_ints(a), pairs_to_ints(b)}, vi_set(bias));
+static inline vs vs_nibbles(vs s, vb low, vb high, const int8_t *x) {
+    __m256i x_low = four(x), x_high = four(x + 16);
+    s.a = _mm256_add_epi16(s.a, _mm256_maddubs_epi16(low.a, x_low));
+    s.b = _mm256_add_epi16(s.b, _mm256_maddubs_epi16(low.b, x_low));
+    s.a = _mm256_add_epi16(s.a, _mm256_maddubs_epi16(high.a, x_high));
+    s.b = _mm256_add_epi16(s.b, _mm256_maddubs_epi16(high.b, x_high));
+    return made(s);
 }
-/* q * x = |q| * (x with the sign of q), for maddubs wants one side unsigned: a pair is at most 2 * 128 * 127 < 2^15. */
-static inline __m256i dot_signed(__m256i w, __m256i x) {
-    __m256i q = _mm256_xor_si256(w, _mm256_set1_epi8((char)0x80));
-    return pairs_to_ints(_mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(x, q)));
+/* A pair is at most 2 * 128 * 127 < 2^15. */
+static inline __m256i dot_signed(__m256i q, __m256i size, __m256i x) {
+    return pairs_to_ints(_mm256_maddubs_epi16(size, _mm256_sign_epi8(x, q)));
 }
-static inline vi vi_dot_bytes(const vb *w, int n, const int8_t *x, int32_t bias) {
+static inline vs vs_bytes(vs s, vw w, const int8_t *x, int c) {
+    (void)c;
+    __m256i all = four(x);
+    return made(vi_add(s, (vi){dot_signed(w.q.a, w.size.a, all), dot_signed(w.q.b, w.size.b, all)}));
+}
+static inline vi vs_end_nibbles(vs s, int32_t bias) {
+    return vi_add((vi){pairs_to_ints(s.a), pairs_to_ints(s.b)}, vi_set(bias));
+}
+static inline vi vs_end_bytes(vs s, int32_t bias) {
     (void)bias;
-    __m256i a = _mm256_setzero_si256(), b = a;
-    for (int g = 0; g < n; g++) {
-        __m256i q = four(x + 4 * g);
-        a = _mm256_add_epi32(a, dot_signed(w[g].a, q));
-        b = _mm256_add_epi32(b, dot_signed(w[g].b, q));
-    }
-    return (vi){a, b};
+    return s;
 }
 
 #undef BOTH

@@ -67,21 +67,19 @@ static inline vi four(const int8_t *x) {
     return _mm512_set1_epi32(word);
 }
 /* Two sums at a time: the latency of one dot is five cycles. */
-static inline vi vi_dot_nibbles(const vb *w, const int8_t *x, int32_t bias) {
-    vi a = vi_set(bias), b = _mm512_setzero_si512();
-    for (int g = 0; g < 8; g += 2) {
-        a = _mm512_dpbusd_epi32(a, w[g], four(x + 4 * g));
-        b = _mm512_dpbusd_epi32(b, w[g + 1], four(x + 4 * g + 4));
-    }
-    return vi_add(a, b);
+typedef struct {
+    __m512i a, b;
+} vs;
+typedef vb vw;
+static inline vw vw_load(const void *p) { return vb_load(p); }
+static inline vs vs_zero(void) { return (vs){_mm512_setzero_si512(), _mm512_setzero_si512()}; }
+static inline vs vs_nibbles(vs s, vb low, vb high, const int8_t *x) {
+    return (vs){_mm512_dpbusd_epi32(s.a, low, four(x)), _mm512_dpbusd_epi32(s.b, high, four(x + 16))};
 }
-static inline vi vi_dot_bytes(const vb *w, int n, const int8_t *x, int32_t bias) {
-    vi a = vi_set(bias), b = _mm512_setzero_si512();
-    for (int g = 0; g < n; g += 2) {
-        a = _mm512_dpbusd_epi32(a, w[g], four(x + 4 * g));
-        b = _mm512_dpbusd_epi32(b, w[g + 1], four(x + 4 * g + 4));
-    }
-    return vi_add(a, b);
+static inline vs vs_bytes(vs s, vw w, const int8_t *x, int c) {
+    return c % 2 ? (vs){s.a, _mm512_dpbusd_epi32(s.b, w, four(x))} : (vs){_mm512_dpbusd_epi32(s.a, w, four(x)), s.b};
 }
+static inline vi vs_end_nibbles(vs s, int32_t bias) { return vi_add(vi_add(s.a, s.b), vi_set(bias)); }
+static inline vi vs_end_bytes(vs s, int32_t bias) { return vs_end_nibbles(s, bias); }
 
 #endif

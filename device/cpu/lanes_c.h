@@ -116,18 +116,22 @@ static inline vi dot4(vi acc, vb w, const int8_t *x, int less) {
         for (int i = 0; i < 4; i++) acc.v[j] += (w.v[4 * j + i] - less) * x[i];
     return acc;
 }
-/* Eight vectors of weights 0..15 against 32 bytes of x, and bias. */
-static inline vi vi_dot_nibbles(const vb *w, const int8_t *x, int32_t bias) {
-    vi acc = vi_set(bias);
-    for (int g = 0; g < 8; g++) acc = dot4(acc, w[g], x + 4 * g, 0);
-    return acc;
+/* Sums of products with four bytes of x at a time, in whatever form the machine likes. Nibbles: weights 0..15, `low` against x
+ * and `high` against x + 16; bytes: weights q + 128, the c-th vector of a group. At the end the bias is added: of bytes it is
+ * -128 * (sum of x), for those who multiply q + 128 as it is. */
+typedef vi vs;
+typedef vb vw;
+static inline vw vw_load(const void *p) { return vb_load(p); }
+static inline vs vs_zero(void) { return vi_set(0); }
+static inline vs vs_nibbles(vs s, vb low, vb high, const int8_t *x) { return dot4(dot4(s, low, x, 0), high, x + 16, 0); }
+static inline vs vs_bytes(vs s, vw w, const int8_t *x, int c) {
+    (void)c;
+    return dot4(s, w, x, 128);
 }
-/* n vectors of weights q + 128 against 4n bytes of x; bias is -128 * (sum of x), for those who dot q + 128 as it is. */
-static inline vi vi_dot_bytes(const vb *w, int n, const int8_t *x, int32_t bias) {
+static inline vi vs_end_nibbles(vs s, int32_t bias) { return vi_add(s, vi_set(bias)); }
+static inline vi vs_end_bytes(vs s, int32_t bias) {
     (void)bias;
-    vi acc = {{0}};
-    for (int g = 0; g < n; g++) acc = dot4(acc, w[g], x + 4 * g, 128);
-    return acc;
+    return s;
 }
 
 #undef EACH

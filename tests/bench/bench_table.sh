@@ -3,29 +3,40 @@
 # markdown. Both take turns, round by round, and of all rounds the best of each counts: what the machine can do beside its
 # other work. For figures to be kept, let nothing else run.
 #
-#     SN_BUILD=build tests/bench/bench_table.sh MODEL.gguf [-l LLAMA_CPP/build/bin] [-r ROUNDS] [-t THREADS] [PART...]
+#     SN_BUILD=build tests/bench/bench_table.sh MODEL.gguf [-l LLAMA_CPP/build/bin] [-r ROUNDS] [-t THREADS] [-q] [PART...]
 #
-# Parts (default: all but made and long): speed, files, start, quality, nodes, sessions; made: a model of 7B shape, of Q4_K, Q4_0
-# and Q8_0 in turn, needs 16 GB of memory and 8 GB below TMPDIR; long: a context of 16,000.
-# What llama.cpp can choose is tried, and its best counts: flash attention or not. Files of other types are made by its
-# llama-quantize. Needs -t cores; python3.
+# Parts (default: all): speed, files, start, quality, nodes, sessions; long: a context of 16,000; made: a model of 7B shape, of
+# Q4_K, Q4_0 and Q8_0 in turn, needs 16 GB of memory and 8 GB below TMPDIR. All of them take about 20 minutes; -q takes two, with
+# short prompts and a small made model, and shows only that everything runs. What is at work is said on stderr.
+# Both are measured warm, by their own benchmarks: swarm bench, and llama-bench. What llama.cpp can choose is tried, and its best
+# counts: flash attention or not. Files of other types are made by its llama-quantize. Needs -t cores; python3.
 . "$(dirname "${BASH_SOURCE[0]}")/../system/lib.sh"
 set -e
-model=$1 llama='' rounds=3 threads=2
+model=$1 llama='' rounds=2 threads=2 prompt=512 deep=4000 far=15900 new=32 shape=7b
 shift
-while getopts l:r:t: option; do
-  case $option in l) llama=$OPTARG ;; r) rounds=$OPTARG ;; t) threads=$OPTARG ;; *) exit 2 ;; esac
+while getopts l:r:t:q option; do
+  case $option in
+  l) llama=$OPTARG ;; r) rounds=$OPTARG ;; t) threads=$OPTARG ;;
+  q) rounds=1 prompt=64 deep=128 far=400 new=4 shape=tiny ;;
+  *) exit 2 ;;
+  esac
 done
 shift $((OPTIND - 1))
-parts=" ${*:-speed files start quality nodes sessions} "
+parts=" ${*:-speed files start quality nodes sessions long made} "
 wanted() { [[ $parts == *" $1 "* ]]; }
+say() { printf '%(%T)T %s\n' -1 "$*" >&2; }
 
 # -- figures: note NAME VALUE keeps one, best NAME is the greatest of that name, least NAME the smallest
 
 note() { [ -z "$2" ] || echo "$1 $2" >>"$scratch/figures"; }
 best() { awk -v name="$1" '$1 == name && (!n++ || $2 > top) { top = $2 } END { if (n) print top }' "$scratch/figures"; }
 least() { awk -v name="$1" '$1 == name && (!n++ || $2 < top) { top = $2 } END { if (n) print top }' "$scratch/figures"; }
-each_round() { for ((round = 0; round < rounds; round++)); do "$@"; done; }
+each_round() {
+  for ((round = 1; round <= rounds; round++)); do
+    say "$1: round $round of $rounds"
+    "$@"
+  done
+}
 header() { printf '\n### %s\n| | ours | llama.cpp | ratio |\n| --- | --- | --- | --- |\n' "$1"; }
 # row WHAT best|least NAME [FORMAT]: of NAME.ours and NAME.theirs
 row() {
@@ -38,16 +49,19 @@ row() {
 
 # -- programs
 
-ids() { python3 -c 'import sys; print([i * 37 % 400 + 100 for i in range(int(sys.argv[1]))])' "$1" >"$scratch/ids.$1"; }
-# ours NAME MODEL THREADS IDS TOKENS: notes NAME.prompt and NAME.decode
+# ours NAME MODEL OPTION...: swarm bench; notes NAME.THREADS.NODES.SESSIONS.CONTEXT.prompt.ours and .decode.ours
 ours() {
-  local out
-  [ -f "$scratch/ids.$4" ] || ids "$4"
-  out=$("$bin/swarm" generate --model "$2" --ids-file "$scratch/ids.$4" --max-tokens "$5" --ignore-end --json --local all \
-    --threads "$3") || fail "swarm generate failed"
-  note "$1.prompt.ours" "$(python3 -c 'import json, sys; print(json.load(sys.stdin)["timings"]["prefill_tok_s"])' <<<"$out")"
-  note "$1.decode.ours" "$(python3 -c 'import json, sys; print(json.load(sys.stdin)["timings"]["decode_tok_s"] or "")' <<<"$out")"
+  local name=$1 file=$2
+  shift 2
+  "$bin/swarm" bench --model "$file" --repeat 1 --json - "$@" 2>"$scratch/bench.err" | python3 -c 'import json, sys
+for r in json.load(sys.stdin)["rows"]:
+    if r["what"] == "speed":
+        at = "%s.%d.%d.%d.%d" % (sys.argv[1], r["threads"], r["nodes"], r["sessions"], r["context"])
+        print(at + ".decode.ours", r["decode_tok_s"]), print(at + ".prompt.ours", r["prefill_tok_s"])' "$name" >>"$scratch/figures" ||
+    fail "swarm bench $* failed"
 }
+# one NAME MODEL THREADS OPTION...: the same, by a program that holds all blocks
+one() { ours "$1" "$2" --local all --threads "$3" --prompt-tokens $prompt --new-tokens $new "${@:4}"; }
 # theirs NAME MODEL THREADS OPTION...: llama-bench notes NAME
 theirs() {
   local name=$1 file=$2 t=$3 fa
@@ -55,21 +69,20 @@ theirs() {
   [ -n "$llama" ] || return 0
   for fa in 0 1; do
     note "$name.theirs" "$("$llama/llama-bench" -m "$file" -t "$t" -r 1 -fa $fa -o json "$@" 2>/dev/null |
-      python3 -c 'import json, sys; print(json.load(sys.stdin)[0]["avg_ts"])')"
+      python3 -c 'import json, sys; print(json.load(sys.stdin)[0]["avg_ts"])')" || say "llama-bench $* failed"
   done
 }
 count_threads() { for ((t = 1; t <= threads; t *= 2)); do echo $t; done; }
 
 # -- parts
 
-speed_round() { # decode at depths, a prompt of 512; and what memory allows
+speed_round() { # a prompt, decode at depths; and what memory allows
   for t in $(count_threads); do
     [ ! -x "$bin/tests/bench_kernels" ] ||
       note memory$t.ours "$("$bin/tests/bench_kernels" $t none memory | sed -n 's/.*threads: \([0-9.]*\) GB.*/\1/p')"
-    ours d0.$t "$model" $t 1 65
-    for depth in 512 4000; do ours d$depth.$t "$model" $t $depth 33; done
-    theirs p512.$t "$model" $t -p 512 -n 0
-    for depth in 0 512 4000; do theirs d$depth.$t.decode "$model" $t -p 0 -n 32 -d $depth; done
+    one speed "$model" $t --context 0,$prompt,$deep
+    theirs speed.$t.0.1.0.prompt "$model" $t -p $prompt -n 0
+    for depth in 0 $prompt $deep; do theirs speed.$t.0.1.$depth.decode "$model" $t -p 0 -n $new -d $depth; done
   done
 }
 speed() {
@@ -77,19 +90,19 @@ speed() {
   each_round speed_round
   header "$(basename "$model"), tokens/s"
   for t in $(count_threads); do
-    sed -n "s/^d512.$t.prompt.ours /p512.$t.ours /p" "$scratch/figures" >>"$scratch/figures.more"
-    cat "$scratch/figures.more" >>"$scratch/figures" && rm "$scratch/figures.more"
-    row "prompt of 512, $t threads" best p512.$t
-    for depth in 0 512 4000; do row "decode at depth $depth, $t threads" best d$depth.$t.decode; done
+    row "prompt of $prompt, $t threads" best speed.$t.0.1.0.prompt
+    for depth in 0 $prompt $deep; do row "decode at depth $depth, $t threads" best speed.$t.0.1.$depth.decode; done
     echo "| memory read by $t threads, GB/s | $(best memory$t.ours) | | |"
   done
 }
 
 files_round() {
   for type in Q4_0 Q8_0 F16 BF16; do
-    ours $type "$scratch/$type.gguf" "$threads" 512 33
-    theirs $type.prompt "$scratch/$type.gguf" "$threads" -p 512 -n 0
-    theirs $type.decode "$scratch/$type.gguf" "$threads" -p 0 -n 32 -d 512
+    for t in $(count_threads); do
+      one $type "$scratch/$type.gguf" $t
+      theirs $type.$t.0.1.0.prompt "$scratch/$type.gguf" $t -p $prompt -n 0
+      theirs $type.$t.0.1.0.decode "$scratch/$type.gguf" $t -p 0 -n $new
+    done
   done
 }
 files() {
@@ -98,11 +111,14 @@ files() {
     "$llama/llama-quantize" --allow-requantize "$model" "$scratch/$type.gguf" $type >/dev/null 2>&1 || fail "llama-quantize failed"
   done
   each_round files_round
-  header "Other types of the same model, $threads threads, tokens/s"
+  header "Other types of the same model, tokens/s"
   for type in Q4_0 Q8_0 F16 BF16; do
-    row "$type, prompt of 512" best $type.prompt
-    row "$type, decode at depth 512" best $type.decode
+    for t in $(count_threads); do
+      row "$type, prompt of $prompt, $t threads" best $type.$t.0.1.0.prompt
+      row "$type, decode, $t threads" best $type.$t.0.1.0.decode
+    done
   done
+  rm -f "$scratch"/{Q4_0,Q8_0,F16,BF16}.gguf
 }
 
 # timed NAME COMMAND...: NAME.s and NAME.mb, by wait4
@@ -130,6 +146,7 @@ start_and_memory() {
 
 quality() {
   local text=/usr/share/common-licenses/GPL-3
+  say quality
   note ppl.ours "$("$bin/swarm" eval --model "$model" --text $text --local all --threads "$threads" --json |
     python3 -c 'import json, sys; print(json.load(sys.stdin)["perplexity"])')"
   [ -z "$llama" ] || note ppl.theirs "$("$llama/llama-perplexity" -m "$model" -t "$threads" -f $text -c 512 2>&1 |
@@ -138,86 +155,76 @@ quality() {
   row "perplexity" least ppl %.4f
 }
 
-# bench_rows NAME OPTION...: notes NAME.NODES.SESSIONS.decode.ours and .prompt.ours of swarm bench
-bench_rows() {
-  local name=$1
-  shift
-  "$bin/swarm" bench --model "$model" --repeat 1 --json - "$@" | python3 -c 'import json, sys
-for r in json.load(sys.stdin)["rows"]:
-    if r["what"] == "speed":
-        at = "%s.%d.%d" % (sys.argv[1], r["nodes"], r["sessions"])
-        print(at + ".decode.ours", r["decode_tok_s"]), print(at + ".prompt.ours", r["prefill_tok_s"])' "$name" >>"$scratch/figures"
-}
 rpc_round() {
   [ -x "$llama/ggml-rpc-server" ] || return 0
-  local i list=''
+  local i list='' until
   for i in 1 2 3; do
     start rpc$i "$llama/ggml-rpc-server" -t 1 -H 127.0.0.1 -p $((50060 + i))
     list+=,127.0.0.1:$((50060 + i))
+    until=$(($(now_ms) + 10000))
+    until (exec 3<>/dev/tcp/127.0.0.1/$((50060 + i))) 2>/dev/null; do
+      [ "$(now_ms)" -lt "$until" ] || { say "ggml-rpc-server did not start"; end_all; return 0; }
+      sleep 0.1
+    done
   done
-  sleep 1
-  theirs chain.3.1.prompt "$model" 1 -rpc "${list#,}" -ngl 99 -p 512 -n 0
-  theirs chain.3.1.decode "$model" 1 -rpc "${list#,}" -ngl 99 -p 0 -n 32
+  theirs chain.1.3.1.0.prompt "$model" 1 -rpc "${list#,}" -ngl 99 -p $prompt -n 0
+  theirs chain.1.3.1.0.decode "$model" 1 -rpc "${list#,}" -ngl 99 -p 0 -n $new
   end_all || true
 }
 nodes_round() {
-  bench_rows chain --nodes 1,3 --threads 1 --push --prompt-tokens 512 --new-tokens 64
-  bench_rows chain --nodes 3 --threads 1 --push --prompt-tokens 16 --new-tokens 32 --sessions 8
+  ours chain "$model" --nodes 1,3 --threads 1 --push --prompt-tokens $prompt --new-tokens $((2 * new))
+  ours chain "$model" --nodes 3 --threads 1 --push --prompt-tokens 16 --new-tokens $new --sessions 8
   rpc_round
 }
 nodes() {
   each_round nodes_round
   header "Nodes of one thread on this machine, tokens/s (llama.cpp: its RPC servers)"
-  row "one node, prompt of 512" best chain.1.1.prompt
-  row "one node, decode" best chain.1.1.decode
-  row "three nodes, prompt of 512" best chain.3.1.prompt
-  row "three nodes, decode" best chain.3.1.decode
-  row "three nodes, 8 streams in all" best chain.3.8.decode
+  row "one node, prompt of $prompt" best chain.1.1.1.0.prompt
+  row "one node, decode" best chain.1.1.1.0.decode
+  row "three nodes, prompt of $prompt" best chain.1.3.1.0.prompt
+  row "three nodes, decode" best chain.1.3.1.0.decode
+  row "three nodes, 8 streams in all" best chain.1.3.8.0.decode
 }
 
 sessions_round() {
-  bench_rows many --nodes 1 --threads "$threads" --sessions 1,4,16 --prompt-tokens 16 --new-tokens 32
-  [ ! -x "$llama/llama-batched-bench" ] || "$llama/llama-batched-bench" -m "$model" -t "$threads" -c 4096 -npp 16 -ntg 32 \
-    -npl 1,4,16 2>/dev/null | awk -F'|' '$2 ~ /16/ { gsub(/ /, ""); print "many.1." $4 ".decode.theirs", $9 }' >>"$scratch/figures"
+  ours many "$model" --nodes 1 --threads "$threads" --sessions 1,4,16 --prompt-tokens 16 --new-tokens $new
+  [ ! -x "$llama/llama-batched-bench" ] || "$llama/llama-batched-bench" -m "$model" -t "$threads" -c 4096 -npp 16 -ntg $new \
+    -npl 1,4,16 2>/dev/null | awk -F'|' -v t="$threads" '$2 ~ /16/ { gsub(/ /, ""); print "many." t ".1." $4 ".0.decode.theirs", $9 }' \
+    >>"$scratch/figures" || say "llama-batched-bench failed"
 }
 sessions() {
   each_round sessions_round
   header "Sessions decoding at once, one node, $threads threads, tokens/s in all (each of ours has a client with its own output head)"
-  for n in 1 4 16; do row "$n sessions" best many.1.$n.decode; done
+  for n in 1 4 16; do row "$n sessions" best many.$threads.1.$n.0.decode; done
 }
 
-made_round() {
-  ours made "$1" "$threads" 1 17
-  theirs made.decode "$1" "$threads" -p 0 -n 16
-}
 made() {
-  local type file=$scratch/made.gguf name b
-  header "A made model of 7B shape, $threads threads, decode, tokens/s"
+  local type file=$scratch/made.gguf
+  header "A made model of 7B shape, tokens/s; as much as memory allows is its bytes into what memory reads (above)"
   for type in Q4_K Q4_0 Q8_0; do
-    "$here/../bench/made_model.py" "$file" --type $type
-    sed -i '/^made/d' "$scratch/figures"
-    each_round made_round "$file"
-    row "$type, $(stat -c %s "$file" | awk '{printf "%.2f", $1 / 1e9}') GB" best made.decode %.2f
-    for name in a b c; do
-      b=$((($(printf %d "'$name") - 97) * 11))
-      start_node made$name "$file" $b:$((b + 11 > 32 ? 32 : b + 11)) --threads 1 ${address[madea]:+--join ${address[madea]}}
-      wait_ready made$name
-    done
-    note made.nodes.ours "$("$bin/swarm" generate --model "$file" --ids-file "$scratch/ids.1" --max-tokens 17 --ignore-end --json \
-      --join "${address[madea]}" --threads 1 --push | python3 -c 'import json, sys; print(json.load(sys.stdin)["timings"]["decode_tok_s"])')"
-    row "$type, three nodes of one thread, a third each" best made.nodes %.2f
-    end_all || true
-    unset 'address[madea]'
+    say "made: a file of $type"
+    "$here/../bench/made_model.py" "$file" --type $type --shape $shape
+    say "made: $type"
+    ours $type.made "$file" --local all --threads "$threads" --prompt-tokens 16 --new-tokens 16 --warmup 0
+    theirs $type.made.$threads.0.1.0.decode "$file" "$threads" -p 0 -n 16
+    row "$type, $(stat -c %s "$file" | awk '{printf "%.2f", $1 / 1e9}') GB, decode, $threads threads" best $type.made.$threads.0.1.0.decode %.2f
+    ours $type.made "$file" --nodes 3 --threads 1 --push --prompt-tokens 16 --new-tokens 16 --warmup 0
+    row "$type, three nodes of one thread, a third each, decode" best $type.made.1.3.1.0.decode %.2f
     rm "$file"
   done
 }
 
-long_round() { for depth in 500 4000 15900; do ours long$depth "$1" "$threads" $depth 33; done; }
 long() {
+  local depth
+  say "long: a context of $far"
   "$here/../bench/made_model.py" "$scratch/long.gguf" --type Q4_0 --shape 135m --blocks 30
-  each_round long_round "$scratch/long.gguf"
-  header "A context of 16,000: a made model of SmolLM2's shape, $threads threads, decode, tokens/s"
-  for depth in 500 4000 15900; do row "depth $depth" best long$depth.decode; done
+  ours long "$scratch/long.gguf" --local all --threads "$threads" --prompt-tokens 16 --new-tokens $new --warmup 0 \
+    --context 500,$deep,$far
+  header "A context of 16,000: a made model of SmolLM2's shape, $threads threads, decode, ms a token"
+  for depth in 500 $deep $far; do
+    echo "| depth $depth | $(best long.$threads.0.1.$depth.decode.ours | awk '{ printf "%.2f", 1000 / $1 }') | | |"
+  done
+  rm "$scratch/long.gguf"
 }
 
 touch "$scratch/figures"
@@ -228,6 +235,7 @@ wanted start && start_and_memory
 wanted quality && quality
 wanted nodes && nodes
 wanted sessions && sessions
-wanted made && made
 wanted long && long
+wanted made && made
+say done
 exit 0

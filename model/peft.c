@@ -208,23 +208,39 @@ static sn_status take_tensors(lora *l, sn_err *err) {
     return status;
 }
 
+static sn_status convert(const json_t *config, const sn_safetensors *file, const sn_hparams *hp, sn_buf *image, sn_err *err) {
+    lora l = {.hp = hp, .file = file};
+    sn_status status = take_config(&l, config, err);
+    if (!status) status = take_tensors(&l, err);
+    if (!status) status = sn_safetensors_image(l.entries, l.n, image, err);
+    free(l.entries);
+    free(l.names);
+    free(l.values);
+    return status;
+}
+
 sn_status sn_peft_lora(const char *folder, const sn_hparams *hp, sn_buf *image, sn_err *err) {
     char path[PATH_SIZE];
     json_t *config = NULL;
     sn_safetensors *file = NULL;
-    lora l = {.hp = hp};
     sn_status status = read_config(folder, &config, err);
-    if (!status) status = take_config(&l, config, err);
     if (!status && snprintf(path, sizeof path, "%s/adapter_model.safetensors", folder) >= (int)sizeof path)
         status = sn_fail(err, SN_REFUSED, "the path of an adapter is too long");
     if (!status) status = sn_safetensors_open(path, &file, err);
-    l.file = file;
-    if (!status) status = take_tensors(&l, err);
-    if (!status) status = sn_safetensors_image(l.entries, l.n, image, err);
+    if (!status) status = convert(config, file, hp, image, err);
     sn_safetensors_close(&file);
     json_decref(config);
-    free(l.entries);
-    free(l.names);
-    free(l.values);
     return status ? sn_err_context(err, "%.200s", folder) : SN_OK;
+}
+
+sn_status sn_peft_lora_parse(const char *config, size_t len, const void *tensors, size_t tensors_len, const sn_hparams *hp,
+                             sn_buf *image, sn_err *err) {
+    sn_safetensors *file = NULL;
+    json_t *object = json_loadb(config, len, JSON_REJECT_DUPLICATES, NULL);
+    sn_status status = object ? sn_safetensors_open_memory(tensors, tensors_len, "an adapter", &file, err)
+                              : sn_fail(err, SN_REFUSED, "an adapter's configuration is no JSON");
+    if (!status) status = convert(object, file, hp, image, err);
+    sn_safetensors_close(&file);
+    json_decref(object);
+    return status;
 }

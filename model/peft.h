@@ -14,5 +14,8 @@ sn_status sn_peft_is_lora(const char *folder, bool *lora, sn_err *err) SN_MUST_U
  * same folder and model give the same bytes, on every machine. SN_REFUSED with a sentence that names what this program does not
  * add as PEFT does (DoRA, trained biases, embeddings, ...), or the tensor that does not fit the model. */
 sn_status sn_peft_lora(const char *folder, const sn_hparams *hp, sn_buf *image, sn_err *err) SN_MUST_USE;
+/* The same of the two files' bytes. */
+sn_status sn_peft_lora_parse(const char *config, size_t len, const void *tensors, size_t tensors_len, const sn_hparams *hp,
+                             sn_buf *image, sn_err *err) SN_MUST_USE;
 
 #endif

@@ -131,7 +131,7 @@ def main(address, golden, document):
     session = os.urandom(16)
     opened = node.ask("opened", "open", protocol=2, session=session, model=me["model"], first_block=0,
                       end_block=me["n_blocks"], max_tokens=2 * n, predecessor=bytes(32),
-                      source=bytes(32), flow="made-from-the-page")
+                      source=bytes(32), tuning=bytes(32), flow="made-from-the-page")
     assert opened["session"] == session and opened["step_tokens_max"] >= n
 
     def step(number, position, end, wanted="result", base=None):

@@ -74,24 +74,24 @@ refuses 1 "no node answered" "$bin/swarm" status --join "${address[keyed]}#${key
 
 # Files of options: every option of the examples in configs/, here with values for this machine. But --dht: OpenDHT listens on
 # every address of the machine, test_dht.sh has a network for it. And but --swarm-key: the other nodes here have none, see
-# test_private.sh. Nor saved sessions: --load goes with none of --audit, see test_saved.sh.
+# test_private.sh. Nor saved sessions: --load goes with none of --audit, see test_saved.sh. Nor --draft-model beside --draft.
 example() { # example FILE NAME=VALUE...: its lines, all switched on, with these values in place of its own
   local file=$1 pair
-  sed -E '/^#(dht|swarm-key|load|save|session-key)/d; s/^#([a-z-]+ = )/\1/' "$here/../../configs/$file" >"$scratch/$file"
+  sed -E '/^#(dht|swarm-key|load|save|session-key|draft-model)/d; s/^#([a-z-]+ = )/\1/' "$here/../../configs/$file" >"$scratch/$file"
   shift
   for pair; do sed -i -E "s|^(${pair%%=*} = )[^#]*|\1${pair#*=} |" "$scratch/$file"; done
 }
 chmod 0600 "$scratch/id"
 example node.conf "model=$llama" blocks=0:4 listen=tcp://127.0.0.1:0 "public=${address[a]}" "join=${address[a]}" \
   "identity=$scratch/id" isa=c device-map=0:1=cpu,1:2=host,2:4=disk "offload-dir=$scratch/blocks" preload=1:2 "idle-dir=$scratch" \
-  metrics=0 "priority=$key=2"
+  metrics=0 "priority=$key=2" "adapters=$fixtures/peft/lora"
 start configured "$node" --config "$scratch/node.conf" --name attic2
 wait_ready configured
 grep -q 'in host memory, preloaded' "$scratch/configured.err" || fail "the file's device-map and preload do not count"
 [ "$(ls "$scratch/blocks")" ] || fail "the file's offload-dir does not count"
 succeeds "$bin/swarm" keygen --out "$scratch/client-id"
 example client.conf "model=$llama" "join=${address[a]}" local=0:2 only=a "identity=$scratch/client-id" temperature=0 \
-  kv-dtype=f32 "evidence=$scratch/evidence"
+  kv-dtype=f32 "evidence=$scratch/evidence" "adapter=$fixtures/peft/lora/end"
 succeeds "$bin/swarm" generate --config "$scratch/client.conf" --ids-file "$scratch/ids" --max-tokens 5 --json
 [ "$(query "$scratch/run.out" 'len(d["ids"])')" = 5 ] || fail "the command line does not win over the file"
 echo "colour = red" >>"$scratch/node.conf"

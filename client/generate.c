@@ -99,8 +99,8 @@ void sn_generation_fini(sn_generation *generation) {
 
 static bool interrupted(const run *r) { return r->options->interrupt && *r->options->interrupt; }
 
-/* Writes behind timeline[0, end) what the draft expects there: as much as can still be chosen, but one, for which the chain needs
- * to have seen nothing. */
+/* Writes behind timeline[0, end) what the draft expects there, when just one token is to be fed: as many as can still be chosen, less
+ * one, for the last is chosen and never fed. */
 static sn_status guess(run *r, size_t end) {
     sn_generator *g = r->g;
     size_t room = (size_t)g->parts.max_context - end, wanted = (size_t)r->options->max_tokens;
@@ -120,23 +120,23 @@ static sn_status guess(run *r, size_t end) {
 static sn_status feed(run *r, size_t end) {
     sn_generator *g = r->g;
     size_t n_embd = (size_t)g->parts.hp->n_embd, n = 0;
-    sn_status guessed = guess(r, end);
-    if (guessed) return guessed;
-    for (size_t all = end + g->guessed; g->length < all;) {
+    sn_status status = guess(r, end);
+    for (size_t all = end + g->guessed; !status && g->length < all;) {
         n = sn_min_size(PIECE, all - g->length);
         int64_t before = sn_now_us();
-        sn_status status = sn_head_embed(g->parts.head, g->timeline + g->length, (int)n, g->hidden, r->err);
+        status = sn_head_embed(g->parts.head, g->timeline + g->length, (int)n, g->hidden, r->err);
         r->out->timings.client_us += sn_now_us() - before;
         if (!status) status = sn_chain_step(g->parts.chain, (int)g->length, (int)n, g->hidden, g->output, r->err);
-        if (status) return status;
+        if (status) break;
         g->length += n;
         g->chosen = false;
         if (interrupted(r)) break;
     }
+    if (status) return status;
     g->length -= g->guessed;
     int64_t before = sn_now_us();
     size_t from = n - 1 - g->guessed;
-    sn_status status = sn_head_logits(g->parts.head, g->output + from * n_embd, (int)g->guessed + 1, g->logits, r->err);
+    status = sn_head_logits(g->parts.head, g->output + from * n_embd, (int)g->guessed + 1, g->logits, r->err);
     r->out->timings.client_us += sn_now_us() - before;
     return status;
 }

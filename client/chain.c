@@ -277,6 +277,7 @@ static sn_status run(sn_chain *chain, int position, int n, const float *hidden, 
     for (int done = 0, rows = 0, piece = sn_chain_piece_rows(chain, n); done < n; done += rows) {
         const float *in = hidden + (size_t)done * n_embd;
         sn_status status = SN_RETRY;
+        rows = 0; /* of this turn */
         if (piece && group_knows(chain, 0, chain->n_hops, position + done)) {
             status = sn_chain_step_ahead(chain, position + done, n - done, piece, in, out + (size_t)done * n_embd, &rows, err);
             if (status) sn_log(SN_LOG_INFO, "steps one by one", "flow=%s text=%s", chain->flow, err->text);

@@ -6,7 +6,7 @@
 #     SN_BUILD=build tests/bench/bench_table.sh MODEL.gguf [-l LLAMA_CPP/build/bin] [-r ROUNDS] [-t THREADS] [-q] [PART...]
 #
 # Parts (default: all): speed, files, start, quality, nodes, sessions; long: a context of 16,000; made: a model of 7B shape, of
-# Q4_K, Q4_0 and Q8_0 in turn, needs 16 GB of memory and 8 GB below TMPDIR. All of them take about 20 minutes; -q takes two, with
+# Q4_K, Q4_0 and Q8_0 in turn, needs 16 GB of memory and 8 GB below TMPDIR. All of them should take about 20 minutes; -q, a few, with
 # short prompts and a small made model, and shows only that everything runs. What is at work is said on stderr.
 # Both are measured warm, by their own benchmarks: swarm bench, and llama-bench. What llama.cpp can choose is tried, and its best
 # counts: flash attention or not. Files of other types are made by its llama-quantize. Needs -t cores; python3.

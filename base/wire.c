@@ -50,8 +50,8 @@ static uint16_t scale_of(const float *x) {
         finite = finite && isfinite(x[i]);
     }
     if (!finite) return NAN_SCALE;
-    if (most < 0x1p-100f) return 0; /* so that no scale is subnormal */
     uint16_t scale = sn_f32_to_bf16(most / Q8_MOST);
+    if (sn_bf16_to_f32(scale) < 0x1p-100f) return 0; /* so that none is subnormal */
     return isfinite(sn_bf16_to_f32(scale) * Q8_MOST) ? scale : (uint16_t)(scale - 1);
 }
 

@@ -79,12 +79,24 @@ Test(wire, what_is_rounded_once_does_not_change_again) {
 /* At every scale: blocks whose largest number runs through all mantissas near a power of two and near powers of ten. */
 Test(wire, the_largest_number_of_a_block_always_gets_127) {
     uint8_t wire[34];
-    for (int exponent = -99; exponent < 128; exponent++)
+    for (int exponent = -93; exponent < 128; exponent++)
         for (uint32_t k = 0; k < 4096; k++) {
             float x[BLOCK] = {ldexpf(1 + (float)k / 4096, exponent)};
             sn_wire_encode(SN_Q8, x, BLOCK, wire);
             cr_assert_eq(wire[2], 127, "%a", (double)x[0]);
         }
+}
+
+Test(wire, blocks_of_tiny_numbers_are_zeros_before_a_scale_would_be_subnormal) {
+    for (int exponent = -149; exponent < -80; exponent++) {
+        float x[BLOCK] = {ldexpf(1, exponent), [31] = ldexpf(-1.9f, exponent - 1)}, y[BLOCK];
+        memcpy(y, x, sizeof y);
+        sn_wire_round(SN_Q8, y, BLOCK);
+        cr_expect_eq(y[0] != 0, exponent >= -93, "2^%d became %a", exponent, (double)y[0]);
+        memcpy(x, y, sizeof x);
+        sn_wire_round(SN_Q8, y, BLOCK);
+        cr_expect_arr_eq(x, y, sizeof x);
+    }
 }
 
 Test(wire, eight_bits_err_by_half_a_step_of_their_own_block) {

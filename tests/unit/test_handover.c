@@ -7,7 +7,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-enum { SHORT_MS = 600 }; /* SHORT: where a node falls silent, which only a timeout shows */
+enum { SHORT_MS = 1200 }; /* SHORT: where a node falls silent, which only a timeout shows */
 
 static world *new_world(void) { return world_new(&(cluster_options){.kv_memory = 64, .drain_timeout_s = 10}); }
 

@@ -26,12 +26,12 @@
 
 #include <string.h>
 
-#ifndef INLINE /* lanes_c.h leaves it to the compiler */
+#ifndef INLINE /* lanes_c.h leaves both to the compiler */
 #define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16") /* where an array must become registers altogether */
 #endif
 /* An inline function with its shape made constant, as a function of its own: the compiler allots registers to one loop at a
  * time, better and sooner. */
-#define UNROLL _Pragma("GCC unroll 16") /* where an array must become registers altogether */
 #define SPECIAL(name, ...) static __attribute__((noinline)) void name(__VA_ARGS__)
 
 enum {

@@ -3,6 +3,7 @@
 #define SN_DEVICE_CPU_LANES_AVX2_H
 
 #include <immintrin.h>
+#include <stdint.h>
 #include <string.h>
 
 #define LANES_NAME    "avx2"

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define INLINE        static inline /* no registers to keep things in: forced, it takes a minute to compile */
+#define UNROLL
 #define LANES_NAME    "c"
 #define LANES_KERNELS sn_cpu_kernels_c
 #define ROW_TILE      4 /* rows of x whose results are kept in registers at once */

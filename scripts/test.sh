@@ -9,7 +9,7 @@ case "${1:-}" in
   --quick) quick=yes ;;
   *) die "usage: scripts/test.sh [--quick]" ;;
 esac
-FUZZ_SECONDS=${FUZZ_SECONDS:-30}
+FUZZ_SECONDS=${FUZZ_SECONDS:-20}
 
 need_packages $BUILD_PACKAGES $TEST_PACKAGES $DEVICE_PACKAGES
 passed=0 failed=0 skipped=0

@@ -10,7 +10,7 @@
 #include <string.h>
 
 enum { PIECE = 2048 }; /* rows handed to a chain at once */
-enum { COPY_US = 60000000, COPY_AGAIN_US = 5000 };
+enum { COPY_US = 60000000, COPY_AGAIN_MS = 500 };
 
 typedef struct bench bench;
 
@@ -373,12 +373,8 @@ static sn_status beside_once(bench *b, int at, sums *total, sn_bench_row *row, s
 
 /* Until there is a copy of what the victim holds: else its loss would be measured as a replay's. */
 static sn_status await_copy(session *s) {
-    sn_hop_report hops[SN_HOPS_MAX];
-    for (int64_t until = sn_now_us() + COPY_US; sn_now_us() < until && !sn_interrupted; sn_sleep_us(COPY_AGAIN_US)) {
-        sn_chain_attend(s->chain);
-        size_t n = sn_chain_hops(s->chain, hops, SN_HOPS_MAX);
-        if (n && hops[n / 2].copied) return SN_OK;
-    }
+    for (int64_t until = sn_now_us() + COPY_US; sn_now_us() < until && !sn_interrupted;)
+        if (!sn_chain_await_copy(s->chain, sn_chain_hops(s->chain, NULL, 0) / 2, COPY_AGAIN_MS, &s->err)) return SN_OK;
     return sn_fail(&s->err, SN_RETRY, "no other node has got a copy of the past within %d seconds", COPY_US / 1000000);
 }
 

@@ -86,7 +86,7 @@ typedef struct sn_hop_report {
     uint64_t network_us;      /* from sending to answer, less queue and compute of the node (of a pushed row of nodes: at the
                                  first, for all of them) */
     uint64_t queue_us, compute_us;
-    bool copied;              /* others have a copy of its past (sn_chain_options.replica, or its node leaves) */
+    bool copied;              /* others get a copy of its past (sn_chain_options.replica, or its node leaves) */
 } sn_hop_report;
 size_t sn_chain_hops(const sn_chain *chain, sn_hop_report *out, size_t room); /* returns how many there are */
 uint64_t sn_chain_moves(const sn_chain *chain); /* to a better way, with nobody failing */
@@ -110,5 +110,7 @@ uint64_t sn_chain_replayed(const sn_chain *chain);   /* tokens that nodes were f
 /* Does what is to be done between steps: hears which nodes leave, has their pasts moved. Each step begins with it; who pauses
  * for long (for somebody to type) calls it now and then, or a node that leaves meanwhile takes the past with it. */
 void sn_chain_attend(sn_chain *chain);
+/* Waits until the copy of the k-th hop's past holds all of it (sn_chain_options.replica): SN_RETRY when it does not in time. */
+sn_status sn_chain_await_copy(sn_chain *chain, size_t k, int timeout_ms, sn_err *err) SN_MUST_USE;
 
 #endif

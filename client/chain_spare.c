@@ -191,20 +191,26 @@ sn_status sn_chain_take_spare(sn_chain *chain, size_t i, size_t j, size_t k, int
     return SN_OK;
 }
 
+/* What the copy lacks still; the answer comes when all of it is there. */
+static sn_status send_rest(sn_chain *chain, const sn_hop_at *hop, sn_err *err) {
+    sn_status status = SN_OK;
+    for (size_t m = 0; m < hop->spare->n && !status; m++) {
+        sn_msg *msg = new_send(hop, &hop->spare->hops[m], err), *sent = NULL;
+        if (!msg) return SN_STOP;
+        status = sn_link_call(chain->options.link, hop->address, hop->curve_key, &msg, SN_MSG_KV_SENT, RESUME_MS, NULL, &sent, err);
+        sn_msg_free(&sent);
+    }
+    return status;
+}
+
 /* The node leaves and the copy is there: the rest of it, and over. */
 static void change_over(sn_chain *chain, size_t k) {
     sn_err err;
     sn_hop_at *hop = &chain->hops[k];
     size_t i = k, j = sn_chain_group_end(chain->hops, chain->n_hops, k);
     while (chain->hops[i].pushed) i--;
-    sn_status status = SN_OK;
-    for (size_t m = 0; m < hop->spare->n && !status; m++) {
-        sn_msg *msg = new_send(hop, &hop->spare->hops[m], &err), *sent = NULL;
-        if (!msg) return;
-        status = sn_link_call(chain->options.link, hop->address, hop->curve_key, &msg, SN_MSG_KV_SENT, RESUME_MS, NULL, &sent,
-                              &err);
-        sn_msg_free(&sent);
-    }
+    sn_status status = send_rest(chain, hop, &err);
+    if (status == SN_STOP) return;
     if (status) drop(chain, hop, err.text);
     else if (sn_chain_take_spare(chain, i, j, k, sn_chain_known_from(chain, i, j, chain->length), &err))
         sn_log(SN_LOG_WARN, "a past was not taken over", "text=%s", err.text);
@@ -228,6 +234,16 @@ void sn_chain_attend(sn_chain *chain) {
         hop->report.copied = hop->spare && is_ready(chain, hop);
         if (hop->report.copied && hop->leaving) change_over(chain, k);
     }
+}
+
+sn_status sn_chain_await_copy(sn_chain *chain, size_t k, int timeout_ms, sn_err *err) {
+    for (int64_t until = sn_now_us() + (int64_t)timeout_ms * 1000; sn_now_us() < until; sn_sleep_us(2000)) {
+        sn_chain_attend(chain);
+        if (k >= chain->n_hops || chain->hops[k].local) return sn_fail(err, SN_REFUSED, "hop %zu is at no node", k);
+        if (chain->hops[k].report.copied) return send_rest(chain, &chain->hops[k], err);
+    }
+    return sn_fail(err, SN_RETRY, "there was no copy of the past of blocks %d:%d within %d s", chain->hops[k].first, chain->hops[k].end,
+                   timeout_ms / 1000);
 }
 
 uint64_t sn_chain_taken_over(const sn_chain *chain) { return chain->taken_over; }

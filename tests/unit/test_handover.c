@@ -23,9 +23,9 @@ static int holder_of(run *r, int block) {
 }
 
 /* Steps of one token, back and forth (of a pushed chain the hashes at these positions are known), until a node has been taken
- * over from, or 5 seconds. Ends at position 60. */
+ * over from, or 20 seconds. Ends at position 60. */
 static void steps_until_taken_over(run *r, uint64_t times) {
-    int64_t until = sn_now_us() + 5000000;
+    int64_t until = sn_now_us() + 20000000;
     for (int at = 50; sn_chain_taken_over(r->chain) < times && sn_now_us() < until; at = at < 59 ? at + 1 : 50)
         run_on(r, at, at + 1, 1);
     cr_assert_eq(sn_chain_taken_over(r->chain), times);
@@ -33,7 +33,7 @@ static void steps_until_taken_over(run *r, uint64_t times) {
 }
 
 static void await_left(const world *w, int node) {
-    int64_t until = sn_now_us() + 5000000;
+    int64_t until = sn_now_us() + 20000000;
     while (!cluster_has_left(w->cluster, node) && sn_now_us() < until) sn_sleep_us(2000);
     cr_assert(cluster_has_left(w->cluster, node), "node %d has not left", node);
 }
@@ -139,7 +139,7 @@ Test(handover, a_pause_is_no_reason_to_lose_a_past) {
     run_on(&r, 0, 40, 40);
     int leaves = holder_of(&r, 0);
     cluster_drain(w->cluster, leaves);
-    int64_t until = sn_now_us() + 5000000;
+    int64_t until = sn_now_us() + 20000000;
     while (!cluster_has_left(w->cluster, leaves) && sn_now_us() < until) {
         sn_chain_attend(r.chain);
         sn_sleep_us(2000);

@@ -237,13 +237,14 @@ void sn_chain_attend(sn_chain *chain) {
 }
 
 sn_status sn_chain_await_copy(sn_chain *chain, size_t k, int timeout_ms, sn_err *err) {
-    for (int64_t until = sn_now_us() + (int64_t)timeout_ms * 1000; sn_now_us() < until; sn_sleep_us(2000)) {
+    for (int64_t until = sn_now_us() + (int64_t)timeout_ms * 1000;; sn_sleep_us(2000)) {
         sn_chain_attend(chain);
         if (k >= chain->n_hops || chain->hops[k].local) return sn_fail(err, SN_REFUSED, "hop %zu is at no node", k);
-        if (chain->hops[k].report.copied) return send_rest(chain, &chain->hops[k], err);
+        const sn_hop_at *hop = &chain->hops[k];
+        if (hop->report.copied) return send_rest(chain, hop, err);
+        if (sn_now_us() > until)
+            return sn_fail(err, SN_RETRY, "there was no copy of the past of blocks %d:%d within %.1f s", hop->first, hop->end, timeout_ms / 1e3);
     }
-    return sn_fail(err, SN_RETRY, "there was no copy of the past of blocks %d:%d within %d s", chain->hops[k].first, chain->hops[k].end,
-                   timeout_ms / 1000);
 }
 
 uint64_t sn_chain_taken_over(const sn_chain *chain) { return chain->taken_over; }

@@ -10,6 +10,7 @@
 #include "device/weight.h"
 #include "tests/support/conformance.h"
 #include "tests/support/cpu_devices.h"
+#include "tests/support/need.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -229,7 +230,7 @@ static void bench_model(sn_device *d, const shape *s, sn_dtype dtype, double mem
 
 int main(int argc, char **argv) {
     static const sn_dtype types[] = {SN_BF16, SN_Q4_1, SN_Q4_K};
-    int ordinal = argc > 1 ? atoi(argv[1]) : 0;
+    int ordinal = argc > 1 ? need_int(argv[1], 0, 63) : 0;
     sn_device *d;
     if (sn_device_open((sn_device_id){SN_DEVICE_CUDA, ordinal}, NULL, &d, &err)) {
         printf("no CUDA device: %s\n", err.text);

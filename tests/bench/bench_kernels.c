@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "base/pool.h"
 #include "tests/support/cpu_devices.h"
+#include "tests/support/need.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -277,7 +278,7 @@ static void bench_device(sn_device *d, const char *part, bool plain) {
 
 int main(int argc, char **argv) {
     static const char *const isas[] = {"c", "avx2", "avx512"};
-    int first = argc > 1 ? atoi(argv[1]) : 1, last = argc > 1 ? first : 2;
+    int first = argc > 1 ? need_int(argv[1], 1, 256) : 1, last = argc > 1 ? first : 2;
     const char *part = argc > 3 ? argv[3] : NULL;
     for (int threads = first; threads <= last; threads++) {
         if (!part) bench_pool(threads);

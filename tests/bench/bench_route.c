@@ -35,9 +35,8 @@ static void link_nodes(sn_offer *at, int n, int pairs, sn_offer_link *links, uin
 }
 
 int main(int argc, char **argv) {
-    int n = argc > 1 ? atoi(argv[1]) : 1000, blocks = argc > 2 ? atoi(argv[2]) : 80;
-    int span = argc > 3 ? atoi(argv[3]) : 10, pairs = argc > 4 ? atoi(argv[4]) : 12;
-    if (n < 1 || n > 1000000 || span < 1 || blocks < span || blocks > 1000 || pairs < 0 || pairs > 16) return 2;
+    int n = argc > 1 ? need_int(argv[1], 1, 1000000) : 1000, blocks = argc > 2 ? need_int(argv[2], 1, 1000) : 80;
+    int span = argc > 3 ? need_int(argv[3], 1, blocks) : 10, pairs = argc > 4 ? need_int(argv[4], 0, 16) : 12;
     uint64_t state = 1;
     sn_offer *at = NULL;
     sn_offer_link *links = NULL;

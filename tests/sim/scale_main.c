@@ -1,6 +1,7 @@
 /* sim_scale: figures of large swarms. One line of a Markdown table for each size. */
 #include "base/log.h"
 #include "tests/sim/scale.h"
+#include "tests/support/need.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,8 +47,8 @@ int main(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         bool more = i + 1 < argc;
         if (!strcmp(argv[i], "--quiet")) plan.talks = false;
-        else if (!strcmp(argv[i], "--nodes") && more) plan.nodes = atoi(argv[++i]);
-        else if (!strcmp(argv[i], "--blocks") && more) plan.blocks = atoi(argv[++i]);
+        else if (!strcmp(argv[i], "--nodes") && more) plan.nodes = need_int(argv[++i], 20, 1000000);
+        else if (!strcmp(argv[i], "--blocks") && more) plan.blocks = need_int(argv[++i], 20, 1000);
         else if (!strcmp(argv[i], "--seed") && more) plan.seed = strtoull(argv[++i], NULL, 10);
         else if (!strcmp(argv[i], "--stay") && more) plan.stay_s = atof(argv[++i]);
         else if (!strcmp(argv[i], "--warm") && more) plan.warm_s = atof(argv[++i]);
@@ -58,10 +59,6 @@ int main(int argc, char **argv) {
                             "[--quiet]\n");
             return 2;
         }
-    }
-    if (plan.nodes < 20 || plan.blocks < 20 || plan.blocks > 1000) {
-        fprintf(stderr, "sim_scale: 20 nodes at least, 20 to 1,000 blocks\n");
-        return 2;
     }
     sn_log_setup(SN_LOG_OFF, false);
     sim_scale_figures f = sim_scale(&plan);

@@ -15,7 +15,10 @@ static sn_engine_figures read_figures(void *ctx) {
     return (sn_engine_figures){.decode_us = ((const crowd_member *)ctx)->decode_us};
 }
 
-static int number_of(const char *address) { return atoi(address + strlen("mem://")); }
+static int number_of(const char *address) {
+    int number = -1; /* a client's, which has no address */
+    return sscanf(address, "mem://%d", &number) == 1 ? number : -1;
+}
 
 static sn_fate deliver(void *ctx, const char *from, const char *to, const sn_msg *msg) {
     const crowd *c = ctx;

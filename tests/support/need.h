@@ -2,7 +2,7 @@
 #ifndef SN_TESTS_NEED_H
 #define SN_TESTS_NEED_H
 
-#include "base/err.h"
+#include "base/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,5 +16,14 @@
             abort();                                                                                                   \
         }                                                                                                              \
     } while (0)
+
+/* A number, as of the command line; ends the program with a sentence where it is none. */
+static inline int need_int(const char *text, int low, int high) {
+    int64_t value = 0;
+    sn_err err;
+    if (!sn_parse_int(text, low, high, &value, &err)) return (int)value;
+    fprintf(stderr, "%s\n", err.text);
+    exit(2);
+}
 
 #endif

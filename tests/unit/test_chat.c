@@ -88,8 +88,9 @@ static void continues(const char *name, const char *end) {
     char *whole = render(&chat, turns, 3, true, true), *before = render(&chat, turns, 1, true, true);
     char *behind = render(&chat, turns + 2, 1, false, true);
     const char *space = chat.space_before_answer ? " " : "";
-    char *joined = calloc(1, strlen(whole) + strlen(before) + strlen(behind) + 64);
-    strcat(strcat(strcat(strcat(strcat(joined, before), space), "two"), end), behind);
+    size_t room = strlen(whole) + strlen(before) + strlen(behind) + 64;
+    char *joined = malloc(room);
+    snprintf(joined, room, "%s%stwo%s%s", before, space, end, behind);
     cr_assert_str_eq(joined, whole, "%s", name);
     free(whole);
     free(before);

@@ -181,8 +181,8 @@ Test(announcement, refuses_contents_that_cannot_be) {
     REFUSES(a.state = (sn_node_state)4, "state 4");
     REFUSES(memset(a.curve_key, 0, SN_KEY_SIZE), "CURVE");
     REFUSES(a.address[0] = 0, "no address");
-    REFUSES(strcpy(a.address, "ipc:///run/other"), "no address");
-    REFUSES(strcpy(a.address, "tcp://host:0"), "no address");
+    REFUSES(snprintf(a.address, sizeof a.address, "ipc:///run/other"), "no address");
+    REFUSES(snprintf(a.address, sizeof a.address, "tcp://host:0"), "no address");
     REFUSES(memset(a.address, 'a', sizeof a.address), "at most 255");
     REFUSES(a.n_round_trip = SN_ROUND_TRIPS_MAX + 1, "at most 16");
     REFUSES(a.n_wire_dtype = SN_WIRE_DTYPES_MAX + 1, "at most 8");

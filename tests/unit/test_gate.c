@@ -111,7 +111,7 @@ Test(gate, those_who_stand_in_it_and_say_nothing_are_sent_away, .timeout = 60) {
     struct pollfd slow[N];
     door_begin(&d);
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    to.sin_port = htons((uint16_t)atoi(strrchr(d.address, ':') + 1));
+    to.sin_port = htons((uint16_t)need_int(strrchr(d.address, ':') + 1, 1, 65535));
     for (int i = 0; i < N; i++) {
         slow[i] = (struct pollfd){.fd = socket(AF_INET, SOCK_STREAM, 0), .events = POLLIN | POLLRDHUP};
         cr_assert(!connect(slow[i].fd, (struct sockaddr *)&to, sizeof to), "%s", strerror(errno));

@@ -16,8 +16,10 @@ static int holder_of(run *r, int block) {
     sn_hop_report hops[SN_HOPS_MAX];
     size_t n = sn_chain_hops(r->chain, hops, SN_HOPS_MAX);
     for (size_t i = 0; i < n; i++) {
-        const char *number = strstr(hops[i].node, "mem://node");
-        if (hops[i].first_block <= block && block < hops[i].end_block) return atoi(number + strlen("mem://node"));
+        int number;
+        if (hops[i].first_block > block || block >= hops[i].end_block) continue;
+        const char *address = strstr(hops[i].node, "mem://node");
+        if (address && sscanf(address, "mem://node%d", &number) == 1) return number;
     }
     return -1;
 }
@@ -42,6 +44,19 @@ static void await_left(const world *w, int node) {
 static void await_copies(run *r) {
     for (size_t k = 0; k < sn_chain_hops(r->chain, NULL, 0); k++)
         cr_assert_eq(sn_chain_await_copy(r->chain, k, 10000, &r->err), SN_OK, "%s", r->err.text);
+}
+
+Test(handover, who_waits_for_a_copy_that_nobody_can_keep_is_told_so) {
+    world *w = new_world();
+    run r;
+    cluster_add(w->cluster, 0, 4);
+    run_open(&r, w, (sn_chain_options){.replica = true});
+    run_on(&r, 0, 10, 10);
+    cr_expect_eq(sn_chain_await_copy(r.chain, 0, 300, &r.err), SN_RETRY);
+    cr_expect(strstr(r.err.text, "no copy of the past of blocks 0:4"), "%s", r.err.text);
+    cr_expect_eq(sn_chain_await_copy(r.chain, 1, 0, &r.err), SN_REFUSED);
+    run_close(&r);
+    world_free(&w);
 }
 
 /* -- leaving ------------------------------------------------------------------------------------------------------- */

@@ -52,6 +52,16 @@ threads() {
   done
 }
 
+# AddressSanitizer and UndefinedBehaviorSanitizer, ThreadSanitizer, and with clang what libFuzzer drives.
+sanitizer_builds() {
+  local source
+  TARGETS=()
+  build build-asan -DSN_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE="address;undefined"
+  build build-tsan -DSN_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE=thread
+  for source in tests/fuzz/fuzz_*.c; do TARGETS+=("$(basename "$source" .c)"); done
+  build build-fuzz -DSN_CUDA=OFF -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE="address;undefined" -DSN_FUZZ=ON
+}
+
 say "checking includes, lengths"
 scripts/check.sh; report "includes go only the allowed ways" $?
 
@@ -62,6 +72,8 @@ if model=$(real_model); then export SN_TEST_MODEL=$model; else say "no real mode
 
 say "unit tests (release)"
 unit build
+# The programs mostly wait: the sanitizers' builds go on beside them, last in line for the processor.
+if [ $quick = no ]; then beside=$(mktemp); sanitizer_builds >"$beside" 2>&1 & builder=$!; renice -n 19 -p $builder >/dev/null; fi
 say "programs"
 for script in tests/system/test_*.sh; do
   [ -f "$script" ] || continue
@@ -72,20 +84,16 @@ for script in tests/system/test_*.sh; do
 done
 
 if [ $quick = no ]; then
-  say "building with AddressSanitizer and UndefinedBehaviorSanitizer"
-  build build-asan -DSN_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE="address;undefined"
+  say "building with sanitizers, fuzz targets"
+  tail -n +1 -f --pid=$builder "$beside" >&2
+  wait $builder || die "a build with sanitizers failed: see the compiler's words above"
+  rm -f "$beside"
   say "unit tests (ASan, UBSan)"
   # Installed GPU drivers load libraries in a way that sanitizers do not survive: none of them, only the tests' own.
   export ZE_ENABLE_ALT_DRIVERS=/nowhere.so
   unit build-asan
-  say "building with ThreadSanitizer"
-  build build-tsan -DSN_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE=thread
   say "thread tests (TSan)"
   TSAN_OPTIONS="suppressions=$root/tests/tsan.supp halt_on_error=1" threads build-tsan
-  say "building with clang, fuzz targets"
-  TARGETS=()
-  for source in tests/fuzz/fuzz_*.c; do TARGETS+=("$(basename "$source" .c)"); done
-  build build-fuzz -DSN_CUDA=OFF -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE="address;undefined" -DSN_FUZZ=ON
   say "fuzzing, $FUZZ_SECONDS s each, two at once"
   fuzz_one() {
     local program=$1 name log; name=$(basename "$program"); log=$(mktemp)

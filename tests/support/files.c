@@ -3,6 +3,7 @@
 #include "base/text.h"
 
 #include <dirent.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -116,4 +117,14 @@ void copy_file(const char *from_folder, const char *folder, const char *name) {
     write_file(folder, name, bytes.data, bytes.len);
     sn_buf_fini(&bytes);
     free(from);
+}
+
+int unnamed_file(void) {
+    char path[64], target[PATH_MAX];
+    for (int fd = 3; fd < 256; fd++) {
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        ssize_t n = readlink(path, target, sizeof target - 1);
+        if (n > 0 && (target[n] = 0, strstr(target, "(deleted)")) && !strncmp(target, "/tmp/", 5)) return fd;
+    }
+    return -1;
 }

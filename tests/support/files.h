@@ -30,5 +30,6 @@ void temp_folder_remove(char **folder);                /* with the files in it (
 char *temp_path(const char *folder, const char *name); /* heap */
 void write_file(const char *folder, const char *name, const void *data, size_t len);
 void copy_file(const char *from_folder, const char *folder, const char *name);
+int unnamed_file(void); /* a descriptor that this process has of a deleted file in /tmp; -1: none */
 
 #endif

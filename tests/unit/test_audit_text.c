@@ -1,10 +1,9 @@
 /* A text that is written over a node that lies: what was told is taken back where it was wrong, and ends as the honest
  * text, id by id and byte by byte. */
 #include "client/audit.h"
-#include "client/generate.h"
+#include "tests/support/desk.h"
 #include "tests/support/liar.h"
 #include "tests/support/need.h"
-#include "tests/support/tokenizers.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
@@ -36,54 +35,37 @@ static sn_status on_void(void *ctx, const char *text, size_t kept, sn_err *err) 
     return SN_OK;
 }
 
-typedef struct desk {
-    world *w;
-    sn_model *model;
-    sn_device *device;
-    sn_head *head;
-    sn_tokenizer *tokenizer;
+typedef struct scene {
     sn_sampling sampling;
+    liar_ways ways;
+    bool push;
     bool guesses; /* over nodes, the honest model guesses ahead */
-} desk;
+    double share; /* of the steps that are checked on the way */
+} scene;
 
-static sn_generation write_text(const desk *d, sn_chain *chain, sn_draft *draft, reader *r, sn_status *status, sn_err *why) {
+static sn_generation write_text(const desk *d, const scene *s, sn_chain *chain, sn_draft *draft, reader *r) {
     static const int32_t prompt[PROMPT] = {5, 17, 3, 80, 41, 2, 66, 9, 30};
     sn_generator_parts parts = {sn_model_hparams(d->model), d->head, chain, d->tokenizer, CONTEXT, draft};
     sn_generate_options options = {.max_tokens = TOKENS, .ignore_end = true, .on_text = on_text, .on_void = on_void, .ctx = r};
     sn_generator *generator = NULL;
     sn_generation out;
-    NEED(sn_generator_new(&parts, &d->sampling, &generator, &err));
-    *status = sn_generator_run(generator, prompt, PROMPT, &options, &out, why);
+    NEED(sn_generator_new(&parts, &s->sampling, &generator, &err));
+    NEED(sn_generator_run(generator, prompt, PROMPT, &options, &out, &err));
     sn_generator_free(&generator);
     return out;
 }
 
-static sn_generation write_honestly(const desk *d, reader *r) {
-    sn_chain_options options = {.device = d->device, .local_end = d->w->n_blocks, .max_tokens = CONTEXT};
+/* Over nodes, of which one lies; audit NULL: nobody looks. */
+static sn_generation write_over_liar(const desk *d, const scene *s, sn_audit *audit, sn_link *link, reader *r) {
+    sn_chain_options options = {.link = link, .max_tokens = CONTEXT, .timeout_ms = 5000, .push = s->push, .audit = audit};
     sn_chain *chain = NULL;
-    sn_status status;
-    sn_err why;
-    NEED(sn_chain_open(d->model, &options, &chain, &err));
-    sn_generation out = write_text(d, chain, NULL, r, &status, &why);
-    cr_assert_eq(status, SN_OK, "%s", why.text);
-    sn_chain_close(&chain);
-    return out;
-}
-
-/* The same over nodes, of which one lies; audit NULL: nobody looks. */
-static sn_generation write_over_liar(const desk *d, sn_audit *audit, sn_link *link, bool push, reader *r) {
-    sn_chain_options options = {.link = link, .max_tokens = CONTEXT, .timeout_ms = 5000, .push = push, .audit = audit};
-    sn_chain *chain = NULL;
-    sn_status status;
-    sn_err why;
-    sn_draft_wish wish = {d->w->path, d->device, sn_model_hparams(d->model), NULL, d->sampling, CONTEXT};
+    sn_draft_wish wish = {d->w->path, d->device, sn_model_hparams(d->model), NULL, s->sampling, CONTEXT};
     sn_draft_model *m = NULL;
     NEED(sn_chain_open(d->model, &options, &chain, &err));
-    if (d->guesses) NEED(sn_draft_model_open(&wish, &m, &err));
+    if (s->guesses) NEED(sn_draft_model_open(&wish, &m, &err));
     sn_draft draft = sn_draft_of(sn_draft_ask, m, 6);
-    sn_generation out = write_text(d, chain, m ? &draft : NULL, r, &status, &why);
-    cr_assert_eq(status, SN_OK, "%s", why.text);
-    cr_expect_eq(out.timings.guessed > 0, d->guesses);
+    sn_generation out = write_text(d, s, chain, m ? &draft : NULL, r);
+    cr_expect_eq(out.timings.guessed > 0, s->guesses);
     sn_draft_model_close(&m);
     sn_chain_close(&chain);
     return out;
@@ -95,25 +77,28 @@ static bool same_text(const sn_generation *a, const reader *ra, const sn_generat
            !memcmp(ra->text, rb->text, ra->len);
 }
 
-static void expect_honest_text(desk *d, liar_ways ways, bool push, double share) {
+static void expect_honest_text(scene s) {
+    desk d = desk_begin(64, CONTEXT);
     reader honest_reader = {0}, blind_reader = {0}, audited_reader = {0};
-    sn_generation honest = write_honestly(d, &honest_reader);
+    sn_chain *here = desk_chain(&d);
+    sn_generation honest = write_text(&d, &s, here, NULL, &honest_reader);
+    sn_chain_close(&here);
     for (int i = 0; i < 3; i++) {
-        cluster_add(d->w->cluster, 0, 2);
-        cluster_add(d->w->cluster, 2, 4);
+        cluster_add(d.w->cluster, 0, 2);
+        cluster_add(d.w->cluster, 2, 4);
     }
     for (int blind = 1; blind >= 0; blind--) {
-        liar *l = liar_new(d->w, blind ? "mem://liar0" : "mem://liar1", 2, 4, ways);
-        sn_link *link = cluster_link(d->w->cluster);
+        liar *l = liar_new(d.w, blind ? "mem://liar0" : "mem://liar1", 2, 4, s.ways);
+        sn_link *link = cluster_link(d.w->cluster);
         liar_tell(l, link);
         sn_audit *audit = NULL;
         sn_audit_options options = {
-            .model = d->model, .link = link, .share = share, .seed = 3, .max_tokens = CONTEXT, .timeout_ms = 5000};
+            .model = d.model, .link = link, .share = s.share, .seed = 3, .max_tokens = CONTEXT, .timeout_ms = 5000};
         if (!blind) NEED(sn_audit_new(&options, &audit, &err));
         reader *r = blind ? &blind_reader : &audited_reader;
-        sn_generation text = write_over_liar(d, audit, link, push, r);
+        sn_generation text = write_over_liar(&d, &s, audit, link, r);
         bool same = same_text(&honest, &honest_reader, &text, r);
-        cr_expect_eq(same, !blind, "%s: push %d, temperature %g", blind ? "the lie does not show" : "another text", push, d->sampling.temperature);
+        cr_expect_eq(same, !blind, "%s: push %d, temperature %g", blind ? "the lie does not show" : "another text", s.push, s.sampling.temperature);
         if (!blind) {
             cr_expect_eq(sn_audit_read(audit).lies, 1);
             cr_expect_gt(text.timings.taken_back, 0);
@@ -125,55 +110,30 @@ static void expect_honest_text(desk *d, liar_ways ways, bool push, double share)
         liar_free(&l);
     }
     sn_generation_fini(&honest);
-}
-
-static desk desk_begin(sn_sampling sampling) {
-    desk d = {.w = world_new(&(cluster_options){.kv_memory = 64}), .sampling = sampling};
-    sn_device_options how = {.threads = 1};
-    NEED(sn_model_open(d.w->path, &d.model, &err));
-    NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &how, &d.device, &err));
-    NEED(sn_head_load(d.model, d.device, &d.head, &err));
-    d.tokenizer = open_fixture("qwen2"); /* of its ids the first hundred are characters */
-    return d;
-}
-
-static void desk_end(desk *d) {
-    sn_tokenizer_close(&d->tokenizer);
-    sn_head_free(&d->head);
-    sn_device_close(&d->device);
-    sn_model_close(&d->model);
-    world_free(&d->w);
+    desk_end(&d);
 }
 
 Test(audit_text, is_the_honest_one_greedy_and_by_chance) {
     const sn_sampling samplings[] = {SN_SAMPLING_DEFAULT,
                                      {.temperature = 1.5, .top_p = 1, .repeat_penalty = 1.1, .seed = 11}};
     for (int i = 0; i < 2; i++)
-        for (int push = 0; push < 2; push++) {
-            desk d = desk_begin(samplings[i]);
-            expect_honest_text(&d, (liar_ways){.alters_step = 20, .much = true}, push, 0.2);
-            desk_end(&d);
-        }
+        for (int push = 0; push < 2; push++)
+            expect_honest_text((scene){samplings[i], {.alters_step = 20, .much = true}, push, false, 0.2});
 }
 
 Test(audit_text, that_was_wrong_from_its_prompt_on_begins_again) {
-    desk d = desk_begin((sn_sampling){.temperature = 1, .top_p = 1, .repeat_penalty = 1, .seed = 5});
-    expect_honest_text(&d, (liar_ways){.alters_step = 1, .much = true}, false, 0.1);
-    desk_end(&d);
+    const sn_sampling sampling = {.temperature = 1, .top_p = 1, .repeat_penalty = 1, .seed = 5};
+    expect_honest_text((scene){sampling, {.alters_step = 1, .much = true}, false, false, 0.1});
 }
 
 Test(audit_text, is_checked_to_its_end_whatever_the_coin_says) {
-    desk d = desk_begin((sn_sampling){.temperature = 1.5, .top_p = 1, .repeat_penalty = 1, .seed = 5});
-    expect_honest_text(&d, (liar_ways){.alters_every = 55, .much = true}, false, 1e-9);
-    desk_end(&d);
+    const sn_sampling sampling = {.temperature = 1.5, .top_p = 1, .repeat_penalty = 1, .seed = 5};
+    expect_honest_text((scene){sampling, {.alters_every = 55, .much = true}, false, false, 1e-9});
 }
 
 Test(audit_text, is_the_honest_one_when_it_is_guessed_ahead) {
+    const sn_sampling sampling = {.temperature = 1, .top_p = 1, .repeat_penalty = 1, .seed = 5};
     for (int push = 0; push < 2; push++)
-        for (int at = 3; at < 10; at += 3) {
-            desk d = desk_begin((sn_sampling){.temperature = 1, .top_p = 1, .repeat_penalty = 1, .seed = 5});
-            d.guesses = true;
-            expect_honest_text(&d, (liar_ways){.alters_step = at, .much = true}, push, at == 9 ? 1e-9 : 0.5);
-            desk_end(&d);
-        }
+        for (int at = 3; at < 10; at += 3)
+            expect_honest_text((scene){sampling, {.alters_step = at, .much = true}, push, true, at == 9 ? 1e-9 : 0.5});
 }

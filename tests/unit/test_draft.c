@@ -1,10 +1,8 @@
 /* A text that is guessed ahead is the text that is not, id by id, byte by byte, in the same pieces, and chance stands where it would
  * have stood: whatever guesses, rightly or wrongly, over local blocks and over nodes, whoever is lost on the way. */
-#include "client/generate.h"
+#include "tests/support/desk.h"
 #include "tests/support/need.h"
-#include "tests/support/talk.h"
 #include "tests/support/tiny.h"
-#include "tests/support/tokenizers.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
@@ -56,35 +54,6 @@ static sn_status foretell(void *ctx, const int32_t *ids, size_t n, const sn_chan
     return SN_OK;
 }
 
-/* -- a desk to write at -- */
-
-typedef struct desk {
-    world *w;
-    sn_model *model;
-    sn_device *device;
-    sn_head *head;
-    sn_tokenizer *tokenizer;
-    int context;
-} desk;
-
-static desk desk_begin(void) {
-    desk d = {.w = world_new(&(cluster_options){.kv_memory = 4096}), .context = CONTEXT};
-    sn_device_options how = {.threads = 1};
-    NEED(sn_model_open(d.w->path, &d.model, &err));
-    NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &how, &d.device, &err));
-    NEED(sn_head_load(d.model, d.device, &d.head, &err));
-    d.tokenizer = open_fixture("qwen2"); /* of its ids the first hundred are characters, 0 and 2 ends */
-    return d;
-}
-
-static void desk_end(desk *d) {
-    sn_tokenizer_close(&d->tokenizer);
-    sn_head_free(&d->head);
-    sn_device_close(&d->device);
-    sn_model_close(&d->model);
-    world_free(&d->w);
-}
-
 /* A text, and how its writer stood at the end. */
 typedef struct written {
     sn_generation out;
@@ -116,9 +85,7 @@ static void write_over(desk *d, sn_chain *chain, const sn_sampling *sampling, sn
 }
 
 static void write_here(desk *d, const sn_sampling *sampling, sn_generate_options options, sn_draft *draft, written *out) {
-    sn_chain_options chain_options = {.device = d->device, .local_end = d->w->n_blocks, .max_tokens = d->context};
-    sn_chain *chain = NULL;
-    NEED(sn_chain_open(d->model, &chain_options, &chain, &err));
+    sn_chain *chain = desk_chain(d);
     write_over(d, chain, sampling, options, draft, out);
     sn_chain_close(&chain);
 }
@@ -164,7 +131,7 @@ static void expect_same_text(desk *d, const sn_sampling *sampling, sn_generate_o
 TestSuite(draft, .timeout = 120);
 
 Test(draft, changes_no_text_however_it_is_chosen) {
-    desk d = desk_begin();
+    desk d = desk_begin(4096, CONTEXT);
     for (int i = 0; i < SAMPLINGS; i++) {
         expect_same_text(&d, &samplings[i], (sn_generate_options){.max_tokens = TOKENS, .ignore_end = true});
         expect_same_text(&d, &samplings[i], (sn_generate_options){.max_tokens = TOKENS});
@@ -173,7 +140,7 @@ Test(draft, changes_no_text_however_it_is_chosen) {
 }
 
 Test(draft, ends_a_text_where_it_would_end_without) {
-    desk d = desk_begin();
+    desk d = desk_begin(4096, CONTEXT);
     written plain;
     const sn_sampling *sampling = &samplings[2];
     int ended = 0;
@@ -202,21 +169,18 @@ Test(draft, ends_a_text_where_it_would_end_without) {
 
 /* The next turn goes on from what the chain has seen of the last one. */
 Test(draft, leaves_the_chain_as_the_next_turn_needs_it) {
-    desk d = desk_begin();
+    desk d = desk_begin(4096, CONTEXT);
     written plain;
     write_here(&d, &samplings[0], (sn_generate_options){.max_tokens = TOKENS, .ignore_end = true}, NULL, &plain);
-    sn_chain_options chain_options = {.device = d.device, .local_end = d.w->n_blocks, .max_tokens = CONTEXT};
     sn_generation turns[2][2];
     for (int guessed = 0; guessed < 2; guessed++) {
-        sn_chain *chain = NULL;
+        sn_chain *chain = desk_chain(&d);
         sn_generator *generator = NULL;
         oracle o = {plain.ids, plain.n_ids, 6};
         sn_draft draft = sn_draft_of(foretell, &o, 16);
-        sn_generator_parts parts = {sn_model_hparams(d.model), d.head, NULL, d.tokenizer, CONTEXT, guessed ? &draft : NULL};
+        sn_generator_parts parts = {sn_model_hparams(d.model), d.head, chain, d.tokenizer, CONTEXT, guessed ? &draft : NULL};
         sn_generate_options options = {.max_tokens = 40, .ignore_end = true};
         int32_t more[PROMPT + 44];
-        NEED(sn_chain_open(d.model, &chain_options, &chain, &err));
-        parts.chain = chain;
         NEED(sn_generator_new(&parts, &samplings[0], &generator, &err));
         NEED(sn_generator_run(generator, prompt, PROMPT, &options, &turns[guessed][0], &err));
         memcpy(more, plain.ids, sizeof more);
@@ -244,7 +208,7 @@ static sn_draft_model *open_model(const desk *d, const char *path, const sn_samp
 }
 
 Test(draft, a_model_that_guesses_changes_no_text) {
-    desk d = desk_begin();
+    desk d = desk_begin(4096, CONTEXT);
     char *other = tiny_make(&(tiny_options){.dtype = SN_F32, .seed = 2, .n_blocks = 1, .n_embd = 32, .n_ctx = 64});
     for (int i = 0; i < SAMPLINGS; i++)
         for (int same = 0; same < 2; same++) {
@@ -266,7 +230,7 @@ Test(draft, a_model_that_guesses_changes_no_text) {
 }
 
 Test(draft, a_model_with_other_tokens_is_refused) {
-    desk d = desk_begin();
+    desk d = desk_begin(4096, CONTEXT);
     sn_draft_model *m = NULL;
     sn_err why;
     char *other = tiny_make(&(tiny_options){.dtype = SN_F32, .n_vocab = 100});
@@ -284,7 +248,7 @@ Test(draft, a_model_with_other_tokens_is_refused) {
 /* -- over nodes -- */
 
 static void expect_same_over_nodes(sn_chain_options options, int lost_at_step, uint64_t failovers) {
-    desk d = desk_begin();
+    desk d = desk_begin(4096, CONTEXT);
     written plain, guessed;
     sn_generate_options how = {.max_tokens = TOKENS, .ignore_end = true};
     for (int i = 1; i < 3; i++) {

@@ -3,11 +3,11 @@
 
 #include "kvcache/prefix.h"
 #include "tests/support/cpu_devices.h"
+#include "tests/support/files.h"
 #include "tests/support/need.h"
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -78,17 +78,6 @@ static void expect_past(sn_kv *kv, int who, int length) {
             for (int i = 0; i < ROW; i++)
                 cr_assert(k[i] == number(who, b, p, i) && v[i] == -k[i], "block %d position %d", b, p);
         }
-}
-
-/* The descriptor of the file without a name; -1: none. */
-static int find_file(void) {
-    char path[64], target[PATH_MAX];
-    for (int fd = 3; fd < 256; fd++) {
-        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-        ssize_t n = readlink(path, target, sizeof target - 1);
-        if (n > 0 && (target[n] = 0, strstr(target, "(deleted)")) && !strncmp(target, "/tmp/", 5)) return fd;
-    }
-    return -1;
 }
 
 static const char *const places[] = {NULL, "/tmp"};
@@ -179,7 +168,7 @@ Test(idle, stays_within_its_budget) {
 Test(idle, nobody_else_can_open_the_file) {
     scene s = begin(2, "/tmp", 2);
     struct stat info;
-    int fd = find_file();
+    int fd = unnamed_file();
     cr_assert_geq(fd, 0);
     cr_assert_eq(fstat(fd, &info), 0);
     cr_expect_eq(info.st_nlink, 0);
@@ -197,7 +186,7 @@ Test(idle, a_damaged_page_costs_the_session_and_never_comes_back) {
         append(&s, b, 2, 30);
         NEED(sn_idle_set_aside(a, &pages, &err));
         NEED(sn_idle_set_aside(b, &pages, &err));
-        int fd = find_file();
+        int fd = unnamed_file();
         uint8_t byte;
         off_t where = at[i] >= 0 ? at[i] : (off_t)s.page + at[i]; /* slot 0: the last page of a */
         cr_assert_eq(pread(fd, &byte, 1, where), 1);
@@ -223,7 +212,7 @@ Test(idle, a_file_that_was_cut_short_is_noticed) {
     size_t pages = 8;
     append(&s, a, 1, 100);
     NEED(sn_idle_set_aside(a, &pages, &err));
-    cr_assert_eq(ftruncate(find_file(), (off_t)(4 * s.page - 1)), 0);
+    cr_assert_eq(ftruncate(unnamed_file(), (off_t)(4 * s.page - 1)), 0);
     pages = 8;
     cr_expect_eq(sn_idle_bring_back(a, &pages, &s.err), SN_REBUILD);
     sn_kv_free(&a);

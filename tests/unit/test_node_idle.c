@@ -1,10 +1,10 @@
 /* A node whose sessions rest on disk: a client notices nothing, but when the disk gives back something else. */
 #include "base/clock.h"
+#include "tests/support/files.h"
 #include "tests/support/need.h"
 #include "tests/support/talk.h"
 
 #include <criterion/criterion.h>
-#include <limits.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -13,16 +13,6 @@ static bool rests(talk *t, uint64_t bytes) {
     for (int64_t until = sn_now_us() + 8000000; sn_now_us() < until; usleep(20000))
         if (talk_status(t).idle_bytes == bytes) return true;
     return false;
-}
-
-static int find_file(void) {
-    char path[64], target[PATH_MAX];
-    for (int fd = 3; fd < 256; fd++) {
-        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-        ssize_t n = readlink(path, target, sizeof target - 1);
-        if (n > 0 && (target[n] = 0, strstr(target, "(deleted)")) && !strncmp(target, "/tmp/", 5)) return fd;
-    }
-    return -1;
 }
 
 Test(node_idle, a_session_goes_to_disk_and_comes_back_with_its_bits_or_is_to_be_rebuilt) {
@@ -41,7 +31,7 @@ Test(node_idle, a_session_goes_to_disk_and_comes_back_with_its_bits_or_is_to_be_
     cr_assert(rests(t, 4 * w->page_bytes));
     uint8_t zeros[64] = {0};
     for (uint64_t page = 0; page < 4; page++)
-        cr_assert_eq(pwrite(find_file(), zeros, sizeof zeros, (off_t)(page * w->page_bytes + 128)), 64);
+        cr_assert_eq(pwrite(unnamed_file(), zeros, sizeof zeros, (off_t)(page * w->page_bytes + 128)), 64);
     sn_msg *msg = past_step_message(&a, 75, 1);
     cr_expect(is_refusal(talk_ask(t, &msg), SN_REBUILD, "came back damaged"));
     msg = past_step_message(&b, 3, 1);

@@ -50,13 +50,11 @@ typedef uint32_t four_words __attribute__((vector_size(16)));
 INLINE void unpack_group(sn_layout layout, const uint8_t *block, size_t g, float *out, size_t stride) {
     const bool nibbles = sn_layout_nibbles(layout), super = sn_layout_super(layout), fine = sn_layout_fine(layout);
     const size_t quants = nibbles ? SN_Q4_BYTES : SN_Q8_BYTES;
-    const uint8_t *q = block, *scales = block + quants;
+    const uint8_t *q = super ? block + SN_SUPER_HEAD + g * (quants + SN_SUPER_SCALES) : block, *scales = q + quants;
     vf head_d = vf_set(0), head_m = head_d;
     if (super) {
         head_d = vf_from_f16(block);
         head_m = vf_from_f16(block + 32);
-        scales = block + SN_SUPER_HEAD + g * SN_SUPER_SCALES;
-        q = block + SN_SUPER_HEAD + SN_SUPER_GROUPS * SN_SUPER_SCALES + g * quants;
     }
     for (int h = 0; h < 2; h++) {
         float ds[SN_LANES], ms[SN_LANES];

@@ -168,18 +168,17 @@ INLINE void quantised_tile(int rows, sn_layout layout, size_t block_bytes, const
                            size_t ahead, const sn_xblock *x, size_t stride, vf *acc) {
     const bool super = sn_layout_super(layout);
     const size_t quants = sn_layout_nibbles(layout) ? SN_Q4_BYTES : SN_Q8_BYTES;
-    const size_t before = super ? SN_SUPER_HEAD + SN_SUPER_GROUPS * SN_SUPER_SCALES : 0;
+    const size_t head = super ? SN_SUPER_HEAD : 0, group = super ? quants + SN_SUPER_SCALES : block_bytes;
     vf head_d = vf_set(0), head_m = head_d;
     for (size_t b = 0; b < n_blocks; b++, w += block_bytes) {
         if (super) {
-            prefetch_lines(w, before, ahead);
+            prefetch_lines(w, head, ahead);
             head_d = vf_from_f16(w);
             head_m = vf_from_f16(w + 32);
         }
         for (int g = 0; g < (super ? SN_SUPER_GROUPS : 1); g++, x++) {
-            const uint8_t *q = w + before + (size_t)g * quants;
-            const uint8_t *scales = super ? w + SN_SUPER_HEAD + g * SN_SUPER_SCALES : q + quants;
-            prefetch_lines(q, super ? quants : block_bytes, ahead);
+            const uint8_t *q = w + head + (size_t)g * group, *scales = q + quants;
+            prefetch_lines(q, group, ahead);
             group_tile(rows, layout, q, scales, 0, head_d, head_m, x, stride, acc);
             if (sn_layout_fine(layout)) group_tile(rows, layout, q, scales, 1, head_d, head_m, x, stride, acc);
         }

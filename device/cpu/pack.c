@@ -117,10 +117,13 @@ static void pack_quants(sn_layout layout, const sn_quant_group *const rows[SN_LA
     }
 }
 
-/* Head and scales of a SUPER block; lanes from n on are zero. */
-static void pack_super(sn_layout layout, sn_dtype dtype, const uint8_t *block, size_t stride, size_t n, uint8_t *out) {
+/* Head of a SUPER block, and its groups' scales; lanes from n on are zero. */
+typedef int8_t super_scales[SN_SUPER_GROUPS][2][SN_LANES];
+
+static void pack_super(sn_layout layout, sn_dtype dtype, const uint8_t *block, size_t stride, size_t n, uint8_t *out,
+                       super_scales scales) {
     uint16_t head[2][SN_LANES] = {{0}};
-    int8_t scales[SN_SUPER_GROUPS][2][SN_LANES] = {{{0}}};
+    memset(scales, 0, sizeof(super_scales));
     for (size_t r = 0; r < n; r++) {
         sn_quant_super super;
         sn_quant_super_of(dtype, block + r * stride, &super);
@@ -132,7 +135,6 @@ static void pack_super(sn_layout layout, sn_dtype dtype, const uint8_t *block, s
         }
     }
     memcpy(out, head, SN_SUPER_HEAD);
-    memcpy(out + SN_SUPER_HEAD, scales, sizeof scales);
 }
 
 typedef struct pack_job {
@@ -157,17 +159,19 @@ static void pack_quantised(const pack_job *job, size_t first_row, uint8_t *out) 
     bool super = sn_layout_super(w->layout);
     for (size_t b = 0; b < w->cols / in_block; b++) {
         const sn_quant_group *rows[SN_LANES];
+        super_scales scales;
         const uint8_t *block = job->host + first_row * job->row_bytes + b * bytes;
         for (size_t r = 0; r < n; r++) sn_quant_decode(job->dtype, block + r * job->row_bytes, groups[r]);
         if (super) {
-            pack_super(w->layout, job->dtype, block, job->row_bytes, n, out);
-            out += SN_SUPER_HEAD + SN_SUPER_GROUPS * SN_SUPER_SCALES;
+            pack_super(w->layout, job->dtype, block, job->row_bytes, n, out, scales);
+            out += SN_SUPER_HEAD;
         }
         for (size_t g = 0; g < in_block / SN_QUANT_GROUP; g++) {
             for (size_t r = 0; r < SN_LANES; r++) rows[r] = r < n ? &groups[r][g] : &zero;
             pack_quants(w->layout, rows, out);
-            if (!super) pack_scales(w->layout, rows, out + quants);
-            out += super ? quants : blocks[w->layout].bytes;
+            if (super) memcpy(out + quants, scales[g], SN_SUPER_SCALES);
+            else pack_scales(w->layout, rows, out + quants);
+            out += super ? quants + SN_SUPER_SCALES : blocks[w->layout].bytes;
         }
     }
 }
@@ -265,12 +269,10 @@ static void read_scales(sn_layout layout, const uint8_t *head, const uint8_t *sc
 /* One lane of the group number `g` of a panel at `at`: 32 numbers. */
 static void unpack_group(const sn_cpu_weight *w, const uint8_t *at, size_t g, size_t lane, float *out) {
     size_t in_block = blocks[w->layout].k / SN_QUANT_GROUP, quants = quant_bytes(w->layout);
-    const uint8_t *block = at + g / in_block * blocks[w->layout].bytes, *scales = block + quants, *q = block;
+    const uint8_t *block = at + g / in_block * blocks[w->layout].bytes, *q = block;
     bool q4 = sn_layout_nibbles(w->layout);
-    if (sn_layout_super(w->layout)) {
-        scales = block + SN_SUPER_HEAD + g % in_block * SN_SUPER_SCALES;
-        q = block + SN_SUPER_HEAD + SN_SUPER_GROUPS * SN_SUPER_SCALES + g % in_block * quants;
-    }
+    if (sn_layout_super(w->layout)) q += SN_SUPER_HEAD + g % in_block * (quants + SN_SUPER_SCALES);
+    const uint8_t *scales = q + quants;
     for (size_t h = 0; h < 2; h++) {
         float d, m;
         read_scales(w->layout, block, scales, lane, h, &d, &m);

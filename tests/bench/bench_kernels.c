@@ -3,7 +3,7 @@
  *
  *     bench_kernels [THREADS [ISA [PART]]]     default: 1 and 2 threads; every instruction set of the machine; all parts
  *
- * Parts: memory, linear, token, attention, small, pack. */
+ * Parts: memory, linear, token, large, attention, small, pack. */
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/pool.h"
@@ -201,6 +201,61 @@ static void read_piece(void *ctx, size_t item, int worker) {
     for (int i = 0; i < 8; i++) job->sum += sum[i];
 }
 
+/* The matrices of some blocks of 7B shape, far more than any cache holds, and reading the same bytes in turns with them: what
+ * share of the memory's limit one row gets where nothing else happens. */
+enum { LARGE_WIDTH = 4096, LARGE_FF = 11008, LARGE_BLOCKS = 4, LARGE_PER_BLOCK = 7, LARGE_TIMES = 16, LARGE_UNIT = 64 };
+
+/* Rows of random values at `at`: the same few repeated, for making many takes long. */
+static size_t put_repeated(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *raw, uint8_t *at, sn_weight *out) {
+    size_t bytes = 0, unit;
+    must(d->ops->weight_size(d, dtype, LARGE_UNIT, cols, &unit, &err));
+    for (size_t r = 0; r < rows; r += LARGE_UNIT, bytes += unit)
+        must(d->ops->weight_pack(d, dtype, LARGE_UNIT, cols, raw, at + bytes, &err));
+    *out = (sn_weight){dtype, rows, cols, bytes, at};
+    return bytes;
+}
+
+static void bench_large(sn_device *d, sn_pool *pool, sn_dtype dtype) {
+    static const size_t rows[] = {LARGE_WIDTH, LARGE_WIDTH, LARGE_WIDTH, LARGE_WIDTH, LARGE_FF, LARGE_FF, LARGE_WIDTH};
+    float *x = test_random_floats(LARGE_FF, 3), *y = malloc(LARGE_PER_BLOCK * (size_t)LARGE_FF * sizeof *y);
+    float *values = malloc((size_t)LARGE_UNIT * LARGE_FF * sizeof *values);
+    void *raw = test_random_weight(dtype, LARGE_UNIT, LARGE_FF - LARGE_FF % 256, 1, values), *images[LARGE_BLOCKS];
+    sn_weight weights[LARGE_BLOCKS][LARGE_PER_BLOCK];
+    size_t room = (size_t)LARGE_WIDTH * (4 * LARGE_WIDTH + 3 * LARGE_FF) * 4, bytes = 0;
+    for (int b = 0; b < LARGE_BLOCKS; b++) {
+        must(d->ops->alloc(d, room, &images[b], &err)); /* what is not written takes nothing */
+        bytes = 0;
+        for (int i = 0; i < LARGE_PER_BLOCK; i++)
+            bytes += put_repeated(d, dtype, rows[i], i == 6 ? LARGE_FF : LARGE_WIDTH, raw, (uint8_t *)images[b] + bytes, &weights[b][i]);
+    }
+    double best = 1e9, read = 1e9;
+    for (int r = 0; r < LARGE_TIMES; r++) {
+        int64_t start = sn_now_us();
+        for (int b = 0; b < LARGE_BLOCKS; b++) {
+            sn_linear l[LARGE_PER_BLOCK];
+            for (int i = 0; i < LARGE_PER_BLOCK; i++) l[i] = (sn_linear){&weights[b][i], NULL, y + (size_t)i * LARGE_FF};
+            must(d->ops->linear(d, 1, x, 3, l, &err));
+            must(d->ops->linear(d, 1, x, 1, l + 3, &err));
+            must(d->ops->linear(d, 1, x, 2, l + 4, &err));
+            must(d->ops->linear(d, 1, x, 1, l + 6, &err));
+        }
+        int64_t middle = sn_now_us();
+        for (int b = 0; b < LARGE_BLOCKS; b++) {
+            read_job job = {.at = images[b], .ahead = r % 2 ? 512 : 0};
+            sn_pool_run(pool, bytes / READ_PIECE, read_piece, &job);
+        }
+        double s = (double)(middle - start), t = (double)(sn_now_us() - middle);
+        best = s < best ? s : best;
+        read = t < read ? t : read;
+    }
+    double all = (double)bytes * LARGE_BLOCKS * 1e-3, limit = (double)(bytes / READ_PIECE * READ_PIECE) * LARGE_BLOCKS * 1e-3 / read;
+    printf("  matrices of 7B shape, 1 row, %s: %.1f GB/s, %.0f %% of reading alone (%.1f GB/s)\n", sn_dtype_name(dtype), all / best,
+           100 * all / best / limit, limit);
+    for (int b = 0; b < LARGE_BLOCKS; b++) d->ops->free(d, images[b], room);
+    test_weight_free(raw);
+    free(values), free(x), free(y);
+}
+
 static void bench_memory(int threads) {
     static const size_t ahead[] = {0, 256, 512, 1024}; /* words: how far is best differs from machine to machine */
     sn_pool *pool;
@@ -261,10 +316,14 @@ static void bench_pack(sn_device *d) {
     free(values);
 }
 
-static void bench_device(sn_device *d, const char *part, bool plain) {
+static void bench_device(sn_device *d, sn_pool *pool, const char *part, bool plain) {
     bool all = !part;
     if (all || !strcmp(part, "linear")) bench_linear(d);
     if (all || !strcmp(part, "token")) bench_token(d, SN_Q4_1, SN_Q8_0);
+    if (!plain && (all || !strcmp(part, "large"))) {
+        static const sn_dtype types[] = {SN_Q4_0, SN_Q4_K, SN_Q8_0, SN_Q6_K, SN_BF16, SN_F16};
+        for (size_t t = 0; t < sizeof types / sizeof *types; t++) bench_large(d, pool, types[t]);
+    }
     if (all || !strcmp(part, "attention")) {
         for (int t = 0; t < SN_KV_DTYPE_COUNT; t++) {
             bench_attention(d, (sn_kv_dtype)t, 512, 1);
@@ -283,16 +342,19 @@ int main(int argc, char **argv) {
     for (int threads = first; threads <= last; threads++) {
         if (!part) bench_pool(threads);
         if (!part || !strcmp(part, "memory")) bench_memory(threads);
+        sn_pool *pool;
+        must(sn_pool_new(threads, &pool, &err));
         for (int i = 0; i < 3; i++) {
             sn_device_options options = {.threads = threads, .isa = isas[i]};
             sn_device *d;
             if (argc > 2 && strcmp(argv[2], isas[i])) continue;
             if (sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &d, &err)) continue;
-            must(d->ops->prepare(d, &(sn_device_limits){.rows = 512, .width = 1536, .context = 8192}, &err));
+            must(d->ops->prepare(d, &(sn_device_limits){.rows = 512, .width = LARGE_FF, .context = 8192}, &err));
             printf("%s\n", sn_device_describe(d));
-            bench_device(d, part, i == 0);
+            bench_device(d, pool, part, i == 0);
             sn_device_close(&d);
         }
+        sn_pool_free(&pool);
     }
     return 0;
 }

@@ -3,10 +3,9 @@
 #include "blocks/block.h"
 
 #include "base/mem.h"
-#include "device/guard.h"
+#include "blocks/vector.h"
 
-#include <math.h>
-#include <string.h>
+#include <stdlib.h>
 
 static const char *role_name(sn_role role) {
     static const char *const names[] = {
@@ -41,9 +40,13 @@ sn_status sn_block_layout_of(const sn_model *model, const sn_device *device, int
     return SN_OK;
 }
 
-static sn_status pack_vector(const sn_model_tensor *t, const char *name, float *out, sn_err *err) {
-    sn_tensor outside = {.name = name, .data = t->data, .dtype = t->dtype, .rank = 1, .shape = {(int64_t)t->cols}};
-    return sn_guard(&outside, NULL, 1, outside.shape, out, NULL, err);
+static sn_status pack_matrix(sn_device *device, const sn_model_tensor *t, void *out, sn_err *err) {
+    const void *rows;
+    void *copy;
+    sn_status status = sn_model_contiguous(t, &rows, &copy, err);
+    if (!status) status = device->ops->weight_pack(device, t->dtype, t->rows, t->cols, rows, out, err);
+    free(copy);
+    return status;
 }
 
 sn_status sn_block_pack(const sn_model *model, sn_device *device, int number, const sn_block_layout *layout,
@@ -56,9 +59,9 @@ sn_status sn_block_pack(const sn_model *model, sn_device *device, int number, co
         void *place = (char *)image + layout->parts[role].offset;
         const char *name = role_name((sn_role)role);
         if (layout->parts[role].vector)
-            status = pack_vector(&t, name, place, err);
+            status = sn_vector_read(sn_model_hparams(model), (sn_role)role, &t, name, place, err);
         else
-            status = device->ops->weight_pack(device, t.dtype, t.rows, t.cols, t.data, place, err);
+            status = pack_matrix(device, &t, place, err);
         sn_model_forget(model, &t);
         if (status) return sn_err_context(err, "block %d, %s", number, name);
     }
@@ -71,7 +74,7 @@ sn_block sn_block_at(const sn_block_layout *layout, const void *image) {
         if (!layout->parts[role].rows) continue;
         const void *place = (const char *)image + layout->parts[role].offset;
         if (layout->parts[role].vector)
-            block.vector[role] = place;
+            block.vector[role] = place, block.width[role] = (int)layout->parts[role].cols;
         else
             block.matrix[role] = (sn_weight){layout->parts[role].dtype, layout->parts[role].rows,
                                              layout->parts[role].cols, layout->parts[role].bytes, place};
@@ -85,6 +88,13 @@ sn_block sn_block_at(const sn_block_layout *layout, const void *image) {
         sn_status status_ = (call);                                                                                    \
         if (status_) return status_;                                                                                   \
     } while (0)
+
+sn_status sn_block_norm(const sn_block *b, const sn_block_pass *p, sn_role role, size_t n, const float *x, float *y,
+                        sn_err *err) {
+    int width = b->width[role];
+    return p->device->ops->rms_norm(p->device, (int)(n / (size_t)width), width, x, b->vector[role], p->hp->norm_eps, y,
+                                    err);
+}
 
 sn_status sn_block_prompt(const sn_block_pass *p, sn_err *err) {
     size_t width = (size_t)p->hp->n_embd;
@@ -109,6 +119,22 @@ sn_status sn_block_tune(const sn_block_pass *p, sn_role role, const float *u, fl
     return p->device->ops->add(p->device, (size_t)p->n_rows * b->rows, y, p->scratch->wide, err);
 }
 
+/* The input of a half of the block: x, or h = norm(x) where the family norms there. */
+static sn_status enter(const sn_block *b, const sn_block_pass *p, sn_role role, const float **u, sn_err *err) {
+    const sn_scratch *s = p->scratch;
+    *u = b->vector[role] ? s->h : s->x;
+    return b->vector[role] ? sn_block_norm(b, p, role, (size_t)p->n_rows * (size_t)p->hp->n_embd, s->x, s->h, err)
+                           : SN_OK;
+}
+
+/* x += h, normed before where the family norms there. */
+static sn_status leave(const sn_block *b, const sn_block_pass *p, sn_role role, sn_err *err) {
+    const sn_scratch *s = p->scratch;
+    size_t n = (size_t)p->n_rows * (size_t)p->hp->n_embd;
+    if (b->vector[role]) TRY(sn_block_norm(b, p, role, n, s->h, s->h, err));
+    return p->device->ops->add(p->device, n, s->x, s->h, err);
+}
+
 /* h = attention(norm(x)): (rows, n_embd) */
 static sn_status attend(const sn_block *b, int index, const sn_block_pass *p, sn_err *err) {
     sn_device *d = p->device;
@@ -116,30 +142,29 @@ static sn_status attend(const sn_block *b, int index, const sn_block_pass *p, sn
     const sn_hparams *hp = p->hp;
     const sn_scratch *s = p->scratch;
     int n = p->n_rows, heads = hp->n_heads, kv_heads = hp->n_kv_heads, dim = hp->head_dim;
-    const sn_rope rope = {hp->rope_style == SN_ROPE_HALVES, hp->rope_dim, s->cos_sin};
+    size_t q = (size_t)n * (size_t)heads * (size_t)dim, kv = (size_t)n * (size_t)kv_heads * (size_t)dim;
+    const sn_rope rope = {hp->rope_style == SN_ROPE_HALVES, hp->rope_dim, s->cos_sin[sn_rope_of(hp, p->number)]};
+    const float *u;
 
-    /* h = x / rms(x) * w */
-    TRY(ops->rms_norm(d, n, hp->n_embd, s->x, b->vector[SN_ROLE_ATTN_NORM], hp->norm_eps, s->h, err));
-    /* q, k, v = h Wq^T, h Wk^T, h Wv^T (+ biases) */
+    /* u = x / rms(x) * w */
+    TRY(enter(b, p, SN_ROLE_ATTN_NORM, &u, err));
+    /* q, k, v = u Wq^T, u Wk^T, u Wv^T (+ biases) */
     const sn_linear qkv[] = {{&b->matrix[SN_ROLE_ATTN_Q], b->vector[SN_ROLE_ATTN_Q_BIAS], s->q},
                              {&b->matrix[SN_ROLE_ATTN_K], b->vector[SN_ROLE_ATTN_K_BIAS], s->k},
                              {&b->matrix[SN_ROLE_ATTN_V], b->vector[SN_ROLE_ATTN_V_BIAS], s->v}};
-    TRY(ops->linear(d, n, s->h, 3, qkv, err));
-    TRY(sn_block_tune(p, SN_ROLE_ATTN_Q, s->h, s->q, err));
-    TRY(sn_block_tune(p, SN_ROLE_ATTN_K, s->h, s->k, err));
-    TRY(sn_block_tune(p, SN_ROLE_ATTN_V, s->h, s->v, err));
-    /* each head of q and k normed by itself, where the family has such norms */
-    if (b->vector[SN_ROLE_ATTN_Q_NORM])
-        TRY(ops->rms_norm(d, n * heads, dim, s->q, b->vector[SN_ROLE_ATTN_Q_NORM], hp->norm_eps, s->q, err));
-    if (b->vector[SN_ROLE_ATTN_K_NORM])
-        TRY(ops->rms_norm(d, n * kv_heads, dim, s->k, b->vector[SN_ROLE_ATTN_K_NORM], hp->norm_eps, s->k, err));
+    TRY(ops->linear(d, n, u, 3, qkv, err));
+    TRY(sn_block_tune(p, SN_ROLE_ATTN_Q, u, s->q, err));
+    TRY(sn_block_tune(p, SN_ROLE_ATTN_K, u, s->k, err));
+    TRY(sn_block_tune(p, SN_ROLE_ATTN_V, u, s->v, err));
+    /* each head of q and k normed by itself, or all as one, where the family has such norms */
+    if (b->vector[SN_ROLE_ATTN_Q_NORM]) TRY(sn_block_norm(b, p, SN_ROLE_ATTN_Q_NORM, q, s->q, s->q, err));
+    if (b->vector[SN_ROLE_ATTN_K_NORM]) TRY(sn_block_norm(b, p, SN_ROLE_ATTN_K_NORM, kv, s->k, s->k, err));
     /* q, k rotated by their positions */
     TRY(ops->rope(d, n, heads, dim, s->q, &rope, err));
     TRY(ops->rope(d, n, kv_heads, dim, s->k, &rope, err));
     /* past and present join in the cache; each query looks back over both */
     TRY(ops->kv_store(d, index, s->k, s->v, err));
-    float scale = 1.0f / sqrtf((float)dim);
-    TRY(ops->attention(d, index, heads, hp->window, scale, s->q, s->attn, err));
+    TRY(ops->attention(d, index, heads, sn_window_of(hp, p->number), hp->attn_scale, s->q, s->attn, err));
     /* h = attn Wo^T */
     const sn_linear o = {&b->matrix[SN_ROLE_ATTN_O], NULL, s->h};
     TRY(ops->linear(d, n, s->attn, 1, &o, err));
@@ -151,12 +176,13 @@ static sn_status feed_forward(const sn_block *b, const sn_block_pass *p, sn_err 
     sn_device *d = p->device;
     const sn_hparams *hp = p->hp;
     const sn_scratch *s = p->scratch;
-    TRY(d->ops->rms_norm(d, p->n_rows, hp->n_embd, s->x, b->vector[SN_ROLE_FFN_NORM], hp->norm_eps, s->h, err));
+    const float *u;
+    TRY(enter(b, p, SN_ROLE_FFN_NORM, &u, err));
     const sn_linear gate_up[] = {{&b->matrix[SN_ROLE_FFN_GATE], NULL, s->gate},
                                  {&b->matrix[SN_ROLE_FFN_UP], NULL, s->up}};
-    TRY(d->ops->linear(d, p->n_rows, s->h, 2, gate_up, err));
-    TRY(sn_block_tune(p, SN_ROLE_FFN_GATE, s->h, s->gate, err));
-    TRY(sn_block_tune(p, SN_ROLE_FFN_UP, s->h, s->up, err));
+    TRY(d->ops->linear(d, p->n_rows, u, 2, gate_up, err));
+    TRY(sn_block_tune(p, SN_ROLE_FFN_GATE, u, s->gate, err));
+    TRY(sn_block_tune(p, SN_ROLE_FFN_UP, u, s->up, err));
     TRY(d->ops->silu_mul(d, (size_t)p->n_rows * (size_t)hp->n_ff, s->gate, s->up, s->gate, err));
     const sn_linear down = {&b->matrix[SN_ROLE_FFN_DOWN], NULL, s->h};
     TRY(d->ops->linear(d, p->n_rows, s->gate, 1, &down, err));
@@ -164,13 +190,11 @@ static sn_status feed_forward(const sn_block *b, const sn_block_pass *p, sn_err 
 }
 
 sn_status sn_block_forward(const sn_block *block, int index, const sn_block_pass *pass, sn_err *err) {
-    const sn_scratch *s = pass->scratch;
-    size_t n = (size_t)pass->n_rows * (size_t)pass->hp->n_embd;
     TRY(sn_block_prompt(pass, err));
     /* x += attention(norm(x)) */
     TRY(attend(block, index, pass, err));
-    TRY(pass->device->ops->add(pass->device, n, s->x, s->h, err));
+    TRY(leave(block, pass, SN_ROLE_ATTN_POST_NORM, err));
     /* x += feed_forward(norm(x)) */
     TRY(feed_forward(block, pass, err));
-    return pass->device->ops->add(pass->device, n, s->x, s->h, err);
+    return leave(block, pass, SN_ROLE_FFN_POST_NORM, err);
 }

@@ -21,6 +21,7 @@ typedef struct sn_block_layout {
 typedef struct sn_block {
     sn_weight matrix[SN_ROLE_COUNT];    /* the roles with two dimensions */
     const float *vector[SN_ROLE_COUNT]; /* norms and biases, float32; NULL: the family has none */
+    int width[SN_ROLE_COUNT];           /* elements of each vector */
 } sn_block;
 
 /* Activations of a pass, on the device, each with room for SN_SPAN_ROWS_MAX rows. */
@@ -30,7 +31,7 @@ typedef struct sn_scratch {
     float *q, *attn;  /* (rows, n_heads, head_dim) */
     float *k, *v;     /* (rows, n_kv_heads, head_dim) */
     float *gate, *up; /* (rows, n_ff) */
-    float *cos_sin;   /* (rows, rope_dim/2, 2) */
+    float *cos_sin[SN_ROPES_MAX]; /* (rows, rope_dim/2, 2) each; of the model's ropes */
     float *low; /* (rows, SN_LORA_RANK_MAX); these two only where a pass has a tuning */
     float *wide;      /* (rows, the widest of the above) */
 } sn_scratch;
@@ -64,13 +65,17 @@ typedef struct sn_block_pass {
     int n_sequences;
     const sn_sequence *sequences;
     const sn_block_tuning *tuning; /* NULL: none */
+    int number;                    /* of the block in the model */
 } sn_block_pass;
 
 /* scratch->x (n_rows, n_embd) goes in and comes out. `index`: of the block within the span's KV pages. */
 sn_status sn_block_forward(const sn_block *block, int index, const sn_block_pass *pass, sn_err *err) SN_MUST_USE;
 
-/* Two parts of it, for going through a block backwards: scratch->x grows by the prompt; y grows by what is trained of
+/* Three parts of it, for going through a block backwards: y = x normed by the vector `role`, as many of the n elements at a
+ * time as it has (a row or a head; y may be x); scratch->x grows by the prompt; y grows by what is trained of
  * the matrix `role`, whose input is u. */
+sn_status sn_block_norm(const sn_block *block, const sn_block_pass *pass, sn_role role, size_t n, const float *x,
+                        float *y, sn_err *err) SN_MUST_USE;
 sn_status sn_block_prompt(const sn_block_pass *pass, sn_err *err) SN_MUST_USE;
 sn_status sn_block_tune(const sn_block_pass *pass, sn_role role, const float *u, float *y, sn_err *err) SN_MUST_USE;
 

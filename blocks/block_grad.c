@@ -1,7 +1,5 @@
 #include "blocks/block_grad.h"
 
-#include <math.h>
-
 #define TRY(call)                                                                                                      \
     do {                                                                                                               \
         sn_status status_ = (call);                                                                                    \
@@ -11,7 +9,39 @@
 /* The forward pass's view of this one, for the parts that both share. */
 static sn_block_pass forward_view(const sn_grad_pass *p, sn_scratch *s) {
     *s = (sn_scratch){.x = p->scratch->x, .low = p->scratch->low, .wide = p->scratch->wide};
-    return (sn_block_pass){p->device, p->hp, s, p->sequence->n_rows, 1, p->sequence, p->tuning};
+    return (sn_block_pass){p->device, p->hp, s, p->sequence->n_rows, 1, p->sequence, p->tuning, p->number};
+}
+
+/* What enters a half: x, or *h = norm(x) where the family norms there. */
+static sn_status enter_again(const sn_block *b, const sn_block_pass *f, sn_role role, const float *x, float *h,
+                             const float **u, sn_err *err) {
+    *u = b->vector[role] ? h : x;
+    return b->vector[role] ? sn_block_norm(b, f, role, (size_t)f->n_rows * (size_t)f->hp->n_embd, x, h, err) : SN_OK;
+}
+
+/* dx = the gradient through the norm `role` of n elements, or grows by it. */
+static sn_status norm_back(const sn_block *b, const sn_grad_pass *p, sn_role role, size_t n, const float *x,
+                           const float *dy, bool grow, float *dx, sn_err *err) {
+    int width = b->width[role];
+    return p->device->ops->rms_norm_grad(p->device, (int)(n / (size_t)width), width, x, b->vector[role],
+                                         p->hp->norm_eps, dy, grow, dx, err);
+}
+
+/* The gradient of what a half added, o before its norm: dy, or *dh through the norm where the family norms there. */
+static sn_status leave_back(const sn_block *b, const sn_grad_pass *p, sn_role role, const float *o, const float **d,
+                            sn_err *err) {
+    const sn_grad_scratch *s = p->scratch;
+    size_t n = (size_t)p->sequence->n_rows * (size_t)p->hp->n_embd;
+    *d = b->vector[role] ? s->dh : s->dy;
+    return b->vector[role] ? norm_back(b, p, role, n, o, s->dy, false, s->dh, err) : SN_OK;
+}
+
+/* dy grows by dh, the gradient of what entered a half, through its norm where the family norms there. */
+static sn_status enter_back(const sn_block *b, const sn_grad_pass *p, sn_role role, const float *x, sn_err *err) {
+    const sn_grad_scratch *s = p->scratch;
+    size_t n = (size_t)p->sequence->n_rows * (size_t)p->hp->n_embd;
+    return b->vector[role] ? norm_back(b, p, role, n, x, s->dh, true, s->dy, err)
+                           : p->device->ops->add(p->device, n, s->dy, s->dh, err);
 }
 
 /* x -> mid: the attention half, with all that stands between. */
@@ -21,28 +51,33 @@ static sn_status attend_again(const sn_block *b, const sn_grad_pass *p, const sn
     const sn_hparams *hp = p->hp;
     const sn_grad_scratch *s = p->scratch;
     int n = p->sequence->n_rows, heads = hp->n_heads, kv_heads = hp->n_kv_heads, dim = hp->head_dim;
-    const sn_rope rope = {hp->rope_style == SN_ROPE_HALVES, hp->rope_dim, s->cos_sin};
+    size_t n_q = (size_t)n * (size_t)heads * (size_t)dim, n_kv = (size_t)n * (size_t)kv_heads * (size_t)dim;
+    const sn_rope rope = {hp->rope_style == SN_ROPE_HALVES, hp->rope_dim, s->cos_sin[sn_rope_of(hp, p->number)]};
     float *q = hp->qk_norm ? s->q0 : s->q, *k = hp->qk_norm ? s->k0 : s->k;
+    float *out = b->vector[SN_ROLE_ATTN_POST_NORM] ? s->o1 : s->mid;
+    const float *u;
 
-    TRY(ops->rms_norm(d, n, hp->n_embd, s->x, b->vector[SN_ROLE_ATTN_NORM], hp->norm_eps, s->h1, err));
+    TRY(enter_again(b, f, SN_ROLE_ATTN_NORM, s->x, s->h1, &u, err));
     const sn_linear qkv[] = {{&b->matrix[SN_ROLE_ATTN_Q], b->vector[SN_ROLE_ATTN_Q_BIAS], q},
                              {&b->matrix[SN_ROLE_ATTN_K], b->vector[SN_ROLE_ATTN_K_BIAS], k},
                              {&b->matrix[SN_ROLE_ATTN_V], b->vector[SN_ROLE_ATTN_V_BIAS], s->v}};
-    TRY(ops->linear(d, n, s->h1, 3, qkv, err));
-    TRY(sn_block_tune(f, SN_ROLE_ATTN_Q, s->h1, q, err));
-    TRY(sn_block_tune(f, SN_ROLE_ATTN_K, s->h1, k, err));
-    TRY(sn_block_tune(f, SN_ROLE_ATTN_V, s->h1, s->v, err));
+    TRY(ops->linear(d, n, u, 3, qkv, err));
+    TRY(sn_block_tune(f, SN_ROLE_ATTN_Q, u, q, err));
+    TRY(sn_block_tune(f, SN_ROLE_ATTN_K, u, k, err));
+    TRY(sn_block_tune(f, SN_ROLE_ATTN_V, u, s->v, err));
     if (hp->qk_norm) {
-        TRY(ops->rms_norm(d, n * heads, dim, q, b->vector[SN_ROLE_ATTN_Q_NORM], hp->norm_eps, s->q, err));
-        TRY(ops->rms_norm(d, n * kv_heads, dim, k, b->vector[SN_ROLE_ATTN_K_NORM], hp->norm_eps, s->k, err));
+        TRY(sn_block_norm(b, f, SN_ROLE_ATTN_Q_NORM, n_q, q, s->q, err));
+        TRY(sn_block_norm(b, f, SN_ROLE_ATTN_K_NORM, n_kv, k, s->k, err));
     }
     TRY(ops->rope(d, n, heads, dim, s->q, &rope, err));
     TRY(ops->rope(d, n, kv_heads, dim, s->k, &rope, err));
     TRY(ops->kv_store(d, 0, s->k, s->v, err));
-    TRY(ops->attention(d, 0, heads, hp->window, 1.0f / sqrtf((float)dim), s->q, s->attn, err));
-    const sn_linear o = {&b->matrix[SN_ROLE_ATTN_O], NULL, s->mid};
+    TRY(ops->attention(d, 0, heads, sn_window_of(hp, p->number), hp->attn_scale, s->q, s->attn, err));
+    const sn_linear o = {&b->matrix[SN_ROLE_ATTN_O], NULL, out};
     TRY(ops->linear(d, n, s->attn, 1, &o, err));
-    TRY(sn_block_tune(f, SN_ROLE_ATTN_O, s->attn, s->mid, err));
+    TRY(sn_block_tune(f, SN_ROLE_ATTN_O, s->attn, out, err));
+    if (out == s->o1)
+        TRY(sn_block_norm(b, f, SN_ROLE_ATTN_POST_NORM, (size_t)n * (size_t)hp->n_embd, s->o1, s->mid, err));
     return ops->add(d, (size_t)n * (size_t)hp->n_embd, s->mid, s->x, err);
 }
 
@@ -51,13 +86,18 @@ static sn_status feed_again(const sn_block *b, const sn_grad_pass *p, const sn_b
     const sn_hparams *hp = p->hp;
     const sn_grad_scratch *s = p->scratch;
     int n = p->sequence->n_rows;
-    TRY(d->ops->rms_norm(d, n, hp->n_embd, s->mid, b->vector[SN_ROLE_FFN_NORM], hp->norm_eps, s->h2, err));
+    const float *u;
+    TRY(enter_again(b, f, SN_ROLE_FFN_NORM, s->mid, s->h2, &u, err));
     const sn_linear gate_up[] = {{&b->matrix[SN_ROLE_FFN_GATE], NULL, s->gate},
                                  {&b->matrix[SN_ROLE_FFN_UP], NULL, s->up}};
-    TRY(d->ops->linear(d, n, s->h2, 2, gate_up, err));
-    TRY(sn_block_tune(f, SN_ROLE_FFN_GATE, s->h2, s->gate, err));
-    TRY(sn_block_tune(f, SN_ROLE_FFN_UP, s->h2, s->up, err));
-    return d->ops->silu_mul(d, (size_t)n * (size_t)hp->n_ff, s->gate, s->up, s->act, err);
+    TRY(d->ops->linear(d, n, u, 2, gate_up, err));
+    TRY(sn_block_tune(f, SN_ROLE_FFN_GATE, u, s->gate, err));
+    TRY(sn_block_tune(f, SN_ROLE_FFN_UP, u, s->up, err));
+    TRY(d->ops->silu_mul(d, (size_t)n * (size_t)hp->n_ff, s->gate, s->up, s->act, err));
+    if (!b->vector[SN_ROLE_FFN_POST_NORM]) return SN_OK; /* what is added is not needed but for its norm */
+    const sn_linear down = {&b->matrix[SN_ROLE_FFN_DOWN], NULL, s->o2};
+    TRY(d->ops->linear(d, n, s->act, 1, &down, err));
+    return sn_block_tune(f, SN_ROLE_FFN_DOWN, s->act, s->o2, err);
 }
 
 /* Back through the matrix `role`, whose input was u and whose result's gradient is dy: du becomes, or grows by, u's. */
@@ -87,12 +127,13 @@ static sn_status feed_back(const sn_block *b, const sn_grad_pass *p, sn_err *err
     const sn_hparams *hp = p->hp;
     const sn_grad_scratch *s = p->scratch;
     int n = p->sequence->n_rows;
-    TRY(through(b, p, SN_ROLE_FFN_DOWN, s->act, s->dy, false, s->dup, err));
+    const float *u = b->vector[SN_ROLE_FFN_NORM] ? s->h2 : s->mid, *added;
+    TRY(leave_back(b, p, SN_ROLE_FFN_POST_NORM, s->o2, &added, err));
+    TRY(through(b, p, SN_ROLE_FFN_DOWN, s->act, added, false, s->dup, err));
     TRY(d->ops->silu_mul_grad(d, (size_t)n * (size_t)hp->n_ff, s->gate, s->up, s->dup, s->dgate, s->dup, err));
-    TRY(through(b, p, SN_ROLE_FFN_GATE, s->h2, s->dgate, false, s->dh, err));
-    TRY(through(b, p, SN_ROLE_FFN_UP, s->h2, s->dup, true, s->dh, err));
-    return d->ops->rms_norm_grad(d, n, hp->n_embd, s->mid, b->vector[SN_ROLE_FFN_NORM], hp->norm_eps, s->dh, true,
-                                 s->dy, err);
+    TRY(through(b, p, SN_ROLE_FFN_GATE, u, s->dgate, false, s->dh, err));
+    TRY(through(b, p, SN_ROLE_FFN_UP, u, s->dup, true, s->dh, err));
+    return enter_back(b, p, SN_ROLE_FFN_NORM, s->mid, err);
 }
 
 /* dy: from the gradient of mid to that of x. */
@@ -102,24 +143,24 @@ static sn_status attend_back(const sn_block *b, const sn_grad_pass *p, sn_err *e
     const sn_hparams *hp = p->hp;
     const sn_grad_scratch *s = p->scratch;
     int n = p->sequence->n_rows, heads = hp->n_heads, kv_heads = hp->n_kv_heads, dim = hp->head_dim;
-    const sn_rope back = {hp->rope_style == SN_ROPE_HALVES, hp->rope_dim, s->back};
-    TRY(through(b, p, SN_ROLE_ATTN_O, s->attn, s->dy, false, s->dattn, err));
-    const sn_attention_grad attention = {
-        n, heads, kv_heads, dim, hp->window, 1.0f / sqrtf((float)dim), s->q, s->dattn, s->k, s->v, s->dq, s->dk, s->dv};
+    size_t n_q = (size_t)n * (size_t)heads * (size_t)dim, n_kv = (size_t)n * (size_t)kv_heads * (size_t)dim;
+    const sn_rope back = {hp->rope_style == SN_ROPE_HALVES, hp->rope_dim, s->back[sn_rope_of(hp, p->number)]};
+    const float *u = b->vector[SN_ROLE_ATTN_NORM] ? s->h1 : s->x, *added;
+    TRY(leave_back(b, p, SN_ROLE_ATTN_POST_NORM, s->o1, &added, err));
+    TRY(through(b, p, SN_ROLE_ATTN_O, s->attn, added, false, s->dattn, err));
+    const sn_attention_grad attention = {n,    heads,    kv_heads, dim,  sn_window_of(hp, p->number), hp->attn_scale,
+                                         s->q, s->dattn, s->k,     s->v, s->dq, s->dk, s->dv};
     TRY(ops->attention_grad(d, &attention, err));
     TRY(ops->rope(d, n, heads, dim, s->dq, &back, err));
     TRY(ops->rope(d, n, kv_heads, dim, s->dk, &back, err));
     if (hp->qk_norm) {
-        TRY(ops->rms_norm_grad(d, n * heads, dim, s->q0, b->vector[SN_ROLE_ATTN_Q_NORM], hp->norm_eps, s->dq, false,
-                               s->dq, err));
-        TRY(ops->rms_norm_grad(d, n * kv_heads, dim, s->k0, b->vector[SN_ROLE_ATTN_K_NORM], hp->norm_eps, s->dk, false,
-                               s->dk, err));
+        TRY(norm_back(b, p, SN_ROLE_ATTN_Q_NORM, n_q, s->q0, s->dq, false, s->dq, err));
+        TRY(norm_back(b, p, SN_ROLE_ATTN_K_NORM, n_kv, s->k0, s->dk, false, s->dk, err));
     }
-    TRY(through(b, p, SN_ROLE_ATTN_Q, s->h1, s->dq, false, s->dh, err));
-    TRY(through(b, p, SN_ROLE_ATTN_K, s->h1, s->dk, true, s->dh, err));
-    TRY(through(b, p, SN_ROLE_ATTN_V, s->h1, s->dv, true, s->dh, err));
-    return ops->rms_norm_grad(d, n, hp->n_embd, s->x, b->vector[SN_ROLE_ATTN_NORM], hp->norm_eps, s->dh, true, s->dy,
-                              err);
+    TRY(through(b, p, SN_ROLE_ATTN_Q, u, s->dq, false, s->dh, err));
+    TRY(through(b, p, SN_ROLE_ATTN_K, u, s->dk, true, s->dh, err));
+    TRY(through(b, p, SN_ROLE_ATTN_V, u, s->dv, true, s->dh, err));
+    return enter_back(b, p, SN_ROLE_ATTN_NORM, s->x, err);
 }
 
 sn_status sn_block_backward(const sn_block *block, const sn_grad_pass *pass, sn_err *err) {

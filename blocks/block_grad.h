@@ -8,7 +8,8 @@
 /* Activations and gradients of one sequence, on the device, each with room for its longest. */
 typedef struct sn_grad_scratch {
     float *x, *mid; /* (rows, n_embd): hidden states as they enter, and between the two halves */
-    float *h1, *h2; /* (rows, n_embd): these, normed */
+    float *h1, *h2; /* (rows, n_embd): these, normed; unused where the family does not norm there */
+    float *o1, *o2; /* (rows, n_embd): what the two halves add, before its norm, where it has one; else unused */
     float *q0, *q,
         *attn; /* (rows, n_heads, head_dim); q0, k0: before their norms, where the family has such, else unused */
     float *k0, *k, *v;      /* (rows, n_kv_heads, head_dim) */
@@ -17,7 +18,7 @@ typedef struct sn_grad_scratch {
     float *dq, *dattn, *dk, *dv, *dgate, *dup;
     float *low, *dlow;     /* (rows, SN_LORA_RANK_MAX) */
     float *wide;           /* (rows, the widest) */
-    float *cos_sin, *back; /* (rows, rope_dim/2, 2): the rope table, and the one that turns back */
+    float *cos_sin[SN_ROPES_MAX], *back[SN_ROPES_MAX]; /* (rows, rope_dim/2, 2): rope tables, and those that turn back */
 } sn_grad_scratch;
 
 /* Gradients of a block's low-rank adapters, on the device; they grow. */
@@ -34,6 +35,7 @@ typedef struct sn_grad_pass {
     const sn_sequence *sequence;
     const sn_block_tuning *tuning; /* NULL: none */
     const sn_block_grads *grads;   /* NULL: none */
+    int number;                    /* of the block in the model */
 } sn_grad_pass;
 
 /* scratch->x: what entered the block (the prompt not yet added); scratch->dy: gradient of what left it. */

@@ -170,6 +170,7 @@ typedef struct forward_visit {
 
 static sn_status visit_forward(void *ctx, int number, const sn_block *block, sn_err *err) {
     forward_visit *v = ctx;
+    v->pass.number = number;
     v->pass.tuning = v->tunings ? &v->tunings[number - v->segment->first] : NULL;
     return sn_block_forward(block, number - v->segment->first, &v->pass, err);
 }
@@ -204,7 +205,7 @@ static void assert_all_here(const sn_segment *g, const sn_hparams *hp, const sn_
 sn_status sn_segment_forward(sn_segment *g, const sn_hparams *hp, int first, int end, const sn_pass *pass,
                              const sn_block_tuning *tunings, sn_err *err) {
     forward_visit visit = {
-        g, {g->device, hp, g->scratch, pass->n_rows, pass->n_sequences, pass->sequences, NULL}, tunings};
+        g, {g->device, hp, g->scratch, pass->n_rows, pass->n_sequences, pass->sequences, NULL, 0}, tunings};
     sn_pass own = *pass;
     bool recorded = false, streams = next_streamed(g, first, end, 1) != end;
     /* The same blocks by the same addresses are the same calls; streamed ones are not, their copies run beside, nor are

@@ -12,13 +12,14 @@
 /* -- loading ---------------------------------------------------------------------------------------------------------
  */
 
-enum { N_BUFFERS = 9 };
+enum { N_BUFFERS = 10 };
 
 /* Width of each buffer of sn_scratch, in the order of its members. */
 static void buffer_widths(const sn_hparams *hp, size_t width[N_BUFFERS]) {
     size_t q = (size_t)hp->n_heads * (size_t)hp->head_dim, kv = (size_t)hp->n_kv_heads * (size_t)hp->head_dim;
     size_t embd = (size_t)hp->n_embd, ff = (size_t)hp->n_ff;
-    const size_t widths[N_BUFFERS] = {embd, embd, q, q, kv, kv, ff, ff, (size_t)hp->rope_dim};
+    size_t rope = (size_t)hp->rope_dim, second = hp->n_ropes > 1 ? rope : 0;
+    const size_t widths[N_BUFFERS] = {embd, embd, q, q, kv, kv, ff, ff, rope, second};
     memcpy(width, widths, sizeof widths);
 }
 
@@ -31,6 +32,9 @@ static size_t widest_of(const sn_hparams *hp) {
 
 static size_t buffer_bytes(size_t width) { return sn_round_up(width * SN_SPAN_ROWS_MAX * sizeof(float), 64); }
 
+/* Of one rope's table of a pass. */
+static size_t table_floats(const sn_hparams *hp) { return (size_t)hp->rope_dim * SN_SPAN_ROWS_MAX; }
+
 static size_t scratch_bytes(const sn_hparams *hp) {
     size_t width[N_BUFFERS], bytes = 0;
     buffer_widths(hp, width);
@@ -40,7 +44,8 @@ static size_t scratch_bytes(const sn_hparams *hp) {
 
 static sn_status new_scratch(sn_home *h, const sn_hparams *hp, sn_err *err) {
     sn_scratch *s = &h->scratch;
-    float **buffers[N_BUFFERS] = {&s->x, &s->h, &s->q, &s->attn, &s->k, &s->v, &s->gate, &s->up, &s->cos_sin};
+    float **buffers[N_BUFFERS] = {&s->x, &s->h, &s->q, &s->attn, &s->k, &s->v, &s->gate, &s->up, &s->cos_sin[0],
+                                  &s->cos_sin[1]};
     size_t width[N_BUFFERS], widest = widest_of(hp);
     buffer_widths(hp, width);
     sn_device_limits limits = {SN_SPAN_ROWS_MAX, (int)widest, hp->n_ctx};
@@ -115,7 +120,7 @@ sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_devic
     status = sn_calloc(&span->hashes, n, sizeof *span->hashes, err);
     for (size_t i = 0; i < n && !status; i++)
         status = sn_model_block_hash(model, plan->first + (int)i, &span->hashes[i], err);
-    if (!status) status = sn_calloc(&span->cos_sin, (size_t)hp->rope_dim * SN_SPAN_ROWS_MAX, sizeof(float), err);
+    if (!status) status = sn_calloc(&span->cos_sin, table_floats(hp) * (size_t)hp->n_ropes, sizeof(float), err);
     for (int i = 0; i < plan->n_devices && !status; i++) {
         span->homes[span->n_homes++].device = devices[i];
         status = new_scratch(&span->homes[i], hp, err);
@@ -217,9 +222,10 @@ sn_status sn_span_kv_import(const sn_span *span, sn_kv *kv, int block, int n, co
 
 /* The angle of pair i at position p is p * freq[i], as a float32 product like the reference's; its cosine and sine come
  * from base/math.h, the same on every machine. */
-void sn_span_rope_row(const sn_hparams *hp, int position, float *row) {
+void sn_span_rope_row(const sn_hparams *hp, int rope, int position, float *row) {
+    const float *freqs = sn_rope_freqs(hp, rope);
     for (int i = 0; i < hp->rope_dim / 2; i++) {
-        float angle = (float)position * hp->rope_freq[i];
+        float angle = (float)position * freqs[i];
         double sine, cosine;
         sn_sincos((double)angle, &sine, &cosine);
         row[2 * i] = (float)cosine;
@@ -251,16 +257,18 @@ static sn_status bring_in(sn_span *span, const sn_home *to, int n_parts, const s
         assert(part->n_rows > 0 && rows + part->n_rows <= SN_SPAN_ROWS_MAX);
         sn_status status = bring_part(span, to, part, rows, moved, err);
         if (status) return status;
-        for (int r = 0; r < part->n_rows; r++)
-            sn_span_rope_row(&span->hp, sn_kv_length(part->kv) + r,
-                             span->cos_sin + (size_t)(rows + r) * (size_t)span->hp.rope_dim);
+        for (int rope = 0; rope < span->hp.n_ropes; rope++)
+            for (int r = 0; r < part->n_rows; r++)
+                sn_span_rope_row(&span->hp, rope, sn_kv_length(part->kv) + r,
+                                 span->cos_sin + (size_t)rope * table_floats(&span->hp) +
+                                     (size_t)(rows + r) * (size_t)span->hp.rope_dim);
         rows += part->n_rows;
     }
     *n_rows = rows;
     return SN_OK;
 }
 
-/* The hidden states of a pass from one device to the next, and the rope table if the device has not got it yet. */
+/* The hidden states of a pass from one device to the next, and the rope tables if the device has not got them yet. */
 static sn_status hand_over(const sn_span *span, const sn_home *from, const sn_home *to, int n_rows, bool table_is_there,
                            uint64_t *moved, sn_err *err) {
     sn_status status = SN_OK;
@@ -274,8 +282,9 @@ static sn_status hand_over(const sn_span *span, const sn_home *from, const sn_ho
                        .shape = {shape[0], shape[1]}};
         status = sn_guard(&x, to->device, 2, shape, to->scratch.x, moved, err);
     }
-    if (!status && !table_is_there)
-        status = to->device->ops->upload(to->device, to->scratch.cos_sin, span->cos_sin,
+    for (int rope = 0; rope < span->hp.n_ropes && !status && !table_is_there; rope++)
+        status = to->device->ops->upload(to->device, to->scratch.cos_sin[rope],
+                                         span->cos_sin + (size_t)rope * table_floats(&span->hp),
                                          (size_t)n_rows * (size_t)span->hp.rope_dim * sizeof(float), err);
     return status;
 }

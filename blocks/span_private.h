@@ -24,13 +24,13 @@ struct sn_span {
     int n_homes;
     sn_segment segments[SN_KV_PARTS_MAX]; /* in the order of their blocks; segment i's past is part i of the cache */
     int n_segments;
-    float *cos_sin; /* host: the rope table of a pass, before it goes to the devices */
+    float *cos_sin; /* host, (n_ropes, SN_SPAN_ROWS_MAX, rope_dim): rope tables of a pass, before they go to the devices */
     sn_sequence sequences[SN_SPAN_ROWS_MAX];
 };
 
 sn_home *sn_span_home(sn_span *span, const sn_segment *segment); /* of the device that the segment computes on */
 
-/* Row of the rope table for a position: (rope_dim/2, 2) cosines and sines. */
-void sn_span_rope_row(const sn_hparams *hp, int position, float *row);
+/* Row of a rope's table for a position: (rope_dim/2, 2) cosines and sines. */
+void sn_span_rope_row(const sn_hparams *hp, int rope, int position, float *row);
 
 #endif

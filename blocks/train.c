@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { N_BUFFERS = 27 };
+enum { N_BUFFERS = 30 };
 
 /* A device of the span: one sequence's activations and gradients, and its past of one block. */
 typedef struct train_home {
@@ -27,7 +27,7 @@ struct sn_train {
     int tokens_max;
     train_home homes[SN_PLAN_DEVICES_MAX];
     float *entered;      /* (blocks, tokens_max, n_embd) */
-    float *table, *back; /* (tokens_max, rope_dim) */
+    float *table, *back; /* (n_ropes, tokens_max, rope_dim) */
     float *zeros;        /* as many as the largest home's grads */
     size_t n_zeros;
 };
@@ -43,7 +43,7 @@ static sn_kv_shape shape_of(const sn_hparams *hp) {
 static size_t buffers_of(const sn_hparams *hp, sn_grad_scratch *s, float **buffer[N_BUFFERS], size_t width[N_BUFFERS]) {
     size_t embd = (size_t)hp->n_embd, ff = (size_t)hp->n_ff, q = (size_t)hp->n_heads * (size_t)hp->head_dim;
     size_t kv = (size_t)hp->n_kv_heads * (size_t)hp->head_dim, rope = (size_t)hp->rope_dim;
-    size_t widest = embd > q ? embd : q;
+    size_t widest = embd > q ? embd : q, added = hp->post_norm ? embd : 0, rope2 = hp->n_ropes > 1 ? rope : 0;
     if (ff > widest) widest = ff;
     const struct {
         float **at;
@@ -72,9 +72,12 @@ static size_t buffers_of(const sn_hparams *hp, sn_grad_scratch *s, float **buffe
                         {&s->low, SN_LORA_RANK_MAX},
                         {&s->dlow, SN_LORA_RANK_MAX},
                         {&s->wide, widest},
-                        {&s->cos_sin, rope},
-                        {&s->back, rope},
-                        {NULL, 0}};
+                        {&s->o1, added},
+                        {&s->o2, added},
+                        {&s->cos_sin[0], rope},
+                        {&s->back[0], rope},
+                        {&s->cos_sin[1], rope2},
+                        {&s->back[1], rope2}};
     for (int i = 0; i < N_BUFFERS; i++) {
         buffer[i] = all[i].at;
         width[i] = all[i].width;
@@ -96,7 +99,8 @@ static size_t home_bytes(const sn_hparams *hp, const sn_device *device, int toke
 
 static size_t host_floats(const sn_span *span, int tokens) {
     return (size_t)tokens *
-           ((size_t)(span->end - span->first) * (size_t)span->hp.n_embd + 2 * (size_t)span->hp.rope_dim);
+           ((size_t)(span->end - span->first) * (size_t)span->hp.n_embd +
+            2 * (size_t)span->hp.n_ropes * (size_t)span->hp.rope_dim);
 }
 
 size_t sn_train_bytes(const sn_span *span, int tokens_max) {
@@ -118,7 +122,7 @@ static sn_status open_home(const sn_hparams *hp, sn_device *device, int tokens, 
     if (status) return status;
     char *at = h->memory;
     for (int i = 0; i < N_BUFFERS; at += padded(width[i++], tokens))
-        if (buffer[i]) *buffer[i] = (float *)(void *)at;
+        *buffer[i] = (float *)(void *)at;
     for (size_t p = 0; p < n_pages; p++, at += device->ops->kv_page_bytes(device, &shape)) h->pages[p] = at;
     return SN_OK;
 }
@@ -131,15 +135,15 @@ sn_status sn_train_new(sn_span *span, int tokens_max, sn_train **out, sn_err *er
                        tokens_max, span->hp.n_ctx);
     sn_status status = sn_calloc(&t, 1, sizeof *t, err);
     if (status) return status;
-    size_t rows = (size_t)tokens_max, width = (size_t)span->hp.rope_dim;
+    size_t rows = (size_t)tokens_max, width = (size_t)span->hp.rope_dim, ropes = (size_t)span->hp.n_ropes;
     t->span = span;
     t->tokens_max = tokens_max;
     status =
         sn_calloc(&t->entered, rows * (size_t)(span->end - span->first) * (size_t)span->hp.n_embd, sizeof(float), err);
-    if (!status) status = sn_calloc(&t->table, rows * width, sizeof(float), err);
-    if (!status) status = sn_calloc(&t->back, rows * width, sizeof(float), err);
-    for (size_t p = 0; p < rows && !status; p++) {
-        sn_span_rope_row(&span->hp, (int)p, t->table + p * width);
+    if (!status) status = sn_calloc(&t->table, ropes * rows * width, sizeof(float), err);
+    if (!status) status = sn_calloc(&t->back, ropes * rows * width, sizeof(float), err);
+    for (size_t p = 0; p < ropes * rows && !status; p++) {
+        sn_span_rope_row(&span->hp, (int)(p / rows), (int)(p % rows), t->table + p * width);
         for (size_t i = 0; i < width; i++)
             t->back[p * width + i] = i % 2 ? -t->table[p * width + i] : t->table[p * width + i];
     }
@@ -209,11 +213,14 @@ static sn_status bring(const job *j, const sn_tensor *from, float *to, sn_err *e
 }
 
 static sn_status bring_table(job *j, sn_err *err) {
-    size_t bytes = (size_t)j->train->tokens_max * (size_t)j->train->span->hp.rope_dim * sizeof(float);
+    const sn_grad_scratch *s = &j->home->scratch;
+    size_t floats = (size_t)j->train->tokens_max * (size_t)j->train->span->hp.rope_dim, bytes = floats * sizeof(float);
     sn_device *d = j->home->device;
-    if (j->home->has_table) return SN_OK;
-    sn_status status = d->ops->upload(d, j->home->scratch.cos_sin, j->train->table, bytes, err);
-    if (!status) status = d->ops->upload(d, j->home->scratch.back, j->train->back, bytes, err);
+    sn_status status = SN_OK;
+    for (int i = 0; i < j->train->span->hp.n_ropes && !status && !j->home->has_table; i++) {
+        status = d->ops->upload(d, s->cos_sin[i], j->train->table + (size_t)i * floats, bytes, err);
+        if (!status) status = d->ops->upload(d, s->back[i], j->train->back + (size_t)i * floats, bytes, err);
+    }
     j->home->has_table = !status;
     return status;
 }
@@ -240,11 +247,12 @@ static sn_status visit_forward(void *ctx, int number, const sn_block *block, sn_
                                 .v = s->v,
                                 .gate = s->gate,
                                 .up = s->up,
-                                .cos_sin = s->cos_sin,
+                                .cos_sin = {s->cos_sin[0], s->cos_sin[1]},
                                 .low = s->low,
                                 .wide = s->wide};
     const sn_block_pass pass = {
-        d, &j->train->span->hp, &forward, j->n, 1, &j->sequence, j->tuning ? sn_tuning_of(j->tuning, number) : NULL};
+        d, &j->train->span->hp, &forward, j->n, 1, &j->sequence, j->tuning ? sn_tuning_of(j->tuning, number) : NULL,
+        number};
     sn_status status = j->entered ? d->ops->download(d, entered(j, number), s->x, row_bytes(j), err) : SN_OK;
     return status || number == j->last ? status : sn_block_forward(block, 0, &pass, err);
 }
@@ -364,7 +372,7 @@ static sn_status visit_backward(void *ctx, int number, const sn_block *block, sn
     sn_status status = d->ops->upload(d, s->x, entered(j, number), row_bytes(j), err);
     if (!status && lora) status = clear_grads(j, lora, err);
     if (lora) grads = lay_out(tuning, j->home->grads);
-    const sn_grad_pass pass = {d, &j->train->span->hp, s, &j->sequence, tuning, lora ? &grads : NULL};
+    const sn_grad_pass pass = {d, &j->train->span->hp, s, &j->sequence, tuning, lora ? &grads : NULL, number};
     if (!status) status = sn_block_backward(block, &pass, err);
     j->grads -= floats;
     /* A prompt is added to the hidden states that enter: their gradient is its own, where there were tokens. */

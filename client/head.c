@@ -2,6 +2,7 @@
 
 #include "base/mem.h"
 #include "blocks/ties.h"
+#include "blocks/vector.h"
 #include "device/guard.h"
 #include "device/weight.h"
 
@@ -14,7 +15,7 @@ enum { HEAD_ROWS = 64 };
 struct sn_head {
     sn_device *device;
     size_t n_embd, n_vocab;
-    float norm_eps;
+    float norm_eps, embed_scale;
     sn_ties *ties;
     sn_tie embedding_tie, output_tie; /* where the model ties them: two holders of one parameter */
     sn_weight embedding, output;
@@ -46,10 +47,12 @@ static sn_status load_norm(sn_head *head, const sn_model *model, sn_err *err) {
     sn_model_tensor t;
     sn_status status = sn_model_find(model, SN_ROLE_OUTPUT_NORM, 0, &t, err);
     if (status) return status;
-    sn_tensor outside = {
-        .name = "output norm", .data = t.data, .dtype = t.dtype, .rank = 1, .shape = {(int64_t)t.cols}};
-    int64_t wanted = (int64_t)head->n_embd;
-    status = sn_guard(&outside, head->device, 1, &wanted, head->norm, NULL, err);
+    float *host = NULL;
+    status = sn_calloc(&host, t.cols, sizeof *host, err);
+    if (!status) status = sn_vector_read(sn_model_hparams(model), SN_ROLE_OUTPUT_NORM, &t, "output norm", host, err);
+    if (!status)
+        status = head->device->ops->upload(head->device, head->norm, host, head->n_embd * sizeof(float), err);
+    free(host);
     sn_model_forget(model, &t);
     return status;
 }
@@ -75,6 +78,7 @@ sn_status sn_head_load(const sn_model *model, sn_device *device, sn_head **out, 
     if (status) return status;
     *head = (sn_head){.device = device, .n_embd = (size_t)hp->n_embd, .n_vocab = (size_t)hp->n_vocab};
     head->norm_eps = hp->norm_eps;
+    head->embed_scale = hp->embed_scale;
     sn_device_limits limits = {HEAD_ROWS, hp->n_vocab > hp->n_embd ? hp->n_vocab : hp->n_embd, 1};
     status = device->ops->prepare(device, &limits, err);
     if (!status) status = sn_ties_new(&head->ties, err);
@@ -119,6 +123,7 @@ sn_status sn_head_embed(sn_head *head, const int32_t *ids, int n, float *hidden,
                                    (size_t)rows * head->n_embd * sizeof(float), err);
         if (status) return status;
     }
+    for (size_t i = 0; i < (size_t)n * head->n_embd && head->embed_scale != 1; i++) hidden[i] *= head->embed_scale;
     return SN_OK;
 }
 

@@ -13,7 +13,7 @@ static sn_status check_ranges(const sn_hparams *h, sn_err *err) {
         const char *what;
         int value, low, high;
     } ranges[] = {
-        {"number of blocks", h->n_blocks, 1, 1024},
+        {"number of blocks", h->n_blocks, 1, SN_BLOCKS_MAX},
         {"width of the hidden state", h->n_embd, 1, 1 << 17},
         {"number of heads", h->n_heads, 1, 1024},
         {"number of key/value heads", h->n_kv_heads, 1, h->n_heads},
@@ -65,7 +65,7 @@ static float llama3_scaled(float freq, const sn_rope_scaling *s) {
     return (1.0f - smooth) * freq / factor + smooth * freq;
 }
 
-static sn_status fill_rope(sn_hparams *h, const sn_rope_scaling *s, sn_err *err) {
+static sn_status fill_rope(const sn_hparams *h, const sn_rope_scaling *s, float *freqs, sn_err *err) {
     for (int i = 0; i < h->rope_dim / 2; i++) {
         float exponent = (float)(2 * i) / (float)h->rope_dim;
         float freq = 1.0f / (float)sn_pow(s->theta, (double)exponent);
@@ -81,15 +81,25 @@ static sn_status fill_rope(sn_hparams *h, const sn_rope_scaling *s, sn_err *err)
         }
         if (!(freq >= 0 && freq <= 1e6f))
             return sn_fail(err, SN_REFUSED, "the model's rope frequency %d comes out as %g", i, (double)freq);
-        h->rope_freq[i] = freq;
+        freqs[i] = freq;
     }
     return SN_OK;
 }
 
-sn_status sn_config_finish(sn_hparams *hparams, const sn_rope_scaling *scaling, sn_err *err) {
-    sn_status status = check_ranges(hparams, err);
-    if (!status) status = check_scaling(scaling, err);
-    if (!status) status = fill_rope(hparams, scaling, err);
+sn_status sn_config_finish(sn_hparams *h, const sn_family *family, const sn_rope_scaling scaling[SN_ROPES_MAX],
+                           sn_err *err) {
+    sn_status status = check_ranges(h, err);
+    if (status) return status;
+    h->qk_norm = family->qk_norm;
+    h->qk_norm_wide = family->qk_norm_wide;
+    h->post_norm = family->naming[SN_CONTAINER_SAFETENSORS]->of[SN_ROLE_ATTN_POST_NORM];
+    if (h->attn_scale <= 0) h->attn_scale = 1.0f / sqrtf((float)h->head_dim);
+    if (h->embed_scale <= 0) h->embed_scale = 1;
+    if (h->n_ropes < 1) h->n_ropes = 1;
+    for (int i = 0; i < h->n_ropes && !status; i++) {
+        status = check_scaling(&scaling[i], err);
+        if (!status) status = fill_rope(h, &scaling[i], i ? h->rope_freq_back : h->rope_freq, err);
+    }
     return status;
 }
 

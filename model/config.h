@@ -27,8 +27,11 @@ typedef struct sn_rope_scaling {
         *divisors; /* float32 [rope_dim / 2] of any alignment, each frequency is divided by its own; or NULL */
 } sn_rope_scaling;
 
-/* Checks that the hyperparameters fit together and lie within what the program can hold, then fills rope_freq. */
-sn_status sn_config_finish(sn_hparams *hparams, const sn_rope_scaling *scaling, sn_err *err) SN_MUST_USE;
+/* Checks that the hyperparameters fit together and lie within what the program can hold, then fills in what follows from
+ * the family and from what the file left open, and the ropes: rope_freq by scaling[0], by scaling[1] the second one where
+ * n_ropes is 2. */
+sn_status sn_config_finish(sn_hparams *hparams, const sn_family *family, const sn_rope_scaling scaling[SN_ROPES_MAX],
+                           sn_err *err) SN_MUST_USE;
 
 /* Copies a name for people, unprintable bytes replaced, cut to fit. */
 void sn_config_set_name(sn_hparams *hparams, const char *name, size_t len);

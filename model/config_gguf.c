@@ -173,17 +173,16 @@ static sn_status read_rope(const reader *r, sn_hparams *h, sn_rope_scaling *s) {
 
 sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn_family **family, sn_err *err) {
     reader r = {.gguf = gguf, .err = err};
-    sn_rope_scaling scaling = {0};
+    sn_rope_scaling scaling[SN_ROPES_MAX] = {0};
     *hparams = (sn_hparams){0};
     sn_status status = read_family(&r, hparams, family);
     if (!status) status = check_neutral(&r);
     if (!status) status = read_sizes(&r, hparams);
-    if (!status) status = read_rope(&r, hparams, &scaling);
+    if (!status) status = read_rope(&r, hparams, &scaling[0]);
     if (status) return status;
     hparams->rope_style = (*family)->gguf_rope;
-    hparams->qk_norm = (*family)->qk_norm;
     hparams->qkv_bias = (*family)->qkv_bias == SN_ALWAYS ||
                         ((*family)->qkv_bias == SN_IF_SAID && sn_gguf_tensor_find(gguf, "blk.0.attn_q.bias"));
     hparams->tied_output = !sn_gguf_tensor_find(gguf, "output.weight");
-    return sn_config_finish(hparams, &scaling, err);
+    return sn_config_finish(hparams, *family, scaling, err);
 }

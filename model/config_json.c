@@ -85,18 +85,24 @@ static sn_status read_text(const json_t *object, const char *name, bool required
 
 /* ---- what must not be otherwise ---- */
 
-static sn_status check_neutral(const json_t *config, sn_err *err) {
+static bool reads(const sn_family *family, const char *name) {
+    for (const char *const *at = family->reads; at && *at; at++)
+        if (!strcmp(*at, name)) return true;
+    return false;
+}
+
+static sn_status check_neutral(const json_t *config, const sn_family *family, sn_err *err) {
     const char *activation = "silu";
     for (size_t i = 0; i < sizeof must_be_neutral / sizeof *must_be_neutral; i++) {
         const json_t *value = field(config, must_be_neutral[i].field);
         bool neutral = !value || json_is_false(value) ||
                        (json_is_number(value) && json_number_value(value) == must_be_neutral[i].neutral);
-        if (!neutral)
+        if (!neutral && !reads(family, must_be_neutral[i].field))
             return sn_fail(err, SN_REFUSED, "'%s' is set, which this family's mathematics here does not know",
                            must_be_neutral[i].field);
     }
     for (size_t i = 0; i < sizeof must_be_absent / sizeof *must_be_absent; i++)
-        if (field(config, must_be_absent[i]))
+        if (field(config, must_be_absent[i]) && !reads(family, must_be_absent[i]))
             return sn_fail(err, SN_REFUSED, "'%s' is set, which this family's mathematics here does not know",
                            must_be_absent[i]);
     sn_status status = read_text(config, "hidden_act", false, &activation, err);
@@ -175,8 +181,8 @@ static sn_status read_rope(const json_t *config, sn_hparams *h, sn_rope_scaling 
 
 /* ---- the window ---- */
 
-/* Blocks may be listed one by one; they must all be of one kind, which *sliding then says. */
-static sn_status read_layer_types(const json_t *config, int n_blocks, bool *sliding, sn_err *err) {
+/* Blocks may be listed one by one. *sliding: whether any has the window; those that have not look back over all. */
+static sn_status read_layer_types(const json_t *config, int n_blocks, bool *looks_back, bool *sliding, sn_err *err) {
     const json_t *list = field(config, "layer_types");
     if (!list) return SN_OK;
     if (!json_is_array(list) || json_array_size(list) != (size_t)n_blocks)
@@ -190,11 +196,10 @@ static sn_status read_layer_types(const json_t *config, int n_blocks, bool *slid
                            "'layer_types' holds '%.64s'; full_attention and sliding_attention are known",
                            kind ? kind : "no text");
         n_sliding += slides;
+        looks_back[i] = !slides;
     }
-    if (n_sliding && n_sliding < (size_t)n_blocks)
-        return sn_fail(err, SN_REFUSED,
-                       "'layer_types' mixes full and sliding attention, which this family does not here");
     *sliding = n_sliding;
+    if (!n_sliding) memset(looks_back, 0, (size_t)n_blocks * sizeof *looks_back); /* there is no window then */
     return SN_OK;
 }
 
@@ -210,15 +215,12 @@ static sn_status read_window(const json_t *config, const sn_family *family, sn_h
         if (!status) status = read_int(config, "max_window_layers", sliding, &first_sliding, err);
         if (status) return status;
         if (sliding && !field(config, "layer_types")) {
-            if (first_sliding > 0 && first_sliding < h->n_blocks)
-                return sn_fail(err, SN_REFUSED,
-                               "'max_window_layers' mixes full and sliding attention, which this family "
-                               "does not here");
-            sliding = first_sliding <= 0;
+            sliding = first_sliding < h->n_blocks;
+            for (int i = 0; i < first_sliding && sliding; i++) h->looks_back[i] = true;
         }
         if (!sliding) return SN_OK;
     }
-    status = read_layer_types(config, h->n_blocks, &sliding, err);
+    status = read_layer_types(config, h->n_blocks, h->looks_back, &sliding, err);
     if (!status && sliding) h->window = window;
     return status;
 }
@@ -246,19 +248,22 @@ static sn_status read_sizes(const json_t *config, sn_hparams *h, sn_err *err) {
     if (!h->head_dim) h->head_dim = h->n_embd / h->n_heads;
     if (h->n_blocks < 1 || h->head_dim < 1) /* the others' ranges are checked when all is read */
         return sn_fail(err, SN_REFUSED, "the model claims %d blocks and heads of %d", h->n_blocks, h->head_dim);
+    if (h->n_blocks > SN_BLOCKS_MAX) /* they may be listed one by one */
+        return sn_fail(err, SN_REFUSED, "the model's number of blocks is %d; it must be %d at most", h->n_blocks,
+                       SN_BLOCKS_MAX);
     return SN_OK;
 }
 
 static sn_status read_config(const json_t *config, sn_hparams *h, const sn_family **family, sn_err *err) {
     const char *type = "", *name = "";
     bool bias = false;
-    sn_rope_scaling scaling = {0};
+    sn_rope_scaling scaling[SN_ROPES_MAX] = {0};
     if (!json_is_object(config)) return sn_fail(err, SN_REFUSED, "it is no JSON object");
     sn_status status = read_text(config, "model_type", true, &type, err);
     if (!status) status = sn_family_find(SN_CONTAINER_SAFETENSORS, type, family, err);
-    if (!status) status = check_neutral(config, err);
+    if (!status) status = check_neutral(config, *family, err);
     if (!status) status = read_sizes(config, h, err);
-    if (!status) status = read_rope(config, h, &scaling, err);
+    if (!status) status = read_rope(config, h, &scaling[0], err);
     if (!status) status = read_window(config, *family, h, err);
     if (!status) status = read_bool(config, "attention_bias", &bias, err);
     if (!status) status = read_bool(config, "tie_word_embeddings", &h->tied_output, err);
@@ -267,9 +272,8 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     snprintf(h->family, sizeof h->family, "%s", (*family)->name);
     sn_config_set_name(h, name, strlen(name));
     h->rope_style = SN_ROPE_HALVES;
-    h->qk_norm = (*family)->qk_norm;
     h->qkv_bias = (*family)->qkv_bias == SN_ALWAYS || ((*family)->qkv_bias == SN_IF_SAID && bias);
-    return sn_config_finish(h, &scaling, err);
+    return sn_config_finish(h, *family, scaling, err);
 }
 
 sn_status sn_config_from_json(const char *text, size_t len, sn_hparams *hparams, const sn_family **family,

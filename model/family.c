@@ -3,55 +3,55 @@
 #include <stdio.h>
 #include <string.h>
 
-static const sn_naming naming_hf = {
-    .block_prefix = "model.layers.",
-    .of =
-        {
-            [SN_ROLE_TOKEN_EMBEDDING] = "model.embed_tokens.weight",
-            [SN_ROLE_OUTPUT_NORM] = "model.norm.weight",
-            [SN_ROLE_OUTPUT] = "lm_head.weight",
-            [SN_ROLE_ATTN_NORM] = "input_layernorm.weight",
-            [SN_ROLE_ATTN_Q] = "self_attn.q_proj.weight",
-            [SN_ROLE_ATTN_K] = "self_attn.k_proj.weight",
-            [SN_ROLE_ATTN_V] = "self_attn.v_proj.weight",
-            [SN_ROLE_ATTN_O] = "self_attn.o_proj.weight",
-            [SN_ROLE_ATTN_Q_BIAS] = "self_attn.q_proj.bias",
-            [SN_ROLE_ATTN_K_BIAS] = "self_attn.k_proj.bias",
-            [SN_ROLE_ATTN_V_BIAS] = "self_attn.v_proj.bias",
-            [SN_ROLE_ATTN_Q_NORM] = "self_attn.q_norm.weight",
-            [SN_ROLE_ATTN_K_NORM] = "self_attn.k_norm.weight",
-            [SN_ROLE_FFN_NORM] = "post_attention_layernorm.weight",
-            [SN_ROLE_FFN_GATE] = "mlp.gate_proj.weight",
-            [SN_ROLE_FFN_UP] = "mlp.up_proj.weight",
-            [SN_ROLE_FFN_DOWN] = "mlp.down_proj.weight",
-        },
-};
-
-static const sn_naming naming_gguf = {
-    .block_prefix = "blk.",
-    .of =
-        {
-            [SN_ROLE_TOKEN_EMBEDDING] = "token_embd.weight",
-            [SN_ROLE_OUTPUT_NORM] = "output_norm.weight",
-            [SN_ROLE_OUTPUT] = "output.weight",
-            [SN_ROLE_ATTN_NORM] = "attn_norm.weight",
-            [SN_ROLE_ATTN_Q] = "attn_q.weight",
-            [SN_ROLE_ATTN_K] = "attn_k.weight",
-            [SN_ROLE_ATTN_V] = "attn_v.weight",
-            [SN_ROLE_ATTN_O] = "attn_output.weight",
-            [SN_ROLE_ATTN_Q_BIAS] = "attn_q.bias",
-            [SN_ROLE_ATTN_K_BIAS] = "attn_k.bias",
-            [SN_ROLE_ATTN_V_BIAS] = "attn_v.bias",
-            [SN_ROLE_ATTN_Q_NORM] = "attn_q_norm.weight",
-            [SN_ROLE_ATTN_K_NORM] = "attn_k_norm.weight",
-            [SN_ROLE_FFN_NORM] = "ffn_norm.weight",
-            [SN_ROLE_FFN_GATE] = "ffn_gate.weight",
-            [SN_ROLE_FFN_UP] = "ffn_up.weight",
-            [SN_ROLE_FFN_DOWN] = "ffn_down.weight",
-        },
-};
-
 /* clang-format off */
+#define HF_ENDS                                                                                                        \
+    [SN_ROLE_TOKEN_EMBEDDING] = "model.embed_tokens.weight", [SN_ROLE_OUTPUT_NORM] = "model.norm.weight",              \
+    [SN_ROLE_OUTPUT] = "lm_head.weight"
+#define HF_ATTENTION                                                                                                   \
+    [SN_ROLE_ATTN_Q] = "self_attn.q_proj.weight", [SN_ROLE_ATTN_K] = "self_attn.k_proj.weight",                        \
+    [SN_ROLE_ATTN_V] = "self_attn.v_proj.weight", [SN_ROLE_ATTN_O] = "self_attn.o_proj.weight",                        \
+    [SN_ROLE_ATTN_Q_BIAS] = "self_attn.q_proj.bias", [SN_ROLE_ATTN_K_BIAS] = "self_attn.k_proj.bias",                  \
+    [SN_ROLE_ATTN_V_BIAS] = "self_attn.v_proj.bias",                                                                   \
+    [SN_ROLE_ATTN_Q_NORM] = "self_attn.q_norm.weight", [SN_ROLE_ATTN_K_NORM] = "self_attn.k_norm.weight"
+#define HF_FEED_FORWARD                                                                                                \
+    [SN_ROLE_FFN_GATE] = "mlp.gate_proj.weight", [SN_ROLE_FFN_UP] = "mlp.up_proj.weight",                              \
+    [SN_ROLE_FFN_DOWN] = "mlp.down_proj.weight"
+#define HF_NORMS                                                                                                       \
+    [SN_ROLE_ATTN_NORM] = "input_layernorm.weight", [SN_ROLE_FFN_NORM] = "post_attention_layernorm.weight"
+
+#define GGUF_ENDS                                                                                                      \
+    [SN_ROLE_TOKEN_EMBEDDING] = "token_embd.weight", [SN_ROLE_OUTPUT_NORM] = "output_norm.weight",                     \
+    [SN_ROLE_OUTPUT] = "output.weight"
+#define GGUF_ATTENTION                                                                                                 \
+    [SN_ROLE_ATTN_Q] = "attn_q.weight", [SN_ROLE_ATTN_K] = "attn_k.weight", [SN_ROLE_ATTN_V] = "attn_v.weight",        \
+    [SN_ROLE_ATTN_O] = "attn_output.weight", [SN_ROLE_ATTN_Q_BIAS] = "attn_q.bias",                                    \
+    [SN_ROLE_ATTN_K_BIAS] = "attn_k.bias", [SN_ROLE_ATTN_V_BIAS] = "attn_v.bias",                                      \
+    [SN_ROLE_ATTN_Q_NORM] = "attn_q_norm.weight", [SN_ROLE_ATTN_K_NORM] = "attn_k_norm.weight"
+#define GGUF_FEED_FORWARD                                                                                              \
+    [SN_ROLE_FFN_GATE] = "ffn_gate.weight", [SN_ROLE_FFN_UP] = "ffn_up.weight", [SN_ROLE_FFN_DOWN] = "ffn_down.weight"
+#define GGUF_NORMS [SN_ROLE_ATTN_NORM] = "attn_norm.weight", [SN_ROLE_FFN_NORM] = "ffn_norm.weight"
+
+static const sn_naming naming_hf = {.block_prefix = "model.layers.",
+                                    .of = {HF_ENDS, HF_ATTENTION, HF_FEED_FORWARD, HF_NORMS}};
+static const sn_naming naming_gguf = {.block_prefix = "blk.",
+                                      .of = {GGUF_ENDS, GGUF_ATTENTION, GGUF_FEED_FORWARD, GGUF_NORMS}};
+
+/* Q, K and V in one matrix, gate and up in another. */
+static const sn_naming naming_hf_joined = {
+    .block_prefix = "model.layers.",
+    .of = {HF_ENDS, HF_NORMS,
+           [SN_ROLE_ATTN_Q] = "self_attn.qkv_proj.weight", [SN_ROLE_ATTN_K] = "self_attn.qkv_proj.weight",
+           [SN_ROLE_ATTN_V] = "self_attn.qkv_proj.weight", [SN_ROLE_ATTN_O] = "self_attn.o_proj.weight",
+           [SN_ROLE_FFN_GATE] = "mlp.gate_up_proj.weight", [SN_ROLE_FFN_UP] = "mlp.gate_up_proj.weight",
+           [SN_ROLE_FFN_DOWN] = "mlp.down_proj.weight"},
+    .qkv = SN_QKV_JOINED, .gate_up = true};
+
+/* Norms behind the halves of a block, none before. */
+static const sn_naming naming_hf_behind = {
+    .block_prefix = "model.layers.",
+    .of = {HF_ENDS, HF_ATTENTION, HF_FEED_FORWARD, [SN_ROLE_ATTN_POST_NORM] = "post_attention_layernorm.weight",
+           [SN_ROLE_FFN_POST_NORM] = "post_feedforward_layernorm.weight"}};
+
 #define USUAL_NAMES {[SN_CONTAINER_SAFETENSORS] = &naming_hf, [SN_CONTAINER_GGUF] = &naming_gguf}
 
 static const sn_family families[] = {
@@ -62,6 +62,9 @@ static const sn_family families[] = {
      .window = SN_WINDOW_SWITCHED, .naming = USUAL_NAMES},
     {.name = "qwen3", .gguf_architecture = "qwen3", .gguf_rope = SN_ROPE_HALVES, .qkv_bias = SN_IF_SAID,
      .qk_norm = true, .window = SN_WINDOW_SWITCHED, .naming = USUAL_NAMES},
+    {.name = "phi3", .window = SN_WINDOW_GIVEN, .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_joined}},
+    {.name = "olmo2", .qkv_bias = SN_IF_SAID, .qk_norm = true, .qk_norm_wide = true,
+     .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_behind}},
 };
 /* clang-format on */
 

@@ -20,11 +20,20 @@ typedef enum sn_window_rule {
     SN_WINDOW_SWITCHED, /* sliding_window where use_sliding_window */
 } sn_window_rule;
 
+/* How Q, K and V (and their biases) lie in the file; where together, the three roles have one name. */
+typedef enum sn_qkv_layout {
+    SN_QKV_APART,
+    SN_QKV_JOINED,  /* all of Q, all of K, all of V */
+    SN_QKV_BY_HEAD, /* for each key/value head: the queries that share it, its key, its value */
+} sn_qkv_layout;
+
 /* Names of the roles in a container. NULL: the family has no such tensor. A block's tensor is called block_prefix,
  * number of the block, ".", name. */
 typedef struct sn_naming {
     const char *block_prefix;
     const char *of[SN_ROLE_COUNT];
+    sn_qkv_layout qkv;
+    bool gate_up; /* gate and up are one tensor, gate first */
 } sn_naming;
 
 typedef struct sn_family {
@@ -32,10 +41,12 @@ typedef struct sn_family {
     const char *gguf_architecture; /* NULL: its GGUF files go by another family's */
     sn_rope_style gguf_rope;       /* safetensors: always SN_ROPE_HALVES */
     sn_trait qkv_bias;
-    bool qk_norm;
+    bool qk_norm, qk_norm_wide;
     sn_window_rule window;
     int window_default; /* of SN_WINDOW_GIVEN when config.json has no such field */
-    const sn_naming *naming[SN_CONTAINER_COUNT];
+    const sn_naming *naming[SN_CONTAINER_COUNT]; /* NULL: no such files are known */
+    const char *const *reads; /* NULL-terminated: fields of config.json that change the mathematics and are read here,
+                                 where another family must not have them; or NULL */
 } sn_family;
 
 /* The family of a config.json's model_type, or of a GGUF architecture; SN_REFUSED names the ones that are known. */

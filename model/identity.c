@@ -3,6 +3,7 @@
 #include "model/identity.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -29,15 +30,20 @@ static uint32_t float_bits(float x) {
     return bits;
 }
 
-/* What a block's mathematics uses; not the family's name (files of one model may go by two), not the context length. */
-static void add_hparams(sn_hasher *hasher, const sn_hparams *h) {
+/* What a block's mathematics uses; not the family's name (files of one model may go by two), not the context length. What
+ * is as in most models has no line. */
+static void add_hparams(sn_hasher *hasher, const sn_hparams *h, int window, int rope) {
+    const float *freqs = sn_rope_freqs(h, rope);
     add_line(hasher, "n_embd=%d\nn_heads=%d\nn_kv_heads=%d\nhead_dim=%d\nn_ff=%d\n", h->n_embd, h->n_heads,
              h->n_kv_heads, h->head_dim, h->n_ff);
-    add_line(hasher, "norm_eps=%08" PRIx32 "\nwindow=%d\nqkv_bias=%d\nqk_norm=%d\n", float_bits(h->norm_eps), h->window,
+    add_line(hasher, "norm_eps=%08" PRIx32 "\nwindow=%d\nqkv_bias=%d\nqk_norm=%d\n", float_bits(h->norm_eps), window,
              h->qkv_bias, h->qk_norm);
     add_line(hasher, "rope_style=%s\nrope_dim=%d\n", h->rope_style == SN_ROPE_PAIRS ? "pairs" : "halves", h->rope_dim);
     for (int i = 0; i < h->rope_dim / 2; i++)
-        add_line(hasher, "rope_freq=%08" PRIx32 "\n", float_bits(h->rope_freq[i]));
+        add_line(hasher, "rope_freq=%08" PRIx32 "\n", float_bits(freqs[i]));
+    if (h->attn_scale != 1.0f / sqrtf((float)h->head_dim))
+        add_line(hasher, "attn_scale=%08" PRIx32 "\n", float_bits(h->attn_scale));
+    if (h->norm_plus_one) add_line(hasher, "norm_plus_one=1\n");
 }
 
 static void add_tensor(sn_hasher *hasher, sn_role role, const sn_model_tensor *tensor) {
@@ -49,12 +55,16 @@ sn_status sn_model_block_hash(const sn_model *model, int block, sn_hash *out, sn
     sn_hasher *hasher = sn_hasher_new();
     if (!hasher) return sn_fail(err, SN_STOP, "out of memory for a hash");
     sn_status status = SN_OK;
-    add_hparams(hasher, sn_model_hparams(model));
+    const sn_hparams *h = sn_model_hparams(model);
+    if (block >= 0 && block < h->n_blocks) add_hparams(hasher, h, sn_window_of(h, block), sn_rope_of(h, block));
     for (int role = SN_ROLE_FIRST_OF_BLOCK; !status && role < SN_ROLE_COUNT; role++) {
         status = sn_model_find(model, (sn_role)role, block, &tensor, err);
         if (status || !tensor.data) continue;
         add_tensor(hasher, (sn_role)role, &tensor);
-        sn_hasher_add(hasher, tensor.data, tensor.bytes);
+        for (size_t i = 0, bytes; i < sn_model_n_runs(&tensor); i++) {
+            const void *run = sn_model_run(&tensor, i, &bytes);
+            sn_hasher_add(hasher, run, bytes);
+        }
         sn_model_forget(model, &tensor);
     }
     if (!status) *out = sn_hasher_end(hasher);
@@ -67,9 +77,12 @@ sn_status sn_model_make_id(const sn_model *model, sn_hash *out, sn_err *err) {
     sn_model_tensor tensor;
     sn_hasher *hasher = sn_hasher_new();
     if (!hasher) return sn_fail(err, SN_STOP, "out of memory for a hash");
-    add_hparams(hasher, h);
+    add_hparams(hasher, h, h->window, 0);
     add_line(hasher, "n_blocks=%d\nn_vocab=%d\n", h->n_blocks, h->n_vocab);
-    for (int block = 0; block < h->n_blocks; block++)
+    if (h->embed_scale != 1) add_line(hasher, "embed_scale=%08" PRIx32 "\n", float_bits(h->embed_scale));
+    if (h->n_ropes > 1) add_hparams(hasher, h, 0, 1);
+    for (int block = 0; block < h->n_blocks; block++) {
+        if (h->looks_back[block]) add_line(hasher, "%d looks_back\n", block);
         for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++) {
             if (sn_model_find(model, (sn_role)role, block, &tensor, NULL))
                 add_line(hasher, "%d %s absent\n", block, role_names[role]);
@@ -77,6 +90,7 @@ sn_status sn_model_make_id(const sn_model *model, sn_hash *out, sn_err *err) {
             add_line(hasher, "%d ", block);
             add_tensor(hasher, (sn_role)role, &tensor);
         }
+    }
     *out = sn_hasher_end(hasher);
     sn_hasher_free(hasher);
     return SN_OK;

@@ -8,6 +8,7 @@
 #include "model/identity.h"
 #include "model/map.h"
 #include "model/safetensors.h"
+#include "model/view.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -46,6 +47,8 @@ static int compare_entries(const void *a, const void *b) {
     return strcmp(((const entry *)a)->name, ((const entry *)b)->name);
 }
 
+static void be_one_group(sn_model_tensor *t) { t->group_rows = t->group_stride = t->rows == 1 ? t->cols : t->rows; }
+
 static sn_status list_gguf(sn_model *m, sn_err *err) {
     m->n_entries = sn_gguf_n_tensors(m->gguf);
     sn_status status = sn_calloc(&m->entries, m->n_entries, sizeof *m->entries, err);
@@ -58,6 +61,7 @@ static sn_status list_gguf(sn_model *m, sn_err *err) {
                                            .cols = t->dims[0],
                                            .data = t->data,
                                            .bytes = t->bytes}};
+        be_one_group(&m->entries[i].tensor);
     }
     return status;
 }
@@ -75,6 +79,7 @@ static sn_status list_safetensors(sn_model *m, sn_err *err) {
                                            .cols = cols,
                                            .data = t->data,
                                            .bytes = t->bytes}};
+        be_one_group(&m->entries[i].tensor);
     }
     return status;
 }
@@ -116,8 +121,10 @@ static void role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *
         *cols = kv;
         break;
     case SN_ROLE_ATTN_Q_NORM:
+        *cols = h->qk_norm_wide ? q : head;
+        break;
     case SN_ROLE_ATTN_K_NORM:
-        *cols = head;
+        *cols = h->qk_norm_wide ? kv : head;
         break;
     case SN_ROLE_FFN_GATE:
     case SN_ROLE_FFN_UP:
@@ -128,35 +135,56 @@ static void role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *
         break;
     case SN_ROLE_OUTPUT_NORM:
     case SN_ROLE_ATTN_NORM:
+    case SN_ROLE_ATTN_POST_NORM:
     case SN_ROLE_FFN_NORM:
+    case SN_ROLE_FFN_POST_NORM:
     case SN_ROLE_COUNT:
         break;
     }
 }
 
-bool sn_role_is_vector(sn_role role) {
+bool sn_role_is_norm(sn_role role) {
     switch (role) {
     case SN_ROLE_OUTPUT_NORM:
     case SN_ROLE_ATTN_NORM:
+    case SN_ROLE_ATTN_POST_NORM:
     case SN_ROLE_FFN_NORM:
+    case SN_ROLE_FFN_POST_NORM:
     case SN_ROLE_ATTN_Q_NORM:
     case SN_ROLE_ATTN_K_NORM:
-    case SN_ROLE_ATTN_Q_BIAS:
-    case SN_ROLE_ATTN_K_BIAS:
-    case SN_ROLE_ATTN_V_BIAS:
         return true;
     default:
         return false;
     }
 }
 
+bool sn_role_is_vector(sn_role role) {
+    switch (role) {
+    case SN_ROLE_ATTN_Q_BIAS:
+    case SN_ROLE_ATTN_K_BIAS:
+    case SN_ROLE_ATTN_V_BIAS:
+        return true;
+    default:
+        return sn_role_is_norm(role);
+    }
+}
+
+/* Where the role lies in its tensor. *own: its rows; of a vector its elements. */
+static sn_view view_of(const sn_model *m, sn_role role, size_t *own) {
+    size_t rows, cols;
+    role_shape(&m->hparams, role, &rows, &cols);
+    *own = sn_role_is_vector(role) ? cols : rows;
+    return sn_view_of(m->family->naming[m->container], &m->hparams, role, *own);
+}
+
 static bool is_plain_float(sn_dtype dtype) { return dtype == SN_F32 || dtype == SN_F16 || dtype == SN_BF16; }
 
 static sn_status check_entry(const sn_model *m, const entry *e, sn_role role, sn_err *err) {
-    size_t rows, cols;
+    size_t rows, cols, own;
     bool vector = sn_role_is_vector(role);
     sn_dtype dtype = e->tensor.dtype;
     role_shape(&m->hparams, role, &rows, &cols);
+    *(vector ? &cols : &rows) = view_of(m, role, &own).whole;
     if (e->n_dims != (vector ? 1 : 2) || e->tensor.rows != rows || e->tensor.cols != cols)
         return sn_fail(err, SN_REFUSED,
                        "tensor '%s' has %d dimensions, (%zu, %zu), where the hyperparameters ask for (%zu, %zu)",
@@ -299,7 +327,10 @@ sn_status sn_model_find(const sn_model *model, sn_role role, int block, sn_model
         return SN_OK;
     const entry *found = model->roles[(size_t)block * SN_ROLE_COUNT + role];
     if (!found) return sn_fail(err, SN_REFUSED, "tensor '%s' is not in the model's files", name);
+    size_t own;
+    sn_view view = view_of(model, role, &own);
     *out = found->tensor;
+    sn_view_narrow(&view, role, own, out);
     return SN_OK;
 }
 
@@ -315,7 +346,9 @@ void sn_model_forget(const sn_model *model, const sn_model_tensor *tensor) {
     if (!tensor->data) return;
     size_t page = (size_t)sysconf(_SC_PAGESIZE); /* pages at the ends are shared with the neighbours: left alone */
     uintptr_t begin = sn_round_up((uintptr_t)tensor->data, page);
-    uintptr_t end = ((uintptr_t)tensor->data + tensor->bytes) / page * page;
+    size_t bytes;
+    const char *last = sn_model_run(tensor, sn_model_n_runs(tensor) - 1, &bytes);
+    uintptr_t end = ((uintptr_t)last + bytes) / page * page; /* what lies between the runs goes, too: it can be read again */
     if (begin < end) madvise((void *)begin, end - begin, MADV_DONTNEED);
 }
 

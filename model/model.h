@@ -18,7 +18,7 @@
     X(TOKEN_EMBEDDING) /* (n_vocab, n_embd)              always                          */                            \
     X(OUTPUT_NORM)     /* (n_embd)                       always                          */                            \
     X(OUTPUT)          /* (n_vocab, n_embd)              always: the embedding when tied */                            \
-    X(ATTN_NORM)       /* (n_embd)                       always                          */                            \
+    X(ATTN_NORM)       /* (n_embd)                       unless it is ATTN_POST_NORM only */                           \
     X(ATTN_Q)          /* (n_heads * head_dim, n_embd)                                   */                            \
     X(ATTN_K)          /* (n_kv_heads * head_dim, n_embd)                                */                            \
     X(ATTN_V)          /* (n_kv_heads * head_dim, n_embd)                                */                            \
@@ -26,12 +26,14 @@
     X(ATTN_Q_BIAS)     /* (n_heads * head_dim)           qkv_bias                        */                            \
     X(ATTN_K_BIAS)     /* (n_kv_heads * head_dim)        qkv_bias                        */                            \
     X(ATTN_V_BIAS)     /* (n_kv_heads * head_dim)        qkv_bias                        */                            \
-    X(ATTN_Q_NORM)     /* (head_dim)                     qk_norm                         */                            \
-    X(ATTN_K_NORM)     /* (head_dim)                     qk_norm                         */                            \
-    X(FFN_NORM)        /* (n_embd)                       always                          */                            \
+    X(ATTN_Q_NORM)     /* (head_dim), qk_norm_wide: (n_heads * head_dim)       qk_norm   */                            \
+    X(ATTN_K_NORM)     /* (head_dim), qk_norm_wide: (n_kv_heads * head_dim)    qk_norm   */                            \
+    X(ATTN_POST_NORM)  /* (n_embd)                       post_norm: of what attention adds */                          \
+    X(FFN_NORM)        /* (n_embd)                       unless it is FFN_POST_NORM only */                            \
     X(FFN_GATE)        /* (n_ff, n_embd)                                                 */                            \
     X(FFN_UP)          /* (n_ff, n_embd)                                                 */                            \
-    X(FFN_DOWN)        /* (n_embd, n_ff)                                                 */
+    X(FFN_DOWN)        /* (n_embd, n_ff)                                                 */                            \
+    X(FFN_POST_NORM)   /* (n_embd)                       post_norm: of what the feed-forward adds */
 
 typedef enum sn_role {
 #define X(name) SN_ROLE_##name,
@@ -43,13 +45,20 @@ typedef enum sn_role {
 
 /* Whether the role is a norm or a bias: one row, used as float32. */
 bool sn_role_is_vector(sn_role role);
+bool sn_role_is_norm(sn_role role); /* the factors of a norm */
 
 typedef enum sn_rope_style {
     SN_ROPE_PAIRS,  /* rotates (0,1), (2,3), ...: GGUF files of the llama architecture, whose Q and K are permuted so */
     SN_ROPE_HALVES, /* rotates (0,d/2), (1,d/2+1), ...: everything else (GPT-NeoX style) */
 } sn_rope_style;
 
-enum { SN_ROPE_FREQS_MAX = 256, SN_FAMILY_NAME_SIZE = 32, SN_MODEL_NAME_SIZE = 128 };
+enum {
+    SN_BLOCKS_MAX = 1024,
+    SN_ROPE_FREQS_MAX = 256,
+    SN_ROPES_MAX = 2,
+    SN_FAMILY_NAME_SIZE = 32,
+    SN_MODEL_NAME_SIZE = 128
+};
 
 typedef struct sn_hparams {
     char family[SN_FAMILY_NAME_SIZE]; /* "llama", "mistral", "qwen2", "qwen3" */
@@ -58,22 +67,48 @@ typedef struct sn_hparams {
     int n_ctx; /* longest context the model was made for */
     float norm_eps;
     int window; /* sliding window: a token sees itself and window-1 before it; 0: all */
-    bool qkv_bias, qk_norm, tied_output;
+    bool looks_back[SN_BLOCKS_MAX]; /* blocks that see everything before, whatever the window */
+    bool qkv_bias, tied_output;
+    bool qk_norm, qk_norm_wide; /* wide: all heads of a row are normed as one */
+    bool post_norm;             /* what a half of a block adds is normed before */
+    bool norm_plus_one;         /* the file's factors of norms are w, to be used as 1 + w */
+    float attn_scale;           /* of a query with a key: 1 / sqrt(head_dim) where the model does not say otherwise */
+    float embed_scale;          /* embeddings are multiplied by it before the first block (client); 1 */
     sn_rope_style rope_style;
     int rope_dim; /* rotated dimensions of a head (even, <= head_dim) */
     /* Angle of pair i at position p = p * rope_freq[i] (radians): theta, linear and llama3 scaling are already in.
      * float32 as the reference computes it. */
     float rope_freq[SN_ROPE_FREQS_MAX];
+    int n_ropes;                             /* 1; 2: blocks that look back rotate by these instead: */
+    float rope_freq_back[SN_ROPE_FREQS_MAX];
 } sn_hparams;
 
-/* A tensor in its file. `data` stays valid until sn_model_close; rows are contiguous, rank 1 has rows == 1. */
+/* Of the block of that number: its window (0: it sees all), and which of the n_ropes tables of angles it rotates by. */
+static inline int sn_window_of(const sn_hparams *hp, int block) { return hp->looks_back[block] ? 0 : hp->window; }
+static inline int sn_rope_of(const sn_hparams *hp, int block) { return hp->n_ropes > 1 && hp->looks_back[block]; }
+static inline const float *sn_rope_freqs(const sn_hparams *hp, int rope) {
+    return rope ? hp->rope_freq_back : hp->rope_freq;
+}
+
+/* A tensor in its file, or a view of rows of one: Q, K and V may lie there as one matrix. `data` is the first row, valid
+ * until sn_model_close; rank 1 has rows == 1. Row r lies r / group_rows * group_stride + r % group_rows rows behind
+ * data; of a vector so do the elements. A whole tensor is one group. Read it by its runs, or make it contiguous. */
 typedef struct sn_model_tensor {
     sn_dtype dtype;
     size_t rows, cols;
     const void *data;
-    size_t bytes;
+    size_t bytes; /* of the rows */
+    size_t group_rows, group_stride;
     uint64_t tie; /* names the parameter within the model, from 1 on: roles of equal ties share one. Stable, no address */
 } sn_model_tensor;
+
+/* The tensor as runs of contiguous bytes, in the order of its rows: run i < sn_model_n_runs. */
+size_t sn_model_n_runs(const sn_model_tensor *tensor);
+const void *sn_model_run(const sn_model_tensor *tensor, size_t i, size_t *bytes);
+
+/* The tensor's rows one behind the other (bytes): where they lie so in the file that memory, and *copy is NULL, else
+ * *copy, which the caller frees. */
+sn_status sn_model_contiguous(const sn_model_tensor *tensor, const void **rows, void **copy, sn_err *err) SN_MUST_USE;
 
 typedef struct sn_model sn_model;
 

@@ -1,6 +1,7 @@
 /* The promise: the same tokens' keys, values and hidden states are the same bits, however they are computed. Everything here
  * is compared by memcmp with one reference: plain C kernels, one thread, all tokens at once, one span. */
 #include "tests/support/cluster.h"
+#include "tests/support/families.h"
 #include "tests/support/need.h"
 #include "tests/support/tiny.h"
 
@@ -106,18 +107,22 @@ static const sn_dtype DTYPES[] = {SN_F32,  SN_F16,  SN_BF16, SN_Q4_0, SN_Q4_1, S
                                   SN_Q2_K, SN_Q3_K, SN_Q4_K, SN_Q5_K, SN_Q6_K, SN_IQ4_NL, SN_IQ4_XS, SN_MXFP4};
 enum { N_DTYPES = sizeof DTYPES / sizeof *DTYPES };
 
+static void expect_same(const char *path, const char *what, const how *ways, size_t n_ways) {
+    outcome reference = compute(path, REFERENCE);
+    for (size_t i = 0; i < n_ways; i++) {
+        if (!isa_runs(ways[i].isa)) continue;
+        outcome o = compute(path, ways[i]);
+        cr_expect(same(&reference, &o), "%s on %s, %d threads, chunks of %d, %d spans gave other bits", what,
+                  ways[i].isa, ways[i].threads, ways[i].chunk, ways[i].cuts);
+        outcome_free(&o);
+    }
+    outcome_free(&reference);
+}
+
 static void expect_same_in_all(const how *ways, size_t n_ways) {
     for (int t = 0; t < N_DTYPES; t++) {
         char *path = tiny_make(&(tiny_options){.dtype = DTYPES[t]});
-        outcome reference = compute(path, REFERENCE);
-        for (size_t i = 0; i < n_ways; i++) {
-            if (!isa_runs(ways[i].isa)) continue;
-            outcome o = compute(path, ways[i]);
-            cr_expect(same(&reference, &o), "%s on %s, %d threads, chunks of %d, %d spans gave other bits",
-                      sn_dtype_name(DTYPES[t]), ways[i].isa, ways[i].threads, ways[i].chunk, ways[i].cuts);
-            outcome_free(&o);
-        }
-        outcome_free(&reference);
+        expect_same(path, sn_dtype_name(DTYPES[t]), ways, n_ways);
         tiny_remove(&path);
     }
 }
@@ -202,6 +207,21 @@ Test(bits, are_the_same_in_a_batch_with_seven_other_sessions) {
         }
         outcome_free(&reference);
         tiny_remove(&path);
+    }
+}
+
+/* Families differ by what they compute, not by how: each in all these ways. */
+Test(bits, are_the_same_for_every_family) {
+    const how ways[] = {{"c", 1, 7, 1},    {"avx2", 1, 0, 1},   {"avx2", 2, 7, 2},
+                        {"avx2", 3, 1, 1}, {"avx512", 1, 0, 4}, {"avx512", 2, 32, 3}};
+    for (int f = 0; f < N_FAMILIES; f++) {
+        char path[256];
+        snprintf(path, sizeof path, "%s/golden/%s", SN_FIXTURES, FAMILIES[f]);
+        expect_same(path, FAMILIES[f], ways, sizeof ways / sizeof *ways);
+        outcome reference = compute(path, REFERENCE), among = compute_among_others(path, "avx2", 2);
+        cr_expect(same(&reference, &among), "%s gave other bits in a batch", FAMILIES[f]);
+        outcome_free(&reference);
+        outcome_free(&among);
     }
 }
 

@@ -1,5 +1,6 @@
 /* The swarm program from outside: what it prints, and its exit codes. */
 #include "model/safetensors.h"
+#include "tests/support/families.h"
 #include "tests/support/files.h"
 #include "tests/support/need.h"
 #include "tests/support/program.h"
@@ -223,8 +224,6 @@ static json_t *golden_ids(const sn_safetensors *golden, const char *name) {
     return array;
 }
 
-static const char *const families[] = {"llama", "llama3_rope", "mistral", "qwen2", "qwen3"};
-
 static sn_safetensors *open_golden(const char *family, char model[512], char **ids) {
     char path[600];
     sn_safetensors *golden;
@@ -239,19 +238,19 @@ static sn_safetensors *open_golden(const char *family, char model[512], char **i
 
 Test(cli, forward_agrees_with_the_reference_at_every_block_of_every_family) {
     char *out_path = temp_path(folder, "out.safetensors");
-    for (size_t f = 0; f < sizeof families / sizeof *families; f++) {
+    for (size_t f = 0; f < N_FAMILIES; f++) {
         char model[512], *ids;
-        sn_safetensors *golden = open_golden(families[f], model, &ids), *got;
+        sn_safetensors *golden = open_golden(FAMILIES[f], model, &ids), *got;
         cr_assert_eq(SWARM_IN(ids, "forward", "--model", model, "--local", "all", "--ids-file", "-", "--out", out_path,
                               "--every-block"),
-                     0, "%s: %s", families[f], last.err);
+                     0, "%s: %s", FAMILIES[f], last.err);
         NEED(sn_safetensors_open(out_path, &got, &err));
         cr_assert_eq(sn_safetensors_n_tensors(got), 6, "hidden.0 to hidden.4, and logits");
         for (size_t i = 0; i < sn_safetensors_n_tensors(got); i++) {
             const sn_safetensors_tensor *t = sn_safetensors_tensor_at(got, i);
             const sn_safetensors_tensor *want = sn_safetensors_find(golden, t->name);
             cr_assert(want && want->elements == t->elements && t->dtype == SN_F32, "%s", t->name);
-            cr_assert_lt(largest_difference(want, t), 1e-4, "%s %s", families[f], t->name);
+            cr_assert_lt(largest_difference(want, t), 1e-4, "%s %s", FAMILIES[f], t->name);
         }
         sn_safetensors_close(&got);
         sn_safetensors_close(&golden);
@@ -274,14 +273,14 @@ Test(cli, forward_without_every_block_writes_the_ends_only) {
 }
 
 Test(cli, generates_the_references_greedy_tokens_of_every_family) {
-    for (size_t f = 0; f < sizeof families / sizeof *families; f++) {
+    for (size_t f = 0; f < N_FAMILIES; f++) {
         char model[512], *ids;
-        sn_safetensors *golden = open_golden(families[f], model, &ids);
+        sn_safetensors *golden = open_golden(FAMILIES[f], model, &ids);
         cr_assert_eq(SWARM_IN(ids, "generate", "--model", model, "--local", "all", "--ids-file", "-", "--max-tokens",
                               "16", "--ignore-end", "--json"),
-                     0, "%s: %s", families[f], last.err);
+                     0, "%s: %s", FAMILIES[f], last.err);
         json_t *o = program_json(&last), *want = golden_ids(golden, "greedy");
-        cr_assert(json_equal(json_object_get(o, "ids"), want), "%s: %s", families[f], last.out);
+        cr_assert(json_equal(json_object_get(o, "ids"), want), "%s: %s", FAMILIES[f], last.out);
         json_decref(o);
         json_decref(want);
         sn_safetensors_close(&golden);

@@ -75,14 +75,15 @@ Test(config, reads_the_sliding_window_as_each_family_means_it) {
 #define SLIDING "{\"model_type\":\"qwen2\",\"sliding_window\":8,\"use_sliding_window\":true,"
     cr_assert_eq(takes(SLIDING "\"max_window_layers\":0}").window, 8);
     cr_assert_eq(takes(SLIDING "\"max_window_layers\":4}").window, 0);
-    refuses(SLIDING "\"max_window_layers\":2}", "mixes full and sliding");
+    const sn_hparams half = takes(SLIDING "\"max_window_layers\":2}");
+    for (int b = 0; b < 4; b++) cr_assert_eq(sn_window_of(&half, b), b < 2 ? 0 : 8);
     cr_assert_eq(takes(SLIDING "\"max_window_layers\":2,\"layer_types\":[\"full_attention\",\"full_attention\","
                                "\"full_attention\",\"full_attention\"]}")
                      .window,
                  0);
-    refuses(SLIDING "\"max_window_layers\":2,\"layer_types\":[\"full_attention\",\"full_attention\","
-                    "\"full_attention\",\"sliding_attention\"]}",
-            "mixes full and sliding");
+    const sn_hparams last = takes(SLIDING "\"max_window_layers\":2,\"layer_types\":[\"full_attention\",\"full_attention\","
+                                          "\"full_attention\",\"sliding_attention\"]}");
+    for (int b = 0; b < 4; b++) cr_assert_eq(sn_window_of(&last, b), b < 3 ? 0 : 8);
     refuses("{\"model_type\":\"mistral\",\"layer_types\":[\"full_attention\"]}", "all 4 blocks");
     refuses("{\"model_type\":\"mistral\",\"layer_types\":[1,2,3,4]}", "no text");
 }

@@ -11,6 +11,7 @@
 #include "model/safetensors.h"
 #include "tests/support/cuda_stand_in/stand_in.h"
 #include "tests/support/need.h"
+#include "tests/support/families.h"
 #include "tests/support/files.h"
 #include "tests/support/tiny.h"
 
@@ -187,13 +188,12 @@ static double golden_distance(const char *family, const char *map, int chunk) {
 
 /* Token by token everything is float32. Many rows at once go through the matrix units of the CUDA backend, in bfloat16. */
 Test(emulated, golden_families_agree_on_every_device) {
-    static const char *const families[] = {"llama", "llama3_rope", "mistral", "qwen2", "qwen3"};
     static const char *const maps[] = {"0:4=cuda:0", "0:4=xpu:0", "0:1=cpu,1:2=cuda:0,2:3=xpu:0,3:4=cpu"};
-    for (int f = 0; f < 5; f++)
+    for (int f = 0; f < N_FAMILIES; f++)
         for (int m = 0; m < 3; m++) {
-            double one = golden_distance(families[f], maps[m], 1), many = golden_distance(families[f], maps[m], 24);
-            cr_expect(one <= 1e-4, "%s on %s, token by token: %g", families[f], maps[m], one);
-            cr_expect(many <= (m == 1 ? 1e-4 : 3e-2), "%s on %s, at once: %g", families[f], maps[m], many);
+            double one = golden_distance(FAMILIES[f], maps[m], 1), many = golden_distance(FAMILIES[f], maps[m], 24);
+            cr_expect(one <= 1e-4, "%s on %s, token by token: %g", FAMILIES[f], maps[m], one);
+            cr_expect(many <= (m == 1 ? 1e-4 : 3e-2), "%s on %s, at once: %g", FAMILIES[f], maps[m], many);
         }
 }
 

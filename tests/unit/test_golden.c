@@ -3,14 +3,12 @@
 #include "model/safetensors.h"
 #include "client/head.h"
 #include "tests/support/cluster.h"
+#include "tests/support/families.h"
 #include "tests/support/need.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
-
-static const char *const FAMILIES[] = {"llama", "llama3_rope", "mistral", "qwen2", "qwen3"};
-enum { N_FAMILIES = sizeof FAMILIES / sizeof *FAMILIES };
 
 typedef struct golden {
     sn_safetensors *file;

@@ -4,15 +4,13 @@
 #include "blocks/train.h"
 #include "client/head.h"
 #include "model/safetensors.h"
+#include "tests/support/families.h"
 #include "tests/support/need.h"
 #include "tests/support/tiny.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
-
-static const char *const FAMILIES[] = {"llama", "llama3_rope", "mistral", "qwen2", "qwen3"};
-enum { N_FAMILIES = sizeof FAMILIES / sizeof *FAMILIES };
 
 static sn_device *cpu(int threads, const char *isa) {
     sn_device *device = NULL;

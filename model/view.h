@@ -1,0 +1,19 @@
+/* Roles that are rows of a bigger tensor: where they lie in it, and how they are read. Private to model/. */
+#ifndef SN_MODEL_VIEW_H
+#define SN_MODEL_VIEW_H
+
+#include "model/family.h"
+
+/* A role within the tensor of its name, in rows; of a vector in elements. */
+typedef struct sn_view {
+    size_t whole; /* of the tensor in the file */
+    size_t first, group_rows, group_stride;
+} sn_view;
+
+/* `own`: rows of the role itself (of a vector: elements). */
+sn_view sn_view_of(const sn_naming *naming, const sn_hparams *hparams, sn_role role, size_t own);
+
+/* From the tensor in the file, whose size is as the view says, to the role's part of it. */
+void sn_view_narrow(const sn_view *view, sn_role role, size_t own, sn_model_tensor *tensor);
+
+#endif

@@ -1,0 +1,16 @@
+/* The families that tests/fixtures/golden has the reference's numbers of: what is promised of one is tested of all. */
+#ifndef SN_TESTS_FAMILIES_H
+#define SN_TESTS_FAMILIES_H
+
+static const char *const FAMILIES[] = {
+    "llama",
+    "llama3_rope",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "phi3",
+    "olmo2",
+};
+enum { N_FAMILIES = sizeof FAMILIES / sizeof *FAMILIES };
+
+#endif

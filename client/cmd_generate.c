@@ -24,7 +24,8 @@ static const sn_option_group prompt_group = {"Prompt:", prompt_options, sizeof p
 /* The prompt's ids from text: as it is, or inside the chat template. */
 static sn_status encode(const sn_setup *setup, const char *text, size_t len, sn_ids *out, sn_err *err) {
     bool begins = !sn_given_session.load; /* else it goes on, without a token for the beginning */
-    if (!given.chat) return sn_tokenizer_encode(setup->tokenizer, text, len, begins, true, out, err);
+    if (!given.chat && !begins) return sn_tokenizer_encode_more(setup->tokenizer, text, len, true, out, err);
+    if (!given.chat) return sn_tokenizer_encode(setup->tokenizer, text, len, true, true, out, err);
     sn_buf rendered;
     sn_buf_init(&rendered, SN_TEXT_MAX);
     sn_chat_turn turns[2] = {{"system", given.system}, {"user", text}};

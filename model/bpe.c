@@ -1,12 +1,16 @@
 #include "model/bpe.h"
 
+#include "model/utf8.h"
+
 #include <stdlib.h>
 
 static const uint32_t NOWHERE = UINT32_MAX;
+enum { GONE = -1 /* merged into the one before */, NO_TOKEN = -2 /* may become one by merging */ };
 
 typedef struct sn_bpe_symbol {
-    int32_t id; /* -1: merged into the one before */
+    int32_t id;
     uint32_t before, next;
+    uint32_t start, len; /* in the piece; where scores say what merges */
 } symbol;
 
 void sn_bpe_fini(sn_bpe *bpe) {
@@ -52,11 +56,26 @@ static uint64_t heap_pop(sn_bpe *bpe) {
     return least;
 }
 
+/* What the two symbols become, if they merge. */
+static bool find_pair(const sn_bpe *bpe, const sn_vocab *vocab, const symbol *left, const symbol *right, sn_merge *out) {
+    if (vocab->ranks) {
+        size_t len = (size_t)left->len + right->len;
+        int32_t id = len > vocab->longest ? -1 : sn_vocab_find(vocab, bpe->piece + left->start, len);
+        if (id < 0 || sn_vocab_kind(vocab, id) != SN_TOKEN_NORMAL) return false;
+        *out = (sn_merge){.rank = vocab->ranks[id], .id = id};
+        return true;
+    }
+    const sn_merge *merge = sn_vocab_find_merge(vocab, left->id, right->id);
+    if (merge) *out = *merge;
+    return merge;
+}
+
 static void push_pair(sn_bpe *bpe, const sn_vocab *vocab, uint32_t left) {
     uint32_t right = left == NOWHERE ? NOWHERE : bpe->symbols[left].next;
+    sn_merge merge;
     if (right == NOWHERE) return;
-    const sn_merge *merge = sn_vocab_find_merge(vocab, bpe->symbols[left].id, bpe->symbols[right].id);
-    if (merge) heap_push(bpe, (uint64_t)merge->rank << 32 | left);
+    if (find_pair(bpe, vocab, &bpe->symbols[left], &bpe->symbols[right], &merge))
+        heap_push(bpe, (uint64_t)merge.rank << 32 | left);
 }
 
 static void merge_all(sn_bpe *bpe, const sn_vocab *vocab) {
@@ -64,39 +83,79 @@ static void merge_all(sn_bpe *bpe, const sn_vocab *vocab) {
     while (bpe->n_heap) {
         uint64_t key = heap_pop(bpe);
         uint32_t left = (uint32_t)key, rank = (uint32_t)(key >> 32), right = symbols[left].next;
-        if (symbols[left].id < 0 || right == NOWHERE) continue;
-        const sn_merge *merge = sn_vocab_find_merge(vocab, symbols[left].id, symbols[right].id);
-        if (!merge || merge->rank != rank) continue; /* one of the two has merged otherwise since */
-        symbols[left].id = merge->id;
+        sn_merge merge;
+        if (symbols[left].id == GONE || right == NOWHERE) continue;
+        if (!find_pair(bpe, vocab, &symbols[left], &symbols[right], &merge) || merge.rank != rank)
+            continue; /* one of the two has merged otherwise since */
+        symbols[left].id = merge.id;
+        symbols[left].len += symbols[right].len;
         symbols[left].next = symbols[right].next;
-        symbols[right].id = -1;
+        symbols[right].id = GONE;
         if (symbols[left].next != NOWHERE) symbols[symbols[left].next].before = left;
         push_pair(bpe, vocab, symbols[left].before);
         push_pair(bpe, vocab, left);
     }
 }
 
+static uint32_t put_symbol(sn_bpe *bpe, uint32_t n, int32_t id, size_t start, size_t len) {
+    bpe->symbols[n] = (symbol){id, n ? n - 1 : NOWHERE, n + 1, (uint32_t)start, (uint32_t)len};
+    return n + 1;
+}
+
+static uint32_t begin_with_bytes(sn_bpe *bpe, const sn_vocab *vocab, size_t len) {
+    uint32_t n = 0;
+    for (size_t i = 0; i < len; i++) {
+        int32_t id = vocab->byte_ids[bpe->piece[i]];
+        if (id >= 0) n = put_symbol(bpe, n, id, i, 1); /* what a vocabulary cannot say is left out, as the models' own do */
+    }
+    return n;
+}
+
+/* A character without a token waits for merging where that goes by text, else it becomes bytes or the unknown-token now. */
+static uint32_t begin_with_characters(sn_bpe *bpe, const sn_vocab *vocab, size_t len) {
+    const uint8_t *piece = bpe->piece;
+    uint32_t n = 0, code;
+    for (size_t at = 0, step; at < len; at += step) {
+        step = sn_utf8_decode((const char *)piece + at, len - at, &code);
+        if (!step) step = 1; /* never: pieces are valid */
+        int32_t id = sn_vocab_find(vocab, piece + at, step);
+        if (id >= 0 && sn_vocab_kind(vocab, id) != SN_TOKEN_SPECIAL)
+            n = put_symbol(bpe, n, id, at, step);
+        else if (vocab->ranks)
+            n = put_symbol(bpe, n, NO_TOKEN, at, step);
+        else if (vocab->falls_back)
+            for (size_t i = at; i < at + step; i++) n = put_symbol(bpe, n, vocab->byte_ids[piece[i]], i, 1);
+        else if (vocab->unknown >= 0 && !(vocab->fuses_unknown && n && bpe->symbols[n - 1].id == vocab->unknown))
+            n = put_symbol(bpe, n, vocab->unknown, at, step);
+    }
+    return n;
+}
+
+static sn_status put_tokens(sn_bpe *bpe, const sn_vocab *vocab, sn_err *err) {
+    sn_status status = SN_OK;
+    for (uint32_t i = 0; !status && i != NOWHERE; i = bpe->symbols[i].next) {
+        const symbol *s = &bpe->symbols[i];
+        if (s->id >= 0) status = sn_bpe_id(bpe, s->id, err);
+        for (uint32_t b = 0; !status && s->id == NO_TOKEN && b < s->len; b++)
+            status = sn_bpe_id(bpe, vocab->byte_ids[bpe->piece[s->start + b]], err);
+    }
+    return status;
+}
+
 sn_status sn_bpe_piece(sn_bpe *bpe, const sn_vocab *vocab, bool whole_words, const uint8_t *piece, size_t len,
                        sn_err *err) {
     int32_t whole = whole_words ? sn_vocab_find(vocab, piece, len) : -1;
-    if (whole >= 0) return sn_bpe_id(bpe, whole, err);
+    if (whole >= 0 && sn_vocab_kind(vocab, whole) != SN_TOKEN_SPECIAL) return sn_bpe_id(bpe, whole, err);
     /* Every merge takes one candidate off the heap and puts at most two on: never more than 2 * len on it. */
     sn_status status = grow(&bpe->symbols, sizeof *bpe->symbols, len, &bpe->room_symbols, err);
     if (!status) status = grow(&bpe->heap, sizeof *bpe->heap, 2 * len, &bpe->room_heap, err);
     if (status) return status;
-    uint32_t n = 0;
-    for (size_t i = 0; i < len; i++) {
-        int32_t id = vocab->byte_ids[piece[i]];
-        if (id < 0) continue; /* what a vocabulary cannot say is left out, as the models' own tokenizers do */
-        bpe->symbols[n] = (symbol){.id = id, .before = n ? n - 1 : NOWHERE, .next = n + 1};
-        n++;
-    }
+    bpe->piece = piece;
+    uint32_t n = vocab->of_characters ? begin_with_characters(bpe, vocab, len) : begin_with_bytes(bpe, vocab, len);
     if (n == 0) return SN_OK;
     bpe->symbols[n - 1].next = NOWHERE;
     bpe->n_heap = 0;
     for (uint32_t i = 0; i < n; i++) push_pair(bpe, vocab, i);
     merge_all(bpe, vocab);
-    for (uint32_t i = 0; !status && i != NOWHERE; i = bpe->symbols[i].next)
-        status = sn_bpe_id(bpe, bpe->symbols[i].id, err);
-    return status;
+    return put_tokens(bpe, vocab, err);
 }

@@ -1,23 +1,44 @@
 /* tokenizer.ggml.* of a GGUF file. */
 #include "model/tokenizer_parts.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* tokenizer.ggml.token_type */
-enum { TYPE_NORMAL = 1, TYPE_UNKNOWN = 2, TYPE_CONTROL = 3, TYPE_USER_DEFINED = 4, TYPE_UNUSED = 5 };
+enum { TYPE_NORMAL = 1, TYPE_UNKNOWN = 2, TYPE_CONTROL = 3, TYPE_USER_DEFINED = 4, TYPE_UNUSED = 5, TYPE_BYTE = 6 };
 
 static bool equals(sn_gguf_str s, const char *word) { return s.len == strlen(word) && !memcmp(s.data, word, s.len); }
 
-static sn_status read_kind(const sn_gguf *gguf, sn_tokenizer *t, sn_err *err) {
+/* SentencePiece: no pattern cuts the text; spaces become U+2581. */
+static sn_status read_sentencepiece(const sn_gguf *gguf, sn_tokenizer *t, sn_err *err) {
+    bool leads = true, folds = false;
+    const sn_gguf_value *map = sn_gguf_find(gguf, "tokenizer.ggml.precompiled_charsmap");
+    sn_status status = sn_gguf_bool(gguf, "tokenizer.ggml.add_space_prefix", false, &leads, err);
+    if (!status) status = sn_gguf_bool(gguf, "tokenizer.ggml.remove_extra_whitespaces", false, &folds, err);
+    if (status) return status;
+    if (folds || (map && map->n))
+        return sn_fail(err, SN_REFUSED, "the tokenizer %s, which is not supported",
+                       folds ? "folds spaces (tokenizer.ggml.remove_extra_whitespaces)"
+                             : "changes characters (tokenizer.ggml.precompiled_charsmap)");
+    t->lead = leads ? SN_LEAD_ALWAYS : SN_LEAD_NEVER;
+    t->marks_early = true;
+    t->drops_lead = leads;
+    t->add_bos = true;
+    return SN_OK;
+}
+
+static sn_status read_kind(const sn_gguf *gguf, sn_tokenizer *t, bool *of_characters, sn_err *err) {
     sn_gguf_str model, pre = {0};
     bool space_in_front = false;
     sn_status status = sn_gguf_string(gguf, "tokenizer.ggml.model", true, &model, err);
     if (!status) status = sn_gguf_string(gguf, "tokenizer.ggml.pre", false, &pre, err);
     if (!status) status = sn_gguf_bool(gguf, "tokenizer.ggml.add_space_prefix", false, &space_in_front, err);
     if (status) return status;
+    *of_characters = equals(model, "llama");
+    if (*of_characters) return read_sentencepiece(gguf, t, err);
     if (!equals(model, "gpt2"))
         return sn_fail(err, SN_REFUSED,
-                       "the tokenizer is of the kind '%.*s'; only byte-level BPE ('gpt2') is supported",
+                       "the tokenizer is of the kind '%.*s'; byte-level BPE ('gpt2') and SentencePiece's BPE ('llama') are supported",
                        (int)sn_min_size(model.len, 60), model.data);
     if (space_in_front)
         return sn_fail(err, SN_REFUSED, "the tokenizer puts a space before the text, which is not supported");
@@ -31,39 +52,97 @@ static sn_status read_kind(const sn_gguf *gguf, sn_tokenizer *t, sn_err *err) {
     return sn_pretokenizer_add_named(t->pretokenizer, name, &t->whole_words, &t->add_bos, err);
 }
 
-static sn_status read_token(sn_tokenizer *t, int32_t id, sn_gguf_str text, int32_t type, sn_err *err) {
-    sn_added_token added = {.text = (char *)text.data, .len = text.len, .id = id, .special = type != TYPE_USER_DEFINED};
+/* An added token. SentencePiece's are found in the text as it is given, with spaces where the vocabulary has U+2581. */
+static sn_status read_added(sn_tokenizer *t, const sn_added_token *token, sn_err *err) {
+    sn_buf text;
+    sn_added_token plain = *token;
+    sn_status status =
+        sn_vocab_set(&t->vocab, token->id, token->text, token->len, token->special ? SN_TOKEN_SPECIAL : SN_TOKEN_ADDED, err);
+    sn_buf_init(&text, SN_TOKEN_BYTES_MAX);
+    for (size_t at = 0, step; !status && at < token->len; at += step) {
+        bool space = t->vocab.of_characters && token->len - at >= SN_SPACE_LEN && !memcmp(token->text + at, SN_SPACE, SN_SPACE_LEN);
+        step = space ? SN_SPACE_LEN : 1;
+        status = sn_buf_append(&text, space ? " " : token->text + at, 1, err);
+    }
+    plain.text = (char *)text.data;
+    plain.len = text.len;
+    if (!status) status = sn_added_put(&t->added[0], &plain, err);
+    sn_buf_fini(&text);
+    return status;
+}
+
+/* Phi-3's own tokenizer lets special tokens take the white space behind them along, but for three; GGUF does not say so. */
+static bool is_phi3(const sn_gguf *gguf) {
+    sn_err none;
+    sn_gguf_str name = {0};
+    return !sn_gguf_string(gguf, "general.architecture", false, &name, &none) && equals(name, "phi3");
+}
+
+static bool eats_right(sn_gguf_str text) {
+    return !equals(text, "<unk>") && !equals(text, "<s>") && !equals(text, "<|endoftext|>");
+}
+
+static sn_status read_token(sn_tokenizer *t, int32_t id, sn_gguf_str text, int32_t type, bool phi3, sn_err *err) {
+    sn_added_token added = {.text = (char *)text.data,
+                            .len = text.len,
+                            .id = id,
+                            .special = type != TYPE_USER_DEFINED,
+                            .eats_right = phi3 && t->vocab.of_characters && eats_right(text)};
+    if (type == TYPE_BYTE && t->vocab.of_characters) return sn_vocab_set(&t->vocab, id, text.data, text.len, SN_TOKEN_BYTE, err);
     switch (type) {
     case TYPE_NORMAL:
         return sn_vocab_set(&t->vocab, id, text.data, text.len, SN_TOKEN_NORMAL, err);
     case TYPE_UNKNOWN:
     case TYPE_CONTROL:
     case TYPE_USER_DEFINED:
-        return sn_tokenizer_put_added(t, 0, &added, err);
+        return read_added(t, &added, err);
     case TYPE_UNUSED:
         return SN_OK; /* a row of the embedding that stands for nothing */
     default:
-        return sn_fail(err, SN_REFUSED, "token %d is of type %d, which byte-level BPE does not have", id, type);
+        return sn_fail(err, SN_REFUSED, "token %d is of type %d, which %s does not have", id, type,
+                       t->vocab.of_characters ? "SentencePiece's BPE" : "byte-level BPE");
     }
 }
 
-static sn_status read_tokens(const sn_gguf *gguf, sn_tokenizer *t, sn_err *err) {
-    const sn_gguf_value *tokens = NULL, *types = NULL, *merges = NULL;
-    sn_status status = sn_gguf_array(gguf, "tokenizer.ggml.tokens", SN_GGUF_STRING, true, &tokens, err);
-    if (!status) status = sn_gguf_array(gguf, "tokenizer.ggml.token_type", SN_GGUF_I32, true, &types, err);
-    if (!status) status = sn_gguf_array(gguf, "tokenizer.ggml.merges", SN_GGUF_STRING, true, &merges, err);
-    if (status) return status;
-    if (types->n != tokens->n)
-        return sn_fail(err, SN_REFUSED, "the file has %zu tokens and %zu token types", tokens->n, types->n);
-    status = sn_vocab_init(&t->vocab, tokens->n, err);
-    for (size_t i = 0; !status && i < tokens->n; i++)
-        status = read_token(t, (int32_t)i, sn_gguf_string_at(tokens, i), sn_gguf_i32_at(types, i), err);
+static sn_status read_scores(const sn_gguf *gguf, sn_tokenizer *t, sn_err *err) {
+    const sn_gguf_value *value = NULL;
+    float *scores = NULL;
+    sn_status status = sn_gguf_array(gguf, "tokenizer.ggml.scores", SN_GGUF_F32, true, &value, err);
+    if (!status && value->n != t->vocab.n)
+        status = sn_fail(err, SN_REFUSED, "the file has %zu tokens and %zu scores", t->vocab.n, value->n);
+    if (!status) status = sn_vocab_index(&t->vocab, 0, err);
+    if (!status) status = sn_calloc(&scores, value->n, sizeof *scores, err);
+    for (size_t i = 0; !status && i < value->n; i++) scores[i] = sn_gguf_f32_at(value, i);
+    if (!status) status = sn_vocab_scores(&t->vocab, scores, err);
+    free(scores);
+    return status;
+}
+
+static sn_status read_merges(const sn_gguf *gguf, sn_tokenizer *t, sn_err *err) {
+    const sn_gguf_value *merges = NULL;
+    sn_status status = sn_gguf_array(gguf, "tokenizer.ggml.merges", SN_GGUF_STRING, true, &merges, err);
     if (!status) status = sn_vocab_index(&t->vocab, merges->n, err);
     for (size_t i = 0; !status && i < merges->n; i++) {
         sn_gguf_str line = sn_gguf_string_at(merges, i);
         status = sn_vocab_merge_line(&t->vocab, i, line.data, line.len, err);
     }
     return status;
+}
+
+static sn_status read_tokens(const sn_gguf *gguf, sn_tokenizer *t, bool of_characters, sn_err *err) {
+    const sn_gguf_value *tokens = NULL, *types = NULL;
+    sn_status status = sn_gguf_array(gguf, "tokenizer.ggml.tokens", SN_GGUF_STRING, true, &tokens, err);
+    if (!status) status = sn_gguf_array(gguf, "tokenizer.ggml.token_type", SN_GGUF_I32, true, &types, err);
+    if (status) return status;
+    if (types->n != tokens->n)
+        return sn_fail(err, SN_REFUSED, "the file has %zu tokens and %zu token types", tokens->n, types->n);
+    status = sn_vocab_init(&t->vocab, tokens->n, of_characters, err);
+    t->vocab.falls_back = of_characters;
+    bool phi3 = is_phi3(gguf);
+    for (size_t i = 0; !status && i < tokens->n; i++)
+        status = read_token(t, (int32_t)i, sn_gguf_string_at(tokens, i), sn_gguf_i32_at(types, i), phi3, err);
+    if (status) return status;
+    return of_characters ? read_scores(gguf, t, err) : read_merges(gguf, t, err);
 }
 
 static sn_status read_id(const sn_gguf *gguf, const char *key, const sn_tokenizer *t, int32_t *id, sn_err *err) {
@@ -105,8 +184,9 @@ static sn_status read_ends_and_chat(const sn_gguf *gguf, sn_tokenizer *t, sn_err
 sn_status sn_tokenizer_from_gguf(const sn_gguf *gguf, sn_tokenizer **out, sn_err *err) {
     sn_status status = sn_tokenizer_new(out, err);
     if (status) return status;
-    status = read_kind(gguf, *out, err);
-    if (!status) status = read_tokens(gguf, *out, err);
+    bool of_characters = false;
+    status = read_kind(gguf, *out, &of_characters, err);
+    if (!status) status = read_tokens(gguf, *out, of_characters, err);
     if (!status) status = read_ends_and_chat(gguf, *out, err);
     if (!status) status = sn_tokenizer_finish(*out, err);
     if (status) sn_tokenizer_close(out);

@@ -10,14 +10,14 @@
 
 /* ---- the model: vocabulary and merges ---- */
 
-static sn_status check_model(const json_t *model, sn_err *err) {
+static sn_status check_model(const json_t *model, bool of_characters, sn_err *err) {
     static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};
     const char *type = sn_json_string(model, "type", json_is_object(model) ? "BPE" : "(none)");
     if (strcmp(type, "BPE"))
-        return sn_fail(err, SN_REFUSED, "the tokenizer's model is '%.60s'; only byte-level BPE is supported", type);
-    if (sn_json_bool(model, "byte_fallback", false))
+        return sn_fail(err, SN_REFUSED, "the tokenizer's model is '%.60s'; only BPE is supported", type);
+    if (!of_characters && sn_json_bool(model, "byte_fallback", false))
         return sn_fail(err, SN_REFUSED,
-                       "the tokenizer falls back to byte tokens, so it is not byte-level BPE: not supported");
+                       "the tokenizer falls back to byte tokens and is of byte-level BPE, which has no use for them: not supported");
     for (size_t i = 0; i < sizeof affixes / sizeof *affixes; i++)
         if (*sn_json_string(model, affixes[i], ""))
             return sn_fail(err, SN_REFUSED, "the tokenizer's model has a %s, which is not supported", affixes[i]);
@@ -62,17 +62,30 @@ static sn_status read_added_token(sn_tokenizer *t, const json_t *value, const js
     if (sn_json_bool(value, "single_word", false))
         return sn_fail(err, SN_REFUSED, "the added token '%.60s' is a single_word, which is not supported", text);
     bool special = sn_json_bool(value, "special", false);
+    int pass = sn_json_bool(value, "normalized", !special);
     sn_added_token token = {.text = (char *)text,
                             .len = json_string_length(content),
                             .id = (int32_t)id,
                             .special = special,
                             .eats_left = sn_json_bool(value, "lstrip", false),
                             .eats_right = sn_json_bool(value, "rstrip", false)};
-    return sn_tokenizer_put_added(t, sn_json_bool(value, "normalized", !special), &token, err);
+    return sn_tokenizer_put_added(t, pass, &token, err);
 }
 
-/* An unknown-token is never needed where every byte of UTF-8 has a token of its own. */
-static sn_status check_unknown(const sn_tokenizer *t, const json_t *unknown, sn_err *err) {
+/* What stands for a character that has no token, where the vocabulary is of characters. */
+static sn_status read_unknown(sn_tokenizer *t, const json_t *model, sn_err *err) {
+    const json_t *text = json_object_get(model, "unk_token");
+    t->vocab.fuses_unknown = sn_json_bool(model, "fuse_unk", false);
+    if (!json_is_string(text) || t->vocab.falls_back) return SN_OK;
+    t->vocab.unknown = json_string_length(text) ? sn_vocab_find(&t->vocab, json_string_value(text), json_string_length(text)) : -1;
+    if (t->vocab.unknown >= 0) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "the vocabulary has no token '%.60s', which is to stand for what it lacks", json_string_value(text));
+}
+
+/* Of bytes, an unknown-token is never needed where every byte of UTF-8 has a token of its own. */
+static sn_status check_unknown(sn_tokenizer *t, const json_t *model, sn_err *err) {
+    const json_t *unknown = json_object_get(model, "unk_token");
+    if (t->vocab.of_characters) return read_unknown(t, model, err);
     for (int b = 0; json_is_string(unknown) && b <= 0xf4; b++)
         if (t->vocab.byte_ids[b] < 0 && b != 0xc0 && b != 0xc1)
             return sn_fail(err, SN_REFUSED,
@@ -81,20 +94,25 @@ static sn_status check_unknown(const sn_tokenizer *t, const json_t *unknown, sn_
     return SN_OK;
 }
 
-static sn_status read_tokens(sn_tokenizer *t, const json_t *root, size_t n_merges, sn_err *err) {
-    const json_t *vocab = json_object_get(json_object_get(root, "model"), "vocab");
+static sn_status read_token(sn_tokenizer *t, const char *text, size_t len, const json_t *id, sn_err *err) {
+    bool byte = t->vocab.falls_back && sn_vocab_byte_of(text, len) >= 0;
+    return sn_vocab_set(&t->vocab, json_integer_value(id), text, len, byte ? SN_TOKEN_BYTE : SN_TOKEN_NORMAL, err);
+}
+
+static sn_status read_tokens(sn_tokenizer *t, const json_t *root, bool of_characters, size_t n_merges, sn_err *err) {
+    const json_t *model = json_object_get(root, "model"), *vocab = json_object_get(model, "vocab");
     const json_t *added = json_object_get(root, "added_tokens");
     json_int_t largest;
     if (!json_is_object(vocab)) return sn_fail(err, SN_REFUSED, "the tokenizer's model has no vocab");
     sn_status status = largest_id(vocab, added, &largest, err);
-    if (!status) status = sn_vocab_init(&t->vocab, (size_t)largest + 1, err);
+    if (!status) status = sn_vocab_init(&t->vocab, (size_t)largest + 1, of_characters, err);
+    t->vocab.falls_back = of_characters && sn_json_bool(model, "byte_fallback", false);
     for (void *at = json_object_iter((json_t *)vocab); !status && at; at = json_object_iter_next((json_t *)vocab, at))
-        status = sn_vocab_set(&t->vocab, json_integer_value(json_object_iter_value(at)), json_object_iter_key(at),
-                              json_object_iter_key_len(at), SN_TOKEN_NORMAL, err);
+        status = read_token(t, json_object_iter_key(at), json_object_iter_key_len(at), json_object_iter_value(at), err);
     for (size_t i = 0; !status && i < json_array_size(added); i++)
         status = read_added_token(t, json_array_get(added, i), vocab, err);
     if (!status) status = sn_vocab_index(&t->vocab, n_merges, err);
-    return status ? status : check_unknown(t, json_object_get(json_object_get(root, "model"), "unk_token"), err);
+    return status ? status : check_unknown(t, json_object_get(root, "model"), err);
 }
 
 static sn_status read_merge(sn_tokenizer *t, size_t rank, const json_t *value, sn_err *err) {
@@ -109,9 +127,10 @@ static sn_status read_merge(sn_tokenizer *t, size_t rank, const json_t *value, s
 
 static sn_status read_model(sn_tokenizer *t, const json_t *root, sn_err *err) {
     const json_t *model = json_object_get(root, "model"), *merges = json_object_get(model, "merges");
-    sn_status status = check_model(model, err);
+    bool of_characters = !sn_tokenizer_json_is_byte_level(root);
+    sn_status status = check_model(model, of_characters, err);
     if (!status && !json_is_array(merges)) status = sn_fail(err, SN_REFUSED, "the tokenizer's model has no merges");
-    if (!status) status = read_tokens(t, root, json_array_size(merges), err);
+    if (!status) status = read_tokens(t, root, of_characters, json_array_size(merges), err);
     for (size_t i = 0; !status && i < json_array_size(merges); i++)
         status = read_merge(t, i, json_array_get(merges, i), err);
     t->whole_words = sn_json_bool(model, "ignore_merges", false);
@@ -120,6 +139,7 @@ static sn_status read_model(sn_tokenizer *t, const json_t *root, sn_err *err) {
 
 /* ---- what comes before and behind it ---- */
 
+/* Of bytes. */
 static sn_status check_normalizer(const json_t *value, sn_err *err) {
     const char *type = sn_json_string(value, "type", "(none)");
     if (!value || json_is_null(value) || !strcmp(type, "NFC")) return SN_OK;
@@ -222,6 +242,16 @@ static sn_status parse(const sn_buf *text, const char *name, json_t **out, sn_er
     return SN_OK;
 }
 
+/* What is done to text before the model sees it, and to tokens behind it. */
+static sn_status read_around(sn_tokenizer *t, const json_t *root, sn_err *err) {
+    const json_t *normalizer = json_object_get(root, "normalizer");
+    bool of_characters = t->vocab.of_characters;
+    sn_status status = of_characters ? sn_tokenizer_json_normalizer(t, normalizer, err) : check_normalizer(normalizer, err);
+    if (!status) status = sn_tokenizer_json_steps(t, json_object_get(root, "pre_tokenizer"), err);
+    if (!status && of_characters) status = sn_tokenizer_json_decoder(t, json_object_get(root, "decoder"), err);
+    return status;
+}
+
 sn_status sn_tokenizer_from_files(const sn_tokenizer_files *files, sn_tokenizer **out, sn_err *err) {
     json_t *root = NULL, *config = NULL, *generation = NULL;
     *out = NULL;
@@ -229,9 +259,8 @@ sn_status sn_tokenizer_from_files(const sn_tokenizer_files *files, sn_tokenizer 
     if (!status) status = parse(&files->tokenizer_config, "tokenizer_config.json", &config, err);
     if (!status) status = parse(&files->generation_config, "generation_config.json", &generation, err);
     if (!status) status = sn_tokenizer_new(out, err);
-    if (!status) status = check_normalizer(json_object_get(root, "normalizer"), err);
     if (!status) status = read_model(*out, root, err);
-    if (!status) status = sn_tokenizer_json_steps(json_object_get(root, "pre_tokenizer"), (*out)->pretokenizer, err);
+    if (!status) status = read_around(*out, root, err);
     if (!status) status = read_post_processor(*out, json_object_get(root, "post_processor"), false, err);
     if (!status) status = read_config(*out, config, &files->chat_template, err);
     if (!status) {

@@ -14,14 +14,31 @@ bool sn_json_bool(const json_t *object, const char *key, bool missing) {
     return json_is_boolean(value) ? json_boolean_value(value) : missing;
 }
 
+static bool has_byte_level(const json_t *value, int depth) {
+    const json_t *list = json_object_get(value, "pretokenizers");
+    if (!strcmp(sn_json_string(value, "type", ""), "ByteLevel")) return true;
+    for (size_t i = 0; depth < SEQUENCE_DEPTH_MAX && i < json_array_size(list); i++)
+        if (has_byte_level(json_array_get(list, i), depth + 1)) return true;
+    return false;
+}
+
+bool sn_tokenizer_json_is_byte_level(const json_t *root) {
+    const json_t *decoder = json_object_get(root, "decoder");
+    return has_byte_level(json_object_get(root, "pre_tokenizer"), 0) ||
+           !strcmp(sn_json_string(decoder, "type", ""), "ByteLevel");
+}
+
 typedef struct steps {
-    sn_pretokenizer *pretokenizer;
+    sn_tokenizer *t;
+    bool of_characters;
     bool byte_level; /* the step that changes the alphabet has come */
+    bool marks;      /* ... or the one that makes spaces U+2581 */
+    size_t n;        /* that have come */
     sn_err *err;
 } steps;
 
 static sn_status add(steps *s, const char *pattern, bool literal, sn_split split, bool invert) {
-    return sn_pretokenizer_add(s->pretokenizer, pattern, strlen(pattern), literal, split, invert, s->err);
+    return sn_pretokenizer_add(s->t->pretokenizer, pattern, strlen(pattern), literal, split, invert, s->err);
 }
 
 static sn_status read_behavior(const char *name, sn_split *out, sn_err *err) {
@@ -56,7 +73,22 @@ static sn_status read_byte_level(steps *s, const json_t *value) {
     if (sn_json_bool(value, "add_prefix_space", true))
         return sn_fail(s->err, SN_REFUSED, "the tokenizer puts a space before the text, which is not supported");
     s->byte_level = true;
-    return sn_json_bool(value, "use_regex", true) ? sn_pretokenizer_add_gpt2(s->pretokenizer, s->err) : SN_OK;
+    return sn_json_bool(value, "use_regex", true) ? sn_pretokenizer_add_gpt2(s->t->pretokenizer, s->err) : SN_OK;
+}
+
+/* Spaces become U+2581 with one before the text, "always" or "first"; "split" cuts before each. */
+static sn_status read_metaspace(steps *s, const json_t *value) {
+    bool leads = sn_json_bool(value, "add_prefix_space", true); /* how older files say it */
+    const char *scheme = sn_json_string(value, "prepend_scheme", leads ? "always" : "never");
+    bool always = !strcmp(scheme, "always"), first = !strcmp(scheme, "first");
+    if (strcmp(sn_json_string(value, "replacement", ""), SN_SPACE) || (!always && !first && strcmp(scheme, "never")))
+        return sn_fail(s->err, SN_REFUSED, "the pre-tokenizer's Metaspace, '%.20s' for a space, '%.20s' one in front, is not known",
+                       sn_json_string(value, "replacement", ""), scheme);
+    if (s->n || ((always || first) && s->t->lead))
+        return sn_fail(s->err, SN_REFUSED, "the tokenizer puts spaces before the text twice, or cuts it before that: not supported");
+    s->marks = true;
+    if (always || first) s->t->lead = always ? SN_LEAD_UNLESS : SN_LEAD_FIRST_ONLY;
+    return sn_json_bool(value, "split", true) ? add(s, SN_SPACE, true, SN_SPLIT_MERGED_WITH_NEXT, false) : SN_OK;
 }
 
 static sn_status read_step(steps *s, const json_t *value, int depth) {
@@ -72,6 +104,8 @@ static sn_status read_step(steps *s, const json_t *value, int depth) {
         return sn_fail(s->err, SN_REFUSED,
                        "the pre-tokenizer has a step '%.60s' behind ByteLevel, which is not supported", type);
     if (!strcmp(type, "ByteLevel")) return read_byte_level(s, value);
+    if (!strcmp(type, "Metaspace") && s->of_characters) return read_metaspace(s, value);
+    s->n++;
     if (!strcmp(type, "Split")) return read_split(s, value);
     if (!strcmp(type, "Digits"))
         return add(s, "\\p{N}", false,
@@ -79,10 +113,13 @@ static sn_status read_step(steps *s, const json_t *value, int depth) {
     return sn_fail(s->err, SN_REFUSED, "the pre-tokenizer has a step '%.60s', which is not supported", type);
 }
 
-sn_status sn_tokenizer_json_steps(const json_t *value, sn_pretokenizer *pretokenizer, sn_err *err) {
-    steps s = {.pretokenizer = pretokenizer, .err = err};
+sn_status sn_tokenizer_json_steps(sn_tokenizer *t, const json_t *value, sn_err *err) {
+    steps s = {.t = t, .of_characters = t->vocab.of_characters, .err = err};
     sn_status status = json_is_object(value) ? read_step(&s, value, 0) : SN_OK;
-    if (!status && !s.byte_level)
-        status = sn_fail(err, SN_REFUSED, "the pre-tokenizer is not byte-level: only byte-level BPE is supported");
-    return status;
+    if (status) return status;
+    if (!s.of_characters && !s.byte_level)
+        return sn_fail(err, SN_REFUSED, "the pre-tokenizer is not byte-level, and its decoder is: not supported");
+    if (s.of_characters && !s.marks && !t->marks_early)
+        return sn_fail(err, SN_REFUSED, "the tokenizer leaves spaces as they are, as neither byte-level BPE nor SentencePiece does");
+    return SN_OK;
 }

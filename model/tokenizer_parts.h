@@ -11,6 +11,14 @@
 
 enum { SN_TOKENIZER_PASSES = 2, SN_END_IDS_MAX = 32 };
 
+/* Whether a space is put before what lies between added tokens; of vocabularies of characters. */
+typedef enum sn_lead {
+    SN_LEAD_NEVER,
+    SN_LEAD_ALWAYS,     /* before each such part (a normalizer "Prepend") */
+    SN_LEAD_UNLESS,     /* before each that does not begin with one ("Metaspace" with "always") */
+    SN_LEAD_FIRST_ONLY, /* the same, at the beginning of the text only ("Metaspace" with "first") */
+} sn_lead;
+
 struct sn_tokenizer {
     sn_vocab vocab;
     sn_pretokenizer *pretokenizer;
@@ -18,6 +26,9 @@ struct sn_tokenizer {
      * tokenizer.json does not normalise, then those that it does. */
     sn_added added[SN_TOKENIZER_PASSES];
     bool whole_words; /* a piece that is a token is taken as it stands */
+    sn_lead lead;
+    bool marks_early;      /* spaces become U+2581 before the second pass, not behind it */
+    bool drops_lead;       /* decoding leaves a space at the beginning of a text out */
     int32_t bos;      /* -1: the model has none */
     bool add_bos;
     int32_t end_ids[SN_END_IDS_MAX];

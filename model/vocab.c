@@ -2,6 +2,7 @@
 
 #include "model/utf8.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,8 +32,9 @@ static bool undo_alphabet(const char *text, size_t len, uint8_t *out, size_t *n_
     return true;
 }
 
-sn_status sn_vocab_init(sn_vocab *vocab, size_t n, sn_err *err) {
-    *vocab = (sn_vocab){.n = n};
+sn_status sn_vocab_init(sn_vocab *vocab, size_t n, bool of_characters, sn_err *err) {
+    *vocab = (sn_vocab){.n = n, .of_characters = of_characters, .unknown = -1};
+    memset(vocab->byte_ids, 0xff, sizeof vocab->byte_ids);
     sn_buf_init(&vocab->bytes, ARENA_MAX);
     if (n == 0 || n > SN_VOCAB_MAX)
         return sn_fail(err, SN_REFUSED, "the vocabulary would have %zu tokens; 1 to %d are taken", n, SN_VOCAB_MAX);
@@ -43,8 +45,37 @@ void sn_vocab_fini(sn_vocab *vocab) {
     free(vocab->tokens);
     free(vocab->slots);
     free(vocab->merges);
+    free(vocab->ranks);
     sn_buf_fini(&vocab->bytes);
     *vocab = (sn_vocab){0};
+}
+
+int sn_vocab_byte_of(const char *text, size_t len) {
+    static const char digits[] = "0123456789ABCDEF";
+    if (len != 6 || memcmp(text, "<0x", 3) || text[5] != '>' || !text[3] || !text[4]) return -1;
+    const char *high = strchr(digits, text[3]), *low = strchr(digits, text[4]);
+    return high && low ? (int)(16 * (high - digits) + (low - digits)) : -1;
+}
+
+/* What stands for a token in the vocabulary's bytes: undone into `bytes`, or `text` itself. */
+static const void *stored_form(const sn_vocab *vocab, const char *text, size_t len, sn_token_kind kind, uint8_t *bytes, size_t *n,
+                               bool *indexed) {
+    *n = len;
+    if (kind == SN_TOKEN_BYTE) {
+        bytes[0] = (uint8_t)sn_vocab_byte_of(text, len);
+        *n = 1;
+        return bytes;
+    }
+    *indexed = vocab->of_characters;
+    if (vocab->of_characters) return text;
+    bool in_alphabet = undo_alphabet(text, len, bytes, n);
+    if (kind == SN_TOKEN_NORMAL && in_alphabet) {
+        *indexed = true;
+        return bytes;
+    }
+    *indexed = kind == SN_TOKEN_ADDED && in_alphabet && *n == len; /* only ASCII */
+    *n = len;
+    return text;
 }
 
 sn_status sn_vocab_set(sn_vocab *vocab, int64_t id, const char *text, size_t len, sn_token_kind kind, sn_err *err) {
@@ -61,15 +92,18 @@ sn_status sn_vocab_set(sn_vocab *vocab, int64_t id, const char *text, size_t len
     if (token->kind > SN_TOKEN_NORMAL || (token->kind == SN_TOKEN_NORMAL && kind == SN_TOKEN_NORMAL))
         return sn_fail(err, SN_REFUSED, "the id %lld is given to two tokens, the second is '%.*s'", (long long)id,
                        shown, text);
-    size_t n = len;
-    bool in_alphabet = undo_alphabet(text, len, bytes, &n);
-    bool same = in_alphabet && n == len; /* only ASCII */
-    const void *stored = kind == SN_TOKEN_NORMAL && in_alphabet ? (const void *)bytes : text;
-    if (stored == text) n = len;
-    *token = (sn_vocab_token){.start = (uint32_t)vocab->bytes.len,
-                              .len = (uint32_t)n,
-                              .kind = (uint8_t)kind,
-                              .indexed = kind == SN_TOKEN_NORMAL ? in_alphabet : kind == SN_TOKEN_ADDED && same};
+    if (kind == SN_TOKEN_BYTE) {
+        int byte = sn_vocab_byte_of(text, len);
+        if (byte < 0 || vocab->byte_ids[byte] >= 0)
+            return sn_fail(err, SN_REFUSED, "token %lld, '%.*s', stands for a byte that %s", (long long)id, shown, text,
+                           byte < 0 ? "it does not name" : "another token stands for");
+        vocab->byte_ids[byte] = (int32_t)id;
+    }
+    size_t n;
+    bool indexed = false;
+    const void *stored = stored_form(vocab, text, len, kind, bytes, &n, &indexed);
+    *token = (sn_vocab_token){
+        .start = (uint32_t)vocab->bytes.len, .len = (uint32_t)n, .kind = (uint8_t)kind, .indexed = indexed};
     return sn_buf_append(&vocab->bytes, stored, n, err);
 }
 
@@ -116,6 +150,29 @@ static sn_status index_bytes(sn_vocab *vocab, sn_err *err) {
     return SN_OK;
 }
 
+/* "a\u2581b": a space behind something else. */
+static bool has_inner_space(const uint8_t *bytes, size_t len) {
+    bool other = false;
+    for (size_t at = 0; at < len; at++) {
+        bool space = len - at >= SN_SPACE_LEN && !memcmp(bytes + at, SN_SPACE, SN_SPACE_LEN);
+        if (space && other) return true;
+        if (space) at += SN_SPACE_LEN - 1;
+        other = !space;
+    }
+    return false;
+}
+
+/* A byte of ASCII that has a token as a character needs no byte token (Gemma's tab). */
+static sn_status check_byte_tokens(const sn_vocab *vocab, sn_err *err) {
+    for (int b = 0; vocab->falls_back && b < 256; b++) {
+        uint8_t byte = (uint8_t)b;
+        int32_t id = vocab->byte_ids[b] >= 0 || b > 127 ? -1 : sn_vocab_find(vocab, &byte, 1);
+        if (vocab->byte_ids[b] < 0 && (id < 0 || sn_vocab_kind(vocab, id) == SN_TOKEN_SPECIAL))
+            return sn_fail(err, SN_REFUSED, "the vocabulary has no token <0x%02X>, though it falls back to bytes: it is damaged", b);
+    }
+    return SN_OK;
+}
+
 sn_status sn_vocab_index(sn_vocab *vocab, size_t n_merges, sn_err *err) {
     if (n_merges > 2 * (size_t)SN_VOCAB_MAX)
         return sn_fail(err, SN_REFUSED, "%zu merges are given; at most %d are taken", n_merges, 2 * SN_VOCAB_MAX);
@@ -126,15 +183,19 @@ sn_status sn_vocab_index(sn_vocab *vocab, size_t n_merges, sn_err *err) {
     if (status) return status;
     memset(vocab->slots, 0xff, vocab->n_slots * sizeof *vocab->slots);
     for (size_t i = 0; i < vocab->n_merge_slots; i++) vocab->merges[i].pair = UINT64_MAX;
+    vocab->words_stay_apart = vocab->of_characters;
     for (size_t id = 0; id < vocab->n; id++) {
         const sn_vocab_token *token = &vocab->tokens[id];
         if (!token->indexed) continue;
+        if (token->len > vocab->longest) vocab->longest = token->len;
+        if (token->kind < SN_TOKEN_SPECIAL && has_inner_space(vocab->bytes.data + token->start, token->len))
+            vocab->words_stay_apart = false;
         size_t slot = find_slot(vocab, vocab->bytes.data + token->start, token->len);
         if (vocab->slots[slot] >= 0)
             return sn_fail(err, SN_REFUSED, "tokens %d and %zu of the vocabulary are the same", vocab->slots[slot], id);
         vocab->slots[slot] = (int32_t)id;
     }
-    return index_bytes(vocab, err);
+    return vocab->of_characters ? check_byte_tokens(vocab, err) : index_bytes(vocab, err);
 }
 
 int32_t sn_vocab_find(const sn_vocab *vocab, const void *bytes, size_t len) {
@@ -155,13 +216,22 @@ const sn_merge *sn_vocab_find_merge(const sn_vocab *vocab, int32_t left, int32_t
     return merge->pair == UINT64_MAX ? NULL : merge;
 }
 
+/* Both halves as bytes in `out`, of which the left one has *a and the right one *b. */
+static bool merge_bytes(const sn_vocab *vocab, const char *left, size_t left_len, const char *right, size_t right_len,
+                        uint8_t *out, size_t *a, size_t *b) {
+    if (!left_len || !right_len || left_len > SN_TOKEN_BYTES_MAX || right_len > SN_TOKEN_BYTES_MAX) return false;
+    if (!vocab->of_characters) return undo_alphabet(left, left_len, out, a) && undo_alphabet(right, right_len, out + *a, b);
+    memcpy(out, left, *a = left_len);
+    memcpy(out + left_len, right, *b = right_len);
+    return true;
+}
+
 sn_status sn_vocab_merge(sn_vocab *vocab, size_t rank, const char *left, size_t left_len, const char *right,
                          size_t right_len, sn_err *err) {
     uint8_t bytes[2 * SN_TOKEN_BYTES_MAX];
     size_t a, b;
     int show_left = (int)sn_min_size(left_len, 60), show_right = (int)sn_min_size(right_len, 60);
-    if (!left_len || !right_len || left_len > SN_TOKEN_BYTES_MAX || right_len > SN_TOKEN_BYTES_MAX ||
-        !undo_alphabet(left, left_len, bytes, &a) || !undo_alphabet(right, right_len, bytes + a, &b))
+    if (!merge_bytes(vocab, left, left_len, right, right_len, bytes, &a, &b))
         return sn_fail(err, SN_REFUSED, "merge %zu, '%.*s' and '%.*s', is not written in the byte-level alphabet", rank,
                        show_left, left, show_right, right);
     int32_t from = sn_vocab_find(vocab, bytes, a), with = sn_vocab_find(vocab, bytes + a, b);
@@ -169,6 +239,9 @@ sn_status sn_vocab_merge(sn_vocab *vocab, size_t rank, const char *left, size_t 
     if (from < 0 || with < 0 || to < 0)
         return sn_fail(err, SN_REFUSED, "merge %zu, '%.*s' and '%.*s', needs a token that the vocabulary does not have",
                        rank, show_left, left, show_right, right);
+    if (sn_vocab_kind(vocab, from) == SN_TOKEN_SPECIAL || sn_vocab_kind(vocab, with) == SN_TOKEN_SPECIAL ||
+        sn_vocab_kind(vocab, to) == SN_TOKEN_SPECIAL)
+        return SN_OK;
     size_t slot = find_merge_slot(vocab, pair_of(from, with));
     if (vocab->merges[slot].pair != UINT64_MAX)
         return sn_fail(err, SN_REFUSED, "merge %zu, '%.*s' and '%.*s', is given twice", rank, show_left, left,
@@ -184,6 +257,43 @@ sn_status sn_vocab_merge_line(sn_vocab *vocab, size_t rank, const char *line, si
         return sn_fail(err, SN_REFUSED, "merge %zu, '%.*s', is not two tokens with one space between", rank,
                        (int)sn_min_size(len, 60), line);
     return sn_vocab_merge(vocab, rank, line, left, space + 1, len - left - 1, err);
+}
+
+sn_status sn_vocab_change(sn_vocab *vocab, int32_t id, const char *text, size_t len, sn_err *err) {
+    vocab->tokens[id].start = (uint32_t)vocab->bytes.len;
+    vocab->tokens[id].len = (uint32_t)len;
+    return sn_buf_append(&vocab->bytes, text, len, err);
+}
+
+/* ---- scores ---- */
+
+typedef struct scored {
+    float score;
+    int32_t id;
+} scored;
+
+static int highest_first(const void *a, const void *b) {
+    float x = ((const scored *)a)->score, y = ((const scored *)b)->score;
+    return (x < y) - (x > y);
+}
+
+/* Equal scores are of one rank: then the leftmost pair merges first. */
+sn_status sn_vocab_scores(sn_vocab *vocab, const float *scores, sn_err *err) {
+    scored *order = NULL;
+    sn_status status = sn_calloc(&vocab->ranks, vocab->n, sizeof *vocab->ranks, err);
+    if (!status) status = sn_calloc(&order, vocab->n, sizeof *order, err);
+    for (size_t i = 0; !status && i < vocab->n; i++) {
+        order[i] = (scored){scores[i], (int32_t)i};
+        if (!isfinite(scores[i])) status = sn_fail(err, SN_REFUSED, "the score of token %zu is no finite number", i);
+    }
+    if (!status) qsort(order, vocab->n, sizeof *order, highest_first);
+    uint32_t rank = 0;
+    for (size_t i = 0; !status && i < vocab->n; i++) {
+        if (i && order[i].score != order[i - 1].score) rank++;
+        vocab->ranks[order[i].id] = rank;
+    }
+    free(order);
+    return status;
 }
 
 const uint8_t *sn_vocab_bytes(const sn_vocab *vocab, int32_t id, size_t *len) {

@@ -80,7 +80,7 @@ static sn_status add_text(reader *r, const char *text, const char *completion, c
     sn_status status = r->wish->labelled ? find_label(r, name, &index, err) : SN_OK;
     if (!status) status = sn_tokenizer_encode(r->tokenizer, text, strlen(text), true, false, &ids, err);
     if (!status && completion)
-        status = sn_tokenizer_encode(r->tokenizer, completion, strlen(completion), false, false, &more, err);
+        status = sn_tokenizer_encode_more(r->tokenizer, completion, strlen(completion), false, &more, err);
     size_t first = completion ? ids.n : 0, n = ids.n + more.n;
     int32_t *all = status ? NULL : calloc(n + 1, sizeof *all);
     if (!status && !all) status = sn_fail(err, SN_STOP, "out of memory");

@@ -1,7 +1,10 @@
 #include "tests/support/tokenizers.h"
 
+#include "tests/support/files.h"
+
 #include <criterion/criterion.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -70,6 +73,54 @@ void survives(const sn_tokenizer *t, const char *text, size_t len, bool parse_sp
     cr_assert(len == 0 || !memcmp(back.data, text, len));
     sn_buf_fini(&back);
     sn_ids_fini(&ids);
+}
+
+static sn_buf dump(json_t *value) {
+    char *text = value ? json_dumps(value, JSON_COMPACT) : NULL;
+    return (sn_buf){.data = (uint8_t *)text, .len = text ? strlen(text) : 0};
+}
+
+sn_status tokenizer_from_json(json_t *root, json_t *config, json_t *generation, const char *jinja, sn_tokenizer **out,
+                           sn_err *err) {
+    sn_tokenizer_files files = {
+        .tokenizer = dump(root), .tokenizer_config = dump(config), .generation_config = dump(generation)};
+    if (jinja) files.chat_template = (sn_buf){.data = (uint8_t *)strdup(jinja), .len = strlen(jinja)};
+    sn_status status = sn_tokenizer_from_files(&files, out, err);
+    free(files.tokenizer.data);
+    free(files.tokenizer_config.data);
+    free(files.generation_config.data);
+    free(files.chat_template.data);
+    return status;
+}
+
+void change_json(json_t *root, const char *path, const char *value) {
+    char key[64];
+    json_t *at = root;
+    for (const char *dot; (dot = strchr(path, '.')); path = dot + 1) {
+        snprintf(key, sizeof key, "%.*s", (int)(dot - path), path);
+        at = json_is_array(at) ? json_array_get(at, (size_t)atoi(key)) : json_object_get(at, key);
+        cr_assert(at, "no %s", key);
+    }
+    json_t *new_value = value ? json_loads(value, JSON_DECODE_ANY, NULL) : NULL;
+    cr_assert(!value || new_value, "%s", value);
+    if (!value)
+        json_object_del(at, path);
+    else if (json_is_array(at))
+        json_array_set_new(at, (size_t)atoi(path), new_value);
+    else
+        json_object_set_new(at, path, new_value);
+}
+
+void put_gguf_strings(sn_buf *b, const char *key, const char *const *items, size_t n) {
+    put_gguf_key(b, key, SN_GGUF_ARRAY);
+    put_u32(b, SN_GGUF_STRING);
+    put_u64(b, n);
+    for (size_t i = 0; i < n; i++) put_gguf_string(b, items[i]);
+}
+
+void put_gguf_bool(sn_buf *b, const char *key, bool value) {
+    put_gguf_key(b, key, SN_GGUF_BOOL);
+    put(b, &(uint8_t){value}, 1);
 }
 
 double now_s(void) {

@@ -3,7 +3,7 @@
 #ifndef SN_TESTS_TOKENIZERS_H
 #define SN_TESTS_TOKENIZERS_H
 
-#include "model/tokenizer.h"
+#include "model/tokenizer_parts.h"
 
 #include <jansson.h>
 
@@ -21,6 +21,16 @@ void same_ids(const sn_ids *ids, const json_t *expected, const char *what);
 void same_as_expected(const sn_tokenizer *t, const json_t *list, bool add_bos, const char *name);
 /* Encoded and decoded, the text is what it was. */
 void survives(const sn_tokenizer *t, const char *text, size_t len, bool parse_special);
+
+/* The tokenizer of files with this in them; any may be NULL. */
+sn_status tokenizer_from_json(json_t *root, json_t *config, json_t *generation, const char *jinja, sn_tokenizer **out,
+                              sn_err *err);
+/* Puts `value` (JSON text; NULL removes) at a path like "model.vocab.a". */
+void change_json(json_t *root, const char *path, const char *value);
+
+/* Metadata of a GGUF file. */
+void put_gguf_strings(sn_buf *b, const char *key, const char *const *items, size_t n);
+void put_gguf_bool(sn_buf *b, const char *key, bool value);
 
 double now_s(void);
 

@@ -1,0 +1,324 @@
+/* Vocabularies of SentencePiece's kind: spaces as U+2581, characters, byte tokens; from tokenizer.json and from GGUF. */
+#include "tests/support/files.h"
+#include "tests/support/tokenizers.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static json_t *part_of_fixture(const char *file) { return fixture_json("sentencepiece", file); }
+
+/* The tokenizer.json of a family: the one in the fixture with this family's parts in it. */
+static json_t *family_json(const json_t *variant) {
+    json_t *root = part_of_fixture("tokenizer.json"), *model = json_object_get(root, "model");
+    json_object_update(root, json_object_get(variant, "parts"));
+    json_object_update(model, json_object_get(variant, "model"));
+    if (json_is_true(json_object_get(variant, "tab"))) { /* as in Gemma, a tab has the place of its byte token */
+        json_t *vocab = json_object_get(model, "vocab");
+        json_object_set(vocab, "\t", json_object_get(vocab, "<0x09>"));
+        json_object_del(vocab, "<0x09>");
+    }
+    return root;
+}
+
+static sn_tokenizer *open_json(json_t *root) {
+    sn_tokenizer *t;
+    sn_err err;
+    cr_assert_eq(tokenizer_from_json(root, NULL, NULL, NULL, &t, &err), SN_OK, "%s", err.text);
+    json_decref(root);
+    return t;
+}
+
+static sn_tokenizer *open_family(const char *name) {
+    json_t *variants = part_of_fixture("variants.json"), *variant;
+    size_t i;
+    sn_tokenizer *t = NULL;
+    json_array_foreach(variants, i, variant)
+        if (!strcmp(json_string_value(json_object_get(variant, "name")), name)) t = open_json(family_json(variant));
+    cr_assert(t, "no %s", name);
+    json_decref(variants);
+    return t;
+}
+
+/* What a whole text is shown as: without special tokens, and without the space that its encoding put before it. */
+static void shows(const sn_tokenizer *t, const sn_ids *ids, const json_t *text, const char *what) {
+    sn_buf out = decode(t, ids, false);
+    size_t skip = sn_tokenizer_drops_lead(t) && out.len && out.data[0] == ' ';
+    if (json_is_string(text)) { /* else the ids are no whole UTF-8 */
+        cr_assert_eq(out.len - skip, json_string_length(text), "%s", what);
+        cr_assert(!out.len || !memcmp(out.data + skip, json_string_value(text), out.len - skip), "%s", what);
+    }
+    sn_buf_fini(&out);
+}
+
+Test(sentencepiece, gives_the_ids_and_texts_of_the_reference_in_every_family) {
+    json_t *variants = part_of_fixture("variants.json"), *variant, *item;
+    size_t i, k;
+    cr_assert_geq(json_array_size(variants), 8u);
+    json_array_foreach(variants, i, variant) {
+        const char *name = json_string_value(json_object_get(variant, "name"));
+        sn_tokenizer *t = open_json(family_json(variant));
+        same_as_expected(t, json_object_get(variant, "expected"), true, name);
+        json_array_foreach(json_object_get(variant, "expected"), k, item) {
+            const json_t *text = json_object_get(item, "text");
+            sn_ids ids = encode(t, json_string_value(text), json_string_length(text), true, true);
+            shows(t, &ids, json_object_get(item, "shown"), name);
+            sn_ids_fini(&ids);
+        }
+        sn_tokenizer_close(&t);
+    }
+    json_decref(variants);
+}
+
+/* ---- GGUF ---- */
+
+typedef struct gguf_options {
+    bool no_prefix, phi3, folds;
+    const char *charsmap;
+    int without;         /* this token has no type of its own any more: it is unused */
+    const char *token;   /* instead of token 300 */
+    int type;            /* of token 300; 0: as it is */
+    bool short_scores, no_scores;
+    float score;         /* of token 300; 0: as it is */
+    const char *user[2]; /* tokens behind the others, found as they are written */
+} gguf_options;
+
+enum { PIECES_MAX = 600 };
+
+/* The fixture's pieces as a converter would write them. */
+static sn_buf gguf_of_pieces(const gguf_options *o) {
+    json_t *root = part_of_fixture("pieces.json"), *pieces = json_object_get(root, "pieces"), *piece;
+    const char *tokens[PIECES_MAX];
+    float scores[PIECES_MAX];
+    int types[PIECES_MAX];
+    size_t n;
+    cr_assert_lt(json_array_size(pieces) + 2, (size_t)PIECES_MAX);
+    json_array_foreach(pieces, n, piece) {
+        tokens[n] = json_string_value(json_array_get(piece, 0));
+        scores[n] = (float)json_number_value(json_array_get(piece, 1));
+        types[n] = (int)json_integer_value(json_array_get(piece, 2));
+    }
+    for (int i = 0; i < 2 && o->user[i]; i++, n++) tokens[n] = o->user[i], scores[n] = -1000, types[n] = 4;
+    if (o->token) tokens[300] = o->token;
+    if (o->type) types[300] = o->type;
+    if (o->score != 0) scores[300] = o->score;
+    if (o->without) types[o->without] = 5;
+    sn_buf b = {0};
+    put_gguf_header(&b, 3, 0, 9 - o->no_scores + !!o->charsmap);
+    put_gguf_text(&b, "general.architecture", o->phi3 ? "phi3" : "llama");
+    put_gguf_text(&b, "tokenizer.ggml.model", "llama");
+    put_gguf_strings(&b, "tokenizer.ggml.tokens", tokens, n);
+    put_gguf_key(&b, "tokenizer.ggml.token_type", SN_GGUF_ARRAY);
+    put_u32(&b, SN_GGUF_I32);
+    put_u64(&b, n);
+    for (size_t i = 0; i < n; i++) put_u32(&b, (uint32_t)types[i]);
+    if (!o->no_scores) {
+        put_gguf_key(&b, "tokenizer.ggml.scores", SN_GGUF_ARRAY);
+        put_u32(&b, SN_GGUF_F32);
+        put_u64(&b, n - o->short_scores);
+        for (size_t i = 0; i < n - o->short_scores; i++) put_f32(&b, scores[i]);
+    }
+    put_gguf_u32(&b, "tokenizer.ggml.bos_token_id", 1);
+    put_gguf_u32(&b, "tokenizer.ggml.eos_token_id", 2);
+    put_gguf_bool(&b, "tokenizer.ggml.add_space_prefix", !o->no_prefix);
+    put_gguf_bool(&b, "tokenizer.ggml.remove_extra_whitespaces", o->folds);
+    if (o->charsmap) put_gguf_text(&b, "tokenizer.ggml.precompiled_charsmap", o->charsmap);
+    pad_to(&b, 32);
+    json_decref(root);
+    return b;
+}
+
+static sn_status try_gguf(const gguf_options *o, sn_tokenizer **t, sn_err *err) {
+    sn_buf b = gguf_of_pieces(o);
+    sn_gguf *g;
+    cr_assert_eq(sn_gguf_open_memory(b.data, b.len, "made", &g, err), SN_OK, "%s", err->text);
+    sn_status status = sn_tokenizer_from_gguf(g, t, err);
+    sn_gguf_close(&g);
+    sn_buf_fini(&b);
+    return status;
+}
+
+static sn_tokenizer *open_gguf(const gguf_options *o) {
+    sn_tokenizer *t;
+    sn_err err;
+    cr_assert_eq(try_gguf(o, &t, &err), SN_OK, "%s", err.text);
+    return t;
+}
+
+Test(sentencepiece, merges_by_scores_as_sentencepiece_itself) {
+    json_t *root = part_of_fixture("pieces.json"), *variants = part_of_fixture("variants.json");
+    sn_tokenizer *t = open_gguf(&(gguf_options){0});
+    same_as_expected(t, json_object_get(root, "expected"), false, "SentencePiece");
+    same_as_expected(t, json_object_get(json_array_get(variants, 0), "expected"), true, "Llama 2");
+    cr_assert(sn_tokenizer_is_end(t, 2));
+    sn_tokenizer_close(&t);
+    json_decref(root);
+    json_decref(variants);
+}
+
+static void gives(const sn_tokenizer *t, const char *text, const sn_tokenizer *other, const char *same) {
+    sn_ids a = encode(t, text, strlen(text), true, true), b = encode(other, same, strlen(same), true, true);
+    cr_assert(a.n == b.n && !memcmp(a.ids, b.ids, a.n * sizeof *a.ids), "'%s' and '%s'", text, same);
+    sn_ids_fini(&a);
+    sn_ids_fini(&b);
+}
+
+/* Gemma: no space before the text, and runs of spaces are tokens that are found as they are written. */
+Test(sentencepiece, reads_what_a_gguf_file_says_beyond_its_scores) {
+    sn_tokenizer *with = open_gguf(&(gguf_options){0}), *without = open_gguf(&(gguf_options){.no_prefix = true});
+    cr_assert(sn_tokenizer_drops_lead(with) && !sn_tokenizer_drops_lead(without));
+    gives(with, "the node", without, " the node");
+    sn_tokenizer *runs = open_gguf(&(gguf_options){.no_prefix = true, .user = {SN_SPACE SN_SPACE SN_SPACE, "\n\n"}});
+    sn_ids ids = encode(runs, "a    \n\nb", 8, false, false);
+    int32_t last = sn_tokenizer_n_vocab(runs) - 1;
+    cr_assert(ids.n == 5 && ids.ids[1] == last - 1 && ids.ids[3] == last, "%zu", ids.n);
+    sn_buf back = decode(runs, &ids, false);
+    cr_assert(back.len == 8 && !memcmp(back.data, "a    \n\nb", 8));
+    sn_buf_fini(&back);
+    sn_ids_fini(&ids);
+    sn_tokenizer *phi3 = open_gguf(&(gguf_options){.phi3 = true});
+    gives(phi3, "[INST] \nthe", with, "[INST]the");
+    gives(phi3, "<s> the", with, "<s> the");
+    sn_tokenizer *all[] = {with, without, runs, phi3};
+    for (size_t i = 0; i < 4; i++) sn_tokenizer_close(&all[i]);
+}
+
+Test(sentencepiece, refuses_every_kind_of_wrong_gguf_metadata) {
+    static const struct {
+        gguf_options options;
+        const char *words;
+    } bad[] = {
+        {{.no_scores = true}, "scores"},
+        {{.short_scores = true}, "560 tokens and 559 scores"},
+        {{.score = __builtin_nanf("")}, "score of token 300 is no finite number"},
+        {{.score = -__builtin_inff()}, "score of token 300 is no finite number"},
+        {{.without = 5 + 0xe5}, "no token <0xE5>"},
+        {{.type = 6}, "stands for a byte that it does not name"},
+        {{.token = "<0x41>", .type = 6}, "another token stands for"},
+        {{.token = "<0x4g>", .type = 6}, "does not name"},
+        {{.token = "the", .type = 7}, "of type 7, which SentencePiece's"},
+        {{.token = "a"}, "are the same"},
+        {{.token = ""}, "0 bytes long"},
+        {{.token = "\xff"}, "not valid UTF-8"},
+        {{.folds = true}, "folds spaces"},
+        {{.charsmap = "x"}, "changes characters"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        sn_tokenizer *t = NULL;
+        sn_err err = {0};
+        cr_assert_eq(try_gguf(&bad[i].options, &t, &err), SN_REFUSED, "case %zu", i);
+        cr_assert(strstr(err.text, bad[i].words), "case %zu: %s", i, err.text);
+        cr_assert_null(t);
+    }
+}
+
+/* ---- what both have ---- */
+
+#define SEQUENCE(parts) "{\"type\": \"Sequence\", \"decoders\": [" parts "]}"
+#define REPLACE         "{\"type\": \"Replace\", \"pattern\": {\"String\": \"" SN_SPACE "\"}, \"content\": \" \"}"
+#define STRIP(start)    "{\"type\": \"Strip\", \"content\": \" \", \"start\": " start ", \"stop\": 0}"
+#define METASPACE(rest) "{\"type\": \"Metaspace\", \"replacement\": \"" SN_SPACE "\"" rest "}"
+
+static const struct {
+    const char *path, *value, *words;
+} bad_json[] = {
+    {"model.vocab.<0xE5>", NULL, "no token <0xE5>"},
+    {"model.vocab.a", "9223372036854775807", "largest id"},
+    {"model.vocab.a", "66", "given to two tokens"},
+    {"model.merges.0", "[\"q\", \"zz\"]", "does not have"},
+    {"model.merges.0", "[\"a\", \"\"]", "not written"},
+    {"model.merges.1", "[\"" SN_SPACE "\", \"" SN_SPACE "\"]", "given twice"},
+    {"model.continuing_subword_prefix", "\"##\"", "continuing_subword_prefix"},
+    {"normalizer", "null", "leaves spaces as they are"},
+    {"normalizer", "{\"type\": \"NFKC\"}", "'NFKC'"},
+    {"normalizer.normalizers.0.prepend", "\"_\"", "'Prepend'"},
+    {"normalizer.normalizers.1.content", "\"_\"", "'Replace'"},
+    {"normalizer.normalizers.1", "{\"type\": \"Prepend\", \"prepend\": \"" SN_SPACE "\"}", "'Prepend'"},
+    {"normalizer", "{\"type\": \"Prepend\", \"prepend\": \"" SN_SPACE "\"}", "not for spaces"},
+    {"pre_tokenizer", METASPACE(", \"prepend_scheme\": \"odd\""), "'odd'"},
+    {"pre_tokenizer", "{\"type\": \"Metaspace\", \"replacement\": \"_\"}", "'_'"},
+    {"pre_tokenizer", METASPACE(""), "twice"},
+    {"pre_tokenizer", "{\"type\": \"Whitespace\"}", "'Whitespace'"},
+    {"decoder", "null", "U+2581 a space"},
+    {"decoder", SEQUENCE(REPLACE), "byte tokens bytes"},
+    {"decoder", SEQUENCE("{\"type\": \"ByteFallback\"}, " REPLACE), "'Replace'"},
+    {"decoder", SEQUENCE(REPLACE ", {\"type\": \"ByteFallback\"}, " STRIP("1")), "'Strip'"},
+    {"decoder", SEQUENCE(REPLACE ", {\"type\": \"ByteFallback\"}, {\"type\": \"Fuse\"}, " STRIP("2")), "'Strip'"},
+    {"decoder", SEQUENCE(REPLACE ", {\"type\": \"ByteFallback\"}, {\"type\": \"Fuse\"}, {\"type\": \"CTC\"}"), "'CTC'"},
+    {"decoder", METASPACE(""), "'Metaspace'"},
+};
+
+Test(sentencepiece, refuses_every_kind_of_wrong_tokenizer_json) {
+    for (size_t i = 0; i < sizeof bad_json / sizeof *bad_json; i++) {
+        json_t *root = part_of_fixture("tokenizer.json");
+        sn_tokenizer *t = NULL;
+        sn_err err = {0};
+        change_json(root, bad_json[i].path, bad_json[i].value);
+        cr_assert_eq(tokenizer_from_json(root, NULL, NULL, NULL, &t, &err), SN_REFUSED, "case %zu, %s = %s is taken", i,
+                     bad_json[i].path, bad_json[i].value);
+        cr_assert(strstr(err.text, bad_json[i].words), "case %zu, %s = %s: %s", i, bad_json[i].path, bad_json[i].value, err.text);
+        cr_assert_null(t);
+        json_decref(root);
+    }
+}
+
+/* Without byte tokens, a character that has no token needs another one, which must be there. */
+Test(sentencepiece, wants_the_unknown_token_that_it_names) {
+    json_t *root = part_of_fixture("tokenizer.json");
+    sn_tokenizer *t = NULL;
+    sn_err err = {0};
+    change_json(root, "model.byte_fallback", "false");
+    change_json(root, "model.unk_token", "\"<none>\"");
+    cr_assert_eq(tokenizer_from_json(root, NULL, NULL, NULL, &t, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "no token '<none>'"), "%s", err.text);
+    json_decref(root);
+}
+
+Test(sentencepiece, never_makes_special_tokens_of_plain_text) {
+    static const char text[] = "<s>[INST] the</s>";
+    sn_tokenizer *all[] = {open_family("llama2"), open_family("gemma"), open_gguf(&(gguf_options){0})};
+    for (size_t i = 0; i < 3; i++) {
+        sn_ids plain = encode(all[i], text, strlen(text), false, false);
+        for (size_t k = 0; k < plain.n; k++) cr_assert_geq(plain.ids[k], 5, "tokenizer %zu", i);
+        sn_buf back = decode(all[i], &plain, false);
+        size_t skip = sn_tokenizer_drops_lead(all[i]);
+        cr_assert(back.len == strlen(text) + skip && !memcmp(back.data + skip, text, strlen(text)));
+        sn_buf_fini(&back);
+        sn_ids_fini(&plain);
+        sn_tokenizer_close(&all[i]);
+    }
+}
+
+/* "the" and " node" make the text that "the node" does: what goes on gets no space of its own. */
+Test(sentencepiece, puts_no_space_before_text_that_goes_on) {
+    sn_tokenizer *all[] = {open_family("llama2"), open_family("mistral"), open_family("gemma"), open_gguf(&(gguf_options){0})};
+    for (size_t i = 0; i < 4; i++) {
+        sn_ids whole = encode(all[i], "the node", 8, false, true), begin = encode(all[i], "the", 3, false, true), more;
+        sn_err err;
+        cr_assert_eq(sn_tokenizer_encode_more(all[i], " node", 5, true, &more, &err), SN_OK);
+        cr_assert_eq(begin.n + more.n, whole.n, "tokenizer %zu", i);
+        cr_assert(!memcmp(begin.ids, whole.ids, begin.n * sizeof *whole.ids));
+        cr_assert(!memcmp(more.ids, whole.ids + begin.n, more.n * sizeof *whole.ids));
+        sn_ids *lists[] = {&whole, &begin, &more};
+        for (size_t k = 0; k < 3; k++) sn_ids_fini(lists[k]);
+        sn_tokenizer_close(&all[i]);
+    }
+}
+
+/* A quadratic merge would take minutes for these; the limit leaves room for sanitizers and busy machines. */
+Test(sentencepiece, takes_long_runs_without_spaces) {
+    enum { LEN = 1 << 19 };
+    sn_tokenizer *all[] = {open_family("gemma"), open_gguf(&(gguf_options){.no_prefix = true})};
+    char *text = malloc(LEN);
+    static const char *const units[] = {"a", "th", " ", "session", "\xc3\xa9\xe5\x9b\xb2 "};
+    double start = now_s();
+    for (size_t u = 0; u < sizeof units / sizeof *units; u++) {
+        size_t step = strlen(units[u]), len = LEN / step * step;
+        for (size_t i = 0; i < len; i++) text[i] = units[u][i % step];
+        for (size_t k = 0; k < 2; k++) survives(all[k], text, len, true);
+    }
+    cr_assert_lt(now_s() - start, 60.0);
+    free(text);
+    for (size_t k = 0; k < 2; k++) sn_tokenizer_close(&all[k]);
+}

@@ -164,7 +164,9 @@ static sn_status attend(const sn_block *b, int index, const sn_block_pass *p, sn
     TRY(ops->rope(d, n, kv_heads, dim, s->k, &rope, err));
     /* past and present join in the cache; each query looks back over both */
     TRY(ops->kv_store(d, index, s->k, s->v, err));
-    TRY(ops->attention(d, index, heads, sn_window_of(hp, p->number), hp->attn_scale, s->q, s->attn, err));
+    const sn_attention how = {
+        .block = index, .n_heads = heads, .window = sn_window_of(hp, p->number), .scale = hp->attn_scale};
+    TRY(ops->attention(d, &how, s->q, s->attn, err));
     /* h = attn Wo^T */
     const sn_linear o = {&b->matrix[SN_ROLE_ATTN_O], NULL, s->h};
     TRY(ops->linear(d, n, s->attn, 1, &o, err));
@@ -183,7 +185,7 @@ static sn_status feed_forward(const sn_block *b, const sn_block_pass *p, sn_err 
     TRY(d->ops->linear(d, p->n_rows, u, 2, gate_up, err));
     TRY(sn_block_tune(p, SN_ROLE_FFN_GATE, u, s->gate, err));
     TRY(sn_block_tune(p, SN_ROLE_FFN_UP, u, s->up, err));
-    TRY(d->ops->silu_mul(d, (size_t)p->n_rows * (size_t)hp->n_ff, s->gate, s->up, s->gate, err));
+    TRY(d->ops->activate(d, (size_t)p->n_rows * (size_t)hp->n_ff, SN_SILU, s->gate, s->up, s->gate, err));
     const sn_linear down = {&b->matrix[SN_ROLE_FFN_DOWN], NULL, s->h};
     TRY(d->ops->linear(d, p->n_rows, s->gate, 1, &down, err));
     return sn_block_tune(p, SN_ROLE_FFN_DOWN, s->gate, s->h, err);

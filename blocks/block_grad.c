@@ -72,7 +72,8 @@ static sn_status attend_again(const sn_block *b, const sn_grad_pass *p, const sn
     TRY(ops->rope(d, n, heads, dim, s->q, &rope, err));
     TRY(ops->rope(d, n, kv_heads, dim, s->k, &rope, err));
     TRY(ops->kv_store(d, 0, s->k, s->v, err));
-    TRY(ops->attention(d, 0, heads, sn_window_of(hp, p->number), hp->attn_scale, s->q, s->attn, err));
+    const sn_attention how = {.n_heads = heads, .window = sn_window_of(hp, p->number), .scale = hp->attn_scale};
+    TRY(ops->attention(d, &how, s->q, s->attn, err));
     const sn_linear o = {&b->matrix[SN_ROLE_ATTN_O], NULL, out};
     TRY(ops->linear(d, n, s->attn, 1, &o, err));
     TRY(sn_block_tune(f, SN_ROLE_ATTN_O, s->attn, out, err));
@@ -93,7 +94,7 @@ static sn_status feed_again(const sn_block *b, const sn_grad_pass *p, const sn_b
     TRY(d->ops->linear(d, n, u, 2, gate_up, err));
     TRY(sn_block_tune(f, SN_ROLE_FFN_GATE, u, s->gate, err));
     TRY(sn_block_tune(f, SN_ROLE_FFN_UP, u, s->up, err));
-    TRY(d->ops->silu_mul(d, (size_t)n * (size_t)hp->n_ff, s->gate, s->up, s->act, err));
+    TRY(d->ops->activate(d, (size_t)n * (size_t)hp->n_ff, SN_SILU, s->gate, s->up, s->act, err));
     if (!b->vector[SN_ROLE_FFN_POST_NORM]) return SN_OK; /* what is added is not needed but for its norm */
     const sn_linear down = {&b->matrix[SN_ROLE_FFN_DOWN], NULL, s->o2};
     TRY(d->ops->linear(d, n, s->act, 1, &down, err));
@@ -130,7 +131,7 @@ static sn_status feed_back(const sn_block *b, const sn_grad_pass *p, sn_err *err
     const float *u = b->vector[SN_ROLE_FFN_NORM] ? s->h2 : s->mid, *added;
     TRY(leave_back(b, p, SN_ROLE_FFN_POST_NORM, s->o2, &added, err));
     TRY(through(b, p, SN_ROLE_FFN_DOWN, s->act, added, false, s->dup, err));
-    TRY(d->ops->silu_mul_grad(d, (size_t)n * (size_t)hp->n_ff, s->gate, s->up, s->dup, s->dgate, s->dup, err));
+    TRY(d->ops->activate_grad(d, (size_t)n * (size_t)hp->n_ff, SN_SILU, s->gate, s->up, s->dup, s->dgate, s->dup, err));
     TRY(through(b, p, SN_ROLE_FFN_GATE, u, s->dgate, false, s->dh, err));
     TRY(through(b, p, SN_ROLE_FFN_UP, u, s->dup, true, s->dh, err));
     return enter_back(b, p, SN_ROLE_FFN_NORM, s->mid, err);
@@ -148,8 +149,10 @@ static sn_status attend_back(const sn_block *b, const sn_grad_pass *p, sn_err *e
     const float *u = b->vector[SN_ROLE_ATTN_NORM] ? s->h1 : s->x, *added;
     TRY(leave_back(b, p, SN_ROLE_ATTN_POST_NORM, s->o1, &added, err));
     TRY(through(b, p, SN_ROLE_ATTN_O, s->attn, added, false, s->dattn, err));
-    const sn_attention_grad attention = {n,    heads,    kv_heads, dim,  sn_window_of(hp, p->number), hp->attn_scale,
-                                         s->q, s->dattn, s->k,     s->v, s->dq, s->dk, s->dv};
+    const sn_attention_grad attention = {.n = n, .n_heads = heads, .n_kv_heads = kv_heads, .head_dim = dim,
+                                         .window = sn_window_of(hp, p->number), .scale = hp->attn_scale,
+                                         .q = s->q, .dout = s->dattn, .k = s->k, .v = s->v,
+                                         .dq = s->dq, .dk = s->dk, .dv = s->dv};
     TRY(ops->attention_grad(d, &attention, err));
     TRY(ops->rope(d, n, heads, dim, s->dq, &back, err));
     TRY(ops->rope(d, n, kv_heads, dim, s->dk, &back, err));

@@ -16,11 +16,11 @@ set(SN_XPU_MODULES "")
 macro(sn_xpu_module name source)
   add_custom_command(OUTPUT ${SN_XPU_SPIRV}/${name}.spv
     COMMAND ${CMAKE_COMMAND} -E make_directory ${SN_XPU_SPIRV}
-    COMMAND ${SN_OCL_CLANG} -target spir64 -x cl -cl-std=CL1.2 -O2 -Xclang -disable-llvm-passes -Wall -Werror ${ARGN}
+    COMMAND ${SN_OCL_CLANG} -target spir64 -x cl -cl-std=CL1.2 -O2 -Xclang -disable-llvm-passes -Wall -Werror -I${CMAKE_SOURCE_DIR} ${ARGN}
             -emit-llvm -c ${CMAKE_SOURCE_DIR}/device/xpu/${source} -o ${SN_XPU_SPIRV}/${name}.bc
     COMMAND ${SN_LLVM_SPIRV} --spirv-max-version=1.2 ${SN_XPU_SPIRV}/${name}.bc -o ${SN_XPU_SPIRV}/${name}.spv
     COMMAND ${SN_SPIRV_VAL} --target-env opencl1.2 ${SN_XPU_SPIRV}/${name}.spv
-    DEPENDS ${CMAKE_SOURCE_DIR}/device/xpu/${source} VERBATIM)
+    DEPENDS ${CMAKE_SOURCE_DIR}/device/xpu/${source} ${CMAKE_SOURCE_DIR}/device/xpu/formulas.clh VERBATIM)
   list(APPEND SN_XPU_MODULES ${SN_XPU_SPIRV}/${name}.spv)
 endmacro()
 

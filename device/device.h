@@ -11,6 +11,7 @@
 #ifndef SN_DEVICE_DEVICE_H
 #define SN_DEVICE_DEVICE_H
 
+#include "base/activation.h"
 #include "base/dtype.h"
 #include "base/err.h"
 
@@ -97,12 +98,22 @@ typedef struct sn_device_limits {
     int context; /* positions attention looks back on */
 } sn_device_limits;
 
+/* Attention over the past of one block. */
+typedef struct sn_attention {
+    int block, n_heads; /* n_heads: of the queries, a multiple of n_kv_heads (GQA) */
+    int window;         /* only the last so many positions, a row's own among them, are looked at; 0: all */
+    float scale;
+    const float *slopes; /* device, (n_heads), or NULL. A key that lies n positions back scores n times its head's slope less
+                          * (ALiBi: Press et al. 2021) */
+} sn_attention;
+
 /* One sequence's attention, to be gone through backwards: rows 0..n-1 at positions 0..n-1, as attention saw them (q and k
  * rotated). All on the device. */
 typedef struct sn_attention_grad {
     int n, n_heads, n_kv_heads, head_dim;
-    int window;  /* as of attention */
+    int window;  /* this, scale and slopes as of attention */
     float scale;
+    const float *slopes;
     const float *q, *dout;   /* (n, n_heads, head_dim); dout: gradient of attention's result */
     const float *k, *v;      /* (n, n_kv_heads, head_dim) */
     float *dq, *dk, *dv;     /* shaped like q, k, v; overwritten */
@@ -156,6 +167,9 @@ typedef struct sn_device_ops {
     /* y (n, width) = x / sqrt(mean(x^2) + eps) * weight (width). y may be x. Zhang & Sennrich 2019. */
     sn_status (*rms_norm)(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,
                           sn_err *err);
+    /* y (n, width) = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias. bias may be NULL, y may be x. Ba et al. 2016. */
+    sn_status (*layer_norm)(sn_device *d, int n, int width, const float *x, const float *weight, const float *bias, float eps,
+                            float *y, sn_err *err);
     /* x (n, n_heads, head_dim) is rotated in place. Su et al. 2021. */
     sn_status (*rope)(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err);
     /* Stores k and v (n_rows, n_kv_heads, head_dim) of the pass at its sequences' positions of block `block`. */
@@ -167,12 +181,10 @@ typedef struct sn_device_ops {
     sn_status (*kv_write)(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                           const float *k, const float *v, sn_err *err);
     /* out (n_rows, n_heads, head_dim) = softmax(q . K^T * scale) . V for each row of the pass over the positions of its
-     * sequence up to its own, stored before; the last `window` of them only when window > 0. n_heads is a multiple of
-     * n_kv_heads (GQA). */
-    sn_status (*attention)(sn_device *d, int block, int n_heads, int window, float scale, const float *q, float *out,
-                           sn_err *err);
-    /* y (n) = silu(gate) * up. y may be gate or up. */
-    sn_status (*silu_mul)(sn_device *d, size_t n, const float *gate, const float *up, float *y, sn_err *err);
+     * sequence up to its own, stored before. */
+    sn_status (*attention)(sn_device *d, const sn_attention *how, const float *q, float *out, sn_err *err);
+    /* y (n) = activation(gate) * up; without `* up` where that is NULL. y may be gate or up. */
+    sn_status (*activate)(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y, sn_err *err);
     sn_status (*add)(sn_device *d, size_t n, float *y, const float *x, sn_err *err); /* y += x */
     /* y (n, cols) = row ids[i] of the weight, as float32. ids: host, each below weight->rows (checked). */
     sn_status (*gather)(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err);
@@ -190,9 +202,12 @@ typedef struct sn_device_ops {
     /* dx (n, width) = the gradient of rms_norm's x, or grows by it; not growing, dx may be dy. */
     sn_status (*rms_norm_grad)(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
                                const float *dy, bool grow, float *dx, sn_err *err);
-    /* dgate, dup (n) from silu_mul's inputs; dy may be dgate or dup. */
-    sn_status (*silu_mul_grad)(sn_device *d, size_t n, const float *gate, const float *up, const float *dy, float *dgate,
-                               float *dup, sn_err *err);
+    /* The same of layer_norm's x. */
+    sn_status (*layer_norm_grad)(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
+                                 const float *dy, bool grow, float *dx, sn_err *err);
+    /* dgate, dup (n) from activate's inputs; dy may be dgate or dup. up NULL: dup is not touched. */
+    sn_status (*activate_grad)(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, const float *dy,
+                               float *dgate, float *dup, sn_err *err);
     /* Takes memory for a row of scores, never for a matrix of them (Dao et al. 2022). */
     sn_status (*attention_grad)(sn_device *d, const sn_attention_grad *grad, sn_err *err);
 

@@ -204,9 +204,9 @@ sn_status sn_cpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, voi
 typedef struct plan {
     sn_cpu *cpu;
     const sn_kv_shape *shape;
-    int block, n_heads, window;
+    int n_heads, window;
+    const sn_attention *how;
     const sn_sequence *sequences;
-    float scale;
     const float *q;
     float *out;
     int heads, head_tiles; /* query heads of a unit; units for a key-value head's query heads */
@@ -246,7 +246,7 @@ static sn_attention_job unit_job(const plan *p, size_t unit, size_t scratch_row)
     size_t stride = (size_t)p->n_heads * (size_t)shape->head_dim;
     size_t at = (size_t)(seq->first_row + first_token) * stride +
                 (size_t)(kv_head * group + first_head) * (size_t)shape->head_dim;
-    size_t keys = head_offset(shape, p->block, kv_head);
+    size_t keys = head_offset(shape, p->how->block, kv_head);
     return (sn_attention_job){
         .pages = seq->pages,
         .k_offset = keys,
@@ -258,7 +258,8 @@ static sn_attention_job unit_job(const plan *p, size_t unit, size_t scratch_row)
         .n_tokens = tokens_left < p->tokens ? tokens_left : p->tokens,
         .n_heads = heads_left < p->heads ? heads_left : p->heads,
         .window = p->window,
-        .scale = p->scale,
+        .scale = p->how->scale,
+        .slopes = p->how->slopes ? p->how->slopes + kv_head * group + first_head : NULL,
         .q = p->q + at,
         .out = p->out + at,
         .stride = stride,
@@ -336,17 +337,16 @@ static void run_pieces(plan *p, int n_sequences, size_t threads) {
     sn_pool_run(p->cpu->pool, p->n_units * (p->key_pieces + p->dim_pieces), piece_of_unit, p);
 }
 
-sn_status sn_cpu_attention(sn_device *d, int block, int n_heads, int window, float scale, const float *q, float *out,
-                           sn_err *err) {
+sn_status sn_cpu_attention(sn_device *d, const sn_attention *how, const float *q, float *out, sn_err *err) {
     (void)err;
     sn_cpu *cpu = (sn_cpu *)d;
     const sn_kv_shape *shape = cpu->pass.shape;
-    int n_sequences = cpu->pass.n_sequences;
+    int n_sequences = cpu->pass.n_sequences, n_heads = how->n_heads;
     if (!n_sequences) return SN_OK;
-    assert(n_heads > 0 && n_heads % shape->n_kv_heads == 0 && block >= 0 && block < shape->n_blocks);
+    assert(n_heads > 0 && n_heads % shape->n_kv_heads == 0 && how->block >= 0 && how->block < shape->n_blocks);
     int group = n_heads / shape->n_kv_heads, heads = group < SN_ATTENTION_ROWS ? group : SN_ATTENTION_ROWS;
-    plan p = {.cpu = cpu, .shape = shape, .block = block, .n_heads = n_heads, .window = window, .sequences = cpu->pass.sequences,
-              .scale = scale, .q = q, .out = out, .heads = heads, .head_tiles = (group + heads - 1) / heads,
+    plan p = {.cpu = cpu, .shape = shape, .n_heads = n_heads, .window = how->window, .how = how, .sequences = cpu->pass.sequences,
+              .q = q, .out = out, .heads = heads, .head_tiles = (group + heads - 1) / heads,
               .tokens = SN_ATTENTION_ROWS / heads};
     for (int s = 0; s < n_sequences; s++)
         p.n_units += token_tiles(&p, &p.sequences[s]) * (size_t)shape->n_kv_heads * (size_t)p.head_tiles;

@@ -135,12 +135,18 @@ static float exp_scores(float *s, size_t from, size_t to) {
     return tree_sum(sum);
 }
 
+/* ALiBi: the scores s[from, to) of a row whose own position is the last of them. */
+static void lean(float *s, int from, int to, float slope) {
+    for (int i = from; i < to; i++) s[i] = __builtin_fmaf(slope, (float)(i + 1 - to), s[i]);
+}
+
 static void softmax(const sn_attention_job *job) {
     for (int r = 0; r < job->n_tokens * job->n_heads; r++) {
         span own = row_bounds(job, r / job->n_heads);
         int base = sn_attention_base(job);
-        job->sums[r] = exp_scores(job->scores + (size_t)r * job->scores_room, (size_t)(own.first - base),
-                                  (size_t)(own.end - base));
+        float *s = job->scores + (size_t)r * job->scores_room;
+        if (job->slopes) lean(s, own.first - base, own.end - base, job->slopes[r % job->n_heads]);
+        job->sums[r] = exp_scores(s, (size_t)(own.first - base), (size_t)(own.end - base));
     }
 }
 

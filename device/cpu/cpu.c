@@ -213,8 +213,9 @@ typedef struct small_job {
     sn_cpu *cpu;
     size_t n, chunk; /* rows or elements in all, and of an item */
     size_t width;
-    const float *a, *b;
+    const float *a, *b, *bias;
     float *y, eps;
+    sn_activation kind;
     int n_heads;
     const sn_rope *rope;
     const sn_cpu_weight *weight;
@@ -249,6 +250,24 @@ static sn_status cpu_rms_norm(sn_device *d, int n, int width, const float *x, co
     return SN_OK;
 }
 
+static void layer_norm_rows(void *ctx, size_t item, int worker) {
+    (void)worker;
+    const small_job *job = ctx;
+    for (size_t i = item * job->chunk, end = small_end(job, item); i < end; i++)
+        job->cpu->kernels->layer_norm((int)job->width, job->a + i * job->width, job->b, job->bias, job->eps,
+                                      job->y + i * job->width);
+}
+
+static sn_status cpu_layer_norm(sn_device *d, int n, int width, const float *x, const float *weight, const float *bias,
+                                float eps, float *y, sn_err *err) {
+    (void)err;
+    assert(n >= 0 && width > 0);
+    small_job job = {.cpu = (sn_cpu *)d, .n = (size_t)n, .width = (size_t)width, .a = x, .b = weight, .bias = bias, .eps = eps,
+                     .y = y};
+    run_small(&job, layer_norm_rows);
+    return SN_OK;
+}
+
 static void rope_rows(void *ctx, size_t item, int worker) {
     (void)worker;
     const small_job *job = ctx;
@@ -271,17 +290,18 @@ static sn_status cpu_rope(sn_device *d, int n, int n_heads, int head_dim, float 
     return SN_OK;
 }
 
-static void silu_elements(void *ctx, size_t item, int worker) {
+static void activate_elements(void *ctx, size_t item, int worker) {
     (void)worker;
     const small_job *job = ctx;
     size_t i = item * job->chunk;
-    job->cpu->kernels->silu_mul(small_end(job, item) - i, job->a + i, job->b + i, job->y + i);
+    job->cpu->kernels->activate(job->kind, small_end(job, item) - i, job->a + i, job->b ? job->b + i : NULL, job->y + i);
 }
 
-static sn_status cpu_silu_mul(sn_device *d, size_t n, const float *gate, const float *up, float *y, sn_err *err) {
+static sn_status cpu_activate(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y,
+                              sn_err *err) {
     (void)err;
-    small_job job = {.cpu = (sn_cpu *)d, .n = n, .width = 1, .a = gate, .b = up, .y = y};
-    run_small(&job, silu_elements);
+    small_job job = {.cpu = (sn_cpu *)d, .n = n, .width = 1, .kind = kind, .a = gate, .b = up, .y = y};
+    run_small(&job, activate_elements);
     return SN_OK;
 }
 
@@ -349,18 +369,20 @@ static const sn_device_ops cpu_ops = {
     .pass_end = cpu_pass_end,
     .linear = cpu_linear,
     .rms_norm = cpu_rms_norm,
+    .layer_norm = cpu_layer_norm,
     .rope = cpu_rope,
     .kv_store = sn_cpu_kv_store,
     .kv_read = sn_cpu_kv_read,
     .kv_write = sn_cpu_kv_write,
     .attention = sn_cpu_attention,
-    .silu_mul = cpu_silu_mul,
+    .activate = cpu_activate,
     .add = cpu_add,
     .gather = cpu_gather,
     .linear_grad = sn_cpu_linear_grad,
     .outer_grad = sn_cpu_outer_grad,
     .rms_norm_grad = sn_cpu_rms_norm_grad,
-    .silu_mul_grad = sn_cpu_silu_mul_grad,
+    .layer_norm_grad = sn_cpu_layer_norm_grad,
+    .activate_grad = sn_cpu_activate_grad,
     .attention_grad = sn_cpu_attention_grad,
     .kv_page_bytes = sn_cpu_kv_page_bytes,
     .close = cpu_close,

@@ -110,6 +110,7 @@ typedef struct sn_attention_job {
     int n_tokens, n_heads;
     int window;
     float scale;
+    const float *slopes; /* of the heads, or NULL */
     const float *q; /* first token's first head; heads are head_dim apart, tokens `stride` */
     float *out;     /* likewise */
     size_t stride;
@@ -148,6 +149,7 @@ typedef struct sn_cpu_kernels {
     void (*quantize)(size_t cols, const float *x, sn_xblock *out); /* cols: a multiple of 32 */
     void (*linear)(const sn_linear_job *job, size_t first_panel, size_t end_panel);
     void (*rms_norm)(int width, const float *x, const float *weight, float eps, float *y);
+    void (*layer_norm)(int width, const float *x, const float *weight, const float *bias, float eps, float *y);
     void (*rope)(int n_heads, int head_dim, float *x, bool halves, int dim, const float *cos_sin); /* one row */
     /* The three steps of attention, each after the whole of the one before. Scores against the keys of positions
      * [first, end), first a multiple of 16 from base on; softmax of all rows; dimensions [first, end) of the result,
@@ -155,14 +157,16 @@ typedef struct sn_cpu_kernels {
     void (*scores)(const sn_attention_job *job, int first, int end);
     void (*softmax)(const sn_attention_job *job);
     void (*values)(const sn_attention_job *job, int first, int end);
-    void (*silu_mul)(size_t n, const float *gate, const float *up, float *y);
+    void (*activate)(sn_activation kind, size_t n, const float *gate, const float *up, float *y);
     void (*add)(size_t n, float *y, const float *x);
     void (*multiply)(const sn_multiply_job *job);
     /* Columns [first, end) of a panel's rows, with the bits of sn_cpu_weight_row: out (SN_LANES, stride). first: a multiple of
      * 32; end too, where the layout is quantised. */
     void (*unpack)(const sn_cpu_weight *weight, size_t panel, size_t first, size_t end, float *out, size_t stride);
     void (*rms_norm_grad)(int width, const float *x, const float *weight, float eps, const float *dy, bool grow, float *dx);
-    void (*silu_mul_grad)(size_t n, const float *gate, const float *up, const float *dy, float *dgate, float *dup);
+    void (*layer_norm_grad)(int width, const float *x, const float *weight, float eps, const float *dy, bool grow, float *dx);
+    void (*activate_grad)(sn_activation kind, size_t n, const float *gate, const float *up, const float *dy, float *dgate,
+                          float *dup);
     void (*attention_grad)(const sn_attention_grad_job *job);
 } sn_cpu_kernels;
 
@@ -208,8 +212,7 @@ sn_status sn_cpu_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void
                          float *k, float *v, sn_err *err);
 sn_status sn_cpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                           const float *k, const float *v, sn_err *err);
-sn_status sn_cpu_attention(sn_device *d, int block, int n_heads, int window, float scale, const float *q, float *out,
-                           sn_err *err);
+sn_status sn_cpu_attention(sn_device *d, const sn_attention *how, const float *q, float *out, sn_err *err);
 
 /* grad.c */
 sn_status sn_cpu_linear_grad(sn_device *d, int n, const float *dy, const sn_weight *weight, bool grow, float *dx,
@@ -218,8 +221,10 @@ sn_status sn_cpu_outer_grad(sn_device *d, int n, int rows, int cols, const float
                             sn_err *err);
 sn_status sn_cpu_rms_norm_grad(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
                                const float *dy, bool grow, float *dx, sn_err *err);
-sn_status sn_cpu_silu_mul_grad(sn_device *d, size_t n, const float *gate, const float *up, const float *dy, float *dgate,
-                               float *dup, sn_err *err);
+sn_status sn_cpu_layer_norm_grad(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
+                                 const float *dy, bool grow, float *dx, sn_err *err);
+sn_status sn_cpu_activate_grad(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up,
+                               const float *dy, float *dgate, float *dup, sn_err *err);
 sn_status sn_cpu_attention_grad(sn_device *d, const sn_attention_grad *grad, sn_err *err);
 
 typedef struct sn_cpu {

@@ -115,6 +115,7 @@ typedef struct rows_grad_job {
     const float *x, *weight, *dy, *up;
     float *dx, *dup, eps;
     bool grow;
+    sn_activation kind;
 } rows_grad_job;
 
 static void run_rows(rows_grad_job *job, sn_pool_fn fn) {
@@ -147,19 +148,38 @@ sn_status sn_cpu_rms_norm_grad(sn_device *d, int n, int width, const float *x, c
     return SN_OK;
 }
 
-static void silu_mul_grad_elements(void *ctx, size_t item, int worker) {
+static void layer_norm_grad_rows(void *ctx, size_t item, int worker) {
+    (void)worker;
+    const rows_grad_job *job = ctx;
+    for (size_t i = item * job->chunk, end = sn_min_size(i + job->chunk, job->n); i < end; i++)
+        job->cpu->kernels->layer_norm_grad((int)job->width, job->x + i * job->width, job->weight, job->eps,
+                                           job->dy + i * job->width, job->grow, job->dx + i * job->width);
+}
+
+sn_status sn_cpu_layer_norm_grad(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
+                                 const float *dy, bool grow, float *dx, sn_err *err) {
+    (void)err;
+    assert(n >= 0 && width > 0);
+    rows_grad_job job = {.cpu = (sn_cpu *)d, .n = (size_t)n, .width = (size_t)width, .x = x, .weight = weight, .eps = eps,
+                         .dy = dy, .grow = grow, .dx = dx};
+    run_rows(&job, layer_norm_grad_rows);
+    return SN_OK;
+}
+
+static void activate_grad_elements(void *ctx, size_t item, int worker) {
     (void)worker;
     const rows_grad_job *job = ctx;
     size_t i = item * job->chunk, n = sn_min_size(job->chunk, job->n - i);
-    job->cpu->kernels->silu_mul_grad(n, job->x + i, job->up + i, job->dy + i, job->dx + i, job->dup + i);
+    job->cpu->kernels->activate_grad(job->kind, n, job->x + i, job->up ? job->up + i : NULL, job->dy + i, job->dx + i,
+                                     job->up ? job->dup + i : NULL);
 }
 
-sn_status sn_cpu_silu_mul_grad(sn_device *d, size_t n, const float *gate, const float *up, const float *dy,
-                               float *dgate, float *dup, sn_err *err) {
+sn_status sn_cpu_activate_grad(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up,
+                               const float *dy, float *dgate, float *dup, sn_err *err) {
     (void)err;
-    rows_grad_job job = {
-        .cpu = (sn_cpu *)d, .n = n, .width = 1, .x = gate, .up = up, .dy = dy, .dx = dgate, .dup = dup};
-    run_rows(&job, silu_mul_grad_elements);
+    rows_grad_job job = {.cpu = (sn_cpu *)d, .n = n, .width = 1, .kind = kind, .x = gate, .up = up, .dy = dy, .dx = dgate,
+                         .dup = dup};
+    run_rows(&job, activate_grad_elements);
     return SN_OK;
 }
 

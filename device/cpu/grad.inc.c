@@ -130,20 +130,6 @@ static void rms_norm_grad(int width, const float *x, const float *weight, float 
     }
 }
 
-/* -- y = g u / (1 + exp(-g)):  with s = 1 / (1 + exp(-g)):  du = dy g s,  dg = dy u (s + g s (1 - s)) */
-
-static void silu_mul_grad(size_t n, const float *gate, const float *up, const float *dy, float *dgate, float *dup) {
-    const vf one = vf_set(1);
-    for (size_t i = 0; i < n; i += SN_LANES) {
-        size_t left = n - i < SN_LANES ? n - i : SN_LANES;
-        vf g = vf_load_n(gate + i, left), u = vf_load_n(up + i, left), d = vf_load_n(dy + i, left);
-        vf s = vf_div(one, vf_add(one, exp_lanes(vf_sub(vf_set(0), g))));
-        vf silu = vf_mul(g, s);
-        vf_store_n(dup + i, vf_mul(d, silu), left);
-        vf_store_n(dgate + i, vf_mul(vf_mul(d, u), vf_fma(silu, vf_sub(one, s), s)), left);
-    }
-}
-
 /* -- attention. With p = softmax(scale q . k) and out = sum_j p_j v_j, for each query row and head:
  *      dp_j = dout . v_j,   ds_j = p_j (dp_j - sum_i p_i dp_i) scale
  *      dq = sum_j ds_j k_j,   dk_j += ds_j q,   dv_j += p_j dout
@@ -164,12 +150,13 @@ INLINE void dot_rows(const float *x, int dim, const float *turned, size_t room, 
 }
 
 /* p[base, end): probabilities; ds into dp. Zero outside of [first, end). */
-INLINE void score_grads(const sn_attention_grad_job *job, const float *q, const float *dout, size_t first, size_t end) {
+INLINE void score_grads(const sn_attention_grad_job *job, const float *q, const float *dout, int head, size_t first, size_t end) {
     const sn_attention_grad *g = job->grad;
     size_t base = first / SN_LANES * SN_LANES, padded = (end + SN_LANES - 1) / SN_LANES * SN_LANES;
     dot_rows(q, g->head_dim, job->keys, job->room, base, end, job->p);
     for (size_t j = base; j < padded; j += SN_LANES)
         vf_store(job->p + j, vf_mul(vf_load(job->p + j), vf_set(g->scale)));
+    if (g->slopes) lean(job->p + base, (int)(first - base), (int)(end - base), g->slopes[head]);
     vf inverse = vf_set(1 / exp_scores(job->p + base, first - base, end - base));
     dot_rows(dout, g->head_dim, job->values, job->room, base, end, job->dp);
     for (size_t j = base; j < first; j++) job->dp[j] = 0;
@@ -216,7 +203,7 @@ static void attention_grad(const sn_attention_grad_job *job) {
         for (int h = 0; h < group; h++) {
             size_t at = (size_t)i * stride + (size_t)(job->kv_head * group + h) * dim, end = (size_t)i + 1;
             size_t first = g->window > 0 && i + 1 > g->window ? (size_t)(i + 1 - g->window) : 0;
-            score_grads(job, g->q + at, g->dout + at, first, end);
+            score_grads(job, g->q + at, g->dout + at, job->kv_head * group + h, first, end);
             for (size_t d = 0; d < dim; d += SN_LANES)
                 spread_grads(job, g->q + at, g->dout + at, g->dq + at, first, end, d,
                              dim - d < SN_LANES ? dim - d : SN_LANES);

@@ -279,17 +279,8 @@ static void add(size_t n, float *y, const float *x) {
     for (size_t i = 0; i < n; i++) y[i] += x[i];
 }
 
-INLINE vf silu_mul_lanes(vf gate, vf up) {
-    vf minus = vf_sub(vf_set(0), gate);
-    return vf_mul(vf_div(gate, vf_add(vf_set(1), exp_lanes(minus))), up);
-}
-
-static void silu_mul(size_t n, const float *gate, const float *up, float *y) {
-    size_t i = 0;
-    for (; i + SN_LANES <= n; i += SN_LANES) vf_store(y + i, silu_mul_lanes(vf_load(gate + i), vf_load(up + i)));
-    if (i < n) vf_store_n(y + i, silu_mul_lanes(vf_load_n(gate + i, n - i), vf_load_n(up + i, n - i)), n - i);
-}
-
+#include "device/cpu/activate.inc.c"
+#include "device/cpu/layer_norm.inc.c"
 #include "device/cpu/attention.inc.c"
 #include "device/cpu/grad.inc.c"
 
@@ -298,15 +289,17 @@ const sn_cpu_kernels LANES_KERNELS = {
     .quantize = quantize,
     .linear = linear,
     .rms_norm = rms_norm,
+    .layer_norm = layer_norm,
     .rope = rope,
     .scores = scores,
     .softmax = softmax,
     .values = values,
-    .silu_mul = silu_mul,
+    .activate = activate,
     .add = add,
     .multiply = multiply,
     .unpack = unpack,
     .rms_norm_grad = rms_norm_grad,
-    .silu_mul_grad = silu_mul_grad,
+    .layer_norm_grad = layer_norm_grad,
+    .activate_grad = activate_grad,
     .attention_grad = attention_grad,
 };

@@ -32,13 +32,23 @@ sn_status sn_cuda_rms_norm_grad_op(sn_device *d, int n, int width, const float *
     return sn_cuda_done(cuda, status);
 }
 
-sn_status sn_cuda_silu_mul_grad_op(sn_device *d, size_t n, const float *gate, const float *up, const float *dy,
-                                   float *dgate, float *dup, sn_err *err) {
+sn_status sn_cuda_layer_norm_grad_op(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
+                                     const float *dy, bool grow, float *dx, sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
-    sn_status status = sn_cuda_enter_unrecorded(cuda, "silu_mul_grad", err);
+    sn_status status = sn_cuda_enter_unrecorded(cuda, "layer_norm_grad", err);
+    if (!status && n > 0)
+        status = sn_cuda_queued(cuda, sn_cuda_layer_norm_grad(cuda->work, n, width, x, weight, eps, dy, grow, dx),
+                                "layer_norm_grad", err);
+    return sn_cuda_done(cuda, status);
+}
+
+sn_status sn_cuda_activate_grad_op(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up,
+                                   const float *dy, float *dgate, float *dup, sn_err *err) {
+    sn_cuda *cuda = (sn_cuda *)d;
+    sn_status status = sn_cuda_enter_unrecorded(cuda, "activate_grad", err);
     if (!status && n)
-        status =
-            sn_cuda_queued(cuda, sn_cuda_silu_mul_grad(cuda->work, n, gate, up, dy, dgate, dup), "silu_mul_grad", err);
+        status = sn_cuda_queued(cuda, sn_cuda_activate_grad(cuda->work, n, kind, gate, up, dy, dgate, dup), "activate_grad",
+                                err);
     return sn_cuda_done(cuda, status);
 }
 

@@ -159,15 +159,17 @@ sn_status sn_cuda_kv_read(sn_device *d, const sn_kv_shape *shape, int block, voi
                           float *k, float *v, sn_err *err);
 sn_status sn_cuda_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                            const float *k, const float *v, sn_err *err);
-sn_status sn_cuda_attention_op(sn_device *d, int block, int n_heads, int window, float scale, const float *q,
-                               float *out, sn_err *err);
+sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *how, const float *q, float *out, sn_err *err);
 size_t sn_cuda_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape);
 
 /* -- rows.c: the small operations */
 sn_status sn_cuda_rms_norm_op(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,
                               sn_err *err);
+sn_status sn_cuda_layer_norm_op(sn_device *d, int n, int width, const float *x, const float *weight, const float *bias,
+                                float eps, float *y, sn_err *err);
 sn_status sn_cuda_rope_op(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err);
-sn_status sn_cuda_silu_mul_op(sn_device *d, size_t n, const float *gate, const float *up, float *y, sn_err *err);
+sn_status sn_cuda_activate_op(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y,
+                              sn_err *err);
 sn_status sn_cuda_add_op(sn_device *d, size_t n, float *y, const float *x, sn_err *err);
 sn_status sn_cuda_gather_op(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err);
 
@@ -178,8 +180,10 @@ sn_status sn_cuda_outer_grad_op(sn_device *d, int n, int rows, int cols, const f
                                 sn_err *err);
 sn_status sn_cuda_rms_norm_grad_op(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
                                    const float *dy, bool grow, float *dx, sn_err *err);
-sn_status sn_cuda_silu_mul_grad_op(sn_device *d, size_t n, const float *gate, const float *up, const float *dy, float *dgate,
-                                   float *dup, sn_err *err);
+sn_status sn_cuda_layer_norm_grad_op(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
+                                     const float *dy, bool grow, float *dx, sn_err *err);
+sn_status sn_cuda_activate_grad_op(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up,
+                                   const float *dy, float *dgate, float *dup, sn_err *err);
 sn_status sn_cuda_attention_grad_op(sn_device *d, const sn_attention_grad *grad, sn_err *err);
 
 #endif

@@ -45,6 +45,28 @@ __device__ inline float warp_max(float x) {
     return x;
 }
 
+/* The sum over a block's threads, in all of them; shared: one float a warp. */
+template <int THREADS> __device__ inline float block_sum(float x, float *shared) {
+    x = warp_sum(x);
+    __syncthreads(); /* what was read of `shared` before */
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+    __syncthreads();
+    float sum = 0;
+    for (int w = 0; w < THREADS / 32; w++) sum += shared[w];
+    return sum;
+}
+
+/* The normal distribution's share below x. */
+__device__ inline float normal_share(float x) { return 0.5f * erfcf(-0.70710678f * x); }
+
+/* GELU by tanh is x / (1 + exp(-v)), this being v. */
+__device__ inline float gelu_inner(float x) { return 1.5957691216f * x * (1.0f + 0.044715f * x * x); }
+
+__device__ inline float activation(int kind, float x) {
+    if (kind == SN_GELU) return x * normal_share(x);
+    return x / (1.0f + expf(kind == SN_SILU ? -x : -gelu_inner(x)));
+}
+
 /* Scale and offset of half h (0: weights 0..15, 1: 16..31) of group `g`, counted over the whole matrix. */
 template <int LAYOUT> __device__ inline float2 scale_of(const sn_cuda_matrix &w, size_t g, int h) {
     if (LAYOUT == SN_CUDA_Q8_FINE) {

@@ -66,9 +66,11 @@ cudaError_t sn_cuda_add_bias(cudaStream_t stream, int n, int rows, const float *
 /* -- the small operations; as in device/device.h */
 cudaError_t sn_cuda_rms_norm(cudaStream_t stream, int n, int width, const float *x, const float *weight, float eps,
                              float *y);
+cudaError_t sn_cuda_layer_norm(cudaStream_t stream, int n, int width, const float *x, const float *weight, const float *bias,
+                               float eps, float *y);
 cudaError_t sn_cuda_rope(cudaStream_t stream, int n, int n_heads, int head_dim, float *x, bool halves, int dim,
                          const float *cos_sin);
-cudaError_t sn_cuda_silu_mul(cudaStream_t stream, size_t n, const float *gate, const float *up, float *y);
+cudaError_t sn_cuda_activate(cudaStream_t stream, size_t n, sn_activation kind, const float *gate, const float *up, float *y);
 cudaError_t sn_cuda_add(cudaStream_t stream, size_t n, float *y, const float *x);
 /* ids (n) are row numbers that the host has checked. */
 cudaError_t sn_cuda_gather(cudaStream_t stream, const sn_cuda_matrix *weight, int n, const int32_t *ids, float *y);
@@ -101,6 +103,7 @@ typedef struct sn_cuda_attention {
     sn_cuda_past past;
     int n_heads, window;
     float scale;
+    const float *slopes; /* (n_heads), or NULL */
     const float *q; /* (n_rows, n_heads, head_dim) */
     float *out;     /* likewise */
     /* Scratch of attention by splits: sums (n_rows, n_heads, n_splits, padded_dim), then (n_rows, n_heads, n_splits,
@@ -120,8 +123,10 @@ cudaError_t sn_cuda_linear_grad(cudaStream_t stream, const sn_cuda_matrix *weigh
 cudaError_t sn_cuda_outer_grad(cudaStream_t stream, int n, int rows, int cols, const float *dy, const float *x, float *dw);
 cudaError_t sn_cuda_rms_norm_grad(cudaStream_t stream, int n, int width, const float *x, const float *weight, float eps,
                                   const float *dy, bool grow, float *dx);
-cudaError_t sn_cuda_silu_mul_grad(cudaStream_t stream, size_t n, const float *gate, const float *up, const float *dy,
-                                  float *dgate, float *dup);
+cudaError_t sn_cuda_layer_norm_grad(cudaStream_t stream, int n, int width, const float *x, const float *weight, float eps,
+                                    const float *dy, bool grow, float *dx);
+cudaError_t sn_cuda_activate_grad(cudaStream_t stream, size_t n, sn_activation kind, const float *gate, const float *up,
+                                  const float *dy, float *dgate, float *dup);
 /* stats: scratch of 3 floats for each query row and head. */
 cudaError_t sn_cuda_attention_grad(cudaStream_t stream, const sn_attention_grad *grad, float *stats);
 

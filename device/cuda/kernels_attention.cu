@@ -44,10 +44,16 @@ __device__ inline float dot4(float4 a, float4 b) { return a.x * b.x + a.y * b.y 
 
 /* One part of a row's past for up to HEADS query heads of one key-value head, in shared memory throughout. */
 struct split_state {
+    const float *slopes;            /* (heads), or NULL */
     float *q, *sums;                /* (heads, padded_dim) */
     float *scores;                  /* (heads, SPLIT_KEYS) */
     float *largest, *total, *decay; /* (heads): running maximum, sum of exponentials, what the last step scaled by */
 };
+
+/* ALiBi: a score of a key for a query at position own. */
+__device__ inline float leant(float score, const float *slope, int key, int own) {
+    return slope ? fmaf(*slope, static_cast<float>(key - own), score) : score;
+}
 
 /* scores[h][j] = q[h] . key[first + j] * scale. Eight lanes share a key: a float4 each at a time. */
 __device__ void split_scores(const sn_cuda_attention &a, const split_state &s, int heads, sn_cuda_row row, int kv_head,
@@ -67,7 +73,8 @@ __device__ void split_scores(const sn_cuda_attention &a, const split_state &s, i
             if (h >= heads) break;
             for (int distance = 4; distance > 0; distance /= 2)
                 sums[h] += __shfl_xor_sync(FULL_WARP, sums[h], distance);
-            if (part == 0 && j < n) s.scores[h * SPLIT_KEYS + j] = sums[h] * a.scale;
+            if (part == 0 && j < n)
+                s.scores[h * SPLIT_KEYS + j] = leant(sums[h] * a.scale, s.slopes ? s.slopes + h : nullptr, first + j, row.position);
         }
     }
 }
@@ -120,6 +127,7 @@ __global__ void __launch_bounds__(THREADS) attention_split(const __grid_constant
     int kv_head = static_cast<int>(blockIdx.y) / runs, run = static_cast<int>(blockIdx.y) % runs;
     int head = kv_head * group + run * HEADS, heads = min(HEADS, group - run * HEADS);
     split_state s;
+    s.slopes = a.slopes ? a.slopes + head : nullptr;
     s.q = reinterpret_cast<float *>(shared);
     s.sums = s.q + HEADS * dims;
     s.scores = s.sums + HEADS * dims;
@@ -223,7 +231,7 @@ __global__ void __launch_bounds__(THREADS) attention_tiles(const __grid_constant
             for (int i = 0; i < dims; i += 4)
                 sum += dot4(*reinterpret_cast<const float4 *>(q + r * stride + i),
                             *reinterpret_cast<const float4 *>(kv + key * stride + i));
-            scores[j] = sum * a.scale;
+            scores[j] = leant(sum * a.scale, a.slopes ? a.slopes + head : nullptr, first + key, own);
             step = fmaxf(step, scores[j]);
         }
         for (int distance = 4; distance > 0; distance /= 2)

@@ -52,17 +52,6 @@ __global__ void __launch_bounds__(THREADS)
     dw[item] = sum;
 }
 
-/* The sum over a block's threads, in all of them. */
-__device__ inline float block_sum(float x, float *shared) {
-    x = warp_sum(x);
-    __syncthreads(); /* what was read of `shared` before */
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
-    __syncthreads();
-    float sum = 0;
-    for (int w = 0; w < THREADS / 32; w++) sum += shared[w];
-    return sum;
-}
-
 /* y = x s w, s = 1 / sqrt(mean(x^2) + eps): dx = s w dy - x s^3 / width * sum(w dy x). A block a row. */
 __global__ void __launch_bounds__(THREADS)
     rms_norm_grad(int width, const float *x, const float *weight, float eps, const float *dy, bool grow, float *dx) {
@@ -73,8 +62,8 @@ __global__ void __launch_bounds__(THREADS)
         squares += x[row + i] * x[row + i];
         products += weight[i] * dy[row + i] * x[row + i];
     }
-    squares = block_sum(squares, shared);
-    products = block_sum(products, shared);
+    squares = block_sum<THREADS>(squares, shared);
+    products = block_sum<THREADS>(products, shared);
     float s = 1.0f / sqrtf(squares / static_cast<float>(width) + eps);
     float back = -(s * s * s) * (products / static_cast<float>(width));
     for (int i = threadIdx.x; i < width; i += THREADS) {
@@ -83,13 +72,42 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* y = (x - mean) s w + b. With z = (x - mean) s and g = w dy: dx = s (g - mean(g) - z mean(g z)). A block a row. */
 __global__ void __launch_bounds__(THREADS)
-    silu_mul_grad(size_t n, const float *gate, const float *up, const float *dy, float *dgate, float *dup) {
+    layer_norm_grad(int width, const float *x, const float *weight, float eps, const float *dy, bool grow, float *dx) {
+    __shared__ float shared[THREADS / 32];
+    size_t row = static_cast<size_t>(blockIdx.x) * width;
+    float all = static_cast<float>(width), sum = 0, squares = 0, sum_g = 0, products = 0;
+    for (int i = threadIdx.x; i < width; i += THREADS) sum += x[row + i];
+    float mean = block_sum<THREADS>(sum, shared) / all;
+    for (int i = threadIdx.x; i < width; i += THREADS) squares += (x[row + i] - mean) * (x[row + i] - mean);
+    float s = 1.0f / sqrtf(block_sum<THREADS>(squares, shared) / all + eps);
+    for (int i = threadIdx.x; i < width; i += THREADS) {
+        sum_g += weight[i] * dy[row + i];
+        products += weight[i] * dy[row + i] * ((x[row + i] - mean) * s);
+    }
+    float mean_g = block_sum<THREADS>(sum_g, shared) / all, back = block_sum<THREADS>(products, shared) / all;
+    for (int i = threadIdx.x; i < width; i += THREADS) {
+        float g = s * (weight[i] * dy[row + i] - mean_g - (x[row + i] - mean) * s * back);
+        dx[row + i] = grow ? dx[row + i] + g : g;
+    }
+}
+
+/* y = a(g) u: du = dy a(g), dg = dy u a'(g). Of x s with s = 1 / (1 + exp(-v)) the slope is s + x s (1 - s) v'. */
+__global__ void __launch_bounds__(THREADS)
+    activate_grad(size_t n, int kind, const float *gate, const float *up, const float *dy, float *dgate, float *dup) {
     size_t i = this_item();
     if (i >= n) return;
-    float g = gate[i], s = 1.0f / (1.0f + expf(-g)), d = dy[i], u = up[i];
-    dup[i] = d * g * s;
-    dgate[i] = d * u * (s + g * s * (1.0f - s));
+    float g = gate[i], d = dy[i], slope;
+    if (kind == SN_GELU) {
+        slope = normal_share(g) + g * 0.3989422804f * expf(-0.5f * g * g);
+    } else {
+        float s = 1.0f / (1.0f + expf(kind == SN_SILU ? -g : -gelu_inner(g)));
+        float inner = kind == SN_SILU ? 1.0f : 1.5957691216f * (1.0f + 3 * 0.044715f * g * g);
+        slope = s + g * s * ((1.0f - s) * inner);
+    }
+    dgate[i] = d * (up ? up[i] : 1.0f) * slope;
+    if (up) dup[i] = d * activation(kind, g);
 }
 
 /* -- attention. A warp for each query row and head: its softmax's maximum and sum, and sum_j p_j (dout . v_j); then dq.
@@ -99,7 +117,7 @@ __global__ void __launch_bounds__(THREADS)
 struct heads {
     int n, n_heads, n_kv_heads, dim, window;
     float scale;
-    const float *q, *k, *v, *dout;
+    const float *slopes, *q, *k, *v, *dout;
 };
 
 __device__ inline float dot(const float *a, const float *b, int dim) {
@@ -114,6 +132,12 @@ __device__ inline int first_key(const heads &h, int row) {
     return h.window > 0 && row + 1 > h.window ? row + 1 - h.window : 0;
 }
 
+/* Of query row `row` and head against key `key`. */
+__device__ inline float score_of(const heads &h, const float *q, const float *k, int head, int row, int key) {
+    float score = dot(q, k, h.dim) * h.scale;
+    return h.slopes ? fmaf(h.slopes[head], static_cast<float>(key - row), score) : score;
+}
+
 __global__ void __launch_bounds__(THREADS) attention_grad_q(const __grid_constant__ heads h, float *dq, float *stats) {
     int item = this_warp(), row = item / h.n_heads, head = item % h.n_heads;
     if (row >= h.n) return; /* the whole warp */
@@ -121,9 +145,9 @@ __global__ void __launch_bounds__(THREADS) attention_grad_q(const __grid_constan
     size_t own = static_cast<size_t>(head / (h.n_heads / h.n_kv_heads)) * h.dim;
     const float *q = h.q + at, *dout = h.dout + at;
     float most = -INFINITY, sum = 0, mean = 0;
-    for (int j = first_key(h, row); j <= row; j++) most = fmaxf(most, dot(q, h.k + own + j * stride, h.dim) * h.scale);
+    for (int j = first_key(h, row); j <= row; j++) most = fmaxf(most, score_of(h, q, h.k + own + j * stride, head, row, j));
     for (int j = first_key(h, row); j <= row; j++) {
-        float p = expf(dot(q, h.k + own + j * stride, h.dim) * h.scale - most);
+        float p = expf(score_of(h, q, h.k + own + j * stride, head, row, j) - most);
         sum += p;
         mean += p * dot(dout, h.v + own + j * stride, h.dim);
     }
@@ -131,7 +155,7 @@ __global__ void __launch_bounds__(THREADS) attention_grad_q(const __grid_constan
     for (int e = static_cast<int>(threadIdx.x) % 32; e < h.dim; e += 32) dq[at + e] = 0;
     for (int j = first_key(h, row); j <= row; j++) {
         const float *key = h.k + own + j * stride;
-        float p = expf(dot(q, key, h.dim) * h.scale - most) / sum;
+        float p = expf(score_of(h, q, key, head, row, j) - most) / sum;
         float ds = p * (dot(dout, h.v + own + j * stride, h.dim) - mean) * h.scale;
         for (int e = static_cast<int>(threadIdx.x) % 32; e < h.dim; e += 32) dq[at + e] += ds * key[e];
     }
@@ -152,7 +176,7 @@ __global__ void __launch_bounds__(THREADS)
         for (int g = 0; g < group; g++) {
             size_t query = static_cast<size_t>(row) * h.n_heads + kv_head * group + g;
             const float *q = h.q + query * h.dim, *dout = h.dout + query * h.dim, *s = stats + 3 * query;
-            float p = expf(dot(q, h.k + at, h.dim) * h.scale - s[0]) / s[1];
+            float p = expf(score_of(h, q, h.k + at, kv_head * group + g, row, key) - s[0]) / s[1];
             float ds = p * (dot(dout, h.v + at, h.dim) - s[2]) * h.scale;
             for (int e = static_cast<int>(threadIdx.x) % 32; e < h.dim; e += 32) {
                 dk[at + e] += ds * q[e];
@@ -195,13 +219,18 @@ extern "C" cudaError_t sn_cuda_rms_norm_grad(cudaStream_t stream, int n, int wid
     return SN_LAUNCH(rms_norm_grad, n, THREADS, 0, stream, width, x, weight, eps, dy, grow, dx);
 }
 
-extern "C" cudaError_t sn_cuda_silu_mul_grad(cudaStream_t stream, size_t n, const float *gate, const float *up,
-                                             const float *dy, float *dgate, float *dup) {
-    return SN_LAUNCH(silu_mul_grad, blocks_for(n), THREADS, 0, stream, n, gate, up, dy, dgate, dup);
+extern "C" cudaError_t sn_cuda_layer_norm_grad(cudaStream_t stream, int n, int width, const float *x, const float *weight,
+                                               float eps, const float *dy, bool grow, float *dx) {
+    return SN_LAUNCH(layer_norm_grad, n, THREADS, 0, stream, width, x, weight, eps, dy, grow, dx);
+}
+
+extern "C" cudaError_t sn_cuda_activate_grad(cudaStream_t stream, size_t n, sn_activation kind, const float *gate,
+                                             const float *up, const float *dy, float *dgate, float *dup) {
+    return SN_LAUNCH(activate_grad, blocks_for(n), THREADS, 0, stream, n, static_cast<int>(kind), gate, up, dy, dgate, dup);
 }
 
 extern "C" cudaError_t sn_cuda_attention_grad(cudaStream_t stream, const sn_attention_grad *g, float *stats) {
-    const heads h = {g->n, g->n_heads, g->n_kv_heads, g->head_dim, g->window, g->scale, g->q, g->k, g->v, g->dout};
+    const heads h = {g->n, g->n_heads, g->n_kv_heads, g->head_dim, g->window, g->scale, g->slopes, g->q, g->k, g->v, g->dout};
     unsigned int queries = blocks_for(static_cast<size_t>(g->n) * g->n_heads * 32);
     unsigned int keys = blocks_for(static_cast<size_t>(g->n) * g->n_kv_heads * 32);
     cudaError_t error = SN_LAUNCH(attention_grad_q, queries, THREADS, 0, stream, h, g->dq, stats);

@@ -27,6 +27,20 @@ __global__ void __launch_bounds__(THREADS)
     for (int i = threadIdx.x; i < width; i += THREADS) y[row + i] = x[row + i] / root * weight[i];
 }
 
+/* A block a row. */
+__global__ void __launch_bounds__(THREADS)
+    layer_norm(int width, const float *x, const float *weight, const float *bias, float eps, float *y) {
+    __shared__ float shared[THREADS / 32];
+    size_t row = static_cast<size_t>(blockIdx.x) * width;
+    float sum = 0, squares = 0;
+    for (int i = threadIdx.x; i < width; i += THREADS) sum += x[row + i];
+    float mean = block_sum<THREADS>(sum, shared) / static_cast<float>(width);
+    for (int i = threadIdx.x; i < width; i += THREADS) squares += (x[row + i] - mean) * (x[row + i] - mean);
+    float root = sqrtf(block_sum<THREADS>(squares, shared) / static_cast<float>(width) + eps);
+    for (int i = threadIdx.x; i < width; i += THREADS)
+        y[row + i] = (x[row + i] - mean) / root * weight[i] + (bias ? bias[i] : 0.0f);
+}
+
 /* A thread for each pair. */
 __global__ void __launch_bounds__(THREADS)
     rope(size_t n_pairs, int n_heads, int head_dim, float *x, bool halves, int dim, const float *cos_sin) {
@@ -42,9 +56,10 @@ __global__ void __launch_bounds__(THREADS)
     at[j] = a * s + b * c;
 }
 
-__global__ void __launch_bounds__(THREADS) silu_mul(size_t n, const float *gate, const float *up, float *y) {
+__global__ void __launch_bounds__(THREADS)
+    activate(size_t n, int kind, const float *gate, const float *up, float *y) {
     size_t i = this_item();
-    if (i < n) y[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+    if (i < n) y[i] = activation(kind, gate[i]) * (up ? up[i] : 1.0f);
 }
 
 __global__ void __launch_bounds__(THREADS) add(size_t n, float *y, const float *x) {
@@ -126,14 +141,20 @@ extern "C" cudaError_t sn_cuda_rms_norm(cudaStream_t stream, int n, int width, c
     return SN_LAUNCH(rms_norm, n, THREADS, 0, stream, width, x, weight, eps, y);
 }
 
+extern "C" cudaError_t sn_cuda_layer_norm(cudaStream_t stream, int n, int width, const float *x, const float *weight,
+                                          const float *bias, float eps, float *y) {
+    return SN_LAUNCH(layer_norm, n, THREADS, 0, stream, width, x, weight, bias, eps, y);
+}
+
 extern "C" cudaError_t sn_cuda_rope(cudaStream_t stream, int n, int n_heads, int head_dim, float *x, bool halves,
                                     int dim, const float *cos_sin) {
     size_t pairs = static_cast<size_t>(n) * n_heads * (dim / 2);
     return SN_LAUNCH(rope, blocks_for(pairs), THREADS, 0, stream, pairs, n_heads, head_dim, x, halves, dim, cos_sin);
 }
 
-extern "C" cudaError_t sn_cuda_silu_mul(cudaStream_t stream, size_t n, const float *gate, const float *up, float *y) {
-    return SN_LAUNCH(silu_mul, blocks_for(n), THREADS, 0, stream, n, gate, up, y);
+extern "C" cudaError_t sn_cuda_activate(cudaStream_t stream, size_t n, sn_activation kind, const float *gate,
+                                        const float *up, float *y) {
+    return SN_LAUNCH(activate, blocks_for(n), THREADS, 0, stream, n, static_cast<int>(kind), gate, up, y);
 }
 
 extern "C" cudaError_t sn_cuda_add(cudaStream_t stream, size_t n, float *y, const float *x) {

@@ -105,19 +105,19 @@ static sn_status by_splits(sn_cuda *cuda, sn_cuda_attention *a, sn_err *err) {
     return sn_cuda_queued(cuda, sn_cuda_attention_split(cuda->work, a, cuda->n_rows, n_splits), "attention", err);
 }
 
-sn_status sn_cuda_attention_op(sn_device *d, int block, int n_heads, int window, float scale, const float *q,
-                               float *out, sn_err *err) {
+sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *how, const float *q, float *out, sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
     sn_status status = sn_cuda_enter(cuda, err);
-    if (!status) status = check_block(cuda, block, err);
-    if (!status && (n_heads <= 0 || n_heads % cuda->shape.n_kv_heads))
-        status = sn_fail(err, SN_REFUSED, "%d query heads cannot share %d key-value heads evenly", n_heads,
+    if (!status) status = check_block(cuda, how->block, err);
+    if (!status && (how->n_heads <= 0 || how->n_heads % cuda->shape.n_kv_heads))
+        status = sn_fail(err, SN_REFUSED, "%d query heads cannot share %d key-value heads evenly", how->n_heads,
                          cuda->shape.n_kv_heads);
     if (status || !cuda->n_rows) return sn_cuda_done(cuda, status);
-    sn_cuda_attention a = {.past = sn_cuda_past_of(cuda, &cuda->shape, block),
-                           .n_heads = n_heads,
-                           .window = window,
-                           .scale = scale,
+    sn_cuda_attention a = {.past = sn_cuda_past_of(cuda, &cuda->shape, how->block),
+                           .n_heads = how->n_heads,
+                           .window = how->window,
+                           .scale = how->scale,
+                           .slopes = how->slopes,
                            .q = q,
                            .out = out};
     if (cuda->n_rows <= SN_CUDA_FEW_ROWS * cuda->n_sequences)

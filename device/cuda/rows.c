@@ -10,6 +10,15 @@ sn_status sn_cuda_rms_norm_op(sn_device *d, int n, int width, const float *x, co
     return sn_cuda_done(cuda, status);
 }
 
+sn_status sn_cuda_layer_norm_op(sn_device *d, int n, int width, const float *x, const float *weight, const float *bias,
+                                float eps, float *y, sn_err *err) {
+    sn_cuda *cuda = (sn_cuda *)d;
+    sn_status status = sn_cuda_enter(cuda, err);
+    if (!status && n > 0 && width > 0)
+        status = sn_cuda_queued(cuda, sn_cuda_layer_norm(cuda->work, n, width, x, weight, bias, eps, y), "layer_norm", err);
+    return sn_cuda_done(cuda, status);
+}
+
 sn_status sn_cuda_rope_op(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
     sn_status status = sn_cuda_enter(cuda, err);
@@ -23,10 +32,11 @@ sn_status sn_cuda_rope_op(sn_device *d, int n, int n_heads, int head_dim, float 
     return sn_cuda_done(cuda, status);
 }
 
-sn_status sn_cuda_silu_mul_op(sn_device *d, size_t n, const float *gate, const float *up, float *y, sn_err *err) {
+sn_status sn_cuda_activate_op(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y,
+                              sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
     sn_status status = sn_cuda_enter(cuda, err);
-    if (!status && n) status = sn_cuda_queued(cuda, sn_cuda_silu_mul(cuda->work, n, gate, up, y), "silu_mul", err);
+    if (!status && n) status = sn_cuda_queued(cuda, sn_cuda_activate(cuda->work, n, kind, gate, up, y), "activate", err);
     return sn_cuda_done(cuda, status);
 }
 

@@ -1,6 +1,8 @@
 /* The operations of a block that are no matrices. OpenCL C 1.2 without extensions and subgroups. What is added up along
  * a row is added in an order fixed by the shape alone: the same bits from run to run. */
 
+#include "device/xpu/formulas.clh"
+
 /* -- row by row, element by element */
 
 /* Zhang & Sennrich 2019. A group of 64 to a row; y may be x. */
@@ -11,14 +13,23 @@ rms_norm(uint width, __global const float *x, __global const float *weight, floa
     size_t row = (size_t)get_group_id(0) * width;
     float sum = 0.0f;
     for (uint i = lane; i < width; i += 64) sum += x[row + i] * x[row + i];
-    partial[lane] = sum;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    for (uint half_count = 32; half_count > 0; half_count /= 2) {
-        if (lane < half_count) partial[lane] += partial[lane + half_count];
-        barrier(CLK_LOCAL_MEM_FENCE);
-    }
-    float scale = 1.0f / sqrt(partial[0] / (float)width + eps);
+    float scale = 1.0f / sqrt(group_sum(sum, partial) / (float)width + eps);
     for (uint i = lane; i < width; i += 64) y[row + i] = x[row + i] * scale * weight[i];
+}
+
+/* Ba et al. 2016. Likewise; bias may be none. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
+layer_norm(uint width, __global const float *x, __global const float *weight, __global const float *bias, float eps,
+           __global float *y) {
+    __local float partial[64];
+    uint lane = get_local_id(0);
+    size_t row = (size_t)get_group_id(0) * width;
+    float sum = 0.0f, squares = 0.0f;
+    for (uint i = lane; i < width; i += 64) sum += x[row + i];
+    float mean = group_sum(sum, partial) / (float)width;
+    for (uint i = lane; i < width; i += 64) squares += (x[row + i] - mean) * (x[row + i] - mean);
+    float scale = 1.0f / sqrt(group_sum(squares, partial) / (float)width + eps);
+    for (uint i = lane; i < width; i += 64) y[row + i] = (x[row + i] - mean) * scale * weight[i] + (bias ? bias[i] : 0.0f);
 }
 
 /* Su et al. 2021. An item turns one pair: pairs (2i, 2i+1), or (i, i + dim/2) with `halves`. */
@@ -35,10 +46,10 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void rope(uint n_pairs_
     *b = vb * c + va * s;
 }
 
-__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void silu_mul(ulong n, __global const float *gate,
-                                                                       __global const float *up, __global float *y) {
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
+activate(ulong n, uint kind, __global const float *gate, __global const float *up, __global float *y) {
     size_t i = get_global_id(0);
-    if (i < n) y[i] = gate[i] / (1.0f + exp(-gate[i])) * up[i];
+    if (i < n) y[i] = activation(kind, gate[i]) * (up ? up[i] : 1.0f);
 }
 
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void add(ulong n, __global float *y, __global const float *x) {
@@ -116,7 +127,8 @@ static inline uint window_start(uint end, uint window) { return window > 0 && en
  * takes every 64th dimension of the result. Online softmax: Milakov & Gimelshein 2018. */
 __kernel __attribute__((reqd_work_group_size(CHUNK, 1, 1))) void
 attention_row(__global const uint2 *rows, __global const ulong *pages, uint block, uint n_heads, uint n_kv_heads,
-              uint head_dim, uint page_tokens, uint window, float scale, __global const float *q, __global float *out) {
+              uint head_dim, uint page_tokens, uint window, float scale, __global const float *slopes,
+              __global const float *q, __global float *out) {
     __local float query[DIM_MAX], scores[CHUNK], shares[CHUNK];
     uint lane = get_local_id(0), head = get_group_id(0), row = get_group_id(1);
     uint kv_head = head / (n_heads / n_kv_heads);
@@ -135,7 +147,7 @@ attention_row(__global const uint2 *rows, __global const ulong *pages, uint bloc
         if (looked_at) {
             __global const float *key = key_at(p, position);
             for (uint e = 0; e < head_dim; e++) score += query[e] * key[16 * e];
-            score *= scale;
+            score = leant(score * scale, slopes, head, position, at.y);
         }
         scores[lane] = score;
         barrier(CLK_LOCAL_MEM_FENCE);
@@ -167,7 +179,8 @@ attention_row(__global const uint2 *rows, __global const ulong *pages, uint bloc
  * them. Positions before a row's window or behind it do not count for it. */
 __kernel __attribute__((reqd_work_group_size(LANES, ROWS, 1))) void
 attention_tile(__global const uint4 *tiles, __global const ulong *pages, uint block, uint n_heads, uint n_kv_heads,
-               uint head_dim, uint page_tokens, uint window, float scale, __global const float *q, __global float *out,
+               uint head_dim, uint page_tokens, uint window, float scale, __global const float *slopes,
+               __global const float *q, __global float *out,
                __local float *query, __local float *keys, __local float *values) {
     __local float scores[ROWS][KEYS];
     uint lane = get_local_id(0), line = get_local_id(1), item = line * LANES + lane, head = get_group_id(0);
@@ -189,7 +202,7 @@ attention_tile(__global const uint4 *tiles, __global const ulong *pages, uint bl
         for (uint t = lane; t < KEYS; t += LANES) {
             float score = 0.0f;
             for (uint e = 0; e < head_dim; e++) score += query[line * head_dim + e] * keys[e * KEYS + t];
-            scores[line][t] = score * scale;
+            scores[line][t] = leant(score * scale, slopes, head, base + t, end - 1);
         }
         barrier(CLK_LOCAL_MEM_FENCE);
         uint first = max(start, base), last = min(end, base + KEYS);

@@ -58,15 +58,28 @@ sn_status sn_xpu_rms_norm_grad(sn_device *d, int n, int width, const float *x, c
                   : sn_xpu_launch(xpu, xpu->grads[SN_XPU_GRAD_rms_norm_grad], (size_t)n, 1, COUNT(args), args, err);
 }
 
-sn_status sn_xpu_silu_mul_grad(sn_device *d, size_t n, const float *gate, const float *up, const float *dy,
-                               float *dgate, float *dup, sn_err *err) {
+sn_status sn_xpu_layer_norm_grad(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
+                                 const float *dy, bool grow, float *dx, sn_err *err) {
+    sn_xpu *xpu = sn_xpu_of(d);
+    assert(n >= 0 && width > 0);
+    sn_status status = begin(xpu, err);
+    uint32_t grows = grow;
+    sn_xpu_arg args[] = {SN_XPU_ARG(width), SN_XPU_ARG(x),     SN_XPU_ARG(weight), SN_XPU_ARG(eps),
+                         SN_XPU_ARG(dy),    SN_XPU_ARG(grows), SN_XPU_ARG(dx)};
+    return status ? status
+                  : sn_xpu_launch(xpu, xpu->grads[SN_XPU_GRAD_layer_norm_grad], (size_t)n, 1, COUNT(args), args, err);
+}
+
+sn_status sn_xpu_activate_grad(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up,
+                               const float *dy, float *dgate, float *dup, sn_err *err) {
     sn_xpu *xpu = sn_xpu_of(d);
     sn_status status = begin(xpu, err);
     uint64_t count = n;
-    sn_xpu_arg args[] = {SN_XPU_ARG(count), SN_XPU_ARG(gate),  SN_XPU_ARG(up),
+    uint32_t which = (uint32_t)kind;
+    sn_xpu_arg args[] = {SN_XPU_ARG(count), SN_XPU_ARG(which), SN_XPU_ARG(gate), SN_XPU_ARG(up),
                          SN_XPU_ARG(dy),    SN_XPU_ARG(dgate), SN_XPU_ARG(dup)};
     return status ? status
-                  : sn_xpu_launch(xpu, xpu->grads[SN_XPU_GRAD_silu_mul_grad], groups_of(n, ITEMS), 1, COUNT(args), args,
+                  : sn_xpu_launch(xpu, xpu->grads[SN_XPU_GRAD_activate_grad], groups_of(n, ITEMS), 1, COUNT(args), args,
                                   err);
 }
 
@@ -78,6 +91,7 @@ sn_status sn_xpu_attention_grad(sn_device *d, const sn_attention_grad *g, sn_err
     status = sn_xpu_reserve(xpu, &xpu->grad_stats, 3 * queries * sizeof(float), err);
     sn_xpu_arg q[] = {SN_XPU_ARG(g->n),        SN_XPU_ARG(g->n_heads), SN_XPU_ARG(g->n_kv_heads),
                       SN_XPU_ARG(g->head_dim), SN_XPU_ARG(g->window),  SN_XPU_ARG(g->scale),
+                      SN_XPU_ARG(g->slopes),
                       SN_XPU_ARG(g->q),        SN_XPU_ARG(g->k),       SN_XPU_ARG(g->v),
                       SN_XPU_ARG(g->dout),     SN_XPU_ARG(g->dq),      SN_XPU_ARG(xpu->grad_stats.device)};
     sn_xpu_arg kv[] = {SN_XPU_ARG(g->n),
@@ -86,6 +100,7 @@ sn_status sn_xpu_attention_grad(sn_device *d, const sn_attention_grad *g, sn_err
                        SN_XPU_ARG(g->head_dim),
                        SN_XPU_ARG(g->window),
                        SN_XPU_ARG(g->scale),
+                       SN_XPU_ARG(g->slopes),
                        SN_XPU_ARG(g->q),
                        SN_XPU_ARG(g->k),
                        SN_XPU_ARG(g->v),

@@ -55,6 +55,15 @@ sn_status sn_xpu_rms_norm(sn_device *d, int n, int width, const float *x, const 
     return status ? status : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_rms_norm], (size_t)n, 1, COUNT(args), args, err);
 }
 
+sn_status sn_xpu_layer_norm(sn_device *d, int n, int width, const float *x, const float *weight, const float *bias, float eps,
+                            float *y, sn_err *err) {
+    sn_xpu *xpu = sn_xpu_of(d);
+    assert(n >= 0 && width > 0);
+    sn_xpu_arg args[] = {SN_XPU_ARG(width), SN_XPU_ARG(x), SN_XPU_ARG(weight), SN_XPU_ARG(bias), SN_XPU_ARG(eps), SN_XPU_ARG(y)};
+    sn_status status = sn_xpu_order(xpu, err);
+    return status ? status : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_layer_norm], (size_t)n, 1, COUNT(args), args, err);
+}
+
 sn_status sn_xpu_rope(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err) {
     sn_xpu *xpu = sn_xpu_of(d);
     assert(n >= 0 && n_heads > 0 && rope->dim >= 0 && rope->dim % 2 == 0 && rope->dim <= head_dim);
@@ -68,13 +77,14 @@ sn_status sn_xpu_rope(sn_device *d, int n, int n_heads, int head_dim, float *x, 
                   : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_rope], groups_of(pairs, 64), 1, COUNT(args), args, err);
 }
 
-sn_status sn_xpu_silu_mul(sn_device *d, size_t n, const float *gate, const float *up, float *y, sn_err *err) {
+sn_status sn_xpu_activate(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y, sn_err *err) {
     sn_xpu *xpu = sn_xpu_of(d);
     uint64_t count = n;
-    sn_xpu_arg args[] = {SN_XPU_ARG(count), SN_XPU_ARG(gate), SN_XPU_ARG(up), SN_XPU_ARG(y)};
+    uint32_t which = (uint32_t)kind;
+    sn_xpu_arg args[] = {SN_XPU_ARG(count), SN_XPU_ARG(which), SN_XPU_ARG(gate), SN_XPU_ARG(up), SN_XPU_ARG(y)};
     sn_status status = sn_xpu_order(xpu, err);
     return status ? status
-                  : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_silu_mul], groups_of(n, 64), 1, COUNT(args), args, err);
+                  : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_activate], groups_of(n, 64), 1, COUNT(args), args, err);
 }
 
 sn_status sn_xpu_add(sn_device *d, size_t n, float *y, const float *x, sn_err *err) {

@@ -117,23 +117,23 @@ sn_status sn_xpu_kv_store(sn_device *d, int block, const float *k, const float *
                                   (size_t)x->pass_rows, COUNT(args), args, err);
 }
 
-sn_status sn_xpu_attention(sn_device *d, int block, int n_heads, int window, float scale, const float *q, float *out,
-                           sn_err *err) {
+sn_status sn_xpu_attention(sn_device *d, const sn_attention *how, const float *q, float *out, sn_err *err) {
     sn_xpu *x = sn_xpu_of(d);
     const sn_kv_shape *shape = &x->shape;
-    assert(n_heads > 0 && n_heads % shape->n_kv_heads == 0 && block >= 0 && block < shape->n_blocks);
+    assert(how->n_heads > 0 && how->n_heads % shape->n_kv_heads == 0 && how->block >= 0 && how->block < shape->n_blocks);
     const uint8_t *rows = x->table.device, *tiles = rows + x->tiles_at, *pages = rows + x->pages_at;
     size_t tile_bytes = SN_XPU_TILE_ROWS * (size_t)shape->head_dim * sizeof(float);
-    uint32_t within = window > 0 ? (uint32_t)window : 0;
+    uint32_t within = how->window > 0 ? (uint32_t)how->window : 0;
     sn_xpu_arg args[] = {x->pass_decodes ? SN_XPU_ARG(rows) : SN_XPU_ARG(tiles),
                          SN_XPU_ARG(pages),
-                         SN_XPU_ARG(block),
-                         SN_XPU_ARG(n_heads),
+                         SN_XPU_ARG(how->block),
+                         SN_XPU_ARG(how->n_heads),
                          SN_XPU_ARG(shape->n_kv_heads),
                          SN_XPU_ARG(shape->head_dim),
                          SN_XPU_ARG(shape->page_tokens),
                          SN_XPU_ARG(within),
-                         SN_XPU_ARG(scale),
+                         SN_XPU_ARG(how->scale),
+                         SN_XPU_ARG(how->slopes),
                          SN_XPU_ARG(q),
                          SN_XPU_ARG(out),
                          SN_XPU_LOCAL(tile_bytes), /* attention_tile only: query, keys, values */
@@ -142,9 +142,9 @@ sn_status sn_xpu_attention(sn_device *d, int block, int n_heads, int window, flo
     sn_status status = sn_xpu_order(x, err);
     if (status) return status;
     if (x->pass_decodes)
-        return sn_xpu_launch(x, x->kernels[SN_XPU_attention_row], (size_t)n_heads, (size_t)x->pass_rows,
+        return sn_xpu_launch(x, x->kernels[SN_XPU_attention_row], (size_t)how->n_heads, (size_t)x->pass_rows,
                              COUNT(args) - 3, args, err);
-    return sn_xpu_launch(x, x->kernels[SN_XPU_attention_tile], (size_t)n_heads, (size_t)x->pass_tiles, COUNT(args),
+    return sn_xpu_launch(x, x->kernels[SN_XPU_attention_tile], (size_t)how->n_heads, (size_t)x->pass_tiles, COUNT(args),
                          args, err);
 }
 

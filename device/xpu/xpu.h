@@ -19,8 +19,9 @@
 /* name, number of its group's items in x and y */
 #define SN_XPU_KERNELS(X)                                                                                              \
     X(rms_norm, 64, 1)                                                                                                 \
+    X(layer_norm, 64, 1)                                                                                               \
     X(rope, 64, 1)                                                                                                     \
-    X(silu_mul, 64, 1)                                                                                                 \
+    X(activate, 64, 1)                                                                                                 \
     X(add, 64, 1)                                                                                                      \
     X(kv_store, 64, 1)                                                                                                 \
     X(kv_move, 64, 1)                                                                                                  \
@@ -35,7 +36,8 @@ typedef enum sn_xpu_kernel {
 } sn_xpu_kernel;
 
 /* Those of grad.cl, which is compiled when the first gradient is asked for; 64 items a group. */
-#define SN_XPU_GRADS(X) X(outer_grad) X(rms_norm_grad) X(silu_mul_grad) X(attention_grad_q) X(attention_grad_kv)
+#define SN_XPU_GRADS(X)                                                                                                \
+    X(outer_grad) X(rms_norm_grad) X(layer_norm_grad) X(activate_grad) X(attention_grad_q) X(attention_grad_kv)
 
 typedef enum sn_xpu_grad {
 #define X(name) SN_XPU_GRAD_##name,
@@ -193,7 +195,9 @@ sn_status sn_xpu_linear(sn_device *d, int n, const float *x, int n_linears, cons
 sn_status sn_xpu_rms_norm(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,
                           sn_err *err);
 sn_status sn_xpu_rope(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err);
-sn_status sn_xpu_silu_mul(sn_device *d, size_t n, const float *gate, const float *up, float *y, sn_err *err);
+sn_status sn_xpu_layer_norm(sn_device *d, int n, int width, const float *x, const float *weight, const float *bias, float eps,
+                            float *y, sn_err *err);
+sn_status sn_xpu_activate(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y, sn_err *err);
 sn_status sn_xpu_add(sn_device *d, size_t n, float *y, const float *x, sn_err *err);
 sn_status sn_xpu_gather(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err);
 
@@ -202,8 +206,10 @@ sn_status sn_xpu_linear_grad(sn_device *d, int n, const float *dy, const sn_weig
 sn_status sn_xpu_outer_grad(sn_device *d, int n, int rows, int cols, const float *dy, const float *x, float *dw, sn_err *err);
 sn_status sn_xpu_rms_norm_grad(sn_device *d, int n, int width, const float *x, const float *weight, float eps, const float *dy,
                                bool grow, float *dx, sn_err *err);
-sn_status sn_xpu_silu_mul_grad(sn_device *d, size_t n, const float *gate, const float *up, const float *dy, float *dgate,
-                               float *dup, sn_err *err);
+sn_status sn_xpu_layer_norm_grad(sn_device *d, int n, int width, const float *x, const float *weight, float eps, const float *dy,
+                                 bool grow, float *dx, sn_err *err);
+sn_status sn_xpu_activate_grad(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, const float *dy,
+                               float *dgate, float *dup, sn_err *err);
 sn_status sn_xpu_attention_grad(sn_device *d, const sn_attention_grad *grad, sn_err *err);
 
 /* -- past.c */
@@ -215,7 +221,6 @@ sn_status sn_xpu_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void
                          float *k, float *v, sn_err *err);
 sn_status sn_xpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                           const float *k, const float *v, sn_err *err);
-sn_status sn_xpu_attention(sn_device *d, int block, int n_heads, int window, float scale, const float *q, float *out,
-                           sn_err *err);
+sn_status sn_xpu_attention(sn_device *d, const sn_attention *how, const float *q, float *out, sn_err *err);
 
 #endif

@@ -135,12 +135,12 @@ static void issue_block(model *m, int b, int n) {
     must(ops->rope(m->d, n, s->n_heads, s->head_dim, m->q, &rope, &err));
     must(ops->rope(m->d, n, s->n_kv_heads, s->head_dim, m->k, &rope, &err));
     must(ops->kv_store(m->d, b, m->k, m->v, &err));
-    must(ops->attention(m->d, b, s->n_heads, 0, 0.1f, m->q, m->attn, &err));
+    must(ops->attention(m->d, &(sn_attention){.block = b, .n_heads = s->n_heads, .scale = 0.1f}, m->q, m->attn, &err));
     must(ops->linear(m->d, n, m->attn, 1, (sn_linear[]){{&w[3], NULL, m->h}}, &err));
     must(ops->add(m->d, e, m->x, m->h, &err));
     must(ops->rms_norm(m->d, n, s->n_embd, m->x, m->norm, 1e-5f, m->h, &err));
     must(ops->linear(m->d, n, m->h, 2, (sn_linear[]){{&w[4], NULL, m->gate}, {&w[5], NULL, m->up}}, &err));
-    must(ops->silu_mul(m->d, (size_t)n * (size_t)s->n_ff, m->gate, m->up, m->gate, &err));
+    must(ops->activate(m->d, (size_t)n * (size_t)s->n_ff, SN_SILU, m->gate, m->up, m->gate, &err));
     must(ops->linear(m->d, n, m->gate, 1, (sn_linear[]){{&w[6], NULL, m->h}}, &err));
     must(ops->add(m->d, e, m->x, m->h, &err));
 }

@@ -149,7 +149,7 @@ static void bench_attention(sn_device *d, sn_kv_dtype dtype, int depth, int rows
     double best = 1e9;
     for (int r = 0; r < REPEATS; r++) {
         int64_t start = sn_now_us();
-        for (int b = 0; b < 30; b++) must(test_attention(d, &shape, b, 1, &seq, 9, 0, 0.125f, q, out, &err));
+        for (int b = 0; b < 30; b++) must(test_attention(d, &shape, 1, &seq, &(sn_attention){.block = b, .n_heads = 9, .scale = 0.125f}, q, out, &err));
         double s = (double)(sn_now_us() - start) / 30;
         best = s < best ? s : best;
     }
@@ -168,14 +168,14 @@ static void bench_small(sn_device *d) {
         t[0] = sn_now_us();
         for (int i = 0; i < 200; i++) must(d->ops->rms_norm(d, 1, 576, x, x, 1e-5f, y, &err));
         t[1] = sn_now_us();
-        for (int i = 0; i < 200; i++) must(d->ops->silu_mul(d, 1536, x, x, y, &err));
+        for (int i = 0; i < 200; i++) must(d->ops->activate(d, 1536, SN_SILU, x, x, y, &err));
         t[2] = sn_now_us();
-        must(d->ops->silu_mul(d, 512 * 1536, x, x, y, &err));
+        must(d->ops->activate(d, 512 * 1536, SN_SILU, x, x, y, &err));
         t[3] = sn_now_us();
         const double us[] = {(double)(t[1] - t[0]) / 200, (double)(t[2] - t[1]) / 200, (double)(t[3] - t[2])};
         for (int i = 0; i < 3; i++) best[i] = us[i] < best[i] ? us[i] : best[i];
     }
-    printf("  rms_norm of 576: %.2f us; silu_mul of 1536: %.2f us, of 512 x 1536: %.0f us\n", best[0], best[1],
+    printf("  rms_norm of 576: %.2f us; silu of 1536: %.2f us, of 512 x 1536: %.0f us\n", best[0], best[1],
            best[2]);
     free(x), free(y);
 }

@@ -34,7 +34,9 @@
     X(rms_norm_of_awkward_widths)                                                                                      \
     X(rms_norm_keeps_nan_in_its_row)                                                                                   \
     X(rope_of_both_styles)                                                                                             \
-    X(silu_mul_over_the_whole_range)                                                                                   \
+    X(layer_norm_of_awkward_widths)                                                                                    \
+    X(layer_norm_keeps_nan_in_its_row)                                                                                 \
+    X(activations_over_the_whole_range)                                                                                \
     X(add_is_exact)                                                                                                    \
     X(gather_of_every_type)                                                                                            \
     X(gather_refuses_rows_that_are_not_there)                                                                          \
@@ -44,13 +46,15 @@
     X(attention_while_decoding)                                                                                        \
     X(attention_of_several_prompts)                                                                                    \
     X(attention_within_a_window)                                                                                       \
+    X(attention_that_leans)                                                                                            \
     X(attention_over_page_borders)                                                                                     \
     X(attention_of_a_pass_without_rows)                                                                                \
     X(attention_keeps_nan_in_its_head)                                                                                 \
     X(linear_grad_of_every_type)                                                                                       \
     X(outer_grad_grows)                                                                                                \
     X(rms_norm_grad_by_differences)                                                                                    \
-    X(silu_mul_grad_by_differences)                                                                                    \
+    X(layer_norm_grad_by_differences)                                                                                  \
+    X(activation_grad_by_differences)                                                                                  \
     X(attention_grad_by_differences)                                                                                   \
     X(a_recorded_pass_follows_its_sessions)                                                                            \
     X(an_allocation_that_fails_says_so)                                                                                \

@@ -140,32 +140,82 @@ void conformance_rms_norm_grad_by_differences(conformance *c) {
         }
 }
 
-static double silu_mul_formula(const void *ctx, const double *x) { /* x: gate, then up */
+static double layer_norm_formula(const void *ctx, const double *x) {
     const row_ctx *r = ctx;
-    double sum = 0;
-    for (size_t i = 0; i < r->width; i++) sum += r->dy[i] * x[i] / (1 + exp(-x[i])) * x[r->width + i];
+    double mean = 0, squares = 0, sum = 0;
+    for (size_t i = 0; i < r->width; i++) mean += x[i] / (double)r->width;
+    for (size_t i = 0; i < r->width; i++) squares += (x[i] - mean) * (x[i] - mean);
+    double scale = 1 / sqrt(squares / (double)r->width + r->eps);
+    for (size_t i = 0; i < r->width; i++) sum += r->dy[i] * (x[i] - mean) * scale * r->weight[i];
     return sum;
 }
 
-void conformance_silu_mul_grad_by_differences(conformance *c) {
+void conformance_layer_norm_grad_by_differences(conformance *c) {
+    static const size_t widths[] = {1, 3, 24, 64, 100};
+    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
+        for (int grow = 0; grow < 2; grow++) {
+            int mark = c->n_buffers;
+            size_t width = widths[w], n = 3;
+            float *x = conformance_random(c, n * width, 1), *weight = conformance_random(c, width, 2);
+            float *dy = conformance_random(c, n * width, 3), *before = conformance_random(c, n * width, 4);
+            float *dx = conformance_upload(c, before, n * width);
+            float eps = width < 4 ? 0.1f : 1e-5f; /* of one element, the norm is flat; of three, nearly so but for eps */
+            CONFORMANCE_OK(c, c->device->ops->layer_norm_grad(c->device, (int)n, (int)width,
+                                                              conformance_upload(c, x, n * width),
+                                                              conformance_upload(c, weight, width), eps,
+                                                              conformance_upload(c, dy, n * width), grow, dx, &c->err));
+            float *got = conformance_download(c, dx, n * width);
+            double *weights = as_doubles(c, weight, width);
+            for (size_t r = 0; r < n; r++) {
+                row_ctx ctx = {width, weights, as_doubles(c, dy + r * width, width), NULL, (double)eps};
+                check_grad(c, "layer_norm", layer_norm_formula, &ctx, as_doubles(c, x + r * width, width), width,
+                           got + r * width, grow ? before + r * width : NULL, 20);
+            }
+            conformance_release(c, mark);
+        }
+}
+
+typedef struct activation_ctx {
+    sn_activation kind;
+    size_t n;
+    bool gated;
+    const double *dy;
+} activation_ctx;
+
+static double activation_formula(const void *ctx, const double *x) { /* x: gate, then up */
+    const activation_ctx *a = ctx;
+    double sum = 0, inner = sqrt(2 / acos(-1));
+    for (size_t i = 0; i < a->n; i++) {
+        double g = x[i], y = g / (1 + exp(-g));
+        if (a->kind == SN_GELU) y = g / 2 * (1 + erf(g * sqrt(0.5)));
+        if (a->kind == SN_GELU_TANH) y = g / 2 * (1 + tanh(inner * (g + 0.044715 * g * g * g)));
+        sum += a->dy[i] * y * (a->gated ? x[a->n + i] : 1);
+    }
+    return sum;
+}
+
+void conformance_activation_grad_by_differences(conformance *c) {
     enum { N = 83 };
     float *x = conformance_random(c, 2 * N, 1), *dy = conformance_random(c, N, 2), got[2 * N];
     for (int i = 0; i < N; i++) x[i] *= 12; /* gates from flat to steep */
-    float *gate = conformance_upload(c, x, N), *up = conformance_upload(c, x + N, N), *d = conformance_upload(c, dy, N);
-    float *dgate = conformance_bytes(c, sizeof got / 2);
-    CONFORMANCE_OK(c,
-                   c->device->ops->silu_mul_grad(c->device, N, gate, up, d, dgate, d, &c->err)); /* dup in dy's place */
-    memcpy(got, conformance_download(c, dgate, N), N * sizeof(float));
-    memcpy(got + N, conformance_download(c, d, N), N * sizeof(float));
-    row_ctx ctx = {N, NULL, as_doubles(c, dy, N), NULL, 0};
-    check_grad(c, "silu_mul", silu_mul_formula, &ctx, as_doubles(c, x, 2 * N), 2 * N, got, NULL, 12);
+    for (int kind = 0; kind < SN_ACTIVATION_COUNT; kind++)
+        for (int gated = 0; gated < 2; gated++) {
+            float *gate = conformance_upload(c, x, N), *up = gated ? conformance_upload(c, x + N, N) : NULL;
+            float *d = conformance_upload(c, dy, N), *dgate = gated ? conformance_bytes(c, sizeof got / 2) : d;
+            CONFORMANCE_OK(c, c->device->ops->activate_grad(c->device, N, (sn_activation)kind, gate, up, d, dgate,
+                                                            gated ? d : NULL, &c->err)); /* one result in dy's place */
+            memcpy(got, conformance_download(c, dgate, N), N * sizeof(float));
+            memcpy(got + N, conformance_download(c, d, N), N * sizeof(float));
+            activation_ctx ctx = {(sn_activation)kind, N, gated, as_doubles(c, dy, N)};
+            check_grad(c, "activation", activation_formula, &ctx, as_doubles(c, x, 2 * N), gated ? 2 * N : N, got, NULL, 12);
+        }
 }
 
 /* -- attention */
 
 typedef struct attention_ctx {
     const sn_attention_grad *g;
-    const double *dout;
+    const double *dout, *slopes;
 } attention_ctx;
 
 static double attention_formula(const void *ctx, const double *x) { /* x: q, k, v one behind the other */
@@ -183,7 +233,7 @@ static double attention_formula(const void *ctx, const double *x) { /* x: q, k, 
                 s[j] = 0;
                 for (size_t d = 0; d < dim; d++)
                     s[j] += q[(i * heads + h) * dim + d] * k[(j * kv_heads + own) * dim + d];
-                s[j] *= (double)g->scale;
+                s[j] = s[j] * (double)g->scale + a->slopes[h] * ((double)j - (double)i);
                 most = fmax(most, s[j]);
             }
             for (size_t j = first; j <= i; j++) sum += s[j] = exp(s[j] - most);
@@ -194,38 +244,42 @@ static double attention_formula(const void *ctx, const double *x) { /* x: q, k, 
     return total;
 }
 
-static void try_attention_grad(conformance *c, int n, int heads, int kv_heads, int dim, int window) {
+static void try_attention_grad(conformance *c, int n, int heads, int kv_heads, int dim, int window, bool leans) {
     int mark = c->n_buffers;
     size_t nq = (size_t)(n * heads * dim), nk = (size_t)(n * kv_heads * dim);
     float *x = conformance_random(c, nq + 2 * nk, 1), *dout = conformance_random(c, nq, 2);
-    float *got = conformance_heap(c, (nq + 2 * nk) * sizeof *got);
-    sn_attention_grad g = {n,
-                           heads,
-                           kv_heads,
-                           dim,
-                           window,
-                           0.7f,
-                           conformance_upload(c, x, nq),
-                           conformance_upload(c, dout, nq),
-                           conformance_upload(c, x + nq, nk),
-                           conformance_upload(c, x + nq + nk, nk),
-                           conformance_upload(c, dout, nq),
-                           conformance_upload(c, x, nk),
-                           conformance_upload(c, x, nk)};
+    float *got = conformance_heap(c, (nq + 2 * nk) * sizeof *got), *slopes = conformance_heap(c, (size_t)heads * sizeof *slopes);
+    for (int h = 0; leans && h < heads; h++) slopes[h] = 0.5f - 0.3f * (float)h;
+    sn_attention_grad g = {.n = n,
+                           .n_heads = heads,
+                           .n_kv_heads = kv_heads,
+                           .head_dim = dim,
+                           .window = window,
+                           .scale = 0.7f,
+                           .slopes = leans ? conformance_upload(c, slopes, (size_t)heads) : NULL,
+                           .q = conformance_upload(c, x, nq),
+                           .dout = conformance_upload(c, dout, nq),
+                           .k = conformance_upload(c, x + nq, nk),
+                           .v = conformance_upload(c, x + nq + nk, nk),
+                           .dq = conformance_upload(c, dout, nq),
+                           .dk = conformance_upload(c, x, nk),
+                           .dv = conformance_upload(c, x, nk)};
     CONFORMANCE_OK(c, c->device->ops->attention_grad(c->device, &g, &c->err));
     memcpy(got, conformance_download(c, g.dq, nq), nq * sizeof *got);
     memcpy(got + nq, conformance_download(c, g.dk, nk), nk * sizeof *got);
     memcpy(got + nq + nk, conformance_download(c, g.dv, nk), nk * sizeof *got);
-    attention_ctx ctx = {&g, as_doubles(c, dout, nq)};
+    attention_ctx ctx = {&g, as_doubles(c, dout, nq), as_doubles(c, slopes, (size_t)heads)};
     double size = (double)(n * heads) / 4 * (1 + 1e5 * c->attention_rounding);
     check_grad(c, "attention", attention_formula, &ctx, as_doubles(c, x, nq + 2 * nk), nq + 2 * nk, got, NULL, size);
     conformance_release(c, mark);
 }
 
 void conformance_attention_grad_by_differences(conformance *c) {
-    try_attention_grad(c, 1, 1, 1, 8, 0);
-    try_attention_grad(c, 9, 4, 2, 6, 0);
-    try_attention_grad(c, 19, 3, 1, 5, 0);
-    try_attention_grad(c, 21, 2, 2, 17, 4);
-    try_attention_grad(c, 18, 2, 1, 4, 1);
+    try_attention_grad(c, 1, 1, 1, 8, 0, false);
+    try_attention_grad(c, 9, 4, 2, 6, 0, false);
+    try_attention_grad(c, 19, 3, 1, 5, 0, false);
+    try_attention_grad(c, 21, 2, 2, 17, 4, false);
+    try_attention_grad(c, 18, 2, 1, 4, 1, false);
+    try_attention_grad(c, 19, 3, 1, 5, 0, true);
+    try_attention_grad(c, 21, 4, 2, 17, 6, true);
 }

@@ -97,8 +97,9 @@ void conformance_linear_of_nothing(conformance *c) {
     CONFORMANCE_OK(c, c->device->ops->linear(c->device, 0, y, 1, &linear, &c->err));
     CONFORMANCE_OK(c, c->device->ops->linear(c->device, 1, y, 0, &linear, &c->err));
     CONFORMANCE_OK(c, c->device->ops->rms_norm(c->device, 0, 8, y, y, 1e-5f, y, &c->err));
+    CONFORMANCE_OK(c, c->device->ops->layer_norm(c->device, 0, 8, y, y, y, 1e-5f, y, &c->err));
     CONFORMANCE_OK(c, c->device->ops->rope(c->device, 0, 1, 8, y, &(sn_rope){true, 8, y}, &c->err));
-    CONFORMANCE_OK(c, c->device->ops->silu_mul(c->device, 0, y, y, y, &c->err));
+    CONFORMANCE_OK(c, c->device->ops->activate(c->device, 0, SN_SILU, y, y, y, &c->err));
     CONFORMANCE_OK(c, c->device->ops->add(c->device, 0, y, y, &c->err));
     CONFORMANCE_OK(c, c->device->ops->gather(c->device, &w.weight, 0, NULL, y, &c->err));
     CONFORMANCE_CHECK(c, *conformance_download(c, y, 1) == 5, "a call of no rows wrote something");
@@ -199,6 +200,61 @@ void conformance_rms_norm_keeps_nan_in_its_row(conformance *c) {
     check_norm(c, 3, WIDTH, x, weight, 1e-5, conformance_download(c, device_x, 3 * WIDTH));
 }
 
+static void check_layer_norm(conformance *c, int n, int width, const float *x, const float *weight, const float *bias, double eps,
+                             const float *y) {
+    for (int r = 0; r < n; r++, x += width, y += width) {
+        double mean = 0, squares = 0, size = 0;
+        for (int i = 0; i < width; i++) mean += (double)x[i] / width, size = fmax(size, fabs((double)x[i]));
+        for (int i = 0; i < width; i++) squares += ((double)x[i] - mean) * ((double)x[i] - mean);
+        double scale = 1 / sqrt(squares / width + eps);
+        for (int i = 0; i < width; i++) {
+            double part = ((double)x[i] - mean) * scale * (double)weight[i], want = part + (bias ? (double)bias[i] : 0);
+            /* as of rms_norm; and the mean is off by (width + 2) units of the largest element, which changes every difference
+             * by that much, and the scale by as much of itself as all of them are worth */
+            double off = size * (width + 4) * CONFORMANCE_EPSILON * scale;
+            double error = (fabs(part) + fabs(want)) * (width / 2.0 + 16) * CONFORMANCE_EPSILON +
+                           off * fabs((double)weight[i]) + fabs(part) * off;
+            CONFORMANCE_CHECK(c, conformance_close((double)y[i], want, error),
+                              "width %d, %d rows: row %d, element %d is %g, not %g +- %g", width, n, r, i, (double)y[i],
+                              want, error);
+        }
+    }
+}
+
+static void try_layer_norm(conformance *c, int n, int width, bool in_place, bool biased, float eps) {
+    int mark = c->n_buffers;
+    size_t total = (size_t)n * (size_t)width;
+    float *x = conformance_random(c, total, 1), *weight = conformance_random(c, (size_t)width, 2);
+    float *bias = biased ? conformance_random(c, (size_t)width, 3) : NULL;
+    if (n > 2) memset(x + 2 * width, 0, (size_t)width * sizeof *x); /* nothing but eps keeps it finite */
+    for (int i = 0; n > 1 && i < width; i++) x[width + i] += 3;      /* far from 0 */
+    float *device_x = conformance_upload(c, x, total), *device_weight = conformance_upload(c, weight, (size_t)width);
+    float *device_bias = bias ? conformance_upload(c, bias, (size_t)width) : NULL;
+    float *y = in_place ? device_x : conformance_bytes(c, total * sizeof *y);
+    CONFORMANCE_OK(c, c->device->ops->layer_norm(c->device, n, width, device_x, device_weight, device_bias, eps, y, &c->err));
+    check_layer_norm(c, n, width, x, weight, bias, (double)eps, conformance_download(c, y, total));
+    conformance_release(c, mark);
+}
+
+void conformance_layer_norm_of_awkward_widths(conformance *c) {
+    static const int widths[] = {1, 3, 24, 64, 100, 576, 1023};
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        try_layer_norm(c, 1, widths[i], false, true, 1e-5f);
+        try_layer_norm(c, 3, widths[i], true, false, 1e-6f);
+        try_layer_norm(c, 64, widths[i], i % 2, i % 3, 1e-5f);
+    }
+}
+
+void conformance_layer_norm_keeps_nan_in_its_row(conformance *c) {
+    enum { WIDTH = 100 };
+    float *x = conformance_random(c, 3 * WIDTH, 1), *weight = conformance_random(c, WIDTH, 2);
+    x[WIDTH + 99] = NAN;
+    float *device_x = conformance_upload(c, x, 3 * WIDTH), *device_weight = conformance_upload(c, weight, WIDTH);
+    CONFORMANCE_OK(
+        c, c->device->ops->layer_norm(c->device, 3, WIDTH, device_x, device_weight, NULL, 1e-5f, device_x, &c->err));
+    check_layer_norm(c, 3, WIDTH, x, weight, NULL, 1e-5, conformance_download(c, device_x, 3 * WIDTH));
+}
+
 /* -- rope */
 
 static void try_rope(conformance *c, int n, int n_heads, int head_dim, int dim, bool halves) {
@@ -239,31 +295,51 @@ void conformance_rope_of_both_styles(conformance *c) {
 
 /* -- elements */
 
-void conformance_silu_mul_over_the_whole_range(conformance *c) {
+static double activation_formula(sn_activation kind, double x) {
+    if (kind == SN_SILU) return x / (1 + exp(-x));
+    if (kind == SN_GELU) return x * 0.5 * erfc(-x * sqrt(0.5));
+    return x * 0.5 * (1 + tanh(sqrt(2 / acos(-1)) * (x + 0.044715 * x * x * x)));
+}
+
+/* Of a relative error, in half units: exp and erfc are some units off on GPUs, a sum, a division, products; and what rounding the
+ * exponent's argument by as much makes of the exponential. */
+static double activation_units(sn_activation kind, double x) {
+    return 40 + (kind == SN_GELU ? 2 * x * x : kind == SN_GELU_TANH ? 12 * fabs(x) * (1 + 0.05 * x * x) : 0);
+}
+
+static void try_activation(conformance *c, sn_activation kind, const float *gate, const float *up, int n, int room,
+                           int aliased) {
+    int mark = c->n_buffers;
+    size_t all = (size_t)room;
+    float *g = conformance_upload(c, gate, all), *u = up ? conformance_upload(c, up, all) : NULL;
+    float *y = aliased == 0 || (aliased == 2 && !u) ? conformance_bytes(c, all * sizeof *y) : aliased == 1 ? g : u;
+    float *before = conformance_download(c, y, all);
+    CONFORMANCE_OK(c, c->device->ops->activate(c->device, (size_t)n, kind, g, u, y, &c->err));
+    float *got = conformance_download(c, y, all);
+    for (int i = 0; i < n; i++) {
+        double x = (double)gate[i], factor = u ? (double)up[i] : 1;
+        bool saturated = x <= -1e30; /* x / (1 + exp(-x)): exp may saturate */
+        double want = saturated ? 0 : activation_formula(kind, x) * factor;
+        double error = saturated ? 1e-6 : fabs(want) * activation_units(kind, x) * CONFORMANCE_EPSILON + 1e-35;
+        if (kind == SN_GELU_TANH && x < 0) error += fabs(x * factor) * 1e-16; /* 1 + tanh in the test's own doubles */
+        CONFORMANCE_CHECK(c, conformance_close((double)got[i], want, error), "activation %d of %g, times %g: %g, not %g +- %g",
+                          (int)kind, x, factor, (double)got[i], want, error);
+    }
+    CONFORMANCE_CHECK(c, !memcmp(got + n, before + n, (all - (size_t)n) * sizeof *got), "wrote beyond %d", n);
+    conformance_release(c, mark);
+}
+
+void conformance_activations_over_the_whole_range(conformance *c) {
     enum { N = 3001 };
     float *gate = conformance_random(c, N, 1), *up = conformance_random(c, N, 2);
-    for (int i = 0; i < N; i++) gate[i] *= i % 3 == 0 ? 1.0f : i % 3 == 1 ? 20.0f : 100.0f;
+    for (int i = 0; i < N; i++) gate[i] *= i % 4 == 0 ? 1.0f : i % 4 == 1 ? 6.0f : i % 4 == 2 ? 20.0f : 100.0f;
     gate[0] = 0, gate[1] = -0.0f, gate[2] = NAN, gate[3] = INFINITY, up[3] = 2, gate[4] = 1e30f, gate[5] = -1e30f;
     gate[6] = 1, up[6] = NAN;
-    for (int aliased = 0; aliased < 3; aliased++)
-        for (int n = 0; n <= N; n += n < 40 ? 1 : 987) {
-            int mark = c->n_buffers;
-            float *g = conformance_upload(c, gate, N), *u = conformance_upload(c, up, N);
-            float *y = aliased == 0 ? conformance_bytes(c, N * sizeof *y) : aliased == 1 ? g : u;
-            float *before = conformance_download(c, y, N);
-            CONFORMANCE_OK(c, c->device->ops->silu_mul(c->device, (size_t)n, g, u, y, &c->err));
-            float *got = conformance_download(c, y, N);
-            for (int i = 0; i < n; i++) {
-                double want = i == 5 ? 0 : (double)gate[i] / (1 + exp(-(double)gate[i])) * (double)up[i];
-                /* exp is 3 units off on GPUs, a sum, a division, a product. Next to underflow anything tiny will do */
-                double error = fabs(want) * 16 * CONFORMANCE_EPSILON + 1e-36;
-                if (i == 5) error = 1e-6; /* -1e30 / (1 + exp(1e30)): exp may saturate */
-                CONFORMANCE_CHECK(c, conformance_close((double)got[i], want, error), "silu(%g) * %g is %g, not %g",
-                                  (double)gate[i], (double)up[i], (double)got[i], want);
-            }
-            CONFORMANCE_CHECK(c, !memcmp(got + n, before + n, (size_t)(N - n) * sizeof *got), "wrote beyond %d", n);
-            conformance_release(c, mark);
-        }
+    for (int kind = 0; kind < SN_ACTIVATION_COUNT; kind++)
+        for (int gated = 0; gated < 2; gated++)
+            for (int aliased = 0; aliased < 3; aliased++)
+                for (int n = 0; n <= N; n += n < 40 ? 1 + 6 * aliased : 987)
+                    try_activation(c, (sn_activation)kind, gate, gated ? up : NULL, n, N, aliased);
 }
 
 void conformance_add_is_exact(conformance *c) {

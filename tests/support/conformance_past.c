@@ -12,6 +12,7 @@ enum { SEQUENCES_MAX = 3, PAGES = 16, BLOCKS = 2, BLOCK = 1 };
 typedef struct scene {
     sn_kv_shape shape;
     int group, window; /* query heads of a key-value head */
+    bool leans;        /* ALiBi, with the slopes below */
     int n_sequences, past[SEQUENCES_MAX], rows[SEQUENCES_MAX];
     /* -- made by scene_begin */
     int n_rows;
@@ -19,8 +20,11 @@ typedef struct scene {
     float *q;                                   /* (n_rows, n_heads, head_dim) */
     void *pages[SEQUENCES_MAX][PAGES];
     sn_sequence sequences[SEQUENCES_MAX];
-    float *device_k, *device_v, *device_q, *device_out;
+    float *device_k, *device_v, *device_q, *device_out, *device_slopes;
 } scene;
+
+/* Of a head: some steep, one the other way, one flat. */
+static float slope_of(const scene *s, int head) { return s->leans ? 0.5f - (float)(head % 5) * 0.25f : 0; }
 
 static size_t kv_width(const scene *s) { return (size_t)(s->shape.n_kv_heads * s->shape.head_dim); }
 static size_t q_width(const scene *s) { return kv_width(s) * (size_t)s->group; }
@@ -70,6 +74,9 @@ static void scene_begin(conformance *c, scene *s) {
     s->device_k = new_rows(c, s, s->k);
     s->device_v = new_rows(c, s, s->v);
     s->device_q = conformance_upload(c, s->q, (size_t)s->n_rows * q_width(s));
+    float *slopes = conformance_heap(c, 64 * sizeof *slopes);
+    for (int h = 0; h < s->group * s->shape.n_kv_heads; h++) slopes[h] = slope_of(s, h);
+    s->device_slopes = s->leans ? conformance_upload(c, slopes, 64) : NULL;
     s->device_out = conformance_bytes(c, (size_t)s->n_rows * q_width(s) * sizeof(float));
 }
 
@@ -79,8 +86,8 @@ static sn_status issue(conformance *c, const scene *s) {
     sn_device *d = c->device;
     sn_status status = d->ops->kv_store(d, BLOCK, s->device_k, s->device_v, &c->err);
     if (status) return status;
-    return d->ops->attention(d, BLOCK, s->group * s->shape.n_kv_heads, s->window, scale_of(s), s->device_q,
-                             s->device_out, &c->err);
+    const sn_attention how = {BLOCK, s->group * s->shape.n_kv_heads, s->window, scale_of(s), s->device_slopes};
+    return d->ops->attention(d, &how, s->device_q, s->device_out, &c->err);
 }
 
 static void scene_run(conformance *c, const scene *s, uint64_t graph) {
@@ -106,7 +113,9 @@ static void attend(conformance *c, const scene *s, int i, int position, int head
             score += product;
             size += fabs(product);
         }
-        weights[t] = score;
+        double lean = (double)slope_of(s, head) * (t - position);
+        weights[t] = score += lean;
+        size += fabs(lean);
         most = fmax(most, score);
         score_error = fmax(score_error, size * ((dim + 4) * CONFORMANCE_EPSILON + 2 * c->attention_rounding));
     }
@@ -256,6 +265,21 @@ void conformance_attention_within_a_window(conformance *c) {
 }
 
 /* Positions just before, on and behind the end of a page, in both roles: last of the past, last of the rows. */
+void conformance_attention_that_leans(conformance *c) {
+    for (int shape = 0; shape < SHAPES; shape++)
+        for (int window = 0; window <= 20; window += 20) {
+            scene s = scene_of(shape);
+            s.leans = true;
+            s.window = window;
+            s.n_sequences = 2;
+            for (int few = 0; few < 2; few++) {
+                memcpy(s.past, (int[]){37, 0, 0}, sizeof s.past);
+                memcpy(s.rows, few ? (int[]){1, 2, 0} : (int[]){19, 40, 0}, sizeof s.rows);
+                try_scene(c, s);
+            }
+        }
+}
+
 void conformance_attention_over_page_borders(conformance *c) {
     for (int past = 14; past <= 17; past++)
         for (int rows = 1; rows <= 33; rows += rows == 3 ? 28 : 1) {

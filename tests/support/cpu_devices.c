@@ -164,10 +164,9 @@ sn_status test_kv_store(sn_device *d, const sn_kv_shape *shape, int block, int n
     return status ? status : d->ops->pass_end(d, err);
 }
 
-sn_status test_attention(sn_device *d, const sn_kv_shape *shape, int block, int n_sequences,
-                         const sn_sequence *sequences, int n_heads, int window, float scale, const float *q, float *out,
-                         sn_err *err) {
+sn_status test_attention(sn_device *d, const sn_kv_shape *shape, int n_sequences, const sn_sequence *sequences,
+                         const sn_attention *how, const float *q, float *out, sn_err *err) {
     sn_status status = begin(d, shape, n_sequences, sequences, err);
-    if (!status) status = d->ops->attention(d, block, n_heads, window, scale, q, out, err);
+    if (!status) status = d->ops->attention(d, how, q, out, err);
     return status ? status : d->ops->pass_end(d, err);
 }

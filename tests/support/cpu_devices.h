@@ -39,8 +39,7 @@ void test_weight_drop(sn_device *d, sn_weight **weight);
 /* One operation as a pass of its own. */
 sn_status test_kv_store(sn_device *d, const sn_kv_shape *shape, int block, int n_sequences, const sn_sequence *sequences,
                         const float *k, const float *v, sn_err *err);
-sn_status test_attention(sn_device *d, const sn_kv_shape *shape, int block, int n_sequences,
-                         const sn_sequence *sequences, int n_heads, int window, float scale, const float *q, float *out,
-                         sn_err *err);
+sn_status test_attention(sn_device *d, const sn_kv_shape *shape, int n_sequences, const sn_sequence *sequences,
+                         const sn_attention *how, const float *q, float *out, sn_err *err) SN_MUST_USE;
 
 #endif

@@ -30,7 +30,7 @@ static void multiply(sn_device *d, float *y) {
     sn_weight *w;
     must(test_weight_make(d, SN_Q4_1, 64, 512, raw, &w, &err));
     must(d->ops->linear(d, ROWS, x, 1, &(sn_linear){w, NULL, y}, &err));
-    must(d->ops->silu_mul(d, (size_t)ROWS * 64, y, y, y, &err));
+    must(d->ops->activate(d, (size_t)ROWS * 64, SN_SILU, y, y, y, &err));
     test_weight_drop(d, &w);
     test_weight_free(raw);
     free(values), free(x);
@@ -45,10 +45,10 @@ static void attend(sn_device *d, float *out) {
     for (size_t i = 0; i <= PAGES; i++) pages[i] = (char *)pool + i * bytes;
     sn_sequence past = {pages, 0, 0, DEPTH}, many = {pages, 0, 0, ROWS};
     must(test_kv_store(d, &shape, 0, 1, &past, kv, kv, &err));
-    must(test_attention(d, &shape, 0, 1, &many, HEADS, 0, 1, q, out, &err));
+    must(test_attention(d, &shape, 1, &many, &(sn_attention){.n_heads = HEADS, .scale = 1}, q, out, &err));
     for (int i = 0; i < ROWS; i++) {
         sn_sequence one = {pages, DEPTH - ROWS + i, 0, 1};
-        must(test_attention(d, &shape, 0, 1, &one, HEADS, i % 2 ? 100 : 0, 1, q + i * WIDTH,
+        must(test_attention(d, &shape, 1, &one, &(sn_attention){.n_heads = HEADS, .window = i % 2 ? 100 : 0, .scale = 1}, q + i * WIDTH,
                                out + (ROWS + i) * WIDTH, &err));
     }
     d->ops->free(d, pool, bytes * (PAGES + 1));

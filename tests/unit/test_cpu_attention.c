@@ -17,6 +17,7 @@ enum { SEQUENCES = 3, PAGES = 12, BLOCKS = 2, BLOCK = 1 };
 typedef struct scene {
     sn_kv_shape shape;
     int n_heads, window;
+    const float *slopes; /* NULL: flat */
     int past[SEQUENCES], rows[SEQUENCES];
     int n_rows;
     float *k[SEQUENCES], *v[SEQUENCES]; /* (past + rows, n_kv_heads, head_dim) */
@@ -37,6 +38,10 @@ static scene scene_new(sn_kv_dtype dtype, int n_kv_heads, int group, int head_di
     }
     s.q = test_random_floats((size_t)(s.n_rows * s.n_heads * head_dim), 99);
     return s;
+}
+
+static sn_attention how_of(const scene *s) {
+    return (sn_attention){BLOCK, s->n_heads, s->window, 0.3f, s->slopes};
 }
 
 static void scene_free(scene *s) {
@@ -94,7 +99,8 @@ static void attend_at_once(sn_device *d, const scene *s, float *out) {
         store(d, s, &p, i, 0, s->past[i] + s->rows[i]);
         seqs[i] = (sn_sequence){p.at[i], s->past[i], first, s->rows[i]};
     }
-    OK(test_attention(d, &s->shape, BLOCK, SEQUENCES, seqs, s->n_heads, s->window, 0.3f, s->q, out, &err));
+    const sn_attention how = how_of(s);
+    OK(test_attention(d, &s->shape, SEQUENCES, seqs, &how, s->q, out, &err));
     pages_free(d, &p);
 }
 
@@ -109,7 +115,8 @@ static void attend_in_chunks(sn_device *d, const scene *s, int chunk, float *out
             int n = s->rows[i] - at < chunk ? s->rows[i] - at : chunk, position = s->past[i] + at;
             store(d, s, &p, i, position, position + n);
             sn_sequence seq = {p.at[i], position, 0, n};
-            OK(test_attention(d, &s->shape, BLOCK, 1, &seq, s->n_heads, s->window, 0.3f,
+            const sn_attention how = how_of(s);
+            OK(test_attention(d, &s->shape, 1, &seq, &how,
                                  s->q + (size_t)(first + at) * width, out + (size_t)(first + at) * width, &err));
         }
     }
@@ -125,6 +132,7 @@ static void attend_naively(const scene *s, int i, int position, int head, const 
         scores[t] = 0;
         for (int e = 0; e < dim; e++)
             scores[t] += (double)q[e] * (double)s->k[i][(t * s->shape.n_kv_heads + kv_head) * dim + e] * 0.3;
+        if (s->slopes) scores[t] += (double)s->slopes[head] * (t - position);
         max = fmax(max, scores[t]);
     }
     for (int t = from; t <= position; t++) sum += scores[t] = sn_exp(scores[t] - max);
@@ -151,8 +159,9 @@ static void check_values(const scene *s, const float *out) {
 }
 
 static void check_scene_as(const test_devices *devices, sn_kv_dtype dtype, int n_kv_heads, int group, int head_dim,
-                           int window) {
+                           int window, const float *slopes) {
     scene s = scene_new(dtype, n_kv_heads, group, head_dim, window);
+    s.slopes = slopes;
     round_scene(devices->at[0], &s);
     size_t n = (size_t)(s.n_rows * s.n_heads * head_dim);
     float *want = malloc(n * sizeof *want), *got = malloc(n * sizeof *got);
@@ -178,7 +187,7 @@ static void check_scene_as(const test_devices *devices, sn_kv_dtype dtype, int n
 
 static void check_scene(const test_devices *devices, int n_kv_heads, int group, int head_dim, int window) {
     for (int t = 0; t < SN_KV_DTYPE_COUNT; t++)
-        check_scene_as(devices, (sn_kv_dtype)t, n_kv_heads, group, head_dim, window);
+        check_scene_as(devices, (sn_kv_dtype)t, n_kv_heads, group, head_dim, window, NULL);
 }
 
 static const sn_device_limits limits = {.rows = 64, .width = 1024, .context = 200};
@@ -190,6 +199,18 @@ Test(cpu_attention, is_the_same_bits_in_any_company_and_right) {
     check_scene(&devices, 2, 5, 64, 0);
     check_scene(&devices, 1, 2, 80, 0); /* blocks of 32, and half of one */
     check_scene(&devices, 1, 23, 16, 0); /* more heads than an item takes */
+    test_devices_close(&devices);
+}
+
+Test(cpu_attention, leans_towards_the_near_by_each_heads_slope) {
+    test_devices devices = test_devices_open(&limits);
+    float slopes[23];
+    for (int h = 0; h < 23; h++) slopes[h] = 0.4f - (float)h * 0.04f;
+    for (int window = 0; window <= 20; window += 20) {
+        check_scene_as(&devices, SN_KV_F32, 3, 3, 24, window, slopes);
+        check_scene_as(&devices, SN_KV_F32, 1, 23, 16, window, slopes);
+        check_scene_as(&devices, SN_KV_Q8, 7, 1, 24, window, slopes);
+    }
     test_devices_close(&devices);
 }
 
@@ -208,12 +229,13 @@ Test(cpu_attention, never_touches_pages_before_the_window) {
         sn_device *device = devices.at[d];
         pages p = pages_new(device, &s);
         float want[6 * 24], got[6 * 24];
+        const sn_attention how = how_of(&s);
         store(device, &s, &p, 2, 0, 128);
         sn_sequence seq = {p.at[2], 127, 0, 1};
-        OK(test_attention(device, &s.shape, BLOCK, 1, &seq, 6, s.window, 0.3f, s.q, want, &err));
+        OK(test_attention(device, &s.shape, 1, &seq, &how, s.q, want, &err));
         void *gone[PAGES] = {NULL, NULL, NULL, p.at[2][3]};
         seq.pages = gone;
-        OK(test_attention(device, &s.shape, BLOCK, 1, &seq, 6, s.window, 0.3f, s.q, got, &err));
+        OK(test_attention(device, &s.shape, 1, &seq, &how, s.q, got, &err));
         cr_assert_eq(test_differ(want, got, 6 * 24), 6 * 24);
         pages_free(device, &p);
     }
@@ -318,14 +340,15 @@ Test(cpu_attention, refuses_what_was_not_prepared) {
     test_devices devices = test_devices_open(&limits);
     sn_device *d = devices.at[0];
     sn_kv_shape shape = {1, 1, 16, 32, SN_KV_F32}, wide = {1, 1, 513, 32, SN_KV_F32};
+    const sn_attention one = {.n_heads = 1, .scale = 1};
     sn_sequence seq = {NULL, 200, 0, 1};
-    cr_assert_eq(test_attention(d, &shape, 0, 1, &seq, 1, 0, 1, NULL, NULL, &err), SN_REFUSED);
+    cr_assert_eq(test_attention(d, &shape, 1, &seq, &one, NULL, NULL, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "context of 200"));
     seq.position = 0;
-    cr_assert_eq(test_attention(d, &wide, 0, 1, &seq, 1, 0, 1, NULL, NULL, &err), SN_REFUSED);
+    cr_assert_eq(test_attention(d, &wide, 1, &seq, &one, NULL, NULL, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "513"));
-    OK(test_attention(d, &shape, 0, 0, NULL, 1, 0, 1, NULL, NULL, &err));
+    OK(test_attention(d, &shape, 0, NULL, &one, NULL, NULL, &err));
     seq.n_rows = 0;
-    OK(test_attention(d, &shape, 0, 1, &seq, 1, 0, 1, NULL, NULL, &err));
+    OK(test_attention(d, &shape, 1, &seq, &one, NULL, NULL, &err));
     test_devices_close(&devices);
 }

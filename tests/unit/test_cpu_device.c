@@ -243,7 +243,7 @@ Test(cpu_device, rope_turns_pairs_and_leaves_the_rest) {
     test_devices_close(&devices);
 }
 
-Test(cpu_device, silu_mul_is_the_same_bits_and_right) {
+Test(cpu_device, silu_is_the_same_bits_and_right) {
     enum { N = 40007 };
     test_devices devices = test_devices_open(&(sn_device_limits){0});
     float *gate = test_random_floats(N, 6), *up = test_random_floats(N, 7), *want = malloc(N * sizeof *want);
@@ -253,7 +253,7 @@ Test(cpu_device, silu_mul_is_the_same_bits_and_right) {
                          -88.7228f, 88.723f, -88.723f, 3e38f,     -3e38f, 1e-45f, -87.33001f};
     memcpy(gate, odd, sizeof odd);
     sn_device *d0 = devices.at[0];
-    for (int i = 0; i < N; i++) OK(d0->ops->silu_mul(d0, 1, gate + i, up + i, want + i, &err));
+    for (int i = 0; i < N; i++) OK(d0->ops->activate(d0, 1, SN_SILU, gate + i, up + i, want + i, &err));
     for (int i = 15; i < N; i++) {
         double g = (double)gate[i], exact = g / (1 + sn_exp(-g)) * (double)up[i];
         cr_assert_float_eq((double)want[i], exact, 4e-7 * fabs(exact) + 1e-35, "silu(%g): %g, not %g", g,
@@ -263,16 +263,73 @@ Test(cpu_device, silu_mul_is_the_same_bits_and_right) {
     cr_assert(isnan(want[4]));
     for (int d = 0; d < devices.n; d++) {
         sn_device *device = devices.at[d];
-        OK(device->ops->silu_mul(device, N, gate, up, y, &err));
-        same(want, y, N, device, "silu_mul");
+        OK(device->ops->activate(device, N, SN_SILU, gate, up, y, &err));
+        same(want, y, N, device, "silu");
         memcpy(y, gate, N * sizeof *y);
-        OK(device->ops->silu_mul(device, N, y, up, y, &err));
-        same(want, y, N, device, "silu_mul in place");
+        OK(device->ops->activate(device, N, SN_SILU, y, up, y, &err));
+        same(want, y, N, device, "silu in place");
         for (int i = 0; i < N; i++) y[i] = 1;
         OK(device->ops->add(device, N, y, up, &err));
         for (int i = 0; i < N; i++) cr_assert_eq(y[i], 1 + up[i]);
     }
     free(gate), free(up), free(want), free(y);
+    test_devices_close(&devices);
+}
+
+static double gelu(sn_activation kind, double x) {
+    if (kind == SN_GELU) return x * 0.5 * erfc(-x * sqrt(0.5));
+    double inner = 2 * sqrt(2 / acos(-1)) * (x + 0.044715 * x * x * x);
+    return x / (1 + exp(-inner));
+}
+
+/* Against libm in double, in half units of the last place: 8, and what the exponential makes of its argument's roundings (one, and
+ * by tanh six: two of them the constants'), which grows with it. */
+Test(cpu_device, gelu_is_the_same_bits_and_right) {
+    enum { N = 40007 };
+    test_devices devices = test_devices_open(&(sn_device_limits){0});
+    float *x = malloc(N * sizeof *x), *want = malloc(N * sizeof *want), *y = malloc(N * sizeof *y), *dy = malloc(N * sizeof *dy);
+    float *slopes = malloc(N * sizeof *slopes);
+    for (int i = 0; i < N; i++) x[i] = ((float)i - 20003) * 7e-4f, dy[i] = 1;
+    for (sn_activation kind = SN_GELU; kind <= SN_GELU_TANH; kind++) {
+        sn_device *d0 = devices.at[0];
+        for (int i = 0; i < N; i++) OK(d0->ops->activate(d0, 1, kind, x + i, NULL, want + i, &err));
+        for (int i = 0; i < N; i++) {
+            double g = (double)x[i], exact = gelu(kind, g), exponent = kind == SN_GELU ? g * g / 2 : -1.6 * g * (1 + 0.045 * g * g);
+            double units = 8 + (g < 0 ? (kind == SN_GELU ? 2 : 6) * exponent : 0);
+            cr_assert_float_eq((double)want[i], exact, units * 0x1p-24 * fabs(exact) + 1e-36, "gelu(%g): %g, not %g", g,
+                               (double)want[i], exact);
+        }
+        for (int d = 0; d < devices.n; d++) {
+            sn_device *device = devices.at[d];
+            OK(device->ops->activate(device, N, kind, x, NULL, y, &err));
+            same(want, y, N, device, "gelu");
+            OK(device->ops->activate_grad(device, N, kind, x, NULL, dy, y, NULL, &err));
+            if (!d) memcpy(slopes, y, N * sizeof *y);
+            same(slopes, y, N, device, "gelu's slope");
+        }
+    }
+    free(x), free(want), free(y), free(dy), free(slopes);
+    test_devices_close(&devices);
+}
+
+Test(cpu_device, layer_norm_is_the_same_bits) {
+    enum { N = 70, WIDTH = 501 };
+    test_devices devices = test_devices_open(&(sn_device_limits){.rows = N, .width = WIDTH});
+    float *x = test_random_floats(N * WIDTH, 1), *w = test_random_floats(WIDTH, 2), *b = test_random_floats(WIDTH, 3);
+    float *want = malloc(N * WIDTH * sizeof *want), *y = malloc(N * WIDTH * sizeof *y), *grad = malloc(N * WIDTH * sizeof *grad);
+    for (int i = 0; i < N; i++) { /* one row at a time */
+        OK(devices.at[0]->ops->layer_norm(devices.at[0], 1, WIDTH, x + i * WIDTH, w, b, 1e-5f, want + i * WIDTH, &err));
+        OK(devices.at[0]->ops->layer_norm_grad(devices.at[0], 1, WIDTH, x + i * WIDTH, w, 1e-5f, want + i * WIDTH, false,
+                                               grad + i * WIDTH, &err));
+    }
+    for (int d = 0; d < devices.n; d++) {
+        memcpy(y, x, N * WIDTH * sizeof *y); /* in place */
+        OK(devices.at[d]->ops->layer_norm(devices.at[d], N, WIDTH, y, w, b, 1e-5f, y, &err));
+        same(want, y, N * WIDTH, devices.at[d], "layer_norm");
+        OK(devices.at[d]->ops->layer_norm_grad(devices.at[d], N, WIDTH, x, w, 1e-5f, y, false, y, &err));
+        same(grad, y, N * WIDTH, devices.at[d], "layer_norm's gradient");
+    }
+    free(x), free(w), free(b), free(want), free(y), free(grad);
     test_devices_close(&devices);
 }
 
@@ -328,14 +385,14 @@ static uint64_t hash_of_a_block(sn_device *d, sn_dtype dtype, uint64_t hash) {
     OK(d->ops->linear(d, N, x, 1, &(sn_linear){w, m.bias, y}, &err));
     mix(&hash, y, N * ROWS);
     OK(d->ops->rms_norm(d, N, ROWS, y, x, 1e-5f, y, &err));
-    OK(d->ops->silu_mul(d, N * ROWS, y, x, y, &err));
+    OK(d->ops->activate(d, N * ROWS, SN_SILU, y, x, y, &err));
     OK(d->ops->rope(d, N, 1, ROWS, y, &(sn_rope){false, 40, x}, &err));
     mix(&hash, y, N * ROWS);
     size_t bytes = d->ops->kv_page_bytes(d, &shape);
     OK(d->ops->alloc(d, 4 * bytes, &pages, &err));
     for (size_t i = 0; i < 4; i++) ((void **)all.pages)[i] = (char *)pages + i * bytes;
     OK(test_kv_store(d, &shape, 0, 1, &all, x, x + 100, &err));
-    OK(test_attention(d, &shape, 0, 1, &last, HEADS, 33, 0.2f, x + 200, out, &err));
+    OK(test_attention(d, &shape, 1, &last, &(sn_attention){.n_heads = HEADS, .window = 33, .scale = 0.2f}, x + 200, out, &err));
     mix(&hash, out, N * HEADS * DIM);
     d->ops->free(d, pages, 4 * bytes);
     test_weight_drop(d, &w);
@@ -367,7 +424,7 @@ Test(cpu_device, empty_calls_do_nothing) {
     OK(d->ops->linear(d, 0, NULL, 1, &(sn_linear){w, NULL, NULL}, &err));
     OK(d->ops->rms_norm(d, 0, 8, NULL, NULL, 0, NULL, &err));
     OK(d->ops->rope(d, 0, 1, 8, NULL, &(sn_rope){false, 8, NULL}, &err));
-    OK(d->ops->silu_mul(d, 0, NULL, NULL, NULL, &err));
+    OK(d->ops->activate(d, 0, SN_SILU, NULL, NULL, NULL, &err));
     OK(d->ops->add(d, 0, NULL, NULL, &err));
     OK(d->ops->gather(d, w, 0, NULL, NULL, &err));
     OK(d->ops->upload(d, NULL, NULL, 0, &err));

@@ -78,7 +78,7 @@ static sn_status issue(model *m, int n) {
     sn_linear linear = {&m->weight, NULL, m->h};
     sn_status status = ops->linear(m->d, n, m->x, 1, &linear, &err);
     if (!status) status = ops->kv_store(m->d, 0, m->h, m->x, &err);
-    if (!status) status = ops->attention(m->d, 0, HEADS, 0, 0.25f, m->h, m->out, &err);
+    if (!status) status = ops->attention(m->d, &(sn_attention){.n_heads = HEADS, .scale = 0.25f}, m->h, m->out, &err);
     return status ? status : ops->add(m->d, (size_t)n * WIDTH, m->out, m->x, &err);
 }
 
@@ -202,10 +202,10 @@ Test(cuda_records, a_pass_that_failed_is_not_recorded) {
     step(&m, 0, 0, 1, 4, want);
     step(&m, 5, 0, 1, 4, out);
     OK(d->ops->pass_begin(d, &pass, &recorded, &err));
-    cr_assert_eq(d->ops->attention(d, 99, HEADS, 0, 1, m.h, m.out, &err), SN_REFUSED);
+    cr_assert_eq(d->ops->attention(d, &(sn_attention){.block = 99, .n_heads = HEADS, .scale = 1}, m.h, m.out, &err), SN_REFUSED);
     cr_assert_eq(d->ops->pass_end(d, &err), SN_RETRY);
     OK(d->ops->pass_begin(d, &pass, &recorded, &err)); /* one that its caller left after a failure, */
-    cr_assert_eq(d->ops->attention(d, 0, HEADS + 1, 0, 1, m.h, m.out, &err), SN_REFUSED);
+    cr_assert_eq(d->ops->attention(d, &(sn_attention){.n_heads = HEADS + 1, .scale = 1}, m.h, m.out, &err), SN_REFUSED);
     OK(d->ops->upload(d, m.x, want, sizeof want, &err));
     OK(d->ops->pass_begin(d, &pass, &recorded, &err)); /* and without one */
     OK(issue(&m, 1));
@@ -383,7 +383,7 @@ static sn_status round_of_work(int nth, bool creation) {
         bool recorded;
         status = d->ops->pass_begin(d, &(sn_pass){&small, 1, 1, &sequence, 3}, &recorded, &err);
         if (!status && !recorded) status = d->ops->kv_store(d, 0, x, x, &err);
-        if (!status && !recorded) status = d->ops->attention(d, 0, 1, 0, 1, x, x, &err);
+        if (!status && !recorded) status = d->ops->attention(d, &(sn_attention){.n_heads = 1, .scale = 1}, x, x, &err);
         if (!status) status = d->ops->pass_end(d, &err);
     }
     if (d) {

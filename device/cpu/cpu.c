@@ -203,6 +203,7 @@ static sn_status cpu_linear(sn_device *d, int n, const float *x, int n_linears, 
      * rows, for then the work is reading, and every beginning of an item waits for memory. */
     size_t threads = (size_t)sn_pool_threads(cpu->pool);
     job.chunk = threads == 1 ? job.n_panels : chunks(job.n_panels, (n < 8 ? 2 : 8) * threads);
+    job.chunk = sn_round_up(job.chunk, 2); /* panels of a pair are taken together */
     if (job.n_panels) sn_pool_run(cpu->pool, chunks(job.n_panels, job.chunk), linear_item, &job);
     return SN_OK;
 }

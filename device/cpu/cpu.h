@@ -16,7 +16,8 @@ enum {
 
 /* A packed weight is a row of panels; a panel holds SN_LANES output rows, those beyond the weight's rows being zero. A
  * panel is a row of blocks of some k:
- *   float layouts: w[k][lane]
+ *   float layouts: w[k][lane]; of 16 bits, two panels are w[k][panel][lane], a last odd one is by itself: one row's chains of
+ *   fma wait for themselves, and those of two panels for each other's, while memory is still read as one stream
  *   others: quants of 32 k, then their scales; SUPER: a head, then 8 such groups. Scales lie by their quants because memory
  *   is then read in equal steps, which its prefetcher follows: at the block's begin they cost Q4_K a quarter of its speed.
  * Quants of 32 k: Q4: 256 bytes, byte 64 * c + 4 * lane + i holds k = 4c + i in its low nibble, k = 16 + 4c + i in its
@@ -75,6 +76,15 @@ typedef struct sn_cpu_weight {
     size_t n_panels;
     const uint8_t *data;
 } sn_cpu_weight;
+
+/* A panel of a float layout: its k = 0 lies *offset bytes into the weight, and its k are *step bytes apart. */
+static inline bool sn_layout_pairs(sn_layout layout) { return layout == SN_LAYOUT_F16 || layout == SN_LAYOUT_BF16; }
+static inline void sn_cpu_float_panel(const sn_cpu_weight *w, size_t panel, size_t *offset, size_t *step) {
+    size_t k_bytes = SN_LANES * (w->layout == SN_LAYOUT_F32 ? 4 : 2);
+    bool paired = sn_layout_pairs(w->layout) && (panel | 1) < w->n_panels;
+    *offset = paired ? (panel & ~(size_t)1) * w->panel_bytes + (panel & 1) * k_bytes : panel * w->panel_bytes;
+    *step = paired ? 2 * k_bytes : k_bytes;
+}
 
 /* 32 elements of an activation row: x[i] ~ d * q[i]. One cache line. */
 typedef struct sn_xblock {

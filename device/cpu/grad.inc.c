@@ -78,13 +78,15 @@ INLINE void unpack_group(sn_layout layout, const uint8_t *block, size_t g, float
     }
 }
 
-INLINE void unpack_layout(sn_layout layout, const sn_cpu_weight *w, const uint8_t *panel, size_t first, size_t end,
-                          float *out, size_t stride) {
-    size_t groups = sn_layout_super(layout) ? SN_SUPER_GROUPS : 1, block_bytes = w->panel_bytes / w->n_blocks;
+INLINE void unpack_layout(sn_layout layout, const sn_cpu_weight *w, size_t number, size_t first, size_t end, float *out,
+                          size_t stride) {
+    const uint8_t *panel = w->data + number * w->panel_bytes;
+    size_t offset = 0, step = 0, groups = sn_layout_super(layout) ? SN_SUPER_GROUPS : 1, block_bytes = w->panel_bytes / w->n_blocks;
     for (size_t k = first; sn_layout_quantised(layout) && k < end; k += 32)
         unpack_group(layout, panel + k / 32 / groups * block_bytes, k / 32 % groups, out + (k - first), stride);
+    if (!sn_layout_quantised(layout)) sn_cpu_float_panel(w, number, &offset, &step);
     for (size_t k = first; !sn_layout_quantised(layout) && k < end; k++) {
-        const uint8_t *at = panel + k * SN_LANES * (layout == SN_LAYOUT_F32 ? 4 : 2);
+        const uint8_t *at = w->data + offset + k * step;
         float column[SN_LANES];
         vf_store(column, layout == SN_LAYOUT_F32   ? vf_load((const float *)at)
                          : layout == SN_LAYOUT_F16 ? vf_from_f16(at)
@@ -94,11 +96,10 @@ INLINE void unpack_layout(sn_layout layout, const sn_cpu_weight *w, const uint8_
 }
 
 static void unpack(const sn_cpu_weight *w, size_t panel, size_t first, size_t end, float *out, size_t stride) {
-    const uint8_t *at = w->data + panel * w->panel_bytes;
     switch (w->layout) {
 #define X(name, k, bytes)                                                                                              \
     case SN_LAYOUT_##name:                                                                                             \
-        unpack_layout(SN_LAYOUT_##name, w, at, first, end, out, stride);                                               \
+        unpack_layout(SN_LAYOUT_##name, w, panel, first, end, out, stride);                                               \
         break;
         SN_LAYOUTS(X)
 #undef X

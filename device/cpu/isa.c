@@ -34,10 +34,10 @@ sn_status sn_cpu_kernels_find(const char *isa, const sn_cpu_kernels **out, sn_er
 }
 
 /* Measured: Intel Xeon, L3 far away: 10 KB give a third more than none. AMD Zen 4: its hardware looks ahead by itself, 1 KB
- * or none are as good, and 10 KB cost a third. */
+ * costs up to a tenth, 2 to 4 KB a third in some runs and nothing in others, 10 KB a tenth to a third. */
 size_t sn_cpu_prefetch_ahead(void) {
 #if defined(__x86_64__)
-    if (__builtin_cpu_is("amd")) return 1024;
+    if (__builtin_cpu_is("amd")) return 0;
 #endif
     return 10240;
 }

@@ -112,6 +112,7 @@ static void quantize(size_t cols, const float *x, sn_xblock *out) {
  * of each tile, so that acc stays in registers. */
 
 INLINE void prefetch_lines(const uint8_t *w, size_t bytes, size_t ahead) {
+    if (!ahead) return;
     for (size_t at = ahead; at < ahead + bytes; at += LINE) {
         if (ahead > FAR) __builtin_prefetch(w + at);
         else __builtin_prefetch(w + at, 0, 2);
@@ -185,32 +186,27 @@ INLINE void quantised_tile(int rows, sn_layout layout, size_t block_bytes, const
     }
 }
 
-/* Float layouts: one panel against `rows` rows. One after the other they are one stream, which the memory likes best: four
- * beside each other had more chains of fma under way and were a quarter slower. */
-INLINE void float_tile(int rows, sn_layout layout, const uint8_t *w, size_t cols, size_t ahead, const float *x, vf *acc) {
-    size_t step = layout == SN_LAYOUT_F32 ? 64 : 32;
+/* Float layouts: one panel, or both of a pair, against `rows` rows: acc[p * rows + r]. */
+INLINE void float_tile(int rows, int panels, sn_layout layout, const uint8_t *w, size_t step, size_t cols, size_t ahead,
+                       const float *x, vf *acc) {
     for (size_t k = 0; k < cols; k++, w += step, x++) {
-        vf wk = layout == SN_LAYOUT_F32 ? vf_load((const float *)w) : layout == SN_LAYOUT_F16 ? vf_from_f16(w) : vf_from_bf16(w);
-        if (step == LINE || k % 2) prefetch_lines(w, 1, ahead);
-        for (int r = 0; r < rows; r++) acc[r] = vf_fma(wk, vf_set(x[(size_t)r * cols]), acc[r]);
+        prefetch_lines(w, 1, ahead);
+        UNROLL
+        for (int p = 0; p < panels; p++) {
+            const uint8_t *at = w + p * 2 * SN_LANES;
+            vf wk = layout == SN_LAYOUT_F32   ? vf_load((const float *)at)
+                    : layout == SN_LAYOUT_F16 ? vf_from_f16(at)
+                                              : vf_from_bf16(at);
+            UNROLL
+            for (int r = 0; r < rows; r++)
+                acc[p * rows + r] = vf_fma(wk, vf_set(x[(size_t)r * cols]), acc[p * rows + r]);
+        }
     }
 }
 
-INLINE void tile(int rows, sn_layout layout, const sn_linear_job *job, size_t panel, int row) {
-    static const size_t block_bytes[] = {
-#define X(name, k, bytes) bytes,
-        SN_LAYOUTS(X)
-#undef X
-    };
+/* Results of one panel, the bias added. */
+INLINE void store_tile(int rows, const sn_linear_job *job, size_t panel, int row, const vf *acc) {
     const sn_cpu_weight *weight = &job->weight;
-    const uint8_t *w = weight->data + panel * weight->panel_bytes;
-    const sn_xblock *xq = job->xq + (size_t)row * job->xq_stride;
-    size_t n = weight->n_blocks, bytes = block_bytes[layout], stride = job->xq_stride;
-    vf acc[ROW_TILE];
-    UNROLL
-    for (int r = 0; r < rows; r++) acc[r] = vf_set(0);
-    if (sn_layout_quantised(layout)) quantised_tile(rows, layout, bytes, w, n, job->ahead, xq, stride, acc);
-    else float_tile(rows, layout, w, n, job->ahead, job->x + (size_t)row * n, acc);
     size_t first = panel * SN_LANES, left = weight->rows - first, lanes = left < SN_LANES ? left : SN_LANES;
     vf bias = job->bias ? vf_load_n(job->bias + first, lanes) : vf_set(0);
     UNROLL
@@ -218,11 +214,37 @@ INLINE void tile(int rows, sn_layout layout, const sn_linear_job *job, size_t pa
         vf_store_n(job->y + (size_t)(row + r) * weight->rows + first, job->bias ? vf_add(acc[r], bias) : acc[r], lanes);
 }
 
-/* tile_LAYOUT_ROWS of each shape, and where they stand. */
+INLINE void tile(int rows, int panels, sn_layout layout, const sn_linear_job *job, size_t panel, int row) {
+    static const size_t block_bytes[] = {
+#define X(name, k, bytes) bytes,
+        SN_LAYOUTS(X)
+#undef X
+    };
+    const sn_cpu_weight *weight = &job->weight;
+    const sn_xblock *xq = job->xq + (size_t)row * job->xq_stride;
+    size_t n = weight->n_blocks, offset = panel * weight->panel_bytes, step;
+    vf acc[2 * ROW_TILE];
+    UNROLL
+    for (int i = 0; i < panels * rows; i++) acc[i] = vf_set(0);
+    if (sn_layout_quantised(layout)) {
+        quantised_tile(rows, layout, block_bytes[layout], weight->data + offset, n, job->ahead, xq, job->xq_stride, acc);
+    } else {
+        sn_cpu_float_panel(weight, panel, &offset, &step);
+        float_tile(rows, panels, layout, weight->data + offset, step, n, job->ahead, job->x + (size_t)row * n, acc);
+    }
+    UNROLL
+    for (int p = 0; p < panels; p++) store_tile(rows, job, panel + (size_t)p, row, acc + p * rows);
+}
+
+/* tile_LAYOUT_ROWS of each shape, pair_LAYOUT_ROWS of both panels of a pair, and where they stand. */
 typedef void (*tile_fn)(const sn_linear_job *job, size_t panel, int row);
 #define TILE(name, rows)                                                                                               \
     SPECIAL(tile_##name##_##rows, const sn_linear_job *job, size_t panel, int row) {                                   \
-        tile(rows, SN_LAYOUT_##name, job, panel, row);                                                                 \
+        tile(rows, 1, SN_LAYOUT_##name, job, panel, row);                                                              \
+    }
+#define PAIR(name, rows)                                                                                               \
+    SPECIAL(pair_##name##_##rows, const sn_linear_job *job, size_t panel, int row) {                                   \
+        tile(rows, 2, SN_LAYOUT_##name, job, panel, row);                                                              \
     }
 #if ROW_TILE >= 8
 #define TILE_8(name) TILE(name, 8)
@@ -241,12 +263,21 @@ static const tile_fn tile_fns[SN_LAYOUT_COUNT][TILE_SHAPES] = {
 #undef X
 };
 
+/* More rows have chains enough of their own, and single panels stay in the first-level cache. */
+enum { PAIR_SHAPES = 2 };
+PAIR(F16, 1) PAIR(F16, 2) PAIR(BF16, 1) PAIR(BF16, 2)
+static const tile_fn pair_fns[SN_LAYOUT_COUNT][PAIR_SHAPES] = {[SN_LAYOUT_F16] = {pair_F16_1, pair_F16_2},
+                                                               [SN_LAYOUT_BF16] = {pair_BF16_1, pair_BF16_2}};
+
 /* All rows of the job against each panel; fns[i] takes 1 << i rows. The weights come from far away for the first rows only. */
 static void linear(const sn_linear_job *job, size_t first_panel, size_t end_panel) {
-    const tile_fn *fns = tile_fns[job->weight.layout];
-    for (size_t panel = first_panel; panel < end_panel; panel++)
+    const tile_fn *fns = tile_fns[job->weight.layout], *both = pair_fns[job->weight.layout];
+    const bool pairs = sn_layout_pairs(job->weight.layout) && job->n < 1 << PAIR_SHAPES;
+    for (size_t panel = first_panel, panels; panel < end_panel; panel += panels) {
+        panels = pairs && panel % 2 == 0 && panel + 1 < end_panel ? 2 : 1;
         for (int i = TILE_SHAPES - 1, row = 0; i >= 0; i--)
-            for (; job->n - row >= 1 << i; row += 1 << i) fns[i](job, panel, row);
+            for (; job->n - row >= 1 << i; row += 1 << i) (panels == 2 ? both : fns)[i](job, panel, row);
+    }
 }
 
 /* -- elementwise */

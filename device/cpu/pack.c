@@ -176,27 +176,29 @@ static void pack_quantised(const pack_job *job, size_t first_row, uint8_t *out) 
     }
 }
 
-static void pack_float(const pack_job *job, size_t first_row, uint8_t *out) {
+static void pack_float(const pack_job *job, size_t panel) {
     const sn_cpu_weight *w = &job->weight;
-    size_t size = sn_dtype_bytes(job->dtype), cols = w->cols;
-    if (first_row + SN_LANES > w->rows) memset(out, 0, w->panel_bytes); /* rows that there are not */
-    for (size_t r = 0; r < SN_LANES && first_row + r < w->rows; r++) {
-        const uint8_t *row = job->host + (first_row + r) * job->row_bytes;
-        if (size == 4)
-            for (size_t k = 0; k < cols; k++) memcpy(out + (k * SN_LANES + r) * 4, row + k * 4, 4);
+    size_t size = sn_dtype_bytes(job->dtype), cols = w->cols, offset, step;
+    sn_cpu_float_panel(w, panel, &offset, &step);
+    for (size_t lane = 0, r = panel * SN_LANES; lane < SN_LANES; lane++, r++) {
+        uint8_t *out = job->image + offset + lane * size;
+        const uint8_t *row = job->host + r * job->row_bytes;
+        if (r >= w->rows) /* a row that there is not */
+            for (size_t k = 0; k < cols; k++) memset(out + k * step, 0, size);
+        else if (size == 4)
+            for (size_t k = 0; k < cols; k++) memcpy(out + k * step, row + k * 4, 4);
         else
-            for (size_t k = 0; k < cols; k++) memcpy(out + (k * SN_LANES + r) * 2, row + k * 2, 2);
+            for (size_t k = 0; k < cols; k++) memcpy(out + k * step, row + k * 2, 2);
     }
 }
 
 static void pack_panel(void *ctx, size_t panel, int worker) {
     (void)worker;
     const pack_job *job = ctx;
-    uint8_t *out = job->image + panel * job->weight.panel_bytes;
     if (sn_layout_quantised(job->weight.layout))
-        pack_quantised(job, panel * SN_LANES, out);
+        pack_quantised(job, panel * SN_LANES, job->image + panel * job->weight.panel_bytes);
     else
-        pack_float(job, panel * SN_LANES, out);
+        pack_float(job, panel);
 }
 
 sn_cpu_weight sn_cpu_weight_view(const sn_weight *weight) {
@@ -287,9 +289,10 @@ static void unpack_group(const sn_cpu_weight *w, const uint8_t *at, size_t g, si
 void sn_cpu_weight_row(const sn_cpu_weight *w, size_t row, float *out) {
     assert(row < w->rows);
     const uint8_t *at = w->data + row / SN_LANES * w->panel_bytes;
-    size_t lane = row % SN_LANES;
+    size_t lane = row % SN_LANES, offset, step;
     if (!sn_layout_quantised(w->layout)) {
-        for (size_t k = 0; k < w->cols; k++) out[k] = read_float(w->layout, at, k * SN_LANES + lane);
+        sn_cpu_float_panel(w, row / SN_LANES, &offset, &step);
+        for (size_t k = 0; k < w->cols; k++) out[k] = read_float(w->layout, w->data + offset + k * step, lane);
         return;
     }
     for (size_t g = 0; g < w->cols / SN_QUANT_GROUP; g++, out += SN_QUANT_GROUP) unpack_group(w, at, g, lane, out);

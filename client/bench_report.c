@@ -44,6 +44,7 @@ static json_t *row_json(const sn_bench_plan *p, const sn_bench_row *row) {
     }
     if (c->kind == SN_BENCH_BESIDE) {
         json_object_set_new(o, "beside_tokens", json_integer(c->beside));
+        set_spread(o, "prefill_tok_s", &row->prefill_tok_s); /* of those prompts */
         set_spread(o, "decode_tok_s", &row->decode_tok_s);
     }
     if (c->kind == SN_BENCH_FORWARD) set_spread(o, "forward_tok_s", &row->forward_tok_s);
@@ -114,7 +115,7 @@ static void print_row(FILE *out, const sn_bench_row *row) {
         break;
     case SN_BENCH_FORWARD: column(out, 15, show(&row->forward_tok_s, text)); break;
     case SN_BENCH_BESIDE:
-        snprintf(text, sizeof text, "prompts of %d beside", c->beside);
+        snprintf(text, sizeof text, "prompts of %d: %.0f tok/s", c->beside, row->prefill_tok_s.median);
         column(out, 30, text);
         column(out, 15, show(&row->decode_tok_s, text));
         break;

@@ -25,6 +25,7 @@ typedef struct session {
     pthread_t thread;
     /* of the phase that ran last */
     int64_t began_us, ended_us, first_token_us;
+    int read; /* tokens of whole prompts, which took first_token_us */
     double *gaps; /* new_tokens milliseconds */
     int32_t *text; /* new_tokens: the tokens that were chosen */
     sn_status status;
@@ -342,9 +343,13 @@ static sn_status do_intrude(session *s) {
     float *last;
     int32_t id;
     sn_status status = SN_OK;
+    s->first_token_us = s->read = 0;
     while (!status && !atomic_load(&s->b->enough)) {
         status = feed(s, 0, s->b->of->beside, true, &last);
         if (!status) status = sn_bench_head_best(s->b->head, last, &id, &s->err);
+        if (atomic_load(&s->b->enough) && s->read) break; /* its end was read while nobody wrote */
+        s->read += s->b->of->beside;
+        s->first_token_us = sn_now_us() - s->began_us;
     }
     return status;
 }
@@ -366,6 +371,7 @@ static sn_status beside_once(bench *b, int at, sums *total, sn_bench_row *row, s
     }
     if (status || at < 0) return status;
     add_hops(b, &before, total);
+    b->figures[0][at] = other->first_token_us ? other->read * 1e6 / (double)other->first_token_us : 0;
     b->figures[1][at] = (double)b->n * b->plan->new_tokens / wall_s;
     keep_gaps(b, row);
     return SN_OK;

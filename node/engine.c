@@ -33,6 +33,7 @@ static void publish_speed(sn_engine *e) {
 
 static void publish(sn_engine *e, int64_t busy_us) {
     sn_speed_note(&e->speed, sn_scheduler_rows(e->scheduler), busy_us);
+    sn_scheduler_pace(e->scheduler, e->speed.row_ns);
     publish_speed(e);
     atomic_store(&e->passes, sn_scheduler_passes(e->scheduler));
     atomic_store(&e->guard_bytes, sn_scheduler_watch(e->scheduler)->bytes);

@@ -5,6 +5,7 @@
 #include "node/past.h"
 #include "node/room.h"
 #include "node/training.h"
+#include "node/writers.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +36,8 @@ struct sn_scheduler {
     sn_job *lead;                     /* of the pass being formed: it names its kind */
     sn_job *chosen[SN_SPAN_ROWS_MAX];
     sn_span_part parts[SN_SPAN_ROWS_MAX];
+    uint64_t row_ns;      /* what a row adds to a pass; 0: not known */
+    sn_writers writers;
     uint64_t round, turn; /* number of the pass being formed; the client that had room for a prompt last */
     int n_chosen, n_rows;
 };
@@ -78,12 +81,17 @@ static bool goes_before(const sn_job *job, const sn_job *other) {
     return job->priority > other->priority && !other->started_us && job->arrived_us - other->arrived_us < OVERTAKEN_US_MAX;
 }
 
+static bool writes(const sn_job *job) { return job->kind == SN_JOB_STEP && job->n_tokens <= SN_DECODE_ROWS_MAX; }
+
 void sn_scheduler_add(sn_scheduler *scheduler, sn_job *job) {
     sn_job **at = job->kind == SN_JOB_TRAIN ? &scheduler->trainings : &scheduler->jobs;
+    if (!writes(job)) sn_writers_forget(&scheduler->writers, job->session);
     while (*at && !goes_before(job, *at)) at = &(*at)->next;
     job->next = *at;
     *at = job;
 }
+
+void sn_scheduler_pace(sn_scheduler *scheduler, uint64_t row_ns) { scheduler->row_ns = row_ns; }
 
 bool sn_scheduler_idle(const sn_scheduler *scheduler) { return !scheduler->jobs && !scheduler->trainings; }
 bool sn_scheduler_waiting(const sn_scheduler *scheduler) {
@@ -249,7 +257,7 @@ static void copy(sn_scheduler *s, sn_job *job, int64_t now_us) {
     end_job(job, status, sn_now_us());
 }
 
-static bool is_decoding(const sn_job *job) { return job->n_tokens - job->n_done <= SN_DECODE_ROWS_MAX; }
+static bool is_decoding(const sn_job *job) { return job->n_tokens - job->n_done <= SN_DECODE_ROWS_MAX; } /* or a prompt's end */
 
 /* Closes what is to be closed, ends what was cancelled, copies a part of a past, makes room for steps. */
 static void attend(sn_scheduler *s, int64_t now_us) {
@@ -268,15 +276,29 @@ static void attend(sn_scheduler *s, int64_t now_us) {
     }
 }
 
-/* Decode steps of the lead's kind go into the pass. True if somebody writes, in this pass or in one of another kind. */
-static bool choose_decoding(sn_scheduler *s) {
+/* Decode steps of the lead's kind go into the pass. True if any wait, for this pass or for one of another kind. */
+static bool choose_decoding(sn_scheduler *s, int64_t now_us) {
     bool any = false;
     for (sn_job *job = s->jobs; job && s->lead; job = job->next) {
         if (!may_run(job) || !is_decoding(job)) continue;
         any = true;
+        if (writes(job)) sn_writers_note(&s->writers, job->session, job->n_tokens, now_us);
         choose(s, job, SN_DECODE_ROWS_MAX);
     }
     return any;
+}
+
+/* Rows of prompts for a pass. Those who wrote just now come back while it runs: they are not to find a long one. Whole eights, for
+ * the kernels take that many at once. */
+static int prompt_rows(sn_scheduler *s, bool decoding, int64_t now_us) {
+    enum { WHOLE = 8 };
+    int writing = sn_writers_rows(&s->writers, now_us);
+    if (!decoding && !writing) return SN_SPAN_ROWS_MAX;
+    if (!s->row_ns) return SN_PROMPT_ROWS_BESIDE;
+    uint64_t rows = SN_PROMPT_DELAY_US * 1000ull / s->row_ns;
+    if (rows < (uint64_t)writing) rows = (uint64_t)writing;
+    if (rows > SN_SPAN_ROWS_MAX) rows = SN_SPAN_ROWS_MAX;
+    return rows < WHOLE ? WHOLE : (int)rows / WHOLE * WHOLE;
 }
 
 /* The oldest prompt, not yet looked at in this pass, of the client whose turn it is: clients come one after the other by their
@@ -297,7 +319,7 @@ static void form_pass(sn_scheduler *s, int64_t now_us) {
     attend(s, now_us);
     s->lead = choose_lead(s);
     s->waiting = !s->lead && !s->copied;
-    int budget = choose_decoding(s) ? SN_PROMPT_ROWS_BESIDE : SN_SPAN_ROWS_MAX;
+    int budget = prompt_rows(s, choose_decoding(s, now_us), now_us);
     s->round++;
     for (sn_job *job; budget > 0 && (job = next_prompt(s));) {
         int before = s->n_rows;

@@ -15,11 +15,15 @@ typedef struct sn_scheduler sn_scheduler;
 
 enum {
     SN_DECODE_ROWS_MAX = 8,    /* a job with no more rows left counts as decoding */
-    SN_PROMPT_ROWS_BESIDE = 64, /* of prompts in a pass that also decodes: bounds the delay that a prompt may add */
+    SN_PROMPT_ROWS_BESIDE = 64, /* of prompts in a pass that also decodes, as long as nobody has said how long a row takes */
+    SN_PROMPT_DELAY_US = 10000, /* after that: as many as take so long, or as long as the rows that decode */
 };
 
 sn_status sn_scheduler_new(sn_span *span, sn_kv_pool *pool, sn_scheduler **out, sn_err *err) SN_MUST_USE;
 void sn_scheduler_free(sn_scheduler **scheduler); /* NULL-safe; jobs still in it are freed */
+
+/* Each row adds so much to a pass. By that the delay is bounded which prompts add to the steps of those who write. */
+void sn_scheduler_pace(sn_scheduler *scheduler, uint64_t row_ns);
 
 void sn_scheduler_add(sn_scheduler *scheduler, sn_job *job); /* owns the job until it comes out of run */
 

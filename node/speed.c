@@ -8,6 +8,7 @@
 enum {
     PROMPT_ROWS = 128,
     PROMPT_ROWS_MIN = 32, /* from here on a pass counts as one over many tokens */
+    SEVERAL_ROWS_MIN = 8,
     DECODES_MAX = 8,
     DECODE_US_MAX = 200000,
     PROMPT_US_MAX = 1000000,
@@ -18,6 +19,10 @@ static uint64_t mean(uint64_t before, uint64_t now) { return before ? (7 * befor
 void sn_speed_note(sn_speed *speed, int rows, int64_t us) {
     uint64_t took = us > 0 ? (uint64_t)us : 1;
     if (rows == 1) speed->decode_us = mean(speed->decode_us, took);
+    if (rows >= SEVERAL_ROWS_MIN) {
+        uint64_t added = took > speed->decode_us ? took - speed->decode_us : 0;
+        speed->row_ns = mean(speed->row_ns, added * 1000 / (uint64_t)(rows - 1) + 1);
+    }
     if (rows < PROMPT_ROWS_MIN) return;
     uint64_t rate = (uint64_t)rows * 1000000 / took;
     speed->prompt_tokens_per_s = mean(speed->prompt_tokens_per_s, rate ? rate : 1);

@@ -7,6 +7,7 @@
 typedef struct sn_speed {
     uint64_t decode_us;           /* a pass of one token over the whole span; 0: not measured */
     uint64_t prompt_tokens_per_s; /* passes of many tokens over it */
+    uint64_t row_ns;              /* what each row beyond the first adds to a pass of several */
 } sn_speed;
 
 /* Runs a few passes, for half a second or so, longer only where one token takes longer; its pages are given back. A pool that

@@ -114,13 +114,58 @@ Test(scheduler, writes_first_and_reads_prompts_beside_in_small_pieces) {
         cr_expect_eq(prompt->n_done, (i + 1) * SN_PROMPT_ROWS_BESIDE);
     }
     cr_expect_null(b.kv[1] && sn_kv_length(b.kv[1]) ? b.kv[1] : NULL);
-    cr_expect_eq(pass(&b, SN_OK, &who), 1); /* nobody writes: a whole pass for prompts, the older first */
+    b.now += 2000000;
+    cr_expect_eq(pass(&b, SN_OK, &who), 1); /* nobody writes any more: a whole pass for prompts, the older first */
     cr_expect_eq(who, 1u);
     cr_expect_eq(sn_kv_length(b.kv[0]), 500);
     cr_expect_eq(sn_kv_length(b.kv[1]), SN_SPAN_ROWS_MAX - (500 - 3 * SN_PROMPT_ROWS_BESIDE));
     cr_expect_eq(pass(&b, SN_OK, &who), 1);
     cr_expect_eq(who, 2u);
     cr_expect_eq(sn_scheduler_passes(b.scheduler), 5);
+    bench_end(&b);
+}
+
+/* Rows of prompts in the next pass, beside n sessions that each write one token, when a row adds so much to a pass. */
+static int rows_beside(bench *b, uint64_t row_ns, int writers) {
+    unsigned who;
+    sn_scheduler_pace(b->scheduler, row_ns);
+    add(b, 0, 0, SN_SPAN_ROWS_MAX);
+    for (int s = 1; s <= writers; s++) add(b, s, 0, 1);
+    cr_expect_geq(pass(b, SN_OK, &who), writers);
+    int rows = sn_kv_length(b->kv[0]);
+    while (!sn_scheduler_idle(b->scheduler)) pass(b, SN_OK, &who);
+    return rows;
+}
+
+Test(scheduler, prompts_delay_those_who_write_by_some_milliseconds_however_fast_the_device) {
+    bench b;
+    bench_begin(&b, 64);
+    cr_expect_eq(rows_beside(&b, 600000, 3), 16);            /* 10 ms of 0.6 */
+    cr_expect_eq(rows_beside(&b, 30000, 3), 328);            /* of 0.03 */
+    cr_expect_eq(rows_beside(&b, 1000, 3), SN_SPAN_ROWS_MAX - 3); /* of next to nothing: as many as a pass has room for */
+    cr_expect_eq(rows_beside(&b, 50000000, 3), 8);           /* never so few that the prompt stands still */
+    cr_expect_eq(rows_beside(&b, 5000000, 20), 16);          /* as many as the writers' own rows always may */
+    bench_end(&b);
+}
+
+Test(scheduler, who_writes_finds_no_long_pass_when_he_comes_back) {
+    bench b;
+    bench_begin(&b, 64);
+    cr_expect_eq(rows_beside(&b, 600000, 0), SN_SPAN_ROWS_MAX, "nobody has written yet");
+    cr_expect_eq(rows_beside(&b, 600000, 3), 16);
+    b.now += 500000; /* the writers have their tokens, and are about to send the next steps */
+    cr_expect_eq(rows_beside(&b, 600000, 0), 16);
+    b.now += 1000000;
+    cr_expect_eq(rows_beside(&b, 600000, 0), SN_SPAN_ROWS_MAX, "they have gone");
+    unsigned who;
+    add(&b, 0, 0, 1);
+    pass(&b, SN_OK, &who);
+    cr_expect_eq(rows_beside(&b, 600000, 0), SN_SPAN_ROWS_MAX, "it wrote itself, and reads now");
+    add(&b, 1, 0, 1);
+    pass(&b, SN_OK, &who);
+    add_close(&b, 1);
+    pass(&b, SN_OK, &who);
+    cr_expect_eq(rows_beside(&b, 600000, 0), SN_SPAN_ROWS_MAX, "it was closed");
     bench_end(&b);
 }
 

@@ -17,6 +17,16 @@ Test(speed, is_a_running_mean_of_passes_of_one_row_and_of_many) {
     cr_expect_eq(s.prompt_tokens_per_s, 1000);
 }
 
+Test(speed, knows_what_a_row_adds_to_a_pass) {
+    sn_speed s = {0};
+    sn_speed_note(&s, 1, 50000); /* blocks that are streamed: a pass takes that anyway */
+    cr_expect_eq(s.row_ns, 0);
+    sn_speed_note(&s, 65, 82000);
+    cr_expect_eq(s.row_ns, 500001);
+    sn_speed_note(&s, 9, 49000); /* no less than nothing */
+    cr_expect_eq(s.row_ns, (7 * 500001 + 1 + 7) / 8);
+}
+
 /* A node knows its speed when it begins to serve, gives back the pages that it took, and announces it. */
 Test(speed, is_measured_before_a_node_serves_and_announced) {
     world *w = world_new(&(cluster_options){.kv_memory = 64});

@@ -137,6 +137,7 @@ static sn_status answer(chat *c, const sn_ids *prompt, sn_err *err) {
                                    .stops = o->stop.items,
                                    .n_stops = o->stop.n,
                                    .ignore_end = o->ignore_end,
+                                   .is_answer = true,
                                    .on_text = print_text,
                                    .on_void = print_void,
                                    .ctx = &shown,

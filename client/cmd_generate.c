@@ -126,6 +126,7 @@ static sn_status generate(sn_setup *setup, const sn_ids *prompt, sn_saved *saved
                                    .stops = o->stop.items,
                                    .n_stops = o->stop.n,
                                    .ignore_end = o->ignore_end,
+                                   .is_answer = given.chat,
                                    .on_text = sn_given.json ? NULL : print_text,
                                    .on_void = print_void,
                                    .ctx = &shown,

@@ -48,6 +48,7 @@ static sn_status decode(const sn_tokenizer *tokenizer, sn_err *err) {
     sn_status status = sn_read_ids(given.ids_file ? given.ids_file : "-", &ids, err);
     for (size_t i = 0; i < ids.n && !status; i++)
         status = sn_tokenizer_decode(tokenizer, ids.ids[i], !given.plain, &text, err);
+    if (!status && text.len && text.data[0] == ' ' && sn_tokenizer_drops_lead(tokenizer)) memmove(text.data, text.data + 1, --text.len);
     if (!status && sn_given.json) {
         json_t *string = sn_json_text(&text);
         if (!string)

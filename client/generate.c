@@ -33,6 +33,8 @@ typedef struct run {
     sn_chance *chances; /* before each of them */
     int64_t began_us;
     bool quiet; /* what has been told is being gone through again */
+    bool stands_alone; /* a space that the first text brings along is not part of it ... */
+    bool has_begun;    /* ... and that text has come */
     sn_err *err;
 } run;
 
@@ -193,7 +195,11 @@ static sn_status take_text(run *r, int32_t id) {
     size_t from = r->out->text.len;
     r->token.len = 0;
     sn_status status = sn_tokenizer_decode(r->g->parts.tokenizer, id, false, &r->token, r->err);
-    if (!status) status = sn_holdback_push(&r->holdback, r->token.data, r->token.len, &r->out->text, r->err);
+    if (status || !r->token.len) return status;
+    size_t skip = r->stands_alone && !r->has_begun && r->token.data[0] == ' ';
+    r->has_begun = true;
+    if (r->token.len > skip)
+        status = sn_holdback_push(&r->holdback, r->token.data + skip, r->token.len - skip, &r->out->text, r->err);
     return status ? status : tell(r, from);
 }
 
@@ -264,6 +270,7 @@ static sn_status take_back(run *r, size_t n_prompt) {
     if (kept < out->ids.n) sn_sampler_return(g->sampler, &r->chances[kept]);
     out->ids.n = kept;
     out->text.len = 0;
+    r->has_begun = false;
     sn_holdback_fini(&r->holdback);
     sn_status status = sn_holdback_init(&r->holdback, r->options->stops, r->options->n_stops, r->err);
     r->quiet = true;
@@ -273,6 +280,19 @@ static sn_status take_back(run *r, size_t n_prompt) {
     if (!r->options->on_void)
         return sn_fail(r->err, SN_RETRY, "a node lied: the text behind its first %zu bytes is wrong", out->text.len);
     return r->options->on_void(r->options->ctx, (const char *)out->text.data, out->text.len, r->err);
+}
+
+/* With some tokenizers, the first text of all brings a space along that was never there: that of an answer does, and that behind
+ * tokens without text. */
+static sn_status look_before(run *r, const int32_t *prompt, size_t n_prompt) {
+    const sn_tokenizer *tokenizer = r->g->parts.tokenizer;
+    sn_status status = SN_OK;
+    if (!tokenizer || !sn_tokenizer_drops_lead(tokenizer)) return SN_OK;
+    r->token.len = 0;
+    for (size_t i = 0; i < n_prompt && !r->options->is_answer && !r->token.len && !status; i++)
+        if (prompt[i] < sn_tokenizer_n_vocab(tokenizer)) status = sn_tokenizer_decode(tokenizer, prompt[i], false, &r->token, r->err);
+    r->stands_alone = !r->token.len;
+    return status;
 }
 
 static sn_status generate(run *r, size_t n_prompt) {
@@ -310,6 +330,7 @@ sn_status sn_generator_run(sn_generator *generator, const int32_t *prompt, size_
     sn_buf_init(&r.token, 1 << 20);
     sn_status status = sn_holdback_init(&r.holdback, options->stops, options->n_stops, err);
     if (!status) status = begin(&r, prompt, n_prompt);
+    if (!status) status = look_before(&r, prompt, n_prompt);
     if (!status) status = generate(&r, n_prompt);
     /* What was held back goes out after a failure too: it is text that the model has given. */
     size_t from = out->text.len;

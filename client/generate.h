@@ -43,6 +43,7 @@ typedef struct sn_generate_options {
     const char *const *stops;
     size_t n_stops;
     bool ignore_end; /* goes on behind end tokens: for measurements */
+    bool is_answer;  /* the text stands by itself, though tokens come before it: a turn of a conversation */
     /* Each piece of text as soon as it is sure, valid UTF-8; what it returns other than SN_OK ends the generation. */
     sn_status (*on_text)(void *ctx, const char *text, size_t len, sn_err *err);
     /* With an audit: a node has lied, and of the text that on_text was told only the first `kept` bytes stand; what follows

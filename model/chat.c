@@ -112,7 +112,8 @@ static sn_status put_mistral_answer(writer *w, const char *text) {
     return status ? status : put_all(w, (const char *const[4]){w->chat->eos, w->chat->space_behind_eos ? " " : ""});
 }
 
-static sn_status check_mistral(const writer *w, bool first) {
+/* Mistral, Llama 2, Gemma: perhaps a system turn, then questions and answers in turn. */
+static sn_status check_form(const writer *w, bool first) {
     bool system = starts_with_system(w);
     if (system && !first)
         return sn_fail(w->err, SN_REFUSED, "this model takes a system turn only at the beginning of a conversation");
@@ -128,7 +129,7 @@ static sn_status check_mistral(const writer *w, bool first) {
 }
 
 static sn_status render_mistral(writer *w, bool first) {
-    sn_status status = check_mistral(w, first);
+    sn_status status = check_form(w, first);
     if (!status && !first && w->chat->space_behind_eos) status = put(w, " "); /* belongs to the answer before */
     const char *system = starts_with_system(w) ? w->turns[0].text : NULL;
     size_t begin = system ? 1 : 0;
@@ -145,6 +146,74 @@ static sn_status render_mistral(writer *w, bool first) {
     return status;
 }
 
+/* ---- Llama 2 ---- */
+
+/* Trimmed is the whole, the system text with it. */
+static sn_status put_llama2_question(writer *w, const char *text, const char *system) {
+    sn_status status = put_all(w, (const char *const[4]){w->chat->bos, "[INST] "});
+    size_t begin = w->out->len;
+    if (!status && system) status = put_all(w, (const char *const[4]){"<<SYS>>\n", system, "\n<</SYS>>\n\n", text});
+    if (!status && !system) status = w->chat->trims ? put_trimmed(w, text) : put(w, text);
+    if (!status && w->chat->trims)
+        w->out->len -= sn_utf8_trailing_space((const char *)w->out->data + begin, w->out->len - begin);
+    return status ? status : put(w, " [/INST]");
+}
+
+static sn_status render_llama2(writer *w, bool first) {
+    sn_status status = check_form(w, first);
+    const char *system = starts_with_system(w) ? w->turns[0].text : NULL;
+    size_t begin = system ? 1 : 0;
+    for (size_t i = begin; !status && i < w->n; i++) {
+        const char *text = w->turns[i].text;
+        if (is(&w->turns[i], "user")) {
+            status = put_llama2_question(w, text, i == begin ? system : NULL);
+            continue;
+        }
+        status = put(w, " ");
+        if (!status) status = w->chat->trims ? put_trimmed(w, text) : put(w, text);
+        if (!status) status = put_all(w, (const char *const[4]){" ", w->chat->eos});
+    }
+    return status;
+}
+
+/* ---- Gemma ---- */
+
+static sn_status render_gemma(writer *w, bool first, bool open_answer) {
+    sn_status status = check_form(w, first);
+    if (!status && !first) status = put(w, "\n"); /* belongs to the answer before */
+    const char *system = starts_with_system(w) ? w->turns[0].text : NULL;
+    size_t begin = system ? 1 : 0;
+    for (size_t i = begin; !status && i < w->n; i++) {
+        const char *role = is(&w->turns[i], "assistant") ? "model" : "user";
+        status = put_all(w, (const char *const[4]){"<start_of_turn>", role, "\n"});
+        if (!status && system && i == begin) status = put_all(w, (const char *const[4]){system, "\n\n"});
+        if (!status) status = w->chat->trims ? put_trimmed(w, w->turns[i].text) : put(w, w->turns[i].text);
+        if (!status) status = put(w, "<end_of_turn>\n");
+    }
+    return status || !open_answer ? status : put(w, "<start_of_turn>model\n");
+}
+
+/* ---- Phi-3 ---- */
+
+static sn_status render_phi3(writer *w, bool first, bool open_answer) {
+    bool asks = w->chat->asks_for_answer;
+    sn_status status = SN_OK;
+    for (size_t i = 0; !status && i < w->n; i++)
+        if (is(&w->turns[i], "system") && w->chat->system == SN_CHAT_SYSTEM_NONE)
+            status = sn_fail(w->err, SN_REFUSED, "this model's chat template takes no system turn");
+    if (!status && !first) status = put(w, "\n"); /* belongs to the answer before */
+    for (size_t i = 0; !status && i < w->n; i++) {
+        const sn_chat_turn *turn = &w->turns[i];
+        bool answer = is(turn, "assistant");
+        if (w->chat->skips_empty_system && is(turn, "system") && !*turn->text) continue;
+        if (!asks || !answer) status = put_all(w, (const char *const[4]){"<|", turn->role, "|>\n"});
+        if (!status) status = put_all(w, (const char *const[4]){turn->text, "<|end|>\n"});
+        if (!status && asks && is(turn, "user")) status = put(w, "<|assistant|>\n");
+    }
+    if (status || asks) return status;
+    return put(w, open_answer ? "<|assistant|>\n" : w->chat->eos);
+}
+
 static sn_status check_turns(const sn_chat_turn *turns, size_t n, sn_err *err) {
     if (n == 0 || n > SN_CHAT_TURNS_MAX)
         return sn_fail(err, SN_REFUSED, "a conversation has 1 to %d turns, this one %zu", SN_CHAT_TURNS_MAX, n);
@@ -159,7 +228,7 @@ sn_status sn_chat_render(const sn_chat *chat, const sn_chat_turn *turns, size_t 
                          sn_buf *out, sn_err *err) {
     writer w = {.chat = chat, .turns = turns, .n = n_turns, .out = out, .err = err};
     sn_status status = check_turns(turns, n_turns, err);
-    if (!status && first) status = put(&w, chat->bos);
+    if (!status && first && chat->family != SN_CHAT_LLAMA2) status = put(&w, chat->bos);
     if (status) return status;
     switch (chat->family) {
     case SN_CHAT_CHATML:
@@ -168,10 +237,16 @@ sn_status sn_chat_render(const sn_chat *chat, const sn_chat_turn *turns, size_t 
         return render_llama3(&w, first, open_answer);
     case SN_CHAT_MISTRAL:
         return render_mistral(&w, first);
+    case SN_CHAT_LLAMA2:
+        return render_llama2(&w, first);
+    case SN_CHAT_GEMMA:
+        return render_gemma(&w, first, open_answer);
+    case SN_CHAT_PHI3:
+        return render_phi3(&w, first, open_answer);
     case SN_CHAT_UNKNOWN:
         return sn_fail(
             err, SN_REFUSED,
-            "the model's chat template is none of ChatML, Llama 3 and Mistral: write the prompt out yourself");
+            "the model's chat template is none of ChatML, Llama 2, Llama 3, Mistral, Gemma and Phi-3: write the prompt out yourself");
     default:
         return sn_fail(err, SN_REFUSED, "the model has no chat template: it was not made for conversations");
     }

@@ -139,6 +139,35 @@ static void read_mistral(sn_chat *chat, const char *t) {
     chat->family = SN_CHAT_MISTRAL;
 }
 
+/* One that makes up a system text of its own looks for '<<SYS>>' in the first question. */
+static void read_llama2(sn_chat *chat, const char *t) {
+    chat->trims = has(t, "content.strip()") || has(t, "content|trim");
+    chat->system = SN_CHAT_SYSTEM_FIRST;
+    chat->space_before_answer = true;
+    bool known = has(t, "bos_token+'[INST] '+content") && has(t, "'<<SYS>>\n'+system_message+'\n<</SYS>>\n\n'+") &&
+                 has(t, "+' [/INST]'") && has(t, "' '+content") && has(t, "+' '+eos_token") && !has(t, "'<<SYS>>'");
+    if (known) chat->family = SN_CHAT_LLAMA2;
+}
+
+static void read_gemma(sn_chat *chat, const char *t) {
+    bool before = has(t, "first_user_prefix=messages[0]['content']+'\n\n'") && has(t, "(first_user_prefixifloop.firstelse'')");
+    bool known = has(t, "'<start_of_turn>'+role+'\n'+") && has(t, "<end_of_turn>\n'") && has(t, "'<start_of_turn>model\n'") &&
+                 has(t, "role='model'") && (before || has(t, "'System role not supported'"));
+    chat->trims = has(t, "message['content']|trim") || has(t, "message.content|trim");
+    chat->system = before ? SN_CHAT_SYSTEM_FIRST : SN_CHAT_SYSTEM_NONE;
+    if (known && !has(t, "'developer'")) chat->family = SN_CHAT_GEMMA;
+}
+
+static void read_phi3(sn_chat *chat, const char *t) {
+    bool lines = (has(t, "'<|user|>\n'+") || has(t, "'<|user|>'+'\n'+")) && (has(t, "+'<|end|>\n'") || has(t, "+'<|end|>'+'\n'"));
+    chat->asks_for_answer = has(t, "'<|end|>'+'\n'+'<|assistant|>'+'\n'") || has(t, "'<|end|>\n<|assistant|>\n'");
+    bool opens = chat->asks_for_answer || (has(t, "'<|assistant|>\n'+") && (has(t, "{{'<|assistant|>\n'}}") || has(t, "{{-'<|assistant|>\n'}}")));
+    chat->system = has(t, "'<|system|>\n'+") ? SN_CHAT_SYSTEM_TURN : SN_CHAT_SYSTEM_NONE;
+    chat->skips_empty_system = has(t, "message['role']=='system'andmessage['content']");
+    if (!has(t, "{{eos_token}}") && !has(t, "{{-eos_token}}")) chat->eos[0] = 0;
+    if (lines && opens && !has(t, "|trim") && !has(t, "<|tool")) chat->family = SN_CHAT_PHI3;
+}
+
 sn_status sn_chat_read(sn_chat *chat, const char *text, size_t len, const char *bos, const char *eos, sn_err *err) {
     *chat = (sn_chat){0};
     if (len == 0) return SN_OK;
@@ -155,6 +184,12 @@ sn_status sn_chat_read(sn_chat *chat, const char *text, size_t len, const char *
         status = read_chatml(chat, t, err);
     else if (!status && has(t, "<|start_header_id|>") && has(t, "<|eot_id|>"))
         status = read_llama3(chat, t, err);
+    else if (!status && has(t, "<start_of_turn>"))
+        read_gemma(chat, t);
+    else if (!status && has(t, "<|user|>") && has(t, "<|end|>"))
+        read_phi3(chat, t);
+    else if (!status && has(t, "<<SYS>>"))
+        read_llama2(chat, t);
     else if (!status)
         read_mistral(chat, t);
     if (status) sn_chat_fini(chat);

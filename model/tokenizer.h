@@ -57,7 +57,7 @@ typedef struct sn_chat_turn {
     const char *text;
 } sn_chat_turn;
 
-/* Renders a conversation by the model's chat template (ChatML, Llama 3, Mistral, recognised from the file) and appends
+/* Renders a conversation by the model's chat template (of the families in chat.h, recognised from the file) and appends
  * the text to `out`, which sn_tokenizer_encode(..., add_bos, parse_special) then takes; `open_answer` ends it with the
  * opening of an assistant turn. `first` is false when the turns continue a conversation right behind the end token of
  * an answer: then no default system turn and no begin-of-sequence text is written, and the output begins with what the

@@ -108,6 +108,11 @@ Test(chat, continues_a_conversation_where_it_stands) {
     continues("mistral1", "</s>");
     continues("mistral3", "</s>");
     continues("nemo", "</s>");
+    continues("llama2", " </s>");
+    continues("gemma", "<end_of_turn>");
+    continues("gemma3", "<end_of_turn>");
+    continues("phi3", "<|end|>");
+    continues("phi35", "<|end|>");
 }
 
 Test(chat, takes_the_default_system_turn_from_the_template) {
@@ -142,6 +147,11 @@ Test(chat, refuses_templates_it_does_not_know) {
         "{{ '[INST] <<SYS>>' + x + ' [/INST]' + y + eos_token }}",
         "{{ '<|start_header_id|>' }}{{ 'Cutting Knowledge Date: ' + cut + '<|eot_id|>' }}",
         "{{ '[SYSTEM_PROMPT] ' + x + '[INST]' + y + '[/INST]' + z + eos_token }}",
+        "{{ bos_token + '[INST] ' + content + ' [/INST]' }}{% if not '<<SYS>>' in content %}{{ '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + x"
+        "}}{{ ' ' + content + ' ' + eos_token }}",
+        "{% set role = 'model' %}{{ '<start_of_turn>' + role + '\\n' + x + '<end_of_turn>\\n' }}{{ '<start_of_turn>model\\n' }}",
+        "{{ '<|user|>\\n' + x + '<|end|>\\n' }}{{ '<|tool|>' }}{{ '<|assistant|>\\n' + x }}{{ '<|assistant|>\\n' }}",
+        "{{ '<|user|>' + x + '<|end|>' + '<|assistant|>' }}",
         "{{ 'unfinished",
     };
     for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++) {
@@ -170,6 +180,17 @@ Test(chat, holds_mistral_conversations_to_their_form) {
                   "<s>", "</s>");
     refuses(&chat, twice, 1, true, "needs a system turn");
     sn_chat_fini(&chat);
+}
+
+Test(chat, holds_other_conversations_to_their_form) {
+    sn_chat_turn system_first[] = {{"system", "s"}, {"user", "u"}}, twice[] = {{"user", "u"}, {"user", "u"}};
+    static const char *const names[] = {"gemma", "phi3", "llama2", "gemma3"};
+    for (size_t i = 0; i < 4; i++) {
+        sn_chat chat = named(names[i]);
+        if (i < 2) refuses(&chat, system_first, 2, true, "takes no system turn");
+        if (i != 1) refuses(&chat, twice, 2, true, "alternation");
+        sn_chat_fini(&chat);
+    }
 }
 
 Test(chat, stops_at_the_cap_of_the_output) {

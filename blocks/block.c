@@ -185,7 +185,7 @@ static sn_status feed_forward(const sn_block *b, const sn_block_pass *p, sn_err 
     TRY(d->ops->linear(d, p->n_rows, u, 2, gate_up, err));
     TRY(sn_block_tune(p, SN_ROLE_FFN_GATE, u, s->gate, err));
     TRY(sn_block_tune(p, SN_ROLE_FFN_UP, u, s->up, err));
-    TRY(d->ops->activate(d, (size_t)p->n_rows * (size_t)hp->n_ff, SN_SILU, s->gate, s->up, s->gate, err));
+    TRY(d->ops->activate(d, (size_t)p->n_rows * (size_t)hp->n_ff, hp->activation, s->gate, s->up, s->gate, err));
     const sn_linear down = {&b->matrix[SN_ROLE_FFN_DOWN], NULL, s->h};
     TRY(d->ops->linear(d, p->n_rows, s->gate, 1, &down, err));
     return sn_block_tune(p, SN_ROLE_FFN_DOWN, s->gate, s->h, err);

@@ -94,7 +94,7 @@ static sn_status feed_again(const sn_block *b, const sn_grad_pass *p, const sn_b
     TRY(d->ops->linear(d, n, u, 2, gate_up, err));
     TRY(sn_block_tune(f, SN_ROLE_FFN_GATE, u, s->gate, err));
     TRY(sn_block_tune(f, SN_ROLE_FFN_UP, u, s->up, err));
-    TRY(d->ops->activate(d, (size_t)n * (size_t)hp->n_ff, SN_SILU, s->gate, s->up, s->act, err));
+    TRY(d->ops->activate(d, (size_t)n * (size_t)hp->n_ff, hp->activation, s->gate, s->up, s->act, err));
     if (!b->vector[SN_ROLE_FFN_POST_NORM]) return SN_OK; /* what is added is not needed but for its norm */
     const sn_linear down = {&b->matrix[SN_ROLE_FFN_DOWN], NULL, s->o2};
     TRY(d->ops->linear(d, n, s->act, 1, &down, err));
@@ -131,7 +131,7 @@ static sn_status feed_back(const sn_block *b, const sn_grad_pass *p, sn_err *err
     const float *u = b->vector[SN_ROLE_FFN_NORM] ? s->h2 : s->mid, *added;
     TRY(leave_back(b, p, SN_ROLE_FFN_POST_NORM, s->o2, &added, err));
     TRY(through(b, p, SN_ROLE_FFN_DOWN, s->act, added, false, s->dup, err));
-    TRY(d->ops->activate_grad(d, (size_t)n * (size_t)hp->n_ff, SN_SILU, s->gate, s->up, s->dup, s->dgate, s->dup, err));
+    TRY(d->ops->activate_grad(d, (size_t)n * (size_t)hp->n_ff, hp->activation, s->gate, s->up, s->dup, s->dgate, s->dup, err));
     TRY(through(b, p, SN_ROLE_FFN_GATE, u, s->dgate, false, s->dh, err));
     TRY(through(b, p, SN_ROLE_FFN_UP, u, s->dup, true, s->dh, err));
     return enter_back(b, p, SN_ROLE_FFN_NORM, s->mid, err);

@@ -46,6 +46,12 @@ static sn_status block_facts(const sn_model *model, int block, size_t *bytes, ch
 /* -- for people ------------------------------------------------------------------------------------------------------
  */
 
+static void print_window(const sn_hparams *hp) {
+    int with = 0;
+    for (int b = 0; b < hp->n_blocks; b++) with += sn_window_of(hp, b) > 0;
+    if (with) printf("window      %d tokens, in %d of %d blocks\n", hp->window, with, hp->n_blocks);
+}
+
 static void print_hparams(const sn_model *model, const sn_tokenizer *tokenizer, const char *no_tokenizer) {
     const sn_hparams *hp = sn_model_hparams(model);
     sn_hash id = sn_model_id(model);
@@ -54,12 +60,14 @@ static void print_hparams(const sn_model *model, const sn_tokenizer *tokenizer, 
            hp->family, sn_hex(id.bytes, SN_HASH_SIZE, hex));
     printf("blocks      %d\nwidth       %d, feed-forward %d\n", hp->n_blocks, hp->n_embd, hp->n_ff);
     printf("attention   %d heads of %d over %d key/value heads%s%s\n", hp->n_heads, hp->head_dim, hp->n_kv_heads,
-           hp->qkv_bias ? ", biases" : "", hp->qk_norm ? ", q/k norms" : "");
-    if (hp->window) printf("window      %d tokens\n", hp->window);
+           hp->qkv_bias ? ", biases" : "", hp->qk_norm_wide ? ", q/k norms over all heads" : hp->qk_norm ? ", q/k norms" : "");
+    print_window(hp);
     printf("context     %d tokens\nvocabulary  %d, output head %s\n", hp->n_ctx, hp->n_vocab,
            hp->tied_output ? "tied to the embedding" : "of its own");
-    printf("rope        %d dimensions, %s\nnorm        eps %g\n", hp->rope_dim,
-           hp->rope_style == SN_ROPE_PAIRS ? "neighbouring pairs" : "halves", (double)hp->norm_eps);
+    printf("rope        %d dimensions, %s%s\nnorm        eps %g%s\n", hp->rope_dim,
+           hp->rope_style == SN_ROPE_PAIRS ? "neighbouring pairs" : "halves",
+           hp->n_ropes > 1 ? ", blocks with the window by angles of their own" : "", (double)hp->norm_eps,
+           hp->post_norm ? ", behind the halves of a block" : "");
     if (tokenizer)
         printf("tokenizer   %d tokens\n", sn_tokenizer_n_vocab(tokenizer));
     else
@@ -119,7 +127,11 @@ static json_t *hparams_json(const sn_hparams *hp) {
     json_object_set_new(o, "rope_style", json_string(hp->rope_style == SN_ROPE_PAIRS ? "pairs" : "halves"));
     json_object_set_new(o, "qkv_bias", json_boolean(hp->qkv_bias));
     json_object_set_new(o, "qk_norm", json_boolean(hp->qk_norm));
+    json_object_set_new(o, "post_norm", json_boolean(hp->post_norm));
     json_object_set_new(o, "tied_output", json_boolean(hp->tied_output));
+    json_t *windows = json_array(); /* of each block; 0: it looks back over all */
+    for (int b = 0; b < hp->n_blocks; b++) json_array_append_new(windows, json_integer(sn_window_of(hp, b)));
+    json_object_set_new(o, "windows", windows);
     return o;
 }
 

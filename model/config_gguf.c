@@ -1,5 +1,6 @@
 #include "model/config.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -29,8 +30,12 @@ static const char *const known_keys[] = {
     "tensor_data_layout",
 };
 
+/* Those that only mean something where blocks with a window have a rope of their own. */
+static const char *const two_ropes_keys[] = {"attention.sliding_window_pattern", "rope.freq_base_swa"};
+
 typedef struct reader {
     const sn_gguf *gguf;
+    const sn_family *family;
     const char *architecture;
     sn_err *err;
 } reader;
@@ -52,16 +57,22 @@ static sn_status read_float(const reader *r, const char *key, bool required, flo
     return sn_gguf_f32(r->gguf, full_key(r, key, full), required, out, r->err);
 }
 
+static bool is_among(sn_gguf_str key, size_t prefix, const char *const *list, size_t n) {
+    for (size_t k = 0; k < n; k++) {
+        size_t len = strlen(list[k]);
+        if (key.len == prefix + 1 + len && !memcmp(key.data + prefix + 1, list[k], len)) return true;
+    }
+    return false;
+}
+
 static sn_status check_keys(const reader *r) {
     size_t prefix = strlen(r->architecture);
     for (size_t i = 0; i < sn_gguf_n_values(r->gguf); i++) {
         sn_gguf_str key = sn_gguf_value_at(r->gguf, i)->key;
         if (key.len <= prefix || memcmp(key.data, r->architecture, prefix) || key.data[prefix] != '.') continue;
-        bool known = false;
-        for (size_t k = 0; k < sizeof known_keys / sizeof *known_keys; k++) {
-            size_t len = strlen(known_keys[k]);
-            known |= key.len == prefix + 1 + len && !memcmp(key.data + prefix + 1, known_keys[k], len);
-        }
+        bool known = is_among(key, prefix, known_keys, sizeof known_keys / sizeof *known_keys);
+        if (r->family->local_theta > 0)
+            known |= is_among(key, prefix, two_ropes_keys, sizeof two_ropes_keys / sizeof *two_ropes_keys);
         if (!known)
             return sn_fail(r->err, SN_REFUSED,
                            "metadata key '%.*s' is not known and may change the model's mathematics",
@@ -79,6 +90,7 @@ static sn_status read_family(reader *r, sn_hparams *h, const sn_family **family)
     memcpy(name, text.data, text.len);
     status = sn_family_find(SN_CONTAINER_GGUF, name, family, r->err);
     if (status) return status;
+    r->family = *family;
     r->architecture = (*family)->gguf_architecture;
     snprintf(h->family, sizeof h->family, "%s", (*family)->name);
     if (sn_gguf_string(r->gguf, "general.name", false, &text, NULL) == SN_OK && sn_gguf_find(r->gguf, "general.name"))
@@ -150,7 +162,7 @@ static sn_status read_rope_divisors(const reader *r, const sn_hparams *h, sn_rop
 
 static sn_status read_rope(const reader *r, sn_hparams *h, sn_rope_scaling *s) {
     char key[KEY_SIZE];
-    float theta = 10000, factor = 1;
+    float theta = r->family->theta_default > 0 ? (float)r->family->theta_default : 10000, factor = 1;
     sn_gguf_str type = {"none", 4};
     h->rope_dim = h->head_dim;
     sn_status status = read_int(r, "rope.dimension_count", false, &h->rope_dim);
@@ -171,6 +183,36 @@ static sn_status read_rope(const reader *r, sn_hparams *h, sn_rope_scaling *s) {
     return read_rope_divisors(r, h, s);
 }
 
+/* Blocks with a window may have a rope of their own, without scaling; which blocks look back is a list, or every n-th. */
+static sn_status read_local(const reader *r, sn_hparams *h, sn_rope_scaling *local) {
+    char key[KEY_SIZE];
+    const sn_gguf_value *value = sn_gguf_find(r->gguf, full_key(r, "attention.sliding_window_pattern", key));
+    float theta = (float)r->family->local_theta;
+    int pattern = r->family->window_pattern;
+    bool listed = value && value->type == SN_GGUF_ARRAY;
+    h->n_ropes = 2;
+    sn_status status = read_float(r, "rope.freq_base_swa", false, &theta);
+    if (!status && !listed) status = read_int(r, "attention.sliding_window_pattern", false, &pattern);
+    if (status) return status;
+    local->theta = (double)theta;
+    if (listed && (value->element != SN_GGUF_BOOL || value->n != (size_t)h->n_blocks))
+        return sn_fail(r->err, SN_REFUSED, "'%s' must be %d bools, or a number", key, h->n_blocks);
+    if (pattern < 1) return sn_fail(r->err, SN_REFUSED, "'%s' is %d", key, pattern);
+    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) /* too many are refused below */
+        h->looks_back[i] = !h->window || (listed ? !value->data[i] : (i + 1) % pattern == 0);
+    return SN_OK;
+}
+
+/* What scales embeddings and scores. */
+static sn_status read_scales(const reader *r, sn_hparams *h) {
+    enum { OTHERWISE_SCALED = 62 }; /* blocks of the one size of Gemma 3 whose scores are not scaled by a head's width */
+    if (r->family->embeds_by_width) h->embed_scale = sqrtf((float)h->n_embd);
+    if (r->family->attn_scalar_default > 0 && h->n_blocks == OTHERWISE_SCALED)
+        return sn_fail(r->err, SN_REFUSED,
+                       "GGUF files do not say how this size of the family scales attention: give the Hugging Face folder");
+    return SN_OK;
+}
+
 sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn_family **family, sn_err *err) {
     reader r = {.gguf = gguf, .err = err};
     sn_rope_scaling scaling[SN_ROPES_MAX] = {0};
@@ -178,9 +220,13 @@ sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn
     sn_status status = read_family(&r, hparams, family);
     if (!status) status = check_neutral(&r);
     if (!status) status = read_sizes(&r, hparams);
-    if (!status) status = read_rope(&r, hparams, &scaling[0]);
+    bool two = !status && (*family)->local_theta > 0;
+    if (!status) status = read_rope(&r, hparams, &scaling[two]);
+    if (!status && two) status = read_local(&r, hparams, &scaling[0]);
+    if (!status) status = read_scales(&r, hparams);
     if (status) return status;
     hparams->rope_style = (*family)->gguf_rope;
+    hparams->activation = (*family)->activation_default;
     hparams->qkv_bias = (*family)->qkv_bias == SN_ALWAYS ||
                         ((*family)->qkv_bias == SN_IF_SAID && sn_gguf_tensor_find(gguf, "blk.0.attn_q.bias"));
     hparams->tied_output = !sn_gguf_tensor_find(gguf, "output.weight");

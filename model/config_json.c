@@ -21,6 +21,7 @@ static const struct {
     {"use_parallel_residual", 0},
     {"is_encoder_decoder", 0},
     {"attn_logit_softcapping", 0},
+    {"use_bidirectional_attention", 0},
     {"final_logit_softcapping", 0},
     {"num_experts", 0},
     {"num_local_experts", 0},
@@ -92,7 +93,6 @@ static bool reads(const sn_family *family, const char *name) {
 }
 
 static sn_status check_neutral(const json_t *config, const sn_family *family, sn_err *err) {
-    const char *activation = "silu";
     for (size_t i = 0; i < sizeof must_be_neutral / sizeof *must_be_neutral; i++) {
         const json_t *value = field(config, must_be_neutral[i].field);
         bool neutral = !value || json_is_false(value) ||
@@ -105,10 +105,30 @@ static sn_status check_neutral(const json_t *config, const sn_family *family, sn
         if (field(config, must_be_absent[i]) && !reads(family, must_be_absent[i]))
             return sn_fail(err, SN_REFUSED, "'%s' is set, which this family's mathematics here does not know",
                            must_be_absent[i]);
-    sn_status status = read_text(config, "hidden_act", false, &activation, err);
-    if (!status && strcmp(activation, "silu"))
-        return sn_fail(err, SN_REFUSED, "'hidden_act' is '%.64s'; only silu is known", activation);
-    return status;
+    return SN_OK;
+}
+
+/* Under its two names; of the spellings of one formula the usual ones. */
+static sn_status read_activation(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    static const struct {
+        const char *name;
+        sn_activation kind;
+    } known[] = {{"silu", SN_SILU},
+                 {"swish", SN_SILU},
+                 {"gelu", SN_GELU},
+                 {"gelu_pytorch_tanh", SN_GELU_TANH},
+                 {"gelu_new", SN_GELU_TANH}};
+    const char *name = NULL;
+    h->activation = family->activation_default;
+    sn_status status = read_text(config, "hidden_act", false, &name, err);
+    if (!status) status = read_text(config, "hidden_activation", false, &name, err);
+    if (status || !name) return status;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (!strcmp(name, known[i].name)) {
+            h->activation = known[i].kind;
+            return SN_OK;
+        }
+    return sn_fail(err, SN_REFUSED, "the activation '%.64s' is not known; silu, gelu and gelu_pytorch_tanh are", name);
 }
 
 /* ---- rope ---- */
@@ -154,25 +174,56 @@ static sn_status read_rope_kind(const json_t *rope, sn_rope_scaling *s, sn_err *
     return status;
 }
 
+/* One rope of an object that is called `where`; *rotated: the part of a head that it turns. */
+static sn_status read_rope_object(const json_t *rope, const char *where, double *rotated, sn_rope_scaling *s,
+                                  sn_err *err) {
+    if (!rope) return SN_OK;
+    if (!json_is_object(rope)) return sn_fail(err, SN_REFUSED, "'%s' must be an object", where);
+    sn_status status = check_rope_fields(rope, err);
+    if (!status) status = read_number(rope, "rope_theta", false, &s->theta, err);
+    if (!status) status = read_number(rope, "partial_rotary_factor", false, rotated, err);
+    if (!status) status = read_rope_kind(rope, s, err);
+    if (status) sn_err_context(err, "'%s'", where);
+    return status;
+}
+
+/* Two ropes: of blocks with a window, and of those that look back. rope_parameters has an object for each (transformers
+ * 5); before, what scaled stood in rope_scaling and was about the second. */
+static sn_status read_two_ropes(const json_t *config, const json_t *both, double *rotated,
+                                sn_rope_scaling s[SN_ROPES_MAX], sn_err *err) {
+    double local_rotated = *rotated;
+    sn_status status = read_number(config, "rope_local_base_freq", false, &s[0].theta, err);
+    if (status) return status;
+    if (!both) return read_rope_object(field(config, "rope_scaling"), "rope_scaling", rotated, &s[1], err);
+    const json_t *local = field(both, "sliding_attention"), *back = field(both, "full_attention");
+    if (!json_is_object(both) || json_object_size(both) != (size_t)(!!local + !!back))
+        return sn_fail(err, SN_REFUSED, "'rope_parameters' must hold sliding_attention and full_attention");
+    status = read_rope_object(local, "sliding_attention", &local_rotated, &s[0], err);
+    if (!status) status = read_rope_object(back, "full_attention", rotated, &s[1], err);
+    if (!status && local_rotated != *rotated)
+        return sn_fail(err, SN_REFUSED, "'partial_rotary_factor' differs between kinds of blocks, which is not known here");
+    return status;
+}
+
 /* rope_parameters holds everything (transformers 5); before, rope_scaling held the scaling and theta stood beside it.
  */
-static sn_status read_rope(const json_t *config, sn_hparams *h, sn_rope_scaling *s, sn_err *err) {
-    const char *where = field(config, "rope_parameters") ? "rope_parameters" : "rope_scaling";
-    const json_t *rope = field(config, where);
+static sn_status read_rope(const json_t *config, const sn_family *family, sn_hparams *h,
+                           sn_rope_scaling s[SN_ROPES_MAX], sn_err *err) {
+    const json_t *rope = field(config, "rope_parameters");
     double rotated = 1;
-    s->theta = 10000;
-    sn_status status = read_number(config, "rope_theta", false, &s->theta, err);
+    h->n_ropes = family->local_theta > 0 ? 2 : 1;
+    sn_rope_scaling *usual = &s[h->n_ropes - 1];
+    s[0].theta = family->local_theta;
+    usual->theta = family->theta_default > 0 ? family->theta_default : 10000;
+    sn_status status = read_number(config, "rope_theta", false, &usual->theta, err);
     if (!status) status = read_number(config, "partial_rotary_factor", false, &rotated, err);
     if (status) return status;
-    if (rope) {
-        if (!json_is_object(rope)) return sn_fail(err, SN_REFUSED, "'%s' must be an object", where);
-        status = check_rope_fields(rope, err);
-        if (!status) status = read_number(rope, "rope_theta", false, &s->theta, err);
-        if (!status) status = read_number(rope, "partial_rotary_factor", false, &rotated, err);
-        if (!status) status = read_rope_kind(rope, s, err);
-        if (status) sn_err_context(err, "'%s'", where);
-        if (status) return status;
-    }
+    if (h->n_ropes > 1)
+        status = read_two_ropes(config, rope, &rotated, s, err);
+    else
+        status = read_rope_object(rope ? rope : field(config, "rope_scaling"), rope ? "rope_parameters" : "rope_scaling",
+                                  &rotated, s, err);
+    if (status) return status;
     if (!(rotated > 0 && rotated <= 1))
         return sn_fail(err, SN_REFUSED, "'partial_rotary_factor' is %g; it must lie from 0 to 1", rotated);
     h->rope_dim = (int)(h->head_dim * rotated);
@@ -199,8 +250,30 @@ static sn_status read_layer_types(const json_t *config, int n_blocks, bool *look
         looks_back[i] = !slides;
     }
     *sliding = n_sliding;
-    if (!n_sliding) memset(looks_back, 0, (size_t)n_blocks * sizeof *looks_back); /* there is no window then */
     return SN_OK;
+}
+
+/* Every n-th block looks back, unless layer_types says otherwise. */
+static sn_status read_pattern(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    int pattern = family->window_pattern;
+    sn_status status = read_int(config, "_sliding_window_pattern", false, &pattern, err);
+    if (!status) status = read_int(config, "sliding_window_pattern", false, &pattern, err);
+    if (!status && pattern < 1) return sn_fail(err, SN_REFUSED, "'sliding_window_pattern' is %d", pattern);
+    for (int i = 0; i < h->n_blocks && !status; i++) h->looks_back[i] = (i + 1) % pattern == 0;
+    return status;
+}
+
+/* What scales embeddings and scores, where the family does so; and whether the head is tied, where nothing is said. */
+static sn_status read_scales(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    double scalar = family->attn_scalar_default;
+    h->tied_output = family->tied_default;
+    if (family->embeds_by_width) h->embed_scale = (float)sqrt((double)h->n_embd);
+    if (!(scalar > 0)) return SN_OK;
+    sn_status status = read_number(config, "query_pre_attn_scalar", false, &scalar, err);
+    if (!status && !(scalar > 0 && scalar <= 1e9))
+        return sn_fail(err, SN_REFUSED, "'query_pre_attn_scalar' is %g; it must lie from 0 to 1e9", scalar);
+    h->attn_scale = (float)(1 / sqrt(scalar));
+    return status;
 }
 
 static sn_status read_window(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
@@ -220,14 +293,15 @@ static sn_status read_window(const json_t *config, const sn_family *family, sn_h
         }
         if (!sliding) return SN_OK;
     }
-    status = read_layer_types(config, h->n_blocks, h->looks_back, &sliding, err);
+    if (family->window_pattern) status = read_pattern(config, family, h, err);
+    if (!status) status = read_layer_types(config, h->n_blocks, h->looks_back, &sliding, err);
     if (!status && sliding) h->window = window;
     return status;
 }
 
 /* ---- the whole ---- */
 
-static sn_status read_sizes(const json_t *config, sn_hparams *h, sn_err *err) {
+static sn_status read_sizes(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
     double eps = 1e-6;
     sn_status status = read_int(config, "num_hidden_layers", true, &h->n_blocks, err);
     if (!status) status = read_int(config, "hidden_size", true, &h->n_embd, err);
@@ -239,6 +313,7 @@ static sn_status read_sizes(const json_t *config, sn_hparams *h, sn_err *err) {
     if (status) return status;
     h->norm_eps = (float)eps;
     h->n_kv_heads = h->n_heads;
+    h->head_dim = family->head_dim_default;
     status = read_int(config, "num_key_value_heads", false, &h->n_kv_heads, err);
     if (!status) status = read_int(config, "head_dim", false, &h->head_dim, err);
     if (status) return status;
@@ -262,9 +337,11 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     sn_status status = read_text(config, "model_type", true, &type, err);
     if (!status) status = sn_family_find(SN_CONTAINER_SAFETENSORS, type, family, err);
     if (!status) status = check_neutral(config, *family, err);
-    if (!status) status = read_sizes(config, h, err);
-    if (!status) status = read_rope(config, h, &scaling[0], err);
+    if (!status) status = read_sizes(config, *family, h, err);
+    if (!status) status = read_rope(config, *family, h, scaling, err);
     if (!status) status = read_window(config, *family, h, err);
+    if (!status) status = read_activation(config, *family, h, err);
+    if (!status) status = read_scales(config, *family, h, err);
     if (!status) status = read_bool(config, "attention_bias", &bias, err);
     if (!status) status = read_bool(config, "tie_word_embeddings", &h->tied_output, err);
     if (!status) status = read_text(config, "_name_or_path", false, &name, err);
@@ -272,6 +349,7 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     snprintf(h->family, sizeof h->family, "%s", (*family)->name);
     sn_config_set_name(h, name, strlen(name));
     h->rope_style = SN_ROPE_HALVES;
+    h->norm_plus_one = (*family)->norm_plus_one;
     h->qkv_bias = (*family)->qkv_bias == SN_ALWAYS || ((*family)->qkv_bias == SN_IF_SAID && bias);
     return sn_config_finish(h, *family, scaling, err);
 }

@@ -46,11 +46,36 @@ static const sn_naming naming_hf_joined = {
            [SN_ROLE_FFN_DOWN] = "mlp.down_proj.weight"},
     .qkv = SN_QKV_JOINED, .gate_up = true};
 
+static const sn_naming naming_gguf_joined = {
+    .block_prefix = "blk.",
+    .of = {GGUF_ENDS, GGUF_NORMS,
+           [SN_ROLE_ATTN_Q] = "attn_qkv.weight", [SN_ROLE_ATTN_K] = "attn_qkv.weight",
+           [SN_ROLE_ATTN_V] = "attn_qkv.weight", [SN_ROLE_ATTN_O] = "attn_output.weight",
+           [SN_ROLE_FFN_GATE] = "ffn_up.weight", [SN_ROLE_FFN_UP] = "ffn_up.weight",
+           [SN_ROLE_FFN_DOWN] = "ffn_down.weight"},
+    .qkv = SN_QKV_JOINED, .gate_up = true};
+
+#define GGUF_POST_NORMS                                                                                                \
+    [SN_ROLE_ATTN_POST_NORM] = "post_attention_norm.weight", [SN_ROLE_FFN_POST_NORM] = "post_ffw_norm.weight"
+
+/* Norms before and behind the halves of a block. */
+static const sn_naming naming_hf_around = {
+    .block_prefix = "model.layers.",
+    .of = {HF_ENDS, HF_ATTENTION, HF_FEED_FORWARD, [SN_ROLE_ATTN_NORM] = "input_layernorm.weight",
+           [SN_ROLE_ATTN_POST_NORM] = "post_attention_layernorm.weight",
+           [SN_ROLE_FFN_NORM] = "pre_feedforward_layernorm.weight",
+           [SN_ROLE_FFN_POST_NORM] = "post_feedforward_layernorm.weight"}};
+static const sn_naming naming_gguf_around = {
+    .block_prefix = "blk.", .of = {GGUF_ENDS, GGUF_ATTENTION, GGUF_FEED_FORWARD, GGUF_NORMS, GGUF_POST_NORMS}};
+static const char *const gemma3_reads[] = {"query_pre_attn_scalar", NULL};
+
 /* Norms behind the halves of a block, none before. */
 static const sn_naming naming_hf_behind = {
     .block_prefix = "model.layers.",
     .of = {HF_ENDS, HF_ATTENTION, HF_FEED_FORWARD, [SN_ROLE_ATTN_POST_NORM] = "post_attention_layernorm.weight",
            [SN_ROLE_FFN_POST_NORM] = "post_feedforward_layernorm.weight"}};
+static const sn_naming naming_gguf_behind = {
+    .block_prefix = "blk.", .of = {GGUF_ENDS, GGUF_ATTENTION, GGUF_FEED_FORWARD, GGUF_POST_NORMS}};
 
 #define USUAL_NAMES {[SN_CONTAINER_SAFETENSORS] = &naming_hf, [SN_CONTAINER_GGUF] = &naming_gguf}
 
@@ -62,9 +87,16 @@ static const sn_family families[] = {
      .window = SN_WINDOW_SWITCHED, .naming = USUAL_NAMES},
     {.name = "qwen3", .gguf_architecture = "qwen3", .gguf_rope = SN_ROPE_HALVES, .qkv_bias = SN_IF_SAID,
      .qk_norm = true, .window = SN_WINDOW_SWITCHED, .naming = USUAL_NAMES},
-    {.name = "phi3", .window = SN_WINDOW_GIVEN, .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_joined}},
-    {.name = "olmo2", .qkv_bias = SN_IF_SAID, .qk_norm = true, .qk_norm_wide = true,
-     .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_behind}},
+    {.name = "phi3", .gguf_architecture = "phi3", .gguf_rope = SN_ROPE_HALVES, .window = SN_WINDOW_GIVEN, 
+     .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_joined, [SN_CONTAINER_GGUF] = &naming_gguf_joined}},
+    {.name = "olmo2", .gguf_architecture = "olmo2", .gguf_rope = SN_ROPE_HALVES, .qkv_bias = SN_IF_SAID, .qk_norm = true,
+     .qk_norm_wide = true,
+     .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_behind, [SN_CONTAINER_GGUF] = &naming_gguf_behind}},
+    {.name = "gemma3_text", .gguf_architecture = "gemma3", .gguf_rope = SN_ROPE_HALVES, .qkv_bias = SN_IF_SAID, .qk_norm = true,
+     .window = SN_WINDOW_GIVEN, .window_default = 4096, .window_pattern = 6, .head_dim_default = 256, .theta_default = 1e6,
+     .attn_scalar_default = 256, .activation_default = SN_GELU_TANH, .tied_default = true, .local_theta = 1e4, .norm_plus_one = true,
+     .embeds_by_width = true, .reads = gemma3_reads,
+     .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_around, [SN_CONTAINER_GGUF] = &naming_gguf_around}},
 };
 /* clang-format on */
 

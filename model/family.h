@@ -44,6 +44,15 @@ typedef struct sn_family {
     bool qk_norm, qk_norm_wide;
     sn_window_rule window;
     int window_default; /* of SN_WINDOW_GIVEN when config.json has no such field */
+    int window_pattern; /* every n-th block looks back over all, where config.json does not list them; 0: none */
+    /* What config.json means where it is silent; 0: as most do. */
+    int head_dim_default;
+    double theta_default, attn_scalar_default;
+    bool tied_default;
+    sn_activation activation_default;
+    double local_theta;    /* blocks with a window rotate by this theta; 0: as the others */
+    bool norm_plus_one;    /* safetensors hold norms' factors less 1 */
+    bool embeds_by_width;  /* embeddings are multiplied by sqrt(n_embd) */
     const sn_naming *naming[SN_CONTAINER_COUNT]; /* NULL: no such files are known */
     const char *const *reads; /* NULL-terminated: fields of config.json that change the mathematics and are read here,
                                  where another family must not have them; or NULL */

@@ -43,6 +43,7 @@ static void add_hparams(sn_hasher *hasher, const sn_hparams *h, int window, int 
         add_line(hasher, "rope_freq=%08" PRIx32 "\n", float_bits(freqs[i]));
     if (h->attn_scale != 1.0f / sqrtf((float)h->head_dim))
         add_line(hasher, "attn_scale=%08" PRIx32 "\n", float_bits(h->attn_scale));
+    if (h->activation) add_line(hasher, "activation=%d\n", (int)h->activation);
     if (h->norm_plus_one) add_line(hasher, "norm_plus_one=1\n");
 }
 
@@ -82,7 +83,7 @@ sn_status sn_model_make_id(const sn_model *model, sn_hash *out, sn_err *err) {
     if (h->embed_scale != 1) add_line(hasher, "embed_scale=%08" PRIx32 "\n", float_bits(h->embed_scale));
     if (h->n_ropes > 1) add_hparams(hasher, h, 0, 1);
     for (int block = 0; block < h->n_blocks; block++) {
-        if (h->looks_back[block]) add_line(hasher, "%d looks_back\n", block);
+        if (sn_window_of(h, block) != h->window || sn_rope_of(h, block)) add_line(hasher, "%d looks_back\n", block);
         for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++) {
             if (sn_model_find(model, (sn_role)role, block, &tensor, NULL))
                 add_line(hasher, "%d %s absent\n", block, role_names[role]);

@@ -6,6 +6,7 @@
 #ifndef SN_MODEL_MODEL_H
 #define SN_MODEL_MODEL_H
 
+#include "base/activation.h"
 #include "base/dtype.h"
 #include "base/hash.h"
 
@@ -61,7 +62,7 @@ enum {
 };
 
 typedef struct sn_hparams {
-    char family[SN_FAMILY_NAME_SIZE]; /* "llama", "mistral", "qwen2", "qwen3" */
+    char family[SN_FAMILY_NAME_SIZE]; /* as family.c names it: "llama", "qwen2", ... */
     char name[SN_MODEL_NAME_SIZE];    /* what the file says of itself, else the file's name: for people only */
     int n_blocks, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab;
     int n_ctx; /* longest context the model was made for */
@@ -72,6 +73,7 @@ typedef struct sn_hparams {
     bool qk_norm, qk_norm_wide; /* wide: all heads of a row are normed as one */
     bool post_norm;             /* what a half of a block adds is normed before */
     bool norm_plus_one;         /* the file's factors of norms are w, to be used as 1 + w */
+    sn_activation activation;   /* of the feed-forward layer */
     float attn_scale;           /* of a query with a key: 1 / sqrt(head_dim) where the model does not say otherwise */
     float embed_scale;          /* embeddings are multiplied by it before the first block (client); 1 */
     sn_rope_style rope_style;

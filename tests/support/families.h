@@ -10,6 +10,7 @@ static const char *const FAMILIES[] = {
     "qwen3",
     "phi3",
     "olmo2",
+    "gemma3",
 };
 enum { N_FAMILIES = sizeof FAMILIES / sizeof *FAMILIES };
 

@@ -225,6 +225,21 @@ Test(bits, are_the_same_for_every_family) {
     }
 }
 
+/* The same weights in another container, under other names and in other pieces. */
+Test(bits, are_the_same_from_a_gguf_file_and_from_a_folder) {
+    static const char *const both[] = {"phi3", "olmo2", "gemma3"};
+    for (int f = 0; f < 3; f++) {
+        char path[256];
+        snprintf(path, sizeof path, "%s/golden/%s", SN_FIXTURES, both[f]);
+        outcome folder = compute(path, REFERENCE);
+        snprintf(path, sizeof path, "%s/gguf/%s.gguf", SN_FIXTURES, both[f]);
+        outcome file = compute(path, (how){NULL, 2, 7, 2});
+        cr_expect(same(&folder, &file), "%s: the GGUF file gives other bits", both[f]);
+        outcome_free(&folder);
+        outcome_free(&file);
+    }
+}
+
 /* Hidden states of the reference's tokens through a chain over nodes, `chunk` tokens a step. */
 static float *compute_over(sn_link *link, const char *path, int chunk, bool push, uint64_t *failovers) {
     sn_model *model = NULL;

@@ -148,7 +148,8 @@ Test(config, refuses_fields_that_change_the_mathematics) {
                                   "{\"logit_scale\":0.5}"};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) refuses(fields[i], "is set, which");
     takes("{\"mlp_bias\":false,\"quantization_config\":null,\"logit_scale\":1.0,\"rope_interleaved\":false}");
-    refuses("{\"hidden_act\":\"gelu\"}", "'hidden_act' is 'gelu'; only silu is known");
+    cr_assert_eq(takes("{\"hidden_act\":\"gelu\"}").activation, SN_GELU);
+    refuses("{\"hidden_act\":\"relu\"}", "the activation 'relu' is not known");
 }
 
 Test(config, refuses_sizes_that_are_missing_or_impossible) {
@@ -191,4 +192,52 @@ Test(config, replaces_control_characters_in_a_name_and_cuts_it) {
     memset(name, 'x', sizeof name);
     sn_config_set_name(&h, name, sizeof name);
     cr_assert_eq(strlen(h.name), SN_MODEL_NAME_SIZE - 1);
+}
+
+/* -- families with more to say ---------------------------------------------------------------------------------------- */
+
+#define GEMMA "{\"model_type\":\"gemma3_text\",\"hidden_activation\":\"gelu_pytorch_tanh\","
+
+Test(config, reads_gemma3_as_it_was_and_as_it_is_spelled) {
+    const sn_hparams old = takes(GEMMA "\"num_hidden_layers\":7,\"rope_theta\":1000000,\"rope_local_base_freq\":10000,"
+                                       "\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8},"
+                                       "\"sliding_window\":512,\"sliding_window_pattern\":3}");
+    const sn_hparams new = takes(
+        GEMMA "\"num_hidden_layers\":7,\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\",\"factor\":8,"
+              "\"rope_theta\":1000000},\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":10000}},"
+              "\"sliding_window\":512,\"layer_types\":[\"sliding_attention\",\"sliding_attention\",\"full_attention\","
+              "\"sliding_attention\",\"sliding_attention\",\"full_attention\",\"sliding_attention\"]}");
+    cr_assert_arr_eq(old.rope_freq, new.rope_freq, sizeof old.rope_freq);
+    cr_assert_arr_eq(old.rope_freq_back, new.rope_freq_back, sizeof old.rope_freq_back);
+    cr_assert_arr_eq(old.looks_back, new.looks_back, sizeof old.looks_back);
+    cr_assert(old.window == 512 && new.window == 512);
+    for (int b = 0; b < 7; b++) {
+        cr_assert_eq(sn_window_of(&old, b), b % 3 == 2 ? 0 : 512);
+        cr_assert_eq(sn_rope_of(&old, b), b % 3 == 2);
+    }
+    cr_assert_eq(sn_rope_freqs(&old, 0)[0], 1.0f);
+    cr_assert_eq(sn_rope_freqs(&old, 1)[0], 0.125f);
+    cr_assert_lt(sn_rope_freqs(&old, 1)[1], sn_rope_freqs(&old, 0)[1] / 8);
+}
+
+Test(config, fills_in_what_gemma3_leaves_out) {
+    const sn_hparams h = takes(GEMMA "\"num_hidden_layers\":12}");
+    cr_assert(h.tied_output && h.norm_plus_one && h.post_norm && h.qk_norm && !h.qk_norm_wide);
+    cr_assert(h.head_dim == 256 && h.window == 4096 && h.attn_scale == 0.0625f && h.embed_scale == 8.0f);
+    for (int b = 0; b < 12; b++) cr_assert_eq(sn_window_of(&h, b), b % 6 == 5 ? 0 : 4096);
+    cr_assert_eq(takes(GEMMA "\"query_pre_attn_scalar\":64,\"head_dim\":16}").attn_scale, 0.125f);
+    cr_assert_eq(takes("{\"head_dim\":16}").attn_scale, 0.25f, "by itself 1 / sqrt(head_dim)");
+}
+
+Test(config, refuses_what_gemma3_could_ask_and_is_not_known) {
+    refuses(GEMMA "\"final_logit_softcapping\":30}", "'final_logit_softcapping' is set");
+    refuses(GEMMA "\"attn_logit_softcapping\":50}", "'attn_logit_softcapping' is set");
+    refuses(GEMMA "\"use_bidirectional_attention\":true}", "'use_bidirectional_attention' is set");
+    refuses(GEMMA "\"query_pre_attn_scalar\":0}", "'query_pre_attn_scalar' is 0");
+    refuses(GEMMA "\"sliding_window_pattern\":0}", "'sliding_window_pattern' is 0");
+    refuses(GEMMA "\"rope_parameters\":{\"rope_theta\":1000000}}", "must hold sliding_attention and full_attention");
+    refuses(GEMMA "\"hidden_activation\":\"relu\"}", "'relu'");
+    refuses("{\"query_pre_attn_scalar\":64}", "'query_pre_attn_scalar' is set");
+    refuses("{\"model_type\":\"phi3\",\"rope_scaling\":{\"type\":\"longrope\",\"long_factor\":[1],\"short_factor\":[1]}}",
+            "'long_factor' is not known");
 }

@@ -1,4 +1,5 @@
 #include "model/model.h"
+#include "model/view.h"
 #include "tests/support/files.h"
 
 #include <criterion/criterion.h>
@@ -377,4 +378,51 @@ Test(model, lists_every_tensor) {
     }
     cr_assert_eq(bytes, 288896, "total_size in the index");
     sn_model_close(&m);
+}
+
+/* -- rows of a bigger tensor ------------------------------------------------------------------------------------------ */
+
+/* A matrix of 2 columns (or a vector) whose element i is i, seen as `role` of a model of 4 heads over 2, 3 wide. */
+static void expect_rows(sn_qkv_layout layout, sn_role role, bool vector, const int *rows, size_t n) {
+    const sn_naming naming = {.qkv = layout, .gate_up = true};
+    const sn_hparams hp = {.n_heads = 4, .n_kv_heads = 2, .head_dim = 3};
+    size_t width = vector ? 1 : 2;
+    float all[2 * 24];
+    for (int i = 0; i < 48; i++) all[i] = (float)i;
+    const sn_view view = sn_view_of(&naming, &hp, role, n);
+    sn_model_tensor t = {.dtype = SN_F32, .rows = vector ? 1 : view.whole, .cols = vector ? view.whole : width, .data = all,
+                         .bytes = view.whole * width * sizeof(float), .group_rows = view.whole, .group_stride = view.whole,
+                         .tie = 7};
+    cr_assert_leq(view.whole, 24u);
+    sn_view_narrow(&view, role, n, &t);
+    cr_assert_eq(t.bytes, n * width * sizeof(float));
+    cr_assert(vector ? t.rows == 1 && t.cols == n : t.rows == n && t.cols == width);
+    cr_assert_neq(t.tie, 7u, "another parameter than the whole");
+    const void *at;
+    void *copy;
+    cr_assert_eq(sn_model_contiguous(&t, &at, &copy, NULL), SN_OK);
+    for (size_t r = 0; r < n; r++)
+        for (size_t c = 0; c < width; c++)
+            cr_assert_eq(((const float *)at)[r * width + c], (float)((size_t)rows[r] * width + c), "row %zu", r);
+    cr_assert_eq(copy == NULL, sn_model_n_runs(&t) == 1, "contiguous rows are not copied");
+    free(copy);
+}
+
+Test(model, finds_q_k_and_v_in_one_tensor_whole_and_head_by_head) {
+    const int q[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, k[] = {12, 13, 14, 15, 16, 17}, v[] = {18, 19, 20, 21, 22, 23};
+    const int q_by[] = {0, 1, 2, 3, 4, 5, 12, 13, 14, 15, 16, 17}, k_by[] = {6, 7, 8, 18, 19, 20},
+              v_by[] = {9, 10, 11, 21, 22, 23};
+    const int gate[] = {0, 1, 2, 3, 4}, up[] = {5, 6, 7, 8, 9};
+    for (int vector = 0; vector < 2; vector++) {
+        const sn_role first = vector ? SN_ROLE_ATTN_Q_BIAS : SN_ROLE_ATTN_Q, second = vector ? SN_ROLE_ATTN_K_BIAS : SN_ROLE_ATTN_K,
+                      third = vector ? SN_ROLE_ATTN_V_BIAS : SN_ROLE_ATTN_V;
+        expect_rows(SN_QKV_JOINED, first, vector, q, 12);
+        expect_rows(SN_QKV_JOINED, second, vector, k, 6);
+        expect_rows(SN_QKV_JOINED, third, vector, v, 6);
+        expect_rows(SN_QKV_BY_HEAD, first, vector, q_by, 12);
+        expect_rows(SN_QKV_BY_HEAD, second, vector, k_by, 6);
+        expect_rows(SN_QKV_BY_HEAD, third, vector, v_by, 6);
+    }
+    expect_rows(SN_QKV_APART, SN_ROLE_FFN_GATE, false, gate, 5);
+    expect_rows(SN_QKV_APART, SN_ROLE_FFN_UP, false, up, 5);
 }

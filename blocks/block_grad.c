@@ -82,9 +82,14 @@ static sn_status attend_again(const sn_block *b, const sn_grad_pass *p, const sn
     return ops->add(d, (size_t)n * (size_t)hp->n_embd, s->mid, s->x, err);
 }
 
+static sn_status activate_again(const sn_grad_pass *p, sn_err *err) {
+    const sn_grad_scratch *s = p->scratch;
+    size_t n = (size_t)p->sequence->n_rows * (size_t)p->hp->n_ff;
+    return p->device->ops->activate(p->device, n, p->hp->activation, s->gate, s->up, s->act, err);
+}
+
 static sn_status feed_again(const sn_block *b, const sn_grad_pass *p, const sn_block_pass *f, sn_err *err) {
     sn_device *d = p->device;
-    const sn_hparams *hp = p->hp;
     const sn_grad_scratch *s = p->scratch;
     int n = p->sequence->n_rows;
     const float *u;
@@ -94,7 +99,7 @@ static sn_status feed_again(const sn_block *b, const sn_grad_pass *p, const sn_b
     TRY(d->ops->linear(d, n, u, 2, gate_up, err));
     TRY(sn_block_tune(f, SN_ROLE_FFN_GATE, u, s->gate, err));
     TRY(sn_block_tune(f, SN_ROLE_FFN_UP, u, s->up, err));
-    TRY(d->ops->activate(d, (size_t)n * (size_t)hp->n_ff, hp->activation, s->gate, s->up, s->act, err));
+    TRY(activate_again(p, err));
     if (!b->vector[SN_ROLE_FFN_POST_NORM]) return SN_OK; /* what is added is not needed but for its norm */
     const sn_linear down = {&b->matrix[SN_ROLE_FFN_DOWN], NULL, s->o2};
     TRY(d->ops->linear(d, n, s->act, 1, &down, err));
@@ -166,12 +171,42 @@ static sn_status attend_back(const sn_block *b, const sn_grad_pass *p, sn_err *e
     return enter_back(b, p, SN_ROLE_ATTN_NORM, s->x, err);
 }
 
+/* What is cheap is never kept: norms and the activation, for the adapters whose input they are. */
+static sn_status complete(const sn_block *b, const sn_grad_pass *p, const sn_block_pass *f, sn_err *err) {
+    const sn_grad_scratch *s = p->scratch;
+    const float *u;
+    if (!p->grads) return SN_OK;
+    TRY(enter_again(b, f, SN_ROLE_ATTN_NORM, s->x, s->h1, &u, err));
+    TRY(enter_again(b, f, SN_ROLE_FFN_NORM, s->mid, s->h2, &u, err));
+    return p->grads->lora[SN_ROLE_FFN_DOWN].a ? activate_again(p, err) : SN_OK;
+}
+
+sn_status sn_block_forward_apart(const sn_block *block, const sn_grad_pass *pass, sn_err *err) {
+    sn_scratch view;
+    const sn_block_pass forward = forward_view(pass, &view);
+    sn_device *d = pass->device;
+    const sn_grad_scratch *s = pass->scratch;
+    const sn_linear down = {&block->matrix[SN_ROLE_FFN_DOWN], NULL, s->x};
+    size_t n = (size_t)forward.n_rows * (size_t)pass->hp->n_embd;
+    TRY(sn_block_prompt(&forward, err));
+    TRY(attend_again(block, pass, &forward, err));
+    TRY(feed_again(block, pass, &forward, err));
+    if (block->vector[SN_ROLE_FFN_POST_NORM]) {
+        TRY(sn_block_norm(block, &forward, SN_ROLE_FFN_POST_NORM, n, s->o2, s->x, err));
+    } else {
+        TRY(d->ops->linear(d, forward.n_rows, s->act, 1, &down, err));
+        TRY(sn_block_tune(&forward, SN_ROLE_FFN_DOWN, s->act, s->x, err));
+    }
+    return d->ops->add(d, n, s->x, s->mid, err);
+}
+
 sn_status sn_block_backward(const sn_block *block, const sn_grad_pass *pass, sn_err *err) {
     sn_scratch view;
     const sn_block_pass forward = forward_view(pass, &view);
     TRY(sn_block_prompt(&forward, err));
-    TRY(attend_again(block, pass, &forward, err));
-    TRY(feed_again(block, pass, &forward, err));
+    if (!pass->kept) TRY(attend_again(block, pass, &forward, err));
+    if (!pass->kept) TRY(feed_again(block, pass, &forward, err));
+    if (pass->kept) TRY(complete(block, pass, &forward, err));
     TRY(feed_back(block, pass, err));
     return attend_back(block, pass, err);
 }

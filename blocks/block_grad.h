@@ -1,5 +1,5 @@
 /* A block backwards: from the gradient of what leaves it to that of what enters it, and of what is trained of it. What
- * the forward pass had in between is computed again. One sequence, whole, from position 0. Private to blocks/. */
+ * the forward pass had in between was kept, or is computed again. One sequence, whole, from position 0. Private to blocks/. */
 #ifndef SN_BLOCKS_BLOCK_GRAD_H
 #define SN_BLOCKS_BLOCK_GRAD_H
 
@@ -36,7 +36,11 @@ typedef struct sn_grad_pass {
     const sn_block_tuning *tuning; /* NULL: none */
     const sn_block_grads *grads;   /* NULL: none */
     int number;                    /* of the block in the model */
+    bool kept; /* backwards: q to v, attn, mid, o1, o2, gate, up are still what the way forwards left there */
 } sn_grad_pass;
+
+/* scratch->x goes in and comes out, with the bits of sn_block_forward; what is in between each has its own place. */
+sn_status sn_block_forward_apart(const sn_block *block, const sn_grad_pass *pass, sn_err *err) SN_MUST_USE;
 
 /* scratch->x: what entered the block (the prompt not yet added); scratch->dy: gradient of what left it. */
 sn_status sn_block_backward(const sn_block *block, const sn_grad_pass *pass, sn_err *err) SN_MUST_USE;

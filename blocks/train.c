@@ -2,7 +2,7 @@
 
 #include "base/mem.h"
 #include "blocks/block_grad.h"
-#include "blocks/span_private.h"
+#include "blocks/kept.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -183,23 +183,10 @@ typedef struct job {
     float *grads;     /* host: of the block that is worked on, and going down */
     size_t on_device; /* floats of home->grads that are in use */
     float *entered; /* (blocks from `first` on, n, n_embd), host: what enters each; NULL: it is not wanted */
+    const sn_kept *kept; /* what is kept, or was; NULL: nothing */
     int first;
     int last; /* backwards: this block, the last one, need not be run. Else -1 */
 } job;
-
-struct sn_kept {
-    int first, end, n;
-    float rows[]; /* (end - first, n, n_embd) */
-};
-
-size_t sn_kept_bytes(const sn_span *span, int first, int end, int tokens) {
-    return sizeof(sn_kept) + (size_t)(end - first) * (size_t)tokens * (size_t)span->hp.n_embd * sizeof(float);
-}
-
-void sn_kept_free(sn_kept **kept) {
-    free(*kept);
-    *kept = NULL;
-}
 
 static float *entered(const job *j, int block) {
     return j->entered + (size_t)(block - j->first) * (size_t)j->n * (size_t)j->train->span->hp.n_embd;
@@ -235,10 +222,25 @@ static sn_status begin(job *j, const sn_segment *segment, sn_err *err) {
     return status ? status : d->ops->pass_begin(d, &pass, &recorded, err);
 }
 
+/* The scratch with the block's inside where it is kept. */
+static sn_grad_scratch scratch_of(const job *j, int block) {
+    sn_grad_scratch s = j->home->scratch;
+    if (j->kept) sn_kept_inside(j->kept, block, &s);
+    return s;
+}
+
 static sn_status visit_forward(void *ctx, int number, const sn_block *block, sn_err *err) {
     job *j = ctx;
     sn_device *d = j->home->device;
     const sn_grad_scratch *s = &j->home->scratch;
+    const sn_block_tuning *tuning = j->tuning ? sn_tuning_of(j->tuning, number) : NULL;
+    sn_status status = j->entered ? d->ops->download(d, entered(j, number), s->x, row_bytes(j), err) : SN_OK;
+    if (status || number == j->last) return status;
+    if (j->kept && sn_kept_insides(j->kept)) {
+        const sn_grad_scratch keeping = scratch_of(j, number);
+        const sn_grad_pass pass = {d, &j->train->span->hp, &keeping, &j->sequence, tuning, NULL, number, false};
+        return sn_block_forward_apart(block, &pass, err);
+    }
     const sn_scratch forward = {.x = s->x,
                                 .h = s->h1,
                                 .q = s->q,
@@ -250,11 +252,8 @@ static sn_status visit_forward(void *ctx, int number, const sn_block *block, sn_
                                 .cos_sin = {s->cos_sin[0], s->cos_sin[1]},
                                 .low = s->low,
                                 .wide = s->wide};
-    const sn_block_pass pass = {
-        d, &j->train->span->hp, &forward, j->n, 1, &j->sequence, j->tuning ? sn_tuning_of(j->tuning, number) : NULL,
-        number};
-    sn_status status = j->entered ? d->ops->download(d, entered(j, number), s->x, row_bytes(j), err) : SN_OK;
-    return status || number == j->last ? status : sn_block_forward(block, 0, &pass, err);
+    const sn_block_pass pass = {d, &j->train->span->hp, &forward, j->n, 1, &j->sequence, tuning, number};
+    return sn_block_forward(block, 0, &pass, err);
 }
 
 static train_home *train_home_of(sn_train *t, const sn_segment *segment) {
@@ -300,23 +299,18 @@ static sn_status begin_job(sn_train *train, const sn_tuning *tuning, const sn_te
 }
 
 sn_status sn_train_forward(sn_train *train, int first, int end, const sn_tuning *tuning, const sn_tensor *x, float *out,
-                           sn_kept **kept, sn_err *err) {
+                           size_t kept_max, sn_kept **kept, sn_err *err) {
     job j;
     sn_kept *k = NULL;
     sn_status status = begin_job(train, tuning, x, &j, err);
-    if (kept) *kept = NULL;
-    if (!status && kept) {
-        k = malloc(sn_kept_bytes(train->span, first, end, j.n));
+    if (!status && kept) k = sn_kept_new(train->span, first, end, j.n, kept_max);
+    if (k) {
         j.first = first;
-        j.entered = k ? k->rows : NULL;
+        j.entered = k->rows;
+        j.kept = k;
     }
     if (!status) status = forward(&j, first, end, x, err);
     if (!status) status = j.home->device->ops->download(j.home->device, out, j.home->scratch.x, row_bytes(&j), err);
-    if (k) {
-        k->first = first;
-        k->end = end;
-        k->n = j.n;
-    }
     if (status) sn_kept_free(&k);
     if (kept) *kept = k;
     return status;
@@ -364,7 +358,7 @@ static sn_block_grads lay_out(const sn_block_tuning *tuning, float *at) {
 static sn_status visit_backward(void *ctx, int number, const sn_block *block, sn_err *err) {
     job *j = ctx;
     sn_device *d = j->home->device;
-    const sn_grad_scratch *s = &j->home->scratch;
+    const sn_grad_scratch scratch = scratch_of(j, number), *s = &scratch;
     const sn_block_tuning *tuning = j->tuning ? sn_tuning_of(j->tuning, number) : NULL;
     size_t floats = j->tuning ? sn_tuning_floats(j->tuning, number, number + 1) : 0;
     size_t prompt = tuning ? (size_t)tuning->n_prompt * (size_t)j->train->span->hp.n_embd : 0, lora = floats - prompt;
@@ -372,7 +366,8 @@ static sn_status visit_backward(void *ctx, int number, const sn_block *block, sn
     sn_status status = d->ops->upload(d, s->x, entered(j, number), row_bytes(j), err);
     if (!status && lora) status = clear_grads(j, lora, err);
     if (lora) grads = lay_out(tuning, j->home->grads);
-    const sn_grad_pass pass = {d, &j->train->span->hp, s, &j->sequence, tuning, lora ? &grads : NULL, number};
+    const sn_grad_pass pass = {d,      &j->train->span->hp,   s,      &j->sequence,
+                               tuning, lora ? &grads : NULL, number, j->kept && sn_kept_insides(j->kept)};
     if (!status) status = sn_block_backward(block, &pass, err);
     j->grads -= floats;
     /* A prompt is added to the hidden states that enter: their gradient is its own, where there were tokens. */
@@ -413,6 +408,7 @@ sn_status sn_train_backward(sn_train *train, int first, int end, const sn_tuning
     if (!status && kept) {
         assert(kept->first == first && kept->end == end && kept->n == j.n);
         j.entered = (float *)(uintptr_t)kept->rows; /* only read */
+        j.kept = kept;
     } else if (!status) {
         status = forward(&j, first, end, x, err);
     }

@@ -57,7 +57,7 @@ sn_status sn_row_best(const float *logits, size_t n, int32_t *id, sn_err *err) {
 
 /* sn_exp of base/math.h in a form that compilers turn into vector code: coefficients instead of divisions, and 2^n put
  * together from the bits that the rounding trick leaves. -700 <= x <= 0. */
-static inline double exp_negative(double x) {
+static inline __attribute__((always_inline)) double exp_negative(double x) {
     static const double MAGIC = 0x1.8p52, INV_LN2 = 0x1.71547652b82fep0;
     static const double LN2_HIGH = 0x1.62e42fee00000p-1, LN2_LOW = 0x1.a39ef35793c76p-33;
     static const double C[] = {
@@ -75,23 +75,27 @@ static inline double exp_negative(double x) {
     return sum;
 }
 
-static inline double weight(float logit, double top, double temperature) {
+static inline __attribute__((always_inline)) double weight(float logit, double top, double temperature) {
     double x = ((double)logit - top) / temperature;
     return exp_negative(x < -700 ? -700 : x);
 }
 
-void sn_row_exp(const float *logits, size_t n, double top, double temperature, double *out) {
-    for (size_t i = 0; i < n; i++) out[i] = weight(logits[i], top, temperature);
-}
+/* -- loops over a row, compiled for the instruction sets that machines have: with wider vectors the same bits, for each
+ * operation rounds by itself, and sums are 16 by place modulo 16, then a tree. */
 
-/* 16 sums by place modulo 16, then a tree. */
 static double tree_sum(double part[16]) {
     for (size_t half = 8; half; half /= 2)
         for (size_t lane = 0; lane < half; lane++) part[lane] += part[lane + half];
     return part[0];
 }
 
-double sn_row_sum_exp(const float *logits, size_t n, double top) {
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE void exp_row(const float *logits, size_t n, double top, double temperature, double *out) {
+    for (size_t i = 0; i < n; i++) out[i] = weight(logits[i], top, temperature);
+}
+
+INLINE double sum_row(const float *logits, size_t n, double top) {
     double part[16] = {0};
     size_t whole = n / 16 * 16;
     for (size_t i = 0; i < whole; i += 16)
@@ -100,14 +104,54 @@ double sn_row_sum_exp(const float *logits, size_t n, double top) {
     return tree_sum(part);
 }
 
-double sn_row_exp_all(const float *logits, size_t n, double top, double *out) {
+INLINE double exp_sum_row(const float *logits, size_t n, double top, double *out) {
     double part[16] = {0};
-    sn_row_exp(logits, n, top, 1, out);
+    exp_row(logits, n, top, 1, out);
     size_t whole = n / 16 * 16;
     for (size_t i = 0; i < whole; i += 16)
         for (size_t lane = 0; lane < 16; lane++) part[lane] += out[i + lane];
     for (size_t i = whole; i < n; i++) part[i - whole] += out[i];
     return tree_sum(part);
+}
+
+typedef struct loops {
+    void (*exp)(const float *logits, size_t n, double top, double temperature, double *out);
+    double (*sum)(const float *logits, size_t n, double top);
+    double (*exp_sum)(const float *logits, size_t n, double top, double *out);
+} loops;
+
+#define LOOPS(name, target)                                                                                            \
+    target static void exp_##name(const float *logits, size_t n, double top, double temperature, double *out) {        \
+        exp_row(logits, n, top, temperature, out);                                                                     \
+    }                                                                                                                  \
+    target static double sum_##name(const float *logits, size_t n, double top) { return sum_row(logits, n, top); }     \
+    target static double exp_sum_##name(const float *logits, size_t n, double top, double *out) {                      \
+        return exp_sum_row(logits, n, top, out);                                                                       \
+    }                                                                                                                  \
+    static const loops name = {exp_##name, sum_##name, exp_sum_##name};
+
+LOOPS(plain, )
+#if defined(__x86_64__)
+LOOPS(avx2, __attribute__((target("avx2"))))
+LOOPS(avx512, __attribute__((target("avx512f,avx512dq"))))
+#endif
+
+static const loops *best(void) {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) return &avx512;
+    if (__builtin_cpu_supports("avx2")) return &avx2;
+#endif
+    return &plain;
+}
+
+void sn_row_exp(const float *logits, size_t n, double top, double temperature, double *out) {
+    best()->exp(logits, n, top, temperature, out);
+}
+
+double sn_row_sum_exp(const float *logits, size_t n, double top) { return best()->sum(logits, n, top); }
+
+double sn_row_exp_all(const float *logits, size_t n, double top, double *out) {
+    return best()->exp_sum(logits, n, top, out);
 }
 
 double sn_row_logprob(const float *logits, size_t n, double top, int32_t id) {

@@ -8,11 +8,10 @@
 enum { KEPT_MAX = 256 };
 static const int64_t KEPT_US = 60000000; /* for so long what was kept waits for its way back */
 
-/* Hidden states between a FORWARD and its BACKWARD. */
+/* Hidden states, and the insides of blocks, between a FORWARD and its BACKWARD. */
 typedef struct kept_entry {
     sn_hash key; /* of the sequence, tuning, blocks and client */
     sn_kept *kept;
-    size_t bytes;
     int64_t since_us;
 } kept_entry;
 
@@ -45,9 +44,21 @@ sn_status sn_trainer_new(sn_span *span, sn_trainer **out, sn_err *err) {
 /* -- what is kept: within the node's bytes for training, beside the memory to work in */
 
 static void forget(sn_trainer *t, size_t i) {
+    t->kept_bytes -= sn_kept_taken(t->kept[i].kept);
     sn_kept_free(&t->kept[i].kept);
-    t->kept_bytes -= t->kept[i].bytes;
     t->kept[i] = t->kept[--t->n_kept];
+}
+
+/* A sequence's insides save a third of its work, what enters its blocks saves another: so they go first. False: there are
+ * none. */
+static bool forget_insides(sn_trainer *t) {
+    size_t i = 0;
+    while (i < t->n_kept && !sn_kept_insides(t->kept[i].kept)) i++;
+    if (i == t->n_kept) return false;
+    t->kept_bytes -= sn_kept_taken(t->kept[i].kept);
+    sn_kept_forget_insides(t->kept[i].kept);
+    t->kept_bytes += sn_kept_taken(t->kept[i].kept);
+    return true;
 }
 
 static void forget_old(sn_trainer *t, int64_t now_us) {
@@ -65,10 +76,14 @@ static sn_hash key_of(sn_trainer *t, const sn_training *work, const float *x, si
     return sn_hasher_end(t->hasher);
 }
 
-static bool may_keep(const sn_trainer *t, const sn_training *work, size_t bytes) {
+/* Bytes that this sequence may keep. When there is not room for what enters its blocks, insides of others go. */
+static size_t room_to_keep(sn_trainer *t, const sn_training *work, int tokens) {
     size_t own = sn_train_bytes(t->span, t->tokens_max);
-    return work->asked->forward.keep && t->n_kept < KEPT_MAX && own <= work->bytes_max &&
-           bytes <= work->bytes_max - own && t->kept_bytes <= work->bytes_max - own - bytes;
+    size_t rows = sn_kept_bytes(t->span, work->first, work->end, tokens, false);
+    if (own >= work->bytes_max || t->n_kept == KEPT_MAX) return 0;
+    size_t all = work->bytes_max - own;
+    while (t->kept_bytes + rows > all && forget_insides(t)) continue;
+    return t->kept_bytes < all ? all - t->kept_bytes : 0;
 }
 
 /* The entry of this key, or n_kept. */
@@ -96,7 +111,8 @@ static sn_status make_room(sn_trainer *t, int tokens, size_t bytes_max, sn_err *
             err, SN_REFUSED,
             "a sequence of %d tokens takes %zu MiB to train, more than this node's --tune-memory: use shorter ones",
             tokens, bytes >> 20);
-    while (t->n_kept && t->kept_bytes > bytes_max - bytes) forget(t, 0);
+    while (t->n_kept && t->kept_bytes > bytes_max - bytes)
+        if (!forget_insides(t)) forget(t, 0);
     sn_train_free(&t->train);
     t->tokens_max = 0;
     sn_status status = sn_train_new(t->span, tokens, &t->train, err);
@@ -138,15 +154,15 @@ static sn_tensor rows_of(const sn_training *work, const char *name, const float 
 }
 
 static sn_status go_forward(sn_trainer *t, const sn_training *work, const sn_tuning *tuning, const sn_tensor *x,
-                            const sn_hash *key, float *out, sn_err *err) {
-    size_t bytes = sn_kept_bytes(t->span, work->first, work->end, (int)x->shape[0]);
+                            const sn_hash *key, int64_t now_us, float *out, sn_err *err) {
     sn_kept *kept = NULL;
-    forget_old(t, sn_now_us());
-    bool keep = may_keep(t, work, bytes) && find_kept(t, key) == t->n_kept;
-    sn_status status = sn_train_forward(t->train, work->first, work->end, tuning, x, out, keep ? &kept : NULL, err);
+    forget_old(t, now_us);
+    bool keep = work->asked->forward.keep && find_kept(t, key) == t->n_kept;
+    size_t room = keep ? room_to_keep(t, work, (int)x->shape[0]) : 0;
+    sn_status status = sn_train_forward(t->train, work->first, work->end, tuning, x, out, room, keep ? &kept : NULL, err);
     if (kept) {
-        t->kept[t->n_kept++] = (kept_entry){*key, kept, bytes, sn_now_us()};
-        t->kept_bytes += bytes;
+        t->kept[t->n_kept++] = (kept_entry){*key, kept, now_us};
+        t->kept_bytes += sn_kept_taken(kept);
     }
     return status;
 }
@@ -171,7 +187,7 @@ static sn_status one_sequence(sn_trainer *t, sn_job *job, sn_err *err) {
     float *own = out + work->rows_done * width,
           *grads = out + work->rows * width + (size_t)job->n_done * grads_of(work);
     sn_hash key = key_of(t, work, x.data, n * width * sizeof(float));
-    sn_status status = work->kind == SN_TRAIN_FORWARD ? go_forward(t, work, tuning, &x, &key, own, err)
+    sn_status status = work->kind == SN_TRAIN_FORWARD ? go_forward(t, work, tuning, &x, &key, job->arrived_us, own, err)
                                                       : go_back(t, work, tuning, &x, &key, &dout, own, grads, err);
     work->rows_done += n;
     job->n_done++;

@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-static const size_t KEPT_BYTES_MAX = (size_t)256 << 20; /* more goes forwards once more */
+static const size_t KEPT_BYTES_MAX = (size_t)1 << 30; /* what does not fit is computed again */
 
 typedef struct local {
     sn_trunk base;
@@ -60,14 +60,14 @@ static void forget(local *l) {
 
 static sn_status run_one(local *l, size_t i, const sn_micro *m, bool back, sn_turn turn, void *ctx, sn_err *err) {
     size_t width = (size_t)l->n_embd, floats = l->tuning ? sn_tuning_floats(l->tuning, 0, l->n_blocks) : 0;
-    size_t bytes = 0;
+    size_t room = KEPT_BYTES_MAX;
     sn_status status = grow(l, m->rows, err);
     for (int s = 0, at = 0; s < m->n_sequences && !status; at += m->lengths[s++]) {
         sn_tensor x = sequence(l, "hidden states", m->x, at, m->lengths[s]);
-        bytes += sn_kept_bytes(l->span, 0, l->n_blocks, m->lengths[s]);
-        bool keep = back && bytes <= KEPT_BYTES_MAX && s < SN_SAMPLES_MAX;
+        bool keep = back && s < SN_SAMPLES_MAX;
         status = sn_train_forward(l->train, 0, l->n_blocks, l->tuning, &x, l->out + (size_t)at * width,
-                                  keep ? &l->kept[s] : NULL, err);
+                                  room, keep ? &l->kept[s] : NULL, err);
+        if (keep && l->kept[s]) room -= sn_kept_taken(l->kept[s]);
     }
     if (!status) status = turn(ctx, i, l->out, back ? l->dout : NULL, err);
     for (int s = 0, at = 0; s < m->n_sequences && back && !status; at += m->lengths[s++]) {

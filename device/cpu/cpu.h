@@ -143,6 +143,8 @@ typedef struct sn_multiply_job {
     const float *a, *b;
     float *y;
     size_t a_row, a_depth, b_row, y_row;
+    const uint8_t *soon; /* what the next call will read: soon_n times soon_bytes, soon_apart from each other */
+    size_t soon_n, soon_bytes, soon_apart;
 } sn_multiply_job;
 
 /* The query heads of one key-value head, backwards. */

@@ -43,6 +43,7 @@ static void linear_grad_columns(void *ctx, size_t item, int worker) {
     const sn_cpu_weight *w = &job->weight;
     float *tile = job->cpu->grad + (size_t)worker * TILE_COLS * TILE_PANELS * SN_LANES;
     size_t first = item * TILE_COLS, end = sn_min_size(first + TILE_COLS, w->cols);
+    size_t beside = sn_layout_pairs(w->layout) ? 2 : 1, bytes = beside * w->panel_bytes / w->cols; /* of panels that lie as one */
     if (!job->grow)
         for (size_t i = 0; i < job->n; i++) memset(job->dx + i * w->cols + first, 0, (end - first) * sizeof(float));
     for (size_t panel = 0; panel < w->n_panels; panel += TILE_PANELS) {
@@ -58,7 +59,11 @@ static void linear_grad_columns(void *ctx, size_t item, int worker) {
                                                        .b = tile,
                                                        .b_row = TILE_COLS,
                                                        .y = job->dx + first,
-                                                       .y_row = w->cols});
+                                                       .y_row = w->cols,
+                                                       .soon = w->data + (panel + panels) * w->panel_bytes + first * bytes,
+                                                       .soon_n = sn_min_size(TILE_PANELS, w->n_panels - panel - panels) / beside,
+                                                       .soon_bytes = (end - first) * bytes,
+                                                       .soon_apart = beside * w->panel_bytes});
     }
 }
 

@@ -29,9 +29,21 @@ INLINE void multiply_tile(int rows, int vectors, size_t last, const sn_multiply_
         }
 }
 
+/* Asks for the part of job->soon that is due when `row` of `column` is begun, so that it comes while this is multiplied. */
+INLINE void ask_soon(const sn_multiply_job *job, size_t row, size_t column) {
+    size_t lines = job->soon_bytes / LINE, all = lines * job->soon_n, work = job->rows * job->width;
+    size_t done = row * 4 * SN_LANES + column * job->rows, step = 16 * SN_LANES;
+    if (!all) return;
+    for (size_t i = done * all / work; i < all && i < (done + step) * all / work; i++)
+        __builtin_prefetch(job->soon + i / lines * job->soon_apart + i % lines * LINE);
+}
+
 INLINE void multiply_rows(int vectors, size_t last, const sn_multiply_job *job, size_t column) {
     size_t row = 0;
-    for (; job->rows - row >= 4; row += 4) multiply_tile(4, vectors, last, job, row, column);
+    for (; job->rows - row >= 4; row += 4) {
+        if (vectors == 4) ask_soon(job, row, column);
+        multiply_tile(4, vectors, last, job, row, column);
+    }
     for (; row < job->rows; row++) multiply_tile(1, vectors, last, job, row, column);
 }
 
@@ -78,21 +90,44 @@ INLINE void unpack_group(sn_layout layout, const uint8_t *block, size_t g, float
     }
 }
 
+typedef float four_floats __attribute__((vector_size(16)));
+
+INLINE void turn_four(const float *from, float *to, size_t stride) {
+    four_floats x[4], low[2], high[2]; /* columns of two, then all four rows */
+    for (int i = 0; i < 4; i++) memcpy(&x[i], from + SN_LANES * i, sizeof x[i]);
+    for (int i = 0; i < 2; i++) {
+        low[i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 0, 4, 1, 5);
+        high[i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 2, 6, 3, 7);
+    }
+    const four_floats rows[4] = {__builtin_shufflevector(low[0], low[1], 0, 1, 4, 5),
+                                 __builtin_shufflevector(low[0], low[1], 2, 3, 6, 7),
+                                 __builtin_shufflevector(high[0], high[1], 0, 1, 4, 5),
+                                 __builtin_shufflevector(high[0], high[1], 2, 3, 6, 7)};
+    for (size_t i = 0; i < 4; i++) memcpy(to + i * stride, &rows[i], sizeof rows[i]);
+}
+
+/* Up to 4 columns, `step` bytes apart, of a panel in a float type; F32 lies without gaps. */
+INLINE void unpack_columns(sn_layout layout, const uint8_t *at, size_t step, size_t n, float *out, size_t stride) {
+    float columns[4 * SN_LANES];
+    const float *from = (const float *)at;
+    for (size_t c = 0; c < n && layout != SN_LAYOUT_F32; c++, from = columns)
+        vf_store(columns + SN_LANES * c,
+                 layout == SN_LAYOUT_F16 ? vf_from_f16(at + step * c) : vf_from_bf16(at + step * c));
+    for (size_t lane = 0; n == 4 && lane < SN_LANES; lane += 4) turn_four(from + lane, out + lane * stride, stride);
+    for (size_t c = 0; n < 4 && c < n; c++)
+        for (size_t lane = 0; lane < SN_LANES; lane++) out[lane * stride + c] = from[SN_LANES * c + lane];
+}
+
 INLINE void unpack_layout(sn_layout layout, const sn_cpu_weight *w, size_t number, size_t first, size_t end, float *out,
                           size_t stride) {
     const uint8_t *panel = w->data + number * w->panel_bytes;
     size_t offset = 0, step = 0, groups = sn_layout_super(layout) ? SN_SUPER_GROUPS : 1, block_bytes = w->panel_bytes / w->n_blocks;
     for (size_t k = first; sn_layout_quantised(layout) && k < end; k += 32)
         unpack_group(layout, panel + k / 32 / groups * block_bytes, k / 32 % groups, out + (k - first), stride);
-    if (!sn_layout_quantised(layout)) sn_cpu_float_panel(w, number, &offset, &step);
-    for (size_t k = first; !sn_layout_quantised(layout) && k < end; k++) {
-        const uint8_t *at = w->data + offset + k * step;
-        float column[SN_LANES];
-        vf_store(column, layout == SN_LAYOUT_F32   ? vf_load((const float *)at)
-                         : layout == SN_LAYOUT_F16 ? vf_from_f16(at)
-                                                   : vf_from_bf16(at));
-        for (size_t lane = 0; lane < SN_LANES; lane++) out[lane * stride + (k - first)] = column[lane];
-    }
+    if (sn_layout_quantised(layout)) return;
+    sn_cpu_float_panel(w, number, &offset, &step);
+    for (size_t k = first; k < end; k += 4)
+        unpack_columns(layout, w->data + offset + k * step, step, end - k < 4 ? end - k : 4, out + (k - first), stride);
 }
 
 static void unpack(const sn_cpu_weight *w, size_t panel, size_t first, size_t end, float *out, size_t stride) {
@@ -141,13 +176,23 @@ INLINE void turn(const float *from, size_t stride, int n, int dim, float *to, si
         for (int d = 0; d < dim; d++) to[(size_t)d * room + (size_t)j] = from[(size_t)j * stride + (size_t)d];
 }
 
-/* out[j] = x . rows[j] for j in [base, end), rounded up to 16; rows are turned. */
+/* out[0, 16 * vectors) = x . rows, which are turned. */
+INLINE void dot_some(int vectors, const float *x, int dim, const float *turned, size_t room, float *out) {
+    vf acc[4];
+    for (int v = 0; v < vectors; v++) acc[v] = vf_set(0);
+    for (int d = 0; d < dim; d++, turned += room)
+        for (int v = 0; v < vectors; v++) acc[v] = vf_fma(vf_set(x[d]), vf_load(turned + v * SN_LANES), acc[v]);
+    for (int v = 0; v < vectors; v++) vf_store(out + v * SN_LANES, acc[v]);
+}
+
+/* out[j] = x . rows[j] for j in [base, end), rounded up to 16. */
 INLINE void dot_rows(const float *x, int dim, const float *turned, size_t room, size_t base, size_t end, float *out) {
-    for (size_t j = base; j < end; j += SN_LANES) {
-        vf acc = vf_set(0);
-        for (int d = 0; d < dim; d++) acc = vf_fma(vf_set(x[d]), vf_load(turned + (size_t)d * room + j), acc);
-        vf_store(out + j, acc);
+    size_t j = base;
+    for (; end - j > 3 * SN_LANES; j += 4 * SN_LANES) {
+        dot_some(4, x, dim, turned + j, room, out + j);
+        if (end - j <= 4 * SN_LANES) return;
     }
+    for (; j < end; j += SN_LANES) dot_some(1, x, dim, turned + j, room, out + j);
 }
 
 /* p[base, end): probabilities; ds into dp. Zero outside of [first, end). */
@@ -173,20 +218,28 @@ INLINE void score_grads(const sn_attention_grad_job *job, const float *q, const 
         vf_store(job->dp + j, vf_mul(vf_mul(vf_load(job->p + j), vf_sub(vf_load(job->dp + j), mean)), scale));
 }
 
-/* 16 dimensions from d on (`left` of them) of dq, and of dk and dv of every key in [first, end). */
-INLINE void spread_grads(const sn_attention_grad_job *job, const float *q, const float *dout, float *dq, size_t first,
-                         size_t end, size_t d, size_t left) {
+/* Dimensions from d on (`vectors` times 16, the last one of `last`) of dq, and of dk and dv of every key in [first, end). */
+INLINE void spread_grads(int vectors, size_t last, const sn_attention_grad_job *job, const float *q, const float *dout,
+                         float *dq, size_t first, size_t end, size_t d) {
     const sn_attention_grad *g = job->grad;
     size_t stride = (size_t)g->n_kv_heads * (size_t)g->head_dim;
     size_t at = (size_t)job->kv_head * (size_t)g->head_dim + first * stride + d;
-    vf sum = vf_set(0), x = vf_load_n(q + d, left), dy = vf_load_n(dout + d, left);
+    vf sum[4], x[4], dy[4];
+    for (int v = 0; v < vectors; v++) {
+        size_t left = v + 1 == vectors ? last : SN_LANES, from = d + (size_t)v * SN_LANES;
+        sum[v] = vf_set(0), x[v] = vf_load_n(q + from, left), dy[v] = vf_load_n(dout + from, left);
+    }
     for (size_t j = first; j < end; j++, at += stride) {
         vf ds = vf_set(job->dp[j]), p = vf_set(job->p[j]);
-        sum = vf_fma(ds, vf_load_n(g->k + at, left), sum);
-        vf_store_n(g->dk + at, vf_fma(ds, x, vf_load_n(g->dk + at, left)), left);
-        vf_store_n(g->dv + at, vf_fma(p, dy, vf_load_n(g->dv + at, left)), left);
+        for (int v = 0; v < vectors; v++) {
+            size_t left = v + 1 == vectors ? last : SN_LANES, from = at + (size_t)v * SN_LANES;
+            sum[v] = vf_fma(ds, vf_load_n(g->k + from, left), sum[v]);
+            vf_store_n(g->dk + from, vf_fma(ds, x[v], vf_load_n(g->dk + from, left)), left);
+            vf_store_n(g->dv + from, vf_fma(p, dy[v], vf_load_n(g->dv + from, left)), left);
+        }
     }
-    vf_store_n(dq + d, sum, left);
+    for (int v = 0; v < vectors; v++)
+        vf_store_n(dq + d + v * SN_LANES, sum[v], v + 1 == vectors ? last : SN_LANES);
 }
 
 static void attention_grad(const sn_attention_grad_job *job) {
@@ -205,8 +258,11 @@ static void attention_grad(const sn_attention_grad_job *job) {
             size_t at = (size_t)i * stride + (size_t)(job->kv_head * group + h) * dim, end = (size_t)i + 1;
             size_t first = g->window > 0 && i + 1 > g->window ? (size_t)(i + 1 - g->window) : 0;
             score_grads(job, g->q + at, g->dout + at, job->kv_head * group + h, first, end);
-            for (size_t d = 0; d < dim; d += SN_LANES)
-                spread_grads(job, g->q + at, g->dout + at, g->dq + at, first, end, d,
-                             dim - d < SN_LANES ? dim - d : SN_LANES);
+            size_t d = 0;
+            for (; dim - d >= 4 * SN_LANES; d += 4 * SN_LANES)
+                spread_grads(4, SN_LANES, job, g->q + at, g->dout + at, g->dq + at, first, end, d);
+            for (; d < dim; d += SN_LANES)
+                spread_grads(1, dim - d < SN_LANES ? dim - d : SN_LANES, job, g->q + at, g->dout + at, g->dq + at, first,
+                             end, d);
         }
 }

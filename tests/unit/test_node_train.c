@@ -86,7 +86,7 @@ static float *compute(const world *w, bool back, int first, int end, const sn_bu
         if (back)
             NEED(sn_train_backward(train, first, end, tuning, &x, NULL, &dout, out + row * width,
                                    out + ROWS * width + (size_t)i * floats, &err));
-        else NEED(sn_train_forward(train, first, end, tuning, &x, out + row * width, NULL, &err));
+        else NEED(sn_train_forward(train, first, end, tuning, &x, out + row * width, 0, NULL, &err));
     }
     sn_tuning_free(&tuning);
     sn_train_free(&train);

@@ -70,7 +70,7 @@ static void through_spans(const sn_model *model, sn_device *device, sn_head *hea
         NEED(sn_train_new(spans[i], 100, &trains[i], &err));
         sn_tensor in = rows("hidden states", x[i], n, width);
         x[i + 1] = malloc(bytes);
-        NEED(sn_train_forward(trains[i], ends[i], ends[i + 1], NULL, &in, x[i + 1], NULL, &err));
+        NEED(sn_train_forward(trains[i], ends[i], ends[i + 1], NULL, &in, x[i + 1], 0, NULL, &err));
     }
     float *logits = malloc((size_t)n * (size_t)hp->n_vocab * sizeof(float)),
           *dlogits = malloc((size_t)n * (size_t)hp->n_vocab * sizeof(float));
@@ -212,7 +212,7 @@ static double objective(sn_span *span, sn_train *train, trained *t, const float 
     sn_tensor in = rows("hidden states", x, n, width);
     float *out = malloc((size_t)n * (size_t)width * sizeof *out);
     double sum = 0;
-    NEED(sn_train_forward(train, sn_span_first(span), sn_span_end(span), tuning, &in, out, NULL, &err));
+    NEED(sn_train_forward(train, sn_span_first(span), sn_span_end(span), tuning, &in, out, 0, NULL, &err));
     for (int i = 0; i < n * width; i++) sum += (double)out[i] * (double)weights[i];
     sn_tuning_free(&tuning);
     free(out);
@@ -268,7 +268,10 @@ static float *gradients(const work *w, sn_device *device, const sn_plan *plan, i
         tunings[i] = load(w->trained, spans[i]);
         x[i + 1] = malloc(row_bytes);
         sn_tensor in = rows("hidden states", x[i], TOKENS, width);
-        NEED(sn_train_forward(trains[i], ends[i], ends[i + 1], tunings[i], &in, x[i + 1], &kept[i], &err));
+        NEED(sn_train_forward(trains[i], ends[i], ends[i + 1], tunings[i], &in, x[i + 1], SIZE_MAX, &kept[i], &err));
+        cr_assert(kept[i] && sn_kept_insides(kept[i]));
+        NEED(sn_train_forward(trains[i], ends[i], ends[i + 1], tunings[i], &in, dy, 0, NULL, &err));
+        cr_expect(!memcmp(dy, x[i + 1], row_bytes), "keeping insides gives other hidden states");
     }
     memcpy(dy, w->dout, row_bytes);
     float *grads = all + floats + w->trained->n;
@@ -276,8 +279,9 @@ static float *gradients(const work *w, sn_device *device, const sn_plan *plan, i
         sn_tensor in = rows("hidden states", x[i], TOKENS, width), out = rows("gradients", dy, TOKENS, width);
         grads -= sn_tuning_floats(tunings[i], ends[i], ends[i + 1]);
         float *once = NULL;
-        for (int again = 0; again < 2; again++) { /* neither shows what was done before, nor what was kept of the way there */
-            NEED(sn_train_backward(trains[i], ends[i], ends[i + 1], tunings[i], &in, again ? kept[i] : NULL, &out, all, grads,
+        for (int again = 0; again < 3; again++) { /* neither shows what was done before, nor what was kept of the way there */
+            if (again == 2) sn_kept_forget_insides(kept[i]);
+            NEED(sn_train_backward(trains[i], ends[i], ends[i + 1], tunings[i], &in, again == 1 ? NULL : kept[i], &out, all, grads,
                                    &err));
             if (!again) once = memcpy(malloc((floats + w->trained->n) * sizeof *all), all, (floats + w->trained->n) * sizeof *all);
         }
@@ -368,7 +372,7 @@ Test(train, what_was_kept_is_taken_instead_of_going_forwards_again) {
     sn_tensor in[] = {rows("hidden states", w.x, TOKENS, width), rows("hidden states", other, TOKENS, width)};
     sn_tensor dout = rows("gradients", w.dout, TOKENS, width);
     sn_kept *kept = NULL;
-    NEED(sn_train_forward(train, 1, 3, NULL, &in[1], out, &kept, &err));
+    NEED(sn_train_forward(train, 1, 3, NULL, &in[1], out, SIZE_MAX, &kept, &err));
     cr_assert(kept);
     for (int i = 0; i < 2; i++) { /* the first is not what goes back */
         dx[i] = malloc(floats * sizeof *out);
@@ -381,6 +385,37 @@ Test(train, what_was_kept_is_taken_instead_of_going_forwards_again) {
     sn_device_close(&device);
     for (int i = 0; i < 2; i++) free(dx[i]);
     free(other);
+    free(out);
+    work_free(&w);
+}
+
+Test(train, as_much_is_kept_as_goes_into_the_bytes_for_it) {
+    work w = work_new(SN_F32, NULL);
+    sn_device *device = cpu(1, NULL);
+    sn_span *span = NULL;
+    sn_train *train = NULL;
+    int width = w.hp->n_embd;
+    float *out = malloc((size_t)(TOKENS * width) * sizeof *out);
+    NEED(sn_span_load(w.model, device, 0, 3, NULL, NULL, &span, &err));
+    NEED(sn_train_new(span, TOKENS, &train, &err));
+    sn_tensor in = rows("hidden states", w.x, TOKENS, width);
+    size_t rows_alone = sn_kept_bytes(span, 0, 3, TOKENS, false), all = sn_kept_bytes(span, 0, 3, TOKENS, true);
+    cr_assert_gt(all, rows_alone);
+    const size_t room[] = {rows_alone - 1, rows_alone, all - 1, all};
+    for (int i = 0; i < 4; i++) {
+        sn_kept *kept = NULL;
+        NEED(sn_train_forward(train, 0, 3, NULL, &in, out, room[i], &kept, &err));
+        cr_assert_eq(kept != NULL, i > 0);
+        if (!kept) continue;
+        cr_expect_eq(sn_kept_insides(kept), i == 3);
+        cr_expect_eq(sn_kept_taken(kept), i == 3 ? all : rows_alone);
+        sn_kept_forget_insides(kept);
+        cr_expect_eq(sn_kept_taken(kept), rows_alone);
+        sn_kept_free(&kept);
+    }
+    sn_train_free(&train);
+    sn_span_free(&span);
+    sn_device_close(&device);
     free(out);
     work_free(&w);
 }
@@ -399,8 +434,8 @@ Test(train, a_pass_with_a_tuning_is_what_training_computes) {
     NEED(sn_train_new(span, TOKENS, &train, &err));
     sn_tuning *tuning = load(w.trained, span);
     sn_tensor in = rows("hidden states", w.x, TOKENS, width);
-    NEED(sn_train_forward(train, 0, w.hp->n_blocks, tuning, &in, want, NULL, &err));
-    NEED(sn_train_forward(train, 0, w.hp->n_blocks, NULL, &in, plain, NULL, &err));
+    NEED(sn_train_forward(train, 0, w.hp->n_blocks, tuning, &in, want, 0, NULL, &err));
+    NEED(sn_train_forward(train, 0, w.hp->n_blocks, NULL, &in, plain, 0, NULL, &err));
     NEED(sn_span_kv_pool(span, 8 << 20, &pool, &err));
     NEED(sn_kv_new(pool, &kv, &err));
     for (int at = 0, n; at < TOKENS; at += n) { /* in steps that cut the prompt */

@@ -33,7 +33,7 @@ static void publish_speed(sn_engine *e) {
 
 static void publish(sn_engine *e, int64_t busy_us) {
     sn_speed_note(&e->speed, sn_scheduler_rows(e->scheduler), busy_us);
-    sn_scheduler_pace(e->scheduler, e->speed.row_ns);
+    sn_scheduler_pace(e->scheduler, e->speed.decode_us, e->speed.row_ns);
     publish_speed(e);
     atomic_store(&e->passes, sn_scheduler_passes(e->scheduler));
     atomic_store(&e->guard_bytes, sn_scheduler_watch(e->scheduler)->bytes);
@@ -68,6 +68,12 @@ static void *run(void *arg) {
         for (sn_job *job = sn_queue_pop(e->inbox, wait); job; job = sn_queue_pop(e->inbox, 0))
             sn_scheduler_add(e->scheduler, job);
         now = sn_now_us();
+        int64_t until = sn_scheduler_gathers(e->scheduler, now);
+        if (until) {
+            sn_job *more = sn_queue_pop(e->inbox, until);
+            if (more) sn_scheduler_add(e->scheduler, more);
+            continue;
+        }
         sn_job *done = sn_scheduler_run(e->scheduler, now);
         publish(e, sn_now_us() - now);
         put_out(e, done);

@@ -37,6 +37,7 @@ struct sn_scheduler {
     sn_job *chosen[SN_SPAN_ROWS_MAX];
     sn_span_part parts[SN_SPAN_ROWS_MAX];
     uint64_t row_ns;      /* what a row adds to a pass; 0: not known */
+    int64_t gather_us;    /* how long a pass may wait for more rows */
     sn_writers writers;
     uint64_t round, turn; /* number of the pass being formed; the client that had room for a prompt last */
     int n_chosen, n_rows;
@@ -85,13 +86,30 @@ static bool writes(const sn_job *job) { return job->kind == SN_JOB_STEP && job->
 
 void sn_scheduler_add(sn_scheduler *scheduler, sn_job *job) {
     sn_job **at = job->kind == SN_JOB_TRAIN ? &scheduler->trainings : &scheduler->jobs;
-    if (!writes(job)) sn_writers_forget(&scheduler->writers, job->session);
+    if (writes(job)) sn_writers_here(&scheduler->writers, job->session);
+    else sn_writers_forget(&scheduler->writers, job->session);
     while (*at && !goes_before(job, *at)) at = &(*at)->next;
     job->next = *at;
     *at = job;
 }
 
-void sn_scheduler_pace(sn_scheduler *scheduler, uint64_t row_ns) { scheduler->row_ns = row_ns; }
+void sn_scheduler_pace(sn_scheduler *scheduler, uint64_t decode_us, uint64_t row_ns) {
+    scheduler->gather_us = decode_us / 2 < SN_GATHER_US_MAX ? (int64_t)decode_us / 2 : SN_GATHER_US_MAX;
+    scheduler->row_ns = row_ns;
+}
+
+int64_t sn_scheduler_gathers(const sn_scheduler *s, int64_t now_us) {
+    int rows = 0;
+    int64_t came_us = INT64_MAX;
+    for (const sn_job *job = s->jobs; job; job = job->next) {
+        if (!writes(job) || job->started_us) return 0;
+        rows += job->n_tokens;
+        if (job->arrived_us < came_us) came_us = job->arrived_us;
+    }
+    if (!rows || rows >= SN_GATHER_ROWS || s->trainings || !sn_writers_company(&s->writers)) return 0;
+    int64_t until_us = came_us + s->gather_us;
+    return now_us < until_us ? until_us : 0;
+}
 
 bool sn_scheduler_idle(const sn_scheduler *scheduler) { return !scheduler->jobs && !scheduler->trainings; }
 bool sn_scheduler_waiting(const sn_scheduler *scheduler) {
@@ -282,7 +300,7 @@ static bool choose_decoding(sn_scheduler *s, int64_t now_us) {
     for (sn_job *job = s->jobs; job && s->lead; job = job->next) {
         if (!may_run(job) || !is_decoding(job)) continue;
         any = true;
-        if (writes(job)) sn_writers_note(&s->writers, job->session, job->n_tokens, now_us);
+        if (writes(job)) sn_writers_note(&s->writers, job->session, job->n_tokens, s->round, now_us);
         choose(s, job, SN_DECODE_ROWS_MAX);
     }
     return any;

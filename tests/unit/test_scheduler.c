@@ -128,7 +128,7 @@ Test(scheduler, writes_first_and_reads_prompts_beside_in_small_pieces) {
 /* Rows of prompts in the next pass, beside n sessions that each write one token, when a row adds so much to a pass. */
 static int rows_beside(bench *b, uint64_t row_ns, int writers) {
     unsigned who;
-    sn_scheduler_pace(b->scheduler, row_ns);
+    sn_scheduler_pace(b->scheduler, 0, row_ns);
     add(b, 0, 0, SN_SPAN_ROWS_MAX);
     for (int s = 1; s <= writers; s++) add(b, s, 0, 1);
     cr_expect_geq(pass(b, SN_OK, &who), writers);
@@ -166,6 +166,64 @@ Test(scheduler, who_writes_finds_no_long_pass_when_he_comes_back) {
     add_close(&b, 1);
     pass(&b, SN_OK, &who);
     cr_expect_eq(rows_beside(&b, 600000, 0), SN_SPAN_ROWS_MAX, "it was closed");
+    bench_end(&b);
+}
+
+Test(scheduler, waits_a_moment_for_those_who_were_in_a_pass_with_the_one_that_is_there) {
+    bench b;
+    unsigned who;
+    bench_begin(&b, 64);
+    sn_scheduler_pace(b.scheduler, 1000, 0);
+    for (int s = 0; s < 3; s++) { /* as long as they have not been in a pass together, nobody waits for anybody */
+        add(&b, s, 0, 1);
+        cr_expect_eq(sn_scheduler_gathers(b.scheduler, b.now), 0);
+    }
+    cr_expect_eq(pass(&b, SN_OK, &who), 3);
+    cr_expect_eq(sn_scheduler_gathers(b.scheduler, b.now), 0, "there is nothing to run");
+
+    int64_t came = b.now += 100;
+    add(&b, 0, 1, 1);
+    cr_expect_eq(sn_scheduler_gathers(b.scheduler, came), came + 500);
+    b.now += 300;
+    add(&b, 1, 1, 1);
+    cr_expect_eq(sn_scheduler_gathers(b.scheduler, b.now), came + 500, "the wait began when the first came");
+    cr_expect_eq(sn_scheduler_gathers(b.scheduler, came + 500), 0, "it has an end");
+    cr_expect_eq(pass(&b, SN_OK, &who), 2);
+
+    add(&b, 2, 1, 1); /* came too late, goes alone, and is not waited for again */
+    cr_expect_eq(sn_scheduler_gathers(b.scheduler, b.now), 0);
+    cr_expect_eq(pass(&b, SN_OK, &who), 1);
+    add(&b, 0, 2, 1);
+    add(&b, 1, 2, 1);
+    cr_expect_eq(sn_scheduler_gathers(b.scheduler, b.now), 0, "both are there that were together");
+    cr_expect_eq(pass(&b, SN_OK, &who), 2);
+    bench_end(&b);
+}
+
+Test(scheduler, a_wait_for_others_ends_when_there_is_enough_to_do_or_something_else) {
+    bench b;
+    unsigned who;
+    bench_begin(&b, 64);
+    sn_scheduler_pace(b.scheduler, 100000, 0);
+    for (int s = 0; s < 6; s++) add(&b, s, 0, 1);
+    pass(&b, SN_OK, &who);
+    add(&b, 0, 1, SN_GATHER_ROWS - 1);
+    cr_expect_eq(sn_scheduler_gathers(b.scheduler, b.now), b.now + SN_GATHER_US_MAX, "however long a pass takes");
+    add(&b, 1, 1, 1);
+    cr_expect_eq(sn_scheduler_gathers(b.scheduler, b.now), 0, "a pass of four rows is worth beginning");
+    pass(&b, SN_OK, &who);
+    add(&b, 2, 1, 1);
+    cr_expect_gt(sn_scheduler_gathers(b.scheduler, b.now), b.now);
+    add(&b, 7, 0, 100);
+    cr_expect_eq(sn_scheduler_gathers(b.scheduler, b.now), 0, "there is a prompt to be read");
+    while (!sn_scheduler_idle(b.scheduler)) pass(&b, SN_OK, &who);
+    add(&b, 3, 1, 1);
+    cr_expect_gt(sn_scheduler_gathers(b.scheduler, b.now), b.now);
+    for (int s = 4; s < 6; s++) add_close(&b, s);
+    pass(&b, SN_OK, &who);
+    add(&b, 3, 2, 1);
+    cr_expect_eq(sn_scheduler_gathers(b.scheduler, b.now), 0, "those who were with it have gone");
+    pass(&b, SN_OK, &who);
     bench_end(&b);
 }
 

@@ -267,12 +267,12 @@ static sn_status read_pattern(const json_t *config, const sn_family *family, sn_
 static sn_status read_scales(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
     double scalar = family->attn_scalar_default;
     h->tied_output = family->tied_default;
-    if (family->embeds_by_width) h->embed_scale = (float)sqrt((double)h->n_embd);
+    if (family->embeds_by_width) h->embed_scale = sqrtf((float)h->n_embd);
     if (!(scalar > 0)) return SN_OK;
     sn_status status = read_number(config, "query_pre_attn_scalar", false, &scalar, err);
     if (!status && !(scalar > 0 && scalar <= 1e9))
         return sn_fail(err, SN_REFUSED, "'query_pre_attn_scalar' is %g; it must lie from 0 to 1e9", scalar);
-    h->attn_scale = (float)(1 / sqrt(scalar));
+    h->attn_scale = 1.0f / sqrtf((float)scalar);
     return status;
 }
 

@@ -195,6 +195,8 @@ Test(cli, inspects_a_model) {
     cr_assert_eq(SWARM("inspect", LLAMA, "--tensors"), 0);
     cr_assert(strstr(last.out, "model.embed_tokens.weight") && strstr(last.out, "family      llama"), "%s", last.out);
     REFUSES("cannot be opened", "inspect", "/nonexistent");
+    cr_assert_eq(SWARM("inspect", SN_FIXTURES "/golden/gemma3"), 0);
+    cr_assert(strstr(last.out, "window      8 tokens, in 2 of 4 blocks"), "%s", last.out);
 }
 
 /* -- the golden families ---------------------------------------------------------------------------------------------

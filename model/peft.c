@@ -10,13 +10,17 @@
 
 enum { PATH_SIZE = 4096, NAME_SIZE = 96, RANK_MAX = 256 };
 
-/* PEFT's name of a matrix, and a tuning's. */
-enum { Q, K, V, O, GATE, UP, DOWN, N_MODULES };
+/* A tuning's matrices, and PEFT's names of them: a model may hold some as one, whose outputs lie one behind the other. Their
+ * adapter is one A for all, and of B the rows of each. */
+enum { Q, K, V, O, GATE, UP, DOWN, N_TARGETS };
+static const char *const targets[N_TARGETS] = {"q", "k", "v", "o", "gate", "up", "down"};
 static const struct {
-    const char *module, *target;
-} modules[N_MODULES] = {{"self_attn.q_proj", "q"}, {"self_attn.k_proj", "k"}, {"self_attn.v_proj", "v"},
-                        {"self_attn.o_proj", "o"}, {"mlp.gate_proj", "gate"}, {"mlp.up_proj", "up"},
-                        {"mlp.down_proj", "down"}};
+    const char *name;
+    int first, n;
+} modules[] = {{"self_attn.q_proj", Q, 1}, {"self_attn.k_proj", K, 1},   {"self_attn.v_proj", V, 1},
+               {"self_attn.o_proj", O, 1}, {"mlp.gate_proj", GATE, 1},   {"mlp.up_proj", UP, 1},
+               {"mlp.down_proj", DOWN, 1}, {"self_attn.qkv_proj", Q, 3}, {"mlp.gate_up_proj", GATE, 2}};
+enum { N_MODULES = sizeof modules / sizeof *modules, TOGETHER_MAX = 3 };
 
 typedef struct lora {
     const sn_hparams *hp;
@@ -96,7 +100,7 @@ static sn_status take_config(lora *l, const json_t *config, sn_err *err) {
 /* -- the tensors */
 
 static void peft_name(char out[NAME_SIZE], const char *root, int block, int module, char part) {
-    snprintf(out, NAME_SIZE, "%slayers.%d.%s.lora_%c.weight", root, block, modules[module].module, part);
+    snprintf(out, NAME_SIZE, "%slayers.%d.%s.lora_%c.weight", root, block, modules[module].name, part);
 }
 
 /* "base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight"; without the second "model." if it was trained on the model
@@ -118,20 +122,20 @@ static bool parse_name(const char *name, const char **root, int *block, int *mod
 }
 
 /* Outputs and inputs of a matrix of the model. */
-static void shape_of(const sn_hparams *hp, int module, size_t *outputs, size_t *inputs) {
+static void shape_of(const sn_hparams *hp, int target, size_t *outputs, size_t *inputs) {
     size_t embd = (size_t)hp->n_embd, ff = (size_t)hp->n_ff, dim = (size_t)hp->head_dim;
     size_t q = (size_t)hp->n_heads * dim, kv = (size_t)hp->n_kv_heads * dim;
-    const size_t shapes[N_MODULES][2] = {[Q] = {q, embd},     [K] = {kv, embd},  [V] = {kv, embd}, [O] = {embd, q},
+    const size_t shapes[N_TARGETS][2] = {[Q] = {q, embd},     [K] = {kv, embd},  [V] = {kv, embd}, [O] = {embd, q},
                                          [GATE] = {ff, embd}, [UP] = {ff, embd}, [DOWN] = {embd, ff}};
-    *outputs = shapes[module][0];
-    *inputs = shapes[module][1];
+    *outputs = shapes[target][0];
+    *inputs = shapes[target][1];
 }
 
 /* GGUF files of the llama architecture hold Q and K with the rows of each head in another order, (2i, 2i + 1) for
  * (i, i + half): our row `row` of B is this one of PEFT's. */
-static size_t peft_row(const sn_hparams *hp, int module, size_t row) {
+static size_t peft_row(const sn_hparams *hp, int target, size_t row) {
     size_t dim = (size_t)hp->head_dim, at = row % dim;
-    bool turned = hp->rope_style == SN_ROPE_PAIRS && (module == Q || module == K);
+    bool turned = hp->rope_style == SN_ROPE_PAIRS && (target == Q || target == K);
     return turned ? row - at + at % 2 * (dim / 2) + at / 2 : row;
 }
 
@@ -155,29 +159,22 @@ static sn_status check_tensor(const sn_safetensors_tensor *t, size_t rows, size_
     return SN_OK;
 }
 
-/* A (rank, inputs) and B (outputs, rank) of one matrix become the next two entries; *floats: used of l->values. */
-static sn_status take_pair(lora *l, const sn_safetensors_tensor *a, const sn_safetensors_tensor *b, int block, int module,
-                           size_t *floats, sn_err *err) {
-    size_t outputs, inputs, rank = a->n_dims == 2 ? a->dims[0] : 0;
-    shape_of(l->hp, module, &outputs, &inputs);
-    if (block >= l->hp->n_blocks)
-        return sn_fail(err, SN_REFUSED, "%.80s is of a layer that this model has not: it was trained for another one", a->name);
-    if (rank < 1 || rank > RANK_MAX)
-        return sn_fail(err, SN_REFUSED, "%.80s is of rank %zu: 1 to %d can be used", a->name, rank, RANK_MAX);
-    sn_status status = check_tensor(a, rank, inputs, err);
-    if (!status) status = check_tensor(b, outputs, rank, err);
-    if (status) return status;
+/* A (rank, inputs) and the rows from `first` on of B become the next two entries, of one matrix; *floats: used of l->values. */
+static sn_status take_target(lora *l, const sn_safetensors_tensor *a, const sn_safetensors_tensor *b, size_t first, int block,
+                             int target, size_t *floats, sn_err *err) {
+    size_t outputs, inputs, rank = a->dims[0];
+    shape_of(l->hp, target, &outputs, &inputs);
     float scale = (float)(l->root ? l->alpha / sqrt((double)rank) : l->alpha / (double)rank);
     float *lower = l->values + *floats, *upper = lower + rank * inputs;
     for (size_t i = 0; i < rank * inputs; i++) lower[i] = number_at(a, i);
     for (size_t row = 0; row < outputs; row++)
         for (size_t k = 0; k < rank; k++)
-            upper[row * rank + k] = scale * number_at(b, peft_row(l->hp, module, row) * rank + k);
+            upper[row * rank + k] = scale * number_at(b, (first + peft_row(l->hp, target, row)) * rank + k);
     for (size_t i = 0; i < rank * (inputs + outputs); i++)
         if (!isfinite(lower[i])) return sn_fail(err, SN_REFUSED, "%.80s or its other half holds what is no number", a->name);
     *floats += rank * (inputs + outputs);
     for (int k = 0; k < 2; k++) {
-        snprintf(l->names[l->n], NAME_SIZE, "lora_%c.%d.%s", k ? 'b' : 'a', block, modules[module].target);
+        snprintf(l->names[l->n], NAME_SIZE, "lora_%c.%d.%s", k ? 'b' : 'a', block, targets[target]);
         l->entries[l->n] = (sn_safetensors_entry){
             l->names[l->n], SN_F32, 2, {k ? outputs : rank, k ? rank : inputs}, k ? upper : lower};
         l->n++;
@@ -185,14 +182,33 @@ static sn_status take_pair(lora *l, const sn_safetensors_tensor *a, const sn_saf
     return SN_OK;
 }
 
+/* A and B of one of PEFT's matrices. */
+static sn_status take_pair(lora *l, const sn_safetensors_tensor *a, const sn_safetensors_tensor *b, int block, int module,
+                           size_t *floats, sn_err *err) {
+    size_t outputs = 0, own = 0, inputs = 0, row = 0, rank = a->n_dims == 2 ? a->dims[0] : 0;
+    int first = modules[module].first, end = first + modules[module].n;
+    for (int t = first; t < end; t++, outputs += own) shape_of(l->hp, t, &own, &inputs);
+    if (block >= l->hp->n_blocks)
+        return sn_fail(err, SN_REFUSED, "%.80s is of a layer that this model has not: it was trained for another one", a->name);
+    if (rank < 1 || rank > RANK_MAX)
+        return sn_fail(err, SN_REFUSED, "%.80s is of rank %zu: 1 to %d can be used", a->name, rank, RANK_MAX);
+    sn_status status = check_tensor(a, rank, inputs, err);
+    if (!status) status = check_tensor(b, outputs, rank, err);
+    for (int t = first; t < end && !status; t++, row += own) {
+        status = take_target(l, a, b, row, block, t, floats, err);
+        shape_of(l->hp, t, &own, &inputs);
+    }
+    return status;
+}
+
 static sn_status take_tensors(lora *l, sn_err *err) {
     size_t n = sn_safetensors_n_tensors(l->file), room = 0, floats = 0;
     sn_status status = SN_OK;
     if (!n) return sn_fail(err, SN_REFUSED, "it holds no tensors");
     for (size_t i = 0; i < n; i++) room += sn_safetensors_tensor_at(l->file, i)->elements; /* there are bytes for each */
-    status = sn_calloc(&l->entries, n, sizeof *l->entries, err);
-    if (!status) status = sn_calloc(&l->names, n, sizeof *l->names, err);
-    if (!status) status = sn_calloc(&l->values, room, sizeof *l->values, err);
+    status = sn_calloc(&l->entries, n * TOGETHER_MAX, sizeof *l->entries, err);
+    if (!status) status = sn_calloc(&l->names, n * TOGETHER_MAX, sizeof *l->names, err);
+    if (!status) status = sn_calloc(&l->values, room * TOGETHER_MAX, sizeof *l->values, err);
     for (size_t i = 0; i < n && !status; i++) {
         const sn_safetensors_tensor *t = sn_safetensors_tensor_at(l->file, i);
         char part, other[NAME_SIZE];

@@ -306,3 +306,44 @@ Test(trained, virtual_tokens_of_peft_and_deep_prompts_and_classifiers_of_ours) {
     sn_trained_fini(&trained);
     sn_params_free(&params);
 }
+
+/* Matrices that a model holds as one (Phi-3): PEFT's adapter has one A and one B for them. */
+Test(trained, a_lora_of_joined_matrices_is_that_of_its_parts) {
+    enum { RANK = 3 };
+    const size_t embd = (size_t)hp.n_embd, ff = (size_t)hp.n_ff, q = (size_t)(hp.n_heads * hp.head_dim),
+                 kv = (size_t)(hp.n_kv_heads * hp.head_dim), outputs[] = {q, kv, kv, ff, ff};
+    static const char *const parts[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj",
+                                        "mlp.up_proj"};
+    static const char *const targets[] = {"q", "k", "v", "gate", "up"};
+    float *values = malloc((RANK * embd + RANK * (q + 2 * kv + 2 * ff)) * sizeof *values), *a = values, *b = a + RANK * embd;
+    for (size_t i = 0; i < RANK * (embd + q + 2 * kv + 2 * ff); i++) values[i] = sinf((float)i);
+    image images[2];
+    for (int joined = 0; joined < 2; joined++) {
+        tensors t = {0};
+        char names[10][80];
+        const float *at = b;
+        for (int i = 0; i < 5; i++) {
+            const char *module = !joined ? parts[i] : i < 3 ? "self_attn.qkv_proj" : "mlp.gate_up_proj";
+            size_t rows = !joined ? outputs[i] : i < 3 ? q + 2 * kv : 2 * ff;
+            for (int k = 0; k < 2 && !(joined && i % 3); k++, t.n++) { /* joined: once, at the first of its parts */
+                snprintf(names[t.n], sizeof names[0], "base_model.model.model.layers.2.%s.lora_%c.weight", module, k ? 'B' : 'A');
+                t.list[t.n] = (sn_safetensors_entry){names[t.n], SN_F32, 2, {k ? rows : RANK, k ? RANK : embd}, k ? at : a};
+            }
+            at += outputs[i] * RANK;
+        }
+        write_tensors(&t);
+        write_config(config_of(LORA));
+        images[joined] = image_of(folder);
+        cr_assert_eq(sn_safetensors_n_tensors(images[joined].file), 10);
+    }
+    for (int i = 0; i < 5; i++) {
+        char lower[32], upper[32];
+        snprintf(lower, sizeof lower, "lora_a.2.%s", targets[i]);
+        snprintf(upper, sizeof upper, "lora_b.2.%s", targets[i]);
+        cr_expect(!memcmp(values_of(&images[0], lower), values_of(&images[1], lower), RANK * embd * sizeof(float)));
+        cr_expect(!memcmp(values_of(&images[0], upper), values_of(&images[1], upper), RANK * outputs[i] * sizeof(float)),
+                  "%s has other rows of B", targets[i]);
+    }
+    for (int i = 0; i < 2; i++) image_fini(&images[i]);
+    free(values);
+}

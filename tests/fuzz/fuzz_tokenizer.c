@@ -1,5 +1,5 @@
-/* The first byte chooses: bit 0 clear: the rest is a tokenizer.json (and, behind a NUL byte, a tokenizer_config.json);
- * set: the rest is text for a fixed tokenizer, which must come back as it was. */
+/* The first byte chooses: bit 0 clear: the rest is a tokenizer.json (and, behind a NUL byte, a tokenizer_config.json), with bit 1
+ * a GGUF file; set: the rest is text for a fixed tokenizer, which must come back as it was. */
 #include "model/tokenizer_parts.h"
 #include "model/utf8.h"
 
@@ -30,16 +30,11 @@ static void round_trip(const sn_tokenizer *tokenizer, const char *text, size_t l
     sn_ids_fini(&ids);
 }
 
-static void load(const uint8_t *data, size_t size) {
-    static const char sample[] = "It's 12 o'clock:\n\n  na\xc3\xafve <|im_end|>";
-    const uint8_t *nul = size ? memchr(data, 0, size) : NULL;
-    size_t first = nul ? (size_t)(nul - data) : size;
-    sn_tokenizer_files files = {.tokenizer = view(data, first)};
-    if (nul) files.tokenizer_config = view(nul + 1, size - first - 1);
-    sn_tokenizer *tokenizer = NULL;
+static void use(sn_tokenizer *tokenizer) {
+    static const char sample[] = "It's 12 o'clock:\n\n  na\xc3\xafve \xf0\x9f\x9a\x80 <|im_end|> </s>";
     sn_err err;
-    if (sn_tokenizer_from_files(&files, &tokenizer, &err)) return;
     round_trip(tokenizer, sample, sizeof sample - 1, true, false);
+    round_trip(tokenizer, sample, sizeof sample - 1, false, false);
     sn_buf out;
     sn_buf_init(&out, 1 << 20);
     sn_chat_turn turns[] = {{"user", "one"}, {"assistant", "two"}, {"user", "three"}};
@@ -48,17 +43,69 @@ static void load(const uint8_t *data, size_t size) {
     sn_tokenizer_close(&tokenizer);
 }
 
+static void load_gguf(const uint8_t *data, size_t size) {
+    sn_gguf *gguf = NULL;
+    sn_tokenizer *tokenizer = NULL;
+    sn_err err = {0};
+    if (sn_gguf_open_memory(data, size, "input", &gguf, &err)) return;
+    sn_status status = sn_tokenizer_from_gguf(gguf, &tokenizer, &err);
+    sn_gguf_close(&gguf);
+    if (status && !err.text[0]) abort(); /* every refusal says why */
+    if (!status) use(tokenizer);
+}
+
+static void load(const uint8_t *data, size_t size) {
+    const uint8_t *nul = size ? memchr(data, 0, size) : NULL;
+    size_t first = nul ? (size_t)(nul - data) : size;
+    sn_tokenizer_files files = {.tokenizer = view(data, first)};
+    if (nul) files.tokenizer_config = view(nul + 1, size - first - 1);
+    sn_tokenizer *tokenizer = NULL;
+    sn_err err;
+    if (sn_tokenizer_from_files(&files, &tokenizer, &err)) return;
+    use(tokenizer);
+}
+
+/* SentencePiece puts one space before the text, and U+2581 is a space in it. */
+static void with_spaces(const sn_tokenizer *tokenizer, const char *text, size_t len, bool parse_special) {
+    static char plain[SIZE_MAX_INPUT];
+    sn_ids ids;
+    sn_err err;
+    if (sn_tokenizer_encode(tokenizer, text, len, false, parse_special, &ids, &err)) {
+        if (sn_utf8_valid(text, len)) abort();
+        return;
+    }
+    size_t n = 0;
+    for (size_t at = 0; at < len; n++) {
+        bool space = len - at >= SN_SPACE_LEN && !memcmp(text + at, SN_SPACE, SN_SPACE_LEN);
+        plain[n] = space ? ' ' : text[at];
+        at += space ? SN_SPACE_LEN : 1;
+    }
+    sn_buf back;
+    sn_buf_init(&back, (size_t)1 << 30);
+    for (size_t i = 0; i < ids.n; i++)
+        if (sn_tokenizer_decode(tokenizer, ids.ids[i], true, &back, &err)) abort();
+    bool led = n && back.len && back.data[0] == ' ';
+    if (!parse_special && (led != (n > 0) || back.len != n + led || (n && memcmp(back.data + 1, plain, n)))) abort();
+    sn_buf_fini(&back);
+    sn_ids_fini(&ids);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static sn_tokenizer *fixed[2]; /* the one with added tokens in it, and whole words; never freed */
+    static sn_tokenizer *fixed[3]; /* the one with added tokens in it, whole words, SentencePiece's; never freed */
     sn_err err;
     if (!fixed[0] && (sn_tokenizer_open(SN_FIXTURES "/tokenizer/qwen2", &fixed[0], &err) ||
-                      sn_tokenizer_open(SN_FIXTURES "/tokenizer/llama3", &fixed[1], &err))) {
+                      sn_tokenizer_open(SN_FIXTURES "/tokenizer/llama3", &fixed[1], &err) ||
+                      sn_tokenizer_open(SN_FIXTURES "/tokenizer/sentencepiece", &fixed[2], &err))) {
         fprintf(stderr, "%s\n", err.text);
         abort();
     }
     if (size == 0 || size > SIZE_MAX_INPUT) return 0;
     if (!(data[0] & 1)) {
-        load(data + 1, size - 1);
+        (data[0] & 2 ? load_gguf : load)(data + 1, size - 1);
+        return 0;
+    }
+    if (data[0] & 8) {
+        with_spaces(fixed[2], (const char *)data + 1, size - 1, data[0] & 4);
         return 0;
     }
     /* "<sep>" of these tokenizers takes the white space around it along. */

@@ -20,6 +20,7 @@ static sn_status read_sentencepiece(const sn_gguf *gguf, sn_tokenizer *t, sn_err
         return sn_fail(err, SN_REFUSED, "the tokenizer %s, which is not supported",
                        folds ? "folds spaces (tokenizer.ggml.remove_extra_whitespaces)"
                              : "changes characters (tokenizer.ggml.precompiled_charsmap)");
+    /* Before each part, as llama.cpp does it: the file does not say whether only before the first. */
     t->lead = leads ? SN_LEAD_ALWAYS : SN_LEAD_NEVER;
     t->marks_early = true;
     t->drops_lead = leads;

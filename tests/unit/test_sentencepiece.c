@@ -290,6 +290,26 @@ Test(sentencepiece, never_makes_special_tokens_of_plain_text) {
     }
 }
 
+/* Files hold merges that would make the text of a special token. */
+Test(sentencepiece, leaves_merges_out_that_make_special_tokens) {
+    json_t *root = part_of_fixture("tokenizer.json"), *vocab = json_object_get(json_object_get(root, "model"), "vocab");
+    json_int_t id = json_integer_value(json_object_get(vocab, SN_SPACE "the"));
+    cr_assert_gt(id, 5);
+    sn_tokenizer *before = open_json(json_incref(root));
+    sn_ids ids = encode(before, "the", 3, false, false);
+    cr_assert(ids.n == 1 && ids.ids[0] == id);
+    sn_ids_fini(&ids);
+    json_array_append_new(json_object_get(root, "added_tokens"),
+                          json_pack("{s:I, s:s, s:b, s:b}", "id", id, "content", SN_SPACE "the", "special", 1, "normalized", 0));
+    sn_tokenizer *t = open_json(root);
+    ids = encode(t, "the", 3, false, false);
+    cr_assert_gt(ids.n, 1u);
+    for (size_t i = 0; i < ids.n; i++) cr_assert_neq(ids.ids[i], id);
+    sn_ids_fini(&ids);
+    sn_tokenizer_close(&before);
+    sn_tokenizer_close(&t);
+}
+
 /* "the" and " node" make the text that "the node" does: what goes on gets no space of its own. */
 Test(sentencepiece, puts_no_space_before_text_that_goes_on) {
     sn_tokenizer *all[] = {open_family("llama2"), open_family("mistral"), open_family("gemma"), open_gguf(&(gguf_options){0})};

@@ -48,7 +48,7 @@ static sn_status new_scratch(sn_home *h, const sn_hparams *hp, sn_err *err) {
                                   &s->cos_sin[1]};
     size_t width[N_BUFFERS], widest = widest_of(hp);
     buffer_widths(hp, width);
-    sn_device_limits limits = {SN_SPAN_ROWS_MAX, (int)widest, hp->n_ctx};
+    sn_device_limits limits = {.rows = SN_SPAN_ROWS_MAX, .width = (int)widest, .context = hp->n_ctx};
     h->bytes = scratch_bytes(hp);
     sn_status status = h->device->ops->prepare(h->device, &limits, err);
     if (!status) status = h->device->ops->alloc(h->device, h->bytes, &h->memory, err);

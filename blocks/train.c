@@ -113,7 +113,7 @@ static sn_status open_home(const sn_hparams *hp, sn_device *device, int tokens, 
     float **buffer[N_BUFFERS];
     size_t width[N_BUFFERS], widest = buffers_of(hp, &h->scratch, buffer, width), n_pages = count_pages(tokens);
     const sn_kv_shape shape = shape_of(hp);
-    sn_device_limits limits = {tokens, (int)widest, tokens};
+    sn_device_limits limits = {.rows = tokens, .width = (int)widest, .context = tokens};
     h->device = device;
     h->bytes = home_bytes(hp, device, tokens);
     sn_status status = sn_calloc(&h->pages, n_pages, sizeof *h->pages, err);

@@ -79,7 +79,7 @@ sn_status sn_head_load(const sn_model *model, sn_device *device, sn_head **out, 
     *head = (sn_head){.device = device, .n_embd = (size_t)hp->n_embd, .n_vocab = (size_t)hp->n_vocab};
     head->norm_eps = hp->norm_eps;
     head->embed_scale = hp->embed_scale;
-    sn_device_limits limits = {HEAD_ROWS, hp->n_vocab > hp->n_embd ? hp->n_vocab : hp->n_embd, 1};
+    sn_device_limits limits = {.rows = HEAD_ROWS, .width = hp->n_vocab > hp->n_embd ? hp->n_vocab : hp->n_embd, .context = 1};
     status = device->ops->prepare(device, &limits, err);
     if (!status) status = sn_ties_new(&head->ties, err);
     if (!status) status = new_buffer(head, 1, head->n_embd, &head->norm, err);

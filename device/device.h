@@ -51,6 +51,30 @@ typedef struct sn_linear {
     float *y;          /* device */
 } sn_linear;
 
+/* Matrices of one type and shape, of which each row of an input goes through a few (a mixture of experts, Shazeer et al.
+ * 2017). Expert e lies e * stride bytes behind `first`, which is that of expert 0. */
+typedef struct sn_experts {
+    sn_weight first;
+    size_t stride; /* bytes: a multiple of 64, first.bytes at least */
+    int n;
+} sn_experts;
+
+enum { SN_EXPERTS_MAX = 1024, SN_EXPERTS_USED_MAX = 64 };
+
+/* Which rows go through which experts, and what each counts: made by route. */
+typedef struct sn_choice {
+    int n, n_experts, k;  /* rows; experts that there are; experts of a row, no two the same */
+    const int32_t *ids;   /* device, (n, k) */
+    const float *weights; /* device, (n, k) */
+} sn_choice;
+
+/* y (n, k, rows of an expert) of the experts that were chosen. */
+typedef struct sn_routed {
+    const sn_experts *experts;
+    const float *bias; /* device, (experts, rows of one), or NULL */
+    float *y;          /* device */
+} sn_routed;
+
 /* One rotated head: pairs (2i, 2i+1) or (i, i + dim/2); same meaning as the model's sn_rope_style. */
 typedef struct sn_rope {
     bool halves;
@@ -96,6 +120,7 @@ typedef struct sn_device_limits {
     int rows;    /* of one call */
     int width;   /* elements of a row of any input or output */
     int context; /* positions attention looks back on */
+    int experts, experts_used; /* of a mixture, and of them for one row; 0: there is none */
 } sn_device_limits;
 
 /* Attention over the past of one block. */
@@ -189,6 +214,18 @@ typedef struct sn_device_ops {
     /* y (n, cols) = row ids[i] of the weight, as float32. ids: host, each below weight->rows (checked). */
     sn_status (*gather)(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err);
 
+    /* -- mixtures of experts. ids and weights (n, k): the k experts of a row's largest logits (n, n_experts), the largest
+     * first, of equal ones the lower; and the softmax of these logits, over the chosen ones or over all. Up to
+     * SN_EXPERTS_MAX, of these SN_EXPERTS_USED_MAX. A row of NaN gets experts that there are, and weights of NaN. */
+    sn_status (*route)(sn_device *d, int n, int n_experts, int k, bool over_all, const float *logits, int32_t *ids,
+                       float *weights, sn_err *err);
+    /* y (n, k, rows) = x . expert ids[i, j]^T + bias, for several matrices over the same x: (n, cols), one row for all k
+     * experts, or where `each` (n, k, cols). The bits of linear, on the CPU. */
+    sn_status (*linear_routed)(sn_device *d, const sn_choice *choice, bool each, const float *x, int n_routed,
+                               const sn_routed *routed, sn_err *err);
+    /* y (n, width) = the sum over j of weights[i, j] * x[i, j], x (n, k, width), in the order of j. */
+    sn_status (*combine)(sn_device *d, const sn_choice *choice, int width, const float *x, float *y, sn_err *err);
+
     /* -- gradients, to train through frozen weights. d... is the gradient of a loss with respect to the tensor of that name.
      * Not during a recorded pass. On the CPU a row's results depend on that row alone, and sums over rows are one chain in
      * their order: the same bits whatever the threads and the instruction set. These may allocate, once for each size. */
@@ -210,6 +247,17 @@ typedef struct sn_device_ops {
                                float *dgate, float *dup, sn_err *err);
     /* Takes memory for a row of scores, never for a matrix of them (Dao et al. 2022). */
     sn_status (*attention_grad)(sn_device *d, const sn_attention_grad *grad, sn_err *err);
+
+    /* dx (n, cols), what all k experts of a row give, or where `each` (n, k, cols); or grows by it. */
+    sn_status (*linear_routed_grad)(sn_device *d, const sn_choice *choice, bool each, const float *dy,
+                                    const sn_experts *experts, bool grow, float *dx, sn_err *err);
+    /* dx (n, k, width) and dweights (n, k) from combine's x and dy (n, width). dx may be x. */
+    sn_status (*combine_grad)(sn_device *d, const sn_choice *choice, int width, const float *x, const float *dy,
+                              float *dx, float *dweights, sn_err *err);
+    /* dlogits (n, n_experts) from what came out of route; which experts are chosen counts as fixed. dlogits may be
+     * logits. */
+    sn_status (*route_grad)(sn_device *d, const sn_choice *choice, bool over_all, const float *logits,
+                            const float *dweights, float *dlogits, sn_err *err);
 
     size_t (*kv_page_bytes)(const sn_device *d, const sn_kv_shape *shape);
     void (*close)(sn_device *d);

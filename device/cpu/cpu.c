@@ -85,10 +85,7 @@ static sn_status cpu_pass_end(sn_device *d, sn_err *err) {
     return cpu_finish(d, err);
 }
 
-/* One block more than a row needs: rows a power of two apart would fall on the same lines of the cache. */
-static size_t xq_stride(size_t cols) { return cols / SN_QUANT_GROUP + 1; }
-
-static sn_status grow(void *pages, size_t *bytes, size_t wanted, sn_err *err) {
+sn_status sn_cpu_grow(void *pages, size_t *bytes, size_t wanted, sn_err *err) {
     void *grown = NULL, **old = pages;
     if (wanted <= *bytes) return SN_OK;
     sn_status status = sn_pages_alloc(&grown, wanted, err);
@@ -106,17 +103,21 @@ static sn_status cpu_prepare(sn_device *d, const sn_device_limits *limits, sn_er
     if (limits->rows < 0 || limits->width < 0 || limits->context < 0)
         return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions make no sense", limits->rows,
                        limits->width, limits->context);
-    sn_device_limits all = {larger(limits->rows, cpu->limits.rows), larger(limits->width, cpu->limits.width),
-                            larger(limits->context, cpu->limits.context)};
+    sn_device_limits all = {.rows = larger(limits->rows, cpu->limits.rows),
+                            .width = larger(limits->width, cpu->limits.width),
+                            .context = larger(limits->context, cpu->limits.context),
+                            .experts = larger(limits->experts, cpu->limits.experts),
+                            .experts_used = larger(limits->experts_used, cpu->limits.experts_used)};
     size_t xq_bytes, room = sn_round_up((size_t)all.context, SN_LANES) + 2 * SN_LANES, scores_bytes;
     size_t sums_bytes = (size_t)sn_pool_threads(cpu->pool) * SN_SCORE_ROWS * sizeof(float);
-    if (!sn_mul((size_t)all.rows * sizeof(sn_xblock), xq_stride((size_t)all.width), &xq_bytes) ||
+    if (!sn_mul((size_t)all.rows * sizeof(sn_xblock), sn_xq_stride((size_t)all.width), &xq_bytes) ||
         !sn_mul(sums_bytes, room, &scores_bytes))
         return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are too large", all.rows,
                        all.width, all.context);
-    sn_status status = grow(&cpu->xq, &cpu->xq_bytes, xq_bytes, err);
-    if (!status) status = grow(&cpu->scores, &cpu->scores_bytes, scores_bytes, err);
-    if (!status) status = grow(&cpu->sums, &cpu->sums_bytes, sums_bytes, err);
+    sn_status status = sn_cpu_grow(&cpu->xq, &cpu->xq_bytes, xq_bytes, err);
+    if (!status) status = sn_cpu_grow(&cpu->scores, &cpu->scores_bytes, scores_bytes, err);
+    if (!status) status = sn_cpu_grow(&cpu->sums, &cpu->sums_bytes, sums_bytes, err);
+    if (!status) status = sn_cpu_experts_prepare(cpu, &all, err);
     if (status) return status;
     cpu->scores_room = room;
     cpu->limits = all;
@@ -185,7 +186,7 @@ static sn_status cpu_linear(sn_device *d, int n, const float *x, int n_linears, 
     if (n <= 0 || n_linears <= 0) return SN_OK;
     sn_status status = check_linear(cpu, n, n_linears, linears, err);
     if (status) return status;
-    size_t cols = linears[0].weight->cols, stride = xq_stride(cols);
+    size_t cols = linears[0].weight->cols, stride = sn_xq_stride(cols);
     linear_job job = {.kernels = cpu->kernels, .n_linears = n_linears};
     bool quantised = false;
     for (int i = 0; i < n_linears; i++) {
@@ -343,6 +344,8 @@ static sn_status cpu_gather(sn_device *d, const sn_weight *weight, int n, const 
 static void cpu_close(sn_device *d) {
     sn_cpu *cpu = (sn_cpu *)d;
     void *xq = cpu->xq, *scores = cpu->scores, *sums = cpu->sums, *grad = cpu->grad;
+    sn_pages_free(&cpu->mixture, cpu->mixture_bytes);
+    sn_pages_free(&cpu->mixture_grad, cpu->mixture_grad_bytes);
     sn_pages_free(&xq, cpu->xq_bytes);
     sn_pages_free(&scores, cpu->scores_bytes);
     sn_pages_free(&sums, cpu->sums_bytes);
@@ -385,6 +388,12 @@ static const sn_device_ops cpu_ops = {
     .layer_norm_grad = sn_cpu_layer_norm_grad,
     .activate_grad = sn_cpu_activate_grad,
     .attention_grad = sn_cpu_attention_grad,
+    .route = sn_cpu_route,
+    .linear_routed = sn_cpu_linear_routed,
+    .combine = sn_cpu_combine,
+    .linear_routed_grad = sn_cpu_linear_routed_grad,
+    .combine_grad = sn_cpu_combine_grad,
+    .route_grad = sn_cpu_route_grad,
     .kv_page_bytes = sn_cpu_kv_page_bytes,
     .close = cpu_close,
 };

@@ -180,6 +180,12 @@ typedef struct sn_cpu_kernels {
     void (*activate_grad)(sn_activation kind, size_t n, const float *gate, const float *up, const float *dy, float *dgate,
                           float *dup);
     void (*attention_grad)(const sn_attention_grad_job *job);
+    /* Mixtures of experts, one row each; as in device.h. */
+    void (*route)(int n_experts, int k, bool over_all, const float *logits, int32_t *ids, float *weights);
+    void (*combine)(int k, size_t width, const float *weights, const float *x, float *y);
+    void (*combine_grad)(int k, size_t width, const float *weights, const float *x, const float *dy, float *dx, float *dweights);
+    void (*route_grad)(int n_experts, int k, bool over_all, const float *logits, const int32_t *ids, const float *weights,
+                       const float *dweights, float *dlogits);
 } sn_cpu_kernels;
 
 extern const sn_cpu_kernels sn_cpu_kernels_c;
@@ -204,6 +210,11 @@ void sn_cpu_weight_row(const sn_cpu_weight *weight, size_t row, float *out); /* 
 /* cpu.c */
 sn_status sn_cpu_open(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err) SN_MUST_USE;
 const char *sn_cpu_describe(const sn_device *device);
+
+/* One block more than a row needs: rows a power of two apart would fall on the same lines of the cache. */
+static inline size_t sn_xq_stride(size_t cols) { return cols / SN_QUANT_GROUP + 1; }
+/* *pages becomes `wanted` bytes at least, of which nothing is kept. */
+sn_status sn_cpu_grow(void *pages, size_t *bytes, size_t wanted, sn_err *err) SN_MUST_USE;
 
 /* attention.c: the past's layout. In a page: for each block, for each key-value head, keys as (tile of 16 positions,
  * head_dim, 16), then values as (position, head_dim rounded up to 16). In 8 bits the scales, bfloat16, lie behind the integers
@@ -239,6 +250,35 @@ sn_status sn_cpu_activate_grad(sn_device *d, size_t n, sn_activation kind, const
                                const float *dy, float *dgate, float *dup, sn_err *err);
 sn_status sn_cpu_attention_grad(sn_device *d, const sn_attention_grad *grad, sn_err *err);
 
+/* A tile of dx = dy . weight, or dx growing by it, of n rows: columns 64 * item on. sn_cpu_grad_scratch comes before: for each
+ * worker so many floats, of SN_CPU_GRAD_TILE here. */
+typedef struct sn_cpu_linear_grad_job {
+    struct sn_cpu *cpu;
+    sn_cpu_weight weight;
+    size_t n;
+    const float *dy;
+    float *dx;
+    bool grow;
+} sn_cpu_linear_grad_job;
+enum { SN_CPU_GRAD_COLS = 64, SN_CPU_GRAD_TILE = SN_CPU_GRAD_COLS * 4 * SN_LANES };
+void sn_cpu_linear_grad_columns(const sn_cpu_linear_grad_job *job, size_t item, int worker);
+sn_status sn_cpu_grad_scratch(struct sn_cpu *cpu, size_t floats, sn_err *err) SN_MUST_USE;
+
+/* experts.c */
+sn_status sn_cpu_route(sn_device *d, int n, int n_experts, int k, bool over_all, const float *logits, int32_t *ids,
+                       float *weights, sn_err *err);
+sn_status sn_cpu_linear_routed(sn_device *d, const sn_choice *choice, bool each, const float *x, int n_routed,
+                               const sn_routed *routed, sn_err *err);
+sn_status sn_cpu_combine(sn_device *d, const sn_choice *choice, int width, const float *x, float *y, sn_err *err);
+sn_status sn_cpu_linear_routed_grad(sn_device *d, const sn_choice *choice, bool each, const float *dy,
+                                    const sn_experts *experts, bool grow, float *dx, sn_err *err);
+sn_status sn_cpu_combine_grad(sn_device *d, const sn_choice *choice, int width, const float *x, const float *dy, float *dx,
+                              float *dweights, sn_err *err);
+sn_status sn_cpu_route_grad(sn_device *d, const sn_choice *choice, bool over_all, const float *logits,
+                            const float *dweights, float *dlogits, sn_err *err);
+/* What linear_routed works in: room for limits.rows rows at a time. SN_REFUSED when that is too much. */
+sn_status sn_cpu_experts_prepare(struct sn_cpu *cpu, const sn_device_limits *limits, sn_err *err) SN_MUST_USE;
+
 typedef struct sn_cpu {
     sn_device base;
     const sn_cpu_kernels *kernels;
@@ -254,6 +294,10 @@ typedef struct sn_cpu {
     size_t sums_bytes;
     float *grad; /* for each worker what a gradient needs; grows when it is asked for more */
     size_t grad_bytes;
+    void *mixture; /* experts.c: what a mixture's forward works in; 0 bytes until one is prepared for */
+    size_t mixture_bytes;
+    void *mixture_grad; /* and its gradient; grows */
+    size_t mixture_grad_bytes;
     char description[64];
 } sn_cpu;
 

@@ -8,13 +8,13 @@
 #include <string.h>
 
 enum {
-    TILE_COLS = 64,       /* columns of a weight that are unpacked at a time, */
+    TILE_COLS = SN_CPU_GRAD_COLS, /* columns of a weight that are unpacked at a time, */
     TILE_PANELS = 4,      /* and panels: 16 KiB of float32, which stay close while all rows of dy go by */
     WORTH_SHARING = 4096, /* elements */
 };
 
 /* Scratch for each worker: `floats` of it. */
-static sn_status scratch(sn_cpu *cpu, size_t floats, sn_err *err) {
+sn_status sn_cpu_grad_scratch(sn_cpu *cpu, size_t floats, sn_err *err) {
     size_t bytes;
     void *grown = NULL, *old = cpu->grad;
     if (!sn_mul(floats, sizeof(float) * (size_t)sn_pool_threads(cpu->pool), &bytes))
@@ -28,18 +28,8 @@ static sn_status scratch(sn_cpu *cpu, size_t floats, sn_err *err) {
     return SN_OK;
 }
 
-typedef struct linear_grad_job {
-    sn_cpu *cpu;
-    sn_cpu_weight weight;
-    size_t n;
-    const float *dy;
-    float *dx;
-    bool grow;
-} linear_grad_job;
-
 /* TILE_COLS columns of dx, all rows: the weight's tiles are unpacked once each. */
-static void linear_grad_columns(void *ctx, size_t item, int worker) {
-    const linear_grad_job *job = ctx;
+void sn_cpu_linear_grad_columns(const sn_cpu_linear_grad_job *job, size_t item, int worker) {
     const sn_cpu_weight *w = &job->weight;
     float *tile = job->cpu->grad + (size_t)worker * TILE_COLS * TILE_PANELS * SN_LANES;
     size_t first = item * TILE_COLS, end = sn_min_size(first + TILE_COLS, w->cols);
@@ -67,14 +57,16 @@ static void linear_grad_columns(void *ctx, size_t item, int worker) {
     }
 }
 
+static void linear_grad_item(void *ctx, size_t item, int worker) { sn_cpu_linear_grad_columns(ctx, item, worker); }
+
 sn_status sn_cpu_linear_grad(sn_device *d, int n, const float *dy, const sn_weight *weight, bool grow, float *dx,
                              sn_err *err) {
     sn_cpu *cpu = (sn_cpu *)d;
     if (n <= 0) return SN_OK;
-    sn_status status = scratch(cpu, TILE_COLS * TILE_PANELS * SN_LANES, err);
+    sn_status status = sn_cpu_grad_scratch(cpu, SN_CPU_GRAD_TILE, err);
     if (status) return status;
-    linear_grad_job job = {cpu, sn_cpu_weight_view(weight), (size_t)n, dy, dx, grow};
-    sn_pool_run(cpu->pool, (weight->cols + TILE_COLS - 1) / TILE_COLS, linear_grad_columns, &job);
+    sn_cpu_linear_grad_job job = {cpu, sn_cpu_weight_view(weight), (size_t)n, dy, dx, grow};
+    sn_pool_run(cpu->pool, (weight->cols + TILE_COLS - 1) / TILE_COLS, linear_grad_item, &job);
     return SN_OK;
 }
 
@@ -214,7 +206,7 @@ sn_status sn_cpu_attention_grad(sn_device *d, const sn_attention_grad *grad, sn_
     attention_grad_job job = {.cpu = cpu, .grad = grad, .room = sn_round_up((size_t)grad->n, SN_LANES)};
     if (!sn_mul(job.room, 2 * (size_t)grad->head_dim + 2, &job.floats))
         return sn_fail(err, SN_REFUSED, "gradients of %d tokens are too large", grad->n);
-    sn_status status = scratch(cpu, job.floats, err);
+    sn_status status = sn_cpu_grad_scratch(cpu, job.floats, err);
     if (status) return status;
     sn_pool_run(cpu->pool, (size_t)grad->n_kv_heads, attention_grad_head, &job);
     return SN_OK;

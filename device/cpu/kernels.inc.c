@@ -314,6 +314,7 @@ static void add(size_t n, float *y, const float *x) {
 #include "device/cpu/layer_norm.inc.c"
 #include "device/cpu/attention.inc.c"
 #include "device/cpu/grad.inc.c"
+#include "device/cpu/experts.inc.c"
 
 const sn_cpu_kernels LANES_KERNELS = {
     .name = LANES_NAME,
@@ -333,4 +334,8 @@ const sn_cpu_kernels LANES_KERNELS = {
     .layer_norm_grad = layer_norm_grad,
     .activate_grad = activate_grad,
     .attention_grad = attention_grad,
+    .route = route,
+    .combine = combine,
+    .combine_grad = combine_grad,
+    .route_grad = route_grad,
 };

@@ -38,8 +38,9 @@ static sn_status cuda_prepare(sn_device *d, const sn_device_limits *limits, sn_e
     sn_cuda *cuda = (sn_cuda *)d;
     sn_status status = sn_cuda_enter_unrecorded(cuda, "prepare", err);
     if (status) return status;
-    sn_device_limits all = {larger(limits->rows, cuda->limits.rows), larger(limits->width, cuda->limits.width),
-                            larger(limits->context, cuda->limits.context)};
+    sn_device_limits all = {.rows = larger(limits->rows, cuda->limits.rows),
+                            .width = larger(limits->width, cuda->limits.width),
+                            .context = larger(limits->context, cuda->limits.context)};
     size_t x_bytes = sn_cuda_x_bytes(&all), width = sn_cuda_pad((size_t)all.width, 8);
     if (limits->rows < 0 || limits->width < 0 || limits->context < 0 || x_bytes > PTRDIFF_MAX)
         return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions make no sense", limits->rows,
@@ -123,6 +124,12 @@ static const sn_device_ops cuda_ops = {
     .layer_norm_grad = sn_cuda_layer_norm_grad_op,
     .activate_grad = sn_cuda_activate_grad_op,
     .attention_grad = sn_cuda_attention_grad_op,
+    .route = sn_cuda_route_op,
+    .linear_routed = sn_cuda_linear_routed_op,
+    .combine = sn_cuda_combine_op,
+    .linear_routed_grad = sn_cuda_linear_routed_grad_op,
+    .combine_grad = sn_cuda_combine_grad_op,
+    .route_grad = sn_cuda_route_grad_op,
     .kv_page_bytes = sn_cuda_kv_page_bytes,
     .close = cuda_close,
 };

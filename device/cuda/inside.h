@@ -186,4 +186,17 @@ sn_status sn_cuda_activate_grad_op(sn_device *d, size_t n, sn_activation kind, c
                                    const float *dy, float *dgate, float *dup, sn_err *err);
 sn_status sn_cuda_attention_grad_op(sn_device *d, const sn_attention_grad *grad, sn_err *err);
 
+/* -- experts.c */
+sn_status sn_cuda_route_op(sn_device *d, int n, int n_experts, int k, bool over_all, const float *logits, int32_t *ids,
+                           float *weights, sn_err *err);
+sn_status sn_cuda_linear_routed_op(sn_device *d, const sn_choice *choice, bool each, const float *x, int n_routed,
+                                   const sn_routed *routed, sn_err *err);
+sn_status sn_cuda_combine_op(sn_device *d, const sn_choice *choice, int width, const float *x, float *y, sn_err *err);
+sn_status sn_cuda_linear_routed_grad_op(sn_device *d, const sn_choice *choice, bool each, const float *dy,
+                                        const sn_experts *experts, bool grow, float *dx, sn_err *err);
+sn_status sn_cuda_combine_grad_op(sn_device *d, const sn_choice *choice, int width, const float *x, const float *dy,
+                                  float *dx, float *dweights, sn_err *err);
+sn_status sn_cuda_route_grad_op(sn_device *d, const sn_choice *choice, bool over_all, const float *logits,
+                                const float *dweights, float *dlogits, sn_err *err);
+
 #endif

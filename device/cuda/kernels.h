@@ -75,6 +75,25 @@ cudaError_t sn_cuda_add(cudaStream_t stream, size_t n, float *y, const float *x)
 /* ids (n) are row numbers that the host has checked. */
 cudaError_t sn_cuda_gather(cudaStream_t stream, const sn_cuda_matrix *weight, int n, const int32_t *ids, float *y);
 
+/* -- mixtures of experts; as in device/device.h. Expert e's matrix lies e * stride bytes behind `first`. x of linear_routed
+ * is read as float32, and one expert's weights for each of its pairs: plain rather than fast for many rows. */
+typedef struct sn_cuda_experts {
+    sn_cuda_matrix first;
+    size_t stride;
+} sn_cuda_experts;
+
+cudaError_t sn_cuda_route(cudaStream_t stream, int n, int n_experts, int k, bool over_all, const float *logits, int32_t *ids,
+                          float *weights);
+cudaError_t sn_cuda_linear_routed(cudaStream_t stream, const sn_choice *choice, bool each, const float *x,
+                                  const sn_cuda_experts *experts, const float *bias, float *y);
+cudaError_t sn_cuda_combine(cudaStream_t stream, const sn_choice *choice, int width, const float *x, float *y);
+cudaError_t sn_cuda_linear_routed_grad(cudaStream_t stream, const sn_choice *choice, bool each, const float *dy,
+                                       const sn_cuda_experts *experts, bool grow, float *dx);
+cudaError_t sn_cuda_combine_grad(cudaStream_t stream, const sn_choice *choice, int width, const float *x, const float *dy,
+                                 float *dx, float *dweights);
+cudaError_t sn_cuda_route_grad(cudaStream_t stream, const sn_choice *choice, bool over_all, const float *logits,
+                               const float *dweights, float *dlogits);
+
 /* -- the past. A page holds for each block, for each key-value head, keys (page_tokens, padded_dim), then values
  * likewise, float32; padded_dim is head_dim rounded up to 4. What a pass is about lies in a table at a fixed address,
  * so that a recorded pass finds its own each time. */

@@ -223,3 +223,69 @@ attention_tile(__global const uint4 *tiles, __global const ulong *pages, uint bl
     for (uint i = 0; real && i < DIM_MAX / LANES; i++)
         if (lane + i * LANES < head_dim) out[place + lane + i * LANES] = result[i] / sum;
 }
+
+/* -- mixtures of experts */
+
+/* Whether expert b comes before a (-1: none): the larger one, of equal ones the lower. NaN comes last. */
+static bool comes_before(__global const float *logits, int b, int a) {
+    if (b < 0 || a < 0) return a < 0 && b >= 0;
+    float vb = isnan(logits[b]) ? -INFINITY : logits[b], va = isnan(logits[a]) ? -INFINITY : logits[a];
+    return vb > va || (vb == va && b < a);
+}
+
+/* A group of 64 to a row: the k largest logits and their softmax. An item looks at every 64th of up to 1024. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void route(uint n_experts, uint k, uint over_all,
+                                                                    __global const float *logits, __global int *ids,
+                                                                    __global float *weights) {
+    __local int best[64];
+    __local float partial[64];
+    uint lane = get_local_id(0), taken = 0;
+    size_t row = get_group_id(0);
+    logits += row * n_experts;
+    ids += row * k;
+    weights += row * k;
+    float most = 0.0f, sum = 0.0f;
+    for (uint j = 0; j < k; j++) {
+        int own = -1;
+        for (uint i = 0; 64 * i + lane < n_experts; i++)
+            if (!(taken >> i & 1) && comes_before(logits, 64 * i + lane, own)) own = 64 * i + lane;
+        best[lane] = own;
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (uint half_count = 32; half_count > 0; half_count /= 2) {
+            if (lane < half_count && comes_before(logits, best[lane + half_count], best[lane]))
+                best[lane] = best[lane + half_count];
+            barrier(CLK_LOCAL_MEM_FENCE);
+        }
+        uint chosen = best[0];
+        barrier(CLK_LOCAL_MEM_FENCE); /* all have read it */
+        if (chosen % 64 == lane) taken |= 1u << chosen / 64;
+        if (j == 0) most = logits[chosen];
+        float e = exp(logits[chosen] - most);
+        sum += e;
+        if (lane == 0) ids[j] = chosen, weights[j] = e;
+    }
+    if (over_all) {
+        sum = 0.0f;
+        for (uint e = lane; e < n_experts; e += 64) sum += exp(logits[e] - most);
+        partial[lane] = sum;
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (uint half_count = 32; half_count > 0; half_count /= 2) {
+            if (lane < half_count) partial[lane] += partial[lane + half_count];
+            barrier(CLK_LOCAL_MEM_FENCE);
+        }
+        sum = partial[0];
+    }
+    if (lane == 0)
+        for (uint j = 0; j < k; j++) weights[j] /= sum;
+}
+
+/* y (n, width) = the sum over j of weights[i, j] * x[i, j]. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void combine(ulong n, uint k, uint width,
+                                                                      __global const float *weights,
+                                                                      __global const float *x, __global float *y) {
+    size_t item = get_global_id(0), row = item / width, at = item % width;
+    float sum = 0.0f;
+    if (item >= n) return;
+    for (uint j = 0; j < k; j++) sum = fma(weights[row * k + j], x[(row * k + j) * width + at], sum);
+    y[item] = sum;
+}

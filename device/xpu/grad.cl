@@ -127,3 +127,41 @@ attention_grad_kv(uint n, uint n_heads, uint n_kv_heads, uint dim, uint window, 
             }
         }
 }
+
+/* -- mixtures of experts */
+
+/* A group of 64 to a pair; an item reads of x only what it writes of dx. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void combine_grad(uint k, uint width, __global const float *weights,
+                                                                           __global const float *x, __global const float *dy,
+                                                                           __global float *dx, __global float *dweights) {
+    __local float partial[64];
+    uint lane = get_local_id(0);
+    size_t pair = get_group_id(0), row = pair / k;
+    float weight = weights[pair], sum = 0.0f;
+    for (uint i = lane; i < width; i += 64) {
+        float d = dy[row * width + i];
+        sum += d * x[pair * width + i];
+        dx[pair * width + i] = weight * d;
+    }
+    sum = group_sum(sum, partial);
+    if (lane == 0) dweights[pair] = sum;
+}
+
+/* A group of 64 to a row. w = softmax: dl = w * (dw - sum(w dw)), of those whose softmax it is. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
+route_grad(uint n_experts, uint k, uint over_all, __global const float *logits, __global const int *ids,
+           __global const float *weights, __global const float *dweights, __global float *dlogits) {
+    __local float partial[64];
+    uint lane = get_local_id(0);
+    size_t at = (size_t)get_group_id(0) * n_experts, own = (size_t)get_group_id(0) * k;
+    float most = logits[at + ids[own]], sum = 0.0f, mean = 0.0f;
+    for (uint j = 0; j < k; j++) mean += weights[own + j] * dweights[own + j];
+    for (uint e = lane; e < n_experts; e += 64) sum += exp(logits[at + e] - most);
+    sum = group_sum(sum, partial); /* all have read `most` */
+    for (uint e = lane; e < n_experts; e += 64) {
+        float g = over_all ? -(exp(logits[at + e] - most) / sum) * mean : 0.0f;
+        for (uint j = 0; j < k; j++)
+            if (ids[own + j] == (int)e) g = weights[own + j] * (dweights[own + j] - mean);
+        dlogits[at + e] = g;
+    }
+}

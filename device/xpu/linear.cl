@@ -207,3 +207,52 @@ NAME(linear_grad, SUFFIX)(__global const uchar *weight, ulong scales, ulong supe
         }
     }
 }
+
+/* -- mixtures of experts: expert e's matrix lies e * stride bytes behind `weight`. Plain rather than fast. */
+
+static inline planes expert(__global const uchar *weight, ulong stride, ulong scales, ulong supers, uint cols, int e) {
+    __global const uchar *own = weight + (ulong)e * stride;
+    planes w = {own, own + scales, own + supers, (cols + 7) / 8};
+    return w;
+}
+
+/* y (n, k, rows) = x . expert ids[i, j]^T + bias: a group of 64 for an output of a pair; outputs along x, pairs along y. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
+NAME(linear_routed, SUFFIX)(__global const uchar *weight, ulong stride, ulong scales, ulong supers, uint rows, uint cols, uint k,
+                            uint each, __global const int *ids, __global const float *x, __global const float *bias,
+                            __global float *y) {
+    __local float partial[64];
+    uint lane = get_local_id(0), row = get_group_id(0), pair = get_group_id(1);
+    int e = ids[pair];
+    planes w = expert(weight, stride, scales, supers, cols, e);
+    __global const float *own = x + (size_t)(each ? pair : pair / k) * cols;
+    float sum = 0.0f;
+    for (uint step = lane; step < w.steps; step += 64) sum += dot8(weights(w, row, step), inputs(own, step, cols));
+    partial[lane] = sum;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (uint half_count = 32; half_count > 0; half_count /= 2) {
+        if (lane < half_count) partial[lane] += partial[lane + half_count];
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
+    if (lane == 0)
+        y[(size_t)pair * rows + row] = bias ? partial[0] + bias[(size_t)e * rows + row] : partial[0];
+}
+
+/* dx = dy . weight over the k experts of a row in their order (k 1: of a pair), or grows by it. An item for 8 columns. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
+NAME(linear_routed_grad, SUFFIX)(__global const uchar *weight, ulong stride, ulong scales, ulong supers, uint rows, uint cols,
+                                 uint k, __global const int *ids, __global const float *dy, uint grow, __global float *dx) {
+    uint step = get_global_id(0), i = get_group_id(1);
+    float8 sum = 0.0f;
+    if (step >= (cols + 7) / 8) return;
+    for (uint pair = i * k; pair < (i + 1) * k; pair++) {
+        planes w = expert(weight, stride, scales, supers, cols, ids[pair]);
+        for (uint r = 0; r < rows; r++) sum += dy[(size_t)pair * rows + r] * weights(w, r, step);
+    }
+    float v[8];
+    vstore8(sum, 0, v);
+    for (uint e = 0; e < 8 && 8 * step + e < cols; e++) {
+        size_t at = (size_t)i * cols + 8 * step + e;
+        dx[at] = grow ? dx[at] + v[e] : v[e];
+    }
+}

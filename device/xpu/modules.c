@@ -93,7 +93,9 @@ sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err) {
                {"linear4", 16, 4, &k->few4},
                {"linear_tile", 8, 8, &k->tile},
                {"gather", 64, 1, &k->gather},
-               {"linear_grad", 64, 1, &k->grad}};
+               {"linear_grad", 64, 1, &k->grad},
+               {"linear_routed", 64, 1, &k->routed},
+               {"linear_routed_grad", 64, 1, &k->routed_grad}};
     sn_status status = sn_xpu_alive(x, err);
     if (status || k->module) return status;
     status = load_module(x, sn_xpu_spirv_linear(form), &k->module, err);
@@ -117,6 +119,8 @@ void sn_xpu_unload(sn_xpu *x) {
         drop_kernel(k->tile);
         drop_kernel(k->gather);
         drop_kernel(k->grad);
+        drop_kernel(k->routed);
+        drop_kernel(k->routed_grad);
         if (k->module) zeModuleDestroy(k->module);
     }
     for (int i = 0; i < SN_XPU_KERNEL_COUNT; i++) drop_kernel(x->kernels[i]);

@@ -202,6 +202,12 @@ static const sn_device_ops xpu_ops = {
     .layer_norm_grad = sn_xpu_layer_norm_grad,
     .activate_grad = sn_xpu_activate_grad,
     .attention_grad = sn_xpu_attention_grad,
+    .route = sn_xpu_route,
+    .linear_routed = sn_xpu_linear_routed,
+    .combine = sn_xpu_combine,
+    .linear_routed_grad = sn_xpu_linear_routed_grad,
+    .combine_grad = sn_xpu_combine_grad,
+    .route_grad = sn_xpu_route_grad,
     .kv_page_bytes = sn_xpu_kv_page_bytes,
     .close = xpu_close,
 };

@@ -26,7 +26,9 @@
     X(kv_store, 64, 1)                                                                                                 \
     X(kv_move, 64, 1)                                                                                                  \
     X(attention_row, 64, 1)                                                                                            \
-    X(attention_tile, 8, 16)
+    X(attention_tile, 8, 16)                                                                                           \
+    X(route, 64, 1)                                                                                                    \
+    X(combine, 64, 1)
 
 typedef enum sn_xpu_kernel {
 #define X(name, x, y) SN_XPU_##name,
@@ -37,7 +39,8 @@ typedef enum sn_xpu_kernel {
 
 /* Those of grad.cl, which is compiled when the first gradient is asked for; 64 items a group. */
 #define SN_XPU_GRADS(X)                                                                                                \
-    X(outer_grad) X(rms_norm_grad) X(layer_norm_grad) X(activate_grad) X(attention_grad_q) X(attention_grad_kv)
+    X(outer_grad) X(rms_norm_grad) X(layer_norm_grad) X(activate_grad) X(attention_grad_q) X(attention_grad_kv)        \
+    X(combine_grad) X(route_grad)
 
 typedef enum sn_xpu_grad {
 #define X(name) SN_XPU_GRAD_##name,
@@ -68,7 +71,7 @@ sn_xpu_spirv sn_xpu_spirv_linear(sn_xpu_form form);
 
 typedef struct sn_xpu_linear_kernels {
     ze_module_handle_t module; /* NULL: not loaded yet */
-    ze_kernel_handle_t few1, few4, tile, gather, grad;
+    ze_kernel_handle_t few1, few4, tile, gather, grad, routed, routed_grad;
 } sn_xpu_linear_kernels;
 
 enum {
@@ -211,6 +214,19 @@ sn_status sn_xpu_layer_norm_grad(sn_device *d, int n, int width, const float *x,
 sn_status sn_xpu_activate_grad(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, const float *dy,
                                float *dgate, float *dup, sn_err *err);
 sn_status sn_xpu_attention_grad(sn_device *d, const sn_attention_grad *grad, sn_err *err);
+
+/* -- experts.c */
+sn_status sn_xpu_route(sn_device *d, int n, int n_experts, int k, bool over_all, const float *logits, int32_t *ids,
+                       float *weights, sn_err *err);
+sn_status sn_xpu_linear_routed(sn_device *d, const sn_choice *choice, bool each, const float *x, int n_routed,
+                               const sn_routed *routed, sn_err *err);
+sn_status sn_xpu_combine(sn_device *d, const sn_choice *choice, int width, const float *x, float *y, sn_err *err);
+sn_status sn_xpu_linear_routed_grad(sn_device *d, const sn_choice *choice, bool each, const float *dy,
+                                    const sn_experts *experts, bool grow, float *dx, sn_err *err);
+sn_status sn_xpu_combine_grad(sn_device *d, const sn_choice *choice, int width, const float *x, const float *dy, float *dx,
+                              float *dweights, sn_err *err);
+sn_status sn_xpu_route_grad(sn_device *d, const sn_choice *choice, bool over_all, const float *logits,
+                            const float *dweights, float *dlogits, sn_err *err);
 
 /* -- past.c */
 size_t sn_xpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape);

@@ -95,7 +95,7 @@ static void model_load(model *m, sn_device *d, const shape *s, sn_dtype dtype) {
     size_t e = (size_t)s->n_embd, q = (size_t)(s->n_heads * s->head_dim), kv = (size_t)(s->n_kv_heads * s->head_dim);
     m->w = calloc((size_t)s->n_blocks, sizeof *m->w);
     for (int b = 0; b < s->n_blocks; b++) load_block(m, dtype, m->w[b]);
-    must(d->ops->prepare(d, &(sn_device_limits){PROMPT, s->n_ff, CONTEXT}, &err));
+    must(d->ops->prepare(d, &(sn_device_limits){.rows = PROMPT, .width = s->n_ff, .context = CONTEXT}, &err));
     m->page_bytes = d->ops->kv_page_bytes(d, &m->kv);
     must(d->ops->alloc(d, m->page_bytes * (CONTEXT / PAGE), &m->pool, &err));
     for (int i = 0; i < CONTEXT / PAGE; i++) m->pages[i] = (char *)m->pool + (size_t)i * m->page_bytes;
@@ -192,7 +192,7 @@ static double matrix_speed(sn_device *d) {
     enum { SIDE = 8192, TIMES = 10 };
     model m = {.d = d};
     sn_weight w;
-    must(d->ops->prepare(d, &(sn_device_limits){SIDE, SIDE, 16}, &err));
+    must(d->ops->prepare(d, &(sn_device_limits){.rows = SIDE, .width = SIDE, .context = 16}, &err));
     load_matrix(&m, SN_BF16, SIDE, SIDE, &w);
     sn_linear linear = {&w, NULL, floats(&m, (size_t)SIDE * SIDE)};
     float *x = floats(&m, (size_t)SIDE * SIDE);

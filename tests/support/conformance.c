@@ -29,7 +29,7 @@ void conformance_fail(conformance *c, const char *format, ...) {
 }
 
 /* What prepare is told: no case goes beyond. */
-static const sn_device_limits limits = {.rows = 80, .width = 1024, .context = 512};
+static const sn_device_limits limits = {.rows = 80, .width = 1024, .context = 512, .experts = 128, .experts_used = 8};
 
 static void begin(conformance *c) {
     CONFORMANCE_OK(c, sn_device_open(c->id, &c->options, &c->device, &c->err));

@@ -50,13 +50,22 @@
     X(attention_over_page_borders)                                                                                     \
     X(attention_of_a_pass_without_rows)                                                                                \
     X(attention_keeps_nan_in_its_head)                                                                                 \
+    X(route_takes_the_largest)                                                                                         \
+    X(route_keeps_nan_in_its_row)                                                                                      \
+    X(linear_routed_of_every_type)                                                                                     \
+    X(linear_routed_of_nothing)                                                                                        \
+    X(combine_adds_up_in_order)                                                                                        \
     X(linear_grad_of_every_type)                                                                                       \
     X(outer_grad_grows)                                                                                                \
     X(rms_norm_grad_by_differences)                                                                                    \
     X(layer_norm_grad_by_differences)                                                                                  \
     X(activation_grad_by_differences)                                                                                  \
     X(attention_grad_by_differences)                                                                                   \
+    X(route_grad_by_differences)                                                                                       \
+    X(linear_routed_grad_of_every_type)                                                                                \
+    X(combine_grad_by_differences)                                                                                     \
     X(a_recorded_pass_follows_its_sessions)                                                                            \
+    X(a_recorded_pass_follows_its_experts)                                                                             \
     X(an_allocation_that_fails_says_so)                                                                                \
     X(opening_survives_any_allocation_that_fails)                                                                      \
     X(a_device_that_does_not_answer_is_left)                                                                           \

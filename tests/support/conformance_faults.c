@@ -39,7 +39,7 @@ void conformance_opening_survives_any_allocation_that_fails(conformance *c) {
     int failed = 0;
     for (int nth = 1; nth <= 20; nth++) {
         sn_device *d = NULL;
-        sn_device_limits limits = {64, 4096, 4096};
+        sn_device_limits limits = {.rows = 64, .width = 4096, .context = 4096};
         size_t before = c->memory_used ? c->memory_used() : 0;
         c->faults->fail_allocation(nth);
         sn_status status = sn_device_open(c->id, &c->options, &d, &c->err);

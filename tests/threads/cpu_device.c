@@ -62,7 +62,7 @@ int main(void) {
         sn_device_options options = {.threads = i ? 4 : 1};
         sn_device *d;
         must(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &d, &err));
-        must(d->ops->prepare(d, &(sn_device_limits){ROWS, 512, DEPTH + ROWS}, &err));
+        must(d->ops->prepare(d, &(sn_device_limits){.rows = ROWS, .width = 512, .context = DEPTH + ROWS}, &err));
         for (int repeat = 0; repeat < 20; repeat++) {
             multiply(d, results[i]);
             attend(d, results[i] + PRODUCTS);

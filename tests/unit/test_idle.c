@@ -27,7 +27,7 @@ static scene begin(size_t pages, const char *dir, size_t aside) {
     scene s = {0};
     sn_device_options options = {.threads = 1};
     NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &s.device, &err));
-    NEED(s.device->ops->prepare(s.device, &(sn_device_limits){256, ROW, 1024}, &err));
+    NEED(s.device->ops->prepare(s.device, &(sn_device_limits){.rows = 256, .width = ROW, .context = 1024}, &err));
     sn_kv_part part = {s.device, BLOCKS, SN_KV_F32};
     NEED(sn_kv_pool_new(&part, 1, HEADS, DIM, 1 << 20, &s.pool, &err));
     s.page = sn_kv_pool_bytes(s.pool) / sn_kv_pool_tokens(s.pool) * PAGE;

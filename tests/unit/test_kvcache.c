@@ -20,7 +20,7 @@ static scene begin(void) {
     scene s = {0};
     sn_device_options options = {.threads = 1};
     NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &s.device, &err));
-    NEED(s.device->ops->prepare(s.device, &(sn_device_limits){64, ROW, 1024}, &err));
+    NEED(s.device->ops->prepare(s.device, &(sn_device_limits){.rows = 64, .width = ROW, .context = 1024}, &err));
     NEED(sn_kv_pool_new(&(sn_kv_part){s.device, BLOCKS, SN_KV_F32}, 1, HEADS, DIM, 1 << 20, &s.pool, &err));
     s.page = sn_kv_pool_bytes(s.pool) / sn_kv_pool_tokens(s.pool) * SN_KV_PAGE_TOKENS;
     sn_kv_pool_free(&s.pool);

@@ -107,6 +107,10 @@ static inline float __shfl_xor_sync(unsigned mask, float x, int distance) {
     return __uint_as_float(cuda_threads_exchange(__float_as_uint(x), distance));
 }
 
+static inline int __shfl_xor_sync(unsigned mask, int x, int distance) {
+    return static_cast<int>(__float_as_uint(__shfl_xor_sync(mask, __uint_as_float(static_cast<unsigned>(x)), distance)));
+}
+
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 inline size_t cuda_shared_allowed = 48 * 1024; /* for the kernel that is launched next */
 template <class Kernel> cudaError_t cudaFuncSetAttribute(Kernel *, cudaFuncAttribute, int bytes) {

@@ -3,6 +3,7 @@
 #include "blocks/block.h"
 
 #include "base/mem.h"
+#include "blocks/experts.h"
 #include "blocks/vector.h"
 
 #include <stdlib.h>
@@ -16,6 +17,20 @@ static const char *role_name(sn_role role) {
     return names[role];
 }
 
+/* The role's matrices must be alike: one is found `stride` behind the other. */
+static sn_status check_alike(const sn_model *model, sn_role role, int number, const sn_model_tensor *first, int pieces,
+                             sn_err *err) {
+    for (int i = 1; i < pieces; i++) {
+        sn_model_tensor t;
+        sn_status status = sn_model_find_piece(model, role, number, i, &t, err);
+        if (status) return status;
+        if (t.dtype != first->dtype)
+            return sn_fail(err, SN_REFUSED, "block %d, %s: the experts are of different types, %s and %s", number,
+                           role_name(role), sn_dtype_name(first->dtype), sn_dtype_name(t.dtype));
+    }
+    return SN_OK;
+}
+
 sn_status sn_block_layout_of(const sn_model *model, const sn_device *device, int number, sn_block_layout *out,
                              sn_err *err) {
     *out = (sn_block_layout){0};
@@ -25,16 +40,21 @@ sn_status sn_block_layout_of(const sn_model *model, const sn_device *device, int
         if (status) return status;
         if (!t.data) continue;
         bool vector = sn_role_is_vector((sn_role)role);
+        int pieces = sn_role_pieces(sn_model_hparams(model), (sn_role)role);
         size_t bytes = t.cols * sizeof(float);
         if (!vector) status = device->ops->weight_size(device, t.dtype, t.rows, t.cols, &bytes, err);
         if (status) return sn_err_context(err, "block %d, %s", number, role_name((sn_role)role));
+        status = check_alike(model, (sn_role)role, number, &t, pieces, err);
+        if (status) return status;
         out->parts[role].dtype = t.dtype;
         out->parts[role].rows = t.rows;
         out->parts[role].cols = t.cols;
         out->parts[role].offset = out->bytes;
         out->parts[role].bytes = bytes;
+        out->parts[role].stride = sn_round_up(bytes, 64);
+        out->parts[role].pieces = pieces;
         out->parts[role].vector = vector;
-        if (!sn_add(out->bytes, sn_round_up(bytes, 64), &out->bytes))
+        if (!sn_mul(out->parts[role].stride, (size_t)pieces, &bytes) || !sn_add(out->bytes, bytes, &out->bytes))
             return sn_fail(err, SN_REFUSED, "block %d is too large", number);
     }
     return SN_OK;
@@ -49,22 +69,28 @@ static sn_status pack_matrix(sn_device *device, const sn_model_tensor *t, void *
     return status;
 }
 
+static sn_status pack_piece(const sn_model *model, sn_device *device, int number, sn_role role, int piece, void *place,
+                            sn_err *err) {
+    sn_model_tensor t;
+    const char *name = role_name(role);
+    sn_status status = sn_model_find_piece(model, role, number, piece, &t, err);
+    if (status) return status;
+    if (sn_role_is_vector(role))
+        status = sn_vector_read(sn_model_hparams(model), role, &t, name, place, err);
+    else
+        status = pack_matrix(device, &t, place, err);
+    sn_model_forget(model, &t);
+    return status ? sn_err_context(err, "block %d, %s", number, name) : SN_OK;
+}
+
 sn_status sn_block_pack(const sn_model *model, sn_device *device, int number, const sn_block_layout *layout,
                         void *image, sn_err *err) {
-    for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++) {
-        sn_model_tensor t;
-        sn_status status = sn_model_find(model, (sn_role)role, number, &t, err);
-        if (status) return status;
-        if (!t.data) continue;
-        void *place = (char *)image + layout->parts[role].offset;
-        const char *name = role_name((sn_role)role);
-        if (layout->parts[role].vector)
-            status = sn_vector_read(sn_model_hparams(model), (sn_role)role, &t, name, place, err);
-        else
-            status = pack_matrix(device, &t, place, err);
-        sn_model_forget(model, &t);
-        if (status) return sn_err_context(err, "block %d, %s", number, name);
-    }
+    for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++)
+        for (int i = 0; layout->parts[role].rows && i < layout->parts[role].pieces; i++) {
+            char *place = (char *)image + layout->parts[role].offset + (size_t)i * layout->parts[role].stride;
+            sn_status status = pack_piece(model, device, number, (sn_role)role, i, place, err);
+            if (status) return status;
+        }
     return SN_OK;
 }
 
@@ -78,6 +104,9 @@ sn_block sn_block_at(const sn_block_layout *layout, const void *image) {
         else
             block.matrix[role] = (sn_weight){layout->parts[role].dtype, layout->parts[role].rows,
                                              layout->parts[role].cols, layout->parts[role].bytes, place};
+        if (role >= SN_ROLE_EXPERTS_GATE && role <= SN_ROLE_EXPERTS_DOWN)
+            block.experts[role - SN_ROLE_EXPERTS_GATE] =
+                (sn_experts){block.matrix[role], layout->parts[role].stride, layout->parts[role].pieces};
     }
     return block;
 }
@@ -173,13 +202,14 @@ static sn_status attend(const sn_block *b, int index, const sn_block_pass *p, sn
     return sn_block_tune(p, SN_ROLE_ATTN_O, s->attn, s->h, err);
 }
 
-/* h = (silu(norm(x) Wgate^T) * (norm(x) Wup^T)) Wdown^T: (rows, n_embd) */
+/* h = (silu(norm(x) Wgate^T) * (norm(x) Wup^T)) Wdown^T, or what a few of many such give: (rows, n_embd) */
 static sn_status feed_forward(const sn_block *b, const sn_block_pass *p, sn_err *err) {
     sn_device *d = p->device;
     const sn_hparams *hp = p->hp;
     const sn_scratch *s = p->scratch;
     const float *u;
     TRY(enter(b, p, SN_ROLE_FFN_NORM, &u, err));
+    if (hp->n_experts) return sn_experts_forward(b, p, u, err);
     const sn_linear gate_up[] = {{&b->matrix[SN_ROLE_FFN_GATE], NULL, s->gate},
                                  {&b->matrix[SN_ROLE_FFN_UP], NULL, s->up}};
     TRY(d->ops->linear(d, p->n_rows, u, 2, gate_up, err));

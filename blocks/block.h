@@ -11,7 +11,9 @@ typedef struct sn_block_layout {
     struct {
         sn_dtype dtype;
         size_t rows, cols;    /* rows 0: the family has no such weight */
-        size_t offset, bytes; /* offset: a multiple of 64 */
+        size_t offset, bytes; /* offset: a multiple of 64; of all its matrices */
+        size_t stride;        /* from one of its matrices to the next */
+        int pieces;           /* how many there are: sn_role_pieces */
         bool vector;          /* a norm or bias, kept as float32 */
     } parts[SN_ROLE_COUNT];
     size_t bytes; /* of the image */
@@ -22,6 +24,7 @@ typedef struct sn_block {
     sn_weight matrix[SN_ROLE_COUNT];    /* the roles with two dimensions */
     const float *vector[SN_ROLE_COUNT]; /* norms and biases, float32; NULL: the family has none */
     int width[SN_ROLE_COUNT];           /* elements of each vector */
+    sn_experts experts[3];              /* gate, up, down: SN_ROLE_EXPERTS_GATE on */
 } sn_block;
 
 /* Activations of a pass, on the device, each with room for SN_SPAN_ROWS_MAX rows. */
@@ -30,7 +33,9 @@ typedef struct sn_scratch {
     float *h;         /* (rows, n_embd): normed, and what a sub-layer adds to x */
     float *q, *attn;  /* (rows, n_heads, head_dim) */
     float *k, *v;     /* (rows, n_kv_heads, head_dim) */
-    float *gate, *up; /* (rows, n_ff) */
+    float *gate, *up; /* (rows, n_ff); of a mixture (rows, n_experts_used, n_ff) */
+    float *chosen;    /* experts.h; this and the next only of a mixture */
+    float *each;      /* (rows, n_experts_used, n_embd): what the experts of a row give */
     float *cos_sin[SN_ROPES_MAX]; /* (rows, rope_dim/2, 2) each; of the model's ropes */
     float *low; /* (rows, SN_LORA_RANK_MAX); these two only where a pass has a tuning */
     float *wide;      /* (rows, the widest of the above) */

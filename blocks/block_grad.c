@@ -1,4 +1,6 @@
-#include "blocks/block_grad.h"
+#include "blocks/experts.h"
+
+#include <assert.h>
 
 #define TRY(call)                                                                                                      \
     do {                                                                                                               \
@@ -94,6 +96,7 @@ static sn_status feed_again(const sn_block *b, const sn_grad_pass *p, const sn_b
     int n = p->sequence->n_rows;
     const float *u;
     TRY(enter_again(b, f, SN_ROLE_FFN_NORM, s->mid, s->h2, &u, err));
+    if (p->hp->n_experts) return sn_experts_again(b, p, u, b->vector[SN_ROLE_FFN_POST_NORM] ? s->o2 : NULL, err);
     const sn_linear gate_up[] = {{&b->matrix[SN_ROLE_FFN_GATE], NULL, s->gate},
                                  {&b->matrix[SN_ROLE_FFN_UP], NULL, s->up}};
     TRY(d->ops->linear(d, n, u, 2, gate_up, err));
@@ -135,6 +138,10 @@ static sn_status feed_back(const sn_block *b, const sn_grad_pass *p, sn_err *err
     int n = p->sequence->n_rows;
     const float *u = b->vector[SN_ROLE_FFN_NORM] ? s->h2 : s->mid, *added;
     TRY(leave_back(b, p, SN_ROLE_FFN_POST_NORM, s->o2, &added, err));
+    if (hp->n_experts) {
+        TRY(sn_experts_back(b, p, added, err));
+        return enter_back(b, p, SN_ROLE_FFN_NORM, s->mid, err);
+    }
     TRY(through(b, p, SN_ROLE_FFN_DOWN, s->act, added, false, s->dup, err));
     TRY(d->ops->activate_grad(d, (size_t)n * (size_t)hp->n_ff, hp->activation, s->gate, s->up, s->dup, s->dgate, s->dup, err));
     TRY(through(b, p, SN_ROLE_FFN_GATE, u, s->dgate, false, s->dh, err));
@@ -182,6 +189,7 @@ static sn_status complete(const sn_block *b, const sn_grad_pass *p, const sn_blo
 }
 
 sn_status sn_block_forward_apart(const sn_block *block, const sn_grad_pass *pass, sn_err *err) {
+    assert(!pass->hp->n_experts); /* whose insides are not kept */
     sn_scratch view;
     const sn_block_pass forward = forward_view(pass, &view);
     sn_device *d = pass->device;

@@ -16,6 +16,7 @@ typedef struct sn_grad_scratch {
     float *gate, *up, *act; /* (rows, n_ff) */
     float *dy, *dh;         /* (rows, n_embd): dy comes in, and leaves as the gradient of x */
     float *dq, *dattn, *dk, *dv, *dgate, *dup;
+    float *chosen, *each, *dchosen; /* of a mixture: experts.h; dchosen (rows, n_experts_used) */
     float *low, *dlow;     /* (rows, SN_LORA_RANK_MAX) */
     float *wide;           /* (rows, the widest) */
     float *cos_sin[SN_ROPES_MAX], *back[SN_ROPES_MAX]; /* (rows, rope_dim/2, 2): rope tables, and those that turn back */

@@ -97,7 +97,8 @@ sn_kept *sn_kept_new(sn_span *span, int first, int end, int n, size_t bytes_max)
     sn_kept *k = bytes <= bytes_max ? malloc(bytes) : NULL;
     if (!k) return NULL;
     *k = (sn_kept){.span = span, .first = first, .end = end, .n = n};
-    if (sn_kept_bytes(span, first, end, n, true) <= bytes_max) take_insides(k);
+    /* Every expert of a row has an inside: a mixture's are computed again. */
+    if (!span->hp.n_experts && sn_kept_bytes(span, first, end, n, true) <= bytes_max) take_insides(k);
     return k;
 }
 

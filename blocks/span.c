@@ -2,6 +2,7 @@
 
 #include "base/math.h"
 #include "base/mem.h"
+#include "blocks/experts.h"
 #include "blocks/tuning.h"
 
 #include <assert.h>
@@ -12,22 +13,24 @@
 /* -- loading ---------------------------------------------------------------------------------------------------------
  */
 
-enum { N_BUFFERS = 10 };
+enum { N_BUFFERS = 12 };
 
 /* Width of each buffer of sn_scratch, in the order of its members. */
 static void buffer_widths(const sn_hparams *hp, size_t width[N_BUFFERS]) {
     size_t q = (size_t)hp->n_heads * (size_t)hp->head_dim, kv = (size_t)hp->n_kv_heads * (size_t)hp->head_dim;
     size_t embd = (size_t)hp->n_embd, ff = (size_t)hp->n_ff;
     size_t rope = (size_t)hp->rope_dim, second = hp->n_ropes > 1 ? rope : 0;
-    const size_t widths[N_BUFFERS] = {embd, embd, q, q, kv, kv, ff, ff, rope, second};
+    size_t used = (size_t)hp->n_experts_used, each = used * embd, chosen = hp->n_experts ? sn_experts_chosen_width(hp) : 0;
+    if (used) ff *= used; /* a row goes through so many */
+    const size_t widths[N_BUFFERS] = {embd, embd, q, q, kv, kv, ff, ff, rope, second, chosen, each};
     memcpy(width, widths, sizeof widths);
 }
 
+/* The longest row that a matrix takes or gives. */
 static size_t widest_of(const sn_hparams *hp) {
-    size_t width[N_BUFFERS], widest = 0;
-    buffer_widths(hp, width);
-    for (int i = 0; i < N_BUFFERS; i++) widest = width[i] > widest ? width[i] : widest;
-    return widest;
+    size_t q = (size_t)hp->n_heads * (size_t)hp->head_dim, widest = (size_t)hp->n_embd;
+    if (q > widest) widest = q;
+    return (size_t)hp->n_ff > widest ? (size_t)hp->n_ff : widest;
 }
 
 static size_t buffer_bytes(size_t width) { return sn_round_up(width * SN_SPAN_ROWS_MAX * sizeof(float), 64); }
@@ -45,10 +48,11 @@ static size_t scratch_bytes(const sn_hparams *hp) {
 static sn_status new_scratch(sn_home *h, const sn_hparams *hp, sn_err *err) {
     sn_scratch *s = &h->scratch;
     float **buffers[N_BUFFERS] = {&s->x, &s->h, &s->q, &s->attn, &s->k, &s->v, &s->gate, &s->up, &s->cos_sin[0],
-                                  &s->cos_sin[1]};
+                                  &s->cos_sin[1], &s->chosen, &s->each};
     size_t width[N_BUFFERS], widest = widest_of(hp);
     buffer_widths(hp, width);
-    sn_device_limits limits = {.rows = SN_SPAN_ROWS_MAX, .width = (int)widest, .context = hp->n_ctx};
+    sn_device_limits limits = {.rows = SN_SPAN_ROWS_MAX, .width = (int)widest, .context = hp->n_ctx,
+                               .experts = hp->n_experts, .experts_used = hp->n_experts_used};
     h->bytes = scratch_bytes(hp);
     sn_status status = h->device->ops->prepare(h->device, &limits, err);
     if (!status) status = h->device->ops->alloc(h->device, h->bytes, &h->memory, err);

@@ -1,14 +1,14 @@
 #include "blocks/train.h"
 
 #include "base/mem.h"
-#include "blocks/block_grad.h"
+#include "blocks/experts.h"
 #include "blocks/kept.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { N_BUFFERS = 30 };
+enum { N_BUFFERS = 33 };
 
 /* A device of the span: one sequence's activations and gradients, and its past of one block. */
 typedef struct train_home {
@@ -44,7 +44,9 @@ static size_t buffers_of(const sn_hparams *hp, sn_grad_scratch *s, float **buffe
     size_t embd = (size_t)hp->n_embd, ff = (size_t)hp->n_ff, q = (size_t)hp->n_heads * (size_t)hp->head_dim;
     size_t kv = (size_t)hp->n_kv_heads * (size_t)hp->head_dim, rope = (size_t)hp->rope_dim;
     size_t widest = embd > q ? embd : q, added = hp->post_norm ? embd : 0, rope2 = hp->n_ropes > 1 ? rope : 0;
+    size_t used = (size_t)hp->n_experts_used, each = used * embd, chosen = hp->n_experts ? sn_experts_chosen_width(hp) : 0;
     if (ff > widest) widest = ff;
+    if (used) ff *= used;
     const struct {
         float **at;
         size_t width;
@@ -77,7 +79,10 @@ static size_t buffers_of(const sn_hparams *hp, sn_grad_scratch *s, float **buffe
                         {&s->cos_sin[0], rope},
                         {&s->back[0], rope},
                         {&s->cos_sin[1], rope2},
-                        {&s->back[1], rope2}};
+                        {&s->back[1], rope2},
+                        {&s->chosen, chosen},
+                        {&s->dchosen, used},
+                        {&s->each, each}};
     for (int i = 0; i < N_BUFFERS; i++) {
         buffer[i] = all[i].at;
         width[i] = all[i].width;
@@ -113,7 +118,8 @@ static sn_status open_home(const sn_hparams *hp, sn_device *device, int tokens, 
     float **buffer[N_BUFFERS];
     size_t width[N_BUFFERS], widest = buffers_of(hp, &h->scratch, buffer, width), n_pages = count_pages(tokens);
     const sn_kv_shape shape = shape_of(hp);
-    sn_device_limits limits = {.rows = tokens, .width = (int)widest, .context = tokens};
+    sn_device_limits limits = {.rows = tokens, .width = (int)widest, .context = tokens,
+                               .experts = hp->n_experts, .experts_used = hp->n_experts_used};
     h->device = device;
     h->bytes = home_bytes(hp, device, tokens);
     sn_status status = sn_calloc(&h->pages, n_pages, sizeof *h->pages, err);
@@ -249,6 +255,8 @@ static sn_status visit_forward(void *ctx, int number, const sn_block *block, sn_
                                 .v = s->v,
                                 .gate = s->gate,
                                 .up = s->up,
+                                .chosen = s->chosen,
+                                .each = s->each,
                                 .cos_sin = {s->cos_sin[0], s->cos_sin[1]},
                                 .low = s->low,
                                 .wide = s->wide};

@@ -21,11 +21,13 @@ static sn_status part_bytes(const sn_model *model, int first_role, int end_role,
     const void *seen = NULL; /* a tied output head is the embedding again */
     *bytes = 0;
     for (int role = first_role; role < end_role; role++) {
-        sn_model_tensor t;
-        sn_status status = sn_model_find(model, (sn_role)role, block, &t, err);
-        if (status) return status;
-        if (t.data && t.data != seen) *bytes += t.bytes;
-        if (role == SN_ROLE_TOKEN_EMBEDDING) seen = t.data;
+        for (int i = 0; i < sn_role_pieces(sn_model_hparams(model), (sn_role)role); i++) {
+            sn_model_tensor t;
+            sn_status status = sn_model_find_piece(model, (sn_role)role, block, i, &t, err);
+            if (status) return status;
+            if (t.data && t.data != seen) *bytes += t.bytes;
+            if (role == SN_ROLE_TOKEN_EMBEDDING) seen = t.data;
+        }
     }
     return SN_OK;
 }
@@ -61,6 +63,7 @@ static void print_hparams(const sn_model *model, const sn_tokenizer *tokenizer, 
     printf("blocks      %d\nwidth       %d, feed-forward %d\n", hp->n_blocks, hp->n_embd, hp->n_ff);
     printf("attention   %d heads of %d over %d key/value heads%s%s\n", hp->n_heads, hp->head_dim, hp->n_kv_heads,
            hp->qkv_bias ? ", biases" : "", hp->qk_norm_wide ? ", q/k norms over all heads" : hp->qk_norm ? ", q/k norms" : "");
+    if (hp->n_experts) printf("experts     %d, of which a token uses %d\n", hp->n_experts, hp->n_experts_used);
     print_window(hp);
     printf("context     %d tokens\nvocabulary  %d, output head %s\n", hp->n_ctx, hp->n_vocab,
            hp->tied_output ? "tied to the embedding" : "of its own");
@@ -120,7 +123,9 @@ static json_t *hparams_json(const sn_hparams *hp) {
     } numbers[] = {{"n_blocks", hp->n_blocks},     {"n_embd", hp->n_embd},     {"n_heads", hp->n_heads},
                    {"n_kv_heads", hp->n_kv_heads}, {"head_dim", hp->head_dim}, {"n_ff", hp->n_ff},
                    {"n_vocab", hp->n_vocab},       {"n_ctx", hp->n_ctx},       {"window", hp->window},
-                   {"rope_dim", hp->rope_dim}};
+                   {"rope_dim", hp->rope_dim},
+                   {"n_experts", hp->n_experts},
+                   {"n_experts_used", hp->n_experts_used}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         json_object_set_new(o, numbers[i].name, json_integer(numbers[i].value));
     json_object_set_new(o, "norm_eps", json_real((double)hp->norm_eps));

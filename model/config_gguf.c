@@ -26,6 +26,7 @@ static const char *const known_keys[] = {
     "rope.scaling.original_context_length",
     "expert_count",
     "expert_used_count",
+    "expert_feed_forward_length",
     "vocab_size",
     "tensor_data_layout",
 };
@@ -139,15 +140,21 @@ static sn_status read_sizes(const reader *r, sn_hparams *h) {
 /* What must have its neutral value because there is no mathematics for another. */
 static sn_status check_neutral(const reader *r) {
     char key[KEY_SIZE];
-    int experts = 0, used = 0;
     bool causal = true;
-    sn_status status = read_int(r, "expert_count", false, &experts);
-    if (!status) status = read_int(r, "expert_used_count", false, &used);
-    if (!status) status = sn_gguf_bool(r->gguf, full_key(r, "attention.causal", key), false, &causal, r->err);
+    sn_status status = sn_gguf_bool(r->gguf, full_key(r, "attention.causal", key), false, &causal, r->err);
     if (status) return status;
-    if (experts || used) return sn_fail(r->err, SN_REFUSED, "mixtures of experts of this architecture are not taken");
     if (!causal) return sn_fail(r->err, SN_REFUSED, "the model attends to later tokens: it is no text generator");
     return SN_OK;
+}
+
+/* Llama's files that are mixtures (Mixtral) say the width of an expert as that of the feed-forward. */
+static sn_status read_experts(const reader *r, const sn_family *family, sn_hparams *h) {
+    sn_status status = read_int(r, "expert_count", family->mixture, &h->n_experts);
+    if (!status) status = read_int(r, "expert_used_count", h->n_experts && family->gguf_mixtures, &h->n_experts_used);
+    if (!status && (h->n_experts || h->n_experts_used) && !family->gguf_mixtures)
+        return sn_fail(r->err, SN_REFUSED, "mixtures of experts of this architecture are not taken");
+    if (!status && h->n_experts) status = read_int(r, "expert_feed_forward_length", family->mixture, &h->n_ff);
+    return status;
 }
 
 static sn_status read_rope_divisors(const reader *r, const sn_hparams *h, sn_rope_scaling *s) {
@@ -220,6 +227,7 @@ sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn
     sn_status status = read_family(&r, hparams, family);
     if (!status) status = check_neutral(&r);
     if (!status) status = read_sizes(&r, hparams);
+    if (!status) status = read_experts(&r, *family, hparams);
     bool two = !status && (*family)->local_theta > 0;
     if (!status) status = read_rope(&r, hparams, &scaling[two]);
     if (!status && two) status = read_local(&r, hparams, &scaling[0]);

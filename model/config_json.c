@@ -299,6 +299,36 @@ static sn_status read_window(const json_t *config, const sn_family *family, sn_h
     return status;
 }
 
+/* ---- experts ---- */
+
+static sn_status read_experts(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    const sn_mixture *m = family->mixture;
+    const json_t *dense = field(config, "mlp_only_layers");
+    bool slides = false, shares = !m || !m->weighs_over_all;
+    int step = 1;
+    if (!m) return SN_OK;
+    h->n_experts = m->n_experts;
+    h->n_experts_used = m->n_experts_used;
+    h->n_ff = m->n_ff;
+    sn_status status = read_int(config, "num_experts", false, &h->n_experts, err); /* the same by two names */
+    if (!status) status = read_int(config, "num_local_experts", false, &h->n_experts, err);
+    if (!status) status = read_int(config, "num_experts_per_tok", false, &h->n_experts_used, err);
+    if (!status) status = read_int(config, m->width, false, &h->n_ff, err);
+    if (!status && m->weighs_over_all) status = read_bool(config, "norm_topk_prob", &shares, err);
+    if (!status) status = read_int(config, "decoder_sparse_step", false, &step, err);
+    if (!status) status = read_bool(config, "use_sliding_window", &slides, err);
+    if (status) return status;
+    h->experts_over_all = !shares;
+    if (h->n_experts < 1)
+        return sn_fail(err, SN_REFUSED, "a mixture of %d experts cannot be", h->n_experts);
+    if (step != 1 || (dense && (!json_is_array(dense) || json_array_size(dense))))
+        return sn_fail(err, SN_REFUSED,
+                       "'decoder_sparse_step' or 'mlp_only_layers' mixes blocks with and without experts, which is not known here");
+    if (slides && family->window == SN_WINDOW_NONE)
+        return sn_fail(err, SN_REFUSED, "'use_sliding_window' is set, which this family's mathematics here does not know");
+    return SN_OK;
+}
+
 /* ---- the whole ---- */
 
 static sn_status read_sizes(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
@@ -342,6 +372,7 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     if (!status) status = read_window(config, *family, h, err);
     if (!status) status = read_activation(config, *family, h, err);
     if (!status) status = read_scales(config, *family, h, err);
+    if (!status) status = read_experts(config, *family, h, err);
     if (!status) status = read_bool(config, "attention_bias", &bias, err);
     if (!status) status = read_bool(config, "tie_word_embeddings", &h->tied_output, err);
     if (!status) status = read_text(config, "_name_or_path", false, &name, err);

@@ -29,12 +29,15 @@
     [SN_ROLE_ATTN_Q_NORM] = "attn_q_norm.weight", [SN_ROLE_ATTN_K_NORM] = "attn_k_norm.weight"
 #define GGUF_FEED_FORWARD                                                                                              \
     [SN_ROLE_FFN_GATE] = "ffn_gate.weight", [SN_ROLE_FFN_UP] = "ffn_up.weight", [SN_ROLE_FFN_DOWN] = "ffn_down.weight"
+#define GGUF_EXPERTS                                                                                                   \
+    [SN_ROLE_ROUTER] = "ffn_gate_inp.weight", [SN_ROLE_EXPERTS_GATE] = "ffn_gate_exps.weight",                         \
+    [SN_ROLE_EXPERTS_UP] = "ffn_up_exps.weight", [SN_ROLE_EXPERTS_DOWN] = "ffn_down_exps.weight"
 #define GGUF_NORMS [SN_ROLE_ATTN_NORM] = "attn_norm.weight", [SN_ROLE_FFN_NORM] = "ffn_norm.weight"
 
 static const sn_naming naming_hf = {.block_prefix = "model.layers.",
                                     .of = {HF_ENDS, HF_ATTENTION, HF_FEED_FORWARD, HF_NORMS}};
 static const sn_naming naming_gguf = {.block_prefix = "blk.",
-                                      .of = {GGUF_ENDS, GGUF_ATTENTION, GGUF_FEED_FORWARD, GGUF_NORMS}};
+                                      .of = {GGUF_ENDS, GGUF_ATTENTION, GGUF_FEED_FORWARD, GGUF_EXPERTS, GGUF_NORMS}};
 
 /* Q, K and V in one matrix, gate and up in another. */
 static const sn_naming naming_hf_joined = {
@@ -77,11 +80,29 @@ static const sn_naming naming_hf_behind = {
 static const sn_naming naming_gguf_behind = {
     .block_prefix = "blk.", .of = {GGUF_ENDS, GGUF_ATTENTION, GGUF_FEED_FORWARD, GGUF_POST_NORMS}};
 
+/* A mixture of experts, as Mixtral calls its parts and as Qwen does. */
+static const sn_naming naming_hf_mixtral = {
+    .block_prefix = "model.layers.",
+    .of = {HF_ENDS, HF_ATTENTION, HF_NORMS, [SN_ROLE_ROUTER] = "block_sparse_moe.gate.weight",
+           [SN_ROLE_EXPERTS_GATE] = "block_sparse_moe.experts.*.w1.weight",
+           [SN_ROLE_EXPERTS_UP] = "block_sparse_moe.experts.*.w3.weight",
+           [SN_ROLE_EXPERTS_DOWN] = "block_sparse_moe.experts.*.w2.weight"}};
+static const sn_naming naming_hf_experts = {
+    .block_prefix = "model.layers.",
+    .of = {HF_ENDS, HF_ATTENTION, HF_NORMS, [SN_ROLE_ROUTER] = "mlp.gate.weight",
+           [SN_ROLE_EXPERTS_GATE] = "mlp.experts.*.gate_proj.weight",
+           [SN_ROLE_EXPERTS_UP] = "mlp.experts.*.up_proj.weight",
+           [SN_ROLE_EXPERTS_DOWN] = "mlp.experts.*.down_proj.weight"}};
+static const sn_mixture mixtral_experts = {.width = "intermediate_size", .n_experts = 8, .n_experts_used = 2, .n_ff = 14336};
+static const sn_mixture qwen3_experts = {
+    .width = "moe_intermediate_size", .n_experts = 128, .n_experts_used = 8, .n_ff = 768, .weighs_over_all = true};
+static const char *const mixtures_read[] = {"num_experts", "num_local_experts", NULL};
+
 #define USUAL_NAMES {[SN_CONTAINER_SAFETENSORS] = &naming_hf, [SN_CONTAINER_GGUF] = &naming_gguf}
 
 static const sn_family families[] = {
     {.name = "llama", .gguf_architecture = "llama", .gguf_rope = SN_ROPE_PAIRS, .qkv_bias = SN_IF_SAID,
-     .naming = USUAL_NAMES},
+     .gguf_mixtures = true, .naming = USUAL_NAMES},
     {.name = "mistral", .window = SN_WINDOW_GIVEN, .window_default = 4096, .naming = USUAL_NAMES},
     {.name = "qwen2", .gguf_architecture = "qwen2", .gguf_rope = SN_ROPE_HALVES, .qkv_bias = SN_ALWAYS,
      .window = SN_WINDOW_SWITCHED, .naming = USUAL_NAMES},
@@ -97,6 +118,11 @@ static const sn_family families[] = {
      .attn_scalar_default = 256, .activation_default = SN_GELU_TANH, .tied_default = true, .local_theta = 1e4, .norm_plus_one = true,
      .embeds_by_width = true, .reads = gemma3_reads,
      .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_around, [SN_CONTAINER_GGUF] = &naming_gguf_around}},
+    {.name = "mixtral", .window = SN_WINDOW_GIVEN, .theta_default = 1e6, .mixture = &mixtral_experts, .reads = mixtures_read,
+     .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_mixtral}},
+    {.name = "qwen3_moe", .gguf_architecture = "qwen3moe", .gguf_rope = SN_ROPE_HALVES, .qkv_bias = SN_IF_SAID,
+     .qk_norm = true, .mixture = &qwen3_experts, .gguf_mixtures = true, .reads = mixtures_read,
+     .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_experts, [SN_CONTAINER_GGUF] = &naming_gguf}},
 };
 /* clang-format on */
 
@@ -121,15 +147,24 @@ sn_status sn_family_find(sn_container container, const char *name, const sn_fami
     return sn_fail(err, SN_REFUSED, "models of the family '%.64s' cannot be run; these can: %s", name, known);
 }
 
-bool sn_family_tensor_name(const sn_family *family, sn_container container, sn_role role, int block,
+bool sn_family_tensor_name(const sn_family *family, sn_container container, sn_role role, int block, int piece,
                            char out[SN_TENSOR_NAME_MAX]) {
     const sn_naming *naming = family->naming[container];
-    if (!naming->of[role]) return false;
+    const char *name = naming->of[role], *star = name ? strchr(name, '*') : NULL;
+    if (!name) return false;
     if (role < SN_ROLE_FIRST_OF_BLOCK)
-        snprintf(out, SN_TENSOR_NAME_MAX, "%s", naming->of[role]);
+        snprintf(out, SN_TENSOR_NAME_MAX, "%s", name);
+    else if (star)
+        snprintf(out, SN_TENSOR_NAME_MAX, "%s%d.%.*s%d%s", naming->block_prefix, block, (int)(star - name), name, piece,
+                 star + 1);
     else
-        snprintf(out, SN_TENSOR_NAME_MAX, "%s%d.%s", naming->block_prefix, block, naming->of[role]);
+        snprintf(out, SN_TENSOR_NAME_MAX, "%s%d.%s", naming->block_prefix, block, name);
     return true;
+}
+
+bool sn_family_stacks(const sn_family *family, sn_container container, sn_role role) {
+    const char *name = family->naming[container]->of[role];
+    return name && role >= SN_ROLE_EXPERTS_GATE && role <= SN_ROLE_EXPERTS_DOWN && !strchr(name, '*');
 }
 
 bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_role role) {
@@ -141,6 +176,15 @@ bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_r
     case SN_ROLE_ATTN_Q_NORM:
     case SN_ROLE_ATTN_K_NORM:
         return hparams->qk_norm;
+    case SN_ROLE_ROUTER:
+    case SN_ROLE_EXPERTS_GATE:
+    case SN_ROLE_EXPERTS_UP:
+    case SN_ROLE_EXPERTS_DOWN:
+        return hparams->n_experts;
+    case SN_ROLE_FFN_GATE:
+    case SN_ROLE_FFN_UP:
+    case SN_ROLE_FFN_DOWN:
+        if (hparams->n_experts) return false; /* fallthrough */
     default:
         return family->naming[SN_CONTAINER_SAFETENSORS]->of[role] != NULL;
     }

@@ -28,13 +28,21 @@ typedef enum sn_qkv_layout {
 } sn_qkv_layout;
 
 /* Names of the roles in a container. NULL: the family has no such tensor. A block's tensor is called block_prefix,
- * number of the block, ".", name. */
+ * number of the block, ".", name. Of a role with several matrices, "*" in its name stands for the number of each; without it
+ * they lie in one tensor (matrices, rows, cols). */
 typedef struct sn_naming {
     const char *block_prefix;
     const char *of[SN_ROLE_COUNT];
     sn_qkv_layout qkv;
     bool gate_up; /* gate and up are one tensor, gate first */
 } sn_naming;
+
+/* What config.json says of a mixture of experts, and means where it is silent. */
+typedef struct sn_mixture {
+    const char *width; /* field: n_ff of an expert */
+    int n_experts, n_experts_used, n_ff;
+    bool weighs_over_all; /* unless norm_topk_prob */
+} sn_mixture;
 
 typedef struct sn_family {
     const char *name;              /* also config.json's model_type */
@@ -54,6 +62,8 @@ typedef struct sn_family {
     bool norm_plus_one;    /* safetensors hold norms' factors less 1 */
     bool embeds_by_width;  /* embeddings are multiplied by sqrt(n_embd) */
     const sn_naming *naming[SN_CONTAINER_COUNT]; /* NULL: no such files are known */
+    const sn_mixture *mixture; /* NULL: the feed-forward is one */
+    bool gguf_mixtures; /* its GGUF files may be mixtures; the chosen experts share all weight then */
     const char *const *reads; /* NULL-terminated: fields of config.json that change the mathematics and are read here,
                                  where another family must not have them; or NULL */
 } sn_family;
@@ -61,10 +71,13 @@ typedef struct sn_family {
 /* The family of a config.json's model_type, or of a GGUF architecture; SN_REFUSED names the ones that are known. */
 sn_status sn_family_find(sn_container container, const char *name, const sn_family **out, sn_err *err) SN_MUST_USE;
 
-/* Writes the tensor's name; false when the family has none for the role. */
+/* Writes the name of the tensor that holds this of the role's matrices; false when the family has none for the role. */
 enum { SN_TENSOR_NAME_MAX = 128 };
 bool sn_family_tensor_name(const sn_family *family, sn_container container, sn_role role, int block,
-                           char out[SN_TENSOR_NAME_MAX]);
+                           int piece, char out[SN_TENSOR_NAME_MAX]);
+
+/* Whether all of the role's matrices lie in one tensor. */
+bool sn_family_stacks(const sn_family *family, sn_container container, sn_role role);
 
 /* Whether a model of these hyperparameters has the role at all. */
 bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_role role);

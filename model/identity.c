@@ -45,28 +45,38 @@ static void add_hparams(sn_hasher *hasher, const sn_hparams *h, int window, int 
         add_line(hasher, "attn_scale=%08" PRIx32 "\n", float_bits(h->attn_scale));
     if (h->activation) add_line(hasher, "activation=%d\n", (int)h->activation);
     if (h->norm_plus_one) add_line(hasher, "norm_plus_one=1\n");
+    if (h->n_experts)
+        add_line(hasher, "n_experts=%d\nn_experts_used=%d\nexperts_over_all=%d\n", h->n_experts, h->n_experts_used,
+                 h->experts_over_all);
 }
 
 static void add_tensor(sn_hasher *hasher, sn_role role, const sn_model_tensor *tensor) {
     add_line(hasher, "%s=%s %zu %zu\n", role_names[role], sn_dtype_name(tensor->dtype), tensor->rows, tensor->cols);
 }
 
-sn_status sn_model_block_hash(const sn_model *model, int block, sn_hash *out, sn_err *err) {
+/* The bytes of one matrix or vector. */
+static sn_status add_piece(sn_hasher *hasher, const sn_model *model, sn_role role, int block, int piece, sn_err *err) {
     sn_model_tensor tensor;
+    sn_status status = sn_model_find_piece(model, role, block, piece, &tensor, err);
+    if (status || !tensor.data) return status;
+    add_tensor(hasher, role, &tensor);
+    for (size_t i = 0, bytes; i < sn_model_n_runs(&tensor); i++) {
+        const void *run = sn_model_run(&tensor, i, &bytes);
+        sn_hasher_add(hasher, run, bytes);
+    }
+    sn_model_forget(model, &tensor);
+    return SN_OK;
+}
+
+sn_status sn_model_block_hash(const sn_model *model, int block, sn_hash *out, sn_err *err) {
     sn_hasher *hasher = sn_hasher_new();
     if (!hasher) return sn_fail(err, SN_STOP, "out of memory for a hash");
     sn_status status = SN_OK;
     const sn_hparams *h = sn_model_hparams(model);
     if (block >= 0 && block < h->n_blocks) add_hparams(hasher, h, sn_window_of(h, block), sn_rope_of(h, block));
     for (int role = SN_ROLE_FIRST_OF_BLOCK; !status && role < SN_ROLE_COUNT; role++) {
-        status = sn_model_find(model, (sn_role)role, block, &tensor, err);
-        if (status || !tensor.data) continue;
-        add_tensor(hasher, (sn_role)role, &tensor);
-        for (size_t i = 0, bytes; i < sn_model_n_runs(&tensor); i++) {
-            const void *run = sn_model_run(&tensor, i, &bytes);
-            sn_hasher_add(hasher, run, bytes);
-        }
-        sn_model_forget(model, &tensor);
+        for (int i = 0; !status && i < sn_role_pieces(h, (sn_role)role); i++)
+            status = add_piece(hasher, model, (sn_role)role, block, i, err);
     }
     if (!status) *out = sn_hasher_end(hasher);
     sn_hasher_free(hasher);
@@ -85,11 +95,13 @@ sn_status sn_model_make_id(const sn_model *model, sn_hash *out, sn_err *err) {
     for (int block = 0; block < h->n_blocks; block++) {
         if (sn_window_of(h, block) != h->window || sn_rope_of(h, block)) add_line(hasher, "%d looks_back\n", block);
         for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++) {
-            if (sn_model_find(model, (sn_role)role, block, &tensor, NULL))
-                add_line(hasher, "%d %s absent\n", block, role_names[role]);
-            if (!tensor.data) continue;
-            add_line(hasher, "%d ", block);
-            add_tensor(hasher, (sn_role)role, &tensor);
+            for (int i = 0; i < sn_role_pieces(h, (sn_role)role); i++) {
+                if (sn_model_find_piece(model, (sn_role)role, block, i, &tensor, NULL))
+                    add_line(hasher, "%d %s absent\n", block, role_names[role]);
+                if (!tensor.data) continue;
+                add_line(hasher, "%d ", block);
+                add_tensor(hasher, (sn_role)role, &tensor);
+            }
         }
     }
     *out = sn_hasher_end(hasher);

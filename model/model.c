@@ -36,8 +36,7 @@ struct sn_model {
     const sn_family *family;
     entry *entries; /* [n_entries], sorted by name */
     size_t n_entries;
-    const entry *
-        *roles; /* [n_blocks][SN_ROLE_COUNT]; the client's roles are in the first row; NULL: not in the files */
+    const entry **roles; /* slot_of each; the client's roles are in block 0; NULL: not in the files */
     sn_hash id;
 };
 
@@ -126,10 +125,16 @@ static void role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *
     case SN_ROLE_ATTN_K_NORM:
         *cols = h->qk_norm_wide ? kv : head;
         break;
+    case SN_ROLE_ROUTER:
+        *rows = (size_t)h->n_experts;
+        break;
+    case SN_ROLE_EXPERTS_GATE:
+    case SN_ROLE_EXPERTS_UP:
     case SN_ROLE_FFN_GATE:
     case SN_ROLE_FFN_UP:
         *rows = ff;
         break;
+    case SN_ROLE_EXPERTS_DOWN:
     case SN_ROLE_FFN_DOWN:
         *rows = embd, *cols = ff;
         break;
@@ -169,11 +174,28 @@ bool sn_role_is_vector(sn_role role) {
     }
 }
 
-/* Where the role lies in its tensor. *own: its rows; of a vector its elements. */
-static sn_view view_of(const sn_model *m, sn_role role, size_t *own) {
+/* A block's roles stand side by side, behind them the further matrices of those that have several. */
+static size_t slots_per_block(const sn_hparams *h) {
+    size_t further = h->n_experts > 1 ? (size_t)h->n_experts - 1 : 0;
+    return SN_ROLE_COUNT + (SN_ROLE_EXPERTS_DOWN - SN_ROLE_EXPERTS_GATE + 1) * further;
+}
+
+static const entry **slot_of(const sn_model *m, sn_role role, int block, int piece) {
+    size_t slot = piece ? SN_ROLE_COUNT + (size_t)(role - SN_ROLE_EXPERTS_GATE) * (size_t)(m->hparams.n_experts - 1) +
+                              (size_t)(piece - 1)
+                        : (size_t)role;
+    return &m->roles[(size_t)block * slots_per_block(&m->hparams) + slot];
+}
+
+/* Where a matrix of the role lies in its tensor. *own: its rows; of a vector its elements. */
+static sn_view view_of(const sn_model *m, sn_role role, int piece, size_t *own) {
     size_t rows, cols;
     role_shape(&m->hparams, role, &rows, &cols);
     *own = sn_role_is_vector(role) ? cols : rows;
+    if (sn_family_stacks(m->family, m->container, role)) {
+        size_t all = (size_t)m->hparams.n_experts * rows;
+        return (sn_view){.whole = all, .first = (size_t)piece * rows, .group_rows = rows, .group_stride = all};
+    }
     return sn_view_of(m->family->naming[m->container], &m->hparams, role, *own);
 }
 
@@ -182,10 +204,11 @@ static bool is_plain_float(sn_dtype dtype) { return dtype == SN_F32 || dtype == 
 static sn_status check_entry(const sn_model *m, const entry *e, sn_role role, sn_err *err) {
     size_t rows, cols, own;
     bool vector = sn_role_is_vector(role);
+    int n_dims = vector ? 1 : sn_family_stacks(m->family, m->container, role) ? 3 : 2;
     sn_dtype dtype = e->tensor.dtype;
     role_shape(&m->hparams, role, &rows, &cols);
-    *(vector ? &cols : &rows) = view_of(m, role, &own).whole;
-    if (e->n_dims != (vector ? 1 : 2) || e->tensor.rows != rows || e->tensor.cols != cols)
+    *(vector ? &cols : &rows) = view_of(m, role, 0, &own).whole;
+    if (e->n_dims != n_dims || e->tensor.rows != rows || e->tensor.cols != cols)
         return sn_fail(err, SN_REFUSED,
                        "tensor '%s' has %d dimensions, (%zu, %zu), where the hyperparameters ask for (%zu, %zu)",
                        e->name, e->n_dims, e->tensor.rows, e->tensor.cols, rows, cols);
@@ -194,11 +217,11 @@ static sn_status check_entry(const sn_model *m, const entry *e, sn_role role, sn
     return SN_OK;
 }
 
-static sn_status bind_role(sn_model *m, sn_role role, int block, sn_err *err) {
+static sn_status bind_role(sn_model *m, sn_role role, int block, int piece, sn_err *err) {
     char name[SN_TENSOR_NAME_MAX];
-    const entry **slot = &m->roles[(size_t)block * SN_ROLE_COUNT + role];
+    const entry **slot = slot_of(m, role, block, piece);
     if (!sn_family_has_role(m->family, &m->hparams, role)) return SN_OK;
-    if (!sn_family_tensor_name(m->family, m->container, role, block, name)) return SN_OK;
+    if (!sn_family_tensor_name(m->family, m->container, role, block, piece, name)) return SN_OK;
     entry *own = find_entry(m, name);
     if (own) own->used = true;
     if (role == SN_ROLE_OUTPUT && m->hparams.tied_output) { /* one in the file is a copy: the reference ties it too */
@@ -211,10 +234,12 @@ static sn_status bind_role(sn_model *m, sn_role role, int block, sn_err *err) {
 
 static sn_status bind_roles(sn_model *m, sn_err *err) {
     if (m->n_entries) qsort(m->entries, m->n_entries, sizeof *m->entries, compare_entries);
-    sn_status status = sn_calloc(&m->roles, (size_t)m->hparams.n_blocks * SN_ROLE_COUNT, sizeof *m->roles, err);
+    sn_status status = sn_calloc(&m->roles, (size_t)m->hparams.n_blocks * slots_per_block(&m->hparams), sizeof *m->roles,
+                                 err);
     for (int block = 0; !status && block < m->hparams.n_blocks; block++)
         for (int role = block ? SN_ROLE_FIRST_OF_BLOCK : 0; !status && role < SN_ROLE_COUNT; role++)
-            status = bind_role(m, (sn_role)role, block, err);
+            for (int i = 0; !status && i < sn_role_pieces(&m->hparams, (sn_role)role); i++)
+                status = bind_role(m, (sn_role)role, block, i, err);
     for (size_t i = 0; i < m->n_entries; i++) m->entries[i].tensor.tie = i + 1; /* in the order of their names */
     for (size_t i = 0; !status && i < m->n_entries; i++)
         if (!m->entries[i].used && !sn_family_ignores(m->entries[i].name))
@@ -316,6 +341,10 @@ void sn_model_close(sn_model **model) {
 const sn_hparams *sn_model_hparams(const sn_model *model) { return &model->hparams; }
 
 sn_status sn_model_find(const sn_model *model, sn_role role, int block, sn_model_tensor *out, sn_err *err) {
+    return sn_model_find_piece(model, role, block, 0, out, err);
+}
+
+sn_status sn_model_find_piece(const sn_model *model, sn_role role, int block, int piece, sn_model_tensor *out, sn_err *err) {
     char name[SN_TENSOR_NAME_MAX];
     *out = (sn_model_tensor){0};
     if (role < SN_ROLE_FIRST_OF_BLOCK) block = 0;
@@ -323,21 +352,25 @@ sn_status sn_model_find(const sn_model *model, sn_role role, int block, sn_model
         return sn_fail(err, SN_REFUSED, "the model has blocks 0 to %d, and none of number %d",
                        model->hparams.n_blocks - 1, block);
     if (!sn_family_has_role(model->family, &model->hparams, role) ||
-        !sn_family_tensor_name(model->family, model->container, role, block, name))
+        !sn_family_tensor_name(model->family, model->container, role, block, piece, name))
         return SN_OK;
-    const entry *found = model->roles[(size_t)block * SN_ROLE_COUNT + role];
+    if (piece < 0 || piece >= sn_role_pieces(&model->hparams, role))
+        return sn_fail(err, SN_REFUSED, "the model has no expert of number %d", piece);
+    const entry *found = *slot_of(model, role, block, piece);
     if (!found) return sn_fail(err, SN_REFUSED, "tensor '%s' is not in the model's files", name);
     size_t own;
-    sn_view view = view_of(model, role, &own);
+    sn_view view = view_of(model, role, piece, &own);
     *out = found->tensor;
     sn_view_narrow(&view, role, own, out);
+    out->tie |= (uint64_t)piece << 32; /* of those in one tensor; harmless where each has its own */
     return SN_OK;
 }
 
 bool sn_model_has_block(const sn_model *model, int block) {
     sn_model_tensor tensor;
     for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++)
-        if (sn_model_find(model, (sn_role)role, block, &tensor, NULL)) return false;
+        for (int i = 0; i < sn_role_pieces(&model->hparams, (sn_role)role); i++)
+            if (sn_model_find_piece(model, (sn_role)role, block, i, &tensor, NULL)) return false;
     return true;
 }
 

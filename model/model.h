@@ -34,7 +34,11 @@
     X(FFN_GATE)        /* (n_ff, n_embd)                                                 */                            \
     X(FFN_UP)          /* (n_ff, n_embd)                                                 */                            \
     X(FFN_DOWN)        /* (n_embd, n_ff)                                                 */                            \
-    X(FFN_POST_NORM)   /* (n_embd)                       post_norm: of what the feed-forward adds */
+    X(FFN_POST_NORM)   /* (n_embd)                       post_norm: of what the feed-forward adds */                      \
+    X(ROUTER)          /* (n_experts, n_embd)            n_experts: then these four in place of the three FFN_ */         \
+    X(EXPERTS_GATE)    /* (n_ff, n_embd)                 of each expert: sn_role_pieces */                                \
+    X(EXPERTS_UP)      /* (n_ff, n_embd)                 likewise                        */                               \
+    X(EXPERTS_DOWN)    /* (n_embd, n_ff)                 likewise                        */
 
 typedef enum sn_role {
 #define X(name) SN_ROLE_##name,
@@ -57,6 +61,8 @@ enum {
     SN_BLOCKS_MAX = 1024,
     SN_ROPE_FREQS_MAX = 256,
     SN_ROPES_MAX = 2,
+    SN_MODEL_EXPERTS_MAX = 1024,
+    SN_MODEL_EXPERTS_USED_MAX = 64,
     SN_FAMILY_NAME_SIZE = 32,
     SN_MODEL_NAME_SIZE = 128
 };
@@ -69,6 +75,8 @@ typedef struct sn_hparams {
     float norm_eps;
     int window; /* sliding window: a token sees itself and window-1 before it; 0: all */
     bool looks_back[SN_BLOCKS_MAX]; /* blocks that see everything before, whatever the window */
+    int n_experts, n_experts_used; /* of a mixture: n_ff is one expert's. 0: there is none */
+    bool experts_over_all;         /* the chosen ones' weights are shares of all experts', not of the chosen ones' */
     bool qkv_bias, tied_output;
     bool qk_norm, qk_norm_wide; /* wide: all heads of a row are normed as one */
     bool post_norm;             /* what a half of a block adds is normed before */
@@ -90,6 +98,11 @@ static inline int sn_window_of(const sn_hparams *hp, int block) { return hp->loo
 static inline int sn_rope_of(const sn_hparams *hp, int block) { return hp->n_ropes > 1 && hp->looks_back[block]; }
 static inline const float *sn_rope_freqs(const sn_hparams *hp, int rope) {
     return rope ? hp->rope_freq_back : hp->rope_freq;
+}
+
+/* How many matrices the role has in a block. */
+static inline int sn_role_pieces(const sn_hparams *hp, sn_role role) {
+    return role >= SN_ROLE_EXPERTS_GATE && role <= SN_ROLE_EXPERTS_DOWN ? hp->n_experts : 1;
 }
 
 /* A tensor in its file, or a view of rows of one: Q, K and V may lie there as one matrix. `data` is the first row, valid
@@ -124,6 +137,9 @@ const sn_hparams *sn_model_hparams(const sn_model *model);
  * *out with data == NULL. SN_REFUSED when it should be there and is missing, or its shape contradicts the
  * hyperparameters. */
 sn_status sn_model_find(const sn_model *model, sn_role role, int block, sn_model_tensor *out, sn_err *err) SN_MUST_USE;
+/* The same of one of the role's matrices, below sn_role_pieces: of that expert. sn_model_find gives number 0. */
+sn_status sn_model_find_piece(const sn_model *model, sn_role role, int block, int piece, sn_model_tensor *out,
+                              sn_err *err) SN_MUST_USE;
 
 /* True if the file holds every tensor of the block (a client's copy may hold only the ends of the model). */
 bool sn_model_has_block(const sn_model *model, int block);

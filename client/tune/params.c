@@ -88,9 +88,12 @@ static void lay_out(sn_params *p, const sn_hparams *hp) {
     }
 }
 
-static sn_status check_shape(const sn_params_shape *s, sn_err *err) {
-    bool any = false;
+static sn_status check_shape(const sn_hparams *hp, const sn_params_shape *s, sn_err *err) {
+    bool any = false, feed_forward = s->target[SN_ROLE_FFN_GATE] || s->target[SN_ROLE_FFN_UP] || s->target[SN_ROLE_FFN_DOWN];
     for (int role = 0; role < SN_ROLE_COUNT; role++) any |= s->target[role];
+    if (s->method == SN_METHOD_LORA && hp->n_experts && feed_forward)
+        return sn_fail(err, SN_REFUSED, "the feed-forward of this model is a mixture of experts, which cannot be adapted: give "
+                                        "--targets of q, k, v and o only");
     bool prompts = s->method == SN_METHOD_PROMPT || s->method == SN_METHOD_DEEP_PROMPT;
     if (prompts && (s->prompt_tokens < 1 || s->prompt_tokens > SN_PROMPT_TOKENS_MAX))
         return sn_fail(err, SN_REFUSED, "--prompt-tokens is 1 to %d", SN_PROMPT_TOKENS_MAX);
@@ -106,7 +109,7 @@ static sn_status check_shape(const sn_params_shape *s, sn_err *err) {
 sn_status sn_params_new(const sn_hparams *hp, const sn_params_shape *shape, sn_params **out, sn_err *err) {
     sn_params *p = NULL;
     *out = NULL;
-    sn_status status = check_shape(shape, err);
+    sn_status status = check_shape(hp, shape, err);
     if (!status) status = sn_calloc(&p, 1, sizeof *p, err);
     if (status) return status;
     p->shape = *shape;

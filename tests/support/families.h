@@ -11,6 +11,8 @@ static const char *const FAMILIES[] = {
     "phi3",
     "olmo2",
     "gemma3",
+    "mixtral",
+    "qwen3_moe",
 };
 enum { N_FAMILIES = sizeof FAMILIES / sizeof *FAMILIES };
 

@@ -241,3 +241,22 @@ Test(config, refuses_what_gemma3_could_ask_and_is_not_known) {
     refuses("{\"model_type\":\"phi3\",\"rope_scaling\":{\"type\":\"longrope\",\"long_factor\":[1],\"short_factor\":[1]}}",
             "'long_factor' is not known");
 }
+
+Test(config, reads_mixtures_of_experts) {
+    sn_hparams h = takes("{\"model_type\":\"mixtral\",\"num_local_experts\":4,\"num_experts_per_tok\":3}");
+    cr_assert(h.n_experts == 4 && h.n_experts_used == 3 && h.n_ff == 96 && !h.experts_over_all);
+    h = takes("{\"model_type\":\"mixtral\"}");
+    cr_assert(h.n_experts == 8 && h.n_experts_used == 2);
+#define QWEN3_MOE "{\"model_type\":\"qwen3_moe\","
+    h = takes(QWEN3_MOE "\"moe_intermediate_size\":48,\"num_experts\":16}");
+    cr_assert(h.n_experts == 16 && h.n_experts_used == 8 && h.n_ff == 48 && h.experts_over_all && h.qk_norm);
+    cr_assert(!takes(QWEN3_MOE "\"norm_topk_prob\":true}").experts_over_all);
+    cr_assert_eq(takes("{}").n_experts, 0);
+    refuses("{\"num_experts\":8}", "'num_experts' is set, which");
+    refuses(QWEN3_MOE "\"mlp_only_layers\":[1]}", "'mlp_only_layers' mixes");
+    refuses(QWEN3_MOE "\"decoder_sparse_step\":2}", "'decoder_sparse_step' or");
+    refuses(QWEN3_MOE "\"use_sliding_window\":true}", "'use_sliding_window' is set, which");
+    refuses(QWEN3_MOE "\"num_experts\":0}", "a mixture of 0 experts");
+    refuses(QWEN3_MOE "\"num_experts\":4}", "experts for a token is 8");
+    refuses(QWEN3_MOE "\"norm_topk_prob\":1}", "'norm_topk_prob' must be true or false");
+}

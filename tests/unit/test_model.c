@@ -192,7 +192,9 @@ Test(model, refuses_gguf_metadata_that_changes_the_mathematics) {
     refuses_gguf((gguf_options){.key = "attention.value_length", .value = 8}, "keys of 16 and values of 8");
     refuses_gguf((gguf_options){.key = "attention.sliding_window", .text = "wide"}, "a string where a whole number");
     refuses_gguf((gguf_options){.key = "attention.key_length", .value = 0x7ffffffe}, "width of a head");
-    refuses_gguf((gguf_options){.key = "expert_count", .value = 8}, "mixtures of experts");
+    refuses_gguf((gguf_options){.key = "expert_count", .value = 8}, "expert_used_count");
+    refuses_gguf((gguf_options){.architecture = "qwen2", .key = "expert_used_count", .value = 2, .bias = true},
+                 "mixtures of experts");
 }
 
 Test(model, refuses_tensors_that_contradict_the_hyperparameters) {

@@ -269,14 +269,26 @@ PAIR(F16, 1) PAIR(F16, 2) PAIR(BF16, 1) PAIR(BF16, 2)
 static const tile_fn pair_fns[SN_LAYOUT_COUNT][PAIR_SHAPES] = {[SN_LAYOUT_F16] = {pair_F16_1, pair_F16_2},
                                                                [SN_LAYOUT_BF16] = {pair_BF16_1, pair_BF16_2}};
 
+/* Three rows that are left, as of sessions that decode together, cost hardly more than two. */
+#define X(name, k, bytes) TILE(name, 3)
+SN_LAYOUTS(X)
+#undef X
+static const tile_fn three_fns[SN_LAYOUT_COUNT] = {
+#define X(name, k, bytes) tile_##name##_3,
+    SN_LAYOUTS(X)
+#undef X
+};
+
 /* All rows of the job against each panel; fns[i] takes 1 << i rows. The weights come from far away for the first rows only. */
 static void linear(const sn_linear_job *job, size_t first_panel, size_t end_panel) {
     const tile_fn *fns = tile_fns[job->weight.layout], *both = pair_fns[job->weight.layout];
     const bool pairs = sn_layout_pairs(job->weight.layout) && job->n < 1 << PAIR_SHAPES;
     for (size_t panel = first_panel, panels; panel < end_panel; panel += panels) {
         panels = pairs && panel % 2 == 0 && panel + 1 < end_panel ? 2 : 1;
-        for (int i = TILE_SHAPES - 1, row = 0; i >= 0; i--)
-            for (; job->n - row >= 1 << i; row += 1 << i) (panels == 2 ? both : fns)[i](job, panel, row);
+        int row = 0, end = panels == 1 && job->n % 4 == 3 ? job->n - 3 : job->n; /* of what fns take */
+        for (int i = TILE_SHAPES - 1; i >= 0; i--)
+            for (; end - row >= 1 << i; row += 1 << i) (panels == 2 ? both : fns)[i](job, panel, row);
+        if (row < job->n) three_fns[job->weight.layout](job, panel, row);
     }
 }
 

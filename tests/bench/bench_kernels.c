@@ -61,7 +61,7 @@ static void bench_linear(sn_device *d) {
     bool plain = strstr(sn_device_describe(d), ", c");
     int rows = plain ? 16 : 256;
     float *x = test_random_floats((size_t)rows * 576, 3), *y = malloc((size_t)rows * 1536 * sizeof *y);
-    printf("  %-6s %10s %10s %12s %10s\n", "", "1 row GB/s", "GOP/s", "4 rows GOP/s", "many GOP/s");
+    printf("  %-6s %10s %10s %12s %12s %10s\n", "", "1 row GB/s", "GOP/s", "3 rows GOP/s", "4 rows GOP/s", "many GOP/s");
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
         sn_dtype dtype = types[t];
         size_t cols = sn_dtype_block(dtype) == 256 ? 512 : 576;
@@ -69,8 +69,9 @@ static void bench_linear(sn_device *d) {
         few.n = m.n < 4 ? m.n : 4;
         double ops = 2e-9 * 1536 * (double)cols, one = pass(d, plain ? &few : &m, 1, x, y);
         double n_one = plain ? few.n : m.n;
-        printf("  %-6s %10.1f %10.1f %12.1f %10.1f\n", sn_dtype_name(dtype), (double)m.bytes * 1e-9 / m.n * n_one / one,
-               ops * n_one / one, ops * few.n * 4 / pass(d, &few, 4, x, y), ops * few.n * rows / pass(d, &few, rows, x, y));
+        printf("  %-6s %10.1f %10.1f %12.1f %12.1f %10.1f\n", sn_dtype_name(dtype), (double)m.bytes * 1e-9 / m.n * n_one / one,
+               ops * n_one / one, ops * few.n * 3 / pass(d, &few, 3, x, y), ops * few.n * 4 / pass(d, &few, 4, x, y),
+               ops * few.n * rows / pass(d, &few, rows, x, y));
         for (int i = 0; i < m.n; i++) test_weight_drop(d, &m.w[i]);
     }
     free(x);

@@ -191,7 +191,8 @@ static sn_status tell(run *r, size_t from) {
 }
 
 static sn_status take_text(run *r, int32_t id) {
-    if (!r->g->parts.tokenizer) return SN_OK;
+    /* Models round their vocabulary up: what lies beyond the tokenizer's has no text. */
+    if (!r->g->parts.tokenizer || id >= sn_tokenizer_n_vocab(r->g->parts.tokenizer)) return SN_OK;
     size_t from = r->out->text.len;
     r->token.len = 0;
     sn_status status = sn_tokenizer_decode(r->g->parts.tokenizer, id, false, &r->token, r->err);

@@ -148,6 +148,8 @@ json_t *sn_bench_machine(void);
  * {"p50", "p95", "p99"}, "hops"}]}: medians, the range of the repeats beside them as *_range. */
 json_t *sn_bench_json(const sn_bench_plan *plan, const char *command, const sn_bench_row *rows, size_t n);
 const char *sn_bench_what(const sn_bench_case *c); /* "speed", "forward", "beside", "train", or how a node was lost */
+/* What was measured with: lengths of prompts, or of sequences that were trained. */
+void sn_bench_texts(const sn_bench_plan *plan, const sn_bench_row *rows, size_t n, char out[80]);
 void sn_bench_print(FILE *out, const sn_bench_plan *plan, const sn_bench_row *rows, size_t n);
 sn_status sn_bench_csv(const char *path, const sn_bench_plan *plan, const sn_bench_row *rows, size_t n, sn_err *err) SN_MUST_USE;
 /* One file with the tables and, where there are curves, plots; it needs nothing from elsewhere. */

@@ -196,9 +196,10 @@ sn_status sn_bench_html(const char *path, const sn_bench_plan *plan, const char 
     escape(out, command);
     fputs("</code></p><p>", out);
     escape(out, plan->hp->name);
-    fprintf(out, ", %d blocks; prompts of %d tokens, %d new ones; medians of %d repeats (and their range) after %d to warm "
-                 "up.</p>\n",
-            plan->hp->n_blocks, plan->prompt_tokens, plan->new_tokens, plan->repeat, plan->warmup);
+    char what[80];
+    sn_bench_texts(plan, rows, n, what);
+    fprintf(out, ", %d blocks; %s; medians of %d repeats (and their range) after %d to warm up.</p>\n", plan->hp->n_blocks, what,
+            plan->repeat, plan->warmup);
     table(out, rows, n);
     fputs("<h2>Curves</h2>\n", out);
     for (int d = 0; d < 4; d++)

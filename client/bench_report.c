@@ -151,14 +151,23 @@ static void print_hops(FILE *out, const sn_bench_row *row) {
     }
 }
 
+void sn_bench_texts(const sn_bench_plan *p, const sn_bench_row *rows, size_t n, char out[80]) {
+    size_t trained = 0;
+    for (size_t i = 0; i < n; i++) trained += rows[i].of.kind == SN_BENCH_TRAIN;
+    if (n && trained == n) snprintf(out, 80, "sequences of %d tokens, forwards and backwards", p->prompt_tokens);
+    else snprintf(out, 80, "prompts of %d tokens, %d new ones", p->prompt_tokens, p->new_tokens);
+}
+
 void sn_bench_print(FILE *out, const sn_bench_plan *p, const sn_bench_row *rows, size_t n) {
     json_t *m = sn_bench_machine();
     fprintf(out, "%s, %lld cores, %s; swarm %s; %s\n", json_string_value(json_object_get(m, "cpu")),
             (long long)json_integer_value(json_object_get(m, "cores")), json_string_value(json_object_get(m, "kernel")),
             SN_VERSION, p->hp->name);
     json_decref(m);
-    fprintf(out, "prompts of %d tokens, %d new ones; medians of %d repeats and their farthest, after %d to warm up%s; %s on the wire\n\n",
-            p->prompt_tokens, p->new_tokens, p->repeat, p->warmup, p->push ? "; nodes push" : "", sn_dtype_name(p->wire));
+    char what[80];
+    sn_bench_texts(p, rows, n, what);
+    fprintf(out, "%s; medians of %d repeats and their farthest, after %d to warm up%s; %s on the wire\n\n", what, p->repeat,
+            p->warmup, p->push ? "; nodes push" : "", sn_dtype_name(p->wire));
     fprintf(out, "%-9s%6s%8s  %-20s%9s%9s%15s%15s%15s%9s%9s%9s\n", "what", "nodes", "threads", "link", "sessions",
             "context", "prompt tok/s", "ttft ms", "decode tok/s", "itl p50", "p95", "p99");
     for (size_t i = 0; i < n; i++) {

@@ -49,6 +49,7 @@ static sn_status open_trunk(training *t, const sn_bench_plan *p, const sn_bench_
 static sn_status open_tuner(training *t, const sn_bench_plan *p, const sn_bench_case *c, sn_err *err) {
     sn_params_shape shape = {.prompt_tokens = SN_BENCH_VIRTUAL_TOKENS, .rank = RANK, .alpha = 2 * RANK, .n_labels = LABELS};
     const sn_tuner_options options = {.batch = 1,
+                                      .threads = c->threads,
                                       .accumulate = c->sessions,
                                       .optimizer = {.lr = 1e-3, .clip = 1, .steps = p->repeat + p->warmup + 1}};
     sn_random_state random = {1};

@@ -3,9 +3,11 @@
 
 #include "base/clock.h"
 #include "blocks/block.h"
+#include "blocks/weights_id.h"
 #include "client/tune/adapter.h"
 #include "client/tune/checkpoint.h"
 #include "client/tune/curve.h"
+#include "model/peft.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -72,7 +74,8 @@ typedef struct work {
     sn_dataset *data, *eval;
     sn_trunk *trunk;
     sn_tuner *tuner;
-    sn_hash model;
+    sn_hash weights; /* what was trained goes with these */
+    sn_hash model;   /* and these shapes */
     json_t *options; /* all that decides what comes out */
     double before, after, right_before, right_after;
     int64_t began_us, first_step;
@@ -81,10 +84,12 @@ typedef struct work {
 
 /* -- what was asked for */
 
+static double alpha_given(void) { return given.alpha < 0 ? 2 * (double)given.rank : given.alpha; }
+
 static sn_status shape_given(const work *w, sn_params_shape *shape, sn_err *err) {
     *shape = (sn_params_shape){
         .prompt_tokens = (int)given.prompt_tokens, .rank = (int)given.rank, .n_labels = (int)w->data->n_labels};
-    shape->alpha = given.alpha < 0 ? 2 * (double)given.rank : given.alpha;
+    shape->alpha = alpha_given();
     sn_status status = sn_method_parse(given.method, &shape->method, err);
     return status ? status : sn_targets_parse(given.targets, shape->target, err);
 }
@@ -92,7 +97,7 @@ static sn_status shape_given(const work *w, sn_params_shape *shape, sn_err *err)
 static sn_status optimizer_given(const work *w, sn_optimizer_options *o, sn_err *err) {
     static const double rates[] = {0.03, 0.03, 0.001, 0.01};
     sn_method method;
-    size_t step = (size_t)(given.batch * given.accumulate), per_epoch = (w->data->n + step - 1) / step;
+    size_t step = (size_t)(given.batch * given.accumulate), per_epoch = w->data ? (w->data->n + step - 1) / step : 0;
     *o = (sn_optimizer_options){.weight_decay = given.weight_decay, .clip = given.clip, .warmup = given.warmup};
     if (given.steps && given.epochs) return sn_fail(err, SN_REFUSED, "give either --steps or --epochs");
     o->steps = given.steps ? given.steps : (int64_t)per_epoch * (given.epochs ? given.epochs : 1);
@@ -101,15 +106,18 @@ static sn_status optimizer_given(const work *w, sn_optimizer_options *o, sn_err 
     return status ? status : sn_schedule_parse(given.schedule, &o->schedule, err);
 }
 
-static json_t *options_given(const work *w, const sn_params_shape *shape, const sn_optimizer_options *o) {
+/* All that decides what comes out, as far as it is known before the data are read, or after. */
+static json_t *options_given(const work *w, const sn_optimizer_options *o) {
     char hex[65];
-    return json_pack("{ss sI sI sf ss sI sI sI sI sf ss sI sf sf sI ss}", "method", given.method, "prompt-tokens",
-                     (json_int_t)given.prompt_tokens, "rank", (json_int_t)given.rank, "alpha", shape->alpha, "targets",
-                     given.targets, "steps", (json_int_t)o->steps, "batch", (json_int_t)given.batch, "accumulate",
-                     (json_int_t)given.accumulate, "seq", (json_int_t)given.seq, "lr", o->lr, "schedule",
-                     given.schedule, "warmup", (json_int_t)given.warmup, "clip", given.clip, "weight-decay",
-                     given.weight_decay, "seed", (json_int_t)given.seed, "data",
-                     sn_hex(w->data->hash.bytes, SN_HASH_SIZE, hex));
+    json_t *all =
+        json_pack("{ss sI sI sf ss sI sI sI sf ss sI sf sf sI}", "method", given.method, "prompt-tokens",
+                  (json_int_t)given.prompt_tokens, "rank", (json_int_t)given.rank, "alpha", alpha_given(), "targets",
+                  given.targets, "batch", (json_int_t)given.batch, "accumulate", (json_int_t)given.accumulate, "seq",
+                  (json_int_t)given.seq, "lr", o->lr, "schedule", given.schedule, "warmup", (json_int_t)given.warmup, "clip",
+                  given.clip, "weight-decay", given.weight_decay, "seed", (json_int_t)given.seed);
+    if (w->data || given.steps) json_object_set_new(all, "steps", json_integer(o->steps));
+    if (w->data) json_object_set_new(all, "data", json_string(sn_hex(w->data->hash.bytes, SN_HASH_SIZE, hex)));
+    return all;
 }
 
 /* A checkpoint is gone on from with the options that it began with. */
@@ -174,11 +182,11 @@ static sn_status open_tuner(work *w, sn_err *err) {
     sn_params_shape shape;
     sn_params *params = NULL;
     sn_tuner_options options = {
-        .batch = (int)given.batch, .accumulate = (int)given.accumulate, .seed = (uint64_t)given.seed};
+        .batch = (int)given.batch, .accumulate = (int)given.accumulate, .threads = (int)sn_given.threads,
+        .seed = (uint64_t)given.seed};
     sn_random_state random = {(uint64_t)given.seed};
     sn_status status = shape_given(w, &shape, err);
     if (!status) status = optimizer_given(w, &options.optimizer, err);
-    if (!status) w->options = options_given(w, &shape, &options.optimizer);
     if (!status) status = sn_params_new(w->setup.hp, &shape, &params, err);
     if (!status) status = sn_params_begin(params, w->setup.head, w->setup.hp->n_vocab, &random, err);
     if (status) {
@@ -188,12 +196,29 @@ static sn_status open_tuner(work *w, sn_err *err) {
     return sn_tuner_new(&options, w->setup.hp, w->setup.head, w->trunk, w->data, &params, &w->tuner, err);
 }
 
+/* Notes what decides the outcome and, with --resume, refuses another one than the checkpoint's, or a damaged one. Done before
+ * the model is opened (`model` NULL) and, with all that is known then, before its blocks are loaded. */
+static sn_status check_resume(work *w, const sn_hash *model, sn_err *err) {
+    char path[4096];
+    json_t *then = NULL;
+    sn_optimizer_options o;
+    sn_status status = optimizer_given(w, &o, err);
+    if (status) return status;
+    json_decref(w->options);
+    w->options = options_given(w, &o);
+    if (!w->options) return sn_fail(err, SN_STOP, "out of memory");
+    if (!given.resume) return SN_OK;
+    status = sn_checkpoint_find(given.resume, model, path, &then, err);
+    if (!status) status = check_options(w->options, then, err);
+    json_decref(then);
+    return status;
+}
+
 static sn_status resume(work *w, sn_err *err) {
     char path[4096];
     json_t *then = NULL;
     if (!given.resume) return SN_OK;
     sn_status status = sn_checkpoint_find(given.resume, &w->model, path, &then, err);
-    if (!status) status = check_options(w->options, then, err);
     if (!status) status = sn_checkpoint_load(path, w->tuner, err);
     json_decref(then);
     if (!status) fprintf(stderr, "going on from step %lld\n", (long long)w->tuner->step);
@@ -276,9 +301,15 @@ static sn_status report(const work *w, sn_err *err) {
 }
 
 static sn_status tune(work *w, sn_err *err) {
-    sn_status status = sn_setup_open(&w->setup, true, err);
-    if (!status) w->model = sn_model_id(w->setup.model);
-    if (!status) status = read_data(w, err);
+    sn_hash of[2];
+    sn_status status = check_resume(w, NULL, err);
+    if (!status) status = sn_setup_open(&w->setup, true, err);
+    if (!status) status = sn_weights_id(w->setup.model, &w->weights, err);
+    if (status) return status;
+    of[0] = sn_model_id(w->setup.model), of[1] = w->weights;
+    w->model = sn_hash_of(of, sizeof of);
+    status = read_data(w, err);
+    if (!status) status = check_resume(w, &w->model, err);
     if (!status) status = open_trunk(w, err);
     if (!status) status = open_tuner(w, err);
     if (!status) status = evaluate(w, &w->before, &w->right_before, err);
@@ -287,6 +318,7 @@ static sn_status tune(work *w, sn_err *err) {
     if (!status)
         status = sn_adapter_save(given.resume ? given.resume : given.out, w->tuner->params, w->setup.hp,
                                  w->data->labels, err);
+    if (!status) status = sn_peft_mark(given.resume ? given.resume : given.out, &w->weights, w->setup.hp->name, err);
     if (!status) status = evaluate(w, &w->after, &w->right_after, err);
     return status ? status : report(w, err);
 }

@@ -18,7 +18,7 @@ static sn_status judge_all(sn_setup *setup, const sn_dataset *data, tally *out, 
     for (size_t i = 0; i < data->n; i++)
         if (data->at[i].n > longest) longest = data->at[i].n;
     sn_status status = sn_setup_chain(setup, (int)longest, false, err);
-    if (!status) status = sn_loss_open(&loss, setup->head, setup->hp, setup->trained.adapter.params, err);
+    if (!status) status = sn_loss_open(&loss, setup->head, setup->hp, setup->trained.adapter.params, 1, err);
     if (!status) status = sn_calloc(&rows, longest * width, sizeof *rows, err);
     sn_progress_shown *shown = sn_progress_begin("choosing labels");
     for (size_t i = 0; i < data->n && !status; i++) {

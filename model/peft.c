@@ -1,5 +1,6 @@
 #include "model/peft.h"
 
+#include "model/peft_pattern.h"
 #include "model/safetensors.h"
 
 #include <jansson.h>
@@ -25,7 +26,8 @@ enum { N_MODULES = sizeof modules / sizeof *modules, TOGETHER_MAX = 3 };
 typedef struct lora {
     const sn_hparams *hp;
     double alpha;
-    bool root; /* the scale is alpha / sqrt(r) */
+    sn_peft_pattern *alphas, *ranks; /* of modules that have their own */
+    bool root;                       /* the scale is alpha / sqrt(r) */
     const sn_safetensors *file;
     sn_safetensors_entry *entries;
     char (*names)[NAME_SIZE];
@@ -66,7 +68,7 @@ static bool is_set(const json_t *value) {
 
 /* What changes more than x A^T B^T of the known matrices, or the weights below them. */
 static sn_status check_config(const json_t *config, sn_err *err) {
-    static const char *const others[] = {"use_dora", "fan_in_fan_out", "lora_bias", "alpha_pattern", "modules_to_save",
+    static const char *const others[] = {"use_dora", "fan_in_fan_out", "lora_bias", "modules_to_save",
                                          "layer_replication", "target_parameters", "trainable_token_indices", "use_qalora",
                                          "use_bdlora", "alora_invocation_tokens", "arrow_config", "kasa_config",
                                          "velora_config", "monteclora_config"};
@@ -94,7 +96,10 @@ static sn_status take_config(lora *l, const json_t *config, sn_err *err) {
     l->root = json_is_true(json_object_get(config, "use_rslora"));
     l->alpha = json_number_value(alpha);
     if (!json_is_number(alpha) || !isfinite(l->alpha)) return sn_fail(err, SN_REFUSED, "\"lora_alpha\" is to be a number");
-    return check_config(config, err);
+    sn_status status = check_config(config, err);
+    if (!status) status = sn_peft_pattern_new(json_object_get(config, "alpha_pattern"), "alpha_pattern", &l->alphas, err);
+    if (!status) status = sn_peft_pattern_new(json_object_get(config, "rank_pattern"), "rank_pattern", &l->ranks, err);
+    return status;
 }
 
 /* -- the tensors */
@@ -159,12 +164,27 @@ static sn_status check_tensor(const sn_safetensors_tensor *t, size_t rows, size_
     return SN_OK;
 }
 
-/* A (rank, inputs) and the rows from `first` on of B become the next two entries, of one matrix; *floats: used of l->values. */
-static sn_status take_target(lora *l, const sn_safetensors_tensor *a, const sn_safetensors_tensor *b, size_t first, int block,
-                             int target, size_t *floats, sn_err *err) {
+/* By how much the result of a matrix's adapter counts. `root`: of its tensors' names. The tensors say the rank; a pattern that says
+ * another one was not written with them. */
+static sn_status scale_of(const lora *l, const char *root, int block, int module, size_t rank, float *out, sn_err *err) {
+    char name[NAME_SIZE];
+    double alpha = l->alpha, expected = (double)rank;
+    snprintf(name, sizeof name, "%slayers.%d.%s", root + strlen("base_model.model."), block, modules[module].name);
+    sn_status status = sn_peft_pattern_find(l->alphas, name, &alpha, err);
+    if (!status) status = sn_peft_pattern_find(l->ranks, name, &expected, err);
+    if (!status && expected != (double)rank)
+        status = sn_fail(err, SN_REFUSED, "%s is of rank %zu, but \"rank_pattern\" says %g: the two files are not of one adapter",
+                         name, rank, expected);
+    *out = (float)(l->root ? alpha / sqrt((double)rank) : alpha / (double)rank);
+    return status;
+}
+
+/* A (rank, inputs) and the rows from `first` on of B, scaled, become the next two entries, of one matrix; *floats: used of
+ * l->values. */
+static sn_status take_target(lora *l, const sn_safetensors_tensor *a, const sn_safetensors_tensor *b, float scale, size_t first,
+                             int block, int target, size_t *floats, sn_err *err) {
     size_t outputs, inputs, rank = a->dims[0];
     shape_of(l->hp, target, &outputs, &inputs);
-    float scale = (float)(l->root ? l->alpha / sqrt((double)rank) : l->alpha / (double)rank);
     float *lower = l->values + *floats, *upper = lower + rank * inputs;
     for (size_t i = 0; i < rank * inputs; i++) lower[i] = number_at(a, i);
     for (size_t row = 0; row < outputs; row++)
@@ -183,8 +203,9 @@ static sn_status take_target(lora *l, const sn_safetensors_tensor *a, const sn_s
 }
 
 /* A and B of one of PEFT's matrices. */
-static sn_status take_pair(lora *l, const sn_safetensors_tensor *a, const sn_safetensors_tensor *b, int block, int module,
-                           size_t *floats, sn_err *err) {
+static sn_status take_pair(lora *l, const sn_safetensors_tensor *a, const sn_safetensors_tensor *b, const char *root, int block,
+                           int module, size_t *floats, sn_err *err) {
+    float scale = 0;
     size_t outputs = 0, own = 0, inputs = 0, row = 0, rank = a->n_dims == 2 ? a->dims[0] : 0;
     int first = modules[module].first, end = first + modules[module].n;
     for (int t = first; t < end; t++, outputs += own) shape_of(l->hp, t, &own, &inputs);
@@ -194,8 +215,9 @@ static sn_status take_pair(lora *l, const sn_safetensors_tensor *a, const sn_saf
         return sn_fail(err, SN_REFUSED, "%.80s is of rank %zu: 1 to %d can be used", a->name, rank, RANK_MAX);
     sn_status status = check_tensor(a, rank, inputs, err);
     if (!status) status = check_tensor(b, outputs, rank, err);
+    if (!status) status = scale_of(l, root, block, module, rank, &scale, err);
     for (int t = first; t < end && !status; t++, row += own) {
-        status = take_target(l, a, b, row, block, t, floats, err);
+        status = take_target(l, a, b, scale, row, block, t, floats, err);
         shape_of(l->hp, t, &own, &inputs);
     }
     return status;
@@ -219,7 +241,7 @@ static sn_status take_tensors(lora *l, sn_err *err) {
         peft_name(other, root, block, module, part == 'A' ? 'B' : 'A');
         const sn_safetensors_tensor *pair = sn_safetensors_find(l->file, other);
         if (!pair) return sn_fail(err, SN_REFUSED, "%.80s has no %.80s beside it", t->name, other);
-        if (part == 'A') status = take_pair(l, t, pair, block, module, &floats, err);
+        if (part == 'A') status = take_pair(l, t, pair, root, block, module, &floats, err);
     }
     return status;
 }
@@ -229,6 +251,8 @@ static sn_status convert(const json_t *config, const sn_safetensors *file, const
     sn_status status = take_config(&l, config, err);
     if (!status) status = take_tensors(&l, err);
     if (!status) status = sn_safetensors_image(l.entries, l.n, image, err);
+    sn_peft_pattern_free(&l.alphas);
+    sn_peft_pattern_free(&l.ranks);
     free(l.entries);
     free(l.names);
     free(l.values);

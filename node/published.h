@@ -15,8 +15,10 @@ typedef struct sn_published {
     size_t n;
 } sn_published;
 
-/* What is broken, or one too many, is left out with a warning. SN_REFUSED: the folder cannot be read. By the span's thread. */
-sn_status sn_published_load(const char *folder, sn_span *span, sn_published *out, sn_err *err) SN_MUST_USE;
+/* What is broken, trained for other weights (NULL: they are not known, and it is believed), or one too many, is left out with a
+ * warning. SN_REFUSED: the folder cannot be read. By the span's thread. */
+sn_status sn_published_load(const char *folder, sn_span *span, const sn_hash *weights, sn_published *out,
+                            sn_err *err) SN_MUST_USE;
 void sn_published_free(sn_published *published); /* harmless when zeroed; before the span */
 
 #endif

@@ -1,6 +1,7 @@
 #include "node/serving.h"
 
 #include "base/mem.h"
+#include "blocks/weights_id.h"
 #include "kvcache/idle.h"
 
 #include <pthread.h>
@@ -22,7 +23,10 @@ sn_status sn_serving_load(sn_serving *serving, const sn_node_config *config, int
                           void *ctx, sn_err *err) {
     sn_model *model = NULL;
     sn_placing *placing = &serving->placing;
+    sn_hash weights;
+    bool known = false;
     sn_status status = sn_model_open(config->model_path, &model, err);
+    if (!status) known = !sn_weights_id(model, &weights, &(sn_err){0}); /* a folder without this shard: adapters are believed */
     if (!status) status = sn_placing_make(&config->placing, model, first, &end, placing, err);
     if (!status && config->planned) config->planned((const char *)placing->table.data);
     if (!status)
@@ -31,7 +35,7 @@ sn_status sn_serving_load(sn_serving *serving, const sn_node_config *config, int
     sn_model_close(&model);
     if (!status) sn_span_keep_as(serving->span, config->kv_dtype);
     if (!status) status = sn_span_kv_pool(serving->span, config->placing.kv_memory, &serving->pool, err);
-    if (!status && config->adapters) status = sn_published_load(config->adapters, serving->span, &serving->published, err);
+    if (!status && config->adapters) status = sn_published_load(config->adapters, serving->span, known ? &weights : NULL, &serving->published, err);
     if (!status) serving->speed = sn_speed_test(serving->span, serving->pool);
     if (!status) status = open_idle(serving->pool, config, err);
     if (!status)

@@ -177,7 +177,7 @@ sn_status sn_checkpoint_find(const char *folder, const sn_hash *model, char path
     if (!index) return sn_fail(err, SN_REFUSED, "%s cannot be read: %.100s", at, error.text);
     if (json_integer_value(json_object_get(index, "version")) != VERSION || !of)
         status = sn_fail(err, SN_REFUSED, "%s was written by another version of this program", at);
-    else if (strcmp(of, sn_hex(model->bytes, SN_HASH_SIZE, hex)))
+    else if (model && strcmp(of, sn_hex(model->bytes, SN_HASH_SIZE, hex)))
         status = sn_fail(err, SN_REFUSED, "%s is of another model: resume with the one that it began with", path);
     if (!status) status = check_files(path, index, err);
     if (!status) *options = json_incref(json_object_get(index, "options"));

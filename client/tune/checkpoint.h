@@ -13,7 +13,7 @@ sn_status sn_checkpoint_save(const char *folder, const sn_tuner *tuner, const sn
                              const json_t *options, sn_err *err) SN_MUST_USE;
 
 /* The newest whole checkpoint of the folder: its path, and the options kept in it (the caller's to decref). SN_REFUSED,
- * saying which file is missing or damaged, or that there is none, or that it is of another model. */
+ * saying which file is missing or damaged, or that there is none, or that it is of another model (NULL: not asked yet). */
 sn_status sn_checkpoint_find(const char *folder, const sn_hash *model, char path[4096], json_t **options,
                              sn_err *err) SN_MUST_USE;
 

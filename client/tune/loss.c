@@ -9,7 +9,8 @@
 
 enum { LOSS_ROWS = 64 }; /* whose logits are held at once */
 
-sn_status sn_loss_open(sn_loss *loss, sn_head *head, const sn_hparams *hp, const sn_params *params, sn_err *err) {
+sn_status sn_loss_open(sn_loss *loss, sn_head *head, const sn_hparams *hp, const sn_params *params, int threads,
+                       sn_err *err) {
     size_t embd = (size_t)hp->n_embd, vocab = (size_t)hp->n_vocab;
     *loss = (sn_loss){.head = head, .hp = hp, .params = params};
     sn_status status = sn_calloc(&loss->rows, 2 * LOSS_ROWS * embd, sizeof(float), err);
@@ -17,7 +18,9 @@ sn_status sn_loss_open(sn_loss *loss, sn_head *head, const sn_hparams *hp, const
         status = sn_calloc(&loss->logits, LOSS_ROWS * vocab, sizeof(float), err);
     if (!status && params->shape.method != SN_METHOD_HEAD)
         status = sn_calloc(&loss->grads, LOSS_ROWS * vocab, sizeof(float), err);
-    if (!status) status = sn_calloc(&loss->p, vocab, sizeof *loss->p, err);
+    if (!status) status = sn_pool_new(params->shape.method == SN_METHOD_HEAD ? 1 : threads, &loss->pool, err);
+    if (!status) status = sn_calloc(&loss->p, (size_t)sn_pool_threads(loss->pool) * vocab, sizeof *loss->p, err);
+    if (status) sn_loss_close(loss);
     return status;
 }
 
@@ -26,33 +29,54 @@ void sn_loss_close(sn_loss *loss) {
     free(loss->logits);
     free(loss->grads);
     free(loss->p);
+    sn_pool_free(&loss->pool);
     *loss = (sn_loss){0};
 }
 
-/* -log softmax(row)[want]; grads (NULL: not wanted): weight * (softmax - 1 at want). p: scratch, n. */
-static sn_status cross_entropy(const float *row, size_t n, int32_t want, double weight, double *loss, float *grads,
-                               double *p, sn_err *err) {
+/* log softmax(row)[want]; grads (NULL: not wanted): of weight times its negative. p: scratch, n. */
+static sn_status log_softmax(const float *row, size_t n, int32_t want, double weight, double *out, float *grads,
+                             double *p, sn_err *err) {
     int32_t best;
     sn_status status = sn_row_best(row, n, &best, err);
     if (status) return status;
     double top = (double)row[best];
     double sum = grads ? sn_row_exp_all(row, n, top, p) : sn_row_sum_exp(row, n, top), share = weight / sum;
-    *loss -= ((double)row[want] - top) - sn_ln(sum);
+    *out = ((double)row[want] - top) - sn_ln(sum);
     for (size_t i = 0; grads && i < n; i++) grads[i] = (float)(p[i] * share);
     if (grads) grads[want] = (float)(weight * (p[want] / sum - 1));
     return SN_OK;
 }
 
+typedef struct rows_job {
+    const sn_loss *loss;
+    const int32_t *want;
+    bool back;
+    double out[LOSS_ROWS];
+    sn_status status[LOSS_ROWS];
+    sn_err err[LOSS_ROWS];
+} rows_job;
+
+static void one_row(void *ctx, size_t i, int worker) {
+    rows_job *job = ctx;
+    const sn_loss *l = job->loss;
+    size_t vocab = (size_t)l->hp->n_vocab;
+    job->status[i] = log_softmax(l->logits + i * vocab, vocab, job->want[i], l->weight, &job->out[i],
+                                 job->back ? l->grads + i * vocab : NULL, l->p + (size_t)worker * vocab, &job->err[i]);
+}
+
 /* Rows row[0, n) of hidden, each with the token that it is to predict. */
 static sn_status some_rows(sn_loss *l, const float *hidden, const size_t *row, const int32_t *want, size_t n,
                            float *dhidden, double *sum, sn_err *err) {
-    size_t embd = (size_t)l->hp->n_embd, vocab = (size_t)l->hp->n_vocab;
+    size_t embd = (size_t)l->hp->n_embd;
     float *back = l->rows + LOSS_ROWS * embd;
     for (size_t i = 0; i < n; i++) memcpy(l->rows + i * embd, hidden + row[i] * embd, embd * sizeof(float));
     sn_status status = sn_head_logits(l->head, l->rows, (int)n, l->logits, err);
-    for (size_t i = 0; i < n && !status; i++)
-        status = cross_entropy(l->logits + i * vocab, vocab, want[i], l->weight, sum,
-                               dhidden ? l->grads + i * vocab : NULL, l->p, err);
+    rows_job job = {.loss = l, .want = want, .back = dhidden};
+    if (!status) sn_pool_run(l->pool, n, one_row, &job);
+    for (size_t i = 0; i < n && !status; i++) { /* in their order */
+        status = job.status[i] ? sn_fail(err, job.status[i], "%s", job.err[i].text) : SN_OK;
+        *sum -= job.out[i];
+    }
     if (!status && dhidden) status = sn_head_logits_grad(l->head, l->rows, (int)n, l->grads, back, err);
     for (size_t i = 0; i < n && !status && dhidden; i++)
         memcpy(dhidden + row[i] * embd, back + i * embd, embd * sizeof(float));
@@ -90,7 +114,9 @@ static sn_status predict_label(sn_loss *l, const sn_example *e, const float *hid
     int32_t best = 0;
     if (!status) status = sn_row_best(logits, n, &best, err);
     *right = best == e->label;
-    if (!status) status = cross_entropy(logits, n, e->label, l->weight, sum, grads, p, err);
+    double log_p = 0;
+    if (!status) status = log_softmax(logits, n, e->label, l->weight, &log_p, grads, p, err);
+    *sum -= log_p;
     for (size_t k = 0; k < n && l->score_grads && !status; k++)
         for (size_t i = 0; i < embd; i++) l->score_grads[k * embd + i] += grads[k] * l->rows[i];
     return status;

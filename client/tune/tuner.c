@@ -1,7 +1,6 @@
 #include "client/tune/tuner.h"
 
 #include "base/mem.h"
-#include "client/tune/loss.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +21,7 @@ sn_status sn_tuner_new(const sn_tuner_options *options, const sn_hparams *hp, sn
     if (!status) status = sn_calloc(&t->second, n, sizeof(float), err);
     if (!status) status = sn_calloc(&t->gradients, n, sizeof(float), err);
     if (!status) status = sn_calloc(&t->order, data->n, sizeof *t->order, err);
+    if (!status) status = sn_loss_open(&t->loss, head, hp, t->params, options->threads, err);
     if (!status) sn_dataset_order(data, options->seed, 0, t->order);
     if (status) sn_tuner_free(&t);
     *out = t;
@@ -31,6 +31,7 @@ sn_status sn_tuner_new(const sn_tuner_options *options, const sn_hparams *hp, sn
 void sn_tuner_free(sn_tuner **tuner) {
     sn_tuner *t = *tuner;
     if (!t) return;
+    sn_loss_close(&t->loss);
     sn_params_free(&t->params);
     free(t->first);
     free(t->second);
@@ -45,7 +46,6 @@ void sn_tuner_free(sn_tuner **tuner) {
 
 typedef struct batch {
     sn_tuner *tuner;
-    sn_loss loss;
     size_t n, per_micro, n_micros, rows, floats; /* floats: of the blocks, for each sequence */
     const sn_example **examples;
     int *lengths;
@@ -56,7 +56,6 @@ typedef struct batch {
 } batch;
 
 static void close_batch(batch *b) {
-    sn_loss_close(&b->loss);
     free(b->examples);
     free(b->lengths);
     free(b->x);
@@ -117,8 +116,7 @@ static sn_status open_batch(batch *b, sn_tuner *t, size_t n, size_t per_micro, s
     b->n = n;
     b->per_micro = per_micro;
     b->n_micros = (n + per_micro - 1) / per_micro;
-    sn_status status = sn_loss_open(&b->loss, t->head, t->hp, t->params, err);
-    if (!status) status = sn_calloc(&b->lengths, n, sizeof *b->lengths, err);
+    sn_status status = sn_calloc(&b->lengths, n, sizeof *b->lengths, err);
     for (size_t i = 0; i < n && !status; i++) {
         b->lengths[i] = (int)(before + b->examples[i]->n);
         b->rows += (size_t)b->lengths[i];
@@ -131,7 +129,7 @@ static sn_status open_batch(batch *b, sn_tuner *t, size_t n, size_t per_micro, s
     if (!status) status = sn_calloc(&b->right, n, sizeof *b->right, err);
     if (!status) status = embed(b, err);
     if (!status) divide(b);
-    b->loss.weight = weight_of(b);
+    t->loss.weight = weight_of(b);
     return status;
 }
 
@@ -145,7 +143,7 @@ static sn_status turn(void *ctx, size_t micro, const float *out, float *dout, sn
     }
     for (int s = 0; s < b->micros[micro].n_sequences; s++) {
         size_t i = first + (size_t)s;
-        sn_status status = sn_loss_of(&b->loss, b->examples[i], out + row * embd, dout ? dout + row * embd : NULL,
+        sn_status status = sn_loss_of(&b->tuner->loss, b->examples[i], out + row * embd, dout ? dout + row * embd : NULL,
                                       &b->sums[i], &b->right[i], err);
         if (status) return status;
         row += (size_t)b->lengths[i];
@@ -158,7 +156,7 @@ static sn_status finish(batch *b, sn_err *err) {
     sn_status status = SN_OK;
     if (b->tuner->params->shape.method != SN_METHOD_HEAD) return SN_OK;
     for (size_t i = 0; i < b->n && !status; row += (size_t)b->lengths[i++])
-        status = sn_loss_of(&b->loss, b->examples[i], b->dx + row * embd, NULL, &b->sums[i], &b->right[i], err);
+        status = sn_loss_of(&b->tuner->loss, b->examples[i], b->dx + row * embd, NULL, &b->sums[i], &b->right[i], err);
     return status;
 }
 
@@ -166,7 +164,7 @@ static sn_status finish(batch *b, sn_err *err) {
 static double mean_loss(const batch *b) {
     double sum = 0;
     for (size_t i = 0; i < b->n; i++) sum += b->sums[i];
-    return sum * b->loss.weight;
+    return sum * b->tuner->loss.weight;
 }
 
 /* -- a step */
@@ -211,7 +209,7 @@ static sn_status note_loss(sn_tuner *t, double loss, sn_err *err) {
 static sn_status compute_step(sn_tuner *t, batch *b, double *loss, sn_err *err) {
     bool classifier = t->params->shape.method == SN_METHOD_HEAD;
     memset(t->gradients, 0, t->params->n_floats * sizeof *t->gradients);
-    b->loss.score_grads = classifier ? t->gradients : NULL;
+    t->loss.score_grads = classifier ? t->gradients : NULL;
     sn_status status = t->trunk->ops->set(t->trunk, t->params, err);
     if (!status) status = t->trunk->ops->run(t->trunk, b->n_micros, b->micros, !classifier, turn, b, err);
     if (!status) status = finish(b, err);
@@ -258,7 +256,7 @@ sn_status sn_tuner_evaluate(sn_tuner *t, const sn_dataset *data, double *loss, d
         if (!status) status = t->trunk->ops->run(t->trunk, b.n_micros, b.micros, false, turn, &b, err);
         if (!status) status = finish(&b, err);
         for (size_t i = 0; i < n && !status; i++) sum += b.sums[i], hits += b.right[i];
-        if (!status && b.loss.weight > 0) weight += 1 / b.loss.weight;
+        if (!status && t->loss.weight > 0) weight += 1 / t->loss.weight;
         close_batch(&b);
     }
     *loss = weight > 0 ? sum / weight : 0;

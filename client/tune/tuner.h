@@ -5,6 +5,7 @@
 #define SN_CLIENT_TUNE_TUNER_H
 
 #include "client/tune/dataset.h"
+#include "client/tune/loss.h"
 #include "client/tune/optimizer.h"
 #include "client/tune/trunk.h"
 
@@ -12,6 +13,7 @@ typedef struct sn_tuner_options {
     int batch, accumulate; /* examples of a micro-batch, and micro-batches of a step */
     sn_optimizer_options optimizer;
     uint64_t seed;
+    int threads; /* that share out the loss's rows; 0: as many as there are cores */
 } sn_tuner_options;
 
 typedef struct sn_tuner {
@@ -26,6 +28,7 @@ typedef struct sn_tuner {
     uint64_t epoch;                    /* of the next example, and */
     size_t position;                   /* its place in the epoch's order */
     size_t *order;                     /* of this epoch */
+    sn_loss loss;
     double *losses;                    /* of each step done */
     size_t losses_room;
     uint64_t tokens; /* that went through, in all */

@@ -69,6 +69,9 @@ query "$scratch/client.out" '" ".join(h["node"] for h in d["timings"]["hops"])' 
 mkdir -p "$scratch/adapters/broken" "$scratch/others"
 cp -r "$scratch/lora" "$scratch/adapters/dashes"
 echo '{"peft_type": "LORA"}' >"$scratch/adapters/broken/adapter_config.json"
+cp -r "$scratch/lora" "$scratch/adapters/foreign" # of the same shapes, but it says that it was trained for another model
+echo "{\"weights\": \"$(printf '%064d' 7)\", \"model\": \"another\"}" >"$scratch/adapters/foreign/swarm.json"
+refuses 2 'was trained for other weights \(another\)' "${generate[@]}" --local all --adapter "$scratch/adapters/foreign"
 succeeds "${tune[@]}" "${join[@]}" --data "$scratch/data.jsonl" --method lora --seed 7 --out "$scratch/others/dashes"
 start_node p "$model" 0:2 --join "${address[a]}" --adapters "$scratch/adapters" --tune-memory 0
 start_node q "$model" 2:4 --join "${address[a]}" --adapters "$scratch/adapters" --tune-memory 0

@@ -88,8 +88,9 @@ head -3 "$scratch/data.jsonl" >"$scratch/other.jsonl"
 refuses 2 'data holds other bytes' "${here[@]}" --resume "$scratch/whole" --data "$scratch/other.jsonl"
 
 cp "$model" "$scratch/other.gguf"
-python3 - "$scratch/other.gguf" "$scratch/killed/step-6/state.safetensors" <<'END'
-import sys
+cp "$model" "$scratch/changed.gguf"
+python3 - "$scratch/other.gguf" "$scratch/killed/step-6/state.safetensors" "$scratch/changed.gguf" <<'END'
+import struct, sys
 def flip(file, at, bit):
     file.seek(at)
     byte = file.read(1)[0]
@@ -100,8 +101,24 @@ with open(sys.argv[1], "r+b") as f:  # another base of its rotations
     flip(f, f.read(1 << 20).index(key) + len(key) + 6, 16)
 with open(sys.argv[2], "r+b") as f:
     flip(f, f.seek(0, 2) - 9, 1)
+with open(sys.argv[3], "r+b") as f:  # the same shapes, another output norm
+    head = f.read(1 << 23)
+    names = [b"token_embd.weight", b"output_norm.weight", b"blk.0.attn_norm.weight"]
+    at, where = min(head.index(struct.pack("<Q", len(n)) + n) for n in names), None
+    for _ in range(struct.unpack_from("<Q", head, 8)[0]):  # name, dimensions, type, offset
+        size = struct.unpack_from("<Q", head, at)[0]
+        name, n_dims = head[at + 8:at + 8 + size], struct.unpack_from("<I", head, at + 8 + size)[0]
+        at += 8 + size + 4 + 8 * n_dims + 12
+        if name == b"output_norm.weight":
+            where = struct.unpack_from("<Q", head, at - 8)[0]
+    flip(f, (at + 31) // 32 * 32 + where, 1)
 END
 refuses 2 'is of another model' "${here[@]}" --model "$scratch/other.gguf" --resume "$scratch/whole"
+refuses 2 'is of another model' "${here[@]}" --model "$scratch/changed.gguf" --resume "$scratch/whole"
+refuses 2 'was trained for other weights' "${forward[@]}" --model "$scratch/changed.gguf" --local all --adapter "$scratch/whole" --out "$scratch/x"
+# Options and damage are seen before the model is looked at.
+refuses 2 'rank conflicts with the checkpoint, which has 4' "${here[@]}" --model /nowhere --resume "$scratch/whole" --rank 8
+refuses 2 'state.safetensors is damaged' "${here[@]}" --model /nowhere --resume "$scratch/killed"
 refuses 2 'state.safetensors is damaged' "${here[@]}" --resume "$scratch/killed"
 rm "$scratch/lost/step-6/adapter_model.safetensors"
 refuses 2 'adapter_model.safetensors' "${here[@]}" --resume "$scratch/lost"

@@ -1,5 +1,6 @@
 /* Adapters' folders become what a chain adds: PEFT's own (tests/fixtures/peft was written by it) and ours; what this program
  * does not add as PEFT does is refused with a sentence. */
+#include "blocks/weights_id.h"
 #include "client/tune/trained.h"
 #include "model/peft.h"
 #include "model/safetensors.h"
@@ -29,6 +30,8 @@ static void end(void) {
     snprintf(path, sizeof path, "%s/adapter_config.json", folder);
     unlink(path);
     snprintf(path, sizeof path, "%s/adapter_model.safetensors", folder);
+    unlink(path);
+    snprintf(path, sizeof path, "%s/swarm.json", folder);
     unlink(path);
     rmdir(folder);
     sn_model_close(&model);
@@ -191,6 +194,58 @@ Test(trained, half_precision_is_read_exactly_and_rslora_scales_by_the_root) {
 }
 
 /* Layers may differ, and the model's head need not have been there. */
+Test(trained, modules_with_a_rank_and_an_alpha_of_their_own_count_as_much_as_in_peft) {
+    static const char from[] = SN_FIXTURES "/peft/patterns";
+    static const char *const modules[][2] = {{"self_attn.q_proj", "q"}, {"self_attn.v_proj", "v"}, {"mlp.down_proj", "down"}};
+    char path[256], name[160];
+    snprintf(path, sizeof path, "%s/adapter_model.safetensors", from);
+    sn_safetensors *plain = NULL;
+    NEED(sn_safetensors_open(path, &plain, &err));
+    snprintf(path, sizeof path, "%s/scaling.json", from);
+    json_t *scaling = json_load_file(path, 0, NULL);
+    cr_assert_eq(json_object_size(scaling), (size_t)(3 * hp.n_blocks));
+    hp.rope_style = SN_ROPE_HALVES; /* rows as they stand */
+    image got = image_of(from);
+    for (int block = 0; block < hp.n_blocks; block++)
+        for (int m = 0; m < 3; m++) {
+            snprintf(name, sizeof name, "model.layers.%d.%s", block, modules[m][0]);
+            const json_t *scale = json_object_get(scaling, name);
+            cr_assert(json_is_number(scale), "%s", name);
+            snprintf(name, sizeof name, "base_model.model.model.layers.%d.%s.lora_B.weight", block, modules[m][0]);
+            const sn_safetensors_tensor *b = sn_safetensors_find(plain, name);
+            cr_assert(b);
+            snprintf(name, sizeof name, "lora_b.%d.%s", block, modules[m][1]);
+            const float *want = (const float *)(const void *)b->data, *have = values_of(&got, name);
+            for (size_t i = 0; i < b->elements; i++)
+                cr_assert_eq(have[i], (float)json_number_value(scale) * want[i], "%s[%zu]", name, i);
+        }
+    image_fini(&got);
+    json_decref(scaling);
+    sn_safetensors_close(&plain);
+}
+
+Test(trained, what_was_trained_for_other_weights_of_the_same_shapes_is_refused) {
+    sn_hash weights, others;
+    char unsaid[SN_PEFT_NAME_SIZE] = "untouched";
+    bool marked;
+    sn_err why = {0};
+    NEED(sn_weights_id(model, &weights, &err));
+    sn_model *another = NULL;
+    NEED(sn_model_open(SN_FIXTURES "/golden/mistral", &another, &err));
+    NEED(sn_weights_id(another, &others, &err));
+    cr_assert(memcmp(&weights, &others, sizeof weights));
+    copy_fixture();
+    NEED(sn_peft_check(folder, &weights, hp.name, &marked, unsaid, &err)); /* PEFT's says nothing but a name */
+    cr_expect(!marked);
+    cr_expect_str_eq(unsaid, "golden/llama");
+    NEED(sn_peft_mark(folder, &weights, "the first", &err));
+    NEED(sn_peft_check(folder, &weights, hp.name, &marked, unsaid, &err));
+    cr_expect(marked);
+    cr_expect_eq(sn_peft_check(folder, &others, "the other", &marked, unsaid, &why), SN_REFUSED);
+    cr_expect(strstr(why.text, "the first") && strstr(why.text, "the other"), "%s", why.text);
+    sn_model_close(&another);
+}
+
 Test(trained, layers_without_adapters_are_left_as_they_are) {
     tensors t = read_tensors();
     static char names[TENSORS_MAX][128];
@@ -225,7 +280,11 @@ Test(trained, what_cannot_be_used_is_named) {
     } configs[] = {{"use_dora", "true", "use_dora"},
                    {"bias", "\"all\"", "bias"},
                    {"modules_to_save", "[\"lm_head\"]", "modules_to_save"},
-                   {"alpha_pattern", "{\"q_proj\": 3}", "alpha_pattern"},
+                   {"alpha_pattern", "{\"q_proj\": \"3\"}", "is to be a number"},
+                   {"alpha_pattern", "[3]", "is to be an object"},
+                   {"alpha_pattern", "{\"(q_proj\": 3}", "no regular expression"},
+                   {"alpha_pattern", "{\"(([a-z.0-9_]+)*)*!\": 3}", "too long to compare"},
+                   {"rank_pattern", "{\"q_proj\": 3}", "is of rank 4"},
                    {"fan_in_fan_out", "true", "fan_in_fan_out"},
                    {"init_lora_weights", "\"pissa_niter_4\"", "changed weights"},
                    {"lora_alpha", "null", "lora_alpha"},

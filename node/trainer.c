@@ -93,6 +93,8 @@ static size_t find_kept(const sn_trainer *t, const sn_hash *key) {
     return i;
 }
 
+size_t sn_trainer_kept_bytes(const sn_trainer *t) { return t->kept_bytes; }
+
 void sn_trainer_free(sn_trainer **trainer) {
     if (!*trainer) return;
     while ((*trainer)->n_kept) forget(*trainer, 0);

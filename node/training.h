@@ -37,6 +37,9 @@ typedef struct sn_trainer sn_trainer;
 sn_status sn_trainer_new(sn_span *span, sn_trainer **out, sn_err *err) SN_MUST_USE;
 void sn_trainer_free(sn_trainer **trainer); /* NULL-safe; before the span */
 
+/* Bytes of what is kept now. What waits for more than a minute, by the times at which jobs arrived, goes when the next one comes. */
+size_t sn_trainer_kept_bytes(const sn_trainer *trainer);
+
 /* Does one sequence of the job (job->n_done counts them), or what else it asks. True when the job is over: job->status.
  */
 bool sn_trainer_work(sn_trainer *trainer, sn_job *job);

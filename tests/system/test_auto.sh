@@ -39,10 +39,13 @@ start_node p "$model" 2:4
 wait_ready p
 start_node q "$model" 2:4 --join "${address[p]}"
 start_node r "$model" 2:4 --join "${address[p]}"
-start_node d "$model" auto:2 --join "${address[p]}" --rebalance-every 2
+mkdir -p "$scratch/adapters" # what they publish goes with them
+cp -r "$fixtures/peft/lora/end" "$scratch/adapters/tuned"
+adapters=(--adapters "$scratch/adapters")
+start_node d "$model" auto:2 --join "${address[p]}" --rebalance-every 2 "${adapters[@]}"
 wait_ready q r d
 grep -q 'blocks=0:2/4' "$scratch/d.out" || fail "it did not take the gap: $(cat "$scratch/d.out")"
-start_node e "$model" auto:2 --join "${address[d]}" --rebalance-every 2
+start_node e "$model" auto:2 --join "${address[d]}" --rebalance-every 2 "${adapters[@]}"
 wait_ready e
 both=$(cat "$scratch/d.out" "$scratch/e.out" | grep -c 'blocks=0:2/4') # e came where three are, or where one is
 stop_node p
@@ -52,6 +55,11 @@ wait_coverage d '\[[12], [12], [12], [12]\]' 30
 [ "$both" -lt 2 ] || grep -q ' moving ' "$scratch/d.err" "$scratch/e.err" || fail "nobody has moved"
 succeeds "$bin/swarm" generate --model "$model" --join "${address[d]}" --ids-file "$scratch/ids" --max-tokens 12 --json
 [ "$(query "$scratch/run.out" 'd["ids"]')" = "$expected" ] || fail "after a move the text is another one"
+succeeds "$bin/swarm" generate --model "$model" --local all --ids-file "$scratch/ids" --max-tokens 12 --json --adapter "$fixtures/peft/lora/end"
+tuned=$(query "$scratch/run.out" 'd["ids"]')
+[ "$tuned" != "$expected" ] || fail "the adapter changes nothing"
+succeeds "$bin/swarm" generate --model "$model" --join "${address[d]}" --ids-file "$scratch/ids" --max-tokens 12 --json --adapter name:tuned
+[ "$(query "$scratch/run.out" 'd["ids"]')" = "$tuned" ] || fail "after a move what is published gives another text"
 stop_node d
 stop_node e
 

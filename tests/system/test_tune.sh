@@ -76,6 +76,18 @@ plain, here, there = map(logits, sys.argv[1:])
 assert here == there and here != plain
 END
 
+# And in a chat of two turns.
+printf 'The colour number 3 is\nThe colour number 5 is\n' >"$scratch/turns"
+chat() {
+  timeout -k 2 60 "$bin/swarm" chat --model "$model" --max-tokens 12 "${@:2}" <"$scratch/turns" >"$scratch/$1" 2>"$scratch/chat.err" ||
+    fail "chat ${*:2} ended with $?"
+}
+chat chat.plain --local all
+chat chat.here --local all --adapter "$scratch/whole"
+chat chat.there --join "${address[a]}" --adapter "$scratch/whole"
+cmp "$scratch/chat.here" "$scratch/chat.there" || fail "a chat with an adapter is another one over nodes"
+cmp -s "$scratch/chat.here" "$scratch/chat.plain" && fail "an adapter changes nothing in a chat"
+
 # What does not go together.
 here=("${tune[@]}" --local all)
 refuses 2 'rank conflicts with the checkpoint, which has 4' "${here[@]}" --resume "$scratch/whole" --rank 8

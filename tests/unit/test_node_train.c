@@ -1,6 +1,7 @@
 /* Training through a node, by hand: what it answers is what the blocks compute here, and what it refuses. */
 #include "blocks/train.h"
 #include "model/safetensors.h"
+#include "node/training.h"
 #include "tests/support/need.h"
 #include "tests/support/talk.h"
 
@@ -133,6 +134,73 @@ Test(node_train, batches_go_forwards_and_backwards_with_and_without_a_tuning) {
     }
     sn_buf_fini(&image);
     talk_free(&t);
+    world_free(&w);
+}
+
+/* -- what is kept, driven with the time of the jobs' arrival */
+
+/* One FORWARD, or its BACKWARD, of sequence `number` at a time, within so many bytes. The answer's floats: the caller frees. */
+static float *work_at(sn_trainer *trainer, const world *w, bool back, int number, int64_t at_us, size_t bytes_max) {
+    sn_msg *msg = batch_message(w, back ? SN_MSG_BACKWARD : SN_MSG_FORWARD, 0, w->n_blocks, NULL);
+    float *x = (float *)(uintptr_t)msg->tensor.data;
+    for (size_t i = 0, row = 0; i < SAMPLES; row += lengths[i++]) x[row * (size_t)w->n_embd] = (float)number;
+    sn_training *work = calloc(1, sizeof *work);
+    *work = (sn_training){.kind = back ? SN_TRAIN_BACKWARD : SN_TRAIN_FORWARD,
+                          .asked = msg,
+                          .end = w->n_blocks,
+                          .bytes_max = bytes_max,
+                          .samples = msg->forward.samples,
+                          .n_samples = SAMPLES,
+                          .rows = ROWS};
+    sn_job *job = calloc(1, sizeof *job);
+    *job = (sn_job){.kind = SN_JOB_TRAIN, .training = work, .arrived_us = at_us};
+    while (!sn_trainer_work(trainer, job)) continue;
+    cr_assert_eq(job->status, SN_OK, "%s", job->err.text);
+    float *out = malloc((size_t)ROWS * (size_t)w->n_embd * sizeof *out);
+    memcpy(out, sn_shared_data(job->output), (size_t)ROWS * (size_t)w->n_embd * sizeof *out);
+    sn_job_free(&job);
+    return out;
+}
+
+Test(node_train, what_is_kept_goes_with_its_way_back_after_a_minute_or_for_others_sake) {
+    const int64_t second = 1000000;
+    world *w = world_new(&TRAINING);
+    sn_model *model = NULL;
+    sn_device *device = NULL;
+    sn_span *span = NULL;
+    sn_trainer *trainer = NULL;
+    NEED(sn_model_open(w->path, &model, &err));
+    NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = 1}, &device, &err));
+    NEED(sn_span_load(model, device, 0, w->n_blocks, NULL, NULL, &span, &err));
+    NEED(sn_trainer_new(span, &trainer, &err));
+    size_t rows = 0, all = 0, own = sn_train_bytes(span, 22), bytes = (size_t)ROWS * (size_t)w->n_embd * sizeof(float);
+    for (int i = 0; i < SAMPLES; i++) {
+        rows += sn_kept_bytes(span, 0, w->n_blocks, (int)lengths[i], false);
+        all += sn_kept_bytes(span, 0, w->n_blocks, (int)lengths[i], true);
+    }
+    float *plain = work_at(trainer, w, true, 1, 0, SIZE_MAX); /* nothing was kept for it */
+    cr_expect_eq(sn_trainer_kept_bytes(trainer), 0);
+    free(work_at(trainer, w, false, 1, 0, SIZE_MAX));
+    cr_expect_eq(sn_trainer_kept_bytes(trainer), all);
+    free(work_at(trainer, w, false, 2, 50 * second, SIZE_MAX));
+    cr_expect_eq(sn_trainer_kept_bytes(trainer), 2 * all);
+    free(work_at(trainer, w, false, 3, 61 * second, SIZE_MAX)); /* the first has waited for more than a minute */
+    cr_expect_eq(sn_trainer_kept_bytes(trainer), 2 * all);
+    float *late = work_at(trainer, w, true, 1, 61 * second, SIZE_MAX);
+    cr_expect_eq(sn_trainer_kept_bytes(trainer), 2 * all, "the first was still there");
+    free(work_at(trainer, w, true, 3, 62 * second, SIZE_MAX));
+    cr_expect_eq(sn_trainer_kept_bytes(trainer), all);
+    /* Room for what enters the blocks alone: insides go for it. */
+    free(work_at(trainer, w, false, 1, 62 * second, own + all + rows / 2));
+    cr_expect_leq(sn_trainer_kept_bytes(trainer), all + rows / 2);
+    cr_expect_gt(sn_trainer_kept_bytes(trainer), 2 * rows - 1, "only insides go");
+    float *again = work_at(trainer, w, true, 1, 63 * second, SIZE_MAX);
+    cr_expect(!memcmp(plain, late, bytes) && !memcmp(plain, again, bytes), "what was kept shows in the gradients");
+    free(plain), free(late), free(again);
+    sn_trainer_free(&trainer);
+    sn_span_free(&span);
+    sn_device_close(&device);
+    sn_model_close(&model);
     world_free(&w);
 }
 

@@ -3,8 +3,10 @@
 #include "base/clock.h"
 #include "client/audit.h"
 #include "client/evidence.h"
+#include "tests/support/files.h"
 #include "tests/support/liar.h"
 #include "tests/support/need.h"
+#include "tests/support/talk.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
@@ -150,6 +152,56 @@ Test(tuned_chain, a_node_that_leaves_hands_the_past_to_one_that_gets_the_tuning)
     cr_expect_neq(holder_of(&r, 2), leaves);
     run_steps(&r, 40, WORLD_TOKENS, 7);
     cr_expect_eq(sn_chain_replayed(r.chain), 0);
+    run_end(&r);
+}
+
+Test(tuned_chain, a_sudden_death_costs_no_replay_where_a_copy_is_kept) {
+    run r;
+    run_begin(&r);
+    for (int i = 0; i < 2; i++) cluster_add(r.w->cluster, 0, 2), cluster_add(r.w->cluster, 2, 4);
+    r.link = cluster_link(r.w->cluster);
+    sn_chain_options options = tuned_options(&r);
+    options.replica = true;
+    options.timeout_ms = 2000;
+    run_open(&r, options);
+    run_steps(&r, 0, 50, 25);
+    for (size_t k = 0; k < sn_chain_hops(r.chain, NULL, 0); k++) NEED(sn_chain_await_copy(r.chain, k, 20000, &err));
+    int dies = holder_of(&r, 2);
+    cluster_cut_off_at_step(r.w->cluster, dies, 2);
+    run_steps(&r, 50, 60, 1);
+    cr_expect_eq(sn_chain_taken_over(r.chain), 1);
+    cr_expect_neq(holder_of(&r, 2), dies);
+    cr_expect_leq(sn_chain_replayed(r.chain), 2);
+    run_steps(&r, 33, WORLD_TOKENS, 5);
+    run_end(&r);
+}
+
+Test(tuned_chain, a_past_that_was_dropped_at_rest_is_made_again_with_the_tuning) {
+    run r;
+    run_begin(&r);
+    world *plain = r.w;
+    r.w = world_new(&(cluster_options){.kv_memory = 64, .tune_memory = 64 << 20, .idle_to = "disk", .idle_dir = "/tmp",
+                                       .idle_memory = 1 << 20, .idle_after_s = 1});
+    cluster_add(r.w->cluster, 0, 4);
+    r.link = cluster_link(r.w->cluster);
+    run_open(&r, tuned_options(&r));
+    talk *t = talk_new(r.w, 0);
+    run_steps(&r, 0, 50, 25);
+    for (int damaged = 0; damaged < 2; damaged++) { /* first they come back as they were */
+        int64_t until = sn_now_us() + 20000000;
+        uint64_t pages = (VIRTUAL + 50 + 31) / 32;
+        while (talk_status(t).idle_bytes != pages * r.w->page_bytes && sn_now_us() < until) usleep(20000);
+        cr_assert_eq(talk_status(t).idle_bytes, pages * r.w->page_bytes);
+        uint8_t zeros[64] = {0};
+        for (uint64_t page = 0; page < pages && damaged; page++)
+            cr_assert_eq(pwrite(unnamed_file(), zeros, sizeof zeros, (off_t)(page * r.w->page_bytes + 128)), 64);
+        run_steps(&r, 50, 53, 1);
+        cr_expect_eq(sn_chain_replayed(r.chain) > 0, damaged);
+        run_steps(&r, 49, 50, 1); /* back to two pages */
+    }
+    talk_free(&t);
+    run_steps(&r, 50, WORLD_TOKENS, 9);
+    world_free(&plain);
     run_end(&r);
 }
 

@@ -195,6 +195,10 @@ Test(model, refuses_gguf_metadata_that_changes_the_mathematics) {
     refuses_gguf((gguf_options){.key = "expert_count", .value = 8}, "expert_used_count");
     refuses_gguf((gguf_options){.architecture = "qwen2", .key = "expert_used_count", .value = 2, .bias = true},
                  "mixtures of experts");
+    refuses_gguf((gguf_options){.key = "attention.sliding_window_pattern", .value = 6}, "is not known and may change");
+    refuses_gguf((gguf_options){.architecture = "phi3", .key = "rope.freq_base_swa", .number = 1e4f}, "is not known and may");
+    refuses_gguf((gguf_options){.architecture = "gemma3", .key = "attention.sliding_window_pattern", .value = 0}, "is 0");
+    refuses_gguf((gguf_options){.architecture = "gemma3", .key = "final_logit_softcapping", .number = 30}, "is not known and may");
 }
 
 Test(model, refuses_tensors_that_contradict_the_hyperparameters) {
@@ -239,7 +243,10 @@ Test(model, opens_folders_of_each_family) {
                   {GOLDEN "llama3_rope", "llama", false, false, false, 0, 16, SN_F16},
                   {GOLDEN "mistral", "mistral", false, false, false, 8, 16, SN_BF16},
                   {GOLDEN "qwen2", "qwen2", true, true, false, 0, 16, SN_BF16},
-                  {GOLDEN "qwen3", "qwen3", false, false, true, 0, 24, SN_BF16}};
+                  {GOLDEN "qwen3", "qwen3", false, false, true, 0, 24, SN_BF16},
+                  {GOLDEN "phi3", "phi3", false, false, false, 0, 16, SN_BF16},
+                  {GOLDEN "olmo2", "olmo2", false, false, true, 0, 16, SN_BF16},
+                  {GOLDEN "gemma3", "gemma3_text", true, false, true, 8, 16, SN_BF16}};
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         sn_model *m = open_model(models[i].path);
         const sn_hparams *h = sn_model_hparams(m);

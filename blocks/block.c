@@ -120,9 +120,12 @@ sn_block sn_block_at(const sn_block_layout *layout, const void *image) {
 
 sn_status sn_block_norm(const sn_block *b, const sn_block_pass *p, sn_role role, size_t n, const float *x, float *y,
                         sn_err *err) {
-    int width = b->width[role];
-    return p->device->ops->rms_norm(p->device, (int)(n / (size_t)width), width, x, b->vector[role], p->hp->norm_eps, y,
-                                    err);
+    int width = b->width[role], rows = (int)(n / (size_t)width);
+    sn_role bias = sn_role_bias(role);
+    if (p->hp->layer_norm)
+        return p->device->ops->layer_norm(p->device, rows, width, x, b->vector[role],
+                                          bias == SN_ROLE_COUNT ? NULL : b->vector[bias], p->hp->norm_eps, y, err);
+    return p->device->ops->rms_norm(p->device, rows, width, x, b->vector[role], p->hp->norm_eps, y, err);
 }
 
 sn_status sn_block_prompt(const sn_block_pass *p, sn_err *err) {
@@ -149,10 +152,10 @@ sn_status sn_block_tune(const sn_block_pass *p, sn_role role, const float *u, fl
 }
 
 /* The input of a half of the block: x, or h = norm(x) where the family norms there. */
-static sn_status enter(const sn_block *b, const sn_block_pass *p, sn_role role, const float **u, sn_err *err) {
+static sn_status enter(const sn_block *b, const sn_block_pass *p, sn_role role, float *h, const float **u, sn_err *err) {
     const sn_scratch *s = p->scratch;
-    *u = b->vector[role] ? s->h : s->x;
-    return b->vector[role] ? sn_block_norm(b, p, role, (size_t)p->n_rows * (size_t)p->hp->n_embd, s->x, s->h, err)
+    *u = b->vector[role] ? h : s->x;
+    return b->vector[role] ? sn_block_norm(b, p, role, (size_t)p->n_rows * (size_t)p->hp->n_embd, s->x, h, err)
                            : SN_OK;
 }
 
@@ -164,8 +167,8 @@ static sn_status leave(const sn_block *b, const sn_block_pass *p, sn_role role, 
     return p->device->ops->add(p->device, n, s->x, s->h, err);
 }
 
-/* h = attention(norm(x)): (rows, n_embd) */
-static sn_status attend(const sn_block *b, int index, const sn_block_pass *p, sn_err *err) {
+/* h = attention(u): (rows, n_embd) */
+static sn_status attend(const sn_block *b, int index, const sn_block_pass *p, const float *u, sn_err *err) {
     sn_device *d = p->device;
     const sn_device_ops *ops = d->ops;
     const sn_hparams *hp = p->hp;
@@ -173,10 +176,7 @@ static sn_status attend(const sn_block *b, int index, const sn_block_pass *p, sn
     int n = p->n_rows, heads = hp->n_heads, kv_heads = hp->n_kv_heads, dim = hp->head_dim;
     size_t q = (size_t)n * (size_t)heads * (size_t)dim, kv = (size_t)n * (size_t)kv_heads * (size_t)dim;
     const sn_rope rope = {hp->rope_style == SN_ROPE_HALVES, hp->rope_dim, s->cos_sin[sn_rope_of(hp, p->number)]};
-    const float *u;
 
-    /* u = x / rms(x) * w */
-    TRY(enter(b, p, SN_ROLE_ATTN_NORM, &u, err));
     /* q, k, v = u Wq^T, u Wk^T, u Wv^T (+ biases) */
     const sn_linear qkv[] = {{&b->matrix[SN_ROLE_ATTN_Q], b->vector[SN_ROLE_ATTN_Q_BIAS], s->q},
                              {&b->matrix[SN_ROLE_ATTN_K], b->vector[SN_ROLE_ATTN_K_BIAS], s->k},
@@ -193,40 +193,47 @@ static sn_status attend(const sn_block *b, int index, const sn_block_pass *p, sn
     TRY(ops->rope(d, n, kv_heads, dim, s->k, &rope, err));
     /* past and present join in the cache; each query looks back over both */
     TRY(ops->kv_store(d, index, s->k, s->v, err));
-    const sn_attention how = {
-        .block = index, .n_heads = heads, .window = sn_window_of(hp, p->number), .scale = hp->attn_scale};
+    const sn_attention how = {.block = index, .n_heads = heads, .window = sn_window_of(hp, p->number),
+                              .scale = hp->attn_scale, .slopes = b->vector[SN_ROLE_ATTN_SLOPES]};
     TRY(ops->attention(d, &how, s->q, s->attn, err));
-    /* h = attn Wo^T */
-    const sn_linear o = {&b->matrix[SN_ROLE_ATTN_O], NULL, s->h};
+    /* h = attn Wo^T (+ bias) */
+    const sn_linear o = {&b->matrix[SN_ROLE_ATTN_O], b->vector[SN_ROLE_ATTN_O_BIAS], s->h};
     TRY(ops->linear(d, n, s->attn, 1, &o, err));
     return sn_block_tune(p, SN_ROLE_ATTN_O, s->attn, s->h, err);
 }
 
-/* h = (silu(norm(x) Wgate^T) * (norm(x) Wup^T)) Wdown^T, or what a few of many such give: (rows, n_embd) */
-static sn_status feed_forward(const sn_block *b, const sn_block_pass *p, sn_err *err) {
+/* h = (a(u Wgate^T) * (u Wup^T)) Wdown^T, or a(u Wup^T) Wdown^T where the family has no gates (+ biases), or what a few of many such give: (rows, n_embd) */
+static sn_status feed_forward(const sn_block *b, const sn_block_pass *p, const float *u, sn_err *err) {
     sn_device *d = p->device;
     const sn_hparams *hp = p->hp;
     const sn_scratch *s = p->scratch;
-    const float *u;
-    TRY(enter(b, p, SN_ROLE_FFN_NORM, &u, err));
     if (hp->n_experts) return sn_experts_forward(b, p, u, err);
-    const sn_linear gate_up[] = {{&b->matrix[SN_ROLE_FFN_GATE], NULL, s->gate},
-                                 {&b->matrix[SN_ROLE_FFN_UP], NULL, s->up}};
-    TRY(d->ops->linear(d, p->n_rows, u, 2, gate_up, err));
+    bool gated = hp->gated;
+    float *up = gated ? s->up : s->gate;
+    const sn_linear up_gate[] = {{&b->matrix[SN_ROLE_FFN_UP], b->vector[SN_ROLE_FFN_UP_BIAS], up},
+                                 {&b->matrix[SN_ROLE_FFN_GATE], NULL, s->gate}};
+    TRY(d->ops->linear(d, p->n_rows, u, gated ? 2 : 1, up_gate, err));
     TRY(sn_block_tune(p, SN_ROLE_FFN_GATE, u, s->gate, err));
-    TRY(sn_block_tune(p, SN_ROLE_FFN_UP, u, s->up, err));
-    TRY(d->ops->activate(d, (size_t)p->n_rows * (size_t)hp->n_ff, hp->activation, s->gate, s->up, s->gate, err));
-    const sn_linear down = {&b->matrix[SN_ROLE_FFN_DOWN], NULL, s->h};
+    TRY(sn_block_tune(p, SN_ROLE_FFN_UP, u, up, err));
+    TRY(d->ops->activate(d, (size_t)p->n_rows * (size_t)hp->n_ff, hp->activation, s->gate, gated ? up : NULL, s->gate, err));
+    const sn_linear down = {&b->matrix[SN_ROLE_FFN_DOWN], b->vector[SN_ROLE_FFN_DOWN_BIAS], s->h};
     TRY(d->ops->linear(d, p->n_rows, s->gate, 1, &down, err));
     return sn_block_tune(p, SN_ROLE_FFN_DOWN, s->gate, s->h, err);
 }
 
 sn_status sn_block_forward(const sn_block *block, int index, const sn_block_pass *pass, sn_err *err) {
+    const sn_scratch *s = pass->scratch;
+    bool parallel = pass->hp->parallel;
+    const float *u, *v = NULL;
     TRY(sn_block_prompt(pass, err));
-    /* x += attention(norm(x)) */
-    TRY(attend(block, index, pass, err));
+    /* u = norm(x); parallel: v = norm(x) of the same x. Ba et al. 2016, Zhang & Sennrich 2019 */
+    TRY(enter(block, pass, SN_ROLE_ATTN_NORM, s->h, &u, err));
+    if (parallel) TRY(enter(block, pass, SN_ROLE_FFN_NORM, s->beside, &v, err));
+    /* x += attention(u) */
+    TRY(attend(block, index, pass, u, err));
     TRY(leave(block, pass, SN_ROLE_ATTN_POST_NORM, err));
-    /* x += feed_forward(norm(x)) */
-    TRY(feed_forward(block, pass, err));
+    /* v = norm(x); x += feed_forward(v) */
+    if (!parallel) TRY(enter(block, pass, SN_ROLE_FFN_NORM, s->h, &v, err));
+    TRY(feed_forward(block, pass, v, err));
     return leave(block, pass, SN_ROLE_FFN_POST_NORM, err);
 }

@@ -31,6 +31,7 @@ typedef struct sn_block {
 typedef struct sn_scratch {
     float *x;         /* (rows, n_embd): the hidden states, from block to block */
     float *h;         /* (rows, n_embd): normed, and what a sub-layer adds to x */
+    float *beside;    /* (rows, n_embd): what the feed-forward reads, where it stands beside attention; else unused */
     float *q, *attn;  /* (rows, n_heads, head_dim) */
     float *k, *v;     /* (rows, n_kv_heads, head_dim) */
     float *gate, *up; /* (rows, n_ff); of a mixture (rows, n_experts_used, n_ff) */

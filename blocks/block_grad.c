@@ -24,9 +24,10 @@ static sn_status enter_again(const sn_block *b, const sn_block_pass *f, sn_role 
 /* dx = the gradient through the norm `role` of n elements, or grows by it. */
 static sn_status norm_back(const sn_block *b, const sn_grad_pass *p, sn_role role, size_t n, const float *x,
                            const float *dy, bool grow, float *dx, sn_err *err) {
-    int width = b->width[role];
-    return p->device->ops->rms_norm_grad(p->device, (int)(n / (size_t)width), width, x, b->vector[role],
-                                         p->hp->norm_eps, dy, grow, dx, err);
+    const sn_device_ops *ops = p->device->ops;
+    int width = b->width[role], rows = (int)(n / (size_t)width);
+    return (p->hp->layer_norm ? ops->layer_norm_grad : ops->rms_norm_grad)(p->device, rows, width, x, b->vector[role],
+                                                                          p->hp->norm_eps, dy, grow, dx, err);
 }
 
 /* The gradient of what a half added, o before its norm: dy, or *dh through the norm where the family norms there. */
@@ -74,9 +75,10 @@ static sn_status attend_again(const sn_block *b, const sn_grad_pass *p, const sn
     TRY(ops->rope(d, n, heads, dim, s->q, &rope, err));
     TRY(ops->rope(d, n, kv_heads, dim, s->k, &rope, err));
     TRY(ops->kv_store(d, 0, s->k, s->v, err));
-    const sn_attention how = {.n_heads = heads, .window = sn_window_of(hp, p->number), .scale = hp->attn_scale};
+    const sn_attention how = {.n_heads = heads, .window = sn_window_of(hp, p->number), .scale = hp->attn_scale,
+                              .slopes = b->vector[SN_ROLE_ATTN_SLOPES]};
     TRY(ops->attention(d, &how, s->q, s->attn, err));
-    const sn_linear o = {&b->matrix[SN_ROLE_ATTN_O], NULL, out};
+    const sn_linear o = {&b->matrix[SN_ROLE_ATTN_O], b->vector[SN_ROLE_ATTN_O_BIAS], out};
     TRY(ops->linear(d, n, s->attn, 1, &o, err));
     TRY(sn_block_tune(f, SN_ROLE_ATTN_O, s->attn, out, err));
     if (out == s->o1)
@@ -84,27 +86,33 @@ static sn_status attend_again(const sn_block *b, const sn_grad_pass *p, const sn
     return ops->add(d, (size_t)n * (size_t)hp->n_embd, s->mid, s->x, err);
 }
 
+/* What the feed-forward's norm reads. */
+static const float *feeds_on(const sn_grad_pass *p) { return p->hp->parallel ? p->scratch->x : p->scratch->mid; }
+
 static sn_status activate_again(const sn_grad_pass *p, sn_err *err) {
     const sn_grad_scratch *s = p->scratch;
     size_t n = (size_t)p->sequence->n_rows * (size_t)p->hp->n_ff;
-    return p->device->ops->activate(p->device, n, p->hp->activation, s->gate, s->up, s->act, err);
+    return p->device->ops->activate(p->device, n, p->hp->activation, s->gate,
+                                    p->hp->gated ? s->up : NULL, s->act, err);
 }
 
 static sn_status feed_again(const sn_block *b, const sn_grad_pass *p, const sn_block_pass *f, sn_err *err) {
     sn_device *d = p->device;
     const sn_grad_scratch *s = p->scratch;
     int n = p->sequence->n_rows;
+    bool gated = p->hp->gated;
+    float *up = gated ? s->up : s->gate;
     const float *u;
-    TRY(enter_again(b, f, SN_ROLE_FFN_NORM, s->mid, s->h2, &u, err));
+    TRY(enter_again(b, f, SN_ROLE_FFN_NORM, feeds_on(p), s->h2, &u, err));
     if (p->hp->n_experts) return sn_experts_again(b, p, u, b->vector[SN_ROLE_FFN_POST_NORM] ? s->o2 : NULL, err);
-    const sn_linear gate_up[] = {{&b->matrix[SN_ROLE_FFN_GATE], NULL, s->gate},
-                                 {&b->matrix[SN_ROLE_FFN_UP], NULL, s->up}};
-    TRY(d->ops->linear(d, n, u, 2, gate_up, err));
+    const sn_linear up_gate[] = {{&b->matrix[SN_ROLE_FFN_UP], b->vector[SN_ROLE_FFN_UP_BIAS], up},
+                                 {&b->matrix[SN_ROLE_FFN_GATE], NULL, s->gate}};
+    TRY(d->ops->linear(d, n, u, gated ? 2 : 1, up_gate, err));
     TRY(sn_block_tune(f, SN_ROLE_FFN_GATE, u, s->gate, err));
-    TRY(sn_block_tune(f, SN_ROLE_FFN_UP, u, s->up, err));
+    TRY(sn_block_tune(f, SN_ROLE_FFN_UP, u, up, err));
     TRY(activate_again(p, err));
     if (!b->vector[SN_ROLE_FFN_POST_NORM]) return SN_OK; /* what is added is not needed but for its norm */
-    const sn_linear down = {&b->matrix[SN_ROLE_FFN_DOWN], NULL, s->o2};
+    const sn_linear down = {&b->matrix[SN_ROLE_FFN_DOWN], b->vector[SN_ROLE_FFN_DOWN_BIAS], s->o2};
     TRY(d->ops->linear(d, n, s->act, 1, &down, err));
     return sn_block_tune(f, SN_ROLE_FFN_DOWN, s->act, s->o2, err);
 }
@@ -130,26 +138,37 @@ static sn_status through(const sn_block *b, const sn_grad_pass *p, sn_role role,
     return ops->linear_grad(d, n, s->dlow, lower, true, du, err);
 }
 
-/* dy: from the gradient of what leaves the block to that of mid. */
+/* dup, dattn: the gradients of what the matrices behind the feed-forward and attention read, of dy. */
+static sn_status leave_feed(const sn_block *b, const sn_grad_pass *p, sn_err *err) {
+    const float *added;
+    TRY(leave_back(b, p, SN_ROLE_FFN_POST_NORM, p->scratch->o2, &added, err));
+    if (p->hp->n_experts) return sn_experts_back(b, p, added, err); /* all the way to dh */
+    return through(b, p, SN_ROLE_FFN_DOWN, p->scratch->act, added, false, p->scratch->dup, err);
+}
+
+static sn_status leave_attention(const sn_block *b, const sn_grad_pass *p, sn_err *err) {
+    const float *added;
+    TRY(leave_back(b, p, SN_ROLE_ATTN_POST_NORM, p->scratch->o1, &added, err));
+    return through(b, p, SN_ROLE_ATTN_O, p->scratch->attn, added, false, p->scratch->dattn, err);
+}
+
+/* dy grows by what goes back through the feed-forward, from dup on. */
 static sn_status feed_back(const sn_block *b, const sn_grad_pass *p, sn_err *err) {
     sn_device *d = p->device;
     const sn_hparams *hp = p->hp;
     const sn_grad_scratch *s = p->scratch;
     int n = p->sequence->n_rows;
-    const float *u = b->vector[SN_ROLE_FFN_NORM] ? s->h2 : s->mid, *added;
-    TRY(leave_back(b, p, SN_ROLE_FFN_POST_NORM, s->o2, &added, err));
-    if (hp->n_experts) {
-        TRY(sn_experts_back(b, p, added, err));
-        return enter_back(b, p, SN_ROLE_FFN_NORM, s->mid, err);
-    }
-    TRY(through(b, p, SN_ROLE_FFN_DOWN, s->act, added, false, s->dup, err));
-    TRY(d->ops->activate_grad(d, (size_t)n * (size_t)hp->n_ff, hp->activation, s->gate, s->up, s->dup, s->dgate, s->dup, err));
-    TRY(through(b, p, SN_ROLE_FFN_GATE, u, s->dgate, false, s->dh, err));
-    TRY(through(b, p, SN_ROLE_FFN_UP, u, s->dup, true, s->dh, err));
-    return enter_back(b, p, SN_ROLE_FFN_NORM, s->mid, err);
+    if (hp->n_experts) return enter_back(b, p, SN_ROLE_FFN_NORM, feeds_on(p), err);
+    bool gated = hp->gated;
+    const float *u = b->vector[SN_ROLE_FFN_NORM] ? s->h2 : feeds_on(p);
+    TRY(d->ops->activate_grad(d, (size_t)n * (size_t)hp->n_ff, hp->activation, s->gate, gated ? s->up : NULL, s->dup,
+                              gated ? s->dgate : s->dup, gated ? s->dup : NULL, err));
+    if (gated) TRY(through(b, p, SN_ROLE_FFN_GATE, u, s->dgate, false, s->dh, err));
+    TRY(through(b, p, SN_ROLE_FFN_UP, u, s->dup, gated, s->dh, err));
+    return enter_back(b, p, SN_ROLE_FFN_NORM, feeds_on(p), err);
 }
 
-/* dy: from the gradient of mid to that of x. */
+/* dy grows by what goes back through attention, from dattn on. */
 static sn_status attend_back(const sn_block *b, const sn_grad_pass *p, sn_err *err) {
     sn_device *d = p->device;
     const sn_device_ops *ops = d->ops;
@@ -158,11 +177,10 @@ static sn_status attend_back(const sn_block *b, const sn_grad_pass *p, sn_err *e
     int n = p->sequence->n_rows, heads = hp->n_heads, kv_heads = hp->n_kv_heads, dim = hp->head_dim;
     size_t n_q = (size_t)n * (size_t)heads * (size_t)dim, n_kv = (size_t)n * (size_t)kv_heads * (size_t)dim;
     const sn_rope back = {hp->rope_style == SN_ROPE_HALVES, hp->rope_dim, s->back[sn_rope_of(hp, p->number)]};
-    const float *u = b->vector[SN_ROLE_ATTN_NORM] ? s->h1 : s->x, *added;
-    TRY(leave_back(b, p, SN_ROLE_ATTN_POST_NORM, s->o1, &added, err));
-    TRY(through(b, p, SN_ROLE_ATTN_O, s->attn, added, false, s->dattn, err));
+    const float *u = b->vector[SN_ROLE_ATTN_NORM] ? s->h1 : s->x;
     const sn_attention_grad attention = {.n = n, .n_heads = heads, .n_kv_heads = kv_heads, .head_dim = dim,
                                          .window = sn_window_of(hp, p->number), .scale = hp->attn_scale,
+                                         .slopes = b->vector[SN_ROLE_ATTN_SLOPES],
                                          .q = s->q, .dout = s->dattn, .k = s->k, .v = s->v,
                                          .dq = s->dq, .dk = s->dk, .dv = s->dv};
     TRY(ops->attention_grad(d, &attention, err));
@@ -184,7 +202,7 @@ static sn_status complete(const sn_block *b, const sn_grad_pass *p, const sn_blo
     const float *u;
     if (!p->grads) return SN_OK;
     TRY(enter_again(b, f, SN_ROLE_ATTN_NORM, s->x, s->h1, &u, err));
-    TRY(enter_again(b, f, SN_ROLE_FFN_NORM, s->mid, s->h2, &u, err));
+    TRY(enter_again(b, f, SN_ROLE_FFN_NORM, feeds_on(p), s->h2, &u, err));
     return p->grads->lora[SN_ROLE_FFN_DOWN].a ? activate_again(p, err) : SN_OK;
 }
 
@@ -194,7 +212,7 @@ sn_status sn_block_forward_apart(const sn_block *block, const sn_grad_pass *pass
     const sn_block_pass forward = forward_view(pass, &view);
     sn_device *d = pass->device;
     const sn_grad_scratch *s = pass->scratch;
-    const sn_linear down = {&block->matrix[SN_ROLE_FFN_DOWN], NULL, s->x};
+    const sn_linear down = {&block->matrix[SN_ROLE_FFN_DOWN], block->vector[SN_ROLE_FFN_DOWN_BIAS], s->x};
     size_t n = (size_t)forward.n_rows * (size_t)pass->hp->n_embd;
     TRY(sn_block_prompt(&forward, err));
     TRY(attend_again(block, pass, &forward, err));
@@ -215,6 +233,10 @@ sn_status sn_block_backward(const sn_block *block, const sn_grad_pass *pass, sn_
     if (!pass->kept) TRY(attend_again(block, pass, &forward, err));
     if (!pass->kept) TRY(feed_again(block, pass, &forward, err));
     if (pass->kept) TRY(complete(block, pass, &forward, err));
+    /* dy, the gradient of what leaves, becomes that of mid, then that of x; parallel: both halves take it as it is */
+    TRY(leave_feed(block, pass, err));
+    if (pass->hp->parallel) TRY(leave_attention(block, pass, err));
     TRY(feed_back(block, pass, err));
+    if (!pass->hp->parallel) TRY(leave_attention(block, pass, err));
     return attend_back(block, pass, err);
 }

@@ -13,7 +13,7 @@
 /* -- loading ---------------------------------------------------------------------------------------------------------
  */
 
-enum { N_BUFFERS = 12 };
+enum { N_BUFFERS = 13 };
 
 /* Width of each buffer of sn_scratch, in the order of its members. */
 static void buffer_widths(const sn_hparams *hp, size_t width[N_BUFFERS]) {
@@ -22,7 +22,7 @@ static void buffer_widths(const sn_hparams *hp, size_t width[N_BUFFERS]) {
     size_t rope = (size_t)hp->rope_dim, second = hp->n_ropes > 1 ? rope : 0;
     size_t used = (size_t)hp->n_experts_used, each = used * embd, chosen = hp->n_experts ? sn_experts_chosen_width(hp) : 0;
     if (used) ff *= used; /* a row goes through so many */
-    const size_t widths[N_BUFFERS] = {embd, embd, q, q, kv, kv, ff, ff, rope, second, chosen, each};
+    const size_t widths[N_BUFFERS] = {embd, embd, hp->parallel ? embd : 0, q, q, kv, kv, ff, ff, rope, second, chosen, each};
     memcpy(width, widths, sizeof widths);
 }
 
@@ -47,8 +47,8 @@ static size_t scratch_bytes(const sn_hparams *hp) {
 
 static sn_status new_scratch(sn_home *h, const sn_hparams *hp, sn_err *err) {
     sn_scratch *s = &h->scratch;
-    float **buffers[N_BUFFERS] = {&s->x, &s->h, &s->q, &s->attn, &s->k, &s->v, &s->gate, &s->up, &s->cos_sin[0],
-                                  &s->cos_sin[1], &s->chosen, &s->each};
+    float **buffers[N_BUFFERS] = {&s->x,  &s->h,    &s->beside, &s->q,          &s->attn,       &s->k,      &s->v,
+                                  &s->gate, &s->up, &s->cos_sin[0], &s->cos_sin[1], &s->chosen, &s->each};
     size_t width[N_BUFFERS], widest = widest_of(hp);
     buffer_widths(hp, width);
     sn_device_limits limits = {.rows = SN_SPAN_ROWS_MAX, .width = (int)widest, .context = hp->n_ctx,

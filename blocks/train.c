@@ -249,6 +249,7 @@ static sn_status visit_forward(void *ctx, int number, const sn_block *block, sn_
     }
     const sn_scratch forward = {.x = s->x,
                                 .h = s->h1,
+                                .beside = s->h2,
                                 .q = s->q,
                                 .attn = s->attn,
                                 .k = s->k,

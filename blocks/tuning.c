@@ -95,6 +95,8 @@ static sn_status take_matrix(sn_tuning *t, int block, sn_role role, bool b, cons
     if (t->span->hp.n_experts && role != SN_ROLE_ATTN_Q && role != SN_ROLE_ATTN_K && role != SN_ROLE_ATTN_V && role != SN_ROLE_ATTN_O)
         return sn_fail(err, SN_REFUSED,
                        "'%.64s' would adapt the feed-forward, which here is a mixture of experts: only q, k, v and o can be", from->name);
+    if (role == SN_ROLE_FFN_GATE && !t->span->hp.gated)
+        return sn_fail(err, SN_REFUSED, "the trained tensor %.64s is of a gate, and this model has none", from->name);
     shape_of(&t->span->hp, role, &rows, &cols);
     size_t rank = from->dims[b ? 1 : 0];
     if (from->dims[b ? 0 : 1] != (b ? rows : cols) || !rank || rank > SN_LORA_RANK_MAX) return refuse_shape(from, err);

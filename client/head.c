@@ -16,10 +16,12 @@ struct sn_head {
     sn_device *device;
     size_t n_embd, n_vocab;
     float norm_eps, embed_scale;
+    bool layer_norm;
     sn_ties *ties;
     sn_tie embedding_tie, output_tie; /* where the model ties them: two holders of one parameter */
     sn_weight embedding, output;
-    float *norm;   /* device, (n_embd) */
+    float *norm, *norm_bias;             /* device, (n_embd); those that the family has not: NULL */
+    float *embed_norm, *embed_norm_bias; /* likewise: of the embeddings */
     float *x, *h;  /* device, (HEAD_ROWS, n_embd): hidden states, and normed */
     float *logits; /* device, (HEAD_ROWS, n_vocab); NULL where the caller's memory is the device's */
 };
@@ -43,15 +45,23 @@ static sn_status load_matrix(sn_head *head, const sn_model *model, sn_role role,
     return SN_OK;
 }
 
-static sn_status load_norm(sn_head *head, const sn_model *model, sn_err *err) {
+static sn_status new_buffer(sn_head *head, size_t rows, size_t cols, float **out, sn_err *err) {
+    void *memory = NULL;
+    sn_status status = head->device->ops->alloc(head->device, rows * cols * sizeof(float), &memory, err);
+    *out = memory;
+    return status;
+}
+
+/* *out: NULL where the family has none. */
+static sn_status load_vector(sn_head *head, const sn_model *model, sn_role role, const char *name, float **out, sn_err *err) {
     sn_model_tensor t;
-    sn_status status = sn_model_find(model, SN_ROLE_OUTPUT_NORM, 0, &t, err);
-    if (status) return status;
+    sn_status status = sn_model_find(model, role, 0, &t, err);
+    if (status || !t.data) return status;
     float *host = NULL;
     status = sn_calloc(&host, t.cols, sizeof *host, err);
-    if (!status) status = sn_vector_read(sn_model_hparams(model), SN_ROLE_OUTPUT_NORM, &t, "output norm", host, err);
-    if (!status)
-        status = head->device->ops->upload(head->device, head->norm, host, head->n_embd * sizeof(float), err);
+    if (!status) status = new_buffer(head, 1, head->n_embd, out, err);
+    if (!status) status = sn_vector_read(sn_model_hparams(model), role, &t, name, host, err);
+    if (!status) status = head->device->ops->upload(head->device, *out, host, head->n_embd * sizeof(float), err);
     free(host);
     sn_model_forget(model, &t);
     return status;
@@ -60,14 +70,21 @@ static sn_status load_norm(sn_head *head, const sn_model *model, sn_err *err) {
 static sn_status load_weights(sn_head *head, const sn_model *model, sn_err *err) {
     sn_status status = load_matrix(head, model, SN_ROLE_TOKEN_EMBEDDING, &head->embedding_tie, &head->embedding, err);
     if (!status) status = load_matrix(head, model, SN_ROLE_OUTPUT, &head->output_tie, &head->output, err);
-    return status ? status : load_norm(head, model, err);
+    if (!status) status = load_vector(head, model, SN_ROLE_OUTPUT_NORM, "output norm", &head->norm, err);
+    if (!status) status = load_vector(head, model, SN_ROLE_OUTPUT_NORM_BIAS, "output norm's bias", &head->norm_bias, err);
+    if (!status) status = load_vector(head, model, SN_ROLE_EMBED_NORM, "embedding norm", &head->embed_norm, err);
+    if (!status)
+        status = load_vector(head, model, SN_ROLE_EMBED_NORM_BIAS, "embedding norm's bias", &head->embed_norm_bias, err);
+    return status;
 }
 
-static sn_status new_buffer(sn_head *head, size_t rows, size_t cols, float **out, sn_err *err) {
-    void *memory = NULL;
-    sn_status status = head->device->ops->alloc(head->device, rows * cols * sizeof(float), &memory, err);
-    *out = memory;
-    return status;
+/* h = norm(x), rows of both. */
+static sn_status norm_rows(sn_head *head, int rows, const float *weight, const float *bias, sn_err *err) {
+    const sn_device_ops *ops = head->device->ops;
+    int width = (int)head->n_embd;
+    return head->layer_norm
+               ? ops->layer_norm(head->device, rows, width, head->x, weight, bias, head->norm_eps, head->h, err)
+               : ops->rms_norm(head->device, rows, width, head->x, weight, head->norm_eps, head->h, err);
 }
 
 sn_status sn_head_load(const sn_model *model, sn_device *device, sn_head **out, sn_err *err) {
@@ -79,10 +96,10 @@ sn_status sn_head_load(const sn_model *model, sn_device *device, sn_head **out, 
     *head = (sn_head){.device = device, .n_embd = (size_t)hp->n_embd, .n_vocab = (size_t)hp->n_vocab};
     head->norm_eps = hp->norm_eps;
     head->embed_scale = hp->embed_scale;
+    head->layer_norm = hp->layer_norm;
     sn_device_limits limits = {.rows = HEAD_ROWS, .width = hp->n_vocab > hp->n_embd ? hp->n_vocab : hp->n_embd, .context = 1};
     status = device->ops->prepare(device, &limits, err);
     if (!status) status = sn_ties_new(&head->ties, err);
-    if (!status) status = new_buffer(head, 1, head->n_embd, &head->norm, err);
     if (!status) status = new_buffer(head, HEAD_ROWS, head->n_embd, &head->x, err);
     if (!status) status = new_buffer(head, HEAD_ROWS, head->n_embd, &head->h, err);
     if (!status && !device->host_visible) status = new_buffer(head, HEAD_ROWS, head->n_vocab, &head->logits, err);
@@ -101,7 +118,8 @@ void sn_head_free(sn_head **out) {
         sn_ties_give(head->ties, &head->embedding_tie);
     }
     sn_ties_free(&head->ties);
-    ops->free(head->device, head->norm, head->n_embd * sizeof(float));
+    float *vectors[] = {head->norm, head->norm_bias, head->embed_norm, head->embed_norm_bias};
+    for (int i = 0; i < 4; i++) ops->free(head->device, vectors[i], head->n_embd * sizeof(float));
     ops->free(head->device, head->x, HEAD_ROWS * head->n_embd * sizeof(float));
     ops->free(head->device, head->h, HEAD_ROWS * head->n_embd * sizeof(float));
     if (head->logits) ops->free(head->device, head->logits, HEAD_ROWS * head->n_vocab * sizeof(float));
@@ -118,8 +136,9 @@ sn_status sn_head_embed(sn_head *head, const int32_t *ids, int n, float *hidden,
     for (int done = 0; done < n; done += HEAD_ROWS) {
         int rows = n - done < HEAD_ROWS ? n - done : HEAD_ROWS;
         sn_status status = ops->gather(head->device, &head->embedding, rows, ids + done, head->x, err);
+        if (!status && head->embed_norm) status = norm_rows(head, rows, head->embed_norm, head->embed_norm_bias, err);
         if (!status)
-            status = ops->download(head->device, hidden + (size_t)done * head->n_embd, head->x,
+            status = ops->download(head->device, hidden + (size_t)done * head->n_embd, head->embed_norm ? head->h : head->x,
                                    (size_t)rows * head->n_embd * sizeof(float), err);
         if (status) return status;
     }
@@ -141,7 +160,7 @@ sn_status sn_head_logits(sn_head *head, const float *hidden, int n, float *logit
         float *out = logits + (size_t)done * head->n_vocab;
         sn_linear linear = {.weight = &head->output, .y = head->logits ? head->logits : out};
         sn_status status = sn_guard(&outside, d, 2, outside.shape, head->x, NULL, err);
-        if (!status) status = ops->rms_norm(d, rows, (int)row, head->x, head->norm, head->norm_eps, head->h, err);
+        if (!status) status = norm_rows(head, rows, head->norm, head->norm_bias, err);
         if (!status) status = ops->linear(d, rows, head->h, 1, &linear, err);
         size_t bytes = (size_t)rows * head->n_vocab * sizeof(float);
         if (!status) status = head->logits ? ops->download(d, out, head->logits, bytes, err) : ops->finish(d, err);
@@ -165,8 +184,8 @@ sn_status sn_head_logits_grad(sn_head *head, const float *hidden, int n, const f
         if (!status)
             status = ops->linear_grad(d, rows, head->logits ? head->logits : dy, &head->output, false, head->h, err);
         if (!status)
-            status = ops->rms_norm_grad(d, rows, (int)width, head->x, head->norm, head->norm_eps, head->h, false,
-                                        head->h, err);
+            status = (head->layer_norm ? ops->layer_norm_grad : ops->rms_norm_grad)(
+                d, rows, (int)width, head->x, head->norm, head->norm_eps, head->h, false, head->h, err);
         if (!status) status = ops->download(d, dhidden + at, head->h, row_bytes, err);
         if (status) return status;
     }
@@ -181,7 +200,7 @@ sn_status sn_head_norm(sn_head *head, const float *hidden, int n, float *out, sn
         size_t at = (size_t)done * head->n_embd, bytes = (size_t)rows * head->n_embd * sizeof(float);
         sn_status status = ops->upload(d, head->x, hidden + at, bytes, err);
         if (!status)
-            status = ops->rms_norm(d, rows, (int)head->n_embd, head->x, head->norm, head->norm_eps, head->h, err);
+            status = norm_rows(head, rows, head->norm, head->norm_bias, err);
         if (!status) status = ops->download(d, out + at, head->h, bytes, err);
         if (status) return status;
     }

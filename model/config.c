@@ -15,7 +15,7 @@ static sn_status check_ranges(const sn_hparams *h, sn_err *err) {
     } ranges[] = {
         {"number of blocks", h->n_blocks, 1, SN_BLOCKS_MAX},
         {"width of the hidden state", h->n_embd, 1, 1 << 17},
-        {"number of heads", h->n_heads, 1, 1024},
+        {"number of heads", h->n_heads, 1, SN_HEADS_MAX},
         {"number of key/value heads", h->n_kv_heads, 1, h->n_heads},
         {"width of a head", h->head_dim, 2, HEAD_DIM_MAX},
         {"width of the feed-forward layer", h->n_ff, 1, 1 << 20},
@@ -25,7 +25,7 @@ static sn_status check_ranges(const sn_hparams *h, sn_err *err) {
         {"size of the vocabulary", h->n_vocab, 1, 1 << 22},
         {"context length", h->n_ctx, 1, 1 << 26},
         {"sliding window", h->window, 0, 1 << 26},
-        {"number of rotated dimensions", h->rope_dim, 2, h->head_dim},
+        {"number of rotated dimensions", h->rope_dim, h->alibi ? 0 : 2, h->alibi ? 0 : h->head_dim},
     };
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
         if (ranges[i].value < ranges[i].low || ranges[i].value > ranges[i].high)
@@ -91,8 +91,13 @@ static sn_status fill_rope(const sn_hparams *h, const sn_rope_scaling *s, float 
 
 sn_status sn_config_finish(sn_hparams *h, const sn_family *family, const sn_rope_scaling scaling[SN_ROPES_MAX],
                            sn_err *err) {
+    h->alibi = family->alibi;
+    if (h->alibi) h->rope_dim = 0;
     sn_status status = check_ranges(h, err);
     if (status) return status;
+    h->layer_norm = family->layer_norm;
+    h->parallel = family->parallel;
+    h->gated = family->naming[SN_CONTAINER_SAFETENSORS]->of[SN_ROLE_FFN_GATE];
     h->qk_norm = family->qk_norm;
     h->qk_norm_wide = family->qk_norm_wide;
     h->post_norm = family->naming[SN_CONTAINER_SAFETENSORS]->of[SN_ROLE_ATTN_POST_NORM];

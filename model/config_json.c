@@ -18,6 +18,8 @@ static const struct {
     {"rope_interleaved", 0},
     {"alibi", 0},
     {"parallel_attn", 0},
+    {"new_decoder_architecture", 0},
+    {"apply_residual_connection_post_layernorm", 0},
     {"use_parallel_residual", 0},
     {"is_encoder_decoder", 0},
     {"attn_logit_softcapping", 0},
@@ -108,7 +110,15 @@ static sn_status check_neutral(const json_t *config, const sn_family *family, sn
     return SN_OK;
 }
 
-/* Under its two names; of the spellings of one formula the usual ones. */
+/* ---- one meaning, several spellings ---- */
+
+/* Of the spellings, NULL-terminated, the first that is there; the first of all when none is. */
+static const char *spelling(const json_t *config, const char *const *names) {
+    for (const char *const *at = names; *at; at++)
+        if (field(config, *at)) return *at;
+    return *names;
+}
+
 static sn_status read_activation(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
     static const struct {
         const char *name;
@@ -118,10 +128,10 @@ static sn_status read_activation(const json_t *config, const sn_family *family, 
                  {"gelu", SN_GELU},
                  {"gelu_pytorch_tanh", SN_GELU_TANH},
                  {"gelu_new", SN_GELU_TANH}};
+    static const char *const names[] = {"hidden_activation", "hidden_act", "activation", NULL};
     const char *name = NULL;
     h->activation = family->activation_default;
-    sn_status status = read_text(config, "hidden_act", false, &name, err);
-    if (!status) status = read_text(config, "hidden_activation", false, &name, err);
+    sn_status status = read_text(config, spelling(config, names), false, &name, err);
     if (status || !name) return status;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (!strcmp(name, known[i].name)) {
@@ -332,14 +342,21 @@ static sn_status read_experts(const json_t *config, const sn_family *family, sn_
 /* ---- the whole ---- */
 
 static sn_status read_sizes(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
-    double eps = 1e-6;
-    sn_status status = read_int(config, "num_hidden_layers", true, &h->n_blocks, err);
-    if (!status) status = read_int(config, "hidden_size", true, &h->n_embd, err);
-    if (!status) status = read_int(config, "num_attention_heads", true, &h->n_heads, err);
-    if (!status) status = read_int(config, "intermediate_size", true, &h->n_ff, err);
+    static const char *const blocks[] = {"num_hidden_layers", "n_layer", NULL};
+    static const char *const embd[] = {"hidden_size", "n_embed", NULL};
+    static const char *const heads[] = {"num_attention_heads", "n_head", NULL};
+    static const char *const ff[] = {"intermediate_size", "ffn_hidden_size", "n_inner", NULL};
+    static const char *const ctx[] = {"max_position_embeddings", "seq_length", NULL};
+    double eps = family->layer_norm ? 1e-5 : 1e-6;
+    sn_status status = read_int(config, spelling(config, blocks), true, &h->n_blocks, err);
+    if (!status) status = read_int(config, spelling(config, embd), true, &h->n_embd, err);
+    if (!status) status = read_int(config, spelling(config, heads), true, &h->n_heads, err);
+    if (!status && h->n_embd > 0 && h->n_embd <= INT32_MAX / 8) h->n_ff = family->ff_times * h->n_embd;
+    if (!status) status = read_int(config, spelling(config, ff), !family->ff_times, &h->n_ff, err);
     if (!status) status = read_int(config, "vocab_size", true, &h->n_vocab, err);
-    if (!status) status = read_int(config, "max_position_embeddings", true, &h->n_ctx, err);
-    if (!status) status = read_number(config, "rms_norm_eps", false, &eps, err);
+    h->n_ctx = family->ctx_default;
+    if (!status) status = read_int(config, spelling(config, ctx), !family->ctx_default, &h->n_ctx, err);
+    if (!status) status = read_number(config, family->layer_norm ? "layer_norm_epsilon" : "rms_norm_eps", false, &eps, err);
     if (status) return status;
     h->norm_eps = (float)eps;
     h->n_kv_heads = h->n_heads;
@@ -359,6 +376,24 @@ static sn_status read_sizes(const json_t *config, const sn_family *family, sn_hp
     return SN_OK;
 }
 
+/* Falcon's kinds: where its norms are, whether its halves stand beside each other, who shares keys and values. */
+static sn_status read_falcon(const json_t *config, const sn_family **family, sn_hparams *h, bool *bias, sn_err *err) {
+    bool late = false, parallel = true, multi_query = true;
+    int norms = 2;
+    sn_status status = read_bool(config, "new_decoder_architecture", &late, err);
+    if (!status) status = read_bool(config, "parallel_attn", &parallel, err);
+    if (!status) status = read_bool(config, "multi_query", &multi_query, err);
+    if (!status) status = read_bool(config, "bias", bias, err);
+    if (!status) status = read_int(config, "num_ln_in_parallel_attn", false, &norms, err);
+    if (!status && late) status = read_int(config, "num_kv_heads", false, &h->n_kv_heads, err);
+    if (status) return status;
+    if (late && norms != 1 && norms != 2)
+        return sn_fail(err, SN_REFUSED, "'num_ln_in_parallel_attn' is %d; 1 and 2 are known", norms);
+    if (!late) h->n_kv_heads = multi_query ? 1 : h->n_heads;
+    *family = sn_family_variant(*family, late && norms == 2 ? 0 : late || parallel ? 1 : 2);
+    return SN_OK;
+}
+
 static sn_status read_config(const json_t *config, sn_hparams *h, const sn_family **family, sn_err *err) {
     const char *type = "", *name = "";
     bool bias = false;
@@ -368,6 +403,7 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     if (!status) status = sn_family_find(SN_CONTAINER_SAFETENSORS, type, family, err);
     if (!status) status = check_neutral(config, *family, err);
     if (!status) status = read_sizes(config, *family, h, err);
+    if (!status && reads(*family, "new_decoder_architecture")) status = read_falcon(config, family, h, &bias, err);
     if (!status) status = read_rope(config, *family, h, scaling, err);
     if (!status) status = read_window(config, *family, h, err);
     if (!status) status = read_activation(config, *family, h, err);
@@ -382,6 +418,7 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     h->rope_style = SN_ROPE_HALVES;
     h->norm_plus_one = (*family)->norm_plus_one;
     h->qkv_bias = (*family)->qkv_bias == SN_ALWAYS || ((*family)->qkv_bias == SN_IF_SAID && bias);
+    h->linear_bias = (*family)->linear_bias == SN_ALWAYS || ((*family)->linear_bias == SN_IF_SAID && bias);
     return sn_config_finish(h, *family, scaling, err);
 }
 

@@ -97,6 +97,41 @@ static const sn_mixture mixtral_experts = {.width = "intermediate_size", .n_expe
 static const sn_mixture qwen3_experts = {
     .width = "moe_intermediate_size", .n_experts = 128, .n_experts_used = 8, .n_ff = 768, .weighs_over_all = true};
 static const char *const mixtures_read[] = {"num_experts", "num_local_experts", NULL};
+/* Falcon and BLOOM: Q, K and V in one matrix head by head, no gates, a norm before each half or one for both. */
+#define HF_FUSED_ENDS                                                                                                  \
+    [SN_ROLE_TOKEN_EMBEDDING] = "transformer.word_embeddings.weight", [SN_ROLE_OUTPUT] = "lm_head.weight",             \
+    [SN_ROLE_OUTPUT_NORM] = "transformer.ln_f.weight", [SN_ROLE_OUTPUT_NORM_BIAS] = "transformer.ln_f.bias"
+#define HF_FUSED_BLOCK                                                                                                 \
+    [SN_ROLE_ATTN_Q] = "self_attention.query_key_value.weight",                                                        \
+    [SN_ROLE_ATTN_K] = "self_attention.query_key_value.weight",                                                        \
+    [SN_ROLE_ATTN_V] = "self_attention.query_key_value.weight",                                                        \
+    [SN_ROLE_ATTN_Q_BIAS] = "self_attention.query_key_value.bias",                                                     \
+    [SN_ROLE_ATTN_K_BIAS] = "self_attention.query_key_value.bias",                                                     \
+    [SN_ROLE_ATTN_V_BIAS] = "self_attention.query_key_value.bias",                                                     \
+    [SN_ROLE_ATTN_O] = "self_attention.dense.weight", [SN_ROLE_ATTN_O_BIAS] = "self_attention.dense.bias",             \
+    [SN_ROLE_FFN_UP] = "mlp.dense_h_to_4h.weight", [SN_ROLE_FFN_UP_BIAS] = "mlp.dense_h_to_4h.bias",                   \
+    [SN_ROLE_FFN_DOWN] = "mlp.dense_4h_to_h.weight", [SN_ROLE_FFN_DOWN_BIAS] = "mlp.dense_4h_to_h.bias"
+#define HF_FUSED_NORMS(attention, feed_forward)                                                                        \
+    [SN_ROLE_ATTN_NORM] = attention ".weight", [SN_ROLE_ATTN_NORM_BIAS] = attention ".bias",                           \
+    [SN_ROLE_FFN_NORM] = feed_forward ".weight", [SN_ROLE_FFN_NORM_BIAS] = feed_forward ".bias"
+#define HF_FUSED .block_prefix = "transformer.h.", .base = "transformer.", .qkv = SN_QKV_BY_HEAD
+
+static const sn_naming naming_falcon = {
+    HF_FUSED, .of = {HF_FUSED_ENDS, HF_FUSED_BLOCK, HF_FUSED_NORMS("ln_attn", "ln_mlp")}};
+static const sn_naming naming_falcon_shared = {
+    HF_FUSED, .of = {HF_FUSED_ENDS, HF_FUSED_BLOCK, HF_FUSED_NORMS("input_layernorm", "input_layernorm")}};
+static const sn_naming naming_falcon_serial = {
+    HF_FUSED, .of = {HF_FUSED_ENDS, HF_FUSED_BLOCK, HF_FUSED_NORMS("input_layernorm", "post_attention_layernorm")}};
+static const sn_naming naming_bloom = {
+    HF_FUSED, .of = {HF_FUSED_ENDS, HF_FUSED_BLOCK, HF_FUSED_NORMS("input_layernorm", "post_attention_layernorm"),
+                     [SN_ROLE_EMBED_NORM] = "transformer.word_embeddings_layernorm.weight",
+                     [SN_ROLE_EMBED_NORM_BIAS] = "transformer.word_embeddings_layernorm.bias"}};
+
+static const char *const falcon_reads[] = {"parallel_attn", "new_decoder_architecture", NULL};
+
+#define FALCON                                                                                                         \
+    .name = "falcon", .qkv_bias = SN_IF_SAID, .linear_bias = SN_IF_SAID, .layer_norm = true, .activation_default = SN_GELU,    \
+    .tied_default = true, .ff_times = 4, .ctx_default = 2048, .reads = falcon_reads
 
 #define USUAL_NAMES {[SN_CONTAINER_SAFETENSORS] = &naming_hf, [SN_CONTAINER_GGUF] = &naming_gguf}
 
@@ -123,6 +158,12 @@ static const sn_family families[] = {
     {.name = "qwen3_moe", .gguf_architecture = "qwen3moe", .gguf_rope = SN_ROPE_HALVES, .qkv_bias = SN_IF_SAID,
      .qk_norm = true, .mixture = &qwen3_experts, .gguf_mixtures = true, .reads = mixtures_read,
      .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_experts, [SN_CONTAINER_GGUF] = &naming_gguf}},
+    {FALCON, .parallel = true, .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_falcon}},
+    {FALCON, .parallel = true, .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_falcon_shared}},
+    {FALCON, .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_falcon_serial}},
+    {.name = "bloom", .qkv_bias = SN_ALWAYS, .linear_bias = SN_ALWAYS, .layer_norm = true, .alibi = true,
+     .activation_default = SN_GELU_TANH, .tied_default = true, .ff_times = 4, .ctx_default = 2048,
+     .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_bloom}},
 };
 /* clang-format on */
 
@@ -141,11 +182,14 @@ sn_status sn_family_find(sn_container container, const char *name, const sn_fami
             *out = &families[i];
             return SN_OK;
         }
+        if (i && name_in(&families[i - 1], container) && !strcmp(own, name_in(&families[i - 1], container))) continue;
         size_t at = strlen(known);
         snprintf(known + at, sizeof known - at, "%s%s", at ? ", " : "", own);
     }
     return sn_fail(err, SN_REFUSED, "models of the family '%.64s' cannot be run; these can: %s", name, known);
 }
+
+const sn_family *sn_family_variant(const sn_family *first, int n) { return first + n; }
 
 bool sn_family_tensor_name(const sn_family *family, sn_container container, sn_role role, int block, int piece,
                            char out[SN_TENSOR_NAME_MAX]) {
@@ -173,6 +217,10 @@ bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_r
     case SN_ROLE_ATTN_K_BIAS:
     case SN_ROLE_ATTN_V_BIAS:
         return hparams->qkv_bias;
+    case SN_ROLE_ATTN_O_BIAS:
+    case SN_ROLE_FFN_UP_BIAS:
+    case SN_ROLE_FFN_DOWN_BIAS:
+        return hparams->linear_bias;
     case SN_ROLE_ATTN_Q_NORM:
     case SN_ROLE_ATTN_K_NORM:
         return hparams->qk_norm;

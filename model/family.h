@@ -35,6 +35,7 @@ typedef struct sn_naming {
     const char *of[SN_ROLE_COUNT];
     sn_qkv_layout qkv;
     bool gate_up; /* gate and up are one tensor, gate first */
+    const char *base; /* what all names but the output's begin with, where the file is not of the bare model; or NULL */
 } sn_naming;
 
 /* What config.json says of a mixture of experts, and means where it is silent. */
@@ -50,6 +51,9 @@ typedef struct sn_family {
     sn_rope_style gguf_rope;       /* safetensors: always SN_ROPE_HALVES */
     sn_trait qkv_bias;
     bool qk_norm, qk_norm_wide;
+    bool layer_norm, parallel, alibi;
+    sn_trait linear_bias;
+    int ff_times, ctx_default; /* width of the feed-forward in hidden states, and context, where config.json says none; 0: it must */
     sn_window_rule window;
     int window_default; /* of SN_WINDOW_GIVEN when config.json has no such field */
     int window_pattern; /* every n-th block looks back over all, where config.json does not list them; 0: none */
@@ -68,7 +72,10 @@ typedef struct sn_family {
                                  where another family must not have them; or NULL */
 } sn_family;
 
-/* The family of a config.json's model_type, or of a GGUF architecture; SN_REFUSED names the ones that are known. */
+/* Of several rows with one name, which differ by what config.json says further: the n-th of them. */
+const sn_family *sn_family_variant(const sn_family *first, int n);
+
+/* The family of a config.json's model_type (of several rows the first), or of a GGUF architecture; SN_REFUSED names the ones that are known. */
 sn_status sn_family_find(sn_container container, const char *name, const sn_family **out, sn_err *err) SN_MUST_USE;
 
 /* Writes the name of the tensor that holds this of the role's matrices; false when the family has none for the role. */

@@ -43,6 +43,8 @@ static void add_hparams(sn_hasher *hasher, const sn_hparams *h, int window, int 
         add_line(hasher, "rope_freq=%08" PRIx32 "\n", float_bits(freqs[i]));
     if (h->attn_scale != 1.0f / sqrtf((float)h->head_dim))
         add_line(hasher, "attn_scale=%08" PRIx32 "\n", float_bits(h->attn_scale));
+    if (h->layer_norm) add_line(hasher, "layer_norm=1\n");
+    if (h->parallel) add_line(hasher, "parallel=1\n");
     if (h->activation) add_line(hasher, "activation=%d\n", (int)h->activation);
     if (h->norm_plus_one) add_line(hasher, "norm_plus_one=1\n");
     if (h->n_experts)

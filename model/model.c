@@ -11,6 +11,7 @@
 #include "model/view.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +39,7 @@ struct sn_model {
     size_t n_entries;
     const entry **roles; /* slot_of each; the client's roles are in block 0; NULL: not in the files */
     sn_hash id;
+    float slopes[SN_HEADS_MAX]; /* SN_ROLE_ATTN_SLOPES */
 };
 
 /* ---- the list of tensors ---- */
@@ -119,6 +121,12 @@ static void role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *
     case SN_ROLE_ATTN_V_BIAS:
         *cols = kv;
         break;
+    case SN_ROLE_ATTN_SLOPES:
+        *cols = (size_t)h->n_heads;
+        break;
+    case SN_ROLE_FFN_UP_BIAS:
+        *cols = ff;
+        break;
     case SN_ROLE_ATTN_Q_NORM:
         *cols = h->qk_norm_wide ? q : head;
         break;
@@ -138,10 +146,17 @@ static void role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *
     case SN_ROLE_FFN_DOWN:
         *rows = embd, *cols = ff;
         break;
+    case SN_ROLE_EMBED_NORM:
+    case SN_ROLE_EMBED_NORM_BIAS:
     case SN_ROLE_OUTPUT_NORM:
+    case SN_ROLE_OUTPUT_NORM_BIAS:
     case SN_ROLE_ATTN_NORM:
+    case SN_ROLE_ATTN_NORM_BIAS:
+    case SN_ROLE_ATTN_O_BIAS:
     case SN_ROLE_ATTN_POST_NORM:
     case SN_ROLE_FFN_NORM:
+    case SN_ROLE_FFN_NORM_BIAS:
+    case SN_ROLE_FFN_DOWN_BIAS:
     case SN_ROLE_FFN_POST_NORM:
     case SN_ROLE_COUNT:
         break;
@@ -150,6 +165,7 @@ static void role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *
 
 bool sn_role_is_norm(sn_role role) {
     switch (role) {
+    case SN_ROLE_EMBED_NORM:
     case SN_ROLE_OUTPUT_NORM:
     case SN_ROLE_ATTN_NORM:
     case SN_ROLE_ATTN_POST_NORM:
@@ -163,15 +179,24 @@ bool sn_role_is_norm(sn_role role) {
     }
 }
 
+static const struct {
+    sn_role of, bias;
+} biases[] = {{SN_ROLE_EMBED_NORM, SN_ROLE_EMBED_NORM_BIAS}, {SN_ROLE_OUTPUT_NORM, SN_ROLE_OUTPUT_NORM_BIAS},
+              {SN_ROLE_ATTN_NORM, SN_ROLE_ATTN_NORM_BIAS},   {SN_ROLE_FFN_NORM, SN_ROLE_FFN_NORM_BIAS},
+              {SN_ROLE_ATTN_Q, SN_ROLE_ATTN_Q_BIAS},         {SN_ROLE_ATTN_K, SN_ROLE_ATTN_K_BIAS},
+              {SN_ROLE_ATTN_V, SN_ROLE_ATTN_V_BIAS},         {SN_ROLE_ATTN_O, SN_ROLE_ATTN_O_BIAS},
+              {SN_ROLE_FFN_UP, SN_ROLE_FFN_UP_BIAS},         {SN_ROLE_FFN_DOWN, SN_ROLE_FFN_DOWN_BIAS}};
+
+sn_role sn_role_bias(sn_role role) {
+    for (size_t i = 0; i < sizeof biases / sizeof *biases; i++)
+        if (biases[i].of == role) return biases[i].bias;
+    return SN_ROLE_COUNT;
+}
+
 bool sn_role_is_vector(sn_role role) {
-    switch (role) {
-    case SN_ROLE_ATTN_Q_BIAS:
-    case SN_ROLE_ATTN_K_BIAS:
-    case SN_ROLE_ATTN_V_BIAS:
-        return true;
-    default:
-        return sn_role_is_norm(role);
-    }
+    bool vector = sn_role_is_norm(role) || role == SN_ROLE_ATTN_SLOPES;
+    for (size_t i = 0; i < sizeof biases / sizeof *biases; i++) vector |= biases[i].bias == role;
+    return vector;
 }
 
 /* A block's roles stand side by side, behind them the further matrices of those that have several. */
@@ -217,12 +242,20 @@ static sn_status check_entry(const sn_model *m, const entry *e, sn_role role, sn
     return SN_OK;
 }
 
+/* Files of the bare model leave out what names of the whole one begin with. */
+static entry *find_named(const sn_model *m, const char *name) {
+    const char *base = m->family->naming[m->container]->base;
+    size_t len = base ? strlen(base) : 0;
+    entry *found = find_entry(m, name);
+    return found || !len || strncmp(name, base, len) ? found : find_entry(m, name + len);
+}
+
 static sn_status bind_role(sn_model *m, sn_role role, int block, int piece, sn_err *err) {
     char name[SN_TENSOR_NAME_MAX];
     const entry **slot = slot_of(m, role, block, piece);
     if (!sn_family_has_role(m->family, &m->hparams, role)) return SN_OK;
     if (!sn_family_tensor_name(m->family, m->container, role, block, piece, name)) return SN_OK;
-    entry *own = find_entry(m, name);
+    entry *own = find_named(m, name);
     if (own) own->used = true;
     if (role == SN_ROLE_OUTPUT && m->hparams.tied_output) { /* one in the file is a copy: the reference ties it too */
         *slot = m->roles[SN_ROLE_TOKEN_EMBEDDING];
@@ -248,6 +281,23 @@ static sn_status bind_roles(sn_model *m, sn_err *err) {
                              "leaving it out would give wrong numbers",
                              m->entries[i].name, m->family->name, m->hparams.n_blocks);
     return status;
+}
+
+/* ALiBi (Press et al. 2021): head i of n, a power of two, has the slope 2^(-8 (i + 1) / n). The heads beyond a power of two have
+ * every other one of twice as many. By roots and products, which are the same everywhere. */
+static void fill_slopes(float *slopes, int n) {
+    int most = 1;
+    double root = 0x1p-8, slope;
+    for (; 2 * most <= n; most *= 2) root = sqrt(root);
+    slope = root;
+    for (int i = 0; i < most; i++, slope *= root) slopes[i] = (float)slope;
+    slope = root = sqrt(root);
+    for (int i = most; i < n; i++, slope *= root * root) slopes[i] = (float)slope;
+}
+
+static sn_model_tensor slopes_of(const sn_model *m) {
+    size_t n = (size_t)m->hparams.n_heads;
+    return (sn_model_tensor){SN_F32, 1, n, m->slopes, n * sizeof *m->slopes, n, n, m->n_entries + 1};
 }
 
 /* ---- open ---- */
@@ -315,6 +365,7 @@ sn_status sn_model_open(const char *path, sn_model **out, sn_err *err) {
     *out = NULL;
     sn_status status = sn_calloc(&m, 1, sizeof *m, err);
     if (!status) status = open_path(m, path, err);
+    if (!status) fill_slopes(m->slopes, m->hparams.n_heads);
     if (!status) status = sn_model_make_id(m, &m->id, err);
     if (status) {
         sn_model_close(&m);
@@ -351,6 +402,7 @@ sn_status sn_model_find_piece(const sn_model *model, sn_role role, int block, in
     if (block < 0 || block >= model->hparams.n_blocks)
         return sn_fail(err, SN_REFUSED, "the model has blocks 0 to %d, and none of number %d",
                        model->hparams.n_blocks - 1, block);
+    if (role == SN_ROLE_ATTN_SLOPES && model->hparams.alibi) *out = slopes_of(model);
     if (!sn_family_has_role(model->family, &model->hparams, role) ||
         !sn_family_tensor_name(model->family, model->container, role, block, piece, name))
         return SN_OK;
@@ -375,8 +427,7 @@ bool sn_model_has_block(const sn_model *model, int block) {
 }
 
 void sn_model_forget(const sn_model *model, const sn_model_tensor *tensor) {
-    (void)model;
-    if (!tensor->data) return;
+    if (!tensor->data || tensor->data == model->slopes) return;
     size_t page = (size_t)sysconf(_SC_PAGESIZE); /* pages at the ends are shared with the neighbours: left alone */
     uintptr_t begin = sn_round_up((uintptr_t)tensor->data, page);
     size_t bytes;

@@ -17,9 +17,13 @@
 /*     role           shape                         present when */
 #define SN_ROLES(X)                                                                                                    \
     X(TOKEN_EMBEDDING) /* (n_vocab, n_embd)              always                          */                            \
+    X(EMBED_NORM)      /* (n_embd)                       the family norms embeddings     */                            \
+    X(EMBED_NORM_BIAS) /* (n_embd)                       likewise, layer_norm            */                            \
     X(OUTPUT_NORM)     /* (n_embd)                       always                          */                            \
+    X(OUTPUT_NORM_BIAS) /* (n_embd)                      layer_norm                      */                            \
     X(OUTPUT)          /* (n_vocab, n_embd)              always: the embedding when tied */                            \
     X(ATTN_NORM)       /* (n_embd)                       unless it is ATTN_POST_NORM only */                           \
+    X(ATTN_NORM_BIAS)  /* (n_embd)                       layer_norm                      */                            \
     X(ATTN_Q)          /* (n_heads * head_dim, n_embd)                                   */                            \
     X(ATTN_K)          /* (n_kv_heads * head_dim, n_embd)                                */                            \
     X(ATTN_V)          /* (n_kv_heads * head_dim, n_embd)                                */                            \
@@ -27,13 +31,18 @@
     X(ATTN_Q_BIAS)     /* (n_heads * head_dim)           qkv_bias                        */                            \
     X(ATTN_K_BIAS)     /* (n_kv_heads * head_dim)        qkv_bias                        */                            \
     X(ATTN_V_BIAS)     /* (n_kv_heads * head_dim)        qkv_bias                        */                            \
+    X(ATTN_O_BIAS)     /* (n_embd)                       linear_bias                     */                            \
+    X(ATTN_SLOPES)     /* (n_heads)                      alibi; in no file: made here    */                            \
     X(ATTN_Q_NORM)     /* (head_dim), qk_norm_wide: (n_heads * head_dim)       qk_norm   */                            \
     X(ATTN_K_NORM)     /* (head_dim), qk_norm_wide: (n_kv_heads * head_dim)    qk_norm   */                            \
     X(ATTN_POST_NORM)  /* (n_embd)                       post_norm: of what attention adds */                          \
     X(FFN_NORM)        /* (n_embd)                       unless it is FFN_POST_NORM only */                            \
-    X(FFN_GATE)        /* (n_ff, n_embd)                                                 */                            \
+    X(FFN_NORM_BIAS)   /* (n_embd)                       layer_norm                      */                            \
+    X(FFN_GATE)        /* (n_ff, n_embd)                 the family has gates            */                            \
     X(FFN_UP)          /* (n_ff, n_embd)                                                 */                            \
     X(FFN_DOWN)        /* (n_embd, n_ff)                                                 */                            \
+    X(FFN_UP_BIAS)     /* (n_ff)                         linear_bias                     */                            \
+    X(FFN_DOWN_BIAS)   /* (n_embd)                       linear_bias                     */                            \
     X(FFN_POST_NORM)   /* (n_embd)                       post_norm: of what the feed-forward adds */                      \
     X(ROUTER)          /* (n_experts, n_embd)            n_experts: then these four in place of the three FFN_ */         \
     X(EXPERTS_GATE)    /* (n_ff, n_embd)                 of each expert: sn_role_pieces */                                \
@@ -51,6 +60,7 @@ typedef enum sn_role {
 /* Whether the role is a norm or a bias: one row, used as float32. */
 bool sn_role_is_vector(sn_role role);
 bool sn_role_is_norm(sn_role role); /* the factors of a norm */
+sn_role sn_role_bias(sn_role role); /* of a norm or a matrix; SN_ROLE_COUNT: that has none in any family */
 
 typedef enum sn_rope_style {
     SN_ROPE_PAIRS,  /* rotates (0,1), (2,3), ...: GGUF files of the llama architecture, whose Q and K are permuted so */
@@ -59,6 +69,7 @@ typedef enum sn_rope_style {
 
 enum {
     SN_BLOCKS_MAX = 1024,
+    SN_HEADS_MAX = 1024,
     SN_ROPE_FREQS_MAX = 256,
     SN_ROPES_MAX = 2,
     SN_MODEL_EXPERTS_MAX = 1024,
@@ -80,12 +91,17 @@ typedef struct sn_hparams {
     bool qkv_bias, tied_output;
     bool qk_norm, qk_norm_wide; /* wide: all heads of a row are normed as one */
     bool post_norm;             /* what a half of a block adds is normed before */
+    bool layer_norm;            /* norms take the mean off and have biases; else they are RMS norms */
+    bool linear_bias;           /* the matrices behind attention and of the feed-forward have biases */
+    bool parallel;              /* both halves of a block read what enters it (through norms of their own), and add to it */
+    bool gated;                 /* the feed-forward has gates */
+    bool alibi;                 /* attention leans by ATTN_SLOPES; such models have no rope */
+    sn_activation activation;   /* of the feed-forward: of its gate, where it has one */
     bool norm_plus_one;         /* the file's factors of norms are w, to be used as 1 + w */
-    sn_activation activation;   /* of the feed-forward layer */
     float attn_scale;           /* of a query with a key: 1 / sqrt(head_dim) where the model does not say otherwise */
     float embed_scale;          /* embeddings are multiplied by it before the first block (client); 1 */
     sn_rope_style rope_style;
-    int rope_dim; /* rotated dimensions of a head (even, <= head_dim) */
+    int rope_dim; /* rotated dimensions of a head (even, <= head_dim); 0: nothing turns */
     /* Angle of pair i at position p = p * rope_freq[i] (radians): theta, linear and llama3 scaling are already in.
      * float32 as the reference computes it. */
     float rope_freq[SN_ROPE_FREQS_MAX];

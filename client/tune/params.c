@@ -80,7 +80,7 @@ static void lay_out(sn_params *p, const sn_hparams *hp) {
         if (s->method == SN_METHOD_DEEP_PROMPT && b) add(p, b, SN_ROLE_COUNT, false, prompt, embd, "prompt", NULL);
         for (int role = 0; role < SN_ROLE_COUNT && s->method == SN_METHOD_LORA; role++) {
             size_t outputs, inputs;
-            if (!s->target[role]) continue;
+            if (!s->target[role] || (role == SN_ROLE_FFN_GATE && !hp->gated)) continue;
             matrix_shape(hp, (sn_role)role, &outputs, &inputs);
             add(p, b, (sn_role)role, false, rank, inputs, "lora_a", sn_tuning_target((sn_role)role));
             add(p, b, (sn_role)role, true, outputs, rank, "lora_b", sn_tuning_target((sn_role)role));
@@ -89,11 +89,17 @@ static void lay_out(sn_params *p, const sn_hparams *hp) {
 }
 
 static sn_status check_shape(const sn_hparams *hp, const sn_params_shape *s, sn_err *err) {
-    bool any = false, feed_forward = s->target[SN_ROLE_FFN_GATE] || s->target[SN_ROLE_FFN_UP] || s->target[SN_ROLE_FFN_DOWN];
-    for (int role = 0; role < SN_ROLE_COUNT; role++) any |= s->target[role];
+    bool any = false, all = true;
+    bool feed_forward = s->target[SN_ROLE_FFN_GATE] || s->target[SN_ROLE_FFN_UP] || s->target[SN_ROLE_FFN_DOWN];
+    for (int role = 0; role < SN_ROLE_COUNT; role++) {
+        any |= s->target[role];
+        all &= s->target[role] || !sn_tuning_target((sn_role)role);
+    }
     if (s->method == SN_METHOD_LORA && hp->n_experts && feed_forward)
         return sn_fail(err, SN_REFUSED, "the feed-forward of this model is a mixture of experts, which cannot be adapted: give "
                                         "--targets of q, k, v and o only");
+    if (s->method == SN_METHOD_LORA && s->target[SN_ROLE_FFN_GATE] && !hp->gated && !all)
+        return sn_fail(err, SN_REFUSED, "--targets gate: this model's feed-forward has no gates; its matrices are up and down");
     bool prompts = s->method == SN_METHOD_PROMPT || s->method == SN_METHOD_DEEP_PROMPT;
     if (prompts && (s->prompt_tokens < 1 || s->prompt_tokens > SN_PROMPT_TOKENS_MAX))
         return sn_fail(err, SN_REFUSED, "--prompt-tokens is 1 to %d", SN_PROMPT_TOKENS_MAX);

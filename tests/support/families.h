@@ -13,6 +13,9 @@ static const char *const FAMILIES[] = {
     "gemma3",
     "mixtral",
     "qwen3_moe",
+    "falcon",
+    "falcon_7b",
+    "bloom",
 };
 enum { N_FAMILIES = sizeof FAMILIES / sizeof *FAMILIES };
 

@@ -228,6 +228,7 @@ int sn_chain_grace_ms(const sn_chain *chain, int64_t until_us) {
 sn_status sn_chain_plan(sn_chain *chain, int first, int end, int wait_ms, sn_route *out, sn_err *err) {
     sn_link *link = chain->options.link;
     int64_t until = sn_now_us() + (int64_t)wait_ms * 1000;
+    bool heard = false;
     for (;;) { /* first by what is known: a dead node's place is taken at once where another is known */
         sn_err asking;
         sn_status status = plan_now(chain, first, end, out, err);
@@ -235,7 +236,8 @@ sn_status sn_chain_plan(sn_chain *chain, int first, int end, int wait_ms, sn_rou
         if (!status) status = sn_chain_cut(chain, out, err);
         if (status != SN_RETRY || !link || left_us <= 0) return status;
         sn_status asked = sn_link_discover(link, &chain->model, (int)(left_us / 1000) + 1, &asking);
-        if (asked) /* the cause: nobody could be asked */
+        heard = heard || !asked;
+        if (asked && (!heard || asked != SN_RETRY)) /* the cause: nobody could be asked */
             return sn_fail(err, asked, "no way over blocks %d:%d: %s", first, end, asking.text);
         if (chain->options.measure && (status = sn_chain_measure(chain, false, err))) return status;
         if (plan_now(chain, first, end, out, err)) sn_sleep_us(left_us < PLAN_AGAIN_US ? left_us : PLAN_AGAIN_US);

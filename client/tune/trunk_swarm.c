@@ -79,13 +79,15 @@ static sn_status plan_now(swarm *s, sn_route *route, sn_err *err) {
 
 static sn_status plan(swarm *s, sn_route *route, sn_err *err) {
     int64_t until_us = sn_now_us() + GRACE_US;
+    bool heard = false;
     for (;;) {
         sn_err asking;
         sn_status status = plan_now(s, route, err);
         int64_t left_us = until_us - sn_now_us();
         if (status != SN_RETRY || left_us <= 0) return status;
-        if (sn_link_discover(s->options.link, &s->model, (int)(left_us / 1000) + 1, &asking))
-            return sn_fail(err, asking.status, "%s", asking.text);
+        sn_status asked = sn_link_discover(s->options.link, &s->model, (int)(left_us / 1000) + 1, &asking);
+        heard = heard || !asked;
+        if (asked && (!heard || asked != SN_RETRY)) return sn_fail(err, asked, "%s", asking.text);
         sn_sleep_us(PLAN_AGAIN_US);
     }
 }

@@ -15,6 +15,7 @@ static const char *const known_keys[] = {
     "attention.key_length",
     "attention.value_length",
     "attention.layer_norm_rms_epsilon",
+    "attention.layer_norm_epsilon",
     "attention.sliding_window",
     "attention.causal",
     "rope.freq_base",
@@ -121,7 +122,8 @@ static sn_status read_sizes(const reader *r, sn_hparams *h) {
     h->n_kv_heads = h->n_heads;
     status = read_int(r, "attention.head_count_kv", false, &h->n_kv_heads);
     if (!status) status = read_int(r, "attention.sliding_window", false, &h->window);
-    if (!status) status = read_float(r, "attention.layer_norm_rms_epsilon", true, &h->norm_eps);
+    const char *eps = r->family->layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon";
+    if (!status) status = read_float(r, eps, true, &h->norm_eps);
     if (!status) status = read_vocab(r, &h->n_vocab);
     if (!status) status = read_int(r, "attention.key_length", false, &h->head_dim);
     if (status) return status;
@@ -233,6 +235,10 @@ sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn
     if (!status && two) status = read_local(&r, hparams, &scaling[0]);
     if (!status) status = read_scales(&r, hparams);
     if (status) return status;
+    /* Falcon's two kinds: with a norm for each half, or one for both */
+    if (sn_family_variant(*family, 1) && !sn_gguf_tensor_find(gguf, "blk.0.attn_norm_2.weight"))
+        *family = sn_family_variant(*family, 1);
+    hparams->linear_bias = (*family)->linear_bias == SN_ALWAYS;
     hparams->rope_style = (*family)->gguf_rope;
     hparams->activation = (*family)->activation_default;
     hparams->qkv_bias = (*family)->qkv_bias == SN_ALWAYS ||

@@ -111,26 +111,45 @@ static const char *const mixtures_read[] = {"num_experts", "num_local_experts", 
     [SN_ROLE_ATTN_O] = "self_attention.dense.weight", [SN_ROLE_ATTN_O_BIAS] = "self_attention.dense.bias",             \
     [SN_ROLE_FFN_UP] = "mlp.dense_h_to_4h.weight", [SN_ROLE_FFN_UP_BIAS] = "mlp.dense_h_to_4h.bias",                   \
     [SN_ROLE_FFN_DOWN] = "mlp.dense_4h_to_h.weight", [SN_ROLE_FFN_DOWN_BIAS] = "mlp.dense_4h_to_h.bias"
-#define HF_FUSED_NORMS(attention, feed_forward)                                                                        \
+#define FUSED_NORMS(attention, feed_forward)                                                                        \
     [SN_ROLE_ATTN_NORM] = attention ".weight", [SN_ROLE_ATTN_NORM_BIAS] = attention ".bias",                           \
     [SN_ROLE_FFN_NORM] = feed_forward ".weight", [SN_ROLE_FFN_NORM_BIAS] = feed_forward ".bias"
 #define HF_FUSED .block_prefix = "transformer.h.", .base = "transformer.", .qkv = SN_QKV_BY_HEAD
 
 static const sn_naming naming_falcon = {
-    HF_FUSED, .of = {HF_FUSED_ENDS, HF_FUSED_BLOCK, HF_FUSED_NORMS("ln_attn", "ln_mlp")}};
+    HF_FUSED, .of = {HF_FUSED_ENDS, HF_FUSED_BLOCK, FUSED_NORMS("ln_attn", "ln_mlp")}};
 static const sn_naming naming_falcon_shared = {
-    HF_FUSED, .of = {HF_FUSED_ENDS, HF_FUSED_BLOCK, HF_FUSED_NORMS("input_layernorm", "input_layernorm")}};
+    HF_FUSED, .of = {HF_FUSED_ENDS, HF_FUSED_BLOCK, FUSED_NORMS("input_layernorm", "input_layernorm")}};
 static const sn_naming naming_falcon_serial = {
-    HF_FUSED, .of = {HF_FUSED_ENDS, HF_FUSED_BLOCK, HF_FUSED_NORMS("input_layernorm", "post_attention_layernorm")}};
+    HF_FUSED, .of = {HF_FUSED_ENDS, HF_FUSED_BLOCK, FUSED_NORMS("input_layernorm", "post_attention_layernorm")}};
 static const sn_naming naming_bloom = {
-    HF_FUSED, .of = {HF_FUSED_ENDS, HF_FUSED_BLOCK, HF_FUSED_NORMS("input_layernorm", "post_attention_layernorm"),
+    HF_FUSED, .of = {HF_FUSED_ENDS, HF_FUSED_BLOCK, FUSED_NORMS("input_layernorm", "post_attention_layernorm"),
                      [SN_ROLE_EMBED_NORM] = "transformer.word_embeddings_layernorm.weight",
                      [SN_ROLE_EMBED_NORM_BIAS] = "transformer.word_embeddings_layernorm.bias"}};
+
+#define GGUF_FUSED_BLOCK                                                                                               \
+    [SN_ROLE_OUTPUT_NORM_BIAS] = "output_norm.bias", [SN_ROLE_ATTN_Q] = "attn_qkv.weight",                             \
+    [SN_ROLE_ATTN_K] = "attn_qkv.weight", [SN_ROLE_ATTN_V] = "attn_qkv.weight",                                        \
+    [SN_ROLE_ATTN_Q_BIAS] = "attn_qkv.bias", [SN_ROLE_ATTN_K_BIAS] = "attn_qkv.bias",                                  \
+    [SN_ROLE_ATTN_V_BIAS] = "attn_qkv.bias", [SN_ROLE_ATTN_O] = "attn_output.weight",                                  \
+    [SN_ROLE_ATTN_O_BIAS] = "attn_output.bias", [SN_ROLE_FFN_UP] = "ffn_up.weight",                                    \
+    [SN_ROLE_FFN_UP_BIAS] = "ffn_up.bias", [SN_ROLE_FFN_DOWN] = "ffn_down.weight",                                     \
+    [SN_ROLE_FFN_DOWN_BIAS] = "ffn_down.bias"
+#define GGUF_FUSED .block_prefix = "blk.", .qkv = SN_QKV_JOINED
+
+static const sn_naming naming_gguf_falcon = {
+    GGUF_FUSED, .of = {GGUF_ENDS, GGUF_FUSED_BLOCK, FUSED_NORMS("attn_norm_2", "attn_norm")}};
+static const sn_naming naming_gguf_falcon_shared = {
+    GGUF_FUSED, .of = {GGUF_ENDS, GGUF_FUSED_BLOCK, FUSED_NORMS("attn_norm", "attn_norm")}};
+static const sn_naming naming_gguf_bloom = {
+    GGUF_FUSED, .of = {GGUF_ENDS, GGUF_FUSED_BLOCK, FUSED_NORMS("attn_norm", "ffn_norm"),
+                       [SN_ROLE_EMBED_NORM] = "token_embd_norm.weight",
+                       [SN_ROLE_EMBED_NORM_BIAS] = "token_embd_norm.bias"}};
 
 static const char *const falcon_reads[] = {"parallel_attn", "new_decoder_architecture", NULL};
 
 #define FALCON                                                                                                         \
-    .name = "falcon", .qkv_bias = SN_IF_SAID, .linear_bias = SN_IF_SAID, .layer_norm = true, .activation_default = SN_GELU,    \
+    .name = "falcon", .gguf_architecture = "falcon", .gguf_rope = SN_ROPE_HALVES, .qkv_bias = SN_IF_SAID, .linear_bias = SN_IF_SAID, .layer_norm = true, .activation_default = SN_GELU,    \
     .tied_default = true, .ff_times = 4, .ctx_default = 2048, .reads = falcon_reads
 
 #define USUAL_NAMES {[SN_CONTAINER_SAFETENSORS] = &naming_hf, [SN_CONTAINER_GGUF] = &naming_gguf}
@@ -158,12 +177,14 @@ static const sn_family families[] = {
     {.name = "qwen3_moe", .gguf_architecture = "qwen3moe", .gguf_rope = SN_ROPE_HALVES, .qkv_bias = SN_IF_SAID,
      .qk_norm = true, .mixture = &qwen3_experts, .gguf_mixtures = true, .reads = mixtures_read,
      .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_experts, [SN_CONTAINER_GGUF] = &naming_gguf}},
-    {FALCON, .parallel = true, .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_falcon}},
-    {FALCON, .parallel = true, .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_falcon_shared}},
+    {FALCON, .parallel = true,
+     .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_falcon, [SN_CONTAINER_GGUF] = &naming_gguf_falcon}},
+    {FALCON, .parallel = true,
+     .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_falcon_shared, [SN_CONTAINER_GGUF] = &naming_gguf_falcon_shared}},
     {FALCON, .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_falcon_serial}},
-    {.name = "bloom", .qkv_bias = SN_ALWAYS, .linear_bias = SN_ALWAYS, .layer_norm = true, .alibi = true,
+    {.name = "bloom", .gguf_architecture = "bloom", .gguf_rope = SN_ROPE_HALVES, .qkv_bias = SN_ALWAYS, .linear_bias = SN_ALWAYS, .layer_norm = true, .alibi = true,
      .activation_default = SN_GELU_TANH, .tied_default = true, .ff_times = 4, .ctx_default = 2048,
-     .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_bloom}},
+     .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_bloom, [SN_CONTAINER_GGUF] = &naming_gguf_bloom}},
 };
 /* clang-format on */
 
@@ -189,7 +210,10 @@ sn_status sn_family_find(sn_container container, const char *name, const sn_fami
     return sn_fail(err, SN_REFUSED, "models of the family '%.64s' cannot be run; these can: %s", name, known);
 }
 
-const sn_family *sn_family_variant(const sn_family *first, int n) { return first + n; }
+const sn_family *sn_family_variant(const sn_family *first, int n) {
+    const sn_family *at = first + n;
+    return at < families + N_FAMILIES && !strcmp(at->name, first->name) ? at : NULL;
+}
 
 bool sn_family_tensor_name(const sn_family *family, sn_container container, sn_role role, int block, int piece,
                            char out[SN_TENSOR_NAME_MAX]) {

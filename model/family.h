@@ -72,7 +72,7 @@ typedef struct sn_family {
                                  where another family must not have them; or NULL */
 } sn_family;
 
-/* Of several rows with one name, which differ by what config.json says further: the n-th of them. */
+/* Of several rows with one name, which differ by what the file says further: the n-th of them; NULL: there are fewer. */
 const sn_family *sn_family_variant(const sn_family *first, int n);
 
 /* The family of a config.json's model_type (of several rows the first), or of a GGUF architecture; SN_REFUSED names the ones that are known. */

@@ -15,7 +15,9 @@ static const char *const FAMILIES[] = {
     "qwen3_moe",
     "falcon",
     "falcon_7b",
+    "falcon_serial",
     "bloom",
+    "bloom_odd",
 };
 enum { N_FAMILIES = sizeof FAMILIES / sizeof *FAMILIES };
 

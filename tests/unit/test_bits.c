@@ -227,8 +227,8 @@ Test(bits, are_the_same_for_every_family) {
 
 /* The same weights in another container, under other names and in other pieces. */
 Test(bits, are_the_same_from_a_gguf_file_and_from_a_folder) {
-    static const char *const both[] = {"phi3", "olmo2", "gemma3"};
-    for (int f = 0; f < 3; f++) {
+    static const char *const both[] = {"phi3", "olmo2", "gemma3", "falcon", "falcon_7b", "bloom"};
+    for (int f = 0; f < 6; f++) {
         char path[256];
         snprintf(path, sizeof path, "%s/golden/%s", SN_FIXTURES, both[f]);
         outcome folder = compute(path, REFERENCE);

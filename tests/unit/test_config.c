@@ -229,6 +229,36 @@ Test(config, fills_in_what_gemma3_leaves_out) {
     cr_assert_eq(takes("{\"head_dim\":16}").attn_scale, 0.25f, "by itself 1 / sqrt(head_dim)");
 }
 
+#define FALCON "{\"model_type\":\"falcon\",\"delete\":\"hidden_act\","
+#define BLOOM  "{\"model_type\":\"bloom\",\"delete\":\"hidden_act\","
+
+Test(config, reads_the_kinds_of_falcon) {
+    const sn_hparams old = takes(FALCON "\"bias\":false}"); /* 7B */
+    cr_assert(old.parallel && old.n_kv_heads == 1 && old.layer_norm && !old.gated && !old.linear_bias && !old.qkv_bias);
+    cr_assert(old.activation == SN_GELU && old.tied_output && old.rope_dim == 16 && old.norm_eps == 1e-5f);
+    const sn_hparams late = takes(FALCON "\"new_decoder_architecture\":true,\"num_kv_heads\":2,\"multi_query\":true}");
+    cr_assert(late.parallel && late.n_kv_heads == 2);
+    cr_assert_eq(takes(FALCON "\"new_decoder_architecture\":true,\"parallel_attn\":false}").parallel, true, "as the reference has it");
+    const sn_hparams serial = takes(FALCON "\"parallel_attn\":false,\"multi_query\":false,\"bias\":true}");
+    cr_assert(!serial.parallel && serial.n_kv_heads == 4 && serial.linear_bias && serial.qkv_bias);
+    cr_assert_eq(takes(FALCON "\"activation\":\"gelu_pytorch_tanh\"}").activation, SN_GELU_TANH);
+    refuses(FALCON "\"alibi\":true}", "'alibi' is set");
+    refuses(FALCON "\"new_decoder_architecture\":true,\"num_ln_in_parallel_attn\":3}", "'num_ln_in_parallel_attn' is 3");
+    refuses(FALCON "\"new_decoder_architecture\":true,\"num_kv_heads\":3}", "cannot share 3");
+    refuses("{\"parallel_attn\":true}", "'parallel_attn' is set");
+}
+
+Test(config, reads_bloom_under_its_old_names) {
+    const sn_hparams h = takes(BLOOM "\"n_layer\":3,\"num_hidden_layers\":null,\"n_embed\":128,\"hidden_size\":null,\"n_head\":8,"
+                                     "\"num_attention_heads\":null,\"num_key_value_heads\":null,\"intermediate_size\":null,"
+                                     "\"n_inner\":null,\"max_position_embeddings\":null,\"seq_length\":100,\"layer_norm_epsilon\":1e-6}");
+    cr_assert(h.n_blocks == 3 && h.n_embd == 128 && h.n_heads == 8 && h.n_kv_heads == 8 && h.n_ff == 512 && h.n_ctx == 100);
+    cr_assert(h.alibi && h.rope_dim == 0 && h.layer_norm && h.linear_bias && h.qkv_bias && !h.parallel && h.tied_output);
+    cr_assert(h.activation == SN_GELU_TANH && h.norm_eps == 1e-6f);
+    refuses(BLOOM "\"apply_residual_connection_post_layernorm\":true}", "'apply_residual_connection_post_layernorm' is set");
+    refuses("{\"n_layer\":3,\"num_hidden_layers\":null,\"intermediate_size\":null}", "'intermediate_size' is missing");
+}
+
 Test(config, refuses_what_gemma3_could_ask_and_is_not_known) {
     refuses(GEMMA "\"final_logit_softcapping\":30}", "'final_logit_softcapping' is set");
     refuses(GEMMA "\"attn_logit_softcapping\":50}", "'attn_logit_softcapping' is set");

@@ -1,4 +1,5 @@
 #include "model/model.h"
+#include "model/safetensors.h"
 #include "model/view.h"
 #include "tests/support/files.h"
 
@@ -373,6 +374,46 @@ Test(model, keeps_data_readable_that_was_forgotten) {
     sn_model_forget(m, &none);
     cr_assert(same(before, sn_hash_of(t.data, t.bytes)));
     sn_model_close(&m);
+}
+
+/* Files of the bare model, as BLOOM's are on the hub: names without what the whole model's begin with. */
+Test(model, opens_files_of_the_bare_model) {
+    enum { BEFORE = sizeof "transformer." - 1, MOST = 128 };
+    char *folder = temp_folder(), *weights = temp_path(folder, "model.safetensors");
+    sn_err err = {0};
+    sn_safetensors *file = NULL;
+    sn_safetensors_entry entries[MOST] = {0};
+    cr_assert_eq(sn_safetensors_open(GOLDEN "bloom/model.safetensors", &file, &err), SN_OK, "%s", err.text);
+    size_t n = sn_safetensors_n_tensors(file);
+    cr_assert_leq(n, (size_t)MOST);
+    for (size_t i = 0; i < n; i++) {
+        const sn_safetensors_tensor *t = sn_safetensors_tensor_at(file, i);
+        cr_assert(!strncmp(t->name, "transformer.", BEFORE));
+        entries[i] = (sn_safetensors_entry){.name = t->name + BEFORE, .dtype = t->dtype, .n_dims = t->n_dims, .data = t->data};
+        for (int d = 0; d < t->n_dims; d++) entries[i].dims[d] = t->dims[d];
+    }
+    cr_assert_eq(sn_safetensors_write(weights, entries, n, &err), SN_OK, "%s", err.text);
+    copy_file(GOLDEN "bloom", folder, "config.json");
+    cr_assert(same(hash_of_block(folder, 2), hash_of_block(GOLDEN "bloom", 2)));
+    sn_safetensors_close(&file);
+    free(weights);
+    temp_folder_remove(&folder);
+}
+
+/* ALiBi: 2^(-8 (i + 1) / n) for a power of two; beyond it every other slope of twice as many. */
+Test(model, makes_the_slopes_of_heads) {
+    const double want[2][4] = {{0x1p-2, 0x1p-4, 0x1p-6, 0x1p-8}, {0x1p-4, 0x1p-8, 0x1p-2}};
+    for (int odd = 0; odd < 2; odd++) {
+        sn_model *m = open_model(odd ? GOLDEN "bloom_odd" : GOLDEN "bloom");
+        sn_model_tensor t;
+        float slopes[4];
+        cr_assert_eq(sn_model_find(m, SN_ROLE_ATTN_SLOPES, 1, &t, NULL), SN_OK);
+        cr_assert(t.cols == (odd ? 3u : 4u) && t.dtype == SN_F32);
+        sn_model_forget(m, &t);
+        memcpy(slopes, t.data, t.bytes);
+        for (size_t h = 0; h < t.cols; h++) cr_assert_eq((double)slopes[h], want[odd][h]);
+        sn_model_close(&m);
+    }
 }
 
 Test(model, lists_every_tensor) {

@@ -180,6 +180,7 @@ static trained *trained_of(const sn_hparams *hp) {
     for (int b = 0; b < hp->n_blocks; b++) {
         add_entry(t, PROMPT, embd, "prompt.%d", b, "");
         for (int i = 0; i < 7; i++) {
+            if (!hp->gated && !strcmp(targets[i].name, "gate")) continue;
             add_entry(t, RANK, targets[i].cols, "lora_a.%d.%s", b, targets[i].name);
             add_entry(t, targets[i].rows, RANK, "lora_b.%d.%s", b, targets[i].name);
         }
@@ -219,8 +220,8 @@ static double objective(sn_span *span, sn_train *train, trained *t, const float 
     return sum;
 }
 
-/* Window, biases, norms of q and k, joined matrices, norms behind the halves, two ropes: with adapters of all matrices. */
-static const char *const TUNED[] = {"llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "gemma3"};
+/* Window, biases, norms of q and k, joined matrices, norms behind the halves, two ropes, halves side by side, no gates, ALiBi: with adapters of all matrices. */
+static const char *const TUNED[] = {"llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "gemma3", "falcon", "falcon_7b", "bloom"};
 enum { N_TUNED = sizeof TUNED / sizeof *TUNED };
 
 typedef struct work {
@@ -471,7 +472,7 @@ static void expect_a_tuned_pass_is_trainings(work w) {
 }
 
 Test(train, a_pass_with_a_tuning_is_what_training_computes) {
-    static const char *const models[] = {NULL, "phi3", "olmo2", "gemma3"};
+    static const char *const models[] = {NULL, "phi3", "olmo2", "gemma3", "falcon", "bloom"};
     for (size_t m = 0; m < sizeof models / sizeof *models; m++)
         expect_a_tuned_pass_is_trainings(work_new(models[m] ? SN_F32 : SN_Q4_1, models[m]));
 }

@@ -202,7 +202,8 @@ static sn_status attend(const sn_block *b, int index, const sn_block_pass *p, co
     return sn_block_tune(p, SN_ROLE_ATTN_O, s->attn, s->h, err);
 }
 
-/* h = (a(u Wgate^T) * (u Wup^T)) Wdown^T, or a(u Wup^T) Wdown^T where the family has no gates (+ biases), or what a few of many such give: (rows, n_embd) */
+/* h = (a(u Wgate^T) * (u Wup^T)) Wdown^T, or a(u Wup^T) Wdown^T where the family has no gates (+ biases), or what a few of
+ * many such give (experts.h): (rows, n_embd) */
 static sn_status feed_forward(const sn_block *b, const sn_block_pass *p, const float *u, sn_err *err) {
     sn_device *d = p->device;
     const sn_hparams *hp = p->hp;

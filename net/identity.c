@@ -30,12 +30,16 @@ static sn_status curve_public(const uint8_t secret[SN_KEY_SIZE], uint8_t out[SN_
 }
 
 /* A fresh CURVE secret is 32 random bytes, which libzmq's key agreement brings into the form X25519 wants. */
+sn_status sn_identity_complete(sn_identity *identity, sn_err *err) {
+    sn_status status = sign_public(identity->sign_secret, identity->id, err);
+    return status ? status : curve_public(identity->curve_secret, identity->curve_key, err);
+}
+
 sn_status sn_identity_new(sn_identity *out, sn_err *err) {
     *out = (sn_identity){0};
     sn_random(out->sign_secret, sizeof out->sign_secret);
     sn_random(out->curve_secret, sizeof out->curve_secret);
-    sn_status status = sign_public(out->sign_secret, out->id, err);
-    return status ? status : curve_public(out->curve_secret, out->curve_key, err);
+    return sn_identity_complete(out, err);
 }
 
 sn_status sn_sign(const sn_identity *identity, const void *data, size_t len, uint8_t signature[SN_SIGNATURE_SIZE],
@@ -104,8 +108,7 @@ sn_status sn_identity_load(const char *path, sn_identity *out, sn_err *err) {
     sn_status status = sn_secret_load(path, text, FILE_SIZE_MAX, &len, err);
     if (!status && !parse_file(text, len, &read_one))
         status = sn_fail(err, SN_REFUSED, "%s is no identity file: make one with swarm keygen", path);
-    if (!status) status = sign_public(read_one.sign_secret, read_one.id, err);
-    if (!status) status = curve_public(read_one.curve_secret, read_one.curve_key, err);
+    if (!status) status = sn_identity_complete(&read_one, err);
     if (!status) *out = read_one;
     explicit_bzero(text, sizeof text);
     explicit_bzero(&read_one, sizeof read_one);

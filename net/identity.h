@@ -15,6 +15,7 @@ typedef struct sn_identity {
 } sn_identity;
 
 sn_status sn_identity_new(sn_identity *out, sn_err *err) SN_MUST_USE;
+sn_status sn_identity_complete(sn_identity *identity, sn_err *err) SN_MUST_USE; /* the public keys from the two secrets */
 sn_status sn_identity_save(const sn_identity *identity, const char *path, sn_err *err) SN_MUST_USE; /* never overwrites */
 sn_status sn_identity_load(const char *path, sn_identity *out, sn_err *err) SN_MUST_USE;
 

@@ -46,28 +46,25 @@ sn_status sn_xpu_outer_grad(sn_device *d, int n, int rows, int cols, const float
                          err);
 }
 
-sn_status sn_xpu_rms_norm_grad(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
-                               const float *dy, bool grow, float *dx, sn_err *err) {
+static sn_status norm_grad(sn_device *d, int kernel, int n, int width, const float *x, const float *weight, float eps,
+                           const float *dy, bool grow, float *dx, sn_err *err) {
     sn_xpu *xpu = sn_xpu_of(d);
     assert(n >= 0 && width > 0);
     sn_status status = begin(xpu, err);
     uint32_t grows = grow;
     sn_xpu_arg args[] = {SN_XPU_ARG(width), SN_XPU_ARG(x),     SN_XPU_ARG(weight), SN_XPU_ARG(eps),
                          SN_XPU_ARG(dy),    SN_XPU_ARG(grows), SN_XPU_ARG(dx)};
-    return status ? status
-                  : sn_xpu_launch(xpu, xpu->grads[SN_XPU_GRAD_rms_norm_grad], (size_t)n, 1, COUNT(args), args, err);
+    return status ? status : sn_xpu_launch(xpu, xpu->grads[kernel], (size_t)n, 1, COUNT(args), args, err);
+}
+
+sn_status sn_xpu_rms_norm_grad(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
+                               const float *dy, bool grow, float *dx, sn_err *err) {
+    return norm_grad(d, SN_XPU_GRAD_rms_norm_grad, n, width, x, weight, eps, dy, grow, dx, err);
 }
 
 sn_status sn_xpu_layer_norm_grad(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
                                  const float *dy, bool grow, float *dx, sn_err *err) {
-    sn_xpu *xpu = sn_xpu_of(d);
-    assert(n >= 0 && width > 0);
-    sn_status status = begin(xpu, err);
-    uint32_t grows = grow;
-    sn_xpu_arg args[] = {SN_XPU_ARG(width), SN_XPU_ARG(x),     SN_XPU_ARG(weight), SN_XPU_ARG(eps),
-                         SN_XPU_ARG(dy),    SN_XPU_ARG(grows), SN_XPU_ARG(dx)};
-    return status ? status
-                  : sn_xpu_launch(xpu, xpu->grads[SN_XPU_GRAD_layer_norm_grad], (size_t)n, 1, COUNT(args), args, err);
+    return norm_grad(d, SN_XPU_GRAD_layer_norm_grad, n, width, x, weight, eps, dy, grow, dx, err);
 }
 
 sn_status sn_xpu_activate_grad(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up,

@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { NODES_MAX = 16 };
@@ -203,4 +204,15 @@ sn_link *cluster_link(cluster *c) {
     sn_link *link = NULL;
     NEED(sn_link_over(&transport, seeds, (size_t)c->n, &link, &err));
     return link;
+}
+
+int cluster_holder(const sn_chain *chain, int block) {
+    sn_hop_report hops[SN_HOPS_MAX];
+    size_t n = sn_chain_hops(chain, hops, SN_HOPS_MAX);
+    for (size_t i = 0; i < n; i++) {
+        const char *at = strstr(hops[i].node, "mem://node");
+        int number;
+        if (hops[i].first_block <= block && block < hops[i].end_block && at && sscanf(at, "mem://node%d", &number) == 1) return number;
+    }
+    return -1;
 }

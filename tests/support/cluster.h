@@ -53,6 +53,9 @@ void cluster_restart(cluster *c, int number);
 void cluster_drain(cluster *c, int number); /* the same without waiting */
 bool cluster_has_left(const cluster *c, int number);
 
+/* The number of the node that serves a block of the chain; -1: none here does. */
+int cluster_holder(const sn_chain *chain, int block);
+
 sn_hub *cluster_hub(cluster *c);
 /* A link that knows all nodes. Free with sn_link_close, before the cluster. */
 sn_link *cluster_link(cluster *c);

@@ -113,33 +113,6 @@ static double norm_formula(const void *ctx, const double *x) {
     return sum;
 }
 
-void conformance_rms_norm_grad_by_differences(conformance *c) {
-    static const size_t widths[] = {1, 3, 24, 64, 100};
-    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
-        for (int grow = 0; grow < 2; grow++) {
-            int mark = c->n_buffers;
-            size_t width = widths[w], n = 3;
-            float *x = conformance_random(c, n * width, 1), *weight = conformance_random(c, width, 2);
-            float *dy = conformance_random(c, n * width, 3), *before = conformance_random(c, n * width, 4);
-            float *dx = conformance_upload(c, before, n * width);
-            float eps = width == 1 ? 0.1f : 1e-5f; /* of one element, the norm is flat but for eps */
-            CONFORMANCE_OK(c, c->device->ops->rms_norm_grad(c->device, (int)n, (int)width,
-                                                            conformance_upload(c, x, n * width),
-                                                            conformance_upload(c, weight, width), eps,
-                                                            conformance_upload(c, dy, n * width), grow, dx, &c->err));
-            float *got = conformance_download(c, dx, n * width);
-            double *weights = as_doubles(c, weight, width);
-            for (size_t r = 0; r < n; r++) {
-                double least = 1;
-                for (size_t i = 0; i < width; i++) least = fmax(least, 1 / fmax(fabs((double)x[r * width + i]), 0.05));
-                row_ctx ctx = {width, weights, as_doubles(c, dy + r * width, width), NULL, (double)eps};
-                check_grad(c, "rms_norm", norm_formula, &ctx, as_doubles(c, x + r * width, width), width,
-                           got + r * width, grow ? before + r * width : NULL, 4 * least);
-            }
-            conformance_release(c, mark);
-        }
-}
-
 static double layer_norm_formula(const void *ctx, const double *x) {
     const row_ctx *r = ctx;
     double mean = 0, squares = 0, sum = 0;
@@ -150,7 +123,11 @@ static double layer_norm_formula(const void *ctx, const double *x) {
     return sum;
 }
 
-void conformance_layer_norm_grad_by_differences(conformance *c) {
+typedef sn_status (*norm_grad)(sn_device *d, int n, int width, const float *x, const float *weight, float eps, const float *dy,
+                               bool grow, float *dx, sn_err *err);
+
+/* Rows narrower than `flat` are normed flat but for eps, which is large there. allowed: 0: by the row's smallest element. */
+static void norm_grad_by_differences(conformance *c, const char *name, norm_grad op, formula norm, size_t flat, double allowed) {
     static const size_t widths[] = {1, 3, 24, 64, 100};
     for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
         for (int grow = 0; grow < 2; grow++) {
@@ -158,21 +135,28 @@ void conformance_layer_norm_grad_by_differences(conformance *c) {
             size_t width = widths[w], n = 3;
             float *x = conformance_random(c, n * width, 1), *weight = conformance_random(c, width, 2);
             float *dy = conformance_random(c, n * width, 3), *before = conformance_random(c, n * width, 4);
-            float *dx = conformance_upload(c, before, n * width);
-            float eps = width < 4 ? 0.1f : 1e-5f; /* of one element, the norm is flat; of three, nearly so but for eps */
-            CONFORMANCE_OK(c, c->device->ops->layer_norm_grad(c->device, (int)n, (int)width,
-                                                              conformance_upload(c, x, n * width),
-                                                              conformance_upload(c, weight, width), eps,
-                                                              conformance_upload(c, dy, n * width), grow, dx, &c->err));
+            float *dx = conformance_upload(c, before, n * width), eps = width < flat ? 0.1f : 1e-5f;
+            CONFORMANCE_OK(c, op(c->device, (int)n, (int)width, conformance_upload(c, x, n * width),
+                                 conformance_upload(c, weight, width), eps, conformance_upload(c, dy, n * width), grow, dx, &c->err));
             float *got = conformance_download(c, dx, n * width);
             double *weights = as_doubles(c, weight, width);
             for (size_t r = 0; r < n; r++) {
+                double bound = fmax(allowed, 4);
+                for (size_t i = 0; i < width && !allowed; i++) bound = fmax(bound, 4 / fmax(fabs((double)x[r * width + i]), 0.05));
                 row_ctx ctx = {width, weights, as_doubles(c, dy + r * width, width), NULL, (double)eps};
-                check_grad(c, "layer_norm", layer_norm_formula, &ctx, as_doubles(c, x + r * width, width), width,
-                           got + r * width, grow ? before + r * width : NULL, 20);
+                check_grad(c, name, norm, &ctx, as_doubles(c, x + r * width, width), width, got + r * width,
+                           grow ? before + r * width : NULL, bound);
             }
             conformance_release(c, mark);
         }
+}
+
+void conformance_rms_norm_grad_by_differences(conformance *c) {
+    norm_grad_by_differences(c, "rms_norm", c->device->ops->rms_norm_grad, norm_formula, 2, 0);
+}
+
+void conformance_layer_norm_grad_by_differences(conformance *c) {
+    norm_grad_by_differences(c, "layer_norm", c->device->ops->layer_norm_grad, layer_norm_formula, 4, 4);
 }
 
 typedef struct activation_ctx {

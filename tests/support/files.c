@@ -3,6 +3,7 @@
 #include "base/text.h"
 
 #include <dirent.h>
+#include <ftw.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -128,3 +129,10 @@ int unnamed_file(void) {
     }
     return -1;
 }
+
+static int remove_one(const char *path, const struct stat *is, int kind, struct FTW *at) {
+    (void)is, (void)kind, (void)at;
+    return remove(path);
+}
+
+void remove_tree(const char *folder) { need(nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS) == 0, "removing a folder"); }

@@ -27,6 +27,7 @@ void put_safetensors(sn_buf *buf, const char *header, size_t data_len);
 
 char *temp_folder(void);                               /* heap */
 void temp_folder_remove(char **folder);                /* with the files in it (no folders); frees and sets NULL */
+void remove_tree(const char *folder);                  /* with all that is in it */
 char *temp_path(const char *folder, const char *name); /* heap */
 void write_file(const char *folder, const char *name, const void *data, size_t len);
 void copy_file(const char *from_folder, const char *folder, const char *name);

@@ -1,5 +1,7 @@
 #include "tests/support/tokenizers.h"
 
+#include "tests/support/need.h"
+
 #include "tests/support/files.h"
 
 #include <criterion/criterion.h>
@@ -93,12 +95,21 @@ sn_status tokenizer_from_json(json_t *root, json_t *config, json_t *generation, 
     return status;
 }
 
+sn_status tokenizer_from_gguf(sn_buf bytes, sn_tokenizer **out, sn_err *err) {
+    sn_gguf *gguf;
+    cr_assert_eq(sn_gguf_open_memory(bytes.data, bytes.len, "made", &gguf, err), SN_OK, "%s", err->text);
+    sn_status status = sn_tokenizer_from_gguf(gguf, out, err);
+    sn_gguf_close(&gguf);
+    sn_buf_fini(&bytes);
+    return status;
+}
+
 void change_json(json_t *root, const char *path, const char *value) {
     char key[64];
     json_t *at = root;
     for (const char *dot; (dot = strchr(path, '.')); path = dot + 1) {
         snprintf(key, sizeof key, "%.*s", (int)(dot - path), path);
-        at = json_is_array(at) ? json_array_get(at, (size_t)atoi(key)) : json_object_get(at, key);
+        at = json_is_array(at) ? json_array_get(at, (size_t)need_int(key, 0, 1 << 20)) : json_object_get(at, key);
         cr_assert(at, "no %s", key);
     }
     json_t *new_value = value ? json_loads(value, JSON_DECODE_ANY, NULL) : NULL;
@@ -106,7 +117,7 @@ void change_json(json_t *root, const char *path, const char *value) {
     if (!value)
         json_object_del(at, path);
     else if (json_is_array(at))
-        json_array_set_new(at, (size_t)atoi(path), new_value);
+        json_array_set_new(at, (size_t)need_int(path, 0, 1 << 20), new_value);
     else
         json_object_set_new(at, path, new_value);
 }

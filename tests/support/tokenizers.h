@@ -25,6 +25,8 @@ void survives(const sn_tokenizer *t, const char *text, size_t len, bool parse_sp
 /* The tokenizer of files with this in them; any may be NULL. */
 sn_status tokenizer_from_json(json_t *root, json_t *config, json_t *generation, const char *jinja, sn_tokenizer **out,
                               sn_err *err);
+/* The same from the bytes of a GGUF file, which this frees. */
+sn_status tokenizer_from_gguf(sn_buf bytes, sn_tokenizer **out, sn_err *err);
 /* Puts `value` (JSON text; NULL removes) at a path like "model.vocab.a". */
 void change_json(json_t *root, const char *path, const char *value);
 

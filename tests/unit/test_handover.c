@@ -11,19 +11,6 @@ enum { SHORT_MS = 1200 }; /* SHORT: where a node falls silent, which only a time
 
 static world *new_world(void) { return world_new(&(cluster_options){.kv_memory = 64, .drain_timeout_s = 10}); }
 
-/* Which way the route chose for blocks 2:4, of several nodes that hold them. */
-static int holder_of(run *r, int block) {
-    sn_hop_report hops[SN_HOPS_MAX];
-    size_t n = sn_chain_hops(r->chain, hops, SN_HOPS_MAX);
-    for (size_t i = 0; i < n; i++) {
-        int number;
-        if (hops[i].first_block > block || block >= hops[i].end_block) continue;
-        const char *address = strstr(hops[i].node, "mem://node");
-        if (address && sscanf(address, "mem://node%d", &number) == 1) return number;
-    }
-    return -1;
-}
-
 /* Steps of one token, back and forth (of a pushed chain the hashes at these positions are known), until a node has been taken
  * over from, or 20 seconds. Ends at position 60. */
 static void steps_until_taken_over(run *r, uint64_t times) {
@@ -71,10 +58,10 @@ static void expect_all_leave(const int *cuts, bool push) {
     run_on(&r, 0, 50, 20);
     uint64_t times = 0;
     for (int i = 0; cuts[i] < 4; i++) {
-        int leaves = holder_of(&r, cuts[i]);
+        int leaves = cluster_holder(r.chain, cuts[i]);
         cluster_drain(w->cluster, leaves);
         steps_until_taken_over(&r, ++times);
-        cr_expect_neq(holder_of(&r, cuts[i]), leaves);
+        cr_expect_neq(cluster_holder(r.chain, cuts[i]), leaves);
         await_left(w, leaves);
     }
     run_on(&r, 60, WORLD_TOKENS, 7);
@@ -107,8 +94,8 @@ static void expect_split(bool push, int dies) {
     cluster_add(w->cluster, 2, 4);
     cluster_drain(w->cluster, 1);
     steps_until_taken_over(&r, 1);
-    cr_expect_eq(holder_of(&r, 1), 2);
-    cr_expect_eq(holder_of(&r, 3), 3);
+    cr_expect_eq(cluster_holder(r.chain, 1), 2);
+    cr_expect_eq(cluster_holder(r.chain, 3), 3);
     await_left(w, 1);
     run_on(&r, 60, 70, 3);
     cr_expect_eq(sn_chain_replayed(r.chain), 0);
@@ -116,7 +103,7 @@ static void expect_split(bool push, int dies) {
     cluster_cut_off(w->cluster, dies);
     run_on(&r, 70, WORLD_TOKENS, 3);
     cr_expect_geq(sn_chain_replayed(r.chain), 70);
-    cr_expect_eq(holder_of(&r, dies == 2 ? 1 : 2), 4);
+    cr_expect_eq(cluster_holder(r.chain, dies == 2 ? 1 : 2), 4);
     run_on(&r, 30, 60, 8);
     run_close(&r);
     world_free(&w);
@@ -152,7 +139,7 @@ Test(handover, a_pause_is_no_reason_to_lose_a_past) {
     for (int twice = 0; twice < 2; twice++) cluster_add(w->cluster, 0, 4);
     run_open(&r, w, (sn_chain_options){0});
     run_on(&r, 0, 40, 40);
-    int leaves = holder_of(&r, 0);
+    int leaves = cluster_holder(r.chain, 0);
     cluster_drain(w->cluster, leaves);
     int64_t until = sn_now_us() + 20000000;
     while (!cluster_has_left(w->cluster, leaves) && sn_now_us() < until) {
@@ -177,7 +164,7 @@ static void expect_replica(bool push, int block, int chunk) {
     run_open(&r, w, (sn_chain_options){.push = push, .replica = true, .timeout_ms = SHORT_MS});
     run_on(&r, 0, 50, 25);
     await_copies(&r);
-    int dies = holder_of(&r, block);
+    int dies = cluster_holder(r.chain, block);
     cluster_cut_off_at_step(w->cluster, dies, 2);
     run_on(&r, 50, 75, chunk);
     cr_expect_eq(sn_chain_taken_over(r.chain), 1, "push %d block %d", push, block);
@@ -208,7 +195,7 @@ Test(handover, a_copy_follows_rewinds) {
         run_on(&r, 20, 40, 3);
         run_on(&r, 31, 50, 1);
         await_copies(&r);
-        cluster_cut_off(w->cluster, holder_of(&r, 2));
+        cluster_cut_off(w->cluster, cluster_holder(r.chain, 2));
         run_on(&r, 50, WORLD_TOKENS, 4);
         run_close(&r);
         world_free(&w);
@@ -239,7 +226,7 @@ static void expect_moved(bool push, int dies) {
     run_on(&s, 50, 70, 6);
     run_on(&s, 33, 50, 5); /* a rewind into what was put there */
     cr_expect_eq(sn_chain_replayed(s.chain), 0);
-    cluster_cut_off(w->cluster, holder_of(&s, dies));
+    cluster_cut_off(w->cluster, cluster_holder(s.chain, dies));
     run_on(&s, 50, WORLD_TOKENS, 6);
     cr_expect_geq(sn_chain_replayed(s.chain), 50);
     free(rows);

@@ -257,7 +257,7 @@ Test(plan, preload_ranges_that_are_none_are_refused) {
     auto_gives(&wish, "0p 0p 0p 0 0 0p");
     char long_one[300];
     memset(long_one, '0', sizeof long_one);
-    strcpy(long_one + 290, "10:12");
+    memcpy(long_one + 290, "10:12", sizeof "10:12");
     wish.preload = long_one;
     auto_refuses(&wish, "preload: ");
 }
@@ -446,8 +446,8 @@ static void make_trial(trial *t) {
         }
         total += c->weights + c->cache;
         t->preload[b] = pick(6) == 0;
-        if (t->preload[b])
-            sprintf(t->ranges + strlen(t->ranges), "%s%d:%d", t->ranges[0] ? "," : "", 3 + b, 4 + b);
+        size_t len = strlen(t->ranges);
+        if (t->preload[b]) snprintf(t->ranges + len, sizeof t->ranges - len, "%s%d:%d", len ? "," : "", 3 + b, 4 + b);
     }
     t->wish = (sn_plan_wish){.first = 3, .end = 3 + t->n, .costs = t->costs, .devices = t->devices,
                              .n_devices = 1 + (int)pick(DEVICES), .offload = (sn_residence)pick(3),

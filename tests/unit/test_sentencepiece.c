@@ -129,20 +129,10 @@ static sn_buf gguf_of_pieces(const gguf_options *o) {
     return b;
 }
 
-static sn_status try_gguf(const gguf_options *o, sn_tokenizer **t, sn_err *err) {
-    sn_buf b = gguf_of_pieces(o);
-    sn_gguf *g;
-    cr_assert_eq(sn_gguf_open_memory(b.data, b.len, "made", &g, err), SN_OK, "%s", err->text);
-    sn_status status = sn_tokenizer_from_gguf(g, t, err);
-    sn_gguf_close(&g);
-    sn_buf_fini(&b);
-    return status;
-}
-
 static sn_tokenizer *open_gguf(const gguf_options *o) {
     sn_tokenizer *t;
     sn_err err;
-    cr_assert_eq(try_gguf(o, &t, &err), SN_OK, "%s", err.text);
+    cr_assert_eq(tokenizer_from_gguf(gguf_of_pieces(o), &t, &err), SN_OK, "%s", err.text);
     return t;
 }
 
@@ -207,7 +197,7 @@ Test(sentencepiece, refuses_every_kind_of_wrong_gguf_metadata) {
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         sn_tokenizer *t = NULL;
         sn_err err = {0};
-        cr_assert_eq(try_gguf(&bad[i].options, &t, &err), SN_REFUSED, "case %zu", i);
+        cr_assert_eq(tokenizer_from_gguf(gguf_of_pieces(&bad[i].options), &t, &err), SN_REFUSED, "case %zu", i);
         cr_assert(strstr(err.text, bad[i].words), "case %zu: %s", i, err.text);
         cr_assert_null(t);
     }

@@ -65,7 +65,7 @@ Test(signpost, is_signed_by_the_node_that_it_names) {
     sn_buf sealed = seal(&post, &liar);
     refuses(&sealed, sealed.len, NOW, post.model, "signature");
     sn_buf_fini(&sealed);
-    strcpy(post.address, "nonsense");
+    snprintf(post.address, sizeof post.address, "nonsense");
     sn_buf_init(&sealed, SN_SIGNPOST_SIZE_MAX);
     cr_assert_eq(sn_signpost_seal(&post, &identity, &sealed, &err), SN_REFUSED);
     cr_assert_eq(sealed.len, 0);

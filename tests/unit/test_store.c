@@ -52,9 +52,9 @@ static int files(void) {
 }
 
 static char *path_of(const sn_hash *k) {
-    char name[100];
-    sn_hex(k->bytes, SN_HASH_SIZE, name);
-    strcat(name, ".block");
+    char hex[2 * SN_HASH_SIZE + 1], name[100];
+    sn_hex(k->bytes, SN_HASH_SIZE, hex);
+    snprintf(name, sizeof name, "%s.block", hex);
     return temp_path(folder, name);
 }
 

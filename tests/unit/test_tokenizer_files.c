@@ -237,20 +237,10 @@ static sn_buf gguf_of_fixture(const gguf_options *o) {
     return b;
 }
 
-static sn_status open_gguf_of(const gguf_options *o, sn_tokenizer **t, sn_err *err) {
-    sn_buf b = gguf_of_fixture(o);
-    sn_gguf *g;
-    cr_assert_eq(sn_gguf_open_memory(b.data, b.len, "made", &g, err), SN_OK, "%s", err->text);
-    sn_status status = sn_tokenizer_from_gguf(g, t, err);
-    sn_gguf_close(&g);
-    sn_buf_fini(&b);
-    return status;
-}
-
 Test(tokenizer_files, reads_the_same_from_gguf_metadata) {
     sn_tokenizer *t;
     sn_err err;
-    cr_assert_eq(open_gguf_of(&(gguf_options){0}, &t, &err), SN_OK, "%s", err.text);
+    cr_assert_eq(tokenizer_from_gguf(gguf_of_fixture(&(gguf_options){0}), &t, &err), SN_OK, "%s", err.text);
     json_t *expected = fixture_json("smollm", "expected.json");
     for (size_t i = json_array_size(expected); i-- > 0;) /* GGUF does not say that <sep> takes white space along */
         if (strstr(json_string_value(json_object_get(json_array_get(expected, i), "text")), "<sep>"))
@@ -286,7 +276,7 @@ Test(tokenizer_files, refuses_every_kind_of_wrong_gguf_metadata) {
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         sn_tokenizer *t = NULL;
         sn_err err = {0};
-        cr_assert_eq(open_gguf_of(&bad[i].options, &t, &err), SN_REFUSED, "case %zu", i);
+        cr_assert_eq(tokenizer_from_gguf(gguf_of_fixture(&bad[i].options), &t, &err), SN_REFUSED, "case %zu", i);
         cr_assert(strstr(err.text, bad[i].words), "case %zu: %s", i, err.text);
         cr_assert_null(t);
     }
@@ -297,7 +287,7 @@ Test(tokenizer_files, knows_the_pretokenizers_it_lists) {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         sn_tokenizer *t;
         sn_err err;
-        cr_assert_eq(open_gguf_of(&(gguf_options){.pre = names[i]}, &t, &err), SN_OK, "%s", err.text);
+        cr_assert_eq(tokenizer_from_gguf(gguf_of_fixture(&(gguf_options){.pre = names[i]}), &t, &err), SN_OK, "%s", err.text);
         survives(t, "It's 1234 x\n\n  y", 16, true);
         cr_assert_eq(t->add_bos, !strcmp(names[i], "llama-bpe") || !strcmp(names[i], "tekken"));
         sn_tokenizer_close(&t);

@@ -251,12 +251,6 @@ Test(tune, a_thousand_steps_take_no_more_memory_than_some_hundreds) {
 
 /* -- checkpoints */
 
-static void remove_tree(const char *folder) {
-    char command[600];
-    snprintf(command, sizeof command, "rm -r '%s'", folder);
-    cr_assert_eq(system(command), 0);
-}
-
 static json_t *some_options(void) { return json_pack("{sf}", "lr", 0.01); }
 
 Test(tune, half_of_the_steps_a_checkpoint_and_the_other_half_give_the_bits_of_all_in_one_go) {

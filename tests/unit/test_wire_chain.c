@@ -177,16 +177,6 @@ Test(wire_chain, and_where_one_node_has_all_of_it) {
     }
 }
 
-/* The node that has `block`. */
-static int holder_of(run *r, int block) {
-    sn_hop_report hops[SN_HOPS_MAX];
-    size_t n = sn_chain_hops(r->chain, hops, SN_HOPS_MAX);
-    for (size_t i = 0; i < n; i++)
-        if (hops[i].first_block <= block && block < hops[i].end_block)
-            return atoi(strstr(hops[i].node, "mem://node") + strlen("mem://node"));
-    return -1;
-}
-
 Test(wire_chain, a_node_that_leaves_hands_its_past_over_and_the_bits_stay) {
     for (int push = 0; push < 2; push++) EACH_LOSSY(k) {
         run r;
@@ -222,7 +212,7 @@ Test(wire_chain, a_copy_takes_over_and_the_bits_stay) {
             copied = (size_t)hops[0].copied + (size_t)hops[1].copied;
         }
         cr_assert_eq(copied, 2);
-        cluster_cut_off_at_step(r.w->cluster, holder_of(&r, 2), 2);
+        cluster_cut_off_at_step(r.w->cluster, cluster_holder(r.chain, 2), 2);
         run_steps(&r, 50, 70, 3);
         cr_expect_eq(sn_chain_taken_over(r.chain), 1);
         run_end(&r);

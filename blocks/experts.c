@@ -6,6 +6,9 @@
         if (status_) return status_;                                                                                   \
     } while (0)
 
+_Static_assert((int)SN_MODEL_EXPERTS_MAX <= (int)SN_EXPERTS_MAX && (int)SN_MODEL_EXPERTS_USED_MAX <= (int)SN_EXPERTS_USED_MAX,
+               "a device chooses among as many experts as a model may have");
+
 /* What a mixture's forward writes, there or on the way back. */
 typedef struct between {
     float *logits, *weights;       /* (n, n_experts), (n, used) */

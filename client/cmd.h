@@ -115,6 +115,9 @@ typedef struct sn_setup {
 
 /* Opens model, device and head, and the tokenizer (which may be missing unless needed). */
 sn_status sn_setup_open(sn_setup *setup, bool needs_tokenizer, sn_err *err) SN_MUST_USE;
+/* Loads the folder that --adapter names. SN_REFUSED when it says that it was trained for other weights: of the same shapes, it would
+ * fit and be nonsense. One that does not say is taken, with a word on stderr. *out is to be freed in any case. */
+sn_status sn_setup_adapter(const sn_model *model, sn_trained *out, sn_err *err) SN_MUST_USE;
 /* Opens the link to the swarm that the options name; none when they name nobody. */
 sn_status sn_setup_link(sn_setup *setup, sn_err *err) SN_MUST_USE;
 /* Opens the chain as the options say, for timelines of at most max_tokens. */

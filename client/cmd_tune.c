@@ -247,7 +247,7 @@ static void show(const work *w, bool terminal, bool last) {
 
 static sn_status save(work *w, sn_err *err) {
     const char *folder = given.resume ? given.resume : given.out;
-    sn_status status = sn_checkpoint_save(folder, w->tuner, &w->model, w->data->labels, w->options, err);
+    sn_status status = sn_checkpoint_save(folder, w->tuner, &w->model, &w->weights, w->data->labels, w->options, err);
     return status ? status : sn_curve_write(folder, w->tuner->losses, (size_t)w->tuner->step, err);
 }
 

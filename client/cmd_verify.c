@@ -46,11 +46,11 @@ static sn_status check_file(const sn_evidence *e, const sn_model *model, sn_kv_d
 
 /* What was added to the weights in the evidence's sessions. */
 static sn_status check_adapter(const sn_evidence *e, const sn_model *model, sn_trained *out, sn_err *err) {
-    static const sn_hash none;
-    if (!memcmp(&e->tuned, &none, sizeof none)) return SN_OK; /* virtual tokens stand in the inputs */
+    static const sn_hash none; /* also where virtual tokens were all: they stand in the inputs */
+    if (!sn_given.adapter && !memcmp(&e->tuned, &none, sizeof none)) return SN_OK;
     if (!sn_given.adapter)
-        return sn_fail(err, SN_REFUSED, "the evidence is about the model with an adapter: give it as --adapter");
-    sn_status status = sn_trained_load(sn_given.adapter, sn_model_hparams(model), out, err);
+        return sn_fail(err, SN_REFUSED, "the evidence is about the model with an adapter: give its folder as --adapter");
+    sn_status status = sn_setup_adapter(model, out, err);
     sn_hash hash = sn_trained_for_chain(out).hash;
     if (!status && memcmp(&hash, &e->tuned, sizeof hash))
         return sn_fail(err, SN_REFUSED, "the evidence is about another adapter than %s", sn_given.adapter);

@@ -33,13 +33,13 @@ static sn_status open_tokenizer(sn_setup *setup, bool needed, sn_err *err) {
     return reason.status == SN_STOP ? sn_fail(err, SN_STOP, "%s", reason.text) : SN_OK;
 }
 
-/* An adapter that was trained for other weights of the same shapes would be nonsense, and fit. */
-static sn_status check_adapter(const sn_setup *setup, sn_err *err) {
+sn_status sn_setup_adapter(const sn_model *model, sn_trained *out, sn_err *err) {
     sn_hash weights;
     char unsaid[SN_PEFT_NAME_SIZE];
     bool marked;
-    sn_status status = sn_weights_id(setup->model, &weights, err);
-    if (!status) status = sn_peft_check(sn_given.adapter, &weights, setup->hp->name, &marked, unsaid, err);
+    sn_status status = sn_trained_load(sn_given.adapter, sn_model_hparams(model), out, err);
+    if (!status) status = sn_weights_id(model, &weights, err);
+    if (!status) status = sn_peft_check(sn_given.adapter, &weights, sn_model_hparams(model)->name, &marked, unsaid, err);
     if (!status && !marked)
         fprintf(stderr, "swarm: %s does not say which weights it was trained for%s%s\n", sn_given.adapter,
                 *unsaid ? ", but a name: " : "", unsaid);
@@ -55,8 +55,7 @@ sn_status sn_setup_open(sn_setup *setup, bool needs_tokenizer, sn_err *err) {
     sn_progress_shown *shown = sn_progress_begin("loading the model's ends");
     sn_status status = sn_model_open(sn_given.model, &setup->model, err);
     if (!status) setup->hp = sn_model_hparams(setup->model);
-    if (!status && sn_given.adapter && !published_name()) status = sn_trained_load(sn_given.adapter, setup->hp, &setup->trained, err);
-    if (!status && sn_given.adapter && !published_name()) status = check_adapter(setup, err);
+    if (!status && sn_given.adapter && !published_name()) status = sn_setup_adapter(setup->model, &setup->trained, err);
     if (!status) status = open_tokenizer(setup, needs_tokenizer, err);
     if (!status) status = open_device(&setup->device, err);
     if (!status) status = sn_head_load(setup->model, setup->device, &setup->head, err);

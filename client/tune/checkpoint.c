@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "client/tune/adapter.h"
+#include "model/peft.h"
 #include "model/safetensors.h"
 
 #include <dirent.h>
@@ -15,7 +16,7 @@
 #include <unistd.h>
 
 enum { PATH_SIZE = 4096, FILE_MAX = 1 << 30, VERSION = 1 };
-static const char *const files[] = {"adapter_config.json", "adapter_model.safetensors", "state.safetensors"};
+static const char *const files[] = {"adapter_config.json", "adapter_model.safetensors", "swarm.json", "state.safetensors"};
 enum { N_FILES = sizeof files / sizeof *files };
 
 static sn_status join(char out[PATH_SIZE], const char *folder, const char *name, sn_err *err) {
@@ -116,8 +117,8 @@ static void remove_old(const char *folder, long long newest) {
     }
 }
 
-sn_status sn_checkpoint_save(const char *folder, const sn_tuner *t, const sn_hash *model, char *const *labels,
-                             const json_t *options, sn_err *err) {
+sn_status sn_checkpoint_save(const char *folder, const sn_tuner *t, const sn_hash *model, const sn_hash *weights,
+                             char *const *labels, const json_t *options, sn_err *err) {
     char name[64], path[PATH_SIZE], unfinished[PATH_SIZE + 8];
     snprintf(name, sizeof name, "step-%lld", (long long)t->step);
     sn_status status = join(path, folder, name, err);
@@ -129,6 +130,7 @@ sn_status sn_checkpoint_save(const char *folder, const sn_tuner *t, const sn_has
     if ((mkdir(folder, 0777) && errno != EEXIST) || mkdir(unfinished, 0777))
         return sn_fail(err, SN_REFUSED, "%s cannot be made: %s", unfinished, strerror(errno));
     status = sn_adapter_save(unfinished, t->params, t->hp, labels, err);
+    if (!status) status = sn_peft_mark(unfinished, weights, t->hp->name, err);
     if (!status) status = save_state(unfinished, t, err);
     if (!status) status = save_index(unfinished, t, model, options, err);
     if (!status) status = sync_path(unfinished, err);

@@ -33,6 +33,8 @@ done
 lora=$(text --local all --max-tokens 200 --adapter "$scratch/lora")
 query "$scratch/run.out" 'd["ids"][0:12:4]' >"$scratch/learned"
 grep -q '\[15, ' "$scratch/learned" || fail "LoRA has not learned where the dashes stand"
+[ "$(text --local all --max-tokens 200 --adapter "$scratch/lora/step-12")" = "$lora" ] || fail "its last checkpoint is another adapter"
+grep -q 'does not say which weights' "$scratch/run.err" && fail "a checkpoint does not say which weights it was trained for"
 
 # Saved, and gone on with over other cuts: with the same adapter, and with no other.
 head -c 32 /dev/urandom >"$scratch/key" && chmod 600 "$scratch/key"

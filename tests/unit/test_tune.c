@@ -265,7 +265,7 @@ Test(tune, half_of_the_steps_a_checkpoint_and_the_other_half_give_the_bits_of_al
                  *half = tuner_new(b, trunk, (sn_method)method, 3, 1);
         steps(whole, 8);
         steps(half, 5); /* in the middle of an epoch */
-        NEED(sn_checkpoint_save(folder, half, &model, labels, options, &err));
+        NEED(sn_checkpoint_save(folder, half, &model, &model, labels, options, &err));
         sn_tuner_free(&half);
         half = tuner_new(b, trunk, (sn_method)method, 3, 1);
         NEED(sn_checkpoint_find(folder, &model, path, &found, &err));
@@ -294,7 +294,7 @@ static void refuses(const char *folder, const sn_hash *model, const char *part) 
 }
 
 Test(tune, a_checkpoint_that_is_damaged_missing_or_of_another_model_is_refused) {
-    static const char *const files[] = {"adapter_config.json", "adapter_model.safetensors", "state.safetensors"};
+    static const char *const files[] = {"adapter_config.json", "adapter_model.safetensors", "swarm.json", "state.safetensors"};
     bench *b = bench_new();
     sn_trunk *trunk = here(b);
     sn_hash model = sn_model_id(b->model), other = model;
@@ -304,10 +304,10 @@ Test(tune, a_checkpoint_that_is_damaged_missing_or_of_another_model_is_refused) 
     other.bytes[4] ^= 1;
     refuses(folder, &model, "no checkpoint");
     steps(t, 2);
-    NEED(sn_checkpoint_save(folder, t, &model, NULL, options, &err));
+    NEED(sn_checkpoint_save(folder, t, &model, &model, NULL, options, &err));
     refuses(folder, &other, "another model");
     snprintf(path, sizeof path, "%s/step-2", folder);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         snprintf(at, sizeof at, "%s/%s", path, files[i]);
         FILE *file = fopen(at, "r+b");
         cr_assert(file && !fseek(file, 60, SEEK_SET));
@@ -345,7 +345,7 @@ Test(tune, old_checkpoints_go_but_the_last_two) {
     struct stat there;
     for (int i = 1; i <= 4; i++) {
         steps(t, 1);
-        NEED(sn_checkpoint_save(folder, t, &model, NULL, options, &err));
+        NEED(sn_checkpoint_save(folder, t, &model, &model, NULL, options, &err));
         for (int k = 1; k <= i; k++) {
             snprintf(path, sizeof path, "%s/step-%d", folder, k);
             cr_expect_eq(!stat(path, &there), k >= i - 1, "after step %d: step-%d", i, k);

@@ -1,7 +1,10 @@
 /* Evidence in a file, and swarm verify: names who lied and nobody else; what is damaged, forged or about something else is
  * refused with a sentence. The nodes are keys only: what they sign is made here. */
 #include "base/text.h"
+#include "blocks/weights_id.h"
 #include "client/evidence.h"
+#include "client/tune/adapter.h"
+#include "model/peft.h"
 #include "tests/support/fake.h"
 #include "tests/support/files.h"
 #include "tests/support/need.h"
@@ -225,5 +228,36 @@ Test(verify, refuses_what_is_damaged_or_forged_or_about_another_model) {
     sn_buf_fini(&whole);
     tiny_remove(&other);
     tiny_remove(&wide);
+    scene_end(&s);
+}
+
+/* Some LoRA that fits the model and says that it was trained for these weights, in the scene's folder. */
+static void make_adapter(const scene *s, const sn_model *model, const sn_hash *weights) {
+    sn_params *params = NULL;
+    sn_params_shape shape = {.method = SN_METHOD_LORA, .rank = 2, .alpha = 2, .target = {[SN_ROLE_ATTN_V] = true}};
+    NEED(sn_params_new(sn_model_hparams(model), &shape, &params, &err));
+    NEED(sn_adapter_save(s->folder, params, sn_model_hparams(model), NULL, &err));
+    NEED(sn_peft_mark(s->folder, weights, "some model", &err));
+    sn_params_free(&params);
+}
+
+Test(verify, an_adapter_is_looked_at_for_whose_weights_it_is) {
+    scene s;
+    sn_model *model = NULL;
+    sn_hash weights, others = {{9}};
+    char option[1100];
+    scene_begin(&s);
+    say(&s, &s.liar, receipt_of(&s, s.wrong_rows), NULL);
+    NEED(sn_evidence_save(&s.e, s.folder, s.path, &err));
+    NEED(sn_model_open(s.w->path, &model, &err));
+    NEED(sn_weights_id(model, &weights, &err));
+    snprintf(option, sizeof option, "--adapter=%s", s.folder);
+    make_adapter(&s, model, &others);
+    cr_expect_eq(verify(&s, s.w->path, option), 2);
+    cr_expect(strstr(s.last.err, "was trained for other weights (some model)"), "%s", s.last.err);
+    make_adapter(&s, model, &weights);
+    cr_expect_eq(verify(&s, s.w->path, option), 2);
+    cr_expect(strstr(s.last.err, "about another adapter"), "%s", s.last.err);
+    sn_model_close(&model);
     scene_end(&s);
 }

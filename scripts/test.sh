@@ -17,6 +17,14 @@ report() { # report NAME STATUS: one line a test that is no Criterion suite
   if [ "$2" = 0 ]; then passed=$((passed + 1)); echo "  ok      $1"; else failed=$((failed + 1)); echo "  FAILED  $1"; fi
 }
 
+# why_failed OUTPUT: the cause first - what Criterion and the sanitizers say - then the end of what the program printed.
+why_failed() {
+  grep -a -m 60 '^\[----\] \+[^ ]\|^\[FAIL\]\|runtime error: ' <<<"$1"
+  sed -n '/\(ERROR\|WARNING\): [A-Za-z]*Sanitizer/,/^SUMMARY: /p' <<<"$1" | head -n 100
+  echo "  it ended with:"
+  tail -n 40 <<<"$1"
+}
+
 # One Criterion program; its output, and at the end "PASSED FAILED SKIPPED PROGRAM" (skipped tests are not among the tested).
 unit_one() {
   local out rc synthesis t f c
@@ -27,10 +35,10 @@ unit_one() {
   t=${t:-0} f=$((${f:-0} + ${c:-0})); local p=$((t - f))
   if [ -z "$synthesis" ] || { [ $rc -ne 0 ] && [ $f -eq 0 ]; } || grep -aq 'ERROR: LeakSanitizer\|SUMMARY: .*Sanitizer' <<<"$out"; then f=$((f + 1)); fi
   local log; log=$(mktemp)
-  { grep -a '^skipped: ' <<<"$out" | sort -u | sed 's/^/  /'; [ $f -eq 0 ] || tail -n 60 <<<"$out"; } >"$log"
+  { grep -a '^skipped: ' <<<"$out" | sort -u | sed 's/^/  /'; [ $f -eq 0 ] || why_failed "$out"; } >"$log"
   echo "$p $f $(grep -ac '^skipped: ' <<<"$out") $1 $log"
 }
-export -f unit_one
+export -f unit_one why_failed
 
 # unit FOLDER: every Criterion program of a build, two at once: most of them wait more than they compute.
 unit() {
@@ -48,7 +56,7 @@ threads() {
     [ -x "$program" ] || continue
     out=$(timeout 600 "$program" 2>&1); rc=$?
     report "${program#"$root"/}" $rc
-    [ $rc = 0 ] || printf '%s\n' "$out" | tail -60
+    [ $rc = 0 ] || why_failed "$out"
   done
 }
 

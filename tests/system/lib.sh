@@ -8,9 +8,9 @@ scratch=$(mktemp -d)
 declare -A pid address
 rc=0
 
-fail() {
-  printf '%s: %s\n' "$(basename "$0")" "$*" >&2
+fail() { # the cause comes last: the end of a long output is what is read
   for log in "$scratch"/*.err; do [ -s "$log" ] && { echo "--- $(basename "$log")"; tail -15 "$log"; } >&2; done
+  printf '%s: %s\n' "$(basename "$0")" "$*" >&2
   exit 1
 }
 skip() { echo "$*"; exit 77; }

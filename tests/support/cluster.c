@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "tests/support/need.h"
+#include "tests/support/own_time.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -46,6 +47,7 @@ static sn_fate deliver(void *ctx, const char *from, const char *to, const sn_msg
 cluster *cluster_new(const cluster_options *options) {
     cluster *c = calloc(1, sizeof *c);
     if (!c) abort();
+    own_time_begin();
     c->options = *options;
     if (!c->options.threads) c->options.threads = 1;
     if (!c->options.kv_memory) c->options.kv_memory = 64u << 20;

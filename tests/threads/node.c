@@ -24,7 +24,7 @@ static void *work(void *ctx) {
     sn_model *model = NULL;
     sn_chain *chain = NULL;
     size_t row = (size_t)c->w->n_embd;
-    sn_chain_options options = {.link = c->link, .timeout_ms = 3000, .push = c->push};
+    sn_chain_options options = {.link = c->link, .timeout_ms = 10000, .push = c->push};
     NEED(sn_model_open(c->w->path, &model, &err));
     NEED(sn_chain_open(model, &options, &chain, &err));
     for (int at = 0, n; at < TOKENS; at += n) {

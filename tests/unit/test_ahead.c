@@ -5,7 +5,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-enum { TOKENS = 400, TIMEOUT_MS = 400 };
+enum { TOKENS = 400 };
 
 /* -- a transport that counts the steps that are under way -- */
 
@@ -170,7 +170,7 @@ static void expect_survival(int victim, int at_step, bool push) {
     run r;
     begin(&r);
     for (int i = 0; i < 5; i++) cluster_add(r.w->cluster, cuts[i][0], cuts[i][1]);
-    open_chain(&r, (sn_chain_options){.push = push, .timeout_ms = TIMEOUT_MS}, 5);
+    open_chain(&r, (sn_chain_options){.push = push}, 5);
     sn_hop_report hops[2];
     cr_assert_eq(sn_chain_hops(r.chain, hops, 2), 2);
     int node = hops[victim].node[strlen("node")] - '0'; /* "node2@..." */
@@ -229,7 +229,7 @@ Test(ahead, says_which_blocks_are_missing_when_nobody_can_take_over) {
     begin(&r);
     cluster_add(r.w->cluster, 0, 2);
     cluster_add(r.w->cluster, 2, 4);
-    open_chain(&r, (sn_chain_options){.timeout_ms = TIMEOUT_MS}, 2);
+    open_chain(&r, (sn_chain_options){0}, 2);
     cr_assert_eq(step(&r, 0, 200), SN_OK, "%s", r.err.text);
     cluster_cut_off_at_step(r.w->cluster, 1, 2);
     cr_expect_eq(step(&r, 200, 200), SN_RETRY);

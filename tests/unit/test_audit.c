@@ -23,7 +23,6 @@ typedef struct trial {
     sn_chain *chain;
     liar *liar;     /* or NULL */
     sn_pick pick;   /* of the chain */
-    int timeout_ms; /* 0: 5,000 */
     sn_dtype wire;  /* hidden states travel as this, between nodes cut at 2; set by trial_round */
     float *rounded; /* then: what is right */
     char folder[64];
@@ -66,7 +65,7 @@ static void trial_open(trial *t, sn_audit_options audit, bool push, bool here) {
     audit.device = t->device;
     audit.evidence = t->folder;
     audit.max_tokens = WORLD_TOKENS;
-    audit.timeout_ms = t->timeout_ms ? t->timeout_ms : 5000;
+    audit.timeout_ms = 10000;
     NEED(sn_audit_new(&audit, &t->audit, &err));
     sn_chain_options options = {.link = t->link,
                                 .max_tokens = WORLD_TOKENS,
@@ -319,7 +318,6 @@ Test(audit, by_a_liar_harms_nobody_but_the_liar) {
 Test(audit, where_two_differ_and_nobody_can_decide_ends_with_a_sentence) {
     trial t;
     trial_begin(&t);
-    t.timeout_ms = 400;
     cluster_add(t.w->cluster, 0, 2);
     cluster_add(t.w->cluster, 2, 4);
     t.liar = liar_new(t.w, "mem://liar", 2, 4, (liar_ways){.alters_step = 3});
@@ -335,7 +333,6 @@ Test(audit, where_two_differ_and_nobody_can_decide_ends_with_a_sentence) {
 Test(audit, without_others_who_could_check_counts_what_it_did_not_see) {
     trial t;
     trial_begin(&t);
-    t.timeout_ms = 400;
     cluster_add(t.w->cluster, 0, 4);
     trial_open(&t, (sn_audit_options){.share = 1, .seed = 1}, false, false);
     cr_expect_eq(feed(&t, 0, 30, 10), SN_OK, "%s", t.err.text);
@@ -378,7 +375,6 @@ Test(audit, goes_on_when_the_audited_node_or_the_auditor_dies) {
     for (int push = 0; push < 2; push++) {
         trial t;
         trial_begin(&t);
-        t.timeout_ms = 400;
         for (int i = 0; i < 3; i++) {
             cluster_add(t.w->cluster, 0, 2);
             cluster_add(t.w->cluster, 2, 4);

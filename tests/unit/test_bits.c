@@ -245,7 +245,7 @@ static float *compute_over(sn_link *link, const char *path, int chunk, bool push
     sn_model *model = NULL;
     sn_chain *chain = NULL;
     NEED(sn_model_open(path, &model, &err));
-    sn_chain_options options = {.link = link, .timeout_ms = 2000, .push = push};
+    sn_chain_options options = {.link = link, .timeout_ms = 10000, .push = push};
     NEED(sn_chain_open(model, &options, &chain, &err));
     int n_embd = sn_model_hparams(model)->n_embd;
     float *inputs = make_inputs(n_embd), *out = malloc((size_t)TOKENS * (size_t)n_embd * sizeof *out);

@@ -286,16 +286,16 @@ Test(draft, changes_no_text_over_nodes_that_push) {
     expect_same_over_nodes((sn_chain_options){.timeout_ms = 10000, .push = true}, 0, 0);
 }
 Test(draft, changes_no_text_when_a_pushing_node_is_lost) {
-    expect_same_over_nodes((sn_chain_options){.timeout_ms = 400, .push = true}, 9, 1);
+    expect_same_over_nodes((sn_chain_options){.timeout_ms = 10000, .push = true}, 9, 1);
 }
-Test(draft, changes_no_text_when_a_node_is_lost) { expect_same_over_nodes((sn_chain_options){.timeout_ms = 400}, 9, 1); }
+Test(draft, changes_no_text_when_a_node_is_lost) { expect_same_over_nodes((sn_chain_options){.timeout_ms = 10000}, 9, 1); }
 
 Test(draft, changes_no_text_with_blocks_here_and_there) {
     expect_same_over_nodes((sn_chain_options){.timeout_ms = 10000, .local_first = 1, .local_end = 3, .kv_memory = 1 << 20}, 0, 0);
 }
 Test(draft, changes_no_text_when_a_copy_takes_over) {
     for (int push = 0; push < 2; push++)
-        expect_same_over_nodes((sn_chain_options){.timeout_ms = 400, .replica = true, .push = push}, 9, 1);
+        expect_same_over_nodes((sn_chain_options){.timeout_ms = 10000, .replica = true, .push = push}, 9, 1);
 }
 
 /* -- the look-up, and how far ahead -- */

@@ -7,16 +7,16 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-enum { SHORT_MS = 1200 }; /* SHORT: where a node falls silent, which only a timeout shows */
-
 static world *new_world(void) { return world_new(&(cluster_options){.kv_memory = 64, .drain_timeout_s = 10}); }
 
 /* Steps of one token, back and forth (of a pushed chain the hashes at these positions are known), until a node has been taken
  * over from, or 20 seconds. Ends at position 60. */
 static void steps_until_taken_over(run *r, uint64_t times) {
     int64_t until = sn_now_us() + 20000000;
-    for (int at = 50; sn_chain_taken_over(r->chain) < times && sn_now_us() < until; at = at < 59 ? at + 1 : 50)
+    for (int at = 50; sn_chain_taken_over(r->chain) < times && sn_now_us() < until; at = at < 59 ? at + 1 : 50) {
         run_on(r, at, at + 1, 1);
+        sn_sleep_us(10000);
+    }
     cr_assert_eq(sn_chain_taken_over(r->chain), times);
     run_on(r, 50, 60, 1);
 }
@@ -88,7 +88,7 @@ static void expect_split(bool push, int dies) {
     run r;
     cluster_add(w->cluster, 0, 1);
     cluster_add(w->cluster, 1, 4);
-    run_open(&r, w, (sn_chain_options){.push = push, .timeout_ms = SHORT_MS});
+    run_open(&r, w, (sn_chain_options){.push = push});
     run_on(&r, 0, 50, 20);
     cluster_add(w->cluster, 1, 2);
     cluster_add(w->cluster, 2, 4);
@@ -161,7 +161,7 @@ static void expect_replica(bool push, int block, int chunk) {
     run r;
     for (int twice = 0; twice < 2; twice++)
         for (int i = 0; i < 3; i++) cluster_add(w->cluster, (int[]){0, 1, 3}[i], (int[]){1, 3, 4}[i]);
-    run_open(&r, w, (sn_chain_options){.push = push, .replica = true, .timeout_ms = SHORT_MS});
+    run_open(&r, w, (sn_chain_options){.push = push, .replica = true});
     run_on(&r, 0, 50, 25);
     await_copies(&r);
     int dies = cluster_holder(r.chain, block);
@@ -190,7 +190,7 @@ Test(handover, a_copy_follows_rewinds) {
         world *w = new_world();
         run r;
         for (int twice = 0; twice < 2; twice++) cluster_add(w->cluster, 0, 2), cluster_add(w->cluster, 2, 4);
-        run_open(&r, w, (sn_chain_options){.push = push, .replica = true, .timeout_ms = SHORT_MS});
+        run_open(&r, w, (sn_chain_options){.push = push, .replica = true});
         run_on(&r, 0, 70, 35);
         run_on(&r, 20, 40, 3);
         run_on(&r, 31, 50, 1);
@@ -218,7 +218,7 @@ static void expect_moved(bool push, int dies) {
     for (int twice = 0; twice < 2; twice++)
         for (int i = 0; i < 3; i++) cluster_add(w->cluster, (int[]){0, 1, 3}[i], (int[]){1, 3, 4}[i]);
     const char *only[] = {"node2", "node3", "node4", "node5", "node6", "node7"};
-    run_open(&s, w, (sn_chain_options){.push = push, .pick = {only, 6, NULL, 0}, .timeout_ms = SHORT_MS});
+    run_open(&s, w, (sn_chain_options){.push = push, .pick = {only, 6, NULL, 0}});
     sn_hash marks[51];
     for (int i = 0; i <= 50; i++) marks[i] = sn_hash_of(&i, sizeof i);
     NEED(sn_chain_put_past(s.chain, 0, 50, rows, marks, &err));

@@ -16,7 +16,7 @@ Test(known_faults, failover_in_the_middle_of_a_text_again_and_again) {
     world *w = world_new(&ROOMY);
     for (int i = 0; i < 4; i++) cluster_add(w->cluster, 0, 2), cluster_add(w->cluster, 2, 4);
     run r;
-    run_open(&r, w, (sn_chain_options){.timeout_ms = 500, .max_retries = 8});
+    run_open(&r, w, (sn_chain_options){.max_retries = 8});
     cr_assert(!run_steps(&r, 0, 30, 30));
     for (int lost = 0; lost < 6; lost++) { /* one in use, of the first blocks and of the last ones by turns */
         cluster_cut_off(w->cluster, cluster_holder(r.chain, lost % 2 ? 2 : 0));

@@ -35,7 +35,7 @@ static void end(scene *s) {
 /* All tokens through a chain, `chunk` a step. */
 static void compute(const scene *s, sn_chain_options options, int chunk, float *out) {
     sn_chain *chain = NULL;
-    options.timeout_ms = 2000;
+    options.timeout_ms = 10000;
     NEED(sn_chain_open(s->model, &options, &chain, &err));
     for (int at = 0, n; at < TOKENS; at += n) {
         n = TOKENS - at < chunk ? TOKENS - at : chunk;
@@ -91,7 +91,7 @@ Test(kv_dtype, nodes_that_keep_them_otherwise_take_no_ones_place) {
     cr_expect(equal(here, there));
     compute(&s, (sn_chain_options){.link = link, .kv_dtype = SN_KV_Q8}, 70, there); /* its first pages are known now */
     cr_expect(equal(here, there));
-    cr_expect_eq(sn_chain_open(s.model, &(sn_chain_options){.link = link, .timeout_ms = 300}, &chain, &why), SN_RETRY);
+    cr_expect_eq(sn_chain_open(s.model, &(sn_chain_options){.link = link, .timeout_ms = 10000}, &chain, &why), SN_RETRY);
     cr_expect_null(chain);
     cluster_cut_off_at_step(c, 1, 2); /* one of the two dies on the way: the other one goes on with the same bits */
     cluster_cut_off_at_step(c, 2, 20);

@@ -10,7 +10,7 @@
 
 /* Waits until the node says that so many bytes rest. */
 static bool rests(talk *t, uint64_t bytes) {
-    for (int64_t until = sn_now_us() + 8000000; sn_now_us() < until; usleep(20000))
+    for (int64_t until = sn_now_us() + 8000000; sn_now_us() < until; sn_sleep_us(20000))
         if (talk_status(t).idle_bytes == bytes) return true;
     return false;
 }

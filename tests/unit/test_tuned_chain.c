@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { VIRTUAL = 5, SHORT_MS = 1200, TIMEOUT_MS = 10000 };
+enum { VIRTUAL = 5, TIMEOUT_MS = 10000 };
 
 typedef struct run {
     world *w;
@@ -119,7 +119,6 @@ Test(tuned_chain, whoever_takes_a_dead_nodes_place_gets_the_tuning) {
         r.link = cluster_link(r.w->cluster);
         sn_chain_options options = tuned_options(&r);
         options.push = push;
-        options.timeout_ms = SHORT_MS;
         run_open(&r, options);
         run_steps(&r, 0, WORLD_TOKENS, 6);
         cr_expect_geq(sn_chain_failovers(r.chain), 1);
@@ -137,7 +136,10 @@ Test(tuned_chain, a_node_that_leaves_hands_the_past_to_one_that_gets_the_tuning)
     int leaves = cluster_holder(r.chain, 2);
     cluster_drain(r.w->cluster, leaves);
     int64_t until = sn_now_us() + 10000000;
-    for (int at = 50; !sn_chain_taken_over(r.chain) && sn_now_us() < until; at = at < 59 ? at + 1 : 50) run_steps(&r, at, at + 1, 1);
+    for (int at = 50; !sn_chain_taken_over(r.chain) && sn_now_us() < until; at = at < 59 ? at + 1 : 50) {
+        run_steps(&r, at, at + 1, 1);
+        sn_sleep_us(10000);
+    }
     cr_expect_eq(sn_chain_taken_over(r.chain), 1);
     cr_expect_neq(cluster_holder(r.chain, 2), leaves);
     run_steps(&r, 40, WORLD_TOKENS, 7);
@@ -152,7 +154,6 @@ Test(tuned_chain, a_sudden_death_costs_no_replay_where_a_copy_is_kept) {
     r.link = cluster_link(r.w->cluster);
     sn_chain_options options = tuned_options(&r);
     options.replica = true;
-    options.timeout_ms = 2000;
     run_open(&r, options);
     run_steps(&r, 0, 50, 25);
     for (size_t k = 0; k < sn_chain_hops(r.chain, NULL, 0); k++) NEED(sn_chain_await_copy(r.chain, k, 20000, &err));
@@ -180,7 +181,7 @@ Test(tuned_chain, a_past_that_was_dropped_at_rest_is_made_again_with_the_tuning)
     for (int damaged = 0; damaged < 2; damaged++) { /* first they come back as they were */
         int64_t until = sn_now_us() + 20000000;
         uint64_t pages = (VIRTUAL + 50 + 31) / 32;
-        while (talk_status(t).idle_bytes != pages * r.w->page_bytes && sn_now_us() < until) usleep(20000);
+        while (talk_status(t).idle_bytes != pages * r.w->page_bytes && sn_now_us() < until) sn_sleep_us(20000);
         cr_assert_eq(talk_status(t).idle_bytes, pages * r.w->page_bytes);
         uint8_t zeros[64] = {0};
         for (uint64_t page = 0; page < pages && damaged; page++)
@@ -234,7 +235,6 @@ Test(tuned_chain, an_adapter_that_is_not_here_needs_nodes_that_hold_it) {
     sn_chain_options options = tuned_options(&r);
     options.tuned.image = NULL;
     options.tuned.bytes = 0;
-    options.timeout_ms = SHORT_MS;
     options.max_retries = -1;
     cr_expect_eq(sn_chain_open(r.model, &options, &r.chain, &r.err), SN_RETRY);
     cr_expect(strstr(r.err.text, "hold the adapter"), "%s", r.err.text);

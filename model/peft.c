@@ -1,5 +1,6 @@
 #include "model/peft.h"
 
+#include "model/peft_modules.h"
 #include "model/peft_pattern.h"
 #include "model/safetensors.h"
 
@@ -9,22 +10,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PATH_SIZE = 4096, NAME_SIZE = 96, RANK_MAX = 256 };
+enum { PATH_SIZE = 4096, NAME_SIZE = SN_PEFT_NAME_MAX + 16, RANK_MAX = 256 };
 
-/* A tuning's matrices, and PEFT's names of them: a model may hold some as one, whose outputs lie one behind the other. Their
- * adapter is one A for all, and of B the rows of each. */
-enum { Q, K, V, O, GATE, UP, DOWN, N_TARGETS };
-static const char *const targets[N_TARGETS] = {"q", "k", "v", "o", "gate", "up", "down"};
-static const struct {
-    const char *name;
-    int first, n;
-} modules[] = {{"self_attn.q_proj", Q, 1}, {"self_attn.k_proj", K, 1},   {"self_attn.v_proj", V, 1},
-               {"self_attn.o_proj", O, 1}, {"mlp.gate_proj", GATE, 1},   {"mlp.up_proj", UP, 1},
-               {"mlp.down_proj", DOWN, 1}, {"self_attn.qkv_proj", Q, 3}, {"mlp.gate_up_proj", GATE, 2}};
-enum { N_MODULES = sizeof modules / sizeof *modules, TOGETHER_MAX = 3 };
+/* A tuning's matrices (blocks/tuning.h). */
+static const char *const targets[SN_ROLE_COUNT] = {
+    [SN_ROLE_ATTN_Q] = "q",      [SN_ROLE_ATTN_K] = "k",  [SN_ROLE_ATTN_V] = "v",     [SN_ROLE_ATTN_O] = "o",
+    [SN_ROLE_FFN_GATE] = "gate", [SN_ROLE_FFN_UP] = "up", [SN_ROLE_FFN_DOWN] = "down"};
 
 typedef struct lora {
     const sn_hparams *hp;
+    sn_peft_module modules[SN_PEFT_MODULES_MAX];
+    int n_modules;
     double alpha;
     sn_peft_pattern *alphas, *ranks; /* of modules that have their own */
     bool root;                       /* the scale is alpha / sqrt(r) */
@@ -104,44 +100,32 @@ static sn_status take_config(lora *l, const json_t *config, sn_err *err) {
 
 /* -- the tensors */
 
-static void peft_name(char out[NAME_SIZE], const char *root, int block, int module, char part) {
-    snprintf(out, NAME_SIZE, "%slayers.%d.%s.lora_%c.weight", root, block, modules[module].name, part);
+/* A or B of one of the model's modules, as PEFT calls it. */
+typedef struct place {
+    const sn_peft_module *module;
+    int block;
+    bool bare;
+    char part; /* 'A', 'B' */
+} place;
+
+static void peft_name(const lora *l, const place *p, char part, char out[NAME_SIZE]) {
+    char module[SN_PEFT_NAME_MAX];
+    sn_peft_module_name(l->hp, p->module, p->block, p->bare, module);
+    snprintf(out, NAME_SIZE, "%s.lora_%c.weight", module, part);
 }
 
-/* "base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight"; without the second "model." if it was trained on the model
- * without its head. *root: what stands before "layers". */
-static bool parse_name(const char *name, const char **root, int *block, int *module, char *part) {
-    static const char *const roots[] = {"base_model.model.model.", "base_model.model."};
+/* Only as it is written here, so that no two names mean one tensor. */
+static bool parse_name(const lora *l, const char *name, place *out) {
     char again[NAME_SIZE];
-    for (int i = 0; i < 2; i++) {
-        *root = roots[i];
-        if (strncmp(name, *root, strlen(*root)) || sscanf(name + strlen(*root), "layers.%6d.", block) != 1) continue;
-        for (*module = 0; *module < N_MODULES; ++*module)
-            for (int k = 0; k < 2; k++) {
-                *part = k ? 'B' : 'A';
-                peft_name(again, *root, *block, *module, *part);
-                if (*block >= 0 && !strcmp(again, name)) return true;
-            }
+    const char *number = strpbrk(name, "0123456789"), *end = strrchr(name, '.');
+    int block;
+    if (!number || sscanf(number, "%6d.", &block) != 1 || end - name < 1) return false;
+    for (int i = 0; i < 2 * l->n_modules; i++) {
+        *out = (place){&l->modules[i / 2], block, i % 2, end[-1]};
+        peft_name(l, out, out->part, again);
+        if (!strcmp(again, name)) return out->part == 'A' || out->part == 'B';
     }
     return false;
-}
-
-/* Outputs and inputs of a matrix of the model. */
-static void shape_of(const sn_hparams *hp, int target, size_t *outputs, size_t *inputs) {
-    size_t embd = (size_t)hp->n_embd, ff = (size_t)hp->n_ff, dim = (size_t)hp->head_dim;
-    size_t q = (size_t)hp->n_heads * dim, kv = (size_t)hp->n_kv_heads * dim;
-    const size_t shapes[N_TARGETS][2] = {[Q] = {q, embd},     [K] = {kv, embd},  [V] = {kv, embd}, [O] = {embd, q},
-                                         [GATE] = {ff, embd}, [UP] = {ff, embd}, [DOWN] = {embd, ff}};
-    *outputs = shapes[target][0];
-    *inputs = shapes[target][1];
-}
-
-/* GGUF files of the llama architecture hold Q and K with the rows of each head in another order, (2i, 2i + 1) for
- * (i, i + half): our row `row` of B is this one of PEFT's. */
-static size_t peft_row(const sn_hparams *hp, int target, size_t row) {
-    size_t dim = (size_t)hp->head_dim, at = row % dim;
-    bool turned = hp->rope_style == SN_ROPE_PAIRS && (target == Q || target == K);
-    return turned ? row - at + at % 2 * (dim / 2) + at / 2 : row;
 }
 
 static float number_at(const sn_safetensors_tensor *t, size_t i) {
@@ -164,12 +148,12 @@ static sn_status check_tensor(const sn_safetensors_tensor *t, size_t rows, size_
     return SN_OK;
 }
 
-/* By how much the result of a matrix's adapter counts. `root`: of its tensors' names. The tensors say the rank; a pattern that says
- * another one was not written with them. */
-static sn_status scale_of(const lora *l, const char *root, int block, int module, size_t rank, float *out, sn_err *err) {
-    char name[NAME_SIZE];
+/* By how much the result of a module's adapter counts. The tensors say the rank; a pattern that says another one was not written
+ * with them. */
+static sn_status scale_of(const lora *l, const place *p, size_t rank, float *out, sn_err *err) {
+    char whole[SN_PEFT_NAME_MAX], *name = whole + strlen("base_model.model.");
     double alpha = l->alpha, expected = (double)rank;
-    snprintf(name, sizeof name, "%slayers.%d.%s", root + strlen("base_model.model."), block, modules[module].name);
+    sn_peft_module_name(l->hp, p->module, p->block, p->bare, whole);
     sn_status status = sn_peft_pattern_find(l->alphas, name, &alpha, err);
     if (!status) status = sn_peft_pattern_find(l->ranks, name, &expected, err);
     if (!status && expected != (double)rank)
@@ -179,48 +163,67 @@ static sn_status scale_of(const lora *l, const char *root, int block, int module
     return status;
 }
 
-/* A (rank, inputs) and the rows from `first` on of B, scaled, become the next two entries, of one matrix; *floats: used of
- * l->values. */
-static sn_status take_target(lora *l, const sn_safetensors_tensor *a, const sn_safetensors_tensor *b, float scale, size_t first,
-                             int block, int target, size_t *floats, sn_err *err) {
+/* Which of the pair's ranks a role makes use of: all, or, of a module of several roles, those where its rows of B are not all zero -
+ * so those of `swarm tune`, of each role by itself, come back as they were. Returns how many. */
+static size_t ranks_of(const lora *l, const place *p, const sn_safetensors_tensor *b, sn_role role, size_t rows, bool *used) {
+    size_t rank = b->dims[1], n = 0;
+    for (size_t k = 0; k < rank; k++) {
+        used[k] = p->module->n_roles == 1;
+        for (size_t row = 0; row < rows && !used[k]; row++)
+            used[k] = number_at(b, sn_peft_row(l->hp, p->module, role, row) * rank + k) != 0;
+        n += used[k];
+    }
+    return n;
+}
+
+/* A (rank, inputs) and a role's rows of B, scaled, become the next two entries; *floats: used of l->values. */
+static sn_status take_role(lora *l, const place *p, const sn_safetensors_tensor *a, const sn_safetensors_tensor *b, float scale,
+                           sn_role role, size_t *floats, sn_err *err) {
+    bool used[SN_PEFT_ROLES_MAX * RANK_MAX];
     size_t outputs, inputs, rank = a->dims[0];
-    shape_of(l->hp, target, &outputs, &inputs);
-    float *lower = l->values + *floats, *upper = lower + rank * inputs;
-    for (size_t i = 0; i < rank * inputs; i++) lower[i] = number_at(a, i);
+    sn_peft_shape(l->hp, role, &outputs, &inputs);
+    size_t n = ranks_of(l, p, b, role, outputs, used);
+    if (!n) return SN_OK; /* its rows of B are zeros */
+    if (n > RANK_MAX) return sn_fail(err, SN_REFUSED, "%.80s is of rank %zu: 1 to %d can be used", a->name, n, RANK_MAX);
+    float *lower = l->values + *floats, *upper = lower + n * inputs, *to = lower;
+    for (size_t k = 0; k < rank; k++)
+        for (size_t i = 0; i < inputs && used[k]; i++) *to++ = number_at(a, k * inputs + i);
     for (size_t row = 0; row < outputs; row++)
-        for (size_t k = 0; k < rank; k++)
-            upper[row * rank + k] = scale * number_at(b, (first + peft_row(l->hp, target, row)) * rank + k);
-    for (size_t i = 0; i < rank * (inputs + outputs); i++)
-        if (!isfinite(lower[i])) return sn_fail(err, SN_REFUSED, "%.80s or its other half holds what is no number", a->name);
-    *floats += rank * (inputs + outputs);
+        for (size_t k = 0, from = sn_peft_row(l->hp, p->module, role, row) * rank; k < rank; k++)
+            if (used[k]) *to++ = scale * number_at(b, from + k);
+    for (const float *at = lower; at < to; at++)
+        if (!isfinite(*at)) return sn_fail(err, SN_REFUSED, "%.80s or its other half holds what is no number", a->name);
+    *floats += n * (inputs + outputs);
     for (int k = 0; k < 2; k++) {
-        snprintf(l->names[l->n], NAME_SIZE, "lora_%c.%d.%s", k ? 'b' : 'a', block, targets[target]);
-        l->entries[l->n] = (sn_safetensors_entry){
-            l->names[l->n], SN_F32, 2, {k ? outputs : rank, k ? rank : inputs}, k ? upper : lower};
+        snprintf(l->names[l->n], NAME_SIZE, "lora_%c.%d.%s", k ? 'b' : 'a', p->block, targets[role]);
+        l->entries[l->n] = (sn_safetensors_entry){l->names[l->n], SN_F32, 2, {k ? outputs : n, k ? n : inputs}, k ? upper : lower};
         l->n++;
     }
     return SN_OK;
 }
 
-/* A and B of one of PEFT's matrices. */
-static sn_status take_pair(lora *l, const sn_safetensors_tensor *a, const sn_safetensors_tensor *b, const char *root, int block,
-                           int module, size_t *floats, sn_err *err) {
+/* A and B of one of PEFT's modules. */
+static sn_status take_pair(lora *l, const place *p, const sn_safetensors_tensor *a, const sn_safetensors_tensor *b, size_t *floats,
+                           sn_err *err) {
+    const sn_peft_module *m = p->module;
     float scale = 0;
-    size_t outputs = 0, own = 0, inputs = 0, row = 0, rank = a->n_dims == 2 ? a->dims[0] : 0;
-    int first = modules[module].first, end = first + modules[module].n;
-    for (int t = first; t < end; t++, outputs += own) shape_of(l->hp, t, &own, &inputs);
-    if (block >= l->hp->n_blocks)
+    size_t rank = a->n_dims == 2 ? a->dims[0] : 0, most = (size_t)m->n_roles * RANK_MAX;
+    if (p->block >= l->hp->n_blocks)
         return sn_fail(err, SN_REFUSED, "%.80s is of a layer that this model has not: it was trained for another one", a->name);
-    if (rank < 1 || rank > RANK_MAX)
-        return sn_fail(err, SN_REFUSED, "%.80s is of rank %zu: 1 to %d can be used", a->name, rank, RANK_MAX);
-    sn_status status = check_tensor(a, rank, inputs, err);
-    if (!status) status = check_tensor(b, outputs, rank, err);
-    if (!status) status = scale_of(l, root, block, module, rank, &scale, err);
-    for (int t = first; t < end && !status; t++, row += own) {
-        status = take_target(l, a, b, scale, row, block, t, floats, err);
-        shape_of(l->hp, t, &own, &inputs);
-    }
+    if (rank < 1 || rank > most)
+        return sn_fail(err, SN_REFUSED, "%.80s is of rank %zu: 1 to %zu can be used", a->name, rank, most);
+    sn_status status = check_tensor(a, rank, m->inputs, err);
+    if (!status) status = check_tensor(b, m->outputs, rank, err);
+    if (!status) status = scale_of(l, p, rank, &scale, err);
+    for (int i = 0; i < m->n_roles && !status; i++) status = take_role(l, p, a, b, scale, m->role[i], floats, err);
     return status;
+}
+
+/* "q_proj, k_proj, v_proj" */
+static void list_modules(const lora *l, char out[256]) {
+    size_t at = 0;
+    for (int i = 0; i < l->n_modules && at < 256; i++)
+        at += (size_t)snprintf(out + at, 256 - at, "%s%s", i ? ", " : "", sn_peft_module_end(&l->modules[i]));
 }
 
 static sn_status take_tensors(lora *l, sn_err *err) {
@@ -228,26 +231,28 @@ static sn_status take_tensors(lora *l, sn_err *err) {
     sn_status status = SN_OK;
     if (!n) return sn_fail(err, SN_REFUSED, "it holds no tensors");
     for (size_t i = 0; i < n; i++) room += sn_safetensors_tensor_at(l->file, i)->elements; /* there are bytes for each */
-    status = sn_calloc(&l->entries, n * TOGETHER_MAX, sizeof *l->entries, err);
-    if (!status) status = sn_calloc(&l->names, n * TOGETHER_MAX, sizeof *l->names, err);
-    if (!status) status = sn_calloc(&l->values, room * TOGETHER_MAX, sizeof *l->values, err);
+    status = sn_calloc(&l->entries, n * SN_PEFT_ROLES_MAX, sizeof *l->entries, err);
+    if (!status) status = sn_calloc(&l->names, n * SN_PEFT_ROLES_MAX, sizeof *l->names, err);
+    if (!status) status = sn_calloc(&l->values, room * SN_PEFT_ROLES_MAX, sizeof *l->values, err);
     for (size_t i = 0; i < n && !status; i++) {
         const sn_safetensors_tensor *t = sn_safetensors_tensor_at(l->file, i);
-        char part, other[NAME_SIZE];
-        const char *root;
-        int block, module;
-        if (!parse_name(t->name, &root, &block, &module, &part))
-            return sn_fail(err, SN_REFUSED, "the tensor %.80s cannot be used: only LoRA of q, k, v, o, gate, up and down can", t->name);
-        peft_name(other, root, block, module, part == 'A' ? 'B' : 'A');
+        char other[NAME_SIZE], known[256];
+        place p;
+        if (!parse_name(l, t->name, &p)) {
+            list_modules(l, known);
+            return sn_fail(err, SN_REFUSED, "the tensor %.100s cannot be used: of a model of this kind, only LoRA of %s can", t->name, known);
+        }
+        peft_name(l, &p, p.part == 'A' ? 'B' : 'A', other);
         const sn_safetensors_tensor *pair = sn_safetensors_find(l->file, other);
         if (!pair) return sn_fail(err, SN_REFUSED, "%.80s has no %.80s beside it", t->name, other);
-        if (part == 'A') status = take_pair(l, t, pair, root, block, module, &floats, err);
+        if (p.part == 'A') status = take_pair(l, &p, t, pair, &floats, err);
     }
     return status;
 }
 
 static sn_status convert(const json_t *config, const sn_safetensors *file, const sn_hparams *hp, sn_buf *image, sn_err *err) {
     lora l = {.hp = hp, .file = file};
+    l.n_modules = sn_peft_modules(hp, l.modules);
     sn_status status = take_config(&l, config, err);
     if (!status) status = take_tensors(&l, err);
     if (!status) status = sn_safetensors_image(l.entries, l.n, image, err);

@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "blocks/tuning.h"
 #include "device/guard.h"
+#include "model/peft_modules.h"
 #include "model/safetensors.h"
 
 #include <jansson.h>
@@ -11,45 +12,72 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PATH_SIZE = 4096, NAME_SIZE = 160 };
+enum { PATH_SIZE = 4096, NAME_SIZE = SN_PEFT_NAME_MAX + 16 };
 
-/* PEFT's names of the methods, and of the matrices. */
-static const char *const types[SN_METHOD_COUNT] = {"PROMPT_TUNING", "SWARM_DEEP_PROMPT", "LORA", "SWARM_HEAD"};
-static const struct {
-    sn_role role;
-    const char *name, *module;
-} modules[] = {{SN_ROLE_ATTN_Q, "q_proj", "self_attn"}, {SN_ROLE_ATTN_K, "k_proj", "self_attn"},
-               {SN_ROLE_ATTN_V, "v_proj", "self_attn"}, {SN_ROLE_ATTN_O, "o_proj", "self_attn"},
-               {SN_ROLE_FFN_GATE, "gate_proj", "mlp"},  {SN_ROLE_FFN_UP, "up_proj", "mlp"},
-               {SN_ROLE_FFN_DOWN, "down_proj", "mlp"}};
-enum { N_MODULES = sizeof modules / sizeof *modules };
+/* PEFT's names of the methods. */
+static const char *type_of(sn_method method, const sn_hparams *hp) {
+    static const char *const types[SN_METHOD_COUNT] = {"PROMPT_TUNING", "SWARM_DEEP_PROMPT", "LORA", "SWARM_HEAD"};
+    return method == SN_METHOD_PROMPT && sn_peft_norms_embeddings(hp) ? "SWARM_PROMPT" : types[method];
+}
 
-static void peft_name(const sn_param *p, char out[NAME_SIZE]) {
+/* Of what is no LoRA. */
+static void own_name(const sn_param *p, char out[NAME_SIZE]) {
     if (!strcmp(p->name, "prompt"))
         snprintf(out, NAME_SIZE, "prompt_embeddings");
     else if (!strcmp(p->name, "score"))
         snprintf(out, NAME_SIZE, "score.weight");
-    else if (p->role == SN_ROLE_COUNT)
+    else
         snprintf(out, NAME_SIZE, "deep_%s", p->name);
-    for (int i = 0; i < N_MODULES; i++)
-        if (modules[i].role == p->role)
-            snprintf(out, NAME_SIZE, "base_model.model.model.layers.%d.%s.%s.lora_%c.weight", p->block,
-                     modules[i].module, modules[i].name, p->b ? 'B' : 'A');
 }
 
-/* GGUF files of the llama architecture hold Q and K with the rows of each head in another order, (2i, 2i + 1) for
- * (i, i + half): so are the rows of the adapters' second matrices. Row `row` of ours is this one of PEFT's. */
-static size_t peft_row(const sn_hparams *hp, const sn_param *p, size_t row) {
-    bool turned = hp->rope_style == SN_ROPE_PAIRS && p->b && (p->role == SN_ROLE_ATTN_Q || p->role == SN_ROLE_ATTN_K);
-    size_t dim = (size_t)hp->head_dim, at = row % dim;
-    return turned ? row - at + at % 2 * (dim / 2) + at / 2 : row;
+/* How many of a module's roles get adapters. */
+static int count_tuned(const sn_params_shape *s, const sn_peft_module *m) {
+    int n = 0;
+    for (int i = 0; i < m->n_roles; i++) n += s->target[m->role[i]];
+    return n;
+}
+
+static void lora_name(const sn_hparams *hp, const sn_peft_module *m, int block, char part, char out[NAME_SIZE]) {
+    char module[SN_PEFT_NAME_MAX];
+    sn_peft_module_name(hp, m, block, false, module);
+    snprintf(out, NAME_SIZE, "%s.lora_%c.weight", module, part);
+}
+
+static const sn_param *find_param(const sn_params *p, int block, sn_role role, bool b) {
+    for (size_t i = 0; i < p->n; i++)
+        if (p->list[i].block == block && p->list[i].role == role && p->list[i].b == b) return &p->list[i];
+    return NULL;
 }
 
 /* -- saving */
 
+static json_t *number(double x) { return x == (double)(int)x ? json_integer((int)x) : json_real(x); }
+
+/* A module of several adapted roles is of their ranks together, and scaled as each. */
+static void lora_config(json_t *config, const sn_params_shape *s, const sn_hparams *hp) {
+    sn_peft_module modules[SN_PEFT_MODULES_MAX];
+    int n = sn_peft_modules(hp, modules);
+    json_t *list = json_array(), *ranks = json_object(), *alphas = json_object();
+    for (int i = 0; i < n; i++) {
+        int tuned = count_tuned(s, &modules[i]);
+        const char *name = sn_peft_module_end(&modules[i]);
+        if (tuned) json_array_append_new(list, json_string(name));
+        if (tuned > 1) json_object_set_new(ranks, name, json_integer(tuned * s->rank));
+        if (tuned > 1) json_object_set_new(alphas, name, number(tuned * s->alpha));
+    }
+    json_object_set_new(config, "r", json_integer(s->rank));
+    json_object_set_new(config, "lora_alpha", number(s->alpha));
+    json_object_set_new(config, "rank_pattern", ranks);
+    json_object_set_new(config, "alpha_pattern", alphas);
+    json_object_set_new(config, "lora_dropout", json_real(0));
+    json_object_set_new(config, "bias", json_string("none"));
+    json_object_set_new(config, "fan_in_fan_out", json_false());
+    json_object_set_new(config, "target_modules", list);
+}
+
 static json_t *config_of(const sn_params *p, const sn_hparams *hp, char *const *labels) {
     const sn_params_shape *s = &p->shape;
-    json_t *config = json_pack("{ss ss ss sb}", "peft_type", types[s->method], "task_type",
+    json_t *config = json_pack("{ss ss ss sb}", "peft_type", type_of(s->method, hp), "task_type",
                                s->method == SN_METHOD_HEAD ? "SEQ_CLS" : "CAUSAL_LM", "base_model_name_or_path",
                                hp->name, "inference_mode", 1);
     if (s->method == SN_METHOD_PROMPT || s->method == SN_METHOD_DEEP_PROMPT) {
@@ -60,16 +88,7 @@ static json_t *config_of(const sn_params *p, const sn_hparams *hp, char *const *
         json_object_set_new(config, "num_layers", json_integer(hp->n_blocks));
         json_object_set_new(config, "prompt_tuning_init", json_string("RANDOM"));
     } else if (s->method == SN_METHOD_LORA) {
-        json_t *list = json_array();
-        for (int i = 0; i < N_MODULES; i++)
-            if (s->target[modules[i].role]) json_array_append_new(list, json_string(modules[i].name));
-        json_object_set_new(config, "r", json_integer(s->rank));
-        json_object_set_new(config, "lora_alpha",
-                            s->alpha == (double)(int)s->alpha ? json_integer((int)s->alpha) : json_real(s->alpha));
-        json_object_set_new(config, "lora_dropout", json_real(0));
-        json_object_set_new(config, "bias", json_string("none"));
-        json_object_set_new(config, "fan_in_fan_out", json_false());
-        json_object_set_new(config, "target_modules", list);
+        lora_config(config, s, hp);
     } else {
         json_t *list = json_array();
         for (int i = 0; i < s->n_labels; i++) json_array_append_new(list, json_string(labels[i]));
@@ -88,27 +107,75 @@ static sn_status save_config(const char *folder, json_t *config, sn_err *err) {
     return SN_OK;
 }
 
+/* What goes into the file of tensors. */
+typedef struct tensors {
+    char (*names)[NAME_SIZE];
+    sn_safetensors_entry *entries;
+    size_t n;
+    float *values, *free;
+} tensors;
+
+static float *add(tensors *t, size_t rows, size_t cols) {
+    float *values = t->free;
+    t->entries[t->n] = (sn_safetensors_entry){t->names[t->n], SN_F32, 2, {rows, cols}, values};
+    t->n++;
+    t->free += rows * cols;
+    return values;
+}
+
+/* Of a module of several roles: the As one below the other, and beside each other the Bs, each in its role's rows, with zeros where
+ * there is none. So each role has what it was trained to have, to PEFT too. */
+static void add_module(tensors *t, const sn_params *p, const sn_hparams *hp, const sn_peft_module *m, int block) {
+    size_t rank = (size_t)p->shape.rank, all = rank * (size_t)count_tuned(&p->shape, m), before = 0;
+    if (!all) return;
+    lora_name(hp, m, block, 'A', t->names[t->n]);
+    lora_name(hp, m, block, 'B', t->names[t->n + 1]);
+    float *lower = add(t, all, m->inputs), *upper = add(t, m->outputs, all); /* zeroed */
+    for (int i = 0; i < m->n_roles; i++) {
+        if (!p->shape.target[m->role[i]]) continue;
+        const sn_param *a = find_param(p, block, m->role[i], false), *b = find_param(p, block, m->role[i], true);
+        memcpy(lower + before * m->inputs, p->values + a->at, rank * m->inputs * sizeof *lower);
+        for (size_t r = 0; r < b->rows; r++)
+            memcpy(upper + sn_peft_row(hp, m, m->role[i], r) * all + before, p->values + b->at + r * rank, rank * sizeof *upper);
+        before += rank;
+    }
+}
+
+static void add_all(tensors *t, const sn_params *p, const sn_hparams *hp) {
+    sn_peft_module modules[SN_PEFT_MODULES_MAX];
+    int n_modules = sn_peft_modules(hp, modules);
+    for (int b = 0; b < p->n_blocks && p->shape.method == SN_METHOD_LORA; b++)
+        for (int m = 0; m < n_modules; m++) add_module(t, p, hp, &modules[m], b);
+    for (size_t i = 0; i < p->n && p->shape.method != SN_METHOD_LORA; i++) {
+        const sn_param *param = &p->list[i];
+        own_name(param, t->names[t->n]);
+        memcpy(add(t, param->rows, param->cols), p->values + param->at, param->rows * param->cols * sizeof *t->values);
+    }
+}
+
+static size_t count_floats(const sn_params *p, const sn_hparams *hp) {
+    sn_peft_module modules[SN_PEFT_MODULES_MAX];
+    int n_modules = p->shape.method == SN_METHOD_LORA ? sn_peft_modules(hp, modules) : 0;
+    size_t n = n_modules ? 0 : p->n_floats;
+    for (int m = 0; m < n_modules; m++)
+        n += (size_t)count_tuned(&p->shape, &modules[m]) * (modules[m].inputs + modules[m].outputs);
+    return n_modules ? n * (size_t)p->shape.rank * (size_t)p->n_blocks : n;
+}
+
 static sn_status save_tensors(const char *folder, const sn_params *p, const sn_hparams *hp, sn_err *err) {
-    char path[PATH_SIZE], (*names)[NAME_SIZE] = NULL;
-    sn_safetensors_entry *entries = NULL;
-    float *values = NULL;
+    char path[PATH_SIZE];
+    tensors t = {0};
     if (snprintf(path, sizeof path, "%s/adapter_model.safetensors", folder) >= (int)sizeof path)
         return sn_fail(err, SN_REFUSED, "the path is too long");
-    sn_status status = sn_calloc(&names, p->n, sizeof *names, err);
-    if (!status) status = sn_calloc(&entries, p->n, sizeof *entries, err);
-    if (!status) status = sn_calloc(&values, p->n_floats, sizeof *values, err);
-    for (size_t i = 0; i < p->n && !status; i++) {
-        const sn_param *param = &p->list[i];
-        peft_name(param, names[i]);
-        for (size_t r = 0; r < param->rows; r++)
-            memcpy(values + param->at + peft_row(hp, param, r) * param->cols, p->values + param->at + r * param->cols,
-                   param->cols * sizeof *values);
-        entries[i] = (sn_safetensors_entry){names[i], SN_F32, 2, {param->rows, param->cols}, values + param->at};
-    }
-    if (!status) status = sn_safetensors_write(path, entries, p->n, err);
-    free(names);
-    free(entries);
-    free(values);
+    sn_status status = sn_calloc(&t.names, p->n, sizeof *t.names, err);
+    if (!status) status = sn_calloc(&t.entries, p->n, sizeof *t.entries, err);
+    if (!status) status = sn_calloc(&t.values, count_floats(p, hp), sizeof *t.values, err);
+    t.free = t.values;
+    if (!status) add_all(&t, p, hp);
+    if (!status) status = sn_safetensors_write(path, t.entries, t.n, err);
+    free(t.names);
+    free(t.entries);
+    free(t.values);
     return status;
 }
 
@@ -139,10 +206,13 @@ static sn_status read_labels(const json_t *config, sn_adapter *out, sn_params_sh
     return status;
 }
 
-static sn_status read_shape(const json_t *config, sn_adapter *out, sn_params_shape *shape, sn_err *err) {
+static sn_status read_shape(const json_t *config, const sn_hparams *hp, sn_adapter *out, sn_params_shape *shape, sn_err *err) {
     const char *type = json_string_value(json_object_get(config, "peft_type"));
     int method = 0;
-    while (method < SN_METHOD_COUNT && (!type || strcmp(type, types[method]))) method++;
+    while (method < SN_METHOD_COUNT && (!type || strcmp(type, type_of((sn_method)method, hp)))) method++;
+    if (type && method == SN_METHOD_COUNT && !strcmp(type, "PROMPT_TUNING"))
+        return sn_fail(err, SN_REFUSED, "PEFT's virtual tokens go through a norm that this model has behind its embeddings, and cannot be "
+                                        "used: train them with swarm tune");
     if (method == SN_METHOD_COUNT)
         return sn_fail(err, SN_REFUSED,
                        "adapters of the type %.40s cannot be used: these can: LORA, PROMPT_TUNING, and swarm's own",
@@ -161,12 +231,25 @@ static sn_status read_shape(const json_t *config, sn_adapter *out, sn_params_sha
 }
 
 /* A matrix gets an adapter if block 0 has one. */
-static void find_targets(const sn_safetensors *file, sn_params_shape *shape) {
-    char name[NAME_SIZE];
-    for (int i = 0; i < N_MODULES; i++) {
-        const sn_param param = {.role = modules[i].role};
-        peft_name(&param, name);
-        shape->target[modules[i].role] = sn_safetensors_find(file, name) != NULL;
+static void find_targets(const sn_safetensors *file, const sn_hparams *hp, sn_params_shape *shape) {
+    sn_peft_module modules[SN_PEFT_MODULES_MAX];
+    int n = sn_peft_modules(hp, modules);
+    for (int i = 0; i < n; i++) {
+        char name[NAME_SIZE];
+        lora_name(hp, &modules[i], 0, 'A', name);
+        shape->target[modules[i].role[0]] = modules[i].n_roles == 1 && sn_safetensors_find(file, name);
+    }
+}
+
+/* The name of a parameter in the file, and of a LoRA its module. */
+static void find_name(const sn_hparams *hp, const sn_param *p, sn_peft_module *module, char name[NAME_SIZE]) {
+    sn_peft_module modules[SN_PEFT_MODULES_MAX];
+    int n = sn_peft_modules(hp, modules);
+    own_name(p, name);
+    for (int i = 0; i < n; i++) {
+        if (modules[i].role[0] != p->role) continue;
+        *module = modules[i];
+        lora_name(hp, module, p->block, p->b ? 'B' : 'A', name);
     }
 }
 
@@ -181,7 +264,8 @@ static sn_status read_tensors(const sn_safetensors *file, const sn_hparams *hp, 
         const sn_param *param = &p->list[i];
         char name[NAME_SIZE];
         float *plain = NULL;
-        peft_name(param, name);
+        sn_peft_module module;
+        find_name(hp, param, &module, name);
         const sn_safetensors_tensor *t = sn_safetensors_find(file, name);
         const int64_t shape[] = {(int64_t)param->rows, (int64_t)param->cols};
         if (!t || t->n_dims != 2 || t->dims[0] != param->rows || t->dims[1] != param->cols)
@@ -192,9 +276,10 @@ static sn_status read_tensors(const sn_safetensors *file, const sn_hparams *hp, 
             .name = t->name, .data = t->data, .dtype = t->dtype, .rank = 2, .shape = {shape[0], shape[1]}};
         status = sn_calloc(&plain, param->rows * param->cols, sizeof *plain, err);
         if (!status) status = sn_guard(&outside, NULL, 2, shape, plain, NULL, err);
-        for (size_t r = 0; r < param->rows && !status; r++)
-            memcpy(p->values + param->at + r * param->cols, plain + peft_row(hp, param, r) * param->cols,
-                   param->cols * sizeof *plain);
+        for (size_t r = 0; r < param->rows && !status; r++) {
+            size_t there = param->b ? sn_peft_row(hp, &module, param->role, r) : r;
+            memcpy(p->values + param->at + r * param->cols, plain + there * param->cols, param->cols * sizeof *plain);
+        }
         free(plain);
     }
     return status;
@@ -210,10 +295,10 @@ sn_status sn_adapter_load(const char *folder, const sn_hparams *hp, sn_adapter *
         return sn_fail(err, SN_REFUSED, "the path is too long");
     json_t *config = json_load_file(path, 0, &error);
     if (!config) return sn_fail(err, SN_REFUSED, "%s cannot be read: %.100s", path, error.text);
-    sn_status status = read_shape(config, out, &shape, err);
+    sn_status status = read_shape(config, hp, out, &shape, err);
     snprintf(path, sizeof path, "%s/adapter_model.safetensors", folder);
     if (!status) status = sn_safetensors_open(path, &file, err);
-    if (!status && shape.method == SN_METHOD_LORA) find_targets(file, &shape);
+    if (!status && shape.method == SN_METHOD_LORA) find_targets(file, hp, &shape);
     if (!status) status = sn_params_new(hp, &shape, &out->params, err);
     if (!status) status = read_tensors(file, hp, out->params, err);
     sn_safetensors_close(&file);

@@ -14,7 +14,8 @@ typedef struct sn_adapter {
 /* Writes both files into a folder that is there. Each appears whole or not at all. */
 sn_status sn_adapter_save(const char *folder, const sn_params *params, const sn_hparams *hp, char *const *labels,
                           sn_err *err) SN_MUST_USE;
-/* SN_REFUSED with a sentence for what is damaged, of a kind that is not known, or does not fit the model. */
+/* To train on from it; LoRA of matrices that the model's files hold as one is read by model/peft.h only. SN_REFUSED with a sentence for
+ * what is damaged, of a kind that is not known, or does not fit the model. */
 sn_status sn_adapter_load(const char *folder, const sn_hparams *hp, sn_adapter *out, sn_err *err) SN_MUST_USE;
 void sn_adapter_fini(sn_adapter *adapter); /* harmless when zeroed */
 

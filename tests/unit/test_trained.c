@@ -392,6 +392,7 @@ Test(trained, a_lora_of_joined_matrices_is_that_of_its_parts) {
         }
         write_tensors(&t);
         write_config(config_of(LORA));
+        snprintf(hp.family, sizeof hp.family, joined ? "phi3" : "llama");
         images[joined] = image_of(folder);
         cr_assert_eq(sn_safetensors_n_tensors(images[joined].file), 10);
     }

@@ -54,7 +54,7 @@ static const sn_option what_options[] = {
     SN_OPT_STRING("threads", "LIST", &given.threads, "workers of each node, and of this program's head"),
     SN_OPT_STRING("kv-dtype", "f32|f16|q8", &sn_given.kv_dtype, "what keys and values are kept as; without it f32"),
     SN_OPT_STRING("wire", "f32|bf16|f16|q8", &sn_given.wire, "as what hidden states travel; without it f32, the others are lossy"),
-    SN_OPT_STRING("isa", "NAME", &sn_given.isa, "kernels of the CPU: c, avx2 or avx512; without it, the fastest"),
+    SN_OPT_STRING("isa", "NAME", &sn_given.isa, "kernels of the CPU: c, avx2, avx512 or amx; without it, the fastest"),
 };
 
 static const sn_option report_options[] = {

@@ -59,7 +59,7 @@ static const sn_option device_options[] = {
     SN_OPT_STRING("device", "NAME", &sn_given.device, "what computes here: cpu"),
     SN_OPT_INT("threads", "N", &sn_given.threads, 0, 1024, "workers of the CPU; 0, the default: one for each core"),
     SN_OPT_STRING("isa", "NAME", &sn_given.isa,
-                  "kernels of the CPU: c, avx2 or avx512, for tests; without it, the fastest that run here"),
+                  "kernels of the CPU: c, avx2, avx512 or amx, for tests; without it, the fastest that run here"),
 };
 
 static const sn_option log_options[] = {

@@ -274,7 +274,7 @@ struct sn_device {
 
 typedef struct sn_device_options {
     int threads;     /* cpu: workers, the caller among them; 0: as many as cores */
-    const char *isa; /* cpu: "c", "avx2", "avx512" or NULL: the best this machine has. For tests and reports */
+    const char *isa; /* cpu: "c", "avx2", "avx512", "amx" or NULL: the best this machine has. For tests and reports */
     int timeout_ms;  /* for every wait on the device; 0: 60,000 */
 } sn_device_options;
 

@@ -101,7 +101,7 @@ static const sn_option devices[] = {
                "a device that does not answer for so long is given up"),
     SN_OPT_INT("threads", "N", &given.threads, 0, 1024, "worker threads of the CPU; 0: as many as cores"),
     SN_OPT_STRING("isa", "NAME", &given.isa,
-                  "instruction set of the CPU kernels: c, avx2 or avx512; by itself the best there is"),
+                  "instruction set of the CPU kernels: c, avx2, avx512 or amx; by itself the best there is"),
 };
 
 static const sn_option network[] = {

@@ -191,10 +191,18 @@ typedef struct sn_cpu_kernels {
 extern const sn_cpu_kernels sn_cpu_kernels_c;
 #if defined(__x86_64__)
 extern const sn_cpu_kernels sn_cpu_kernels_avx2, sn_cpu_kernels_avx512;
+/* kernels_amx.c: many rows by tiles, the rest as AVX-512's. Only for processors that have AMX, which isa.c knows. */
+void sn_cpu_linear_amx(const sn_linear_job *job, size_t first_panel, size_t end_panel);
 #endif
 
 /* isa.c. The kernels named `isa`, or the best this machine has when NULL; SN_REFUSED names those there are. */
 sn_status sn_cpu_kernels_find(const char *isa, const sn_cpu_kernels **out, sn_err *err) SN_MUST_USE;
+
+/* agree.c. Whether small products of every shape of tile are the same bits with both. */
+bool sn_cpu_kernels_agree(const sn_cpu_kernels *a, const sn_cpu_kernels *b);
+
+/* Whether `fast` may be used, because it agrees with `known`; a warning in the log if not. */
+bool sn_cpu_kernels_trusted(const sn_cpu_kernels *fast, const sn_cpu_kernels *known);
 
 /* How many bytes ahead this machine likes weights to be asked for. */
 size_t sn_cpu_prefetch_ahead(void);

@@ -78,6 +78,9 @@ static inline vf vf_from_int(vi x) { return (vf){_mm256_cvtepi32_ps(x.a), _mm256
 static inline vf vf_bits(vi x) { return (vf){_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
 
 static inline vi vi_bits(vf x) { return (vi){_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+static inline vi vi_load(const int32_t *p) {
+    return (vi){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)p + 1)};
+}
 static inline vi vi_set(int32_t x) { return (vi){_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 static inline vi vi_add(vi x, vi y) { return BOTH(vi, _mm256_add_epi32, x, y); }
 static inline vi vi_sub(vi x, vi y) { return BOTH(vi, _mm256_sub_epi32, x, y); }

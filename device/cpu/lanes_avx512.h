@@ -48,6 +48,7 @@ static inline vf vf_from_int(vi a) { return _mm512_cvtepi32_ps(a); }
 static inline vf vf_bits(vi a) { return _mm512_castsi512_ps(a); }
 
 static inline vi vi_bits(vf a) { return _mm512_castps_si512(a); }
+static inline vi vi_load(const int32_t *p) { return _mm512_loadu_si512(p); }
 static inline vi vi_set(int32_t x) { return _mm512_set1_epi32(x); }
 static inline vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
 static inline vi vi_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }

@@ -77,6 +77,11 @@ static inline vi vi_bits(vf a) {
     memcpy(r.v, a.v, sizeof r.v);
     return r;
 }
+static inline vi vi_load(const int32_t *p) {
+    vi r;
+    memcpy(r.v, p, sizeof r.v);
+    return r;
+}
 EACH(vi, vi_set, (int32_t x), x)
 EACH(vi, vi_add, (vi a, vi b), (int32_t)((uint32_t)a.v[j] + (uint32_t)b.v[j]))
 EACH(vi, vi_sub, (vi a, vi b), (int32_t)((uint32_t)a.v[j] - (uint32_t)b.v[j]))

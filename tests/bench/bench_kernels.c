@@ -337,7 +337,7 @@ static void bench_device(sn_device *d, sn_pool *pool, const char *part, bool pla
 }
 
 int main(int argc, char **argv) {
-    static const char *const isas[] = {"c", "avx2", "avx512"};
+    static const char *const isas[] = {"c", "avx2", "avx512", "amx"};
     int first = argc > 1 ? need_int(argv[1], 1, 256) : 1, last = argc > 1 ? first : 2;
     const char *part = argc > 3 ? argv[3] : NULL;
     for (int threads = first; threads <= last; threads++) {
@@ -345,7 +345,7 @@ int main(int argc, char **argv) {
         if (!part || !strcmp(part, "memory")) bench_memory(threads);
         sn_pool *pool;
         must(sn_pool_new(threads, &pool, &err));
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < 4; i++) {
             sn_device_options options = {.threads = threads, .isa = isas[i]};
             sn_device *d;
             if (argc > 2 && strcmp(argv[2], isas[i])) continue;

@@ -1,9 +1,10 @@
 #include "tests/support/cpu_devices.h"
 
-#include "device/weight.h"
-
 #include "device/quant.h"
+#include "device/weight.h"
+#include "tests/support/tiles.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,15 +19,41 @@ static void must(sn_status status, const sn_err *err) {
     abort();
 }
 
+const char *const test_isas[TEST_ISAS] = {"c", "avx2", "avx512", "amx", TEST_TILES, TEST_TILES_AVX512};
+
+static sn_cpu_kernels tiles, tiles_avx512;
+
+static void make_tables(void) {
+    tiles = sn_cpu_kernels_c;
+    tiles.name = TEST_TILES;
+    tiles.linear = test_linear_tiles;
+#if defined(__x86_64__)
+    tiles_avx512 = sn_cpu_kernels_avx512;
+    tiles_avx512.name = TEST_TILES_AVX512;
+    tiles_avx512.linear = test_linear_tiles_avx512;
+#endif
+}
+
+sn_status test_cpu_open(const char *isa, int threads, sn_device **out, sn_err *err) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    const bool in_c = isa && !strcmp(isa, TEST_TILES), in_avx512 = isa && !strcmp(isa, TEST_TILES_AVX512);
+    sn_device_options options = {.threads = threads, .isa = in_c ? "c" : in_avx512 ? "avx512" : isa};
+    sn_status status = sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, out, err);
+    if (status || !(in_c || in_avx512)) return status;
+    pthread_once(&once, make_tables);
+    sn_cpu *cpu = (sn_cpu *)*out;
+    cpu->kernels = in_c ? &tiles : &tiles_avx512;
+    snprintf(cpu->description, sizeof cpu->description, "cpu: %d threads, %s", threads, isa);
+    return SN_OK;
+}
+
 test_devices test_devices_open(const sn_device_limits *limits) {
-    static const char *const isas[] = {"c", "avx2", "avx512"};
     test_devices devices = {.n = 0};
     sn_err err;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < TEST_ISAS; i++)
         for (int threads = 1; threads <= 3; threads++) {
-            sn_device_options options = {.threads = threads, .isa = isas[i]};
             sn_device *device;
-            if (sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &device, &err)) {
+            if (test_cpu_open(test_isas[i], threads, &device, &err)) {
                 fprintf(stderr, "not tested here: %s\n", err.text);
                 break;
             }

@@ -4,7 +4,17 @@
 
 #include "device/device.h"
 
-enum { TEST_DEVICES_MAX = 9 };
+/* The names of the CPU's instruction sets, as sn_device_options has them, and of two more that exist in tests only: AMX's
+ * linear with its tiles in plain C, among C's kernels and among those of AVX-512. */
+enum { TEST_ISAS = 6 };
+extern const char *const test_isas[TEST_ISAS];
+#define TEST_TILES        "tiles-in-c"
+#define TEST_TILES_AVX512 "tiles-in-avx512"
+
+/* A CPU device by such a name; refused where this machine lacks it. */
+sn_status test_cpu_open(const char *isa, int threads, sn_device **out, sn_err *err) SN_MUST_USE;
+
+enum { TEST_DEVICES_MAX = 3 * TEST_ISAS };
 
 typedef struct test_devices {
     sn_device

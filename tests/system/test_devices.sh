@@ -9,7 +9,7 @@ small() { refuses 2 "$1" "$node" --model "$llama" --listen tcp://127.0.0.1:0 --k
 
 # What there is.
 succeeds "$node" --list-devices
-grep -Eq '^cpu +.* of .*iB free, (c|avx2|avx512), [0-9]+ threads?$' "$scratch/run.out" || fail "--list-devices does not show the CPU"
+grep -Eq '^cpu +.* of .*iB free, (c|avx2|avx512|amx), [0-9]+ threads?$' "$scratch/run.out" || fail "--list-devices does not show the CPU"
 cuda=no
 grep -q '^cuda:0 ' "$scratch/run.out" && cuda=yes
 

@@ -1,6 +1,7 @@
 /* The promise: the same tokens' keys, values and hidden states are the same bits, however they are computed. Everything here
  * is compared by memcmp with one reference: plain C kernels, one thread, all tokens at once, one span. */
 #include "tests/support/cluster.h"
+#include "tests/support/cpu_devices.h"
 #include "tests/support/families.h"
 #include "tests/support/need.h"
 #include "tests/support/tiny.h"
@@ -62,9 +63,8 @@ static void export_past(sn_span *span, sn_kv *kv, outcome *o, size_t per_block) 
 static outcome compute(const char *path, how way) {
     sn_model *model = NULL;
     sn_device *device = NULL;
-    sn_device_options options = {.threads = way.threads, .isa = way.isa};
     NEED(sn_model_open(path, &model, &err));
-    NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &device, &err));
+    NEED(test_cpu_open(way.isa, way.threads, &device, &err));
     const sn_hparams *hp = sn_model_hparams(model);
     size_t row = (size_t)hp->n_embd, per_block = (size_t)TOKENS * (size_t)hp->n_kv_heads * (size_t)hp->head_dim;
     outcome o = {.n_hidden = TOKENS * row, .n_kv = per_block * (size_t)hp->n_blocks};
@@ -97,8 +97,7 @@ static outcome compute(const char *path, how way) {
 static bool isa_runs(const char *isa) {
     sn_device *device = NULL;
     sn_err err;
-    sn_device_options options = {.threads = 1, .isa = isa};
-    bool runs = !sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &device, &err);
+    bool runs = !test_cpu_open(isa, 1, &device, &err);
     sn_device_close(&device);
     return runs;
 }
@@ -128,24 +127,27 @@ static void expect_same_in_all(const how *ways, size_t n_ways) {
 }
 
 Test(bits, are_the_same_on_every_instruction_set) {
-    const how ways[] = {{"avx2", 1, 0, 1}, {"avx512", 1, 0, 1}};
-    expect_same_in_all(ways, 2);
+    const how ways[] = {{"avx2", 1, 0, 1}, {"avx512", 1, 0, 1}, {"amx", 1, 0, 1}, {TEST_TILES_AVX512, 1, 0, 1}};
+    expect_same_in_all(ways, sizeof ways / sizeof *ways);
 }
 
 Test(bits, are_the_same_token_by_token_and_in_chunks) {
     const how ways[] = {{"c", 1, 1, 1},    {"avx2", 1, 1, 1}, {"avx512", 1, 1, 1}, {"c", 1, 7, 1},
-                        {"avx2", 1, 7, 1}, {"avx512", 1, 7, 1}, {"avx512", 1, 32, 1}};
+                        {"avx2", 1, 7, 1}, {"avx512", 1, 7, 1}, {"avx512", 1, 32, 1}, {"amx", 1, 19, 1},
+                        {TEST_TILES_AVX512, 1, 19, 1}};
     expect_same_in_all(ways, sizeof ways / sizeof *ways);
 }
 
 Test(bits, are_the_same_on_any_number_of_threads) {
     const how ways[] = {{"c", 2, 0, 1},      {"c", 3, 7, 1},      {"avx2", 2, 7, 1},   {"avx2", 3, 0, 1},
-                        {"avx512", 2, 0, 1}, {"avx512", 3, 1, 1}, {"avx512", 3, 7, 1}};
+                        {"avx512", 2, 0, 1}, {"avx512", 3, 1, 1}, {"avx512", 3, 7, 1},
+                        {"amx", 2, 0, 1},    {"amx", 3, 19, 1},   {TEST_TILES, 3, 19, 1}};
     expect_same_in_all(ways, sizeof ways / sizeof *ways);
 }
 
 Test(bits, are_the_same_wherever_the_model_is_cut) {
-    const how ways[] = {{"avx2", 2, 7, 2}, {"avx512", 1, 0, 2}, {"avx512", 2, 7, 3}, {"avx512", 2, 1, 4}, {"c", 1, 0, 4}};
+    const how ways[] = {{"avx2", 2, 7, 2}, {"avx512", 1, 0, 2}, {"avx512", 2, 7, 3}, {"avx512", 2, 1, 4}, {"c", 1, 0, 4},
+                        {"amx", 2, 19, 3},  {TEST_TILES, 2, 19, 3}};
     expect_same_in_all(ways, sizeof ways / sizeof *ways);
 }
 
@@ -213,7 +215,8 @@ Test(bits, are_the_same_in_a_batch_with_seven_other_sessions) {
 /* Families differ by what they compute, not by how: each in all these ways. */
 Test(bits, are_the_same_for_every_family) {
     const how ways[] = {{"c", 1, 7, 1},    {"avx2", 1, 0, 1},   {"avx2", 2, 7, 2},
-                        {"avx2", 3, 1, 1}, {"avx512", 1, 0, 4}, {"avx512", 2, 32, 3}};
+                        {"avx2", 3, 1, 1}, {"avx512", 1, 0, 4}, {"avx512", 2, 32, 3},
+                        {"amx", 2, 32, 3}};
     for (int f = 0; f < N_FAMILIES; f++) {
         char path[256];
         snprintf(path, sizeof path, "%s/golden/%s", SN_FIXTURES, FAMILIES[f]);

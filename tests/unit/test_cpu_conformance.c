@@ -5,10 +5,10 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const isas[] = {"c", "avx2", "avx512"};
+static const char *const isas[] = {"c", "avx2", "avx512", "amx"};
 
 static void run(conformance_case which) {
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         static conformance c;
         sn_device *probe;
         sn_err err;

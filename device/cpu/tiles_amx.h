@@ -1,0 +1,28 @@
+/* The tiles of linear_tiles.inc.c by AMX's instructions; tiles_c.h says what each name does. Written as assembly: gcc 12's own
+ * intrinsics do not say that TILELOADD and LDTILECFG read memory, and it leaves out the writes before them. */
+#ifndef SN_DEVICE_CPU_TILES_AMX_H
+#define SN_DEVICE_CPU_TILES_AMX_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct tile_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} tile_config;
+_Static_assert(sizeof(tile_config) == 64, "as LDTILECFG reads it");
+
+static inline void tile_configure(const tile_config *config) {
+    __asm__ volatile("ldtilecfg %0" ::"m"(*config) : "memory");
+}
+static inline void tile_release(void) { __asm__ volatile("tilerelease" ::: "memory"); }
+
+#define tile_zero(t) __asm__ volatile("tilezero %%tmm" #t ::)
+#define tile_load(t, base, stride)                                                                                     \
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"((const void *)(base)), "r"((size_t)(stride)) : "memory")
+#define tile_store(t, base, stride)                                                                                    \
+    __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"((void *)(base)), "r"((size_t)(stride)) : "memory")
+#define tile_dot(c, a, b) __asm__ volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
+
+#endif

@@ -145,7 +145,7 @@ sn_status sn_block_prompt(const sn_block_pass *p, sn_err *err) {
 sn_status sn_block_tune(const sn_block_pass *p, sn_role role, const float *u, float *y, sn_err *err) {
     if (!p->tuning || !p->tuning->lora[role].a.rows) return SN_OK;
     const sn_weight *a = &p->tuning->lora[role].a, *b = &p->tuning->lora[role].b;
-    const sn_linear down = {a, NULL, p->scratch->low}, up = {b, NULL, p->scratch->wide};
+    const sn_linear down = {.weight = a, .y = p->scratch->low}, up = {.weight = b, .y = p->scratch->wide};
     TRY(p->device->ops->linear(p->device, p->n_rows, u, 1, &down, err));
     TRY(p->device->ops->linear(p->device, p->n_rows, p->scratch->low, 1, &up, err));
     return p->device->ops->add(p->device, (size_t)p->n_rows * b->rows, y, p->scratch->wide, err);
@@ -175,12 +175,13 @@ static sn_status attend(const sn_block *b, int index, const sn_block_pass *p, co
     const sn_scratch *s = p->scratch;
     int n = p->n_rows, heads = hp->n_heads, kv_heads = hp->n_kv_heads, dim = hp->head_dim;
     size_t q = (size_t)n * (size_t)heads * (size_t)dim, kv = (size_t)n * (size_t)kv_heads * (size_t)dim;
+    bool mixture = hp->n_experts; /* every rounding here may change which experts are chosen */
     const sn_rope rope = {hp->rope_style == SN_ROPE_HALVES, hp->rope_dim, s->cos_sin[sn_rope_of(hp, p->number)]};
 
     /* q, k, v = u Wq^T, u Wk^T, u Wv^T (+ biases) */
-    const sn_linear qkv[] = {{&b->matrix[SN_ROLE_ATTN_Q], b->vector[SN_ROLE_ATTN_Q_BIAS], s->q},
-                             {&b->matrix[SN_ROLE_ATTN_K], b->vector[SN_ROLE_ATTN_K_BIAS], s->k},
-                             {&b->matrix[SN_ROLE_ATTN_V], b->vector[SN_ROLE_ATTN_V_BIAS], s->v}};
+    const sn_linear qkv[] = {{&b->matrix[SN_ROLE_ATTN_Q], b->vector[SN_ROLE_ATTN_Q_BIAS], s->q, mixture},
+                             {&b->matrix[SN_ROLE_ATTN_K], b->vector[SN_ROLE_ATTN_K_BIAS], s->k, mixture},
+                             {&b->matrix[SN_ROLE_ATTN_V], b->vector[SN_ROLE_ATTN_V_BIAS], s->v, mixture}};
     TRY(ops->linear(d, n, u, 3, qkv, err));
     TRY(sn_block_tune(p, SN_ROLE_ATTN_Q, u, s->q, err));
     TRY(sn_block_tune(p, SN_ROLE_ATTN_K, u, s->k, err));
@@ -194,10 +195,11 @@ static sn_status attend(const sn_block *b, int index, const sn_block_pass *p, co
     /* past and present join in the cache; each query looks back over both */
     TRY(ops->kv_store(d, index, s->k, s->v, err));
     const sn_attention how = {.block = index, .n_heads = heads, .window = sn_window_of(hp, p->number),
-                              .scale = hp->attn_scale, .slopes = b->vector[SN_ROLE_ATTN_SLOPES]};
+                              .scale = hp->attn_scale, .slopes = b->vector[SN_ROLE_ATTN_SLOPES],
+                              .sinks = b->vector[SN_ROLE_ATTN_SINKS]};
     TRY(ops->attention(d, &how, s->q, s->attn, err));
     /* h = attn Wo^T (+ bias) */
-    const sn_linear o = {&b->matrix[SN_ROLE_ATTN_O], b->vector[SN_ROLE_ATTN_O_BIAS], s->h};
+    const sn_linear o = {&b->matrix[SN_ROLE_ATTN_O], b->vector[SN_ROLE_ATTN_O_BIAS], s->h, mixture};
     TRY(ops->linear(d, n, s->attn, 1, &o, err));
     return sn_block_tune(p, SN_ROLE_ATTN_O, s->attn, s->h, err);
 }
@@ -211,13 +213,13 @@ static sn_status feed_forward(const sn_block *b, const sn_block_pass *p, const f
     if (hp->n_experts) return sn_experts_forward(b, p, u, err);
     bool gated = hp->gated;
     float *up = gated ? s->up : s->gate;
-    const sn_linear up_gate[] = {{&b->matrix[SN_ROLE_FFN_UP], b->vector[SN_ROLE_FFN_UP_BIAS], up},
-                                 {&b->matrix[SN_ROLE_FFN_GATE], NULL, s->gate}};
+    const sn_linear up_gate[] = {{.weight = &b->matrix[SN_ROLE_FFN_UP], .bias = b->vector[SN_ROLE_FFN_UP_BIAS], .y = up},
+                                 {.weight = &b->matrix[SN_ROLE_FFN_GATE], .y = s->gate}};
     TRY(d->ops->linear(d, p->n_rows, u, gated ? 2 : 1, up_gate, err));
     TRY(sn_block_tune(p, SN_ROLE_FFN_GATE, u, s->gate, err));
     TRY(sn_block_tune(p, SN_ROLE_FFN_UP, u, up, err));
     TRY(d->ops->activate(d, (size_t)p->n_rows * (size_t)hp->n_ff, hp->activation, s->gate, gated ? up : NULL, s->gate, err));
-    const sn_linear down = {&b->matrix[SN_ROLE_FFN_DOWN], b->vector[SN_ROLE_FFN_DOWN_BIAS], s->h};
+    const sn_linear down = {.weight = &b->matrix[SN_ROLE_FFN_DOWN], .bias = b->vector[SN_ROLE_FFN_DOWN_BIAS], .y = s->h};
     TRY(d->ops->linear(d, p->n_rows, s->gate, 1, &down, err));
     return sn_block_tune(p, SN_ROLE_FFN_DOWN, s->gate, s->h, err);
 }

@@ -55,15 +55,16 @@ static sn_status attend_again(const sn_block *b, const sn_grad_pass *p, const sn
     const sn_grad_scratch *s = p->scratch;
     int n = p->sequence->n_rows, heads = hp->n_heads, kv_heads = hp->n_kv_heads, dim = hp->head_dim;
     size_t n_q = (size_t)n * (size_t)heads * (size_t)dim, n_kv = (size_t)n * (size_t)kv_heads * (size_t)dim;
+    bool mixture = hp->n_experts; /* every rounding here may change which experts are chosen */
     const sn_rope rope = {hp->rope_style == SN_ROPE_HALVES, hp->rope_dim, s->cos_sin[sn_rope_of(hp, p->number)]};
     float *q = hp->qk_norm ? s->q0 : s->q, *k = hp->qk_norm ? s->k0 : s->k;
     float *out = b->vector[SN_ROLE_ATTN_POST_NORM] ? s->o1 : s->mid;
     const float *u;
 
     TRY(enter_again(b, f, SN_ROLE_ATTN_NORM, s->x, s->h1, &u, err));
-    const sn_linear qkv[] = {{&b->matrix[SN_ROLE_ATTN_Q], b->vector[SN_ROLE_ATTN_Q_BIAS], q},
-                             {&b->matrix[SN_ROLE_ATTN_K], b->vector[SN_ROLE_ATTN_K_BIAS], k},
-                             {&b->matrix[SN_ROLE_ATTN_V], b->vector[SN_ROLE_ATTN_V_BIAS], s->v}};
+    const sn_linear qkv[] = {{&b->matrix[SN_ROLE_ATTN_Q], b->vector[SN_ROLE_ATTN_Q_BIAS], q, mixture},
+                             {&b->matrix[SN_ROLE_ATTN_K], b->vector[SN_ROLE_ATTN_K_BIAS], k, mixture},
+                             {&b->matrix[SN_ROLE_ATTN_V], b->vector[SN_ROLE_ATTN_V_BIAS], s->v, mixture}};
     TRY(ops->linear(d, n, u, 3, qkv, err));
     TRY(sn_block_tune(f, SN_ROLE_ATTN_Q, u, q, err));
     TRY(sn_block_tune(f, SN_ROLE_ATTN_K, u, k, err));
@@ -76,9 +77,9 @@ static sn_status attend_again(const sn_block *b, const sn_grad_pass *p, const sn
     TRY(ops->rope(d, n, kv_heads, dim, s->k, &rope, err));
     TRY(ops->kv_store(d, 0, s->k, s->v, err));
     const sn_attention how = {.n_heads = heads, .window = sn_window_of(hp, p->number), .scale = hp->attn_scale,
-                              .slopes = b->vector[SN_ROLE_ATTN_SLOPES]};
+                              .slopes = b->vector[SN_ROLE_ATTN_SLOPES], .sinks = b->vector[SN_ROLE_ATTN_SINKS]};
     TRY(ops->attention(d, &how, s->q, s->attn, err));
-    const sn_linear o = {&b->matrix[SN_ROLE_ATTN_O], b->vector[SN_ROLE_ATTN_O_BIAS], out};
+    const sn_linear o = {&b->matrix[SN_ROLE_ATTN_O], b->vector[SN_ROLE_ATTN_O_BIAS], out, mixture};
     TRY(ops->linear(d, n, s->attn, 1, &o, err));
     TRY(sn_block_tune(f, SN_ROLE_ATTN_O, s->attn, out, err));
     if (out == s->o1)
@@ -105,14 +106,14 @@ static sn_status feed_again(const sn_block *b, const sn_grad_pass *p, const sn_b
     const float *u;
     TRY(enter_again(b, f, SN_ROLE_FFN_NORM, feeds_on(p), s->h2, &u, err));
     if (p->hp->n_experts) return sn_experts_again(b, p, u, b->vector[SN_ROLE_FFN_POST_NORM] ? s->o2 : NULL, err);
-    const sn_linear up_gate[] = {{&b->matrix[SN_ROLE_FFN_UP], b->vector[SN_ROLE_FFN_UP_BIAS], up},
-                                 {&b->matrix[SN_ROLE_FFN_GATE], NULL, s->gate}};
+    const sn_linear up_gate[] = {{.weight = &b->matrix[SN_ROLE_FFN_UP], .bias = b->vector[SN_ROLE_FFN_UP_BIAS], .y = up},
+                                 {.weight = &b->matrix[SN_ROLE_FFN_GATE], .y = s->gate}};
     TRY(d->ops->linear(d, n, u, gated ? 2 : 1, up_gate, err));
     TRY(sn_block_tune(f, SN_ROLE_FFN_GATE, u, s->gate, err));
     TRY(sn_block_tune(f, SN_ROLE_FFN_UP, u, up, err));
     TRY(activate_again(p, err));
     if (!b->vector[SN_ROLE_FFN_POST_NORM]) return SN_OK; /* what is added is not needed but for its norm */
-    const sn_linear down = {&b->matrix[SN_ROLE_FFN_DOWN], b->vector[SN_ROLE_FFN_DOWN_BIAS], s->o2};
+    const sn_linear down = {.weight = &b->matrix[SN_ROLE_FFN_DOWN], .bias = b->vector[SN_ROLE_FFN_DOWN_BIAS], .y = s->o2};
     TRY(d->ops->linear(d, n, s->act, 1, &down, err));
     return sn_block_tune(f, SN_ROLE_FFN_DOWN, s->act, s->o2, err);
 }
@@ -130,7 +131,7 @@ static sn_status through(const sn_block *b, const sn_grad_pass *p, sn_role role,
     const sn_weight *lower = &p->tuning->lora[role].a, *upper = &p->tuning->lora[role].b;
     TRY(ops->linear_grad(d, n, dy, upper, false, s->dlow, err));
     if (p->grads && p->grads->lora[role].a) {
-        const sn_linear down = {lower, NULL, s->low};
+        const sn_linear down = {.weight = lower, .y = s->low};
         TRY(ops->linear(d, n, u, 1, &down, err));
         TRY(ops->outer_grad(d, n, (int)upper->rows, (int)upper->cols, dy, s->low, p->grads->lora[role].b, err));
         TRY(ops->outer_grad(d, n, (int)lower->rows, (int)lower->cols, s->dlow, u, p->grads->lora[role].a, err));
@@ -180,7 +181,7 @@ static sn_status attend_back(const sn_block *b, const sn_grad_pass *p, sn_err *e
     const float *u = b->vector[SN_ROLE_ATTN_NORM] ? s->h1 : s->x;
     const sn_attention_grad attention = {.n = n, .n_heads = heads, .n_kv_heads = kv_heads, .head_dim = dim,
                                          .window = sn_window_of(hp, p->number), .scale = hp->attn_scale,
-                                         .slopes = b->vector[SN_ROLE_ATTN_SLOPES],
+                                         .slopes = b->vector[SN_ROLE_ATTN_SLOPES], .sinks = b->vector[SN_ROLE_ATTN_SINKS],
                                          .q = s->q, .dout = s->dattn, .k = s->k, .v = s->v,
                                          .dq = s->dq, .dk = s->dk, .dv = s->dv};
     TRY(ops->attention_grad(d, &attention, err));
@@ -212,7 +213,8 @@ sn_status sn_block_forward_apart(const sn_block *block, const sn_grad_pass *pass
     const sn_block_pass forward = forward_view(pass, &view);
     sn_device *d = pass->device;
     const sn_grad_scratch *s = pass->scratch;
-    const sn_linear down = {&block->matrix[SN_ROLE_FFN_DOWN], block->vector[SN_ROLE_FFN_DOWN_BIAS], s->x};
+    const sn_linear down = {.weight = &block->matrix[SN_ROLE_FFN_DOWN], .bias = block->vector[SN_ROLE_FFN_DOWN_BIAS],
+                            .y = s->x};
     size_t n = (size_t)forward.n_rows * (size_t)pass->hp->n_embd;
     TRY(sn_block_prompt(&forward, err));
     TRY(attend_again(block, pass, &forward, err));

@@ -32,14 +32,14 @@ static sn_status run(const sn_block *b, sn_device *d, const sn_hparams *hp, int 
                      sn_err *err) {
     const sn_device_ops *ops = d->ops;
     const sn_choice choice = choice_of(hp, n, m);
-    /* logits = u Wr^T; the largest of a row are its experts, their softmax the weights */
-    const sn_linear router = {&b->matrix[SN_ROLE_ROUTER], NULL, m->logits};
+    /* logits = u Wr^T (+ bias); the largest of a row are its experts, their softmax the weights */
+    const sn_linear router = {&b->matrix[SN_ROLE_ROUTER], b->vector[SN_ROLE_ROUTER_BIAS], m->logits, true};
     TRY(ops->linear(d, n, u, 1, &router, err));
     TRY(ops->route(d, n, hp->n_experts, hp->n_experts_used, hp->experts_over_all, m->logits, m->ids, m->weights, err));
-    /* each expert e of a row: (activation(u We_gate^T) * (u We_up^T)) We_down^T */
-    const sn_routed gate_up[] = {{experts_of(b, SN_ROLE_EXPERTS_GATE), NULL, m->gate},
-                                 {experts_of(b, SN_ROLE_EXPERTS_UP), NULL, m->up}};
-    const sn_routed down = {experts_of(b, SN_ROLE_EXPERTS_DOWN), NULL, m->each};
+    /* each expert e of a row: (activation(u We_gate^T) * (u We_up^T)) We_down^T (+ biases of its own) */
+    const sn_routed gate_up[] = {{experts_of(b, SN_ROLE_EXPERTS_GATE), b->vector[SN_ROLE_EXPERTS_GATE_BIAS], m->gate},
+                                 {experts_of(b, SN_ROLE_EXPERTS_UP), b->vector[SN_ROLE_EXPERTS_UP_BIAS], m->up}};
+    const sn_routed down = {experts_of(b, SN_ROLE_EXPERTS_DOWN), b->vector[SN_ROLE_EXPERTS_DOWN_BIAS], m->each};
     size_t n_act = (size_t)n * (size_t)hp->n_experts_used * (size_t)hp->n_ff;
     TRY(ops->linear_routed(d, &choice, false, u, 2, gate_up, err));
     TRY(ops->activate(d, n_act, hp->activation, m->gate, m->up, m->act, err));

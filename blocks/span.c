@@ -225,15 +225,15 @@ sn_status sn_span_kv_import(const sn_span *span, sn_kv *kv, int block, int n, co
  */
 
 /* The angle of pair i at position p is p * freq[i], as a float32 product like the reference's; its cosine and sine come
- * from base/math.h, the same on every machine. */
+ * from base/math.h, the same on every machine, and are multiplied by the rope's scale. */
 void sn_span_rope_row(const sn_hparams *hp, int rope, int position, float *row) {
     const float *freqs = sn_rope_freqs(hp, rope);
     for (int i = 0; i < hp->rope_dim / 2; i++) {
         float angle = (float)position * freqs[i];
         double sine, cosine;
         sn_sincos((double)angle, &sine, &cosine);
-        row[2 * i] = (float)cosine;
-        row[2 * i + 1] = (float)sine;
+        row[2 * i] = (float)cosine * hp->rope_scale[rope];
+        row[2 * i + 1] = (float)sine * hp->rope_scale[rope];
     }
 }
 

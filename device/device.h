@@ -49,6 +49,7 @@ typedef struct sn_linear {
     const sn_weight *weight;
     const float *bias; /* device, (rows), or NULL */
     float *y;          /* device */
+    bool exact;        /* what comes of y chooses experts: x keeps 16 bits at least, where many rows might be rounded to fewer */
 } sn_linear;
 
 /* Matrices of one type and shape, of which each row of an input goes through a few (a mixture of experts, Shazeer et al.
@@ -130,15 +131,17 @@ typedef struct sn_attention {
     float scale;
     const float *slopes; /* device, (n_heads), or NULL. A key that lies n positions back scores n times its head's slope less
                           * (ALiBi: Press et al. 2021) */
+    const float *sinks; /* device, (n_heads), or NULL: what a head could look at besides, a score of which nothing comes. It takes
+                         * its share of the softmax (Xiao et al. 2023; learned: gpt-oss, 2025) */
 } sn_attention;
 
 /* One sequence's attention, to be gone through backwards: rows 0..n-1 at positions 0..n-1, as attention saw them (q and k
  * rotated). All on the device. */
 typedef struct sn_attention_grad {
     int n, n_heads, n_kv_heads, head_dim;
-    int window;  /* this, scale and slopes as of attention */
+    int window;  /* this, scale, slopes and sinks as of attention */
     float scale;
-    const float *slopes;
+    const float *slopes, *sinks;
     const float *q, *dout;   /* (n, n_heads, head_dim); dout: gradient of attention's result */
     const float *k, *v;      /* (n, n_kv_heads, head_dim) */
     float *dq, *dk, *dv;     /* shaped like q, k, v; overwritten */
@@ -208,7 +211,8 @@ typedef struct sn_device_ops {
     /* out (n_rows, n_heads, head_dim) = softmax(q . K^T * scale) . V for each row of the pass over the positions of its
      * sequence up to its own, stored before. */
     sn_status (*attention)(sn_device *d, const sn_attention *how, const float *q, float *out, sn_err *err);
-    /* y (n) = activation(gate) * up; without `* up` where that is NULL. y may be gate or up. */
+    /* y (n) = activation(gate) * up (base/activation.h says where it is not just up); without `* up` where that is NULL. y may be
+     * gate or up. */
     sn_status (*activate)(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y, sn_err *err);
     sn_status (*add)(sn_device *d, size_t n, float *y, const float *x, sn_err *err); /* y += x */
     /* y (n, cols) = row ids[i] of the weight, as float32. ids: host, each below weight->rows (checked). */

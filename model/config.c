@@ -49,6 +49,14 @@ static sn_status check_scaling(const sn_rope_scaling *s, sn_err *err) {
     if (!(s->factor >= 1 && s->factor <= 1e6))
         return sn_fail(err, SN_REFUSED, "the model's rope scaling factor is %g; it must lie from 1 to 1e6", s->factor);
     if (s->kind == SN_ROPE_LINEAR) return SN_OK;
+    if (s->kind == SN_ROPE_YARN && !(s->beta_slow > 0 && s->beta_slow <= s->beta_fast && s->beta_fast <= 1e6 && s->theta > 1 &&
+                                     s->original_ctx >= 1 && s->original_ctx <= 1e9 && s->attention_factor >= 0 &&
+                                     s->attention_factor <= 1e3))
+        return sn_fail(err, SN_REFUSED,
+                       "the model's yarn rope scaling is impossible: beta_fast %g, beta_slow %g, attention_factor %g, "
+                       "original_max_position_embeddings %g, rope_theta %g",
+                       s->beta_fast, s->beta_slow, s->attention_factor, s->original_ctx, s->theta);
+    if (s->kind == SN_ROPE_YARN) return SN_OK;
     if (!(s->low_freq_factor > 0 && s->low_freq_factor < s->high_freq_factor && s->high_freq_factor <= 1e6 &&
           s->original_ctx >= 1 && s->original_ctx <= 1e9))
         return sn_fail(err, SN_REFUSED,
@@ -68,12 +76,35 @@ static float llama3_scaled(float freq, const sn_rope_scaling *s) {
     return (1.0f - smooth) * freq / factor + smooth * freq;
 }
 
+/* The pair of `dim` / 2 that turns so many times over the original context. */
+static double pair_that_turns(const sn_rope_scaling *s, double times, int dim) {
+    return dim * sn_ln(s->original_ctx / (times * 6.283185307179586)) / (2 * sn_ln(s->theta));
+}
+
+/* Of pair i, which takes `slow` positions for a radian; float32 where the reference is. */
+static float yarn_scaled(float slow, const sn_rope_scaling *s, int i, int dim) {
+    double low = pair_that_turns(s, s->beta_fast, dim), high = pair_that_turns(s, s->beta_slow, dim);
+    if (s->truncate) low = floor(low), high = ceil(high);
+    low = fmax(low, 0), high = fmin(high, dim - 1);
+    if (low == high) high += 0.001;
+    float ramp = ((float)i - (float)low) / (float)(high - low);
+    float kept = 1.0f - fminf(fmaxf(ramp, 0), 1), divided = 1.0f / ((float)s->factor * slow);
+    return divided * (1.0f - kept) + 1.0f / slow * kept;
+}
+
+/* What cosines and sines are multiplied by. */
+static float rope_scale_of(const sn_rope_scaling *s) {
+    if (s->kind != SN_ROPE_YARN) return 1;
+    return (float)(s->attention_factor > 0 ? s->attention_factor : s->factor > 1 ? 0.1 * sn_ln(s->factor) + 1 : 1);
+}
+
 static sn_status fill_rope(const sn_hparams *h, const sn_rope_scaling *s, float *freqs, sn_err *err) {
     for (int i = 0; i < h->rope_dim / 2; i++) {
         float exponent = (float)(2 * i) / (float)h->rope_dim;
-        float freq = 1.0f / (float)sn_pow(s->theta, (double)exponent);
+        float slow = (float)sn_pow(s->theta, (double)exponent), freq = 1.0f / slow;
         if (s->kind == SN_ROPE_LINEAR) freq /= (float)s->factor;
         if (s->kind == SN_ROPE_LLAMA3) freq = llama3_scaled(freq, s);
+        if (s->kind == SN_ROPE_YARN) freq = yarn_scaled(slow, s, i, h->rope_dim);
         if (s->divisors) {
             float divisor;
             memcpy(&divisor, s->divisors + (size_t)i * sizeof divisor, sizeof divisor);
@@ -107,6 +138,7 @@ sn_status sn_config_finish(sn_hparams *h, const sn_family *family, const sn_rope
     for (int i = 0; i < h->n_ropes && !status; i++) {
         status = check_scaling(&scaling[i], err);
         if (!status) status = fill_rope(h, &scaling[i], i ? h->rope_freq_back : h->rope_freq, err);
+        h->rope_scale[i] = rope_scale_of(&scaling[i]);
     }
     return status;
 }

@@ -16,13 +16,17 @@ sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn
 
 /* ---- shared by the two ---- */
 
-typedef enum sn_rope_scaling_kind { SN_ROPE_PLAIN, SN_ROPE_LINEAR, SN_ROPE_LLAMA3 } sn_rope_scaling_kind;
+typedef enum sn_rope_scaling_kind { SN_ROPE_PLAIN, SN_ROPE_LINEAR, SN_ROPE_LLAMA3, SN_ROPE_YARN } sn_rope_scaling_kind;
 
 /* How the angles are made. Su et al. 2021 (theta); linear: Chen et al. 2023, positions divided by factor; llama3: the
- * Llama 3.1 release, long wavelengths divided by factor, short ones kept, those between blended. */
+ * Llama 3.1 release, long wavelengths divided by factor, short ones kept, those between blended; yarn: Peng et al. 2023,
+ * likewise by how often a pair turns over the original context, and cosines and sines grow by a factor of their own. */
 typedef struct sn_rope_scaling {
     sn_rope_scaling_kind kind;
     double theta, factor, low_freq_factor, high_freq_factor, original_ctx;
+    double beta_fast, beta_slow; /* yarn: pairs that turn more often are kept, those that turn less often divided */
+    double attention_factor;     /* yarn: of cosines and sines; 0: by factor */
+    bool truncate;               /* yarn: the pairs between begin and end at whole ones */
     const uint8_t
         *divisors; /* float32 [rope_dim / 2] of any alignment, each frequency is divided by its own; or NULL */
 } sn_rope_scaling;

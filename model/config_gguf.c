@@ -243,6 +243,7 @@ sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn
     hparams->activation = (*family)->activation_default;
     hparams->qkv_bias = (*family)->qkv_bias == SN_ALWAYS ||
                         ((*family)->qkv_bias == SN_IF_SAID && sn_gguf_tensor_find(gguf, "blk.0.attn_q.bias"));
+    hparams->o_bias = hparams->linear_bias || ((*family)->qkv_bias == SN_IF_SAID && sn_gguf_tensor_find(gguf, "blk.0.attn_output.bias"));
     hparams->tied_output = !sn_gguf_tensor_find(gguf, "output.weight");
     return sn_config_finish(hparams, *family, scaling, err);
 }

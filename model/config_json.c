@@ -29,6 +29,8 @@ static const struct {
     {"num_local_experts", 0},
     {"n_routed_experts", 0},
     {"attention_chunk_size", 0},
+    {"swiglu_alpha", 0},
+    {"swiglu_limit", 0},
     {"logit_scale", 1},
     {"logits_scaling", 1},
     {"embedding_multiplier", 1},
@@ -38,8 +40,8 @@ static const struct {
 };
 
 /* The same for fields that hold lists or objects: they must be absent or null. */
-static const char *const must_be_absent[] = {"quantization_config", "no_rope_layers",        "text_config",
-                                             "vision_config",       "query_pre_attn_scalar", "scale_depth"};
+static const char *const must_be_absent[] = {"no_rope_layers", "text_config", "vision_config", "query_pre_attn_scalar",
+                                             "scale_depth"};
 
 /* ---- fields ---- */
 
@@ -103,6 +105,9 @@ static sn_status check_neutral(const json_t *config, const sn_family *family, sn
             return sn_fail(err, SN_REFUSED, "'%s' is set, which this family's mathematics here does not know",
                            must_be_neutral[i].field);
     }
+    if (field(config, "quantization_config"))
+        return sn_fail(err, SN_REFUSED, "'quantization_config' is set, which says that the weights are quantised (as MXFP4, GPTQ...); of "
+                                        "folders only float32, float16 and bfloat16 are read");
     for (size_t i = 0; i < sizeof must_be_absent / sizeof *must_be_absent; i++)
         if (field(config, must_be_absent[i]) && !reads(family, must_be_absent[i]))
             return sn_fail(err, SN_REFUSED, "'%s' is set, which this family's mathematics here does not know",
@@ -119,6 +124,18 @@ static const char *spelling(const json_t *config, const char *const *names) {
     return *names;
 }
 
+/* The activation has numbers of its own, which are as they are; silu is what such models call it. */
+static sn_status check_clamps(const json_t *config, const char *name, sn_err *err) {
+    double alpha = 1.702, limit = 7;
+    sn_status status = read_number(config, "swiglu_alpha", false, &alpha, err);
+    if (!status) status = read_number(config, "swiglu_limit", false, &limit, err);
+    if (!status && (alpha != 1.702 || limit != 7))
+        return sn_fail(err, SN_REFUSED, "'swiglu_alpha' is %g and 'swiglu_limit' %g; only 1.702 and 7 are known", alpha, limit);
+    if (!status && name && strcmp(name, "silu"))
+        return sn_fail(err, SN_REFUSED, "the activation '%.64s' is not known in this family; silu is", name);
+    return status;
+}
+
 static sn_status read_activation(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
     static const struct {
         const char *name;
@@ -132,6 +149,7 @@ static sn_status read_activation(const json_t *config, const sn_family *family, 
     const char *name = NULL;
     h->activation = family->activation_default;
     sn_status status = read_text(config, spelling(config, names), false, &name, err);
+    if (!status && h->activation == SN_SWIGLU_CLAMPED) return check_clamps(config, name, err);
     if (status || !name) return status;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (!strcmp(name, known[i].name)) {
@@ -151,7 +169,11 @@ static sn_status check_rope_fields(const json_t *rope, sn_err *err) {
                                         "low_freq_factor",
                                         "high_freq_factor",
                                         "original_max_position_embeddings",
-                                        "partial_rotary_factor"};
+                                        "partial_rotary_factor",
+                                        "beta_fast",
+                                        "beta_slow",
+                                        "attention_factor",
+                                        "truncate"};
     const char *name;
     json_t *value;
     json_object_foreach((json_t *)rope, name, value) {
@@ -160,6 +182,17 @@ static sn_status check_rope_fields(const json_t *rope, sn_err *err) {
         if (!found) return sn_fail(err, SN_REFUSED, "'%.64s' is not known and may change the positions", name);
     }
     return SN_OK;
+}
+
+static sn_status read_yarn(const json_t *rope, sn_rope_scaling *s, sn_err *err) {
+    s->beta_fast = 32;
+    s->beta_slow = 1;
+    s->truncate = true;
+    sn_status status = read_number(rope, "original_max_position_embeddings", true, &s->original_ctx, err);
+    if (!status) status = read_number(rope, "beta_fast", false, &s->beta_fast, err);
+    if (!status) status = read_number(rope, "beta_slow", false, &s->beta_slow, err);
+    if (!status) status = read_number(rope, "attention_factor", false, &s->attention_factor, err);
+    return status ? status : read_bool(rope, "truncate", &s->truncate, err);
 }
 
 static sn_status read_rope_kind(const json_t *rope, sn_rope_scaling *s, sn_err *err) {
@@ -173,11 +206,14 @@ static sn_status read_rope_kind(const json_t *rope, sn_rope_scaling *s, sn_err *
         s->kind = SN_ROPE_LINEAR;
     else if (!strcmp(type, "llama3"))
         s->kind = SN_ROPE_LLAMA3;
+    else if (!strcmp(type, "yarn"))
+        s->kind = SN_ROPE_YARN;
     else
-        return sn_fail(err, SN_REFUSED, "rope type '%.64s' is not known; default, linear and llama3 are", type);
+        return sn_fail(err, SN_REFUSED, "rope type '%.64s' is not known; default, linear, llama3 and yarn are", type);
     if (s->kind == SN_ROPE_PLAIN) return SN_OK;
     status = read_number(rope, "factor", true, &s->factor, err);
     if (status || s->kind == SN_ROPE_LINEAR) return status;
+    if (s->kind == SN_ROPE_YARN) return read_yarn(rope, s, err);
     status = read_number(rope, "low_freq_factor", true, &s->low_freq_factor, err);
     if (!status) status = read_number(rope, "high_freq_factor", true, &s->high_freq_factor, err);
     if (!status) status = read_number(rope, "original_max_position_embeddings", true, &s->original_ctx, err);
@@ -221,6 +257,8 @@ static sn_status read_rope(const json_t *config, const sn_family *family, sn_hpa
                            sn_rope_scaling s[SN_ROPES_MAX], sn_err *err) {
     const json_t *rope = field(config, "rope_parameters");
     double rotated = 1;
+    if (family->rope_said && !rope && !field(config, "rope_scaling"))
+        return sn_fail(err, SN_REFUSED, "'rope_parameters' is missing");
     h->n_ropes = family->local_theta > 0 ? 2 : 1;
     sn_rope_scaling *usual = &s[h->n_ropes - 1];
     s[0].theta = family->local_theta;
@@ -396,12 +434,14 @@ static sn_status read_falcon(const json_t *config, const sn_family **family, sn_
 
 static sn_status read_config(const json_t *config, sn_hparams *h, const sn_family **family, sn_err *err) {
     const char *type = "", *name = "";
-    bool bias = false;
+    bool bias;
     sn_rope_scaling scaling[SN_ROPES_MAX] = {0};
     if (!json_is_object(config)) return sn_fail(err, SN_REFUSED, "it is no JSON object");
     sn_status status = read_text(config, "model_type", true, &type, err);
     if (!status) status = sn_family_find(SN_CONTAINER_SAFETENSORS, type, family, err);
-    if (!status) status = check_neutral(config, *family, err);
+    if (status) return status;
+    bias = (*family)->bias_default;
+    status = check_neutral(config, *family, err);
     if (!status) status = read_sizes(config, *family, h, err);
     if (!status && reads(*family, "new_decoder_architecture")) status = read_falcon(config, family, h, &bias, err);
     if (!status) status = read_rope(config, *family, h, scaling, err);
@@ -419,6 +459,7 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     h->norm_plus_one = (*family)->norm_plus_one;
     h->qkv_bias = (*family)->qkv_bias == SN_ALWAYS || ((*family)->qkv_bias == SN_IF_SAID && bias);
     h->linear_bias = (*family)->linear_bias == SN_ALWAYS || ((*family)->linear_bias == SN_IF_SAID && bias);
+    h->o_bias = h->linear_bias || ((*family)->qkv_bias == SN_IF_SAID && bias);
     return sn_config_finish(h, *family, scaling, err);
 }
 

@@ -11,7 +11,7 @@
     [SN_ROLE_ATTN_Q] = "self_attn.q_proj.weight", [SN_ROLE_ATTN_K] = "self_attn.k_proj.weight",                        \
     [SN_ROLE_ATTN_V] = "self_attn.v_proj.weight", [SN_ROLE_ATTN_O] = "self_attn.o_proj.weight",                        \
     [SN_ROLE_ATTN_Q_BIAS] = "self_attn.q_proj.bias", [SN_ROLE_ATTN_K_BIAS] = "self_attn.k_proj.bias",                  \
-    [SN_ROLE_ATTN_V_BIAS] = "self_attn.v_proj.bias",                                                                   \
+    [SN_ROLE_ATTN_V_BIAS] = "self_attn.v_proj.bias", [SN_ROLE_ATTN_O_BIAS] = "self_attn.o_proj.bias",                  \
     [SN_ROLE_ATTN_Q_NORM] = "self_attn.q_norm.weight", [SN_ROLE_ATTN_K_NORM] = "self_attn.k_norm.weight"
 #define HF_FEED_FORWARD                                                                                                \
     [SN_ROLE_FFN_GATE] = "mlp.gate_proj.weight", [SN_ROLE_FFN_UP] = "mlp.up_proj.weight",                              \
@@ -26,6 +26,7 @@
     [SN_ROLE_ATTN_Q] = "attn_q.weight", [SN_ROLE_ATTN_K] = "attn_k.weight", [SN_ROLE_ATTN_V] = "attn_v.weight",        \
     [SN_ROLE_ATTN_O] = "attn_output.weight", [SN_ROLE_ATTN_Q_BIAS] = "attn_q.bias",                                    \
     [SN_ROLE_ATTN_K_BIAS] = "attn_k.bias", [SN_ROLE_ATTN_V_BIAS] = "attn_v.bias",                                      \
+    [SN_ROLE_ATTN_O_BIAS] = "attn_output.bias",                                                                        \
     [SN_ROLE_ATTN_Q_NORM] = "attn_q_norm.weight", [SN_ROLE_ATTN_K_NORM] = "attn_k_norm.weight"
 #define GGUF_FEED_FORWARD                                                                                              \
     [SN_ROLE_FFN_GATE] = "ffn_gate.weight", [SN_ROLE_FFN_UP] = "ffn_up.weight", [SN_ROLE_FFN_DOWN] = "ffn_down.weight"
@@ -97,6 +98,21 @@ static const sn_mixture mixtral_experts = {.width = "intermediate_size", .n_expe
 static const sn_mixture qwen3_experts = {
     .width = "moe_intermediate_size", .n_experts = 128, .n_experts_used = 8, .n_ff = 768, .weighs_over_all = true};
 static const char *const mixtures_read[] = {"num_experts", "num_local_experts", NULL};
+
+/* gpt-oss: biases everywhere, sinks, experts turned. */
+static const sn_naming naming_gpt_oss = {
+    .block_prefix = "model.layers.",
+    .of = {HF_ENDS, HF_ATTENTION, HF_NORMS, [SN_ROLE_ATTN_SINKS] = "self_attn.sinks",
+           [SN_ROLE_ROUTER] = "mlp.router.weight", [SN_ROLE_ROUTER_BIAS] = "mlp.router.bias",
+           [SN_ROLE_EXPERTS_GATE] = "mlp.experts.gate_up_proj", [SN_ROLE_EXPERTS_UP] = "mlp.experts.gate_up_proj",
+           [SN_ROLE_EXPERTS_DOWN] = "mlp.experts.down_proj",
+           [SN_ROLE_EXPERTS_GATE_BIAS] = "mlp.experts.gate_up_proj_bias",
+           [SN_ROLE_EXPERTS_UP_BIAS] = "mlp.experts.gate_up_proj_bias",
+           [SN_ROLE_EXPERTS_DOWN_BIAS] = "mlp.experts.down_proj_bias"},
+    .experts_turned = true};
+static const sn_mixture gpt_oss_experts = {.width = "intermediate_size", .n_experts = 128, .n_experts_used = 4, .n_ff = 2880};
+static const char *const gpt_oss_reads[] = {"num_experts", "num_local_experts", "swiglu_alpha", "swiglu_limit", NULL};
+
 /* Falcon and BLOOM: Q, K and V in one matrix head by head, no gates, a norm before each half or one for both. */
 #define HF_FUSED_ENDS                                                                                                  \
     [SN_ROLE_TOKEN_EMBEDDING] = "transformer.word_embeddings.weight", [SN_ROLE_OUTPUT] = "lm_head.weight",             \
@@ -177,6 +193,9 @@ static const sn_family families[] = {
     {.name = "qwen3_moe", .gguf_architecture = "qwen3moe", .gguf_rope = SN_ROPE_HALVES, .qkv_bias = SN_IF_SAID,
      .qk_norm = true, .mixture = &qwen3_experts, .gguf_mixtures = true, .reads = mixtures_read,
      .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_experts, [SN_CONTAINER_GGUF] = &naming_gguf}},
+    {.name = "gpt_oss", .qkv_bias = SN_IF_SAID, .bias_default = true, .window = SN_WINDOW_GIVEN, .window_default = 128, .window_pattern = 2,
+     .head_dim_default = 64, .theta_default = 150000, .rope_said = true, .activation_default = SN_SWIGLU_CLAMPED,
+     .mixture = &gpt_oss_experts, .reads = gpt_oss_reads, .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_gpt_oss}},
     {FALCON, .parallel = true,
      .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_falcon, [SN_CONTAINER_GGUF] = &naming_gguf_falcon}},
     {FALCON, .parallel = true,
@@ -242,6 +261,7 @@ bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_r
     case SN_ROLE_ATTN_V_BIAS:
         return hparams->qkv_bias;
     case SN_ROLE_ATTN_O_BIAS:
+        return hparams->o_bias;
     case SN_ROLE_FFN_UP_BIAS:
     case SN_ROLE_FFN_DOWN_BIAS:
         return hparams->linear_bias;

@@ -35,6 +35,7 @@ typedef struct sn_naming {
     const char *of[SN_ROLE_COUNT];
     sn_qkv_layout qkv;
     bool gate_up; /* gate and up are one tensor, gate first */
+    bool experts_turned; /* stacked experts lie (experts, inputs, outputs); gate and up are one tensor and take turns in its columns */
     const char *base; /* what all names but the output's begin with, where the file is not of the bare model; or NULL */
 } sn_naming;
 
@@ -53,6 +54,7 @@ typedef struct sn_family {
     bool qk_norm, qk_norm_wide;
     bool layer_norm, parallel, alibi;
     sn_trait linear_bias;
+    bool bias_default; /* where config.json is silent */
     int ff_times, ctx_default; /* width of the feed-forward in hidden states, and context, where config.json says none; 0: it must */
     sn_window_rule window;
     int window_default; /* of SN_WINDOW_GIVEN when config.json has no such field */
@@ -63,6 +65,7 @@ typedef struct sn_family {
     bool tied_default;
     sn_activation activation_default;
     double local_theta;    /* blocks with a window rotate by this theta; 0: as the others */
+    bool rope_said;        /* config.json must say how positions rotate */
     bool norm_plus_one;    /* safetensors hold norms' factors less 1 */
     bool embeds_by_width;  /* embeddings are multiplied by sqrt(n_embd) */
     const sn_naming *naming[SN_CONTAINER_COUNT]; /* NULL: no such files are known */

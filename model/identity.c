@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const char *const role_names[] = {
@@ -41,6 +42,7 @@ static void add_hparams(sn_hasher *hasher, const sn_hparams *h, int window, int 
     add_line(hasher, "rope_style=%s\nrope_dim=%d\n", h->rope_style == SN_ROPE_PAIRS ? "pairs" : "halves", h->rope_dim);
     for (int i = 0; i < h->rope_dim / 2; i++)
         add_line(hasher, "rope_freq=%08" PRIx32 "\n", float_bits(freqs[i]));
+    if (h->rope_scale[rope] != 1) add_line(hasher, "rope_scale=%08" PRIx32 "\n", float_bits(h->rope_scale[rope]));
     if (h->attn_scale != 1.0f / sqrtf((float)h->head_dim))
         add_line(hasher, "attn_scale=%08" PRIx32 "\n", float_bits(h->attn_scale));
     if (h->layer_norm) add_line(hasher, "layer_norm=1\n");
@@ -56,12 +58,24 @@ static void add_tensor(sn_hasher *hasher, sn_role role, const sn_model_tensor *t
     add_line(hasher, "%s=%s %zu %zu\n", role_names[role], sn_dtype_name(tensor->dtype), tensor->rows, tensor->cols);
 }
 
+/* One that is turned in the file, as if it were not. */
+static sn_status add_turned(sn_hasher *hasher, const sn_model *model, const sn_model_tensor *tensor, sn_err *err) {
+    const void *rows;
+    void *copy;
+    sn_status status = sn_model_contiguous(tensor, &rows, &copy, err);
+    if (!status) sn_hasher_add(hasher, rows, tensor->bytes);
+    free(copy);
+    sn_model_forget(model, tensor);
+    return status;
+}
+
 /* The bytes of one matrix or vector. */
 static sn_status add_piece(sn_hasher *hasher, const sn_model *model, sn_role role, int block, int piece, sn_err *err) {
     sn_model_tensor tensor;
     sn_status status = sn_model_find_piece(model, role, block, piece, &tensor, err);
     if (status || !tensor.data) return status;
     add_tensor(hasher, role, &tensor);
+    if (tensor.col_step) return add_turned(hasher, model, &tensor, err);
     for (size_t i = 0, bytes; i < sn_model_n_runs(&tensor); i++) {
         const void *run = sn_model_run(&tensor, i, &bytes);
         sn_hasher_add(hasher, run, bytes);

@@ -122,7 +122,18 @@ static void role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *
         *cols = kv;
         break;
     case SN_ROLE_ATTN_SLOPES:
+    case SN_ROLE_ATTN_SINKS:
         *cols = (size_t)h->n_heads;
+        break;
+    case SN_ROLE_ROUTER_BIAS:
+        *cols = (size_t)h->n_experts;
+        break;
+    case SN_ROLE_EXPERTS_GATE_BIAS:
+    case SN_ROLE_EXPERTS_UP_BIAS:
+        *cols = (size_t)h->n_experts * ff;
+        break;
+    case SN_ROLE_EXPERTS_DOWN_BIAS:
+        *cols = (size_t)h->n_experts * embd;
         break;
     case SN_ROLE_FFN_UP_BIAS:
         *cols = ff;
@@ -146,19 +157,7 @@ static void role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *
     case SN_ROLE_FFN_DOWN:
         *rows = embd, *cols = ff;
         break;
-    case SN_ROLE_EMBED_NORM:
-    case SN_ROLE_EMBED_NORM_BIAS:
-    case SN_ROLE_OUTPUT_NORM:
-    case SN_ROLE_OUTPUT_NORM_BIAS:
-    case SN_ROLE_ATTN_NORM:
-    case SN_ROLE_ATTN_NORM_BIAS:
-    case SN_ROLE_ATTN_O_BIAS:
-    case SN_ROLE_ATTN_POST_NORM:
-    case SN_ROLE_FFN_NORM:
-    case SN_ROLE_FFN_NORM_BIAS:
-    case SN_ROLE_FFN_DOWN_BIAS:
-    case SN_ROLE_FFN_POST_NORM:
-    case SN_ROLE_COUNT:
+    default: /* (n_embd) */
         break;
     }
 }
@@ -185,7 +184,9 @@ static const struct {
               {SN_ROLE_ATTN_NORM, SN_ROLE_ATTN_NORM_BIAS},   {SN_ROLE_FFN_NORM, SN_ROLE_FFN_NORM_BIAS},
               {SN_ROLE_ATTN_Q, SN_ROLE_ATTN_Q_BIAS},         {SN_ROLE_ATTN_K, SN_ROLE_ATTN_K_BIAS},
               {SN_ROLE_ATTN_V, SN_ROLE_ATTN_V_BIAS},         {SN_ROLE_ATTN_O, SN_ROLE_ATTN_O_BIAS},
-              {SN_ROLE_FFN_UP, SN_ROLE_FFN_UP_BIAS},         {SN_ROLE_FFN_DOWN, SN_ROLE_FFN_DOWN_BIAS}};
+              {SN_ROLE_FFN_UP, SN_ROLE_FFN_UP_BIAS},         {SN_ROLE_FFN_DOWN, SN_ROLE_FFN_DOWN_BIAS},
+              {SN_ROLE_ROUTER, SN_ROLE_ROUTER_BIAS},         {SN_ROLE_EXPERTS_GATE, SN_ROLE_EXPERTS_GATE_BIAS},
+              {SN_ROLE_EXPERTS_UP, SN_ROLE_EXPERTS_UP_BIAS}, {SN_ROLE_EXPERTS_DOWN, SN_ROLE_EXPERTS_DOWN_BIAS}};
 
 sn_role sn_role_bias(sn_role role) {
     for (size_t i = 0; i < sizeof biases / sizeof *biases; i++)
@@ -194,7 +195,7 @@ sn_role sn_role_bias(sn_role role) {
 }
 
 bool sn_role_is_vector(sn_role role) {
-    bool vector = sn_role_is_norm(role) || role == SN_ROLE_ATTN_SLOPES;
+    bool vector = sn_role_is_norm(role) || role == SN_ROLE_ATTN_SLOPES || role == SN_ROLE_ATTN_SINKS;
     for (size_t i = 0; i < sizeof biases / sizeof *biases; i++) vector |= biases[i].bias == role;
     return vector;
 }
@@ -217,27 +218,31 @@ static sn_view view_of(const sn_model *m, sn_role role, int piece, size_t *own) 
     size_t rows, cols;
     role_shape(&m->hparams, role, &rows, &cols);
     *own = sn_role_is_vector(role) ? cols : rows;
-    if (sn_family_stacks(m->family, m->container, role)) {
-        size_t all = (size_t)m->hparams.n_experts * rows;
-        return (sn_view){.whole = all, .first = (size_t)piece * rows, .group_rows = rows, .group_stride = all};
-    }
-    return sn_view_of(m->family->naming[m->container], &m->hparams, role, *own);
+    const sn_naming *naming = m->family->naming[m->container];
+    if (sn_family_stacks(m->family, m->container, role))
+        return sn_view_of_experts(naming, role, rows, cols, (size_t)piece, (size_t)m->hparams.n_experts);
+    return sn_view_of(naming, &m->hparams, role, *own);
 }
 
 static bool is_plain_float(sn_dtype dtype) { return dtype == SN_F32 || dtype == SN_F16 || dtype == SN_BF16; }
 
+static bool is_of_experts(sn_role role) { return role >= SN_ROLE_EXPERTS_GATE_BIAS && role <= SN_ROLE_EXPERTS_DOWN_BIAS; }
+
 static sn_status check_entry(const sn_model *m, const entry *e, sn_role role, sn_err *err) {
     size_t rows, cols, own;
     bool vector = sn_role_is_vector(role);
-    int n_dims = vector ? 1 : sn_family_stacks(m->family, m->container, role) ? 3 : 2;
+    int n_dims = sn_family_stacks(m->family, m->container, role) ? 3 : vector && !is_of_experts(role) ? 1 : 2;
     sn_dtype dtype = e->tensor.dtype;
+    const sn_view view = view_of(m, role, 0, &own);
     role_shape(&m->hparams, role, &rows, &cols);
-    *(vector ? &cols : &rows) = view_of(m, role, 0, &own).whole;
+    *(vector ? &cols : &rows) = view.whole;
+    if (view.col_step) cols = view.col_step;
+    if (is_of_experts(role)) rows = (size_t)m->hparams.n_experts, cols /= rows; /* a row for each expert */
     if (e->n_dims != n_dims || e->tensor.rows != rows || e->tensor.cols != cols)
         return sn_fail(err, SN_REFUSED,
                        "tensor '%s' has %d dimensions, (%zu, %zu), where the hyperparameters ask for (%zu, %zu)",
                        e->name, e->n_dims, e->tensor.rows, e->tensor.cols, rows, cols);
-    if (dtype == SN_DTYPE_COUNT || dtype == SN_I32 || dtype == SN_I64 || (vector && !is_plain_float(dtype)))
+    if (dtype == SN_DTYPE_COUNT || dtype == SN_I32 || dtype == SN_I64 || ((vector || view.col_step) && !is_plain_float(dtype)))
         return sn_fail(err, SN_REFUSED, "tensor '%s' is of a type that its part of the model cannot have", e->name);
     return SN_OK;
 }
@@ -297,7 +302,8 @@ static void fill_slopes(float *slopes, int n) {
 
 static sn_model_tensor slopes_of(const sn_model *m) {
     size_t n = (size_t)m->hparams.n_heads;
-    return (sn_model_tensor){SN_F32, 1, n, m->slopes, n * sizeof *m->slopes, n, n, m->n_entries + 1};
+    return (sn_model_tensor){.dtype = SN_F32, .rows = 1, .cols = n, .data = m->slopes, .bytes = n * sizeof *m->slopes,
+                             .group_rows = n, .group_stride = n, .tie = m->n_entries + 1};
 }
 
 /* ---- open ---- */
@@ -413,6 +419,10 @@ sn_status sn_model_find_piece(const sn_model *model, sn_role role, int block, in
     size_t own;
     sn_view view = view_of(model, role, piece, &own);
     *out = found->tensor;
+    if (is_of_experts(role)) {
+        out->cols *= out->rows, out->rows = 1;
+        be_one_group(out);
+    }
     sn_view_narrow(&view, role, own, out);
     out->tie |= (uint64_t)piece << 32; /* of those in one tensor; harmless where each has its own */
     return SN_OK;

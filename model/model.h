@@ -31,8 +31,9 @@
     X(ATTN_Q_BIAS)     /* (n_heads * head_dim)           qkv_bias                        */                            \
     X(ATTN_K_BIAS)     /* (n_kv_heads * head_dim)        qkv_bias                        */                            \
     X(ATTN_V_BIAS)     /* (n_kv_heads * head_dim)        qkv_bias                        */                            \
-    X(ATTN_O_BIAS)     /* (n_embd)                       linear_bias                     */                            \
+    X(ATTN_O_BIAS)     /* (n_embd)                       o_bias                          */                            \
     X(ATTN_SLOPES)     /* (n_heads)                      alibi; in no file: made here    */                            \
+    X(ATTN_SINKS)      /* (n_heads)                      the family's softmax has sinks  */                            \
     X(ATTN_Q_NORM)     /* (head_dim), qk_norm_wide: (n_heads * head_dim)       qk_norm   */                            \
     X(ATTN_K_NORM)     /* (head_dim), qk_norm_wide: (n_kv_heads * head_dim)    qk_norm   */                            \
     X(ATTN_POST_NORM)  /* (n_embd)                       post_norm: of what attention adds */                          \
@@ -47,7 +48,11 @@
     X(ROUTER)          /* (n_experts, n_embd)            n_experts: then these four in place of the three FFN_ */         \
     X(EXPERTS_GATE)    /* (n_ff, n_embd)                 of each expert: sn_role_pieces */                                \
     X(EXPERTS_UP)      /* (n_ff, n_embd)                 likewise                        */                               \
-    X(EXPERTS_DOWN)    /* (n_embd, n_ff)                 likewise                        */
+    X(EXPERTS_DOWN)    /* (n_embd, n_ff)                 likewise                        */                               \
+    X(ROUTER_BIAS)     /* (n_experts)                    the family's experts have biases, these four */                    \
+    X(EXPERTS_GATE_BIAS) /* (n_experts * n_ff)           of all experts, one behind the other */                            \
+    X(EXPERTS_UP_BIAS) /* (n_experts * n_ff)             likewise                        */                               \
+    X(EXPERTS_DOWN_BIAS) /* (n_experts * n_embd)         likewise                        */
 
 typedef enum sn_role {
 #define X(name) SN_ROLE_##name,
@@ -57,7 +62,7 @@ typedef enum sn_role {
     SN_ROLE_FIRST_OF_BLOCK = SN_ROLE_ATTN_NORM, /* roles from here on belong to a block, those before to the client */
 } sn_role;
 
-/* Whether the role is a norm or a bias: one row, used as float32. */
+/* Whether the role is a norm, a bias or a number for each head: one row, used as float32. */
 bool sn_role_is_vector(sn_role role);
 bool sn_role_is_norm(sn_role role); /* the factors of a norm */
 sn_role sn_role_bias(sn_role role); /* of a norm or a matrix; SN_ROLE_COUNT: that has none in any family */
@@ -92,7 +97,8 @@ typedef struct sn_hparams {
     bool qk_norm, qk_norm_wide; /* wide: all heads of a row are normed as one */
     bool post_norm;             /* what a half of a block adds is normed before */
     bool layer_norm;            /* norms take the mean off and have biases; else they are RMS norms */
-    bool linear_bias;           /* the matrices behind attention and of the feed-forward have biases */
+    bool o_bias;                /* the matrix behind attention has a bias */
+    bool linear_bias;           /* the matrices of a feed-forward without gates have biases */
     bool parallel;              /* both halves of a block read what enters it (through norms of their own), and add to it */
     bool gated;                 /* the feed-forward has gates */
     bool alibi;                 /* attention leans by ATTN_SLOPES; such models have no rope */
@@ -102,11 +108,12 @@ typedef struct sn_hparams {
     float embed_scale;          /* embeddings are multiplied by it before the first block (client); 1 */
     sn_rope_style rope_style;
     int rope_dim; /* rotated dimensions of a head (even, <= head_dim); 0: nothing turns */
-    /* Angle of pair i at position p = p * rope_freq[i] (radians): theta, linear and llama3 scaling are already in.
+    /* Angle of pair i at position p = p * rope_freq[i] (radians): theta, linear, llama3 and yarn scaling are already in.
      * float32 as the reference computes it. */
     float rope_freq[SN_ROPE_FREQS_MAX];
     int n_ropes;                             /* 1; 2: blocks that look back rotate by these instead: */
     float rope_freq_back[SN_ROPE_FREQS_MAX];
+    float rope_scale[SN_ROPES_MAX]; /* cosines and sines are multiplied by it: yarn's; else 1 */
 } sn_hparams;
 
 /* Of the block of that number: its window (0: it sees all), and which of the n_ropes tables of angles it rotates by. */
@@ -123,17 +130,20 @@ static inline int sn_role_pieces(const sn_hparams *hp, sn_role role) {
 
 /* A tensor in its file, or a view of rows of one: Q, K and V may lie there as one matrix. `data` is the first row, valid
  * until sn_model_close; rank 1 has rows == 1. Row r lies r / group_rows * group_stride + r % group_rows rows behind
- * data; of a vector so do the elements. A whole tensor is one group. Read it by its runs, or make it contiguous. */
+ * data; of a vector so do the elements. A whole tensor is one group. Where col_step is not 0 the file has the matrix turned:
+ * element (r, c) lies r * row_step + c * col_step elements behind data. Read it by its runs, or make it contiguous. */
 typedef struct sn_model_tensor {
     sn_dtype dtype;
     size_t rows, cols;
     const void *data;
     size_t bytes; /* of the rows */
     size_t group_rows, group_stride;
+    size_t row_step, col_step; /* elements; 0 where rows lie as rows. Of plain numbers only */
     uint64_t tie; /* names the parameter within the model, from 1 on: roles of equal ties share one. Stable, no address */
 } sn_model_tensor;
 
-/* The tensor as runs of contiguous bytes, in the order of its rows: run i < sn_model_n_runs. */
+/* The tensor as runs of contiguous bytes, in the order of its rows, or turned of its columns (with what lies between their
+ * elements): run i < sn_model_n_runs. */
 size_t sn_model_n_runs(const sn_model_tensor *tensor);
 const void *sn_model_run(const sn_model_tensor *tensor, size_t i, size_t *bytes);
 

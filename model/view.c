@@ -14,7 +14,7 @@ static sn_view view_of_qkv(sn_qkv_layout layout, const sn_hparams *h, int place)
     size_t kv = (size_t)h->n_kv_heads * (size_t)h->head_dim / groups;
     size_t q = (size_t)h->n_heads * (size_t)h->head_dim / groups, all = q + 2 * kv;
     const size_t first[] = {0, q, q + kv};
-    return (sn_view){all * groups, first[place], place ? kv : q, all};
+    return (sn_view){.whole = all * groups, .first = first[place], .group_rows = place ? kv : q, .group_stride = all};
 }
 
 sn_view sn_view_of(const sn_naming *naming, const sn_hparams *hparams, sn_role role, size_t own) {
@@ -34,16 +34,45 @@ sn_view sn_view_of(const sn_naming *naming, const sn_hparams *hparams, sn_role r
         break;
     case SN_ROLE_FFN_GATE:
     case SN_ROLE_FFN_UP:
-        if (naming->gate_up) return (sn_view){2 * own, role == SN_ROLE_FFN_UP ? own : 0, own, 2 * own};
+        if (naming->gate_up)
+            return (sn_view){.whole = 2 * own, .first = role == SN_ROLE_FFN_UP ? own : 0, .group_rows = own, .group_stride = 2 * own};
+        break;
+    case SN_ROLE_EXPERTS_GATE_BIAS:
+    case SN_ROLE_EXPERTS_UP_BIAS:
+        if (naming->experts_turned)
+            return (sn_view){.whole = 2 * own, .first = role == SN_ROLE_EXPERTS_UP_BIAS, .group_rows = 1, .group_stride = 2};
         break;
     default:
         break;
     }
-    return (sn_view){own, 0, own, own};
+    return (sn_view){.whole = own, .group_rows = own, .group_stride = own};
+}
+
+/* Turned, with gate and up side by side: gate, up, gate, up... along a row of the file. */
+sn_view sn_view_of_experts(const sn_naming *naming, sn_role role, size_t rows, size_t cols, size_t piece, size_t pieces) {
+    size_t step = role == SN_ROLE_EXPERTS_DOWN ? 1 : 2, line = step * rows;
+    if (naming->experts_turned)
+        return (sn_view){.whole = pieces * cols, .first = piece * cols * line + (role == SN_ROLE_EXPERTS_UP),
+                         .row_step = step, .col_step = line, .cols = cols};
+    return (sn_view){.whole = pieces * rows, .first = piece * rows, .group_rows = rows, .group_stride = pieces * rows};
+}
+
+/* From the tensor (whole, rows) to (own, columns of the role), which are its lines. */
+static void narrow_turned(const sn_view *view, sn_role role, size_t own, sn_model_tensor *t) {
+    size_t element = t->bytes / t->rows / t->cols, cols = view->cols;
+    t->data = (const char *)t->data + view->first * element;
+    t->rows = own;
+    t->cols = cols;
+    t->bytes = own * cols * element;
+    t->group_rows = t->group_stride = own;
+    t->row_step = view->row_step;
+    t->col_step = view->col_step;
+    t->tie |= (uint64_t)(role + 1) << 48;
 }
 
 void sn_view_narrow(const sn_view *view, sn_role role, size_t own, sn_model_tensor *t) {
-    if (view->whole == own) return;
+    if (view->col_step) narrow_turned(view, role, own, t);
+    if (view->col_step || view->whole == own) return;
     size_t unit = t->bytes / units_of(t);
     *(t->rows == 1 ? &t->cols : &t->rows) = own;
     t->data = (const char *)t->data + view->first * unit;
@@ -53,22 +82,47 @@ void sn_view_narrow(const sn_view *view, sn_role role, size_t own, sn_model_tens
     t->tie |= (uint64_t)(role + 1) << 48; /* another parameter than the rest of the tensor */
 }
 
-size_t sn_model_n_runs(const sn_model_tensor *t) { return t->data ? units_of(t) / t->group_rows : 0; }
+size_t sn_model_n_runs(const sn_model_tensor *t) {
+    return !t->data ? 0 : t->col_step ? t->cols : units_of(t) / t->group_rows;
+}
 
 const void *sn_model_run(const sn_model_tensor *t, size_t i, size_t *bytes) {
+    if (t->col_step) {
+        size_t element = t->bytes / t->rows / t->cols;
+        *bytes = ((t->rows - 1) * t->row_step + 1) * element;
+        return (const char *)t->data + i * t->col_step * element;
+    }
     size_t unit = t->bytes / units_of(t);
     *bytes = t->group_rows * unit;
     return (const char *)t->data + i * t->group_stride * unit;
+}
+
+/* Some columns at a time, so that what is written stays near. */
+static void turn(const sn_model_tensor *t, size_t element, char *to) {
+    enum { AT_ONCE = 32 };
+    for (size_t first = 0; first < t->cols; first += AT_ONCE) {
+        size_t end = t->cols - first < AT_ONCE ? t->cols : first + AT_ONCE;
+        for (size_t r = 0; r < t->rows; r++)
+            for (size_t c = first; c < end; c++) {
+                const char *from = (const char *)t->data + (r * t->row_step + c * t->col_step) * element;
+                char *at = to + (r * t->cols + c) * element;
+                if (element == 2)
+                    memcpy(at, from, 2);
+                else
+                    memcpy(at, from, 4);
+            }
+    }
 }
 
 sn_status sn_model_contiguous(const sn_model_tensor *t, const void **rows, void **copy, sn_err *err) {
     size_t n = sn_model_n_runs(t), bytes, at = 0;
     *copy = NULL;
     *rows = t->data;
-    if (n <= 1) return SN_OK;
+    if (n <= 1 && !t->col_step) return SN_OK;
     char *made = malloc(t->bytes);
     if (!made) return sn_fail(err, SN_STOP, "out of memory for a matrix of %zu bytes", t->bytes);
-    for (size_t i = 0; i < n; i++, at += bytes) {
+    if (t->col_step) turn(t, t->bytes / t->rows / t->cols, made);
+    for (size_t i = 0; !t->col_step && i < n; i++, at += bytes) {
         const void *run = sn_model_run(t, i, &bytes);
         memcpy(made + at, run, bytes);
     }

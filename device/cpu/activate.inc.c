@@ -35,8 +35,16 @@ INLINE vf gelu_inner(vf x) {
     return vf_mul(vf_mul(x, vf_set(1.5957691216f)), cubic);
 }
 
+/* min(max(x, -7), 7), min(x, 7): NaN stays. */
+INLINE vf capped(vf x) { return vf_if_less(vf_set(7), x, vf_set(7), x); }
+INLINE vf clamped(vf x) { return vf_if_less(x, vf_set(-7), vf_set(-7), capped(x)); }
+
+/* What the activation is multiplied by. */
+INLINE vf factor_lanes(sn_activation kind, vf up) { return kind == SN_SWIGLU_CLAMPED ? vf_add(clamped(up), vf_set(1)) : up; }
+
 INLINE vf activation_lanes(sn_activation kind, vf x) {
     if (kind == SN_SILU) return times_sigmoid(x, x);
+    if (kind == SN_SWIGLU_CLAMPED) return times_sigmoid(capped(x), vf_mul(capped(x), vf_set(1.702f)));
     if (kind == SN_GELU) return vf_mul(x, normal_lanes(x, bell_lanes(x)));
     return times_sigmoid(x, gelu_inner(x));
 }
@@ -45,7 +53,7 @@ INLINE void activate_kind(sn_activation kind, size_t n, const float *gate, const
     for (size_t i = 0; i < n; i += SN_LANES) {
         size_t left = n - i < SN_LANES ? n - i : SN_LANES;
         vf a = activation_lanes(kind, left < SN_LANES ? vf_load_n(gate + i, left) : vf_load(gate + i));
-        if (up) a = vf_mul(a, left < SN_LANES ? vf_load_n(up + i, left) : vf_load(up + i));
+        if (up) a = vf_mul(a, factor_lanes(kind, left < SN_LANES ? vf_load_n(up + i, left) : vf_load(up + i)));
         if (left < SN_LANES)
             vf_store_n(y + i, a, left);
         else
@@ -57,11 +65,17 @@ static void activate(sn_activation kind, size_t n, const float *gate, const floa
     if (kind == SN_SILU) activate_kind(SN_SILU, n, gate, up, y);
     if (kind == SN_GELU) activate_kind(SN_GELU, n, gate, up, y);
     if (kind == SN_GELU_TANH) activate_kind(SN_GELU_TANH, n, gate, up, y);
+    if (kind == SN_SWIGLU_CLAMPED) activate_kind(SN_SWIGLU_CLAMPED, n, gate, up, y);
 }
 
 /* The activation at x, and its slope. With s = 1 / (1 + exp(-v)): of x s it is s + x s (1 - s) v'. */
 INLINE vf activation_slope(sn_activation kind, vf x, vf *y) {
     const vf one = vf_set(1);
+    if (kind == SN_SWIGLU_CLAMPED) {
+        vf m = capped(x), s = sigmoid_lanes(vf_mul(m, vf_set(1.702f)));
+        *y = vf_mul(m, s);
+        return vf_if_less(vf_set(7), x, vf_set(0), vf_fma(*y, vf_mul(vf_sub(one, s), vf_set(1.702f)), s));
+    }
     if (kind == SN_GELU) {
         vf bell = bell_lanes(x), share = normal_lanes(x, bell);
         *y = vf_mul(x, share);
@@ -77,15 +91,18 @@ INLINE vf activation_slope(sn_activation kind, vf x, vf *y) {
     return vf_fma(*y, rest, s);
 }
 
-/* y = a(g) u:  du = dy a(g),  dg = dy u a'(g) */
+/* y = a(g) u:  du = dy a(g),  dg = dy u a'(g); clamped: with the factor for u, and du = 0 where u does not count */
 INLINE void activate_grad_kind(sn_activation kind, size_t n, const float *gate, const float *up, const float *dy,
                                float *dgate, float *dup) {
     for (size_t i = 0; i < n; i += SN_LANES) {
         size_t left = n - i < SN_LANES ? n - i : SN_LANES;
         vf d = vf_load_n(dy + i, left), a, slope = activation_slope(kind, vf_load_n(gate + i, left), &a), scaled = d;
         if (up) {
-            scaled = vf_mul(d, vf_load_n(up + i, left));
-            vf_store_n(dup + i, vf_mul(d, a), left);
+            vf u = vf_load_n(up + i, left), du = vf_mul(d, a);
+            if (kind == SN_SWIGLU_CLAMPED)
+                du = vf_if_less(vf_set(7), u, vf_set(0), vf_if_less(u, vf_set(-7), vf_set(0), du));
+            scaled = vf_mul(d, factor_lanes(kind, u));
+            vf_store_n(dup + i, du, left);
         }
         vf_store_n(dgate + i, vf_mul(scaled, slope), left);
     }
@@ -96,4 +113,5 @@ static void activate_grad(sn_activation kind, size_t n, const float *gate, const
     if (kind == SN_SILU) activate_grad_kind(SN_SILU, n, gate, up, dy, dgate, dup);
     if (kind == SN_GELU) activate_grad_kind(SN_GELU, n, gate, up, dy, dgate, dup);
     if (kind == SN_GELU_TANH) activate_grad_kind(SN_GELU_TANH, n, gate, up, dy, dgate, dup);
+    if (kind == SN_SWIGLU_CLAMPED) activate_grad_kind(SN_SWIGLU_CLAMPED, n, gate, up, dy, dgate, dup);
 }

@@ -260,6 +260,7 @@ static sn_attention_job unit_job(const plan *p, size_t unit, size_t scratch_row)
         .window = p->window,
         .scale = p->how->scale,
         .slopes = p->how->slopes ? p->how->slopes + kv_head * group + first_head : NULL,
+        .sinks = p->how->sinks ? p->how->sinks + kv_head * group + first_head : NULL,
         .q = p->q + at,
         .out = p->out + at,
         .stride = stride,

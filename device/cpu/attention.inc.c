@@ -111,8 +111,9 @@ static void scores(const sn_attention_job *job, int first, int end) {
 }
 
 /* -- (2) softmax without the division, in place; the sum. s[0] belongs to a position that is a multiple of 16, s[from,
- * to) to the row's positions. Whole vectors are worked on: what lies outside gets probability zero. */
-static float exp_scores(float *s, size_t from, size_t to) {
+ * to) to the row's positions. Whole vectors are worked on: what lies outside gets probability zero. *sink, where there is
+ * one, is a score that counts in the maximum and the sum. */
+static float exp_scores(float *s, size_t from, size_t to, const float *sink) {
     const vf none = vf_set(-__builtin_inff());
     size_t end = (to + SN_LANES - 1) / SN_LANES * SN_LANES;
     for (size_t i = 0; i < from; i++) s[i] = -__builtin_inff();
@@ -122,17 +123,21 @@ static float exp_scores(float *s, size_t from, size_t to) {
         vf x = vf_load(s + i);
         top = vf_max(x, top); /* passes NaN over: it comes back in exp */
     }
-    float t[SN_LANES], max;
+    float t[SN_LANES], max, total;
     vf_store(t, top);
     max = t[0];
     for (int i = 1; i < SN_LANES; i++) max = t[i] > max ? t[i] : max;
+    if (sink) max = *sink > max ? *sink : max;
     vf sum = vf_set(0);
     for (size_t i = 0; i < end; i += SN_LANES) {
         vf p = exp_lanes(vf_sub(vf_load(s + i), vf_set(max)));
         vf_store(s + i, p);
         sum = vf_add(sum, p);
     }
-    return tree_sum(sum);
+    total = tree_sum(sum);
+    if (!sink) return total;
+    vf_store(t, exp_lanes(vf_sub(vf_set(*sink), vf_set(max))));
+    return total + t[0];
 }
 
 /* ALiBi: the scores s[from, to) of a row whose own position is the last of them. */
@@ -146,7 +151,8 @@ static void softmax(const sn_attention_job *job) {
         int base = sn_attention_base(job);
         float *s = job->scores + (size_t)r * job->scores_room;
         if (job->slopes) lean(s, own.first - base, own.end - base, job->slopes[r % job->n_heads]);
-        job->sums[r] = exp_scores(s, (size_t)(own.first - base), (size_t)(own.end - base));
+        job->sums[r] = exp_scores(s, (size_t)(own.first - base), (size_t)(own.end - base),
+                                  job->sinks ? &job->sinks[r % job->n_heads] : NULL);
     }
 }
 

@@ -120,7 +120,7 @@ typedef struct sn_attention_job {
     int n_tokens, n_heads;
     int window;
     float scale;
-    const float *slopes; /* of the heads, or NULL */
+    const float *slopes, *sinks; /* of the heads, or NULL */
     const float *q; /* first token's first head; heads are head_dim apart, tokens `stride` */
     float *out;     /* likewise */
     size_t stride;

@@ -169,6 +169,7 @@ static void rms_norm_grad(int width, const float *x, const float *weight, float 
 /* -- attention. With p = softmax(scale q . k) and out = sum_j p_j v_j, for each query row and head:
  *      dp_j = dout . v_j,   ds_j = p_j (dp_j - sum_i p_i dp_i) scale
  *      dq = sum_j ds_j k_j,   dk_j += ds_j q,   dv_j += p_j dout
+ * A sink takes its share of p; its value being nothing, its dp is 0.
  * Rows of p are computed again, one at a time. dk and dv grow row after row, head after head. */
 
 INLINE void turn(const float *from, size_t stride, int n, int dim, float *to, size_t room) {
@@ -203,7 +204,8 @@ INLINE void score_grads(const sn_attention_grad_job *job, const float *q, const 
     for (size_t j = base; j < padded; j += SN_LANES)
         vf_store(job->p + j, vf_mul(vf_load(job->p + j), vf_set(g->scale)));
     if (g->slopes) lean(job->p + base, (int)(first - base), (int)(end - base), g->slopes[head]);
-    vf inverse = vf_set(1 / exp_scores(job->p + base, first - base, end - base));
+    const float *sink = g->sinks ? &g->sinks[head] : NULL;
+    vf inverse = vf_set(1 / exp_scores(job->p + base, first - base, end - base, sink));
     dot_rows(dout, g->head_dim, job->values, job->room, base, end, job->dp);
     for (size_t j = base; j < first; j++) job->dp[j] = 0;
     for (size_t j = end; j < padded; j++) job->dp[j] = 0;

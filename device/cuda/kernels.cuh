@@ -62,8 +62,15 @@ __device__ inline float normal_share(float x) { return 0.5f * erfcf(-0.70710678f
 /* GELU by tanh is x / (1 + exp(-v)), this being v. */
 __device__ inline float gelu_inner(float x) { return 1.5957691216f * x * (1.0f + 0.044715f * x * x); }
 
+/* What SN_SWIGLU_CLAMPED makes of gate and up; NaN stays. */
+__device__ inline float capped(float x) { return x > 7.0f ? 7.0f : x; }
+__device__ inline float factor(int kind, float up) {
+    return kind == SN_SWIGLU_CLAMPED ? 1.0f + (up < -7.0f ? -7.0f : capped(up)) : up;
+}
+
 __device__ inline float activation(int kind, float x) {
     if (kind == SN_GELU) return x * normal_share(x);
+    if (kind == SN_SWIGLU_CLAMPED) return capped(x) / (1.0f + expf(-1.702f * capped(x)));
     return x / (1.0f + expf(kind == SN_SILU ? -x : -gelu_inner(x)));
 }
 

@@ -57,7 +57,7 @@ cudaError_t sn_cuda_pad_rows(cudaStream_t stream, int n, int cols, const float *
 /* -- linear, many rows: what goes into and comes out of cuBLAS */
 
 /* out (n, stride), bfloat16 = x (n, cols), rounded to nearest even, zero beyond cols. */
-cudaError_t sn_cuda_to_bf16(cudaStream_t stream, int n, int cols, const float *x, int stride, uint16_t *out);
+cudaError_t sn_cuda_to_bf16(cudaStream_t stream, int n, int cols, const float *x, int stride, bool rest, uint16_t *out);
 /* out (n, cols rounded up to 8), bfloat16 = rows [first, first + n) of a matrix of any layout but F32 and BF16. */
 cudaError_t sn_cuda_dequantize(cudaStream_t stream, const sn_cuda_matrix *weight, int first, int n, uint16_t *out);
 /* y (n, rows) += bias (rows). */
@@ -122,7 +122,7 @@ typedef struct sn_cuda_attention {
     sn_cuda_past past;
     int n_heads, window;
     float scale;
-    const float *slopes; /* (n_heads), or NULL */
+    const float *slopes, *sinks; /* (n_heads), or NULL */
     const float *q; /* (n_rows, n_heads, head_dim) */
     float *out;     /* likewise */
     /* Scratch of attention by splits: sums (n_rows, n_heads, n_splits, padded_dim), then (n_rows, n_heads, n_splits,

@@ -167,13 +167,14 @@ __global__ void __launch_bounds__(THREADS) attention_split(const __grid_constant
     }
 }
 
-/* Joins the parts of row blockIdx.x, head blockIdx.y. A part that saw nothing has a total of 0. */
+/* Joins the parts of row blockIdx.x, head blockIdx.y, and the head's sink, whose sum is 0. A part that saw nothing has a total of 0. */
 __global__ void __launch_bounds__(THREADS) attention_join(const __grid_constant__ sn_cuda_attention a, int n_splits) {
     size_t head = static_cast<size_t>(blockIdx.x) * a.n_heads + blockIdx.y;
     const float *stats = a.partial_stats + head * n_splits * 2, *sums = a.partial + head * n_splits * a.past.padded_dim;
-    float largest = -INFINITY, total = 0;
+    float sink = a.sinks ? a.sinks[blockIdx.y] : -INFINITY, largest = sink, total = 0;
     for (int p = 0; p < n_splits; p++)
         if (stats[2 * p + 1] != 0) largest = fmaxf(largest, stats[2 * p]);
+    if (a.sinks) total = expf(sink - largest);
     for (int p = 0; p < n_splits; p++)
         if (stats[2 * p + 1] != 0) total += expf(stats[2 * p] - largest) * stats[2 * p + 1];
     for (int i = threadIdx.x; i < a.past.head_dim; i += THREADS) {
@@ -216,7 +217,7 @@ __global__ void __launch_bounds__(THREADS) attention_tiles(const __grid_constant
     sn_cuda_row row0 = a.past.rows[tile.first_row];
     int own = row0.position + r, own_first = first_seen(own, a.window); /* this row sees [own_first, own] */
     int end = row0.position + tile.n_rows;
-    float largest = -INFINITY, total = 0;
+    float largest = a.sinks ? a.sinks[head] : -INFINITY, total = a.sinks ? 1.0f : 0.0f; /* a sink is there before */
     float4 sums[QUADS];
     for (int i = 0; i < QUADS; i++) sums[i] = make_float4(0, 0, 0, 0);
     for (int first = first_seen(row0.position, a.window); first < end; first += TILE_KEYS) {

@@ -101,13 +101,17 @@ __global__ void __launch_bounds__(THREADS)
     float g = gate[i], d = dy[i], slope;
     if (kind == SN_GELU) {
         slope = normal_share(g) + g * 0.3989422804f * expf(-0.5f * g * g);
+    } else if (kind == SN_SWIGLU_CLAMPED) {
+        float s = 1.0f / (1.0f + expf(-1.702f * capped(g)));
+        slope = g > 7.0f ? 0.0f : s + g * s * ((1.0f - s) * 1.702f);
     } else {
         float s = 1.0f / (1.0f + expf(kind == SN_SILU ? -g : -gelu_inner(g)));
         float inner = kind == SN_SILU ? 1.0f : 1.5957691216f * (1.0f + 3 * 0.044715f * g * g);
         slope = s + g * s * ((1.0f - s) * inner);
     }
-    dgate[i] = d * (up ? up[i] : 1.0f) * slope;
-    if (up) dup[i] = d * activation(kind, g);
+    float u = up ? up[i] : 0.0f;
+    dgate[i] = d * (up ? factor(kind, u) : 1.0f) * slope;
+    if (up) dup[i] = kind == SN_SWIGLU_CLAMPED && (u > 7.0f || u < -7.0f) ? 0.0f : d * activation(kind, g);
 }
 
 /* -- attention. A warp for each query row and head: its softmax's maximum and sum, and sum_j p_j (dout . v_j); then dq.
@@ -117,7 +121,7 @@ __global__ void __launch_bounds__(THREADS)
 struct heads {
     int n, n_heads, n_kv_heads, dim, window;
     float scale;
-    const float *slopes, *q, *k, *v, *dout;
+    const float *slopes, *sinks, *q, *k, *v, *dout;
 };
 
 __device__ inline float dot(const float *a, const float *b, int dim) {
@@ -144,8 +148,9 @@ __global__ void __launch_bounds__(THREADS) attention_grad_q(const __grid_constan
     size_t at = static_cast<size_t>(item) * h.dim, stride = static_cast<size_t>(h.n_kv_heads) * h.dim;
     size_t own = static_cast<size_t>(head / (h.n_heads / h.n_kv_heads)) * h.dim;
     const float *q = h.q + at, *dout = h.dout + at;
-    float most = -INFINITY, sum = 0, mean = 0;
+    float most = h.sinks ? h.sinks[head] : -INFINITY, sum = 0, mean = 0;
     for (int j = first_key(h, row); j <= row; j++) most = fmaxf(most, score_of(h, q, h.k + own + j * stride, head, row, j));
+    if (h.sinks) sum = expf(h.sinks[head] - most);
     for (int j = first_key(h, row); j <= row; j++) {
         float p = expf(score_of(h, q, h.k + own + j * stride, head, row, j) - most);
         sum += p;
@@ -230,7 +235,7 @@ extern "C" cudaError_t sn_cuda_activate_grad(cudaStream_t stream, size_t n, sn_a
 }
 
 extern "C" cudaError_t sn_cuda_attention_grad(cudaStream_t stream, const sn_attention_grad *g, float *stats) {
-    const heads h = {g->n, g->n_heads, g->n_kv_heads, g->head_dim, g->window, g->scale, g->slopes, g->q, g->k, g->v, g->dout};
+    const heads h = {g->n, g->n_heads, g->n_kv_heads, g->head_dim, g->window, g->scale, g->slopes, g->sinks, g->q, g->k, g->v, g->dout};
     unsigned int queries = blocks_for(static_cast<size_t>(g->n) * g->n_heads * 32);
     unsigned int keys = blocks_for(static_cast<size_t>(g->n) * g->n_kv_heads * 32);
     cudaError_t error = SN_LAUNCH(attention_grad_q, queries, THREADS, 0, stream, h, g->dq, stats);

@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(THREADS)
 __global__ void __launch_bounds__(THREADS)
     activate(size_t n, int kind, const float *gate, const float *up, float *y) {
     size_t i = this_item();
-    if (i < n) y[i] = activation(kind, gate[i]) * (up ? up[i] : 1.0f);
+    if (i < n) y[i] = activation(kind, gate[i]) * (up ? factor(kind, up[i]) : 1.0f);
 }
 
 __global__ void __launch_bounds__(THREADS) add(size_t n, float *y, const float *x) {
@@ -79,16 +79,23 @@ __global__ void __launch_bounds__(THREADS) pad_rows(size_t n, int cols, const fl
     out[i] = col < cols ? x[i / stride * cols + col] : 0.0f;
 }
 
+/* x as bfloat16, or the rest: what that leaves of x. */
+__device__ inline unsigned int part_of(float x, bool rest) {
+    uint16_t first = float_to_bf16(x);
+    return rest ? float_to_bf16(x - bf16_to_float(first)) : first;
+}
+
 /* A thread for eight elements, in these three. */
-__global__ void __launch_bounds__(THREADS) to_bf16(size_t n, int cols, const float *x, int stride, uint16_t *out) {
+__global__ void __launch_bounds__(THREADS)
+    to_bf16(size_t n, int cols, const float *x, int stride, bool rest, uint16_t *out) {
     size_t item = this_item();
     if (item >= n) return;
     size_t row = item / (stride / 8);
     int at = static_cast<int>(item % (stride / 8)) * 8;
     unsigned int words[4];
     for (int i = 0; i < 8; i += 2) {
-        unsigned int low = at + i < cols ? float_to_bf16(x[row * cols + at + i]) : 0;
-        unsigned int high = at + i + 1 < cols ? float_to_bf16(x[row * cols + at + i + 1]) : 0;
+        unsigned int low = at + i < cols ? part_of(x[row * cols + at + i], rest) : 0;
+        unsigned int high = at + i + 1 < cols ? part_of(x[row * cols + at + i + 1], rest) : 0;
         words[i / 2] = low | high << 16;
     }
     reinterpret_cast<uint4 *>(out)[item] = make_uint4(words[0], words[1], words[2], words[3]);
@@ -172,9 +179,9 @@ extern "C" cudaError_t sn_cuda_pad_rows(cudaStream_t stream, int n, int cols, co
 }
 
 extern "C" cudaError_t sn_cuda_to_bf16(cudaStream_t stream, int n, int cols, const float *x, int stride,
-                                       uint16_t *out) {
+                                       bool rest, uint16_t *out) {
     size_t items = static_cast<size_t>(n) * (stride / 8);
-    return SN_LAUNCH(to_bf16, blocks_for(items), THREADS, 0, stream, items, cols, x, stride, out);
+    return SN_LAUNCH(to_bf16, blocks_for(items), THREADS, 0, stream, items, cols, x, stride, rest, out);
 }
 
 extern "C" cudaError_t sn_cuda_dequantize(cudaStream_t stream, const sn_cuda_matrix *w, int first, int n,

@@ -1,7 +1,7 @@
 /* Rows against matrices. Up to SN_CUDA_FEW_ROWS rows by kernels that are as fast as the weights' memory: quantised
  * weights meet x as 8-bit numbers in groups of 32 (as on the CPU), plain ones meet it as float32. More rows by cuBLAS:
  * both sides as bfloat16, sums in float32 (F32 weights: all in float32); a matrix of another type is made bfloat16 a
- * part at a time. */
+ * part at a time. Where it has to be exact, x is the sum of two bfloat16 and goes through twice. */
 #include "base/mem.h"
 #include "device/cuda/inside.h"
 
@@ -97,18 +97,18 @@ static sn_status blas(sn_cuda *cuda, cublasStatus_t result, sn_err *err) {
     return sn_fail(err, SN_STOP, "%s: cuBLAS gave up: %s", cuda->description, cublasGetStatusString(result));
 }
 
-/* y (n, rows of the whole matrix) from column `first` on = x (n, stride) . w (n_w, stride)^T. cuBLAS counts columns
- * first, so its matrices are ours transposed. */
+/* y (n, rows of the whole matrix) from column `first` on = x (n, stride) . w (n_w, stride)^T, or grows by it. cuBLAS counts
+ * columns first, so its matrices are ours transposed. */
 static sn_status multiply(sn_cuda *cuda, int n, const void *x, int x_stride, const void *w, int n_w, int stride,
-                          cudaDataType_t type, float *y, int y_stride, sn_err *err) {
-    const float one = 1, zero = 0;
+                          cudaDataType_t type, bool grow, float *y, int y_stride, sn_err *err) {
+    const float one = 1, kept = grow ? 1 : 0;
     return blas(cuda,
                 cublasGemmEx(cuda->blas, CUBLAS_OP_T, CUBLAS_OP_N, n_w, n, x_stride, &one, w, type, stride, x, type,
-                             x_stride, &zero, y, CUDA_R_32F, y_stride, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+                             x_stride, &kept, y, CUDA_R_32F, y_stride, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
                 err);
 }
 
-static sn_status by_parts(sn_cuda *cuda, int n, const sn_cuda_matrix *w, float *y, sn_err *err) {
+static sn_status by_parts(sn_cuda *cuda, int n, const sn_cuda_matrix *w, bool grow, float *y, sn_err *err) {
     int stride = (int)sn_cuda_pad((size_t)w->cols, 8), part = (int)(cuda->tile.bytes / sizeof(uint16_t)) / stride;
     sn_status status = SN_OK;
     for (int first = 0; first < w->rows && !status; first += part) {
@@ -116,33 +116,47 @@ static sn_status by_parts(sn_cuda *cuda, int n, const sn_cuda_matrix *w, float *
         cudaError_t error = sn_cuda_dequantize(cuda->work, w, first, rows, cuda->tile.at);
         status = sn_cuda_queued(cuda, error, "dequantising", err);
         if (!status)
-            status = multiply(cuda, n, cuda->x.at, stride, cuda->tile.at, rows, stride, CUDA_R_16BF, y + first, w->rows,
-                              err);
+            status = multiply(cuda, n, cuda->x.at, stride, cuda->tile.at, rows, stride, CUDA_R_16BF, grow, y + first,
+                              w->rows, err);
     }
     return status;
 }
 
-static sn_status many_rows(sn_cuda *cuda, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err) {
+/* What x gives as bfloat16; `rest`: what that left of x, added to it. F32 weights meet x itself. */
+static sn_status halved_rows(sn_cuda *cuda, int n, const float *x, int n_linears, const sn_linear *linears, bool rest,
+                             sn_err *err) {
     sn_status status = SN_OK;
     bool halved = false;
     for (int i = 0; i < n_linears && !status; i++) {
         const sn_linear *l = &linears[i];
         sn_cuda_matrix w = sn_cuda_matrix_of(l->weight);
         int stride = (int)sn_cuda_pad((size_t)w.cols, 8);
-        if (!w.rows) continue;
+        if (!w.rows || (rest && w.layout == SN_CUDA_F32)) continue;
         if (w.layout != SN_CUDA_F32 && !halved) {
-            cudaError_t error = sn_cuda_to_bf16(cuda->work, n, w.cols, x, stride, cuda->x.at);
+            cudaError_t error = sn_cuda_to_bf16(cuda->work, n, w.cols, x, stride, rest, cuda->x.at);
             if ((status = sn_cuda_queued(cuda, error, "rounding rows", err))) break;
             halved = true;
         }
         if (w.layout == SN_CUDA_F32)
-            status = multiply(cuda, n, x, w.cols, w.plane[0], w.rows, stride, CUDA_R_32F, l->y, w.rows, err);
+            status = multiply(cuda, n, x, w.cols, w.plane[0], w.rows, stride, CUDA_R_32F, false, l->y, w.rows, err);
         else if (w.layout == SN_CUDA_BF16)
-            status = multiply(cuda, n, cuda->x.at, stride, w.plane[0], w.rows, stride, CUDA_R_16BF, l->y, w.rows, err);
+            status = multiply(cuda, n, cuda->x.at, stride, w.plane[0], w.rows, stride, CUDA_R_16BF, rest, l->y, w.rows, err);
         else
-            status = by_parts(cuda, n, &w, l->y, err);
-        if (!status && l->bias)
-            status = sn_cuda_queued(cuda, sn_cuda_add_bias(cuda->work, n, w.rows, l->bias, l->y), "adding a bias", err);
+            status = by_parts(cuda, n, &w, rest, l->y, err);
+    }
+    return status;
+}
+
+static sn_status many_rows(sn_cuda *cuda, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err) {
+    bool exact = false;
+    for (int i = 0; i < n_linears; i++) exact |= linears[i].exact;
+    sn_status status = halved_rows(cuda, n, x, n_linears, linears, false, err);
+    if (!status && exact) status = halved_rows(cuda, n, x, n_linears, linears, true, err);
+    for (int i = 0; i < n_linears && !status; i++) {
+        const sn_linear *l = &linears[i];
+        if (l->bias && l->weight->rows)
+            status = sn_cuda_queued(cuda, sn_cuda_add_bias(cuda->work, n, (int)l->weight->rows, l->bias, l->y),
+                                    "adding a bias", err);
     }
     return status;
 }

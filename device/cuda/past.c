@@ -118,6 +118,7 @@ sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *how, const floa
                            .window = how->window,
                            .scale = how->scale,
                            .slopes = how->slopes,
+                           .sinks = how->sinks,
                            .q = q,
                            .out = out};
     if (cuda->n_rows <= SN_CUDA_FEW_ROWS * cuda->n_sequences)

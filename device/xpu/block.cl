@@ -49,7 +49,7 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void rope(uint n_pairs_
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
 activate(ulong n, uint kind, __global const float *gate, __global const float *up, __global float *y) {
     size_t i = get_global_id(0);
-    if (i < n) y[i] = activation(kind, gate[i]) * (up ? up[i] : 1.0f);
+    if (i < n) y[i] = activation(kind, gate[i]) * (up ? factor(kind, up[i]) : 1.0f);
 }
 
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void add(ulong n, __global float *y, __global const float *x) {
@@ -128,7 +128,7 @@ static inline uint window_start(uint end, uint window) { return window > 0 && en
 __kernel __attribute__((reqd_work_group_size(CHUNK, 1, 1))) void
 attention_row(__global const uint2 *rows, __global const ulong *pages, uint block, uint n_heads, uint n_kv_heads,
               uint head_dim, uint page_tokens, uint window, float scale, __global const float *slopes,
-              __global const float *q, __global float *out) {
+              __global const float *sinks, __global const float *q, __global float *out) {
     __local float query[DIM_MAX], scores[CHUNK], shares[CHUNK];
     uint lane = get_local_id(0), head = get_group_id(0), row = get_group_id(1);
     uint kv_head = head / (n_heads / n_kv_heads);
@@ -137,7 +137,8 @@ attention_row(__global const uint2 *rows, __global const ulong *pages, uint bloc
     uint end = at.y + 1, start = window_start(end, window);
     size_t place = ((size_t)row * n_heads + head) * head_dim;
     for (uint e = lane; e < head_dim; e += CHUNK) query[e] = q[place + e];
-    float most = -INFINITY, sum = 0.0f, result[DIM_MAX / CHUNK];
+    float most = sinks ? sinks[head] : -INFINITY, sum = sinks ? 1.0f : 0.0f; /* a sink is there before */
+    float result[DIM_MAX / CHUNK];
     for (uint i = 0; i < DIM_MAX / CHUNK; i++) result[i] = 0.0f;
     for (uint base = start / 16 * 16; base < end; base += CHUNK) {
         uint position = base + lane, first = max(start, base), last = min(end, base + CHUNK);
@@ -180,7 +181,7 @@ attention_row(__global const uint2 *rows, __global const ulong *pages, uint bloc
 __kernel __attribute__((reqd_work_group_size(LANES, ROWS, 1))) void
 attention_tile(__global const uint4 *tiles, __global const ulong *pages, uint block, uint n_heads, uint n_kv_heads,
                uint head_dim, uint page_tokens, uint window, float scale, __global const float *slopes,
-               __global const float *q, __global float *out,
+               __global const float *sinks, __global const float *q, __global float *out,
                __local float *query, __local float *keys, __local float *values) {
     __local float scores[ROWS][KEYS];
     uint lane = get_local_id(0), line = get_local_id(1), item = line * LANES + lane, head = get_group_id(0);
@@ -192,7 +193,7 @@ attention_tile(__global const uint4 *tiles, __global const ulong *pages, uint bl
     uint all_start = window_start(tile.z + 1, window), all_end = tile.z + tile.y;
     size_t place = ((size_t)row * n_heads + head) * head_dim;
     for (uint e = lane; e < head_dim; e += LANES) query[line * head_dim + e] = q[place + e];
-    float most = -INFINITY, sum = 0.0f, result[DIM_MAX / LANES];
+    float most = sinks ? sinks[head] : -INFINITY, sum = sinks ? 1.0f : 0.0f, result[DIM_MAX / LANES];
     for (uint i = 0; i < DIM_MAX / LANES; i++) result[i] = 0.0f;
     for (uint base = all_start / KEYS * KEYS; base < all_end; base += KEYS) {
         __global const float *key = key_at(p, base), *value = value_at(p, base);

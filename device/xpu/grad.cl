@@ -65,8 +65,9 @@ activate_grad(ulong n, uint kind, __global const float *gate, __global const flo
     size_t i = get_global_id(0);
     if (i >= n) return;
     float g = gate[i], d = dy[i];
-    dgate[i] = d * (up ? up[i] : 1.0f) * activation_slope(kind, g);
-    if (up) dup[i] = d * activation(kind, g);
+    float u = up ? up[i] : 0.0f;
+    dgate[i] = d * (up ? factor(kind, u) : 1.0f) * activation_slope(kind, g);
+    if (up) dup[i] = kind == SWIGLU_CLAMPED && (u > 7.0f || u < -7.0f) ? 0.0f : d * activation(kind, g);
 }
 
 /* -- attention. An item for each query row and head: its softmax's maximum and sum, and sum_j p_j (dout . v_j); then dq. Then
@@ -82,13 +83,15 @@ static uint first_key(uint row, uint window) { return window > 0 && row + 1 > wi
 
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
 attention_grad_q(uint n, uint n_heads, uint n_kv_heads, uint dim, uint window, float scale, __global const float *slopes,
-                 __global const float *q,                  __global const float *k, __global const float *v, __global const float *dout, __global float *dq,
+                 __global const float *sinks, __global const float *q, __global const float *k, __global const float *v,
+                 __global const float *dout, __global float *dq,
                  __global float *stats) {
     uint item = get_global_id(0), row = item / n_heads, head = item % n_heads;
     if (row >= n) return;
     size_t at = (size_t)item * dim, stride = (size_t)n_kv_heads * dim, own = (size_t)(head / (n_heads / n_kv_heads)) * dim;
-    float most = -INFINITY, sum = 0.0f, mean = 0.0f;
+    float most = sinks ? sinks[head] : -INFINITY, sum = 0.0f, mean = 0.0f;
     for (uint j = first_key(row, window); j <= row; j++) most = fmax(most, leant(dot_rows(q + at, k + own + j * stride, dim) * scale, slopes, head, j, row));
+    if (sinks) sum = exp(sinks[head] - most);
     for (uint j = first_key(row, window); j <= row; j++) {
         float p = exp(leant(dot_rows(q + at, k + own + j * stride, dim) * scale, slopes, head, j, row) - most);
         sum += p;

@@ -134,6 +134,7 @@ sn_status sn_xpu_attention(sn_device *d, const sn_attention *how, const float *q
                          SN_XPU_ARG(within),
                          SN_XPU_ARG(how->scale),
                          SN_XPU_ARG(how->slopes),
+                         SN_XPU_ARG(how->sinks),
                          SN_XPU_ARG(q),
                          SN_XPU_ARG(out),
                          SN_XPU_LOCAL(tile_bytes), /* attention_tile only: query, keys, values */

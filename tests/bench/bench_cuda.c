@@ -130,18 +130,19 @@ static void issue_block(model *m, int b, int n) {
     sn_rope rope = {true, s->head_dim, m->cos_sin};
     size_t e = (size_t)n * (size_t)s->n_embd;
     must(ops->rms_norm(m->d, n, s->n_embd, m->x, m->norm, 1e-5f, m->h, &err));
-    must(ops->linear(m->d, n, m->h, 3, (sn_linear[]){{&w[0], NULL, m->q}, {&w[1], NULL, m->k}, {&w[2], NULL, m->v}},
+    must(ops->linear(m->d, n, m->h, 3, (sn_linear[]){{.weight = &w[0], .y = m->q}, {.weight = &w[1], .y = m->k},
+                                                {.weight = &w[2], .y = m->v}},
                      &err));
     must(ops->rope(m->d, n, s->n_heads, s->head_dim, m->q, &rope, &err));
     must(ops->rope(m->d, n, s->n_kv_heads, s->head_dim, m->k, &rope, &err));
     must(ops->kv_store(m->d, b, m->k, m->v, &err));
     must(ops->attention(m->d, &(sn_attention){.block = b, .n_heads = s->n_heads, .scale = 0.1f}, m->q, m->attn, &err));
-    must(ops->linear(m->d, n, m->attn, 1, (sn_linear[]){{&w[3], NULL, m->h}}, &err));
+    must(ops->linear(m->d, n, m->attn, 1, (sn_linear[]){{.weight = &w[3], .y = m->h}}, &err));
     must(ops->add(m->d, e, m->x, m->h, &err));
     must(ops->rms_norm(m->d, n, s->n_embd, m->x, m->norm, 1e-5f, m->h, &err));
-    must(ops->linear(m->d, n, m->h, 2, (sn_linear[]){{&w[4], NULL, m->gate}, {&w[5], NULL, m->up}}, &err));
+    must(ops->linear(m->d, n, m->h, 2, (sn_linear[]){{.weight = &w[4], .y = m->gate}, {.weight = &w[5], .y = m->up}}, &err));
     must(ops->activate(m->d, (size_t)n * (size_t)s->n_ff, SN_SILU, m->gate, m->up, m->gate, &err));
-    must(ops->linear(m->d, n, m->gate, 1, (sn_linear[]){{&w[6], NULL, m->h}}, &err));
+    must(ops->linear(m->d, n, m->gate, 1, (sn_linear[]){{.weight = &w[6], .y = m->h}}, &err));
     must(ops->add(m->d, e, m->x, m->h, &err));
 }
 
@@ -194,7 +195,7 @@ static double matrix_speed(sn_device *d) {
     sn_weight w;
     must(d->ops->prepare(d, &(sn_device_limits){.rows = SIDE, .width = SIDE, .context = 16}, &err));
     load_matrix(&m, SN_BF16, SIDE, SIDE, &w);
-    sn_linear linear = {&w, NULL, floats(&m, (size_t)SIDE * SIDE)};
+    sn_linear linear = {.weight = &w, .y = floats(&m, (size_t)SIDE * SIDE)};
     float *x = floats(&m, (size_t)SIDE * SIDE);
     for (int i = 0; i < 2; i++) must(d->ops->linear(d, SIDE, x, 1, &linear, &err));
     must(d->ops->finish(d, &err));

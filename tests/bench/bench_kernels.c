@@ -49,7 +49,7 @@ static double pass(sn_device *d, const matrices *m, int n, const float *x, float
     double best = 1e9;
     for (int r = 0; r < REPEATS; r++) {
         int64_t start = sn_now_us();
-        for (int i = 0; i < m->n; i++) must(d->ops->linear(d, n, x, 1, &(sn_linear){m->w[i], NULL, y}, &err));
+        for (int i = 0; i < m->n; i++) must(d->ops->linear(d, n, x, 1, &(sn_linear){.weight = m->w[i], .y = y}, &err));
         double s = (double)(sn_now_us() - start) * 1e-6;
         best = s < best ? s : best;
     }
@@ -113,7 +113,7 @@ static void bench_token(sn_device *d, sn_dtype dtype, sn_dtype head_dtype) {
         in_image += put_random(d, i == HEAD ? head_dtype : dtype, rows[kind], cols[kind], (uint8_t *)*image + in_image,
                                &weights[i]);
         bytes += weights[i].bytes;
-        w[i] = (sn_linear){&weights[i], NULL, y + (size_t)kind * 2048};
+        w[i] = (sn_linear){.weight = &weights[i], .y = y + (size_t)kind * 2048};
     }
     double best = 1e9;
     for (int r = 0; r < TIMES; r++) {
@@ -234,7 +234,7 @@ static void bench_large(sn_device *d, sn_pool *pool, sn_dtype dtype) {
         int64_t start = sn_now_us();
         for (int b = 0; b < LARGE_BLOCKS; b++) {
             sn_linear l[LARGE_PER_BLOCK];
-            for (int i = 0; i < LARGE_PER_BLOCK; i++) l[i] = (sn_linear){&weights[b][i], NULL, y + (size_t)i * LARGE_FF};
+            for (int i = 0; i < LARGE_PER_BLOCK; i++) l[i] = (sn_linear){.weight = &weights[b][i], .y = y + (size_t)i * LARGE_FF};
             must(d->ops->linear(d, 1, x, 3, l, &err));
             must(d->ops->linear(d, 1, x, 1, l + 3, &err));
             must(d->ops->linear(d, 1, x, 2, l + 4, &err));

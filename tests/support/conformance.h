@@ -28,6 +28,7 @@
     X(weights_that_no_matrix_can_have_are_refused)                                                                     \
     X(linear_of_every_type)                                                                                            \
     X(linear_of_several_matrices_and_biases)                                                                           \
+    X(linear_that_is_to_be_exact)                                                                                      \
     X(linear_of_nothing)                                                                                               \
     X(linear_keeps_nan_and_infinity_in_their_row)                                                                      \
     X(linear_gives_the_same_bits_again)                                                                                \
@@ -47,6 +48,7 @@
     X(attention_of_several_prompts)                                                                                    \
     X(attention_within_a_window)                                                                                       \
     X(attention_that_leans)                                                                                            \
+    X(attention_with_sinks)                                                                                            \
     X(attention_over_page_borders)                                                                                     \
     X(attention_of_a_pass_without_rows)                                                                                \
     X(attention_keeps_nan_in_its_head)                                                                                 \

@@ -170,10 +170,12 @@ static double activation_formula(const void *ctx, const double *x) { /* x: gate,
     const activation_ctx *a = ctx;
     double sum = 0, inner = sqrt(2 / acos(-1));
     for (size_t i = 0; i < a->n; i++) {
-        double g = x[i], y = g / (1 + exp(-g));
+        double g = x[i], y = g / (1 + exp(-g)), u = a->gated ? x[a->n + i] : 1;
         if (a->kind == SN_GELU) y = g / 2 * (1 + erf(g * sqrt(0.5)));
         if (a->kind == SN_GELU_TANH) y = g / 2 * (1 + tanh(inner * (g + 0.044715 * g * g * g)));
-        sum += a->dy[i] * y * (a->gated ? x[a->n + i] : 1);
+        if (a->kind == SN_SWIGLU_CLAMPED) y = fmin(g, 7) / (1 + exp(-1.702 * fmin(g, 7)));
+        if (a->kind == SN_SWIGLU_CLAMPED && a->gated) u = fmin(fmax(u, -7), 7) + 1;
+        sum += a->dy[i] * y * u;
     }
     return sum;
 }
@@ -184,6 +186,7 @@ void conformance_activation_grad_by_differences(conformance *c) {
     for (int i = 0; i < N; i++) x[i] *= 12; /* gates from flat to steep */
     for (int kind = 0; kind < SN_ACTIVATION_COUNT; kind++)
         for (int gated = 0; gated < 2; gated++) {
+            for (int i = N; i < 2 * N && kind == SN_SWIGLU_CLAMPED && gated; i += 3) x[i] *= 14; /* some beyond the clamp */
             float *gate = conformance_upload(c, x, N), *up = gated ? conformance_upload(c, x + N, N) : NULL;
             float *d = conformance_upload(c, dy, N), *dgate = gated ? conformance_bytes(c, sizeof got / 2) : d;
             CONFORMANCE_OK(c, c->device->ops->activate_grad(c->device, N, (sn_activation)kind, gate, up, d, dgate,
@@ -199,7 +202,7 @@ void conformance_activation_grad_by_differences(conformance *c) {
 
 typedef struct attention_ctx {
     const sn_attention_grad *g;
-    const double *dout, *slopes;
+    const double *dout, *slopes, *sinks; /* sinks: NULL for none */
 } attention_ctx;
 
 static double attention_formula(const void *ctx, const double *x) { /* x: q, k, v one behind the other */
@@ -220,6 +223,7 @@ static double attention_formula(const void *ctx, const double *x) { /* x: q, k, 
                 s[j] = s[j] * (double)g->scale + a->slopes[h] * ((double)j - (double)i);
                 most = fmax(most, s[j]);
             }
+            if (a->sinks) most = fmax(most, a->sinks[h]), sum = exp(a->sinks[h] - most);
             for (size_t j = first; j <= i; j++) sum += s[j] = exp(s[j] - most);
             for (size_t j = first; j <= i; j++)
                 for (size_t d = 0; d < dim; d++)
@@ -228,12 +232,14 @@ static double attention_formula(const void *ctx, const double *x) { /* x: q, k, 
     return total;
 }
 
-static void try_attention_grad(conformance *c, int n, int heads, int kv_heads, int dim, int window, bool leans) {
+static void try_attention_grad(conformance *c, int n, int heads, int kv_heads, int dim, int window, bool leans, bool sinks) {
     int mark = c->n_buffers;
     size_t nq = (size_t)(n * heads * dim), nk = (size_t)(n * kv_heads * dim);
     float *x = conformance_random(c, nq + 2 * nk, 1), *dout = conformance_random(c, nq, 2);
     float *got = conformance_heap(c, (nq + 2 * nk) * sizeof *got), *slopes = conformance_heap(c, (size_t)heads * sizeof *slopes);
+    float *own_sinks = conformance_heap(c, (size_t)heads * sizeof *own_sinks);
     for (int h = 0; leans && h < heads; h++) slopes[h] = 0.5f - 0.3f * (float)h;
+    for (int h = 0; h < heads; h++) own_sinks[h] = 2.0f - 1.5f * (float)h;
     sn_attention_grad g = {.n = n,
                            .n_heads = heads,
                            .n_kv_heads = kv_heads,
@@ -241,6 +247,7 @@ static void try_attention_grad(conformance *c, int n, int heads, int kv_heads, i
                            .window = window,
                            .scale = 0.7f,
                            .slopes = leans ? conformance_upload(c, slopes, (size_t)heads) : NULL,
+                           .sinks = sinks ? conformance_upload(c, own_sinks, (size_t)heads) : NULL,
                            .q = conformance_upload(c, x, nq),
                            .dout = conformance_upload(c, dout, nq),
                            .k = conformance_upload(c, x + nq, nk),
@@ -252,18 +259,23 @@ static void try_attention_grad(conformance *c, int n, int heads, int kv_heads, i
     memcpy(got, conformance_download(c, g.dq, nq), nq * sizeof *got);
     memcpy(got + nq, conformance_download(c, g.dk, nk), nk * sizeof *got);
     memcpy(got + nq + nk, conformance_download(c, g.dv, nk), nk * sizeof *got);
-    attention_ctx ctx = {&g, as_doubles(c, dout, nq), as_doubles(c, slopes, (size_t)heads)};
+    attention_ctx ctx = {&g, as_doubles(c, dout, nq), as_doubles(c, slopes, (size_t)heads),
+                         sinks ? as_doubles(c, own_sinks, (size_t)heads) : NULL};
     double size = (double)(n * heads) / 4 * (1 + 1e5 * c->attention_rounding);
     check_grad(c, "attention", attention_formula, &ctx, as_doubles(c, x, nq + 2 * nk), nq + 2 * nk, got, NULL, size);
     conformance_release(c, mark);
 }
 
 void conformance_attention_grad_by_differences(conformance *c) {
-    try_attention_grad(c, 1, 1, 1, 8, 0, false);
-    try_attention_grad(c, 9, 4, 2, 6, 0, false);
-    try_attention_grad(c, 19, 3, 1, 5, 0, false);
-    try_attention_grad(c, 21, 2, 2, 17, 4, false);
-    try_attention_grad(c, 18, 2, 1, 4, 1, false);
-    try_attention_grad(c, 19, 3, 1, 5, 0, true);
-    try_attention_grad(c, 21, 4, 2, 17, 6, true);
+    try_attention_grad(c, 1, 1, 1, 8, 0, false, false);
+    try_attention_grad(c, 9, 4, 2, 6, 0, false, false);
+    try_attention_grad(c, 19, 3, 1, 5, 0, false, false);
+    try_attention_grad(c, 21, 2, 2, 17, 4, false, false);
+    try_attention_grad(c, 18, 2, 1, 4, 1, false, false);
+    try_attention_grad(c, 19, 3, 1, 5, 0, true, false);
+    try_attention_grad(c, 21, 4, 2, 17, 6, true, false);
+    try_attention_grad(c, 1, 1, 1, 8, 0, false, true);
+    try_attention_grad(c, 19, 4, 2, 5, 0, false, true);
+    try_attention_grad(c, 21, 2, 2, 17, 4, false, true);
+    try_attention_grad(c, 19, 3, 1, 5, 6, true, true);
 }

@@ -44,7 +44,7 @@ static void try_linear(conformance *c, int n, sn_dtype dtype, size_t rows, size_
     int mark = c->n_buffers;
     conformance_weight w = conformance_random_weight(c, dtype, rows, cols, rows * 1000 + cols);
     float *x = conformance_random(c, (size_t)n * cols, 7), *device_x = conformance_upload(c, x, (size_t)n * cols);
-    sn_linear linear = {&w.weight, NULL, conformance_bytes(c, (size_t)n * rows * sizeof(float))};
+    sn_linear linear = {.weight = &w.weight, .y = conformance_bytes(c, (size_t)n * rows * sizeof(float))};
     CONFORMANCE_OK(c, c->device->ops->linear(c->device, n, device_x, 1, &linear, &c->err));
     check_linear(c, n, x, &w, NULL, conformance_download(c, linear.y, (size_t)n * rows));
     conformance_release(c, mark);
@@ -79,8 +79,9 @@ void conformance_linear_of_several_matrices_and_biases(conformance *c) {
         for (int l = 0; l < LINEARS; l++) {
             w[l] = conformance_random_weight(c, shapes[l].dtype, shapes[l].rows, COLS, (uint64_t)l);
             if (l != 1) bias[l] = conformance_random(c, shapes[l].rows, 50 + (uint64_t)l);
-            linears[l] = (sn_linear){&w[l].weight, bias[l] ? conformance_upload(c, bias[l], shapes[l].rows) : NULL,
-                                     conformance_bytes(c, (size_t)n * shapes[l].rows * sizeof(float))};
+            linears[l] = (sn_linear){.weight = &w[l].weight,
+                                     .bias = bias[l] ? conformance_upload(c, bias[l], shapes[l].rows) : NULL,
+                                     .y = conformance_bytes(c, (size_t)n * shapes[l].rows * sizeof(float))};
         }
         float *device_x = conformance_upload(c, x, (size_t)n * COLS);
         CONFORMANCE_OK(c, c->device->ops->linear(c->device, n, device_x, LINEARS, linears, &c->err));
@@ -90,10 +91,33 @@ void conformance_linear_of_several_matrices_and_biases(conformance *c) {
     }
 }
 
+/* As if the backend rounded to 16 bits: half of 2^-15, and a little. */
+void conformance_linear_that_is_to_be_exact(conformance *c) {
+    enum { ROWS = 33, COLS = 100, N = 40 };
+    int mark = c->n_buffers;
+    double rounding = c->linear_rounding;
+    conformance_weight w[] = {conformance_random_weight(c, SN_BF16, ROWS, COLS, 1),
+                              conformance_random_weight(c, SN_F32, ROWS, COLS, 2),
+                              conformance_random_weight(c, SN_BF16, 4, COLS, 3)};
+    float *x = conformance_random(c, N * COLS, 8), *bias = conformance_random(c, ROWS, 9);
+    float *device_x = conformance_upload(c, x, N * COLS), *device_bias = conformance_upload(c, bias, ROWS);
+    sn_linear linears[3];
+    for (int i = 0; i < 3; i++)
+        linears[i] = (sn_linear){.weight = &w[i].weight, .bias = i ? NULL : device_bias, .exact = true,
+                                 .y = conformance_bytes(c, N * w[i].weight.rows * sizeof(float))};
+    for (int again = 0; again < 2; again++) /* what was there before does not count */
+        CONFORMANCE_OK(c, c->device->ops->linear(c->device, N, device_x, 3, linears, &c->err));
+    c->linear_rounding = fmin(rounding, 0x1p-16 * 1.01);
+    for (int i = 0; i < 3; i++)
+        check_linear(c, N, x, &w[i], i ? NULL : bias, conformance_download(c, linears[i].y, N * w[i].weight.rows));
+    c->linear_rounding = rounding;
+    conformance_release(c, mark);
+}
+
 void conformance_linear_of_nothing(conformance *c) {
     conformance_weight w = conformance_random_weight(c, SN_Q8_0, 3, 32, 1);
     float mark = 5, *y = conformance_upload(c, &mark, 1);
-    sn_linear linear = {&w.weight, NULL, y};
+    sn_linear linear = {.weight = &w.weight, .y = y};
     CONFORMANCE_OK(c, c->device->ops->linear(c->device, 0, y, 1, &linear, &c->err));
     CONFORMANCE_OK(c, c->device->ops->linear(c->device, 1, y, 0, &linear, &c->err));
     CONFORMANCE_OK(c, c->device->ops->rms_norm(c->device, 0, 8, y, y, 1e-5f, y, &c->err));
@@ -117,7 +141,7 @@ void conformance_linear_keeps_nan_and_infinity_in_their_row(conformance *c) {
         float *x = conformance_random(c, (size_t)n * COLS, 4), *device_x;
         x[bad_at] = i < 8 ? NAN : INFINITY;
         device_x = conformance_upload(c, x, (size_t)n * COLS);
-        sn_linear linear = {&w.weight, NULL, conformance_bytes(c, (size_t)n * ROWS * sizeof(float))};
+        sn_linear linear = {.weight = &w.weight, .y = conformance_bytes(c, (size_t)n * ROWS * sizeof(float))};
         CONFORMANCE_OK(c, c->device->ops->linear(c->device, n, device_x, 1, &linear, &c->err));
         float *y = conformance_download(c, linear.y, (size_t)n * ROWS);
         check_linear(c, 1, x, &w, NULL, y);
@@ -138,7 +162,7 @@ void conformance_linear_gives_the_same_bits_again(conformance *c) {
             conformance_weight w = conformance_random_weight(c, test_weight_types[t], ROWS, COLS, 5);
             float *x = conformance_random(c, (size_t)n * COLS, 6), *first = NULL;
             float *device_x = conformance_upload(c, x, (size_t)n * COLS);
-            sn_linear linear = {&w.weight, NULL, conformance_bytes(c, (size_t)n * ROWS * sizeof(float))};
+            sn_linear linear = {.weight = &w.weight, .y = conformance_bytes(c, (size_t)n * ROWS * sizeof(float))};
             for (int again = 0; again < 3; again++) {
                 CONFORMANCE_OK(c, c->device->ops->linear(c->device, n, device_x, 1, &linear, &c->err));
                 float *y = conformance_download(c, linear.y, (size_t)n * ROWS);
@@ -298,12 +322,14 @@ void conformance_rope_of_both_styles(conformance *c) {
 static double activation_formula(sn_activation kind, double x) {
     if (kind == SN_SILU) return x / (1 + exp(-x));
     if (kind == SN_GELU) return x * 0.5 * erfc(-x * sqrt(0.5));
+    if (kind == SN_SWIGLU_CLAMPED) return (x > 7 ? 7 : x) / (1 + exp(-1.702 * (x > 7 ? 7 : x)));
     return x * 0.5 * (1 + tanh(sqrt(2 / acos(-1)) * (x + 0.044715 * x * x * x)));
 }
 
 /* Of a relative error, in half units: exp and erfc are some units off on GPUs, a sum, a division, products; and what rounding the
  * exponent's argument by as much makes of the exponential. */
 static double activation_units(sn_activation kind, double x) {
+    if (kind == SN_SWIGLU_CLAMPED) return 40 + (x < 0 ? -4 * x : 0);
     return 40 + (kind == SN_GELU ? 2 * x * x : kind == SN_GELU_TANH ? 12 * fabs(x) * (1 + 0.05 * x * x) : 0);
 }
 
@@ -318,6 +344,7 @@ static void try_activation(conformance *c, sn_activation kind, const float *gate
     float *got = conformance_download(c, y, all);
     for (int i = 0; i < n; i++) {
         double x = (double)gate[i], factor = u ? (double)up[i] : 1;
+        if (kind == SN_SWIGLU_CLAMPED && u) factor = 1 + (factor > 7 ? 7 : factor < -7 ? -7 : factor);
         bool saturated = x <= -1e30; /* x / (1 + exp(-x)): exp may saturate */
         double want = saturated ? 0 : activation_formula(kind, x) * factor;
         double error = saturated ? 1e-6 : fabs(want) * activation_units(kind, x) * CONFORMANCE_EPSILON + 1e-35;
@@ -335,6 +362,7 @@ void conformance_activations_over_the_whole_range(conformance *c) {
     for (int i = 0; i < N; i++) gate[i] *= i % 4 == 0 ? 1.0f : i % 4 == 1 ? 6.0f : i % 4 == 2 ? 20.0f : 100.0f;
     gate[0] = 0, gate[1] = -0.0f, gate[2] = NAN, gate[3] = INFINITY, up[3] = 2, gate[4] = 1e30f, gate[5] = -1e30f;
     gate[6] = 1, up[6] = NAN;
+    for (int i = 10; i < N; i += 5) up[i] *= 30; /* beyond what clamps them */
     for (int kind = 0; kind < SN_ACTIVATION_COUNT; kind++)
         for (int gated = 0; gated < 2; gated++)
             for (int aliased = 0; aliased < 3; aliased++)

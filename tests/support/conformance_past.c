@@ -13,6 +13,7 @@ typedef struct scene {
     sn_kv_shape shape;
     int group, window; /* query heads of a key-value head */
     bool leans;        /* ALiBi, with the slopes below */
+    bool sinks;        /* with the sinks below */
     int n_sequences, past[SEQUENCES_MAX], rows[SEQUENCES_MAX];
     /* -- made by scene_begin */
     int n_rows;
@@ -20,11 +21,14 @@ typedef struct scene {
     float *q;                                   /* (n_rows, n_heads, head_dim) */
     void *pages[SEQUENCES_MAX][PAGES];
     sn_sequence sequences[SEQUENCES_MAX];
-    float *device_k, *device_v, *device_q, *device_out, *device_slopes;
+    float *device_k, *device_v, *device_q, *device_out, *device_slopes, *device_sinks;
 } scene;
 
 /* Of a head: some steep, one the other way, one flat. */
 static float slope_of(const scene *s, int head) { return s->leans ? 0.5f - (float)(head % 5) * 0.25f : 0; }
+
+/* Some that take hardly anything, some that take nearly all. */
+static float sink_of(int head) { return (float)(head % 4) * 3.5f - 5; }
 
 static size_t kv_width(const scene *s) { return (size_t)(s->shape.n_kv_heads * s->shape.head_dim); }
 static size_t q_width(const scene *s) { return kv_width(s) * (size_t)s->group; }
@@ -74,9 +78,10 @@ static void scene_begin(conformance *c, scene *s) {
     s->device_k = new_rows(c, s, s->k);
     s->device_v = new_rows(c, s, s->v);
     s->device_q = conformance_upload(c, s->q, (size_t)s->n_rows * q_width(s));
-    float *slopes = conformance_heap(c, 64 * sizeof *slopes);
-    for (int h = 0; h < s->group * s->shape.n_kv_heads; h++) slopes[h] = slope_of(s, h);
+    float *slopes = conformance_heap(c, 64 * sizeof *slopes), *sinks = conformance_heap(c, 64 * sizeof *sinks);
+    for (int h = 0; h < s->group * s->shape.n_kv_heads; h++) slopes[h] = slope_of(s, h), sinks[h] = sink_of(h);
     s->device_slopes = s->leans ? conformance_upload(c, slopes, 64) : NULL;
+    s->device_sinks = s->sinks ? conformance_upload(c, sinks, 64) : NULL;
     s->device_out = conformance_bytes(c, (size_t)s->n_rows * q_width(s) * sizeof(float));
 }
 
@@ -86,7 +91,7 @@ static sn_status issue(conformance *c, const scene *s) {
     sn_device *d = c->device;
     sn_status status = d->ops->kv_store(d, BLOCK, s->device_k, s->device_v, &c->err);
     if (status) return status;
-    const sn_attention how = {BLOCK, s->group * s->shape.n_kv_heads, s->window, scale_of(s), s->device_slopes};
+    const sn_attention how = {BLOCK, s->group * s->shape.n_kv_heads, s->window, scale_of(s), s->device_slopes, s->device_sinks};
     return d->ops->attention(d, &how, s->device_q, s->device_out, &c->err);
 }
 
@@ -119,6 +124,7 @@ static void attend(conformance *c, const scene *s, int i, int position, int head
         most = fmax(most, score);
         score_error = fmax(score_error, size * ((dim + 4) * CONFORMANCE_EPSILON + 2 * c->attention_rounding));
     }
+    if (s->sinks) most = fmax(most, (double)sink_of(head)), sum = exp((double)sink_of(head) - most);
     for (int t = from; t <= position; t++) sum += weights[t] = exp(weights[t] - most);
     double share = 2 * score_error + (position - from + 32) * CONFORMANCE_EPSILON + 2 * c->attention_rounding;
     for (int e = 0; e < dim; e++) {
@@ -264,7 +270,6 @@ void conformance_attention_within_a_window(conformance *c) {
     }
 }
 
-/* Positions just before, on and behind the end of a page, in both roles: last of the past, last of the rows. */
 void conformance_attention_that_leans(conformance *c) {
     for (int shape = 0; shape < SHAPES; shape++)
         for (int window = 0; window <= 20; window += 20) {
@@ -280,6 +285,23 @@ void conformance_attention_that_leans(conformance *c) {
         }
 }
 
+void conformance_attention_with_sinks(conformance *c) {
+    for (int shape = 0; shape < SHAPES; shape++)
+        for (int window = 0; window <= 20; window += 20)
+            for (int few = 0; few < 2; few++) {
+                scene s = scene_of(shape);
+                s.sinks = true;
+                s.window = window;
+                s.n_sequences = 2;
+                memcpy(s.past, few ? (int[]){200, 0, 0} : (int[]){37, 0, 0}, sizeof s.past);
+                memcpy(s.rows, few ? (int[]){1, 2, 0} : (int[]){19, 40, 0}, sizeof s.rows);
+                try_scene(c, s);
+                s.leans = true;
+                try_scene(c, s);
+            }
+}
+
+/* Positions just before, on and behind the end of a page, in both roles: last of the past, last of the rows. */
 void conformance_attention_over_page_borders(conformance *c) {
     for (int past = 14; past <= 17; past++)
         for (int rows = 1; rows <= 33; rows += rows == 3 ? 28 : 1) {

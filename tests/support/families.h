@@ -13,6 +13,7 @@ static const char *const FAMILIES[] = {
     "gemma3",
     "mixtral",
     "qwen3_moe",
+    "gpt_oss",
     "falcon",
     "falcon_7b",
     "falcon_serial",

@@ -29,7 +29,7 @@ static void multiply(sn_device *d, float *y) {
     void *raw = test_random_weight(SN_Q4_1, 64, 512, 1, values);
     sn_weight *w;
     must(test_weight_make(d, SN_Q4_1, 64, 512, raw, &w, &err));
-    must(d->ops->linear(d, ROWS, x, 1, &(sn_linear){w, NULL, y}, &err));
+    must(d->ops->linear(d, ROWS, x, 1, &(sn_linear){.weight = w, .y = y}, &err));
     must(d->ops->activate(d, (size_t)ROWS * 64, SN_SILU, y, y, y, &err));
     test_weight_drop(d, &w);
     test_weight_free(raw);

@@ -55,7 +55,8 @@ Test(config, fills_in_what_the_reference_fills_in) {
     cr_assert_eq(takes("{\"num_key_value_heads\":null}").n_kv_heads, 4);
     cr_assert_eq(takes("{\"head_dim\":24}").head_dim, 24);
     cr_assert(takes("{\"tie_word_embeddings\":true}").tied_output);
-    cr_assert(takes("{\"attention_bias\":true}").qkv_bias);
+    cr_assert(takes("{\"attention_bias\":true}").qkv_bias && takes("{\"attention_bias\":true}").o_bias);
+    cr_assert(!takes("{}").o_bias && !takes("{\"model_type\":\"qwen2\"}").o_bias);
 }
 
 Test(config, knows_the_traits_of_families) {
@@ -112,6 +113,31 @@ Test(config, reads_theta_and_scaling_in_both_spellings) {
     for (int i = 0; i < 8; i++) cr_assert_eq(b.rope_freq[i], plain.rope_freq[i] / 2);
 }
 
+/* Against the formula in float64 (transformers' _compute_yarn_parameters): frequencies and the factor of cosines and sines. */
+static void expect_yarn(const char *changes, double scale, const double *want) {
+    sn_hparams h = takes(changes);
+    cr_assert_float_eq((double)h.rope_scale[0], scale, 1e-7, "%s: %.9g", changes, (double)h.rope_scale[0]);
+    for (int i = 0; i < 8; i++)
+        cr_assert_float_eq((double)h.rope_freq[i], want[i], want[i] * 1e-6, "%s, %d: %.9g", changes, i, (double)h.rope_freq[i]);
+}
+
+Test(config, blends_frequencies_as_yarn_does) {
+    const double own[] = {1.0,         0.225418,    0.0508132748,  0.00679495949,
+                          0.000456483919, 1.81883367e-05, 4.09997848e-06, 9.2420895e-07};
+    const double truncated[] = {1.0,         0.225418,    0.0508132748,  0.00775546606,
+                                0.000914454401, 1.81883367e-05, 4.09997848e-06, 9.2420895e-07};
+    const double other[] = {1.0, 0.237170825, 0.05, 0.00790569415, 0.0025, 0.000790569415, 0.00025, 7.90569415e-05};
+#define YARN_OF(more)                                                                                                  \
+    "{\"rope_parameters\":{\"rope_type\":\"yarn\",\"rope_theta\":150000,\"factor\":32,"                                 \
+    "\"original_max_position_embeddings\":4096" more "}}"
+    expect_yarn(YARN_OF(",\"truncate\":false"), 1.3465735902799727, own);
+    expect_yarn(YARN_OF(",\"truncate\":false,\"attention_factor\":1.5,\"beta_fast\":32,\"beta_slow\":1"), 1.5, own);
+    expect_yarn(YARN_OF(""), 1.3465735902799727, truncated);
+    expect_yarn("{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4.0,\"original_max_position_embeddings\":64}}",
+                1.138629436111989, other);
+    cr_assert_eq(takes("{}").rope_scale[0], 1.0f);
+}
+
 Test(config, rotates_a_part_of_a_head) {
     sn_hparams h = takes("{\"partial_rotary_factor\":0.5}");
     cr_assert_eq(h.rope_dim, 8);
@@ -121,8 +147,14 @@ Test(config, rotates_a_part_of_a_head) {
 }
 
 Test(config, refuses_rope_that_it_does_not_know) {
-    refuses("{\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4}}",
-            "'rope_scaling': rope type 'yarn' is not known");
+    refuses("{\"rope_scaling\":{\"rope_type\":\"dynamic\",\"factor\":4}}",
+            "'rope_scaling': rope type 'dynamic' is not known");
+    refuses("{\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4}}", "'original_max_position_embeddings' is missing");
+#define YARN "{\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4,\"original_max_position_embeddings\":64,"
+    refuses(YARN "\"beta_slow\":64}}", "yarn rope scaling is impossible: beta_fast 32, beta_slow 64");
+    refuses(YARN "\"attention_factor\":-1}}", "attention_factor -1");
+    refuses(YARN "\"truncate\":1}}", "'truncate' must be true or false");
+    refuses(YARN "\"mscale\":1}}", "'mscale' is not known");
     refuses("{\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":4,\"mscale\":1}}", "'mscale' is not known");
     refuses("{\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\"}}}", "'full_attention' is not known");
     refuses("{\"rope_parameters\":[]}", "must be an object");
@@ -270,6 +302,23 @@ Test(config, refuses_what_gemma3_could_ask_and_is_not_known) {
     refuses("{\"query_pre_attn_scalar\":64}", "'query_pre_attn_scalar' is set");
     refuses("{\"model_type\":\"phi3\",\"rope_scaling\":{\"type\":\"longrope\",\"long_factor\":[1],\"short_factor\":[1]}}",
             "'long_factor' is not known");
+}
+
+Test(config, reads_gpt_oss) {
+#define GPT_OSS                                                                                                        \
+    "{\"model_type\":\"gpt_oss\",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":32,\"truncate\":false,"                  \
+    "\"original_max_position_embeddings\":4096},"
+    const sn_hparams h = takes(GPT_OSS "\"num_local_experts\":8,\"swiglu_limit\":7.0}");
+    cr_assert(h.n_experts == 8 && h.n_experts_used == 4 && h.n_ff == 96 && !h.experts_over_all);
+    cr_assert(h.activation == SN_SWIGLU_CLAMPED && h.qkv_bias && h.o_bias && h.head_dim == 64 && h.window == 128);
+    for (int b = 0; b < 4; b++) cr_assert_eq(sn_window_of(&h, b), b % 2 ? 0 : 128);
+    cr_assert(!takes(GPT_OSS "\"attention_bias\":false}").qkv_bias && !takes(GPT_OSS "\"attention_bias\":false}").o_bias);
+    refuses(GPT_OSS "\"swiglu_limit\":6}", "'swiglu_limit' 6");
+    refuses(GPT_OSS "\"swiglu_alpha\":1}", "'swiglu_alpha' is 1 and");
+    refuses(GPT_OSS "\"hidden_act\":\"gelu\"}", "'gelu' is not known in this family");
+    refuses(GPT_OSS "\"quantization_config\":{\"quant_method\":\"mxfp4\"}}", "MXFP4");
+    refuses("{\"model_type\":\"gpt_oss\"}", "'rope_parameters' is missing");
+    refuses("{\"swiglu_limit\":7}", "'swiglu_limit' is set, which");
 }
 
 Test(config, reads_mixtures_of_experts) {

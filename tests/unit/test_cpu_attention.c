@@ -18,6 +18,7 @@ typedef struct scene {
     sn_kv_shape shape;
     int n_heads, window;
     const float *slopes; /* NULL: flat */
+    const float *sinks;  /* NULL: none */
     int past[SEQUENCES], rows[SEQUENCES];
     int n_rows;
     float *k[SEQUENCES], *v[SEQUENCES]; /* (past + rows, n_kv_heads, head_dim) */
@@ -41,7 +42,7 @@ static scene scene_new(sn_kv_dtype dtype, int n_kv_heads, int group, int head_di
 }
 
 static sn_attention how_of(const scene *s) {
-    return (sn_attention){BLOCK, s->n_heads, s->window, 0.3f, s->slopes};
+    return (sn_attention){BLOCK, s->n_heads, s->window, 0.3f, s->slopes, s->sinks};
 }
 
 static void scene_free(scene *s) {
@@ -135,6 +136,7 @@ static void attend_naively(const scene *s, int i, int position, int head, const 
         if (s->slopes) scores[t] += (double)s->slopes[head] * (t - position);
         max = fmax(max, scores[t]);
     }
+    if (s->sinks) max = fmax(max, (double)s->sinks[head]), sum = sn_exp((double)s->sinks[head] - max);
     for (int t = from; t <= position; t++) sum += scores[t] = sn_exp(scores[t] - max);
     for (int e = 0; e < dim; e++) {
         out[e] = 0;
@@ -159,9 +161,10 @@ static void check_values(const scene *s, const float *out) {
 }
 
 static void check_scene_as(const test_devices *devices, sn_kv_dtype dtype, int n_kv_heads, int group, int head_dim,
-                           int window, const float *slopes) {
+                           int window, const float *slopes, const float *sinks) {
     scene s = scene_new(dtype, n_kv_heads, group, head_dim, window);
     s.slopes = slopes;
+    s.sinks = sinks;
     round_scene(devices->at[0], &s);
     size_t n = (size_t)(s.n_rows * s.n_heads * head_dim);
     float *want = malloc(n * sizeof *want), *got = malloc(n * sizeof *got);
@@ -187,7 +190,7 @@ static void check_scene_as(const test_devices *devices, sn_kv_dtype dtype, int n
 
 static void check_scene(const test_devices *devices, int n_kv_heads, int group, int head_dim, int window) {
     for (int t = 0; t < SN_KV_DTYPE_COUNT; t++)
-        check_scene_as(devices, (sn_kv_dtype)t, n_kv_heads, group, head_dim, window, NULL);
+        check_scene_as(devices, (sn_kv_dtype)t, n_kv_heads, group, head_dim, window, NULL, NULL);
 }
 
 static const sn_device_limits limits = {.rows = 64, .width = 1024, .context = 200};
@@ -207,9 +210,21 @@ Test(cpu_attention, leans_towards_the_near_by_each_heads_slope) {
     float slopes[23];
     for (int h = 0; h < 23; h++) slopes[h] = 0.4f - (float)h * 0.04f;
     for (int window = 0; window <= 20; window += 20) {
-        check_scene_as(&devices, SN_KV_F32, 3, 3, 24, window, slopes);
-        check_scene_as(&devices, SN_KV_F32, 1, 23, 16, window, slopes);
-        check_scene_as(&devices, SN_KV_Q8, 7, 1, 24, window, slopes);
+        check_scene_as(&devices, SN_KV_F32, 3, 3, 24, window, slopes, NULL);
+        check_scene_as(&devices, SN_KV_F32, 1, 23, 16, window, slopes, NULL);
+        check_scene_as(&devices, SN_KV_Q8, 7, 1, 24, window, slopes, NULL);
+    }
+    test_devices_close(&devices);
+}
+
+Test(cpu_attention, gives_each_heads_sink_its_share) {
+    test_devices devices = test_devices_open(&limits);
+    float sinks[23];
+    for (int h = 0; h < 23; h++) sinks[h] = (float)(h % 5) * 3 - 6;
+    for (int window = 0; window <= 20; window += 20) {
+        check_scene_as(&devices, SN_KV_F32, 3, 3, 24, window, NULL, sinks);
+        check_scene_as(&devices, SN_KV_F32, 1, 23, 16, window, NULL, sinks);
+        check_scene_as(&devices, SN_KV_Q8, 7, 1, 24, window, NULL, sinks);
     }
     test_devices_close(&devices);
 }

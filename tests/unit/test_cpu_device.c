@@ -50,7 +50,7 @@ static void multiply(sn_device *d, const matrix m[2], const float *x, size_t n, 
     for (size_t at = 0; at < n; at += chunk) {
         size_t rows = n - at < chunk ? n - at : chunk;
         sn_linear linears[2];
-        for (int i = 0; i < 2; i++) linears[i] = (sn_linear){w[i], m[i].bias, y[i] + at * m[i].rows};
+        for (int i = 0; i < 2; i++) linears[i] = (sn_linear){.weight = w[i], .bias = m[i].bias, .y = y[i] + at * m[i].rows};
         OK(d->ops->linear(d, (int)rows, x + at * m[0].cols, 2, linears, &err));
     }
     for (int i = 0; i < 2; i++) test_weight_drop(d, &w[i]);
@@ -312,6 +312,29 @@ Test(cpu_device, gelu_is_the_same_bits_and_right) {
     test_devices_close(&devices);
 }
 
+/* Right it is by the conformance suite. */
+Test(cpu_device, clamped_swiglu_and_its_gradients_are_the_same_bits) {
+    enum { N = 4007 };
+    test_devices devices = test_devices_open(&(sn_device_limits){0});
+    float *gate = test_random_floats(N, 1), *up = test_random_floats(N, 2), *dy = test_random_floats(N, 3);
+    float *want = malloc(3 * N * sizeof *want), *got = malloc(3 * N * sizeof *got);
+    for (int i = 0; i < N; i++) gate[i] *= 12, up[i] *= 10;
+    gate[5] = up[6] = NAN;
+    for (int d = 0; d < devices.n; d++) {
+        sn_device *device = devices.at[d];
+        OK(device->ops->activate(device, N, SN_SWIGLU_CLAMPED, gate, up, got, &err));
+        OK(device->ops->activate_grad(device, N, SN_SWIGLU_CLAMPED, gate, up, dy, got + N, got + 2 * N, &err));
+        if (!d) memcpy(want, got, 3 * N * sizeof *got);
+        for (int i = 0; i < 3; i++) same(want + i * N, got + i * N, N, device, i ? "a gradient of clamped swiglu" : "clamped swiglu");
+        for (int i = 0; i < N; i++) {
+            cr_assert(!(gate[i] > 7) || got[N + i] == 0, "a gate beyond the clamp has a gradient");
+            cr_assert(!(fabsf(up[i]) > 7) || got[2 * N + i] == 0, "beyond the clamp up has a gradient");
+        }
+    }
+    free(gate), free(up), free(dy), free(want), free(got);
+    test_devices_close(&devices);
+}
+
 Test(cpu_device, layer_norm_is_the_same_bits) {
     enum { N = 70, WIDTH = 501 };
     test_devices devices = test_devices_open(&(sn_device_limits){.rows = N, .width = WIDTH});
@@ -382,7 +405,7 @@ static uint64_t hash_of_a_block(sn_device *d, sn_dtype dtype, uint64_t hash) {
     sn_weight *w;
     void *pages;
     OK(test_weight_make(d, dtype, ROWS, COLS, m.raw, &w, &err));
-    OK(d->ops->linear(d, N, x, 1, &(sn_linear){w, m.bias, y}, &err));
+    OK(d->ops->linear(d, N, x, 1, &(sn_linear){.weight = w, .bias = m.bias, .y = y}, &err));
     mix(&hash, y, N * ROWS);
     OK(d->ops->rms_norm(d, N, ROWS, y, x, 1e-5f, y, &err));
     OK(d->ops->activate(d, N * ROWS, SN_SILU, y, x, y, &err));
@@ -421,7 +444,7 @@ Test(cpu_device, empty_calls_do_nothing) {
     sn_device *d = devices.at[devices.n - 1];
     sn_weight *w;
     OK(test_weight_make(d, SN_F32, 0, 0, NULL, &w, &err));
-    OK(d->ops->linear(d, 0, NULL, 1, &(sn_linear){w, NULL, NULL}, &err));
+    OK(d->ops->linear(d, 0, NULL, 1, &(sn_linear){.weight = w}, &err));
     OK(d->ops->rms_norm(d, 0, 8, NULL, NULL, 0, NULL, &err));
     OK(d->ops->rope(d, 0, 1, 8, NULL, &(sn_rope){false, 8, NULL}, &err));
     OK(d->ops->activate(d, 0, SN_SILU, NULL, NULL, NULL, &err));
@@ -442,10 +465,10 @@ Test(cpu_device, refuses_what_was_not_prepared_or_cannot_be_multiplied) {
     sn_weight *w, *wide;
     OK(test_weight_make(d, SN_F32, 1, 16, x, &w, &err));
     OK(test_weight_make(d, SN_F32, 1, 64, x, &wide, &err));
-    cr_assert_eq(d->ops->linear(d, 3, x, 1, &(sn_linear){w, NULL, y}, &err), SN_REFUSED);
+    cr_assert_eq(d->ops->linear(d, 3, x, 1, &(sn_linear){.weight = w, .y = y}, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "prepared"));
-    cr_assert_eq(d->ops->linear(d, 1, x, 1, &(sn_linear){wide, NULL, y}, &err), SN_REFUSED);
-    cr_assert_eq(d->ops->linear(d, 1, x, 2, (sn_linear[]){{w, NULL, y}, {wide, NULL, y}}, &err), SN_REFUSED);
+    cr_assert_eq(d->ops->linear(d, 1, x, 1, &(sn_linear){.weight = wide, .y = y}, &err), SN_REFUSED);
+    cr_assert_eq(d->ops->linear(d, 1, x, 2, (sn_linear[]){{.weight = w, .y = y}, {.weight = wide, .y = y}}, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "share"));
     test_weight_drop(d, &w);
     cr_assert_eq(test_weight_make(d, SN_I32, 1, 16, x, &w, &err), SN_REFUSED);
@@ -456,7 +479,7 @@ Test(cpu_device, refuses_what_was_not_prepared_or_cannot_be_multiplied) {
     cr_assert(strstr(err.text, "large"));
     cr_assert_eq(d->ops->prepare(d, &(sn_device_limits){.rows = -1}, &err), SN_REFUSED);
     OK(d->ops->prepare(d, &(sn_device_limits){.rows = 1, .width = 64}, &err)); /* limits only grow */
-    OK(d->ops->linear(d, 2, x, 1, &(sn_linear){wide, NULL, y}, &err));
+    OK(d->ops->linear(d, 2, x, 1, &(sn_linear){.weight = wide, .y = y}, &err));
     test_weight_drop(d, &wide);
     test_devices_close(&devices);
 }

@@ -75,7 +75,7 @@ static void model_free(model *m) {
 
 static sn_status issue(model *m, int n) {
     const sn_device_ops *ops = m->d->ops;
-    sn_linear linear = {&m->weight, NULL, m->h};
+    sn_linear linear = {.weight = &m->weight, .y = m->h};
     sn_status status = ops->linear(m->d, n, m->x, 1, &linear, &err);
     if (!status) status = ops->kv_store(m->d, 0, m->h, m->x, &err);
     if (!status) status = ops->attention(m->d, &(sn_attention){.n_heads = HEADS, .scale = 0.25f}, m->h, m->out, &err);

@@ -87,7 +87,7 @@ static void expect_bits_of_linear(sn_device *d, const fixture *f, bool each, con
     for (size_t p = 0; p < N * K; p++) {
         sn_weight w = experts.first;
         w.device = (const char *)w.device + (size_t)ids[p] * experts.stride;
-        const sn_linear linear = {&w, f->bias + (size_t)ids[p] * ROWS, one};
+        const sn_linear linear = {.weight = &w, .bias = f->bias + (size_t)ids[p] * ROWS, .y = one};
         OK(d->ops->linear(d, 1, each ? f->each + p * f->cols : f->x + p / K * f->cols, 1, &linear, &err));
         same(one, y + p * ROWS, ROWS, d, sn_dtype_name(f->dtype));
     }

@@ -38,7 +38,7 @@ typedef struct gguf_options {
     const char *text;         /* its text, or */
     float number;             /* its number, when not 0 */
     const float *rope_freqs;  /* [8] */
-    bool bias;
+    bool bias, o_bias;
 } gguf_options;
 
 typedef struct gguf_directory {
@@ -73,6 +73,7 @@ static void add_tensors(gguf_directory *d) {
         add_tensor(d, "blk.0.attn_k.bias", 16, 0);
         add_tensor(d, "blk.0.attn_v.bias", 16, 0);
     }
+    if (d->options->o_bias) add_tensor(d, "blk.0.attn_output.bias", 32, 0);
     if (d->options->more) add_tensor(d, d->options->more, 8, 0);
 }
 
@@ -161,7 +162,8 @@ Test(model, opens_a_gguf_file) {
 
 Test(model, knows_the_traits_of_gguf_architectures) {
     sn_hparams h = takes_gguf((gguf_options){.bias = true});
-    cr_assert(h.qkv_bias && h.rope_style == SN_ROPE_PAIRS);
+    cr_assert(h.qkv_bias && !h.o_bias && h.rope_style == SN_ROPE_PAIRS);
+    cr_assert(takes_gguf((gguf_options){.bias = true, .o_bias = true}).o_bias);
     h = takes_gguf((gguf_options){.architecture = "qwen2", .bias = true});
     cr_assert(h.qkv_bias && h.rope_style == SN_ROPE_HALVES);
     h = takes_gguf((gguf_options){.architecture = "qwen3"});
@@ -207,7 +209,8 @@ Test(model, refuses_tensors_that_contradict_the_hyperparameters) {
                  "'blk.0.attn_q.weight' has 2 dimensions, (32, 64), where");
     refuses_gguf((gguf_options){.wide = "output_norm.weight"}, "'output_norm.weight'");
     refuses_gguf((gguf_options){.key = "vocab_size", .value = 9}, "'token_embd.weight'");
-    refuses_gguf((gguf_options){.more = "blk.0.attn_output.bias"}, "'blk.0.attn_output.bias' has no part");
+    refuses_gguf((gguf_options){.architecture = "qwen2", .bias = true, .more = "blk.0.attn_output.bias"},
+                 "'blk.0.attn_output.bias' has no part");
     refuses_gguf((gguf_options){.more = "blk.1.attn_norm.weight"}, "'blk.1.attn_norm.weight' has no part");
 }
 
@@ -476,4 +479,48 @@ Test(model, finds_q_k_and_v_in_one_tensor_whole_and_head_by_head) {
     }
     expect_rows(SN_QKV_APART, SN_ROLE_FFN_GATE, false, gate, 5);
     expect_rows(SN_QKV_APART, SN_ROLE_FFN_UP, false, up, 5);
+}
+
+/* Two experts of 3 by 2 whose elements are their places in the file: gate and up (2, 2, 6), down (2, 2, 3) turned. */
+Test(model, turns_experts_that_lie_turned) {
+    enum { EXPERTS = 2, FF = 3, EMBD = 2 };
+    const sn_naming naming = {.experts_turned = true};
+    float all[EXPERTS * EMBD * 2 * FF];
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) all[i] = (float)i;
+    for (sn_role role = SN_ROLE_EXPERTS_GATE; role <= SN_ROLE_EXPERTS_DOWN; role++)
+        for (size_t piece = 0; piece < EXPERTS; piece++) {
+            bool down = role == SN_ROLE_EXPERTS_DOWN;
+            size_t rows = down ? EMBD : FF, cols = down ? FF : EMBD, line = down ? EMBD : 2 * FF, step = down ? 1 : 2;
+            const sn_view view = sn_view_of_experts(&naming, role, rows, cols, piece, EXPERTS);
+            cr_assert(view.whole == EXPERTS * cols && view.col_step == line);
+            sn_model_tensor t = {.dtype = SN_F32, .rows = view.whole, .cols = line, .data = all,
+                                 .bytes = view.whole * line * sizeof *all, .tie = 7};
+            sn_view_narrow(&view, role, rows, &t);
+            cr_assert(t.rows == rows && t.cols == cols && t.bytes == rows * cols * sizeof *all && t.tie != 7);
+            const void *at;
+            void *copy;
+            cr_assert_eq(sn_model_contiguous(&t, &at, &copy, NULL), SN_OK);
+            for (size_t r = 0; r < rows; r++)
+                for (size_t c = 0; c < cols; c++)
+                    cr_assert_eq(((const float *)at)[r * cols + c],
+                                 (float)((piece * cols + c) * line + step * r + (role == SN_ROLE_EXPERTS_UP)));
+            free(copy);
+            size_t bytes;
+            const char *last = sn_model_run(&t, sn_model_n_runs(&t) - 1, &bytes);
+            cr_assert_leq((size_t)(last + bytes - (const char *)all), sizeof all, "no run ends behind the tensor");
+        }
+}
+
+/* Names each expert's biases one behind the other, whatever lies between them in the file. */
+Test(model, takes_the_experts_biases_apart) {
+    sn_model *m = open_model(GOLDEN "gpt_oss");
+    sn_model_tensor gate, up, down;
+    cr_assert_eq(sn_model_find(m, SN_ROLE_EXPERTS_GATE_BIAS, 1, &gate, NULL), SN_OK);
+    cr_assert_eq(sn_model_find(m, SN_ROLE_EXPERTS_UP_BIAS, 1, &up, NULL), SN_OK);
+    cr_assert_eq(sn_model_find(m, SN_ROLE_EXPERTS_DOWN_BIAS, 1, &down, NULL), SN_OK);
+    cr_assert(gate.rows == 1 && gate.cols == 4 * 96 && up.cols == gate.cols && down.cols == 4 * 64);
+    cr_assert_eq((const uint16_t *)up.data - (const uint16_t *)gate.data, 1, "they take turns");
+    cr_assert_eq(sn_model_n_runs(&gate), 4u * 96u);
+    cr_assert_eq(sn_model_n_runs(&down), 1u);
+    sn_model_close(&m);
 }

@@ -103,7 +103,7 @@ static void multiply(sn_device *d, const weight *w, size_t first, size_t end, si
     OK(test_weight_make(d, w->dtype, w->rows, w->cols, w->raw, &packed, &err));
     for (size_t n = first; n <= end; n += step) {
         memset(y, 0xff, (n * w->rows + 1) * sizeof *y);
-        OK(d->ops->linear(d, (int)n, w->x, 1, &(sn_linear){packed, w->rows % 2 ? w->bias : NULL, y}, &err));
+        OK(d->ops->linear(d, (int)n, w->x, 1, &(sn_linear){.weight = packed, .bias = w->rows % 2 ? w->bias : NULL, .y = y}, &err));
         cr_expect(y[n * w->rows] != y[n * w->rows], "%s: wrote behind the end", sn_device_describe(d));
         cr_expect(!want || !memcmp(want, y, n * w->rows * sizeof *y), "%s: %s, %zu rows of x against %zu of %zu: other bits",
                   sn_device_describe(d), sn_dtype_name(w->dtype), n, w->rows, w->cols);
@@ -154,7 +154,7 @@ Test(tiles, give_the_same_bits_however_panels_are_shared_out) {
             sn_weight *packed;
             sn_cpu *cpu = (sn_cpu *)d;
             OK(test_weight_make(d, w.dtype, ROWS, COLS, w.raw, &packed, &err));
-            OK(d->ops->linear(d, N, w.x, 1, &(sn_linear){packed, w.bias, whole}, &err)); /* leaves x quantised */
+            OK(d->ops->linear(d, N, w.x, 1, &(sn_linear){.weight = packed, .bias = w.bias, .y = whole}, &err)); /* leaves x quantised */
             sn_linear_job job = {sn_cpu_weight_view(packed), w.bias, cut, N, w.x, cpu->xq, sn_xq_stride(COLS), 0};
             for (size_t first = 0, end = 1; first < PANELS; first = end, end = first + 3 < PANELS ? first + 3 : PANELS)
                 cpu->kernels->linear(&job, first, end);

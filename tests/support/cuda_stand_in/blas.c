@@ -59,6 +59,7 @@ typedef struct product {
     int m, n, k, lda, ldb, ldc;
     const void *a, *b;
     cudaDataType type;
+    bool grow; /* c, by the product */
     float *c;
 } product;
 
@@ -88,7 +89,10 @@ static void run_product(void *ctx) {
     for (int j = 0; j < p->n; j++) widen(p, p->b, (size_t)j * (size_t)p->ldb, b + (size_t)j * k);
     for (int i = 0; i < p->m; i++) {
         widen(p, p->a, (size_t)i * (size_t)p->lda, a);
-        for (int j = 0; j < p->n; j++) p->c[(size_t)j * (size_t)p->ldc + (size_t)i] = dot(p->k, a, b + (size_t)j * k);
+        for (int j = 0; j < p->n; j++) {
+            float *c = &p->c[(size_t)j * (size_t)p->ldc + (size_t)i];
+            *c = dot(p->k, a, b + (size_t)j * k) + (p->grow ? *c : 0);
+        }
     }
     free(b);
 }
@@ -98,9 +102,10 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cubla
                             cudaDataType type_b, int ldb, const void *beta, void *c, cudaDataType type_c, int ldc,
                             cublasComputeType_t compute, cublasGemmAlgo_t algorithm) {
     (void)algorithm;
-    float one = *(const float *)alpha, zero = *(const float *)beta;
+    float one = *(const float *)alpha, kept = *(const float *)beta;
     bool known = op_a == CUBLAS_OP_T && op_b == CUBLAS_OP_N && type_a == type_b && type_c == CUDA_R_32F &&
-                 compute == CUBLAS_COMPUTE_32F && !(one < 1 || one > 1) && !(zero < 0 || zero > 0);
+                 compute == CUBLAS_COMPUTE_32F && !(one < 1 || one > 1) &&
+                 (!(kept < 0 || kept > 0) || !(kept < 1 || kept > 1));
     bool sane = m > 0 && n > 0 && k > 0 && lda >= k && ldb >= k && ldc >= m && handle->workspace;
     /* With bfloat16, matrix units want rows that begin at multiples of 16 bytes: slower, not wrong, without. */
     if (type_a == CUDA_R_16BF) sane = sane && lda % 8 == 0 && ldb % 8 == 0 && ((uintptr_t)a | (uintptr_t)b) % 16 == 0;
@@ -109,7 +114,7 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cubla
         free(p);
         return CUBLAS_STATUS_INVALID_VALUE;
     }
-    *p = (product){m, n, k, lda, ldb, ldc, a, b, type_a, c};
+    *p = (product){m, n, k, lda, ldb, ldc, a, b, type_a, kept > 0, c};
     cuda_lock();
     cudaError_t error =
         cuda_stand_in_queue(handle->stream, (cuda_operation){run_product, p, free}, CUDA_OPERATION_KERNEL);

@@ -1,7 +1,5 @@
 #include "blocks/experts.h"
 
-#include <assert.h>
-
 #define TRY(call)                                                                                                      \
     do {                                                                                                               \
         sn_status status_ = (call);                                                                                    \
@@ -105,7 +103,10 @@ static sn_status feed_again(const sn_block *b, const sn_grad_pass *p, const sn_b
     float *up = gated ? s->up : s->gate;
     const float *u;
     TRY(enter_again(b, f, SN_ROLE_FFN_NORM, feeds_on(p), s->h2, &u, err));
-    if (p->hp->n_experts) return sn_experts_again(b, p, u, b->vector[SN_ROLE_FFN_POST_NORM] ? s->o2 : NULL, err);
+    if (p->hp->n_experts) {
+        TRY(sn_experts_again(b, p, u, err));
+        return b->vector[SN_ROLE_FFN_POST_NORM] ? sn_experts_sum(p, s->o2, err) : SN_OK;
+    }
     const sn_linear up_gate[] = {{.weight = &b->matrix[SN_ROLE_FFN_UP], .bias = b->vector[SN_ROLE_FFN_UP_BIAS], .y = up},
                                  {.weight = &b->matrix[SN_ROLE_FFN_GATE], .y = s->gate}};
     TRY(d->ops->linear(d, n, u, gated ? 2 : 1, up_gate, err));
@@ -208,7 +209,6 @@ static sn_status complete(const sn_block *b, const sn_grad_pass *p, const sn_blo
 }
 
 sn_status sn_block_forward_apart(const sn_block *block, const sn_grad_pass *pass, sn_err *err) {
-    assert(!pass->hp->n_experts); /* whose insides are not kept */
     sn_scratch view;
     const sn_block_pass forward = forward_view(pass, &view);
     sn_device *d = pass->device;
@@ -221,6 +221,8 @@ sn_status sn_block_forward_apart(const sn_block *block, const sn_grad_pass *pass
     TRY(feed_again(block, pass, &forward, err));
     if (block->vector[SN_ROLE_FFN_POST_NORM]) {
         TRY(sn_block_norm(block, &forward, SN_ROLE_FFN_POST_NORM, n, s->o2, s->x, err));
+    } else if (pass->hp->n_experts) {
+        TRY(sn_experts_sum(pass, s->x, err));
     } else {
         TRY(d->ops->linear(d, forward.n_rows, s->act, 1, &down, err));
         TRY(sn_block_tune(&forward, SN_ROLE_FFN_DOWN, s->act, s->x, err));

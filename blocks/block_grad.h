@@ -17,6 +17,7 @@ typedef struct sn_grad_scratch {
     float *dy, *dh;         /* (rows, n_embd): dy comes in, and leaves as the gradient of x */
     float *dq, *dattn, *dk, *dv, *dgate, *dup;
     float *chosen, *each, *dchosen; /* of a mixture: experts.h; dchosen (rows, n_experts_used) */
+    float *dlogits, *deach;         /* where chosen and each are, unless these are kept elsewhere: then they stay as they are */
     float *low, *dlow;     /* (rows, SN_LORA_RANK_MAX) */
     float *wide;           /* (rows, the widest) */
     float *cos_sin[SN_ROPES_MAX], *back[SN_ROPES_MAX]; /* (rows, rope_dim/2, 2): rope tables, and those that turn back */
@@ -37,7 +38,7 @@ typedef struct sn_grad_pass {
     const sn_block_tuning *tuning; /* NULL: none */
     const sn_block_grads *grads;   /* NULL: none */
     int number;                    /* of the block in the model */
-    bool kept; /* backwards: q to v, attn, mid, o1, o2, gate, up are still what the way forwards left there */
+    bool kept; /* backwards: q to v, attn, mid, o1, o2, gate, up, chosen, each are still what the way forwards left there */
 } sn_grad_pass;
 
 /* scratch->x goes in and comes out, with the bits of sn_block_forward; what is in between each has its own place. */

@@ -63,11 +63,15 @@ static between again_in(const sn_grad_pass *p) {
     return m;
 }
 
-sn_status sn_experts_again(const sn_block *b, const sn_grad_pass *p, const float *u, float *added, sn_err *err) {
+sn_status sn_experts_again(const sn_block *b, const sn_grad_pass *p, const float *u, sn_err *err) {
+    const between m = again_in(p);
+    return run(b, p->device, p->hp, p->sequence->n_rows, u, &m, err);
+}
+
+sn_status sn_experts_sum(const sn_grad_pass *p, float *added, sn_err *err) {
     const between m = again_in(p);
     const sn_choice choice = choice_of(p->hp, p->sequence->n_rows, &m);
-    TRY(run(b, p->device, p->hp, p->sequence->n_rows, u, &m, err));
-    return added ? p->device->ops->combine(p->device, &choice, p->hp->n_embd, m.each, added, err) : SN_OK;
+    return p->device->ops->combine(p->device, &choice, p->hp->n_embd, m.each, added, err);
 }
 
 sn_status sn_experts_back(const sn_block *b, const sn_grad_pass *p, const float *d_added, sn_err *err) {
@@ -79,14 +83,14 @@ sn_status sn_experts_back(const sn_block *b, const sn_grad_pass *p, const float 
     int n = p->sequence->n_rows;
     const sn_choice choice = choice_of(hp, n, &m);
     size_t n_act = (size_t)n * (size_t)hp->n_experts_used * (size_t)hp->n_ff;
-    /* through the sum: to what each expert gave, in its place, and to the weights */
-    TRY(ops->combine_grad(d, &choice, hp->n_embd, m.each, d_added, m.each, s->dchosen, err));
+    /* through the sum: to what each expert gave, and to the weights */
+    TRY(ops->combine_grad(d, &choice, hp->n_embd, m.each, d_added, s->deach, s->dchosen, err));
     /* through the experts */
-    TRY(ops->linear_routed_grad(d, &choice, true, m.each, experts_of(b, SN_ROLE_EXPERTS_DOWN), false, s->dup, err));
+    TRY(ops->linear_routed_grad(d, &choice, true, s->deach, experts_of(b, SN_ROLE_EXPERTS_DOWN), false, s->dup, err));
     TRY(ops->activate_grad(d, n_act, hp->activation, s->gate, s->up, s->dup, s->dgate, s->dup, err));
     TRY(ops->linear_routed_grad(d, &choice, false, s->dgate, experts_of(b, SN_ROLE_EXPERTS_GATE), false, s->dh, err));
     TRY(ops->linear_routed_grad(d, &choice, false, s->dup, experts_of(b, SN_ROLE_EXPERTS_UP), true, s->dh, err));
-    /* through the router: its logits' gradients take their place */
-    TRY(ops->route_grad(d, &choice, hp->experts_over_all, m.logits, s->dchosen, m.logits, err));
-    return ops->linear_grad(d, n, m.logits, &b->matrix[SN_ROLE_ROUTER], true, s->dh, err);
+    /* through the router */
+    TRY(ops->route_grad(d, &choice, hp->experts_over_all, m.logits, s->dchosen, s->dlogits, err));
+    return ops->linear_grad(d, n, s->dlogits, &b->matrix[SN_ROLE_ROUTER], true, s->dh, err);
 }

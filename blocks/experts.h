@@ -13,10 +13,12 @@ static inline size_t sn_experts_chosen_width(const sn_hparams *hp) {
 /* scratch->h = the mixture of u (n_rows, n_embd), which may be scratch->h. */
 sn_status sn_experts_forward(const sn_block *block, const sn_block_pass *pass, const float *u, sn_err *err) SN_MUST_USE;
 
-/* The same with all that stands between; what is added to `added`, or NULL where nobody asks for it. */
-sn_status sn_experts_again(const sn_block *block, const sn_grad_pass *pass, const float *u, float *added,
-                           sn_err *err) SN_MUST_USE;
-/* scratch->dh = the gradient of u from that of what was added, which may be scratch->dh. After sn_experts_again. */
+/* The same but for the sum, with all that stands between: scratch->gate, up, chosen and each. */
+sn_status sn_experts_again(const sn_block *block, const sn_grad_pass *pass, const float *u, sn_err *err) SN_MUST_USE;
+/* The sum, after it: what the half adds. */
+sn_status sn_experts_sum(const sn_grad_pass *pass, float *added, sn_err *err) SN_MUST_USE;
+/* scratch->dh = the gradient of u from that of what was added, which may be scratch->dh. After sn_experts_again, or with what it left
+ * there kept, which stays as it is. */
 sn_status sn_experts_back(const sn_block *block, const sn_grad_pass *pass, const float *d_added, sn_err *err) SN_MUST_USE;
 
 #endif

@@ -1,16 +1,19 @@
 #include "blocks/kept.h"
 
 #include "base/mem.h"
+#include "blocks/experts.h"
 
 #include <stdlib.h>
 
-enum { N_INSIDES = 11 };
+enum { N_INSIDES = 13 };
 
 /* What of a block's inside is kept: all that comes out of a matrix or of attention and is asked for again. Norms and what
  * the activation makes of gate and up are cheap. Returns the bytes of one block. */
 static size_t lay_out(const sn_hparams *hp, size_t n, char *at, sn_grad_scratch *s) {
     size_t q = (size_t)hp->n_heads * (size_t)hp->head_dim, kv = (size_t)hp->n_kv_heads * (size_t)hp->head_dim;
-    size_t before_norms = hp->qk_norm ? 1 : 0, after = hp->post_norm ? 1 : 0, embd = (size_t)hp->n_embd, ff = (size_t)hp->n_ff, bytes = 0;
+    size_t before_norms = hp->qk_norm ? 1 : 0, after = hp->post_norm ? 1 : 0, embd = (size_t)hp->n_embd, ff = (size_t)hp->n_ff;
+    size_t used = (size_t)hp->n_experts_used, chosen = used ? sn_experts_chosen_width(hp) : 0, bytes = 0;
+    if (used) ff *= used;
     const struct {
         float **member;
         size_t width;
@@ -24,7 +27,9 @@ static size_t lay_out(const sn_hparams *hp, size_t n, char *at, sn_grad_scratch 
                         {&s->o1, embd * after},
                         {&s->o2, embd * after},
                         {&s->gate, ff},
-                        {&s->up, ff}};
+                        {&s->up, ff},
+                        {&s->chosen, chosen},
+                        {&s->each, used * embd}};
     for (int i = 0; i < N_INSIDES; i++) {
         if (at && all[i].width) *all[i].member = (float *)(void *)(at + bytes);
         bytes += sn_round_up(all[i].width * n * sizeof(float), 64);
@@ -97,8 +102,7 @@ sn_kept *sn_kept_new(sn_span *span, int first, int end, int n, size_t bytes_max)
     sn_kept *k = bytes <= bytes_max ? malloc(bytes) : NULL;
     if (!k) return NULL;
     *k = (sn_kept){.span = span, .first = first, .end = end, .n = n};
-    /* Every expert of a row has an inside: a mixture's are computed again. */
-    if (!span->hp.n_experts && sn_kept_bytes(span, first, end, n, true) <= bytes_max) take_insides(k);
+    if (sn_kept_bytes(span, first, end, n, true) <= bytes_max) take_insides(k);
     return k;
 }
 

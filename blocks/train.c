@@ -129,6 +129,8 @@ static sn_status open_home(const sn_hparams *hp, sn_device *device, int tokens, 
     char *at = h->memory;
     for (int i = 0; i < N_BUFFERS; at += padded(width[i++], tokens))
         *buffer[i] = (float *)(void *)at;
+    h->scratch.dlogits = h->scratch.chosen;
+    h->scratch.deach = h->scratch.each;
     for (size_t p = 0; p < n_pages; p++, at += device->ops->kv_page_bytes(device, &shape)) h->pages[p] = at;
     return SN_OK;
 }

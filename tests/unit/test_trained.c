@@ -327,6 +327,12 @@ Test(trained, tensors_that_do_not_go_together_are_named) {
     t.list[3].name = "base_model.model.model.layers.01.self_attn.q_proj.lora_B.weight";
     write_tensors(&t);
     refuses("beside it", "a name written otherwise");
+    snprintf(hp.family, sizeof hp.family, "mixtral");
+    hp.n_experts = 4;
+    t = read_tensors();
+    t.list[0].name = "base_model.model.model.layers.0.block_sparse_moe.experts.3.w1.lora_A.weight";
+    write_tensors(&t);
+    refuses("only LoRA of q_proj, k_proj, v_proj, o_proj can", "an expert's matrix");
 }
 
 Test(trained, virtual_tokens_of_peft_and_deep_prompts_and_classifiers_of_ours) {

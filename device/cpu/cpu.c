@@ -191,7 +191,7 @@ static sn_status cpu_linear(sn_device *d, int n, const float *x, int n_linears, 
     bool quantised = false;
     for (int i = 0; i < n_linears; i++) {
         sn_cpu_weight w = sn_cpu_weight_view(linears[i].weight);
-        job.linears[i] = (sn_linear_job){w, linears[i].bias, linears[i].y, n, x, cpu->xq, stride, cpu->ahead};
+        job.linears[i] = (sn_linear_job){w, linears[i].bias, linears[i].y, n, x, cpu->xq, stride, sn_cpu_ahead(w.layout, n)};
         quantised |= sn_layout_quantised(w.layout);
         job.n_panels = job.first_panel[i + 1] = job.first_panel[i] + w.n_panels;
     }
@@ -404,7 +404,6 @@ sn_status sn_cpu_open(sn_device_id id, const sn_device_options *options, sn_devi
     sn_status status = sn_calloc(&cpu, 1, sizeof *cpu, err);
     if (status) return status;
     cpu->base = (sn_device){.ops = &cpu_ops, .id = id, .host_visible = true, .kv_dtypes = 1 << SN_KV_F16 | 1 << SN_KV_Q8};
-    cpu->ahead = sn_cpu_prefetch_ahead();
     status = sn_cpu_kernels_find(options ? options->isa : NULL, &cpu->kernels, err);
     if (!status) status = sn_pool_new(options ? options->threads : 0, &cpu->pool, err);
     if (status) {

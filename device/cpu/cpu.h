@@ -98,6 +98,12 @@ typedef struct sn_xblock {
 } sn_xblock;
 _Static_assert(sizeof(sn_xblock) == 64, "an activation block is a cache line");
 
+/* How many bytes before their use weights are asked for, and into which cache. */
+typedef struct sn_ahead {
+    size_t bytes;
+    bool first_level;
+} sn_ahead;
+
 /* Rows 0..n-1 of x against some panels of a weight. */
 typedef struct sn_linear_job {
     sn_cpu_weight weight;
@@ -107,7 +113,7 @@ typedef struct sn_linear_job {
     const float *x;      /* (n, cols), for float layouts */
     const sn_xblock *xq; /* n rows of xq_stride blocks, for quantised layouts */
     size_t xq_stride;
-    size_t ahead; /* bytes: how long before their use weights are asked for */
+    sn_ahead ahead;
 } sn_linear_job;
 
 /* Some query heads of one key-value head for consecutive tokens of one sequence: n_tokens * n_heads query rows. */
@@ -204,8 +210,8 @@ bool sn_cpu_kernels_agree(const sn_cpu_kernels *a, const sn_cpu_kernels *b);
 /* Whether `fast` may be used, because it agrees with `known`; a warning in the log if not. */
 bool sn_cpu_kernels_trusted(const sn_cpu_kernels *fast, const sn_cpu_kernels *known);
 
-/* How many bytes ahead this machine likes weights to be asked for. */
-size_t sn_cpu_prefetch_ahead(void);
+/* How this machine likes weights to be asked for when so many rows take them. */
+sn_ahead sn_cpu_ahead(sn_layout layout, int n_rows);
 
 /* pack.c. */
 sn_status sn_cpu_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t *bytes,
@@ -291,7 +297,6 @@ typedef struct sn_cpu {
     sn_device base;
     const sn_cpu_kernels *kernels;
     sn_pool *pool;
-    size_t ahead; /* sn_cpu_prefetch_ahead */
     sn_pass pass; /* the present one; n_sequences 0 outside */
     sn_device_limits limits;
     sn_xblock *xq; /* limits.rows rows of quantised activations */

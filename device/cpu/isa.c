@@ -83,12 +83,16 @@ sn_status sn_cpu_kernels_find(const char *isa, const sn_cpu_kernels **out, sn_er
     return sn_fail(err, SN_REFUSED, "there are no CPU kernels \"%.32s\" on this machine: it has %s", isa, names);
 }
 
-/* Measured: Intel Xeon, L3 far away: 10 KB give a third more than none. AMD Zen 4: its hardware looks ahead by itself; 256 bytes
- * help a little where matrices are small (decoding SmolLM2: 2.55 ms, 2.63 with 1 KB, 2.68 with none, medians of ten in turns), 1 KB
- * cost up to a tenth where they are large, 2 to 4 KB a third in some runs and nothing in others, 10 KB a tenth to a third. */
-size_t sn_cpu_prefetch_ahead(void) {
+/* Measured. Intel Xeon, L3 far away: 10 KB give a third more than none. AMD Zen 4: where computing is faster than reading its
+ * hardware looks ahead by itself; 256 bytes help a little where matrices are small (decoding SmolLM2: 2.55 ms, 2.63 with 1 KB, 2.68
+ * with none, medians of ten in turns), 1 KB cost up to a tenth where they are large, 2 to 4 KB a third in some runs and nothing in
+ * others, 10 KB a tenth to a third. Where rows make a line last longer its hardware falls behind, and reading and computing take
+ * their times one after the other: there 8 to 16 KB hide all of it, 4 KB do not, nor does the first level, which panel and rows fill. */
+sn_ahead sn_cpu_ahead(sn_layout layout, int n_rows) {
 #if defined(__x86_64__)
-    if (__builtin_cpu_is("amd")) return 256;
+    const int few = sn_layout_fine(layout) || sn_layout_pairs(layout) ? 2 : 4; /* rows that are computed while memory is read */
+    if (__builtin_cpu_is("amd")) return (sn_ahead){n_rows <= few ? 256 : 10240, false};
 #endif
-    return 10240;
+    (void)layout, (void)n_rows;
+    return (sn_ahead){10240, true};
 }

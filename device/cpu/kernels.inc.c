@@ -26,10 +26,7 @@
 
 #include <string.h>
 
-enum {
-    LINE = 64,
-    FAR = 4096, /* bytes: what is asked for farther ahead goes to the first-level cache, the rest to the second */
-};
+enum { LINE = 64 };
 
 /* -- sums along a row, and exp */
 
@@ -103,10 +100,9 @@ static void quantize(size_t cols, const float *x, sn_xblock *out) {
 /* -- linear, quantised layouts: one panel against `rows` rows of x. acc[r]: 16 outputs of row r. Rows and layout are constants
  * of each tile, so that acc stays in registers. */
 
-INLINE void prefetch_lines(const uint8_t *w, size_t bytes, size_t ahead) {
-    if (!ahead) return;
-    for (size_t at = ahead; at < ahead + bytes; at += LINE) {
-        if (ahead > FAR) __builtin_prefetch(w + at);
+INLINE void prefetch_lines(const uint8_t *w, size_t bytes, sn_ahead ahead) {
+    for (size_t at = ahead.bytes; at < ahead.bytes + bytes; at += LINE) {
+        if (ahead.first_level) __builtin_prefetch(w + at);
         else __builtin_prefetch(w + at, 0, 2);
     }
 }
@@ -143,7 +139,7 @@ INLINE void group_tile(int rows, sn_layout layout, const uint8_t *w, const uint8
 }
 
 INLINE void quantised_tile(int rows, sn_layout layout, size_t block_bytes, const uint8_t *w, size_t n_blocks,
-                           size_t ahead, const sn_xblock *x, size_t stride, vf *acc) {
+                           sn_ahead ahead, const sn_xblock *x, size_t stride, vf *acc) {
     const bool super = sn_layout_super(layout);
     const size_t quants = sn_layout_nibbles(layout) ? SN_Q4_BYTES : SN_Q8_BYTES;
     const size_t head = super ? SN_SUPER_HEAD : 0, group = super ? quants + SN_SUPER_SCALES : block_bytes;
@@ -164,7 +160,7 @@ INLINE void quantised_tile(int rows, sn_layout layout, size_t block_bytes, const
 }
 
 /* Float layouts: one panel, or both of a pair, against `rows` rows: acc[p * rows + r]. */
-INLINE void float_tile(int rows, int panels, sn_layout layout, const uint8_t *w, size_t step, size_t cols, size_t ahead,
+INLINE void float_tile(int rows, int panels, sn_layout layout, const uint8_t *w, size_t step, size_t cols, sn_ahead ahead,
                        const float *x, vf *acc) {
     for (size_t k = 0; k < cols; k++, w += step, x++) {
         prefetch_lines(w, 1, ahead);
@@ -223,49 +219,43 @@ typedef void (*tile_fn)(const sn_linear_job *job, size_t panel, int row);
     SPECIAL(pair_##name##_##rows, const sn_linear_job *job, size_t panel, int row) {                                   \
         tile(rows, 2, SN_LAYOUT_##name, job, panel, row);                                                              \
     }
-#if ROW_TILE >= 8
-#define TILE_8(name) TILE(name, 8)
-#define NAME_8(name) , tile_##name##_8
+#define FEW_ROWS(shape, name) shape(name, 1) shape(name, 2)
+#define ROWS(shape, name)     FEW_ROWS(shape, name) shape(name, 3) shape(name, 4) MORE_ROWS(shape, name)
+#if ROW_TILE >= 8 /* and 32 registers: results of both panels have room there */
+#define MORE_ROWS(shape, name) shape(name, 5) shape(name, 6) shape(name, 7) shape(name, 8)
+#define PAIR_ROWS              ROWS
+enum { PAIR_TILE = 8 };
 #else
-#define TILE_8(name)
-#define NAME_8(name)
+#define MORE_ROWS(shape, name)
+#define PAIR_ROWS FEW_ROWS
+enum { PAIR_TILE = 2 };
 #endif
-#define X(name, k, bytes) TILE(name, 1) TILE(name, 2) TILE(name, 4) TILE_8(name)
+#define X(name, k, bytes) ROWS(TILE, name)
 SN_LAYOUTS(X)
 #undef X
-enum { TILE_SHAPES = ROW_TILE >= 8 ? 4 : 3 };
-static const tile_fn tile_fns[SN_LAYOUT_COUNT][TILE_SHAPES] = {
-#define X(name, k, bytes) {tile_##name##_1, tile_##name##_2, tile_##name##_4 NAME_8(name)},
+PAIR_ROWS(PAIR, F16) PAIR_ROWS(PAIR, BF16)
+#define TILE_NAME(name, rows) tile_##name##_##rows,
+#define PAIR_NAME(name, rows) pair_##name##_##rows,
+static const tile_fn tile_fns[SN_LAYOUT_COUNT][ROW_TILE] = {
+#define X(name, k, bytes) {ROWS(TILE_NAME, name)},
     SN_LAYOUTS(X)
 #undef X
 };
+static const tile_fn pair_fns[SN_LAYOUT_COUNT][PAIR_TILE] = {[SN_LAYOUT_F16] = {PAIR_ROWS(PAIR_NAME, F16)},
+                                                             [SN_LAYOUT_BF16] = {PAIR_ROWS(PAIR_NAME, BF16)}};
 
-/* More rows have chains enough of their own, and single panels stay in the first-level cache. */
-enum { PAIR_SHAPES = 2 };
-PAIR(F16, 1) PAIR(F16, 2) PAIR(BF16, 1) PAIR(BF16, 2)
-static const tile_fn pair_fns[SN_LAYOUT_COUNT][PAIR_SHAPES] = {[SN_LAYOUT_F16] = {pair_F16_1, pair_F16_2},
-                                                               [SN_LAYOUT_BF16] = {pair_BF16_1, pair_BF16_2}};
-
-/* Three rows that are left, as of sessions that decode together, cost hardly more than two. */
-#define X(name, k, bytes) TILE(name, 3)
-SN_LAYOUTS(X)
-#undef X
-static const tile_fn three_fns[SN_LAYOUT_COUNT] = {
-#define X(name, k, bytes) tile_##name##_3,
-    SN_LAYOUTS(X)
-#undef X
-};
-
-/* All rows of the job against each panel; fns[i] takes 1 << i rows. The weights come from far away for the first rows only. */
+/* All rows of the job against each panel, in as few tiles as there may be and these as even as can be: a tile takes its weights up
+ * once, so one of a single row costs two. */
 static void linear(const sn_linear_job *job, size_t first_panel, size_t end_panel) {
-    const tile_fn *fns = tile_fns[job->weight.layout], *both = pair_fns[job->weight.layout];
-    const bool pairs = sn_layout_pairs(job->weight.layout) && job->n < 1 << PAIR_SHAPES;
+    const int tiles = (job->n + ROW_TILE - 1) / ROW_TILE;
+    const bool pairs = sn_layout_pairs(job->weight.layout) && job->n <= tiles * PAIR_TILE;
     for (size_t panel = first_panel, panels; panel < end_panel; panel += panels) {
         panels = pairs && panel % 2 == 0 && panel + 1 < end_panel ? 2 : 1;
-        int row = 0, end = panels == 1 && job->n % 4 == 3 ? job->n - 3 : job->n; /* of what fns take */
-        for (int i = TILE_SHAPES - 1; i >= 0; i--)
-            for (; end - row >= 1 << i; row += 1 << i) (panels == 2 ? both : fns)[i](job, panel, row);
-        if (row < job->n) three_fns[job->weight.layout](job, panel, row);
+        const tile_fn *fns = panels == 2 ? pair_fns[job->weight.layout] : tile_fns[job->weight.layout];
+        for (int row = 0, left = tiles, rows; left > 0; row += rows, left--) {
+            rows = (job->n - row + left - 1) / left;
+            fns[rows - 1](job, panel, row);
+        }
     }
 }
 

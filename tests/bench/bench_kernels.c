@@ -3,7 +3,7 @@
  *
  *     bench_kernels [THREADS [ISA [PART]]]     default: 1 and 2 threads; every instruction set of the machine; all parts
  *
- * Parts: memory, linear, token, large, attention, small, pack. */
+ * Parts: memory, linear, rows, token, large, attention, small, pack. */
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/pool.h"
@@ -72,6 +72,35 @@ static void bench_linear(sn_device *d) {
         printf("  %-6s %10.1f %10.1f %12.1f %12.1f %10.1f\n", sn_dtype_name(dtype), (double)m.bytes * 1e-9 / m.n * n_one / one,
                ops * n_one / one, ops * few.n * 3 / pass(d, &few, 3, x, y), ops * few.n * 4 / pass(d, &few, 4, x, y),
                ops * few.n * rows / pass(d, &few, rows, x, y));
+        for (int i = 0; i < m.n; i++) test_weight_drop(d, &m.w[i]);
+    }
+    free(x);
+    free(y);
+}
+
+/* The time of 1 to 16 rows against a wide matrix, as the output head is, that lies in no cache: reading at first, computing at
+ * last, and no steps between. All row counts in turns, so that what disturbs one disturbs all. */
+static void bench_rows(sn_device *d) {
+    enum { ROWS = 16, OUTPUTS = 16384, TURNS = 12, COLD_BYTES = 96 << 20 };
+    static const sn_dtype types[] = {SN_Q4_0, SN_Q4_1, SN_Q4_K, SN_Q8_0, SN_Q5_1, SN_Q5_K, SN_Q3_K, SN_Q6_K, SN_BF16, SN_F16, SN_F32};
+    float *x = test_random_floats((size_t)ROWS * 576, 3), *y = malloc((size_t)ROWS * OUTPUTS * sizeof *y);
+    printf("  %d outputs of 576 (K: 512), us by rows:\n  %-5s", OUTPUTS, "");
+    for (int n = 1; n <= ROWS; n++) printf(" %5d", n);
+    printf("\n");
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        matrices m = make(d, types[t], OUTPUTS, sn_dtype_block(types[t]) == 256 ? 512 : 576, COLD_BYTES);
+        int64_t best[ROWS];
+        for (int n = 0; n < ROWS; n++) best[n] = INT64_MAX;
+        for (int turn = 0; turn < TURNS; turn++)
+            for (int n = 1; n <= ROWS; n++) {
+                int64_t start = sn_now_us();
+                for (int i = 0; i < m.n; i++) must(d->ops->linear(d, n, x, 1, &(sn_linear){.weight = m.w[i], .y = y}, &err));
+                int64_t us = (sn_now_us() - start) / m.n;
+                best[n - 1] = us < best[n - 1] ? us : best[n - 1];
+            }
+        printf("  %-5s", sn_dtype_name(types[t]));
+        for (int n = 0; n < ROWS; n++) printf(" %5d", (int)best[n]);
+        printf("\n");
         for (int i = 0; i < m.n; i++) test_weight_drop(d, &m.w[i]);
     }
     free(x);
@@ -320,6 +349,7 @@ static void bench_pack(sn_device *d) {
 static void bench_device(sn_device *d, sn_pool *pool, const char *part, bool plain) {
     bool all = !part;
     if (all || !strcmp(part, "linear")) bench_linear(d);
+    if (!plain && (all || !strcmp(part, "rows"))) bench_rows(d);
     if (all || !strcmp(part, "token")) bench_token(d, SN_Q4_1, SN_Q8_0);
     if (!plain && (all || !strcmp(part, "large"))) {
         static const sn_dtype types[] = {SN_Q4_0, SN_Q4_K, SN_Q8_0, SN_Q6_K, SN_BF16, SN_F16};

@@ -65,8 +65,8 @@ static void check_linear_bits(const test_devices *devices, sn_dtype dtype, size_
     }
     multiply(devices->at[0], m, x, n, 1, want);
     for (int d = 0; d < devices->n; d++)
-        for (int way = 0; way < 4; way++) {
-            const size_t chunk[] = {n, 7, 1, 5};
+        for (int way = 0; way < 6; way++) { /* tiles of 1 to 8 rows */
+            const size_t chunk[] = {n, 7, 1, 5, 4, 6};
             multiply(devices->at[d], m, x, n, chunk[way], got);
             for (int i = 0; i < 2; i++) {
                 same(want[i], got[i], n * m[i].rows, devices->at[d], sn_dtype_name(dtype));

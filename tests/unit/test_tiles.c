@@ -155,7 +155,7 @@ Test(tiles, give_the_same_bits_however_panels_are_shared_out) {
             sn_cpu *cpu = (sn_cpu *)d;
             OK(test_weight_make(d, w.dtype, ROWS, COLS, w.raw, &packed, &err));
             OK(d->ops->linear(d, N, w.x, 1, &(sn_linear){.weight = packed, .bias = w.bias, .y = whole}, &err)); /* leaves x quantised */
-            sn_linear_job job = {sn_cpu_weight_view(packed), w.bias, cut, N, w.x, cpu->xq, sn_xq_stride(COLS), 0};
+            sn_linear_job job = {sn_cpu_weight_view(packed), w.bias, cut, N, w.x, cpu->xq, sn_xq_stride(COLS), {0}};
             for (size_t first = 0, end = 1; first < PANELS; first = end, end = first + 3 < PANELS ? first + 3 : PANELS)
                 cpu->kernels->linear(&job, first, end);
             cr_expect(!memcmp(whole, cut, sizeof whole), "%s: %s gave other bits", sn_device_describe(d),

@@ -85,7 +85,7 @@ typedef enum conformance_case {
 typedef struct conformance_faults {
     void (*fail_allocation)(
         int nth);          /* the nth allocation of device or pinned memory fails (first: 1), the others not */
-    void (*stall)(int ms); /* the next kernel or copy that the device executes takes this long, once */
+    void (*stall)(int ms); /* the next kernel or copy that the device executes takes this long, once; or until heal */
     void (*lose)(int nth); /* from its nth kernel or copy on, the device is lost */
     void (*heal)(void);    /* none of these any more */
 } conformance_faults;

@@ -57,6 +57,9 @@ void conformance_opening_survives_any_allocation_that_fails(conformance *c) {
     CONFORMANCE_CHECK(c, failed > 0 || c->id.kind == SN_DEVICE_CPU, "no allocation failed");
 }
 
+/* It hangs until it is healed. What must not wait for that takes less than SOON, however slow the machine is. */
+enum { LIMIT_MS = 100, STALL_MS = 60000, SOON_US = 30000000 };
+
 /* Every call of a device that stopped fails at once with the sentence it stopped with. */
 static void check_stays_stopped(conformance *c, float *device, void *pinned) {
     sn_device *d = c->device;
@@ -65,6 +68,7 @@ static void check_stays_stopped(conformance *c, float *device, void *pinned) {
     sn_ticket ticket = 0;
     memcpy(first, c->err.text, sizeof first);
     check_names_device(c);
+    d->timeout_ms = STALL_MS;
     int64_t begin = sn_now_us();
     for (int i = 0; i < 9; i++) {
         memset(&c->err, 0, sizeof c->err);
@@ -81,14 +85,9 @@ static void check_stays_stopped(conformance *c, float *device, void *pinned) {
                           "call %d after the device stopped: status %d, \"%s\", not \"%s\"", i, status, c->err.text,
                           first);
     }
-    CONFORMANCE_CHECK(c, sn_now_us() - begin < 100000, "nine calls that must fail at once took %lld us",
+    CONFORMANCE_CHECK(c, sn_now_us() - begin < SOON_US, "nine calls that must fail at once took %lld us",
                       (long long)(sn_now_us() - begin));
 }
-
-enum { LIMIT_MS = 100, STALL_MS = 1500 };
-
-/* Closing waits for a device that comes back, and then nothing may be left behind. */
-static void come_back(conformance *c) { c->device->timeout_ms = 4 * STALL_MS; }
 
 void conformance_a_device_that_does_not_answer_is_left(conformance *c) {
     if (no_faults(c)) return;
@@ -101,10 +100,10 @@ void conformance_a_device_that_does_not_answer_is_left(conformance *c) {
     CONFORMANCE_OK(c, d->ops->add(d, N, x, x, &c->err));
     CONFORMANCE_CHECK(c, d->ops->finish(d, &c->err) == SN_STOP, "finish went well on a device that hangs");
     int64_t took = sn_now_us() - begin;
-    CONFORMANCE_CHECK(c, took >= LIMIT_MS * 1000 && took < STALL_MS * 700, "a wait of at most %d ms took %lld us",
+    CONFORMANCE_CHECK(c, took >= LIMIT_MS * 1000 && took < SOON_US, "a wait of at most %d ms took %lld us",
                       LIMIT_MS, (long long)took);
     check_stays_stopped(c, x, pinned);
-    come_back(c);
+    c->faults->heal(); /* closing waits for it, and then nothing may be left behind */
 }
 
 void conformance_a_copy_that_hangs_is_left(conformance *c) {
@@ -119,11 +118,10 @@ void conformance_a_copy_that_hangs_is_left(conformance *c) {
     CONFORMANCE_OK(c, d->ops->copy_begin(d, x, pinned, N * sizeof *x, &ticket, &c->err));
     CONFORMANCE_OK(c, d->ops->copy_join(d, ticket, &c->err)); /* does not wait itself */
     CONFORMANCE_OK(c, d->ops->add(d, N, x, x, &c->err));
-    CONFORMANCE_CHECK(c, sn_now_us() - begin < LIMIT_MS * 1000, "queueing waited for the copy");
     CONFORMANCE_CHECK(c, d->ops->finish(d, &c->err) == SN_STOP, "finish went well on a copy that hangs");
-    CONFORMANCE_CHECK(c, sn_now_us() - begin < STALL_MS * 700, "the wait took too long");
+    CONFORMANCE_CHECK(c, sn_now_us() - begin < SOON_US, "queueing waited for the copy, or the wait took too long");
     check_stays_stopped(c, x, pinned);
-    come_back(c);
+    c->faults->heal(); /* closing waits for it, and then nothing may be left behind */
 }
 
 void conformance_a_lost_device_says_so_ever_after(conformance *c) {

@@ -300,18 +300,22 @@ Test(emulated, a_device_that_stalls_gives_an_error_that_names_it_and_the_others_
         NEED(step(&w, 0, 4, 1, rows, out, &err));
         sn_err err;
         devices[cases[i].device]->timeout_ms = 200;
-        if (cases[i].device == CUDA) cuda_stand_in_stall(3000);
+        if (cases[i].device == CUDA) cuda_stand_in_stall(60000);
 #ifdef SN_ZE_TEST_DRIVER
-        else ze_test_faults.stall(3000);
+        else ze_test_faults.stall(60000);
 #endif
         int64_t began = sn_now_us();
         cr_assert_eq(step(&w, 0, 4, 1, rows, out, &err), SN_STOP);
         cr_expect(strstr(err.text, cases[i].name), "%s", err.text);
-        cr_expect(sn_now_us() - began < 2500000, "the error took %lld us", (long long)(sn_now_us() - began));
+        cr_expect(sn_now_us() - began < 30000000, "the error took %lld us", (long long)(sn_now_us() - began));
         cr_expect_eq(sn_kv_length(w.kv), 1, "a failed step grew the past");
         cr_assert_eq(step(&w, 0, 4, 1, rows, out, &err), SN_STOP); /* given up for good */
         cr_assert_eq(step(&w, 0, 2, 1, rows, out, &err), SN_OK);   /* blocks elsewhere are served on */
-        devices[cases[i].device]->timeout_ms = 20000; /* time to come back, so that its memory can be given back */
+        devices[cases[i].device]->timeout_ms = 20000;
+        if (cases[i].device == CUDA) cuda_stand_in_heal(); /* so that its memory can be given back */
+#ifdef SN_ZE_TEST_DRIVER
+        else ze_test_faults.heal();
+#endif
         free(rows);
         close_world(&w);
     }

@@ -83,27 +83,27 @@ static bool is_heard(door *d, void *context, const char *source, int timeout_ms)
     return event.peer != 0;
 }
 
-Test(gate, stands_before_the_transport_one_for_each_address, .timeout = 60) {
+Test(gate, stands_before_the_transport_one_for_each_address, .timeout = 180) {
     door d;
     void *context = zmq_ctx_new();
     door_begin(&d);
     int heard = 0;
     int64_t began = sn_now_us(), allowed;
-    while (is_heard(&d, context, "127.0.0.1", 300)) { /* each with another key */
+    while (is_heard(&d, context, "127.0.0.1", heard < SN_GATE_AT_ONCE ? 20000 : 300)) { /* each with another key */
         allowed = SN_GATE_AT_ONCE + (sn_now_us() - began) * SN_GATE_PER_S / SECOND + 2;
         cr_assert_leq(++heard, allowed, "%d were let in", heard);
         if (heard > SN_GATE_AT_ONCE + 64 && (sn_now_us() - began) / heard > SECOND / SN_GATE_PER_S / 2)
             break; /* this machine is too slow to come too often */
     }
     cr_expect_geq(heard, SN_GATE_AT_ONCE);
-    cr_expect(is_heard(&d, context, "127.0.0.2", 3000), "another address suffers for it");
-    cr_expect(is_heard(&d, context, "127.0.0.1", 3000), "who waits is let in again");
+    cr_expect(is_heard(&d, context, "127.0.0.2", 20000), "another address suffers for it");
+    cr_expect(is_heard(&d, context, "127.0.0.1", 20000), "who waits is let in again");
     zmq_ctx_term(context);
     sn_transport_free(&d.transport);
 }
 
 /* Connections that say nothing, or half of it, are cut off in time, and keep nobody out meanwhile. */
-Test(gate, those_who_stand_in_it_and_say_nothing_are_sent_away, .timeout = 60) {
+Test(gate, those_who_stand_in_it_and_say_nothing_are_sent_away, .timeout = 180) {
     enum { N = 150 };
     static const uint8_t greeting[] = {0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 1, 'C', 'U', 'R', 'V', 'E'};
     door d;
@@ -118,9 +118,9 @@ Test(gate, those_who_stand_in_it_and_say_nothing_are_sent_away, .timeout = 60) {
         size_t part = i % (sizeof greeting + 1);
         if (part) cr_expect_eq(send(slow[i].fd, greeting, part, MSG_NOSIGNAL), (ssize_t)part);
     }
-    cr_expect(is_heard(&d, context, "127.0.0.2", 3000), "they keep others out");
+    cr_expect(is_heard(&d, context, "127.0.0.2", 20000), "they keep others out");
     int gone = 0;
-    for (int64_t until = sn_now_us() + 15 * SECOND; gone < N && sn_now_us() < until;) {
+    for (int64_t until = sn_now_us() + 60 * SECOND; gone < N && sn_now_us() < until;) {
         poll(slow, N, 200);
         for (int i = 0; i < N; i++) {
             char bytes[256];

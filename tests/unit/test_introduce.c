@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { DATAGRAM = 144, SIGNED = 80, WAIT_MS = 3000 };
+enum { DATAGRAM = 144, SIGNED = 80, WAIT_MS = 30000 };
 
 static atomic_int woken;
 static void wake(void *ctx) {

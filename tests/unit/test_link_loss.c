@@ -35,7 +35,7 @@ static sn_peer dial_by_link(scene *s, const member *m) {
     return peer;
 }
 
-Test(link, waiting_ends_at_once_when_any_of_the_peers_is_lost, .timeout = 30) {
+Test(link, waiting_ends_at_once_when_any_of_the_peers_is_lost, .timeout = 180) {
     for (int which = 0; which < 2; which++) {
         scene s;
         sn_err err = {0};
@@ -44,11 +44,11 @@ Test(link, waiting_ends_at_once_when_any_of_the_peers_is_lost, .timeout = 30) {
         leave(which ? &s.other : &s.node);
         int64_t begun = sn_now_us();
         sn_wait wait = {
-            .request = 1, .wanted = SN_MSG_STATUS_IS, .deadline_us = begun + 10000000, .peers = peers, .n_peers = 2};
+            .request = 1, .wanted = SN_MSG_STATUS_IS, .deadline_us = begun + (int64_t)WAIT_MS * 1000, .peers = peers, .n_peers = 2};
         sn_msg *answer;
         cr_assert_eq(sn_link_wait(s.link, &wait, &answer, &err), SN_RETRY);
         cr_assert_null(answer);
-        cr_assert(sn_now_us() - begun < 1000000);
+        cr_assert(sn_now_us() - begun < SOON_US);
         cr_assert(wait.lost);
         cr_assert_eq(wait.lost_peer, which);
         cr_assert(strstr(err.text, "connection was lost"), "%s", err.text);
@@ -56,7 +56,7 @@ Test(link, waiting_ends_at_once_when_any_of_the_peers_is_lost, .timeout = 30) {
     }
 }
 
-Test(link, a_peer_that_is_not_needed_may_be_lost, .timeout = 30) {
+Test(link, a_peer_that_is_not_needed_may_be_lost, .timeout = 180) {
     scene s;
     sn_err err = {0};
     begin(&s);
@@ -67,7 +67,7 @@ Test(link, a_peer_that_is_not_needed_may_be_lost, .timeout = 30) {
     cr_assert_eq(send_it(s.node.t, asked.peer, result_message(1, 4)), SN_OK);
     sn_msg_free(&asked.msg);
     sn_wait wait = {
-        .request = 1, .wanted = SN_MSG_RESULT, .deadline_us = sn_now_us() + 10000000, .peers = &needed, .n_peers = 1};
+        .request = 1, .wanted = SN_MSG_RESULT, .deadline_us = sn_now_us() + (int64_t)WAIT_MS * 1000, .peers = &needed, .n_peers = 1};
     sn_msg *answer;
     must(sn_link_wait(s.link, &wait, &answer, &err), &err);
     sn_msg_free(&answer);
@@ -75,7 +75,7 @@ Test(link, a_peer_that_is_not_needed_may_be_lost, .timeout = 30) {
 }
 
 /* A session is bound to its connection; but the next dial reaches whoever is there now. */
-Test(link, a_lost_peer_stays_lost_and_is_dialled_anew, .timeout = 30) {
+Test(link, a_lost_peer_stays_lost_and_is_dialled_anew, .timeout = 180) {
     scene s;
     sn_err err = {0};
     begin(&s);
@@ -83,7 +83,7 @@ Test(link, a_lost_peer_stays_lost_and_is_dialled_anew, .timeout = 30) {
     leave(&s.node);
     sn_wait wait = {.request = 9,
                     .wanted = SN_MSG_STATUS_IS,
-                    .deadline_us = sn_now_us() + 10000000,
+                    .deadline_us = sn_now_us() + (int64_t)WAIT_MS * 1000,
                     .peers = &before,
                     .n_peers = 1};
     sn_msg *answer, *msg = status_message(2);

@@ -51,12 +51,12 @@ Test(pool, one_thread_runs_inline_and_in_order) {
     sn_pool_free(&pool);
 }
 
-/* An item that takes its time, so that others must come to help. */
+/* An item that ends when all three have come to help. */
 static void slow(void *ctx, size_t item, int worker) {
     (void)item;
     atomic_int *seen = ctx;
     atomic_fetch_or(seen, 1 << worker);
-    sn_sleep_us(20000);
+    for (int64_t until = sn_now_us() + 20000000; atomic_load(seen) != 7 && sn_now_us() < until;) sn_sleep_us(1000);
 }
 
 Test(pool, wakes_workers_that_sleep) {

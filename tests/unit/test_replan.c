@@ -61,21 +61,21 @@ Test(replan, nodes_are_asked_all_at_once_and_a_dead_one_costs_no_more_than_the_l
     run_open(&r, w, (sn_chain_options){0});
     const sn_announcement *nodes[3];
     sn_poll polls[3];
-    NEED(sn_link_discover(r.link, NULL, 1000, &err));
+    NEED(sn_link_discover(r.link, NULL, PATIENCE_MS, &err));
     sn_directory *directory = sn_link_directory(r.link);
     for (int tries = 0; sn_directory_count(directory) < 3 && tries < 100; tries++) {
         sn_sleep_us(20000);
-        NEED(sn_link_discover(r.link, NULL, 1000, &err));
+        NEED(sn_link_discover(r.link, NULL, PATIENCE_MS, &err));
     }
     cr_assert_eq(sn_directory_count(directory), 3);
     for (size_t i = 0; i < 3; i++) nodes[i] = sn_directory_at(directory, i);
-    NEED(sn_link_poll(r.link, nodes, 3, 5000, false, polls, &err));
+    NEED(sn_link_poll(r.link, nodes, 3, PATIENCE_MS, false, polls, &err));
     for (int i = 0; i < 3; i++) {
-        cr_expect(polls[i].answered && polls[i].rtt_us > 0 && polls[i].rtt_us < 5000000, "%s", polls[i].why_not);
+        cr_expect(polls[i].answered && polls[i].rtt_us > 0 && polls[i].rtt_us < 20000000, "%s", polls[i].why_not);
         cr_expect_eq(polls[i].status.sessions_max, 64);
     }
     cluster_cut_off(w->cluster, 1);
-    NEED(sn_link_poll(r.link, nodes, 3, 400, false, polls, &err));
+    NEED(sn_link_poll(r.link, nodes, 3, PATIENCE_MS, false, polls, &err));
     int answered = 0;
     for (int i = 0; i < 3; i++) {
         answered += polls[i].answered;

@@ -17,7 +17,7 @@ static void answers_reach_the_asker(world *w) {
     cr_assert_eq(asked.msg->kind, SN_MSG_STATUS);
     cr_assert_eq(asked.msg->request, 7);
     cr_assert_arr_eq(asked.key, client.identity.curve_key, SN_KEY_SIZE);
-    cr_assert(llabs(sn_now_us() - asked.arrived_us) < 5000000);
+    cr_assert(llabs(sn_now_us() - asked.arrived_us) < SOON_US);
     cr_assert_eq(send_it(node.t, asked.peer, result_message(7, 576)), SN_OK);
     sn_event answered = expect(client.t);
     cr_assert_eq(answered.peer, to);
@@ -173,7 +173,7 @@ static void a_client_that_left_cannot_be_answered(world *w) {
     sn_event event = expect(node.t);
     sn_msg_free(&event.msg);
     sn_status status = SN_OK;
-    for (int64_t until = sn_now_us() + 5000000; status == SN_OK && sn_now_us() < until; sn_sleep_us(1000))
+    for (int64_t until = sn_now_us() + SOON_US; status == SN_OK && sn_now_us() < until; sn_sleep_us(1000))
         status = send_it(node.t, event.peer, status_message(2));
     cr_assert_eq(status, SN_RETRY);
     leave(&node);
@@ -191,14 +191,14 @@ static void another_thread_wakes_the_waiting_one(world *w) {
     pthread_t thread;
     int64_t begun = sn_now_us();
     cr_assert_eq(pthread_create(&thread, NULL, wake_soon, node.t), 0);
-    expect_silence(node.t, 5000);
+    expect_silence(node.t, WAIT_MS);
     int64_t took = sn_now_us() - begun;
-    cr_assert(took > 40000 && took < 2000000, "%lld us", (long long)took);
+    cr_assert(took > 40000 && took < SOON_US, "%lld us", (long long)took);
     pthread_join(thread, NULL);
     sn_transport_wake(node.t); /* before the wait */
     begun = sn_now_us();
-    expect_silence(node.t, 5000);
-    cr_assert(sn_now_us() - begun < 2000000);
+    expect_silence(node.t, WAIT_MS);
+    cr_assert(sn_now_us() - begun < SOON_US);
     begun = sn_now_us(); /* and only once */
     expect_silence(node.t, 50);
     cr_assert(sn_now_us() - begun >= 50000);
@@ -211,10 +211,10 @@ static void waiting_ends_at_its_deadline(world *w) {
     int64_t begun = sn_now_us();
     expect_silence(node.t, 100);
     int64_t took = sn_now_us() - begun;
-    cr_assert(took >= 100000 && took < 1000000, "%lld us", (long long)took);
+    cr_assert(took >= 100000 && took < SOON_US, "%lld us", (long long)took);
     begun = sn_now_us();
     for (int i = 0; i < 100; i++) expect_silence(node.t, 0);
-    cr_assert(sn_now_us() - begun < 1000000);
+    cr_assert(sn_now_us() - begun < SOON_US);
     leave(&node);
 }
 
@@ -228,7 +228,7 @@ static void a_full_queue_says_try_later(world *w) {
     int64_t begun = sn_now_us();
     while (!(status = send_it(client.t, to, result_message(sent, 4096))) && sent < 20000) sent++;
     cr_assert_eq(status, SN_RETRY, "%llu messages went", (unsigned long long)sent);
-    cr_assert(sn_now_us() - begun < 10000000);
+    cr_assert(sn_now_us() - begun < SOON_US);
     for (uint64_t i = 0; i < sent; i++) { /* nothing of what was taken is lost */
         sn_event event = expect(node.t);
         cr_assert_eq(event.msg->request, i);
@@ -247,7 +247,7 @@ static void a_peer_that_is_not_there_is_told_once(world *w) {
     leave(&node);
     int64_t begun = sn_now_us();
     for (int i = 0; i < 100; i++) cr_assert_eq(send_it(client.t, to, status_message(1)), SN_OK);
-    cr_assert(sn_now_us() - begun < 1000000);
+    cr_assert(sn_now_us() - begun < SOON_US);
     expect_loss(client.t, to, node.address);
     expect_silence(client.t, 700);
     cr_assert_eq(send_it(client.t, other, status_message(2)), SN_OK);
@@ -255,7 +255,7 @@ static void a_peer_that_is_not_there_is_told_once(world *w) {
     sn_msg_free(&event.msg);
     begun = sn_now_us();
     leave(&client);
-    cr_assert(sn_now_us() - begun < 3000000);
+    cr_assert(sn_now_us() - begun < SOON_US);
     leave(&alive);
 }
 
@@ -278,7 +278,7 @@ static void a_lost_connection_is_told_and_made_again(world *w) {
         cr_assert_eq(answered.msg->request, 3);
         sn_msg_free(&answered.msg);
         expect_loss(client.t, to, node.address);
-        cr_assert(sn_now_us() - begun < 2000000);
+        cr_assert(sn_now_us() - begun < SOON_US);
         expect_silence(client.t, 100);
         again(w, &node);
     }
@@ -400,16 +400,16 @@ static void a_message_that_cannot_be_encoded_stays_with_its_sender(world *w) {
     X(a_busy_peer_does_not_starve_others)                                                                              \
     X(a_message_that_cannot_be_encoded_stays_with_its_sender)
 #define X(name)                                                                                                        \
-    Test(zmq, name, .timeout = 60) { name(&(world){0}); }                                                              \
-    Test(memory, name, .timeout = 60) {                                                                                \
+    Test(zmq, name, .timeout = 180) { name(&(world){0}); }                                                              \
+    Test(memory, name, .timeout = 180) {                                                                                \
         world w = {0};                                                                                                 \
         sn_err err = {0};                                                                                              \
         must(sn_hub_new(&w.hub, &err), &err);                                                                          \
         name(&w);                                                                                                      \
         sn_hub_free(&w.hub);                                                                                           \
     }                                                                                                                  \
-    Test(zmq_shaped, name, .timeout = 60) { name(&(world){.shape = &shape}); }                                         \
-    Test(memory_shaped, name, .timeout = 60) {                                                                         \
+    Test(zmq_shaped, name, .timeout = 180) { name(&(world){.shape = &shape}); }                                         \
+    Test(memory_shaped, name, .timeout = 180) {                                                                         \
         world w = {.shape = &shape};                                                                                   \
         sn_err err = {0};                                                                                              \
         must(sn_hub_new(&w.hub, &err), &err);                                                                          \

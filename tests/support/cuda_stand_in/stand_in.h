@@ -43,7 +43,7 @@ void cuda_stand_in_copies_first(bool first); /* false */
 void cuda_stand_in_fail_allocation(int nth); /* the nth cudaMalloc or cudaHostAlloc fails (first: 1), the others not */
 void cuda_stand_in_fail_creation(int nth);   /* likewise of streams, events, graphs to launch, handles of cuBLAS */
 void cuda_stand_in_spoil_capture(int nth);   /* the nth kernel that is launched during a capture cannot be recorded */
-void cuda_stand_in_stall(int ms);            /* the next kernel or copy takes this long, once */
+void cuda_stand_in_stall(int ms);            /* the next kernel or copy takes this long, once; or until healed */
 void cuda_stand_in_lose(int nth);            /* from its nth kernel or copy on, the device that runs it is lost */
 void cuda_stand_in_heal(void);               /* none of these any more */
 

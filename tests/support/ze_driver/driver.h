@@ -112,6 +112,7 @@ typedef struct driver {
     size_t memory_used, memory;
     uint32_t n_devices;
     int fail_allocation, fail_create, stall_ms, lose; /* 0: none */
+    int healed;                                         /* how often */
     int objects;
     bool lost;
 } driver;

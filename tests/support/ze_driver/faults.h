@@ -10,7 +10,7 @@ ZE_TEST_EXPORT size_t ze_test_memory_used(void);      /* bytes of device and hos
 ZE_TEST_EXPORT void ze_test_fail_allocation(int nth); /* the nth from now fails: out of device memory */
 ZE_TEST_EXPORT void ze_test_fail_create(int nth);     /* the nth list, event, module, kernel, ... from now fails */
 ZE_TEST_EXPORT int ze_test_objects(void);             /* of these, how many are alive */
-ZE_TEST_EXPORT void ze_test_stall(int ms);            /* the next kernel or copy takes this long */
+ZE_TEST_EXPORT void ze_test_stall(int ms);            /* the next kernel or copy takes this long, or until healed */
 ZE_TEST_EXPORT void ze_test_lose(int nth);            /* from its nth kernel or copy on the device is lost */
 ZE_TEST_EXPORT void ze_test_heal(void);
 

@@ -1,7 +1,6 @@
 /* Command lists, each with a thread that executes it, and events. */
 #include "tests/support/ze_driver/driver.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -14,22 +13,21 @@ static bool all_signaled(const command *c) {
     return true;
 }
 
-static void sleep_ms(int ms) {
-    struct timespec left = {ms / 1000, ms % 1000 * 1000000L};
-    while (nanosleep(&left, &left) && errno == EINTR) {}
+static void stall(int ms) {
+    for (int healed = ze_test.healed; ms-- > 0 && healed == ze_test.healed;) {
+        pthread_mutex_unlock(&ze_test.lock);
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+        pthread_mutex_lock(&ze_test.lock);
+    }
 }
 
 /* With the lock held; lets go of it meanwhile. */
 static void execute(struct _ze_command_list_handle_t *list, command *c) {
-    int stall = ze_test.stall_ms;
+    int stall_ms = ze_test.stall_ms;
     ze_test.stall_ms = 0;
     if (ze_test.lose > 0 && --ze_test.lose == 0) ze_test.lost = true;
     if (ze_test.lost) return;
-    if (stall) {
-        pthread_mutex_unlock(&ze_test.lock);
-        sleep_ms(stall);
-        pthread_mutex_lock(&ze_test.lock);
-    }
+    stall(stall_ms);
     allocations_open(c);
     pthread_mutex_unlock(&ze_test.lock);
     if (c->kind == COMMAND_COPY) memmove(c->to, c->from, c->bytes);

@@ -158,5 +158,6 @@ void ze_test_heal(void) {
     pthread_mutex_lock(&ze_test.lock);
     ze_test.fail_allocation = ze_test.fail_create = ze_test.stall_ms = ze_test.lose = 0;
     ze_test.lost = false;
+    ze_test.healed++;
     pthread_mutex_unlock(&ze_test.lock);
 }

@@ -25,6 +25,8 @@ static const char *const known_keys[] = {
     "rope.scaling.factor",
     "rope.scaling.finetuned",
     "rope.scaling.original_context_length",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
     "expert_count",
     "expert_used_count",
     "expert_feed_forward_length",
@@ -32,8 +34,9 @@ static const char *const known_keys[] = {
     "tensor_data_layout",
 };
 
-/* Those that only mean something where blocks with a window have a rope of their own. */
-static const char *const two_ropes_keys[] = {"attention.sliding_window_pattern", "rope.freq_base_swa"};
+/* Those that only mean something where some blocks have a window, and where those have a rope of their own. */
+static const char *const pattern_keys[] = {"attention.sliding_window_pattern"};
+static const char *const two_ropes_keys[] = {"rope.freq_base_swa"};
 
 typedef struct reader {
     const sn_gguf *gguf;
@@ -73,6 +76,7 @@ static sn_status check_keys(const reader *r) {
         sn_gguf_str key = sn_gguf_value_at(r->gguf, i)->key;
         if (key.len <= prefix || memcmp(key.data, r->architecture, prefix) || key.data[prefix] != '.') continue;
         bool known = is_among(key, prefix, known_keys, sizeof known_keys / sizeof *known_keys);
+        if (r->family->window_pattern) known |= is_among(key, prefix, pattern_keys, sizeof pattern_keys / sizeof *pattern_keys);
         if (r->family->local_theta > 0)
             known |= is_among(key, prefix, two_ropes_keys, sizeof two_ropes_keys / sizeof *two_ropes_keys);
         if (!known)
@@ -169,6 +173,23 @@ static sn_status read_rope_divisors(const reader *r, const sn_hparams *h, sn_rop
     return SN_OK;
 }
 
+/* The reference's numbers where the file says none. */
+static sn_status read_yarn(const reader *r, const sn_hparams *h, sn_rope_scaling *s) {
+    int original = h->n_ctx;
+    float fast = 32, slow = 1;
+    sn_status status = read_int(r, "rope.scaling.original_context_length", false, &original);
+    if (!status) status = read_float(r, "rope.scaling.yarn_beta_fast", false, &fast);
+    if (!status) status = read_float(r, "rope.scaling.yarn_beta_slow", false, &slow);
+    s->kind = SN_ROPE_YARN;
+    s->original_ctx = original;
+    s->beta_fast = (double)fast;
+    s->beta_slow = (double)slow;
+    s->truncate = !r->family->yarn_smooth;
+    return status;
+}
+
+static bool says(sn_gguf_str text, const char *word) { return text.len == strlen(word) && !memcmp(text.data, word, text.len); }
+
 static sn_status read_rope(const reader *r, sn_hparams *h, sn_rope_scaling *s) {
     char key[KEY_SIZE];
     float theta = r->family->theta_default > 0 ? (float)r->family->theta_default : 10000, factor = 1;
@@ -182,34 +203,42 @@ static sn_status read_rope(const reader *r, sn_hparams *h, sn_rope_scaling *s) {
     status = sn_gguf_string(r->gguf, full_key(r, "rope.scaling.type", key), false, &type, r->err);
     if (!status) status = read_float(r, "rope.scaling.factor", false, &factor);
     if (status) return status;
-    if (type.len == 6 && !memcmp(type.data, "linear", 6))
-        s->kind = SN_ROPE_LINEAR;
-    else if (type.len != 4 || memcmp(type.data, "none", 4))
-        return sn_fail(r->err, SN_REFUSED, "rope scaling of type '%.*s' is not known; none and linear are",
-                       type.len > 32 ? 32 : (int)type.len, type.data);
     s->theta = (double)theta;
     s->factor = (double)factor;
-    return read_rope_divisors(r, h, s);
+    if (says(type, "linear"))
+        s->kind = SN_ROPE_LINEAR;
+    else if (says(type, "yarn"))
+        status = read_yarn(r, h, s);
+    else if (!says(type, "none"))
+        return sn_fail(r->err, SN_REFUSED, "rope scaling of type '%.*s' is not known; none, linear and yarn are",
+                       type.len > 32 ? 32 : (int)type.len, type.data);
+    return status ? status : read_rope_divisors(r, h, s);
 }
 
-/* Blocks with a window may have a rope of their own, without scaling; which blocks look back is a list, or every n-th. */
-static sn_status read_local(const reader *r, sn_hparams *h, sn_rope_scaling *local) {
+/* Which blocks look back: a list, or every n-th. */
+static sn_status read_pattern(const reader *r, sn_hparams *h) {
     char key[KEY_SIZE];
     const sn_gguf_value *value = sn_gguf_find(r->gguf, full_key(r, "attention.sliding_window_pattern", key));
-    float theta = (float)r->family->local_theta;
     int pattern = r->family->window_pattern;
     bool listed = value && value->type == SN_GGUF_ARRAY;
-    h->n_ropes = 2;
-    sn_status status = read_float(r, "rope.freq_base_swa", false, &theta);
-    if (!status && !listed) status = read_int(r, "attention.sliding_window_pattern", false, &pattern);
+    if (!pattern) return SN_OK;
+    sn_status status = listed ? SN_OK : read_int(r, "attention.sliding_window_pattern", false, &pattern);
     if (status) return status;
-    local->theta = (double)theta;
     if (listed && (value->element != SN_GGUF_BOOL || value->n != (size_t)h->n_blocks))
         return sn_fail(r->err, SN_REFUSED, "'%s' must be %d bools, or a number", key, h->n_blocks);
     if (pattern < 1) return sn_fail(r->err, SN_REFUSED, "'%s' is %d", key, pattern);
     for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) /* too many are refused below */
         h->looks_back[i] = !h->window || (listed ? !value->data[i] : (i + 1) % pattern == 0);
     return SN_OK;
+}
+
+/* Blocks with a window may have a rope of their own, without scaling. */
+static sn_status read_local(const reader *r, sn_hparams *h, sn_rope_scaling *local) {
+    float theta = (float)r->family->local_theta;
+    sn_status status = read_float(r, "rope.freq_base_swa", false, &theta);
+    h->n_ropes = 2;
+    local->theta = (double)theta;
+    return status;
 }
 
 /* What scales embeddings and scores. */
@@ -233,6 +262,7 @@ sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn
     bool two = !status && (*family)->local_theta > 0;
     if (!status) status = read_rope(&r, hparams, &scaling[two]);
     if (!status && two) status = read_local(&r, hparams, &scaling[0]);
+    if (!status) status = read_pattern(&r, hparams);
     if (!status) status = read_scales(&r, hparams);
     if (status) return status;
     /* Falcon's two kinds: with a norm for each half, or one for both */

@@ -105,9 +105,12 @@ static sn_status check_neutral(const json_t *config, const sn_family *family, sn
             return sn_fail(err, SN_REFUSED, "'%s' is set, which this family's mathematics here does not know",
                            must_be_neutral[i].field);
     }
-    if (field(config, "quantization_config"))
-        return sn_fail(err, SN_REFUSED, "'quantization_config' is set, which says that the weights are quantised (as MXFP4, GPTQ...); of "
-                                        "folders only float32, float16 and bfloat16 are read");
+    const json_t *quantised = field(config, "quantization_config");
+    const char *method = json_string_value(json_object_get(quantised, "quant_method"));
+    bool known = method && !strcmp(method, "mxfp4") && reads(family, "quantization_config");
+    if (quantised && !known)
+        return sn_fail(err, SN_REFUSED, "'quantization_config' is set, which says that the weights are quantised (as GPTQ, AWQ...); of "
+                                        "folders only float32, float16 and bfloat16 are read, of gpt-oss MXFP4 too");
     for (size_t i = 0; i < sizeof must_be_absent / sizeof *must_be_absent; i++)
         if (field(config, must_be_absent[i]) && !reads(family, must_be_absent[i]))
             return sn_fail(err, SN_REFUSED, "'%s' is set, which this family's mathematics here does not know",

@@ -110,8 +110,15 @@ static const sn_naming naming_gpt_oss = {
            [SN_ROLE_EXPERTS_UP_BIAS] = "mlp.experts.gate_up_proj_bias",
            [SN_ROLE_EXPERTS_DOWN_BIAS] = "mlp.experts.down_proj_bias"},
     .experts_turned = true};
+static const sn_naming naming_gguf_gpt_oss = {
+    .block_prefix = "blk.",
+    .of = {GGUF_ENDS, GGUF_ATTENTION, GGUF_EXPERTS, [SN_ROLE_ATTN_NORM] = "attn_norm.weight",
+           [SN_ROLE_ATTN_SINKS] = "attn_sinks.weight", [SN_ROLE_FFN_NORM] = "post_attention_norm.weight",
+           [SN_ROLE_ROUTER_BIAS] = "ffn_gate_inp.bias", [SN_ROLE_EXPERTS_GATE_BIAS] = "ffn_gate_exps.bias",
+           [SN_ROLE_EXPERTS_UP_BIAS] = "ffn_up_exps.bias", [SN_ROLE_EXPERTS_DOWN_BIAS] = "ffn_down_exps.bias"}};
 static const sn_mixture gpt_oss_experts = {.width = "intermediate_size", .n_experts = 128, .n_experts_used = 4, .n_ff = 2880};
-static const char *const gpt_oss_reads[] = {"num_experts", "num_local_experts", "swiglu_alpha", "swiglu_limit", NULL};
+static const char *const gpt_oss_reads[] = {"num_experts", "num_local_experts", "swiglu_alpha", "swiglu_limit", "quantization_config",
+                                            NULL};
 
 /* Falcon and BLOOM: Q, K and V in one matrix head by head, no gates, a norm before each half or one for both. */
 #define HF_FUSED_ENDS                                                                                                  \
@@ -193,9 +200,10 @@ static const sn_family families[] = {
     {.name = "qwen3_moe", .gguf_architecture = "qwen3moe", .gguf_rope = SN_ROPE_HALVES, .qkv_bias = SN_IF_SAID,
      .qk_norm = true, .mixture = &qwen3_experts, .gguf_mixtures = true, .reads = mixtures_read,
      .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_experts, [SN_CONTAINER_GGUF] = &naming_gguf}},
-    {.name = "gpt_oss", .qkv_bias = SN_IF_SAID, .bias_default = true, .window = SN_WINDOW_GIVEN, .window_default = 128, .window_pattern = 2,
-     .head_dim_default = 64, .theta_default = 150000, .rope_said = true, .activation_default = SN_SWIGLU_CLAMPED,
-     .mixture = &gpt_oss_experts, .reads = gpt_oss_reads, .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_gpt_oss}},
+    {.name = "gpt_oss", .gguf_architecture = "gpt-oss", .gguf_rope = SN_ROPE_HALVES, .gguf_mixtures = true, .qkv_bias = SN_IF_SAID, .bias_default = true, .window = SN_WINDOW_GIVEN, .window_default = 128, .window_pattern = 2,
+     .head_dim_default = 64, .theta_default = 150000, .rope_said = true, .yarn_smooth = true,
+     .activation_default = SN_SWIGLU_CLAMPED, .mixture = &gpt_oss_experts, .reads = gpt_oss_reads,
+     .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_gpt_oss, [SN_CONTAINER_GGUF] = &naming_gguf_gpt_oss}},
     {FALCON, .parallel = true,
      .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_falcon, [SN_CONTAINER_GGUF] = &naming_gguf_falcon}},
     {FALCON, .parallel = true,

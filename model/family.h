@@ -66,6 +66,7 @@ typedef struct sn_family {
     sn_activation activation_default;
     double local_theta;    /* blocks with a window rotate by this theta; 0: as the others */
     bool rope_said;        /* config.json must say how positions rotate */
+    bool yarn_smooth;      /* GGUF: yarn's pairs between begin and end at any place, not at whole ones */
     bool norm_plus_one;    /* safetensors hold norms' factors less 1 */
     bool embeds_by_width;  /* embeddings are multiplied by sqrt(n_embd) */
     const sn_naming *naming[SN_CONTAINER_COUNT]; /* NULL: no such files are known */

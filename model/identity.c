@@ -58,8 +58,8 @@ static void add_tensor(sn_hasher *hasher, sn_role role, const sn_model_tensor *t
     add_line(hasher, "%s=%s %zu %zu\n", role_names[role], sn_dtype_name(tensor->dtype), tensor->rows, tensor->cols);
 }
 
-/* One that is turned in the file, as if it were not. */
-static sn_status add_turned(sn_hasher *hasher, const sn_model *model, const sn_model_tensor *tensor, sn_err *err) {
+/* One that lies otherwise in the file, as if it did not. */
+static sn_status add_made(sn_hasher *hasher, const sn_model *model, const sn_model_tensor *tensor, sn_err *err) {
     const void *rows;
     void *copy;
     sn_status status = sn_model_contiguous(tensor, &rows, &copy, err);
@@ -75,7 +75,7 @@ static sn_status add_piece(sn_hasher *hasher, const sn_model *model, sn_role rol
     sn_status status = sn_model_find_piece(model, role, block, piece, &tensor, err);
     if (status || !tensor.data) return status;
     add_tensor(hasher, role, &tensor);
-    if (tensor.col_step) return add_turned(hasher, model, &tensor, err);
+    if (tensor.col_step || tensor.scales) return add_made(hasher, model, &tensor, err);
     for (size_t i = 0, bytes; i < sn_model_n_runs(&tensor); i++) {
         const void *run = sn_model_run(&tensor, i, &bytes);
         sn_hasher_add(hasher, run, bytes);

@@ -214,13 +214,13 @@ static const entry **slot_of(const sn_model *m, sn_role role, int block, int pie
 }
 
 /* Where a matrix of the role lies in its tensor. *own: its rows; of a vector its elements. */
-static sn_view view_of(const sn_model *m, sn_role role, int piece, size_t *own) {
+static sn_view view_of(const sn_model *m, const entry *e, sn_role role, int piece, size_t *own) {
     size_t rows, cols;
     role_shape(&m->hparams, role, &rows, &cols);
     *own = sn_role_is_vector(role) ? cols : rows;
     const sn_naming *naming = m->family->naming[m->container];
     if (sn_family_stacks(m->family, m->container, role))
-        return sn_view_of_experts(naming, role, rows, cols, (size_t)piece, (size_t)m->hparams.n_experts);
+        return sn_view_of_experts(naming, role, e->tensor.scales, rows, cols, (size_t)piece, (size_t)m->hparams.n_experts);
     return sn_view_of(naming, &m->hparams, role, *own);
 }
 
@@ -233,7 +233,7 @@ static sn_status check_entry(const sn_model *m, const entry *e, sn_role role, sn
     bool vector = sn_role_is_vector(role);
     int n_dims = sn_family_stacks(m->family, m->container, role) ? 3 : vector && !is_of_experts(role) ? 1 : 2;
     sn_dtype dtype = e->tensor.dtype;
-    const sn_view view = view_of(m, role, 0, &own);
+    const sn_view view = view_of(m, e, role, 0, &own);
     role_shape(&m->hparams, role, &rows, &cols);
     *(vector ? &cols : &rows) = view.whole;
     if (view.col_step) cols = view.col_step;
@@ -255,12 +255,40 @@ static entry *find_named(const sn_model *m, const char *name) {
     return found || !len || strncmp(name, base, len) ? found : find_entry(m, name + len);
 }
 
+/* MXFP4 in two tensors, whose names go on behind this one's: becomes one. *out: NULL where one is not there. */
+static sn_status find_packed(const sn_model *m, const char *name, entry **out, sn_err *err) {
+    char full[2][SN_TENSOR_NAME_MAX + 8];
+    snprintf(full[0], sizeof full[0], "%s_blocks", name);
+    snprintf(full[1], sizeof full[1], "%s_scales", name);
+    entry *blocks = find_entry(m, full[0]), *scales = find_entry(m, full[1]);
+    *out = NULL;
+    if (blocks) blocks->used = true;
+    if (scales) scales->used = true;
+    if (!blocks || !scales) return SN_OK;
+    *out = blocks;
+    if (blocks->tensor.scales) return SN_OK; /* another role has asked */
+    const sn_safetensors_tensor *b = sn_safetensors_find(m->safetensors, full[0]), *s = sn_safetensors_find(m->safetensors, full[1]);
+    bool fits = b->n_dims == 4 && s->n_dims == 3 && b->dims[3] == 16 && !memcmp(b->dims, s->dims, 3 * sizeof *s->dims) &&
+                !strcmp(b->type, "U8") && !strcmp(s->type, "U8") && s->elements;
+    if (!fits)
+        return sn_fail(err, SN_REFUSED, "tensors '%s' and '%s' are not MXFP4: bytes (experts, rows, blocks, 16) and (experts, rows, "
+                                        "blocks)", full[0], full[1]);
+    blocks->n_dims = 3;
+    blocks->tensor = (sn_model_tensor){.dtype = SN_MXFP4, .rows = s->dims[0] * s->dims[1], .cols = s->dims[2] * 32,
+                                       .data = b->data, .scales = s->data, .bytes = s->elements * 17};
+    be_one_group(&blocks->tensor);
+    return SN_OK;
+}
+
 static sn_status bind_role(sn_model *m, sn_role role, int block, int piece, sn_err *err) {
     char name[SN_TENSOR_NAME_MAX];
     const entry **slot = slot_of(m, role, block, piece);
     if (!sn_family_has_role(m->family, &m->hparams, role)) return SN_OK;
     if (!sn_family_tensor_name(m->family, m->container, role, block, piece, name)) return SN_OK;
     entry *own = find_named(m, name);
+    sn_status status = SN_OK;
+    if (!own && m->family->naming[m->container]->experts_turned) status = find_packed(m, name, &own, err);
+    if (status) return status;
     if (own) own->used = true;
     if (role == SN_ROLE_OUTPUT && m->hparams.tied_output) { /* one in the file is a copy: the reference ties it too */
         *slot = m->roles[SN_ROLE_TOKEN_EMBEDDING];
@@ -417,7 +445,7 @@ sn_status sn_model_find_piece(const sn_model *model, sn_role role, int block, in
     const entry *found = *slot_of(model, role, block, piece);
     if (!found) return sn_fail(err, SN_REFUSED, "tensor '%s' is not in the model's files", name);
     size_t own;
-    sn_view view = view_of(model, role, piece, &own);
+    sn_view view = view_of(model, found, role, piece, &own);
     *out = found->tensor;
     if (is_of_experts(role)) {
         out->cols *= out->rows, out->rows = 1;
@@ -436,14 +464,19 @@ bool sn_model_has_block(const sn_model *model, int block) {
     return true;
 }
 
+/* Pages at the ends are shared with the neighbours: left alone. */
+static void forget_bytes(const void *first, const void *end) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    uintptr_t from = sn_round_up((uintptr_t)first, page), to = (uintptr_t)end / page * page;
+    if (from < to) madvise((void *)from, to - from, MADV_DONTNEED);
+}
+
 void sn_model_forget(const sn_model *model, const sn_model_tensor *tensor) {
     if (!tensor->data || tensor->data == model->slopes) return;
-    size_t page = (size_t)sysconf(_SC_PAGESIZE); /* pages at the ends are shared with the neighbours: left alone */
-    uintptr_t begin = sn_round_up((uintptr_t)tensor->data, page);
-    size_t bytes;
-    const char *last = sn_model_run(tensor, sn_model_n_runs(tensor) - 1, &bytes);
-    uintptr_t end = ((uintptr_t)last + bytes) / page * page; /* what lies between the runs goes, too: it can be read again */
-    if (begin < end) madvise((void *)begin, end - begin, MADV_DONTNEED);
+    size_t bytes, n = sn_model_n_runs(tensor);
+    const char *last = sn_model_run(tensor, n - 1, &bytes);
+    forget_bytes(tensor->data, last + bytes); /* what lies between the runs goes, too: it can be read again */
+    if (tensor->scales) forget_bytes(tensor->scales, (const char *)tensor->scales + tensor->rows * (tensor->cols / 32));
 }
 
 sn_hash sn_model_id(const sn_model *model) { return model->id; }

@@ -131,19 +131,23 @@ static inline int sn_role_pieces(const sn_hparams *hp, sn_role role) {
 /* A tensor in its file, or a view of rows of one: Q, K and V may lie there as one matrix. `data` is the first row, valid
  * until sn_model_close; rank 1 has rows == 1. Row r lies r / group_rows * group_stride + r % group_rows rows behind
  * data; of a vector so do the elements. A whole tensor is one group. Where col_step is not 0 the file has the matrix turned:
- * element (r, c) lies r * row_step + c * col_step elements behind data. Read it by its runs, or make it contiguous. */
+ * element (r, c) lies r * row_step + c * col_step elements behind data. Read it by its runs, or make it contiguous.
+ *
+ * Where scales is not NULL the file has MXFP4 in two tensors: data are the blocks' elements alone, 16 bytes a block with neighbours
+ * in one byte, the first in its low half; a block's exponent lies among scales, a byte each, at its own number. Made contiguous
+ * they are SN_MXFP4's blocks. */
 typedef struct sn_model_tensor {
     sn_dtype dtype;
     size_t rows, cols;
-    const void *data;
-    size_t bytes; /* of the rows */
+    const void *data, *scales;
+    size_t bytes; /* of the rows, once contiguous */
     size_t group_rows, group_stride;
     size_t row_step, col_step; /* elements; 0 where rows lie as rows. Of plain numbers only */
     uint64_t tie; /* names the parameter within the model, from 1 on: roles of equal ties share one. Stable, no address */
 } sn_model_tensor;
 
-/* The tensor as runs of contiguous bytes, in the order of its rows, or turned of its columns (with what lies between their
- * elements): run i < sn_model_n_runs. */
+/* The tensor as runs of contiguous bytes (scales are not among them), in the order of its rows, or turned of its columns (with what
+ * lies between their elements): run i < sn_model_n_runs. */
 size_t sn_model_n_runs(const sn_model_tensor *tensor);
 const void *sn_model_run(const sn_model_tensor *tensor, size_t i, size_t *bytes);
 

@@ -8,6 +8,10 @@
 /* Rows of a vector are its elements. */
 static size_t units_of(const sn_model_tensor *t) { return t->rows == 1 ? t->cols : t->rows; }
 
+enum { BLOCK = 32, HALF = BLOCK / 2, PACKED = 1 + HALF }; /* MXFP4's, and its bytes */
+
+static size_t unit_in_file(const sn_model_tensor *t) { return t->scales ? t->cols / 2 : t->bytes / units_of(t); }
+
 /* Q, K and V as one: of all heads, or of one key/value head after the other, each with the queries that share it. */
 static sn_view view_of_qkv(sn_qkv_layout layout, const sn_hparams *h, int place) {
     size_t groups = layout == SN_QKV_BY_HEAD ? (size_t)h->n_kv_heads : 1;
@@ -48,9 +52,13 @@ sn_view sn_view_of(const sn_naming *naming, const sn_hparams *hparams, sn_role r
     return (sn_view){.whole = own, .group_rows = own, .group_stride = own};
 }
 
-/* Turned, with gate and up side by side: gate, up, gate, up... along a row of the file. */
-sn_view sn_view_of_experts(const sn_naming *naming, sn_role role, size_t rows, size_t cols, size_t piece, size_t pieces) {
+/* Turned, with gate and up side by side: gate, up, gate, up... along a row of the file; packed, from row to row. */
+sn_view sn_view_of_experts(const sn_naming *naming, sn_role role, bool packed, size_t rows, size_t cols, size_t piece,
+                           size_t pieces) {
     size_t step = role == SN_ROLE_EXPERTS_DOWN ? 1 : 2, line = step * rows;
+    if (naming->experts_turned && packed)
+        return (sn_view){.whole = pieces * line, .first = piece * line + (role == SN_ROLE_EXPERTS_UP),
+                         .group_rows = step == 1 ? rows : 1, .group_stride = step == 1 ? rows : step};
     if (naming->experts_turned)
         return (sn_view){.whole = pieces * cols, .first = piece * cols * line + (role == SN_ROLE_EXPERTS_UP),
                          .row_step = step, .col_step = line, .cols = cols};
@@ -74,8 +82,9 @@ void sn_view_narrow(const sn_view *view, sn_role role, size_t own, sn_model_tens
     if (view->col_step) narrow_turned(view, role, own, t);
     if (view->col_step || view->whole == own) return;
     size_t unit = t->bytes / units_of(t);
+    t->data = (const char *)t->data + view->first * unit_in_file(t);
+    if (t->scales) t->scales = (const uint8_t *)t->scales + view->first * (t->cols / BLOCK);
     *(t->rows == 1 ? &t->cols : &t->rows) = own;
-    t->data = (const char *)t->data + view->first * unit;
     t->bytes = own * unit;
     t->group_rows = view->group_rows;
     t->group_stride = view->group_stride;
@@ -92,7 +101,7 @@ const void *sn_model_run(const sn_model_tensor *t, size_t i, size_t *bytes) {
         *bytes = ((t->rows - 1) * t->row_step + 1) * element;
         return (const char *)t->data + i * t->col_step * element;
     }
-    size_t unit = t->bytes / units_of(t);
+    size_t unit = unit_in_file(t);
     *bytes = t->group_rows * unit;
     return (const char *)t->data + i * t->group_stride * unit;
 }
@@ -114,15 +123,35 @@ static void turn(const sn_model_tensor *t, size_t element, char *to) {
     }
 }
 
+/* A block: its exponent, then elements 0..15 in the low halves of 16 bytes, 16..31 in the high ones. */
+static void pack(const sn_model_tensor *t, uint8_t *to) {
+    size_t per_row = t->cols / BLOCK;
+    for (size_t r = 0; r < t->rows; r++) {
+        size_t line = r / t->group_rows * t->group_stride + r % t->group_rows;
+        const uint8_t *from = (const uint8_t *)t->data + line * (t->cols / 2);
+        const uint8_t *scales = (const uint8_t *)t->scales + line * per_row;
+        for (size_t b = 0; b < per_row; b++, from += HALF, to += PACKED) {
+            to[0] = scales[b];
+            for (int i = 0; i < HALF; i++) {
+                int shift = i % 2 * 4;
+                to[1 + i] = (uint8_t)((from[i / 2] >> shift & 15) | (from[HALF / 2 + i / 2] >> shift & 15) << 4);
+            }
+        }
+    }
+}
+
 sn_status sn_model_contiguous(const sn_model_tensor *t, const void **rows, void **copy, sn_err *err) {
     size_t n = sn_model_n_runs(t), bytes, at = 0;
     *copy = NULL;
     *rows = t->data;
-    if (n <= 1 && !t->col_step) return SN_OK;
+    if (n <= 1 && !t->col_step && !t->scales) return SN_OK;
     char *made = malloc(t->bytes);
     if (!made) return sn_fail(err, SN_STOP, "out of memory for a matrix of %zu bytes", t->bytes);
-    if (t->col_step) turn(t, t->bytes / t->rows / t->cols, made);
-    for (size_t i = 0; !t->col_step && i < n; i++, at += bytes) {
+    if (t->scales)
+        pack(t, (uint8_t *)made);
+    else if (t->col_step)
+        turn(t, t->bytes / t->rows / t->cols, made);
+    for (size_t i = 0; !t->col_step && !t->scales && i < n; i++, at += bytes) {
         const void *run = sn_model_run(t, i, &bytes);
         memcpy(made + at, run, bytes);
     }

@@ -15,8 +15,9 @@ typedef struct sn_view {
 /* `own`: rows of the role itself (of a vector: elements). */
 sn_view sn_view_of(const sn_naming *naming, const sn_hparams *hparams, sn_role role, size_t own);
 
-/* Matrix number `piece` of (rows, cols), of `pieces` that one tensor holds. */
-sn_view sn_view_of_experts(const sn_naming *naming, sn_role role, size_t rows, size_t cols, size_t piece, size_t pieces);
+/* Matrix number `piece` of (rows, cols), of `pieces` that one tensor holds. `packed`: it has scales; such are never turned. */
+sn_view sn_view_of_experts(const sn_naming *naming, sn_role role, bool packed, size_t rows, size_t cols, size_t piece,
+                           size_t pieces);
 
 /* From the tensor in the file, whose size is as the view says, to the role's part of it. */
 void sn_view_narrow(const sn_view *view, sn_role role, size_t own, sn_model_tensor *tensor);

@@ -316,7 +316,9 @@ Test(config, reads_gpt_oss) {
     refuses(GPT_OSS "\"swiglu_limit\":6}", "'swiglu_limit' 6");
     refuses(GPT_OSS "\"swiglu_alpha\":1}", "'swiglu_alpha' is 1 and");
     refuses(GPT_OSS "\"hidden_act\":\"gelu\"}", "'gelu' is not known in this family");
-    refuses(GPT_OSS "\"quantization_config\":{\"quant_method\":\"mxfp4\"}}", "MXFP4");
+    cr_assert_eq(takes(GPT_OSS "\"quantization_config\":{\"quant_method\":\"mxfp4\"}}").n_experts, 128);
+    refuses(GPT_OSS "\"quantization_config\":{\"quant_method\":\"gptq\"}}", "only float32, float16 and bfloat16 are read");
+    refuses("{\"quantization_config\":{\"quant_method\":\"mxfp4\"}}", "of gpt-oss MXFP4 too");
     refuses("{\"model_type\":\"gpt_oss\"}", "'rope_parameters' is missing");
     refuses("{\"swiglu_limit\":7}", "'swiglu_limit' is set, which");
 }

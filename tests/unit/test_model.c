@@ -39,6 +39,7 @@ typedef struct gguf_options {
     float number;             /* its number, when not 0 */
     const float *rope_freqs;  /* [8] */
     bool bias, o_bias;
+    bool yarn; /* rope scaling by it, of factor 4; `key` has to be its type */
 } gguf_options;
 
 typedef struct gguf_directory {
@@ -82,7 +83,7 @@ static char *key_of(const char *architecture, const char *key, char out[128]) {
     return out;
 }
 
-/* 9 values, and the optional one. */
+/* 9 values, and the optional ones. */
 static void put_values(sn_buf *b, const gguf_options *o) {
     const char *arch = o->architecture ? o->architecture : "llama";
     char key[128];
@@ -96,6 +97,7 @@ static void put_values(sn_buf *b, const gguf_options *o) {
     put_gguf_f32(b, key_of(arch, "attention.layer_norm_rms_epsilon", key), 1e-5f);
     put_gguf_f32(b, key_of(arch, "rope.freq_base", key), 10000);
     if (!o->key) return;
+    if (o->yarn) put_gguf_f32(b, key_of(arch, "rope.scaling.factor", key), 4);
     if (o->text)
         put_gguf_text(b, key_of(arch, o->key, key), o->text);
     else if (o->number != 0)
@@ -109,7 +111,7 @@ static char *gguf_model(const char *folder, const gguf_options *o) {
     gguf_directory d = {.options = o};
     sn_buf b = {0};
     add_tensors(&d);
-    put_gguf_header(&b, 3, d.n, o->key ? 10 : 9);
+    put_gguf_header(&b, 3, d.n, o->yarn ? 11 : o->key ? 10 : 9);
     put_values(&b, o);
     put(&b, d.entries.data, d.entries.len);
     pad_to(&b, 32);
@@ -189,8 +191,17 @@ Test(model, divides_rope_frequencies_by_the_files_factors) {
     refuses_gguf((gguf_options){.rope_freqs = factors, .key = "rope.dimension_count", .value = 8}, "must be 4 numbers");
 }
 
+/* The numbers of test_config.c: the same context. */
+Test(model, rotates_by_yarn_in_a_gguf_file) {
+    const double want[] = {1.0, 0.237170825, 0.05, 0.00790569415, 0.0025, 0.000790569415, 0.00025, 7.90569415e-05};
+    sn_hparams h = takes_gguf((gguf_options){.key = "rope.scaling.type", .text = "yarn", .yarn = true});
+    cr_assert_float_eq((double)h.rope_scale[0], 1.138629436111989, 1e-7, "%.9g", (double)h.rope_scale[0]);
+    for (int i = 0; i < 8; i++) cr_assert_float_eq((double)h.rope_freq[i], want[i], want[i] * 1e-6, "%d", i);
+    refuses_gguf((gguf_options){.key = "rope.scaling.yarn_attn_factor", .number = 2}, "is not known and may change");
+}
+
 Test(model, refuses_gguf_metadata_that_changes_the_mathematics) {
-    refuses_gguf((gguf_options){.key = "rope.scaling.type", .text = "yarn"}, "rope scaling of type 'yarn'");
+    refuses_gguf((gguf_options){.key = "rope.scaling.type", .text = "longrope"}, "rope scaling of type 'longrope'");
     refuses_gguf((gguf_options){.key = "logit_scale", .number = 0.5f}, "'llama.logit_scale' is not known");
     refuses_gguf((gguf_options){.key = "attention.value_length", .value = 8}, "keys of 16 and values of 8");
     refuses_gguf((gguf_options){.key = "attention.sliding_window", .text = "wide"}, "a string where a whole number");
@@ -491,7 +502,7 @@ Test(model, turns_experts_that_lie_turned) {
         for (size_t piece = 0; piece < EXPERTS; piece++) {
             bool down = role == SN_ROLE_EXPERTS_DOWN;
             size_t rows = down ? EMBD : FF, cols = down ? FF : EMBD, line = down ? EMBD : 2 * FF, step = down ? 1 : 2;
-            const sn_view view = sn_view_of_experts(&naming, role, rows, cols, piece, EXPERTS);
+            const sn_view view = sn_view_of_experts(&naming, role, false, rows, cols, piece, EXPERTS);
             cr_assert(view.whole == EXPERTS * cols && view.col_step == line);
             sn_model_tensor t = {.dtype = SN_F32, .rows = view.whole, .cols = line, .data = all,
                                  .bytes = view.whole * line * sizeof *all, .tie = 7};

@@ -108,7 +108,11 @@ void sn_bench_head_free(sn_bench_head **head);
 sn_device *sn_bench_head_device(sn_bench_head *head); /* for local blocks; only while nobody calls the two below */
 sn_head *sn_bench_head_own(sn_bench_head *head);      /* the same */
 sn_status sn_bench_head_embed(sn_bench_head *head, const int32_t *ids, int n, float *rows, sn_err *err) SN_MUST_USE;
-/* The best token after `row` (n_embd). */
+/* A session's row is under way, and it will ask for the best token after it: others who have one already wait a moment for it. Either it
+ * asks, or it says that it will not: what it waited for failed. */
+void sn_bench_head_expect(sn_bench_head *head);
+void sn_bench_head_give_up(sn_bench_head *head);
+/* The best token after `row` (n_embd). Expected before. */
 sn_status sn_bench_head_best(sn_bench_head *head, const float *row, int32_t *out, sn_err *err) SN_MUST_USE;
 
 /* -- bench_draft.c: a text written by a generator, with guesses or without */

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +28,7 @@ struct sn_bench_head {
     pthread_cond_t changed, more;
     bool busy, gathering;
     request *waiting;
-    int n_waiting, away; /* away: rows under way in the chain */
+    int n_waiting, away; /* away: sessions that will ask, whose rows are under way in the chain */
     int64_t alone_us;    /* what one row took last; of who set `busy` */
     sn_err err;
 };
@@ -60,6 +61,7 @@ sn_status sn_bench_head_new(const sn_model *model, int threads, int sessions, sn
 void sn_bench_head_free(sn_bench_head **head) {
     sn_bench_head *h = *head;
     if (!h) return;
+    assert(!h->away); /* whoever was expected asked, or gave up */
     sn_head_free(&h->head);
     sn_device_close(&h->device);
     pthread_cond_destroy(&h->changed);
@@ -86,7 +88,6 @@ static void release(sn_bench_head *h) {
 
 sn_status sn_bench_head_embed(sn_bench_head *h, const int32_t *ids, int n, float *rows, sn_err *err) {
     pthread_mutex_lock(&h->lock);
-    h->away++;
     acquire(h);
     pthread_mutex_unlock(&h->lock);
     sn_status status = sn_head_embed(h->head, ids, n, rows, err);
@@ -94,6 +95,19 @@ sn_status sn_bench_head_embed(sn_bench_head *h, const int32_t *ids, int n, float
     release(h);
     pthread_mutex_unlock(&h->lock);
     return status;
+}
+
+void sn_bench_head_expect(sn_bench_head *h) {
+    pthread_mutex_lock(&h->lock);
+    h->away++;
+    pthread_mutex_unlock(&h->lock);
+}
+
+void sn_bench_head_give_up(sn_bench_head *h) {
+    pthread_mutex_lock(&h->lock);
+    h->away--;
+    if (h->gathering) pthread_cond_signal(&h->more);
+    pthread_mutex_unlock(&h->lock);
 }
 
 static int32_t best_of(const float *logits, size_t n) {
@@ -133,7 +147,7 @@ static void gather(sn_bench_head *h) {
         n = h->n_waiting;
         int64_t until_us = sn_now_us() + h->alone_us / 3;
         struct timespec until = {until_us / 1000000, until_us % 1000000 * 1000};
-        while (h->n_waiting == n && !pthread_cond_timedwait(&h->more, &h->lock, &until)) {}
+        while (h->n_waiting == n && h->away && !pthread_cond_timedwait(&h->more, &h->lock, &until)) {}
     }
     h->gathering = false;
 }
@@ -144,7 +158,7 @@ sn_status sn_bench_head_best(sn_bench_head *h, const float *row, int32_t *out, s
     mine.next = h->waiting;
     h->waiting = &mine;
     h->n_waiting++;
-    if (h->away) h->away--;
+    h->away--;
     if (h->gathering) pthread_cond_signal(&h->more);
     while (!mine.done) {
         if (h->busy || h->gathering) { /* somebody computes, for us too or not: look again when that is over */

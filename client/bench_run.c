@@ -146,7 +146,15 @@ static void close_session(session *s) {
     free(s->text);
 }
 
-/* n new tokens at `position`; s->out then ends with the row of the last: *last. */
+/* A step for whose outcome the head will be asked, unless it fails. */
+static sn_status expected_step(session *s, int position, int n) {
+    sn_bench_head_expect(s->b->head);
+    sn_status status = sn_chain_step(s->chain, position, n, s->in, s->out, &s->err);
+    if (status) sn_bench_head_give_up(s->b->head);
+    return status;
+}
+
+/* n new tokens at `position`. last: gets the row of the last one, of which the head is to be asked then; NULL: it will not be. */
 static sn_status feed(session *s, int position, int n, bool embed, float **last) {
     size_t n_embd = (size_t)s->b->plan->hp->n_embd;
     sn_status status = SN_OK;
@@ -155,18 +163,17 @@ static sn_status feed(session *s, int position, int n, bool embed, float **last)
         if (sn_interrupted) return sn_fail(&s->err, SN_RETRY, "interrupted");
         if (embed) make_ids(s, piece);
         if (embed) status = sn_bench_head_embed(s->b->head, s->ids, piece, s->in, &s->err);
-        if (!status) status = sn_chain_step(s->chain, position + done, piece, s->in, s->out, &s->err);
-        *last = s->out + (size_t)(piece - 1) * n_embd;
+        if (status) break;
+        status = last && done + piece == n ? expected_step(s, position + done, piece)
+                                           : sn_chain_step(s->chain, position + done, piece, s->in, s->out, &s->err);
+        if (last) *last = s->out + (size_t)(piece - 1) * n_embd;
     }
     return status;
 }
 
 /* -- phases: what all sessions do at once -- */
 
-static sn_status do_fill(session *s) {
-    float *last;
-    return feed(s, 0, s->b->of->context, true, &last);
-}
+static sn_status do_fill(session *s) { return feed(s, 0, s->b->of->context, true, NULL); }
 
 static sn_status do_prompt(session *s) {
     float *last;
@@ -185,10 +192,7 @@ static sn_status do_prepare(session *s) {
     return sn_bench_head_embed(s->b->head, s->ids, PIECE, s->in, &s->err);
 }
 
-static sn_status do_forward(session *s) {
-    float *last;
-    return feed(s, s->b->of->context, s->b->plan->prompt_tokens, false, &last);
-}
+static sn_status do_forward(session *s) { return feed(s, s->b->of->context, s->b->plan->prompt_tokens, false, NULL); }
 
 static void end_victim(session *s) {
     sn_hop_report hops[SN_HOPS_MAX];
@@ -206,7 +210,7 @@ static sn_status do_decode(session *s) {
         if (sn_interrupted) return sn_fail(&s->err, SN_RETRY, "interrupted");
         if (i == s->b->kill_at) end_victim(s);
         status = sn_bench_head_embed(s->b->head, &id, 1, s->in, &s->err);
-        if (!status) status = sn_chain_step(s->chain, s->b->of->context + i, 1, s->in, s->out, &s->err);
+        if (!status) status = expected_step(s, s->b->of->context + i, 1);
         if (!status) status = sn_bench_head_best(s->b->head, s->out, &id, &s->err);
         s->text[i] = id;
         s->gaps[i] = (double)(sn_now_us() - before) / 1000;

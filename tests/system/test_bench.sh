@@ -97,6 +97,19 @@ for how in INT KILL; do
   wait_no_nodes
 done
 
+# A swarm that dies under it.
+start_node a "$fixtures/golden/llama" all
+wait_ready a
+start long "$bin/swarm" bench --model "$model" --join "${address[a]}" --sessions 3 --new-tokens 200 --prompt-tokens 9 --repeat 1000 --timeout 2
+until=$(($(now_ms) + 30000))
+until run "$bin/swarm" status --join "${address[a]}" --json && [ "$(query "$scratch/run.out" 'd["nodes"][0].get("sessions", 0)')" = 3 ]; do
+  [ "$(now_ms)" -lt "$until" ] || fail "no sessions after 30 s"
+  sleep 0.02
+done
+kill_node a
+wait_end long 30
+[ $rc = 1 ] || fail "its swarm gone, it ended with $rc"
+
 refuses 2 "where the blocks are" "${bench[@]}"
 refuses 2 "where the blocks are" "${bench[@]}" --nodes 2 --local all
 refuses 2 "one session" "${bench[@]}" --local all --sessions 1,2

@@ -31,8 +31,8 @@ typedef struct sn_core_setup {
     size_t sessions_max;
     int64_t idle_us_max;         /* a session without a sign of its client for so long is closed */
     int64_t room_us_max;         /* how long a step may wait for room in the cache */
-    size_t tune_bytes_max;       /* for training: half to work in, half to hold what clients trained; as much
-                                  * again may wait in batches. 0: none is done */
+    size_t tune_bytes_max;       /* for training: up to half holds what clients trained, the rest is to work in;
+                                  * as much again may wait in batches. 0: none is done */
     bool share_all;              /* sessions share beginnings with those of other clients, too */
     size_t directory_max;        /* nodes remembered; 0: SN_DIRECTORY_MAX */
     size_t gossip_bytes_per_s;   /* spent on telling other nodes; 0: SN_GOSSIP_BYTES_PER_S */

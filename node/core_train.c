@@ -117,7 +117,8 @@ static sn_status take_tuning(sn_core *core, sn_event *event, int64_t now_us, sn_
     if (!status) status = sn_calloc(&work, 1, sizeof *work, err);
     if (status) return status;
     *work = (sn_training){
-        .kind = SN_TRAIN_LOAD, .asker = event->peer, .tuned = place, .tuning = &place->tuning, .asked = event->msg};
+        .kind = SN_TRAIN_LOAD, .asker = event->peer, .tuned = place, .tuning = &place->tuning, .asked = event->msg,
+        .bytes_max = core->setup.tune_bytes_max};
     /* Before the device's thread gets it: from then on the tuning in it is that thread's. */
     *place = (sn_tuned){.state = SN_TUNED_COMING, .hash = hash, .bytes = t->bytes, .used_us = now_us};
     status = submit(core, work, event->arrived_us, err);
@@ -222,7 +223,7 @@ static sn_status take_batch(sn_core *core, sn_event *event, int64_t now_us, sn_e
                           .tuning = tuned ? &tuned->tuning : NULL,
                           .first = (int)f->first_block,
                           .end = (int)f->end_block,
-                          .bytes_max = core->setup.tune_bytes_max / 2,
+                          .bytes_max = core->setup.tune_bytes_max,
                           .samples = f->samples,
                           .n_samples = f->n_samples,
                           .rows = rows};
@@ -287,6 +288,8 @@ void sn_core_train_done(sn_core *core, sn_job *job, int64_t now_us) {
         while (core->trainings[i] != work) i++;
         core->trainings[i] = core->trainings[--core->n_trainings];
         core->training_bytes -= work->asked->tensor.bytes;
+        sn_tuned *old = job->status == SN_RETRY ? oldest(core) : NULL; /* there is no room for it beside what others trained */
+        if (old && old != t) let_go(core, old, now_us);
     }
     if (!work->asked) return;
     if (job->status)

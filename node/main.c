@@ -73,7 +73,7 @@ static const sn_option serving[] = {
                   "host memory for what sessions with the same beginning share; 0: they share nothing; by itself an "
                   "eighth of --kv-memory"),
     SN_OPT_STRING("tune-memory", "SIZE", &given.tune_memory,
-                  "for training through these blocks, half to work in and half for what clients trained; 0: none (256MiB)"),
+                  "for training through these blocks: what clients trained, half of it at most, and in the rest their batches; 0: none (256MiB)"),
     SN_OPT_STRING("adapters", "FOLDER", &given.adapters,
                   "each folder in it is an adapter that everybody's sessions may use, LoRA as PEFT lays it out"),
     SN_OPT_STRING("share-prefixes", "client|all", &given.share_prefixes,

@@ -21,7 +21,7 @@ struct sn_trainer {
     int tokens_max;
     sn_hasher *hasher;
     kept_entry kept[KEPT_MAX];
-    size_t n_kept, kept_bytes;
+    size_t n_kept, kept_bytes, tunings_bytes;
 };
 
 void sn_training_free(sn_training **training) {
@@ -41,7 +41,12 @@ sn_status sn_trainer_new(sn_span *span, sn_trainer **out, sn_err *err) {
     return sn_fail(err, SN_STOP, "out of memory");
 }
 
-/* -- what is kept: within the node's bytes for training, beside the memory to work in */
+/* What is free of the node's bytes for training, to work in and to keep. */
+static size_t free_bytes(const sn_trainer *t, const sn_training *work) {
+    return work->bytes_max > t->tunings_bytes ? work->bytes_max - t->tunings_bytes : 0;
+}
+
+/* -- what is kept, beside the memory to work in */
 
 static void forget(sn_trainer *t, size_t i) {
     t->kept_bytes -= sn_kept_taken(t->kept[i].kept);
@@ -78,10 +83,10 @@ static sn_hash key_of(sn_trainer *t, const sn_training *work, const float *x, si
 
 /* Bytes that this sequence may keep. When there is not room for what enters its blocks, insides of others go. */
 static size_t room_to_keep(sn_trainer *t, const sn_training *work, int tokens) {
-    size_t own = sn_train_bytes(t->span, t->tokens_max);
+    size_t own = sn_train_bytes(t->span, t->tokens_max), most = free_bytes(t, work);
     size_t rows = sn_kept_bytes(t->span, work->first, work->end, tokens, false);
-    if (own >= work->bytes_max || t->n_kept == KEPT_MAX) return 0;
-    size_t all = work->bytes_max - own;
+    if (own >= most || t->n_kept == KEPT_MAX) return 0;
+    size_t all = most - own;
     while (t->kept_bytes + rows > all && forget_insides(t)) continue;
     return t->kept_bytes < all ? all - t->kept_bytes : 0;
 }
@@ -104,19 +109,41 @@ void sn_trainer_free(sn_trainer **trainer) {
     *trainer = NULL;
 }
 
-/* Memory for sequences of so many tokens, within what the node gives to training. */
-static sn_status make_room(sn_trainer *t, int tokens, size_t bytes_max, sn_err *err) {
-    if (tokens <= t->tokens_max) return SN_OK;
-    size_t bytes = sn_train_bytes(t->span, tokens);
-    if (bytes > bytes_max)
-        return sn_fail(
-            err, SN_REFUSED,
-            "a sequence of %d tokens takes %zu MiB to train, more than this node's --tune-memory: use shorter ones",
-            tokens, bytes >> 20);
-    while (t->n_kept && t->kept_bytes > bytes_max - bytes)
+/* Until no more than so many bytes are kept. */
+static void keep_at_most(sn_trainer *t, size_t bytes) {
+    while (t->n_kept && t->kept_bytes > bytes)
         if (!forget_insides(t)) forget(t, 0);
+}
+
+static void let_work_go(sn_trainer *t) {
     sn_train_free(&t->train);
     t->tokens_max = 0;
+}
+
+/* Others' tunings leave too little; or there is too little in all. */
+static sn_status no_room(const sn_trainer *t, const sn_training *work, int tokens, size_t bytes, sn_err *err) {
+    size_t own = work->tuning ? sn_min_size(sn_tuning_bytes(*work->tuning), t->tunings_bytes) : 0;
+    if (bytes + own > work->bytes_max)
+        return sn_fail(err, SN_REFUSED,
+                       "a sequence of %d tokens takes %zu MiB to train, more than this node's --tune-memory: use shorter ones",
+                       tokens, bytes >> 20);
+    return sn_fail(err, SN_RETRY,
+                   "a sequence of %d tokens takes %zu MiB to train, and others' tunings %zu MiB of this node's --tune-memory: try again in "
+                   "a moment, or another node", tokens, bytes >> 20, (t->tunings_bytes - own) >> 20);
+}
+
+/* Memory for the work's sequences. */
+static sn_status make_room(sn_trainer *t, const sn_training *work, sn_err *err) {
+    uint64_t longest = 1; /* checked against the context */
+    size_t most = free_bytes(t, work);
+    for (size_t i = 0; i < work->n_samples; i++)
+        if (work->samples[i].tokens > longest) longest = work->samples[i].tokens;
+    int tokens = (int)longest;
+    if (tokens <= t->tokens_max) return SN_OK;
+    size_t bytes = sn_train_bytes(t->span, tokens);
+    if (bytes > most) return no_room(t, work, tokens, bytes, err);
+    keep_at_most(t, most - bytes);
+    let_work_go(t);
     sn_status status = sn_train_new(t->span, tokens, &t->train, err);
     if (!status) t->tokens_max = tokens;
     return status;
@@ -130,13 +157,10 @@ static size_t grads_of(const sn_training *work) {
 /* Before its first sequence: memory to work in, and for the answer. */
 static sn_status begin(sn_trainer *t, sn_job *job, sn_err *err) {
     sn_training *work = job->training;
-    uint64_t longest = 1;
     size_t width = (size_t)sn_span_hparams(t->span)->n_embd, floats, bytes;
     if (work->tuning && !*work->tuning)
         return sn_fail(err, SN_REBUILD, "this tuning could not be loaded here: send it again");
-    for (size_t i = 0; i < work->n_samples; i++)
-        if (work->samples[i].tokens > longest) longest = work->samples[i].tokens;
-    sn_status status = make_room(t, (int)longest, work->bytes_max, err); /* checked against the context */
+    sn_status status = make_room(t, work, err);
     if (status) return status;
     if (!sn_mul(grads_of(work), work->n_samples, &floats) || !sn_add(floats, work->rows * width, &floats) ||
         !sn_mul(floats, sizeof(float), &bytes) || bytes > SN_TENSOR_SIZE_MAX)
@@ -180,6 +204,8 @@ static sn_status go_back(sn_trainer *t, const sn_training *work, const sn_tuning
 
 static sn_status one_sequence(sn_trainer *t, sn_job *job, sn_err *err) {
     sn_training *work = job->training;
+    sn_status status = make_room(t, work, err); /* a tuning that came meanwhile may have taken it */
+    if (status) return status;
     size_t width = (size_t)sn_span_hparams(t->span)->n_embd, n = (size_t)work->samples[job->n_done].tokens;
     const float *in = work->asked->tensor.data;
     float *out = sn_shared_data(job->output);
@@ -189,17 +215,28 @@ static sn_status one_sequence(sn_trainer *t, sn_job *job, sn_err *err) {
     float *own = out + work->rows_done * width,
           *grads = out + work->rows * width + (size_t)job->n_done * grads_of(work);
     sn_hash key = key_of(t, work, x.data, n * width * sizeof(float));
-    sn_status status = work->kind == SN_TRAIN_FORWARD ? go_forward(t, work, tuning, &x, &key, job->arrived_us, own, err)
-                                                      : go_back(t, work, tuning, &x, &key, &dout, own, grads, err);
+    status = work->kind == SN_TRAIN_FORWARD ? go_forward(t, work, tuning, &x, &key, job->arrived_us, own, err)
+                                            : go_back(t, work, tuning, &x, &key, &dout, own, grads, err);
     work->rows_done += n;
     job->n_done++;
     return status;
 }
 
 static sn_status load(sn_trainer *t, sn_training *work, sn_err *err) {
-    sn_status status = sn_tuning_load(t->span, work->asked->tensor.data, work->asked->tensor.bytes, work->tuning, err);
-    if (!status) work->result = sn_tuning_bytes(*work->tuning);
-    return status;
+    size_t most = free_bytes(t, work), bytes = work->asked->tensor.bytes, own = sn_train_bytes(t->span, t->tokens_max);
+    most -= sn_min_size(most, bytes);
+    keep_at_most(t, most - sn_min_size(most, own));
+    if (t->train && own > most) let_work_go(t);
+    sn_status status = sn_tuning_load(t->span, work->asked->tensor.data, bytes, work->tuning, err);
+    if (status) return status;
+    work->result = sn_tuning_bytes(*work->tuning);
+    t->tunings_bytes += work->result;
+    return SN_OK;
+}
+
+static void unload(sn_trainer *t, sn_training *work) {
+    t->tunings_bytes -= sn_tuning_bytes(*work->tuning);
+    sn_tuning_free(work->tuning);
 }
 
 bool sn_trainer_work(sn_trainer *t, sn_job *job) {
@@ -210,7 +247,7 @@ bool sn_trainer_work(sn_trainer *t, sn_job *job) {
         if (batch) job->status = begin(t, job, &job->err);
     }
     if (!batch && work->kind == SN_TRAIN_LOAD) job->status = load(t, work, &job->err);
-    if (!batch && work->kind == SN_TRAIN_UNLOAD) sn_tuning_free(work->tuning);
+    if (!batch && work->kind == SN_TRAIN_UNLOAD) unload(t, work);
     if (batch && !job->status && (size_t)job->n_done < work->n_samples) job->status = one_sequence(t, job, &job->err);
     bool over = !batch || job->status || (size_t)job->n_done == work->n_samples;
     if (over) job->finished_us = sn_now_us();

@@ -21,7 +21,7 @@ typedef struct sn_training {
     struct sn_tuned *tuned;   /* the network thread's: the tuning's place in its table; NULL: none */
     sn_tuning **tuning;       /* the device's thread's: it alone looks there; NULL: none */
     int first, end;           /* blocks */
-    size_t bytes_max;         /* of memory to work in */
+    size_t bytes_max;         /* of memory for training; what clients trained takes its part of it */
     const sn_sample *samples; /* the message's: sequences, one behind the other */
     size_t n_samples, rows;   /* rows: of all of them */
     size_t result;            /* out: floats of a BACKWARD's answer; of a LOAD, bytes of the devices' memory */
@@ -30,8 +30,9 @@ typedef struct sn_training {
 
 void sn_training_free(sn_training **training); /* NULL-safe */
 
-/* The device's thread's side: memory for one sequence at a time, made when it is first needed, and what is kept between a
- * FORWARD and its BACKWARD. */
+/* The device's thread's side: what clients trained; and within what that leaves memory for one sequence at a time, made when it is
+ * first needed, and what is kept between a FORWARD and its BACKWARD. A batch for which there is no room beside others' tunings is
+ * over with SN_RETRY. */
 typedef struct sn_trainer sn_trainer;
 
 sn_status sn_trainer_new(sn_span *span, sn_trainer **out, sn_err *err) SN_MUST_USE;

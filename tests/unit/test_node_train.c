@@ -257,6 +257,115 @@ Test(node_train, tunings_that_nobody_uses_make_room_for_new_ones) {
     world_free(&w);
 }
 
+/* A deep prompt of more than so many bytes. */
+static sn_buf image_above(const world *w, size_t bytes) {
+    size_t rows = bytes / ((size_t)w->n_embd * sizeof(float)) + 1;
+    float *values = calloc(rows * (size_t)w->n_embd, sizeof *values);
+    const sn_safetensors_entry entry = {"prompt.1", SN_F32, 2, {rows, (size_t)w->n_embd}, values};
+    sn_buf image;
+    sn_buf_init(&image, 1 << 24);
+    NEED(sn_safetensors_image(&entry, 1, &image, &err));
+    free(values);
+    return image;
+}
+
+static size_t bytes_to_train(const world *w, int tokens) {
+    sn_model *model = NULL;
+    sn_device *device = NULL;
+    sn_span *span = NULL;
+    NEED(sn_model_open(w->path, &model, &err));
+    NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = 1}, &device, &err));
+    NEED(sn_span_load(model, device, 0, w->n_blocks, NULL, NULL, &span, &err));
+    size_t bytes = sn_train_bytes(span, tokens);
+    sn_span_free(&span);
+    sn_device_close(&device);
+    sn_model_close(&model);
+    return bytes;
+}
+
+Test(node_train, batches_get_what_tunings_leave) {
+    cluster_options options = {.tune_memory = 1};
+    world *w = world_new(&options);
+    size_t own = bytes_to_train(w, 22);
+    world_free(&w);
+    options.tune_memory = own + own / 4; /* half of it would be too little */
+    w = world_new(&options);
+    cluster_add(w->cluster, 0, 0);
+    talk *t = talk_new(w, 0), *other = talk_new(w, 0);
+    sn_buf image = image_above(w, own / 4), large = image_above(w, options.tune_memory / 2);
+    expect_answer(t, w, true, 0, 4, NULL);
+    sn_msg *msg = tune_message(w, &large);
+    cr_expect(is_refusal(talk_ask(other, &msg), SN_REFUSED, "more than half"));
+    tune(other, w, &image);
+    msg = batch_message(w, SN_MSG_FORWARD, 0, 4, NULL);
+    cr_expect(is_refusal(talk_ask(t, &msg), SN_RETRY, "others' tunings"), "there is room for both");
+    bool taken = false; /* for its sake the tuning, which nobody uses, is forgotten */
+    for (int tries = 0; tries < 100 && !taken; tries++) {
+        msg = batch_message(w, SN_MSG_FORWARD, 0, 4, NULL);
+        sn_msg *answer = talk_ask(t, &msg);
+        taken = answer->kind == SN_MSG_FORWARDED;
+        cr_assert(taken || answer->error.status == SN_RETRY, "%s", answer->error.text);
+        sn_msg_free(&answer);
+    }
+    cr_expect(taken);
+    expect_answer(t, w, true, 0, 4, NULL);
+    msg = batch_message(w, SN_MSG_FORWARD, 0, 4, &image);
+    cr_expect(is_refusal(talk_ask(other, &msg), SN_REBUILD, "send it first"));
+    tune(other, w, &image);
+    msg = batch_message(w, SN_MSG_FORWARD, 0, 4, &image);
+    cr_expect(is_refusal(talk_ask(other, &msg), SN_REFUSED, "use shorter ones"), "its own tuning and its batch are more than there is");
+    sn_buf_fini(&image), sn_buf_fini(&large);
+    talk_free(&t), talk_free(&other);
+    world_free(&w);
+}
+
+/* The same of what is kept for the way back: a tuning that comes takes its room, and it is computed again. */
+Test(node_train, what_is_kept_goes_for_a_tuning) {
+    world *w = world_new(&TRAINING);
+    sn_model *model = NULL;
+    sn_device *device = NULL;
+    sn_span *span = NULL;
+    sn_trainer *trainer = NULL;
+    sn_tuning *tuning = NULL;
+    NEED(sn_model_open(w->path, &model, &err));
+    NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = 1}, &device, &err));
+    NEED(sn_span_load(model, device, 0, w->n_blocks, NULL, NULL, &span, &err));
+    NEED(sn_trainer_new(span, &trainer, &err));
+    size_t own = sn_train_bytes(span, 22), bytes = (size_t)ROWS * (size_t)w->n_embd * sizeof(float), all = 0;
+    for (int i = 0; i < SAMPLES; i++) all += sn_kept_bytes(span, 0, w->n_blocks, (int)lengths[i], true);
+    float *plain = work_at(trainer, w, true, 1, 0, own + all);
+    free(work_at(trainer, w, false, 1, 0, own + all));
+    cr_assert_eq(sn_trainer_kept_bytes(trainer), all);
+    sn_buf image = image_above(w, all / 3);
+    for (int kind = SN_TRAIN_LOAD; kind <= SN_TRAIN_UNLOAD; kind++) {
+        sn_training *work = calloc(1, sizeof *work);
+        *work = (sn_training){.kind = (sn_training_kind)kind, .tuning = &tuning, .bytes_max = own + all,
+                              .asked = kind == SN_TRAIN_LOAD ? tune_message(w, &image) : NULL};
+        sn_job *job = calloc(1, sizeof *job);
+        *job = (sn_job){.kind = SN_JOB_TRAIN, .training = work};
+        cr_assert(sn_trainer_work(trainer, job));
+        cr_assert_eq(job->status, SN_OK, "%s", job->err.text);
+        sn_job_free(&job);
+        if (kind == SN_TRAIN_UNLOAD) break;
+        cr_expect_leq(sn_trainer_kept_bytes(trainer) + sn_tuning_bytes(tuning), all);
+        float *again = work_at(trainer, w, true, 1, 0, own + all);
+        cr_expect(!memcmp(plain, again, bytes), "what was kept shows in the gradients");
+        free(again);
+        free(work_at(trainer, w, false, 2, 0, own + all));
+        cr_expect_leq(sn_trainer_kept_bytes(trainer) + sn_tuning_bytes(tuning), all);
+    }
+    free(work_at(trainer, w, true, 2, 0, own + all));
+    free(work_at(trainer, w, false, 2, 0, own + all));
+    cr_expect_eq(sn_trainer_kept_bytes(trainer), all, "when it is gone there is all the room again");
+    free(plain);
+    sn_buf_fini(&image);
+    sn_trainer_free(&trainer);
+    sn_span_free(&span);
+    sn_device_close(&device);
+    sn_model_close(&model);
+    world_free(&w);
+}
+
 static void refuses(talk *t, sn_msg **msg, const char *part) { cr_expect(is_refusal(talk_ask(t, msg), SN_REFUSED, part), "%s", part); }
 
 Test(node_train, what_makes_no_sense_is_refused) {

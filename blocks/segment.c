@@ -28,9 +28,9 @@ static sn_hash image_key(const sn_hash *weights, const sn_device *device, size_t
 
 static sn_status place_on_device(const sn_model *model, sn_device *device, int number, sn_resting *r, sn_err *err) {
     void *image = NULL;
+    if (r->image) return sn_block_pack(model, device, number, &r->layout, r->image, err);
     sn_status status = device->ops->alloc(device, r->layout.bytes, &r->image, err);
     if (status) return status;
-    if (device->host_visible) return sn_block_pack(model, device, number, &r->layout, r->image, err);
     status = sn_pages_alloc(&image, r->layout.bytes, err);
     if (!status) status = sn_block_pack(model, device, number, &r->layout, image, err);
     if (!status) status = device->ops->upload(device, r->image, image, r->layout.bytes, err);
@@ -59,13 +59,40 @@ static sn_status place_on_disk(const sn_model *model, sn_device *device, sn_stor
     return status;
 }
 
-static sn_status load_block(sn_segment *g, const sn_model *model, const sn_place *place, int number, sn_err *err) {
-    sn_resting *r = &g->blocks[number - g->first];
-    /* Preloading means the same wherever a block would rest: it is on the device before the first step, and stays. */
-    r->residence = place->preload ? SN_ON_DEVICE : place->residence;
-    sn_status status = sn_block_layout_of(model, g->device, number, &r->layout, err);
+/* How large everything is, and where it goes. */
+static sn_status measure(sn_segment *g, const sn_model *model, const sn_plan *plan, sn_err *err) {
+    for (int b = g->first; b < g->end; b++) {
+        sn_resting *r = &g->blocks[b - g->first];
+        const sn_place *place = &plan->places[b - plan->first];
+        /* Preloading means the same wherever a block would rest: it is on the device before the first step, and stays. */
+        r->residence = place->preload ? SN_ON_DEVICE : place->residence;
+        sn_status status = sn_block_layout_of(model, g->device, b, &r->layout, err);
+        if (status) return status;
+        if (r->residence != SN_ON_DEVICE) g->slot_bytes = r->layout.bytes > g->slot_bytes ? r->layout.bytes : g->slot_bytes;
+        else if (!sn_add(g->resident_bytes, r->layout.bytes, &g->resident_bytes))
+            return sn_fail(err, SN_REFUSED, "blocks %d to %d are too large", g->first, b);
+    }
+    return SN_OK;
+}
+
+/* Huge pages are whole ones: what sticks out of them lies in small pages, a tenth of a block of 2 MB that is by itself, and is read
+ * at two thirds of the speed. So a CPU's blocks lie behind each other. */
+static sn_status reserve(sn_segment *g, sn_err *err) {
+    size_t at = 0;
+    if (!g->device->host_visible || !g->resident_bytes) return SN_OK;
+    sn_status status = g->device->ops->alloc(g->device, g->resident_bytes, &g->resident, err);
     if (status) return status;
-    if (r->residence != SN_ON_DEVICE && r->layout.bytes > g->slot_bytes) g->slot_bytes = r->layout.bytes;
+    for (int i = 0; i < g->end - g->first; i++) {
+        sn_resting *r = &g->blocks[i];
+        if (r->residence != SN_ON_DEVICE) continue;
+        r->image = (char *)g->resident + at;
+        at += r->layout.bytes;
+    }
+    return SN_OK;
+}
+
+static sn_status load_block(sn_segment *g, const sn_model *model, int number, sn_err *err) {
+    sn_resting *r = &g->blocks[number - g->first];
     switch (r->residence) {
     case SN_ON_DEVICE:
         return place_on_device(model, g->device, number, r, err);
@@ -84,7 +111,9 @@ sn_status sn_segment_load(sn_segment *g, const sn_model *model, const sn_plan *p
     *g = (sn_segment){.device = device, .scratch = scratch, .store = store, .first = first, .end = end};
     g->id = atomic_fetch_add(&last_id, 1) + 1;
     sn_status status = sn_calloc(&g->blocks, (size_t)(end - first), sizeof *g->blocks, err);
-    for (int b = first; b < end && !status; b++) status = load_block(g, model, &plan->places[b - plan->first], b, err);
+    if (!status) status = measure(g, model, plan, err);
+    if (!status) status = reserve(g, err);
+    for (int b = first; b < end && !status; b++) status = load_block(g, model, b, err);
     for (int i = 0; i < 2 && g->slot_bytes && !status; i++) {
         status = device->ops->alloc(device, g->slot_bytes, &g->slots[i], err);
         if (!status && g->reads_disk) status = device->ops->host_alloc(device, g->slot_bytes, &g->staging[i], err);
@@ -95,7 +124,7 @@ sn_status sn_segment_load(sn_segment *g, const sn_model *model, const sn_plan *p
 void sn_segment_unload(sn_segment *g) {
     for (int b = g->first; g->blocks && b < g->end; b++) {
         sn_resting *r = &g->blocks[b - g->first];
-        if (!r->image) continue;
+        if (!r->image || (r->residence == SN_ON_DEVICE && g->resident)) continue;
         if (r->residence == SN_ON_DEVICE)
             g->device->ops->free(g->device, r->image, r->layout.bytes);
         else
@@ -105,6 +134,7 @@ void sn_segment_unload(sn_segment *g) {
         if (g->slots[i]) g->device->ops->free(g->device, g->slots[i], g->slot_bytes);
         if (g->staging[i]) g->device->ops->host_free(g->device, g->staging[i], g->slot_bytes);
     }
+    if (g->resident) g->device->ops->free(g->device, g->resident, g->resident_bytes);
     free(g->blocks);
     *g = (sn_segment){0};
 }

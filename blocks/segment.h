@@ -23,6 +23,8 @@ typedef struct sn_segment {
     int first, end; /* blocks */
     uint64_t id;    /* unlike any other segment's in this process */
     sn_resting *blocks;
+    void *resident; /* images of the blocks on a device whose memory the host sees, in one piece; NULL: each by itself */
+    size_t resident_bytes;
     void *slots[2];   /* on the device, slot_bytes each; NULL: nothing is streamed */
     void *staging[2]; /* in host memory, what was read from disk on its way to the slot of the same number */
     sn_ticket tickets[2];

@@ -24,5 +24,6 @@ void sn_core_read(const sn_core *core, sn_figures *out) {
     };
     snprintf(out->model, sizeof out->model, "%s", core->hp->name);
     memcpy(out->refusals, core->refusals, sizeof out->refusals);
+    for (int i = 0; i < SN_QUOTA_KINDS; i++) out->quota_refusals[i] = sn_quota_refusals(core->quota, (sn_quota_kind)i);
     for (size_t i = 0; i < core->n_joined; i++) out->joined += core->joined[i].answered;
 }

@@ -4,6 +4,7 @@
 
 #include "base/err.h"
 #include "node/engine.h"
+#include "node/quota.h"
 
 /* How many times each upper bound (SN_HISTOGRAM_BOUNDS_US, then none) was not passed; not cumulated. */
 enum { SN_HISTOGRAM_BOUNDS = 14 };
@@ -21,6 +22,7 @@ typedef struct sn_figures {
     uint64_t steps, tokens;
     uint64_t handed_over;           /* sessions whose past another node got */
     uint64_t refusals[SN_STOP + 1]; /* ERRORs sent, by their status */
+    uint64_t quota_refusals[SN_QUOTA_KINDS]; /* those of them for which a client's quota was the reason */
     uint64_t announcements, joined; /* nodes known; those that we joined and that answered */
     sn_histogram step, queue; /* of each step: from arrival to its answer, and to the beginning of its computation */
 } sn_figures;

@@ -93,6 +93,15 @@ static sn_status put_refusals(sn_buf *out, const sn_figures *f, sn_err *err) {
     return status;
 }
 
+static sn_status put_quota_refusals(sn_buf *out, const sn_figures *f, sn_err *err) {
+    static const char *const quotas[SN_QUOTA_KINDS] = {"sessions", "kv", "steps"};
+    sn_status status = put_head(out, "quota_refusals_total", "counter",
+                                "Errors answered because of a quota for one client, by the option --client-... that sets it.", err);
+    for (int i = 0; i < SN_QUOTA_KINDS && !status; i++)
+        status = sn_buf_printf(out, err, "swarm_node_quota_refusals_total{quota=\"%s\"} %" PRIu64 "\n", quotas[i], f->quota_refusals[i]);
+    return status;
+}
+
 sn_status sn_metrics_write(const sn_metrics_facts *facts, const sn_figures *f, sn_buf *out, sn_err *err) {
     const struct {
         const char *name, *type, *help;
@@ -123,6 +132,7 @@ sn_status sn_metrics_write(const sn_metrics_facts *facts, const sn_figures *f, s
     if (!status)
         status = put_seconds(out, "compute_seconds_total", "counter", f->engine.compute_us, "Time in passes.", err);
     if (!status) status = put_refusals(out, f, err);
+    if (!status) status = put_quota_refusals(out, f, err);
     if (!status) status = put_histogram(out, "step_seconds", &f->step, "From a step's arrival to its answer.", err);
     if (!status)
         status = put_histogram(out, "queue_seconds", &f->queue, "From a step's arrival to its computation's beginning.",

@@ -17,6 +17,7 @@ typedef struct bucket {
 struct sn_quota {
     sn_quota_limits limits;
     sn_priority *priorities;
+    uint64_t refusals[SN_QUOTA_KINDS];
     bucket *buckets; /* (BUCKETS): a client who has been silent for longest makes room */
 };
 
@@ -45,15 +46,19 @@ void sn_quota_free(sn_quota **quota) {
     *quota = NULL;
 }
 
-sn_status sn_quota_session(const sn_quota *q, size_t open, sn_err *err) {
+uint64_t sn_quota_refusals(const sn_quota *q, sn_quota_kind kind) { return q->refusals[kind]; }
+
+sn_status sn_quota_session(sn_quota *q, size_t open, sn_err *err) {
     if (!q->limits.sessions || open < q->limits.sessions) return SN_OK;
+    q->refusals[SN_QUOTA_SESSIONS]++;
     return sn_fail(err, SN_RETRY, "this node allows %zu sessions to a client: close one, or use another node",
                    q->limits.sessions);
 }
 
-sn_status sn_quota_kv(const sn_quota *q, size_t bytes, sn_err *err) {
+sn_status sn_quota_kv(sn_quota *q, size_t bytes, sn_err *err) {
     char limit[32];
     if (!q->limits.kv_bytes || bytes <= q->limits.kv_bytes) return SN_OK;
+    q->refusals[SN_QUOTA_KV]++;
     return sn_fail(err, SN_RETRY, "this node keeps %s of keys and values for a client: close a session, or use another node",
                    sn_format_size(q->limits.kv_bytes, limit));
 }
@@ -86,6 +91,7 @@ sn_status sn_quota_step(sn_quota *q, const uint8_t key[SN_KEY_SIZE], int64_t now
         b->drops -= SECOND_US;
         return SN_OK;
     }
+    q->refusals[SN_QUOTA_STEPS]++;
     (void)sn_fail(err, SN_RETRY, "this node takes %lld steps a second of a client: wait a moment, or use another node",
                   (long long)rate);
     err->wait_ms = (int)((SECOND_US - b->drops) / rate / 1000) + 1;

@@ -23,16 +23,21 @@ typedef struct sn_quota_limits { /* each for one client; 0: none */
 
 typedef struct sn_quota sn_quota;
 
+typedef enum sn_quota_kind { SN_QUOTA_SESSIONS, SN_QUOTA_KV, SN_QUOTA_STEPS, SN_QUOTA_KINDS } sn_quota_kind;
+
 sn_status sn_quota_new(const sn_quota_limits *limits, sn_quota **out, sn_err *err) SN_MUST_USE;
 void sn_quota_free(sn_quota **quota); /* NULL-safe */
 
 /* Each is SN_RETRY with a sentence that names the limit. */
 /* One session more than the `open` ones of the client. */
-sn_status sn_quota_session(const sn_quota *quota, size_t open, sn_err *err) SN_MUST_USE;
+sn_status sn_quota_session(sn_quota *quota, size_t open, sn_err *err) SN_MUST_USE;
 /* Keys and values of all its sessions would come to `bytes`. */
-sn_status sn_quota_kv(const sn_quota *quota, size_t bytes, sn_err *err) SN_MUST_USE;
+sn_status sn_quota_kv(sn_quota *quota, size_t bytes, sn_err *err) SN_MUST_USE;
 /* One step, now. A client may be a second's worth of steps ahead, and gets the rest back as time goes by. */
 sn_status sn_quota_step(sn_quota *quota, const uint8_t key[SN_KEY_SIZE], int64_t now_us, sn_err *err) SN_MUST_USE;
+
+/* How many times that has been. */
+uint64_t sn_quota_refusals(const sn_quota *quota, sn_quota_kind kind);
 
 int sn_quota_priority(const sn_quota *quota, const uint8_t key[SN_KEY_SIZE]);
 /* "<64 hexadecimal digits>=<number>". */

@@ -54,9 +54,17 @@ done
   fail "8 tokens of prompt and 4 more in 5 steps: $(cat "$scratch/values")"
 [ "$(value 'refusals_total{kind="refused"}')" = 0.0 ] || fail "nothing was refused"
 stop_node a
-start_node b "$model" 0:4 --metrics "127.0.0.1:$port"
+[ "$(value 'quota_refusals_total{quota="kv"}')" = 0.0 ] || fail "there is no quota"
+start_node b "$model" 0:4 --metrics "127.0.0.1:$port" --client-kv 1KiB
 wait_ready b
 refuses 1 "metrics 127.0.0.1:$port: cannot listen there" "$bin/swarm-node" --model "$model" --blocks all --listen tcp://127.0.0.1:0 \
   --metrics "127.0.0.1:$port"
 refuses 2 "metrics nowhere: write HOST:PORT" "$bin/swarm-node" --model "$model" --blocks all --listen tcp://127.0.0.1:0 --metrics nowhere
+run "$bin/swarm" generate --model "$model" --join "${address[b]}" --ids-file "$scratch/ids" --max-tokens 5 --timeout 1 --max-retries 1
+[ $rc = 1 ] || fail "8 tokens are taken where there is room for none, exit code $rc"
+until scrape "$scratch/values" && [ "$(value 'quota_refusals_total{quota="kv"}')" != 0.0 ]; do
+  ((i++ < 400)) || fail "what the quota refused is not counted: $(cat "$scratch/values")"
+  sleep 0.05
+done
+[ "$(value 'refusals_total{kind="retry"}')" = "$(value 'quota_refusals_total{quota="kv"}')" ] || fail "it counts others' refusals"
 stop_node b

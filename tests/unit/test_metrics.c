@@ -32,6 +32,7 @@ Test(metrics, a_page_says_each_figure_once_in_its_unit) {
                     .steps = 11,
                     .tokens = 12,
                     .refusals = {0, 1, 2, 3, 4},
+                    .quota_refusals = {0, 8, 9},
                     .handed_over = 6};
     sn_histogram_add(&f.step, 1000);
     sn_histogram_add(&f.step, 1001);
@@ -62,6 +63,10 @@ Test(metrics, a_page_says_each_figure_once_in_its_unit) {
     HAS(text, "swarm_node_refusals_total{kind=\"rebuild\"} 2");
     HAS(text, "swarm_node_refusals_total{kind=\"refused\"} 3");
     HAS(text, "swarm_node_refusals_total{kind=\"stop\"} 4");
+    HAS(text, "# TYPE swarm_node_quota_refusals_total counter");
+    HAS(text, "swarm_node_quota_refusals_total{quota=\"sessions\"} 0");
+    HAS(text, "swarm_node_quota_refusals_total{quota=\"kv\"} 8");
+    HAS(text, "swarm_node_quota_refusals_total{quota=\"steps\"} 9");
     HAS(text, "# TYPE swarm_node_step_seconds histogram");
     HAS(text, "swarm_node_step_seconds_bucket{le=\"0.001\"} 2");
     HAS(text, "swarm_node_step_seconds_bucket{le=\"0.002\"} 3");

@@ -34,6 +34,7 @@ Test(quota, of_steps_lets_a_second_s_worth_through_at_once_and_the_rest_as_time_
     done = 0; /* silence is not saved up */
     for (int i = 0; i < 50; i++) done += !sn_quota_step(q, one, now + 1000 * SECOND, &err);
     cr_expect_eq(done, 10);
+    cr_expect_gt(sn_quota_refusals(q, SN_QUOTA_STEPS), 40);
     sn_quota_free(&q);
 }
 
@@ -50,6 +51,19 @@ Test(quota, of_steps_forgets_who_was_silent_for_longest_and_never_grows) {
     sn_quota_free(&q);
 }
 
+Test(quota, what_is_refused_is_counted_each_by_itself) {
+    sn_quota *q = quota_of((sn_quota_limits){.sessions = 2, .kv_bytes = 100, .steps_per_s = 5});
+    uint8_t key[SN_KEY_SIZE] = {1};
+    sn_err err;
+    int refused[SN_QUOTA_KINDS] = {0};
+    for (int i = 0; i < 4; i++) refused[SN_QUOTA_SESSIONS] += sn_quota_session(q, (size_t)i, &err) != SN_OK;
+    for (int i = 0; i < 3; i++) refused[SN_QUOTA_KV] += sn_quota_kv(q, (size_t)(100 + i / 2), &err) != SN_OK;
+    for (int i = 0; i < 9; i++) refused[SN_QUOTA_STEPS] += sn_quota_step(q, key, SECOND, &err) != SN_OK;
+    for (int i = 0; i < SN_QUOTA_KINDS; i++) cr_expect_eq(sn_quota_refusals(q, (sn_quota_kind)i), refused[i], "%d", i);
+    cr_expect(refused[0] == 2 && refused[1] == 1 && refused[2] == 4);
+    sn_quota_free(&q);
+}
+
 Test(quota, without_limits_limits_nothing) {
     sn_quota *q = quota_of((sn_quota_limits){0});
     uint8_t key[SN_KEY_SIZE] = {1};
@@ -58,6 +72,7 @@ Test(quota, without_limits_limits_nothing) {
     cr_expect_eq(sn_quota_session(q, 1 << 30, &err), SN_OK);
     cr_expect_eq(sn_quota_kv(q, SIZE_MAX, &err), SN_OK);
     cr_expect_eq(sn_quota_priority(q, key), 0);
+    for (int i = 0; i < SN_QUOTA_KINDS; i++) cr_expect_eq(sn_quota_refusals(q, (sn_quota_kind)i), 0);
     sn_quota_free(&q);
 }
 

@@ -22,11 +22,9 @@
  *
  * NaN stays visible: a row with NaN or infinity in it comes out as NaN or infinity where it should (a quantised product
  * as NaN throughout), and other rows do not change. Which of the many bit patterns of NaN comes out is not promised. */
-#include "device/cpu/scales.inc.c"
+#include "device/cpu/weights.inc.c"
 
 #include <string.h>
-
-enum { LINE = 64 };
 
 /* -- sums along a row, and exp */
 
@@ -99,13 +97,6 @@ static void quantize(size_t cols, const float *x, sn_xblock *out) {
 
 /* -- linear, quantised layouts: one panel against `rows` rows of x. acc[r]: 16 outputs of row r. Rows and layout are constants
  * of each tile, so that acc stays in registers. */
-
-INLINE void prefetch_lines(const uint8_t *w, size_t bytes, sn_ahead ahead) {
-    for (size_t at = ahead.bytes; at < ahead.bytes + bytes; at += LINE) {
-        if (ahead.first_level) __builtin_prefetch(w + at);
-        else __builtin_prefetch(w + at, 0, 2);
-    }
-}
 
 /* 32 k, or half h of them where scales are FINE: quants at w, scales at `scales`. */
 INLINE void group_tile(int rows, sn_layout layout, const uint8_t *w, const uint8_t *scales, int h, vf head_d, vf head_m,

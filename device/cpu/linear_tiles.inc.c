@@ -5,9 +5,8 @@
  * the same operations in the same order, a row's chain a lane. All else (float layouts, few rows) is left to LINEAR_OTHERWISE.
  *
  * A piece of k is unpacked into a stage, for which a layout is signed bytes and scales; all rows then meet it, and a row's chain
- * rests in y between one stage and the next. Two panels are staged at a time, so that x comes from
- * farther away half as often. */
-#include "device/cpu/scales.inc.c"
+ * rests in y between one stage and the next. Two panels are staged at a time, so that x comes from farther away half as often. */
+#include "device/cpu/weights.inc.c"
 
 #include "base/mem.h"
 
@@ -15,7 +14,7 @@ enum {
     ROWS = 16, /* of x, in a tile; fewer are not worth unpacking for */
     STAGE_GROUPS = 16, /* of 32 k: stages and the piece of 16 rows of x that meets them fit the first-level cache */
     STAGE_PANELS = 2,
-    SLOTS = 4, /* steps under way: a product is there 50 cycles later, its scaling takes 30 to 40 */
+    SLOTS = 4, /* steps under way: a product is there some 50 cycles later, scaling takes 25 to 40 */
 };
 
 typedef struct stage {
@@ -35,7 +34,7 @@ static void unpack_quants(sn_layout layout, const uint8_t *q, int8_t *out) {
 }
 
 /* Groups [first, first + n) of a panel. */
-static void fill(stage *s, const sn_cpu_weight *w, size_t panel, size_t first, size_t n) {
+static void fill(stage *s, const sn_cpu_weight *w, sn_ahead ahead, size_t panel, size_t first, size_t n) {
     const bool super = sn_layout_super(w->layout);
     const size_t block_bytes = w->panel_bytes / w->n_blocks, in_block = super ? SN_SUPER_GROUPS : 1;
     const size_t quants = sn_layout_nibbles(w->layout) ? SN_Q4_BYTES : SN_Q8_BYTES;
@@ -44,6 +43,7 @@ static void fill(stage *s, const sn_cpu_weight *w, size_t panel, size_t first, s
         const uint8_t *block = w->data + panel * w->panel_bytes + (first + i) / in_block * block_bytes;
         const uint8_t *q = block + (super ? SN_SUPER_HEAD + (first + i) % in_block * (quants + SN_SUPER_SCALES) : 0);
         vf head_d = super ? vf_from_f16(block) : vf_set(0), head_m = super ? vf_from_f16(block + 32) : head_d;
+        prefetch_lines(q, super ? quants + SN_SUPER_SCALES : block_bytes, ahead);
         unpack_quants(w->layout, q, s->q + i * SN_Q8_BYTES);
         for (int h = 0; h < steps; h++) {
             vf d, m = vf_set(0);
@@ -153,7 +153,7 @@ static void some_panels(const sn_linear_job *job, size_t panel, size_t n_panels)
     float last[STAGE_PANELS][ROWS * SN_LANES];
     for (size_t group = 0; group < n_groups; group += STAGE_GROUPS) {
         const size_t n_staged = sn_min_size(STAGE_GROUPS, n_groups - group);
-        for (size_t p = 0; p < n_panels; p++) fill(&stages[p], w, panel + p, group, n_staged);
+        for (size_t p = 0; p < n_panels; p++) fill(&stages[p], w, job->ahead, panel + p, group, n_staged);
         for (size_t row = 0; row < n; row += ROWS)
             for (size_t p = 0; p < n_panels; p++) {
                 const size_t from = sn_min_size(row, n - ROWS), first = (panel + p) * SN_LANES;

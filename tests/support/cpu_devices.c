@@ -2,6 +2,7 @@
 
 #include "device/quant.h"
 #include "device/weight.h"
+#include "tests/support/amx_trap.h"
 #include "tests/support/tiles.h"
 
 #include <pthread.h>
@@ -21,30 +22,47 @@ static void must(sn_status status, const sn_err *err) {
 
 const char *const test_isas[TEST_ISAS] = {"c", "avx2", "avx512", "amx", TEST_TILES, TEST_TILES_AVX512};
 
-static sn_cpu_kernels tiles, tiles_avx512;
+/* Kernels that exist in tests only: those of another instruction set with a linear of their own. */
+typedef struct made_up {
+    const char *name, *isa;
+    void (*linear)(const sn_linear_job *job, size_t first_panel, size_t end_panel);
+    sn_cpu_kernels kernels;
+} made_up;
 
-static void make_tables(void) {
-    tiles = sn_cpu_kernels_c;
-    tiles.name = TEST_TILES;
-    tiles.linear = test_linear_tiles;
+static made_up tables[] = {{.name = TEST_TILES, .isa = "c", .linear = test_linear_tiles},
 #if defined(__x86_64__)
-    tiles_avx512 = sn_cpu_kernels_avx512;
-    tiles_avx512.name = TEST_TILES_AVX512;
-    tiles_avx512.linear = test_linear_tiles_avx512;
+                           {.name = TEST_TILES_AVX512, .isa = "avx512", .linear = test_linear_tiles_avx512},
+                           {.name = TEST_AMX_TRAPPED, .isa = "avx512"},
 #endif
+};
+enum { N_TABLES = sizeof tables / sizeof *tables };
+
+static const sn_cpu_kernels *make_up(made_up *t, const sn_cpu_kernels *others) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&lock);
+    if (!t->linear) t->linear = test_amx_trapped();
+    if (!t->kernels.name && t->linear) {
+        t->kernels = *others;
+        t->kernels.name = t->name;
+        t->kernels.linear = t->linear;
+    }
+    pthread_mutex_unlock(&lock);
+    return t->linear ? &t->kernels : NULL;
 }
 
 sn_status test_cpu_open(const char *isa, int threads, sn_device **out, sn_err *err) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    const bool in_c = isa && !strcmp(isa, TEST_TILES), in_avx512 = isa && !strcmp(isa, TEST_TILES_AVX512);
-    sn_device_options options = {.threads = threads, .isa = in_c ? "c" : in_avx512 ? "avx512" : isa};
+    made_up *own = NULL;
+    for (int i = 0; isa && i < N_TABLES; i++)
+        if (!strcmp(isa, tables[i].name)) own = &tables[i];
+    sn_device_options options = {.threads = threads, .isa = own ? own->isa : isa};
     sn_status status = sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, out, err);
-    if (status || !(in_c || in_avx512)) return status;
-    pthread_once(&once, make_tables);
+    if (status || !own) return status;
     sn_cpu *cpu = (sn_cpu *)*out;
-    cpu->kernels = in_c ? &tiles : &tiles_avx512;
+    cpu->kernels = make_up(own, cpu->kernels);
     snprintf(cpu->description, sizeof cpu->description, "cpu: %d threads, %s", threads, isa);
-    return SN_OK;
+    if (cpu->kernels) return SN_OK;
+    sn_device_close(out);
+    return sn_fail(err, SN_REFUSED, "AMX's machine code cannot be played here: amx_trap.h says where it can");
 }
 
 test_devices test_devices_open(const sn_device_limits *limits) {

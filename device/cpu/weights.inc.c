@@ -23,3 +23,12 @@ INLINE void load_scales(sn_layout layout, const uint8_t *p, int h, vf head_d, vf
         if (sn_layout_offsets(layout)) *m = vf_from_f16(p + 32);
     }
 }
+
+enum { LINE = 64 };
+
+INLINE void prefetch_lines(const uint8_t *w, size_t bytes, sn_ahead ahead) {
+    for (size_t at = ahead.bytes; at < ahead.bytes + bytes; at += LINE) {
+        if (ahead.first_level) __builtin_prefetch(w + at);
+        else __builtin_prefetch(w + at, 0, 2);
+    }
+}

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LAYOUT_VERSION = 3 }; /* of images in files: raise it when a device's layout of weights changes */
+enum { LAYOUT_VERSION = 4 }; /* of images in files: raise it when a device's layout of weights changes */
 
 /* Names a block's image in a file: the weights, and whose layout they are in. */
 static sn_hash image_key(const sn_hash *weights, const sn_device *device, size_t bytes) {

@@ -21,7 +21,7 @@ enum {
  *   others: quants of 32 k, then their scales; SUPER: a head, then 8 such groups. Scales lie by their quants because memory
  *   is then read in equal steps, which its prefetcher follows: at the block's begin they cost Q4_K a quarter of its speed.
  * Quants of 32 k: Q4: 256 bytes, byte 64 * c + 4 * lane + i holds k = 4c + i in its low nibble, k = 16 + 4c + i in its
- * high one. Q8: 512 bytes, byte 64 * c + 4 * lane + i is q + 128 of k = 4c + i.
+ * high one; of Q4_TABLE they are places in sn_q4_table. Q8: 512 bytes, byte 64 * c + 4 * lane + i is q + 128 of k = 4c + i.
  * Scales: d[lane], then m[lane] if there are offsets; FINE: of both halves of the 32. In SUPER they are int8, to be
  * multiplied by the head's f16 d[lane] and m[lane]: as in the file, for the products are exact in float32. */
 /*        name       k   bytes      types                     scales                                                   */
@@ -32,8 +32,9 @@ enum {
     X(Q4_HALF, 32, 320)    /* Q4_1                      f16 d, m                                               */      \
     X(Q4_SIGNED, 32, 288)  /* Q4_0                      f16 d; the offset is -8 d: integers again              */      \
     X(Q4_SUPER, 256, 2368) /* Q4_K                      f16 d, m; int8 d[8], m[8]                              */      \
+    X(Q4_TABLE, 32, 288)   /* MXFP4                     bf16 d                                                 */      \
     X(Q8_HALF, 32, 544)    /* Q8_0 Q5_0 IQ4_NL          f16 d                                                  */      \
-    X(Q8_WIDE, 32, 640)    /* Q5_1 IQ4_XS MXFP4         f32 d, m                                               */      \
+    X(Q8_WIDE, 32, 640)    /* Q5_1 IQ4_XS               f32 d, m                                               */      \
     X(Q8_SUPER, 256, 4416) /* Q5_K                      f16 d, m; int8 d[8], m[8]                              */      \
     X(Q8_FINE, 32, 768)    /* Q2_K Q3_K                 f32 d[2], m[2]                                         */      \
     X(Q8_FINE_SUPER, 256, 4416) /* Q6_K                 f16 d, nothing; int8 d[16]                             */
@@ -55,7 +56,7 @@ enum {
 
 static inline bool sn_layout_quantised(sn_layout layout) { return layout >= SN_LAYOUT_Q4_HALF; }
 static inline bool sn_layout_nibbles(sn_layout layout) {
-    return layout == SN_LAYOUT_Q4_HALF || layout == SN_LAYOUT_Q4_SIGNED || layout == SN_LAYOUT_Q4_SUPER;
+    return layout >= SN_LAYOUT_Q4_HALF && layout <= SN_LAYOUT_Q4_TABLE;
 }
 static inline bool sn_layout_fine(sn_layout layout) {
     return layout == SN_LAYOUT_Q8_FINE || layout == SN_LAYOUT_Q8_FINE_SUPER;
@@ -64,8 +65,12 @@ static inline bool sn_layout_super(sn_layout layout) {
     return layout == SN_LAYOUT_Q4_SUPER || layout == SN_LAYOUT_Q8_SUPER || layout == SN_LAYOUT_Q8_FINE_SUPER;
 }
 static inline bool sn_layout_offsets(sn_layout layout) {
-    return layout != SN_LAYOUT_Q4_SIGNED && layout != SN_LAYOUT_Q8_HALF && layout != SN_LAYOUT_Q8_FINE_SUPER;
+    return layout != SN_LAYOUT_Q4_SIGNED && layout != SN_LAYOUT_Q4_TABLE && layout != SN_LAYOUT_Q8_HALF &&
+           layout != SN_LAYOUT_Q8_FINE_SUPER;
 }
+
+/* What the nibbles of Q4_TABLE stand for: twice the numbers of E2M1 (OCP Microscaling 1.0), 12 at most. */
+static const int8_t sn_q4_table[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 /* A weight as the kernels see it: what follows from its sn_weight. */
 typedef struct sn_cpu_weight {

@@ -58,6 +58,14 @@ static void multiply(const sn_multiply_job *job) {
 
 typedef uint32_t four_words __attribute__((vector_size(16)));
 
+INLINE four_words look_up(four_words places) {
+    int8_t bytes[sizeof places];
+    memcpy(bytes, &places, sizeof bytes);
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = sn_q4_table[bytes[i]];
+    memcpy(&places, bytes, sizeof bytes);
+    return places;
+}
+
 /* One group of 32 columns of the panel whose block begins at `block`: out (SN_LANES, stride). */
 INLINE void unpack_group(sn_layout layout, const uint8_t *block, size_t g, float *out, size_t stride) {
     const bool nibbles = sn_layout_nibbles(layout), super = sn_layout_super(layout), fine = sn_layout_fine(layout);
@@ -84,6 +92,7 @@ INLINE void unpack_group(sn_layout layout, const uint8_t *block, size_t g, float
             memcpy(&word[3], from + 4 * lane + 192, 4);
             four_words bytes = {word[0], word[1], word[2], word[3]};
             bytes = nibbles ? bytes >> 4 * h & 0x0f0f0f0f : bytes ^ 0x80808080;
+            if (layout == SN_LAYOUT_Q4_TABLE) bytes = look_up(bytes);
             vf x = vf_mul(vf_set(ds[lane]), vf_from_i8(&bytes));
             vf_store(out + lane * stride + 16 * h, vf_add(x, vf_set(ms[lane])));
         }

@@ -102,6 +102,7 @@ static void quantize(size_t cols, const float *x, sn_xblock *out) {
 INLINE void group_tile(int rows, sn_layout layout, const uint8_t *w, const uint8_t *scales, int h, vf head_d, vf head_m,
                        const sn_xblock *x, size_t stride, vf *acc) {
     const bool nibbles = sn_layout_nibbles(layout), fine = sn_layout_fine(layout), offsets = sn_layout_offsets(layout);
+    const bool table = layout == SN_LAYOUT_Q4_TABLE;
     const int vectors = nibbles || fine ? 4 : 8;
     vs sum[ROW_TILE];
     vf d, m = vf_set(0);
@@ -112,18 +113,22 @@ INLINE void group_tile(int rows, sn_layout layout, const uint8_t *w, const uint8
         const uint8_t *at = w + 256 * h + 64 * c;
         vb both = vb_load(at), low = vb_low(both), high = vb_high(both);
         vw bytes = vw_load(at);
+        vt first = vt_of(low), second = vt_of(high);
         UNROLL
         for (int r = 0; r < rows; r++) {
             const int8_t *q = x[(size_t)r * stride].q + 16 * h + 4 * c;
-            sum[r] = nibbles ? vs_nibbles(sum[r], low, high, q) : vs_bytes(sum[r], bytes, q, c);
+            sum[r] = table     ? vs_table(sum[r], first, second, q)
+                     : nibbles ? vs_nibbles(sum[r], low, high, q)
+                               : vs_bytes(sum[r], bytes, q, c);
         }
     }
     load_scales(layout, scales, h, head_d, head_m, &d, &m);
     UNROLL
     for (int r = 0; r < rows; r++) {
         const sn_xblock *xr = x + (size_t)r * stride;
-        vi dot = nibbles ? vs_end_nibbles(sum[r], offsets ? 0 : xr->nibble_bias)
-                         : vs_end_bytes(sum[r], fine ? xr->half_bias[h] : xr->bias);
+        vi dot = table     ? vs_end_table(sum[r], xr->nibble_bias / 2 * 3)
+                 : nibbles ? vs_end_nibbles(sum[r], offsets ? 0 : xr->nibble_bias)
+                           : vs_end_bytes(sum[r], fine ? xr->half_bias[h] : xr->bias);
         acc[r] = vf_fma(vf_mul(d, vf_set(xr->d)), vf_from_int(dot), acc[r]);
         if (offsets) acc[r] = vf_fma(m, vf_set(fine ? xr->half_sum[h] : xr->sum), acc[r]);
     }

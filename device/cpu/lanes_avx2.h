@@ -2,6 +2,8 @@
 #ifndef SN_DEVICE_CPU_LANES_AVX2_H
 #define SN_DEVICE_CPU_LANES_AVX2_H
 
+#include "device/cpu/cpu.h"
+
 #include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
@@ -162,6 +164,25 @@ static inline vi vs_end_nibbles(vs s, int32_t bias) {
 static inline vi vs_end_bytes(vs s, int32_t bias) {
     (void)bias;
     return s;
+}
+/* Sums as of nibbles: eight pairs of at most 2 * 12 * 127. */
+typedef vw vt;
+static inline vt vt_of(vb places) {
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)sn_q4_table));
+    vb q = {_mm256_shuffle_epi8(table, places.a), _mm256_shuffle_epi8(table, places.b)};
+    return (vt){q, {_mm256_abs_epi8(q.a), _mm256_abs_epi8(q.b)}};
+}
+static inline vs vs_table(vs s, vt low, vt high, const int8_t *x) {
+    __m256i x_low = four(x), x_high = four(x + 16);
+    s.a = _mm256_add_epi16(s.a, _mm256_maddubs_epi16(low.size.a, _mm256_sign_epi8(x_low, low.q.a)));
+    s.b = _mm256_add_epi16(s.b, _mm256_maddubs_epi16(low.size.b, _mm256_sign_epi8(x_low, low.q.b)));
+    s.a = _mm256_add_epi16(s.a, _mm256_maddubs_epi16(high.size.a, _mm256_sign_epi8(x_high, high.q.a)));
+    s.b = _mm256_add_epi16(s.b, _mm256_maddubs_epi16(high.size.b, _mm256_sign_epi8(x_high, high.q.b)));
+    return made(s);
+}
+static inline vi vs_end_table(vs s, int32_t bias) {
+    (void)bias;
+    return vs_end_nibbles(s, 0);
 }
 
 #undef BOTH

@@ -2,6 +2,8 @@
 #ifndef SN_DEVICE_CPU_LANES_AVX512_H
 #define SN_DEVICE_CPU_LANES_AVX512_H
 
+#include "device/cpu/cpu.h"
+
 #include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
@@ -83,5 +85,12 @@ static inline vs vs_bytes(vs s, vw w, const int8_t *x, int c) {
 }
 static inline vi vs_end_nibbles(vs s, int32_t bias) { return vi_add(vi_add(s.a, s.b), vi_set(bias)); }
 static inline vi vs_end_bytes(vs s, int32_t bias) { return vs_end_nibbles(s, bias); }
+typedef vb vt; /* + 12 */
+static inline vt vt_of(vb places) {
+    const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)sn_q4_table));
+    return _mm512_add_epi8(_mm512_shuffle_epi8(table, places), _mm512_set1_epi8(12));
+}
+static inline vs vs_table(vs s, vt low, vt high, const int8_t *x) { return vs_nibbles(s, low, high, x); }
+static inline vi vs_end_table(vs s, int32_t bias) { return vs_end_nibbles(s, bias); }
 
 #endif

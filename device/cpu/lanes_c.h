@@ -4,6 +4,7 @@
 #define SN_DEVICE_CPU_LANES_C_H
 
 #include "base/dtype.h"
+#include "device/cpu/cpu.h"
 
 #include <math.h>
 #include <string.h>
@@ -124,7 +125,8 @@ static inline vi dot4(vi acc, vb w, const int8_t *x, int less) {
 }
 /* Sums of products with four bytes of x at a time, in whatever form the machine likes. Nibbles: weights 0..15, `low` against x
  * and `high` against x + 16; bytes: weights q + 128, the c-th vector of a group. At the end the bias is added: of bytes it is
- * -128 * (sum of x), for those who multiply q + 128 as it is. */
+ * -128 * (sum of x), for those who multiply q + 128 as it is. Table: as nibbles, which are places in sn_q4_table; the bias is -12 *
+ * (sum of x), for those who multiply its numbers + 12. */
 typedef vi vs;
 typedef vb vw;
 static inline vw vw_load(const void *p) { return vb_load(p); }
@@ -136,6 +138,16 @@ static inline vs vs_bytes(vs s, vw w, const int8_t *x, int c) {
 }
 static inline vi vs_end_nibbles(vs s, int32_t bias) { return vi_add(s, vi_set(bias)); }
 static inline vi vs_end_bytes(vs s, int32_t bias) {
+    (void)bias;
+    return s;
+}
+typedef vb vt;
+static inline vt vt_of(vb places) {
+    for (int j = 0; j < 64; j++) places.v[j] = (uint8_t)(sn_q4_table[places.v[j]] + 12);
+    return places;
+}
+static inline vs vs_table(vs s, vt low, vt high, const int8_t *x) { return dot4(dot4(s, low, x, 12), high, x + 16, 12); }
+static inline vi vs_end_table(vs s, int32_t bias) {
     (void)bias;
     return s;
 }

@@ -24,7 +24,12 @@ typedef struct stage {
 
 static void unpack_quants(sn_layout layout, const uint8_t *q, int8_t *out) {
     const int less = sn_layout_offsets(layout) ? 0 : 8;
-    if (!sn_layout_nibbles(layout))
+    if (layout == SN_LAYOUT_Q4_TABLE)
+        for (int i = 0; i < SN_Q4_BYTES; i++) {
+            out[i] = sn_q4_table[q[i] & 15];
+            out[SN_Q4_BYTES + i] = sn_q4_table[q[i] >> 4];
+        }
+    else if (!sn_layout_nibbles(layout))
         for (int i = 0; i < SN_Q8_BYTES; i++) out[i] = (int8_t)(q[i] - 128);
     else
         for (int i = 0; i < SN_Q4_BYTES; i++) {

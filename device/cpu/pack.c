@@ -34,6 +34,9 @@ static bool layout_of(sn_dtype dtype, sn_layout *out) {
     case SN_Q4_K:
         *out = SN_LAYOUT_Q4_SUPER;
         return true;
+    case SN_MXFP4:
+        *out = SN_LAYOUT_Q4_TABLE;
+        return true;
     case SN_Q8_0:
     case SN_Q5_0:
     case SN_IQ4_NL:
@@ -41,7 +44,6 @@ static bool layout_of(sn_dtype dtype, sn_layout *out) {
         return true;
     case SN_Q5_1:
     case SN_IQ4_XS:
-    case SN_MXFP4:
         *out = SN_LAYOUT_Q8_WIDE;
         return true;
     case SN_Q5_K:
@@ -103,9 +105,26 @@ static void pack_wide_scales(const sn_quant_group *const rows[SN_LANES], int hal
     memcpy(at, scales, (size_t)halves * 2 * SN_LANES * sizeof *scales);
 }
 
+static void pack_table_scales(const sn_quant_group *const rows[SN_LANES], uint8_t *at) {
+    uint16_t scales[SN_LANES];
+    for (int r = 0; r < SN_LANES; r++) scales[r] = sn_f32_to_bf16(rows[r]->d[0]); /* powers of two: as they are */
+    memcpy(at, scales, sizeof scales);
+}
+
+/* Numbers of the table to their places there. */
+static void find_places(uint32_t words[8][SN_LANES]) {
+    static const uint8_t places[] = {[0] = 15, [4] = 14, [6] = 13, [8] = 12, [9] = 11, [10] = 10, [11] = 9, [12] = 0,
+                                     [13] = 1, [14] = 2, [15] = 3, [16] = 4, [18] = 5, [20] = 6,  [24] = 7};
+    uint8_t bytes[8 * SN_LANES * 4];
+    memcpy(bytes, words, sizeof bytes);
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = places[(int8_t)bytes[i] + 12];
+    memcpy(words, bytes, sizeof bytes);
+}
+
 static void pack_quants(sn_layout layout, const sn_quant_group *const rows[SN_LANES], uint8_t *out) {
     uint32_t words[8][SN_LANES];
     interleave(rows, words);
+    if (layout == SN_LAYOUT_Q4_TABLE) find_places(words);
     if (sn_layout_nibbles(layout)) {
         for (int c = 0; c < 4; c++)
             for (int r = 0; r < SN_LANES; r++) words[c][r] |= words[c + 4][r] << 4;
@@ -147,6 +166,7 @@ typedef struct pack_job {
 
 static void pack_scales(sn_layout layout, const sn_quant_group *const rows[SN_LANES], uint8_t *out) {
     if (has_half_scales(layout)) pack_half_scales(rows, sn_layout_offsets(layout), out);
+    else if (layout == SN_LAYOUT_Q4_TABLE) pack_table_scales(rows, out);
     else pack_wide_scales(rows, sn_layout_fine(layout) ? 2 : 1, out);
 }
 
@@ -262,6 +282,8 @@ static void read_scales(sn_layout layout, const uint8_t *head, const uint8_t *sc
         *d = read_float(SN_LAYOUT_F16, scales, lane);
         if (layout == SN_LAYOUT_Q4_SIGNED) *m = -8 * *d;
         if (sn_layout_offsets(layout)) *m = read_float(SN_LAYOUT_F16, scales, SN_LANES + lane);
+    } else if (layout == SN_LAYOUT_Q4_TABLE) {
+        *d = read_float(SN_LAYOUT_BF16, scales, lane);
     } else {
         *d = read_float(SN_LAYOUT_F32, scales, SN_LANES * half + lane);
         *m = read_float(SN_LAYOUT_F32, scales, SN_LANES * (halves + half) + lane);
@@ -280,8 +302,8 @@ static void unpack_group(const sn_cpu_weight *w, const uint8_t *at, size_t g, si
         read_scales(w->layout, block, scales, lane, h, &d, &m);
         const uint8_t *from = q + (q4 ? 0 : 256 * h) + lane * 4;
         for (size_t i = 0; i < 16; i++) {
-            int byte = from[i / 4 * 64 + i % 4];
-            out[16 * h + i] = d * (float)(q4 ? byte >> 4 * h & 15 : byte - 128) + m;
+            int byte = from[i / 4 * 64 + i % 4], number = q4 ? byte >> 4 * h & 15 : byte - 128;
+            out[16 * h + i] = d * (float)(w->layout == SN_LAYOUT_Q4_TABLE ? sn_q4_table[number] : number) + m;
         }
     }
 }

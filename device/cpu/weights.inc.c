@@ -18,6 +18,8 @@ INLINE void load_scales(sn_layout layout, const uint8_t *p, int h, vf head_d, vf
     } else if (layout == SN_LAYOUT_Q8_WIDE || layout == SN_LAYOUT_Q8_FINE) {
         *d = vf_load(wide + SN_LANES * h);
         *m = vf_load(wide + (sn_layout_fine(layout) ? 2 * SN_LANES : SN_LANES) + SN_LANES * h);
+    } else if (layout == SN_LAYOUT_Q4_TABLE) {
+        *d = vf_from_bf16(p);
     } else {
         *d = vf_from_f16(p);
         if (sn_layout_offsets(layout)) *m = vf_from_f16(p + 32);

@@ -312,6 +312,29 @@ Test(cpu_device, gelu_is_the_same_bits_and_right) {
     test_devices_close(&devices);
 }
 
+/* Every number of a block the largest, of either sign: 32 * 12 * 127 fits no 16 bits. */
+Test(cpu_device, mxfp4_takes_half_a_byte_a_number_and_the_largest_do_not_overflow) {
+    enum { ROWS = 19, COLS = 96, BLOCK = 17, N = 9 };
+    test_devices devices = test_devices_open(&(sn_device_limits){.rows = N, .width = COLS});
+    uint8_t raw[ROWS * COLS / 32 * BLOCK];
+    float x[N * COLS], y[N * ROWS];
+    for (size_t i = 0; i < sizeof raw; i++) raw[i] = i % BLOCK == 0 ? 127 : i / BLOCK / 3 % 2 ? 0xff : 0x77;
+    for (size_t i = 0; i < N * COLS; i++) x[i] = i / COLS % 2 ? -1 : 1;
+    for (int d = 0; d < devices.n; d++) {
+        sn_weight *w;
+        OK(test_weight_make(devices.at[d], SN_MXFP4, ROWS, COLS, raw, &w, &err));
+        cr_assert_eq(w->bytes, 2 * COLS / 32 * 288, "of 32 rows: %zu bytes", w->bytes);
+        OK(devices.at[d]->ops->linear(devices.at[d], N, x, 1, &(sn_linear){.weight = w, .y = y}, &err));
+        for (int i = 0; i < N * ROWS; i++) {
+            float want = (i / ROWS + i % ROWS) % 2 ? -6.0f * COLS : 6.0f * COLS;
+            cr_assert_float_eq(y[i], want, 1e-3f, "%s: row %d, output %d is %g", sn_device_describe(devices.at[d]), i / ROWS,
+                               i % ROWS, (double)y[i]);
+        }
+        test_weight_drop(devices.at[d], &w);
+    }
+    test_devices_close(&devices);
+}
+
 /* Right it is by the conformance suite. */
 Test(cpu_device, clamped_swiglu_and_its_gradients_are_the_same_bits) {
     enum { N = 4007 };

@@ -1,5 +1,5 @@
 /* A device of several threads under ThreadSanitizer, against one of a single thread: products, and attention both ways
- * of sharing it out (few rows are cut into pieces, many are not). */
+ * of sharing it out (few rows are cut into pieces, many are not); and one of several threads whose products go through tiles. */
 #include "tests/support/cpu_devices.h"
 
 #include <stdio.h>
@@ -57,19 +57,20 @@ static void attend(sn_device *d, float *out) {
 
 int main(void) {
     enum { PRODUCTS = ROWS * 64, ALL = PRODUCTS + 2 * ROWS * WIDTH };
-    static float results[2][ALL];
-    for (int i = 0; i < 2; i++) {
-        sn_device_options options = {.threads = i ? 4 : 1};
+    static const char *const isas[] = {NULL, NULL, TEST_TILES};
+    static float results[3][ALL];
+    size_t at = ALL;
+    for (int i = 0; i < 3; i++) {
         sn_device *d;
-        must(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &d, &err));
+        must(test_cpu_open(isas[i], i ? 4 : 1, &d, &err));
         must(d->ops->prepare(d, &(sn_device_limits){.rows = ROWS, .width = 512, .context = DEPTH + ROWS}, &err));
-        for (int repeat = 0; repeat < 20; repeat++) {
+        for (int repeat = 0; repeat < (i < 2 ? 20 : 3); repeat++) {
             multiply(d, results[i]);
             attend(d, results[i] + PRODUCTS);
         }
         sn_device_close(&d);
+        if (i && at == ALL) at = test_differ(results[0], results[i], ALL);
     }
-    size_t at = test_differ(results[0], results[1], ALL);
     if (at < ALL) fprintf(stderr, "element %zu differs\n", at);
     return at < ALL;
 }

@@ -71,7 +71,7 @@ static sn_status try_open(world *w, const char *path, const char *map, const cha
         for (int d = 0; d < N_DEVICES; d++)
             if (devices[d]->id.kind == plan.devices[i].kind) used[i] = devices[d];
     if (!status) status = sn_span_load_plan(w->model, &plan, used, w->store, NULL, NULL, &w->span, err);
-    if (!status) status = sn_span_kv_pool(w->span, 24u << 20, &w->pool, err);
+    if (!status) status = sn_span_kv_pool(w->span, 3u << 20, &w->pool, err);
     return status ? status : sn_kv_new(w->pool, &w->kv, err);
 }
 

@@ -25,9 +25,10 @@ why_failed() {
   tail -n 40 <<<"$1"
 }
 
-# One Criterion program; its output, and at the end "PASSED FAILED SKIPPED PROGRAM" (skipped tests are not among the tested).
+# One Criterion program: "PASSED FAILED SKIPPED SECONDS PROGRAM LOG" (skipped tests are not among the tested); what is to be told is in
+# the file LOG.
 unit_one() {
-  local out rc synthesis t f c
+  local out rc synthesis t f c began=$SECONDS
   out=$(timeout 900 "$1" --jobs 2 2>&1); rc=$?
   synthesis=$(grep -a 'Synthesis: Tested' <<<"$out" | tail -1)
   t=$(sed -n 's/.*Tested: [^0-9]*\([0-9]*\).*/\1/p' <<<"$synthesis")
@@ -36,18 +37,38 @@ unit_one() {
   if [ -z "$synthesis" ] || { [ $rc -ne 0 ] && [ $f -eq 0 ]; } || grep -aq 'ERROR: LeakSanitizer\|SUMMARY: .*Sanitizer' <<<"$out"; then f=$((f + 1)); fi
   local log; log=$(mktemp)
   { grep -a '^skipped: ' <<<"$out" | sort -u | sed 's/^/  /'; [ $f -eq 0 ] || why_failed "$out"; } >"$log"
-  echo "$p $f $(grep -ac '^skipped: ' <<<"$out") $1 $log"
+  echo "$p $f $(grep -ac '^skipped: ' <<<"$out") $((SECONDS - began)) $1 $log"
 }
-export -f unit_one why_failed
 
-# unit FOLDER: every Criterion program of a build, two at once: most of them wait more than they compute.
+# One system test: "STATUS SECONDS SCRIPT LOG".
+program_one() {
+  local log rc began=$SECONDS
+  log=$(mktemp)
+  timeout 600 bash "$1" >"$log" 2>&1; rc=$?
+  [ $rc = 0 ] && : >"$log"
+  echo "$rc $((SECONDS - began)) $1 $log"
+}
+export -f unit_one program_one why_failed
+
+# unit FOLDER: every Criterion program of a build, two at once, the longest first, so that none is left alone at the end.
 unit() {
-  local p f s program log
-  while read -r p f s program log; do
+  local p f s seconds program log
+  while read -r p f s seconds program log; do
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
-    if [ "$f" -ne 0 ]; then echo "  FAILED  ${program#"$root"/}"; else echo "  ok      ${program#"$root"/} ($p)"; fi
+    if [ "$f" -ne 0 ]; then echo "  FAILED  ${program#"$root"/}"; else echo "  ok      ${program#"$root"/} ($p, $seconds s)"; fi
     cat "$log"; rm -f "$log"
-  done < <(find "$1/tests" -maxdepth 1 -name 'test_*' -type f -perm -u+x | sort | xargs -P 2 -I{} bash -c 'unit_one {}')
+  done < <({ for program in emulated cuda_conformance cuda_device xpu_conformance; do find "$1/tests" -maxdepth 1 -name "test_$program" -type f; done
+    find "$1/tests" -maxdepth 1 -name 'test_*' -type f -perm -u+x | sort; } | awk '!seen[$0]++' | xargs -P 2 -I{} bash -c 'unit_one {}')
+}
+
+# Every system test, two at once: they mostly wait, and what they use - folders, ports - is their own.
+programs() {
+  local rc seconds script log
+  while read -r rc seconds script log; do
+    if [ "$rc" = 77 ]; then skipped=$((skipped + 1)); echo "  skipped: $script: $(cat "$log")"
+    else report "$script ($seconds s)" "$rc"; tail -n 60 "$log"; fi
+    rm -f "$log"
+  done < <(printf '%s\n' tests/system/test_failover.sh tests/system/test_*.sh | awk '!seen[$0]++' | xargs -P 2 -I{} bash -c 'program_one {}')
 }
 
 threads() {
@@ -60,12 +81,16 @@ threads() {
   done
 }
 
-# AddressSanitizer and UndefinedBehaviorSanitizer, ThreadSanitizer, and with clang what libFuzzer drives.
+# AddressSanitizer and UndefinedBehaviorSanitizer, ThreadSanitizer, and with clang what libFuzzer drives: of each what is run below.
 sanitizer_builds() {
   local source
-  TARGETS=()
+  TARGETS=(test_sim)
+  for source in tests/unit/test_*.c; do TARGETS+=("$(basename "$source" .c)"); done
   build build-asan -DSN_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE="address;undefined"
+  TARGETS=()
+  for source in tests/threads/*.c; do TARGETS+=("threads_$(basename "$source" .c)"); done
   build build-tsan -DSN_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE=thread
+  TARGETS=()
   for source in tests/fuzz/fuzz_*.c; do TARGETS+=("$(basename "$source" .c)"); done
   build build-fuzz -DSN_CUDA=OFF -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE="address;undefined" -DSN_FUZZ=ON
 }
@@ -83,13 +108,7 @@ unit build
 # The programs mostly wait: the sanitizers' builds go on beside them, last in line for the processor.
 if [ $quick = no ]; then beside=$(mktemp); sanitizer_builds >"$beside" 2>&1 & builder=$!; renice -n 19 -p $builder >/dev/null; fi
 say "programs"
-for script in tests/system/test_*.sh; do
-  [ -f "$script" ] || continue
-  out=$(timeout 600 bash "$script" 2>&1); rc=$?
-  if [ $rc = 77 ]; then skipped=$((skipped + 1)); echo "  skipped: $script: $out"; continue; fi
-  report "$script" $rc
-  [ $rc = 0 ] || printf '%s\n' "$out" | tail -60
-done
+programs
 
 if [ $quick = no ]; then
   say "building with sanitizers, fuzz targets"

@@ -1,5 +1,6 @@
 # What the tests of the programs share. Sourced, not run. A test is a bash script test_X.sh that exits 0, or 1 with what was
-# wrong, or 77 with why it was skipped. Everything runs on 127.0.0.1; every process is ended by its id; every wait has a limit.
+# wrong, or 77 with why it was skipped. Everything runs on 127.0.0.1; every process is ended by its id; every wait has a limit, one that no machine
+# reaches by being slow: several of these run at once.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 fixtures=$here/../fixtures
@@ -72,8 +73,8 @@ wait_end() {
 }
 
 signal() { kill "-$2" "${pid[$1]}" 2>/dev/null || fail "$1 is not running any more"; }
-stop_node() { signal "$1" TERM; wait_end "$1" 5; [ $rc = 0 ] || fail "$1 left with $rc instead of 0"; }
-kill_node() { signal "$1" KILL; wait_end "$1" 5; }
+stop_node() { signal "$1" TERM; wait_end "$1" 60; [ $rc = 0 ] || fail "$1 left with $rc instead of 0"; }
+kill_node() { signal "$1" KILL; wait_end "$1" 60; }
 
 # end_all: whatever still runs, without asking.
 end_all() {
@@ -98,9 +99,9 @@ start_three() {
 }
 stop_three() { local name; for name in a b c; do stop_node "$name"; done; }
 
-# run COMMAND...: waits a minute at most; rc, $scratch/run.out, $scratch/run.err.
+# run COMMAND...: waits two minutes at most; rc, $scratch/run.out, $scratch/run.err.
 run() {
-  timeout -k 2 60 "$@" >"$scratch/run.out" 2>"$scratch/run.err" </dev/null
+  timeout -k 2 120 "$@" >"$scratch/run.out" 2>"$scratch/run.err" </dev/null
   rc=$?
 }
 succeeds() { run "$@"; [ $rc = 0 ] || fail "exit code $rc: $*"; }

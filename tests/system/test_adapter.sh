@@ -50,9 +50,9 @@ done
 
 # A node dies.
 slow a
-start client "${generate[@]}" "${join[@]}" --max-tokens 200 --adapter "$scratch/lora" --timeout 5
+start client "${generate[@]}" "${join[@]}" --max-tokens 200 --adapter "$scratch/lora" --timeout 20
 victim=""
-until=$(($(now_ms) + 10000))
+until=$(($(now_ms) + 60000))
 while [ -z "$victim" ] && [ "$(now_ms)" -lt "$until" ]; do
   run "$bin/swarm" status "${join[@]}" --json
   victim=$(query "$scratch/run.out" '(l := [n["name"] for n in d["nodes"] if n["name"] in ("b1", "b2") and n.get("sessions")]) and l[0] or ""' 2>/dev/null)

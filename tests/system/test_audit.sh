@@ -27,7 +27,7 @@ done
 for name in b c d; do stop_node $name; done
 start_node b "$model" 2:4 --join "${address[a]}"
 wait_ready b
-succeeds "${text[@]}" --join "${address[a]}" "${audit[@]}" --timeout 1
+succeeds "${text[@]}" --join "${address[a]}" "${audit[@]}" --timeout 5
 [ "$(query "$scratch/run.out" 'd["audit"]["checked"], d["audit"]["unchecked"] >= 40')" = "(0, True)" ] || fail "lone nodes count as checked"
 succeeds "${text[@]}" --join "${address[a]}" "${audit[@]}" --audit-local
 [ "$(query "$scratch/run.out" 'd["audit"]["unchecked"]')" = 0 ] || fail "--audit-local left steps unchecked"

@@ -26,7 +26,7 @@ wait_ready a
 start_node b "$model" auto:1 --join "${address[a]}"
 start_node c "$model" auto:1 --join "${address[a]}"
 wait_ready b c
-wait_coverage a '\[1, 1, 1, 1\]' 10
+wait_coverage a '\[1, 1, 1, 1\]' 60
 succeeds "$bin/swarm" generate --model "$model" --join "${address[b]}" --ids-file "$scratch/ids" --max-tokens 12 --json
 [ "$(query "$scratch/run.out" 'd["ids"]')" = "$expected" ] || fail "nodes that chose their blocks write another text"
 
@@ -51,7 +51,7 @@ both=$(cat "$scratch/d.out" "$scratch/e.out" | grep -c 'blocks=0:2/4') # e came 
 stop_node p
 stop_node q
 stop_node r
-wait_coverage d '\[[12], [12], [12], [12]\]' 30
+wait_coverage d '\[[12], [12], [12], [12]\]' 60
 [ "$both" -lt 2 ] || grep -q ' moving ' "$scratch/d.err" "$scratch/e.err" || fail "nobody has moved"
 succeeds "$bin/swarm" generate --model "$model" --join "${address[d]}" --ids-file "$scratch/ids" --max-tokens 12 --json
 [ "$(query "$scratch/run.out" 'd["ids"]')" = "$expected" ] || fail "after a move the text is another one"

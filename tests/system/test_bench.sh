@@ -12,7 +12,7 @@ nodes_left() { # their ids
   done 2>/dev/null # some end before they are read
 }
 wait_no_nodes() {
-  local until=$(($(now_ms) + 12000))
+  local until=$(($(now_ms) + 60000))
   while [ -n "$(nodes_left)" ]; do
     [ "$(now_ms)" -lt "$until" ] || fail "nodes are left: $(nodes_left)"
     sleep 0.02
@@ -85,14 +85,14 @@ succeeds "${bench[@]}" --local all --train prompt --train deep-prompt
 # Ended early: its nodes end with it.
 for how in INT KILL; do
   start long "$bin/swarm" bench --model "$model" --nodes 2 --new-tokens 200 --prompt-tokens 9 --repeat 1000
-  until=$(($(now_ms) + 30000))
+  until=$(($(now_ms) + 60000))
   until [ "$(nodes_left | wc -l)" = 2 ]; do
     [ "$(now_ms)" -lt "$until" ] || fail "its nodes are not there after 30 s"
     sleep 0.02
   done
   sleep 0.3
   signal long $how
-  wait_end long 15
+  wait_end long 60
   [ $how = KILL ] || [ $rc = 130 ] || fail "interrupted, it ended with $rc"
   wait_no_nodes
 done

@@ -16,7 +16,7 @@ nodes_left() {
   done 2>/dev/null
 }
 wait_no_nodes() {
-  local until=$(($(now_ms) + 10000))
+  local until=$(($(now_ms) + 60000))
   while [ -n "$(nodes_left)" ]; do
     [ "$(now_ms)" -lt "$until" ] || fail "nodes are left after $1: $(nodes_left)"
     sleep 0.02
@@ -39,7 +39,7 @@ start_launcher() { # as `start` of lib.sh, which takes a bash for its own
 }
 
 start_launcher
-until=$(($(now_ms) + 30000))
+until=$(($(now_ms) + 60000))
 until grep -q '^--join ' "$scratch/launcher.out" 2>/dev/null; do
   kill -0 "${pid[launcher]}" || fail "the launcher did not start its nodes"
   [ "$(now_ms)" -lt "$until" ] || fail "the launcher was not ready within 30 s"
@@ -47,7 +47,7 @@ until grep -q '^--join ' "$scratch/launcher.out" 2>/dev/null; do
 done
 [ "$(sort -u "$scratch/called" | tr '\n' ' ')" = "beta gamma me@alpha " ] || fail "it called $(sort -u "$scratch/called")"
 read -r _ join <"$scratch/launcher.out"
-until=$(($(now_ms) + 10000))
+until=$(($(now_ms) + 60000))
 until succeeds "$bin/swarm" status --join "$join" --json &&
   [ "$(query "$scratch/run.out" 'sorted((n["name"], n["blocks"]) for n in d["nodes"])')" = "[('alpha', '0:1'), ('beta', '1:2'), ('gamma', '2:4')]" ]; do
   [ "$(now_ms)" -lt "$until" ] || fail "the nodes have other names or blocks: $(cat "$scratch/run.out")"
@@ -56,17 +56,17 @@ done
 succeeds "${generate[@]}" --join "$join"
 [ "$(query "$scratch/run.out" 'd["ids"]')" = "$expected" ] || fail "the launched swarm writes other tokens"
 signal launcher TERM
-wait_end launcher 10
+wait_end launcher 60
 wait_no_nodes "the launcher was asked to leave"
 
 start_launcher
-until=$(($(now_ms) + 30000))
+until=$(($(now_ms) + 60000))
 until [ "$(nodes_left | wc -l)" = 3 ]; do
   [ "$(now_ms)" -lt "$until" ] || fail "the launcher did not start its nodes within 30 s"
   sleep 0.02
 done
 signal launcher KILL
-wait_end launcher 10
+wait_end launcher 60
 wait_no_nodes "the launcher was killed"
 
 refuses 2 "usage" "${launch[@]}" "$scratch/no-hosts"

@@ -6,14 +6,13 @@ golden_ids llama "$scratch/ids"
 
 # One address finds all three, whichever it is.
 start_three "$model"
-sleep 0.3
 for name in a b c; do
-  for ((i = 0; i < 50; i++)); do # what a node tells takes a moment to go round
+  for ((i = 0; i < 300; i++)); do # what a node tells takes a moment to go round
     succeeds "$bin/swarm" status --join "${address[$name]}" --json
     [ "$(query "$scratch/run.out" '" ".join(sorted(n["name"] for n in d["nodes"] if n["answered"]))')" = "a b c" ] && break
-    sleep 0.5
+    sleep 0.1
   done
-  [ $i -lt 50 ] || fail "joining $name alone does not find all nodes"
+  [ $i -lt 300 ] || fail "joining $name alone does not find all nodes"
   [ "$(query "$scratch/run.out" 'd["coverage"][0]["holders_of_block"]')" = "[1, 1, 1, 1]" ] || fail "coverage is wrong"
 done
 stop_node b
@@ -32,20 +31,28 @@ start client "$bin/swarm" generate --model "$model" --join "$late" --ids-file "$
 sleep 1
 start_node late "$model" 0:2 --listen "$late"
 wait_ready late
-wait_end client 20
+wait_end client 60
 [ $rc = 0 ] || fail "a client that was started before its nodes ended with $rc"
 [ "$(query "$scratch/client.out" 'len(d["ids"])')" = 8 ] || fail "the early client has no tokens"
 stop_node early
 stop_node late
 
 # Asked to stop while it loads, or before: a node leaves without a word.
-for delay in 0.005 0.01 0.05 0.2; do
+await_heed() { # until SIGTERM is blocked: a thread takes it
+  local i blocked
+  for ((i = 0; i < 6000; i++)); do
+    blocked=$(awk '/^SigBlk/ { print $2 }' "/proc/${pid[brief]}/status") && [ $((0x0$blocked & 0x4000)) != 0 ] && return
+    sleep 0.01
+  done
+  fail "SIGTERM is not taken"
+}
+for delay in 0.005 0.01 0.05 heeded; do
   start_node brief "${SN_TEST_MODEL:-$model}" all
-  sleep $delay
+  if [ $delay = heeded ]; then await_heed; else sleep $delay; fi
   signal brief TERM
-  wait_end brief 5
-  [ $rc = 0 ] || [ $rc = 143 ] || fail "a node stopped after $delay s left with $rc"
-  [ $rc = 143 ] && [ $delay = 0.2 ] && fail "SIGTERM killed a node that had $delay s to take it"
+  wait_end brief 60
+  [ $rc = 0 ] || [ $rc = 143 ] || fail "a node stopped (after $delay) left with $rc"
+  [ $rc = 143 ] && [ $delay = heeded ] && fail "SIGTERM killed a node that takes it"
   grep -E ' (warn|error) |^swarm-node:' "$scratch/brief.err" && fail "it complained"
 done
 exit 0

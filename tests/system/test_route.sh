@@ -12,12 +12,12 @@ route=("$bin/swarm" route --model "$model" --join "${address[a]}" --explain)
 why() { query "$scratch/run.out" '"".join(n["reason"] for n in d["passed_over"] if n["node"] == "'"$1"'")'; }
 hops() { query "$scratch/run.out" '" ".join(h["node"] + "=" + h["blocks"] for h in d["hops"])'; }
 
-for ((i = 0; i < 50; i++)); do # what nodes tell takes a moment to go round
+for ((i = 0; i < 300; i++)); do # what nodes tell takes a moment to go round
   run "${route[@]}" --json
   [ "$(query "$scratch/run.out" 'len(d["hops"]) + len(d["passed_over"])')" = 5 ] && break
   sleep 0.2
 done
-[ $i -lt 50 ] || fail "not every node is explained: $(cat "$scratch/run.out")"
+[ $i -lt 300 ] || fail "not every node is explained: $(cat "$scratch/run.out")"
 query "$scratch/run.out" '1/(0 < d["cost_us"] == round(sum(h["way_us"] + h["queue_us"] + h["compute_us"] for h in d["hops"]) + d["back_us"], 3) or 0)' >/dev/null ||
   fail "the costs do not add up: $(cat "$scratch/run.out")"
 
@@ -32,7 +32,7 @@ succeeds "${route[@]}" --json --only whole --only a --route-seed 1
 # Three near nodes are quicker than one that is far: half a second, by an emulated link. Who stands on the way is measured.
 start_node far "$model" 0:4 --join "${address[a]}" --link 1gbit,500ms
 wait_ready far
-for ((i = 0; i < 50; i++)); do
+for ((i = 0; i < 300; i++)); do
   run "${route[@]}" --json --deny whole
   [ -n "$(why far)$(hops | grep far)" ] && break
   sleep 0.2

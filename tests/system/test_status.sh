@@ -7,7 +7,7 @@ wait_ready a
 start_node b "$model" 0:3 --join "${address[a]}"
 wait_ready b
 status=("$bin/swarm" status --join "${address[a]}")
-for ((i = 0; i < 100; i++)); do
+for ((i = 0; i < 600; i++)); do
   succeeds "${status[@]}" --json
   [ "$(query "$scratch/run.out" 'sum(n["answered"] for n in d["nodes"])')" = 2 ] && break
   sleep 0.1
@@ -25,7 +25,7 @@ grep -Eq '^0:1 +2 ' "$scratch/run.out" && grep -Eq '^1:3 +1 ' "$scratch/run.out"
 start live "${status[@]}" --json --watch 1
 until_lines() {
   local i
-  for ((i = 0; i < 200; i++)); do [ "$(wc -l <"$scratch/live.out")" -ge "$1" ] && return; sleep 0.05; done
+  for ((i = 0; i < 1200; i++)); do [ "$(wc -l <"$scratch/live.out")" -ge "$1" ] && return; sleep 0.05; done
   fail "$1 lines did not come: $(cat "$scratch/live.out" "$scratch/live.err")"
 }
 until_lines 1
@@ -37,7 +37,7 @@ tail -n 1 "$scratch/live.out" >"$scratch/last"
 [ "$(query "$scratch/last" '[n["answered"] for n in d["nodes"] if n["name"] == "b"], d["coverage"][0]["gaps"]')" = "([False], ['1:4'])" ] ||
   fail "a node that was killed still counts: $(cat "$scratch/last")"
 signal live INT
-wait_end live 5
+wait_end live 60
 [ $rc = 0 ] || fail "an interrupted watch ended with $rc"
 
 # On a terminal it is drawn in place.

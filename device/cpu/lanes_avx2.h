@@ -116,6 +116,14 @@ static inline vb vb_low(vb x) {
     return (vb){_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
 }
 static inline vb vb_high(vb x) { return vb_low((vb){_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)}); }
+static inline vb vb_lookup(const int8_t table[16], vb places) {
+    const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
+    return (vb){_mm256_shuffle_epi8(both, places.a), _mm256_shuffle_epi8(both, places.b)};
+}
+static inline void vb_store(void *p, vb x) {
+    _mm256_storeu_si256(p, x.a);
+    _mm256_storeu_si256((__m256i *)p + 1, x.b);
+}
 
 static inline __m256i four(const int8_t *x) {
     int32_t word;
@@ -168,8 +176,7 @@ static inline vi vs_end_bytes(vs s, int32_t bias) {
 /* Sums as of nibbles: eight pairs of at most 2 * 12 * 127. */
 typedef vw vt;
 static inline vt vt_of(vb places) {
-    const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)sn_q4_table));
-    vb q = {_mm256_shuffle_epi8(table, places.a), _mm256_shuffle_epi8(table, places.b)};
+    vb q = vb_lookup(sn_q4_table, places);
     return (vt){q, {_mm256_abs_epi8(q.a), _mm256_abs_epi8(q.b)}};
 }
 static inline vs vs_table(vs s, vt low, vt high, const int8_t *x) {

@@ -64,6 +64,10 @@ static inline int32_t vi_top(vi a) { return _mm512_reduce_max_epi32(a); }
 static inline vb vb_load(const void *p) { return _mm512_loadu_si512(p); }
 static inline vb vb_low(vb a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 static inline vb vb_high(vb a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
+static inline vb vb_lookup(const int8_t table[16], vb places) {
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), places);
+}
+static inline void vb_store(void *p, vb a) { _mm512_storeu_si512(p, a); }
 
 static inline vi four(const int8_t *x) {
     int32_t word;
@@ -86,10 +90,7 @@ static inline vs vs_bytes(vs s, vw w, const int8_t *x, int c) {
 static inline vi vs_end_nibbles(vs s, int32_t bias) { return vi_add(vi_add(s.a, s.b), vi_set(bias)); }
 static inline vi vs_end_bytes(vs s, int32_t bias) { return vs_end_nibbles(s, bias); }
 typedef vb vt; /* + 12 */
-static inline vt vt_of(vb places) {
-    const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)sn_q4_table));
-    return _mm512_add_epi8(_mm512_shuffle_epi8(table, places), _mm512_set1_epi8(12));
-}
+static inline vt vt_of(vb places) { return _mm512_add_epi8(vb_lookup(sn_q4_table, places), _mm512_set1_epi8(12)); }
 static inline vs vs_table(vs s, vt low, vt high, const int8_t *x) { return vs_nibbles(s, low, high, x); }
 static inline vi vs_end_table(vs s, int32_t bias) { return vs_end_nibbles(s, bias); }
 

@@ -116,6 +116,11 @@ static inline vb vb_high(vb a) {
     for (int j = 0; j < 64; j++) a.v[j] >>= 4;
     return a;
 }
+static inline vb vb_lookup(const int8_t table[16], vb places) { /* below 16 */
+    for (int j = 0; j < 64; j++) places.v[j] = (uint8_t)table[places.v[j]];
+    return places;
+}
+static inline void vb_store(void *p, vb a) { memcpy(p, a.v, sizeof a.v); }
 
 /* acc[lane] += sum over i < 4 of w[4 * lane + i] * x[i], less `less` of each weight. */
 static inline vi dot4(vi acc, vb w, const int8_t *x, int less) {
@@ -143,8 +148,9 @@ static inline vi vs_end_bytes(vs s, int32_t bias) {
 }
 typedef vb vt;
 static inline vt vt_of(vb places) {
-    for (int j = 0; j < 64; j++) places.v[j] = (uint8_t)(sn_q4_table[places.v[j]] + 12);
-    return places;
+    vb q = vb_lookup(sn_q4_table, places);
+    for (int j = 0; j < 64; j++) q.v[j] = (uint8_t)(q.v[j] + 12);
+    return q;
 }
 static inline vs vs_table(vs s, vt low, vt high, const int8_t *x) { return dot4(dot4(s, low, x, 12), high, x + 16, 12); }
 static inline vi vs_end_table(vs s, int32_t bias) {

@@ -23,18 +23,18 @@ typedef struct stage {
 } stage;
 
 static void unpack_quants(sn_layout layout, const uint8_t *q, int8_t *out) {
-    const int less = sn_layout_offsets(layout) ? 0 : 8;
-    if (layout == SN_LAYOUT_Q4_TABLE)
-        for (int i = 0; i < SN_Q4_BYTES; i++) {
-            out[i] = sn_q4_table[q[i] & 15];
-            out[SN_Q4_BYTES + i] = sn_q4_table[q[i] >> 4];
-        }
-    else if (!sn_layout_nibbles(layout))
+    static const int8_t from_0[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    static const int8_t from_minus_8[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+    const int8_t *table = layout == SN_LAYOUT_Q4_TABLE    ? sn_q4_table
+                          : layout == SN_LAYOUT_Q4_SIGNED ? from_minus_8
+                                                          : from_0;
+    if (!sn_layout_nibbles(layout))
         for (int i = 0; i < SN_Q8_BYTES; i++) out[i] = (int8_t)(q[i] - 128);
     else
-        for (int i = 0; i < SN_Q4_BYTES; i++) {
-            out[i] = (int8_t)((q[i] & 15) - less);
-            out[SN_Q4_BYTES + i] = (int8_t)((q[i] >> 4) - less);
+        for (int i = 0; i < SN_Q4_BYTES; i += 64) {
+            vb both = vb_load(q + i);
+            vb_store(out + i, vb_lookup(table, vb_low(both)));
+            vb_store(out + SN_Q4_BYTES + i, vb_lookup(table, vb_high(both)));
         }
 }
 

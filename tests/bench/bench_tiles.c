@@ -47,7 +47,7 @@ static double seconds(sn_device *d, int n, const float *x, const sn_weight *w, f
 }
 
 int main(int argc, char **argv) {
-    static const sn_dtype types[] = {SN_Q4_0, SN_Q4_1, SN_Q4_K, SN_Q8_0, SN_Q5_1, SN_Q6_K, SN_Q2_K};
+    static const sn_dtype types[] = {SN_Q4_0, SN_Q4_1, SN_Q4_K, SN_Q8_0, SN_Q5_1, SN_Q6_K, SN_Q2_K, SN_IQ4_NL, SN_IQ4_XS, SN_MXFP4};
     const int n = argc > 1 ? need_int(argv[1], ROWS, 4096) : 256;
     sn_cpu_kernels kernels = sn_cpu_kernels_avx512;
     sn_device *all, *vectors;

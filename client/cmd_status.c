@@ -50,7 +50,7 @@ static sn_status ask(sn_link *link, sn_status_row **rows, size_t *n, sn_err *err
     if (!status) status = sn_calloc(&polls, *n, sizeof *polls, err);
     for (size_t i = 0; i < *n && !status; i++) {
         nodes[i] = sn_directory_at(directory, i);
-        (*rows)[i].a = *nodes[i];
+        sn_announcement_copy(&(*rows)[i].a, nodes[i]);
         sn_make_plain((*rows)[i].a.name);
         sn_make_plain((*rows)[i].a.version);
         sn_make_plain((*rows)[i].a.address);

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { PATH_SIZE = 4096, NAME_SIZE = SN_PEFT_NAME_MAX + 16, RANK_MAX = 256 };
 
@@ -39,6 +40,9 @@ static sn_status read_config(const char *folder, json_t **out, sn_err *err) {
     *out = NULL;
     if (snprintf(path, sizeof path, "%s/adapter_config.json", folder) >= (int)sizeof path)
         return sn_fail(err, SN_REFUSED, "the path of an adapter is too long");
+    if (access(path, F_OK))
+        return sn_fail(err, SN_REFUSED, "%.200s cannot be read: there is no adapter_config.json in it (where training is not over, the newest "
+                                        "step-N in it is an adapter)", folder);
     *out = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
     if (!*out) return sn_fail(err, SN_REFUSED, "%s cannot be read: %.100s", path, error.text);
     if (json_is_object(*out)) return SN_OK;
@@ -170,7 +174,7 @@ static size_t ranks_of(const lora *l, const place *p, const sn_safetensors_tenso
     for (size_t k = 0; k < rank; k++) {
         used[k] = p->module->n_roles == 1;
         for (size_t row = 0; row < rows && !used[k]; row++)
-            used[k] = number_at(b, sn_peft_row(l->hp, p->module, role, row) * rank + k) != 0;
+            used[k] = number_at(b, sn_peft_row(l->hp, role, row) * rank + k) != 0;
         n += used[k];
     }
     return n;
@@ -189,7 +193,7 @@ static sn_status take_role(lora *l, const place *p, const sn_safetensors_tensor 
     for (size_t k = 0; k < rank; k++)
         for (size_t i = 0; i < inputs && used[k]; i++) *to++ = number_at(a, k * inputs + i);
     for (size_t row = 0; row < outputs; row++)
-        for (size_t k = 0, from = sn_peft_row(l->hp, p->module, role, row) * rank; k < rank; k++)
+        for (size_t k = 0, from = sn_peft_row(l->hp, role, row) * rank; k < rank; k++)
             if (used[k]) *to++ = scale * number_at(b, from + k);
     for (const float *at = lower; at < to; at++)
         if (!isfinite(*at)) return sn_fail(err, SN_REFUSED, "%.80s or its other half holds what is no number", a->name);

@@ -24,8 +24,8 @@ void sn_peft_module_name(const sn_hparams *hp, const sn_peft_module *module, int
 /* Outputs and inputs of a role's matrix. */
 void sn_peft_shape(const sn_hparams *hp, sn_role role, size_t *outputs, size_t *inputs);
 
-/* The row of the module's matrix that is row `row` of the role's as this model holds it. */
-size_t sn_peft_row(const sn_hparams *hp, const sn_peft_module *module, sn_role role, size_t row);
+/* The row of its module's matrix that is row `row` of the role's as this model holds it. */
+size_t sn_peft_row(const sn_hparams *hp, sn_role role, size_t row);
 
 /* Whether the model norms what it embeds: PEFT's virtual tokens go through that norm, those of `swarm tune` stand behind it. */
 bool sn_peft_norms_embeddings(const sn_hparams *hp);

@@ -136,7 +136,7 @@ static void add_module(tensors *t, const sn_params *p, const sn_hparams *hp, con
         const sn_param *a = find_param(p, block, m->role[i], false), *b = find_param(p, block, m->role[i], true);
         memcpy(lower + before * m->inputs, p->values + a->at, rank * m->inputs * sizeof *lower);
         for (size_t r = 0; r < b->rows; r++)
-            memcpy(upper + sn_peft_row(hp, m, m->role[i], r) * all + before, p->values + b->at + r * rank, rank * sizeof *upper);
+            memcpy(upper + sn_peft_row(hp, m->role[i], r) * all + before, p->values + b->at + r * rank, rank * sizeof *upper);
         before += rank;
     }
 }
@@ -241,16 +241,13 @@ static void find_targets(const sn_safetensors *file, const sn_hparams *hp, sn_pa
     }
 }
 
-/* The name of a parameter in the file, and of a LoRA its module. */
-static void find_name(const sn_hparams *hp, const sn_param *p, sn_peft_module *module, char name[NAME_SIZE]) {
+/* The name of a parameter in the file. */
+static void find_name(const sn_hparams *hp, const sn_param *p, char name[NAME_SIZE]) {
     sn_peft_module modules[SN_PEFT_MODULES_MAX];
     int n = sn_peft_modules(hp, modules);
     own_name(p, name);
-    for (int i = 0; i < n; i++) {
-        if (modules[i].role[0] != p->role) continue;
-        *module = modules[i];
-        lora_name(hp, module, p->block, p->b ? 'B' : 'A', name);
-    }
+    for (int i = 0; i < n; i++)
+        if (modules[i].role[0] == p->role) lora_name(hp, &modules[i], p->block, p->b ? 'B' : 'A', name);
 }
 
 static sn_status read_tensors(const sn_safetensors *file, const sn_hparams *hp, sn_params *p, sn_err *err) {
@@ -264,8 +261,7 @@ static sn_status read_tensors(const sn_safetensors *file, const sn_hparams *hp, 
         const sn_param *param = &p->list[i];
         char name[NAME_SIZE];
         float *plain = NULL;
-        sn_peft_module module;
-        find_name(hp, param, &module, name);
+        find_name(hp, param, name);
         const sn_safetensors_tensor *t = sn_safetensors_find(file, name);
         const int64_t shape[] = {(int64_t)param->rows, (int64_t)param->cols};
         if (!t || t->n_dims != 2 || t->dims[0] != param->rows || t->dims[1] != param->cols)
@@ -277,7 +273,7 @@ static sn_status read_tensors(const sn_safetensors *file, const sn_hparams *hp, 
         status = sn_calloc(&plain, param->rows * param->cols, sizeof *plain, err);
         if (!status) status = sn_guard(&outside, NULL, 2, shape, plain, NULL, err);
         for (size_t r = 0; r < param->rows && !status; r++) {
-            size_t there = param->b ? sn_peft_row(hp, &module, param->role, r) : r;
+            size_t there = param->b ? sn_peft_row(hp, param->role, r) : r;
             memcpy(p->values + param->at + r * param->cols, plain + there * param->cols, param->cols * sizeof *plain);
         }
         free(plain);

@@ -298,6 +298,10 @@ Test(trained, what_cannot_be_used_is_named) {
     }
     write_config(json_array());
     refuses("no JSON object", "a list");
+    char path[128];
+    snprintf(path, sizeof path, "%s/adapter_config.json", folder);
+    cr_assert_eq(unlink(path), 0);
+    refuses("the newest step-N in it is an adapter", "a folder without");
     hp.n_embd *= 2;
     copy_fixture();
     refuses("another shape", "a wider model");

@@ -67,7 +67,6 @@ static size_t untwisted(const sn_hparams *hp, sn_role role, size_t row) {
 
 size_t sn_peft_row(const sn_hparams *hp, sn_role role, size_t row) {
     size_t own, inputs;
-    (void)module; /* where assertions are off */
     sn_peft_shape(hp, role, &own, &inputs);
     const sn_view v = sn_view_of(family_of(hp)->naming[SN_CONTAINER_SAFETENSORS], hp, role, own);
     row = untwisted(hp, role, row);

@@ -217,10 +217,10 @@ typedef void (*tile_fn)(const sn_linear_job *job, size_t panel, int row);
     }
 #define FEW_ROWS(shape, name) shape(name, 1) shape(name, 2)
 #define ROWS(shape, name)     FEW_ROWS(shape, name) shape(name, 3) shape(name, 4) MORE_ROWS(shape, name)
-#if ROW_TILE >= 8 /* and 32 registers: results of both panels have room there */
+#if ROW_TILE >= 8 /* and 32 registers */
 #define MORE_ROWS(shape, name) shape(name, 5) shape(name, 6) shape(name, 7) shape(name, 8)
-#define PAIR_ROWS              ROWS
-enum { PAIR_TILE = 8 };
+#define PAIR_ROWS(shape, name) FEW_ROWS(shape, name) shape(name, 3) shape(name, 4) shape(name, 5)
+enum { PAIR_TILE = 5 }; /* more rows have chains enough of their own, and single panels stay in the first-level cache */
 #else
 #define MORE_ROWS(shape, name)
 #define PAIR_ROWS FEW_ROWS
@@ -244,7 +244,7 @@ static const tile_fn pair_fns[SN_LAYOUT_COUNT][PAIR_TILE] = {[SN_LAYOUT_F16] = {
  * once, so one of a single row costs two. */
 static void linear(const sn_linear_job *job, size_t first_panel, size_t end_panel) {
     const int tiles = (job->n + ROW_TILE - 1) / ROW_TILE;
-    const bool pairs = sn_layout_pairs(job->weight.layout) && job->n <= tiles * PAIR_TILE;
+    const bool pairs = sn_layout_pairs(job->weight.layout) && job->n <= PAIR_TILE;
     for (size_t panel = first_panel, panels; panel < end_panel; panel += panels) {
         panels = pairs && panel % 2 == 0 && panel + 1 < end_panel ? 2 : 1;
         const tile_fn *fns = panels == 2 ? pair_fns[job->weight.layout] : tile_fns[job->weight.layout];

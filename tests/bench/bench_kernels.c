@@ -3,7 +3,7 @@
  *
  *     bench_kernels [THREADS [ISA [PART]]]     default: 1 and 2 threads; every instruction set of the machine; all parts
  *
- * Parts: memory, linear, rows, token, large, attention, small, pack. */
+ * Parts: memory, peak, linear, rows, token, large, attention, small, pack. */
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/pool.h"
@@ -306,6 +306,46 @@ static void bench_memory(int threads) {
     sn_pool_free(&pool);
 }
 
+#if defined(__x86_64__)
+/* What the arithmetic allows: twelve chains of one instruction, and nothing else. Operations a second, in units of 10^9. */
+#define PEAK_CHAIN(op, to) op " %%zmm12, %%zmm13, %%zmm" #to "\n"
+#define PEAK_CHAINS(op)                                                                                                \
+    PEAK_CHAIN(op, 0) PEAK_CHAIN(op, 1) PEAK_CHAIN(op, 2) PEAK_CHAIN(op, 3) PEAK_CHAIN(op, 4) PEAK_CHAIN(op, 5)        \
+    PEAK_CHAIN(op, 6) PEAK_CHAIN(op, 7) PEAK_CHAIN(op, 8) PEAK_CHAIN(op, 9) PEAK_CHAIN(op, 10) PEAK_CHAIN(op, 11)
+#define PEAK(name, op)                                                                                                 \
+    static void name(void) {                                                                                           \
+        for (int i = 0; i < PEAK_LOOPS; i++)                                                                           \
+            __asm__ volatile("vpxor %%xmm12, %%xmm12, %%xmm12\nvpxor %%xmm13, %%xmm13, %%xmm13\n" PEAK_CHAINS(op)::    \
+                                 : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",     \
+                                   "xmm10", "xmm11", "xmm12", "xmm13");                                                \
+    }
+enum { PEAK_LOOPS = 100000 };
+PEAK(peak_fma, "vfmadd231ps")
+PEAK(peak_dot, "vpdpbusd")
+PEAK(peak_bf16, "vdpbf16ps")
+
+static void bench_peak(void) {
+    static const struct {
+        const char *name;
+        void (*run)(void);
+        double ops; /* of one instruction */
+    } all[] = {{"float32 fma", peak_fma, 32}, {"8-bit dot products", peak_dot, 128}, {"bfloat16 dot products", peak_bf16, 64}};
+    if (!__builtin_cpu_supports("avx512vnni")) return;
+    printf("most that one core computes, GFLOP/s or GOP/s:");
+    for (int i = 0; i < 2 + !!__builtin_cpu_supports("avx512bf16"); i++) {
+        double best = 1e9;
+        for (int r = 0; r < 4 * REPEATS; r++) {
+            int64_t start = sn_now_us();
+            all[i].run();
+            double us = (double)(sn_now_us() - start);
+            best = us < best ? us : best;
+        }
+        printf(" %s %.0f", all[i].name, PEAK_LOOPS * 12 * all[i].ops / best * 1e-3);
+    }
+    printf("\n");
+}
+#endif
+
 static void nothing(void *ctx, size_t item, int worker) { (void)ctx, (void)item, (void)worker; }
 
 static void bench_pool(int threads) {
@@ -373,6 +413,9 @@ int main(int argc, char **argv) {
     for (int threads = first; threads <= last; threads++) {
         if (!part) bench_pool(threads);
         if (!part || !strcmp(part, "memory")) bench_memory(threads);
+#if defined(__x86_64__)
+        if (!part || !strcmp(part, "peak")) bench_peak();
+#endif
         sn_pool *pool;
         must(sn_pool_new(threads, &pool, &err));
         for (int i = 0; i < 4; i++) {

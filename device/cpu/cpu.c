@@ -191,7 +191,7 @@ static sn_status cpu_linear(sn_device *d, int n, const float *x, int n_linears, 
     bool quantised = false;
     for (int i = 0; i < n_linears; i++) {
         sn_cpu_weight w = sn_cpu_weight_view(linears[i].weight);
-        job.linears[i] = (sn_linear_job){w, linears[i].bias, linears[i].y, n, x, cpu->xq, stride, sn_cpu_ahead(w.layout, n)};
+        job.linears[i] = (sn_linear_job){w, linears[i].bias, linears[i].y, n, x, cpu->xq, stride, sn_cpu_ahead(&w, n)};
         quantised |= sn_layout_quantised(w.layout);
         job.n_panels = job.first_panel[i + 1] = job.first_panel[i] + w.n_panels;
     }

@@ -216,7 +216,7 @@ bool sn_cpu_kernels_agree(const sn_cpu_kernels *a, const sn_cpu_kernels *b);
 bool sn_cpu_kernels_trusted(const sn_cpu_kernels *fast, const sn_cpu_kernels *known);
 
 /* How this machine likes weights to be asked for when so many rows take them. */
-sn_ahead sn_cpu_ahead(sn_layout layout, int n_rows);
+sn_ahead sn_cpu_ahead(const sn_cpu_weight *w, int n_rows);
 
 /* pack.c. */
 sn_status sn_cpu_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t *bytes,

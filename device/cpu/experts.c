@@ -174,7 +174,7 @@ static void multiply_wave(sn_cpu *cpu, const sn_choice *c, const mixture *m, con
                                               m->x + at * w.cols,
                                               cpu->xq + at * stride,
                                               stride,
-                                              sn_cpu_ahead(w.layout, n)};
+                                              sn_cpu_ahead(&w, n)};
         m->first_panel[job.n_jobs++] = job.n_panels;
         job.n_panels += w.n_panels;
     }

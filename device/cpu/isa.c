@@ -86,13 +86,16 @@ sn_status sn_cpu_kernels_find(const char *isa, const sn_cpu_kernels **out, sn_er
 /* Measured. Intel Xeon, L3 far away: 10 KB give a third more than none. AMD Zen 4: where computing is faster than reading its
  * hardware looks ahead by itself; 256 bytes help a little where matrices are small (decoding SmolLM2: 2.55 ms, 2.63 with 1 KB, 2.68
  * with none, medians of ten in turns), 1 KB cost up to a tenth where they are large, 2 to 4 KB a third in some runs and nothing in
- * others, 10 KB a tenth to a third. Where rows make a line last longer its hardware falls behind, and reading and computing take
- * their times one after the other: there 8 to 16 KB hide all of it, 4 KB do not, nor does the first level, which panel and rows fill. */
-sn_ahead sn_cpu_ahead(sn_layout layout, int n_rows) {
+ * others, 10 KB a tenth to a third. Where rows make a line last longer, because there are many or because they and the panel leave
+ * the first-level cache, its hardware falls behind, and reading and computing take their times one after the other: there 8 to
+ * 16 KB hide all of it, 4 KB do not, nor does the first level, which panel and rows fill. */
+sn_ahead sn_cpu_ahead(const sn_cpu_weight *w, int n_rows) {
 #if defined(__x86_64__)
-    const int few = sn_layout_fine(layout) || sn_layout_pairs(layout) ? 2 : 4; /* rows that are computed while memory is read */
-    if (__builtin_cpu_is("amd")) return (sn_ahead){n_rows <= few ? 256 : 10240, false};
+    enum { NEAR = 256, AWAY = 10240, BESIDE = 3072 }; /* BESIDE: elements of rows beside the first; their blocks take twice the bytes */
+    const int few = sn_layout_fine(w->layout) || sn_layout_pairs(w->layout) ? 2 : 4;
+    const bool quick = n_rows <= few && (size_t)(n_rows - 1) * w->cols < BESIDE;
+    if (__builtin_cpu_is("amd")) return (sn_ahead){quick ? NEAR : AWAY, false};
 #endif
-    (void)layout, (void)n_rows;
+    (void)w, (void)n_rows;
     return (sn_ahead){10240, true};
 }

@@ -18,6 +18,7 @@ enum {
     FLUSH_US = 50000,
     GOODBYE_US = 100000,
     ROUND_EVENTS_MAX = 256,
+    PORTS_TRIED = 20,
     MOVE_US = 30000000, /* that sessions have to be moved before their node moves, where --drain-timeout says nothing */
 };
 
@@ -82,11 +83,27 @@ static sn_engine_figures read_figures(void *ctx) {
     return sn_engine_read(node->serving.engine);
 }
 
-static sn_status listen_and_ask(sn_node *node, const sn_node_config *config, bool introduce, sn_err *err) {
-    sn_status status = sn_transport_listen(node->transport, config->listen, node->address, err);
-    if (!status && introduce)
-        status = sn_introducer_new(&node->identity, node->address, wake_network, node, &node->introducer, err);
-    for (size_t i = 0; i < config->n_join && !status && introduce; i++)
+static sn_status listen_here(sn_node *node, const sn_node_config *config, sn_err *err) {
+    sn_status status = node->transport ? SN_OK : new_transport(node, &config->link, err);
+    if (!status && config->swarm_key_path) status = make_private(node, config->swarm_key_path, err);
+    return status ? status : sn_transport_listen(node->transport, config->listen, node->address, err);
+}
+
+static sn_status answer_introductions(sn_node *node, sn_err *err) {
+    return sn_introducer_new(&node->identity, node->address, wake_network, node, &node->introducer, err);
+}
+
+/* TCP's port was any that was free; UDP's of that number need not be: then another pair is tried. */
+static sn_status introduce(sn_node *node, const sn_node_config *config, sn_err *err) {
+    const char *port = strrchr(config->listen, ':');
+    bool any_port = port && !strcmp(port, ":0");
+    sn_status status = answer_introductions(node, err);
+    for (int i = 1; i < PORTS_TRIED && status == SN_REFUSED && any_port; i++) {
+        sn_transport_free(&node->transport);
+        status = listen_here(node, config, err);
+        if (!status) status = answer_introductions(node, err);
+    }
+    for (size_t i = 0; i < config->n_join && !status; i++)
         status = sn_introducer_ask(node->introducer, config->join[i], err);
     return status;
 }
@@ -237,21 +254,20 @@ sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn
     if (status) return status;
     node->config = *config;
     node->drain_us = (int64_t)config->drain_timeout_s * 1000000;
-    bool introduce = !transport; /* in-memory transports are told the keys */
+    bool introduced = !transport; /* in-memory transports are told the keys */
     if (transport) {
         node->transport = *transport;
         *transport = NULL;
     }
     status = load_identity(node, config->identity_path, err);
-    if (!status && !node->transport) status = new_transport(node, &config->link, err);
-    if (!status && config->swarm_key_path) status = make_private(node, config->swarm_key_path, err);
     /* Listening comes before loading: a port that is taken shows at once. */
-    if (!status) status = listen_and_ask(node, config, introduce, err);
+    if (!status) status = listen_here(node, config, err);
+    if (!status && introduced) status = introduce(node, config, err);
     if (!status && config->metrics) status = watch(node, config, err);
     if (!status) status = describe_model(node, config->model_path, err);
-    if (!status && config->dht && introduce) status = open_table(node, config, err);
+    if (!status && config->dht && introduced) status = open_table(node, config, err);
     if (!status) status = new_core(node, config, err);
-    if (!status && !introduce) status = join_pinned(node, config, err);
+    if (!status && !introduced) status = join_pinned(node, config, err);
     if (!status) status = bring_up(node, progress, ctx, err);
     if (status) sn_node_free(&node);
     *out = node;

@@ -68,7 +68,8 @@ static sn_device *open_isa(const char *isa, int threads, const sn_device_limits 
     if (test_cpu_open(isa, threads, &device, &err)) {
         static char said[2 * sizeof err.text];
         if (!strstr(said, err.text)) fprintf(stderr, "not tested here: %s\n", err.text);
-        if (strlen(said) + strlen(err.text) < sizeof said) strcat(said, err.text);
+        const size_t n = strlen(said);
+        snprintf(said + n, sizeof said - n, "%s", err.text);
         return NULL;
     }
     OK(device->ops->prepare(device, limits, &err));

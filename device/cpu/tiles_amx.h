@@ -3,15 +3,9 @@
 #ifndef SN_DEVICE_CPU_TILES_AMX_H
 #define SN_DEVICE_CPU_TILES_AMX_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include "device/cpu/tile_config.h"
 
-typedef struct tile_config {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} tile_config;
-_Static_assert(sizeof(tile_config) == 64, "as LDTILECFG reads it");
+#include <stddef.h>
 
 static inline void tile_configure(const tile_config *config) {
     __asm__ volatile("ldtilecfg %0" ::"m"(*config) : "memory");

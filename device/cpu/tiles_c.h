@@ -7,20 +7,13 @@
 #ifndef SN_DEVICE_CPU_TILES_C_H
 #define SN_DEVICE_CPU_TILES_C_H
 
+#include "device/cpu/tile_config.h"
+
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { TILES = 8, TILE_ROWS = 16, TILE_BYTES = 64 };
-
-/* As LDTILECFG reads it. */
-typedef struct tile_config {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} tile_config;
-_Static_assert(sizeof(tile_config) == 64, "as LDTILECFG reads it");
 
 static _Thread_local struct {
     tile_config config;

@@ -205,28 +205,27 @@ Test(cpu_attention, is_the_same_bits_in_any_company_and_right) {
     test_devices_close(&devices);
 }
 
-Test(cpu_attention, leans_towards_the_near_by_each_heads_slope) {
+/* By what each head adds of its own, with and without a window. */
+static void check_scenes_as(const float *slopes, const float *sinks) {
     test_devices devices = test_devices_open(&limits);
-    float slopes[23];
-    for (int h = 0; h < 23; h++) slopes[h] = 0.4f - (float)h * 0.04f;
     for (int window = 0; window <= 20; window += 20) {
-        check_scene_as(&devices, SN_KV_F32, 3, 3, 24, window, slopes, NULL);
-        check_scene_as(&devices, SN_KV_F32, 1, 23, 16, window, slopes, NULL);
-        check_scene_as(&devices, SN_KV_Q8, 7, 1, 24, window, slopes, NULL);
+        check_scene_as(&devices, SN_KV_F32, 3, 3, 24, window, slopes, sinks);
+        check_scene_as(&devices, SN_KV_F32, 1, 23, 16, window, slopes, sinks);
+        check_scene_as(&devices, SN_KV_Q8, 7, 1, 24, window, slopes, sinks);
     }
     test_devices_close(&devices);
 }
 
+Test(cpu_attention, leans_towards_the_near_by_each_heads_slope) {
+    float slopes[23];
+    for (int h = 0; h < 23; h++) slopes[h] = 0.4f - (float)h * 0.04f;
+    check_scenes_as(slopes, NULL);
+}
+
 Test(cpu_attention, gives_each_heads_sink_its_share) {
-    test_devices devices = test_devices_open(&limits);
     float sinks[23];
     for (int h = 0; h < 23; h++) sinks[h] = (float)(h % 5) * 3 - 6;
-    for (int window = 0; window <= 20; window += 20) {
-        check_scene_as(&devices, SN_KV_F32, 3, 3, 24, window, NULL, sinks);
-        check_scene_as(&devices, SN_KV_F32, 1, 23, 16, window, NULL, sinks);
-        check_scene_as(&devices, SN_KV_Q8, 7, 1, 24, window, NULL, sinks);
-    }
-    test_devices_close(&devices);
+    check_scenes_as(NULL, sinks);
 }
 
 Test(cpu_attention, looks_back_as_far_as_its_window) {

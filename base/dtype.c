@@ -18,8 +18,8 @@ size_t sn_dtype_bytes(sn_dtype dtype) { return types[dtype].bytes; }
 sn_status sn_dtype_row_bytes(sn_dtype dtype, size_t cols, size_t *out, sn_err *err) {
     size_t block = types[dtype].block;
     if (cols % block)
-        return sn_fail(err, SN_REFUSED, "a row of %zu elements is no multiple of %s's block of %zu", cols,
-                       types[dtype].name, block);
+        return sn_fail(err, SN_REFUSED, "a row of %zu elements is not a multiple of the block of %s, %zu elements",
+                       cols, types[dtype].name, block);
     if (!sn_mul(cols / block, types[dtype].bytes, out))
         return sn_fail(err, SN_REFUSED, "a row of %zu elements is too large", cols);
     return SN_OK;
@@ -44,9 +44,9 @@ uint16_t sn_f32_to_f16(float value) {
     uint32_t u = (bits32){.f = value}.u;
     uint16_t sign = (uint16_t)(u >> 16 & 0x8000);
     u &= 0x7fffffff;
-    if (u > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (u >> 13 & 0x3ff)); /* NaN, quiet */
+    if (u > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (u >> 13 & 0x3ff)); /* NaN stays NaN, quiet */
     if (u >= 0x477ff000) return sign | 0x7c00;                                /* rounds to infinity */
-    if (u < 0x38800000) { /* subnormal half: let the addition of 0.5 round at the right bit */
+    if (u < 0x38800000) { /* subnormal half: adding 0.5 rounds at the right bit */
         bits32 x = {.u = u};
         x.f += 0.5f;
         return (uint16_t)(sign | (x.u - 0x3f000000));

@@ -1,8 +1,9 @@
-/* Element types of tensors in files, on devices and on the wire, and the size of their storage.
+/* Element types of tensors in files, on devices and on the wire, and the sizes of their storage. All functions are
+ * pure.
  *
- * Messages number them in this order, so the first four stay where they are (docs/PROTOCOL.md).
  * A type stores `block` consecutive elements of a row in `bytes` bytes; plain types have block 1. The layouts of the
- * quantised blocks are those of the GGUF specification (ggml's quantisation formats); device/quant.h decodes them. */
+ * quantised blocks are those of the GGUF specification (ggml's quantisation formats); device/quant.h decodes them.
+ * Messages number the types in this order, so the first four keep their places (docs/PROTOCOL.md). */
 #ifndef SN_BASE_DTYPE_H
 #define SN_BASE_DTYPE_H
 
@@ -17,7 +18,7 @@
     X(F32, 1, 4)                                                                                                       \
     X(F16, 1, 2)                                                                                                       \
     X(BF16, 1, 2)                                                                                                      \
-    X(Q8, 32, 34) /* of hidden states on the wire only: base/wire.h */                                                 \
+    X(Q8, 32, 34) /* only hidden states on the wire: base/wire.h */                                                    \
     X(I32, 1, 4)                                                                                                       \
     X(I64, 1, 8)                                                                                                       \
     X(Q4_0, 32, 18)                                                                                                    \
@@ -41,14 +42,14 @@ typedef enum sn_dtype {
         SN_DTYPE_COUNT
 } sn_dtype;
 
-const char *sn_dtype_name(sn_dtype dtype); /* "Q4_1"; "?" for a number that is no dtype */
+const char *sn_dtype_name(sn_dtype dtype); /* "Q4_1"; "?" for a number that is not a dtype */
 size_t sn_dtype_block(sn_dtype dtype);     /* elements in a block */
 size_t sn_dtype_bytes(sn_dtype dtype);     /* bytes of a block */
 
-/* Bytes of a row of `cols` elements; SN_REFUSED when cols is no multiple of the block or the size overflows. */
+/* Bytes of a row of `cols` elements; SN_REFUSED when cols is not a multiple of the block, or the size overflows. */
 sn_status sn_dtype_row_bytes(sn_dtype dtype, size_t cols, size_t *out, sn_err *err) SN_MUST_USE;
 
-/* IEEE half and bfloat16 to float and back (round to nearest even). Exact, the same on every machine. */
+/* Conversions of IEEE half and bfloat16 from and to float (round to nearest even): the same bits on every machine. */
 float sn_f16_to_f32(uint16_t half);
 uint16_t sn_f32_to_f16(float value);
 static inline float sn_bf16_to_f32(uint16_t half) {

@@ -9,7 +9,7 @@ sn_status sn_fail(sn_err *err, sn_status status, const char *format, ...) {
         va_list args;
         va_start(args, format);
         err->status = status;
-        err->wait_ms = 0;
+        err->retry_after_ms = 0;
         vsnprintf(err->text, sizeof err->text, format, args);
         va_end(args);
     }

@@ -1,35 +1,37 @@
-/* Errors. A code names the reaction, not the place; the sentence says what happened and what to do.
+/* Errors. A code names the reaction of the caller, not the place of the error; the sentence says what happened and what
+ * to do.
  *
- * A function that can fail returns an sn_status that must be looked at and fills the caller's sn_err. Each layer may put
- * its context before the sentence (sn_err_context), once; only the top of a program prints it. Bytes from a peer or a
- * file never reach an assert: they end here. */
+ * A function that can fail returns an sn_status, which the caller must check, and fills the caller's sn_err. Each layer
+ * may prefix the sentence with its context once (sn_err_context); only the top of a program prints it. Bytes from a
+ * peer or a file never reach an assert: they end as an error. */
 #ifndef SN_BASE_ERR_H
 #define SN_BASE_ERR_H
 
-#define SN_MUST_USE __attribute__((warn_unused_result))
+#define SN_MUST_USE          __attribute__((warn_unused_result))
 #define SN_PRINTF(at, first) __attribute__((format(printf, at, first)))
 
 typedef enum sn_status {
     SN_OK = 0,
-    SN_RETRY,   /* nothing is wrong with the request: try later, or another node (busy, full, no answer in time) */
-    SN_REBUILD, /* the session's state is gone or differs: open a new one and replay */
+    SN_RETRY,   /* the request is valid: try again later, or another node (busy, full, no answer in time) */
+    SN_REBUILD, /* the session's state is lost or differs: open a new session and replay */
     SN_REFUSED, /* the request, file or option is wrong: do not repeat it unchanged */
-    SN_STOP,    /* this device or process cannot go on (out of memory, device lost) */
+    SN_STOP,    /* this device or process cannot continue (out of memory, device lost) */
 } sn_status;
 
 typedef struct sn_err {
     sn_status status;
-    int wait_ms;    /* of SN_RETRY: when the same request may do, where that is known; else 0 */
-    char text[512]; /* one sentence, no newline; cut, never overrun */
+    int retry_after_ms; /* with SN_RETRY: after how long the same request may succeed, where that is known; else 0 */
+    char text[512];     /* one sentence, no newline; truncated to fit */
 } sn_err;
 
-/* Sets *err (NULL allowed) and returns `status`, so that a failure is one line: return sn_fail(err, SN_REFUSED, ...). */
+/* Sets *err (NULL allowed) and returns `status`, so that a failure is one line: return sn_fail(err, SN_REFUSED, ...).
+ */
 sn_status sn_fail(sn_err *err, sn_status status, const char *format, ...) SN_PRINTF(3, 4);
 
-/* Puts "context: " before the sentence of *err (NULL allowed) and returns its status. */
+/* Prefixes the sentence of *err (NULL allowed) with "context: " and returns its status. */
 sn_status sn_err_context(sn_err *err, const char *format, ...) SN_PRINTF(2, 3);
 
-/* A word for a status ("retry", "refused", ...), static. */
+/* The name of a status ("retry", "refused", ...), static. */
 const char *sn_status_name(sn_status status);
 
 #endif

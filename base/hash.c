@@ -52,7 +52,7 @@ char *sn_hex(const void *data, size_t len, char *out) {
     return out;
 }
 
-static int digit(char c) {
+static int hex_digit(char c) {
     if (c >= '0' && c <= '9') return c - '0';
     if (c >= 'a' && c <= 'f') return c - 'a' + 10;
     if (c >= 'A' && c <= 'F') return c - 'A' + 10;
@@ -60,9 +60,10 @@ static int digit(char c) {
 }
 
 sn_status sn_unhex(const char *text, void *out, size_t len, sn_err *err) {
-    if (strlen(text) != 2 * len) return sn_fail(err, SN_REFUSED, "'%.80s' must have %zu hexadecimal digits", text, 2 * len);
+    if (strlen(text) != 2 * len)
+        return sn_fail(err, SN_REFUSED, "'%.80s' must have %zu hexadecimal digits", text, 2 * len);
     for (size_t i = 0; i < len; i++) {
-        int high = digit(text[2 * i]), low = digit(text[2 * i + 1]);
+        int high = hex_digit(text[2 * i]), low = hex_digit(text[2 * i + 1]);
         if (high < 0 || low < 0) return sn_fail(err, SN_REFUSED, "'%.80s' is not hexadecimal", text);
         ((uint8_t *)out)[i] = (uint8_t)(high << 4 | low);
     }

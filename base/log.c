@@ -7,7 +7,8 @@
 #include <time.h>
 #include <unistd.h>
 
-static const char *const names[] = {"debug", "info", "warn", "error", "off"};
+const sn_word sn_log_level_words[] = {{"debug", SN_LOG_DEBUG}, {"info", SN_LOG_INFO}, {"warn", SN_LOG_WARN},
+                                      {"error", SN_LOG_ERROR}, {"off", SN_LOG_OFF},   {NULL, 0}};
 static atomic_int threshold = SN_LOG_WARN;
 static atomic_bool as_json;
 
@@ -16,28 +17,22 @@ void sn_log_setup(sn_log_level level, bool json) {
     atomic_store(&as_json, json);
 }
 
-sn_status sn_log_level_parse(const char *word, sn_log_level *out, sn_err *err) {
-    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
-        if (!strcmp(word, names[i])) {
-            *out = (sn_log_level)i;
-            return SN_OK;
-        }
-    return sn_fail(err, SN_REFUSED, "log level '%s' is unknown: use debug, info, warn, error or off", word);
-}
-
-static size_t put_json_string(char *out, size_t room, const char *text, size_t len) {
+static size_t put_json_string(char *out, size_t capacity, const char *text, size_t len) {
     size_t n = 0;
-    for (size_t i = 0; i < len && n + 8 < room; i++) {
+    for (size_t i = 0; i < len && n + 8 < capacity; i++) {
         unsigned char c = (unsigned char)text[i];
-        if (c == '"' || c == '\\') out[n++] = '\\', out[n++] = (char)c;
-        else if (c < 0x20) n += (size_t)snprintf(out + n, room - n, "\\u%04x", c);
-        else out[n++] = (char)c;
+        if (c == '"' || c == '\\')
+            out[n++] = '\\', out[n++] = (char)c;
+        else if (c < 0x20)
+            n += (size_t)snprintf(out + n, capacity - n, "\\u%04x", c);
+        else
+            out[n++] = (char)c;
     }
     return n;
 }
 
-/* key=value key=value text=the rest -> ,"key":"value",... */
-static size_t put_json_pairs(char *out, size_t room, const char *pairs) {
+/* Converts key=value key=value text=the rest to ,"key":"value",... */
+static size_t put_json_pairs(char *out, size_t capacity, const char *pairs) {
     size_t n = 0;
     while (*pairs) {
         size_t key = strcspn(pairs, "= ");
@@ -45,9 +40,9 @@ static size_t put_json_pairs(char *out, size_t room, const char *pairs) {
         const char *value = pairs + key + 1;
         bool last = key == 4 && !strncmp(pairs, "text", 4);
         size_t len = last ? strlen(value) : strcspn(value, " ");
-        if (n + key + 16 >= room) break;
-        n += (size_t)snprintf(out + n, room - n, ",\"%.*s\":\"", (int)key, pairs);
-        n += put_json_string(out + n, room - n - 2, value, len);
+        if (n + key + 16 >= capacity) break;
+        n += (size_t)snprintf(out + n, capacity - n, ",\"%.*s\":\"", (int)key, pairs);
+        n += put_json_string(out + n, capacity - n - 2, value, len);
         out[n++] = '"';
         pairs = value + len;
         pairs += strspn(pairs, " ");
@@ -55,14 +50,14 @@ static size_t put_json_pairs(char *out, size_t room, const char *pairs) {
     return n;
 }
 
-char *sn_log_word(const char *text, char *out, size_t room) {
+char *sn_log_sanitize(const char *text, char *out, size_t capacity) {
     size_t n = 0;
-    for (; text[n] && n + 1 < room; n++) {
+    for (; text[n] && n + 1 < capacity; n++) {
         bool plain = (text[n] >= '0' && text[n] <= '9') || (text[n] >= 'A' && text[n] <= 'Z') ||
                      (text[n] >= 'a' && text[n] <= 'z') || strchr(".:-_+", text[n]);
         out[n] = plain ? text[n] : '?';
     }
-    if (!n && room > 1) out[n++] = '-';
+    if (!n && capacity > 1) out[n++] = '-';
     out[n] = 0;
     return out;
 }
@@ -76,19 +71,19 @@ void sn_log(sn_log_level level, const char *event, const char *pairs_format, ...
     va_end(args);
     struct timespec now;
     struct tm tm;
-    clock_gettime(CLOCK_REALTIME, &now); /* in microseconds: the logs of several nodes are read side by side */
+    clock_gettime(CLOCK_REALTIME, &now); /* microseconds, because the logs of several nodes are read together */
     gmtime_r(&now.tv_sec, &tm);
     strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%S", &tm);
     size_t n;
     if (atomic_load_explicit(&as_json, memory_order_relaxed)) {
         n = (size_t)snprintf(line, sizeof line, "{\"time\":\"%s.%06dZ\",\"level\":\"%s\",\"event\":\"%s\"", stamp,
-                             (int)(now.tv_nsec / 1000), names[level], event);
+                             (int)(now.tv_nsec / 1000), sn_log_level_words[level].name, event);
         n += put_json_pairs(line + n, sizeof line - n - 3, pairs);
         line[n++] = '}';
         line[n++] = '\n';
     } else {
-        n = (size_t)snprintf(line, sizeof line, "%s.%06dZ %-5s %s %s\n", stamp, (int)(now.tv_nsec / 1000), names[level],
-                             event, pairs);
+        n = (size_t)snprintf(line, sizeof line, "%s.%06dZ %-5s %s %s\n", stamp, (int)(now.tv_nsec / 1000),
+                             sn_log_level_words[level].name, event, pairs);
         n = n < sizeof line ? n : sizeof line - 1;
     }
     if (write(STDERR_FILENO, line, n) < 0) return; /* a log that cannot be written must not stop the node */

@@ -6,13 +6,14 @@
 /* ln 2 in two parts: n * LN2_HIGH is exact for |n| < 2^20. */
 static const double LN2_HIGH = 0x1.62e42fee00000p-1, LN2_LOW = 0x1.a39ef35793c76p-33;
 
-static double nearest(double x) { /* to the nearest integer, |x| < 2^51 */
+static double round_to_nearest(double x) { /* rounds to the nearest integer, |x| < 2^51 */
     double magic = 0x1.8p52;
-    volatile double sum = x + magic; /* the rounding of this sum is the point: keep it from being optimised away */
+    /* this sum must be rounded to double: volatile keeps the compiler from optimising it away */
+    volatile double sum = x + magic;
     return sum - magic;
 }
 
-static double times_power_of_two(double x, int n) { /* n within the normal exponents */
+static double times_power_of_two(double x, int n) { /* n: within the exponents of normal numbers */
     uint64_t bits = (uint64_t)(1023 + n) << 52;
     double factor;
     memcpy(&factor, &bits, sizeof factor);
@@ -22,7 +23,7 @@ static double times_power_of_two(double x, int n) { /* n within the normal expon
 double sn_exp(double x) {
     if (x > 700) x = 700;
     if (x < -700) x = -700;
-    double n = nearest(x / (LN2_HIGH + LN2_LOW));
+    double n = round_to_nearest(x / (LN2_HIGH + LN2_LOW));
     double r = (x - n * LN2_HIGH) - n * LN2_LOW; /* |r| <= ln2 / 2 */
     double sum = 1;
     for (int k = 16; k >= 1; k--) sum = 1 + r * sum / k;
@@ -46,11 +47,11 @@ double sn_ln(double x) {
 double sn_pow(double base, double exponent) { return sn_exp(exponent * sn_ln(base)); }
 
 void sn_sincos(double x, double *sine, double *cosine) {
-    /* pi/2 in three parts of 33 bits: n * part is exact for n < 2^20, and close enough beyond for |x| <= 1e8. */
+    /* pi / 2 in three parts of 33 bits: n * part is exact for n < 2^20, and precise enough beyond for |x| <= 1e8. */
     static const double P1 = 0x1.921fb54400000p0, P2 = 0x1.0b4611a600000p-34, P3 = 0x1.3198a2e037073p-69;
-    double n = nearest(x / (P1 + P2));
+    double n = round_to_nearest(x / (P1 + P2));
     double r = ((x - n * P1) - n * P2) - n * P3, r2 = r * r;
-    double s = 1, c = 1; /* Taylor in Horner form, |r| <= pi/4 */
+    double s = 1, c = 1; /* Taylor series in Horner form, |r| <= pi / 4 */
     for (int k = 10; k >= 1; k--) {
         s = 1 - r2 * s / ((2 * k) * (2 * k + 1));
         c = 1 - r2 * c / ((2 * k - 1) * (2 * k));

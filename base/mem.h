@@ -1,4 +1,5 @@
-/* Sizes that are checked before they are multiplied or allocated, and the few shapes of memory the project uses. */
+/* Checked size arithmetic, zeroed allocations that return errors, and a byte buffer with a limit. Any thread may call
+ * these functions. */
 #ifndef SN_BASE_MEM_H
 #define SN_BASE_MEM_H
 
@@ -15,23 +16,26 @@ static inline bool sn_add(size_t a, size_t b, size_t *out) { return !__builtin_a
 static inline size_t sn_min_size(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t sn_round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-/* Zeroed array of n elements of `size` bytes, from the heap; SN_STOP with a sentence when the size overflows or memory
- * is out. `out` is the address of a pointer of any type; n == 0 gives one that may be freed. Free with free(). */
+/* Allocates a zeroed array of n elements of `size` bytes on the heap. SN_STOP with a sentence when the size overflows
+ * or memory is out. `out` is the address of a pointer of any type; n == 0 gives a pointer that may be freed. Free with
+ * free(). */
 sn_status sn_calloc(void *out, size_t n, size_t size, sn_err *err) SN_MUST_USE;
 
-/* Zeroed memory on its own pages, asking for huge pages when large: weights, KV pages, scratch. Free with sn_pages_free. */
+/* Allocates zeroed memory on pages of its own, with huge pages when it is large: weights, KV pages, scratch memory.
+ * Free with sn_pages_free. */
 sn_status sn_pages_alloc(void **out, size_t bytes, sn_err *err) SN_MUST_USE;
-void sn_pages_free(void **pages, size_t bytes); /* NULL-safe, sets *pages NULL */
+void sn_pages_free(void **pages, size_t bytes); /* accepts NULL in *pages; sets *pages to NULL */
 
-/* A byte buffer that grows up to a cap named at init. */
+/* A byte buffer that grows up to the limit given to sn_buf_init. It owns `data`. */
 typedef struct sn_buf {
     uint8_t *data;
-    size_t len, room, cap;
+    size_t len, capacity, limit;
 } sn_buf;
 
-void sn_buf_init(sn_buf *buf, size_t cap);
+void sn_buf_init(sn_buf *buf, size_t limit);
 void sn_buf_fini(sn_buf *buf);
-/* SN_REFUSED when the cap would be passed, SN_STOP when memory is out; the buffer is then as it was. */
+/* Both leave the buffer as it was when they fail: SN_REFUSED when the limit would be exceeded, SN_STOP when memory is
+ * out. */
 sn_status sn_buf_append(sn_buf *buf, const void *data, size_t len, sn_err *err) SN_MUST_USE;
 sn_status sn_buf_printf(sn_buf *buf, sn_err *err, const char *format, ...) SN_PRINTF(3, 4) SN_MUST_USE;
 

@@ -1,46 +1,66 @@
-#include "base/options.h"
-
-#include "base/text.h"
+/* The parser of options: the command line, a file of options, and suggestions for misspelt names.
+ *
+ * sn_options_parse reads the command line twice. The first scan checks names only and finds --config; then the file is
+ * read, and the second scan stores the values of the command line over those of the file. `source` remembers for each
+ * option where its value came from: a required option must have one, and the first value of a repeatable option on the
+ * command line drops the values of the file. Values point into argv or, from a file, into copies in sn_options.texts.
+ * base/options_value.c has the kinds of options. */
+#include "base/options_private.h"
 
 #include <ctype.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Strings from a file live as long as the options: a list of pieces. Those of the command line live in argv. */
-struct sn_option_memory {
-    struct sn_option_memory *next;
+/* Strings from a file live as long as the options: a list of copies. Those of the command line live in argv. */
+struct sn_option_text {
+    struct sn_option_text *next;
     char text[];
 };
 
-typedef enum given { GIVEN_NOT, GIVEN_FILE, GIVEN_HERE } given;
+typedef enum option_source { SOURCE_NONE, SOURCE_FILE, SOURCE_COMMAND_LINE } option_source;
 
 typedef struct parser {
     const sn_command *command;
     sn_options *out;
-    given given[SN_OPTIONS_MAX]; /* by the option's number, counted over the groups */
-    const char *config;          /* value of --config */
+    option_source source[SN_OPTIONS_MAX]; /* by the option's number, counted over the groups */
+    const char *config;                   /* value of --config */
 } parser;
 
-static size_t count_options(const sn_command *command) {
+const sn_common_option sn_common_options[SN_COMMON_OPTIONS] = {
+    {"config", "FILE", "read options from lines 'name = value' of a file; the command line wins over it"},
+    {"help", "", "show this text"},
+    {"version", "", "show the version"},
+};
+
+size_t sn_command_n_options(const sn_command *command) {
     size_t n = 0;
-    for (size_t g = 0; g < command->n_groups; g++) n += command->groups[g].n;
+    for (size_t g = 0; g < command->n_groups; g++) n += command->groups[g]->n;
     return n;
 }
 
-static const sn_option *option_at(const sn_command *command, size_t i) {
+const sn_option *sn_command_option(const sn_command *command, size_t i) {
     size_t g = 0;
-    for (; i >= command->groups[g].n; g++) i -= command->groups[g].n;
-    return &command->groups[g].options[i];
+    for (; i >= command->groups[g]->n; g++) i -= command->groups[g]->n;
+    return &command->groups[g]->options[i];
 }
 
-/* -- the nearest name ------------------------------------------------------------------------------------------------
- */
+char sn_option_letter(const char *name) {
+    static const struct {
+        const char *name;
+        char letter;
+    } short_forms[] = {{"help", 'h'},   {"join", 'j'},       {"model", 'm'},
+                       {"prompt", 'p'}, {"max-tokens", 'n'}, {"threads", 't'}};
+    for (size_t i = 0; i < sizeof short_forms / sizeof *short_forms; i++)
+        if (!strcmp(name, short_forms[i].name)) return short_forms[i].letter;
+    return 0;
+}
+
+/* -- the nearest name -- */
 
 enum { NAME_MAX_LEN = 40 };
 
 /* Damerau-Levenshtein distance without repeated transpositions ("optimal string alignment"). */
-static size_t distance(const char *a, size_t n, const char *b, size_t m) {
+static size_t edit_distance(const char *a, size_t n, const char *b, size_t m) {
     size_t rows[3][NAME_MAX_LEN + 1];
     for (size_t j = 0; j <= m; j++) rows[0][j] = j;
     for (size_t i = 1; i <= n; i++) {
@@ -55,14 +75,14 @@ static size_t distance(const char *a, size_t n, const char *b, size_t m) {
     return rows[n % 3][m];
 }
 
-const char *sn_nearest(const char *word, const char *const *names, size_t n) {
+const char *sn_nearest_name(const char *word, const char *const *names, size_t n) {
     const char *best = NULL;
-    size_t len = strlen(word), least = len / 3 + 1; /* so much may differ, and no more */
+    size_t len = strlen(word), least = len / 3 + 1; /* the largest distance at which a name is near */
     if (!len || len > NAME_MAX_LEN) return NULL;
     for (size_t i = 0; i < n; i++) {
         size_t name_len = strlen(names[i]);
         if (name_len > NAME_MAX_LEN) continue;
-        size_t d = distance(word, len, names[i], name_len);
+        size_t d = edit_distance(word, len, names[i], name_len);
         bool begins = len >= 3 && !strncmp(word, names[i], len); /* "--temp" means --temperature */
         if (begins) d = sn_min_size(d, 1);
         if (d < least || (d == least && !best)) {
@@ -74,76 +94,26 @@ const char *sn_nearest(const char *word, const char *const *names, size_t n) {
 }
 
 static const char *nearest_option(const sn_command *command, const char *word) {
-    static const char *const common[] = {"config", "help", "version"};
-    const char *names[SN_OPTIONS_MAX + 3];
-    size_t n = count_options(command);
-    for (size_t i = 0; i < n; i++) names[i] = option_at(command, i)->name;
-    memcpy(names + n, common, sizeof common);
-    return sn_nearest(word, names, n + 3);
+    const char *names[SN_OPTIONS_MAX + SN_COMMON_OPTIONS];
+    size_t n = sn_command_n_options(command);
+    for (size_t i = 0; i < n; i++) names[i] = sn_command_option(command, i)->name;
+    for (size_t i = 0; i < SN_COMMON_OPTIONS; i++) names[n + i] = sn_common_options[i].name;
+    return sn_nearest_name(word, names, n + SN_COMMON_OPTIONS);
 }
 
-/* -- values ----------------------------------------------------------------------------------------------------------
- */
-
-static sn_status parse_bool(const char *text, bool *out, sn_err *err) {
-    *out = !strcmp(text, "true");
-    if (*out || !strcmp(text, "false")) return SN_OK;
-    return sn_fail(err, SN_REFUSED, "'%s' must be true or false", text);
-}
-
-static sn_status parse_range(const char *text, sn_block_range *out, sn_err *err) {
-    sn_block_range range = {.given = true, .all = !strcmp(text, "all")};
-    if (!range.all && sn_parse_blocks(text, &range.first, &range.end, err))
-        return sn_fail(err, SN_REFUSED, "'%s' is no range of blocks: write A:B, first and end, as in 10:20, or all",
-                       text);
-    *out = range;
-    return SN_OK;
-}
-
-static sn_status add_string(sn_strings *list, const char *text, sn_err *err) {
-    if (list->n == SN_STRINGS_MAX)
-        return sn_fail(err, SN_REFUSED, "it is given more than %d times", (int)SN_STRINGS_MAX);
-    const char **grown = realloc(list->items, (list->n + 1) * sizeof *grown);
-    if (!grown) return sn_fail(err, SN_STOP, "out of memory for the options");
-    grown[list->n++] = text;
-    list->items = grown;
-    return SN_OK;
-}
-
-static sn_status set_value(const sn_option *option, const char *text, sn_err *err) {
-    switch (option->kind) {
-    case SN_OPTION_STRING:
-        *(const char **)option->target = text;
-        return SN_OK;
-    case SN_OPTION_STRINGS:
-        return add_string(option->target, text, err);
-    case SN_OPTION_SIZE:
-        return sn_parse_size(text, option->target, err);
-    case SN_OPTION_INT:
-        return sn_parse_int(text, (int64_t)option->low, (int64_t)option->high, option->target, err);
-    case SN_OPTION_FLOAT:
-        return sn_parse_float(text, option->low, option->high, option->target, err);
-    case SN_OPTION_FLAG:
-        return parse_bool(text, option->target, err);
-    case SN_OPTION_BLOCKS:
-        return parse_range(text, option->target, err);
-    }
-    return sn_fail(err, SN_REFUSED, "the option --%s has no kind", option->name);
-}
-
-/* `from` is where the value stands. A file never overrides the command line, which is read after it. */
-static sn_status take(parser *p, size_t i, const char *text, given from, sn_err *err) {
-    const sn_option *option = option_at(p->command, i);
-    if (from == GIVEN_HERE && p->given[i] == GIVEN_FILE && option->kind == SN_OPTION_STRINGS)
+/* `from` is where the value was found. The file is read before the values of the command line are stored. */
+static sn_status option_assign(parser *p, size_t i, const char *text, option_source from, sn_err *err) {
+    const sn_option *option = sn_command_option(p->command, i);
+    if (from == SOURCE_COMMAND_LINE && p->source[i] == SOURCE_FILE && option->repeatable)
         ((sn_strings *)option->target)->n = 0;
-    p->given[i] = from;
-    return set_value(option, text, err);
+    p->source[i] = from;
+    return sn_option_set(option, text, err);
 }
 
 static bool find_option(const sn_command *command, const char *name, size_t len, size_t *out) {
-    size_t n = count_options(command);
+    size_t n = sn_command_n_options(command);
     for (size_t i = 0; i < n; i++) {
-        const char *known = option_at(command, i)->name;
+        const char *known = sn_command_option(command, i)->name;
         if (strlen(known) != len || memcmp(known, name, len)) continue;
         *out = i;
         return true;
@@ -151,23 +121,22 @@ static bool find_option(const sn_command *command, const char *name, size_t len,
     return false;
 }
 
-/* -- a file ----------------------------------------------------------------------------------------------------------
- */
+/* -- a file -- */
 
-static sn_status keep_text(sn_options *options, const char *text, size_t len, const char **out, sn_err *err) {
-    struct sn_option_memory *piece = malloc(sizeof *piece + len + 1);
-    if (!piece) return sn_fail(err, SN_STOP, "out of memory for the options");
-    memcpy(piece->text, text, len);
-    piece->text[len] = 0;
-    piece->next = options->memory;
-    options->memory = piece;
-    *out = piece->text;
+static sn_status options_store_text(sn_options *options, const char *text, size_t len, const char **out, sn_err *err) {
+    struct sn_option_text *node = malloc(sizeof *node + len + 1);
+    if (!node) return sn_fail(err, SN_STOP, "out of memory for the options");
+    memcpy(node->text, text, len);
+    node->text[len] = 0;
+    node->next = options->texts;
+    options->texts = node;
+    *out = node->text;
     return SN_OK;
 }
 
 static bool is_space(char c) { return c == ' ' || c == '\t' || c == '\r'; }
 
-static void trim(const char **text, size_t *len) {
+static void trim_spaces(const char **text, size_t *len) {
     while (*len && is_space(**text)) {
         ++*text;
         --*len;
@@ -181,38 +150,39 @@ static size_t without_comment(const char *line, size_t len) {
     return len;
 }
 
-static sn_status read_line(parser *p, const char *line, size_t len, sn_err *err) {
+static sn_status config_read_line(parser *p, const char *line, size_t len, sn_err *err) {
     len = without_comment(line, len);
-    trim(&line, &len);
+    trim_spaces(&line, &len);
     if (!len) return SN_OK;
     if (memchr(line, 0, len)) return sn_fail(err, SN_REFUSED, "the line holds a zero byte; this is no text file");
     const char *equals = memchr(line, '=', len);
     if (!equals) return sn_fail(err, SN_REFUSED, "write name = value (a flag is name = true)");
     const char *name = line, *value = equals + 1;
     size_t name_len = (size_t)(equals - line), value_len = len - name_len - 1, i;
-    trim(&name, &name_len);
-    trim(&value, &value_len);
+    trim_spaces(&name, &name_len);
+    trim_spaces(&value, &value_len);
     if (!find_option(p->command, name, name_len, &i)) {
         char word[64];
         snprintf(word, sizeof word, "%.*s", (int)sn_min_size(name_len, sizeof word - 1), name);
-        const char *near = nearest_option(p->command, word);
-        return sn_fail(err, SN_REFUSED, "unknown option '%s'%s%s%s", word, near ? "; did you mean " : "",
-                       near ? near : "", near ? "?" : " (see --help)");
+        const char *suggestion = nearest_option(p->command, word);
+        return sn_fail(err, SN_REFUSED, "unknown option '%s'%s%s%s", word, suggestion ? "; did you mean " : "",
+                       suggestion ? suggestion : "", suggestion ? "?" : " (see --help)");
     }
-    if (!value_len) return sn_fail(err, SN_REFUSED, "%s has no value", option_at(p->command, i)->name);
+    if (!value_len) return sn_fail(err, SN_REFUSED, "%s has no value", sn_command_option(p->command, i)->name);
     const char *text = NULL;
-    sn_status status = keep_text(p->out, value, value_len, &text, err);
-    if (!status) status = take(p, i, text, GIVEN_FILE, err);
-    return status && err && err->status == SN_REFUSED ? sn_err_context(err, "%s", option_at(p->command, i)->name)
-                                                      : status;
+    sn_status status = options_store_text(p->out, value, value_len, &text, err);
+    if (!status) status = option_assign(p, i, text, SOURCE_FILE, err);
+    return status && err && err->status == SN_REFUSED
+               ? sn_err_context(err, "%s", sn_command_option(p->command, i)->name)
+               : status;
 }
 
-static sn_status read_text(parser *p, const char *text, size_t len, const char *name, sn_err *err) {
+static sn_status config_read_text(parser *p, const char *text, size_t len, const char *name, sn_err *err) {
     sn_status status = SN_OK;
     for (int line = 1; len && !status; line++) {
         const char *end = memchr(text, '\n', len);
         size_t n = end ? (size_t)(end - text) : len;
-        status = read_line(p, text, n, err);
+        status = config_read_line(p, text, n, err);
         if (status) return sn_err_context(err, "%s:%d", name, line);
         n += end != NULL;
         text += n;
@@ -221,11 +191,11 @@ static sn_status read_text(parser *p, const char *text, size_t len, const char *
     return SN_OK;
 }
 
-static sn_status read_config(parser *p, sn_err *err) {
+static sn_status config_read_file(parser *p, sn_err *err) {
     sn_buf file;
     sn_status status = sn_read_file(p->config, SN_OPTIONS_FILE_MAX, &file, err);
     if (status) return sn_err_context(err, "--config");
-    status = read_text(p, (const char *)file.data, file.len, p->config, err);
+    status = config_read_text(p, (const char *)file.data, file.len, p->config, err);
     sn_buf_fini(&file);
     return status;
 }
@@ -234,58 +204,84 @@ sn_status sn_options_parse_file(const sn_command *command, const char *text, siz
                                 sn_options *out, sn_err *err) {
     *out = (sn_options){0};
     parser p = {.command = command, .out = out};
-    return read_text(&p, text, len, name, err);
+    return config_read_text(&p, text, len, name, err);
 }
 
-/* -- the command line ------------------------------------------------------------------------------------------------
- */
+/* -- the command line -- */
 
-static sn_status unknown(const parser *p, const char *name, size_t len, sn_err *err) {
+static sn_status fail_unknown_option(const parser *p, const char *name, size_t len, sn_err *err) {
     char word[64];
     snprintf(word, sizeof word, "%.*s", (int)sn_min_size(len, sizeof word - 1), name);
-    const char *near = nearest_option(p->command, word);
-    if (near) return sn_fail(err, SN_REFUSED, "there is no option --%s; did you mean --%s?", word, near);
+    const char *suggestion = nearest_option(p->command, word);
+    if (suggestion) return sn_fail(err, SN_REFUSED, "there is no option --%s; did you mean --%s?", word, suggestion);
     return sn_fail(err, SN_REFUSED, "there is no option --%s; '%s --help' lists them all", word, p->command->program);
 }
 
-/* One option of the command line, argv[*at]; *at moves on to a value that stands in the next word. `apply` is false in
- * the first pass, which only looks for --config, --help and --version. */
-static sn_status take_argument(parser *p, int argc, char *const *argv, int *at, bool apply, sn_err *err) {
-    const char *name = argv[*at] + 2, *equals = strchr(name, '='), *value = equals ? equals + 1 : NULL;
-    size_t len = equals ? (size_t)(equals - name) : strlen(name), i = 0;
-    bool config = len == 6 && !memcmp(name, "config", 6);
-    if (!config && !find_option(p->command, name, len, &i)) return unknown(p, name, len, err);
-    const sn_option *option = config ? NULL : option_at(p->command, i);
-    if (option && option->kind == SN_OPTION_FLAG && !value) value = "true";
-    if (!value && *at + 1 < argc && strncmp(argv[*at + 1], "--", 2)) value = argv[++*at];
-    if (!value && *at + 1 < argc)
+/* An option's value in the next word, where it is not in the same one. *at moves on to that word. */
+static sn_status next_value(int argc, char *const *argv, int *at, const char *name, const char *metavar,
+                            const char **value, sn_err *err) {
+    bool more = *at + 1 < argc;
+    if (more && strncmp(argv[*at + 1], "--", 2)) {
+        *value = argv[++*at];
+        return SN_OK;
+    }
+    if (more)
         return sn_fail(err, SN_REFUSED, "--%s needs a value; one that begins with -- is written --%s=VALUE", name,
                        name);
-    if (!value)
-        return sn_fail(err, SN_REFUSED, "--%s needs a value: --%s %s", name, name, config ? "FILE" : option->word);
-    if (config) p->config = value;
-    if (config || !apply) return SN_OK;
-    sn_status status = take(p, i, value, GIVEN_HERE, err);
-    return status ? sn_err_context(err, "--%s", option->name) : SN_OK;
+    return sn_fail(err, SN_REFUSED, "--%s needs a value: --%s %s", name, name, metavar);
 }
 
-static sn_status pass(parser *p, int argc, char *const *argv, bool apply, sn_err *err) {
-    bool only_words = false;
+/* Option i with its value, or NULL where that stands in the next word. `apply`: store it. */
+static sn_status parse_option(parser *p, size_t i, const char *value, int argc, char *const *argv, int *at, bool apply,
+                              sn_err *err) {
+    const sn_option *option = sn_command_option(p->command, i);
+    char metavar[128];
+    sn_status status = SN_OK;
+    if (!value && option->kind == SN_OPTION_FLAG) value = "true";
+    sn_option_value_name(option, metavar, sizeof metavar);
+    if (!value) status = next_value(argc, argv, at, option->name, metavar, &value, err);
+    if (status || !apply) return status;
+    return option_assign(p, i, value, SOURCE_COMMAND_LINE, err) ? sn_err_context(err, "--%s", option->name) : SN_OK;
+}
+
+/* "--name", "--name=value", argv[*at]. */
+static sn_status parse_long(parser *p, int argc, char *const *argv, int *at, bool apply, sn_err *err) {
+    const char *name = argv[*at] + 2, *equals = strchr(name, '='), *value = equals ? equals + 1 : NULL;
+    size_t len = equals ? (size_t)(equals - name) : strlen(name), i;
+    if (find_option(p->command, name, len, &i)) return parse_option(p, i, value, argc, argv, at, apply, err);
+    const sn_common_option *config = &sn_common_options[0];
+    if (len != strlen(config->name) || memcmp(config->name, name, len)) return fail_unknown_option(p, name, len, err);
+    sn_status status = value ? SN_OK : next_value(argc, argv, at, config->name, config->metavar, &value, err);
+    if (!status) p->config = value;
+    return status;
+}
+
+/* "-n" or "-nVALUE", argv[*at]. */
+static sn_status parse_short(parser *p, int argc, char *const *argv, int *at, bool apply, sn_err *err) {
+    const char *word = argv[*at];
+    size_t n = sn_command_n_options(p->command);
+    for (size_t i = 0; i < n; i++)
+        if (sn_option_letter(sn_command_option(p->command, i)->name) == word[1])
+            return parse_option(p, i, word[2] ? word + 2 : NULL, argc, argv, at, apply, err);
+    return sn_fail(err, SN_REFUSED, "there is no option -%c; '%s --help' lists them all", word[1], p->command->program);
+}
+
+static sn_status scan_arguments(parser *p, int argc, char *const *argv, bool apply, sn_err *err) {
+    bool only_positionals = false;
     for (int at = 1; at < argc; at++) {
         const char *word = argv[at];
         sn_status status = SN_OK;
-        if (!only_words && !strcmp(word, "--")) {
-            only_words = true;
-        } else if (!only_words && !strncmp(word, "--", 2)) {
-            status = take_argument(p, argc, argv, &at, apply, err);
-        } else if (!only_words && word[0] == '-' && isalpha((unsigned char)word[1])) {
-            status = sn_fail(err, SN_REFUSED, "options are written in full, with two dashes; '%s --help' lists them",
-                             p->command->program);
-        } else if (apply && p->out->words.n == p->command->max_words) {
-            status = sn_fail(err, SN_REFUSED, "'%s' is one argument too many; '%s --help' shows what is taken", word,
+        if (!only_positionals && !strcmp(word, "--")) {
+            only_positionals = true;
+        } else if (!only_positionals && !strncmp(word, "--", 2)) {
+            status = parse_long(p, argc, argv, &at, apply, err);
+        } else if (!only_positionals && word[0] == '-' && isalpha((unsigned char)word[1])) {
+            status = parse_short(p, argc, argv, &at, apply, err);
+        } else if (apply && p->out->positionals.n == p->command->max_positionals) {
+            status = sn_fail(err, SN_REFUSED, "'%s' is one argument too many; '%s --help' shows what is accepted", word,
                              p->command->program);
         } else if (apply) {
-            status = add_string(&p->out->words, word, err);
+            status = sn_strings_add(&p->out->positionals, word, err);
         }
         if (status) return status;
     }
@@ -293,11 +289,31 @@ static sn_status pass(parser *p, int argc, char *const *argv, bool apply, sn_err
 }
 
 static sn_status check_required(const parser *p, sn_err *err) {
-    size_t n = count_options(p->command);
+    size_t n = sn_command_n_options(p->command);
     for (size_t i = 0; i < n; i++) {
-        const sn_option *option = option_at(p->command, i);
-        if (option->required && !p->given[i])
-            return sn_fail(err, SN_REFUSED, "--%s %s is missing: %s", option->name, option->word, option->help);
+        const sn_option *option = sn_command_option(p->command, i);
+        if (option->required && !p->source[i])
+            return sn_fail(err, SN_REFUSED, "--%s %s is missing: %s", option->name, option->metavar, option->help);
+    }
+    return SN_OK;
+}
+
+/* --help and --version count wherever they stand, also in a line that is wrong otherwise. */
+static sn_status find_help(int argc, char *const *argv, sn_options *out, sn_err *err) {
+    static const char help[] = "--help=";
+    for (int i = 1; i < argc && strcmp(argv[i], "--"); i++) {
+        const char *form = argv[i] + strlen(help);
+        out->version = out->version || !strcmp(argv[i], "--version");
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h"))
+            out->help = SN_HELP_TEXT;
+        else if (strncmp(argv[i], help, strlen(help)))
+            continue;
+        else if (!strcmp(form, "man"))
+            out->help = SN_HELP_MAN;
+        else if (!strcmp(form, "completion"))
+            out->help = SN_HELP_COMPLETION;
+        else
+            return sn_fail(err, SN_REFUSED, "--help: '%.60s' must be man or completion", form);
     }
     return SN_OK;
 }
@@ -305,35 +321,35 @@ static sn_status check_required(const parser *p, sn_err *err) {
 sn_status sn_options_parse(const sn_command *command, int argc, char *const *argv, sn_options *out, sn_err *err) {
     *out = (sn_options){0};
     parser p = {.command = command, .out = out};
-    if (count_options(command) > SN_OPTIONS_MAX)
+    if (sn_command_n_options(command) > SN_OPTIONS_MAX)
         return sn_fail(err, SN_REFUSED, "%s has too many options", command->program);
-    for (int i = 1; i < argc && strcmp(argv[i], "--"); i++) {
-        out->help = out->help || !strcmp(argv[i], "--help") || (i == 1 && !strcmp(argv[i], "-h"));
-        out->version = out->version || !strcmp(argv[i], "--version");
-    }
-    if (out->help || out->version) return SN_OK;
-    sn_status status = pass(&p, argc, argv, false, err);
-    if (!status && p.config) status = read_config(&p, err);
-    if (!status) status = pass(&p, argc, argv, true, err);
+    sn_status status = find_help(argc, argv, out, err);
+    if (status || out->help || out->version) return status;
+    status = scan_arguments(&p, argc, argv, false, err);
+    if (!status && p.config) status = config_read_file(&p, err);
+    if (!status) status = scan_arguments(&p, argc, argv, true, err);
     if (!status) status = check_required(&p, err);
     return status;
 }
 
 void sn_options_fini(const sn_command *command, sn_options *options) {
-    size_t n = count_options(command);
+    size_t n = sn_command_n_options(command);
     for (size_t i = 0; i < n; i++) {
-        const sn_option *option = option_at(command, i);
-        if (option->kind == SN_OPTION_STRING) *(const char **)option->target = NULL;
-        if (option->kind != SN_OPTION_STRINGS) continue;
+        const sn_option *option = sn_command_option(command, i);
+        if (option->kind != SN_OPTION_STRING && option->kind != SN_OPTION_ADDRESS) continue;
+        if (!option->repeatable) {
+            *(const char **)option->target = NULL;
+            continue;
+        }
         sn_strings *list = option->target;
         free(list->items);
         *list = (sn_strings){0};
     }
-    while (options->memory) {
-        struct sn_option_memory *next = options->memory->next;
-        free(options->memory);
-        options->memory = next;
+    while (options->texts) {
+        struct sn_option_text *next = options->texts->next;
+        free(options->texts);
+        options->texts = next;
     }
-    free(options->words.items);
+    free(options->positionals.items);
     *options = (sn_options){0};
 }

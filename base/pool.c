@@ -1,7 +1,12 @@
-/* How a run is shared out: one word holds how many items the run has and which is next. A worker claims an item by
- * compare-and-swap on the whole word; a claim that succeeds proves that the run it read is the current one, and that
- * run cannot end before the claimed item does. So fn and ctx are read only after a claim, and a worker that slept
- * through a run can do no harm. */
+/* How items are distributed: one 64-bit word holds the number of items of the run and the index of the next one. A
+ * worker claims an item by compare-and-swap on the whole word. A claim that succeeds proves that the run it read is the
+ * current one, and that run cannot end before the claimed item does. Therefore fn and ctx are read only after a claim,
+ * and a worker that slept through a whole run does no harm.
+ *
+ * A worker without items spins for SPIN_US, then sleeps on a condition variable. sn_pool_run stores the work word and
+ * then reads the number of sleepers; a worker raises that number and then reads the work word; both in sequentially
+ * consistent order, so that no wake-up is lost. At the end of a run the caller spins until `done` equals the number of
+ * items. */
 #include "base/pool.h"
 
 #include "base/clock.h"
@@ -17,9 +22,9 @@
 #include <string.h>
 
 enum {
-    SPIN_US = 50,        /* how long an idle worker stays awake */
-    SPIN_CHECK = 32,     /* pauses between two looks at the clock */
-    YIELD_AFTER = 20000, /* pauses, about a millisecond: then the last items' workers may need this core */
+    SPIN_US = 50,        /* how long a worker without items spins before it sleeps */
+    SPIN_CHECK = 32,     /* pauses between two reads of the clock */
+    YIELD_AFTER = 20000, /* pauses, about a millisecond: after that the workers of the last items may need this core */
     CACHE_LINE = 64,
 };
 
@@ -30,7 +35,7 @@ typedef struct sn_worker {
 } sn_worker;
 
 struct sn_pool {
-    _Alignas(CACHE_LINE) _Atomic uint64_t work; /* items of the run << 32 | the next one */
+    _Alignas(CACHE_LINE) _Atomic uint64_t work; /* items of the run << 32 | index of the next item */
     sn_pool_fn fn;
     void *ctx;
     _Alignas(CACHE_LINE) _Atomic uint64_t done; /* items finished */
@@ -39,14 +44,14 @@ struct sn_pool {
     pthread_mutex_t lock; /* for sleeping and waking only */
     pthread_cond_t wake;
     int n_threads;
-    int n_started; /* threads to join, the caller not among them */
+    int n_started; /* threads to join, without the caller */
     sn_worker *workers;
 };
 
 static bool has_work(uint64_t work) { return (uint32_t)work < work >> 32; }
 
 /* Runs items until none is left to claim. */
-static void take_items(sn_pool *pool, int worker) {
+static void pool_run_items(sn_pool *pool, int worker) {
     uint64_t work = atomic_load_explicit(&pool->work, memory_order_acquire);
     while (has_work(work)) {
         if (!atomic_compare_exchange_weak_explicit(&pool->work, &work, work + 1, memory_order_acq_rel,
@@ -58,8 +63,8 @@ static void take_items(sn_pool *pool, int worker) {
     }
 }
 
-/* True when there is something to do, false when it is time to sleep. */
-static bool spin(sn_pool *pool) {
+/* Returns true when there is work (or a stop), false when it is time to sleep. */
+static bool worker_spin(sn_pool *pool) {
     int64_t until = sn_now_us() + SPIN_US;
     do {
         for (int i = 0; i < SPIN_CHECK; i++) {
@@ -71,7 +76,7 @@ static bool spin(sn_pool *pool) {
     return false;
 }
 
-static void doze(sn_pool *pool) {
+static void worker_sleep(sn_pool *pool) {
     pthread_mutex_lock(&pool->lock);
     atomic_fetch_add(&pool->sleepers, 1);
     while (!has_work(atomic_load(&pool->work)) && !atomic_load(&pool->stop))
@@ -84,13 +89,13 @@ static void *worker_main(void *arg) {
     sn_worker *worker = arg;
     sn_pool *pool = worker->pool;
     while (!atomic_load(&pool->stop)) {
-        take_items(pool, worker->index);
-        if (!spin(pool)) doze(pool);
+        pool_run_items(pool, worker->index);
+        if (!worker_spin(pool)) worker_sleep(pool);
     }
     return NULL;
 }
 
-static void wake_all(sn_pool *pool) {
+static void pool_wake_all(sn_pool *pool) {
     pthread_mutex_lock(&pool->lock);
     pthread_cond_broadcast(&pool->wake);
     pthread_mutex_unlock(&pool->lock);
@@ -105,9 +110,9 @@ void sn_pool_run(sn_pool *pool, size_t n_items, sn_pool_fn fn, void *ctx) {
     pool->fn = fn;
     pool->ctx = ctx;
     atomic_store_explicit(&pool->done, 0, memory_order_relaxed);
-    atomic_store(&pool->work, (uint64_t)n_items << 32); /* in one order with sleepers: either sees the other */
-    if (atomic_load(&pool->sleepers) > 0) wake_all(pool);
-    take_items(pool, 0);
+    atomic_store(&pool->work, (uint64_t)n_items << 32); /* sequentially consistent with `sleepers`: see the top */
+    if (atomic_load(&pool->sleepers) > 0) pool_wake_all(pool);
+    pool_run_items(pool, 0);
     for (unsigned i = 0; atomic_load_explicit(&pool->done, memory_order_acquire) < n_items; i++) {
         if (i > YIELD_AFTER)
             sched_yield();
@@ -116,7 +121,7 @@ void sn_pool_run(sn_pool *pool, size_t n_items, sn_pool_fn fn, void *ctx) {
     }
 }
 
-static int cores(void) {
+static int count_cores(void) {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set)) return 1;
     return CPU_COUNT(&set);
@@ -127,7 +132,7 @@ sn_status sn_pool_new(int n_threads, sn_pool **out, sn_err *err) {
     if (n_threads < 0 || n_threads > SN_POOL_THREADS_MAX)
         return sn_fail(err, SN_REFUSED, "%d threads: give a number from 1 to %d, or 0 for as many as there are cores",
                        n_threads, SN_POOL_THREADS_MAX);
-    if (n_threads == 0) n_threads = cores() < SN_POOL_THREADS_MAX ? cores() : SN_POOL_THREADS_MAX;
+    if (n_threads == 0) n_threads = count_cores() < SN_POOL_THREADS_MAX ? count_cores() : SN_POOL_THREADS_MAX;
     sn_pool *pool = aligned_alloc(CACHE_LINE, sizeof *pool);
     if (!pool) return sn_fail(err, SN_STOP, "out of memory: a pool of threads needs %zu bytes", sizeof *pool);
     memset(pool, 0, sizeof *pool);
@@ -157,7 +162,7 @@ void sn_pool_free(sn_pool **pool) {
     sn_pool *p = *pool;
     if (!p) return;
     atomic_store(&p->stop, 1);
-    wake_all(p);
+    pool_wake_all(p);
     for (int i = 1; i <= p->n_started; i++) pthread_join(p->workers[i].thread, NULL);
     pthread_mutex_destroy(&p->lock);
     pthread_cond_destroy(&p->wake);

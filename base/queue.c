@@ -45,13 +45,13 @@ void sn_queue_free(sn_queue **queue) {
 
 bool sn_queue_push(sn_queue *queue, void *item) {
     pthread_mutex_lock(&queue->lock);
-    bool room = queue->n < queue->limit;
-    if (room) {
+    bool has_space = queue->n < queue->limit;
+    if (has_space) {
         queue->items[(queue->first + queue->n++) % queue->limit] = item;
         pthread_cond_signal(&queue->changed);
     }
     pthread_mutex_unlock(&queue->lock);
-    return room;
+    return has_space;
 }
 
 void *sn_queue_pop(sn_queue *queue, int64_t deadline_us) {

@@ -3,9 +3,8 @@
 #include <float.h>
 #include <math.h>
 #include <string.h>
-#include <strings.h>
 
-enum { BLOCK = 32, Q8_MOST = 127, F16_INFINITY = 0x7c00, BF16_INFINITY = 0x7f80, NAN_SCALE = 0x7fc0 };
+enum { BLOCK = 32, Q8_MAX = 127, F16_INFINITY = 0x7c00, BF16_INFINITY = 0x7f80, NAN_SCALE = 0x7fc0 };
 
 const sn_dtype sn_wire_dtypes[SN_WIRE_DTYPES] = {SN_F32, SN_F16, SN_BF16, SN_Q8};
 
@@ -15,51 +14,45 @@ bool sn_is_wire_dtype(uint64_t number) {
     return false;
 }
 
-sn_status sn_wire_dtype_parse(const char *name, sn_dtype *out, sn_err *err) {
-    for (int i = 0; i < SN_WIRE_DTYPES; i++) {
-        if (strcasecmp(name, sn_dtype_name(sn_wire_dtypes[i]))) continue;
-        *out = sn_wire_dtypes[i];
-        return SN_OK;
-    }
-    return sn_fail(err, SN_REFUSED, "'%.20s' is no type for the wire: choose f32, bf16, f16 or q8", name);
-}
+const sn_word sn_wire_dtype_words[] = {{"f32", SN_F32}, {"bf16", SN_BF16}, {"f16", SN_F16}, {"q8", SN_Q8}, {NULL, 0}};
 
-/* -- 16 bits: a finite number that would round to infinity is the one below it ---------------------------------------- */
+/* -- 16 bits: a finite number that would round to infinity becomes the largest finite one */
 
-static uint16_t to_f16(float x) {
+static uint16_t f16_saturate(float x) {
     uint16_t half = sn_f32_to_f16(x);
     return (half & 0x7fff) == F16_INFINITY && isfinite(x) ? (uint16_t)(half - 1) : half;
 }
 
-static uint16_t to_bf16(float x) {
+static uint16_t bf16_saturate(float x) {
     uint16_t half = sn_f32_to_bf16(x);
     return (half & 0x7fff) == BF16_INFINITY && isfinite(x) ? (uint16_t)(half - 1) : half;
 }
 
-/* -- 8 bits ---------------------------------------------------------------------------------------------------------- */
+/* -- 8 bits */
 
-/* A block is a scale in bfloat16, which reaches as far as float32 does, and 32 signed bytes. 127 / scale errs by less than
- * half a step, so the largest number always gets 127, and the products are exact: therefore rounding twice is rounding once. */
+/* A block is a scale in bfloat16, which has the range of float32, and 32 signed bytes. 127 / scale errs by less than
+ * half a step, so the largest number always becomes 127 and the products are exact: therefore rounding twice gives the
+ * same as rounding once. */
 
-static uint16_t scale_of(const float *x) {
-    float most = 0;
+static uint16_t q8_block_scale(const float *x) {
+    float amax = 0;
     bool finite = true;
     for (int i = 0; i < BLOCK; i++) {
         float size = fabsf(x[i]);
-        most = size > most ? size : most;
+        amax = size > amax ? size : amax;
         finite = finite && isfinite(x[i]);
     }
     if (!finite) return NAN_SCALE;
-    uint16_t scale = sn_f32_to_bf16(most / Q8_MOST);
-    if (sn_bf16_to_f32(scale) < 0x1p-100f) return 0; /* so that none is subnormal */
-    return isfinite(sn_bf16_to_f32(scale) * Q8_MOST) ? scale : (uint16_t)(scale - 1);
+    uint16_t scale = sn_f32_to_bf16(amax / Q8_MAX);
+    if (sn_bf16_to_f32(scale) < 0x1p-100f) return 0; /* so that no product is subnormal */
+    return isfinite(sn_bf16_to_f32(scale) * Q8_MAX) ? scale : (uint16_t)(scale - 1);
 }
 
-/* To the nearest whole number, ties to even, below 2^22: the addition rounds. */
-static float nearest(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
+/* Rounds to the nearest integer, ties to even, below 2^22: the addition rounds. */
+static float round_to_nearest(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
 
-static void encode_block(const float *x, uint8_t *to) {
-    uint16_t bits = scale_of(x);
+static void q8_encode_block(const float *x, uint8_t *to) {
+    uint16_t bits = q8_block_scale(x);
     float scale = sn_bf16_to_f32(bits);
     memcpy(to, &bits, sizeof bits);
     if (!bits || bits == NAN_SCALE) {
@@ -67,30 +60,30 @@ static void encode_block(const float *x, uint8_t *to) {
         return;
     }
     for (int i = 0; i < BLOCK; i++) {
-        float q = nearest(x[i] / scale);
-        q = q > Q8_MOST ? Q8_MOST : q < -Q8_MOST ? -Q8_MOST : q;
+        float q = round_to_nearest(x[i] / scale);
+        q = q > Q8_MAX ? Q8_MAX : q < -Q8_MAX ? -Q8_MAX : q;
         to[sizeof bits + (size_t)i] = (uint8_t)(int8_t)q;
     }
 }
 
-static void decode_block(const uint8_t *from, float *x) {
+static void q8_decode_block(const uint8_t *from, float *x) {
     uint16_t bits;
     memcpy(&bits, from, sizeof bits);
     float scale = sn_bf16_to_f32(bits);
-    for (int i = 0; i < BLOCK; i++) /* one NaN for all, not what a machine makes of NaN times a number */
+    for (int i = 0; i < BLOCK; i++) /* one bit pattern of NaN for all machines, which differ in NaN times a number */
         x[i] = isfinite(scale) ? (float)(int8_t)from[sizeof bits + (size_t)i] * scale : NAN;
 }
 
-/* -- rows ------------------------------------------------------------------------------------------------------------ */
+/* -- rows */
 
 void sn_wire_encode(sn_dtype dtype, const float *rows, size_t n, void *wire) {
     uint8_t *to = wire;
     if (dtype == SN_F32) memcpy(to, rows, n * sizeof *rows);
     if (dtype == SN_Q8)
-        for (size_t i = 0; i < n; i += BLOCK, to += sn_dtype_bytes(SN_Q8)) encode_block(rows + i, to);
+        for (size_t i = 0; i < n; i += BLOCK, to += sn_dtype_bytes(SN_Q8)) q8_encode_block(rows + i, to);
     if (dtype != SN_F16 && dtype != SN_BF16) return;
     for (size_t i = 0; i < n; i++, to += sizeof(uint16_t)) {
-        uint16_t half = dtype == SN_F16 ? to_f16(rows[i]) : to_bf16(rows[i]);
+        uint16_t half = dtype == SN_F16 ? f16_saturate(rows[i]) : bf16_saturate(rows[i]);
         memcpy(to, &half, sizeof half);
     }
 }
@@ -99,7 +92,7 @@ void sn_wire_decode(sn_dtype dtype, const void *wire, size_t n, float *rows) {
     const uint8_t *from = wire;
     if (dtype == SN_F32) memcpy(rows, from, n * sizeof *rows);
     if (dtype == SN_Q8)
-        for (size_t i = 0; i < n; i += BLOCK, from += sn_dtype_bytes(SN_Q8)) decode_block(from, rows + i);
+        for (size_t i = 0; i < n; i += BLOCK, from += sn_dtype_bytes(SN_Q8)) q8_decode_block(from, rows + i);
     if (dtype != SN_F16 && dtype != SN_BF16) return;
     for (size_t i = 0; i < n; i++, from += sizeof(uint16_t)) {
         uint16_t half;
@@ -109,7 +102,7 @@ void sn_wire_decode(sn_dtype dtype, const void *wire, size_t n, float *rows) {
 }
 
 void sn_wire_round(sn_dtype dtype, float *rows, size_t n) {
-    uint8_t block[BLOCK * sizeof(float)]; /* of any type */
+    uint8_t block[BLOCK * sizeof(float)]; /* large enough for a block of any type */
     if (dtype == SN_F32) return;
     for (size_t i = 0, m; i < n; i += m) {
         m = n - i < BLOCK ? n - i : BLOCK;

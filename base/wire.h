@@ -1,26 +1,27 @@
-/* Hidden states as they travel: types of tensors on the wire, and rows to and from them. Plain arithmetic, the same bits on
- * every machine, each row by itself; docs/PROTOCOL.md, "Types on the wire", is the specification.
+/* Hidden states on the wire: the element types of messages, and the conversion of rows to and from them. Pure
+ * functions, plain arithmetic: the same bits on every machine, each row independent of the others. docs/PROTOCOL.md,
+ * "Types on the wire", is the specification.
  *
- * F32 is exact, the others are not; but what has been rounded once does not change when it is rounded again, so it makes
- * no difference over how many hands it goes. */
+ * F32 is exact, the others are not. A number that has been rounded once does not change when it is rounded again, so
+ * the number of nodes that forward it makes no difference. */
 #ifndef SN_BASE_WIRE_H
 #define SN_BASE_WIRE_H
 
 #include "base/dtype.h"
+#include "base/text.h"
 
 enum { SN_WIRE_DTYPES = 4 };
 extern const sn_dtype sn_wire_dtypes[SN_WIRE_DTYPES]; /* F32, F16, BF16, Q8 */
 
-bool sn_is_wire_dtype(uint64_t number); /* of sn_dtype, from outside */
-/* "f32", "bf16", "f16" or "q8"; SN_REFUSED with the list. */
-sn_status sn_wire_dtype_parse(const char *name, sn_dtype *out, sn_err *err) SN_MUST_USE;
+bool sn_is_wire_dtype(uint64_t number);     /* whether a number from a message is one of sn_wire_dtypes */
+extern const sn_word sn_wire_dtype_words[]; /* "f32", "bf16", "f16", "q8", of sn_dtype */
 
-/* n elements, whole rows: a multiple of the type's block. `wire`: bytes, little-endian, of any alignment. Finite numbers stay
- * finite: those that are too large become the largest there is. NaN and infinity stay what they are, but in Q8 make NaN of
- * their block. */
+/* n elements, whole rows: a multiple of the type's block. `wire`: little-endian bytes of any alignment. Finite numbers
+ * stay finite: numbers beyond the range of the type become its largest one. NaN and infinity keep their value; in Q8
+ * they turn their whole block into NaN. */
 void sn_wire_encode(sn_dtype dtype, const float *rows, size_t n, void *wire);
 void sn_wire_decode(sn_dtype dtype, const void *wire, size_t n, float *rows);
-/* To what arrives of them. */
+/* Rounds rows to what the receiver of this type would decode. */
 void sn_wire_round(sn_dtype dtype, float *rows, size_t n);
 
 #endif

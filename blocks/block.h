@@ -1,88 +1,111 @@
-/* One transformer block: its weights on a device, and its mathematics. Private to blocks/. */
+/* One transformer block: its weights on a device (block_image.c) and its forward pass (block.c). Private to blocks/.
+ *
+ * A block's weights are one image: all tensors of the block in the device's layout, in one piece, equal on the device,
+ * in host memory and in a file. Central types: sn_block_layout says where each tensor lies in the image, sn_block holds
+ * the views of an image on the device, sn_forward_pass the inputs of a forward pass. None of them owns memory. Used by
+ * the devices' thread. Errors are those of the device's operations and, for weights, SN_REFUSED for types that the
+ * device cannot use. */
 #ifndef SN_BLOCKS_BLOCK_H
 #define SN_BLOCKS_BLOCK_H
 
 #include "device/device.h"
 #include "model/model.h"
 
-/* Where each weight of a block lies in its image: the block's bytes in the device's layout, one piece, as they lie on
- * the device, in host memory or in a file. */
+/* For functions that are a sequence of operations: the first one that fails ends the function with its status. */
+#define SN_TRY(call)                                                                                                   \
+    do {                                                                                                               \
+        sn_status status_ = (call);                                                                                    \
+        if (status_) return status_;                                                                                   \
+    } while (0)
+
+/* ---- weights ---- */
+
+/* Where the tensors of one role lie in a block's image. */
+typedef struct sn_weight_layout {
+    sn_dtype dtype;
+    size_t rows, cols; /* rows 0: the family has no such weight */
+    size_t offset;     /* a multiple of 64 */
+    size_t bytes;      /* of one matrix or vector */
+    size_t stride;     /* from one matrix to the next, a multiple of 64 */
+    int n_matrices;    /* sn_role_n_matrices: several for experts, else 1 */
+    bool vector;       /* a norm or bias, stored as float32 */
+} sn_weight_layout;
+
 typedef struct sn_block_layout {
-    struct {
-        sn_dtype dtype;
-        size_t rows, cols;    /* rows 0: the family has no such weight */
-        size_t offset, bytes; /* offset: a multiple of 64; of all its matrices */
-        size_t stride;        /* from one of its matrices to the next */
-        int pieces;           /* how many there are: sn_role_pieces */
-        bool vector;          /* a norm or bias, kept as float32 */
-    } parts[SN_ROLE_COUNT];
+    sn_weight_layout parts[SN_ROLE_COUNT];
     size_t bytes; /* of the image */
 } sn_block_layout;
 
-/* A block's weights where they can be used: views into an image on the device. */
+/* Views into an image on the device. */
 typedef struct sn_block {
-    sn_weight matrix[SN_ROLE_COUNT];    /* the roles with two dimensions */
+    sn_weight matrix[SN_ROLE_COUNT];    /* roles with two dimensions */
     const float *vector[SN_ROLE_COUNT]; /* norms and biases, float32; NULL: the family has none */
     int width[SN_ROLE_COUNT];           /* elements of each vector */
-    sn_experts experts[3];              /* gate, up, down: SN_ROLE_EXPERTS_GATE on */
+    sn_experts experts[3];              /* gate, up, down: SN_ROLE_EXPERTS_GATE and the two after it */
 } sn_block;
-
-/* Activations of a pass, on the device, each with room for SN_SPAN_ROWS_MAX rows. */
-typedef struct sn_scratch {
-    float *x;         /* (rows, n_embd): the hidden states, from block to block */
-    float *h;         /* (rows, n_embd): normed, and what a sub-layer adds to x */
-    float *beside;    /* (rows, n_embd): what the feed-forward reads, where it stands beside attention; else unused */
-    float *q, *attn;  /* (rows, n_heads, head_dim) */
-    float *k, *v;     /* (rows, n_kv_heads, head_dim) */
-    float *gate, *up; /* (rows, n_ff); of a mixture (rows, n_experts_used, n_ff) */
-    float *chosen;    /* experts.h; this and the next only of a mixture */
-    float *each;      /* (rows, n_experts_used, n_embd): what the experts of a row give */
-    float *cos_sin[SN_ROPES_MAX]; /* (rows, rope_dim/2, 2) each; of the model's ropes */
-    float *low; /* (rows, SN_LORA_RANK_MAX); these two only where a pass has a tuning */
-    float *wide;      /* (rows, the widest of the above) */
-} sn_scratch;
-
-/* What a client has trained of a block, on the block's device: added to what the frozen weights give. Zeroed: nothing.
- */
-enum { SN_LORA_RANK_MAX = 256 };
-typedef struct sn_block_tuning {
-    const float *prompt; /* (n_prompt, n_embd): added to the hidden states that enter, at positions below n_prompt */
-    int n_prompt;
-    struct {
-        sn_weight a, b; /* (rank, inputs), (outputs, rank), float32; rows 0: none. y += (x A^T) B^T. Hu et al. 2021 */
-    } lora[SN_ROLE_COUNT];
-} sn_block_tuning;
 
 sn_status sn_block_layout_of(const sn_model *model, const sn_device *device, int number, sn_block_layout *out,
                              sn_err *err) SN_MUST_USE;
-/* Writes the block's image (layout->bytes, aligned to 64) to host memory; where device->host_visible, that may be the
- * device's. Reads the block's tensors and lets them go again. */
+/* Writes the block's image (layout->bytes, aligned to 64) to `image`: host memory, or the device's memory where
+ * device->host_visible. Reads the block's tensors from the model and releases their pages. */
 sn_status sn_block_pack(const sn_model *model, sn_device *device, int number, const sn_block_layout *layout,
                         void *image, sn_err *err) SN_MUST_USE;
 /* The block whose image lies at `image` on the device. */
 sn_block sn_block_at(const sn_block_layout *layout, const void *image);
 
-/* What a block's forward works on. */
-typedef struct sn_block_pass {
+/* ---- forward pass ---- */
+
+/* Activations of a forward pass, on the device, each with capacity for SN_SPAN_ROWS_MAX rows. */
+typedef struct sn_scratch {
+    float *x;          /* (rows, n_embd): the hidden states, from block to block */
+    float *h;          /* (rows, n_embd): x after a norm; then what a half of the block adds to x */
+    float *ffn_input;  /* (rows, n_embd): hp->parallel: x after the norm of the feed-forward; else unused */
+    float *q, *attn;   /* (rows, n_heads, head_dim) */
+    float *k, *v;      /* (rows, n_kv_heads, head_dim) */
+    float *gate, *up;  /* (rows, n_ff); with experts (rows, n_experts_used, n_ff) */
+    float *router_out; /* (rows, sn_moe_router_width), with experts only: see moe.h */
+    float *expert_out; /* (rows, n_experts_used, n_embd), with experts only: outputs of the experts of a row */
+    float *cos_sin[SN_ROPES_MAX]; /* (rows, rope_dim/2, 2) each: the tables of the model's ropes */
+    float *lora_mid;              /* (rows, SN_LORA_RANK_MAX); these two only in a pass with an adapter */
+    float *lora_out;              /* (rows, widest input or output of a matrix) */
+} sn_scratch;
+
+/* The adapter of one block (adapter.h), on the block's device. Zeroed: none. */
+typedef struct sn_block_adapter {
+    const float *prompt; /* (n_prompt, n_embd): added to the hidden states that enter, at positions below n_prompt */
+    int n_prompt;
+    struct {
+        sn_weight a, b; /* (rank, inputs), (outputs, rank), float32; rows 0: none. y += (x A^T) B^T. Hu et al. 2021 */
+    } lora[SN_ROLE_COUNT];
+} sn_block_adapter;
+
+/* The inputs of one block's forward pass; the device is within a batch (batch_begin) of these sequences. */
+typedef struct sn_forward_pass {
     sn_device *device;
     const sn_hparams *hp;
     const sn_scratch *scratch;
     int n_rows;
     int n_sequences;
     const sn_sequence *sequences;
-    const sn_block_tuning *tuning; /* NULL: none */
-    int number;                    /* of the block in the model */
-} sn_block_pass;
+    const sn_block_adapter *adapter; /* NULL: none */
+    int number;                      /* of the block in the model */
+} sn_forward_pass;
 
-/* scratch->x (n_rows, n_embd) goes in and comes out. `index`: of the block within the span's KV pages. */
-sn_status sn_block_forward(const sn_block *block, int index, const sn_block_pass *pass, sn_err *err) SN_MUST_USE;
+/* Replaces scratch->x (n_rows, n_embd) by the block's output and stores the rows' keys and values. `index`: of the
+ * block within the part of the KV pages. */
+sn_status sn_block_forward(const sn_block *block, int index, const sn_forward_pass *pass, sn_err *err) SN_MUST_USE;
 
-/* Three parts of it, for going through a block backwards: y = x normed by the vector `role`, as many of the n elements at a
- * time as it has (a row or a head; y may be x); scratch->x grows by the prompt; y grows by what is trained of
- * the matrix `role`, whose input is u. */
-sn_status sn_block_norm(const sn_block *block, const sn_block_pass *pass, sn_role role, size_t n, const float *x,
-                        float *y, sn_err *err) SN_MUST_USE;
-sn_status sn_block_prompt(const sn_block_pass *pass, sn_err *err) SN_MUST_USE;
-sn_status sn_block_tune(const sn_block_pass *pass, sn_role role, const float *u, float *y, sn_err *err) SN_MUST_USE;
+/* ---- steps of the forward pass, which block_grad.c repeats ---- */
+
+/* Elements of the tensor that the norm `role` reads: (n_rows, n_embd), or q or k for their norms. */
+size_t sn_block_norm_elements(const sn_hparams *hp, int n_rows, sn_role role);
+/* y = norm(x), by the factors of `role`: over rows of n_embd, or over each head of q or k. y may be x. */
+sn_status sn_block_norm(const sn_block *block, const sn_forward_pass *pass, sn_role role, const float *x, float *y,
+                        sn_err *err) SN_MUST_USE;
+/* scratch->x += the adapter's prompt, at its positions. */
+sn_status sn_block_add_prompt(const sn_forward_pass *pass, sn_err *err) SN_MUST_USE;
+/* y += (u A^T) B^T, the adapter's LoRA of the matrix `role`, whose input is u and whose output y. */
+sn_status sn_block_add_lora(const sn_forward_pass *pass, sn_role role, const float *u, float *y,
+                            sn_err *err) SN_MUST_USE;
 
 #endif

@@ -1,50 +1,63 @@
-/* A block backwards: from the gradient of what leaves it to that of what enters it, and of what is trained of it. What
- * the forward pass had in between was kept, or is computed again. One sequence, whole, from position 0. Private to blocks/. */
+/* The backward pass of one block: from the gradient of its output to the gradient of its input and of its adapter. The
+ * intermediate activations of the forward pass were saved, or are recomputed. One sequence per pass, whole, from
+ * position 0. Private to blocks/.
+ *
+ * Nothing here owns memory: train.c allocates sn_grad_scratch and sn_block_grads, saved_activations.c the saved ones.
+ * Used by the devices' thread. d... is the gradient of the loss with respect to the tensor of that name. */
 #ifndef SN_BLOCKS_BLOCK_GRAD_H
 #define SN_BLOCKS_BLOCK_GRAD_H
 
 #include "blocks/block.h"
 
-/* Activations and gradients of one sequence, on the device, each with room for its longest. */
+/* Activations and gradients of one sequence, on the device, each with capacity for the longest sequence. */
 typedef struct sn_grad_scratch {
-    float *x, *mid; /* (rows, n_embd): hidden states as they enter, and between the two halves */
-    float *h1, *h2; /* (rows, n_embd): these, normed; unused where the family does not norm there */
-    float *o1, *o2; /* (rows, n_embd): what the two halves add, before its norm, where it has one; else unused */
-    float *q0, *q,
-        *attn; /* (rows, n_heads, head_dim); q0, k0: before their norms, where the family has such, else unused */
+    float *x, *mid;         /* (rows, n_embd): the hidden states that enter, and those between the two halves */
+    float *h1, *h2;         /* (rows, n_embd): inputs of the two halves after their norms; unused without such norms */
+    float *o1, *o2;         /* (rows, n_embd): outputs of the two halves before their post-norms; unused without such */
+    float *q0, *q, *attn;   /* (rows, n_heads, head_dim); q0: before its norm; unused without such a norm, as k0 */
     float *k0, *k, *v;      /* (rows, n_kv_heads, head_dim) */
-    float *gate, *up, *act; /* (rows, n_ff) */
-    float *dy, *dh;         /* (rows, n_embd): dy comes in, and leaves as the gradient of x */
-    float *dq, *dattn, *dk, *dv, *dgate, *dup;
-    float *chosen, *each, *dchosen; /* of a mixture: experts.h; dchosen (rows, n_experts_used) */
-    float *dlogits, *deach;         /* where chosen and each are, unless these are kept elsewhere: then they stay as they are */
-    float *low, *dlow;     /* (rows, SN_LORA_RANK_MAX) */
-    float *wide;           /* (rows, the widest) */
-    float *cos_sin[SN_ROPES_MAX], *back[SN_ROPES_MAX]; /* (rows, rope_dim/2, 2): rope tables, and those that turn back */
+    float *gate, *up, *act; /* (rows, n_ff); with experts (rows, n_experts_used, n_ff) */
+    float *dy;              /* (rows, n_embd): the gradient of the output; afterwards that of x */
+    float *dh;              /* (rows, n_embd): the gradient of a half's input or output */
+    float *dq, *dattn, *dk, *dv, *dgate, *dup; /* shaped like q, attn, k, v, gate, up */
+    float *router_out, *expert_out;            /* with experts only: moe.h */
+    float *dexpert_weights;                    /* (rows, n_experts_used) */
+    /* (rows, n_experts), (rows, n_experts_used, n_embd): they overwrite router_out and expert_out of the scratch, which
+     * are not needed any more then; saved ones lie elsewhere and are not overwritten. */
+    float *dlogits, *dexpert_out;
+    float *lora_mid, *dlora_mid; /* (rows, SN_LORA_RANK_MAX) */
+    float *lora_out;             /* (rows, widest input or output of a matrix) */
+    /* (rows, rope_dim/2, 2) of each rope: its table, and the table that rotates back. */
+    float *cos_sin[SN_ROPES_MAX], *cos_sin_inverse[SN_ROPES_MAX];
 } sn_grad_scratch;
 
-/* Gradients of a block's low-rank adapters, on the device; they grow. */
+/* The gradients of a block's LoRA matrices, on the device; a backward pass adds to them. */
 typedef struct sn_block_grads {
     struct {
-        float *a, *b; /* shaped like the tuning's; NULL: none */
+        float *a, *b; /* shaped like the adapter's matrices; NULL: none */
     } lora[SN_ROLE_COUNT];
 } sn_block_grads;
 
-typedef struct sn_grad_pass {
-    sn_device *device; /* in a pass over one sequence whose past has room for one block, index 0 */
+/* The inputs of one block's backward pass; the device is within a batch of this one sequence, whose KV pages hold one
+ * block. */
+typedef struct sn_backward_pass {
+    sn_device *device;
     const sn_hparams *hp;
     const sn_grad_scratch *scratch;
     const sn_sequence *sequence;
-    const sn_block_tuning *tuning; /* NULL: none */
-    const sn_block_grads *grads;   /* NULL: none */
-    int number;                    /* of the block in the model */
-    bool kept; /* backwards: q to v, attn, mid, o1, o2, gate, up, chosen, each are still what the way forwards left there */
-} sn_grad_pass;
+    const sn_block_adapter *adapter; /* NULL: none */
+    const sn_block_grads *grads;     /* NULL: none */
+    int number;                      /* of the block in the model */
+    bool saved; /* scratch holds what sn_block_forward_saving left in q0 to v, attn, mid, o1, o2, gate, up, router_out
+                   and expert_out: it is not recomputed */
+} sn_backward_pass;
 
-/* scratch->x goes in and comes out, with the bits of sn_block_forward; what is in between each has its own place. */
-sn_status sn_block_forward_apart(const sn_block *block, const sn_grad_pass *pass, sn_err *err) SN_MUST_USE;
+/* A forward pass with the bits of sn_block_forward that leaves each intermediate activation in its own place: replaces
+ * scratch->x by the block's output. */
+sn_status sn_block_forward_saving(const sn_block *block, const sn_backward_pass *pass, sn_err *err) SN_MUST_USE;
 
-/* scratch->x: what entered the block (the prompt not yet added); scratch->dy: gradient of what left it. */
-sn_status sn_block_backward(const sn_block *block, const sn_grad_pass *pass, sn_err *err) SN_MUST_USE;
+/* In: scratch->x, the hidden states that entered the block (without the prompt); scratch->dy, the gradient of its
+ * output. Out: scratch->dy, the gradient of x; pass->grads. */
+sn_status sn_block_backward(const sn_block *block, const sn_backward_pass *pass, sn_err *err) SN_MUST_USE;
 
 #endif

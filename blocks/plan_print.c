@@ -1,48 +1,49 @@
+/* Prints a plan as a table. */
 #include "base/text.h"
 #include "blocks/plan.h"
 
 #include <stdio.h>
 #include <string.h>
 
-static const char *rest_of(const sn_place *place) {
+static const char *residence_text(const sn_block_placement *place) {
     static const char *const streamed[] = {"on it", "in host memory, streamed", "on disk, streamed"};
-    static const char *const kept[] = {"on it, preloaded", "in host memory, preloaded", "on disk, preloaded"};
-    return place->preload ? kept[place->residence] : streamed[place->residence];
+    static const char *const preloaded[] = {"on it, preloaded", "in host memory, preloaded", "on disk, preloaded"};
+    return place->preload ? preloaded[place->residence] : streamed[place->residence];
 }
 
-static bool same_place(const sn_place *a, const sn_place *b) {
+static bool same_placement(const sn_block_placement *a, const sn_block_placement *b) {
     return a->device == b->device && a->residence == b->residence && a->preload == b->preload;
 }
 
-static sn_status print_runs(const sn_plan *plan, const sn_plan_wish *wish, sn_buf *out, sn_err *err) {
+static sn_status print_runs(const sn_plan *plan, const sn_plan_query *query, sn_buf *out, sn_err *err) {
     int n = plan->end - plan->first;
     for (int b = 0, end; b < n; b = end) {
         size_t weights = 0;
         char range[32], name[32], size[32];
-        for (end = b; end < n && same_place(&plan->places[b], &plan->places[end]); end++)
-            weights += wish->costs[end].weights;
+        for (end = b; end < n && same_placement(&plan->placements[b], &plan->placements[end]); end++)
+            weights += query->costs[end].weights;
         snprintf(range, sizeof range, "%d:%d", plan->first + b, plan->first + end);
         sn_status status = sn_buf_printf(out, err, "%-10s %-12s %12s  %s\n", range,
-                                         sn_device_id_name(plan->devices[plan->places[b].device], name),
-                                         sn_format_size(weights, size), rest_of(&plan->places[b]));
+                                         sn_device_id_name(plan->devices[plan->placements[b].device], name),
+                                         sn_format_size(weights, size), residence_text(&plan->placements[b]));
         if (status) return status;
     }
     return SN_OK;
 }
 
-static size_t budget_of(const sn_plan_wish *wish, sn_device_id id) {
-    for (int d = 0; d < wish->n_devices; d++)
-        if (sn_device_same(wish->devices[d].id, id)) return wish->devices[d].budget;
+static size_t device_budget(const sn_plan_query *query, sn_device_id id) {
+    for (int d = 0; d < query->n_devices; d++)
+        if (sn_device_id_equal(query->devices[d].id, id)) return query->devices[d].budget;
     return 0;
 }
 
-static sn_status print_devices(const sn_plan *plan, const sn_plan_wish *wish, sn_buf *out, sn_err *err) {
+static sn_status print_devices(const sn_plan *plan, const sn_plan_query *query, sn_buf *out, sn_err *err) {
     char name[32], planned[32], budget[32];
     sn_status status = SN_OK;
     for (int d = 0; d < plan->n_devices && !status; d++)
         status = sn_buf_printf(out, err, "%-10s %25s of %s\n", sn_device_id_name(plan->devices[d], name),
                                sn_format_size(plan->device_bytes[d], planned),
-                               sn_format_size(budget_of(wish, plan->devices[d]), budget));
+                               sn_format_size(device_budget(query, plan->devices[d]), budget));
     if (!status && plan->host_bytes)
         status = sn_buf_printf(out, err, "%-10s %25s\n", "host", sn_format_size(plan->host_bytes, planned));
     if (!status && plan->disk_bytes)
@@ -50,9 +51,9 @@ static sn_status print_devices(const sn_plan *plan, const sn_plan_wish *wish, sn
     return status;
 }
 
-sn_status sn_plan_print(const sn_plan *plan, const sn_plan_wish *wish, sn_buf *out, sn_err *err) {
-    sn_status status = sn_buf_printf(out, err, "%-10s %-12s %12s  %s\n", "blocks", "computed on", "weights", "rest");
-    if (!status) status = print_runs(plan, wish, out, err);
+sn_status sn_plan_print(const sn_plan *plan, const sn_plan_query *query, sn_buf *out, sn_err *err) {
+    sn_status status = sn_buf_printf(out, err, "%-10s %-12s %12s  %s\n", "blocks", "computed on", "weights", "stored");
+    if (!status) status = print_runs(plan, query, out, err);
     if (!status) status = sn_buf_printf(out, err, "\n%-10s %25s\n", "memory", "planned");
-    return status ? status : print_devices(plan, wish, out, err);
+    return status ? status : print_devices(plan, query, out, err);
 }

@@ -1,3 +1,13 @@
+/* Loading: every block is measured (sn_block_layout_of), then packed in its device's layout to where it stays: the
+ * device, host memory, or a file of the offload store, where an image of the same key is used again.
+ *
+ * Running: sn_segment_walk visits the blocks. Before it visits a streamed block, it begins to copy the streamed block
+ * after that one to the other slot, so one copy and one computation are in progress at any time. The device orders
+ * them: copy_begin waits for all work queued before, among it that of the block that used the slot, and copy_join makes
+ * the work queued after it wait for the copy. Only reading from disk waits on this thread, for the staging buffer.
+ *
+ * A forward pass over blocks that all stay on the device always issues the same calls with the same addresses, so it
+ * gets a graph key by which the device may record it once and replay it. */
 #include "blocks/segment.h"
 
 #include "base/log.h"
@@ -9,9 +19,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LAYOUT_VERSION = 4 }; /* of images in files: raise it when a device's layout of weights changes */
+enum { LAYOUT_VERSION = 4 }; /* of images in files; raise it whenever a device's layout of weights changes */
 
-/* Names a block's image in a file: the weights, and whose layout they are in. */
+/* ---- loading ---- */
+
+/* The key of a block's image in the offload store: the hash of its weights, the layout and the kind of device. */
 static sn_hash image_key(const sn_hash *weights, const sn_device *device, size_t bytes) {
     struct {
         sn_hash weights;
@@ -26,7 +38,8 @@ static sn_hash image_key(const sn_hash *weights, const sn_device *device, size_t
     return sn_hash_of(&all, sizeof all);
 }
 
-static sn_status place_on_device(const sn_model *model, sn_device *device, int number, sn_resting *r, sn_err *err) {
+static sn_status store_on_device(const sn_model *model, sn_device *device, int number, sn_block_storage *r,
+                                 sn_err *err) {
     void *image = NULL;
     if (r->image) return sn_block_pack(model, device, number, &r->layout, r->image, err);
     sn_status status = device->ops->alloc(device, r->layout.bytes, &r->image, err);
@@ -38,52 +51,53 @@ static sn_status place_on_device(const sn_model *model, sn_device *device, int n
     return status;
 }
 
-static sn_status place_in_host(const sn_model *model, sn_device *device, int number, sn_resting *r, sn_err *err) {
+static sn_status store_in_host(const sn_model *model, sn_device *device, int number, sn_block_storage *r, sn_err *err) {
     sn_status status = device->ops->host_alloc(device, r->layout.bytes, &r->image, err);
     return status ? status : sn_block_pack(model, device, number, &r->layout, r->image, err);
 }
 
-static sn_status place_on_disk(const sn_model *model, sn_device *device, sn_store *store, int number, sn_resting *r,
-                               sn_err *err) {
+static sn_status store_on_disk(const sn_model *model, sn_device *device, sn_offload_store *store, int number,
+                               sn_block_storage *r, sn_err *err) {
     sn_hash weights;
     void *image = NULL;
-    if (!store) return sn_fail(err, SN_REFUSED, "block %d is to rest on disk: give --offload-dir", number);
+    if (!store) return sn_fail(err, SN_REFUSED, "block %d is offloaded to disk: give --offload-dir", number);
     sn_status status = sn_model_block_hash(model, number, &weights, err);
     if (status) return status;
     r->key = image_key(&weights, device, r->layout.bytes);
-    if (sn_store_has(store, &r->key, r->layout.bytes)) return SN_OK;
+    if (sn_offload_store_has(store, &r->key, r->layout.bytes)) return SN_OK;
     status = sn_pages_alloc(&image, r->layout.bytes, err);
     if (!status) status = sn_block_pack(model, device, number, &r->layout, image, err);
-    if (!status) status = sn_store_put(store, &r->key, image, r->layout.bytes, err);
+    if (!status) status = sn_offload_store_put(store, &r->key, image, r->layout.bytes, err);
     sn_pages_free(&image, r->layout.bytes);
     return status;
 }
 
-/* How large everything is, and where it goes. */
-static sn_status measure(sn_segment *g, const sn_model *model, const sn_plan *plan, sn_err *err) {
+/* Sets the layout and the residence of each block, and the sizes that follow from them. */
+static sn_status segment_measure(sn_segment *g, const sn_model *model, const sn_plan *plan, sn_err *err) {
     for (int b = g->first; b < g->end; b++) {
-        sn_resting *r = &g->blocks[b - g->first];
-        const sn_place *place = &plan->places[b - plan->first];
-        /* Preloading means the same wherever a block would rest: it is on the device before the first step, and stays. */
+        sn_block_storage *r = &g->blocks[b - g->first];
+        const sn_block_placement *place = &plan->placements[b - plan->first];
+        /* A preloaded block is on the device before the first step and stays there, whatever its residence. */
         r->residence = place->preload ? SN_ON_DEVICE : place->residence;
         sn_status status = sn_block_layout_of(model, g->device, b, &r->layout, err);
         if (status) return status;
-        if (r->residence != SN_ON_DEVICE) g->slot_bytes = r->layout.bytes > g->slot_bytes ? r->layout.bytes : g->slot_bytes;
+        if (r->residence != SN_ON_DEVICE)
+            g->slot_bytes = r->layout.bytes > g->slot_bytes ? r->layout.bytes : g->slot_bytes;
         else if (!sn_add(g->resident_bytes, r->layout.bytes, &g->resident_bytes))
             return sn_fail(err, SN_REFUSED, "blocks %d to %d are too large", g->first, b);
     }
     return SN_OK;
 }
 
-/* Huge pages are whole ones: what sticks out of them lies in small pages, a tenth of a block of 2 MB that is by itself, and is read
- * at two thirds of the speed. So a CPU's blocks lie behind each other. */
-static sn_status reserve(sn_segment *g, sn_err *err) {
+/* Allocates the blocks of a CPU in one piece. Memory that does not fill a whole huge page lies in small pages, which
+ * are read at two thirds of the speed; of a block of 2 MB allocated by itself that is a tenth. */
+static sn_status segment_reserve(sn_segment *g, sn_err *err) {
     size_t at = 0;
     if (!g->device->host_visible || !g->resident_bytes) return SN_OK;
     sn_status status = g->device->ops->alloc(g->device, g->resident_bytes, &g->resident, err);
     if (status) return status;
     for (int i = 0; i < g->end - g->first; i++) {
-        sn_resting *r = &g->blocks[i];
+        sn_block_storage *r = &g->blocks[i];
         if (r->residence != SN_ON_DEVICE) continue;
         r->image = (char *)g->resident + at;
         at += r->layout.bytes;
@@ -91,29 +105,29 @@ static sn_status reserve(sn_segment *g, sn_err *err) {
     return SN_OK;
 }
 
-static sn_status load_block(sn_segment *g, const sn_model *model, int number, sn_err *err) {
-    sn_resting *r = &g->blocks[number - g->first];
+static sn_status segment_load_block(sn_segment *g, const sn_model *model, int number, sn_err *err) {
+    sn_block_storage *r = &g->blocks[number - g->first];
     switch (r->residence) {
     case SN_ON_DEVICE:
-        return place_on_device(model, g->device, number, r, err);
+        return store_on_device(model, g->device, number, r, err);
     case SN_IN_HOST:
-        return place_in_host(model, g->device, number, r, err);
+        return store_in_host(model, g->device, number, r, err);
     case SN_ON_DISK:
         g->reads_disk = true;
-        return place_on_disk(model, g->device, g->store, number, r, err);
+        return store_on_disk(model, g->device, g->store, number, r, err);
     }
     return SN_OK;
 }
 
-sn_status sn_segment_load(sn_segment *g, const sn_model *model, const sn_plan *plan, sn_device *device,
-                          const sn_scratch *scratch, sn_store *store, int first, int end, sn_err *err) {
+sn_status sn_segment_load(sn_segment *g, const sn_segment_source *source, sn_device *device, const sn_scratch *scratch,
+                          int first, int end, sn_err *err) {
     static _Atomic uint64_t last_id;
-    *g = (sn_segment){.device = device, .scratch = scratch, .store = store, .first = first, .end = end};
+    *g = (sn_segment){.device = device, .scratch = scratch, .store = source->store, .first = first, .end = end};
     g->id = atomic_fetch_add(&last_id, 1) + 1;
     sn_status status = sn_calloc(&g->blocks, (size_t)(end - first), sizeof *g->blocks, err);
-    if (!status) status = measure(g, model, plan, err);
-    if (!status) status = reserve(g, err);
-    for (int b = first; b < end && !status; b++) status = load_block(g, model, b, err);
+    if (!status) status = segment_measure(g, source->model, source->plan, err);
+    if (!status) status = segment_reserve(g, err);
+    for (int b = first; b < end && !status; b++) status = segment_load_block(g, source->model, b, err);
     for (int i = 0; i < 2 && g->slot_bytes && !status; i++) {
         status = device->ops->alloc(device, g->slot_bytes, &g->slots[i], err);
         if (!status && g->reads_disk) status = device->ops->host_alloc(device, g->slot_bytes, &g->staging[i], err);
@@ -123,7 +137,7 @@ sn_status sn_segment_load(sn_segment *g, const sn_model *model, const sn_plan *p
 
 void sn_segment_unload(sn_segment *g) {
     for (int b = g->first; g->blocks && b < g->end; b++) {
-        sn_resting *r = &g->blocks[b - g->first];
+        sn_block_storage *r = &g->blocks[b - g->first];
         if (!r->image || (r->residence == SN_ON_DEVICE && g->resident)) continue;
         if (r->residence == SN_ON_DEVICE)
             g->device->ops->free(g->device, r->image, r->layout.bytes);
@@ -146,43 +160,43 @@ size_t sn_segment_bytes(const sn_segment *g) {
     return bytes;
 }
 
-/* -- a pass ----------------------------------------------------------------------------------------------------------
- */
+/* ---- running ---- */
 
-/* The first block from b on, in this direction, that has to be streamed, or `end`. */
-static int next_streamed(const sn_segment *g, int b, int end, int step) {
+/* The first streamed block from b on, in steps of 1 or -1; `end`: none. */
+static int segment_next_streamed(const sn_segment *g, int b, int end, int step) {
     while (b != end && g->blocks[b - g->first].residence == SN_ON_DEVICE) b += step;
     return b;
 }
 
-/* Begins to bring block b to a slot, behind all work queued so far: that which used the slot before is among it. */
-static sn_status begin_copy(sn_segment *g, int b, int slot, sn_err *err) {
-    const sn_resting *r = &g->blocks[b - g->first];
+/* Begins to copy block b to a slot. The copy waits for all work queued so far, which includes the last use of the slot.
+ */
+static sn_status segment_begin_copy(sn_segment *g, int b, int slot, sn_err *err) {
+    const sn_block_storage *r = &g->blocks[b - g->first];
     const sn_device_ops *ops = g->device->ops;
     const void *host = r->image;
     if (r->residence == SN_ON_DISK) {
-        sn_status status = g->tickets[slot] ? ops->copy_wait(g->device, g->tickets[slot], err) : SN_OK;
-        if (!status) status = sn_store_get(g->store, &r->key, g->staging[slot], r->layout.bytes, err);
+        sn_status status = g->fences[slot] ? ops->copy_wait(g->device, g->fences[slot], err) : SN_OK;
+        if (!status) status = sn_offload_store_get(g->store, &r->key, g->staging[slot], r->layout.bytes, err);
         if (status) return status;
         host = g->staging[slot];
     }
-    return ops->copy_begin(g->device, g->slots[slot], host, r->layout.bytes, &g->tickets[slot], err);
+    return ops->copy_begin(g->device, g->slots[slot], host, r->layout.bytes, &g->fences[slot], err);
 }
 
 sn_status sn_segment_walk(sn_segment *g, int first, int end, bool backwards, sn_block_visitor visit, void *ctx,
                           sn_err *err) {
     int step = backwards ? -1 : 1, from = backwards ? end - 1 : first, to = backwards ? first - 1 : end;
-    int coming = next_streamed(g, from, to, step), slot = 0;
-    sn_status status = coming != to ? begin_copy(g, coming, slot, err) : SN_OK;
+    int next = segment_next_streamed(g, from, to, step), slot = 0;
+    sn_status status = next != to ? segment_begin_copy(g, next, slot, err) : SN_OK;
     for (int b = from; b != to && !status; b += step) {
-        const sn_resting *r = &g->blocks[b - g->first];
+        const sn_block_storage *r = &g->blocks[b - g->first];
         const void *image = r->image;
-        if (b == coming) {
+        if (b == next) {
             image = g->slots[slot];
-            status = g->device->ops->copy_join(g->device, g->tickets[slot], err);
-            coming = next_streamed(g, b + step, to, step);
+            status = g->device->ops->copy_join(g->device, g->fences[slot], err);
+            next = segment_next_streamed(g, b + step, to, step);
             slot ^= 1;
-            if (!status && coming != to) status = begin_copy(g, coming, slot, err);
+            if (!status && next != to) status = segment_begin_copy(g, next, slot, err);
             if (status) return status;
         }
         sn_block block = sn_block_at(&r->layout, image);
@@ -191,59 +205,60 @@ sn_status sn_segment_walk(sn_segment *g, int first, int end, bool backwards, sn_
     return status;
 }
 
-/* One pass through blocks, forwards. */
+/* The context of visit_forward. */
 typedef struct forward_visit {
     const sn_segment *segment;
-    sn_block_pass pass;
-    const sn_block_tuning *tunings; /* of the segment's blocks, or NULL */
+    sn_forward_pass pass;
+    const sn_block_adapter *adapters; /* one for each block of the segment, or NULL */
 } forward_visit;
 
 static sn_status visit_forward(void *ctx, int number, const sn_block *block, sn_err *err) {
     forward_visit *v = ctx;
     v->pass.number = number;
-    v->pass.tuning = v->tunings ? &v->tunings[number - v->segment->first] : NULL;
+    v->pass.adapter = v->adapters ? &v->adapters[number - v->segment->first] : NULL;
     return sn_block_forward(block, number - v->segment->first, &v->pass, err);
 }
 
-/* An assertion: memory of another device would be read as numbers here, or stop the device. */
-static void assert_here(const sn_segment *g, const char *name, const void *at, size_t bytes) {
+/* An assertion: the device would read memory of another device as wrong numbers, or fail. */
+static void assert_on_device(const sn_segment *g, const char *name, const void *at, size_t bytes) {
     char device[32];
     if (g->device->ops->owns(g->device, at, bytes)) return;
-    fprintf(
-        stderr,
-        "attention of blocks %d:%d: the %s, %zu bytes at %p, must lie on %s and do not: they came around the guard\n",
-        g->first, g->end, name, bytes, at, sn_device_id_name(g->device->id, device));
+    fprintf(stderr,
+            "attention of blocks %d:%d: the %s, %zu bytes at %p, are not in the memory of %s: they did not pass the "
+            "guard\n",
+            g->first, g->end, name, bytes, at, sn_device_id_name(g->device->id, device));
     abort();
 }
 
-/* All that attention will read and write, once for all blocks of the pass. */
-static void assert_all_here(const sn_segment *g, const sn_hparams *hp, const sn_pass *pass) {
+/* Checks all memory that attention reads and writes, once for all blocks of the forward pass. */
+static void assert_all_on_device(const sn_segment *g, const sn_hparams *hp, const sn_batch *batch) {
     const sn_scratch *s = g->scratch;
-    size_t row = (size_t)pass->n_rows * (size_t)hp->head_dim * sizeof(float);
-    size_t page_bytes = g->device->ops->kv_page_bytes(g->device, pass->shape);
-    assert_here(g, "queries", s->q, row * (size_t)hp->n_heads);
-    assert_here(g, "new keys", s->k, row * (size_t)hp->n_kv_heads);
-    assert_here(g, "new values", s->v, row * (size_t)hp->n_kv_heads);
-    assert_here(g, "results", s->attn, row * (size_t)hp->n_heads);
-    for (int i = 0; i < pass->n_sequences; i++) {
-        const sn_sequence *q = &pass->sequences[i];
-        int page_tokens = pass->shape->page_tokens, n_pages = (q->position + q->n_rows + page_tokens - 1) / page_tokens;
-        for (int p = 0; p < n_pages; p++) assert_here(g, "past keys and values", q->pages[p], page_bytes);
+    size_t row = (size_t)batch->n_rows * (size_t)hp->head_dim * sizeof(float);
+    size_t page_bytes = g->device->ops->kv_page_bytes(g->device, batch->shape);
+    assert_on_device(g, "queries", s->q, row * (size_t)hp->n_heads);
+    assert_on_device(g, "new keys", s->k, row * (size_t)hp->n_kv_heads);
+    assert_on_device(g, "new values", s->v, row * (size_t)hp->n_kv_heads);
+    assert_on_device(g, "results", s->attn, row * (size_t)hp->n_heads);
+    for (int i = 0; i < batch->n_sequences; i++) {
+        const sn_sequence *q = &batch->sequences[i];
+        int page_tokens = batch->shape->page_tokens,
+            n_pages = (q->position + q->n_rows + page_tokens - 1) / page_tokens;
+        for (int p = 0; p < n_pages; p++) assert_on_device(g, "KV pages", q->pages[p], page_bytes);
     }
 }
 
-sn_status sn_segment_forward(sn_segment *g, const sn_hparams *hp, int first, int end, const sn_pass *pass,
-                             const sn_block_tuning *tunings, sn_err *err) {
+sn_status sn_segment_forward(sn_segment *g, const sn_hparams *hp, int first, int end, const sn_batch *batch,
+                             const sn_block_adapter *adapters, sn_err *err) {
     forward_visit visit = {
-        g, {g->device, hp, g->scratch, pass->n_rows, pass->n_sequences, pass->sequences, NULL, 0}, tunings};
-    sn_pass own = *pass;
-    bool recorded = false, streams = next_streamed(g, first, end, 1) != end;
-    /* The same blocks by the same addresses are the same calls; streamed ones are not, their copies run beside, nor are
-     * those with a tuning. */
-    assert_all_here(g, hp, pass);
-    if (!streams && !tunings) own.graph = g->id << 32 | (uint64_t)(first - g->first) << 16 | (uint64_t)(end - g->first);
-    sn_status status = g->device->ops->pass_begin(g->device, &own, &recorded, err);
-    if (!status && !recorded) status = sn_segment_walk(g, first, end, false, visit_forward, &visit, err);
-    if (!status) status = g->device->ops->pass_end(g->device, err);
+        g, {g->device, hp, g->scratch, batch->n_rows, batch->n_sequences, batch->sequences, NULL, 0}, adapters};
+    sn_batch own = *batch;
+    bool replayed = false, streams = segment_next_streamed(g, first, end, 1) != end;
+    assert_all_on_device(g, hp, batch);
+    /* Streamed blocks change their addresses from batch to batch, and adapters add operations: neither is recorded. */
+    if (!streams && !adapters)
+        own.graph_key = g->id << 32 | (uint64_t)(first - g->first) << 16 | (uint64_t)(end - g->first);
+    sn_status status = g->device->ops->batch_begin(g->device, &own, &replayed, err);
+    if (!status && !replayed) status = sn_segment_walk(g, first, end, false, visit_forward, &visit, err);
+    if (!status) status = g->device->ops->batch_end(g->device, err);
     return status;
 }

@@ -1,50 +1,64 @@
-/* A segment: consecutive blocks of a span that compute on one device. Their weights lie there, or rest in host memory
- * or on disk and stream through two slots: the next one's copy goes on beside the present one's computation. Private to
- * blocks/. */
+/* A segment: consecutive blocks of a span that compute on one device. Private to blocks/.
+ *
+ * A block's weights stay on the device, or are offloaded to host memory or disk and streamed through two slots on the
+ * device: the next block is copied while the present one computes. Central type: sn_segment, which owns the memory of
+ * its blocks; the device, the scratch and the offload store belong to the caller and outlive it. Used by the devices'
+ * thread.
+ */
 #ifndef SN_BLOCKS_SEGMENT_H
 #define SN_BLOCKS_SEGMENT_H
 
 #include "blocks/block.h"
+#include "blocks/offload_store.h"
 #include "blocks/plan.h"
-#include "blocks/store.h"
 
-/* Where one block's image rests. */
-typedef struct sn_resting {
+/* Where the image of one block lies. */
+typedef struct sn_block_storage {
     sn_residence residence;
     sn_block_layout layout;
-    void *image; /* on the device, or in host memory of the device's host_alloc; NULL: on disk */
-    sn_hash key; /* on disk */
-} sn_resting;
+    void *image; /* SN_ON_DEVICE: device memory; SN_IN_HOST: host memory (host_alloc); SN_ON_DISK: NULL */
+    sn_hash key; /* SN_ON_DISK: the key in the offload store */
+} sn_block_storage;
 
 typedef struct sn_segment {
     sn_device *device;
     const sn_scratch *scratch; /* of the device, shared by its segments */
-    sn_store *store;
-    int first, end; /* blocks */
-    uint64_t id;    /* unlike any other segment's in this process */
-    sn_resting *blocks;
-    void *resident; /* images of the blocks on a device whose memory the host sees, in one piece; NULL: each by itself */
+    sn_offload_store *store;   /* NULL: no block is on disk */
+    int first, end;            /* blocks */
+    uint64_t id;               /* unique in this process */
+    sn_block_storage *blocks;  /* [end - first] */
+    void *resident; /* device->host_visible: the images of all SN_ON_DEVICE blocks, in one piece; else NULL */
     size_t resident_bytes;
-    void *slots[2];   /* on the device, slot_bytes each; NULL: nothing is streamed */
-    void *staging[2]; /* in host memory, what was read from disk on its way to the slot of the same number */
-    sn_ticket tickets[2];
+    void *slots[2];     /* device, slot_bytes each; NULL: nothing is streamed */
+    void *staging[2];   /* host: what was read from disk for the slot of the same number */
+    sn_fence fences[2]; /* of the last copy to each slot */
     size_t slot_bytes;
     bool reads_disk;
 } sn_segment;
 
-/* Loads blocks [first, end) of the model by the plan. */
-sn_status sn_segment_load(sn_segment *segment, const sn_model *model, const sn_plan *plan, sn_device *device,
-                          const sn_scratch *scratch, sn_store *store, int first, int end, sn_err *err) SN_MUST_USE;
-void sn_segment_unload(sn_segment *segment);        /* harmless when zeroed or half loaded */
+/* What all segments of a span are loaded from. */
+typedef struct sn_segment_source {
+    const sn_model *model;
+    const sn_plan *plan;     /* says which blocks are offloaded, and where to */
+    sn_offload_store *store; /* for blocks on disk; else NULL */
+} sn_segment_source;
+
+/* Loads blocks [first, end) to the device. After a failure, too, the caller unloads. */
+sn_status sn_segment_load(sn_segment *segment, const sn_segment_source *source, sn_device *device,
+                          const sn_scratch *scratch, int first, int end, sn_err *err) SN_MUST_USE;
+void sn_segment_unload(sn_segment *segment);        /* accepts a zeroed or partly loaded segment */
 size_t sn_segment_bytes(const sn_segment *segment); /* of the device's memory */
 
-/* scratch->x goes through blocks [first, end) of the segment. tunings: of the segment's blocks from its first on, or
- * NULL. Aborts, naming it, when a tensor that attention uses does not lie on the segment's device. */
-sn_status sn_segment_forward(sn_segment *segment, const sn_hparams *hp, int first, int end, const sn_pass *pass,
-                             const sn_block_tuning *tunings, sn_err *err) SN_MUST_USE;
+/* Replaces scratch->x (n_rows, n_embd) by its value after blocks [first, end) of the segment. adapters: one for each
+ * block of the segment, or NULL. Aborts the process when a tensor that attention uses does not lie on the segment's
+ * device: that is a bug, and the message names the tensor. */
+sn_status sn_segment_forward(sn_segment *segment, const sn_hparams *hp, int first, int end, const sn_batch *batch,
+                             const sn_block_adapter *adapters, sn_err *err) SN_MUST_USE;
 
-/* Visits blocks [first, end) of the segment in order or from the last to the first, each with its weights on the
- * device; the next one's come while one works on this one. The first failure ends it. */
+/* Calls `visit` for blocks [first, end) of the segment, in order or `backwards`, each with its weights on the device;
+ * the next streamed block is copied meanwhile. `number` is the block's number in the model. The first failure ends the
+ * walk.
+ */
 typedef sn_status (*sn_block_visitor)(void *ctx, int number, const sn_block *block, sn_err *err);
 sn_status sn_segment_walk(sn_segment *segment, int first, int end, bool backwards, sn_block_visitor visit, void *ctx,
                           sn_err *err) SN_MUST_USE;

@@ -1,33 +1,55 @@
+/* Loading: neighbouring blocks that the plan puts on one device become a segment (segment.c). Each device of the span
+ * gets one scratch, which all its segments share.
+ *
+ * Forward pass: the sessions' rows are copied to the first segment's device, one after the other, together with the
+ * rope tables of their positions; then the segments run in order. Where two neighbouring segments lie on different
+ * devices, the hidden states are copied between. At the end the rows are copied to the sessions' outputs, and only then
+ * are they appended to the KV caches, so a failure leaves all caches as they were. Hidden states pass the guard
+ * (device/guard.h) whenever they enter a device. */
 #include "blocks/span_private.h"
 
 #include "base/math.h"
 #include "base/mem.h"
-#include "blocks/experts.h"
-#include "blocks/tuning.h"
+#include "blocks/adapter.h"
+#include "blocks/moe.h"
 
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* -- loading ---------------------------------------------------------------------------------------------------------
- */
+/* ---- scratch ---- */
 
 enum { N_BUFFERS = 13 };
 
-/* Width of each buffer of sn_scratch, in the order of its members. */
-static void buffer_widths(const sn_hparams *hp, size_t width[N_BUFFERS]) {
-    size_t q = (size_t)hp->n_heads * (size_t)hp->head_dim, kv = (size_t)hp->n_kv_heads * (size_t)hp->head_dim;
-    size_t embd = (size_t)hp->n_embd, ff = (size_t)hp->n_ff;
-    size_t rope = (size_t)hp->rope_dim, second = hp->n_ropes > 1 ? rope : 0;
-    size_t used = (size_t)hp->n_experts_used, each = used * embd, chosen = hp->n_experts ? sn_experts_chosen_width(hp) : 0;
-    if (used) ff *= used; /* a row goes through so many */
-    const size_t widths[N_BUFFERS] = {embd, embd, hp->parallel ? embd : 0, q, q, kv, kv, ff, ff, rope, second, chosen, each};
-    memcpy(width, widths, sizeof widths);
+typedef struct scratch_buffer {
+    float **at;
+    size_t width; /* elements of a row */
+} scratch_buffer;
+
+/* The buffers of a scratch that every forward pass needs. */
+static void scratch_buffers(const sn_hparams *hp, sn_scratch *s, scratch_buffer out[N_BUFFERS]) {
+    size_t embd = (size_t)hp->n_embd, dim = (size_t)hp->head_dim, rope = (size_t)hp->rope_dim;
+    size_t q = (size_t)hp->n_heads * dim, kv = (size_t)hp->n_kv_heads * dim;
+    size_t used = (size_t)hp->n_experts_used, ff = (size_t)hp->n_ff * (used ? used : 1);
+    const scratch_buffer all[N_BUFFERS] = {{&s->x, embd},
+                                           {&s->h, embd},
+                                           {&s->ffn_input, hp->parallel ? embd : 0},
+                                           {&s->q, q},
+                                           {&s->attn, q},
+                                           {&s->k, kv},
+                                           {&s->v, kv},
+                                           {&s->gate, ff},
+                                           {&s->up, ff},
+                                           {&s->cos_sin[0], rope},
+                                           {&s->cos_sin[1], hp->n_ropes > 1 ? rope : 0},
+                                           {&s->router_out, hp->n_experts ? sn_moe_router_width(hp) : 0},
+                                           {&s->expert_out, used * embd}};
+    memcpy(out, all, sizeof all);
 }
 
-/* The longest row that a matrix takes or gives. */
-static size_t widest_of(const sn_hparams *hp) {
+/* The longest row that a matrix reads or writes. */
+static size_t widest_row(const sn_hparams *hp) {
     size_t q = (size_t)hp->n_heads * (size_t)hp->head_dim, widest = (size_t)hp->n_embd;
     if (q > widest) widest = q;
     return (size_t)hp->n_ff > widest ? (size_t)hp->n_ff : widest;
@@ -35,47 +57,48 @@ static size_t widest_of(const sn_hparams *hp) {
 
 static size_t buffer_bytes(size_t width) { return sn_round_up(width * SN_SPAN_ROWS_MAX * sizeof(float), 64); }
 
-/* Of one rope's table of a pass. */
+/* Floats of the table of one rope. */
 static size_t table_floats(const sn_hparams *hp) { return (size_t)hp->rope_dim * SN_SPAN_ROWS_MAX; }
 
 static size_t scratch_bytes(const sn_hparams *hp) {
-    size_t width[N_BUFFERS], bytes = 0;
-    buffer_widths(hp, width);
-    for (int i = 0; i < N_BUFFERS; i++) bytes += buffer_bytes(width[i]);
+    sn_scratch none;
+    scratch_buffer buffers[N_BUFFERS];
+    size_t bytes = 0;
+    scratch_buffers(hp, &none, buffers);
+    for (int i = 0; i < N_BUFFERS; i++) bytes += buffer_bytes(buffers[i].width);
     return bytes;
 }
 
-static sn_status new_scratch(sn_home *h, const sn_hparams *hp, sn_err *err) {
-    sn_scratch *s = &h->scratch;
-    float **buffers[N_BUFFERS] = {&s->x,  &s->h,    &s->beside, &s->q,          &s->attn,       &s->k,      &s->v,
-                                  &s->gate, &s->up, &s->cos_sin[0], &s->cos_sin[1], &s->chosen, &s->each};
-    size_t width[N_BUFFERS], widest = widest_of(hp);
-    buffer_widths(hp, width);
-    sn_device_limits limits = {.rows = SN_SPAN_ROWS_MAX, .width = (int)widest, .context = hp->n_ctx,
-                               .experts = hp->n_experts, .experts_used = hp->n_experts_used};
+static sn_status span_device_init(sn_span_device *h, const sn_hparams *hp, sn_err *err) {
+    scratch_buffer buffers[N_BUFFERS];
+    const sn_device_limits limits = {.rows = SN_SPAN_ROWS_MAX,
+                                     .width = (int)widest_row(hp),
+                                     .context = hp->n_ctx,
+                                     .experts = hp->n_experts,
+                                     .experts_used = hp->n_experts_used};
     h->bytes = scratch_bytes(hp);
     sn_status status = h->device->ops->prepare(h->device, &limits, err);
     if (!status) status = h->device->ops->alloc(h->device, h->bytes, &h->memory, err);
     if (status) return status;
     char *at = h->memory;
-    for (int i = 0; i < N_BUFFERS; i++) {
-        *buffers[i] = (float *)(void *)at;
-        at += buffer_bytes(width[i]);
-    }
+    scratch_buffers(hp, &h->scratch, buffers);
+    for (int i = 0; i < N_BUFFERS; at += buffer_bytes(buffers[i++].width)) *buffers[i].at = (float *)(void *)at;
     return SN_OK;
 }
 
-/* What only passes with a tuning need is there from the first of them on. */
-static sn_status add_tuned_scratch(sn_home *h, const sn_hparams *hp, sn_err *err) {
+/* Allocates the buffers that only passes with an adapter need, at the first of them. */
+static sn_status span_device_add_adapter(sn_span_device *h, const sn_hparams *hp, sn_err *err) {
     size_t low = buffer_bytes(SN_LORA_RANK_MAX);
-    if (h->tuned_memory) return SN_OK;
-    h->tuned_bytes = low + buffer_bytes(widest_of(hp));
-    sn_status status = h->device->ops->alloc(h->device, h->tuned_bytes, &h->tuned_memory, err);
+    if (h->adapter_memory) return SN_OK;
+    h->adapter_bytes = low + buffer_bytes(widest_row(hp));
+    sn_status status = h->device->ops->alloc(h->device, h->adapter_bytes, &h->adapter_memory, err);
     if (status) return status;
-    h->scratch.low = h->tuned_memory;
-    h->scratch.wide = h->scratch.low + low / sizeof(float);
+    h->scratch.lora_mid = h->adapter_memory;
+    h->scratch.lora_out = h->scratch.lora_mid + low / sizeof(float);
     return SN_OK;
 }
+
+/* ---- loading ---- */
 
 sn_status sn_span_costs(const sn_model *model, const sn_device *device, int first, int end, size_t kv_budget,
                         sn_block_cost *costs, size_t *scratch, sn_err *err) {
@@ -89,26 +112,27 @@ sn_status sn_span_costs(const sn_model *model, const sn_device *device, int firs
     return SN_OK;
 }
 
-/* Runs of blocks on one device become segments. */
-static sn_status load_segments(sn_span *span, const sn_model *model, const sn_plan *plan, sn_store *store,
-                               sn_progress progress, void *ctx, sn_err *err) {
+/* Makes segments of neighbouring blocks on one device. */
+static sn_status load_segments(sn_span *span, const sn_segment_source *source, sn_progress progress, void *ctx,
+                               sn_err *err) {
+    const sn_plan *plan = source->plan;
     sn_status status = SN_OK;
     for (int b = span->first, next; b < span->end && !status; b = next) {
-        int device = plan->places[b - span->first].device;
-        for (next = b + 1; next < span->end && plan->places[next - span->first].device == device;) next++;
+        int device = plan->placements[b - span->first].device;
+        for (next = b + 1; next < span->end && plan->placements[next - span->first].device == device;) next++;
         if (span->n_segments == SN_KV_PARTS_MAX)
-            return sn_fail(err, SN_REFUSED, "the blocks change devices more than %d times: give a plainer --device-map",
+            return sn_fail(err, SN_REFUSED, "the blocks change devices more than %d times: give a simpler --device-map",
                            SN_KV_PARTS_MAX - 1);
-        sn_home *h = &span->homes[device];
-        status = sn_segment_load(&span->segments[span->n_segments++], model, plan, h->device, &h->scratch, store, b,
-                                 next, err);
+        sn_span_device *h = &span->devices[device];
+        status = sn_segment_load(&span->segments[span->n_segments++], source, h->device, &h->scratch, b, next, err);
         if (!status && progress) progress(ctx, next - span->first, span->end - span->first);
     }
     return status;
 }
 
-sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_device *const *devices, sn_store *store,
-                            sn_progress progress, void *ctx, sn_span **out, sn_err *err) {
+sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_device *const *devices,
+                            sn_offload_store *store, sn_progress progress, void *ctx, sn_span **out, sn_err *err) {
+    const sn_segment_source source = {model, plan, store};
     const sn_hparams *hp = sn_model_hparams(model);
     *out = NULL;
     if (plan->first < 0 || plan->first >= plan->end || plan->end > hp->n_blocks)
@@ -126,10 +150,10 @@ sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_devic
         status = sn_model_block_hash(model, plan->first + (int)i, &span->hashes[i], err);
     if (!status) status = sn_calloc(&span->cos_sin, table_floats(hp) * (size_t)hp->n_ropes, sizeof(float), err);
     for (int i = 0; i < plan->n_devices && !status; i++) {
-        span->homes[span->n_homes++].device = devices[i];
-        status = new_scratch(&span->homes[i], hp, err);
+        span->devices[span->n_devices++].device = devices[i];
+        status = span_device_init(&span->devices[i], hp, err);
     }
-    if (!status) status = load_segments(span, model, plan, store, progress, ctx, err);
+    if (!status) status = load_segments(span, &source, progress, ctx, err);
     if (status) sn_span_free(&span);
     *out = span;
     return status;
@@ -138,7 +162,7 @@ sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_devic
 sn_status sn_span_load(const sn_model *model, sn_device *device, int first, int end, sn_progress progress, void *ctx,
                        sn_span **out, sn_err *err) {
     sn_plan plan = {
-        .first = first, .end = end, .n_devices = 1, .devices = {device->id}}; /* all places: device 0, on it */
+        .first = first, .end = end, .n_devices = 1, .devices = {device->id}}; /* placements zeroed: on device 0 */
     if (end - first > SN_PLAN_BLOCKS_MAX)
         return sn_fail(err, SN_REFUSED, "a span has at most %d blocks: %d:%d are too many", SN_PLAN_BLOCKS_MAX, first,
                        end);
@@ -149,10 +173,10 @@ void sn_span_free(sn_span **span) {
     sn_span *s = *span;
     if (!s) return;
     for (int i = 0; i < s->n_segments; i++) sn_segment_unload(&s->segments[i]);
-    for (int i = 0; i < s->n_homes; i++) {
-        const sn_home *h = &s->homes[i];
+    for (int i = 0; i < s->n_devices; i++) {
+        const sn_span_device *h = &s->devices[i];
         if (h->memory) h->device->ops->free(h->device, h->memory, h->bytes);
-        if (h->tuned_memory) h->device->ops->free(h->device, h->tuned_memory, h->tuned_bytes);
+        if (h->adapter_memory) h->device->ops->free(h->device, h->adapter_memory, h->adapter_bytes);
     }
     free(s->hashes);
     free(s->cos_sin);
@@ -160,25 +184,29 @@ void sn_span_free(sn_span **span) {
     *span = NULL;
 }
 
+/* ---- properties ---- */
+
 int sn_span_first(const sn_span *span) { return span->first; }
 int sn_span_end(const sn_span *span) { return span->end; }
 const sn_hparams *sn_span_hparams(const sn_span *span) { return &span->hp; }
 const sn_hash *sn_span_block_hash(const sn_span *span, int block) { return &span->hashes[block - span->first]; }
 
-sn_span_facts sn_span_describe(const sn_span *span) {
+sn_span_info sn_span_describe(const sn_span *span) {
     bool exact = true;
-    for (int i = 0; i < span->n_homes; i++) exact = exact && span->homes[i].device->id.kind == SN_DEVICE_CPU;
-    return (sn_span_facts){span->first, span->end, &span->hp, span->hashes, sn_span_bytes(span), exact};
+    for (int i = 0; i < span->n_devices; i++) exact = exact && span->devices[i].device->id.kind == SN_DEVICE_CPU;
+    return (sn_span_info){span->first, span->end, &span->hp, span->hashes, sn_span_bytes(span), exact};
 }
 
 size_t sn_span_bytes(const sn_span *span) {
     size_t bytes = 0;
-    for (int i = 0; i < span->n_homes; i++) bytes += span->homes[i].bytes;
+    for (int i = 0; i < span->n_devices; i++) bytes += span->devices[i].bytes;
     for (int i = 0; i < span->n_segments; i++) bytes += sn_segment_bytes(&span->segments[i]);
     return bytes;
 }
 
-sn_hash sn_span_hash_of(const sn_hash *weights, sn_kv_dtype dtype) {
+/* ---- KV caches ---- */
+
+sn_hash sn_block_hash_with_kv_dtype(const sn_hash *weights, sn_kv_dtype dtype) {
     uint8_t both[SN_HASH_SIZE + 32];
     if (dtype == SN_KV_F32) return *weights;
     memcpy(both, weights->bytes, SN_HASH_SIZE);
@@ -186,46 +214,48 @@ sn_hash sn_span_hash_of(const sn_hash *weights, sn_kv_dtype dtype) {
     return sn_hash_of(both, SN_HASH_SIZE + (size_t)n);
 }
 
-void sn_span_keep_as(sn_span *span, sn_kv_dtype dtype) {
+void sn_span_set_kv_dtype(sn_span *span, sn_kv_dtype dtype) {
     span->kv_dtype = dtype;
-    for (int i = 0; i < span->end - span->first; i++) span->hashes[i] = sn_span_hash_of(&span->hashes[i], dtype);
+    for (int i = 0; i < span->end - span->first; i++)
+        span->hashes[i] = sn_block_hash_with_kv_dtype(&span->hashes[i], dtype);
 }
 
 sn_status sn_span_kv_pool(sn_span *span, size_t budget, sn_kv_pool **out, sn_err *err) {
     sn_kv_part parts[SN_KV_PARTS_MAX];
     for (int i = 0; i < span->n_segments; i++)
-        parts[i] = (sn_kv_part){span->segments[i].device, span->segments[i].end - span->segments[i].first,
-                               span->kv_dtype};
+        parts[i] =
+            (sn_kv_part){span->segments[i].device, span->segments[i].end - span->segments[i].first, span->kv_dtype};
     return sn_kv_pool_new(parts, span->n_segments, span->hp.n_kv_heads, span->hp.head_dim, budget, out, err);
 }
 
-sn_status sn_span_kv_export(const sn_span *span, sn_kv *kv, int block, int position, int n, float *k, float *v,
-                            sn_err *err) {
+static int segment_of(const sn_span *span, int block) {
     int i = 0;
     while (block >= span->segments[i].end) i++;
-    return sn_kv_export(kv, i, block - span->segments[i].first, position, n, k, v, err);
+    return i;
 }
 
-sn_status sn_span_kv_import(const sn_span *span, sn_kv *kv, int block, int n, const sn_tensor *k, const sn_tensor *v,
+sn_status sn_span_kv_export(const sn_span *span, sn_kv_cache *kv, int block, int position, int n, float *k, float *v,
                             sn_err *err) {
+    int i = segment_of(span, block);
+    return sn_kv_cache_export(kv, i, block - span->segments[i].first, position, n, k, v, err);
+}
+
+sn_status sn_span_kv_import(const sn_span *span, sn_kv_cache *kv, int block, int n, const sn_tensor *k,
+                            const sn_tensor *v, sn_err *err) {
     const int64_t wanted[] = {n, span->hp.n_kv_heads, span->hp.head_dim};
     size_t floats = (size_t)n * (size_t)span->hp.n_kv_heads * (size_t)span->hp.head_dim;
-    float *host = NULL; /* the backend's layout of pages is its own: it is given plain rows */
-    int i = 0;
-    while (block >= span->segments[i].end) i++;
+    float *host = NULL; /* plain rows: a device converts them to its own layout of pages */
+    int i = segment_of(span, block);
     sn_status status = sn_calloc(&host, 2 * floats, sizeof *host, err);
     if (!status) status = sn_guard(k, NULL, 3, wanted, host, NULL, err);
     if (!status) status = sn_guard(v, NULL, 3, wanted, host + floats, NULL, err);
-    if (!status) status = sn_kv_import(kv, i, block - span->segments[i].first, n, host, host + floats, err);
+    if (!status) status = sn_kv_cache_import(kv, i, block - span->segments[i].first, n, host, host + floats, err);
     free(host);
     return status;
 }
 
-/* -- a pass ----------------------------------------------------------------------------------------------------------
- */
+/* ---- forward pass ---- */
 
-/* The angle of pair i at position p is p * freq[i], as a float32 product like the reference's; its cosine and sine come
- * from base/math.h, the same on every machine, and are multiplied by the rope's scale. */
 void sn_span_rope_row(const sn_hparams *hp, int rope, int position, float *row) {
     const float *freqs = sn_rope_freqs(hp, rope);
     for (int i = 0; i < hp->rope_dim / 2; i++) {
@@ -237,129 +267,153 @@ void sn_span_rope_row(const sn_hparams *hp, int rope, int position, float *row) 
     }
 }
 
-/* Brings one part's rows through the guard to row `row` of the first device's hidden states. */
-static sn_status bring_part(const sn_span *span, const sn_home *to, const sn_span_part *part, int row, uint64_t *moved,
-                            sn_err *err) {
-    int n_embd = span->hp.n_embd;
-    sn_tensor now = *part->input;
-    if (now.rank != 2 || now.shape[1] != n_embd || now.shape[0] < part->first_row + part->n_rows)
-        return sn_fail(err, SN_REFUSED, "%s have shape (%lld, %lld) where (%d, %d) must be", now.name,
-                       (long long)now.shape[0], (long long)now.shape[1], part->n_rows, n_embd);
-    int64_t stride = now.strides[0] ? now.strides[0] : now.shape[1];
-    if (now.data)
-        now.data = (const char *)now.data + (size_t)part->first_row * (size_t)stride * sn_dtype_bytes(now.dtype);
-    now.shape[0] = part->n_rows;
-    int64_t wanted[] = {part->n_rows, n_embd};
-    return sn_guard(&now, to->device, 2, wanted, to->scratch.x + (size_t)row * (size_t)n_embd, moved, err);
-}
-
-static sn_status bring_in(sn_span *span, const sn_home *to, int n_parts, const sn_span_part *parts, int *n_rows,
-                          uint64_t *moved, sn_err *err) {
-    int rows = 0;
-    for (int i = 0; i < n_parts; i++) {
-        const sn_span_part *part = &parts[i];
-        assert(part->n_rows > 0 && rows + part->n_rows <= SN_SPAN_ROWS_MAX);
-        sn_status status = bring_part(span, to, part, rows, moved, err);
-        if (status) return status;
-        for (int rope = 0; rope < span->hp.n_ropes; rope++)
-            for (int r = 0; r < part->n_rows; r++)
-                sn_span_rope_row(&span->hp, rope, sn_kv_length(part->kv) + r,
-                                 span->cos_sin + (size_t)rope * table_floats(&span->hp) +
-                                     (size_t)(rows + r) * (size_t)span->hp.rope_dim);
-        rows += part->n_rows;
-    }
-    *n_rows = rows;
-    return SN_OK;
-}
-
-/* The hidden states of a pass from one device to the next, and the rope tables if the device has not got them yet. */
-static sn_status hand_over(const sn_span *span, const sn_home *from, const sn_home *to, int n_rows, bool table_is_there,
-                           uint64_t *moved, sn_err *err) {
-    sn_status status = SN_OK;
-    if (from && from != to) {
-        int64_t shape[] = {n_rows, span->hp.n_embd};
-        sn_tensor x = {.name = "hidden states",
-                       .device = from->device,
-                       .data = from->scratch.x,
-                       .dtype = SN_F32,
-                       .rank = 2,
-                       .shape = {shape[0], shape[1]}};
-        status = sn_guard(&x, to->device, 2, shape, to->scratch.x, moved, err);
-    }
-    for (int rope = 0; rope < span->hp.n_ropes && !status && !table_is_there; rope++)
-        status = to->device->ops->upload(to->device, to->scratch.cos_sin[rope],
-                                         span->cos_sin + (size_t)rope * table_floats(&span->hp),
-                                         (size_t)n_rows * (size_t)span->hp.rope_dim * sizeof(float), err);
-    return status;
-}
-
-sn_home *sn_span_home(sn_span *span, const sn_segment *segment) {
-    sn_home *h = span->homes;
+sn_span_device *sn_span_device_of(sn_span *span, const sn_segment *segment) {
+    sn_span_device *h = span->devices;
     while (h->device != segment->device) h++;
     return h;
 }
 
-static bool in_host(const sn_device *device) { return !device || device->id.kind == SN_DEVICE_CPU; }
+static bool is_host_device(const sn_device *device) { return !device || device->id.kind == SN_DEVICE_CPU; }
 
-uint64_t sn_span_planned_bytes(const sn_span *span, int first, int end, int n_parts, const sn_span_part *parts) {
+uint64_t sn_span_transfer_bytes(const sn_span *span, int first, int end, int n_sequences,
+                                const sn_span_sequence *sequences) {
     uint64_t in = 0, all = 0, bytes = 0, width = (uint64_t)span->hp.n_embd;
-    for (int p = 0; p < n_parts; p++) {
-        uint64_t elements = (uint64_t)parts[p].n_rows * width;
+    for (int p = 0; p < n_sequences; p++) {
+        uint64_t elements = (uint64_t)sequences[p].n_rows * width;
         all += elements * sizeof(float);
-        if (in_host(parts[p].input->device)) in += elements * sn_dtype_bytes(parts[p].input->dtype);
+        if (is_host_device(sequences[p].input->device)) in += elements * sn_dtype_bytes(sequences[p].input->dtype);
     }
     const sn_device *at = NULL;
     for (int i = 0; i < span->n_segments; i++) {
         const sn_device *next = span->segments[i].device;
         if (span->segments[i].end <= first || span->segments[i].first >= end) continue;
         if (!at)
-            bytes += in_host(next) ? 0 : in;
-        else if (at != next && !(in_host(at) && in_host(next)))
+            bytes += is_host_device(next) ? 0 : in;
+        else if (at != next && !(is_host_device(at) && is_host_device(next)))
             bytes += all;
         at = next;
     }
-    return bytes + (in_host(at) ? 0 : all);
+    return bytes + (is_host_device(at) ? 0 : all);
 }
 
-/* Rows of the parts through the segment numbered i. */
-static sn_status run_segment(sn_span *span, int i, int first, int end, const sn_tuning *tuning, int n_rows, int n_parts,
-                             const sn_span_part *parts, sn_err *err) {
+/* The inputs of one forward pass through the span. */
+typedef struct span_pass {
+    sn_span *span;
+    int first, end; /* blocks */
+    const sn_adapter *adapter;
+    int n_sequences, n_rows;
+    const sn_span_sequence *sequences;
+    uint64_t *moved;
+} span_pass;
+
+/* Copies one session's rows through the guard to row `row` of the device's hidden states. */
+static sn_status upload_sequence(const span_pass *pass, const sn_span_device *to, const sn_span_sequence *sequence,
+                                 int row, sn_err *err) {
+    int n_embd = pass->span->hp.n_embd;
+    sn_tensor input = *sequence->input;
+    if (input.rank != 2 || input.shape[1] != n_embd || input.shape[0] < sequence->first_row + sequence->n_rows)
+        return sn_fail(err, SN_REFUSED, "%s have shape (%lld, %lld) where (%d, %d) must be", input.name,
+                       (long long)input.shape[0], (long long)input.shape[1], sequence->n_rows, n_embd);
+    int64_t stride = input.strides[0] ? input.strides[0] : input.shape[1];
+    if (input.data)
+        input.data =
+            (const char *)input.data + (size_t)sequence->first_row * (size_t)stride * sn_dtype_bytes(input.dtype);
+    input.shape[0] = sequence->n_rows;
+    const int64_t shape[] = {sequence->n_rows, n_embd};
+    return sn_guard(&input, to->device, 2, shape, to->scratch.x + (size_t)row * (size_t)n_embd, pass->moved, err);
+}
+
+/* Copies the rows of all sessions to the first device, and writes the rope tables of their positions. */
+static sn_status upload_sequences(const span_pass *pass, const sn_span_device *to, sn_err *err) {
+    const sn_hparams *hp = &pass->span->hp;
+    for (int i = 0, row = 0; i < pass->n_sequences; row += pass->sequences[i++].n_rows) {
+        const sn_span_sequence *sequence = &pass->sequences[i];
+        sn_status status = upload_sequence(pass, to, sequence, row, err);
+        if (status) return status;
+        for (int rope = 0; rope < hp->n_ropes; rope++)
+            for (int r = 0; r < sequence->n_rows; r++)
+                sn_span_rope_row(hp, rope, sn_kv_cache_length(sequence->kv) + r,
+                                 pass->span->cos_sin + (size_t)rope * table_floats(hp) +
+                                     (size_t)(row + r) * (size_t)hp->rope_dim);
+    }
+    return SN_OK;
+}
+
+/* Copies the hidden states from one device to the next (from NULL: they are there already), and the rope tables unless
+ * the device has them. */
+static sn_status transfer_hidden_states(const span_pass *pass, const sn_span_device *from, const sn_span_device *to,
+                                        bool has_table, sn_err *err) {
+    const sn_hparams *hp = &pass->span->hp;
+    sn_status status = SN_OK;
+    if (from && from != to) {
+        const int64_t shape[] = {pass->n_rows, hp->n_embd};
+        sn_tensor x = {.name = "hidden states",
+                       .device = from->device,
+                       .data = from->scratch.x,
+                       .dtype = SN_F32,
+                       .rank = 2,
+                       .shape = {shape[0], shape[1]}};
+        status = sn_guard(&x, to->device, 2, shape, to->scratch.x, pass->moved, err);
+    }
+    for (int rope = 0; rope < hp->n_ropes && !status && !has_table; rope++)
+        status = to->device->ops->upload(to->device, to->scratch.cos_sin[rope],
+                                         pass->span->cos_sin + (size_t)rope * table_floats(hp),
+                                         (size_t)pass->n_rows * (size_t)hp->rope_dim * sizeof(float), err);
+    return status;
+}
+
+/* Computes the pass's blocks of segment i. */
+static sn_status run_segment(const span_pass *pass, int i, sn_err *err) {
+    sn_span *span = pass->span;
     sn_segment *segment = &span->segments[i];
-    for (int p = 0, row = 0; p < n_parts; row += parts[p++].n_rows)
-        span->sequences[p] = sn_kv_sequence(parts[p].kv, i, row, parts[p].n_rows);
-    const sn_pass pass = {sn_kv_shape_of(parts[0].kv, i), n_rows, n_parts, span->sequences, 0};
-    const sn_block_tuning *tunings = tuning ? sn_tuning_of(tuning, segment->first) : NULL;
-    return sn_segment_forward(segment, &span->hp, first > segment->first ? first : segment->first,
-                              end < segment->end ? end : segment->end, &pass, tunings, err);
+    for (int k = 0, row = 0; k < pass->n_sequences; row += pass->sequences[k++].n_rows)
+        span->sequences[k] = sn_kv_cache_sequence(pass->sequences[k].kv, i, row, pass->sequences[k].n_rows);
+    const sn_batch batch = {sn_kv_cache_shape(pass->sequences[0].kv, i), pass->n_rows, pass->n_sequences,
+                            span->sequences, 0};
+    const sn_block_adapter *adapters = pass->adapter ? sn_adapter_block(pass->adapter, segment->first) : NULL;
+    return sn_segment_forward(segment, &span->hp, pass->first > segment->first ? pass->first : segment->first,
+                              pass->end < segment->end ? pass->end : segment->end, &batch, adapters, err);
 }
 
-sn_status sn_span_forward(sn_span *span, int first, int end, int n_parts, const sn_span_part *parts, uint64_t *moved,
-                          sn_err *err) {
-    return sn_span_forward_tuned(span, first, end, NULL, n_parts, parts, moved, err);
+/* Copies the hidden states from the last device to the sessions' outputs. */
+static sn_status download_outputs(const span_pass *pass, const sn_span_device *from, sn_err *err) {
+    size_t width = (size_t)pass->span->hp.n_embd, row = 0;
+    sn_status status = SN_OK;
+    for (int i = 0; i < pass->n_sequences && !status; row += (size_t)pass->sequences[i++].n_rows)
+        status = from->device->ops->download(from->device, pass->sequences[i].output, from->scratch.x + row * width,
+                                             (size_t)pass->sequences[i].n_rows * width * sizeof(float), err);
+    if (!status && pass->moved && !is_host_device(from->device)) *pass->moved += row * sizeof(float) * width;
+    return status;
 }
 
-sn_status sn_span_forward_tuned(sn_span *span, int first, int end, const sn_tuning *tuning, int n_parts,
-                                const sn_span_part *parts, uint64_t *moved, sn_err *err) {
-    assert(n_parts > 0 && n_parts <= SN_SPAN_ROWS_MAX && span->first <= first && first < end && end <= span->end);
-    sn_home *at = NULL;
-    int n_rows = 0;
+sn_status sn_span_forward_adapter(sn_span *span, int first, int end, const sn_adapter *adapter, int n_sequences,
+                                  const sn_span_sequence *sequences, uint64_t *moved, sn_err *err) {
+    span_pass pass = {span, first, end, adapter, n_sequences, 0, sequences, moved};
+    sn_span_device *at = NULL; /* where the hidden states are */
     bool has_table[SN_PLAN_DEVICES_MAX] = {false};
     sn_status status = SN_OK;
-    for (int i = 0; i < span->n_homes && tuning && !status; i++) status = add_tuned_scratch(&span->homes[i], &span->hp, err);
+    assert(n_sequences > 0 && span->first <= first && first < end && end <= span->end);
+    for (int i = 0; i < n_sequences; i++) {
+        assert(sequences[i].n_rows > 0 && pass.n_rows + sequences[i].n_rows <= SN_SPAN_ROWS_MAX);
+        pass.n_rows += sequences[i].n_rows;
+    }
+    for (int i = 0; i < span->n_devices && adapter && !status; i++)
+        status = span_device_add_adapter(&span->devices[i], &span->hp, err);
     for (int i = 0; i < span->n_segments && !status; i++) {
         if (span->segments[i].end <= first || span->segments[i].first >= end) continue;
-        sn_home *next = sn_span_home(span, &span->segments[i]);
-        if (!at) status = bring_in(span, next, n_parts, parts, &n_rows, moved, err);
-        if (!status) status = hand_over(span, at, next, n_rows, has_table[next - span->homes], moved, err);
-        has_table[next - span->homes] = true;
+        sn_span_device *next = sn_span_device_of(span, &span->segments[i]);
+        if (!at) status = upload_sequences(&pass, next, err);
+        if (!status) status = transfer_hidden_states(&pass, at, next, has_table[next - span->devices], err);
+        has_table[next - span->devices] = true;
         at = next;
-        if (!status) status = run_segment(span, i, first, end, tuning, n_rows, n_parts, parts, err);
+        if (!status) status = run_segment(&pass, i, err);
     }
-    size_t width = (size_t)span->hp.n_embd, row = 0;
-    for (int i = 0; i < n_parts && !status; row += (size_t)parts[i++].n_rows)
-        status = at->device->ops->download(at->device, parts[i].output, at->scratch.x + row * width,
-                                           (size_t)parts[i].n_rows * width * sizeof(float), err);
-    if (!status && moved && !in_host(at->device)) *moved += row * sizeof(float) * width;
-    for (int i = 0; i < n_parts && !status; i++) sn_kv_append(parts[i].kv, parts[i].n_rows);
+    if (!status) status = download_outputs(&pass, at, err);
+    for (int i = 0; i < n_sequences && !status; i++) sn_kv_cache_append(sequences[i].kv, sequences[i].n_rows);
     return status;
+}
+
+sn_status sn_span_forward(sn_span *span, int first, int end, int n_sequences, const sn_span_sequence *sequences,
+                          uint64_t *moved, sn_err *err) {
+    return sn_span_forward_adapter(span, first, end, NULL, n_sequences, sequences, moved, err);
 }

@@ -1,36 +1,41 @@
-/* Inside of a span, for span.c (a pass) and train.c (forwards and backwards, to train). */
+/* The struct of a span, for span.c (forward passes), train.c (forward and backward passes for training), adapter.c and
+ * saved_activations.c. */
 #ifndef SN_BLOCKS_SPAN_PRIVATE_H
 #define SN_BLOCKS_SPAN_PRIVATE_H
 
 #include "blocks/segment.h"
 #include "blocks/span.h"
 
-/* A device of the span, with the activations of a pass on it. */
-typedef struct sn_home {
+/* A device of the span, with the activations of a batch on it. */
+typedef struct sn_span_device {
     sn_device *device;
     sn_scratch scratch;
-    void *memory; /* what the buffers of scratch lie in */
+    void *memory; /* device: the buffers of scratch */
     size_t bytes;
-    void *tuned_memory; /* likewise, of those that only passes with a tuning need; NULL: there was none yet */
-    size_t tuned_bytes;
-} sn_home;
+    void *adapter_memory; /* device: lora_mid and lora_out; NULL until the first pass with an adapter */
+    size_t adapter_bytes;
+} sn_span_device;
 
 struct sn_span {
     sn_hparams hp;
     int first, end;
-    sn_hash *hashes; /* end - first */
+    sn_hash *hashes; /* [end - first] */
     sn_kv_dtype kv_dtype;
-    sn_home homes[SN_PLAN_DEVICES_MAX];
-    int n_homes;
-    sn_segment segments[SN_KV_PARTS_MAX]; /* in the order of their blocks; segment i's past is part i of the cache */
+    sn_span_device devices[SN_PLAN_DEVICES_MAX];
+    int n_devices;
+    sn_segment
+        segments[SN_KV_PARTS_MAX]; /* in the order of their blocks; segment i's KV pages are part i of the pool */
     int n_segments;
-    float *cos_sin; /* host, (n_ropes, SN_SPAN_ROWS_MAX, rope_dim): rope tables of a pass, before they go to the devices */
+    float *cos_sin; /* host, (n_ropes, SN_SPAN_ROWS_MAX, rope_dim): the rope tables of a batch */
     sn_sequence sequences[SN_SPAN_ROWS_MAX];
 };
 
-sn_home *sn_span_home(sn_span *span, const sn_segment *segment); /* of the device that the segment computes on */
+/* The device of the span on which the segment computes. */
+sn_span_device *sn_span_device_of(sn_span *span, const sn_segment *segment);
 
-/* Row of a rope's table for a position: (rope_dim/2, 2) cosines and sines. */
+/* Writes the row of a rope's table for a position: (rope_dim/2, 2) cosines and sines. The angle of pair i is position *
+ * freq[i] as a float32 product, like the reference's; cosine and sine come from base/math.h, the same on every machine,
+ * and are multiplied by the rope's scale. */
 void sn_span_rope_row(const sn_hparams *hp, int rope, int position, float *row);
 
 #endif

@@ -5,20 +5,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One parameter on one device. It is there as long as somebody holds it. */
+/* One parameter on one device, as long as it has holders. */
 typedef struct parameter {
     uint64_t group;
     sn_device *device;
     sn_device_id id;
     void *memory;
     size_t bytes;
-    uint64_t *holders; /* each a number given out once */
-    size_t n_holders, room;
+    uint64_t *holders; /* [n_holders], each a number that is used once */
+    size_t n_holders, capacity;
 } parameter;
 
 struct sn_ties {
     parameter *all;
-    size_t n, room;
+    size_t n, capacity;
     uint64_t last_holder;
 };
 
@@ -38,46 +38,46 @@ void sn_ties_free(sn_ties **ties) {
     *ties = NULL;
 }
 
-static parameter *find(const sn_ties *ties, uint64_t group, sn_device_id id) {
+static parameter *ties_find(const sn_ties *ties, uint64_t group, sn_device_id id) {
     for (size_t i = 0; i < ties->n; i++)
-        if (ties->all[i].group == group && sn_device_same(ties->all[i].id, id)) return &ties->all[i];
+        if (ties->all[i].group == group && sn_device_id_equal(ties->all[i].id, id)) return &ties->all[i];
     return NULL;
 }
 
-/* Makes room for one more element. */
-static sn_status grow(void *array, size_t n, size_t *room, size_t size, sn_err *err) {
+/* Grows an array to a capacity of at least n + 1. */
+static sn_status array_grow(void *array, size_t n, size_t *capacity, size_t size, sn_err *err) {
     void *old, *grown;
-    if (n < *room) return SN_OK;
+    if (n < *capacity) return SN_OK;
     memcpy(&old, array, sizeof old); /* array is the address of a pointer to any type */
-    grown = realloc(old, (*room * 2 + 4) * size);
+    grown = realloc(old, (*capacity * 2 + 4) * size);
     if (!grown) return sn_fail(err, SN_STOP, "out of memory: a list of shared weights does not fit");
     memcpy(array, &grown, sizeof grown);
-    *room = *room * 2 + 4;
+    *capacity = *capacity * 2 + 4;
     return SN_OK;
 }
 
-/* The first taker's way. On failure the device's memory is as it was. */
-static sn_status load_first(parameter *p, sn_tie_load load, void *ctx, sn_err *err) {
-    sn_status status = grow(&p->holders, 0, &p->room, sizeof *p->holders, err);
+/* Loads the parameter for its first holder. After a failure the device's memory is as it was. */
+static sn_status parameter_load(parameter *p, sn_tie_load load, void *ctx, sn_err *err) {
+    sn_status status = array_grow(&p->holders, 0, &p->capacity, sizeof *p->holders, err);
     if (!status) status = p->device->ops->alloc(p->device, p->bytes, &p->memory, err);
     if (!status) status = load(ctx, p->device, p->memory, err);
     if (status) parameter_fini(p);
     return status;
 }
 
-sn_status sn_ties_take(sn_ties *ties, uint64_t group, sn_device *device, size_t bytes, sn_tie_load load, void *ctx,
-                       sn_tie *out, sn_err *err) {
+sn_status sn_ties_acquire(sn_ties *ties, uint64_t group, sn_device *device, size_t bytes, sn_tie_load load, void *ctx,
+                          sn_tie *out, sn_err *err) {
     *out = (sn_tie){0};
-    parameter *p = find(ties, group, device->id);
+    parameter *p = ties_find(ties, group, device->id);
     if (p && p->bytes != bytes)
         return sn_fail(err, SN_REFUSED, "shared weight %016llx has %zu bytes and cannot be taken as %zu",
                        (unsigned long long)group, p->bytes, bytes);
-    sn_status status = p ? grow(&p->holders, p->n_holders, &p->room, sizeof *p->holders, err)
-                         : grow(&ties->all, ties->n, &ties->room, sizeof *ties->all, err);
+    sn_status status = p ? array_grow(&p->holders, p->n_holders, &p->capacity, sizeof *p->holders, err)
+                         : array_grow(&ties->all, ties->n, &ties->capacity, sizeof *ties->all, err);
     if (status) return status;
     if (!p) {
         parameter first = {.group = group, .device = device, .id = device->id, .bytes = bytes};
-        status = load_first(&first, load, ctx, err);
+        status = parameter_load(&first, load, ctx, err);
         if (status) return status;
         p = &ties->all[ties->n++];
         *p = first;
@@ -87,8 +87,8 @@ sn_status sn_ties_take(sn_ties *ties, uint64_t group, sn_device *device, size_t 
     return SN_OK;
 }
 
-void sn_ties_give(sn_ties *ties, sn_tie *tie) {
-    parameter *p = tie->holder ? find(ties, tie->group, tie->device) : NULL;
+void sn_ties_release(sn_ties *ties, sn_tie *tie) {
+    parameter *p = tie->holder ? ties_find(ties, tie->group, tie->device) : NULL;
     size_t at = 0;
     while (p && at < p->n_holders && p->holders[at] != tie->holder) at++;
     *tie = (sn_tie){0};
@@ -100,13 +100,13 @@ void sn_ties_give(sn_ties *ties, sn_tie *tie) {
 }
 
 int sn_ties_holders(const sn_ties *ties, uint64_t group, sn_device_id device) {
-    const parameter *p = find(ties, group, device);
+    const parameter *p = ties_find(ties, group, device);
     return p ? (int)p->n_holders : 0;
 }
 
 size_t sn_ties_bytes(const sn_ties *ties, sn_device_id device) {
     size_t bytes = 0;
     for (size_t i = 0; i < ties->n; i++)
-        if (sn_device_same(ties->all[i].id, device)) bytes += ties->all[i].bytes;
+        if (sn_device_id_equal(ties->all[i].id, device)) bytes += ties->all[i].bytes;
     return bytes;
 }

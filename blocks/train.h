@@ -1,41 +1,52 @@
-/* Training through a span whose weights are frozen: sequences go forwards and backwards, nothing is kept in between but
- * what the caller asks for. A sequence goes alone and whole, from position 0, so that its bits depend on nothing else (on the CPU), however a batch
- * is split. Used by the thread that owns the span's devices. */
+/* Training through a span whose weights are frozen: forward and backward passes of whole sequences, with an adapter.
+ *
+ * Central type: sn_train, the memory for one sequence on each of the span's devices. A sequence is computed alone and
+ * from position 0, so that (on CPUs) its bits do not depend on how a batch is split. Between the two passes nothing is
+ * kept, unless the caller asks for sn_saved_activations. Used by the thread that owns the span's devices. The caller
+ * owns sn_train and the saved activations, and frees both before the span. SN_REFUSED for shapes that do not fit,
+ * SN_STOP when memory or a device fails. */
 #ifndef SN_BLOCKS_TRAIN_H
 #define SN_BLOCKS_TRAIN_H
 
-#include "blocks/tuning.h"
+#include "blocks/adapter.h"
 
 typedef struct sn_train sn_train;
 
-/* Takes memory for sequences of up to `tokens_max` tokens on each of the span's devices, and for the hidden states that
- * enter each block (Chen et al. 2016: what is not kept is computed again) on the host. */
+/* Allocates for sequences of up to `tokens_max` tokens: activations, gradients and KV pages of one block on each of the
+ * span's devices, and on the host the hidden states that enter each block (Chen et al. 2016: activations that are not
+ * saved are recomputed from them). */
 sn_status sn_train_new(sn_span *span, int tokens_max, sn_train **out, sn_err *err) SN_MUST_USE;
-void sn_train_free(sn_train **train);                       /* NULL-safe; before the span */
-size_t sn_train_bytes(const sn_span *span, int tokens_max); /* what sn_train_new takes, on devices and host */
+void sn_train_free(sn_train **train);                       /* accepts NULL */
+size_t sn_train_bytes(const sn_span *span, int tokens_max); /* what sn_train_new allocates, on devices and host */
 
-/* What of a sequence's way forwards is kept for its way back: what entered each block, on the host, so that the way need
- * not be gone once more; and, where there is room, what the blocks' insides came to, on their devices, so that nothing of
- * the matrices' work is done twice. The same bits in every case. It belongs to the blocks, tuning and sequence that it
- * was made with; before the span. */
-typedef struct sn_kept sn_kept;
-size_t sn_kept_bytes(const sn_span *span, int first, int end, int tokens, bool insides); /* what it would take */
-size_t sn_kept_taken(const sn_kept *kept);  /* bytes */
-bool sn_kept_insides(const sn_kept *kept);  /* are the insides kept? */
-void sn_kept_forget_insides(sn_kept *kept); /* for others' sake */
-void sn_kept_free(sn_kept **kept);          /* NULL-safe */
+/* The saved activations of one sequence: the inputs of each block, on the host, so that the backward pass needs no
+ * second forward pass; and, where memory allows, the inner (intermediate) activations of the blocks, on their devices,
+ * so that no matrix product is computed twice. The bits are the same in every case. They belong to the blocks, the
+ * adapter and the sequence that they were made with. */
+typedef struct sn_saved_activations sn_saved_activations;
+size_t sn_saved_activations_estimate(const sn_span *span, int first, int end, int tokens, bool inner); /* bytes */
+size_t sn_saved_activations_bytes(const sn_saved_activations *saved);
+bool sn_saved_activations_has_inner(const sn_saved_activations *saved);
+void sn_saved_activations_drop_inner(
+    sn_saved_activations *saved);                             /* frees the inner ones, for other users of the device */
+void sn_saved_activations_free(sn_saved_activations **saved); /* accepts NULL */
 
-/* One sequence x (n, n_embd), from anywhere, through the guard, through blocks [first, end) of the span and a tuning of
- * it (or NULL). out: host, (n, n_embd). kept: for the way back, as much as goes into kept_max bytes and there is memory
- * for; NULL when that is nothing, and after a failure. NULL itself: nothing is kept. */
-sn_status sn_train_forward(sn_train *train, int first, int end, const sn_tuning *tuning, const sn_tensor *x, float *out,
-                           size_t kept_max, sn_kept **kept, sn_err *err) SN_MUST_USE;
+/* One sequence and the blocks that it goes through. */
+typedef struct sn_train_sequence {
+    int first, end;            /* blocks [first, end) of the span */
+    const sn_adapter *adapter; /* of the span; NULL: none */
+    const sn_tensor *x; /* (n, n_embd): hidden states that enter block `first`, from any device, through the guard */
+} sn_train_sequence;
 
-/* The same sequence backwards: dout (n, n_embd) is the gradient of what left the last block. dx: host, (n, n_embd), of
- * what entered the first. grads: host, sn_tuning_floats(tuning, first, end) of them, of what is trained; overwritten.
- * kept: of the way forwards, NULL: it is gone again. */
-sn_status sn_train_backward(sn_train *train, int first, int end, const sn_tuning *tuning, const sn_tensor *x,
-                            const sn_kept *kept, const sn_tensor *dout, float *dx, float *grads,
-                            sn_err *err) SN_MUST_USE;
+/* Forward pass. out: host, (n, n_embd), the hidden states after the last block. saved (NULL: save nothing): gets as
+ * much as fits into saved_bytes_max bytes and into memory; *saved is NULL when that is nothing, and after a failure. */
+sn_status sn_train_forward(sn_train *train, const sn_train_sequence *sequence, float *out, size_t saved_bytes_max,
+                           sn_saved_activations **saved, sn_err *err) SN_MUST_USE;
+
+/* Backward pass of the same sequence. saved: of its forward pass; NULL: the forward pass is repeated. dout (n, n_embd):
+ * the gradient of the output. dx: host, (n, n_embd): gets the gradient of x. grads: host, sn_adapter_n_params(adapter,
+ * first, end) floats: gets the gradients of the adapter. */
+sn_status sn_train_backward(sn_train *train, const sn_train_sequence *sequence, const sn_saved_activations *saved,
+                            const sn_tensor *dout, float *dx, float *grads, sn_err *err) SN_MUST_USE;
 
 #endif

@@ -1,10 +1,11 @@
-# The CUDA backend (device/cuda). Built into sn_device when nvcc is found, chosen at run time; without nvcc it is
-# absent, and device/device.c says so. The tests' stand-in for CUDA (tests/support/cuda_stand_in) needs no toolkit: only
-# a C++ compiler, for the kernels. Included at the end of the top CMakeLists.txt, when the tests are known.
+# The CUDA backend (device/cuda). It is built into sn_device when nvcc is found, and chosen at run time; without nvcc it
+# is absent, and device/device.c reports that. The tests use a stand-in for CUDA (tests/support/cuda_stand_in), which
+# needs a C++ compiler for the kernels but no toolkit. The top CMakeLists.txt includes this file after tests/, because
+# this file adds the stand-in to test programs.
 option(SN_CUDA "build the CUDA backend where nvcc is found" ON)
 set(SN_CUDA_ARCHITECTURES "80;86;89;90" CACHE STRING
   "compute capabilities to compile for; the last one as PTX as well, for newer devices")
-set(SN_CUDA_KERNELS linear rows attention grad experts)
+set(SN_CUDA_KERNELS linear rowwise attention grad experts)
 
 file(GLOB sn_cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/device/cuda/*.c)
 
@@ -41,30 +42,30 @@ if(SN_CUDA AND SN_NVCC)
   set_source_files_properties(${sn_cuda_objects} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
   target_include_directories(sn_device SYSTEM PRIVATE ${SN_CUDA_INCLUDE})
   target_compile_definitions(sn_device PRIVATE SN_HAVE_CUDA SN_CUDA_LIBRARIES="${sn_cuda_libraries}")
-  # The runtime is linked into the program, so that it starts where nothing of NVIDIA's is installed.
+  # The CUDA runtime is linked statically, so that the program starts on machines without NVIDIA software.
   target_link_libraries(sn_device PUBLIC ${SN_CUDART} ${CMAKE_DL_LIBS} rt)
   message(STATUS "CUDA backend: built with ${SN_NVCC} for ${SN_CUDA_ARCHITECTURES} and newer")
 else()
   message(STATUS "CUDA backend: absent, nvcc was not found (or SN_CUDA is off)")
 endif()
 
-# -- tests: the backend's host side and its kernels over the stand-in
+# Tests: the host side of the backend and its kernels, over the stand-in.
 
 if(SN_TESTS)
   include(CheckLanguage)
   check_language(CXX)
   if(NOT CMAKE_CXX_COMPILER)
-    message(FATAL_ERROR "the tests run the CUDA kernels on the processor, which needs a C++ compiler: install g++, or "
+    message(FATAL_ERROR "the tests run the CUDA kernels on the CPU, which needs a C++ compiler: install g++, or "
                         "configure with -DSN_TESTS=OFF")
   endif()
   enable_language(CXX)
   set(stand_in ${CMAKE_SOURCE_DIR}/tests/support/cuda_stand_in)
   set(sn_cuda_host ${sn_cuda_sources})
-  list(FILTER sn_cuda_host EXCLUDE REGEX "/cublas\\.c$") # the stand-in has cuBLAS itself
+  list(FILTER sn_cuda_host EXCLUDE REGEX "/cublas\\.c$") # the stand-in brings its own cuBLAS
   file(GLOB stand_in_sources CONFIGURE_DEPENDS ${stand_in}/*.c)
   set(emulated "")
   foreach(kernels ${SN_CUDA_KERNELS})
-    set(copy ${CMAKE_BINARY_DIR}/device_cuda_${kernels}.cc) # a name that says C++
+    set(copy ${CMAKE_BINARY_DIR}/device_cuda_${kernels}.cc) # the suffix selects the C++ compiler
     file(WRITE ${copy}.in "#include \"device/cuda/kernels_${kernels}.cu\"\n")
     configure_file(${copy}.in ${copy} COPYONLY)
     list(APPEND emulated ${copy})
@@ -72,13 +73,13 @@ if(SN_TESTS)
   add_library(sn_cuda_stand_in OBJECT ${sn_cuda_host} ${CMAKE_SOURCE_DIR}/device/device.c ${stand_in_sources}
     ${emulated})
   target_include_directories(sn_cuda_stand_in BEFORE PRIVATE ${stand_in}/include)
-  target_compile_definitions(sn_cuda_stand_in PRIVATE SN_HAVE_CUDA SN_CUDA_EMULATED)
+  target_compile_definitions(sn_cuda_stand_in PRIVATE SN_HAVE_CUDA)
   target_link_libraries(sn_cuda_stand_in PRIVATE sn_device)
-  # Flags of the whole project that are none of C++'s.
+  # Removes the project-wide flags that C++ does not have.
   get_target_property(options sn_cuda_stand_in COMPILE_OPTIONS)
   list(REMOVE_ITEM options -Wstrict-prototypes)
   set_target_properties(sn_cuda_stand_in PROPERTIES COMPILE_OPTIONS "${options}")
-  # The emulation switches between stacks, which the sanitizers do not follow: kernels go without.
+  # The emulation switches between stacks, which sanitizers do not support: kernels are compiled without sanitizers.
   set_source_files_properties(${stand_in}/threads.c PROPERTIES COMPILE_OPTIONS -fno-sanitize=all)
   set(emulated_options -fno-sanitize=all -fno-exceptions -fno-rtti -fno-threadsafe-statics -Wno-conversion -Wno-shadow
     -Wno-unknown-pragmas)
@@ -88,7 +89,7 @@ if(SN_TESTS)
     if(test MATCHES "^test_(cuda|emulated)")
       target_link_libraries(${test} PRIVATE sn_cuda_stand_in)
       target_include_directories(${test} PRIVATE ${stand_in}/include)
-      set_target_properties(${test} PROPERTIES LINKER_LANGUAGE C) # nothing of C++'s library is used
+      set_target_properties(${test} PROPERTIES LINKER_LANGUAGE C) # no part of the C++ library is used
     endif()
   endforeach()
 endif()

@@ -1,12 +1,14 @@
-# First contacts through OpenDHT (net/dht.h): a library of its own, because OpenDHT is GPL-3 and everything else here is not.
-option(SN_DHT "find first contacts through OpenDHT (GPL-3), where libopendht-c is found" ON)
+# Peer discovery through OpenDHT (net/dht.h). It is a library of its own and off by default, because OpenDHT is under
+# GPL-3 and everything else here is under Apache-2.0: programs that link it may be distributed under GPL-3 only.
+option(SN_DHT "find peers through OpenDHT (GPL-3; needs libopendht-c-dev)" OFF)
 if(SN_DHT)
   pkg_check_modules(OPENDHT IMPORTED_TARGET opendht-c)
-endif()
-if(OPENDHT_FOUND)
+  if(NOT OPENDHT_FOUND)
+    message(FATAL_ERROR "-DSN_DHT=ON needs OpenDHT's C library: install libopendht-c-dev, or configure with -DSN_DHT=OFF")
+  endif()
   add_library(sn_dht STATIC net/opendht/dht.c)
   target_link_libraries(sn_dht PUBLIC sn_net PkgConfig::OPENDHT)
-  message(STATUS "OpenDHT ${OPENDHT_VERSION}: --dht is built in; the programs are then under GPL-3 as a whole")
+  message(STATUS "OpenDHT ${OPENDHT_VERSION}: --dht is built in; the programs as a whole are then under GPL-3")
 else()
   add_library(sn_dht STATIC net/opendht/none.c)
   target_link_libraries(sn_dht PUBLIC sn_net)

@@ -1,5 +1,6 @@
-# The Intel XPU backend (device/xpu/): built where the Level Zero loader's headers and a compiler from OpenCL C to
-# SPIR-V are; else it is left out and the program says so. On Debian: libze-dev clang-15 llvm-spirv-15 spirv-tools.
+# The Intel XPU backend (device/xpu/). It is built where the headers of the Level Zero loader and a compiler from OpenCL C
+# to SPIR-V are found; otherwise it is absent, and the program reports that. The Debian packages are libze-dev, clang-15,
+# llvm-spirv-15 and spirv-tools.
 pkg_check_modules(ZE IMPORTED_TARGET libze_loader)
 find_program(SN_OCL_CLANG NAMES clang-15 clang-14)
 find_program(SN_LLVM_SPIRV NAMES llvm-spirv-15 llvm-spirv-14)
@@ -9,8 +10,8 @@ if(ZE_FOUND AND SN_OCL_CLANG AND SN_LLVM_SPIRV AND SN_SPIRV_VAL)
   set(SN_XPU ON)
 endif()
 
-# sn_xpu_module(name source flag...): ${name}.spv in the build folder. Optimising is left to the device's driver:
-# spirv-val refuses some of what clang's own passes leave behind.
+# sn_xpu_module(name source flag...): compiles ${name}.spv in the build folder. The device driver optimises the modules;
+# clang's own passes are disabled, because spirv-val refuses some of their output.
 set(SN_XPU_SPIRV ${CMAKE_BINARY_DIR}/xpu)
 set(SN_XPU_MODULES "")
 macro(sn_xpu_module name source)
@@ -24,7 +25,7 @@ macro(sn_xpu_module name source)
   list(APPEND SN_XPU_MODULES ${SN_XPU_SPIRV}/${name}.spv)
 endmacro()
 
-# The forms of xpu.h with what linear.cl needs to know of each.
+# The weight forms of xpu.h, each with the macros that linear.cl needs for it.
 if(SN_XPU)
   sn_xpu_module(block block.cl)
   sn_xpu_module(grad grad.cl)
@@ -48,8 +49,8 @@ else()
   set_property(TARGET sn_device PROPERTY SOURCES ${sources})
 endif()
 
-# The tests' driver: Level Zero over OpenCL on the CPU, loaded by the real loader. Without it test_xpu* say what they
-# need.
+# The test driver: Level Zero over OpenCL on the CPU; the real loader loads it. Without OpenCL, test_xpu* are skipped and
+# name the missing package.
 pkg_check_modules(OPENCL IMPORTED_TARGET OpenCL)
 if(SN_XPU AND OPENCL_FOUND AND SN_TESTS)
   file(GLOB driver CONFIGURE_DEPENDS tests/support/ze_driver/*.c)

@@ -2,7 +2,6 @@
 
 #include "base/log.h"
 #include "device/backends.h"
-#include "device/cpu/cpu.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -16,7 +15,7 @@ typedef struct backend {
     sn_status (*open)(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err);
     const char *(*describe)(const sn_device *device);
     sn_status (*list)(sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err *err);
-    const char *absent; /* why the functions are NULL */
+    const char *unavailable; /* the reason, where the functions are NULL */
 } backend;
 
 static const backend backends[] = {
@@ -38,7 +37,7 @@ enum { N_BACKENDS = sizeof backends / sizeof *backends };
 
 enum { ORDINAL_MAX = 1023 };
 
-/* "3" -> 3; false for anything but up to four digits. */
+/* Parses up to four digits; false for anything else. */
 static bool parse_number(const char *text, int *out) {
     *out = 0;
     if (!*text || strlen(text) > 4) return false;
@@ -49,21 +48,21 @@ static bool parse_number(const char *text, int *out) {
     return *out <= ORDINAL_MAX;
 }
 
-/* "word", "word:3" -> ordinal. */
-static bool parse_word(const char *name, const char *word, int *ordinal) {
-    size_t len = strlen(word);
+/* Parses "KIND" or "KIND:3". */
+static bool parse_kind(const char *name, const char *kind, int *ordinal) {
+    size_t len = strlen(kind);
     *ordinal = 0;
-    if (strncasecmp(name, word, len)) return false;
+    if (strncasecmp(name, kind, len)) return false;
     return !name[len] || (name[len] == ':' && parse_number(name + len + 1, ordinal));
 }
 
-/* The form alone; *accelerator when the kind is left open. */
-static bool parse_form(const char *name, sn_device_id *out, bool *accelerator) {
+/* Parses a name without looking at the devices there are; *accelerator when it leaves the kind open. */
+static bool parse_device_name(const char *name, sn_device_id *out, bool *accelerator) {
     *out = (sn_device_id){SN_DEVICE_CPU, 0};
-    *accelerator = parse_number(name, &out->ordinal) || parse_word(name, "gpu", &out->ordinal);
+    *accelerator = parse_number(name, &out->ordinal) || parse_kind(name, "gpu", &out->ordinal);
     if (*accelerator) return true;
     for (int kind = 0; kind < N_BACKENDS; kind++) {
-        if (!parse_word(name, backends[kind].name, &out->ordinal)) continue;
+        if (!parse_kind(name, backends[kind].name, &out->ordinal)) continue;
         out->kind = (sn_device_kind)kind;
         return kind != SN_DEVICE_CPU || out->ordinal == 0;
     }
@@ -71,45 +70,46 @@ static bool parse_form(const char *name, sn_device_id *out, bool *accelerator) {
 }
 
 /* "cpu, cuda:0" */
-static const char *names_of(const sn_device_id *there, size_t n, char *out, size_t room) {
+static const char *list_names(const sn_device_id *available, size_t n, char *out, size_t capacity) {
     size_t at = 0;
-    snprintf(out, room, "no device");
-    for (size_t i = 0; i < n && at < room; i++) {
+    snprintf(out, capacity, "no device");
+    for (size_t i = 0; i < n && at < capacity; i++) {
         char name[32];
-        at += (size_t)snprintf(out + at, room - at, "%s%s", i ? ", " : "", sn_device_id_name(there[i], name));
+        at += (size_t)snprintf(out + at, capacity - at, "%s%s", i ? ", " : "", sn_device_id_name(available[i], name));
     }
     return out;
 }
 
-static bool has_kind(const sn_device_id *there, size_t n, sn_device_kind kind) {
+static bool has_kind(const sn_device_id *available, size_t n, sn_device_kind kind) {
     for (size_t i = 0; i < n; i++)
-        if (there[i].kind == kind) return true;
+        if (available[i].kind == kind) return true;
     return false;
 }
 
-sn_status sn_device_id_among(const char *name, const sn_device_id *there, size_t n, sn_device_id *out, sn_err *err) {
+sn_status sn_device_id_match(const char *name, const sn_device_id *available, size_t n, sn_device_id *out,
+                             sn_err *err) {
     bool accelerator;
     char names[256];
-    if (!parse_form(name, out, &accelerator))
-        return sn_fail(err, SN_REFUSED, "\"%.64s\" is no device: give cpu, cuda:N or xpu:N; there is %s", name,
-                       names_of(there, n, names, sizeof names));
-    if (accelerator) out->kind = has_kind(there, n, SN_DEVICE_CUDA) ? SN_DEVICE_CUDA : SN_DEVICE_XPU;
+    if (!parse_device_name(name, out, &accelerator))
+        return sn_fail(err, SN_REFUSED, "\"%.64s\" is no device: use cpu, cuda:N or xpu:N; there is %s", name,
+                       list_names(available, n, names, sizeof names));
+    if (accelerator) out->kind = has_kind(available, n, SN_DEVICE_CUDA) ? SN_DEVICE_CUDA : SN_DEVICE_XPU;
     for (size_t i = 0; i < n; i++)
-        if (sn_device_same(there[i], *out)) return SN_OK;
+        if (sn_device_id_equal(available[i], *out)) return SN_OK;
     return sn_fail(err, SN_REFUSED, "there is no device \"%.64s\" here: there is %s", name,
-                   names_of(there, n, names, sizeof names));
+                   list_names(available, n, names, sizeof names));
 }
 
 sn_status sn_device_id_parse(const char *name, sn_device_id *out, sn_err *err) {
     sn_device_info infos[SN_DEVICES_MAX];
-    sn_device_id there[SN_DEVICES_MAX];
+    sn_device_id available[SN_DEVICES_MAX];
     bool accelerator;
     size_t n = 0;
-    /* The CPU is always there: no driver is woken to learn that. */
-    if (parse_form(name, out, &accelerator) && !accelerator && out->kind == SN_DEVICE_CPU) return SN_OK;
+    /* The CPU always exists: the drivers need not be loaded to learn that. */
+    if (parse_device_name(name, out, &accelerator) && !accelerator && out->kind == SN_DEVICE_CPU) return SN_OK;
     sn_status status = sn_devices_list(infos, &n, err);
-    for (size_t i = 0; i < n; i++) there[i] = infos[i].id;
-    return status ? status : sn_device_id_among(name, there, n, out, err);
+    for (size_t i = 0; i < n; i++) available[i] = infos[i].id;
+    return status ? status : sn_device_id_match(name, available, n, out, err);
 }
 
 char *sn_device_id_name(sn_device_id id, char out[32]) {
@@ -126,7 +126,7 @@ sn_status sn_device_open(sn_device_id id, const sn_device_options *options, sn_d
     *out = NULL;
     if ((unsigned)id.kind >= N_BACKENDS) return sn_fail(err, SN_REFUSED, "device kind %d does not exist", (int)id.kind);
     const backend *b = &backends[id.kind];
-    return b->open ? b->open(id, options, out, err) : sn_fail(err, SN_REFUSED, "%s: use cpu", b->absent);
+    return b->open ? b->open(id, options, out, err) : sn_fail(err, SN_REFUSED, "%s: use cpu", b->unavailable);
 }
 
 void sn_device_close(sn_device **device) {
@@ -138,14 +138,14 @@ void sn_device_close(sn_device **device) {
 const char *sn_device_describe(const sn_device *device) { return backends[device->id.kind].describe(device); }
 
 static sn_status list_kind(sn_device_kind kind, sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err *err) {
-    static atomic_bool said[N_BACKENDS];
+    static atomic_bool logged[N_BACKENDS];
     const backend *b = &backends[kind];
     sn_err reason = {.text = ""};
-    sn_status status = b->list ? b->list(out, n, &reason) : sn_fail(&reason, SN_REFUSED, "%s", b->absent);
+    sn_status status = b->list ? b->list(out, n, &reason) : sn_fail(&reason, SN_REFUSED, "%s", b->unavailable);
     if (!status) return SN_OK;
     if (status != SN_REFUSED || kind == SN_DEVICE_CPU) return sn_fail(err, status, "%s", reason.text);
-    if (!atomic_exchange(&said[kind], true))
-        sn_log(SN_LOG_INFO, "no devices of this kind", "kind=%s text=%s", b->name, reason.text);
+    if (!atomic_exchange(&logged[kind], true))
+        sn_log(SN_LOG_INFO, "backend unavailable", "backend=%s text=%s", b->name, reason.text);
     return SN_OK;
 }
 
@@ -161,15 +161,8 @@ sn_status sn_devices_list(sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err 
     return status;
 }
 
-static const char *const kv_dtype_names[SN_KV_DTYPE_COUNT] = {"f32", "f16", "q8"};
+const sn_word sn_kv_dtype_words[] = {{"f32", SN_KV_F32}, {"f16", SN_KV_F16}, {"q8", SN_KV_Q8}, {NULL, 0}};
 
-const char *sn_kv_dtype_name(sn_kv_dtype dtype) { return kv_dtype_names[dtype]; }
+const sn_word sn_isa_words[] = {{"c", 0}, {"avx2", 1}, {"avx512", 2}, {"amx", 3}, {NULL, 0}};
 
-sn_status sn_kv_dtype_parse(const char *name, sn_kv_dtype *out, sn_err *err) {
-    for (int i = 0; i < SN_KV_DTYPE_COUNT; i++)
-        if (!strcmp(name, kv_dtype_names[i])) {
-            *out = (sn_kv_dtype)i;
-            return SN_OK;
-        }
-    return sn_fail(err, SN_REFUSED, "keys and values are kept as f32, f16 or q8, not as '%.40s'", name);
-}
+const char *sn_kv_dtype_name(sn_kv_dtype dtype) { return sn_kv_dtype_words[dtype].name; }

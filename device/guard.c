@@ -1,3 +1,11 @@
+/* How a tensor is copied: the shape is compared with the wanted one, the extent in elements is measured from the shape
+ * and the strides (with checks of overflow), then the data take the shortest of four ways:
+ *
+ * - host to host: conversion to float32, row by row;
+ * - host to device: the same into a temporary buffer, then an upload; float32 that is contiguous is uploaded directly;
+ * - device to host: a download of the whole extent into a temporary buffer, then the conversion; float32 that is
+ *   contiguous is downloaded directly;
+ * - device to device: both temporary buffers; float32 that is contiguous needs only the first. */
 #include "device/guard.h"
 
 #include "base/log.h"
@@ -7,17 +15,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct copy {
+typedef struct tensor_copy {
     const sn_tensor *tensor;
-    int64_t strides[SN_GUARD_RANK_MAX]; /* as given, or those of a contiguous tensor */
-    size_t n;                           /* elements */
-    size_t extent;                      /* elements from the first to the last one, that one included */
+    int64_t strides[SN_TENSOR_DIMS_MAX]; /* as in the tensor, or those of a contiguous tensor */
+    size_t n;                            /* elements */
+    size_t extent;                       /* elements from the first to the last one, both included */
     bool contiguous;
-    char name[160]; /* the tensor's, where it is and where it must be */
-} copy;
+    char name[160]; /* for sentences: the tensor's name, where it is and where it must be */
+} tensor_copy;
 
-/* Host memory and the CPU's are the same place. */
-static bool in_host(const sn_device *device) { return !device || device->id.kind == SN_DEVICE_CPU; }
+/* Host memory and the CPU device's memory are the same. */
+static bool is_host(const sn_device *device) { return !device || device->id.kind == SN_DEVICE_CPU; }
 
 /* "on cuda:0" */
 static const char *place_name(const sn_device *device, char out[48]) {
@@ -27,40 +35,40 @@ static const char *place_name(const sn_device *device, char out[48]) {
     return out;
 }
 
-static void name_it(copy *c, const sn_device *to) {
+static void copy_describe(tensor_copy *c, const sn_device *to) {
     char from_name[48], to_name[48];
     snprintf(c->name, sizeof c->name, "%.48s, %s and needed %s", c->tensor->name,
              place_name(c->tensor->device, from_name), place_name(to, to_name));
 }
 
 /* "(3, 576)" */
-static const char *shape_text(int rank, const int64_t *shape, char *out, size_t room) {
+static const char *shape_text(int rank, const int64_t *shape, char *out, size_t capacity) {
     size_t at = 0;
     out[0] = 0;
-    for (int i = 0; i < rank && at < room; i++) {
-        int n = shape[i] < 0 ? snprintf(out + at, room - at, "%s*", i ? ", " : "(")
-                             : snprintf(out + at, room - at, "%s%lld", i ? ", " : "(", (long long)shape[i]);
+    for (int i = 0; i < rank && at < capacity; i++) {
+        int n = shape[i] < 0 ? snprintf(out + at, capacity - at, "%s*", i ? ", " : "(")
+                             : snprintf(out + at, capacity - at, "%s%lld", i ? ", " : "(", (long long)shape[i]);
         at += (size_t)n;
     }
-    if (at < room) snprintf(out + at, room - at, rank ? ")" : "()");
+    if (at < capacity) snprintf(out + at, capacity - at, rank ? ")" : "()");
     return out;
 }
 
-static sn_status check_shape(const copy *c, int rank, const int64_t *wanted, sn_err *err) {
+static sn_status copy_check_shape(const tensor_copy *c, int rank, const int64_t *wanted, sn_err *err) {
     char has[96], want[96];
     const sn_tensor *t = c->tensor;
-    if (t->rank < 0 || t->rank > SN_GUARD_RANK_MAX || rank < 0 || rank > SN_GUARD_RANK_MAX)
-        return sn_fail(err, SN_REFUSED, "%s: it has %d dimensions and may have %d: send it with fewer", c->name,
-                       t->rank, SN_GUARD_RANK_MAX);
+    if (t->rank < 0 || t->rank > SN_TENSOR_DIMS_MAX || rank < 0 || rank > SN_TENSOR_DIMS_MAX)
+        return sn_fail(err, SN_REFUSED, "%s: it has %d dimensions, but at most %d are allowed: send it with fewer",
+                       c->name, t->rank, SN_TENSOR_DIMS_MAX);
     bool fits = t->rank == rank;
     for (int i = 0; fits && i < rank; i++) fits = t->shape[i] >= 0 && (wanted[i] < 0 || t->shape[i] == wanted[i]);
     if (!fits)
-        return sn_fail(err, SN_REFUSED, "%s: the shape is %s and has to be %s: send it so", c->name,
+        return sn_fail(err, SN_REFUSED, "%s: the shape is %s and has to be %s: send it in that shape", c->name,
                        shape_text(t->rank, t->shape, has, sizeof has), shape_text(rank, wanted, want, sizeof want));
     return SN_OK;
 }
 
-static sn_status measure(copy *c, sn_err *err) {
+static sn_status copy_measure(tensor_copy *c, sn_err *err) {
     const sn_tensor *t = c->tensor;
     bool plain = true, fits = true, empty = false;
     size_t bytes;
@@ -90,8 +98,8 @@ static sn_status measure(copy *c, sn_err *err) {
     return SN_OK;
 }
 
-/* n elements, `stride` apart, as float32 in a row. */
-static void convert(sn_dtype dtype, const uint8_t *data, size_t n, int64_t stride, float *out) {
+/* Converts n elements, `stride` elements apart, to contiguous float32. */
+static void convert_row(sn_dtype dtype, const uint8_t *data, size_t n, int64_t stride, float *out) {
     size_t size = sn_dtype_bytes(dtype), step = (size_t)stride * size;
     if (dtype == SN_F32 && stride == 1) {
         memcpy(out, data, n * size);
@@ -108,16 +116,16 @@ static void convert(sn_dtype dtype, const uint8_t *data, size_t n, int64_t strid
     }
 }
 
-/* All elements, in order, from host memory. */
-static void convert_all(const copy *c, const uint8_t *data, float *out) {
+/* Converts all elements, in order, from host memory. */
+static void copy_convert(const tensor_copy *c, const uint8_t *data, float *out) {
     const sn_tensor *t = c->tensor;
     size_t size = sn_dtype_bytes(t->dtype);
     int last = t->rank - 1;
     size_t row = t->rank ? (size_t)t->shape[last] : 1;
-    int64_t at[SN_GUARD_RANK_MAX] = {0}, offset = 0;
+    int64_t at[SN_TENSOR_DIMS_MAX] = {0}, offset = 0;
     for (size_t done = 0; done < c->n; done += row) {
-        convert(t->dtype, data + (size_t)offset * size, row, t->rank ? c->strides[last] : 1, out + done);
-        for (int i = last - 1; i >= 0; i--) { /* the next row: count up like an odometer */
+        convert_row(t->dtype, data + (size_t)offset * size, row, t->rank ? c->strides[last] : 1, out + done);
+        for (int i = last - 1; i >= 0; i--) { /* moves to the next row: counts up like an odometer */
             offset += c->strides[i];
             if (++at[i] < t->shape[i]) break;
             offset -= at[i] * c->strides[i];
@@ -126,32 +134,32 @@ static void convert_all(const copy *c, const uint8_t *data, float *out) {
     }
 }
 
-/* Into *staging, from a device whose memory is not the host's. */
-static sn_status fetch(const copy *c, void **staging, sn_err *err) {
+/* Downloads the tensor's extent into *staging, from a device whose memory is not host memory. */
+static sn_status copy_download(const tensor_copy *c, void **staging, sn_err *err) {
     const sn_tensor *t = c->tensor;
     size_t size = sn_dtype_bytes(t->dtype);
     sn_status status = sn_calloc(staging, c->extent, size, err);
     return status ? status : t->device->ops->download(t->device, *staging, t->data, c->extent * size, err);
 }
 
-/* What is float32 and contiguous already needs no memory on the way, unless both ends are devices. */
-static sn_status bring(const copy *c, sn_device *to, float *out, sn_err *err) {
+/* Contiguous float32 needs no temporary buffer, unless both ends are devices. */
+static sn_status copy_run(const tensor_copy *c, sn_device *to, float *out, sn_err *err) {
     const sn_tensor *t = c->tensor;
     void *staging = NULL, *converted = NULL;
     const void *data = t->data;
     size_t bytes = c->n * sizeof *out;
     bool as_it_is = t->dtype == SN_F32 && c->contiguous;
-    if (as_it_is && in_host(to) && !in_host(t->device))
+    if (as_it_is && is_host(to) && !is_host(t->device))
         return t->device->ops->download(t->device, out, data, bytes, err);
     sn_status status = SN_OK;
-    if (!in_host(t->device)) {
-        status = fetch(c, &staging, err);
+    if (!is_host(t->device)) {
+        status = copy_download(c, &staging, err);
         data = staging;
     }
-    if (!status && !as_it_is && !in_host(to)) status = sn_calloc(&converted, c->n, sizeof *out, err);
+    if (!status && !as_it_is && !is_host(to)) status = sn_calloc(&converted, c->n, sizeof *out, err);
     if (status) goto out;
-    if (converted || in_host(to)) convert_all(c, data, converted ? converted : out);
-    if (!in_host(to)) status = to->ops->upload(to, out, converted ? converted : data, bytes, err);
+    if (converted || is_host(to)) copy_convert(c, data, converted ? converted : out);
+    if (!is_host(to)) status = to->ops->upload(to, out, converted ? converted : data, bytes, err);
 out:
     free(staging);
     free(converted);
@@ -160,38 +168,37 @@ out:
 
 sn_status sn_guard(const sn_tensor *tensor, sn_device *to, int rank, const int64_t *wanted, float *out, uint64_t *moved,
                    sn_err *err) {
-    copy c = {.tensor = tensor};
+    tensor_copy c = {.tensor = tensor};
     sn_err reason;
-    name_it(&c, to);
+    copy_describe(&c, to);
     if (tensor->dtype != SN_F32 && tensor->dtype != SN_F16 && tensor->dtype != SN_BF16)
-        return sn_fail(err, SN_REFUSED, "%s: the type is %s and has to be F32, F16 or BF16: convert it before", c.name,
+        return sn_fail(err, SN_REFUSED, "%s: the type is %s and has to be F32, F16 or BF16: convert it first", c.name,
                        sn_dtype_name(tensor->dtype));
-    sn_status status = check_shape(&c, rank, wanted, err);
-    if (!status) status = measure(&c, err);
+    sn_status status = copy_check_shape(&c, rank, wanted, err);
+    if (!status) status = copy_measure(&c, err);
     if (status || c.n == 0) return status;
     if (!tensor->data)
-        return sn_fail(err, SN_REFUSED,
-                       "%s: it has %zu elements by its shape, but no data came with it: send its bytes", c.name, c.n);
-    status = bring(&c, to, out, &reason);
+        return sn_fail(err, SN_REFUSED, "%s: its shape has %zu elements, but no data: send its bytes", c.name, c.n);
+    status = copy_run(&c, to, out, &reason);
     if (status)
-        return sn_fail(err, status, "%s: it could not be brought there: %.300s: go on with another device or node",
+        return sn_fail(err, status, "%s: it could not be copied there: %.300s: continue with another device or node",
                        c.name, reason.text);
-    if (moved && (!in_host(tensor->device) || !in_host(to))) *moved += c.n * sn_dtype_bytes(tensor->dtype);
+    if (moved && (!is_host(tensor->device) || !is_host(to))) *moved += c.n * sn_dtype_bytes(tensor->dtype);
     return SN_OK;
 }
 
-bool sn_guard_watch_step(sn_guard_watch *watch, uint64_t moved, uint64_t expected, int64_t now_us) {
-    watch->steps++;
-    watch->bytes += moved;
+bool sn_guard_monitor_step(sn_guard_monitor *monitor, uint64_t moved, uint64_t expected, int64_t now_us) {
+    monitor->steps++;
+    monitor->bytes += moved;
     if (moved <= expected) return false;
-    bool first = watch->hidden_steps++ == 0;
-    watch->hidden_bytes += moved - expected;
-    if (!first && now_us - watch->warned_us < SN_GUARD_WARNING_US) return false;
-    watch->warned_us = now_us;
-    sn_log(SN_LOG_WARN, "hidden copies between devices",
-           "step_bytes=%llu expected=%llu steps=%llu bytes=%llu text=a step's tensors cross devices "
+    bool first = monitor->unexpected_steps++ == 0;
+    monitor->unexpected_bytes += moved - expected;
+    if (!first && now_us - monitor->warned_us < SN_GUARD_WARNING_INTERVAL_US) return false;
+    monitor->warned_us = now_us;
+    sn_log(SN_LOG_WARN, "unplanned copies between devices",
+           "step_bytes=%llu expected=%llu steps=%llu bytes=%llu text=the tensors of a step cross devices "
            "beyond its plan: steps are slower than they could be",
-           (unsigned long long)moved, (unsigned long long)expected, (unsigned long long)watch->hidden_steps,
-           (unsigned long long)watch->hidden_bytes);
+           (unsigned long long)moved, (unsigned long long)expected, (unsigned long long)monitor->unexpected_steps,
+           (unsigned long long)monitor->unexpected_bytes);
     return true;
 }

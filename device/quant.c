@@ -1,3 +1,11 @@
+/* How each quantised type of GGUF is decoded: one function per type (decode_q4_0, ...) reads a block of the file and
+ * writes its groups of 32 integers with a scale and an offset per half; the table `decoders` at the end maps types to
+ * functions. The layouts are those of ggml's quantisation formats.
+ *
+ * All types are variations of one form, weight = d * q + m. In Q4_0 to Q8_0, IQ4_NL and MXFP4 a block is one group. The
+ * K types and IQ4_XS have superblocks of 8 groups, whose scales are small integers times a half d of the superblock;
+ * Q2_K, Q4_K and Q5_K also have offsets, small integers times a half dmin, which are subtracted. The IQ4 types and
+ * MXFP4 store indices into a table of 16 values. */
 #include "device/quant.h"
 
 #include <assert.h>
@@ -5,7 +13,7 @@
 
 static uint16_t read_u16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
 
-/* Normal halves in line: packing a model reads some ten million of them. */
+/* Converts normal halves inline: packing a model reads some ten million of them. */
 static inline float read_f16(const uint8_t *p) {
     uint16_t half = read_u16(p);
     unsigned exponent = half >> 10 & 31;
@@ -22,7 +30,7 @@ static void set_scales(sn_quant_group *g, float d, float m) {
     g->m[0] = g->m[1] = m;
 }
 
-/* 16 bytes hold 32 nibbles: the low ones are elements 0..15, the high ones 16..31. */
+/* 16 bytes hold 32 nibbles: the low nibbles are elements 0..15, the high nibbles 16..31. */
 static void split_nibbles(const uint8_t *qs, int8_t *q) {
     for (int i = 0; i < 16; i++) {
         q[i] = (int8_t)(qs[i] & 15);
@@ -48,7 +56,7 @@ static void decode_q4_1(const uint8_t *b, sn_quant_group *out) {
     set_scales(out, read_f16(b), read_f16(b + 2));
 }
 
-/* The fifth bits of 32 elements, one after the other from bit 0. */
+/* Adds the fifth bits of 32 elements: bit i of qh belongs to element i. */
 static void add_fifth_bits(const uint8_t *qh, int8_t *q) {
     for (int i = 0; i < 32; i++) q[i] = (int8_t)(q[i] | (qh[i / 8] >> i % 8 & 1) << 4);
 }
@@ -71,8 +79,8 @@ static void decode_q8_0(const uint8_t *b, sn_quant_group *out) {
     set_scales(out, read_f16(b), 0);
 }
 
-/* 16 scales (low nibble) and offsets (high); 2-bit values: bytes 0..31 hold elements 0..127 in four layers of bits,
- * bytes 32..63 the other 128. */
+/* 16 scales (low nibbles) and offsets (high nibbles). 2-bit values: bytes 0..31 hold elements 0..127 in four layers of
+ * two bits, bytes 32..63 the other 128. */
 static void decode_q2_k(const uint8_t *b, sn_quant_group *out) {
     const uint8_t *scales = b, *qs = b + 16;
     float d = read_f16(b + 80), dmin = read_f16(b + 82);
@@ -86,8 +94,8 @@ static void decode_q2_k(const uint8_t *b, sn_quant_group *out) {
     }
 }
 
-/* As Q2_K, with a third bit in hmask (set: nothing to subtract) and 16 signed 6-bit scales: four bits in the nibbles of
- * bytes 0..7, the upper two in bytes 8..11. */
+/* As Q2_K, with a third bit in hmask (when it is clear, 4 is subtracted) and 16 signed 6-bit scales: their low four
+ * bits in the nibbles of bytes 0..7, the upper two in bytes 8..11. */
 static void decode_q3_k(const uint8_t *b, sn_quant_group *out) {
     const uint8_t *hmask = b, *qs = b + 32, *scales = b + 96;
     float d = read_f16(b + 108);
@@ -105,15 +113,16 @@ static void decode_q3_k(const uint8_t *b, sn_quant_group *out) {
     }
 }
 
-void sn_quant_super_of(sn_dtype dtype, const void *block, sn_quant_super *out) {
+void sn_quant_superblock_scales(sn_dtype dtype, const void *block, sn_quant_superblock *out) {
     const uint8_t *b = block, *s = b + 4;
     if (dtype == SN_Q6_K) {
-        *out = (sn_quant_super){.d = read_u16(b + 208)};
+        *out = (sn_quant_superblock){.d = read_u16(b + 208)};
         memcpy(out->scale, b + 192, sizeof out->scale);
         return;
     }
-    /* Q4_K and Q5_K: eight 6-bit scales and eight 6-bit offsets in 12 bytes. The offsets are subtracted. */
-    *out = (sn_quant_super){.d = read_u16(b), .m = read_u16(b + 2) ^ 0x8000};
+    /* Q4_K and Q5_K: eight 6-bit scales and eight 6-bit offsets in 12 bytes. The offsets are subtracted: the sign of m
+     * is flipped. */
+    *out = (sn_quant_superblock){.d = read_u16(b), .m = read_u16(b + 2) ^ 0x8000};
     for (int g = 0; g < 8; g++) {
         int scale = g < 4 ? s[g] & 63 : (s[g + 4] & 15) | s[g - 4] >> 6 << 4;
         int offset = g < 4 ? s[g + 4] & 63 : s[g + 4] >> 4 | s[g] >> 6 << 4;
@@ -123,8 +132,8 @@ void sn_quant_super_of(sn_dtype dtype, const void *block, sn_quant_super *out) {
 }
 
 static void set_super_scales(sn_dtype dtype, const uint8_t *b, sn_quant_group *out) {
-    sn_quant_super super;
-    sn_quant_super_of(dtype, b, &super);
+    sn_quant_superblock super;
+    sn_quant_superblock_scales(dtype, b, &super);
     float d = sn_f16_to_f32(super.d), m = sn_f16_to_f32(super.m);
     for (int g = 0; g < 8; g++)
         for (int h = 0; h < 2; h++) {
@@ -133,7 +142,7 @@ static void set_super_scales(sn_dtype dtype, const uint8_t *b, sn_quant_group *o
         }
 }
 
-/* Nibbles in runs of 32 bytes: the low ones are one group, the high ones the next. */
+/* Runs of 32 bytes: the low nibbles are one group, the high nibbles the next. */
 static void set_k_nibbles(const uint8_t *qs, sn_quant_group *out) {
     for (int g = 0; g < 8; g++)
         for (int i = 0; i < 32; i++) out[g].q[i] = (int8_t)(qs[g / 2 * 32 + i] >> 4 * (g % 2) & 15);
@@ -152,7 +161,7 @@ static void decode_q5_k(const uint8_t *b, sn_quant_group *out) {
         for (int i = 0; i < 32; i++) out[g].q[i] = (int8_t)(out[g].q[i] | (qh[i] >> g & 1) << 4);
 }
 
-/* Each half of 128 elements: 64 bytes of nibbles (two groups low, two groups high) and 32 bytes with their upper two
+/* Each half of 128 elements is 64 bytes of nibbles (two groups low, two groups high) and 32 bytes with their upper two
  * bits. */
 static void decode_q6_k(const uint8_t *b, sn_quant_group *out) {
     set_super_scales(SN_Q6_K, b, out);
@@ -181,13 +190,14 @@ static void decode_iq4_xs(const uint8_t *b, sn_quant_group *out) {
     }
 }
 
-/* E2M1 values, doubled to be integers, with a shared power of two (OCP Microscaling 1.0). */
+/* E2M1 values, doubled so that they are integers, times a shared power of two (OCP Microscaling 1.0). */
 static void decode_mxfp4(const uint8_t *b, sn_quant_group *out) {
     static const int8_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     union {
         uint32_t u;
         float f;
-    } half = {b[0] < 2 ? (uint32_t)0x200000 << b[0] : (uint32_t)(b[0] - 1) << 23}; /* 2^(e - 127) / 2 */
+        /* 2^(e - 127) / 2: the halving undoes the doubling */
+    } half = {b[0] < 2 ? (uint32_t)0x200000 << b[0] : (uint32_t)(b[0] - 1) << 23};
     look_up_nibbles(b + 1, values, out->q);
     set_scales(out, half.f, 0);
 }

@@ -2,8 +2,8 @@
 
 #include "base/mem.h"
 
-sn_status sn_weight_put(sn_device *device, sn_dtype dtype, size_t rows, size_t cols, const void *host, void *place,
-                        sn_weight *out, sn_err *err) {
+sn_status sn_weight_upload(sn_device *device, sn_dtype dtype, size_t rows, size_t cols, const void *host, void *place,
+                           sn_weight *out, sn_err *err) {
     size_t bytes;
     void *image = NULL;
     const sn_device_ops *ops = device->ops;
@@ -28,7 +28,7 @@ sn_status sn_weight_load(sn_device *device, sn_dtype dtype, size_t rows, size_t 
     *out = (sn_weight){0};
     sn_status status = device->ops->weight_size(device, dtype, rows, cols, &bytes, err);
     if (!status) status = device->ops->alloc(device, bytes, &place, err);
-    if (!status) status = sn_weight_put(device, dtype, rows, cols, host, place, out, err);
+    if (!status) status = sn_weight_upload(device, dtype, rows, cols, host, place, out, err);
     if (status && place) device->ops->free(device, place, bytes);
     return status;
 }

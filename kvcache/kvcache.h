@@ -1,10 +1,18 @@
-/* The past keys and values of sessions, in pages on a device.
+/* KV caches: the keys and values of sessions, in pages on the devices of a span.
  *
- * A pool is sized once, in bytes, for one span; sessions take pages from it as they grow and give them back when they
- * rewind or end, so nothing is set aside for a session's longest case. A page holds SN_KV_PAGE_TOKENS positions of all
- * blocks of the span; which position lies in which page is absolute, so the arithmetic of attention does not depend on how
- * a session grew. Where the span lies on several devices, each holds its blocks' part of every page. Pasts that begin alike
- * may share pages (prefix.h); one that is to be written to is copied first. One that rests may be set aside (idle.h). Pool and caches belong to the devices' thread. */
+ * Two types. sn_kv_pool holds all pages of one span and is sized once, in bytes. sn_kv_cache is the KV cache of one
+ * session: it takes pages from the pool as it grows and returns them when it is rewound or freed, so that no memory is
+ * reserved for a session's longest case. A page holds SN_KV_PAGE_TOKENS positions of all blocks of the span. Position p
+ * always lies in page p / SN_KV_PAGE_TOKENS of its cache, so the arithmetic of attention does not depend on how the
+ * session grew. Where the span lies on several devices, each device holds its blocks' part of every page.
+ *
+ * Two optional services work on a pool: prefix_cache.h lets caches that begin alike share pages (a shared page is
+ * copied before it is written), swap.h moves the pages of idle sessions to host memory or a file.
+ *
+ * Pool and caches belong to the devices' thread: no other thread uses them while it runs. The owner of the
+ * pool frees all caches first, then the pool, then closes the devices. Status codes: SN_RETRY (the pool is full now, or
+ * pages are swapped out), SN_REFUSED (a length, position or block that can never be right), SN_REBUILD (the contents
+ * are lost, sn_kv_cache_invalidate), SN_STOP (memory or a device failed). */
 #ifndef SN_KVCACHE_KVCACHE_H
 #define SN_KVCACHE_KVCACHE_H
 
@@ -13,64 +21,78 @@
 enum { SN_KV_PAGE_TOKENS = 32 };
 
 typedef struct sn_kv_pool sn_kv_pool;
-typedef struct sn_kv sn_kv; /* the past of one session */
-typedef struct sn_prefix sn_prefix;
-typedef struct sn_idle sn_idle;
+typedef struct sn_kv_cache sn_kv_cache;
 
-/* Consecutive blocks that keep their past on one device. */
+/* Consecutive blocks of the span whose KV pages lie on one device. Functions below name a part by its index. */
 typedef struct sn_kv_part {
-    sn_device *device;
+    sn_device *device; /* borrowed */
     int n_blocks;
     sn_kv_dtype dtype; /* the same for all parts of a pool */
 } sn_kv_part;
 enum { SN_KV_PARTS_MAX = 64 };
 
-/* `budget` bytes in all for the parts' blocks; SN_REFUSED when not even one page fits, or a device keeps no such type. The devices must outlive it. */
+/* ---- the pool ---- */
+
+/* A pool of `budget` bytes for the blocks of all parts. SN_REFUSED when not even one page fits or a device cannot store
+ * the dtype. */
 sn_status sn_kv_pool_new(const sn_kv_part *parts, int n_parts, int n_kv_heads, int head_dim, size_t budget,
                          sn_kv_pool **out, sn_err *err) SN_MUST_USE;
-void sn_kv_pool_free(sn_kv_pool **pool); /* NULL-safe; all its caches must be freed before */
+void sn_kv_pool_free(sn_kv_pool **pool); /* accepts NULL; all caches of the pool must be freed before */
 
 const sn_kv_shape *sn_kv_pool_shape(const sn_kv_pool *pool, int part);
-size_t sn_kv_pool_bytes(const sn_kv_pool *pool);      /* the budget, in whole pages */
-size_t sn_kv_pool_bytes_used(const sn_kv_pool *pool); /* in pages that sessions hold, a shared one counted once */
-size_t sn_kv_pool_tokens(const sn_kv_pool *pool);     /* positions that fit in all */
+size_t sn_kv_pool_bytes(const sn_kv_pool *pool);      /* of all pages: the budget, rounded down to whole pages */
+size_t sn_kv_pool_bytes_used(const sn_kv_pool *pool); /* of the pages that caches use, a shared page counted once */
+size_t sn_kv_pool_tokens(const sn_kv_pool *pool);     /* positions of all pages together */
 
-sn_status sn_kv_new(sn_kv_pool *pool, sn_kv **out, sn_err *err) SN_MUST_USE;
-void sn_kv_free(sn_kv **kv); /* NULL-safe; gives its pages back */
+/* ---- one session's cache ---- */
 
-const sn_kv_shape *sn_kv_shape_of(const sn_kv *kv, int part);
-int sn_kv_length(const sn_kv *kv); /* positions stored */
-/* Gives its pages back; from now on it is of no use, and sn_idle_bring_back says so. */
-void sn_kv_lose(sn_kv *kv);
+sn_status sn_kv_cache_new(sn_kv_pool *pool, sn_kv_cache **out, sn_err *err) SN_MUST_USE; /* empty, without pages */
+void sn_kv_cache_free(sn_kv_cache **kv); /* accepts NULL; returns the pages to the pool */
 
-/* All pasts of the pool, the one that began first first: sn_kv_next(pool, NULL) is that one; NULL behind the last. */
-sn_kv *sn_kv_next(const sn_kv_pool *pool, const sn_kv *kv);
-/* What whoever schedules the pasts notes of them. */
-typedef struct sn_kv_note {
-    uint64_t number; /* grows from past to past; not to be changed */
-    bool busy;       /* has a step, or waits for one */
-    int64_t used_us; /* when it was busy last */
-} sn_kv_note;
-sn_kv_note *sn_kv_note_of(sn_kv *kv);
-/* Pages that it would have to take for all of it to be in the pool, with n more positions; and how many of these are
- * missing now. */
-size_t sn_kv_wanted(const sn_kv *kv, int n);
-size_t sn_kv_missing(const sn_kv *kv, int n);
+const sn_kv_shape *sn_kv_cache_shape(const sn_kv_cache *kv, int part);
+int sn_kv_cache_length(const sn_kv_cache *kv); /* positions stored */
+/* Returns all pages to the pool and marks the contents as lost: from then on reserve and sn_swap_in answer
+ * SN_REBUILD. */
+void sn_kv_cache_invalidate(sn_kv_cache *kv);
 
-/* Makes room for n more positions, and the page at the end the past's own if others share it; all or nothing. SN_RETRY when the pool has no page free now (others may give some
- * back), SN_REFUSED when the pool could never hold so many. */
-sn_status sn_kv_reserve(sn_kv *kv, int n, sn_err *err) SN_MUST_USE;
-/* The view that a part's device writes and reads: n_rows from the present end, reserved before. */
-sn_sequence sn_kv_sequence(const sn_kv *kv, int part, int first_row, int n_rows);
-/* The n positions behind the end have been written (kv_store): they now belong to the past. */
-void sn_kv_append(sn_kv *kv, int n);
-/* Forgets every position from `length` on, and gives back the pages that only they used. */
-void sn_kv_rewind(sn_kv *kv, int length);
+/* Iterates over the pool's caches in the order in which they were made: NULL gives the first one, and the last one
+ * gives NULL. */
+sn_kv_cache *sn_kv_cache_next(const sn_kv_pool *pool, const sn_kv_cache *kv);
+/* Notes of the scheduler about a cache; kvcache/ sets sequence_number and does not read the others. */
+typedef struct sn_kv_cache_usage {
+    uint64_t sequence_number; /* grows from cache to cache; read-only */
+    bool busy;                /* a step of the session runs or waits */
+    int64_t last_used_us;     /* when the session was busy last */
+} sn_kv_cache_usage;
+sn_kv_cache_usage *sn_kv_cache_usage_of(sn_kv_cache *kv);
+/* Pages that the cache would have to take so that it lies in the pool completely and has capacity for n more positions;
+ * and how many more of them are needed than the pool has available now. */
+size_t sn_kv_cache_pages_needed(const sn_kv_cache *kv, int n);
+size_t sn_kv_cache_pages_missing(const sn_kv_cache *kv, int n);
 
-/* Keys and values of positions [position, position + n) of a part's block, host, (n, n_kv_heads, head_dim) each. */
-sn_status sn_kv_export(sn_kv *kv, int part, int block, int position, int n, float *k, float *v, sn_err *err) SN_MUST_USE;
+/* ---- writing: a forward pass reserves, writes through sn_kv_cache_sequence, then appends ---- */
 
-/* Writes keys and values to the n positions behind the end, reserved before; they count once sn_kv_append is called. */
-sn_status sn_kv_import(sn_kv *kv, int part, int block, int n, const float *k, const float *v, sn_err *err) SN_MUST_USE;
+/* Takes the pages for n more positions, and copies the last page if other caches or the prefix cache hold it; all or
+ * nothing. SN_RETRY when the pool has too few pages available now, SN_REFUSED when the pool could never hold so many
+ * positions. */
+sn_status sn_kv_cache_reserve(sn_kv_cache *kv, int n, sn_err *err) SN_MUST_USE;
+/* What the device of `part` needs to write n_rows at the present end (reserved before) and to read all positions up to
+ * them. first_row: of these rows within the batch. Valid until the cache is changed. */
+sn_sequence sn_kv_cache_sequence(const sn_kv_cache *kv, int part, int first_row, int n_rows);
+/* The n positions after the end have been written (kv_store of the device): the length grows by n. */
+void sn_kv_cache_append(sn_kv_cache *kv, int n);
+/* Sets the length to a smaller or equal one and returns the pages that only later positions used. */
+void sn_kv_cache_rewind(sn_kv_cache *kv, int length);
+
+/* ---- copies of the contents, for migration between nodes ---- */
+
+/* Copies positions [position, position + n) of a part's block to k and v: host, (n, n_kv_heads, head_dim) each. */
+sn_status sn_kv_cache_export(sn_kv_cache *kv, int part, int block, int position, int n, float *k, float *v,
+                             sn_err *err) SN_MUST_USE;
+
+/* Writes k and v (shapes as of export) to the n positions after the end, reserved before. They count once
+ * sn_kv_cache_append is called. */
+sn_status sn_kv_cache_import(sn_kv_cache *kv, int part, int block, int n, const float *k, const float *v,
+                             sn_err *err) SN_MUST_USE;
 
 #endif

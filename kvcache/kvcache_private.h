@@ -1,70 +1,61 @@
-/* What kvcache.c, prefix.c and idle.c share: the pool's pages, who uses them, and the pasts made of them. */
+/* What kvcache.c, prefix_cache.c and swap.c share: the two structs, and the tables of callbacks by which the prefix
+ * cache and swapping follow what happens to a KV cache. kvcache.c calls them only through these tables, and they do not
+ * call each other. The order of the folder, each file using only those before it: pages.c, kvcache.c, then
+ * prefix_cache.c and swap.c. */
 #ifndef SN_KVCACHE_KVCACHE_PRIVATE_H
 #define SN_KVCACHE_KVCACHE_PRIVATE_H
 
 #include "kvcache/kvcache.h"
+#include "kvcache/pages.h"
 
-#define SN_KV_NONE UINT32_MAX /* no page, no entry */
+/* Implemented by prefix_cache.c. */
+typedef struct sn_kv_prefix_hooks {
+    /* The cache now has a smaller length, or is to be freed (length 0); it still has its pages. */
+    void (*on_rewind)(sn_kv_cache *kv);
+    /* The cache's last page was shared or cached and is now a copy of page `from`, in the same place. */
+    void (*on_copy)(sn_kv_cache *kv, uint32_t from);
+    /* A page of the cache is about to be swapped out. */
+    void (*on_swap_out)(sn_kv_cache *kv);
+    void (*free)(sn_kv_pool *pool);
+} sn_kv_prefix_hooks;
 
-typedef struct sn_kv_pool_part {
-    sn_device *device;
-    sn_kv_shape shape;
-    size_t page_bytes;
-    uint8_t *memory; /* on the device: n_pages of these */
-} sn_kv_pool_part;
+/* Implemented by swap.c. */
+typedef struct sn_kv_swap_hooks {
+    /* Page i of the cache is swapped out and not needed any more: its slot becomes free. */
+    void (*drop_page)(sn_kv_cache *kv, size_t i);
+    void (*free)(sn_kv_pool *pool);
+} sn_kv_swap_hooks;
 
-/* A page is used by any number of pasts, and may be kept in the table of prefixes beside. It is free when it is neither. */
 struct sn_kv_pool {
-    sn_kv_pool_part parts[SN_KV_PARTS_MAX];
-    int n_parts;
-    size_t page_bytes, n_pages; /* of all parts together */
-    uint32_t *free_pages;       /* numbers of pages: page i of every part belongs to the same positions */
-    size_t n_free;
-    uint32_t *users;   /* of each page: pasts */
-    size_t n_shared;   /* pages of two pasts or more */
-    size_t n_kept;     /* pages of no past, kept for the next one: given up when room is needed */
-    sn_prefix *prefix; /* NULL: nothing is shared */
-    sn_idle *idle;     /* NULL: nothing is set aside */
-    sn_kv *first, *last; /* all pasts, in the order in which they began */
-    uint64_t begun;
+    sn_kv_pages pages;
+    sn_kv_cache *first, *last; /* all caches, in the order in which they were made */
+    uint64_t last_sequence_number;
+    struct sn_prefix_cache *prefix_cache; /* NULL, as its hooks: nothing is shared */
+    const sn_kv_prefix_hooks *prefix_hooks;
+    struct sn_swap *swap; /* NULL, as its hooks: nothing is swapped out */
+    const sn_kv_swap_hooks *swap_hooks;
 };
 
-struct sn_kv {
+struct sn_kv_cache {
     sn_kv_pool *pool;
-    uint32_t *numbers; /* page i holds positions [i, i+1) * SN_KV_PAGE_TOKENS; SN_KV_NONE: it is set aside, in slots[i] */
-    uint32_t *slots;
-    void **pages;      /* (n_parts, room): the addresses of each part's pages */
-    size_t n_pages, room;
-    size_t n_away; /* pages that are set aside */
-    bool lost;     /* for good: what it held is gone */
+    uint32_t *page_numbers; /* [n_pages]: page i holds positions [i, i+1) * SN_KV_PAGE_TOKENS. SN_KV_NONE: it is swapped
+                               out to swap_slots[i] */
+    uint32_t *swap_slots;   /* of swap.c */
+    void **addresses;       /* (n_parts, capacity), device: the addresses of each part's pages */
+    size_t n_pages, capacity;
+    size_t n_swapped; /* pages that are swapped out */
+    bool invalid;     /* the contents are lost (sn_kv_cache_invalidate) */
     int length;
-    sn_kv *before, *next; /* in the pool's list */
-    sn_kv_note note;
-    uint32_t open; /* entry of the table that takes the outputs of the page that is being filled, or SN_KV_NONE */
+    sn_kv_cache *prev, *next; /* in the pool's list */
+    sn_kv_cache_usage usage;
+    uint32_t open_entry; /* of prefix_cache.c: the entry that collects the outputs of the last page, or SN_KV_NONE */
 };
 
-/* Makes page `number` the past's page i < room; and the other way round, for the last one. */
-void sn_kv_set_page(sn_kv *kv, size_t i, uint32_t number);
-void sn_kv_drop_page(sn_kv_pool *pool, uint32_t number);
-sn_status sn_kv_make_room(sn_kv *kv, size_t room, sn_err *err) SN_MUST_USE; /* of the table of pages */
-
-/* Makes n pages free, giving up kept ones; false: there are too few. */
-bool sn_kv_find_room(sn_kv_pool *pool, size_t n) SN_MUST_USE;
-
-/* -- idle.c, for kvcache.c */
-void sn_idle_free(sn_idle **idle);
-void sn_idle_drop(sn_kv *kv, size_t i); /* page i is set aside, and no longer needed */
-
-/* -- prefix.c, for kvcache.c. All but free: `prefix` may be NULL, which keeps nothing */
-void sn_prefix_free(sn_prefix **prefix);
-bool sn_prefix_keeps(const sn_prefix *prefix, uint32_t page);
-/* Gives up the kept page that was longest of no use, of those without a past. False: there is none. */
-bool sn_prefix_give_up(sn_prefix *prefix);
-void sn_prefix_forget(sn_prefix *prefix, uint32_t page); /* no longer kept; the page itself stays its users' */
-/* The past was cut to its present length, or is to be freed (length 0): what is noted of its unfinished page goes. */
-void sn_prefix_cut(sn_kv *kv);
-void sn_prefix_drop_open(sn_kv *kv);
-/* The past's last page was shared and is now a copy of `from`: what is noted of its first rows is copied, too. */
-void sn_prefix_copy_open(sn_kv *kv, uint32_t from);
+/* Page i < capacity of the cache is `page` from now on; acquires it. */
+void sn_kv_cache_set_page(sn_kv_cache *kv, size_t i, uint32_t page);
+/* Gives the tables of pages a capacity. */
+sn_status sn_kv_cache_grow(sn_kv_cache *kv, size_t capacity, sn_err *err) SN_MUST_USE;
+/* Page i, which is in the pool, is released: it is swapped out to the slot. */
+void sn_kv_cache_clear_page(sn_kv_cache *kv, size_t i, uint32_t slot);
 
 #endif

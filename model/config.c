@@ -45,18 +45,18 @@ static sn_status check_ranges(const sn_hparams *h, sn_err *err) {
 static sn_status check_scaling(const sn_rope_scaling *s, sn_err *err) {
     if (!(s->theta >= 1 && s->theta <= 1e15))
         return sn_fail(err, SN_REFUSED, "the model's rope theta is %g; it must lie from 1 to 1e15", s->theta);
-    if (s->kind == SN_ROPE_PLAIN) return SN_OK;
+    if (s->kind == SN_ROPE_SCALING_NONE) return SN_OK;
     if (!(s->factor >= 1 && s->factor <= 1e6))
         return sn_fail(err, SN_REFUSED, "the model's rope scaling factor is %g; it must lie from 1 to 1e6", s->factor);
-    if (s->kind == SN_ROPE_LINEAR) return SN_OK;
-    if (s->kind == SN_ROPE_YARN && !(s->beta_slow > 0 && s->beta_slow <= s->beta_fast && s->beta_fast <= 1e6 && s->theta > 1 &&
-                                     s->original_ctx >= 1 && s->original_ctx <= 1e9 && s->attention_factor >= 0 &&
-                                     s->attention_factor <= 1e3))
+    if (s->kind == SN_ROPE_SCALING_LINEAR) return SN_OK;
+    if (s->kind == SN_ROPE_SCALING_YARN &&
+        !(s->beta_slow > 0 && s->beta_slow <= s->beta_fast && s->beta_fast <= 1e6 && s->theta > 1 &&
+          s->original_ctx >= 1 && s->original_ctx <= 1e9 && s->attention_factor >= 0 && s->attention_factor <= 1e3))
         return sn_fail(err, SN_REFUSED,
                        "the model's yarn rope scaling is impossible: beta_fast %g, beta_slow %g, attention_factor %g, "
                        "original_max_position_embeddings %g, rope_theta %g",
                        s->beta_fast, s->beta_slow, s->attention_factor, s->original_ctx, s->theta);
-    if (s->kind == SN_ROPE_YARN) return SN_OK;
+    if (s->kind == SN_ROPE_SCALING_YARN) return SN_OK;
     if (!(s->low_freq_factor > 0 && s->low_freq_factor < s->high_freq_factor && s->high_freq_factor <= 1e6 &&
           s->original_ctx >= 1 && s->original_ctx <= 1e9))
         return sn_fail(err, SN_REFUSED,
@@ -66,7 +66,7 @@ static sn_status check_scaling(const sn_rope_scaling *s, sn_err *err) {
     return SN_OK;
 }
 
-/* Float32 throughout, each step rounded where the reference rounds it. */
+/* float32 throughout: each step rounds where the reference rounds. */
 static float llama3_scaled(float freq, const sn_rope_scaling *s) {
     float factor = (float)s->factor, low = (float)s->low_freq_factor, high = (float)s->high_freq_factor;
     float wavelength = (1.0f / freq) * 6.283185307179586f;
@@ -76,14 +76,14 @@ static float llama3_scaled(float freq, const sn_rope_scaling *s) {
     return (1.0f - smooth) * freq / factor + smooth * freq;
 }
 
-/* The pair of `dim` / 2 that turns so many times over the original context. */
-static double pair_that_turns(const sn_rope_scaling *s, double times, int dim) {
-    return dim * sn_ln(s->original_ctx / (times * 6.283185307179586)) / (2 * sn_ln(s->theta));
+/* The index of the pair (of dim / 2) that makes so many rotations over the original context. */
+static double pair_with_rotations(const sn_rope_scaling *s, double rotations, int dim) {
+    return dim * sn_ln(s->original_ctx / (rotations * 6.283185307179586)) / (2 * sn_ln(s->theta));
 }
 
-/* Of pair i, which takes `slow` positions for a radian; float32 where the reference is. */
+/* The frequency of pair i, which takes `slow` positions per radian without scaling; float32 where the reference is. */
 static float yarn_scaled(float slow, const sn_rope_scaling *s, int i, int dim) {
-    double low = pair_that_turns(s, s->beta_fast, dim), high = pair_that_turns(s, s->beta_slow, dim);
+    double low = pair_with_rotations(s, s->beta_fast, dim), high = pair_with_rotations(s, s->beta_slow, dim);
     if (s->truncate) low = floor(low), high = ceil(high);
     low = fmax(low, 0), high = fmin(high, dim - 1);
     if (low == high) high += 0.001;
@@ -92,9 +92,9 @@ static float yarn_scaled(float slow, const sn_rope_scaling *s, int i, int dim) {
     return divided * (1.0f - kept) + 1.0f / slow * kept;
 }
 
-/* What cosines and sines are multiplied by. */
+/* The factor of cosines and sines. */
 static float rope_scale_of(const sn_rope_scaling *s) {
-    if (s->kind != SN_ROPE_YARN) return 1;
+    if (s->kind != SN_ROPE_SCALING_YARN) return 1;
     return (float)(s->attention_factor > 0 ? s->attention_factor : s->factor > 1 ? 0.1 * sn_ln(s->factor) + 1 : 1);
 }
 
@@ -102,12 +102,12 @@ static sn_status fill_rope(const sn_hparams *h, const sn_rope_scaling *s, float 
     for (int i = 0; i < h->rope_dim / 2; i++) {
         float exponent = (float)(2 * i) / (float)h->rope_dim;
         float slow = (float)sn_pow(s->theta, (double)exponent), freq = 1.0f / slow;
-        if (s->kind == SN_ROPE_LINEAR) freq /= (float)s->factor;
-        if (s->kind == SN_ROPE_LLAMA3) freq = llama3_scaled(freq, s);
-        if (s->kind == SN_ROPE_YARN) freq = yarn_scaled(slow, s, i, h->rope_dim);
-        if (s->divisors) {
+        if (s->kind == SN_ROPE_SCALING_LINEAR) freq /= (float)s->factor;
+        if (s->kind == SN_ROPE_SCALING_LLAMA3) freq = llama3_scaled(freq, s);
+        if (s->kind == SN_ROPE_SCALING_YARN) freq = yarn_scaled(slow, s, i, h->rope_dim);
+        if (s->freq_factors) {
             float divisor;
-            memcpy(&divisor, s->divisors + (size_t)i * sizeof divisor, sizeof divisor);
+            memcpy(&divisor, s->freq_factors + (size_t)i * sizeof divisor, sizeof divisor);
             if (!(divisor > 0 && isfinite(divisor)))
                 return sn_fail(err, SN_REFUSED, "the model's rope factor %d is %g; it must be above 0", i,
                                (double)divisor);
@@ -128,16 +128,16 @@ sn_status sn_config_finish(sn_hparams *h, const sn_family *family, const sn_rope
     if (status) return status;
     h->layer_norm = family->layer_norm;
     h->parallel = family->parallel;
-    h->gated = family->naming[SN_CONTAINER_SAFETENSORS]->of[SN_ROLE_FFN_GATE];
+    h->gated = family->naming[SN_CONTAINER_SAFETENSORS]->names[SN_ROLE_FFN_GATE];
     h->qk_norm = family->qk_norm;
     h->qk_norm_wide = family->qk_norm_wide;
-    h->post_norm = family->naming[SN_CONTAINER_SAFETENSORS]->of[SN_ROLE_ATTN_POST_NORM];
+    h->post_norm = family->naming[SN_CONTAINER_SAFETENSORS]->names[SN_ROLE_ATTN_POST_NORM];
     if (h->attn_scale <= 0) h->attn_scale = 1.0f / sqrtf((float)h->head_dim);
     if (h->embed_scale <= 0) h->embed_scale = 1;
     if (h->n_ropes < 1) h->n_ropes = 1;
     for (int i = 0; i < h->n_ropes && !status; i++) {
         status = check_scaling(&scaling[i], err);
-        if (!status) status = fill_rope(h, &scaling[i], i ? h->rope_freq_back : h->rope_freq, err);
+        if (!status) status = fill_rope(h, &scaling[i], i ? h->rope_freq_full : h->rope_freq, err);
         h->rope_scale[i] = rope_scale_of(&scaling[i]);
     }
     return status;

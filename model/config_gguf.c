@@ -1,10 +1,13 @@
+/* Reads the keys ARCHITECTURE.* of GGUF metadata. A key that is not in known_keys may change the mathematics, so it is
+ * refused. What the metadata does not say (biases, a tied LM head, Falcon's variant) follows from the tensors that the
+ * file has. */
 #include "model/config.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Every metadata key of the architecture that may be there. Another one may change the mathematics: refused. */
+/* All keys of an architecture that are read, or that do not change the mathematics. */
 static const char *const known_keys[] = {
     "block_count",
     "context_length",
@@ -34,7 +37,7 @@ static const char *const known_keys[] = {
     "tensor_data_layout",
 };
 
-/* Those that only mean something where some blocks have a window, and where those have a rope of their own. */
+/* Keys that are known only in families where some blocks have a window, and where these blocks have their own rope. */
 static const char *const pattern_keys[] = {"attention.sliding_window_pattern"};
 static const char *const two_ropes_keys[] = {"rope.freq_base_swa"};
 
@@ -76,7 +79,8 @@ static sn_status check_keys(const reader *r) {
         sn_gguf_str key = sn_gguf_value_at(r->gguf, i)->key;
         if (key.len <= prefix || memcmp(key.data, r->architecture, prefix) || key.data[prefix] != '.') continue;
         bool known = is_among(key, prefix, known_keys, sizeof known_keys / sizeof *known_keys);
-        if (r->family->window_pattern) known |= is_among(key, prefix, pattern_keys, sizeof pattern_keys / sizeof *pattern_keys);
+        if (r->family->window_pattern)
+            known |= is_among(key, prefix, pattern_keys, sizeof pattern_keys / sizeof *pattern_keys);
         if (r->family->local_theta > 0)
             known |= is_among(key, prefix, two_ropes_keys, sizeof two_ropes_keys / sizeof *two_ropes_keys);
         if (!known)
@@ -104,7 +108,7 @@ static sn_status read_family(reader *r, sn_hparams *h, const sn_family **family)
     return check_keys(r);
 }
 
-/* vocab_size, else the number of tokens, else the rows of the embedding. */
+/* The size of the vocabulary: vocab_size, else the number of tokens, else the rows of the embedding. */
 static sn_status read_vocab(const reader *r, int *out) {
     sn_status status = read_int(r, "vocab_size", false, out);
     if (status || *out) return status;
@@ -143,7 +147,7 @@ static sn_status read_sizes(const reader *r, sn_hparams *h) {
     return status;
 }
 
-/* What must have its neutral value because there is no mathematics for another. */
+/* Keys whose other values have no implementation. */
 static sn_status check_neutral(const reader *r) {
     char key[KEY_SIZE];
     bool causal = true;
@@ -153,42 +157,40 @@ static sn_status check_neutral(const reader *r) {
     return SN_OK;
 }
 
-/* Llama's files that are mixtures (Mixtral) say the width of an expert as that of the feed-forward. */
+/* Files of the llama architecture that are mixtures (Mixtral) give an expert's width as feed_forward_length. */
 static sn_status read_experts(const reader *r, const sn_family *family, sn_hparams *h) {
-    sn_status status = read_int(r, "expert_count", family->mixture, &h->n_experts);
-    if (!status) status = read_int(r, "expert_used_count", h->n_experts && family->gguf_mixtures, &h->n_experts_used);
-    if (!status && (h->n_experts || h->n_experts_used) && !family->gguf_mixtures)
+    sn_status status = read_int(r, "expert_count", family->moe, &h->n_experts);
+    if (!status) status = read_int(r, "expert_used_count", h->n_experts && family->gguf_moe, &h->n_experts_used);
+    if (!status && (h->n_experts || h->n_experts_used) && !family->gguf_moe)
         return sn_fail(r->err, SN_REFUSED, "mixtures of experts of this architecture are not taken");
-    if (!status && h->n_experts) status = read_int(r, "expert_feed_forward_length", family->mixture, &h->n_ff);
+    if (!status && h->n_experts) status = read_int(r, "expert_feed_forward_length", family->moe, &h->n_ff);
     return status;
 }
 
-static sn_status read_rope_divisors(const reader *r, const sn_hparams *h, sn_rope_scaling *s) {
+static sn_status read_rope_freq_factors(const reader *r, const sn_hparams *h, sn_rope_scaling *s) {
     const sn_gguf_tensor *factors = sn_gguf_tensor_find(r->gguf, "rope_freqs.weight");
     if (!factors) return SN_OK;
     if (factors->dtype != SN_F32 || factors->n_dims != 1 || factors->dims[0] != (size_t)(h->rope_dim / 2))
         return sn_fail(r->err, SN_REFUSED, "tensor 'rope_freqs.weight' must be %d numbers of type F32",
                        h->rope_dim / 2);
-    s->divisors = factors->data;
+    s->freq_factors = factors->data;
     return SN_OK;
 }
 
-/* The reference's numbers where the file says none. */
+/* Defaults are those of the reference. */
 static sn_status read_yarn(const reader *r, const sn_hparams *h, sn_rope_scaling *s) {
     int original = h->n_ctx;
     float fast = 32, slow = 1;
     sn_status status = read_int(r, "rope.scaling.original_context_length", false, &original);
     if (!status) status = read_float(r, "rope.scaling.yarn_beta_fast", false, &fast);
     if (!status) status = read_float(r, "rope.scaling.yarn_beta_slow", false, &slow);
-    s->kind = SN_ROPE_YARN;
+    s->kind = SN_ROPE_SCALING_YARN;
     s->original_ctx = original;
     s->beta_fast = (double)fast;
     s->beta_slow = (double)slow;
-    s->truncate = !r->family->yarn_smooth;
+    s->truncate = !r->family->yarn_untruncated;
     return status;
 }
-
-static bool says(sn_gguf_str text, const char *word) { return text.len == strlen(word) && !memcmp(text.data, word, text.len); }
 
 static sn_status read_rope(const reader *r, sn_hparams *h, sn_rope_scaling *s) {
     char key[KEY_SIZE];
@@ -197,7 +199,7 @@ static sn_status read_rope(const reader *r, sn_hparams *h, sn_rope_scaling *s) {
     h->rope_dim = h->head_dim;
     sn_status status = read_int(r, "rope.dimension_count", false, &h->rope_dim);
     if (!status) status = read_float(r, "rope.freq_base", false, &theta);
-    if (!status) status = read_float(r, "rope.scale_linear", false, &factor); /* the old spelling */
+    if (!status) status = read_float(r, "rope.scale_linear", false, &factor); /* old spelling */
     if (status) return status;
     if (factor != 1) type = (sn_gguf_str){"linear", 6};
     status = sn_gguf_string(r->gguf, full_key(r, "rope.scaling.type", key), false, &type, r->err);
@@ -205,17 +207,17 @@ static sn_status read_rope(const reader *r, sn_hparams *h, sn_rope_scaling *s) {
     if (status) return status;
     s->theta = (double)theta;
     s->factor = (double)factor;
-    if (says(type, "linear"))
-        s->kind = SN_ROPE_LINEAR;
-    else if (says(type, "yarn"))
+    if (sn_gguf_str_equals(type, "linear"))
+        s->kind = SN_ROPE_SCALING_LINEAR;
+    else if (sn_gguf_str_equals(type, "yarn"))
         status = read_yarn(r, h, s);
-    else if (!says(type, "none"))
+    else if (!sn_gguf_str_equals(type, "none"))
         return sn_fail(r->err, SN_REFUSED, "rope scaling of type '%.*s' is not known; none, linear and yarn are",
                        type.len > 32 ? 32 : (int)type.len, type.data);
-    return status ? status : read_rope_divisors(r, h, s);
+    return status ? status : read_rope_freq_factors(r, h, s);
 }
 
-/* Which blocks look back: a list, or every n-th. */
+/* Which blocks have full attention: a list, or every n-th. */
 static sn_status read_pattern(const reader *r, sn_hparams *h) {
     char key[KEY_SIZE];
     const sn_gguf_value *value = sn_gguf_find(r->gguf, full_key(r, "attention.sliding_window_pattern", key));
@@ -227,13 +229,13 @@ static sn_status read_pattern(const reader *r, sn_hparams *h) {
     if (listed && (value->element != SN_GGUF_BOOL || value->n != (size_t)h->n_blocks))
         return sn_fail(r->err, SN_REFUSED, "'%s' must be %d bools, or a number", key, h->n_blocks);
     if (pattern < 1) return sn_fail(r->err, SN_REFUSED, "'%s' is %d", key, pattern);
-    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) /* too many are refused below */
-        h->looks_back[i] = !h->window || (listed ? !value->data[i] : (i + 1) % pattern == 0);
+    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) /* more blocks are refused by sn_config_finish */
+        h->full_attention[i] = !h->window || (listed ? !value->data[i] : (i + 1) % pattern == 0);
     return SN_OK;
 }
 
-/* Blocks with a window may have a rope of their own, without scaling. */
-static sn_status read_local(const reader *r, sn_hparams *h, sn_rope_scaling *local) {
+/* The rope of the blocks with a window, without scaling. */
+static sn_status read_window_rope(const reader *r, sn_hparams *h, sn_rope_scaling *local) {
     float theta = (float)r->family->local_theta;
     sn_status status = read_float(r, "rope.freq_base_swa", false, &theta);
     h->n_ropes = 2;
@@ -241,13 +243,14 @@ static sn_status read_local(const reader *r, sn_hparams *h, sn_rope_scaling *loc
     return status;
 }
 
-/* What scales embeddings and scores. */
+/* The scales of embeddings and attention. */
 static sn_status read_scales(const reader *r, sn_hparams *h) {
-    enum { OTHERWISE_SCALED = 62 }; /* blocks of the one size of Gemma 3 whose scores are not scaled by a head's width */
-    if (r->family->embeds_by_width) h->embed_scale = sqrtf((float)h->n_embd);
-    if (r->family->attn_scalar_default > 0 && h->n_blocks == OTHERWISE_SCALED)
-        return sn_fail(r->err, SN_REFUSED,
-                       "GGUF files do not say how this size of the family scales attention: give the Hugging Face folder");
+    enum { GEMMA3_27B_BLOCKS = 62 }; /* the one size of Gemma 3 whose attention is not scaled by head_dim */
+    if (r->family->scales_embeddings) h->embed_scale = sqrtf((float)h->n_embd);
+    if (r->family->attn_scalar_default > 0 && h->n_blocks == GEMMA3_27B_BLOCKS)
+        return sn_fail(
+            r->err, SN_REFUSED,
+            "GGUF files do not say how this size of the family scales attention: give the Hugging Face folder");
     return SN_OK;
 }
 
@@ -261,19 +264,20 @@ sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn
     if (!status) status = read_experts(&r, *family, hparams);
     bool two = !status && (*family)->local_theta > 0;
     if (!status) status = read_rope(&r, hparams, &scaling[two]);
-    if (!status && two) status = read_local(&r, hparams, &scaling[0]);
+    if (!status && two) status = read_window_rope(&r, hparams, &scaling[0]);
     if (!status) status = read_pattern(&r, hparams);
     if (!status) status = read_scales(&r, hparams);
     if (status) return status;
-    /* Falcon's two kinds: with a norm for each half, or one for both */
+    /* Falcon's variants: a norm for each half, or one for both */
     if (sn_family_variant(*family, 1) && !sn_gguf_tensor_find(gguf, "blk.0.attn_norm_2.weight"))
         *family = sn_family_variant(*family, 1);
     hparams->linear_bias = (*family)->linear_bias == SN_ALWAYS;
     hparams->rope_style = (*family)->gguf_rope;
     hparams->activation = (*family)->activation_default;
     hparams->qkv_bias = (*family)->qkv_bias == SN_ALWAYS ||
-                        ((*family)->qkv_bias == SN_IF_SAID && sn_gguf_tensor_find(gguf, "blk.0.attn_q.bias"));
-    hparams->o_bias = hparams->linear_bias || ((*family)->qkv_bias == SN_IF_SAID && sn_gguf_tensor_find(gguf, "blk.0.attn_output.bias"));
+                        ((*family)->qkv_bias == SN_IF_DECLARED && sn_gguf_tensor_find(gguf, "blk.0.attn_q.bias"));
+    hparams->o_bias = hparams->linear_bias ||
+                      ((*family)->qkv_bias == SN_IF_DECLARED && sn_gguf_tensor_find(gguf, "blk.0.attn_output.bias"));
     hparams->tied_output = !sn_gguf_tensor_find(gguf, "output.weight");
     return sn_config_finish(hparams, *family, scaling, err);
 }

@@ -1,3 +1,9 @@
+/* Reads config.json. Three kinds of fields: those that read_config and its helpers read; those that change the
+ * mathematics and are not implemented (must_be_neutral, must_be_absent), which are refused unless they have the value
+ * at which they do nothing, or the family declares that it reads them (family->config_fields); and all others, which do
+ * not change the mathematics and are ignored. Defaults that differ between families are in the family's descriptor.
+ *
+ * null counts as absent. Spellings of transformers 4 and 5 are both read. */
 #include "model/config.h"
 
 #include <jansson.h>
@@ -5,8 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Fields that change the mathematics where there is no other mathematics here: each must be absent, null, false, or the
- * value at which it does nothing. */
+/* Fields that change the mathematics in a way that is not implemented, with the value at which they do nothing. Each
+ * must be absent, null, false, or have this value. */
 static const struct {
     const char *field;
     double neutral;
@@ -39,20 +45,20 @@ static const struct {
     {"scale_emb", 1},
 };
 
-/* The same for fields that hold lists or objects: they must be absent or null. */
+/* The same for lists and objects: they must be absent or null. */
 static const char *const must_be_absent[] = {"no_rope_layers", "text_config", "vision_config", "query_pre_attn_scalar",
                                              "scale_depth"};
 
 /* ---- fields ---- */
 
-/* null counts as absent everywhere: NULL. */
-static const json_t *field(const json_t *object, const char *name) {
+/* NULL: absent or null. */
+static const json_t *json_field(const json_t *object, const char *name) {
     const json_t *value = json_object_get(object, name);
     return json_is_null(value) ? NULL : value;
 }
 
 static sn_status read_int(const json_t *object, const char *name, bool required, int *out, sn_err *err) {
-    const json_t *value = field(object, name);
+    const json_t *value = json_field(object, name);
     if (!value && !required) return SN_OK;
     if (!value) return sn_fail(err, SN_REFUSED, "'%s' is missing", name);
     json_int_t wide = json_integer_value(value);
@@ -63,7 +69,7 @@ static sn_status read_int(const json_t *object, const char *name, bool required,
 }
 
 static sn_status read_number(const json_t *object, const char *name, bool required, double *out, sn_err *err) {
-    const json_t *value = field(object, name);
+    const json_t *value = json_field(object, name);
     if (!value && !required) return SN_OK;
     if (!value) return sn_fail(err, SN_REFUSED, "'%s' is missing", name);
     if (!json_is_number(value)) return sn_fail(err, SN_REFUSED, "'%s' must be a number", name);
@@ -72,7 +78,7 @@ static sn_status read_number(const json_t *object, const char *name, bool requir
 }
 
 static sn_status read_bool(const json_t *object, const char *name, bool *out, sn_err *err) {
-    const json_t *value = field(object, name);
+    const json_t *value = json_field(object, name);
     if (!value) return SN_OK;
     if (!json_is_boolean(value)) return sn_fail(err, SN_REFUSED, "'%s' must be true or false", name);
     *out = json_is_true(value);
@@ -80,7 +86,7 @@ static sn_status read_bool(const json_t *object, const char *name, bool *out, sn
 }
 
 static sn_status read_text(const json_t *object, const char *name, bool required, const char **out, sn_err *err) {
-    const json_t *value = field(object, name);
+    const json_t *value = json_field(object, name);
     if (!value && !required) return SN_OK;
     if (!value) return sn_fail(err, SN_REFUSED, "'%s' is missing", name);
     if (!json_is_string(value)) return sn_fail(err, SN_REFUSED, "'%s' must be a text", name);
@@ -88,52 +94,54 @@ static sn_status read_text(const json_t *object, const char *name, bool required
     return SN_OK;
 }
 
-/* ---- what must not be otherwise ---- */
+/* ---- fields that are refused ---- */
 
-static bool reads(const sn_family *family, const char *name) {
-    for (const char *const *at = family->reads; at && *at; at++)
+static bool family_reads(const sn_family *family, const char *name) {
+    for (const char *const *at = family->config_fields; at && *at; at++)
         if (!strcmp(*at, name)) return true;
     return false;
 }
 
 static sn_status check_neutral(const json_t *config, const sn_family *family, sn_err *err) {
     for (size_t i = 0; i < sizeof must_be_neutral / sizeof *must_be_neutral; i++) {
-        const json_t *value = field(config, must_be_neutral[i].field);
+        const json_t *value = json_field(config, must_be_neutral[i].field);
         bool neutral = !value || json_is_false(value) ||
                        (json_is_number(value) && json_number_value(value) == must_be_neutral[i].neutral);
-        if (!neutral && !reads(family, must_be_neutral[i].field))
-            return sn_fail(err, SN_REFUSED, "'%s' is set, which this family's mathematics here does not know",
+        if (!neutral && !family_reads(family, must_be_neutral[i].field))
+            return sn_fail(err, SN_REFUSED, "'%s' is set, which is not supported for this family",
                            must_be_neutral[i].field);
     }
-    const json_t *quantised = field(config, "quantization_config");
+    const json_t *quantised = json_field(config, "quantization_config");
     const char *method = json_string_value(json_object_get(quantised, "quant_method"));
-    bool known = method && !strcmp(method, "mxfp4") && reads(family, "quantization_config");
+    bool known = method && !strcmp(method, "mxfp4") && family_reads(family, "quantization_config");
     if (quantised && !known)
-        return sn_fail(err, SN_REFUSED, "'quantization_config' is set, which says that the weights are quantised (as GPTQ, AWQ...); of "
-                                        "folders only float32, float16 and bfloat16 are read, of gpt-oss MXFP4 too");
+        return sn_fail(
+            err, SN_REFUSED,
+            "'quantization_config' is set, which is not supported for this family: the weights are quantised (GPTQ, "
+            "AWQ, ...); use float32, float16 or bfloat16 weights, of gpt-oss also MXFP4, or a GGUF file");
     for (size_t i = 0; i < sizeof must_be_absent / sizeof *must_be_absent; i++)
-        if (field(config, must_be_absent[i]) && !reads(family, must_be_absent[i]))
-            return sn_fail(err, SN_REFUSED, "'%s' is set, which this family's mathematics here does not know",
-                           must_be_absent[i]);
+        if (json_field(config, must_be_absent[i]) && !family_reads(family, must_be_absent[i]))
+            return sn_fail(err, SN_REFUSED, "'%s' is set, which is not supported for this family", must_be_absent[i]);
     return SN_OK;
 }
 
-/* ---- one meaning, several spellings ---- */
+/* ---- fields with several spellings ---- */
 
-/* Of the spellings, NULL-terminated, the first that is there; the first of all when none is. */
-static const char *spelling(const json_t *config, const char *const *names) {
+/* The first of the spellings (NULL-terminated) that is present; the first of all when none is. */
+static const char *find_spelling(const json_t *config, const char *const *names) {
     for (const char *const *at = names; *at; at++)
-        if (field(config, *at)) return *at;
+        if (json_field(config, *at)) return *at;
     return *names;
 }
 
-/* The activation has numbers of its own, which are as they are; silu is what such models call it. */
+/* The clamped activation has constants, and only its published ones are implemented. config.json calls it silu. */
 static sn_status check_clamps(const json_t *config, const char *name, sn_err *err) {
     double alpha = 1.702, limit = 7;
     sn_status status = read_number(config, "swiglu_alpha", false, &alpha, err);
     if (!status) status = read_number(config, "swiglu_limit", false, &limit, err);
     if (!status && (alpha != 1.702 || limit != 7))
-        return sn_fail(err, SN_REFUSED, "'swiglu_alpha' is %g and 'swiglu_limit' %g; only 1.702 and 7 are known", alpha, limit);
+        return sn_fail(err, SN_REFUSED, "'swiglu_alpha' is %g and 'swiglu_limit' %g; only 1.702 and 7 are known", alpha,
+                       limit);
     if (!status && name && strcmp(name, "silu"))
         return sn_fail(err, SN_REFUSED, "the activation '%.64s' is not known in this family; silu is", name);
     return status;
@@ -151,7 +159,7 @@ static sn_status read_activation(const json_t *config, const sn_family *family, 
     static const char *const names[] = {"hidden_activation", "hidden_act", "activation", NULL};
     const char *name = NULL;
     h->activation = family->activation_default;
-    sn_status status = read_text(config, spelling(config, names), false, &name, err);
+    sn_status status = read_text(config, find_spelling(config, names), false, &name, err);
     if (!status && h->activation == SN_SWIGLU_CLAMPED) return check_clamps(config, name, err);
     if (status || !name) return status;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
@@ -200,30 +208,31 @@ static sn_status read_yarn(const json_t *rope, sn_rope_scaling *s, sn_err *err) 
 
 static sn_status read_rope_kind(const json_t *rope, sn_rope_scaling *s, sn_err *err) {
     const char *type = "default";
-    sn_status status = read_text(rope, "type", false, &type, err); /* the old spelling */
+    sn_status status = read_text(rope, "type", false, &type, err); /* old spelling */
     if (!status) status = read_text(rope, "rope_type", false, &type, err);
     if (status) return status;
     if (!strcmp(type, "default"))
-        s->kind = SN_ROPE_PLAIN;
+        s->kind = SN_ROPE_SCALING_NONE;
     else if (!strcmp(type, "linear"))
-        s->kind = SN_ROPE_LINEAR;
+        s->kind = SN_ROPE_SCALING_LINEAR;
     else if (!strcmp(type, "llama3"))
-        s->kind = SN_ROPE_LLAMA3;
+        s->kind = SN_ROPE_SCALING_LLAMA3;
     else if (!strcmp(type, "yarn"))
-        s->kind = SN_ROPE_YARN;
+        s->kind = SN_ROPE_SCALING_YARN;
     else
         return sn_fail(err, SN_REFUSED, "rope type '%.64s' is not known; default, linear, llama3 and yarn are", type);
-    if (s->kind == SN_ROPE_PLAIN) return SN_OK;
+    if (s->kind == SN_ROPE_SCALING_NONE) return SN_OK;
     status = read_number(rope, "factor", true, &s->factor, err);
-    if (status || s->kind == SN_ROPE_LINEAR) return status;
-    if (s->kind == SN_ROPE_YARN) return read_yarn(rope, s, err);
+    if (status || s->kind == SN_ROPE_SCALING_LINEAR) return status;
+    if (s->kind == SN_ROPE_SCALING_YARN) return read_yarn(rope, s, err);
     status = read_number(rope, "low_freq_factor", true, &s->low_freq_factor, err);
     if (!status) status = read_number(rope, "high_freq_factor", true, &s->high_freq_factor, err);
     if (!status) status = read_number(rope, "original_max_position_embeddings", true, &s->original_ctx, err);
     return status;
 }
 
-/* One rope of an object that is called `where`; *rotated: the part of a head that it turns. */
+/* Reads one rope from an object, called `where` in errors. *rotated: the share of a head's dimensions that it rotates.
+ */
 static sn_status read_rope_object(const json_t *rope, const char *where, double *rotated, sn_rope_scaling *s,
                                   sn_err *err) {
     if (!rope) return SN_OK;
@@ -236,31 +245,32 @@ static sn_status read_rope_object(const json_t *rope, const char *where, double 
     return status;
 }
 
-/* Two ropes: of blocks with a window, and of those that look back. rope_parameters has an object for each (transformers
- * 5); before, what scaled stood in rope_scaling and was about the second. */
+/* Two ropes: s[0] of blocks with a window, s[1] of blocks with full attention. In transformers 5 rope_parameters has an
+ * object for each; before, rope_scaling was about the second. */
 static sn_status read_two_ropes(const json_t *config, const json_t *both, double *rotated,
                                 sn_rope_scaling s[SN_ROPES_MAX], sn_err *err) {
     double local_rotated = *rotated;
     sn_status status = read_number(config, "rope_local_base_freq", false, &s[0].theta, err);
     if (status) return status;
-    if (!both) return read_rope_object(field(config, "rope_scaling"), "rope_scaling", rotated, &s[1], err);
-    const json_t *local = field(both, "sliding_attention"), *back = field(both, "full_attention");
-    if (!json_is_object(both) || json_object_size(both) != (size_t)(!!local + !!back))
+    if (!both) return read_rope_object(json_field(config, "rope_scaling"), "rope_scaling", rotated, &s[1], err);
+    const json_t *local = json_field(both, "sliding_attention"), *full = json_field(both, "full_attention");
+    if (!json_is_object(both) || json_object_size(both) != (size_t)(!!local + !!full))
         return sn_fail(err, SN_REFUSED, "'rope_parameters' must hold sliding_attention and full_attention");
     status = read_rope_object(local, "sliding_attention", &local_rotated, &s[0], err);
-    if (!status) status = read_rope_object(back, "full_attention", rotated, &s[1], err);
+    if (!status) status = read_rope_object(full, "full_attention", rotated, &s[1], err);
     if (!status && local_rotated != *rotated)
-        return sn_fail(err, SN_REFUSED, "'partial_rotary_factor' differs between kinds of blocks, which is not known here");
+        return sn_fail(err, SN_REFUSED,
+                       "'partial_rotary_factor' differs between kinds of blocks, which is not supported");
     return status;
 }
 
-/* rope_parameters holds everything (transformers 5); before, rope_scaling held the scaling and theta stood beside it.
- */
+/* In transformers 5 rope_parameters holds everything; before, rope_scaling held the scaling, and rope_theta was a field
+ * of its own. */
 static sn_status read_rope(const json_t *config, const sn_family *family, sn_hparams *h,
                            sn_rope_scaling s[SN_ROPES_MAX], sn_err *err) {
-    const json_t *rope = field(config, "rope_parameters");
+    const json_t *rope = json_field(config, "rope_parameters");
     double rotated = 1;
-    if (family->rope_said && !rope && !field(config, "rope_scaling"))
+    if (family->rope_required && !rope && !json_field(config, "rope_scaling"))
         return sn_fail(err, SN_REFUSED, "'rope_parameters' is missing");
     h->n_ropes = family->local_theta > 0 ? 2 : 1;
     sn_rope_scaling *usual = &s[h->n_ropes - 1];
@@ -272,8 +282,8 @@ static sn_status read_rope(const json_t *config, const sn_family *family, sn_hpa
     if (h->n_ropes > 1)
         status = read_two_ropes(config, rope, &rotated, s, err);
     else
-        status = read_rope_object(rope ? rope : field(config, "rope_scaling"), rope ? "rope_parameters" : "rope_scaling",
-                                  &rotated, s, err);
+        status = read_rope_object(rope ? rope : json_field(config, "rope_scaling"),
+                                  rope ? "rope_parameters" : "rope_scaling", &rotated, s, err);
     if (status) return status;
     if (!(rotated > 0 && rotated <= 1))
         return sn_fail(err, SN_REFUSED, "'partial_rotary_factor' is %g; it must lie from 0 to 1", rotated);
@@ -283,9 +293,10 @@ static sn_status read_rope(const json_t *config, const sn_family *family, sn_hpa
 
 /* ---- the window ---- */
 
-/* Blocks may be listed one by one. *sliding: whether any has the window; those that have not look back over all. */
-static sn_status read_layer_types(const json_t *config, int n_blocks, bool *looks_back, bool *sliding, sn_err *err) {
-    const json_t *list = field(config, "layer_types");
+/* layer_types lists the blocks one by one. *sliding: whether any block has the window. */
+static sn_status read_layer_types(const json_t *config, int n_blocks, bool *full_attention, bool *sliding,
+                                  sn_err *err) {
+    const json_t *list = json_field(config, "layer_types");
     if (!list) return SN_OK;
     if (!json_is_array(list) || json_array_size(list) != (size_t)n_blocks)
         return sn_fail(err, SN_REFUSED, "'layer_types' must list the kinds of all %d blocks", n_blocks);
@@ -298,27 +309,27 @@ static sn_status read_layer_types(const json_t *config, int n_blocks, bool *look
                            "'layer_types' holds '%.64s'; full_attention and sliding_attention are known",
                            kind ? kind : "no text");
         n_sliding += slides;
-        looks_back[i] = !slides;
+        full_attention[i] = !slides;
     }
     *sliding = n_sliding;
     return SN_OK;
 }
 
-/* Every n-th block looks back, unless layer_types says otherwise. */
+/* Every n-th block has full attention, unless layer_types says otherwise. */
 static sn_status read_pattern(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
     int pattern = family->window_pattern;
     sn_status status = read_int(config, "_sliding_window_pattern", false, &pattern, err);
     if (!status) status = read_int(config, "sliding_window_pattern", false, &pattern, err);
     if (!status && pattern < 1) return sn_fail(err, SN_REFUSED, "'sliding_window_pattern' is %d", pattern);
-    for (int i = 0; i < h->n_blocks && !status; i++) h->looks_back[i] = (i + 1) % pattern == 0;
+    for (int i = 0; i < h->n_blocks && !status; i++) h->full_attention[i] = (i + 1) % pattern == 0;
     return status;
 }
 
-/* What scales embeddings and scores, where the family does so; and whether the head is tied, where nothing is said. */
+/* The scales of embeddings and attention, and the default of tied_output. */
 static sn_status read_scales(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
     double scalar = family->attn_scalar_default;
     h->tied_output = family->tied_default;
-    if (family->embeds_by_width) h->embed_scale = sqrtf((float)h->n_embd);
+    if (family->scales_embeddings) h->embed_scale = sqrtf((float)h->n_embd);
     if (!(scalar > 0)) return SN_OK;
     sn_status status = read_number(config, "query_pre_attn_scalar", false, &scalar, err);
     if (!status && !(scalar > 0 && scalar <= 1e9))
@@ -338,14 +349,14 @@ static sn_status read_window(const json_t *config, const sn_family *family, sn_h
         status = read_bool(config, "use_sliding_window", &sliding, err);
         if (!status) status = read_int(config, "max_window_layers", sliding, &first_sliding, err);
         if (status) return status;
-        if (sliding && !field(config, "layer_types")) {
+        if (sliding && !json_field(config, "layer_types")) {
             sliding = first_sliding < h->n_blocks;
-            for (int i = 0; i < first_sliding && sliding; i++) h->looks_back[i] = true;
+            for (int i = 0; i < first_sliding && sliding; i++) h->full_attention[i] = true;
         }
         if (!sliding) return SN_OK;
     }
     if (family->window_pattern) status = read_pattern(config, family, h, err);
-    if (!status) status = read_layer_types(config, h->n_blocks, h->looks_back, &sliding, err);
+    if (!status) status = read_layer_types(config, h->n_blocks, h->full_attention, &sliding, err);
     if (!status && sliding) h->window = window;
     return status;
 }
@@ -353,34 +364,34 @@ static sn_status read_window(const json_t *config, const sn_family *family, sn_h
 /* ---- experts ---- */
 
 static sn_status read_experts(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
-    const sn_mixture *m = family->mixture;
-    const json_t *dense = field(config, "mlp_only_layers");
-    bool slides = false, shares = !m || !m->weighs_over_all;
+    const sn_moe_config *m = family->moe;
+    const json_t *dense = json_field(config, "mlp_only_layers");
+    bool slides = false, shares = !m || !m->softmax_over_all;
     int step = 1;
     if (!m) return SN_OK;
     h->n_experts = m->n_experts;
     h->n_experts_used = m->n_experts_used;
     h->n_ff = m->n_ff;
-    sn_status status = read_int(config, "num_experts", false, &h->n_experts, err); /* the same by two names */
+    sn_status status = read_int(config, "num_experts", false, &h->n_experts, err); /* two spellings */
     if (!status) status = read_int(config, "num_local_experts", false, &h->n_experts, err);
     if (!status) status = read_int(config, "num_experts_per_tok", false, &h->n_experts_used, err);
     if (!status) status = read_int(config, m->width, false, &h->n_ff, err);
-    if (!status && m->weighs_over_all) status = read_bool(config, "norm_topk_prob", &shares, err);
+    if (!status && m->softmax_over_all) status = read_bool(config, "norm_topk_prob", &shares, err);
     if (!status) status = read_int(config, "decoder_sparse_step", false, &step, err);
     if (!status) status = read_bool(config, "use_sliding_window", &slides, err);
     if (status) return status;
     h->experts_over_all = !shares;
-    if (h->n_experts < 1)
-        return sn_fail(err, SN_REFUSED, "a mixture of %d experts cannot be", h->n_experts);
+    if (h->n_experts < 1) return sn_fail(err, SN_REFUSED, "the model claims %d experts", h->n_experts);
     if (step != 1 || (dense && (!json_is_array(dense) || json_array_size(dense))))
         return sn_fail(err, SN_REFUSED,
-                       "'decoder_sparse_step' or 'mlp_only_layers' mixes blocks with and without experts, which is not known here");
+                       "'decoder_sparse_step' or 'mlp_only_layers' mixes blocks with and without experts, which is not "
+                       "supported");
     if (slides && family->window == SN_WINDOW_NONE)
-        return sn_fail(err, SN_REFUSED, "'use_sliding_window' is set, which this family's mathematics here does not know");
+        return sn_fail(err, SN_REFUSED, "'use_sliding_window' is set, which is not supported for this family");
     return SN_OK;
 }
 
-/* ---- the whole ---- */
+/* ---- config.json ---- */
 
 static sn_status read_sizes(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
     static const char *const blocks[] = {"num_hidden_layers", "n_layer", NULL};
@@ -389,15 +400,16 @@ static sn_status read_sizes(const json_t *config, const sn_family *family, sn_hp
     static const char *const ff[] = {"intermediate_size", "ffn_hidden_size", "n_inner", NULL};
     static const char *const ctx[] = {"max_position_embeddings", "seq_length", NULL};
     double eps = family->layer_norm ? 1e-5 : 1e-6;
-    sn_status status = read_int(config, spelling(config, blocks), true, &h->n_blocks, err);
-    if (!status) status = read_int(config, spelling(config, embd), true, &h->n_embd, err);
-    if (!status) status = read_int(config, spelling(config, heads), true, &h->n_heads, err);
-    if (!status && h->n_embd > 0 && h->n_embd <= INT32_MAX / 8) h->n_ff = family->ff_times * h->n_embd;
-    if (!status) status = read_int(config, spelling(config, ff), !family->ff_times, &h->n_ff, err);
+    sn_status status = read_int(config, find_spelling(config, blocks), true, &h->n_blocks, err);
+    if (!status) status = read_int(config, find_spelling(config, embd), true, &h->n_embd, err);
+    if (!status) status = read_int(config, find_spelling(config, heads), true, &h->n_heads, err);
+    if (!status && h->n_embd > 0 && h->n_embd <= INT32_MAX / 8) h->n_ff = family->ff_multiple * h->n_embd;
+    if (!status) status = read_int(config, find_spelling(config, ff), !family->ff_multiple, &h->n_ff, err);
     if (!status) status = read_int(config, "vocab_size", true, &h->n_vocab, err);
     h->n_ctx = family->ctx_default;
-    if (!status) status = read_int(config, spelling(config, ctx), !family->ctx_default, &h->n_ctx, err);
-    if (!status) status = read_number(config, family->layer_norm ? "layer_norm_epsilon" : "rms_norm_eps", false, &eps, err);
+    if (!status) status = read_int(config, find_spelling(config, ctx), !family->ctx_default, &h->n_ctx, err);
+    if (!status)
+        status = read_number(config, family->layer_norm ? "layer_norm_epsilon" : "rms_norm_eps", false, &eps, err);
     if (status) return status;
     h->norm_eps = (float)eps;
     h->n_kv_heads = h->n_heads;
@@ -409,15 +421,15 @@ static sn_status read_sizes(const json_t *config, const sn_family *family, sn_hp
     if (!h->head_dim && h->n_embd % h->n_heads)
         return sn_fail(err, SN_REFUSED, "a hidden state of %d cannot be split into %d heads", h->n_embd, h->n_heads);
     if (!h->head_dim) h->head_dim = h->n_embd / h->n_heads;
-    if (h->n_blocks < 1 || h->head_dim < 1) /* the others' ranges are checked when all is read */
+    if (h->n_blocks < 1 || h->head_dim < 1) /* sn_config_finish checks the other ranges */
         return sn_fail(err, SN_REFUSED, "the model claims %d blocks and heads of %d", h->n_blocks, h->head_dim);
-    if (h->n_blocks > SN_BLOCKS_MAX) /* they may be listed one by one */
+    if (h->n_blocks > SN_BLOCKS_MAX) /* before arrays of blocks are filled */
         return sn_fail(err, SN_REFUSED, "the model's number of blocks is %d; it must be %d at most", h->n_blocks,
                        SN_BLOCKS_MAX);
     return SN_OK;
 }
 
-/* Falcon's kinds: where its norms are, whether its halves stand beside each other, who shares keys and values. */
+/* Falcon's variants: which norms it has, whether its halves are parallel, how many key/value heads it has. */
 static sn_status read_falcon(const json_t *config, const sn_family **family, sn_hparams *h, bool *bias, sn_err *err) {
     bool late = false, parallel = true, multi_query = true;
     int norms = 2;
@@ -439,14 +451,15 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     const char *type = "", *name = "";
     bool bias;
     sn_rope_scaling scaling[SN_ROPES_MAX] = {0};
-    if (!json_is_object(config)) return sn_fail(err, SN_REFUSED, "it is no JSON object");
+    if (!json_is_object(config)) return sn_fail(err, SN_REFUSED, "it is not a JSON object");
     sn_status status = read_text(config, "model_type", true, &type, err);
     if (!status) status = sn_family_find(SN_CONTAINER_SAFETENSORS, type, family, err);
     if (status) return status;
     bias = (*family)->bias_default;
     status = check_neutral(config, *family, err);
     if (!status) status = read_sizes(config, *family, h, err);
-    if (!status && reads(*family, "new_decoder_architecture")) status = read_falcon(config, family, h, &bias, err);
+    if (!status && family_reads(*family, "new_decoder_architecture"))
+        status = read_falcon(config, family, h, &bias, err);
     if (!status) status = read_rope(config, *family, h, scaling, err);
     if (!status) status = read_window(config, *family, h, err);
     if (!status) status = read_activation(config, *family, h, err);
@@ -458,11 +471,11 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     if (status) return status;
     snprintf(h->family, sizeof h->family, "%s", (*family)->name);
     sn_config_set_name(h, name, strlen(name));
-    h->rope_style = SN_ROPE_HALVES;
+    h->rope_style = SN_ROPE_NEOX;
     h->norm_plus_one = (*family)->norm_plus_one;
-    h->qkv_bias = (*family)->qkv_bias == SN_ALWAYS || ((*family)->qkv_bias == SN_IF_SAID && bias);
-    h->linear_bias = (*family)->linear_bias == SN_ALWAYS || ((*family)->linear_bias == SN_IF_SAID && bias);
-    h->o_bias = h->linear_bias || ((*family)->qkv_bias == SN_IF_SAID && bias);
+    h->qkv_bias = (*family)->qkv_bias == SN_ALWAYS || ((*family)->qkv_bias == SN_IF_DECLARED && bias);
+    h->linear_bias = (*family)->linear_bias == SN_ALWAYS || ((*family)->linear_bias == SN_IF_DECLARED && bias);
+    h->o_bias = h->linear_bias || ((*family)->qkv_bias == SN_IF_DECLARED && bias);
     return sn_config_finish(h, *family, scaling, err);
 }
 
@@ -471,7 +484,7 @@ sn_status sn_config_from_json(const char *text, size_t len, sn_hparams *hparams,
     json_error_t wrong;
     *hparams = (sn_hparams){0};
     json_t *config = json_loadb(text, len, JSON_REJECT_DUPLICATES, &wrong);
-    if (!config) return sn_fail(err, SN_REFUSED, "it is no valid JSON: %s (line %d)", wrong.text, wrong.line);
+    if (!config) return sn_fail(err, SN_REFUSED, "it is not valid JSON: %s (line %d)", wrong.text, wrong.line);
     sn_status status = read_config(config, hparams, family, err);
     json_decref(config);
     return status;

@@ -1,6 +1,9 @@
-/* Families of models: what sets one apart from another in its files, as data. The mathematics of a block reads
- * sn_hparams, never the family's name. A new family is a new row in family.c (and new roles in model.h when it has
- * tensors of a new kind). */
+/* Model families: what distinguishes them in their files, as data.
+ *
+ * Central types: sn_family, the descriptor of a family, and sn_tensor_naming, the names of its tensors in one
+ * container. Both are constants of family.c; any thread may read them. Only code that reads model files uses them: the
+ * mathematics of a block reads sn_hparams, never the family's name. A new family is a new descriptor in family.c, and
+ * new roles in model.h if it has tensors of a new kind. Private to model/ and its rooms. */
 #ifndef SN_MODEL_FAMILY_H
 #define SN_MODEL_FAMILY_H
 
@@ -8,92 +11,102 @@
 
 typedef enum sn_container { SN_CONTAINER_SAFETENSORS, SN_CONTAINER_GGUF, SN_CONTAINER_COUNT } sn_container;
 
+/* Whether the models of a family have a trait. */
 typedef enum sn_trait {
     SN_NEVER,
     SN_ALWAYS,
-    SN_IF_SAID, /* when config.json says so; in a GGUF file, when the tensors are there */
+    SN_IF_DECLARED, /* if config.json says so; in a GGUF file, if the tensors exist */
 } sn_trait;
 
+/* How config.json declares a sliding window. */
 typedef enum sn_window_rule {
     SN_WINDOW_NONE,     /* the family does not read sliding_window */
-    SN_WINDOW_GIVEN,    /* sliding_window, null for none */
-    SN_WINDOW_SWITCHED, /* sliding_window where use_sliding_window */
+    SN_WINDOW_GIVEN,    /* sliding_window; null: no window */
+    SN_WINDOW_SWITCHED, /* sliding_window, if use_sliding_window is true */
 } sn_window_rule;
 
-/* How Q, K and V (and their biases) lie in the file; where together, the three roles have one name. */
+/* How Q, K and V (and their biases) lie in the file. Where they are fused, the three roles have one tensor name. */
 typedef enum sn_qkv_layout {
-    SN_QKV_APART,
-    SN_QKV_JOINED,  /* all of Q, all of K, all of V */
-    SN_QKV_BY_HEAD, /* for each key/value head: the queries that share it, its key, its value */
+    SN_QKV_SEPARATE,
+    SN_QKV_FUSED,          /* one tensor: all rows of Q, of K, of V */
+    SN_QKV_FUSED_PER_HEAD, /* one tensor: for each key/value head its queries, its key, its value */
 } sn_qkv_layout;
 
-/* Names of the roles in a container. NULL: the family has no such tensor. A block's tensor is called block_prefix,
- * number of the block, ".", name. Of a role with several matrices, "*" in its name stands for the number of each; without it
- * they lie in one tensor (matrices, rows, cols). */
-typedef struct sn_naming {
+/* The tensor names of the roles in one container; NULL: the family has no such tensor. The tensor of a block is called
+ * block_prefix, the block's number, ".", name. In the name of a role with several matrices, "*" stands for the number
+ * of the matrix; without "*" all of them are stacked in one tensor (matrices, rows, cols). */
+typedef struct sn_tensor_naming {
     const char *block_prefix;
-    const char *of[SN_ROLE_COUNT];
+    const char *names[SN_ROLE_COUNT];
     sn_qkv_layout qkv;
-    bool gate_up; /* gate and up are one tensor, gate first */
-    bool experts_turned; /* stacked experts lie (experts, inputs, outputs); gate and up are one tensor and take turns in its columns */
-    const char *base; /* what all names but the output's begin with, where the file is not of the bare model; or NULL */
-} sn_naming;
+    bool gate_up_fused;      /* gate and up are one tensor: all rows of gate, then of up */
+    bool experts_transposed; /* stacked experts are (experts, inputs, outputs); gate and up are one tensor, with their
+                              * columns alternating */
+    const char *base;        /* prefix that files of the model without its LM head leave out of their names; or NULL */
+} sn_tensor_naming;
 
-/* What config.json says of a mixture of experts, and means where it is silent. */
-typedef struct sn_mixture {
-    const char *width; /* field: n_ff of an expert */
+/* How config.json describes a mixture of experts, and the defaults of its fields. */
+typedef struct sn_moe_config {
+    const char *width; /* the field with the n_ff of an expert */
     int n_experts, n_experts_used, n_ff;
-    bool weighs_over_all; /* unless norm_topk_prob */
-} sn_mixture;
+    bool softmax_over_all; /* unless norm_topk_prob is true */
+} sn_moe_config;
 
 typedef struct sn_family {
-    const char *name;              /* also config.json's model_type */
-    const char *gguf_architecture; /* NULL: its GGUF files go by another family's */
-    sn_rope_style gguf_rope;       /* safetensors: always SN_ROPE_HALVES */
+    const char *name;              /* config.json's model_type */
+    const char *gguf_architecture; /* NULL: none, or its GGUF files have another family's */
+    sn_rope_style gguf_rope;       /* in safetensors always SN_ROPE_NEOX */
     sn_trait qkv_bias;
     bool qk_norm, qk_norm_wide;
     bool layer_norm, parallel, alibi;
     sn_trait linear_bias;
-    bool bias_default; /* where config.json is silent */
-    int ff_times, ctx_default; /* width of the feed-forward in hidden states, and context, where config.json says none; 0: it must */
+    bool bias_default; /* attention_bias where config.json does not say it */
+    /* Where config.json does not say them: n_ff as a multiple of n_embd, and n_ctx; 0: config.json must say them. */
+    int ff_multiple, ctx_default;
     sn_window_rule window;
-    int window_default; /* of SN_WINDOW_GIVEN when config.json has no such field */
-    int window_pattern; /* every n-th block looks back over all, where config.json does not list them; 0: none */
-    /* What config.json means where it is silent; 0: as most do. */
+    int window_default; /* SN_WINDOW_GIVEN: where config.json has no such field */
+    int window_pattern; /* where config.json does not list the blocks, every n-th has full attention; 0: none has */
+    /* Defaults of config.json's fields; 0: those of most families. */
     int head_dim_default;
     double theta_default, attn_scalar_default;
     bool tied_default;
     sn_activation activation_default;
-    double local_theta;    /* blocks with a window rotate by this theta; 0: as the others */
-    bool rope_said;        /* config.json must say how positions rotate */
-    bool yarn_smooth;      /* GGUF: yarn's pairs between begin and end at any place, not at whole ones */
-    bool norm_plus_one;    /* safetensors hold norms' factors less 1 */
-    bool embeds_by_width;  /* embeddings are multiplied by sqrt(n_embd) */
-    const sn_naming *naming[SN_CONTAINER_COUNT]; /* NULL: no such files are known */
-    const sn_mixture *mixture; /* NULL: the feed-forward is one */
-    bool gguf_mixtures; /* its GGUF files may be mixtures; the chosen experts share all weight then */
-    const char *const *reads; /* NULL-terminated: fields of config.json that change the mathematics and are read here,
-                                 where another family must not have them; or NULL */
+    double local_theta;     /* rope theta of the blocks with a window; 0: that of the others */
+    bool rope_required;     /* config.json must have rope_parameters or rope_scaling */
+    bool yarn_untruncated;  /* GGUF: sn_rope_scaling.truncate is false */
+    bool norm_plus_one;     /* safetensors store the factors of norms minus 1 */
+    bool scales_embeddings; /* embeddings are multiplied by sqrt(n_embd) */
+    const sn_tensor_naming *naming[SN_CONTAINER_COUNT]; /* NULL: no such files exist */
+    const sn_moe_config *moe;                           /* NULL: no mixture of experts */
+    bool gguf_moe; /* GGUF files of the family may be mixtures; softmax over the chosen experts */
+    /* NULL-terminated, or NULL: fields of config.json that change the mathematics and that this family may set; in
+     * other families they are refused. */
+    const char *const *config_fields;
 } sn_family;
 
-/* Of several rows with one name, which differ by what the file says further: the n-th of them; NULL: there are fewer. */
+/* The n-th variant of a family: descriptors of one name, told apart by other contents of the file. NULL: there are
+ * fewer.
+ */
 const sn_family *sn_family_variant(const sn_family *first, int n);
 
-/* The family of a config.json's model_type (of several rows the first), or of a GGUF architecture; SN_REFUSED names the ones that are known. */
+/* The family (its first variant) of a config.json's model_type or of a GGUF architecture. SN_REFUSED names the known
+ * ones.
+ */
 sn_status sn_family_find(sn_container container, const char *name, const sn_family **out, sn_err *err) SN_MUST_USE;
 
-/* Writes the name of the tensor that holds this of the role's matrices; false when the family has none for the role. */
+/* Writes the name of the tensor that holds this matrix of the role; false when the family has no tensor for the role.
+ */
 enum { SN_TENSOR_NAME_MAX = 128 };
-bool sn_family_tensor_name(const sn_family *family, sn_container container, sn_role role, int block,
-                           int piece, char out[SN_TENSOR_NAME_MAX]);
+bool sn_family_tensor_name(const sn_family *family, sn_container container, sn_role role, int block, int expert,
+                           char out[SN_TENSOR_NAME_MAX]);
 
-/* Whether all of the role's matrices lie in one tensor. */
-bool sn_family_stacks(const sn_family *family, sn_container container, sn_role role);
+/* Whether all matrices of the role are stacked in one tensor. */
+bool sn_family_stacks_experts(const sn_family *family, sn_container container, sn_role role);
 
-/* Whether a model of these hyperparameters has the role at all. */
+/* Whether a model of the family with these hyperparameters has the role. */
 bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_role role);
 
-/* True for tensors that some files carry and nobody needs: what they hold follows from the hyperparameters. */
+/* Whether a tensor that some files contain is not needed, because its contents follow from the hyperparameters. */
 bool sn_family_ignores(const char *tensor_name);
 
 #endif

@@ -1,11 +1,11 @@
-/* Reading goes once through the header with a cursor that knows the end of the file; each count in the file is checked
- * against the bytes that are left before anything of its size is allocated, so a file cannot ask for more memory than a
- * few times its own length. Values are then sorted by key, tensors by name and by place: that finds what is given twice
- * and what overlaps, and later makes looking up a binary search. */
+/* Opening reads the header once, with a cursor that knows the end of the file. Each count in the file is checked
+ * against the bytes that are left before memory of its size is allocated, so a file cannot make the reader allocate
+ * more than a few times the file's length. Values are then sorted by key, tensors by offset (to find overlaps) and by
+ * name. Duplicates are neighbours then, and lookups are binary searches. */
 #include "model/gguf.h"
 
 #include "base/mem.h"
-#include "model/map.h"
+#include "model/mapped_file.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,10 +24,10 @@ enum {
     VALUE_BYTES_MIN = 8 + 4 + 1,     /* length of the key, type, one byte of value */
     TENSOR_BYTES_MIN = 8 + 4 + 4 + 8 /* length of the name, number of dimensions, type, offset */
 };
-static const uint64_t ELEMENTS_MAX = 1ull << 48; /* of a tensor: keeps all sizes far from overflow */
+static const uint64_t ELEMENTS_MAX = 1ull << 48; /* of a tensor: far below an overflow of any size */
 
 struct sn_gguf {
-    sn_map map; /* empty when the bytes are the caller's */
+    sn_mapped_file map; /* zeroed if the bytes belong to the caller */
     const uint8_t *data;
     size_t len;
     int version;
@@ -35,7 +35,7 @@ struct sn_gguf {
     size_t n_values, n_tensors;
     sn_gguf_value *values; /* sorted by key */
     sn_gguf_tensor *tensors;
-    const sn_gguf_tensor **by_name;
+    const sn_gguf_tensor **by_name; /* [n_tensors], sorted */
 };
 
 typedef struct cursor {
@@ -46,7 +46,7 @@ typedef struct cursor {
 
 static const struct {
     const char *name;
-    size_t bytes; /* 0: not of a fixed size */
+    size_t bytes; /* 0: the size varies */
 } value_types[SN_GGUF_TYPE_COUNT] = {
     [SN_GGUF_U8] = {"u8", 1},          [SN_GGUF_I8] = {"i8", 1},       [SN_GGUF_U16] = {"u16", 2},
     [SN_GGUF_I16] = {"i16", 2},        [SN_GGUF_U32] = {"u32", 4},     [SN_GGUF_I32] = {"i32", 4},
@@ -55,7 +55,7 @@ static const struct {
     [SN_GGUF_F64] = {"f64", 8},
 };
 
-/* Numbers of ggml's tensor types; those without a dtype of ours are named so that a refusal can say what they are. */
+/* The numbers of ggml's tensor types. Types that are not supported have a name, too, for the error message. */
 static const struct {
     const char *name;
     int dtype; /* -1: not supported */
@@ -76,10 +76,10 @@ static const struct {
 
 /* ---- the cursor ---- */
 
-static size_t left(const cursor *c) { return c->len - c->pos; }
+static size_t cursor_left(const cursor *c) { return c->len - c->pos; }
 
-static sn_status take(cursor *c, size_t n, const char *what, const uint8_t **out) {
-    if (n > left(c))
+static sn_status cursor_take(cursor *c, size_t n, const char *what, const uint8_t **out) {
+    if (n > cursor_left(c))
         return sn_fail(c->err, SN_REFUSED, "the file ends within %s, at byte %zu: it is cut off, fetch it again", what,
                        c->len);
     *out = c->data + c->pos;
@@ -87,32 +87,32 @@ static sn_status take(cursor *c, size_t n, const char *what, const uint8_t **out
     return SN_OK;
 }
 
-static sn_status take_u32(cursor *c, const char *what, uint32_t *out) {
+static sn_status cursor_take_u32(cursor *c, const char *what, uint32_t *out) {
     const uint8_t *at = NULL;
-    sn_status status = take(c, sizeof *out, what, &at);
+    sn_status status = cursor_take(c, sizeof *out, what, &at);
     if (!status) memcpy(out, at, sizeof *out);
     return status;
 }
 
-static sn_status take_u64(cursor *c, const char *what, uint64_t *out) {
+static sn_status cursor_take_u64(cursor *c, const char *what, uint64_t *out) {
     const uint8_t *at = NULL;
-    sn_status status = take(c, sizeof *out, what, &at);
+    sn_status status = cursor_take(c, sizeof *out, what, &at);
     if (!status) memcpy(out, at, sizeof *out);
     return status;
 }
 
-static sn_status take_string(cursor *c, const char *what, sn_gguf_str *out) {
+static sn_status cursor_take_string(cursor *c, const char *what, sn_gguf_str *out) {
     uint64_t len;
     const uint8_t *at = NULL;
-    sn_status status = take_u64(c, what, &len);
-    if (!status) status = take(c, len, what, &at);
+    sn_status status = cursor_take_u64(c, what, &len);
+    if (!status) status = cursor_take(c, len, what, &at);
     if (!status) *out = (sn_gguf_str){(const char *)at, len};
     return status;
 }
 
-/* Keys and names go into sentences and are compared as text: printable ASCII. */
-static sn_status take_name(cursor *c, const char *what, size_t limit, sn_gguf_str *out) {
-    sn_status status = take_string(c, what, out);
+/* Reads a key or a name: printable ASCII, because it is printed in errors and compared as text. */
+static sn_status cursor_take_name(cursor *c, const char *what, size_t limit, sn_gguf_str *out) {
+    sn_status status = cursor_take_string(c, what, out);
     if (status) return status;
     if (out->len == 0 || out->len >= limit)
         return sn_fail(c->err, SN_REFUSED, "%s is %zu bytes long; 1 to %zu are taken", what, out->len, limit - 1);
@@ -141,7 +141,7 @@ static sn_status read_strings(cursor *c, sn_gguf_value *value, const char *what)
     value->strings = places;
     for (size_t i = 0; !status && i < value->n; i++) {
         places[i] = (uint64_t)(c->data + c->pos - value->data);
-        status = take_string(c, what, &ignored);
+        status = cursor_take_string(c, what, &ignored);
     }
     return status;
 }
@@ -157,32 +157,32 @@ static sn_status check_bools(const sn_gguf_value *value, sn_err *err) {
 static sn_status read_array(cursor *c, sn_gguf_value *value, const char *what) {
     uint32_t element;
     uint64_t n;
-    sn_status status = take_u32(c, what, &element);
-    if (!status) status = take_u64(c, what, &n);
+    sn_status status = cursor_take_u32(c, what, &element);
+    if (!status) status = cursor_take_u64(c, what, &n);
     if (status) return status;
     if (element == SN_GGUF_ARRAY)
-        return sn_fail(c->err, SN_REFUSED, "metadata key '%.*s' is an array of arrays, which is not taken",
+        return sn_fail(c->err, SN_REFUSED, "metadata key '%.*s' is an array of arrays, which is not supported",
                        (int)value->key.len, value->key.data);
     if (element >= SN_GGUF_TYPE_COUNT)
         return sn_fail(c->err, SN_REFUSED, "metadata key '%.*s' is an array of unknown type %u", (int)value->key.len,
                        value->key.data, element);
     size_t each = value_types[element].bytes ? value_types[element].bytes : sizeof(uint64_t); /* a string: its length */
-    if (n > left(c) / each)
+    if (n > cursor_left(c) / each)
         return sn_fail(c->err, SN_REFUSED, "metadata key '%.*s' claims %llu elements; the file is too short for them",
                        (int)value->key.len, value->key.data, (unsigned long long)n);
     value->element = (sn_gguf_type)element;
     value->n = n;
     value->data = c->data + c->pos;
     if (element == SN_GGUF_STRING) return read_strings(c, value, what);
-    return take(c, n * each, what, &value->data);
+    return cursor_take(c, n * each, what, &value->data);
 }
 
 static sn_status read_value(cursor *c, sn_gguf_value *value) {
     uint32_t type;
     sn_gguf_str ignored;
     char what[128];
-    sn_status status = take_name(c, "a metadata key", KEY_MAX, &value->key);
-    if (!status) status = take_u32(c, "the type of a metadata value", &type);
+    sn_status status = cursor_take_name(c, "a metadata key", KEY_MAX, &value->key);
+    if (!status) status = cursor_take_u32(c, "the type of a metadata value", &type);
     if (status) return status;
     snprintf(what, sizeof what, "metadata key '%.*s'", (int)sn_min_size(value->key.len, 80), value->key.data);
     if (type >= SN_GGUF_TYPE_COUNT) return sn_fail(c->err, SN_REFUSED, "%s is of unknown type %u", what, type);
@@ -192,15 +192,15 @@ static sn_status read_value(cursor *c, sn_gguf_value *value) {
     if (type == SN_GGUF_ARRAY)
         status = read_array(c, value, what);
     else if (type == SN_GGUF_STRING)
-        status = take_string(c, what, &ignored);
+        status = cursor_take_string(c, what, &ignored);
     else
-        status = take(c, value_types[type].bytes, what, &value->data);
+        status = cursor_take(c, value_types[type].bytes, what, &value->data);
     if (!status && value->element == SN_GGUF_BOOL) status = check_bools(value, c->err);
     return status;
 }
 
 static sn_status read_values(cursor *c, sn_gguf *g, uint64_t n) {
-    if (n > VALUES_MAX || n > left(c) / VALUE_BYTES_MIN)
+    if (n > VALUES_MAX || n > cursor_left(c) / VALUE_BYTES_MIN)
         return sn_fail(c->err, SN_REFUSED, "the file claims %llu metadata keys; it is too short for them, or damaged",
                        (unsigned long long)n);
     sn_status status = sn_calloc(&g->values, n, sizeof *g->values, c->err);
@@ -225,7 +225,7 @@ static sn_status read_values(cursor *c, sn_gguf *g, uint64_t n) {
 
 static sn_status read_type(cursor *c, sn_gguf_tensor *tensor) {
     uint32_t type;
-    sn_status status = take_u32(c, "the directory of tensors", &type);
+    sn_status status = cursor_take_u32(c, "the directory of tensors", &type);
     if (status) return status;
     size_t known = sizeof tensor_types / sizeof *tensor_types;
     if (type >= known || !tensor_types[type].name)
@@ -242,7 +242,7 @@ static sn_status read_type(cursor *c, sn_gguf_tensor *tensor) {
 static sn_status read_dims(cursor *c, sn_gguf_tensor *tensor) {
     uint32_t n_dims;
     uint64_t dim, elements = 1;
-    sn_status status = take_u32(c, "the directory of tensors", &n_dims);
+    sn_status status = cursor_take_u32(c, "the directory of tensors", &n_dims);
     if (status) return status;
     if (n_dims < 1 || n_dims > SN_GGUF_DIMS_MAX)
         return sn_fail(c->err, SN_REFUSED, "tensor '%s' has %u dimensions; 1 to %d are taken", tensor->name, n_dims,
@@ -250,7 +250,7 @@ static sn_status read_dims(cursor *c, sn_gguf_tensor *tensor) {
     tensor->n_dims = (int)n_dims;
     for (uint32_t i = 0; i < SN_GGUF_DIMS_MAX; i++) {
         dim = 1;
-        if (i < n_dims) status = take_u64(c, "the directory of tensors", &dim);
+        if (i < n_dims) status = cursor_take_u64(c, "the directory of tensors", &dim);
         if (status) return status;
         if (dim == 0 || dim > ELEMENTS_MAX / elements)
             return sn_fail(c->err, SN_REFUSED, "tensor '%s' has an impossible shape: dimension %u is %llu",
@@ -261,16 +261,16 @@ static sn_status read_dims(cursor *c, sn_gguf_tensor *tensor) {
     return SN_OK;
 }
 
-/* One entry of the directory; *offset is relative to the data, whose place is known only behind the directory. */
+/* Reads one entry of the directory. *offset is relative to the data, which begins after the directory. */
 static sn_status read_tensor(cursor *c, sn_gguf_tensor *tensor, uint64_t *offset) {
     sn_gguf_str name;
     size_t row_bytes;
-    sn_status status = take_name(c, "the name of a tensor", SN_GGUF_NAME_SIZE, &name);
+    sn_status status = cursor_take_name(c, "the name of a tensor", SN_GGUF_NAME_SIZE, &name);
     if (status) return status;
     memcpy(tensor->name, name.data, name.len);
     status = read_dims(c, tensor);
     if (!status) status = read_type(c, tensor);
-    if (!status) status = take_u64(c, "the directory of tensors", offset);
+    if (!status) status = cursor_take_u64(c, "the directory of tensors", offset);
     if (status) return status;
     status = sn_dtype_row_bytes(tensor->dtype, tensor->dims[0], &row_bytes, c->err);
     if (status) sn_err_context(c->err, "tensor '%s'", tensor->name);
@@ -279,11 +279,11 @@ static sn_status read_tensor(cursor *c, sn_gguf_tensor *tensor, uint64_t *offset
     return SN_OK;
 }
 
-static sn_status place_tensor(const cursor *c, sn_gguf_tensor *tensor, uint64_t offset, size_t alignment) {
+static sn_status locate_tensor(const cursor *c, sn_gguf_tensor *tensor, uint64_t offset, size_t alignment) {
     if (offset % alignment)
         return sn_fail(c->err, SN_REFUSED, "the data of tensor '%s' begins at %llu, which is not aligned to %zu",
                        tensor->name, (unsigned long long)offset, alignment);
-    if (offset > left(c) || tensor->bytes > left(c) - offset)
+    if (offset > cursor_left(c) || tensor->bytes > cursor_left(c) - offset)
         return sn_fail(c->err, SN_REFUSED,
                        "the data of tensor '%s' reaches beyond the end of the file: it is cut off, "
                        "fetch it again",
@@ -296,7 +296,7 @@ static int compare_names(const void *a, const void *b) {
     return strcmp((*(const sn_gguf_tensor *const *)a)->name, (*(const sn_gguf_tensor *const *)b)->name);
 }
 
-static int compare_places(const void *a, const void *b) {
+static int compare_offsets(const void *a, const void *b) {
     const uint8_t *x = (*(const sn_gguf_tensor *const *)a)->data, *y = (*(const sn_gguf_tensor *const *)b)->data;
     return (x > y) - (x < y);
 }
@@ -306,7 +306,7 @@ static sn_status check_tensors(sn_gguf *g, sn_err *err) {
     if (status) return status;
     const sn_gguf_tensor **sorted = g->by_name;
     for (size_t i = 0; i < g->n_tensors; i++) sorted[i] = &g->tensors[i];
-    qsort(sorted, g->n_tensors, sizeof *sorted, compare_places);
+    qsort(sorted, g->n_tensors, sizeof *sorted, compare_offsets);
     for (size_t i = 1; i < g->n_tensors; i++)
         if (sorted[i - 1]->data + sorted[i - 1]->bytes > sorted[i]->data)
             return sn_fail(err, SN_REFUSED, "the data of tensors '%s' and '%s' overlap", sorted[i - 1]->name,
@@ -320,7 +320,7 @@ static sn_status check_tensors(sn_gguf *g, sn_err *err) {
 
 static sn_status read_tensors(cursor *c, sn_gguf *g, uint64_t n) {
     uint64_t *offsets = NULL;
-    if (n > TENSORS_MAX || n > left(c) / TENSOR_BYTES_MIN)
+    if (n > TENSORS_MAX || n > cursor_left(c) / TENSOR_BYTES_MIN)
         return sn_fail(c->err, SN_REFUSED, "the file claims %llu tensors; it is too short for them, or damaged",
                        (unsigned long long)n);
     sn_status status = sn_calloc(&g->tensors, n, sizeof *g->tensors, c->err);
@@ -329,7 +329,7 @@ static sn_status read_tensors(cursor *c, sn_gguf *g, uint64_t n) {
     if (status) goto out;
     g->n_tensors = n;
     c->pos = sn_min_size(sn_round_up(c->pos, g->alignment), c->len);
-    for (size_t i = 0; !status && i < n; i++) status = place_tensor(c, &g->tensors[i], offsets[i], g->alignment);
+    for (size_t i = 0; !status && i < n; i++) status = locate_tensor(c, &g->tensors[i], offsets[i], g->alignment);
     if (!status) status = check_tensors(g, c->err);
 out:
     free(offsets);
@@ -341,18 +341,18 @@ out:
 static sn_status read_header(cursor *c, sn_gguf *g) {
     uint32_t magic, version;
     uint64_t n_tensors, n_values;
-    sn_status status = take_u32(c, "the header", &magic);
-    if (!status) status = take_u32(c, "the header", &version);
+    sn_status status = cursor_take_u32(c, "the header", &magic);
+    if (!status) status = cursor_take_u32(c, "the header", &version);
     if (status) return status;
     if (magic != 0x46554747) /* "GGUF" */
-        return sn_fail(c->err, SN_REFUSED, "this is no GGUF file (it does not begin with \"GGUF\")");
+        return sn_fail(c->err, SN_REFUSED, "this is not a GGUF file (it does not begin with \"GGUF\")");
     if (version > 0xffff)
-        return sn_fail(c->err, SN_REFUSED, "this is a big-endian GGUF file; only little-endian ones are taken");
+        return sn_fail(c->err, SN_REFUSED, "this is a big-endian GGUF file; only little-endian ones are supported");
     if (version != 2 && version != 3)
-        return sn_fail(c->err, SN_REFUSED, "this is GGUF version %u; versions 2 and 3 are taken", version);
+        return sn_fail(c->err, SN_REFUSED, "this is GGUF version %u; versions 2 and 3 are supported", version);
     g->version = (int)version;
-    status = take_u64(c, "the header", &n_tensors);
-    if (!status) status = take_u64(c, "the header", &n_values);
+    status = cursor_take_u64(c, "the header", &n_tensors);
+    if (!status) status = cursor_take_u64(c, "the header", &n_values);
     if (!status) status = read_values(c, g, n_values);
     if (!status) status = read_tensors(c, g, n_tensors);
     return status;
@@ -377,13 +377,13 @@ sn_status sn_gguf_open_memory(const void *data, size_t len, const char *name, sn
 }
 
 sn_status sn_gguf_open(const char *path, sn_gguf **out, sn_err *err) {
-    sn_map map;
+    sn_mapped_file map;
     *out = NULL;
-    sn_status status = sn_map_open(path, &map, err);
+    sn_status status = sn_mapped_file_open(path, &map, err);
     if (status) return status;
     status = sn_gguf_open_memory(map.data, map.len, path, out, err);
     if (status)
-        sn_map_close(&map);
+        sn_mapped_file_close(&map);
     else
         (*out)->map = map;
     return status;
@@ -396,14 +396,18 @@ void sn_gguf_close(sn_gguf **gguf) {
     free(g->values);
     free(g->tensors);
     free(g->by_name);
-    sn_map_close(&g->map);
+    sn_mapped_file_close(&g->map);
     free(g);
     *gguf = NULL;
 }
 
 int sn_gguf_version(const sn_gguf *gguf) { return gguf->version; }
 
-/* ---- looking up ---- */
+/* ---- lookups ---- */
+
+bool sn_gguf_str_equals(sn_gguf_str text, const char *word) {
+    return text.len == strlen(word) && !memcmp(text.data, word, text.len);
+}
 
 const sn_gguf_value *sn_gguf_find(const sn_gguf *gguf, const char *key) {
     sn_gguf_value wanted = {.key = {key, strlen(key)}};
@@ -429,10 +433,9 @@ static sn_status wrong_type(const sn_gguf_value *value, const char *wanted, sn_e
                    value->key.data, array ? "an array of " : "", value_types[value->element].name, wanted);
 }
 
-static sn_status integer(const sn_gguf_value *value, int64_t low, int64_t high, int64_t *out, sn_err *err) {
+static sn_status value_to_integer(const sn_gguf_value *value, int64_t low, int64_t high, int64_t *out, sn_err *err) {
     union {
-        uint8_t u8;
-        int8_t i8;
+        uint8_t u8; /* of I8, too */
         uint16_t u16;
         int16_t i16;
         uint32_t u32;
@@ -448,7 +451,7 @@ static sn_status integer(const sn_gguf_value *value, int64_t low, int64_t high, 
         *out = x.u8;
         break;
     case SN_GGUF_I8:
-        *out = x.i8;
+        *out = x.u8 < 0x80 ? x.u8 : x.u8 - 0x100;
         break;
     case SN_GGUF_U16:
         *out = x.u16;
@@ -483,7 +486,7 @@ sn_status sn_gguf_u32(const sn_gguf *gguf, const char *key, bool required, uint3
     int64_t wide = 0;
     sn_status status = find_value(gguf, key, required, &value, err);
     if (status || !value) return status;
-    status = integer(value, 0, UINT32_MAX, &wide, err);
+    status = value_to_integer(value, 0, UINT32_MAX, &wide, err);
     if (!status) *out = (uint32_t)wide;
     return status;
 }
@@ -493,7 +496,7 @@ sn_status sn_gguf_i32(const sn_gguf *gguf, const char *key, bool required, int32
     int64_t wide = 0;
     sn_status status = find_value(gguf, key, required, &value, err);
     if (status || !value) return status;
-    status = integer(value, INT32_MIN, INT32_MAX, &wide, err);
+    status = value_to_integer(value, INT32_MIN, INT32_MAX, &wide, err);
     if (!status) *out = (int32_t)wide;
     return status;
 }

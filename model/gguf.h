@@ -1,9 +1,10 @@
-/* A GGUF file, versions 2 and 3 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): typed metadata, then the
+/* GGUF files, versions 2 and 3 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): typed metadata, then the
  * directory of tensors, then their data. Little-endian files only.
  *
- * Opening checks the whole header (counts, lengths, types, names given twice, offsets, overlaps) so that what is looked
- * up afterwards needs no check. Nothing is copied but names: strings, arrays and tensor data are views into the mapped
- * file, valid until close and of any alignment. Immutable once open; any thread may read. */
+ * Central type: sn_gguf, immutable once open; any thread may read it. Opening checks the whole header (counts, lengths,
+ * types, duplicate names, offsets, overlaps), so that lookups need no further check. Only names are copied: strings,
+ * arrays and tensor data are views into the mapped file, at any alignment, valid until sn_gguf_close. SN_REFUSED says
+ * what is wrong with a file. */
 #ifndef SN_MODEL_GGUF_H
 #define SN_MODEL_GGUF_H
 
@@ -13,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Types of metadata values, numbered as in the file. Arrays of arrays are refused. */
+/* Types of metadata values, with the numbers of the file format. Arrays of arrays are refused. */
 typedef enum sn_gguf_type {
     SN_GGUF_U8,
     SN_GGUF_I8,
@@ -33,26 +34,28 @@ typedef enum sn_gguf_type {
 
 enum { SN_GGUF_DIMS_MAX = 4, SN_GGUF_NAME_SIZE = 128 };
 
-/* Bytes of a string in the file: no NUL behind them, and not necessarily UTF-8. */
+/* The bytes of a string in the file: without a NUL at the end, and not necessarily UTF-8. */
 typedef struct sn_gguf_str {
     const char *data;
     size_t len;
 } sn_gguf_str;
 
+bool sn_gguf_str_equals(sn_gguf_str text, const char *word);
+
 typedef struct sn_gguf_value {
     sn_gguf_str key;
     sn_gguf_type type;
-    sn_gguf_type element;    /* of an array; else the same as type */
+    sn_gguf_type element;    /* of an array the type of its elements; else the same as type */
     size_t n;                /* elements of an array; else 1 */
-    const uint8_t *data;     /* the first element's bytes (of a string: its length, then its bytes) */
-    const uint64_t *strings; /* of an array of strings: element i begins strings[i] bytes behind data */
+    const uint8_t *data;     /* the bytes of the first element; a string is its length (u64), then its bytes */
+    const uint64_t *strings; /* of an array of strings: element i begins at data + strings[i] */
 } sn_gguf_value;
 
 typedef struct sn_gguf_tensor {
     char name[SN_GGUF_NAME_SIZE];
     sn_dtype dtype;
     int n_dims;
-    size_t dims[SN_GGUF_DIMS_MAX]; /* as in the file: dims[0] is the length of a row; those behind n_dims are 1 */
+    size_t dims[SN_GGUF_DIMS_MAX]; /* as in the file: dims[0] is the length of a row; dims from n_dims on are 1 */
     const uint8_t *data;
     size_t bytes;
 } sn_gguf_tensor;
@@ -60,21 +63,23 @@ typedef struct sn_gguf_tensor {
 typedef struct sn_gguf sn_gguf;
 
 sn_status sn_gguf_open(const char *path, sn_gguf **out, sn_err *err) SN_MUST_USE;
-/* The same over bytes that stay the caller's and must outlive it; `name` stands for the path in sentences. */
+/* The same for bytes in memory, which belong to the caller and must outlive the sn_gguf. `name` replaces the path in
+ * errors.
+ */
 sn_status sn_gguf_open_memory(const void *data, size_t len, const char *name, sn_gguf **out, sn_err *err) SN_MUST_USE;
-void sn_gguf_close(sn_gguf **gguf); /* NULL-safe */
+void sn_gguf_close(sn_gguf **gguf); /* accepts NULL */
 int sn_gguf_version(const sn_gguf *gguf);
 
-/* The value of a key; NULL when the file does not have it. */
+/* The value of a key; NULL: the file does not have it. */
 const sn_gguf_value *sn_gguf_find(const sn_gguf *gguf, const char *key);
 
-/* All values, in the order of their keys. */
+/* All values, sorted by key. */
 size_t sn_gguf_n_values(const sn_gguf *gguf);
 const sn_gguf_value *sn_gguf_value_at(const sn_gguf *gguf, size_t i);
 
-/* Single values by key. An absent key is SN_REFUSED when `required`, else SN_OK with *out left as it was (set the
- * default before). A value of another kind, or an integer that does not fit, is SN_REFUSED. u32 and i32 take every
- * integer type, f32 takes F32 and F64. */
+/* Single values by key. An absent key is SN_REFUSED if `required`, else SN_OK, and *out is left as it was (set the
+ * default before). A value of another type, or an integer that does not fit, is SN_REFUSED. u32 and i32 accept every
+ * integer type, f32 accepts F32 and F64. */
 sn_status sn_gguf_u32(const sn_gguf *gguf, const char *key, bool required, uint32_t *out, sn_err *err) SN_MUST_USE;
 sn_status sn_gguf_i32(const sn_gguf *gguf, const char *key, bool required, int32_t *out, sn_err *err) SN_MUST_USE;
 sn_status sn_gguf_f32(const sn_gguf *gguf, const char *key, bool required, float *out, sn_err *err) SN_MUST_USE;
@@ -82,15 +87,15 @@ sn_status sn_gguf_bool(const sn_gguf *gguf, const char *key, bool required, bool
 sn_status sn_gguf_string(const sn_gguf *gguf, const char *key, bool required, sn_gguf_str *out,
                          sn_err *err) SN_MUST_USE;
 
-/* An array by key whose elements are of type `element` (exactly). Absent: as above, *out is then left as it was. */
+/* An array by key whose elements are of exactly the type `element`. An absent key: as above. */
 sn_status sn_gguf_array(const sn_gguf *gguf, const char *key, sn_gguf_type element, bool required,
                         const sn_gguf_value **out, sn_err *err) SN_MUST_USE;
-/* Element i < value->n of an array of strings, I32 or F32; constant time. */
+/* Element i < value->n of an array of strings, of I32, of F32; in constant time. */
 sn_gguf_str sn_gguf_string_at(const sn_gguf_value *value, size_t i);
 int32_t sn_gguf_i32_at(const sn_gguf_value *value, size_t i);
 float sn_gguf_f32_at(const sn_gguf_value *value, size_t i);
 
-/* Tensors, in the file's order; find gives NULL when there is none of the name. */
+/* Tensors, in the order of the file; find returns NULL when there is none of that name. */
 size_t sn_gguf_n_tensors(const sn_gguf *gguf);
 const sn_gguf_tensor *sn_gguf_tensor_at(const sn_gguf *gguf, size_t i);
 const sn_gguf_tensor *sn_gguf_tensor_find(const sn_gguf *gguf, const char *name);

@@ -1,5 +1,6 @@
-/* What names a model's weights. Hashed as lines of text, "name=value", so that the hash of today's models stays when a
- * later family brings hyperparameters or roles of its own. */
+/* The hashes that identify a block's weights and a model. Hyperparameters are hashed as lines of text, "name=value",
+ * and a hyperparameter that has its usual value adds no line. So the hashes of existing models stay the same when a new
+ * family adds hyperparameters or roles. The texts are part of the hashes: never change one. */
 #include "model/identity.h"
 
 #include <inttypes.h>
@@ -9,12 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const char *const role_names[] = {
-#define X(name) #name,
-    SN_ROLES(X)
-#undef X
-};
 
 static SN_PRINTF(2, 3) void add_line(sn_hasher *hasher, const char *format, ...) {
     char line[256];
@@ -31,17 +26,17 @@ static uint32_t float_bits(float x) {
     return bits;
 }
 
-/* What a block's mathematics uses; not the family's name (files of one model may go by two), not the context length. What
- * is as in most models has no line. */
+/* Adds the hyperparameters that a block's mathematics uses. Not the family's name (files of one model may have two) and
+ * not the context length. */
 static void add_hparams(sn_hasher *hasher, const sn_hparams *h, int window, int rope) {
     const float *freqs = sn_rope_freqs(h, rope);
     add_line(hasher, "n_embd=%d\nn_heads=%d\nn_kv_heads=%d\nhead_dim=%d\nn_ff=%d\n", h->n_embd, h->n_heads,
              h->n_kv_heads, h->head_dim, h->n_ff);
     add_line(hasher, "norm_eps=%08" PRIx32 "\nwindow=%d\nqkv_bias=%d\nqk_norm=%d\n", float_bits(h->norm_eps), window,
              h->qkv_bias, h->qk_norm);
-    add_line(hasher, "rope_style=%s\nrope_dim=%d\n", h->rope_style == SN_ROPE_PAIRS ? "pairs" : "halves", h->rope_dim);
-    for (int i = 0; i < h->rope_dim / 2; i++)
-        add_line(hasher, "rope_freq=%08" PRIx32 "\n", float_bits(freqs[i]));
+    add_line(hasher, "rope_style=%s\nrope_dim=%d\n", h->rope_style == SN_ROPE_INTERLEAVED ? "pairs" : "halves",
+             h->rope_dim);
+    for (int i = 0; i < h->rope_dim / 2; i++) add_line(hasher, "rope_freq=%08" PRIx32 "\n", float_bits(freqs[i]));
     if (h->rope_scale[rope] != 1) add_line(hasher, "rope_scale=%08" PRIx32 "\n", float_bits(h->rope_scale[rope]));
     if (h->attn_scale != 1.0f / sqrtf((float)h->head_dim))
         add_line(hasher, "attn_scale=%08" PRIx32 "\n", float_bits(h->attn_scale));
@@ -55,32 +50,33 @@ static void add_hparams(sn_hasher *hasher, const sn_hparams *h, int window, int 
 }
 
 static void add_tensor(sn_hasher *hasher, sn_role role, const sn_model_tensor *tensor) {
-    add_line(hasher, "%s=%s %zu %zu\n", role_names[role], sn_dtype_name(tensor->dtype), tensor->rows, tensor->cols);
+    add_line(hasher, "%s=%s %zu %zu\n", sn_role_name(role), sn_dtype_name(tensor->dtype), tensor->rows, tensor->cols);
 }
 
-/* One that lies otherwise in the file, as if it did not. */
-static sn_status add_made(sn_hasher *hasher, const sn_model *model, const sn_model_tensor *tensor, sn_err *err) {
+/* Adds the bytes of a tensor that is not stored row by row, as if it were. */
+static sn_status add_contiguous(sn_hasher *hasher, const sn_model *model, const sn_model_tensor *tensor, sn_err *err) {
     const void *rows;
     void *copy;
     sn_status status = sn_model_contiguous(tensor, &rows, &copy, err);
     if (!status) sn_hasher_add(hasher, rows, tensor->bytes);
     free(copy);
-    sn_model_forget(model, tensor);
+    sn_model_release_pages(model, tensor);
     return status;
 }
 
-/* The bytes of one matrix or vector. */
-static sn_status add_piece(sn_hasher *hasher, const sn_model *model, sn_role role, int block, int piece, sn_err *err) {
+/* Adds one matrix or vector: its description and its bytes. */
+static sn_status add_matrix(sn_hasher *hasher, const sn_model *model, sn_role role, int block, int expert,
+                            sn_err *err) {
     sn_model_tensor tensor;
-    sn_status status = sn_model_find_piece(model, role, block, piece, &tensor, err);
+    sn_status status = sn_model_find_expert(model, role, block, expert, &tensor, err);
     if (status || !tensor.data) return status;
     add_tensor(hasher, role, &tensor);
-    if (tensor.col_step || tensor.scales) return add_made(hasher, model, &tensor, err);
+    if (tensor.col_step || tensor.scales) return add_contiguous(hasher, model, &tensor, err);
     for (size_t i = 0, bytes; i < sn_model_n_runs(&tensor); i++) {
         const void *run = sn_model_run(&tensor, i, &bytes);
         sn_hasher_add(hasher, run, bytes);
     }
-    sn_model_forget(model, &tensor);
+    sn_model_release_pages(model, &tensor);
     return SN_OK;
 }
 
@@ -91,15 +87,15 @@ sn_status sn_model_block_hash(const sn_model *model, int block, sn_hash *out, sn
     const sn_hparams *h = sn_model_hparams(model);
     if (block >= 0 && block < h->n_blocks) add_hparams(hasher, h, sn_window_of(h, block), sn_rope_of(h, block));
     for (int role = SN_ROLE_FIRST_OF_BLOCK; !status && role < SN_ROLE_COUNT; role++) {
-        for (int i = 0; !status && i < sn_role_pieces(h, (sn_role)role); i++)
-            status = add_piece(hasher, model, (sn_role)role, block, i, err);
+        for (int i = 0; !status && i < sn_role_n_matrices(h, (sn_role)role); i++)
+            status = add_matrix(hasher, model, (sn_role)role, block, i, err);
     }
     if (!status) *out = sn_hasher_end(hasher);
     sn_hasher_free(hasher);
     return status;
 }
 
-sn_status sn_model_make_id(const sn_model *model, sn_hash *out, sn_err *err) {
+sn_status sn_model_compute_id(const sn_model *model, sn_hash *out, sn_err *err) {
     const sn_hparams *h = sn_model_hparams(model);
     sn_model_tensor tensor;
     sn_hasher *hasher = sn_hasher_new();
@@ -111,9 +107,9 @@ sn_status sn_model_make_id(const sn_model *model, sn_hash *out, sn_err *err) {
     for (int block = 0; block < h->n_blocks; block++) {
         if (sn_window_of(h, block) != h->window || sn_rope_of(h, block)) add_line(hasher, "%d looks_back\n", block);
         for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++) {
-            for (int i = 0; i < sn_role_pieces(h, (sn_role)role); i++) {
-                if (sn_model_find_piece(model, (sn_role)role, block, i, &tensor, NULL))
-                    add_line(hasher, "%d %s absent\n", block, role_names[role]);
+            for (int i = 0; i < sn_role_n_matrices(h, (sn_role)role); i++) {
+                if (sn_model_find_expert(model, (sn_role)role, block, i, &tensor, NULL))
+                    add_line(hasher, "%d %s absent\n", block, sn_role_name((sn_role)role));
                 if (!tensor.data) continue;
                 add_line(hasher, "%d ", block);
                 add_tensor(hasher, (sn_role)role, &tensor);

@@ -1,14 +1,18 @@
-/* Both containers are brought to one list of tensors, sorted by name; then each role of each block is bound to its
- * entry, once, with its shape checked. A tensor that no role takes would be mathematics left out: it is refused. */
+/* Opening a model: both containers are listed as one array of tensors, sorted by name (`entries`). Then every role of
+ * every block is bound to the entry that the family's naming gives it, and the entry's shape is checked (bind_roles).
+ * Several roles may be parts of one entry; tensor_view.c says which rows of it a role is. A tensor of the files that no
+ * role uses would be mathematics that is left out, so the model is refused.
+ *
+ * Looking up a tensor (sn_model_find_expert) then takes the bound entry and narrows it to the role's part. */
 #include "model/model.h"
 
 #include "base/mem.h"
 #include "base/text.h"
 #include "model/config.h"
 #include "model/identity.h"
-#include "model/map.h"
+#include "model/mapped_file.h"
 #include "model/safetensors.h"
-#include "model/view.h"
+#include "model/tensor_view.h"
 
 #include <errno.h>
 #include <math.h>
@@ -29,7 +33,7 @@ typedef struct entry {
 } entry;
 
 struct sn_model {
-    sn_gguf *gguf; /* one of the two */
+    sn_gguf *gguf; /* of the two containers one is open, the other NULL */
     sn_safetensors *safetensors;
     sn_container container;
     char container_name[16];
@@ -37,7 +41,7 @@ struct sn_model {
     const sn_family *family;
     entry *entries; /* [n_entries], sorted by name */
     size_t n_entries;
-    const entry **roles; /* slot_of each; the client's roles are in block 0; NULL: not in the files */
+    const entry **roles; /* indexed by slot_of; roles that belong to no block are in block 0; NULL: not in the files */
     sn_hash id;
     float slopes[SN_HEADS_MAX]; /* SN_ROLE_ATTN_SLOPES */
 };
@@ -48,7 +52,7 @@ static int compare_entries(const void *a, const void *b) {
     return strcmp(((const entry *)a)->name, ((const entry *)b)->name);
 }
 
-static void be_one_group(sn_model_tensor *t) { t->group_rows = t->group_stride = t->rows == 1 ? t->cols : t->rows; }
+static void set_single_group(sn_model_tensor *t) { t->group_rows = t->group_stride = t->rows == 1 ? t->cols : t->rows; }
 
 static sn_status list_gguf(sn_model *m, sn_err *err) {
     m->n_entries = sn_gguf_n_tensors(m->gguf);
@@ -62,7 +66,7 @@ static sn_status list_gguf(sn_model *m, sn_err *err) {
                                            .cols = t->dims[0],
                                            .data = t->data,
                                            .bytes = t->bytes}};
-        be_one_group(&m->entries[i].tensor);
+        set_single_group(&m->entries[i].tensor);
     }
     return status;
 }
@@ -80,7 +84,7 @@ static sn_status list_safetensors(sn_model *m, sn_err *err) {
                                            .cols = cols,
                                            .data = t->data,
                                            .bytes = t->bytes}};
-        be_one_group(&m->entries[i].tensor);
+        set_single_group(&m->entries[i].tensor);
     }
     return status;
 }
@@ -93,8 +97,17 @@ static entry *find_entry(const sn_model *m, const char *name) {
 
 /* ---- roles ---- */
 
-/* rows == 1 for a vector. */
-static void role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
+const char *sn_role_name(sn_role role) {
+    static const char *const names[] = {
+#define X(name) #name,
+        SN_ROLES(X)
+#undef X
+    };
+    return names[role];
+}
+
+/* Every role is named, so that the compiler reports a forgotten one. */
+void sn_role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
     size_t embd = (size_t)h->n_embd, ff = (size_t)h->n_ff, head = (size_t)h->head_dim;
     size_t q = (size_t)h->n_heads * head, kv = (size_t)h->n_kv_heads * head;
     *rows = 1;
@@ -130,10 +143,8 @@ static void role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *
         break;
     case SN_ROLE_EXPERTS_GATE_BIAS:
     case SN_ROLE_EXPERTS_UP_BIAS:
-        *cols = (size_t)h->n_experts * ff;
-        break;
     case SN_ROLE_EXPERTS_DOWN_BIAS:
-        *cols = (size_t)h->n_experts * embd;
+        *cols = (size_t)h->n_experts * (role == SN_ROLE_EXPERTS_DOWN_BIAS ? embd : ff);
         break;
     case SN_ROLE_FFN_UP_BIAS:
         *cols = ff;
@@ -157,8 +168,20 @@ static void role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *
     case SN_ROLE_FFN_DOWN:
         *rows = embd, *cols = ff;
         break;
-    default: /* (n_embd) */
-        break;
+    case SN_ROLE_EMBED_NORM:
+    case SN_ROLE_EMBED_NORM_BIAS:
+    case SN_ROLE_OUTPUT_NORM:
+    case SN_ROLE_OUTPUT_NORM_BIAS:
+    case SN_ROLE_ATTN_NORM:
+    case SN_ROLE_ATTN_NORM_BIAS:
+    case SN_ROLE_ATTN_O_BIAS:
+    case SN_ROLE_ATTN_POST_NORM:
+    case SN_ROLE_FFN_NORM:
+    case SN_ROLE_FFN_NORM_BIAS:
+    case SN_ROLE_FFN_DOWN_BIAS:
+    case SN_ROLE_FFN_POST_NORM:
+    case SN_ROLE_COUNT: /* no role */
+        break;          /* (1, n_embd) */
     }
 }
 
@@ -200,54 +223,58 @@ bool sn_role_is_vector(sn_role role) {
     return vector;
 }
 
-/* A block's roles stand side by side, behind them the further matrices of those that have several. */
+/* A block has one slot for each role, then the slots of experts 1 and up for the roles that have several matrices. */
 static size_t slots_per_block(const sn_hparams *h) {
     size_t further = h->n_experts > 1 ? (size_t)h->n_experts - 1 : 0;
     return SN_ROLE_COUNT + (SN_ROLE_EXPERTS_DOWN - SN_ROLE_EXPERTS_GATE + 1) * further;
 }
 
-static const entry **slot_of(const sn_model *m, sn_role role, int block, int piece) {
-    size_t slot = piece ? SN_ROLE_COUNT + (size_t)(role - SN_ROLE_EXPERTS_GATE) * (size_t)(m->hparams.n_experts - 1) +
-                              (size_t)(piece - 1)
-                        : (size_t)role;
+static const entry **slot_of(const sn_model *m, sn_role role, int block, int expert) {
+    size_t slot = expert ? SN_ROLE_COUNT + (size_t)(role - SN_ROLE_EXPERTS_GATE) * (size_t)(m->hparams.n_experts - 1) +
+                               (size_t)(expert - 1)
+                         : (size_t)role;
     return &m->roles[(size_t)block * slots_per_block(&m->hparams) + slot];
 }
 
-/* Where a matrix of the role lies in its tensor. *own: its rows; of a vector its elements. */
-static sn_view view_of(const sn_model *m, const entry *e, sn_role role, int piece, size_t *own) {
+/* Where a matrix of the role lies in its entry. *own: its rows; of a vector its elements. */
+static sn_tensor_view view_of(const sn_model *m, const entry *e, sn_role role, int expert, size_t *own) {
     size_t rows, cols;
-    role_shape(&m->hparams, role, &rows, &cols);
+    sn_role_shape(&m->hparams, role, &rows, &cols);
     *own = sn_role_is_vector(role) ? cols : rows;
-    const sn_naming *naming = m->family->naming[m->container];
-    if (sn_family_stacks(m->family, m->container, role))
-        return sn_view_of_experts(naming, role, e->tensor.scales, rows, cols, (size_t)piece, (size_t)m->hparams.n_experts);
-    return sn_view_of(naming, &m->hparams, role, *own);
+    const sn_tensor_naming *naming = m->family->naming[m->container];
+    if (sn_family_stacks_experts(m->family, m->container, role))
+        return sn_tensor_view_of_expert(naming, role, e->tensor.scales, rows, cols, (size_t)expert,
+                                        (size_t)m->hparams.n_experts);
+    return sn_tensor_view_of(naming, &m->hparams, role, *own);
 }
 
 static bool is_plain_float(sn_dtype dtype) { return dtype == SN_F32 || dtype == SN_F16 || dtype == SN_BF16; }
 
-static bool is_of_experts(sn_role role) { return role >= SN_ROLE_EXPERTS_GATE_BIAS && role <= SN_ROLE_EXPERTS_DOWN_BIAS; }
+static bool is_experts_bias(sn_role role) {
+    return role >= SN_ROLE_EXPERTS_GATE_BIAS && role <= SN_ROLE_EXPERTS_DOWN_BIAS;
+}
 
 static sn_status check_entry(const sn_model *m, const entry *e, sn_role role, sn_err *err) {
     size_t rows, cols, own;
     bool vector = sn_role_is_vector(role);
-    int n_dims = sn_family_stacks(m->family, m->container, role) ? 3 : vector && !is_of_experts(role) ? 1 : 2;
+    int n_dims = sn_family_stacks_experts(m->family, m->container, role) ? 3 : vector && !is_experts_bias(role) ? 1 : 2;
     sn_dtype dtype = e->tensor.dtype;
-    const sn_view view = view_of(m, e, role, 0, &own);
-    role_shape(&m->hparams, role, &rows, &cols);
+    const sn_tensor_view view = view_of(m, e, role, 0, &own);
+    sn_role_shape(&m->hparams, role, &rows, &cols);
     *(vector ? &cols : &rows) = view.whole;
     if (view.col_step) cols = view.col_step;
-    if (is_of_experts(role)) rows = (size_t)m->hparams.n_experts, cols /= rows; /* a row for each expert */
+    if (is_experts_bias(role)) rows = (size_t)m->hparams.n_experts, cols /= rows; /* one row for each expert */
     if (e->n_dims != n_dims || e->tensor.rows != rows || e->tensor.cols != cols)
         return sn_fail(err, SN_REFUSED,
                        "tensor '%s' has %d dimensions, (%zu, %zu), where the hyperparameters ask for (%zu, %zu)",
                        e->name, e->n_dims, e->tensor.rows, e->tensor.cols, rows, cols);
-    if (dtype == SN_DTYPE_COUNT || dtype == SN_I32 || dtype == SN_I64 || ((vector || view.col_step) && !is_plain_float(dtype)))
+    if (dtype == SN_DTYPE_COUNT || dtype == SN_I32 || dtype == SN_I64 ||
+        ((vector || view.col_step) && !is_plain_float(dtype)))
         return sn_fail(err, SN_REFUSED, "tensor '%s' is of a type that its part of the model cannot have", e->name);
     return SN_OK;
 }
 
-/* Files of the bare model leave out what names of the whole one begin with. */
+/* The entry of the name, or of the name without the prefix that files of the model without its LM head leave out. */
 static entry *find_named(const sn_model *m, const char *name) {
     const char *base = m->family->naming[m->container]->base;
     size_t len = base ? strlen(base) : 0;
@@ -255,7 +282,7 @@ static entry *find_named(const sn_model *m, const char *name) {
     return found || !len || strncmp(name, base, len) ? found : find_entry(m, name + len);
 }
 
-/* MXFP4 in two tensors, whose names go on behind this one's: becomes one. *out: NULL where one is not there. */
+/* Joins MXFP4 in two tensors, NAME_blocks and NAME_scales, to one entry. *out: NULL where one of them is missing. */
 static sn_status find_packed(const sn_model *m, const char *name, entry **out, sn_err *err) {
     char full[2][SN_TENSOR_NAME_MAX + 8];
     snprintf(full[0], sizeof full[0], "%s_blocks", name);
@@ -266,31 +293,40 @@ static sn_status find_packed(const sn_model *m, const char *name, entry **out, s
     if (scales) scales->used = true;
     if (!blocks || !scales) return SN_OK;
     *out = blocks;
-    if (blocks->tensor.scales) return SN_OK; /* another role has asked */
-    const sn_safetensors_tensor *b = sn_safetensors_find(m->safetensors, full[0]), *s = sn_safetensors_find(m->safetensors, full[1]);
-    bool fits = b->n_dims == 4 && s->n_dims == 3 && b->dims[3] == 16 && !memcmp(b->dims, s->dims, 3 * sizeof *s->dims) &&
-                !strcmp(b->type, "U8") && !strcmp(s->type, "U8") && s->elements;
+    if (blocks->tensor.scales) return SN_OK; /* joined already, for another role */
+    const sn_safetensors_tensor *b = sn_safetensors_find(m->safetensors, full[0]),
+                                *s = sn_safetensors_find(m->safetensors, full[1]);
+    bool fits = b->n_dims == 4 && s->n_dims == 3 && b->dims[3] == 16 &&
+                !memcmp(b->dims, s->dims, 3 * sizeof *s->dims) && !strcmp(b->type, "U8") && !strcmp(s->type, "U8") &&
+                s->elements;
     if (!fits)
-        return sn_fail(err, SN_REFUSED, "tensors '%s' and '%s' are not MXFP4: bytes (experts, rows, blocks, 16) and (experts, rows, "
-                                        "blocks)", full[0], full[1]);
+        return sn_fail(err, SN_REFUSED,
+                       "tensors '%s' and '%s' are not MXFP4: bytes (experts, rows, blocks, 16) and (experts, rows, "
+                       "blocks)",
+                       full[0], full[1]);
     blocks->n_dims = 3;
-    blocks->tensor = (sn_model_tensor){.dtype = SN_MXFP4, .rows = s->dims[0] * s->dims[1], .cols = s->dims[2] * 32,
-                                       .data = b->data, .scales = s->data, .bytes = s->elements * 17};
-    be_one_group(&blocks->tensor);
+    blocks->tensor = (sn_model_tensor){.dtype = SN_MXFP4,
+                                       .rows = s->dims[0] * s->dims[1],
+                                       .cols = s->dims[2] * 32,
+                                       .data = b->data,
+                                       .scales = s->data,
+                                       .bytes = s->elements * 17};
+    set_single_group(&blocks->tensor);
     return SN_OK;
 }
 
-static sn_status bind_role(sn_model *m, sn_role role, int block, int piece, sn_err *err) {
+static sn_status bind_role(sn_model *m, sn_role role, int block, int expert, sn_err *err) {
     char name[SN_TENSOR_NAME_MAX];
-    const entry **slot = slot_of(m, role, block, piece);
+    const entry **slot = slot_of(m, role, block, expert);
     if (!sn_family_has_role(m->family, &m->hparams, role)) return SN_OK;
-    if (!sn_family_tensor_name(m->family, m->container, role, block, piece, name)) return SN_OK;
+    if (!sn_family_tensor_name(m->family, m->container, role, block, expert, name)) return SN_OK;
     entry *own = find_named(m, name);
     sn_status status = SN_OK;
-    if (!own && m->family->naming[m->container]->experts_turned) status = find_packed(m, name, &own, err);
+    if (!own && m->family->naming[m->container]->experts_transposed) status = find_packed(m, name, &own, err);
     if (status) return status;
     if (own) own->used = true;
-    if (role == SN_ROLE_OUTPUT && m->hparams.tied_output) { /* one in the file is a copy: the reference ties it too */
+    if (role == SN_ROLE_OUTPUT &&
+        m->hparams.tied_output) { /* a tensor in the file is a copy; the reference ties it, too */
         *slot = m->roles[SN_ROLE_TOKEN_EMBEDDING];
         return SN_OK;
     }
@@ -300,43 +336,52 @@ static sn_status bind_role(sn_model *m, sn_role role, int block, int piece, sn_e
 
 static sn_status bind_roles(sn_model *m, sn_err *err) {
     if (m->n_entries) qsort(m->entries, m->n_entries, sizeof *m->entries, compare_entries);
-    sn_status status = sn_calloc(&m->roles, (size_t)m->hparams.n_blocks * slots_per_block(&m->hparams), sizeof *m->roles,
-                                 err);
+    sn_status status =
+        sn_calloc(&m->roles, (size_t)m->hparams.n_blocks * slots_per_block(&m->hparams), sizeof *m->roles, err);
     for (int block = 0; !status && block < m->hparams.n_blocks; block++)
         for (int role = block ? SN_ROLE_FIRST_OF_BLOCK : 0; !status && role < SN_ROLE_COUNT; role++)
-            for (int i = 0; !status && i < sn_role_pieces(&m->hparams, (sn_role)role); i++)
+            for (int i = 0; !status && i < sn_role_n_matrices(&m->hparams, (sn_role)role); i++)
                 status = bind_role(m, (sn_role)role, block, i, err);
-    for (size_t i = 0; i < m->n_entries; i++) m->entries[i].tensor.tie = i + 1; /* in the order of their names */
+    for (size_t i = 0; i < m->n_entries; i++) m->entries[i].tensor.tie = i + 1;
     for (size_t i = 0; !status && i < m->n_entries; i++)
         if (!m->entries[i].used && !sn_family_ignores(m->entries[i].name))
             status = sn_fail(err, SN_REFUSED,
-                             "tensor '%s' has no part in a %s model of %d blocks as this program knows it; "
-                             "leaving it out would give wrong numbers",
+                             "tensor '%s' has no part in a %s model of %d blocks as it is known here; "
+                             "without it the results would be wrong",
                              m->entries[i].name, m->family->name, m->hparams.n_blocks);
     return status;
 }
 
-/* ALiBi (Press et al. 2021): head i of n, a power of two, has the slope 2^(-8 (i + 1) / n). The heads beyond a power of two have
- * every other one of twice as many. By roots and products, which are the same everywhere. */
+/* ALiBi (Press et al. 2021): of n heads, n a power of two, head i has the slope 2^(-8 (i + 1) / n). If n is no power of
+ * two, the heads beyond the largest one below n have every other slope of twice as many heads. Only square roots and
+ * products are used, because they give the same bits on every machine. */
 static void fill_slopes(float *slopes, int n) {
-    int most = 1;
-    double root = 0x1p-8, slope;
-    for (; 2 * most <= n; most *= 2) root = sqrt(root);
-    slope = root;
-    for (int i = 0; i < most; i++, slope *= root) slopes[i] = (float)slope;
+    int power = 1; /* the largest power of two up to n */
+    double root = 0x1p-8, slope = 1;
+    for (; 2 * power <= n; power *= 2) root = sqrt(root);
+    for (int i = 0; i < power; i++) slopes[i] = (float)(slope *= root);
     slope = root = sqrt(root);
-    for (int i = most; i < n; i++, slope *= root * root) slopes[i] = (float)slope;
+    for (int i = power; i < n; i++) {
+        slopes[i] = (float)slope;
+        slope *= root * root;
+    }
 }
 
-static sn_model_tensor slopes_of(const sn_model *m) {
+static sn_model_tensor alibi_slopes(const sn_model *m) {
     size_t n = (size_t)m->hparams.n_heads;
-    return (sn_model_tensor){.dtype = SN_F32, .rows = 1, .cols = n, .data = m->slopes, .bytes = n * sizeof *m->slopes,
-                             .group_rows = n, .group_stride = n, .tie = m->n_entries + 1};
+    return (sn_model_tensor){.dtype = SN_F32,
+                             .rows = 1,
+                             .cols = n,
+                             .data = m->slopes,
+                             .bytes = n * sizeof *m->slopes,
+                             .group_rows = n,
+                             .group_stride = n,
+                             .tie = m->n_entries + 1};
 }
 
 /* ---- open ---- */
 
-/* The last part of the path, without ".gguf". */
+/* Names the model by the last part of its path, without ".gguf". */
 static void name_by_path(sn_hparams *hparams, const char *path) {
     size_t end = strlen(path);
     while (end > 1 && path[end - 1] == '/') end--;
@@ -359,11 +404,11 @@ static sn_status open_gguf(sn_model *m, const char *path, sn_err *err) {
 }
 
 static sn_status open_folder(sn_model *m, const char *folder, sn_err *err) {
-    char path[SN_MAP_PATH_MAX];
+    char path[SN_MAPPED_FILE_PATH_MAX];
     sn_buf text = {0};
     if (snprintf(path, sizeof path, "%s/config.json", folder) >= (int)sizeof path)
         return sn_fail(err, SN_REFUSED, "the path of the folder is too long");
-    if (access(path, F_OK)) return sn_fail(err, SN_REFUSED, "%s is no model: it holds no config.json", folder);
+    if (access(path, F_OK)) return sn_fail(err, SN_REFUSED, "%s is no model: it has no config.json", folder);
     sn_status status = sn_read_file(path, CONFIG_MAX, &text, err);
     if (status) return status;
     status = sn_config_from_json((const char *)text.data, text.len, &m->hparams, &m->family, err);
@@ -400,7 +445,7 @@ sn_status sn_model_open(const char *path, sn_model **out, sn_err *err) {
     sn_status status = sn_calloc(&m, 1, sizeof *m, err);
     if (!status) status = open_path(m, path, err);
     if (!status) fill_slopes(m->slopes, m->hparams.n_heads);
-    if (!status) status = sn_model_make_id(m, &m->id, err);
+    if (!status) status = sn_model_compute_id(m, &m->id, err);
     if (status) {
         sn_model_close(&m);
         return status;
@@ -426,57 +471,59 @@ void sn_model_close(sn_model **model) {
 const sn_hparams *sn_model_hparams(const sn_model *model) { return &model->hparams; }
 
 sn_status sn_model_find(const sn_model *model, sn_role role, int block, sn_model_tensor *out, sn_err *err) {
-    return sn_model_find_piece(model, role, block, 0, out, err);
+    return sn_model_find_expert(model, role, block, 0, out, err);
 }
 
-sn_status sn_model_find_piece(const sn_model *model, sn_role role, int block, int piece, sn_model_tensor *out, sn_err *err) {
+sn_status sn_model_find_expert(const sn_model *model, sn_role role, int block, int expert, sn_model_tensor *out,
+                               sn_err *err) {
     char name[SN_TENSOR_NAME_MAX];
     *out = (sn_model_tensor){0};
     if (role < SN_ROLE_FIRST_OF_BLOCK) block = 0;
     if (block < 0 || block >= model->hparams.n_blocks)
         return sn_fail(err, SN_REFUSED, "the model has blocks 0 to %d, and none of number %d",
                        model->hparams.n_blocks - 1, block);
-    if (role == SN_ROLE_ATTN_SLOPES && model->hparams.alibi) *out = slopes_of(model);
+    if (role == SN_ROLE_ATTN_SLOPES && model->hparams.alibi) *out = alibi_slopes(model);
     if (!sn_family_has_role(model->family, &model->hparams, role) ||
-        !sn_family_tensor_name(model->family, model->container, role, block, piece, name))
+        !sn_family_tensor_name(model->family, model->container, role, block, expert, name))
         return SN_OK;
-    if (piece < 0 || piece >= sn_role_pieces(&model->hparams, role))
-        return sn_fail(err, SN_REFUSED, "the model has no expert of number %d", piece);
-    const entry *found = *slot_of(model, role, block, piece);
+    if (expert < 0 || expert >= sn_role_n_matrices(&model->hparams, role))
+        return sn_fail(err, SN_REFUSED, "the model has no expert of number %d", expert);
+    const entry *found = *slot_of(model, role, block, expert);
     if (!found) return sn_fail(err, SN_REFUSED, "tensor '%s' is not in the model's files", name);
     size_t own;
-    sn_view view = view_of(model, found, role, piece, &own);
+    sn_tensor_view view = view_of(model, found, role, expert, &own);
     *out = found->tensor;
-    if (is_of_experts(role)) {
+    if (is_experts_bias(role)) {
         out->cols *= out->rows, out->rows = 1;
-        be_one_group(out);
+        set_single_group(out);
     }
-    sn_view_narrow(&view, role, own, out);
-    out->tie |= (uint64_t)piece << 32; /* of those in one tensor; harmless where each has its own */
+    sn_tensor_view_narrow(&view, role, own, out);
+    out->tie |= (uint64_t)expert << 32; /* tells experts in one tensor apart */
     return SN_OK;
 }
 
 bool sn_model_has_block(const sn_model *model, int block) {
     sn_model_tensor tensor;
     for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++)
-        for (int i = 0; i < sn_role_pieces(&model->hparams, (sn_role)role); i++)
-            if (sn_model_find_piece(model, (sn_role)role, block, i, &tensor, NULL)) return false;
+        for (int i = 0; i < sn_role_n_matrices(&model->hparams, (sn_role)role); i++)
+            if (sn_model_find_expert(model, (sn_role)role, block, i, &tensor, NULL)) return false;
     return true;
 }
 
-/* Pages at the ends are shared with the neighbours: left alone. */
-static void forget_bytes(const void *first, const void *end) {
+/* Releases the whole pages; those at the two ends are shared with other tensors. */
+static void release_pages_of(const void *first, const void *end) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     uintptr_t from = sn_round_up((uintptr_t)first, page), to = (uintptr_t)end / page * page;
     if (from < to) madvise((void *)from, to - from, MADV_DONTNEED);
 }
 
-void sn_model_forget(const sn_model *model, const sn_model_tensor *tensor) {
+void sn_model_release_pages(const sn_model *model, const sn_model_tensor *tensor) {
     if (!tensor->data || tensor->data == model->slopes) return;
     size_t bytes, n = sn_model_n_runs(tensor);
     const char *last = sn_model_run(tensor, n - 1, &bytes);
-    forget_bytes(tensor->data, last + bytes); /* what lies between the runs goes, too: it can be read again */
-    if (tensor->scales) forget_bytes(tensor->scales, (const char *)tensor->scales + tensor->rows * (tensor->cols / 32));
+    release_pages_of(tensor->data, last + bytes); /* with what lies between the runs, which can be read again */
+    if (tensor->scales)
+        release_pages_of(tensor->scales, (const char *)tensor->scales + tensor->rows * (tensor->cols / 32));
 }
 
 sn_hash sn_model_id(const sn_model *model) { return model->id; }

@@ -1,8 +1,13 @@
-/* An opened model: hyperparameters, and where each tensor lies in its files. Immutable once open; any thread may read.
+/* An opened model: its hyperparameters, and where each of its tensors lies in the files.
  *
- * Opening reads headers only. Tensor data is a memory-mapped view: touching it reads it from the file, so a node that
- * asks for the tensors of its own blocks reads nothing else. Two containers: GGUF v2/v3 (one file) and a Hugging Face
- * folder (config.json beside model.safetensors, or shards named by model.safetensors.index.json). */
+ * Central types: sn_model, immutable once open, read by any thread; sn_hparams, the hyperparameters; sn_role, what a
+ * tensor does in the model; sn_model_tensor, a view of a tensor in a file. Opening reads headers only. Tensor data is
+ * mapped into memory: it is read from the file when it is touched, so a node that loads its own blocks reads nothing
+ * else. Views belong to the model and are valid until sn_model_close.
+ *
+ * Two containers: GGUF v2/v3 (one file), and a Hugging Face folder (config.json with model.safetensors, or with shards
+ * that model.safetensors.index.json lists). Files come from outside: everything is checked, and SN_REFUSED says in a
+ * sentence what is wrong. */
 #ifndef SN_MODEL_MODEL_H
 #define SN_MODEL_MODEL_H
 
@@ -13,46 +18,45 @@
 #include <stdbool.h>
 
 /* What a tensor does in the model, whatever its file calls it. Shapes are (rows, cols) = (outputs, inputs), or (width).
- */
-/*     role           shape                         present when */
+ *     role             shape                            present if */
 #define SN_ROLES(X)                                                                                                    \
-    X(TOKEN_EMBEDDING) /* (n_vocab, n_embd)              always                          */                            \
-    X(EMBED_NORM)      /* (n_embd)                       the family norms embeddings     */                            \
-    X(EMBED_NORM_BIAS) /* (n_embd)                       likewise, layer_norm            */                            \
-    X(OUTPUT_NORM)     /* (n_embd)                       always                          */                            \
-    X(OUTPUT_NORM_BIAS) /* (n_embd)                      layer_norm                      */                            \
-    X(OUTPUT)          /* (n_vocab, n_embd)              always: the embedding when tied */                            \
-    X(ATTN_NORM)       /* (n_embd)                       unless it is ATTN_POST_NORM only */                           \
-    X(ATTN_NORM_BIAS)  /* (n_embd)                       layer_norm                      */                            \
-    X(ATTN_Q)          /* (n_heads * head_dim, n_embd)                                   */                            \
-    X(ATTN_K)          /* (n_kv_heads * head_dim, n_embd)                                */                            \
-    X(ATTN_V)          /* (n_kv_heads * head_dim, n_embd)                                */                            \
-    X(ATTN_O)          /* (n_embd, n_heads * head_dim)                                   */                            \
-    X(ATTN_Q_BIAS)     /* (n_heads * head_dim)           qkv_bias                        */                            \
-    X(ATTN_K_BIAS)     /* (n_kv_heads * head_dim)        qkv_bias                        */                            \
-    X(ATTN_V_BIAS)     /* (n_kv_heads * head_dim)        qkv_bias                        */                            \
-    X(ATTN_O_BIAS)     /* (n_embd)                       o_bias                          */                            \
-    X(ATTN_SLOPES)     /* (n_heads)                      alibi; in no file: made here    */                            \
-    X(ATTN_SINKS)      /* (n_heads)                      the family's softmax has sinks  */                            \
-    X(ATTN_Q_NORM)     /* (head_dim), qk_norm_wide: (n_heads * head_dim)       qk_norm   */                            \
-    X(ATTN_K_NORM)     /* (head_dim), qk_norm_wide: (n_kv_heads * head_dim)    qk_norm   */                            \
-    X(ATTN_POST_NORM)  /* (n_embd)                       post_norm: of what attention adds */                          \
-    X(FFN_NORM)        /* (n_embd)                       unless it is FFN_POST_NORM only */                            \
-    X(FFN_NORM_BIAS)   /* (n_embd)                       layer_norm                      */                            \
-    X(FFN_GATE)        /* (n_ff, n_embd)                 the family has gates            */                            \
-    X(FFN_UP)          /* (n_ff, n_embd)                                                 */                            \
-    X(FFN_DOWN)        /* (n_embd, n_ff)                                                 */                            \
-    X(FFN_UP_BIAS)     /* (n_ff)                         linear_bias                     */                            \
-    X(FFN_DOWN_BIAS)   /* (n_embd)                       linear_bias                     */                            \
-    X(FFN_POST_NORM)   /* (n_embd)                       post_norm: of what the feed-forward adds */                      \
-    X(ROUTER)          /* (n_experts, n_embd)            n_experts: then these four in place of the three FFN_ */         \
-    X(EXPERTS_GATE)    /* (n_ff, n_embd)                 of each expert: sn_role_pieces */                                \
-    X(EXPERTS_UP)      /* (n_ff, n_embd)                 likewise                        */                               \
-    X(EXPERTS_DOWN)    /* (n_embd, n_ff)                 likewise                        */                               \
-    X(ROUTER_BIAS)     /* (n_experts)                    the family's experts have biases, these four */                    \
-    X(EXPERTS_GATE_BIAS) /* (n_experts * n_ff)           of all experts, one behind the other */                            \
-    X(EXPERTS_UP_BIAS) /* (n_experts * n_ff)             likewise                        */                               \
-    X(EXPERTS_DOWN_BIAS) /* (n_experts * n_embd)         likewise                        */
+    X(TOKEN_EMBEDDING)   /* (n_vocab, n_embd)                 always */                                                \
+    X(EMBED_NORM)        /* (n_embd)                          the family norms embeddings */                           \
+    X(EMBED_NORM_BIAS)   /* (n_embd)                          likewise, layer_norm */                                  \
+    X(OUTPUT_NORM)       /* (n_embd)                          always */                                                \
+    X(OUTPUT_NORM_BIAS)  /* (n_embd)                          layer_norm */                                            \
+    X(OUTPUT)            /* (n_vocab, n_embd)                 always; the embedding if tied */                         \
+    X(ATTN_NORM)         /* (n_embd)                          unless the family has only ATTN_POST_NORM */             \
+    X(ATTN_NORM_BIAS)    /* (n_embd)                          layer_norm */                                            \
+    X(ATTN_Q)            /* (n_heads * head_dim, n_embd) */                                                            \
+    X(ATTN_K)            /* (n_kv_heads * head_dim, n_embd) */                                                         \
+    X(ATTN_V)            /* (n_kv_heads * head_dim, n_embd) */                                                         \
+    X(ATTN_O)            /* (n_embd, n_heads * head_dim) */                                                            \
+    X(ATTN_Q_BIAS)       /* (n_heads * head_dim)              qkv_bias */                                              \
+    X(ATTN_K_BIAS)       /* (n_kv_heads * head_dim)           qkv_bias */                                              \
+    X(ATTN_V_BIAS)       /* (n_kv_heads * head_dim)           qkv_bias */                                              \
+    X(ATTN_O_BIAS)       /* (n_embd)                          o_bias */                                                \
+    X(ATTN_SLOPES)       /* (n_heads)                         alibi; computed, in no file */                           \
+    X(ATTN_SINKS)        /* (n_heads)                         the family has attention sinks */                        \
+    X(ATTN_Q_NORM)       /* (head_dim), qk_norm_wide: (n_heads * head_dim)    qk_norm */                               \
+    X(ATTN_K_NORM)       /* (head_dim), qk_norm_wide: (n_kv_heads * head_dim)    qk_norm */                            \
+    X(ATTN_POST_NORM)    /* (n_embd)                          post_norm: of the output of attention */                 \
+    X(FFN_NORM)          /* (n_embd)                          unless the family has only FFN_POST_NORM */              \
+    X(FFN_NORM_BIAS)     /* (n_embd)                          layer_norm */                                            \
+    X(FFN_GATE)          /* (n_ff, n_embd)                    the family has gates */                                  \
+    X(FFN_UP)            /* (n_ff, n_embd) */                                                                          \
+    X(FFN_DOWN)          /* (n_embd, n_ff) */                                                                          \
+    X(FFN_UP_BIAS)       /* (n_ff)                            linear_bias */                                           \
+    X(FFN_DOWN_BIAS)     /* (n_embd)                          linear_bias */                                           \
+    X(FFN_POST_NORM)     /* (n_embd)                          post_norm: of the output of the feed-forward */          \
+    X(ROUTER)            /* (n_experts, n_embd)               n_experts: these four instead of the three FFN_ */       \
+    X(EXPERTS_GATE)      /* (n_ff, n_embd)                    of each expert: sn_role_n_matrices */                    \
+    X(EXPERTS_UP)        /* (n_ff, n_embd)                    likewise */                                              \
+    X(EXPERTS_DOWN)      /* (n_embd, n_ff)                    likewise */                                              \
+    X(ROUTER_BIAS)       /* (n_experts)                       the family's experts have biases: these four */          \
+    X(EXPERTS_GATE_BIAS) /* (n_experts * n_ff)                of all experts, one after the other */                   \
+    X(EXPERTS_UP_BIAS)   /* (n_experts * n_ff)                likewise */                                              \
+    X(EXPERTS_DOWN_BIAS) /* (n_experts * n_embd)              likewise */
 
 typedef enum sn_role {
 #define X(name) SN_ROLE_##name,
@@ -62,14 +66,16 @@ typedef enum sn_role {
     SN_ROLE_FIRST_OF_BLOCK = SN_ROLE_ATTN_NORM, /* roles from here on belong to a block, those before to the client */
 } sn_role;
 
-/* Whether the role is a norm, a bias or a number for each head: one row, used as float32. */
+/* Whether the role is one row that is used as float32: a norm, a bias, or a number for each head. */
 bool sn_role_is_vector(sn_role role);
-bool sn_role_is_norm(sn_role role); /* the factors of a norm */
-sn_role sn_role_bias(sn_role role); /* of a norm or a matrix; SN_ROLE_COUNT: that has none in any family */
+bool sn_role_is_norm(sn_role role);     /* the factors of a norm */
+const char *sn_role_name(sn_role role); /* "ATTN_Q", static */
+sn_role sn_role_bias(sn_role role);     /* the bias of a norm or matrix; SN_ROLE_COUNT: no family has one */
 
+/* Which dimensions of a head a rope rotates as a pair. */
 typedef enum sn_rope_style {
-    SN_ROPE_PAIRS,  /* rotates (0,1), (2,3), ...: GGUF files of the llama architecture, whose Q and K are permuted so */
-    SN_ROPE_HALVES, /* rotates (0,d/2), (1,d/2+1), ...: everything else (GPT-NeoX style) */
+    SN_ROPE_INTERLEAVED, /* (0,1), (2,3), ...: GGUF files of the llama architecture, whose Q and K are permuted so */
+    SN_ROPE_NEOX,        /* (0,d/2), (1,d/2+1), ...: all others (GPT-NeoX style) */
 } sn_rope_style;
 
 enum {
@@ -84,110 +90,113 @@ enum {
 };
 
 typedef struct sn_hparams {
-    char family[SN_FAMILY_NAME_SIZE]; /* as family.c names it: "llama", "qwen2", ... */
-    char name[SN_MODEL_NAME_SIZE];    /* what the file says of itself, else the file's name: for people only */
+    char family[SN_FAMILY_NAME_SIZE]; /* a name of family.c: "llama", "qwen2", ... */
+    char name[SN_MODEL_NAME_SIZE];    /* for display: the name in the file, else the name of the file */
     int n_blocks, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab;
-    int n_ctx; /* longest context the model was made for */
+    int n_ctx; /* the longest context that the model was trained for, tokens */
     float norm_eps;
-    int window; /* sliding window: a token sees itself and window-1 before it; 0: all */
-    bool looks_back[SN_BLOCKS_MAX]; /* blocks that see everything before, whatever the window */
-    int n_experts, n_experts_used; /* of a mixture: n_ff is one expert's. 0: there is none */
-    bool experts_over_all;         /* the chosen ones' weights are shares of all experts', not of the chosen ones' */
-    bool qkv_bias, tied_output;
-    bool qk_norm, qk_norm_wide; /* wide: all heads of a row are normed as one */
-    bool post_norm;             /* what a half of a block adds is normed before */
-    bool layer_norm;            /* norms take the mean off and have biases; else they are RMS norms */
-    bool o_bias;                /* the matrix behind attention has a bias */
-    bool linear_bias;           /* the matrices of a feed-forward without gates have biases */
-    bool parallel;              /* both halves of a block read what enters it (through norms of their own), and add to it */
-    bool gated;                 /* the feed-forward has gates */
-    bool alibi;                 /* attention leans by ATTN_SLOPES; such models have no rope */
-    sn_activation activation;   /* of the feed-forward: of its gate, where it has one */
-    bool norm_plus_one;         /* the file's factors of norms are w, to be used as 1 + w */
-    float attn_scale;           /* of a query with a key: 1 / sqrt(head_dim) where the model does not say otherwise */
-    float embed_scale;          /* embeddings are multiplied by it before the first block (client); 1 */
+    int window; /* sliding window: a token attends to itself and window-1 before it; 0: to all */
+    bool full_attention[SN_BLOCKS_MAX]; /* blocks that attend to all positions, whatever the window */
+    int n_experts, n_experts_used;      /* of a mixture of experts (n_ff is then one expert's); 0: there is none */
+    bool experts_over_all;              /* experts' weights: softmax over all experts, not over the chosen ones */
+    bool qkv_bias;                      /* Q, K and V have biases */
+    bool tied_output;                   /* the LM head is the embedding */
+    bool qk_norm, qk_norm_wide;         /* Q and K have norms; wide: over all heads of a row, not over each head */
+    bool post_norm;                     /* the output of each half of a block has a norm before it is added */
+    bool layer_norm;                    /* norms subtract the mean and have biases; else they are RMS norms */
+    bool o_bias;                        /* the output matrix of attention has a bias */
+    bool linear_bias;                   /* the matrices of a feed-forward without gates have biases */
+    bool parallel;                      /* both halves of a block read the block's input, each through its own norm */
+    bool gated;                         /* the feed-forward has gates */
+    bool alibi;                         /* attention is biased by ATTN_SLOPES; such models have no rope */
+    sn_activation activation;           /* of the feed-forward; of its gate, if it is gated */
+    bool norm_plus_one;                 /* the file stores w where norms multiply by 1 + w */
+    float attn_scale;                   /* of query times key: 1 / sqrt(head_dim) unless the model says otherwise */
+    float embed_scale;                  /* embeddings are multiplied by it before the first block; usually 1 */
     sn_rope_style rope_style;
-    int rope_dim; /* rotated dimensions of a head (even, <= head_dim); 0: nothing turns */
-    /* Angle of pair i at position p = p * rope_freq[i] (radians): theta, linear, llama3 and yarn scaling are already in.
-     * float32 as the reference computes it. */
+    int rope_dim; /* rotated dimensions of a head (even, <= head_dim); 0: no rope */
+    /* The angle of pair i at position p is p * rope_freq[i], in radians. Scaling (linear, llama3, yarn) is included.
+     * float32, as the reference computes it. */
     float rope_freq[SN_ROPE_FREQS_MAX];
-    int n_ropes;                             /* 1; 2: blocks that look back rotate by these instead: */
-    float rope_freq_back[SN_ROPE_FREQS_MAX];
-    float rope_scale[SN_ROPES_MAX]; /* cosines and sines are multiplied by it: yarn's; else 1 */
+    int n_ropes;                             /* 1 or 2 */
+    float rope_freq_full[SN_ROPE_FREQS_MAX]; /* n_ropes 2: the frequencies of blocks with full attention */
+    float rope_scale[SN_ROPES_MAX];          /* of each rope: factor of cosines and sines (yarn); else 1 */
 } sn_hparams;
 
-/* Of the block of that number: its window (0: it sees all), and which of the n_ropes tables of angles it rotates by. */
-static inline int sn_window_of(const sn_hparams *hp, int block) { return hp->looks_back[block] ? 0 : hp->window; }
-static inline int sn_rope_of(const sn_hparams *hp, int block) { return hp->n_ropes > 1 && hp->looks_back[block]; }
+/* Of a block: its window (0: none), and which of the n_ropes ropes it uses. */
+static inline int sn_window_of(const sn_hparams *hp, int block) { return hp->full_attention[block] ? 0 : hp->window; }
+static inline int sn_rope_of(const sn_hparams *hp, int block) { return hp->n_ropes > 1 && hp->full_attention[block]; }
 static inline const float *sn_rope_freqs(const sn_hparams *hp, int rope) {
-    return rope ? hp->rope_freq_back : hp->rope_freq;
+    return rope ? hp->rope_freq_full : hp->rope_freq;
 }
 
-/* How many matrices the role has in a block. */
-static inline int sn_role_pieces(const sn_hparams *hp, sn_role role) {
+/* The shape of one matrix of the role, (outputs, inputs); of a vector (1, width). */
+void sn_role_shape(const sn_hparams *hparams, sn_role role, size_t *rows, size_t *cols);
+
+/* The number of matrices of the role in a block: n_experts for the roles of experts, else 1. */
+static inline int sn_role_n_matrices(const sn_hparams *hp, sn_role role) {
     return role >= SN_ROLE_EXPERTS_GATE && role <= SN_ROLE_EXPERTS_DOWN ? hp->n_experts : 1;
 }
 
-/* A tensor in its file, or a view of rows of one: Q, K and V may lie there as one matrix. `data` is the first row, valid
- * until sn_model_close; rank 1 has rows == 1. Row r lies r / group_rows * group_stride + r % group_rows rows behind
- * data; of a vector so do the elements. A whole tensor is one group. Where col_step is not 0 the file has the matrix turned:
- * element (r, c) lies r * row_step + c * col_step elements behind data. Read it by its runs, or make it contiguous.
+/* A tensor in its file, or a view of some of its rows (Q, K and V may be one matrix in the file). Read it run by run
+ * (sn_model_run), or make it contiguous (sn_model_contiguous). A vector has rows == 1. Three forms:
  *
- * Where scales is not NULL the file has MXFP4 in two tensors: data are the blocks' elements alone, 16 bytes a block with neighbours
- * in one byte, the first in its low half; a block's exponent lies among scales, a byte each, at its own number. Made contiguous
- * they are SN_MXFP4's blocks. */
+ *   rows         Row r (of a vector: element r) lies r / group_rows * group_stride + r % group_rows rows after `data`.
+ * A whole tensor is one group. transposed   col_step is not 0: element (r, c) lies r * row_step + c * col_step elements
+ * after `data`. split MXFP4  scales is not NULL: the file has MXFP4 in two tensors. `data` has the elements, 16 bytes
+ * per block with neighbouring elements in one byte, the first in the low half; `scales` has the exponents, one byte per
+ *                block. sn_model_contiguous joins them to blocks of SN_MXFP4. */
 typedef struct sn_model_tensor {
     sn_dtype dtype;
     size_t rows, cols;
     const void *data, *scales;
     size_t bytes; /* of the rows, once contiguous */
     size_t group_rows, group_stride;
-    size_t row_step, col_step; /* elements; 0 where rows lie as rows. Of plain numbers only */
-    uint64_t tie; /* names the parameter within the model, from 1 on: roles of equal ties share one. Stable, no address */
+    size_t row_step, col_step; /* elements; 0: not transposed. Only of F32, F16 and BF16 */
+    uint64_t tie; /* stable id (from 1) of the parameter within the model: roles with equal ties share a parameter */
 } sn_model_tensor;
 
-/* The tensor as runs of contiguous bytes (scales are not among them), in the order of its rows, or turned of its columns (with what
- * lies between their elements): run i < sn_model_n_runs. */
+/* The tensor as runs of contiguous bytes (without scales), in the order of its rows. Of a transposed tensor a run is a
+ * column, with the bytes between its elements. i < sn_model_n_runs. */
 size_t sn_model_n_runs(const sn_model_tensor *tensor);
 const void *sn_model_run(const sn_model_tensor *tensor, size_t i, size_t *bytes);
 
-/* The tensor's rows one behind the other (bytes): where they lie so in the file that memory, and *copy is NULL, else
- * *copy, which the caller frees. */
+/* *rows: the tensor's rows one after the other (tensor->bytes). Where they lie so in the file, this is the file's
+ * memory and *copy is NULL; else it is *copy, which the caller frees. */
 sn_status sn_model_contiguous(const sn_model_tensor *tensor, const void **rows, void **copy, sn_err *err) SN_MUST_USE;
 
 typedef struct sn_model sn_model;
 
-/* SN_REFUSED with a sentence for anything that is not a whole, consistent model of a known family. */
+/* Opens a GGUF file or a folder. SN_REFUSED for anything that is not a consistent model of a known family. */
 sn_status sn_model_open(const char *path, sn_model **out, sn_err *err) SN_MUST_USE;
-void sn_model_close(sn_model **model); /* NULL-safe */
+void sn_model_close(sn_model **model); /* accepts NULL */
 
 const sn_hparams *sn_model_hparams(const sn_model *model);
 
-/* The tensor of `role` in `block` (block is ignored for the client's roles). A role that the family does not have gives
- * *out with data == NULL. SN_REFUSED when it should be there and is missing, or its shape contradicts the
- * hyperparameters. */
+/* The tensor of `role` in `block` (ignored for roles that belong to no block). *out has data == NULL if the family does
+ * not have the role. SN_REFUSED when the tensor is missing. */
 sn_status sn_model_find(const sn_model *model, sn_role role, int block, sn_model_tensor *out, sn_err *err) SN_MUST_USE;
-/* The same of one of the role's matrices, below sn_role_pieces: of that expert. sn_model_find gives number 0. */
-sn_status sn_model_find_piece(const sn_model *model, sn_role role, int block, int piece, sn_model_tensor *out,
-                              sn_err *err) SN_MUST_USE;
+/* The same for one of the role's matrices, expert < sn_role_n_matrices. sn_model_find finds number 0. */
+sn_status sn_model_find_expert(const sn_model *model, sn_role role, int block, int expert, sn_model_tensor *out,
+                               sn_err *err) SN_MUST_USE;
 
-/* True if the file holds every tensor of the block (a client's copy may hold only the ends of the model). */
+/* Whether the files contain every tensor of the block (a client's copy may have only embedding and LM head). */
 bool sn_model_has_block(const sn_model *model, int block);
 
-/* Tells the system that the tensor's pages in memory will not be needed again (its data stays readable). */
-void sn_model_forget(const sn_model *model, const sn_model_tensor *tensor);
+/* Tells the operating system that the tensor's pages in memory are not needed soon; its data stays readable. */
+void sn_model_release_pages(const sn_model *model, const sn_model_tensor *tensor);
 
-/* SHA-256 that names a block's weights: the hyperparameters that its mathematics uses, then for each role in the order
- * of SN_ROLES the dtype, rows, cols and bytes. Reads the block's tensors and forgets them again. */
+/* SHA-256 that identifies a block's weights: of the hyperparameters that its mathematics uses, then for each role in
+ * the order of SN_ROLES dtype, rows, cols and bytes. Reads the block's tensors and releases their pages. */
 sn_status sn_model_block_hash(const sn_model *model, int block, sn_hash *out, sn_err *err) SN_MUST_USE;
 
-/* SHA-256 that names the whole model without reading weights: hyperparameters, and name, dtype and shape of every block
- * tensor. Nodes and clients whose ids differ speak of different models; equal ids still need equal block hashes. A
- * folder that lacks shards of the model has another id than the whole. */
+/* SHA-256 that identifies the model without reading weights: of the hyperparameters, and of name, dtype and shape of
+ * every block tensor. Different ids mean different models; models of equal ids may still differ in their block hashes.
+ * A folder that lacks shards of the model has another id than the complete model. */
 sn_hash sn_model_id(const sn_model *model);
 
-/* Everything in the files, for `swarm inspect`. Index below sn_model_n_tensors; name is valid until close; dtype is
- * SN_DTYPE_COUNT where the file's type is none of ours. */
+/* All tensors of the files, for `swarm inspect`; i < sn_model_n_tensors. dtype is SN_DTYPE_COUNT where the file's type
+ * is not supported. */
 size_t sn_model_n_tensors(const sn_model *model);
 void sn_model_tensor_at(const sn_model *model, size_t i, const char **name, sn_model_tensor *out);
 const char *sn_model_container(const sn_model *model); /* "GGUF v3", "safetensors" */

@@ -1,8 +1,12 @@
+/* A file is opened in three steps: read_file_bytes parses the JSON header and reads one entry per tensor (type, shape,
+ * offsets, each checked); check_offsets sorts the file's tensors by offset and refuses gaps and overlaps; and, after
+ * all files of a folder, sort_names sorts all tensors by name and refuses names that occur twice. Sizes are limited so
+ * that no product of dimensions overflows. Writing is in safetensors_write.c. */
 #include "model/safetensors.h"
 
 #include "base/mem.h"
 #include "base/text.h"
-#include "model/map.h"
+#include "model/mapped_file.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -11,24 +15,24 @@
 #include <unistd.h>
 
 enum {
-    HEADER_MAX = 100000000, /* the format's own limit */
+    HEADER_MAX = 100000000, /* the limit of the format */
     INDEX_MAX = 64 << 20,
     TENSORS_MAX = 1 << 17,
     SHARDS_MAX = 4096,
     NAME_MAX_BYTES = 256,
 };
-static const size_t ELEMENTS_MAX = (size_t)1 << 48; /* of a tensor: keeps all sizes far from overflow */
+static const size_t ELEMENTS_MAX = (size_t)1 << 48; /* of a tensor: far below an overflow of any size */
 
 struct sn_safetensors {
-    sn_map *maps; /* [n_maps] */
+    sn_mapped_file *maps; /* [n_maps] */
     size_t n_maps;
     sn_safetensors_tensor *tensors; /* sorted by name, once open */
-    size_t n_tensors, room;
+    size_t n_tensors, capacity;
 };
 
 /* One file while it is read. */
 typedef struct file_bytes {
-    const uint8_t *data; /* behind the header */
+    const uint8_t *data; /* after the header */
     size_t len;
     sn_err *err;
 } file_bytes;
@@ -57,7 +61,7 @@ static const struct {
 
 /* ---- one tensor's entry ---- */
 
-static sn_status check_name(const char *name, sn_err *err) {
+static sn_status check_tensor_name(const char *name, sn_err *err) {
     size_t len = strlen(name);
     if (len == 0 || len >= NAME_MAX_BYTES)
         return sn_fail(err, SN_REFUSED, "the name of a tensor is %zu bytes long; 1 to %d are taken", len,
@@ -69,10 +73,10 @@ static sn_status check_name(const char *name, sn_err *err) {
     return SN_OK;
 }
 
-/* An unknown type is kept by its name; *size is then 0. */
+/* Reads the type. Of an unknown one only the name is kept, and *size is 0. */
 static sn_status read_type(const char *name, const char *word, sn_safetensors_tensor *tensor, size_t *size,
                            sn_err *err) {
-    if (check_name(word, NULL) || strlen(word) >= SN_SAFETENSORS_TYPE_SIZE)
+    if (check_tensor_name(word, NULL) || strlen(word) >= SN_SAFETENSORS_TYPE_SIZE)
         return sn_fail(err, SN_REFUSED, "tensor '%s' has no sensible dtype", name);
     snprintf(tensor->type, sizeof tensor->type, "%s", word);
     tensor->dtype = SN_DTYPE_COUNT;
@@ -103,8 +107,8 @@ static sn_status read_shape(const char *name, const json_t *shape, sn_safetensor
     return SN_OK;
 }
 
-static sn_status read_place(const file_bytes *file, const char *name, const json_t *offsets,
-                            sn_safetensors_tensor *tensor) {
+static sn_status read_offsets(const file_bytes *file, const char *name, const json_t *offsets,
+                              sn_safetensors_tensor *tensor) {
     const json_t *begin = json_array_get(offsets, 0), *end = json_array_get(offsets, 1);
     if (json_array_size(offsets) != 2 || !json_is_integer(begin) || !json_is_integer(end))
         return sn_fail(file->err, SN_REFUSED, "tensor '%s' has no data_offsets of two whole numbers", name);
@@ -124,13 +128,13 @@ static sn_status read_entry(const file_bytes *file, const char *name, const json
     const json_t *dtype = json_object_get(entry, "dtype"), *shape = json_object_get(entry, "shape");
     const json_t *offsets = json_object_get(entry, "data_offsets");
     size_t size = 0;
-    sn_status status = check_name(name, file->err);
+    sn_status status = check_tensor_name(name, file->err);
     if (status) return status;
     if (!json_is_string(dtype) || !json_is_array(shape) || !json_is_array(offsets))
         return sn_fail(file->err, SN_REFUSED, "tensor '%s' does not say dtype, shape and data_offsets", name);
     status = read_type(name, json_string_value(dtype), tensor, &size, file->err);
     if (!status) status = read_shape(name, shape, tensor, file->err);
-    if (!status) status = read_place(file, name, offsets, tensor);
+    if (!status) status = read_offsets(file, name, offsets, tensor);
     if (status) return status;
     if (size && tensor->bytes != tensor->elements * size)
         return sn_fail(file->err, SN_REFUSED, "tensor '%s' has %zu bytes where its shape and type %s need %zu", name,
@@ -143,7 +147,7 @@ static sn_status read_entry(const file_bytes *file, const char *name, const json
 
 /* ---- one file ---- */
 
-static int compare_places(const void *a, const void *b) {
+static int compare_offsets(const void *a, const void *b) {
     const sn_safetensors_tensor *x = a, *y = b;
     if (x->data != y->data) return x->data > y->data ? 1 : -1;
     return (x->bytes > y->bytes) - (x->bytes < y->bytes);
@@ -154,28 +158,28 @@ static int compare_names(const void *a, const void *b) {
 }
 
 /* The format allows no gaps: the tensors of a file cover its data from the first byte to the last. */
-static sn_status check_places(const file_bytes *file, sn_safetensors_tensor *tensors, size_t n) {
+static sn_status check_offsets(const file_bytes *file, sn_safetensors_tensor *tensors, size_t n) {
     const uint8_t *at = file->data;
-    if (n) qsort(tensors, n, sizeof *tensors, compare_places);
+    if (n) qsort(tensors, n, sizeof *tensors, compare_offsets);
     for (size_t i = 0; i < n; at += tensors[i++].bytes)
         if (tensors[i].data != at)
             return sn_fail(file->err, SN_REFUSED, "the data of tensor '%s' %s the tensor before it", tensors[i].name,
-                           tensors[i].data < at ? "overlaps" : "leaves a gap behind");
+                           tensors[i].data < at ? "overlaps" : "leaves a gap after");
     if (at != file->data + file->len)
-        return sn_fail(file->err, SN_REFUSED, "%zu bytes behind the last tensor belong to nothing",
+        return sn_fail(file->err, SN_REFUSED, "%zu bytes after the last tensor belong to no tensor",
                        (size_t)(file->data + file->len - at));
     return SN_OK;
 }
 
-static sn_status make_room(sn_safetensors *s, size_t more, sn_err *err) {
+static sn_status tensors_reserve(sn_safetensors *s, size_t more, sn_err *err) {
     size_t need = s->n_tensors + more;
     if (need > TENSORS_MAX) return sn_fail(err, SN_REFUSED, "more than %d tensors are not taken", TENSORS_MAX);
-    if (need <= s->room) return SN_OK;
+    if (need <= s->capacity) return SN_OK;
     sn_safetensors_tensor *grown = realloc(s->tensors, need * sizeof *grown);
     if (!grown) return sn_fail(err, SN_STOP, "out of memory for %zu tensors", need);
-    memset(grown + s->room, 0, (need - s->room) * sizeof *grown);
+    memset(grown + s->capacity, 0, (need - s->capacity) * sizeof *grown);
     s->tensors = grown;
-    s->room = need;
+    s->capacity = need;
     return SN_OK;
 }
 
@@ -183,32 +187,32 @@ static sn_status read_entries(sn_safetensors *s, const file_bytes *file, json_t 
     const char *name;
     json_t *entry;
     size_t first = s->n_tensors;
-    if (!json_is_object(header)) return sn_fail(file->err, SN_REFUSED, "the header is no JSON object");
-    sn_status status = make_room(s, json_object_size(header), file->err);
+    if (!json_is_object(header)) return sn_fail(file->err, SN_REFUSED, "the header is not a JSON object");
+    sn_status status = tensors_reserve(s, json_object_size(header), file->err);
     if (status) return status;
     json_object_foreach(header, name, entry) {
-        if (!strcmp(name, "__metadata__")) continue; /* words for people */
+        if (!strcmp(name, "__metadata__")) continue; /* free text */
         status = read_entry(file, name, entry, &s->tensors[s->n_tensors]);
         if (status) return status;
         s->n_tensors++;
     }
-    return check_places(file, s->tensors ? s->tensors + first : NULL, s->n_tensors - first);
+    return check_offsets(file, s->tensors ? s->tensors + first : NULL, s->n_tensors - first);
 }
 
 static sn_status read_file_bytes(sn_safetensors *s, const uint8_t *data, size_t len, sn_err *err) {
     uint64_t header_len;
     json_error_t wrong;
-    if (len < sizeof header_len) return sn_fail(err, SN_REFUSED, "%zu bytes are no safetensors file", len);
+    if (len < sizeof header_len) return sn_fail(err, SN_REFUSED, "%zu bytes are too few for a safetensors file", len);
     memcpy(&header_len, data, sizeof header_len);
     if (header_len > HEADER_MAX)
         return sn_fail(err, SN_REFUSED,
-                       "this is no safetensors file (it does not begin with the length of its header)");
+                       "this is not a safetensors file (it does not begin with the length of its header)");
     if (header_len > len - sizeof header_len)
         return sn_fail(err, SN_REFUSED, "the file ends within its header: it is cut off, fetch it again");
     json_t *header = json_loadb((const char *)data + sizeof header_len, header_len, JSON_REJECT_DUPLICATES, &wrong);
-    if (!header) return sn_fail(err, SN_REFUSED, "the header is no valid JSON: %s", wrong.text);
-    size_t behind = sizeof header_len + header_len;
-    sn_status status = read_entries(s, &(file_bytes){data + behind, len - behind, err}, header);
+    if (!header) return sn_fail(err, SN_REFUSED, "the header is not valid JSON: %s", wrong.text);
+    size_t at = sizeof header_len + header_len;
+    sn_status status = read_entries(s, &(file_bytes){data + at, len - at, err}, header);
     json_decref(header);
     return status;
 }
@@ -240,8 +244,8 @@ sn_status sn_safetensors_open_memory(const void *data, size_t len, const char *n
 /* ---- files and shards ---- */
 
 static sn_status add_file(sn_safetensors *s, const char *path, sn_err *err) {
-    sn_map *map = &s->maps[s->n_maps];
-    sn_status status = sn_map_open(path, map, err);
+    sn_mapped_file *map = &s->maps[s->n_maps];
+    sn_status status = sn_mapped_file_open(path, map, err);
     if (status) return status;
     s->n_maps++;
     status = read_file_bytes(s, map->data, map->len, err);
@@ -263,20 +267,20 @@ sn_status sn_safetensors_open(const char *path, sn_safetensors **out, sn_err *er
     return status;
 }
 
-/* A name from the index becomes part of a path: it must not lead out of the folder. */
+/* Whether a name from the index, which becomes part of a path, stays within the folder. */
 static bool plain_file_name(const char *name) {
     return *name && strcmp(name, ".") && strcmp(name, "..") && !strchr(name, '/') && strlen(name) < NAME_MAX_BYTES &&
-           !check_name(name, NULL);
+           !check_tensor_name(name, NULL);
 }
 
 static sn_status add_shard(sn_safetensors *s, const char *folder, const char *name, sn_err *err) {
-    char path[SN_MAP_PATH_MAX];
+    char path[SN_MAPPED_FILE_PATH_MAX];
     if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
         return sn_fail(err, SN_REFUSED, "the path of the folder is too long");
     return access(path, F_OK) ? SN_OK : add_file(s, path, err);
 }
 
-/* Opens each shard that the map of tensors to files names, once: `seen` collects their names. */
+/* Opens each shard that weight_map (tensor to file) names, once; `seen` collects the names of files. */
 static sn_status add_shards(sn_safetensors *s, const char *folder, const json_t *weight_map, json_t *seen,
                             sn_err *err) {
     const char *tensor;
@@ -285,7 +289,7 @@ static sn_status add_shards(sn_safetensors *s, const char *folder, const json_t 
     json_object_foreach((json_t *)weight_map, tensor, file) {
         const char *name = json_string_value(file);
         if (!name || !plain_file_name(name))
-            return sn_fail(err, SN_REFUSED, "weight_map names a file for tensor '%.100s' that is no plain file name",
+            return sn_fail(err, SN_REFUSED, "weight_map gives tensor '%.100s' a file that is not a plain file name",
                            tensor);
         if (json_object_get(seen, name)) continue;
         if (json_object_size(seen) == SHARDS_MAX)
@@ -295,7 +299,7 @@ static sn_status add_shards(sn_safetensors *s, const char *folder, const json_t 
         status = add_shard(s, folder, name, err);
         if (status) return status;
     }
-    if (!s->n_maps) return sn_fail(err, SN_REFUSED, "none of the shards that it names is in the folder");
+    if (!s->n_maps) return sn_fail(err, SN_REFUSED, "none of the shards that it lists is in the folder");
     return SN_OK;
 }
 
@@ -311,7 +315,7 @@ static sn_status read_index(sn_safetensors *s, const char *folder, const char *i
     if (!seen)
         status = sn_fail(err, SN_STOP, "out of memory for the index of shards");
     else if (!index)
-        status = sn_fail(err, SN_REFUSED, "it is no valid JSON: %s", wrong.text);
+        status = sn_fail(err, SN_REFUSED, "it is not valid JSON: %s", wrong.text);
     else if (!json_is_object(weight_map))
         status = sn_fail(err, SN_REFUSED, "it has no weight_map");
     if (!status) status = sn_calloc(&s->maps, SHARDS_MAX, sizeof *s->maps, err);
@@ -324,7 +328,7 @@ static sn_status read_index(sn_safetensors *s, const char *folder, const char *i
 }
 
 sn_status sn_safetensors_open_folder(const char *folder, sn_safetensors **out, sn_err *err) {
-    char single[SN_MAP_PATH_MAX], index[SN_MAP_PATH_MAX];
+    char single[SN_MAPPED_FILE_PATH_MAX], index[SN_MAPPED_FILE_PATH_MAX];
     sn_safetensors *s = NULL;
     *out = NULL;
     if (snprintf(index, sizeof index, "%s/model.safetensors.index.json", folder) >= (int)sizeof index)
@@ -332,7 +336,7 @@ sn_status sn_safetensors_open_folder(const char *folder, sn_safetensors **out, s
     snprintf(single, sizeof single, "%s/model.safetensors", folder);
     if (!access(single, F_OK)) return sn_safetensors_open(single, out, err);
     if (access(index, F_OK))
-        return sn_fail(err, SN_REFUSED, "%s holds neither model.safetensors nor model.safetensors.index.json", folder);
+        return sn_fail(err, SN_REFUSED, "%s has neither model.safetensors nor model.safetensors.index.json", folder);
     sn_status status = sn_calloc(&s, 1, sizeof *s, err);
     if (!status) status = read_index(s, folder, index, err);
     if (!status) status = sort_names(s, err);
@@ -347,7 +351,7 @@ void sn_safetensors_close(sn_safetensors **file) {
     sn_safetensors *s = *file;
     if (!s) return;
     for (size_t i = 0; i < s->n_tensors; i++) free((void *)s->tensors[i].name);
-    for (size_t i = 0; i < s->n_maps; i++) sn_map_close(&s->maps[i]);
+    for (size_t i = 0; i < s->n_maps; i++) sn_mapped_file_close(&s->maps[i]);
     free(s->tensors);
     free(s->maps);
     free(s);

@@ -1,7 +1,8 @@
+/* Writes safetensors: to a file by way of a temporary name, or to a buffer. */
 #include "model/safetensors.h"
 
 #include "base/mem.h"
-#include "model/map.h"
+#include "model/mapped_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -26,7 +27,7 @@ static sn_status entry_bytes(const sn_safetensors_entry *entry, size_t *bytes, s
     return SN_OK;
 }
 
-/* The eight bytes of length and the JSON, padded with spaces so that the data begins aligned. */
+/* Appends the header: eight bytes of length, then JSON, padded with spaces so that the data begins aligned. */
 static sn_status make_header(const sn_safetensors_entry *entries, size_t n, sn_buf *out, sn_err *err) {
     uint64_t len = 0;
     size_t bytes, at = 0;
@@ -51,7 +52,7 @@ static sn_status make_header(const sn_safetensors_entry *entries, size_t n, sn_b
     return SN_OK;
 }
 
-sn_status sn_safetensors_image(const sn_safetensors_entry *entries, size_t n, sn_buf *out, sn_err *err) {
+sn_status sn_safetensors_serialize(const sn_safetensors_entry *entries, size_t n, sn_buf *out, sn_err *err) {
     size_t bytes = 0;
     sn_status status = make_header(entries, n, out, err);
     for (size_t i = 0; !status && i < n; i++) {
@@ -86,7 +87,7 @@ static sn_status write_entries(int fd, const sn_safetensors_entry *entries, size
 }
 
 sn_status sn_safetensors_write(const char *path, const sn_safetensors_entry *entries, size_t n, sn_err *err) {
-    char unfinished[SN_MAP_PATH_MAX];
+    char unfinished[SN_MAPPED_FILE_PATH_MAX];
     sn_buf header;
     sn_buf_init(&header, HEADER_MAX);
     if (snprintf(unfinished, sizeof unfinished, "%s.%ld.part", path, (long)getpid()) >= (int)sizeof unfinished)

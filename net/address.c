@@ -1,36 +1,30 @@
-#include "net/codec.h"
+#include "net/address.h"
 
+#include "base/text.h"
+#include "net/codec_private.h"
+
+#include <assert.h>
 #include <string.h>
 
-static const char *const host_characters =
-    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-."; /* libzmq gives ; and / a meaning of their own
-                                                                         */
-
-static bool host_is_fine(const char *host, size_t len, bool to_listen) {
-    if (to_listen && len == 1 && *host == '*') return true;
-    if (len > 2 && host[0] == '[' && host[len - 1] == ']')
-        return strspn(host + 1, "0123456789abcdefABCDEF:.") == len - 2;
-    return len && strspn(host, host_characters) == len;
-}
-
-static bool port_is_fine(const char *port, bool to_listen) {
-    size_t digits = strspn(port, "0123456789");
-    if (!digits || digits > 5 || port[digits]) return false;
-    unsigned value = 0;
-    for (size_t i = 0; i < digits; i++) value = value * 10 + (unsigned)(port[i] - '0');
-    return value <= 65535 && (value || to_listen);
-}
+static_assert((int)SN_ADDRESS_MAX == (int)SN_HOST_PORT_MAX,
+              "an address on the wire is as long as one on the command line");
+static_assert(SN_KEY_SIZE == sizeof((sn_host_port *)0)->key, "a pinned key is a CURVE key");
 
 sn_status sn_address_check(const char *address, bool to_listen, sn_err *err) {
-    size_t len = strnlen(address, SN_ADDRESS_MAX + 1);
-    if (len > SN_ADDRESS_MAX)
-        return sn_fail(err, SN_REFUSED, "an address has at most %d bytes: give a shorter one", SN_ADDRESS_MAX);
-    const char *host = address + strlen("tcp://"), *colon = strrchr(address, ':');
-    if (strncmp(address, "tcp://", strlen("tcp://")) != 0 || colon < host ||
-        !host_is_fine(host, (size_t)(colon - host), to_listen) || !port_is_fine(colon + 1, to_listen)) {
-        if (!sn_is_printable(address, len)) address = "(not printable)";
-        return sn_fail(err, SN_REFUSED, "'%.*s' is no address: write tcp://HOST:PORT, as in tcp://127.0.0.1:7001",
-                       SN_ADDRESS_MAX, address);
-    }
+    sn_host_port parsed;
+    if (!sn_is_printable(address, strnlen(address, SN_ADDRESS_MAX + 1)))
+        return sn_fail(err, SN_REFUSED, "an address with bytes that are not printable is no address: write HOST:PORT");
+    return sn_parse_host_port(address, to_listen ? SN_HOST_PORT_LISTEN : SN_HOST_PORT_DIAL, &parsed, err);
+}
+
+sn_status sn_address_parse(const char *text, char plain[SN_ADDRESS_MAX + 1], uint8_t key[SN_KEY_SIZE], bool *pinned,
+                           sn_err *err) {
+    sn_host_port parsed;
+    sn_status status = sn_parse_host_port(text, SN_HOST_PORT_PINNED, &parsed, err);
+    if (status) return status;
+    memcpy(plain, text, parsed.len);
+    plain[parsed.len] = 0;
+    *pinned = parsed.pinned;
+    memcpy(key, parsed.key, SN_KEY_SIZE);
     return SN_OK;
 }

@@ -1,24 +1,24 @@
-/* Announcements: one map after a table, a signature behind it, and what must be true of the contents. */
-#include "net/codec.h"
+/* Announcements (net/directory.h): one map after a schema, then a signature; and the rules for their contents. */
+#include "net/directory.h"
+
+#include "net/address.h"
+#include "net/codec_private.h"
 
 #include <string.h>
 
-/* The announcement as it stands in the map. Some of its numbers have other types in sn_announcement. */
-typedef struct wire {
+/* An announcement as it is in the map: some fields have another type in sn_announcement. */
+typedef struct announcement_wire {
     sn_announcement a;
     uint64_t state;
     size_t n_block_hash;
     uint64_t round_trip[2 * SN_ROUND_TRIPS_MAX]; /* node, us, node, us, ... */
     size_t n_round_trip;
-} wire;
+} announcement_wire;
 
-static const sn_record *record_wire(void) {
-#define U64(f)                                                                                                         \
-    { #f, SN_FIELD_U64, offsetof(wire, a.f), 0, 0, NULL }
-#define KEY(f)                                                                                                         \
-    { #f, SN_FIELD_BIN, offsetof(wire, a.f), 0, SN_KEY_SIZE, NULL }
-#define STR(f)                                                                                                         \
-    { #f, SN_FIELD_STR, offsetof(wire, a.f), 0, sizeof((wire *)0)->a.f - 1, NULL }
+static const sn_schema *announcement_schema(void) {
+#define U64(f) {#f, SN_FIELD_U64, offsetof(announcement_wire, a.f), 0, 0, NULL}
+#define KEY(f) {#f, SN_FIELD_BIN, offsetof(announcement_wire, a.f), 0, SN_KEY_SIZE, NULL}
+#define STR(f) {#f, SN_FIELD_STR, offsetof(announcement_wire, a.f), 0, sizeof((announcement_wire *)0)->a.f - 1, NULL}
     static const sn_field fields[] = {
         KEY(node),
         KEY(curve_key),
@@ -28,34 +28,35 @@ static const sn_record *record_wire(void) {
         U64(protocol),
         U64(sequence),
         U64(expires_unix_ms),
-        {"state", SN_FIELD_U64, offsetof(wire, state), 0, 0, NULL},
+        {"state", SN_FIELD_U64, offsetof(announcement_wire, state), 0, 0, NULL},
         KEY(model),
         U64(first_block),
         U64(end_block),
         U64(n_blocks),
-        {"block_hash", SN_FIELD_KEYS, offsetof(wire, a.block_hash), offsetof(wire, n_block_hash), SN_SPAN_BLOCKS_MAX,
-         NULL},
+        {"block_hash", SN_FIELD_KEYS, offsetof(announcement_wire, a.block_hash),
+         offsetof(announcement_wire, n_block_hash), SN_SPAN_BLOCKS_MAX, NULL},
         U64(tokens_per_s),
         U64(decode_us),
         U64(prompt_tokens_per_s),
         U64(network_bytes_per_s),
         U64(kv_bytes_free),
         U64(sessions),
-        U64(queue),
-        {"wire_dtype", SN_FIELD_U64S, offsetof(wire, a.wire_dtype), offsetof(wire, a.n_wire_dtype), SN_WIRE_DTYPES_MAX,
-         NULL},
-        {"adapters", SN_FIELD_U64S, offsetof(wire, a.adapters), offsetof(wire, a.n_adapters), SN_ADAPTERS_MAX, NULL},
-        {"round_trip", SN_FIELD_U64S, offsetof(wire, round_trip), offsetof(wire, n_round_trip), 2 * SN_ROUND_TRIPS_MAX,
-         NULL},
+        U64(queued_steps),
+        {"wire_dtype", SN_FIELD_U64S, offsetof(announcement_wire, a.wire_dtype),
+         offsetof(announcement_wire, a.n_wire_dtype), SN_WIRE_DTYPES_MAX, NULL},
+        {"adapters", SN_FIELD_U64S, offsetof(announcement_wire, a.adapters), offsetof(announcement_wire, a.n_adapters),
+         SN_ADAPTERS_MAX, NULL},
+        {"round_trip", SN_FIELD_U64S, offsetof(announcement_wire, round_trip),
+         offsetof(announcement_wire, n_round_trip), 2 * SN_ROUND_TRIPS_MAX, NULL},
     };
 #undef U64
 #undef KEY
 #undef STR
-    static const sn_record record = {fields, sizeof fields / sizeof *fields, sizeof(wire)};
-    return &record;
+    static const sn_schema schema = {fields, sizeof fields / sizeof *fields, sizeof(announcement_wire)};
+    return &schema;
 }
 
-static sn_status check_blocks(const sn_announcement *a, sn_err *err) {
+static sn_status announcement_check_blocks(const sn_announcement *a, sn_err *err) {
     bool undecided = (a->state == SN_NODE_JOINING || a->state == SN_NODE_OFFLINE) && a->first_block == a->end_block;
     if ((a->first_block >= a->end_block && !undecided) || a->end_block > a->n_blocks)
         return sn_fail(err, SN_REFUSED, "blocks %llu:%llu of %llu are no range", (unsigned long long)a->first_block,
@@ -66,22 +67,20 @@ static sn_status check_blocks(const sn_announcement *a, sn_err *err) {
     return SN_OK;
 }
 
-/* What holds for every announcement whenever it is looked at. */
-static sn_status check_contents(const sn_announcement *a, sn_err *err) {
+/* The rules that do not depend on the time. */
+static sn_status announcement_check_contents(const sn_announcement *a, sn_err *err) {
     static const uint8_t none[SN_KEY_SIZE];
-    if (a->protocol != SN_PROTOCOL)
+    if (a->protocol != SN_PROTOCOL_VERSION)
         return sn_fail(err, SN_REFUSED, "it speaks protocol %llu, this program speaks %d",
-                       (unsigned long long)a->protocol, SN_PROTOCOL);
-    if ((unsigned)a->state > SN_NODE_OFFLINE) return sn_fail(err, SN_REFUSED, "state %d is none", (int)a->state);
+                       (unsigned long long)a->protocol, SN_PROTOCOL_VERSION);
+    if ((unsigned)a->state > SN_NODE_OFFLINE) return sn_fail(err, SN_REFUSED, "state %d does not exist", (int)a->state);
     if (!memcmp(a->curve_key, none, SN_KEY_SIZE)) return sn_fail(err, SN_REFUSED, "its CURVE key is all zero");
-    sn_status status = check_blocks(a, err);
-    bool in_process = !strncmp(a->address, "mem://", strlen("mem://")); /* tests; no other transport dials it */
-    return status || in_process ? status : sn_address_check(a->address, false, err);
+    sn_status status = announcement_check_blocks(a, err);
+    return status ? status : sn_address_check(a->address, false, err);
 }
 
-/* The window in which an announcement is alive; SN_ANNOUNCE_LIFE_MS_MAX bounds how long a node that died is believed
- * in. */
-static sn_status check_expiry(const sn_announcement *a, int64_t now_unix_ms, sn_err *err) {
+/* SN_ANNOUNCE_LIFE_MS_MAX bounds how long a node that died stays listed. */
+static sn_status announcement_check_expiry(const sn_announcement *a, int64_t now_unix_ms, sn_err *err) {
     uint64_t now = now_unix_ms > 0 ? (uint64_t)now_unix_ms : 0;
     if (a->expires_unix_ms <= now) return sn_fail(err, SN_REFUSED, "it has expired");
     if (a->expires_unix_ms - now > SN_ANNOUNCE_LIFE_MS_MAX)
@@ -93,23 +92,23 @@ static sn_status check_expiry(const sn_announcement *a, int64_t now_unix_ms, sn_
 sn_status sn_announcement_seal(const sn_announcement *a, const sn_identity *identity, sn_buf *out, sn_err *err) {
     if (memcmp(a->node, identity->id, SN_KEY_SIZE) != 0)
         return sn_fail(err, SN_REFUSED, "only a node itself may sign its announcement");
-    sn_status status = check_contents(a, err);
+    sn_status status = announcement_check_contents(a, err);
     if (status) return status;
     if (a->n_round_trip > SN_ROUND_TRIPS_MAX)
-        return sn_fail(err, SN_REFUSED, "round trips to at most %d others are told", SN_ROUND_TRIPS_MAX);
-    wire w = {.a = *a,
-              .state = a->state,
-              .n_block_hash = (size_t)(a->end_block - a->first_block),
-              .n_round_trip = 2 * a->n_round_trip};
+        return sn_fail(err, SN_REFUSED, "an announcement has at most %d round trips", SN_ROUND_TRIPS_MAX);
+    announcement_wire w = {.a = *a,
+                           .state = a->state,
+                           .n_block_hash = (size_t)(a->end_block - a->first_block),
+                           .n_round_trip = 2 * a->n_round_trip};
     for (size_t i = 0; i < a->n_round_trip; i++) {
         w.round_trip[2 * i] = a->round_trip[i].node;
         w.round_trip[2 * i + 1] = a->round_trip[i].us;
     }
-    const sn_record *record = record_wire();
+    const sn_schema *schema = announcement_schema();
     const void *structure = &w;
     uint8_t signature[SN_SIGNATURE_SIZE];
     size_t before = out->len;
-    status = sn_records_encode(&record, &structure, 1, out, err);
+    status = sn_schemas_encode(&schema, &structure, 1, out, err);
     if (!status) status = sn_sign(identity, out->data + before, out->len - before, signature, err);
     if (!status) status = sn_buf_append(out, signature, sizeof signature, err);
     if (status) out->len = before;
@@ -117,14 +116,15 @@ sn_status sn_announcement_seal(const sn_announcement *a, const sn_identity *iden
 }
 
 sn_status sn_announcement_parse(const void *map, size_t len, sn_announcement *out, sn_err *err) {
-    wire w = {0};
-    sn_reader reader = {map, (const uint8_t *)map + len, 0};
-    sn_status status = sn_record_decode(&reader, record_wire(), &w, err);
+    announcement_wire w = {0};
+    sn_msgpack_reader reader = {map, (const uint8_t *)map + len, 0};
+    sn_status status = sn_schema_decode(&reader, announcement_schema(), &w, err);
     if (status) return status;
-    if (reader.at != reader.end) return sn_fail(err, SN_REFUSED, "bytes follow where the map has ended");
-    if (w.state > SN_NODE_OFFLINE) return sn_fail(err, SN_REFUSED, "state %llu is none", (unsigned long long)w.state);
+    if (reader.at != reader.end) return sn_fail(err, SN_REFUSED, "bytes follow the end of the map");
+    if (w.state > SN_NODE_OFFLINE)
+        return sn_fail(err, SN_REFUSED, "state %llu does not exist", (unsigned long long)w.state);
     w.a.state = (sn_node_state)w.state;
-    if ((status = check_contents(&w.a, err))) return status;
+    if ((status = announcement_check_contents(&w.a, err))) return status;
     if (w.n_block_hash != w.a.end_block - w.a.first_block)
         return sn_fail(err, SN_REFUSED, "it has %zu block hashes for %llu blocks", w.n_block_hash,
                        (unsigned long long)(w.a.end_block - w.a.first_block));
@@ -140,7 +140,9 @@ size_t sn_announcement_size(const sn_announcement *a) {
     return offsetof(sn_announcement, block_hash) + (size_t)(a->end_block - a->first_block) * SN_KEY_SIZE;
 }
 
-void sn_announcement_copy(sn_announcement *to, const sn_announcement *from) { memcpy(to, from, sn_announcement_size(from)); }
+void sn_announcement_copy(sn_announcement *to, const sn_announcement *from) {
+    memcpy(to, from, sn_announcement_size(from));
+}
 
 uint64_t sn_node_tag(const uint8_t id[SN_KEY_SIZE]) {
     uint64_t tag = 0;
@@ -157,15 +159,15 @@ uint64_t sn_announcement_round_trip(const sn_announcement *a, const uint8_t id[S
 
 sn_status sn_announcement_open(const void *data, size_t len, int64_t now_unix_ms, sn_announcement *out, sn_err *err) {
     if (len <= SN_SIGNATURE_SIZE || len > SN_ANNOUNCEMENT_SIZE_MAX)
-        return sn_fail(err, SN_REFUSED, "an announcement of %zu bytes is none", len);
+        return sn_fail(err, SN_REFUSED, "%zu bytes are no announcement", len);
     size_t map_len = len - SN_SIGNATURE_SIZE;
-    sn_announcement
-        a; /* the key stands in the map: the form is read first, and nothing believed until it is verified */
+    /* The key that verifies the map is in the map: it is decoded first, and used only after it is verified. */
+    sn_announcement a;
     sn_status status = sn_announcement_parse(data, map_len, &a, err);
     if (status) return status;
     if (!sn_verify(a.node, data, map_len, (const uint8_t *)data + map_len))
-        return sn_fail(err, SN_REFUSED, "its signature was not made by the node that it speaks of");
-    if ((status = check_expiry(&a, now_unix_ms, err))) return status;
+        return sn_fail(err, SN_REFUSED, "its signature was not made by the node that it describes");
+    if ((status = announcement_check_expiry(&a, now_unix_ms, err))) return status;
     *out = a;
     return SN_OK;
 }

@@ -1,29 +1,33 @@
-/* First contacts on the Internet: signposts (signpost.h) in a distributed hash table, under a hash of the model's id. Built with
- * OpenDHT where its library is found (net/opendht/dht.c, a library of its own because OpenDHT is GPL-3), else a build that says
- * that it cannot (none.c). OpenDHT's node listens on UDP on all addresses, and runs a thread; its callbacks only enqueue.
+/* First contacts on the Internet: DHT records (net/dht_record.h) in a public distributed hash table, under a hash of
+ * the model's id.
  *
- * Nothing found here is taken for alive: it is asked like any address that a person gives by --join. */
+ * net/opendht/dht.c implements it with OpenDHT, as a library of its own because OpenDHT's licence is GPL-3; a build
+ * without OpenDHT has net/opendht/none.c, whose sn_dht_open says so. OpenDHT listens on UDP on all interfaces and runs
+ * its own thread, whose callbacks only enqueue records. The functions below belong to the caller's network thread.
+ *
+ * A record that is found proves nothing about its node: the address is asked like one that a user gives by --join. */
 #ifndef SN_NET_DHT_H
 #define SN_NET_DHT_H
 
-#include "net/signpost.h"
+#include "net/dht_record.h"
 
 typedef struct sn_dht sn_dht;
 
-/* `contact`: "HOST:PORT" of any node of the table, or "on": we are the first. port: of UDP, 0: any. `found` is called on the
- * table's thread when there is something to take; it must only wake somebody. Asks at once. SN_REFUSED: a contact that is none,
- * a port that is taken, a build without OpenDHT. */
-sn_status sn_dht_open(const char *contact, int port, const uint8_t model[SN_KEY_SIZE], void (*found)(void *), void *ctx,
-                      sn_dht **out, sn_err *err) SN_MUST_USE;
-void sn_dht_close(sn_dht **dht); /* NULL-safe; joins the thread */
+/* Opens the DHT and starts the first search. bootstrap: "HOST:PORT" of any node of the DHT, or "on": this is its first
+ * node. port: UDP, 0: any. `on_found` is called on OpenDHT's thread when sn_dht_next may have an address; it may only
+ * wake another thread. SN_REFUSED: bootstrap is no address, the port is in use, or the build has no OpenDHT. */
+sn_status sn_dht_open(const char *bootstrap, int port, const uint8_t model[SN_KEY_SIZE], void (*on_found)(void *),
+                      void *ctx, sn_dht **out, sn_err *err) SN_MUST_USE;
+void sn_dht_close(sn_dht **dht); /* accepts NULL; joins the thread */
 
-int sn_dht_port(const sn_dht *dht);
-/* Asks again who knows the model. */
+int sn_dht_port(const sn_dht *dht); /* UDP */
+/* Searches again for nodes that serve the model. */
 void sn_dht_search(sn_dht *dht);
-/* Puts up a signpost to us. It lasts ten minutes: do it again before. */
-sn_status sn_dht_offer(sn_dht *dht, const sn_identity *identity, const char *address, int64_t now_unix_ms,
-                       sn_err *err) SN_MUST_USE;
-/* The next address that was found, with its key pinned ("tcp://host:port#key"), checked, each node once. False: none. */
-bool sn_dht_take(sn_dht *dht, int64_t now_unix_ms, char address[SN_ADDRESS_MAX + 2 * SN_KEY_SIZE + 2]);
+/* Publishes this node's record. It expires after ten minutes: publish again before. */
+sn_status sn_dht_publish(sn_dht *dht, const sn_identity *identity, const char *address, int64_t now_unix_ms,
+                         sn_err *err) SN_MUST_USE;
+/* The next address that was found: HOST:PORT#KEY of a record that was verified, each node once. False: there is none.
+ */
+bool sn_dht_next(sn_dht *dht, int64_t now_unix_ms, char address[SN_ADDRESS_MAX + 2 * SN_KEY_SIZE + 2]);
 
 #endif

@@ -1,37 +1,44 @@
-#include "net/codec.h"
+/* The directory (net/directory.h): two sorted arrays of pointers to the same entries. `by_id` holds all entries, for
+ * look-ups and for gossip, which goes by tag; `listed` holds those that are not OFFLINE by (first block, id), which is
+ * the order in which routes are planned.
+ *
+ * An update first decodes the announcement without verifying it and compares its sequence number with the known
+ * entry's, because most announcements that arrive by gossip are known already and verification is what costs. Only a
+ * newer one is verified and replaces the entry. A full directory evicts the entry that expires first, unless that is
+ * the new one. */
+#include "net/directory.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Two sorted arrays of pointers: all entries by id, to find them; the listed ones by (first block, id), to give them
- * out. */
 typedef struct entry {
-    sn_announcement *a; /* only as long as its hashes */
+    sn_announcement *a; /* allocated up to the last hash of its span */
     sn_blob sealed;
-    /* The latest expiry that this node ever gave. An entry is kept until then, though its announcement may end sooner:
-     * otherwise an older announcement with a later expiry could be played back and bring a node back that has left. */
+    /* The latest expiry in any announcement of this node. The entry is kept until then, even if its newest announcement
+     * expires sooner: otherwise an attacker could replay an older announcement with a later expiry, and a node that has
+     * left would be listed again. */
     uint64_t keep_until_unix_ms;
 } entry;
 
 struct sn_directory {
-    entry **by_id, **listed; /* room for `room` each */
-    size_t n, n_listed, room, max;
-    sn_announcement parsed; /* the newest one to be looked at */
+    entry **by_id, **listed; /* (capacity) each */
+    size_t n, n_listed, capacity, max;
+    sn_announcement parsed; /* scratch: the announcement of the current update */
 };
 
-typedef int (*order)(const entry *x, const entry *y);
+typedef int (*entry_order)(const entry *x, const entry *y);
 
 static int by_id(const entry *x, const entry *y) { return memcmp(x->a->node, y->a->node, SN_KEY_SIZE); }
 
-static int by_place(const entry *x, const entry *y) {
+static int by_first_block(const entry *x, const entry *y) {
     if (x->a->first_block != y->a->first_block) return x->a->first_block < y->a->first_block ? -1 : 1;
     return by_id(x, y);
 }
 
 /* -- sorted arrays -- */
 
-/* Where x stands, or would. */
-static size_t find_place(entry *const *array, size_t n, const entry *x, order compare) {
+/* The index of x, or the index at which x would be inserted. */
+static size_t entries_lower_bound(entry *const *array, size_t n, const entry *x, entry_order compare) {
     size_t low = 0, high = n;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -43,16 +50,16 @@ static size_t find_place(entry *const *array, size_t n, const entry *x, order co
     return low;
 }
 
-static void insert(entry **array, size_t *n, entry *x, order compare) {
-    size_t at = find_place(array, *n, x, compare);
+static void entries_insert(entry **array, size_t *n, entry *x, entry_order compare) {
+    size_t at = entries_lower_bound(array, *n, x, compare);
     memmove(array + at + 1, array + at, (*n - at) * sizeof *array);
     array[at] = x;
     ++*n;
 }
 
-/* Does nothing if x is not there. */
-static void take_out(entry **array, size_t *n, const entry *x, order compare) {
-    size_t at = find_place(array, *n, x, compare);
+/* Does nothing if x is not in the array. */
+static void entries_remove(entry **array, size_t *n, const entry *x, entry_order compare) {
+    size_t at = entries_lower_bound(array, *n, x, compare);
     if (at == *n || array[at] != x) return;
     --*n;
     memmove(array + at, array + at + 1, (*n - at) * sizeof *array);
@@ -60,7 +67,7 @@ static void take_out(entry **array, size_t *n, const entry *x, order compare) {
 
 /* -- entries -- */
 
-static void free_entry(entry **e) {
+static void entry_free(entry **e) {
     if (!*e) return;
     free((*e)->sealed.data);
     free((*e)->a);
@@ -68,10 +75,10 @@ static void free_entry(entry **e) {
     *e = NULL;
 }
 
-static void drop(sn_directory *d, entry *e) {
-    take_out(d->listed, &d->n_listed, e, by_place);
-    take_out(d->by_id, &d->n, e, by_id);
-    free_entry(&e);
+static void directory_drop(sn_directory *d, entry *e) {
+    entries_remove(d->listed, &d->n_listed, e, by_first_block);
+    entries_remove(d->by_id, &d->n, e, by_id);
+    entry_free(&e);
 }
 
 sn_status sn_directory_new(sn_directory **out, sn_err *err) {
@@ -85,15 +92,15 @@ void sn_directory_limit(sn_directory *d, size_t max) { d->max = max < SN_DIRECTO
 void sn_directory_free(sn_directory **directory) {
     sn_directory *d = *directory;
     if (!d) return;
-    for (size_t i = 0; i < d->n; i++) free_entry(&d->by_id[i]);
+    for (size_t i = 0; i < d->n; i++) entry_free(&d->by_id[i]);
     free(d->by_id);
     free(d->listed);
     free(d);
     *directory = NULL;
 }
 
-/* Where the node's entry stands, or would. */
-static size_t find_id(const sn_directory *d, const uint8_t *id) {
+/* The index of the node's entry, or the index at which it would be inserted. */
+static size_t directory_lower_bound(const sn_directory *d, const uint8_t *id) {
     size_t low = 0, high = d->n;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -105,52 +112,52 @@ static size_t find_id(const sn_directory *d, const uint8_t *id) {
     return low;
 }
 
-static entry *find(const sn_directory *d, const uint8_t *id) {
-    size_t at = find_id(d, id);
+static entry *directory_find_entry(const sn_directory *d, const uint8_t *id) {
+    size_t at = directory_lower_bound(d, id);
     return at < d->n && !memcmp(d->by_id[at]->a->node, id, SN_KEY_SIZE) ? d->by_id[at] : NULL;
 }
 
-/* SN_OK: newer than what is known. SN_RETRY: the same again, nothing to do. */
-static sn_status compare_known(const entry *known, const sn_announcement *a, const void *data, size_t len, sn_err *err) {
+/* SN_OK: newer than the known one. SN_RETRY: the same bytes again, nothing to do. */
+static sn_status entry_check_sequence(const entry *known, const sn_announcement *a, const void *data, size_t len,
+                                      sn_err *err) {
     if (a->sequence > known->a->sequence) return SN_OK;
-    if (a->sequence < known->a->sequence)
-        return sn_fail(err, SN_REFUSED, "a newer announcement of this node is known");
+    if (a->sequence < known->a->sequence) return sn_fail(err, SN_REFUSED, "a newer announcement of this node is known");
     if (known->sealed.len == len && !memcmp(known->sealed.data, data, len)) return SN_RETRY;
-    return sn_fail(err, SN_REFUSED, "this node says two different things under one sequence number");
+    return sn_fail(err, SN_REFUSED, "this node signed two different announcements with one sequence number");
 }
 
-/* When the directory is full, the entry that ends first makes room; if that is the new one, it stays outside. */
-static sn_status make_room(sn_directory *d, const entry *newcomer, sn_err *err) {
+/* Makes room in a full directory: evicts the entry that expires first; SN_REFUSED if that is the new one. */
+static sn_status directory_evict(sn_directory *d, const entry *newcomer, sn_err *err) {
     if (d->n < d->max) return SN_OK;
     entry *first = d->n ? d->by_id[0] : NULL;
     for (size_t i = 1; i < d->n; i++)
         if (d->by_id[i]->keep_until_unix_ms < first->keep_until_unix_ms) first = d->by_id[i];
     if (!first || newcomer->keep_until_unix_ms <= first->keep_until_unix_ms)
-        return sn_fail(err, SN_REFUSED, "the directory is full with %zu nodes that live longer", d->n);
-    drop(d, first);
+        return sn_fail(err, SN_REFUSED, "the directory is full: its %zu nodes expire later", d->n);
+    directory_drop(d, first);
     return SN_OK;
 }
 
-static sn_status grow(sn_directory *d, sn_err *err) {
-    if (d->n < d->room) return SN_OK;
-    size_t room = d->room ? 2 * d->room : 16;
-    entry **by_id = realloc(d->by_id, room * sizeof(entry *));
+static sn_status directory_grow(sn_directory *d, sn_err *err) {
+    if (d->n < d->capacity) return SN_OK;
+    size_t capacity = d->capacity ? 2 * d->capacity : 16;
+    entry **by_id = realloc(d->by_id, capacity * sizeof(entry *));
     if (by_id) d->by_id = by_id;
-    entry **listed = by_id ? realloc(d->listed, room * sizeof(entry *)) : NULL;
-    if (!listed) return sn_fail(err, SN_STOP, "out of memory: no room for another node");
+    entry **listed = by_id ? realloc(d->listed, capacity * sizeof(entry *)) : NULL;
+    if (!listed) return sn_fail(err, SN_STOP, "out of memory: no space for another node");
     d->listed = listed;
-    d->room = room;
+    d->capacity = capacity;
     return SN_OK;
 }
 
-static sn_status new_entry(const sn_announcement *a, const void *data, size_t len, entry **out, sn_err *err) {
+static sn_status entry_new(const sn_announcement *a, const void *data, size_t len, entry **out, sn_err *err) {
     entry *e;
     sn_status status = sn_calloc(&e, 1, sizeof *e, err);
     if (status) return status;
     status = sn_calloc(&e->a, sn_announcement_size(a), 1, err);
     if (!status) status = sn_calloc(&e->sealed.data, len, 1, err);
     if (status) {
-        free_entry(&e);
+        entry_free(&e);
         return status;
     }
     sn_announcement_copy(e->a, a);
@@ -161,65 +168,66 @@ static sn_status new_entry(const sn_announcement *a, const void *data, size_t le
     return SN_OK;
 }
 
-static sn_news what_is_new(const sn_announcement *before, const sn_announcement *now) {
+static sn_directory_change announcement_diff(const sn_announcement *before, const sn_announcement *now) {
     bool same = before->state == now->state && before->first_block == now->first_block &&
                 before->end_block == now->end_block && !memcmp(before->model, now->model, SN_KEY_SIZE) &&
                 !memcmp(before->curve_key, now->curve_key, SN_KEY_SIZE) && !strcmp(before->address, now->address);
-    return same ? SN_NEWS_FIGURES : SN_NEWS_CHANGE;
+    return same ? SN_CHANGE_STATS : SN_CHANGE_NODE;
 }
 
-/* Puts a verified announcement in the place of what is known of its node. */
-static sn_status put(sn_directory *d, const void *data, size_t len, sn_news *news, sn_err *err) {
-    entry *e = NULL, *known = find(d, d->parsed.node);
-    sn_status status = new_entry(&d->parsed, data, len, &e, err);
+/* Replaces the entry of the node by the verified announcement in d->parsed. */
+static sn_status directory_put(sn_directory *d, const void *data, size_t len, sn_directory_change *change,
+                               sn_err *err) {
+    entry *e = NULL, *known = directory_find_entry(d, d->parsed.node);
+    sn_status status = entry_new(&d->parsed, data, len, &e, err);
     if (status) return status;
-    if (!known) status = make_room(d, e, err);
-    if (!status) status = grow(d, err);
+    if (!known) status = directory_evict(d, e, err);
+    if (!status) status = directory_grow(d, err);
     if (status) {
-        free_entry(&e);
+        entry_free(&e);
         return status;
     }
-    *news = known ? what_is_new(known->a, e->a) : SN_NEWS_CHANGE;
+    *change = known ? announcement_diff(known->a, e->a) : SN_CHANGE_NODE;
     if (known) {
         if (known->keep_until_unix_ms > e->keep_until_unix_ms) e->keep_until_unix_ms = known->keep_until_unix_ms;
-        drop(d, known);
+        directory_drop(d, known);
     }
-    insert(d->by_id, &d->n, e, by_id);
-    if (e->a->state != SN_NODE_OFFLINE) insert(d->listed, &d->n_listed, e, by_place);
+    entries_insert(d->by_id, &d->n, e, by_id);
+    if (e->a->state != SN_NODE_OFFLINE) entries_insert(d->listed, &d->n_listed, e, by_first_block);
     return SN_OK;
 }
 
-sn_status sn_directory_learn(sn_directory *d, const void *data, size_t len, int64_t now_unix_ms, sn_news *news,
-                             uint64_t *tag, sn_err *err) {
-    *news = SN_NEWS_NONE;
+sn_status sn_directory_update(sn_directory *d, const void *data, size_t len, int64_t now_unix_ms,
+                              sn_directory_change *change, uint64_t *tag, sn_err *err) {
+    *change = SN_CHANGE_NONE;
     if (len <= SN_SIGNATURE_SIZE || len > SN_ANNOUNCEMENT_SIZE_MAX)
-        return sn_fail(err, SN_REFUSED, "an announcement of %zu bytes is none", len);
+        return sn_fail(err, SN_REFUSED, "%zu bytes are no announcement", len);
     sn_status status = sn_announcement_parse(data, len - SN_SIGNATURE_SIZE, &d->parsed, err);
     if (status) return status;
     *tag = sn_node_tag(d->parsed.node);
-    const entry *known = find(d, d->parsed.node);
-    status = known ? compare_known(known, &d->parsed, data, len, err) : SN_OK;
+    const entry *known = directory_find_entry(d, d->parsed.node);
+    status = known ? entry_check_sequence(known, &d->parsed, data, len, err) : SN_OK;
     if (status) return status == SN_RETRY ? SN_OK : status;
     status = sn_announcement_open(data, len, now_unix_ms, &d->parsed, err);
-    return status ? status : put(d, data, len, news, err);
+    return status ? status : directory_put(d, data, len, change, err);
 }
 
-sn_status sn_directory_take(sn_directory *d, const void *data, size_t len, int64_t now_unix_ms, sn_err *err) {
-    sn_news news;
+sn_status sn_directory_add(sn_directory *d, const void *data, size_t len, int64_t now_unix_ms, sn_err *err) {
+    sn_directory_change change;
     uint64_t tag;
-    return sn_directory_learn(d, data, len, now_unix_ms, &news, &tag, err);
+    return sn_directory_update(d, data, len, now_unix_ms, &change, &tag, err);
 }
 
 void sn_directory_expire(sn_directory *d, int64_t now_unix_ms) {
     uint64_t now = now_unix_ms > 0 ? (uint64_t)now_unix_ms : 0;
     size_t n = 0, n_listed = 0;
-    for (size_t i = 0; i < d->n_listed; i++) /* first: these point to what the second loop frees */
+    for (size_t i = 0; i < d->n_listed; i++) /* first: `listed` points to entries that the second loop frees */
         if (d->listed[i]->a->expires_unix_ms > now) d->listed[n_listed++] = d->listed[i];
     for (size_t i = 0; i < d->n; i++) {
         if (d->by_id[i]->keep_until_unix_ms > now)
             d->by_id[n++] = d->by_id[i];
         else
-            free_entry(&d->by_id[i]);
+            entry_free(&d->by_id[i]);
     }
     d->n = n;
     d->n_listed = n_listed;
@@ -229,17 +237,17 @@ size_t sn_directory_count(const sn_directory *d) { return d->n_listed; }
 const sn_announcement *sn_directory_at(const sn_directory *d, size_t i) { return d->listed[i]->a; }
 const sn_blob *sn_directory_sealed_at(const sn_directory *d, size_t i) { return &d->listed[i]->sealed; }
 
-size_t sn_directory_words(const sn_directory *d) { return d->n; }
-const sn_announcement *sn_directory_word(const sn_directory *d, size_t i) { return d->by_id[i]->a; }
-const sn_blob *sn_directory_word_sealed(const sn_directory *d, size_t i) { return &d->by_id[i]->sealed; }
+size_t sn_directory_known_count(const sn_directory *d) { return d->n; }
+const sn_announcement *sn_directory_known_at(const sn_directory *d, size_t i) { return d->by_id[i]->a; }
+const sn_blob *sn_directory_known_sealed_at(const sn_directory *d, size_t i) { return &d->by_id[i]->sealed; }
 
 size_t sn_directory_seek(const sn_directory *d, uint64_t tag) {
     uint8_t id[SN_KEY_SIZE] = {0};
     for (int i = 0; i < 8; i++) id[i] = (uint8_t)(tag >> (56 - 8 * i));
-    return find_id(d, id);
+    return directory_lower_bound(d, id);
 }
 
 const sn_announcement *sn_directory_find(const sn_directory *d, const uint8_t id[SN_KEY_SIZE]) {
-    const entry *e = find(d, id);
+    const entry *e = directory_find_entry(d, id);
     return e ? e->a : NULL;
 }

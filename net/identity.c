@@ -9,7 +9,7 @@
 
 enum { HEX_SIZE = 2 * SN_KEY_SIZE, Z85_SIZE = 41, FILE_SIZE_MAX = 512 };
 
-static const char file_head[] = "swarm identity 1\n";
+static const char file_header[] = "swarm identity 1\n";
 
 /* -- keys -- */
 
@@ -18,7 +18,9 @@ static sn_status sign_public(const uint8_t secret[SN_KEY_SIZE], uint8_t out[SN_K
     EVP_PKEY *key = EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, NULL, secret, SN_KEY_SIZE);
     bool good = key && EVP_PKEY_get_raw_public_key(key, out, &len) == 1 && len == SN_KEY_SIZE;
     EVP_PKEY_free(key);
-    return good ? SN_OK : sn_fail(err, SN_STOP, "OpenSSL cannot make an Ed25519 key: is Ed25519 switched off there?");
+    return good ? SN_OK
+                : sn_fail(err, SN_STOP,
+                          "OpenSSL cannot make an Ed25519 key: check that its configuration allows Ed25519");
 }
 
 static sn_status curve_public(const uint8_t secret[SN_KEY_SIZE], uint8_t out[SN_KEY_SIZE], sn_err *err) {
@@ -29,7 +31,6 @@ static sn_status curve_public(const uint8_t secret[SN_KEY_SIZE], uint8_t out[SN_
     return good ? SN_OK : sn_fail(err, SN_STOP, "this libzmq was built without CURVE: install one that has it");
 }
 
-/* A fresh CURVE secret is 32 random bytes, which libzmq's key agreement brings into the form X25519 wants. */
 sn_status sn_identity_complete(sn_identity *identity, sn_err *err) {
     sn_status status = sign_public(identity->sign_secret, identity->id, err);
     return status ? status : curve_public(identity->curve_secret, identity->curve_key, err);
@@ -38,7 +39,7 @@ sn_status sn_identity_complete(sn_identity *identity, sn_err *err) {
 sn_status sn_identity_new(sn_identity *out, sn_err *err) {
     *out = (sn_identity){0};
     sn_random(out->sign_secret, sizeof out->sign_secret);
-    sn_random(out->curve_secret, sizeof out->curve_secret);
+    sn_random(out->curve_secret, sizeof out->curve_secret); /* libzmq clamps them as X25519 requires */
     return sn_identity_complete(out, err);
 }
 
@@ -70,7 +71,7 @@ bool sn_verify(const uint8_t id[SN_KEY_SIZE], const void *data, size_t len,
 sn_status sn_identity_save(const sn_identity *identity, const char *path, sn_err *err) {
     char text[FILE_SIZE_MAX], sign[HEX_SIZE + 1], curve[HEX_SIZE + 1];
     int len =
-        snprintf(text, sizeof text, "%ssign %s\ncurve %s\n", file_head,
+        snprintf(text, sizeof text, "%ssign %s\ncurve %s\n", file_header,
                  sn_hex(identity->sign_secret, SN_KEY_SIZE, sign), sn_hex(identity->curve_secret, SN_KEY_SIZE, curve));
     sn_status status = sn_secret_save(path, text, (size_t)len, "an identity", err);
     explicit_bzero(text, sizeof text);
@@ -79,7 +80,7 @@ sn_status sn_identity_save(const sn_identity *identity, const char *path, sn_err
     return status;
 }
 
-/* "word <64 hexadecimal digits>\n"; moves *at behind it. */
+/* Reads "word <64 hexadecimal digits>\n" and moves *at past it. */
 static bool parse_line(const char **at, const char *word, uint8_t out[SN_KEY_SIZE]) {
     char digits[HEX_SIZE + 1];
     size_t len = strlen(word);
@@ -96,8 +97,8 @@ static bool parse_line(const char **at, const char *word, uint8_t out[SN_KEY_SIZ
 
 static bool parse_file(const char *text, size_t len, sn_identity *out) {
     const char *at = text;
-    if (strlen(text) != len || strncmp(at, file_head, strlen(file_head)) != 0) return false;
-    at += strlen(file_head);
+    if (strlen(text) != len || strncmp(at, file_header, strlen(file_header)) != 0) return false;
+    at += strlen(file_header);
     return parse_line(&at, "sign ", out->sign_secret) && parse_line(&at, "curve ", out->curve_secret) && !*at;
 }
 

@@ -1,10 +1,19 @@
-/* The messages of the swarm, declared once.
+/* The messages of the swarm, each declared once.
  *
- * On the wire a message is frame 0, a msgpack map from field name to value with "kind" (its name below) and "request"
- * (chosen by the asker, echoed by the answer), then one frame for its tensor if it has one: raw little-endian elements,
- * rows contiguous, moved without a copy. From the lists below come the structs, the encoder, the decoder with its limits,
- * the fuzz target and the tables of docs/PROTOCOL.md. A decoder takes a map in any order, ignores fields that it does not
- * know, and refuses a field that is missing, of another type, or beyond its limit. */
+ * On the wire a message is frame 0, a msgpack map from field name to value with "kind" (the name of the message in
+ * lower case) and "correlation_id" (chosen by the sender of a request, echoed by the answer). If the message carries a
+ * tensor the map describes it, and frame 1 is its data: raw little-endian elements, rows contiguous, moved without a
+ * copy.
+ *
+ * The lists SN_FIELDS_X below are the source of the structs sn_msg_x, of the encoder, of the decoder with its limits,
+ * and of the fuzz target; docs/PROTOCOL.md explains the same fields to programs in other languages (scripts/check.py
+ * compares the two). A decoder accepts a map in any order, ignores unknown fields, and refuses a field that is missing,
+ * of another type, or beyond its limit.
+ *
+ * The central type is sn_msg: its kind, its correlation id, its tensor, and a union of the structs of all kinds. A
+ * message belongs to one owner at a time; sn_transport_send (net/transport/transport.h) takes it over. The functions
+ * here have no state and may be called on any thread. Errors: SN_REFUSED for bytes or values that are no such message,
+ * SN_STOP when memory is out. */
 #ifndef SN_NET_MESSAGE_H
 #define SN_NET_MESSAGE_H
 
@@ -13,190 +22,352 @@
 #include "base/mem.h"
 
 enum {
-    SN_PROTOCOL = 2,              /* both sides of a connection must speak the same */
-    SN_KEY_SIZE = 32,             /* a CURVE (X25519) or Ed25519 public key */
-    SN_SESSION_ID_SIZE = 16,      /* opaque, chosen by the client at random */
-    SN_ADDRESS_MAX = 255,         /* "tcp://host:port" */
-    SN_HOPS_MAX = 64,             /* nodes in a chain */
-    SN_PAST_TOKENS_MAX = 512,     /* of a past, in one message */
-    SN_SAMPLES_MAX = 1024,        /* of a batch, in one message */
-    SN_ANNOUNCEMENTS_MAX = 256,   /* in one message */
+    SN_PROTOCOL_VERSION = 3,         /* both sides of a connection must use the same */
+    SN_KEY_SIZE = 32,                /* bytes of a CURVE (X25519) or Ed25519 public key */
+    SN_SESSION_ID_SIZE = 16,         /* bytes, opaque, chosen by the client at random */
+    SN_ADDRESS_MAX = 255,            /* bytes of HOST:PORT */
+    SN_HOPS_MAX = 64,                /* nodes in a chain */
+    SN_KV_TRANSFER_TOKENS_MAX = 512, /* tokens whose KV pages one message carries */
+    SN_SAMPLES_MAX = 1024,           /* sequences of a training batch, in one message */
+    SN_ANNOUNCEMENTS_MAX = 256,      /* announcements in one message */
     SN_ANNOUNCEMENT_SIZE_MAX = 16384,
-    SN_PADDINGS_MAX = 16,         /* in a PING */
+    SN_PADDINGS_MAX = 16, /* blobs in a PING */
     SN_TEXT_SIZE_MAX = 511,
-    SN_FLOW_MAX = 40,             /* what a client calls the work that its sessions and steps belong to */
-    SN_MAP_SIZE_MAX = 5 << 20,    /* frame 0 */
-    SN_ADAPTERS_MAX = 8,          /* that a node publishes */
+    SN_REQUEST_ID_MAX = 40,    /* bytes of the client's name for the work that sessions and steps belong to */
+    SN_MAP_SIZE_MAX = 5 << 20, /* bytes of frame 0 */
+    SN_ADAPTERS_MAX = 8,       /* adapters that a node publishes */
     SN_ADAPTER_NAME_MAX = 63,
-    SN_STEPS_AHEAD_MAX = 8,       /* steps of a session that wait behind the one in work */
+    SN_PREFILL_DEPTH_MAX = 8, /* steps of a session that wait at a node, beside the one in computation */
     SN_TENSOR_RANK_MAX = 4,
     SN_TENSOR_SIZE_MAX = 1 << 30, /* bytes of the tensor frame */
 };
 
-/* Field kinds used in the lists:
- *   U64(name)          unsigned integer
- *   KEY(name)          32 bytes, a key or hash
- *   SID(name)          16 bytes, a session id
- *   STR(name, max)     text of at most max bytes of printable UTF-8 (it ends on people's terminals), NUL-terminated in
- *                      the struct; bytes that are not are sent as question marks, and refused when they come
- *   LIST(name, type, max)  array of at most max elements of the struct sn_<type>, in heap memory owned by the message
- *   BLOBS(name, max)   array of at most max byte strings of at most SN_ANNOUNCEMENT_SIZE_MAX bytes, heap, owned */
+/* Types of fields in the lists:
+ *   U64(name)              unsigned integer
+ *   KEY(name)              32 bytes, a key or a hash
+ *   SID(name)              16 bytes, a session id
+ *   STR(name, max)         text of at most max bytes of printable UTF-8, because it is shown on terminals, and a NUL in
+ *                          the struct; the encoder replaces other bytes by question marks, the decoder refuses them
+ *   LIST(name, type, max)  array of at most max structs sn_<type>, on the heap, owned by the message
+ *   BLOBS(name, max)       array of at most max byte strings of at most SN_ANNOUNCEMENT_SIZE_MAX bytes each, also on
+ *                          the heap and owned by the message
+ *
+ * The comment of a request says which program sends it to which, and what it means; the list of its answer X_REPLY,
+ * which goes back to the sender, follows right after it. Sizes are in bytes, *_us in microseconds, *_ms in
+ * milliseconds. Blocks are [first_block, end_block). A hash is SHA-256. */
 
-/* A stop on the way of a pushed step: where to send the output next. */
-#define SN_FIELDS_HOP(U64, KEY, SID, STR, LIST, BLOBS)                                                                 \
-    STR(address, SN_ADDRESS_MAX) /* where the node listens */                                                          \
-    KEY(curve_key)               /* its CURVE key: the connection reaches nobody else */                               \
-    SID(session)                 /* the client's session at that node */                                              \
-    U64(dtype)                   /* as what the hidden states go there, numbered as in reply_dtype */                  \
-    KEY(timeline)                /* hash that the step builds on there */
+/* One field a line, which clang-format would join. */
+/* clang-format off */
 
-/* What a step cost at one node, and where its timeline stands afterwards. */
+/* -- structs inside messages -- */
+
+/* An entry of STEP's route: a node that the step is pushed to, after the node before it has computed its blocks. */
+#define SN_FIELDS_ROUTE_ENTRY(U64, KEY, SID, STR, LIST, BLOBS)                                                         \
+    STR(address, SN_ADDRESS_MAX) /* HOST:PORT at which the node listens */                                             \
+    KEY(curve_key)               /* the node's CURVE key: the connection opens to no other node */                     \
+    SID(session)                 /* the client's session at that node */                                               \
+    U64(dtype)                   /* of the hidden states on their way to that node, numbered as in reply_dtype */      \
+    KEY(timeline)                /* timeline hash at the step's position in that session; all zero: as in STEP */
+
+/* What a step cost at one node, and where the node's timeline stands after it. */
 #define SN_FIELDS_TRACE(U64, KEY, SID, STR, LIST, BLOBS)                                                               \
     KEY(node)        /* node id (Ed25519 public key) */                                                                \
-    KEY(timeline)    /* hash after the step */                                                                         \
-    U64(first_block) U64(end_block)                                                                                    \
-    U64(queue_us)    /* from arrival to the beginning of the computation */                                           \
-    U64(compute_us)  /* the pass over the span that held this step */                                                 \
-    U64(node_us)     /* from arrival of the message to sending on: queue, compute and handling */
+    KEY(timeline)    /* timeline hash after the step */                                                                \
+    U64(first_block) /* of the session */                                                                              \
+    U64(end_block)   /* exclusive */                                                                                   \
+    U64(queue_us)    /* from arrival to the beginning of the computation */                                            \
+    U64(compute_us)  /* of the forward pass over the span that held this step */                                       \
+    U64(node_us)     /* from arrival of the message to sending on: queue, computation and handling */
 
-/* Ask a node for the announcements it knows, and tell it ours. model: all zero for every model. Blocks: of nodes that have
- * any of them; end_block 0: of all. Tags (the first 8 bytes of ids, big-endian): of nodes in this range; to_tag 0: to the last.
- * known: one blob of 16 bytes for each node of the range that the asker knows, ordered: tag and newest sequence, big-endian;
- * only what is newer is answered. */
+/* An element of token_timelines in KV_PUT and KV_GET_REPLY. */
+#define SN_FIELDS_TOKEN_TIMELINE(U64, KEY, SID, STR, LIST, BLOBS)                                                      \
+    KEY(timeline) /* the sender's timeline hash after this token */
+
+/* A sequence of a training batch. */
+#define SN_FIELDS_SAMPLE(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
+    U64(tokens) /* of this sequence */
+
+/* An adapter that a node's owner publishes. */
+#define SN_FIELDS_ADAPTER_INFO(U64, KEY, SID, STR, LIST, BLOBS)                                                        \
+    STR(name, SN_ADAPTER_NAME_MAX) /* what the owner calls it; another node may use another name */                    \
+    KEY(hash)                      /* SHA-256 of its image: what OPEN names it by */
+
+/* -- membership -- */
+
+/* PEERS, from a client or a node to a node, answered by PEERS_REPLY: asks for announcements that the node knows, and
+ * hands over announcements of the sender. `model`, the blocks and the tags restrict the answer; a tag is the first 8
+ * bytes of a node id, big-endian. `known` is one blob with 16 bytes for each node of the tag range that the asker
+ * knows, in the order of tags: its tag and the newest sequence, big-endian. */
 #define SN_FIELDS_PEERS(U64, KEY, SID, STR, LIST, BLOBS)                                                               \
-    U64(protocol) KEY(model) U64(first_block) U64(end_block) U64(from_tag) U64(to_tag) BLOBS(known, 1)                 \
-    BLOBS(announcements, SN_ANNOUNCEMENTS_MAX)
-/* next: there is more, to be asked for from this tag on; 0: that is all. */
-#define SN_FIELDS_PEERS_ARE(U64, KEY, SID, STR, LIST, BLOBS) U64(next) BLOBS(announcements, SN_ANNOUNCEMENTS_MAX)
+    U64(protocol)                              /* SN_PROTOCOL_VERSION */                                               \
+    KEY(model)                                 /* only nodes that serve it; all zero: every model */                   \
+    U64(first_block)                           /* only nodes that serve a block of [first_block, end_block) */         \
+    U64(end_block)                             /* exclusive; 0: any block */                                           \
+    U64(from_tag)                              /* only nodes with a tag in [from_tag, to_tag] */                       \
+    U64(to_tag)                                /* inclusive; 0: up to the last tag */                                  \
+    BLOBS(known, 1)                            /* nodes that the asker knows: tag, sequence, 16 bytes each */          \
+    BLOBS(announcements, SN_ANNOUNCEMENTS_MAX) /* sealed (net/directory.h), that the sender hands over */
 
-/* Answered at once: the time until then is the round trip. With padding, bytes that nobody looks at, it is how long so much
- * takes on the way there. */
-#define SN_FIELDS_PING(U64, KEY, SID, STR, LIST, BLOBS) BLOBS(padding, SN_PADDINGS_MAX)
-#define SN_FIELDS_PONG(U64, KEY, SID, STR, LIST, BLOBS) U64(padding_bytes)
+/* PEERS_REPLY: the announcements that were asked for and are newer than those in `known`, in the order of tags. */
+#define SN_FIELDS_PEERS_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                         \
+    U64(next_tag)                              /* more follow: ask again with this from_tag; 0: these are all */       \
+    BLOBS(announcements, SN_ANNOUNCEMENTS_MAX) /* sealed */
 
-/* In a private swarm the first message either way: the sender holds the swarm's key (net/members.h). */
-#define SN_FIELDS_ADMIT(U64, KEY, SID, STR, LIST, BLOBS) KEY(proof)
+/* PING, from any program to a node, answered by PONG at once: the time until the answer is the round trip; with
+ * padding, it also measures the bandwidth to the node. */
+#define SN_FIELDS_PING(U64, KEY, SID, STR, LIST, BLOBS)                                                                \
+    BLOBS(padding, SN_PADDINGS_MAX) /* bytes without a meaning */
 
-/* Open a session over blocks [first_block, end_block), which must lie within the node's span. predecessor: CURVE key of
- * the node that may push steps into this session; source: of the node that may put a past into it (KV_PUT) before its owner
- * goes on there (RESUME); all zero: none. tuning: what is added to the weights, as told by TUNE; all zero: nothing. flow: for
- * logs, the same at every node of a chain. */
+#define SN_FIELDS_PONG(U64, KEY, SID, STR, LIST, BLOBS)                                                                \
+    U64(padding_bytes) /* received */
+
+/* ADMIT, the first message in each direction of a connection in a private swarm: proves that the sender holds the
+ * swarm's key (net/transport/private_swarm.h). */
+#define SN_FIELDS_ADMIT(U64, KEY, SID, STR, LIST, BLOBS)                                                               \
+    KEY(proof) /* HMAC-SHA256 over the CURVE keys of sender and receiver */
+
+/* -- sessions -- */
+
+/* OPEN, client to node, answered by OPEN_REPLY: opens a session over blocks that lie within the node's span. */
 #define SN_FIELDS_OPEN(U64, KEY, SID, STR, LIST, BLOBS)                                                                \
-    U64(protocol) SID(session) KEY(model) U64(first_block) U64(end_block) U64(max_tokens) KEY(predecessor)   \
-    KEY(source) KEY(tuning) STR(flow, SN_FLOW_MAX)
-#define SN_FIELDS_OPENED(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
-    SID(session) U64(step_tokens_max) /* longest step that the node takes */                                           \
-    U64(steps_ahead_max)              /* steps that may be sent before the one before them is answered */
+    U64(protocol)                      /* SN_PROTOCOL_VERSION */                                                       \
+    SID(session)                       /* chosen by the client at random */                                            \
+    KEY(model)                         /* model id, as in announcements */                                             \
+    U64(first_block)                                                                                                   \
+    U64(end_block)                     /* exclusive */                                                                 \
+    U64(max_tokens)                    /* longest timeline, at most the model's context */                             \
+    KEY(predecessor)                   /* CURVE key of the node that may push steps here; all zero: none */            \
+    KEY(kv_source)                     /* CURVE key of the node that may send KV_PUT; all zero: none */                \
+    KEY(adapter)                       /* hash of the adapter added to the weights, see ADAPTER_PUT; all zero: none */ \
+    STR(request_id, SN_REQUEST_ID_MAX) /* for log lines: the same at every node of a chain */
 
-/* Run `tensor` (tokens, n_embd) through the session's blocks. position: of the first token; behind the session's end is a
- * rewind, beyond it is refused. timeline: hash of the session's past before `position`; all zero: where the step before ended. step: 1, 2, 3, ...; the same number
- * again gives the same answer again. route: the nodes that follow when the output is to be pushed on; trace: what the step
- * cost so far (filled by the nodes of a pushed chain). reply_dtype: of the tensor in the answer. receipt: 1 asks each node
- * for its receipt (net/receipt.h), which goes on behind those that came. */
+#define SN_FIELDS_OPEN_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                          \
+    SID(session)                                                                                                       \
+    U64(step_tokens_max)   /* tokens of the longest step that the node accepts */                                      \
+    U64(prefill_depth_max) /* steps that may be sent before the step in computation is answered */
+
+/* STEP, client to node or node to node, answered by STEP_REPLY: runs the tensor, hidden states (tokens, n_embd),
+ * through the session's blocks. Where the route is not empty, the node sends its output to the first node of the route,
+ * as a STEP of the same correlation_id; the last node answers the client. */
 #define SN_FIELDS_STEP(U64, KEY, SID, STR, LIST, BLOBS)                                                                \
-    SID(session) U64(step) U64(position) U64(reply_dtype) KEY(timeline)                                                \
-    LIST(route, hop, SN_HOPS_MAX) LIST(trace, trace, SN_HOPS_MAX)                                                      \
-    U64(receipt) BLOBS(receipts, SN_HOPS_MAX) STR(flow, SN_FLOW_MAX)
-/* The answer of the last node of the chain, with the hidden states (tokens, n_embd). */
-#define SN_FIELDS_RESULT(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
-    SID(session) U64(step) LIST(trace, trace, SN_HOPS_MAX) BLOBS(receipts, SN_HOPS_MAX)
+    SID(session)                          /* at the node that the message goes to */                                   \
+    U64(step)                             /* 1, 2, 3, ...; a repeated number is only answered again */                 \
+    U64(position)                         /* of the first token; below the session's end: a rewind */                  \
+    U64(reply_dtype)                      /* of the tensor in the answer: 0 F32, 1 F16, 2 BF16, 3 Q8 */                \
+    KEY(timeline)                         /* timeline hash at position; all zero: after the step before */             \
+    LIST(route, route_entry, SN_HOPS_MAX) /* the nodes after this one, in order */                                     \
+    LIST(trace, trace, SN_HOPS_MAX)       /* one for each node that the step went through; empty from a client */      \
+    U64(wants_receipt)                    /* 1: every node adds its receipt (net/receipt.h) */                         \
+    BLOBS(receipts, SN_HOPS_MAX)          /* of the nodes so far; empty from a client */                               \
+    STR(request_id, SN_REQUEST_ID_MAX)    /* as in OPEN */
 
-/* A past moves. Its tensor is float32 (blocks, 2, tokens, n_kv_heads * head_dim): of each block the keys, then the values.
- * A mark is the timeline's hash behind one more token. */
-#define SN_FIELDS_MARK(U64, KEY, SID, STR, LIST, BLOBS) KEY(timeline)
-/* The owner asks: copy this session's past of blocks [first_block, end_block) to the session `target` at another node, which
- * holds its first `position` tokens already, and keep it up to date from then on. Asked again for the same target: answer once
- * it is. */
+/* STEP_REPLY, from the last node of the route to the client, with the hidden states (tokens, n_embd). */
+#define SN_FIELDS_STEP_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                          \
+    SID(session)                    /* at the last node */                                                             \
+    U64(step)                                                                                                          \
+    LIST(trace, trace, SN_HOPS_MAX) /* one for each node, in order */                                                  \
+    BLOBS(receipts, SN_HOPS_MAX)    /* one for each node if they were asked for, in order */
+
+/* CLOSE, client to node, answered by CLOSE_REPLY also where the session is not known: frees the session. */
+#define SN_FIELDS_CLOSE(U64, KEY, SID, STR, LIST, BLOBS)                                                               \
+    SID(session)
+
+#define SN_FIELDS_CLOSE_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                         \
+    SID(session)
+
+/* DRAINING, node to the owner of a session, with correlation_id 0 and without an answer: the node leaves; it serves the
+ * session until it is closed or the time for draining ends. */
+#define SN_FIELDS_DRAINING(U64, KEY, SID, STR, LIST, BLOBS)                                                            \
+    SID(session)
+
+/* -- KV migration -- */
+
+/* A tensor of KV pages is F32 (blocks, 2, tokens, n_kv_heads * head_dim): for each block of the session its keys
+ * (rotated), then its values. */
+
+/* KV_SEND, client to node, answered by KV_SEND_REPLY: copies this session's KV cache of blocks [first_block, end_block)
+ * to the session `target` at another node, and keeps the copy up to date from then on. The same request again is
+ * answered when the copy is complete. */
 #define SN_FIELDS_KV_SEND(U64, KEY, SID, STR, LIST, BLOBS)                                                             \
-    SID(session) U64(first_block) U64(end_block) U64(position) STR(address, SN_ADDRESS_MAX) KEY(curve_key) SID(target)
-#define SN_FIELDS_KV_SENT(U64, KEY, SID, STR, LIST, BLOBS) SID(session) U64(length) KEY(timeline)
-/* The owner or its source writes the past from `position` on (below the end it is a rewind). origin: hash that the sender's
- * timeline begins with; before: the one at `position`, which the part builds on; hash: SHA-256 of the tensor's bytes. The
- * answer says where the past ends now. */
+    SID(session)                 /* at the node that the message goes to, which sends */                               \
+    U64(first_block)                                                                                                   \
+    U64(end_block)               /* exclusive */                                                                       \
+    U64(position)                /* tokens that the target holds already */                                            \
+    STR(address, SN_ADDRESS_MAX) /* HOST:PORT of the other node */                                                     \
+    KEY(curve_key)               /* of the other node */                                                               \
+    SID(target)                  /* the client's session there, opened with this node as its kv_source */
+
+#define SN_FIELDS_KV_SEND_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                       \
+    SID(session)                                                                                                       \
+    U64(length)   /* tokens that the target holds now */                                                               \
+    KEY(timeline) /* this session's timeline hash after them */
+
+/* KV_PUT, node (kv_source) or client to node, answered by KV_PUT_REPLY: writes the KV pages of some tokens into a
+ * session; a position below the session's end rewinds it. Where the receiver's timeline has another hash at position
+ * nothing is written, and the answer's length is 0. */
 #define SN_FIELDS_KV_PUT(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
-    SID(session) U64(position) KEY(origin) KEY(before) KEY(hash) LIST(marks, mark, SN_PAST_TOKENS_MAX)
-#define SN_FIELDS_KV_TAKEN(U64, KEY, SID, STR, LIST, BLOBS) SID(session) U64(length)
-/* The owner reads it. */
-#define SN_FIELDS_KV_GET(U64, KEY, SID, STR, LIST, BLOBS) SID(session) U64(position) U64(tokens)
-#define SN_FIELDS_KV_PART(U64, KEY, SID, STR, LIST, BLOBS)                                                             \
-    SID(session) U64(position) KEY(origin) KEY(before) KEY(hash) LIST(marks, mark, SN_PAST_TOKENS_MAX)
-/* The owner goes on at `position`: its next step will be `step` + 1, pushed by `predecessor` (as in OPEN). Nobody puts a past
- * into the session any more. The answer: how much of these tokens is there, and the hash behind them. */
-#define SN_FIELDS_RESUME(U64, KEY, SID, STR, LIST, BLOBS)  SID(session) U64(position) U64(step) KEY(predecessor)
-#define SN_FIELDS_RESUMED(U64, KEY, SID, STR, LIST, BLOBS) SID(session) U64(length) KEY(timeline)
-/* To the owner of a session, unasked: the node leaves; it serves on until the session is moved or its time is up. */
-#define SN_FIELDS_LEAVING(U64, KEY, SID, STR, LIST, BLOBS) SID(session)
+    SID(session)                                                     /* at the node that the message goes to */        \
+    U64(position)                                                    /* of the first token */                          \
+    KEY(origin)                                                      /* first hash of the sender's timeline */         \
+    KEY(timeline)                                                    /* the sender's timeline hash at position */      \
+    KEY(tensor_hash)                                                 /* SHA-256 of the tensor's bytes */               \
+    LIST(token_timelines, token_timeline, SN_KV_TRANSFER_TOKENS_MAX) /* one for each token */
 
-/* Training through frozen blocks. A tuning (blocks/tuning.h) is what a client has trained: its tensor is F32 (n), the
- * bytes of a safetensors image, whose length is a multiple of four. Held until others need the room; hash: SHA-256 of
- * the image. */
-#define SN_FIELDS_TUNE(U64, KEY, SID, STR, LIST, BLOBS)  U64(protocol) KEY(model) KEY(hash)
-#define SN_FIELDS_TUNED(U64, KEY, SID, STR, LIST, BLOBS) KEY(hash) U64(bytes)
-/* Which adapters a node's owner publishes, for everybody's sessions: hash names them in OPEN. */
-#define SN_FIELDS_ADAPTER_TOLD(U64, KEY, SID, STR, LIST, BLOBS) STR(name, SN_ADAPTER_NAME_MAX) KEY(hash)
-#define SN_FIELDS_ADAPTERS(U64, KEY, SID, STR, LIST, BLOBS)     U64(protocol)
-#define SN_FIELDS_ADAPTERS_ARE(U64, KEY, SID, STR, LIST, BLOBS) KEY(model) LIST(adapters, adapter_told, SN_ADAPTERS_MAX)
-/* A batch of sequences, each from position 0, one behind the other: FORWARD's tensor is (rows, n_embd), the hidden
- * states that enter first_block; the answer those that leave end_block - 1. BACKWARD's is (2, rows, n_embd): the same,
- * then the gradients of what leaves; the answer's is (n): rows * n_embd gradients of what enters, then for each
- * sequence those of the tuning's tensors of these blocks. tuning: as told by TUNE; all zero: none. keep, of FORWARD: 1
- * when a BACKWARD of the same will come, so that the node may keep for a minute what that would compute again; it need not. */
-#define SN_FIELDS_SAMPLE(U64, KEY, SID, STR, LIST, BLOBS) U64(tokens) /* of one sequence */
+#define SN_FIELDS_KV_PUT_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                        \
+    SID(session)                                                                                                       \
+    U64(length)  /* tokens of the session now: the next KV_PUT goes on here */
+
+/* KV_GET, client to node, answered by KV_GET_REPLY: reads the KV pages of some tokens of a session. */
+#define SN_FIELDS_KV_GET(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
+    SID(session)                                                                                                       \
+    U64(position) /* of the first token */                                                                             \
+    U64(tokens)   /* at most; the answer may hold fewer */
+
+/* KV_GET_REPLY, with the fields and the tensor of a KV_PUT. */
+#define SN_FIELDS_KV_GET_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                        \
+    SID(session)                                                                                                       \
+    U64(position)                                                    /* of the first token */                          \
+    KEY(origin)                                                      /* first hash of the node's timeline */           \
+    KEY(timeline)                                                    /* the node's timeline hash at position */        \
+    KEY(tensor_hash)                                                 /* SHA-256 of the tensor's bytes */               \
+    LIST(token_timelines, token_timeline, SN_KV_TRANSFER_TOKENS_MAX) /* one for each token */
+
+/* RESUME, client to node, answered by RESUME_REPLY: the client goes on with a session whose KV cache came by KV_PUT or
+ * whose chain has changed. No KV_PUT is accepted after it. */
+#define SN_FIELDS_RESUME(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
+    SID(session)                                                                                                       \
+    U64(position)    /* at which the next step begins */                                                               \
+    U64(step)        /* the next step has this number + 1 */                                                           \
+    KEY(predecessor) /* as in OPEN, from now on */
+
+#define SN_FIELDS_RESUME_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                        \
+    SID(session)                                                                                                       \
+    U64(length)   /* tokens up to position that the node holds; steps supply the others */                             \
+    KEY(timeline) /* timeline hash after them */
+
+/* -- adapters and training -- */
+
+/* ADAPTER_PUT, client to node, answered by ADAPTER_PUT_REPLY: gives the node an adapter (LoRA or prompt,
+ * blocks/adapter.h), which it holds until others need the memory. The tensor is F32 (n): the bytes of a safetensors
+ * image, whose length is a multiple of four. */
+#define SN_FIELDS_ADAPTER_PUT(U64, KEY, SID, STR, LIST, BLOBS)                                                         \
+    U64(protocol) /* SN_PROTOCOL_VERSION */                                                                            \
+    KEY(model)                                                                                                         \
+    KEY(hash)     /* SHA-256 of the image: the adapter's name from now on */
+
+#define SN_FIELDS_ADAPTER_PUT_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                   \
+    KEY(hash)                                                                                                          \
+    U64(bytes) /* that the adapter takes at the node */
+
+/* ADAPTERS, client to node, answered by ADAPTERS_REPLY: which adapters the node's owner publishes for all clients. */
+#define SN_FIELDS_ADAPTERS(U64, KEY, SID, STR, LIST, BLOBS)                                                            \
+    U64(protocol) /* SN_PROTOCOL_VERSION */
+
+#define SN_FIELDS_ADAPTERS_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                      \
+    KEY(model)                                    /* that the adapters belong to */                                    \
+    LIST(adapters, adapter_info, SN_ADAPTERS_MAX)
+
+/* FORWARD, client to node, answered by FORWARD_REPLY: runs a batch of sequences, each from position 0, through blocks,
+ * for training. The tensor is F32 (rows, n_embd), the hidden states that enter first_block, one sequence after the
+ * other; the answer's are those that leave end_block - 1. With save_activations the node may keep activations for a
+ * minute, so that BACKWARD need not compute them again. */
 #define SN_FIELDS_FORWARD(U64, KEY, SID, STR, LIST, BLOBS)                                                             \
-    U64(protocol) KEY(model) U64(first_block) U64(end_block) KEY(tuning) U64(keep) LIST(samples, sample, SN_SAMPLES_MAX)
-#define SN_FIELDS_FORWARDED(U64, KEY, SID, STR, LIST, BLOBS) U64(queue_us) U64(compute_us)
+    U64(protocol)                         /* SN_PROTOCOL_VERSION */                                                    \
+    KEY(model)                                                                                                         \
+    U64(first_block)                                                                                                   \
+    U64(end_block)                        /* exclusive */                                                              \
+    KEY(adapter)                          /* hash, as given by ADAPTER_PUT; all zero: none */                          \
+    U64(save_activations)                 /* 1: BACKWARD of the same batch will follow */                              \
+    LIST(samples, sample, SN_SAMPLES_MAX) /* the sequences, in order; their tokens add up to rows */
+
+#define SN_FIELDS_FORWARD_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                       \
+    U64(queue_us)   /* as in a trace */                                                                                \
+    U64(compute_us)
+
+/* BACKWARD, client to node, answered by BACKWARD_REPLY: the backward pass of the same batch. The tensor is F32 (2,
+ * rows, n_embd): the hidden states that entered first_block, then the gradients of those that left end_block - 1. The
+ * answer's is F32 (n): rows * n_embd gradients of the hidden states that entered, then for each sequence the gradients
+ * of the adapter's tensors of these blocks. */
 #define SN_FIELDS_BACKWARD(U64, KEY, SID, STR, LIST, BLOBS)                                                            \
-    U64(protocol) KEY(model) U64(first_block) U64(end_block) KEY(tuning) U64(keep) LIST(samples, sample, SN_SAMPLES_MAX)
-#define SN_FIELDS_GRADIENTS(U64, KEY, SID, STR, LIST, BLOBS) U64(queue_us) U64(compute_us)
+    U64(protocol)                         /* SN_PROTOCOL_VERSION */                                                    \
+    KEY(model)                                                                                                         \
+    U64(first_block)                                                                                                   \
+    U64(end_block)                        /* exclusive */                                                              \
+    KEY(adapter)                          /* as in FORWARD */                                                          \
+    U64(save_activations)                 /* ignored */                                                                \
+    LIST(samples, sample, SN_SAMPLES_MAX) /* as in FORWARD */
 
-#define SN_FIELDS_CLOSE(U64, KEY, SID, STR, LIST, BLOBS)  SID(session)
-#define SN_FIELDS_CLOSED(U64, KEY, SID, STR, LIST, BLOBS) SID(session)
+#define SN_FIELDS_BACKWARD_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                      \
+    U64(queue_us)   /* as in a trace */                                                                                \
+    U64(compute_us)
 
-/* What the node is doing; figures since it started. */
-#define SN_FIELDS_STATUS(U64, KEY, SID, STR, LIST, BLOBS) U64(protocol)
-#define SN_FIELDS_STATUS_IS(U64, KEY, SID, STR, LIST, BLOBS)                                                           \
-    U64(uptime_ms) U64(sessions) U64(sessions_max) U64(kv_bytes) U64(kv_bytes_max) U64(weight_bytes) U64(queue)        \
-    U64(steps) U64(tokens) U64(passes) U64(compute_us) U64(guard_bytes) U64(draining)        \
-    U64(shared_pages) U64(shared_tokens) U64(idle_bytes)
+/* -- status and errors -- */
 
-/* status: an sn_status. wait_ms: of SN_RETRY, when the same request may do; 0: not known. session and step as in the message that
- * failed, zero when it had none. */
+/* STATUS, from any program to a node, answered by STATUS_REPLY: what the node does; counters begin when it starts. */
+#define SN_FIELDS_STATUS(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
+    U64(protocol) /* SN_PROTOCOL_VERSION */
+
+#define SN_FIELDS_STATUS_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                        \
+    U64(uptime_ms)                                                                                                     \
+    U64(sessions)              /* open now */                                                                          \
+    U64(sessions_max)                                                                                                  \
+    U64(kv_bytes)              /* of KV pages in use */                                                                \
+    U64(kv_bytes_max)                                                                                                  \
+    U64(weight_bytes)          /* of the span */                                                                       \
+    U64(queued_steps)          /* steps that wait */                                                                   \
+    U64(steps)                 /* computed */                                                                          \
+    U64(tokens)                /* computed */                                                                          \
+    U64(forward_passes)        /* over the span; one may hold steps of several sessions */                             \
+    U64(compute_us)            /* of the forward passes */                                                             \
+    U64(device_transfer_bytes) /* hidden states copied to, between and from devices */                                 \
+    U64(draining)              /* 1: the node leaves */                                                                \
+    U64(shared_pages)          /* KV pages that two or more sessions use */                                            \
+    U64(prefix_cached_tokens)  /* of `tokens`: attached from the prefix cache instead of computed */                   \
+    U64(swapped_bytes)         /* of idle sessions, swapped out of the KV cache */
+
+/* ERROR, node to the sender of a request, in place of the answer; the ERROR of a pushed STEP goes to the client. */
 #define SN_FIELDS_ERROR(U64, KEY, SID, STR, LIST, BLOBS)                                                               \
-    U64(status) U64(wait_ms) SID(session) U64(step) STR(text, SN_TEXT_SIZE_MAX)
+    U64(status)                 /* sn_status */                                                                        \
+    U64(wait_ms)                /* of SN_RETRY: when the same request may succeed; 0: not known */                     \
+    SID(session)                /* of the message that failed; zero: it had none */                                    \
+    U64(step)                   /* of the message that failed; zero: it had none */                                    \
+    STR(text, SN_TEXT_SIZE_MAX) /* one sentence */
 
-/*    KIND       struct     carries a tensor */
+/*  KIND, struct sn_msg_..., 1: the message carries a tensor */
 #define SN_MESSAGES(X)                                                                                                 \
     X(PEERS, peers, 0)                                                                                                 \
-    X(PEERS_ARE, peers_are, 0)                                                                                         \
+    X(PEERS_REPLY, peers_reply, 0)                                                                                     \
     X(PING, ping, 0)                                                                                                   \
     X(PONG, pong, 0)                                                                                                   \
     X(ADMIT, admit, 0)                                                                                                 \
     X(OPEN, open, 0)                                                                                                   \
-    X(OPENED, opened, 0)                                                                                               \
+    X(OPEN_REPLY, open_reply, 0)                                                                                       \
     X(STEP, step, 1)                                                                                                   \
-    X(RESULT, result, 1)                                                                                               \
+    X(STEP_REPLY, step_reply, 1)                                                                                       \
     X(KV_SEND, kv_send, 0)                                                                                             \
-    X(KV_SENT, kv_sent, 0)                                                                                             \
+    X(KV_SEND_REPLY, kv_send_reply, 0)                                                                                 \
     X(KV_PUT, kv_put, 1)                                                                                               \
-    X(KV_TAKEN, kv_taken, 0)                                                                                           \
+    X(KV_PUT_REPLY, kv_put_reply, 0)                                                                                   \
     X(KV_GET, kv_get, 0)                                                                                               \
-    X(KV_PART, kv_part, 1)                                                                                             \
+    X(KV_GET_REPLY, kv_get_reply, 1)                                                                                   \
     X(RESUME, resume, 0)                                                                                               \
-    X(RESUMED, resumed, 0)                                                                                             \
-    X(LEAVING, leaving, 0)                                                                                             \
-    X(TUNE, tune, 1)                                                                                                   \
-    X(TUNED, tuned, 0)                                                                                                 \
+    X(RESUME_REPLY, resume_reply, 0)                                                                                   \
+    X(DRAINING, draining, 0)                                                                                           \
+    X(ADAPTER_PUT, adapter_put, 1)                                                                                     \
+    X(ADAPTER_PUT_REPLY, adapter_put_reply, 0)                                                                         \
     X(ADAPTERS, adapters, 0)                                                                                           \
-    X(ADAPTERS_ARE, adapters_are, 0)                                                                                   \
+    X(ADAPTERS_REPLY, adapters_reply, 0)                                                                               \
     X(FORWARD, forward, 1)                                                                                             \
-    X(FORWARDED, forwarded, 1)                                                                                         \
+    X(FORWARD_REPLY, forward_reply, 1)                                                                                 \
     X(BACKWARD, backward, 1)                                                                                           \
-    X(GRADIENTS, gradients, 1)                                                                                         \
+    X(BACKWARD_REPLY, backward_reply, 1)                                                                               \
     X(CLOSE, close, 0)                                                                                                 \
-    X(CLOSED, closed, 0)                                                                                               \
+    X(CLOSE_REPLY, close_reply, 0)                                                                                     \
     X(STATUS, status, 0)                                                                                               \
-    X(STATUS_IS, status_is, 0)                                                                                         \
+    X(STATUS_REPLY, status_reply, 0)                                                                                   \
     X(ERROR, error, 0)
+
+/* clang-format on */
 
 typedef enum sn_msg_kind {
 #define X(KIND, name, tensor) SN_MSG_##KIND,
@@ -205,15 +376,18 @@ typedef enum sn_msg_kind {
         SN_MSG_KIND_COUNT
 } sn_msg_kind;
 
+/* A byte string on the heap. */
 typedef struct sn_blob {
     uint8_t *data;
     size_t len;
 } sn_blob;
 
-#define SN_C_U64(name)            uint64_t name;
-#define SN_C_KEY(name)            uint8_t name[SN_KEY_SIZE];
-#define SN_C_SID(name)            uint8_t name[SN_SESSION_ID_SIZE];
-#define SN_C_STR(name, max)       char name[(max) + 1];
+/* The structs: of the lists above, sn_<name> for what stands inside messages, sn_msg_<name> for each message. A LIST or
+ * BLOBS field is a pointer `name` and a count `n_<name>`. */
+#define SN_C_U64(name)      uint64_t name;
+#define SN_C_KEY(name)      uint8_t name[SN_KEY_SIZE];
+#define SN_C_SID(name)      uint8_t name[SN_SESSION_ID_SIZE];
+#define SN_C_STR(name, max) char name[(max) + 1];
 #define SN_C_LIST(name, type, max)                                                                                     \
     struct sn_##type *name;                                                                                            \
     size_t n_##name;
@@ -224,30 +398,31 @@ typedef struct sn_blob {
     typedef struct sn_##name {                                                                                         \
         SN_FIELDS_##KIND(SN_C_U64, SN_C_KEY, SN_C_SID, SN_C_STR, SN_C_LIST, SN_C_BLOBS)                                \
     } sn_##name;
-SN_STRUCT(HOP, hop)
+SN_STRUCT(ROUTE_ENTRY, route_entry)
 SN_STRUCT(TRACE, trace)
-SN_STRUCT(MARK, mark)
+SN_STRUCT(TOKEN_TIMELINE, token_timeline)
 SN_STRUCT(SAMPLE, sample)
-SN_STRUCT(ADAPTER_TOLD, adapter_told)
+SN_STRUCT(ADAPTER_INFO, adapter_info)
 #define X(KIND, name, tensor) SN_STRUCT(KIND, msg_##name)
 SN_MESSAGES(X)
 #undef X
 
-/* A tensor on the wire: rows contiguous, row-major. `data` points into the message's frame, aligned to 4 bytes. */
+/* A tensor on the wire: row-major, rows contiguous. */
 typedef struct sn_wire_tensor {
-    sn_dtype dtype;               /* F32, F16, BF16 or Q8 (base/wire.h) */
-    int rank;                     /* 0: no tensor */
+    sn_dtype dtype; /* F32, F16, BF16 or Q8 (base/wire.h) */
+    int rank;       /* 0: no tensor */
     uint64_t shape[SN_TENSOR_RANK_MAX];
-    const void *data;
-    size_t bytes;                 /* what dtype and shape say; the frame has exactly as many */
+    const void *data; /* aligned to 4 bytes; in a received message it points into the message's frame 1 */
+    size_t bytes;     /* of the data, as dtype and shape say; frame 1 has exactly as many */
 } sn_wire_tensor;
 
 typedef struct sn_msg {
     sn_msg_kind kind;
-    uint64_t request;
+    uint64_t correlation_id;
     sn_wire_tensor tensor;
-    /* Owner of tensor.data: freed by release(owner) when the message is freed, which after a send may be in a thread of
-     * the transport. NULL: tensor.data is borrowed, must outlive the message, and is copied to be sent. */
+    /* release(owner) frees tensor.data when the message is freed; after a send this may be on a thread of the
+     * transport. release NULL: tensor.data is borrowed, must outlive the message, and is copied when the message is
+     * sent. */
     void (*release)(void *owner);
     void *owner;
     union {
@@ -257,27 +432,31 @@ typedef struct sn_msg {
     };
 } sn_msg;
 
-sn_status sn_msg_new(sn_msg_kind kind, uint64_t request, sn_msg **out, sn_err *err) SN_MUST_USE;
-void sn_msg_free(sn_msg **msg); /* NULL-safe; frees lists, blobs and the tensor's owner */
+/* A message with zeroed fields. */
+sn_status sn_msg_new(sn_msg_kind kind, uint64_t correlation_id, sn_msg **out, sn_err *err) SN_MUST_USE;
+void sn_msg_free(sn_msg **msg); /* accepts NULL; frees lists, blobs and the tensor's owner */
 const char *sn_msg_kind_name(sn_msg_kind kind);
 
-/* Gives the message room for a tensor of its own, data writable until it is sent: sets msg->tensor. */
+/* Allocates a tensor that the message owns, and sets msg->tensor. *data may be written until the message is sent.
+ * SN_REFUSED: a message of this kind carries no tensor, or dtype and shape are none for the wire. */
 sn_status sn_msg_new_tensor(sn_msg *msg, sn_dtype dtype, int rank, const uint64_t *shape, void **data,
                             sn_err *err) SN_MUST_USE;
 
-/* Lists are filled through these: n elements, zeroed; within the limit of the field or SN_REFUSED. */
+/* Allocates a LIST or BLOBS field: n zeroed elements of `size` bytes; *out is the field's pointer. SN_REFUSED: n is
+ * above `max`, the field's limit. */
 sn_status sn_list_new(size_t n, size_t max, size_t size, void *out, sn_err *err) SN_MUST_USE;
 
-/* Frame 0 of the message, tensor header included. */
+/* Appends frame 0 of the message, with the tensor's type and shape, to *out. */
 sn_status sn_msg_encode(const sn_msg *msg, sn_buf *out, sn_err *err) SN_MUST_USE;
 
-/* Frame 0 -> message, without tensor data: the caller attaches the second frame with sn_msg_attach. Untrusted bytes:
- * headers are walked and counts capped before anything is allocated; depth at most 4. */
+/* Decodes frame 0; the caller attaches frame 1 with sn_msg_attach_tensor. The bytes are untrusted: all headers are read
+ * and counts are limited before anything is allocated, and maps and arrays nest at most 4 deep. */
 sn_status sn_msg_decode(const void *frame, size_t len, sn_msg **out, sn_err *err) SN_MUST_USE;
 
-/* Takes the tensor frame: checks that it has exactly the bytes that dtype and shape say. On success the message owns
- * `owner`; on failure the caller still does. `n_frames` is the number of frames that followed frame 0. */
-sn_status sn_msg_attach(sn_msg *msg, size_t n_frames, const void *data, size_t len, void (*release)(void *), void *owner,
-                        sn_err *err) SN_MUST_USE;
+/* Attaches frame 1, after checking that it has exactly the bytes that dtype and shape say. n_frames: frames that
+ * followed frame 0; SN_REFUSED where the message has another number. On success the message owns `owner`, on failure
+ * the caller still does. */
+sn_status sn_msg_attach_tensor(sn_msg *msg, size_t n_frames, const void *data, size_t len, void (*release)(void *),
+                               void *owner, sn_err *err) SN_MUST_USE;
 
 #endif

@@ -19,7 +19,7 @@ static bool write_all(int file, const char *text, size_t len) {
     return fsync(file) == 0;
 }
 
-/* The name of a new file is safe on disk only when its folder is. */
+/* A new file's name is on disk only when its folder is synced, too. */
 static bool sync_folder(const char *path) {
     char copy[4096];
     if (strlen(path) >= sizeof copy) return false;
@@ -48,20 +48,19 @@ sn_status sn_secret_save(const char *path, const char *text, size_t len, const c
 static sn_status check_mode(int file, const char *path, sn_err *err) {
     struct stat info;
     if (fstat(file, &info)) return sn_fail(err, SN_REFUSED, "%s cannot be read: %s", path, strerror(errno));
-    if (!S_ISREG(info.st_mode)) return sn_fail(err, SN_REFUSED, "%s is no ordinary file", path);
+    if (!S_ISREG(info.st_mode)) return sn_fail(err, SN_REFUSED, "%s is no regular file", path);
     if (info.st_mode & 077)
         return sn_fail(err, SN_REFUSED,
-                       "%s can be read or written by others (mode %03o): make a new identity, or chmod 600 "
-                       "if nobody did",
+                       "%s can be read or written by others (mode %03o): make a new one, or chmod 600 it if none did",
                        path, (unsigned)info.st_mode & 0777);
     return SN_OK;
 }
 
-sn_status sn_secret_load(const char *path, char *text, size_t room, size_t *len, sn_err *err) {
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* not to hang on a pipe */
+sn_status sn_secret_load(const char *path, char *text, size_t capacity, size_t *len, sn_err *err) {
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* O_NONBLOCK: a pipe must not block it */
     if (file < 0) return sn_fail(err, SN_REFUSED, "%s cannot be opened: %s", path, strerror(errno));
     sn_status status = check_mode(file, path, err);
-    ssize_t n = status ? 0 : read(file, text, room);
+    ssize_t n = status ? 0 : read(file, text, capacity);
     if (!status && n < 0) status = sn_fail(err, SN_REFUSED, "%s cannot be read: %s", path, strerror(errno));
     *len = status ? 0 : (size_t)n;
     close(file);

@@ -1,4 +1,5 @@
-/* Files that hold secrets: made with mode 0600, never overwritten, refused when others may read them. Internal to net/. */
+/* Files that hold secrets: created with mode 0600, never overwritten, refused when others may read or write them.
+ * Used by net/ and its sub-folders only. Blocks on the disk. */
 #ifndef SN_NET_SECRET_FILE_H
 #define SN_NET_SECRET_FILE_H
 
@@ -6,9 +7,10 @@
 
 #include <stddef.h>
 
-/* `what` names it in sentences: "an identity". Safe on disk, or not there at all, when it returns. */
+/* `what` names the content in sentences: "an identity". When it returns the file is synced to disk, or does not exist.
+ */
 sn_status sn_secret_save(const char *path, const char *text, size_t len, const char *what, sn_err *err) SN_MUST_USE;
-/* At most `room` bytes of it. */
-sn_status sn_secret_load(const char *path, char *text, size_t room, size_t *len, sn_err *err) SN_MUST_USE;
+/* Reads at most `capacity` bytes. */
+sn_status sn_secret_load(const char *path, char *text, size_t capacity, size_t *len, sn_err *err) SN_MUST_USE;
 
 #endif

@@ -15,19 +15,19 @@ sn_hash sn_timeline_begin(const uint8_t model[SN_HASH_SIZE], int first_block, in
     return sn_hash_of(all, (size_t)n + 2 * SN_HASH_SIZE);
 }
 
-/* H(text || a || b) */
-static sn_hash join(const char *text, const uint8_t a[SN_HASH_SIZE], const uint8_t b[SN_HASH_SIZE]) {
+/* SHA-256(text, a, b), without the NUL of the text */
+static sn_hash timeline_hash_join(const char *text, const uint8_t a[SN_HASH_SIZE], const uint8_t b[SN_HASH_SIZE]) {
     uint8_t all[64 + 2 * SN_HASH_SIZE];
-    size_t n = strlen(text);
-    memcpy(all, text, n);
+    size_t n = (size_t)snprintf((char *)all, 64, "%s", text);
     memcpy(all + n, a, SN_HASH_SIZE);
     memcpy(all + n + SN_HASH_SIZE, b, SN_HASH_SIZE);
     return sn_hash_of(all, n + 2 * SN_HASH_SIZE);
 }
 
-sn_hash sn_timeline_tuned(const sn_hash *begin, const uint8_t tuning[SN_HASH_SIZE]) {
+sn_hash sn_timeline_with_adapter(const sn_hash *begin, const uint8_t adapter[SN_HASH_SIZE]) {
     static const uint8_t none[SN_HASH_SIZE];
-    return memcmp(tuning, none, sizeof none) ? join("swarm timeline tuned 1", begin->bytes, tuning) : *begin;
+    return memcmp(adapter, none, sizeof none) ? timeline_hash_join("swarm timeline tuned 1", begin->bytes, adapter)
+                                              : *begin;
 }
 
 sn_hash sn_timeline_next(sn_hasher *hasher, const sn_hash *before, const float *row, size_t n_embd) {
@@ -37,5 +37,5 @@ sn_hash sn_timeline_next(sn_hasher *hasher, const sn_hash *before, const float *
 }
 
 sn_hash sn_timeline_graft(const sn_hash *begin, const uint8_t source[SN_HASH_SIZE]) {
-    return join("swarm timeline graft 1", begin->bytes, source);
+    return timeline_hash_join("swarm timeline graft 1", begin->bytes, source);
 }

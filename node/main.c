@@ -1,4 +1,10 @@
-/* swarm-node: the daemon. Options in, one node, signals, a line when it is ready. */
+/* The program `swarm-node`: one node, from its options to its exit code.
+ *
+ * The main thread parses the options, builds the node's configuration and runs the node (node/node.h). SIGINT and
+ * SIGTERM are blocked in all threads and received by one thread with sigwait: the first signal drains the node, the
+ * second one stops it at once. While the span is still being loaded, a signal ends the process, after the peers that
+ * know the node have been told. --plan and --list-devices print a table and exit. One line "ready: ..." on stdout says
+ * that the node serves. */
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/options.h"
@@ -14,147 +20,177 @@
 
 enum { EXIT_OK = 0, EXIT_NETWORK = 1, EXIT_USAGE = 2, EXIT_RESOURCES = 3 };
 
+/* -- options -- */
+
 static struct {
-    const char *model, *blocks, *listen, *public_address, *identity, *swarm_key, *link, *name, *isa, *metrics, *log_level;
-    const char *device, *device_map, *offload, *offload_dir, *preload;
-    const char *prefix_memory, *share_prefixes, *kv_dtype, *idle_to, *idle_dir, *idle_memory, *tune_memory, *adapters;
-    sn_strings join, device_memory;
-    size_t kv_memory, client_kv;
-    int64_t client_sessions, client_steps;
-    sn_strings priority;
-    int64_t threads, sessions_max, session_timeout_s, room_timeout_s, idle_after_s, drain_timeout_s, device_timeout_s;
-    const char *dht;
-    int64_t dht_port, rebalance_every_s, rebalance_gain;
+    const char *model, *blocks, *adapters, *name;
+    const char *listen, *public_address, *dht, *identity, *swarm_key, *link, *metrics;
+    const char *device, *device_map, *offload_dir, *preload, *isa, *swap_dir;
+    sn_strings join, device_memory, priority;
+    size_t kv_memory, client_kv, prefix_cache_memory, swap_memory, tune_memory;
+    int kv_dtype, prefix_cache_shared, swap_to, offload, log_level;
+    int64_t threads, sessions_max, client_sessions, client_steps, dht_port, rebalance_gain;
+    int64_t session_timeout_s, kv_timeout_s, swap_after_s, drain_timeout_s, rebalance_every_s, device_timeout_ms;
     bool json_log, plan, list_devices, offload_all;
-} given = {.listen = "tcp://127.0.0.1:31330",
-           .device = "auto",
-           .device_timeout_s = 60,
-           .log_level = "info",
-           .share_prefixes = "client",
-           .kv_dtype = "f32",
-           .kv_memory = 512u << 20,
-           .sessions_max = 64,
-           .rebalance_every_s = 300,
-           .rebalance_gain = 20,
-           .session_timeout_s = 600,
-           .room_timeout_s = 20,
-           .idle_after_s = 60,
-           .drain_timeout_s = 30};
+} args = {.listen = "127.0.0.1:31330",
+          .device = "auto",
+          .kv_memory = (size_t)512 << 20,
+          .prefix_cache_memory = SN_SIZE_UNSET,
+          .swap_memory = SN_SIZE_UNSET,
+          .tune_memory = (size_t)256 << 20,
+          .log_level = SN_LOG_INFO,
+          .sessions_max = 64,
+          .session_timeout_s = 600,
+          .kv_timeout_s = 20,
+          .swap_after_s = 60,
+          .drain_timeout_s = 30,
+          .rebalance_every_s = 300,
+          .rebalance_gain = 20,
+          .device_timeout_ms = 60000};
+
+static const sn_word prefix_cache_words[] = {{"own", false}, {"all", true}, {NULL, 0}};
+static const sn_word residence_words[] = {{"off", SN_ON_DEVICE}, {"host", SN_IN_HOST}, {"disk", SN_ON_DISK}, {NULL, 0}};
 
 static const sn_option serving[] = {
-    SN_OPT_STRING("model", "PATH", &given.model, "a GGUF file, or a folder as Hugging Face lays it out"),
-    SN_OPT_STRING("blocks", "A:B", &given.blocks,
-                  "the blocks to serve, end exclusive, as in 10:20; all; auto (A:auto): from A on as many as fit; or "
-                  "auto:N: the N that the swarm lacks most"),
-    SN_OPT_INT("rebalance-every", "SECONDS", &given.rebalance_every_s, 0, 1000000,
-               "with auto:N, how often to think of moving to other blocks, about; 0: never"),
-    SN_OPT_INT("rebalance-gain", "PERCENT", &given.rebalance_gain, 1, 10000,
-               "with auto:N, move only if the swarm's slowest block becomes so much faster"),
-    SN_OPT_SIZE("kv-memory", "SIZE", &given.kv_memory, "memory for the past of all sessions"),
-    SN_OPT_STRING("kv-dtype", "f32|f16|q8", &given.kv_dtype,
-                  "what keys and values are kept as; its results are other ones, and only clients that ask for it use them"),
-    SN_OPT_INT("max-sessions", "N", &given.sessions_max, 1, 100000, "sessions served at once"),
-    SN_OPT_INT("client-sessions", "N", &given.client_sessions, 0, 100000, "sessions that one client may have; 0: any number"),
-    SN_OPT_SIZE("client-kv", "SIZE", &given.client_kv, "keys and values that one client's sessions may hold; without it, any"),
-    SN_OPT_INT("client-steps", "N", &given.client_steps, 0, 1000000, "steps a second that one client may make; 0: any number"),
-    SN_OPT_STRINGS("priority", "KEY=N", &given.priority,
-                   "the client with this CURVE key goes before others, or with N below 0 behind them; repeatable"),
-    SN_OPT_INT("session-timeout", "SECONDS", &given.session_timeout_s, 1, 1000000,
-               "a session whose client is silent for so long is closed"),
-    SN_OPT_INT("room-timeout", "SECONDS", &given.room_timeout_s, 0, 100000,
-               "how long a step may wait for room in the cache"),
-    SN_OPT_STRING("idle-to", "host|disk", &given.idle_to,
-                  "where the cache of sessions rests that have no step for a while; by itself it stays where it is"),
-    SN_OPT_INT("idle-after", "SECONDS", &given.idle_after_s, 0, 1000000,
-               "how long a session has no step until it rests there; 0: only when others need the room"),
-    SN_OPT_STRING("idle-memory", "SIZE", &given.idle_memory, "the most that rests there; by itself as much as --kv-memory"),
-    SN_OPT_STRING("idle-dir", "FOLDER", &given.idle_dir, "where it rests on disk, in a file without a name"),
-    SN_OPT_STRING("prefix-memory", "SIZE", &given.prefix_memory,
-                  "host memory for what sessions with the same beginning share; 0: they share nothing; by itself an "
-                  "eighth of --kv-memory"),
-    SN_OPT_STRING("tune-memory", "SIZE", &given.tune_memory,
-                  "for training through these blocks: what clients trained, half of it at most, and in the rest their batches; 0: none (256MiB)"),
-    SN_OPT_STRING("adapters", "FOLDER", &given.adapters,
-                  "each folder in it is an adapter that everybody's sessions may use, LoRA as PEFT lays it out"),
-    SN_OPT_STRING("share-prefixes", "client|all", &given.share_prefixes,
-                  "who shares beginnings: the sessions of one client, or everybody's"),
-    SN_OPT_INT("drain-timeout", "SECONDS", &given.drain_timeout_s, 0, 100000,
-               "how long a node that is told to leave serves on, for its sessions to be moved; 0: not at all"),
+    SN_OPT_STRING("model", "PATH", &args.model,
+                  "a GGUF file, or a folder with config.json, safetensors files and tokenizer.json"),
+    SN_OPT_STRING("blocks", "A:B", &args.blocks,
+                  "blocks to serve, end exclusive, as in 10:20; or all; auto (also A:auto): as many as fit, from block "
+                  "0 or A on; auto:N: the N blocks that the swarm needs most"),
+    SN_OPT_DURATION_S("rebalance-every", &args.rebalance_every_s, 0, 1000000,
+                      "with auto:N, interval at which the node considers other blocks; 0: never"),
+    SN_OPT_INT("rebalance-gain", "PERCENT", &args.rebalance_gain, 1, 10000,
+               "with auto:N, the node takes other blocks if the throughput of the swarm's slowest block rises by this"),
+    SN_OPT_STRING("adapters", "FOLDER", &args.adapters,
+                  "publish the adapters in this folder, a folder with LoRA in the format of PEFT for each"),
+    SN_OPT_SIZE("tune-memory", "SIZE", &args.tune_memory,
+                "memory for training through these blocks: half of it for clients' adapters, the rest for their "
+                "batches; 0: no training"),
+    SN_OPT_DURATION_S("drain-timeout", &args.drain_timeout_s, 0, 100000,
+                      "limit for migrating the sessions to other nodes when the node is told to stop; 0: no migration"),
+};
+
+static const sn_option sessions[] = {
+    SN_OPT_INT("max-sessions", "N", &args.sessions_max, 1, 100000, "limit of sessions"),
+    SN_OPT_DURATION_S("session-timeout", &args.session_timeout_s, 1, 1000000,
+                      "a session without a message of its client for this time is closed"),
+    SN_OPT_INT("client-sessions", "N", &args.client_sessions, 0, 100000,
+               "limit of sessions of one client; 0: no limit"),
+    SN_OPT_SIZE("client-kv", "SIZE", &args.client_kv, "limit of KV cache of one client's sessions; 0: no limit"),
+    SN_OPT_INT("client-steps", "N", &args.client_steps, 0, 1000000,
+               "limit of steps per second of one client; 0: no limit"),
+    SN_OPT_STRINGS("priority", "KEY=N", &args.priority,
+                   "priority of the client with this CURVE key: above 0 before other clients, below 0 after them"),
+};
+
+static const sn_option kv_cache[] = {
+    SN_OPT_SIZE("kv-memory", "SIZE", &args.kv_memory, "memory for the KV cache of all sessions"),
+    SN_OPT_ENUM("kv-dtype", &args.kv_dtype, sn_kv_dtype_words,
+                "element type of the KV cache. f16 and q8 give other results than f32; only clients that ask for the "
+                "type use the node"),
+    SN_OPT_DURATION_S("kv-timeout", &args.kv_timeout_s, 0, 100000, "limit for a step that waits for KV pages"),
+    SN_OPT_ENUM("prefix-cache", &args.prefix_cache_shared, prefix_cache_words,
+                "sessions that share KV pages of equal prefixes: those of one client (own), or of all clients (all)"),
+    SN_OPT_SIZE("prefix-cache-memory", "SIZE", &args.prefix_cache_memory,
+                "host memory for the prefix cache; 0: no prefix cache (default: an eighth of --kv-memory)"),
+    SN_OPT_ENUM("swap-to", &args.swap_to, residence_words, "where the KV cache of idle sessions is swapped out to"),
+    SN_OPT_DURATION_S("swap-after", &args.swap_after_s, 0, 1000000,
+                      "a session without a step for this time is swapped out; 0: only when another session needs the "
+                      "KV pages"),
+    SN_OPT_SIZE("swap-memory", "SIZE", &args.swap_memory,
+                "limit of host memory or disk for swapped sessions (default: as --kv-memory)"),
+    SN_OPT_STRING("swap-dir", "FOLDER", &args.swap_dir, "folder for --swap-to disk; the file in it has no name"),
 };
 
 static const sn_option devices[] = {
-    SN_OPT_STRING("device", "NAMES", &given.device,
-                  "what to compute on: auto (accelerators first, the CPU last), or names as in cuda:0,xpu:0,cpu"),
-    SN_OPT_STRING("device-map", "MAP", &given.device_map,
-                  "exactly which block goes where, as in 10:14=cuda:0,14:18=cpu,18:20=disk"),
-    SN_OPT_STRINGS("device-memory", "DEVICE=SIZE", &given.device_memory,
-                   "the most that may be used of a device's memory, as in cuda:0=20GiB"),
-    SN_OPT_STRING("offload", "host|disk", &given.offload,
-                  "where blocks rest that do not fit on the devices; they are streamed in for each pass"),
-    SN_OPT_FLAG("offload-all", &given.offload_all, "blocks rest there even if they fit, all that are not preloaded"),
-    SN_OPT_STRING("offload-dir", "FOLDER", &given.offload_dir, "where blocks on disk lie"),
-    SN_OPT_STRING("preload", "RANGES", &given.preload,
-                  "blocks that are on their device before the first step, and stay, as in 10:12,15:16; or all"),
-    SN_OPT_FLAG("plan", &given.plan, "print which block would go where, and leave"),
-    SN_OPT_FLAG("list-devices", &given.list_devices, "print what devices there are, and leave"),
-    SN_OPT_INT("device-timeout", "SECONDS", &given.device_timeout_s, 1, 100000,
-               "a device that does not answer for so long is given up"),
-    SN_OPT_INT("threads", "N", &given.threads, 0, 1024, "worker threads of the CPU; 0: as many as cores"),
-    SN_OPT_STRING("isa", "NAME", &given.isa,
-                  "instruction set of the CPU kernels: c, avx2, avx512 or amx; by itself the best there is"),
+    SN_OPT_STRING("device", "NAMES", &args.device,
+                  "devices to compute on: auto (accelerators first, then the CPU), or names as in cuda:0,xpu:0,cpu"),
+    SN_OPT_STRING("device-map", "MAP", &args.device_map,
+                  "the place of each block, as in 10:14=cuda:0,14:18=cpu,18:20=disk"),
+    SN_OPT_STRINGS("device-memory", "DEVICE=SIZE", &args.device_memory,
+                   "limit of memory used on a device, as in cuda:0=20GiB"),
+    SN_OPT_ENUM("offload", &args.offload, residence_words,
+                "where blocks are offloaded to that do not fit on the devices; each forward pass loads them"),
+    SN_OPT_FLAG("offload-all", &args.offload_all, "offload all blocks that are not preloaded, even if they fit"),
+    SN_OPT_STRING("offload-dir", "FOLDER", &args.offload_dir, "folder for --offload disk"),
+    SN_OPT_STRING("preload", "RANGES", &args.preload,
+                  "blocks that stay on their device and are loaded before the first step, as in 10:12,15:16; or all"),
+    SN_OPT_FLAG("plan", &args.plan, "print the place of each block, and exit"),
+    SN_OPT_FLAG("list-devices", &args.list_devices, "print the devices of this machine, and exit"),
+    SN_OPT_DURATION_MS("device-timeout", &args.device_timeout_ms, 1000, 100000000,
+                       "a device that does not answer for this time has failed"),
+    SN_OPT_INT("threads", "N", &args.threads, 0, 1024, "worker threads of the CPU; 0: one for each core"),
+    SN_OPT_WORD("isa", &args.isa, sn_isa_words,
+                "instruction set of the CPU kernels, for tests (default: the fastest that runs here)"),
 };
 
 static const sn_option network[] = {
-    SN_OPT_STRING("listen", "ADDRESS", &given.listen,
-                  "where to listen, TCP and (for introductions) UDP; port 0 picks one"),
-    SN_OPT_STRING("public", "ADDRESS", &given.public_address,
-                  "the address to announce, when others reach this node by another one"),
-    SN_OPT_STRINGS("join", "ADDRESS", &given.join, "any node of the swarm, tcp://HOST:PORT, with #KEY to pin its key"),
-    SN_OPT_STRING("dht", "HOST:PORT|on", &given.dht,
-                  "find and be found through a table of first contacts (OpenDHT): any node of it; on: this is the first"),
-    SN_OPT_INT("dht-port", "PORT", &given.dht_port, 0, 65535, "UDP port of our own node of it; 0: any"),
-    SN_OPT_STRING("identity", "FILE", &given.identity, "keys made by `swarm keygen`; by itself fresh ones each time"),
-    SN_OPT_STRING("swarm-key", "FILE", &given.swarm_key,
-                  "the key of a private swarm, made by `swarm keygen --swarm`: nobody else is heard"),
-    SN_OPT_STRING("link", "RATE,RTT[,JITTER]", &given.link,
-                  "emulate this connection to everybody, as in 100mbit,100ms, for measurements"),
-    SN_OPT_STRING("name", "TEXT", &given.name, "what people call this node"),
+    SN_OPT_ADDRESS("listen", "HOST:PORT", &args.listen, SN_HOST_PORT_LISTEN,
+                   "address to listen at, with TCP and (for introductions) UDP; port 0: a free port"),
+    SN_OPT_ADDRESS("public", "HOST:PORT", &args.public_address, SN_HOST_PORT_DIAL,
+                   "address to announce, when others reach this node by another one (default: as --listen)"),
+    SN_OPT_ADDRESSES("join", "HOST:PORT", &args.join, SN_HOST_PORT_PINNED,
+                     "address of a node of the swarm; HOST:PORT#KEY also checks its CURVE key"),
+    SN_OPT_STRING("dht", "HOST:PORT|on", &args.dht,
+                  "find nodes, and be found, through the DHT (OpenDHT): the address of a node of it; on: start a new "
+                  "DHT"),
+    SN_OPT_INT("dht-port", "PORT", &args.dht_port, 0, 65535, "UDP port of this node in the DHT; 0: a free port"),
+    SN_OPT_STRING("identity", "FILE", &args.identity, "keys made by 'swarm keygen' (default: new keys for each run)"),
+    SN_OPT_STRING("swarm-key", "FILE", &args.swarm_key,
+                  "the key of a private swarm, made by 'swarm keygen --swarm-key'; messages from outside are refused"),
+    SN_OPT_STRING("emulate-link", "RATE,RTT[,JITTER]", &args.link,
+                  "emulate a connection like this to all peers, as in 100mbit,100ms, for measurements"),
+    SN_OPT_STRING("name", "TEXT", &args.name, "name of this node in tables and logs"),
 };
 
 static const sn_option logging[] = {
-    SN_OPT_STRING("metrics", "[HOST:]PORT", &given.metrics,
-                  "answer Prometheus at http://HOST:PORT/metrics; of this machine only, unless HOST is given"),
-    SN_OPT_STRING("log-level", "LEVEL", &given.log_level, "debug, info, warn, error or off"),
-    SN_OPT_FLAG("json-log", &given.json_log, "log lines as JSON objects"),
+    SN_OPT_STRING("metrics", "[HOST:]PORT", &args.metrics,
+                  "serve Prometheus metrics at http://HOST:PORT/metrics; without HOST, to this machine only"),
+    SN_OPT_ENUM("log-level", &args.log_level, sn_log_level_words, "least level of log lines"),
+    SN_OPT_FLAG("json-log", &args.json_log, "log lines are JSON objects"),
 };
 
-static const sn_option_group groups[] = {
-    {"Serving:", serving, sizeof serving / sizeof *serving},
-    {"Devices:", devices, sizeof devices / sizeof *devices},
-    {"Network:", network, sizeof network / sizeof *network},
-    {"Log (on stderr) and metrics:", logging, sizeof logging / sizeof *logging},
-};
+static const sn_option_group serving_group = SN_OPTION_GROUP("Serving:", serving);
+static const sn_option_group sessions_group = SN_OPTION_GROUP("Sessions:", sessions);
+static const sn_option_group kv_cache_group = SN_OPTION_GROUP("KV cache:", kv_cache);
+static const sn_option_group devices_group = SN_OPTION_GROUP("Devices:", devices);
+static const sn_option_group network_group = SN_OPTION_GROUP("Network:", network);
+static const sn_option_group logging_group = SN_OPTION_GROUP("Log (on stderr) and metrics:", logging);
+static const sn_option_group *const groups[] = {&serving_group, &sessions_group, &kv_cache_group,
+                                                &devices_group, &network_group,  &logging_group};
+
+static const sn_exit_code exit_codes[] = {{EXIT_OK, "stopped by a signal"},
+                                          {EXIT_NETWORK, "the network failed"},
+                                          {EXIT_USAGE, "an option or a file is wrong"},
+                                          {EXIT_RESOURCES, "out of memory, or a device failed"},
+                                          {0, NULL}};
 
 static const sn_command command = {
     .program = "swarm-node",
+    .summary = "serve blocks of a language model to a swarm",
     .synopsis = "--model PATH --blocks A:B [options]",
-    .about = "Serves a span of a language model's blocks to the swarm. Prints one line on stdout when it is ready; "
-             "SIGTERM or SIGINT makes it take no new sessions, hand those it has to other nodes and leave, within "
-             "--drain-timeout; a second one, at once.",
+    .about =
+        "Serves a span of a language model's transformer blocks to the swarm. Prints one line on stdout when it is "
+        "ready. SIGTERM or SIGINT drains the node: it opens no new sessions, migrates its sessions to other nodes "
+        "within --drain-timeout, and exits. A second signal stops it at once.",
     .groups = groups,
     .n_groups = sizeof groups / sizeof *groups,
-    .epilogue = "Exit codes: 0 stopped by a signal, 1 the network failed, 2 an option or file is wrong, 3 out of memory "
-                "or device lost.",
+    .exit_codes = exit_codes,
 };
+static const sn_command *const commands[] = {&command};
+static const sn_program program = {.name = "swarm-node", .commands = commands, .n_commands = 1};
 
-static _Atomic(sn_node *) running; /* NULL while the span is being loaded */
+/* -- signals -- */
 
-static sn_node_early early;
+static _Atomic(sn_node *) running_node; /* NULL while the span is being loaded */
 
-/* Nothing is served yet; but others may have been told that it will be. A load under way is not waited for. */
-static _Noreturn void leave_early(void) {
-    atomic_store(&early.stop, true);
-    for (int i = 0; i < 100 && atomic_load(&early.up) && !atomic_load(&early.left); i++) usleep(10000);
+static sn_node_startup startup;
+
+/* The node serves nothing yet, but peers may have received its announcement: waits until the node has told them, and
+ * not for the load of the span. */
+static _Noreturn void exit_during_startup(void) {
+    atomic_store(&startup.stop, true);
+    for (int i = 0; i < 100 && atomic_load(&startup.up) && !atomic_load(&startup.left); i++) usleep(10000);
     _exit(EXIT_OK);
 }
 
@@ -167,13 +203,15 @@ static void *wait_for_signal(void *unused) {
     sigaddset(&set, SIGTERM);
     for (;;) {
         while (sigwait(&set, &which)) {}
-        sn_log(SN_LOG_INFO, "leaving", "signal=%s", which == SIGTERM ? "TERM" : "INT");
-        sn_node *node = atomic_load(&running);
-        if (!node) leave_early();
+        sn_log(SN_LOG_INFO, "draining", "signal=%s", which == SIGTERM ? "TERM" : "INT");
+        sn_node *node = atomic_load(&running_node);
+        if (!node) exit_during_startup();
         sn_node_stop(node);
     }
     return NULL;
 }
+
+/* -- output -- */
 
 static void show_progress(void *ctx, int done, int of) {
     (void)ctx;
@@ -186,42 +224,46 @@ static void print_ready(const sn_node *node) {
     char id[2 * SN_KEY_SIZE + 1], key[2 * SN_KEY_SIZE + 1], weights[32], cache[32];
     const sn_hparams *hp = sn_span_hparams(sn_node_span(node));
     const sn_span *span = sn_node_span(node);
-    printf("ready: address=%s node=%s key=%s model=\"%s\" blocks=%d:%d/%d weights=%s cache=%s (%zu tokens)",
+    printf("ready: address=%s node=%s curve_key=%s model=\"%s\" blocks=%d:%d/%d weights=%s kv_cache=%s (%zu tokens)",
            sn_node_address(node), sn_hex(sn_node_id(node), SN_KEY_SIZE, id),
            sn_hex(sn_node_curve_key(node), SN_KEY_SIZE, key), hp->name, sn_span_first(span), sn_span_end(span),
-           hp->n_blocks, sn_format_size(sn_node_weight_bytes(node), weights), sn_format_size(given.kv_memory, cache),
+           hp->n_blocks, sn_format_size(sn_node_weight_bytes(node), weights), sn_format_size(args.kv_memory, cache),
            sn_node_kv_tokens(node));
     if (sn_node_metrics_port(node)) printf(" metrics=%d", sn_node_metrics_port(node));
     putchar('\n');
     fflush(stdout);
 }
 
-static sn_status list_devices(sn_err *err) {
-    sn_device_info there[SN_DEVICES_MAX];
+static sn_status devices_print(sn_err *err) {
+    sn_device_info found[SN_DEVICES_MAX];
     size_t n = 0;
     char name[32], memory[32], free_memory[32];
-    sn_status status = sn_devices_list(there, &n, err);
+    sn_status status = sn_devices_list(found, &n, err);
     for (size_t i = 0; i < n && !status; i++)
-        printf("%-8s %s, %s of %s free, %s\n", sn_device_id_name(there[i].id, name), there[i].name,
-               sn_format_size(there[i].memory_free, free_memory), sn_format_size(there[i].memory, memory), there[i].can);
+        printf("%-8s %s, %s of %s free, %s\n", sn_device_id_name(found[i].id, name), found[i].name,
+               sn_format_size(found[i].memory_free, free_memory), sn_format_size(found[i].memory, memory),
+               found[i].features);
     return status;
 }
 
-/* The blocks as given: [first, end), from first on as many as fit (equal), or so many as the node chooses itself. */
+/* -- blocks -- */
+
+/* The value of --blocks: [first, end); from `first` on as many as fit (end == first); n_auto: as many blocks as this,
+ * and the node selects which. */
 typedef struct blocks {
-    int first, end, choose;
+    int first, end, n_auto;
 } blocks;
 
 /* "auto:4", "auto", "10:auto". */
-static sn_status parse_auto(const char *text, int n_blocks, blocks *out, sn_err *err) {
+static sn_status blocks_parse_auto(const char *text, int n_blocks, blocks *out, sn_err *err) {
     const char *colon = strchr(text, ':');
     int64_t number = 0;
     char digits[16];
     if (!strncmp(text, "auto:", strlen("auto:"))) {
         sn_status status = sn_parse_int(text + strlen("auto:"), 1, n_blocks, &number, err);
-        if (!status && (given.device_map || given.preload))
-            status = sn_fail(err, SN_REFUSED, "--device-map and --preload name blocks, and auto:N chooses them later: "
-                                              "give --blocks A:B");
+        if (!status && (args.device_map || args.preload))
+            status = sn_fail(err, SN_REFUSED,
+                             "--device-map and --preload name blocks, which auto:N selects later: give --blocks A:B");
         *out = (blocks){0, (int)number, (int)number};
         return status;
     }
@@ -234,156 +276,150 @@ static sn_status parse_auto(const char *text, int n_blocks, blocks *out, sn_err 
     return SN_OK;
 }
 
-/* "10:20", "all", and those above. */
-static sn_status parse_blocks(const sn_model *model, blocks *out, sn_err *err) {
-    const char *text = given.blocks, *colon = strchr(text, ':');
+/* "10:20", "all", and the forms above. */
+static sn_status blocks_parse(const sn_model *model, blocks *out, sn_err *err) {
+    const char *text = args.blocks, *colon = strchr(text, ':');
     int n_blocks = sn_model_hparams(model)->n_blocks;
     *out = (blocks){0, n_blocks, 0};
     if (!strcmp(text, "all")) return SN_OK;
-    bool automatic = !strcmp(text, "auto") || !strncmp(text, "auto:", strlen("auto:")) || (colon && !strcmp(colon, ":auto"));
-    return automatic ? parse_auto(text, n_blocks, out, err) : sn_parse_blocks(text, &out->first, &out->end, err);
+    bool automatic =
+        !strcmp(text, "auto") || !strncmp(text, "auto:", strlen("auto:")) || (colon && !strcmp(colon, ":auto"));
+    return automatic ? blocks_parse_auto(text, n_blocks, out, err) : sn_parse_blocks(text, &out->first, &out->end, err);
 }
 
-static sn_status read_blocks(blocks *out, sn_err *err) {
+static sn_status blocks_read(blocks *out, sn_err *err) {
     sn_model *model = NULL;
-    if (!given.model || !given.blocks)
-        return sn_fail(err, SN_REFUSED, "--model and --blocks are needed: see --help");
-    sn_status status = sn_model_open(given.model, &model, err);
-    if (!status && parse_blocks(model, out, err)) status = sn_err_context(err, "--blocks");
+    if (!args.model || !args.blocks) return sn_fail(err, SN_REFUSED, "--model and --blocks are missing: see --help");
+    sn_status status = sn_model_open(args.model, &model, err);
+    if (!status && blocks_parse(model, out, err)) status = sn_err_context(err, "--blocks");
     sn_model_close(&model);
     return status;
 }
 
-static sn_placing_wish placing_wish(void) {
-    return (sn_placing_wish){
-        .device = given.device,
-        .device_map = given.device_map,
-        .device_memory = given.device_memory.items,
-        .n_device_memory = given.device_memory.n,
-        .offload = given.offload,
-        .offload_dir = given.offload_dir,
-        .offload_all = given.offload_all,
-        .preload = given.preload,
-        .options = {.threads = (int)given.threads, .isa = given.isa, .timeout_ms = (int)given.device_timeout_s * 1000},
-        .kv_memory = given.kv_memory,
+/* -- configuration -- */
+
+static sn_device_placement_options device_placement_options(void) {
+    return (sn_device_placement_options){
+        .device = args.device,
+        .device_map = args.device_map,
+        .device_memory = args.device_memory.items,
+        .n_device_memory = args.device_memory.n,
+        .offload = (sn_residence)args.offload,
+        .offload_dir = args.offload_dir,
+        .offload_all = args.offload_all,
+        .preload = args.preload,
+        .device_options = {.threads = (int)args.threads, .isa = args.isa, .timeout_ms = (int)args.device_timeout_ms},
+        .kv_memory = args.kv_memory,
     };
 }
 
 static sn_status print_plan(int first, int end, sn_err *err) {
     sn_model *model = NULL;
-    sn_placing placing = {0};
-    sn_placing_wish wish = placing_wish();
-    sn_status status = sn_model_open(given.model, &model, err);
-    if (!status) status = sn_placing_make(&wish, model, first, &end, &placing, err);
-    if (!status) fputs((const char *)placing.table.data, stdout);
-    sn_placing_close(&placing);
+    sn_device_placement placement = {0};
+    sn_device_placement_options options = device_placement_options();
+    sn_status status = sn_model_open(args.model, &model, err);
+    if (!status) status = sn_device_placement_make(&options, model, first, &end, &placement, err);
+    if (!status) fputs((const char *)placement.table.data, stdout);
+    sn_device_placement_close(&placement);
     sn_model_close(&model);
     return status;
 }
 
-static sn_status read_sharing(sn_node_config *config, sn_err *err) {
-    config->prefix_memory = given.kv_memory / 8;
-    config->share_all = !strcmp(given.share_prefixes, "all");
-    if (!config->share_all && strcmp(given.share_prefixes, "client"))
-        return sn_fail(err, SN_REFUSED, "--share-prefixes %.40s is unknown: use client or all", given.share_prefixes);
-    sn_status status = given.prefix_memory ? sn_parse_size(given.prefix_memory, &config->prefix_memory, err) : SN_OK;
-    if (status) return sn_err_context(err, "--prefix-memory");
-    config->tune_memory = (size_t)256 << 20;
-    config->adapters = given.adapters;
-    if (given.tune_memory) status = sn_parse_size(given.tune_memory, &config->tune_memory, err);
-    return status ? sn_err_context(err, "--tune-memory") : SN_OK;
-}
-
-static sn_status read_idle(sn_node_config *config, sn_err *err) {
-    config->idle_to = given.idle_to;
-    config->idle_dir = given.idle_dir;
-    config->idle_after_s = (int)given.idle_after_s;
-    config->idle_memory = given.kv_memory;
-    sn_status status = given.idle_memory ? sn_parse_size(given.idle_memory, &config->idle_memory, err) : SN_OK;
-    return status ? sn_err_context(err, "--idle-memory") : SN_OK;
-}
-
 static sn_priority priorities[SN_PRIORITIES_MAX];
 
-static sn_status read_quota(sn_node_config *config, sn_err *err) {
-    config->quota = (sn_quota_limits){(size_t)given.client_sessions, given.client_kv, given.client_steps, priorities,
-                                      given.priority.n};
-    if (given.priority.n > SN_PRIORITIES_MAX)
-        return sn_fail(err, SN_REFUSED, "--priority: at most %d clients can have one", SN_PRIORITIES_MAX);
-    for (size_t i = 0; i < given.priority.n; i++)
-        if (sn_priority_parse(given.priority.items[i], &priorities[i], err)) return sn_err_context(err, "--priority");
+static sn_status config_read_quota(sn_node_config *config, sn_err *err) {
+    config->quota =
+        (sn_quota_limits){(size_t)args.client_sessions, args.client_kv, args.client_steps, priorities, args.priority.n};
+    if (args.priority.n > SN_PRIORITIES_MAX)
+        return sn_fail(err, SN_REFUSED, "--priority: the limit is %d clients", SN_PRIORITIES_MAX);
+    for (size_t i = 0; i < args.priority.n; i++)
+        if (sn_priority_parse(args.priority.items[i], &priorities[i], err)) return sn_err_context(err, "--priority");
     return SN_OK;
 }
 
-static sn_status serve(const blocks *b, sn_err *err) {
-    sn_shape link = {0};
-    sn_status status = given.link ? sn_shape_parse(given.link, &link, err) : SN_OK;
-    if (status) return sn_err_context(err, "--link");
+static sn_status node_serve(const blocks *b, sn_err *err) {
+    sn_emulated_link link = {0};
+    sn_status status = args.link ? sn_emulated_link_parse(args.link, &link, err) : SN_OK;
+    if (status) return sn_err_context(err, "--emulate-link");
     sn_node_config config = {
-        .model_path = given.model,
+        .model_path = args.model,
         .first = b->first,
         .end = b->end,
-        .auto_blocks = b->choose,
-        .rebalance_every_s = (int)given.rebalance_every_s,
-        .rebalance_gain = (int)given.rebalance_gain,
-        .listen = given.listen,
-        .public_address = given.public_address,
-        .join = given.join.items,
-        .n_join = given.join.n,
-        .dht = given.dht,
-        .dht_port = (int)given.dht_port,
-        .identity_path = given.identity,
-        .swarm_key_path = given.swarm_key,
+        .auto_blocks = b->n_auto,
+        .rebalance_every_s = (int)args.rebalance_every_s,
+        .rebalance_gain = (int)args.rebalance_gain,
+        .listen = args.listen,
+        .public_address = args.public_address,
+        .join = args.join.items,
+        .n_join = args.join.n,
+        .dht = args.dht,
+        .dht_port = (int)args.dht_port,
+        .identity_path = args.identity,
+        .swarm_key_path = args.swarm_key,
         .link = link,
-        .name = given.name,
-        .placing = placing_wish(),
-        .sessions_max = (size_t)given.sessions_max,
-        .session_timeout_s = (int)given.session_timeout_s,
-        .room_timeout_s = (int)given.room_timeout_s,
-        .metrics = given.metrics,
-        .drain_timeout_s = (int)given.drain_timeout_s,
-        .early = &early,
-        .planned = show_plan,
+        .name = args.name,
+        .device_placement = device_placement_options(),
+        .sessions_max = (size_t)args.sessions_max,
+        .session_timeout_s = (int)args.session_timeout_s,
+        .kv_timeout_s = (int)args.kv_timeout_s,
+        .metrics = args.metrics,
+        .drain_timeout_s = (int)args.drain_timeout_s,
+        .kv_dtype = (sn_kv_dtype)args.kv_dtype,
+        .prefix_cache_shared = args.prefix_cache_shared,
+        .prefix_cache_memory =
+            args.prefix_cache_memory == SN_SIZE_UNSET ? args.kv_memory / 8 : args.prefix_cache_memory,
+        .swap_to = (sn_residence)args.swap_to,
+        .swap_dir = args.swap_dir,
+        .swap_after_s = (int)args.swap_after_s,
+        .swap_memory = args.swap_memory == SN_SIZE_UNSET ? args.kv_memory : args.swap_memory,
+        .tune_memory = args.tune_memory,
+        .adapters = args.adapters,
+        .startup = &startup,
+        .on_plan = show_plan,
     };
-    status = sn_kv_dtype_parse(given.kv_dtype, &config.kv_dtype, err);
-    if (status) return sn_err_context(err, "--kv-dtype");
-    status = read_sharing(&config, err);
-    if (!status) status = read_idle(&config, err);
-    if (!status) status = read_quota(&config, err);
+    status = config_read_quota(&config, err);
     if (status) return status;
     pthread_t signals;
-    if (pthread_create(&signals, NULL, wait_for_signal, NULL)) return sn_fail(err, SN_STOP, "no thread is to be had");
+    if (pthread_create(&signals, NULL, wait_for_signal, NULL)) return sn_fail(err, SN_STOP, "no thread can be started");
     sn_node *node = NULL;
     status = sn_node_new(&config, NULL, show_progress, NULL, &node, err);
-    if (atomic_load(&early.stop)) leave_early();
+    if (atomic_load(&startup.stop)) exit_during_startup();
     if (!status) {
         print_ready(node);
-        atomic_store(&running, node);
+        atomic_store(&running_node, node);
         status = sn_node_run(node, err);
-        if (!status && sn_node_loading(node)) _exit(EXIT_OK); /* it is on its way to other blocks: not waited for */
+        if (!status && sn_node_loading(node)) _exit(EXIT_OK); /* a rebalance loads other blocks: not waited for */
     }
-    pthread_cancel(signals); /* it may still wait for a signal: sigwait is where it can be ended */
+    pthread_cancel(signals); /* sigwait is a cancellation point */
     pthread_join(signals, NULL);
     sn_node_free(&node);
     return status;
 }
 
-static sn_status run(sn_err *err) {
-    sn_log_level level;
+static sn_status program_run(sn_err *err) {
     blocks b = {0};
-    sn_status status = sn_log_level_parse(given.log_level, &level, err);
+    sn_log_setup((sn_log_level)args.log_level, args.json_log);
+    if (args.list_devices) return devices_print(err);
+    sn_status status = blocks_read(&b, err);
     if (status) return status;
-    sn_log_setup(level, given.json_log);
-    if (given.list_devices) return list_devices(err);
-    status = read_blocks(&b, err);
-    if (status) return status;
-    return given.plan ? print_plan(b.first, b.end, err) : serve(&b, err);
+    return args.plan ? print_plan(b.first, b.end, err) : node_serve(&b, err);
+}
+
+static void print_help(const sn_options *options) {
+    if (options->version)
+        printf("swarm-node %s\n", SN_VERSION);
+    else if (options->help == SN_HELP_MAN)
+        sn_options_man(&command, "swarm", stdout);
+    else if (options->help == SN_HELP_COMPLETION)
+        sn_program_completion(&program, stdout);
+    else
+        sn_options_help(&command, stdout);
 }
 
 int main(int argc, char **argv) {
     sn_err err;
     sn_options options;
-    sigset_t set; /* blocked in every thread: one of them waits for these */
+    sigset_t set; /* blocked in every thread; the thread of wait_for_signal receives them */
     sigemptyset(&set);
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGTERM);
@@ -391,12 +427,10 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
 
     sn_status status = sn_options_parse(&command, argc, argv, &options, &err);
-    if (!status && options.help)
-        sn_options_help(&command, stdout);
-    else if (!status && options.version)
-        printf("swarm-node %s\n", SN_VERSION);
+    if (!status && (options.help || options.version))
+        print_help(&options);
     else if (!status)
-        status = run(&err);
+        status = program_run(&err);
     if (status) fprintf(stderr, "swarm-node: %s\n", err.text);
     sn_options_fini(&command, &options);
     return status == SN_OK        ? EXIT_OK

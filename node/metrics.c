@@ -20,15 +20,14 @@ struct sn_metrics {
     sn_metrics_facts facts;
     struct MHD_Daemon *server;
     int port;
-    pthread_mutex_t lock; /* of `figures`, held while they are copied */
-    sn_figures figures;
+    pthread_mutex_t lock; /* protects `stats`; held only while they are copied */
+    sn_node_stats stats;
 };
 
-/* -- the answer (the server's thread) -------------------------------------------------------------------------------
- */
+/* -- replies (the server's thread) --------------------------------------------------------------------------------- */
 
-static enum MHD_Result answer(struct MHD_Connection *connection, unsigned code, const char *type, const void *text,
-                              size_t len) {
+static enum MHD_Result http_reply(struct MHD_Connection *connection, unsigned code, const char *type, const void *text,
+                                  size_t len) {
     struct MHD_Response *response = MHD_create_response_from_buffer(len, (void *)text, MHD_RESPMEM_MUST_COPY);
     if (!response) return MHD_NO;
     MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
@@ -37,43 +36,42 @@ static enum MHD_Result answer(struct MHD_Connection *connection, unsigned code, 
     return result;
 }
 
-static enum MHD_Result refuse(struct MHD_Connection *connection, unsigned code, const char *text) {
-    return answer(connection, code, "text/plain; charset=utf-8", text, strlen(text));
+static enum MHD_Result http_refuse(struct MHD_Connection *connection, unsigned code, const char *text) {
+    return http_reply(connection, code, "text/plain; charset=utf-8", text, strlen(text));
 }
 
-static enum MHD_Result handle(void *ctx, struct MHD_Connection *connection, const char *url, const char *method,
-                              const char *version, const char *upload, size_t *upload_size, void **state) {
+/* 8 parameters: the callback type of libmicrohttpd */
+static enum MHD_Result http_handle(void *ctx, struct MHD_Connection *connection, const char *url, const char *method,
+                                   const char *version, const char *upload, size_t *upload_size, void **state) {
     (void)version, (void)upload, (void)upload_size, (void)state;
     sn_metrics *metrics = ctx;
     if (strcmp(method, MHD_HTTP_METHOD_GET) && strcmp(method, MHD_HTTP_METHOD_HEAD))
-        return refuse(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET is answered here\n");
-    if (strcmp(url, "/metrics")) return refuse(connection, MHD_HTTP_NOT_FOUND, "there is only /metrics here\n");
+        return http_refuse(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "this server answers only GET\n");
+    if (strcmp(url, "/metrics")) return http_refuse(connection, MHD_HTTP_NOT_FOUND, "this server has only /metrics\n");
     pthread_mutex_lock(&metrics->lock);
-    sn_figures figures = metrics->figures;
+    sn_node_stats stats = metrics->stats;
     pthread_mutex_unlock(&metrics->lock);
     sn_buf page;
     sn_err err;
     sn_buf_init(&page, PAGE_SIZE_MAX);
     enum MHD_Result result =
-        sn_metrics_write(&metrics->facts, &figures, &page, &err)
-            ? refuse(connection, MHD_HTTP_INTERNAL_SERVER_ERROR, err.text)
-            : answer(connection, MHD_HTTP_OK, "text/plain; version=0.0.4; charset=utf-8", page.data, page.len);
+        sn_metrics_write(&metrics->facts, &stats, &page, &err)
+            ? http_refuse(connection, MHD_HTTP_INTERNAL_SERVER_ERROR, err.text)
+            : http_reply(connection, MHD_HTTP_OK, "text/plain; version=0.0.4; charset=utf-8", page.data, page.len);
     sn_buf_fini(&page);
     return result;
 }
 
-/* -- beginning and end ----------------------------------------------------------------------------------------------
- */
+/* -- start and end ------------------------------------------------------------------------------------------------- */
 
 /* "9100", "host:9100", "[::1]:9100" -> host, port. */
-static sn_status split(const char *address, char host[256], char port[8], sn_err *err) {
+static sn_status address_split(const char *address, char host[256], char port[8], sn_err *err) {
     const char *colon = strrchr(address, ':'), *digits = colon ? colon + 1 : address;
     size_t n = colon ? (size_t)(colon - address) : 0;
     int64_t number;
     sn_err why;
     if (sn_parse_int(digits, 0, 65535, &number, &why) || strlen(digits) > 5 || n > 250 || (colon && !n))
-        return sn_fail(err, SN_REFUSED,
-                       "--metrics %s: write HOST:PORT, as in 127.0.0.1:9100, or a PORT of this machine", address);
+        return sn_fail(err, SN_REFUSED, "--metrics %s: write HOST:PORT, as in 127.0.0.1:9100, or PORT", address);
     bool bracketed = n > 2 && address[0] == '[' && address[n - 1] == ']';
     snprintf(host, 256, "%.*s", (int)(bracketed ? n - 2 : n), bracketed ? address + 1 : address);
     if (!n) snprintf(host, 256, "127.0.0.1");
@@ -81,7 +79,7 @@ static sn_status split(const char *address, char host[256], char port[8], sn_err
     return SN_OK;
 }
 
-static int bound_port(int fd) {
+static int socket_bound_port(int fd) {
     struct sockaddr_storage at;
     socklen_t len = sizeof at;
     char text[8] = "";
@@ -90,16 +88,16 @@ static int bound_port(int fd) {
     if (!getsockname(fd, (struct sockaddr *)&at, &len) &&
         !getnameinfo((struct sockaddr *)&at, len, NULL, 0, text, sizeof text, NI_NUMERICSERV) &&
         sn_parse_int(text, 0, 65535, &port, &why))
-        port = 0; /* nobody can be told where it is */
+        port = 0; /* unknown */
     return (int)port;
 }
 
-static sn_status listen_at(const char *address, int *out, sn_err *err) {
+static sn_status metrics_listen(const char *address, int *out, sn_err *err) {
     char host[256], port[8];
-    struct addrinfo wish = {.ai_socktype = SOCK_STREAM}, *found = NULL;
-    sn_status status = split(address, host, port, err);
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
+    sn_status status = address_split(address, host, port, err);
     if (status) return status;
-    int code = getaddrinfo(host, port, &wish, &found);
+    int code = getaddrinfo(host, port, &hints, &found);
     if (code) return sn_fail(err, SN_REFUSED, "--metrics %s: %s", address, gai_strerror(code));
     int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), yes = 1;
     bool ready = fd >= 0 && !setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) &&
@@ -114,7 +112,7 @@ static sn_status listen_at(const char *address, int *out, sn_err *err) {
     return status;
 }
 
-static void copy_facts(sn_metrics *m, const sn_metrics_facts *facts) {
+static void metrics_copy_facts(sn_metrics *m, const sn_metrics_facts *facts) {
     snprintf(m->node, sizeof m->node, "%s", facts->node);
     snprintf(m->name, sizeof m->name, "%s", facts->name);
     m->facts = *facts;
@@ -126,17 +124,17 @@ sn_status sn_metrics_new(const char *address, const sn_metrics_facts *facts, sn_
     int fd = -1;
     sn_metrics *m = NULL;
     *out = NULL;
-    sn_status status = listen_at(address, &fd, err);
+    sn_status status = metrics_listen(address, &fd, err);
     if (!status) status = sn_calloc(&m, 1, sizeof *m, err);
     if (status) {
         if (fd >= 0) close(fd);
         return status;
     }
-    copy_facts(m, facts);
-    m->port = bound_port(fd);
+    metrics_copy_facts(m, facts);
+    m->port = socket_bound_port(fd);
     pthread_mutex_init(&m->lock, NULL);
-    m->server = MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, handle, m, MHD_OPTION_LISTEN_SOCKET, fd,
-                                 MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MAX,
+    m->server = MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, http_handle, m, MHD_OPTION_LISTEN_SOCKET,
+                                 fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MAX,
                                  MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES_MAX,
                                  MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)SILENCE_S, MHD_OPTION_END);
     if (!m->server) {
@@ -159,8 +157,8 @@ void sn_metrics_free(sn_metrics **metrics) {
 
 int sn_metrics_port(const sn_metrics *metrics) { return metrics->port; }
 
-void sn_metrics_publish(sn_metrics *metrics, const sn_figures *figures) {
+void sn_metrics_publish(sn_metrics *metrics, const sn_node_stats *stats) {
     if (pthread_mutex_trylock(&metrics->lock)) return;
-    metrics->figures = *figures;
+    metrics->stats = *stats;
     pthread_mutex_unlock(&metrics->lock);
 }

@@ -1,4 +1,4 @@
-/* The page that Prometheus reads: see metrics.h. */
+/* Writes the metrics page (metrics.h). */
 #include "node/metrics.h"
 
 #include "net/message.h"
@@ -6,22 +6,12 @@
 #include <inttypes.h>
 #include <string.h>
 
-enum { WORD_MAX = 256 };
+enum { LABEL_MAX = 256 };
 
-const int64_t SN_HISTOGRAM_BOUNDS_US[SN_HISTOGRAM_BOUNDS] = {
-    1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000, 1000000, 2000000, 5000000, 10000000, 30000000};
-
-void sn_histogram_add(sn_histogram *histogram, int64_t us) {
-    int i = 0;
-    while (i < SN_HISTOGRAM_BOUNDS && us > SN_HISTOGRAM_BOUNDS_US[i]) i++;
-    histogram->counts[i]++;
-    histogram->sum_us += (uint64_t)(us > 0 ? us : 0);
-}
-
-/* A label's value: backslashes, quotes and line ends with a backslash before them. */
-static const char *escape(const char *text, char out[WORD_MAX]) {
+/* Escapes a label's value: backslash, quote and newline get a backslash before them. */
+static const char *label_escape(const char *text, char out[LABEL_MAX]) {
     size_t n = 0;
-    for (; *text && n + 3 < WORD_MAX; text++) {
+    for (; *text && n + 3 < LABEL_MAX; text++) {
         if (*text == '\\' || *text == '"' || *text == '\n') out[n++] = '\\';
         out[n++] = *text == '\n' ? 'n' : *text;
     }
@@ -65,77 +55,84 @@ static sn_status put_histogram(sn_buf *out, const char *name, const sn_histogram
     return status;
 }
 
-static sn_status put_facts(sn_buf *out, const sn_metrics_facts *facts, const sn_figures *f, sn_err *err) {
-    char node[WORD_MAX], name[WORD_MAX], model[WORD_MAX];
-    sn_status status = put_head(out, "build_info", "gauge", "Always 1; the labels say which software this is.", err);
+static sn_status put_facts(sn_buf *out, const sn_metrics_facts *facts, const sn_node_stats *f, sn_err *err) {
+    char node[LABEL_MAX], name[LABEL_MAX], model[LABEL_MAX];
+    sn_status status = put_head(out, "build_info", "gauge", "Always 1; the labels name the software.", err);
     if (!status)
         status = sn_buf_printf(out, err, "swarm_node_build_info{version=\"%s\",protocol=\"%d\"} 1\n", SN_VERSION,
-                               SN_PROTOCOL);
-    if (!status) status = put_head(out, "span_info", "gauge", "Always 1; the labels say who serves which blocks.", err);
+                               SN_PROTOCOL_VERSION);
+    if (!status)
+        status = put_head(out, "span_info", "gauge", "Always 1; the labels name the node and its blocks.", err);
     if (!status)
         status = sn_buf_printf(
             out, err,
             "swarm_node_span_info{node=\"%s\",name=\"%s\",model=\"%s\",first_block=\"%d\",end_block=\"%d\"} 1\n",
-            escape(facts->node, node), escape(facts->name, name), escape(f->model, model), f->first, f->end);
+            label_escape(facts->node, node), label_escape(facts->name, name), label_escape(f->model, model), f->first,
+            f->end);
     if (!status)
         status = put_seconds(out, "start_time_seconds", "gauge", (uint64_t)facts->started_unix_ms * 1000,
-                             "When the node started, since 1970.", err);
+                             "Unix time at which the node started.", err);
     return status;
 }
 
-static sn_status put_refusals(sn_buf *out, const sn_figures *f, sn_err *err) {
+static sn_status put_refusals(sn_buf *out, const sn_node_stats *f, sn_err *err) {
     static const char *const kinds[] = {
         [SN_RETRY] = "retry", [SN_REBUILD] = "rebuild", [SN_REFUSED] = "refused", [SN_STOP] = "stop"};
-    sn_status status = put_head(out, "refusals_total", "counter", "Errors answered, by what the asker is to do.", err);
+    sn_status status =
+        put_head(out, "refusals_total", "counter", "ERROR replies, by the reaction expected of the requester.", err);
     for (int i = SN_OK + 1; i <= SN_STOP && !status; i++)
         status =
             sn_buf_printf(out, err, "swarm_node_refusals_total{kind=\"%s\"} %" PRIu64 "\n", kinds[i], f->refusals[i]);
     return status;
 }
 
-static sn_status put_quota_refusals(sn_buf *out, const sn_figures *f, sn_err *err) {
+static sn_status put_quota_refusals(sn_buf *out, const sn_node_stats *f, sn_err *err) {
     static const char *const quotas[SN_QUOTA_KINDS] = {"sessions", "kv", "steps"};
-    sn_status status = put_head(out, "quota_refusals_total", "counter",
-                                "Errors answered because of a quota for one client, by the option --client-... that sets it.", err);
+    sn_status status =
+        put_head(out, "quota_refusals_total", "counter",
+                 "ERROR replies because of a per-client quota, by the option --client-... that sets it.", err);
     for (int i = 0; i < SN_QUOTA_KINDS && !status; i++)
-        status = sn_buf_printf(out, err, "swarm_node_quota_refusals_total{quota=\"%s\"} %" PRIu64 "\n", quotas[i], f->quota_refusals[i]);
+        status = sn_buf_printf(out, err, "swarm_node_quota_refusals_total{quota=\"%s\"} %" PRIu64 "\n", quotas[i],
+                               f->quota_refusals[i]);
     return status;
 }
 
-sn_status sn_metrics_write(const sn_metrics_facts *facts, const sn_figures *f, sn_buf *out, sn_err *err) {
+sn_status sn_metrics_write(const sn_metrics_facts *facts, const sn_node_stats *f, sn_buf *out, sn_err *err) {
     const struct {
         const char *name, *type, *help;
         uint64_t value;
     } numbers[] = {
-        {"sessions", "gauge", "Sessions that are open.", f->sessions},
-        {"sessions_max", "gauge", "Sessions served at once at most.", f->sessions_max},
-        {"kv_bytes", "gauge", "Memory in use for keys and values.", f->engine.kv_bytes},
-        {"kv_max_bytes", "gauge", "Memory for keys and values.", f->kv_bytes_max},
-        {"weight_bytes", "gauge", "Memory of the span's weights.", f->weight_bytes},
-        {"queue_steps", "gauge", "Steps that wait to be computed.", f->engine.queue},
-        {"draining", "gauge", "1 while the node is leaving.", f->draining},
-        {"announcements", "gauge", "Nodes of which a live announcement is known.", f->announcements},
-        {"peers", "gauge", "Nodes that were joined and have answered.", f->joined},
-        {"shared_pages", "gauge", "Pages of keys and values that two sessions or more share.", f->engine.shared_pages},
-        {"idle_bytes", "gauge", "Keys and values of sessions at rest, set aside.", f->engine.idle_bytes},
-        {"steps_total", "counter", "Steps done.", f->steps},
-        {"tokens_total", "counter", "Tokens done.", f->tokens},
-        {"shared_tokens_total", "counter", "Tokens taken over from another session instead of computed.",
-         f->engine.shared_tokens},
-        {"passes_total", "counter", "Passes over the span's weights.", f->engine.passes},
-        {"guard_bytes_total", "counter", "Hidden states that crossed a device's border.", f->engine.guard_bytes},
-        {"handed_over_sessions_total", "counter", "Sessions whose past another node got.", f->handed_over},
+        {"sessions", "gauge", "Open sessions.", f->sessions},
+        {"sessions_max", "gauge", "Limit of open sessions.", f->sessions_max},
+        {"kv_bytes", "gauge", "KV pages in use.", f->engine.kv_bytes},
+        {"kv_max_bytes", "gauge", "Size of the KV pool.", f->kv_bytes_max},
+        {"weight_bytes", "gauge", "Weights of the span.", f->weight_bytes},
+        {"queued_steps", "gauge", "Steps and other jobs in the engine.", f->engine.queued_steps},
+        {"draining", "gauge", "1 while the node drains.", f->draining},
+        {"announcements", "gauge", "Nodes with a live announcement.", f->announcements},
+        {"bootstrap_peers", "gauge", "Bootstrap peers that have answered.", f->bootstrap_peers},
+        {"shared_pages", "gauge", "KV pages that two or more sessions share.", f->engine.shared_pages},
+        {"swapped_bytes", "gauge", "KV pages of idle sessions, swapped out.", f->engine.swapped_bytes},
+        {"steps_total", "counter", "Steps computed.", f->steps},
+        {"tokens_total", "counter", "Tokens computed or attached.", f->tokens},
+        {"prefix_cached_tokens_total", "counter", "Tokens attached from the prefix cache instead of computed.",
+         f->engine.prefix_cached_tokens},
+        {"forward_passes_total", "counter", "Forward passes.", f->engine.forward_passes},
+        {"device_transfer_bytes_total", "counter", "Hidden states copied between devices.",
+         f->engine.device_transfer_bytes},
+        {"sessions_migrated_total", "counter", "Sessions whose KV pages another node received.", f->sessions_migrated},
     };
     sn_status status = put_facts(out, facts, f, err);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers && !status; i++)
         status = put_number(out, numbers[i].name, numbers[i].type, numbers[i].value, numbers[i].help, err);
     if (!status)
-        status = put_seconds(out, "compute_seconds_total", "counter", f->engine.compute_us, "Time in passes.", err);
+        status = put_seconds(out, "compute_seconds_total", "counter", f->engine.compute_us,
+                             "Time spent in forward passes.", err);
     if (!status) status = put_refusals(out, f, err);
     if (!status) status = put_quota_refusals(out, f, err);
-    if (!status) status = put_histogram(out, "step_seconds", &f->step, "From a step's arrival to its answer.", err);
+    if (!status) status = put_histogram(out, "step_seconds", &f->step, "From the arrival of a step to its reply.", err);
     if (!status)
-        status = put_histogram(out, "queue_seconds", &f->queue, "From a step's arrival to its computation's beginning.",
-                               err);
+        status = put_histogram(out, "queue_seconds", &f->queue,
+                               "From the arrival of a step to the start of its computation.", err);
     return status;
 }

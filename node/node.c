@@ -1,46 +1,74 @@
+/* A node's start, loop and end.
+ *
+ * Threads: the network thread runs everything in this file. Others wake it through the transport: the engine when jobs
+ * are finished, the loader when blocks are loaded, the introducer, and the DHT. Each round of the loop (node_poll)
+ * takes events from the transport and finished jobs from the engine and gives them to the protocol; before it,
+ * node_tick does what is due by time, and node_apply_placement carries out what the protocol has decided about blocks:
+ * free them, load others, serve the loaded ones.
+ *
+ * Start: listen (so that a port in use is reported at once), introduce to the bootstrap peers, read the model's
+ * parameters, create the protocol, then loop until the blocks are served (node_bring_up). End: drain, leave, wait for
+ * the last steps. sn_node_free frees in the order of use: the engine first, the transport after all that wake it, the
+ * memory of the blocks last, because sessions and adapters lie in it. */
 #include "node/node.h"
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "net/introduce.h"
-#include "net/members.h"
-#include "node/core.h"
+#include "net/introduction.h"
+#include "net/transport/private_swarm.h"
+#include "node/protocol/protocol.h"
 #include "node/metrics.h"
-#include "node/rendezvous.h"
+#include "node/membership/dht_client.h"
 #include "node/serving.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    LAST_STEPS_US = 4000000,
+    LAST_STEPS_WAIT_US = 4000000,
     FLUSH_US = 50000,
-    GOODBYE_US = 100000,
+    LEAVE_WAIT_US = 100000,
     ROUND_EVENTS_MAX = 256,
     PORTS_TRIED = 20,
-    MOVE_US = 30000000, /* that sessions have to be moved before their node moves, where --drain-timeout says nothing */
+    REBALANCE_DRAIN_US = 30000000, /* drain limit before a rebalance when --drain-timeout is 0 */
 };
 
 struct sn_node {
     sn_node_config config;
+    sn_serving_options serving_options;
     sn_identity identity;
     sn_hparams hp;
     sn_hash model;
-    sn_serving serving; /* the loader's while there is one */
+    sn_serving serving; /* belongs to the loader while there is one */
     sn_loader *loader;
     sn_transport *transport;
     sn_introducer *introducer;
-    sn_rendezvous rendezvous;
-    sn_core *core;
-    sn_metrics *metrics; /* NULL: nobody watches */
+    sn_dht_client dht_client;
+    sn_protocol *protocol;
+    sn_metrics *metrics; /* NULL: no metrics page */
     char address[SN_ADDRESS_MAX + 1];
     int64_t drain_us;
-    atomic_int stop; /* how often it was asked to */
+    atomic_int stop; /* number of calls of sn_node_stop */
 };
 
-/* What must be known of the model before a block of it is loaded. */
-static sn_status describe_model(sn_node *node, const char *path, sn_err *err) {
+static sn_serving_options serving_options(const sn_node_config *config) {
+    return (sn_serving_options){
+        .model_path = config->model_path,
+        .device_placement = config->device_placement,
+        .kv_dtype = config->kv_dtype,
+        .prefix_cache_memory = config->prefix_cache_memory,
+        .swap_to = config->swap_to,
+        .swap_dir = config->swap_dir,
+        .swap_memory = config->swap_memory,
+        .swap_after_s = config->swap_after_s,
+        .adapters = config->adapters,
+        .on_plan = config->on_plan,
+    };
+}
+
+/* The model's parameters and id, needed before any block is loaded. */
+static sn_status node_describe_model(sn_node *node, const char *path, sn_err *err) {
     sn_model *model = NULL;
     sn_status status = sn_model_open(path, &model, err);
     if (status) return status;
@@ -50,66 +78,67 @@ static sn_status describe_model(sn_node *node, const char *path, sn_err *err) {
     return SN_OK;
 }
 
-static sn_status load_identity(sn_node *node, const char *path, sn_err *err) {
+static sn_status node_load_identity(sn_node *node, const char *path, sn_err *err) {
     return path ? sn_identity_load(path, &node->identity, err) : sn_identity_new(&node->identity, err);
 }
 
-static sn_status new_transport(sn_node *node, const sn_shape *link, sn_err *err) {
+static sn_status node_new_transport(sn_node *node, const sn_emulated_link *link, sn_err *err) {
     sn_transport *inner = NULL;
-    if (sn_shape_is_none(link)) return sn_transport_zmq_new(&node->identity, &node->transport, err);
+    if (sn_emulated_link_is_none(link)) return sn_transport_zmq_new(&node->identity, &node->transport, err);
     sn_status status = sn_transport_zmq_new(&node->identity, &inner, err);
-    return status ? status : sn_transport_shaped_new(&inner, link, NULL, &node->transport, err);
+    return status ? status : sn_transport_emulated_new(&inner, link, NULL, &node->transport, err);
 }
 
-static sn_status make_private(sn_node *node, const char *path, sn_err *err) {
+static sn_status node_make_private(sn_node *node, const char *path, sn_err *err) {
     uint8_t key[SN_SWARM_KEY_SIZE];
     sn_transport *inner = node->transport;
     sn_status status = sn_swarm_key_load(path, key, err);
     if (status) return status;
     node->transport = NULL;
-    status = sn_transport_private_new(&inner, &node->identity, key, &node->transport, err);
+    status = sn_transport_private_swarm_new(&inner, &node->identity, key, &node->transport, err);
     explicit_bzero(key, sizeof key);
     return status;
 }
 
 static void wake_network(void *ctx) { sn_transport_wake(((sn_node *)ctx)->transport); }
-static bool submit(void *ctx, sn_job *job) {
+static bool engine_submit(void *ctx, sn_job *job) {
     sn_engine *engine = ((sn_node *)ctx)->serving.engine;
     return engine && sn_engine_submit(engine, job);
 }
-static sn_engine_figures read_figures(void *ctx) {
+static sn_engine_stats read_stats(void *ctx) {
     const sn_node *node = ctx;
-    if (node->loader || !node->serving.engine) return (sn_engine_figures){0};
+    if (node->loader || !node->serving.engine) return (sn_engine_stats){0};
     return sn_engine_read(node->serving.engine);
 }
 
-static sn_status listen_here(sn_node *node, const sn_node_config *config, sn_err *err) {
-    sn_status status = node->transport ? SN_OK : new_transport(node, &config->link, err);
-    if (!status && config->swarm_key_path) status = make_private(node, config->swarm_key_path, err);
+static sn_status node_listen(sn_node *node, const sn_node_config *config, sn_err *err) {
+    sn_status status = node->transport ? SN_OK : node_new_transport(node, &config->link, err);
+    if (!status && config->swarm_key_path) status = node_make_private(node, config->swarm_key_path, err);
     return status ? status : sn_transport_listen(node->transport, config->listen, node->address, err);
 }
 
-static sn_status answer_introductions(sn_node *node, sn_err *err) {
+static sn_status node_start_introducer(sn_node *node, sn_err *err) {
     return sn_introducer_new(&node->identity, node->address, wake_network, node, &node->introducer, err);
 }
 
-/* TCP's port was any that was free; UDP's of that number need not be: then another pair is tried. */
-static sn_status introduce(sn_node *node, const sn_node_config *config, sn_err *err) {
+/* Listens for introductions at the UDP port of the same number. When --listen left the TCP port open and that UDP port
+ * is in use, other ports are tried. */
+static sn_status node_introduce(sn_node *node, const sn_node_config *config, sn_err *err) {
     const char *port = strrchr(config->listen, ':');
     bool any_port = port && !strcmp(port, ":0");
-    sn_status status = answer_introductions(node, err);
+    sn_status status = node_start_introducer(node, err);
     for (int i = 1; i < PORTS_TRIED && status == SN_REFUSED && any_port; i++) {
         sn_transport_free(&node->transport);
-        status = listen_here(node, config, err);
-        if (!status) status = answer_introductions(node, err);
+        status = node_listen(node, config, err);
+        if (!status) status = node_start_introducer(node, err);
     }
     for (size_t i = 0; i < config->n_join && !status; i++)
         status = sn_introducer_ask(node->introducer, config->join[i], err);
     return status;
 }
 
-/* Without an introducer (another transport than ZeroMQ) every address to join has its key with it. */
-static sn_status join_pinned(sn_node *node, const sn_node_config *config, sn_err *err) {
+/* A transport other than ZeroMQ has no introducer, so every address to join must include its key. */
+static sn_status node_join_pinned(sn_node *node, const sn_node_config *config, sn_err *err) {
     for (size_t i = 0; i < config->n_join; i++) {
         char address[SN_ADDRESS_MAX + 1];
         uint8_t key[SN_KEY_SIZE];
@@ -117,69 +146,70 @@ static sn_status join_pinned(sn_node *node, const sn_node_config *config, sn_err
         sn_status status = sn_address_parse(config->join[i], address, key, &pinned, err);
         if (status) return status;
         if (!pinned) return sn_fail(err, SN_REFUSED, "%s needs its key: write ADDRESS#KEY", config->join[i]);
-        sn_core_join(node->core, address, key);
+        sn_protocol_join(node->protocol, address, key);
     }
     return SN_OK;
 }
 
-static sn_status new_core(sn_node *node, const sn_node_config *config, sn_err *err) {
-    const sn_core_setup setup = {
+static sn_status node_new_protocol(sn_node *node, const sn_node_config *config, sn_err *err) {
+    const sn_protocol_setup setup = {
         .transport = node->transport,
         .identity = &node->identity,
         .address = config->public_address ? config->public_address : node->address,
         .name = config->name ? config->name : "",
         .span = {.hp = &node->hp, .first = config->first, .end = config->end},
         .loading = true,
-        .auto_blocks = config->auto_blocks,
-        .expects_others = config->n_join > 0 || (node->rendezvous.dht && strcmp(config->dht, "on")),
-        .rebalance_us = (int64_t)config->rebalance_every_s * 1000000,
-        .rebalance_gain = config->rebalance_gain,
-        .move_us_max = node->drain_us ? node->drain_us : MOVE_US,
+        .placement = {.auto_blocks = config->auto_blocks,
+                      .expects_others = config->n_join > 0 || (node->dht_client.dht && strcmp(config->dht, "on")),
+                      .rebalance_us = (int64_t)config->rebalance_every_s * 1000000,
+                      .rebalance_gain = config->rebalance_gain,
+                      .drain_us_max = node->drain_us ? node->drain_us : REBALANCE_DRAIN_US},
         .model = node->model,
         .sessions_max = config->sessions_max,
-        .idle_us_max = (int64_t)config->session_timeout_s * 1000000,
-        .room_us_max = (int64_t)config->room_timeout_s * 1000000,
+        .session_timeout_us = (int64_t)config->session_timeout_s * 1000000,
+        .kv_timeout_us = (int64_t)config->kv_timeout_s * 1000000,
         .tune_bytes_max = config->tune_memory,
-        .share_all = config->share_all,
+        .prefix_cache_shared = config->prefix_cache_shared,
         .quota = config->quota,
-        .submit = submit,
-        .read = read_figures,
+        .submit = engine_submit,
+        .read_stats = read_stats,
         .ctx = node,
     };
-    return sn_core_new(&setup, sn_now_us(), &node->core, err);
+    return sn_protocol_new(&setup, sn_now_us(), &node->protocol, err);
 }
 
-static sn_status open_table(sn_node *node, const sn_node_config *config, sn_err *err) {
-    sn_status status = sn_dht_open(config->dht, config->dht_port, node->model.bytes, wake_network, node,
-                                   &node->rendezvous.dht, err);
-    if (!status) sn_log(SN_LOG_INFO, "in the table of first contacts", "udp_port=%d", sn_dht_port(node->rendezvous.dht));
+static sn_status node_open_dht(sn_node *node, const sn_node_config *config, sn_err *err) {
+    sn_status status =
+        sn_dht_open(config->dht, config->dht_port, node->model.bytes, wake_network, node, &node->dht_client.dht, err);
+    if (!status) sn_log(SN_LOG_INFO, "DHT node started", "udp_port=%d", sn_dht_port(node->dht_client.dht));
     return status;
 }
 
-static sn_status watch(sn_node *node, const sn_node_config *config, sn_err *err) {
+static sn_status node_start_metrics(sn_node *node, const sn_node_config *config, sn_err *err) {
     char id[2 * SN_KEY_SIZE + 1];
-    const sn_metrics_facts facts = {sn_hex(node->identity.id, SN_KEY_SIZE, id), config->name ? config->name : "", sn_unix_ms()};
+    const sn_metrics_facts facts = {sn_hex(node->identity.id, SN_KEY_SIZE, id), config->name ? config->name : "",
+                                    sn_unix_ms()};
     return sn_metrics_new(config->metrics, &facts, &node->metrics, err);
 }
 
-static void publish(const sn_node *node) {
-    sn_figures figures;
-    sn_core_read(node->core, &figures);
-    sn_metrics_publish(node->metrics, &figures);
+static void node_publish_metrics(const sn_node *node) {
+    sn_node_stats stats;
+    sn_protocol_read_stats(node->protocol, &stats);
+    sn_metrics_publish(node->metrics, &stats);
 }
 
-/* What is due without a message; returns until when nothing is. */
-static int64_t tick(sn_node *node) {
-    int64_t core_us = sn_core_tick(node->core, sn_now_us(), sn_unix_ms());
-    int64_t table_us = sn_rendezvous_tick(&node->rendezvous, node->introducer, &node->identity,
-                                          node->config.public_address ? node->config.public_address : node->address,
-                                          !node->loader && node->serving.engine, sn_now_us(), sn_unix_ms());
-    return core_us < table_us ? core_us : table_us;
+/* What is due by time; returns when to call again. */
+static int64_t node_tick(sn_node *node) {
+    int64_t protocol_us = sn_protocol_tick(node->protocol, sn_now_us(), sn_unix_ms());
+    int64_t dht_us = sn_dht_client_tick(&node->dht_client, node->introducer, &node->identity,
+                                        node->config.public_address ? node->config.public_address : node->address,
+                                        !node->loader && node->serving.engine, sn_now_us(), sn_unix_ms());
+    return protocol_us < dht_us ? protocol_us : dht_us;
 }
 
-/* One round of the network thread: a message or a wake-up, then what else is there, up to a limit: under a stream of
- * messages that never ends, announcements and the end of the program still have their turn. */
-static sn_status serve(sn_node *node, int64_t deadline_us, sn_err *err) {
+/* One round of the network thread: waits for an event until the deadline, then takes what else is there, up to a limit,
+ * so that an endless stream of messages does not block announcements and the end of the program. */
+static sn_status node_poll(sn_node *node, int64_t deadline_us, sn_err *err) {
     bool more = true;
     sn_engine *engine = node->loader ? NULL : node->serving.engine;
     for (int i = 0; more && i < ROUND_EVENTS_MAX; i++) {
@@ -188,62 +218,64 @@ static sn_status serve(sn_node *node, int64_t deadline_us, sn_err *err) {
         if (status) return status;
         more = event.peer != 0;
         deadline_us = 0;
-        if (more) sn_core_handle(node->core, &event, sn_now_us(), sn_unix_ms());
-        for (sn_job *job = engine ? sn_engine_take(engine) : NULL; job; job = sn_engine_take(engine))
-            sn_core_done(node->core, job, sn_now_us());
+        if (more) sn_protocol_handle(node->protocol, &event, sn_now_us(), sn_unix_ms());
+        for (sn_job *job = engine ? sn_engine_next_finished(engine) : NULL; job; job = sn_engine_next_finished(engine))
+            sn_protocol_job_done(node->protocol, job, sn_now_us());
     }
     char address[SN_ADDRESS_MAX + 1];
     uint8_t key[SN_KEY_SIZE];
-    while (node->introducer && sn_introducer_take(node->introducer, address, key))
-        sn_core_join(node->core, address, key);
-    if (node->metrics) publish(node);
+    while (node->introducer && sn_introducer_next(node->introducer, address, key))
+        sn_protocol_join(node->protocol, address, key);
+    if (node->metrics) node_publish_metrics(node);
     return SN_OK;
 }
 
-static sn_status begin_to_serve(sn_node *node, sn_err *err) {
+static sn_status node_start_serving(sn_node *node, sn_err *err) {
     sn_serving *serving = &node->serving;
-    sn_status status = sn_loader_take(&node->loader, err);
+    sn_status status = sn_loader_join(&node->loader, err);
     if (!status)
-        status = sn_engine_new(serving->span, serving->pool, 2 * node->config.sessions_max, serving->speed, wake_network,
-                               node, &serving->engine, err);
+        status = sn_engine_new(serving->span, serving->pool, 2 * node->config.sessions_max, serving->throughput,
+                               wake_network, node, &serving->engine, err);
     if (status) return status;
-    sn_span_facts facts = sn_span_describe(serving->span);
+    sn_span_info facts = sn_span_describe(serving->span);
     sn_log(SN_LOG_INFO, "serving", "blocks=%d:%d decode_us=%llu prompt_tokens_per_s=%llu", facts.first, facts.end,
-           (unsigned long long)serving->speed.decode_us, (unsigned long long)serving->speed.prompt_tokens_per_s);
-    sn_core_publish(node->core, &serving->published);
-    sn_core_serve(node->core, &facts, sn_kv_pool_bytes(serving->pool), sn_now_us(), sn_unix_ms());
+           (unsigned long long)serving->throughput.decode_us,
+           (unsigned long long)serving->throughput.prompt_tokens_per_s);
+    sn_protocol_publish_adapters(node->protocol, &serving->adapter_store);
+    sn_protocol_serve(node->protocol, &facts, sn_kv_pool_bytes(serving->pool), sn_now_us(), sn_unix_ms());
     return SN_OK;
 }
 
-/* What the core has decided about the blocks that are served. */
-static sn_status attend(sn_node *node, sn_progress progress, void *ctx, sn_err *err) {
+/* Carries out what the protocol has decided about blocks. */
+static sn_status node_apply_placement(sn_node *node, sn_progress progress, void *ctx, sn_err *err) {
     int first, end;
-    if (node->loader && sn_loader_done(node->loader)) return begin_to_serve(node, err);
-    if (sn_core_wants_to_move(node->core)) {
-        sn_engine_free(&node->serving.engine); /* then what clients trained goes, then what it lies on */
-        sn_core_vacate(node->core, sn_now_us(), sn_unix_ms());
+    if (node->loader && sn_loader_done(node->loader)) return node_start_serving(node, err);
+    if (sn_protocol_wants_rebalance(node->protocol)) {
+        sn_engine_free(&node->serving.engine); /* before the adapters (vacate), before the span that they lie on */
+        sn_protocol_vacate(node->protocol, sn_now_us(), sn_unix_ms());
         sn_serving_free(&node->serving);
     }
-    if (!sn_core_wants_blocks(node->core, &first, &end)) return SN_OK;
-    return sn_loader_start(&node->serving, &node->config, first, end, progress, ctx, wake_network, node, &node->loader, err);
+    if (!sn_protocol_wants_blocks(node->protocol, &first, &end)) return SN_OK;
+    const sn_load_request request = {&node->serving_options, first, end, progress, ctx};
+    return sn_loader_start(&node->serving, &request, wake_network, node, &node->loader, err);
 }
 
-static bool is_up(const sn_node *node) { return !node->loader && node->serving.engine; }
+static bool node_is_up(const sn_node *node) { return !node->loader && node->serving.engine; }
 
-/* Serves what can be served without blocks until they are there. */
-static sn_status bring_up(sn_node *node, sn_progress progress, void *ctx, sn_err *err) {
-    sn_node_early *early = node->config.early;
+/* Runs the loop until the blocks are served, or startup->stop is set. */
+static sn_status node_bring_up(sn_node *node, sn_progress progress, void *ctx, sn_err *err) {
+    sn_node_startup *startup = node->config.startup;
     sn_status status = SN_OK;
-    if (early) atomic_store(&early->up, true);
-    while (!status && !is_up(node) && !(early && atomic_load(&early->stop))) {
-        int64_t next_us = tick(node), soon_us = sn_now_us() + GOODBYE_US;
-        status = attend(node, progress, ctx, err);
-        if (!status && !is_up(node)) status = serve(node, next_us < soon_us ? next_us : soon_us, err);
+    if (startup) atomic_store(&startup->up, true);
+    while (!status && !node_is_up(node) && !(startup && atomic_load(&startup->stop))) {
+        int64_t next_us = node_tick(node), soon_us = sn_now_us() + LEAVE_WAIT_US;
+        status = node_apply_placement(node, progress, ctx, err);
+        if (!status && !node_is_up(node)) status = node_poll(node, next_us < soon_us ? next_us : soon_us, err);
     }
-    if (status || !early || !atomic_load(&early->stop)) return status;
-    sn_core_leave(node->core, sn_unix_ms());
-    status = serve(node, sn_now_us() + GOODBYE_US, err);
-    atomic_store(&early->left, true);
+    if (status || !startup || !atomic_load(&startup->stop)) return status;
+    sn_protocol_leave(node->protocol, sn_unix_ms());
+    status = node_poll(node, sn_now_us() + LEAVE_WAIT_US, err);
+    atomic_store(&startup->left, true);
     return status;
 }
 
@@ -253,22 +285,22 @@ sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn
     sn_status status = sn_calloc(&node, 1, sizeof *node, err);
     if (status) return status;
     node->config = *config;
+    node->serving_options = serving_options(config);
     node->drain_us = (int64_t)config->drain_timeout_s * 1000000;
-    bool introduced = !transport; /* in-memory transports are told the keys */
+    bool by_introduction = !transport; /* other transports get the keys with the addresses */
     if (transport) {
         node->transport = *transport;
         *transport = NULL;
     }
-    status = load_identity(node, config->identity_path, err);
-    /* Listening comes before loading: a port that is taken shows at once. */
-    if (!status) status = listen_here(node, config, err);
-    if (!status && introduced) status = introduce(node, config, err);
-    if (!status && config->metrics) status = watch(node, config, err);
-    if (!status) status = describe_model(node, config->model_path, err);
-    if (!status && config->dht && introduced) status = open_table(node, config, err);
-    if (!status) status = new_core(node, config, err);
-    if (!status && !introduced) status = join_pinned(node, config, err);
-    if (!status) status = bring_up(node, progress, ctx, err);
+    status = node_load_identity(node, config->identity_path, err);
+    if (!status) status = node_listen(node, config, err);
+    if (!status && by_introduction) status = node_introduce(node, config, err);
+    if (!status && config->metrics) status = node_start_metrics(node, config, err);
+    if (!status) status = node_describe_model(node, config->model_path, err);
+    if (!status && config->dht && by_introduction) status = node_open_dht(node, config, err);
+    if (!status) status = node_new_protocol(node, config, err);
+    if (!status && !by_introduction) status = node_join_pinned(node, config, err);
+    if (!status) status = node_bring_up(node, progress, ctx, err);
     if (status) sn_node_free(&node);
     *out = node;
     return status;
@@ -279,45 +311,46 @@ void sn_node_free(sn_node **node) {
     sn_err err;
     if (!n) return;
     sn_metrics_free(&n->metrics);
-    sn_dht_close(&n->rendezvous.dht); /* before the transport that it wakes */
-    if (sn_loader_take(&n->loader, &err)) sn_log(SN_LOG_INFO, "blocks not loaded", "text=%s", err.text);
-    sn_engine_free(&n->serving.engine); /* first: from here on nobody else touches span, pool and sessions */
-    sn_core_free(&n->core);
-    sn_introducer_free(&n->introducer); /* before the transport that it wakes */
+    sn_dht_close(&n->dht_client.dht); /* it wakes the transport */
+    if (sn_loader_join(&n->loader, &err)) sn_log(SN_LOG_INFO, "blocks not loaded", "text=%s", err.text);
+    sn_engine_free(&n->serving.engine); /* from here on no other thread touches span, pool and sessions */
+    sn_protocol_free(&n->protocol);
+    sn_introducer_free(&n->introducer); /* it wakes the transport */
     sn_transport_free(&n->transport);
     sn_serving_free(&n->serving);
     free(n);
     *node = NULL;
 }
 
-/* Serves on until every session has been moved by its owner, or the time is up. */
-static sn_status drain(sn_node *node, sn_err *err) {
+/* Serves until every session has migrated, the time limit is reached, or sn_node_stop is called again. */
+static sn_status node_drain(sn_node *node, sn_err *err) {
     sn_status status = SN_OK;
     int64_t until = sn_now_us() + node->drain_us;
-    sn_core_drain(node->core, sn_unix_ms());
-    while (!status && sn_core_sessions(node->core) && sn_now_us() < until && atomic_load(&node->stop) == 1) {
-        int64_t next = sn_core_tick(node->core, sn_now_us(), sn_unix_ms());
-        status = serve(node, next < until ? next : until, err);
+    sn_protocol_drain(node->protocol, sn_unix_ms());
+    while (!status && sn_protocol_session_count(node->protocol) && sn_now_us() < until &&
+           atomic_load(&node->stop) == 1) {
+        int64_t next = sn_protocol_tick(node->protocol, sn_now_us(), sn_unix_ms());
+        status = node_poll(node, next < until ? next : until, err);
     }
-    if (sn_core_sessions(node->core))
-        sn_log(SN_LOG_WARN, "sessions were not moved", "sessions=%zu", sn_core_sessions(node->core));
+    if (sn_protocol_session_count(node->protocol))
+        sn_log(SN_LOG_WARN, "sessions not migrated", "sessions=%zu", sn_protocol_session_count(node->protocol));
     return status;
 }
 
 sn_status sn_node_run(sn_node *node, sn_err *err) {
     sn_status status = SN_OK;
-    if (node->metrics) publish(node);
+    if (node->metrics) node_publish_metrics(node);
     while (!status && !atomic_load(&node->stop)) {
-        int64_t next_us = tick(node);
-        status = attend(node, NULL, NULL, err);
-        if (!status) status = serve(node, next_us, err);
+        int64_t next_us = node_tick(node);
+        status = node_apply_placement(node, NULL, NULL, err);
+        if (!status) status = node_poll(node, next_us, err);
     }
-    if (!status && node->drain_us) status = drain(node, err);
+    if (!status && node->drain_us) status = node_drain(node, err);
     if (status) return status;
-    sn_core_leave(node->core, sn_unix_ms());
-    int64_t until = sn_now_us() + LAST_STEPS_US;
-    while (!status && sn_core_busy(node->core) && sn_now_us() < until && atomic_load(&node->stop) == 1)
-        status = serve(node, sn_now_us() + FLUSH_US, err);
+    sn_protocol_leave(node->protocol, sn_unix_ms());
+    int64_t until = sn_now_us() + LAST_STEPS_WAIT_US;
+    while (!status && sn_protocol_busy(node->protocol) && sn_now_us() < until && atomic_load(&node->stop) == 1)
+        status = node_poll(node, sn_now_us() + FLUSH_US, err);
     return status;
 }
 

@@ -1,96 +1,96 @@
 #include "node/serving.h"
 
 #include "base/mem.h"
-#include "blocks/weights_id.h"
-#include "kvcache/idle.h"
+#include "blocks/weights.h"
+#include "kvcache/swap.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 
-static sn_status open_idle(sn_kv_pool *pool, const sn_node_config *config, sn_err *err) {
-    if (!config->idle_to) return SN_OK;
-    bool disk = !strcmp(config->idle_to, "disk");
-    if (!disk && strcmp(config->idle_to, "host"))
-        return sn_fail(err, SN_REFUSED, "--idle-to %.40s is unknown: use host or disk", config->idle_to);
-    if (disk && !config->idle_dir) return sn_fail(err, SN_REFUSED, "idle sessions are to rest on disk: give --idle-dir");
-    return sn_idle_open(pool, disk ? config->idle_dir : NULL, config->idle_memory,
-                        (int64_t)config->idle_after_s * 1000000, err);
+static sn_status swap_open(sn_kv_pool *pool, const sn_serving_options *options, sn_err *err) {
+    bool disk = options->swap_to == SN_ON_DISK;
+    if (options->swap_to == SN_ON_DEVICE) return SN_OK;
+    if (disk && !options->swap_dir)
+        return sn_fail(err, SN_REFUSED, "idle sessions are to be swapped out to disk: give --swap-dir");
+    return sn_swap_enable(pool, disk ? options->swap_dir : NULL, options->swap_memory,
+                          (int64_t)options->swap_after_s * 1000000, err);
 }
 
-sn_status sn_serving_load(sn_serving *serving, const sn_node_config *config, int first, int end, sn_progress progress,
-                          void *ctx, sn_err *err) {
+sn_status sn_serving_load(sn_serving *serving, const sn_load_request *request, sn_err *err) {
+    const sn_serving_options *options = request->options;
+    int end = request->end;
     sn_model *model = NULL;
-    sn_placing *placing = &serving->placing;
+    sn_device_placement *placement = &serving->device_placement;
     sn_hash weights;
     bool known = false;
-    sn_status status = sn_model_open(config->model_path, &model, err);
-    if (!status) known = !sn_weights_id(model, &weights, &(sn_err){0}); /* a folder without this shard: adapters are believed */
-    if (!status) status = sn_placing_make(&config->placing, model, first, &end, placing, err);
-    if (!status && config->planned) config->planned((const char *)placing->table.data);
+    sn_status status = sn_model_open(options->model_path, &model, err);
     if (!status)
-        status = sn_span_load_plan(model, &placing->plan, placing->devices, placing->store, progress, ctx,
-                                   &serving->span, err);
+        known = !sn_weights_id(model, &weights,
+                               &(sn_err){0}); /* false where a shard is missing: then adapters are loaded unchecked */
+    if (!status)
+        status = sn_device_placement_make(&options->device_placement, model, request->first, &end, placement, err);
+    if (!status && options->on_plan) options->on_plan((const char *)placement->table.data);
+    if (!status)
+        status = sn_span_load_plan(model, &placement->plan, placement->devices, placement->store, request->progress,
+                                   request->progress_ctx, &serving->span, err);
     sn_model_close(&model);
-    if (!status) sn_span_keep_as(serving->span, config->kv_dtype);
-    if (!status) status = sn_span_kv_pool(serving->span, config->placing.kv_memory, &serving->pool, err);
-    if (!status && config->adapters) status = sn_published_load(config->adapters, serving->span, known ? &weights : NULL, &serving->published, err);
-    if (!status) serving->speed = sn_speed_test(serving->span, serving->pool);
-    if (!status) status = open_idle(serving->pool, config, err);
+    if (!status) sn_span_set_kv_dtype(serving->span, options->kv_dtype);
+    if (!status) status = sn_span_kv_pool(serving->span, options->device_placement.kv_memory, &serving->pool, err);
+    if (!status && options->adapters)
+        status = sn_adapter_store_load(options->adapters, serving->span, known ? &weights : NULL,
+                                       &serving->adapter_store, err);
+    if (!status) serving->throughput = sn_throughput_measure(serving->span, serving->pool);
+    if (!status) status = swap_open(serving->pool, options, err);
     if (!status)
-        status = sn_prefix_share(serving->pool, sn_span_hparams(serving->span)->n_embd, config->prefix_memory, err);
+        status = sn_prefix_cache_enable(serving->pool, sn_span_hparams(serving->span)->n_embd,
+                                        options->prefix_cache_memory, err);
     return status;
 }
 
 void sn_serving_free(sn_serving *serving) {
     sn_engine_free(&serving->engine);
     sn_kv_pool_free(&serving->pool);
-    sn_published_free(&serving->published);
+    sn_adapter_store_free(&serving->adapter_store);
     sn_span_free(&serving->span);
-    sn_placing_close(&serving->placing);
+    sn_device_placement_close(&serving->device_placement);
     *serving = (sn_serving){0};
 }
 
-/* -- in a thread --------------------------------------------------------------------------------------------------- */
+/* -- on a thread of its own
+ * --------------------------------------------------------------------------------------------------- */
 
 struct sn_loader {
     sn_serving *serving;
-    const sn_node_config *config;
-    int first, end;
-    sn_progress progress;
+    sn_load_request request;
     void (*finished)(void *);
-    void *progress_ctx, *ctx;
+    void *ctx;
     pthread_t thread;
     atomic_bool done;
     sn_status status;
     sn_err err;
 };
 
-static void *load(void *arg) {
+static void *loader_run(void *arg) {
     sn_loader *l = arg;
-    l->status = sn_serving_load(l->serving, l->config, l->first, l->end, l->progress, l->progress_ctx, &l->err);
+    l->status = sn_serving_load(l->serving, &l->request, &l->err);
     atomic_store(&l->done, true);
     l->finished(l->ctx);
     return NULL;
 }
 
-sn_status sn_loader_start(sn_serving *serving, const sn_node_config *config, int first, int end, sn_progress progress,
-                          void *progress_ctx, void (*finished)(void *), void *ctx, sn_loader **out, sn_err *err) {
+sn_status sn_loader_start(sn_serving *serving, const sn_load_request *request, void (*finished)(void *), void *ctx,
+                          sn_loader **out, sn_err *err) {
     sn_loader *l = NULL;
     sn_status status = sn_calloc(&l, 1, sizeof *l, err);
     if (status) return status;
     l->serving = serving;
-    l->config = config;
-    l->first = first;
-    l->end = end;
-    l->progress = progress;
-    l->progress_ctx = progress_ctx;
+    l->request = *request;
     l->finished = finished;
     l->ctx = ctx;
-    if (pthread_create(&l->thread, NULL, load, l)) {
+    if (pthread_create(&l->thread, NULL, loader_run, l)) {
         free(l);
-        return sn_fail(err, SN_STOP, "no thread is to be had");
+        return sn_fail(err, SN_STOP, "the system has no thread left");
     }
     *out = l;
     return SN_OK;
@@ -98,7 +98,7 @@ sn_status sn_loader_start(sn_serving *serving, const sn_node_config *config, int
 
 bool sn_loader_done(const sn_loader *loader) { return atomic_load(&loader->done); }
 
-sn_status sn_loader_take(sn_loader **loader, sn_err *err) {
+sn_status sn_loader_join(sn_loader **loader, sn_err *err) {
     sn_loader *l = *loader;
     if (!l) return SN_OK;
     pthread_join(l->thread, NULL);

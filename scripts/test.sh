@@ -17,7 +17,7 @@ report() { # report NAME STATUS: one line a test that is no Criterion suite
   if [ "$2" = 0 ]; then passed=$((passed + 1)); echo "  ok      $1"; else failed=$((failed + 1)); echo "  FAILED  $1"; fi
 }
 
-# why_failed OUTPUT: the cause first - what Criterion and the sanitizers say - then the end of what the program printed.
+# why_failed OUTPUT: prints the cause first (the reports of Criterion and the sanitizers), and then the end of the output.
 why_failed() {
   grep -a -m 60 '^\[----\] \+[^ ]\|^\[FAIL\]\|runtime error: ' <<<"$1"
   sed -n '/\(ERROR\|WARNING\): [A-Za-z]*Sanitizer/,/^SUMMARY: /p' <<<"$1" | head -n 100
@@ -25,8 +25,8 @@ why_failed() {
   tail -n 40 <<<"$1"
 }
 
-# One Criterion program: "PASSED FAILED SKIPPED SECONDS PROGRAM LOG" (skipped tests are not among the tested); what is to be told is in
-# the file LOG.
+# unit_one PROGRAM: runs a Criterion program and prints "PASSED FAILED SKIPPED SECONDS PROGRAM LOG" (Criterion does not count skipped
+# tests as tested). The file LOG holds the output to show.
 unit_one() {
   local out rc synthesis t f c began=$SECONDS
   out=$(timeout 900 "$1" --jobs 2 2>&1); rc=$?
@@ -40,7 +40,7 @@ unit_one() {
   echo "$p $f $(grep -ac '^skipped: ' <<<"$out") $((SECONDS - began)) $1 $log"
 }
 
-# One system test: "STATUS SECONDS SCRIPT LOG".
+# program_one SCRIPT: runs a system test and prints "STATUS SECONDS SCRIPT LOG".
 program_one() {
   local log rc began=$SECONDS
   log=$(mktemp)
@@ -50,18 +50,18 @@ program_one() {
 }
 export -f unit_one program_one why_failed
 
-# unit FOLDER: every Criterion program of a build, two at once, the longest first, so that none is left alone at the end.
+# unit FOLDER: runs every Criterion program of a build, two at a time, the longest first, so that none runs alone at the end.
 unit() {
   local p f s seconds program log
   while read -r p f s seconds program log; do
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
     if [ "$f" -ne 0 ]; then echo "  FAILED  ${program#"$root"/}"; else echo "  ok      ${program#"$root"/} ($p, $seconds s)"; fi
     cat "$log"; rm -f "$log"
-  done < <({ for program in emulated cuda_conformance cuda_device xpu_conformance; do find "$1/tests" -maxdepth 1 -name "test_$program" -type f; done
+  done < <({ for program in emulated_devices cuda_conformance cuda_device xpu_conformance; do find "$1/tests" -maxdepth 1 -name "test_$program" -type f; done
     find "$1/tests" -maxdepth 1 -name 'test_*' -type f -perm -u+x | sort; } | awk '!seen[$0]++' | xargs -P 2 -I{} bash -c 'unit_one {}')
 }
 
-# Every system test, two at once: they mostly wait, and what they use - folders, ports - is their own.
+# Runs every system test, two at a time: they mostly wait, and each has its own folders and ports.
 programs() {
   local rc seconds script log
   while read -r rc seconds script log; do
@@ -81,42 +81,42 @@ threads() {
   done
 }
 
-# AddressSanitizer and UndefinedBehaviorSanitizer, ThreadSanitizer, and with clang what libFuzzer drives: of each what is run below.
+# Builds with AddressSanitizer and UndefinedBehaviorSanitizer, with ThreadSanitizer, and with clang for libFuzzer: only the targets
+# that run below.
 sanitizer_builds() {
   local source
   TARGETS=(test_sim)
   for source in tests/unit/test_*.c; do TARGETS+=("$(basename "$source" .c)"); done
-  build build-asan -DSN_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE="address;undefined"
+  build build-asan -DSN_TESTS=ON -DSN_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE="address;undefined"
   TARGETS=()
   for source in tests/threads/*.c; do TARGETS+=("threads_$(basename "$source" .c)"); done
-  build build-tsan -DSN_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE=thread
+  build build-tsan -DSN_TESTS=ON -DSN_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE=thread
   TARGETS=()
   for source in tests/fuzz/fuzz_*.c; do TARGETS+=("$(basename "$source" .c)"); done
-  build build-fuzz -DSN_CUDA=OFF -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE="address;undefined" -DSN_FUZZ=ON
+  build build-fuzz -DSN_TESTS=ON -DSN_CUDA=OFF -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE="address;undefined" -DSN_FUZZ=ON
 }
-
-say "checking includes, lengths"
-scripts/check.sh; report "includes go only the allowed ways" $?
 
 say "building (release)"
 TARGETS=()
-build build -DCMAKE_BUILD_TYPE=Release -DSN_TESTS=ON
+build build -DCMAKE_BUILD_TYPE=Release -DSN_TESTS=ON -DSN_DHT=ON
+say "checking includes, lengths, words, format, and what clang-tidy finds"
+scripts/check.sh --tidy; report "scripts/check.sh --tidy finds nothing" $?
 if model=$(real_model); then export SN_TEST_MODEL=$model; else say "no real model: the tests that need it are skipped"; fi
 
 say "unit tests (release)"
 unit build
-# The programs mostly wait: the sanitizers' builds go on beside them, last in line for the processor.
-if [ $quick = no ]; then beside=$(mktemp); sanitizer_builds >"$beside" 2>&1 & builder=$!; renice -n 19 -p $builder >/dev/null; fi
+# The system tests mostly wait: the builds with sanitizers run concurrently, with the lowest priority.
+if [ $quick = no ]; then build_log=$(mktemp); sanitizer_builds >"$build_log" 2>&1 & builder=$!; renice -n 19 -p $builder >/dev/null; fi
 say "programs"
 programs
 
 if [ $quick = no ]; then
   say "building with sanitizers, fuzz targets"
-  tail -n +1 -f --pid=$builder "$beside" >&2
-  wait $builder || die "a build with sanitizers failed: see the compiler's words above"
-  rm -f "$beside"
+  tail -n +1 -f --pid=$builder "$build_log" >&2
+  wait $builder || die "a build with sanitizers failed: see the compiler's messages above"
+  rm -f "$build_log"
   say "unit tests (ASan, UBSan)"
-  # Installed GPU drivers load libraries in a way that sanitizers do not survive: none of them, only the tests' own.
+  # Installed GPU drivers load libraries in a way that crashes the sanitizers: only the tests' own driver is used.
   export ZE_ENABLE_ALT_DRIVERS=/nowhere.so
   unit build-asan
   say "thread tests (TSan)"

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# tests/soak.sh [MINUTES [SEED]]: a swarm of real processes, each in a network namespace of its own, while nodes are killed,
-# told to leave, stopped, cut off and slowed down by chance, and started again under their old identities. Clients write all
-# the time. Every text must be the right one, none may be lost, and the memory of the node that lives through all must stay
-# flat. Where namespaces cannot be had, all are in one, on loopback, and no network fails; where not even that, it is skipped.
-# SOAK_SECONDS in the environment: shorter than a minute. Ends with one line of figures; 0 good, 1 not, 77 skipped.
+# tests/soak.sh [MINUTES [SEED]]: a swarm of real processes, each in a network namespace of its own. Nodes are killed, drained,
+# stopped, cut off and slowed down at random, and started again with their old identities, while clients generate text all the
+# time. Every text must be correct, none may be lost, and the memory of node 0, which is never disturbed, must stay constant.
+# Without permission for several namespaces all processes share one, and the network does not fail; without permission for one,
+# the test is skipped. SOAK_SECONDS in the environment sets a shorter time. Ends with one line of statistics; exit code 0: passed,
+# 1: failed, 77: skipped.
 set -uo pipefail
 if [ -z "${SOAK_INSIDE:-}" ]; then
-  unshare -n -m --propagation private true 2>/dev/null || { echo "no network namespaces may be made here"; exit 77; }
+  unshare -n -m --propagation private true 2>/dev/null || { echo "network namespaces are not permitted here"; exit 77; }
   SOAK_INSIDE=yes exec unshare -n -m --propagation private bash "$0" "$@"
 fi
 . "$(dirname "${BASH_SOURCE[0]}")/system/lib.sh"
-command -v ip >/dev/null || skip "ip (package iproute2) is not here"
+command -v ip >/dev/null || skip "ip (package iproute2) is not installed"
 seconds=${SOAK_SECONDS:-$((${1:-1} * 60))}
 seed=${2:-1}
 RANDOM=$seed
@@ -18,16 +19,16 @@ model=$fixtures/golden/llama
 prompts=6 tokens=24 loops=3
 span=([0]=0:4 [1]=0:2 [2]=0:2 [3]=2:4 [4]=2:4 [5]=1:3)
 nodes=${#span[@]}
-declare -A trouble # node -> what ends it, at second until[node]
+declare -A fault # node -> its present fault, which ends at second until[node]
 declare -A until
 kills=0 drains=0 stops=0 cuts=0 slowdowns=0
 
-# -- the network: a bridge, and a cable to each node
+# -- the network: a bridge with a veth pair to each node
 
 ip link set lo up
-apart=no
-mkdir -p /run/netns && mount -t tmpfs none /run/netns 2>/dev/null && ip link add soak type bridge 2>/dev/null && apart=yes
-if [ $apart = yes ]; then
+separate=no
+mkdir -p /run/netns && mount -t tmpfs none /run/netns 2>/dev/null && ip link add soak type bridge 2>/dev/null && separate=yes
+if [ $separate = yes ]; then
   ip addr add 10.77.0.1/24 dev soak && ip link set soak up
   for ((i = 0; i < nodes; i++)); do
     ip netns add "n$i" && ip link add "v$i" type veth peer name eth0 netns "n$i" && ip link set "v$i" master soak up &&
@@ -35,93 +36,93 @@ if [ $apart = yes ]; then
       fail "the namespace of node $i cannot be made"
   done
 fi
-place() { if [ $apart = yes ]; then echo "tcp://10.77.0.$((10 + $1)):31330"; else echo "tcp://127.0.0.1:$((31330 + $1))"; fi; }
+address_of() { if [ $separate = yes ]; then echo "10.77.0.$((10 + $1)):31330"; else echo "127.0.0.1:$((31330 + $1))"; fi; }
 slowable=no
-[ $apart = yes ] && tc qdisc add dev v0 root netem delay 1ms 2>/dev/null && tc qdisc del dev v0 root && slowable=yes
+[ $separate = yes ] && tc qdisc add dev v0 root netem delay 1ms 2>/dev/null && tc qdisc del dev v0 root && slowable=yes
 
 # -- nodes
 
 for ((i = 0; i < nodes; i++)); do "$bin/swarm" keygen --out "$scratch/key$i" >/dev/null || fail "no key"; done
 
-begin_node() { # begin_node NUMBER: it joins two others
+begin_node() { # begin_node NUMBER: the node joins two others
   local inside=()
-  [ $apart = yes ] && inside=(ip netns exec "n$1")
+  [ $separate = yes ] && inside=(ip netns exec "n$1")
   start "n$1" "${inside[@]}" "$bin/swarm-node" --model "$model" --blocks "${span[$1]}" --name "n$1" --threads 1 \
-    --listen "$(place "$1")" --identity "$scratch/key$1" --kv-memory 4MiB --session-timeout 20 --drain-timeout 5 \
-    --join "$(place $((($1 + 1) % nodes)))" --join "$(place $((($1 + 2) % nodes)))" --log-level warn
+    --listen "$(address_of "$1")" --identity "$scratch/key$1" --kv-memory 4MiB --session-timeout 20 --drain-timeout 5 \
+    --join "$(address_of $((($1 + 1) % nodes)))" --join "$(address_of $((($1 + 2) % nodes)))" --log-level warn
 }
 
-# Whether all blocks have a node that is well, and not only just so, when this one is not.
-can_do_without() {
+# Whether every block has two nodes without a fault even if this one has a fault.
+is_redundant() {
   local i count=(0 0 0 0) b
-  [ "$1" != 0 ] || return 1 # it lives through all
+  [ "$1" != 0 ] || return 1 # node 0 is never disturbed
   for ((i = 0; i < nodes; i++)); do
-    [ "$i" = "$1" ] || [ -n "${trouble[$i]:-}" ] && continue
+    [ "$i" = "$1" ] || [ -n "${fault[$i]:-}" ] && continue
     for ((b = ${span[$i]%:*}; b < ${span[$i]#*:}; b++)); do count[b]=$((count[b] + 1)); done
   done
   for b in "${count[@]}"; do [ "$b" -ge 2 ] || return 1; done
 }
 
-make_trouble() {
+begin_fault() {
   local i=$((RANDOM % nodes)) kind=$((RANDOM % 5))
-  [ -z "${trouble[$i]:-}" ] && can_do_without "$i" || return 0
+  [ -z "${fault[$i]:-}" ] && is_redundant "$i" || return 0
   until[$i]=$((SECONDS + 1 + RANDOM % 5))
   case $kind in
-    0) kill_node "n$i"; trouble[$i]=dead kills=$((kills + 1)) ;;
-    1) signal "n$i" TERM; trouble[$i]=leaving drains=$((drains + 1)) ;;
-    2) signal "n$i" STOP; trouble[$i]=stopped stops=$((stops + 1)) ;;
-    3) [ $apart = yes ] || return 0; ip link set "v$i" down; trouble[$i]=cut cuts=$((cuts + 1)) ;;
-    4) [ $slowable = yes ] || return 0; tc qdisc add dev "v$i" root netem delay 40ms 20ms loss 2%; trouble[$i]=slow slowdowns=$((slowdowns + 1)) ;;
+    0) kill_node "n$i"; fault[$i]=dead kills=$((kills + 1)) ;;
+    1) signal "n$i" TERM; fault[$i]=leaving drains=$((drains + 1)) ;;
+    2) signal "n$i" STOP; fault[$i]=stopped stops=$((stops + 1)) ;;
+    3) [ $separate = yes ] || return 0; ip link set "v$i" down; fault[$i]=cut cuts=$((cuts + 1)) ;;
+    4) [ $slowable = yes ] || return 0; tc qdisc add dev "v$i" root netem delay 40ms 20ms loss 2%; fault[$i]=slow slowdowns=$((slowdowns + 1)) ;;
   esac
 }
 
-end_trouble() {
+end_faults() {
   local i
-  for i in "${!trouble[@]}"; do
+  for i in "${!fault[@]}"; do
     [ "$SECONDS" -ge "${until[$i]}" ] || continue
-    case ${trouble[$i]} in
+    case ${fault[$i]} in
       dead) begin_node "$i" ;;
       leaving)
         if kill -0 "${pid[n$i]}" 2>/dev/null; then
-          [ "$SECONDS" -lt $((until[$i] + 15)) ] || fail "n$i was told to leave, and stays"
+          [ "$SECONDS" -lt $((until[$i] + 15)) ] || fail "n$i has not ended after SIGTERM"
           continue
         fi
         wait_end "n$i" 1
-        [ $rc = 0 ] || fail "n$i left with $rc"
+        [ $rc = 0 ] || fail "n$i ended with $rc"
         begin_node "$i" ;;
       stopped) signal "n$i" CONT ;;
       cut) ip link set "v$i" up ;;
       slow) tc qdisc del dev "v$i" root ;;
     esac
-    unset "trouble[$i]" "until[$i]"
+    unset "fault[$i]" "until[$i]"
   done
 }
 
-# -- clients: each writes texts until the flag is gone, and notes how each went
+# -- clients: each generates texts until the file go is removed, and records each result
 
 for ((p = 0; p < prompts; p++)); do
   golden_ids llama "$scratch/ids$p" $((3 + 17 * p))
-  "$bin/swarm" generate --model "$model" --ids-file "$scratch/ids$p" --max-tokens $tokens --ignore-end --json --local all \
+  "$bin/swarm" generate --model "$model" --ids-file "$scratch/ids$p" --max-tokens $tokens --ignore-eos --json --local all \
     --threads 1 >"$scratch/right$p" 2>/dev/null || fail "no reference for prompt $p"
 done
 ids_of() { sed 's/.*"ids": *\(\[[^]]*\]\).*/\1/' "$1" | tr -d '\n '; }
 for ((p = 0; p < prompts; p++)); do
   right[p]=$(ids_of "$scratch/right$p")
-  case ${right[p]} in '['*']') ;; *) fail "the reference for prompt $p is no list of ids" ;; esac
+  case ${right[p]} in '['*']') ;; *) fail "the reference for prompt $p is not a list of ids" ;; esac
 done
 
-write_texts() { # write_texts NUMBER
+generate_texts() { # generate_texts NUMBER
   local p push out=$scratch/text$1
   RANDOM=$((seed * 100 + $1))
   while [ -e "$scratch/go" ]; do
     p=$((RANDOM % prompts)) push=()
     [ $((RANDOM % 2)) = 0 ] && push=(--push)
-    if timeout -k 2 120 "$bin/swarm" generate --model "$model" --ids-file "$scratch/ids$p" --max-tokens $tokens --ignore-end \
-      --json --threads 1 --timeout 4 --max-retries 12 "${push[@]}" --join "$(place 0)" --join "$(place $((1 + RANDOM % (nodes - 1))))" \
-      >"$out" 2>"$out.words"; then
+    if timeout -k 2 120 "$bin/swarm" generate --model "$model" --ids-file "$scratch/ids$p" --max-tokens $tokens --ignore-eos \
+      --json --threads 1 --timeout 4 --max-retries 12 "${push[@]}" --join "$(address_of 0)" --join "$(address_of $((1 + RANDOM % (nodes - 1))))" \
+      >"$out" 2>"$out.stderr"; then
       if [ "$(ids_of "$out")" = "${right[p]}" ]; then echo right; else echo wrong; cp "$out" "$scratch/wrong.err"; fi
     else
-      echo "lost: $(tail -n 1 "$out.words")"
+      echo "lost: $(tail -n 1 "$out.stderr")"
     fi
   done >"$scratch/notes$1"
 }
@@ -133,15 +134,15 @@ wait_ready $(for ((i = 0; i < nodes; i++)); do echo "n$i"; done)
 sleep 1
 touch "$scratch/go"
 for ((i = 0; i < loops; i++)); do
-  write_texts "$i" &
+  generate_texts "$i" &
   pid[loop$i]=$!
 done
 SECONDS=0
 while [ $SECONDS -lt "$seconds" ]; do
   sleep 1
   rss_kib >>"$scratch/rss" 2>/dev/null
-  end_trouble
-  make_trouble
+  end_faults
+  begin_fault
   kill -0 "${pid[n0]}" 2>/dev/null || fail "n0 died"
 done
 rm "$scratch/go"
@@ -149,12 +150,12 @@ for ((i = 0; i < loops; i++)); do wait_end "loop$i" 130; done
 
 count() { cat "$scratch"/notes* | grep -c "^$1"; }
 right=$(count right) wrong=$(count wrong) lost=$(count lost)
-# The first tenth warms up: thirds of the rest.
+# The first tenth is warm-up; the first and last third of the rest are compared.
 memory=$(awk '{ m[NR] = $1 } END { a = int(NR / 10); n = int((NR - a) / 3); if (n < 1) exit 1
   for (i = 1; i <= n; i++) { first += m[a + i]; last += m[NR - n + i] } printf "%d %d\n", first / n, last / n }' "$scratch/rss") ||
-  fail "too short to see the memory"
+  fail "too short to measure the memory"
 read -r first last <<<"$memory"
-echo "soak: $seconds s, seed $seed, namespaces $apart: $right right, $wrong wrong, $lost lost; $kills killed, $drains drained," \
+echo "soak: $seconds s, seed $seed, separate namespaces $separate: $right correct, $wrong wrong, $lost lost; $kills killed, $drains drained," \
   "$stops stopped, $cuts cut off, $slowdowns slowed down; memory of n0 $first KiB in the first third, $last KiB in the last"
 cat "$scratch"/notes* | grep '^lost' | sort | uniq -c | sort -rn | head -5
 [ "$wrong" = 0 ] || fail "$wrong texts were wrong"

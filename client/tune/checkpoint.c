@@ -1,9 +1,21 @@
+/* How it works. A checkpoint consists of the adapter folder's files, swarm.json, state.safetensors (parameters, moments
+ * and losses as float32 and raw 64-bit arrays) and checkpoint.json, the index: version, model, counters, options and
+ * the SHA-256 of every other file.
+ *
+ * Saving writes all files into step-N.part, synchronises each to the disk, renames the folder to step-N and
+ * synchronises the parent. The rename is the commit point: a folder named step-N is always complete. Then all
+ * checkpoints but the newest two and all unfinished folders are deleted; the second newest remains in case the newest
+ * is damaged later.
+ *
+ * Finding takes the highest N and compares the hashes of its files with the index. It does not fall back to an older
+ * checkpoint by itself, because the user must know that work was lost. Loading reads the state back and rebuilds the
+ * order of the examples from seed and epoch. */
 #include "client/tune/checkpoint.h"
 
 #include "base/mem.h"
 #include "base/text.h"
-#include "client/tune/adapter.h"
-#include "model/peft.h"
+#include "client/tune/adapter_folder.h"
+#include "model/peft/peft.h"
 #include "model/safetensors.h"
 
 #include <dirent.h>
@@ -16,10 +28,11 @@
 #include <unistd.h>
 
 enum { PATH_SIZE = 4096, FILE_MAX = 1 << 30, VERSION = 1 };
-static const char *const files[] = {"adapter_config.json", "adapter_model.safetensors", "swarm.json", "state.safetensors"};
+static const char *const files[] = {"adapter_config.json", "adapter_model.safetensors", "swarm.json",
+                                    "state.safetensors"};
 enum { N_FILES = sizeof files / sizeof *files };
 
-static sn_status join(char out[PATH_SIZE], const char *folder, const char *name, sn_err *err) {
+static sn_status path_join(char out[PATH_SIZE], const char *folder, const char *name, sn_err *err) {
     return snprintf(out, PATH_SIZE, "%s/%s", folder, name) < PATH_SIZE
                ? SN_OK
                : sn_fail(err, SN_REFUSED, "the path is too long");
@@ -28,7 +41,7 @@ static sn_status join(char out[PATH_SIZE], const char *folder, const char *name,
 static sn_status hash_file(const char *folder, const char *name, char hex[65], sn_err *err) {
     char path[PATH_SIZE];
     sn_buf bytes = {0};
-    sn_status status = join(path, folder, name, err);
+    sn_status status = path_join(path, folder, name, err);
     if (!status) status = sn_read_file(path, FILE_MAX, &bytes, err);
     if (!status) {
         sn_hash hash = sn_hash_of(bytes.data, bytes.len);
@@ -42,7 +55,7 @@ static sn_status sync_path(const char *path, sn_err *err) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     int failed = fd < 0 || fsync(fd);
     if (fd >= 0) close(fd);
-    return failed ? sn_fail(err, SN_REFUSED, "%s cannot be brought to the disk: %s", path, strerror(errno)) : SN_OK;
+    return failed ? sn_fail(err, SN_REFUSED, "%s cannot be written to the disk: %s", path, strerror(errno)) : SN_OK;
 }
 
 /* -- saving */
@@ -52,10 +65,10 @@ static sn_status save_state(const char *folder, const sn_tuner *t, sn_err *err) 
     size_t n = t->params->n_floats;
     const sn_safetensors_entry entries[] = {
         {"values", SN_F32, 1, {n}, t->params->values},
-        {"first", SN_F32, 1, {n}, t->first},
-        {"second", SN_F32, 1, {n}, t->second},
-        {"losses", SN_I64, 1, {(size_t)t->step}, t->losses}}; /* the bits of doubles */
-    sn_status status = join(path, folder, "state.safetensors", err);
+        {"exp_avg", SN_F32, 1, {n}, t->exp_avg},
+        {"exp_avg_sq", SN_F32, 1, {n}, t->exp_avg_sq},
+        {"losses", SN_I64, 1, {(size_t)t->step}, t->losses}}; /* doubles, stored by their bits */
+    sn_status status = path_join(path, folder, "state.safetensors", err);
     return status ? status : sn_safetensors_write(path, entries, t->step ? 4 : 3, err);
 }
 
@@ -67,16 +80,16 @@ static sn_status save_index(const char *folder, const sn_tuner *t, const sn_hash
     for (int i = 0; i < N_FILES && !status; i++) {
         status = hash_file(folder, files[i], hex, err);
         if (!status) json_object_set_new(hashes, files[i], json_string(hex));
-        if (!status) status = join(path, folder, files[i], err);
+        if (!status) status = path_join(path, folder, files[i], err);
         if (!status) status = sync_path(path, err);
     }
     json_t *index =
         json_pack("{si ss sI sI sI sI so sO}", "version", VERSION, "model", sn_hex(model->bytes, SN_HASH_SIZE, hex),
                   "step", (json_int_t)t->step, "epoch", (json_int_t)t->epoch, "position", (json_int_t)t->position,
                   "tokens", (json_int_t)t->tokens, "files", hashes, "options", options);
-    if (!status) status = join(path, folder, "checkpoint.json", err);
+    if (!status) status = path_join(path, folder, "checkpoint.json", err);
     if (!status && (!index || json_dump_file(index, path, JSON_INDENT(2) | JSON_PRESERVE_ORDER)))
-        status = sn_fail(err, SN_REFUSED, "%s cannot be written: is there room?", path);
+        status = sn_fail(err, SN_REFUSED, "%s cannot be written: check the free space", path);
     if (!status) status = sync_path(path, err);
     json_decref(index);
     return status;
@@ -92,26 +105,26 @@ static void remove_folder(const char *folder) {
     rmdir(folder);
 }
 
-/* The number of a folder "step-N", or -1. */
-static long long number_of(const char *name) {
-    long long n;
-    int used = 0;
-    return sscanf(name, "step-%12lld%n", &n, &used) == 1 && !name[used] ? n : -1;
+/* N of the folder name "step-N"; -1 for any other name. */
+static long long step_number(const char *name) {
+    int64_t n;
+    return !strncmp(name, "step-", 5) && !sn_parse_int(name + 5, 0, 999999999999, &n, NULL) ? n : -1;
 }
 
-/* Checkpoints but the newest two; and what was not finished. */
+/* Deletes all checkpoints but the newest two, and all unfinished ones. The first loop finds the second newest. */
 static void remove_old(const char *folder, long long newest) {
     char path[PATH_SIZE];
-    long long kept = -1;
-    for (int turn = 0; turn < 2; turn++) {
+    long long second = -1;
+    for (int loop = 0; loop < 2; loop++) {
         DIR *dir = opendir(folder);
         for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
-            long long n = number_of(e->d_name);
+            long long n = step_number(e->d_name);
             size_t len = strlen(e->d_name);
             bool unfinished = !strncmp(e->d_name, "step-", 5) && len > 5 && !strcmp(e->d_name + len - 5, ".part");
-            if (turn == 0 && n > kept && n < newest) kept = n;
-            bool old = n >= 0 && n != kept && n != newest;
-            if (turn == 1 && (old || unfinished) && !join(path, folder, e->d_name, &(sn_err){0})) remove_folder(path);
+            if (loop == 0 && n > second && n < newest) second = n;
+            bool old = n >= 0 && n != second && n != newest;
+            if (loop == 1 && (old || unfinished) && !path_join(path, folder, e->d_name, &(sn_err){0}))
+                remove_folder(path);
         }
         if (dir) closedir(dir);
     }
@@ -121,21 +134,21 @@ sn_status sn_checkpoint_save(const char *folder, const sn_tuner *t, const sn_has
                              char *const *labels, const json_t *options, sn_err *err) {
     char name[64], path[PATH_SIZE], unfinished[PATH_SIZE + 8];
     snprintf(name, sizeof name, "step-%lld", (long long)t->step);
-    sn_status status = join(path, folder, name, err);
+    sn_status status = path_join(path, folder, name, err);
     if (status) return status;
-    struct stat there;
-    if (!stat(path, &there)) return SN_OK; /* the same steps give the same bits */
+    struct stat existing;
+    if (!stat(path, &existing)) return SN_OK; /* it has the same content: the same steps give the same bits */
     snprintf(unfinished, sizeof unfinished, "%s.part", path);
     remove_folder(unfinished);
     if ((mkdir(folder, 0777) && errno != EEXIST) || mkdir(unfinished, 0777))
-        return sn_fail(err, SN_REFUSED, "%s cannot be made: %s", unfinished, strerror(errno));
-    status = sn_adapter_save(unfinished, t->params, t->hp, labels, err);
-    if (!status) status = sn_peft_mark(unfinished, weights, t->hp->name, err);
+        return sn_fail(err, SN_REFUSED, "%s cannot be created: %s", unfinished, strerror(errno));
+    status = sn_adapter_folder_save(unfinished, t->params, t->hp, labels, err);
+    if (!status) status = sn_peft_write_base(unfinished, weights, t->hp->name, err);
     if (!status) status = save_state(unfinished, t, err);
     if (!status) status = save_index(unfinished, t, model, options, err);
     if (!status) status = sync_path(unfinished, err);
     if (!status && rename(unfinished, path))
-        status = sn_fail(err, SN_REFUSED, "%s cannot be made: %s", path, strerror(errno));
+        status = sn_fail(err, SN_REFUSED, "%s cannot be created: %s", path, strerror(errno));
     if (!status) status = sync_path(folder, err);
     if (status)
         remove_folder(unfinished);
@@ -149,11 +162,11 @@ sn_status sn_checkpoint_save(const char *folder, const sn_tuner *t, const sn_has
 static sn_status check_files(const char *path, const json_t *index, sn_err *err) {
     char hex[65];
     for (int i = 0; i < N_FILES; i++) {
-        const char *want = json_string_value(json_object_get(json_object_get(index, "files"), files[i]));
+        const char *expected = json_string_value(json_object_get(json_object_get(index, "files"), files[i]));
         sn_status status = hash_file(path, files[i], hex, err);
         if (status) return status;
-        if (!want || strcmp(want, hex))
-            return sn_fail(err, SN_REFUSED, "%s/%s is damaged: its SHA-256 is not the one that the checkpoint names",
+        if (!expected || strcmp(expected, hex))
+            return sn_fail(err, SN_REFUSED, "%s/%s is damaged: its SHA-256 differs from the one in checkpoint.json",
                            path, files[i]);
     }
     return SN_OK;
@@ -166,21 +179,21 @@ sn_status sn_checkpoint_find(const char *folder, const sn_hash *model, char path
     DIR *dir = opendir(folder);
     *options = NULL;
     for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir))
-        if (number_of(e->d_name) > newest) newest = number_of(e->d_name);
+        if (step_number(e->d_name) > newest) newest = step_number(e->d_name);
     if (dir) closedir(dir);
     if (newest < 0)
-        return sn_fail(err, SN_REFUSED, "%s holds no checkpoint (a folder step-N): begin without --resume", folder);
+        return sn_fail(err, SN_REFUSED, "%s holds no checkpoint (a folder step-N): start without --resume", folder);
     snprintf(name, sizeof name, "step-%lld", newest);
-    sn_status status = join(path, folder, name, err);
-    if (!status) status = join(at, path, "checkpoint.json", err);
+    sn_status status = path_join(path, folder, name, err);
+    if (!status) status = path_join(at, path, "checkpoint.json", err);
     if (status) return status;
     json_t *index = json_load_file(at, 0, &error);
-    const char *of = json_string_value(json_object_get(index, "model"));
+    const char *index_model = json_string_value(json_object_get(index, "model"));
     if (!index) return sn_fail(err, SN_REFUSED, "%s cannot be read: %.100s", at, error.text);
-    if (json_integer_value(json_object_get(index, "version")) != VERSION || !of)
+    if (json_integer_value(json_object_get(index, "version")) != VERSION || !index_model)
         status = sn_fail(err, SN_REFUSED, "%s was written by another version of this program", at);
-    else if (model && strcmp(of, sn_hex(model->bytes, SN_HASH_SIZE, hex)))
-        status = sn_fail(err, SN_REFUSED, "%s is of another model: resume with the one that it began with", path);
+    else if (model && strcmp(index_model, sn_hex(model->bytes, SN_HASH_SIZE, hex)))
+        status = sn_fail(err, SN_REFUSED, "%s is of another model: resume with the model of its first step", path);
     if (!status) status = check_files(path, index, err);
     if (!status) *options = json_incref(json_object_get(index, "options"));
     json_decref(index);
@@ -189,29 +202,29 @@ sn_status sn_checkpoint_find(const char *folder, const sn_hash *model, char path
 
 /* -- loading */
 
-static sn_status take_floats(const sn_safetensors *file, const char *name, float *out, size_t n, sn_err *err) {
+static sn_status state_read_floats(const sn_safetensors *file, const char *name, float *out, size_t n, sn_err *err) {
     const sn_safetensors_tensor *t = sn_safetensors_find(file, name);
     if (!t || t->dtype != SN_F32 || t->elements != n)
-        return sn_fail(err, SN_REFUSED, "its %s are of another shape than these options give", name);
+        return sn_fail(err, SN_REFUSED, "its %s do not have the shape that these options require", name);
     memcpy(out, t->data, n * sizeof *out);
     return SN_OK;
 }
 
-static sn_status take_losses(const sn_safetensors *file, sn_tuner *t, size_t n, sn_err *err) {
+static sn_status state_read_losses(const sn_safetensors *file, sn_tuner *t, size_t n, sn_err *err) {
     const sn_safetensors_tensor *losses = sn_safetensors_find(file, "losses");
     if (n && (!losses || losses->dtype != SN_I64 || losses->elements != n))
-        return sn_fail(err, SN_REFUSED, "its losses are not there");
+        return sn_fail(err, SN_REFUSED, "its losses are missing or incomplete");
     free(t->losses);
     t->losses = NULL;
-    t->losses_room = n;
+    t->losses_capacity = n;
     sn_status status = sn_calloc(&t->losses, n, sizeof *t->losses, err);
     if (!status && n) memcpy(t->losses, losses->data, n * sizeof *t->losses);
     return status;
 }
 
-static sn_status take_place(const char *path, sn_tuner *t, sn_err *err) {
+static sn_status state_read_position(const char *path, sn_tuner *t, sn_err *err) {
     char at[PATH_SIZE];
-    sn_status status = join(at, path, "checkpoint.json", err);
+    sn_status status = path_join(at, path, "checkpoint.json", err);
     json_t *index = status ? NULL : json_load_file(at, 0, NULL);
     json_int_t step = json_integer_value(json_object_get(index, "step")),
                position = json_integer_value(json_object_get(index, "position"));
@@ -220,7 +233,7 @@ static sn_status take_place(const char *path, sn_tuner *t, sn_err *err) {
     json_decref(index);
     if (status) return status;
     if (step < 0 || epoch < 0 || tokens < 0 || position < 0 || (size_t)position > t->data->n)
-        return sn_fail(err, SN_REFUSED, "%s says nonsense of where training stood", at);
+        return sn_fail(err, SN_REFUSED, "%s holds an invalid step, epoch or position: use another checkpoint", at);
     t->step = step;
     t->epoch = (uint64_t)epoch;
     t->position = (size_t)position;
@@ -233,13 +246,13 @@ sn_status sn_checkpoint_load(const char *path, sn_tuner *t, sn_err *err) {
     char at[PATH_SIZE];
     sn_safetensors *file = NULL;
     size_t n = t->params->n_floats;
-    sn_status status = join(at, path, "state.safetensors", err);
+    sn_status status = path_join(at, path, "state.safetensors", err);
     if (!status) status = sn_safetensors_open(at, &file, err);
-    if (!status) status = take_floats(file, "values", t->params->values, n, err);
-    if (!status) status = take_floats(file, "first", t->first, n, err);
-    if (!status) status = take_floats(file, "second", t->second, n, err);
-    if (!status) status = take_place(path, t, err);
-    if (!status) status = take_losses(file, t, (size_t)t->step, err);
+    if (!status) status = state_read_floats(file, "values", t->params->values, n, err);
+    if (!status) status = state_read_floats(file, "exp_avg", t->exp_avg, n, err);
+    if (!status) status = state_read_floats(file, "exp_avg_sq", t->exp_avg_sq, n, err);
+    if (!status) status = state_read_position(path, t, err);
+    if (!status) status = state_read_losses(file, t, (size_t)t->step, err);
     sn_safetensors_close(&file);
     return status ? sn_err_context(err, "%s", path) : SN_OK;
 }

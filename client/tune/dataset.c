@@ -1,48 +1,61 @@
+/* How it works. The whole file is read into memory and hashed. A .txt file is tokenized at once and cut into sequences
+ * of max_tokens. A .jsonl file is parsed line by line; add_line chooses by the keys of the object. Every path ends in
+ * add_example, which cuts the tokens at max_tokens, stores them with their loss mask and drops examples without a token
+ * that counts.
+ *
+ * The tokens of a completion are encoded separately from those of the prompt, so the boundary between them is exact.
+ * For a conversation, the chat template decides where a message begins: the conversation is rendered once as a whole,
+ * and for each message of the assistant twice more, up to its opening and up to its end. The difference of the two
+ * lengths gives the tokens that count.
+ *
+ * The order of an epoch is a shuffle from seed and epoch alone, so a resumed training needs no stored order. */
 #include "client/tune/dataset.h"
 
-#include "client/cmd.h"
-#include "client/tune/random.h"
+#include "base/random.h"
+#include "base/text.h"
+#include "model/chat/chat_template.h"
 
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { DATA_MAX = 1 << 30, TURNS_MAX = 4096 };
+enum { DATA_MAX = 1 << 30, MESSAGES_MAX = 4096 };
 
-typedef struct reader {
+typedef struct dataset_reader {
     const char *path;
     const sn_tokenizer *tokenizer;
-    const sn_dataset_wish *wish;
+    const sn_dataset_options *options;
     sn_dataset *set;
-    size_t room;
-} reader;
+    size_t capacity;
+} dataset_reader;
 
-/* Takes ids[0, n), of which those from `first_learned` on are learned, or all that `learned` says. Copies. */
-static sn_status add_example(reader *r, const int32_t *ids, size_t n, const uint8_t *learned, size_t first_learned,
-                             int label, sn_err *err) {
-    if (n > (size_t)r->wish->longest) {
-        n = (size_t)r->wish->longest;
-        r->set->cut++;
+/* Copies ids[0, n) into a new example. The tokens that count are those of `loss_mask`; if it is NULL, those from
+ * first_loss_token on. */
+static sn_status add_example(dataset_reader *r, const int32_t *ids, size_t n, const uint8_t *loss_mask,
+                             size_t first_loss_token, int label, sn_err *err) {
+    if (n > (size_t)r->options->max_tokens) {
+        n = (size_t)r->options->max_tokens;
+        r->set->n_truncated++;
     }
-    if (r->set->n == r->room) {
-        size_t room = r->room ? 2 * r->room : 64;
-        sn_example *grown = realloc(r->set->at, room * sizeof *grown);
-        if (!grown) return sn_fail(err, SN_STOP, "out of memory: %zu examples", room);
+    if (r->set->n == r->capacity) {
+        size_t capacity = r->capacity ? 2 * r->capacity : 64;
+        sn_example *grown = realloc(r->set->at, capacity * sizeof *grown);
+        if (!grown) return sn_fail(err, SN_STOP, "out of memory: %zu examples", capacity);
         r->set->at = grown;
-        r->room = room;
+        r->capacity = capacity;
     }
     sn_example e = {.n = n, .label = label};
     sn_status status = sn_calloc(&e.ids, n, sizeof *e.ids, err);
-    if (!status) status = sn_calloc(&e.learned, n, 1, err);
+    if (!status) status = sn_calloc(&e.loss_mask, n, 1, err);
     for (size_t i = 0; i < n && !status; i++) {
         e.ids[i] = ids[i];
-        e.learned[i] = learned ? learned[i] : i >= first_learned;
-        e.n_learned += e.learned[i];
+        e.loss_mask[i] = loss_mask ? loss_mask[i] : i >= first_loss_token;
+        e.n_loss_tokens += e.loss_mask[i];
     }
-    bool useless = !status && (n == 0 || (label < 0 && e.n_learned == 0));
-    if (status || useless) {
+    bool unusable = !status && (n == 0 || (label < 0 && e.n_loss_tokens == 0));
+    if (status || unusable) {
         free(e.ids);
-        free(e.learned);
+        free(e.loss_mask);
         return status;
     }
     r->set->at[r->set->n++] = e;
@@ -51,15 +64,15 @@ static sn_status add_example(reader *r, const int32_t *ids, size_t n, const uint
 
 /* -- lines of JSON */
 
-static sn_status find_label(reader *r, const char *label, int *out, sn_err *err) {
-    const sn_dataset *known = r->wish->as ? r->wish->as : r->set;
+static sn_status find_label(dataset_reader *r, const char *label, int *out, sn_err *err) {
+    const sn_dataset *known = r->options->labels_of ? r->options->labels_of : r->set;
     for (size_t i = 0; i < known->n_labels; i++)
         if (!strcmp(known->labels[i], label)) {
             *out = (int)i;
             return SN_OK;
         }
-    if (r->wish->as)
-        return sn_fail(err, SN_REFUSED, "the label \"%.40s\" is not in the data that is learned from", label);
+    if (r->options->labels_of)
+        return sn_fail(err, SN_REFUSED, "the label \"%.40s\" does not occur in the training data", label);
     char **grown = realloc(r->set->labels, (r->set->n_labels + 1) * sizeof *grown);
     if (grown) r->set->labels = grown;
     char *copy = grown ? strdup(label) : NULL;
@@ -69,86 +82,91 @@ static sn_status find_label(reader *r, const char *label, int *out, sn_err *err)
     return SN_OK;
 }
 
-static sn_status add_text(reader *r, const char *text, const char *completion, const json_t *label, sn_err *err) {
-    sn_ids ids = {0}, more = {0};
+static sn_status add_text(dataset_reader *r, const char *text, const char *completion, const json_t *label,
+                          sn_err *err) {
+    sn_token_ids ids = {0}, completion_ids = {0};
     int index = -1;
     char number[32] = "";
     if (json_is_integer(label)) snprintf(number, sizeof number, "%lld", (long long)json_integer_value(label));
     const char *name = json_is_string(label) ? json_string_value(label) : json_is_integer(label) ? number : NULL;
-    if (r->wish->labelled && !name)
-        return sn_fail(err, SN_REFUSED, "a classifier learns from {\"text\": ..., \"label\": ...}");
-    sn_status status = r->wish->labelled ? find_label(r, name, &index, err) : SN_OK;
+    if (r->options->labelled && !name)
+        return sn_fail(err, SN_REFUSED, "a classifier needs {\"text\": ..., \"label\": ...}");
+    sn_status status = r->options->labelled ? find_label(r, name, &index, err) : SN_OK;
     if (!status) status = sn_tokenizer_encode(r->tokenizer, text, strlen(text), true, false, &ids, err);
     if (!status && completion)
-        status = sn_tokenizer_encode_more(r->tokenizer, completion, strlen(completion), false, &more, err);
-    size_t first = completion ? ids.n : 0, n = ids.n + more.n;
+        status =
+            sn_tokenizer_encode_continuation(r->tokenizer, completion, strlen(completion), false, &completion_ids, err);
+    size_t first = completion ? ids.n : 0, n = ids.n + completion_ids.n;
     int32_t *all = status ? NULL : calloc(n + 1, sizeof *all);
     if (!status && !all) status = sn_fail(err, SN_STOP, "out of memory");
     if (!status) {
         memcpy(all, ids.ids, ids.n * sizeof *all);
-        if (more.n) memcpy(all + ids.n, more.ids, more.n * sizeof *all);
+        if (completion_ids.n) memcpy(all + ids.n, completion_ids.ids, completion_ids.n * sizeof *all);
         status = add_example(r, all, n, NULL, first, index, err);
     }
     free(all);
-    sn_ids_fini(&ids);
-    sn_ids_fini(&more);
+    sn_token_ids_fini(&ids);
+    sn_token_ids_fini(&completion_ids);
     return status;
 }
 
-/* The conversation up to and with turn n - 1, as tokens. */
-static sn_status render(const reader *r, const sn_chat_turn *turns, size_t n, bool open, sn_ids *out, sn_err *err) {
+/* Tokenizes the first n turns. `open`: with the opening of an answer of the assistant at the end. */
+static sn_status render(const dataset_reader *r, const sn_chat_turn *turns, size_t n, bool open, sn_token_ids *out,
+                        sn_err *err) {
     sn_buf text;
     sn_buf_init(&text, SN_TEXT_MAX);
-    sn_status status = sn_tokenizer_chat(r->tokenizer, turns, n, true, open, &text, err);
+    sn_status status = sn_chat_template_apply(r->tokenizer, turns, n, true, open, &text, err);
     if (!status) status = sn_tokenizer_encode(r->tokenizer, (const char *)text.data, text.len, true, true, out, err);
     sn_buf_fini(&text);
     return status;
 }
 
-/* The tokens of an answer are those that its conversation has more than the one that ends with its opening. */
-static sn_status add_turns(reader *r, const sn_chat_turn *turns, size_t n, sn_err *err) {
-    sn_ids whole = {0};
-    uint8_t *learned = NULL;
+/* The tokens of an answer are those between the lengths of two renderings: the conversation up to the answer's opening,
+ * and the conversation up to the answer's end. */
+static sn_status add_turns(dataset_reader *r, const sn_chat_turn *turns, size_t n, sn_err *err) {
+    sn_token_ids whole = {0};
+    uint8_t *loss_mask = NULL;
     sn_status status = render(r, turns, n, false, &whole, err);
-    if (!status) status = sn_calloc(&learned, whole.n, 1, err);
+    if (!status) status = sn_calloc(&loss_mask, whole.n, 1, err);
     for (size_t i = 0; i < n && !status; i++) {
-        sn_ids before = {0}, after = {0};
+        sn_token_ids before = {0}, after = {0};
         if (strcmp(turns[i].role, "assistant")) continue;
         status = render(r, turns, i, true, &before, err);
         if (!status) status = render(r, turns, i + 1, false, &after, err);
-        for (size_t t = before.n; !status && t < after.n && t < whole.n; t++) learned[t] = 1;
-        sn_ids_fini(&before);
-        sn_ids_fini(&after);
+        for (size_t t = before.n; !status && t < after.n && t < whole.n; t++) loss_mask[t] = 1;
+        sn_token_ids_fini(&before);
+        sn_token_ids_fini(&after);
     }
-    if (!status) status = add_example(r, whole.ids, whole.n, learned, 0, -1, err);
-    sn_ids_fini(&whole);
-    free(learned);
+    if (!status) status = add_example(r, whole.ids, whole.n, loss_mask, 0, -1, err);
+    sn_token_ids_fini(&whole);
+    free(loss_mask);
     return status;
 }
 
-static sn_status add_messages(reader *r, const json_t *messages, sn_err *err) {
+static sn_status add_messages(dataset_reader *r, const json_t *messages, sn_err *err) {
     size_t n = json_array_size(messages);
     sn_chat_turn *turns = NULL;
-    if (!n || n > TURNS_MAX) return sn_fail(err, SN_REFUSED, "\"messages\" is a list of 1 to %d turns", TURNS_MAX);
+    if (!n || n > MESSAGES_MAX)
+        return sn_fail(err, SN_REFUSED, "\"messages\" must be a list of 1 to %d messages", MESSAGES_MAX);
     sn_status status = sn_calloc(&turns, n, sizeof *turns, err);
     for (size_t i = 0; i < n && !status; i++) {
         const json_t *turn = json_array_get(messages, i);
         turns[i] = (sn_chat_turn){json_string_value(json_object_get(turn, "role")),
                                   json_string_value(json_object_get(turn, "content"))};
         if (!turns[i].role || !turns[i].text)
-            status = sn_fail(err, SN_REFUSED, "a turn is {\"role\": ..., \"content\": ...}");
+            status = sn_fail(err, SN_REFUSED, "a message must be {\"role\": ..., \"content\": ...}");
     }
     if (!status) status = add_turns(r, turns, n, err);
     free(turns);
     return status;
 }
 
-static sn_status add_line(reader *r, const char *line, size_t len, sn_err *err) {
+static sn_status add_line(dataset_reader *r, const char *line, size_t len, sn_err *err) {
     json_error_t error;
     json_t *object = json_loadb(line, len, JSON_REJECT_DUPLICATES, &error);
     if (!json_is_object(object)) {
         json_decref(object);
-        return sn_fail(err, SN_REFUSED, "it is no JSON object: %.80s", error.text);
+        return sn_fail(err, SN_REFUSED, "the line is not a JSON object: %.80s", error.text);
     }
     const char *text = json_string_value(json_object_get(object, "text"));
     const char *prompt = json_string_value(json_object_get(object, "prompt"));
@@ -157,20 +175,20 @@ static sn_status add_line(reader *r, const char *line, size_t len, sn_err *err) 
     sn_status status;
     if (text)
         status = add_text(r, text, NULL, json_object_get(object, "label"), err);
-    else if (r->wish->labelled)
-        status = sn_fail(err, SN_REFUSED, "a classifier learns from {\"text\": ..., \"label\": ...}");
+    else if (r->options->labelled)
+        status = sn_fail(err, SN_REFUSED, "a classifier needs {\"text\": ..., \"label\": ...}");
     else if (prompt && completion)
         status = add_text(r, prompt, completion, NULL, err);
     else if (json_is_array(messages))
         status = add_messages(r, messages, err);
     else
         status =
-            sn_fail(err, SN_REFUSED, "it has neither \"text\", nor \"prompt\" and \"completion\", nor \"messages\"");
+            sn_fail(err, SN_REFUSED, "the line must have \"text\", or \"prompt\" and \"completion\", or \"messages\"");
     json_decref(object);
     return status;
 }
 
-static sn_status read_lines(reader *r, const char *data, size_t len, sn_err *err) {
+static sn_status read_lines(dataset_reader *r, const char *data, size_t len, sn_err *err) {
     sn_status status = SN_OK;
     for (size_t at = 0, line = 1; at < len && !status; line++) {
         const char *end = memchr(data + at, '\n', len - at);
@@ -182,35 +200,37 @@ static sn_status read_lines(reader *r, const char *data, size_t len, sn_err *err
     return status;
 }
 
-static sn_status read_text(reader *r, const char *data, size_t len, sn_err *err) {
-    sn_ids ids = {0};
-    if (r->wish->labelled)
-        return sn_fail(err, SN_REFUSED, "%s: a classifier learns from a .jsonl file of {\"text\": ..., \"label\": ...}",
+static sn_status read_text(dataset_reader *r, const char *data, size_t len, sn_err *err) {
+    sn_token_ids ids = {0};
+    if (r->options->labelled)
+        return sn_fail(err, SN_REFUSED, "%s: a classifier needs a .jsonl file of {\"text\": ..., \"label\": ...}",
                        r->path);
     sn_status status = sn_tokenizer_encode(r->tokenizer, data, len, true, false, &ids, err);
-    for (size_t at = 0; at < ids.n && !status; at += (size_t)r->wish->longest)
-        status = add_example(r, ids.ids + at, sn_min_size((size_t)r->wish->longest, ids.n - at), NULL, 0, -1, err);
-    sn_ids_fini(&ids);
+    for (size_t at = 0; at < ids.n && !status; at += (size_t)r->options->max_tokens)
+        status =
+            add_example(r, ids.ids + at, sn_min_size((size_t)r->options->max_tokens, ids.n - at), NULL, 0, -1, err);
+    sn_token_ids_fini(&ids);
     return status;
 }
 
-sn_status sn_dataset_read(const char *path, const sn_tokenizer *tokenizer, const sn_dataset_wish *wish,
+sn_status sn_dataset_read(const char *path, const sn_tokenizer *tokenizer, const sn_dataset_options *options,
                           sn_dataset **out, sn_err *err) {
-    reader r = {path, tokenizer, wish, NULL, 0};
+    dataset_reader r = {path, tokenizer, options, NULL, 0};
     sn_buf file = {0};
     size_t len = strlen(path);
     bool lines = len > 6 && !strcmp(path + len - 6, ".jsonl"), text = len > 4 && !strcmp(path + len - 4, ".txt");
     *out = NULL;
-    if (!lines && !text) return sn_fail(err, SN_REFUSED, "%s: data is a .txt or a .jsonl file", path);
-    sn_status status = sn_read_input(path, DATA_MAX, &file, err);
+    if (!lines && !text) return sn_fail(err, SN_REFUSED, "%s: training data must be a .txt or a .jsonl file", path);
+    sn_status status = sn_read_file(path, DATA_MAX, &file, err);
     if (!status) status = sn_calloc(&r.set, 1, sizeof *r.set, err);
     if (!status) r.set->hash = sn_hash_of(file.data, file.len);
-    if (!status) status = sn_buf_append(&file, "", 1, err); /* so that no scan passes the end */
+    if (!status) status = sn_buf_append(&file, "", 1, err); /* a terminating zero, so that strspn stops at the end */
     if (!status) file.len--;
     if (!status)
         status = lines ? read_lines(&r, (const char *)file.data, file.len, err)
                        : read_text(&r, (const char *)file.data, file.len, err);
-    if (!status && !r.set->n) status = sn_fail(err, SN_REFUSED, "%s holds nothing to learn from", path);
+    if (!status && !r.set->n)
+        status = sn_fail(err, SN_REFUSED, "%s holds no example that can be used for training", path);
     sn_buf_fini(&file);
     if (status) sn_dataset_free(&r.set);
     *out = r.set;
@@ -222,7 +242,7 @@ void sn_dataset_free(sn_dataset **dataset) {
     if (!d) return;
     for (size_t i = 0; i < d->n; i++) {
         free(d->at[i].ids);
-        free(d->at[i].learned);
+        free(d->at[i].loss_mask);
     }
     for (size_t i = 0; i < d->n_labels; i++) free(d->labels[i]);
     free(d->labels);
@@ -232,8 +252,8 @@ void sn_dataset_free(sn_dataset **dataset) {
 }
 
 void sn_dataset_order(const sn_dataset *dataset, uint64_t seed, uint64_t epoch, size_t *order) {
-    sn_random_state random = {seed};
-    random.at = sn_random_next(&random) + epoch;
+    uint64_t rng = seed;
+    rng = sn_rng_next(&rng) + epoch;
     for (size_t i = 0; i < dataset->n; i++) order[i] = i;
-    sn_random_shuffle(&random, order, dataset->n);
+    sn_rng_shuffle(&rng, order, dataset->n);
 }

@@ -1,43 +1,45 @@
-/* What is learned from: a .txt file, its tokens cut into sequences, or a .jsonl file with an object on each line:
- *   {"text": ...}                        every token is learned
- *   {"prompt": ..., "completion": ...}   only the completion's tokens are
- *   {"messages": [{"role", "content"}]}  by the chat template; only the assistant's answers are
- *   {"text": ..., "label": ...}          for a classifier
- * Immutable once read. */
+/* A data set of tokenized training examples. It is read from a .txt file, whose tokens are cut into sequences, or from
+ * a .jsonl file with one object per line:
+ *   {"text": ...}                        every token counts in the loss
+ *   {"prompt": ..., "completion": ...}   only the tokens of the completion count
+ *   {"messages": [{"role", "content"}]}  rendered with the chat template; only the assistant's messages count
+ *   {"text": ..., "label": ...}          an example of a classifier
+ * sn_dataset owns its examples and labels. It is immutable after it was read, so any thread may use it. */
 #ifndef SN_CLIENT_TUNE_DATASET_H
 #define SN_CLIENT_TUNE_DATASET_H
 
 #include "base/hash.h"
-#include "model/tokenizer.h"
+#include "model/tokenizer/tokenizer.h"
 
 typedef struct sn_example {
     int32_t *ids;
-    uint8_t *learned; /* for each token: whether its prediction counts */
-    size_t n, n_learned;
-    int label; /* index of the label; -1: none */
+    uint8_t *loss_mask;      /* (n): 1 if the prediction of the token counts in the loss, else 0 */
+    size_t n, n_loss_tokens; /* tokens; ones in loss_mask */
+    int label;               /* index of the label; -1: none */
 } sn_example;
 
 typedef struct sn_dataset {
     sn_example *at;
     size_t n;
-    char **labels; /* in order of their first mention */
+    char **labels; /* in the order of their first occurrence in the file */
     size_t n_labels;
-    size_t cut;   /* examples that were longer than the longest sequence: their ends are left out */
-    sn_hash hash; /* of the file's bytes */
+    size_t n_truncated; /* examples that were longer than max_tokens; only their first max_tokens are kept */
+    sn_hash hash;       /* SHA-256 of the file */
 } sn_dataset;
 
-typedef struct sn_dataset_wish {
-    int longest;          /* tokens of a sequence */
-    bool labelled;        /* texts with labels are wanted */
-    const sn_dataset *as; /* labels are those of another one; NULL: its own */
-} sn_dataset_wish;
+typedef struct sn_dataset_options {
+    int max_tokens;              /* limit for one sequence */
+    bool labelled;               /* true: each line must have a text and a label */
+    const sn_dataset *labels_of; /* data set whose labels are used, and no others; NULL: collect them from the file */
+} sn_dataset_options;
 
-/* SN_REFUSED with the file's name and line for what cannot be used. */
-sn_status sn_dataset_read(const char *path, const sn_tokenizer *tokenizer, const sn_dataset_wish *wish,
+/* Reads and tokenizes a file. SN_REFUSED, with the file's name and line, for content that cannot be used. */
+sn_status sn_dataset_read(const char *path, const sn_tokenizer *tokenizer, const sn_dataset_options *options,
                           sn_dataset **out, sn_err *err) SN_MUST_USE;
-void sn_dataset_free(sn_dataset **dataset); /* NULL-safe */
+void sn_dataset_free(sn_dataset **dataset); /* accepts NULL */
 
-/* The order of epoch 0, 1, ... for a seed: order has room for dataset->n. */
+/* Writes the shuffled order of the examples in epoch 0, 1, ... into order[dataset->n]. It depends on `seed` and `epoch`
+ * only. */
 void sn_dataset_order(const sn_dataset *dataset, uint64_t seed, uint64_t epoch, size_t *order);
 
 #endif

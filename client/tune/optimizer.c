@@ -6,18 +6,8 @@
 #include <string.h>
 
 static const double BETA1 = 0.9, BETA2 = 0.999, EPSILON = 1e-8;
-static const char *const names[SN_SCHEDULE_COUNT] = {"constant", "cosine", "linear"};
-
-const char *sn_schedule_name(sn_schedule schedule) { return names[schedule]; }
-
-sn_status sn_schedule_parse(const char *name, sn_schedule *out, sn_err *err) {
-    for (int i = 0; i < SN_SCHEDULE_COUNT; i++)
-        if (!strcmp(name, names[i])) {
-            *out = (sn_schedule)i;
-            return SN_OK;
-        }
-    return sn_fail(err, SN_REFUSED, "--schedule %.40s is unknown: use constant, cosine or linear", name);
-}
+const sn_word sn_schedule_words[] = {
+    {"constant", SN_SCHEDULE_CONSTANT}, {"cosine", SN_SCHEDULE_COSINE}, {"linear", SN_SCHEDULE_LINEAR}, {NULL, 0}};
 
 double sn_learning_rate(const sn_optimizer_options *o, int64_t step) {
     double sine, cosine,
@@ -31,7 +21,7 @@ double sn_learning_rate(const sn_optimizer_options *o, int64_t step) {
     return o->lr * (1 + cosine) / 2;
 }
 
-double sn_clip(float *gradients, size_t n, double clip) {
+double sn_clip_grad_norm(float *gradients, size_t n, double clip) {
     double squares = 0;
     for (size_t i = 0; i < n; i++) squares += (double)gradients[i] * (double)gradients[i];
     double norm = sqrt(squares);
@@ -40,16 +30,16 @@ double sn_clip(float *gradients, size_t n, double clip) {
     return norm;
 }
 
-void sn_adamw(const sn_optimizer_options *o, int64_t step, size_t n, float *values, const float *gradients,
-              float *first, float *second) {
+void sn_adamw_step(const sn_optimizer_options *o, int64_t step, size_t n, float *values, const float *gradients,
+                   float *exp_avg, float *exp_avg_sq) {
     double lr = sn_learning_rate(o, step), t = (double)(step + 1);
-    float keep = (float)(1 - lr * o->weight_decay), rate = (float)(lr / (1 - sn_pow(BETA1, t)));
+    float decay = (float)(1 - lr * o->weight_decay), rate = (float)(lr / (1 - sn_pow(BETA1, t)));
     float correction = (float)sqrt(1 - sn_pow(BETA2, t)), epsilon = (float)EPSILON;
     float b1 = (float)BETA1, b2 = (float)BETA2, a1 = (float)(1 - BETA1), a2 = (float)(1 - BETA2);
     for (size_t i = 0; i < n; i++) {
         float g = gradients[i];
-        first[i] = b1 * first[i] + a1 * g;
-        second[i] = b2 * second[i] + a2 * g * g;
-        values[i] = values[i] * keep - rate * first[i] / (sqrtf(second[i]) / correction + epsilon);
+        exp_avg[i] = b1 * exp_avg[i] + a1 * g;
+        exp_avg_sq[i] = b2 * exp_avg_sq[i] + a2 * g * g;
+        values[i] = values[i] * decay - rate * exp_avg[i] / (sqrtf(exp_avg_sq[i]) / correction + epsilon);
     }
 }

@@ -1,9 +1,10 @@
-/* AdamW (Loshchilov & Hutter 2019) with bias correction, learning-rate schedules, clipping of gradients. float32, in
- * the order of the elements: the same bits on every machine. */
+/* AdamW (Loshchilov & Hutter 2019) with bias correction, learning-rate schedules, and gradient clipping. All values are
+ * float32 and are computed in the order of the elements, so the bits are the same on every machine. The functions have
+ * no state; the tuner owns parameters, gradients and moments. */
 #ifndef SN_CLIENT_TUNE_OPTIMIZER_H
 #define SN_CLIENT_TUNE_OPTIMIZER_H
 
-#include "base/err.h"
+#include "base/text.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -14,23 +15,23 @@ typedef enum sn_schedule {
     SN_SCHEDULE_LINEAR,
     SN_SCHEDULE_COUNT
 } sn_schedule;
-const char *sn_schedule_name(sn_schedule schedule);
-sn_status sn_schedule_parse(const char *name, sn_schedule *out, sn_err *err) SN_MUST_USE;
+extern const sn_word sn_schedule_words[]; /* "constant", "cosine", "linear" */
 
 typedef struct sn_optimizer_options {
-    double lr, weight_decay, clip; /* clip: largest norm of all gradients together; 0: none */
+    double lr, weight_decay, clip; /* clip: limit for the L2 norm of all gradients together; 0: no limit */
     sn_schedule schedule;
-    int64_t warmup, steps; /* the rate grows to lr over `warmup` steps, and falls to 0 at `steps` */
+    int64_t warmup, steps; /* the rate rises to lr over `warmup` steps; cosine and linear fall to 0 at `steps` */
 } sn_optimizer_options;
 
-/* Rate of step 0, 1, ... */
+/* The learning rate of step 0, 1, ... */
 double sn_learning_rate(const sn_optimizer_options *options, int64_t step);
 
-/* Scales gradients down to the norm `clip`; returns the norm that they had. */
-double sn_clip(float *gradients, size_t n, double clip);
+/* Scales the gradients so that their norm is at most `clip` (0: no limit). Returns the norm before scaling. */
+double sn_clip_grad_norm(float *gradients, size_t n, double clip);
 
-/* Step 0, 1, ...: values, first and second moments (zero before step 0) move on by the gradients. */
-void sn_adamw(const sn_optimizer_options *options, int64_t step, size_t n, float *values, const float *gradients,
-              float *first, float *second);
+/* Updates values, first moments (exp_avg) and second moments (exp_avg_sq) by the gradients of step 0, 1, ... The
+ * moments must be zero before step 0. */
+void sn_adamw_step(const sn_optimizer_options *options, int64_t step, size_t n, float *values, const float *gradients,
+                   float *exp_avg, float *exp_avg_sq);
 
 #endif

@@ -1,3 +1,14 @@
+/* How it works. A step collects its examples into a batch: virtual tokens and embeddings of all examples in one array
+ * x, divided into micro-batches that are views of x. The backbone runs them forward, calls batch_loss at the last block
+ * and runs them backward into dx (gradients of x) and grads (gradients of the blocks' parameters, for each sequence).
+ * Then the gradients are summed, clipped and applied by AdamW.
+ *
+ * The bits must not depend on the grouping into micro-batches or on the order in which nodes reply. Therefore gradients
+ * and losses are kept for each sequence, and all sums are computed afterwards, in the order of the examples. A
+ * classifier needs no backward pass through the blocks, but its gradients are such sums too: batch_loss only stores the
+ * hidden states (in dx, which is otherwise unused), and batch_finish_classifier computes the losses in order.
+ *
+ * A failed step restores the data position, so the next step uses the same examples. */
 #include "client/tune/tuner.h"
 
 #include "base/mem.h"
@@ -5,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-sn_status sn_tuner_new(const sn_tuner_options *options, const sn_hparams *hp, sn_head *head, sn_trunk *trunk,
+sn_status sn_tuner_new(const sn_tuner_options *options, const sn_hparams *hp, sn_lm_head *head, sn_backbone *backbone,
                        const sn_dataset *data, sn_params **params, sn_tuner **out, sn_err *err) {
     sn_tuner *t = NULL;
     *out = NULL;
@@ -14,11 +25,11 @@ sn_status sn_tuner_new(const sn_tuner_options *options, const sn_hparams *hp, sn
         sn_params_free(params);
         return status;
     }
-    *t = (sn_tuner){.options = *options, .hp = hp, .head = head, .trunk = trunk, .data = data, .params = *params};
+    *t = (sn_tuner){.options = *options, .hp = hp, .head = head, .backbone = backbone, .data = data, .params = *params};
     *params = NULL;
     size_t n = t->params->n_floats;
-    status = sn_calloc(&t->first, n, sizeof(float), err);
-    if (!status) status = sn_calloc(&t->second, n, sizeof(float), err);
+    status = sn_calloc(&t->exp_avg, n, sizeof(float), err);
+    if (!status) status = sn_calloc(&t->exp_avg_sq, n, sizeof(float), err);
     if (!status) status = sn_calloc(&t->gradients, n, sizeof(float), err);
     if (!status) status = sn_calloc(&t->order, data->n, sizeof *t->order, err);
     if (!status) status = sn_loss_open(&t->loss, head, hp, t->params, options->threads, err);
@@ -33,8 +44,8 @@ void sn_tuner_free(sn_tuner **tuner) {
     if (!t) return;
     sn_loss_close(&t->loss);
     sn_params_free(&t->params);
-    free(t->first);
-    free(t->second);
+    free(t->exp_avg);
+    free(t->exp_avg_sq);
     free(t->gradients);
     free(t->order);
     free(t->losses);
@@ -42,80 +53,81 @@ void sn_tuner_free(sn_tuner **tuner) {
     *tuner = NULL;
 }
 
-/* -- a batch: examples in micro-batches, from embeddings to loss and back */
+/* -- a batch: the examples of a step, divided into micro-batches */
 
 typedef struct batch {
     sn_tuner *tuner;
-    size_t n, per_micro, n_micros, rows, floats; /* floats: of the blocks, for each sequence */
+    size_t n, per_micro_batch, n_micro_batches, rows, floats; /* floats: parameters of the blocks */
     const sn_example **examples;
     int *lengths;
     float *x, *dx, *grads;
-    sn_micro *micros;
-    double *sums; /* for each example */
-    bool *right;
+    sn_micro_batch *micro_batches;
+    double *sums; /* (n): sum of each example's losses */
+    bool *correct;
 } batch;
 
-static void close_batch(batch *b) {
+static void batch_close(batch *b) {
     free(b->examples);
     free(b->lengths);
     free(b->x);
     free(b->dx);
     free(b->grads);
-    free(b->micros);
+    free(b->micro_batches);
     free(b->sums);
-    free(b->right);
+    free(b->correct);
 }
 
-/* Virtual tokens, then embeddings. */
-static sn_status embed(batch *b, sn_err *err) {
+/* Fills x: for each example, the virtual tokens and then the embeddings of its tokens. */
+static sn_status batch_embed(batch *b, sn_err *err) {
     const float *prompt;
     size_t embd = (size_t)b->tuner->hp->n_embd, before = (size_t)sn_params_prompt(b->tuner->params, &prompt);
     float *at = b->x;
     for (size_t i = 0; i < b->n; at += (size_t)b->lengths[i++] * embd) {
         if (before) memcpy(at, prompt, before * embd * sizeof *at);
         sn_status status =
-            sn_head_embed(b->tuner->head, b->examples[i]->ids, (int)b->examples[i]->n, at + before * embd, err);
+            sn_lm_head_embed(b->tuner->head, b->examples[i]->ids, (int)b->examples[i]->n, at + before * embd, err);
         if (status) return status;
     }
     return SN_OK;
 }
 
-static void divide(batch *b) {
+static void batch_divide(batch *b) {
     size_t embd = (size_t)b->tuner->hp->n_embd, row = 0;
-    for (size_t m = 0; m < b->n_micros; m++) {
-        size_t first = m * b->per_micro, n = sn_min_size(b->per_micro, b->n - first);
-        sn_micro *micro = &b->micros[m];
-        *micro = (sn_micro){.n_sequences = (int)n,
-                            .lengths = b->lengths + first,
-                            .x = b->x + row * embd,
-                            .dx = b->dx + row * embd,
-                            .grads = b->floats ? b->grads + first * b->floats : NULL};
-        for (size_t i = 0; i < n; i++) micro->rows += b->lengths[first + i];
-        row += (size_t)micro->rows;
+    for (size_t m = 0; m < b->n_micro_batches; m++) {
+        size_t first = m * b->per_micro_batch, n = sn_min_size(b->per_micro_batch, b->n - first);
+        sn_micro_batch *micro_batch = &b->micro_batches[m];
+        *micro_batch = (sn_micro_batch){.n_sequences = (int)n,
+                                        .lengths = b->lengths + first,
+                                        .x = b->x + row * embd,
+                                        .dx = b->dx + row * embd,
+                                        .grads = b->floats ? b->grads + first * b->floats : NULL};
+        for (size_t i = 0; i < n; i++) micro_batch->rows += b->lengths[first + i];
+        row += (size_t)micro_batch->rows;
     }
 }
 
-/* What every example counts: so much for each of its learned tokens, or its label. */
-static double weight_of(const batch *b) {
-    size_t learned = 0;
+/* The weight of one token's loss (of one label's, for a classifier): 1 / their number in the batch. The first token
+ * counts only if virtual tokens precede it, because without a row before it nothing predicts it. */
+static double batch_token_weight(const batch *b) {
+    size_t n_loss_tokens = 0;
     const float *prompt;
     bool first_counts = sn_params_prompt(b->tuner->params, &prompt) > 0;
     for (size_t i = 0; i < b->n; i++) {
         const sn_example *e = b->examples[i];
-        learned += e->label >= 0 ? 1 : e->n_learned - (!first_counts && e->learned[0]);
+        n_loss_tokens += e->label >= 0 ? 1 : e->n_loss_tokens - (!first_counts && e->loss_mask[0]);
     }
-    return learned ? 1 / (double)learned : 0;
+    return n_loss_tokens ? 1 / (double)n_loss_tokens : 0;
 }
 
-/* examples[0, n) must be set. */
-static sn_status open_batch(batch *b, sn_tuner *t, size_t n, size_t per_micro, sn_err *err) {
+/* Allocates and fills a batch. examples[0, n) must be set. */
+static sn_status batch_open(batch *b, sn_tuner *t, size_t n, size_t per_micro_batch, sn_err *err) {
     const float *prompt;
     size_t embd = (size_t)t->hp->n_embd, before = (size_t)sn_params_prompt(t->params, &prompt), at;
-    sn_params_of_blocks(t->params, 0, t->params->n_blocks, &at, &b->floats);
+    sn_params_block_range(t->params, 0, t->params->n_blocks, &at, &b->floats);
     b->tuner = t;
     b->n = n;
-    b->per_micro = per_micro;
-    b->n_micros = (n + per_micro - 1) / per_micro;
+    b->per_micro_batch = per_micro_batch;
+    b->n_micro_batches = (n + per_micro_batch - 1) / per_micro_batch;
     sn_status status = sn_calloc(&b->lengths, n, sizeof *b->lengths, err);
     for (size_t i = 0; i < n && !status; i++) {
         b->lengths[i] = (int)(before + b->examples[i]->n);
@@ -124,44 +136,45 @@ static sn_status open_batch(batch *b, sn_tuner *t, size_t n, size_t per_micro, s
     if (!status) status = sn_calloc(&b->x, b->rows * embd, sizeof(float), err);
     if (!status) status = sn_calloc(&b->dx, b->rows * embd, sizeof(float), err);
     if (!status) status = sn_calloc(&b->grads, n * b->floats, sizeof(float), err);
-    if (!status) status = sn_calloc(&b->micros, b->n_micros, sizeof *b->micros, err);
+    if (!status) status = sn_calloc(&b->micro_batches, b->n_micro_batches, sizeof *b->micro_batches, err);
     if (!status) status = sn_calloc(&b->sums, n, sizeof *b->sums, err);
-    if (!status) status = sn_calloc(&b->right, n, sizeof *b->right, err);
-    if (!status) status = embed(b, err);
-    if (!status) divide(b);
-    t->loss.weight = weight_of(b);
+    if (!status) status = sn_calloc(&b->correct, n, sizeof *b->correct, err);
+    if (!status) status = batch_embed(b, err);
+    if (!status) batch_divide(b);
+    t->loss.weight = batch_token_weight(b);
     return status;
 }
 
-/* A classifier's gradients are sums over examples: they wait until all are there, for their order (finish). */
-static sn_status turn(void *ctx, size_t micro, const float *out, float *dout, sn_err *err) {
+/* Loss callback. For a classifier it only stores the hidden states; batch_finish_classifier computes the losses. */
+static sn_status batch_loss(void *ctx, size_t micro_batch, const float *out, float *dout, sn_err *err) {
     batch *b = ctx;
-    size_t first = micro * b->per_micro, embd = (size_t)b->tuner->hp->n_embd, row = 0;
+    size_t first = micro_batch * b->per_micro_batch, embd = (size_t)b->tuner->hp->n_embd, row = 0;
     if (b->tuner->params->shape.method == SN_METHOD_HEAD) {
-        memcpy(b->micros[micro].dx, out, (size_t)b->micros[micro].rows * embd * sizeof *out);
+        memcpy(b->micro_batches[micro_batch].dx, out, (size_t)b->micro_batches[micro_batch].rows * embd * sizeof *out);
         return SN_OK;
     }
-    for (int s = 0; s < b->micros[micro].n_sequences; s++) {
+    for (int s = 0; s < b->micro_batches[micro_batch].n_sequences; s++) {
         size_t i = first + (size_t)s;
-        sn_status status = sn_loss_of(&b->tuner->loss, b->examples[i], out + row * embd, dout ? dout + row * embd : NULL,
-                                      &b->sums[i], &b->right[i], err);
+        sn_status status = sn_loss_compute(&b->tuner->loss, b->examples[i], out + row * embd,
+                                           dout ? dout + row * embd : NULL, &b->sums[i], &b->correct[i], err);
         if (status) return status;
         row += (size_t)b->lengths[i];
     }
     return SN_OK;
 }
 
-static sn_status finish(batch *b, sn_err *err) {
+static sn_status batch_finish_classifier(batch *b, sn_err *err) {
     size_t embd = (size_t)b->tuner->hp->n_embd, row = 0;
     sn_status status = SN_OK;
     if (b->tuner->params->shape.method != SN_METHOD_HEAD) return SN_OK;
     for (size_t i = 0; i < b->n && !status; row += (size_t)b->lengths[i++])
-        status = sn_loss_of(&b->tuner->loss, b->examples[i], b->dx + row * embd, NULL, &b->sums[i], &b->right[i], err);
+        status = sn_loss_compute(&b->tuner->loss, b->examples[i], b->dx + row * embd, NULL, &b->sums[i], &b->correct[i],
+                                 err);
     return status;
 }
 
-/* The mean loss, its sums added in the order of the examples. */
-static double mean_loss(const batch *b) {
+/* The mean loss; the sums are added in the order of the examples. */
+static double batch_mean_loss(const batch *b) {
     double sum = 0;
     for (size_t i = 0; i < b->n; i++) sum += b->sums[i];
     return sum * b->tuner->loss.weight;
@@ -169,8 +182,8 @@ static double mean_loss(const batch *b) {
 
 /* -- a step */
 
-/* The next example; the next epoch begins where one ends. */
-static const sn_example *draw(sn_tuner *t) {
+/* Returns the next example. After the last example of an epoch, the next epoch begins. */
+static const sn_example *tuner_next_example(sn_tuner *t) {
     if (t->position == t->data->n) {
         t->position = 0;
         sn_dataset_order(t->data, t->options.seed, ++t->epoch, t->order);
@@ -178,12 +191,12 @@ static const sn_example *draw(sn_tuner *t) {
     return &t->data->at[t->order[t->position++]];
 }
 
-/* Sums over the sequences, in their order; what a node was sent scaled counts scaled. */
-static void add_up(batch *b) {
+/* Sums the gradients over the sequences, in their order, and applies the scale of B (sn_param_scale). */
+static void tuner_sum_gradients(batch *b) {
     sn_tuner *t = b->tuner;
     const float *prompt;
     size_t embd = (size_t)t->hp->n_embd, before = (size_t)sn_params_prompt(t->params, &prompt), row = 0, at, n;
-    sn_params_of_blocks(t->params, 0, t->params->n_blocks, &at, &n);
+    sn_params_block_range(t->params, 0, t->params->n_blocks, &at, &n);
     for (size_t i = 0; i < b->n; row += (size_t)b->lengths[i++]) {
         for (size_t k = 0; k < before * embd; k++) t->gradients[k] += b->dx[row * embd + k];
         for (size_t k = 0; k < n; k++) t->gradients[at + k] += b->grads[i * b->floats + k];
@@ -194,28 +207,30 @@ static void add_up(batch *b) {
     }
 }
 
-static sn_status note_loss(sn_tuner *t, double loss, sn_err *err) {
-    if ((size_t)t->step >= t->losses_room) {
-        size_t room = t->losses_room ? 2 * t->losses_room : 256;
-        double *grown = realloc(t->losses, room * sizeof *grown);
+static sn_status tuner_note_loss(sn_tuner *t, double loss, sn_err *err) {
+    if ((size_t)t->step >= t->losses_capacity) {
+        size_t capacity = t->losses_capacity ? 2 * t->losses_capacity : 256;
+        double *grown = realloc(t->losses, capacity * sizeof *grown);
         if (!grown) return sn_fail(err, SN_STOP, "out of memory");
         t->losses = grown;
-        t->losses_room = room;
+        t->losses_capacity = capacity;
     }
     t->losses[t->step] = loss;
     return SN_OK;
 }
 
-static sn_status compute_step(sn_tuner *t, batch *b, double *loss, sn_err *err) {
+static sn_status tuner_compute_step(sn_tuner *t, batch *b, double *loss, sn_err *err) {
     bool classifier = t->params->shape.method == SN_METHOD_HEAD;
     memset(t->gradients, 0, t->params->n_floats * sizeof *t->gradients);
     t->loss.score_grads = classifier ? t->gradients : NULL;
-    sn_status status = t->trunk->ops->set(t->trunk, t->params, err);
-    if (!status) status = t->trunk->ops->run(t->trunk, b->n_micros, b->micros, !classifier, turn, b, err);
-    if (!status) status = finish(b, err);
+    sn_status status = t->backbone->ops->set(t->backbone, t->params, err);
+    if (!status)
+        status =
+            t->backbone->ops->run(t->backbone, b->n_micro_batches, b->micro_batches, !classifier, batch_loss, b, err);
+    if (!status) status = batch_finish_classifier(b, err);
     if (status) return status;
-    if (!classifier) add_up(b);
-    *loss = mean_loss(b);
+    if (!classifier) tuner_sum_gradients(b);
+    *loss = batch_mean_loss(b);
     return SN_OK;
 }
 
@@ -225,41 +240,42 @@ sn_status sn_tuner_step(sn_tuner *t, sn_err *err) {
     uint64_t epoch = t->epoch;
     double loss = 0;
     sn_status status = sn_calloc(&b.examples, n, sizeof *b.examples, err);
-    for (size_t i = 0; i < n && !status; i++) b.examples[i] = draw(t);
-    if (!status) status = open_batch(&b, t, n, (size_t)t->options.batch, err);
-    if (!status) status = compute_step(t, &b, &loss, err);
-    if (!status) status = note_loss(t, loss, err);
-    if (status) { /* the same examples again */
+    for (size_t i = 0; i < n && !status; i++) b.examples[i] = tuner_next_example(t);
+    if (!status) status = batch_open(&b, t, n, (size_t)t->options.batch, err);
+    if (!status) status = tuner_compute_step(t, &b, &loss, err);
+    if (!status) status = tuner_note_loss(t, loss, err);
+    if (status) { /* the next step uses the same examples */
         t->position = position;
         if (t->epoch != epoch) sn_dataset_order(t->data, t->options.seed, t->epoch = epoch, t->order);
     } else {
-        t->norm = sn_clip(t->gradients, t->params->n_floats, t->options.optimizer.clip);
-        sn_adamw(&t->options.optimizer, t->step, t->params->n_floats, t->params->values, t->gradients, t->first,
-                 t->second);
+        t->norm = sn_clip_grad_norm(t->gradients, t->params->n_floats, t->options.optimizer.clip);
+        sn_adamw_step(&t->options.optimizer, t->step, t->params->n_floats, t->params->values, t->gradients, t->exp_avg,
+                      t->exp_avg_sq);
         t->step++;
         t->tokens += b.rows;
     }
-    close_batch(&b);
+    batch_close(&b);
     return status;
 }
 
-sn_status sn_tuner_evaluate(sn_tuner *t, const sn_dataset *data, double *loss, double *right, sn_err *err) {
-    double sum = 0, weight = 0, hits = 0;
-    sn_status status = t->trunk->ops->set(t->trunk, t->params, err);
-    size_t at_once = (size_t)t->options.batch * 4;
-    for (size_t at = 0; at < data->n && !status; at += at_once) {
+sn_status sn_tuner_evaluate(sn_tuner *t, const sn_dataset *data, double *loss, double *correct, sn_err *err) {
+    double sum = 0, weight = 0, n_correct = 0;
+    sn_status status = t->backbone->ops->set(t->backbone, t->params, err);
+    size_t chunk = (size_t)t->options.batch * 4;
+    for (size_t at = 0; at < data->n && !status; at += chunk) {
         batch b = {0};
-        size_t n = sn_min_size(at_once, data->n - at);
+        size_t n = sn_min_size(chunk, data->n - at);
         status = sn_calloc(&b.examples, n, sizeof *b.examples, err);
         for (size_t i = 0; i < n && !status; i++) b.examples[i] = &data->at[at + i];
-        if (!status) status = open_batch(&b, t, n, (size_t)t->options.batch, err);
-        if (!status) status = t->trunk->ops->run(t->trunk, b.n_micros, b.micros, false, turn, &b, err);
-        if (!status) status = finish(&b, err);
-        for (size_t i = 0; i < n && !status; i++) sum += b.sums[i], hits += b.right[i];
+        if (!status) status = batch_open(&b, t, n, (size_t)t->options.batch, err);
+        if (!status)
+            status = t->backbone->ops->run(t->backbone, b.n_micro_batches, b.micro_batches, false, batch_loss, &b, err);
+        if (!status) status = batch_finish_classifier(&b, err);
+        for (size_t i = 0; i < n && !status; i++) sum += b.sums[i], n_correct += b.correct[i];
         if (!status && t->loss.weight > 0) weight += 1 / t->loss.weight;
-        close_batch(&b);
+        batch_close(&b);
     }
     *loss = weight > 0 ? sum / weight : 0;
-    if (right) *right = hits / (double)data->n;
+    if (correct) *correct = n_correct / (double)data->n;
     return status;
 }

@@ -1,17 +1,16 @@
-/* Activations and their gradients; part of kernels.inc.c, whose top says what is promised. */
+/* Activation functions and their gradients. Part of kernels.inc.c, which says at its top how the bits are kept equal.
+ */
 
-/* 1 / (1 + exp(-x)), and a factor of it. */
+/* 1 / (1 + exp(-x)); and `factor` times it. */
 INLINE vf sigmoid_lanes(vf x) { return vf_div(vf_set(1), vf_add(vf_set(1), exp_lanes(vf_sub(vf_set(0), x)))); }
-INLINE vf times_sigmoid(vf factor, vf x) {
-    return vf_div(factor, vf_add(vf_set(1), exp_lanes(vf_sub(vf_set(0), x))));
-}
+INLINE vf times_sigmoid(vf factor, vf x) { return vf_div(factor, vf_add(vf_set(1), exp_lanes(vf_sub(vf_set(0), x)))); }
 
 /* exp(-x^2 / 2) */
 INLINE vf bell_lanes(vf x) { return exp_lanes(vf_mul(vf_mul(vf_set(-0.5f), x), x)); }
 
-/* The normal distribution's share below x. That beyond |x| is exp(-x^2 / 2) t p(t) with t = 1 / (1 + 0.4 |x|), where the
- * polynomial p is within 2e-8 of the best (fitted over |x| <= 14): error below 5 half units in the last place, and what half a
- * unit of x^2 / 2 makes of the exponential. */
+/* The share of the normal distribution below x; bell = exp(-x^2 / 2). The share beyond |x| is bell * t * p(t) with t =
+ * 1 / (1 + 0.4 |x|), where the polynomial p is within 2e-8 of the best one (fitted over |x| <= 14). Error: below 5 half
+ * units in the last place, and the error of the exponential that half a unit of x^2 / 2 causes. */
 INLINE vf normal_lanes(vf x, vf bell) {
     vf size = vf_bits(vi_and(vi_bits(x), vi_set(0x7fffffff)));
     vf t = vf_div(vf_set(1), vf_fma(vf_set(0x1.99999ap-2f), size, vf_set(1)));
@@ -29,18 +28,20 @@ INLINE vf normal_lanes(vf x, vf bell) {
     return vf_if_less(x, vf_set(0), beyond, vf_sub(vf_set(1), beyond));
 }
 
-/* GELU by tanh is x / (1 + exp(-v)), v = 2 sqrt(2 / pi) (x + 0.044715 x^3). */
+/* v of the tanh form of GELU, x / (1 + exp(-v)): v = 2 sqrt(2 / pi) (x + 0.044715 x^3). */
 INLINE vf gelu_inner(vf x) {
     vf cubic = vf_fma(vf_mul(x, x), vf_set(0.044715f), vf_set(1));
     return vf_mul(vf_mul(x, vf_set(1.5957691216f)), cubic);
 }
 
-/* min(max(x, -7), 7), min(x, 7): NaN stays. */
+/* min(x, 7) and min(max(x, -7), 7); NaN stays NaN. */
 INLINE vf capped(vf x) { return vf_if_less(vf_set(7), x, vf_set(7), x); }
 INLINE vf clamped(vf x) { return vf_if_less(x, vf_set(-7), vf_set(-7), capped(x)); }
 
-/* What the activation is multiplied by. */
-INLINE vf factor_lanes(sn_activation kind, vf up) { return kind == SN_SWIGLU_CLAMPED ? vf_add(clamped(up), vf_set(1)) : up; }
+/* The factor of the activation. */
+INLINE vf factor_lanes(sn_activation kind, vf up) {
+    return kind == SN_SWIGLU_CLAMPED ? vf_add(clamped(up), vf_set(1)) : up;
+}
 
 INLINE vf activation_lanes(sn_activation kind, vf x) {
     if (kind == SN_SILU) return times_sigmoid(x, x);
@@ -68,7 +69,7 @@ static void activate(sn_activation kind, size_t n, const float *gate, const floa
     if (kind == SN_SWIGLU_CLAMPED) activate_kind(SN_SWIGLU_CLAMPED, n, gate, up, y);
 }
 
-/* The activation at x, and its slope. With s = 1 / (1 + exp(-v)): of x s it is s + x s (1 - s) v'. */
+/* The activation at x (to *y) and its slope. With s = 1 / (1 + exp(-v)), the slope of x s is s + x s (1 - s) v'. */
 INLINE vf activation_slope(sn_activation kind, vf x, vf *y) {
     const vf one = vf_set(1);
     if (kind == SN_SWIGLU_CLAMPED) {
@@ -91,7 +92,8 @@ INLINE vf activation_slope(sn_activation kind, vf x, vf *y) {
     return vf_fma(*y, rest, s);
 }
 
-/* y = a(g) u:  du = dy a(g),  dg = dy u a'(g); clamped: with the factor for u, and du = 0 where u does not count */
+/* y = a(g) u:  du = dy a(g),  dg = dy u a'(g). SN_SWIGLU_CLAMPED: with the factor instead of u, and du = 0 where u is
+ * clamped. */
 INLINE void activate_grad_kind(sn_activation kind, size_t n, const float *gate, const float *up, const float *dy,
                                float *dgate, float *dup) {
     for (size_t i = 0; i < n; i += SN_LANES) {
@@ -108,8 +110,8 @@ INLINE void activate_grad_kind(sn_activation kind, size_t n, const float *gate, 
     }
 }
 
-static void activate_grad(sn_activation kind, size_t n, const float *gate, const float *up, const float *dy, float *dgate,
-                          float *dup) {
+static void activate_grad(sn_activation kind, size_t n, const float *gate, const float *up, const float *dy,
+                          float *dgate, float *dup) {
     if (kind == SN_SILU) activate_grad_kind(SN_SILU, n, gate, up, dy, dgate, dup);
     if (kind == SN_GELU) activate_grad_kind(SN_GELU, n, gate, up, dy, dgate, dup);
     if (kind == SN_GELU_TANH) activate_grad_kind(SN_GELU_TANH, n, gate, up, dy, dgate, dup);

@@ -1,4 +1,18 @@
-#include "device/cpu/cpu.h"
+/* The KV cache and attention on the CPU.
+ *
+ * Storing (first half): kv_store writes keys and values into the pages in the layout of kv_layout.h, rounded to the
+ * cache's type; kv_read and kv_write use the same functions for single positions.
+ *
+ * Attention (second half): a unit is a tile of tokens of one sequence with some of the query heads of one key-value
+ * head, up to SN_ATTENTION_ROWS query rows, which read the same keys and values together. Three kernels compute it in
+ * order: scores, softmax, values.
+ *
+ * With many units, each unit is one item of the pool. With few (decoding), the units are split: first all items that
+ * score a chunk of a unit's keys, then all items that compute a chunk of a unit's dimensions. The last of a unit's
+ * scoring items runs its softmax; its value items spin until that is done. Each key and value is still read once, by
+ * whichever thread is free. Neither the choice nor the size of the chunks changes a result, because no fma chain is
+ * cut. */
+#include "device/cpu/cpu_private.h"
 
 #include "base/mem.h"
 
@@ -10,12 +24,13 @@
 #include <string.h>
 
 static size_t padded_width(const sn_kv_shape *shape) { return sn_round_up((size_t)shape->head_dim, SN_LANES); }
-/* Bytes of a head's keys in a page; and of both, so that every head begins at a line. */
+/* Bytes of one head's keys in a page; and of its keys and values, so that every head begins at a cache line. */
 static size_t key_bytes(const sn_kv_shape *shape) {
     return (size_t)shape->page_tokens / SN_LANES * sn_kv_tile_bytes(shape->dtype, shape->head_dim);
 }
 static size_t head_bytes(const sn_kv_shape *shape) {
-    return sn_round_up(key_bytes(shape) + (size_t)shape->page_tokens * sn_kv_value_bytes(shape->dtype, shape->head_dim), 64);
+    return sn_round_up(key_bytes(shape) + (size_t)shape->page_tokens * sn_kv_value_bytes(shape->dtype, shape->head_dim),
+                       64);
 }
 
 size_t sn_cpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape) {
@@ -24,33 +39,33 @@ size_t sn_cpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape) {
     return (size_t)shape->n_blocks * (size_t)shape->n_kv_heads * head_bytes(shape);
 }
 
-/* Where keys of (block, head) begin in a page; values follow key_bytes later. */
+/* The offset in a page of the keys of (block, head); the values follow key_bytes later. */
 static size_t head_offset(const sn_kv_shape *shape, int block, int head) {
     return ((size_t)block * (size_t)shape->n_kv_heads + (size_t)head) * head_bytes(shape);
 }
 
-/* Where one position's key and value of a head lie. */
-typedef struct place {
+/* Where the key and the value of one position of a head lie. */
+typedef struct kv_slot {
     sn_kv_dtype dtype;
     int dim;
-    uint8_t *tile; /* of 16 keys, */
-    size_t lane;   /* of which this is one: its elements lie SN_LANES apart */
+    uint8_t *tile; /* of 16 keys */
+    size_t lane;   /* of this key in the tile: its elements lie SN_LANES elements apart */
     uint8_t *value;
-} place;
+} kv_slot;
 
-static uint16_t to_half(float x) { return sn_f32_to_f16(x > 65504 ? 65504 : x < -65504 ? -65504 : x); }
+static uint16_t f16_saturate(float x) { return sn_f32_to_f16(x > 65504 ? 65504 : x < -65504 ? -65504 : x); }
 
-/* n <= 32 elements as d * q. Since d has 8 bits of mantissa and the largest q is 127, d * q is exact, and gives the same d and
- * q again. */
-static uint16_t quantise(const float *x, int n, int8_t *q) {
-    const float smallest = 1e-30f; /* below, the quotients would not be exact: nothing */
-    float top = 0;
-    for (int i = 0; i < n; i++) top = fabsf(x[i]) > top ? fabsf(x[i]) : top; /* NaN counts for nothing, and becomes 0 */
-    if (top < smallest) {
+/* Quantises n <= 32 elements: x ~ d * q; returns d as bfloat16. Since d has 8 bits of mantissa and q is at most 127, d
+ * * q is exact, and quantising it again gives the same d and q. */
+static uint16_t kv_quantise_block(const float *x, int n, int8_t *q) {
+    const float smallest = 1e-30f; /* blocks below it count as zero, because their quotients would not be exact */
+    float amax = 0;
+    for (int i = 0; i < n; i++) amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax; /* NaN does not count, and becomes 0 */
+    if (amax < smallest) {
         memset(q, 0, (size_t)n);
         return 0;
     }
-    uint16_t scale = sn_f32_to_bf16((top < FLT_MAX ? top : FLT_MAX) / 127);
+    uint16_t scale = sn_f32_to_bf16((amax < FLT_MAX ? amax : FLT_MAX) / 127);
     float d = sn_bf16_to_f32(scale);
     for (int i = 0; i < n; i++) {
         float y = x[i] / d;
@@ -71,7 +86,7 @@ static int block_size(int dim, size_t block) {
     return left < SN_KV_BLOCK ? left : SN_KV_BLOCK;
 }
 
-static void store_key(const place *to, const float *k) {
+static void store_key(const kv_slot *to, const float *k) {
     uint8_t *scales = to->tile + (size_t)to->dim * SN_LANES;
     float *floats = (float *)(void *)to->tile + to->lane;
     uint16_t *halves = (uint16_t *)(void *)to->tile + to->lane;
@@ -79,46 +94,50 @@ static void store_key(const place *to, const float *k) {
     if (to->dtype == SN_KV_F32)
         for (int d = 0; d < to->dim; d++) floats[d * SN_LANES] = k[d];
     else if (to->dtype == SN_KV_F16)
-        for (int d = 0; d < to->dim; d++) halves[d * SN_LANES] = to_half(k[d]);
+        for (int d = 0; d < to->dim; d++) halves[d * SN_LANES] = f16_saturate(k[d]);
     else
-        for (size_t b = 0; b < sn_kv_scales(to->dim); b++) {
+        for (size_t b = 0; b < sn_kv_n_scales(to->dim); b++) {
             int n = block_size(to->dim, b), first = (int)b * SN_KV_BLOCK;
-            put_scale(scales, b * SN_LANES + to->lane, quantise(k + first, n, q));
+            put_scale(scales, b * SN_LANES + to->lane, kv_quantise_block(k + first, n, q));
             for (int d = 0; d < n; d++) bytes[(first + d) * SN_LANES] = q[d];
         }
 }
 
-static void load_key(const place *from, float *k) {
+static void load_key(const kv_slot *from, float *k) {
     const uint8_t *scales = from->tile + (size_t)from->dim * SN_LANES;
     const float *floats = (const float *)(const void *)from->tile + from->lane;
     const uint16_t *halves = (const uint16_t *)(const void *)from->tile + from->lane;
     const int8_t *bytes = (const int8_t *)from->tile + from->lane;
     for (int d = 0; d < from->dim; d++)
-        k[d] = from->dtype == SN_KV_F32   ? floats[d * SN_LANES]
-               : from->dtype == SN_KV_F16 ? sn_f16_to_f32(halves[d * SN_LANES])
-                                          : (float)bytes[d * SN_LANES] *
-                                                get_scale(scales, (size_t)(d / SN_KV_BLOCK * SN_LANES) + from->lane);
+        k[d] = from->dtype == SN_KV_F32 ? floats[d * SN_LANES]
+               : from->dtype == SN_KV_F16
+                   ? sn_f16_to_f32(halves[d * SN_LANES])
+                   : (float)bytes[d * SN_LANES] * get_scale(scales, (size_t)(d / SN_KV_BLOCK * SN_LANES) + from->lane);
 }
 
-static size_t padded_bytes(int dim) { return sn_round_up((size_t)dim, SN_LANES); } /* of a value's integers */
+/* bytes of the integers of a value with SN_KV_Q8 */
+static size_t padded_bytes(int dim) { return sn_round_up((size_t)dim, SN_LANES); }
 
-static void store_value(const place *to, const float *v) {
+static void store_value(const kv_slot *to, const float *v) {
     uint8_t *scales = to->value + padded_bytes(to->dim);
     if (to->dtype == SN_KV_F32)
         memcpy(to->value, v, (size_t)to->dim * sizeof *v);
     else if (to->dtype == SN_KV_F16)
-        for (int d = 0; d < to->dim; d++) ((uint16_t *)(void *)to->value)[d] = to_half(v[d]);
+        for (int d = 0; d < to->dim; d++) ((uint16_t *)(void *)to->value)[d] = f16_saturate(v[d]);
     else
-        for (size_t b = 0; b < sn_kv_scales(to->dim); b++)
-            put_scale(scales, b, quantise(v + b * SN_KV_BLOCK, block_size(to->dim, b), (int8_t *)to->value + b * SN_KV_BLOCK));
+        for (size_t b = 0; b < sn_kv_n_scales(to->dim); b++)
+            put_scale(
+                scales, b,
+                kv_quantise_block(v + b * SN_KV_BLOCK, block_size(to->dim, b), (int8_t *)to->value + b * SN_KV_BLOCK));
 }
 
-static void load_value(const place *from, float *v) {
+static void load_value(const kv_slot *from, float *v) {
     const uint8_t *scales = from->value + padded_bytes(from->dim);
     for (int d = 0; d < from->dim; d++)
-        v[d] = from->dtype == SN_KV_F32   ? ((const float *)(const void *)from->value)[d]
-               : from->dtype == SN_KV_F16 ? sn_f16_to_f32(((const uint16_t *)(const void *)from->value)[d])
-                                          : (float)((const int8_t *)from->value)[d] * get_scale(scales, (size_t)d / SN_KV_BLOCK);
+        v[d] = from->dtype == SN_KV_F32 ? ((const float *)(const void *)from->value)[d]
+               : from->dtype == SN_KV_F16
+                   ? sn_f16_to_f32(((const uint16_t *)(const void *)from->value)[d])
+                   : (float)((const int8_t *)from->value)[d] * get_scale(scales, (size_t)d / SN_KV_BLOCK);
 }
 
 typedef struct store_job {
@@ -128,12 +147,12 @@ typedef struct store_job {
     const float *k, *v;
 } store_job;
 
-static place place_of(const sn_kv_shape *shape, void *const *pages, int block, int head, int position) {
+static kv_slot kv_slot_of(const sn_kv_shape *shape, void *const *pages, int block, int head, int position) {
     size_t in_page = (size_t)(position % shape->page_tokens);
     uint8_t *base = (uint8_t *)pages[position / shape->page_tokens] + head_offset(shape, block, head);
-    return (place){shape->dtype, shape->head_dim,
-                   base + in_page / SN_LANES * sn_kv_tile_bytes(shape->dtype, shape->head_dim), in_page % SN_LANES,
-                   base + key_bytes(shape) + in_page * sn_kv_value_bytes(shape->dtype, shape->head_dim)};
+    return (kv_slot){shape->dtype, shape->head_dim,
+                     base + in_page / SN_LANES * sn_kv_tile_bytes(shape->dtype, shape->head_dim), in_page % SN_LANES,
+                     base + key_bytes(shape) + in_page * sn_kv_value_bytes(shape->dtype, shape->head_dim)};
 }
 
 static void store_head(void *ctx, size_t head, int worker) {
@@ -144,7 +163,7 @@ static void store_head(void *ctx, size_t head, int worker) {
         const sn_sequence *seq = &job->sequences[s];
         for (int i = 0; i < seq->n_rows; i++) {
             size_t from = (size_t)(seq->first_row + i) * stride + head * dim;
-            place to = place_of(job->shape, seq->pages, job->block, (int)head, seq->position + i);
+            kv_slot to = kv_slot_of(job->shape, seq->pages, job->block, (int)head, seq->position + i);
             store_key(&to, job->k + from);
             store_value(&to, job->v + from);
         }
@@ -159,15 +178,15 @@ static int count_rows(int n_sequences, const sn_sequence *sequences) {
 
 sn_status sn_cpu_kv_store(sn_device *d, int block, const float *k, const float *v, sn_err *err) {
     (void)err;
-    enum { WORTH_SHARING = 8 }; /* rows: below, waking others costs more than it saves */
-    const sn_pass *pass = &((sn_cpu *)d)->pass;
-    store_job job = {pass->shape, block, pass->n_sequences, pass->sequences, k, v};
-    if (!pass->n_sequences) return SN_OK;
-    assert(block >= 0 && block < pass->shape->n_blocks);
-    if (count_rows(pass->n_sequences, pass->sequences) >= WORTH_SHARING)
-        sn_pool_run(((sn_cpu *)d)->pool, (size_t)pass->shape->n_kv_heads, store_head, &job);
+    enum { ROWS_PARALLEL_MIN = 8 }; /* with fewer rows, waking the workers costs more than it saves */
+    const sn_batch *batch = &((sn_cpu *)d)->batch;
+    store_job job = {batch->shape, block, batch->n_sequences, batch->sequences, k, v};
+    if (!batch->n_sequences) return SN_OK;
+    assert(block >= 0 && block < batch->shape->n_blocks);
+    if (count_rows(batch->n_sequences, batch->sequences) >= ROWS_PARALLEL_MIN)
+        sn_pool_run(((sn_cpu *)d)->pool, (size_t)batch->shape->n_kv_heads, store_head, &job);
     else
-        for (int h = 0; h < pass->shape->n_kv_heads; h++) store_head(&job, (size_t)h, 0);
+        for (int h = 0; h < batch->shape->n_kv_heads; h++) store_head(&job, (size_t)h, 0);
     return SN_OK;
 }
 
@@ -179,7 +198,7 @@ sn_status sn_cpu_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void
     assert(block >= 0 && block < shape->n_blocks);
     for (int i = 0; i < n; i++)
         for (int h = 0; h < shape->n_kv_heads; h++, k += dim, v += dim) {
-            place from = place_of(shape, pages, block, h, position + i);
+            kv_slot from = kv_slot_of(shape, pages, block, h, position + i);
             load_key(&from, k);
             load_value(&from, v);
         }
@@ -197,48 +216,45 @@ sn_status sn_cpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, voi
     return SN_OK;
 }
 
-/* A unit of attention is a tile of tokens of one sequence with some of the query heads of one key-value head. With many
- * units each is one item of the pool. With few (decoding), the items are smaller: pieces of the units' keys, then
- * pieces of the units' dimensions, so that every key and value is still read once and by whoever is free. Which way is
- * taken, and how large the pieces are, changes no result: no chain is cut. */
-typedef struct plan {
+/* A call of attention and how it is split: see the top. */
+typedef struct attention_plan {
     sn_cpu *cpu;
     const sn_kv_shape *shape;
     int n_heads, window;
-    const sn_attention *how;
+    const sn_attention *params;
     const sn_sequence *sequences;
     const float *q;
     float *out;
-    int heads, head_tiles; /* query heads of a unit; units for a key-value head's query heads */
+    int heads, head_tiles; /* query heads of a unit; units per key-value head */
     int tokens;            /* of a unit */
     size_t n_units;
-    size_t key_pieces, dim_pieces; /* of a unit, when units are cut */
-    int keys, dims;                /* of a piece */
-    struct progress *progress;     /* of each unit, when units are cut */
-} plan;
+    size_t key_chunks, dim_chunks; /* chunks of keys and of dimensions of a unit, when units are split */
+    int keys, dims;                /* keys of a chunk, dimensions of a chunk */
+    struct progress *progress;     /* of each unit, when units are split */
+} attention_plan;
 
 typedef struct progress {
-    _Atomic size_t scored; /* pieces of keys */
+    _Atomic size_t scored; /* chunks of keys that are done */
     _Atomic bool ready;    /* softmax is done */
 } progress;
 
 enum {
-    UNITS_CUT_MAX = 256,
-    KEYS_MIN = 64, /* of a piece: four tiles, the most that are taken at once */
+    UNITS_SPLIT_MAX = 256,
+    KEYS_MIN = 64, /* of a chunk: four tiles, the most that a kernel takes at once */
     YIELD_AFTER = 20000,
 };
 
-static size_t token_tiles(const plan *p, const sn_sequence *seq) {
+static size_t token_tiles(const attention_plan *p, const sn_sequence *seq) {
     return ((size_t)seq->n_rows + (size_t)p->tokens - 1) / (size_t)p->tokens;
 }
 
-/* Unit number `unit`, with scratch from row `scratch_row` on. */
-static sn_attention_job unit_job(const plan *p, size_t unit, size_t scratch_row) {
+/* The job of unit number `unit`, with scratch memory from row `scratch_row` on. */
+static sn_attention_job unit_job(const attention_plan *p, size_t unit, size_t scratch_row) {
     const sn_kv_shape *shape = p->shape;
     const sn_sequence *seq = p->sequences;
     size_t heads = (size_t)shape->n_kv_heads * (size_t)p->head_tiles, units;
     for (; unit >= (units = token_tiles(p, seq) * heads); seq++) unit -= units;
-    /* Late tokens look back furthest: hand them out first, so that the last items are short ones. */
+    /* Late tokens attend to the most keys: they come first, so that the last items are short. */
     int head = (int)(unit % heads), tile = (int)(token_tiles(p, seq) - 1 - unit / heads);
     int group = p->n_heads / shape->n_kv_heads, kv_head = head / p->head_tiles;
     int first_head = head % p->head_tiles * p->heads, first_token = tile * p->tokens;
@@ -246,7 +262,7 @@ static sn_attention_job unit_job(const plan *p, size_t unit, size_t scratch_row)
     size_t stride = (size_t)p->n_heads * (size_t)shape->head_dim;
     size_t at = (size_t)(seq->first_row + first_token) * stride +
                 (size_t)(kv_head * group + first_head) * (size_t)shape->head_dim;
-    size_t keys = head_offset(shape, p->how->block, kv_head);
+    size_t keys = head_offset(shape, p->params->block, kv_head);
     return (sn_attention_job){
         .pages = seq->pages,
         .k_offset = keys,
@@ -258,20 +274,20 @@ static sn_attention_job unit_job(const plan *p, size_t unit, size_t scratch_row)
         .n_tokens = tokens_left < p->tokens ? tokens_left : p->tokens,
         .n_heads = heads_left < p->heads ? heads_left : p->heads,
         .window = p->window,
-        .scale = p->how->scale,
-        .slopes = p->how->slopes ? p->how->slopes + kv_head * group + first_head : NULL,
-        .sinks = p->how->sinks ? p->how->sinks + kv_head * group + first_head : NULL,
+        .scale = p->params->scale,
+        .slopes = p->params->slopes ? p->params->slopes + kv_head * group + first_head : NULL,
+        .sinks = p->params->sinks ? p->params->sinks + kv_head * group + first_head : NULL,
         .q = p->q + at,
         .out = p->out + at,
         .stride = stride,
-        .scores = p->cpu->scores + scratch_row * p->cpu->scores_room,
-        .scores_room = p->cpu->scores_room,
+        .scores = p->cpu->scores + scratch_row * p->cpu->scores_stride,
+        .scores_stride = p->cpu->scores_stride,
         .sums = p->cpu->sums + scratch_row,
     };
 }
 
-static void whole_unit(void *ctx, size_t item, int worker) {
-    const plan *p = ctx;
+static void unit_run(void *ctx, size_t item, int worker) {
+    const attention_plan *p = ctx;
     const sn_cpu_kernels *kernels = p->cpu->kernels;
     sn_attention_job job = unit_job(p, item, (size_t)worker * SN_SCORE_ROWS);
     kernels->scores(&job, sn_attention_base(&job), sn_attention_end(&job));
@@ -279,11 +295,11 @@ static void whole_unit(void *ctx, size_t item, int worker) {
     kernels->values(&job, 0, job.head_dim);
 }
 
-static size_t rows_of_unit(const plan *p) { return (size_t)p->tokens * (size_t)p->heads; }
+static size_t unit_rows(const attention_plan *p) { return (size_t)p->tokens * (size_t)p->heads; }
 
-/* Items are taken in order: all pieces of keys before any piece of dimensions. So who waits here waits for items that
- * others are already at. */
-static void wait_for(progress *unit) {
+/* Items are claimed in order, all chunks of keys before any chunk of dimensions: the items that this one waits for are
+ * already running. */
+static void unit_wait_softmax(progress *unit) {
     for (int i = 0; !atomic_load_explicit(&unit->ready, memory_order_acquire); i++) {
         if (i > YIELD_AFTER)
             sched_yield();
@@ -292,71 +308,80 @@ static void wait_for(progress *unit) {
     }
 }
 
-static void piece_of_unit(void *ctx, size_t item, int worker) {
+static void unit_run_chunk(void *ctx, size_t item, int worker) {
     (void)worker;
-    const plan *p = ctx;
+    const attention_plan *p = ctx;
     const sn_cpu_kernels *kernels = p->cpu->kernels;
-    size_t scoring = p->n_units * p->key_pieces;
+    size_t scoring = p->n_units * p->key_chunks;
     if (item < scoring) {
-        size_t unit = item / p->key_pieces, rows = rows_of_unit(p);
+        size_t unit = item / p->key_chunks, rows = unit_rows(p);
         sn_attention_job job = unit_job(p, unit, unit * rows);
-        int end = sn_attention_end(&job), first = sn_attention_base(&job) + (int)(item % p->key_pieces) * p->keys;
+        int end = sn_attention_end(&job), first = sn_attention_base(&job) + (int)(item % p->key_chunks) * p->keys;
         if (first < end) kernels->scores(&job, first, first + p->keys < end ? first + p->keys : end);
-        if (atomic_fetch_add(&p->progress[unit].scored, 1) + 1 < p->key_pieces) return;
-        kernels->softmax(&job); /* the unit's last piece */
+        if (atomic_fetch_add(&p->progress[unit].scored, 1) + 1 < p->key_chunks) return;
+        kernels->softmax(&job); /* this was the last chunk of the unit */
         atomic_store_explicit(&p->progress[unit].ready, true, memory_order_release);
     } else {
-        size_t unit = (item - scoring) / p->dim_pieces, piece = (item - scoring) % p->dim_pieces;
-        sn_attention_job job = unit_job(p, unit, unit * rows_of_unit(p));
-        int first = (int)piece * p->dims, end = first + p->dims;
-        wait_for(&p->progress[unit]);
+        size_t unit = (item - scoring) / p->dim_chunks, chunk = (item - scoring) % p->dim_chunks;
+        sn_attention_job job = unit_job(p, unit, unit * unit_rows(p));
+        int first = (int)chunk * p->dims, end = first + p->dims;
+        unit_wait_softmax(&p->progress[unit]);
         kernels->values(&job, first, end < job.head_dim ? end : job.head_dim);
     }
 }
 
-/* The most positions that a unit looks at. */
-static int longest(const plan *p, int n_sequences) {
-    int most = 0;
+/* The most positions that a unit attends to. */
+static int plan_longest(const attention_plan *p, int n_sequences) {
+    int n_keys = 0;
     for (int s = 0; s < n_sequences; s++) {
         int keys = p->sequences[s].position + p->sequences[s].n_rows;
         if (p->window > 0 && keys > p->window + p->tokens + SN_LANES) keys = p->window + p->tokens + SN_LANES;
-        most = keys > most ? keys : most;
+        n_keys = keys > n_keys ? keys : n_keys;
     }
-    return most;
+    return n_keys;
 }
 
-static void run_pieces(plan *p, int n_sequences, size_t threads) {
-    progress units[UNITS_CUT_MAX] = {0};
-    size_t keys = (size_t)longest(p, n_sequences), groups = sn_round_up(padded_width(p->shape), SN_KV_BLOCK) / SN_KV_BLOCK;
-    size_t piece = sn_round_up(keys * p->n_units / (4 * threads) + 1, KEYS_MIN);
-    size_t dim_pieces = sn_min_size((2 * threads + p->n_units - 1) / p->n_units, groups);
+static void plan_run_chunks(attention_plan *p, int n_sequences, size_t threads) {
+    progress units[UNITS_SPLIT_MAX] = {0};
+    size_t keys = (size_t)plan_longest(p, n_sequences),
+           groups = sn_round_up(padded_width(p->shape), SN_KV_BLOCK) / SN_KV_BLOCK;
+    size_t chunk = sn_round_up(keys * p->n_units / (4 * threads) + 1, KEYS_MIN);
+    size_t dim_chunks = sn_min_size((2 * threads + p->n_units - 1) / p->n_units, groups);
     p->progress = units;
-    p->keys = (int)piece;
-    p->key_pieces = (keys + piece - 1) / piece;
-    p->dims = (int)((groups + dim_pieces - 1) / dim_pieces) * SN_KV_BLOCK;
-    p->dim_pieces = (padded_width(p->shape) + (size_t)p->dims - 1) / (size_t)p->dims;
-    sn_pool_run(p->cpu->pool, p->n_units * (p->key_pieces + p->dim_pieces), piece_of_unit, p);
+    p->keys = (int)chunk;
+    p->key_chunks = (keys + chunk - 1) / chunk;
+    p->dims = (int)((groups + dim_chunks - 1) / dim_chunks) * SN_KV_BLOCK;
+    p->dim_chunks = (padded_width(p->shape) + (size_t)p->dims - 1) / (size_t)p->dims;
+    sn_pool_run(p->cpu->pool, p->n_units * (p->key_chunks + p->dim_chunks), unit_run_chunk, p);
 }
 
-sn_status sn_cpu_attention(sn_device *d, const sn_attention *how, const float *q, float *out, sn_err *err) {
+sn_status sn_cpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err) {
     (void)err;
     sn_cpu *cpu = (sn_cpu *)d;
-    const sn_kv_shape *shape = cpu->pass.shape;
-    int n_sequences = cpu->pass.n_sequences, n_heads = how->n_heads;
+    const sn_kv_shape *shape = cpu->batch.shape;
+    int n_sequences = cpu->batch.n_sequences, n_heads = params->n_heads;
     if (!n_sequences) return SN_OK;
-    assert(n_heads > 0 && n_heads % shape->n_kv_heads == 0 && how->block >= 0 && how->block < shape->n_blocks);
+    assert(n_heads > 0 && n_heads % shape->n_kv_heads == 0 && params->block >= 0 && params->block < shape->n_blocks);
     int group = n_heads / shape->n_kv_heads, heads = group < SN_ATTENTION_ROWS ? group : SN_ATTENTION_ROWS;
-    plan p = {.cpu = cpu, .shape = shape, .n_heads = n_heads, .window = how->window, .how = how, .sequences = cpu->pass.sequences,
-              .q = q, .out = out, .heads = heads, .head_tiles = (group + heads - 1) / heads,
-              .tokens = SN_ATTENTION_ROWS / heads};
+    attention_plan p = {.cpu = cpu,
+                        .shape = shape,
+                        .n_heads = n_heads,
+                        .window = params->window,
+                        .params = params,
+                        .sequences = cpu->batch.sequences,
+                        .q = q,
+                        .out = out,
+                        .heads = heads,
+                        .head_tiles = (group + heads - 1) / heads,
+                        .tokens = SN_ATTENTION_ROWS / heads};
     for (int s = 0; s < n_sequences; s++)
         p.n_units += token_tiles(&p, &p.sequences[s]) * (size_t)shape->n_kv_heads * (size_t)p.head_tiles;
     size_t threads = (size_t)sn_pool_threads(cpu->pool);
-    bool cut = threads > 1 && p.n_units > 0 && p.n_units < 4 * threads && p.n_units <= UNITS_CUT_MAX &&
-               p.n_units * rows_of_unit(&p) <= threads * SN_SCORE_ROWS;
-    if (cut)
-        run_pieces(&p, n_sequences, threads);
+    bool split = threads > 1 && p.n_units > 0 && p.n_units < 4 * threads && p.n_units <= UNITS_SPLIT_MAX &&
+                 p.n_units * unit_rows(&p) <= threads * SN_SCORE_ROWS;
+    if (split)
+        plan_run_chunks(&p, n_sequences, threads);
     else
-        sn_pool_run(cpu->pool, p.n_units, whole_unit, &p);
+        sn_pool_run(cpu->pool, p.n_units, unit_run, &p);
     return SN_OK;
 }

@@ -1,4 +1,15 @@
-#include "device/cpu/cpu.h"
+/* The CPU backend: memory, batches, linear, the operations on rows and elements, opening and closing. The other
+ * operations are in attention.c, experts.c and grad.c; the arithmetic is in kernels.inc.c.
+ *
+ * An operation splits its call into items and runs them on the device's thread pool (base/pool.h): an item is some
+ * panels of the weights for linear, some rows or elements for the others. An item calls kernels of the table that isa.c
+ * chose, on its own part of the output; so the split changes no bit of the result. A call of less than
+ * SN_CPU_PARALLEL_MIN elements runs on the calling thread alone.
+ *
+ * Operations are done when they return: the queue of device.h is empty at all times, copies are memcpy, and there are
+ * no fences. Device memory is host memory. linear quantises its input rows first (cpu->xq) where a weight is quantised.
+ * Scratch memory grows in `prepare` only. */
+#include "device/cpu/cpu_private.h"
 
 #include "base/mem.h"
 
@@ -6,9 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* Work that takes less than this is done by the caller alone: sharing it costs about two microseconds. In elements. */
-enum { WORTH_SHARING = 32768 };
 
 /* -- memory */
 
@@ -37,14 +45,14 @@ static sn_status cpu_download(sn_device *d, void *host, const void *device, size
     return SN_OK;
 }
 
-/* Operations are done when they return. */
+/* Nothing to wait for: operations are done when they return. */
 static sn_status cpu_finish(sn_device *d, sn_err *err) {
     (void)d;
     (void)err;
     return SN_OK;
 }
 
-/* Tensors may lie anywhere in host memory: in a message, a file, another allocator's. */
+/* Tensors may lie anywhere in host memory: in a message, in a file, in memory of another allocator. */
 static bool cpu_owns(const sn_device *d, const void *device, size_t bytes) {
     (void)d, (void)bytes;
     return device;
@@ -54,38 +62,38 @@ static sn_status cpu_host_alloc(sn_device *d, size_t bytes, void **host, sn_err 
     return cpu_alloc(d, bytes, host, err);
 }
 
-static sn_status cpu_copy_begin(sn_device *d, void *device, const void *host, size_t bytes, sn_ticket *ticket,
+static sn_status cpu_copy_begin(sn_device *d, void *device, const void *host, size_t bytes, sn_fence *fence,
                                 sn_err *err) {
-    *ticket = 0;
+    *fence = 0;
     return cpu_upload(d, device, host, bytes, err);
 }
 
-static sn_status cpu_copy_join(sn_device *d, sn_ticket ticket, sn_err *err) {
-    (void)ticket;
+static sn_status cpu_copy_join(sn_device *d, sn_fence fence, sn_err *err) {
+    (void)fence;
     return cpu_finish(d, err);
 }
 
-/* Nothing is recorded: a call costs less than looking up a record would. */
-static sn_status cpu_pass_begin(sn_device *d, const sn_pass *pass, bool *recorded, sn_err *err) {
+/* Never replays: a call costs less than the lookup of a capture would. */
+static sn_status cpu_batch_begin(sn_device *d, const sn_batch *batch, bool *replayed, sn_err *err) {
     sn_cpu *cpu = (sn_cpu *)d;
-    *recorded = false;
-    for (int s = 0; s < pass->n_sequences; s++)
-        if (pass->sequences[s].position + pass->sequences[s].n_rows > cpu->limits.context)
-            return sn_fail(err, SN_REFUSED, "position %d lies beyond the context of %d that was prepared",
-                           pass->sequences[s].position + pass->sequences[s].n_rows - 1, cpu->limits.context);
-    if (pass->shape->head_dim > SN_KV_WIDTH_MAX)
-        return sn_fail(err, SN_REFUSED, "heads of %d elements are wider than the %d this device takes",
-                       pass->shape->head_dim, SN_KV_WIDTH_MAX);
-    cpu->pass = *pass;
+    *replayed = false;
+    for (int s = 0; s < batch->n_sequences; s++)
+        if (batch->sequences[s].position + batch->sequences[s].n_rows > cpu->limits.context)
+            return sn_fail(err, SN_REFUSED, "position %d exceeds the context of %d that was prepared",
+                           batch->sequences[s].position + batch->sequences[s].n_rows - 1, cpu->limits.context);
+    if (batch->shape->head_dim > SN_CPU_HEAD_DIM_MAX)
+        return sn_fail(err, SN_REFUSED, "heads of %d elements are too wide: at most %d are possible",
+                       batch->shape->head_dim, SN_CPU_HEAD_DIM_MAX);
+    cpu->batch = *batch;
     return SN_OK;
 }
 
-static sn_status cpu_pass_end(sn_device *d, sn_err *err) {
-    ((sn_cpu *)d)->pass = (sn_pass){0};
+static sn_status cpu_batch_end(sn_device *d, sn_err *err) {
+    ((sn_cpu *)d)->batch = (sn_batch){0};
     return cpu_finish(d, err);
 }
 
-sn_status sn_cpu_grow(void *pages, size_t *bytes, size_t wanted, sn_err *err) {
+sn_status sn_cpu_scratch_reserve(void *pages, size_t *bytes, size_t wanted, sn_err *err) {
     void *grown = NULL, **old = pages;
     if (wanted <= *bytes) return SN_OK;
     sn_status status = sn_pages_alloc(&grown, wanted, err);
@@ -96,49 +104,49 @@ sn_status sn_cpu_grow(void *pages, size_t *bytes, size_t wanted, sn_err *err) {
     return SN_OK;
 }
 
-static int larger(int a, int b) { return a > b ? a : b; }
+static int max_int(int a, int b) { return a > b ? a : b; }
 
 static sn_status cpu_prepare(sn_device *d, const sn_device_limits *limits, sn_err *err) {
     sn_cpu *cpu = (sn_cpu *)d;
     if (limits->rows < 0 || limits->width < 0 || limits->context < 0)
-        return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions make no sense", limits->rows,
+        return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are not possible", limits->rows,
                        limits->width, limits->context);
-    sn_device_limits all = {.rows = larger(limits->rows, cpu->limits.rows),
-                            .width = larger(limits->width, cpu->limits.width),
-                            .context = larger(limits->context, cpu->limits.context),
-                            .experts = larger(limits->experts, cpu->limits.experts),
-                            .experts_used = larger(limits->experts_used, cpu->limits.experts_used)};
-    size_t xq_bytes, room = sn_round_up((size_t)all.context, SN_LANES) + 2 * SN_LANES, scores_bytes;
+    sn_device_limits all = {.rows = max_int(limits->rows, cpu->limits.rows),
+                            .width = max_int(limits->width, cpu->limits.width),
+                            .context = max_int(limits->context, cpu->limits.context),
+                            .experts = max_int(limits->experts, cpu->limits.experts),
+                            .experts_used = max_int(limits->experts_used, cpu->limits.experts_used)};
+    size_t xq_bytes, scores_stride = sn_round_up((size_t)all.context, SN_LANES) + 2 * SN_LANES, scores_bytes;
     size_t sums_bytes = (size_t)sn_pool_threads(cpu->pool) * SN_SCORE_ROWS * sizeof(float);
     if (!sn_mul((size_t)all.rows * sizeof(sn_xblock), sn_xq_stride((size_t)all.width), &xq_bytes) ||
-        !sn_mul(sums_bytes, room, &scores_bytes))
+        !sn_mul(sums_bytes, scores_stride, &scores_bytes))
         return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are too large", all.rows,
                        all.width, all.context);
-    sn_status status = sn_cpu_grow(&cpu->xq, &cpu->xq_bytes, xq_bytes, err);
-    if (!status) status = sn_cpu_grow(&cpu->scores, &cpu->scores_bytes, scores_bytes, err);
-    if (!status) status = sn_cpu_grow(&cpu->sums, &cpu->sums_bytes, sums_bytes, err);
-    if (!status) status = sn_cpu_experts_prepare(cpu, &all, err);
+    sn_status status = sn_cpu_scratch_reserve(&cpu->xq, &cpu->xq_bytes, xq_bytes, err);
+    if (!status) status = sn_cpu_scratch_reserve(&cpu->scores, &cpu->scores_bytes, scores_bytes, err);
+    if (!status) status = sn_cpu_scratch_reserve(&cpu->sums, &cpu->sums_bytes, sums_bytes, err);
+    if (!status) status = sn_cpu_moe_prepare(cpu, &all, err);
     if (status) return status;
-    cpu->scores_room = room;
+    cpu->scores_stride = scores_stride;
     cpu->limits = all;
     return SN_OK;
 }
 
 /* -- linear */
 
-/* Rows or elements [chunk * item, ...) of a call: the plain way to share out. */
-typedef struct rows_job {
+/* An item is rows [chunk * item, chunk * (item + 1)). */
+typedef struct quantize_job {
     sn_cpu *cpu;
     size_t n, chunk;
     size_t cols, stride;
     const float *x;
-} rows_job;
+} quantize_job;
 
-static size_t chunks(size_t n, size_t chunk) { return (n + chunk - 1) / chunk; }
+static size_t count_chunks(size_t n, size_t chunk) { return (n + chunk - 1) / chunk; }
 
 static void quantize_rows(void *ctx, size_t item, int worker) {
     (void)worker;
-    const rows_job *job = ctx;
+    const quantize_job *job = ctx;
     size_t end = sn_min_size((item + 1) * job->chunk, job->n);
     for (size_t i = item * job->chunk; i < end; i++)
         job->cpu->kernels->quantize(job->cols, job->x + i * job->cols, job->cpu->xq + i * job->stride);
@@ -146,11 +154,12 @@ static void quantize_rows(void *ctx, size_t item, int worker) {
 
 enum { LINEARS_MAX = 16 };
 
-/* The panels of all matrices stand in one row, cut into equal items: a small matrix beside a large one costs no balance. */
+/* The panels of all matrices form one sequence that is cut into equal items, so that a small matrix next to a large one
+ * does not unbalance the threads. */
 typedef struct linear_job {
     const sn_cpu_kernels *kernels;
     int n_linears;
-    size_t chunk, n_panels; /* panels of an item, and of all */
+    size_t chunk, n_panels; /* panels of an item; panels of all matrices */
     size_t first_panel[LINEARS_MAX + 1];
     sn_linear_job linears[LINEARS_MAX];
 } linear_job;
@@ -167,7 +176,7 @@ static void linear_item(void *ctx, size_t item, int worker) {
     }
 }
 
-static sn_status check_linear(const sn_cpu *cpu, int n, int n_linears, const sn_linear *linears, sn_err *err) {
+static sn_status linear_check(const sn_cpu *cpu, int n, int n_linears, const sn_linear *linears, sn_err *err) {
     size_t cols = linears[0].weight->cols;
     if (n > cpu->limits.rows || cols > (size_t)cpu->limits.width)
         return sn_fail(err, SN_REFUSED, "%d rows of %zu are more than the %d of %d that were prepared", n, cols,
@@ -176,7 +185,7 @@ static sn_status check_linear(const sn_cpu *cpu, int n, int n_linears, const sn_
         return sn_fail(err, SN_REFUSED, "%d matrices at once are more than %d", n_linears, LINEARS_MAX);
     for (int i = 1; i < n_linears; i++)
         if (linears[i].weight->cols != cols)
-            return sn_fail(err, SN_REFUSED, "matrices over rows of %zu and of %zu share no input", cols,
+            return sn_fail(err, SN_REFUSED, "matrices of %zu and %zu columns cannot share an input", cols,
                            linears[i].weight->cols);
     return SN_OK;
 }
@@ -184,36 +193,37 @@ static sn_status check_linear(const sn_cpu *cpu, int n, int n_linears, const sn_
 static sn_status cpu_linear(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err) {
     sn_cpu *cpu = (sn_cpu *)d;
     if (n <= 0 || n_linears <= 0) return SN_OK;
-    sn_status status = check_linear(cpu, n, n_linears, linears, err);
+    sn_status status = linear_check(cpu, n, n_linears, linears, err);
     if (status) return status;
     size_t cols = linears[0].weight->cols, stride = sn_xq_stride(cols);
     linear_job job = {.kernels = cpu->kernels, .n_linears = n_linears};
     bool quantised = false;
     for (int i = 0; i < n_linears; i++) {
         sn_cpu_weight w = sn_cpu_weight_view(linears[i].weight);
-        job.linears[i] = (sn_linear_job){w, linears[i].bias, linears[i].y, n, x, cpu->xq, stride, sn_cpu_ahead(&w, n)};
+        job.linears[i] =
+            (sn_linear_job){w, linears[i].bias, linears[i].y, n, x, cpu->xq, stride, sn_cpu_prefetch(&w, n)};
         quantised |= sn_layout_quantised(w.layout);
         job.n_panels = job.first_panel[i + 1] = job.first_panel[i] + w.n_panels;
     }
     if (quantised) {
-        size_t chunk = (size_t)n * cols < WORTH_SHARING ? (size_t)n : 4;
-        rows_job rows = {cpu, (size_t)n, chunk, cols, stride, x};
-        sn_pool_run(cpu->pool, chunks((size_t)n, chunk), quantize_rows, &rows);
+        size_t chunk = (size_t)n * cols < SN_CPU_PARALLEL_MIN ? (size_t)n : 4;
+        quantize_job rows = {cpu, (size_t)n, chunk, cols, stride, x};
+        sn_pool_run(cpu->pool, count_chunks((size_t)n, chunk), quantize_rows, &rows);
     }
-    /* Several items a thread, so that one that is held up elsewhere delays the others little; few when there are few
-     * rows, for then the work is reading, and every beginning of an item waits for memory. */
+    /* Several items per thread, so that a thread that the system delays holds up the others only a little; fewer items
+     * when there are few rows, because the work is then reading memory, and the first read of every item waits. */
     size_t threads = (size_t)sn_pool_threads(cpu->pool);
-    job.chunk = threads == 1 ? job.n_panels : chunks(job.n_panels, (n < 8 ? 2 : 8) * threads);
-    job.chunk = sn_round_up(job.chunk, 2); /* panels of a pair are taken together */
-    if (job.n_panels) sn_pool_run(cpu->pool, chunks(job.n_panels, job.chunk), linear_item, &job);
+    job.chunk = threads == 1 ? job.n_panels : count_chunks(job.n_panels, (n < 8 ? 2 : 8) * threads);
+    job.chunk = sn_round_up(job.chunk, 2); /* an item never splits a pair of panels */
+    if (job.n_panels) sn_pool_run(cpu->pool, count_chunks(job.n_panels, job.chunk), linear_item, &job);
     return SN_OK;
 }
 
 /* -- row by row, element by element */
 
-typedef struct small_job {
+typedef struct rowwise_job {
     sn_cpu *cpu;
-    size_t n, chunk; /* rows or elements in all, and of an item */
+    size_t n, chunk; /* rows or elements in all; of an item */
     size_t width;
     const float *a, *b, *bias;
     float *y, eps;
@@ -222,22 +232,23 @@ typedef struct small_job {
     const sn_rope *rope;
     const sn_cpu_weight *weight;
     const int32_t *ids;
-} small_job;
+} rowwise_job;
 
-/* Shares out n rows of `width` elements (or n elements, width 1). */
-static void run_small(small_job *job, sn_pool_fn fn) {
+/* Splits n rows of `width` elements (or n elements, with width 1) into items and runs them. */
+static void rowwise_run(rowwise_job *job, sn_pool_fn fn) {
     size_t width = job->width ? job->width : 1;
-    job->chunk =
-        job->n * width < WORTH_SHARING ? job->n : sn_round_up(chunks(WORTH_SHARING / 4, width), width == 1 ? 16 : 1);
-    if (job->n) sn_pool_run(job->cpu->pool, chunks(job->n, job->chunk), fn, job);
+    job->chunk = job->n * width < SN_CPU_PARALLEL_MIN
+                     ? job->n
+                     : sn_round_up(count_chunks(SN_CPU_PARALLEL_MIN / 4, width), width == 1 ? 16 : 1);
+    if (job->n) sn_pool_run(job->cpu->pool, count_chunks(job->n, job->chunk), fn, job);
 }
 
-static size_t small_end(const small_job *job, size_t item) { return sn_min_size((item + 1) * job->chunk, job->n); }
+static size_t rowwise_end(const rowwise_job *job, size_t item) { return sn_min_size((item + 1) * job->chunk, job->n); }
 
-static void norm_rows(void *ctx, size_t item, int worker) {
+static void rms_norm_rows(void *ctx, size_t item, int worker) {
     (void)worker;
-    const small_job *job = ctx;
-    for (size_t i = item * job->chunk, end = small_end(job, item); i < end; i++)
+    const rowwise_job *job = ctx;
+    for (size_t i = item * job->chunk, end = rowwise_end(job, item); i < end; i++)
         job->cpu->kernels->rms_norm((int)job->width, job->a + i * job->width, job->b, job->eps,
                                     job->y + i * job->width);
 }
@@ -246,16 +257,16 @@ static sn_status cpu_rms_norm(sn_device *d, int n, int width, const float *x, co
                               sn_err *err) {
     (void)err;
     assert(n >= 0 && width > 0);
-    small_job job = {
+    rowwise_job job = {
         .cpu = (sn_cpu *)d, .n = (size_t)n, .width = (size_t)width, .a = x, .b = weight, .eps = eps, .y = y};
-    run_small(&job, norm_rows);
+    rowwise_run(&job, rms_norm_rows);
     return SN_OK;
 }
 
 static void layer_norm_rows(void *ctx, size_t item, int worker) {
     (void)worker;
-    const small_job *job = ctx;
-    for (size_t i = item * job->chunk, end = small_end(job, item); i < end; i++)
+    const rowwise_job *job = ctx;
+    for (size_t i = item * job->chunk, end = rowwise_end(job, item); i < end; i++)
         job->cpu->kernels->layer_norm((int)job->width, job->a + i * job->width, job->b, job->bias, job->eps,
                                       job->y + i * job->width);
 }
@@ -264,78 +275,85 @@ static sn_status cpu_layer_norm(sn_device *d, int n, int width, const float *x, 
                                 float eps, float *y, sn_err *err) {
     (void)err;
     assert(n >= 0 && width > 0);
-    small_job job = {.cpu = (sn_cpu *)d, .n = (size_t)n, .width = (size_t)width, .a = x, .b = weight, .bias = bias, .eps = eps,
-                     .y = y};
-    run_small(&job, layer_norm_rows);
+    rowwise_job job = {.cpu = (sn_cpu *)d,
+                       .n = (size_t)n,
+                       .width = (size_t)width,
+                       .a = x,
+                       .b = weight,
+                       .bias = bias,
+                       .eps = eps,
+                       .y = y};
+    rowwise_run(&job, layer_norm_rows);
     return SN_OK;
 }
 
 static void rope_rows(void *ctx, size_t item, int worker) {
     (void)worker;
-    const small_job *job = ctx;
+    const rowwise_job *job = ctx;
     const sn_rope *r = job->rope;
-    for (size_t i = item * job->chunk, end = small_end(job, item); i < end; i++)
-        job->cpu->kernels->rope(job->n_heads, (int)job->width / job->n_heads, job->y + i * job->width, r->halves,
+    for (size_t i = item * job->chunk, end = rowwise_end(job, item); i < end; i++)
+        job->cpu->kernels->rope(job->n_heads, (int)job->width / job->n_heads, job->y + i * job->width, r->rotate_half,
                                 r->dim, r->cos_sin + i * (size_t)r->dim);
 }
 
 static sn_status cpu_rope(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err) {
     (void)err;
     assert(n >= 0 && n_heads > 0 && rope->dim % 2 == 0 && rope->dim <= head_dim);
-    small_job job = {.cpu = (sn_cpu *)d,
-                     .n = (size_t)n,
-                     .width = (size_t)n_heads * (size_t)head_dim,
-                     .y = x,
-                     .n_heads = n_heads,
-                     .rope = rope};
-    run_small(&job, rope_rows);
+    rowwise_job job = {.cpu = (sn_cpu *)d,
+                       .n = (size_t)n,
+                       .width = (size_t)n_heads * (size_t)head_dim,
+                       .y = x,
+                       .n_heads = n_heads,
+                       .rope = rope};
+    rowwise_run(&job, rope_rows);
     return SN_OK;
 }
 
 static void activate_elements(void *ctx, size_t item, int worker) {
     (void)worker;
-    const small_job *job = ctx;
+    const rowwise_job *job = ctx;
     size_t i = item * job->chunk;
-    job->cpu->kernels->activate(job->kind, small_end(job, item) - i, job->a + i, job->b ? job->b + i : NULL, job->y + i);
+    job->cpu->kernels->activate(job->kind, rowwise_end(job, item) - i, job->a + i, job->b ? job->b + i : NULL,
+                                job->y + i);
 }
 
 static sn_status cpu_activate(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y,
                               sn_err *err) {
     (void)err;
-    small_job job = {.cpu = (sn_cpu *)d, .n = n, .width = 1, .kind = kind, .a = gate, .b = up, .y = y};
-    run_small(&job, activate_elements);
+    rowwise_job job = {.cpu = (sn_cpu *)d, .n = n, .width = 1, .kind = kind, .a = gate, .b = up, .y = y};
+    rowwise_run(&job, activate_elements);
     return SN_OK;
 }
 
 static void add_elements(void *ctx, size_t item, int worker) {
     (void)worker;
-    const small_job *job = ctx;
+    const rowwise_job *job = ctx;
     size_t i = item * job->chunk;
-    job->cpu->kernels->add(small_end(job, item) - i, job->y + i, job->a + i);
+    job->cpu->kernels->add(rowwise_end(job, item) - i, job->y + i, job->a + i);
 }
 
 static sn_status cpu_add(sn_device *d, size_t n, float *y, const float *x, sn_err *err) {
     (void)err;
-    small_job job = {.cpu = (sn_cpu *)d, .n = n, .width = 1, .a = x, .y = y};
-    run_small(&job, add_elements);
+    rowwise_job job = {.cpu = (sn_cpu *)d, .n = n, .width = 1, .a = x, .y = y};
+    rowwise_run(&job, add_elements);
     return SN_OK;
 }
 
-static void gather_rows(void *ctx, size_t item, int worker) {
+static void get_rows_item(void *ctx, size_t item, int worker) {
     (void)worker;
-    const small_job *job = ctx;
-    for (size_t i = item * job->chunk, end = small_end(job, item); i < end; i++)
-        sn_cpu_weight_row(job->weight, (size_t)job->ids[i], job->y + i * job->width);
+    const rowwise_job *job = ctx;
+    for (size_t i = item * job->chunk, end = rowwise_end(job, item); i < end; i++)
+        sn_cpu_weight_dequantize_row(job->weight, (size_t)job->ids[i], job->y + i * job->width);
 }
 
-static sn_status cpu_gather(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err) {
+static sn_status cpu_get_rows(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err) {
     assert(n >= 0);
     for (int i = 0; i < n; i++)
         if (ids[i] < 0 || (size_t)ids[i] >= weight->rows)
-            return sn_fail(err, SN_REFUSED, "row %d is asked for, but the matrix has %zu", ids[i], weight->rows);
+            return sn_fail(err, SN_REFUSED, "row %d does not exist: the matrix has %zu rows", ids[i], weight->rows);
     sn_cpu_weight view = sn_cpu_weight_view(weight);
-    small_job job = {.cpu = (sn_cpu *)d, .n = (size_t)n, .width = weight->cols, .y = y, .weight = &view, .ids = ids};
-    run_small(&job, gather_rows);
+    rowwise_job job = {.cpu = (sn_cpu *)d, .n = (size_t)n, .width = weight->cols, .y = y, .weight = &view, .ids = ids};
+    rowwise_run(&job, get_rows_item);
     return SN_OK;
 }
 
@@ -343,13 +361,13 @@ static sn_status cpu_gather(sn_device *d, const sn_weight *weight, int n, const 
 
 static void cpu_close(sn_device *d) {
     sn_cpu *cpu = (sn_cpu *)d;
-    void *xq = cpu->xq, *scores = cpu->scores, *sums = cpu->sums, *grad = cpu->grad;
-    sn_pages_free(&cpu->mixture, cpu->mixture_bytes);
-    sn_pages_free(&cpu->mixture_grad, cpu->mixture_grad_bytes);
+    void *xq = cpu->xq, *scores = cpu->scores, *sums = cpu->sums, *grad_scratch = cpu->grad_scratch;
+    sn_pages_free(&cpu->moe_scratch, cpu->moe_scratch_bytes);
+    sn_pages_free(&cpu->moe_grad_scratch, cpu->moe_grad_scratch_bytes);
     sn_pages_free(&xq, cpu->xq_bytes);
     sn_pages_free(&scores, cpu->scores_bytes);
     sn_pages_free(&sums, cpu->sums_bytes);
-    sn_pages_free(&grad, cpu->grad_bytes);
+    sn_pages_free(&grad_scratch, cpu->grad_scratch_bytes);
     sn_pool_free(&cpu->pool);
     free(cpu);
 }
@@ -369,8 +387,8 @@ static const sn_device_ops cpu_ops = {
     .copy_wait = cpu_copy_join,
     .weight_size = sn_cpu_weight_size,
     .weight_pack = sn_cpu_weight_pack,
-    .pass_begin = cpu_pass_begin,
-    .pass_end = cpu_pass_end,
+    .batch_begin = cpu_batch_begin,
+    .batch_end = cpu_batch_end,
     .linear = cpu_linear,
     .rms_norm = cpu_rms_norm,
     .layer_norm = cpu_layer_norm,
@@ -381,19 +399,19 @@ static const sn_device_ops cpu_ops = {
     .attention = sn_cpu_attention,
     .activate = cpu_activate,
     .add = cpu_add,
-    .gather = cpu_gather,
-    .linear_grad = sn_cpu_linear_grad,
-    .outer_grad = sn_cpu_outer_grad,
+    .get_rows = cpu_get_rows,
+    .linear_input_grad = sn_cpu_linear_input_grad,
+    .linear_weight_grad = sn_cpu_linear_weight_grad,
     .rms_norm_grad = sn_cpu_rms_norm_grad,
     .layer_norm_grad = sn_cpu_layer_norm_grad,
     .activate_grad = sn_cpu_activate_grad,
     .attention_grad = sn_cpu_attention_grad,
-    .route = sn_cpu_route,
-    .linear_routed = sn_cpu_linear_routed,
-    .combine = sn_cpu_combine,
-    .linear_routed_grad = sn_cpu_linear_routed_grad,
-    .combine_grad = sn_cpu_combine_grad,
-    .route_grad = sn_cpu_route_grad,
+    .moe_gate = sn_cpu_moe_gate,
+    .moe_linear = sn_cpu_moe_linear,
+    .moe_combine = sn_cpu_moe_combine,
+    .moe_linear_grad = sn_cpu_moe_linear_grad,
+    .moe_combine_grad = sn_cpu_moe_combine_grad,
+    .moe_gate_grad = sn_cpu_moe_gate_grad,
     .kv_page_bytes = sn_cpu_kv_page_bytes,
     .close = cpu_close,
 };
@@ -403,7 +421,8 @@ sn_status sn_cpu_open(sn_device_id id, const sn_device_options *options, sn_devi
     *out = NULL;
     sn_status status = sn_calloc(&cpu, 1, sizeof *cpu, err);
     if (status) return status;
-    cpu->base = (sn_device){.ops = &cpu_ops, .id = id, .host_visible = true, .kv_dtypes = 1 << SN_KV_F16 | 1 << SN_KV_Q8};
+    cpu->base =
+        (sn_device){.ops = &cpu_ops, .id = id, .host_visible = true, .kv_dtypes = 1 << SN_KV_F16 | 1 << SN_KV_Q8};
     status = sn_cpu_kernels_find(options ? options->isa : NULL, &cpu->kernels, err);
     if (!status) status = sn_pool_new(options ? options->threads : 0, &cpu->pool, err);
     if (status) {

@@ -1,9 +1,9 @@
-/* Gradients; part of kernels.inc.c, whose top says what is promised. Here, too, a lane is one element of the result and
- * each is one chain in a fixed order; sums along a row are 16 partial sums and tree_sum. */
+/* Gradients. Part of kernels.inc.c, which says at its top how the bits are kept equal: here, too, a lane is one element
+ * of the result and one chain in a fixed order; sums along a row are 16 partial sums and tree_sum. */
 
 /* -- y += a . b */
 
-/* `rows` rows by `vectors` vectors of y, the last one of `last` elements. */
+/* `rows` rows by `vectors` vectors of y; the last vector has `last` elements. */
 INLINE void multiply_tile(int rows, int vectors, size_t last, const sn_multiply_job *job, size_t row, size_t column) {
     const float *a = job->a + row * job->a_row, *b = job->b + column;
     float *y = job->y + row * job->y_row + column;
@@ -29,19 +29,20 @@ INLINE void multiply_tile(int rows, int vectors, size_t last, const sn_multiply_
         }
 }
 
-/* Asks for the part of job->soon that is due when `row` of `column` is begun, so that it comes while this is multiplied. */
-INLINE void ask_soon(const sn_multiply_job *job, size_t row, size_t column) {
-    size_t lines = job->soon_bytes / LINE, all = lines * job->soon_n, work = job->rows * job->width;
+/* Prefetches the part of job->prefetch that belongs to `row` of `column`: the whole range is spread evenly over the
+ * job, so that it arrives while the job computes. */
+INLINE void prefetch_next_tile(const sn_multiply_job *job, size_t row, size_t column) {
+    size_t lines = job->prefetch_bytes / LINE, all = lines * job->prefetch_n, work = job->rows * job->width;
     size_t done = row * 4 * SN_LANES + column * job->rows, step = 16 * SN_LANES;
     if (!all) return;
     for (size_t i = done * all / work; i < all && i < (done + step) * all / work; i++)
-        __builtin_prefetch(job->soon + i / lines * job->soon_apart + i % lines * LINE);
+        __builtin_prefetch(job->prefetch + i / lines * job->prefetch_stride + i % lines * LINE);
 }
 
 INLINE void multiply_rows(int vectors, size_t last, const sn_multiply_job *job, size_t column) {
     size_t row = 0;
     for (; job->rows - row >= 4; row += 4) {
-        if (vectors == 4) ask_soon(job, row, column);
+        if (vectors == 4) prefetch_next_tile(job, row, column);
         multiply_tile(4, vectors, last, job, row, column);
     }
     for (; row < job->rows; row++) multiply_tile(1, vectors, last, job, row, column);
@@ -54,7 +55,7 @@ static void multiply(const sn_multiply_job *job) {
     if (column < job->width) multiply_rows(1, job->width - column, job, column);
 }
 
-/* -- weights, unpacked: d * q + m, two roundings, as a row of the matrix is read (sn_cpu_weight_row) */
+/* -- weights as float32: d * q + m with two roundings, as sn_cpu_weight_dequantize_row */
 
 typedef uint32_t four_words __attribute__((vector_size(16)));
 
@@ -66,7 +67,7 @@ INLINE four_words look_up(four_words places) {
     return places;
 }
 
-/* One group of 32 columns of the panel whose block begins at `block`: out (SN_LANES, stride). */
+/* One group of 32 columns of a panel, group g of the block at `block`: out (SN_LANES, stride). */
 INLINE void unpack_group(sn_layout layout, const uint8_t *block, size_t g, float *out, size_t stride) {
     const bool nibbles = sn_layout_nibbles(layout), super = sn_layout_super(layout), fine = sn_layout_fine(layout);
     const size_t quants = nibbles ? SN_Q4_BYTES : SN_Q8_BYTES;
@@ -101,28 +102,27 @@ INLINE void unpack_group(sn_layout layout, const uint8_t *block, size_t g, float
 
 typedef float four_floats __attribute__((vector_size(16)));
 
-INLINE void turn_four(const float *from, float *to, size_t stride) {
-    four_floats x[4], low[2], high[2]; /* columns of two, then all four rows */
+INLINE void transpose_4x4(const float *from, float *to, size_t stride) {
+    four_floats x[4], low[2], high[2]; /* low, high: pairs of columns; rows: all four */
     for (int i = 0; i < 4; i++) memcpy(&x[i], from + SN_LANES * i, sizeof x[i]);
     for (int i = 0; i < 2; i++) {
         low[i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 0, 4, 1, 5);
         high[i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 2, 6, 3, 7);
     }
-    const four_floats rows[4] = {__builtin_shufflevector(low[0], low[1], 0, 1, 4, 5),
-                                 __builtin_shufflevector(low[0], low[1], 2, 3, 6, 7),
-                                 __builtin_shufflevector(high[0], high[1], 0, 1, 4, 5),
-                                 __builtin_shufflevector(high[0], high[1], 2, 3, 6, 7)};
+    const four_floats rows[4] = {
+        __builtin_shufflevector(low[0], low[1], 0, 1, 4, 5), __builtin_shufflevector(low[0], low[1], 2, 3, 6, 7),
+        __builtin_shufflevector(high[0], high[1], 0, 1, 4, 5), __builtin_shufflevector(high[0], high[1], 2, 3, 6, 7)};
     for (size_t i = 0; i < 4; i++) memcpy(to + i * stride, &rows[i], sizeof rows[i]);
 }
 
-/* Up to 4 columns, `step` bytes apart, of a panel in a float type; F32 lies without gaps. */
+/* Up to 4 columns of a panel of a float layout, `step` bytes apart; the columns of F32 lie contiguous. */
 INLINE void unpack_columns(sn_layout layout, const uint8_t *at, size_t step, size_t n, float *out, size_t stride) {
     float columns[4 * SN_LANES];
     const float *from = (const float *)at;
     for (size_t c = 0; c < n && layout != SN_LAYOUT_F32; c++, from = columns)
         vf_store(columns + SN_LANES * c,
                  layout == SN_LAYOUT_F16 ? vf_from_f16(at + step * c) : vf_from_bf16(at + step * c));
-    for (size_t lane = 0; n == 4 && lane < SN_LANES; lane += 4) turn_four(from + lane, out + lane * stride, stride);
+    for (size_t lane = 0; n == 4 && lane < SN_LANES; lane += 4) transpose_4x4(from + lane, out + lane * stride, stride);
     for (size_t c = 0; n < 4 && c < n; c++)
         for (size_t lane = 0; lane < SN_LANES; lane++) out[lane * stride + c] = from[SN_LANES * c + lane];
 }
@@ -130,7 +130,8 @@ INLINE void unpack_columns(sn_layout layout, const uint8_t *at, size_t step, siz
 INLINE void unpack_layout(sn_layout layout, const sn_cpu_weight *w, size_t number, size_t first, size_t end, float *out,
                           size_t stride) {
     const uint8_t *panel = w->data + number * w->panel_bytes;
-    size_t offset = 0, step = 0, groups = sn_layout_super(layout) ? SN_SUPER_GROUPS : 1, block_bytes = w->panel_bytes / w->n_blocks;
+    size_t offset = 0, step = 0, groups = sn_layout_super(layout) ? SN_SUPER_GROUPS : 1,
+           block_bytes = w->panel_bytes / w->n_blocks;
     for (size_t k = first; sn_layout_quantised(layout) && k < end; k += 32)
         unpack_group(layout, panel + k / 32 / groups * block_bytes, k / 32 % groups, out + (k - first), stride);
     if (sn_layout_quantised(layout)) return;
@@ -143,7 +144,7 @@ static void unpack(const sn_cpu_weight *w, size_t panel, size_t first, size_t en
     switch (w->layout) {
 #define X(name, k, bytes)                                                                                              \
     case SN_LAYOUT_##name:                                                                                             \
-        unpack_layout(SN_LAYOUT_##name, w, panel, first, end, out, stride);                                               \
+        unpack_layout(SN_LAYOUT_##name, w, panel, first, end, out, stride);                                            \
         break;
         SN_LAYOUTS(X)
 #undef X
@@ -154,7 +155,7 @@ static void unpack(const sn_cpu_weight *w, size_t panel, size_t first, size_t en
 
 /* -- y = x s w, s = 1 / sqrt(mean(x^2) + eps):  dx = s w dy - x s^3 / width * sum(w dy x) */
 
-static void rms_norm_grad(int width, const float *x, const float *weight, float eps, const float *dy, bool grow,
+static void rms_norm_grad(int width, const float *x, const float *weight, float eps, const float *dy, bool accumulate,
                           float *dx) {
     size_t n = (size_t)width;
     vf squares = vf_set(0), products = vf_set(0);
@@ -170,52 +171,56 @@ static void rms_norm_grad(int width, const float *x, const float *weight, float 
         size_t left = n - i < SN_LANES ? n - i : SN_LANES;
         vf g = vf_mul(vf_mul(vf_load_n(weight + i, left), vf_load_n(dy + i, left)), scale);
         g = vf_fma(vf_load_n(x + i, left), back, g);
-        if (grow) g = vf_add(vf_load_n(dx + i, left), g);
+        if (accumulate) g = vf_add(vf_load_n(dx + i, left), g);
         vf_store_n(dx + i, g, left);
     }
 }
 
 /* -- attention. With p = softmax(scale q . k) and out = sum_j p_j v_j, for each query row and head:
+ *
  *      dp_j = dout . v_j,   ds_j = p_j (dp_j - sum_i p_i dp_i) scale
  *      dq = sum_j ds_j k_j,   dk_j += ds_j q,   dv_j += p_j dout
- * A sink takes its share of p; its value being nothing, its dp is 0.
- * Rows of p are computed again, one at a time. dk and dv grow row after row, head after head. */
+ *
+ * A sink takes its share of p; its value is zero, so its dp is 0. The rows of p are computed again, one at a time. dk
+ * and dv are sums over the rows in order and, within a row, over the heads in order. */
 
-INLINE void turn(const float *from, size_t stride, int n, int dim, float *to, size_t room) {
+INLINE void transpose(const float *from, size_t stride, int n, int dim, float *to, size_t n_padded) {
     for (int j = 0; j < n; j++)
-        for (int d = 0; d < dim; d++) to[(size_t)d * room + (size_t)j] = from[(size_t)j * stride + (size_t)d];
+        for (int d = 0; d < dim; d++) to[(size_t)d * n_padded + (size_t)j] = from[(size_t)j * stride + (size_t)d];
 }
 
-/* out[0, 16 * vectors) = x . rows, which are turned. */
-INLINE void dot_some(int vectors, const float *x, int dim, const float *turned, size_t room, float *out) {
+/* out[0, 16 * vectors) = x . rows; the rows are stored transposed. */
+INLINE void dot_vectors(int vectors, const float *x, int dim, const float *transposed, size_t n_padded, float *out) {
     vf acc[4];
     for (int v = 0; v < vectors; v++) acc[v] = vf_set(0);
-    for (int d = 0; d < dim; d++, turned += room)
-        for (int v = 0; v < vectors; v++) acc[v] = vf_fma(vf_set(x[d]), vf_load(turned + v * SN_LANES), acc[v]);
+    for (int d = 0; d < dim; d++, transposed += n_padded)
+        for (int v = 0; v < vectors; v++) acc[v] = vf_fma(vf_set(x[d]), vf_load(transposed + v * SN_LANES), acc[v]);
     for (int v = 0; v < vectors; v++) vf_store(out + v * SN_LANES, acc[v]);
 }
 
-/* out[j] = x . rows[j] for j in [base, end), rounded up to 16. */
-INLINE void dot_rows(const float *x, int dim, const float *turned, size_t room, size_t base, size_t end, float *out) {
+/* out[j] = x . rows[j] for j in [base, end rounded up to 16). */
+INLINE void dot_rows(const float *x, int dim, const float *transposed, size_t n_padded, size_t base, size_t end,
+                     float *out) {
     size_t j = base;
     for (; end - j > 3 * SN_LANES; j += 4 * SN_LANES) {
-        dot_some(4, x, dim, turned + j, room, out + j);
+        dot_vectors(4, x, dim, transposed + j, n_padded, out + j);
         if (end - j <= 4 * SN_LANES) return;
     }
-    for (; j < end; j += SN_LANES) dot_some(1, x, dim, turned + j, room, out + j);
+    for (; j < end; j += SN_LANES) dot_vectors(1, x, dim, transposed + j, n_padded, out + j);
 }
 
-/* p[base, end): probabilities; ds into dp. Zero outside of [first, end). */
-INLINE void score_grads(const sn_attention_grad_job *job, const float *q, const float *dout, int head, size_t first, size_t end) {
+/* Computes the probabilities p[base, end) and writes ds to dp; both are zero outside of [first, end). */
+INLINE void score_grads(const sn_attention_grad_job *job, const float *q, const float *dout, int head, size_t first,
+                        size_t end) {
     const sn_attention_grad *g = job->grad;
     size_t base = first / SN_LANES * SN_LANES, padded = (end + SN_LANES - 1) / SN_LANES * SN_LANES;
-    dot_rows(q, g->head_dim, job->keys, job->room, base, end, job->p);
+    dot_rows(q, g->head_dim, job->keys, job->n_padded, base, end, job->p);
     for (size_t j = base; j < padded; j += SN_LANES)
         vf_store(job->p + j, vf_mul(vf_load(job->p + j), vf_set(g->scale)));
-    if (g->slopes) lean(job->p + base, (int)(first - base), (int)(end - base), g->slopes[head]);
+    if (g->slopes) alibi_add(job->p + base, (int)(first - base), (int)(end - base), g->slopes[head]);
     const float *sink = g->sinks ? &g->sinks[head] : NULL;
     vf inverse = vf_set(1 / exp_scores(job->p + base, first - base, end - base, sink));
-    dot_rows(dout, g->head_dim, job->values, job->room, base, end, job->dp);
+    dot_rows(dout, g->head_dim, job->values, job->n_padded, base, end, job->dp);
     for (size_t j = base; j < first; j++) job->dp[j] = 0;
     for (size_t j = end; j < padded; j++) job->dp[j] = 0;
     vf sum = vf_set(0);
@@ -229,7 +234,10 @@ INLINE void score_grads(const sn_attention_grad_job *job, const float *q, const 
         vf_store(job->dp + j, vf_mul(vf_mul(vf_load(job->p + j), vf_sub(vf_load(job->dp + j), mean)), scale));
 }
 
-/* Dimensions from d on (`vectors` times 16, the last one of `last`) of dq, and of dk and dv of every key in [first, end). */
+/* Dimensions from d on (`vectors` times 16, the last vector of `last`) of dq, and of dk and dv of every key in [first,
+ * end).
+ *
+ * 9 parameters: inlined with constant vectors and last; the others change with every call. */
 INLINE void spread_grads(int vectors, size_t last, const sn_attention_grad_job *job, const float *q, const float *dout,
                          float *dq, size_t first, size_t end, size_t d) {
     const sn_attention_grad *g = job->grad;
@@ -249,8 +257,7 @@ INLINE void spread_grads(int vectors, size_t last, const sn_attention_grad_job *
             vf_store_n(g->dv + from, vf_fma(p, dy[v], vf_load_n(g->dv + from, left)), left);
         }
     }
-    for (int v = 0; v < vectors; v++)
-        vf_store_n(dq + d + v * SN_LANES, sum[v], v + 1 == vectors ? last : SN_LANES);
+    for (int v = 0; v < vectors; v++) vf_store_n(dq + d + v * SN_LANES, sum[v], v + 1 == vectors ? last : SN_LANES);
 }
 
 static void attention_grad(const sn_attention_grad_job *job) {
@@ -258,8 +265,8 @@ static void attention_grad(const sn_attention_grad_job *job) {
     int group = g->n_heads / g->n_kv_heads;
     size_t dim = (size_t)g->head_dim, stride = dim * (size_t)g->n_heads, kv_stride = dim * (size_t)g->n_kv_heads;
     size_t own = (size_t)job->kv_head * dim;
-    turn(g->k + own, kv_stride, g->n, g->head_dim, job->keys, job->room);
-    turn(g->v + own, kv_stride, g->n, g->head_dim, job->values, job->room);
+    transpose(g->k + own, kv_stride, g->n, g->head_dim, job->keys, job->n_padded);
+    transpose(g->v + own, kv_stride, g->n, g->head_dim, job->values, job->n_padded);
     for (int j = 0; j < g->n; j++) {
         memset(g->dk + own + (size_t)j * kv_stride, 0, dim * sizeof(float));
         memset(g->dv + own + (size_t)j * kv_stride, 0, dim * sizeof(float));
@@ -273,7 +280,7 @@ static void attention_grad(const sn_attention_grad_job *job) {
             for (; dim - d >= 4 * SN_LANES; d += 4 * SN_LANES)
                 spread_grads(4, SN_LANES, job, g->q + at, g->dout + at, g->dq + at, first, end, d);
             for (; d < dim; d += SN_LANES)
-                spread_grads(1, dim - d < SN_LANES ? dim - d : SN_LANES, job, g->q + at, g->dout + at, g->dq + at, first,
-                             end, d);
+                spread_grads(1, dim - d < SN_LANES ? dim - d : SN_LANES, job, g->q + at, g->dout + at, g->dq + at,
+                             first, end, d);
         }
 }

@@ -1,27 +1,30 @@
-/* The mathematics of the CPU backend, once, in terms of a vector of 16 lanes. Included by kernels_c.c, kernels_avx2.c
- * and kernels_avx512.c behind the lanes_*.h that says what a vector is there.
+/* The arithmetic of the CPU backend, written once in terms of a vector of 16 lanes. kernels_c.c, kernels_avx2.c and
+ * kernels_avx512.c include it after the lanes_*.h that defines the vector for their instruction set.
  *
- * THE PROMISE: a row's result is the same bits, whatever the number of rows and sequences in the call, the number of
- * threads, and the instruction set. Floating-point addition is not associative: (a + b) + c and a + (b + c) differ in
- * the last bit, so a sum's value depends on its order, and the usual fast kernels let vector width, thread count and
- * batch size choose that order. Here nothing chooses. These rules are all there is to it:
+ * THE PROMISE: a row's result has the same bits, whatever the number of rows and sequences in the call, the number of
+ * threads, and the instruction set.
  *
- * 1. A vector lane is one output element. Multiplying by a matrix computes 16 outputs at a time, and each is ONE chain
- *    acc = fma(w, x, acc) in order of k, as a human would write it for that output alone. How many chains run beside
- *    each other (rows, panels, threads) may be anything: they do not touch.
- * 2. Sums of integers are exact, so their order is free. A quantised weight is d * q + m with q an integer, and so is
- *    an activation (quantised by its own row's largest element in each 32). The products of integers in a block are
- *    summed in whatever way the machine does best; then one chain over the blocks: acc = fma(dw * dx, (float)sum, acc),
- *    and acc = fma(m, dx * (float)(sum of x's integers), acc) where the type has offsets.
- * 3. Where one number is a sum along a row (a norm, the denominator of a softmax), it is 16 partial sums, element i
- *    going to partial i % 16, and one fixed tree adds these up (tree_sum). For the softmax, i is the absolute position.
- * 4. Only operations that IEEE 754 rounds correctly: + - * / sqrt fma, conversions. exp is a polynomial of those. The
- *    compiler may not fuse or reorder (-ffp-contract=off, no -ffast-math); denormals are not flushed.
- * 5. What does not belong to a row cannot reach it: positions behind a row's own, or before its window, are left out by
- *    their bounds, not multiplied by zero, so that whatever lies there (even NaN) does not matter.
+ * Floating-point addition is not associative: (a + b) + c and a + (b + c) differ in the last bit, so the value of a sum
+ * depends on its order. The usual fast kernels let vector width, thread count and batch size choose that order. Here
+ * the order is fixed by five rules:
  *
- * NaN stays visible: a row with NaN or infinity in it comes out as NaN or infinity where it should (a quantised product
- * as NaN throughout), and other rows do not change. Which of the many bit patterns of NaN comes out is not promised. */
+ * 1. A vector lane is one output element. Multiplying by a matrix computes 16 outputs at a time, and each of them is
+ * ONE chain acc = fma(w, x, acc) in the order of k, as if that output were computed alone. Any number of chains (rows,
+ * panels, threads) may run at the same time: they do not depend on each other.
+ * 2. Sums of integers are exact, so their order is free. A quantised weight is d * q + m with an integer q, and so is
+ * an activation (quantised by the largest element of its own row in each group of 32). The products of integers in a
+ * block are summed in whatever way is fastest on the machine; then one chain runs over the blocks: acc = fma(dw * dx,
+ * (float)sum, acc), and acc = fma(m, dx * (float)(sum of x's integers), acc) where the type has offsets.
+ * 3. A sum along a row (a norm, the denominator of a softmax) is 16 partial sums, where element i belongs to partial
+ * sum i % 16, and one fixed tree adds these (tree_sum). In the softmax, i is the absolute position.
+ * 4. Only operations that IEEE 754 rounds correctly are used: + - * / sqrt fma and conversions. exp is a polynomial of
+ * those. The compiler may not fuse or reorder them (-ffp-contract=off, no -ffast-math); denormals are not flushed.
+ * 5. Data that do not belong to a row cannot reach it: positions after a row's own, or before its window, are excluded
+ * by the bounds of the loops, not multiplied by zero, so that their contents (even NaN) do not matter.
+ *
+ * NaN stays visible: a row that contains NaN or infinity becomes NaN or infinity where it should (NaN throughout in a
+ * quantised product), and other rows do not change. The bit pattern of a NaN in the result is not part of the promise.
+ */
 #include "device/cpu/weights.inc.c"
 
 #include <string.h>
@@ -36,16 +39,16 @@ static float tree_sum(vf partial) {
     return t[0];
 }
 
-/* exp(x) = 2^n * exp(r), n the integer nearest to x / ln 2, |r| <= ln 2 / 2; error below 2 units in the last place.
- * Zero below -87.33, where results would be subnormal; infinity above 88.72; NaN for NaN. */
+/* exp(x) = 2^n * exp(r), where n is the integer nearest to x / ln 2 and |r| <= ln 2 / 2. Error below 2 units in the
+ * last place. Zero below -87.33, where results would be subnormal; infinity above 88.72; NaN for NaN. */
 INLINE vf exp_lanes(vf x) {
     const vf low = vf_set(-87.33f), high = vf_set(88.72283f), magic = vf_set(0x1.8p23f);
-    vf y = vf_min(vf_max(x, low), high); /* NaN becomes low, for now */
-    vf shifted = vf_fma(y, vf_set(0x1.715476p0f), magic); /* adding 1.5 * 2^23 rounds to an integer, in the low bits */
+    vf y = vf_min(vf_max(x, low), high);                  /* NaN becomes low here, and NaN again at the end */
+    vf shifted = vf_fma(y, vf_set(0x1.715476p0f), magic); /* adding 1.5 * 2^23 rounds to an integer in the low bits */
     vf n = vf_sub(shifted, magic);
     vf r = vf_fma(n, vf_set(-0x1.62e4p-1f), y); /* ln 2 in two parts */
     r = vf_fma(n, vf_set(-0x1.7f7d1cp-20f), r);
-    vf p = vf_set(0x1.6d7544p-10f); /* interpolates exp at the Chebyshev nodes of the interval */
+    vf p = vf_set(0x1.6d7544p-10f); /* interpolates exp at the Chebyshev nodes of the interval of r */
     p = vf_fma(p, r, vf_set(0x1.126fb8p-7f));
     p = vf_fma(p, r, vf_set(0x1.5554acp-5f));
     p = vf_fma(p, r, vf_set(0x1.555404p-3f));
@@ -58,14 +61,15 @@ INLINE vf exp_lanes(vf x) {
     return vf_if_nan(x, x, p);
 }
 
-/* -- activations */
+/* -- quantised activations */
 
-/* One block: d = amax / 127, q = x * (127 / amax) rounded to nearest even. Blocks whose largest element is below 2^-100
- * count as zero (127 / amax must be finite); those with NaN or infinity get d = NaN. */
+/* One block: d = amax / 127, q = x * (127 / amax) rounded to nearest even. A block whose largest element is below
+ * 2^-100 counts as zero (127 / amax must be finite); a block with NaN or infinity gets d = NaN. */
 INLINE void quantize_block(const float *x, sn_xblock *out) {
     const vf a = vf_load(x), b = vf_load(x + 16), magic = vf_set(0x1.8p23f);
     const vi absolute = vi_set(0x7fffffff);
-    /* The bits of non-negative floats are ordered as the floats are, NaN above all: so the maximum sees NaN. */
+    /* The bits of non-negative floats have the order of the floats, with NaN above all: the integer maximum sees NaN.
+     */
     union {
         int32_t i;
         float f;
@@ -95,10 +99,12 @@ static void quantize(size_t cols, const float *x, sn_xblock *out) {
     for (size_t i = 0; i < cols / 32; i++) quantize_block(x + 32 * i, &out[i]);
 }
 
-/* -- linear, quantised layouts: one panel against `rows` rows of x. acc[r]: 16 outputs of row r. Rows and layout are constants
- * of each tile, so that acc stays in registers. */
+/* -- linear, quantised layouts: one panel and `rows` rows of x. acc[r] holds 16 outputs of row r. The number of rows
+ * and the layout are constants of each tile function, so that acc stays in registers. */
 
-/* 32 k, or half h of them where scales are FINE: quants at w, scales at `scales`. */
+/* One group of 32 k, or its half h in FINE layouts: quants at w, scales at `scales`.
+ *
+ * 10 parameters: inlined with constant rows, layout and h; a struct would keep acc and the heads out of registers. */
 INLINE void group_tile(int rows, sn_layout layout, const uint8_t *w, const uint8_t *scales, int h, vf head_d, vf head_m,
                        const sn_xblock *x, size_t stride, vf *acc) {
     const bool nibbles = sn_layout_nibbles(layout), fine = sn_layout_fine(layout), offsets = sn_layout_offsets(layout);
@@ -109,7 +115,7 @@ INLINE void group_tile(int rows, sn_layout layout, const uint8_t *w, const uint8
     UNROLL
     for (int r = 0; r < rows; r++) sum[r] = vs_zero();
     UNROLL
-    for (int c = 0; c < vectors; c++) { /* each weight is taken up once, for all rows */
+    for (int c = 0; c < vectors; c++) { /* each weight is loaded once for all rows */
         const uint8_t *at = w + 256 * h + 64 * c;
         vb both = vb_load(at), low = vb_low(both), high = vb_high(both);
         vw bytes = vw_load(at);
@@ -134,32 +140,37 @@ INLINE void group_tile(int rows, sn_layout layout, const uint8_t *w, const uint8
     }
 }
 
+/* Quantised layouts: one panel and `rows` rows; acc[r] as above.
+ *
+ * 9 parameters: inlined with constant rows, layout and block_bytes, so that acc stays in registers. */
 INLINE void quantised_tile(int rows, sn_layout layout, size_t block_bytes, const uint8_t *w, size_t n_blocks,
-                           sn_ahead ahead, const sn_xblock *x, size_t stride, vf *acc) {
+                           sn_prefetch prefetch, const sn_xblock *x, size_t stride, vf *acc) {
     const bool super = sn_layout_super(layout);
     const size_t quants = sn_layout_nibbles(layout) ? SN_Q4_BYTES : SN_Q8_BYTES;
     const size_t head = super ? SN_SUPER_HEAD : 0, group = super ? quants + SN_SUPER_SCALES : block_bytes;
     vf head_d = vf_set(0), head_m = head_d;
     for (size_t b = 0; b < n_blocks; b++, w += block_bytes) {
         if (super) {
-            prefetch_lines(w, head, ahead);
+            prefetch_lines(w, head, prefetch);
             head_d = vf_from_f16(w);
             head_m = vf_from_f16(w + 32);
         }
         for (int g = 0; g < (super ? SN_SUPER_GROUPS : 1); g++, x++) {
             const uint8_t *q = w + head + (size_t)g * group, *scales = q + quants;
-            prefetch_lines(q, group, ahead);
+            prefetch_lines(q, group, prefetch);
             group_tile(rows, layout, q, scales, 0, head_d, head_m, x, stride, acc);
             if (sn_layout_fine(layout)) group_tile(rows, layout, q, scales, 1, head_d, head_m, x, stride, acc);
         }
     }
 }
 
-/* Float layouts: one panel, or both of a pair, against `rows` rows: acc[p * rows + r]. */
-INLINE void float_tile(int rows, int panels, sn_layout layout, const uint8_t *w, size_t step, size_t cols, sn_ahead ahead,
-                       const float *x, vf *acc) {
+/* Float layouts: one panel, or both panels of a pair, and `rows` rows: acc[p * rows + r].
+ *
+ * 9 parameters: inlined with constant rows, panels and layout, so that acc stays in registers. */
+INLINE void float_tile(int rows, int panels, sn_layout layout, const uint8_t *w, size_t step, size_t cols,
+                       sn_prefetch prefetch, const float *x, vf *acc) {
     for (size_t k = 0; k < cols; k++, w += step, x++) {
-        prefetch_lines(w, 1, ahead);
+        prefetch_lines(w, 1, prefetch);
         UNROLL
         for (int p = 0; p < panels; p++) {
             const uint8_t *at = w + p * 2 * SN_LANES;
@@ -173,7 +184,7 @@ INLINE void float_tile(int rows, int panels, sn_layout layout, const uint8_t *w,
     }
 }
 
-/* Results of one panel, the bias added. */
+/* Adds the bias and stores the results of one panel. */
 INLINE void store_tile(int rows, const sn_linear_job *job, size_t panel, int row, const vf *acc) {
     const sn_cpu_weight *weight = &job->weight;
     size_t first = panel * SN_LANES, left = weight->rows - first, lanes = left < SN_LANES ? left : SN_LANES;
@@ -196,16 +207,18 @@ INLINE void tile(int rows, int panels, sn_layout layout, const sn_linear_job *jo
     UNROLL
     for (int i = 0; i < panels * rows; i++) acc[i] = vf_set(0);
     if (sn_layout_quantised(layout)) {
-        quantised_tile(rows, layout, block_bytes[layout], weight->data + offset, n, job->ahead, xq, job->xq_stride, acc);
+        quantised_tile(rows, layout, block_bytes[layout], weight->data + offset, n, job->prefetch, xq, job->xq_stride,
+                       acc);
     } else {
         sn_cpu_float_panel(weight, panel, &offset, &step);
-        float_tile(rows, panels, layout, weight->data + offset, step, n, job->ahead, job->x + (size_t)row * n, acc);
+        float_tile(rows, panels, layout, weight->data + offset, step, n, job->prefetch, job->x + (size_t)row * n, acc);
     }
     UNROLL
     for (int p = 0; p < panels; p++) store_tile(rows, job, panel + (size_t)p, row, acc + p * rows);
 }
 
-/* tile_LAYOUT_ROWS of each shape, pair_LAYOUT_ROWS of both panels of a pair, and where they stand. */
+/* The tile functions of every shape: tile_LAYOUT_ROWS of one panel, pair_LAYOUT_ROWS of both panels of a pair; and
+ * their tables. */
 typedef void (*tile_fn)(const sn_linear_job *job, size_t panel, int row);
 #define TILE(name, rows)                                                                                               \
     SPECIAL(tile_##name##_##rows, const sn_linear_job *job, size_t panel, int row) {                                   \
@@ -217,10 +230,10 @@ typedef void (*tile_fn)(const sn_linear_job *job, size_t panel, int row);
     }
 #define FEW_ROWS(shape, name) shape(name, 1) shape(name, 2)
 #define ROWS(shape, name)     FEW_ROWS(shape, name) shape(name, 3) shape(name, 4) MORE_ROWS(shape, name)
-#if ROW_TILE >= 8 /* and 32 registers */
+#if ROW_TILE >= 8 /* there are 32 vector registers */
 #define MORE_ROWS(shape, name) shape(name, 5) shape(name, 6) shape(name, 7) shape(name, 8)
 #define PAIR_ROWS(shape, name) FEW_ROWS(shape, name) shape(name, 3) shape(name, 4) shape(name, 5)
-enum { PAIR_TILE = 5 }; /* more rows have chains enough of their own, and single panels stay in the first-level cache */
+enum { PAIR_TILE = 5 }; /* with more rows there are enough chains, and single panels stay in the first-level cache */
 #else
 #define MORE_ROWS(shape, name)
 #define PAIR_ROWS FEW_ROWS
@@ -229,7 +242,8 @@ enum { PAIR_TILE = 2 };
 #define X(name, k, bytes) ROWS(TILE, name)
 SN_LAYOUTS(X)
 #undef X
-PAIR_ROWS(PAIR, F16) PAIR_ROWS(PAIR, BF16)
+PAIR_ROWS(PAIR, F16)
+PAIR_ROWS(PAIR, BF16)
 #define TILE_NAME(name, rows) tile_##name##_##rows,
 #define PAIR_NAME(name, rows) pair_##name##_##rows,
 static const tile_fn tile_fns[SN_LAYOUT_COUNT][ROW_TILE] = {
@@ -237,11 +251,11 @@ static const tile_fn tile_fns[SN_LAYOUT_COUNT][ROW_TILE] = {
     SN_LAYOUTS(X)
 #undef X
 };
-static const tile_fn pair_fns[SN_LAYOUT_COUNT][PAIR_TILE] = {[SN_LAYOUT_F16] = {PAIR_ROWS(PAIR_NAME, F16)},
-                                                             [SN_LAYOUT_BF16] = {PAIR_ROWS(PAIR_NAME, BF16)}};
+static const tile_fn pair_fns[SN_LAYOUT_COUNT][PAIR_TILE] = {
+    [SN_LAYOUT_F16] = {PAIR_ROWS(PAIR_NAME, F16)}, [SN_LAYOUT_BF16] = {PAIR_ROWS(PAIR_NAME, BF16)}};
 
-/* All rows of the job against each panel, in as few tiles as there may be and these as even as can be: a tile takes its weights up
- * once, so one of a single row costs two. */
+/* All rows of the job with each panel, in as few tiles as possible, of equal sizes as far as possible: a tile loads its
+ * weights once, so a tile of a single row costs twice as much per row. */
 static void linear(const sn_linear_job *job, size_t first_panel, size_t end_panel) {
     const int tiles = (job->n + ROW_TILE - 1) / ROW_TILE;
     const bool pairs = sn_layout_pairs(job->weight.layout) && job->n <= PAIR_TILE;
@@ -269,9 +283,9 @@ static void rms_norm(int width, const float *x, const float *weight, float eps, 
     if (i < n) vf_store_n(y + i, vf_mul(vf_mul(vf_load_n(x + i, n - i), scale), vf_load_n(weight + i, n - i)), n - i);
 }
 
-/* Plain loops: the compiler may compute as many elements at a time as it likes, each is rounded on its own. */
-static void rope(int n_heads, int head_dim, float *x, bool halves, int dim, const float *cos_sin) {
-    int pairs = dim / 2, step = halves ? 1 : 2, apart = halves ? pairs : 1;
+/* Plain loops: each element is rounded on its own, so the compiler may vectorise them as it likes. */
+static void rope(int n_heads, int head_dim, float *x, bool rotate_half, int dim, const float *cos_sin) {
+    int pairs = dim / 2, step = rotate_half ? 1 : 2, apart = rotate_half ? pairs : 1;
     for (int h = 0; h < n_heads; h++, x += head_dim)
         for (int i = 0; i < pairs; i++) {
             float *a = x + i * step, *b = a + apart, c = cos_sin[2 * i], s = cos_sin[2 * i + 1];
@@ -309,8 +323,8 @@ const sn_cpu_kernels LANES_KERNELS = {
     .layer_norm_grad = layer_norm_grad,
     .activate_grad = activate_grad,
     .attention_grad = attention_grad,
-    .route = route,
-    .combine = combine,
-    .combine_grad = combine_grad,
-    .route_grad = route_grad,
+    .moe_gate = moe_gate,
+    .moe_combine = moe_combine,
+    .moe_combine_grad = moe_combine_grad,
+    .moe_gate_grad = moe_gate_grad,
 };

@@ -1,8 +1,8 @@
-#ifdef SN_AMX /* the assembler knows it: CMakeLists.txt */
+#ifdef SN_AMX /* the assembler supports it: CMakeLists.txt */
 #include "device/cpu/lanes_avx512.h"
 #include "device/cpu/tiles_amx.h"
 
-#define LINEAR_TILES     sn_cpu_linear_amx
-#define LINEAR_OTHERWISE sn_cpu_kernels_avx512.linear
+#define LINEAR_TILES    sn_cpu_linear_amx
+#define LINEAR_FALLBACK sn_cpu_kernels_avx512.linear
 #include "device/cpu/linear_tiles.inc.c"
 #endif

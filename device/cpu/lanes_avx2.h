@@ -1,8 +1,8 @@
-/* The vector of kernels.inc.c in AVX2 with FMA and F16C, as two halves; lanes_c.h says what each name means. */
+/* The vector of kernels.inc.c in AVX2 with FMA and F16C, as two halves. lanes_c.h documents each name. */
 #ifndef SN_DEVICE_CPU_LANES_AVX2_H
 #define SN_DEVICE_CPU_LANES_AVX2_H
 
-#include "device/cpu/cpu.h"
+#include "device/cpu/kernels.h"
 
 #include <immintrin.h>
 #include <stdint.h>
@@ -10,7 +10,7 @@
 
 #define LANES_NAME    "avx2"
 #define LANES_KERNELS sn_cpu_kernels_avx2
-#define ROW_TILE      4 /* rows of x whose results are kept in registers at once */
+#define ROW_TILE      4 /* rows of x whose results stay in registers */
 
 typedef struct {
     __m256 a, b;
@@ -89,7 +89,7 @@ static inline vi vi_sub(vi x, vi y) { return BOTH(vi, _mm256_sub_epi32, x, y); }
 static inline vi vi_and(vi x, vi y) { return BOTH(vi, _mm256_and_si256, x, y); }
 static inline vi vi_max(vi x, vi y) { return BOTH(vi, _mm256_max_epi32, x, y); }
 static inline vi vi_exponent(vi x) { return (vi){_mm256_slli_epi32(x.a, 23), _mm256_slli_epi32(x.b, 23)}; }
-/* The packs work on 128-bit halves: these are put in order between them. */
+/* The pack instructions work on 128-bit halves: the permutation between them restores the order. */
 static inline void vi_store_i8(int8_t *p, vi x) {
     __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
     __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
@@ -125,14 +125,14 @@ static inline void vb_store(void *p, vb x) {
     _mm256_storeu_si256((__m256i *)p + 1, x.b);
 }
 
-static inline __m256i four(const int8_t *x) {
+static inline __m256i broadcast_four(const int8_t *x) {
     int32_t word;
     memcpy(&word, x, sizeof word);
     return _mm256_set1_epi32(word);
 }
 static inline __m256i pairs_to_ints(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 
-/* maddubs wants one side unsigned: q * x = |q| * (x with the sign of q). */
+/* maddubs needs one unsigned operand: q * x = |q| * (x with the sign of q). */
 typedef struct {
     vb q, size;
 } vw;
@@ -141,30 +141,30 @@ static inline vw vw_load(const void *p) {
     vb w = vb_load(p), q = {_mm256_xor_si256(w.a, less), _mm256_xor_si256(w.b, less)};
     return (vw){q, {_mm256_abs_epi8(q.a), _mm256_abs_epi8(q.b)}};
 }
-/* Sums are made when they are written: gcc would put them all off to the end, and every product on the stack until then. */
-static inline vi made(vi s) {
+/* Forces the sums to be computed here: gcc would postpone all of them to the end, with every product on the stack. */
+static inline vi materialize(vi s) {
     __asm__("" : "+x"(s.a), "+x"(s.b));
     return s;
 }
-typedef vi vs; /* of nibbles 16 sums of 16 bits each, of bytes 8 of 32 */
+typedef vi vs; /* of nibbles 16 sums of 16 bits each, of bytes 8 sums of 32 bits */
 static inline vs vs_zero(void) { return vi_set(0); }
-/* A product pair is at most 2 * 15 * 127, so that eight of them stay below 2^15 and can be widened once. */
+/* A pair of products is at most 2 * 15 * 127: eight of them stay below 2^15, so they are widened once. */
 static inline vs vs_nibbles(vs s, vb low, vb high, const int8_t *x) {
-    __m256i x_low = four(x), x_high = four(x + 16);
+    __m256i x_low = broadcast_four(x), x_high = broadcast_four(x + 16);
     s.a = _mm256_add_epi16(s.a, _mm256_maddubs_epi16(low.a, x_low));
     s.b = _mm256_add_epi16(s.b, _mm256_maddubs_epi16(low.b, x_low));
     s.a = _mm256_add_epi16(s.a, _mm256_maddubs_epi16(high.a, x_high));
     s.b = _mm256_add_epi16(s.b, _mm256_maddubs_epi16(high.b, x_high));
-    return made(s);
+    return materialize(s);
 }
-/* A pair is at most 2 * 128 * 127 < 2^15. */
+/* A pair of products is at most 2 * 128 * 127 < 2^15. */
 static inline __m256i dot_signed(__m256i q, __m256i size, __m256i x) {
     return pairs_to_ints(_mm256_maddubs_epi16(size, _mm256_sign_epi8(x, q)));
 }
 static inline vs vs_bytes(vs s, vw w, const int8_t *x, int c) {
     (void)c;
-    __m256i all = four(x);
-    return made(vi_add(s, (vi){dot_signed(w.q.a, w.size.a, all), dot_signed(w.q.b, w.size.b, all)}));
+    __m256i all = broadcast_four(x);
+    return materialize(vi_add(s, (vi){dot_signed(w.q.a, w.size.a, all), dot_signed(w.q.b, w.size.b, all)}));
 }
 static inline vi vs_end_nibbles(vs s, int32_t bias) {
     return vi_add((vi){pairs_to_ints(s.a), pairs_to_ints(s.b)}, vi_set(bias));
@@ -173,19 +173,19 @@ static inline vi vs_end_bytes(vs s, int32_t bias) {
     (void)bias;
     return s;
 }
-/* Sums as of nibbles: eight pairs of at most 2 * 12 * 127. */
+/* Sums as for nibbles: eight pairs of at most 2 * 12 * 127. */
 typedef vw vt;
 static inline vt vt_of(vb places) {
     vb q = vb_lookup(sn_q4_table, places);
     return (vt){q, {_mm256_abs_epi8(q.a), _mm256_abs_epi8(q.b)}};
 }
 static inline vs vs_table(vs s, vt low, vt high, const int8_t *x) {
-    __m256i x_low = four(x), x_high = four(x + 16);
+    __m256i x_low = broadcast_four(x), x_high = broadcast_four(x + 16);
     s.a = _mm256_add_epi16(s.a, _mm256_maddubs_epi16(low.size.a, _mm256_sign_epi8(x_low, low.q.a)));
     s.b = _mm256_add_epi16(s.b, _mm256_maddubs_epi16(low.size.b, _mm256_sign_epi8(x_low, low.q.b)));
     s.a = _mm256_add_epi16(s.a, _mm256_maddubs_epi16(high.size.a, _mm256_sign_epi8(x_high, high.q.a)));
     s.b = _mm256_add_epi16(s.b, _mm256_maddubs_epi16(high.size.b, _mm256_sign_epi8(x_high, high.q.b)));
-    return made(s);
+    return materialize(s);
 }
 static inline vi vs_end_table(vs s, int32_t bias) {
     (void)bias;

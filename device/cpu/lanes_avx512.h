@@ -1,8 +1,8 @@
-/* The vector of kernels.inc.c in AVX-512 with VNNI; lanes_c.h says what each name means. */
+/* The vector of kernels.inc.c in AVX-512 with VNNI. lanes_c.h documents each name. */
 #ifndef SN_DEVICE_CPU_LANES_AVX512_H
 #define SN_DEVICE_CPU_LANES_AVX512_H
 
-#include "device/cpu/cpu.h"
+#include "device/cpu/kernels.h"
 
 #include <immintrin.h>
 #include <stdint.h>
@@ -10,7 +10,7 @@
 
 #define LANES_NAME    "avx512"
 #define LANES_KERNELS sn_cpu_kernels_avx512
-#define ROW_TILE      8 /* rows of x whose results are kept in registers at once */
+#define ROW_TILE      8 /* rows of x whose results stay in registers */
 
 typedef __m512 vf;
 typedef __m512i vi;
@@ -43,9 +43,7 @@ static inline vf vf_from_bf16(const void *p) {
 static inline vf vf_set_bf16(const void *p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_broadcastw_epi16(_mm_loadu_si16(p)), 16));
 }
-static inline vf vf_from_i8(const void *p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p)));
-}
+static inline vf vf_from_i8(const void *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p))); }
 static inline vf vf_from_int(vi a) { return _mm512_cvtepi32_ps(a); }
 static inline vf vf_bits(vi a) { return _mm512_castsi512_ps(a); }
 
@@ -69,12 +67,12 @@ static inline vb vb_lookup(const int8_t table[16], vb places) {
 }
 static inline void vb_store(void *p, vb a) { _mm512_storeu_si512(p, a); }
 
-static inline vi four(const int8_t *x) {
+static inline vi broadcast_four(const int8_t *x) {
     int32_t word;
     memcpy(&word, x, sizeof word);
     return _mm512_set1_epi32(word);
 }
-/* Two sums at a time: the latency of one dot is five cycles. */
+/* Two sums in alternation, because a dot product has a latency of five cycles. */
 typedef struct {
     __m512i a, b;
 } vs;
@@ -82,14 +80,16 @@ typedef vb vw;
 static inline vw vw_load(const void *p) { return vb_load(p); }
 static inline vs vs_zero(void) { return (vs){_mm512_setzero_si512(), _mm512_setzero_si512()}; }
 static inline vs vs_nibbles(vs s, vb low, vb high, const int8_t *x) {
-    return (vs){_mm512_dpbusd_epi32(s.a, low, four(x)), _mm512_dpbusd_epi32(s.b, high, four(x + 16))};
+    return (vs){_mm512_dpbusd_epi32(s.a, low, broadcast_four(x)),
+                _mm512_dpbusd_epi32(s.b, high, broadcast_four(x + 16))};
 }
 static inline vs vs_bytes(vs s, vw w, const int8_t *x, int c) {
-    return c % 2 ? (vs){s.a, _mm512_dpbusd_epi32(s.b, w, four(x))} : (vs){_mm512_dpbusd_epi32(s.a, w, four(x)), s.b};
+    return c % 2 ? (vs){s.a, _mm512_dpbusd_epi32(s.b, w, broadcast_four(x))}
+                 : (vs){_mm512_dpbusd_epi32(s.a, w, broadcast_four(x)), s.b};
 }
 static inline vi vs_end_nibbles(vs s, int32_t bias) { return vi_add(vi_add(s.a, s.b), vi_set(bias)); }
 static inline vi vs_end_bytes(vs s, int32_t bias) { return vs_end_nibbles(s, bias); }
-typedef vb vt; /* + 12 */
+typedef vb vt; /* the numbers of the table + 12, unsigned */
 static inline vt vt_of(vb places) { return _mm512_add_epi8(vb_lookup(sn_q4_table, places), _mm512_set1_epi8(12)); }
 static inline vs vs_table(vs s, vt low, vt high, const int8_t *x) { return vs_nibbles(s, low, high, x); }
 static inline vi vs_end_table(vs s, int32_t bias) { return vs_end_nibbles(s, bias); }

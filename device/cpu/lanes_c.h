@@ -1,19 +1,20 @@
-/* The vector of kernels.inc.c in plain C: 16 floats, 16 int32 or 64 bytes. Every other lanes_*.h defines the same names
- * with the same results, bit for bit. */
+/* The vector of kernels.inc.c in plain C: vf is 16 floats, vi 16 int32, vb 64 bytes. Every other lanes_*.h defines the
+ * same names with the same results, bit for bit; this file documents them. */
 #ifndef SN_DEVICE_CPU_LANES_C_H
 #define SN_DEVICE_CPU_LANES_C_H
 
 #include "base/dtype.h"
-#include "device/cpu/cpu.h"
+#include "device/cpu/kernels.h"
 
 #include <math.h>
 #include <string.h>
 
-#define INLINE        static inline /* no registers to keep things in: forced, it takes a minute to compile */
+/* Plain inline: always_inline would take a minute to compile, and there are no vector registers to gain. */
+#define INLINE static inline
 #define UNROLL
 #define LANES_NAME    "c"
 #define LANES_KERNELS sn_cpu_kernels_c
-#define ROW_TILE      4 /* rows of x whose results are kept in registers at once */
+#define ROW_TILE      4 /* rows of x whose results stay in registers */
 
 typedef struct {
     float v[16];
@@ -25,7 +26,7 @@ typedef struct {
     uint8_t v[64];
 } vb;
 
-/* A function whose result's lane j is `expression`. */
+/* Defines a function whose result has `expression` in lane j. */
 #define EACH(type, name, arguments, expression)                                                                        \
     static inline type name arguments {                                                                                \
         type r;                                                                                                        \
@@ -53,7 +54,7 @@ EACH(vf, vf_div, (vf a, vf b), a.v[j] / b.v[j])
 EACH(vf, vf_fma, (vf a, vf b, vf c), fmaf(a.v[j], b.v[j], c.v[j]))
 /* a < b ? x : y; false when either is NaN. */
 EACH(vf, vf_if_less, (vf a, vf b, vf x, vf y), a.v[j] < b.v[j] ? x.v[j] : y.v[j])
-/* b when either is NaN, and of two zeros. */
+/* b when either is NaN, or when both are zero. */
 EACH(vf, vf_max, (vf a, vf b), a.v[j] > b.v[j] ? a.v[j] : b.v[j])
 EACH(vf, vf_min, (vf a, vf b), a.v[j] < b.v[j] ? a.v[j] : b.v[j])
 EACH(vf, vf_if_nan, (vf a, vf x, vf y), a.v[j] != a.v[j] ? x.v[j] : y.v[j])
@@ -116,27 +117,33 @@ static inline vb vb_high(vb a) {
     for (int j = 0; j < 64; j++) a.v[j] >>= 4;
     return a;
 }
-static inline vb vb_lookup(const int8_t table[16], vb places) { /* below 16 */
+static inline vb vb_lookup(const int8_t table[16], vb places) { /* indices below 16 */
     for (int j = 0; j < 64; j++) places.v[j] = (uint8_t)table[places.v[j]];
     return places;
 }
 static inline void vb_store(void *p, vb a) { memcpy(p, a.v, sizeof a.v); }
 
-/* acc[lane] += sum over i < 4 of w[4 * lane + i] * x[i], less `less` of each weight. */
+/* acc[lane] += the sum over i < 4 of (w[4 * lane + i] - less) * x[i]. */
 static inline vi dot4(vi acc, vb w, const int8_t *x, int less) {
     for (int j = 0; j < 16; j++)
         for (int i = 0; i < 4; i++) acc.v[j] += (w.v[4 * j + i] - less) * x[i];
     return acc;
 }
-/* Sums of products with four bytes of x at a time, in whatever form the machine likes. Nibbles: weights 0..15, `low` against x
- * and `high` against x + 16; bytes: weights q + 128, the c-th vector of a group. At the end the bias is added: of bytes it is
- * -128 * (sum of x), for those who multiply q + 128 as it is. Table: as nibbles, which are places in sn_q4_table; the bias is -12 *
- * (sum of x), for those who multiply its numbers + 12. */
+/* vs: sums of products with four bytes of x at a time, in the form that is fastest on the machine.
+ *
+ * - vs_nibbles: weights 0..15; `low` times x, `high` times x + 16.
+ * - vs_bytes: weights stored as q + 128; c is the number of the vector in its group.
+ * - vs_table: indices into sn_q4_table, as nibbles.
+ *
+ * vs_end_* returns the sums and adds the bias where the instruction set multiplied unsigned weights: the bias of bytes
+ * is -128 * (sum of x) for q + 128, that of the table -12 * (sum of x) for its numbers + 12. */
 typedef vi vs;
 typedef vb vw;
 static inline vw vw_load(const void *p) { return vb_load(p); }
 static inline vs vs_zero(void) { return vi_set(0); }
-static inline vs vs_nibbles(vs s, vb low, vb high, const int8_t *x) { return dot4(dot4(s, low, x, 0), high, x + 16, 0); }
+static inline vs vs_nibbles(vs s, vb low, vb high, const int8_t *x) {
+    return dot4(dot4(s, low, x, 0), high, x + 16, 0);
+}
 static inline vs vs_bytes(vs s, vw w, const int8_t *x, int c) {
     (void)c;
     return dot4(s, w, x, 128);
@@ -152,7 +159,9 @@ static inline vt vt_of(vb places) {
     for (int j = 0; j < 64; j++) q.v[j] = (uint8_t)(q.v[j] + 12);
     return q;
 }
-static inline vs vs_table(vs s, vt low, vt high, const int8_t *x) { return dot4(dot4(s, low, x, 12), high, x + 16, 12); }
+static inline vs vs_table(vs s, vt low, vt high, const int8_t *x) {
+    return dot4(dot4(s, low, x, 12), high, x + 16, 12);
+}
 static inline vi vs_end_table(vs s, int32_t bias) {
     (void)bias;
     return s;

@@ -1,6 +1,6 @@
-/* Layer norm and its gradient; part of kernels.inc.c, whose top says what is promised. */
+/* Layer norm and its gradient. Part of kernels.inc.c, which says at its top how the bits are kept equal. */
 
-/* Elements [i, i + 16) of x less the mean; nothing behind the row's end. */
+/* Elements [i, i + 16) of x minus the mean; zero beyond the end of the row. */
 INLINE vf centred(const float *x, size_t i, size_t n, vf mean) {
     size_t left = n - i;
     if (left >= SN_LANES) return vf_sub(vf_load(x + i), mean);
@@ -36,7 +36,7 @@ static void layer_norm(int width, const float *x, const float *weight, const flo
 }
 
 /* y = (x - mean) s w + b. With z = (x - mean) s and g = w dy:  dx = s (g - mean(g) - z mean(g z)) */
-static void layer_norm_grad(int width, const float *x, const float *weight, float eps, const float *dy, bool grow,
+static void layer_norm_grad(int width, const float *x, const float *weight, float eps, const float *dy, bool accumulate,
                             float *dx) {
     size_t n = (size_t)width;
     vf mean = vf_set(row_mean(n, x)), scale = vf_set(row_scale(n, x, mean, eps)), sum = vf_set(0), products = vf_set(0);
@@ -51,6 +51,6 @@ static void layer_norm_grad(int width, const float *x, const float *weight, floa
         size_t left = n - i < SN_LANES ? n - i : SN_LANES;
         vf g = vf_sub(vf_mul(vf_load_n(weight + i, left), vf_load_n(dy + i, left)), mean_g);
         g = vf_mul(vf_fma(vf_mul(centred(x, i, n, mean), scale), back, g), scale);
-        vf_store_n(dx + i, grow ? vf_add(vf_load_n(dx + i, left), g) : g, left);
+        vf_store_n(dx + i, accumulate ? vf_add(vf_load_n(dx + i, left), g) : g, left);
     }
 }

@@ -1,15 +1,17 @@
-/* The CPU as one of the machine's devices: its name, how much memory this process may have, what it can do. */
+/* The CPU in the list of devices: its name, the memory that this process may use, and its features. */
 #include "base/mem.h"
 #include "device/backends.h"
-#include "device/cpu/cpu.h"
+#include "device/cpu/kernels.h"
 
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/sysinfo.h>
 
-/* The rest of the first line of a file that begins with `key`, from its value on; false if there is none. */
-static bool find_line(const char *path, const char *key, char *value, int room) {
+/* Finds the first line of a file that begins with `key` and copies the rest of it, the value. False if there is none.
+ */
+static bool proc_find_line(const char *path, const char *key, char *value, int capacity) {
     char line[256];
     bool found = false;
     FILE *f = fopen(path, "r");
@@ -18,25 +20,25 @@ static bool find_line(const char *path, const char *key, char *value, int room) 
         if (strncmp(line, key, strlen(key))) continue;
         const char *at = line + strlen(key);
         at += strspn(at, " \t:");
-        snprintf(value, (size_t)room, "%.*s", (int)strcspn(at, "\n"), at);
+        snprintf(value, (size_t)capacity, "%.*s", (int)strcspn(at, "\n"), at);
         found = true;
     }
     fclose(f);
     return found;
 }
 
-static void cpu_name(char *out, int room) {
+static void cpu_name(char *out, int capacity) {
     static const char *const keys[] = {"model name", "Hardware", "uarch"}; /* x86, Arm, RISC-V */
     for (int i = 0; i < 3; i++)
-        if (find_line("/proc/cpuinfo", keys[i], out, room) && *out) return;
-    snprintf(out, (size_t)room, "processor");
+        if (proc_find_line("/proc/cpuinfo", keys[i], out, capacity) && *out) return;
+    snprintf(out, (size_t)capacity, "processor");
 }
 
-/* "123 kB" or "123": bytes. */
+/* Reads "123 kB" or "123" as bytes. */
 static bool read_bytes(const char *path, const char *key, size_t unit, size_t *out) {
     char value[64];
-    unsigned long long n;
-    return find_line(path, key, value, sizeof value) && sscanf(value, "%llu", &n) == 1 && sn_mul((size_t)n, unit, out);
+    if (!proc_find_line(path, key, value, sizeof value) || value[0] < '0' || value[0] > '9') return false;
+    return sn_mul(strtoull(value, NULL, 10), unit, out); /* strtoull turns overflow into the largest number */
 }
 
 static void cpu_memory(size_t *memory, size_t *memory_free) {
@@ -47,7 +49,7 @@ static void cpu_memory(size_t *memory, size_t *memory_free) {
         *memory = info.totalram * info.mem_unit;
         *memory_free = info.freeram * info.mem_unit;
     }
-    /* What the kernel would give back from its caches counts as free, and a container has less than the machine. */
+    /* Memory that the kernel can reclaim from its caches counts as free; a container may have less than the machine. */
     if (read_bytes("/proc/meminfo", "MemAvailable", 1024, &used)) *memory_free = used;
     if (!read_bytes("/sys/fs/cgroup/memory.max", "", 1, &limit) || limit >= *memory) return;
     *memory = limit;
@@ -65,6 +67,6 @@ sn_status sn_cpu_list(sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err *err
     int threads = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
     cpu_name(info->name, sizeof info->name);
     cpu_memory(&info->memory, &info->memory_free);
-    snprintf(info->can, sizeof info->can, "%s, %d thread%s", kernels->name, threads, threads == 1 ? "" : "s");
+    snprintf(info->features, sizeof info->features, "%s, %d thread%s", kernels->name, threads, threads == 1 ? "" : "s");
     return SN_OK;
 }

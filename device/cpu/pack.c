@@ -1,6 +1,14 @@
-/* Weights into panels of 16 interleaved rows; cpu.h draws the layouts. */
+/* How weights are packed into panels of 16 interleaved rows, and read back row by row; pack.h describes the layouts.
+ *
+ * Packing is one item of the pool per panel. A float panel is transposed element by element. A quantised panel decodes
+ * one block of 16 rows at a time (sn_quant_decode) into groups of 32 integers, interleaves their bytes (pack_quants)
+ * and writes the scales after them in the form of the layout (pack_half_scales, pack_wide_scales, pack_table_scales;
+ * pack_super for the head of a superblock).
+ *
+ * Reading back (sn_cpu_weight_dequantize_row, for get_rows) computes d * q + m in float32, with the same roundings as
+ * the kernels' unpack. */
 #include "base/mem.h"
-#include "device/cpu/cpu.h"
+#include "device/cpu/cpu_private.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -66,7 +74,7 @@ static bool has_half_scales(sn_layout layout) {
 }
 static size_t quant_bytes(sn_layout layout) { return sn_layout_nibbles(layout) ? SN_Q4_BYTES : SN_Q8_BYTES; }
 
-/* The 32 integers of 16 rows, as [k / 4][row][k % 4]: what a dot product of four bytes a lane reads. */
+/* The 32 integers of 16 rows as [k / 4][row][k % 4]: what a dot product of four bytes per lane reads. */
 static void interleave(const sn_quant_group *const rows[SN_LANES], uint32_t words[8][SN_LANES]) {
     for (int r = 0; r < SN_LANES; r++) {
         uint32_t own[8];
@@ -75,8 +83,8 @@ static void interleave(const sn_quant_group *const rows[SN_LANES], uint32_t word
     }
 }
 
-/* sn_f32_to_f16 for what was half in the file, normal numbers in line. */
-static inline uint16_t half_again(float value) {
+/* sn_f32_to_f16 for values that were half in the file; normal numbers inline. */
+static inline uint16_t f16_exact(float value) {
     union {
         float f;
         uint32_t u;
@@ -89,8 +97,8 @@ static inline uint16_t half_again(float value) {
 static void pack_half_scales(const sn_quant_group *const rows[SN_LANES], bool offsets, uint8_t *at) {
     uint16_t scales[2 * SN_LANES];
     for (int r = 0; r < SN_LANES; r++) {
-        scales[r] = half_again(rows[r]->d[0]);
-        if (offsets) scales[SN_LANES + r] = half_again(rows[r]->m[0]);
+        scales[r] = f16_exact(rows[r]->d[0]);
+        if (offsets) scales[SN_LANES + r] = f16_exact(rows[r]->m[0]);
     }
     memcpy(at, scales, offsets ? sizeof scales : sizeof scales / 2);
 }
@@ -107,24 +115,24 @@ static void pack_wide_scales(const sn_quant_group *const rows[SN_LANES], int hal
 
 static void pack_table_scales(const sn_quant_group *const rows[SN_LANES], uint8_t *at) {
     uint16_t scales[SN_LANES];
-    for (int r = 0; r < SN_LANES; r++) scales[r] = sn_f32_to_bf16(rows[r]->d[0]); /* powers of two: as they are */
+    for (int r = 0; r < SN_LANES; r++) scales[r] = sn_f32_to_bf16(rows[r]->d[0]); /* powers of two: exact */
     memcpy(at, scales, sizeof scales);
 }
 
-/* Numbers of the table to their places there. */
-static void find_places(uint32_t words[8][SN_LANES]) {
-    static const uint8_t places[] = {[0] = 15, [4] = 14, [6] = 13, [8] = 12, [9] = 11, [10] = 10, [11] = 9, [12] = 0,
-                                     [13] = 1, [14] = 2, [15] = 3, [16] = 4, [18] = 5, [20] = 6,  [24] = 7};
+/* Replaces the numbers of the table by their indices. */
+static void table_indices(uint32_t words[8][SN_LANES]) {
+    static const uint8_t indices[] = {[0] = 15, [4] = 14, [6] = 13, [8] = 12, [9] = 11, [10] = 10, [11] = 9, [12] = 0,
+                                      [13] = 1, [14] = 2, [15] = 3, [16] = 4, [18] = 5, [20] = 6,  [24] = 7};
     uint8_t bytes[8 * SN_LANES * 4];
     memcpy(bytes, words, sizeof bytes);
-    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = places[(int8_t)bytes[i] + 12];
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = indices[(int8_t)bytes[i] + 12];
     memcpy(words, bytes, sizeof bytes);
 }
 
 static void pack_quants(sn_layout layout, const sn_quant_group *const rows[SN_LANES], uint8_t *out) {
     uint32_t words[8][SN_LANES];
     interleave(rows, words);
-    if (layout == SN_LAYOUT_Q4_TABLE) find_places(words);
+    if (layout == SN_LAYOUT_Q4_TABLE) table_indices(words);
     if (sn_layout_nibbles(layout)) {
         for (int c = 0; c < 4; c++)
             for (int r = 0; r < SN_LANES; r++) words[c][r] |= words[c + 4][r] << 4;
@@ -136,7 +144,7 @@ static void pack_quants(sn_layout layout, const sn_quant_group *const rows[SN_LA
     }
 }
 
-/* Head of a SUPER block, and its groups' scales; lanes from n on are zero. */
+/* The scales of the groups of a SUPER block. pack_super writes the head and fills them; lanes from n on are zero. */
 typedef int8_t super_scales[SN_SUPER_GROUPS][2][SN_LANES];
 
 static void pack_super(sn_layout layout, sn_dtype dtype, const uint8_t *block, size_t stride, size_t n, uint8_t *out,
@@ -144,8 +152,8 @@ static void pack_super(sn_layout layout, sn_dtype dtype, const uint8_t *block, s
     uint16_t head[2][SN_LANES] = {{0}};
     memset(scales, 0, sizeof(super_scales));
     for (size_t r = 0; r < n; r++) {
-        sn_quant_super super;
-        sn_quant_super_of(dtype, block + r * stride, &super);
+        sn_quant_superblock super;
+        sn_quant_superblock_scales(dtype, block + r * stride, &super);
         head[0][r] = super.d;
         head[1][r] = super.m;
         for (int g = 0; g < SN_SUPER_GROUPS; g++) {
@@ -165,9 +173,12 @@ typedef struct pack_job {
 } pack_job;
 
 static void pack_scales(sn_layout layout, const sn_quant_group *const rows[SN_LANES], uint8_t *out) {
-    if (has_half_scales(layout)) pack_half_scales(rows, sn_layout_offsets(layout), out);
-    else if (layout == SN_LAYOUT_Q4_TABLE) pack_table_scales(rows, out);
-    else pack_wide_scales(rows, sn_layout_fine(layout) ? 2 : 1, out);
+    if (has_half_scales(layout))
+        pack_half_scales(rows, sn_layout_offsets(layout), out);
+    else if (layout == SN_LAYOUT_Q4_TABLE)
+        pack_table_scales(rows, out);
+    else
+        pack_wide_scales(rows, sn_layout_fine(layout) ? 2 : 1, out);
 }
 
 static void pack_quantised(const pack_job *job, size_t first_row, uint8_t *out) {
@@ -189,8 +200,10 @@ static void pack_quantised(const pack_job *job, size_t first_row, uint8_t *out) 
         for (size_t g = 0; g < in_block / SN_QUANT_GROUP; g++) {
             for (size_t r = 0; r < SN_LANES; r++) rows[r] = r < n ? &groups[r][g] : &zero;
             pack_quants(w->layout, rows, out);
-            if (super) memcpy(out + quants, scales[g], SN_SUPER_SCALES);
-            else pack_scales(w->layout, rows, out + quants);
+            if (super)
+                memcpy(out + quants, scales[g], SN_SUPER_SCALES);
+            else
+                pack_scales(w->layout, rows, out + quants);
             out += super ? quants + SN_SUPER_SCALES : blocks[w->layout].bytes;
         }
     }
@@ -203,7 +216,7 @@ static void pack_float(const pack_job *job, size_t panel) {
     for (size_t lane = 0, r = panel * SN_LANES; lane < SN_LANES; lane++, r++) {
         uint8_t *out = job->image + offset + lane * size;
         const uint8_t *row = job->host + r * job->row_bytes;
-        if (r >= w->rows) /* a row that there is not */
+        if (r >= w->rows) /* beyond the last row */
             for (size_t k = 0; k < cols; k++) memset(out + k * step, 0, size);
         else if (size == 4)
             for (size_t k = 0; k < cols; k++) memcpy(out + k * step, row + k * 4, 4);
@@ -223,7 +236,7 @@ static void pack_panel(void *ctx, size_t panel, int worker) {
 
 sn_cpu_weight sn_cpu_weight_view(const sn_weight *weight) {
     sn_cpu_weight w = {.rows = weight->rows, .cols = weight->cols, .data = weight->device};
-    layout_of(weight->dtype, &w.layout); /* known: the weight was packed */
+    layout_of(weight->dtype, &w.layout); /* succeeds: the weight was packed */
     w.n_blocks = w.cols / blocks[w.layout].k;
     w.panel_bytes = w.n_blocks * blocks[w.layout].bytes;
     w.n_panels = (w.rows + SN_LANES - 1) / SN_LANES;
@@ -268,7 +281,7 @@ static float read_float(sn_layout layout, const uint8_t *at, size_t i) {
     return layout == SN_LAYOUT_F16 ? sn_f16_to_f32(h) : sn_bf16_to_f32(h);
 }
 
-/* Scale and offset of half h of a group; `scales` is where its own begin, `head` its block. */
+/* Scale and offset of half h of a group; `scales` points to the group's scales, `head` to the head of its block. */
 static void read_scales(sn_layout layout, const uint8_t *head, const uint8_t *scales, size_t lane, size_t h, float *d,
                         float *m) {
     size_t half = sn_layout_fine(layout) ? h : 0, halves = sn_layout_fine(layout) ? 2 : 1;
@@ -290,7 +303,7 @@ static void read_scales(sn_layout layout, const uint8_t *head, const uint8_t *sc
     }
 }
 
-/* One lane of the group number `g` of a panel at `at`: 32 numbers. */
+/* The 32 numbers of one lane of group `g` of the panel at `at`. */
 static void unpack_group(const sn_cpu_weight *w, const uint8_t *at, size_t g, size_t lane, float *out) {
     size_t in_block = blocks[w->layout].k / SN_QUANT_GROUP, quants = quant_bytes(w->layout);
     const uint8_t *block = at + g / in_block * blocks[w->layout].bytes, *q = block;
@@ -308,7 +321,7 @@ static void unpack_group(const sn_cpu_weight *w, const uint8_t *at, size_t g, si
     }
 }
 
-void sn_cpu_weight_row(const sn_cpu_weight *w, size_t row, float *out) {
+void sn_cpu_weight_dequantize_row(const sn_cpu_weight *w, size_t row, float *out) {
     assert(row < w->rows);
     const uint8_t *at = w->data + row / SN_LANES * w->panel_bytes;
     size_t lane = row % SN_LANES, offset, step;

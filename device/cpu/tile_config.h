@@ -1,4 +1,5 @@
-/* The shapes of a thread's tiles, as LDTILECFG reads them (tiles_c.h names the manual). */
+/* The shapes of a thread's tiles, in the format of LDTILECFG (tiles_c.h names the manual). Shared by tiles_c.h and
+ * tiles_amx.h. */
 #ifndef SN_DEVICE_CPU_TILE_CONFIG_H
 #define SN_DEVICE_CPU_TILE_CONFIG_H
 

@@ -1,5 +1,6 @@
-/* The tiles of linear_tiles.inc.c by AMX's instructions; tiles_c.h says what each name does. Written as assembly: gcc 12's own
- * intrinsics do not say that TILELOADD and LDTILECFG read memory, and it leaves out the writes before them. */
+/* The tiles of linear_tiles.inc.c by AMX instructions; tiles_c.h documents each name. In assembly, because gcc 12's
+ * intrinsics do not declare that TILELOADD and LDTILECFG read memory: the compiler then removes the writes before them.
+ */
 #ifndef SN_DEVICE_CPU_TILES_AMX_H
 #define SN_DEVICE_CPU_TILES_AMX_H
 

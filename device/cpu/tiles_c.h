@@ -1,9 +1,9 @@
-/* The tiles of linear_tiles.inc.c in plain C: what AMX's instructions do, for the tests of machines that have none.
+/* The tiles of linear_tiles.inc.c in plain C: a model of AMX's instructions for tests on machines without AMX.
  * tiles_amx.h defines the same names with the same results.
  *
- * A thread has eight tiles, of at most 16 rows of 64 bytes each; numbers of tiles are written out as constants, because the
- * instructions hold them. Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18 and
- * volume 2, LDTILECFG, TDPBSSD, TILELOADD, TILESTORED, TILEZERO. Where the processor would fault, this aborts. */
+ * A thread has eight tiles of at most 16 rows of 64 bytes. Tile numbers are constants in the code, because the
+ * instructions encode them. Aborts where the processor would fault. Source: Intel 64 and IA-32 Architectures Software
+ * Developer's Manual, volume 1, chapter 18 and volume 2, LDTILECFG, TDPBSSD, TILELOADD, TILESTORED, TILEZERO. */
 #ifndef SN_DEVICE_CPU_TILES_C_H
 #define SN_DEVICE_CPU_TILES_C_H
 
@@ -20,16 +20,17 @@ static _Thread_local struct {
     uint8_t tile[TILES][TILE_ROWS][TILE_BYTES];
 } tiles;
 
-static _Thread_local size_t tile_dots; /* how many products this thread has made */
+static _Thread_local size_t tile_dots; /* products that this thread has computed */
 
 static inline void tile_need(bool right) {
     if (!right) abort();
 }
 
-/* Gives the tiles their shapes, and zeroes them. */
+/* Sets the shapes of the tiles and zeroes them. */
 static inline void tile_configure(const tile_config *config) {
     static const uint8_t none[16];
-    tile_need(config->palette == 1 && config->start_row == 0 && !memcmp(config->reserved, none, sizeof config->reserved));
+    tile_need(config->palette == 1 && config->start_row == 0 &&
+              !memcmp(config->reserved, none, sizeof config->reserved));
     for (int t = 0; t < 16; t++) {
         tile_need(t < TILES ? config->rows[t] <= TILE_ROWS && config->row_bytes[t] <= TILE_BYTES
                             : !config->rows[t] && !config->row_bytes[t]);
@@ -44,7 +45,7 @@ static inline void tile_zero(int t) {
     tile_need(tiles.config.rows[t]);
     memset(tiles.tile[t], 0, sizeof tiles.tile[t]);
 }
-/* Rows that lie `stride` bytes apart in memory. */
+/* Both: the rows lie `stride` bytes apart in memory. */
 static inline void tile_load(int t, const void *base, size_t stride) {
     tile_zero(t);
     for (size_t r = 0; r < tiles.config.rows[t]; r++)

@@ -1,15 +1,17 @@
-/* What kernels.inc.c and linear_tiles.inc.c share; behind a lanes_*.h. */
-#include "device/cpu/cpu.h"
+/* What kernels.inc.c and linear_tiles.inc.c share: reading scales, and prefetching weights. Included after a lanes_*.h.
+ */
+#include "device/cpu/kernels.h"
 
-#ifndef INLINE /* lanes_c.h leaves both to the compiler */
+#ifndef INLINE /* lanes_c.h defines both as plain inline and nothing */
 #define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16") /* where an array must become registers altogether */
+#define UNROLL _Pragma("GCC unroll 16") /* where an array must become registers as a whole */
 #endif
-/* An inline function with its shape made constant, as a function of its own: the compiler allots registers to one loop at a
- * time, better and sooner. */
+/* Instantiates an inline function with a constant shape as a function of its own: the compiler allocates registers for
+ * one loop at a time, which is better and faster. */
 #define SPECIAL(name, ...) static __attribute__((noinline)) void name(__VA_ARGS__)
 
-/* Scales of the group (FINE: of its half h) at p, and offsets where there are any; of the block's head before. */
+/* The scales of the group at p (of its half h in FINE layouts), and the offsets where there are any. head_d, head_m: of
+ * the block, in SUPER layouts. */
 INLINE void load_scales(sn_layout layout, const uint8_t *p, int h, vf head_d, vf head_m, vf *d, vf *m) {
     const float *wide = (const float *)p;
     if (sn_layout_super(layout)) {
@@ -28,9 +30,11 @@ INLINE void load_scales(sn_layout layout, const uint8_t *p, int h, vf head_d, vf
 
 enum { LINE = 64 };
 
-INLINE void prefetch_lines(const uint8_t *w, size_t bytes, sn_ahead ahead) {
-    for (size_t at = ahead.bytes; at < ahead.bytes + bytes; at += LINE) {
-        if (ahead.first_level) __builtin_prefetch(w + at);
-        else __builtin_prefetch(w + at, 0, 2);
+INLINE void prefetch_lines(const uint8_t *w, size_t bytes, sn_prefetch prefetch) {
+    for (size_t at = prefetch.distance; at < prefetch.distance + bytes; at += LINE) {
+        if (prefetch.to_l1)
+            __builtin_prefetch(w + at);
+        else
+            __builtin_prefetch(w + at, 0, 2);
     }
 }

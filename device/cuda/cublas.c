@@ -1,8 +1,8 @@
-/* cuBLAS, found when the first CUDA device is opened: it is large, it is not on a machine without NVIDIA's software,
- * and the program must start there too. These stand in its place for the linker and pass each call on. */
-#include "device/cuda/cublas_load.h"
+/* The loading of cuBLAS when the first CUDA device is opened: the library is large, a machine without NVIDIA's software
+ * does not have it, and the program must start there, too. The functions of this file satisfy the linker and forward
+ * each call to the loaded library. */
+#include "device/cuda/cuda_private.h"
 
-#include <cublas_v2.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -10,7 +10,7 @@
 #define TEXT_OF(x) #x
 #define TEXT(x)    TEXT_OF(x)
 
-/*        function                 arguments as declared, arguments as passed on */
+/* function, parameters as declared, arguments as forwarded */
 #define FUNCTIONS(X)                                                                                                   \
     X(cublasCreate_v2, (cublasHandle_t * a), (a))                                                                      \
     X(cublasDestroy_v2, (cublasHandle_t a), (a))                                                                       \
@@ -33,21 +33,21 @@ FUNCTIONS(X)
 #undef X
 const char *cublasGetStatusString(cublasStatus_t status) { return real_string(status); }
 
-static char reason[192]; /* why it cannot be used; "" when it can */
+static char reason[192]; /* the reason why cuBLAS cannot be used; "" when it can */
 
-static bool find(void *library, const char *name, void *at) {
+static bool find_symbol(void *library, const char *name, void *at) {
     *(void **)at = dlsym(library, name);
     return *(void **)at;
 }
 
-static void load(void) {
+static void load_library(void) {
     static const char soname[] = "libcublas.so." TEXT(CUBLAS_VER_MAJOR);
     void *library = dlopen(soname, RTLD_NOW | RTLD_LOCAL);
-#ifdef SN_CUDA_LIBRARIES /* where it lay when this was built */
+#ifdef SN_CUDA_LIBRARIES /* its folder when this was built */
     if (!library) library = dlopen(SN_CUDA_LIBRARIES "/libcublas.so." TEXT(CUBLAS_VER_MAJOR), RTLD_NOW | RTLD_LOCAL);
 #endif
-    bool complete = library && find(library, "cublasGetStatusString", &real_string);
-#define X(name, declared, passed) complete = complete && find(library, #name, &real_##name);
+    bool complete = library && find_symbol(library, "cublasGetStatusString", &real_string);
+#define X(name, declared, passed) complete = complete && find_symbol(library, #name, &real_##name);
     FUNCTIONS(X)
 #undef X
     if (!complete) {
@@ -62,7 +62,7 @@ static void load(void) {
 
 sn_status sn_cuda_cublas_load(sn_err *err) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, load);
+    pthread_once(&once, load_library);
     if (!reason[0]) return SN_OK;
     return sn_fail(err, SN_REFUSED, "cuBLAS %s cannot be used (%s): install the CUDA runtime libraries, or use cpu",
                    TEXT(CUBLAS_VER_MAJOR), reason);

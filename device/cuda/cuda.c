@@ -1,16 +1,20 @@
-/* Opening, closing and listing CUDA devices. */
+/* Opening, closing, preparing and listing CUDA devices; the table of operations.
+ *
+ * Opening checks the device (sm_80 or newer), loads cuBLAS, creates both streams, their events, the pinned stages of
+ * uploads and downloads, and cuBLAS with a workspace of its own. `prepare` reserves the buffers of linear and the batch
+ * table. Closing waits for both streams with the device's timeout. A device that hangs keeps its memory, streams and
+ * events: CUDA's functions that free them would wait for it without limit. */
 #include "base/mem.h"
 #include "base/text.h"
-#include "device/cuda/cublas_load.h"
-#include "device/cuda/inside.h"
+#include "device/cuda/cuda_private.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { TIMEOUT_MS = 60000, OLDEST = 80 /* sm_80 */ };
+enum { TIMEOUT_MS = 60000, SM_MIN = 80 /* sm_80 */ };
 
-/* How many devices answer; SN_REFUSED when none does. */
+/* Counts the devices that answer; SN_REFUSED when none does. */
 static sn_status count_devices(int *n, sn_err *err) {
     cudaError_t error = cudaGetDeviceCount(n);
     if (error == cudaSuccess && *n > 0) return SN_OK;
@@ -32,61 +36,61 @@ static sn_status describe_device(int ordinal, char name[64], int *capability, sn
     return SN_OK;
 }
 
-static int larger(int a, int b) { return a > b ? a : b; }
+static int max_int(int a, int b) { return a > b ? a : b; }
 
 static sn_status cuda_prepare(sn_device *d, const sn_device_limits *limits, sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
-    sn_status status = sn_cuda_enter_unrecorded(cuda, "prepare", err);
+    sn_status status = sn_cuda_enter_uncaptured(cuda, "prepare", err);
     if (status) return status;
-    sn_device_limits all = {.rows = larger(limits->rows, cuda->limits.rows),
-                            .width = larger(limits->width, cuda->limits.width),
-                            .context = larger(limits->context, cuda->limits.context)};
+    sn_device_limits all = {.rows = max_int(limits->rows, cuda->limits.rows),
+                            .width = max_int(limits->width, cuda->limits.width),
+                            .context = max_int(limits->context, cuda->limits.context)};
     size_t x_bytes = sn_cuda_x_bytes(&all), width = sn_cuda_pad((size_t)all.width, 8);
     if (limits->rows < 0 || limits->width < 0 || limits->context < 0 || x_bytes > PTRDIFF_MAX)
-        return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions make no sense", limits->rows,
+        return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are not possible", limits->rows,
                        limits->width, limits->context);
     size_t tile = sn_min_size(width * width * sizeof(uint16_t), SN_CUDA_TILE_BYTES);
     tile = tile > width * sizeof(uint16_t) ? tile : width * sizeof(uint16_t); /* one row at least */
     size_t pages = (size_t)all.context / 16 + 16 * (size_t)all.rows;
-    status = sn_cuda_make_room(cuda, &cuda->x, x_bytes, err);
-    if (!status && all.rows > SN_CUDA_FEW_ROWS) status = sn_cuda_make_room(cuda, &cuda->tile, tile, err);
-    if (!status) status = sn_cuda_table_room(cuda, (size_t)all.rows, (size_t)all.rows, pages, err);
+    status = sn_cuda_buffer_reserve(cuda, &cuda->x, x_bytes, err);
+    if (!status && all.rows > SN_CUDA_FEW_ROWS) status = sn_cuda_buffer_reserve(cuda, &cuda->tile, tile, err);
+    if (!status) status = sn_cuda_table_reserve(cuda, (size_t)all.rows, (size_t)all.rows, pages, err);
     if (!status) cuda->limits = all;
     return status;
 }
 
-/* Everything that belongs to the device's context. */
-static void give_back(sn_cuda *cuda) {
-    sn_cuda_room *const rooms[] = {&cuda->blas_room, &cuda->x,       &cuda->tile, &cuda->ids,
-                                   &cuda->past,      &cuda->partial, &cuda->grad, &cuda->table};
-    sn_cuda_forget_records(cuda);
+/* Frees everything that belongs to the device's context. */
+static void free_resources(sn_cuda *cuda) {
+    sn_cuda_buffer *const buffers[] = {&cuda->blas_workspace, &cuda->x,       &cuda->tile, &cuda->ids,
+                                       &cuda->kv_staging,     &cuda->partial, &cuda->grad, &cuda->batch_table};
+    sn_cuda_graphs_clear(cuda);
     if (cuda->blas) cublasDestroy_v2(cuda->blas);
-    for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++)
-        if (rooms[i]->at) cudaFree(rooms[i]->at);
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
+        if (buffers[i]->at) cudaFree(buffers[i]->at);
     for (int i = 0; i < SN_CUDA_STAGES; i++) {
         if (cuda->stages[i].host) cudaFreeHost(cuda->stages[i].host);
         if (cuda->stages[i].done) cudaEventDestroy(cuda->stages[i].done);
     }
-    for (int i = 0; i < SN_CUDA_TICKETS; i++)
-        if (cuda->tickets[i]) cudaEventDestroy(cuda->tickets[i]);
-    for (int i = 0; i < SN_CUDA_FENCES; i++)
-        if (cuda->fences[i]) cudaEventDestroy(cuda->fences[i]);
-    if (cuda->queued) cudaEventDestroy(cuda->queued);
+    for (int i = 0; i < SN_CUDA_COPY_EVENTS; i++)
+        if (cuda->copy_events[i]) cudaEventDestroy(cuda->copy_events[i]);
+    for (int i = 0; i < SN_CUDA_LAUNCH_EVENTS; i++)
+        if (cuda->launch_events[i]) cudaEventDestroy(cuda->launch_events[i]);
+    if (cuda->queue_event) cudaEventDestroy(cuda->queue_event);
     if (cuda->copies) cudaStreamDestroy(cuda->copies);
     if (cuda->work) cudaStreamDestroy(cuda->work);
 }
 
-/* A device that hangs keeps what it has: giving it back would wait for it without limit. */
+/* A device that hangs keeps its resources: freeing them would wait for it without limit. */
 static void cuda_close(sn_device *d) {
     sn_cuda *cuda = (sn_cuda *)d;
     sn_err ignored;
-    sn_cuda_abandon(cuda);
+    sn_cuda_batch_abort(cuda);
     bool ready = !sn_cuda_enter(cuda, &ignored);
     if (ready && cuda->work) ready = !sn_cuda_wait_stream(cuda, cuda->work, &ignored);
     if (ready && cuda->copies) ready = !sn_cuda_wait_stream(cuda, cuda->copies, &ignored);
-    if (ready || !cuda->work || !cuda->copies || sn_cuda_idle(cuda)) give_back(cuda);
-    sn_holdings_fini(&cuda->held);
-    free(cuda->table_host);
+    if (ready || !cuda->work || !cuda->copies || sn_cuda_idle(cuda)) free_resources(cuda);
+    sn_allocations_fini(&cuda->allocations);
+    free(cuda->batch_table_host);
     free(cuda);
 }
 
@@ -105,8 +109,8 @@ static const sn_device_ops cuda_ops = {
     .copy_wait = sn_cuda_copy_wait,
     .weight_size = sn_cuda_weight_size,
     .weight_pack = sn_cuda_weight_pack,
-    .pass_begin = sn_cuda_pass_begin,
-    .pass_end = sn_cuda_pass_end,
+    .batch_begin = sn_cuda_batch_begin,
+    .batch_end = sn_cuda_batch_end,
     .linear = sn_cuda_linear_op,
     .rms_norm = sn_cuda_rms_norm_op,
     .layer_norm = sn_cuda_layer_norm_op,
@@ -117,19 +121,19 @@ static const sn_device_ops cuda_ops = {
     .attention = sn_cuda_attention_op,
     .activate = sn_cuda_activate_op,
     .add = sn_cuda_add_op,
-    .gather = sn_cuda_gather_op,
-    .linear_grad = sn_cuda_linear_grad_op,
-    .outer_grad = sn_cuda_outer_grad_op,
+    .get_rows = sn_cuda_get_rows_op,
+    .linear_input_grad = sn_cuda_linear_input_grad_op,
+    .linear_weight_grad = sn_cuda_linear_weight_grad_op,
     .rms_norm_grad = sn_cuda_rms_norm_grad_op,
     .layer_norm_grad = sn_cuda_layer_norm_grad_op,
     .activate_grad = sn_cuda_activate_grad_op,
     .attention_grad = sn_cuda_attention_grad_op,
-    .route = sn_cuda_route_op,
-    .linear_routed = sn_cuda_linear_routed_op,
-    .combine = sn_cuda_combine_op,
-    .linear_routed_grad = sn_cuda_linear_routed_grad_op,
-    .combine_grad = sn_cuda_combine_grad_op,
-    .route_grad = sn_cuda_route_grad_op,
+    .moe_gate = sn_cuda_moe_gate_op,
+    .moe_linear = sn_cuda_moe_linear_op,
+    .moe_combine = sn_cuda_moe_combine_op,
+    .moe_linear_grad = sn_cuda_moe_linear_grad_op,
+    .moe_combine_grad = sn_cuda_moe_combine_grad_op,
+    .moe_gate_grad = sn_cuda_moe_gate_grad_op,
     .kv_page_bytes = sn_cuda_kv_page_bytes,
     .close = cuda_close,
 };
@@ -144,9 +148,9 @@ static sn_status open_streams(sn_cuda *cuda, sn_err *err) {
     if (!status)
         status = sn_cuda_check(cuda, cudaStreamCreateWithFlags(&cuda->copies, cudaStreamNonBlocking), "making a stream",
                                err);
-    if (!status) status = open_event(cuda, &cuda->queued, err);
-    for (int i = 0; i < SN_CUDA_TICKETS && !status; i++) status = open_event(cuda, &cuda->tickets[i], err);
-    for (int i = 0; i < SN_CUDA_FENCES && !status; i++) status = open_event(cuda, &cuda->fences[i], err);
+    if (!status) status = open_event(cuda, &cuda->queue_event, err);
+    for (int i = 0; i < SN_CUDA_COPY_EVENTS && !status; i++) status = open_event(cuda, &cuda->copy_events[i], err);
+    for (int i = 0; i < SN_CUDA_LAUNCH_EVENTS && !status; i++) status = open_event(cuda, &cuda->launch_events[i], err);
     for (int i = 0; i < SN_CUDA_STAGES && !status; i++) {
         status = open_event(cuda, &cuda->stages[i].done, err);
         if (!status) status = sn_cuda_host_alloc(&cuda->base, SN_CUDA_STAGE_BYTES, &cuda->stages[i].host, err);
@@ -154,16 +158,16 @@ static sn_status open_streams(sn_cuda *cuda, sn_err *err) {
     return status;
 }
 
-/* One workspace of our own and one stream: what makes cuBLAS give the same bits again. */
+/* One workspace and one stream of its own: cuBLAS then gives the same bits from run to run. */
 static sn_status open_blas(sn_cuda *cuda, sn_err *err) {
-    sn_status status = sn_cuda_make_room(cuda, &cuda->blas_room, SN_CUDA_BLAS_BYTES, err);
+    sn_status status = sn_cuda_buffer_reserve(cuda, &cuda->blas_workspace, SN_CUDA_BLAS_BYTES, err);
     if (status) return status;
     cublasStatus_t result = cublasCreate_v2(&cuda->blas);
     if (result == CUBLAS_STATUS_SUCCESS) result = cublasSetStream_v2(cuda->blas, cuda->work);
     if (result == CUBLAS_STATUS_SUCCESS)
-        result = cublasSetWorkspace_v2(cuda->blas, cuda->blas_room.at, SN_CUDA_BLAS_BYTES);
+        result = cublasSetWorkspace_v2(cuda->blas, cuda->blas_workspace.at, SN_CUDA_BLAS_BYTES);
     if (result == CUBLAS_STATUS_SUCCESS) return SN_OK;
-    return sn_fail(err, SN_STOP, "%s: cuBLAS could not begin: %s", cuda->description, cublasGetStatusString(result));
+    return sn_fail(err, SN_STOP, "%s: cuBLAS could not start: %s", cuda->description, cublasGetStatusString(result));
 }
 
 static sn_status open_device(sn_cuda *cuda, sn_err *err) {
@@ -171,11 +175,11 @@ static sn_status open_device(sn_cuda *cuda, sn_err *err) {
     char name[64];
     sn_status status = count_devices(&n, err);
     if (!status && ordinal >= n)
-        status = sn_fail(err, SN_REFUSED, "cuda:%d does not exist: the last one here is cuda:%d", ordinal, n - 1);
+        status = sn_fail(err, SN_REFUSED, "cuda:%d does not exist: the last one is cuda:%d", ordinal, n - 1);
     if (!status) status = describe_device(ordinal, name, &capability, err);
-    if (!status && capability < OLDEST)
+    if (!status && capability < SM_MIN)
         status = sn_fail(err, SN_REFUSED, "cuda:%d (%s) is sm_%d: sm_%d or newer is needed", ordinal, name, capability,
-                         OLDEST);
+                         SM_MIN);
     if (!status) status = sn_cuda_cublas_load(err);
     if (status) return status;
     snprintf(cuda->description, sizeof cuda->description, "cuda:%d (%s, sm_%d)", ordinal, name, capability);
@@ -208,13 +212,13 @@ static sn_status list_device(int ordinal, sn_device_info *info, sn_err *err) {
     if (status) return status;
     cudaError_t error = cudaSetDevice(ordinal);
     if (error == cudaSuccess) error = cudaMemGetInfo(&info->memory_free, &info->memory);
-    sn_cuda_left_device();
+    sn_cuda_device_changed();
     if (error != cudaSuccess)
         return sn_fail(err, SN_REFUSED, "cuda:%d cannot be used: %s", ordinal, cudaGetErrorString(error));
-    if (capability < OLDEST)
-        snprintf(info->can, sizeof info->can, "nothing: sm_%d, and sm_%d is needed", capability, OLDEST);
+    if (capability < SM_MIN)
+        snprintf(info->features, sizeof info->features, "none: sm_%d, but sm_%d is needed", capability, SM_MIN);
     else
-        snprintf(info->can, sizeof info->can, "sm_%d, recorded passes, copies beside the queue", capability);
+        snprintf(info->features, sizeof info->features, "sm_%d, graphs, concurrent copies", capability);
     return SN_OK;
 }
 

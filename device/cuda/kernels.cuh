@@ -1,18 +1,17 @@
-/* What the kernels share: reading the layouts, sums over a warp and a block, and launching.
+/* What the kernels share: reading the layouts, sums over a warp and a block, and launches.
  *
- * The same sources are compiled for the processor in tests, against a small emulation of threads, warps and barriers
- * (tests/support/cuda_stand_in/threads.h); SN_CUDA_EMULATED tells. */
+ * The tests compile the same sources for the CPU, against an emulation of threads, warps and barriers: its headers of
+ * the CUDA names come first on the include path, and its <cuda_fp16.h> defines SN_LAUNCH and SN_SHARED_MEMORY. */
 #ifndef SN_DEVICE_CUDA_KERNELS_CUH
 #define SN_DEVICE_CUDA_KERNELS_CUH
 
 #include "device/cuda/kernels.h"
 
-#ifdef SN_CUDA_EMULATED
-#include "tests/support/cuda_stand_in/threads.h"
-#else
 #include <cuda_fp16.h>
+
+#ifndef SN_LAUNCH
 #define SN_SHARED_MEMORY(name) extern __shared__ __align__(16) unsigned char name[]
-/* kernel: a pointer to a __global__ function (of a template: take it into a variable first). */
+/* kernel: a pointer to a __global__ function (an instance of a template must be assigned to a variable first). */
 #define SN_LAUNCH(kernel, grid, threads, shared, stream, ...)                                                          \
     (kernel<<<(grid), (threads), (shared), (stream)>>>(__VA_ARGS__), cudaGetLastError())
 #endif
@@ -27,7 +26,7 @@ __device__ inline float half_to_float(unsigned int bits) {
 
 __device__ inline float bf16_to_float(unsigned int bits) { return __uint_as_float(bits << 16); }
 
-/* Round to nearest even; a NaN stays one. */
+/* Rounds to nearest even; NaN stays NaN. */
 __device__ inline uint16_t float_to_bf16(float x) {
     unsigned int u = __float_as_uint(x);
     if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(u >> 16 | 0x40);
@@ -45,10 +44,10 @@ __device__ inline float warp_max(float x) {
     return x;
 }
 
-/* The sum over a block's threads, in all of them; shared: one float a warp. */
+/* The sum over the threads of a block, in every thread. shared: one float per warp. */
 template <int THREADS> __device__ inline float block_sum(float x, float *shared) {
     x = warp_sum(x);
-    __syncthreads(); /* what was read of `shared` before */
+    __syncthreads(); /* all threads have finished reading `shared` */
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
     __syncthreads();
     float sum = 0;
@@ -56,13 +55,13 @@ template <int THREADS> __device__ inline float block_sum(float x, float *shared)
     return sum;
 }
 
-/* The normal distribution's share below x. */
+/* The share of the normal distribution below x. */
 __device__ inline float normal_share(float x) { return 0.5f * erfcf(-0.70710678f * x); }
 
-/* GELU by tanh is x / (1 + exp(-v)), this being v. */
+/* v of the tanh form of GELU, x / (1 + exp(-v)). */
 __device__ inline float gelu_inner(float x) { return 1.5957691216f * x * (1.0f + 0.044715f * x * x); }
 
-/* What SN_SWIGLU_CLAMPED makes of gate and up; NaN stays. */
+/* The clamped gate of SN_SWIGLU_CLAMPED, and the factor of every kind; NaN stays NaN. */
 __device__ inline float capped(float x) { return x > 7.0f ? 7.0f : x; }
 __device__ inline float factor(int kind, float up) {
     return kind == SN_SWIGLU_CLAMPED ? 1.0f + (up < -7.0f ? -7.0f : capped(up)) : up;
@@ -74,7 +73,7 @@ __device__ inline float activation(int kind, float x) {
     return x / (1.0f + expf(kind == SN_SILU ? -x : -gelu_inner(x)));
 }
 
-/* Scale and offset of half h (0: weights 0..15, 1: 16..31) of group `g`, counted over the whole matrix. */
+/* Scale and offset of half h (0: weights 0..15, 1: weights 16..31) of group `g`, counted over the whole matrix. */
 template <int LAYOUT> __device__ inline float2 scale_of(const sn_cuda_matrix &w, size_t g, int h) {
     if (LAYOUT == SN_CUDA_Q8_FINE) {
         const float *s = static_cast<const float *>(w.scales) + 4 * g;
@@ -95,7 +94,7 @@ __host__ __device__ constexpr bool is_q4(int layout) { return layout == SN_CUDA_
 __device__ inline int byte_of(unsigned int word, int i) { return static_cast<int8_t>(word >> 8 * i & 0xff); }
 
 /* Eight consecutive weights of a row, from element `at` (a multiple of 8) on. */
-template <int LAYOUT> __device__ inline void weights_of(const sn_cuda_matrix &w, int row, int at, float out[8]) {
+template <int LAYOUT> __device__ inline void load_weights(const sn_cuda_matrix &w, int row, int at, float out[8]) {
     if (LAYOUT == SN_CUDA_F32) {
         const float *p = static_cast<const float *>(w.plane[0]) + static_cast<size_t>(row) * w.stride + at;
         for (int i = 0; i < 8; i++) out[i] = p[i];

@@ -1,8 +1,9 @@
-/* The kernels of the CUDA backend, each behind a plain C function that queues it on a stream and returns what
- * cudaGetLastError says. Pointers are device memory unless said otherwise; they do not allocate and do not wait.
+/* The kernels of the CUDA backend. Each is a plain C function that launches it on a stream and returns
+ * cudaGetLastError. Private to device/cuda/. Pointers point to device memory unless stated otherwise; the functions do
+ * not allocate and do not wait.
  *
- * Every sum is in a fixed order: lanes take elements a fixed distance apart, then a fixed tree joins the lanes; no
- * floating atomics. So results repeat from run to run on one kind of device. */
+ * Every sum has a fixed order: lanes take elements at a fixed distance, then a fixed tree joins the lanes; there are no
+ * floating-point atomics. Therefore results repeat from run to run on one kind of device. */
 #ifndef SN_DEVICE_CUDA_KERNELS_H
 #define SN_DEVICE_CUDA_KERNELS_H
 
@@ -18,19 +19,19 @@ extern "C" {
 #endif
 
 enum {
-    SN_CUDA_FEW_ROWS = 8,   /* rows of x that the kernels of decoding take */
-    SN_CUDA_LINEARS = 4,    /* matrices that one call takes */
+    SN_CUDA_FEW_ROWS = 8,   /* rows of x that the kernels for decoding take */
+    SN_CUDA_LINEARS = 4,    /* matrices of one call */
     SN_CUDA_TILE_ROWS = 16, /* rows of a tile of attention */
-    SN_CUDA_SPLITS = 32,    /* parts that a past is split into, at most */
+    SN_CUDA_SPLITS = 32,    /* parts that the keys of a row are split into, at most */
     SN_CUDA_HEAD_DIM_MAX = 512,
 };
 
 /* -- linear, few rows (1..SN_CUDA_FEW_ROWS) */
 
-/* 32 elements of a row of x: x ~ scale * q. In two planes, each (rows, cols / 32). */
+/* 32 elements of a row of x: x ~ scale * q. q and scales are two arrays: (rows, cols) and (rows, cols / 32). */
 typedef struct sn_cuda_xscale {
     float scale;
-    float sum[2]; /* scale * (sum of q of either 16) */
+    float sum[2]; /* scale * (sum of q), of each half of 16 */
     float unused;
 } sn_cuda_xscale;
 
@@ -40,113 +41,118 @@ typedef struct sn_cuda_linear {
     float *y;          /* (n, weight.rows) */
 } sn_cuda_linear;
 
-/* q (n, cols) and scales (n, cols / 32) of x (n, cols); cols is a multiple of 32. A row with NaN or infinity in a group
- * gets a scale of NaN there. */
+/* Quantises x (n, cols) to q (n, cols) and scales (n, cols / 32); cols is a multiple of 32. A group with NaN or
+ * infinity gets the scale NaN. */
 cudaError_t sn_cuda_quantize(cudaStream_t stream, int n, int cols, const float *x, int8_t *q, sn_cuda_xscale *scales);
-/* y = x . w^T + bias for matrices of one quantised layout and equal cols. Integer products within 32 weights, exact;
- * then float32. */
+/* y = x . w^T + bias for matrices of one quantised layout and equal cols. Products of 32 weights are exact integers,
+ * the rest is float32. */
 cudaError_t sn_cuda_linear_quantised(cudaStream_t stream, int n, const int8_t *q, const sn_cuda_xscale *scales,
                                      int n_linears, const sn_cuda_linear *linears);
-/* The same for one of the float layouts: x (n, x_stride), x_stride at least the weights' stride, zero beyond cols,
- * aligned to 16 bytes. float32 arithmetic. */
+/* As sn_cuda_linear_quantised, for one of the float layouts, in float32: x (n, x_stride), aligned to 16 bytes and zero
+ * beyond cols; x_stride is at least the stride of the weights. */
 cudaError_t sn_cuda_linear_float(cudaStream_t stream, int n, const float *x, int x_stride, int n_linears,
                                  const sn_cuda_linear *linears);
 /* out (n, stride) = x (n, cols), zero beyond cols. */
 cudaError_t sn_cuda_pad_rows(cudaStream_t stream, int n, int cols, const float *x, int stride, float *out);
 
-/* -- linear, many rows: what goes into and comes out of cuBLAS */
+/* -- linear, many rows: conversions before and after cuBLAS */
 
-/* out (n, stride), bfloat16 = x (n, cols), rounded to nearest even, zero beyond cols. */
-cudaError_t sn_cuda_to_bf16(cudaStream_t stream, int n, int cols, const float *x, int stride, bool rest, uint16_t *out);
-/* out (n, cols rounded up to 8), bfloat16 = rows [first, first + n) of a matrix of any layout but F32 and BF16. */
+/* out (n, stride) = x (n, cols) as bfloat16, rounded to nearest even, zero beyond cols. With `residual`: the bfloat16
+ * of what that rounding left of x. */
+cudaError_t sn_cuda_to_bf16(cudaStream_t stream, int n, int cols, const float *x, int stride, bool residual,
+                            uint16_t *out);
+/* out (n, cols rounded up to 8) = rows [first, first + n) of a matrix as bfloat16, for any layout but F32 and BF16. */
 cudaError_t sn_cuda_dequantize(cudaStream_t stream, const sn_cuda_matrix *weight, int first, int n, uint16_t *out);
 /* y (n, rows) += bias (rows). */
 cudaError_t sn_cuda_add_bias(cudaStream_t stream, int n, int rows, const float *bias, float *y);
 
-/* -- the small operations; as in device/device.h */
+/* -- operations on rows and elements; as in device/device.h */
 cudaError_t sn_cuda_rms_norm(cudaStream_t stream, int n, int width, const float *x, const float *weight, float eps,
                              float *y);
-cudaError_t sn_cuda_layer_norm(cudaStream_t stream, int n, int width, const float *x, const float *weight, const float *bias,
-                               float eps, float *y);
-cudaError_t sn_cuda_rope(cudaStream_t stream, int n, int n_heads, int head_dim, float *x, bool halves, int dim,
+cudaError_t sn_cuda_layer_norm(cudaStream_t stream, int n, int width, const float *x, const float *weight,
+                               const float *bias, float eps, float *y);
+cudaError_t sn_cuda_rope(cudaStream_t stream, int n, int n_heads, int head_dim, float *x, bool rotate_half, int dim,
                          const float *cos_sin);
-cudaError_t sn_cuda_activate(cudaStream_t stream, size_t n, sn_activation kind, const float *gate, const float *up, float *y);
+cudaError_t sn_cuda_activate(cudaStream_t stream, size_t n, sn_activation kind, const float *gate, const float *up,
+                             float *y);
 cudaError_t sn_cuda_add(cudaStream_t stream, size_t n, float *y, const float *x);
-/* ids (n) are row numbers that the host has checked. */
-cudaError_t sn_cuda_gather(cudaStream_t stream, const sn_cuda_matrix *weight, int n, const int32_t *ids, float *y);
+/* ids (n): row numbers that the host has checked. */
+cudaError_t sn_cuda_get_rows(cudaStream_t stream, const sn_cuda_matrix *weight, int n, const int32_t *ids, float *y);
 
-/* -- mixtures of experts; as in device/device.h. Expert e's matrix lies e * stride bytes behind `first`. x of linear_routed
- * is read as float32, and one expert's weights for each of its pairs: plain rather than fast for many rows. */
+/* -- mixtures of experts; as in device/device.h. The matrix of expert e lies e * stride bytes after `first`. moe_linear
+ * reads x as float32, and reads an expert's weights once for each of its pairs: simple, not fast for many rows. */
 typedef struct sn_cuda_experts {
     sn_cuda_matrix first;
     size_t stride;
 } sn_cuda_experts;
 
-cudaError_t sn_cuda_route(cudaStream_t stream, int n, int n_experts, int k, bool over_all, const float *logits, int32_t *ids,
-                          float *weights);
-cudaError_t sn_cuda_linear_routed(cudaStream_t stream, const sn_choice *choice, bool each, const float *x,
-                                  const sn_cuda_experts *experts, const float *bias, float *y);
-cudaError_t sn_cuda_combine(cudaStream_t stream, const sn_choice *choice, int width, const float *x, float *y);
-cudaError_t sn_cuda_linear_routed_grad(cudaStream_t stream, const sn_choice *choice, bool each, const float *dy,
-                                       const sn_cuda_experts *experts, bool grow, float *dx);
-cudaError_t sn_cuda_combine_grad(cudaStream_t stream, const sn_choice *choice, int width, const float *x, const float *dy,
-                                 float *dx, float *dweights);
-cudaError_t sn_cuda_route_grad(cudaStream_t stream, const sn_choice *choice, bool over_all, const float *logits,
-                               const float *dweights, float *dlogits);
+cudaError_t sn_cuda_moe_gate(cudaStream_t stream, int n, int n_experts, int k, bool softmax_over_all,
+                             const float *logits, int32_t *ids, float *weights);
+cudaError_t sn_cuda_moe_linear(cudaStream_t stream, const sn_moe_selection *selection, bool per_expert, const float *x,
+                               const sn_cuda_experts *experts, const float *bias, float *y);
+cudaError_t sn_cuda_moe_combine(cudaStream_t stream, const sn_moe_selection *selection, int width, const float *x,
+                                float *y);
+cudaError_t sn_cuda_moe_linear_grad(cudaStream_t stream, const sn_moe_selection *selection, bool per_expert,
+                                    const float *dy, const sn_cuda_experts *experts, bool accumulate, float *dx);
+cudaError_t sn_cuda_moe_combine_grad(cudaStream_t stream, const sn_moe_selection *selection, int width, const float *x,
+                                     const float *dy, float *dx, float *dweights);
+cudaError_t sn_cuda_moe_gate_grad(cudaStream_t stream, const sn_moe_selection *selection, bool softmax_over_all,
+                                  const float *logits, const float *dweights, float *dlogits);
 
-/* -- the past. A page holds for each block, for each key-value head, keys (page_tokens, padded_dim), then values
- * likewise, float32; padded_dim is head_dim rounded up to 4. What a pass is about lies in a table at a fixed address,
- * so that a recorded pass finds its own each time. */
-typedef struct sn_cuda_row { /* a row of the pass */
-    int32_t first_page;      /* of its sequence, in pages */
+/* -- the KV cache. A page holds for each block and each key-value head the keys (page_tokens, padded_dim), then the
+ * values in the same shape, as float32; padded_dim is head_dim rounded up to 4. The batch table (batch.c) is at a fixed
+ * address, so that a replayed graph reads the data of its own batch. */
+typedef struct sn_cuda_row { /* a row of the batch */
+    int32_t first_page;      /* index of its sequence's first page in `pages` */
     int32_t position;
 } sn_cuda_row;
 
-typedef struct sn_cuda_tile { /* up to SN_CUDA_TILE_ROWS rows of one sequence; n_rows 0: no tile */
+typedef struct sn_cuda_tile { /* up to SN_CUDA_TILE_ROWS rows of one sequence; n_rows 0: unused */
     int32_t first_row, n_rows;
 } sn_cuda_tile;
 
-typedef struct sn_cuda_past {
+typedef struct sn_cuda_kv {
     int n_kv_heads, head_dim, padded_dim, page_tokens;
-    size_t block_floats; /* where the block begins in a page */
+    size_t block_floats; /* offset of the block in a page, in floats */
     const sn_cuda_row *rows;
     const sn_cuda_tile *tiles;
     float *const *pages;
-} sn_cuda_past;
+} sn_cuda_kv;
 
-cudaError_t sn_cuda_kv_store(cudaStream_t stream, const sn_cuda_past *past, int n_rows, const float *k, const float *v);
-/* Rows of the table to or from k and v: (n_rows, n_kv_heads, head_dim). */
-cudaError_t sn_cuda_kv_load(cudaStream_t stream, const sn_cuda_past *past, int n_rows, float *k, float *v);
+cudaError_t sn_cuda_kv_store(cudaStream_t stream, const sn_cuda_kv *kv, int n_rows, const float *k, const float *v);
+/* Copies the positions of the table's rows from the pages to k and v: (n_rows, n_kv_heads, head_dim). */
+cudaError_t sn_cuda_kv_load(cudaStream_t stream, const sn_cuda_kv *kv, int n_rows, float *k, float *v);
 
 typedef struct sn_cuda_attention {
-    sn_cuda_past past;
+    sn_cuda_kv kv;
     int n_heads, window;
     float scale;
     const float *slopes, *sinks; /* (n_heads), or NULL */
-    const float *q; /* (n_rows, n_heads, head_dim) */
-    float *out;     /* likewise */
-    /* Scratch of attention by splits: sums (n_rows, n_heads, n_splits, padded_dim), then (n_rows, n_heads, n_splits,
-     * 2): largest score and sum of exponentials. */
+    const float *q;              /* (n_rows, n_heads, head_dim) */
+    float *out;                  /* (n_rows, n_heads, head_dim) */
+    /* Scratch memory of attention by splits: sums (n_rows, n_heads, n_splits, padded_dim) and statistics (n_rows,
+     * n_heads, n_splits, 2): the largest score and the sum of exponentials. */
     float *partial, *partial_stats;
 } sn_cuda_attention;
 
-/* One row after the other, each row's past cut into n_splits parts (of at least 64 positions) that are joined
- * afterwards. */
+/* Each row by itself: its keys are split into n_splits parts (of at least 64 positions), which are joined afterwards.
+ */
 cudaError_t sn_cuda_attention_split(cudaStream_t stream, const sn_cuda_attention *a, int n_rows, int n_splits);
-/* By tiles of rows, one pass over the keys each with running maxima. */
+/* Tiles of rows: one pass over the keys per tile, with running maxima. */
 cudaError_t sn_cuda_attention_tiles(cudaStream_t stream, const sn_cuda_attention *a, int n_tiles);
 
-/* -- gradients; as in device/device.h */
-cudaError_t sn_cuda_linear_grad(cudaStream_t stream, const sn_cuda_matrix *weight, int n, const float *dy, bool grow,
-                                float *dx);
-cudaError_t sn_cuda_outer_grad(cudaStream_t stream, int n, int rows, int cols, const float *dy, const float *x, float *dw);
+/* -- the backward pass; as in device/device.h */
+cudaError_t sn_cuda_linear_input_grad(cudaStream_t stream, const sn_cuda_matrix *weight, int n, const float *dy,
+                                      bool accumulate, float *dx);
+cudaError_t sn_cuda_linear_weight_grad(cudaStream_t stream, int n, int rows, int cols, const float *dy, const float *x,
+                                       float *dw);
 cudaError_t sn_cuda_rms_norm_grad(cudaStream_t stream, int n, int width, const float *x, const float *weight, float eps,
-                                  const float *dy, bool grow, float *dx);
-cudaError_t sn_cuda_layer_norm_grad(cudaStream_t stream, int n, int width, const float *x, const float *weight, float eps,
-                                    const float *dy, bool grow, float *dx);
+                                  const float *dy, bool accumulate, float *dx);
+cudaError_t sn_cuda_layer_norm_grad(cudaStream_t stream, int n, int width, const float *x, const float *weight,
+                                    float eps, const float *dy, bool accumulate, float *dx);
 cudaError_t sn_cuda_activate_grad(cudaStream_t stream, size_t n, sn_activation kind, const float *gate, const float *up,
                                   const float *dy, float *dgate, float *dup);
-/* stats: scratch of 3 floats for each query row and head. */
+/* stats: scratch memory of 3 floats for each query row and head. */
 cudaError_t sn_cuda_attention_grad(cudaStream_t stream, const sn_attention_grad *grad, float *stats);
 
 #ifdef __cplusplus

@@ -1,27 +1,30 @@
-/* The past: storing, reading, and attention over it. Two ways: few rows with the past of each split up, so that the
- * whole device reads it; and tiles of rows for prompts. Both are the online softmax of Milakov & Gimelshein 2018. */
+/* The KV cache: storing, reading, and attention. Attention has two forms: for few rows, the keys of each row are split
+ * into parts, so that the whole device reads them; for prefill, tiles of rows read the keys together. Both are the
+ * online softmax of Milakov & Gimelshein 2018. */
 #include "device/cuda/kernels.cuh"
 
 namespace {
 
 constexpr int THREADS = 128;
 constexpr int HEADS = 8;       /* query heads of one block of attention_split */
-constexpr int SPLIT_KEYS = 64; /* keys of one step of it, and the least that a part has */
+constexpr int SPLIT_KEYS = 64; /* keys of one step of attention_split, and the smallest size of a part */
 constexpr int TILE_KEYS = 32;  /* keys of one step of attention_tiles */
 
-/* Where keys (values: + page_tokens * padded_dim floats) of a position lie. */
-__device__ inline float *past_at(const sn_cuda_past &p, int first_page, int position, int kv_head) {
+/* The address of the key of a position; the value lies page_tokens * padded_dim floats later. */
+__device__ inline float *kv_at(const sn_cuda_kv &p, int first_page, int position, int kv_head) {
     float *page = p.pages[first_page + position / p.page_tokens] + p.block_floats;
     size_t row = static_cast<size_t>(kv_head) * 2 * p.page_tokens + position % p.page_tokens;
     return page + row * p.padded_dim;
 }
 
-__device__ inline size_t to_values(const sn_cuda_past &p) { return static_cast<size_t>(p.page_tokens) * p.padded_dim; }
+__device__ inline size_t values_offset(const sn_cuda_kv &p) {
+    return static_cast<size_t>(p.page_tokens) * p.padded_dim;
+}
 
-/* A block a row and head. Store: k and v into the past, zeros behind each head; else the other way. */
-template <bool STORE> __global__ void move_past(const __grid_constant__ sn_cuda_past p, float *k, float *v) {
+/* One block per row and head. STORE: copies k and v to the pages, with zeros after each head; otherwise the reverse. */
+template <bool STORE> __global__ void kv_copy(const __grid_constant__ sn_cuda_kv p, float *k, float *v) {
     sn_cuda_row row = p.rows[blockIdx.x];
-    float *key = past_at(p, row.first_page, row.position, static_cast<int>(blockIdx.y)), *value = key + to_values(p);
+    float *key = kv_at(p, row.first_page, row.position, static_cast<int>(blockIdx.y)), *value = key + values_offset(p);
     size_t at = (static_cast<size_t>(blockIdx.x) * p.n_kv_heads + blockIdx.y) * p.head_dim;
     for (int i = threadIdx.x; i < p.padded_dim; i += 32) {
         bool own = i < p.head_dim;
@@ -35,32 +38,34 @@ template <bool STORE> __global__ void move_past(const __grid_constant__ sn_cuda_
     }
 }
 
-/* The first position that a row looks at. */
-__device__ inline int first_seen(int position, int window) {
+/* The first position that a row attends to. */
+__device__ inline int window_start(int position, int window) {
     return window > 0 && position + 1 > window ? position + 1 - window : 0;
 }
 
 __device__ inline float dot4(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
 
-/* One part of a row's past for up to HEADS query heads of one key-value head, in shared memory throughout. */
+/* One part of a row's keys, for up to HEADS query heads of one key-value head; all in shared memory. */
 struct split_state {
-    const float *slopes;            /* (heads), or NULL */
-    float *q, *sums;                /* (heads, padded_dim) */
-    float *scores;                  /* (heads, SPLIT_KEYS) */
-    float *largest, *total, *decay; /* (heads): running maximum, sum of exponentials, what the last step scaled by */
+    const float *slopes; /* (heads), or NULL */
+    float *q, *sums;     /* (heads, padded_dim) */
+    float *scores;       /* (heads, SPLIT_KEYS) */
+    /* (heads): running maximum, sum of exponentials, scale factor of the last step */
+    float *largest, *total, *rescale;
 };
 
-/* ALiBi: a score of a key for a query at position own. */
-__device__ inline float leant(float score, const float *slope, int key, int own) {
+/* ALiBi: lowers the score of a key for a query at position own. */
+__device__ inline float alibi_score(float score, const float *slope, int key, int own) {
     return slope ? fmaf(*slope, static_cast<float>(key - own), score) : score;
 }
 
-/* scores[h][j] = q[h] . key[first + j] * scale. Eight lanes share a key: a float4 each at a time. */
+/* scores[h][j] = q[h] . key[first + j] * scale. Eight lanes share a key and read a float4 each at a time. */
 __device__ void split_scores(const sn_cuda_attention &a, const split_state &s, int heads, sn_cuda_row row, int kv_head,
                              int first, int n) {
-    int part = static_cast<int>(threadIdx.x) % 8, dims = a.past.padded_dim;
-    for (int j = static_cast<int>(threadIdx.x) / 8; j < SPLIT_KEYS; j += THREADS / 8) { /* all lanes stay: shuffles */
-        const float *key = past_at(a.past, row.first_page, first + min(j, n - 1), kv_head);
+    int part = static_cast<int>(threadIdx.x) % 8, dims = a.kv.padded_dim;
+    /* all lanes must reach the shuffles */
+    for (int j = static_cast<int>(threadIdx.x) / 8; j < SPLIT_KEYS; j += THREADS / 8) {
+        const float *key = kv_at(a.kv, row.first_page, first + min(j, n - 1), kv_head);
         float sums[HEADS] = {};
         for (int i = part * 4; i < dims; i += 32) {
             float4 k = *reinterpret_cast<const float4 *>(key + i);
@@ -74,44 +79,45 @@ __device__ void split_scores(const sn_cuda_attention &a, const split_state &s, i
             for (int distance = 4; distance > 0; distance /= 2)
                 sums[h] += __shfl_xor_sync(FULL_WARP, sums[h], distance);
             if (part == 0 && j < n)
-                s.scores[h * SPLIT_KEYS + j] = leant(sums[h] * a.scale, s.slopes ? s.slopes + h : nullptr, first + j, row.position);
+                s.scores[h * SPLIT_KEYS + j] =
+                    alibi_score(sums[h] * a.scale, s.slopes ? s.slopes + h : nullptr, first + j, row.position);
         }
     }
 }
 
-/* Scores become exponentials against the running maximum. A warp a head, two keys a lane. */
+/* Replaces scores by exponentials relative to the running maximum. One warp per head, two keys per lane. */
 __device__ void split_softmax(const split_state &s, int heads, int n) {
     int lane = static_cast<int>(threadIdx.x) % 32;
     for (int h = static_cast<int>(threadIdx.x) / 32; h < heads; h += THREADS / 32) {
         float *scores = s.scores + h * SPLIT_KEYS, before = s.largest[h];
         float x = lane < n ? scores[lane] : -INFINITY, y = lane + 32 < n ? scores[lane + 32] : -INFINITY;
         float largest = fmaxf(before, warp_max(fmaxf(x, y)));
-        float base = largest == -INFINITY ? 0.0f : largest; /* nothing but -infinity so far: exponentials of 0 */
+        float base = largest == -INFINITY ? 0.0f : largest; /* all scores were -infinity so far */
         x = lane < n ? expf(x - base) : 0.0f;
         y = lane + 32 < n ? expf(y - base) : 0.0f;
         if (lane < n) scores[lane] = x;
         if (lane + 32 < n) scores[lane + 32] = y;
         float sum = warp_sum(x + y);
         if (lane == 0) {
-            s.decay[h] = expf(before - base);
+            s.rescale[h] = expf(before - base);
             s.largest[h] = largest;
-            s.total[h] = s.total[h] * s.decay[h] + sum;
+            s.total[h] = s.total[h] * s.rescale[h] + sum;
         }
     }
 }
 
-/* sums[h] = sums[h] * decay + exponentials . values. A thread has four dimensions of a head. */
+/* sums[h] = sums[h] * decay + exponentials . values. A thread computes four dimensions of a head. */
 __device__ void split_values(const sn_cuda_attention &a, const split_state &s, int heads, sn_cuda_row row, int kv_head,
                              int first, int n) {
-    int quads = a.past.padded_dim / 4;
+    int quads = a.kv.padded_dim / 4;
     for (int item = threadIdx.x; item < heads * quads; item += THREADS) {
         int h = item / quads, i = item % quads * 4;
-        float4 *at = reinterpret_cast<float4 *>(s.sums + h * a.past.padded_dim + i), sum = *at;
-        float decay = s.decay[h];
-        sum = make_float4(sum.x * decay, sum.y * decay, sum.z * decay, sum.w * decay);
+        float4 *at = reinterpret_cast<float4 *>(s.sums + h * a.kv.padded_dim + i), sum = *at;
+        float rescale = s.rescale[h];
+        sum = make_float4(sum.x * rescale, sum.y * rescale, sum.z * rescale, sum.w * rescale);
 #pragma unroll 8
         for (int j = 0; j < n; j++) {
-            const float *value = past_at(a.past, row.first_page, first + j, kv_head) + to_values(a.past);
+            const float *value = kv_at(a.kv, row.first_page, first + j, kv_head) + values_offset(a.kv);
             float4 v = *reinterpret_cast<const float4 *>(value + i);
             float e = s.scores[h * SPLIT_KEYS + j];
             sum = make_float4(sum.x + e * v.x, sum.y + e * v.y, sum.z + e * v.z, sum.w + e * v.w);
@@ -120,10 +126,11 @@ __device__ void split_values(const sn_cuda_attention &a, const split_state &s, i
     }
 }
 
-/* Part blockIdx.x of n_splits; blockIdx.y: key-value head and which HEADS of its query heads; blockIdx.z: the row. */
+/* blockIdx.x: the part, of n_splits; blockIdx.y: the key-value head and the group of HEADS of its query heads;
+ * blockIdx.z: the row. */
 __global__ void __launch_bounds__(THREADS) attention_split(const __grid_constant__ sn_cuda_attention a, int n_splits) {
     SN_SHARED_MEMORY(shared);
-    int group = a.n_heads / a.past.n_kv_heads, runs = (group + HEADS - 1) / HEADS, dims = a.past.padded_dim;
+    int group = a.n_heads / a.kv.n_kv_heads, runs = (group + HEADS - 1) / HEADS, dims = a.kv.padded_dim;
     int kv_head = static_cast<int>(blockIdx.y) / runs, run = static_cast<int>(blockIdx.y) % runs;
     int head = kv_head * group + run * HEADS, heads = min(HEADS, group - run * HEADS);
     split_state s;
@@ -133,10 +140,10 @@ __global__ void __launch_bounds__(THREADS) attention_split(const __grid_constant
     s.scores = s.sums + HEADS * dims;
     s.largest = s.scores + HEADS * SPLIT_KEYS;
     s.total = s.largest + HEADS;
-    s.decay = s.total + HEADS;
-    size_t q_row = (static_cast<size_t>(blockIdx.z) * a.n_heads + head) * a.past.head_dim;
+    s.rescale = s.total + HEADS;
+    size_t q_row = (static_cast<size_t>(blockIdx.z) * a.n_heads + head) * a.kv.head_dim;
     for (int i = threadIdx.x; i < heads * dims; i += THREADS) {
-        s.q[i] = i % dims < a.past.head_dim ? a.q[q_row + i / dims * a.past.head_dim + i % dims] : 0.0f;
+        s.q[i] = i % dims < a.kv.head_dim ? a.q[q_row + i / dims * a.kv.head_dim + i % dims] : 0.0f;
         s.sums[i] = 0;
     }
     if (threadIdx.x < HEADS) {
@@ -144,8 +151,8 @@ __global__ void __launch_bounds__(THREADS) attention_split(const __grid_constant
         s.total[threadIdx.x] = 0;
     }
     __syncthreads();
-    sn_cuda_row row = a.past.rows[blockIdx.z];
-    int begin = first_seen(row.position, a.window), seen = row.position + 1 - begin;
+    sn_cuda_row row = a.kv.rows[blockIdx.z];
+    int begin = window_start(row.position, a.window), seen = row.position + 1 - begin;
     int share = max(SPLIT_KEYS, (seen + n_splits - 1) / n_splits);
     int first = begin + static_cast<int>(blockIdx.x) * share, end = min(first + share, row.position + 1);
     for (int at = first; at < end; at += SPLIT_KEYS) {
@@ -167,61 +174,64 @@ __global__ void __launch_bounds__(THREADS) attention_split(const __grid_constant
     }
 }
 
-/* Joins the parts of row blockIdx.x, head blockIdx.y, and the head's sink, whose sum is 0. A part that saw nothing has a total of 0. */
+/* Joins the parts of row blockIdx.x and head blockIdx.y with the head's sink, whose value is 0. An empty part has a
+ * total of 0. */
 __global__ void __launch_bounds__(THREADS) attention_join(const __grid_constant__ sn_cuda_attention a, int n_splits) {
     size_t head = static_cast<size_t>(blockIdx.x) * a.n_heads + blockIdx.y;
-    const float *stats = a.partial_stats + head * n_splits * 2, *sums = a.partial + head * n_splits * a.past.padded_dim;
+    const float *stats = a.partial_stats + head * n_splits * 2, *sums = a.partial + head * n_splits * a.kv.padded_dim;
     float sink = a.sinks ? a.sinks[blockIdx.y] : -INFINITY, largest = sink, total = 0;
     for (int p = 0; p < n_splits; p++)
         if (stats[2 * p + 1] != 0) largest = fmaxf(largest, stats[2 * p]);
     if (a.sinks) total = expf(sink - largest);
     for (int p = 0; p < n_splits; p++)
         if (stats[2 * p + 1] != 0) total += expf(stats[2 * p] - largest) * stats[2 * p + 1];
-    for (int i = threadIdx.x; i < a.past.head_dim; i += THREADS) {
+    for (int i = threadIdx.x; i < a.kv.head_dim; i += THREADS) {
         float sum = 0;
         for (int p = 0; p < n_splits; p++)
-            if (stats[2 * p + 1] != 0) sum += expf(stats[2 * p] - largest) * sums[p * a.past.padded_dim + i];
-        a.out[head * a.past.head_dim + i] = sum / total;
+            if (stats[2 * p + 1] != 0) sum += expf(stats[2 * p] - largest) * sums[p * a.kv.padded_dim + i];
+        a.out[head * a.kv.head_dim + i] = sum / total;
     }
 }
 
-/* TILE_KEYS keys or values from position `first` on into shared memory, rows `stride` apart; those not before `end` are
- * not looked at by anyone. */
-__device__ void load_tile(const sn_cuda_past &p, sn_cuda_row row, int kv_head, int first, int end, size_t offset,
+/* Loads TILE_KEYS keys or values from position `first` on into shared memory, rows `stride` floats apart. Rows from
+ * `end` on are not read by any thread. */
+__device__ void load_tile(const sn_cuda_kv &p, sn_cuda_row row, int kv_head, int first, int end, size_t offset,
                           float *out, int stride) {
     int quads = p.padded_dim / 4;
     for (int item = threadIdx.x; item < TILE_KEYS * quads; item += THREADS) {
         int j = item / quads, i = item % quads * 4;
         if (first + j >= end) break;
-        const float *from = past_at(p, row.first_page, first + j, kv_head) + offset;
+        const float *from = kv_at(p, row.first_page, first + j, kv_head) + offset;
         *reinterpret_cast<float4 *>(out + j * stride + i) = *reinterpret_cast<const float4 *>(from + i);
     }
 }
 
-/* Tile blockIdx.x, query head blockIdx.y. Eight threads share a row of the tile: each has four of 32 keys, then QUADS
- * times four dimensions. A row never touches what it must not see, so that a NaN there stays there. */
+/* blockIdx.x: the tile; blockIdx.y: the query head. Eight threads share a row of the tile: each computes four of 32
+ * keys, then QUADS times four dimensions. A row never reads positions outside of its range, so that a NaN there has no
+ * effect on it. */
 template <int QUADS>
 __global__ void __launch_bounds__(THREADS) attention_tiles(const __grid_constant__ sn_cuda_attention a) {
     SN_SHARED_MEMORY(shared);
-    sn_cuda_tile tile = a.past.tiles[blockIdx.x];
-    if (tile.n_rows == 0) return; /* the whole block */
-    int head = static_cast<int>(blockIdx.y), kv_head = head / (a.n_heads / a.past.n_kv_heads);
-    int dims = a.past.padded_dim, stride = dims + 4;
+    sn_cuda_tile tile = a.kv.tiles[blockIdx.x];
+    if (tile.n_rows == 0) return; /* by the whole block */
+    int head = static_cast<int>(blockIdx.y), kv_head = head / (a.n_heads / a.kv.n_kv_heads);
+    int dims = a.kv.padded_dim, stride = dims + 4;
     float *q = reinterpret_cast<float *>(shared), *kv = q + SN_CUDA_TILE_ROWS * stride;
     float *weights = kv + TILE_KEYS * stride; /* (rows, keys) */
     for (int i = threadIdx.x; i < tile.n_rows * dims; i += THREADS) {
-        size_t at = (static_cast<size_t>(tile.first_row + i / dims) * a.n_heads + head) * a.past.head_dim;
-        q[i / dims * stride + i % dims] = i % dims < a.past.head_dim ? a.q[at + i % dims] : 0.0f;
+        size_t at = (static_cast<size_t>(tile.first_row + i / dims) * a.n_heads + head) * a.kv.head_dim;
+        q[i / dims * stride + i % dims] = i % dims < a.kv.head_dim ? a.q[at + i % dims] : 0.0f;
     }
     int r = min(static_cast<int>(threadIdx.x) / 8, tile.n_rows - 1), part = static_cast<int>(threadIdx.x) % 8;
-    sn_cuda_row row0 = a.past.rows[tile.first_row];
-    int own = row0.position + r, own_first = first_seen(own, a.window); /* this row sees [own_first, own] */
+    sn_cuda_row row0 = a.kv.rows[tile.first_row];
+    int own = row0.position + r, own_first = window_start(own, a.window); /* this row attends to [own_first, own] */
     int end = row0.position + tile.n_rows;
-    float largest = a.sinks ? a.sinks[head] : -INFINITY, total = a.sinks ? 1.0f : 0.0f; /* a sink is there before */
+    /* a sink comes before all keys */
+    float largest = a.sinks ? a.sinks[head] : -INFINITY, total = a.sinks ? 1.0f : 0.0f;
     float4 sums[QUADS];
     for (int i = 0; i < QUADS; i++) sums[i] = make_float4(0, 0, 0, 0);
-    for (int first = first_seen(row0.position, a.window); first < end; first += TILE_KEYS) {
-        load_tile(a.past, row0, kv_head, first, end, 0, kv, stride);
+    for (int first = window_start(row0.position, a.window); first < end; first += TILE_KEYS) {
+        load_tile(a.kv, row0, kv_head, first, end, 0, kv, stride);
         __syncthreads();
         float scores[4], step = -INFINITY;
         for (int j = 0; j < 4; j++) {
@@ -232,7 +242,7 @@ __global__ void __launch_bounds__(THREADS) attention_tiles(const __grid_constant
             for (int i = 0; i < dims; i += 4)
                 sum += dot4(*reinterpret_cast<const float4 *>(q + r * stride + i),
                             *reinterpret_cast<const float4 *>(kv + key * stride + i));
-            scores[j] = leant(sum * a.scale, a.slopes ? a.slopes + head : nullptr, first + key, own);
+            scores[j] = alibi_score(sum * a.scale, a.slopes ? a.slopes + head : nullptr, first + key, own);
             step = fmaxf(step, scores[j]);
         }
         for (int distance = 4; distance > 0; distance /= 2)
@@ -246,13 +256,13 @@ __global__ void __launch_bounds__(THREADS) attention_tiles(const __grid_constant
             sum += e;
         }
         for (int distance = 4; distance > 0; distance /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, distance);
-        float decay = expf(before - base);
-        total = total * decay + sum;
-        __syncthreads(); /* all have read the keys: values take their place */
-        load_tile(a.past, row0, kv_head, first, end, to_values(a.past), kv, stride);
+        float rescale = expf(before - base);
+        total = total * rescale + sum;
+        __syncthreads(); /* all threads have read the keys; the values replace them */
+        load_tile(a.kv, row0, kv_head, first, end, values_offset(a.kv), kv, stride);
         __syncthreads();
         for (int i = 0; i < QUADS; i++)
-            sums[i] = make_float4(sums[i].x * decay, sums[i].y * decay, sums[i].z * decay, sums[i].w * decay);
+            sums[i] = make_float4(sums[i].x * rescale, sums[i].y * rescale, sums[i].z * rescale, sums[i].w * rescale);
         for (int j = max(own_first - first, 0); j < TILE_KEYS && first + j <= own; j++) {
             float e = weights[static_cast<int>(threadIdx.x) / 8 * TILE_KEYS + j];
 #pragma unroll
@@ -263,22 +273,22 @@ __global__ void __launch_bounds__(THREADS) attention_tiles(const __grid_constant
                     make_float4(sums[i].x + e * v.x, sums[i].y + e * v.y, sums[i].z + e * v.z, sums[i].w + e * v.w);
             }
         }
-        __syncthreads(); /* all have read the values: the next keys take their place */
+        __syncthreads(); /* all threads have read the values; the next keys replace them */
     }
     if (static_cast<int>(threadIdx.x) / 8 >= tile.n_rows) return;
-    float *out = a.out + (static_cast<size_t>(tile.first_row + r) * a.n_heads + head) * a.past.head_dim;
+    float *out = a.out + (static_cast<size_t>(tile.first_row + r) * a.n_heads + head) * a.kv.head_dim;
     for (int i = 0; i < QUADS; i++) {
         const float four[4] = {sums[i].x, sums[i].y, sums[i].z, sums[i].w};
         for (int k = 0; k < 4; k++)
-            if (part * 4 + 32 * i + k < a.past.head_dim) out[part * 4 + 32 * i + k] = four[k] / total;
+            if (part * 4 + 32 * i + k < a.kv.head_dim) out[part * 4 + 32 * i + k] = four[k] / total;
     }
 }
 
 template <int QUADS> cudaError_t launch_tiles(cudaStream_t stream, const sn_cuda_attention &a, int n_tiles) {
-    int stride = a.past.padded_dim + 4;
+    int stride = a.kv.padded_dim + 4;
     size_t shared = sizeof(float) * ((SN_CUDA_TILE_ROWS + TILE_KEYS) * stride + SN_CUDA_TILE_ROWS * TILE_KEYS);
     auto *kernel = attention_tiles<QUADS>;
-    if (shared > 48 * 1024) { /* more than that must be asked for; every device since sm_80 has 99 KiB */
+    if (shared > 48 * 1024) { /* more than the default must be requested; every device since sm_80 has 99 KiB */
         cudaError_t error =
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
         if (error != cudaSuccess) return error;
@@ -287,29 +297,29 @@ template <int QUADS> cudaError_t launch_tiles(cudaStream_t stream, const sn_cuda
     return SN_LAUNCH(kernel, grid, THREADS, shared, stream, a);
 }
 
-dim3 row_grid(const sn_cuda_past *p, int n_rows) {
+dim3 row_grid(const sn_cuda_kv *p, int n_rows) {
     return dim3(static_cast<unsigned int>(n_rows), static_cast<unsigned int>(p->n_kv_heads));
 }
 
 } // namespace
 
-extern "C" cudaError_t sn_cuda_kv_store(cudaStream_t stream, const sn_cuda_past *p, int n_rows, const float *k,
+extern "C" cudaError_t sn_cuda_kv_store(cudaStream_t stream, const sn_cuda_kv *p, int n_rows, const float *k,
                                         const float *v) {
-    auto *kernel = move_past<true>;
+    auto *kernel = kv_copy<true>;
     return SN_LAUNCH(kernel, row_grid(p, n_rows), 32, 0, stream, *p, const_cast<float *>(k), const_cast<float *>(v));
 }
 
-extern "C" cudaError_t sn_cuda_kv_load(cudaStream_t stream, const sn_cuda_past *p, int n_rows, float *k, float *v) {
-    auto *kernel = move_past<false>;
+extern "C" cudaError_t sn_cuda_kv_load(cudaStream_t stream, const sn_cuda_kv *p, int n_rows, float *k, float *v) {
+    auto *kernel = kv_copy<false>;
     return SN_LAUNCH(kernel, row_grid(p, n_rows), 32, 0, stream, *p, k, v);
 }
 
 extern "C" cudaError_t sn_cuda_attention_split(cudaStream_t stream, const sn_cuda_attention *a, int n_rows,
                                                int n_splits) {
-    int group = a->n_heads / a->past.n_kv_heads;
-    size_t shared = sizeof(float) * HEADS * (2 * static_cast<size_t>(a->past.padded_dim) + SPLIT_KEYS + 3);
+    int group = a->n_heads / a->kv.n_kv_heads;
+    size_t shared = sizeof(float) * HEADS * (2 * static_cast<size_t>(a->kv.padded_dim) + SPLIT_KEYS + 3);
     dim3 grid(static_cast<unsigned int>(n_splits),
-              static_cast<unsigned int>(a->past.n_kv_heads * ((group + HEADS - 1) / HEADS)),
+              static_cast<unsigned int>(a->kv.n_kv_heads * ((group + HEADS - 1) / HEADS)),
               static_cast<unsigned int>(n_rows));
     cudaError_t error = SN_LAUNCH(attention_split, grid, THREADS, shared, stream, *a, n_splits);
     if (error != cudaSuccess) return error;
@@ -318,8 +328,8 @@ extern "C" cudaError_t sn_cuda_attention_split(cudaStream_t stream, const sn_cud
 }
 
 extern "C" cudaError_t sn_cuda_attention_tiles(cudaStream_t stream, const sn_cuda_attention *a, int n_tiles) {
-    if (a->past.padded_dim <= 64) return launch_tiles<2>(stream, *a, n_tiles);
-    if (a->past.padded_dim <= 128) return launch_tiles<4>(stream, *a, n_tiles);
-    if (a->past.padded_dim <= 256) return launch_tiles<8>(stream, *a, n_tiles);
+    if (a->kv.padded_dim <= 64) return launch_tiles<2>(stream, *a, n_tiles);
+    if (a->kv.padded_dim <= 128) return launch_tiles<4>(stream, *a, n_tiles);
+    if (a->kv.padded_dim <= 256) return launch_tiles<8>(stream, *a, n_tiles);
     return launch_tiles<16>(stream, *a, n_tiles);
 }

@@ -1,11 +1,11 @@
-/* Mixtures of experts. Which expert a row goes through is read from the device's memory, so a recorded pass follows it. Plain
- * rather than fast: a pair of a row and an expert reads that expert's weights by itself. */
+/* Mixtures of experts. The kernels read the ids of the experts from device memory, so a replayed graph follows them.
+ * Simple, not fast for many rows: each pair of a row and an expert reads the expert's weights. */
 #include "device/cuda/kernels.cuh"
 
 namespace {
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
-constexpr int PER_LANE = SN_EXPERTS_MAX / 32; /* experts of a lane: `taken` has a bit for each */
+constexpr int PER_LANE = SN_EXPERTS_MAX / 32; /* experts per lane: `taken` has one bit for each */
 
 unsigned int blocks_for(size_t n) { return static_cast<unsigned int>((n + THREADS - 1) / THREADS); }
 __device__ inline size_t this_item() { return static_cast<size_t>(blockIdx.x) * THREADS + threadIdx.x; }
@@ -16,44 +16,44 @@ struct candidate {
     int id; /* -1: none */
 };
 
-/* Whether b comes before a: the larger one, of equal ones the lower. */
-__device__ inline bool before(candidate b, candidate a) {
+/* Whether b ranks before a: the larger logit, of equal ones the lower id. */
+__device__ inline bool ranks_before(candidate b, candidate a) {
     if (b.id < 0 || a.id < 0) return a.id < 0 && b.id >= 0;
     return b.value > a.value || (b.value == a.value && b.id < a.id);
 }
 
-/* A warp a row: the k largest, each round's by a tree over the lanes. */
+/* One warp per row. Finds the k largest one by one, each by a tree over the lanes. */
 __global__ void __launch_bounds__(THREADS)
-    route(int n, int n_experts, int k, bool over_all, const float *logits, int32_t *ids, float *weights) {
+    moe_gate(int n, int n_experts, int k, bool softmax_over_all, const float *logits, int32_t *ids, float *weights) {
     int row = static_cast<int>(this_item() / 32), lane = this_lane();
-    if (row >= n) return; /* the whole warp */
+    if (row >= n) return; /* by the whole warp */
     const float *own = logits + static_cast<size_t>(row) * n_experts;
     unsigned int taken = 0;
-    float most = 0, sum = 0;
+    float max_logit = 0, sum = 0;
     for (int j = 0; j < k; j++) {
         candidate best = {0, -1};
         for (int i = 0; i < PER_LANE && i * 32 + lane < n_experts; i++) {
             float x = own[i * 32 + lane];
-            candidate c = {x == x ? x : -INFINITY, i * 32 + lane}; /* NaN comes last: all lanes agree */
-            if (!(taken >> i & 1) && before(c, best)) best = c;
+            candidate c = {x == x ? x : -INFINITY, i * 32 + lane}; /* NaN ranks last in all lanes */
+            if (!(taken >> i & 1) && ranks_before(c, best)) best = c;
         }
         for (int distance = 16; distance > 0; distance /= 2) {
             candidate other = {__shfl_xor_sync(FULL_WARP, best.value, distance),
                                __shfl_xor_sync(FULL_WARP, best.id, distance)};
-            if (before(other, best)) best = other;
+            if (ranks_before(other, best)) best = other;
         }
         if (best.id % 32 == lane) taken |= 1u << best.id / 32;
-        if (j == 0) most = own[best.id];
-        float e = expf(own[best.id] - most);
+        if (j == 0) max_logit = own[best.id];
+        float e = expf(own[best.id] - max_logit);
         sum += e;
         if (lane == 0) {
             ids[static_cast<size_t>(row) * k + j] = best.id;
             weights[static_cast<size_t>(row) * k + j] = e;
         }
     }
-    if (over_all) {
+    if (softmax_over_all) {
         sum = 0;
-        for (int e = lane; e < n_experts; e += 32) sum += expf(own[e] - most);
+        for (int e = lane; e < n_experts; e += 32) sum += expf(own[e] - max_logit);
         sum = warp_sum(sum);
     }
     if (lane == 0)
@@ -69,21 +69,21 @@ __device__ inline sn_cuda_matrix expert_at(const sn_cuda_experts &experts, int e
     return w;
 }
 
-/* A warp makes an output of a pair: blocks of outputs along x, pairs along y. */
+/* One warp per output of a pair: blocks of outputs along x, pairs along y. */
 template <int LAYOUT>
 __global__ void __launch_bounds__(THREADS)
-    linear_routed(const __grid_constant__ sn_cuda_experts experts, int k, const int32_t *ids, bool each, const float *x,
-                  const float *bias, float *y, int per_pair) {
+    moe_linear(const __grid_constant__ sn_cuda_experts experts, int k, const int32_t *ids, bool per_expert,
+               const float *x, const float *bias, float *y, int per_pair) {
     int pair = static_cast<int>(blockIdx.x) / per_pair, rows = experts.first.rows, cols = experts.first.cols;
     int row = static_cast<int>(blockIdx.x) % per_pair * WARPS + static_cast<int>(threadIdx.x) / 32;
-    if (row >= rows) return; /* the whole warp */
+    if (row >= rows) return; /* by the whole warp */
     int e = ids[pair];
     const sn_cuda_matrix w = expert_at(experts, e);
-    const float *own = x + static_cast<size_t>(each ? pair : pair / k) * cols;
+    const float *own = x + static_cast<size_t>(per_expert ? pair : pair / k) * cols;
     float sum = 0;
     for (int at = this_lane() * 8; at < cols; at += 32 * 8) {
         float v[8];
-        weights_of<LAYOUT>(w, row, at, v);
+        load_weights<LAYOUT>(w, row, at, v);
         for (int i = 0; i < 8 && at + i < cols; i++) sum += v[i] * own[at + i];
     }
     sum = warp_sum(sum);
@@ -92,16 +92,16 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 template <int LAYOUT>
-cudaError_t launch_routed(cudaStream_t stream, const sn_choice &c, bool each, const float *x,
-                          const sn_cuda_experts &experts, const float *bias, float *y) {
+cudaError_t launch_moe_linear(cudaStream_t stream, const sn_moe_selection &c, bool per_expert, const float *x,
+                              const sn_cuda_experts &experts, const float *bias, float *y) {
     int per_pair = (experts.first.rows + WARPS - 1) / WARPS;
-    auto *kernel = linear_routed<LAYOUT>;
-    return SN_LAUNCH(kernel, static_cast<unsigned int>(c.n * c.k * per_pair), THREADS, 0, stream, experts, c.k, c.ids, each,
-                     x, bias, y, per_pair);
+    auto *kernel = moe_linear<LAYOUT>;
+    return SN_LAUNCH(kernel, static_cast<unsigned int>(c.n * c.k * per_pair), THREADS, 0, stream, experts, c.k, c.ids,
+                     per_expert, x, bias, y, per_pair);
 }
 
 __global__ void __launch_bounds__(THREADS)
-    combine(size_t n, int k, int width, const float *weights, const float *x, float *y) {
+    moe_combine(size_t n, int k, int width, const float *weights, const float *x, float *y) {
     size_t item = this_item();
     if (item >= n) return;
     size_t row = item / width, at = item % width;
@@ -110,11 +110,12 @@ __global__ void __launch_bounds__(THREADS)
     y[item] = sum;
 }
 
-/* dx = dy . w: a thread for 8 columns of a row, over all its experts in their order; where `each`, of a pair. */
+/* dx = dy . w. One thread computes 8 columns of a row, over all its experts in their order; with `per_expert`, of a
+ * pair. */
 template <int LAYOUT>
 __global__ void __launch_bounds__(THREADS)
-    linear_routed_grad(const __grid_constant__ sn_cuda_experts experts, size_t items, int per_item, const int32_t *ids,
-                       const float *dy, bool grow, float *dx) {
+    moe_linear_grad(const __grid_constant__ sn_cuda_experts experts, size_t items, int per_item, const int32_t *ids,
+                    const float *dy, bool accumulate, float *dx) {
     size_t item = this_item();
     if (item >= items) return;
     int rows = experts.first.rows, cols = experts.first.cols, per_row = (cols + 7) / 8;
@@ -125,28 +126,29 @@ __global__ void __launch_bounds__(THREADS)
         const sn_cuda_matrix w = expert_at(experts, ids[pair]);
         for (int r = 0; r < rows; r++) {
             float v[8], d = dy[pair * rows + r];
-            weights_of<LAYOUT>(w, r, at, v);
+            load_weights<LAYOUT>(w, r, at, v);
             for (int e = 0; e < 8; e++) sums[e] = fmaf(d, v[e], sums[e]);
         }
     }
     for (int e = 0; e < 8 && at + e < cols; e++) {
         float *to = dx + first * cols + at + e;
-        *to = grow ? *to + sums[e] : sums[e];
+        *to = accumulate ? *to + sums[e] : sums[e];
     }
 }
 
 template <int LAYOUT>
-cudaError_t launch_routed_grad(cudaStream_t stream, const sn_choice &c, bool each, const float *dy,
-                               const sn_cuda_experts &experts, bool grow, float *dx) {
-    size_t items = static_cast<size_t>(each ? c.n * c.k : c.n) * ((experts.first.cols + 7) / 8);
-    auto *kernel = linear_routed_grad<LAYOUT>;
-    return SN_LAUNCH(kernel, blocks_for(items), THREADS, 0, stream, experts, items, each ? 1 : c.k, c.ids, dy, grow, dx);
+cudaError_t launch_moe_linear_grad(cudaStream_t stream, const sn_moe_selection &c, bool per_expert, const float *dy,
+                                   const sn_cuda_experts &experts, bool accumulate, float *dx) {
+    size_t items = static_cast<size_t>(per_expert ? c.n * c.k : c.n) * ((experts.first.cols + 7) / 8);
+    auto *kernel = moe_linear_grad<LAYOUT>;
+    return SN_LAUNCH(kernel, blocks_for(items), THREADS, 0, stream, experts, items, per_expert ? 1 : c.k, c.ids, dy,
+                     accumulate, dx);
 }
 
-/* A warp a pair; its lanes read of x only what they write of dx. */
+/* One warp per pair; a lane reads only those elements of x that it writes in dx. */
 __global__ void __launch_bounds__(THREADS)
-    combine_grad(int pairs, int k, int width, const float *weights, const float *x, const float *dy, float *dx,
-                 float *dweights) {
+    moe_combine_grad(int pairs, int k, int width, const float *weights, const float *x, const float *dy, float *dx,
+                     float *dweights) {
     int pair = static_cast<int>(this_item() / 32);
     if (pair >= pairs) return;
     const float *d = dy + static_cast<size_t>(pair / k) * width, *own = x + static_cast<size_t>(pair) * width;
@@ -159,19 +161,19 @@ __global__ void __launch_bounds__(THREADS)
     if (this_lane() == 0) dweights[pair] = sum;
 }
 
-/* A warp a row. w = softmax: dl = w * (dw - sum(w dw)), of those whose softmax it is. */
+/* One warp per row. With w = softmax(l): dl = w * (dw - sum(w dw)), over the experts that the softmax covers. */
 __global__ void __launch_bounds__(THREADS)
-    route_grad(int n, int n_experts, int k, bool over_all, const float *logits, const int32_t *ids, const float *weights,
-               const float *dweights, float *dlogits) {
+    moe_gate_grad(int n, int n_experts, int k, bool softmax_over_all, const float *logits, const int32_t *ids,
+                  const float *weights, const float *dweights, float *dlogits) {
     int row = static_cast<int>(this_item() / 32), lane = this_lane();
     if (row >= n) return;
     size_t at = static_cast<size_t>(row) * n_experts, own = static_cast<size_t>(row) * k;
-    float most = logits[at + ids[own]], sum = 0, mean = 0;
+    float max_logit = logits[at + ids[own]], sum = 0, mean = 0;
     for (int j = 0; j < k; j++) mean += weights[own + j] * dweights[own + j];
-    for (int e = lane; e < n_experts; e += 32) sum += expf(logits[at + e] - most);
+    for (int e = lane; e < n_experts; e += 32) sum += expf(logits[at + e] - max_logit);
     sum = warp_sum(sum);
     for (int e = lane; e < n_experts; e += 32) {
-        float g = over_all ? -(expf(logits[at + e] - most) / sum) * mean : 0.0f;
+        float g = softmax_over_all ? -(expf(logits[at + e] - max_logit) / sum) * mean : 0.0f;
         for (int j = 0; j < k; j++)
             if (ids[own + j] == e) g = weights[own + j] * (dweights[own + j] - mean);
         dlogits[at + e] = g;
@@ -182,50 +184,62 @@ __global__ void __launch_bounds__(THREADS)
 
 #define BY_LAYOUT(layout, call)                                                                                        \
     switch (layout) {                                                                                                  \
-    case SN_CUDA_F32: return call(SN_CUDA_F32);                                                                        \
-    case SN_CUDA_F16: return call(SN_CUDA_F16);                                                                        \
-    case SN_CUDA_BF16: return call(SN_CUDA_BF16);                                                                      \
-    case SN_CUDA_Q4_HALF: return call(SN_CUDA_Q4_HALF);                                                                \
-    case SN_CUDA_Q4_SUPER: return call(SN_CUDA_Q4_SUPER);                                                              \
-    case SN_CUDA_Q8_HALF: return call(SN_CUDA_Q8_HALF);                                                                \
-    case SN_CUDA_Q8_FINE: return call(SN_CUDA_Q8_FINE);                                                                \
+    case SN_CUDA_F32:                                                                                                  \
+        return call(SN_CUDA_F32);                                                                                      \
+    case SN_CUDA_F16:                                                                                                  \
+        return call(SN_CUDA_F16);                                                                                      \
+    case SN_CUDA_BF16:                                                                                                 \
+        return call(SN_CUDA_BF16);                                                                                     \
+    case SN_CUDA_Q4_HALF:                                                                                              \
+        return call(SN_CUDA_Q4_HALF);                                                                                  \
+    case SN_CUDA_Q4_SUPER:                                                                                             \
+        return call(SN_CUDA_Q4_SUPER);                                                                                 \
+    case SN_CUDA_Q8_HALF:                                                                                              \
+        return call(SN_CUDA_Q8_HALF);                                                                                  \
+    case SN_CUDA_Q8_FINE:                                                                                              \
+        return call(SN_CUDA_Q8_FINE);                                                                                  \
     }                                                                                                                  \
     return cudaErrorInvalidValue
 
-extern "C" cudaError_t sn_cuda_route(cudaStream_t stream, int n, int n_experts, int k, bool over_all, const float *logits,
-                                     int32_t *ids, float *weights) {
-    return SN_LAUNCH(route, blocks_for(static_cast<size_t>(n) * 32), THREADS, 0, stream, n, n_experts, k, over_all, logits,
-                     ids, weights);
+extern "C" cudaError_t sn_cuda_moe_gate(cudaStream_t stream, int n, int n_experts, int k, bool softmax_over_all,
+                                        const float *logits, int32_t *ids, float *weights) {
+    return SN_LAUNCH(moe_gate, blocks_for(static_cast<size_t>(n) * 32), THREADS, 0, stream, n, n_experts, k,
+                     softmax_over_all, logits, ids, weights);
 }
 
-extern "C" cudaError_t sn_cuda_linear_routed(cudaStream_t stream, const sn_choice *choice, bool each, const float *x,
-                                             const sn_cuda_experts *experts, const float *bias, float *y) {
-#define CALL(layout) launch_routed<layout>(stream, *choice, each, x, *experts, bias, y)
+extern "C" cudaError_t sn_cuda_moe_linear(cudaStream_t stream, const sn_moe_selection *selection, bool per_expert,
+                                          const float *x, const sn_cuda_experts *experts, const float *bias, float *y) {
+#define CALL(layout) launch_moe_linear<layout>(stream, *selection, per_expert, x, *experts, bias, y)
     BY_LAYOUT(experts->first.layout, CALL);
 #undef CALL
 }
 
-extern "C" cudaError_t sn_cuda_combine(cudaStream_t stream, const sn_choice *choice, int width, const float *x, float *y) {
-    size_t items = static_cast<size_t>(choice->n) * width;
-    return SN_LAUNCH(combine, blocks_for(items), THREADS, 0, stream, items, choice->k, width, choice->weights, x, y);
+extern "C" cudaError_t sn_cuda_moe_combine(cudaStream_t stream, const sn_moe_selection *selection, int width,
+                                           const float *x, float *y) {
+    size_t items = static_cast<size_t>(selection->n) * width;
+    return SN_LAUNCH(moe_combine, blocks_for(items), THREADS, 0, stream, items, selection->k, width, selection->weights,
+                     x, y);
 }
 
-extern "C" cudaError_t sn_cuda_linear_routed_grad(cudaStream_t stream, const sn_choice *choice, bool each, const float *dy,
-                                                  const sn_cuda_experts *experts, bool grow, float *dx) {
-#define CALL(layout) launch_routed_grad<layout>(stream, *choice, each, dy, *experts, grow, dx)
+extern "C" cudaError_t sn_cuda_moe_linear_grad(cudaStream_t stream, const sn_moe_selection *selection, bool per_expert,
+                                               const float *dy, const sn_cuda_experts *experts, bool accumulate,
+                                               float *dx) {
+#define CALL(layout) launch_moe_linear_grad<layout>(stream, *selection, per_expert, dy, *experts, accumulate, dx)
     BY_LAYOUT(experts->first.layout, CALL);
 #undef CALL
 }
 
-extern "C" cudaError_t sn_cuda_combine_grad(cudaStream_t stream, const sn_choice *choice, int width, const float *x,
-                                            const float *dy, float *dx, float *dweights) {
-    int pairs = choice->n * choice->k;
-    return SN_LAUNCH(combine_grad, blocks_for(static_cast<size_t>(pairs) * 32), THREADS, 0, stream, pairs, choice->k, width,
-                     choice->weights, x, dy, dx, dweights);
+extern "C" cudaError_t sn_cuda_moe_combine_grad(cudaStream_t stream, const sn_moe_selection *selection, int width,
+                                                const float *x, const float *dy, float *dx, float *dweights) {
+    int pairs = selection->n * selection->k;
+    return SN_LAUNCH(moe_combine_grad, blocks_for(static_cast<size_t>(pairs) * 32), THREADS, 0, stream, pairs,
+                     selection->k, width, selection->weights, x, dy, dx, dweights);
 }
 
-extern "C" cudaError_t sn_cuda_route_grad(cudaStream_t stream, const sn_choice *choice, bool over_all, const float *logits,
-                                          const float *dweights, float *dlogits) {
-    return SN_LAUNCH(route_grad, blocks_for(static_cast<size_t>(choice->n) * 32), THREADS, 0, stream, choice->n,
-                     choice->n_experts, choice->k, over_all, logits, choice->ids, choice->weights, dweights, dlogits);
+extern "C" cudaError_t sn_cuda_moe_gate_grad(cudaStream_t stream, const sn_moe_selection *selection,
+                                             bool softmax_over_all, const float *logits, const float *dweights,
+                                             float *dlogits) {
+    return SN_LAUNCH(moe_gate_grad, blocks_for(static_cast<size_t>(selection->n) * 32), THREADS, 0, stream,
+                     selection->n, selection->n_experts, selection->k, softmax_over_all, logits, selection->ids,
+                     selection->weights, dweights, dlogits);
 }

@@ -1,18 +1,18 @@
-/* Gradients, to train through frozen weights. Plain rather than fast: a result's sum is one thread's or one warp's, in
- * a fixed order. */
+/* Gradients, for training through frozen weights. Simple rather than fast: one thread or one warp computes the sum of a
+ * result, in a fixed order. */
 #include "device/cuda/kernels.cuh"
 
 namespace {
 
-constexpr int THREADS = 128, ROWS = 4; /* rows of dy that share what is read of a weight */
+constexpr int THREADS = 128, ROWS = 4; /* rows of dy that share one read of a weight */
 
 unsigned int blocks_for(size_t n) { return static_cast<unsigned int>((n + THREADS - 1) / THREADS); }
 __device__ inline size_t this_item() { return static_cast<size_t>(blockIdx.x) * THREADS + threadIdx.x; }
 
-/* dx = dy . w: a thread for ROWS rows and 8 columns. */
+/* dx = dy . w. One thread computes ROWS rows of 8 columns. */
 template <int LAYOUT>
-__global__ void __launch_bounds__(THREADS)
-    linear_grad(const __grid_constant__ sn_cuda_matrix w, size_t items, int n, const float *dy, bool grow, float *dx) {
+__global__ void __launch_bounds__(THREADS) linear_input_grad(const __grid_constant__ sn_cuda_matrix w, size_t items,
+                                                             int n, const float *dy, bool accumulate, float *dx) {
     size_t item = this_item();
     if (item >= items) return;
     int per_row = (w.cols + 7) / 8, first = static_cast<int>(item / per_row) * ROWS,
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(THREADS)
     float sums[ROWS][8] = {};
     for (int r = 0; r < w.rows; r++) {
         float v[8];
-        weights_of<LAYOUT>(w, r, at, v);
+        load_weights<LAYOUT>(w, r, at, v);
         for (int i = 0; i < ROWS; i++) {
             float d = dy[static_cast<size_t>(min(first + i, n - 1)) * w.rows + r];
             for (int e = 0; e < 8; e++) sums[i][e] = fmaf(d, v[e], sums[i][e]);
@@ -29,20 +29,20 @@ __global__ void __launch_bounds__(THREADS)
     for (int i = 0; i < ROWS && first + i < n; i++)
         for (int e = 0; e < 8 && at + e < w.cols; e++) {
             float *to = dx + static_cast<size_t>(first + i) * w.cols + at + e;
-            *to = grow ? *to + sums[i][e] : sums[i][e];
+            *to = accumulate ? *to + sums[i][e] : sums[i][e];
         }
 }
 
 template <int LAYOUT>
-cudaError_t launch_linear_grad(cudaStream_t stream, const sn_cuda_matrix &w, int n, const float *dy, bool grow,
-                               float *dx) {
+cudaError_t launch_linear_input_grad(cudaStream_t stream, const sn_cuda_matrix &w, int n, const float *dy,
+                                     bool accumulate, float *dx) {
     size_t items = static_cast<size_t>((n + ROWS - 1) / ROWS) * ((w.cols + 7) / 8);
-    auto *kernel = linear_grad<LAYOUT>;
-    return SN_LAUNCH(kernel, blocks_for(items), THREADS, 0, stream, w, items, n, dy, grow, dx);
+    auto *kernel = linear_input_grad<LAYOUT>;
+    return SN_LAUNCH(kernel, blocks_for(items), THREADS, 0, stream, w, items, n, dy, accumulate, dx);
 }
 
 __global__ void __launch_bounds__(THREADS)
-    outer_grad(size_t items, int n, int rows, int cols, const float *dy, const float *x, float *dw) {
+    linear_weight_grad(size_t items, int n, int rows, int cols, const float *dy, const float *x, float *dw) {
     size_t item = this_item();
     if (item >= items) return;
     int row = static_cast<int>(item / cols), col = static_cast<int>(item % cols);
@@ -52,9 +52,9 @@ __global__ void __launch_bounds__(THREADS)
     dw[item] = sum;
 }
 
-/* y = x s w, s = 1 / sqrt(mean(x^2) + eps): dx = s w dy - x s^3 / width * sum(w dy x). A block a row. */
-__global__ void __launch_bounds__(THREADS)
-    rms_norm_grad(int width, const float *x, const float *weight, float eps, const float *dy, bool grow, float *dx) {
+/* y = x s w, s = 1 / sqrt(mean(x^2) + eps): dx = s w dy - x s^3 / width * sum(w dy x). One block per row. */
+__global__ void __launch_bounds__(THREADS) rms_norm_grad(int width, const float *x, const float *weight, float eps,
+                                                         const float *dy, bool accumulate, float *dx) {
     __shared__ float shared[THREADS / 32];
     size_t row = static_cast<size_t>(blockIdx.x) * width;
     float squares = 0, products = 0;
@@ -68,13 +68,13 @@ __global__ void __launch_bounds__(THREADS)
     float back = -(s * s * s) * (products / static_cast<float>(width));
     for (int i = threadIdx.x; i < width; i += THREADS) {
         float g = weight[i] * dy[row + i] * s + x[row + i] * back;
-        dx[row + i] = grow ? dx[row + i] + g : g;
+        dx[row + i] = accumulate ? dx[row + i] + g : g;
     }
 }
 
-/* y = (x - mean) s w + b. With z = (x - mean) s and g = w dy: dx = s (g - mean(g) - z mean(g z)). A block a row. */
-__global__ void __launch_bounds__(THREADS)
-    layer_norm_grad(int width, const float *x, const float *weight, float eps, const float *dy, bool grow, float *dx) {
+/* y = (x - mean) s w + b. With z = (x - mean) s and g = w dy: dx = s (g - mean(g) - z mean(g z)). One block per row. */
+__global__ void __launch_bounds__(THREADS) layer_norm_grad(int width, const float *x, const float *weight, float eps,
+                                                           const float *dy, bool accumulate, float *dx) {
     __shared__ float shared[THREADS / 32];
     size_t row = static_cast<size_t>(blockIdx.x) * width;
     float all = static_cast<float>(width), sum = 0, squares = 0, sum_g = 0, products = 0;
@@ -89,11 +89,11 @@ __global__ void __launch_bounds__(THREADS)
     float mean_g = block_sum<THREADS>(sum_g, shared) / all, back = block_sum<THREADS>(products, shared) / all;
     for (int i = threadIdx.x; i < width; i += THREADS) {
         float g = s * (weight[i] * dy[row + i] - mean_g - (x[row + i] - mean) * s * back);
-        dx[row + i] = grow ? dx[row + i] + g : g;
+        dx[row + i] = accumulate ? dx[row + i] + g : g;
     }
 }
 
-/* y = a(g) u: du = dy a(g), dg = dy u a'(g). Of x s with s = 1 / (1 + exp(-v)) the slope is s + x s (1 - s) v'. */
+/* y = a(g) u: du = dy a(g), dg = dy u a'(g). With s = 1 / (1 + exp(-v)), the slope of x s is s + x s (1 - s) v'. */
 __global__ void __launch_bounds__(THREADS)
     activate_grad(size_t n, int kind, const float *gate, const float *up, const float *dy, float *dgate, float *dup) {
     size_t i = this_item();
@@ -114,11 +114,11 @@ __global__ void __launch_bounds__(THREADS)
     if (up) dup[i] = kind == SN_SWIGLU_CLAMPED && (u > 7.0f || u < -7.0f) ? 0.0f : d * activation(kind, g);
 }
 
-/* -- attention. A warp for each query row and head: its softmax's maximum and sum, and sum_j p_j (dout . v_j); then dq.
- * Then a warp for each key: dk and dv over the query rows that see it. Rows of p are made again each time, never kept.
- */
+/* -- attention. First one warp per query row and head: the maximum and the sum of its softmax, and sum_j p_j (dout .
+ * v_j); then dq. Then one warp per key: dk and dv over the query rows that attend to it. The rows of p are computed
+ * again each time and never stored. */
 
-struct heads {
+struct attention_args {
     int n, n_heads, n_kv_heads, dim, window;
     float scale;
     const float *slopes, *sinks, *q, *k, *v, *dout;
@@ -132,52 +132,54 @@ __device__ inline float dot(const float *a, const float *b, int dim) {
 __device__ inline int this_warp() {
     return static_cast<int>(blockIdx.x) * (THREADS / 32) + static_cast<int>(threadIdx.x) / 32;
 }
-__device__ inline int first_key(const heads &h, int row) {
+__device__ inline int window_start(const attention_args &h, int row) {
     return h.window > 0 && row + 1 > h.window ? row + 1 - h.window : 0;
 }
 
-/* Of query row `row` and head against key `key`. */
-__device__ inline float score_of(const heads &h, const float *q, const float *k, int head, int row, int key) {
+/* The score of query row `row` and a head with key `key`. */
+__device__ inline float score_of(const attention_args &h, const float *q, const float *k, int head, int row, int key) {
     float score = dot(q, k, h.dim) * h.scale;
     return h.slopes ? fmaf(h.slopes[head], static_cast<float>(key - row), score) : score;
 }
 
-__global__ void __launch_bounds__(THREADS) attention_grad_q(const __grid_constant__ heads h, float *dq, float *stats) {
+__global__ void __launch_bounds__(THREADS)
+    attention_grad_q(const __grid_constant__ attention_args h, float *dq, float *stats) {
     int item = this_warp(), row = item / h.n_heads, head = item % h.n_heads;
-    if (row >= h.n) return; /* the whole warp */
+    if (row >= h.n) return; /* by the whole warp */
     size_t at = static_cast<size_t>(item) * h.dim, stride = static_cast<size_t>(h.n_kv_heads) * h.dim;
     size_t own = static_cast<size_t>(head / (h.n_heads / h.n_kv_heads)) * h.dim;
     const float *q = h.q + at, *dout = h.dout + at;
-    float most = h.sinks ? h.sinks[head] : -INFINITY, sum = 0, mean = 0;
-    for (int j = first_key(h, row); j <= row; j++) most = fmaxf(most, score_of(h, q, h.k + own + j * stride, head, row, j));
-    if (h.sinks) sum = expf(h.sinks[head] - most);
-    for (int j = first_key(h, row); j <= row; j++) {
-        float p = expf(score_of(h, q, h.k + own + j * stride, head, row, j) - most);
+    float max_score = h.sinks ? h.sinks[head] : -INFINITY, sum = 0, mean = 0;
+    for (int j = window_start(h, row); j <= row; j++)
+        max_score = fmaxf(max_score, score_of(h, q, h.k + own + j * stride, head, row, j));
+    if (h.sinks) sum = expf(h.sinks[head] - max_score);
+    for (int j = window_start(h, row); j <= row; j++) {
+        float p = expf(score_of(h, q, h.k + own + j * stride, head, row, j) - max_score);
         sum += p;
         mean += p * dot(dout, h.v + own + j * stride, h.dim);
     }
     mean /= sum;
     for (int e = static_cast<int>(threadIdx.x) % 32; e < h.dim; e += 32) dq[at + e] = 0;
-    for (int j = first_key(h, row); j <= row; j++) {
+    for (int j = window_start(h, row); j <= row; j++) {
         const float *key = h.k + own + j * stride;
-        float p = expf(score_of(h, q, key, head, row, j) - most) / sum;
+        float p = expf(score_of(h, q, key, head, row, j) - max_score) / sum;
         float ds = p * (dot(dout, h.v + own + j * stride, h.dim) - mean) * h.scale;
         for (int e = static_cast<int>(threadIdx.x) % 32; e < h.dim; e += 32) dq[at + e] += ds * key[e];
     }
     if (threadIdx.x % 32 == 0) {
-        stats[3 * static_cast<size_t>(item)] = most;
+        stats[3 * static_cast<size_t>(item)] = max_score;
         stats[3 * static_cast<size_t>(item) + 1] = sum;
         stats[3 * static_cast<size_t>(item) + 2] = mean;
     }
 }
 
 __global__ void __launch_bounds__(THREADS)
-    attention_grad_kv(const __grid_constant__ heads h, const float *stats, float *dk, float *dv) {
+    attention_grad_kv(const __grid_constant__ attention_args h, const float *stats, float *dk, float *dv) {
     int item = this_warp(), key = item / h.n_kv_heads, kv_head = item % h.n_kv_heads, group = h.n_heads / h.n_kv_heads;
     if (key >= h.n) return;
     size_t at = static_cast<size_t>(item) * h.dim;
     for (int e = static_cast<int>(threadIdx.x) % 32; e < h.dim; e += 32) dk[at + e] = dv[at + e] = 0;
-    for (int row = key; row < h.n && first_key(h, row) <= key; row++)
+    for (int row = key; row < h.n && window_start(h, row) <= key; row++)
         for (int g = 0; g < group; g++) {
             size_t query = static_cast<size_t>(row) * h.n_heads + kv_head * group + g;
             const float *q = h.q + query * h.dim, *dout = h.dout + query * h.dim, *s = stats + 3 * query;
@@ -192,50 +194,53 @@ __global__ void __launch_bounds__(THREADS)
 
 } // namespace
 
-extern "C" cudaError_t sn_cuda_linear_grad(cudaStream_t stream, const sn_cuda_matrix *w, int n, const float *dy,
-                                           bool grow, float *dx) {
+extern "C" cudaError_t sn_cuda_linear_input_grad(cudaStream_t stream, const sn_cuda_matrix *w, int n, const float *dy,
+                                                 bool accumulate, float *dx) {
     switch (w->layout) {
     case SN_CUDA_F32:
-        return launch_linear_grad<SN_CUDA_F32>(stream, *w, n, dy, grow, dx);
+        return launch_linear_input_grad<SN_CUDA_F32>(stream, *w, n, dy, accumulate, dx);
     case SN_CUDA_F16:
-        return launch_linear_grad<SN_CUDA_F16>(stream, *w, n, dy, grow, dx);
+        return launch_linear_input_grad<SN_CUDA_F16>(stream, *w, n, dy, accumulate, dx);
     case SN_CUDA_BF16:
-        return launch_linear_grad<SN_CUDA_BF16>(stream, *w, n, dy, grow, dx);
+        return launch_linear_input_grad<SN_CUDA_BF16>(stream, *w, n, dy, accumulate, dx);
     case SN_CUDA_Q4_HALF:
-        return launch_linear_grad<SN_CUDA_Q4_HALF>(stream, *w, n, dy, grow, dx);
+        return launch_linear_input_grad<SN_CUDA_Q4_HALF>(stream, *w, n, dy, accumulate, dx);
     case SN_CUDA_Q4_SUPER:
-        return launch_linear_grad<SN_CUDA_Q4_SUPER>(stream, *w, n, dy, grow, dx);
+        return launch_linear_input_grad<SN_CUDA_Q4_SUPER>(stream, *w, n, dy, accumulate, dx);
     case SN_CUDA_Q8_HALF:
-        return launch_linear_grad<SN_CUDA_Q8_HALF>(stream, *w, n, dy, grow, dx);
+        return launch_linear_input_grad<SN_CUDA_Q8_HALF>(stream, *w, n, dy, accumulate, dx);
     case SN_CUDA_Q8_FINE:
-        return launch_linear_grad<SN_CUDA_Q8_FINE>(stream, *w, n, dy, grow, dx);
+        return launch_linear_input_grad<SN_CUDA_Q8_FINE>(stream, *w, n, dy, accumulate, dx);
     }
     return cudaErrorInvalidValue;
 }
 
-extern "C" cudaError_t sn_cuda_outer_grad(cudaStream_t stream, int n, int rows, int cols, const float *dy,
-                                          const float *x, float *dw) {
+extern "C" cudaError_t sn_cuda_linear_weight_grad(cudaStream_t stream, int n, int rows, int cols, const float *dy,
+                                                  const float *x, float *dw) {
     size_t items = static_cast<size_t>(rows) * cols;
-    return SN_LAUNCH(outer_grad, blocks_for(items), THREADS, 0, stream, items, n, rows, cols, dy, x, dw);
+    return SN_LAUNCH(linear_weight_grad, blocks_for(items), THREADS, 0, stream, items, n, rows, cols, dy, x, dw);
 }
 
 extern "C" cudaError_t sn_cuda_rms_norm_grad(cudaStream_t stream, int n, int width, const float *x, const float *weight,
-                                             float eps, const float *dy, bool grow, float *dx) {
-    return SN_LAUNCH(rms_norm_grad, n, THREADS, 0, stream, width, x, weight, eps, dy, grow, dx);
+                                             float eps, const float *dy, bool accumulate, float *dx) {
+    return SN_LAUNCH(rms_norm_grad, n, THREADS, 0, stream, width, x, weight, eps, dy, accumulate, dx);
 }
 
-extern "C" cudaError_t sn_cuda_layer_norm_grad(cudaStream_t stream, int n, int width, const float *x, const float *weight,
-                                               float eps, const float *dy, bool grow, float *dx) {
-    return SN_LAUNCH(layer_norm_grad, n, THREADS, 0, stream, width, x, weight, eps, dy, grow, dx);
+extern "C" cudaError_t sn_cuda_layer_norm_grad(cudaStream_t stream, int n, int width, const float *x,
+                                               const float *weight, float eps, const float *dy, bool accumulate,
+                                               float *dx) {
+    return SN_LAUNCH(layer_norm_grad, n, THREADS, 0, stream, width, x, weight, eps, dy, accumulate, dx);
 }
 
 extern "C" cudaError_t sn_cuda_activate_grad(cudaStream_t stream, size_t n, sn_activation kind, const float *gate,
                                              const float *up, const float *dy, float *dgate, float *dup) {
-    return SN_LAUNCH(activate_grad, blocks_for(n), THREADS, 0, stream, n, static_cast<int>(kind), gate, up, dy, dgate, dup);
+    return SN_LAUNCH(activate_grad, blocks_for(n), THREADS, 0, stream, n, static_cast<int>(kind), gate, up, dy, dgate,
+                     dup);
 }
 
 extern "C" cudaError_t sn_cuda_attention_grad(cudaStream_t stream, const sn_attention_grad *g, float *stats) {
-    const heads h = {g->n, g->n_heads, g->n_kv_heads, g->head_dim, g->window, g->scale, g->slopes, g->sinks, g->q, g->k, g->v, g->dout};
+    const attention_args h = {g->n,      g->n_heads, g->n_kv_heads, g->head_dim, g->window, g->scale,
+                              g->slopes, g->sinks,   g->q,          g->k,        g->v,      g->dout};
     unsigned int queries = blocks_for(static_cast<size_t>(g->n) * g->n_heads * 32);
     unsigned int keys = blocks_for(static_cast<size_t>(g->n) * g->n_kv_heads * 32);
     cudaError_t error = SN_LAUNCH(attention_grad_q, queries, THREADS, 0, stream, h, g->dq, stats);

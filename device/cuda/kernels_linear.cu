@@ -1,21 +1,21 @@
-/* Rows of x against matrices of weights, a few rows at a time: as fast as the weights come from memory. A warp makes
- * two outputs for every row of x; its lanes read 16 bytes of each of the two rows of weights at once, side by side. */
+/* A few rows of x times matrices of weights, at the speed of the memory of the weights. A warp computes two outputs for
+ * every row of x; its lanes read 16 bytes each of both rows of weights at once, contiguously. */
 #include "device/cuda/kernels.cuh"
 
 namespace {
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
-constexpr int PER_WARP = 2; /* rows of weights */
+constexpr int PER_WARP = 2; /* rows of weights per warp */
 
-/* Which matrix a warp works for: those before `end[i]` for matrix i or one before. */
-struct batch {
+/* Assigns warps to matrices: warps below end[i] belong to matrix i or an earlier one. */
+struct linear_set {
     int n;
-    int end[SN_CUDA_LINEARS]; /* warps, added up */
+    int end[SN_CUDA_LINEARS]; /* warps, cumulative */
     sn_cuda_linear linear[SN_CUDA_LINEARS];
 };
 
-/* The matrix and the first row of this warp; false when there is none. */
-__device__ bool find_work(const batch &b, int *matrix, int *row) {
+/* Finds the matrix and the first row of this warp; false when the warp has none. */
+__device__ bool find_matrix(const linear_set &b, int *matrix, int *row) {
     int warp = static_cast<int>(blockIdx.x) * WARPS + static_cast<int>(threadIdx.x) / 32, m = 0;
     while (m < b.n && warp >= b.end[m]) m++;
     if (m == b.n) return false;
@@ -24,8 +24,8 @@ __device__ bool find_work(const batch &b, int *matrix, int *row) {
     return true;
 }
 
-/* Joins the lanes' sums and writes them, with the bias. */
-template <int N> __device__ void put(const sn_cuda_linear &l, int n, int row, float sums[PER_WARP][N]) {
+/* Joins the sums of the lanes and writes them with the bias. */
+template <int N> __device__ void store_outputs(const sn_cuda_linear &l, int n, int row, float sums[PER_WARP][N]) {
     int lane = static_cast<int>(threadIdx.x) % 32, rows = l.weight.rows;
     for (int r = 0; r < PER_WARP; r++)
         for (int i = 0; i < N; i++) {
@@ -47,7 +47,7 @@ __device__ uint4 low_nibbles(uint4 w, int shift) {
                       w.w >> shift & 0x0f0f0f0f);
 }
 
-/* 32 weights in registers: their integers in two halves, and the scales of each. */
+/* 32 weights in registers: two halves of integers, and the scales of each half. */
 struct group {
     uint4 q[2];
     float2 scale[2];
@@ -73,9 +73,9 @@ template <int LAYOUT> __device__ float group_dot(const group &w, uint4 x0, uint4
 
 template <int LAYOUT, int N>
 __global__ void __launch_bounds__(THREADS)
-    linear_quantised(const __grid_constant__ batch b, int n, const int8_t *q, const sn_cuda_xscale *scales) {
+    linear_quantised(const __grid_constant__ linear_set b, int n, const int8_t *q, const sn_cuda_xscale *scales) {
     int matrix, row;
-    if (!find_work(b, &matrix, &row)) return; /* the whole warp */
+    if (!find_matrix(b, &matrix, &row)) return; /* by the whole warp */
     const sn_cuda_matrix &w = b.linear[matrix].weight;
     int groups = w.cols / 32, second = min(row + 1, w.rows - 1);
     float sums[PER_WARP][N] = {};
@@ -84,8 +84,7 @@ __global__ void __launch_bounds__(THREADS)
         group w0 = load_group<LAYOUT>(w, static_cast<size_t>(row) * groups + g);
         group w1 = load_group<LAYOUT>(w, static_cast<size_t>(second) * groups + g);
         for (int i = 0; i < N; i++) {
-            size_t at =
-                static_cast<size_t>(min(i, n - 1)) * groups + g; /* rows of x that are not there repeat the last */
+            size_t at = static_cast<size_t>(min(i, n - 1)) * groups + g; /* missing rows of x repeat the last one */
             const uint4 *x = reinterpret_cast<const uint4 *>(q) + 2 * at;
             uint4 x0 = x[0], x1 = x[1];
             sn_cuda_xscale s = scales[at];
@@ -93,11 +92,11 @@ __global__ void __launch_bounds__(THREADS)
             sums[1][i] += group_dot<LAYOUT>(w1, x0, x1, s);
         }
     }
-    put<N>(b.linear[matrix], n, row, sums);
+    store_outputs<N>(b.linear[matrix], n, row, sums);
 }
 
-/* 16 bytes of a row of weights as float32: 8 elements, of F32 4. */
-template <int LAYOUT> __device__ void widen(uint4 w, float out[8]) {
+/* 16 bytes of a row of weights as float32: 8 elements, or 4 of F32. */
+template <int LAYOUT> __device__ void to_floats(uint4 w, float out[8]) {
     const unsigned int words[4] = {w.x, w.y, w.z, w.w};
     for (int i = 0; i < 4; i++)
         if (LAYOUT == SN_CUDA_F32) {
@@ -110,10 +109,10 @@ template <int LAYOUT> __device__ void widen(uint4 w, float out[8]) {
 
 template <int LAYOUT, int N>
 __global__ void __launch_bounds__(THREADS)
-    linear_float(const __grid_constant__ batch b, int n, const float *x, int x_stride) {
+    linear_float(const __grid_constant__ linear_set b, int n, const float *x, int x_stride) {
     constexpr int STEP = LAYOUT == SN_CUDA_F32 ? 4 : 8; /* elements in 16 bytes */
     int matrix, row;
-    if (!find_work(b, &matrix, &row)) return;
+    if (!find_matrix(b, &matrix, &row)) return;
     const sn_cuda_matrix &w = b.linear[matrix].weight;
     int steps = w.stride / STEP, second = min(row + 1, w.rows - 1);
     const uint4 *data = static_cast<const uint4 *>(w.plane[0]);
@@ -123,8 +122,8 @@ __global__ void __launch_bounds__(THREADS)
         uint4 bits0 = __ldcs(data + static_cast<size_t>(row) * steps + s);
         uint4 bits1 = __ldcs(data + static_cast<size_t>(second) * steps + s);
         float w0[8], w1[8];
-        widen<LAYOUT>(bits0, w0);
-        widen<LAYOUT>(bits1, w1);
+        to_floats<LAYOUT>(bits0, w0);
+        to_floats<LAYOUT>(bits1, w1);
         for (int i = 0; i < N; i++) {
             const float4 *at =
                 reinterpret_cast<const float4 *>(x + static_cast<size_t>(min(i, n - 1)) * x_stride + s * STEP);
@@ -135,11 +134,11 @@ __global__ void __launch_bounds__(THREADS)
             }
         }
     }
-    put<N>(b.linear[matrix], n, row, sums);
+    store_outputs<N>(b.linear[matrix], n, row, sums);
 }
 
-batch make_batch(int n_linears, const sn_cuda_linear *linears) {
-    batch b = {};
+linear_set make_linear_set(int n_linears, const sn_cuda_linear *linears) {
+    linear_set b = {};
     b.n = n_linears;
     for (int i = 0, warps = 0; i < n_linears; i++) {
         warps += (linears[i].weight.rows + PER_WARP - 1) / PER_WARP;
@@ -149,17 +148,18 @@ batch make_batch(int n_linears, const sn_cuda_linear *linears) {
     return b;
 }
 
-int blocks_of(const batch &b) { return (b.end[b.n - 1] + WARPS - 1) / WARPS; }
+int blocks_of(const linear_set &b) { return (b.end[b.n - 1] + WARPS - 1) / WARPS; }
 
 template <int LAYOUT, int N>
 cudaError_t launch_quantised(cudaStream_t stream, int n, const int8_t *q, const sn_cuda_xscale *scales,
-                             const batch &b) {
+                             const linear_set &b) {
     auto *kernel = linear_quantised<LAYOUT, N>;
     return SN_LAUNCH(kernel, blocks_of(b), THREADS, 0, stream, b, n, q, scales);
 }
 
 template <int LAYOUT>
-cudaError_t pick_quantised(cudaStream_t stream, int n, const int8_t *q, const sn_cuda_xscale *scales, const batch &b) {
+cudaError_t pick_quantised(cudaStream_t stream, int n, const int8_t *q, const sn_cuda_xscale *scales,
+                           const linear_set &b) {
     if (n == 1) return launch_quantised<LAYOUT, 1>(stream, n, q, scales, b);
     if (n == 2) return launch_quantised<LAYOUT, 2>(stream, n, q, scales, b);
     if (n <= 4) return launch_quantised<LAYOUT, 4>(stream, n, q, scales, b);
@@ -167,32 +167,33 @@ cudaError_t pick_quantised(cudaStream_t stream, int n, const int8_t *q, const sn
 }
 
 template <int LAYOUT, int N>
-cudaError_t launch_float(cudaStream_t stream, int n, const float *x, int x_stride, const batch &b) {
+cudaError_t launch_float(cudaStream_t stream, int n, const float *x, int x_stride, const linear_set &b) {
     auto *kernel = linear_float<LAYOUT, N>;
     return SN_LAUNCH(kernel, blocks_of(b), THREADS, 0, stream, b, n, x, x_stride);
 }
 
-template <int LAYOUT> cudaError_t pick_float(cudaStream_t stream, int n, const float *x, int x_stride, const batch &b) {
+template <int LAYOUT>
+cudaError_t pick_float(cudaStream_t stream, int n, const float *x, int x_stride, const linear_set &b) {
     if (n == 1) return launch_float<LAYOUT, 1>(stream, n, x, x_stride, b);
     if (n == 2) return launch_float<LAYOUT, 2>(stream, n, x, x_stride, b);
     if (n <= 4) return launch_float<LAYOUT, 4>(stream, n, x, x_stride, b);
     return launch_float<LAYOUT, SN_CUDA_FEW_ROWS>(stream, n, x, x_stride, b);
 }
 
-/* A warp for each 32 elements, one a lane. */
+/* One warp per 32 elements, one element per lane. */
 __global__ void __launch_bounds__(THREADS)
     quantize(size_t n_groups, const float *x, int8_t *q, sn_cuda_xscale *scales) {
     size_t g = static_cast<size_t>(blockIdx.x) * WARPS + threadIdx.x / 32;
     if (g >= n_groups) return;
     int lane = static_cast<int>(threadIdx.x) % 32;
     float v = x[g * 32 + lane], size = fabsf(v);
-    /* fmaxf passes over a NaN: one counts as infinity here, and an infinite group as NaN. */
+    /* fmaxf ignores NaN: here NaN counts as infinity, and a group with infinity becomes NaN */
     float largest = warp_max(size <= 3.402823466e38f ? size : INFINITY);
     bool finite = largest <= 3.402823466e38f;
     float scaled = finite && largest > 0 ? rintf(v / largest * 127.0f) : 0.0f;
     float scale = finite ? largest / 127.0f : NAN;
     q[g * 32 + lane] = static_cast<int8_t>(scaled);
-    /* Each half by itself: lanes 0..15 and 16..31 stay apart up to a distance of 8. */
+    /* Each half by itself: up to a distance of 8, lanes 0..15 and 16..31 stay separate. */
     float sum = scaled;
     for (int distance = 8; distance > 0; distance /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, distance);
     float other = __shfl_xor_sync(FULL_WARP, sum, 16);
@@ -211,23 +212,32 @@ extern "C" cudaError_t sn_cuda_quantize(cudaStream_t stream, int n, int cols, co
 extern "C" cudaError_t sn_cuda_linear_quantised(cudaStream_t stream, int n, const int8_t *q,
                                                 const sn_cuda_xscale *scales, int n_linears,
                                                 const sn_cuda_linear *linears) {
-    batch b = make_batch(n_linears, linears);
+    linear_set b = make_linear_set(n_linears, linears);
     switch (linears[0].weight.layout) {
-    case SN_CUDA_Q4_HALF: return pick_quantised<SN_CUDA_Q4_HALF>(stream, n, q, scales, b);
-    case SN_CUDA_Q4_SUPER: return pick_quantised<SN_CUDA_Q4_SUPER>(stream, n, q, scales, b);
-    case SN_CUDA_Q8_HALF: return pick_quantised<SN_CUDA_Q8_HALF>(stream, n, q, scales, b);
-    case SN_CUDA_Q8_FINE: return pick_quantised<SN_CUDA_Q8_FINE>(stream, n, q, scales, b);
-    default: return cudaErrorInvalidValue;
+    case SN_CUDA_Q4_HALF:
+        return pick_quantised<SN_CUDA_Q4_HALF>(stream, n, q, scales, b);
+    case SN_CUDA_Q4_SUPER:
+        return pick_quantised<SN_CUDA_Q4_SUPER>(stream, n, q, scales, b);
+    case SN_CUDA_Q8_HALF:
+        return pick_quantised<SN_CUDA_Q8_HALF>(stream, n, q, scales, b);
+    case SN_CUDA_Q8_FINE:
+        return pick_quantised<SN_CUDA_Q8_FINE>(stream, n, q, scales, b);
+    default:
+        return cudaErrorInvalidValue;
     }
 }
 
 extern "C" cudaError_t sn_cuda_linear_float(cudaStream_t stream, int n, const float *x, int x_stride, int n_linears,
                                             const sn_cuda_linear *linears) {
-    batch b = make_batch(n_linears, linears);
+    linear_set b = make_linear_set(n_linears, linears);
     switch (linears[0].weight.layout) {
-    case SN_CUDA_F32: return pick_float<SN_CUDA_F32>(stream, n, x, x_stride, b);
-    case SN_CUDA_F16: return pick_float<SN_CUDA_F16>(stream, n, x, x_stride, b);
-    case SN_CUDA_BF16: return pick_float<SN_CUDA_BF16>(stream, n, x, x_stride, b);
-    default: return cudaErrorInvalidValue;
+    case SN_CUDA_F32:
+        return pick_float<SN_CUDA_F32>(stream, n, x, x_stride, b);
+    case SN_CUDA_F16:
+        return pick_float<SN_CUDA_F16>(stream, n, x, x_stride, b);
+    case SN_CUDA_BF16:
+        return pick_float<SN_CUDA_BF16>(stream, n, x, x_stride, b);
+    default:
+        return cudaErrorInvalidValue;
     }
 }

@@ -1,6 +1,6 @@
-/* Weights from the file's layout into the device's; layout.h draws it. */
+/* Packing of weights: from the layout of the model file to that of layout.h. */
 #include "base/mem.h"
-#include "device/cuda/inside.h"
+#include "device/cuda/cuda_private.h"
 #include "device/quant.h"
 
 #include <limits.h>
@@ -8,23 +8,38 @@
 
 static bool layout_of(sn_dtype dtype, sn_cuda_layout *out) {
     switch (dtype) {
-    case SN_F32: *out = SN_CUDA_F32; return true;
-    case SN_F16: *out = SN_CUDA_F16; return true;
-    case SN_BF16: *out = SN_CUDA_BF16; return true;
+    case SN_F32:
+        *out = SN_CUDA_F32;
+        return true;
+    case SN_F16:
+        *out = SN_CUDA_F16;
+        return true;
+    case SN_BF16:
+        *out = SN_CUDA_BF16;
+        return true;
     case SN_Q4_0:
-    case SN_Q4_1: *out = SN_CUDA_Q4_HALF; return true;
-    case SN_Q4_K: *out = SN_CUDA_Q4_SUPER; return true;
+    case SN_Q4_1:
+        *out = SN_CUDA_Q4_HALF;
+        return true;
+    case SN_Q4_K:
+        *out = SN_CUDA_Q4_SUPER;
+        return true;
     case SN_Q8_0:
     case SN_Q5_0:
     case SN_Q5_1:
-    case SN_IQ4_NL: *out = SN_CUDA_Q8_HALF; return true;
+    case SN_IQ4_NL:
+        *out = SN_CUDA_Q8_HALF;
+        return true;
     case SN_Q2_K:
     case SN_Q3_K:
     case SN_Q5_K:
     case SN_Q6_K:
     case SN_IQ4_XS:
-    case SN_MXFP4: *out = SN_CUDA_Q8_FINE; return true;
-    default: return false;
+    case SN_MXFP4:
+        *out = SN_CUDA_Q8_FINE;
+        return true;
+    default:
+        return false;
     }
 }
 
@@ -39,7 +54,7 @@ sn_status sn_cuda_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, s
                        sn_dtype_name(dtype));
     sn_status status = sn_dtype_row_bytes(dtype, cols, &row_bytes, err);
     if (status) return status;
-    /* No layout takes more than four bytes an element and 64 besides, and a row's padding. */
+    /* No layout takes more than four bytes per element, 64 bytes in addition, and the padding of a row. */
     if (rows > INT_MAX - 8 || cols > INT_MAX - 8 || !sn_mul(rows, (cols + 8) * 4, &widest) || widest > SIZE_MAX / 2)
         return sn_fail(err, SN_REFUSED, "a matrix of %zu rows of %zu is too large", rows, cols);
     *bytes = sn_cuda_planes_of(layout, rows, cols).bytes;
@@ -62,13 +77,13 @@ static void pack_float(size_t size, size_t rows, size_t cols, size_t stride, con
     }
 }
 
-/* Halves hold what was half in the file, and products of it with a power of two: nothing is lost. */
-static void put_halves(uint8_t *at, float first, float second) {
+/* Exact: the values were halves in the file, or are products of a half with a power of two. */
+static void put_f16_pair(uint8_t *at, float first, float second) {
     uint16_t halves[2] = {sn_f32_to_f16(first), sn_f32_to_f16(second)};
     memcpy(at, halves, sizeof halves);
 }
 
-/* Group g of the matrix. */
+/* Packs group number g of the matrix. */
 static void pack_group(sn_cuda_layout layout, const sn_cuda_planes *p, const sn_quant_group *group, size_t g,
                        uint8_t *image) {
     if (layout == SN_CUDA_Q4_HALF || layout == SN_CUDA_Q4_SUPER) {
@@ -78,14 +93,14 @@ static void pack_group(sn_cuda_layout layout, const sn_cuda_planes *p, const sn_
         memcpy(image + p->plane1 + g * 16, group->q + 16, 16);
     }
     if (layout == SN_CUDA_Q4_HALF || layout == SN_CUDA_Q8_HALF)
-        put_halves(image + p->scales + g * 4, group->d[0], group->m[0]);
+        put_f16_pair(image + p->scales + g * 4, group->d[0], group->m[0]);
     if (layout == SN_CUDA_Q8_FINE) {
         const float four[4] = {group->d[0], group->d[1], group->m[0], group->m[1]};
         memcpy(image + p->scales + g * 16, four, sizeof four);
     }
 }
 
-/* The scales of a block of Q4_K as they are: eight pairs of six bits, and the two halves that they multiply. */
+/* Copies the scales of a Q4_K block unchanged: eight pairs of six bits, and the two halves that they multiply. */
 static void pack_supers(const sn_cuda_planes *p, const uint8_t *block, size_t first_group, uint8_t *image) {
     const uint8_t *s = block + 4;
     for (size_t g = 0; g < 8; g++) {
@@ -119,7 +134,8 @@ sn_status sn_cuda_weight_pack(sn_device *d, sn_dtype dtype, size_t rows, size_t 
         pack_float(sn_dtype_bytes(dtype), rows, cols, p.stride, host, image);
         return SN_OK;
     }
-    if (layout == SN_CUDA_Q4_SUPER) memset((uint8_t *)image + p.scales, 0, bytes - p.scales); /* a gap between planes */
+    /* a gap between planes */
+    if (layout == SN_CUDA_Q4_SUPER) memset((uint8_t *)image + p.scales, 0, bytes - p.scales);
     pack_quantised(dtype, layout, &p, rows, cols, host, image);
     return SN_OK;
 }

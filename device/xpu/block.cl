@@ -1,11 +1,11 @@
-/* The operations of a block that are no matrices. OpenCL C 1.2 without extensions and subgroups. What is added up along
- * a row is added in an order fixed by the shape alone: the same bits from run to run. */
+/* The operations of a block that do not involve weight matrices. OpenCL C 1.2 without extensions and subgroups. A sum
+ * along a row has an order that depends on the shape alone: the same bits from run to run. */
 
 #include "device/xpu/formulas.clh"
 
-/* -- row by row, element by element */
+/* -- operations on rows and elements */
 
-/* Zhang & Sennrich 2019. A group of 64 to a row; y may be x. */
+/* Zhang & Sennrich 2019. One group of 64 per row; y may be x. */
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
 rms_norm(uint width, __global const float *x, __global const float *weight, float eps, __global float *y) {
     __local float partial[64];
@@ -17,10 +17,11 @@ rms_norm(uint width, __global const float *x, __global const float *weight, floa
     for (uint i = lane; i < width; i += 64) y[row + i] = x[row + i] * scale * weight[i];
 }
 
-/* Ba et al. 2016. Likewise; bias may be none. */
-__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
-layer_norm(uint width, __global const float *x, __global const float *weight, __global const float *bias, float eps,
-           __global float *y) {
+/* Ba et al. 2016. One group of 64 per row; bias may be NULL. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void layer_norm(uint width, __global const float *x,
+                                                                         __global const float *weight,
+                                                                         __global const float *bias, float eps,
+                                                                         __global float *y) {
     __local float partial[64];
     uint lane = get_local_id(0);
     size_t row = (size_t)get_group_id(0) * width;
@@ -29,25 +30,27 @@ layer_norm(uint width, __global const float *x, __global const float *weight, __
     float mean = group_sum(sum, partial) / (float)width;
     for (uint i = lane; i < width; i += 64) squares += (x[row + i] - mean) * (x[row + i] - mean);
     float scale = 1.0f / sqrt(group_sum(squares, partial) / (float)width + eps);
-    for (uint i = lane; i < width; i += 64) y[row + i] = (x[row + i] - mean) * scale * weight[i] + (bias ? bias[i] : 0.0f);
+    for (uint i = lane; i < width; i += 64)
+        y[row + i] = (x[row + i] - mean) * scale * weight[i] + (bias ? bias[i] : 0.0f);
 }
 
-/* Su et al. 2021. An item turns one pair: pairs (2i, 2i+1), or (i, i + dim/2) with `halves`. */
+/* Su et al. 2021. One item rotates one pair: (2i, 2i + 1), or (i, i + dim / 2) with rotate_half. */
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void rope(uint n_pairs_all, uint n_heads, uint head_dim,
-                                                                   uint dim, uint halves, __global float *x,
+                                                                   uint dim, uint rotate_half, __global float *x,
                                                                    __global const float *cos_sin) {
     uint id = get_global_id(0), pairs = dim / 2;
     if (id >= n_pairs_all) return;
     uint pair = id % pairs, head = id / pairs, token = head / n_heads;
-    __global float *a = x + (size_t)head * head_dim + (halves ? pair : 2 * pair), *b = a + (halves ? pairs : 1);
+    __global float *a = x + (size_t)head * head_dim + (rotate_half ? pair : 2 * pair),
+                   *b = a + (rotate_half ? pairs : 1);
     float c = cos_sin[((size_t)token * pairs + pair) * 2], s = cos_sin[((size_t)token * pairs + pair) * 2 + 1];
     float va = *a, vb = *b;
     *a = va * c - vb * s;
     *b = vb * c + va * s;
 }
 
-__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
-activate(ulong n, uint kind, __global const float *gate, __global const float *up, __global float *y) {
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void activate(ulong n, uint kind, __global const float *gate,
+                                                                       __global const float *up, __global float *y) {
     size_t i = get_global_id(0);
     if (i < n) y[i] = activation(kind, gate[i]) * (up ? factor(kind, up[i]) : 1.0f);
 }
@@ -57,28 +60,30 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void add(ulong n, __glo
     if (i < n) y[i] += x[i];
 }
 
-/* -- the past. A page holds for each block and key-value head the keys as (tile of 16 positions, head_dim, 16), so that
- * 16 items that each take a position read side by side, then the values as (position, head_dim). past.c knows it too.
+/* -- the KV cache. A page holds for each block and key-value head the keys as (tile of 16 positions, head_dim, 16), so
+ * that 16 items with one position each read contiguously, then the values as (position, head_dim). kv.c depends on this
+ * layout (sn_xpu_kv_page_bytes).
  *
- * A pass's table: for each row {first of its sequence's entries in `pages`, position}, then tiles of up to 16 rows of
- * one sequence {first row, rows, position of the first, first entry in `pages`}. Pages are addresses. */
+ * The batch table: for each row {its sequence's first entry in `pages`, position}; then tiles of up to 16 rows of one
+ * sequence {first row, rows, position of the first row, first entry in `pages`}; then the addresses of the pages. */
 
-typedef struct past {
+typedef struct kv_view {
     __global const ulong *pages; /* of the sequence */
     uint page_tokens, head_dim;
     ulong offset; /* of this block and head in a page, in floats */
-} past;
+} kv_view;
 
-static inline __global float *page_at(past p, uint position) {
+static inline __global float *page_at(kv_view p, uint position) {
     return (__global float *)p.pages[position / p.page_tokens] + p.offset;
 }
 
-static inline __global float *key_at(past p, uint position) { /* its first element, the others 16 apart */
+/* the first element; the others lie 16 floats apart */
+static inline __global float *key_at(kv_view p, uint position) {
     uint in_page = position % p.page_tokens;
     return page_at(p, position) + (in_page / 16) * 16 * p.head_dim + in_page % 16;
 }
 
-static inline __global float *value_at(past p, uint position) {
+static inline __global float *value_at(kv_view p, uint position) {
     return page_at(p, position) + (size_t)p.page_tokens * p.head_dim + (size_t)(position % p.page_tokens) * p.head_dim;
 }
 
@@ -86,27 +91,27 @@ static inline ulong head_offset(uint block, uint head, uint n_kv_heads, uint pag
     return ((ulong)block * n_kv_heads + head) * 2 * page_tokens * head_dim;
 }
 
-/* An item stores one element of a row's keys and values. */
+/* One item stores one element of a row's keys and values. */
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
 kv_store(__global const uint2 *rows, __global const ulong *pages, uint block, uint n_kv_heads, uint head_dim,
          uint page_tokens, __global const float *k, __global const float *v) {
     uint e = get_global_id(0), row = get_group_id(1), head = e / head_dim;
     if (head >= n_kv_heads) return;
     uint2 at = rows[row];
-    past p = {pages + at.x, page_tokens, head_dim, head_offset(block, head, n_kv_heads, page_tokens, head_dim)};
+    kv_view p = {pages + at.x, page_tokens, head_dim, head_offset(block, head, n_kv_heads, page_tokens, head_dim)};
     size_t from = (size_t)row * n_kv_heads * head_dim + e;
     key_at(p, at.y)[16 * (e % head_dim)] = k[from];
     value_at(p, at.y)[e % head_dim] = v[from];
 }
 
-/* One sequence's positions [first, first + n) to or from (n, n_kv_heads, head_dim). */
-__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void kv_move(__global const ulong *pages, uint block,
+/* Copies positions [first, first + n) of one sequence to or from (n, n_kv_heads, head_dim). */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void kv_copy(__global const ulong *pages, uint block,
                                                                       uint n_kv_heads, uint head_dim, uint page_tokens,
                                                                       uint first, uint store, __global float *k,
                                                                       __global float *v) {
     uint e = get_global_id(0), i = get_group_id(1), head = e / head_dim;
     if (head >= n_kv_heads) return;
-    past p = {pages, page_tokens, head_dim, head_offset(block, head, n_kv_heads, page_tokens, head_dim)};
+    kv_view p = {pages, page_tokens, head_dim, head_offset(block, head, n_kv_heads, page_tokens, head_dim)};
     size_t at = (size_t)i * n_kv_heads * head_dim + e;
     __global float *key = key_at(p, first + i) + 16 * (e % head_dim), *value = value_at(p, first + i) + e % head_dim;
     if (store) {
@@ -123,49 +128,50 @@ static inline uint window_start(uint end, uint window) { return window > 0 && en
 #define CHUNK   64
 #define DIM_MAX 256
 
-/* One row and head by a group of 64, for decoding. Positions are taken 64 at a time: an item scores one of them, then
- * takes every 64th dimension of the result. Online softmax: Milakov & Gimelshein 2018. */
+/* Decoding: one group of 64 per row and head. It takes 64 positions at a time: an item scores one of them, then sums
+ * every 64th dimension of the result. Online softmax: Milakov & Gimelshein 2018. */
 __kernel __attribute__((reqd_work_group_size(CHUNK, 1, 1))) void
 attention_row(__global const uint2 *rows, __global const ulong *pages, uint block, uint n_heads, uint n_kv_heads,
               uint head_dim, uint page_tokens, uint window, float scale, __global const float *slopes,
               __global const float *sinks, __global const float *q, __global float *out) {
-    __local float query[DIM_MAX], scores[CHUNK], shares[CHUNK];
+    __local float query[DIM_MAX], scores[CHUNK], probs[CHUNK];
     uint lane = get_local_id(0), head = get_group_id(0), row = get_group_id(1);
     uint kv_head = head / (n_heads / n_kv_heads);
     uint2 at = rows[row];
-    past p = {pages + at.x, page_tokens, head_dim, head_offset(block, kv_head, n_kv_heads, page_tokens, head_dim)};
+    kv_view p = {pages + at.x, page_tokens, head_dim, head_offset(block, kv_head, n_kv_heads, page_tokens, head_dim)};
     uint end = at.y + 1, start = window_start(end, window);
     size_t place = ((size_t)row * n_heads + head) * head_dim;
     for (uint e = lane; e < head_dim; e += CHUNK) query[e] = q[place + e];
-    float most = sinks ? sinks[head] : -INFINITY, sum = sinks ? 1.0f : 0.0f; /* a sink is there before */
+    float max_score = sinks ? sinks[head] : -INFINITY, sum = sinks ? 1.0f : 0.0f; /* a sink comes before all keys */
     float result[DIM_MAX / CHUNK];
     for (uint i = 0; i < DIM_MAX / CHUNK; i++) result[i] = 0.0f;
     for (uint base = start / 16 * 16; base < end; base += CHUNK) {
         uint position = base + lane, first = max(start, base), last = min(end, base + CHUNK);
-        bool looked_at = position >= start && position < end;
+        bool visible = position >= start && position < end;
         float score = 0.0f;
-        barrier(CLK_LOCAL_MEM_FENCE); /* query is there; the chunk before is done with shares */
-        if (looked_at) {
+        /* the query is loaded, and all items have finished with the shares of the last chunk */
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (visible) {
             __global const float *key = key_at(p, position);
             for (uint e = 0; e < head_dim; e++) score += query[e] * key[16 * e];
-            score = leant(score * scale, slopes, head, position, at.y);
+            score = alibi_score(score * scale, slopes, head, position, at.y);
         }
         scores[lane] = score;
         barrier(CLK_LOCAL_MEM_FENCE);
-        float highest = most;
-        for (uint t = first; t < last; t++) highest = fmax(highest, scores[t - base]);
-        shares[lane] = looked_at ? exp(score - highest) : 0.0f;
+        float new_max = max_score;
+        for (uint t = first; t < last; t++) new_max = fmax(new_max, scores[t - base]);
+        probs[lane] = visible ? exp(score - new_max) : 0.0f;
         barrier(CLK_LOCAL_MEM_FENCE);
-        float keep = exp(most - highest); /* what counted so far, measured by the new maximum */
-        most = highest;
-        sum *= keep;
-        for (uint i = 0; i < DIM_MAX / CHUNK; i++) result[i] *= keep;
+        float rescale = exp(max_score - new_max); /* the earlier results, relative to the new maximum */
+        max_score = new_max;
+        sum *= rescale;
+        for (uint i = 0; i < DIM_MAX / CHUNK; i++) result[i] *= rescale;
         for (uint t = first; t < last; t++) {
             __global const float *value = value_at(p, t);
-            float share = shares[t - base];
-            sum += share;
+            float prob = probs[t - base];
+            sum += prob;
             for (uint i = 0; i < DIM_MAX / CHUNK; i++)
-                if (lane + i * CHUNK < head_dim) result[i] += share * value[lane + i * CHUNK];
+                if (lane + i * CHUNK < head_dim) result[i] += prob * value[lane + i * CHUNK];
         }
     }
     for (uint i = 0; i < DIM_MAX / CHUNK; i++)
@@ -173,27 +179,27 @@ attention_row(__global const uint2 *rows, __global const ulong *pages, uint bloc
 }
 
 #define ROWS  16 /* of a tile */
-#define LANES 8  /* items of a row */
+#define LANES 8  /* items per row */
 #define KEYS  16 /* positions at a time: a tile of the page */
 
-/* Up to 16 rows of one sequence and a head by a group of 8 x 16: keys and values come to local memory once for all of
- * them. Positions before a row's window or behind it do not count for it. */
+/* Up to 16 rows of one sequence and one head by a group of 8 x 16: keys and values are loaded to local memory once for
+ * all rows. Positions before a row's window or after the row are excluded. */
 __kernel __attribute__((reqd_work_group_size(LANES, ROWS, 1))) void
 attention_tile(__global const uint4 *tiles, __global const ulong *pages, uint block, uint n_heads, uint n_kv_heads,
                uint head_dim, uint page_tokens, uint window, float scale, __global const float *slopes,
-               __global const float *sinks, __global const float *q, __global float *out,
-               __local float *query, __local float *keys, __local float *values) {
+               __global const float *sinks, __global const float *q, __global float *out, __local float *query,
+               __local float *keys, __local float *values) {
     __local float scores[ROWS][KEYS];
     uint lane = get_local_id(0), line = get_local_id(1), item = line * LANES + lane, head = get_group_id(0);
     uint kv_head = head / (n_heads / n_kv_heads);
     uint4 tile = tiles[get_group_id(1)];
-    past p = {pages + tile.w, page_tokens, head_dim, head_offset(block, kv_head, n_kv_heads, page_tokens, head_dim)};
+    kv_view p = {pages + tile.w, page_tokens, head_dim, head_offset(block, kv_head, n_kv_heads, page_tokens, head_dim)};
     bool real = line < tile.y;
     uint row = tile.x + (real ? line : 0), end = tile.z + (real ? line : 0) + 1, start = window_start(end, window);
     uint all_start = window_start(tile.z + 1, window), all_end = tile.z + tile.y;
     size_t place = ((size_t)row * n_heads + head) * head_dim;
     for (uint e = lane; e < head_dim; e += LANES) query[line * head_dim + e] = q[place + e];
-    float most = sinks ? sinks[head] : -INFINITY, sum = sinks ? 1.0f : 0.0f, result[DIM_MAX / LANES];
+    float max_score = sinks ? sinks[head] : -INFINITY, sum = sinks ? 1.0f : 0.0f, result[DIM_MAX / LANES];
     for (uint i = 0; i < DIM_MAX / LANES; i++) result[i] = 0.0f;
     for (uint base = all_start / KEYS * KEYS; base < all_end; base += KEYS) {
         __global const float *key = key_at(p, base), *value = value_at(p, base);
@@ -203,22 +209,22 @@ attention_tile(__global const uint4 *tiles, __global const ulong *pages, uint bl
         for (uint t = lane; t < KEYS; t += LANES) {
             float score = 0.0f;
             for (uint e = 0; e < head_dim; e++) score += query[line * head_dim + e] * keys[e * KEYS + t];
-            scores[line][t] = leant(score * scale, slopes, head, base + t, end - 1);
+            scores[line][t] = alibi_score(score * scale, slopes, head, base + t, end - 1);
         }
         barrier(CLK_LOCAL_MEM_FENCE);
         uint first = max(start, base), last = min(end, base + KEYS);
-        float highest = most;
-        for (uint t = first; t < last; t++) highest = fmax(highest, scores[line][t - base]);
-        float keep =
-            first < last ? exp(most - highest) : 1.0f; /* nothing here counts: -infinity may still be the maximum */
-        most = highest;
-        sum *= keep;
-        for (uint i = 0; i < DIM_MAX / LANES; i++) result[i] *= keep;
+        float new_max = max_score;
+        for (uint t = first; t < last; t++) new_max = fmax(new_max, scores[line][t - base]);
+        float rescale = first < last ? exp(max_score - new_max)
+                                     : 1.0f; /* no position counted yet: the maximum may still be -infinity */
+        max_score = new_max;
+        sum *= rescale;
+        for (uint i = 0; i < DIM_MAX / LANES; i++) result[i] *= rescale;
         for (uint t = first; t < last; t++) {
-            float share = exp(scores[line][t - base] - highest);
-            sum += share;
+            float prob = exp(scores[line][t - base] - new_max);
+            sum += prob;
             for (uint i = 0; i < DIM_MAX / LANES; i++)
-                if (lane + i * LANES < head_dim) result[i] += share * values[(t - base) * head_dim + lane + i * LANES];
+                if (lane + i * LANES < head_dim) result[i] += prob * values[(t - base) * head_dim + lane + i * LANES];
         }
     }
     for (uint i = 0; real && i < DIM_MAX / LANES; i++)
@@ -227,17 +233,17 @@ attention_tile(__global const uint4 *tiles, __global const ulong *pages, uint bl
 
 /* -- mixtures of experts */
 
-/* Whether expert b comes before a (-1: none): the larger one, of equal ones the lower. NaN comes last. */
+/* Whether expert b ranks before a (-1: none): the larger logit, of equal ones the lower id. NaN ranks last. */
 static bool comes_before(__global const float *logits, int b, int a) {
     if (b < 0 || a < 0) return a < 0 && b >= 0;
     float vb = isnan(logits[b]) ? -INFINITY : logits[b], va = isnan(logits[a]) ? -INFINITY : logits[a];
     return vb > va || (vb == va && b < a);
 }
 
-/* A group of 64 to a row: the k largest logits and their softmax. An item looks at every 64th of up to 1024. */
-__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void route(uint n_experts, uint k, uint over_all,
-                                                                    __global const float *logits, __global int *ids,
-                                                                    __global float *weights) {
+/* One group of 64 per row: the k largest logits and their softmax. An item looks at every 64th of up to 1024. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void moe_gate(uint n_experts, uint k, uint softmax_over_all,
+                                                                       __global const float *logits, __global int *ids,
+                                                                       __global float *weights) {
     __local int best[64];
     __local float partial[64];
     uint lane = get_local_id(0), taken = 0;
@@ -245,7 +251,7 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void route(uint n_exper
     logits += row * n_experts;
     ids += row * k;
     weights += row * k;
-    float most = 0.0f, sum = 0.0f;
+    float max_score = 0.0f, sum = 0.0f;
     for (uint j = 0; j < k; j++) {
         int own = -1;
         for (uint i = 0; 64 * i + lane < n_experts; i++)
@@ -258,16 +264,16 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void route(uint n_exper
             barrier(CLK_LOCAL_MEM_FENCE);
         }
         uint chosen = best[0];
-        barrier(CLK_LOCAL_MEM_FENCE); /* all have read it */
+        barrier(CLK_LOCAL_MEM_FENCE); /* all items have read it */
         if (chosen % 64 == lane) taken |= 1u << chosen / 64;
-        if (j == 0) most = logits[chosen];
-        float e = exp(logits[chosen] - most);
+        if (j == 0) max_score = logits[chosen];
+        float e = exp(logits[chosen] - max_score);
         sum += e;
         if (lane == 0) ids[j] = chosen, weights[j] = e;
     }
-    if (over_all) {
+    if (softmax_over_all) {
         sum = 0.0f;
-        for (uint e = lane; e < n_experts; e += 64) sum += exp(logits[e] - most);
+        for (uint e = lane; e < n_experts; e += 64) sum += exp(logits[e] - max_score);
         partial[lane] = sum;
         barrier(CLK_LOCAL_MEM_FENCE);
         for (uint half_count = 32; half_count > 0; half_count /= 2) {
@@ -281,9 +287,8 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void route(uint n_exper
 }
 
 /* y (n, width) = the sum over j of weights[i, j] * x[i, j]. */
-__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void combine(ulong n, uint k, uint width,
-                                                                      __global const float *weights,
-                                                                      __global const float *x, __global float *y) {
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
+moe_combine(ulong n, uint k, uint width, __global const float *weights, __global const float *x, __global float *y) {
     size_t item = get_global_id(0), row = item / width, at = item % width;
     float sum = 0.0f;
     if (item >= n) return;

@@ -1,11 +1,13 @@
-/* Gradients of the operations that are no matrices of weights, to train through frozen ones. OpenCL C 1.2 without extensions and
- * subgroups. Plain rather than fast: one item adds up one result, or a group a row, in a fixed order. */
+/* Gradients of the operations that do not involve weight matrices, for training through frozen weights. OpenCL C 1.2
+ * without extensions and subgroups. Simple rather than fast: one item sums one result, or one group a row, in a fixed
+ * order. */
 
 #include "device/xpu/formulas.clh"
 
-__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void outer_grad(ulong items, uint n, uint rows, uint cols,
-                                                                         __global const float *dy, __global const float *x,
-                                                                         __global float *dw) {
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void linear_weight_grad(ulong items, uint n, uint rows,
+                                                                                 uint cols, __global const float *dy,
+                                                                                 __global const float *x,
+                                                                                 __global float *dw) {
     size_t item = get_global_id(0);
     if (item >= items) return;
     uint row = item / cols, col = item % cols;
@@ -14,10 +16,11 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void outer_grad(ulong i
     dw[item] = sum;
 }
 
-/* y = x s w, s = 1 / sqrt(mean(x^2) + eps): dx = s w dy - x s^3 / width * sum(w dy x). A group of 64 to a row. */
-__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
-rms_norm_grad(uint width, __global const float *x, __global const float *weight, float eps, __global const float *dy, uint grow,
-              __global float *dx) {
+/* y = x s w, s = 1 / sqrt(mean(x^2) + eps): dx = s w dy - x s^3 / width * sum(w dy x). One group of 64 per row. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void rms_norm_grad(uint width, __global const float *x,
+                                                                            __global const float *weight, float eps,
+                                                                            __global const float *dy, uint accumulate,
+                                                                            __global float *dx) {
     __local float partial[64];
     uint lane = get_local_id(0);
     size_t row = (size_t)get_group_id(0) * width;
@@ -31,14 +34,16 @@ rms_norm_grad(uint width, __global const float *x, __global const float *weight,
     float s = 1.0f / sqrt(squares / (float)width + eps), back = -(s * s * s) * (products / (float)width);
     for (uint i = lane; i < width; i += 64) {
         float g = weight[i] * dy[row + i] * s + x[row + i] * back;
-        dx[row + i] = grow ? dx[row + i] + g : g;
+        dx[row + i] = accumulate ? dx[row + i] + g : g;
     }
 }
 
-/* y = (x - mean) s w + b. With z = (x - mean) s and g = w dy: dx = s (g - mean(g) - z mean(g z)). A group of 64 to a row. */
-__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
-layer_norm_grad(uint width, __global const float *x, __global const float *weight, float eps, __global const float *dy, uint grow,
-                __global float *dx) {
+/* y = (x - mean) s w + b. With z = (x - mean) s and g = w dy: dx = s (g - mean(g) - z mean(g z)). One group of 64 per
+ * row. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void layer_norm_grad(uint width, __global const float *x,
+                                                                              __global const float *weight, float eps,
+                                                                              __global const float *dy, uint accumulate,
+                                                                              __global float *dx) {
     __local float partial[64];
     uint lane = get_local_id(0);
     size_t row = (size_t)get_group_id(0) * width;
@@ -54,7 +59,7 @@ layer_norm_grad(uint width, __global const float *x, __global const float *weigh
     float mean_g = group_sum(sum_g, partial) / all, back = group_sum(products, partial) / all;
     for (uint i = lane; i < width; i += 64) {
         float g = s * (weight[i] * dy[row + i] - mean_g - (x[row + i] - mean) * s * back);
-        dx[row + i] = grow ? dx[row + i] + g : g;
+        dx[row + i] = accumulate ? dx[row + i] + g : g;
     }
 }
 
@@ -70,8 +75,9 @@ activate_grad(ulong n, uint kind, __global const float *gate, __global const flo
     if (up) dup[i] = kind == SWIGLU_CLAMPED && (u > 7.0f || u < -7.0f) ? 0.0f : d * activation(kind, g);
 }
 
-/* -- attention. An item for each query row and head: its softmax's maximum and sum, and sum_j p_j (dout . v_j); then dq. Then
- * an item for each key: dk and dv over the query rows that see it. Rows of p are made again each time, never kept. */
+/* -- attention. First one item per query row and head: the maximum and the sum of its softmax, and sum_j p_j (dout .
+ * v_j); then dq. Then one item per key: dk and dv over the query rows that attend to it. The rows of p are computed
+ * again each time and never stored. */
 
 static float dot_rows(__global const float *a, __global const float *b, uint dim) {
     float sum = 0.0f;
@@ -79,50 +85,57 @@ static float dot_rows(__global const float *a, __global const float *b, uint dim
     return sum;
 }
 
-static uint first_key(uint row, uint window) { return window > 0 && row + 1 > window ? row + 1 - window : 0; }
+static uint window_start(uint row, uint window) { return window > 0 && row + 1 > window ? row + 1 - window : 0; }
 
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
-attention_grad_q(uint n, uint n_heads, uint n_kv_heads, uint dim, uint window, float scale, __global const float *slopes,
-                 __global const float *sinks, __global const float *q, __global const float *k, __global const float *v,
-                 __global const float *dout, __global float *dq,
+attention_grad_q(uint n, uint n_heads, uint n_kv_heads, uint dim, uint window, float scale,
+                 __global const float *slopes, __global const float *sinks, __global const float *q,
+                 __global const float *k, __global const float *v, __global const float *dout, __global float *dq,
                  __global float *stats) {
     uint item = get_global_id(0), row = item / n_heads, head = item % n_heads;
     if (row >= n) return;
-    size_t at = (size_t)item * dim, stride = (size_t)n_kv_heads * dim, own = (size_t)(head / (n_heads / n_kv_heads)) * dim;
-    float most = sinks ? sinks[head] : -INFINITY, sum = 0.0f, mean = 0.0f;
-    for (uint j = first_key(row, window); j <= row; j++) most = fmax(most, leant(dot_rows(q + at, k + own + j * stride, dim) * scale, slopes, head, j, row));
-    if (sinks) sum = exp(sinks[head] - most);
-    for (uint j = first_key(row, window); j <= row; j++) {
-        float p = exp(leant(dot_rows(q + at, k + own + j * stride, dim) * scale, slopes, head, j, row) - most);
+    size_t at = (size_t)item * dim, stride = (size_t)n_kv_heads * dim,
+           own = (size_t)(head / (n_heads / n_kv_heads)) * dim;
+    float max_score = sinks ? sinks[head] : -INFINITY, sum = 0.0f, mean = 0.0f;
+    for (uint j = window_start(row, window); j <= row; j++)
+        max_score =
+            fmax(max_score, alibi_score(dot_rows(q + at, k + own + j * stride, dim) * scale, slopes, head, j, row));
+    if (sinks) sum = exp(sinks[head] - max_score);
+    for (uint j = window_start(row, window); j <= row; j++) {
+        float p =
+            exp(alibi_score(dot_rows(q + at, k + own + j * stride, dim) * scale, slopes, head, j, row) - max_score);
         sum += p;
         mean += p * dot_rows(dout + at, v + own + j * stride, dim);
     }
     mean /= sum;
     for (uint e = 0; e < dim; e++) dq[at + e] = 0.0f;
-    for (uint j = first_key(row, window); j <= row; j++) {
+    for (uint j = window_start(row, window); j <= row; j++) {
         __global const float *key = k + own + j * stride;
-        float p = exp(leant(dot_rows(q + at, key, dim) * scale, slopes, head, j, row) - most) / sum;
+        float p = exp(alibi_score(dot_rows(q + at, key, dim) * scale, slopes, head, j, row) - max_score) / sum;
         float ds = p * (dot_rows(dout + at, v + own + j * stride, dim) - mean) * scale;
         for (uint e = 0; e < dim; e++) dq[at + e] += ds * key[e];
     }
-    stats[3 * (size_t)item] = most;
+    stats[3 * (size_t)item] = max_score;
     stats[3 * (size_t)item + 1] = sum;
     stats[3 * (size_t)item + 2] = mean;
 }
 
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
-attention_grad_kv(uint n, uint n_heads, uint n_kv_heads, uint dim, uint window, float scale, __global const float *slopes,
-                 __global const float *q,                   __global const float *k, __global const float *v, __global const float *dout, __global const float *stats,
-                  __global float *dk, __global float *dv) {
+attention_grad_kv(uint n, uint n_heads, uint n_kv_heads, uint dim, uint window, float scale,
+                  __global const float *slopes, __global const float *q, __global const float *k,
+                  __global const float *v, __global const float *dout, __global const float *stats, __global float *dk,
+                  __global float *dv) {
     uint item = get_global_id(0), key = item / n_kv_heads, kv_head = item % n_kv_heads, group = n_heads / n_kv_heads;
     if (key >= n) return;
     size_t at = (size_t)item * dim;
     for (uint e = 0; e < dim; e++) dk[at + e] = dv[at + e] = 0.0f;
-    for (uint row = key; row < n && first_key(row, window) <= key; row++)
+    for (uint row = key; row < n && window_start(row, window) <= key; row++)
         for (uint g = 0; g < group; g++) {
             size_t query = (size_t)row * n_heads + kv_head * group + g;
             __global const float *own = q + query * dim, *d = dout + query * dim, *s = stats + 3 * query;
-            float p = exp(leant(dot_rows(own, k + at, dim) * scale, slopes, kv_head * group + g, key, row) - s[0]) / s[1];
+            float p =
+                exp(alibi_score(dot_rows(own, k + at, dim) * scale, slopes, kv_head * group + g, key, row) - s[0]) /
+                s[1];
             float ds = p * (dot_rows(d, v + at, dim) - s[2]) * scale;
             for (uint e = 0; e < dim; e++) {
                 dk[at + e] += ds * own[e];
@@ -133,10 +146,10 @@ attention_grad_kv(uint n, uint n_heads, uint n_kv_heads, uint dim, uint window, 
 
 /* -- mixtures of experts */
 
-/* A group of 64 to a pair; an item reads of x only what it writes of dx. */
-__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void combine_grad(uint k, uint width, __global const float *weights,
-                                                                           __global const float *x, __global const float *dy,
-                                                                           __global float *dx, __global float *dweights) {
+/* One group of 64 per pair; an item reads only those elements of x that it writes in dx. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
+moe_combine_grad(uint k, uint width, __global const float *weights, __global const float *x, __global const float *dy,
+                 __global float *dx, __global float *dweights) {
     __local float partial[64];
     uint lane = get_local_id(0);
     size_t pair = get_group_id(0), row = pair / k;
@@ -150,19 +163,19 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void combine_grad(uint 
     if (lane == 0) dweights[pair] = sum;
 }
 
-/* A group of 64 to a row. w = softmax: dl = w * (dw - sum(w dw)), of those whose softmax it is. */
+/* One group of 64 per row. With w = softmax(l): dl = w * (dw - sum(w dw)), over the experts that the softmax covers. */
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
-route_grad(uint n_experts, uint k, uint over_all, __global const float *logits, __global const int *ids,
-           __global const float *weights, __global const float *dweights, __global float *dlogits) {
+moe_gate_grad(uint n_experts, uint k, uint softmax_over_all, __global const float *logits, __global const int *ids,
+              __global const float *weights, __global const float *dweights, __global float *dlogits) {
     __local float partial[64];
     uint lane = get_local_id(0);
     size_t at = (size_t)get_group_id(0) * n_experts, own = (size_t)get_group_id(0) * k;
-    float most = logits[at + ids[own]], sum = 0.0f, mean = 0.0f;
+    float max_score = logits[at + ids[own]], sum = 0.0f, mean = 0.0f;
     for (uint j = 0; j < k; j++) mean += weights[own + j] * dweights[own + j];
-    for (uint e = lane; e < n_experts; e += 64) sum += exp(logits[at + e] - most);
-    sum = group_sum(sum, partial); /* all have read `most` */
+    for (uint e = lane; e < n_experts; e += 64) sum += exp(logits[at + e] - max_score);
+    sum = group_sum(sum, partial); /* all items have read `max_score` */
     for (uint e = lane; e < n_experts; e += 64) {
-        float g = over_all ? -(exp(logits[at + e] - most) / sum) * mean : 0.0f;
+        float g = softmax_over_all ? -(exp(logits[at + e] - max_score) / sum) * mean : 0.0f;
         for (uint j = 0; j < k; j++)
             if (ids[own + j] == (int)e) g = weights[own + j] * (dweights[own + j] - mean);
         dlogits[at + e] = g;

@@ -1,13 +1,14 @@
-/* Matrices, once per form of weight (weights.c says what the forms are and lays them out). Compiled with
- *   BITS    32, 16, 17 (bfloat16), 8 or 4 of an element
- *   SCALE   none (plain), D, H, K, S or E: what a group's scale and offset are made of
- *   MAPPED  (4 bits) what a nibble stands for: 0 itself, 1 itself - 8, 2 IQ4's table, 3 MXFP4's table
- *   SUFFIX  of the kernels' names
- * Rows are padded with zeros to a multiple of 8 elements; groups have 32 (S: 16), superblocks 256. OpenCL C 1.2 without
- * extensions and subgroups, so that any SPIR-V consumer takes it.
+/* Products with weight matrices, compiled once per form of weight (weights.c describes the forms and packs them), with
  *
- * Sums are in float32, in an order fixed by the shape alone: the same bits from run to run. */
-
+ * - BITS: 32, 16, 17 (bfloat16), 8 or 4 bits of an element
+ * - SCALE: none (float forms), D, H, K, S or E: what the scale and the offset of a group consist of
+ * - MAPPED (4 bits): the value of a nibble: 0: itself, 1: itself - 8, 2: the table of IQ4, 3: the table of MXFP4
+ * - SUFFIX: of the kernels' names
+ *
+ * Rows are padded with zeros to a multiple of 8 elements; groups have 32 elements (S: 16), superblocks 256. OpenCL
+ * C 1.2 without extensions and subgroups, so that any SPIR-V consumer accepts it.
+ *
+ * Sums are in float32, in an order that depends on the shape alone: the same bits from run to run. */
 #define NAME_(base, suffix) base##_##suffix
 #define NAME(base, suffix)  NAME_(base, suffix)
 #define SCALE_NONE          0
@@ -19,7 +20,7 @@
 
 typedef struct planes {
     __global const uchar *elements, *scales, *supers;
-    uint steps; /* of 8 elements, in a row */
+    uint steps; /* steps of 8 elements in a row */
 } planes;
 
 #if BITS == 4 && MAPPED >= 2
@@ -31,7 +32,7 @@ __constant char table[16] =
 #endif
 #endif
 
-/* The integers of 8 elements from number 8 * at on. */
+/* The integers of the 8 elements from 8 * at on. */
 #if BITS <= 8
 static inline float8 integers(__global const uchar *elements, size_t at) {
 #if BITS == 8
@@ -50,7 +51,7 @@ static inline float8 integers(__global const uchar *elements, size_t at) {
 #endif
 }
 
-/* Scale and offset of the elements from 8 * at on. */
+/* Scale and offset of the 8 elements from 8 * at on. */
 static inline float2 scales_of(planes w, size_t at) {
 #if SCALE == SCALE_D
     return (float2)(vload_half(at / 4, (__global const half *)w.scales), 0.0f);
@@ -84,7 +85,7 @@ static inline float8 weights(planes w, uint row, uint step) {
 #endif
 }
 
-/* The same of a row of x, 0 behind its end. */
+/* The same elements of a row of x; 0 beyond its end. */
 static inline float8 inputs(__global const float *row, uint step, uint cols) {
     uint k = 8 * step;
     if (k + 8 <= cols) return vload8(0, row + k);
@@ -101,7 +102,7 @@ static inline float dot8(float8 a, float8 b) {
 #define LANES   16
 #define OUTPUTS 4
 
-/* Few rows of x: 16 lanes go through a row of the weight side by side, so that it is read once, in order. A group has 4
+/* Few rows of x: 16 lanes read a row of the weight contiguously, so that it is read once, in order. A group computes 4
  * such outputs; `count` rows of x share what is read. */
 #define MATVEC(base, count)                                                                                            \
     __kernel __attribute__((reqd_work_group_size(LANES, OUTPUTS, 1))) void NAME(base, SUFFIX)(                         \
@@ -116,7 +117,7 @@ static inline float dot8(float8 a, float8 b) {
         for (uint step = lane; row < rows && step < w.steps; step += LANES) {                                          \
             float8 part = weights(w, row, step);                                                                       \
             for (uint r = 0; r < count; r++) {                                                                         \
-                uint from = min(first + r, n - 1); /* beyond the last row: computed, never written */                  \
+                uint from = min(first + r, n - 1); /* beyond the last row: computed, but not written */                \
                 sums[r] += dot8(part, inputs(x + (size_t)from * cols, step, cols));                                    \
             }                                                                                                          \
         }                                                                                                              \
@@ -132,9 +133,9 @@ MATVEC(linear1, 1)
 MATVEC(linear4, 4)
 
 #define TILE  32 /* outputs, and rows of x, of a group */
-#define DEPTH 32 /* elements of both held in local memory at a time */
+#define DEPTH 32 /* elements of both in local memory at a time */
 
-/* Many rows of x: a group of 8 x 8 makes 32 x 32 numbers, each item 4 x 4. */
+/* Many rows of x: a group of 8 x 8 items computes 32 x 32 outputs, each item 4 x 4. */
 __kernel __attribute__((reqd_work_group_size(8, 8, 1))) void
 NAME(linear_tile, SUFFIX)(__global const uchar *weight, ulong scales, ulong supers, uint rows, uint cols,
                           __global const float *x, __global const float *bias, __global float *y, uint n) {
@@ -146,7 +147,7 @@ NAME(linear_tile, SUFFIX)(__global const uchar *weight, ulong scales, ulong supe
     for (uint i = 0; i < 4; i++)
         for (uint j = 0; j < 4; j++) sums[i][j] = 0.0f;
     for (uint base = 0; base < w.steps; base += DEPTH / 8) {
-        for (uint part = item; part < TILE * (DEPTH / 8); part += 64) { /* 8 elements of each, twice */
+        for (uint part = item; part < TILE * (DEPTH / 8); part += 64) { /* 8 elements of both sides */
             uint line = part / (DEPTH / 8), step = part % (DEPTH / 8);
             float8 a = 0.0f, b = 0.0f;
             if (first_out + line < rows && base + step < w.steps) a = weights(w, first_out + line, base + step);
@@ -170,11 +171,11 @@ NAME(linear_tile, SUFFIX)(__global const uchar *weight, ulong scales, ulong supe
         }
 }
 
-/* y (n, cols) = rows ids[i]. */
-__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void NAME(gather, SUFFIX)(__global const uchar *weight,
-                                                                                   ulong scales, ulong supers,
-                                                                                   uint cols, __global const int *ids,
-                                                                                   __global float *y) {
+/* y (n, cols) = rows ids[i] of the weight. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void NAME(get_rows, SUFFIX)(__global const uchar *weight,
+                                                                                     ulong scales, ulong supers,
+                                                                                     uint cols, __global const int *ids,
+                                                                                     __global float *y) {
     uint step = get_global_id(0), i = get_group_id(1);
     planes w = {weight, weight + scales, weight + supers, (cols + 7) / 8};
     if (step >= w.steps) return;
@@ -185,10 +186,10 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void NAME(gather, SUFFI
 
 #define SHARED_ROWS 4
 
-/* dx (n, cols) = dy (n, rows) . weight, or grows by it. An item for 4 rows of dy and 8 columns. */
+/* dx (n, cols) = dy (n, rows) . weight, or += it. One item computes 4 rows of 8 columns. */
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
-NAME(linear_grad, SUFFIX)(__global const uchar *weight, ulong scales, ulong supers, uint rows, uint cols,
-                          __global const float *dy, uint grow, __global float *dx, uint n) {
+NAME(linear_input_grad, SUFFIX)(__global const uchar *weight, ulong scales, ulong supers, uint rows, uint cols,
+                                __global const float *dy, uint accumulate, __global float *dx, uint n) {
     uint step = get_global_id(0), first = get_group_id(1) * SHARED_ROWS;
     planes w = {weight, weight + scales, weight + supers, (cols + 7) / 8};
     float8 sums[SHARED_ROWS];
@@ -203,12 +204,12 @@ NAME(linear_grad, SUFFIX)(__global const uchar *weight, ulong scales, ulong supe
         vstore8(sums[i], 0, v);
         for (uint e = 0; e < 8 && 8 * step + e < cols; e++) {
             size_t at = (size_t)(first + i) * cols + 8 * step + e;
-            dx[at] = grow ? dx[at] + v[e] : v[e];
+            dx[at] = accumulate ? dx[at] + v[e] : v[e];
         }
     }
 }
 
-/* -- mixtures of experts: expert e's matrix lies e * stride bytes behind `weight`. Plain rather than fast. */
+/* -- mixtures of experts: the matrix of expert e lies e * stride bytes after `weight`. Simple rather than fast. */
 
 static inline planes expert(__global const uchar *weight, ulong stride, ulong scales, ulong supers, uint cols, int e) {
     __global const uchar *own = weight + (ulong)e * stride;
@@ -216,16 +217,17 @@ static inline planes expert(__global const uchar *weight, ulong stride, ulong sc
     return w;
 }
 
-/* y (n, k, rows) = x . expert ids[i, j]^T + bias: a group of 64 for an output of a pair; outputs along x, pairs along y. */
+/* y (n, k, rows) = x . expert ids[i, j]^T + bias. One group of 64 per output of a pair; outputs along x, pairs along y.
+ */
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
-NAME(linear_routed, SUFFIX)(__global const uchar *weight, ulong stride, ulong scales, ulong supers, uint rows, uint cols, uint k,
-                            uint each, __global const int *ids, __global const float *x, __global const float *bias,
-                            __global float *y) {
+NAME(moe_linear, SUFFIX)(__global const uchar *weight, ulong stride, ulong scales, ulong supers, uint rows, uint cols,
+                         uint k, uint per_expert, __global const int *ids, __global const float *x,
+                         __global const float *bias, __global float *y) {
     __local float partial[64];
     uint lane = get_local_id(0), row = get_group_id(0), pair = get_group_id(1);
     int e = ids[pair];
     planes w = expert(weight, stride, scales, supers, cols, e);
-    __global const float *own = x + (size_t)(each ? pair : pair / k) * cols;
+    __global const float *own = x + (size_t)(per_expert ? pair : pair / k) * cols;
     float sum = 0.0f;
     for (uint step = lane; step < w.steps; step += 64) sum += dot8(weights(w, row, step), inputs(own, step, cols));
     partial[lane] = sum;
@@ -234,14 +236,15 @@ NAME(linear_routed, SUFFIX)(__global const uchar *weight, ulong stride, ulong sc
         if (lane < half_count) partial[lane] += partial[lane + half_count];
         barrier(CLK_LOCAL_MEM_FENCE);
     }
-    if (lane == 0)
-        y[(size_t)pair * rows + row] = bias ? partial[0] + bias[(size_t)e * rows + row] : partial[0];
+    if (lane == 0) y[(size_t)pair * rows + row] = bias ? partial[0] + bias[(size_t)e * rows + row] : partial[0];
 }
 
-/* dx = dy . weight over the k experts of a row in their order (k 1: of a pair), or grows by it. An item for 8 columns. */
+/* dx = dy . weight over the k experts of a row in their order (k 1: of a pair), or += it. One item computes 8 columns.
+ */
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
-NAME(linear_routed_grad, SUFFIX)(__global const uchar *weight, ulong stride, ulong scales, ulong supers, uint rows, uint cols,
-                                 uint k, __global const int *ids, __global const float *dy, uint grow, __global float *dx) {
+NAME(moe_linear_grad, SUFFIX)(__global const uchar *weight, ulong stride, ulong scales, ulong supers, uint rows,
+                              uint cols, uint k, __global const int *ids, __global const float *dy, uint accumulate,
+                              __global float *dx) {
     uint step = get_global_id(0), i = get_group_id(1);
     float8 sum = 0.0f;
     if (step >= (cols + 7) / 8) return;
@@ -253,6 +256,6 @@ NAME(linear_routed_grad, SUFFIX)(__global const uchar *weight, ulong stride, ulo
     vstore8(sum, 0, v);
     for (uint e = 0; e < 8 && 8 * step + e < cols; e++) {
         size_t at = (size_t)i * cols + 8 * step + e;
-        dx[at] = grow ? dx[at] + v[e] : v[e];
+        dx[at] = accumulate ? dx[at] + v[e] : v[e];
     }
 }

@@ -1,5 +1,5 @@
-/* SPIR-V to kernels. */
-#include "device/xpu/xpu.h"
+/* Loading of SPIR-V modules, and of the kernels in them. */
+#include "device/xpu/xpu_private.h"
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -12,7 +12,7 @@ static void log_build(ze_module_build_log_handle_t log) {
     char *text = NULL;
     if (!zeModuleBuildLogGetString(log, &bytes, NULL) && bytes > 1 && !sn_calloc(&text, 1, bytes + 1, NULL) &&
         !zeModuleBuildLogGetString(log, &bytes, text))
-        sn_log(SN_LOG_ERROR, "the driver cannot compile the kernels", "text=%s", text);
+        sn_log(SN_LOG_ERROR, "kernel compilation failed", "text=%s", text);
     free(text);
 }
 
@@ -54,8 +54,8 @@ sn_status sn_xpu_load_block(sn_xpu *x, sn_err *err) {
     sn_status status = load_module(x, sn_xpu_spirv_block(), &x->module, err);
     for (int i = 0; i < SN_XPU_KERNEL_COUNT && !status; i++)
         status = load_kernel(x, x->module, kernels[i].name, kernels[i].x, kernels[i].y, &x->kernels[i], err);
-    /* These follow addresses that they find in the pass's table. */
-    static const sn_xpu_kernel indirect[] = {SN_XPU_kv_store, SN_XPU_kv_move, SN_XPU_attention_row,
+    /* These kernels follow addresses that they find in the batch table. */
+    static const sn_xpu_kernel indirect[] = {SN_XPU_kv_store, SN_XPU_kv_copy, SN_XPU_attention_row,
                                              SN_XPU_attention_tile};
     for (int i = 0; i < 4 && !status; i++)
         status =
@@ -70,7 +70,7 @@ sn_status sn_xpu_load_grad(sn_xpu *x, sn_err *err) {
         SN_XPU_GRADS(X)
 #undef X
     };
-    sn_status status = sn_xpu_alive(x, err);
+    sn_status status = sn_xpu_check_alive(x, err);
     if (status || x->grad_module) return status;
     status = load_module(x, sn_xpu_spirv_grad(), &x->grad_module, err);
     for (int i = 0; i < SN_XPU_GRAD_COUNT && !status; i++)
@@ -89,14 +89,14 @@ sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err) {
         const char *base;
         uint32_t group_x, group_y;
         ze_kernel_handle_t *kernel;
-    } all[] = {{"linear1", 16, 4, &k->few1},
-               {"linear4", 16, 4, &k->few4},
-               {"linear_tile", 8, 8, &k->tile},
-               {"gather", 64, 1, &k->gather},
-               {"linear_grad", 64, 1, &k->grad},
-               {"linear_routed", 64, 1, &k->routed},
-               {"linear_routed_grad", 64, 1, &k->routed_grad}};
-    sn_status status = sn_xpu_alive(x, err);
+    } all[] = {{"linear1", 16, 4, &k->matvec1},
+               {"linear4", 16, 4, &k->matvec4},
+               {"linear_tile", 8, 8, &k->matmul_tile},
+               {"get_rows", 64, 1, &k->get_rows},
+               {"linear_input_grad", 64, 1, &k->input_grad},
+               {"moe_linear", 64, 1, &k->moe_linear},
+               {"moe_linear_grad", 64, 1, &k->moe_linear_grad}};
+    sn_status status = sn_xpu_check_alive(x, err);
     if (status || k->module) return status;
     status = load_module(x, sn_xpu_spirv_linear(form), &k->module, err);
     for (size_t i = 0; i < sizeof all / sizeof *all && !status; i++) {
@@ -114,13 +114,13 @@ static void drop_kernel(ze_kernel_handle_t kernel) {
 void sn_xpu_unload(sn_xpu *x) {
     for (int i = 0; i < SN_XPU_FORM_COUNT; i++) {
         sn_xpu_linear_kernels *k = &x->linear[i];
-        drop_kernel(k->few1);
-        drop_kernel(k->few4);
-        drop_kernel(k->tile);
-        drop_kernel(k->gather);
-        drop_kernel(k->grad);
-        drop_kernel(k->routed);
-        drop_kernel(k->routed_grad);
+        drop_kernel(k->matvec1);
+        drop_kernel(k->matvec4);
+        drop_kernel(k->matmul_tile);
+        drop_kernel(k->get_rows);
+        drop_kernel(k->input_grad);
+        drop_kernel(k->moe_linear);
+        drop_kernel(k->moe_linear_grad);
         if (k->module) zeModuleDestroy(k->module);
     }
     for (int i = 0; i < SN_XPU_KERNEL_COUNT; i++) drop_kernel(x->kernels[i]);

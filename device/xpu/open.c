@@ -1,5 +1,11 @@
-/* Finding, opening and closing devices. */
-#include "device/xpu/xpu.h"
+/* Finding, opening, preparing, closing and listing XPUs; the table of operations.
+ *
+ * The devices of all Level Zero drivers, GPUs only, are numbered in the order of the drivers. Opening checks that the
+ * device can run the largest kernel (attention_tile), creates a context, the queue and its events (queue.c), the
+ * kernels of block.cl (modules.c) and the staging buffer. The kernels of linear.cl and grad.cl are loaded when they are
+ * needed. A device that hangs when it is closed may still write to its memory: its memory and handles are then kept
+ * until the process ends. */
+#include "device/xpu/xpu_private.h"
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -15,15 +21,15 @@ enum { DRIVERS_MAX = 8, TIMEOUT_MS = 60000 };
 static ze_result_t init_result;
 static void init_once(void) { init_result = zeInit(ZE_INIT_FLAG_GPU_ONLY); }
 
-typedef struct found {
+typedef struct found_device {
     ze_driver_handle_t driver;
     ze_device_handle_t device;
-} found;
+} found_device;
 
 #define NO_XPU "no Intel XPU answers here: "
 
-/* All GPUs of all drivers, in the drivers' order. */
-static sn_status find_devices(found out[SN_DEVICES_MAX], uint32_t *n, sn_err *err) {
+/* Finds all GPUs of all drivers, in the order of the drivers. */
+static sn_status find_devices(found_device out[SN_DEVICES_MAX], uint32_t *n, sn_err *err) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     ze_driver_handle_t drivers[DRIVERS_MAX];
     uint32_t n_drivers = DRIVERS_MAX;
@@ -45,14 +51,14 @@ static sn_status find_devices(found out[SN_DEVICES_MAX], uint32_t *n, sn_err *er
         for (uint32_t k = 0; k < n_devices && *n < SN_DEVICES_MAX; k++) {
             ze_device_properties_t properties = {.stype = ZE_STRUCTURE_TYPE_DEVICE_PROPERTIES};
             if (!zeDeviceGetProperties(devices[k], &properties) && properties.type == ZE_DEVICE_TYPE_GPU)
-                out[(*n)++] = (found){drivers[i], devices[k]};
+                out[(*n)++] = (found_device){drivers[i], devices[k]};
         }
     }
     if (*n == 0) return sn_fail(err, SN_REFUSED, NO_XPU "its driver is there, but lists no GPU; use another device");
     return SN_OK;
 }
 
-static size_t memory_of(ze_device_handle_t device) {
+static size_t device_memory_bytes(ze_device_handle_t device) {
     ze_device_memory_properties_t banks[16];
     uint32_t n = sizeof banks / sizeof *banks;
     size_t bytes = 0;
@@ -63,21 +69,21 @@ static size_t memory_of(ze_device_handle_t device) {
     return bytes;
 }
 
-/* Level Zero's core does not tell how much of the memory is free: memory_free is what there is in all. */
+/* The core of Level Zero does not tell how much memory is free: memory_free is the total. */
 sn_status sn_xpu_list(sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err *err) {
-    found devices[SN_DEVICES_MAX];
-    uint32_t there;
-    sn_status status = find_devices(devices, &there, err);
-    for (uint32_t i = 0; i < there && *n < SN_DEVICES_MAX && !status; i++) {
+    found_device devices[SN_DEVICES_MAX];
+    uint32_t n_found;
+    sn_status status = find_devices(devices, &n_found, err);
+    for (uint32_t i = 0; i < n_found && *n < SN_DEVICES_MAX && !status; i++) {
         ze_device_properties_t p = {.stype = ZE_STRUCTURE_TYPE_DEVICE_PROPERTIES};
         ze_api_version_t version = 0;
         (void)zeDeviceGetProperties(devices[i].device, &p);
         (void)zeDriverGetApiVersion(devices[i].driver, &version);
         sn_device_info *info = &out[(*n)++];
-        *info = (sn_device_info){.id = {SN_DEVICE_XPU, (int)i}, .memory = memory_of(devices[i].device)};
+        *info = (sn_device_info){.id = {SN_DEVICE_XPU, (int)i}, .memory = device_memory_bytes(devices[i].device)};
         info->memory_free = info->memory;
         snprintf(info->name, sizeof info->name, "%.63s", p.name);
-        snprintf(info->can, sizeof info->can, "Level Zero %u.%u, %u units", (unsigned)version >> 16,
+        snprintf(info->features, sizeof info->features, "Level Zero %u.%u, %u units", (unsigned)version >> 16,
                  (unsigned)version & 0xffff, p.numSlices * p.numSubslicesPerSlice * p.numEUsPerSubslice);
     }
     return status;
@@ -86,7 +92,7 @@ sn_status sn_xpu_list(sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err *err
 /* -- opening */
 
 static sn_status find_device(sn_xpu *x, sn_err *err) {
-    found devices[SN_DEVICES_MAX];
+    found_device devices[SN_DEVICES_MAX];
     uint32_t n;
     sn_status status = find_devices(devices, &n, err);
     if (status) return sn_err_context(err, "%s cannot be used", x->name);
@@ -97,20 +103,21 @@ static sn_status find_device(sn_xpu *x, sn_err *err) {
     return SN_OK;
 }
 
-static sn_status look_at_device(sn_xpu *x, sn_err *err) {
+static sn_status query_device(sn_xpu *x, sn_err *err) {
     ze_device_properties_t p = {.stype = ZE_STRUCTURE_TYPE_DEVICE_PROPERTIES};
     ze_device_compute_properties_t compute = {.stype = ZE_STRUCTURE_TYPE_DEVICE_COMPUTE_PROPERTIES};
     sn_status status = sn_xpu_check(x, zeDeviceGetProperties(x->device, &p), "being opened", err);
     if (!status) status = sn_xpu_check(x, zeDeviceGetComputeProperties(x->device, &compute), "being opened", err);
     if (status) return status;
-    enum { GROUP = 128, LOCAL = 3 * SN_XPU_TILE_ROWS * SN_XPU_HEAD_DIM_MAX * 4 + 2048 }; /* attention_tile */
+    /* what attention_tile needs */
+    enum { GROUP = 128, LOCAL = 3 * SN_XPU_TILE_ROWS * SN_XPU_HEAD_DIM_MAX * 4 + 2048 };
     if (compute.maxTotalGroupSize < GROUP || compute.maxSharedLocalMemory < LOCAL)
         return sn_fail(err, SN_REFUSED,
                        "%s is too small for the kernels: groups of %u and %u bytes of local memory, not %d "
                        "and %d",
                        x->name, compute.maxTotalGroupSize, compute.maxSharedLocalMemory, GROUP, LOCAL);
     x->allocation_max = p.maxMemAllocSize;
-    x->memory = memory_of(x->device);
+    x->memory = device_memory_bytes(x->device);
     snprintf(x->description, sizeof x->description, "%s: %.128s, %.1f GiB", x->name, p.name,
              (double)x->memory / (1024.0 * 1024 * 1024));
     return SN_OK;
@@ -119,7 +126,7 @@ static sn_status look_at_device(sn_xpu *x, sn_err *err) {
 static sn_status open_device(sn_xpu *x, sn_err *err) {
     ze_context_desc_t desc = {.stype = ZE_STRUCTURE_TYPE_CONTEXT_DESC};
     sn_status status = find_device(x, err);
-    if (!status) status = look_at_device(x, err);
+    if (!status) status = query_device(x, err);
     if (!status) status = sn_xpu_check(x, zeContextCreate(x->driver, &desc, &x->context), "being opened", err);
     if (!status) status = sn_xpu_queue_open(x, err);
     if (!status) status = sn_xpu_load_block(x, err);
@@ -127,45 +134,45 @@ static sn_status open_device(sn_xpu *x, sn_err *err) {
     return status;
 }
 
-/* A device that hangs may still write to its memory and read its lists: what it does not give back in time stays until
- * the process ends. */
+/* A device that hangs may still write to its memory and read its lists: what it does not release in time stays
+ * allocated until the process ends. */
 static void xpu_close(sn_device *d) {
     sn_xpu *x = sn_xpu_of(d);
     if (!x->stopped) (void)sn_xpu_finish(d, NULL);
-    if (x->stopped) sn_xpu_settle(x);
-    if (x->hanging && x->idle) {
+    if (x->stopped) sn_xpu_wait_stopped(x);
+    if (x->hung && x->idle) {
         uint64_t limit_ns = (uint64_t)(d->timeout_ms > 0 ? d->timeout_ms : 0) * 1000000;
         bool answers = zeEventHostSynchronize(x->idle, limit_ns) != ZE_RESULT_NOT_READY;
         for (int i = 0; i < SN_XPU_COPIES && answers; i++)
             answers = !x->copy[i].used || zeEventHostSynchronize(x->copy[i].done, limit_ns) != ZE_RESULT_NOT_READY;
-        x->hanging = !answers;
+        x->hung = !answers;
     }
     sn_xpu_free(d, x->ids.device, 0);
-    sn_xpu_free(d, x->table.device, 0);
-    sn_xpu_free(d, x->rows.device, 0);
+    sn_xpu_free(d, x->batch_table.device, 0);
+    sn_xpu_free(d, x->kv_staging.device, 0);
     sn_xpu_free(d, x->grad_stats.device, 0);
     sn_xpu_free(d, x->staging, 0);
     sn_xpu_release_orphans(x);
-    if (x->hanging) {
-        sn_log(SN_LOG_WARN, "a device that hangs keeps its memory", "device=%s", x->name);
+    if (x->hung) {
+        sn_log(SN_LOG_WARN, "memory of hung device not freed", "device=%s", x->name);
     } else {
         sn_xpu_unload(x);
         sn_xpu_queue_close(x);
         if (x->context) zeContextDestroy(x->context);
     }
-    sn_holdings_fini(&x->held);
+    sn_allocations_fini(&x->allocations);
     free(x);
 }
 
-/* The pass's table for one sequence as long as the context; more of them make it grow later. */
+/* Reserves the batch table for one sequence of the context's length; more sequences make it grow later. */
 static sn_status xpu_prepare(sn_device *d, const sn_device_limits *limits, sn_err *err) {
     sn_xpu *x = sn_xpu_of(d);
     if (limits->rows < 0 || limits->width < 0 || limits->context < 0)
-        return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions make no sense", limits->rows,
+        return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are not possible", limits->rows,
                        limits->width, limits->context);
     size_t rows = (size_t)limits->rows, pages = (size_t)limits->context / 16 + rows + 1;
-    sn_status status = sn_xpu_reserve(x, &x->ids, rows * sizeof(int32_t), err);
-    return status ? status : sn_xpu_reserve(x, &x->table, rows * 24 + 128 + pages * 8, err);
+    sn_status status = sn_xpu_buffer_reserve(x, &x->ids, rows * sizeof(int32_t), err);
+    return status ? status : sn_xpu_buffer_reserve(x, &x->batch_table, rows * 24 + 128 + pages * 8, err);
 }
 
 static const sn_device_ops xpu_ops = {
@@ -183,8 +190,8 @@ static const sn_device_ops xpu_ops = {
     .copy_wait = sn_xpu_copy_wait,
     .weight_size = sn_xpu_weight_size,
     .weight_pack = sn_xpu_weight_pack,
-    .pass_begin = sn_xpu_pass_begin,
-    .pass_end = sn_xpu_pass_end,
+    .batch_begin = sn_xpu_batch_begin,
+    .batch_end = sn_xpu_batch_end,
     .linear = sn_xpu_linear,
     .rms_norm = sn_xpu_rms_norm,
     .layer_norm = sn_xpu_layer_norm,
@@ -195,19 +202,19 @@ static const sn_device_ops xpu_ops = {
     .attention = sn_xpu_attention,
     .activate = sn_xpu_activate,
     .add = sn_xpu_add,
-    .gather = sn_xpu_gather,
-    .linear_grad = sn_xpu_linear_grad,
-    .outer_grad = sn_xpu_outer_grad,
+    .get_rows = sn_xpu_get_rows,
+    .linear_input_grad = sn_xpu_linear_input_grad,
+    .linear_weight_grad = sn_xpu_linear_weight_grad,
     .rms_norm_grad = sn_xpu_rms_norm_grad,
     .layer_norm_grad = sn_xpu_layer_norm_grad,
     .activate_grad = sn_xpu_activate_grad,
     .attention_grad = sn_xpu_attention_grad,
-    .route = sn_xpu_route,
-    .linear_routed = sn_xpu_linear_routed,
-    .combine = sn_xpu_combine,
-    .linear_routed_grad = sn_xpu_linear_routed_grad,
-    .combine_grad = sn_xpu_combine_grad,
-    .route_grad = sn_xpu_route_grad,
+    .moe_gate = sn_xpu_moe_gate,
+    .moe_linear = sn_xpu_moe_linear,
+    .moe_combine = sn_xpu_moe_combine,
+    .moe_linear_grad = sn_xpu_moe_linear_grad,
+    .moe_combine_grad = sn_xpu_moe_combine_grad,
+    .moe_gate_grad = sn_xpu_moe_gate_grad,
     .kv_page_bytes = sn_xpu_kv_page_bytes,
     .close = xpu_close,
 };

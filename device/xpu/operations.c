@@ -1,5 +1,5 @@
-/* The operations that are no attention: arguments to kernels. */
-#include "device/xpu/xpu.h"
+/* linear and the operations on rows and elements: argument checks and kernel launches. */
+#include "device/xpu/xpu_private.h"
 
 #include "base/mem.h"
 
@@ -11,7 +11,7 @@ static size_t groups_of(size_t n, size_t size) { return (n + size - 1) / size; }
 
 enum { FEW_ROWS = 8, TILE = 32, OUTPUTS = 4, STEPS = 64 }; /* as in linear.cl */
 
-static sn_status one_linear(sn_xpu *x, uint32_t n, const float *in, const sn_linear *l, sn_err *err) {
+static sn_status linear_one(sn_xpu *x, uint32_t n, const float *in, const sn_linear *l, sn_err *err) {
     sn_xpu_layout layout;
     sn_status status = sn_xpu_layout_of(l->weight->dtype, l->weight->rows, l->weight->cols, &layout, err);
     if (!status) status = sn_xpu_load_linear(x, layout.form, err);
@@ -28,21 +28,21 @@ static sn_status one_linear(sn_xpu *x, uint32_t n, const float *in, const sn_lin
                          SN_XPU_ARG(l->bias),
                          SN_XPU_ARG(l->y),
                          SN_XPU_ARG(n)};
-    if (n == 1) return sn_xpu_launch(x, k->few1, groups_of(rows, OUTPUTS), 1, COUNT(args), args, err);
+    if (n == 1) return sn_xpu_launch(x, k->matvec1, groups_of(rows, OUTPUTS), 1, COUNT(args), args, err);
     if (n <= FEW_ROWS)
-        return sn_xpu_launch(x, k->few4, groups_of(rows, OUTPUTS), groups_of(n, 4), COUNT(args), args, err);
-    return sn_xpu_launch(x, k->tile, groups_of(rows, TILE), groups_of(n, TILE), COUNT(args), args, err);
+        return sn_xpu_launch(x, k->matvec4, groups_of(rows, OUTPUTS), groups_of(n, 4), COUNT(args), args, err);
+    return sn_xpu_launch(x, k->matmul_tile, groups_of(rows, TILE), groups_of(n, TILE), COUNT(args), args, err);
 }
 
 sn_status sn_xpu_linear(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err) {
     sn_xpu *xpu = sn_xpu_of(d);
-    if (n <= 0 || n_linears <= 0) return sn_xpu_alive(xpu, err);
+    if (n <= 0 || n_linears <= 0) return sn_xpu_check_alive(xpu, err);
     for (int i = 1; i < n_linears; i++)
         if (linears[i].weight->cols != linears[0].weight->cols)
-            return sn_fail(err, SN_REFUSED, "matrices over rows of %zu and of %zu share no input",
+            return sn_fail(err, SN_REFUSED, "matrices of %zu and %zu columns cannot share an input",
                            linears[0].weight->cols, linears[i].weight->cols);
-    sn_status status = sn_xpu_order(xpu, err);
-    for (int i = 0; i < n_linears && !status; i++) status = one_linear(xpu, (uint32_t)n, x, &linears[i], err);
+    sn_status status = sn_xpu_barrier(xpu, err);
+    for (int i = 0; i < n_linears && !status; i++) status = linear_one(xpu, (uint32_t)n, x, &linears[i], err);
     return status;
 }
 
@@ -51,16 +51,17 @@ sn_status sn_xpu_rms_norm(sn_device *d, int n, int width, const float *x, const 
     sn_xpu *xpu = sn_xpu_of(d);
     assert(n >= 0 && width > 0);
     sn_xpu_arg args[] = {SN_XPU_ARG(width), SN_XPU_ARG(x), SN_XPU_ARG(weight), SN_XPU_ARG(eps), SN_XPU_ARG(y)};
-    sn_status status = sn_xpu_order(xpu, err);
+    sn_status status = sn_xpu_barrier(xpu, err);
     return status ? status : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_rms_norm], (size_t)n, 1, COUNT(args), args, err);
 }
 
-sn_status sn_xpu_layer_norm(sn_device *d, int n, int width, const float *x, const float *weight, const float *bias, float eps,
-                            float *y, sn_err *err) {
+sn_status sn_xpu_layer_norm(sn_device *d, int n, int width, const float *x, const float *weight, const float *bias,
+                            float eps, float *y, sn_err *err) {
     sn_xpu *xpu = sn_xpu_of(d);
     assert(n >= 0 && width > 0);
-    sn_xpu_arg args[] = {SN_XPU_ARG(width), SN_XPU_ARG(x), SN_XPU_ARG(weight), SN_XPU_ARG(bias), SN_XPU_ARG(eps), SN_XPU_ARG(y)};
-    sn_status status = sn_xpu_order(xpu, err);
+    sn_xpu_arg args[] = {SN_XPU_ARG(width), SN_XPU_ARG(x),   SN_XPU_ARG(weight),
+                         SN_XPU_ARG(bias),  SN_XPU_ARG(eps), SN_XPU_ARG(y)};
+    sn_status status = sn_xpu_barrier(xpu, err);
     return status ? status : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_layer_norm], (size_t)n, 1, COUNT(args), args, err);
 }
 
@@ -69,20 +70,21 @@ sn_status sn_xpu_rope(sn_device *d, int n, int n_heads, int head_dim, float *x, 
     assert(n >= 0 && n_heads > 0 && rope->dim >= 0 && rope->dim % 2 == 0 && rope->dim <= head_dim);
     size_t pairs = (size_t)n * (size_t)n_heads * (size_t)(rope->dim / 2);
     if (pairs > INT32_MAX) return sn_fail(err, SN_REFUSED, "%d rows of %d heads are too many at once", n, n_heads);
-    uint32_t all = (uint32_t)pairs, halves = rope->halves;
-    sn_xpu_arg args[] = {SN_XPU_ARG(all),    SN_XPU_ARG(n_heads), SN_XPU_ARG(head_dim),     SN_XPU_ARG(rope->dim),
-                         SN_XPU_ARG(halves), SN_XPU_ARG(x),       SN_XPU_ARG(rope->cos_sin)};
-    sn_status status = sn_xpu_order(xpu, err);
+    uint32_t all = (uint32_t)pairs, rotate_half = rope->rotate_half;
+    sn_xpu_arg args[] = {SN_XPU_ARG(all),         SN_XPU_ARG(n_heads), SN_XPU_ARG(head_dim),     SN_XPU_ARG(rope->dim),
+                         SN_XPU_ARG(rotate_half), SN_XPU_ARG(x),       SN_XPU_ARG(rope->cos_sin)};
+    sn_status status = sn_xpu_barrier(xpu, err);
     return status ? status
                   : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_rope], groups_of(pairs, 64), 1, COUNT(args), args, err);
 }
 
-sn_status sn_xpu_activate(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y, sn_err *err) {
+sn_status sn_xpu_activate(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y,
+                          sn_err *err) {
     sn_xpu *xpu = sn_xpu_of(d);
     uint64_t count = n;
     uint32_t which = (uint32_t)kind;
     sn_xpu_arg args[] = {SN_XPU_ARG(count), SN_XPU_ARG(which), SN_XPU_ARG(gate), SN_XPU_ARG(up), SN_XPU_ARG(y)};
-    sn_status status = sn_xpu_order(xpu, err);
+    sn_status status = sn_xpu_barrier(xpu, err);
     return status ? status
                   : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_activate], groups_of(n, 64), 1, COUNT(args), args, err);
 }
@@ -91,27 +93,27 @@ sn_status sn_xpu_add(sn_device *d, size_t n, float *y, const float *x, sn_err *e
     sn_xpu *xpu = sn_xpu_of(d);
     uint64_t count = n;
     sn_xpu_arg args[] = {SN_XPU_ARG(count), SN_XPU_ARG(y), SN_XPU_ARG(x)};
-    sn_status status = sn_xpu_order(xpu, err);
+    sn_status status = sn_xpu_barrier(xpu, err);
     return status ? status : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_add], groups_of(n, 64), 1, COUNT(args), args, err);
 }
 
-sn_status sn_xpu_gather(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err) {
+sn_status sn_xpu_get_rows(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err) {
     sn_xpu *xpu = sn_xpu_of(d);
     sn_xpu_layout layout;
     for (int i = 0; i < n; i++)
         if (ids[i] < 0 || (size_t)ids[i] >= weight->rows)
-            return sn_fail(err, SN_REFUSED, "row %d is asked for, but the matrix has %zu", ids[i], weight->rows);
-    if (n <= 0) return sn_xpu_alive(xpu, err);
+            return sn_fail(err, SN_REFUSED, "row %d does not exist: the matrix has %zu rows", ids[i], weight->rows);
+    if (n <= 0) return sn_xpu_check_alive(xpu, err);
     sn_status status = sn_xpu_layout_of(weight->dtype, weight->rows, weight->cols, &layout, err);
     if (!status) status = sn_xpu_load_linear(xpu, layout.form, err);
-    if (!status) status = sn_xpu_reserve(xpu, &xpu->ids, (size_t)n * sizeof *ids, err);
+    if (!status) status = sn_xpu_buffer_reserve(xpu, &xpu->ids, (size_t)n * sizeof *ids, err);
     if (!status) status = sn_xpu_upload(d, xpu->ids.device, ids, (size_t)n * sizeof *ids, err);
-    if (!status) status = sn_xpu_order(xpu, err);
+    if (!status) status = sn_xpu_barrier(xpu, err);
     if (status) return status;
     uint64_t scales = layout.scales, supers = layout.supers;
     uint32_t cols = (uint32_t)weight->cols;
     sn_xpu_arg args[] = {SN_XPU_ARG(weight->device), SN_XPU_ARG(scales),          SN_XPU_ARG(supers),
                          SN_XPU_ARG(cols),           SN_XPU_ARG(xpu->ids.device), SN_XPU_ARG(y)};
-    return sn_xpu_launch(xpu, xpu->linear[layout.form].gather, groups_of(layout.steps, STEPS), (size_t)n, COUNT(args),
+    return sn_xpu_launch(xpu, xpu->linear[layout.form].get_rows, groups_of(layout.steps, STEPS), (size_t)n, COUNT(args),
                          args, err);
 }

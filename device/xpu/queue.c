@@ -1,10 +1,18 @@
-/* The queue, copies beside it, and every wait. */
-#include "device/xpu/xpu.h"
+/* The queue of work, concurrent copies, and every wait of the XPU backend.
+ *
+ * Both command lists are immediate: a command starts when it is appended. `queue` runs the work; sn_xpu_barrier orders
+ * it. `copies` runs the copies of copy_begin, at most SN_XPU_COPIES at a time. Each copy has three events: `before` is
+ * signalled by the queue when all earlier work is done and starts the copy; `done` is signalled by the copy; `joined`
+ * is signalled by the queue when it has passed the barrier of copy_join, and tells that the events may be reset.
+ *
+ * Waits go through sn_xpu_wait_event, which has the device's timeout (after a stop: sn_xpu_wait_stopped, with the same
+ * timeout). When it expires, the device counts as hung: it stops, and its memory is no longer freed (memory.c). */
+#include "device/xpu/xpu_private.h"
 
 #include <stdio.h>
 #include <string.h>
 
-const char *sn_xpu_result(ze_result_t result) {
+const char *sn_xpu_result_text(ze_result_t result) {
     switch (result) {
     case ZE_RESULT_ERROR_DEVICE_LOST:
         return "the device is lost";
@@ -25,27 +33,28 @@ const char *sn_xpu_result(ze_result_t result) {
     }
 }
 
-sn_status sn_xpu_alive(const sn_xpu *x, sn_err *err) {
-    return x->stopped ? sn_fail(err, SN_STOP, "%s", x->why) : SN_OK;
+sn_status sn_xpu_check_alive(const sn_xpu *x, sn_err *err) {
+    return x->stopped ? sn_fail(err, SN_STOP, "%s", x->stop_reason) : SN_OK;
 }
 
-static sn_status stop(sn_xpu *x, sn_err *err) {
+static sn_status mark_stopped(sn_xpu *x, sn_err *err) {
     x->stopped = true;
-    return sn_xpu_alive(x, err);
+    return sn_xpu_check_alive(x, err);
 }
 
 sn_status sn_xpu_check(sn_xpu *x, ze_result_t result, const char *what, sn_err *err) {
-    if (x->stopped) return sn_xpu_alive(x, err);
+    if (x->stopped) return sn_xpu_check_alive(x, err);
     if (result == ZE_RESULT_SUCCESS) return SN_OK;
-    snprintf(x->why, sizeof x->why, "%s failed while %s: %s (Level Zero result 0x%x): close it, and open it again",
-             x->name, what, sn_xpu_result(result), (unsigned)result);
-    return stop(x, err);
+    snprintf(x->stop_reason, sizeof x->stop_reason,
+             "%s failed while %s: %s (Level Zero result 0x%x): close it, and open it again", x->name, what,
+             sn_xpu_result_text(result), (unsigned)result);
+    return mark_stopped(x, err);
 }
 
 /* -- opening */
 
-/* The group of queues for work, and one that only copies where there is one. */
-static sn_status find_groups(sn_xpu *x, uint32_t *work, uint32_t *copies, sn_err *err) {
+/* Finds the group of command queues for work, and one that only copies where the device has one. */
+static sn_status find_queue_groups(sn_xpu *x, uint32_t *work, uint32_t *copies, sn_err *err) {
     ze_command_queue_group_properties_t groups[16];
     uint32_t n = sizeof groups / sizeof *groups;
     for (uint32_t i = 0; i < n; i++)
@@ -82,7 +91,7 @@ static sn_status open_event(sn_xpu *x, uint32_t index, ze_event_handle_t *out, s
 
 sn_status sn_xpu_queue_open(sn_xpu *x, sn_err *err) {
     uint32_t work, copies;
-    sn_status status = find_groups(x, &work, &copies, err);
+    sn_status status = find_queue_groups(x, &work, &copies, err);
     if (!status) status = open_list(x, work, &x->queue, err);
     if (!status) status = open_list(x, copies, &x->copies, err);
     ze_event_pool_desc_t desc = {.stype = ZE_STRUCTURE_TYPE_EVENT_POOL_DESC,
@@ -113,29 +122,29 @@ void sn_xpu_queue_close(sn_xpu *x) {
 
 /* -- order and waits */
 
-sn_status sn_xpu_order(sn_xpu *x, sn_err *err) {
-    sn_status status = sn_xpu_alive(x, err);
+sn_status sn_xpu_barrier(sn_xpu *x, sn_err *err) {
+    sn_status status = sn_xpu_check_alive(x, err);
     if (status) return status;
     x->busy = true;
     return sn_xpu_check(x, zeCommandListAppendBarrier(x->queue, NULL, 0, NULL), "ordering work", err);
 }
 
 sn_status sn_xpu_wait_event(sn_xpu *x, ze_event_handle_t event, const char *what, sn_err *err) {
-    sn_status status = sn_xpu_alive(x, err);
+    sn_status status = sn_xpu_check_alive(x, err);
     if (status) return status;
     uint64_t limit_ns = (uint64_t)(x->base.timeout_ms > 0 ? x->base.timeout_ms : 0) * 1000000;
     ze_result_t result = zeEventHostSynchronize(event, limit_ns);
     if (result != ZE_RESULT_NOT_READY) return sn_xpu_check(x, result, what, err);
-    x->hanging = true;
-    snprintf(x->why, sizeof x->why,
+    x->hung = true;
+    snprintf(x->stop_reason, sizeof x->stop_reason,
              "%s did not answer within %d ms while %s: it hangs or is overloaded; close it, and "
-             "leave it out until its driver says what is wrong",
+             "do not use it until the cause is known",
              x->name, x->base.timeout_ms, what);
-    return stop(x, err);
+    return mark_stopped(x, err);
 }
 
 sn_status sn_xpu_wait(sn_xpu *x, sn_err *err) {
-    sn_status status = sn_xpu_alive(x, err);
+    sn_status status = sn_xpu_check_alive(x, err);
     if (status || !x->busy) return status;
     status = sn_xpu_check(x, zeCommandListAppendBarrier(x->queue, x->idle, 0, NULL), "finishing its work", err);
     if (!status) status = sn_xpu_wait_event(x, x->idle, "finishing its work", err);
@@ -146,19 +155,19 @@ sn_status sn_xpu_wait(sn_xpu *x, sn_err *err) {
     return SN_OK;
 }
 
-/* After a stop, before memory goes: what is queued may still run when it was not the device that failed. */
-void sn_xpu_settle(sn_xpu *x) {
+/* After a stop, before memory is freed: queued work may still run when the device itself has not failed. */
+void sn_xpu_wait_stopped(sn_xpu *x) {
     uint64_t limit_ns = (uint64_t)(x->base.timeout_ms > 0 ? x->base.timeout_ms : 0) * 1000000;
-    if (!x->queue || !x->idle || x->hanging || !x->busy) return;
+    if (!x->queue || !x->idle || x->hung || !x->busy) return;
     x->busy = false;
     ze_result_t result = zeCommandListAppendBarrier(x->queue, x->idle, 0, NULL);
     if (!result) result = zeEventHostSynchronize(x->idle, limit_ns);
     for (int i = 0; i < SN_XPU_COPIES && !result; i++)
         if (x->copy[i].used) result = zeEventHostSynchronize(x->copy[i].done, limit_ns);
-    x->hanging = result == ZE_RESULT_NOT_READY;
+    x->hung = result == ZE_RESULT_NOT_READY;
 }
 
-/* Work, and the copies that nobody joined. */
+/* Waits for the work, and for the copies that were not joined. */
 sn_status sn_xpu_finish(sn_device *d, sn_err *err) {
     sn_xpu *x = sn_xpu_of(d);
     sn_status status = sn_xpu_wait(x, err);
@@ -185,11 +194,11 @@ sn_status sn_xpu_launch(sn_xpu *x, ze_kernel_handle_t kernel, size_t groups_x, s
                         "starting a kernel", err);
 }
 
-/* -- copies beside the queue */
+/* -- concurrent copies */
 
-/* Makes the place of the next copy free: what used it must be over. */
-static sn_status take_place(sn_xpu *x, sn_xpu_copy *copy, sn_err *err) {
-    if (!copy->used) return sn_xpu_alive(x, err);
+/* Frees the slot of the next copy: waits until its last copy, and the join of it, are over. */
+static sn_status copy_slot_acquire(sn_xpu *x, sn_xpu_copy *copy, sn_err *err) {
+    if (!copy->used) return sn_xpu_check_alive(x, err);
     sn_status status = sn_xpu_wait_event(x, copy->is_joined ? copy->joined : copy->done, "copying to it", err);
     ze_event_handle_t events[] = {copy->before, copy->done, copy->joined};
     for (int i = 0; i < 3 && !status; i++) status = sn_xpu_check(x, zeEventHostReset(events[i]), "copying to it", err);
@@ -197,13 +206,12 @@ static sn_status take_place(sn_xpu *x, sn_xpu_copy *copy, sn_err *err) {
     return status;
 }
 
-sn_status sn_xpu_copy_begin(sn_device *d, void *device, const void *host, size_t bytes, sn_ticket *ticket,
-                            sn_err *err) {
+sn_status sn_xpu_copy_begin(sn_device *d, void *device, const void *host, size_t bytes, sn_fence *fence, sn_err *err) {
     sn_xpu *x = sn_xpu_of(d);
-    sn_xpu_copy *copy = &x->copy[x->next_ticket % SN_XPU_COPIES];
-    sn_status status = take_place(x, copy, err);
+    sn_xpu_copy *copy = &x->copy[x->next_fence % SN_XPU_COPIES];
+    sn_status status = copy_slot_acquire(x, copy, err);
     if (status) return status;
-    *ticket = copy->ticket = x->next_ticket++;
+    *fence = copy->fence = x->next_fence++;
     if (bytes == 0) return SN_OK;
     x->busy = true;
     status = sn_xpu_check(x, zeCommandListAppendBarrier(x->queue, copy->before, 0, NULL), "copying to it", err);
@@ -215,25 +223,25 @@ sn_status sn_xpu_copy_begin(sn_device *d, void *device, const void *host, size_t
     return status;
 }
 
-/* The copy's place; NULL when it is over and another one has the place, or there was nothing to copy. */
-static sn_xpu_copy *find_copy(sn_xpu *x, sn_ticket ticket) {
-    sn_xpu_copy *copy = &x->copy[ticket % SN_XPU_COPIES];
-    return copy->used && copy->ticket == ticket ? copy : NULL;
+/* The slot of the copy; NULL when the copy is over and another one has the slot, or when there was nothing to copy. */
+static sn_xpu_copy *copy_slot_find(sn_xpu *x, sn_fence fence) {
+    sn_xpu_copy *copy = &x->copy[fence % SN_XPU_COPIES];
+    return copy->used && copy->fence == fence ? copy : NULL;
 }
 
-sn_status sn_xpu_copy_join(sn_device *d, sn_ticket ticket, sn_err *err) {
+sn_status sn_xpu_copy_join(sn_device *d, sn_fence fence, sn_err *err) {
     sn_xpu *x = sn_xpu_of(d);
-    sn_status status = sn_xpu_alive(x, err);
-    sn_xpu_copy *copy = find_copy(x, ticket);
+    sn_status status = sn_xpu_check_alive(x, err);
+    sn_xpu_copy *copy = copy_slot_find(x, fence);
     if (status || !copy || copy->is_joined) return status;
     copy->is_joined = x->busy = true;
     return sn_xpu_check(x, zeCommandListAppendBarrier(x->queue, copy->joined, 1, &copy->done), "waiting for a copy",
                         err);
 }
 
-sn_status sn_xpu_copy_wait(sn_device *d, sn_ticket ticket, sn_err *err) {
+sn_status sn_xpu_copy_wait(sn_device *d, sn_fence fence, sn_err *err) {
     sn_xpu *x = sn_xpu_of(d);
-    sn_status status = sn_xpu_alive(x, err);
-    sn_xpu_copy *copy = find_copy(x, ticket);
+    sn_status status = sn_xpu_check_alive(x, err);
+    sn_xpu_copy *copy = copy_slot_find(x, fence);
     return status || !copy ? status : sn_xpu_wait_event(x, copy->done, "copying to it", err);
 }

@@ -1,5 +1,5 @@
-/* The compiled kernels, embedded. SN_XPU_SPIRV is the folder that cmake/xpu.cmake compiles them to. */
-#include "device/xpu/xpu.h"
+/* The compiled kernels, embedded in the program. SN_XPU_SPIRV is the folder to which cmake/xpu.cmake compiles them. */
+#include "device/xpu/xpu_private.h"
 
 #define EMBED(name)                                                                                                    \
     __asm__(".section .rodata\n.balign 8\n"                                                                            \

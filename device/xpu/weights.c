@@ -1,11 +1,17 @@
-/* Weights as the kernels of linear.cl read them. A file's blocks of 18, 34 or 210 bytes would make every item of a
- * group read unaligned bytes here and there; so a matrix is taken apart into planes that are read in order, each row
- * after row: elements  floats as they are; else 8-bit integers, or two nibbles a byte, the even element low scales for
- * each 32 elements: D a half d, H halves d and m, K a signed scale and an offset byte, E an exponent byte; S: as K, for
- * each 16 supers    K and S: for each 256 elements halves d and dmin: the scale is d * scale, the offset -(dmin *
- * offset) Element = scale * integer + offset, the very numbers that device/quant.c gives. Types of 4 and 8 bits take
- * the room they have in the file; those of 2, 3, 5 and 6 bits take 8. */
-#include "device/xpu/xpu.h"
+/* The layout of weights on an XPU, as the kernels of linear.cl read it, and the packing of weights into it.
+ *
+ * The blocks of the model file have 18, 34 or 210 bytes: the items of a group would read unaligned bytes at scattered
+ * places. Therefore a matrix is split into planes, each row after row, which are read contiguously:
+ *
+ * - elements: floats as they are; else 8-bit integers, or two nibbles per byte, the even element in the low nibble
+ * - scales, for each 32 elements: form D: a half d; H: halves d and m; K: a signed scale byte and an offset byte; E: an
+ *   exponent byte; S: as K, for each 16 elements
+ * - supers, in the forms K and S, for each 256 elements: halves d and dmin. The scale is d * scale, the offset is
+ *   -(dmin * offset)
+ *
+ * Element = scale * integer + offset: the same numbers as those of device/quant.c. Types of 4 and 8 bits take as much
+ * memory as in the file; types of 2, 3, 5 and 6 bits take 8 bits. */
+#include "device/xpu/xpu_private.h"
 
 #include "base/mem.h"
 #include "device/quant.h"
@@ -16,7 +22,7 @@ enum { ALIGNMENT = 64, GROUP = SN_QUANT_GROUP, SUPER = 256 };
 
 static const struct form {
     int bits;
-    int group_bytes; /* of scales for 32 elements */
+    int group_bytes; /* bytes of the scales of 32 elements */
     bool supers;
 } forms[] = {
     [SN_XPU_FORM_f32] = {32, 0, false}, [SN_XPU_FORM_f16] = {16, 0, false}, [SN_XPU_FORM_bf16] = {16, 0, false},
@@ -28,7 +34,7 @@ static const struct form {
 
 static bool form_of(sn_dtype dtype, sn_xpu_form *out) {
     static const int8_t table[SN_DTYPE_COUNT] = {
-        /* + 1; 0: none */
+        /* the form + 1; 0: none */
         [SN_F32] = SN_XPU_FORM_f32 + 1,     [SN_F16] = SN_XPU_FORM_f16 + 1,     [SN_BF16] = SN_XPU_FORM_bf16 + 1,
         [SN_Q4_0] = SN_XPU_FORM_q4z + 1,    [SN_Q4_1] = SN_XPU_FORM_q4h + 1,    [SN_Q4_K] = SN_XPU_FORM_q4k + 1,
         [SN_IQ4_NL] = SN_XPU_FORM_iq4d + 1, [SN_IQ4_XS] = SN_XPU_FORM_iq4k + 1, [SN_MXFP4] = SN_XPU_FORM_mxfp4 + 1,
@@ -47,7 +53,7 @@ sn_status sn_xpu_layout_of(sn_dtype dtype, size_t rows, size_t cols, sn_xpu_layo
         return sn_fail(err, SN_REFUSED, "a matrix of %s cannot be used on an xpu", sn_dtype_name(dtype));
     sn_status status = sn_dtype_row_bytes(dtype, cols, &row_bytes, err);
     if (status) return status;
-    /* No plane has more than 4 bytes an element; kernels count rows and columns in 32 bits. */
+    /* No plane has more than 4 bytes per element; the kernels count rows and columns in 32 bits. */
     if (rows > INT32_MAX || cols > INT32_MAX - 8 || !sn_mul(rows, cols + 8, &all) || all > SIZE_MAX / 16)
         return sn_fail(err, SN_REFUSED, "a matrix of %zu x %zu elements is too large for an xpu", rows, cols);
     const struct form *f = &forms[out->form];
@@ -68,13 +74,10 @@ sn_status sn_xpu_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, si
 
 /* -- one block of the file */
 
-static uint8_t nibble_of(sn_dtype dtype, const uint8_t *packed, int i) {
-    (void)dtype;
-    return i < 16 ? packed[i] & 15 : packed[i - 16] >> 4;
-}
+static uint8_t nibble_of(const uint8_t *packed, int i) { return i < 16 ? packed[i] & 15 : packed[i - 16] >> 4; }
 
-/* The 16 bytes with the nibbles of group g, in the order of sn_quant_decode: low halves first. Types whose nibbles are
- * not the integers themselves. */
+/* The 16 bytes with the nibbles of group g, in the order of sn_quant_decode: low nibbles first. For types whose nibbles
+ * are not the integers themselves. */
 static const uint8_t *table_nibbles(sn_dtype dtype, const uint8_t *block, int g) {
     return dtype == SN_IQ4_XS ? block + 8 + 16 * g : dtype == SN_MXFP4 ? block + 1 : block + 2;
 }
@@ -85,16 +88,17 @@ static void put_elements(sn_dtype dtype, int bits, const uint8_t *block, int g, 
         memcpy(out, group->q, GROUP);
         return;
     }
-    bool direct = dtype == SN_Q4_0 || dtype == SN_Q4_1 || dtype == SN_Q4_K; /* decoded as 0 to 15 */
+    bool direct = dtype == SN_Q4_0 || dtype == SN_Q4_1 || dtype == SN_Q4_K; /* decoded as 0..15 */
     const uint8_t *packed = table_nibbles(dtype, block, g);
     for (int i = 0; i < GROUP; i += 2) {
-        uint8_t low = direct ? (uint8_t)group->q[i] : nibble_of(dtype, packed, i);
-        uint8_t high = direct ? (uint8_t)group->q[i + 1] : nibble_of(dtype, packed, i + 1);
+        uint8_t low = direct ? (uint8_t)group->q[i] : nibble_of(packed, i);
+        uint8_t high = direct ? (uint8_t)group->q[i + 1] : nibble_of(packed, i + 1);
         out[i / 2] = (uint8_t)(low | high << 4);
     }
 }
 
-/* The bytes of scale and offset of a K or S form: half h of group g. GGUF's quantisation formats. */
+/* The scale byte and the offset byte of the forms K and S, for half h of group g. Source: GGUF's quantisation formats.
+ */
 static void put_k_scale(sn_dtype dtype, const uint8_t *b, int g, int h, uint8_t out[2]) {
     int s = 2 * g + h;
     out[1] = 0;
@@ -144,7 +148,7 @@ static void put_scales(sn_dtype dtype, sn_xpu_form form, const uint8_t *block, i
     }
 }
 
-/* Halves d and dmin of a superblock. */
+/* The halves d and dmin of a superblock. */
 static void put_super(sn_dtype dtype, const uint8_t *block, uint8_t out[4]) {
     int d = dtype == SN_Q2_K ? 80 : dtype == SN_Q3_K ? 108 : dtype == SN_Q6_K ? 208 : 0;
     bool offset = dtype == SN_Q2_K || dtype == SN_Q4_K || dtype == SN_Q5_K;
@@ -155,7 +159,7 @@ static void put_super(sn_dtype dtype, const uint8_t *block, uint8_t out[4]) {
         memset(out + 2, 0, 2);
 }
 
-/* -- all of it */
+/* -- the whole matrix */
 
 static void pack_quantised(sn_dtype dtype, size_t rows, size_t cols, const uint8_t *block, const sn_xpu_layout *layout,
                            uint8_t *image) {
@@ -179,7 +183,7 @@ sn_status sn_xpu_weight_pack(sn_device *d, sn_dtype dtype, size_t rows, size_t c
                              sn_err *err) {
     sn_xpu_layout layout;
     sn_status status = sn_xpu_layout_of(dtype, rows, cols, &layout, err);
-    if (!status) status = sn_xpu_load_linear(sn_xpu_of(d), layout.form, err); /* now, not under the first token */
+    if (!status) status = sn_xpu_load_linear(sn_xpu_of(d), layout.form, err); /* now, not at the first token */
     if (status) return status;
     memset(image, 0, layout.bytes);
     if (sn_dtype_quantised(dtype)) {

@@ -1,9 +1,9 @@
-/* The limits of offload on this machine: blocks in host memory cannot stream faster than they are copied, blocks on
- * disk not faster than they are read and hashed.
+/* The limits of offload on this machine: blocks in host memory are not streamed faster than memory is copied, blocks
+ * on disk not faster than they are read and hashed.
  *
- *     bench_copy FILE...      the files of an --offload-dir, after a node has read them: from the page cache
+ * Usage: bench_copy FILE...      the files of an --offload-dir after a node has read them: from the page cache
  *
- * One thread, as in a node; blocks go to two slots in turn, as there. The best of 20 and 5 rounds. */
+ * One thread, as in a node; blocks go to two slots alternately, as in a node. The best of 20 and 5 repeats. */
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/mem.h"
@@ -40,7 +40,7 @@ static size_t read_file(const char *path, void **data) {
     return bytes;
 }
 
-static void report(const char *what, size_t bytes, int64_t us) {
+static void print_report(const char *what, size_t bytes, int64_t us) {
     printf("%-14s %7.2f GB/s, %8.2f ms for all\n", what, (double)bytes / 1e3 / (double)us, (double)us / 1e3);
 }
 
@@ -86,7 +86,9 @@ int main(int argc, char **argv) {
         if (us < hashed) hashed = us;
     }
     printf("%d files, %.1f MB\n", n, (double)total / 1e6);
-    if (n) report("copied", total, copied), report("read", total, read), report("read, hashed", total, hashed);
+    if (n)
+        print_report("copied", total, copied), print_report("read", total, read),
+            print_report("read, hashed", total, hashed);
     for (int i = 0; i < n; i++) free(images[i].data);
     free(slots[0]), free(slots[1]), free(images);
     return 0;

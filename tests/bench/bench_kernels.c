@@ -1,14 +1,16 @@
-/* Speed of the CPU kernels: GB/s of packed weights at one row (decode), GOP/s at many (prompt), for each layout and
- * instruction set; attention by depth; what sharing out costs. Best of several repeats.
+/* Speed of the CPU kernels: GB/s of packed weights with one row (decode), GOP/s with many rows (prefill), for each
+ * layout and instruction set; attention by depth; the cost of dividing work between threads. The best of several
+ * repeats.
  *
- *     bench_kernels [THREADS [ISA [PART]]]     default: 1 and 2 threads; every instruction set of the machine; all parts
+ * Usage: bench_kernels [THREADS [ISA [PART]]]     default: 1 and 2 threads; every instruction set of the machine; all
+ * parts
  *
  * Parts: memory, peak, linear, rows, token, large, attention, small, pack. */
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/pool.h"
 #include "tests/support/cpu_devices.h"
-#include "tests/support/need.h"
+#include "tests/support/require.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -18,25 +20,25 @@
 enum { REPEATS = 12 };
 
 static sn_err err;
-static void must(sn_status status) {
+static void require_ok(sn_status status) {
     if (!status) return;
     fprintf(stderr, "%s\n", err.text);
     exit(1);
 }
 
-/* Matrices of SmolLM2's feed-forward network, enough of them that no cache near the core holds them. */
+/* Matrices of SmolLM2's feed-forward network, so many that no cache near the core holds them. */
 typedef struct matrices {
     int n;
     size_t rows, cols, bytes;
     sn_weight *w[64];
 } matrices;
 
-static matrices make(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t wanted_bytes) {
+static matrices make_matrices(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t wanted_bytes) {
     matrices m = {.rows = rows, .cols = cols};
     float *values = malloc(rows * cols * sizeof *values);
     void *raw = test_random_weight(dtype, rows, cols, 1, values);
     for (; m.n < 64 && m.bytes < wanted_bytes; m.n++) {
-        must(test_weight_make(d, dtype, rows, cols, raw, &m.w[m.n], &err));
+        require_ok(test_weight_make(d, dtype, rows, cols, raw, &m.w[m.n], &err));
         m.bytes += m.w[m.n]->bytes;
     }
     test_weight_free(raw);
@@ -44,12 +46,13 @@ static matrices make(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, siz
     return m;
 }
 
-/* Seconds of one pass over all matrices with n rows. */
-static double pass(sn_device *d, const matrices *m, int n, const float *x, float *y) {
+/* Seconds of one run through all matrices with n rows. */
+static double time_linear(sn_device *d, const matrices *m, int n, const float *x, float *y) {
     double best = 1e9;
     for (int r = 0; r < REPEATS; r++) {
         int64_t start = sn_now_us();
-        for (int i = 0; i < m->n; i++) must(d->ops->linear(d, n, x, 1, &(sn_linear){.weight = m->w[i], .y = y}, &err));
+        for (int i = 0; i < m->n; i++)
+            require_ok(d->ops->linear(d, n, x, 1, &(sn_linear){.weight = m->w[i], .y = y}, &err));
         double s = (double)(sn_now_us() - start) * 1e-6;
         best = s < best ? s : best;
     }
@@ -61,40 +64,45 @@ static void bench_linear(sn_device *d) {
     bool plain = strstr(sn_device_describe(d), ", c");
     int rows = plain ? 16 : 256;
     float *x = test_random_floats((size_t)rows * 576, 3), *y = malloc((size_t)rows * 1536 * sizeof *y);
-    printf("  %-6s %10s %10s %12s %12s %10s\n", "", "1 row GB/s", "GOP/s", "3 rows GOP/s", "4 rows GOP/s", "many GOP/s");
+    printf("  %-6s %10s %10s %12s %12s %10s\n", "", "1 row GB/s", "GOP/s", "3 rows GOP/s", "4 rows GOP/s",
+           "many GOP/s");
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
         sn_dtype dtype = types[t];
         size_t cols = sn_dtype_block(dtype) == 256 ? 512 : 576;
-        matrices m = make(d, dtype, 1536, cols, 30 << 20), few = m;
+        matrices m = make_matrices(d, dtype, 1536, cols, 30 << 20), few = m;
         few.n = m.n < 4 ? m.n : 4;
-        double ops = 2e-9 * 1536 * (double)cols, one = pass(d, plain ? &few : &m, 1, x, y);
+        double ops = 2e-9 * 1536 * (double)cols, one = time_linear(d, plain ? &few : &m, 1, x, y);
         double n_one = plain ? few.n : m.n;
-        printf("  %-6s %10.1f %10.1f %12.1f %12.1f %10.1f\n", sn_dtype_name(dtype), (double)m.bytes * 1e-9 / m.n * n_one / one,
-               ops * n_one / one, ops * few.n * 3 / pass(d, &few, 3, x, y), ops * few.n * 4 / pass(d, &few, 4, x, y),
-               ops * few.n * rows / pass(d, &few, rows, x, y));
+        printf("  %-6s %10.1f %10.1f %12.1f %12.1f %10.1f\n", sn_dtype_name(dtype),
+               (double)m.bytes * 1e-9 / m.n * n_one / one, ops * n_one / one,
+               ops * few.n * 3 / time_linear(d, &few, 3, x, y), ops * few.n * 4 / time_linear(d, &few, 4, x, y),
+               ops * few.n * rows / time_linear(d, &few, rows, x, y));
         for (int i = 0; i < m.n; i++) test_weight_drop(d, &m.w[i]);
     }
     free(x);
     free(y);
 }
 
-/* The time of 1 to 16 rows against a wide matrix, as the output head is, that lies in no cache: reading at first, computing at
- * last, and no steps between. All row counts in turns, so that what disturbs one disturbs all. */
+/* The time of 1 to 16 rows with a wide matrix that lies in no cache, as the LM head does: limited by memory for
+ * few rows, by arithmetic for many. All numbers of rows are measured alternately, so that a disturbance affects all
+ * of them. */
 static void bench_rows(sn_device *d) {
     enum { ROWS = 16, OUTPUTS = 16384, TURNS = 12, COLD_BYTES = 96 << 20 };
-    static const sn_dtype types[] = {SN_Q4_0, SN_Q4_1, SN_Q4_K, SN_Q8_0, SN_Q5_1, SN_Q5_K, SN_Q3_K, SN_Q6_K, SN_BF16, SN_F16, SN_F32};
+    static const sn_dtype types[] = {SN_Q4_0, SN_Q4_1, SN_Q4_K, SN_Q8_0, SN_Q5_1, SN_Q5_K,
+                                     SN_Q3_K, SN_Q6_K, SN_BF16, SN_F16,  SN_F32};
     float *x = test_random_floats((size_t)ROWS * 576, 3), *y = malloc((size_t)ROWS * OUTPUTS * sizeof *y);
     printf("  %d outputs of 576 (K: 512), us by rows:\n  %-5s", OUTPUTS, "");
     for (int n = 1; n <= ROWS; n++) printf(" %5d", n);
     printf("\n");
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
-        matrices m = make(d, types[t], OUTPUTS, sn_dtype_block(types[t]) == 256 ? 512 : 576, COLD_BYTES);
+        matrices m = make_matrices(d, types[t], OUTPUTS, sn_dtype_block(types[t]) == 256 ? 512 : 576, COLD_BYTES);
         int64_t best[ROWS];
         for (int n = 0; n < ROWS; n++) best[n] = INT64_MAX;
         for (int turn = 0; turn < TURNS; turn++)
             for (int n = 1; n <= ROWS; n++) {
                 int64_t start = sn_now_us();
-                for (int i = 0; i < m.n; i++) must(d->ops->linear(d, n, x, 1, &(sn_linear){.weight = m.w[i], .y = y}, &err));
+                for (int i = 0; i < m.n; i++)
+                    require_ok(d->ops->linear(d, n, x, 1, &(sn_linear){.weight = m.w[i], .y = y}, &err));
                 int64_t us = (sn_now_us() - start) / m.n;
                 best[n - 1] = us < best[n - 1] ? us : best[n - 1];
             }
@@ -107,24 +115,25 @@ static void bench_rows(sn_device *d) {
     free(y);
 }
 
-/* A weight of random values at `at`, in the device's layout; returns its bytes. */
+/* Writes a weight of random values to `at`, in the device's layout; returns its bytes. */
 static size_t put_random(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, uint8_t *at, sn_weight *out) {
     float *values = malloc(rows * cols * sizeof *values);
     uint8_t *raw = test_random_weight(dtype, rows, cols, 1, values);
     size_t bytes;
-    must(d->ops->weight_size(d, dtype, rows, cols, &bytes, &err));
-    must(d->ops->weight_pack(d, dtype, rows, cols, raw, at, &err));
+    require_ok(d->ops->weight_size(d, dtype, rows, cols, &bytes, &err));
+    require_ok(d->ops->weight_pack(d, dtype, rows, cols, raw, at, &err));
     *out = (sn_weight){dtype, rows, cols, bytes, at};
     test_weight_free(raw);
     free(values);
     return bytes;
 }
 
-/* The matrices of SmolLM2 135M in the order and in the places in which a token meets them: 30 blocks, each in one
- * piece, and the head. Nothing else happens between them: the limit that a token's time is measured against. */
+/* The matrices of SmolLM2 135M in the order and memory layout in which a token reads them: 30 blocks, each
+ * contiguous, and the head. Nothing else is computed between them: this is the limit with which a token's time is
+ * compared. */
 static void bench_token(sn_device *d, sn_dtype dtype, sn_dtype head_dtype) {
     enum { BLOCKS = 30, PER_BLOCK = 7, HEAD = BLOCKS * PER_BLOCK, TIMES = 60 };
-    enum { IMAGE = 16 << 20, HEAD_IMAGE = 128 << 20 }; /* more than any type needs; what is not written takes nothing */
+    enum { IMAGE = 16 << 20, HEAD_IMAGE = 128 << 20 }; /* more than any type needs; untouched pages take no memory */
     static const size_t rows[] = {576, 192, 192, 576, 1536, 1536, 576, 49152};
     static const size_t cols[] = {576, 576, 576, 576, 576, 576, 1536, 576};
     float *x = test_random_floats(1536, 3), *y = malloc(3 * 49152 * sizeof *y);
@@ -136,7 +145,7 @@ static void bench_token(sn_device *d, sn_dtype dtype, sn_dtype head_dtype) {
         int kind = i == HEAD ? 7 : i % PER_BLOCK;
         void **image = &images[i / PER_BLOCK];
         if (kind == 0 || i == HEAD) {
-            must(d->ops->alloc(d, i == HEAD ? HEAD_IMAGE : IMAGE, image, &err));
+            require_ok(d->ops->alloc(d, i == HEAD ? HEAD_IMAGE : IMAGE, image, &err));
             in_image = 0;
         }
         in_image += put_random(d, i == HEAD ? head_dtype : dtype, rows[kind], cols[kind], (uint8_t *)*image + in_image,
@@ -148,12 +157,12 @@ static void bench_token(sn_device *d, sn_dtype dtype, sn_dtype head_dtype) {
     for (int r = 0; r < TIMES; r++) {
         int64_t start = sn_now_us();
         for (int b = 0; b < BLOCKS; b++) {
-            must(d->ops->linear(d, 1, x, 3, w + b * PER_BLOCK, &err));
-            must(d->ops->linear(d, 1, x, 1, w + b * PER_BLOCK + 3, &err));
-            must(d->ops->linear(d, 1, x, 2, w + b * PER_BLOCK + 4, &err));
-            must(d->ops->linear(d, 1, x, 1, w + b * PER_BLOCK + 6, &err));
+            require_ok(d->ops->linear(d, 1, x, 3, w + b * PER_BLOCK, &err));
+            require_ok(d->ops->linear(d, 1, x, 1, w + b * PER_BLOCK + 3, &err));
+            require_ok(d->ops->linear(d, 1, x, 2, w + b * PER_BLOCK + 4, &err));
+            require_ok(d->ops->linear(d, 1, x, 1, w + b * PER_BLOCK + 6, &err));
         }
-        must(d->ops->linear(d, 1, x, 1, w + HEAD, &err));
+        require_ok(d->ops->linear(d, 1, x, 1, w + HEAD, &err));
         double ms = (double)(sn_now_us() - start) * 1e-3;
         best = ms < best ? ms : best;
     }
@@ -163,7 +172,7 @@ static void bench_token(sn_device *d, sn_dtype dtype, sn_dtype head_dtype) {
     free(x), free(y);
 }
 
-/* SmolLM2's attention: 9 heads over 3 of 64. */
+/* SmolLM2's attention: 9 heads over 3, of 64 elements. */
 static void bench_attention(sn_device *d, sn_kv_dtype dtype, int depth, int rows) {
     sn_kv_shape shape = {30, 3, 64, 32, dtype};
     size_t bytes = d->ops->kv_page_bytes(d, &shape);
@@ -172,20 +181,22 @@ static void bench_attention(sn_device *d, sn_kv_dtype dtype, int depth, int rows
     float *kv = test_random_floats((size_t)(depth + rows) * 192, 5), *q = test_random_floats((size_t)rows * 576, 6);
     float *out = malloc((size_t)rows * 576 * sizeof *out);
     void *pool;
-    must(d->ops->alloc(d, bytes * (size_t)n_pages, &pool, &err));
+    require_ok(d->ops->alloc(d, bytes * (size_t)n_pages, &pool, &err));
     for (int i = 0; i < n_pages; i++) pages[i] = (char *)pool + (size_t)i * bytes;
     sn_sequence all = {pages, 0, 0, depth + rows}, seq = {pages, depth, 0, rows};
-    for (int b = 0; b < 30; b++) must(test_kv_store(d, &shape, b, 1, &all, kv, kv, &err));
+    for (int b = 0; b < 30; b++) require_ok(test_kv_store(d, &shape, b, 1, &all, kv, kv, &err));
     double best = 1e9;
     for (int r = 0; r < REPEATS; r++) {
         int64_t start = sn_now_us();
-        for (int b = 0; b < 30; b++) must(test_attention(d, &shape, 1, &seq, &(sn_attention){.block = b, .n_heads = 9, .scale = 0.125f}, q, out, &err));
+        for (int b = 0; b < 30; b++)
+            require_ok(test_attention(d, &shape, 1, &seq, &(sn_attention){.block = b, .n_heads = 9, .scale = 0.125f}, q,
+                                      out, &err));
         double s = (double)(sn_now_us() - start) / 30;
         best = s < best ? s : best;
     }
     double read = (double)bytes / 30 / 32 * depth, ops = 4.0 * 576 * rows * (depth + rows / 2.0);
-    printf("  attention in %s, %3d rows at depth %4d: %8.1f us a block, %6.1f GB/s, %6.1f GFLOP/s\n", sn_kv_dtype_name(dtype), rows,
-           depth, best, read / best * 1e-3, ops / best * 1e-3);
+    printf("  attention in %s, %3d rows at depth %4d: %8.1f us a block, %6.1f GB/s, %6.1f GFLOP/s\n",
+           sn_kv_dtype_name(dtype), rows, depth, best, read / best * 1e-3, ops / best * 1e-3);
     d->ops->free(d, pool, bytes * (size_t)n_pages);
     free(pages), free(kv), free(q), free(out);
 }
@@ -196,22 +207,21 @@ static void bench_small(sn_device *d) {
     for (int r = 0; r < REPEATS; r++) {
         int64_t t[4];
         t[0] = sn_now_us();
-        for (int i = 0; i < 200; i++) must(d->ops->rms_norm(d, 1, 576, x, x, 1e-5f, y, &err));
+        for (int i = 0; i < 200; i++) require_ok(d->ops->rms_norm(d, 1, 576, x, x, 1e-5f, y, &err));
         t[1] = sn_now_us();
-        for (int i = 0; i < 200; i++) must(d->ops->activate(d, 1536, SN_SILU, x, x, y, &err));
+        for (int i = 0; i < 200; i++) require_ok(d->ops->activate(d, 1536, SN_SILU, x, x, y, &err));
         t[2] = sn_now_us();
-        must(d->ops->activate(d, 512 * 1536, SN_SILU, x, x, y, &err));
+        require_ok(d->ops->activate(d, 512 * 1536, SN_SILU, x, x, y, &err));
         t[3] = sn_now_us();
         const double us[] = {(double)(t[1] - t[0]) / 200, (double)(t[2] - t[1]) / 200, (double)(t[3] - t[2])};
         for (int i = 0; i < 3; i++) best[i] = us[i] < best[i] ? us[i] : best[i];
     }
-    printf("  rms_norm of 576: %.2f us; silu of 1536: %.2f us, of 512 x 1536: %.0f us\n", best[0], best[1],
-           best[2]);
+    printf("  rms_norm of 576: %.2f us; silu of 1536: %.2f us, of 512 x 1536: %.0f us\n", best[0], best[1], best[2]);
     free(x), free(y);
 }
 
-/* How fast memory can be read by those who only read: the bytes of SmolLM2's token, in huge pages, by all threads. */
-enum { READ_BYTES = 97 << 20, READ_PIECE = 1 << 20 };
+/* The rate at which memory can be read: all threads read the bytes of SmolLM2's token, in huge pages. */
+enum { READ_BYTES = 97 << 20, READ_CHUNK = 1 << 20 };
 
 typedef struct read_job {
     const uint64_t *at;
@@ -219,10 +229,10 @@ typedef struct read_job {
     _Atomic uint64_t sum;
 } read_job;
 
-static void read_piece(void *ctx, size_t item, int worker) {
+static void read_chunk(void *ctx, size_t item, int worker) {
     (void)worker;
     read_job *job = ctx;
-    const uint64_t *p = job->at + item * (READ_PIECE / 8), *end = p + READ_PIECE / 8;
+    const uint64_t *p = job->at + item * (READ_CHUNK / 8), *end = p + READ_CHUNK / 8;
     uint64_t sum[8] = {0};
     for (; p < end; p += 8) {
         if (job->ahead) __builtin_prefetch(p + job->ahead, 0, 2);
@@ -231,16 +241,17 @@ static void read_piece(void *ctx, size_t item, int worker) {
     for (int i = 0; i < 8; i++) job->sum += sum[i];
 }
 
-/* The matrices of some blocks of 7B shape, far more than any cache holds, and reading the same bytes in turns with them: what
- * share of the memory's limit one row gets where nothing else happens. */
+/* The matrices of some blocks of 7B shape, far more than any cache holds, alternating with plain reads of the same
+ * bytes: the share of the memory's limit that one row reaches where nothing else happens. */
 enum { LARGE_WIDTH = 4096, LARGE_FF = 11008, LARGE_BLOCKS = 4, LARGE_PER_BLOCK = 7, LARGE_TIMES = 16, LARGE_UNIT = 64 };
 
-/* Rows of random values at `at`: the same few repeated, for making many takes long. */
-static size_t put_repeated(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *raw, uint8_t *at, sn_weight *out) {
+/* Rows of random values at `at`: a few rows are repeated, because generating many takes long. */
+static size_t put_repeated(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *raw, uint8_t *at,
+                           sn_weight *out) {
     size_t bytes = 0, unit;
-    must(d->ops->weight_size(d, dtype, LARGE_UNIT, cols, &unit, &err));
+    require_ok(d->ops->weight_size(d, dtype, LARGE_UNIT, cols, &unit, &err));
     for (size_t r = 0; r < rows; r += LARGE_UNIT, bytes += unit)
-        must(d->ops->weight_pack(d, dtype, LARGE_UNIT, cols, raw, at + bytes, &err));
+        require_ok(d->ops->weight_pack(d, dtype, LARGE_UNIT, cols, raw, at + bytes, &err));
     *out = (sn_weight){dtype, rows, cols, bytes, at};
     return bytes;
 }
@@ -251,66 +262,75 @@ static void bench_large(sn_device *d, sn_pool *pool, sn_dtype dtype) {
     float *values = malloc((size_t)LARGE_UNIT * LARGE_FF * sizeof *values);
     void *raw = test_random_weight(dtype, LARGE_UNIT, LARGE_FF - LARGE_FF % 256, 1, values), *images[LARGE_BLOCKS];
     sn_weight weights[LARGE_BLOCKS][LARGE_PER_BLOCK];
-    size_t room = (size_t)LARGE_WIDTH * (4 * LARGE_WIDTH + 3 * LARGE_FF) * 4, bytes = 0;
+    size_t bytes_max = (size_t)LARGE_WIDTH * (4 * LARGE_WIDTH + 3 * LARGE_FF) * 4, bytes = 0;
     for (int b = 0; b < LARGE_BLOCKS; b++) {
-        must(d->ops->alloc(d, room, &images[b], &err)); /* what is not written takes nothing */
+        require_ok(d->ops->alloc(d, bytes_max, &images[b], &err)); /* untouched pages take no memory */
         bytes = 0;
         for (int i = 0; i < LARGE_PER_BLOCK; i++)
-            bytes += put_repeated(d, dtype, rows[i], i == 6 ? LARGE_FF : LARGE_WIDTH, raw, (uint8_t *)images[b] + bytes, &weights[b][i]);
+            bytes += put_repeated(d, dtype, rows[i], i == 6 ? LARGE_FF : LARGE_WIDTH, raw, (uint8_t *)images[b] + bytes,
+                                  &weights[b][i]);
     }
     double best = 1e9, read = 1e9;
     for (int r = 0; r < LARGE_TIMES; r++) {
         int64_t start = sn_now_us();
         for (int b = 0; b < LARGE_BLOCKS; b++) {
             sn_linear l[LARGE_PER_BLOCK];
-            for (int i = 0; i < LARGE_PER_BLOCK; i++) l[i] = (sn_linear){.weight = &weights[b][i], .y = y + (size_t)i * LARGE_FF};
-            must(d->ops->linear(d, 1, x, 3, l, &err));
-            must(d->ops->linear(d, 1, x, 1, l + 3, &err));
-            must(d->ops->linear(d, 1, x, 2, l + 4, &err));
-            must(d->ops->linear(d, 1, x, 1, l + 6, &err));
+            for (int i = 0; i < LARGE_PER_BLOCK; i++)
+                l[i] = (sn_linear){.weight = &weights[b][i], .y = y + (size_t)i * LARGE_FF};
+            require_ok(d->ops->linear(d, 1, x, 3, l, &err));
+            require_ok(d->ops->linear(d, 1, x, 1, l + 3, &err));
+            require_ok(d->ops->linear(d, 1, x, 2, l + 4, &err));
+            require_ok(d->ops->linear(d, 1, x, 1, l + 6, &err));
         }
         int64_t middle = sn_now_us();
         for (int b = 0; b < LARGE_BLOCKS; b++) {
             read_job job = {.at = images[b], .ahead = r % 2 ? 512 : 0};
-            sn_pool_run(pool, bytes / READ_PIECE, read_piece, &job);
+            sn_pool_run(pool, bytes / READ_CHUNK, read_chunk, &job);
         }
         double s = (double)(middle - start), t = (double)(sn_now_us() - middle);
         best = s < best ? s : best;
         read = t < read ? t : read;
     }
-    double all = (double)bytes * LARGE_BLOCKS * 1e-3, limit = (double)(bytes / READ_PIECE * READ_PIECE) * LARGE_BLOCKS * 1e-3 / read;
-    printf("  matrices of 7B shape, 1 row, %s: %.1f GB/s, %.0f %% of reading alone (%.1f GB/s)\n", sn_dtype_name(dtype), all / best,
-           100 * all / best / limit, limit);
-    for (int b = 0; b < LARGE_BLOCKS; b++) d->ops->free(d, images[b], room);
+    double all = (double)bytes * LARGE_BLOCKS * 1e-3,
+           limit = (double)(bytes / READ_CHUNK * READ_CHUNK) * LARGE_BLOCKS * 1e-3 / read;
+    printf("  matrices of 7B shape, 1 row, %s: %.1f GB/s, %.0f %% of reading alone (%.1f GB/s)\n", sn_dtype_name(dtype),
+           all / best, 100 * all / best / limit, limit);
+    for (int b = 0; b < LARGE_BLOCKS; b++) d->ops->free(d, images[b], bytes_max);
     test_weight_free(raw);
     free(values), free(x), free(y);
 }
 
 static void bench_memory(int threads) {
-    static const size_t ahead[] = {0, 256, 512, 1024}; /* words: how far is best differs from machine to machine */
+    static const size_t ahead[] = {0, 256, 512, 1024}; /* words: the best distance differs from machine to machine */
     sn_pool *pool;
     void *memory;
     double best = 1e9;
-    must(sn_pool_new(threads, &pool, &err));
-    must(sn_pages_alloc(&memory, READ_BYTES + READ_PIECE, &err));
-    memset(memory, 1, READ_BYTES + READ_PIECE);
+    require_ok(sn_pool_new(threads, &pool, &err));
+    require_ok(sn_pages_alloc(&memory, READ_BYTES + READ_CHUNK, &err));
+    memset(memory, 1, READ_BYTES + READ_CHUNK);
     for (int r = 0; r < 4 * REPEATS; r++) {
         read_job job = {.at = memory, .ahead = ahead[r % 4]};
         int64_t start = sn_now_us();
-        sn_pool_run(pool, READ_BYTES / READ_PIECE, read_piece, &job);
+        sn_pool_run(pool, READ_BYTES / READ_CHUNK, read_chunk, &job);
         double us = (double)(sn_now_us() - start);
         best = us < best ? us : best;
     }
     printf("memory, read by %d threads: %.1f GB/s\n", threads, READ_BYTES / best * 1e-3);
-    sn_pages_free(&memory, READ_BYTES + READ_PIECE);
+    sn_pages_free(&memory, READ_BYTES + READ_CHUNK);
     sn_pool_free(&pool);
 }
 
 #if defined(__x86_64__)
-/* What the arithmetic allows: twelve chains of one instruction, and nothing else. Operations a second, in units of 10^9. */
+/* The limit of the arithmetic: twelve chains of one instruction, and nothing else. Operations per second in units of
+ * 10^9. */
 #define PEAK_CHAIN(op, to) op " %%zmm12, %%zmm13, %%zmm" #to "\n"
 #define PEAK_CHAINS(op)                                                                                                \
-    PEAK_CHAIN(op, 0) PEAK_CHAIN(op, 1) PEAK_CHAIN(op, 2) PEAK_CHAIN(op, 3) PEAK_CHAIN(op, 4) PEAK_CHAIN(op, 5)        \
+    PEAK_CHAIN(op, 0)                                                                                                  \
+    PEAK_CHAIN(op, 1)                                                                                                  \
+    PEAK_CHAIN(op, 2)                                                                                                  \
+    PEAK_CHAIN(op, 3)                                                                                                  \
+    PEAK_CHAIN(op, 4)                                                                                                  \
+    PEAK_CHAIN(op, 5)                                                                                                  \
     PEAK_CHAIN(op, 6) PEAK_CHAIN(op, 7) PEAK_CHAIN(op, 8) PEAK_CHAIN(op, 9) PEAK_CHAIN(op, 10) PEAK_CHAIN(op, 11)
 #define PEAK(name, op)                                                                                                 \
     static void name(void) {                                                                                           \
@@ -329,7 +349,8 @@ static void bench_peak(void) {
         const char *name;
         void (*run)(void);
         double ops; /* of one instruction */
-    } all[] = {{"float32 fma", peak_fma, 32}, {"8-bit dot products", peak_dot, 128}, {"bfloat16 dot products", peak_bf16, 64}};
+    } all[] = {
+        {"float32 fma", peak_fma, 32}, {"8-bit dot products", peak_dot, 128}, {"bfloat16 dot products", peak_bf16, 64}};
     if (!__builtin_cpu_supports("avx512vnni")) return;
     printf("most that one core computes, GFLOP/s or GOP/s:");
     for (int i = 0; i < 2 + !!__builtin_cpu_supports("avx512bf16"); i++) {
@@ -346,19 +367,19 @@ static void bench_peak(void) {
 }
 #endif
 
-static void nothing(void *ctx, size_t item, int worker) { (void)ctx, (void)item, (void)worker; }
+static void empty_item(void *ctx, size_t item, int worker) { (void)ctx, (void)item, (void)worker; }
 
 static void bench_pool(int threads) {
     sn_pool *pool;
-    must(sn_pool_new(threads, &pool, &err));
+    require_ok(sn_pool_new(threads, &pool, &err));
     double best = 1e9;
     for (int r = 0; r < REPEATS; r++) {
         int64_t start = sn_now_us();
-        for (int i = 0; i < 1000; i++) sn_pool_run(pool, 16, nothing, NULL);
+        for (int i = 0; i < 1000; i++) sn_pool_run(pool, 16, empty_item, NULL);
         double us = (double)(sn_now_us() - start) / 1000;
         best = us < best ? us : best;
     }
-    printf("sharing 16 items out to %d threads: %.2f us\n", threads, best);
+    printf("dividing 16 items between %d threads: %.2f us\n", threads, best);
     sn_pool_free(&pool);
 }
 
@@ -368,13 +389,13 @@ static void bench_pack(sn_device *d) {
     printf("  packing, GB/s of the file:");
     for (int t = 0; t < 3; t++) {
         size_t row_bytes;
-        must(sn_dtype_row_bytes(types[t], 576, &row_bytes, &err));
+        require_ok(sn_dtype_row_bytes(types[t], 576, &row_bytes, &err));
         void *raw = test_random_weight(types[t], 8192, 576, 1, values);
         double best = 1e9;
         for (int r = 0; r < 4; r++) {
             sn_weight *w;
             int64_t start = sn_now_us();
-            must(test_weight_make(d, types[t], 8192, 576, raw, &w, &err));
+            require_ok(test_weight_make(d, types[t], 8192, 576, raw, &w, &err));
             double s = (double)(sn_now_us() - start) * 1e-6;
             best = s < best ? s : best;
             test_weight_drop(d, &w);
@@ -408,7 +429,7 @@ static void bench_device(sn_device *d, sn_pool *pool, const char *part, bool pla
 
 int main(int argc, char **argv) {
     static const char *const isas[] = {"c", "avx2", "avx512", "amx"};
-    int first = argc > 1 ? need_int(argv[1], 1, 256) : 1, last = argc > 1 ? first : 2;
+    int first = argc > 1 ? require_int(argv[1], 1, 256) : 1, last = argc > 1 ? first : 2;
     const char *part = argc > 3 ? argv[3] : NULL;
     for (int threads = first; threads <= last; threads++) {
         if (!part) bench_pool(threads);
@@ -417,13 +438,13 @@ int main(int argc, char **argv) {
         if (!part || !strcmp(part, "peak")) bench_peak();
 #endif
         sn_pool *pool;
-        must(sn_pool_new(threads, &pool, &err));
+        require_ok(sn_pool_new(threads, &pool, &err));
         for (int i = 0; i < 4; i++) {
             sn_device_options options = {.threads = threads, .isa = isas[i]};
             sn_device *d;
             if (argc > 2 && strcmp(argv[2], isas[i])) continue;
             if (sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &d, &err)) continue;
-            must(d->ops->prepare(d, &(sn_device_limits){.rows = 512, .width = LARGE_FF, .context = 8192}, &err));
+            require_ok(d->ops->prepare(d, &(sn_device_limits){.rows = 512, .width = LARGE_FF, .context = 8192}, &err));
             printf("%s\n", sn_device_describe(d));
             bench_device(d, pool, part, i == 0);
             sn_device_close(&d);

@@ -1,12 +1,13 @@
-/* Where the time of a step goes: the operations of the CPU while ROWS sessions write a token each, with their past and with all
- * that lies between them, as in a node and a client together. For each operation: how often in a step, how long in all (the
- * median of the steps), the weights that it reads. Begins with reading memory alone, which is the limit.
+/* The time of a step by operation: the CPU's operations while ROWS sessions decode a token each, with their KV
+ * caches and with everything that lies between them, as in a node and a client together. For each operation: calls
+ * per step, total time (the median of the steps), and the weights that it reads. Begins with reading memory alone,
+ * which is the limit.
  *
- *     bench_step MODEL [ROWS [DEPTH [THREADS]]]     default: one row at depth 16, one thread */
+ * Usage: bench_step MODEL [ROWS [DEPTH [THREADS]]]     default: one row at depth 16, one thread */
 #include "base/mem.h"
 #include "blocks/span.h"
-#include "client/head.h"
-#include "tests/support/need.h"
+#include "client/generate/lm_head.h"
+#include "tests/support/require.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,17 +18,17 @@ enum { STEPS = 200, WARM = 1, ROWS_MAX = 64, KINDS_MAX = 32, READ_BYTES = 128 <<
 
 typedef struct kind {
     char name[48];
-    int calls; /* of a step */
+    int calls; /* per step */
     size_t bytes;
     int64_t now_ns, ns[STEPS];
 } kind;
 
 static kind kinds[KINDS_MAX];
-static int n_kinds, step = -1; /* -1: nothing is noted */
+static int n_kinds, step = -1; /* -1: nothing is recorded */
 static const sn_device_ops *real;
 static sn_err err;
 
-static void must(sn_status status) {
+static void require_ok(sn_status status) {
     if (!status) return;
     fprintf(stderr, "%s\n", err.text);
     exit(1);
@@ -39,7 +40,7 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static void note(const char *name, size_t bytes, int64_t ns) {
+static void add_time(const char *name, size_t bytes, int64_t ns) {
     int i = 0;
     if (step < 0) return;
     while (i < n_kinds && strcmp(kinds[i].name, name)) i++;
@@ -53,7 +54,7 @@ static void note(const char *name, size_t bytes, int64_t ns) {
 #define TIMED(name, bytes, call)                                                                                       \
     int64_t began = now_ns();                                                                                          \
     sn_status status = (call);                                                                                         \
-    note(name, bytes, now_ns() - began);                                                                               \
+    add_time(name, bytes, now_ns() - began);                                                                           \
     return status
 
 static sn_status timed_linear(sn_device *d, int n, const float *x, int n_linears, const sn_linear *l, sn_err *e) {
@@ -61,12 +62,14 @@ static sn_status timed_linear(sn_device *d, int n, const float *x, int n_linears
     size_t bytes = 0, at = strlen(name);
     for (int i = 0; i < n_linears; i++) {
         bytes += l[i].weight->bytes;
-        if (at < sizeof name) at += (size_t)snprintf(name + at, sizeof name - at, "%s%zu", i ? "+" : " ", l[i].weight->rows);
+        if (at < sizeof name)
+            at += (size_t)snprintf(name + at, sizeof name - at, "%s%zu", i ? "+" : " ", l[i].weight->rows);
     }
     if (at < sizeof name) snprintf(name + at, sizeof name - at, " x %zu", l->weight->cols);
     TIMED(name, bytes, real->linear(d, n, x, n_linears, l, e));
 }
-static sn_status timed_rms_norm(sn_device *d, int n, int width, const float *x, const float *w, float eps, float *y, sn_err *e) {
+static sn_status timed_rms_norm(sn_device *d, int n, int width, const float *x, const float *w, float eps, float *y,
+                                sn_err *e) {
     TIMED("norm", 0, real->rms_norm(d, n, width, x, w, eps, y, e));
 }
 static sn_status timed_rope(sn_device *d, int n, int heads, int dim, float *x, const sn_rope *rope, sn_err *e) {
@@ -78,7 +81,8 @@ static sn_status timed_kv_store(sn_device *d, int block, const float *k, const f
 static sn_status timed_attention(sn_device *d, const sn_attention *how, const float *q, float *out, sn_err *e) {
     TIMED("attention", 0, real->attention(d, how, q, out, e));
 }
-static sn_status timed_activate(sn_device *d, size_t n, sn_activation kind_, const float *gate, const float *up, float *y, sn_err *e) {
+static sn_status timed_activate(sn_device *d, size_t n, sn_activation kind_, const float *gate, const float *up,
+                                float *y, sn_err *e) {
     TIMED("activation", 0, real->activate(d, n, kind_, gate, up, y, e));
 }
 static sn_status timed_add(sn_device *d, size_t n, float *y, const float *x, sn_err *e) {
@@ -94,11 +98,11 @@ static double median_us(int64_t *ns) {
     return (double)ns[STEPS / 2] * 1e-3;
 }
 
-/* By one thread, best of some. GB/s. */
+/* By one thread, the best of several, in GB/s. */
 static double memory_speed(void) {
     void *memory;
     double best = 1e18;
-    must(sn_pages_alloc(&memory, READ_BYTES, &err));
+    require_ok(sn_pages_alloc(&memory, READ_BYTES, &err));
     memset(memory, 1, READ_BYTES);
     for (int r = 0; r < 16; r++) {
         static volatile uint64_t used;
@@ -116,62 +120,66 @@ static double memory_speed(void) {
     return READ_BYTES / best;
 }
 
-typedef struct stage {
+typedef struct benchmark {
     sn_device *device;
     sn_span *span;
-    sn_head *head;
+    sn_lm_head *head;
     sn_kv_pool *pool;
-    sn_kv *kv[ROWS_MAX];
+    sn_kv_cache *kv[ROWS_MAX];
     int rows, n_embd, n_vocab;
     int32_t ids[ROWS_MAX];
     float *hidden, *logits;
-} stage;
+} benchmark;
 
-static void open_stage(stage *s, const char *path, int depth, int threads) {
+static void open_stage(benchmark *s, const char *path, int depth, int threads) {
     static sn_device_ops timed;
     sn_model *model;
-    must(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = threads}, &s->device, &err));
+    require_ok(
+        sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = threads}, &s->device, &err));
     real = s->device->ops;
     timed = *real;
-    timed.linear = timed_linear, timed.rms_norm = timed_rms_norm, timed.rope = timed_rope, timed.kv_store = timed_kv_store;
+    timed.linear = timed_linear, timed.rms_norm = timed_rms_norm, timed.rope = timed_rope,
+    timed.kv_store = timed_kv_store;
     timed.attention = timed_attention, timed.activate = timed_activate, timed.add = timed_add;
     s->device->ops = &timed;
-    must(sn_model_open(path, &model, &err));
+    require_ok(sn_model_open(path, &model, &err));
     const sn_hparams *hp = sn_model_hparams(model);
     s->n_embd = hp->n_embd, s->n_vocab = hp->n_vocab;
-    must(sn_span_load(model, s->device, 0, hp->n_blocks, NULL, NULL, &s->span, &err));
-    must(sn_head_load(model, s->device, &s->head, &err));
+    require_ok(sn_span_load(model, s->device, 0, hp->n_blocks, NULL, NULL, &s->span, &err));
+    require_ok(sn_lm_head_load(model, s->device, &s->head, &err));
     sn_model_close(&model);
     size_t token = (size_t)hp->n_blocks * (size_t)hp->n_kv_heads * (size_t)hp->head_dim * 2 * sizeof(float);
-    must(sn_span_kv_pool(s->span, (size_t)s->rows * (size_t)(depth + WARM + STEPS + 2 * SN_KV_PAGE_TOKENS) * token, &s->pool, &err));
-    for (int i = 0; i < s->rows; i++) must(sn_kv_new(s->pool, &s->kv[i], &err));
+    require_ok(sn_span_kv_pool(
+        s->span, (size_t)s->rows * (size_t)(depth + WARM + STEPS + 2 * SN_KV_PAGE_TOKENS) * token, &s->pool, &err));
+    for (int i = 0; i < s->rows; i++) require_ok(sn_kv_cache_new(s->pool, &s->kv[i], &err));
     s->hidden = calloc((size_t)s->rows * (size_t)s->n_embd, sizeof *s->hidden);
     s->logits = calloc((size_t)s->rows * (size_t)s->n_vocab, sizeof *s->logits);
 }
 
-static void close_stage(stage *s) {
-    for (int i = 0; i < s->rows; i++) sn_kv_free(&s->kv[i]);
+static void close_stage(benchmark *s) {
+    for (int i = 0; i < s->rows; i++) sn_kv_cache_free(&s->kv[i]);
     sn_kv_pool_free(&s->pool);
-    sn_head_free(&s->head);
+    sn_lm_head_free(&s->head);
     sn_span_free(&s->span);
     s->device->ops = real;
     sn_device_close(&s->device);
     free(s->hidden), free(s->logits);
 }
 
-/* A token of every session: embedded, through all blocks, and the likeliest one chosen. */
-static void write_one(stage *s) {
-    sn_span_part parts[ROWS_MAX];
+/* One token of every session: embedded, computed through all blocks, and the likeliest next token selected. */
+static void decode_one(benchmark *s) {
+    sn_span_sequence parts[ROWS_MAX];
     sn_tensor input[ROWS_MAX];
-    must(sn_head_embed(s->head, s->ids, s->rows, s->hidden, &err));
+    require_ok(sn_lm_head_embed(s->head, s->ids, s->rows, s->hidden, &err));
     for (int i = 0; i < s->rows; i++) {
         float *row = s->hidden + (size_t)i * (size_t)s->n_embd;
-        input[i] = (sn_tensor){.name = "hidden states", .data = row, .dtype = SN_F32, .rank = 2, .shape = {1, s->n_embd}};
-        parts[i] = (sn_span_part){s->kv[i], &input[i], 0, 1, row};
-        must(sn_kv_reserve(s->kv[i], 1, &err));
+        input[i] =
+            (sn_tensor){.name = "hidden states", .data = row, .dtype = SN_F32, .rank = 2, .shape = {1, s->n_embd}};
+        parts[i] = (sn_span_sequence){s->kv[i], &input[i], 0, 1, row};
+        require_ok(sn_kv_cache_reserve(s->kv[i], 1, &err));
     }
-    must(sn_span_forward(s->span, sn_span_first(s->span), sn_span_end(s->span), s->rows, parts, NULL, &err));
-    must(sn_head_logits(s->head, s->hidden, s->rows, s->logits, &err));
+    require_ok(sn_span_forward(s->span, sn_span_first(s->span), sn_span_end(s->span), s->rows, parts, NULL, &err));
+    require_ok(sn_lm_head_logits(s->head, s->hidden, s->rows, s->logits, &err));
     for (int i = 0; i < s->rows; i++) {
         const float *logits = s->logits + (size_t)i * (size_t)s->n_vocab;
         int32_t best = 0;
@@ -180,9 +188,10 @@ static void write_one(stage *s) {
     }
 }
 
-static void report(int64_t *whole, const stage *s, int depth) {
+static void print_report(int64_t *whole, const benchmark *s, int depth) {
     double all = median_us(whole), rest = all, gbs = memory_speed();
-    printf("%s; %d rows, depth %d to %d; reading alone: %.1f GB/s\n", sn_device_describe(s->device), s->rows, depth, depth + STEPS, gbs);
+    printf("%s; %d rows, depth %d to %d; reading alone: %.1f GB/s\n", sn_device_describe(s->device), s->rows, depth,
+           depth + STEPS, gbs);
     printf("  %-28s %6s %9s %7s %8s\n", "", "calls", "us", "%", "GB/s");
     for (int i = 0; i < n_kinds; i++) {
         double us = median_us(kinds[i].ns), bytes = (double)kinds[i].bytes / STEPS;
@@ -200,18 +209,18 @@ int main(int argc, char **argv) {
         fprintf(stderr, "bench_step MODEL [ROWS [DEPTH [THREADS]]]\n");
         return 2;
     }
-    stage s = {.rows = argc > 2 ? need_int(argv[2], 1, ROWS_MAX) : 1};
-    int depth = argc > 3 ? need_int(argv[3], WARM, 8000) : 16;
-    open_stage(&s, argv[1], depth, argc > 4 ? need_int(argv[4], 1, 64) : 1);
+    benchmark s = {.rows = argc > 2 ? require_int(argv[2], 1, ROWS_MAX) : 1};
+    int depth = argc > 3 ? require_int(argv[3], WARM, 8000) : 16;
+    open_stage(&s, argv[1], depth, argc > 4 ? require_int(argv[4], 1, 64) : 1);
     for (int i = 0; i < s.rows; i++) s.ids[i] = 100 + i;
-    for (int i = 0; i < depth; i++) write_one(&s);
+    for (int i = 0; i < depth; i++) decode_one(&s);
     for (step = 0; step < STEPS; step++) {
         int64_t began = now_ns();
-        write_one(&s);
+        decode_one(&s);
         whole[step] = now_ns() - began;
         for (int i = 0; i < n_kinds; i++) kinds[i].ns[step] = kinds[i].now_ns, kinds[i].now_ns = 0;
     }
-    report(whole, &s, depth);
+    print_report(whole, &s, depth);
     close_stage(&s);
     return 0;
 }

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# How fast this machine is with a model: ours and, given a folder with its programs, llama.cpp's, side by side, as tables in
-# markdown. Both take turns, round by round, and of all rounds the best of each counts: what the machine can do beside its
-# other work. For figures to be kept, let nothing else run.
+# The speed of this machine with a model: this project and, given a folder with its programs, llama.cpp, as tables in Markdown.
+# Both are measured alternately, round by round, and the best round of each counts, because other work on the machine only slows
+# them down. Let nothing else run for numbers that are to be published.
 #
 #     SN_BUILD=build tests/bench/bench_table.sh MODEL.gguf [-l LLAMA_CPP/build/bin] [-r ROUNDS] [-t THREADS] [-q] [PART...]
 #
 # Parts (default: all): speed, files, start, quality, nodes, sessions; long: a context of 16,000; made: a model of 7B shape, of
-# Q4_K, Q4_0 and Q8_0 in turn, needs 16 GB of memory and 8 GB below TMPDIR. All of them should take about 20 minutes; -q, a few, with
-# short prompts and a small made model, and shows only that everything runs. What is at work is said on stderr.
-# Both are measured warm, by their own benchmarks: swarm bench, and llama-bench. What llama.cpp can choose is tried, and its best
-# counts: flash attention or not. Files of other types are made by its llama-quantize. Needs -t cores; python3.
+# Q4_K, Q4_0 and Q8_0 in turn, needs 16 GB of memory and 8 GB below TMPDIR. All of them should take about 20 minutes. -q takes a few
+# minutes, with short prompts and a small synthetic model, and shows only that everything runs. Progress is printed on stderr.
+# Both are measured warm, by their own benchmarks: swarm bench and llama-bench. llama.cpp is measured with and without flash
+# attention, and the better result counts. Its llama-quantize makes files of other types. Needs -t cores and python3.
 . "$(dirname "${BASH_SOURCE[0]}")/../system/lib.sh"
 set -e
 model=$1 llama='' rounds=2 threads=2 prompt=512 deep=4000 far=15900 new=32 shape=7b
@@ -26,7 +26,7 @@ parts=" ${*:-speed files start quality nodes sessions long made} "
 wanted() { [[ $parts == *" $1 "* ]]; }
 say() { printf '%(%T)T %s\n' -1 "$*" >&2; }
 
-# -- figures: note NAME VALUE keeps one, best NAME is the greatest of that name, least NAME the smallest
+# -- results: note NAME VALUE stores one, best NAME prints the greatest of that name, least NAME the smallest
 
 note() { [ -z "$2" ] || echo "$1 $2" >>"$scratch/figures"; }
 best() { awk -v name="$1" '$1 == name && (!n++ || $2 > top) { top = $2 } END { if (n) print top }' "$scratch/figures"; }
@@ -38,7 +38,7 @@ each_round() {
   done
 }
 header() { printf '\n### %s\n| | ours | llama.cpp | ratio |\n| --- | --- | --- | --- |\n' "$1"; }
-# row WHAT best|least NAME [FORMAT]: of NAME.ours and NAME.theirs
+# row WHAT best|least NAME [FORMAT]: prints NAME.ours and NAME.theirs
 row() {
   local ours theirs
   ours=$("$2" "$3.ours") theirs=$("$2" "$3.theirs")
@@ -49,20 +49,20 @@ row() {
 
 # -- programs
 
-# ours NAME MODEL OPTION...: swarm bench; notes NAME.THREADS.NODES.SESSIONS.CONTEXT.prompt.ours and .decode.ours
+# ours NAME MODEL OPTION...: runs swarm bench; stores NAME.THREADS.NODES.SESSIONS.CONTEXT.prompt.ours and .decode.ours
 ours() {
   local name=$1 file=$2
   shift 2
-  "$bin/swarm" bench --model "$file" --repeat 1 --json - "$@" 2>"$scratch/bench.err" | python3 -c 'import json, sys
+  "$bin/swarm" bench --model "$file" --repeat 1 --json "$@" 2>"$scratch/bench.err" | python3 -c 'import json, sys
 for r in json.load(sys.stdin)["rows"]:
-    if r["what"] == "speed":
+    if r["test"] == "speed":
         at = "%s.%d.%d.%d.%d" % (sys.argv[1], r["threads"], r["nodes"], r["sessions"], r["context"])
         print(at + ".decode.ours", r["decode_tok_s"]), print(at + ".prompt.ours", r["prefill_tok_s"])' "$name" >>"$scratch/figures" ||
     fail "swarm bench $* failed"
 }
-# one NAME MODEL THREADS OPTION...: the same, by a program that holds all blocks
+# one NAME MODEL THREADS OPTION...: the same, with all blocks in one program
 one() { ours "$1" "$2" --local all --threads "$3" --prompt-tokens $prompt --new-tokens $new "${@:4}"; }
-# theirs NAME MODEL THREADS OPTION...: llama-bench notes NAME
+# theirs NAME MODEL THREADS OPTION...: runs llama-bench; stores NAME
 theirs() {
   local name=$1 file=$2 t=$3 fa
   shift 3
@@ -76,7 +76,7 @@ count_threads() { for ((t = 1; t <= threads; t *= 2)); do echo $t; done; }
 
 # -- parts
 
-speed_round() { # a prompt, decode at depths; and what memory allows
+speed_round() { # a prompt, decode at depths; and the limit set by memory
   for t in $(count_threads); do
     [ ! -x "$bin/tests/bench_kernels" ] ||
       note memory$t.ours "$("$bin/tests/bench_kernels" $t none memory | sed -n 's/.*threads: \([0-9.]*\) GB.*/\1/p')"
@@ -106,7 +106,7 @@ files_round() {
   done
 }
 files() {
-  [ -n "$llama" ] || { echo "files: give -l, llama-quantize makes them"; return 0; }
+  [ -n "$llama" ] || { echo "files: give -l, because llama-quantize makes them"; return 0; }
   for type in Q4_0 Q8_0 F16 BF16; do
     "$llama/llama-quantize" --allow-requantize "$model" "$scratch/$type.gguf" $type >/dev/null 2>&1 || fail "llama-quantize failed"
   done
@@ -121,7 +121,7 @@ files() {
   rm -f "$scratch"/{Q4_0,Q8_0,F16,BF16}.gguf
 }
 
-# timed NAME COMMAND...: NAME.s and NAME.mb, by wait4
+# timed NAME COMMAND...: stores NAME.s and NAME.mb, measured by wait4
 timed() {
   local name=$1 out
   shift
@@ -147,7 +147,7 @@ start_and_memory() {
 quality() {
   local text=/usr/share/common-licenses/GPL-3
   say quality
-  note ppl.ours "$("$bin/swarm" eval --model "$model" --text $text --local all --threads "$threads" --json |
+  note ppl.ours "$("$bin/swarm" eval --model "$model" --file $text --local all --threads "$threads" --json |
     python3 -c 'import json, sys; print(json.load(sys.stdin)["perplexity"])')"
   [ -z "$llama" ] || note ppl.theirs "$("$llama/llama-perplexity" -m "$model" -t "$threads" -f $text -c 512 2>&1 |
     sed -n 's/.*PPL = \([0-9.]*\).*/\1/p')"
@@ -194,7 +194,7 @@ sessions_round() {
 }
 sessions() {
   each_round sessions_round
-  header "Sessions decoding at once, one node, $threads threads, tokens/s in all (each of ours has a client with its own output head)"
+  header "Sessions decoding at once, one node, $threads threads, tokens/s in all (each of ours has a client with its own LM head)"
   for n in 1 4 16; do row "$n sessions" best many.$threads.1.$n.0.decode; done
 }
 
@@ -203,7 +203,7 @@ made() {
   header "A made model of 7B shape, tokens/s; as much as memory allows is its bytes into what memory reads (above)"
   for type in Q4_K Q4_0 Q8_0; do
     say "made: a file of $type"
-    "$here/../bench/made_model.py" "$file" --type $type --shape $shape
+    "$here/../bench/synthetic_model.py" "$file" --type $type --shape $shape
     say "made: $type"
     ours $type.made "$file" --local all --threads "$threads" --prompt-tokens 16 --new-tokens 16 --warmup 0
     theirs $type.made.$threads.0.1.0.decode "$file" "$threads" -p 0 -n 16
@@ -217,7 +217,7 @@ made() {
 long() {
   local depth
   say "long: a context of $far"
-  "$here/../bench/made_model.py" "$scratch/long.gguf" --type Q4_0 --shape 135m --blocks 30
+  "$here/../bench/synthetic_model.py" "$scratch/long.gguf" --type Q4_0 --shape 135m --blocks 30
   ours long "$scratch/long.gguf" --local all --threads "$threads" --prompt-tokens 16 --new-tokens $new --warmup 0 \
     --context 500,$deep,$far
   header "A context of 16,000: a made model of SmolLM2's shape, $threads threads, decode, ms a token"

@@ -5,7 +5,7 @@ with `swarm bench --train`: forward, loss, backward, AdamW over batches of equal
     pip install torch transformers peft
     bench_torch.py [--threads 1] [--method lora|prompt] [--batch 4] [--seq 128] [--repeat 5]
 
-Prints tokens/s by the clock, and by the processor time of all threads together, which others on the machine disturb less.
+Prints tokens/s by the clock, and by the processor time of all threads together, which other programs on the machine disturb less.
 """
 import argparse, statistics, time
 import peft, torch, transformers
@@ -30,7 +30,7 @@ wish = (peft.LoraConfig(task_type="CAUSAL_LM", r=8, lora_alpha=16, target_module
 model = peft.get_peft_model(model, wish)
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
 clock, cpu = [], []
-for i in range(a.repeat + 1):  # the first one is not counted
+for i in range(a.repeat + 1):  # the first repeat is not counted
     ids = torch.randint(0, config.vocab_size, (a.batch, a.seq))
     began, began_cpu = time.perf_counter(), time.process_time()
     model(input_ids=ids, labels=ids, use_cache=False).loss.backward()

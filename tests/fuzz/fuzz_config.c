@@ -1,4 +1,4 @@
-/* Any bytes as a config.json: refused with a sentence, or hyperparameters that a program can compute with. */
+/* Any bytes as a config.json: refused with an error, or hyperparameters that a program can compute with. */
 #include "model/config.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     const sn_family *family;
     sn_err err = {0};
     if (sn_config_from_json((const char *)data, size, &h, &family, &err)) {
-        if (!err.text[0]) abort(); /* every refusal says why */
+        if (!err.text[0]) abort(); /* every refusal has a message */
         return 0;
     }
     if (h.n_heads < 1 || h.n_kv_heads < 1 || h.n_heads % h.n_kv_heads || h.n_embd < 1 || h.n_blocks < 1) abort();

@@ -1,4 +1,4 @@
-/* Any bytes as a GGUF file, and as a model: read or refused with a sentence, and what was read is really there. */
+/* Any bytes as a GGUF file, and as a model: read or refused with an error; all data that was read is in the file. */
 #include "model/config.h"
 #include "model/model.h"
 
@@ -12,15 +12,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static volatile uint8_t sink;
 
-static void touch(const void *data, size_t len) {
+static void touch_bytes(const void *data, size_t len) {
     if (len) sink = (uint8_t)(((const uint8_t *)data)[0] ^ ((const uint8_t *)data)[len - 1]);
 }
 
 static void touch_value(const sn_gguf_value *value) {
-    touch(value->key.data, value->key.len);
+    touch_bytes(value->key.data, value->key.len);
     for (size_t i = 0; i < value->n && value->strings; i++) {
         sn_gguf_str text = sn_gguf_string_at(value, i);
-        touch(text.data, text.len);
+        touch_bytes(text.data, text.len);
     }
     if (value->element == SN_GGUF_I32 && value->n) sink = (uint8_t)sn_gguf_i32_at(value, value->n - 1);
 }
@@ -29,14 +29,14 @@ static void read_gguf(const uint8_t *data, size_t size) {
     sn_gguf *gguf = NULL;
     sn_err err = {0};
     if (sn_gguf_open_memory(data, size, "input", &gguf, &err)) {
-        if (!err.text[0]) abort(); /* every refusal says why */
+        if (!err.text[0]) abort(); /* every refusal has a message */
         return;
     }
     for (size_t i = 0; i < sn_gguf_n_values(gguf); i++) touch_value(sn_gguf_value_at(gguf, i));
     for (size_t i = 0; i < sn_gguf_n_tensors(gguf); i++) {
         const sn_gguf_tensor *tensor = sn_gguf_tensor_at(gguf, i);
         if (sn_gguf_tensor_find(gguf, tensor->name) != tensor) abort();
-        touch(tensor->data, tensor->bytes);
+        touch_bytes(tensor->data, tensor->bytes);
     }
     sn_gguf_close(&gguf);
 }

@@ -1,4 +1,4 @@
-/* Any bytes as a safetensors file: read or refused with a sentence, and every tensor's bytes are really there. */
+/* Any bytes as a safetensors file: read or refused with an error; the bytes of every tensor are in the file. */
 #include "model/safetensors.h"
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     sn_safetensors *file = NULL;
     sn_err err = {0};
     if (sn_safetensors_open_memory(data, size, "input", &file, &err)) {
-        if (!err.text[0]) abort(); /* every refusal says why */
+        if (!err.text[0]) abort(); /* every refusal has a message */
         return 0;
     }
     for (size_t i = 0; i < sn_safetensors_n_tensors(file); i++) {

@@ -1,7 +1,9 @@
-/* The first byte chooses: bit 0 clear: the rest is a tokenizer.json (and, behind a NUL byte, a tokenizer_config.json), with bit 1
- * a GGUF file; set: the rest is text for a fixed tokenizer, which must come back as it was. */
-#include "model/tokenizer_parts.h"
-#include "model/utf8.h"
+/* The first byte selects the input. Bit 0 clear: the rest is a tokenizer.json (optionally followed by a NUL byte and
+ * a tokenizer_config.json), or with bit 1 a GGUF file. Bit 0 set: the rest is text for a fixed tokenizer, which must
+ * round-trip. */
+#include "model/chat/chat_template.h"
+#include "model/tokenizer/tokenizer_private.h" /* private: vocabularies and rules without a file around them */
+#include "model/tokenizer/utf8.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,11 +11,11 @@
 
 enum { SIZE_MAX_INPUT = 1 << 16 };
 
-static sn_buf view(const uint8_t *data, size_t len) { return (sn_buf){.data = (uint8_t *)data, .len = len}; }
+static sn_buf buf_view(const uint8_t *data, size_t len) { return (sn_buf){.data = (uint8_t *)data, .len = len}; }
 
 static void round_trip(const sn_tokenizer *tokenizer, const char *text, size_t len, bool parse_special,
                        bool must_equal) {
-    sn_ids ids;
+    sn_token_ids ids;
     sn_err err;
     sn_status status = sn_tokenizer_encode(tokenizer, text, len, false, parse_special, &ids, &err);
     if (status) {
@@ -27,10 +29,10 @@ static void round_trip(const sn_tokenizer *tokenizer, const char *text, size_t l
     if (must_equal && (back.len != len || (len && memcmp(back.data, text, len)))) abort();
     if (sn_utf8_complete_prefix(text, len) + 3 < len) abort();
     sn_buf_fini(&back);
-    sn_ids_fini(&ids);
+    sn_token_ids_fini(&ids);
 }
 
-static void use(sn_tokenizer *tokenizer) {
+static void use_tokenizer(sn_tokenizer *tokenizer) {
     static const char sample[] = "It's 12 o'clock:\n\n  na\xc3\xafve \xf0\x9f\x9a\x80 <|im_end|> </s>";
     sn_err err;
     round_trip(tokenizer, sample, sizeof sample - 1, true, false);
@@ -38,7 +40,7 @@ static void use(sn_tokenizer *tokenizer) {
     sn_buf out;
     sn_buf_init(&out, 1 << 20);
     sn_chat_turn turns[] = {{"user", "one"}, {"assistant", "two"}, {"user", "three"}};
-    if (sn_tokenizer_chat(tokenizer, turns, 3, true, true, &out, &err) == SN_OK && !out.len) abort();
+    if (sn_chat_template_apply(tokenizer, turns, 3, true, true, &out, &err) == SN_OK && !out.len) abort();
     sn_buf_fini(&out);
     sn_tokenizer_close(&tokenizer);
 }
@@ -50,25 +52,25 @@ static void load_gguf(const uint8_t *data, size_t size) {
     if (sn_gguf_open_memory(data, size, "input", &gguf, &err)) return;
     sn_status status = sn_tokenizer_from_gguf(gguf, &tokenizer, &err);
     sn_gguf_close(&gguf);
-    if (status && !err.text[0]) abort(); /* every refusal says why */
-    if (!status) use(tokenizer);
+    if (status && !err.text[0]) abort(); /* every refusal has a message */
+    if (!status) use_tokenizer(tokenizer);
 }
 
-static void load(const uint8_t *data, size_t size) {
+static void load_json(const uint8_t *data, size_t size) {
     const uint8_t *nul = size ? memchr(data, 0, size) : NULL;
     size_t first = nul ? (size_t)(nul - data) : size;
-    sn_tokenizer_files files = {.tokenizer = view(data, first)};
-    if (nul) files.tokenizer_config = view(nul + 1, size - first - 1);
+    sn_tokenizer_files files = {.tokenizer = buf_view(data, first)};
+    if (nul) files.tokenizer_config = buf_view(nul + 1, size - first - 1);
     sn_tokenizer *tokenizer = NULL;
     sn_err err;
     if (sn_tokenizer_from_files(&files, &tokenizer, &err)) return;
-    use(tokenizer);
+    use_tokenizer(tokenizer);
 }
 
-/* SentencePiece puts one space before the text, and U+2581 is a space in it. */
+/* SentencePiece adds one space before the text, and U+2581 in the text is a space. */
 static void with_spaces(const sn_tokenizer *tokenizer, const char *text, size_t len, bool parse_special) {
     static char plain[SIZE_MAX_INPUT];
-    sn_ids ids;
+    sn_token_ids ids;
     sn_err err;
     if (sn_tokenizer_encode(tokenizer, text, len, false, parse_special, &ids, &err)) {
         if (sn_utf8_valid(text, len)) abort();
@@ -87,11 +89,11 @@ static void with_spaces(const sn_tokenizer *tokenizer, const char *text, size_t 
     bool led = n && back.len && back.data[0] == ' ';
     if (!parse_special && (led != (n > 0) || back.len != n + led || (n && memcmp(back.data + 1, plain, n)))) abort();
     sn_buf_fini(&back);
-    sn_ids_fini(&ids);
+    sn_token_ids_fini(&ids);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static sn_tokenizer *fixed[3]; /* the one with added tokens in it, whole words, SentencePiece's; never freed */
+    static sn_tokenizer *fixed[3]; /* with added tokens; whole words; SentencePiece; never freed */
     sn_err err;
     if (!fixed[0] && (sn_tokenizer_open(SN_FIXTURES "/tokenizer/qwen2", &fixed[0], &err) ||
                       sn_tokenizer_open(SN_FIXTURES "/tokenizer/llama3", &fixed[1], &err) ||
@@ -101,14 +103,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     if (size == 0 || size > SIZE_MAX_INPUT) return 0;
     if (!(data[0] & 1)) {
-        (data[0] & 2 ? load_gguf : load)(data + 1, size - 1);
+        (data[0] & 2 ? load_gguf : load_json)(data + 1, size - 1);
         return 0;
     }
     if (data[0] & 8) {
         with_spaces(fixed[2], (const char *)data + 1, size - 1, data[0] & 4);
         return 0;
     }
-    /* "<sep>" of these tokenizers takes the white space around it along. */
+    /* "<sep>" of these tokenizers also matches the white space around it. */
     bool exact = !memmem(data + 1, size - 1, "<sep>", 5);
     round_trip(fixed[data[0] >> 1 & 1], (const char *)data + 1, size - 1, data[0] & 4, exact);
     return 0;

@@ -1,4 +1,4 @@
-/* Any bytes as hidden states on the wire: they decode to numbers that stay what they are on the next way. */
+/* Any bytes as hidden states on the wire: they decode to numbers that do not change when they are sent again. */
 #include "base/wire.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         size_t block = sn_dtype_bytes(dtype) * BLOCK / sn_dtype_block(dtype), n = size / block * BLOCK;
         if (n > BLOCKS_MAX * BLOCK) n = BLOCKS_MAX * BLOCK;
         sn_wire_decode(dtype, data, n, rows);
-        sn_wire_round(dtype, rows, n); /* the bytes may be no encoder's */
+        sn_wire_round(dtype, rows, n); /* the bytes need not come from an encoder */
         memcpy(again, rows, n * sizeof *rows);
         sn_wire_round(dtype, again, n);
         if (memcmp(rows, again, n * sizeof *rows)) abort();

@@ -1,4 +1,4 @@
-/* Runs a fuzz target over files (and the files of folders, one level deep) where libFuzzer is not linked in. */
+/* Runs a fuzz target over files (and the files of folders, one level deep) if libFuzzer is not linked in. */
 #include "base/text.h"
 
 #include <dirent.h>

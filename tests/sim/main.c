@@ -1,4 +1,4 @@
-/* sim: lives through seeds. Prints the first failing one, which --seed N --trace shows again. */
+/* The program `sim`: simulates seeds. It prints the first failing seed, which --seed N --trace shows in detail. */
 #include "base/clock.h"
 #include "base/log.h"
 #include "tests/sim/model.h"
@@ -12,7 +12,7 @@
 
 enum { CHUNK = 100 };
 
-static void add(sim_figures *sum, const sim_figures *f) {
+static void add_stats(sim_stats *sum, const sim_stats *f) {
     sum->events += f->events;
     sum->tokens += f->tokens;
     sum->generations += f->generations;
@@ -24,28 +24,31 @@ static void add(sim_figures *sum, const sim_figures *f) {
     sum->stalls += f->stalls;
     sum->partitions += f->partitions;
     sum->cuts += f->cuts;
-    sum->lies += f->lies;
-    sum->caught += f->caught;
-    sum->moves += f->moves;
+    sum->wrong_replies += f->wrong_replies;
+    sum->bans += f->bans;
+    sum->rebalances += f->rebalances;
     sum->virtual_us += f->virtual_us;
 }
 
-static void print(const sim_figures *f, uint64_t seeds) {
-    printf("%llu seeds: %llu generations right, %llu tokens, %llu errors told, %llu failovers; %llu crashes, %llu drains, "
-           "%llu stalls, %llu partitions, %llu cuts, %llu lies, %llu caught by audits, %llu moves; %.1f h of virtual time, %llu events\n",
+static void print_stats(const sim_stats *f, uint64_t seeds) {
+    printf("%llu seeds: %llu generations correct, %llu tokens, %llu errors, %llu failovers; %llu crashes, %llu drains, "
+           "%llu stalls, %llu partitions, %llu cuts, %llu wrong replies, %llu nodes banned, %llu rebalanced; %.1f h of "
+           "virtual "
+           "time, %llu events\n",
            (unsigned long long)seeds, (unsigned long long)f->generations, (unsigned long long)f->tokens,
            (unsigned long long)f->errors, (unsigned long long)f->failovers, (unsigned long long)f->crashes,
            (unsigned long long)f->drains, (unsigned long long)f->stalls, (unsigned long long)f->partitions,
-           (unsigned long long)f->cuts, (unsigned long long)f->lies, (unsigned long long)f->caught, (unsigned long long)f->moves, (double)f->virtual_us / 3.6e9,
-           (unsigned long long)f->events);
+           (unsigned long long)f->cuts, (unsigned long long)f->wrong_replies, (unsigned long long)f->bans,
+           (unsigned long long)f->rebalances, (double)f->virtual_us / 3.6e9, (unsigned long long)f->events);
 }
 
-/* Every jobs-th seed from `from` + `job` on, in a process of its own; what came of it goes into the pipe. */
+/* Simulates seeds from + job, from + job + jobs, ... in a process of its own, and writes the sum of the statistics
+ * to the pipe. */
 static int run_job(uint64_t from, uint64_t n, uint64_t job, uint64_t jobs, int out) {
-    sim_figures sum = {0};
+    sim_stats sum = {0};
     for (uint64_t i = job; i < n; i += jobs) {
-        sim_figures f = sim_run(from + i, (sim_options){0});
-        add(&sum, &f);
+        sim_stats f = sim_run(from + i, (sim_options){0});
+        add_stats(&sum, &f);
     }
     sim_model_free();
     return write(out, &sum, sizeof sum) == sizeof sum ? 0 : 1;
@@ -53,7 +56,7 @@ static int run_job(uint64_t from, uint64_t n, uint64_t job, uint64_t jobs, int o
 
 static int run_many(uint64_t from, uint64_t n, uint64_t jobs) {
     int ends[2], status, bad = 0;
-    sim_figures sum = {0}, one;
+    sim_stats sum = {0}, one;
     if (pipe(ends)) return 1;
     fflush(stdout);
     for (uint64_t job = 0; job < jobs; job++) {
@@ -63,9 +66,9 @@ static int run_many(uint64_t from, uint64_t n, uint64_t jobs) {
     }
     close(ends[1]);
     while (wait(&status) > 0) bad |= status;
-    while (read(ends[0], &one, sizeof one) == sizeof one) add(&sum, &one);
+    while (read(ends[0], &one, sizeof one) == sizeof one) add_stats(&sum, &one);
     close(ends[0]);
-    if (!bad) print(&sum, n);
+    if (!bad) print_stats(&sum, n);
     return bad ? 1 : 0;
 }
 
@@ -74,11 +77,16 @@ int main(int argc, char **argv) {
     bool trace = false;
     for (int i = 1; i < argc; i++) {
         bool more = i + 1 < argc;
-        if (!strcmp(argv[i], "--trace")) trace = true;
-        else if (!strcmp(argv[i], "--seeds") && more) seeds = strtoull(argv[++i], NULL, 10);
-        else if (!strcmp(argv[i], "--from") && more) from = strtoull(argv[++i], NULL, 10);
-        else if (!strcmp(argv[i], "--seed") && more) from = strtoull(argv[++i], NULL, 10), seeds = 1;
-        else if (!strcmp(argv[i], "--jobs") && more) jobs = strtoull(argv[++i], NULL, 10);
+        if (!strcmp(argv[i], "--trace"))
+            trace = true;
+        else if (!strcmp(argv[i], "--seeds") && more)
+            seeds = strtoull(argv[++i], NULL, 10);
+        else if (!strcmp(argv[i], "--from") && more)
+            from = strtoull(argv[++i], NULL, 10);
+        else if (!strcmp(argv[i], "--seed") && more)
+            from = strtoull(argv[++i], NULL, 10), seeds = 1;
+        else if (!strcmp(argv[i], "--jobs") && more)
+            jobs = strtoull(argv[++i], NULL, 10);
         else {
             fprintf(stderr, "usage: sim [--seeds N] [--from N] [--jobs N] | --seed N [--trace]\n");
             return 2;
@@ -86,17 +94,17 @@ int main(int argc, char **argv) {
     }
     sn_log_setup(trace ? SN_LOG_DEBUG : SN_LOG_OFF, false);
     if (jobs > 1 && seeds > 1) return run_many(from, seeds, jobs);
-    sim_figures sum = {0};
+    sim_stats sum = {0};
     for (uint64_t i = 0; i < seeds; i++) {
-        sim_figures f = sim_run(from + i, (sim_options){.traced = trace});
-        add(&sum, &f);
+        sim_stats f = sim_run(from + i, (sim_options){.traced = trace});
+        add_stats(&sum, &f);
         if (seeds == 1) printf("trace %016llx\n", (unsigned long long)f.trace);
         if ((i + 1) % (10 * CHUNK) == 0 && i + 1 < seeds) {
-            print(&sum, i + 1);
+            print_stats(&sum, i + 1);
             fflush(stdout);
         }
     }
-    print(&sum, seeds);
+    print_stats(&sum, seeds);
     sim_model_free();
     return 0;
 }

@@ -1,20 +1,21 @@
-/* Announcements are read, and Ed25519 signatures verified, once for the whole process: what one simulated node has worked
- * out, the others need not work out again. Keyed by all of the bytes, so the answers are those of the real functions. */
-#include "net/codec.h"
+/* A cache of parsed announcements and verified Ed25519 signatures for the whole process, so that many simulated
+ * nodes do not repeat the same work. Entries are found by all of their bytes, so that the results are those of the
+ * real functions. */
+#include "net/directory.h"
 #include "tests/sim/time.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct memo {
-    uint8_t *sealed; /* map, then signature (zero: not known yet) */
+    uint8_t *sealed; /* the map, then its signature (zero: not known yet) */
     size_t len;      /* of the map */
     bool verified;
     sn_announcement *a;
 } memo;
 
 enum { SLOTS = 1 << 17 };
-static memo *slots[SLOTS]; /* direct mapped: the newest stays */
+static memo *slots[SLOTS]; /* direct mapped: a newer entry replaces an older one */
 
 bool __real_sn_verify(const uint8_t id[SN_KEY_SIZE], const void *data, size_t len,
                       const uint8_t signature[SN_SIGNATURE_SIZE]);
@@ -26,8 +27,10 @@ sn_status __wrap_sn_sign(const sn_identity *identity, const void *data, size_t l
                          uint8_t signature[SN_SIGNATURE_SIZE], sn_err *err);
 sn_status __real_sn_announcement_parse(const void *map, size_t len, sn_announcement *out, sn_err *err);
 sn_status __wrap_sn_announcement_parse(const void *map, size_t len, sn_announcement *out, sn_err *err);
-sn_status __real_sn_announcement_open(const void *data, size_t len, int64_t now_unix_ms, sn_announcement *out, sn_err *err);
-sn_status __wrap_sn_announcement_open(const void *data, size_t len, int64_t now_unix_ms, sn_announcement *out, sn_err *err);
+sn_status __real_sn_announcement_open(const void *data, size_t len, int64_t now_unix_ms, sn_announcement *out,
+                                      sn_err *err);
+sn_status __wrap_sn_announcement_open(const void *data, size_t len, int64_t now_unix_ms, sn_announcement *out,
+                                      sn_err *err);
 
 static memo **slot_of(const uint8_t *bytes, size_t len) {
     uint64_t hash = len;
@@ -40,14 +43,14 @@ static memo **slot_of(const uint8_t *bytes, size_t len) {
     return &slots[hash % SLOTS];
 }
 
-/* What is known of these bytes, or NULL. */
-static memo *find(const void *map, size_t len) {
+/* Returns the entry of these bytes, or NULL. */
+static memo *find_memo(const void *map, size_t len) {
     memo *m = *slot_of(map, len);
     return m && m->len == len && !memcmp(m->sealed, map, len) ? m : NULL;
 }
 
-static memo *note(const void *map, size_t len) {
-    memo **slot = slot_of(map, len), *m = find(map, len);
+static memo *add_memo(const void *map, size_t len) {
+    memo **slot = slot_of(map, len), *m = find_memo(map, len);
     if (m) return m;
     if (*slot) {
         free((*slot)->sealed);
@@ -61,19 +64,19 @@ static memo *note(const void *map, size_t len) {
     return m;
 }
 
-static void note_signature(const void *map, size_t len, const uint8_t *signature) {
-    memo *m = note(map, len);
+static void add_signature(const void *map, size_t len, const uint8_t *signature) {
+    memo *m = add_memo(map, len);
     memcpy(m->sealed + len, signature, SN_SIGNATURE_SIZE);
     m->verified = true;
 }
 
 bool __wrap_sn_verify(const uint8_t id[SN_KEY_SIZE], const void *data, size_t len,
                       const uint8_t signature[SN_SIGNATURE_SIZE]) {
-    const memo *m = find(data, len);
-    bool known = m && m->verified && m->a && !memcmp(m->a->node, id, SN_KEY_SIZE); /* of receipts nothing is kept */
+    const memo *m = find_memo(data, len);
+    bool known = m && m->verified && m->a && !memcmp(m->a->node, id, SN_KEY_SIZE); /* receipts are not cached */
     if (known && !memcmp(m->sealed + len, signature, SN_SIGNATURE_SIZE)) return true;
     bool good = __real_sn_verify(id, data, len, signature);
-    if (good && m && m->a && !memcmp(m->a->node, id, SN_KEY_SIZE)) note_signature(data, len, signature);
+    if (good && m && m->a && !memcmp(m->a->node, id, SN_KEY_SIZE)) add_signature(data, len, signature);
     return good;
 }
 
@@ -83,30 +86,32 @@ sn_status __wrap_sn_sign(const sn_identity *identity, const void *data, size_t l
     sn_announcement *a = status ? NULL : malloc(sizeof *a);
     sn_err ignored;
     if (a && !__wrap_sn_announcement_parse(data, len, a, &ignored) && !memcmp(a->node, identity->id, SN_KEY_SIZE))
-        note_signature(data, len, signature);
+        add_signature(data, len, signature);
     free(a);
     return status;
 }
 
 sn_status __wrap_sn_announcement_parse(const void *map, size_t len, sn_announcement *out, sn_err *err) {
-    memo *m = find(map, len);
+    memo *m = find_memo(map, len);
     if (m && m->a) {
         sn_announcement_copy(out, m->a);
         return SN_OK;
     }
     sn_status status = __real_sn_announcement_parse(map, len, out, err);
     if (status) return status;
-    m = note(map, len);
+    m = add_memo(map, len);
     m->a = malloc(sn_announcement_size(out));
     if (!m->a) abort();
     sn_announcement_copy(m->a, out);
     return SN_OK;
 }
 
-sn_status __wrap_sn_announcement_open(const void *data, size_t len, int64_t now_unix_ms, sn_announcement *out, sn_err *err) {
-    const memo *m = len > SN_SIGNATURE_SIZE ? find(data, len - SN_SIGNATURE_SIZE) : NULL;
+sn_status __wrap_sn_announcement_open(const void *data, size_t len, int64_t now_unix_ms, sn_announcement *out,
+                                      sn_err *err) {
+    const memo *m = len > SN_SIGNATURE_SIZE ? find_memo(data, len - SN_SIGNATURE_SIZE) : NULL;
     int64_t left = m && m->a ? (int64_t)m->a->expires_unix_ms - now_unix_ms : 0;
-    bool good = m && m->a && m->verified && !memcmp(m->sealed, data, len) && left > 0 && left <= SN_ANNOUNCE_LIFE_MS_MAX;
+    bool good =
+        m && m->a && m->verified && !memcmp(m->sealed, data, len) && left > 0 && left <= SN_ANNOUNCE_LIFE_MS_MAX;
     if (!good) return __real_sn_announcement_open(data, len, now_unix_ms, out, err);
     sn_announcement_copy(out, m->a);
     return SN_OK;

@@ -1,10 +1,10 @@
-/* What every simulated swarm serves: one tiny model, its spans, and what it writes when nothing goes wrong. Made once for
- * the whole process; weights are immutable, so that all worlds and nodes share them. */
+/* What every simulated swarm serves: one tiny model, its spans, and the texts that it writes undisturbed. Made once
+ * per process; weights are immutable, so that all swarms and nodes share them. */
 #ifndef SN_TESTS_SIM_MODEL_H
 #define SN_TESTS_SIM_MODEL_H
 
 #include "blocks/span.h"
-#include "client/head.h"
+#include "client/generate/lm_head.h"
 
 enum { SIM_BLOCKS = 4, SIM_EMBD = 32, SIM_VOCAB = 64, SIM_CONTEXT = 128, SIM_PROMPTS = 12 };
 
@@ -13,20 +13,20 @@ typedef struct sim_model {
     sn_device *device;
     sn_model *model;
     sn_hash id;
-    sn_head *head;
-    sn_span *spans[SIM_BLOCKS][SIM_BLOCKS + 1]; /* [first][end], when asked for */
+    sn_lm_head *head;
+    sn_span *spans[SIM_BLOCKS][SIM_BLOCKS + 1]; /* [first][end], loaded when first requested */
 } sim_model;
 
 sim_model *sim_model_get(void);
 void sim_model_free(void);
 sn_span *sim_model_span(int first, int end);
 
-/* A text: a prompt, then what the model writes greedily, up to SIM_CONTEXT tokens in all. The prompts of texts 2i and 2i + 1
- * differ in their last token only. */
+/* A text: a prompt, then the model's greedy continuation, SIM_CONTEXT tokens in all. The prompts of texts 2i and 2i
+ * + 1 differ in their last token only. */
 typedef struct sim_text {
     int n_prompt, n;
     int32_t ids[SIM_CONTEXT];
-    float hidden[SIM_CONTEXT][SIM_BLOCKS + 1][SIM_EMBD]; /* [position][block]: as it enters the block */
+    float hidden[SIM_CONTEXT][SIM_BLOCKS + 1][SIM_EMBD]; /* [position][block]: input of the block */
 } sim_text;
 const sim_text *sim_model_text(int number); /* [0, SIM_PROMPTS) */
 

@@ -1,6 +1,16 @@
+/* The simulated network (net.h).
+ *
+ * How it works: a host is an address; a program is the transport of the process that runs there now, and each
+ * program has a number, its incarnation. A link connects a dialling host with a listening host, and is up while both
+ * incarnations that it knows are alive. A message is encoded and decoded (copy_message) and travels as a packet, an
+ * event of time.h; deliver_packet drops packets whose connection (epoch) or receiver (incarnation) no longer exists.
+ * Messages to a host that cannot be reached are parked and sent when a later attempt connects.
+ *
+ * Latency depends on the distance between hosts, which lie on a map. Faults (loss, duplication, reordering) apply to
+ * single messages; all random decisions come from one generator, so that they depend on the seed only. */
 #include "tests/sim/net.h"
 
-#include "tests/support/need.h"
+#include "tests/support/require.h"
 
 #include <limits.h>
 #include <string.h>
@@ -8,86 +18,87 @@
 enum {
     LATENCY_MIN_US = 200,
     LATENCY_FAR_US = 60000,
-    OVERTAKE_US = 3 * SECOND_US,
-    NOTICE_US = 15 * SECOND_US, /* until a machine that fell silent is found out */
+    REORDER_US = 3 * SECOND_US,
+    NOTICE_US = 15 * SECOND_US, /* time until the other end notices that a machine fell silent */
     RECONNECT_US = SECOND_US,
     PARKED_MAX = 1000,
-    TURNS_MAX = 100000, /* of a program that asks for messages again and again while the time stands still */
+    RECV_CALLS_MAX = 100000, /* calls of recv by a program while the virtual time stands still */
 };
 
-/* A connection from a place that dialled. Places stay, the programs at them come and go: each has a number, its life. */
+/* A connection from a host that dialled. Hosts stay, the programs at them change: each program has a number, its
+ * incarnation. */
 typedef struct link {
     sim_net *net;
-    int ends[2];           /* places: the one that dialled, the one that listens */
-    uint64_t lives[2];     /* 0: none there, or not yet connected, or gone */
-    sn_peer peers[2];      /* its handle at each end */
-    uint64_t epoch;        /* of the connection: what is on its way dies with it */
-    int64_t arrival_us[2]; /* of the last message to each end: the next one is not earlier */
-    bool told;             /* the dialling end knows, or will be told, that the other is not there */
+    int ends[2];              /* hosts: the one that dialled, the one that listens */
+    uint64_t incarnations[2]; /* of the programs; 0: none, not yet connected, or gone */
+    sn_peer peers[2];         /* the link's handle at each end */
+    uint64_t epoch;           /* of the connection: packets in flight end with it */
+    int64_t arrival_us[2];    /* of the last message to each end: the next one is not earlier */
+    bool loss_reported;       /* the dialling end knows, or will be told, that the other end is gone */
     uint8_t key[SN_KEY_SIZE];
-    sn_msg **parked; /* wait for a connection */
-    size_t n_parked, room;
+    sn_msg **parked; /* messages that wait for a connection */
+    size_t n_parked, capacity;
 } link;
 
-typedef struct parcel {
+typedef struct packet {
     link *link;
-    uint64_t epoch, life;
-    int end;     /* of the receiver */
+    uint64_t epoch, incarnation;
+    int end;     /* the receiver's */
     sn_msg *msg; /* NULL: the connection was lost */
-} parcel;
+} packet;
 
 typedef struct program {
     sn_transport base;
     sim_net *net;
-    int place;
+    int host;
     sim_receive receive;
     void *ctx;
-    sn_event *kept; /* for recv */
-    size_t n_kept, room;
+    sn_event *queued; /* for recv */
+    size_t n_queued, capacity;
     sim_task *waits;
     bool woken;
-    int64_t turned_us;
-    int turns;
+    int64_t recv_us;
+    int recv_calls;
 } program;
 
-typedef struct place {
+typedef struct host {
     sim_actor *actor;
     uint8_t key[SN_KEY_SIZE];
     program *program;
-    uint64_t life; /* of the program; 0: none runs */
-    bool listens, silent; /* silent: the last one died without a word */
+    uint64_t incarnation; /* of the program; 0: none runs */
+    bool listens, silent; /* silent: the last program ended without closing its connections */
     int side, x, y;
     uint64_t sent; /* bytes */
     void (*tamper)(void *ctx, sn_msg *msg);
     void *tamper_ctx;
     link **dialled, **incoming;
-    size_t n_dialled, dialled_room, n_incoming, incoming_room;
-} place;
+    size_t n_dialled, dialled_capacity, n_incoming, incoming_capacity;
+} host;
 
 struct sim_net {
     sim_time *time;
-    sim_random random;
+    sim_rng random;
     sim_faults faults;
-    place *places;
-    size_t n_places, places_room;
-    link **links; /* all that ever were */
-    size_t n_links, links_room;
+    host *hosts;
+    size_t n_hosts, hosts_capacity;
+    link **links; /* all that were ever made */
+    size_t n_links, links_capacity;
     link **handles; /* [peer - 1] */
-    size_t n_handles, handles_room;
-    uint64_t lives;
+    size_t n_handles, handles_capacity;
+    uint64_t incarnations;
     sn_buf frame;
     sim_traffic traffic;
 };
 
-static void *grow(void *array, size_t n, size_t *room, size_t size) {
-    if (n < *room) return array;
-    *room = 2 * *room + 16;
-    void *grown = realloc(array, *room * size);
+static void *grow_array(void *array, size_t n, size_t *capacity, size_t size) {
+    if (n < *capacity) return array;
+    *capacity = 2 * *capacity + 16;
+    void *grown = realloc(array, *capacity * size);
     if (!grown) abort();
     return grown;
 }
 
-sim_net *sim_net_new(sim_time *time, sim_random random) {
+sim_net *sim_net_new(sim_time *time, sim_rng random) {
     sim_net *net = sim_alloc(sizeof *net);
     net->time = time;
     net->random = random;
@@ -108,13 +119,13 @@ void sim_net_free(sim_net **net) {
         free(n->links[i]->parked);
         free(n->links[i]);
     }
-    for (size_t i = 0; i < n->n_places; i++) {
-        free(n->places[i].dialled);
-        free(n->places[i].incoming);
+    for (size_t i = 0; i < n->n_hosts; i++) {
+        free(n->hosts[i].dialled);
+        free(n->hosts[i].incoming);
     }
     free(n->links);
     free(n->handles);
-    free(n->places);
+    free(n->hosts);
     sn_buf_fini(&n->frame);
     free(n);
     *net = NULL;
@@ -122,179 +133,180 @@ void sim_net_free(sim_net **net) {
 
 sim_faults *sim_net_faults(sim_net *net) { return &net->faults; }
 const sim_traffic *sim_net_traffic(const sim_net *net) { return &net->traffic; }
-uint64_t sim_place_sent(const sim_net *net, int number) { return net->places[number].sent; }
+uint64_t sim_host_bytes_sent(const sim_net *net, int number) { return net->hosts[number].sent; }
 
-int sim_place_new(sim_net *net, sim_actor *actor, const uint8_t curve_key[SN_KEY_SIZE]) {
-    net->places = grow(net->places, net->n_places, &net->places_room, sizeof *net->places);
-    place *p = &net->places[net->n_places];
-    *p = (place){.actor = actor, .x = (int)sim_below(&net->random, 1000), .y = (int)sim_below(&net->random, 1000)};
+int sim_host_new(sim_net *net, sim_actor *actor, const uint8_t curve_key[SN_KEY_SIZE]) {
+    net->hosts = grow_array(net->hosts, net->n_hosts, &net->hosts_capacity, sizeof *net->hosts);
+    host *p = &net->hosts[net->n_hosts];
+    *p = (host){
+        .actor = actor, .x = (int)sim_rng_below(&net->random, 1000), .y = (int)sim_rng_below(&net->random, 1000)};
     memcpy(p->key, curve_key, SN_KEY_SIZE);
-    return (int)net->n_places++;
+    return (int)net->n_hosts++;
 }
 
-void sim_place_side(sim_net *net, int number, int side) { net->places[number].side = side; }
+void sim_host_set_side(sim_net *net, int number, int side) { net->hosts[number].side = side; }
 
-void sim_place_tamper(sim_net *net, int number, void (*tamper)(void *ctx, sn_msg *msg), void *ctx) {
-    net->places[number].tamper = tamper;
-    net->places[number].tamper_ctx = ctx;
+void sim_host_set_tamper(sim_net *net, int number, void (*tamper)(void *ctx, sn_msg *msg), void *ctx) {
+    net->hosts[number].tamper = tamper;
+    net->hosts[number].tamper_ctx = ctx;
 }
 
-/* By the distance on a map: the same in both directions. */
+/* By the distance on the map: the same in both directions. */
 int64_t sim_net_latency_us(const sim_net *net, int from, int to) {
-    const place *a = &net->places[from], *b = &net->places[to];
+    const host *a = &net->hosts[from], *b = &net->hosts[to];
     int dx = abs(a->x - b->x), dy = abs(a->y - b->y);
     return LATENCY_MIN_US + (int64_t)(dx > dy ? dx : dy) * LATENCY_FAR_US / 1000;
 }
 
-static bool is_there(const link *l, int end) {
-    return l->lives[end] && l->lives[end] == l->net->places[l->ends[end]].life;
+static bool end_is_alive(const link *l, int end) {
+    return l->incarnations[end] && l->incarnations[end] == l->net->hosts[l->ends[end]].incarnation;
 }
-static bool apart(const link *l) { return l->net->places[l->ends[0]].side != l->net->places[l->ends[1]].side; }
-static bool is_up(const link *l) { return is_there(l, 0) && is_there(l, 1); }
+static bool is_partitioned(const link *l) { return l->net->hosts[l->ends[0]].side != l->net->hosts[l->ends[1]].side; }
+static bool link_is_up(const link *l) { return end_is_alive(l, 0) && end_is_alive(l, 1); }
 
 static sn_peer new_handle(link *l) {
     sim_net *net = l->net;
-    net->handles = grow(net->handles, net->n_handles, &net->handles_room, sizeof *net->handles);
+    net->handles = grow_array(net->handles, net->n_handles, &net->handles_capacity, sizeof *net->handles);
     net->handles[net->n_handles++] = l;
     return net->n_handles;
 }
 
-/* -- what arrives -- */
+/* -- delivery */
 
-static void hand_over(place *to, sn_event *event) {
+static void deliver_event(host *to, sn_event *event) {
     program *p = to->program;
-    sim_actor *was = sim_enter(p->net->time, to->actor);
+    sim_actor *previous = sim_set_actor(p->net->time, to->actor);
     event->arrived_us = sim_local_us(p->net->time, to->actor);
     if (p->receive) {
         p->receive(p->ctx, event);
     } else {
-        p->kept = grow(p->kept, p->n_kept, &p->room, sizeof *p->kept);
-        p->kept[p->n_kept++] = *event;
+        p->queued = grow_array(p->queued, p->n_queued, &p->capacity, sizeof *p->queued);
+        p->queued[p->n_queued++] = *event;
         if (p->waits) sim_task_wake(p->waits);
     }
-    sim_enter(p->net->time, was);
+    sim_set_actor(p->net->time, previous);
 }
 
-static void arrive(void *world, void *what, uint64_t which, bool ending) {
-    (void)world;
+static void deliver_packet(void *owner, void *what, uint64_t which, bool ending) {
+    (void)owner;
     (void)which;
-    parcel *p = what;
+    packet *p = what;
     link *l = p->link;
-    place *to = &l->net->places[l->ends[p->end]];
+    host *to = &l->net->hosts[l->ends[p->end]];
     bool lost = !p->msg;
-    if (!ending && p->life == to->life && (lost || (p->epoch == l->epoch && !apart(l)))) {
+    if (!ending && p->incarnation == to->incarnation && (lost || (p->epoch == l->epoch && !is_partitioned(l)))) {
         sn_event event = {.msg = p->msg, .peer = l->peers[p->end], .lost = lost};
-        memcpy(event.key, p->end ? l->net->places[l->ends[0]].key : l->key, SN_KEY_SIZE);
-        if (lost) (void)sn_fail(&event.bad, SN_RETRY, "the connection to mem://%d was lost", l->ends[1]);
+        memcpy(event.key, p->end ? l->net->hosts[l->ends[0]].key : l->key, SN_KEY_SIZE);
+        if (lost) (void)sn_fail(&event.err, SN_RETRY, "the connection to node%d:1 was lost", l->ends[1]);
         p->msg = NULL;
-        sim_note(l->net->time, lost ? "lost" : sn_msg_kind_name(event.msg->kind), (uint64_t)l->ends[1 - p->end],
-                 (uint64_t)l->ends[p->end]);
-        hand_over(to, &event);
+        sim_trace_event(l->net->time, lost ? "lost" : sn_msg_kind_name(event.msg->kind), (uint64_t)l->ends[1 - p->end],
+                        (uint64_t)l->ends[p->end]);
+        deliver_event(to, &event);
     }
     sn_msg_free(&p->msg);
     free(p);
 }
 
-static void post(link *l, int end, sn_msg *msg, int64_t delay_us, bool in_order) {
-    parcel *p = sim_alloc(sizeof *p);
-    *p = (parcel){l, l->epoch, l->net->places[l->ends[end]].life, end, msg};
+static void post_packet(link *l, int end, sn_msg *msg, int64_t delay_us, bool in_order) {
+    packet *p = sim_alloc(sizeof *p);
+    *p = (packet){l, l->epoch, l->net->hosts[l->ends[end]].incarnation, end, msg};
     int64_t at = sim_now(l->net->time) + delay_us;
     if (in_order && at < l->arrival_us[end]) at = l->arrival_us[end];
     if (in_order) l->arrival_us[end] = at;
-    sim_at(l->net->time, at, arrive, p, 0);
+    sim_schedule(l->net->time, at, deliver_packet, p, 0);
 }
 
 static int64_t delay_of(link *l) {
-    int64_t way = sim_net_latency_us(l->net, l->ends[0], l->ends[1]);
-    return way + (int64_t)sim_below(&l->net->random, (uint64_t)way / 4 + 100);
+    int64_t latency_us = sim_net_latency_us(l->net, l->ends[0], l->ends[1]);
+    return latency_us + (int64_t)sim_rng_below(&l->net->random, (uint64_t)latency_us / 4 + 100);
 }
 
-static void tell_of_loss(link *l, bool silent) {
-    if (l->told || !is_there(l, 0)) return;
-    l->told = true;
-    post(l, 0, NULL, silent ? NOTICE_US : delay_of(l), true);
+static void report_loss(link *l, bool silent) {
+    if (l->loss_reported || !end_is_alive(l, 0)) return;
+    l->loss_reported = true;
+    post_packet(l, 0, NULL, silent ? NOTICE_US : delay_of(l), true);
 }
 
 /* -- connections -- */
 
-/* True when the link is up, perhaps by this. */
+/* Connects the link if possible. True if it is up. */
 static bool connect_link(link *l) {
     sim_net *net = l->net;
-    place *to = &net->places[l->ends[1]];
-    if (is_up(l)) return true;
-    bool answers = to->life && to->listens && !memcmp(to->key, l->key, SN_KEY_SIZE);
-    if (!answers || apart(l)) {
-        tell_of_loss(l, apart(l) || to->silent);
+    host *to = &net->hosts[l->ends[1]];
+    if (link_is_up(l)) return true;
+    bool reachable = to->incarnation && to->listens && !memcmp(to->key, l->key, SN_KEY_SIZE);
+    if (!reachable || is_partitioned(l)) {
+        report_loss(l, is_partitioned(l) || to->silent);
         return false;
     }
-    l->lives[1] = to->life;
+    l->incarnations[1] = to->incarnation;
     l->peers[1] = new_handle(l);
-    l->told = false;
+    l->loss_reported = false;
     l->arrival_us[1] = sim_now(net->time) + 2 * delay_of(l); /* the handshake */
-    to->incoming = grow(to->incoming, to->n_incoming, &to->incoming_room, sizeof *to->incoming);
+    to->incoming = grow_array(to->incoming, to->n_incoming, &to->incoming_capacity, sizeof *to->incoming);
     to->incoming[to->n_incoming++] = l;
     return true;
 }
 
-static void try_again(void *world, void *what, uint64_t which, bool ending) {
-    (void)world;
+static void retry_connect(void *owner, void *what, uint64_t which, bool ending) {
+    (void)owner;
     (void)which;
     link *l = what;
     if (ending || !l->n_parked) return;
-    if (!is_there(l, 0)) {
+    if (!end_is_alive(l, 0)) {
         drop_parked(l);
     } else if (connect_link(l)) {
-        for (size_t i = 0; i < l->n_parked; i++) post(l, 1, l->parked[i], delay_of(l), true);
+        for (size_t i = 0; i < l->n_parked; i++) post_packet(l, 1, l->parked[i], delay_of(l), true);
         l->n_parked = 0;
     } else {
-        sim_at(l->net->time, sim_now(l->net->time) + RECONNECT_US, try_again, l, 0);
+        sim_schedule(l->net->time, sim_now(l->net->time) + RECONNECT_US, retry_connect, l, 0);
     }
 }
 
-/* What is sent while there is no connection waits for one. Takes *msg. */
-static sn_status park(link *l, sn_msg **msg, sn_err *err) {
+/* Keeps a message until there is a connection. Consumes *msg. */
+static sn_status park_message(link *l, sn_msg **msg, sn_err *err) {
     if (l->n_parked == PARKED_MAX) return sn_fail(err, SN_RETRY, "the queue of this peer is full: try again later");
-    l->parked = grow(l->parked, l->n_parked, &l->room, sizeof *l->parked);
-    if (!l->n_parked) sim_at(l->net->time, sim_now(l->net->time) + RECONNECT_US, try_again, l, 0);
+    l->parked = grow_array(l->parked, l->n_parked, &l->capacity, sizeof *l->parked);
+    if (!l->n_parked) sim_schedule(l->net->time, sim_now(l->net->time) + RECONNECT_US, retry_connect, l, 0);
     l->parked[l->n_parked++] = *msg;
     *msg = NULL;
     return SN_OK;
 }
 
-static void drop_program(place *p, bool silent) {
-    p->life = 0;
+static void drop_program(host *p, bool silent) {
+    p->incarnation = 0;
     p->listens = false;
     p->program = NULL;
     p->silent = silent;
     for (size_t i = 0; i < p->n_incoming; i++) {
         link *l = p->incoming[i];
-        if (!l->lives[1]) continue;
-        l->lives[1] = 0;
-        tell_of_loss(l, silent || apart(l));
+        if (!l->incarnations[1]) continue;
+        l->incarnations[1] = 0;
+        report_loss(l, silent || is_partitioned(l));
     }
     p->n_incoming = p->n_dialled = 0;
 }
 
-void sim_place_crash(sim_net *net, int number, bool silent) { drop_program(&net->places[number], silent); }
+void sim_host_crash(sim_net *net, int number, bool silent) { drop_program(&net->hosts[number], silent); }
 
-void sim_net_cut(sim_net *net) {
+void sim_net_break_connection(sim_net *net) {
     for (int tries = 0; tries < 20 && net->n_links; tries++) {
-        link *l = net->links[sim_below(&net->random, net->n_links)];
-        if (!is_up(l)) continue;
-        l->lives[1] = 0;
+        link *l = net->links[sim_rng_below(&net->random, net->n_links)];
+        if (!link_is_up(l)) continue;
+        l->incarnations[1] = 0;
         l->epoch++;
-        tell_of_loss(l, false);
-        sim_note(net->time, "cut", (uint64_t)l->ends[0], (uint64_t)l->ends[1]);
+        report_loss(l, false);
+        sim_trace_event(net->time, "cut", (uint64_t)l->ends[0], (uint64_t)l->ends[1]);
         return;
     }
 }
 
-/* -- operations of a transport -- */
+/* -- operations of the transport */
 
 static sn_status op_listen(sn_transport *t, const char *address, char bound[SN_ADDRESS_MAX + 1], sn_err *err) {
     (void)err;
     program *p = (program *)t;
-    p->net->places[p->place].listens = true;
+    p->net->hosts[p->host].listens = true;
     snprintf(bound, SN_ADDRESS_MAX + 1, "%s", address);
     return SN_OK;
 }
@@ -303,53 +315,54 @@ static sn_status op_dial(sn_transport *t, const char *address, const uint8_t key
                          sn_err *err) {
     program *p = (program *)t;
     sim_net *net = p->net;
-    place *from = &net->places[p->place];
+    host *from = &net->hosts[p->host];
     char *end = NULL;
     *out = 0;
-    unsigned long to = !strncmp(address, "mem://", 6) ? strtoul(address + 6, &end, 10) : ULONG_MAX;
-    if (!end || *end || to >= net->n_places) return sn_fail(err, SN_REFUSED, "%s is no place", address);
+    unsigned long to = !strncmp(address, "node", 4) ? strtoul(address + 4, &end, 10) : ULONG_MAX;
+    if (!end || strcmp(end, ":1") || to >= net->n_hosts) return sn_fail(err, SN_REFUSED, "%s is no host", address);
     for (size_t i = 0; i < from->n_dialled && !*out; i++)
         if (from->dialled[i]->ends[1] == (int)to && !memcmp(from->dialled[i]->key, key, SN_KEY_SIZE))
             *out = from->dialled[i]->peers[0];
     if (*out) return SN_OK;
     link *l = sim_alloc(sizeof *l);
     l->net = net;
-    l->ends[0] = p->place;
+    l->ends[0] = p->host;
     l->ends[1] = (int)to;
-    l->lives[0] = from->life;
+    l->incarnations[0] = from->incarnation;
     memcpy(l->key, key, SN_KEY_SIZE);
     *out = l->peers[0] = new_handle(l);
-    net->links = grow(net->links, net->n_links, &net->links_room, sizeof *net->links);
+    net->links = grow_array(net->links, net->n_links, &net->links_capacity, sizeof *net->links);
     net->links[net->n_links++] = l;
-    from->dialled = grow(from->dialled, from->n_dialled, &from->dialled_room, sizeof *from->dialled);
+    from->dialled = grow_array(from->dialled, from->n_dialled, &from->dialled_capacity, sizeof *from->dialled);
     from->dialled[from->n_dialled++] = l;
     return SN_OK;
 }
 
-/* The message as it would come out of the wire; net->frame holds its bytes. */
+/* The message after encoding and decoding; net->frame holds its bytes. */
 static sn_msg *copy_message(sim_net *net, const sn_msg *msg) {
     sn_msg *copy = NULL;
     void *data = NULL;
     net->frame.len = 0;
-    NEED(sn_msg_encode(msg, &net->frame, &err));
-    NEED(sn_msg_decode(net->frame.data, net->frame.len, &copy, &err));
+    REQUIRE(sn_msg_encode(msg, &net->frame, &err));
+    REQUIRE(sn_msg_decode(net->frame.data, net->frame.len, &copy, &err));
     if (msg->tensor.rank) {
-        NEED(sn_msg_new_tensor(copy, msg->tensor.dtype, msg->tensor.rank, msg->tensor.shape, &data, &err));
+        REQUIRE(sn_msg_new_tensor(copy, msg->tensor.dtype, msg->tensor.rank, msg->tensor.shape, &data, &err));
         memcpy(data, msg->tensor.data, msg->tensor.bytes);
     }
     return copy;
 }
 
-static void launch(link *l, int end, sn_msg **msg) {
+static void send_message(link *l, int end, sn_msg **msg) {
     sim_net *net = l->net;
     const sim_faults *f = &net->faults;
-    if (sim_chance(&net->random, f->loss)) return;
-    if (sim_chance(&net->random, f->doubling)) {
-        bool behind = sim_chance(&net->random, 0.5);
-        post(l, end, copy_message(net, *msg), delay_of(l) + (behind ? (int64_t)sim_below(&net->random, OVERTAKE_US) : 0), !behind);
+    if (sim_rng_bernoulli(&net->random, f->loss)) return;
+    if (sim_rng_bernoulli(&net->random, f->duplication)) {
+        bool reordered = sim_rng_bernoulli(&net->random, 0.5);
+        post_packet(l, end, copy_message(net, *msg),
+                    delay_of(l) + (reordered ? (int64_t)sim_rng_below(&net->random, REORDER_US) : 0), !reordered);
     }
-    bool late = sim_chance(&net->random, f->overtaking);
-    post(l, end, *msg, delay_of(l) + (late ? (int64_t)sim_below(&net->random, OVERTAKE_US) : 0), !late);
+    bool late = sim_rng_bernoulli(&net->random, f->reordering);
+    post_packet(l, end, *msg, delay_of(l) + (late ? (int64_t)sim_rng_below(&net->random, REORDER_US) : 0), !late);
     *msg = NULL;
 }
 
@@ -357,28 +370,28 @@ static link *find_link(const program *p, sn_peer peer, int *end) {
     link *l = peer && peer <= p->net->n_handles ? p->net->handles[peer - 1] : NULL;
     if (!l) return NULL;
     *end = l->peers[1] == peer;
-    bool ours = l->peers[*end] == peer && l->ends[*end] == p->place && is_there(l, *end);
-    return ours && p->net->places[p->place].program == p ? l : NULL;
+    bool is_own = l->peers[*end] == peer && l->ends[*end] == p->host && end_is_alive(l, *end);
+    return is_own && p->net->hosts[p->host].program == p ? l : NULL;
 }
 
 static sn_status op_send(sn_transport *t, sn_peer peer, sn_msg **msg, sn_err *err) {
     program *p = (program *)t;
     sim_net *net = p->net;
-    place *from = &net->places[p->place];
+    host *from = &net->hosts[p->host];
     int end = 0;
     link *l = find_link(p, peer, &end);
-    if (!l || (end && !is_up(l))) return sn_fail(err, SN_RETRY, "this peer is gone");
+    if (!l || (end && !link_is_up(l))) return sn_fail(err, SN_RETRY, "this peer is gone");
     sn_msg *copy = copy_message(net, *msg);
     if (from->tamper) from->tamper(from->tamper_ctx, copy);
     net->traffic.messages[copy->kind]++;
     net->traffic.bytes[copy->kind] += net->frame.len + copy->tensor.bytes;
     from->sent += net->frame.len + copy->tensor.bytes;
-    sim_note_bytes(net->time, net->frame.data, net->frame.len);
+    sim_trace_bytes(net->time, net->frame.data, net->frame.len);
     sn_status status = SN_OK;
     if (end || connect_link(l)) {
-        if (!apart(l)) launch(l, 1 - end, &copy);
+        if (!is_partitioned(l)) send_message(l, 1 - end, &copy);
     } else {
-        status = park(l, &copy, err);
+        status = park_message(l, &copy, err);
     }
     sn_msg_free(&copy);
     if (!status) sn_msg_free(msg);
@@ -388,34 +401,34 @@ static sn_status op_send(sn_transport *t, sn_peer peer, sn_msg **msg, sn_err *er
 static sn_status op_recv(sn_transport *t, int64_t deadline_us, sn_event *out, sn_err *err) {
     (void)err;
     program *p = (program *)t;
-    sim_actor *actor = p->net->places[p->place].actor;
-    if (p->turned_us != sim_now(p->net->time)) p->turns = 0;
-    p->turned_us = sim_now(p->net->time);
-    if (++p->turns > TURNS_MAX) {
-        fprintf(stderr, "%s turns in a circle\n", actor->name);
+    sim_actor *actor = p->net->hosts[p->host].actor;
+    if (p->recv_us != sim_now(p->net->time)) p->recv_calls = 0;
+    p->recv_us = sim_now(p->net->time);
+    if (++p->recv_calls > RECV_CALLS_MAX) {
+        fprintf(stderr, "%s calls recv without end\n", actor->name);
         abort();
     }
-    while (!p->n_kept && !p->woken && sim_local_us(p->net->time, actor) < deadline_us) {
+    while (!p->n_queued && !p->woken && sim_local_us(p->net->time, actor) < deadline_us) {
         p->waits = sim_task_current();
         sim_task_wait(sim_global_us(actor, deadline_us));
         p->waits = NULL;
     }
     p->woken = false;
     *out = (sn_event){0};
-    if (!p->n_kept) return SN_OK;
-    *out = p->kept[0];
-    memmove(p->kept, p->kept + 1, --p->n_kept * sizeof *p->kept);
+    if (!p->n_queued) return SN_OK;
+    *out = p->queued[0];
+    memmove(p->queued, p->queued + 1, --p->n_queued * sizeof *p->queued);
     return SN_OK;
 }
 
 static void op_hang_up(sn_transport *t, sn_peer peer) {
     program *p = (program *)t;
-    place *from = &p->net->places[p->place];
+    host *from = &p->net->hosts[p->host];
     int end = 0;
     link *l = find_link(p, peer, &end);
     if (!l) return;
     l->epoch++;
-    l->lives[end] = 0;
+    l->incarnations[end] = 0;
     l->peers[end] = 0;
     drop_parked(l);
     if (end) return;
@@ -429,13 +442,13 @@ static void op_wake(sn_transport *t) {
     if (p->waits) sim_task_wake(p->waits);
 }
 
-/* The program ends in order: what it sent is on its way, whoever dialled it is told. */
+/* The program ends in order: its messages still arrive, and the dialling ends are told. */
 static void op_free(sn_transport *t) {
     program *p = (program *)t;
-    place *from = &p->net->places[p->place];
+    host *from = &p->net->hosts[p->host];
     if (from->program == p) drop_program(from, false);
-    for (size_t i = 0; i < p->n_kept; i++) sn_msg_free(&p->kept[i].msg);
-    free(p->kept);
+    for (size_t i = 0; i < p->n_queued; i++) sn_msg_free(&p->queued[i].msg);
+    free(p->queued);
     free(p);
 }
 
@@ -443,11 +456,11 @@ static const sn_transport_ops ops = {op_listen, op_dial, op_send, op_recv, op_ha
 
 sn_transport *sim_transport_new(sim_net *net, int number, sim_receive receive, void *ctx) {
     program *p = sim_alloc(sizeof *p);
-    *p = (program){.base.ops = &ops, .net = net, .place = number, .receive = receive, .ctx = ctx};
-    place *at = &net->places[number];
-    if (at->life) abort();
+    *p = (program){.base.ops = &ops, .net = net, .host = number, .receive = receive, .ctx = ctx};
+    host *at = &net->hosts[number];
+    if (at->incarnation) abort();
     at->program = p;
-    at->life = ++net->lives;
+    at->incarnation = ++net->incarnations;
     at->silent = false;
     return &p->base;
 }

@@ -1,47 +1,48 @@
-/* A network of links with faults, as sn_transport. Each message is encoded and decoded. Addresses are "mem://N", N the
- * number of the place.
+/* A network with faults, as sn_transport. Each message is encoded and decoded. Addresses are "nodeN:1", where N is
+ * the number of the host.
  *
- * What TCP does and what it does not: messages of a connection arrive in order and once, a connection that breaks takes
- * what is on its way with it and tells the dialling end - or, when a machine falls silent, only later. Beyond that single
- * messages can be lost, doubled or overtaken, which the protocol has to survive, too. */
+ * As with TCP, the messages of a connection arrive in order and once; a connection that breaks loses the messages in
+ * flight and tells the dialling end, at once or, when a machine falls silent, only later. Beyond TCP, single
+ * messages can be lost, duplicated or overtaken, which the protocol has to survive, too. */
 #ifndef SN_TESTS_SIM_NET_H
 #define SN_TESTS_SIM_NET_H
 
-#include "net/transport.h"
+#include "net/transport/transport.h"
 #include "tests/sim/time.h"
 
 typedef struct sim_net sim_net;
 
 typedef struct sim_faults {
-    double loss, doubling, overtaking; /* of a message */
+    double loss, duplication, reordering; /* probability per message */
 } sim_faults;
 
-/* Told of an event at a place; owns event->msg. */
+/* Receives an event at a host; takes ownership of event->msg. */
 typedef void (*sim_receive)(void *ctx, sn_event *event);
 
-sim_net *sim_net_new(sim_time *time, sim_random random);
+sim_net *sim_net_new(sim_time *time, sim_rng random);
 void sim_net_free(sim_net **net);
-sim_faults *sim_net_faults(sim_net *net); /* to be changed at will */
+sim_faults *sim_net_faults(sim_net *net); /* may be changed at any time */
 
-/* A new place: of a machine (it keeps its clock) with an identity. Its number is its address. */
-int sim_place_new(sim_net *net, sim_actor *actor, const uint8_t curve_key[SN_KEY_SIZE]);
-/* The transport of the program that runs there now, free with sn_transport_free. `receive` NULL: events are kept for recv,
- * which waits as the running task. One at a time. */
-sn_transport *sim_transport_new(sim_net *net, int place, sim_receive receive, void *ctx);
-/* The program there dies: nothing is said any more. `silent`: nobody is told either, until they find out. */
-void sim_place_crash(sim_net *net, int place, bool silent);
-/* Places of different sides do not reach each other. 0 for all at the beginning. */
-void sim_place_side(sim_net *net, int place, int side);
-/* Breaks one connection by chance, if there is any. */
-void sim_net_cut(sim_net *net);
-/* What a place changes in what it sends (a liar); NULL: nothing. */
-void sim_place_tamper(sim_net *net, int place, void (*tamper)(void *ctx, sn_msg *msg), void *ctx);
+/* Adds a host: a machine (which has its own clock) with an identity. Its number is its address. */
+int sim_host_new(sim_net *net, sim_actor *actor, const uint8_t curve_key[SN_KEY_SIZE]);
+/* Makes the transport of the program that now runs at the host; free with sn_transport_free. `receive` NULL: events
+ * are kept for recv, which waits as the running task. One program at a time. */
+sn_transport *sim_transport_new(sim_net *net, int host, sim_receive receive, void *ctx);
+/* The program at the host ends without another message. `silent`: its connections are not closed either, so that the
+ * other ends notice only later. */
+void sim_host_crash(sim_net *net, int host, bool silent);
+/* Hosts on different sides do not reach each other. All begin on side 0. */
+void sim_host_set_side(sim_net *net, int host, int side);
+/* Breaks one random connection, if there is any. */
+void sim_net_break_connection(sim_net *net);
+/* Lets a byzantine host change the messages that it sends; NULL: none. */
+void sim_host_set_tamper(sim_net *net, int host, void (*tamper)(void *ctx, sn_msg *msg), void *ctx);
 
 typedef struct sim_traffic {
     uint64_t messages[SN_MSG_KIND_COUNT], bytes[SN_MSG_KIND_COUNT]; /* sent, by kind */
 } sim_traffic;
 const sim_traffic *sim_net_traffic(const sim_net *net);
-uint64_t sim_place_sent(const sim_net *net, int place); /* bytes, since the beginning */
-int64_t sim_net_latency_us(const sim_net *net, int from, int to); /* one way, without chance */
+uint64_t sim_host_bytes_sent(const sim_net *net, int host);       /* bytes since the beginning */
+int64_t sim_net_latency_us(const sim_net *net, int from, int to); /* one way, without jitter */
 
 #endif

@@ -1,13 +1,13 @@
-/* sim_scale: figures of large swarms. One line of a Markdown table for each size. */
+/* The program `sim_scale`: numbers of large swarms, as a Markdown table. */
 #include "base/log.h"
 #include "tests/sim/scale.h"
-#include "tests/support/need.h"
+#include "tests/support/require.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static void print(const sim_scale_plan *p, const sim_scale_figures *f) {
+static void print_stats(const sim_scale_plan *p, const sim_scale_stats *f) {
     const struct {
         const char *name, *format;
         double value;
@@ -15,22 +15,22 @@ static void print(const sim_scale_plan *p, const sim_scale_figures *f) {
         {"nodes that serve, mean", "%.0f", f->nodes},
         {"time in which every block is served", "%.1f %%", 100 * f->covered},
         {"blocks served, mean", "%.2f %%", 100 * f->blocks_covered},
-        {"throughput of the slowest block, of the mean block's", "%.2f", f->slowest},
-        {"moves for each node and hour", "%.2f", f->moves_per_node_hour},
-        {"nodes that a node knows", "%.0f", f->known},
-        {"of these gone, or elsewhere by now", "%.2f %%", 100 * f->known_dead},
-        {"blocks for which a node knows somebody", "%.1f %%", 100 * f->known_covered},
-        {"bytes a second that a node sends for all this", "%.0f", f->bytes_per_s},
-        {"the node that sends most", "%.0f", f->bytes_per_s_most},
-        {"routes planned by clients that come new", "%.0f", f->routes},
-        {"that found none, though there was one", "%.0f", f->routes_none},
-        {"that lead over a node that is gone", "%.0f", f->routes_dead},
-        {"cost of a route over the optimum, mean", "%.3f", f->route_cost},
+        {"throughput of the slowest block divided by the mean", "%.2f", f->slowest},
+        {"rebalances per node and hour", "%.2f", f->rebalances_per_node_hour},
+        {"nodes in a node's directory", "%.0f", f->known},
+        {"of these gone, or serving other blocks", "%.2f %%", 100 * f->known_dead},
+        {"blocks for which a node knows a server", "%.1f %%", 100 * f->known_covered},
+        {"bytes per second sent by a node, mean", "%.0f", f->bytes_per_s},
+        {"bytes per second sent by a node, maximum", "%.0f", f->bytes_per_s_most},
+        {"routes planned by new clients", "%.0f", f->routes},
+        {"no route found though there was one", "%.0f", f->routes_none},
+        {"routes over a node that is gone", "%.0f", f->routes_dead},
+        {"cost of a route divided by the optimum, mean", "%.3f", f->route_cost},
         {"the same, 95th percentile", "%.3f", f->route_cost_p95},
-        {"a tenth leaves at once: blocks served, least", "%.1f %%", 100 * f->covered_least},
+        {"after a tenth of the nodes left: blocks served, minimum", "%.1f %%", 100 * f->covered_least},
         {"until every block is served again, s", "%.0f", f->heal_s},
-        {"until what nodes know is about as fresh as before, s", "%.0f", f->forget_s},
-        {"until the slowest block carries 9/10 of before, s", "%.0f", f->slowest_s},
+        {"until directories are about as fresh as before, s", "%.0f", f->forget_s},
+        {"until the slowest block has 9/10 of its throughput, s", "%.0f", f->slowest_s},
         {"events simulated, millions", "%.1f", f->events / 1e6},
     };
     printf("| nodes | %d |\n| --- | --- |\n", p->nodes);
@@ -42,26 +42,41 @@ static void print(const sim_scale_plan *p, const sim_scale_figures *f) {
 }
 
 int main(int argc, char **argv) {
-    sim_scale_plan plan = {
-        .seed = 1, .nodes = 100, .blocks = 80, .stay_s = 3600, .warm_s = 600, .watch_s = 600, .heal_s = 600, .talks = true};
+    sim_scale_plan plan = {.seed = 1,
+                           .nodes = 100,
+                           .blocks = 80,
+                           .stay_s = 3600,
+                           .warm_s = 600,
+                           .measure_s = 600,
+                           .heal_s = 600,
+                           .progress = true};
     for (int i = 1; i < argc; i++) {
         bool more = i + 1 < argc;
-        if (!strcmp(argv[i], "--quiet")) plan.talks = false;
-        else if (!strcmp(argv[i], "--nodes") && more) plan.nodes = need_int(argv[++i], 20, 1000000);
-        else if (!strcmp(argv[i], "--blocks") && more) plan.blocks = need_int(argv[++i], 20, 1000);
-        else if (!strcmp(argv[i], "--seed") && more) plan.seed = strtoull(argv[++i], NULL, 10);
-        else if (!strcmp(argv[i], "--stay") && more) plan.stay_s = atof(argv[++i]);
-        else if (!strcmp(argv[i], "--warm") && more) plan.warm_s = atof(argv[++i]);
-        else if (!strcmp(argv[i], "--watch") && more) plan.watch_s = atof(argv[++i]);
-        else if (!strcmp(argv[i], "--heal") && more) plan.heal_s = atof(argv[++i]);
+        if (!strcmp(argv[i], "--quiet"))
+            plan.progress = false;
+        else if (!strcmp(argv[i], "--nodes") && more)
+            plan.nodes = require_int(argv[++i], 20, 1000000);
+        else if (!strcmp(argv[i], "--blocks") && more)
+            plan.blocks = require_int(argv[++i], 20, 1000);
+        else if (!strcmp(argv[i], "--seed") && more)
+            plan.seed = strtoull(argv[++i], NULL, 10);
+        else if (!strcmp(argv[i], "--stay") && more)
+            plan.stay_s = require_int(argv[++i], 1, 1000000);
+        else if (!strcmp(argv[i], "--warm") && more)
+            plan.warm_s = require_int(argv[++i], 0, 1000000);
+        else if (!strcmp(argv[i], "--watch") && more)
+            plan.measure_s = require_int(argv[++i], 1, 1000000);
+        else if (!strcmp(argv[i], "--heal") && more)
+            plan.heal_s = require_int(argv[++i], 0, 1000000);
         else {
-            fprintf(stderr, "usage: sim_scale [--nodes N] [--blocks N] [--seed N] [--stay S] [--warm S] [--watch S] [--heal S] "
-                            "[--quiet]\n");
+            fprintf(stderr,
+                    "usage: sim_scale [--nodes N] [--blocks N] [--seed N] [--stay S] [--warm S] [--watch S] [--heal S] "
+                    "[--quiet]\n");
             return 2;
         }
     }
     sn_log_setup(SN_LOG_OFF, false);
-    sim_scale_figures f = sim_scale(&plan);
-    print(&plan, &f);
+    sim_scale_stats f = sim_scale(&plan);
+    print_stats(&plan, &f);
     return 0;
 }

@@ -1,10 +1,17 @@
-/* One seed: a swarm is drawn, lives through a time of faults, then through a time of peace in which all must be well. */
+/* One seed: draws a swarm, injects faults, stops them, and checks what must be true.
+ *
+ * How it works: sim_run draws nodes and clients from the seed, then runs events for FAULTS_US with random faults
+ * (crashes, drain, stalls, broken connections, partitions, wrong replies, wrong clocks). After every event
+ * check_all checks the limits of nodes and clients; clients compare every hidden state and token themselves
+ * (client.c). Then the faults stop, and after SETTLE_US every node must know every other one, every block must be
+ * served, a new client must succeed at the first try, and at the end no session and no KV page may be left.
+ *
+ * A failed check ends the process with the seed, which repeats the same events. */
 #include "tests/sim/swarm.h"
 
 #include "net/directory.h"
-#include "node/core_private.h"
 #include "tests/sim/model.h"
-#include "tests/support/need.h"
+#include "tests/support/require.h"
 
 #include <stdarg.h>
 #include <string.h>
@@ -12,18 +19,18 @@
 
 enum {
     NODES_MAX = 9,
-    FAULTS_US = 90 * SECOND_US,   /* the time of faults */
-    SETTLE_US = 100 * SECOND_US,  /* after which a swarm at peace knows itself */
+    FAULTS_US = 90 * SECOND_US,  /* time with faults */
+    SETTLE_US = 100 * SECOND_US, /* time after the faults in which the swarm recovers */
     END_US = 3600 * (int64_t)SECOND_US,
     IDENTITIES = 1100,
 };
 
-void sim_wrong(const swarm *s, const char *format, ...) {
+void sim_fail(const swarm *s, const char *format, ...) {
     va_list args;
     va_start(args, format);
     fprintf(stderr, "seed %llu, %.6f s: ", (unsigned long long)s->seed, (double)sim_now(s->time) / 1e6 - 1000);
     vfprintf(stderr, format, args);
-    fprintf(stderr, "\nagain: sim --seed %llu --trace\n", (unsigned long long)s->seed);
+    fprintf(stderr, "\nto repeat: sim --seed %llu --trace\n", (unsigned long long)s->seed);
     va_end(args);
     _exit(1);
 }
@@ -32,175 +39,188 @@ const sn_identity *sim_identity(int number) {
     static sn_identity *identities[IDENTITIES];
     if (identities[number]) return identities[number];
     sim_actor actor = {.random = {(uint64_t)number + 77}};
-    sim_actor *was = sim_enter(NULL, &actor);
+    sim_actor *previous = sim_set_actor(NULL, &actor);
     identities[number] = sim_alloc(sizeof(sn_identity));
-    NEED(sn_identity_new(identities[number], &err));
-    sim_enter(NULL, was);
+    REQUIRE(sn_identity_new(identities[number], &err));
+    sim_set_actor(NULL, previous);
     return identities[number];
 }
 
-/* -- drawing a swarm -- */
+/* -- drawing a swarm */
 
 static void draw_node(swarm *s, int number, int first, int end) {
-    sim_random *r = &s->random;
+    sim_rng *r = &s->random;
     sim_node *node = &s->nodes[number];
     *node = (sim_node){.swarm = s, .number = number, .first = first, .end = end, .identity = sim_identity(number)};
     snprintf(node->actor.name, sizeof node->actor.name, "node%d", number);
-    node->actor.offset_us = sim_between(r, 0, 1000 * (int64_t)SECOND_US);
-    node->actor.drift_ppm = sim_between(r, -2000, 2000);
-    node->actor.unix_offset_ms = sim_between(r, -3000, 3000);
-    node->actor.random = sim_fork(r);
-    node->sessions_max = sim_chance(r, 0.1) ? 2 : 16;
-    node->decode_us = (uint64_t)sim_between(r, 100, 2000);
-    node->load_us_max = sim_between(r, SECOND_US / 5, 8 * SECOND_US);
-    node->pages = (size_t)(sim_chance(r, 0.15) ? sim_between(r, 4, 8) : 64);
-    node->prefix_memory = sim_chance(r, 0.6) ? (size_t)sim_between(r, 1 << 12, 1 << 16) : 0;
-    node->idle_pages = sim_chance(r, 0.4) ? (size_t)sim_between(r, 1, 32) : 0;
-    node->idle_after_us = sim_chance(r, 0.8) ? sim_between(r, SECOND_US, 5 * SECOND_US) : 0;
-    node->share_all = sim_chance(r, 0.5);
-    node->place = sim_place_new(s->net, &node->actor, node->identity->curve_key);
-    snprintf(node->address, sizeof node->address, "mem://%d", node->place);
+    node->actor.offset_us = sim_rng_between(r, 0, 1000 * (int64_t)SECOND_US);
+    node->actor.drift_ppm = sim_rng_between(r, -2000, 2000);
+    node->actor.unix_offset_ms = sim_rng_between(r, -3000, 3000);
+    node->actor.random = sim_rng_fork(r);
+    node->sessions_max = sim_rng_bernoulli(r, 0.1) ? 2 : 16;
+    node->decode_us = (uint64_t)sim_rng_between(r, 100, 2000);
+    node->load_us_max = sim_rng_between(r, SECOND_US / 5, 8 * SECOND_US);
+    node->pages = (size_t)(sim_rng_bernoulli(r, 0.15) ? sim_rng_between(r, 4, 8) : 64);
+    node->prefix_cache_memory = sim_rng_bernoulli(r, 0.6) ? (size_t)sim_rng_between(r, 1 << 12, 1 << 16) : 0;
+    node->swap_pages = sim_rng_bernoulli(r, 0.4) ? (size_t)sim_rng_between(r, 1, 32) : 0;
+    node->swap_after_us = sim_rng_bernoulli(r, 0.8) ? sim_rng_between(r, SECOND_US, 5 * SECOND_US) : 0;
+    node->prefix_cache_shared = sim_rng_bernoulli(r, 0.5);
+    node->host = sim_host_new(s->net, &node->actor, node->identity->curve_key);
+    snprintf(node->address, sizeof node->address, "node%d:1", node->host);
 }
 
-/* Every block at two nodes at least, then others anywhere. */
+/* Every block at two nodes at least, then more nodes with random spans. */
 static void draw_nodes(swarm *s) {
-    sim_random *r = &s->random;
+    sim_rng *r = &s->random;
     s->nodes = sim_alloc((NODES_MAX) * sizeof *s->nodes);
     for (int copy = 0; copy < 2; copy++) {
-        int cut = (int)sim_below(r, SIM_BLOCKS);
+        int cut = (int)sim_rng_below(r, SIM_BLOCKS);
         if (cut) draw_node(s, s->n_nodes++, 0, cut);
         draw_node(s, s->n_nodes++, cut, SIM_BLOCKS);
     }
-    int more = (int)sim_below(r, NODES_MAX - 4);
+    int more = (int)sim_rng_below(r, NODES_MAX - 4);
     for (int i = 0; i < more; i++) {
-        int first = (int)sim_below(r, SIM_BLOCKS), end = (int)sim_between(r, first + 1, SIM_BLOCKS);
+        int first = (int)sim_rng_below(r, SIM_BLOCKS), end = (int)sim_rng_between(r, first + 1, SIM_BLOCKS);
         draw_node(s, s->n_nodes++, first, end);
     }
-    /* They may choose for themselves: as many blocks as they would have been given. */
-    bool choose = sim_chance(r, 0.4);
-    for (int i = 0; i < s->n_nodes && choose; i++)
-        if (sim_chance(r, 0.9)) s->nodes[i].auto_blocks = s->nodes[i].end - s->nodes[i].first;
+    /* A node may choose_blocks its blocks itself: as many as it would have been given. */
+    bool choose_blocks = sim_rng_bernoulli(r, 0.4);
+    for (int i = 0; i < s->n_nodes && choose_blocks; i++)
+        if (sim_rng_bernoulli(r, 0.9)) s->nodes[i].auto_blocks = s->nodes[i].end - s->nodes[i].first;
 }
 
 static void draw_clients(swarm *s) {
-    sim_random *r = &s->random;
-    int text = (int)sim_below(r, SIM_PROMPTS); /* clients of one swarm have much in common */
-    s->n_clients = (int)sim_between(r, 1, 3);
+    sim_rng *r = &s->random;
+    int text = (int)sim_rng_below(r, SIM_PROMPTS); /* most clients of one swarm use the same text */
+    s->n_clients = (int)sim_rng_between(r, 1, 3);
     s->clients = sim_alloc(((size_t)s->n_clients + 1) * sizeof *s->clients);
     for (int i = 0; i < s->n_clients; i++) {
-        sim_client_plan plan = {.text = sim_chance(r, 0.7) ? text : (int)sim_below(r, SIM_PROMPTS),
-                                .tokens = (int)sim_between(r, 1, sim_chance(r, 0.5) ? 3 : 24),
-                                .turns = (int)sim_between(r, 1, 5),
-                                .push = sim_chance(r, 0.5),
-                                .receipts = sim_chance(r, 0.2),
-                                .throughput = sim_chance(r, 0.2),
-                                .replica = sim_chance(r, 0.3),
-                                .audit = s->bent || sim_chance(r, 0.1),
-                                .audit_here = sim_chance(r, 0.5),
-                                .timeout_ms = (int)sim_between(r, 500, 6000),
-                                .max_retries = (int)sim_between(r, 1, 6),
-                                .guesses = (s->seed + (uint64_t)i) % 3 == 0,
-                                .begin_us = sim_between(r, SECOND_US, FAULTS_US)};
+        sim_client_plan plan = {.text = sim_rng_bernoulli(r, 0.7) ? text : (int)sim_rng_below(r, SIM_PROMPTS),
+                                .tokens = (int)sim_rng_between(r, 1, sim_rng_bernoulli(r, 0.5) ? 3 : 24),
+                                .turns = (int)sim_rng_between(r, 1, 5),
+                                .push = sim_rng_bernoulli(r, 0.5),
+                                .receipts = sim_rng_bernoulli(r, 0.2),
+                                .throughput = sim_rng_bernoulli(r, 0.2),
+                                .replica = sim_rng_bernoulli(r, 0.3),
+                                .audit = s->bits_flipped || sim_rng_bernoulli(r, 0.1),
+                                .audit_here = sim_rng_bernoulli(r, 0.5),
+                                .timeout_ms = (int)sim_rng_between(r, 500, 6000),
+                                .max_retries = (int)sim_rng_between(r, 1, 6),
+                                .drafts = (s->seed + (uint64_t)i) % 3 == 0,
+                                .begin_us = sim_rng_between(r, SECOND_US, FAULTS_US)};
         s->clients[i] = sim_client_new(s, i, &plan);
     }
 }
 
 /* -- faults -- */
 
-static void fault(void *world, void *what, uint64_t which, bool ending);
+static void inject_fault(void *owner, void *what, uint64_t which, bool ending);
 
-static void revive(void *world, void *what, uint64_t which, bool ending) {
-    swarm *s = world;
+static void restart_node(void *owner, void *what, uint64_t which, bool ending) {
+    swarm *s = owner;
     (void)what;
     if (ending) return;
-    if (!s->nodes[which].life) sim_node_start(&s->nodes[which]);
-    s->figures.joins++;
+    if (!s->nodes[which].incarnation) sim_node_start(&s->nodes[which]);
+    s->stats.joins++;
 }
 
-static void heal(void *world, void *what, uint64_t which, bool ending) {
-    swarm *s = world;
+static void heal_partition(void *owner, void *what, uint64_t which, bool ending) {
+    swarm *s = owner;
     (void)what;
     (void)which;
     if (ending) return;
-    sim_note(s->time, "heal", 0, 0);
-    for (int i = 0; i < s->n_nodes; i++) sim_place_side(s->net, s->nodes[i].place, 0);
+    sim_trace_event(s->time, "heal", 0, 0);
+    for (int i = 0; i < s->n_nodes; i++) sim_host_set_side(s->net, s->nodes[i].host, 0);
 }
 
-static void partition(swarm *s) {
-    sim_note(s->time, "partition", 0, 0);
-    s->figures.partitions++;
-    for (int i = 0; i < s->n_nodes; i++) sim_place_side(s->net, s->nodes[i].place, (int)sim_below(&s->random, 2));
-    sim_at(s->time, sim_now(s->time) + sim_between(&s->random, SECOND_US, 70 * SECOND_US), heal, NULL, 0);
+static void start_partition(swarm *s) {
+    sim_trace_event(s->time, "partition", 0, 0);
+    s->stats.partitions++;
+    for (int i = 0; i < s->n_nodes; i++) sim_host_set_side(s->net, s->nodes[i].host, (int)sim_rng_below(&s->random, 2));
+    sim_schedule(s->time, sim_now(s->time) + sim_rng_between(&s->random, SECOND_US, 70 * SECOND_US), heal_partition,
+                 NULL, 0);
 }
 
-static void kill_one(swarm *s, sim_node *node) {
-    bool drains = sim_chance(&s->random, 0.3);
-    if (drains) sim_node_drain(node, sim_between(&s->random, 0, 20 * SECOND_US));
-    else sim_node_crash(node, sim_chance(&s->random, 0.3));
-    if (drains) s->figures.drains++;
-    else s->figures.crashes++;
-    int64_t back = sim_now(s->time) + sim_between(&s->random, SECOND_US / 10, 40 * SECOND_US);
-    sim_at(s->time, back, revive, NULL, (uint64_t)node->number);
+static void stop_or_kill_node(swarm *s, sim_node *node) {
+    bool drain = sim_rng_bernoulli(&s->random, 0.3);
+    if (drain)
+        sim_node_drain(node, sim_rng_between(&s->random, 0, 20 * SECOND_US));
+    else
+        sim_node_crash(node, sim_rng_bernoulli(&s->random, 0.3));
+    if (drain)
+        s->stats.drains++;
+    else
+        s->stats.crashes++;
+    int64_t back = sim_now(s->time) + sim_rng_between(&s->random, SECOND_US / 10, 40 * SECOND_US);
+    sim_schedule(s->time, back, restart_node, NULL, (uint64_t)node->number);
 }
 
 static void next_fault(swarm *s, int64_t mean_us) {
-    int64_t at = sim_now(s->time) + (int64_t)sim_exponential(&s->random, (double)mean_us) + 1000;
-    sim_at(s->time, at, fault, NULL, (uint64_t)mean_us);
+    int64_t at = sim_now(s->time) + (int64_t)sim_rng_exponential(&s->random, (double)mean_us) + 1000;
+    sim_schedule(s->time, at, inject_fault, NULL, (uint64_t)mean_us);
 }
 
-static void fault(void *world, void *what, uint64_t which, bool ending) {
-    swarm *s = world;
+static void inject_fault(void *owner, void *what, uint64_t which, bool ending) {
+    swarm *s = owner;
     (void)what;
     if (ending || sim_now(s->time) > 1000 * (int64_t)SECOND_US + FAULTS_US) return;
-    sim_random *r = &s->random;
-    sim_node *node = &s->nodes[sim_below(r, (uint64_t)s->n_nodes)];
-    uint64_t kind = sim_below(r, 10);
+    sim_rng *r = &s->random;
+    sim_node *node = &s->nodes[sim_rng_below(r, (uint64_t)s->n_nodes)];
+    uint64_t kind = sim_rng_below(r, 10);
     if (kind < 4) {
-        kill_one(s, node);
+        stop_or_kill_node(s, node);
     } else if (kind < 6) {
-        sim_node_stall(node, sim_now(s->time) + sim_between(r, SECOND_US / 10, 12 * SECOND_US));
-        s->figures.stalls++;
+        sim_node_stall(node, sim_now(s->time) + sim_rng_between(r, SECOND_US / 10, 12 * SECOND_US));
+        s->stats.stalls++;
     } else if (kind < 9) {
-        sim_net_cut(s->net);
-        s->figures.cuts++;
+        sim_net_break_connection(s->net);
+        s->stats.cuts++;
     } else {
-        partition(s);
+        start_partition(s);
     }
     next_fault(s, (int64_t)which);
 }
 
-/* A liar as far as a client without an audit can tell: what it answers cannot be true. */
-static void lie(void *ctx, sn_msg *msg) {
+/* Makes a reply that cannot be true, which a client notices without an audit. */
+static void tamper_message(void *ctx, sn_msg *msg) {
     sim_node *node = ctx;
     swarm *s = node->swarm;
-    if (msg->kind != SN_MSG_RESULT || !sim_chance(&node->actor.random, 0.05)) return;
-    s->figures.lies++;
+    if (msg->kind != SN_MSG_STEP_REPLY || !sim_rng_bernoulli(&node->actor.random, 0.05)) return;
+    s->stats.wrong_replies++;
     float *row = (float *)(uintptr_t)msg->tensor.data;
-    switch (sim_below(&node->actor.random, 4)) {
-    case 0: row[0] = __builtin_nanf(""); break;
-    case 1: memset(msg->result.trace[msg->result.n_trace - 1].timeline, 0, SN_HASH_SIZE); break;
-    case 2: msg->result.trace[0].node[3] ^= 1; break;
-    default: msg->result.n_trace = 0;
+    switch (sim_rng_below(&node->actor.random, 4)) {
+    case 0:
+        row[0] = __builtin_nanf("");
+        break;
+    case 1:
+        memset(msg->step_reply.trace[msg->step_reply.n_trace - 1].timeline, 0, SN_HASH_SIZE);
+        break;
+    case 2:
+        msg->step_reply.trace[0].node[3] ^= 1;
+        break;
+    default:
+        msg->step_reply.n_trace = 0;
     }
 }
 
 static void draw_faults(swarm *s) {
-    sim_random *r = &s->random;
+    sim_rng *r = &s->random;
     sim_faults *f = sim_net_faults(s->net);
-    if (sim_chance(r, 0.4)) f->loss = sim_unit(r) * 0.05;
-    if (sim_chance(r, 0.4)) f->doubling = sim_unit(r) * 0.2;
-    if (sim_chance(r, 0.4)) f->overtaking = sim_unit(r) * 0.1;
-    if (sim_chance(r, 0.2)) {
-        sim_node *liar = &s->nodes[sim_below(r, (uint64_t)s->n_nodes)];
-        sim_place_tamper(s->net, liar->place, lie, liar);
+    if (sim_rng_bernoulli(r, 0.4)) f->loss = sim_rng_uniform(r) * 0.05;
+    if (sim_rng_bernoulli(r, 0.4)) f->duplication = sim_rng_uniform(r) * 0.2;
+    if (sim_rng_bernoulli(r, 0.4)) f->reordering = sim_rng_uniform(r) * 0.1;
+    if (sim_rng_bernoulli(r, 0.2)) {
+        sim_node *byzantine = &s->nodes[sim_rng_below(r, (uint64_t)s->n_nodes)];
+        sim_host_set_tamper(s->net, byzantine->host, tamper_message, byzantine);
     }
-    s->bent = sim_chance(r, 0.1);
-    if (s->bent) s->nodes[sim_below(r, (uint64_t)s->n_nodes)].bends = true;
-    if (sim_chance(r, 0.1)) s->nodes[sim_below(r, (uint64_t)s->n_nodes)].actor.unix_offset_ms = sim_between(r, -90000, 90000);
-    if (sim_chance(r, 0.8)) next_fault(s, sim_between(r, SECOND_US, 20 * SECOND_US));
+    s->bits_flipped = sim_rng_bernoulli(r, 0.1);
+    if (s->bits_flipped) s->nodes[sim_rng_below(r, (uint64_t)s->n_nodes)].flips_bits = true;
+    if (sim_rng_bernoulli(r, 0.1))
+        s->nodes[sim_rng_below(r, (uint64_t)s->n_nodes)].actor.unix_offset_ms = sim_rng_between(r, -90000, 90000);
+    if (sim_rng_bernoulli(r, 0.8)) next_fault(s, sim_rng_between(r, SECOND_US, 20 * SECOND_US));
 }
 
-/* -- what must be true -- */
+/* -- what must be true */
 
 static void check_all(const swarm *s) {
     for (int i = 0; i < s->n_nodes; i++) sim_node_check(&s->nodes[i]);
@@ -208,7 +228,7 @@ static void check_all(const swarm *s) {
 }
 
 static void run_until(swarm *s, int64_t until_us) {
-    while (sim_step(s->time, until_us)) check_all(s);
+    while (sim_run_next(s->time, until_us)) check_all(s);
 }
 
 static bool clients_ended(const swarm *s) {
@@ -217,35 +237,36 @@ static bool clients_ended(const swarm *s) {
     return true;
 }
 
-static void make_peace(swarm *s) {
-    sim_note(s->time, "peace", 0, 0);
+static void stop_faults(swarm *s) {
+    sim_trace_event(s->time, "faults stopped", 0, 0);
     *sim_net_faults(s->net) = (sim_faults){0};
-    heal(s, NULL, 0, false);
+    heal_partition(s, NULL, 0, false);
     for (int i = 0; i < s->n_nodes; i++) {
         sim_node *node = &s->nodes[i];
-        sim_place_tamper(s->net, node->place, NULL, NULL);
+        sim_host_set_tamper(s->net, node->host, NULL, NULL);
         node->actor.unix_offset_ms %= 3000;
-        if (!node->life) sim_node_start(node);
+        if (!node->incarnation) sim_node_start(node);
     }
 }
 
-/* At peace everybody knows everybody. */
+/* After the faults every node knows every other one. */
 static void check_knowledge(const swarm *s) {
     bool served[SIM_BLOCKS] = {false};
     for (int i = 0; i < s->n_nodes; i++) {
         const sim_node *node = &s->nodes[i];
-        if (!node->life) sim_wrong(s, "node %d is down", i);
+        if (!node->incarnation) sim_fail(s, "node %d is down", i);
         for (int b = node->first; b < node->end && node->engine; b++) served[b] = true;
-        size_t known = sn_directory_count(node->core->directory);
-        if (known != (size_t)s->n_nodes) sim_wrong(s, "node %d knows %zu of %d nodes at peace", i, known, s->n_nodes);
+        size_t known = sn_directory_count(sn_protocol_directory(node->protocol));
+        if (known != (size_t)s->n_nodes)
+            sim_fail(s, "node %d knows %zu of %d nodes after the faults", i, known, s->n_nodes);
     }
     for (int b = 0; b < SIM_BLOCKS; b++)
-        if (!served[b]) sim_wrong(s, "at peace nobody serves block %d", b);
+        if (!served[b]) sim_fail(s, "after the faults no node serves block %d", b);
 }
 
 static void check_clean(const swarm *s) {
     for (int i = 0; i < s->n_nodes; i++)
-        if (!sim_node_is_clean(&s->nodes[i])) sim_wrong(s, "node %d holds sessions that nobody has", i);
+        if (!sim_node_is_clean(&s->nodes[i])) sim_fail(s, "node %d holds sessions or KV pages of no client", i);
 }
 
 static void swarm_fini(swarm *s) {
@@ -257,44 +278,46 @@ static void swarm_fini(swarm *s) {
     free(s->nodes);
 }
 
-sim_figures sim_run(uint64_t seed, sim_options options) {
+sim_stats sim_run(uint64_t seed, sim_options options) {
     swarm s = {.seed = seed, .random = {seed}};
-    s.random = sim_fork(&s.random); /* neighbours have nothing in common */
+    s.random = sim_rng_fork(&s.random); /* seeds next to each other give independent sequences */
     s.time = sim_time_new(&s);
-    s.net = sim_net_new(s.time, sim_fork(&s.random));
-    sim_trace(s.time, options.traced);
+    s.net = sim_net_new(s.time, sim_rng_fork(&s.random));
+    sim_trace_enable(s.time, options.traced);
     draw_nodes(&s);
     draw_faults(&s);
-    for (int i = 0; options.bend_bits && i < s.n_nodes; i++) s.nodes[i].bends = true;
-    if (options.bend_bits) s.bent = false;
+    for (int i = 0; options.flip_bits && i < s.n_nodes; i++) s.nodes[i].flips_bits = true;
+    if (options.flip_bits) s.bits_flipped = false;
     int64_t begin = sim_now(s.time);
-    for (int i = 0; i < s.n_nodes; i++) sim_at(s.time, begin + sim_between(&s.random, 0, 3 * SECOND_US), revive, NULL, (uint64_t)i);
+    for (int i = 0; i < s.n_nodes; i++)
+        sim_schedule(s.time, begin + sim_rng_between(&s.random, 0, 3 * SECOND_US), restart_node, NULL, (uint64_t)i);
     draw_clients(&s);
     run_until(&s, begin + FAULTS_US + 45 * SECOND_US);
-    make_peace(&s);
+    stop_faults(&s);
     run_until(&s, sim_now(s.time) + SETTLE_US);
     check_knowledge(&s);
-    sim_client_plan last = {.text = (int)sim_below(&s.random, SIM_PROMPTS),
+    sim_client_plan last = {.text = (int)sim_rng_below(&s.random, SIM_PROMPTS),
                             .tokens = 8,
                             .turns = 2,
-                            .push = sim_chance(&s.random, 0.5),
+                            .push = sim_rng_bernoulli(&s.random, 0.5),
                             .must_succeed = true,
-                            .audit = s.bent,
+                            .audit = s.bits_flipped,
                             .timeout_ms = 5000,
                             .max_retries = 1};
     s.clients[s.n_clients] = sim_client_new(&s, s.n_clients, &last);
     s.n_clients++;
     while (!clients_ended(&s)) {
-        if (sim_now(s.time) > begin + END_US) sim_wrong(&s, "clients go on for ever");
+        if (sim_now(s.time) > begin + END_US) sim_fail(&s, "clients do not end");
         run_until(&s, sim_now(s.time) + SECOND_US);
     }
     run_until(&s, sim_now(s.time) + 60 * SECOND_US); /* sessions of clients that vanished have expired by now */
     check_clean(&s);
-    for (int i = 0; options.traced && i < s.n_clients; i++) fprintf(stderr, "client %d: %s\n", i, sim_client_story(s.clients[i]));
-    s.figures.events = sim_events(s.time);
-    s.figures.trace = sim_trace_hash(s.time);
-    s.figures.virtual_us = sim_now(s.time) - begin;
-    sim_figures figures = s.figures;
+    for (int i = 0; options.traced && i < s.n_clients; i++)
+        fprintf(stderr, "client %d: %s\n", i, sim_client_report(s.clients[i]));
+    s.stats.events = sim_event_count(s.time);
+    s.stats.trace = sim_trace_hash(s.time);
+    s.stats.virtual_us = sim_now(s.time) - begin;
+    sim_stats stats = s.stats;
     swarm_fini(&s);
-    return figures;
+    return stats;
 }

@@ -1,4 +1,4 @@
-/* Coroutines by ucontext. AddressSanitizer is told of each change of stack. */
+/* Coroutines by ucontext. AddressSanitizer is told about each change of stack. */
 #include "tests/sim/time.h"
 
 #include <stdlib.h>
@@ -21,14 +21,14 @@ struct sim_task {
     sim_actor *actor;
     void (*body)(void *ctx);
     void *ctx;
-    ucontext_t here, there; /* its own, and that of whoever let it run */
+    ucontext_t own, caller; /* context of the coroutine, and of the code that resumed it */
     void *stack;
     bool ended, waits;
-    uint64_t turn; /* which wait it is in: an older alarm does not wake it */
+    uint64_t wait_number; /* number of the present wait: alarms of earlier waits are ignored */
     /* for AddressSanitizer */
-    void *fake_here, *fake_there;
-    const void *bottom_there;
-    size_t size_there;
+    void *fake_own, *fake_caller;
+    const void *bottom_caller;
+    size_t size_caller;
 };
 
 static sim_task *current;
@@ -36,37 +36,37 @@ static sim_task *current;
 sim_task *sim_task_current(void) { return current; }
 bool sim_task_ended(const sim_task *task) { return task->ended; }
 
-static void leave(sim_task *task) {
-    SWITCH_BEGIN(task->ended ? NULL : &task->fake_here, task->bottom_there, task->size_there);
-    swapcontext(&task->here, &task->there);
-    SWITCH_END(task->fake_here, &task->bottom_there, &task->size_there);
+static void switch_out(sim_task *task) {
+    SWITCH_BEGIN(task->ended ? NULL : &task->fake_own, task->bottom_caller, task->size_caller);
+    swapcontext(&task->own, &task->caller);
+    SWITCH_END(task->fake_own, &task->bottom_caller, &task->size_caller);
 }
 
-static void begin(void) {
+static void task_entry(void) {
     sim_task *task = current;
-    SWITCH_END(NULL, &task->bottom_there, &task->size_there);
+    SWITCH_END(NULL, &task->bottom_caller, &task->size_caller);
     task->body(task->ctx);
     task->ended = true;
-    leave(task);
+    switch_out(task);
 }
 
-static void enter(sim_task *task) {
-    sim_task *was = current;
-    if (was) abort(); /* tasks do not run inside each other */
-    sim_actor *before = sim_enter(task->time, task->actor);
+static void switch_to(sim_task *task) {
+    sim_task *outer = current;
+    if (outer) abort(); /* a task does not resume another task */
+    sim_actor *previous = sim_set_actor(task->time, task->actor);
     current = task;
     task->waits = false;
-    SWITCH_BEGIN(&task->fake_there, task->stack, STACK_SIZE);
-    swapcontext(&task->there, &task->here);
-    SWITCH_END(task->fake_there, NULL, NULL);
-    current = was;
-    sim_enter(task->time, before);
+    SWITCH_BEGIN(&task->fake_caller, task->stack, STACK_SIZE);
+    swapcontext(&task->caller, &task->own);
+    SWITCH_END(task->fake_caller, NULL, NULL);
+    current = outer;
+    sim_set_actor(task->time, previous);
 }
 
-static void alarm_rings(void *world, void *what, uint64_t which, bool ending) {
-    (void)world;
+static void on_timeout(void *owner, void *what, uint64_t which, bool ending) {
+    (void)owner;
     sim_task *task = what;
-    if (!ending && task->waits && task->turn == which) enter(task);
+    if (!ending && task->waits && task->wait_number == which) switch_to(task);
 }
 
 sim_task *sim_task_new(sim_time *time, sim_actor *actor, void (*body)(void *ctx), void *ctx) {
@@ -76,12 +76,12 @@ sim_task *sim_task_new(sim_time *time, sim_actor *actor, void (*body)(void *ctx)
     task->body = body;
     task->ctx = ctx;
     task->stack = mmap(NULL, STACK_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (task->stack == MAP_FAILED || getcontext(&task->here)) abort();
-    task->here.uc_stack.ss_sp = task->stack;
-    task->here.uc_stack.ss_size = STACK_SIZE;
-    makecontext(&task->here, begin, 0);
+    if (task->stack == MAP_FAILED || getcontext(&task->own)) abort();
+    task->own.uc_stack.ss_sp = task->stack;
+    task->own.uc_stack.ss_size = STACK_SIZE;
+    makecontext(&task->own, task_entry, 0);
     task->waits = true;
-    sim_at(time, sim_now(time), alarm_rings, task, 0);
+    sim_schedule(time, sim_now(time), on_timeout, task, 0);
     return task;
 }
 
@@ -94,12 +94,12 @@ void sim_task_free(sim_task **task) {
 
 void sim_task_wait(int64_t until_global_us) {
     sim_task *task = current;
-    if (!task) abort(); /* a node that waits would stop the world */
+    if (!task) abort(); /* only a task may wait: a node that waits would stop the simulation */
     task->waits = true;
-    sim_at(task->time, until_global_us, alarm_rings, task, ++task->turn);
-    leave(task);
+    sim_schedule(task->time, until_global_us, on_timeout, task, ++task->wait_number);
+    switch_out(task);
 }
 
 void sim_task_wake(sim_task *task) {
-    if (task->waits) sim_at(task->time, sim_now(task->time), alarm_rings, task, task->turn);
+    if (task->waits) sim_schedule(task->time, sim_now(task->time), on_timeout, task, task->wait_number);
 }

@@ -1,4 +1,4 @@
-/* A few hundred seeds in every build. More: build/tests/sim --seeds 100000 --from 1 --jobs 2. */
+/* A few hundred seeds in every build. For more: build/tests/sim --seeds 100000 --from 1 --jobs 2. */
 #include "base/log.h"
 #include "tests/sim/model.h"
 #include "tests/sim/swarm.h"
@@ -12,39 +12,40 @@ enum { SEEDS = 24 };
 enum { SEEDS = 100 };
 #endif
 
-static void quiet(void) { sn_log_setup(SN_LOG_OFF, false); }
-TestSuite(sim, .init = quiet, .fini = sim_model_free);
+static void mute_log(void) { sn_log_setup(SN_LOG_OFF, false); }
+TestSuite(sim, .init = mute_log, .fini = sim_model_free);
 
-static void live_through(uint64_t from) {
-    sim_figures sum = {0};
+static void run_seeds(uint64_t from) {
+    sim_stats sum = {0};
     for (uint64_t seed = from; seed < from + SEEDS; seed++) {
-        sim_figures f = sim_run(seed, (sim_options){0});
+        sim_stats f = sim_run(seed, (sim_options){0});
         sum.generations += f.generations;
         sum.failovers += f.failovers;
         sum.crashes += f.crashes;
-        sum.lies += f.lies;
+        sum.wrong_replies += f.wrong_replies;
     }
-    /* It was no idle time. */
+    /* the seeds are not trivial */
     cr_expect_geq(sum.generations, 2 * SEEDS);
     cr_expect_geq(sum.failovers, SEEDS / 2);
     cr_expect_geq(sum.crashes, SEEDS);
-    if (SEEDS >= 100) cr_expect_geq(sum.lies, 1);
+    if (SEEDS >= 100) cr_expect_geq(sum.wrong_replies, 1);
 }
 
-Test(sim, swarms_of_the_first_seeds_write_the_right_text_and_come_to_rest) { live_through(1); }
-Test(sim, swarms_of_other_seeds_write_the_right_text_and_come_to_rest) { live_through(1000001); }
+Test(sim, swarms_of_the_first_seeds_generate_correct_text_and_recover) { run_seeds(1); }
+Test(sim, swarms_of_other_seeds_generate_correct_text_and_recover) { run_seeds(1000001); }
 
 Test(sim, the_same_seed_gives_the_same_events) {
     uint64_t traces[8];
     for (uint64_t seed = 0; seed < 8; seed++) {
         traces[seed] = sim_run(seed, (sim_options){0}).trace;
-        for (uint64_t i = 0; i < seed; i++) cr_expect_neq(traces[i], traces[seed], "seeds %d and %d", (int)i, (int)seed);
+        for (uint64_t i = 0; i < seed; i++)
+            cr_expect_neq(traces[i], traces[seed], "seeds %d and %d", (int)i, (int)seed);
     }
     for (uint64_t seed = 8; seed-- > 0;)
         cr_expect_eq(sim_run(seed, (sim_options){0}).trace, traces[seed], "seed %d went another way", (int)seed);
 }
 
-Test(sim, a_bit_that_a_node_bends_is_seen, .exit_code = 1) {
+Test(sim, a_flipped_bit_is_detected, .exit_code = 1) {
     cr_redirect_stderr();
-    sim_run(1, (sim_options){.bend_bits = true});
+    sim_run(1, (sim_options){.flip_bits = true});
 }

@@ -1,3 +1,10 @@
+/* Virtual time (time.h).
+ *
+ * How it works: events are kept in a binary heap, ordered by time and then by the order in which they were
+ * scheduled, so that a run depends on the seed only. sim_run_next advances the time to the next event and runs its
+ * action. sim_set_actor selects the machine whose clock and random numbers the wrapped functions (sn_now_us,
+ * sn_unix_ms, sn_sleep_us, sn_random) return; without an actor they are the real ones. Every traced event changes a
+ * hash, so that two runs can be compared by one number. */
 #include "tests/sim/time.h"
 
 #include "base/clock.h"
@@ -20,16 +27,16 @@ typedef struct event {
 } event;
 
 struct sim_time {
-    void *world;
+    void *owner;
     int64_t now_us;
     event *heap;
-    size_t n, room;
+    size_t n, capacity;
     uint64_t order, done, hash;
     bool traced;
 };
 
-static sim_time *entered;
-static sim_actor *actor_now;
+static sim_time *current_time;
+static sim_actor *current_actor;
 
 void *sim_alloc(size_t bytes) {
     void *memory = calloc(1, bytes);
@@ -37,25 +44,25 @@ void *sim_alloc(size_t bytes) {
     return memory;
 }
 
-/* -- chance: SplitMix64 (Steele, Lea and Flood 2014) -- */
+/* -- random numbers: SplitMix64 (Steele, Lea and Flood 2014) */
 
-uint64_t sim_next(sim_random *random) {
+uint64_t sim_rng_next(sim_rng *random) {
     uint64_t z = random->state += 0x9e3779b97f4a7c15;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
     z = (z ^ z >> 27) * 0x94d049bb133111eb;
     return z ^ z >> 31;
 }
 
-uint64_t sim_below(sim_random *random, uint64_t n) { return n ? sim_next(random) % n : 0; }
-int64_t sim_between(sim_random *random, int64_t low, int64_t high) {
-    return low + (int64_t)sim_below(random, (uint64_t)(high - low) + 1);
+uint64_t sim_rng_below(sim_rng *random, uint64_t n) { return n ? sim_rng_next(random) % n : 0; }
+int64_t sim_rng_between(sim_rng *random, int64_t low, int64_t high) {
+    return low + (int64_t)sim_rng_below(random, (uint64_t)(high - low) + 1);
 }
-double sim_unit(sim_random *random) { return (double)(sim_next(random) >> 11) * 0x1p-53; }
-bool sim_chance(sim_random *random, double probability) { return sim_unit(random) < probability; }
-double sim_exponential(sim_random *random, double mean) { return -mean * log1p(-sim_unit(random)); }
-sim_random sim_fork(sim_random *random) { return (sim_random){sim_next(random)}; }
+double sim_rng_uniform(sim_rng *random) { return (double)(sim_rng_next(random) >> 11) * 0x1p-53; }
+bool sim_rng_bernoulli(sim_rng *random, double probability) { return sim_rng_uniform(random) < probability; }
+double sim_rng_exponential(sim_rng *random, double mean) { return -mean * log1p(-sim_rng_uniform(random)); }
+sim_rng sim_rng_fork(sim_rng *random) { return (sim_rng){sim_rng_next(random)}; }
 
-/* -- clocks -- */
+/* -- clocks */
 
 static int64_t local_of(const sim_actor *actor, int64_t us) {
     return us + actor->offset_us + us / 1000 * actor->drift_ppm / 1000;
@@ -73,15 +80,15 @@ int64_t sim_global_us(const sim_actor *actor, int64_t local_us) {
     return us;
 }
 
-/* -- events: a binary heap -- */
+/* -- events: a binary heap */
 
-static bool before(const event *x, const event *y) {
+static bool event_is_before(const event *x, const event *y) {
     return x->at_us != y->at_us ? x->at_us < y->at_us : x->order < y->order;
 }
 
-sim_time *sim_time_new(void *world) {
+sim_time *sim_time_new(void *owner) {
     sim_time *time = sim_alloc(sizeof *time);
-    time->world = world;
+    time->owner = owner;
     time->now_us = BEGIN_US;
     time->hash = 0xcbf29ce484222325;
     return time;
@@ -91,8 +98,8 @@ static event take_first(sim_time *time) {
     event first = time->heap[0], last = time->heap[--time->n];
     size_t i = 0;
     for (size_t child; (child = 2 * i + 1) < time->n; i = child) {
-        if (child + 1 < time->n && before(&time->heap[child + 1], &time->heap[child])) child++;
-        if (!before(&time->heap[child], &last)) break;
+        if (child + 1 < time->n && event_is_before(&time->heap[child + 1], &time->heap[child])) child++;
+        if (!event_is_before(&time->heap[child], &last)) break;
         time->heap[i] = time->heap[child];
     }
     if (time->n) time->heap[i] = last;
@@ -104,7 +111,7 @@ void sim_time_free(sim_time **time) {
     if (!t) return;
     while (t->n) {
         event e = take_first(t);
-        e.action(t->world, e.what, e.which, true);
+        e.action(t->owner, e.what, e.which, true);
     }
     free(t->heap);
     free(t);
@@ -112,21 +119,22 @@ void sim_time_free(sim_time **time) {
 }
 
 int64_t sim_now(const sim_time *time) { return time->now_us; }
-uint64_t sim_events(const sim_time *time) { return time->done; }
+uint64_t sim_event_count(const sim_time *time) { return time->done; }
 
-void sim_at(sim_time *time, int64_t at_us, sim_action action, void *what, uint64_t which) {
-    if (time->n == time->room) {
-        time->room = 2 * time->room + 256;
-        time->heap = realloc(time->heap, time->room * sizeof *time->heap);
-        if (!time->heap) abort();
+void sim_schedule(sim_time *time, int64_t at_us, sim_action action, void *what, uint64_t which) {
+    if (time->n == time->capacity) {
+        time->capacity = 2 * time->capacity + 256;
+        event *grown = realloc(time->heap, time->capacity * sizeof *grown);
+        if (!grown) abort();
+        time->heap = grown;
     }
     event e = {at_us > time->now_us ? at_us : time->now_us, time->order++, action, what, which};
     size_t i = time->n++;
-    for (; i && before(&e, &time->heap[(i - 1) / 2]); i = (i - 1) / 2) time->heap[i] = time->heap[(i - 1) / 2];
+    for (; i && event_is_before(&e, &time->heap[(i - 1) / 2]); i = (i - 1) / 2) time->heap[i] = time->heap[(i - 1) / 2];
     time->heap[i] = e;
 }
 
-bool sim_step(sim_time *time, int64_t until_us) {
+bool sim_run_next(sim_time *time, int64_t until_us) {
     if (!time->n || time->heap[0].at_us > until_us) {
         if (time->now_us < until_us) time->now_us = until_us;
         return false;
@@ -134,43 +142,43 @@ bool sim_step(sim_time *time, int64_t until_us) {
     event e = take_first(time);
     time->now_us = e.at_us;
     time->done++;
-    e.action(time->world, e.what, e.which, false);
+    e.action(time->owner, e.what, e.which, false);
     return true;
 }
 
 /* -- the trace -- */
 
-static void mix(sim_time *time, uint64_t x) {
+static void mix_hash(sim_time *time, uint64_t x) {
     time->hash = (time->hash ^ x) * 0x9e3779b97f4a7c15;
     time->hash ^= time->hash >> 29;
 }
 
-void sim_note(sim_time *time, const char *what, uint64_t a, uint64_t b) {
-    mix(time, (uint64_t)time->now_us);
-    sim_note_bytes(time, what, strlen(what));
-    mix(time, a);
-    mix(time, b);
+void sim_trace_event(sim_time *time, const char *what, uint64_t a, uint64_t b) {
+    mix_hash(time, (uint64_t)time->now_us);
+    sim_trace_bytes(time, what, strlen(what));
+    mix_hash(time, a);
+    mix_hash(time, b);
     if (time->traced)
         fprintf(stderr, "%11.6f %s %llu %llu\n", (double)(time->now_us - BEGIN_US) / 1e6, what, (unsigned long long)a,
                 (unsigned long long)b);
 }
 
-void sim_note_bytes(sim_time *time, const void *bytes, size_t len) {
+void sim_trace_bytes(sim_time *time, const void *bytes, size_t len) {
     const uint8_t *at = bytes;
     for (; len >= 8; at += 8, len -= 8) {
         uint64_t x;
         memcpy(&x, at, 8);
-        mix(time, x);
+        mix_hash(time, x);
     }
     uint64_t rest = len;
     for (size_t i = 0; i < len; i++) rest = rest << 8 | at[i];
-    mix(time, rest);
+    mix_hash(time, rest);
 }
 
 uint64_t sim_trace_hash(const sim_time *time) { return time->hash; }
-void sim_trace(sim_time *time, bool on) { time->traced = on; }
+void sim_trace_enable(sim_time *time, bool on) { time->traced = on; }
 
-/* -- in the place of base/clock.h and sn_random -- */
+/* -- replacements of base/clock.h and sn_random */
 
 int64_t __real_sn_now_us(void);
 int64_t __real_sn_unix_ms(void);
@@ -181,29 +189,33 @@ int64_t __wrap_sn_unix_ms(void);
 void __wrap_sn_sleep_us(int64_t us);
 void __wrap_sn_random(void *out, size_t len);
 
-sim_actor *sim_enter(sim_time *time, sim_actor *actor) {
-    sim_actor *was = actor_now;
-    entered = time;
-    actor_now = actor;
-    return was;
+sim_actor *sim_set_actor(sim_time *time, sim_actor *actor) {
+    sim_actor *previous = current_actor;
+    current_time = time;
+    current_actor = actor;
+    return previous;
 }
 
-int64_t __wrap_sn_now_us(void) { return actor_now ? sim_local_us(entered, actor_now) : __real_sn_now_us(); }
-int64_t __wrap_sn_unix_ms(void) { return actor_now ? sim_unix_ms(entered, actor_now) : __real_sn_unix_ms(); }
+int64_t __wrap_sn_now_us(void) {
+    return current_actor ? sim_local_us(current_time, current_actor) : __real_sn_now_us();
+}
+int64_t __wrap_sn_unix_ms(void) {
+    return current_actor ? sim_unix_ms(current_time, current_actor) : __real_sn_unix_ms();
+}
 
 void __wrap_sn_sleep_us(int64_t us) {
-    if (!actor_now) {
+    if (!current_actor) {
         __real_sn_sleep_us(us);
         return;
     }
-    int64_t until = sim_global_us(actor_now, sim_local_us(entered, actor_now) + us);
-    while (sim_now(entered) < until) sim_task_wait(until); /* a message wakes it: it goes to sleep again */
+    int64_t until = sim_global_us(current_actor, sim_local_us(current_time, current_actor) + us);
+    while (sim_now(current_time) < until) sim_task_wait(until); /* a message may wake the task early */
 }
 
 void __wrap_sn_random(void *out, size_t len) {
-    if (!actor_now) {
+    if (!current_actor) {
         __real_sn_random(out, len);
         return;
     }
-    for (uint8_t *at = out; len; at++, len--) *at = (uint8_t)(sim_next(&actor_now->random) >> 32);
+    for (uint8_t *at = out; len; at++, len--) *at = (uint8_t)(sim_rng_next(&current_actor->random) >> 32);
 }

@@ -1,8 +1,18 @@
+/* How it works: a member is a real node (sn_node) that runs in a thread of its own and talks over one in-memory hub
+ * (sn_transport_memory_new). cluster_new starts the virtual clock, so that timeouts and long waits cost no real
+ * time.
+ *
+ * The hub calls filter_message for every message. The filter looks for the sender and the receiver among the
+ * members, and drops or duplicates messages of members that are cut off or duplicated; it runs in the threads of the
+ * nodes, so that it reads only atomics.
+ *
+ * Members are appended and never removed. cluster_restart frees the node of a member and starts a new one with the
+ * same identity, address and blocks. */
 #include "tests/support/cluster.h"
 
 #include "base/clock.h"
-#include "tests/support/need.h"
-#include "tests/support/own_time.h"
+#include "tests/support/require.h"
+#include "tests/support/virtual_clock.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -17,70 +27,73 @@ typedef struct member {
     int first, end;
     sn_identity identity;
     pthread_t thread;
-    bool stopped, asked; /* to leave; and it has */
-    atomic_bool cut_off, doubled, left;
-    atomic_int steps_left; /* until it is cut off; 0: not counted */
+    bool stopped, asked; /* stopped: joined; asked: sn_node_stop was called */
+    atomic_bool cut_off, duplicated, left;
+    atomic_int steps_left; /* STEPs until the member is cut off; 0: not counted */
 } member;
 
 struct cluster {
     cluster_options options;
     sn_hub *hub;
     member members[NODES_MAX];
-    atomic_int n; /* the filter reads it in other threads: a member is whole before it counts */
+    atomic_int n; /* the filter reads n in other threads: a member is complete before it is counted */
 };
 
-static sn_fate deliver(void *ctx, const char *from, const char *to, const sn_msg *msg) {
+static sn_hub_action filter_message(void *ctx, const char *from, const char *to, const sn_msg *msg) {
     cluster *c = ctx;
-    sn_fate fate = SN_DELIVER;
+    sn_hub_action action = SN_DELIVER;
     for (int i = 0; i < c->n; i++) {
         member *m = &c->members[i];
-        bool to_it = !strcmp(to, m->address);
-        if (!to_it && strcmp(from, m->address)) continue;
-        if (to_it && msg->kind == SN_MSG_STEP && atomic_load(&m->steps_left) && atomic_fetch_sub(&m->steps_left, 1) == 1)
+        bool is_receiver = !strcmp(to, m->address);
+        if (!is_receiver && strcmp(from, m->address)) continue;
+        if (is_receiver && msg->kind == SN_MSG_STEP && atomic_load(&m->steps_left) &&
+            atomic_fetch_sub(&m->steps_left, 1) == 1)
             atomic_store(&m->cut_off, true);
         if (atomic_load(&m->cut_off)) return SN_DROP;
-        if (atomic_load(&m->doubled)) fate = SN_DUPLICATE;
+        if (atomic_load(&m->duplicated)) action = SN_DUPLICATE;
     }
-    return fate;
+    return action;
 }
 
 cluster *cluster_new(const cluster_options *options) {
     cluster *c = calloc(1, sizeof *c);
     if (!c) abort();
-    own_time_begin();
+    virtual_clock_begin();
     c->options = *options;
     if (!c->options.threads) c->options.threads = 1;
     if (!c->options.kv_memory) c->options.kv_memory = 64u << 20;
     if (!c->options.sessions_max) c->options.sessions_max = 64;
-    if (!c->options.room_timeout_s) c->options.room_timeout_s = 1;
-    NEED(sn_hub_new(&c->hub, &err));
-    sn_hub_set_filter(c->hub, deliver, c);
+    if (!c->options.kv_timeout_s) c->options.kv_timeout_s = 1;
+    REQUIRE(sn_hub_new(&c->hub, &err));
+    sn_hub_set_filter(c->hub, filter_message, c);
     return c;
 }
 
-static void *run(void *ctx) {
+static void *node_main(void *ctx) {
     member *m = ctx;
-    NEED(sn_node_run(m->node, &err));
+    REQUIRE(sn_node_run(m->node, &err));
     atomic_store(&m->left, true);
     return NULL;
 }
 
 static int count_blocks(const char *path) {
     sn_model *model = NULL;
-    NEED(sn_model_open(path, &model, &err));
+    REQUIRE(sn_model_open(path, &model, &err));
     int n = sn_model_hparams(model)->n_blocks;
     sn_model_close(&model);
     return n;
 }
 
-/* The member's node, with its thread. */
-static void start(cluster *c, member *m) {
-    char path[] = "/tmp/swarm-test-identity-XXXXXX"; /* a name for the file that save makes */
+/* Creates the member's node and starts its thread. */
+static void start_member(cluster *c, member *m) {
+    char path[] = "/tmp/swarm-test-identity-XXXXXX"; /* holds the identity file that the node reads */
     char file[64];
     const char *join = m->join;
     if (!mkdtemp(path)) abort();
     snprintf(file, sizeof file, "%s/id", path);
-    NEED(sn_identity_save(&m->identity, file, &err));
+    REQUIRE(sn_identity_save(&m->identity, file, &err));
+    char name[32];
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(m->address, ":"), m->address);
     sn_node_config config = {
         .model_path = m->model,
         .first = m->first,
@@ -91,37 +104,37 @@ static void start(cluster *c, member *m) {
         .identity_path = file,
         .swarm_key_path = c->options.swarm_key,
         .quota = c->options.quota,
-        .name = m->address + strlen("mem://"),
-        .placing = {.device = c->options.device ? c->options.device : "cpu",
-                    .device_map = c->options.device_map,
-                    .options = {.threads = c->options.threads, .isa = c->options.isa},
-                    .kv_memory = c->options.kv_memory},
+        .name = name,
+        .device_placement = {.device = c->options.device ? c->options.device : "cpu",
+                             .device_map = c->options.device_map,
+                             .device_options = {.threads = c->options.threads, .isa = c->options.isa},
+                             .kv_memory = c->options.kv_memory},
         .sessions_max = (size_t)c->options.sessions_max,
         .session_timeout_s = 600,
-        .room_timeout_s = c->options.room_timeout_s,
+        .kv_timeout_s = c->options.kv_timeout_s,
         .drain_timeout_s = c->options.drain_timeout_s,
         .kv_dtype = c->options.kv_dtype,
-        .prefix_memory = c->options.prefix_memory,
+        .prefix_cache_memory = c->options.prefix_cache_memory,
         .tune_memory = c->options.tune_memory,
-        .share_all = c->options.share_all,
-        .idle_to = c->options.idle_to,
-        .idle_dir = c->options.idle_dir,
-        .idle_memory = c->options.idle_memory,
-        .idle_after_s = c->options.idle_after_s,
+        .prefix_cache_shared = c->options.prefix_cache_shared,
+        .swap_to = c->options.swap_to,
+        .swap_dir = c->options.swap_dir,
+        .swap_memory = c->options.swap_memory,
+        .swap_after_s = c->options.swap_after_s,
     };
     sn_transport *transport = NULL;
-    NEED(sn_transport_memory_new(c->hub, &m->identity, &transport, &err));
-    NEED(sn_node_new(&config, &transport, NULL, NULL, &m->node, &err));
+    REQUIRE(sn_transport_memory_new(c->hub, &m->identity, &transport, &err));
+    REQUIRE(sn_node_new(&config, &transport, NULL, NULL, &m->node, &err));
     remove(file);
     remove(path);
-    if (pthread_create(&m->thread, NULL, run, m)) abort();
+    if (pthread_create(&m->thread, NULL, node_main, m)) abort();
 }
 
 int cluster_add_of(cluster *c, const char *model, int first, int end) {
     if (c->n == NODES_MAX) abort();
     member *m = &c->members[c->n];
-    NEED(sn_identity_new(&m->identity, &err));
-    snprintf(m->address, sizeof m->address, "mem://node%d", c->n);
+    REQUIRE(sn_identity_new(&m->identity, &err));
+    snprintf(m->address, sizeof m->address, "node%d:1", c->n);
     snprintf(m->model, sizeof m->model, "%s", model);
     m->first = first;
     m->end = end ? end : count_blocks(model);
@@ -130,7 +143,7 @@ int cluster_add_of(cluster *c, const char *model, int first, int end) {
         snprintf(m->join, sizeof m->join, "%s#%s", c->members[0].address,
                  sn_hex(sn_node_curve_key(c->members[0].node), SN_KEY_SIZE, key));
     }
-    start(c, m);
+    start_member(c, m);
     return c->n++;
 }
 
@@ -146,14 +159,15 @@ int cluster_count(const cluster *c) { return atomic_load(&((cluster *)(uintptr_t
 sn_hub *cluster_hub(cluster *c) { return c->hub; }
 void cluster_cut_off(cluster *c, int number) { atomic_store(&c->members[number].cut_off, true); }
 void cluster_cut_off_at_step(cluster *c, int number, int n) { atomic_store(&c->members[number].steps_left, n); }
-void cluster_double(cluster *c, int number) { atomic_store(&c->members[number].doubled, true); }
+void cluster_duplicate_messages(cluster *c, int number) { atomic_store(&c->members[number].duplicated, true); }
 
 void cluster_stop(cluster *c, int number) {
     member *m = &c->members[number];
     if (m->stopped) return;
     m->stopped = true;
     if (!m->asked) sn_node_stop(m->node);
-    if (atomic_load(&m->cut_off)) sn_node_stop(m->node); /* nobody can tell it that its sessions are over */
+    /* a node that is cut off never receives CLOSE for its sessions: the second stop ends its drain */
+    if (atomic_load(&m->cut_off)) sn_node_stop(m->node);
     pthread_join(m->thread, NULL);
 }
 
@@ -163,7 +177,7 @@ void cluster_restart(cluster *c, int number) {
     sn_node_free(&m->node);
     m->stopped = m->asked = false;
     atomic_store(&m->left, false);
-    start(c, m);
+    start_member(c, m);
 }
 
 void cluster_drain(cluster *c, int number) {
@@ -185,13 +199,13 @@ void cluster_free(cluster **c) {
 }
 
 sn_transport *cluster_transport(cluster *c, sn_identity *identity) {
-    NEED(sn_identity_new(identity, &err));
+    REQUIRE(sn_identity_new(identity, &err));
     return cluster_transport_as(c, identity);
 }
 
 sn_transport *cluster_transport_as(cluster *c, const sn_identity *identity) {
     sn_transport *transport = NULL;
-    NEED(sn_transport_memory_new(c->hub, identity, &transport, &err));
+    REQUIRE(sn_transport_memory_new(c->hub, identity, &transport, &err));
     return transport;
 }
 
@@ -204,17 +218,18 @@ sn_link *cluster_link(cluster *c) {
         memcpy(seeds[i].curve_key, sn_node_curve_key(c->members[i].node), SN_KEY_SIZE);
     }
     sn_link *link = NULL;
-    NEED(sn_link_over(&transport, seeds, (size_t)c->n, &link, &err));
+    REQUIRE(sn_link_open_transport(&transport, seeds, (size_t)c->n, &link, &err));
     return link;
 }
 
-int cluster_holder(const sn_chain *chain, int block) {
+int cluster_node_of_block(const sn_chain *chain, int block) {
     sn_hop_report hops[SN_HOPS_MAX];
     size_t n = sn_chain_hops(chain, hops, SN_HOPS_MAX);
     for (size_t i = 0; i < n; i++) {
-        const char *at = strstr(hops[i].node, "mem://node");
+        const char *at = strstr(hops[i].node, "node");
         int number;
-        if (hops[i].first_block <= block && block < hops[i].end_block && at && sscanf(at, "mem://node%d", &number) == 1) return number;
+        if (hops[i].first_block <= block && block < hops[i].end_block && at && sscanf(at, "node%d:1", &number) == 1)
+            return number;
     }
     return -1;
 }

@@ -25,19 +25,19 @@ void conformance_fail(conformance *c, const char *format, ...) {
     va_start(args, format);
     vsnprintf(c->failure, sizeof c->failure, format, args);
     va_end(args);
-    longjmp(c->give_up, 1);
+    longjmp(c->on_failure, 1);
 }
 
-/* What prepare is told: no case goes beyond. */
+/* The limits given to prepare: no case exceeds them. */
 static const sn_device_limits limits = {.rows = 80, .width = 1024, .context = 512, .experts = 128, .experts_used = 8};
 
-static void begin(conformance *c) {
+static void open_device(conformance *c) {
     CONFORMANCE_OK(c, sn_device_open(c->id, &c->options, &c->device, &c->err));
     CONFORMANCE_OK(c, c->device->ops->prepare(c->device, &limits, &c->err));
 }
 
-static bool attempt(conformance *c, void (*step)(conformance *c)) {
-    if (setjmp(c->give_up)) return false;
+static bool run_guarded(conformance *c, void (*step)(conformance *c)) {
+    if (setjmp(c->on_failure)) return false;
     step(c);
     return true;
 }
@@ -48,7 +48,7 @@ bool conformance_run(conformance *c, conformance_case which) {
     c->skipped = false;
     c->n_buffers = 0;
     c->device = NULL;
-    bool passed = attempt(c, begin) && attempt(c, cases[which].run);
+    bool passed = run_guarded(c, open_device) && run_guarded(c, cases[which].run);
     if (c->faults) c->faults->heal();
     if (c->device) conformance_release(c, 0);
     sn_device_close(&c->device);
@@ -62,9 +62,9 @@ bool conformance_run(conformance *c, conformance_case which) {
 
 /* -- memory */
 
-static void *keep(conformance *c, void *at, size_t bytes, int kind) {
-    size_t room = sizeof c->buffers / sizeof *c->buffers;
-    CONFORMANCE_CHECK(c, (size_t)c->n_buffers < room, "the case uses more than %zu buffers", room);
+static void *track_buffer(conformance *c, void *at, size_t bytes, int kind) {
+    size_t capacity = sizeof c->buffers / sizeof *c->buffers;
+    CONFORMANCE_CHECK(c, (size_t)c->n_buffers < capacity, "the case uses more than %zu buffers", capacity);
     c->buffers[c->n_buffers].at = at;
     c->buffers[c->n_buffers].bytes = bytes;
     c->buffers[c->n_buffers++].kind = kind;
@@ -74,20 +74,20 @@ static void *keep(conformance *c, void *at, size_t bytes, int kind) {
 void *conformance_bytes(conformance *c, size_t bytes) {
     void *at;
     CONFORMANCE_OK(c, c->device->ops->alloc(c->device, bytes, &at, &c->err));
-    return keep(c, at, bytes, BUFFER_DEVICE);
+    return track_buffer(c, at, bytes, BUFFER_DEVICE);
 }
 
 void *conformance_pinned(conformance *c, size_t bytes) {
     void *at;
     CONFORMANCE_OK(c, c->device->ops->host_alloc(c->device, bytes, &at, &c->err));
-    return keep(c, at, bytes, BUFFER_PINNED);
+    return track_buffer(c, at, bytes, BUFFER_PINNED);
 }
 
 void *conformance_heap(conformance *c, size_t bytes) {
     void *at = NULL;
     if (posix_memalign(&at, 64, bytes ? bytes : 1)) abort();
     memset(at, 0, bytes);
-    return keep(c, at, bytes, BUFFER_HEAP);
+    return track_buffer(c, at, bytes, BUFFER_HEAP);
 }
 
 void conformance_release(conformance *c, int n_buffers) {
@@ -127,7 +127,7 @@ float *conformance_random(conformance *c, size_t n, uint64_t seed) {
 
 /* -- weights */
 
-/* One row's values in double precision; a plain type is its own value. */
+/* Decodes one row to double precision; rows of a plain type are given as `plain`. */
 static void decode_row(sn_dtype dtype, const uint8_t *row, const float *plain, size_t cols, double *values,
                        double *sizes) {
     sn_quant_group groups[SN_QUANT_GROUPS_MAX];

@@ -1,8 +1,8 @@
-/* One suite for every backend of device/device.h: each operation over awkward shapes against naive arithmetic in double
- * precision, and what the header promises about memory, copies, passes, waits and failures.
+/* One test suite for every backend of device/device.h: each operation with awkward shapes against naive arithmetic
+ * in double precision, and the header's promises about memory, copies, batches, waits and failures.
  *
- * A case knows nothing of Criterion, so that a plain program can run the suite on a machine that has a GPU and little
- * else. A Criterion program makes one test of each case:
+ * A case does not depend on Criterion, so that a plain program can run the suite on a machine that has little but a
+ * GPU. A Criterion program makes one test of each case:
  *
  *     #define X(name) Test(xpu_conformance, name) { run(CONFORMANCE_##name); }
  *     CONFORMANCE_CASES(X)
@@ -22,10 +22,10 @@
     X(the_source_of_an_upload_may_change_at_once)                                                                      \
     X(the_host_cannot_touch_device_memory)                                                                             \
     X(memory_returns_after_many_rounds)                                                                                \
-    X(a_copy_beside_the_queue_waits_for_the_work_before_it)                                                            \
-    X(many_copies_go_on_beside_the_queue)                                                                              \
-    X(the_source_of_a_copy_may_change_after_waiting_for_it)                                                            \
-    X(weights_that_no_matrix_can_have_are_refused)                                                                     \
+    X(a_concurrent_copy_waits_for_earlier_work)                                                                        \
+    X(many_copies_run_concurrently_with_the_queue)                                                                     \
+    X(the_source_of_a_copy_may_change_after_its_fence)                                                                 \
+    X(invalid_weights_are_refused)                                                                                     \
     X(linear_of_every_type)                                                                                            \
     X(linear_of_several_matrices_and_biases)                                                                           \
     X(linear_that_is_to_be_exact)                                                                                      \
@@ -39,40 +39,40 @@
     X(layer_norm_keeps_nan_in_its_row)                                                                                 \
     X(activations_over_the_whole_range)                                                                                \
     X(add_is_exact)                                                                                                    \
-    X(gather_of_every_type)                                                                                            \
-    X(gather_refuses_rows_that_are_not_there)                                                                          \
-    X(the_past_comes_back_unchanged)                                                                                   \
-    X(kv_store_writes_where_the_pass_says)                                                                             \
-    X(attention_of_one_token_without_a_past)                                                                           \
+    X(get_rows_of_every_type)                                                                                          \
+    X(get_rows_refuses_rows_out_of_range)                                                                              \
+    X(kv_loads_back_unchanged)                                                                                         \
+    X(kv_store_writes_where_the_batch_says)                                                                            \
+    X(attention_of_the_first_token)                                                                                    \
     X(attention_while_decoding)                                                                                        \
     X(attention_of_several_prompts)                                                                                    \
     X(attention_within_a_window)                                                                                       \
-    X(attention_that_leans)                                                                                            \
+    X(attention_with_alibi_slopes)                                                                                     \
     X(attention_with_sinks)                                                                                            \
     X(attention_over_page_borders)                                                                                     \
-    X(attention_of_a_pass_without_rows)                                                                                \
+    X(attention_of_a_batch_without_rows)                                                                               \
     X(attention_keeps_nan_in_its_head)                                                                                 \
-    X(route_takes_the_largest)                                                                                         \
-    X(route_keeps_nan_in_its_row)                                                                                      \
-    X(linear_routed_of_every_type)                                                                                     \
-    X(linear_routed_of_nothing)                                                                                        \
-    X(combine_adds_up_in_order)                                                                                        \
-    X(linear_grad_of_every_type)                                                                                       \
-    X(outer_grad_grows)                                                                                                \
+    X(moe_gate_takes_the_largest)                                                                                      \
+    X(moe_gate_keeps_nan_in_its_row)                                                                                   \
+    X(moe_linear_of_every_type)                                                                                        \
+    X(moe_linear_of_nothing)                                                                                           \
+    X(moe_combine_adds_up_in_order)                                                                                    \
+    X(linear_input_grad_of_every_type)                                                                                 \
+    X(linear_weight_grad_accumulates)                                                                                  \
     X(rms_norm_grad_by_differences)                                                                                    \
     X(layer_norm_grad_by_differences)                                                                                  \
     X(activation_grad_by_differences)                                                                                  \
     X(attention_grad_by_differences)                                                                                   \
-    X(route_grad_by_differences)                                                                                       \
-    X(linear_routed_grad_of_every_type)                                                                                \
-    X(combine_grad_by_differences)                                                                                     \
-    X(a_recorded_pass_follows_its_sessions)                                                                            \
-    X(a_recorded_pass_follows_its_experts)                                                                             \
-    X(an_allocation_that_fails_says_so)                                                                                \
+    X(moe_gate_grad_by_differences)                                                                                    \
+    X(moe_linear_grad_of_every_type)                                                                                   \
+    X(moe_combine_grad_by_differences)                                                                                 \
+    X(a_recorded_batch_follows_its_sessions)                                                                           \
+    X(a_recorded_batch_follows_its_experts)                                                                            \
+    X(a_failed_allocation_is_an_error)                                                                                 \
     X(opening_survives_any_allocation_that_fails)                                                                      \
-    X(a_device_that_does_not_answer_is_left)                                                                           \
-    X(a_copy_that_hangs_is_left)                                                                                       \
-    X(a_lost_device_says_so_ever_after)
+    X(a_device_that_does_not_answer_is_abandoned)                                                                      \
+    X(a_copy_that_hangs_is_abandoned)                                                                                  \
+    X(a_lost_device_stays_an_error)
 
 typedef enum conformance_case {
 #define X(name) CONFORMANCE_##name,
@@ -81,31 +81,31 @@ typedef enum conformance_case {
         CONFORMANCE_COUNT
 } conformance_case;
 
-/* How a test makes the device fail. Counts begin at the call. Several devices of the process may be hit. */
+/* How a test makes the device fail. Counts begin at the call. Several devices of the process may be affected. */
 typedef struct conformance_faults {
-    void (*fail_allocation)(
-        int nth);          /* the nth allocation of device or pinned memory fails (first: 1), the others not */
-    void (*stall)(int ms); /* the next kernel or copy that the device executes takes this long, once; or until heal */
-    void (*lose)(int nth); /* from its nth kernel or copy on, the device is lost */
-    void (*heal)(void);    /* none of these any more */
+    void (*fail_allocation)(int nth); /* the nth allocation of device or pinned memory fails (first: 1), no other */
+    void (*stall)(int ms);            /* the device's next kernel or copy takes this long, once; or until heal */
+    void (*lose)(int nth);            /* from its nth kernel or copy on, the device is lost */
+    void (*heal)(void);               /* ends all of these */
 } conformance_faults;
 
 typedef struct conformance {
-    /* -- given */
+    /* -- set by the caller */
     sn_device_id id;
     sn_device_options options;
     const conformance_faults *faults; /* NULL: the cases about failures are skipped */
-    size_t (*memory_used)(void);      /* bytes of device memory allocated now; NULL: not looked at */
-    /* What the backend rounds inputs of its inner products to, as a share of each number: 0 for float32, 0x1p-9 for
-     * bfloat16. Apart, for linear and for attention. */
+    size_t (*memory_used)(void);      /* bytes of device memory allocated now; NULL: not checked */
+    /* The relative error with which the backend rounds the inputs of its inner products: 0 for float32, 0x1p-9 for
+     * bfloat16. Separate for linear and for attention. */
     double linear_rounding, attention_rounding;
-    /* With quantised weights, the rows of x become 8-bit numbers in groups of 32 with one scale (the CPU's way). */
+    /* With quantised weights, the rows of x are rounded to 8-bit numbers in groups of 32 with one scale, as the CPU
+     * does. */
     bool eight_bit_rows;
 
     /* -- the suite's own */
     sn_device *device;
     sn_err err;
-    jmp_buf give_up;
+    jmp_buf on_failure;
     char failure[1024]; /* "" after a case that passed */
     bool skipped;
     struct conformance_buffer {
@@ -118,13 +118,13 @@ typedef struct conformance {
 
 const char *conformance_name(conformance_case which);
 
-/* Opens the device, runs the case, frees and closes everything, also after a failure. True when it passed or was
- * skipped (c->skipped); else c->failure says what was wrong. */
+/* Opens the device, runs the case, and frees and closes everything, also after a failure. True if the case passed or
+ * was skipped (c->skipped); otherwise c->failure says what was wrong. */
 bool conformance_run(conformance *c, conformance_case which);
 
-/* -- for the cases (conformance_*.c) and tests of one backend that go further */
+/* -- for the cases (conformance_*.c), and for tests of one backend that go further */
 
-/* Ends the running case with this sentence. */
+/* Ends the running case with this message. */
 _Noreturn void conformance_fail(conformance *c, const char *format, ...) SN_PRINTF(2, 3);
 #define CONFORMANCE_CHECK(c, condition, ...)                                                                           \
     do {                                                                                                               \
@@ -145,10 +145,10 @@ void *conformance_heap(conformance *c, size_t bytes);                       /* p
 float *conformance_upload(conformance *c, const float *host, size_t n);     /* device */
 float *conformance_download(conformance *c, const float *device, size_t n); /* heap */
 float *conformance_random(conformance *c, size_t n, uint64_t seed);         /* heap: uniform in [-1, 1) */
-void conformance_release(conformance *c, int n_buffers);                    /* those beyond the first n_buffers */
+void conformance_release(conformance *c, int n_buffers);                    /* those after the first n_buffers */
 
-/* Random rows of a weight on the device, and what they stand for: values and the size of what was added up for each
- * (|scale * q| + |offset|), both (rows, cols), heap. */
+/* Random rows of a weight on the device, and what they decode to: the values, and the magnitudes of the terms of
+ * each value (|scale * q| + |offset|), both (rows, cols), heap. */
 typedef struct conformance_weight {
     sn_weight weight;
     double *values, *sizes;

@@ -1,5 +1,9 @@
-/* Mixtures of experts: the choice, the matrices of those chosen, what becomes of their results; and the gradients of all three.
- * Tolerances as in conformance_math.c and conformance_grad.c. */
+/* Mixtures of experts: the gate that selects experts, the matrices of the selected experts, the weighted sum of
+ * their results, and the gradients of all three.
+ *
+ * How it works: a `selection` holds the experts and weights that naive arithmetic selects, on the host and on the
+ * device, so that each operation is tested apart from the gate. The gradients of the gate are compared with
+ * differences of the formula. Tolerances are those of conformance_math.c and conformance_grad.c. */
 #include "tests/support/conformance.h"
 
 #include "device/quant.h"
@@ -8,16 +12,17 @@
 #include <math.h>
 #include <string.h>
 
-/* -- a choice, by naive arithmetic */
+/* -- a selection, by naive arithmetic */
 
-typedef struct choice {
+typedef struct selection {
     int n, n_experts, k;
     int32_t *ids;
     double *weights;
-    sn_choice device;
-} choice;
+    sn_moe_selection device;
+} selection;
 
-static void choose(int n_experts, int k, bool over_all, const double *logits, int32_t *ids, double *weights) {
+static void naive_gate(int n_experts, int k, bool softmax_over_all, const double *logits, int32_t *ids,
+                       double *weights) {
     bool taken[SN_EXPERTS_MAX] = {false};
     double sum = 0;
     for (int j = 0; j < k; j++) {
@@ -29,38 +34,42 @@ static void choose(int n_experts, int k, bool over_all, const double *logits, in
         weights[j] = exp(logits[best] - logits[ids[0]]);
     }
     for (int e = 0; e < n_experts; e++)
-        if (over_all || taken[e]) sum += exp(logits[e] - logits[ids[0]]);
+        if (softmax_over_all || taken[e]) sum += exp(logits[e] - logits[ids[0]]);
     for (int j = 0; j < k; j++) weights[j] /= sum;
 }
 
-static void *up(conformance *c, const void *host, size_t bytes) {
+static void *upload_bytes(conformance *c, const void *host, size_t bytes) {
     void *device = conformance_bytes(c, bytes);
     CONFORMANCE_OK(c, c->device->ops->upload(c->device, device, host, bytes, &c->err));
     return device;
 }
 
-static void *down(conformance *c, const void *device, size_t bytes) {
+static void *download_bytes(conformance *c, const void *device, size_t bytes) {
     void *host = conformance_heap(c, bytes);
     CONFORMANCE_OK(c, c->device->ops->download(c->device, host, device, bytes, &c->err));
     return host;
 }
 
-/* The experts of n rows with these logits; on the device, too. */
-static choice choice_of(conformance *c, int n, int n_experts, int k, bool over_all, const float *logits) {
+/* The experts selected for n rows with these logits, on the host and on the device. */
+static selection make_selection(conformance *c, int n, int n_experts, int k, bool softmax_over_all,
+                                const float *logits) {
     size_t pairs = (size_t)(n * k);
-    choice o = {n, n_experts, k, conformance_heap(c, pairs * sizeof(int32_t)), conformance_heap(c, pairs * sizeof(double)), {0}};
+    selection o = {
+        n,  n_experts, k, conformance_heap(c, pairs * sizeof(int32_t)), conformance_heap(c, pairs * sizeof(double)),
+        {0}};
     double row[SN_EXPERTS_MAX];
     float *weights = conformance_heap(c, pairs * sizeof *weights);
     for (int i = 0; i < n; i++) {
         for (int e = 0; e < n_experts; e++) row[e] = (double)logits[i * n_experts + e];
-        choose(n_experts, k, over_all, row, o.ids + i * k, o.weights + i * k);
+        naive_gate(n_experts, k, softmax_over_all, row, o.ids + i * k, o.weights + i * k);
     }
     for (size_t p = 0; p < pairs; p++) weights[p] = (float)o.weights[p];
-    o.device = (sn_choice){n, n_experts, k, up(c, o.ids, pairs * sizeof *o.ids), up(c, weights, pairs * sizeof *weights)};
+    o.device = (sn_moe_selection){n, n_experts, k, upload_bytes(c, o.ids, pairs * sizeof *o.ids),
+                                  upload_bytes(c, weights, pairs * sizeof *weights)};
     return o;
 }
 
-/* Logits of several sizes, some rows of them with many that are equal. */
+/* Makes logits of several magnitudes; some rows hold many equal logits. */
 static float *make_logits(conformance *c, int n, int n_experts) {
     float *logits = conformance_random(c, (size_t)(n * n_experts), (uint64_t)(n + n_experts));
     for (int i = 0; i < n * n_experts; i++)
@@ -68,21 +77,22 @@ static float *make_logits(conformance *c, int n, int n_experts) {
     return logits;
 }
 
-static void try_route(conformance *c, int n, int n_experts, int k, bool over_all) {
+static void try_moe_gate(conformance *c, int n, int n_experts, int k, bool softmax_over_all) {
     int mark = c->n_buffers;
     size_t pairs = (size_t)(n * k);
     float *logits = make_logits(c, n, n_experts);
-    choice want = choice_of(c, n, n_experts, k, over_all, logits);
+    selection want = make_selection(c, n, n_experts, k, softmax_over_all, logits);
     int32_t *ids = conformance_bytes(c, pairs * sizeof *ids);
     float *weights = conformance_bytes(c, pairs * sizeof *weights);
-    CONFORMANCE_OK(c, c->device->ops->route(c->device, n, n_experts, k, over_all,
-                                            conformance_upload(c, logits, (size_t)(n * n_experts)), ids, weights, &c->err));
-    const int32_t *got = down(c, ids, pairs * sizeof *got);
+    CONFORMANCE_OK(c, c->device->ops->moe_gate(c->device, n, n_experts, k, softmax_over_all,
+                                               conformance_upload(c, logits, (size_t)(n * n_experts)), ids, weights,
+                                               &c->err));
+    const int32_t *got = download_bytes(c, ids, pairs * sizeof *got);
     const float *shares = conformance_download(c, weights, pairs);
     for (size_t p = 0; p < pairs; p++) {
         double error = want.weights[p] * (n_experts + 16) * CONFORMANCE_EPSILON * 4 + 1e-36;
-        CONFORMANCE_CHECK(c, got[p] == want.ids[p], "%d of %d experts: row %zu takes %d at place %zu, not %d", k, n_experts,
-                          p / (size_t)k, (int)got[p], p % (size_t)k, (int)want.ids[p]);
+        CONFORMANCE_CHECK(c, got[p] == want.ids[p], "%d of %d experts: row %zu takes %d at place %zu, not %d", k,
+                          n_experts, p / (size_t)k, (int)got[p], p % (size_t)k, (int)want.ids[p]);
         CONFORMANCE_CHECK(c, conformance_close((double)shares[p], want.weights[p], error),
                           "%d of %d experts: weight %zu of row %zu is %g, not %g +- %g", k, n_experts, p % (size_t)k,
                           p / (size_t)k, (double)shares[p], want.weights[p], error);
@@ -90,24 +100,25 @@ static void try_route(conformance *c, int n, int n_experts, int k, bool over_all
     conformance_release(c, mark);
 }
 
-void conformance_route_takes_the_largest(conformance *c) {
-    static const int shapes[][3] = {{1, 1, 1}, {1, 4, 2}, {7, 6, 2}, {3, 33, 8}, {40, 128, 8}, {2, 100, 64}, {2, 1024, 3}};
+void conformance_moe_gate_takes_the_largest(conformance *c) {
+    static const int shapes[][3] = {{1, 1, 1},    {1, 4, 2},    {7, 6, 2},   {3, 33, 8},
+                                    {40, 128, 8}, {2, 100, 64}, {2, 1024, 3}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int over_all = 0; over_all < 2; over_all++)
-            try_route(c, shapes[i][0], shapes[i][1], shapes[i][2], over_all);
-    CONFORMANCE_CHECK(c, c->device->ops->route(c->device, 1, 4, 5, false, NULL, NULL, NULL, &c->err) == SN_REFUSED,
+        for (int softmax_over_all = 0; softmax_over_all < 2; softmax_over_all++)
+            try_moe_gate(c, shapes[i][0], shapes[i][1], shapes[i][2], softmax_over_all);
+    CONFORMANCE_CHECK(c, c->device->ops->moe_gate(c->device, 1, 4, 5, false, NULL, NULL, NULL, &c->err) == SN_REFUSED,
                       "five of four experts were chosen");
 }
 
-void conformance_route_keeps_nan_in_its_row(conformance *c) {
+void conformance_moe_gate_keeps_nan_in_its_row(conformance *c) {
     enum { N = 3, EXPERTS = 70, K = 8 };
     float *logits = make_logits(c, N, EXPERTS);
     for (int e = 0; e < EXPERTS; e++) logits[EXPERTS + e] = NAN;
     int32_t *ids = conformance_bytes(c, N * K * sizeof *ids);
     float *weights = conformance_bytes(c, N * K * sizeof *weights);
     float *device_logits = conformance_upload(c, logits, (size_t)N * EXPERTS);
-    CONFORMANCE_OK(c, c->device->ops->route(c->device, N, EXPERTS, K, false, device_logits, ids, weights, &c->err));
-    const int32_t *got = down(c, ids, N * K * sizeof *got);
+    CONFORMANCE_OK(c, c->device->ops->moe_gate(c->device, N, EXPERTS, K, false, device_logits, ids, weights, &c->err));
+    const int32_t *got = download_bytes(c, ids, N * K * sizeof *got);
     const float *shares = conformance_download(c, weights, (size_t)N * K);
     for (int p = 0; p < N * K; p++) {
         CONFORMANCE_CHECK(c, got[p] >= 0 && got[p] < EXPERTS, "pair %d is of expert %d", p, (int)got[p]);
@@ -117,7 +128,7 @@ void conformance_route_keeps_nan_in_its_row(conformance *c) {
     }
 }
 
-/* -- their matrices */
+/* -- the experts' matrices */
 
 typedef struct stack {
     sn_experts experts;
@@ -131,17 +142,18 @@ static stack random_experts(conformance *c, sn_dtype dtype, int n, size_t rows, 
         s.each[e] = conformance_random_weight(c, dtype, rows, cols, (uint64_t)(e * 31) + rows);
         const sn_weight *w = &s.each[e].weight;
         if (!e) s.experts.first = *w;
-        if (!e) s.experts.stride = (w->bytes + 127) / 64 * 64; /* with a gap */
+        if (!e) s.experts.stride = (w->bytes + 127) / 64 * 64; /* with a gap between two experts */
         if (!e) all = conformance_bytes(c, (size_t)n * s.experts.stride);
-        const void *image = down(c, w->device, w->bytes);
-        CONFORMANCE_OK(c, c->device->ops->upload(c->device, all + (size_t)e * s.experts.stride, image, w->bytes, &c->err));
+        const void *image = download_bytes(c, w->device, w->bytes);
+        CONFORMANCE_OK(c,
+                       c->device->ops->upload(c->device, all + (size_t)e * s.experts.stride, image, w->bytes, &c->err));
     }
     s.experts.first.device = all;
     return s;
 }
 
-static void check_routed(conformance *c, const choice *o, bool each, const float *x, const stack *s, const float *bias,
-                         const float *y) {
+static void check_moe_linear(conformance *c, const selection *o, bool each, const float *x, const stack *s,
+                             const float *bias, const float *y) {
     size_t rows = s->experts.first.rows, cols = s->experts.first.cols;
     bool eight_bits = c->eight_bit_rows && sn_dtype_quantised(s->experts.first.dtype);
     for (int p = 0; p < o->n * o->k; p++) {
@@ -161,59 +173,65 @@ static void check_routed(conformance *c, const choice *o, bool each, const float
             float got = y[(size_t)p * rows + r];
             CONFORMANCE_CHECK(c, conformance_close((double)got, want, error),
                               "%s (%zu, %zu): pair %d of %d x %d, output %zu is %g, not %g +- %g",
-                              sn_dtype_name(s->experts.first.dtype), rows, cols, p, o->n, o->k, r, (double)got, want, error);
+                              sn_dtype_name(s->experts.first.dtype), rows, cols, p, o->n, o->k, r, (double)got, want,
+                              error);
         }
     }
 }
 
-static void try_routed(conformance *c, sn_dtype dtype, int n, int n_experts, int k, size_t rows, size_t cols, bool each) {
+static void try_moe_linear(conformance *c, sn_dtype dtype, int n, int n_experts, int k, size_t rows, size_t cols,
+                           bool each) {
     int mark = c->n_buffers;
     stack s[2] = {random_experts(c, dtype, n_experts, rows, cols), random_experts(c, SN_F32, n_experts, 3, cols)};
-    choice o = choice_of(c, n, n_experts, k, false, make_logits(c, n, n_experts));
+    selection o = make_selection(c, n, n_experts, k, false, make_logits(c, n, n_experts));
     size_t n_x = (size_t)(each ? n * k : n) * cols, pairs = (size_t)(n * k);
     float *x = conformance_random(c, n_x, 7), *bias = conformance_random(c, (size_t)n_experts * rows, 8);
-    const sn_routed routed[] = {
-        {&s[0].experts, conformance_upload(c, bias, (size_t)n_experts * rows), conformance_bytes(c, pairs * rows * sizeof(float))},
-        {&s[1].experts, NULL, conformance_bytes(c, pairs * 3 * sizeof(float))}};
-    CONFORMANCE_OK(c, c->device->ops->linear_routed(c->device, &o.device, each, conformance_upload(c, x, n_x), 2, routed, &c->err));
-    check_routed(c, &o, each, x, &s[0], bias, conformance_download(c, routed[0].y, pairs * rows));
-    check_routed(c, &o, each, x, &s[1], NULL, conformance_download(c, routed[1].y, pairs * 3));
+    const sn_moe_linear routed[] = {{&s[0].experts, conformance_upload(c, bias, (size_t)n_experts * rows),
+                                     conformance_bytes(c, pairs * rows * sizeof(float))},
+                                    {&s[1].experts, NULL, conformance_bytes(c, pairs * 3 * sizeof(float))}};
+    CONFORMANCE_OK(
+        c, c->device->ops->moe_linear(c->device, &o.device, each, conformance_upload(c, x, n_x), 2, routed, &c->err));
+    check_moe_linear(c, &o, each, x, &s[0], bias, conformance_download(c, routed[0].y, pairs * rows));
+    check_moe_linear(c, &o, each, x, &s[1], NULL, conformance_download(c, routed[1].y, pairs * 3));
     conformance_release(c, mark);
 }
 
-void conformance_linear_routed_of_every_type(conformance *c) {
+void conformance_moe_linear_of_every_type(conformance *c) {
     for (int t = 0; t < test_n_weight_types; t++) {
         sn_dtype dtype = test_weight_types[t];
         size_t block = sn_dtype_block(dtype), cols = block == 256 ? 256 : block == 32 ? 96 : 100;
-        try_routed(c, dtype, 1, 5, 2, 33, cols, t % 2);
-        try_routed(c, dtype, 9, 4, 3, 16, block == 1 ? 7 : block, !(t % 2));
-        if (t % 4 == 0) try_routed(c, dtype, 70, 3, 2, 5, cols, t % 8); /* more pairs than rows were prepared */
+        try_moe_linear(c, dtype, 1, 5, 2, 33, cols, t % 2);
+        try_moe_linear(c, dtype, 9, 4, 3, 16, block == 1 ? 7 : block, !(t % 2));
+        if (t % 4 == 0) try_moe_linear(c, dtype, 70, 3, 2, 5, cols, t % 8); /* more pairs than rows were prepared */
     }
 }
 
-void conformance_linear_routed_of_nothing(conformance *c) {
+void conformance_moe_linear_of_nothing(conformance *c) {
     stack s = random_experts(c, SN_Q8_0, 2, 3, 32);
     float mark = 5, *y = conformance_upload(c, &mark, 1);
     int32_t *ids = conformance_bytes(c, sizeof *ids);
-    const sn_choice none = {0, 2, 1, ids, y};
-    CONFORMANCE_OK(c, c->device->ops->route(c->device, 0, 2, 1, false, y, ids, y, &c->err));
-    CONFORMANCE_OK(c, c->device->ops->linear_routed(c->device, &none, false, y, 1, &(sn_routed){&s.experts, NULL, y}, &c->err));
-    CONFORMANCE_OK(c, c->device->ops->linear_routed(c->device, &(sn_choice){1, 2, 1, ids, y}, false, y, 0, NULL, &c->err));
-    CONFORMANCE_OK(c, c->device->ops->combine(c->device, &none, 3, y, y, &c->err));
-    CONFORMANCE_OK(c, c->device->ops->linear_routed_grad(c->device, &none, false, y, &s.experts, false, y, &c->err));
-    CONFORMANCE_OK(c, c->device->ops->combine_grad(c->device, &none, 3, y, y, y, y, &c->err));
-    CONFORMANCE_OK(c, c->device->ops->route_grad(c->device, &none, false, y, y, y, &c->err));
+    const sn_moe_selection none = {0, 2, 1, ids, y};
+    CONFORMANCE_OK(c, c->device->ops->moe_gate(c->device, 0, 2, 1, false, y, ids, y, &c->err));
+    CONFORMANCE_OK(
+        c, c->device->ops->moe_linear(c->device, &none, false, y, 1, &(sn_moe_linear){&s.experts, NULL, y}, &c->err));
+    CONFORMANCE_OK(
+        c, c->device->ops->moe_linear(c->device, &(sn_moe_selection){1, 2, 1, ids, y}, false, y, 0, NULL, &c->err));
+    CONFORMANCE_OK(c, c->device->ops->moe_combine(c->device, &none, 3, y, y, &c->err));
+    CONFORMANCE_OK(c, c->device->ops->moe_linear_grad(c->device, &none, false, y, &s.experts, false, y, &c->err));
+    CONFORMANCE_OK(c, c->device->ops->moe_combine_grad(c->device, &none, 3, y, y, y, y, &c->err));
+    CONFORMANCE_OK(c, c->device->ops->moe_gate_grad(c->device, &none, false, y, y, y, &c->err));
     CONFORMANCE_CHECK(c, *conformance_download(c, y, 1) == 5, "a call of no rows wrote something");
 }
 
-void conformance_combine_adds_up_in_order(conformance *c) {
+void conformance_moe_combine_adds_up_in_order(conformance *c) {
     static const int shapes[][3] = {{1, 1, 1}, {3, 2, 7}, {5, 8, 64}, {33, 3, 100}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         int mark = c->n_buffers, n = shapes[i][0], k = shapes[i][1], width = shapes[i][2];
-        choice o = choice_of(c, n, 9, k, true, make_logits(c, n, 9));
-        float *x = conformance_random(c, (size_t)(n * k * width), 3), *y = conformance_bytes(c, (size_t)(n * width) * sizeof *y);
-        CONFORMANCE_OK(c, c->device->ops->combine(c->device, &o.device, width, conformance_upload(c, x, (size_t)(n * k * width)),
-                                                  y, &c->err));
+        selection o = make_selection(c, n, 9, k, true, make_logits(c, n, 9));
+        float *x = conformance_random(c, (size_t)(n * k * width), 3),
+              *y = conformance_bytes(c, (size_t)(n * width) * sizeof *y);
+        CONFORMANCE_OK(c, c->device->ops->moe_combine(c->device, &o.device, width,
+                                                      conformance_upload(c, x, (size_t)(n * k * width)), y, &c->err));
         float *got = conformance_download(c, y, (size_t)(n * width));
         for (int e = 0; e < n * width; e++) {
             double want = 0, size = 0;
@@ -235,25 +253,27 @@ static const double step = 1e-4;
 
 static void expect_grad(conformance *c, const char *name, size_t i, double got, double want, double size) {
     double error = size * (step * step * 4 + 1e-11 + 64 * CONFORMANCE_EPSILON);
-    CONFORMANCE_CHECK(c, conformance_close(got, want, error), "%s: gradient %zu is %g, not %g +- %g", name, i, got, want, error);
+    CONFORMANCE_CHECK(c, conformance_close(got, want, error), "%s: gradient %zu is %g, not %g +- %g", name, i, got,
+                      want, error);
 }
 
-/* sum(dw * weights) with the experts that were chosen. */
-static double route_formula(int n_experts, int k, bool over_all, const double *logits, const int32_t *ids, const float *dw) {
+/* sum(dw * weights) of the selected experts. */
+static double moe_gate_formula(int n_experts, int k, bool softmax_over_all, const double *logits, const int32_t *ids,
+                               const float *dw) {
     double sum = 0, total = 0;
-    for (int e = 0; e < n_experts && over_all; e++) sum += exp(logits[e] - logits[ids[0]]);
-    for (int j = 0; j < k && !over_all; j++) sum += exp(logits[ids[j]] - logits[ids[0]]);
+    for (int e = 0; e < n_experts && softmax_over_all; e++) sum += exp(logits[e] - logits[ids[0]]);
+    for (int j = 0; j < k && !softmax_over_all; j++) sum += exp(logits[ids[j]] - logits[ids[0]]);
     for (int j = 0; j < k; j++) total += (double)dw[j] * exp(logits[ids[j]] - logits[ids[0]]) / sum;
     return total;
 }
 
-static void try_route_grad(conformance *c, int n, int n_experts, int k, bool over_all) {
+static void try_moe_gate_grad(conformance *c, int n, int n_experts, int k, bool softmax_over_all) {
     int mark = c->n_buffers;
     float *logits = conformance_random(c, (size_t)(n * n_experts), 1), *dw = conformance_random(c, (size_t)(n * k), 2);
-    choice o = choice_of(c, n, n_experts, k, over_all, logits);
+    selection o = make_selection(c, n, n_experts, k, softmax_over_all, logits);
     float *in_place = conformance_upload(c, logits, (size_t)(n * n_experts));
-    CONFORMANCE_OK(c, c->device->ops->route_grad(c->device, &o.device, over_all, in_place,
-                                                 conformance_upload(c, dw, (size_t)(n * k)), in_place, &c->err));
+    CONFORMANCE_OK(c, c->device->ops->moe_gate_grad(c->device, &o.device, softmax_over_all, in_place,
+                                                    conformance_upload(c, dw, (size_t)(n * k)), in_place, &c->err));
     float *got = conformance_download(c, in_place, (size_t)(n * n_experts));
     for (int i = 0; i < n; i++) {
         double x[SN_EXPERTS_MAX];
@@ -261,34 +281,36 @@ static void try_route_grad(conformance *c, int n, int n_experts, int k, bool ove
         for (int e = 0; e < n_experts; e++) {
             double at = x[e];
             x[e] = at + step;
-            double high = route_formula(n_experts, k, over_all, x, o.ids + i * k, dw + i * k);
+            double high = moe_gate_formula(n_experts, k, softmax_over_all, x, o.ids + i * k, dw + i * k);
             x[e] = at - step;
-            double low = route_formula(n_experts, k, over_all, x, o.ids + i * k, dw + i * k);
+            double low = moe_gate_formula(n_experts, k, softmax_over_all, x, o.ids + i * k, dw + i * k);
             x[e] = at;
-            expect_grad(c, "route", (size_t)(i * n_experts + e), (double)got[i * n_experts + e], (high - low) / (2 * step), 4);
+            expect_grad(c, "route", (size_t)(i * n_experts + e), (double)got[i * n_experts + e],
+                        (high - low) / (2 * step), 4);
         }
     }
     conformance_release(c, mark);
 }
 
-void conformance_route_grad_by_differences(conformance *c) {
-    for (int over_all = 0; over_all < 2; over_all++) {
-        try_route_grad(c, 1, 1, 1, over_all);
-        try_route_grad(c, 5, 6, 2, over_all);
-        try_route_grad(c, 3, 70, 8, over_all);
+void conformance_moe_gate_grad_by_differences(conformance *c) {
+    for (int softmax_over_all = 0; softmax_over_all < 2; softmax_over_all++) {
+        try_moe_gate_grad(c, 1, 1, 1, softmax_over_all);
+        try_moe_gate_grad(c, 5, 6, 2, softmax_over_all);
+        try_moe_gate_grad(c, 3, 70, 8, softmax_over_all);
     }
 }
 
-static void try_routed_grad(conformance *c, sn_dtype dtype, int n, int n_experts, int k, size_t rows, size_t cols, bool each,
-                            bool grow) {
+static void try_moe_linear_grad(conformance *c, sn_dtype dtype, int n, int n_experts, int k, size_t rows, size_t cols,
+                                bool each, bool grow) {
     int mark = c->n_buffers;
     stack s = random_experts(c, dtype, n_experts, rows, cols);
-    choice o = choice_of(c, n, n_experts, k, false, make_logits(c, n, n_experts));
+    selection o = make_selection(c, n, n_experts, k, false, make_logits(c, n, n_experts));
     size_t pairs = (size_t)(n * k), results = each ? pairs : (size_t)n, per = pairs / results;
     float *dy = conformance_random(c, pairs * rows, 5), *before = conformance_random(c, results * cols, 6);
     float *dx = conformance_upload(c, before, results * cols);
-    CONFORMANCE_OK(c, c->device->ops->linear_routed_grad(c->device, &o.device, each, conformance_upload(c, dy, pairs * rows),
-                                                         &s.experts, grow, dx, &c->err));
+    CONFORMANCE_OK(c,
+                   c->device->ops->moe_linear_grad(c->device, &o.device, each, conformance_upload(c, dy, pairs * rows),
+                                                   &s.experts, grow, dx, &c->err));
     float *got = conformance_download(c, dx, results * cols);
     for (size_t i = 0; i < results * cols; i++) {
         double want = grow ? (double)before[i] : 0, size = fabs(want);
@@ -299,32 +321,35 @@ static void try_routed_grad(conformance *c, sn_dtype dtype, int n, int n_experts
                 size += fabs((double)dy[p * rows + r]) * w->sizes[r * cols + i % cols];
             }
         double error = size * ((double)(rows * per + 8) * CONFORMANCE_EPSILON + c->linear_rounding * 2);
-        CONFORMANCE_CHECK(c, conformance_close((double)got[i], want, error), "%s (%zu, %zu), %d x %d: dx[%zu] is %g, not %g +- %g",
-                          sn_dtype_name(dtype), rows, cols, n, k, i, (double)got[i], want, error);
+        CONFORMANCE_CHECK(c, conformance_close((double)got[i], want, error),
+                          "%s (%zu, %zu), %d x %d: dx[%zu] is %g, not %g +- %g", sn_dtype_name(dtype), rows, cols, n, k,
+                          i, (double)got[i], want, error);
     }
     conformance_release(c, mark);
 }
 
-void conformance_linear_routed_grad_of_every_type(conformance *c) {
+void conformance_moe_linear_grad_of_every_type(conformance *c) {
     for (int t = 0; t < test_n_weight_types; t++) {
         sn_dtype dtype = test_weight_types[t];
         size_t block = sn_dtype_block(dtype), cols = block == 256 ? 256 : block == 32 ? 96 : 100;
-        try_routed_grad(c, dtype, 1, 3, 2, 33, cols, t % 2, false);
-        try_routed_grad(c, dtype, 9, 4, 3, 5, block == 1 ? 7 : block, !(t % 2), true);
+        try_moe_linear_grad(c, dtype, 1, 3, 2, 33, cols, t % 2, false);
+        try_moe_linear_grad(c, dtype, 9, 4, 3, 5, block == 1 ? 7 : block, !(t % 2), true);
     }
 }
 
 /* y is linear in x and in the weights: their gradients are products. */
-void conformance_combine_grad_by_differences(conformance *c) {
+void conformance_moe_combine_grad_by_differences(conformance *c) {
     static const int shapes[][3] = {{1, 1, 1}, {3, 2, 7}, {5, 8, 64}, {3, 3, 100}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         int mark = c->n_buffers, n = shapes[i][0], k = shapes[i][1], width = shapes[i][2], pairs = n * k;
-        choice o = choice_of(c, n, 9, k, false, make_logits(c, n, 9));
-        float *x = conformance_random(c, (size_t)(pairs * width), 3), *dy = conformance_random(c, (size_t)(n * width), 4);
+        selection o = make_selection(c, n, 9, k, false, make_logits(c, n, 9));
+        float *x = conformance_random(c, (size_t)(pairs * width), 3),
+              *dy = conformance_random(c, (size_t)(n * width), 4);
         float *in_place = conformance_upload(c, x, (size_t)(pairs * width));
         float *dweights = conformance_bytes(c, (size_t)pairs * sizeof(float));
-        CONFORMANCE_OK(c, c->device->ops->combine_grad(c->device, &o.device, width, in_place,
-                                                       conformance_upload(c, dy, (size_t)(n * width)), in_place, dweights, &c->err));
+        CONFORMANCE_OK(c, c->device->ops->moe_combine_grad(c->device, &o.device, width, in_place,
+                                                           conformance_upload(c, dy, (size_t)(n * width)), in_place,
+                                                           dweights, &c->err));
         float *dx = conformance_download(c, in_place, (size_t)(pairs * width));
         float *dw = conformance_download(c, dweights, (size_t)pairs);
         for (int p = 0; p < pairs; p++) {
@@ -340,43 +365,44 @@ void conformance_combine_grad_by_differences(conformance *c) {
     }
 }
 
-/* -- passes */
+/* -- batches */
 
-/* The same pass for other rows, which go through other experts: a record must follow them. */
-void conformance_a_recorded_pass_follows_its_experts(conformance *c) {
+/* The same batch for other rows, which select other experts: a recorded batch follows them. */
+void conformance_a_recorded_batch_follows_its_experts(conformance *c) {
     enum { N = 2, EXPERTS = 5, K = 2, ROWS = 9, COLS = 32 };
     const sn_kv_shape shape = {1, 1, 16, 32, SN_KV_F32};
     stack s = random_experts(c, SN_Q8_0, EXPERTS, ROWS, COLS);
     float *x = conformance_random(c, N * COLS, 7), *device_x = conformance_upload(c, x, N * COLS);
-    float *logits = conformance_bytes(c, N * EXPERTS * sizeof *logits), *weights = conformance_bytes(c, N * K * sizeof *weights);
+    float *logits = conformance_bytes(c, N * EXPERTS * sizeof *logits),
+          *weights = conformance_bytes(c, N * K * sizeof *weights);
     float *each = conformance_bytes(c, N * K * ROWS * sizeof *each), *y = conformance_bytes(c, N * ROWS * sizeof *y);
     int32_t *ids = conformance_bytes(c, N * K * sizeof *ids);
     void *page = conformance_bytes(c, c->device->ops->kv_page_bytes(c->device, &shape));
     const sn_sequence sequence = {&page, 0, 0, N};
-    const sn_pass pass = {&shape, N, 1, &sequence, 77};
-    const sn_choice now = {N, EXPERTS, K, ids, weights};
-    const sn_routed routed = {&s.experts, NULL, each};
+    const sn_batch pass = {&shape, N, 1, &sequence, 77};
+    const sn_moe_selection now = {N, EXPERTS, K, ids, weights};
+    const sn_moe_linear routed = {&s.experts, NULL, each};
     const sn_device_ops *ops = c->device->ops;
     for (int turn = 0; turn < 4; turn++) {
         float *own = conformance_random(c, N * EXPERTS, 100 + (uint64_t)turn);
-        choice want = choice_of(c, N, EXPERTS, K, false, own);
+        selection want = make_selection(c, N, EXPERTS, K, false, own);
         bool recorded = false;
         CONFORMANCE_OK(c, ops->upload(c->device, logits, own, N * EXPERTS * sizeof *own, &c->err));
-        CONFORMANCE_OK(c, ops->pass_begin(c->device, &pass, &recorded, &c->err));
+        CONFORMANCE_OK(c, ops->batch_begin(c->device, &pass, &recorded, &c->err));
         if (!recorded) {
-            CONFORMANCE_OK(c, ops->route(c->device, N, EXPERTS, K, false, logits, ids, weights, &c->err));
-            CONFORMANCE_OK(c, ops->linear_routed(c->device, &now, false, device_x, 1, &routed, &c->err));
-            CONFORMANCE_OK(c, ops->combine(c->device, &now, ROWS, each, y, &c->err));
+            CONFORMANCE_OK(c, ops->moe_gate(c->device, N, EXPERTS, K, false, logits, ids, weights, &c->err));
+            CONFORMANCE_OK(c, ops->moe_linear(c->device, &now, false, device_x, 1, &routed, &c->err));
+            CONFORMANCE_OK(c, ops->moe_combine(c->device, &now, ROWS, each, y, &c->err));
         }
-        CONFORMANCE_OK(c, ops->pass_end(c->device, &c->err));
-        check_routed(c, &want, false, x, &s, NULL, conformance_download(c, each, N * K * ROWS));
+        CONFORMANCE_OK(c, ops->batch_end(c->device, &c->err));
+        check_moe_linear(c, &want, false, x, &s, NULL, conformance_download(c, each, N * K * ROWS));
         float *all = conformance_download(c, y, N * ROWS), *parts = conformance_download(c, each, N * K * ROWS);
         for (int i = 0; i < N * ROWS; i++) {
             double sum = 0;
             for (int j = 0; j < K; j++)
                 sum += want.weights[i / ROWS * K + j] * (double)parts[(i / ROWS * K + j) * ROWS + i % ROWS];
-            CONFORMANCE_CHECK(c, conformance_close((double)all[i], sum, 1e-4), "turn %d: element %d is %g, not %g", turn, i,
-                              (double)all[i], sum);
+            CONFORMANCE_CHECK(c, conformance_close((double)all[i], sum, 1e-4), "turn %d: element %d is %g, not %g",
+                              turn, i, (double)all[i], sum);
         }
     }
 }

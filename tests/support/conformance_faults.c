@@ -1,4 +1,4 @@
-/* What happens when the device does not play along. Needs a backend whose driver a test can make fail. */
+/* Devices that fail: no memory, no reply, lost. Needs a backend whose driver a test can make fail. */
 #include "tests/support/conformance.h"
 
 #include "base/clock.h"
@@ -18,7 +18,7 @@ static void check_names_device(conformance *c) {
     CONFORMANCE_CHECK(c, strstr(c->err.text, name), "\"%s\" does not name %s", c->err.text, name);
 }
 
-void conformance_an_allocation_that_fails_says_so(conformance *c) {
+void conformance_a_failed_allocation_is_an_error(conformance *c) {
     if (no_faults(c)) return;
     sn_device *d = c->device;
     void *at = d;
@@ -29,7 +29,7 @@ void conformance_an_allocation_that_fails_says_so(conformance *c) {
     at = d;
     CONFORMANCE_CHECK(c, d->ops->host_alloc(d, 1 << 20, &at, &c->err) == SN_STOP && !at, "the failure was not told");
     check_names_device(c);
-    float *x = conformance_bytes(c, N * sizeof *x); /* being out of memory once is not the end */
+    float *x = conformance_bytes(c, N * sizeof *x); /* the device still works after it was out of memory once */
     CONFORMANCE_OK(c, d->ops->add(d, N, x, x, &c->err));
     CONFORMANCE_OK(c, d->ops->finish(d, &c->err));
 }
@@ -57,15 +57,16 @@ void conformance_opening_survives_any_allocation_that_fails(conformance *c) {
     CONFORMANCE_CHECK(c, failed > 0 || c->id.kind == SN_DEVICE_CPU, "no allocation failed");
 }
 
-/* It hangs until it is healed. What must not wait for that takes less than SOON, however slow the machine is. */
+/* The device hangs until heal is called. A call that need not wait for the device takes less than SOON, however slow
+ * the machine is. */
 enum { LIMIT_MS = 100, STALL_MS = 60000, SOON_US = 30000000 };
 
-/* Every call of a device that stopped fails at once with the sentence it stopped with. */
+/* Every call of a device that stopped fails at once with the sentence with which it stopped. */
 static void check_stays_stopped(conformance *c, float *device, void *pinned) {
     sn_device *d = c->device;
     char first[sizeof c->err.text], byte = 0;
     void *at;
-    sn_ticket ticket = 0;
+    sn_fence ticket = 0;
     memcpy(first, c->err.text, sizeof first);
     check_names_device(c);
     d->timeout_ms = STALL_MS;
@@ -89,7 +90,7 @@ static void check_stays_stopped(conformance *c, float *device, void *pinned) {
                       (long long)(sn_now_us() - begin));
 }
 
-void conformance_a_device_that_does_not_answer_is_left(conformance *c) {
+void conformance_a_device_that_does_not_answer_is_abandoned(conformance *c) {
     if (no_faults(c)) return;
     sn_device *d = c->device;
     float *x = conformance_bytes(c, N * sizeof *x), *pinned = conformance_pinned(c, N * sizeof *x);
@@ -100,31 +101,31 @@ void conformance_a_device_that_does_not_answer_is_left(conformance *c) {
     CONFORMANCE_OK(c, d->ops->add(d, N, x, x, &c->err));
     CONFORMANCE_CHECK(c, d->ops->finish(d, &c->err) == SN_STOP, "finish went well on a device that hangs");
     int64_t took = sn_now_us() - begin;
-    CONFORMANCE_CHECK(c, took >= LIMIT_MS * 1000 && took < SOON_US, "a wait of at most %d ms took %lld us",
-                      LIMIT_MS, (long long)took);
+    CONFORMANCE_CHECK(c, took >= LIMIT_MS * 1000 && took < SOON_US, "a wait of at most %d ms took %lld us", LIMIT_MS,
+                      (long long)took);
     check_stays_stopped(c, x, pinned);
-    c->faults->heal(); /* closing waits for it, and then nothing may be left behind */
+    c->faults->heal(); /* closing waits for the device, and frees everything */
 }
 
-void conformance_a_copy_that_hangs_is_left(conformance *c) {
+void conformance_a_copy_that_hangs_is_abandoned(conformance *c) {
     if (no_faults(c)) return;
     sn_device *d = c->device;
     float *x = conformance_bytes(c, N * sizeof *x), *pinned = conformance_pinned(c, N * sizeof *x);
-    sn_ticket ticket;
+    sn_fence ticket;
     CONFORMANCE_OK(c, d->ops->finish(d, &c->err));
     d->timeout_ms = LIMIT_MS;
     c->faults->stall(STALL_MS);
     int64_t begin = sn_now_us();
     CONFORMANCE_OK(c, d->ops->copy_begin(d, x, pinned, N * sizeof *x, &ticket, &c->err));
-    CONFORMANCE_OK(c, d->ops->copy_join(d, ticket, &c->err)); /* does not wait itself */
+    CONFORMANCE_OK(c, d->ops->copy_join(d, ticket, &c->err)); /* copy_join does not wait on the host */
     CONFORMANCE_OK(c, d->ops->add(d, N, x, x, &c->err));
     CONFORMANCE_CHECK(c, d->ops->finish(d, &c->err) == SN_STOP, "finish went well on a copy that hangs");
     CONFORMANCE_CHECK(c, sn_now_us() - begin < SOON_US, "queueing waited for the copy, or the wait took too long");
     check_stays_stopped(c, x, pinned);
-    c->faults->heal(); /* closing waits for it, and then nothing may be left behind */
+    c->faults->heal(); /* closing waits for the device, and frees everything */
 }
 
-void conformance_a_lost_device_says_so_ever_after(conformance *c) {
+void conformance_a_lost_device_stays_an_error(conformance *c) {
     if (no_faults(c)) return;
     sn_device *d = c->device;
     float *x = conformance_bytes(c, N * sizeof *x), *pinned = conformance_pinned(c, N * sizeof *x);

@@ -1,7 +1,11 @@
-/* Gradients. What each must be comes from differences of the forward formula in float64: (f(x + h) - f(x - h)) / 2h
- * with f = sum(dy * y), so that a wrong derivation here cannot hide one there. Matrices, whose gradient is a plain
- * product, are compared with the product. Tolerances: the error of the differences, and half a unit in the last place
- * of float32 for each operation that a result goes through. */
+/* Gradients.
+ *
+ * How it works: the expected gradient is computed from differences of the forward formula in float64, (f(x + h) -
+ * f(x - h)) / 2h with f = sum(dy * y), so that a wrong derivation in the backend is not repeated in the test.
+ * Gradients of matrices are plain products and are compared with the product.
+ *
+ * Tolerances: the error of the differences, plus half a unit in the last place of float32 for each operation that a
+ * result goes through. */
 #include "tests/support/conformance.h"
 
 #include "tests/support/cpu_devices.h"
@@ -13,7 +17,8 @@ static const double step = 1e-4, operations = 64;
 
 typedef double (*formula)(const void *ctx, const double *x); /* sum(dy * y(x)) */
 
-/* Checks got[i], the gradient with respect to x[i] of f, for all n; `before`: what it grew from, or NULL. */
+/* Checks got[i], the gradient with respect to x[i] of f, for all i < n; `before`: the values to which the gradient
+ * was added, or NULL. */
 static void check_grad(conformance *c, const char *name, formula f, const void *ctx, double *x, size_t n,
                        const float *got, const float *before, double size) {
     for (size_t i = 0; i < n; i++) {
@@ -43,7 +48,7 @@ static void try_linear_grad(conformance *c, int n, sn_dtype dtype, size_t rows, 
     float *dy = conformance_random(c, (size_t)n * rows, 5), *before = conformance_random(c, (size_t)n * cols, 6);
     float *device_dy = conformance_upload(c, dy, (size_t)n * rows),
           *dx = conformance_upload(c, before, (size_t)n * cols);
-    CONFORMANCE_OK(c, c->device->ops->linear_grad(c->device, n, device_dy, &w.weight, grow, dx, &c->err));
+    CONFORMANCE_OK(c, c->device->ops->linear_input_grad(c->device, n, device_dy, &w.weight, grow, dx, &c->err));
     float *got = conformance_download(c, dx, (size_t)n * cols);
     for (size_t r = 0; r < (size_t)n; r++)
         for (size_t k = 0; k < cols; k++) {
@@ -60,7 +65,7 @@ static void try_linear_grad(conformance *c, int n, sn_dtype dtype, size_t rows, 
     conformance_release(c, mark);
 }
 
-void conformance_linear_grad_of_every_type(conformance *c) {
+void conformance_linear_input_grad_of_every_type(conformance *c) {
     for (int t = 0; t < test_n_weight_types; t++) {
         sn_dtype dtype = test_weight_types[t];
         size_t block = sn_dtype_block(dtype), cols = block == 256 ? 256 : block == 32 ? 96 : 100;
@@ -70,16 +75,16 @@ void conformance_linear_grad_of_every_type(conformance *c) {
     }
 }
 
-void conformance_outer_grad_grows(conformance *c) {
+void conformance_linear_weight_grad_accumulates(conformance *c) {
     static const int shapes[][3] = {{1, 1, 1}, {5, 8, 70}, {33, 70, 8}, {17, 19, 23}, {64, 3, 130}};
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
         int mark = c->n_buffers;
         size_t n = (size_t)shapes[s][0], rows = (size_t)shapes[s][1], cols = (size_t)shapes[s][2];
         float *dy = conformance_random(c, n * rows, 1), *x = conformance_random(c, n * cols, 2);
         float *before = conformance_random(c, rows * cols, 3), *dw = conformance_upload(c, before, rows * cols);
-        CONFORMANCE_OK(c, c->device->ops->outer_grad(c->device, (int)n, (int)rows, (int)cols,
-                                                     conformance_upload(c, dy, n * rows),
-                                                     conformance_upload(c, x, n * cols), dw, &c->err));
+        CONFORMANCE_OK(c, c->device->ops->linear_weight_grad(c->device, (int)n, (int)rows, (int)cols,
+                                                             conformance_upload(c, dy, n * rows),
+                                                             conformance_upload(c, x, n * cols), dw, &c->err));
         float *got = conformance_download(c, dw, rows * cols);
         for (size_t i = 0; i < rows * cols; i++) {
             double want = (double)before[i], size = fabs(want);
@@ -123,11 +128,13 @@ static double layer_norm_formula(const void *ctx, const double *x) {
     return sum;
 }
 
-typedef sn_status (*norm_grad)(sn_device *d, int n, int width, const float *x, const float *weight, float eps, const float *dy,
-                               bool grow, float *dx, sn_err *err);
+typedef sn_status (*norm_grad)(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
+                               const float *dy, bool grow, float *dx, sn_err *err);
 
-/* Rows narrower than `flat` are normed flat but for eps, which is large there. allowed: 0: by the row's smallest element. */
-static void norm_grad_by_differences(conformance *c, const char *name, norm_grad op, formula norm, size_t flat, double allowed) {
+/* In rows narrower than `flat` the elements are equal but for noise, so that eps, which is large there, dominates.
+ * allowed: 0: bounded by the row's smallest element. */
+static void norm_grad_by_differences(conformance *c, const char *name, norm_grad op, formula norm, size_t flat,
+                                     double allowed) {
     static const size_t widths[] = {1, 3, 24, 64, 100};
     for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
         for (int grow = 0; grow < 2; grow++) {
@@ -137,12 +144,14 @@ static void norm_grad_by_differences(conformance *c, const char *name, norm_grad
             float *dy = conformance_random(c, n * width, 3), *before = conformance_random(c, n * width, 4);
             float *dx = conformance_upload(c, before, n * width), eps = width < flat ? 0.1f : 1e-5f;
             CONFORMANCE_OK(c, op(c->device, (int)n, (int)width, conformance_upload(c, x, n * width),
-                                 conformance_upload(c, weight, width), eps, conformance_upload(c, dy, n * width), grow, dx, &c->err));
+                                 conformance_upload(c, weight, width), eps, conformance_upload(c, dy, n * width), grow,
+                                 dx, &c->err));
             float *got = conformance_download(c, dx, n * width);
             double *weights = as_doubles(c, weight, width);
             for (size_t r = 0; r < n; r++) {
                 double bound = fmax(allowed, 4);
-                for (size_t i = 0; i < width && !allowed; i++) bound = fmax(bound, 4 / fmax(fabs((double)x[r * width + i]), 0.05));
+                for (size_t i = 0; i < width && !allowed; i++)
+                    bound = fmax(bound, 4 / fmax(fabs((double)x[r * width + i]), 0.05));
                 row_ctx ctx = {width, weights, as_doubles(c, dy + r * width, width), NULL, (double)eps};
                 check_grad(c, name, norm, &ctx, as_doubles(c, x + r * width, width), width, got + r * width,
                            grow ? before + r * width : NULL, bound);
@@ -183,18 +192,21 @@ static double activation_formula(const void *ctx, const double *x) { /* x: gate,
 void conformance_activation_grad_by_differences(conformance *c) {
     enum { N = 83 };
     float *x = conformance_random(c, 2 * N, 1), *dy = conformance_random(c, N, 2), got[2 * N];
-    for (int i = 0; i < N; i++) x[i] *= 12; /* gates from flat to steep */
+    for (int i = 0; i < N; i++) x[i] *= 12; /* gates from the flat to the steep part */
     for (int kind = 0; kind < SN_ACTIVATION_COUNT; kind++)
         for (int gated = 0; gated < 2; gated++) {
-            for (int i = N; i < 2 * N && kind == SN_SWIGLU_CLAMPED && gated; i += 3) x[i] *= 14; /* some beyond the clamp */
+            for (int i = N; i < 2 * N && kind == SN_SWIGLU_CLAMPED && gated; i += 3)
+                x[i] *= 14; /* some values exceed the clamp */
             float *gate = conformance_upload(c, x, N), *up = gated ? conformance_upload(c, x + N, N) : NULL;
             float *d = conformance_upload(c, dy, N), *dgate = gated ? conformance_bytes(c, sizeof got / 2) : d;
             CONFORMANCE_OK(c, c->device->ops->activate_grad(c->device, N, (sn_activation)kind, gate, up, d, dgate,
-                                                            gated ? d : NULL, &c->err)); /* one result in dy's place */
+                                                            /* one result is written over dy */
+                                                            gated ? d : NULL, &c->err));
             memcpy(got, conformance_download(c, dgate, N), N * sizeof(float));
             memcpy(got + N, conformance_download(c, d, N), N * sizeof(float));
             activation_ctx ctx = {(sn_activation)kind, N, gated, as_doubles(c, dy, N)};
-            check_grad(c, "activation", activation_formula, &ctx, as_doubles(c, x, 2 * N), gated ? 2 * N : N, got, NULL, 12);
+            check_grad(c, "activation", activation_formula, &ctx, as_doubles(c, x, 2 * N), gated ? 2 * N : N, got, NULL,
+                       12);
         }
 }
 
@@ -202,10 +214,10 @@ void conformance_activation_grad_by_differences(conformance *c) {
 
 typedef struct attention_ctx {
     const sn_attention_grad *g;
-    const double *dout, *slopes, *sinks; /* sinks: NULL for none */
+    const double *dout, *slopes, *sinks; /* sinks: NULL: none */
 } attention_ctx;
 
-static double attention_formula(const void *ctx, const double *x) { /* x: q, k, v one behind the other */
+static double attention_formula(const void *ctx, const double *x) { /* x: q, k, v one after the other */
     const attention_ctx *a = ctx;
     const sn_attention_grad *g = a->g;
     size_t dim = (size_t)g->head_dim, heads = (size_t)g->n_heads, kv_heads = (size_t)g->n_kv_heads, n = (size_t)g->n;
@@ -232,13 +244,15 @@ static double attention_formula(const void *ctx, const double *x) { /* x: q, k, 
     return total;
 }
 
-static void try_attention_grad(conformance *c, int n, int heads, int kv_heads, int dim, int window, bool leans, bool sinks) {
+static void try_attention_grad(conformance *c, int n, int heads, int kv_heads, int dim, int window, bool alibi,
+                               bool sinks) {
     int mark = c->n_buffers;
     size_t nq = (size_t)(n * heads * dim), nk = (size_t)(n * kv_heads * dim);
     float *x = conformance_random(c, nq + 2 * nk, 1), *dout = conformance_random(c, nq, 2);
-    float *got = conformance_heap(c, (nq + 2 * nk) * sizeof *got), *slopes = conformance_heap(c, (size_t)heads * sizeof *slopes);
+    float *got = conformance_heap(c, (nq + 2 * nk) * sizeof *got),
+          *slopes = conformance_heap(c, (size_t)heads * sizeof *slopes);
     float *own_sinks = conformance_heap(c, (size_t)heads * sizeof *own_sinks);
-    for (int h = 0; leans && h < heads; h++) slopes[h] = 0.5f - 0.3f * (float)h;
+    for (int h = 0; alibi && h < heads; h++) slopes[h] = 0.5f - 0.3f * (float)h;
     for (int h = 0; h < heads; h++) own_sinks[h] = 2.0f - 1.5f * (float)h;
     sn_attention_grad g = {.n = n,
                            .n_heads = heads,
@@ -246,7 +260,7 @@ static void try_attention_grad(conformance *c, int n, int heads, int kv_heads, i
                            .head_dim = dim,
                            .window = window,
                            .scale = 0.7f,
-                           .slopes = leans ? conformance_upload(c, slopes, (size_t)heads) : NULL,
+                           .slopes = alibi ? conformance_upload(c, slopes, (size_t)heads) : NULL,
                            .sinks = sinks ? conformance_upload(c, own_sinks, (size_t)heads) : NULL,
                            .q = conformance_upload(c, x, nq),
                            .dout = conformance_upload(c, dout, nq),

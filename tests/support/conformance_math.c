@@ -1,6 +1,9 @@
-/* Operations row by row and element by element, and matrices. Every tolerance is an error bound of the operation's own
- * formula in float32: (operations that one result goes through) * half a unit in the last place * the sum of the sizes
- * of what is added up. It holds for any order of summing, and a wrong element is far outside. */
+/* Operations by row and by element, and matrices.
+ *
+ * How it works: each case computes an operation on awkward shapes, once on the device and once by naive arithmetic
+ * in double precision, with a bound of the error for each element. The bound is that of the operation's own formula
+ * in float32: (operations that one result goes through) * half a unit in the last place * the sum of the magnitudes
+ * of the terms. It holds for any order of summation, and a wrong element lies far outside of it. */
 #include "tests/support/conformance.h"
 
 #include "tests/support/cpu_devices.h"
@@ -10,12 +13,12 @@
 
 /* -- linear */
 
-/* By how much rounding x to what the backend multiplies may move a product x[i] * w[i] for |w[i]| = 1. */
+/* By how much rounding x to the backend's input type may change a product x[i] * w[i] with |w[i]| = 1. */
 static double input_error(const conformance *c, sn_dtype dtype, const float *x, size_t cols, size_t i) {
     double error = c->linear_rounding * fabs((double)x[i]), most = 0;
     if (!c->eight_bit_rows || dtype == SN_F32 || dtype == SN_F16 || dtype == SN_BF16) return error;
     for (size_t k = i / 32 * 32; k < i / 32 * 32 + 32 && k < cols; k++) most = fmax(most, fabs((double)x[k]));
-    return error + most / 254 * 1.001; /* half a step of 127, and the rounding of the scale */
+    return error + most / 254 * 1.001; /* half a step of 1/127, and the rounding of the scale */
 }
 
 static void check_linear(conformance *c, int n, const float *x, const conformance_weight *w, const float *bias,
@@ -31,7 +34,7 @@ static void check_linear(conformance *c, int n, const float *x, const conformanc
                 size += fabs((double)x[k]) * w->sizes[o * cols + k];
                 error += errors[k] * w->sizes[o * cols + k];
             }
-            /* cols products and sums, a scale and an offset of the weight, the bias */
+            /* `cols` products and sums, a scale and an offset of the weight, the bias */
             error += size * (double)(cols + 8) * CONFORMANCE_EPSILON;
             CONFORMANCE_CHECK(c, conformance_close((double)y[o], want, error),
                               "%s (%zu, %zu), %d rows: row %d, output %zu is %g, not %g +- %g",
@@ -91,7 +94,7 @@ void conformance_linear_of_several_matrices_and_biases(conformance *c) {
     }
 }
 
-/* As if the backend rounded to 16 bits: half of 2^-15, and a little. */
+/* The result is not rounded to 16 bits: rounding would exceed half of 2^-15. */
 void conformance_linear_that_is_to_be_exact(conformance *c) {
     enum { ROWS = 33, COLS = 100, N = 40 };
     int mark = c->n_buffers;
@@ -103,9 +106,11 @@ void conformance_linear_that_is_to_be_exact(conformance *c) {
     float *device_x = conformance_upload(c, x, N * COLS), *device_bias = conformance_upload(c, bias, ROWS);
     sn_linear linears[3];
     for (int i = 0; i < 3; i++)
-        linears[i] = (sn_linear){.weight = &w[i].weight, .bias = i ? NULL : device_bias, .exact = true,
+        linears[i] = (sn_linear){.weight = &w[i].weight,
+                                 .bias = i ? NULL : device_bias,
+                                 .high_precision = true,
                                  .y = conformance_bytes(c, N * w[i].weight.rows * sizeof(float))};
-    for (int again = 0; again < 2; again++) /* what was there before does not count */
+    for (int again = 0; again < 2; again++) /* the output's previous contents do not count */
         CONFORMANCE_OK(c, c->device->ops->linear(c->device, N, device_x, 3, linears, &c->err));
     c->linear_rounding = fmin(rounding, 0x1p-16 * 1.01);
     for (int i = 0; i < 3; i++)
@@ -125,11 +130,11 @@ void conformance_linear_of_nothing(conformance *c) {
     CONFORMANCE_OK(c, c->device->ops->rope(c->device, 0, 1, 8, y, &(sn_rope){true, 8, y}, &c->err));
     CONFORMANCE_OK(c, c->device->ops->activate(c->device, 0, SN_SILU, y, y, y, &c->err));
     CONFORMANCE_OK(c, c->device->ops->add(c->device, 0, y, y, &c->err));
-    CONFORMANCE_OK(c, c->device->ops->gather(c->device, &w.weight, 0, NULL, y, &c->err));
+    CONFORMANCE_OK(c, c->device->ops->get_rows(c->device, &w.weight, 0, NULL, y, &c->err));
     CONFORMANCE_CHECK(c, *conformance_download(c, y, 1) == 5, "a call of no rows wrote something");
 }
 
-/* The rows beside the bad one are as without it, the bad one does not look healthy. For few rows and for many. */
+/* The rows next to the bad one are the same as without it, and the bad row is not finite. For few rows and for many. */
 void conformance_linear_keeps_nan_and_infinity_in_their_row(conformance *c) {
     enum { ROWS = 20, COLS = 256 };
     static const sn_dtype types[] = {SN_F32, SN_BF16, SN_Q4_1, SN_Q6_K};
@@ -184,7 +189,8 @@ static void check_norm(conformance *c, int n, int width, const float *x, const f
         double scale = 1 / sqrt(squares / width + eps);
         for (int i = 0; i < width; i++) {
             double want = (double)x[i] * scale * (double)weight[i];
-            /* the sum's error halves under the root; division, root and two products; GPUs' roots are 3 units off */
+            /* the sum's error halves under the root; division, root and two products; roots of GPUs are off by 3
+             * units */
             double error = fabs(want) * (width / 2.0 + 16) * CONFORMANCE_EPSILON;
             CONFORMANCE_CHECK(c, conformance_close((double)y[i], want, error),
                               "width %d, %d rows: row %d, element %d is %g, not %g +- %g", width, n, r, i, (double)y[i],
@@ -197,7 +203,7 @@ static void try_norm(conformance *c, int n, int width, bool in_place, float eps)
     int mark = c->n_buffers;
     size_t total = (size_t)n * (size_t)width;
     float *x = conformance_random(c, total, 1), *weight = conformance_random(c, (size_t)width, 2);
-    if (n > 2) memset(x + 2 * width, 0, (size_t)width * sizeof *x); /* nothing but eps keeps it finite */
+    if (n > 2) memset(x + 2 * width, 0, (size_t)width * sizeof *x); /* only eps keeps this row finite */
     if (n > 1) x[width] = 3e4f;
     float *device_x = conformance_upload(c, x, total), *device_weight = conformance_upload(c, weight, (size_t)width);
     float *y = in_place ? device_x : conformance_bytes(c, total * sizeof *y);
@@ -224,8 +230,8 @@ void conformance_rms_norm_keeps_nan_in_its_row(conformance *c) {
     check_norm(c, 3, WIDTH, x, weight, 1e-5, conformance_download(c, device_x, 3 * WIDTH));
 }
 
-static void check_layer_norm(conformance *c, int n, int width, const float *x, const float *weight, const float *bias, double eps,
-                             const float *y) {
+static void check_layer_norm(conformance *c, int n, int width, const float *x, const float *weight, const float *bias,
+                             double eps, const float *y) {
     for (int r = 0; r < n; r++, x += width, y += width) {
         double mean = 0, squares = 0, size = 0;
         for (int i = 0; i < width; i++) mean += (double)x[i] / width, size = fmax(size, fabs((double)x[i]));
@@ -233,8 +239,8 @@ static void check_layer_norm(conformance *c, int n, int width, const float *x, c
         double scale = 1 / sqrt(squares / width + eps);
         for (int i = 0; i < width; i++) {
             double part = ((double)x[i] - mean) * scale * (double)weight[i], want = part + (bias ? (double)bias[i] : 0);
-            /* as of rms_norm; and the mean is off by (width + 2) units of the largest element, which changes every difference
-             * by that much, and the scale by as much of itself as all of them are worth */
+            /* As for rms_norm. In addition the mean is off by (width + 2) units of the largest element, which
+             * changes every difference by that much, and the scale by the corresponding share. */
             double off = size * (width + 4) * CONFORMANCE_EPSILON * scale;
             double error = (fabs(part) + fabs(want)) * (width / 2.0 + 16) * CONFORMANCE_EPSILON +
                            off * fabs((double)weight[i]) + fabs(part) * off;
@@ -250,12 +256,13 @@ static void try_layer_norm(conformance *c, int n, int width, bool in_place, bool
     size_t total = (size_t)n * (size_t)width;
     float *x = conformance_random(c, total, 1), *weight = conformance_random(c, (size_t)width, 2);
     float *bias = biased ? conformance_random(c, (size_t)width, 3) : NULL;
-    if (n > 2) memset(x + 2 * width, 0, (size_t)width * sizeof *x); /* nothing but eps keeps it finite */
-    for (int i = 0; n > 1 && i < width; i++) x[width + i] += 3;      /* far from 0 */
+    if (n > 2) memset(x + 2 * width, 0, (size_t)width * sizeof *x); /* only eps keeps this row finite */
+    for (int i = 0; n > 1 && i < width; i++) x[width + i] += 3;     /* a mean far from 0 */
     float *device_x = conformance_upload(c, x, total), *device_weight = conformance_upload(c, weight, (size_t)width);
     float *device_bias = bias ? conformance_upload(c, bias, (size_t)width) : NULL;
     float *y = in_place ? device_x : conformance_bytes(c, total * sizeof *y);
-    CONFORMANCE_OK(c, c->device->ops->layer_norm(c->device, n, width, device_x, device_weight, device_bias, eps, y, &c->err));
+    CONFORMANCE_OK(
+        c, c->device->ops->layer_norm(c->device, n, width, device_x, device_weight, device_bias, eps, y, &c->err));
     check_layer_norm(c, n, width, x, weight, bias, (double)eps, conformance_download(c, y, total));
     conformance_release(c, mark);
 }
@@ -326,17 +333,17 @@ static double activation_formula(sn_activation kind, double x) {
     return x * 0.5 * (1 + tanh(sqrt(2 / acos(-1)) * (x + 0.044715 * x * x * x)));
 }
 
-/* Of a relative error, in half units: exp and erfc are some units off on GPUs, a sum, a division, products; and what rounding the
- * exponent's argument by as much makes of the exponential. */
+/* The relative error of an activation, in half units: exp and erfc are off by some units on GPUs; a sum, a division
+ * and products; and the effect that the rounding of the exponent's argument has on the exponential. */
 static double activation_units(sn_activation kind, double x) {
     if (kind == SN_SWIGLU_CLAMPED) return 40 + (x < 0 ? -4 * x : 0);
     return 40 + (kind == SN_GELU ? 2 * x * x : kind == SN_GELU_TANH ? 12 * fabs(x) * (1 + 0.05 * x * x) : 0);
 }
 
-static void try_activation(conformance *c, sn_activation kind, const float *gate, const float *up, int n, int room,
+static void try_activation(conformance *c, sn_activation kind, const float *gate, const float *up, int n, int capacity,
                            int aliased) {
     int mark = c->n_buffers;
-    size_t all = (size_t)room;
+    size_t all = (size_t)capacity;
     float *g = conformance_upload(c, gate, all), *u = up ? conformance_upload(c, up, all) : NULL;
     float *y = aliased == 0 || (aliased == 2 && !u) ? conformance_bytes(c, all * sizeof *y) : aliased == 1 ? g : u;
     float *before = conformance_download(c, y, all);
@@ -349,8 +356,9 @@ static void try_activation(conformance *c, sn_activation kind, const float *gate
         double want = saturated ? 0 : activation_formula(kind, x) * factor;
         double error = saturated ? 1e-6 : fabs(want) * activation_units(kind, x) * CONFORMANCE_EPSILON + 1e-35;
         if (kind == SN_GELU_TANH && x < 0) error += fabs(x * factor) * 1e-16; /* 1 + tanh in the test's own doubles */
-        CONFORMANCE_CHECK(c, conformance_close((double)got[i], want, error), "activation %d of %g, times %g: %g, not %g +- %g",
-                          (int)kind, x, factor, (double)got[i], want, error);
+        CONFORMANCE_CHECK(c, conformance_close((double)got[i], want, error),
+                          "activation %d of %g, times %g: %g, not %g +- %g", (int)kind, x, factor, (double)got[i], want,
+                          error);
     }
     CONFORMANCE_CHECK(c, !memcmp(got + n, before + n, (all - (size_t)n) * sizeof *got), "wrote beyond %d", n);
     conformance_release(c, mark);
@@ -362,7 +370,7 @@ void conformance_activations_over_the_whole_range(conformance *c) {
     for (int i = 0; i < N; i++) gate[i] *= i % 4 == 0 ? 1.0f : i % 4 == 1 ? 6.0f : i % 4 == 2 ? 20.0f : 100.0f;
     gate[0] = 0, gate[1] = -0.0f, gate[2] = NAN, gate[3] = INFINITY, up[3] = 2, gate[4] = 1e30f, gate[5] = -1e30f;
     gate[6] = 1, up[6] = NAN;
-    for (int i = 10; i < N; i += 5) up[i] *= 30; /* beyond what clamps them */
+    for (int i = 10; i < N; i += 5) up[i] *= 30; /* beyond the clamp */
     for (int kind = 0; kind < SN_ACTIVATION_COUNT; kind++)
         for (int gated = 0; gated < 2; gated++)
             for (int aliased = 0; aliased < 3; aliased++)
@@ -388,9 +396,9 @@ void conformance_add_is_exact(conformance *c) {
     }
 }
 
-/* -- gather */
+/* -- get_rows */
 
-void conformance_gather_of_every_type(conformance *c) {
+void conformance_get_rows_of_every_type(conformance *c) {
     static const int32_t ids[] = {6, 0, 3, 3, 1};
     enum { ROWS = 7, IDS = 5 };
     for (int t = 0; t < test_n_weight_types; t++) {
@@ -400,11 +408,12 @@ void conformance_gather_of_every_type(conformance *c) {
         conformance_weight w = conformance_random_weight(c, dtype, ROWS, cols, 11);
         for (int n = 1; n <= IDS; n += IDS - 1) {
             float *y = conformance_bytes(c, IDS * cols * sizeof *y);
-            CONFORMANCE_OK(c, c->device->ops->gather(c->device, &w.weight, n, ids, y, &c->err));
+            CONFORMANCE_OK(c, c->device->ops->get_rows(c->device, &w.weight, n, ids, y, &c->err));
             float *got = conformance_download(c, y, IDS * cols);
             for (size_t i = 0; i < (size_t)n * cols; i++) {
                 size_t at = (size_t)ids[i / cols] * cols + i % cols;
-                double error = 4 * CONFORMANCE_EPSILON * w.sizes[at]; /* a product and a sum; nothing for plain types */
+                /* a product and a sum; no error for plain types */
+                double error = 4 * CONFORMANCE_EPSILON * w.sizes[at];
                 if (cols == 33) error = 0;
                 CONFORMANCE_CHECK(c, conformance_close((double)got[i], w.values[at], error),
                                   "%s: element %zu is %g, not %g", sn_dtype_name(dtype), i, (double)got[i],
@@ -415,11 +424,11 @@ void conformance_gather_of_every_type(conformance *c) {
     }
 }
 
-void conformance_gather_refuses_rows_that_are_not_there(conformance *c) {
+void conformance_get_rows_refuses_rows_out_of_range(conformance *c) {
     conformance_weight w = conformance_random_weight(c, SN_F16, 4, 8, 1);
     static const int32_t ids[][3] = {{0, 4, 1}, {0, 1, -1}, {INT32_MAX, 0, 0}, {INT32_MIN, 0, 0}};
     float *y = conformance_bytes(c, 3 * 8 * sizeof *y);
     for (int i = 0; i < 4; i++)
-        CONFORMANCE_CHECK(c, c->device->ops->gather(c->device, &w.weight, 3, ids[i], y, &c->err) == SN_REFUSED,
+        CONFORMANCE_CHECK(c, c->device->ops->get_rows(c->device, &w.weight, 3, ids[i], y, &c->err) == SN_REFUSED,
                           "ids %d %d %d of 4 rows were taken", ids[i][0], ids[i][1], ids[i][2]);
 }

@@ -1,4 +1,8 @@
-/* Memory, copies and what cannot be a weight. */
+/* Memory, copies, and weights that must be refused.
+ *
+ * How it works: cases copy recognisable values between host, pinned and device memory in the orders that
+ * device/device.h allows, and compare them bit by bit. Copies that run concurrently with the queue are ordered only
+ * by fences; a copy that runs too early or too late shows in the values. */
 #include "tests/support/conformance.h"
 
 #include <errno.h>
@@ -17,7 +21,7 @@ void conformance_memory_comes_zeroed_and_aligned(conformance *c) {
             CONFORMANCE_OK(c, c->device->ops->download(c->device, host, device, sizes[i], &c->err));
             for (size_t b = 0; b < sizes[i]; b++)
                 CONFORMANCE_CHECK(c, host[b] == 0, "byte %zu of %zu new ones is %d", b, sizes[i], host[b]);
-            memset(host, 0xa5, sizes[i]); /* the next round finds used memory */
+            memset(host, 0xa5, sizes[i]); /* the next round gets memory that was used */
             CONFORMANCE_OK(c, c->device->ops->upload(c->device, device, host, sizes[i], &c->err));
             conformance_release(c, mark);
         }
@@ -53,7 +57,7 @@ void conformance_a_device_knows_its_own_memory(conformance *c) {
 }
 
 void conformance_copies_come_back_unchanged(conformance *c) {
-    enum { BYTES = 9 << 20 }; /* more than a backend's staging memory is likely to hold at once */
+    enum { BYTES = 9 << 20 }; /* more than the staging memory of a backend is likely to hold at once */
     sn_device *d = c->device;
     uint8_t *device = conformance_bytes(c, BYTES), *from = conformance_heap(c, BYTES), *to = conformance_heap(c, BYTES);
     static const struct {
@@ -87,7 +91,7 @@ void conformance_the_source_of_an_upload_may_change_at_once(conformance *c) {
     }
 }
 
-/* The kernel is asked to read the bytes: it says EFAULT where an access of our own would end the process. */
+/* Asks the kernel to read the bytes: the kernel reports EFAULT where an access of this process would end it. */
 static bool host_can_read(const void *at) {
     int ends[2];
     if (pipe(ends)) return true;
@@ -125,14 +129,14 @@ void conformance_memory_returns_after_many_rounds(conformance *c) {
     CONFORMANCE_CHECK(c, before == after, "%zu bytes were in use before, %zu are after", before, after);
 }
 
-/* y and z take a's numbers of before and after the copy: whoever runs too early or too late shows. */
-void conformance_a_copy_beside_the_queue_waits_for_the_work_before_it(conformance *c) {
+/* y and z take the values of a from before and after the copy, so that a copy that runs too early or too late shows. */
+void conformance_a_concurrent_copy_waits_for_earlier_work(conformance *c) {
     enum { N = 200000, ROUNDS = 20 };
     sn_device *d = c->device;
     float *a = conformance_bytes(c, N * sizeof *a), *y = conformance_bytes(c, N * sizeof *y);
     float *z = conformance_bytes(c, N * sizeof *z), *pinned = conformance_pinned(c, N * sizeof *pinned);
     for (int i = 0; i < ROUNDS; i++) {
-        sn_ticket ticket;
+        sn_fence ticket;
         for (int k = 0; k < N; k++) pinned[k] = (float)(i + 1);
         CONFORMANCE_OK(c, d->ops->add(d, N, y, a, &c->err)); /* y += i */
         CONFORMANCE_OK(c, d->ops->copy_begin(d, a, pinned, N * sizeof *a, &ticket, &c->err));
@@ -149,14 +153,14 @@ void conformance_a_copy_beside_the_queue_waits_for_the_work_before_it(conformanc
     }
 }
 
-void conformance_many_copies_go_on_beside_the_queue(conformance *c) {
+void conformance_many_copies_run_concurrently_with_the_queue(conformance *c) {
     enum { N = 10000, COPIES = 8, ROUNDS = 40 };
     sn_device *d = c->device;
     float *pinned = conformance_pinned(c, COPIES * N * sizeof *pinned), *sum = conformance_bytes(c, N * sizeof *sum);
     float *a = conformance_bytes(c, COPIES * N * sizeof *a), *other = conformance_bytes(c, N * sizeof *other);
     for (int k = 0; k < COPIES * N; k++) pinned[k] = (float)(k / N + 1);
     for (int round = 0; round < ROUNDS; round++) {
-        sn_ticket tickets[COPIES];
+        sn_fence tickets[COPIES];
         for (int i = 0; i < COPIES; i++) {
             size_t bytes =
                 i % 3 ? N * sizeof *a : (N - 1) * sizeof *a; /* sizes vary; the last element of some stays 0 */
@@ -168,7 +172,7 @@ void conformance_many_copies_go_on_beside_the_queue(conformance *c) {
             CONFORMANCE_OK(c, d->ops->add(d, N, sum, a + i * N, &c->err));
         }
     }
-    sn_ticket empty;
+    sn_fence empty;
     CONFORMANCE_OK(c, d->ops->copy_begin(d, a, pinned, 0, &empty, &c->err));
     CONFORMANCE_OK(c, d->ops->copy_join(d, empty, &c->err));
     float *host = conformance_download(c, sum, N);
@@ -177,14 +181,14 @@ void conformance_many_copies_go_on_beside_the_queue(conformance *c) {
     CONFORMANCE_CHECK(c, host[N - 1] == ROUNDS * (2 + 3 + 5 + 6 + 8), "the last element is %g", (double)host[N - 1]);
 }
 
-/* Waited for and joined in either order, and never joined at all when finish comes. */
-void conformance_the_source_of_a_copy_may_change_after_waiting_for_it(conformance *c) {
+/* Fences that are waited for and joined in either order, and copies that are never joined before finish. */
+void conformance_the_source_of_a_copy_may_change_after_its_fence(conformance *c) {
     enum { N = 50000, ROUNDS = 50 };
     sn_device *d = c->device;
     float *pinned = conformance_pinned(c, N * sizeof *pinned), *host = conformance_heap(c, N * sizeof *host);
     float *a = conformance_bytes(c, N * sizeof *a), *sum = conformance_bytes(c, N * sizeof *sum);
     for (int round = 1; round <= ROUNDS; round++) {
-        sn_ticket ticket;
+        sn_fence ticket;
         for (int k = 0; k < N; k++) pinned[k] = (float)round;
         CONFORMANCE_OK(c, d->ops->copy_begin(d, a, pinned, N * sizeof *a, &ticket, &c->err));
         if (round % 3 == 0) CONFORMANCE_OK(c, d->ops->copy_join(d, ticket, &c->err));
@@ -198,7 +202,7 @@ void conformance_the_source_of_a_copy_may_change_after_waiting_for_it(conformanc
         CONFORMANCE_CHECK(c, host[k] == ROUNDS * (ROUNDS + 1) / 2.0f, "element %d is %g", k, (double)host[k]);
 }
 
-void conformance_weights_that_no_matrix_can_have_are_refused(conformance *c) {
+void conformance_invalid_weights_are_refused(conformance *c) {
     static const struct {
         sn_dtype dtype;
         size_t rows, cols;

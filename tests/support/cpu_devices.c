@@ -1,5 +1,13 @@
+/* How it works: a CPU device is opened by the name of an instruction set. The names TEST_TILES, TEST_TILES_AVX512
+ * and TEST_AMX_TRAPPED stand for kernels that exist in tests only: the device is opened with the instruction set in
+ * `tables` and then gets a copy of that kernel table in which `linear` is replaced.
+ *
+ * The copies are static and made once, under a lock, because several devices share them. Random weights are random
+ * bits of a block whose half-precision scales are overwritten with finite numbers; sn_dequantize_row gives the
+ * values that the tests compare with. */
 #include "tests/support/cpu_devices.h"
 
+#include "device/cpu/cpu_private.h" /* private: puts kernels of the tests into an open device */
 #include "device/quant.h"
 #include "device/weight.h"
 #include "tests/support/amx_trap.h"
@@ -14,7 +22,7 @@ const sn_dtype test_weight_types[] = {SN_F32,  SN_F16,  SN_BF16, SN_Q4_0, SN_Q4_
                                       SN_Q2_K, SN_Q3_K, SN_Q4_K, SN_Q5_K, SN_Q6_K, SN_IQ4_NL, SN_IQ4_XS, SN_MXFP4};
 const int test_n_weight_types = (int)(sizeof test_weight_types / sizeof *test_weight_types);
 
-static void must(sn_status status, const sn_err *err) {
+static void require_ok(sn_status status, const sn_err *err) {
     if (!status) return;
     fprintf(stderr, "%s\n", err->text);
     abort();
@@ -22,22 +30,23 @@ static void must(sn_status status, const sn_err *err) {
 
 const char *const test_isas[TEST_ISAS] = {"c", "avx2", "avx512", "amx", TEST_TILES, TEST_TILES_AVX512};
 
-/* Kernels that exist in tests only: those of another instruction set with a linear of their own. */
-typedef struct made_up {
+/* Kernels that exist in tests only: those of an instruction set with another `linear`. */
+typedef struct test_kernels {
     const char *name, *isa;
     void (*linear)(const sn_linear_job *job, size_t first_panel, size_t end_panel);
     sn_cpu_kernels kernels;
-} made_up;
+} test_kernels;
 
-static made_up tables[] = {{.name = TEST_TILES, .isa = "c", .linear = test_linear_tiles},
+static test_kernels tables[] = {
+    {.name = TEST_TILES, .isa = "c", .linear = test_linear_tiles},
 #if defined(__x86_64__)
-                           {.name = TEST_TILES_AVX512, .isa = "avx512", .linear = test_linear_tiles_avx512},
-                           {.name = TEST_AMX_TRAPPED, .isa = "avx512"},
+    {.name = TEST_TILES_AVX512, .isa = "avx512", .linear = test_linear_tiles_avx512},
+    {.name = TEST_AMX_TRAPPED, .isa = "avx512"},
 #endif
 };
 enum { N_TABLES = sizeof tables / sizeof *tables };
 
-static const sn_cpu_kernels *make_up(made_up *t, const sn_cpu_kernels *others) {
+static const sn_cpu_kernels *make_test_kernels(test_kernels *t, const sn_cpu_kernels *others) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&lock);
     if (!t->linear) t->linear = test_amx_trapped();
@@ -51,18 +60,18 @@ static const sn_cpu_kernels *make_up(made_up *t, const sn_cpu_kernels *others) {
 }
 
 sn_status test_cpu_open(const char *isa, int threads, sn_device **out, sn_err *err) {
-    made_up *own = NULL;
+    test_kernels *test_only = NULL;
     for (int i = 0; isa && i < N_TABLES; i++)
-        if (!strcmp(isa, tables[i].name)) own = &tables[i];
-    sn_device_options options = {.threads = threads, .isa = own ? own->isa : isa};
+        if (!strcmp(isa, tables[i].name)) test_only = &tables[i];
+    sn_device_options options = {.threads = threads, .isa = test_only ? test_only->isa : isa};
     sn_status status = sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, out, err);
-    if (status || !own) return status;
+    if (status || !test_only) return status;
     sn_cpu *cpu = (sn_cpu *)*out;
-    cpu->kernels = make_up(own, cpu->kernels);
+    cpu->kernels = make_test_kernels(test_only, cpu->kernels);
     snprintf(cpu->description, sizeof cpu->description, "cpu: %d threads, %s", threads, isa);
     if (cpu->kernels) return SN_OK;
     sn_device_close(out);
-    return sn_fail(err, SN_REFUSED, "AMX's machine code cannot be played here: amx_trap.h says where it can");
+    return sn_fail(err, SN_REFUSED, "AMX's machine code cannot be emulated here: amx_trap.h says where it can");
 }
 
 test_devices test_devices_open(const sn_device_limits *limits) {
@@ -75,7 +84,7 @@ test_devices test_devices_open(const sn_device_limits *limits) {
                 fprintf(stderr, "not tested here: %s\n", err.text);
                 break;
             }
-            must(device->ops->prepare(device, limits, &err), &err);
+            require_ok(device->ops->prepare(device, limits, &err), &err);
             devices.at[devices.n++] = device;
         }
     return devices;
@@ -85,26 +94,26 @@ void test_devices_close(test_devices *devices) {
     for (int i = 0; i < devices->n; i++) sn_device_close(&devices->at[i]);
 }
 
-static uint32_t next(uint64_t *state) { /* Knuth's MMIX generator, upper bits */
+static uint32_t next_random(uint64_t *state) { /* Knuth's MMIX generator, upper bits */
     *state = *state * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)(*state >> 32);
 }
 
-float test_random(uint64_t *state) { return (float)(next(state) >> 8) * 0x1p-23f - 1; }
+float test_random(uint64_t *state) { return (float)(next_random(state) >> 8) * 0x1p-23f - 1; }
 
-static void *allocate(size_t bytes) {
+static void *allocate_bytes(size_t bytes) {
     void *p = malloc(bytes ? bytes : 1);
     if (!p) abort();
     return p;
 }
 
 float *test_random_floats(size_t n, uint64_t seed) {
-    float *x = allocate(n * sizeof *x);
+    float *x = allocate_bytes(n * sizeof *x);
     for (size_t i = 0; i < n; i++) x[i] = test_random(&seed);
     return x;
 }
 
-/* Where the half-precision scales of a block lie; -1: none. */
+/* The offsets of the half-precision scales in a block; -1: none. */
 static void scale_offsets(sn_dtype dtype, int at[2]) {
     at[0] = at[1] = -1;
     switch (dtype) {
@@ -144,7 +153,7 @@ static void fill_block(sn_dtype dtype, uint8_t *block, uint64_t *state) {
     } else if (dtype == SN_F16 || dtype == SN_BF16) {
         memcpy(block, &half, sizeof half);
     } else {
-        for (size_t i = 0; i < sn_dtype_bytes(dtype); i++) block[i] = (uint8_t)next(state);
+        for (size_t i = 0; i < sn_dtype_bytes(dtype); i++) block[i] = (uint8_t)next_random(state);
         scale_offsets(dtype, at);
         for (int i = 0; i < 2 && at[i] >= 0; i++) {
             half = sn_f32_to_f16(test_random(state) * 0.05f);
@@ -157,8 +166,8 @@ static void fill_block(sn_dtype dtype, uint8_t *block, uint64_t *state) {
 void *test_random_weight(sn_dtype dtype, size_t rows, size_t cols, uint64_t seed, float *values) {
     size_t row_bytes, block = sn_dtype_block(dtype);
     sn_err err;
-    must(sn_dtype_row_bytes(dtype, cols, &row_bytes, &err), &err);
-    uint8_t *data = (uint8_t *)allocate(rows * row_bytes + 1) + 1;
+    require_ok(sn_dtype_row_bytes(dtype, cols, &row_bytes, &err), &err);
+    uint8_t *data = (uint8_t *)allocate_bytes(rows * row_bytes + 1) + 1;
     for (size_t i = 0; i < rows * (cols / block); i++) fill_block(dtype, data + i * sn_dtype_bytes(dtype), &seed);
     for (size_t r = 0; r < rows; r++) sn_dequantize_row(dtype, data + r * row_bytes, cols, values + r * cols);
     return data;
@@ -184,8 +193,10 @@ sn_status test_weight_make(sn_device *d, sn_dtype dtype, size_t rows, size_t col
     *out = NULL;
     if (!weight) return sn_fail(err, SN_STOP, "out of memory");
     sn_status status = sn_weight_load(d, dtype, rows, cols, host, weight, err);
-    if (status) free(weight);
-    else *out = weight;
+    if (status)
+        free(weight);
+    else
+        *out = weight;
     return status;
 }
 
@@ -195,23 +206,24 @@ void test_weight_drop(sn_device *d, sn_weight **weight) {
     *weight = NULL;
 }
 
-static sn_status begin(sn_device *d, const sn_kv_shape *shape, int n_sequences, const sn_sequence *sequences, sn_err *err) {
+static sn_status begin_batch(sn_device *d, const sn_kv_shape *shape, int n_sequences, const sn_sequence *sequences,
+                             sn_err *err) {
     bool recorded;
     int n_rows = 0;
     for (int s = 0; s < n_sequences; s++) n_rows += sequences[s].n_rows;
-    return d->ops->pass_begin(d, &(sn_pass){shape, n_rows, n_sequences, sequences, 0}, &recorded, err);
+    return d->ops->batch_begin(d, &(sn_batch){shape, n_rows, n_sequences, sequences, 0}, &recorded, err);
 }
 
-sn_status test_kv_store(sn_device *d, const sn_kv_shape *shape, int block, int n_sequences, const sn_sequence *sequences,
-                        const float *k, const float *v, sn_err *err) {
-    sn_status status = begin(d, shape, n_sequences, sequences, err);
+sn_status test_kv_store(sn_device *d, const sn_kv_shape *shape, int block, int n_sequences,
+                        const sn_sequence *sequences, const float *k, const float *v, sn_err *err) {
+    sn_status status = begin_batch(d, shape, n_sequences, sequences, err);
     if (!status) status = d->ops->kv_store(d, block, k, v, err);
-    return status ? status : d->ops->pass_end(d, err);
+    return status ? status : d->ops->batch_end(d, err);
 }
 
 sn_status test_attention(sn_device *d, const sn_kv_shape *shape, int n_sequences, const sn_sequence *sequences,
                          const sn_attention *how, const float *q, float *out, sn_err *err) {
-    sn_status status = begin(d, shape, n_sequences, sequences, err);
+    sn_status status = begin_batch(d, shape, n_sequences, sequences, err);
     if (!status) status = d->ops->attention(d, how, q, out, err);
-    return status ? status : d->ops->pass_end(d, err);
+    return status ? status : d->ops->batch_end(d, err);
 }

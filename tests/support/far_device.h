@@ -1,6 +1,6 @@
-/* A device of any name whose memory faults when the host touches it, as on a real card: its pages are open only inside
- * of its own upload and download. It has memory and copies, no mathematics. Counts what it holds; calls can be made to
- * fail. */
+/* A device of any kind whose memory faults when the host touches it, as that of a real card: the pages are
+ * accessible only during upload and download. It has memory and copies, no mathematics. It counts its allocations,
+ * and a test can make its calls fail. */
 #ifndef SN_TESTS_FAR_DEVICE_H
 #define SN_TESTS_FAR_DEVICE_H
 
@@ -14,9 +14,9 @@ typedef struct far_device {
         void *memory;
         size_t bytes;
     } held[FAR_ALLOCATIONS];
-    int n_held, n_wrong; /* n_wrong: frees of what is not held, or with other bytes */
+    int n_held, n_wrong; /* n_wrong: frees of unknown memory, or with another size */
     size_t bytes_held;
-    int n_calls, fail_at; /* of alloc, upload, download; the one numbered fail_at (from 1 on) fails */
+    int n_calls, fail_at; /* n_calls: of alloc, upload and download; the call numbered fail_at (from 1 on) fails */
     int n_alloc, n_upload, n_download;
 } far_device;
 

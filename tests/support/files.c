@@ -10,24 +10,24 @@
 #include <string.h>
 #include <unistd.h>
 
-static void need(int condition, const char *what) {
+static void require(int condition, const char *what) {
     if (condition) return;
     fprintf(stderr, "test support: %s failed\n", what);
     abort();
 }
 
-void put(sn_buf *buf, const void *data, size_t len) {
-    if (!buf->cap) sn_buf_init(buf, 64 << 20);
-    need(sn_buf_append(buf, data, len, NULL) == SN_OK, "appending");
+void put_bytes(sn_buf *buf, const void *data, size_t len) {
+    if (!buf->limit) sn_buf_init(buf, 64 << 20);
+    require(sn_buf_append(buf, data, len, NULL) == SN_OK, "appending");
 }
 
-void put_u32(sn_buf *buf, uint32_t value) { put(buf, &value, sizeof value); }
-void put_u64(sn_buf *buf, uint64_t value) { put(buf, &value, sizeof value); }
-void put_f32(sn_buf *buf, float value) { put(buf, &value, sizeof value); }
-void put_text(sn_buf *buf, const char *text) { put(buf, text, strlen(text)); }
+void put_u32(sn_buf *buf, uint32_t value) { put_bytes(buf, &value, sizeof value); }
+void put_u64(sn_buf *buf, uint64_t value) { put_bytes(buf, &value, sizeof value); }
+void put_f32(sn_buf *buf, float value) { put_bytes(buf, &value, sizeof value); }
+void put_text(sn_buf *buf, const char *text) { put_bytes(buf, text, strlen(text)); }
 
 void put_zeros(sn_buf *buf, size_t len) {
-    for (; len; len--) put(buf, "", 1);
+    for (; len; len--) put_bytes(buf, "", 1);
 }
 
 void pad_to(sn_buf *buf, size_t multiple) { put_zeros(buf, sn_round_up(buf->len, multiple) - buf->len); }
@@ -82,39 +82,39 @@ void put_safetensors(sn_buf *buf, const char *header, size_t data_len) {
 char *temp_folder(void) {
     const char *base = getenv("TMPDIR");
     char *folder = NULL;
-    need(asprintf(&folder, "%s/sn_test_XXXXXX", base ? base : "/tmp") > 0, "asprintf");
-    need(mkdtemp(folder) != NULL, "mkdtemp");
+    require(asprintf(&folder, "%s/sn_test_XXXXXX", base ? base : "/tmp") > 0, "asprintf");
+    require(mkdtemp(folder) != NULL, "mkdtemp");
     return folder;
 }
 
 void temp_folder_remove(char **folder) {
     DIR *dir = opendir(*folder);
-    need(dir != NULL, "opendir");
+    require(dir != NULL, "opendir");
     for (struct dirent *e; (e = readdir(dir));)
         if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..")) unlinkat(dirfd(dir), e->d_name, 0);
     closedir(dir);
-    need(rmdir(*folder) == 0, "rmdir");
+    require(rmdir(*folder) == 0, "rmdir");
     free(*folder);
     *folder = NULL;
 }
 
 char *temp_path(const char *folder, const char *name) {
     char *path = NULL;
-    need(asprintf(&path, "%s/%s", folder, name) > 0, "asprintf");
+    require(asprintf(&path, "%s/%s", folder, name) > 0, "asprintf");
     return path;
 }
 
 void write_file(const char *folder, const char *name, const void *data, size_t len) {
     char *path = temp_path(folder, name);
     FILE *file = fopen(path, "wb");
-    need(file && fwrite(data, 1, len, file) == len && !fclose(file), "writing a file");
+    require(file && fwrite(data, 1, len, file) == len && !fclose(file), "writing a file");
     free(path);
 }
 
 void copy_file(const char *from_folder, const char *folder, const char *name) {
     char *from = temp_path(from_folder, name);
     sn_buf bytes;
-    need(sn_read_file(from, 64 << 20, &bytes, NULL) == SN_OK, "reading a file");
+    require(sn_read_file(from, 64 << 20, &bytes, NULL) == SN_OK, "reading a file");
     write_file(folder, name, bytes.data, bytes.len);
     sn_buf_fini(&bytes);
     free(from);
@@ -135,4 +135,6 @@ static int remove_one(const char *path, const struct stat *is, int kind, struct 
     return remove(path);
 }
 
-void remove_tree(const char *folder) { need(nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS) == 0, "removing a folder"); }
+void remove_tree(const char *folder) {
+    require(nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS) == 0, "removing a folder");
+}

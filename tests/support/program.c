@@ -9,9 +9,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { LIMIT_US = 120 * 1000000, LOOK_EVERY_US = 2000 };
+enum { LIMIT_US = 120 * 1000000, POLL_US = 2000 };
 
-static void need(int condition, const char *what) {
+static void require(int condition, const char *what) {
     if (condition) return;
     fprintf(stderr, "running a program: %s failed\n", what);
     abort();
@@ -19,10 +19,10 @@ static void need(int condition, const char *what) {
 
 static char *read_all(FILE *file) {
     long size = -1;
-    need(!fseek(file, 0, SEEK_END) && (size = ftell(file)) >= 0, "seeking");
-    rewind(file);
+    require(!fseek(file, 0, SEEK_END) && (size = ftell(file)) >= 0, "seeking");
+    require(!fseek(file, 0, SEEK_SET), "seeking");
     char *text = calloc((size_t)size + 1, 1);
-    need(text && fread(text, 1, (size_t)size, file) == (size_t)size, "reading what it printed");
+    require(text && fread(text, 1, (size_t)size, file) == (size_t)size, "reading what it printed");
     fclose(file);
     return text;
 }
@@ -31,19 +31,19 @@ static int wait_for(pid_t pid) {
     int state;
     for (int64_t until = sn_now_us() + LIMIT_US; waitpid(pid, &state, WNOHANG) == 0;) {
         if (sn_now_us() > until) kill(pid, SIGKILL);
-        sn_sleep_us(LOOK_EVERY_US);
+        sn_sleep_us(POLL_US);
     }
     return WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
 }
 
 program program_run(const char *const *argv, const char *input) {
     FILE *in = tmpfile(), *out = tmpfile(), *err = tmpfile();
-    need(in && out && err, "making temporary files");
+    require(in && out && err, "making temporary files");
     if (input) fputs(input, in);
-    need(!fflush(in), "writing its input");
-    rewind(in);
+    require(!fflush(in), "writing its input");
+    require(!fseek(in, 0, SEEK_SET), "seeking");
     pid_t pid = fork();
-    need(pid >= 0, "fork");
+    require(pid >= 0, "fork");
     if (!pid) {
         dup2(fileno(in), STDIN_FILENO);
         dup2(fileno(out), STDOUT_FILENO);
@@ -68,6 +68,6 @@ json_t *program_json(const program *p) {
     json_error_t where;
     json_t *value = json_loads(p->out, 0, &where);
     if (!value) fprintf(stderr, "exit code %d, printed: %.400s\nand: %.400s\n", p->code, p->out, p->err);
-    need(value != NULL, "reading its output as JSON");
+    require(value != NULL, "reading its output as JSON");
     return value;
 }

@@ -4,7 +4,7 @@
 #include "device/cpu/lanes_avx512.h"
 #include "device/cpu/tiles_c.h"
 
-#define LINEAR_TILES     test_linear_tiles_avx512
-#define LINEAR_OTHERWISE sn_cpu_kernels_avx512.linear
+#define LINEAR_TILES    test_linear_tiles_avx512
+#define LINEAR_FALLBACK sn_cpu_kernels_avx512.linear
 #include "device/cpu/linear_tiles.inc.c"
 #endif

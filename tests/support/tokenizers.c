@@ -1,6 +1,6 @@
 #include "tests/support/tokenizers.h"
 
-#include "tests/support/need.h"
+#include "tests/support/require.h"
 
 #include "tests/support/files.h"
 
@@ -12,10 +12,10 @@
 
 json_t *load_json(const char *folder, const char *name) {
     char path[1024];
-    json_error_t why;
+    json_error_t parse_error;
     snprintf(path, sizeof path, "%s/%s%s%s", SN_FIXTURES, folder, *folder ? "/" : "", name);
-    json_t *value = json_load_file(path, 0, &why);
-    cr_assert(value, "%s: %s", path, why.text);
+    json_t *value = json_load_file(path, 0, &parse_error);
+    cr_assert(value, "%s: %s", path, parse_error.text);
     return value;
 }
 
@@ -34,32 +34,32 @@ sn_tokenizer *open_fixture(const char *name) {
     return t;
 }
 
-sn_ids encode(const sn_tokenizer *t, const char *text, size_t len, bool add_bos, bool parse_special) {
-    sn_ids ids;
+sn_token_ids encode(const sn_tokenizer *t, const char *text, size_t len, bool add_bos, bool parse_special) {
+    sn_token_ids ids;
     sn_err err;
     cr_assert_eq(sn_tokenizer_encode(t, text, len, add_bos, parse_special, &ids, &err), SN_OK, "%s", err.text);
     return ids;
 }
 
-void same_ids(const sn_ids *ids, const json_t *expected, const char *what) {
+void expect_same_ids(const sn_token_ids *ids, const json_t *expected, const char *what) {
     cr_assert_eq(ids->n, json_array_size(expected), "%s: %zu tokens, expected %zu", what, ids->n,
                  json_array_size(expected));
     for (size_t i = 0; i < ids->n; i++)
         cr_assert_eq(ids->ids[i], json_integer_value(json_array_get(expected, i)), "%s: token %zu", what, i);
 }
 
-void same_as_expected(const sn_tokenizer *t, const json_t *list, bool add_bos, const char *name) {
+void expect_encodings(const sn_tokenizer *t, const json_t *list, bool add_bos, const char *name) {
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *item = json_array_get(list, i), *text = json_object_get(item, "text");
         char what[600];
         snprintf(what, sizeof what, "%s: '%.500s'", name, json_string_value(text));
-        sn_ids ids = encode(t, json_string_value(text), json_string_length(text), add_bos, true);
-        same_ids(&ids, json_object_get(item, "ids"), what);
-        sn_ids_fini(&ids);
+        sn_token_ids ids = encode(t, json_string_value(text), json_string_length(text), add_bos, true);
+        expect_same_ids(&ids, json_object_get(item, "ids"), what);
+        sn_token_ids_fini(&ids);
     }
 }
 
-sn_buf decode(const sn_tokenizer *t, const sn_ids *ids, bool with_special) {
+sn_buf decode(const sn_tokenizer *t, const sn_token_ids *ids, bool with_special) {
     sn_buf out;
     sn_err err;
     sn_buf_init(&out, 1 << 28);
@@ -68,24 +68,25 @@ sn_buf decode(const sn_tokenizer *t, const sn_ids *ids, bool with_special) {
     return out;
 }
 
-void survives(const sn_tokenizer *t, const char *text, size_t len, bool parse_special) {
-    sn_ids ids = encode(t, text, len, false, parse_special);
+void expect_round_trip(const sn_tokenizer *t, const char *text, size_t len, bool parse_special) {
+    sn_token_ids ids = encode(t, text, len, false, parse_special);
     sn_buf back = decode(t, &ids, true);
     cr_assert_eq(back.len, len);
     cr_assert(len == 0 || !memcmp(back.data, text, len));
     sn_buf_fini(&back);
-    sn_ids_fini(&ids);
+    sn_token_ids_fini(&ids);
 }
 
-static sn_buf dump(json_t *value) {
+static sn_buf dump_json(json_t *value) {
     char *text = value ? json_dumps(value, JSON_COMPACT) : NULL;
     return (sn_buf){.data = (uint8_t *)text, .len = text ? strlen(text) : 0};
 }
 
 sn_status tokenizer_from_json(json_t *root, json_t *config, json_t *generation, const char *jinja, sn_tokenizer **out,
-                           sn_err *err) {
-    sn_tokenizer_files files = {
-        .tokenizer = dump(root), .tokenizer_config = dump(config), .generation_config = dump(generation)};
+                              sn_err *err) {
+    sn_tokenizer_files files = {.tokenizer = dump_json(root),
+                                .tokenizer_config = dump_json(config),
+                                .generation_config = dump_json(generation)};
     if (jinja) files.chat_template = (sn_buf){.data = (uint8_t *)strdup(jinja), .len = strlen(jinja)};
     sn_status status = sn_tokenizer_from_files(&files, out, err);
     free(files.tokenizer.data);
@@ -109,7 +110,7 @@ void change_json(json_t *root, const char *path, const char *value) {
     json_t *at = root;
     for (const char *dot; (dot = strchr(path, '.')); path = dot + 1) {
         snprintf(key, sizeof key, "%.*s", (int)(dot - path), path);
-        at = json_is_array(at) ? json_array_get(at, (size_t)need_int(key, 0, 1 << 20)) : json_object_get(at, key);
+        at = json_is_array(at) ? json_array_get(at, (size_t)require_int(key, 0, 1 << 20)) : json_object_get(at, key);
         cr_assert(at, "no %s", key);
     }
     json_t *new_value = value ? json_loads(value, JSON_DECODE_ANY, NULL) : NULL;
@@ -117,7 +118,7 @@ void change_json(json_t *root, const char *path, const char *value) {
     if (!value)
         json_object_del(at, path);
     else if (json_is_array(at))
-        json_array_set_new(at, (size_t)need_int(path, 0, 1 << 20), new_value);
+        json_array_set_new(at, (size_t)require_int(path, 0, 1 << 20), new_value);
     else
         json_object_set_new(at, path, new_value);
 }
@@ -131,7 +132,7 @@ void put_gguf_strings(sn_buf *b, const char *key, const char *const *items, size
 
 void put_gguf_bool(sn_buf *b, const char *key, bool value) {
     put_gguf_key(b, key, SN_GGUF_BOOL);
-    put(b, &(uint8_t){value}, 1);
+    put_bytes(b, &(uint8_t){value}, 1);
 }
 
 double now_s(void) {

@@ -1,11 +1,10 @@
-"""Floods a node. Arguments: address, what, seconds. Says how much it got rid of.
+"""Floods a node from four clients. Arguments: address, what, seconds. Prints how many messages it sent.
 
-bytes: steps of 1 MiB for sessions that are not there, answers never read; sessions: OPENs without end; junk: frames that are
-no messages, and one that says it is larger than anything may be; announcements: signed by nobody."""
+bytes: steps of 1 MiB for sessions that do not exist, and answers are never read; sessions: one OPEN after another, and answers
+are counted; junk: frames that are no messages; announcements: without a valid signature."""
 import os
 import socket
 import sys
-import threading
 import time
 
 try:
@@ -18,7 +17,7 @@ except ImportError as missing:
 
 
 def introduce(address):
-    host, port = address[len("tcp://"):].rsplit(":", 1)
+    host, port = address.rsplit(":", 1)
     nonce = os.urandom(8)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         s.settimeout(0.5)
@@ -30,19 +29,19 @@ def introduce(address):
                 continue
             if len(answer) == 144 and answer[:16] == b"SWARM!1\0" + nonce:
                 return answer[48:80]
-    raise SystemExit("nobody introduced himself")
+    raise SystemExit("no introduction received")
 
 
 def step(i):
     rows = 4096
-    head = dict(kind="step", request=i, session=os.urandom(16), step=1, position=0, reply_dtype=0, timeline=bytes(32), route=[],
-                trace=[], receipt=0, receipts=[], flow="flood", tensor={"dtype": "F32", "shape": [rows, 64]})
+    head = dict(kind="step", correlation_id=i, session=os.urandom(16), step=1, position=0, reply_dtype=0, timeline=bytes(32), route=[],
+                trace=[], wants_receipt=0, receipts=[], request_id="flood", tensor={"dtype": "F32", "shape": [rows, 64]})
     return [msgpack.packb(head), bytes(4 * 64 * rows)]
 
 
 def open_session(i):
-    head = dict(kind="open", protocol=2, request=i, session=os.urandom(16), model=MODEL, first_block=0, end_block=4,
-                max_tokens=64, predecessor=bytes(32), source=bytes(32), flow="flood")
+    head = dict(kind="open", protocol=3, correlation_id=i, session=os.urandom(16), model=MODEL, first_block=0, end_block=4,
+                max_tokens=64, predecessor=bytes(32), kv_source=bytes(32), adapter=bytes(32), request_id="flood")
     return [msgpack.packb(head)]
 
 
@@ -52,24 +51,24 @@ def junk(i):
 
 def announcements(i):
     sealed = [os.urandom(1000) for _ in range(200)]
-    return [msgpack.packb(dict(kind="peers", protocol=2, request=i, model=bytes(32), first_block=0, end_block=0, from_tag=0,
+    return [msgpack.packb(dict(kind="peers", protocol=3, correlation_id=i, model=bytes(32), first_block=0, end_block=0, from_tag=0,
                                to_tag=0, known=[], announcements=sealed))]
 
 
 MODEL = bytes.fromhex(os.environ.get("MODEL", "00" * 32))
-WAYS = {"bytes": step, "sessions": open_session, "junk": junk, "announcements": announcements}
+FLOODS = {"bytes": step, "sessions": open_session, "junk": junk, "announcements": announcements}
 
 
 def main(address, what, seconds):
-    key, context, make = introduce(address), zmq.Context(), WAYS[what]
+    key, context, make = introduce(address), zmq.Context(), FLOODS[what]
     until, sent = time.monotonic() + float(seconds), 0
-    sockets = []
-    for _ in range(4): # four strangers at once
+    sockets, answers = [], {}
+    for _ in range(4): # four clients, each with a key of its own
         public, secret = zmq.curve_keypair()
         s = context.socket(zmq.DEALER)
         s.linger, s.sndhwm, s.rcvhwm = 0, 16, 4
         s.curve_serverkey, s.curve_publickey, s.curve_secretkey = z85.encode(key), public, secret
-        s.connect(address)
+        s.connect("tcp://" + address)
         sockets.append(s)
     while time.monotonic() < until:
         for s in sockets:
@@ -78,8 +77,11 @@ def main(address, what, seconds):
                 sent += 1
             except zmq.Again:
                 time.sleep(0.0005)
-    print(f"{what}: {sent} messages")
-    assert sent > 20, "that was no flood"
+            while what == "sessions" and s.poll(0):
+                answer = msgpack.unpackb(s.recv_multipart()[0])
+                answers[answer["kind"]] = answers.get(answer["kind"], 0) + 1
+    print(f"{what}: {sent} messages", *(f"{n} {kind}" for kind, n in answers.items()))
+    assert sent > 20, "too few messages for a flood"
     context.destroy(0)
 
 

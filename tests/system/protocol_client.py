@@ -1,6 +1,6 @@
-"""A client of one node, made from docs/PROTOCOL.md alone. Arguments: address, golden.safetensors, docs/PROTOCOL.md.
+"""A client of one node, written from docs/PROTOCOL.md alone. Arguments: address, golden.safetensors, docs/PROTOCOL.md.
 
-Exits 77 with a reason where a package is missing; else prints what it checked, or stops at the first thing that is wrong."""
+Exits with 77 and a reason if a package is missing; otherwise prints what it checked, or stops at the first error."""
 import hashlib
 import json
 import os
@@ -40,7 +40,7 @@ def check_example(document):
 
 def introduce(address):
     """The node's id and CURVE key, by UDP. (Its signature is not checked here: this client has no Ed25519.)"""
-    host, port = address[len("tcp://"):].rsplit(":", 1)
+    host, port = address.rsplit(":", 1)
     nonce = os.urandom(8)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         s.settimeout(0.5)
@@ -52,7 +52,7 @@ def introduce(address):
                 continue
             if len(answer) == 144 and answer[:16] == b"SWARM!1\0" + nonce:
                 return answer[16:48], answer[48:80]
-    raise SystemExit("nobody introduced himself")
+    raise SystemExit("no introduction received")
 
 
 class Node:
@@ -63,12 +63,12 @@ class Node:
         self.socket.linger = 0
         self.socket.curve_serverkey, self.socket.curve_publickey, self.socket.curve_secretkey = (
             z85.encode(key), public, secret)
-        self.socket.connect(address)
+        self.socket.connect("tcp://" + address)
         self.requests = 0
 
     def send(self, kind, rows=None, n_embd=0, **fields):
         self.requests += 1
-        frames = [dict(fields, kind=kind, request=self.requests)]
+        frames = [dict(fields, kind=kind, correlation_id=self.requests)]
         if rows is not None:
             frames[0]["tensor"] = {"dtype": "F32", "shape": [len(rows) // (4 * n_embd), n_embd]}
             frames.append(rows)
@@ -80,13 +80,13 @@ class Node:
         while self.socket.poll(max(0, 1000 * (until - time.monotonic()))):
             frames = self.socket.recv_multipart()
             message = msgpack.unpackb(frames[0])
-            if message["request"] == request:
+            if message["correlation_id"] == request:
                 return message, frames[1] if len(frames) > 1 else None
         raise SystemExit(f"no answer to request {request}")
 
     def ask(self, wanted, kind, rows=None, n_embd=0, **fields):
         message, tensor = self.receive(self.send(kind, rows, n_embd, **fields))
-        assert message["kind"] == wanted, f"{kind} was answered by {message}"
+        assert message["kind"] == wanted, f"the reply to {kind} is {message}"
         return (message, tensor) if tensor is not None else message
 
 
@@ -105,8 +105,8 @@ def difference(a, b):
 
 def find_announcement(node, node_id):
     zero = bytes(32)
-    everything = dict(protocol=2, model=zero, first_block=0, end_block=0, from_tag=0, to_tag=0, known=[], announcements=[])
-    for sealed in node.ask("peers_are", "peers", **everything)["announcements"]:
+    everything = dict(protocol=3, model=zero, first_block=0, end_block=0, from_tag=0, to_tag=0, known=[], announcements=[])
+    for sealed in node.ask("peers_reply", "peers", **everything)["announcements"]:
         announcement = msgpack.unpackb(sealed[:-64])
         if announcement["node"] == node_id:
             assert announcement["state"] == 1 and announcement["expires_unix_ms"] > 1000 * time.time()
@@ -129,26 +129,26 @@ def main(address, golden, document):
         timeline.append(sha256(timeline[i], inputs[i * row:(i + 1) * row]))
 
     session = os.urandom(16)
-    opened = node.ask("opened", "open", protocol=2, session=session, model=me["model"], first_block=0,
+    opened = node.ask("open_reply", "open", protocol=3, session=session, model=me["model"], first_block=0,
                       end_block=me["n_blocks"], max_tokens=2 * n, predecessor=bytes(32),
-                      source=bytes(32), tuning=bytes(32), flow="made-from-the-page")
+                      kv_source=bytes(32), adapter=bytes(32), request_id="made-from-the-page")
     assert opened["session"] == session and opened["step_tokens_max"] >= n
 
-    def step(number, position, end, wanted="result", base=None):
+    def step(number, position, end, wanted="step_reply", base=None):
         answer = node.ask(wanted, "step", inputs[position * row:end * row], n_embd, session=session, step=number,
                           position=position, reply_dtype=0, timeline=base or timeline[position], route=[], trace=[],
-                          receipt=1, receipts=[], flow="made-from-the-page")
+                          wants_receipt=1, receipts=[], request_id="made-from-the-page")
         if wanted == "error":
             return answer
         result, hidden = answer
         assert result["tensor"] == {"dtype": "F32", "shape": [end - position, n_embd]}, result
         trace, = result["trace"]
-        assert trace["node"] == node_id and trace["timeline"] == timeline[end], "another timeline hash"
+        assert trace["node"] == node_id and trace["timeline"] == timeline[end], "the timeline hash differs"
         receipt, = result["receipts"]
         weights = sha256(*me["block_hash"])
         start = (b"swarm receipt 1\0" + node_id + session + me["model"] + weights + timeline[position] + timeline[end] +
                  sha256(inputs[position * row:end * row]) + sha256(hidden) + struct.pack("<QQ", number, position))
-        assert receipt[:272] == start, "another receipt"
+        assert receipt[:272] == start, "the receipt differs"
         assert receipt[280:299] == struct.pack("<4I3B", 0, me["n_blocks"], end - position, n_embd, 0, 0, 0)
         assert abs(struct.unpack("<Q", receipt[272:280])[0] - 1000 * time.time()) < 60000 and receipt[299] == 0
         return hidden
@@ -156,18 +156,18 @@ def main(address, golden, document):
     whole = step(1, 0, n)
     worst = difference(whole, expected)
     assert worst < 1e-4, f"hidden states differ from the reference by {worst}"
-    assert step(1, 0, n) == whole, "the same step again gives another answer"
-    assert step(2, n // 2, n) == whole[n // 2 * row:], "after a rewind the bits are others"
-    assert step(3, 5, 6) == whole[5 * row:6 * row], "one token after a rewind gives other bits"
+    assert step(1, 0, n) == whole, "the reply to a repeated step differs"
+    assert step(2, n // 2, n) == whole[n // 2 * row:], "the bits differ after a rewind"
+    assert step(3, 5, 6) == whole[5 * row:6 * row], "the bits of one token differ after a rewind"
     error = step(4, 6, 7, "error", b"\1" * 32)
     assert error["status"] == 2 and error["text"].startswith("MISMATCH") and error["session"] == session, error
-    assert step(4, 7, 8, "error")["status"] == 3, "a position beyond the end is taken"
-    assert step(4, 6, n) == whole[6 * row:], "a step that failed was counted"
-    assert node.ask("status_is", "status", protocol=2)["sessions"] == 1
+    assert step(4, 7, 8, "error")["status"] == 3, "a position beyond the end is accepted"
+    assert step(4, 6, n) == whole[6 * row:], "a failed step was counted"
+    assert node.ask("status_reply", "status", protocol=3)["sessions"] == 1
     assert node.ask("error", "peers", protocol=999, model=bytes(32), first_block=0, end_block=0,
                     from_tag=0, to_tag=0, known=[], announcements=[])["status"] == 3
-    assert node.ask("closed", "close", session=session)["session"] == session
-    assert step(5, 0, 1, "error")["status"] == 2, "the session lives on after it was closed"
+    assert node.ask("close_reply", "close", session=session)["session"] == session
+    assert step(5, 0, 1, "error")["status"] == 2, "the session still exists after it was closed"
     print(f"{n} tokens through blocks 0:{me['n_blocks']}; largest difference from the reference {worst:.1e}")
     node.socket.close()
     node.context.term()

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Audits between real nodes: honest ones are checked and never accused, and the text is the same; what cannot be checked is
-# said. (Nodes that lie: tests/unit/test_audit.c.)
+# Audits between real nodes: honest nodes are checked and never accused, and the text is the same; unchecked steps are reported.
+# tests/unit/test_audit.c tests byzantine nodes.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 model=$fixtures/golden/llama
 golden_ids llama "$scratch/ids"
-text=("$bin/swarm" generate --model "$model" --ids-file "$scratch/ids" --max-tokens 20 --ignore-end --json)
+text=("$bin/swarm" generate --model "$model" --ids-file "$scratch/ids" --max-tokens 20 --ignore-eos --json)
 audit=(--audit 0.2 --audit-seed 4 --evidence "$scratch/evidence")
 
 start_node a "$model" 0:2 --isa c
@@ -15,28 +15,28 @@ start_node d "$model" 0:4 --join "${address[a]}" --isa c --threads 3
 wait_ready b c d
 succeeds "${text[@]}" --local all
 ids=$(query "$scratch/run.out" 'd["ids"]')
-for way in "" --push --audit-local; do
-  succeeds "${text[@]}" --join "${address[a]}" "${audit[@]}" $way
-  [ "$(query "$scratch/run.out" 'd["ids"]')" = "$ids" ] || fail "audited ($way), the text is another one"
-  [ "$(query "$scratch/run.out" 'd["audit"]["lies"], d["audit"]["unchecked"], d["audit"]["checked"] == d["audit"]["steps"] >= 20')" = "(0, 0, True)" ] ||
-    fail "the audit ($way) says $(query "$scratch/run.out" 'd["audit"]')"
+for mode in "" --push --audit-local; do
+  succeeds "${text[@]}" --join "${address[a]}" "${audit[@]}" $mode
+  [ "$(query "$scratch/run.out" 'd["ids"]')" = "$ids" ] || fail "the audited text differs ($mode)"
+  [ "$(query "$scratch/run.out" 'd["audit"]["nodes_banned"], d["audit"]["unchecked"], d["audit"]["checked"] == d["audit"]["steps"] >= 20')" = "(0, 0, True)" ] ||
+    fail "the audit's report ($mode) is $(query "$scratch/run.out" 'd["audit"]')"
 done
 [ ! -e "$scratch/evidence" ] || fail "there is evidence against honest nodes"
 
-# Who is alone cannot be checked; the model's file can.
+# A span that only one node serves cannot be audited by another node, but with the model's file.
 for name in b c d; do stop_node $name; done
 start_node b "$model" 2:4 --join "${address[a]}"
 wait_ready b
 succeeds "${text[@]}" --join "${address[a]}" "${audit[@]}" --timeout 5
-[ "$(query "$scratch/run.out" 'd["audit"]["checked"], d["audit"]["unchecked"] >= 40')" = "(0, True)" ] || fail "lone nodes count as checked"
+[ "$(query "$scratch/run.out" 'd["audit"]["checked"], d["audit"]["unchecked"] >= 40')" = "(0, True)" ] || fail "spans without an auditor count as checked"
 succeeds "${text[@]}" --join "${address[a]}" "${audit[@]}" --audit-local
 [ "$(query "$scratch/run.out" 'd["audit"]["unchecked"]')" = 0 ] || fail "--audit-local left steps unchecked"
 
 refuses 2 "audit checks nodes" "${text[@]}" --local all --audit 0.5
-refuses 2 "belong to .*audit SHARE" "${text[@]}" --join "${address[a]}" --audit-local
+refuses 2 "need --audit SHARE" "${text[@]}" --join "${address[a]}" --audit-local
 refuses 2 "audit" "${text[@]}" --join "${address[a]}" --audit 1.5
 refuses 2 "cannot be opened|No such file" "$bin/swarm" verify "$scratch/none" --model "$model"
-refuses 2 "no whole evidence file" "$bin/swarm" verify "$scratch/ids" --model "$model"
-refuses 2 "give the evidence file" "$bin/swarm" verify --model "$model"
+refuses 2 "not a complete evidence file" "$bin/swarm" verify "$scratch/ids" --model "$model"
+refuses 2 "give a file of evidence" "$bin/swarm" verify --model "$model"
 stop_node a
 stop_node b

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Three nodes give the bits that one program gives: hidden states, logits, tokens; with and without pushing.
+# Three nodes give the same bits as one program: hidden states, logits, tokens; with and without --push.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-compare() { # compare MODEL IDS: with nodes a, b, c running
+compare() { # compare MODEL IDS: nodes a, b and c must be running
   local model=$1 ids=$2 join="--join ${address[a]}"
   succeeds "$bin/swarm" forward --model "$model" --local all --ids-file "$ids" --out "$scratch/local" --every-block
   succeeds "$bin/swarm" forward --model "$model" $join --ids-file "$ids" --out "$scratch/nodes" --every-block
@@ -10,12 +10,12 @@ compare() { # compare MODEL IDS: with nodes a, b, c running
   succeeds "$bin/swarm" forward --model "$model" --local all --ids-file "$ids" --out "$scratch/local"
   succeeds "$bin/swarm" forward --model "$model" $join --push --ids-file "$ids" --out "$scratch/pushed"
   cmp "$scratch/local" "$scratch/pushed" || fail "$model: logits over nodes that push differ from local ones"
-  local how n=0 tokens
-  for how in "--local all" "$join" "$join --push" "$join --local 0:2"; do
-    succeeds "$bin/swarm" generate --model "$model" $how --ids-file "$ids" --max-tokens 40 --ignore-end --json
+  local mode n=0 tokens
+  for mode in "--local all" "$join" "$join --push" "$join --local 0:2"; do
+    succeeds "$bin/swarm" generate --model "$model" $mode --ids-file "$ids" --max-tokens 40 --ignore-eos --json
     tokens=$(query "$scratch/run.out" 'd["ids"]')
     [ $((n++)) = 0 ] && expected=$tokens
-    [ "$tokens" = "$expected" ] || fail "$model $how: $tokens instead of $expected"
+    [ "$tokens" = "$expected" ] || fail "$model $mode: $tokens instead of $expected"
   done
 }
 
@@ -34,9 +34,9 @@ if [ -n "${SN_TEST_MODEL:-}" ]; then
   wait_ready b c
   golden_ids llama "$scratch/ids"
   compare "$SN_TEST_MODEL" "$scratch/ids"
-  for how in "--local all" "--join ${address[b]}"; do
-    succeeds "$bin/swarm" generate --model "$SN_TEST_MODEL" $how --prompt "The capital of France is" --max-tokens 12
-    cp "$scratch/run.out" "$scratch/text.${how%% *}"
+  for mode in "--local all" "--join ${address[b]}"; do
+    succeeds "$bin/swarm" generate --model "$SN_TEST_MODEL" $mode --prompt "The capital of France is" --max-tokens 12
+    cp "$scratch/run.out" "$scratch/text.${mode%% *}"
   done
   cmp "$scratch/text.--local" "$scratch/text.--join" || fail "the text over nodes differs from the local one"
   grep -q Paris "$scratch/text.--join" || fail "the model does not know the capital of France"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# What configs/ has for clusters: the launcher over a false ssh, the Slurm job over a false srun, the systemd unit by systemd's own check.
+# The files for clusters in configs/: the launcher with a fake ssh, the Slurm job with a fake srun, the systemd unit with systemd's own check.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 configs=$here/../../configs
-model=$scratch/model # a path of its own, by which its nodes are found
+model=$scratch/model # a path of its own, by which the test finds the nodes
 cp -r "$fixtures/golden/llama" "$model"
 golden_ids llama "$scratch/ids"
 generate=("$bin/swarm" generate --model "$model" --ids-file "$scratch/ids" --max-tokens 8 --json)
@@ -23,7 +23,7 @@ wait_no_nodes() {
   done
 }
 
-# -- launch.sh: ssh is a shell here, told which machine it is by its first word
+# -- launch.sh: the fake ssh is a shell that gets the name of the machine as its first argument
 cat >"$scratch/ssh" <<'END'
 #!/bin/bash
 echo "$1" >>"$(dirname "$0")/called"
@@ -32,7 +32,7 @@ END
 chmod +x "$scratch/ssh"
 printf '# three\nme@alpha 127.0.0.1:0\n\nbeta   127.0.0.1:0 # here\ngamma 127.0.0.1:0\n' >"$scratch/hosts"
 launch=(env "SSH=$scratch/ssh" "$configs/launch.sh")
-start_launcher() { # as `start` of lib.sh, which takes a bash for its own
+start_launcher() { # as `start` of lib.sh, which waits until the process is not bash
   "${launch[@]}" "$scratch/hosts" --model "$model" --bin "$bin" -- --threads 1 --kv-memory 16MiB \
     >"$scratch/launcher.out" 2>"$scratch/launcher.err" </dev/null &
   pid[launcher]=$!
@@ -54,7 +54,7 @@ until succeeds "$bin/swarm" status --join "$join" --json &&
   sleep 0.1
 done
 succeeds "${generate[@]}" --join "$join"
-[ "$(query "$scratch/run.out" 'd["ids"]')" = "$expected" ] || fail "the launched swarm writes other tokens"
+[ "$(query "$scratch/run.out" 'd["ids"]')" = "$expected" ] || fail "the launched swarm generates other tokens"
 signal launcher TERM
 wait_end launcher 60
 wait_no_nodes "the launcher was asked to leave"
@@ -71,7 +71,7 @@ wait_no_nodes "the launcher was killed"
 
 refuses 2 "usage" "${launch[@]}" "$scratch/no-hosts"
 refuses 2 "model PATH is missing" "${launch[@]}" "$scratch/hosts"
-refuses 2 "stand behind --" "${launch[@]}" "$scratch/hosts" --model "$model" --threads 1
+refuses 2 "come after --" "${launch[@]}" "$scratch/hosts" --model "$model" --threads 1
 refuses 2 "does not show the model" "${launch[@]}" "$scratch/hosts" --model "$scratch/nothing" --bin "$bin"
 refuses 2 "alpha. did not start|alpha did not start" "${launch[@]}" "$scratch/hosts" --model "$model" --bin "$bin" -- --wrongly
 for i in 1 2 3 4 5; do echo "h$i 127.0.0.1:0"; done >"$scratch/five"
@@ -79,7 +79,7 @@ refuses 2 "4 blocks.*5 machines" "${launch[@]}" "$scratch/five" --model "$model"
 echo "alpha beta" >"$scratch/bad"
 refuses 2 "no ADDRESS:PORT" "${launch[@]}" "$scratch/bad" --model "$model" --bin "$bin"
 
-# -- slurm.sbatch: srun runs its tasks here, each with its number
+# -- slurm.sbatch: the fake srun runs its tasks on this machine, each with its number
 mkdir "$scratch/slurm"
 cat >"$scratch/slurm/scontrol" <<'END'
 #!/bin/bash
@@ -94,21 +94,21 @@ trap 'kill -TERM "${pids[@]}"; wait "${pids[@]}"; exit 143' TERM
 wait "${pids[@]}"
 END
 chmod +x "$scratch/slurm/"*
-port=$((20000 + $$ % 10000)) # below those that the kernel gives away
+port=$((20000 + $$ % 10000)) # below the range that the kernel assigns
 run timeout 60 env "PATH=$scratch/slurm:$PATH" SLURM_JOB_NODELIST=x SLURM_JOB_NUM_NODES=3 SLURM_JOB_ID=7 SLURM_CPUS_PER_TASK=1 \
   "MODEL=$model" "BIN=$bin" "PORT=$port" KV_MEMORY=16MiB \
   WORK='"$BIN/swarm" generate --model "$MODEL" --join "$JOIN" --ids-file '"$scratch/ids"' --max-tokens 8 --json >'"$scratch/job.json" \
   bash "$configs/slurm.sbatch"
 [ $rc = 0 ] || fail "the Slurm job ended with $rc"
-[ "$(query "$scratch/job.json" 'd["ids"]')" = "$expected" ] || fail "the Slurm job's swarm writes other tokens"
-[ "$(query "$scratch/job.json" '[h["blocks"] for h in d["timings"]["hops"]]')" = "['0:1', '1:2', '2:4']" ] || fail "other cuts"
+[ "$(query "$scratch/job.json" 'd["ids"]')" = "$expected" ] || fail "the Slurm job's swarm generates other tokens"
+[ "$(query "$scratch/job.json" '[h["blocks"] for h in d["timings"]["hops"]]')" = "['0:1', '1:2', '2:4']" ] || fail "the cuts differ"
 wait_no_nodes "the Slurm job"
 
-# -- the systemd unit, with the program's place here
+# -- the systemd unit, with this machine's path of the program
 if command -v systemd-analyze >/dev/null; then
   sed "s|/usr/local/bin/|$(cd "$bin" && pwd)/|" "$configs/swarm-node.service" >"$scratch/swarm-node.service"
   succeeds systemd-analyze verify "$scratch/swarm-node.service"
-  [ ! -s "$scratch/run.err" ] || fail "systemd finds something in the unit"
+  [ ! -s "$scratch/run.err" ] || fail "systemd reports a problem in the unit"
 else
-  echo "systemd-analyze is not here: the unit was not checked"
+  echo "systemd-analyze is not installed: the unit was not checked"
 fi

@@ -1,30 +1,30 @@
 #!/usr/bin/env bash
-# Who finds whom, and nodes that come and go early.
+# Nodes and clients find each other, also when they start early or stop early.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 model=$fixtures/golden/llama
 golden_ids llama "$scratch/ids"
 
-# One address finds all three, whichever it is.
+# The address of any node is enough to find all three.
 start_three "$model"
 for name in a b c; do
-  for ((i = 0; i < 300; i++)); do # what a node tells takes a moment to go round
+  for ((i = 0; i < 300; i++)); do # announcements take a moment to spread
     succeeds "$bin/swarm" status --join "${address[$name]}" --json
     [ "$(query "$scratch/run.out" '" ".join(sorted(n["name"] for n in d["nodes"] if n["answered"]))')" = "a b c" ] && break
     sleep 0.1
   done
   [ $i -lt 300 ] || fail "joining $name alone does not find all nodes"
-  [ "$(query "$scratch/run.out" 'd["coverage"][0]["holders_of_block"]')" = "[1, 1, 1, 1]" ] || fail "coverage is wrong"
+  [ "$(query "$scratch/run.out" 'd["coverage"][0]["nodes_per_block"]')" = "[1, 1, 1, 1]" ] || fail "coverage is wrong"
 done
 stop_node b
 succeeds "$bin/swarm" status --join "${address[a]}" --json
-[ "$(query "$scratch/run.out" 'd["coverage"][0]["holders_of_block"][1]')" = 0 ] || fail "a node that left still counts"
+[ "$(query "$scratch/run.out" 'd["coverage"][0]["nodes_per_block"][1]')" = 0 ] || fail "a node that left still counts"
 stop_node a
 stop_node c
 refuses 1 "no node answered at ${address[a]}" "$bin/swarm" status --join "${address[a]}" --timeout 1
 
-# A node may start before the one that it joins; and a client before any.
+# A node may start before the node that it joins, and a client before all nodes.
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-late=tcp://127.0.0.1:$port
+late=127.0.0.1:$port
 start_node early "$model" 2:4 --join "$late"
 wait_ready early
 start client "$bin/swarm" generate --model "$model" --join "$late" --ids-file "$scratch/ids" --max-tokens 8 --json --timeout 30
@@ -37,22 +37,22 @@ wait_end client 60
 stop_node early
 stop_node late
 
-# Asked to stop while it loads, or before: a node leaves without a word.
-await_heed() { # until SIGTERM is blocked: a thread takes it
+# SIGTERM while a node loads, or before: the node ends without a warning.
+await_heed() { # waits until SIGTERM is blocked, because a thread handles it
   local i blocked
   for ((i = 0; i < 6000; i++)); do
     blocked=$(awk '/^SigBlk/ { print $2 }' "/proc/${pid[brief]}/status") && [ $((0x0$blocked & 0x4000)) != 0 ] && return
     sleep 0.01
   done
-  fail "SIGTERM is not taken"
+  fail "SIGTERM is not handled"
 }
 for delay in 0.005 0.01 0.05 heeded; do
   start_node brief "${SN_TEST_MODEL:-$model}" all
   if [ $delay = heeded ]; then await_heed; else sleep $delay; fi
   signal brief TERM
   wait_end brief 60
-  [ $rc = 0 ] || [ $rc = 143 ] || fail "a node stopped (after $delay) left with $rc"
-  [ $rc = 143 ] && [ $delay = heeded ] && fail "SIGTERM killed a node that takes it"
-  grep -E ' (warn|error) |^swarm-node:' "$scratch/brief.err" && fail "it complained"
+  [ $rc = 0 ] || [ $rc = 143 ] || fail "a node that was stopped (after $delay) ended with $rc"
+  [ $rc = 143 ] && [ $delay = heeded ] && fail "SIGTERM killed a node that handles it"
+  grep -E ' (warn|error) |^swarm-node:' "$scratch/brief.err" && fail "it printed a warning or an error"
 done
 exit 0

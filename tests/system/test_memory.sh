@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A node holds the weights of its own blocks only: resident memory with 10 of 30 blocks against all 30.
+# A node holds the weights of its own blocks only: resident memory with 10 of 30 blocks compared with all 30.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 [ -n "${SN_TEST_MODEL:-}" ] || skip "resident memory needs SN_TEST_MODEL"
 resident_kib() { awk '/^VmRSS:/ { print $2 }' "/proc/${pid[$1]}/status"; }

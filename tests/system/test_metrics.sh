@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# A node's page for Prometheus: well formed, and true.
+# A node's page for Prometheus: the format, and the values.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 model=$fixtures/golden/llama
 golden_ids llama "$scratch/ids" 8
 start_node a "$model" 0:4 --metrics 0
 wait_ready a
 port=$(sed -n 's/.* metrics=\([0-9]*\)$/\1/p' "$scratch/a.out")
-succeeds "$bin/swarm" generate --model "$model" --join "${address[a]}" --ids-file "$scratch/ids" --max-tokens 5 --ignore-end
+succeeds "$bin/swarm" generate --model "$model" --join "${address[a]}" --ids-file "$scratch/ids" --max-tokens 5 --ignore-eos
 
-# scrape FILE: what the page says, as {"name{labels}": value}, after checking it line by line.
+# scrape FILE: checks the page line by line, and writes it to FILE as {"name{labels}": value}.
 scrape() {
   python3 - "$port" "$1" <<'END' || fail "the page is not well formed"
 import http.client, json, re, sys
@@ -31,7 +31,7 @@ for line in text.splitlines():
         m = re.fullmatch(r'([a-z_]+)(\{[a-z_]+="(?:[^"\\]|\\[\\"n])*"(?:,[a-z_]+="(?:[^"\\]|\\[\\"n])*")*\})? ([0-9.]+)', line)
         assert m, line
         family = re.sub("_(bucket|sum|count)$", "", m[1]) if m[1] not in types else m[1]
-        assert family == list(types)[-1], line  # a family's lines stand together, behind its type
+        assert family == list(types)[-1], line  # a family's lines are together, after its type
         assert m[1] + (m[2] or "") not in values, line
         values[m[1] + (m[2] or "")] = float(m[3])
 for name, kind in types.items():
@@ -45,26 +45,26 @@ END
 }
 value() { query "$scratch/values" "d['swarm_node_$1']"; }
 
-for ((i = 0; i < 1200; i++)); do # its session is closed behind the client's back
+for ((i = 0; i < 1200; i++)); do # the client ends before its session is closed
   scrape "$scratch/values"
   [ "$(value sessions)" = 0.0 ] && break
   sleep 0.05
 done
 [ "$(value tokens_total)" = 12.0 ] && [ "$(value steps_total)" = 5.0 ] && [ "$(value step_seconds_count)" = 5.0 ] ||
-  fail "8 tokens of prompt and 4 more in 5 steps: $(cat "$scratch/values")"
-[ "$(value 'refusals_total{kind="refused"}')" = 0.0 ] || fail "nothing was refused"
+  fail "not 8 prompt tokens and 4 more in 5 steps: $(cat "$scratch/values")"
+[ "$(value 'refusals_total{kind="refused"}')" = 0.0 ] || fail "refusals are counted although there were none"
 stop_node a
-[ "$(value 'quota_refusals_total{quota="kv"}')" = 0.0 ] || fail "there is no quota"
+[ "$(value 'quota_refusals_total{quota="kv"}')" = 0.0 ] || fail "quota refusals are counted without a quota"
 start_node b "$model" 0:4 --metrics "127.0.0.1:$port" --client-kv 1KiB
 wait_ready b
-refuses 1 "metrics 127.0.0.1:$port: cannot listen there" "$bin/swarm-node" --model "$model" --blocks all --listen tcp://127.0.0.1:0 \
+refuses 1 "metrics 127.0.0.1:$port: cannot listen there" "$bin/swarm-node" --model "$model" --blocks all --listen 127.0.0.1:0 \
   --metrics "127.0.0.1:$port"
-refuses 2 "metrics nowhere: write HOST:PORT" "$bin/swarm-node" --model "$model" --blocks all --listen tcp://127.0.0.1:0 --metrics nowhere
+refuses 2 "metrics nowhere: write HOST:PORT" "$bin/swarm-node" --model "$model" --blocks all --listen 127.0.0.1:0 --metrics nowhere
 run "$bin/swarm" generate --model "$model" --join "${address[b]}" --ids-file "$scratch/ids" --max-tokens 5 --timeout 1 --max-retries 1
-[ $rc = 1 ] || fail "8 tokens are taken where there is room for none, exit code $rc"
+[ $rc = 1 ] || fail "8 tokens are accepted where the quota allows none, exit code $rc"
 until scrape "$scratch/values" && [ "$(value 'quota_refusals_total{quota="kv"}')" != 0.0 ]; do
-  ((i++ < 400)) || fail "what the quota refused is not counted: $(cat "$scratch/values")"
+  ((i++ < 400)) || fail "refusals by the quota are not counted: $(cat "$scratch/values")"
   sleep 0.05
 done
-[ "$(value 'refusals_total{kind="retry"}')" = "$(value 'quota_refusals_total{quota="kv"}')" ] || fail "it counts others' refusals"
+[ "$(value 'refusals_total{kind="retry"}')" = "$(value 'quota_refusals_total{quota="kv"}')" ] || fail "other refusals are counted as refusals by the quota"
 stop_node b

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The XPU kernels' SPIR-V, as it is built into the programs, goes through Intel's own compiler for a desktop card (dg2) and
-# a data-centre one (pvc): what it refuses, no Intel GPU would run.
+# Intel's own compiler compiles the SPIR-V of the XPU kernels that is built into the programs, for a desktop card (dg2) and a
+# data-centre card (pvc): a module that it refuses would run on no Intel GPU.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 spirv=${SN_BUILD:-$here/../../build}/xpu

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A node that may listen at any port takes one whose number is free for TCP and for UDP, and says so when none is. In a network
-# of its own, where there are few.
+# A node that may listen at any port uses one that is free for TCP and UDP, and reports an error if there is none. In a network
+# namespace of its own with few ports.
 if [ -z "${SN_OWN_NETWORK:-}" ]; then
   unshare -n true 2>/dev/null || { echo "a network namespace of its own is not permitted here"; exit 77; }
   SN_OWN_NETWORK=1 exec unshare -n bash "$0" "$@"
@@ -10,7 +10,7 @@ ip link set lo up || { echo "loopback cannot be set up: install iproute2"; exit 
 echo "40000 40019" >/proc/sys/net/ipv4/ip_local_port_range || skip "the range of ports cannot be set here"
 model=$fixtures/golden/llama
 
-# hold PORT...: others use these by UDP.
+# hold PORT...: another process uses these ports for UDP.
 hold() {
   start holder python3 -uc 'import socket, sys, time
 held = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in sys.argv[1:]]
@@ -20,7 +20,7 @@ time.sleep(600)' "$@"
   wait_ready holder
 }
 
-hold $(seq 40001 4 40019) # half of those that the kernel gives first
+hold $(seq 40001 4 40019) # half of the ports that the kernel assigns first
 for i in {1..10}; do
   start_node a "$model" 0:1
   wait_ready a
@@ -29,6 +29,6 @@ done
 kill_node holder
 
 hold $(seq 40000 40019)
-refuses 2 "UDP port.*--listen" "$bin/swarm-node" --model "$model" --blocks 0:1 --listen tcp://127.0.0.1:0
-refuses 2 "UDP port.*40003.*--listen" "$bin/swarm-node" --model "$model" --blocks 0:1 --listen tcp://127.0.0.1:40003
+refuses 2 "UDP port.*--listen" "$bin/swarm-node" --model "$model" --blocks 0:1 --listen 127.0.0.1:0
+refuses 2 "UDP port.*40003.*--listen" "$bin/swarm-node" --model "$model" --blocks 0:1 --listen 127.0.0.1:40003
 kill_node holder

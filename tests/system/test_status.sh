@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# swarm status: who serves what and what nobody serves, once and live.
+# swarm status: which nodes serve which blocks, and which blocks no node serves, once and live.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 model=$fixtures/golden/llama
 start_node a "$model" 0:1
@@ -12,21 +12,21 @@ for ((i = 0; i < 600; i++)); do
   [ "$(query "$scratch/run.out" 'sum(n["answered"] for n in d["nodes"])')" = 2 ] && break
   sleep 0.1
 done
-[ "$(query "$scratch/run.out" 'd["coverage"][0]["holders_of_block"], d["coverage"][0]["gaps"]')" = "([2, 1, 1, 0], ['3:4'])" ] ||
+[ "$(query "$scratch/run.out" 'd["coverage"][0]["nodes_per_block"], d["coverage"][0]["gaps"]')" = "([2, 1, 1, 0], ['3:4'])" ] ||
   fail "coverage: $(cat "$scratch/run.out")"
-[ "$(query "$scratch/run.out" 'all(n["version"] and n["kv_bytes_max"] > 0 and n["answer_ms"] > 0 and n["state"] == "online" for n in d["nodes"])')" = True ] ||
-  fail "a node's figures: $(cat "$scratch/run.out")"
-[ "$(query "$scratch/run.out" 'len(d["coverage"][0]["tokens_per_s_of_block"])')" = 4 ] || fail "no throughput for each block"
+[ "$(query "$scratch/run.out" 'all(n["version"] and n["kv_bytes_max"] > 0 and n["rtt_ms"] > 0 and n["state"] == "online" for n in d["nodes"])')" = True ] ||
+  fail "the statistics of a node: $(cat "$scratch/run.out")"
+[ "$(query "$scratch/run.out" 'len(d["coverage"][0]["tokens_per_s_per_block"])')" = 4 ] || fail "no throughput for each block"
 succeeds "${status[@]}"
-grep -Eq '^0:1 +2 ' "$scratch/run.out" && grep -Eq '^1:3 +1 ' "$scratch/run.out" && grep -Eq '^3:4 +nobody$' "$scratch/run.out" ||
+grep -Eq '^0:1 +2 ' "$scratch/run.out" && grep -Eq '^1:3 +1 ' "$scratch/run.out" && grep -Eq '^3:4 +no node$' "$scratch/run.out" ||
   fail "the table: $(cat "$scratch/run.out")"
 
-# Live: a line of JSON each time; a node that dies falls silent and leaves a gap; the end is no error.
+# Live: one line of JSON each time; a killed node becomes silent and leaves a gap; an interrupt is not an error.
 start live "${status[@]}" --json --watch 1
 until_lines() {
   local i
   for ((i = 0; i < 1200; i++)); do [ "$(wc -l <"$scratch/live.out")" -ge "$1" ] && return; sleep 0.05; done
-  fail "$1 lines did not come: $(cat "$scratch/live.out" "$scratch/live.err")"
+  fail "there are not $1 lines: $(cat "$scratch/live.out" "$scratch/live.err")"
 }
 until_lines 1
 kill_node b
@@ -40,8 +40,8 @@ signal live INT
 wait_end live 60
 [ $rc = 0 ] || fail "an interrupted watch ended with $rc"
 
-# On a terminal it is drawn in place.
-python3 - "${status[@]}" --watch 1 <<'END' || fail "it is not drawn in place on a terminal"
+# On a terminal it is redrawn in place.
+python3 - "${status[@]}" --watch 1 <<'END' || fail "it is not redrawn in place on a terminal"
 import os, pty, select, signal, sys, time
 pid, fd = pty.fork()
 if pid == 0:
@@ -58,6 +58,6 @@ while time.time() < until:
     except OSError:
         break
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-assert seen.count(b"\x1b[H\x1b[J") >= 2 and seen.count(b"DISTANCE") >= 2, seen
+assert seen.count(b"\x1b[H\x1b[J") >= 2 and seen.count(b"RTT") >= 2, seen
 END
 stop_node a

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# swarm tune over three processes with a real model: killed and resumed, and with a node killed in the middle of a step, it leaves
-# the very files of one run in one go; and it refuses what does not go together.
+# swarm tune over three processes with a real model: when it is killed and resumed, and when a node is killed within a step, it
+# writes the same files as an uninterrupted run; and it refuses invalid combinations.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 [ -n "${SN_TEST_MODEL:-}" ] || skip "training needs SN_TEST_MODEL"
 model=$SN_TEST_MODEL
@@ -10,7 +10,7 @@ done >"$scratch/data.jsonl"
 same=(--data "$scratch/data.jsonl" --method lora --rank 4 --targets q,down --seq 20 --batch 1 --accumulate 3 --seed 5)
 tune=("$bin/swarm" tune --model "$model" "${same[@]}" --steps 6 --save-every 1)
 
-# wait_checkpoint FOLDER STEP: until there is a checkpoint of that step, or a later one.
+# wait_checkpoint FOLDER STEP: waits for a checkpoint of this step or a later one.
 wait_checkpoint() {
   local until=$(($(now_ms) + 60000)) newest
   while :; do
@@ -21,7 +21,7 @@ wait_checkpoint() {
     sleep 0.01
   done
 }
-equal() { diff -r "$scratch/whole" "$1" >"$scratch/diff.err" || fail "$1 differs from one run in one go"; }
+equal() { diff -r "$scratch/whole" "$1" >"$scratch/diff.err" || fail "$1 differs from an uninterrupted run"; }
 
 start_node a "$model" 0:10
 wait_ready a
@@ -29,8 +29,8 @@ start_node b "$model" 10:20 --join "${address[a]}"
 start_node c "$model" 20:30 --join "${address[a]}"
 wait_ready b c
 succeeds "${tune[@]}" --join "${address[a]}" --out "$scratch/whole" --json
-query "$scratch/run.out" 'd["steps"] == 6 and d["loss"] > 0' | grep -qx True || fail "its report is another one"
-[ "$(wc -l <"$scratch/whole/loss.csv")" = 7 ] || fail "loss.csv has other lines than one for each step"
+query "$scratch/run.out" 'd["steps"] == 6 and d["loss"] > 0' | grep -qx True || fail "the report is wrong"
+[ "$(wc -l <"$scratch/whole/loss.csv")" = 7 ] || fail "loss.csv does not have one line per step"
 python3 - "$scratch/whole/loss.csv" <<'END' || fail "nothing was learned"
 import sys
 losses = [float(line.split(",")[1]) for line in open(sys.argv[1]).readlines()[1:]]
@@ -41,12 +41,12 @@ END
 start tune "${tune[@]}" --join "${address[a]}" --out "$scratch/killed"
 wait_checkpoint "$scratch/killed" 2
 kill_node tune
-[ ! -e "$scratch/killed/step-6" ] || fail "it was over before it was killed"
+[ ! -e "$scratch/killed/step-6" ] || fail "it ended before it was killed"
 succeeds "${tune[@]}" --join "${address[a]}" --resume "$scratch/killed"
-grep -q 'going on from step [1-5]$' "$scratch/run.err" || fail "it does not say where it goes on"
+grep -q 'resuming at step [1-5]$' "$scratch/run.err" || fail "it does not say at which step it resumes"
 equal "$scratch/killed"
 
-# A node is killed while a step goes through it, and another one takes its place. The program stands still until that is there.
+# A node is killed during a step, and another one replaces it. The program is stopped until the other one is ready.
 start tune "${tune[@]}" --join "${address[a]}" --out "$scratch/lost"
 wait_checkpoint "$scratch/lost" 2
 signal tune STOP
@@ -55,17 +55,17 @@ wait_ready d
 kill_node b
 signal tune CONT
 wait_end tune 60
-[ $rc = 0 ] || fail "the loss of a node ended it with $rc"
-grep -q 'node given up' "$scratch/tune.err" || fail "the node that was killed was not in use"
+[ $rc = 0 ] || fail "after the loss of a node it ended with $rc"
+grep -q 'node failed' "$scratch/tune.err" || fail "the node that was killed was not in use"
 equal "$scratch/lost"
 
-# What was trained shows in the logits, the same over nodes as here.
+# The adapter changes the logits, which are the same over nodes as in one process.
 echo "[504, 4050, 1230, 28, 260, 1187]" >"$scratch/ids"
 forward=("$bin/swarm" forward --model "$model" --ids-file "$scratch/ids")
 succeeds "${forward[@]}" --local all --out "$scratch/plain"
 succeeds "${forward[@]}" --local all --adapter "$scratch/whole" --out "$scratch/here"
 succeeds "${forward[@]}" --join "${address[a]}" --adapter "$scratch/whole" --out "$scratch/there"
-python3 - "$scratch/plain" "$scratch/here" "$scratch/there" <<'END' || fail "forward --adapter gives other logits over nodes, or those without"
+python3 - "$scratch/plain" "$scratch/here" "$scratch/there" <<'END' || fail "the logits of forward --adapter over nodes differ, or the adapter does not change them"
 import json, struct, sys
 def logits(path):
     data = open(path, "rb").read()
@@ -76,7 +76,7 @@ plain, here, there = map(logits, sys.argv[1:])
 assert here == there and here != plain
 END
 
-# And in a chat of two turns.
+# Also in a chat of two turns.
 printf 'The colour number 3 is\nThe colour number 5 is\n' >"$scratch/turns"
 chat() {
   timeout -k 2 60 "$bin/swarm" chat --model "$model" --max-tokens 12 "${@:2}" <"$scratch/turns" >"$scratch/$1" 2>"$scratch/chat.err" ||
@@ -85,10 +85,10 @@ chat() {
 chat chat.plain --local all
 chat chat.here --local all --adapter "$scratch/whole"
 chat chat.there --join "${address[a]}" --adapter "$scratch/whole"
-cmp "$scratch/chat.here" "$scratch/chat.there" || fail "a chat with an adapter is another one over nodes"
+cmp "$scratch/chat.here" "$scratch/chat.there" || fail "a chat with an adapter differs over nodes"
 cmp -s "$scratch/chat.here" "$scratch/chat.plain" && fail "an adapter changes nothing in a chat"
 
-# What does not go together.
+# Invalid combinations.
 here=("${tune[@]}" --local all)
 refuses 2 'rank conflicts with the checkpoint, which has 4' "${here[@]}" --resume "$scratch/whole" --rank 8
 refuses 2 'method conflicts with the checkpoint, which has "lora"' "${here[@]}" --resume "$scratch/whole" --method prompt
@@ -97,7 +97,7 @@ refuses 2 'either --steps or --epochs' "${here[@]}" --out "$scratch/none" --epoc
 refuses 2 'holds no checkpoint' "${here[@]}" --resume "$scratch/none"
 refuses 2 'targets q,x: name them' "${here[@]}" --out "$scratch/none" --targets q,x
 head -3 "$scratch/data.jsonl" >"$scratch/other.jsonl"
-refuses 2 'data holds other bytes' "${here[@]}" --resume "$scratch/whole" --data "$scratch/other.jsonl"
+refuses 2 'data differs from the data of the checkpoint' "${here[@]}" --resume "$scratch/whole" --data "$scratch/other.jsonl"
 
 cp "$model" "$scratch/other.gguf"
 cp "$model" "$scratch/changed.gguf"
@@ -108,7 +108,7 @@ def flip(file, at, bit):
     byte = file.read(1)[0]
     file.seek(at)
     file.write(bytes([byte ^ bit]))
-with open(sys.argv[1], "r+b") as f:  # another base of its rotations
+with open(sys.argv[1], "r+b") as f:  # another rope base
     key = b"llama.rope.freq_base"
     flip(f, f.read(1 << 20).index(key) + len(key) + 6, 16)
 with open(sys.argv[2], "r+b") as f:
@@ -128,7 +128,7 @@ END
 refuses 2 'is of another model' "${here[@]}" --model "$scratch/other.gguf" --resume "$scratch/whole"
 refuses 2 'is of another model' "${here[@]}" --model "$scratch/changed.gguf" --resume "$scratch/whole"
 refuses 2 'was trained for other weights' "${forward[@]}" --model "$scratch/changed.gguf" --local all --adapter "$scratch/whole" --out "$scratch/x"
-# Options and damage are seen before the model is looked at.
+# Invalid options and damaged files are reported before the model is opened.
 refuses 2 'rank conflicts with the checkpoint, which has 4' "${here[@]}" --model /nowhere --resume "$scratch/whole" --rank 8
 refuses 2 'state.safetensors is damaged' "${here[@]}" --model /nowhere --resume "$scratch/killed"
 refuses 2 'state.safetensors is damaged' "${here[@]}" --resume "$scratch/killed"

@@ -1,5 +1,6 @@
-/* A device of several threads under ThreadSanitizer, against one of a single thread: products, and attention both ways
- * of sharing it out (few rows are cut into pieces, many are not); and one of several threads whose products go through tiles. */
+/* A device with several threads, compared with one of a single thread: products, and both ways in which attention is
+ * divided between threads (few rows are split, many are not); and a device with several threads whose products use
+ * tiles. For ThreadSanitizer, which cannot run under Criterion. */
 #include "tests/support/cpu_devices.h"
 
 #include <stdio.h>
@@ -18,7 +19,7 @@ enum {
 };
 
 static sn_err err;
-static void must(sn_status status) {
+static void require_ok(sn_status status) {
     if (!status) return;
     fprintf(stderr, "%s\n", err.text);
     exit(1);
@@ -28,28 +29,29 @@ static void multiply(sn_device *d, float *y) {
     float *values = malloc((size_t)64 * 512 * sizeof *values), *x = test_random_floats((size_t)ROWS * 512, 2);
     void *raw = test_random_weight(SN_Q4_1, 64, 512, 1, values);
     sn_weight *w;
-    must(test_weight_make(d, SN_Q4_1, 64, 512, raw, &w, &err));
-    must(d->ops->linear(d, ROWS, x, 1, &(sn_linear){.weight = w, .y = y}, &err));
-    must(d->ops->activate(d, (size_t)ROWS * 64, SN_SILU, y, y, y, &err));
+    require_ok(test_weight_make(d, SN_Q4_1, 64, 512, raw, &w, &err));
+    require_ok(d->ops->linear(d, ROWS, x, 1, &(sn_linear){.weight = w, .y = y}, &err));
+    require_ok(d->ops->activate(d, (size_t)ROWS * 64, SN_SILU, y, y, y, &err));
     test_weight_drop(d, &w);
     test_weight_free(raw);
     free(values), free(x);
 }
 
-static void attend(sn_device *d, float *out) {
+static void run_attention(sn_device *d, float *out) {
     sn_kv_shape shape = {1, KV_HEADS, DIM, 32, SN_KV_F32};
     size_t bytes = d->ops->kv_page_bytes(d, &shape);
     float *kv = test_random_floats((size_t)(DEPTH + ROWS) * KV_WIDTH, 3), *q = test_random_floats(ROWS * WIDTH, 4);
     void *pool, *pages[PAGES + 1];
-    must(d->ops->alloc(d, bytes * (PAGES + 1), &pool, &err));
+    require_ok(d->ops->alloc(d, bytes * (PAGES + 1), &pool, &err));
     for (size_t i = 0; i <= PAGES; i++) pages[i] = (char *)pool + i * bytes;
-    sn_sequence past = {pages, 0, 0, DEPTH}, many = {pages, 0, 0, ROWS};
-    must(test_kv_store(d, &shape, 0, 1, &past, kv, kv, &err));
-    must(test_attention(d, &shape, 1, &many, &(sn_attention){.n_heads = HEADS, .scale = 1}, q, out, &err));
+    sn_sequence n_past = {pages, 0, 0, DEPTH}, many = {pages, 0, 0, ROWS};
+    require_ok(test_kv_store(d, &shape, 0, 1, &n_past, kv, kv, &err));
+    require_ok(test_attention(d, &shape, 1, &many, &(sn_attention){.n_heads = HEADS, .scale = 1}, q, out, &err));
     for (int i = 0; i < ROWS; i++) {
         sn_sequence one = {pages, DEPTH - ROWS + i, 0, 1};
-        must(test_attention(d, &shape, 1, &one, &(sn_attention){.n_heads = HEADS, .window = i % 2 ? 100 : 0, .scale = 1}, q + i * WIDTH,
-                               out + (ROWS + i) * WIDTH, &err));
+        require_ok(test_attention(d, &shape, 1, &one,
+                                  &(sn_attention){.n_heads = HEADS, .window = i % 2 ? 100 : 0, .scale = 1},
+                                  q + i * WIDTH, out + (ROWS + i) * WIDTH, &err));
     }
     d->ops->free(d, pool, bytes * (PAGES + 1));
     free(kv), free(q);
@@ -62,11 +64,11 @@ int main(void) {
     size_t at = ALL;
     for (int i = 0; i < 3; i++) {
         sn_device *d;
-        must(test_cpu_open(isas[i], i ? 4 : 1, &d, &err));
-        must(d->ops->prepare(d, &(sn_device_limits){.rows = ROWS, .width = 512, .context = DEPTH + ROWS}, &err));
+        require_ok(test_cpu_open(isas[i], i ? 4 : 1, &d, &err));
+        require_ok(d->ops->prepare(d, &(sn_device_limits){.rows = ROWS, .width = 512, .context = DEPTH + ROWS}, &err));
         for (int repeat = 0; repeat < (i < 2 ? 20 : 3); repeat++) {
             multiply(d, results[i]);
-            attend(d, results[i] + PRODUCTS);
+            run_attention(d, results[i] + PRODUCTS);
         }
         sn_device_close(&d);
         if (i && at == ALL) at = test_differ(results[0], results[i], ALL);

@@ -1,4 +1,5 @@
-/* The pool under ThreadSanitizer: plain writes by items, read by the caller and by items of later runs. */
+/* The thread pool: plain writes by items, read by the caller and by items of later runs. For ThreadSanitizer, which
+ * cannot run under Criterion. */
 #include "base/pool.h"
 
 #include "base/clock.h"
@@ -12,7 +13,7 @@ typedef struct job {
     int *cells;
 } job;
 
-static void bump(void *ctx, size_t item, int worker) {
+static void count_item(void *ctx, size_t item, int worker) {
     (void)worker;
     const job *j = ctx;
     j->cells[item] = j->cells[item] + j->run;
@@ -29,9 +30,9 @@ int main(void) {
     long wanted = 0;
     for (int run = 1; run <= RUNS; run++) {
         job j = {run, cells}; /* on the stack: a worker that is late must not read it after the run */
-        sn_pool_run(pool, ITEMS, bump, &j);
+        sn_pool_run(pool, ITEMS, count_item, &j);
         wanted += run;
-        if (run % 500 == 0) sn_sleep_us(1000); /* let them fall asleep */
+        if (run % 500 == 0) sn_sleep_us(1000); /* lets the workers fall asleep */
     }
     sn_pool_free(&pool);
     for (int i = 0; i < ITEMS; i++)

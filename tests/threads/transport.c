@@ -1,7 +1,7 @@
-/* Two transports in two threads, and a third thread that wakes both all the time: for ThreadSanitizer, which cannot run
- * under Criterion. First in memory, then over ZeroMQ. */
+/* Two transports in two threads, and a third thread that wakes both all the time; first in memory, then over ZeroMQ.
+ * For ThreadSanitizer, which cannot run under Criterion. */
 #include "base/clock.h"
-#include "net/transport.h"
+#include "net/transport/transport.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -15,24 +15,24 @@ typedef struct pair {
     atomic_bool done;
 } pair;
 
-static void must(sn_status status, const sn_err *err) {
+static void require_ok(sn_status status, const sn_err *err) {
     if (status == SN_OK) return;
     fprintf(stderr, "%s\n", err->text);
     exit(1);
 }
 
-static void *serve(void *ctx) {
+static void *serve_main(void *ctx) {
     pair *p = ctx;
     sn_err err = {0};
     while (!p->done) {
         sn_event event;
-        must(sn_transport_recv(p->node, sn_now_us() + 100000, &event, &err), &err);
-        if (event.msg) must(sn_transport_send(p->node, event.peer, &event.msg, &err), &err);
+        require_ok(sn_transport_recv(p->node, sn_now_us() + 100000, &event, &err), &err);
+        if (event.msg) require_ok(sn_transport_send(p->node, event.peer, &event.msg, &err), &err);
     }
     return NULL;
 }
 
-static void *wake(void *ctx) {
+static void *wake_main(void *ctx) {
     pair *p = ctx;
     while (!p->done) {
         sn_transport_wake(p->node);
@@ -43,41 +43,42 @@ static void *wake(void *ctx) {
 }
 
 /* Sends a tensor and waits for its echo. */
-static void ask(pair *p, sn_peer peer, uint64_t request) {
+static void request_status(pair *p, sn_peer peer, uint64_t request) {
     sn_err err = {0};
     sn_msg *msg;
     void *data;
-    must(sn_msg_new(SN_MSG_RESULT, request, &msg, &err), &err);
-    must(sn_msg_new_tensor(msg, SN_F32, 1, (uint64_t[]){576}, &data, &err), &err);
+    require_ok(sn_msg_new(SN_MSG_STEP_REPLY, request, &msg, &err), &err);
+    require_ok(sn_msg_new_tensor(msg, SN_F32, 1, (uint64_t[]){576}, &data, &err), &err);
     for (int i = 0; i < 576; i++) ((float *)data)[i] = (float)i;
-    must(sn_transport_send(p->client, peer, &msg, &err), &err);
+    require_ok(sn_transport_send(p->client, peer, &msg, &err), &err);
     int64_t deadline = sn_now_us() + 10000000;
     sn_event event = {0};
-    while (!event.msg && sn_now_us() < deadline) must(sn_transport_recv(p->client, deadline, &event, &err), &err);
-    if (!event.msg || event.msg->request != request || ((const float *)event.msg->tensor.data)[575] != 575.0f) {
+    while (!event.msg && sn_now_us() < deadline) require_ok(sn_transport_recv(p->client, deadline, &event, &err), &err);
+    if (!event.msg || event.msg->correlation_id != request || ((const float *)event.msg->tensor.data)[575] != 575.0f) {
         fprintf(stderr, "message %llu did not come back\n", (unsigned long long)request);
         exit(1);
     }
     sn_msg_free(&event.msg);
 }
 
-static void exercise(sn_hub *hub) {
+static void exercise_hub(sn_hub *hub) {
     sn_err err = {0};
     sn_identity identity;
     pair p = {0};
     char bound[SN_ADDRESS_MAX + 1];
     sn_peer peer;
-    must(sn_identity_new(&identity, &err), &err);
-    must(hub ? sn_transport_memory_new(hub, &identity, &p.node, &err) : sn_transport_zmq_new(&identity, &p.node, &err),
-         &err);
-    must(hub ? sn_transport_memory_new(hub, &identity, &p.client, &err)
-             : sn_transport_zmq_new(&identity, &p.client, &err),
-         &err);
-    must(sn_transport_listen(p.node, hub ? "mem://node" : "tcp://127.0.0.1:0", bound, &err), &err);
-    must(sn_transport_dial(p.client, bound, identity.curve_key, &peer, &err), &err);
+    require_ok(sn_identity_new(&identity, &err), &err);
+    require_ok(hub ? sn_transport_memory_new(hub, &identity, &p.node, &err)
+                   : sn_transport_zmq_new(&identity, &p.node, &err),
+               &err);
+    require_ok(hub ? sn_transport_memory_new(hub, &identity, &p.client, &err)
+                   : sn_transport_zmq_new(&identity, &p.client, &err),
+               &err);
+    require_ok(sn_transport_listen(p.node, hub ? "node:1" : "127.0.0.1:0", bound, &err), &err);
+    require_ok(sn_transport_dial(p.client, bound, identity.curve_key, &peer, &err), &err);
     pthread_t server, waker;
-    if (pthread_create(&server, NULL, serve, &p) || pthread_create(&waker, NULL, wake, &p)) exit(1);
-    for (uint64_t i = 0; i < ROUNDS; i++) ask(&p, peer, i);
+    if (pthread_create(&server, NULL, serve_main, &p) || pthread_create(&waker, NULL, wake_main, &p)) exit(1);
+    for (uint64_t i = 0; i < ROUNDS; i++) request_status(&p, peer, i);
     p.done = true;
     pthread_join(server, NULL);
     pthread_join(waker, NULL);
@@ -88,9 +89,9 @@ static void exercise(sn_hub *hub) {
 int main(void) {
     sn_err err = {0};
     sn_hub *hub;
-    must(sn_hub_new(&hub, &err), &err);
-    exercise(hub);
+    require_ok(sn_hub_new(&hub, &err), &err);
+    exercise_hub(hub);
     sn_hub_free(&hub);
-    exercise(NULL);
+    exercise_hub(NULL);
     return 0;
 }

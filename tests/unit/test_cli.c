@@ -1,8 +1,8 @@
-/* The swarm program from outside: what it prints, and its exit codes. */
+/* The program swarm as its user sees it: output and exit codes. */
 #include "model/safetensors.h"
 #include "tests/support/families.h"
 #include "tests/support/files.h"
-#include "tests/support/need.h"
+#include "tests/support/require.h"
 #include "tests/support/program.h"
 
 #include <criterion/criterion.h>
@@ -39,6 +39,10 @@ static int run_argv(const char *const *argv, const char *input) {
 
 #define LLAMA SN_FIXTURES "/golden/llama"
 
+static const char *const commands[] = {"generate", "chat",    "forward", "eval",   "bench",  "tune",
+                                       "tokenize", "inspect", "route",   "status", "verify", "keygen"};
+enum { N_COMMANDS = sizeof commands / sizeof *commands };
+
 static const char *ids_file(const char *json) {
     static char path[4096];
     char *made = temp_path(folder, "ids.json");
@@ -53,9 +57,7 @@ Test(cli, shows_help_and_version_and_exits_0) {
     cr_assert(strstr(last.out, "Exit codes") && strstr(last.out, "generate") && strstr(last.out, "130"));
     cr_assert_eq(SWARM("--version"), 0);
     cr_assert_str_eq(last.out, "swarm " SN_VERSION "\n");
-    static const char *const commands[] = {"generate", "chat",    "forward", "eval", "bench",
-                                           "tokenize", "inspect", "status",  "keygen"};
-    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+    for (size_t i = 0; i < N_COMMANDS; i++) {
         cr_assert_eq(SWARM(commands[i], "--help"), 0);
         cr_assert(strstr(last.out, "Usage: swarm ") && strstr(last.out, "Exit codes"), "%s", commands[i]);
         cr_assert_str_empty(last.err);
@@ -64,13 +66,64 @@ Test(cli, shows_help_and_version_and_exits_0) {
     }
 }
 
-Test(cli, refuses_bad_usage_with_a_sentence_and_2) {
+/* Calls check(name) for every option "--name" that the help text of a command declares. */
+static void for_each_option(const char *help, void (*check)(const char *name, const void *text), const void *text) {
+    char name[64];
+    size_t n = 0;
+    for (const char *line = help; *line; line += strcspn(line, "\n"), line += *line == '\n') {
+        const char *at = line + strspn(line, " ");
+        if (at - line != 2 && at - line != 6) continue;
+        if (at[0] == '-' && at[1] != '-') at += strcspn(at, " ") + 1;
+        if (strncmp(at, "--", 2)) continue;
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(at, " \n"), at);
+        check(name, text);
+        n++;
+    }
+    cr_assert_geq(n, 5, "%s", help);
+}
+
+static void expect_in_completion(const char *name, const void *completion) {
+    char word[80];
+    snprintf(word, sizeof word, " %s ", name);
+    cr_expect(strstr(completion, word) || !strcmp(name, "--version"), "%s", name);
+}
+
+static void expect_in_man_page(const char *name, const void *page) {
+    char escaped[160];
+    size_t len = 0;
+    for (; *name; name++)
+        len += (size_t)snprintf(escaped + len, sizeof escaped - len, *name == '-' ? "\\-" : "%c", *name);
+    cr_expect(strstr(page, escaped), "%s", escaped);
+}
+
+Test(cli, man_pages_and_completion_have_every_option_of_the_help_text) {
+    cr_assert_eq(SWARM("--help=completion"), 0);
+    char *completion = strdup(last.out);
+    cr_assert(strstr(completion, "complete -o filenames -F _swarm swarm\n"));
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        cr_assert_eq(SWARM(commands[i], "--help"), 0);
+        char *help = strdup(last.out);
+        cr_assert_eq(SWARM("help", commands[i]), 0);
+        cr_expect_str_eq(last.out, help, "swarm help %s", commands[i]);
+        cr_assert_eq(SWARM(commands[i], "--help=man"), 0);
+        for_each_option(help, expect_in_man_page, last.out);
+        for_each_option(help, expect_in_completion, completion);
+        free(help);
+    }
+    cr_assert_eq(SWARM("--help=man"), 0);
+    for (size_t i = 0; i < N_COMMANDS; i++) cr_expect(strstr(last.out, commands[i]), "%s", commands[i]);
+    free(completion);
+    REFUSES("there is no command 'genrate'; did you mean generate?", "help", "genrate");
+    REFUSES("--help: 'html' must be man or completion", "generate", "--help=html");
+}
+
+Test(cli, refuses_bad_usage_with_exit_code_2) {
     cr_assert_eq(run_argv((const char *const[]){SN_SWARM, NULL}, NULL), 2);
     REFUSES("did you mean generate?", "genrate");
     REFUSES("there is no command 'xyzzy'", "xyzzy");
     REFUSES("did you mean --prompt?", "generate", "--promt", "x");
     REFUSES("--model PATH is missing", "generate", "--prompt", "x");
-    REFUSES("give --join ADDRESS of a node, or --local all", "generate", "--model", LLAMA, "--ids-file",
+    REFUSES("give --join HOST:PORT of a node, or --local all", "generate", "--model", LLAMA, "--ids-file",
             ids_file("[1]"));
     REFUSES("give one of --prompt", "generate", "--model", LLAMA, "--local", "all");
     REFUSES("--temperature: '-1' must be a number", "generate", "--model", LLAMA, "--temperature", "-1");
@@ -79,14 +132,19 @@ Test(cli, refuses_bad_usage_with_a_sentence_and_2) {
     REFUSES("--device", "generate", "--model", LLAMA, "--local", "all", "--device", "toaster", "--ids-file",
             ids_file("[1]"));
     REFUSES("text needs the model's tokenizer", "generate", "--model", LLAMA, "--local", "all", "--prompt", "x");
-    REFUSES("give either --text or --ids-file", "eval", "--model", LLAMA, "--local", "all");
+    REFUSES("give one of --text, --file and --ids-file", "eval", "--model", LLAMA, "--local", "all");
     REFUSES("give --join", "status");
-    REFUSES("one argument too many", "inspect", LLAMA, LLAMA);
-    REFUSES("swarm inspect PATH", "inspect");
-    REFUSES("--ids-file is for --decode", "tokenize", "--model", LLAMA, "--ids-file", "x");
+    REFUSES("one argument too many", "inspect", "--model", LLAMA, LLAMA);
+    REFUSES("--model PATH is missing", "inspect");
+    REFUSES("--kv-dtype: 'int4' must be f32, f16 or q8", "generate", "--model", LLAMA, "--kv-dtype", "int4");
+    REFUSES("--top-p: '2' must be a ratio above 0, up to 1", "generate", "--model", LLAMA, "--top-p", "2");
+    REFUSES("--timeout: '10ms' must be a duration from 1s to 24h", "generate", "--model", LLAMA, "--timeout", "10ms");
+    REFUSES("--train: 'all' must be prompt, deep-prompt, lora or head", "bench", "--model", LLAMA, "--train", "all");
+    REFUSES("--sessions: '0' must be a whole number from 1 to", "bench", "--model", LLAMA, "--sessions", "1,0");
+    REFUSES("--ids-file needs --decode", "tokenize", "--model", LLAMA, "--ids-file", "x");
 }
 
-Test(cli, refuses_ids_that_are_none) {
+Test(cli, refuses_invalid_ids) {
     REFUSES("holds no JSON array", "eval", "--model", LLAMA, "--local", "all", "--ids-file", ids_file("{\"ids\": 1}"));
     REFUSES("holds no JSON:", "eval", "--model", LLAMA, "--local", "all", "--ids-file", ids_file("[1, 2"));
     REFUSES("element 1 is no token id", "eval", "--model", LLAMA, "--local", "all", "--ids-file", ids_file("[1, -2]"));
@@ -97,17 +155,17 @@ Test(cli, refuses_ids_that_are_none) {
     REFUSES("the prompt is empty", "generate", "--model", LLAMA, "--local", "all", "--ids-file", ids_file("[]"));
 }
 
-Test(cli, exits_1_with_the_missing_blocks_when_nobody_serves_them) {
+Test(cli, exits_1_naming_blocks_that_no_node_serves) {
     cr_assert_eq(SWARM("generate", "--model", LLAMA, "--local", "0:2", "--ids-file", ids_file("[1]")), 1);
     cr_assert(strstr(last.err, "2:4"), "%s", last.err);
 }
 
 Test(cli, exits_1_when_no_node_answers) {
-    cr_assert_eq(SWARM("status", "--join", "tcp://127.0.0.1:1", "--timeout", "1"), 1);
-    cr_assert(strstr(last.err, "tcp://127.0.0.1:1"), "%s", last.err);
-    cr_assert_eq(SWARM("generate", "--model", LLAMA, "--join", "tcp://127.0.0.1:1", "--timeout", "1", "--ids-file",
-                       ids_file("[1]")),
-                 1);
+    cr_assert_eq(SWARM("status", "--join", "127.0.0.1:1", "--timeout", "1"), 1);
+    cr_assert(strstr(last.err, "127.0.0.1:1"), "%s", last.err);
+    cr_assert_eq(
+        SWARM("generate", "--model", LLAMA, "--join", "127.0.0.1:1", "--timeout", "1", "--ids-file", ids_file("[1]")),
+        1);
 }
 
 Test(cli, reads_options_from_a_file) {
@@ -140,6 +198,17 @@ Test(cli, generates_from_ids_and_prints_one_object) {
     cr_assert_str_eq(json_string_value(json_object_get(hop, "node")), "local");
     cr_assert_gt(json_real_value(json_object_get(hop, "compute_ms")), 0);
     json_decref(o);
+}
+
+Test(cli, takes_short_forms_of_options) {
+    cr_assert_eq(SWARM("generate", "-m", LLAMA, "--local", "all", "--ids-file", ids_file("[5, 6, 7]"), "-n2", "-t", "1",
+                       "--json"),
+                 0, "%s", last.err);
+    json_t *o = program_json(&last);
+    cr_assert_eq(json_array_size(json_object_get(o, "ids")), 2);
+    json_decref(o);
+    REFUSES("give one of --prompt", "generate", "-m", LLAMA, "--local", "all", "-p", "x", "--ids-file", "y");
+    REFUSES("there is no option -z", "generate", "-z", "1");
 }
 
 Test(cli, takes_ids_from_standard_input) {
@@ -180,8 +249,18 @@ Test(cli, turns_text_into_ids_and_back) {
     REFUSES("give --text or --file", "tokenize", "--model", QWEN2, "--text", "x", "--file", "y");
 }
 
+Test(cli, eval_takes_one_of_text_file_and_ids_file) {
+    char *path = temp_path(folder, "text.txt");
+    write_file(folder, "text.txt", "the session", strlen("the session"));
+    REFUSES("text needs the model's tokenizer", "eval", "--model", LLAMA, "--local", "all", "--text", "the session");
+    REFUSES("text needs the model's tokenizer", "eval", "--model", LLAMA, "--local", "all", "--file", path);
+    REFUSES("give one of --text, --file and --ids-file", "eval", "--model", LLAMA, "--local", "all", "--text", "x",
+            "--file", path);
+    free(path);
+}
+
 Test(cli, inspects_a_model) {
-    cr_assert_eq(SWARM("inspect", LLAMA, "--json", "--hashes", "--tensors"), 0, "%s", last.err);
+    cr_assert_eq(SWARM("inspect", "--model", LLAMA, "--json", "--hashes", "--tensors"), 0, "%s", last.err);
     json_t *o = program_json(&last), *blocks = json_object_get(o, "blocks");
     cr_assert_str_eq(json_string_value(json_object_get(o, "container")), "safetensors");
     cr_assert_str_eq(json_string_value(json_object_get(o, "family")), "llama");
@@ -192,10 +271,10 @@ Test(cli, inspects_a_model) {
     cr_assert_eq((json_int_t)json_array_size(json_object_get(o, "tensors")),
                  json_integer_value(json_object_get(o, "n_tensors")));
     json_decref(o);
-    cr_assert_eq(SWARM("inspect", LLAMA, "--tensors"), 0);
+    cr_assert_eq(SWARM("inspect", "--model", LLAMA, "--tensors"), 0);
     cr_assert(strstr(last.out, "model.embed_tokens.weight") && strstr(last.out, "family      llama"), "%s", last.out);
-    REFUSES("cannot be opened", "inspect", "/nonexistent");
-    cr_assert_eq(SWARM("inspect", SN_FIXTURES "/golden/gemma3"), 0);
+    REFUSES("cannot be opened", "inspect", "--model", "/nonexistent");
+    cr_assert_eq(SWARM("inspect", "--model", SN_FIXTURES "/golden/gemma3"), 0);
     cr_assert(strstr(last.out, "window      8 tokens, in 2 of 4 blocks"), "%s", last.out);
 }
 
@@ -231,7 +310,7 @@ static sn_safetensors *open_golden(const char *family, char model[512], char **i
     sn_safetensors *golden;
     snprintf(model, 512, "%s/golden/%s", SN_FIXTURES, family);
     snprintf(path, sizeof path, "%s/golden.safetensors", model);
-    NEED(sn_safetensors_open(path, &golden, &err));
+    REQUIRE(sn_safetensors_open(path, &golden, &err));
     json_t *array = golden_ids(golden, "input_ids");
     *ids = json_dumps(array, 0);
     json_decref(array);
@@ -246,7 +325,7 @@ Test(cli, forward_agrees_with_the_reference_at_every_block_of_every_family) {
         cr_assert_eq(SWARM_IN(ids, "forward", "--model", model, "--local", "all", "--ids-file", "-", "--out", out_path,
                               "--every-block"),
                      0, "%s: %s", FAMILIES[f], last.err);
-        NEED(sn_safetensors_open(out_path, &got, &err));
+        REQUIRE(sn_safetensors_open(out_path, &got, &err));
         cr_assert_eq(sn_safetensors_n_tensors(got), 6, "hidden.0 to hidden.4, and logits");
         for (size_t i = 0; i < sn_safetensors_n_tensors(got); i++) {
             const sn_safetensors_tensor *t = sn_safetensors_tensor_at(got, i);
@@ -261,13 +340,13 @@ Test(cli, forward_agrees_with_the_reference_at_every_block_of_every_family) {
     free(out_path);
 }
 
-Test(cli, forward_without_every_block_writes_the_ends_only) {
+Test(cli, forward_without_every_block_writes_first_and_last_only) {
     char *out_path = temp_path(folder, "out.safetensors");
     sn_safetensors *got;
     cr_assert_eq(
         SWARM_IN("[1, 2, 3]", "forward", "--model", LLAMA, "--local", "all", "--ids-file", "-", "--out", out_path), 0,
         "%s", last.err);
-    NEED(sn_safetensors_open(out_path, &got, &err));
+    REQUIRE(sn_safetensors_open(out_path, &got, &err));
     cr_assert_eq(sn_safetensors_n_tensors(got), 3);
     cr_assert(sn_safetensors_find(got, "hidden.0") && sn_safetensors_find(got, "hidden.4"));
     sn_safetensors_close(&got);
@@ -279,7 +358,7 @@ Test(cli, generates_the_references_greedy_tokens_of_every_family) {
         char model[512], *ids;
         sn_safetensors *golden = open_golden(FAMILIES[f], model, &ids);
         cr_assert_eq(SWARM_IN(ids, "generate", "--model", model, "--local", "all", "--ids-file", "-", "--max-tokens",
-                              "16", "--ignore-end", "--json"),
+                              "16", "--ignore-eos", "--json"),
                      0, "%s: %s", FAMILIES[f], last.err);
         json_t *o = program_json(&last), *want = golden_ids(golden, "greedy");
         cr_assert(json_equal(json_object_get(o, "ids"), want), "%s: %s", FAMILIES[f], last.out);
@@ -290,7 +369,7 @@ Test(cli, generates_the_references_greedy_tokens_of_every_family) {
     }
 }
 
-Test(cli, knows_every_option_of_the_example_configuration) {
+Test(cli, accepts_every_option_of_the_example_configuration) {
     REFUSES("cannot be opened", "generate", "--config", SN_FIXTURES "/../../configs/client.conf", "--model",
             "/nonexistent.gguf", "--prompt", "x");
 }

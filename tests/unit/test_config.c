@@ -11,7 +11,7 @@ static const char base[] = "{\"model_type\":\"llama\",\"hidden_size\":64,\"num_h
                            "\"vocab_size\":320,\"max_position_embeddings\":256,\"rms_norm_eps\":1e-5,"
                            "\"hidden_act\":\"silu\"}";
 
-/* The base configuration with these fields changed or added; a field "delete" names one to take away. */
+/* The base configuration with these fields changed or added; a field "delete" names a field to remove. */
 static sn_status read_with(const char *changes, sn_hparams *h, sn_err *err) {
     json_t *config = json_loads(base, 0, NULL), *extra = json_loads(changes, 0, NULL);
     const sn_family *family;
@@ -27,72 +27,76 @@ static sn_status read_with(const char *changes, sn_hparams *h, sn_err *err) {
     return status;
 }
 
-static sn_hparams takes(const char *changes) {
+static sn_hparams expect_accepted(const char *changes) {
     sn_hparams h;
     sn_err err = {0};
     cr_assert_eq(read_with(changes, &h, &err), SN_OK, "%s: %s", changes, err.text);
     return h;
 }
 
-static void refuses(const char *changes, const char *words) {
+static void expect_refused(const char *changes, const char *error_part) {
     sn_hparams h;
     sn_err err = {0};
     cr_assert_eq(read_with(changes, &h, &err), SN_REFUSED, "%s", changes);
-    cr_assert(strstr(err.text, words), "'%s' does not say '%s'", err.text, words);
+    cr_assert(strstr(err.text, error_part), "'%s' does not say '%s'", err.text, error_part);
 }
 
 Test(config, reads_a_llama) {
-    sn_hparams h = takes("{\"_name_or_path\":\"org/Model\"}");
+    sn_hparams h = expect_accepted("{\"_name_or_path\":\"org/Model\"}");
     cr_assert_str_eq(h.family, "llama");
     cr_assert_str_eq(h.name, "org/Model");
     cr_assert(h.n_blocks == 4 && h.n_embd == 64 && h.n_heads == 4 && h.n_kv_heads == 2 && h.head_dim == 16);
     cr_assert(h.n_ff == 96 && h.n_vocab == 320 && h.n_ctx == 256 && h.norm_eps == 1e-5f && h.window == 0);
-    cr_assert(!h.qkv_bias && !h.qk_norm && !h.tied_output && h.rope_style == SN_ROPE_HALVES && h.rope_dim == 16);
+    cr_assert(!h.qkv_bias && !h.qk_norm && !h.tied_output && h.rope_style == SN_ROPE_NEOX && h.rope_dim == 16);
 }
 
-Test(config, fills_in_what_the_reference_fills_in) {
-    cr_assert_eq(takes("{\"delete\":\"rms_norm_eps\"}").norm_eps, 1e-6f);
-    cr_assert_eq(takes("{\"num_key_value_heads\":null}").n_kv_heads, 4);
-    cr_assert_eq(takes("{\"head_dim\":24}").head_dim, 24);
-    cr_assert(takes("{\"tie_word_embeddings\":true}").tied_output);
-    cr_assert(takes("{\"attention_bias\":true}").qkv_bias && takes("{\"attention_bias\":true}").o_bias);
-    cr_assert(!takes("{}").o_bias && !takes("{\"model_type\":\"qwen2\"}").o_bias);
+Test(config, uses_the_defaults_of_the_reference) {
+    cr_assert_eq(expect_accepted("{\"delete\":\"rms_norm_eps\"}").norm_eps, 1e-6f);
+    cr_assert_eq(expect_accepted("{\"num_key_value_heads\":null}").n_kv_heads, 4);
+    cr_assert_eq(expect_accepted("{\"head_dim\":24}").head_dim, 24);
+    cr_assert(expect_accepted("{\"tie_word_embeddings\":true}").tied_output);
+    cr_assert(expect_accepted("{\"attention_bias\":true}").qkv_bias &&
+              expect_accepted("{\"attention_bias\":true}").o_bias);
+    cr_assert(!expect_accepted("{}").o_bias && !expect_accepted("{\"model_type\":\"qwen2\"}").o_bias);
 }
 
-Test(config, knows_the_traits_of_families) {
-    cr_assert(takes("{\"model_type\":\"qwen2\"}").qkv_bias);
-    cr_assert(takes("{\"model_type\":\"qwen3\"}").qk_norm);
-    cr_assert(!takes("{\"model_type\":\"qwen3\"}").qkv_bias);
-    refuses("{\"model_type\":\"gpt2\"}", "'gpt2' cannot be run; these can: llama, mistral, qwen2, qwen3");
-    refuses("{\"delete\":\"model_type\"}", "'model_type' is missing");
+Test(config, sets_the_traits_of_each_family) {
+    cr_assert(expect_accepted("{\"model_type\":\"qwen2\"}").qkv_bias);
+    cr_assert(expect_accepted("{\"model_type\":\"qwen3\"}").qk_norm);
+    cr_assert(!expect_accepted("{\"model_type\":\"qwen3\"}").qkv_bias);
+    expect_refused("{\"model_type\":\"gpt2\"}", "'gpt2' cannot be run; these can: llama, mistral, qwen2, qwen3");
+    expect_refused("{\"delete\":\"model_type\"}", "'model_type' is missing");
 }
 
 Test(config, reads_the_sliding_window_as_each_family_means_it) {
-    cr_assert_eq(takes("{\"model_type\":\"mistral\",\"sliding_window\":8}").window, 8);
-    cr_assert_eq(takes("{\"model_type\":\"mistral\",\"sliding_window\":null}").window, 0);
-    cr_assert_eq(takes("{\"model_type\":\"mistral\"}").window, 4096);
-    cr_assert_eq(takes("{\"model_type\":\"qwen2\",\"sliding_window\":8}").window, 0);
-    cr_assert_eq(takes("{\"model_type\":\"qwen2\",\"sliding_window\":8,\"use_sliding_window\":false}").window, 0);
+    cr_assert_eq(expect_accepted("{\"model_type\":\"mistral\",\"sliding_window\":8}").window, 8);
+    cr_assert_eq(expect_accepted("{\"model_type\":\"mistral\",\"sliding_window\":null}").window, 0);
+    cr_assert_eq(expect_accepted("{\"model_type\":\"mistral\"}").window, 4096);
+    cr_assert_eq(expect_accepted("{\"model_type\":\"qwen2\",\"sliding_window\":8}").window, 0);
+    cr_assert_eq(expect_accepted("{\"model_type\":\"qwen2\",\"sliding_window\":8,\"use_sliding_window\":false}").window,
+                 0);
 #define SLIDING "{\"model_type\":\"qwen2\",\"sliding_window\":8,\"use_sliding_window\":true,"
-    cr_assert_eq(takes(SLIDING "\"max_window_layers\":0}").window, 8);
-    cr_assert_eq(takes(SLIDING "\"max_window_layers\":4}").window, 0);
-    const sn_hparams half = takes(SLIDING "\"max_window_layers\":2}");
+    cr_assert_eq(expect_accepted(SLIDING "\"max_window_layers\":0}").window, 8);
+    cr_assert_eq(expect_accepted(SLIDING "\"max_window_layers\":4}").window, 0);
+    const sn_hparams half = expect_accepted(SLIDING "\"max_window_layers\":2}");
     for (int b = 0; b < 4; b++) cr_assert_eq(sn_window_of(&half, b), b < 2 ? 0 : 8);
-    cr_assert_eq(takes(SLIDING "\"max_window_layers\":2,\"layer_types\":[\"full_attention\",\"full_attention\","
-                               "\"full_attention\",\"full_attention\"]}")
+    cr_assert_eq(expect_accepted(SLIDING
+                                 "\"max_window_layers\":2,\"layer_types\":[\"full_attention\",\"full_attention\","
+                                 "\"full_attention\",\"full_attention\"]}")
                      .window,
                  0);
-    const sn_hparams last = takes(SLIDING "\"max_window_layers\":2,\"layer_types\":[\"full_attention\",\"full_attention\","
-                                          "\"full_attention\",\"sliding_attention\"]}");
+    const sn_hparams last =
+        expect_accepted(SLIDING "\"max_window_layers\":2,\"layer_types\":[\"full_attention\",\"full_attention\","
+                                "\"full_attention\",\"sliding_attention\"]}");
     for (int b = 0; b < 4; b++) cr_assert_eq(sn_window_of(&last, b), b < 3 ? 0 : 8);
-    refuses("{\"model_type\":\"mistral\",\"layer_types\":[\"full_attention\"]}", "all 4 blocks");
-    refuses("{\"model_type\":\"mistral\",\"layer_types\":[1,2,3,4]}", "no text");
+    expect_refused("{\"model_type\":\"mistral\",\"layer_types\":[\"full_attention\"]}", "all 4 blocks");
+    expect_refused("{\"model_type\":\"mistral\",\"layer_types\":[1,2,3,4]}", "no text");
 }
 
-/* Against transformers: 1 / theta^(2i/dim) in float32. */
+/* Compared with transformers: 1 / theta^(2i/dim) in float32. */
 Test(config, computes_rope_frequencies_as_the_reference) {
     const float expected[8] = {1.0f, 0.31622776f, 0.1f, 0.031622777f, 0.01f, 0.0031622776f, 0.001f, 0.00031622776f};
-    sn_hparams h = takes("{}");
+    sn_hparams h = expect_accepted("{}");
     for (int i = 0; i < 8; i++)
         cr_assert(fabsf(h.rope_freq[i] - expected[i]) <= expected[i] * 1.2e-7f, "%d: %.9g", i, (double)h.rope_freq[i]);
 }
@@ -103,69 +107,76 @@ Test(config, reads_theta_and_scaling_in_both_spellings) {
         "\"high_freq_factor\":4,\"original_max_position_embeddings\":64}}",
         "{\"rope_parameters\":{\"rope_theta\":500000.0,\"rope_type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,"
         "\"high_freq_factor\":4.0,\"original_max_position_embeddings\":64}}"};
-    sn_hparams a = takes(llama3[0]), b = takes(llama3[1]), plain = takes("{\"rope_theta\":500000.0}");
+    sn_hparams a = expect_accepted(llama3[0]), b = expect_accepted(llama3[1]),
+               plain = expect_accepted("{\"rope_theta\":500000.0}");
     cr_assert_arr_eq(a.rope_freq, b.rope_freq, sizeof a.rope_freq);
-    cr_assert_eq(a.rope_freq[0], plain.rope_freq[0], "a short wavelength stays");
-    cr_assert(a.rope_freq[1] < plain.rope_freq[1] && a.rope_freq[1] > plain.rope_freq[1] / 8, "one between is blended");
+    cr_assert_eq(a.rope_freq[0], plain.rope_freq[0], "a short wavelength is unchanged");
+    cr_assert(a.rope_freq[1] < plain.rope_freq[1] && a.rope_freq[1] > plain.rope_freq[1] / 8,
+              "an intermediate wavelength is blended");
     for (int i = 2; i < 8; i++) cr_assert_eq(a.rope_freq[i], plain.rope_freq[i] / 8);
-    b = takes("{\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}");
-    plain = takes("{\"rope_scaling\":{\"type\":\"default\"}}");
+    b = expect_accepted("{\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}");
+    plain = expect_accepted("{\"rope_scaling\":{\"type\":\"default\"}}");
     for (int i = 0; i < 8; i++) cr_assert_eq(b.rope_freq[i], plain.rope_freq[i] / 2);
 }
 
-/* Against the formula in float64 (transformers' _compute_yarn_parameters): frequencies and the factor of cosines and sines. */
+/* Compared with the formula in float64 (transformers' _compute_yarn_parameters): frequencies, and the factor of
+ * cosines and sines. */
 static void expect_yarn(const char *changes, double scale, const double *want) {
-    sn_hparams h = takes(changes);
+    sn_hparams h = expect_accepted(changes);
     cr_assert_float_eq((double)h.rope_scale[0], scale, 1e-7, "%s: %.9g", changes, (double)h.rope_scale[0]);
     for (int i = 0; i < 8; i++)
-        cr_assert_float_eq((double)h.rope_freq[i], want[i], want[i] * 1e-6, "%s, %d: %.9g", changes, i, (double)h.rope_freq[i]);
+        cr_assert_float_eq((double)h.rope_freq[i], want[i], want[i] * 1e-6, "%s, %d: %.9g", changes, i,
+                           (double)h.rope_freq[i]);
 }
 
 Test(config, blends_frequencies_as_yarn_does) {
-    const double own[] = {1.0,         0.225418,    0.0508132748,  0.00679495949,
-                          0.000456483919, 1.81883367e-05, 4.09997848e-06, 9.2420895e-07};
-    const double truncated[] = {1.0,         0.225418,    0.0508132748,  0.00775546606,
-                                0.000914454401, 1.81883367e-05, 4.09997848e-06, 9.2420895e-07};
+    const double own[] = {
+        1.0, 0.225418, 0.0508132748, 0.00679495949, 0.000456483919, 1.81883367e-05, 4.09997848e-06, 9.2420895e-07};
+    const double truncated[] = {
+        1.0, 0.225418, 0.0508132748, 0.00775546606, 0.000914454401, 1.81883367e-05, 4.09997848e-06, 9.2420895e-07};
     const double other[] = {1.0, 0.237170825, 0.05, 0.00790569415, 0.0025, 0.000790569415, 0.00025, 7.90569415e-05};
 #define YARN_OF(more)                                                                                                  \
-    "{\"rope_parameters\":{\"rope_type\":\"yarn\",\"rope_theta\":150000,\"factor\":32,"                                 \
+    "{\"rope_parameters\":{\"rope_type\":\"yarn\",\"rope_theta\":150000,\"factor\":32,"                                \
     "\"original_max_position_embeddings\":4096" more "}}"
     expect_yarn(YARN_OF(",\"truncate\":false"), 1.3465735902799727, own);
     expect_yarn(YARN_OF(",\"truncate\":false,\"attention_factor\":1.5,\"beta_fast\":32,\"beta_slow\":1"), 1.5, own);
     expect_yarn(YARN_OF(""), 1.3465735902799727, truncated);
     expect_yarn("{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4.0,\"original_max_position_embeddings\":64}}",
                 1.138629436111989, other);
-    cr_assert_eq(takes("{}").rope_scale[0], 1.0f);
+    cr_assert_eq(expect_accepted("{}").rope_scale[0], 1.0f);
 }
 
 Test(config, rotates_a_part_of_a_head) {
-    sn_hparams h = takes("{\"partial_rotary_factor\":0.5}");
+    sn_hparams h = expect_accepted("{\"partial_rotary_factor\":0.5}");
     cr_assert_eq(h.rope_dim, 8);
     cr_assert_float_eq(h.rope_freq[1], 0.1f, 1e-7f);
-    refuses("{\"partial_rotary_factor\":1.5}", "'partial_rotary_factor' is 1.5");
-    refuses("{\"partial_rotary_factor\":0.2}", "come in pairs");
+    expect_refused("{\"partial_rotary_factor\":1.5}", "'partial_rotary_factor' is 1.5");
+    expect_refused("{\"partial_rotary_factor\":0.2}", "come in pairs");
 }
 
-Test(config, refuses_rope_that_it_does_not_know) {
-    refuses("{\"rope_scaling\":{\"rope_type\":\"dynamic\",\"factor\":4}}",
-            "'rope_scaling': rope type 'dynamic' is not known");
-    refuses("{\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4}}", "'original_max_position_embeddings' is missing");
+Test(config, refuses_unknown_rope_types) {
+    expect_refused("{\"rope_scaling\":{\"rope_type\":\"dynamic\",\"factor\":4}}",
+                   "'rope_scaling': rope type 'dynamic' is not known");
+    expect_refused("{\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4}}",
+                   "'original_max_position_embeddings' is missing");
 #define YARN "{\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4,\"original_max_position_embeddings\":64,"
-    refuses(YARN "\"beta_slow\":64}}", "yarn rope scaling is impossible: beta_fast 32, beta_slow 64");
-    refuses(YARN "\"attention_factor\":-1}}", "attention_factor -1");
-    refuses(YARN "\"truncate\":1}}", "'truncate' must be true or false");
-    refuses(YARN "\"mscale\":1}}", "'mscale' is not known");
-    refuses("{\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":4,\"mscale\":1}}", "'mscale' is not known");
-    refuses("{\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\"}}}", "'full_attention' is not known");
-    refuses("{\"rope_parameters\":[]}", "must be an object");
-    refuses("{\"rope_scaling\":{\"rope_type\":\"linear\"}}", "'factor' is missing");
-    refuses("{\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":0}}", "scaling factor is 0");
-    refuses("{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8}}", "'low_freq_factor' is missing");
-    refuses("{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4,"
-            "\"original_max_position_embeddings\":64}}",
-            "llama3 rope scaling is impossible");
-    refuses("{\"rope_theta\":0}", "theta is 0");
-    refuses("{\"rope_theta\":\"big\"}", "'rope_theta' must be a number");
+    expect_refused(YARN "\"beta_slow\":64}}", "yarn rope scaling is impossible: beta_fast 32, beta_slow 64");
+    expect_refused(YARN "\"attention_factor\":-1}}", "attention_factor -1");
+    expect_refused(YARN "\"truncate\":1}}", "'truncate' must be true or false");
+    expect_refused(YARN "\"mscale\":1}}", "'mscale' is not known");
+    expect_refused("{\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":4,\"mscale\":1}}", "'mscale' is not known");
+    expect_refused("{\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\"}}}",
+                   "'full_attention' is not known");
+    expect_refused("{\"rope_parameters\":[]}", "must be an object");
+    expect_refused("{\"rope_scaling\":{\"rope_type\":\"linear\"}}", "'factor' is missing");
+    expect_refused("{\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":0}}", "scaling factor is 0");
+    expect_refused("{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8}}", "'low_freq_factor' is missing");
+    expect_refused(
+        "{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4,"
+        "\"original_max_position_embeddings\":64}}",
+        "llama3 rope scaling is impossible");
+    expect_refused("{\"rope_theta\":0}", "theta is 0");
+    expect_refused("{\"rope_theta\":\"big\"}", "'rope_theta' must be a number");
 }
 
 Test(config, refuses_fields_that_change_the_mathematics) {
@@ -178,37 +189,37 @@ Test(config, refuses_fields_that_change_the_mathematics) {
                                   "{\"rope_interleaved\":true}",
                                   "{\"no_rope_layers\":[1]}",
                                   "{\"logit_scale\":0.5}"};
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) refuses(fields[i], "is set, which");
-    takes("{\"mlp_bias\":false,\"quantization_config\":null,\"logit_scale\":1.0,\"rope_interleaved\":false}");
-    cr_assert_eq(takes("{\"hidden_act\":\"gelu\"}").activation, SN_GELU);
-    refuses("{\"hidden_act\":\"relu\"}", "the activation 'relu' is not known");
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) expect_refused(fields[i], "is set, which");
+    expect_accepted("{\"mlp_bias\":false,\"quantization_config\":null,\"logit_scale\":1.0,\"rope_interleaved\":false}");
+    cr_assert_eq(expect_accepted("{\"hidden_act\":\"gelu\"}").activation, SN_GELU);
+    expect_refused("{\"hidden_act\":\"relu\"}", "the activation 'relu' is not known");
 }
 
 Test(config, refuses_sizes_that_are_missing_or_impossible) {
-    refuses("{\"delete\":\"hidden_size\"}", "'hidden_size' is missing");
-    refuses("{\"hidden_size\":\"64\"}", "whole number");
-    refuses("{\"hidden_size\":64.5}", "whole number");
-    refuses("{\"hidden_size\":99999999999}", "whole number");
-    refuses("{\"num_hidden_layers\":0}", "0 blocks");
-    refuses("{\"num_hidden_layers\":1025}", "number of blocks is 1025");
-    refuses("{\"num_attention_heads\":0}", "'num_attention_heads' is 0");
-    refuses("{\"num_attention_heads\":-4}", "'num_attention_heads' is -4");
-    refuses("{\"num_attention_heads\":3}", "cannot be split into 3 heads");
-    refuses("{\"num_key_value_heads\":3}", "cannot share 3");
-    refuses("{\"num_key_value_heads\":0}", "key/value heads is 0");
-    refuses("{\"head_dim\":514}", "width of a head is 514");
-    refuses("{\"head_dim\":-2}", "heads of -2");
-    refuses("{\"head_dim\":15}", "come in pairs");
-    refuses("{\"vocab_size\":0}", "vocabulary is 0");
-    refuses("{\"intermediate_size\":-1}", "feed-forward layer is -1");
-    refuses("{\"max_position_embeddings\":0}", "context length is 0");
-    refuses("{\"rms_norm_eps\":0}", "epsilon is 0");
-    refuses("{\"rms_norm_eps\":true}", "'rms_norm_eps' must be a number");
-    refuses("{\"tie_word_embeddings\":1}", "'tie_word_embeddings' must be true or false");
-    refuses("{\"model_type\":\"mistral\",\"sliding_window\":-1}", "sliding window is -1");
+    expect_refused("{\"delete\":\"hidden_size\"}", "'hidden_size' is missing");
+    expect_refused("{\"hidden_size\":\"64\"}", "whole number");
+    expect_refused("{\"hidden_size\":64.5}", "whole number");
+    expect_refused("{\"hidden_size\":99999999999}", "whole number");
+    expect_refused("{\"num_hidden_layers\":0}", "0 blocks");
+    expect_refused("{\"num_hidden_layers\":1025}", "number of blocks is 1025");
+    expect_refused("{\"num_attention_heads\":0}", "'num_attention_heads' is 0");
+    expect_refused("{\"num_attention_heads\":-4}", "'num_attention_heads' is -4");
+    expect_refused("{\"num_attention_heads\":3}", "cannot be split into 3 heads");
+    expect_refused("{\"num_key_value_heads\":3}", "cannot share 3");
+    expect_refused("{\"num_key_value_heads\":0}", "key/value heads is 0");
+    expect_refused("{\"head_dim\":514}", "width of a head is 514");
+    expect_refused("{\"head_dim\":-2}", "heads of -2");
+    expect_refused("{\"head_dim\":15}", "come in pairs");
+    expect_refused("{\"vocab_size\":0}", "vocabulary is 0");
+    expect_refused("{\"intermediate_size\":-1}", "feed-forward layer is -1");
+    expect_refused("{\"max_position_embeddings\":0}", "context length is 0");
+    expect_refused("{\"rms_norm_eps\":0}", "epsilon is 0");
+    expect_refused("{\"rms_norm_eps\":true}", "'rms_norm_eps' must be a number");
+    expect_refused("{\"tie_word_embeddings\":1}", "'tie_word_embeddings' must be true or false");
+    expect_refused("{\"model_type\":\"mistral\",\"sliding_window\":-1}", "sliding window is -1");
 }
 
-Test(config, refuses_what_is_no_configuration) {
+Test(config, refuses_invalid_configurations) {
     sn_hparams h;
     const sn_family *family;
     sn_err err;
@@ -218,7 +229,7 @@ Test(config, refuses_what_is_no_configuration) {
 }
 
 Test(config, replaces_control_characters_in_a_name_and_cuts_it) {
-    sn_hparams h = takes("{\"_name_or_path\":\"a\\nb\"}");
+    sn_hparams h = expect_accepted("{\"_name_or_path\":\"a\\nb\"}");
     cr_assert_str_eq(h.name, "a?b");
     char name[300];
     memset(name, 'x', sizeof name);
@@ -226,22 +237,23 @@ Test(config, replaces_control_characters_in_a_name_and_cuts_it) {
     cr_assert_eq(strlen(h.name), SN_MODEL_NAME_SIZE - 1);
 }
 
-/* -- families with more to say ---------------------------------------------------------------------------------------- */
+/* -- families with settings of their own */
 
 #define GEMMA "{\"model_type\":\"gemma3_text\",\"hidden_activation\":\"gelu_pytorch_tanh\","
 
-Test(config, reads_gemma3_as_it_was_and_as_it_is_spelled) {
-    const sn_hparams old = takes(GEMMA "\"num_hidden_layers\":7,\"rope_theta\":1000000,\"rope_local_base_freq\":10000,"
-                                       "\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8},"
-                                       "\"sliding_window\":512,\"sliding_window_pattern\":3}");
-    const sn_hparams new = takes(
+Test(config, reads_both_spellings_of_gemma3) {
+    const sn_hparams old =
+        expect_accepted(GEMMA "\"num_hidden_layers\":7,\"rope_theta\":1000000,\"rope_local_base_freq\":10000,"
+                              "\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8},"
+                              "\"sliding_window\":512,\"sliding_window_pattern\":3}");
+    const sn_hparams new = expect_accepted(
         GEMMA "\"num_hidden_layers\":7,\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\",\"factor\":8,"
               "\"rope_theta\":1000000},\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":10000}},"
               "\"sliding_window\":512,\"layer_types\":[\"sliding_attention\",\"sliding_attention\",\"full_attention\","
               "\"sliding_attention\",\"sliding_attention\",\"full_attention\",\"sliding_attention\"]}");
     cr_assert_arr_eq(old.rope_freq, new.rope_freq, sizeof old.rope_freq);
-    cr_assert_arr_eq(old.rope_freq_back, new.rope_freq_back, sizeof old.rope_freq_back);
-    cr_assert_arr_eq(old.looks_back, new.looks_back, sizeof old.looks_back);
+    cr_assert_arr_eq(old.rope_freq_full, new.rope_freq_full, sizeof old.rope_freq_full);
+    cr_assert_arr_eq(old.full_attention, new.full_attention, sizeof old.full_attention);
     cr_assert(old.window == 512 && new.window == 512);
     for (int b = 0; b < 7; b++) {
         cr_assert_eq(sn_window_of(&old, b), b % 3 == 2 ? 0 : 512);
@@ -252,92 +264,103 @@ Test(config, reads_gemma3_as_it_was_and_as_it_is_spelled) {
     cr_assert_lt(sn_rope_freqs(&old, 1)[1], sn_rope_freqs(&old, 0)[1] / 8);
 }
 
-Test(config, fills_in_what_gemma3_leaves_out) {
-    const sn_hparams h = takes(GEMMA "\"num_hidden_layers\":12}");
+Test(config, uses_the_defaults_of_gemma3) {
+    const sn_hparams h = expect_accepted(GEMMA "\"num_hidden_layers\":12}");
     cr_assert(h.tied_output && h.norm_plus_one && h.post_norm && h.qk_norm && !h.qk_norm_wide);
     cr_assert(h.head_dim == 256 && h.window == 4096 && h.attn_scale == 0.0625f && h.embed_scale == 8.0f);
     for (int b = 0; b < 12; b++) cr_assert_eq(sn_window_of(&h, b), b % 6 == 5 ? 0 : 4096);
-    cr_assert_eq(takes(GEMMA "\"query_pre_attn_scalar\":64,\"head_dim\":16}").attn_scale, 0.125f);
-    cr_assert_eq(takes("{\"head_dim\":16}").attn_scale, 0.25f, "by itself 1 / sqrt(head_dim)");
+    cr_assert_eq(expect_accepted(GEMMA "\"query_pre_attn_scalar\":64,\"head_dim\":16}").attn_scale, 0.125f);
+    cr_assert_eq(expect_accepted("{\"head_dim\":16}").attn_scale, 0.25f, "the default is 1 / sqrt(head_dim)");
 }
 
 #define FALCON "{\"model_type\":\"falcon\",\"delete\":\"hidden_act\","
 #define BLOOM  "{\"model_type\":\"bloom\",\"delete\":\"hidden_act\","
 
 Test(config, reads_the_kinds_of_falcon) {
-    const sn_hparams old = takes(FALCON "\"bias\":false}"); /* 7B */
+    const sn_hparams old = expect_accepted(FALCON "\"bias\":false}"); /* 7B */
     cr_assert(old.parallel && old.n_kv_heads == 1 && old.layer_norm && !old.gated && !old.linear_bias && !old.qkv_bias);
     cr_assert(old.activation == SN_GELU && old.tied_output && old.rope_dim == 16 && old.norm_eps == 1e-5f);
-    const sn_hparams late = takes(FALCON "\"new_decoder_architecture\":true,\"num_kv_heads\":2,\"multi_query\":true}");
+    const sn_hparams late =
+        expect_accepted(FALCON "\"new_decoder_architecture\":true,\"num_kv_heads\":2,\"multi_query\":true}");
     cr_assert(late.parallel && late.n_kv_heads == 2);
-    cr_assert_eq(takes(FALCON "\"new_decoder_architecture\":true,\"parallel_attn\":false}").parallel, true, "as the reference has it");
-    const sn_hparams serial = takes(FALCON "\"parallel_attn\":false,\"multi_query\":false,\"bias\":true}");
+    cr_assert_eq(expect_accepted(FALCON "\"new_decoder_architecture\":true,\"parallel_attn\":false}").parallel, true,
+                 "as in the reference");
+    const sn_hparams serial = expect_accepted(FALCON "\"parallel_attn\":false,\"multi_query\":false,\"bias\":true}");
     cr_assert(!serial.parallel && serial.n_kv_heads == 4 && serial.linear_bias && serial.qkv_bias);
-    cr_assert_eq(takes(FALCON "\"activation\":\"gelu_pytorch_tanh\"}").activation, SN_GELU_TANH);
-    refuses(FALCON "\"alibi\":true}", "'alibi' is set");
-    refuses(FALCON "\"new_decoder_architecture\":true,\"num_ln_in_parallel_attn\":3}", "'num_ln_in_parallel_attn' is 3");
-    refuses(FALCON "\"new_decoder_architecture\":true,\"num_kv_heads\":3}", "cannot share 3");
-    refuses("{\"parallel_attn\":true}", "'parallel_attn' is set");
+    cr_assert_eq(expect_accepted(FALCON "\"activation\":\"gelu_pytorch_tanh\"}").activation, SN_GELU_TANH);
+    expect_refused(FALCON "\"alibi\":true}", "'alibi' is set");
+    expect_refused(FALCON "\"new_decoder_architecture\":true,\"num_ln_in_parallel_attn\":3}",
+                   "'num_ln_in_parallel_attn' is 3");
+    expect_refused(FALCON "\"new_decoder_architecture\":true,\"num_kv_heads\":3}", "cannot share 3");
+    expect_refused("{\"parallel_attn\":true}", "'parallel_attn' is set");
 }
 
 Test(config, reads_bloom_under_its_old_names) {
-    const sn_hparams h = takes(BLOOM "\"n_layer\":3,\"num_hidden_layers\":null,\"n_embed\":128,\"hidden_size\":null,\"n_head\":8,"
-                                     "\"num_attention_heads\":null,\"num_key_value_heads\":null,\"intermediate_size\":null,"
-                                     "\"n_inner\":null,\"max_position_embeddings\":null,\"seq_length\":100,\"layer_norm_epsilon\":1e-6}");
-    cr_assert(h.n_blocks == 3 && h.n_embd == 128 && h.n_heads == 8 && h.n_kv_heads == 8 && h.n_ff == 512 && h.n_ctx == 100);
-    cr_assert(h.alibi && h.rope_dim == 0 && h.layer_norm && h.linear_bias && h.qkv_bias && !h.parallel && h.tied_output);
+    const sn_hparams h = expect_accepted(
+        BLOOM "\"n_layer\":3,\"num_hidden_layers\":null,\"n_embed\":128,\"hidden_size\":null,\"n_head\":8,"
+              "\"num_attention_heads\":null,\"num_key_value_heads\":null,\"intermediate_size\":null,"
+              "\"n_inner\":null,\"max_position_embeddings\":null,\"seq_length\":100,\"layer_norm_epsilon\":1e-6}");
+    cr_assert(h.n_blocks == 3 && h.n_embd == 128 && h.n_heads == 8 && h.n_kv_heads == 8 && h.n_ff == 512 &&
+              h.n_ctx == 100);
+    cr_assert(h.alibi && h.rope_dim == 0 && h.layer_norm && h.linear_bias && h.qkv_bias && !h.parallel &&
+              h.tied_output);
     cr_assert(h.activation == SN_GELU_TANH && h.norm_eps == 1e-6f);
-    refuses(BLOOM "\"apply_residual_connection_post_layernorm\":true}", "'apply_residual_connection_post_layernorm' is set");
-    refuses("{\"n_layer\":3,\"num_hidden_layers\":null,\"intermediate_size\":null}", "'intermediate_size' is missing");
+    expect_refused(BLOOM "\"apply_residual_connection_post_layernorm\":true}",
+                   "'apply_residual_connection_post_layernorm' is set");
+    expect_refused("{\"n_layer\":3,\"num_hidden_layers\":null,\"intermediate_size\":null}",
+                   "'intermediate_size' is missing");
 }
 
-Test(config, refuses_what_gemma3_could_ask_and_is_not_known) {
-    refuses(GEMMA "\"final_logit_softcapping\":30}", "'final_logit_softcapping' is set");
-    refuses(GEMMA "\"attn_logit_softcapping\":50}", "'attn_logit_softcapping' is set");
-    refuses(GEMMA "\"use_bidirectional_attention\":true}", "'use_bidirectional_attention' is set");
-    refuses(GEMMA "\"query_pre_attn_scalar\":0}", "'query_pre_attn_scalar' is 0");
-    refuses(GEMMA "\"sliding_window_pattern\":0}", "'sliding_window_pattern' is 0");
-    refuses(GEMMA "\"rope_parameters\":{\"rope_theta\":1000000}}", "must hold sliding_attention and full_attention");
-    refuses(GEMMA "\"hidden_activation\":\"relu\"}", "'relu'");
-    refuses("{\"query_pre_attn_scalar\":64}", "'query_pre_attn_scalar' is set");
-    refuses("{\"model_type\":\"phi3\",\"rope_scaling\":{\"type\":\"longrope\",\"long_factor\":[1],\"short_factor\":[1]}}",
-            "'long_factor' is not known");
+Test(config, refuses_unsupported_settings_of_gemma3) {
+    expect_refused(GEMMA "\"final_logit_softcapping\":30}", "'final_logit_softcapping' is set");
+    expect_refused(GEMMA "\"attn_logit_softcapping\":50}", "'attn_logit_softcapping' is set");
+    expect_refused(GEMMA "\"use_bidirectional_attention\":true}", "'use_bidirectional_attention' is set");
+    expect_refused(GEMMA "\"query_pre_attn_scalar\":0}", "'query_pre_attn_scalar' is 0");
+    expect_refused(GEMMA "\"sliding_window_pattern\":0}", "'sliding_window_pattern' is 0");
+    expect_refused(GEMMA "\"rope_parameters\":{\"rope_theta\":1000000}}",
+                   "must hold sliding_attention and full_attention");
+    expect_refused(GEMMA "\"hidden_activation\":\"relu\"}", "'relu'");
+    expect_refused("{\"query_pre_attn_scalar\":64}", "'query_pre_attn_scalar' is set");
+    expect_refused(
+        "{\"model_type\":\"phi3\",\"rope_scaling\":{\"type\":\"longrope\",\"long_factor\":[1],\"short_factor\":[1]}}",
+        "'long_factor' is not known");
 }
 
 Test(config, reads_gpt_oss) {
 #define GPT_OSS                                                                                                        \
-    "{\"model_type\":\"gpt_oss\",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":32,\"truncate\":false,"                  \
+    "{\"model_type\":\"gpt_oss\",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":32,\"truncate\":false,"           \
     "\"original_max_position_embeddings\":4096},"
-    const sn_hparams h = takes(GPT_OSS "\"num_local_experts\":8,\"swiglu_limit\":7.0}");
+    const sn_hparams h = expect_accepted(GPT_OSS "\"num_local_experts\":8,\"swiglu_limit\":7.0}");
     cr_assert(h.n_experts == 8 && h.n_experts_used == 4 && h.n_ff == 96 && !h.experts_over_all);
     cr_assert(h.activation == SN_SWIGLU_CLAMPED && h.qkv_bias && h.o_bias && h.head_dim == 64 && h.window == 128);
     for (int b = 0; b < 4; b++) cr_assert_eq(sn_window_of(&h, b), b % 2 ? 0 : 128);
-    cr_assert(!takes(GPT_OSS "\"attention_bias\":false}").qkv_bias && !takes(GPT_OSS "\"attention_bias\":false}").o_bias);
-    refuses(GPT_OSS "\"swiglu_limit\":6}", "'swiglu_limit' 6");
-    refuses(GPT_OSS "\"swiglu_alpha\":1}", "'swiglu_alpha' is 1 and");
-    refuses(GPT_OSS "\"hidden_act\":\"gelu\"}", "'gelu' is not known in this family");
-    cr_assert_eq(takes(GPT_OSS "\"quantization_config\":{\"quant_method\":\"mxfp4\"}}").n_experts, 128);
-    refuses(GPT_OSS "\"quantization_config\":{\"quant_method\":\"gptq\"}}", "only float32, float16 and bfloat16 are read");
-    refuses("{\"quantization_config\":{\"quant_method\":\"mxfp4\"}}", "of gpt-oss MXFP4 too");
-    refuses("{\"model_type\":\"gpt_oss\"}", "'rope_parameters' is missing");
-    refuses("{\"swiglu_limit\":7}", "'swiglu_limit' is set, which");
+    cr_assert(!expect_accepted(GPT_OSS "\"attention_bias\":false}").qkv_bias &&
+              !expect_accepted(GPT_OSS "\"attention_bias\":false}").o_bias);
+    expect_refused(GPT_OSS "\"swiglu_limit\":6}", "'swiglu_limit' 6");
+    expect_refused(GPT_OSS "\"swiglu_alpha\":1}", "'swiglu_alpha' is 1 and");
+    expect_refused(GPT_OSS "\"hidden_act\":\"gelu\"}", "'gelu' is not known in this family");
+    cr_assert_eq(expect_accepted(GPT_OSS "\"quantization_config\":{\"quant_method\":\"mxfp4\"}}").n_experts, 128);
+    expect_refused(GPT_OSS "\"quantization_config\":{\"quant_method\":\"gptq\"}}", "the weights are quantised");
+    expect_refused("{\"quantization_config\":{\"quant_method\":\"mxfp4\"}}", "of gpt-oss also MXFP4");
+    expect_refused("{\"model_type\":\"gpt_oss\"}", "'rope_parameters' is missing");
+    expect_refused("{\"swiglu_limit\":7}", "'swiglu_limit' is set, which");
 }
 
 Test(config, reads_mixtures_of_experts) {
-    sn_hparams h = takes("{\"model_type\":\"mixtral\",\"num_local_experts\":4,\"num_experts_per_tok\":3}");
+    sn_hparams h = expect_accepted("{\"model_type\":\"mixtral\",\"num_local_experts\":4,\"num_experts_per_tok\":3}");
     cr_assert(h.n_experts == 4 && h.n_experts_used == 3 && h.n_ff == 96 && !h.experts_over_all);
-    h = takes("{\"model_type\":\"mixtral\"}");
+    h = expect_accepted("{\"model_type\":\"mixtral\"}");
     cr_assert(h.n_experts == 8 && h.n_experts_used == 2);
 #define QWEN3_MOE "{\"model_type\":\"qwen3_moe\","
-    h = takes(QWEN3_MOE "\"moe_intermediate_size\":48,\"num_experts\":16}");
+    h = expect_accepted(QWEN3_MOE "\"moe_intermediate_size\":48,\"num_experts\":16}");
     cr_assert(h.n_experts == 16 && h.n_experts_used == 8 && h.n_ff == 48 && h.experts_over_all && h.qk_norm);
-    cr_assert(!takes(QWEN3_MOE "\"norm_topk_prob\":true}").experts_over_all);
-    cr_assert_eq(takes("{}").n_experts, 0);
-    refuses("{\"num_experts\":8}", "'num_experts' is set, which");
-    refuses(QWEN3_MOE "\"mlp_only_layers\":[1]}", "'mlp_only_layers' mixes");
-    refuses(QWEN3_MOE "\"decoder_sparse_step\":2}", "'decoder_sparse_step' or");
-    refuses(QWEN3_MOE "\"use_sliding_window\":true}", "'use_sliding_window' is set, which");
-    refuses(QWEN3_MOE "\"num_experts\":0}", "a mixture of 0 experts");
-    refuses(QWEN3_MOE "\"num_experts\":4}", "experts for a token is 8");
-    refuses(QWEN3_MOE "\"norm_topk_prob\":1}", "'norm_topk_prob' must be true or false");
+    cr_assert(!expect_accepted(QWEN3_MOE "\"norm_topk_prob\":true}").experts_over_all);
+    cr_assert_eq(expect_accepted("{}").n_experts, 0);
+    expect_refused("{\"num_experts\":8}", "'num_experts' is set, which");
+    expect_refused(QWEN3_MOE "\"mlp_only_layers\":[1]}", "'mlp_only_layers' mixes");
+    expect_refused(QWEN3_MOE "\"decoder_sparse_step\":2}", "'decoder_sparse_step' or");
+    expect_refused(QWEN3_MOE "\"use_sliding_window\":true}", "'use_sliding_window' is set, which");
+    expect_refused(QWEN3_MOE "\"num_experts\":0}", "claims 0 experts");
+    expect_refused(QWEN3_MOE "\"num_experts\":4}", "experts for a token is 8");
+    expect_refused(QWEN3_MOE "\"norm_topk_prob\":1}", "'norm_topk_prob' must be true or false");
 }

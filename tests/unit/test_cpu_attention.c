@@ -1,5 +1,5 @@
-/* Attention and the past's pages: equal bits however the rows come, and closeness to naive double-precision arithmetic.
- */
+/* Attention and KV pages: equal bits however the rows are grouped, and accuracy compared with naive double-precision
+ * arithmetic. */
 #include "base/math.h"
 #include "tests/support/cpu_devices.h"
 
@@ -13,27 +13,27 @@ static sn_err err;
 
 enum { SEQUENCES = 3, PAGES = 12, BLOCKS = 2, BLOCK = 1 };
 
-/* Three sessions whose pasts end at odd places, and the rows that come next. */
-typedef struct scene {
+/* Three sessions whose KV caches end at odd positions, and the rows that come next. */
+typedef struct attention_case {
     sn_kv_shape shape;
     int n_heads, window;
-    const float *slopes; /* NULL: flat */
+    const float *slopes; /* NULL: none */
     const float *sinks;  /* NULL: none */
-    int past[SEQUENCES], rows[SEQUENCES];
+    int n_past[SEQUENCES], rows[SEQUENCES];
     int n_rows;
-    float *k[SEQUENCES], *v[SEQUENCES]; /* (past + rows, n_kv_heads, head_dim) */
-    float *q;                           /* (n_rows, n_heads, head_dim), all sequences' */
-} scene;
+    float *k[SEQUENCES], *v[SEQUENCES]; /* (n_past + rows, n_kv_heads, head_dim) */
+    float *q;                           /* (n_rows, n_heads, head_dim) of all sequences */
+} attention_case;
 
-static scene scene_new(sn_kv_dtype dtype, int n_kv_heads, int group, int head_dim, int window) {
-    scene s = {.shape = {BLOCKS, n_kv_heads, head_dim, 32, dtype},
-               .n_heads = n_kv_heads * group,
-               .window = window,
-               .past = {0, 45, 127},
-               .rows = {19, 1, 40},
-               .n_rows = 60};
+static attention_case attention_case_new(sn_kv_dtype dtype, int n_kv_heads, int group, int head_dim, int window) {
+    attention_case s = {.shape = {BLOCKS, n_kv_heads, head_dim, 32, dtype},
+                        .n_heads = n_kv_heads * group,
+                        .window = window,
+                        .n_past = {0, 45, 127},
+                        .rows = {19, 1, 40},
+                        .n_rows = 60};
     for (int i = 0; i < SEQUENCES; i++) {
-        size_t n = (size_t)(s.past[i] + s.rows[i]) * (size_t)(n_kv_heads * head_dim);
+        size_t n = (size_t)(s.n_past[i] + s.rows[i]) * (size_t)(n_kv_heads * head_dim);
         s.k[i] = test_random_floats(n, (uint64_t)i * 2 + 1);
         s.v[i] = test_random_floats(n, (uint64_t)i * 2 + 2);
     }
@@ -41,11 +41,11 @@ static scene scene_new(sn_kv_dtype dtype, int n_kv_heads, int group, int head_di
     return s;
 }
 
-static sn_attention how_of(const scene *s) {
+static sn_attention attention_of(const attention_case *s) {
     return (sn_attention){BLOCK, s->n_heads, s->window, 0.3f, s->slopes, s->sinks};
 }
 
-static void scene_free(scene *s) {
+static void attention_case_free(attention_case *s) {
     for (int i = 0; i < SEQUENCES; i++) free(s->k[i]), free(s->v[i]);
     free(s->q);
 }
@@ -55,8 +55,8 @@ typedef struct pages {
     size_t bytes;
 } pages;
 
-/* Every byte 0xff: NaN wherever nothing is stored. */
-static pages pages_new(sn_device *d, const scene *s) {
+/* Every byte is 0xff: NaN wherever nothing is stored. */
+static pages pages_new(sn_device *d, const attention_case *s) {
     pages p = {.bytes = d->ops->kv_page_bytes(d, &s->shape)};
     for (int i = 0; i < SEQUENCES * PAGES; i++) {
         OK(d->ops->alloc(d, p.bytes, &p.at[i / PAGES][i % PAGES], &err));
@@ -70,20 +70,21 @@ static void pages_free(sn_device *d, pages *p) {
 }
 
 /* Stores positions [from, to) of sequence i. */
-static void store(sn_device *d, const scene *s, pages *p, int i, int from, int to) {
+static void store_rows(sn_device *d, const attention_case *s, pages *p, int i, int from, int to) {
     size_t width = (size_t)(s->shape.n_kv_heads * s->shape.head_dim);
     sn_sequence seq = {p->at[i], from, 0, to - from};
-    OK(test_kv_store(d, &s->shape, BLOCK, 1, &seq, s->k[i] + (size_t)from * width, s->v[i] + (size_t)from * width, &err));
+    OK(test_kv_store(d, &s->shape, BLOCK, 1, &seq, s->k[i] + (size_t)from * width, s->v[i] + (size_t)from * width,
+                     &err));
 }
 
-/* Keys and values of a scene as its type keeps them: what is kept again is the same. */
-static void round_scene(sn_device *d, scene *s) {
+/* Rounds keys and values of a case to their type: storing them again changes nothing. */
+static void round_case(sn_device *d, attention_case *s) {
     pages p = pages_new(d, s);
     for (int i = 0; i < SEQUENCES; i++) {
-        int n = s->past[i] + s->rows[i];
+        int n = s->n_past[i] + s->rows[i];
         size_t floats = (size_t)n * (size_t)(s->shape.n_kv_heads * s->shape.head_dim);
         float *k = malloc(floats * sizeof *k), *v = malloc(floats * sizeof *v);
-        store(d, s, &p, i, 0, n);
+        store_rows(d, s, &p, i, 0, n);
         OK(d->ops->kv_read(d, &s->shape, BLOCK, p.at[i], 0, n, k, v, &err));
         memcpy(s->k[i], k, floats * sizeof *k);
         memcpy(s->v[i], v, floats * sizeof *v);
@@ -93,39 +94,39 @@ static void round_scene(sn_device *d, scene *s) {
 }
 
 /* All rows of all sequences in one call. */
-static void attend_at_once(sn_device *d, const scene *s, float *out) {
+static void attend_at_once(sn_device *d, const attention_case *s, float *out) {
     pages p = pages_new(d, s);
     sn_sequence seqs[SEQUENCES];
     for (int i = 0, first = 0; i < SEQUENCES; first += s->rows[i++]) {
-        store(d, s, &p, i, 0, s->past[i] + s->rows[i]);
-        seqs[i] = (sn_sequence){p.at[i], s->past[i], first, s->rows[i]};
+        store_rows(d, s, &p, i, 0, s->n_past[i] + s->rows[i]);
+        seqs[i] = (sn_sequence){p.at[i], s->n_past[i], first, s->rows[i]};
     }
-    const sn_attention how = how_of(s);
-    OK(test_attention(d, &s->shape, SEQUENCES, seqs, &how, s->q, out, &err));
+    const sn_attention attention = attention_of(s);
+    OK(test_attention(d, &s->shape, SEQUENCES, seqs, &attention, s->q, out, &err));
     pages_free(d, &p);
 }
 
-/* `chunk` rows of one sequence at a time, each stored just before it is asked for: what lies behind is still NaN. */
-static void attend_in_chunks(sn_device *d, const scene *s, int chunk, float *out) {
+/* `chunk` rows of one sequence at a time, each stored just before the call: positions after it are still NaN. */
+static void attend_in_chunks(sn_device *d, const attention_case *s, int chunk, float *out) {
     pages p = pages_new(d, s);
     size_t width = (size_t)(s->n_heads * s->shape.head_dim);
     for (int i = 0, first = 0; i < SEQUENCES; first += s->rows[i++]) {
-        store(d, s, &p, i, 0, s->past[i] / 2);
-        store(d, s, &p, i, s->past[i] / 2, s->past[i]);
+        store_rows(d, s, &p, i, 0, s->n_past[i] / 2);
+        store_rows(d, s, &p, i, s->n_past[i] / 2, s->n_past[i]);
         for (int at = 0; at < s->rows[i]; at += chunk) {
-            int n = s->rows[i] - at < chunk ? s->rows[i] - at : chunk, position = s->past[i] + at;
-            store(d, s, &p, i, position, position + n);
+            int n = s->rows[i] - at < chunk ? s->rows[i] - at : chunk, position = s->n_past[i] + at;
+            store_rows(d, s, &p, i, position, position + n);
             sn_sequence seq = {p.at[i], position, 0, n};
-            const sn_attention how = how_of(s);
-            OK(test_attention(d, &s->shape, 1, &seq, &how,
-                                 s->q + (size_t)(first + at) * width, out + (size_t)(first + at) * width, &err));
+            const sn_attention attention = attention_of(s);
+            OK(test_attention(d, &s->shape, 1, &seq, &attention, s->q + (size_t)(first + at) * width,
+                              out + (size_t)(first + at) * width, &err));
         }
     }
     pages_free(d, &p);
 }
 
-/* One head of one row, as the formula says. */
-static void attend_naively(const scene *s, int i, int position, int head, const float *q, double *out) {
+/* One head of one row by the formula. */
+static void attend_naively(const attention_case *s, int i, int position, int head, const float *q, double *out) {
     int dim = s->shape.head_dim, kv_head = head / (s->n_heads / s->shape.n_kv_heads);
     int from = s->window > 0 && position + 1 > s->window ? position + 1 - s->window : 0;
     double scores[512], sum = 0, max = -1e300;
@@ -145,14 +146,14 @@ static void attend_naively(const scene *s, int i, int position, int head, const 
     }
 }
 
-static void check_values(const scene *s, const float *out) {
+static void check_values(const attention_case *s, const float *out) {
     int dim = s->shape.head_dim;
     double want[512];
     for (int i = 0, row = 0; i < SEQUENCES; i++)
         for (int t = 0; t < s->rows[i]; t++, row++)
             for (int h = 0; h < s->n_heads; h++) {
                 size_t at = (size_t)(row * s->n_heads + h) * (size_t)dim;
-                attend_naively(s, i, s->past[i] + t, h, s->q + at, want);
+                attend_naively(s, i, s->n_past[i] + t, h, s->q + at, want);
                 for (int e = 0; e < dim; e++)
                     cr_assert_float_eq((double)out[at + (size_t)e], want[e], 2e-6,
                                        "sequence %d token %d head %d: %g, not %g", i, t, h, (double)out[at + (size_t)e],
@@ -160,109 +161,109 @@ static void check_values(const scene *s, const float *out) {
             }
 }
 
-static void check_scene_as(const test_devices *devices, sn_kv_dtype dtype, int n_kv_heads, int group, int head_dim,
-                           int window, const float *slopes, const float *sinks) {
-    scene s = scene_new(dtype, n_kv_heads, group, head_dim, window);
+static void check_case_as(const test_devices *devices, sn_kv_dtype dtype, int n_kv_heads, int group, int head_dim,
+                          int window, const float *slopes, const float *sinks) {
+    attention_case s = attention_case_new(dtype, n_kv_heads, group, head_dim, window);
     s.slopes = slopes;
     s.sinks = sinks;
-    round_scene(devices->at[0], &s);
+    round_case(devices->at[0], &s);
     size_t n = (size_t)(s.n_rows * s.n_heads * head_dim);
     float *want = malloc(n * sizeof *want), *got = malloc(n * sizeof *got);
     attend_in_chunks(devices->at[0], &s, 1, want);
     check_values(&s, want);
     for (int d = 0; d < devices->n; d++)
-        for (int way = 0; way < 4; way++) {
+        for (int variant = 0; variant < 4; variant++) {
             const int chunk[] = {0, 1, 7, 40};
             memset(got, 0xff, n * sizeof *got);
-            if (chunk[way])
-                attend_in_chunks(devices->at[d], &s, chunk[way], got);
+            if (chunk[variant])
+                attend_in_chunks(devices->at[d], &s, chunk[variant], got);
             else
                 attend_at_once(devices->at[d], &s, got);
             size_t at = test_differ(want, got, n);
             cr_assert_eq(at, n, "%s, %s, %d heads over %d of %d, window %d, chunks of %d: element %zu is %a, not %a",
-                         sn_device_describe(devices->at[d]), sn_kv_dtype_name(dtype), s.n_heads, n_kv_heads, head_dim, window, chunk[way], at,
-                         (double)got[at], (double)want[at]);
+                         sn_device_describe(devices->at[d]), sn_kv_dtype_name(dtype), s.n_heads, n_kv_heads, head_dim,
+                         window, chunk[variant], at, (double)got[at], (double)want[at]);
         }
     free(want);
     free(got);
-    scene_free(&s);
+    attention_case_free(&s);
 }
 
-static void check_scene(const test_devices *devices, int n_kv_heads, int group, int head_dim, int window) {
+static void check_case(const test_devices *devices, int n_kv_heads, int group, int head_dim, int window) {
     for (int t = 0; t < SN_KV_DTYPE_COUNT; t++)
-        check_scene_as(devices, (sn_kv_dtype)t, n_kv_heads, group, head_dim, window, NULL, NULL);
+        check_case_as(devices, (sn_kv_dtype)t, n_kv_heads, group, head_dim, window, NULL, NULL);
 }
 
 static const sn_device_limits limits = {.rows = 64, .width = 1024, .context = 200};
 
-Test(cpu_attention, is_the_same_bits_in_any_company_and_right) {
+Test(cpu_attention, has_the_same_bits_in_any_batch_and_is_accurate) {
     test_devices devices = test_devices_open(&limits);
-    check_scene(&devices, 3, 3, 24, 0);
-    check_scene(&devices, 1, 1, 7, 0);
-    check_scene(&devices, 2, 5, 64, 0);
-    check_scene(&devices, 1, 2, 80, 0); /* blocks of 32, and half of one */
-    check_scene(&devices, 1, 23, 16, 0); /* more heads than an item takes */
+    check_case(&devices, 3, 3, 24, 0);
+    check_case(&devices, 1, 1, 7, 0);
+    check_case(&devices, 2, 5, 64, 0);
+    check_case(&devices, 1, 2, 80, 0);  /* blocks of 32, and half of one */
+    check_case(&devices, 1, 23, 16, 0); /* more heads than a work item takes */
     test_devices_close(&devices);
 }
 
-/* By what each head adds of its own, with and without a window. */
-static void check_scenes_as(const float *slopes, const float *sinks) {
+/* With the given slope and sink of each head, with and without a window. */
+static void check_cases_as(const float *slopes, const float *sinks) {
     test_devices devices = test_devices_open(&limits);
     for (int window = 0; window <= 20; window += 20) {
-        check_scene_as(&devices, SN_KV_F32, 3, 3, 24, window, slopes, sinks);
-        check_scene_as(&devices, SN_KV_F32, 1, 23, 16, window, slopes, sinks);
-        check_scene_as(&devices, SN_KV_Q8, 7, 1, 24, window, slopes, sinks);
+        check_case_as(&devices, SN_KV_F32, 3, 3, 24, window, slopes, sinks);
+        check_case_as(&devices, SN_KV_F32, 1, 23, 16, window, slopes, sinks);
+        check_case_as(&devices, SN_KV_Q8, 7, 1, 24, window, slopes, sinks);
     }
     test_devices_close(&devices);
 }
 
-Test(cpu_attention, leans_towards_the_near_by_each_heads_slope) {
+Test(cpu_attention, adds_the_alibi_slope_of_each_head) {
     float slopes[23];
     for (int h = 0; h < 23; h++) slopes[h] = 0.4f - (float)h * 0.04f;
-    check_scenes_as(slopes, NULL);
+    check_cases_as(slopes, NULL);
 }
 
-Test(cpu_attention, gives_each_heads_sink_its_share) {
+Test(cpu_attention, includes_the_sink_of_each_head) {
     float sinks[23];
     for (int h = 0; h < 23; h++) sinks[h] = (float)(h % 5) * 3 - 6;
-    check_scenes_as(NULL, sinks);
+    check_cases_as(NULL, sinks);
 }
 
-Test(cpu_attention, looks_back_as_far_as_its_window) {
+Test(cpu_attention, attends_only_within_its_window) {
     test_devices devices = test_devices_open(&limits);
     const int windows[] = {1, 2, 5, 16, 33, 100};
-    for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) check_scene(&devices, 2, 3, 24, windows[i]);
+    for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) check_case(&devices, 2, 3, 24, windows[i]);
     test_devices_close(&devices);
 }
 
-/* Pages that lie wholly before the window may be gone. */
+/* Pages that lie entirely before the window may be gone. */
 Test(cpu_attention, never_touches_pages_before_the_window) {
     test_devices devices = test_devices_open(&limits);
-    scene s = scene_new(SN_KV_F32, 2, 3, 24, 20);
+    attention_case s = attention_case_new(SN_KV_F32, 2, 3, 24, 20);
     for (int d = 0; d < devices.n; d++) {
         sn_device *device = devices.at[d];
         pages p = pages_new(device, &s);
         float want[6 * 24], got[6 * 24];
-        const sn_attention how = how_of(&s);
-        store(device, &s, &p, 2, 0, 128);
+        const sn_attention attention = attention_of(&s);
+        store_rows(device, &s, &p, 2, 0, 128);
         sn_sequence seq = {p.at[2], 127, 0, 1};
-        OK(test_attention(device, &s.shape, 1, &seq, &how, s.q, want, &err));
+        OK(test_attention(device, &s.shape, 1, &seq, &attention, s.q, want, &err));
         void *gone[PAGES] = {NULL, NULL, NULL, p.at[2][3]};
         seq.pages = gone;
-        OK(test_attention(device, &s.shape, 1, &seq, &how, s.q, got, &err));
+        OK(test_attention(device, &s.shape, 1, &seq, &attention, s.q, got, &err));
         cr_assert_eq(test_differ(want, got, 6 * 24), 6 * 24);
         pages_free(device, &p);
     }
-    scene_free(&s);
+    attention_case_free(&s);
     test_devices_close(&devices);
 }
 
-/* A NaN in one position's key or value shows in the rows that look at it, and only there. */
-Test(cpu_attention, what_is_not_finite_reaches_only_those_who_look_at_it) {
+/* A NaN in the key or value of one position reaches the rows that attend to it, and no other. */
+Test(cpu_attention, nan_reaches_only_rows_that_attend_to_it) {
     test_devices devices = test_devices_open(&limits);
     for (int d = 0; d < devices.n; d++)
         for (int in_key = 0; in_key < 2; in_key++) {
-            scene s = scene_new(SN_KV_F32, 1, 3, 24, 0);
+            attention_case s = attention_case_new(SN_KV_F32, 1, 3, 24, 0);
             size_t n = (size_t)(s.n_rows * s.n_heads * 24), row = (size_t)s.n_heads * 24;
             float *clean = malloc(n * sizeof *clean), *dirty = malloc(n * sizeof *dirty);
             attend_at_once(devices.at[d], &s, clean);
@@ -272,21 +273,21 @@ Test(cpu_attention, what_is_not_finite_reaches_only_those_who_look_at_it) {
             for (size_t r = 10; r < 19; r++) cr_assert(!isfinite(dirty[r * row + 3]));
             cr_assert_eq(test_differ(clean + 19 * row, dirty + 19 * row, n - 19 * row), n - 19 * row);
             free(clean), free(dirty);
-            scene_free(&s);
+            attention_case_free(&s);
         }
     test_devices_close(&devices);
 }
 
-Test(cpu_attention, what_is_stored_can_be_loaded_and_other_blocks_keep_theirs) {
+Test(cpu_attention, stored_rows_load_back_and_other_blocks_are_unchanged) {
     test_devices devices = test_devices_open(&limits);
     for (int d = 0; d < devices.n * SN_KV_DTYPE_COUNT; d++) {
         sn_device *device = devices.at[d / SN_KV_DTYPE_COUNT];
-        scene s = scene_new((sn_kv_dtype)(d % SN_KV_DTYPE_COUNT), 3, 1, 24, 0);
-        round_scene(devices.at[0], &s);
+        attention_case s = attention_case_new((sn_kv_dtype)(d % SN_KV_DTYPE_COUNT), 3, 1, 24, 0);
+        round_case(devices.at[0], &s);
         pages p = pages_new(device, &s);
         size_t width = 3 * 24, n = 60 * width;
         float *k = malloc(n * sizeof *k), *v = malloc(n * sizeof *v);
-        store(device, &s, &p, 2, 0, 167);
+        store_rows(device, &s, &p, 2, 0, 167);
         OK(device->ops->kv_read(device, &s.shape, BLOCK, p.at[2], 50, 60, k, v, &err));
         cr_assert_eq(test_differ(k, s.k[2] + 50 * width, n), n);
         cr_assert_eq(test_differ(v, s.v[2] + 50 * width, n), n);
@@ -295,13 +296,13 @@ Test(cpu_attention, what_is_stored_can_be_loaded_and_other_blocks_keep_theirs) {
         OK(device->ops->kv_read(device, &s.shape, 0, p.at[2], 0, 0, NULL, NULL, &err));
         free(k), free(v);
         pages_free(device, &p);
-        scene_free(&s);
+        attention_case_free(&s);
     }
     test_devices_close(&devices);
 }
 
-/* One position of one head of 40 elements, kept and read back. */
-static void keep(sn_device *d, sn_kv_dtype dtype, const float *x, float *k, float *v) {
+/* One position of one head of 40 elements, stored and read back. */
+static void round_trip_kv(sn_device *d, sn_kv_dtype dtype, const float *x, float *k, float *v) {
     sn_kv_shape shape = {1, 1, 40, 32, dtype};
     void *page;
     size_t bytes = d->ops->kv_page_bytes(d, &shape);
@@ -311,7 +312,7 @@ static void keep(sn_device *d, sn_kv_dtype dtype, const float *x, float *k, floa
     d->ops->free(d, page, bytes);
 }
 
-Test(cpu_attention, rounds_to_what_its_type_can_keep_and_rounds_that_no_further) {
+Test(cpu_attention, rounding_to_the_kv_dtype_is_idempotent) {
     test_devices devices = test_devices_open(&limits);
     const float sizes[] = {1e-36f, 1e-20f, 0.001f, 1, 300, 60000, 1e6f, 1e30f, 3e38f};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
@@ -321,17 +322,17 @@ Test(cpu_attention, rounds_to_what_its_type_can_keep_and_rounds_that_no_further)
                 x[e] *= sizes[i];
                 top[e / 32] = fmaxf(top[e / 32], fabsf(x[e]));
             }
-            keep(devices.at[0], (sn_kv_dtype)t, x, k, v);
+            round_trip_kv(devices.at[0], (sn_kv_dtype)t, x, k, v);
             cr_assert_eq(test_differ(k, v, 40), 40);
             for (int e = 0; e < 40; e++) {
                 double bound = t == SN_KV_F32   ? 0
                                : t == SN_KV_F16 ? fabs((double)x[e]) / 2048 + 3e-8 + fmax(0, fabs((double)x[e]) - 65504)
                                                 : (double)top[e / 32] / 127 * 0.505 + 1e-30;
-                cr_assert(fabs((double)x[e] - (double)k[e]) <= bound, "%s: %g became %g", sn_kv_dtype_name((sn_kv_dtype)t),
-                          (double)x[e], (double)k[e]);
+                cr_assert(fabs((double)x[e] - (double)k[e]) <= bound, "%s: %g became %g",
+                          sn_kv_dtype_name((sn_kv_dtype)t), (double)x[e], (double)k[e]);
             }
             for (int d = 0; d < devices.n; d++) {
-                keep(devices.at[d], (sn_kv_dtype)t, k, again, once);
+                round_trip_kv(devices.at[d], (sn_kv_dtype)t, k, again, once);
                 cr_assert_eq(test_differ(k, again, 40), 40);
             }
             free(x);
@@ -339,18 +340,18 @@ Test(cpu_attention, rounds_to_what_its_type_can_keep_and_rounds_that_no_further)
     test_devices_close(&devices);
 }
 
-Test(cpu_attention, takes_numbers_that_are_none_into_eight_bits) {
+Test(cpu_attention, stores_nan_in_eight_bits) {
     test_devices devices = test_devices_open(&limits);
     float x[40] = {1, NAN, -2, INFINITY, -INFINITY}, k[40], v[40];
-    keep(devices.at[0], SN_KV_Q8, x, k, v);
+    round_trip_kv(devices.at[0], SN_KV_Q8, x, k, v);
     for (int e = 0; e < 40; e++) cr_assert(isfinite(k[e]) && isfinite(v[e]));
     cr_expect(k[3] > 1e38f && k[4] < -1e38f && k[1] == 0);
-    keep(devices.at[0], SN_KV_F16, x, k, v);
+    round_trip_kv(devices.at[0], SN_KV_F16, x, k, v);
     cr_expect(isnan(k[1]) && k[3] == 65504 && k[4] == -65504 && k[2] == -2);
     test_devices_close(&devices);
 }
 
-Test(cpu_attention, refuses_what_was_not_prepared) {
+Test(cpu_attention, refuses_more_than_was_prepared) {
     test_devices devices = test_devices_open(&limits);
     sn_device *d = devices.at[0];
     sn_kv_shape shape = {1, 1, 16, 32, SN_KV_F32}, wide = {1, 1, 513, 32, SN_KV_F32};

@@ -1,4 +1,4 @@
-/* The suite of all backends over the CPU, with each instruction set that this machine has. */
+/* The conformance suite of all backends with the CPU device and each instruction set of this machine. */
 #include "tests/support/conformance.h"
 
 #include <criterion/criterion.h>
@@ -7,7 +7,7 @@
 
 static const char *const isas[] = {"c", "avx2", "avx512", "amx"};
 
-static void run(conformance_case which) {
+static void run_case(conformance_case which) {
     for (int i = 0; i < 4; i++) {
         static conformance c;
         sn_device *probe;
@@ -27,5 +27,5 @@ static void run(conformance_case which) {
 }
 
 #define X(name)                                                                                                        \
-    Test(cpu_conformance, name) { run(CONFORMANCE_##name); }
+    Test(cpu_conformance, name) { run_case(CONFORMANCE_##name); }
 CONFORMANCE_CASES(X)

@@ -1,5 +1,5 @@
-/* The promise of equal bits, operation by operation; and closeness to naive double-precision arithmetic, which knows
- * nothing of panels, tiles and lanes. */
+/* Equal bits, operation by operation, and accuracy compared with naive double-precision arithmetic, which does not
+ * depend on panels, tiles and lanes. */
 #include "base/math.h"
 #include "tests/support/cpu_devices.h"
 
@@ -11,7 +11,7 @@
 static sn_err err;
 #define OK(call) cr_assert_eq(call, SN_OK, "%s", err.text)
 
-static void same(const float *a, const float *b, size_t n, const sn_device *d, const char *what) {
+static void expect_same_bits(const float *a, const float *b, size_t n, const sn_device *d, const char *what) {
     size_t at = test_differ(a, b, n);
     cr_assert_eq(at, n, "%s, %s: element %zu is %a, not %a", sn_device_describe(d), what, at, (double)b[at],
                  (double)a[at]);
@@ -43,14 +43,15 @@ static size_t cols_for(sn_dtype dtype) {
     return sn_dtype_block(dtype) == 1 ? 88 : sn_dtype_block(dtype) == 32 ? 160 : 512;
 }
 
-/* n rows of x in calls of `chunk` rows, against both matrices in one call. */
-static void multiply(sn_device *d, const matrix m[2], const float *x, size_t n, size_t chunk, float *y[2]) {
+/* n rows of x in calls of `chunk` rows, with both matrices in one call. */
+static void multiply_in_chunks(sn_device *d, const matrix m[2], const float *x, size_t n, size_t chunk, float *y[2]) {
     sn_weight *w[2];
     for (int i = 0; i < 2; i++) OK(test_weight_make(d, m[i].dtype, m[i].rows, m[i].cols, m[i].raw, &w[i], &err));
     for (size_t at = 0; at < n; at += chunk) {
         size_t rows = n - at < chunk ? n - at : chunk;
         sn_linear linears[2];
-        for (int i = 0; i < 2; i++) linears[i] = (sn_linear){.weight = w[i], .bias = m[i].bias, .y = y[i] + at * m[i].rows};
+        for (int i = 0; i < 2; i++)
+            linears[i] = (sn_linear){.weight = w[i], .bias = m[i].bias, .y = y[i] + at * m[i].rows};
         OK(d->ops->linear(d, (int)rows, x + at * m[0].cols, 2, linears, &err));
     }
     for (int i = 0; i < 2; i++) test_weight_drop(d, &w[i]);
@@ -63,13 +64,13 @@ static void check_linear_bits(const test_devices *devices, sn_dtype dtype, size_
         want[i] = malloc(n * m[i].rows * sizeof(float));
         got[i] = malloc(n * m[i].rows * sizeof(float));
     }
-    multiply(devices->at[0], m, x, n, 1, want);
+    multiply_in_chunks(devices->at[0], m, x, n, 1, want);
     for (int d = 0; d < devices->n; d++)
-        for (int way = 0; way < 6; way++) { /* tiles of 1 to 8 rows */
+        for (int variant = 0; variant < 6; variant++) { /* tiles of 1 to 8 rows */
             const size_t chunk[] = {n, 7, 1, 5, 4, 6};
-            multiply(devices->at[d], m, x, n, chunk[way], got);
+            multiply_in_chunks(devices->at[d], m, x, n, chunk[variant], got);
             for (int i = 0; i < 2; i++) {
-                same(want[i], got[i], n * m[i].rows, devices->at[d], sn_dtype_name(dtype));
+                expect_same_bits(want[i], got[i], n * m[i].rows, devices->at[d], sn_dtype_name(dtype));
                 memset(got[i], 0xff, n * m[i].rows * sizeof(float));
             }
         }
@@ -81,15 +82,15 @@ static void check_linear_bits(const test_devices *devices, sn_dtype dtype, size_
     free(x);
 }
 
-Test(cpu_device, a_linear_row_is_the_same_bits_in_any_company) {
+Test(cpu_device, a_linear_row_has_the_same_bits_in_any_batch) {
     test_devices devices = test_devices_open(&(sn_device_limits){.rows = 128, .width = 512});
     for (int t = 0; t < test_n_weight_types; t++) check_linear_bits(&devices, test_weight_types[t], 23);
-    check_linear_bits(&devices, SN_Q4_1, 128); /* enough rows that quantising them is shared out as well */
+    check_linear_bits(&devices, SN_Q4_1, 128); /* enough rows that quantising them is shared between threads as well */
     check_linear_bits(&devices, SN_Q6_K, 100);
     test_devices_close(&devices);
 }
 
-/* The activation as the quantised layouts see it, by the naive way. */
+/* The activation in the precision of the quantised layouts, computed naively. */
 static void quantize_naively(const float *x, size_t n, double *out) {
     for (size_t b = 0; b < n; b += 32) {
         float amax = 0;
@@ -104,7 +105,7 @@ static void check_linear_values(sn_device *d, sn_dtype dtype) {
     matrix m[2] = {matrix_new(dtype, 37, cols_for(dtype), true, 11), matrix_new(dtype, 1, cols_for(dtype), false, 13)};
     float *x = test_random_floats(N * m[0].cols, 19), y0[N * 37], y1[N];
     double xq[512];
-    multiply(d, m, x, N, N, (float *[]){y0, y1});
+    multiply_in_chunks(d, m, x, N, N, (float *[]){y0, y1});
     for (size_t r = 0; r < N; r++) {
         const float *row = x + r * m[0].cols;
         if (sn_dtype_block(dtype) > 1)
@@ -120,11 +121,11 @@ static void check_linear_values(sn_device *d, sn_dtype dtype) {
                 size += fabs(w * xq[k]);
             }
             double y = (double)y0[r * 37 + j];
-            /* Rounding of a few hundred steps; and half a step of 127 for quantised activations. */
+            /* Rounding of a few hundred operations; and half a step of 1/127 for quantised activations. */
             cr_assert_float_eq(y, want, 4e-6 * size + 1e-7, "%s (%zu, %zu): %g, not %g", sn_dtype_name(dtype), r, j, y,
                                want);
-            cr_assert_float_eq(y, exact, 0.01 * size, "%s (%zu, %zu): %g, exactly %g", sn_dtype_name(dtype), r, j, y,
-                               exact);
+            cr_assert_float_eq(y, exact, 0.01 * size, "%s (%zu, %zu): %g, in exact arithmetic %g", sn_dtype_name(dtype),
+                               r, j, y, exact);
         }
     }
     matrix_free(&m[0]);
@@ -138,8 +139,8 @@ Test(cpu_device, linear_is_what_naive_arithmetic_gives) {
     test_devices_close(&devices);
 }
 
-/* Zero, subnormal, huge, infinite and NaN elements: visible in their own row, invisible in others. */
-Test(cpu_device, linear_keeps_what_is_not_finite_in_its_row) {
+/* Zero, subnormal, huge, infinite and NaN elements: visible in their own row, invisible in the others. */
+Test(cpu_device, linear_keeps_nan_and_infinity_in_their_row) {
     enum { N = 8 };
     static const sn_dtype types[] = {SN_F32, SN_BF16, SN_Q4_1, SN_Q8_0, SN_Q4_K, SN_Q5_1, SN_Q6_K};
     test_devices devices = test_devices_open(&(sn_device_limits){.rows = N, .width = 512});
@@ -148,14 +149,14 @@ Test(cpu_device, linear_keeps_what_is_not_finite_in_its_row) {
                        matrix_new(types[t], 5, cols_for(types[t]), true, 5)};
         size_t cols = m[0].cols;
         float *x = test_random_floats(N * cols, 23), first[N * 85], want[N * 85], y[N * 85], other[N * 5];
-        multiply(devices.at[0], m, x, N, N, (float *[]){first, other});
+        multiply_in_chunks(devices.at[0], m, x, N, N, (float *[]){first, other});
         memset(x + 1 * cols, 0, cols * sizeof *x);
         x[2 * cols + 40] = NAN;
         x[3 * cols + 41] = INFINITY;
         x[4 * cols + 42] = 1e-42f;
         for (size_t k = 0; k < cols; k++) x[5 * cols + k] *= 1e-41f;
         x[6 * cols + 43] = 3e38f;
-        multiply(devices.at[0], m, x, N, 1, (float *[]){want, other});
+        multiply_in_chunks(devices.at[0], m, x, N, 1, (float *[]){want, other});
         cr_assert_eq(test_differ(want, first, 85), 85);
         cr_assert_eq(test_differ(want + 7 * 85, first + 7 * 85, 85), 85);
         for (int j = 0; j < 85; j++) {
@@ -165,8 +166,8 @@ Test(cpu_device, linear_keeps_what_is_not_finite_in_its_row) {
             cr_assert(isfinite(want[4 * 85 + j]) && isfinite(want[5 * 85 + j]));
         }
         for (int d = 0; d < devices.n; d++) {
-            multiply(devices.at[d], m, x, N, N, (float *[]){y, other});
-            same(want, y, N * 85, devices.at[d], sn_dtype_name(types[t]));
+            multiply_in_chunks(devices.at[d], m, x, N, N, (float *[]){y, other});
+            expect_same_bits(want, y, N * 85, devices.at[d], sn_dtype_name(types[t]));
         }
         matrix_free(&m[0]);
         matrix_free(&m[1]);
@@ -175,9 +176,9 @@ Test(cpu_device, linear_keeps_what_is_not_finite_in_its_row) {
     test_devices_close(&devices);
 }
 
-/* -- the rest of a block */
+/* -- the other operations of a block */
 
-Test(cpu_device, rms_norm_is_the_same_bits_and_right) {
+Test(cpu_device, rms_norm_has_the_same_bits_and_is_accurate) {
     enum { N = 70, WIDTH = 501 };
     test_devices devices = test_devices_open(&(sn_device_limits){.rows = N, .width = WIDTH});
     float *x = test_random_floats(N * WIDTH, 1), *w = test_random_floats(WIDTH, 2);
@@ -194,10 +195,10 @@ Test(cpu_device, rms_norm_is_the_same_bits_and_right) {
     }
     for (int d = 0; d < devices.n; d++) {
         OK(devices.at[d]->ops->rms_norm(devices.at[d], N, WIDTH, x, w, 1e-5f, y, &err));
-        same(want, y, N * WIDTH, devices.at[d], "rms_norm");
+        expect_same_bits(want, y, N * WIDTH, devices.at[d], "rms_norm");
         memcpy(y, x, N * WIDTH * sizeof *y); /* in place */
         OK(devices.at[d]->ops->rms_norm(devices.at[d], N, WIDTH, y, w, 1e-5f, y, &err));
-        same(want, y, N * WIDTH, devices.at[d], "rms_norm in place");
+        expect_same_bits(want, y, N * WIDTH, devices.at[d], "rms_norm in place");
     }
     free(x), free(w), free(want), free(y);
     test_devices_close(&devices);
@@ -230,20 +231,20 @@ static void check_rope(const test_devices *devices, bool halves) {
             }
             for (size_t i = 0; i < n; i++) cr_assert_float_eq(y[i], want[i], 3e-7f);
             if (!first) first = memcpy(malloc(n * sizeof *y), y, n * sizeof *y);
-            same(first, y, n, device, "rope");
+            expect_same_bits(first, y, n, device, "rope");
         }
     }
     free(x), free(cs), free(y), free(want), free(first);
 }
 
-Test(cpu_device, rope_turns_pairs_and_leaves_the_rest) {
+Test(cpu_device, rope_rotates_pairs_and_leaves_the_rest) {
     test_devices devices = test_devices_open(&(sn_device_limits){0});
     check_rope(&devices, false);
     check_rope(&devices, true);
     test_devices_close(&devices);
 }
 
-Test(cpu_device, silu_is_the_same_bits_and_right) {
+Test(cpu_device, silu_has_the_same_bits_and_is_accurate) {
     enum { N = 40007 };
     test_devices devices = test_devices_open(&(sn_device_limits){0});
     float *gate = test_random_floats(N, 6), *up = test_random_floats(N, 7), *want = malloc(N * sizeof *want);
@@ -264,10 +265,10 @@ Test(cpu_device, silu_is_the_same_bits_and_right) {
     for (int d = 0; d < devices.n; d++) {
         sn_device *device = devices.at[d];
         OK(device->ops->activate(device, N, SN_SILU, gate, up, y, &err));
-        same(want, y, N, device, "silu");
+        expect_same_bits(want, y, N, device, "silu");
         memcpy(y, gate, N * sizeof *y);
         OK(device->ops->activate(device, N, SN_SILU, y, up, y, &err));
-        same(want, y, N, device, "silu in place");
+        expect_same_bits(want, y, N, device, "silu in place");
         for (int i = 0; i < N; i++) y[i] = 1;
         OK(device->ops->add(device, N, y, up, &err));
         for (int i = 0; i < N; i++) cr_assert_eq(y[i], 1 + up[i]);
@@ -282,19 +283,21 @@ static double gelu(sn_activation kind, double x) {
     return x / (1 + exp(-inner));
 }
 
-/* Against libm in double, in half units of the last place: 8, and what the exponential makes of its argument's roundings (one, and
- * by tanh six: two of them the constants'), which grows with it. */
-Test(cpu_device, gelu_is_the_same_bits_and_right) {
+/* Compared with libm in double, in half units of the last place: 8, plus the effect of the exponential's argument
+ * being rounded (once; for tanh six times, two of which are those of the constants), which grows with the argument. */
+Test(cpu_device, gelu_has_the_same_bits_and_is_accurate) {
     enum { N = 40007 };
     test_devices devices = test_devices_open(&(sn_device_limits){0});
-    float *x = malloc(N * sizeof *x), *want = malloc(N * sizeof *want), *y = malloc(N * sizeof *y), *dy = malloc(N * sizeof *dy);
+    float *x = malloc(N * sizeof *x), *want = malloc(N * sizeof *want), *y = malloc(N * sizeof *y),
+          *dy = malloc(N * sizeof *dy);
     float *slopes = malloc(N * sizeof *slopes);
     for (int i = 0; i < N; i++) x[i] = ((float)i - 20003) * 7e-4f, dy[i] = 1;
     for (sn_activation kind = SN_GELU; kind <= SN_GELU_TANH; kind++) {
         sn_device *d0 = devices.at[0];
         for (int i = 0; i < N; i++) OK(d0->ops->activate(d0, 1, kind, x + i, NULL, want + i, &err));
         for (int i = 0; i < N; i++) {
-            double g = (double)x[i], exact = gelu(kind, g), exponent = kind == SN_GELU ? g * g / 2 : -1.6 * g * (1 + 0.045 * g * g);
+            double g = (double)x[i], exact = gelu(kind, g),
+                   exponent = kind == SN_GELU ? g * g / 2 : -1.6 * g * (1 + 0.045 * g * g);
             double units = 8 + (g < 0 ? (kind == SN_GELU ? 2 : 6) * exponent : 0);
             cr_assert_float_eq((double)want[i], exact, units * 0x1p-24 * fabs(exact) + 1e-36, "gelu(%g): %g, not %g", g,
                                (double)want[i], exact);
@@ -302,18 +305,18 @@ Test(cpu_device, gelu_is_the_same_bits_and_right) {
         for (int d = 0; d < devices.n; d++) {
             sn_device *device = devices.at[d];
             OK(device->ops->activate(device, N, kind, x, NULL, y, &err));
-            same(want, y, N, device, "gelu");
+            expect_same_bits(want, y, N, device, "gelu");
             OK(device->ops->activate_grad(device, N, kind, x, NULL, dy, y, NULL, &err));
             if (!d) memcpy(slopes, y, N * sizeof *y);
-            same(slopes, y, N, device, "gelu's slope");
+            expect_same_bits(slopes, y, N, device, "gelu's slope");
         }
     }
     free(x), free(want), free(y), free(dy), free(slopes);
     test_devices_close(&devices);
 }
 
-/* Every number of a block the largest, of either sign: 32 * 12 * 127 fits no 16 bits. */
-Test(cpu_device, mxfp4_takes_half_a_byte_a_number_and_the_largest_do_not_overflow) {
+/* All numbers of a block are the largest, of either sign: 32 * 12 * 127 does not fit in 16 bits. */
+Test(cpu_device, mxfp4_stores_half_a_byte_per_number_and_does_not_overflow) {
     enum { ROWS = 19, COLS = 96, BLOCK = 17, N = 9 };
     test_devices devices = test_devices_open(&(sn_device_limits){.rows = N, .width = COLS});
     uint8_t raw[ROWS * COLS / 32 * BLOCK];
@@ -323,20 +326,20 @@ Test(cpu_device, mxfp4_takes_half_a_byte_a_number_and_the_largest_do_not_overflo
     for (int d = 0; d < devices.n; d++) {
         sn_weight *w;
         OK(test_weight_make(devices.at[d], SN_MXFP4, ROWS, COLS, raw, &w, &err));
-        cr_assert_eq(w->bytes, 2 * COLS / 32 * 288, "of 32 rows: %zu bytes", w->bytes);
+        cr_assert_eq(w->bytes, 2 * COLS / 32 * 288, "32 rows have %zu bytes", w->bytes);
         OK(devices.at[d]->ops->linear(devices.at[d], N, x, 1, &(sn_linear){.weight = w, .y = y}, &err));
         for (int i = 0; i < N * ROWS; i++) {
             float want = (i / ROWS + i % ROWS) % 2 ? -6.0f * COLS : 6.0f * COLS;
-            cr_assert_float_eq(y[i], want, 1e-3f, "%s: row %d, output %d is %g", sn_device_describe(devices.at[d]), i / ROWS,
-                               i % ROWS, (double)y[i]);
+            cr_assert_float_eq(y[i], want, 1e-3f, "%s: row %d, output %d is %g", sn_device_describe(devices.at[d]),
+                               i / ROWS, i % ROWS, (double)y[i]);
         }
         test_weight_drop(devices.at[d], &w);
     }
     test_devices_close(&devices);
 }
 
-/* Right it is by the conformance suite. */
-Test(cpu_device, clamped_swiglu_and_its_gradients_are_the_same_bits) {
+/* The conformance suite checks the values. */
+Test(cpu_device, clamped_swiglu_and_its_gradients_have_the_same_bits) {
     enum { N = 4007 };
     test_devices devices = test_devices_open(&(sn_device_limits){0});
     float *gate = test_random_floats(N, 1), *up = test_random_floats(N, 2), *dy = test_random_floats(N, 3);
@@ -348,38 +351,41 @@ Test(cpu_device, clamped_swiglu_and_its_gradients_are_the_same_bits) {
         OK(device->ops->activate(device, N, SN_SWIGLU_CLAMPED, gate, up, got, &err));
         OK(device->ops->activate_grad(device, N, SN_SWIGLU_CLAMPED, gate, up, dy, got + N, got + 2 * N, &err));
         if (!d) memcpy(want, got, 3 * N * sizeof *got);
-        for (int i = 0; i < 3; i++) same(want + i * N, got + i * N, N, device, i ? "a gradient of clamped swiglu" : "clamped swiglu");
+        for (int i = 0; i < 3; i++)
+            expect_same_bits(want + i * N, got + i * N, N, device,
+                             i ? "a gradient of clamped swiglu" : "clamped swiglu");
         for (int i = 0; i < N; i++) {
-            cr_assert(!(gate[i] > 7) || got[N + i] == 0, "a gate beyond the clamp has a gradient");
-            cr_assert(!(fabsf(up[i]) > 7) || got[2 * N + i] == 0, "beyond the clamp up has a gradient");
+            cr_assert(!(gate[i] > 7) || got[N + i] == 0, "a clamped gate has a gradient");
+            cr_assert(!(fabsf(up[i]) > 7) || got[2 * N + i] == 0, "a clamped up has a gradient");
         }
     }
     free(gate), free(up), free(dy), free(want), free(got);
     test_devices_close(&devices);
 }
 
-Test(cpu_device, layer_norm_is_the_same_bits) {
+Test(cpu_device, layer_norm_has_the_same_bits) {
     enum { N = 70, WIDTH = 501 };
     test_devices devices = test_devices_open(&(sn_device_limits){.rows = N, .width = WIDTH});
     float *x = test_random_floats(N * WIDTH, 1), *w = test_random_floats(WIDTH, 2), *b = test_random_floats(WIDTH, 3);
-    float *want = malloc(N * WIDTH * sizeof *want), *y = malloc(N * WIDTH * sizeof *y), *grad = malloc(N * WIDTH * sizeof *grad);
+    float *want = malloc(N * WIDTH * sizeof *want), *y = malloc(N * WIDTH * sizeof *y),
+          *grad = malloc(N * WIDTH * sizeof *grad);
     for (int i = 0; i < N; i++) { /* one row at a time */
         OK(devices.at[0]->ops->layer_norm(devices.at[0], 1, WIDTH, x + i * WIDTH, w, b, 1e-5f, want + i * WIDTH, &err));
-        OK(devices.at[0]->ops->layer_norm_grad(devices.at[0], 1, WIDTH, x + i * WIDTH, w, 1e-5f, want + i * WIDTH, false,
-                                               grad + i * WIDTH, &err));
+        OK(devices.at[0]->ops->layer_norm_grad(devices.at[0], 1, WIDTH, x + i * WIDTH, w, 1e-5f, want + i * WIDTH,
+                                               false, grad + i * WIDTH, &err));
     }
     for (int d = 0; d < devices.n; d++) {
         memcpy(y, x, N * WIDTH * sizeof *y); /* in place */
         OK(devices.at[d]->ops->layer_norm(devices.at[d], N, WIDTH, y, w, b, 1e-5f, y, &err));
-        same(want, y, N * WIDTH, devices.at[d], "layer_norm");
+        expect_same_bits(want, y, N * WIDTH, devices.at[d], "layer_norm");
         OK(devices.at[d]->ops->layer_norm_grad(devices.at[d], N, WIDTH, x, w, 1e-5f, y, false, y, &err));
-        same(grad, y, N * WIDTH, devices.at[d], "layer_norm's gradient");
+        expect_same_bits(grad, y, N * WIDTH, devices.at[d], "layer_norm's gradient");
     }
     free(x), free(w), free(b), free(want), free(y), free(grad);
     test_devices_close(&devices);
 }
 
-Test(cpu_device, gather_gives_the_rows_of_the_file) {
+Test(cpu_device, get_rows_returns_the_rows_of_the_file) {
     enum { ROWS = 37, N = 100 };
     test_devices devices = test_devices_open(&(sn_device_limits){0});
     for (int t = 0; t < test_n_weight_types; t++)
@@ -391,15 +397,15 @@ Test(cpu_device, gather_gives_the_rows_of_the_file) {
             float *y = malloc(N * m.cols * sizeof *y);
             OK(test_weight_make(device, m.dtype, ROWS, m.cols, m.raw, &w, &err));
             for (int i = 0; i < N; i++) ids[i] = i * 5 % ROWS;
-            OK(device->ops->gather(device, w, N, ids, y, &err));
-            for (int i = 0; i < N; i++) /* == : the sign of zero may differ where an offset is added */
+            OK(device->ops->get_rows(device, w, N, ids, y, &err));
+            for (int i = 0; i < N; i++) /* ==: the sign of zero may differ where an offset is added */
                 for (size_t k = 0; k < m.cols; k++)
                     cr_assert_eq(y[(size_t)i * m.cols + k], m.values[(size_t)ids[i] * m.cols + k]);
             ids[1] = ROWS;
-            cr_assert_eq(device->ops->gather(device, w, N, ids, y, &err), SN_REFUSED);
+            cr_assert_eq(device->ops->get_rows(device, w, N, ids, y, &err), SN_REFUSED);
             cr_assert(strstr(err.text, "37"));
             ids[1] = -1;
-            cr_assert_eq(device->ops->gather(device, w, N, ids, y, &err), SN_REFUSED);
+            cr_assert_eq(device->ops->get_rows(device, w, N, ids, y, &err), SN_REFUSED);
             test_weight_drop(device, &w);
             cr_assert_null(w);
             matrix_free(&m);
@@ -410,7 +416,7 @@ Test(cpu_device, gather_gives_the_rows_of_the_file) {
 
 /* -- across machines */
 
-static void mix(uint64_t *hash, const float *x, size_t n) { /* FNV-1a over the bytes */
+static void hash_rows(uint64_t *hash, const float *x, size_t n) { /* FNV-1a over the bytes */
     for (size_t i = 0; i < n; i++) {
         uint32_t u;
         cr_assert(isfinite(x[i]));
@@ -429,17 +435,18 @@ static uint64_t hash_of_a_block(sn_device *d, sn_dtype dtype, uint64_t hash) {
     void *pages;
     OK(test_weight_make(d, dtype, ROWS, COLS, m.raw, &w, &err));
     OK(d->ops->linear(d, N, x, 1, &(sn_linear){.weight = w, .bias = m.bias, .y = y}, &err));
-    mix(&hash, y, N * ROWS);
+    hash_rows(&hash, y, N * ROWS);
     OK(d->ops->rms_norm(d, N, ROWS, y, x, 1e-5f, y, &err));
     OK(d->ops->activate(d, N * ROWS, SN_SILU, y, x, y, &err));
     OK(d->ops->rope(d, N, 1, ROWS, y, &(sn_rope){false, 40, x}, &err));
-    mix(&hash, y, N * ROWS);
+    hash_rows(&hash, y, N * ROWS);
     size_t bytes = d->ops->kv_page_bytes(d, &shape);
     OK(d->ops->alloc(d, 4 * bytes, &pages, &err));
     for (size_t i = 0; i < 4; i++) ((void **)all.pages)[i] = (char *)pages + i * bytes;
     OK(test_kv_store(d, &shape, 0, 1, &all, x, x + 100, &err));
-    OK(test_attention(d, &shape, 1, &last, &(sn_attention){.n_heads = HEADS, .window = 33, .scale = 0.2f}, x + 200, out, &err));
-    mix(&hash, out, N * HEADS * DIM);
+    OK(test_attention(d, &shape, 1, &last, &(sn_attention){.n_heads = HEADS, .window = 33, .scale = 0.2f}, x + 200, out,
+                      &err));
+    hash_rows(&hash, out, N * HEADS * DIM);
     d->ops->free(d, pages, 4 * bytes);
     test_weight_drop(d, &w);
     matrix_free(&m);
@@ -447,9 +454,9 @@ static uint64_t hash_of_a_block(sn_device *d, sn_dtype dtype, uint64_t hash) {
     return hash;
 }
 
-/* The number itself is part of the promise: it must come out on every processor and from every compiler. It may change
- * only with the mathematics, and then sessions of older nodes no longer agree with those of newer ones. */
-Test(cpu_device, gives_the_bits_that_every_other_machine_gives) {
+/* The number is part of the promise: every processor and every compiler must produce it. It may change only with the
+ * mathematics; sessions of older nodes then no longer agree with those of newer ones. */
+Test(cpu_device, has_the_same_bits_on_every_machine) {
     test_devices devices = test_devices_open(&(sn_device_limits){.rows = 20, .width = 512, .context = 100});
     for (int d = 0; d < devices.n; d++) {
         uint64_t hash = 14695981039346656037u;
@@ -472,7 +479,7 @@ Test(cpu_device, empty_calls_do_nothing) {
     OK(d->ops->rope(d, 0, 1, 8, NULL, &(sn_rope){false, 8, NULL}, &err));
     OK(d->ops->activate(d, 0, SN_SILU, NULL, NULL, NULL, &err));
     OK(d->ops->add(d, 0, NULL, NULL, &err));
-    OK(d->ops->gather(d, w, 0, NULL, NULL, &err));
+    OK(d->ops->get_rows(d, w, 0, NULL, NULL, &err));
     OK(d->ops->upload(d, NULL, NULL, 0, &err));
     OK(d->ops->download(d, NULL, NULL, 0, &err));
     OK(d->ops->finish(d, &err));
@@ -481,7 +488,7 @@ Test(cpu_device, empty_calls_do_nothing) {
     test_devices_close(&devices);
 }
 
-Test(cpu_device, refuses_what_was_not_prepared_or_cannot_be_multiplied) {
+Test(cpu_device, refuses_unprepared_sizes_and_unsupported_weights) {
     test_devices devices = test_devices_open(&(sn_device_limits){.rows = 2, .width = 32});
     sn_device *d = devices.at[0];
     float x[2 * 64] = {0}, y[4];
@@ -491,7 +498,8 @@ Test(cpu_device, refuses_what_was_not_prepared_or_cannot_be_multiplied) {
     cr_assert_eq(d->ops->linear(d, 3, x, 1, &(sn_linear){.weight = w, .y = y}, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "prepared"));
     cr_assert_eq(d->ops->linear(d, 1, x, 1, &(sn_linear){.weight = wide, .y = y}, &err), SN_REFUSED);
-    cr_assert_eq(d->ops->linear(d, 1, x, 2, (sn_linear[]){{.weight = w, .y = y}, {.weight = wide, .y = y}}, &err), SN_REFUSED);
+    cr_assert_eq(d->ops->linear(d, 1, x, 2, (sn_linear[]){{.weight = w, .y = y}, {.weight = wide, .y = y}}, &err),
+                 SN_REFUSED);
     cr_assert(strstr(err.text, "share"));
     test_weight_drop(d, &w);
     cr_assert_eq(test_weight_make(d, SN_I32, 1, 16, x, &w, &err), SN_REFUSED);
@@ -507,7 +515,7 @@ Test(cpu_device, refuses_what_was_not_prepared_or_cannot_be_multiplied) {
     test_devices_close(&devices);
 }
 
-Test(cpu_device, many_weights_come_and_go) {
+Test(cpu_device, loads_and_frees_many_weights) {
     test_devices devices = test_devices_open(&(sn_device_limits){0});
     sn_device *d = devices.at[devices.n - 1];
     enum { N = 40, SIDE = 1024 };
@@ -521,7 +529,7 @@ Test(cpu_device, many_weights_come_and_go) {
     for (int i = 0; i < N; i++) {
         float row[SIDE];
         if (w[i]) {
-            OK(d->ops->gather(d, w[i], 1, &(int32_t){0}, row, &err));
+            OK(d->ops->get_rows(d, w[i], 1, &(int32_t){0}, row, &err));
             cr_assert_eq(row[0], (float)i);
         }
         test_weight_drop(d, &w[i]);

@@ -1,5 +1,6 @@
-/* The conformance suite over the CUDA backend on the stand-in: its host side, and its kernels' arithmetic thread by
- * thread. Twice: with everything as late as it may be, and with copies beside the queue as early. */
+/* The conformance suite with the CUDA backend on the stand-in: the backend's host side, and the arithmetic of its
+ * kernels thread by thread. Twice: with all work as late as possible, and with copies concurrent with the queue as
+ * early as possible. */
 #include "tests/support/conformance.h"
 #include "tests/support/cuda_stand_in/stand_in.h"
 
@@ -12,7 +13,7 @@ static const conformance_faults faults = {
     .heal = cuda_stand_in_heal,
 };
 
-static void run(conformance_case which) {
+static void run_case(conformance_case which) {
     static conformance c;
     for (int early = 0; early < 2; early++) {
         cuda_stand_in_reset();
@@ -21,8 +22,7 @@ static void run(conformance_case which) {
             .id = {SN_DEVICE_CUDA, 1},
             .faults = &faults,
             .memory_used = cuda_stand_in_used,
-            /* Many rows: both sides of a product are rounded to bfloat16, by half of 2^-8 each, and a little of both.
-             */
+            /* Many rows: both factors of a product are rounded to bfloat16, by half of 2^-8 each, and slightly more. */
             .linear_rounding = 0x1p-8 * 1.01,
             .eight_bit_rows = true,
         };
@@ -34,6 +34,6 @@ static void run(conformance_case which) {
 }
 
 #define X(name)                                                                                                        \
-    Test(cuda_conformance, name) { run(CONFORMANCE_##name); }
+    Test(cuda_conformance, name) { run_case(CONFORMANCE_##name); }
 CONFORMANCE_CASES(X)
 #undef X

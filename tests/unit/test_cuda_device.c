@@ -1,5 +1,5 @@
-/* What the CUDA backend does beyond the conformance suite: records, order of two streams, waits, faults at every step.
- * Over the stand-in. */
+/* The CUDA backend beyond the conformance suite, on the stand-in: recorded batches, the order of two streams, waits,
+ * faults at every step. */
 #include "base/clock.h"
 #include "device/backends.h"
 #include "tests/support/cpu_devices.h"
@@ -11,10 +11,10 @@
 
 static sn_err err;
 #define OK(call) cr_assert_eq(call, SN_OK, "%s", err.text)
-#define REFUSED(call, word)                                                                                            \
+#define REFUSED(call, error_part)                                                                                      \
     do {                                                                                                               \
         cr_assert_eq(call, SN_REFUSED);                                                                                \
-        cr_assert(strstr(err.text, word), "\"%s\" does not say \"%s\"", err.text, word);                               \
+        cr_assert(strstr(err.text, error_part), "\"%s\" does not say \"%s\"", err.text, error_part);                   \
     } while (0)
 
 static sn_device *open_device(void) {
@@ -31,7 +31,7 @@ static void close_device(sn_device **d) {
     cr_assert_eq(cuda_stand_in_objects(), 0, "%d objects were left", cuda_stand_in_objects());
 }
 
-/* -- a model of one matrix and one attention, run as a span would */
+/* -- a model of one matrix and one attention, run as a span does */
 
 enum { WIDTH = 32, HEADS = 2, DIM = 16, ROWS_MAX = 24, PAGES = 8 };
 static const sn_kv_shape shape = {1, HEADS, DIM, 16, SN_KV_F32};
@@ -73,7 +73,7 @@ static void model_free(model *m) {
     for (int i = 0; i < PAGES; i++) m->d->ops->free(m->d, m->pages[i], 0);
 }
 
-static sn_status issue(model *m, int n) {
+static sn_status issue_ops(model *m, int n) {
     const sn_device_ops *ops = m->d->ops;
     sn_linear linear = {.weight = &m->weight, .y = m->h};
     sn_status status = ops->linear(m->d, n, m->x, 1, &linear, &err);
@@ -82,34 +82,34 @@ static sn_status issue(model *m, int n) {
     return status ? status : ops->add(m->d, (size_t)n * WIDTH, m->out, m->x, &err);
 }
 
-/* One pass over n rows from `position` on; true when it was run from a record. */
-static bool step(model *m, uint64_t graph, int position, int n, uint64_t seed, float *out) {
+/* One batch of n rows from `position` on; true if it was replayed from a recorded batch. */
+static bool run_step(model *m, uint64_t graph, int position, int n, uint64_t seed, float *out) {
     float *x = test_random_floats((size_t)n * WIDTH, seed);
     sn_sequence sequence = {m->pages, position, 0, n};
-    sn_pass pass = {&shape, n, 1, &sequence, graph};
+    sn_batch pass = {&shape, n, 1, &sequence, graph};
     bool recorded;
     OK(m->d->ops->upload(m->d, m->x, x, (size_t)n * WIDTH * sizeof *x, &err));
-    OK(m->d->ops->pass_begin(m->d, &pass, &recorded, &err));
-    if (!recorded) OK(issue(m, n));
-    OK(m->d->ops->pass_end(m->d, &err));
+    OK(m->d->ops->batch_begin(m->d, &pass, &recorded, &err));
+    if (!recorded) OK(issue_ops(m, n));
+    OK(m->d->ops->batch_end(m->d, &err));
     OK(m->d->ops->download(m->d, out, m->out, (size_t)n * WIDTH * sizeof *x, &err));
     free(x);
     return recorded;
 }
 
-/* -- records */
+/* -- recorded batches */
 
-Test(cuda_records, a_recorded_step_gives_what_the_plain_one_gives_wherever_it_stands) {
+Test(cuda_records, a_recorded_step_matches_a_direct_one_at_any_position) {
     sn_device *d = open_device();
     model plain = model_new(d), recorded = model_new(d);
     float want[ROWS_MAX * WIDTH], got[ROWS_MAX * WIDTH];
     for (int position = 0; position < 100; position++) {
-        cr_assert_not(step(&plain, 0, position, 1, 100 + (uint64_t)position, want));
-        cr_assert_eq(step(&recorded, 7, position, 1, 100 + (uint64_t)position, got), position >= 2, "step %d",
+        cr_assert_not(run_step(&plain, 0, position, 1, 100 + (uint64_t)position, want));
+        cr_assert_eq(run_step(&recorded, 7, position, 1, 100 + (uint64_t)position, got), position >= 2, "step %d",
                      position);
-        cr_assert_eq(memcmp(want, got, WIDTH * sizeof *got), 0, "other bits in step %d", position);
+        cr_assert_eq(memcmp(want, got, WIDTH * sizeof *got), 0, "bits differ in step %d", position);
     }
-    cr_assert_eq(d->recorded, 1);
+    cr_assert_eq(d->graphs_captured, 1);
     cr_assert_eq(cuda_stand_in_captures(), 1);
     cr_assert_eq(cuda_stand_in_graph_launches(), 99);
     model_free(&plain);
@@ -123,149 +123,151 @@ Test(cuda_records, each_shape_is_recorded_once) {
     float out[ROWS_MAX * WIDTH];
     for (int round = 0; round < 5; round++)
         for (int n = 1; n <= ROWS_MAX; n += 11)
-            for (uint64_t graph = 1; graph <= 2; graph++) step(&m, graph, 16 * round, n, 1, out);
-    cr_assert_eq(d->recorded, 6, "2 names of 3 shapes were recorded %llu times", (unsigned long long)d->recorded);
-    for (int round = 0; round < 5; round++) step(&m, 0, 0, 1, 1, out);
-    cr_assert_eq(d->recorded, 6, "a pass without a name was recorded");
+            for (uint64_t graph = 1; graph <= 2; graph++) run_step(&m, graph, 16 * round, n, 1, out);
+    cr_assert_eq(d->graphs_captured, 6, "2 names of 3 shapes were recorded %llu times",
+                 (unsigned long long)d->graphs_captured);
+    for (int round = 0; round < 5; round++) run_step(&m, 0, 0, 1, 1, out);
+    cr_assert_eq(d->graphs_captured, 6, "a batch without a name was recorded");
     model_free(&m);
     close_device(&d);
 }
 
-Test(cuda_records, names_beyond_what_is_kept_push_out_the_oldest) {
+Test(cuda_records, evicts_the_oldest_record) {
     sn_device *d = open_device();
     model m = model_new(d);
     float out[WIDTH], want[WIDTH];
-    step(&m, 0, 0, 1, 9, want);
+    run_step(&m, 0, 0, 1, 9, want);
     for (int round = 0; round < 2; round++)
         for (uint64_t graph = 1; graph <= 300; graph++)
             for (int i = 0; i < 3; i++) {
-                cr_assert_eq(step(&m, graph, 0, 1, 9, out), i == 2);
+                cr_assert_eq(run_step(&m, graph, 0, 1, 9, out), i == 2);
                 cr_assert_eq(memcmp(out, want, sizeof want), 0);
             }
-    cr_assert_eq(d->recorded, 600);
+    cr_assert_eq(d->graphs_captured, 600);
     cr_assert_lt(cuda_stand_in_objects(), 300);
     model_free(&m);
     close_device(&d);
 }
 
-Test(cuda_records, larger_limits_make_records_anew_and_results_stay) {
+Test(cuda_records, larger_limits_discard_records_and_keep_results) {
     sn_device *d = open_device();
     model m = model_new(d);
     float out[WIDTH], want[WIDTH];
-    for (int i = 0; i < 4; i++) step(&m, 1, 0, 1, 9, want);
+    for (int i = 0; i < 4; i++) run_step(&m, 1, 0, 1, 9, want);
     OK(d->ops->prepare(d, &(sn_device_limits){.rows = 500, .width = 4096, .context = 10000}, &err));
     for (int i = 0; i < 4; i++) {
-        cr_assert_eq(step(&m, 1, 0, 1, 9, out), i >= 2);
+        cr_assert_eq(run_step(&m, 1, 0, 1, 9, out), i >= 2);
         cr_assert_eq(memcmp(out, want, sizeof want), 0);
     }
-    cr_assert_eq(d->recorded, 2);
+    cr_assert_eq(d->graphs_captured, 2);
     model_free(&m);
     close_device(&d);
 }
 
-Test(cuda_records, nothing_but_mathematics_may_come_within_a_named_pass) {
+Test(cuda_records, only_math_ops_may_be_in_a_recorded_batch) {
     sn_device *d = open_device();
     model m = model_new(d);
     sn_sequence sequence = {m.pages, 0, 0, 1};
-    sn_pass pass = {&shape, 1, 1, &sequence, 5};
+    sn_batch pass = {&shape, 1, 1, &sequence, 5};
     void *at;
     float x[WIDTH] = {0}, out[WIDTH];
     bool recorded;
-    for (int i = 0; i < 2; i++) { /* as it comes, and while it is recorded */
-        OK(d->ops->pass_begin(d, &pass, &recorded, &err));
+    for (int i = 0; i < 2; i++) { /* directly, and while it is recorded */
+        OK(d->ops->batch_begin(d, &pass, &recorded, &err));
         REFUSED(d->ops->upload(d, m.x, x, sizeof x, &err), "upload");
         REFUSED(d->ops->download(d, x, m.x, sizeof x, &err), "download");
         REFUSED(d->ops->alloc(d, 64, &at, &err), "alloc");
         REFUSED(d->ops->host_alloc(d, 64, &at, &err), "host_alloc");
         REFUSED(d->ops->finish(d, &err), "finish");
         REFUSED(d->ops->copy_join(d, 1, &err), "copy_join");
-        REFUSED(d->ops->kv_read(d, &shape, 0, m.pages, 0, 1, x, x, &err), "within a pass");
-        OK(issue(&m, 1));
-        OK(d->ops->pass_end(d, &err));
+        REFUSED(d->ops->kv_read(d, &shape, 0, m.pages, 0, 1, x, x, &err), "within a batch");
+        OK(issue_ops(&m, 1));
+        OK(d->ops->batch_end(d, &err));
     }
-    cr_assert_eq(d->recorded, 1);
-    cr_assert(step(&m, 5, 1, 1, 1, out));
-    REFUSED(d->ops->pass_end(d, &err), "begun");
+    cr_assert_eq(d->graphs_captured, 1);
+    cr_assert(run_step(&m, 5, 1, 1, 1, out));
+    REFUSED(d->ops->batch_end(d, &err), "batch_begin");
     REFUSED(d->ops->kv_store(d, 0, m.x, m.x, &err), "outside");
     model_free(&m);
     close_device(&d);
 }
 
-/* Half a pass must not become a record; the one after it is whole. */
-Test(cuda_records, a_pass_that_failed_is_not_recorded) {
+/* An incomplete batch must not be recorded; the next one is complete. */
+Test(cuda_records, a_failed_batch_is_not_recorded) {
     sn_device *d = open_device();
     model m = model_new(d);
     sn_sequence sequence = {m.pages, 0, 0, 1};
-    sn_pass pass = {&shape, 1, 1, &sequence, 5};
+    sn_batch pass = {&shape, 1, 1, &sequence, 5};
     float out[WIDTH], want[WIDTH];
     bool recorded;
-    step(&m, 0, 0, 1, 4, want);
-    step(&m, 5, 0, 1, 4, out);
-    OK(d->ops->pass_begin(d, &pass, &recorded, &err));
-    cr_assert_eq(d->ops->attention(d, &(sn_attention){.block = 99, .n_heads = HEADS, .scale = 1}, m.h, m.out, &err), SN_REFUSED);
-    cr_assert_eq(d->ops->pass_end(d, &err), SN_RETRY);
-    OK(d->ops->pass_begin(d, &pass, &recorded, &err)); /* one that its caller left after a failure, */
+    run_step(&m, 0, 0, 1, 4, want);
+    run_step(&m, 5, 0, 1, 4, out);
+    OK(d->ops->batch_begin(d, &pass, &recorded, &err));
+    cr_assert_eq(d->ops->attention(d, &(sn_attention){.block = 99, .n_heads = HEADS, .scale = 1}, m.h, m.out, &err),
+                 SN_REFUSED);
+    cr_assert_eq(d->ops->batch_end(d, &err), SN_RETRY);
+    OK(d->ops->batch_begin(d, &pass, &recorded, &err)); /* a batch that its caller abandons after a failure, */
     cr_assert_eq(d->ops->attention(d, &(sn_attention){.n_heads = HEADS + 1, .scale = 1}, m.h, m.out, &err), SN_REFUSED);
     OK(d->ops->upload(d, m.x, want, sizeof want, &err));
-    OK(d->ops->pass_begin(d, &pass, &recorded, &err)); /* and without one */
-    OK(issue(&m, 1));
-    OK(d->ops->pass_begin(d, &(sn_pass){&shape, 1, 1, &sequence, 0}, &recorded, &err));
-    OK(d->ops->pass_end(d, &err));
-    cr_assert_eq(d->recorded, 0);
+    OK(d->ops->batch_begin(d, &pass, &recorded, &err)); /* and a batch without a failure */
+    OK(issue_ops(&m, 1));
+    OK(d->ops->batch_begin(d, &(sn_batch){&shape, 1, 1, &sequence, 0}, &recorded, &err));
+    OK(d->ops->batch_end(d, &err));
+    cr_assert_eq(d->graphs_captured, 0);
     for (int i = 0; i < 3; i++) {
-        cr_assert_eq(step(&m, 5, 0, 1, 4, out), i > 0);
+        cr_assert_eq(run_step(&m, 5, 0, 1, 4, out), i > 0);
         cr_assert_eq(memcmp(out, want, sizeof want), 0);
     }
-    cr_assert_eq(d->recorded, 1);
-    OK(d->ops->pass_begin(d, &(sn_pass){&shape, 2, 1, (sn_sequence[]){{m.pages, 0, 0, 2}}, 5}, &recorded, &err));
-    OK(d->ops->pass_end(d, &err));
-    OK(d->ops->pass_begin(d, &(sn_pass){&shape, 2, 1, (sn_sequence[]){{m.pages, 0, 0, 2}}, 5}, &recorded, &err));
-    d->ops->free(d, m.out, 0); /* giving memory back ends a recording that is left open */
+    cr_assert_eq(d->graphs_captured, 1);
+    OK(d->ops->batch_begin(d, &(sn_batch){&shape, 2, 1, (sn_sequence[]){{m.pages, 0, 0, 2}}, 5}, &recorded, &err));
+    OK(d->ops->batch_end(d, &err));
+    OK(d->ops->batch_begin(d, &(sn_batch){&shape, 2, 1, (sn_sequence[]){{m.pages, 0, 0, 2}}, 5}, &recorded, &err));
+    d->ops->free(d, m.out, 0); /* freeing memory ends a recording that was left open */
     m.out = NULL;
     OK(d->ops->finish(d, &err));
     model_free(&m);
     close_device(&d);
 }
 
-Test(cuda_records, a_record_that_cannot_be_made_leaves_the_plain_way) {
+Test(cuda_records, a_failed_recording_falls_back_to_direct_execution) {
     sn_device *d = open_device();
     model m = model_new(d);
     sn_sequence sequence = {m.pages, 0, 0, 1};
-    sn_pass pass = {&shape, 1, 1, &sequence, 5};
+    sn_batch pass = {&shape, 1, 1, &sequence, 5};
     float out[WIDTH];
     bool recorded;
-    step(&m, 5, 0, 1, 4, out);
-    OK(d->ops->pass_begin(d, &pass, &recorded, &err));
-    OK(issue(&m, 1));
+    run_step(&m, 5, 0, 1, 4, out);
+    OK(d->ops->batch_begin(d, &pass, &recorded, &err));
+    OK(issue_ops(&m, 1));
     cuda_stand_in_fail_creation(1);
-    cr_assert_eq(d->ops->pass_end(d, &err), SN_RETRY);
-    cr_assert(strstr(err.text, "recorded"));
-    for (int i = 0; i < 3; i++) cr_assert_not(step(&m, 5, 0, 1, 4, out));
-    cr_assert_eq(d->recorded, 0);
+    cr_assert_eq(d->ops->batch_end(d, &err), SN_RETRY);
+    cr_assert(strstr(err.text, "captured"));
+    for (int i = 0; i < 3; i++) cr_assert_not(run_step(&m, 5, 0, 1, 4, out));
+    cr_assert_eq(d->graphs_captured, 0);
     model_free(&m);
     close_device(&d);
 }
 
-Test(cuda_records, a_pass_with_something_that_cannot_be_recorded_stays_plain) {
+Test(cuda_records, an_unrecordable_batch_is_executed_directly) {
     sn_device *d = open_device();
     model m = model_new(d);
     sn_sequence sequence = {m.pages, 0, 0, 1};
-    sn_pass pass = {&shape, 1, 1, &sequence, 5};
+    sn_batch pass = {&shape, 1, 1, &sequence, 5};
     float out[WIDTH];
     bool recorded;
-    step(&m, 5, 0, 1, 4, out);
+    run_step(&m, 5, 0, 1, 4, out);
     cuda_stand_in_spoil_capture(2);
-    OK(d->ops->pass_begin(d, &pass, &recorded, &err));
-    cr_assert_eq(issue(&m, 1), SN_RETRY);
-    cr_assert(strstr(err.text, "cannot be recorded"), "%s", err.text);
-    cr_assert_eq(d->ops->pass_end(d, &err), SN_RETRY);
-    for (int i = 0; i < 3; i++) cr_assert_not(step(&m, 5, 0, 1, 4, out));
-    cr_assert_eq(d->recorded, 0);
+    OK(d->ops->batch_begin(d, &pass, &recorded, &err));
+    cr_assert_eq(issue_ops(&m, 1), SN_RETRY);
+    cr_assert(strstr(err.text, "cannot be captured"), "%s", err.text);
+    cr_assert_eq(d->ops->batch_end(d, &err), SN_RETRY);
+    for (int i = 0; i < 3; i++) cr_assert_not(run_step(&m, 5, 0, 1, 4, out));
+    cr_assert_eq(d->graphs_captured, 0);
     model_free(&m);
     close_device(&d);
 }
 
-Test(cuda_records, passes_that_do_not_add_up_are_refused) {
+Test(cuda_records, inconsistent_batches_are_refused) {
     sn_device *d = open_device();
     model m = model_new(d);
     const struct {
@@ -279,24 +281,24 @@ Test(cuda_records, passes_that_do_not_add_up_are_refused) {
     };
     bool recorded;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        sn_pass pass = {&shape, bad[i].n_rows, 2, bad[i].sequences, 0};
-        cr_assert_eq(d->ops->pass_begin(d, &pass, &recorded, &err), SN_REFUSED, "pass %zu", i);
+        sn_batch pass = {&shape, bad[i].n_rows, 2, bad[i].sequences, 0};
+        cr_assert_eq(d->ops->batch_begin(d, &pass, &recorded, &err), SN_REFUSED, "pass %zu", i);
     }
     sn_kv_shape wide = {1, 1, 1024, 16, SN_KV_F32};
-    REFUSED(d->ops->pass_begin(d, &(sn_pass){&wide, 0, 0, NULL, 0}, &recorded, &err), "1024");
+    REFUSED(d->ops->batch_begin(d, &(sn_batch){&wide, 0, 0, NULL, 0}, &recorded, &err), "1024");
     model_free(&m);
     close_device(&d);
 }
 
 /* -- copies and waits */
 
-Test(cuda_copies, more_copies_than_there_are_marks_keep_their_order) {
+Test(cuda_copies, more_copies_than_events_keep_their_order) {
     enum { N = 300 };
     for (int early = 0; early < 2; early++) {
         cuda_stand_in_copies_first(early);
         sn_device *d = open_device();
         float *pinned, *a = new_bytes(d, N * 64), *sum = new_bytes(d, 64), host[16];
-        sn_ticket tickets[N];
+        sn_fence tickets[N];
         OK(d->ops->host_alloc(d, N * 64, (void **)&pinned, &err));
         for (int i = 0; i < N * 16; i++) pinned[i] = (float)(i / 16);
         for (int i = 0; i < N; i++) OK(d->ops->copy_begin(d, a + i * 16, pinned + i * 16, 64, &tickets[i], &err));
@@ -306,8 +308,8 @@ Test(cuda_copies, more_copies_than_there_are_marks_keep_their_order) {
         }
         OK(d->ops->download(d, host, sum, 64, &err));
         cr_assert_eq(host[0], N * (N - 1) / 2.0f);
-        REFUSED(d->ops->copy_join(d, tickets[N - 1] + 1, &err), "never begun");
-        REFUSED(d->ops->copy_join(d, 0, &err), "never begun");
+        REFUSED(d->ops->copy_join(d, tickets[N - 1] + 1, &err), "does not exist");
+        REFUSED(d->ops->copy_join(d, 0, &err), "does not exist");
         d->ops->host_free(d, pinned, N * 64);
         d->ops->free(d, a, 0);
         d->ops->free(d, sum, 0);
@@ -332,33 +334,33 @@ Test(cuda_waits, the_host_does_not_run_far_ahead_of_a_device_that_hangs) {
     cr_assert(strstr(err.text, "cuda:0") && strstr(err.text, "50 ms"), "%s", err.text);
     begin = sn_now_us();
     d->timeout_ms = 60000;
-    d->ops->free(d, x, 64); /* does not wait for it either; it keeps the memory */
+    d->ops->free(d, x, 64); /* does not wait for the device either; it keeps the memory */
     sn_device_close(&d);
     cr_assert_lt(sn_now_us() - begin, 30000000, "leaving a device that hangs took %lld us",
                  (long long)(sn_now_us() - begin));
 }
 
-Test(cuda_waits, a_record_that_hangs_and_one_that_is_lost) {
+Test(cuda_waits, a_hanging_and_a_lost_record_are_errors) {
     for (int lose = 0; lose < 2; lose++) {
         cuda_stand_in_reset();
         sn_device *d = open_device();
         model m = model_new(d);
         float out[WIDTH];
         bool recorded;
-        for (int i = 0; i < 3; i++) step(&m, 1, i, 1, 1, out);
+        for (int i = 0; i < 3; i++) run_step(&m, 1, i, 1, 1, out);
         d->timeout_ms = 50;
         if (lose)
             cuda_stand_in_lose(3);
         else
             cuda_stand_in_stall(60000);
         sn_sequence sequence = {m.pages, 3, 0, 1};
-        sn_pass pass = {&shape, 1, 1, &sequence, 1};
-        OK(d->ops->pass_begin(d, &pass, &recorded, &err));
+        sn_batch pass = {&shape, 1, 1, &sequence, 1};
+        OK(d->ops->batch_begin(d, &pass, &recorded, &err));
         cr_assert(recorded);
-        OK(d->ops->pass_end(d, &err));
+        OK(d->ops->batch_end(d, &err));
         cr_assert_eq(d->ops->finish(d, &err), SN_STOP);
         cr_assert(strstr(err.text, lose ? "lost" : "did not answer"), "%s", err.text);
-        cr_assert_eq(d->ops->pass_begin(d, &pass, &recorded, &err), SN_STOP);
+        cr_assert_eq(d->ops->batch_begin(d, &pass, &recorded, &err), SN_STOP);
         cuda_stand_in_heal();
         model_free(&m);
         close_device(&d);
@@ -367,7 +369,7 @@ Test(cuda_waits, a_record_that_hangs_and_one_that_is_lost) {
 
 /* -- faults at every step */
 
-/* A load, some steps and a release, with the nth creation or allocation failing. */
+/* Loads a model, runs some steps and frees everything, with the nth creation or allocation failing. */
 static sn_status round_of_work(int nth, bool creation) {
     sn_device *d = NULL;
     float *x = NULL, *pinned = NULL;
@@ -377,15 +379,15 @@ static sn_status round_of_work(int nth, bool creation) {
     if (!status) status = d->ops->alloc(d, 4096, (void **)&x, &err);
     if (!status) status = d->ops->host_alloc(d, 4096, (void **)&pinned, &err);
     sn_kv_shape small = {1, 1, 4, 16, SN_KV_F32};
-    float past[8] = {0};
-    if (!status) status = d->ops->kv_write(d, &small, 0, (void *[]){x}, 0, 1, past, past, &err);
+    float n_past[8] = {0};
+    if (!status) status = d->ops->kv_write(d, &small, 0, (void *[]){x}, 0, 1, n_past, n_past, &err);
     for (int i = 0; i < 3 && !status; i++) {
         sn_sequence sequence = {(void *[]){x}, 0, 0, 1};
         bool recorded;
-        status = d->ops->pass_begin(d, &(sn_pass){&small, 1, 1, &sequence, 3}, &recorded, &err);
+        status = d->ops->batch_begin(d, &(sn_batch){&small, 1, 1, &sequence, 3}, &recorded, &err);
         if (!status && !recorded) status = d->ops->kv_store(d, 0, x, x, &err);
         if (!status && !recorded) status = d->ops->attention(d, &(sn_attention){.n_heads = 1, .scale = 1}, x, x, &err);
-        if (!status) status = d->ops->pass_end(d, &err);
+        if (!status) status = d->ops->batch_end(d, &err);
     }
     if (d) {
         d->ops->free(d, x, 4096);
@@ -431,7 +433,7 @@ Test(cuda_faults, memory_returns_after_a_thousand_loads_with_failures) {
     close_device(&d);
 }
 
-Test(cuda_faults, too_little_memory_says_how_much_there_is) {
+Test(cuda_faults, too_little_memory_reports_how_much_there_is) {
     cuda_stand_in_memory(100 << 20);
     sn_device *d = open_device();
     void *at;
@@ -442,9 +444,9 @@ Test(cuda_faults, too_little_memory_says_how_much_there_is) {
     close_device(&d);
 }
 
-/* -- which devices there are */
+/* -- the list of devices */
 
-Test(cuda_list, devices_are_named_and_their_memory_told) {
+Test(cuda_list, lists_devices_with_name_and_memory) {
     sn_device_info infos[SN_DEVICES_MAX];
     size_t n = 0;
     OK(sn_cuda_list(infos, &n, &err));
@@ -453,14 +455,14 @@ Test(cuda_list, devices_are_named_and_their_memory_told) {
         cr_assert_eq(infos[i].id.kind, SN_DEVICE_CUDA);
         cr_assert_eq(infos[i].id.ordinal, i);
         cr_assert_eq(infos[i].memory, (size_t)1 << 30);
-        cr_assert(strstr(infos[i].can, "sm_90"), "%s", infos[i].can);
+        cr_assert(strstr(infos[i].features, "sm_90"), "%s", infos[i].features);
     }
-    n = SN_DEVICES_MAX - 1; /* room for one */
+    n = SN_DEVICES_MAX - 1; /* capacity for one */
     OK(sn_cuda_list(infos, &n, &err));
     cr_assert_eq(n, SN_DEVICES_MAX);
 }
 
-Test(cuda_list, a_machine_without_a_driver_says_so) {
+Test(cuda_list, reports_a_missing_driver) {
     sn_device_info infos[SN_DEVICES_MAX];
     sn_device *d;
     size_t n = 1;
@@ -479,8 +481,8 @@ Test(cuda_list, devices_that_are_absent_or_too_old_are_refused) {
     cr_assert_eq(cuda_stand_in_objects(), 0);
 }
 
-/* Two devices of one thread: each call goes to its own. */
-Test(cuda_list, two_devices_work_side_by_side) {
+/* One thread, two devices: each call affects its own. */
+Test(cuda_list, two_devices_work_concurrently) {
     sn_device *d[2];
     float *x[2], host[2][16];
     for (int i = 0; i < 2; i++) {

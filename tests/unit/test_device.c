@@ -6,8 +6,8 @@
 
 static sn_err err;
 
-/* Intel's driver loads libraries in a way (RTLD_DEEPBIND) that ends a process under AddressSanitizer: there, the loader
- * is pointed away from the installed drivers. */
+/* Intel's driver loads libraries in a way (RTLD_DEEPBIND) that ends a process under AddressSanitizer: there, the
+ * loader is told to ignore the installed drivers. */
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)
 #define __SANITIZE_ADDRESS__ 1
@@ -20,44 +20,44 @@ static void without_drivers_if_sanitized(void) {
 }
 TestSuite(device, .init = without_drivers_if_sanitized);
 
-static const sn_device_id both[] = {{SN_DEVICE_CPU, 0}, {SN_DEVICE_CUDA, 0}, {SN_DEVICE_CUDA, 12},
-                                    {SN_DEVICE_XPU, 0}, {SN_DEVICE_XPU, 1}};
+static const sn_device_id both[] = {
+    {SN_DEVICE_CPU, 0}, {SN_DEVICE_CUDA, 0}, {SN_DEVICE_CUDA, 12}, {SN_DEVICE_XPU, 0}, {SN_DEVICE_XPU, 1}};
 static const sn_device_id intel[] = {{SN_DEVICE_CPU, 0}, {SN_DEVICE_XPU, 0}, {SN_DEVICE_XPU, 1}};
 
 Test(device, names_are_made_canonical) {
     static const struct {
         const char *name, *canonical;
-    } cases[] = {{"cpu", "cpu"},       {"CPU:0", "cpu"},      {"cuda", "cuda:0"},    {"cuda:0", "cuda:0"},
-                 {"CUDA:00", "cuda:0"}, {"Cuda:12", "cuda:12"}, {"xpu:1", "xpu:1"},    {"XPU", "xpu:0"},
-                 {"xpu", "xpu:0"},     {"XPU:0", "xpu:0"},    {"gpu", "cuda:0"},     {"GPU:12", "cuda:12"},
-                 {"0", "cuda:0"},      {"12", "cuda:12"}};
+    } cases[] = {{"cpu", "cpu"},        {"CPU:0", "cpu"},       {"cuda", "cuda:0"}, {"cuda:0", "cuda:0"},
+                 {"CUDA:00", "cuda:0"}, {"Cuda:12", "cuda:12"}, {"xpu:1", "xpu:1"}, {"XPU", "xpu:0"},
+                 {"xpu", "xpu:0"},      {"XPU:0", "xpu:0"},     {"gpu", "cuda:0"},  {"GPU:12", "cuda:12"},
+                 {"0", "cuda:0"},       {"12", "cuda:12"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         sn_device_id id;
         char name[32];
-        cr_assert_eq(sn_device_id_among(cases[i].name, both, 5, &id, &err), SN_OK, "%s: %s", cases[i].name, err.text);
+        cr_assert_eq(sn_device_id_match(cases[i].name, both, 5, &id, &err), SN_OK, "%s: %s", cases[i].name, err.text);
         cr_assert_str_eq(sn_device_id_name(id, name), cases[i].canonical);
     }
 }
 
-Test(device, the_present_accelerator_is_the_one_that_there_is) {
+Test(device, gpu_means_the_accelerator_that_is_present) {
     sn_device_id id;
     static const char *const names[] = {"gpu", "gpu:0", "0"};
     for (int i = 0; i < 3; i++) {
-        cr_assert_eq(sn_device_id_among(names[i], intel, 3, &id, &err), SN_OK);
-        cr_assert(sn_device_same(id, (sn_device_id){SN_DEVICE_XPU, 0}));
-        cr_assert_eq(sn_device_id_among(names[i], intel, 1, &id, &err), SN_REFUSED);
+        cr_assert_eq(sn_device_id_match(names[i], intel, 3, &id, &err), SN_OK);
+        cr_assert(sn_device_id_equal(id, (sn_device_id){SN_DEVICE_XPU, 0}));
+        cr_assert_eq(sn_device_id_match(names[i], intel, 1, &id, &err), SN_REFUSED);
         cr_assert(strstr(err.text, "there is cpu"), "%s", err.text);
     }
-    cr_assert_eq(sn_device_id_among("1", intel, 3, &id, &err), SN_OK);
+    cr_assert_eq(sn_device_id_match("1", intel, 3, &id, &err), SN_OK);
     cr_assert_eq(id.ordinal, 1);
 }
 
-Test(device, refuses_names_that_mean_nothing_and_says_what_there_is) {
+Test(device, refuses_unknown_names_and_lists_the_devices) {
     static const char *const names[] = {"",     "cpu:1", "cuda:", "cuda:x", "cuda:-1", "cuda:99999", "cuda:1 ", "cud",
                                         "xpu1", "gpu0",  "-1",    " 0",     "99999",   "cuda:0:0",   ":0",      "1024"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         sn_device_id id;
-        cr_assert_eq(sn_device_id_among(names[i], both, 5, &id, &err), SN_REFUSED, "%s", names[i]);
+        cr_assert_eq(sn_device_id_match(names[i], both, 5, &id, &err), SN_REFUSED, "%s", names[i]);
         cr_assert(strstr(err.text, "there is cpu, cuda:0, cuda:12, xpu:0, xpu:1"), "%s", err.text);
         cr_assert(strstr(err.text, names[i]));
         cr_assert_eq(sn_device_id_parse(names[i], &id, &err), SN_REFUSED, "%s", names[i]);
@@ -65,26 +65,26 @@ Test(device, refuses_names_that_mean_nothing_and_says_what_there_is) {
     }
 }
 
-Test(device, absent_devices_are_refused_with_those_there_are) {
+Test(device, refuses_absent_devices_and_lists_the_present_ones) {
     sn_device_id id;
-    cr_assert_eq(sn_device_id_among("CUDA", intel, 3, &id, &err), SN_REFUSED);
+    cr_assert_eq(sn_device_id_match("CUDA", intel, 3, &id, &err), SN_REFUSED);
     cr_assert_str_eq(err.text, "there is no device \"CUDA\" here: there is cpu, xpu:0, xpu:1");
-    cr_assert_eq(sn_device_id_among("xpu:7", intel, 3, &id, &err), SN_REFUSED);
-    cr_assert_eq(sn_device_id_among("cpu", NULL, 0, &id, &err), SN_REFUSED);
+    cr_assert_eq(sn_device_id_match("xpu:7", intel, 3, &id, &err), SN_REFUSED);
+    cr_assert_eq(sn_device_id_match("cpu", NULL, 0, &id, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "there is no device"), "%s", err.text);
     cr_assert_eq(sn_device_id_parse("cuda:1023", &id, &err), SN_REFUSED);
     cr_assert_eq(sn_device_id_parse("Cpu", &id, &err), SN_OK);
-    cr_assert(sn_device_same(id, (sn_device_id){SN_DEVICE_CPU, 0}));
+    cr_assert(sn_device_id_equal(id, (sn_device_id){SN_DEVICE_CPU, 0}));
 }
 
-Test(device, a_long_list_of_devices_is_cut_never_overrun) {
+Test(device, a_long_list_of_devices_is_truncated) {
     sn_device_id id, many[200];
     for (int i = 0; i < 200; i++) many[i] = (sn_device_id){SN_DEVICE_CUDA, 800 + i};
-    cr_assert_eq(sn_device_id_among("cpu", many, 200, &id, &err), SN_REFUSED);
+    cr_assert_eq(sn_device_id_match("cpu", many, 200, &id, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "cuda:800, cuda:801"));
 }
 
-Test(device, the_list_begins_with_the_cpu_and_says_what_it_is) {
+Test(device, the_list_begins_with_the_cpu_and_describes_it) {
     sn_device_info infos[SN_DEVICES_MAX];
     size_t n = 0;
     cr_assert_eq(sn_devices_list(infos, &n, &err), SN_OK, "%s", err.text);
@@ -92,18 +92,18 @@ Test(device, the_list_begins_with_the_cpu_and_says_what_it_is) {
     cr_assert_eq(infos[0].id.kind, SN_DEVICE_CPU);
     cr_assert(infos[0].name[0]);
     cr_assert(infos[0].memory > 64 << 20 && infos[0].memory_free > 0 && infos[0].memory_free <= infos[0].memory);
-    cr_assert(strstr(infos[0].can, " thread"), "%s", infos[0].can);
+    cr_assert(strstr(infos[0].features, " thread"), "%s", infos[0].features);
     for (size_t i = 1; i < n; i++)
         cr_assert(infos[i - 1].id.kind < infos[i].id.kind || infos[i - 1].id.ordinal < infos[i].id.ordinal);
-    for (size_t i = 0; i < n; i++) { /* and every name of the list is taken */
+    for (size_t i = 0; i < n; i++) { /* every name in the list is accepted */
         sn_device_id id;
         char name[32];
         cr_assert_eq(sn_device_id_parse(sn_device_id_name(infos[i].id, name), &id, &err), SN_OK);
-        cr_assert(sn_device_same(id, infos[i].id));
+        cr_assert(sn_device_id_equal(id, infos[i].id));
     }
 }
 
-Test(device, a_device_that_is_not_there_is_not_opened) {
+Test(device, an_absent_device_is_not_opened) {
     static const sn_device_id absent[] = {{SN_DEVICE_CUDA, 1023}, {SN_DEVICE_XPU, 1023}, {(sn_device_kind)7, 0}};
     for (int i = 0; i < 3; i++) {
         sn_device *device;
@@ -113,7 +113,7 @@ Test(device, a_device_that_is_not_there_is_not_opened) {
     }
 }
 
-Test(device, an_unknown_instruction_set_names_those_there_are) {
+Test(device, an_unknown_instruction_set_lists_the_known_ones) {
     sn_device *device;
     sn_device_options options = {.isa = "mmx"};
     cr_assert_eq(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &device, &err), SN_REFUSED);

@@ -1,5 +1,5 @@
 #include "base/text.h"
-#include "net/codec.h"
+#include "net/directory.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -8,20 +8,20 @@
 
 enum { NOW = 1000000 };
 
-static void must(sn_status status, const sn_err *err) { cr_assert_eq(status, SN_OK, "%s", err->text); }
+static void require_ok(sn_status status, const sn_err *err) { cr_assert_eq(status, SN_OK, "%s", err->text); }
 
 static sn_identity make_identity(void) {
     sn_err err = {0};
     sn_identity identity;
-    must(sn_identity_new(&identity, &err), &err);
+    require_ok(sn_identity_new(&identity, &err), &err);
     return identity;
 }
 
-static sn_announcement make(const sn_identity *identity, uint64_t first, uint64_t end, uint64_t sequence) {
-    sn_announcement a = {.address = "tcp://127.0.0.1:7001",
+static sn_announcement make_announcement(const sn_identity *identity, uint64_t first, uint64_t end, uint64_t sequence) {
+    sn_announcement a = {.address = "127.0.0.1:7001",
                          .name = "caf\xc3\xa9",
                          .version = SN_VERSION,
-                         .protocol = SN_PROTOCOL,
+                         .protocol = SN_PROTOCOL_VERSION,
                          .sequence = sequence,
                          .expires_unix_ms = NOW + SN_ANNOUNCE_LIFE_MS,
                          .state = SN_NODE_ONLINE,
@@ -34,7 +34,7 @@ static sn_announcement make(const sn_identity *identity, uint64_t first, uint64_
                          .network_bytes_per_s = 20,
                          .kv_bytes_free = 1ull << 40,
                          .sessions = 3,
-                         .queue = 4,
+                         .queued_steps = 4,
                          .wire_dtype = {SN_F32, SN_BF16},
                          .n_wire_dtype = 2,
                          .round_trip = {{1, 250}, {UINT64_MAX, 90000}},
@@ -46,18 +46,18 @@ static sn_announcement make(const sn_identity *identity, uint64_t first, uint64_
     return a;
 }
 
-static sn_buf seal(const sn_announcement *a, const sn_identity *identity) {
+static sn_buf seal_announcement(const sn_announcement *a, const sn_identity *identity) {
     sn_err err = {0};
     sn_buf out;
     sn_buf_init(&out, SN_ANNOUNCEMENT_SIZE_MAX);
-    must(sn_announcement_seal(a, identity, &out, &err), &err);
+    require_ok(sn_announcement_seal(a, identity, &out, &err), &err);
     return out;
 }
 
-static sn_status take(sn_directory *d, const sn_announcement *a, const sn_identity *identity, int64_t now,
-                      sn_err *err) {
-    sn_buf sealed = seal(a, identity);
-    sn_status status = sn_directory_take(d, sealed.data, sealed.len, now, err);
+static sn_status take_announcement(sn_directory *d, const sn_announcement *a, const sn_identity *identity, int64_t now,
+                                   sn_err *err) {
+    sn_buf sealed = seal_announcement(a, identity);
+    sn_status status = sn_directory_add(d, sealed.data, sealed.len, now, err);
     sn_buf_fini(&sealed);
     return status;
 }
@@ -65,20 +65,20 @@ static sn_status take(sn_directory *d, const sn_announcement *a, const sn_identi
 static sn_directory *make_directory(void) {
     sn_err err = {0};
     sn_directory *d;
-    must(sn_directory_new(&d, &err), &err);
+    require_ok(sn_directory_new(&d, &err), &err);
     return d;
 }
 
 /* -- announcements -- */
 
-Test(announcement, is_opened_as_it_was_sealed) {
+Test(announcement, is_opened_as_sealed) {
     static const uint64_t spans[] = {1, 10, SN_SPAN_BLOCKS_MAX};
     sn_identity identity = make_identity();
     for (int i = 0; i < 3; i++) {
         sn_err err = {0};
-        sn_announcement a = make(&identity, 5, 5 + spans[i], 1), back;
-        sn_buf sealed = seal(&a, &identity);
-        must(sn_announcement_open(sealed.data, sealed.len, NOW, &back, &err), &err);
+        sn_announcement a = make_announcement(&identity, 5, 5 + spans[i], 1), back;
+        sn_buf sealed = seal_announcement(&a, &identity);
+        require_ok(sn_announcement_open(sealed.data, sealed.len, NOW, &back, &err), &err);
         cr_assert_arr_eq(&a, &back, sizeof a);
         sn_buf_fini(&sealed);
     }
@@ -87,10 +87,10 @@ Test(announcement, is_opened_as_it_was_sealed) {
 Test(announcement, may_name_no_blocks_only_while_its_node_joins) {
     sn_identity identity = make_identity();
     sn_err err = {0};
-    sn_announcement a = make(&identity, 0, 0, 1), back;
+    sn_announcement a = make_announcement(&identity, 0, 0, 1), back;
     a.state = SN_NODE_JOINING;
-    sn_buf sealed = seal(&a, &identity), out;
-    must(sn_announcement_open(sealed.data, sealed.len, NOW, &back, &err), &err);
+    sn_buf sealed = seal_announcement(&a, &identity), out;
+    require_ok(sn_announcement_open(sealed.data, sealed.len, NOW, &back, &err), &err);
     cr_assert_eq(back.end_block, 0);
     a.state = SN_NODE_ONLINE;
     sn_buf_init(&out, SN_ANNOUNCEMENT_SIZE_MAX);
@@ -99,9 +99,9 @@ Test(announcement, may_name_no_blocks_only_while_its_node_joins) {
     sn_buf_fini(&sealed);
 }
 
-Test(announcement, tells_the_round_trip_to_another_node) {
+Test(announcement, carries_the_round_trip_to_another_node) {
     sn_identity identity = make_identity(), other = make_identity();
-    sn_announcement a = make(&identity, 0, 2, 1);
+    sn_announcement a = make_announcement(&identity, 0, 2, 1);
     a.round_trip[1] = (struct sn_round_trip){sn_node_tag(other.id), 4321};
     cr_assert_eq(sn_announcement_round_trip(&a, other.id), 4321);
     cr_assert_eq(sn_announcement_round_trip(&a, identity.id), 0);
@@ -109,8 +109,8 @@ Test(announcement, tells_the_round_trip_to_another_node) {
 
 Test(announcement, refuses_any_changed_byte) {
     sn_identity identity = make_identity();
-    sn_announcement a = make(&identity, 0, 2, 1), back;
-    sn_buf sealed = seal(&a, &identity);
+    sn_announcement a = make_announcement(&identity, 0, 2, 1), back;
+    sn_buf sealed = seal_announcement(&a, &identity);
     sn_err err;
     for (size_t i = 0; i < sealed.len; i++) {
         sealed.data[i] ^= 0x10;
@@ -125,17 +125,17 @@ Test(announcement, refuses_any_changed_byte) {
     sn_buf_fini(&sealed);
 }
 
-Test(announcement, is_signed_by_the_node_it_speaks_of) {
-    sn_identity identity = make_identity(), other = make_identity(), liar;
-    sn_announcement a = make(&identity, 0, 2, 1), back;
+Test(announcement, must_be_signed_by_its_node) {
+    sn_identity identity = make_identity(), other = make_identity(), forger;
+    sn_announcement a = make_announcement(&identity, 0, 2, 1), back;
     sn_err err = {0};
     sn_buf out;
     sn_buf_init(&out, SN_ANNOUNCEMENT_SIZE_MAX);
     cr_assert_eq(sn_announcement_seal(&a, &other, &out, &err), SN_REFUSED);
     cr_assert_eq(out.len, 0);
-    liar = other; /* signs with its own key under another's id */
-    memcpy(liar.id, identity.id, SN_KEY_SIZE);
-    must(sn_announcement_seal(&a, &liar, &out, &err), &err);
+    forger = other; /* signs with its own key under the id of another node */
+    memcpy(forger.id, identity.id, SN_KEY_SIZE);
+    require_ok(sn_announcement_seal(&a, &forger, &out, &err), &err);
     cr_assert_eq(sn_announcement_open(out.data, out.len, NOW, &back, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "signature"), "%s", err.text);
     sn_buf_fini(&out);
@@ -143,12 +143,12 @@ Test(announcement, is_signed_by_the_node_it_speaks_of) {
 
 Test(announcement, lives_for_a_limited_time) {
     sn_identity identity = make_identity();
-    sn_announcement a = make(&identity, 0, 2, 1), back;
+    sn_announcement a = make_announcement(&identity, 0, 2, 1), back;
     sn_err err = {0};
-    sn_buf sealed = seal(&a, &identity);
+    sn_buf sealed = seal_announcement(&a, &identity);
     int64_t end = (int64_t)a.expires_unix_ms;
-    must(sn_announcement_open(sealed.data, sealed.len, end - 1, &back, &err), &err);
-    must(sn_announcement_open(sealed.data, sealed.len, end - SN_ANNOUNCE_LIFE_MS_MAX, &back, &err), &err);
+    require_ok(sn_announcement_open(sealed.data, sealed.len, end - 1, &back, &err), &err);
+    require_ok(sn_announcement_open(sealed.data, sealed.len, end - SN_ANNOUNCE_LIFE_MS_MAX, &back, &err), &err);
     cr_assert_eq(sn_announcement_open(sealed.data, sealed.len, end, &back, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "expired"), "%s", err.text);
     cr_assert_eq(sn_announcement_open(sealed.data, sealed.len, end - SN_ANNOUNCE_LIFE_MS_MAX - 1, &back, &err),
@@ -158,45 +158,45 @@ Test(announcement, lives_for_a_limited_time) {
     sn_buf_fini(&sealed);
 }
 
-#define REFUSES(change, word)                                                                                          \
+#define REFUSES(change, error_part)                                                                                    \
     do {                                                                                                               \
-        sn_announcement a = make(&identity, 4, 8, 1);                                                                  \
+        sn_announcement a = make_announcement(&identity, 4, 8, 1);                                                     \
         change;                                                                                                        \
         sn_err err = {0};                                                                                              \
         sn_buf out;                                                                                                    \
         sn_buf_init(&out, SN_ANNOUNCEMENT_SIZE_MAX);                                                                   \
         cr_assert_eq(sn_announcement_seal(&a, &identity, &out, &err), SN_REFUSED, #change);                            \
-        cr_assert(strstr(err.text, word), "'%s' is not about '%s'", err.text, word);                                   \
+        cr_assert(strstr(err.text, error_part), "'%s' is not about '%s'", err.text, error_part);                       \
         sn_buf_fini(&out);                                                                                             \
     } while (0)
 
-Test(announcement, refuses_contents_that_cannot_be) {
+Test(announcement, refuses_invalid_contents) {
     sn_identity identity = make_identity();
     REFUSES(a.end_block = 4, "no range");
     REFUSES(a.end_block = 3, "no range");
     REFUSES(a.n_blocks = 7, "no range");
     REFUSES(a.end_block = 4 + SN_SPAN_BLOCKS_MAX + 1, "longer than");
     REFUSES(a.first_block = UINT64_MAX, "no range");
-    REFUSES(a.protocol++, "protocol 3");
+    REFUSES(a.protocol++, "protocol 4");
     REFUSES(a.state = (sn_node_state)4, "state 4");
     REFUSES(memset(a.curve_key, 0, SN_KEY_SIZE), "CURVE");
     REFUSES(a.address[0] = 0, "no address");
     REFUSES(snprintf(a.address, sizeof a.address, "ipc:///run/other"), "no address");
-    REFUSES(snprintf(a.address, sizeof a.address, "tcp://host:0"), "no address");
+    REFUSES(snprintf(a.address, sizeof a.address, "host:0"), "no address");
     REFUSES(memset(a.address, 'a', sizeof a.address), "at most 255");
     REFUSES(a.n_round_trip = SN_ROUND_TRIPS_MAX + 1, "at most 16");
     REFUSES(a.n_wire_dtype = SN_WIRE_DTYPES_MAX + 1, "at most 8");
     REFUSES(memset(a.name, 'a', sizeof a.name), "longer");
 }
 
-/* The map without its signature, as the fuzz target takes it. SN_WRITE_CORPUS=1 makes it anew. */
-Test(announcement, stands_in_the_corpus) {
+/* The map without its signature, as the fuzz target reads it. SN_WRITE_CORPUS=1 writes the corpus anew. */
+Test(announcement, matches_the_fuzz_corpus) {
     static const char *const path = SN_FIXTURES "/../fuzz/corpus/announcement/two-blocks";
     sn_err err = {0};
     if (getenv("SN_WRITE_CORPUS")) {
         sn_identity identity = make_identity();
-        sn_announcement a = make(&identity, 4, 6, 1);
-        sn_buf sealed = seal(&a, &identity);
+        sn_announcement a = make_announcement(&identity, 4, 6, 1);
+        sn_buf sealed = seal_announcement(&a, &identity);
         FILE *file = fopen(path, "wb");
         size_t len = sealed.len - SN_SIGNATURE_SIZE;
         cr_assert(file && fwrite(sealed.data, 1, len, file) == len && !fclose(file), "%s", path);
@@ -204,8 +204,8 @@ Test(announcement, stands_in_the_corpus) {
     }
     sn_buf map = {0};
     sn_announcement a;
-    must(sn_read_file(path, SN_ANNOUNCEMENT_SIZE_MAX, &map, &err), &err);
-    must(sn_announcement_parse(map.data, map.len, &a, &err), &err);
+    require_ok(sn_read_file(path, SN_ANNOUNCEMENT_SIZE_MAX, &map, &err), &err);
+    require_ok(sn_announcement_parse(map.data, map.len, &a, &err), &err);
     cr_assert_eq(a.end_block - a.first_block, 2);
     sn_buf_fini(&map);
 }
@@ -219,8 +219,8 @@ Test(directory, lists_by_first_block_and_id) {
     for (int i = 0; i < N; i++) {
         sn_identity identity = make_identity();
         uint64_t first = (uint64_t)(i * 7 % 5) * 10;
-        sn_announcement a = make(&identity, first, first + 1, 1);
-        must(take(d, &a, &identity, NOW, &err), &err);
+        sn_announcement a = make_announcement(&identity, first, first + 1, 1);
+        require_ok(take_announcement(d, &a, &identity, NOW, &err), &err);
     }
     cr_assert_eq(sn_directory_count(d), N);
     for (size_t i = 1; i < N; i++) {
@@ -229,7 +229,7 @@ Test(directory, lists_by_first_block_and_id) {
                   (x->first_block == y->first_block && memcmp(x->node, y->node, SN_KEY_SIZE) < 0));
         sn_announcement opened;
         const sn_blob *sealed = sn_directory_sealed_at(d, i);
-        must(sn_announcement_open(sealed->data, sealed->len, NOW, &opened, &err), &err);
+        require_ok(sn_announcement_open(sealed->data, sealed->len, NOW, &opened, &err), &err);
         cr_assert_arr_eq(&opened, y, sn_announcement_size(y));
     }
     sn_directory_free(&d);
@@ -237,18 +237,19 @@ Test(directory, lists_by_first_block_and_id) {
     sn_directory_free(&d);
 }
 
-Test(directory, keeps_the_newest_word_of_a_node) {
+Test(directory, keeps_the_newest_announcement_of_a_node) {
     sn_directory *d = make_directory();
     sn_identity identity = make_identity();
     sn_err err = {0};
-    sn_announcement a = make(&identity, 4, 8, 5), b = make(&identity, 2, 8, 6), twin = a;
-    must(take(d, &a, &identity, NOW, &err), &err);
-    must(take(d, &a, &identity, NOW, &err), &err); /* the same again, by another way */
-    twin.queue++;
-    cr_assert_eq(take(d, &twin, &identity, NOW, &err), SN_REFUSED);
-    cr_assert(strstr(err.text, "two different things"), "%s", err.text);
-    must(take(d, &b, &identity, NOW, &err), &err);
-    cr_assert_eq(take(d, &a, &identity, NOW, &err), SN_REFUSED);
+    sn_announcement a = make_announcement(&identity, 4, 8, 5), b = make_announcement(&identity, 2, 8, 6), twin = a;
+    require_ok(take_announcement(d, &a, &identity, NOW, &err), &err);
+    /* the same announcement again, from another peer */
+    require_ok(take_announcement(d, &a, &identity, NOW, &err), &err);
+    twin.queued_steps++;
+    cr_assert_eq(take_announcement(d, &twin, &identity, NOW, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "two different announcements"), "%s", err.text);
+    require_ok(take_announcement(d, &b, &identity, NOW, &err), &err);
+    cr_assert_eq(take_announcement(d, &a, &identity, NOW, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "newer"), "%s", err.text);
     cr_assert_eq(sn_directory_count(d), 1);
     cr_assert_eq(sn_directory_at(d, 0)->first_block, 2);
@@ -259,11 +260,12 @@ Test(directory, a_node_that_changed_its_curve_key_is_reached_by_the_new_one_only
     sn_directory *d = make_directory();
     sn_identity identity = make_identity(), fresh = make_identity();
     sn_err err = {0};
-    sn_announcement before = make(&identity, 4, 8, 5), after = make(&identity, 4, 8, 6);
+    sn_announcement before = make_announcement(&identity, 4, 8, 5), after = make_announcement(&identity, 4, 8, 6);
     memcpy(after.curve_key, fresh.curve_key, SN_KEY_SIZE); /* the id is the same */
-    must(take(d, &before, &identity, NOW, &err), &err);
-    must(take(d, &after, &identity, NOW, &err), &err);
-    cr_assert_eq(take(d, &before, &identity, NOW, &err), SN_REFUSED, "who has stolen the old key brings its announcement again");
+    require_ok(take_announcement(d, &before, &identity, NOW, &err), &err);
+    require_ok(take_announcement(d, &after, &identity, NOW, &err), &err);
+    cr_assert_eq(take_announcement(d, &before, &identity, NOW, &err), SN_REFUSED,
+                 "an old announcement with the old key is accepted again");
     cr_assert_eq(sn_directory_count(d), 1);
     cr_assert_arr_eq(sn_directory_at(d, 0)->curve_key, fresh.curve_key, SN_KEY_SIZE);
     sn_directory_free(&d);
@@ -273,61 +275,62 @@ Test(directory, forgets_what_has_expired) {
     sn_directory *d = make_directory();
     sn_identity identity = make_identity(), other = make_identity();
     sn_err err = {0};
-    sn_announcement a = make(&identity, 4, 8, 1), b = make(&other, 4, 8, 1);
+    sn_announcement a = make_announcement(&identity, 4, 8, 1), b = make_announcement(&other, 4, 8, 1);
     b.expires_unix_ms = NOW + 10;
-    must(take(d, &a, &identity, NOW, &err), &err);
-    must(take(d, &b, &other, NOW, &err), &err);
+    require_ok(take_announcement(d, &a, &identity, NOW, &err), &err);
+    require_ok(take_announcement(d, &b, &other, NOW, &err), &err);
     sn_directory_expire(d, NOW + 9);
     cr_assert_eq(sn_directory_count(d), 2);
     sn_directory_expire(d, NOW + 10);
     cr_assert_eq(sn_directory_count(d), 1);
     cr_assert_arr_eq(sn_directory_at(d, 0)->node, identity.id, SN_KEY_SIZE);
-    cr_assert_eq(take(d, &b, &other, NOW + 10, &err), SN_REFUSED);
+    cr_assert_eq(take_announcement(d, &b, &other, NOW + 10, &err), SN_REFUSED);
     sn_directory_expire(d, NOW + SN_ANNOUNCE_LIFE_MS);
     cr_assert_eq(sn_directory_count(d), 0);
     sn_directory_free(&d);
 }
 
-Test(directory, says_what_is_new_in_an_announcement) {
+Test(directory, reports_what_changed_in_an_announcement) {
     sn_directory *d = make_directory();
     sn_identity identity = make_identity();
     sn_err err = {0};
-    sn_news news;
+    sn_directory_change change;
     uint64_t tag;
-    sn_announcement a = make(&identity, 4, 8, 1);
+    sn_announcement a = make_announcement(&identity, 4, 8, 1);
     for (uint64_t i = 1; i <= 5; i++) {
-        static const sn_news expected[] = {0, SN_NEWS_CHANGE, SN_NEWS_FIGURES, SN_NEWS_CHANGE, SN_NEWS_CHANGE, SN_NEWS_FIGURES};
+        static const sn_directory_change expected[] = {
+            0, SN_CHANGE_NODE, SN_CHANGE_STATS, SN_CHANGE_NODE, SN_CHANGE_NODE, SN_CHANGE_STATS};
         a.sequence = i;
-        a.queue++;
+        a.queued_steps++;
         if (i == 3) a.state = SN_NODE_DRAINING;
         if (i == 4) a.end_block = 7;
-        sn_buf sealed = seal(&a, &identity);
-        must(sn_directory_learn(d, sealed.data, sealed.len, NOW, &news, &tag, &err), &err);
-        cr_assert_eq(news, expected[i], "announcement %d", (int)i);
-        must(sn_directory_learn(d, sealed.data, sealed.len, NOW, &news, &tag, &err), &err);
-        cr_assert_eq(news, SN_NEWS_NONE);
+        sn_buf sealed = seal_announcement(&a, &identity);
+        require_ok(sn_directory_update(d, sealed.data, sealed.len, NOW, &change, &tag, &err), &err);
+        cr_assert_eq(change, expected[i], "announcement %d", (int)i);
+        require_ok(sn_directory_update(d, sealed.data, sealed.len, NOW, &change, &tag, &err), &err);
+        cr_assert_eq(change, SN_CHANGE_NONE);
         sn_buf_fini(&sealed);
     }
     sn_directory_free(&d);
 }
 
-Test(directory, finds_words_by_id_and_tag_also_of_those_who_left) {
+Test(directory, finds_announcements_by_id_and_tag_also_of_nodes_that_left) {
     enum { N = 20 };
     sn_directory *d = make_directory();
     sn_err err = {0};
     sn_identity identities[N];
     for (int i = 0; i < N; i++) {
         identities[i] = make_identity();
-        sn_announcement a = make(&identities[i], 0, 1, 1);
+        sn_announcement a = make_announcement(&identities[i], 0, 1, 1);
         if (i % 2) a.state = SN_NODE_OFFLINE;
-        must(take(d, &a, &identities[i], NOW, &err), &err);
+        require_ok(take_announcement(d, &a, &identities[i], NOW, &err), &err);
     }
     cr_assert_eq(sn_directory_count(d), N / 2);
-    cr_assert_eq(sn_directory_words(d), N);
+    cr_assert_eq(sn_directory_known_count(d), N);
     for (int i = 0; i < N; i++) {
         const sn_announcement *a = sn_directory_find(d, identities[i].id);
         cr_assert(a && !memcmp(a->node, identities[i].id, SN_KEY_SIZE));
-        cr_assert_eq(sn_directory_word(d, sn_directory_seek(d, sn_node_tag(identities[i].id))), a);
+        cr_assert_eq(sn_directory_known_at(d, sn_directory_seek(d, sn_node_tag(identities[i].id))), a);
     }
     cr_assert_eq(sn_directory_seek(d, 0), 0);
     cr_assert_eq(sn_directory_seek(d, UINT64_MAX), N);
@@ -335,59 +338,59 @@ Test(directory, finds_words_by_id_and_tag_also_of_those_who_left) {
     sn_directory_free(&d);
 }
 
-Test(directory, keeps_no_more_than_it_may) {
+Test(directory, bounds_the_number_of_nodes) {
     sn_directory *d = make_directory();
     sn_err err = {0};
     sn_directory_limit(d, 3);
     for (uint64_t i = 0; i < 5; i++) {
         sn_identity identity = make_identity();
-        sn_announcement a = make(&identity, 0, 1, 1);
+        sn_announcement a = make_announcement(&identity, 0, 1, 1);
         a.expires_unix_ms += i;
-        must(take(d, &a, &identity, NOW, &err), &err);
+        require_ok(take_announcement(d, &a, &identity, NOW, &err), &err);
     }
     cr_assert_eq(sn_directory_count(d), 3);
     sn_directory_free(&d);
 }
 
-/* An older announcement that would live longer must not bring back a node that said goodbye. */
-Test(directory, a_node_that_left_does_not_come_back_by_an_old_word) {
+/* An older announcement with a longer lifetime must not restore a node that announced that it leaves. */
+Test(directory, an_old_announcement_does_not_restore_a_node_that_left) {
     sn_directory *d = make_directory();
     sn_identity identity = make_identity();
     sn_err err = {0};
-    sn_announcement online = make(&identity, 4, 8, 1), offline = make(&identity, 4, 8, 2),
-                    back = make(&identity, 4, 8, 3);
+    sn_announcement online = make_announcement(&identity, 4, 8, 1), offline = make_announcement(&identity, 4, 8, 2),
+                    back = make_announcement(&identity, 4, 8, 3);
     offline.state = SN_NODE_OFFLINE;
     offline.expires_unix_ms = NOW + 10;
-    must(take(d, &online, &identity, NOW, &err), &err);
-    must(take(d, &offline, &identity, NOW, &err), &err);
+    require_ok(take_announcement(d, &online, &identity, NOW, &err), &err);
+    require_ok(take_announcement(d, &offline, &identity, NOW, &err), &err);
     cr_assert_eq(sn_directory_count(d), 0);
-    cr_assert_eq(take(d, &online, &identity, NOW, &err), SN_REFUSED);
+    cr_assert_eq(take_announcement(d, &online, &identity, NOW, &err), SN_REFUSED);
     sn_directory_expire(d, NOW + 20);
-    cr_assert_eq(take(d, &online, &identity, NOW + 20, &err), SN_REFUSED);
-    must(take(d, &back, &identity, NOW + 20, &err), &err);
+    cr_assert_eq(take_announcement(d, &online, &identity, NOW + 20, &err), SN_REFUSED);
+    require_ok(take_announcement(d, &back, &identity, NOW + 20, &err), &err);
     cr_assert_eq(sn_directory_count(d), 1);
     sn_directory_free(&d);
 }
 
-/* Making and checking sixteen thousand signatures takes a few seconds. */
-Test(directory, the_one_that_ends_first_makes_room, .timeout = 120) {
+/* Making and verifying sixteen thousand signatures takes a few seconds. */
+Test(directory, evicts_the_announcement_that_expires_first, .timeout = 120) {
     sn_directory *d = make_directory();
     sn_identity identity = {0}, first = {0};
     sn_err err = {0};
     for (int i = 0; i <= SN_DIRECTORY_MAX; i++) {
         identity = make_identity();
-        sn_announcement a = make(&identity, 4, 5, 1);
+        sn_announcement a = make_announcement(&identity, 4, 5, 1);
         a.expires_unix_ms = (uint64_t)(NOW + 20000 + (i == 77 ? -1 : i));
         if (i == 77) first = identity;
-        must(take(d, &a, &identity, NOW, &err), &err);
+        require_ok(take_announcement(d, &a, &identity, NOW, &err), &err);
     }
     cr_assert_eq(sn_directory_count(d), SN_DIRECTORY_MAX);
     for (size_t i = 0; i < SN_DIRECTORY_MAX; i++)
         cr_assert(memcmp(sn_directory_at(d, i)->node, first.id, SN_KEY_SIZE) != 0);
     identity = make_identity();
-    sn_announcement soon = make(&identity, 4, 5, 1);
+    sn_announcement soon = make_announcement(&identity, 4, 5, 1);
     soon.expires_unix_ms = NOW + 1;
-    cr_assert_eq(take(d, &soon, &identity, NOW, &err), SN_REFUSED);
+    cr_assert_eq(take_announcement(d, &soon, &identity, NOW, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "full"), "%s", err.text);
     sn_directory_free(&d);
 }

@@ -1,8 +1,8 @@
-/* The generator over a chain of local blocks of the tiny golden models; text is tested with a real tokenizer elsewhere.
- */
-#include "client/generate.h"
+/* The generator over a chain of local blocks of the tiny golden models. test_generate_text.c tests it with a real
+ * tokenizer. */
+#include "client/generate/generator.h"
 #include "model/safetensors.h"
-#include "tests/support/need.h"
+#include "tests/support/require.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
@@ -11,12 +11,12 @@ enum { CONTEXT = 64, PROMPT_MAX = 64 };
 
 static sn_model *model;
 static sn_device *device;
-static sn_head *head;
+static sn_lm_head *head;
 static sn_chain *chain;
 static sn_generator *generator;
 static sn_generation out;
-static sn_err why;
-static int32_t prompt[PROMPT_MAX], greedy[PROMPT_MAX]; /* the reference's */
+static sn_err run_err;
+static int32_t prompt[PROMPT_MAX], greedy[PROMPT_MAX]; /* of the reference */
 static size_t n_prompt, n_greedy;
 
 static size_t read_ids(const sn_safetensors *file, const char *name, int32_t *ids) {
@@ -32,10 +32,11 @@ static size_t read_ids(const sn_safetensors *file, const char *name, int32_t *id
 
 static void open_chain(int context, sn_sampling sampling) {
     sn_chain_options options = {
-        .device = device, .local_end = sn_model_hparams(model)->n_blocks, .kv_memory = 4 << 20, .max_tokens = context};
-    NEED(sn_chain_open(model, &options, &chain, &err));
+        .max_tokens = context,
+        .local = {.device = device, .end = sn_model_hparams(model)->n_blocks, .kv_memory = 4 << 20}};
+    REQUIRE(sn_chain_open(model, &options, &chain, &err));
     sn_generator_parts parts = {sn_model_hparams(model), head, chain, NULL, context, NULL};
-    NEED(sn_generator_new(&parts, &sampling, &generator, &err));
+    REQUIRE(sn_generator_new(&parts, &sampling, &generator, &err));
 }
 
 static void close_chain(void) {
@@ -47,31 +48,32 @@ static void close_chain(void) {
 static void set_up(void) {
     sn_safetensors *golden;
     sn_device_options options = {.threads = 1};
-    NEED(sn_safetensors_open(SN_FIXTURES "/golden/llama/golden.safetensors", &golden, &err));
+    REQUIRE(sn_safetensors_open(SN_FIXTURES "/golden/llama/golden.safetensors", &golden, &err));
     n_prompt = read_ids(golden, "input_ids", prompt);
     n_greedy = read_ids(golden, "greedy", greedy);
     sn_safetensors_close(&golden);
-    NEED(sn_model_open(SN_FIXTURES "/golden/llama", &model, &err));
-    NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &device, &err));
-    NEED(sn_head_load(model, device, &head, &err));
+    REQUIRE(sn_model_open(SN_FIXTURES "/golden/llama", &model, &err));
+    REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &device, &err));
+    REQUIRE(sn_lm_head_load(model, device, &head, &err));
     open_chain(CONTEXT, SN_SAMPLING_DEFAULT);
 }
 
 static void tear_down(void) {
     close_chain();
-    sn_head_free(&head);
+    sn_lm_head_free(&head);
     sn_device_close(&device);
     sn_model_close(&model);
 }
 
 TestSuite(generate, .init = set_up, .fini = tear_down);
 
-static sn_status run(const int32_t *ids, size_t n, sn_generate_options options) {
+static sn_status run_generator(const int32_t *ids, size_t n, sn_generate_options options) {
     sn_generation_fini(&out);
-    return sn_generator_run(generator, ids, n, &options, &out, &why);
+    return sn_generator_run(generator, ids, n, &options, &out, &run_err);
 }
 
-#define RUN(ids, n, ...) cr_assert_eq(run(ids, n, (sn_generate_options){__VA_ARGS__}), SN_OK, "%s", why.text)
+#define RUN(ids, n, ...)                                                                                               \
+    cr_assert_eq(run_generator(ids, n, (sn_generate_options){__VA_ARGS__}), SN_OK, "%s", run_err.text)
 
 Test(generate, gives_the_references_greedy_tokens) {
     RUN(prompt, n_prompt, .max_tokens = (int)n_greedy);
@@ -84,7 +86,7 @@ Test(generate, gives_the_references_greedy_tokens) {
     cr_assert_gt(out.timings.first_token_us, 0);
 }
 
-Test(generate, computes_only_what_is_new_when_a_prompt_goes_on_from_the_last) {
+Test(generate, computes_only_new_tokens_of_a_continued_prompt) {
     int32_t longer[PROMPT_MAX];
     RUN(prompt, n_prompt, .max_tokens = 4);
     cr_assert_eq(sn_generator_length(generator), n_prompt + 3); /* the last token was not fed back */
@@ -95,7 +97,7 @@ Test(generate, computes_only_what_is_new_when_a_prompt_goes_on_from_the_last) {
     cr_assert_arr_eq(out.ids.ids, greedy + 8, (n_greedy - 8) * sizeof *greedy);
 }
 
-Test(generate, goes_back_to_where_a_prompt_parts_from_the_timeline) {
+Test(generate, rewinds_to_the_first_token_that_differs) {
     int32_t other[PROMPT_MAX];
     memcpy(other, prompt, n_prompt * sizeof *prompt);
     other[10] = other[10] == 5 ? 6 : 5;
@@ -105,7 +107,7 @@ Test(generate, goes_back_to_where_a_prompt_parts_from_the_timeline) {
     cr_assert_arr_eq(out.ids.ids, greedy, n_greedy * sizeof *greedy);
 }
 
-Test(generate, feeds_the_last_token_of_a_known_prompt_again) {
+Test(generate, recomputes_only_the_last_token_of_a_known_prompt) {
     RUN(prompt, n_prompt, .max_tokens = 3);
     RUN(prompt, n_prompt, .max_tokens = (int)n_greedy);
     cr_assert_eq(out.timings.reused_tokens, n_prompt - 1);
@@ -117,7 +119,7 @@ Test(generate, ends_when_the_context_is_full) {
     open_chain((int)n_prompt + 5, SN_SAMPLING_DEFAULT);
     RUN(prompt, n_prompt, .max_tokens = 0);
     cr_assert_eq(out.finish, SN_FINISH_LENGTH);
-    cr_assert_eq(out.ids.n, 6); /* five fit behind the prompt, and the sixth needs not to be fed */
+    cr_assert_eq(out.ids.n, 6); /* five fit after the prompt, and the sixth need not be computed */
     cr_assert_arr_eq(out.ids.ids, greedy, 6 * sizeof *greedy);
 }
 
@@ -131,7 +133,7 @@ Test(generate, ends_when_it_is_interrupted) {
     cr_assert_arr_eq(out.ids.ids, greedy, n_greedy * sizeof *greedy);
 }
 
-Test(generate, draws_the_same_tokens_from_the_same_seed_and_others_from_another) {
+Test(generate, samples_the_same_tokens_from_the_same_seed_only) {
     int32_t first[12];
     for (int i = 0; i < 3; i++) {
         close_chain();
@@ -148,18 +150,18 @@ Test(generate, draws_the_same_tokens_from_the_same_seed_and_others_from_another)
 
 Test(generate, refuses_an_empty_a_long_and_a_foreign_prompt) {
     int32_t foreign[] = {5, 100000}, negative[] = {-1}, lengthy[CONTEXT + 1] = {0};
-    cr_assert_eq(run(prompt, 0, (sn_generate_options){.max_tokens = 1}), SN_REFUSED);
-    cr_assert(strstr(why.text, "the prompt is empty"), "%s", why.text);
-    cr_assert_eq(run(lengthy, CONTEXT + 1, (sn_generate_options){.max_tokens = 1}), SN_REFUSED);
-    cr_assert(strstr(why.text, "the prompt has 65 tokens"), "%s", why.text);
-    cr_assert_eq(run(foreign, 2, (sn_generate_options){.max_tokens = 1}), SN_REFUSED);
-    cr_assert(strstr(why.text, "token 100000 at place 1"), "%s", why.text);
-    cr_assert_eq(run(negative, 1, (sn_generate_options){.max_tokens = 1}), SN_REFUSED);
-    RUN(prompt, n_prompt, .max_tokens = (int)n_greedy); /* none of it did harm */
+    cr_assert_eq(run_generator(prompt, 0, (sn_generate_options){.max_tokens = 1}), SN_REFUSED);
+    cr_assert(strstr(run_err.text, "the prompt is empty"), "%s", run_err.text);
+    cr_assert_eq(run_generator(lengthy, CONTEXT + 1, (sn_generate_options){.max_tokens = 1}), SN_REFUSED);
+    cr_assert(strstr(run_err.text, "the prompt has 65 tokens"), "%s", run_err.text);
+    cr_assert_eq(run_generator(foreign, 2, (sn_generate_options){.max_tokens = 1}), SN_REFUSED);
+    cr_assert(strstr(run_err.text, "token 100000 at index 1"), "%s", run_err.text);
+    cr_assert_eq(run_generator(negative, 1, (sn_generate_options){.max_tokens = 1}), SN_REFUSED);
+    RUN(prompt, n_prompt, .max_tokens = (int)n_greedy); /* the refusals changed nothing */
     cr_assert_arr_eq(out.ids.ids, greedy, n_greedy * sizeof *greedy);
 }
 
-Test(head, embeds_and_scores_any_number_of_rows_alike, .init = set_up, .fini = tear_down) {
+Test(lm_head, embeds_and_scores_any_number_of_rows_equally, .init = set_up, .fini = tear_down) {
     enum { ROWS = 150 };
     const sn_hparams *hp = sn_model_hparams(model);
     size_t n_embd = (size_t)hp->n_embd, n_vocab = (size_t)hp->n_vocab;
@@ -167,15 +169,15 @@ Test(head, embeds_and_scores_any_number_of_rows_alike, .init = set_up, .fini = t
     for (int i = 0; i < ROWS; i++) ids[i] = i * 7 % hp->n_vocab;
     float *hidden = malloc(ROWS * n_embd * sizeof *hidden), *one = malloc(n_embd * sizeof *one);
     float *logits = malloc(ROWS * n_vocab * sizeof *logits), *row = malloc(n_vocab * sizeof *row);
-    NEED(sn_head_embed(head, ids, ROWS, hidden, &err));
-    NEED(sn_head_logits(head, hidden, ROWS, logits, &err));
+    REQUIRE(sn_lm_head_embed(head, ids, ROWS, hidden, &err));
+    REQUIRE(sn_lm_head_logits(head, hidden, ROWS, logits, &err));
     for (int i = 0; i < ROWS; i++) {
-        NEED(sn_head_embed(head, &ids[i], 1, one, &err));
-        NEED(sn_head_logits(head, one, 1, row, &err));
+        REQUIRE(sn_lm_head_embed(head, &ids[i], 1, one, &err));
+        REQUIRE(sn_lm_head_logits(head, one, 1, row, &err));
         cr_assert_arr_eq(one, hidden + (size_t)i * n_embd, n_embd * sizeof *one);
         cr_assert_arr_eq(row, logits + (size_t)i * n_vocab, n_vocab * sizeof *row);
     }
     ids[70] = hp->n_vocab;
-    cr_assert_eq(sn_head_embed(head, ids, ROWS, hidden, &why), SN_REFUSED);
+    cr_assert_eq(sn_lm_head_embed(head, ids, ROWS, hidden, &run_err), SN_REFUSED);
     free(hidden), free(one), free(logits), free(row);
 }

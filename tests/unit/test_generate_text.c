@@ -1,8 +1,9 @@
-/* Text that comes token by token from a tokenizer of SentencePiece's kind: byte tokens, and the space that the first one brings. */
-#include "client/generate.h"
-#include "model/utf8.h"
-#include "tests/support/need.h"
-#include "tests/support/tiny.h"
+/* Text generated token by token with a tokenizer in SentencePiece's style: byte tokens, and the space that the first
+ * token adds. */
+#include "client/generate/generator.h"
+#include "model/tokenizer/utf8.h"
+#include "tests/support/require.h"
+#include "tests/support/tiny_model.h"
 #include "tests/support/tokenizers.h"
 
 #include <criterion/criterion.h>
@@ -13,42 +14,43 @@ enum { CONTEXT = 64, TOKENS = 24, SEEDS = 400 };
 
 static sn_model *model;
 static sn_device *device;
-static sn_head *head;
-static sn_tokenizer *tokenizer; /* its first 320 tokens are the model's: special ones, bytes, and some that merge */
-static sn_buf told;
+static sn_lm_head *head;
+/* its first 320 tokens are those of the model: special tokens, bytes, and some merges */
+static sn_tokenizer *tokenizer;
+static sn_buf emitted;
 
 static void use_model(const char *path) {
-    sn_head_free(&head);
+    sn_lm_head_free(&head);
     sn_model_close(&model);
-    NEED(sn_model_open(path, &model, &err));
-    NEED(sn_head_load(model, device, &head, &err));
+    REQUIRE(sn_model_open(path, &model, &err));
+    REQUIRE(sn_lm_head_load(model, device, &head, &err));
 }
 
 static void set_up(void) {
     sn_device_options options = {.threads = 1};
-    NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &device, &err));
+    REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &device, &err));
     use_model(SN_FIXTURES "/golden/llama");
     tokenizer = open_fixture("sentencepiece");
-    sn_buf_init(&told, 1 << 20);
+    sn_buf_init(&emitted, 1 << 20);
 }
 
 static void tear_down(void) {
-    sn_buf_fini(&told);
+    sn_buf_fini(&emitted);
     sn_tokenizer_close(&tokenizer);
-    sn_head_free(&head);
+    sn_lm_head_free(&head);
     sn_device_close(&device);
     sn_model_close(&model);
 }
 
 TestSuite(generate_text, .init = set_up, .fini = tear_down);
 
-static sn_status tell(void *ctx, const char *text, size_t len, sn_err *err) {
+static sn_status on_text(void *ctx, const char *text, size_t len, sn_err *err) {
     (void)ctx;
     cr_assert(sn_utf8_valid(text, len));
-    return sn_buf_append(&told, text, len, err);
+    return sn_buf_append(&emitted, text, len, err);
 }
 
-/* The text of one prompt and seed; told is what was handed out on the way. */
+/* Generates the text of one prompt and seed; `emitted` is the text that the callback received. */
 static sn_generation write_text(const int32_t *prompt, size_t n, uint64_t seed, sn_generate_options options) {
     sn_chain *chain = NULL;
     sn_generator *generator = NULL;
@@ -56,17 +58,18 @@ static sn_generation write_text(const int32_t *prompt, size_t n, uint64_t seed, 
     sn_sampling sampling = SN_SAMPLING_DEFAULT;
     sampling.temperature = 1;
     sampling.seed = seed;
-    sn_chain_options wish = {
-        .device = device, .local_end = sn_model_hparams(model)->n_blocks, .kv_memory = 4 << 20, .max_tokens = CONTEXT};
-    NEED(sn_chain_open(model, &wish, &chain, &err));
+    sn_chain_options query = {
+        .max_tokens = CONTEXT,
+        .local = {.device = device, .end = sn_model_hparams(model)->n_blocks, .kv_memory = 4 << 20}};
+    REQUIRE(sn_chain_open(model, &query, &chain, &err));
     sn_generator_parts parts = {sn_model_hparams(model), head, chain, tokenizer, CONTEXT, NULL};
-    NEED(sn_generator_new(&parts, &sampling, &generator, &err));
-    told.len = 0;
+    REQUIRE(sn_generator_new(&parts, &sampling, &generator, &err));
+    emitted.len = 0;
     options.max_tokens = TOKENS;
-    options.on_text = tell;
-    options.ignore_end = true;
-    NEED(sn_generator_run(generator, prompt, n, &options, &out, &err));
-    cr_assert(out.text.len == told.len && (!told.len || !memcmp(out.text.data, told.data, told.len)));
+    options.on_text = on_text;
+    options.ignore_eos = true;
+    REQUIRE(sn_generator_run(generator, prompt, n, &options, &out, &err));
+    cr_assert(out.text.len == emitted.len && (!emitted.len || !memcmp(out.text.data, emitted.data, emitted.len)));
     sn_generator_free(&generator);
     sn_chain_close(&chain);
     return out;
@@ -80,7 +83,7 @@ static size_t first_text(const sn_generation *g, char *begin) {
     return len;
 }
 
-/* The seed of a text that begins with a space. */
+/* Finds the seed of a text that begins with a space. */
 static uint64_t seed_with_space(const int32_t *prompt, size_t n) {
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         sn_generation g = write_text(prompt, n, seed, (sn_generate_options){.is_answer = false});
@@ -93,9 +96,9 @@ static uint64_t seed_with_space(const int32_t *prompt, size_t n) {
     return 0;
 }
 
-Test(generate_text, leaves_the_first_space_out_where_nothing_comes_before) {
+Test(generate_text, omits_the_first_space_at_the_beginning) {
     const int32_t begins[] = {1}, goes_on[] = {1, 300};
-    sn_ids ids = {.ids = (int32_t *)goes_on + 1, .n = 1};
+    sn_token_ids ids = {.ids = (int32_t *)goes_on + 1, .n = 1};
     sn_buf before = decode(tokenizer, &ids, false);
     cr_assert_gt(before.len, 0u);
     sn_buf_fini(&before);
@@ -109,14 +112,14 @@ Test(generate_text, leaves_the_first_space_out_where_nothing_comes_before) {
     first_text(&whole, &begin);
     sn_buf all = decode(tokenizer, &whole.ids, false);
     cr_assert_eq(all.data[0], ' ');
-    cr_assert_eq(whole.text.data[0] == ' ', all.data[1] == ' '); /* one is left out, not all */
+    cr_assert_eq(whole.text.data[0] == ' ', all.data[1] == ' '); /* one space is omitted, not all */
     sn_buf_fini(&all);
     sn_generation *lists[] = {&more, &answer, &whole};
     for (size_t i = 0; i < 3; i++) sn_generation_fini(lists[i]);
 }
 
-/* Bytes of which no characters can be made become U+FFFD; everything else is the text of the tokens. */
-Test(generate_text, makes_characters_of_byte_tokens) {
+/* Bytes that do not form characters become U+FFFD; everything else is the text of the tokens. */
+Test(generate_text, decodes_byte_tokens) {
     const int32_t prompt[] = {1, 300};
     for (uint64_t seed = 1; seed <= 8; seed++) {
         sn_generation g = write_text(prompt, 2, seed, (sn_generate_options){.is_answer = false});
@@ -137,12 +140,14 @@ Test(generate_text, ends_before_a_stop_string_that_follows_the_first_space) {
     sn_generation g = write_text(prompt, 2, seed, (sn_generate_options){.is_answer = true});
     size_t at = 1;
     char stop[3] = "";
-    while (at + 2 < g.text.len && (g.text.data[at] > 127 || g.text.data[at + 1] > 127)) at++; /* bytes that are no characters never match */
+    while (at + 2 < g.text.len && (g.text.data[at] > 127 || g.text.data[at + 1] > 127))
+        at++; /* bytes that do not form characters never match */
     cr_assert_lt(at + 2, g.text.len);
     memcpy(stop, g.text.data + at, 2);
     const char *stops[] = {stop};
     const uint8_t *where = memmem(g.text.data, g.text.len, stop, strlen(stop));
-    sn_generation cut = write_text(prompt, 2, seed, (sn_generate_options){.is_answer = true, .stops = stops, .n_stops = 1});
+    sn_generation cut =
+        write_text(prompt, 2, seed, (sn_generate_options){.is_answer = true, .stops = stops, .n_stops = 1});
     cr_assert_eq(cut.finish, SN_FINISH_STOP_TEXT);
     cr_assert_eq(cut.text.len, (size_t)(where - g.text.data));
     cr_assert(!cut.text.len || !memcmp(cut.text.data, g.text.data, cut.text.len));
@@ -150,23 +155,24 @@ Test(generate_text, ends_before_a_stop_string_that_follows_the_first_space) {
     sn_generation_fini(&cut);
 }
 
-/* Phi-3 and Gemma have more rows than tokens; a random model takes them as readily as others. */
-Test(generate_text, goes_on_behind_an_id_that_the_tokenizer_does_not_have) {
+/* Phi-3 and Gemma have more rows than tokens; a random model generates their ids as often as others. */
+Test(generate_text, continues_after_an_id_outside_the_tokenizer) {
     const int32_t prompt[] = {1, 300};
     const int n_vocab = sn_tokenizer_n_vocab(tokenizer);
-    char *path = tiny_make(&(tiny_options){.dtype = SN_F32, .n_vocab = 2 * n_vocab});
+    char *path = tiny_model_make(&(tiny_model_options){.dtype = SN_F32, .n_vocab = 2 * n_vocab});
     use_model(path);
     sn_generation g = write_text(prompt, 2, 1, (sn_generate_options){.is_answer = false});
-    sn_ids known = {0};
-    NEED(sn_calloc(&known.ids, TOKENS, sizeof *known.ids, &err));
+    sn_token_ids known = {0};
+    REQUIRE(sn_calloc(&known.ids, TOKENS, sizeof *known.ids, &err));
     for (size_t i = 0; i < g.ids.n; i++)
         if (g.ids.ids[i] < n_vocab) known.ids[known.n++] = g.ids.ids[i];
     cr_assert(g.finish == SN_FINISH_LENGTH && g.ids.n == TOKENS);
     cr_assert(known.n > 0 && known.n < TOKENS, "%zu of %d", known.n, TOKENS);
     sn_buf all = decode(tokenizer, &known, false);
-    if (sn_utf8_valid((char *)all.data, all.len)) cr_assert(all.len == g.text.len && !memcmp(all.data, g.text.data, all.len));
+    if (sn_utf8_valid((char *)all.data, all.len))
+        cr_assert(all.len == g.text.len && !memcmp(all.data, g.text.data, all.len));
     sn_buf_fini(&all);
     free(known.ids);
     sn_generation_fini(&g);
-    tiny_remove(&path);
+    tiny_model_remove(&path);
 }

@@ -1,10 +1,11 @@
-/* The reference's numbers (tests/fixtures/golden: transformers, float32) over nodes: the model cut in two at every place.
- * Within 1e-4 of the largest magnitude: the reference sums in another order. What the cuts give each other is equal bits. */
+/* The reference's numbers (tests/fixtures/golden: transformers, float32) over nodes, with the model cut into two
+ * spans at every block. Tolerance: 1e-4 of the largest magnitude, because the reference sums in another order. All
+ * cuts give the same bits. */
 #include "model/safetensors.h"
-#include "client/head.h"
+#include "client/generate/lm_head.h"
 #include "tests/support/cluster.h"
 #include "tests/support/families.h"
-#include "tests/support/need.h"
+#include "tests/support/require.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -14,10 +15,10 @@ typedef struct golden {
     sn_safetensors *file;
     sn_model *model;
     sn_device *device;
-    sn_head *head;
+    sn_lm_head *head;
     const sn_hparams *hp;
-    int n; /* tokens */
-    int worst_block; /* whose hidden states were further from the reference than allowed; -1: none */
+    int n;           /* tokens */
+    int worst_block; /* first block whose hidden states differ from the reference by more than allowed; -1: none */
 } golden;
 
 static golden open_golden(const char *family, char path[256]) {
@@ -25,17 +26,17 @@ static golden open_golden(const char *family, char path[256]) {
     char file[300];
     snprintf(path, 256, "%s/golden/%s", SN_FIXTURES, family);
     snprintf(file, sizeof file, "%s/golden.safetensors", path);
-    NEED(sn_safetensors_open(file, &g.file, &err));
-    NEED(sn_model_open(path, &g.model, &err));
-    NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = 1}, &g.device, &err));
-    NEED(sn_head_load(g.model, g.device, &g.head, &err));
+    REQUIRE(sn_safetensors_open(file, &g.file, &err));
+    REQUIRE(sn_model_open(path, &g.model, &err));
+    REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = 1}, &g.device, &err));
+    REQUIRE(sn_lm_head_load(g.model, g.device, &g.head, &err));
     g.hp = sn_model_hparams(g.model);
     g.n = (int)sn_safetensors_find(g.file, "input_ids")->elements;
     return g;
 }
 
 static void close_golden(golden *g) {
-    sn_head_free(&g->head);
+    sn_lm_head_free(&g->head);
     sn_device_close(&g->device);
     sn_model_close(&g->model);
     sn_safetensors_close(&g->file);
@@ -59,7 +60,7 @@ static void compare_boundary(void *ctx, int block, int position, int n, const fl
     if (position == 0 && n == g->n && !is_close(g, name, hidden)) g->worst_block = block;
 }
 
-/* The reference's ids, then its greedy continuation, through the chain; false where a token differs. */
+/* Feeds the reference's ids and then its greedy continuation through the chain; false if a token differs. */
 static bool greedy_is_equal(golden *g, sn_chain *chain, const float *logits) {
     const sn_safetensors_tensor *greedy = sn_safetensors_find(g->file, "greedy");
     size_t n_vocab = (size_t)g->hp->n_vocab, n_embd = (size_t)g->hp->n_embd;
@@ -73,34 +74,38 @@ static bool greedy_is_equal(golden *g, sn_chain *chain, const float *logits) {
         for (int32_t v = 1; v < g->hp->n_vocab; v++)
             if (row[v] > row[best]) best = v;
         equal = best == want;
-        NEED(sn_head_embed(g->head, &best, 1, hidden, &err));
-        NEED(sn_chain_step(chain, g->n + (int)i, 1, hidden, hidden + n_embd, &err));
-        NEED(sn_head_logits(g->head, hidden + n_embd, 1, row, &err));
+        REQUIRE(sn_lm_head_embed(g->head, &best, 1, hidden, &err));
+        REQUIRE(sn_chain_step(chain, g->n + (int)i, 1, hidden, hidden + n_embd, &err));
+        REQUIRE(sn_lm_head_logits(g->head, hidden + n_embd, 1, row, &err));
     }
     free(row);
     free(hidden);
     return equal;
 }
 
-/* Logits of the reference's ids over this link; hidden states and greedy tokens are compared on the way. */
-static float *run(golden *g, sn_link *link, const char *what) {
+/* Computes the logits of the reference's ids over this link; also compares hidden states and greedy tokens. */
+static float *run_golden(golden *g, sn_link *link, const char *what) {
     sn_chain *chain = NULL;
     size_t n_embd = (size_t)g->hp->n_embd, n = (size_t)g->n;
     const sn_safetensors_tensor *t = sn_safetensors_find(g->file, "input_ids");
-    float *hidden = malloc(2 * n * n_embd * sizeof *hidden), *logits = malloc(n * (size_t)g->hp->n_vocab * sizeof *logits);
+    float *hidden = malloc(2 * n * n_embd * sizeof *hidden),
+          *logits = malloc(n * (size_t)g->hp->n_vocab * sizeof *logits);
     int32_t ids[512];
     for (size_t i = 0; i < n; i++) {
         int64_t id;
         memcpy(&id, t->data + i * sizeof id, sizeof id);
         ids[i] = (int32_t)id;
     }
-    NEED(sn_chain_open(g->model, &(sn_chain_options){.link = link}, &chain, &err));
+    sn_chain_options options = sn_chain_options_default();
+    options.link = link;
+    REQUIRE(sn_chain_open(g->model, &options, &chain, &err));
     sn_chain_observe(chain, compare_boundary, g);
-    NEED(sn_head_embed(g->head, ids, g->n, hidden, &err));
-    NEED(sn_chain_step(chain, 0, g->n, hidden, hidden + n * n_embd, &err));
-    NEED(sn_head_logits(g->head, hidden + n * n_embd, g->n, logits, &err));
-    cr_expect_eq(g->worst_block, -1, "%s: hidden.%d is further than 1e-4 from the reference", what, g->worst_block);
-    cr_expect(is_close(g, "logits", logits), "%s: logits are further than 1e-4 from the reference", what);
+    REQUIRE(sn_lm_head_embed(g->head, ids, g->n, hidden, &err));
+    REQUIRE(sn_chain_step(chain, 0, g->n, hidden, hidden + n * n_embd, &err));
+    REQUIRE(sn_lm_head_logits(g->head, hidden + n * n_embd, g->n, logits, &err));
+    cr_expect_eq(g->worst_block, -1, "%s: hidden.%d differs from the reference by more than 1e-4", what,
+                 g->worst_block);
+    cr_expect(is_close(g, "logits", logits), "%s: logits differ from the reference by more than 1e-4", what);
     cr_expect(greedy_is_equal(g, chain, logits), "%s: greedy tokens differ from the reference", what);
     sn_chain_close(&chain);
     free(hidden);
@@ -118,11 +123,12 @@ Test(golden, every_cut_in_two_over_nodes_gives_the_references_numbers) {
             cluster_add(c, cut, g.hp->n_blocks);
             sn_link *link = cluster_link(c);
             snprintf(what, sizeof what, "%s cut at block %d", FAMILIES[f], cut);
-            float *logits = run(&g, link, what);
-            if (!first) first = logits;
+            float *logits = run_golden(&g, link, what);
+            if (!first)
+                first = logits;
             else {
                 size_t bytes = (size_t)g.n * (size_t)g.hp->n_vocab * sizeof *logits;
-                cr_expect(!memcmp(first, logits, bytes), "%s gives other bits than cut at block 1", what);
+                cr_expect(!memcmp(first, logits, bytes), "%s: bits differ from those of the cut at block 1", what);
                 free(logits);
             }
             sn_link_close(&link);
@@ -140,7 +146,7 @@ Test(golden, one_span_over_one_node_gives_the_references_numbers) {
         cluster *c = cluster_new(&(cluster_options){.model = path});
         cluster_add(c, 0, 0);
         sn_link *link = cluster_link(c);
-        free(run(&g, link, FAMILIES[f]));
+        free(run_golden(&g, link, FAMILIES[f]));
         sn_link_close(&link);
         cluster_free(&c);
         close_golden(&g);

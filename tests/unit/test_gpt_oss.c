@@ -1,11 +1,11 @@
-/* gpt-oss as it is published: experts in MXFP4, in folders (elements and exponents in tensors of their own, gate and up taking
- * turns) and in GGUF files. The golden folder, in bfloat16, says how its experts lie; here others take their place. What
- * they compute: test_golden.c; with weights of every type: test_experts.c. */
+/* gpt-oss as published: experts in MXFP4, in folders (elements and exponents in separate tensors, gate and up
+ * interleaved) and in GGUF files. The golden folder, in bfloat16, shows the layout of the experts; here MXFP4
+ * experts replace them. test_golden.c checks what they compute, test_experts.c all types of weights. */
 #include "device/quant.h"
 #include "model/model.h"
 #include "model/safetensors.h"
 #include "tests/support/files.h"
-#include "tests/support/need.h"
+#include "tests/support/require.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -15,14 +15,15 @@
 
 enum { EXPERTS = 4, EMBD = 64, FF = 96, GATE_UP = EXPERTS * 2 * FF * EMBD, DOWN = EXPERTS * EMBD * FF };
 
-/* Random blocks of one tensor, its rows one behind the other. */
+/* Random blocks of one tensor, row after row. */
 typedef struct packed {
     uint8_t elements[GATE_UP / 2], exponents[GATE_UP / 32];
 } packed;
 
 static packed random_packed(unsigned seed) {
     packed p;
-    for (size_t i = 0; i < sizeof p.elements; i++) p.elements[i] = (uint8_t)((seed = seed * 1664525 + 1013904223) >> 24);
+    for (size_t i = 0; i < sizeof p.elements; i++)
+        p.elements[i] = (uint8_t)((seed = seed * 1664525 + 1013904223) >> 24);
     for (size_t i = 0; i < sizeof p.exponents; i++) p.exponents[i] = (uint8_t)(118 + p.elements[i] % 5);
     return p;
 }
@@ -45,72 +46,75 @@ typedef struct file {
     sn_buf header, data;
 } file;
 
-static void add(file *f, const char *name, const char *ending, const char *type, int n_dims, const size_t *dims,
-                const void *data, size_t bytes) {
+static void add_tensor(file *f, const char *name, const char *ending, const char *type, int n_dims, const size_t *dims,
+                       const void *data, size_t bytes) {
     char text[400];
-    int at = snprintf(text, sizeof text, "%s\"%s%s\":{\"dtype\":\"%s\",\"shape\":[", f->header.len ? "," : "{", name, ending, type);
+    int at = snprintf(text, sizeof text, "%s\"%s%s\":{\"dtype\":\"%s\",\"shape\":[", f->header.len ? "," : "{", name,
+                      ending, type);
     for (int i = 0; i < n_dims; i++) at += snprintf(text + at, sizeof text - (size_t)at, i ? ",%zu" : "%zu", dims[i]);
     snprintf(text + at, sizeof text - (size_t)at, "],\"data_offsets\":[%zu,%zu]}", f->data.len, f->data.len + bytes);
     put_text(&f->header, text);
-    put(&f->data, data, bytes);
+    put_bytes(&f->data, data, bytes);
 }
 
-typedef enum form {
+typedef enum format {
     AS_PUBLISHED,
-    AS_BFLOAT16,    /* the same numbers, as the golden folder has them */
-    SHORT_SCALES,   /* of a block too few */
+    AS_BFLOAT16,    /* the same numbers, as in the golden folder */
+    SHORT_SCALES,   /* one block too few */
     SIGNED_SCALES,  /* of another type */
-    WITHOUT_SCALES, /* of block 1's down */
-} form;
+    WITHOUT_SCALES, /* of the down matrix of block 1 */
+} format;
 
 /* Matrices of (rows, cols), stacked. */
-static void add_experts(file *f, const char *name, size_t rows, size_t cols, const packed *p, form how) {
-    const size_t dims[] = {EXPERTS, rows, cols / 32 - (how == SHORT_SCALES), 16}, turned[] = {EXPERTS, cols, rows};
+static void add_experts(file *f, const char *name, size_t rows, size_t cols, const packed *p, format form) {
+    const size_t dims[] = {EXPERTS, rows, cols / 32 - (form == SHORT_SCALES), 16}, turned[] = {EXPERTS, cols, rows};
     const size_t blocks[] = {EXPERTS, rows, cols / 32, 16}, n = EXPERTS * rows * cols;
-    if (how == AS_BFLOAT16) {
+    if (form == AS_BFLOAT16) {
         uint16_t *all = malloc(n * sizeof *all);
         for (size_t e = 0; e < EXPERTS; e++)
             for (size_t r = 0; r < rows; r++)
                 for (size_t c = 0; c < cols; c++)
                     all[(e * cols + c) * rows + r] = sn_f32_to_bf16(value_of(p, (e * rows + r) * cols + c));
-        add(f, name, "", "BF16", 3, turned, all, n * sizeof *all);
+        add_tensor(f, name, "", "BF16", 3, turned, all, n * sizeof *all);
         free(all);
         return;
     }
-    add(f, name, "_blocks", "U8", 4, blocks, p->elements, n / 2);
-    if (how == WITHOUT_SCALES && !strcmp(name, "model.layers.1.mlp.experts.down_proj")) return;
-    add(f, name, "_scales", how == SIGNED_SCALES ? "I8" : "U8", 3, dims, p->exponents, EXPERTS * rows * dims[2]);
+    add_tensor(f, name, "_blocks", "U8", 4, blocks, p->elements, n / 2);
+    if (form == WITHOUT_SCALES && !strcmp(name, "model.layers.1.mlp.experts.down_proj")) return;
+    add_tensor(f, name, "_scales", form == SIGNED_SCALES ? "I8" : "U8", 3, dims, p->exponents,
+               EXPERTS * rows * dims[2]);
 }
 
-static char *write_folder(form how) {
-    static const char quantised[] = "{\"quantization_config\":{\"quant_method\":\"mxfp4\",\"modules_to_not_convert\":[\"lm_head\"]},";
+static char *write_folder(format form) {
+    static const char quantised[] =
+        "{\"quantization_config\":{\"quant_method\":\"mxfp4\",\"modules_to_not_convert\":[\"lm_head\"]},";
     char *folder = temp_folder(), config[4096] = "";
     sn_safetensors *golden = NULL;
     file f = {0};
     sn_buf whole = {0};
-    NEED(sn_safetensors_open(GOLDEN "/model.safetensors", &golden, &err));
+    REQUIRE(sn_safetensors_open(GOLDEN "/model.safetensors", &golden, &err));
     for (size_t i = 0; i < sn_safetensors_n_tensors(golden); i++) {
         const sn_safetensors_tensor *t = sn_safetensors_tensor_at(golden, i);
         packed p = random_packed((unsigned)i);
         if (ends_with(t->name, "gate_up_proj"))
-            add_experts(&f, t->name, 2 * FF, EMBD, &p, how);
+            add_experts(&f, t->name, 2 * FF, EMBD, &p, form);
         else if (ends_with(t->name, "down_proj"))
-            add_experts(&f, t->name, EMBD, FF, &p, how);
+            add_experts(&f, t->name, EMBD, FF, &p, form);
         else
-            add(&f, t->name, "", t->type, t->n_dims, t->dims, t->data, t->bytes);
+            add_tensor(&f, t->name, "", t->type, t->n_dims, t->dims, t->data, t->bytes);
     }
     put_text(&f.header, "}");
     put_u64(&whole, f.header.len);
-    put(&whole, f.header.data, f.header.len);
-    put(&whole, f.data.data, f.data.len);
+    put_bytes(&whole, f.header.data, f.header.len);
+    put_bytes(&whole, f.data.data, f.data.len);
     write_file(folder, "model.safetensors", whole.data, whole.len);
     FILE *from = fopen(GOLDEN "/config.json", "r");
     cr_assert(from);
     size_t n = fread(config, 1, sizeof config - 1, from);
     fclose(from);
     whole.len = 0;
-    put_text(&whole, how == AS_BFLOAT16 ? "{" : quantised);
-    put(&whole, config + 1, n - 1);
+    put_text(&whole, form == AS_BFLOAT16 ? "{" : quantised);
+    put_bytes(&whole, config + 1, n - 1);
     write_file(folder, "config.json", whole.data, whole.len);
     sn_buf_fini(&f.header), sn_buf_fini(&f.data), sn_buf_fini(&whole);
     sn_safetensors_close(&golden);
@@ -119,16 +123,16 @@ static char *write_folder(form how) {
 
 static sn_model *open_model(const char *path) {
     sn_model *m = NULL;
-    NEED(sn_model_open(path, &m, &err));
+    REQUIRE(sn_model_open(path, &m, &err));
     return m;
 }
 
-static float *floats_of(const sn_model *m, sn_role role, int block, int piece) {
+static float *floats_of(const sn_model *m, sn_role role, int block, int part) {
     sn_model_tensor t;
     const void *rows;
     void *copy;
-    NEED(sn_model_find_piece(m, role, block, piece, &t, &err));
-    NEED(sn_model_contiguous(&t, &rows, &copy, &err));
+    REQUIRE(sn_model_find_expert(m, role, block, part, &t, &err));
+    REQUIRE(sn_model_contiguous(&t, &rows, &copy, &err));
     float *out = malloc(t.rows * t.cols * sizeof *out);
     for (size_t r = 0; r < t.rows; r++)
         sn_dequantize_row(t.dtype, (const char *)rows + r * (t.bytes / t.rows), t.cols, out + r * t.cols);
@@ -136,7 +140,7 @@ static float *floats_of(const sn_model *m, sn_role role, int block, int piece) {
     return out;
 }
 
-Test(gpt_oss, experts_in_mxfp4_are_those_in_bfloat16) {
+Test(gpt_oss, experts_in_mxfp4_equal_those_in_bfloat16) {
     char *folder = write_folder(AS_PUBLISHED), *plain = write_folder(AS_BFLOAT16);
     sn_model *m = open_model(folder), *same = open_model(plain);
     sn_model_tensor t;
@@ -147,12 +151,12 @@ Test(gpt_oss, experts_in_mxfp4_are_those_in_bfloat16) {
                 cr_assert(!memcmp(a, b, FF * EMBD * sizeof *a), "block %d, role %d, expert %d", block, (int)role, e);
                 free(a), free(b);
             }
-    NEED(sn_model_find_piece(m, SN_ROLE_EXPERTS_UP, 3, 3, &t, &err));
+    REQUIRE(sn_model_find_expert(m, SN_ROLE_EXPERTS_UP, 3, 3, &t, &err));
     cr_assert(t.dtype == SN_MXFP4 && t.rows == FF && t.cols == EMBD && t.bytes == FF * EMBD / 32 * 17);
     size_t bytes;
     const char *last = sn_model_run(&t, sn_model_n_runs(&t) - 1, &bytes);
-    cr_assert_eq(last + bytes - (const char *)t.data, (2 * FF - 1) * EMBD / 2, "the runs are every second row");
-    sn_model_forget(m, &t);
+    cr_assert_eq(last + bytes - (const char *)t.data, (2 * FF - 1) * EMBD / 2, "a run covers every second row");
+    sn_model_release_pages(m, &t);
     cr_assert(sn_model_has_block(m, 0));
     sn_model_close(&m);
     sn_model_close(&same);
@@ -160,9 +164,9 @@ Test(gpt_oss, experts_in_mxfp4_are_those_in_bfloat16) {
     temp_folder_remove(&plain);
 }
 
-Test(gpt_oss, mxfp4_that_is_none_is_refused) {
-    for (form how = SHORT_SCALES; how <= SIGNED_SCALES; how++) {
-        char *folder = write_folder(how);
+Test(gpt_oss, invalid_mxfp4_is_refused) {
+    for (format form = SHORT_SCALES; form <= SIGNED_SCALES; form++) {
+        char *folder = write_folder(form);
         sn_model *m = NULL;
         sn_err why = {0};
         cr_assert_eq(sn_model_open(folder, &m, &why), SN_REFUSED);
@@ -171,7 +175,7 @@ Test(gpt_oss, mxfp4_that_is_none_is_refused) {
     }
 }
 
-Test(gpt_oss, lacking_the_scales_of_experts_lacks_their_block) {
+Test(gpt_oss, missing_expert_scales_make_their_block_missing) {
     char *folder = write_folder(WITHOUT_SCALES);
     sn_model *m = open_model(folder);
     cr_assert(sn_model_has_block(m, 0) && !sn_model_has_block(m, 1) && sn_model_has_block(m, 2));
@@ -184,59 +188,81 @@ Test(gpt_oss, lacking_the_scales_of_experts_lacks_their_block) {
 static const struct {
     sn_role role;
     const char *name;
-} NAMES[] = {{SN_ROLE_TOKEN_EMBEDDING, "token_embd.weight"},   {SN_ROLE_OUTPUT_NORM, "output_norm.weight"},
-             {SN_ROLE_OUTPUT, "output.weight"},                {SN_ROLE_ATTN_NORM, "attn_norm.weight"},
-             {SN_ROLE_ATTN_Q, "attn_q.weight"},                {SN_ROLE_ATTN_Q_BIAS, "attn_q.bias"},
-             {SN_ROLE_ATTN_K, "attn_k.weight"},                {SN_ROLE_ATTN_K_BIAS, "attn_k.bias"},
-             {SN_ROLE_ATTN_V, "attn_v.weight"},                {SN_ROLE_ATTN_V_BIAS, "attn_v.bias"},
-             {SN_ROLE_ATTN_O, "attn_output.weight"},           {SN_ROLE_ATTN_O_BIAS, "attn_output.bias"},
-             {SN_ROLE_ATTN_SINKS, "attn_sinks.weight"},        {SN_ROLE_FFN_NORM, "post_attention_norm.weight"},
-             {SN_ROLE_ROUTER, "ffn_gate_inp.weight"},          {SN_ROLE_ROUTER_BIAS, "ffn_gate_inp.bias"},
-             {SN_ROLE_EXPERTS_GATE, "ffn_gate_exps.weight"},   {SN_ROLE_EXPERTS_GATE_BIAS, "ffn_gate_exps.bias"},
-             {SN_ROLE_EXPERTS_UP, "ffn_up_exps.weight"},       {SN_ROLE_EXPERTS_UP_BIAS, "ffn_up_exps.bias"},
-             {SN_ROLE_EXPERTS_DOWN, "ffn_down_exps.weight"},   {SN_ROLE_EXPERTS_DOWN_BIAS, "ffn_down_exps.bias"}};
+} NAMES[] = {{SN_ROLE_TOKEN_EMBEDDING, "token_embd.weight"},
+             {SN_ROLE_OUTPUT_NORM, "output_norm.weight"},
+             {SN_ROLE_OUTPUT, "output.weight"},
+             {SN_ROLE_ATTN_NORM, "attn_norm.weight"},
+             {SN_ROLE_ATTN_Q, "attn_q.weight"},
+             {SN_ROLE_ATTN_Q_BIAS, "attn_q.bias"},
+             {SN_ROLE_ATTN_K, "attn_k.weight"},
+             {SN_ROLE_ATTN_K_BIAS, "attn_k.bias"},
+             {SN_ROLE_ATTN_V, "attn_v.weight"},
+             {SN_ROLE_ATTN_V_BIAS, "attn_v.bias"},
+             {SN_ROLE_ATTN_O, "attn_output.weight"},
+             {SN_ROLE_ATTN_O_BIAS, "attn_output.bias"},
+             {SN_ROLE_ATTN_SINKS, "attn_sinks.weight"},
+             {SN_ROLE_FFN_NORM, "post_attention_norm.weight"},
+             {SN_ROLE_ROUTER, "ffn_gate_inp.weight"},
+             {SN_ROLE_ROUTER_BIAS, "ffn_gate_inp.bias"},
+             {SN_ROLE_EXPERTS_GATE, "ffn_gate_exps.weight"},
+             {SN_ROLE_EXPERTS_GATE_BIAS, "ffn_gate_exps.bias"},
+             {SN_ROLE_EXPERTS_UP, "ffn_up_exps.weight"},
+             {SN_ROLE_EXPERTS_UP_BIAS, "ffn_up_exps.bias"},
+             {SN_ROLE_EXPERTS_DOWN, "ffn_down_exps.weight"},
+             {SN_ROLE_EXPERTS_DOWN_BIAS, "ffn_down_exps.bias"}};
 
 static void add_gguf(file *f, const sn_model *m, sn_role role, int block, const char *base) {
     char name[64];
     sn_model_tensor t;
-    int pieces = sn_role_pieces(sn_model_hparams(m), role);
-    bool stacked = pieces > 1, rows_of_experts = role >= SN_ROLE_EXPERTS_GATE_BIAS && role <= SN_ROLE_EXPERTS_DOWN_BIAS;
-    NEED(sn_model_find(m, role, block, &t, &err));
+    int parts = sn_role_n_matrices(sn_model_hparams(m), role);
+    bool stacked = parts > 1, rows_of_experts = role >= SN_ROLE_EXPERTS_GATE_BIAS && role <= SN_ROLE_EXPERTS_DOWN_BIAS;
+    REQUIRE(sn_model_find(m, role, block, &t, &err));
     snprintf(name, sizeof name, role < SN_ROLE_FIRST_OF_BLOCK ? "%s" : "blk.%2$d.%1$s", base, block);
     put_gguf_string(&f->header, name);
     put_u32(&f->header, rows_of_experts ? 2 : sn_role_is_vector(role) ? 1 : stacked ? 3 : 2);
     put_u64(&f->header, rows_of_experts ? t.cols / EXPERTS : t.cols);
     if (rows_of_experts) put_u64(&f->header, EXPERTS);
     if (!sn_role_is_vector(role)) put_u64(&f->header, t.rows);
-    if (stacked) put_u64(&f->header, (uint64_t)pieces);
+    if (stacked) put_u64(&f->header, (uint64_t)parts);
     put_u32(&f->header, t.dtype == SN_MXFP4 ? 39 : 30 /* BF16 */);
     put_u64(&f->header, f->data.len);
-    for (int i = 0; i < pieces; i++) {
+    for (int i = 0; i < parts; i++) {
         const void *rows;
         void *copy;
-        NEED(sn_model_find_piece(m, role, block, i, &t, &err));
-        NEED(sn_model_contiguous(&t, &rows, &copy, &err));
-        put(&f->data, rows, t.bytes);
+        REQUIRE(sn_model_find_expert(m, role, block, i, &t, &err));
+        REQUIRE(sn_model_contiguous(&t, &rows, &copy, &err));
+        put_bytes(&f->data, rows, t.bytes);
         free(copy);
     }
     pad_to(&f->data, 32);
 }
 
-/* What the golden config.json says, as llama.cpp's converter writes it. */
+/* The golden config.json as llama.cpp's converter writes it. */
 static void put_metadata(sn_buf *b, const char *rope, int pattern) {
     static const struct {
         const char *key;
         uint32_t value;
-    } numbers[] = {{"block_count", 4},          {"context_length", 256},      {"embedding_length", EMBD},
-                   {"feed_forward_length", FF}, {"attention.head_count", 4},  {"attention.head_count_kv", 2},
-                   {"attention.key_length", 16}, {"attention.value_length", 16}, {"attention.sliding_window", 8},
-                   {"expert_count", EXPERTS},   {"expert_used_count", 2},     {"expert_feed_forward_length", FF},
+    } numbers[] = {{"block_count", 4},
+                   {"context_length", 256},
+                   {"embedding_length", EMBD},
+                   {"feed_forward_length", FF},
+                   {"attention.head_count", 4},
+                   {"attention.head_count_kv", 2},
+                   {"attention.key_length", 16},
+                   {"attention.value_length", 16},
+                   {"attention.sliding_window", 8},
+                   {"expert_count", EXPERTS},
+                   {"expert_used_count", 2},
+                   {"expert_feed_forward_length", FF},
                    {"rope.scaling.original_context_length", 4096}};
     static const struct {
         const char *key;
         float value;
-    } floats[] = {{"attention.layer_norm_rms_epsilon", 1e-5f}, {"rope.freq_base", 150000},  {"rope.scaling.factor", 32},
-                  {"rope.scaling.yarn_beta_fast", 32},         {"rope.scaling.yarn_beta_slow", 1}};
+    } floats[] = {{"attention.layer_norm_rms_epsilon", 1e-5f},
+                  {"rope.freq_base", 150000},
+                  {"rope.scaling.factor", 32},
+                  {"rope.scaling.yarn_beta_fast", 32},
+                  {"rope.scaling.yarn_beta_slow", 1}};
     enum { N_NUMBERS = sizeof numbers / sizeof *numbers, N_FLOATS = sizeof floats / sizeof *floats };
     char key[80];
     put_gguf_header(b, 3, 3 + 4 * (sizeof NAMES / sizeof *NAMES - 3), N_NUMBERS + N_FLOATS + 2 + (pattern > 0));
@@ -260,9 +286,9 @@ static char *write_gguf(const char *folder, const sn_model *m, const char *rope,
         for (int block = 0; block < (NAMES[i].role < SN_ROLE_FIRST_OF_BLOCK ? 1 : 4); block++)
             add_gguf(&f, m, NAMES[i].role, block, NAMES[i].name);
     put_metadata(&b, rope, pattern);
-    put(&b, f.header.data, f.header.len);
+    put_bytes(&b, f.header.data, f.header.len);
     pad_to(&b, 32);
-    put(&b, f.data.data, f.data.len);
+    put_bytes(&b, f.data.data, f.data.len);
     write_file(folder, "model.gguf", b.data, b.len);
     sn_buf_fini(&b), sn_buf_fini(&f.header), sn_buf_fini(&f.data);
     return temp_path(folder, "model.gguf");
@@ -270,15 +296,15 @@ static char *write_gguf(const char *folder, const sn_model *m, const char *rope,
 
 static bool same_block(const sn_model *a, const sn_model *b, int block) {
     sn_hash of[2];
-    NEED(sn_model_block_hash(a, block, &of[0], &err));
-    NEED(sn_model_block_hash(b, block, &of[1], &err));
+    REQUIRE(sn_model_block_hash(a, block, &of[0], &err));
+    REQUIRE(sn_model_block_hash(b, block, &of[1], &err));
     return !memcmp(of[0].bytes, of[1].bytes, SN_HASH_SIZE);
 }
 
-/* The hash is over the weights, and over what a block computes with them: windows, angles, their scale. */
-Test(gpt_oss, in_a_gguf_file_has_the_blocks_of_its_folder) {
-    for (form how = AS_PUBLISHED; how <= AS_BFLOAT16; how++) {
-        char *folder = write_folder(how), *path = NULL;
+/* The hash covers the weights, and what a block computes with them: windows, angles, their scale. */
+Test(gpt_oss, gguf_file_and_folder_give_the_same_blocks) {
+    for (format form = AS_PUBLISHED; form <= AS_BFLOAT16; form++) {
+        char *folder = write_folder(form), *path = NULL;
         sn_model *m = open_model(folder), *other;
         path = write_gguf(folder, m, "yarn", 0);
         other = open_model(path);
@@ -290,7 +316,8 @@ Test(gpt_oss, in_a_gguf_file_has_the_blocks_of_its_folder) {
         free(path);
         path = write_gguf(folder, m, "yarn", 3);
         other = open_model(path);
-        cr_assert(same_block(m, other, 0) && !same_block(m, other, 1) && !same_block(m, other, 2) && !same_block(m, other, 3),
+        cr_assert(same_block(m, other, 0) && !same_block(m, other, 1) && !same_block(m, other, 2) &&
+                      !same_block(m, other, 3),
                   "of three blocks two have the window");
         sn_model_close(&other);
         free(path);

@@ -22,7 +22,7 @@ static void teardown(void) {
 
 TestSuite(identity, .init = setup, .fini = teardown);
 
-static sn_identity make(void) {
+static sn_identity make_identity(void) {
     sn_err err = {0};
     sn_identity identity;
     cr_assert_eq(sn_identity_new(&identity, &err), SN_OK, "%s", err.text);
@@ -38,16 +38,16 @@ static void write_file(const char *text, size_t len, mode_t mode) {
     close(file);
 }
 
-static void expect_refusal(const char *word) {
+static void expect_refusal(const char *error_part) {
     sn_err err = {0};
     sn_identity identity;
-    cr_assert_eq(sn_identity_load(path, &identity, &err), SN_REFUSED, "no word of '%s'", word);
-    cr_assert(strstr(err.text, word), "'%s' is not about '%s'", err.text, word);
+    cr_assert_eq(sn_identity_load(path, &identity, &err), SN_REFUSED, "no word of '%s'", error_part);
+    cr_assert(strstr(err.text, error_part), "'%s' is not about '%s'", err.text, error_part);
 }
 
 Test(identity, is_the_same_after_save_and_load) {
     sn_err err = {0};
-    sn_identity made = make(), loaded;
+    sn_identity made = make_identity(), loaded;
     cr_assert_eq(sn_identity_save(&made, path, &err), SN_OK, "%s", err.text);
     struct stat info;
     cr_assert_eq(stat(path, &info), 0);
@@ -56,15 +56,15 @@ Test(identity, is_the_same_after_save_and_load) {
     cr_assert_arr_eq(&made, &loaded, sizeof made);
 }
 
-Test(identity, differs_each_time) {
-    sn_identity one = make(), two = make();
+Test(identity, new_identities_differ) {
+    sn_identity one = make_identity(), two = make_identity();
     cr_assert_arr_neq(one.id, two.id, SN_KEY_SIZE);
     cr_assert_arr_neq(one.curve_key, two.curve_key, SN_KEY_SIZE);
 }
 
 Test(identity, is_never_overwritten) {
     sn_err err = {0};
-    sn_identity first = make(), second = make(), loaded;
+    sn_identity first = make_identity(), second = make_identity(), loaded;
     cr_assert_eq(sn_identity_save(&first, path, &err), SN_OK, "%s", err.text);
     cr_assert_eq(sn_identity_save(&second, path, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "never overwritten"), "%s", err.text);
@@ -74,9 +74,9 @@ Test(identity, is_never_overwritten) {
     cr_assert(strstr(err.text, "cannot be made"), "%s", err.text);
 }
 
-Test(identity, that_others_may_read_is_refused) {
+Test(identity, refuses_a_file_that_others_can_read) {
     sn_err err = {0};
-    sn_identity made = make();
+    sn_identity made = make_identity();
     cr_assert_eq(sn_identity_save(&made, path, &err), SN_OK, "%s", err.text);
     static const mode_t modes[] = {0640, 0604, 0620, 0601};
     for (int i = 0; i < 4; i++) {
@@ -119,19 +119,19 @@ Test(identity, file_is_read_strictly) {
     free(large);
 }
 
-Test(identity, that_is_no_file_is_refused) {
+Test(identity, refuses_a_path_that_is_not_a_file) {
     expect_refusal("cannot be opened");
     cr_assert_eq(mkdir(path, 0700), 0);
-    expect_refusal("no ordinary file");
+    expect_refusal("no regular file");
     rmdir(path);
     cr_assert_eq(mkfifo(path, 0600), 0);
-    expect_refusal("no ordinary file"); /* and does not wait for a writer */
+    expect_refusal("no regular file"); /* and opening it does not wait for a writer */
 }
 
-Test(identity, signs_what_others_can_verify) {
+Test(identity, verifies_only_unchanged_signatures) {
     sn_err err = {0};
-    sn_identity one = make(), two = make();
-    uint8_t signature[SN_SIGNATURE_SIZE], data[100] = "what I say";
+    sn_identity one = make_identity(), two = make_identity();
+    uint8_t signature[SN_SIGNATURE_SIZE], data[100] = "some bytes";
     cr_assert_eq(sn_sign(&one, data, sizeof data, signature, &err), SN_OK, "%s", err.text);
     cr_assert(sn_verify(one.id, data, sizeof data, signature));
     cr_assert_not(sn_verify(two.id, data, sizeof data, signature));
@@ -150,7 +150,7 @@ Test(identity, signs_what_others_can_verify) {
 }
 
 /* RFC 8032, section 7.1, test 2. */
-Test(identity, signs_as_the_standard_says) {
+Test(identity, matches_the_rfc_8032_test_vector) {
     sn_err err = {0};
     sn_identity identity = {0};
     uint8_t signature[SN_SIGNATURE_SIZE], expected[SN_SIGNATURE_SIZE], key[SN_KEY_SIZE];

@@ -1,50 +1,53 @@
-/* A client's link tells at once when a node that it needs is lost. */
-#include "client/link.h"
-#include "tests/unit/transport_world.h"
+/* A client's link reports at once when a node that it needs is lost. */
+#include "client/net/link.h"
+#include "tests/unit/transport_fixture.h"
 
-typedef struct scene {
-    world w;
-    member node, other;
+typedef struct fixture {
+    transport_fixture w;
+    endpoint node, other;
     sn_link *link;
-} scene;
+} fixture;
 
-static void begin(scene *s) {
+static void fixture_begin(fixture *s) {
     sn_err err = {0};
-    member client;
-    *s = (scene){0};
-    must(sn_hub_new(&s->w.hub, &err), &err);
-    join(&s->w, &s->node, true);
-    join(&s->w, &s->other, true);
-    join(&s->w, &client, false);
-    must(sn_link_over(&client.t, NULL, 0, &s->link, &err), &err);
+    endpoint client;
+    *s = (fixture){0};
+    require_ok(sn_hub_new(&s->w.hub, &err), &err);
+    endpoint_open(&s->w, &s->node, true);
+    endpoint_open(&s->w, &s->other, true);
+    endpoint_open(&s->w, &client, false);
+    require_ok(sn_link_open_transport(&client.t, NULL, 0, &s->link, &err), &err);
 }
 
-static void end(scene *s) {
+static void fixture_end(fixture *s) {
     sn_link_close(&s->link);
-    if (s->node.t) leave(&s->node);
-    if (s->other.t) leave(&s->other);
+    if (s->node.t) endpoint_close(&s->node);
+    if (s->other.t) endpoint_close(&s->other);
     sn_hub_free(&s->w.hub);
 }
 
-static sn_peer dial_by_link(scene *s, const member *m) {
+static sn_peer dial_by_link(fixture *s, const endpoint *m) {
     sn_err err = {0};
     sn_peer peer;
-    must(sn_link_dial(s->link, m->address, m->identity.curve_key, &peer, &err), &err);
+    require_ok(sn_link_dial(s->link, m->address, m->identity.curve_key, &peer, &err), &err);
     sn_msg *msg = status_message(1);
-    must(sn_link_send(s->link, peer, &msg, &err), &err);
+    require_ok(sn_link_send(s->link, peer, &msg, &err), &err);
     return peer;
 }
 
-Test(link, waiting_ends_at_once_when_any_of_the_peers_is_lost, .timeout = 180) {
+Test(link_loss, waiting_ends_at_once_when_one_of_the_peers_is_lost, .timeout = 180) {
     for (int which = 0; which < 2; which++) {
-        scene s;
+        fixture s;
         sn_err err = {0};
-        begin(&s);
+        fixture_begin(&s);
         sn_peer peers[] = {dial_by_link(&s, &s.node), dial_by_link(&s, &s.other)};
-        leave(which ? &s.other : &s.node);
+        endpoint_close(which ? &s.other : &s.node);
         int64_t begun = sn_now_us();
-        sn_wait wait = {
-            .request = 1, .wanted = SN_MSG_STATUS_IS, .deadline_us = begun + (int64_t)WAIT_MS * 1000, .peers = peers, .n_peers = 2};
+        sn_wait wait = {.correlation_id = 1,
+                        .wanted = SN_MSG_STATUS_REPLY,
+                        .deadline_us = begun + (int64_t)WAIT_MS * 1000,
+                        .peers = peers,
+                        .n_peers = 2};
         sn_msg *answer;
         cr_assert_eq(sn_link_wait(s.link, &wait, &answer, &err), SN_RETRY);
         cr_assert_null(answer);
@@ -52,48 +55,51 @@ Test(link, waiting_ends_at_once_when_any_of_the_peers_is_lost, .timeout = 180) {
         cr_assert(wait.lost);
         cr_assert_eq(wait.lost_peer, which);
         cr_assert(strstr(err.text, "connection was lost"), "%s", err.text);
-        end(&s);
+        fixture_end(&s);
     }
 }
 
-Test(link, a_peer_that_is_not_needed_may_be_lost, .timeout = 180) {
-    scene s;
+Test(link_loss, a_peer_that_is_not_needed_may_be_lost, .timeout = 180) {
+    fixture s;
     sn_err err = {0};
-    begin(&s);
+    fixture_begin(&s);
     sn_peer needed = dial_by_link(&s, &s.node);
     dial_by_link(&s, &s.other);
-    leave(&s.other);
-    sn_event asked = expect(s.node.t);
-    cr_assert_eq(send_it(s.node.t, asked.peer, result_message(1, 4)), SN_OK);
+    endpoint_close(&s.other);
+    sn_event asked = expect_message(s.node.t);
+    cr_assert_eq(send_message(s.node.t, asked.peer, step_reply_message(1, 4)), SN_OK);
     sn_msg_free(&asked.msg);
-    sn_wait wait = {
-        .request = 1, .wanted = SN_MSG_RESULT, .deadline_us = sn_now_us() + (int64_t)WAIT_MS * 1000, .peers = &needed, .n_peers = 1};
+    sn_wait wait = {.correlation_id = 1,
+                    .wanted = SN_MSG_STEP_REPLY,
+                    .deadline_us = sn_now_us() + (int64_t)WAIT_MS * 1000,
+                    .peers = &needed,
+                    .n_peers = 1};
     sn_msg *answer;
-    must(sn_link_wait(s.link, &wait, &answer, &err), &err);
+    require_ok(sn_link_wait(s.link, &wait, &answer, &err), &err);
     sn_msg_free(&answer);
-    end(&s);
+    fixture_end(&s);
 }
 
-/* A session is bound to its connection; but the next dial reaches whoever is there now. */
-Test(link, a_lost_peer_stays_lost_and_is_dialled_anew, .timeout = 180) {
-    scene s;
+/* A session is bound to its connection; a new dial reaches the node that listens there now. */
+Test(link_loss, a_lost_peer_stays_lost_until_it_is_dialled_again, .timeout = 180) {
+    fixture s;
     sn_err err = {0};
-    begin(&s);
+    fixture_begin(&s);
     sn_peer before = dial_by_link(&s, &s.node);
-    leave(&s.node);
-    sn_wait wait = {.request = 9,
-                    .wanted = SN_MSG_STATUS_IS,
+    endpoint_close(&s.node);
+    sn_wait wait = {.correlation_id = 9,
+                    .wanted = SN_MSG_STATUS_REPLY,
                     .deadline_us = sn_now_us() + (int64_t)WAIT_MS * 1000,
                     .peers = &before,
                     .n_peers = 1};
     sn_msg *answer, *msg = status_message(2);
     cr_assert_eq(sn_link_wait(s.link, &wait, &answer, &err), SN_RETRY);
-    again(&s.w, &s.node);
+    endpoint_reopen(&s.w, &s.node);
     cr_assert_eq(sn_link_send(s.link, before, &msg, &err), SN_RETRY);
     cr_assert_null(msg);
     cr_assert(sn_link_lost(s.link, &wait));
     cr_assert_neq(dial_by_link(&s, &s.node), before);
-    sn_event asked = expect(s.node.t);
+    sn_event asked = expect_message(s.node.t);
     sn_msg_free(&asked.msg);
-    end(&s);
+    fixture_end(&s);
 }

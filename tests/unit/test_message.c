@@ -1,4 +1,5 @@
-/* Every kind of message, filled at random after the lists that declare it; and bytes that are no message. */
+/* Every kind of message, filled with random contents according to the lists that declare it; and bytes that are not
+ * a message. */
 #include "base/text.h"
 #include "net/message.h"
 
@@ -7,39 +8,39 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void must(sn_status status, const sn_err *err) { cr_assert_eq(status, SN_OK, "%s", err->text); }
+static void require_ok(sn_status status, const sn_err *err) { cr_assert_eq(status, SN_OK, "%s", err->text); }
 
-/* -- random contents, after the lists -- */
+/* -- random contents, according to the lists */
 
 static uint64_t state = 1;
 
-static uint64_t draw(void) { /* xorshift: the same messages in every run */
+static uint64_t next_random(void) { /* xorshift: the same messages in every run */
     state ^= state << 13;
     state ^= state >> 7;
     state ^= state << 17;
     return state;
 }
 
-static uint64_t draw_u64(void) { return draw() >> (draw() % 64); }
+static uint64_t draw_u64(void) { return next_random() >> (next_random() % 64); }
 
 static void draw_bytes(uint8_t *out, size_t len) {
-    for (size_t i = 0; i < len; i++) out[i] = (uint8_t)(draw() >> 32);
+    for (size_t i = 0; i < len; i++) out[i] = (uint8_t)(next_random() >> 32);
 }
 
 static void draw_text(char *out, size_t max) {
-    size_t len = draw() % (max + 1), i = 0;
-    for (; i + 2 <= len; i += 2) memcpy(out + i, draw() % 2 ? "ab" : "\xc3\xa9", 2);
+    size_t len = next_random() % (max + 1), i = 0;
+    for (; i + 2 <= len; i += 2) memcpy(out + i, next_random() % 2 ? "ab" : "\xc3\xa9", 2);
     out[i] = 0;
 }
 
 static void draw_blobs(sn_blob **out, size_t *n, size_t max) {
     sn_err err;
-    *n = draw() % 4 ? draw() % 4 : max;
+    *n = next_random() % 4 ? next_random() % 4 : max;
     if (*n > max) *n = max;
-    must(sn_list_new(*n, max, sizeof(sn_blob), out, &err), &err);
+    require_ok(sn_list_new(*n, max, sizeof(sn_blob), out, &err), &err);
     for (size_t i = 0; i < *n; i++) {
-        (*out)[i].len = draw() % 300;
-        must(sn_calloc(&(*out)[i].data, (*out)[i].len, 1, &err), &err);
+        (*out)[i].len = next_random() % 300;
+        require_ok(sn_calloc(&(*out)[i].data, (*out)[i].len, 1, &err), &err);
         draw_bytes((*out)[i].data, (*out)[i].len);
     }
 }
@@ -49,8 +50,8 @@ static void draw_blobs(sn_blob **out, size_t *n, size_t max) {
 #define D_SID(name)      draw_bytes(m->name, SN_SESSION_ID_SIZE);
 #define D_STR(name, max) draw_text(m->name, max);
 #define D_LIST(name, type, max)                                                                                        \
-    m->n_##name = draw() % 4 ? draw() % 4 : (max);                                                                     \
-    must(sn_list_new(m->n_##name, max, sizeof *m->name, &m->name, &err), &err);                                        \
+    m->n_##name = next_random() % 4 ? next_random() % 4 : (max);                                                       \
+    require_ok(sn_list_new(m->n_##name, max, sizeof *m->name, &m->name, &err), &err);                                  \
     for (size_t i = 0; i < m->n_##name; i++) draw_##type(&m->name[i]);
 #define D_BLOBS(name, max) draw_blobs(&m->name, &m->n_##name, max);
 #define DRAW(KIND, name)                                                                                               \
@@ -59,16 +60,16 @@ static void draw_blobs(sn_blob **out, size_t *n, size_t max) {
         (void)err;                                                                                                     \
         SN_FIELDS_##KIND(D_U64, D_KEY, D_SID, D_STR, D_LIST, D_BLOBS)                                                  \
     }
-DRAW(HOP, hop)
+DRAW(ROUTE_ENTRY, route_entry)
 DRAW(TRACE, trace)
-DRAW(MARK, mark)
+DRAW(TOKEN_TIMELINE, token_timeline)
 DRAW(SAMPLE, sample)
-DRAW(ADAPTER_TOLD, adapter_told)
+DRAW(ADAPTER_INFO, adapter_info)
 #define X(KIND, name, tensor) DRAW(KIND, msg_##name)
 SN_MESSAGES(X)
 #undef X
 
-/* -- equality, after the lists -- */
+/* -- equality, according to the lists */
 
 #define E_U64(name)      cr_assert_eq(x->name, y->name);
 #define E_KEY(name)      cr_assert_arr_eq(x->name, y->name, SN_KEY_SIZE);
@@ -87,11 +88,11 @@ SN_MESSAGES(X)
     static void same_##name(const sn_##name *x, const sn_##name *y) {                                                  \
         SN_FIELDS_##KIND(E_U64, E_KEY, E_SID, E_STR, E_LIST, E_BLOBS)                                                  \
     }
-SAME(HOP, hop)
+SAME(ROUTE_ENTRY, route_entry)
 SAME(TRACE, trace)
-SAME(MARK, mark)
+SAME(TOKEN_TIMELINE, token_timeline)
 SAME(SAMPLE, sample)
-SAME(ADAPTER_TOLD, adapter_told)
+SAME(ADAPTER_INFO, adapter_info)
 #define X(KIND, name, tensor) SAME(KIND, msg_##name)
 SN_MESSAGES(X)
 #undef X
@@ -105,16 +106,16 @@ static const bool has_tensor[] = {
 static sn_msg *new_message(sn_msg_kind kind) {
     sn_err err;
     sn_msg *msg;
-    must(sn_msg_new(kind, draw_u64(), &msg, &err), &err);
+    require_ok(sn_msg_new(kind, draw_u64(), &msg, &err), &err);
     if (has_tensor[kind]) {
         static const sn_dtype dtypes[] = {SN_F32, SN_F16, SN_BF16, SN_Q8};
         uint64_t shape[SN_TENSOR_RANK_MAX];
-        for (int i = 0; i < SN_TENSOR_RANK_MAX; i++) shape[i] = 1 + draw() % 5;
+        for (int i = 0; i < SN_TENSOR_RANK_MAX; i++) shape[i] = 1 + next_random() % 5;
         void *data;
-        const sn_dtype dtype = dtypes[draw() % 4];
-        const int rank = 1 + (int)(draw() % SN_TENSOR_RANK_MAX);
+        const sn_dtype dtype = dtypes[next_random() % 4];
+        const int rank = 1 + (int)(next_random() % SN_TENSOR_RANK_MAX);
         shape[rank - 1] *= sn_dtype_block(dtype);
-        must(sn_msg_new_tensor(msg, dtype, rank, shape, &data, &err), &err);
+        require_ok(sn_msg_new_tensor(msg, dtype, rank, shape, &data, &err), &err);
         draw_bytes(data, msg->tensor.bytes);
     }
     switch (kind) {
@@ -132,7 +133,7 @@ static sn_msg *new_message(sn_msg_kind kind) {
 
 static void assert_same(const sn_msg *x, const sn_msg *y) {
     cr_assert_eq(x->kind, y->kind);
-    cr_assert_eq(x->request, y->request);
+    cr_assert_eq(x->correlation_id, y->correlation_id);
     cr_assert_eq(x->tensor.rank, y->tensor.rank);
     cr_assert_eq(x->tensor.bytes, y->tensor.bytes);
     cr_assert_arr_eq(x->tensor.shape, y->tensor.shape, sizeof x->tensor.shape);
@@ -149,11 +150,11 @@ static void assert_same(const sn_msg *x, const sn_msg *y) {
     }
 }
 
-static sn_buf encode(const sn_msg *msg) {
+static sn_buf encode_message(const sn_msg *msg) {
     sn_err err;
     sn_buf out;
     sn_buf_init(&out, SN_MAP_SIZE_MAX);
-    must(sn_msg_encode(msg, &out, &err), &err);
+    require_ok(sn_msg_encode(msg, &out, &err), &err);
     return out;
 }
 
@@ -162,12 +163,12 @@ Test(message, every_kind_survives_a_round_trip) {
     for (int round = 0; round < 60; round++) {
         for (int kind = 0; kind < SN_MSG_KIND_COUNT; kind++) {
             sn_msg *msg = new_message((sn_msg_kind)kind), *back;
-            sn_buf frame = encode(msg);
-            must(sn_msg_decode(frame.data, frame.len, &back, &err), &err);
+            sn_buf frame = encode_message(msg);
+            require_ok(sn_msg_decode(frame.data, frame.len, &back, &err), &err);
             assert_same(msg, back);
             sn_buf again = {0};
             sn_buf_init(&again, SN_MAP_SIZE_MAX);
-            must(sn_msg_encode(back, &again, &err), &err);
+            require_ok(sn_msg_encode(back, &again, &err), &err);
             cr_assert_eq(frame.len, again.len);
             cr_assert_arr_eq(frame.data, again.data, frame.len);
             sn_buf_fini(&again);
@@ -182,10 +183,10 @@ Test(message, refuses_every_message_that_is_cut_short) {
     sn_err err;
     for (int kind = 0; kind < SN_MSG_KIND_COUNT; kind++) {
         sn_msg *msg = new_message((sn_msg_kind)kind), *back;
-        sn_buf frame = encode(msg);
-        size_t step = frame.len > 4096 ? 61 : 1; /* long lists repeat themselves */
+        sn_buf frame = encode_message(msg);
+        size_t step = frame.len > 4096 ? 61 : 1; /* long lists are uniform */
         for (size_t len = 0; len < frame.len; len += step) {
-            uint8_t *exact = malloc(len ? len : 1); /* so that a sanitizer sees a byte read too far */
+            uint8_t *exact = malloc(len ? len : 1); /* an exact allocation: a sanitizer sees a read beyond the end */
             memcpy(exact, frame.data, len);
             cr_assert_eq(sn_msg_decode(exact, len, &back, &err), SN_REFUSED, "%s at %zu", sn_msg_kind_name(msg->kind),
                          len);
@@ -200,22 +201,22 @@ Test(message, refuses_every_message_that_is_cut_short) {
 Test(message, refuses_bytes_after_the_map) {
     sn_err err;
     sn_msg *msg = new_message(SN_MSG_CLOSE), *back;
-    sn_buf frame = encode(msg);
-    must(sn_buf_append(&frame, "", 1, &err), &err);
+    sn_buf frame = encode_message(msg);
+    require_ok(sn_buf_append(&frame, "", 1, &err), &err);
     cr_assert_eq(sn_msg_decode(frame.data, frame.len, &back, &err), SN_REFUSED);
-    cr_assert(strstr(err.text, "ended"), "%s", err.text);
+    cr_assert(strstr(err.text, "end of the map"), "%s", err.text);
     sn_buf_fini(&frame);
     sn_msg_free(&msg);
 }
 
-Test(message, a_damaged_byte_never_does_harm) {
+Test(message, survives_any_damaged_byte) {
     sn_err err;
     for (int kind = 0; kind < SN_MSG_KIND_COUNT; kind++) {
         sn_msg *msg = new_message((sn_msg_kind)kind), *back;
-        sn_buf frame = encode(msg);
+        sn_buf frame = encode_message(msg);
         for (int i = 0; i < 3000; i++) {
-            uint8_t *at = &frame.data[draw() % sn_min_size(frame.len, 2000)], before = *at;
-            *at = (uint8_t)draw();
+            uint8_t *at = &frame.data[next_random() % sn_min_size(frame.len, 2000)], before = *at;
+            *at = (uint8_t)next_random();
             if (sn_msg_decode(frame.data, frame.len, &back, &err) == SN_OK) sn_msg_free(&back);
             *at = before;
         }
@@ -224,33 +225,33 @@ Test(message, a_damaged_byte_never_does_harm) {
     }
 }
 
-/* -- limits when sending -- */
+/* -- limits of encoding */
 
-static void expect_encode(const sn_msg *msg, const char *word) {
+static void expect_encode(const sn_msg *msg, const char *error_part) {
     sn_err err = {0};
     sn_buf out;
     sn_buf_init(&out, SN_MAP_SIZE_MAX);
-    cr_assert_eq(sn_msg_encode(msg, &out, &err), SN_REFUSED, "no word of '%s'", word);
-    cr_assert(strstr(err.text, word), "'%s' is not about '%s'", err.text, word);
+    cr_assert_eq(sn_msg_encode(msg, &out, &err), SN_REFUSED, "no word of '%s'", error_part);
+    cr_assert(strstr(err.text, error_part), "'%s' is not about '%s'", err.text, error_part);
     cr_assert_eq(out.len, 0);
     cr_assert_eq(sn_msg_encode(msg, &out, NULL), SN_REFUSED);
     sn_buf_fini(&out);
 }
 
-Test(message, refuses_to_send_what_is_beyond_a_limit) {
+Test(message, refuses_to_encode_beyond_a_limit) {
     sn_err err;
-    sn_msg *msg = new_message(SN_MSG_PEERS_ARE);
-    size_t n = msg->peers_are.n_announcements;
-    msg->peers_are.n_announcements = SN_ANNOUNCEMENTS_MAX + 1;
+    sn_msg *msg = new_message(SN_MSG_PEERS_REPLY);
+    size_t n = msg->peers_reply.n_announcements;
+    msg->peers_reply.n_announcements = SN_ANNOUNCEMENTS_MAX + 1;
     expect_encode(msg, "257 elements");
-    msg->peers_are.n_announcements = n;
+    msg->peers_reply.n_announcements = n;
     sn_msg_free(&msg);
 
-    must(sn_msg_new(SN_MSG_PEERS_ARE, 1, &msg, &err), &err);
-    must(sn_list_new(1, SN_ANNOUNCEMENTS_MAX, sizeof(sn_blob), &msg->peers_are.announcements, &err), &err);
-    msg->peers_are.n_announcements = 1;
-    msg->peers_are.announcements[0].len = SN_ANNOUNCEMENT_SIZE_MAX + 1;
-    msg->peers_are.announcements[0].data = calloc(1, SN_ANNOUNCEMENT_SIZE_MAX + 1);
+    require_ok(sn_msg_new(SN_MSG_PEERS_REPLY, 1, &msg, &err), &err);
+    require_ok(sn_list_new(1, SN_ANNOUNCEMENTS_MAX, sizeof(sn_blob), &msg->peers_reply.announcements, &err), &err);
+    msg->peers_reply.n_announcements = 1;
+    msg->peers_reply.announcements[0].len = SN_ANNOUNCEMENT_SIZE_MAX + 1;
+    msg->peers_reply.announcements[0].data = calloc(1, SN_ANNOUNCEMENT_SIZE_MAX + 1);
     expect_encode(msg, "16385 bytes");
     sn_msg_free(&msg);
 
@@ -272,11 +273,11 @@ Test(message, refuses_to_send_what_is_beyond_a_limit) {
     sn_msg_free(&msg);
 
     void *list;
-    cr_assert_eq(sn_list_new(SN_HOPS_MAX + 1, SN_HOPS_MAX, sizeof(sn_hop), &list, &err), SN_REFUSED);
+    cr_assert_eq(sn_list_new(SN_HOPS_MAX + 1, SN_HOPS_MAX, sizeof(sn_route_entry), &list, &err), SN_REFUSED);
     cr_assert_eq(sn_msg_new(SN_MSG_KIND_COUNT, 1, &msg, &err), SN_REFUSED);
 }
 
-Test(message, sends_unprintable_text_with_question_marks) {
+Test(message, replaces_unprintable_text_by_question_marks) {
     static const char *const texts[][2] = {
         {"good \xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80", "good \xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80"},
         {"cut \xe2\x82", "cut ??"},
@@ -287,8 +288,8 @@ Test(message, sends_unprintable_text_with_question_marks) {
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         sn_msg *msg = new_message(SN_MSG_ERROR), *back;
         snprintf(msg->error.text, sizeof msg->error.text, "%s", texts[i][0]);
-        sn_buf frame = encode(msg);
-        must(sn_msg_decode(frame.data, frame.len, &back, &err), &err);
+        sn_buf frame = encode_message(msg);
+        require_ok(sn_msg_decode(frame.data, frame.len, &back, &err), &err);
         cr_assert_str_eq(back->error.text, texts[i][1]);
         sn_buf_fini(&frame);
         sn_msg_free(&msg);
@@ -296,9 +297,9 @@ Test(message, sends_unprintable_text_with_question_marks) {
     }
 }
 
-/* -- tensors -- */
+/* -- tensors */
 
-Test(message, refuses_tensors_that_cannot_be) {
+Test(message, refuses_invalid_tensors) {
     static const struct {
         sn_dtype dtype;
         int rank;
@@ -316,39 +317,39 @@ Test(message, refuses_tensors_that_cannot_be) {
                {SN_BF16, 2, {UINT64_C(1) << 62, 4}},
                {SN_Q8, 2, {3, 31}},
                {SN_Q8, 2, {3, 0}},
-               {SN_Q8, 2, {32, 3}}, /* a block is of one row */
+               {SN_Q8, 2, {32, 3}}, /* a block must lie within one row */
                {SN_Q8, 2, {UINT64_C(1) << 60, 32}},
                {SN_Q8, 2, {1, UINT64_MAX - 31}},
                {SN_Q8, 1, {(uint64_t)SN_TENSOR_SIZE_MAX / 34 * 32 + 32}}};
     sn_err err;
     void *data;
     sn_msg *msg;
-    must(sn_msg_new(SN_MSG_STEP, 1, &msg, &err), &err);
+    require_ok(sn_msg_new(SN_MSG_STEP, 1, &msg, &err), &err);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         cr_assert_eq(sn_msg_new_tensor(msg, bad[i].dtype, bad[i].rank, bad[i].shape, &data, &err), SN_REFUSED, "%zu",
                      i);
     sn_msg_free(&msg);
-    must(sn_msg_new(SN_MSG_CLOSE, 1, &msg, &err), &err);
+    require_ok(sn_msg_new(SN_MSG_CLOSE, 1, &msg, &err), &err);
     cr_assert_eq(sn_msg_new_tensor(msg, SN_F32, 1, (uint64_t[]){1}, &data, &err), SN_REFUSED);
     sn_msg_free(&msg);
 }
 
 static void count_release(void *owner) { ++*(int *)owner; }
 
-Test(message, takes_the_frame_that_shape_and_type_announce_and_no_other) {
+Test(message, requires_a_frame_of_the_announced_size) {
     sn_err err;
-    sn_msg *msg = new_message(SN_MSG_RESULT), *back;
-    sn_buf frame = encode(msg);
-    must(sn_msg_decode(frame.data, frame.len, &back, &err), &err);
+    sn_msg *msg = new_message(SN_MSG_STEP_REPLY), *back;
+    sn_buf frame = encode_message(msg);
+    require_ok(sn_msg_decode(frame.data, frame.len, &back, &err), &err);
     int released = 0;
     size_t bytes = msg->tensor.bytes;
     const void *data = msg->tensor.data;
-    cr_assert_eq(sn_msg_attach(back, 0, NULL, 0, NULL, NULL, &err), SN_REFUSED);
-    cr_assert_eq(sn_msg_attach(back, 2, data, bytes, count_release, &released, &err), SN_REFUSED);
-    cr_assert_eq(sn_msg_attach(back, 1, data, bytes - 1, count_release, &released, &err), SN_REFUSED);
-    cr_assert_eq(sn_msg_attach(back, 1, data, bytes + 1, count_release, &released, &err), SN_REFUSED);
-    cr_assert_eq(released, 0, "a frame that was not taken stays the caller's");
-    must(sn_msg_attach(back, 1, data, bytes, count_release, &released, &err), &err);
+    cr_assert_eq(sn_msg_attach_tensor(back, 0, NULL, 0, NULL, NULL, &err), SN_REFUSED);
+    cr_assert_eq(sn_msg_attach_tensor(back, 2, data, bytes, count_release, &released, &err), SN_REFUSED);
+    cr_assert_eq(sn_msg_attach_tensor(back, 1, data, bytes - 1, count_release, &released, &err), SN_REFUSED);
+    cr_assert_eq(sn_msg_attach_tensor(back, 1, data, bytes + 1, count_release, &released, &err), SN_REFUSED);
+    cr_assert_eq(released, 0, "a refused frame must stay the caller's");
+    require_ok(sn_msg_attach_tensor(back, 1, data, bytes, count_release, &released, &err), &err);
     cr_assert_eq(back->tensor.data, data);
     sn_msg_free(&back);
     cr_assert_eq(released, 1);
@@ -356,18 +357,20 @@ Test(message, takes_the_frame_that_shape_and_type_announce_and_no_other) {
     sn_msg_free(&msg);
     sn_buf_fini(&frame);
 
-    msg = new_message(SN_MSG_CLOSED);
-    cr_assert_eq(sn_msg_attach(msg, 1, "", 0, NULL, NULL, &err), SN_REFUSED);
-    must(sn_msg_attach(msg, 0, NULL, 0, NULL, NULL, &err), &err);
+    msg = new_message(SN_MSG_CLOSE_REPLY);
+    cr_assert_eq(sn_msg_attach_tensor(msg, 1, "", 0, NULL, NULL, &err), SN_REFUSED);
+    require_ok(sn_msg_attach_tensor(msg, 0, NULL, 0, NULL, NULL, &err), &err);
     sn_msg_free(&msg);
 }
 
-/* -- bytes written by hand -- */
+/* -- bytes written by hand */
 
 #define KIND_CLOSE                                                                                                     \
     "\xa4kind\xa5"                                                                                                     \
     "close"
-#define REQUEST "\xa7request\x01"
+#define CORRELATION_ID                                                                                                 \
+    "\xae"                                                                                                             \
+    "correlation_id\x01"
 #define SESSION                                                                                                        \
     "\xa7session\xc4\x10"                                                                                              \
     "0123456789abcdef"
@@ -375,29 +378,29 @@ Test(message, takes_the_frame_that_shape_and_type_announce_and_no_other) {
 typedef struct bytes {
     const char *data;
     size_t len;
-    const char *word; /* of the refusal; NULL: it is a message */
+    const char *error_part; /* of the error; NULL: the message is valid */
 } bytes;
-#define B(text, refusal)                                                                                               \
-    { "" text, sizeof(text) - 1, refusal }
+#define B(text, refusal) {"" text, sizeof(text) - 1, refusal}
 
-Test(message, holds_strangers_to_the_rules) {
+Test(message, decodes_any_valid_encoding_and_refuses_the_rest) {
     static const bytes inputs[] = {
-        B("\x83" KIND_CLOSE REQUEST SESSION, NULL),
-        B("\x83" SESSION REQUEST KIND_CLOSE, NULL),           /* any order */
-        B("\xdf\0\0\0\x03" KIND_CLOSE REQUEST SESSION, NULL), /* longer forms than needed */
+        B("\x83" KIND_CLOSE CORRELATION_ID SESSION, NULL),
+        B("\x83" SESSION CORRELATION_ID KIND_CLOSE, NULL),           /* any order */
+        B("\xdf\0\0\0\x03" KIND_CLOSE CORRELATION_ID SESSION, NULL), /* longer encodings than needed */
         B("\x83\xd9\x04kind\xda\0\x05"
-          "close\xdb\0\0\0\x07request\xcf\0\0\0\0\0\0\0\x01\xa7session\xc6\0\0\0\x10"
+          "close\xdb\0\0\0\x0e"
+          "correlation_id\xcf\0\0\0\0\0\0\0\x01\xa7session\xc6\0\0\0\x10"
           "0123456789abcdef",
           NULL),
-        B("\x84" KIND_CLOSE REQUEST SESSION "\xa3new\x93\xc0\xc3\x81\x01\xcb"
+        B("\x84" KIND_CLOSE CORRELATION_ID SESSION "\xa3new\x93\xc0\xc3\x81\x01\xcb"
           "12345678",
           NULL), /* unknown fields */
-        B("\x84" KIND_CLOSE REQUEST SESSION "\xa3new\xc8\0\x02\x05"
+        B("\x84" KIND_CLOSE CORRELATION_ID SESSION "\xa3new\xc8\0\x02\x05"
           "ab",
           NULL),
-        B("\x84" KIND_CLOSE REQUEST SESSION "\xa3new\x91\x91\x91\x01", NULL), /* four deep */
-        B("\x84" KIND_CLOSE REQUEST SESSION "\xa3new\x91\x91\x91\x91\x01", "deeper"),
-        B("\x84" KIND_CLOSE REQUEST SESSION "\xa3new\x91\x91\x91\x80", "deeper"),
+        B("\x84" KIND_CLOSE CORRELATION_ID SESSION "\xa3new\x91\x91\x91\x01", NULL), /* nested four deep */
+        B("\x84" KIND_CLOSE CORRELATION_ID SESSION "\xa3new\x91\x91\x91\x91\x01", "deeper"),
+        B("\x84" KIND_CLOSE CORRELATION_ID SESSION "\xa3new\x91\x91\x91\x80", "deeper"),
         B("", "ends"),
         B("\xc1", "c1"),
         B("\xc0", "a map"),
@@ -405,42 +408,49 @@ Test(message, holds_strangers_to_the_rules) {
         B("\x80", "'kind' is missing"),
         B("\xdd\x10\0\0\0", "ends"), /* five bytes that make other decoders allocate gigabytes */
         B("\xdf\x7f\xff\xff\xff", "ends"),
-        B("\x84" KIND_CLOSE REQUEST SESSION "\xa3new\xdd\x10\0\0\0", "ends"),
-        B("\x84" KIND_CLOSE REQUEST SESSION "\xa3new\xc6\xff\xff\xff\xff", "ends"),
-        B("\x84" KIND_CLOSE REQUEST SESSION "\xa3new\xdb\xff\xff\xff\xff", "ends"),
-        B("\x84" KIND_CLOSE REQUEST SESSION "\xa3new\xc9\xff\xff\xff\xff\x01", "ends"),
-        B("\x82" KIND_CLOSE SESSION, "'request' is missing"),
-        B("\x82" REQUEST SESSION, "'kind' is missing"),
-        B("\x82" KIND_CLOSE REQUEST, "'session' is missing"),
-        B("\x84" KIND_CLOSE REQUEST SESSION SESSION, "twice"),
-        B("\x84" KIND_CLOSE REQUEST SESSION REQUEST, "twice"),
-        B("\x84" KIND_CLOSE REQUEST SESSION "\x01\x01", "name of a field"),
+        B("\x84" KIND_CLOSE CORRELATION_ID SESSION "\xa3new\xdd\x10\0\0\0", "ends"),
+        B("\x84" KIND_CLOSE CORRELATION_ID SESSION "\xa3new\xc6\xff\xff\xff\xff", "ends"),
+        B("\x84" KIND_CLOSE CORRELATION_ID SESSION "\xa3new\xdb\xff\xff\xff\xff", "ends"),
+        B("\x84" KIND_CLOSE CORRELATION_ID SESSION "\xa3new\xc9\xff\xff\xff\xff\x01", "ends"),
+        B("\x82" KIND_CLOSE SESSION, "'correlation_id' is missing"),
+        B("\x82" CORRELATION_ID SESSION, "'kind' is missing"),
+        B("\x82" KIND_CLOSE CORRELATION_ID, "'session' is missing"),
+        B("\x84" KIND_CLOSE CORRELATION_ID SESSION SESSION, "twice"),
+        B("\x84" KIND_CLOSE CORRELATION_ID SESSION CORRELATION_ID, "twice"),
+        B("\x84" KIND_CLOSE CORRELATION_ID SESSION "\x01\x01", "name of a field"),
         B("\x83\xa4kind\xa5"
-          "clos\xff" REQUEST SESSION,
+          "clos\xff" CORRELATION_ID SESSION,
           "printable"),
         B("\x83\xa4kind\xa5"
-          "clone" REQUEST SESSION,
+          "clone" CORRELATION_ID SESSION,
           "unknown"),
-        B("\x83\xa4kind\xb0"
-          "0123456789abcdef" REQUEST SESSION,
-          "at most 15"),
-        B("\x83\xa4kind\x05" REQUEST SESSION, "a text"),
-        B("\x83" KIND_CLOSE "\xa7request\xff" SESSION, "unsigned"), /* -1 */
-        B("\x83" KIND_CLOSE "\xa7request\xd0\x01" SESSION, "unsigned"),
-        B("\x83" KIND_CLOSE "\xa7request\xca\0\0\0\0" SESSION, "unsigned"),
-        B("\x83" KIND_CLOSE "\xa7request\xa1"
+        B("\x83\xa4kind\xb8"
+          "0123456789abcdef01234567" CORRELATION_ID SESSION,
+          "at most 23"),
+        B("\x83\xa4kind\x05" CORRELATION_ID SESSION, "a text"),
+        B("\x83" KIND_CLOSE "\xae"
+          "correlation_id\xff" SESSION,
+          "unsigned"), /* -1 */
+        B("\x83" KIND_CLOSE "\xae"
+          "correlation_id\xd0\x01" SESSION,
+          "unsigned"),
+        B("\x83" KIND_CLOSE "\xae"
+          "correlation_id\xca\0\0\0\0" SESSION,
+          "unsigned"),
+        B("\x83" KIND_CLOSE "\xae"
+          "correlation_id\xa1"
           "1" SESSION,
           "unsigned"),
-        B("\x83" KIND_CLOSE REQUEST "\xa7session\xc4\x0f"
+        B("\x83" KIND_CLOSE CORRELATION_ID "\xa7session\xc4\x0f"
           "0123456789abcde",
           "15 bytes"),
-        B("\x83" KIND_CLOSE REQUEST "\xa7session\xc4\x11"
+        B("\x83" KIND_CLOSE CORRELATION_ID "\xa7session\xc4\x11"
           "0123456789abcdefg",
           "17 bytes"),
-        B("\x83" KIND_CLOSE REQUEST "\xa7session\xb0"
+        B("\x83" KIND_CLOSE CORRELATION_ID "\xa7session\xb0"
           "0123456789abcdef",
           "a byte string"),
-        B("\x84" KIND_CLOSE REQUEST SESSION "\xa6tensor\x82\xa5"
+        B("\x84" KIND_CLOSE CORRELATION_ID SESSION "\xa6tensor\x82\xa5"
           "dtype\xa3"
           "F32\xa5shape\x91\x01",
           "carries no tensor"),
@@ -449,13 +459,14 @@ Test(message, holds_strangers_to_the_rules) {
         sn_err err = {0};
         sn_msg *msg;
         sn_status status = sn_msg_decode(inputs[i].data, inputs[i].len, &msg, &err);
-        if (!inputs[i].word) {
+        if (!inputs[i].error_part) {
             cr_assert_eq(status, SN_OK, "%zu: %s", i, err.text);
             cr_assert_arr_eq(msg->close.session, "0123456789abcdef", 16);
-            cr_assert_eq(msg->request, 1);
+            cr_assert_eq(msg->correlation_id, 1);
         } else {
             cr_assert_eq(status, SN_REFUSED, "%zu", i);
-            cr_assert(strstr(err.text, inputs[i].word), "%zu: '%s' is not about '%s'", i, err.text, inputs[i].word);
+            cr_assert(strstr(err.text, inputs[i].error_part), "%zu: '%s' is not about '%s'", i, err.text,
+                      inputs[i].error_part);
             cr_assert_eq(sn_msg_decode(inputs[i].data, inputs[i].len, &msg, NULL), SN_REFUSED);
         }
         sn_msg_free(&msg);
@@ -475,35 +486,35 @@ Test(message, refuses_a_map_of_too_many_fields_and_a_frame_too_long) {
     free(large);
 }
 
-/* A message with one of its fields replaced: `field` is its name with the byte of its length before it. */
+/* A message with one of its fields replaced: `field` is its name, preceded by the byte of its length. */
 static void expect_refusal(sn_msg_kind kind, const char *field, const void *value, size_t len, size_t old_len,
-                           const char *word) {
+                           const char *error_part) {
     sn_err err = {0};
     sn_msg *msg, *back;
-    must(sn_msg_new(kind, 1, &msg, &err), &err); /* every list is empty, every number and text too */
+    require_ok(sn_msg_new(kind, 1, &msg, &err), &err); /* every list and text is empty, every number is 0 */
     void *data;
-    if (has_tensor[kind]) must(sn_msg_new_tensor(msg, SN_F32, 1, (uint64_t[]){4}, &data, &err), &err);
-    sn_buf frame = encode(msg), changed;
+    if (has_tensor[kind]) require_ok(sn_msg_new_tensor(msg, SN_F32, 1, (uint64_t[]){4}, &data, &err), &err);
+    sn_buf frame = encode_message(msg), changed;
     sn_buf_init(&changed, 2 * SN_MAP_SIZE_MAX);
     uint8_t *at = memmem(frame.data, frame.len, field, strlen(field));
     cr_assert(at, "%s", field);
     at += strlen(field);
-    must(sn_buf_append(&changed, frame.data, (size_t)(at - frame.data), &err), &err);
-    must(sn_buf_append(&changed, value, len, &err), &err);
-    must(sn_buf_append(&changed, at + old_len, (size_t)(frame.data + frame.len - at) - old_len, &err), &err);
-    cr_assert_eq(sn_msg_decode(changed.data, changed.len, &back, &err), SN_REFUSED, "%s", word);
+    require_ok(sn_buf_append(&changed, frame.data, (size_t)(at - frame.data), &err), &err);
+    require_ok(sn_buf_append(&changed, value, len, &err), &err);
+    require_ok(sn_buf_append(&changed, at + old_len, (size_t)(frame.data + frame.len - at) - old_len, &err), &err);
+    cr_assert_eq(sn_msg_decode(changed.data, changed.len, &back, &err), SN_REFUSED, "%s", error_part);
     cr_assert_null(back);
-    cr_assert(strstr(err.text, word), "'%s' is not about '%s'", err.text, word);
+    cr_assert(strstr(err.text, error_part), "'%s' is not about '%s'", err.text, error_part);
     sn_msg_free(&msg);
     sn_buf_fini(&frame);
     sn_buf_fini(&changed);
 }
 
-Test(message, holds_every_limit_of_a_field) {
+Test(message, enforces_every_limit_of_a_field) {
     uint8_t list[3 + SN_ANNOUNCEMENTS_MAX + 1] = {0xdc, 0, SN_HOPS_MAX + 1};
     expect_refusal(SN_MSG_STEP, "\xa5route", list, 3 + SN_HOPS_MAX + 1, 1, "at most 64");
     expect_refusal(SN_MSG_STEP, "\xa5trace", list, 3 + SN_HOPS_MAX + 1, 1, "at most 64");
-    expect_refusal(SN_MSG_RESULT, "\xa5trace", list, 3 + SN_HOPS_MAX + 1, 1, "at most 64");
+    expect_refusal(SN_MSG_STEP_REPLY, "\xa5trace", list, 3 + SN_HOPS_MAX + 1, 1, "at most 64");
     expect_refusal(SN_MSG_STEP, "\xa5route", "\x91\x01", 2, 1, "a map");
     expect_refusal(SN_MSG_STEP, "\xa5route", "\x91\x80", 2, 1, "'address' is missing");
     expect_refusal(SN_MSG_STEP, "\xa5route", "\x01", 1, 1, "an array");
@@ -512,13 +523,13 @@ Test(message, holds_every_limit_of_a_field) {
                    "\xad"
                    "announcements",
                    list, 3 + SN_ANNOUNCEMENTS_MAX + 1, 1, "at most 256");
-    expect_refusal(SN_MSG_PEERS_ARE,
+    expect_refusal(SN_MSG_PEERS_REPLY,
                    "\xad"
                    "announcements",
                    "\x91\xa1z", 3, 1, "byte strings");
     uint8_t *blob = calloc(1, 4 + SN_ANNOUNCEMENT_SIZE_MAX + 1);
     memcpy(blob, (uint8_t[]){0x91, 0xc5, 0x40, 0x01}, 4);
-    expect_refusal(SN_MSG_PEERS_ARE,
+    expect_refusal(SN_MSG_PEERS_REPLY,
                    "\xad"
                    "announcements",
                    blob, 4 + SN_ANNOUNCEMENT_SIZE_MAX + 1, 1, "at most 16384");
@@ -538,7 +549,7 @@ Test(message, holds_every_limit_of_a_field) {
     expect_refusal(SN_MSG_OPEN, "\xaamax_tokens", "\xe0", 1, 1, "unsigned");
 }
 
-Test(message, holds_every_limit_of_a_tensor) {
+Test(message, enforces_every_limit_of_a_tensor) {
     expect_refusal(SN_MSG_STEP, "\xa5shape", "\x90", 1, 2, "dimensions");
     expect_refusal(SN_MSG_STEP, "\xa5shape", "\x91\0", 2, 2, "zero");
     expect_refusal(SN_MSG_STEP, "\xa5shape", "\x95\x01\x01\x01\x01\x01", 6, 2, "at most 4");
@@ -565,8 +576,8 @@ Test(message, holds_every_limit_of_a_tensor) {
     expect_refusal(SN_MSG_STEP, "\xa6tensor", "\xc0", 1, 18, "a map");
 }
 
-/* The fuzz target begins with one message of each kind. SN_WRITE_CORPUS=1 makes them anew. */
-Test(message, every_kind_stands_in_the_corpus) {
+/* The fuzz target begins with one message of each kind. SN_WRITE_CORPUS=1 writes them anew. */
+Test(message, the_fuzz_corpus_has_every_kind) {
     for (int kind = 0; kind < SN_MSG_KIND_COUNT; kind++) {
         char path[512];
         sn_err err = {0};
@@ -574,19 +585,19 @@ Test(message, every_kind_stands_in_the_corpus) {
         sn_msg *msg = NULL;
         sn_buf frame = {0};
         if (getenv("SN_WRITE_CORPUS")) {
-            do { /* small ones serve a fuzzer better */
+            do { /* small messages suit a fuzzer better */
                 sn_msg_free(&msg);
                 sn_buf_fini(&frame);
                 msg = new_message((sn_msg_kind)kind);
-                frame = encode(msg);
+                frame = encode_message(msg);
             } while (frame.len > 2000);
             FILE *file = fopen(path, "wb");
             cr_assert(file && fwrite(frame.data, 1, frame.len, file) == frame.len && !fclose(file), "%s", path);
             sn_buf_fini(&frame);
             sn_msg_free(&msg);
         }
-        must(sn_read_file(path, SN_MAP_SIZE_MAX, &frame, &err), &err);
-        must(sn_msg_decode(frame.data, frame.len, &msg, &err), &err);
+        require_ok(sn_read_file(path, SN_MAP_SIZE_MAX, &frame, &err), &err);
+        require_ok(sn_msg_decode(frame.data, frame.len, &msg, &err), &err);
         cr_assert_eq(msg->kind, (sn_msg_kind)kind);
         sn_msg_free(&msg);
         sn_buf_fini(&frame);

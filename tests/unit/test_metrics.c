@@ -1,6 +1,6 @@
 #include "node/metrics.h"
 
-#include "tests/support/need.h"
+#include "tests/support/require.h"
 
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
@@ -19,29 +19,33 @@ static bool has_line(const char *page, const char *line) {
     return false;
 }
 
-#define HAS(page, line) cr_expect(has_line(page, line), "no line: %s", line)
+#define HAS(page, line) cr_expect(has_line(page, line), "the line is missing: %s", line)
 
-Test(metrics, a_page_says_each_figure_once_in_its_unit) {
-    sn_figures f = {.model = "llama",
-                    .first = 2,
-                    .end = 5,
-                    .engine = {.passes = 7, .compute_us = 2500000, .guard_bytes = 99, .kv_bytes = 4096, .queue = 3},
-                    .kv_bytes_max = 8192,
-                    .sessions = 2,
-                    .sessions_max = 64,
-                    .steps = 11,
-                    .tokens = 12,
-                    .refusals = {0, 1, 2, 3, 4},
-                    .quota_refusals = {0, 8, 9},
-                    .handed_over = 6};
+Test(metrics, a_page_lists_each_metric_once_in_its_unit) {
+    sn_node_stats f = {.model = "llama",
+                       .first = 2,
+                       .end = 5,
+                       .engine = {.forward_passes = 7,
+                                  .compute_us = 2500000,
+                                  .device_transfer_bytes = 99,
+                                  .kv_bytes = 4096,
+                                  .queued_steps = 3},
+                       .kv_bytes_max = 8192,
+                       .sessions = 2,
+                       .sessions_max = 64,
+                       .steps = 11,
+                       .tokens = 12,
+                       .refusals = {0, 1, 2, 3, 4},
+                       .quota_refusals = {0, 8, 9},
+                       .sessions_migrated = 6};
     sn_histogram_add(&f.step, 1000);
     sn_histogram_add(&f.step, 1001);
     sn_histogram_add(&f.step, 31000000);
     sn_histogram_add(&f.step, -1);
     sn_buf page;
     sn_buf_init(&page, 1 << 16);
-    NEED(sn_metrics_write(&facts, &f, &page, &err));
-    NEED(sn_buf_append(&page, "", 1, &err));
+    REQUIRE(sn_metrics_write(&facts, &f, &page, &err));
+    REQUIRE(sn_buf_append(&page, "", 1, &err));
     const char *text = (const char *)page.data;
     HAS(text, "swarm_node_span_info{node=\"0badcafe\",name=\"a \\\"quoted\\\\ name\\nof two lines\",model=\"llama\","
               "first_block=\"2\",end_block=\"5\"} 1");
@@ -51,14 +55,14 @@ Test(metrics, a_page_says_each_figure_once_in_its_unit) {
     HAS(text, "swarm_node_sessions_max 64");
     HAS(text, "swarm_node_kv_bytes 4096");
     HAS(text, "swarm_node_kv_max_bytes 8192");
-    HAS(text, "swarm_node_queue_steps 3");
+    HAS(text, "swarm_node_queued_steps 3");
     HAS(text, "# TYPE swarm_node_steps_total counter");
     HAS(text, "swarm_node_steps_total 11");
     HAS(text, "swarm_node_tokens_total 12");
-    HAS(text, "swarm_node_passes_total 7");
+    HAS(text, "swarm_node_forward_passes_total 7");
     HAS(text, "swarm_node_compute_seconds_total 2.500000");
-    HAS(text, "swarm_node_guard_bytes_total 99");
-    HAS(text, "swarm_node_handed_over_sessions_total 6");
+    HAS(text, "swarm_node_device_transfer_bytes_total 99");
+    HAS(text, "swarm_node_sessions_migrated_total 6");
     HAS(text, "swarm_node_refusals_total{kind=\"retry\"} 1");
     HAS(text, "swarm_node_refusals_total{kind=\"rebuild\"} 2");
     HAS(text, "swarm_node_refusals_total{kind=\"refused\"} 3");
@@ -78,8 +82,9 @@ Test(metrics, a_page_says_each_figure_once_in_its_unit) {
     sn_buf_fini(&page);
 }
 
-Test(metrics, an_address_that_is_none_is_refused_with_a_sentence) {
-    const char *const bad[] = {"", "x", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", ":9100", "1.2.3.4.5:80", "-1"};
+Test(metrics, an_invalid_address_is_refused) {
+    const char *const bad[] = {
+        "", "x", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", ":9100", "1.2.3.4.5:80", "-1"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         sn_metrics *m = NULL;
         sn_err err = {0};
@@ -89,8 +94,9 @@ Test(metrics, an_address_that_is_none_is_refused_with_a_sentence) {
     }
 }
 
-static int dial(int port) {
-    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+static int connect_to(int port) {
+    struct sockaddr_in to = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     struct timeval limit = {.tv_sec = 10};
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
@@ -98,13 +104,13 @@ static int dial(int port) {
     return fd;
 }
 
-/* The whole answer to a request line. */
-static const char *ask(int port, const char *line) {
+/* The complete reply to a request line. */
+static const char *send_request_line(int port, const char *line) {
     static char answer[1 << 16];
     char request[256];
     size_t n = 0;
     ssize_t got;
-    int fd = dial(port);
+    int fd = connect_to(port);
     int len = snprintf(request, sizeof request, "%s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", line);
     cr_assert_eq(write(fd, request, (size_t)len), len);
     while (n + 1 < sizeof answer && (got = read(fd, answer + n, sizeof answer - 1 - n)) > 0) n += (size_t)got;
@@ -116,26 +122,27 @@ static const char *ask(int port, const char *line) {
 static void *publish_on(void *ctx) {
     sn_metrics *m = ((void **)ctx)[0];
     atomic_bool *stop = ((void **)ctx)[1];
-    for (sn_figures f = {.steps = 1, .tokens = 1}; !atomic_load(stop); f.steps++, f.tokens++) sn_metrics_publish(m, &f);
+    for (sn_node_stats f = {.steps = 1, .tokens = 1}; !atomic_load(stop); f.steps++, f.tokens++)
+        sn_metrics_publish(m, &f);
     return NULL;
 }
 
-Test(metrics, are_answered_while_figures_come_and_others_keep_silent) {
+Test(metrics, are_served_during_updates_and_with_silent_clients) {
     sn_metrics *m = NULL, *second = NULL;
     sn_err why;
-    NEED(sn_metrics_new("0", &facts, &m, &err));
+    REQUIRE(sn_metrics_new("0", &facts, &m, &err));
     char taken[32];
     snprintf(taken, sizeof taken, "127.0.0.1:%d", sn_metrics_port(m));
     cr_expect_eq(sn_metrics_new(taken, &facts, &second, &why), SN_RETRY);
     cr_expect(strstr(why.text, "in use"), "%s", why.text);
-    int silent = dial(sn_metrics_port(m));
+    int silent = connect_to(sn_metrics_port(m));
     atomic_bool stop = false;
     pthread_t publisher;
     void *ctx[] = {m, &stop};
     cr_assert_eq(pthread_create(&publisher, NULL, publish_on, ctx), 0);
     unsigned long long last = 0, steps, tokens;
     for (int i = 0; i < 100; i++) {
-        const char *page = ask(sn_metrics_port(m), "GET /metrics");
+        const char *page = send_request_line(sn_metrics_port(m), "GET /metrics");
         cr_assert_eq(strncmp(page, "HTTP/1.1 200 ", 13), 0, "%.100s", page);
         cr_assert(strstr(page, "Content-Type: text/plain; version=0.0.4"), "%.300s", page);
         cr_assert_eq(sscanf(strstr(page, "\nswarm_node_steps_total "), "\nswarm_node_steps_total %llu", &steps), 1);
@@ -144,8 +151,8 @@ Test(metrics, are_answered_while_figures_come_and_others_keep_silent) {
         last = steps;
     }
     cr_expect_gt(last, 0);
-    cr_expect_eq(strncmp(ask(sn_metrics_port(m), "GET /"), "HTTP/1.1 404 ", 13), 0);
-    cr_expect_eq(strncmp(ask(sn_metrics_port(m), "POST /metrics"), "HTTP/1.1 405 ", 13), 0);
+    cr_expect_eq(strncmp(send_request_line(sn_metrics_port(m), "GET /"), "HTTP/1.1 404 ", 13), 0);
+    cr_expect_eq(strncmp(send_request_line(sn_metrics_port(m), "POST /metrics"), "HTTP/1.1 405 ", 13), 0);
     atomic_store(&stop, true);
     pthread_join(publisher, NULL);
     close(silent);

@@ -1,6 +1,6 @@
 #include "model/model.h"
 #include "model/safetensors.h"
-#include "model/view.h"
+#include "model/tensor_view.h"
 #include "tests/support/files.h"
 
 #include <criterion/criterion.h>
@@ -18,28 +18,28 @@ static sn_model *open_model(const char *path) {
     return m;
 }
 
-static void refuses_path(const char *path, const char *words) {
+static void expect_path_refused(const char *path, const char *error_part) {
     sn_model *m = NULL;
     sn_err err = {0};
     cr_assert_eq(sn_model_open(path, &m, &err), SN_REFUSED, "%s", path);
-    cr_assert(strstr(err.text, words), "'%s' does not say '%s'", err.text, words);
+    cr_assert(strstr(err.text, error_part), "'%s' does not say '%s'", err.text, error_part);
     cr_assert_null(m);
 }
 
-/* ---- a GGUF model built by hand: one block, n_embd 32, 2 heads over 1, n_ff 32, n_vocab 8, tied ---- */
+/* -- a GGUF model built by hand: one block, n_embd 32, 2 heads over 1, n_ff 32, n_vocab 8, tied embeddings */
 
 typedef struct gguf_options {
     const char *architecture; /* NULL: llama */
-    const char *without;      /* a tensor that is left out */
+    const char *without;      /* a tensor to leave out */
     const char *wide;         /* a tensor with twice the columns */
-    const char *more;         /* a further tensor, F32 of 8 */
-    const char *key;          /* a further metadata key below the architecture */
+    const char *more;         /* an additional tensor, F32 of 8 elements */
+    const char *key;          /* an additional metadata key, prefixed with the architecture */
     uint32_t value;           /* its value, or */
     const char *text;         /* its text, or */
-    float number;             /* its number, when not 0 */
+    float number;             /* its number, if not 0 */
     const float *rope_freqs;  /* [8] */
     bool bias, o_bias;
-    bool yarn; /* rope scaling by it, of factor 4; `key` has to be its type */
+    bool yarn; /* yarn rope scaling with factor 4; `key` must be its type */
 } gguf_options;
 
 typedef struct gguf_directory {
@@ -57,7 +57,8 @@ static void add_tensor(gguf_directory *d, const char *name, uint64_t cols, uint6
 }
 
 static void add_tensors(gguf_directory *d) {
-    if (d->options->rope_freqs) add_tensor(d, "rope_freqs.weight", 8, 0); /* first: its data is at the beginning */
+    /* the first tensor, so that its data is at the beginning */
+    if (d->options->rope_freqs) add_tensor(d, "rope_freqs.weight", 8, 0);
     add_tensor(d, "token_embd.weight", 32, 8);
     add_tensor(d, "output_norm.weight", 32, 0);
     add_tensor(d, "blk.0.attn_norm.weight", 32, 0);
@@ -106,16 +107,16 @@ static void put_values(sn_buf *b, const gguf_options *o) {
         put_gguf_u32(b, key_of(arch, o->key, key), o->value);
 }
 
-/* Writes "model.gguf" into the folder and returns its path. */
+/* Writes "model.gguf" to the folder and returns its path. */
 static char *gguf_model(const char *folder, const gguf_options *o) {
     gguf_directory d = {.options = o};
     sn_buf b = {0};
     add_tensors(&d);
     put_gguf_header(&b, 3, d.n, o->yarn ? 11 : o->key ? 10 : 9);
     put_values(&b, o);
-    put(&b, d.entries.data, d.entries.len);
+    put_bytes(&b, d.entries.data, d.entries.len);
     pad_to(&b, 32);
-    if (o->rope_freqs) put(&b, o->rope_freqs, 32);
+    if (o->rope_freqs) put_bytes(&b, o->rope_freqs, 32);
     put_zeros(&b, d.at - (o->rope_freqs ? 32 : 0));
     write_file(folder, "model.gguf", b.data, b.len);
     sn_buf_fini(&b);
@@ -123,7 +124,7 @@ static char *gguf_model(const char *folder, const gguf_options *o) {
     return temp_path(folder, "model.gguf");
 }
 
-static sn_hparams takes_gguf(gguf_options options) {
+static sn_hparams expect_gguf_accepted(gguf_options options) {
     char *folder = temp_folder(), *path = gguf_model(folder, &options);
     sn_model *m = open_model(path);
     sn_hparams h = *sn_model_hparams(m);
@@ -133,9 +134,9 @@ static sn_hparams takes_gguf(gguf_options options) {
     return h;
 }
 
-static void refuses_gguf(gguf_options options, const char *words) {
+static void expect_gguf_refused(gguf_options options, const char *error_part) {
     char *folder = temp_folder(), *path = gguf_model(folder, &options);
-    refuses_path(path, words);
+    expect_path_refused(path, error_part);
     free(path);
     temp_folder_remove(&folder);
 }
@@ -151,7 +152,7 @@ Test(model, opens_a_gguf_file) {
     cr_assert_str_eq(h->name, "model", "named after the file");
     cr_assert(h->n_blocks == 1 && h->n_embd == 32 && h->n_heads == 2 && h->n_kv_heads == 1 && h->head_dim == 16);
     cr_assert(h->n_ff == 32 && h->n_vocab == 8 && h->n_ctx == 64 && h->rope_dim == 16);
-    cr_assert(h->rope_style == SN_ROPE_PAIRS && h->tied_output && !h->qkv_bias && !h->qk_norm);
+    cr_assert(h->rope_style == SN_ROPE_INTERLEAVED && h->tied_output && !h->qkv_bias && !h->qk_norm);
     cr_assert_eq(sn_model_find(m, SN_ROLE_OUTPUT, 0, &output, NULL), SN_OK);
     cr_assert_eq(sn_model_find(m, SN_ROLE_TOKEN_EMBEDDING, 0, &embedding, NULL), SN_OK);
     cr_assert(output.data && output.data == embedding.data && output.rows == 8 && output.cols == 32);
@@ -162,70 +163,80 @@ Test(model, opens_a_gguf_file) {
     temp_folder_remove(&folder);
 }
 
-Test(model, knows_the_traits_of_gguf_architectures) {
-    sn_hparams h = takes_gguf((gguf_options){.bias = true});
-    cr_assert(h.qkv_bias && !h.o_bias && h.rope_style == SN_ROPE_PAIRS);
-    cr_assert(takes_gguf((gguf_options){.bias = true, .o_bias = true}).o_bias);
-    h = takes_gguf((gguf_options){.architecture = "qwen2", .bias = true});
-    cr_assert(h.qkv_bias && h.rope_style == SN_ROPE_HALVES);
-    h = takes_gguf((gguf_options){.architecture = "qwen3"});
-    cr_assert(h.qk_norm && !h.qkv_bias && h.rope_style == SN_ROPE_HALVES);
-    refuses_gguf((gguf_options){.architecture = "qwen3", .bias = true, .key = "expert_count", .value = 8}, "experts");
-    refuses_gguf((gguf_options){.architecture = "gpt2"}, "'gpt2' cannot be run; these can: llama, qwen2, qwen3");
+Test(model, sets_the_traits_of_each_gguf_architecture) {
+    sn_hparams h = expect_gguf_accepted((gguf_options){.bias = true});
+    cr_assert(h.qkv_bias && !h.o_bias && h.rope_style == SN_ROPE_INTERLEAVED);
+    cr_assert(expect_gguf_accepted((gguf_options){.bias = true, .o_bias = true}).o_bias);
+    h = expect_gguf_accepted((gguf_options){.architecture = "qwen2", .bias = true});
+    cr_assert(h.qkv_bias && h.rope_style == SN_ROPE_NEOX);
+    h = expect_gguf_accepted((gguf_options){.architecture = "qwen3"});
+    cr_assert(h.qk_norm && !h.qkv_bias && h.rope_style == SN_ROPE_NEOX);
+    expect_gguf_refused((gguf_options){.architecture = "qwen3", .bias = true, .key = "expert_count", .value = 8},
+                        "experts");
+    expect_gguf_refused((gguf_options){.architecture = "gpt2"}, "'gpt2' cannot be run; these can: llama, qwen2, qwen3");
 }
 
 Test(model, reads_gguf_metadata_that_has_a_default) {
-    cr_assert_eq(takes_gguf((gguf_options){.key = "attention.sliding_window", .value = 16}).window, 16);
-    cr_assert_eq(takes_gguf((gguf_options){.key = "rope.dimension_count", .value = 8}).rope_dim, 8);
-    cr_assert_eq(takes_gguf((gguf_options){.key = "rope.scaling.type", .text = "none"}).rope_freq[0], 1);
-    cr_assert_eq(takes_gguf((gguf_options){.key = "rope.scale_linear", .number = 4}).rope_freq[0], 0.25f);
+    cr_assert_eq(expect_gguf_accepted((gguf_options){.key = "attention.sliding_window", .value = 16}).window, 16);
+    cr_assert_eq(expect_gguf_accepted((gguf_options){.key = "rope.dimension_count", .value = 8}).rope_dim, 8);
+    cr_assert_eq(expect_gguf_accepted((gguf_options){.key = "rope.scaling.type", .text = "none"}).rope_freq[0], 1);
+    cr_assert_eq(expect_gguf_accepted((gguf_options){.key = "rope.scale_linear", .number = 4}).rope_freq[0], 0.25f);
 }
 
 Test(model, divides_rope_frequencies_by_the_files_factors) {
     const float factors[8] = {1, 1, 2, 4, 8, 8, 8, 8};
-    sn_hparams plain = takes_gguf((gguf_options){0}), divided = takes_gguf((gguf_options){.rope_freqs = factors});
+    sn_hparams plain = expect_gguf_accepted((gguf_options){0}),
+               divided = expect_gguf_accepted((gguf_options){.rope_freqs = factors});
     for (int i = 0; i < 8; i++) cr_assert_eq(divided.rope_freq[i], plain.rope_freq[i] / factors[i]);
     const float wrong[8] = {1, 1, 0, 4, 8, 8, 8, 8}, endless[8] = {1, 1, 1, INFINITY, 1, 1, 1, 1};
-    refuses_gguf((gguf_options){.rope_freqs = wrong}, "rope factor 2 is 0");
-    refuses_gguf((gguf_options){.rope_freqs = endless}, "rope factor 3 is inf");
-    refuses_gguf((gguf_options){.rope_freqs = factors, .key = "rope.dimension_count", .value = 8}, "must be 4 numbers");
+    expect_gguf_refused((gguf_options){.rope_freqs = wrong}, "rope factor 2 is 0");
+    expect_gguf_refused((gguf_options){.rope_freqs = endless}, "rope factor 3 is inf");
+    expect_gguf_refused((gguf_options){.rope_freqs = factors, .key = "rope.dimension_count", .value = 8},
+                        "must be 4 numbers");
 }
 
-/* The numbers of test_config.c: the same context. */
+/* The numbers are those of test_config.c, with the same context. */
 Test(model, rotates_by_yarn_in_a_gguf_file) {
     const double want[] = {1.0, 0.237170825, 0.05, 0.00790569415, 0.0025, 0.000790569415, 0.00025, 7.90569415e-05};
-    sn_hparams h = takes_gguf((gguf_options){.key = "rope.scaling.type", .text = "yarn", .yarn = true});
+    sn_hparams h = expect_gguf_accepted((gguf_options){.key = "rope.scaling.type", .text = "yarn", .yarn = true});
     cr_assert_float_eq((double)h.rope_scale[0], 1.138629436111989, 1e-7, "%.9g", (double)h.rope_scale[0]);
     for (int i = 0; i < 8; i++) cr_assert_float_eq((double)h.rope_freq[i], want[i], want[i] * 1e-6, "%d", i);
-    refuses_gguf((gguf_options){.key = "rope.scaling.yarn_attn_factor", .number = 2}, "is not known and may change");
+    expect_gguf_refused((gguf_options){.key = "rope.scaling.yarn_attn_factor", .number = 2},
+                        "is not known and may change");
 }
 
 Test(model, refuses_gguf_metadata_that_changes_the_mathematics) {
-    refuses_gguf((gguf_options){.key = "rope.scaling.type", .text = "longrope"}, "rope scaling of type 'longrope'");
-    refuses_gguf((gguf_options){.key = "logit_scale", .number = 0.5f}, "'llama.logit_scale' is not known");
-    refuses_gguf((gguf_options){.key = "attention.value_length", .value = 8}, "keys of 16 and values of 8");
-    refuses_gguf((gguf_options){.key = "attention.sliding_window", .text = "wide"}, "a string where a whole number");
-    refuses_gguf((gguf_options){.key = "attention.key_length", .value = 0x7ffffffe}, "width of a head");
-    refuses_gguf((gguf_options){.key = "expert_count", .value = 8}, "expert_used_count");
-    refuses_gguf((gguf_options){.architecture = "qwen2", .key = "expert_used_count", .value = 2, .bias = true},
-                 "mixtures of experts");
-    refuses_gguf((gguf_options){.key = "attention.sliding_window_pattern", .value = 6}, "is not known and may change");
-    refuses_gguf((gguf_options){.architecture = "phi3", .key = "rope.freq_base_swa", .number = 1e4f}, "is not known and may");
-    refuses_gguf((gguf_options){.architecture = "gemma3", .key = "attention.sliding_window_pattern", .value = 0}, "is 0");
-    refuses_gguf((gguf_options){.architecture = "gemma3", .key = "final_logit_softcapping", .number = 30}, "is not known and may");
+    expect_gguf_refused((gguf_options){.key = "rope.scaling.type", .text = "longrope"},
+                        "rope scaling of type 'longrope'");
+    expect_gguf_refused((gguf_options){.key = "logit_scale", .number = 0.5f}, "'llama.logit_scale' is not known");
+    expect_gguf_refused((gguf_options){.key = "attention.value_length", .value = 8}, "keys of 16 and values of 8");
+    expect_gguf_refused((gguf_options){.key = "attention.sliding_window", .text = "wide"},
+                        "a string where a whole number");
+    expect_gguf_refused((gguf_options){.key = "attention.key_length", .value = 0x7ffffffe}, "width of a head");
+    expect_gguf_refused((gguf_options){.key = "expert_count", .value = 8}, "expert_used_count");
+    expect_gguf_refused((gguf_options){.architecture = "qwen2", .key = "expert_used_count", .value = 2, .bias = true},
+                        "mixtures of experts");
+    expect_gguf_refused((gguf_options){.key = "attention.sliding_window_pattern", .value = 6},
+                        "is not known and may change");
+    expect_gguf_refused((gguf_options){.architecture = "phi3", .key = "rope.freq_base_swa", .number = 1e4f},
+                        "is not known and may");
+    expect_gguf_refused((gguf_options){.architecture = "gemma3", .key = "attention.sliding_window_pattern", .value = 0},
+                        "is 0");
+    expect_gguf_refused((gguf_options){.architecture = "gemma3", .key = "final_logit_softcapping", .number = 30},
+                        "is not known and may");
 }
 
 Test(model, refuses_tensors_that_contradict_the_hyperparameters) {
-    refuses_gguf((gguf_options){.wide = "blk.0.attn_q.weight"},
-                 "'blk.0.attn_q.weight' has 2 dimensions, (32, 64), where");
-    refuses_gguf((gguf_options){.wide = "output_norm.weight"}, "'output_norm.weight'");
-    refuses_gguf((gguf_options){.key = "vocab_size", .value = 9}, "'token_embd.weight'");
-    refuses_gguf((gguf_options){.architecture = "qwen2", .bias = true, .more = "blk.0.attn_output.bias"},
-                 "'blk.0.attn_output.bias' has no part");
-    refuses_gguf((gguf_options){.more = "blk.1.attn_norm.weight"}, "'blk.1.attn_norm.weight' has no part");
+    expect_gguf_refused((gguf_options){.wide = "blk.0.attn_q.weight"},
+                        "'blk.0.attn_q.weight' has 2 dimensions, (32, 64), where");
+    expect_gguf_refused((gguf_options){.wide = "output_norm.weight"}, "'output_norm.weight'");
+    expect_gguf_refused((gguf_options){.key = "vocab_size", .value = 9}, "'token_embd.weight'");
+    expect_gguf_refused((gguf_options){.architecture = "qwen2", .bias = true, .more = "blk.0.attn_output.bias"},
+                        "'blk.0.attn_output.bias' has no part");
+    expect_gguf_refused((gguf_options){.more = "blk.1.attn_norm.weight"}, "'blk.1.attn_norm.weight' has no part");
 }
 
-Test(model, says_which_tensor_of_a_block_is_missing) {
+Test(model, names_the_missing_tensor_of_a_block) {
     gguf_options options = {.without = "blk.0.ffn_up.weight"};
     char *folder = temp_folder(), *path = gguf_model(folder, &options);
     sn_model *m = open_model(path);
@@ -239,14 +250,14 @@ Test(model, says_which_tensor_of_a_block_is_missing) {
     cr_assert_eq(sn_model_block_hash(m, 0, &hash, &err), SN_REFUSED);
     cr_assert_eq(sn_model_find(m, SN_ROLE_FFN_DOWN, 1, &tensor, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "none of number 1"));
-    cr_assert_eq(sn_model_find(m, SN_ROLE_ATTN_Q_NORM, 0, &tensor, &err), SN_OK, "a role that the family lacks");
+    cr_assert_eq(sn_model_find(m, SN_ROLE_ATTN_Q_NORM, 0, &tensor, &err), SN_OK, "the family has no such tensor");
     cr_assert_null(tensor.data);
     sn_model_close(&m);
     free(path);
     temp_folder_remove(&folder);
 }
 
-/* ---- folders ---- */
+/* -- folders */
 
 Test(model, opens_folders_of_each_family) {
     const struct {
@@ -268,7 +279,7 @@ Test(model, opens_folders_of_each_family) {
         sn_model_tensor t;
         cr_assert_str_eq(h->family, models[i].family);
         cr_assert_str_eq(sn_model_container(m), "safetensors");
-        cr_assert(h->n_blocks == 4 && h->n_embd == 64 && h->n_vocab == 320 && h->rope_style == SN_ROPE_HALVES);
+        cr_assert(h->n_blocks == 4 && h->n_embd == 64 && h->n_vocab == 320 && h->rope_style == SN_ROPE_NEOX);
         cr_assert(h->tied_output == models[i].tied && h->qkv_bias == models[i].bias && h->qk_norm == models[i].norm);
         cr_assert(h->window == models[i].window && h->head_dim == models[i].head_dim);
         for (int block = 0; block < 4; block++) cr_assert(sn_model_has_block(m, block));
@@ -285,28 +296,28 @@ Test(model, opens_folders_of_each_family) {
     }
 }
 
-Test(model, refuses_paths_that_are_no_models) {
+Test(model, refuses_paths_without_a_model) {
     char *folder = temp_folder(), *path = temp_path(folder, "file");
-    refuses_path(SN_FIXTURES "/nothing", "nothing cannot be opened");
-    refuses_path(folder, "holds no config.json");
+    expect_path_refused(SN_FIXTURES "/nothing", "nothing cannot be opened");
+    expect_path_refused(folder, "has no config.json");
     write_file(folder, "file", "", 0);
-    refuses_path(path, "file is empty");
-    write_file(folder, "file", "words of a text", 15);
-    refuses_path(path, "no GGUF file");
+    expect_path_refused(path, "file is empty");
+    write_file(folder, "file", "a text as bytes", 15);
+    expect_path_refused(path, "not a GGUF file");
     write_file(folder, "config.json", "{", 1);
-    refuses_path(folder, "config.json: it is no valid JSON");
+    expect_path_refused(folder, "config.json: it is not valid JSON");
     copy_file(GOLDEN "llama", folder, "config.json");
-    refuses_path(folder, "holds neither model.safetensors");
+    expect_path_refused(folder, "has neither model.safetensors");
     write_file(folder, "model.safetensors", "", 0);
-    refuses_path(folder, "model.safetensors is empty");
-    refuses_path(GOLDEN "llama/model.safetensors", "give the folder");
+    expect_path_refused(folder, "model.safetensors is empty");
+    expect_path_refused(GOLDEN "llama/model.safetensors", "give the folder");
     copy_file(GOLDEN "qwen3", folder, "model.safetensors");
-    refuses_path(folder, "tensor '");
+    expect_path_refused(folder, "tensor '");
     free(path);
     temp_folder_remove(&folder);
 }
 
-Test(model, opens_a_part_of_a_models_shards_and_knows_what_is_missing) {
+Test(model, opens_some_shards_and_reports_what_is_missing) {
     char *folder = temp_folder();
     copy_file(GOLDEN "qwen2", folder, "config.json");
     copy_file(GOLDEN "qwen2", folder, "model.safetensors.index.json");
@@ -320,7 +331,7 @@ Test(model, opens_a_part_of_a_models_shards_and_knows_what_is_missing) {
     temp_folder_remove(&folder);
 }
 
-/* ---- what names a model ---- */
+/* -- ids and hashes */
 
 static sn_hash hash_of_block(const char *path, int block) {
     sn_model *m = open_model(path);
@@ -338,16 +349,16 @@ static sn_hash id_of(const char *path) {
     return id;
 }
 
-static bool same(sn_hash a, sn_hash b) { return !memcmp(a.bytes, b.bytes, SN_HASH_SIZE); }
+static bool same_hash(sn_hash a, sn_hash b) { return !memcmp(a.bytes, b.bytes, SN_HASH_SIZE); }
 
-Test(model, names_blocks_by_their_weights) {
-    cr_assert(same(hash_of_block(GOLDEN "llama", 0), hash_of_block(GOLDEN "llama", 0)));
-    cr_assert(!same(hash_of_block(GOLDEN "llama", 0), hash_of_block(GOLDEN "llama", 1)));
-    cr_assert(same(id_of(GOLDEN "llama"), id_of(GOLDEN "llama")));
-    cr_assert(!same(id_of(GOLDEN "llama"), id_of(GOLDEN "llama3_rope")));
+Test(model, hashes_blocks_by_their_weights) {
+    cr_assert(same_hash(hash_of_block(GOLDEN "llama", 0), hash_of_block(GOLDEN "llama", 0)));
+    cr_assert(!same_hash(hash_of_block(GOLDEN "llama", 0), hash_of_block(GOLDEN "llama", 1)));
+    cr_assert(same_hash(id_of(GOLDEN "llama"), id_of(GOLDEN "llama")));
+    cr_assert(!same_hash(id_of(GOLDEN "llama"), id_of(GOLDEN "llama3_rope")));
 }
 
-/* The last byte of the file is of a tensor of the block. */
+/* The last byte of the file belongs to a tensor of the block. */
 Test(model, one_changed_bit_of_a_weight_changes_the_hash_of_its_block) {
     char *folder = temp_folder(), *path = temp_path(folder, "model.gguf");
     gguf_options none = {0};
@@ -357,13 +368,13 @@ Test(model, one_changed_bit_of_a_weight_changes_the_hash_of_its_block) {
     fseek(file, -1, SEEK_END);
     fputc(1, file);
     fclose(file);
-    cr_assert(!same(block, hash_of_block(path, 0)));
-    cr_assert(same(id, id_of(path)));
+    cr_assert(!same_hash(block, hash_of_block(path, 0)));
+    cr_assert(same_hash(id, id_of(path)));
     free(path);
     temp_folder_remove(&folder);
 }
 
-Test(model, gives_other_names_where_a_hyperparameter_differs) {
+Test(model, hashes_differ_where_a_hyperparameter_differs) {
     char *folder = temp_folder();
     gguf_options none = {0}, window = {.key = "attention.sliding_window", .value = 16},
                  name = {.key = "vocab_size", .value = 8};
@@ -371,26 +382,27 @@ Test(model, gives_other_names_where_a_hyperparameter_differs) {
     sn_hash block = hash_of_block(path, 0), id = id_of(path);
     free(path);
     path = gguf_model(folder, &window);
-    cr_assert(!same(block, hash_of_block(path, 0)) && !same(id, id_of(path)));
+    cr_assert(!same_hash(block, hash_of_block(path, 0)) && !same_hash(id, id_of(path)));
     free(path);
     path = gguf_model(folder, &name);
-    cr_assert(same(block, hash_of_block(path, 0)) && same(id, id_of(path)), "the same said in another way");
+    cr_assert(same_hash(block, hash_of_block(path, 0)) && same_hash(id, id_of(path)),
+              "an explicit default changes the hash");
     free(path);
     temp_folder_remove(&folder);
 }
 
-Test(model, keeps_data_readable_that_was_forgotten) {
+Test(model, forgotten_data_stays_readable) {
     sn_model *m = open_model(GOLDEN "llama");
     sn_model_tensor t, none = {0};
     cr_assert_eq(sn_model_find(m, SN_ROLE_TOKEN_EMBEDDING, 0, &t, NULL), SN_OK);
     sn_hash before = sn_hash_of(t.data, t.bytes);
-    sn_model_forget(m, &t);
-    sn_model_forget(m, &none);
-    cr_assert(same(before, sn_hash_of(t.data, t.bytes)));
+    sn_model_release_pages(m, &t);
+    sn_model_release_pages(m, &none);
+    cr_assert(same_hash(before, sn_hash_of(t.data, t.bytes)));
     sn_model_close(&m);
 }
 
-/* Files of the bare model, as BLOOM's are on the hub: names without what the whole model's begin with. */
+/* Files of the bare model, as those of BLOOM on the hub: tensor names without the prefix of the whole model. */
 Test(model, opens_files_of_the_bare_model) {
     enum { BEFORE = sizeof "transformer." - 1, MOST = 128 };
     char *folder = temp_folder(), *weights = temp_path(folder, "model.safetensors");
@@ -403,19 +415,20 @@ Test(model, opens_files_of_the_bare_model) {
     for (size_t i = 0; i < n; i++) {
         const sn_safetensors_tensor *t = sn_safetensors_tensor_at(file, i);
         cr_assert(!strncmp(t->name, "transformer.", BEFORE));
-        entries[i] = (sn_safetensors_entry){.name = t->name + BEFORE, .dtype = t->dtype, .n_dims = t->n_dims, .data = t->data};
+        entries[i] =
+            (sn_safetensors_entry){.name = t->name + BEFORE, .dtype = t->dtype, .n_dims = t->n_dims, .data = t->data};
         for (int d = 0; d < t->n_dims; d++) entries[i].dims[d] = t->dims[d];
     }
     cr_assert_eq(sn_safetensors_write(weights, entries, n, &err), SN_OK, "%s", err.text);
     copy_file(GOLDEN "bloom", folder, "config.json");
-    cr_assert(same(hash_of_block(folder, 2), hash_of_block(GOLDEN "bloom", 2)));
+    cr_assert(same_hash(hash_of_block(folder, 2), hash_of_block(GOLDEN "bloom", 2)));
     sn_safetensors_close(&file);
     free(weights);
     temp_folder_remove(&folder);
 }
 
-/* ALiBi: 2^(-8 (i + 1) / n) for a power of two; beyond it every other slope of twice as many. */
-Test(model, makes_the_slopes_of_heads) {
+/* ALiBi: 2^(-8 (i + 1) / n) if n is a power of two; beyond it, every other slope of twice as many heads. */
+Test(model, computes_alibi_slopes) {
     const double want[2][4] = {{0x1p-2, 0x1p-4, 0x1p-6, 0x1p-8}, {0x1p-4, 0x1p-8, 0x1p-2}};
     for (int odd = 0; odd < 2; odd++) {
         sn_model *m = open_model(odd ? GOLDEN "bloom_odd" : GOLDEN "bloom");
@@ -423,7 +436,7 @@ Test(model, makes_the_slopes_of_heads) {
         float slopes[4];
         cr_assert_eq(sn_model_find(m, SN_ROLE_ATTN_SLOPES, 1, &t, NULL), SN_OK);
         cr_assert(t.cols == (odd ? 3u : 4u) && t.dtype == SN_F32);
-        sn_model_forget(m, &t);
+        sn_model_release_pages(m, &t);
         memcpy(slopes, t.data, t.bytes);
         for (size_t h = 0; h < t.cols; h++) cr_assert_eq((double)slopes[h], want[odd][h]);
         sn_model_close(&m);
@@ -441,72 +454,85 @@ Test(model, lists_every_tensor) {
         cr_assert(name[0] && t.data && t.dtype == SN_BF16 && t.bytes == 2 * t.rows * t.cols);
         bytes += t.bytes;
     }
-    cr_assert_eq(bytes, 288896, "total_size in the index");
+    cr_assert_eq(bytes, 288896, "differs from total_size in the index");
     sn_model_close(&m);
 }
 
-/* -- rows of a bigger tensor ------------------------------------------------------------------------------------------ */
+/* -- rows of a larger tensor */
 
-/* A matrix of 2 columns (or a vector) whose element i is i, seen as `role` of a model of 4 heads over 2, 3 wide. */
+/* A matrix of 2 columns (or a vector) whose element i is i, read as `role` of a model with 4 heads over 2, each 3
+ * wide. */
 static void expect_rows(sn_qkv_layout layout, sn_role role, bool vector, const int *rows, size_t n) {
-    const sn_naming naming = {.qkv = layout, .gate_up = true};
+    const sn_tensor_naming naming = {.qkv = layout, .gate_up_fused = true};
     const sn_hparams hp = {.n_heads = 4, .n_kv_heads = 2, .head_dim = 3};
     size_t width = vector ? 1 : 2;
     float all[2 * 24];
     for (int i = 0; i < 48; i++) all[i] = (float)i;
-    const sn_view view = sn_view_of(&naming, &hp, role, n);
-    sn_model_tensor t = {.dtype = SN_F32, .rows = vector ? 1 : view.whole, .cols = vector ? view.whole : width, .data = all,
-                         .bytes = view.whole * width * sizeof(float), .group_rows = view.whole, .group_stride = view.whole,
+    const sn_tensor_view view = sn_tensor_view_of(&naming, &hp, role, n);
+    sn_model_tensor t = {.dtype = SN_F32,
+                         .rows = vector ? 1 : view.whole,
+                         .cols = vector ? view.whole : width,
+                         .data = all,
+                         .bytes = view.whole * width * sizeof(float),
+                         .group_rows = view.whole,
+                         .group_stride = view.whole,
                          .tie = 7};
     cr_assert_leq(view.whole, 24u);
-    sn_view_narrow(&view, role, n, &t);
+    sn_tensor_view_narrow(&view, role, n, &t);
     cr_assert_eq(t.bytes, n * width * sizeof(float));
     cr_assert(vector ? t.rows == 1 && t.cols == n : t.rows == n && t.cols == width);
-    cr_assert_neq(t.tie, 7u, "another parameter than the whole");
+    cr_assert_neq(t.tie, 7u, "a part has the tie group of the whole");
     const void *at;
     void *copy;
     cr_assert_eq(sn_model_contiguous(&t, &at, &copy, NULL), SN_OK);
     for (size_t r = 0; r < n; r++)
         for (size_t c = 0; c < width; c++)
             cr_assert_eq(((const float *)at)[r * width + c], (float)((size_t)rows[r] * width + c), "row %zu", r);
-    cr_assert_eq(copy == NULL, sn_model_n_runs(&t) == 1, "contiguous rows are not copied");
+    cr_assert_eq(copy == NULL, sn_model_n_runs(&t) == 1, "contiguous rows are copied");
     free(copy);
 }
 
-Test(model, finds_q_k_and_v_in_one_tensor_whole_and_head_by_head) {
-    const int q[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, k[] = {12, 13, 14, 15, 16, 17}, v[] = {18, 19, 20, 21, 22, 23};
+Test(model, splits_fused_qkv_whole_and_per_head) {
+    const int q[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, k[] = {12, 13, 14, 15, 16, 17},
+              v[] = {18, 19, 20, 21, 22, 23};
     const int q_by[] = {0, 1, 2, 3, 4, 5, 12, 13, 14, 15, 16, 17}, k_by[] = {6, 7, 8, 18, 19, 20},
               v_by[] = {9, 10, 11, 21, 22, 23};
     const int gate[] = {0, 1, 2, 3, 4}, up[] = {5, 6, 7, 8, 9};
     for (int vector = 0; vector < 2; vector++) {
-        const sn_role first = vector ? SN_ROLE_ATTN_Q_BIAS : SN_ROLE_ATTN_Q, second = vector ? SN_ROLE_ATTN_K_BIAS : SN_ROLE_ATTN_K,
+        const sn_role first = vector ? SN_ROLE_ATTN_Q_BIAS : SN_ROLE_ATTN_Q,
+                      second = vector ? SN_ROLE_ATTN_K_BIAS : SN_ROLE_ATTN_K,
                       third = vector ? SN_ROLE_ATTN_V_BIAS : SN_ROLE_ATTN_V;
-        expect_rows(SN_QKV_JOINED, first, vector, q, 12);
-        expect_rows(SN_QKV_JOINED, second, vector, k, 6);
-        expect_rows(SN_QKV_JOINED, third, vector, v, 6);
-        expect_rows(SN_QKV_BY_HEAD, first, vector, q_by, 12);
-        expect_rows(SN_QKV_BY_HEAD, second, vector, k_by, 6);
-        expect_rows(SN_QKV_BY_HEAD, third, vector, v_by, 6);
+        expect_rows(SN_QKV_FUSED, first, vector, q, 12);
+        expect_rows(SN_QKV_FUSED, second, vector, k, 6);
+        expect_rows(SN_QKV_FUSED, third, vector, v, 6);
+        expect_rows(SN_QKV_FUSED_PER_HEAD, first, vector, q_by, 12);
+        expect_rows(SN_QKV_FUSED_PER_HEAD, second, vector, k_by, 6);
+        expect_rows(SN_QKV_FUSED_PER_HEAD, third, vector, v_by, 6);
     }
-    expect_rows(SN_QKV_APART, SN_ROLE_FFN_GATE, false, gate, 5);
-    expect_rows(SN_QKV_APART, SN_ROLE_FFN_UP, false, up, 5);
+    expect_rows(SN_QKV_SEPARATE, SN_ROLE_FFN_GATE, false, gate, 5);
+    expect_rows(SN_QKV_SEPARATE, SN_ROLE_FFN_UP, false, up, 5);
 }
 
-/* Two experts of 3 by 2 whose elements are their places in the file: gate and up (2, 2, 6), down (2, 2, 3) turned. */
-Test(model, turns_experts_that_lie_turned) {
+/* Two experts of 3 by 2 whose elements are their positions in the file: gate and up (2, 2, 6), down (2, 2, 3), both
+ * transposed. */
+Test(model, transposes_transposed_experts) {
     enum { EXPERTS = 2, FF = 3, EMBD = 2 };
-    const sn_naming naming = {.experts_turned = true};
+    const sn_tensor_naming naming = {.experts_transposed = true};
     float all[EXPERTS * EMBD * 2 * FF];
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) all[i] = (float)i;
     for (sn_role role = SN_ROLE_EXPERTS_GATE; role <= SN_ROLE_EXPERTS_DOWN; role++)
-        for (size_t piece = 0; piece < EXPERTS; piece++) {
+        for (size_t part = 0; part < EXPERTS; part++) {
             bool down = role == SN_ROLE_EXPERTS_DOWN;
             size_t rows = down ? EMBD : FF, cols = down ? FF : EMBD, line = down ? EMBD : 2 * FF, step = down ? 1 : 2;
-            const sn_view view = sn_view_of_experts(&naming, role, false, rows, cols, piece, EXPERTS);
+            const sn_tensor_view view = sn_tensor_view_of_expert(&naming, role, false, rows, cols, part, EXPERTS);
             cr_assert(view.whole == EXPERTS * cols && view.col_step == line);
-            sn_model_tensor t = {.dtype = SN_F32, .rows = view.whole, .cols = line, .data = all,
-                                 .bytes = view.whole * line * sizeof *all, .tie = 7};
-            sn_view_narrow(&view, role, rows, &t);
+            sn_model_tensor t = {.dtype = SN_F32,
+                                 .rows = view.whole,
+                                 .cols = line,
+                                 .data = all,
+                                 .bytes = view.whole * line * sizeof *all,
+                                 .tie = 7};
+            sn_tensor_view_narrow(&view, role, rows, &t);
             cr_assert(t.rows == rows && t.cols == cols && t.bytes == rows * cols * sizeof *all && t.tie != 7);
             const void *at;
             void *copy;
@@ -514,23 +540,23 @@ Test(model, turns_experts_that_lie_turned) {
             for (size_t r = 0; r < rows; r++)
                 for (size_t c = 0; c < cols; c++)
                     cr_assert_eq(((const float *)at)[r * cols + c],
-                                 (float)((piece * cols + c) * line + step * r + (role == SN_ROLE_EXPERTS_UP)));
+                                 (float)((part * cols + c) * line + step * r + (role == SN_ROLE_EXPERTS_UP)));
             free(copy);
             size_t bytes;
             const char *last = sn_model_run(&t, sn_model_n_runs(&t) - 1, &bytes);
-            cr_assert_leq((size_t)(last + bytes - (const char *)all), sizeof all, "no run ends behind the tensor");
+            cr_assert_leq((size_t)(last + bytes - (const char *)all), sizeof all, "a run ends after the tensor");
         }
 }
 
-/* Names each expert's biases one behind the other, whatever lies between them in the file. */
-Test(model, takes_the_experts_biases_apart) {
+/* Finds the biases of each expert, one after the other, whatever lies between them in the file. */
+Test(model, splits_the_biases_of_experts) {
     sn_model *m = open_model(GOLDEN "gpt_oss");
     sn_model_tensor gate, up, down;
     cr_assert_eq(sn_model_find(m, SN_ROLE_EXPERTS_GATE_BIAS, 1, &gate, NULL), SN_OK);
     cr_assert_eq(sn_model_find(m, SN_ROLE_EXPERTS_UP_BIAS, 1, &up, NULL), SN_OK);
     cr_assert_eq(sn_model_find(m, SN_ROLE_EXPERTS_DOWN_BIAS, 1, &down, NULL), SN_OK);
     cr_assert(gate.rows == 1 && gate.cols == 4 * 96 && up.cols == gate.cols && down.cols == 4 * 64);
-    cr_assert_eq((const uint16_t *)up.data - (const uint16_t *)gate.data, 1, "they take turns");
+    cr_assert_eq((const uint16_t *)up.data - (const uint16_t *)gate.data, 1, "gate and up are interleaved");
     cr_assert_eq(sn_model_n_runs(&gate), 4u * 96u);
     cr_assert_eq(sn_model_n_runs(&down), 1u);
     sn_model_close(&m);

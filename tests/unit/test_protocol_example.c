@@ -1,4 +1,4 @@
-/* The worked example of docs/PROTOCOL.md gives the hashes that this program computes. */
+/* The worked example in docs/PROTOCOL.md has the hashes that this program computes. */
 #include "net/timeline.h"
 
 #include "base/text.h"
@@ -13,7 +13,7 @@ static void expect_line(const char *document, const char *name, const sn_hash *h
     cr_assert(strstr(document, line), "docs/PROTOCOL.md lacks:%s", line);
 }
 
-Test(protocol, the_timeline_example_of_the_document_is_right) {
+Test(protocol_example, the_timeline_of_the_document_is_right) {
     sn_buf document;
     sn_err err = {0};
     sn_buf_init(&document, 1 << 20);

@@ -12,17 +12,17 @@
 /* One unit in the last place: the fixture's scales were multiplied in another order for some types. */
 static bool close_enough(float a, float b) { return a == b || nextafterf(a, b) == b; }
 
-static void compare(const sn_gguf_tensor *given, const sn_safetensors_tensor *wanted) {
+static void compare_tensors(const sn_gguf_tensor *tensor, const sn_safetensors_tensor *wanted) {
     enum { COLS = 512, ROWS = 4 };
     float row[COLS];
     cr_assert_eq(wanted->elements, ROWS * COLS);
-    cr_assert_eq(given->dims[0], COLS);
+    cr_assert_eq(tensor->dims[0], COLS);
     for (size_t r = 0; r < ROWS; r++) {
-        sn_dequantize_row(given->dtype, given->data + r * (given->bytes / ROWS), COLS, row);
+        sn_dequantize_row(tensor->dtype, tensor->data + r * (tensor->bytes / ROWS), COLS, row);
         for (size_t i = 0; i < COLS; i++) {
             float want;
             memcpy(&want, wanted->data + (r * COLS + i) * sizeof want, sizeof want);
-            cr_assert(close_enough(row[i], want), "%s row %zu element %zu: %a, not %a", given->name, r, i,
+            cr_assert(close_enough(row[i], want), "%s row %zu element %zu: %a, not %a", tensor->name, r, i,
                       (double)row[i], (double)want);
         }
     }
@@ -37,10 +37,10 @@ Test(quant, decodes_every_type_as_the_reference_does) {
     for (int i = 0; i < test_n_weight_types; i++) {
         char name[32];
         snprintf(name, sizeof name, "t.%s", sn_dtype_name(test_weight_types[i]));
-        const sn_gguf_tensor *given = sn_gguf_tensor_find(gguf, name);
+        const sn_gguf_tensor *tensor = sn_gguf_tensor_find(gguf, name);
         const sn_safetensors_tensor *wanted = sn_safetensors_find(gold, name);
-        cr_assert(given && wanted, "%s is not in the fixture", name);
-        compare(given, wanted);
+        cr_assert(tensor && wanted, "%s is not in the fixture", name);
+        compare_tensors(tensor, wanted);
     }
     sn_gguf_close(&gguf);
     sn_safetensors_close(&gold);
@@ -66,13 +66,13 @@ Test(quant, integers_and_scales_give_the_same_values_as_the_row) {
     }
 }
 
-Test(quant, knows_which_types_are_quantised) {
+Test(quant, distinguishes_quantised_types) {
     cr_assert(sn_dtype_quantised(SN_Q4_0) && sn_dtype_quantised(SN_MXFP4));
     cr_assert(!sn_dtype_quantised(SN_F32) && !sn_dtype_quantised(SN_BF16) && !sn_dtype_quantised(SN_I64));
     cr_assert(!sn_dtype_quantised(SN_DTYPE_COUNT));
 }
 
-Test(quant, an_empty_row_is_fine) {
+Test(quant, an_empty_row_is_accepted) {
     sn_dequantize_row(SN_F32, NULL, 0, NULL);
     sn_dequantize_row(SN_Q6_K, NULL, 0, NULL);
 }

@@ -19,16 +19,16 @@ static sn_status open_bytes(const sn_buf *b, size_t len, sn_err *err) {
     return status;
 }
 
-static void refuses(const char *header, size_t data_len, const char *words) {
+static void expect_refused(const char *header, size_t data_len, const char *error_part) {
     sn_buf b = {0};
     sn_err err = {0};
     put_safetensors(&b, header, data_len);
     cr_assert_eq(open_bytes(&b, b.len, &err), SN_REFUSED, "%s", header);
-    cr_assert(strstr(err.text, words), "'%s' does not say '%s'", err.text, words);
+    cr_assert(strstr(err.text, error_part), "'%s' does not say '%s'", err.text, error_part);
     sn_buf_fini(&b);
 }
 
-static void takes(const char *header, size_t data_len) {
+static void expect_accepted(const char *header, size_t data_len) {
     sn_buf b = {0};
     sn_err err = {0};
     put_safetensors(&b, header, data_len);
@@ -62,13 +62,13 @@ Test(safetensors, reads_shards_as_one) {
 }
 
 Test(safetensors, takes_metadata_scalars_empty_tensors_and_unknown_types) {
-    takes("{}", 0);
-    takes("{\"__metadata__\":{\"format\":\"pt\"}}   ", 0);
-    takes("{\"s\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}}", 4);
-    takes("{\"a\":{\"dtype\":\"F32\",\"shape\":[0,3],\"data_offsets\":[0,0]},"
-          "\"b\":{\"dtype\":\"F64\",\"shape\":[1],\"data_offsets\":[0,8]}}",
-          8);
-    takes("{\"q\":{\"dtype\":\"F4_NEW\",\"shape\":[3],\"data_offsets\":[0,2]}}", 2);
+    expect_accepted("{}", 0);
+    expect_accepted("{\"__metadata__\":{\"format\":\"pt\"}}   ", 0);
+    expect_accepted("{\"s\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}}", 4);
+    expect_accepted("{\"a\":{\"dtype\":\"F32\",\"shape\":[0,3],\"data_offsets\":[0,0]},"
+                    "\"b\":{\"dtype\":\"F64\",\"shape\":[1],\"data_offsets\":[0,8]}}",
+                    8);
+    expect_accepted("{\"q\":{\"dtype\":\"F4_NEW\",\"shape\":[3],\"data_offsets\":[0,2]}}", 2);
 }
 
 Test(safetensors, refuses_a_file_cut_off_at_any_byte) {
@@ -84,80 +84,81 @@ Test(safetensors, refuses_a_file_cut_off_at_any_byte) {
     sn_buf_fini(&b);
 }
 
-Test(safetensors, refuses_headers_that_are_no_headers) {
+Test(safetensors, refuses_invalid_headers) {
     sn_buf b = {0};
     sn_err err;
     put_text(&b, "Once upon a time there was a text file.");
     cr_assert_eq(open_bytes(&b, b.len, &err), SN_REFUSED);
-    cr_assert(strstr(err.text, "no safetensors file"));
+    cr_assert(strstr(err.text, "safetensors file"));
     sn_buf_fini(&b);
     put_u64(&b, 1000), put_text(&b, "{}");
     cr_assert_eq(open_bytes(&b, b.len, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "ends within its header"));
     sn_buf_fini(&b);
-    refuses("{", 0, "no valid JSON");
-    refuses("[]", 0, "no JSON object");
-    refuses("{} {}", 0, "no valid JSON");
-    refuses("{\"x\":1,\"x\":2}", 0, "no valid JSON");
-    refuses("{\"x\xff\":1}", 0, "no valid JSON");
+    expect_refused("{", 0, "not valid JSON");
+    expect_refused("[]", 0, "not a JSON object");
+    expect_refused("{} {}", 0, "not valid JSON");
+    expect_refused("{\"x\":1,\"x\":2}", 0, "not valid JSON");
+    expect_refused("{\"x\xff\":1}", 0, "not valid JSON");
 }
 
-Test(safetensors, refuses_entries_that_do_not_say_what_they_are) {
-    refuses("{\"x\":7}", 0, "'x' does not say");
-    refuses("{\"x\":{\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "'x' does not say");
-    refuses("{\"x\":{\"dtype\":7,\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "'x' does not say");
-    refuses("{\"x\":{\"dtype\":\"\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "no sensible dtype");
-    refuses("{\"x\":{\"dtype\":\"ABCDEFGHIJKLMNOPQ\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "no sensible dtype");
-    refuses("{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0]}}", 8, "data_offsets");
-    refuses("{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8.0]}}", 8, "data_offsets");
-    refuses("{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[-8,0]}}", 8, "impossible data_offsets");
-    refuses("{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]}}", 8, "impossible data_offsets");
-    refuses("{\"\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "0 bytes long");
-    refuses("{\"a\\nb\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "printable");
+Test(safetensors, refuses_incomplete_entries) {
+    expect_refused("{\"x\":7}", 0, "'x' does not say");
+    expect_refused("{\"x\":{\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "'x' does not say");
+    expect_refused("{\"x\":{\"dtype\":7,\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "'x' does not say");
+    expect_refused("{\"x\":{\"dtype\":\"\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "no sensible dtype");
+    expect_refused("{\"x\":{\"dtype\":\"ABCDEFGHIJKLMNOPQ\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8,
+                   "no sensible dtype");
+    expect_refused("{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0]}}", 8, "data_offsets");
+    expect_refused("{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8.0]}}", 8, "data_offsets");
+    expect_refused("{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[-8,0]}}", 8, "impossible data_offsets");
+    expect_refused("{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]}}", 8, "impossible data_offsets");
+    expect_refused("{\"\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "0 bytes long");
+    expect_refused("{\"a\\nb\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "printable");
 }
 
 Test(safetensors, refuses_shapes_that_contradict_the_bytes) {
-    refuses("{\"x\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8, "8 bytes where");
-    refuses("{\"x\":{\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,8]}}", 8, "impossible shape");
-    refuses("{\"x\":{\"dtype\":\"F32\",\"shape\":[\"2\"],\"data_offsets\":[0,8]}}", 8, "impossible shape");
-    refuses("{\"x\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,8]}}", 8,
-            "impossible shape");
-    refuses("{\"x\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,2],\"data_offsets\":[0,8]}}", 8, "5 dimensions");
+    expect_refused("{\"x\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8, "8 bytes where");
+    expect_refused("{\"x\":{\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,8]}}", 8, "impossible shape");
+    expect_refused("{\"x\":{\"dtype\":\"F32\",\"shape\":[\"2\"],\"data_offsets\":[0,8]}}", 8, "impossible shape");
+    expect_refused("{\"x\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,8]}}", 8,
+                   "impossible shape");
+    expect_refused("{\"x\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,2],\"data_offsets\":[0,8]}}", 8, "5 dimensions");
 }
 
 Test(safetensors, refuses_data_that_overlaps_leaves_gaps_or_reaches_beyond_the_file) {
 #define AT(name, from, to) "\"" name "\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[" from "," to "]}"
-    takes("{" AT("a", "0", "4") "," AT("b", "4", "8") "}", 8);
-    refuses("{" AT("a", "0", "4") "," AT("b", "2", "6") "}", 6, "'b' overlaps");
-    refuses("{" AT("a", "0", "4") "," AT("b", "6", "10") "}", 10, "'b' leaves a gap");
-    refuses("{" AT("a", "4", "8") "}", 8, "'a' leaves a gap");
-    refuses("{" AT("a", "0", "4") "}", 6, "2 bytes behind the last tensor");
-    refuses("{" AT("a", "0", "4") "," AT("b", "4", "8") "}", 6, "'b' reaches beyond");
-    refuses("{" AT("a", "9223372036854775803", "9223372036854775807") "}", 8, "'a' reaches beyond");
+    expect_accepted("{" AT("a", "0", "4") "," AT("b", "4", "8") "}", 8);
+    expect_refused("{" AT("a", "0", "4") "," AT("b", "2", "6") "}", 6, "'b' overlaps");
+    expect_refused("{" AT("a", "0", "4") "," AT("b", "6", "10") "}", 10, "'b' leaves a gap");
+    expect_refused("{" AT("a", "4", "8") "}", 8, "'a' leaves a gap");
+    expect_refused("{" AT("a", "0", "4") "}", 6, "2 bytes after the last tensor");
+    expect_refused("{" AT("a", "0", "4") "," AT("b", "4", "8") "}", 6, "'b' reaches beyond");
+    expect_refused("{" AT("a", "9223372036854775803", "9223372036854775807") "}", 8, "'a' reaches beyond");
 }
 
-static void refuses_index(const char *json, const char *words) {
+static void expect_index_refused(const char *json, const char *error_part) {
     sn_safetensors *s = NULL;
     sn_err err = {0};
     char *folder = temp_folder();
     write_file(folder, "model.safetensors.index.json", json, strlen(json));
     cr_assert_eq(sn_safetensors_open_folder(folder, &s, &err), SN_REFUSED, "%s", json);
-    cr_assert(strstr(err.text, words), "'%s' does not say '%s'", err.text, words);
+    cr_assert(strstr(err.text, error_part), "'%s' does not say '%s'", err.text, error_part);
     cr_assert_null(s);
     temp_folder_remove(&folder);
 }
 
 Test(safetensors, refuses_an_index_that_leads_out_of_the_folder) {
-    refuses_index("{\"weight_map\":{\"x\":\"../secret\"}}", "no plain file name");
-    refuses_index("{\"weight_map\":{\"x\":\"/etc/passwd\"}}", "no plain file name");
-    refuses_index("{\"weight_map\":{\"x\":\"..\"}}", "no plain file name");
-    refuses_index("{\"weight_map\":{\"x\":\"\"}}", "no plain file name");
-    refuses_index("{\"weight_map\":{\"x\":7}}", "no plain file name");
-    refuses_index("{\"weight_map\":[]}", "no weight_map");
-    refuses_index("{}", "no weight_map");
-    refuses_index("{", "no valid JSON");
-    refuses_index("{\"weight_map\":{}}", "none of the shards");
-    refuses_index("{\"weight_map\":{\"x\":\"absent.safetensors\"}}", "none of the shards");
+    expect_index_refused("{\"weight_map\":{\"x\":\"../secret\"}}", "not a plain file name");
+    expect_index_refused("{\"weight_map\":{\"x\":\"/etc/passwd\"}}", "not a plain file name");
+    expect_index_refused("{\"weight_map\":{\"x\":\"..\"}}", "not a plain file name");
+    expect_index_refused("{\"weight_map\":{\"x\":\"\"}}", "not a plain file name");
+    expect_index_refused("{\"weight_map\":{\"x\":7}}", "not a plain file name");
+    expect_index_refused("{\"weight_map\":[]}", "no weight_map");
+    expect_index_refused("{}", "no weight_map");
+    expect_index_refused("{", "not valid JSON");
+    expect_index_refused("{\"weight_map\":{}}", "none of the shards");
+    expect_index_refused("{\"weight_map\":{\"x\":\"absent.safetensors\"}}", "none of the shards");
 }
 
 Test(safetensors, refuses_a_tensor_that_is_in_two_shards) {
@@ -181,11 +182,11 @@ Test(safetensors, refuses_a_folder_without_weights) {
     sn_err err;
     char *folder = temp_folder();
     cr_assert_eq(sn_safetensors_open_folder(folder, &s, &err), SN_REFUSED);
-    cr_assert(strstr(err.text, "holds neither"));
+    cr_assert(strstr(err.text, "has neither"));
     temp_folder_remove(&folder);
 }
 
-Test(safetensors, gives_back_what_was_written) {
+Test(safetensors, round_trips_what_was_written) {
     const float numbers[6] = {1, -2, 3.5f, 0, 1e-30f, 7};
     const int64_t ids[2] = {1ll << 40, -1};
     const sn_safetensors_entry entries[] = {
@@ -197,7 +198,7 @@ Test(safetensors, gives_back_what_was_written) {
     sn_err err = {0};
     char *folder = temp_folder(), *path = temp_path(folder, "out.safetensors");
     cr_assert_eq(sn_safetensors_write(path, entries, 3, &err), SN_OK, "%s", err.text);
-    cr_assert_eq(sn_safetensors_write(path, entries, 3, &err), SN_OK, "over an older one: %s", err.text);
+    cr_assert_eq(sn_safetensors_write(path, entries, 3, &err), SN_OK, "replacing an older file: %s", err.text);
     cr_assert_eq(sn_safetensors_open(path, &s, &err), SN_OK, "%s", err.text);
     const sn_safetensors_tensor *t = sn_safetensors_find(s, "numbers");
     cr_assert(t && t->dtype == SN_F32 && t->dims[0] == 2 && t->dims[1] == 3 && !memcmp(t->data, numbers, 24));
@@ -208,10 +209,10 @@ Test(safetensors, gives_back_what_was_written) {
     cr_assert(t && t->n_dims == 0 && t->elements == 1);
     sn_safetensors_close(&s);
     free(path);
-    temp_folder_remove(&folder); /* fails if an unfinished file in a folder of its own were left */
+    temp_folder_remove(&folder); /* fails if an unfinished file was left in a subfolder */
 }
 
-Test(safetensors, refuses_to_write_what_it_could_not_read) {
+Test(safetensors, refuses_to_write_a_file_that_it_could_not_read) {
     const float x = 0;
     sn_err err;
     char *folder = temp_folder(), *path = temp_path(folder, "out"), *nowhere = temp_path(folder, "no/out");
@@ -225,7 +226,7 @@ Test(safetensors, refuses_to_write_what_it_could_not_read) {
     entry = (sn_safetensors_entry){.name = "fine", .dtype = SN_F32, .n_dims = 0, .data = &x};
     cr_assert_eq(sn_safetensors_write(nowhere, &entry, 1, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "cannot be written"));
-    cr_assert(stat(path, &st) != 0, "a file was left behind");
+    cr_assert(stat(path, &st) != 0, "an unfinished file was left");
     free(path);
     free(nowhere);
     temp_folder_remove(&folder);

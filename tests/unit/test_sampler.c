@@ -1,5 +1,5 @@
-#include "client/logprob.h"
-#include "client/sampler.h"
+#include "client/generate/logprob.h"
+#include "client/generate/sampler.h"
 
 #include "base/math.h"
 
@@ -24,21 +24,22 @@ static sn_sampler *sampler_of(sn_sampling sampling, int n_vocab) {
     return sampler;
 }
 
-static int32_t pick(sn_sampler *sampler, const float *logits, const int32_t *before, size_t n) {
+static int32_t pick_token(sn_sampler *sampler, const float *logits, const int32_t *before, size_t n) {
     int32_t id = -1;
-    cr_assert_eq(sn_sampler_pick(sampler, logits, before, n, &id, &err), SN_OK, "%s", err.text);
+    cr_assert_eq(sn_sampler_sample(sampler, logits, before, n, &id, &err), SN_OK, "%s", err.text);
     return id;
 }
 
-/* How often each of the first eight tokens comes in n draws. */
-static void count(sn_sampling sampling, const float *logits, int n_vocab, int n, int counts[8]) {
+/* How often each of the first eight tokens is sampled in n draws. */
+static void count_picks(sn_sampling sampling, const float *logits, int n_vocab, int n, int counts[8]) {
     sn_sampler *sampler = sampler_of(sampling, n_vocab);
     for (int i = 0; i < 8; i++) counts[i] = 0;
-    for (int i = 0; i < n; i++) counts[pick(sampler, logits, NULL, 0)]++;
+    for (int i = 0; i < n; i++) counts[pick_token(sampler, logits, NULL, 0)]++;
     sn_sampler_free(&sampler);
 }
 
-/* Pearson's statistic; `degrees` categories less one. 99.9 % of honest runs stay below 16.3 with 3 degrees. */
+/* Pearson's chi-square statistic with `degrees` = categories - 1. With 3 degrees 99.9 % of correct runs stay below
+ * 16.3. */
 static double chi_square(const int *counts, const double *p, int n, int total) {
     double sum = 0;
     for (int i = 0; i < n; i++) {
@@ -46,35 +47,35 @@ static double chi_square(const int *counts, const double *p, int n, int total) {
         if (p[i] > 0)
             sum += off * off / wanted;
         else
-            cr_assert_eq(counts[i], 0, "token %d came though it has no probability", i);
+            cr_assert_eq(counts[i], 0, "token %d was sampled with probability 0", i);
     }
     return sum;
 }
 
-Test(sampler, takes_the_best_token_at_temperature_zero_and_the_lowest_id_of_equals) {
+Test(sampler, picks_the_best_token_at_temperature_zero_lowest_id_first) {
     sn_sampler *sampler = sampler_of(SN_SAMPLING_DEFAULT, 5);
-    cr_assert_eq(pick(sampler, (float[]){1, 5, 3, 5, -INFINITY}, NULL, 0), 1);
+    cr_assert_eq(pick_token(sampler, (float[]){1, 5, 3, 5, -INFINITY}, NULL, 0), 1);
     sn_sampler_free(&sampler);
 }
 
-Test(sampler, draws_the_same_tokens_from_the_same_seed_everywhere) {
-    /* computed apart from this program, from the published algorithms */
+Test(sampler, samples_the_same_tokens_from_the_same_seed_everywhere) {
+    /* computed independently, from the published algorithms */
     static const int wanted[] = {3, 1, 3, 3, 3, 3, 0, 1, 2, 1, 2, 3, 3, 3, 2, 2, 1, 2, 1, 1};
     sn_sampling sampling = SN_SAMPLING_DEFAULT;
     sampling.temperature = 1;
     sampling.seed = 7;
     sn_sampler *sampler = sampler_of(sampling, 4);
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
-        cr_assert_eq(pick(sampler, four, NULL, 0), wanted[i], "draw %zu", i);
+        cr_assert_eq(pick_token(sampler, four, NULL, 0), wanted[i], "draw %zu", i);
     sn_sampler_free(&sampler);
 }
 
-Test(sampler, draws_each_token_as_often_as_its_probability_says) {
+Test(sampler, samples_each_token_with_its_probability) {
     int counts[8];
     sn_sampling sampling = SN_SAMPLING_DEFAULT;
     sampling.temperature = 1;
     sampling.seed = 1;
-    count(sampling, four, 4, 20000, counts);
+    count_picks(sampling, four, 4, 20000, counts);
     cr_assert_lt(chi_square(counts, (double[]){.1, .2, .3, .4}, 4, 20000), 16.3);
 }
 
@@ -82,11 +83,11 @@ Test(sampler, flattens_and_sharpens_by_temperature) {
     int counts[8];
     sn_sampling sampling = SN_SAMPLING_DEFAULT;
     sampling.seed = 2;
-    sampling.temperature = 0.5; /* probabilities squared: 1, 4, 9, 16 of 30 */
-    count(sampling, four, 4, 20000, counts);
+    sampling.temperature = 0.5; /* squared probabilities: 1, 4, 9, 16 of 30 */
+    count_picks(sampling, four, 4, 20000, counts);
     cr_assert_lt(chi_square(counts, (double[]){1. / 30, 4. / 30, 9. / 30, 16. / 30}, 4, 20000), 16.3);
     sampling.temperature = 1000;
-    count(sampling, four, 4, 20000, counts);
+    count_picks(sampling, four, 4, 20000, counts);
     cr_assert_lt(chi_square(counts, (double[]){.25, .25, .25, .25}, 4, 20000), 16.3);
 }
 
@@ -95,13 +96,13 @@ Test(sampler, keeps_the_best_k_only) {
     sn_sampling sampling = SN_SAMPLING_DEFAULT;
     sampling.temperature = 1;
     sampling.top_k = 2;
-    count(sampling, four, 4, 20000, counts);
+    count_picks(sampling, four, 4, 20000, counts);
     cr_assert_lt(chi_square(counts, (double[]){0, 0, 3. / 7, 4. / 7}, 4, 20000), 16.3);
     sampling.top_k = 1;
-    count(sampling, (float[]){2, 7, 7, 1}, 4, 100, counts);
-    cr_assert_eq(counts[1], 100); /* the lower of two equals */
+    count_picks(sampling, (float[]){2, 7, 7, 1}, 4, 100, counts);
+    cr_assert_eq(counts[1], 100); /* the lower of two equal ids */
     sampling.top_k = 99;
-    count(sampling, four, 4, 20000, counts);
+    count_picks(sampling, four, 4, 20000, counts);
     cr_assert_lt(chi_square(counts, (double[]){.1, .2, .3, .4}, 4, 20000), 16.3);
 }
 
@@ -110,26 +111,27 @@ Test(sampler, keeps_the_fewest_tokens_that_reach_top_p) {
     sn_sampling sampling = SN_SAMPLING_DEFAULT;
     sampling.temperature = 1;
     sampling.top_p = 0.65; /* 0.4 + 0.3 */
-    count(sampling, four, 4, 20000, counts);
+    count_picks(sampling, four, 4, 20000, counts);
     cr_assert_lt(chi_square(counts, (double[]){0, 0, 3. / 7, 4. / 7}, 4, 20000), 16.3);
     sampling.top_p = 0.75; /* 0.4 + 0.3 + 0.2 */
-    count(sampling, four, 4, 20000, counts);
+    count_picks(sampling, four, 4, 20000, counts);
     cr_assert_lt(chi_square(counts, (double[]){0, 2. / 9, 3. / 9, 4. / 9}, 4, 20000), 16.3);
     sampling.top_p = 1e-9;
-    count(sampling, four, 4, 100, counts);
+    count_picks(sampling, four, 4, 100, counts);
     cr_assert_eq(counts[3], 100);
 }
 
-Test(sampler, takes_top_p_among_the_tokens_that_top_k_left) {
+Test(sampler, applies_top_p_after_top_k) {
     int counts[8];
     sn_sampling sampling = SN_SAMPLING_DEFAULT;
     sampling.temperature = 1;
     sampling.top_k = 3;
-    sampling.top_p = 0.7; /* of 4/9, 3/9, 2/9: the first two make 0.78; of all four they make 0.70 less a rounding */
-    count(sampling, four, 4, 20000, counts);
+    /* of 4/9, 3/9, 2/9: the first two sum to 0.78; of all four tokens they would sum to slightly less than 0.70 */
+    sampling.top_p = 0.7;
+    count_picks(sampling, four, 4, 20000, counts);
     cr_assert_lt(chi_square(counts, (double[]){0, 0, 3. / 7, 4. / 7}, 4, 20000), 16.3);
     sampling.top_p = 0.4; /* 4/9 */
-    count(sampling, four, 4, 100, counts);
+    count_picks(sampling, four, 4, 100, counts);
     cr_assert_eq(counts[3], 100);
 }
 
@@ -138,10 +140,10 @@ Test(sampler, drops_tokens_below_min_p_of_the_best) {
     sn_sampling sampling = SN_SAMPLING_DEFAULT;
     sampling.temperature = 1;
     sampling.min_p = 0.6; /* of 0.4: 0.24 */
-    count(sampling, four, 4, 20000, counts);
+    count_picks(sampling, four, 4, 20000, counts);
     cr_assert_lt(chi_square(counts, (double[]){0, 0, 3. / 7, 4. / 7}, 4, 20000), 16.3);
     sampling.min_p = 1;
-    count(sampling, four, 4, 100, counts);
+    count_picks(sampling, four, 4, 100, counts);
     cr_assert_eq(counts[3], 100);
 }
 
@@ -150,23 +152,23 @@ Test(sampler, penalises_each_of_the_last_64_tokens_once) {
     sampling.repeat_penalty = 2;
     sn_sampler *sampler = sampler_of(sampling, 4);
     float logits[] = {3, 2, -1, -1.5f};
-    cr_assert_eq(pick(sampler, logits, (int32_t[]){0}, 1), 1);       /* 3 / 2 < 2 */
-    cr_assert_eq(pick(sampler, logits, (int32_t[]){0, 1, 0}, 3), 0); /* 1.5, 1: token 0 is not halved twice */
+    cr_assert_eq(pick_token(sampler, logits, (int32_t[]){0}, 1), 1);       /* 3 / 2 < 2 */
+    cr_assert_eq(pick_token(sampler, logits, (int32_t[]){0, 1, 0}, 3), 0); /* 1.5, 1: token 0 is penalised once */
     float negative[] = {-1, -1.5f, -9, -9};
-    cr_assert_eq(pick(sampler, negative, (int32_t[]){0}, 1), 1); /* -1 * 2 */
-    int32_t long_past[65] = {[0] = 0};
-    for (int i = 1; i < 65; i++) long_past[i] = 3;
-    cr_assert_eq(pick(sampler, logits, long_past, 65), 0); /* token 0 lies 65 back */
-    cr_assert_eq(pick(sampler, logits, long_past, 64), 1);
+    cr_assert_eq(pick_token(sampler, negative, (int32_t[]){0}, 1), 1); /* -1 * 2 */
+    int32_t long_history[65] = {[0] = 0};
+    for (int i = 1; i < 65; i++) long_history[i] = 3;
+    cr_assert_eq(pick_token(sampler, logits, long_history, 65), 0); /* token 0 lies 65 tokens back */
+    cr_assert_eq(pick_token(sampler, logits, long_history, 64), 1);
     sn_sampler_free(&sampler);
 }
 
-Test(sampler, refuses_logits_that_are_no_numbers) {
+Test(sampler, refuses_logits_that_are_not_numbers) {
     sn_sampler *sampler = sampler_of(SN_SAMPLING_DEFAULT, 3);
     int32_t id;
-    cr_assert_eq(sn_sampler_pick(sampler, (float[]){1, NAN, 2}, NULL, 0, &id, &err), SN_RETRY);
-    cr_assert_eq(sn_sampler_pick(sampler, (float[]){1, INFINITY, 2}, NULL, 0, &id, &err), SN_RETRY);
-    cr_assert_eq(sn_sampler_pick(sampler, (float[]){-INFINITY, -INFINITY, -INFINITY}, NULL, 0, &id, &err), SN_RETRY);
+    cr_assert_eq(sn_sampler_sample(sampler, (float[]){1, NAN, 2}, NULL, 0, &id, &err), SN_RETRY);
+    cr_assert_eq(sn_sampler_sample(sampler, (float[]){1, INFINITY, 2}, NULL, 0, &id, &err), SN_RETRY);
+    cr_assert_eq(sn_sampler_sample(sampler, (float[]){-INFINITY, -INFINITY, -INFINITY}, NULL, 0, &id, &err), SN_RETRY);
     sn_sampler_free(&sampler);
 }
 
@@ -197,7 +199,7 @@ Test(sampler, works_on_a_vocabulary_of_real_size_with_and_without_filters) {
                               {.temperature = 1e-6, .top_p = 1, .repeat_penalty = 1}};
     for (int i = 0; i < 3; i++) {
         sn_sampler *sampler = sampler_of(settings[i], VOCAB);
-        cr_assert_eq(pick(sampler, logits, NULL, 0), best, "setting %d", i);
+        cr_assert_eq(pick_token(sampler, logits, NULL, 0), best, "setting %d", i);
         sn_sampler_free(&sampler);
     }
     free(logits);
@@ -207,32 +209,32 @@ Test(logprob, agrees_with_the_exponential_of_the_base) {
     float logits[1001];
     double weights[1001], sum = 0, worst = 0;
     for (int i = 0; i <= 1000; i++) logits[i] = (float)(-0.05 * i);
-    sn_row_exp(logits, 1001, 0, 1, weights);
+    sn_logits_exp(logits, 1001, 0, 1, weights);
     for (int i = 0; i <= 1000; i++) {
         double wanted = sn_exp((double)logits[i]);
         worst = fmax(worst, fabs(weights[i] - wanted) / wanted);
         sum += wanted;
     }
     cr_assert_lt(worst, 1e-14);
-    cr_assert_lt(fabs(sn_row_sum_exp(logits, 1001, 0) - sum) / sum, 1e-13);
+    cr_assert_lt(fabs(sn_logits_sum_exp(logits, 1001, 0) - sum) / sum, 1e-13);
 }
 
 Test(logprob, gives_log_probabilities_and_takes_minus_infinity) {
-    cr_assert_float_eq(sn_row_logprob(four, 4, (double)four[3], 1), log(0.2), 1e-7);
+    cr_assert_float_eq(sn_logits_logprob(four, 4, (double)four[3], 1), log(0.2), 1e-7);
     float hole[] = {0, -INFINITY, 0};
-    cr_assert_float_eq(sn_row_logprob(hole, 3, 0, 2), log(0.5), 1e-12);
+    cr_assert_float_eq(sn_logits_logprob(hole, 3, 0, 2), log(0.5), 1e-12);
 }
 
-Test(sampler, finds_candidates_far_below_the_best_when_they_are_needed) {
+Test(sampler, finds_candidates_far_below_the_best_if_needed) {
     int counts[8];
     float far[] = {-60, 0, -70, -50};
     sn_sampling sampling = SN_SAMPLING_DEFAULT;
-    sampling.temperature = 1000; /* nearly even among those that are left */
+    sampling.temperature = 1000; /* nearly uniform among the remaining tokens */
     sampling.top_k = 3;
-    count(sampling, far, 4, 3000, counts);
+    count_picks(sampling, far, 4, 3000, counts);
     cr_assert(counts[0] > 800 && counts[1] > 800 && counts[3] > 800 && counts[2] == 0);
     sampling.top_k = 0;
-    sampling.top_p = 0x1.fffffffffffffp-1; /* not reached by rounding until all are taken, or nearly */
-    count(sampling, far, 4, 3000, counts);
+    sampling.top_p = 0x1.fffffffffffffp-1; /* because of rounding not reached before (nearly) all tokens are included */
+    count_picks(sampling, far, 4, 3000, counts);
     cr_assert_gt(counts[1], 600);
 }

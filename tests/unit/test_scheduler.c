@@ -1,48 +1,48 @@
-#include "node/scheduler.h"
+#include "node/engine/scheduler.h"
 
 #include "model/safetensors.h"
 #include "tests/support/far_device.h"
-#include "tests/support/need.h"
-#include "tests/support/tiny.h"
+#include "tests/support/require.h"
+#include "tests/support/tiny_model.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
 
 enum { JOBS = 24, EMBD = 64, PAGE = SN_KV_PAGE_TOKENS };
 
-typedef struct bench {
+typedef struct fixture {
     sn_device *device;
     sn_span *span;
     sn_kv_pool *pool;
     sn_scheduler *scheduler;
-    sn_kv *kv[JOBS];
+    sn_kv_cache *kv[JOBS];
     float *rows; /* (512, EMBD) */
     size_t page;
     int64_t now;
-} bench;
+} fixture;
 
-static void bench_begin(bench *b, int pages) {
-    *b = (bench){.now = 1000000};
+static void fixture_begin(fixture *b, int pages) {
+    *b = (fixture){.now = 1000000};
     sn_model *model = NULL;
     sn_device_options options = {.threads = 1};
-    char *path = tiny_make(&(tiny_options){.dtype = SN_F32});
-    NEED(sn_model_open(path, &model, &err));
-    NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &b->device, &err));
-    NEED(sn_span_load(model, b->device, 0, 4, NULL, NULL, &b->span, &err));
+    char *path = tiny_model_make(&(tiny_model_options){.dtype = SN_F32});
+    REQUIRE(sn_model_open(path, &model, &err));
+    REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &b->device, &err));
+    REQUIRE(sn_span_load(model, b->device, 0, 4, NULL, NULL, &b->span, &err));
     sn_model_close(&model);
-    tiny_remove(&path);
-    NEED(sn_span_kv_pool(b->span, 16 << 20, &b->pool, &err));
+    tiny_model_remove(&path);
+    REQUIRE(sn_span_kv_pool(b->span, 16 << 20, &b->pool, &err));
     b->page = sn_kv_pool_bytes(b->pool) / sn_kv_pool_tokens(b->pool) * PAGE;
     sn_kv_pool_free(&b->pool);
-    NEED(sn_span_kv_pool(b->span, (size_t)pages * b->page, &b->pool, &err));
-    NEED(sn_scheduler_new(b->span, b->pool, &b->scheduler, &err));
+    REQUIRE(sn_span_kv_pool(b->span, (size_t)pages * b->page, &b->pool, &err));
+    REQUIRE(sn_scheduler_new(b->span, b->pool, &b->scheduler, &err));
     b->rows = calloc(SN_SPAN_ROWS_MAX * EMBD, sizeof(float));
     for (int i = 0; i < SN_SPAN_ROWS_MAX * EMBD; i++) b->rows[i] = (float)(i % 97) / 97.0f - 0.5f;
 }
 
-static void bench_end(bench *b) {
+static void fixture_end(fixture *b) {
     sn_scheduler_free(&b->scheduler);
-    for (int i = 0; i < JOBS; i++) sn_kv_free(&b->kv[i]);
+    for (int i = 0; i < JOBS; i++) sn_kv_cache_free(&b->kv[i]);
     cr_expect_eq(sn_kv_pool_bytes_used(b->pool), 0);
     sn_kv_pool_free(&b->pool);
     sn_span_free(&b->span);
@@ -50,8 +50,8 @@ static void bench_end(bench *b) {
     free(b->rows);
 }
 
-/* A step of n tokens for session s, over blocks [first, end), which goes into the scheduler. It waits 10 s for room. */
-static sn_job *add_over(bench *b, int s, int position, int n, int first, int end) {
+/* Adds a step of n tokens for session s over blocks [first, end) to the scheduler. It waits up to 10 s for KV pages. */
+static sn_job *add_step_over(fixture *b, int s, int position, int n, int first, int end) {
     sn_job *job = calloc(1, sizeof *job);
     *job = (sn_job){.kind = SN_JOB_STEP,
                     .session = &b->kv[s],
@@ -62,243 +62,247 @@ static sn_job *add_over(bench *b, int s, int position, int n, int first, int end
                     .n_tokens = n,
                     .arrived_us = b->now,
                     .deadline_us = b->now + 10000000,
-                    .input = {.name = "rows", .data = b->rows, .dtype = SN_F32, .rank = 2, .shape = {n, EMBD}}};
-    NEED(sn_shared_new((size_t)n * EMBD * sizeof(float), &job->output, &err));
+                    .step.input = {.name = "rows", .data = b->rows, .dtype = SN_F32, .rank = 2, .shape = {n, EMBD}}};
+    REQUIRE(sn_shared_buffer_new((size_t)n * EMBD * sizeof(float), &job->output, &err));
     sn_scheduler_add(b->scheduler, job);
     return job;
 }
 
-static sn_job *add(bench *b, int s, int position, int n) { return add_over(b, s, position, n, 0, 4); }
+static sn_job *add_step(fixture *b, int s, int position, int n) { return add_step_over(b, s, position, n, 0, 4); }
 
-static void add_close(bench *b, int s) {
+static void add_close(fixture *b, int s) {
     sn_job *job = calloc(1, sizeof *job);
     *job = (sn_job){.kind = SN_JOB_CLOSE, .session = &b->kv[s], .kv = &b->kv[s]};
     sn_scheduler_add(b->scheduler, job);
 }
 
-/* One pass. Returns how many jobs ended, all of them with `status`, and frees them; the bits of *sessions are whose. */
-static int pass(bench *b, sn_status status, unsigned *sessions) {
+/* Runs one batch. All finished jobs must have `status`; frees them and returns their number. *sessions has a bit for
+ * each of their sessions. */
+static int run_batch(fixture *b, sn_status status, unsigned *sessions) {
     int n = 0;
     *sessions = 0;
     for (sn_job *job = sn_scheduler_run(b->scheduler, ++b->now), *next; job; job = next, n++) {
         next = job->next;
-        *sessions |= 1u << ((sn_kv **)job->session - b->kv);
+        *sessions |= 1u << ((sn_kv_cache **)job->session - b->kv);
         cr_expect_eq(job->status, status, "%s", job->err.text);
         sn_job_free(&job);
     }
     return n;
 }
 
-Test(scheduler, takes_many_sessions_in_one_pass) {
-    bench b;
-    unsigned who;
-    bench_begin(&b, 64);
-    for (int s = 0; s < 20; s++) add(&b, s, 0, 1 + s % 8);
-    cr_expect_eq(pass(&b, SN_OK, &who), 20);
-    cr_expect_eq(sn_scheduler_passes(b.scheduler), 1);
+Test(scheduler, batches_many_sessions) {
+    fixture b;
+    unsigned finished;
+    fixture_begin(&b, 64);
+    for (int s = 0; s < 20; s++) add_step(&b, s, 0, 1 + s % 8);
+    cr_expect_eq(run_batch(&b, SN_OK, &finished), 20);
+    cr_expect_eq(sn_scheduler_forward_passes(b.scheduler), 1);
     cr_expect(sn_scheduler_idle(b.scheduler));
-    for (int s = 0; s < 20; s++) cr_expect_eq(sn_kv_length(b.kv[s]), 1 + s % 8);
-    bench_end(&b);
+    for (int s = 0; s < 20; s++) cr_expect_eq(sn_kv_cache_length(b.kv[s]), 1 + s % 8);
+    fixture_end(&b);
 }
 
-Test(scheduler, writes_first_and_reads_prompts_beside_in_small_pieces) {
-    bench b;
-    unsigned who;
-    bench_begin(&b, 64);
-    sn_job *prompt = add(&b, 0, 0, 500); /* came first */
-    add(&b, 1, 0, 300);
-    for (int i = 0; i < 3; i++) { /* somebody always writes */
-        add(&b, 2, i, 1);
-        cr_expect_eq(pass(&b, SN_OK, &who), 1);
-        cr_expect_eq(who, 1u << 2, "the decode step did not come out of pass %d", i);
-        cr_expect_eq(prompt->n_done, (i + 1) * SN_PROMPT_ROWS_BESIDE);
+Test(scheduler, decodes_first_and_prefills_in_small_chunks) {
+    fixture b;
+    unsigned finished;
+    fixture_begin(&b, 64);
+    sn_job *prompt = add_step(&b, 0, 0, 500); /* arrived first */
+    add_step(&b, 1, 0, 300);
+    for (int i = 0; i < 3; i++) { /* a session decodes in every batch */
+        add_step(&b, 2, i, 1);
+        cr_expect_eq(run_batch(&b, SN_OK, &finished), 1);
+        cr_expect_eq(finished, 1u << 2, "the decode step was not in batch %d", i);
+        cr_expect_eq(prompt->n_done, (i + 1) * SN_PREFILL_ROWS_CONCURRENT);
     }
-    cr_expect_null(b.kv[1] && sn_kv_length(b.kv[1]) ? b.kv[1] : NULL);
+    cr_expect_null(b.kv[1] && sn_kv_cache_length(b.kv[1]) ? b.kv[1] : NULL);
     b.now += 2000000;
-    cr_expect_eq(pass(&b, SN_OK, &who), 1); /* nobody writes any more: a whole pass for prompts, the older first */
-    cr_expect_eq(who, 1u);
-    cr_expect_eq(sn_kv_length(b.kv[0]), 500);
-    cr_expect_eq(sn_kv_length(b.kv[1]), SN_SPAN_ROWS_MAX - (500 - 3 * SN_PROMPT_ROWS_BESIDE));
-    cr_expect_eq(pass(&b, SN_OK, &who), 1);
-    cr_expect_eq(who, 2u);
-    cr_expect_eq(sn_scheduler_passes(b.scheduler), 5);
-    bench_end(&b);
+    cr_expect_eq(run_batch(&b, SN_OK, &finished),
+                 1); /* no session decodes: the batch is for prefill, the older prompt first */
+    cr_expect_eq(finished, 1u);
+    cr_expect_eq(sn_kv_cache_length(b.kv[0]), 500);
+    cr_expect_eq(sn_kv_cache_length(b.kv[1]), SN_SPAN_ROWS_MAX - (500 - 3 * SN_PREFILL_ROWS_CONCURRENT));
+    cr_expect_eq(run_batch(&b, SN_OK, &finished), 1);
+    cr_expect_eq(finished, 2u);
+    cr_expect_eq(sn_scheduler_forward_passes(b.scheduler), 5);
+    fixture_end(&b);
 }
 
-/* Rows of prompts in the next pass, beside n sessions that each write one token, when a row adds so much to a pass. */
-static int rows_beside(bench *b, uint64_t row_ns, int writers) {
-    unsigned who;
-    sn_scheduler_pace(b->scheduler, 0, row_ns);
-    add(b, 0, 0, SN_SPAN_ROWS_MAX);
-    for (int s = 1; s <= writers; s++) add(b, s, 0, 1);
-    cr_expect_geq(pass(b, SN_OK, &who), writers);
-    int rows = sn_kv_length(b->kv[0]);
-    while (!sn_scheduler_idle(b->scheduler)) pass(b, SN_OK, &who);
+/* The number of prefill rows in the next batch, with n decode steps of other sessions, if a row adds row_ns to a
+ * batch. */
+static int prefill_rows_during(fixture *b, uint64_t row_ns, int decoding) {
+    unsigned finished;
+    sn_scheduler_set_throughput(b->scheduler, 0, row_ns);
+    add_step(b, 0, 0, SN_SPAN_ROWS_MAX);
+    for (int s = 1; s <= decoding; s++) add_step(b, s, 0, 1);
+    cr_expect_geq(run_batch(b, SN_OK, &finished), decoding);
+    int rows = sn_kv_cache_length(b->kv[0]);
+    while (!sn_scheduler_idle(b->scheduler)) run_batch(b, SN_OK, &finished);
     return rows;
 }
 
-Test(scheduler, prompts_delay_those_who_write_by_some_milliseconds_however_fast_the_device) {
-    bench b;
-    bench_begin(&b, 64);
-    cr_expect_eq(rows_beside(&b, 600000, 3), 16);            /* 10 ms of 0.6 */
-    cr_expect_eq(rows_beside(&b, 30000, 3), 328);            /* of 0.03 */
-    cr_expect_eq(rows_beside(&b, 1000, 3), SN_SPAN_ROWS_MAX - 3); /* of next to nothing: as many as a pass has room for */
-    cr_expect_eq(rows_beside(&b, 50000000, 3), 8);           /* never so few that the prompt stands still */
-    cr_expect_eq(rows_beside(&b, 5000000, 20), 16);          /* as many as the writers' own rows always may */
-    bench_end(&b);
+Test(scheduler, prefill_delays_decoding_by_a_bounded_time) {
+    fixture b;
+    fixture_begin(&b, 64);
+    cr_expect_eq(prefill_rows_during(&b, 600000, 3), 16);                 /* 10 ms of 0.6 ms each */
+    cr_expect_eq(prefill_rows_during(&b, 30000, 3), 328);                 /* of 0.03 ms each */
+    cr_expect_eq(prefill_rows_during(&b, 1000, 3), SN_SPAN_ROWS_MAX - 3); /* of almost 0: as many as fit into a batch */
+    cr_expect_eq(prefill_rows_during(&b, 50000000, 3), 8);  /* never so few that the prompt makes no progress */
+    cr_expect_eq(prefill_rows_during(&b, 5000000, 20), 16); /* the number of decode rows, rounded down to 8s */
+    fixture_end(&b);
 }
 
-Test(scheduler, who_writes_finds_no_long_pass_when_he_comes_back) {
-    bench b;
-    bench_begin(&b, 64);
-    cr_expect_eq(rows_beside(&b, 600000, 0), SN_SPAN_ROWS_MAX, "nobody has written yet");
-    cr_expect_eq(rows_beside(&b, 600000, 3), 16);
-    b.now += 500000; /* the writers have their tokens, and are about to send the next steps */
-    cr_expect_eq(rows_beside(&b, 600000, 0), 16);
+Test(scheduler, keeps_prefill_short_for_a_while_after_decoding) {
+    fixture b;
+    fixture_begin(&b, 64);
+    cr_expect_eq(prefill_rows_during(&b, 600000, 0), SN_SPAN_ROWS_MAX, "no session has decoded yet");
+    cr_expect_eq(prefill_rows_during(&b, 600000, 3), 16);
+    b.now += 500000; /* the decoding sessions have their tokens and are about to send the next steps */
+    cr_expect_eq(prefill_rows_during(&b, 600000, 0), 16);
     b.now += 1000000;
-    cr_expect_eq(rows_beside(&b, 600000, 0), SN_SPAN_ROWS_MAX, "they have gone");
-    unsigned who;
-    add(&b, 0, 0, 1);
-    pass(&b, SN_OK, &who);
-    cr_expect_eq(rows_beside(&b, 600000, 0), SN_SPAN_ROWS_MAX, "it wrote itself, and reads now");
-    add(&b, 1, 0, 1);
-    pass(&b, SN_OK, &who);
+    cr_expect_eq(prefill_rows_during(&b, 600000, 0), SN_SPAN_ROWS_MAX, "they stopped decoding");
+    unsigned finished;
+    add_step(&b, 0, 0, 1);
+    run_batch(&b, SN_OK, &finished);
+    cr_expect_eq(prefill_rows_during(&b, 600000, 0), SN_SPAN_ROWS_MAX, "the session that decoded is in prefill now");
+    add_step(&b, 1, 0, 1);
+    run_batch(&b, SN_OK, &finished);
     add_close(&b, 1);
-    pass(&b, SN_OK, &who);
-    cr_expect_eq(rows_beside(&b, 600000, 0), SN_SPAN_ROWS_MAX, "it was closed");
-    bench_end(&b);
+    run_batch(&b, SN_OK, &finished);
+    cr_expect_eq(prefill_rows_during(&b, 600000, 0), SN_SPAN_ROWS_MAX, "it was closed");
+    fixture_end(&b);
 }
 
-Test(scheduler, waits_a_moment_for_those_who_were_in_a_pass_with_the_one_that_is_there) {
-    bench b;
-    unsigned who;
-    bench_begin(&b, 64);
-    sn_scheduler_pace(b.scheduler, 1000, 0);
-    for (int s = 0; s < 3; s++) { /* as long as they have not been in a pass together, nobody waits for anybody */
-        add(&b, s, 0, 1);
-        cr_expect_eq(sn_scheduler_gathers(b.scheduler, b.now), 0);
+Test(scheduler, batch_wait_holds_for_sessions_of_the_last_batch) {
+    fixture b;
+    unsigned finished;
+    fixture_begin(&b, 64);
+    sn_scheduler_set_throughput(b.scheduler, 1000, 0);
+    for (int s = 0; s < 3; s++) { /* sessions that were not in one batch do not wait for each other */
+        add_step(&b, s, 0, 1);
+        cr_expect_eq(sn_scheduler_batch_wait(b.scheduler, b.now), 0);
     }
-    cr_expect_eq(pass(&b, SN_OK, &who), 3);
-    cr_expect_eq(sn_scheduler_gathers(b.scheduler, b.now), 0, "there is nothing to run");
+    cr_expect_eq(run_batch(&b, SN_OK, &finished), 3);
+    cr_expect_eq(sn_scheduler_batch_wait(b.scheduler, b.now), 0, "no job is waiting");
 
-    int64_t came = b.now += 100;
-    add(&b, 0, 1, 1);
-    cr_expect_eq(sn_scheduler_gathers(b.scheduler, came), came + 500);
+    int64_t arrival_us = b.now += 100;
+    add_step(&b, 0, 1, 1);
+    cr_expect_eq(sn_scheduler_batch_wait(b.scheduler, arrival_us), arrival_us + 500);
     b.now += 300;
-    add(&b, 1, 1, 1);
-    cr_expect_eq(sn_scheduler_gathers(b.scheduler, b.now), came + 500, "the wait began when the first came");
-    cr_expect_eq(sn_scheduler_gathers(b.scheduler, came + 500), 0, "it has an end");
-    cr_expect_eq(pass(&b, SN_OK, &who), 2);
+    add_step(&b, 1, 1, 1);
+    cr_expect_eq(sn_scheduler_batch_wait(b.scheduler, b.now), arrival_us + 500, "the wait begins with the first step");
+    cr_expect_eq(sn_scheduler_batch_wait(b.scheduler, arrival_us + 500), 0, "the wait is bounded");
+    cr_expect_eq(run_batch(&b, SN_OK, &finished), 2);
 
-    add(&b, 2, 1, 1); /* came too late, goes alone, and is not waited for again */
-    cr_expect_eq(sn_scheduler_gathers(b.scheduler, b.now), 0);
-    cr_expect_eq(pass(&b, SN_OK, &who), 1);
-    add(&b, 0, 2, 1);
-    add(&b, 1, 2, 1);
-    cr_expect_eq(sn_scheduler_gathers(b.scheduler, b.now), 0, "both are there that were together");
-    cr_expect_eq(pass(&b, SN_OK, &who), 2);
-    bench_end(&b);
+    add_step(&b, 2, 1, 1); /* was too late, runs alone, and is not waited for again */
+    cr_expect_eq(sn_scheduler_batch_wait(b.scheduler, b.now), 0);
+    cr_expect_eq(run_batch(&b, SN_OK, &finished), 1);
+    add_step(&b, 0, 2, 1);
+    add_step(&b, 1, 2, 1);
+    cr_expect_eq(sn_scheduler_batch_wait(b.scheduler, b.now), 0, "both sessions of the last batch are present");
+    cr_expect_eq(run_batch(&b, SN_OK, &finished), 2);
+    fixture_end(&b);
 }
 
-Test(scheduler, a_wait_for_others_ends_when_there_is_enough_to_do_or_something_else) {
-    bench b;
-    unsigned who;
-    bench_begin(&b, 64);
-    sn_scheduler_pace(b.scheduler, 100000, 0);
-    for (int s = 0; s < 6; s++) add(&b, s, 0, 1);
-    pass(&b, SN_OK, &who);
-    add(&b, 0, 1, SN_GATHER_ROWS - 1);
-    cr_expect_eq(sn_scheduler_gathers(b.scheduler, b.now), b.now + SN_GATHER_US_MAX, "however long a pass takes");
-    add(&b, 1, 1, 1);
-    cr_expect_eq(sn_scheduler_gathers(b.scheduler, b.now), 0, "a pass of four rows is worth beginning");
-    pass(&b, SN_OK, &who);
-    add(&b, 2, 1, 1);
-    cr_expect_gt(sn_scheduler_gathers(b.scheduler, b.now), b.now);
-    add(&b, 7, 0, 100);
-    cr_expect_eq(sn_scheduler_gathers(b.scheduler, b.now), 0, "there is a prompt to be read");
-    while (!sn_scheduler_idle(b.scheduler)) pass(&b, SN_OK, &who);
-    add(&b, 3, 1, 1);
-    cr_expect_gt(sn_scheduler_gathers(b.scheduler, b.now), b.now);
+Test(scheduler, batch_wait_ends_with_enough_rows_or_a_prompt) {
+    fixture b;
+    unsigned finished;
+    fixture_begin(&b, 64);
+    sn_scheduler_set_throughput(b.scheduler, 100000, 0);
+    for (int s = 0; s < 6; s++) add_step(&b, s, 0, 1);
+    run_batch(&b, SN_OK, &finished);
+    add_step(&b, 0, 1, SN_BATCH_WAIT_ROWS - 1);
+    cr_expect_eq(sn_scheduler_batch_wait(b.scheduler, b.now), b.now + SN_BATCH_WAIT_US_MAX,
+                 "the wait depends on the batch time");
+    add_step(&b, 1, 1, 1);
+    cr_expect_eq(sn_scheduler_batch_wait(b.scheduler, b.now), 0, "four rows are enough for a batch");
+    run_batch(&b, SN_OK, &finished);
+    add_step(&b, 2, 1, 1);
+    cr_expect_gt(sn_scheduler_batch_wait(b.scheduler, b.now), b.now);
+    add_step(&b, 7, 0, 100);
+    cr_expect_eq(sn_scheduler_batch_wait(b.scheduler, b.now), 0, "a prompt is waiting");
+    while (!sn_scheduler_idle(b.scheduler)) run_batch(&b, SN_OK, &finished);
+    add_step(&b, 3, 1, 1);
+    cr_expect_gt(sn_scheduler_batch_wait(b.scheduler, b.now), b.now);
     for (int s = 4; s < 6; s++) add_close(&b, s);
-    pass(&b, SN_OK, &who);
-    add(&b, 3, 2, 1);
-    cr_expect_eq(sn_scheduler_gathers(b.scheduler, b.now), 0, "those who were with it have gone");
-    pass(&b, SN_OK, &who);
-    bench_end(&b);
+    run_batch(&b, SN_OK, &finished);
+    add_step(&b, 3, 2, 1);
+    cr_expect_eq(sn_scheduler_batch_wait(b.scheduler, b.now), 0, "the other sessions of the last batch are closed");
+    run_batch(&b, SN_OK, &finished);
+    fixture_end(&b);
 }
 
-Test(scheduler, a_client_with_many_prompts_does_not_keep_others_waiting) {
-    bench b;
-    unsigned who, early = 0;
-    bench_begin(&b, 256);
-    for (int s = 0; s < 5; s++) add(&b, s, 0, SN_SPAN_ROWS_MAX)->client = 1; /* each fills a pass */
-    add(&b, 5, 0, SN_SPAN_ROWS_MAX)->client = 2;                             /* came last */
-    add(&b, 6, 0, SN_SPAN_ROWS_MAX)->client = UINT64_MAX;
+Test(scheduler, a_client_with_many_prompts_does_not_starve_others) {
+    fixture b;
+    unsigned finished, early = 0;
+    fixture_begin(&b, 256);
+    for (int s = 0; s < 5; s++) add_step(&b, s, 0, SN_SPAN_ROWS_MAX)->step.client = 1; /* each fills a batch */
+    add_step(&b, 5, 0, SN_SPAN_ROWS_MAX)->step.client = 2;                             /* arrived last */
+    add_step(&b, 6, 0, SN_SPAN_ROWS_MAX)->step.client = UINT64_MAX;
     for (int i = 0; i < 3; i++) {
-        cr_expect_eq(pass(&b, SN_OK, &who), 1);
-        early |= who;
+        cr_expect_eq(run_batch(&b, SN_OK, &finished), 1);
+        early |= finished;
     }
-    cr_expect_eq(early, 1u << 0 | 1u << 5 | 1u << 6, "sessions %x came first", early);
-    for (int s = 1; s < 5; s++) { /* its own in their order */
-        cr_expect_eq(pass(&b, SN_OK, &who), 1);
-        cr_expect_eq(who, 1u << s);
+    cr_expect_eq(early, 1u << 0 | 1u << 5 | 1u << 6, "sessions %x were first", early);
+    for (int s = 1; s < 5; s++) { /* the client's own prompts in their order */
+        cr_expect_eq(run_batch(&b, SN_OK, &finished), 1);
+        cr_expect_eq(finished, 1u << s);
     }
     cr_expect(sn_scheduler_idle(b.scheduler));
-    bench_end(&b);
+    fixture_end(&b);
 }
 
-Test(scheduler, gives_the_same_numbers_in_pieces_as_at_once) {
-    bench b;
-    unsigned who;
-    bench_begin(&b, 64);
-    sn_job *pieces = add(&b, 0, 0, 200), *whole = add(&b, 3, 0, 200);
-    sn_shared *first = sn_shared_ref(pieces->output), *second = sn_shared_ref(whole->output);
+Test(scheduler, chunked_prefill_gives_the_same_bits) {
+    fixture b;
+    unsigned finished;
+    fixture_begin(&b, 64);
+    sn_job *chunked = add_step(&b, 0, 0, 200), *whole = add_step(&b, 3, 0, 200);
+    sn_shared_buffer *first = sn_shared_buffer_ref(chunked->output), *second = sn_shared_buffer_ref(whole->output);
     for (int i = 0; i < 2; i++) {
-        add(&b, 1, i, 1);
-        pass(&b, SN_OK, &who);
+        add_step(&b, 1, i, 1);
+        run_batch(&b, SN_OK, &finished);
     }
-    while (!sn_scheduler_idle(b.scheduler)) pass(&b, SN_OK, &who);
-    cr_expect(!memcmp(sn_shared_data(first), sn_shared_data(second), 200 * EMBD * sizeof(float)));
-    sn_shared_unref(first);
-    sn_shared_unref(second);
-    bench_end(&b);
+    while (!sn_scheduler_idle(b.scheduler)) run_batch(&b, SN_OK, &finished);
+    cr_expect(!memcmp(sn_shared_buffer_data(first), sn_shared_buffer_data(second), 200 * EMBD * sizeof(float)));
+    sn_shared_buffer_unref(first);
+    sn_shared_buffer_unref(second);
+    fixture_end(&b);
 }
 
-Test(scheduler, sessions_over_other_blocks_have_their_turn) {
-    bench b;
-    unsigned who, seen = 0;
-    bench_begin(&b, 64);
+Test(scheduler, sessions_over_different_blocks_alternate) {
+    fixture b;
+    unsigned finished, counted = 0;
+    fixture_begin(&b, 64);
     int at[4] = {0};
-    for (int s = 0; s < 4; s++) add_over(&b, s, at[s]++, 1, s, s + 1);
-    for (int i = 0; i < 8; i++) { /* the one that came out asks again at once */
-        cr_expect_eq(pass(&b, SN_OK, &who), 1);
-        seen |= who;
+    for (int s = 0; s < 4; s++) add_step_over(&b, s, at[s]++, 1, s, s + 1);
+    for (int i = 0; i < 8; i++) { /* a finished session sends its next step at once */
+        cr_expect_eq(run_batch(&b, SN_OK, &finished), 1);
+        counted |= finished;
         for (int s = 0; s < 4; s++)
-            if (who & 1u << s) add_over(&b, s, at[s]++, 1, s, s + 1);
+            if (finished & 1u << s) add_step_over(&b, s, at[s]++, 1, s, s + 1);
     }
-    cr_expect_eq(seen, 15u);
-    for (int s = 0; s < 4; s++) cr_expect_eq(at[s], 3, "session %d had %d turns", s, at[s] - 1);
-    bench_end(&b);
+    cr_expect_eq(counted, 15u);
+    for (int s = 0; s < 4; s++) cr_expect_eq(at[s], 3, "session %d had %d steps", s, at[s] - 1);
+    fixture_end(&b);
 }
 
-Test(scheduler, a_prompt_over_some_blocks_does_not_starve_behind_writers_over_others) {
-    bench b;
-    unsigned who;
-    bench_begin(&b, 64);
-    add_over(&b, 1, 0, 1, 2, 4);
-    add_over(&b, 0, 0, 400, 0, 2);
-    int passes = 0, at = 1, pieces = (400 + SN_PROMPT_ROWS_BESIDE - 1) / SN_PROMPT_ROWS_BESIDE;
-    for (who = 0; passes < 40 && !(who & 1u); passes++) {
-        pass(&b, SN_OK, &who);
-        if (who & 2u) add_over(&b, 1, at++, 1, 2, 4);
+Test(scheduler, a_prompt_is_not_starved_by_decoding_over_other_blocks) {
+    fixture b;
+    unsigned finished;
+    fixture_begin(&b, 64);
+    add_step_over(&b, 1, 0, 1, 2, 4);
+    add_step_over(&b, 0, 0, 400, 0, 2);
+    int batches = 0, at = 1, chunked = (400 + SN_PREFILL_ROWS_CONCURRENT - 1) / SN_PREFILL_ROWS_CONCURRENT;
+    for (finished = 0; batches < 40 && !(finished & 1u); batches++) {
+        run_batch(&b, SN_OK, &finished);
+        if (finished & 2u) add_step_over(&b, 1, at++, 1, 2, 4);
     }
-    cr_expect_eq(passes, 2 * pieces, "the prompt was read in %d passes: every other one, in small pieces", passes);
-    cr_expect_eq(at, pieces + 1, "the writer wrote %d tokens meanwhile", at - 1);
-    bench_end(&b);
+    cr_expect_eq(batches, 2 * chunked, "the prompt took %d batches: every other one, in small chunks", batches);
+    cr_expect_eq(at, chunked + 1, "the other session decoded %d tokens meanwhile", at - 1);
+    fixture_end(&b);
 }
 
-static sn_tuning *tuning_of(bench *b, float scale) {
-    sn_tuning *t = NULL;
+static sn_adapter *adapter_of(fixture *b, float scale) {
+    sn_adapter *t = NULL;
     sn_buf image;
     float values[4 * EMBD];
     for (int i = 0; i < 4 * EMBD; i++) values[i] = scale * (float)(i % 89 - 44) / 44;
@@ -306,246 +310,252 @@ static sn_tuning *tuning_of(bench *b, float scale) {
                                             {"lora_a.2.q", SN_F32, 2, {2, EMBD}, values},
                                             {"lora_b.2.q", SN_F32, 2, {EMBD, 2}, values + EMBD}};
     sn_buf_init(&image, 1 << 20);
-    NEED(sn_safetensors_image(entries, 3, &image, &err));
-    NEED(sn_tuning_load(b->span, image.data, image.len, &t, &err));
+    REQUIRE(sn_safetensors_serialize(entries, 3, &image, &err));
+    REQUIRE(sn_adapter_load(b->span, image.data, image.len, &t, &err));
     sn_buf_fini(&image);
     return t;
 }
 
-/* n rows alone, all at once: what a session with that tuning must give. */
-static float *compute_tuned(bench *b, const sn_tuning *tuning, int n) {
-    sn_kv *kv = NULL;
+/* Computes n rows alone and at once: the expected output of a session with the adapter. */
+static float *compute_with_adapter(fixture *b, const sn_adapter *adapter, int n) {
+    sn_kv_cache *kv = NULL;
     float *out = calloc((size_t)n * EMBD, sizeof *out);
     sn_tensor input = {.name = "rows", .data = b->rows, .dtype = SN_F32, .rank = 2, .shape = {n, EMBD}};
-    NEED(sn_kv_new(b->pool, &kv, &err));
-    NEED(sn_kv_reserve(kv, n, &err));
-    sn_span_part part = {kv, &input, 0, n, out};
-    NEED(sn_span_forward_tuned(b->span, 0, 4, tuning, 1, &part, NULL, &err));
-    sn_kv_free(&kv);
+    REQUIRE(sn_kv_cache_new(b->pool, &kv, &err));
+    REQUIRE(sn_kv_cache_reserve(kv, n, &err));
+    sn_span_sequence part = {kv, &input, 0, n, out};
+    REQUIRE(sn_span_forward_adapter(b->span, 0, 4, adapter, 1, &part, NULL, &err));
+    sn_kv_cache_free(&kv);
     return out;
 }
 
-Test(scheduler, sessions_of_one_tuning_share_passes_and_each_has_the_bits_of_being_alone) {
-    bench b;
-    unsigned who;
+Test(scheduler, sessions_of_one_adapter_share_batches_with_the_same_bits) {
+    fixture b;
+    unsigned finished;
     enum { ROWS = 40 };
-    bench_begin(&b, 64);
-    sn_tuning *tunings[3] = {NULL, tuning_of(&b, 0.5f), tuning_of(&b, 0.25f)};
+    fixture_begin(&b, 64);
+    sn_adapter *adapters[3] = {NULL, adapter_of(&b, 0.5f), adapter_of(&b, 0.25f)};
     float *want[3];
-    for (int k = 0; k < 3; k++) want[k] = compute_tuned(&b, tunings[k], ROWS);
+    for (int k = 0; k < 3; k++) want[k] = compute_with_adapter(&b, adapters[k], ROWS);
     cr_assert(memcmp(want[0], want[1], ROWS * EMBD * sizeof(float)));
     cr_assert(memcmp(want[2], want[1], ROWS * EMBD * sizeof(float)));
-    sn_shared *outputs[6];
+    sn_shared_buffer *outputs[6];
     for (int s = 0; s < 6; s++) { /* two sessions of each kind */
-        sn_job *job = add(&b, s, 0, ROWS);
-        job->tuning = s % 3 ? &tunings[s % 3] : NULL;
-        outputs[s] = sn_shared_ref(job->output);
+        sn_job *job = add_step(&b, s, 0, ROWS);
+        job->step.adapter = s % 3 ? &adapters[s % 3] : NULL;
+        outputs[s] = sn_shared_buffer_ref(job->output);
     }
     unsigned done = 0;
     for (int i = 0; i < 3; i++) {
-        cr_expect_eq(pass(&b, SN_OK, &who), 2, "sessions %x came out of pass %d", who, i);
-        done |= who;
+        cr_expect_eq(run_batch(&b, SN_OK, &finished), 2, "sessions %x were in batch %d", finished, i);
+        done |= finished;
     }
     cr_expect_eq(done, 63u);
-    cr_expect_eq(sn_scheduler_passes(b.scheduler), 3);
+    cr_expect_eq(sn_scheduler_forward_passes(b.scheduler), 3);
     for (int s = 0; s < 6; s++) {
-        cr_expect(!memcmp(sn_shared_data(outputs[s]), want[s % 3], ROWS * EMBD * sizeof(float)), "session %d", s);
-        sn_shared_unref(outputs[s]);
+        cr_expect(!memcmp(sn_shared_buffer_data(outputs[s]), want[s % 3], ROWS * EMBD * sizeof(float)), "session %d",
+                  s);
+        sn_shared_buffer_unref(outputs[s]);
     }
     for (int k = 0; k < 3; k++) free(want[k]);
-    sn_tuning_free(&tunings[1]);
-    sn_tuning_free(&tunings[2]);
-    bench_end(&b);
+    sn_adapter_free(&adapters[1]);
+    sn_adapter_free(&adapters[2]);
+    fixture_end(&b);
 }
 
-Test(scheduler, every_tuning_has_its_turn) {
-    bench b;
-    unsigned who;
-    int at[5] = {0}, turns[5] = {0};
-    bench_begin(&b, 64);
-    sn_tuning *tunings[5];
-    for (int s = 0; s < 5; s++) tunings[s] = tuning_of(&b, (float)s);
-    for (int s = 0; s < 5; s++) add(&b, s, at[s]++, 1)->tuning = &tunings[s];
+Test(scheduler, no_adapter_starves) {
+    fixture b;
+    unsigned finished;
+    int at[5] = {0}, n_steps[5] = {0};
+    fixture_begin(&b, 64);
+    sn_adapter *adapters[5];
+    for (int s = 0; s < 5; s++) adapters[s] = adapter_of(&b, (float)s);
+    for (int s = 0; s < 5; s++) add_step(&b, s, at[s]++, 1)->step.adapter = &adapters[s];
     for (int i = 0; i < 20; i++) {
-        cr_expect_eq(pass(&b, SN_OK, &who), 1);
-        for (int s = 4; s >= 0; s--) /* the later one asks sooner */
-            if (who & 1u << s) {
-                turns[s]++;
-                add(&b, s, at[s]++, 1)->tuning = &tunings[s];
+        cr_expect_eq(run_batch(&b, SN_OK, &finished), 1);
+        for (int s = 4; s >= 0; s--) /* the later session sends its step earlier */
+            if (finished & 1u << s) {
+                n_steps[s]++;
+                add_step(&b, s, at[s]++, 1)->step.adapter = &adapters[s];
             }
     }
-    for (int s = 0; s < 5; s++) cr_expect_eq(turns[s], 4, "session %d had %d turns", s, turns[s]);
-    while (!sn_scheduler_idle(b.scheduler)) pass(&b, SN_OK, &who);
-    for (int s = 0; s < 5; s++) sn_tuning_free(&tunings[s]);
-    bench_end(&b);
+    for (int s = 0; s < 5; s++) cr_expect_eq(n_steps[s], 4, "session %d had %d steps", s, n_steps[s]);
+    while (!sn_scheduler_idle(b.scheduler)) run_batch(&b, SN_OK, &finished);
+    for (int s = 0; s < 5; s++) sn_adapter_free(&adapters[s]);
+    fixture_end(&b);
 }
 
-Test(scheduler, what_is_cancelled_comes_back_undone_and_closing_frees) {
-    bench b;
-    unsigned who;
-    bench_begin(&b, 64);
-    add(&b, 0, 0, 40);
-    pass(&b, SN_OK, &who);
-    add(&b, 1, 0, 1);
-    sn_job *job = add(&b, 0, 40, 200);
-    pass(&b, SN_OK, &who); /* the first rows of it have been through */
-    cr_expect_eq(job->n_done, SN_PROMPT_ROWS_BESIDE);
+Test(scheduler, cancelled_jobs_return_undone_and_closing_frees) {
+    fixture b;
+    unsigned finished;
+    fixture_begin(&b, 64);
+    add_step(&b, 0, 0, 40);
+    run_batch(&b, SN_OK, &finished);
+    add_step(&b, 1, 0, 1);
+    sn_job *job = add_step(&b, 0, 40, 200);
+    run_batch(&b, SN_OK, &finished); /* the first chunk was computed */
+    cr_expect_eq(job->n_done, SN_PREFILL_ROWS_CONCURRENT);
     atomic_store(&job->cancelled, true);
-    cr_expect_eq(pass(&b, SN_REFUSED, &who), 1);
-    cr_expect_eq(who, 1u);
-    cr_expect_eq(sn_kv_length(b.kv[0]), 40);
-    cr_expect_eq(sn_kv_pool_bytes_used(b.pool), 3 * b.page, "room for what was cancelled is kept");
+    cr_expect_eq(run_batch(&b, SN_REFUSED, &finished), 1);
+    cr_expect_eq(finished, 1u);
+    cr_expect_eq(sn_kv_cache_length(b.kv[0]), 40);
+    cr_expect_eq(sn_kv_pool_bytes_used(b.pool), 3 * b.page, "the pages of the cancelled job were not freed");
     add_close(&b, 0);
     add_close(&b, 1);
-    add_close(&b, 2); /* has no past yet */
-    cr_expect_eq(pass(&b, SN_OK, &who), 3);
+    add_close(&b, 2); /* has no KV pages yet */
+    cr_expect_eq(run_batch(&b, SN_OK, &finished), 3);
     cr_expect_eq(sn_kv_pool_bytes_used(b.pool), 0);
     cr_expect_null(b.kv[0]);
-    bench_end(&b);
+    fixture_end(&b);
 }
 
-Test(scheduler, a_step_waits_for_room_until_its_deadline) {
-    bench b;
-    unsigned who;
-    bench_begin(&b, 4);
-    add(&b, 0, 0, 3 * PAGE);
-    pass(&b, SN_OK, &who);
-    add(&b, 1, 0, 2 * PAGE);
-    cr_expect_eq(pass(&b, SN_OK, &who), 0);
+Test(scheduler, a_step_waits_for_kv_pages_until_its_deadline) {
+    fixture b;
+    unsigned finished;
+    fixture_begin(&b, 4);
+    add_step(&b, 0, 0, 3 * PAGE);
+    run_batch(&b, SN_OK, &finished);
+    add_step(&b, 1, 0, 2 * PAGE);
+    cr_expect_eq(run_batch(&b, SN_OK, &finished), 0);
     cr_expect(sn_scheduler_waiting(b.scheduler));
-    add(&b, 0, 3 * PAGE, 1); /* who has a past goes on */
-    cr_expect_eq(pass(&b, SN_OK, &who), 1);
-    cr_expect_eq(who, 1u);
+    add_step(&b, 0, 3 * PAGE, 1); /* a session with KV pages continues */
+    cr_expect_eq(run_batch(&b, SN_OK, &finished), 1);
+    cr_expect_eq(finished, 1u);
     b.now += 10000000;
-    cr_expect_eq(pass(&b, SN_RETRY, &who), 1);
-    cr_expect_eq(who, 2u);
-    add(&b, 1, 0, 2 * PAGE);
-    cr_expect_eq(pass(&b, SN_OK, &who), 0);
+    cr_expect_eq(run_batch(&b, SN_RETRY, &finished), 1);
+    cr_expect_eq(finished, 2u);
+    add_step(&b, 1, 0, 2 * PAGE);
+    cr_expect_eq(run_batch(&b, SN_OK, &finished), 0);
     add_close(&b, 0);
-    pass(&b, SN_OK, &who); /* closes, and the room may be used at once or in the next pass */
-    while (!sn_scheduler_idle(b.scheduler)) pass(&b, SN_OK, &who);
-    cr_expect_eq(sn_kv_length(b.kv[1]), 2 * PAGE);
-    add(&b, 2, 0, 4 * PAGE + 1);
-    cr_expect_eq(pass(&b, SN_REFUSED, &who), 1);
-    bench_end(&b);
+    run_batch(&b, SN_OK, &finished); /* closes a session; its pages may be used at once or in the next batch */
+    while (!sn_scheduler_idle(b.scheduler)) run_batch(&b, SN_OK, &finished);
+    cr_expect_eq(sn_kv_cache_length(b.kv[1]), 2 * PAGE);
+    add_step(&b, 2, 0, 4 * PAGE + 1);
+    cr_expect_eq(run_batch(&b, SN_REFUSED, &finished), 1);
+    fixture_end(&b);
 }
 
-Test(scheduler, new_sessions_get_room_in_the_order_in_which_they_came) {
-    bench b;
-    unsigned who;
-    bench_begin(&b, 4);
-    add(&b, 0, 0, 2 * PAGE);
-    pass(&b, SN_OK, &who);
-    add(&b, 1, 0, 3 * PAGE); /* large, and first */
-    add(&b, 2, 0, PAGE);     /* would fit beside session 0 */
-    cr_expect_eq(pass(&b, SN_OK, &who), 0);
+Test(scheduler, new_sessions_get_kv_pages_in_arrival_order) {
+    fixture b;
+    unsigned finished;
+    fixture_begin(&b, 4);
+    add_step(&b, 0, 0, 2 * PAGE);
+    run_batch(&b, SN_OK, &finished);
+    add_step(&b, 1, 0, 3 * PAGE); /* large, and first */
+    add_step(&b, 2, 0, PAGE);     /* would fit together with session 0 */
+    cr_expect_eq(run_batch(&b, SN_OK, &finished), 0);
     cr_expect_eq(sn_kv_pool_bytes_used(b.pool), 2 * b.page);
     add_close(&b, 0);
-    while (!sn_scheduler_idle(b.scheduler) && b.now < 1000100) pass(&b, SN_OK, &who);
-    cr_expect_eq(sn_kv_length(b.kv[1]), 3 * PAGE);
-    cr_expect_eq(sn_kv_length(b.kv[2]), PAGE);
-    bench_end(&b);
+    while (!sn_scheduler_idle(b.scheduler) && b.now < 1000100) run_batch(&b, SN_OK, &finished);
+    cr_expect_eq(sn_kv_cache_length(b.kv[1]), 3 * PAGE);
+    cr_expect_eq(sn_kv_cache_length(b.kv[2]), PAGE);
+    fixture_end(&b);
 }
 
-Test(scheduler, a_rewind_gives_room_before_it_takes_some) {
-    bench b;
-    unsigned who;
-    bench_begin(&b, 4);
-    add(&b, 0, 0, 4 * PAGE);
-    pass(&b, SN_OK, &who);
-    add(&b, 0, PAGE, 3 * PAGE);
-    cr_expect_eq(pass(&b, SN_OK, &who), 1);
-    cr_expect_eq(sn_kv_length(b.kv[0]), 4 * PAGE);
-    bench_end(&b);
+Test(scheduler, a_rewind_frees_kv_pages_before_it_takes_some) {
+    fixture b;
+    unsigned finished;
+    fixture_begin(&b, 4);
+    add_step(&b, 0, 0, 4 * PAGE);
+    run_batch(&b, SN_OK, &finished);
+    add_step(&b, 0, PAGE, 3 * PAGE);
+    cr_expect_eq(run_batch(&b, SN_OK, &finished), 1);
+    cr_expect_eq(sn_kv_cache_length(b.kv[0]), 4 * PAGE);
+    fixture_end(&b);
 }
 
-Test(scheduler, counts_and_warns_of_copies_that_no_plan_speaks_of) {
-    bench b;
-    unsigned who;
+Test(scheduler, counts_and_warns_of_unplanned_copies) {
+    fixture b;
+    unsigned finished;
     far_device far;
     void *rows;
-    bench_begin(&b, 64);
+    fixture_begin(&b, 64);
     far_device_init(&far, SN_DEVICE_CUDA, 0);
-    NEED(far.base.ops->alloc(&far.base, 4 * EMBD * sizeof(float), &rows, &err));
-    const sn_guard_watch *watch = sn_scheduler_watch(b.scheduler);
-    add(&b, 0, 0, 40);
-    pass(&b, SN_OK, &who);
+    REQUIRE(far.base.ops->alloc(&far.base, 4 * EMBD * sizeof(float), &rows, &err));
+    const sn_guard_monitor *watch = sn_scheduler_watch(b.scheduler);
+    add_step(&b, 0, 0, 40);
+    run_batch(&b, SN_OK, &finished);
     cr_expect_eq(watch->steps, 1);
-    cr_expect_eq(watch->bytes, 0, "host memory is the CPU's: nothing moves");
+    cr_expect_eq(watch->bytes, 0, "host memory belongs to the CPU device: no copy");
     cr_expect_eq(watch->warned_us, 0);
     int64_t warned = 0;
     for (uint64_t i = 1; i <= 3; i++) {
-        sn_job *job = add(&b, 0, 36 + 4 * (int)i, 4);
-        job->input.device = &far.base;
-        job->input.data = rows;
-        pass(&b, SN_OK, &who);
+        sn_job *job = add_step(&b, 0, 36 + 4 * (int)i, 4);
+        job->step.input.device = &far.base;
+        job->step.input.data = rows;
+        run_batch(&b, SN_OK, &finished);
         cr_expect_eq(watch->bytes, i * 4 * EMBD * sizeof(float));
-        cr_expect_eq(watch->hidden_bytes, watch->bytes);
-        cr_expect_eq(watch->hidden_steps, i);
+        cr_expect_eq(watch->unexpected_bytes, watch->bytes);
+        cr_expect_eq(watch->unexpected_steps, i);
         if (i == 1) warned = watch->warned_us;
-        cr_expect(warned && watch->warned_us == warned, "once a minute at most");
+        cr_expect(warned && watch->warned_us == warned, "warned more than once a minute");
     }
     far.base.ops->free(&far.base, rows, 4 * EMBD * sizeof(float));
-    bench_end(&b);
+    fixture_end(&b);
 }
 
-Test(scheduler, frees_the_jobs_that_are_left_in_it) {
-    bench b;
-    bench_begin(&b, 4);
-    add(&b, 0, 0, 100);
+Test(scheduler, frees_pending_jobs) {
+    fixture b;
+    fixture_begin(&b, 4);
+    add_step(&b, 0, 0, 100);
     add_close(&b, 1);
     cr_expect_not(sn_scheduler_idle(b.scheduler));
-    bench_end(&b);
+    fixture_end(&b);
 }
 
-/* -- whose work comes first -------------------------------------------------------------------------------------------
- */
+/* -- priorities */
 
-static sn_job *add_with(bench *b, int s, int n, int priority) {
+static sn_job *add_step_with_priority(fixture *b, int s, int n, int priority) {
     sn_job *job = calloc(1, sizeof *job);
-    *job = (sn_job){.kind = SN_JOB_STEP, .session = &b->kv[s], .kv = &b->kv[s], .end = 4, .n_tokens = n,
-                    .priority = priority, .arrived_us = b->now, .deadline_us = b->now + 60000000,
-                    .input = {.name = "rows", .data = b->rows, .dtype = SN_F32, .rank = 2, .shape = {n, EMBD}}};
-    NEED(sn_shared_new((size_t)n * EMBD * sizeof(float), &job->output, &err));
+    *job = (sn_job){.kind = SN_JOB_STEP,
+                    .session = &b->kv[s],
+                    .kv = &b->kv[s],
+                    .end = 4,
+                    .n_tokens = n,
+                    .priority = priority,
+                    .arrived_us = b->now,
+                    .deadline_us = b->now + 60000000,
+                    .step.input = {.name = "rows", .data = b->rows, .dtype = SN_F32, .rank = 2, .shape = {n, EMBD}}};
+    REQUIRE(sn_shared_buffer_new((size_t)n * EMBD * sizeof(float), &job->output, &err));
     sn_scheduler_add(b->scheduler, job);
     return job;
 }
 
-Test(scheduler, takes_prompts_of_preferred_clients_first_and_others_in_their_order) {
-    bench b;
-    unsigned who;
-    bench_begin(&b, 200);
+Test(scheduler, serves_prompts_by_priority_then_arrival) {
+    fixture b;
+    unsigned finished;
+    fixture_begin(&b, 200);
     const int priority[] = {0, -5, 0, 10, 10, -5}, order[] = {3, 4, 0, 2, 1, 5};
-    for (int s = 0; s < 6; s++) add_with(&b, s, SN_SPAN_ROWS_MAX, priority[s]);
+    for (int s = 0; s < 6; s++) add_step_with_priority(&b, s, SN_SPAN_ROWS_MAX, priority[s]);
     for (int i = 0; i < 6; i++) {
-        cr_expect_eq(pass(&b, SN_OK, &who), 1);
-        cr_expect_eq(who, 1u << order[i], "at turn %d", i);
+        cr_expect_eq(run_batch(&b, SN_OK, &finished), 1);
+        cr_expect_eq(finished, 1u << order[i], "in batch %d", i);
     }
-    bench_end(&b);
+    fixture_end(&b);
 }
 
-Test(scheduler, lets_nobody_who_waits_for_room_be_overtaken_for_ever) {
+Test(scheduler, no_session_waiting_for_kv_pages_is_overtaken_forever) {
     for (int seconds = 1; seconds < 8; seconds += 6) {
-        bench b;
-        unsigned who;
-        bench_begin(&b, SN_SPAN_ROWS_MAX / PAGE);
-        add_with(&b, 9, SN_SPAN_ROWS_MAX, 0);
-        cr_expect_eq(pass(&b, SN_OK, &who), 1); /* holds the whole cache */
-        add_with(&b, 0, SN_SPAN_ROWS_MAX, 0);
-        cr_expect_eq(pass(&b, SN_OK, &who), 0);
+        fixture b;
+        unsigned finished;
+        fixture_begin(&b, SN_SPAN_ROWS_MAX / PAGE);
+        add_step_with_priority(&b, 9, SN_SPAN_ROWS_MAX, 0);
+        cr_expect_eq(run_batch(&b, SN_OK, &finished), 1); /* holds the whole KV cache */
+        add_step_with_priority(&b, 0, SN_SPAN_ROWS_MAX, 0);
+        cr_expect_eq(run_batch(&b, SN_OK, &finished), 0);
         b.now += seconds * 1000000;
-        add_with(&b, 1, SN_SPAN_ROWS_MAX, 100);
+        add_step_with_priority(&b, 1, SN_SPAN_ROWS_MAX, 100);
         for (unsigned all = 0, first = 0; all != 3 && !sn_scheduler_idle(b.scheduler);) {
-            if (pass(&b, SN_OK, &who) == 0 || who & 1u << 9) {
+            if (run_batch(&b, SN_OK, &finished) == 0 || finished & 1u << 9) {
                 if (!all && b.kv[9]) add_close(&b, 9);
                 continue;
             }
-            if (!first) cr_expect_eq(first = who, seconds < 5 ? 2u : 1u, "after %d s", seconds);
+            if (!first) cr_expect_eq(first = finished, seconds < 5 ? 2u : 1u, "after %d s", seconds);
             for (int s = 0; s < 2; s++)
-                if (who & 1u << s) add_close(&b, s);
-            all |= who & 3u;
+                if (finished & 1u << s) add_close(&b, s);
+            all |= finished & 3u;
         }
-        while (!sn_scheduler_idle(b.scheduler)) pass(&b, SN_OK, &who);
-        bench_end(&b);
+        while (!sn_scheduler_idle(b.scheduler)) run_batch(&b, SN_OK, &finished);
+        fixture_end(&b);
     }
 }

@@ -1,4 +1,5 @@
-/* Vocabularies of SentencePiece's kind: spaces as U+2581, characters, byte tokens; from tokenizer.json and from GGUF. */
+/* Vocabularies in SentencePiece's style: spaces as U+2581, characters, byte tokens; read from tokenizer.json and
+ * from GGUF. */
 #include "tests/support/files.h"
 #include "tests/support/tokenizers.h"
 
@@ -9,12 +10,12 @@
 
 static json_t *part_of_fixture(const char *file) { return fixture_json("sentencepiece", file); }
 
-/* The tokenizer.json of a family: the one in the fixture with this family's parts in it. */
+/* The tokenizer.json of a family: the fixture's file with this family's parts in it. */
 static json_t *family_json(const json_t *variant) {
     json_t *root = part_of_fixture("tokenizer.json"), *model = json_object_get(root, "model");
     json_object_update(root, json_object_get(variant, "parts"));
     json_object_update(model, json_object_get(variant, "model"));
-    if (json_is_true(json_object_get(variant, "tab"))) { /* as in Gemma, a tab has the place of its byte token */
+    if (json_is_true(json_object_get(variant, "tab"))) { /* as in Gemma, a tab has the id of its byte token */
         json_t *vocab = json_object_get(model, "vocab");
         json_object_set(vocab, "\t", json_object_get(vocab, "<0x09>"));
         json_object_del(vocab, "<0x09>");
@@ -34,59 +35,60 @@ static sn_tokenizer *open_family(const char *name) {
     json_t *variants = part_of_fixture("variants.json"), *variant;
     size_t i;
     sn_tokenizer *t = NULL;
-    json_array_foreach(variants, i, variant)
-        if (!strcmp(json_string_value(json_object_get(variant, "name")), name)) t = open_json(family_json(variant));
+    json_array_foreach(variants, i, variant) if (!strcmp(json_string_value(json_object_get(variant, "name")), name)) t =
+        open_json(family_json(variant));
     cr_assert(t, "no %s", name);
     json_decref(variants);
     return t;
 }
 
-/* What a whole text is shown as: without special tokens, and without the space that its encoding put before it. */
-static void shows(const sn_tokenizer *t, const sn_ids *ids, const json_t *text, const char *what) {
+/* The text that is shown for the ids of a whole text: without special tokens, and without the space that its
+ * encoding put before it. */
+static void expect_decoded(const sn_tokenizer *t, const sn_token_ids *ids, const json_t *text, const char *what) {
     sn_buf out = decode(t, ids, false);
-    size_t skip = sn_tokenizer_drops_lead(t) && out.len && out.data[0] == ' ';
-    if (json_is_string(text)) { /* else the ids are no whole UTF-8 */
+    size_t skip = sn_tokenizer_strips_space(t) && out.len && out.data[0] == ' ';
+    if (json_is_string(text)) { /* otherwise the ids are not complete UTF-8 */
         cr_assert_eq(out.len - skip, json_string_length(text), "%s", what);
         cr_assert(!out.len || !memcmp(out.data + skip, json_string_value(text), out.len - skip), "%s", what);
     }
     sn_buf_fini(&out);
 }
 
-Test(sentencepiece, gives_the_ids_and_texts_of_the_reference_in_every_family) {
+Test(sentencepiece, matches_ids_and_texts_of_the_reference_in_every_family) {
     json_t *variants = part_of_fixture("variants.json"), *variant, *item;
     size_t i, k;
     cr_assert_geq(json_array_size(variants), 8u);
     json_array_foreach(variants, i, variant) {
         const char *name = json_string_value(json_object_get(variant, "name"));
         sn_tokenizer *t = open_json(family_json(variant));
-        same_as_expected(t, json_object_get(variant, "expected"), true, name);
+        expect_encodings(t, json_object_get(variant, "expected"), true, name);
         json_array_foreach(json_object_get(variant, "expected"), k, item) {
             const json_t *text = json_object_get(item, "text");
-            sn_ids ids = encode(t, json_string_value(text), json_string_length(text), true, true);
-            shows(t, &ids, json_object_get(item, "shown"), name);
-            sn_ids_fini(&ids);
+            sn_token_ids ids = encode(t, json_string_value(text), json_string_length(text), true, true);
+            expect_decoded(t, &ids, json_object_get(item, "shown"), name);
+            sn_token_ids_fini(&ids);
         }
         sn_tokenizer_close(&t);
     }
     json_decref(variants);
 }
 
-/* ---- GGUF ---- */
+/* -- GGUF */
 
 typedef struct gguf_options {
     bool no_prefix, phi3, folds;
     const char *charsmap;
-    int without;         /* this token has no type of its own any more: it is unused */
-    const char *token;   /* instead of token 300 */
-    int type;            /* of token 300; 0: as it is */
+    int without;       /* this token loses its type: it becomes unused */
+    const char *token; /* replaces token 300 */
+    int type;          /* of token 300; 0: unchanged */
     bool short_scores, no_scores;
-    float score;         /* of token 300; 0: as it is */
-    const char *user[2]; /* tokens behind the others, found as they are written */
+    float score;         /* of token 300; 0: unchanged */
+    const char *user[2]; /* additional tokens of type user-defined */
 } gguf_options;
 
 enum { PIECES_MAX = 600 };
 
-/* The fixture's pieces as a converter would write them. */
+/* The fixture's pieces as a converter writes them. */
 static sn_buf gguf_of_pieces(const gguf_options *o) {
     json_t *root = part_of_fixture("pieces.json"), *pieces = json_object_get(root, "pieces"), *piece;
     const char *tokens[PIECES_MAX];
@@ -139,37 +141,38 @@ static sn_tokenizer *open_gguf(const gguf_options *o) {
 Test(sentencepiece, merges_by_scores_as_sentencepiece_itself) {
     json_t *root = part_of_fixture("pieces.json"), *variants = part_of_fixture("variants.json");
     sn_tokenizer *t = open_gguf(&(gguf_options){0});
-    same_as_expected(t, json_object_get(root, "expected"), false, "SentencePiece");
-    same_as_expected(t, json_object_get(json_array_get(variants, 0), "expected"), true, "Llama 2");
-    cr_assert(sn_tokenizer_is_end(t, 2));
+    expect_encodings(t, json_object_get(root, "expected"), false, "SentencePiece");
+    expect_encodings(t, json_object_get(json_array_get(variants, 0), "expected"), true, "Llama 2");
+    cr_assert(sn_tokenizer_is_eog(t, 2));
     sn_tokenizer_close(&t);
     json_decref(root);
     json_decref(variants);
 }
 
-static void gives(const sn_tokenizer *t, const char *text, const sn_tokenizer *other, const char *same) {
-    sn_ids a = encode(t, text, strlen(text), true, true), b = encode(other, same, strlen(same), true, true);
+static void expect_equal_encoding(const sn_tokenizer *t, const char *text, const sn_tokenizer *other,
+                                  const char *same) {
+    sn_token_ids a = encode(t, text, strlen(text), true, true), b = encode(other, same, strlen(same), true, true);
     cr_assert(a.n == b.n && !memcmp(a.ids, b.ids, a.n * sizeof *a.ids), "'%s' and '%s'", text, same);
-    sn_ids_fini(&a);
-    sn_ids_fini(&b);
+    sn_token_ids_fini(&a);
+    sn_token_ids_fini(&b);
 }
 
-/* Gemma: no space before the text, and runs of spaces are tokens that are found as they are written. */
-Test(sentencepiece, reads_what_a_gguf_file_says_beyond_its_scores) {
+/* Gemma: no space before the text, and runs of spaces are user-defined tokens. */
+Test(sentencepiece, reads_gguf_settings_beyond_the_scores) {
     sn_tokenizer *with = open_gguf(&(gguf_options){0}), *without = open_gguf(&(gguf_options){.no_prefix = true});
-    cr_assert(sn_tokenizer_drops_lead(with) && !sn_tokenizer_drops_lead(without));
-    gives(with, "the node", without, " the node");
+    cr_assert(sn_tokenizer_strips_space(with) && !sn_tokenizer_strips_space(without));
+    expect_equal_encoding(with, "the node", without, " the node");
     sn_tokenizer *runs = open_gguf(&(gguf_options){.no_prefix = true, .user = {SN_SPACE SN_SPACE SN_SPACE, "\n\n"}});
-    sn_ids ids = encode(runs, "a    \n\nb", 8, false, false);
+    sn_token_ids ids = encode(runs, "a    \n\nb", 8, false, false);
     int32_t last = sn_tokenizer_n_vocab(runs) - 1;
     cr_assert(ids.n == 5 && ids.ids[1] == last - 1 && ids.ids[3] == last, "%zu", ids.n);
     sn_buf back = decode(runs, &ids, false);
     cr_assert(back.len == 8 && !memcmp(back.data, "a    \n\nb", 8));
     sn_buf_fini(&back);
-    sn_ids_fini(&ids);
+    sn_token_ids_fini(&ids);
     sn_tokenizer *phi3 = open_gguf(&(gguf_options){.phi3 = true});
-    gives(phi3, "[INST] \nthe", with, "[INST]the");
-    gives(phi3, "<s> the", with, "<s> the");
+    expect_equal_encoding(phi3, "[INST] \nthe", with, "[INST]the");
+    expect_equal_encoding(phi3, "<s> the", with, "<s> the");
     sn_tokenizer *all[] = {with, without, runs, phi3};
     for (size_t i = 0; i < 4; i++) sn_tokenizer_close(&all[i]);
 }
@@ -177,7 +180,7 @@ Test(sentencepiece, reads_what_a_gguf_file_says_beyond_its_scores) {
 Test(sentencepiece, refuses_every_kind_of_wrong_gguf_metadata) {
     static const struct {
         gguf_options options;
-        const char *words;
+        const char *error_part;
     } bad[] = {
         {{.no_scores = true}, "scores"},
         {{.short_scores = true}, "560 tokens and 559 scores"},
@@ -198,12 +201,12 @@ Test(sentencepiece, refuses_every_kind_of_wrong_gguf_metadata) {
         sn_tokenizer *t = NULL;
         sn_err err = {0};
         cr_assert_eq(tokenizer_from_gguf(gguf_of_pieces(&bad[i].options), &t, &err), SN_REFUSED, "case %zu", i);
-        cr_assert(strstr(err.text, bad[i].words), "case %zu: %s", i, err.text);
+        cr_assert(strstr(err.text, bad[i].error_part), "case %zu: %s", i, err.text);
         cr_assert_null(t);
     }
 }
 
-/* ---- what both have ---- */
+/* -- both formats */
 
 #define SEQUENCE(parts) "{\"type\": \"Sequence\", \"decoders\": [" parts "]}"
 #define REPLACE         "{\"type\": \"Replace\", \"pattern\": {\"String\": \"" SN_SPACE "\"}, \"content\": \" \"}"
@@ -211,7 +214,7 @@ Test(sentencepiece, refuses_every_kind_of_wrong_gguf_metadata) {
 #define METASPACE(rest) "{\"type\": \"Metaspace\", \"replacement\": \"" SN_SPACE "\"" rest "}"
 
 static const struct {
-    const char *path, *value, *words;
+    const char *path, *value, *error_part;
 } bad_json[] = {
     {"model.vocab.<0xE5>", NULL, "no token <0xE5>"},
     {"model.vocab.a", "9223372036854775807", "largest id"},
@@ -247,14 +250,15 @@ Test(sentencepiece, refuses_every_kind_of_wrong_tokenizer_json) {
         change_json(root, bad_json[i].path, bad_json[i].value);
         cr_assert_eq(tokenizer_from_json(root, NULL, NULL, NULL, &t, &err), SN_REFUSED, "case %zu, %s = %s is taken", i,
                      bad_json[i].path, bad_json[i].value);
-        cr_assert(strstr(err.text, bad_json[i].words), "case %zu, %s = %s: %s", i, bad_json[i].path, bad_json[i].value, err.text);
+        cr_assert(strstr(err.text, bad_json[i].error_part), "case %zu, %s = %s: %s", i, bad_json[i].path,
+                  bad_json[i].value, err.text);
         cr_assert_null(t);
         json_decref(root);
     }
 }
 
-/* Without byte tokens, a character that has no token needs another one, which must be there. */
-Test(sentencepiece, wants_the_unknown_token_that_it_names) {
+/* Without byte tokens, a character without a token becomes the unknown token, which must exist. */
+Test(sentencepiece, requires_the_declared_unknown_token) {
     json_t *root = part_of_fixture("tokenizer.json");
     sn_tokenizer *t = NULL;
     sn_err err = {0};
@@ -269,55 +273,58 @@ Test(sentencepiece, never_makes_special_tokens_of_plain_text) {
     static const char text[] = "<s>[INST] the</s>";
     sn_tokenizer *all[] = {open_family("llama2"), open_family("gemma"), open_gguf(&(gguf_options){0})};
     for (size_t i = 0; i < 3; i++) {
-        sn_ids plain = encode(all[i], text, strlen(text), false, false);
+        sn_token_ids plain = encode(all[i], text, strlen(text), false, false);
         for (size_t k = 0; k < plain.n; k++) cr_assert_geq(plain.ids[k], 5, "tokenizer %zu", i);
         sn_buf back = decode(all[i], &plain, false);
-        size_t skip = sn_tokenizer_drops_lead(all[i]);
+        size_t skip = sn_tokenizer_strips_space(all[i]);
         cr_assert(back.len == strlen(text) + skip && !memcmp(back.data + skip, text, strlen(text)));
         sn_buf_fini(&back);
-        sn_ids_fini(&plain);
+        sn_token_ids_fini(&plain);
         sn_tokenizer_close(&all[i]);
     }
 }
 
-/* Files hold merges that would make the text of a special token. */
-Test(sentencepiece, leaves_merges_out_that_make_special_tokens) {
+/* A file may hold merges whose result is the text of a special token. */
+Test(sentencepiece, skips_merges_that_make_special_tokens) {
     json_t *root = part_of_fixture("tokenizer.json"), *vocab = json_object_get(json_object_get(root, "model"), "vocab");
     json_int_t id = json_integer_value(json_object_get(vocab, SN_SPACE "the"));
     cr_assert_gt(id, 5);
     sn_tokenizer *before = open_json(json_incref(root));
-    sn_ids ids = encode(before, "the", 3, false, false);
+    sn_token_ids ids = encode(before, "the", 3, false, false);
     cr_assert(ids.n == 1 && ids.ids[0] == id);
-    sn_ids_fini(&ids);
-    json_array_append_new(json_object_get(root, "added_tokens"),
-                          json_pack("{s:I, s:s, s:b, s:b}", "id", id, "content", SN_SPACE "the", "special", 1, "normalized", 0));
+    sn_token_ids_fini(&ids);
+    json_array_append_new(
+        json_object_get(root, "added_tokens"),
+        json_pack("{s:I, s:s, s:b, s:b}", "id", id, "content", SN_SPACE "the", "special", 1, "normalized", 0));
     sn_tokenizer *t = open_json(root);
     ids = encode(t, "the", 3, false, false);
     cr_assert_gt(ids.n, 1u);
     for (size_t i = 0; i < ids.n; i++) cr_assert_neq(ids.ids[i], id);
-    sn_ids_fini(&ids);
+    sn_token_ids_fini(&ids);
     sn_tokenizer_close(&before);
     sn_tokenizer_close(&t);
 }
 
-/* "the" and " node" make the text that "the node" does: what goes on gets no space of its own. */
-Test(sentencepiece, puts_no_space_before_text_that_goes_on) {
-    sn_tokenizer *all[] = {open_family("llama2"), open_family("mistral"), open_family("gemma"), open_gguf(&(gguf_options){0})};
+/* "the" and " node" give the text of "the node": continued text gets no space of its own. */
+Test(sentencepiece, adds_no_space_before_continued_text) {
+    sn_tokenizer *all[] = {open_family("llama2"), open_family("mistral"), open_family("gemma"),
+                           open_gguf(&(gguf_options){0})};
     for (size_t i = 0; i < 4; i++) {
-        sn_ids whole = encode(all[i], "the node", 8, false, true), begin = encode(all[i], "the", 3, false, true), more;
+        sn_token_ids whole = encode(all[i], "the node", 8, false, true), begin = encode(all[i], "the", 3, false, true),
+                     more;
         sn_err err;
-        cr_assert_eq(sn_tokenizer_encode_more(all[i], " node", 5, true, &more, &err), SN_OK);
+        cr_assert_eq(sn_tokenizer_encode_continuation(all[i], " node", 5, true, &more, &err), SN_OK);
         cr_assert_eq(begin.n + more.n, whole.n, "tokenizer %zu", i);
         cr_assert(!memcmp(begin.ids, whole.ids, begin.n * sizeof *whole.ids));
         cr_assert(!memcmp(more.ids, whole.ids + begin.n, more.n * sizeof *whole.ids));
-        sn_ids *lists[] = {&whole, &begin, &more};
-        for (size_t k = 0; k < 3; k++) sn_ids_fini(lists[k]);
+        sn_token_ids *lists[] = {&whole, &begin, &more};
+        for (size_t k = 0; k < 3; k++) sn_token_ids_fini(lists[k]);
         sn_tokenizer_close(&all[i]);
     }
 }
 
-/* A quadratic merge would take minutes for these; the limit leaves room for sanitizers and busy machines. */
-Test(sentencepiece, takes_long_runs_without_spaces) {
+/* A merge of quadratic time would take minutes for these texts; the limit allows for sanitizers and busy machines. */
+Test(sentencepiece, encodes_long_runs_without_spaces) {
     enum { LEN = 1 << 19 };
     sn_tokenizer *all[] = {open_family("gemma"), open_gguf(&(gguf_options){.no_prefix = true})};
     char *text = malloc(LEN);
@@ -326,7 +333,7 @@ Test(sentencepiece, takes_long_runs_without_spaces) {
     for (size_t u = 0; u < sizeof units / sizeof *units; u++) {
         size_t step = strlen(units[u]), len = LEN / step * step;
         for (size_t i = 0; i < len; i++) text[i] = units[u][i % step];
-        for (size_t k = 0; k < 2; k++) survives(all[k], text, len, true);
+        for (size_t k = 0; k < 2; k++) expect_round_trip(all[k], text, len, true);
     }
     cr_assert_lt(now_s() - start, 60.0);
     free(text);

@@ -1,8 +1,8 @@
-/* A span over several places: wherever blocks compute and rest, on devices of one kind the bits are the same; and what is
- * freed is back. On the CPU here; tests/unit/test_span_emulated.c does the same over emulated accelerators. */
+/* A span over several places: wherever blocks compute and are kept, devices of one kind give the same bits, and all
+ * memory is freed. This file uses the CPU; test_emulated_devices.c does the same with emulated accelerators. */
 #include "blocks/span.h"
-#include "tests/support/need.h"
-#include "tests/support/tiny.h"
+#include "tests/support/require.h"
+#include "tests/support/tiny_model.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -17,9 +17,9 @@ static sn_model *model;
 static sn_device *cpu;
 
 static void set_up(void) {
-    path = tiny_make(&(tiny_options){.dtype = SN_Q4_1, .n_blocks = BLOCKS});
-    NEED(sn_model_open(path, &model, &err));
-    NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = 2}, &cpu, &err));
+    path = tiny_model_make(&(tiny_model_options){.dtype = SN_Q4_1, .n_blocks = BLOCKS});
+    REQUIRE(sn_model_open(path, &model, &err));
+    REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = 2}, &cpu, &err));
     if (!mkdtemp(folder)) abort();
 }
 
@@ -35,7 +35,7 @@ static void tear_down(void) {
     remove_files();
     sn_device_close(&cpu);
     sn_model_close(&model);
-    tiny_remove(&path);
+    tiny_model_remove(&path);
 }
 
 TestSuite(span_devices, .init = set_up, .fini = tear_down);
@@ -44,41 +44,47 @@ static sn_plan plan_of(const char *map, const char *preload) {
     sn_block_cost costs[BLOCKS];
     sn_plan_device device = {.id = cpu->id, .budget = (size_t)1 << 40};
     sn_plan plan;
-    NEED(sn_span_costs(model, cpu, 0, BLOCKS, 16u << 20, costs, &device.scratch, &err));
-    sn_plan_wish wish = {.first = 0, .end = BLOCKS, .costs = costs, .devices = &device, .n_devices = 1, .preload = preload};
-    NEED(sn_plan_explicit(&wish, map, &plan, &err));
+    REQUIRE(sn_span_costs(model, cpu, 0, BLOCKS, 16u << 20, costs, &device.scratch, &err));
+    sn_plan_query query = {
+        .first = 0, .end = BLOCKS, .costs = costs, .devices = &device, .n_devices = 1, .preload = preload};
+    REQUIRE(sn_plan_explicit(&query, map, &plan, &err));
     return plan;
 }
 
-/* Hidden states behind block BLOCKS - 1, and every block's keys, in chunks of 11. */
-static float *compute(const char *map, const char *preload) {
+/* Hidden states after block BLOCKS - 1, and the keys of every block, computed in chunks of 11. */
+static float *compute_hidden(const char *map, const char *preload) {
     sn_plan plan = plan_of(map, preload);
-    sn_store *store = NULL;
+    sn_offload_store *store = NULL;
     sn_span *span = NULL;
     sn_kv_pool *pool = NULL;
-    sn_kv *kv = NULL;
+    sn_kv_cache *kv = NULL;
     const sn_hparams *hp = sn_model_hparams(model);
     size_t row = (size_t)hp->n_embd, keys = (size_t)(hp->n_kv_heads * hp->head_dim);
-    float *out = calloc(TOKENS * row + BLOCKS * TOKENS * keys, sizeof *out), *values = calloc(TOKENS * keys, sizeof *values);
+    float *out = calloc(TOKENS * row + BLOCKS * TOKENS * keys, sizeof *out),
+          *values = calloc(TOKENS * keys, sizeof *values);
     for (size_t i = 0; i < TOKENS * row; i++) out[i] = (float)((int)(i * 37 % 201) - 100) * 0.01f;
-    NEED(sn_store_open(folder, &store, &err));
-    NEED(sn_span_load_plan(model, &plan, &cpu, store, NULL, NULL, &span, &err));
-    NEED(sn_span_kv_pool(span, 16u << 20, &pool, &err));
-    NEED(sn_kv_new(pool, &kv, &err));
+    REQUIRE(sn_offload_store_open(folder, &store, &err));
+    REQUIRE(sn_span_load_plan(model, &plan, &cpu, store, NULL, NULL, &span, &err));
+    REQUIRE(sn_span_kv_pool(span, 16u << 20, &pool, &err));
+    REQUIRE(sn_kv_cache_new(pool, &kv, &err));
     for (int at = 0, n; at < TOKENS; at += n) {
         n = TOKENS - at < 11 ? TOKENS - at : 11;
-        sn_tensor input = {.name = "hidden states", .data = out + (size_t)at * row, .dtype = SN_F32, .rank = 2,
+        sn_tensor input = {.name = "hidden states",
+                           .data = out + (size_t)at * row,
+                           .dtype = SN_F32,
+                           .rank = 2,
                            .shape = {n, hp->n_embd}};
-        sn_span_part part = {kv, &input, 0, n, out + (size_t)at * row};
-        NEED(sn_kv_reserve(kv, n, &err));
-        NEED(sn_span_forward(span, 0, BLOCKS, 1, &part, NULL, &err));
+        sn_span_sequence part = {kv, &input, 0, n, out + (size_t)at * row};
+        REQUIRE(sn_kv_cache_reserve(kv, n, &err));
+        REQUIRE(sn_span_forward(span, 0, BLOCKS, 1, &part, NULL, &err));
     }
     for (int b = 0; b < BLOCKS; b++)
-        NEED(sn_span_kv_export(span, kv, b, 0, TOKENS, out + TOKENS * row + (size_t)b * TOKENS * keys, values, &err));
-    sn_kv_free(&kv);
+        REQUIRE(
+            sn_span_kv_export(span, kv, b, 0, TOKENS, out + TOKENS * row + (size_t)b * TOKENS * keys, values, &err));
+    sn_kv_cache_free(&kv);
     sn_kv_pool_free(&pool);
     sn_span_free(&span);
-    sn_store_close(&store);
+    sn_offload_store_close(&store);
     free(values);
     return out;
 }
@@ -89,14 +95,14 @@ static size_t compared_bytes(void) {
 }
 
 Test(span_devices, offloaded_blocks_give_the_bits_of_resident_ones) {
-    static const char *const maps[] = {"0:1=cpu,1:8=host",          "0:1=cpu,1:8=disk",
+    static const char *const maps[] = {"0:1=cpu,1:8=host", "0:1=cpu,1:8=disk",
                                        "0:2=cpu,2:3=host,3:5=disk,5:6=cpu,6:8=host", "0:8=cpu"};
     static const char *const preloads[] = {NULL, "2:4", "all"};
-    float *resident = compute("0:8=cpu", NULL);
+    float *resident = compute_hidden("0:8=cpu", NULL);
     for (size_t m = 0; m < sizeof maps / sizeof *maps; m++)
         for (size_t p = 0; p < sizeof preloads / sizeof *preloads; p++) {
-            float *other = compute(maps[m], preloads[p]);
-            cr_expect(!memcmp(resident, other, compared_bytes()), "%s with preload %s gave other bits", maps[m],
+            float *other = compute_hidden(maps[m], preloads[p]);
+            cr_expect(!memcmp(resident, other, compared_bytes()), "%s with preload %s: bits differ", maps[m],
                       preloads[p] ? preloads[p] : "none");
             free(other);
         }
@@ -105,33 +111,34 @@ Test(span_devices, offloaded_blocks_give_the_bits_of_resident_ones) {
 
 static size_t device_bytes(const char *map, const char *preload) {
     sn_plan plan = plan_of(map, preload);
-    sn_store *store = NULL;
+    sn_offload_store *store = NULL;
     sn_span *span = NULL;
-    NEED(sn_store_open(folder, &store, &err));
-    NEED(sn_span_load_plan(model, &plan, &cpu, store, NULL, NULL, &span, &err));
+    REQUIRE(sn_offload_store_open(folder, &store, &err));
+    REQUIRE(sn_span_load_plan(model, &plan, &cpu, store, NULL, NULL, &span, &err));
     size_t bytes = sn_span_bytes(span);
     sn_span_free(&span);
-    sn_store_close(&store);
+    sn_offload_store_close(&store);
     return bytes;
 }
 
 Test(span_devices, preload_means_the_same_for_resident_and_offloaded_blocks) {
     sn_block_cost costs[BLOCKS];
     size_t scratch;
-    NEED(sn_span_costs(model, cpu, 0, BLOCKS, 0, costs, &scratch, &err));
+    REQUIRE(sn_span_costs(model, cpu, 0, BLOCKS, 0, costs, &scratch, &err));
     size_t block = costs[0].weights, all = device_bytes("0:8=cpu", NULL);
     cr_assert_eq(all, 8 * block + scratch);
-    cr_expect_eq(device_bytes("0:8=cpu", "2:4"), all); /* they are there anyway */
+    cr_expect_eq(device_bytes("0:8=cpu", "2:4"), all); /* they are resident anyway */
     static const char *const maps[] = {"0:1=cpu,1:8=host", "0:1=cpu,1:8=disk"};
     for (int m = 0; m < 2; m++) {
-        cr_expect_eq(device_bytes(maps[m], NULL), 1 * block + 2 * block + scratch, "%s", maps[m]); /* one, and two slots */
+        cr_expect_eq(device_bytes(maps[m], NULL), 1 * block + 2 * block + scratch, "%s",
+                     maps[m]); /* one block, and two slots */
         cr_expect_eq(device_bytes(maps[m], "2:4"), 3 * block + 2 * block + scratch, "%s", maps[m]);
-        cr_expect_eq(device_bytes(maps[m], "all"), all, "%s", maps[m]); /* nothing streams: no slots */
+        cr_expect_eq(device_bytes(maps[m], "all"), all, "%s", maps[m]); /* nothing is streamed: no slots */
     }
 }
 
-Test(span_devices, a_damaged_image_on_disk_is_made_again) {
-    float *first = compute("0:1=cpu,1:8=disk", NULL);
+Test(span_devices, a_damaged_image_on_disk_is_rebuilt) {
+    float *first = compute_hidden("0:1=cpu,1:8=disk", NULL);
     DIR *dir = opendir(folder);
     for (struct dirent *e; (e = readdir(dir));) {
         int fd = e->d_name[0] == '.' ? -1 : openat(dirfd(dir), e->d_name, O_WRONLY);
@@ -140,7 +147,7 @@ Test(span_devices, a_damaged_image_on_disk_is_made_again) {
         close(fd);
     }
     closedir(dir);
-    float *again = compute("0:1=cpu,1:8=disk", NULL);
+    float *again = compute_hidden("0:1=cpu,1:8=disk", NULL);
     cr_assert(!memcmp(first, again, compared_bytes()));
     free(first);
     free(again);

@@ -9,25 +9,25 @@ static sn_err err;
 static sn_ties *ties;
 static far_device cuda, xpu;
 
-static void begin(void) {
+static void set_up(void) {
     far_device_init(&cuda, SN_DEVICE_CUDA, 0);
     far_device_init(&xpu, SN_DEVICE_XPU, 0);
     cr_assert_eq(sn_ties_new(&ties, &err), SN_OK);
 }
-static void end(void) {
+static void tear_down(void) {
     sn_ties_free(&ties);
     sn_ties_free(&ties);
     cr_assert(cuda.n_held == 0 && cuda.n_wrong == 0 && xpu.n_held == 0 && xpu.n_wrong == 0);
 }
-TestSuite(ties, .init = begin, .fini = end);
+TestSuite(ties, .init = set_up, .fini = tear_down);
 
 typedef struct source {
     size_t bytes;
     int loads;
 } source;
 
-/* In two copies, so that the second can fail after the first. */
-static sn_status load(void *ctx, sn_device *device, void *memory, sn_err *e) {
+/* In two copies, so that the second one can fail after the first. */
+static sn_status load_weights(void *ctx, sn_device *device, void *memory, sn_err *e) {
     source *s = ctx;
     uint8_t half[64];
     memset(half, 0xa5, sizeof half);
@@ -40,110 +40,110 @@ static sn_status load(void *ctx, sn_device *device, void *memory, sn_err *e) {
 
 static source eighty = {80, 0}, forty = {40, 0};
 
-static sn_status take(uint64_t group, sn_device *device, source *s, sn_tie *out) {
-    return sn_ties_take(ties, group, device, s->bytes, load, s, out, &err);
+static sn_status acquire_tie(uint64_t group, sn_device *device, source *s, sn_tie *out) {
+    return sn_ties_acquire(ties, group, device, s->bytes, load_weights, s, out, &err);
 }
 
-Test(ties, the_first_taker_loads_and_the_last_giver_frees) {
+Test(ties, the_first_holder_loads_and_the_last_one_frees) {
     sn_tie a, b, c;
-    cr_assert_eq(take(7, &cuda.base, &eighty, &a), SN_OK);
-    cr_assert_eq(take(7, &cuda.base, &eighty, &b), SN_OK);
-    cr_assert_eq(take(7, &cuda.base, &eighty, &c), SN_OK);
+    cr_assert_eq(acquire_tie(7, &cuda.base, &eighty, &a), SN_OK);
+    cr_assert_eq(acquire_tie(7, &cuda.base, &eighty, &b), SN_OK);
+    cr_assert_eq(acquire_tie(7, &cuda.base, &eighty, &c), SN_OK);
     cr_assert(a.memory && a.memory == b.memory && b.memory == c.memory);
     cr_assert(eighty.loads == 1 && cuda.n_alloc == 1);
     cr_assert_eq(sn_ties_holders(ties, 7, cuda.base.id), 3);
     cr_assert_eq(sn_ties_bytes(ties, cuda.base.id), 80);
-    sn_ties_give(ties, &a);
-    sn_ties_give(ties, &c);
+    sn_ties_release(ties, &a);
+    sn_ties_release(ties, &c);
     cr_assert(cuda.n_held == 1 && sn_ties_holders(ties, 7, cuda.base.id) == 1);
-    sn_ties_give(ties, &b);
+    sn_ties_release(ties, &b);
     cr_assert(cuda.n_held == 0 && sn_ties_holders(ties, 7, cuda.base.id) == 0 && !sn_ties_bytes(ties, cuda.base.id));
     cr_assert(!b.memory && !b.holder);
-    cr_assert_eq(take(7, &cuda.base, &eighty, &a), SN_OK, "and it is loaded again for the next");
+    cr_assert_eq(acquire_tie(7, &cuda.base, &eighty, &a), SN_OK, "it is not loaded again for the next holder");
     cr_assert_eq(eighty.loads, 2);
-    sn_ties_give(ties, &a);
+    sn_ties_release(ties, &a);
 }
 
-Test(ties, groups_and_devices_are_held_apart) {
+Test(ties, groups_and_devices_are_separate) {
     sn_tie a, b, c;
-    cr_assert_eq(take(7, &cuda.base, &eighty, &a), SN_OK);
-    cr_assert_eq(take(7, &xpu.base, &eighty, &b), SN_OK);
-    cr_assert_eq(take(8, &cuda.base, &forty, &c), SN_OK);
+    cr_assert_eq(acquire_tie(7, &cuda.base, &eighty, &a), SN_OK);
+    cr_assert_eq(acquire_tie(7, &xpu.base, &eighty, &b), SN_OK);
+    cr_assert_eq(acquire_tie(8, &cuda.base, &forty, &c), SN_OK);
     cr_assert(sn_ties_bytes(ties, cuda.base.id) == 120 && sn_ties_bytes(ties, xpu.base.id) == 80);
     cr_assert(cuda.bytes_held == 120 && xpu.bytes_held == 80);
-    sn_ties_give(ties, &a);
+    sn_ties_release(ties, &a);
     cr_assert(sn_ties_bytes(ties, cuda.base.id) == 40 && sn_ties_bytes(ties, xpu.base.id) == 80);
-    sn_ties_give(ties, &b);
-    sn_ties_give(ties, &c);
+    sn_ties_release(ties, &b);
+    sn_ties_release(ties, &c);
 }
 
-Test(ties, giving_twice_is_harmless) {
+Test(ties, releasing_twice_is_harmless) {
     sn_tie a, b;
-    cr_assert_eq(take(7, &cuda.base, &eighty, &a), SN_OK);
-    cr_assert_eq(take(7, &cuda.base, &eighty, &b), SN_OK);
+    cr_assert_eq(acquire_tie(7, &cuda.base, &eighty, &a), SN_OK);
+    cr_assert_eq(acquire_tie(7, &cuda.base, &eighty, &b), SN_OK);
     sn_tie copy = a;
-    sn_ties_give(ties, &a);
-    sn_ties_give(ties, &a);
-    sn_ties_give(ties, &copy); /* the same holder */
+    sn_ties_release(ties, &a);
+    sn_ties_release(ties, &a);
+    sn_ties_release(ties, &copy); /* the same holder */
     cr_assert_eq(sn_ties_holders(ties, 7, cuda.base.id), 1, "b still holds it");
     sn_tie late = b;
-    sn_ties_give(ties, &b);
-    cr_assert_eq(take(7, &cuda.base, &eighty, &a), SN_OK);
-    sn_ties_give(ties, &late); /* a holder of what was there before */
+    sn_ties_release(ties, &b);
+    cr_assert_eq(acquire_tie(7, &cuda.base, &eighty, &a), SN_OK);
+    sn_ties_release(ties, &late); /* a holder of the memory that was there before */
     cr_assert_eq(sn_ties_holders(ties, 7, cuda.base.id), 1);
-    sn_ties_give(ties, &a);
+    sn_ties_release(ties, &a);
     cr_assert_eq(cuda.n_wrong, 0);
 }
 
-Test(ties, giving_nothing_or_where_it_never_was_is_harmless) {
+Test(ties, releasing_what_is_not_held_is_harmless) {
     sn_tie nothing = {0}, a;
-    sn_ties_give(ties, &nothing);
-    cr_assert_eq(take(7, &cuda.base, &eighty, &a), SN_OK);
+    sn_ties_release(ties, &nothing);
+    cr_assert_eq(acquire_tie(7, &cuda.base, &eighty, &a), SN_OK);
     sn_tie elsewhere = a, other = a;
     elsewhere.device = xpu.base.id; /* the published crash: an entry of a device that has none */
     other.group = 8;
-    sn_ties_give(ties, &elsewhere);
-    sn_ties_give(ties, &other);
-    sn_ties_give(ties, &nothing);
+    sn_ties_release(ties, &elsewhere);
+    sn_ties_release(ties, &other);
+    sn_ties_release(ties, &nothing);
     cr_assert(!elsewhere.memory && !other.memory);
     cr_assert_eq(sn_ties_holders(ties, 7, cuda.base.id), 1);
     cr_assert_eq(sn_ties_holders(ties, 7, xpu.base.id), 0);
-    sn_ties_give(ties, &a);
+    sn_ties_release(ties, &a);
 }
 
-Test(ties, a_holder_of_one_device_frees_nothing_on_another_that_has_the_group) {
+Test(ties, releasing_on_one_device_keeps_the_group_on_another) {
     sn_tie a, b;
-    cr_assert_eq(take(7, &cuda.base, &eighty, &a), SN_OK);
-    cr_assert_eq(take(7, &xpu.base, &eighty, &b), SN_OK);
+    cr_assert_eq(acquire_tie(7, &cuda.base, &eighty, &a), SN_OK);
+    cr_assert_eq(acquire_tie(7, &xpu.base, &eighty, &b), SN_OK);
     sn_tie swapped = a;
     swapped.device = xpu.base.id;
-    sn_ties_give(ties, &swapped);
+    sn_ties_release(ties, &swapped);
     cr_assert(cuda.n_held == 1 && xpu.n_held == 1);
-    sn_ties_give(ties, &a);
-    sn_ties_give(ties, &b);
+    sn_ties_release(ties, &a);
+    sn_ties_release(ties, &b);
 }
 
 Test(ties, one_group_has_one_size) {
     sn_tie a, b;
-    cr_assert_eq(take(7, &cuda.base, &eighty, &a), SN_OK);
+    cr_assert_eq(acquire_tie(7, &cuda.base, &eighty, &a), SN_OK);
     b = a;
-    cr_assert_eq(take(7, &cuda.base, &forty, &b), SN_REFUSED);
+    cr_assert_eq(acquire_tie(7, &cuda.base, &forty, &b), SN_REFUSED);
     cr_assert(!b.memory && !b.holder);
     cr_assert(strstr(err.text, "has 80 bytes and cannot be taken as 40"), "%s", err.text);
     cr_assert_eq(sn_ties_holders(ties, 7, cuda.base.id), 1);
-    sn_ties_give(ties, &a);
+    sn_ties_release(ties, &a);
 }
 
-Test(ties, what_is_still_held_is_freed_at_the_end) {
+Test(ties, held_groups_are_freed_at_the_end) {
     sn_tie held[100];
     for (int i = 0; i < 100; i++)
-        cr_assert_eq(take((uint64_t)(i % 20), i % 3 ? &cuda.base : &xpu.base, &forty, &held[i]), SN_OK);
+        cr_assert_eq(acquire_tie((uint64_t)(i % 20), i % 3 ? &cuda.base : &xpu.base, &forty, &held[i]), SN_OK);
     cr_assert(cuda.n_held == 20 && xpu.n_held == 20);
     sn_ties_free(&ties);
     cr_assert(cuda.n_held == 0 && xpu.n_held == 0);
 }
 
-/* Every step of taking three times on two devices is made to fail once: no error leaves anything behind. */
+/* Every step of acquiring three times on two devices is made to fail once: no error leaves anything allocated. */
 Test(ties, a_failure_at_any_step_leaves_memory_as_it_was) {
     int failures = 0;
     for (int step = 1; step <= 8; step++) {
@@ -156,17 +156,17 @@ Test(ties, a_failure_at_any_step_leaves_memory_as_it_was) {
         cuda.fail_at = step;
         xpu.fail_at = step;
         for (int i = 0; i < 4; i++) {
-            sn_status status = take(groups[i], devices[i], sources[i], &held[i]);
+            sn_status status = acquire_tie(groups[i], devices[i], sources[i], &held[i]);
             failures += status != SN_OK;
             cr_assert_eq(status == SN_OK, held[i].memory != NULL);
             if (status) cr_assert_str_eq(err.text, "the device is lost");
         }
         cr_assert_eq(cuda.bytes_held, sn_ties_bytes(ties, cuda.base.id), "step %d", step);
         cr_assert_eq(xpu.bytes_held, sn_ties_bytes(ties, xpu.base.id), "step %d", step);
-        for (int i = 0; i < 4; i++) sn_ties_give(ties, &held[i]); /* also those that were never got */
+        for (int i = 0; i < 4; i++) sn_ties_release(ties, &held[i]); /* also those that were never acquired */
         cr_assert(cuda.n_held == 0 && xpu.n_held == 0 && cuda.n_wrong == 0 && xpu.n_wrong == 0, "step %d", step);
     }
-    cr_assert_eq(failures, 3 + 6, "each step of both devices failed once"); /* xpu has 3, cuda 6 */
+    cr_assert_eq(failures, 3 + 6, "the steps that can fail"); /* xpu has 3, cuda 6 */
 }
 
 Test(ties, memory_returns_after_a_thousand_rounds_with_failures) {
@@ -176,10 +176,10 @@ Test(ties, memory_returns_after_a_thousand_rounds_with_failures) {
         cuda.fail_at = round % 13;
         xpu.fail_at = round % 7;
         for (int i = 0; i < 6; i++) {
-            sn_status status = take((uint64_t)(i % 3), i % 2 ? &xpu.base : &cuda.base, &forty, &held[i]);
+            sn_status status = acquire_tie((uint64_t)(i % 3), i % 2 ? &xpu.base : &cuda.base, &forty, &held[i]);
             cr_assert(status == SN_OK || status == SN_STOP);
         }
-        for (int i = 0; i < 6; i++) sn_ties_give(ties, &held[(i * 5 + round) % 6]);
+        for (int i = 0; i < 6; i++) sn_ties_release(ties, &held[(i * 5 + round) % 6]);
         cr_assert(cuda.n_held == 0 && xpu.n_held == 0 && cuda.n_wrong == 0 && xpu.n_wrong == 0, "round %d", round);
     }
     cr_assert(cuda.n_alloc > 2000 && xpu.n_alloc > 1000);
@@ -198,7 +198,7 @@ static long resident_pages(void) {
     return resident;
 }
 
-Test(ties, the_cpu_s_memory_returns_too) {
+Test(ties, cpu_memory_returns_too) {
     static uint8_t weights[1 << 16];
     sn_device *cpu;
     sn_device_options options = {.threads = 1};
@@ -207,13 +207,13 @@ Test(ties, the_cpu_s_memory_returns_too) {
     cr_assert_eq(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &cpu, &err), SN_OK);
     for (int round = 0; round < 1000; round++) {
         sn_tie a, b;
-        cr_assert_eq(sn_ties_take(ties, 1, cpu, sizeof weights, load_cpu, weights, &a, &err), SN_OK);
-        cr_assert_eq(sn_ties_take(ties, 1, cpu, sizeof weights, load_cpu, weights, &b, &err), SN_OK);
+        cr_assert_eq(sn_ties_acquire(ties, 1, cpu, sizeof weights, load_cpu, weights, &a, &err), SN_OK);
+        cr_assert_eq(sn_ties_acquire(ties, 1, cpu, sizeof weights, load_cpu, weights, &b, &err), SN_OK);
         cr_assert_arr_eq(b.memory, weights, sizeof weights);
-        sn_ties_give(ties, &a);
-        sn_ties_give(ties, &b);
+        sn_ties_release(ties, &a);
+        sn_ties_release(ties, &b);
         if (round == 0) before = resident_pages();
     }
-    cr_assert_leq(resident_pages() - before, 256, "a megabyte of noise at most; 64 MiB went through");
+    cr_assert_leq(resident_pages() - before, 256, "more than 1 MiB of 64 MiB was not freed");
     sn_device_close(&cpu);
 }

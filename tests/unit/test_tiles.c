@@ -1,6 +1,8 @@
-/* AMX's tiles: what the instructions do, played in plain C, against products made by hand; the kernels over them against plain C
- * kernels, by memcmp, and their machine code, played instruction by instruction; and that kernels which give other bits are found
- * out. Where the processor has AMX, it runs that code itself and is held to the same. */
+/* AMX's tiles: the instructions, emulated in plain C, compared with products computed by hand; the kernels that use
+ * them, compared with the plain C kernels by memcmp; the kernels' machine code, emulated instruction by instruction;
+ * and the detection of kernels whose bits differ. A processor with AMX runs the machine code itself and must give
+ * the same results. */
+#include "device/cpu/cpu_private.h" /* private: reads which kernels an open device uses */
 #include "device/cpu/tiles_c.h"
 #include "tests/support/amx_trap.h"
 #include "tests/support/cpu_devices.h"
@@ -15,13 +17,14 @@ static sn_err err;
 
 /* -- the instructions */
 
-/* Tiles 0 to 2: a product of 2 rows of x with 3 of w over 8 k, x and w. */
+/* Tiles 0 to 2: a product of 2 rows of x with 3 rows of w over 8 k; x; w. */
 static const tile_config SMALL = {.palette = 1, .rows = {2, 2, 2, 16}, .row_bytes = {12, 8, 12, 64}};
 
-Test(tiles, a_product_is_the_one_made_by_hand) {
+Test(tiles, a_product_matches_one_computed_by_hand) {
     static const int8_t x[2][8] = {{1, 2, 3, 4, 5, 6, 7, 8}, {-1, 0, 0, 0, 0, 0, 0, -128}};
     /* [k / 4][row of w][k % 4] */
-    static const int8_t w[2][3][4] = {{{1, 0, 0, 0}, {1, 1, 1, 1}, {-128, 127, 0, 2}}, {{0, 0, 0, 1}, {1, 1, 1, 1}, {0, 0, -3, -128}}};
+    static const int8_t w[2][3][4] = {{{1, 0, 0, 0}, {1, 1, 1, 1}, {-128, 127, 0, 2}},
+                                      {{0, 0, 0, 1}, {1, 1, 1, 1}, {0, 0, -3, -128}}};
     const int32_t once[2][3] = {{1 + 8, 36, -128 + 254 + 8 - 21 - 1024}, {-1 - 128, -1 - 128, 128 + 16384}};
     int32_t got[2][3];
     tile_configure(&SMALL);
@@ -30,15 +33,15 @@ Test(tiles, a_product_is_the_one_made_by_hand) {
     tile_load(2, w, sizeof w[0]);
     tile_dot(0, 1, 2);
     tile_store(0, got, sizeof got[0]);
-    cr_expect(!memcmp(got, once, sizeof got), "%d %d %d, %d %d %d", got[0][0], got[0][1], got[0][2], got[1][0], got[1][1],
-              got[1][2]);
-    tile_dot(0, 1, 2); /* grows */
+    cr_expect(!memcmp(got, once, sizeof got), "%d %d %d, %d %d %d", got[0][0], got[0][1], got[0][2], got[1][0],
+              got[1][1], got[1][2]);
+    tile_dot(0, 1, 2); /* accumulates */
     tile_store(0, got, sizeof got[0]);
     for (int i = 0; i < 6; i++) cr_expect_eq(got[i / 3][i % 3], 2 * once[i / 3][i % 3]);
     tile_release();
 }
 
-Test(tiles, move_rows_that_lie_apart_and_nothing_between) {
+Test(tiles, move_strided_rows_and_nothing_between) {
     uint8_t from[2][20], to[2][30];
     for (int i = 0; i < 40; i++) from[i / 20][i % 20] = (uint8_t)i;
     memset(to, 0xee, sizeof to);
@@ -47,13 +50,13 @@ Test(tiles, move_rows_that_lie_apart_and_nothing_between) {
     tile_store(0, to, sizeof to[0]);
     for (int r = 0; r < 2; r++)
         for (int i = 0; i < 30; i++) cr_expect_eq(to[r][i], i < 12 ? from[r][i] : 0xee);
-    tile_configure(&SMALL); /* zeroes */
+    tile_configure(&SMALL); /* zeroes the tiles */
     tile_store(0, to, sizeof to[0]);
     for (int i = 0; i < 12; i++) cr_expect_eq(to[1][i], 0);
     tile_release();
 }
 
-Test(tiles, of_shapes_that_do_not_fit_are_a_fault_as_on_the_processor, .signal = SIGABRT) {
+Test(tiles, mismatched_shapes_fault_as_on_the_processor, .signal = SIGABRT) {
     tile_configure(&SMALL);
     tile_dot(0, 2, 1);
 }
@@ -62,7 +65,7 @@ Test(tiles, cannot_be_used_before_they_have_a_shape, .signal = SIGABRT) { tile_z
 
 /* -- the kernels */
 
-/* A device by an instruction set of the list; NULL, and said, where this machine lacks it. */
+/* A device with an instruction set of the list; NULL, and a message, where this machine lacks it. */
 static sn_device *open_isa(const char *isa, int threads, const sn_device_limits *limits) {
     sn_device *device;
     if (test_cpu_open(isa, threads, &device, &err)) {
@@ -99,16 +102,20 @@ static void weight_free(weight *w) {
     free(w->x);
 }
 
-/* x's first n rows, for each n of [first, end] in steps; y is of the last, those before are compared with `want`. */
-static void multiply(sn_device *d, const weight *w, size_t first, size_t end, size_t step, const float *want, float *y) {
+/* Multiplies the first n rows of x, for each n of [first, end] in steps; y holds the last product, and earlier ones
+ * are compared with `want`. */
+static void multiply_panels(sn_device *d, const weight *w, size_t first, size_t end, size_t step, const float *want,
+                            float *y) {
     sn_weight *packed;
     OK(test_weight_make(d, w->dtype, w->rows, w->cols, w->raw, &packed, &err));
     for (size_t n = first; n <= end; n += step) {
         memset(y, 0xff, (n * w->rows + 1) * sizeof *y);
-        OK(d->ops->linear(d, (int)n, w->x, 1, &(sn_linear){.weight = packed, .bias = w->rows % 2 ? w->bias : NULL, .y = y}, &err));
-        cr_expect(y[n * w->rows] != y[n * w->rows], "%s: wrote behind the end", sn_device_describe(d));
-        cr_expect(!want || !memcmp(want, y, n * w->rows * sizeof *y), "%s: %s, %zu rows of x against %zu of %zu: other bits",
-                  sn_device_describe(d), sn_dtype_name(w->dtype), n, w->rows, w->cols);
+        OK(d->ops->linear(d, (int)n, w->x, 1,
+                          &(sn_linear){.weight = packed, .bias = w->rows % 2 ? w->bias : NULL, .y = y}, &err));
+        cr_expect(y[n * w->rows] != y[n * w->rows], "%s: wrote beyond the end", sn_device_describe(d));
+        cr_expect(!want || !memcmp(want, y, n * w->rows * sizeof *y),
+                  "%s: %s, %zu rows of x with %zu rows of %zu: bits differ", sn_device_describe(d),
+                  sn_dtype_name(w->dtype), n, w->rows, w->cols);
     }
     test_weight_drop(d, &packed);
 }
@@ -116,7 +123,7 @@ static void multiply(sn_device *d, const weight *w, size_t first, size_t end, si
 static const char *const TILED[] = {"amx", TEST_TILES, TEST_TILES_AVX512, TEST_AMX_TRAPPED};
 enum { N_TILED = 4 };
 
-/* Columns end in the middle of a stage of 512, and of the steps that are under way. */
+/* The number of columns is no multiple of a stage of 512, nor of the steps in flight. */
 static void expect_same(const int threads, sn_dtype dtype) {
     static const size_t rows[] = {1, 16, 17, 32, 49};
     static float want[TOKENS_MAX * ROWS_MAX + 1], got[TOKENS_MAX * ROWS_MAX + 1];
@@ -128,8 +135,8 @@ static void expect_same(const int threads, sn_dtype dtype) {
         sn_device *d = open_isa(TILED[isa], threads, &limits);
         for (size_t i = slow ? 4 : 0; d && i < sizeof rows / sizeof *rows; i++) {
             weight w = weight_new(dtype, rows[i], block == 256 ? 256 * (1 + i) : cols[i % 3]);
-            multiply(reference, &w, TOKENS_MAX, TOKENS_MAX, 1, NULL, want);
-            multiply(d, &w, i == 2 ? 1 : 15, TOKENS_MAX, i == 2 ? 1 : slow ? 22 : 12, want, got);
+            multiply_panels(reference, &w, TOKENS_MAX, TOKENS_MAX, 1, NULL, want);
+            multiply_panels(d, &w, i == 2 ? 1 : 15, TOKENS_MAX, i == 2 ? 1 : slow ? 22 : 12, want, got);
             weight_free(&w);
         }
         sn_device_close(&d);
@@ -137,7 +144,7 @@ static void expect_same(const int threads, sn_dtype dtype) {
     sn_device_close(&reference);
 }
 
-Test(tiles, give_the_bits_of_plain_c_for_all_types_and_any_number_of_rows) {
+Test(tiles, have_the_bits_of_plain_c_for_all_types_and_numbers_of_rows) {
     for (int t = 0; t < test_n_weight_types; t++) expect_same(1, test_weight_types[t]);
 }
 
@@ -145,8 +152,8 @@ Test(tiles, give_the_same_bits_with_threads) {
     for (int t = 0; t < test_n_weight_types; t++) expect_same(3, test_weight_types[t]);
 }
 
-/* Panels of a call may begin and end anywhere. */
-Test(tiles, give_the_same_bits_however_panels_are_shared_out) {
+/* The panels of a call may begin and end anywhere. */
+Test(tiles, give_the_same_bits_for_any_split_of_panels) {
     enum { N = 35, ROWS = 81, COLS = 512, PANELS = 6 };
     const sn_device_limits limits = {.rows = N, .width = COLS};
     for (int i = 0; i < N_TILED; i++) {
@@ -157,11 +164,12 @@ Test(tiles, give_the_same_bits_however_panels_are_shared_out) {
             sn_weight *packed;
             sn_cpu *cpu = (sn_cpu *)d;
             OK(test_weight_make(d, w.dtype, ROWS, COLS, w.raw, &packed, &err));
-            OK(d->ops->linear(d, N, w.x, 1, &(sn_linear){.weight = packed, .bias = w.bias, .y = whole}, &err)); /* leaves x quantised */
+            OK(d->ops->linear(d, N, w.x, 1, &(sn_linear){.weight = packed, .bias = w.bias, .y = whole},
+                              &err)); /* leaves x quantised */
             sn_linear_job job = {sn_cpu_weight_view(packed), w.bias, cut, N, w.x, cpu->xq, sn_xq_stride(COLS), {0}};
             for (size_t first = 0, end = 1; first < PANELS; first = end, end = first + 3 < PANELS ? first + 3 : PANELS)
                 cpu->kernels->linear(&job, first, end);
-            cr_expect(!memcmp(whole, cut, sizeof whole), "%s: %s gave other bits", sn_device_describe(d),
+            cr_expect(!memcmp(whole, cut, sizeof whole), "%s: %s: bits differ", sn_device_describe(d),
                       sn_dtype_name(w.dtype));
             test_weight_drop(d, &packed);
             weight_free(&w);
@@ -170,7 +178,7 @@ Test(tiles, give_the_same_bits_however_panels_are_shared_out) {
     }
 }
 
-/* Not finite numbers stay in their row. */
+/* NaN and infinity stay in their row. */
 Test(tiles, keep_nan_and_infinity_in_their_row) {
     enum { N = 20, ROWS = 33 };
     static const sn_dtype types[] = {SN_Q4_0, SN_Q4_1, SN_Q8_0, SN_Q3_K, SN_Q6_K};
@@ -183,8 +191,8 @@ Test(tiles, keep_nan_and_infinity_in_their_row) {
             weight w = weight_new(types[t], ROWS, 512);
             w.x[2 * 512 + 40] = __builtin_nanf("");
             w.x[17 * 512 + 300] = __builtin_inff();
-            multiply(reference, &w, N, N, 1, NULL, want);
-            multiply(d, &w, N, N, 1, NULL, got);
+            multiply_panels(reference, &w, N, N, 1, NULL, want);
+            multiply_panels(d, &w, N, N, 1, NULL, got);
             cr_expect_eq(test_differ(want, got, N * ROWS), N * ROWS);
             for (int r = 0; r < N; r++)
                 for (int j = 0; j < ROWS; j++)
@@ -196,68 +204,68 @@ Test(tiles, keep_nan_and_infinity_in_their_row) {
     sn_device_close(&reference);
 }
 
-static size_t products(sn_device *d, sn_dtype dtype, size_t n) {
+static size_t count_products(sn_device *d, sn_dtype dtype, size_t n) {
     float y[TOKENS_MAX * ROWS_MAX + 1];
     weight w = weight_new(dtype, 41, 512);
     size_t before = test_tile_products();
-    multiply(d, &w, n, n, 1, NULL, y);
+    multiply_panels(d, &w, n, n, 1, NULL, y);
     weight_free(&w);
     return test_tile_products() - before;
 }
 
-/* 16 rows by 16 by 32 k (16, where scales are of 16) a product: that many and no more. */
+/* One product takes 16 rows by 16 rows by 32 k (16 k where scales cover 16): exactly this many are executed. */
 Test(tiles, are_used_for_quantised_weights_and_16_rows_or_more) {
     sn_device *d = open_isa(TEST_TILES, 1, &(sn_device_limits){.rows = TOKENS_MAX, .width = 512});
-    cr_expect_eq(products(d, SN_Q4_1, 16), 1 * 3 * 16);
-    cr_expect_eq(products(d, SN_Q4_1, 40), 3 * 3 * 16);
-    cr_expect_eq(products(d, SN_Q4_K, 32), 2 * 3 * 16);
-    cr_expect_eq(products(d, SN_Q6_K, 33), 3 * 3 * 32);
-    cr_expect_eq(products(d, SN_Q8_0, 15), 0);
-    cr_expect_eq(products(d, SN_F16, 40), 0);
+    cr_expect_eq(count_products(d, SN_Q4_1, 16), 1 * 3 * 16);
+    cr_expect_eq(count_products(d, SN_Q4_1, 40), 3 * 3 * 16);
+    cr_expect_eq(count_products(d, SN_Q4_K, 32), 2 * 3 * 16);
+    cr_expect_eq(count_products(d, SN_Q6_K, 33), 3 * 3 * 32);
+    cr_expect_eq(count_products(d, SN_Q8_0, 15), 0);
+    cr_expect_eq(count_products(d, SN_F16, 40), 0);
     sn_device_close(&d);
 }
 
-Test(tiles, are_used_by_the_machine_code) {
+Test(tiles, are_used_by_the_amx_machine_code) {
     const sn_device_limits limits = {.rows = TOKENS_MAX, .width = 512};
     float y[TOKENS_MAX * ROWS_MAX + 1];
     sn_device *d = open_isa(TEST_AMX_TRAPPED, 1, &limits);
     weight w = weight_new(SN_Q5_K, 41, 512);
-    if (d) multiply(d, &w, 33, 33, 1, NULL, y);
+    if (d) multiply_panels(d, &w, 33, 33, 1, NULL, y);
     if (d) cr_expect_eq(test_amx_trapped_products(), 3 * 3 * 16);
     weight_free(&w);
     sn_device_close(&d);
 }
 
-/* -- trust */
+/* -- the self check */
 
-/* Kernels that lie in one element: by one unit in the last place, of one layout only. */
-static sn_layout lies_about;
-static void lying_linear(const sn_linear_job *job, size_t first_panel, size_t end_panel) {
+/* Kernels that are wrong in one element, by one unit in the last place, for one layout only. */
+static sn_layout wrong_layout;
+static void wrong_linear(const sn_linear_job *job, size_t first_panel, size_t end_panel) {
     sn_cpu_kernels_c.linear(job, first_panel, end_panel);
     uint32_t *last = (uint32_t *)(job->y + (size_t)job->n * job->weight.rows - 1);
-    if (job->weight.layout == lies_about) *last ^= 1;
+    if (job->weight.layout == wrong_layout) *last ^= 1;
 }
 
-Test(tiles, are_not_trusted_where_they_give_other_bits) {
+Test(tiles, are_not_used_where_their_bits_differ) {
     sn_cpu_kernels fast = sn_cpu_kernels_c;
-    fast.name = "liar";
-    fast.linear = lying_linear;
-    lies_about = SN_LAYOUT_Q8_HALF;
-    cr_expect(!sn_cpu_kernels_trusted(&fast, &sn_cpu_kernels_c));
-    lies_about = SN_LAYOUT_Q8_FINE;
-    cr_expect(!sn_cpu_kernels_trusted(&fast, &sn_cpu_kernels_c));
-    lies_about = SN_LAYOUT_COUNT;
-    cr_expect(sn_cpu_kernels_trusted(&fast, &sn_cpu_kernels_c));
+    fast.name = "wrong";
+    fast.linear = wrong_linear;
+    wrong_layout = SN_LAYOUT_Q8_HALF;
+    cr_expect(!sn_cpu_kernels_self_check(&fast, &sn_cpu_kernels_c));
+    wrong_layout = SN_LAYOUT_Q8_FINE;
+    cr_expect(!sn_cpu_kernels_self_check(&fast, &sn_cpu_kernels_c));
+    wrong_layout = SN_LAYOUT_COUNT;
+    cr_expect(sn_cpu_kernels_self_check(&fast, &sn_cpu_kernels_c));
     fast.linear = test_linear_tiles;
     size_t before = test_tile_products();
-    cr_expect(sn_cpu_kernels_trusted(&fast, &sn_cpu_kernels_c));
-    cr_expect_gt(test_tile_products(), before, "the comparison did not come to the tiles");
+    cr_expect(sn_cpu_kernels_self_check(&fast, &sn_cpu_kernels_c));
+    cr_expect_gt(test_tile_products(), before, "the comparison did not use the tiles");
     sn_device *d = open_isa(TEST_AMX_TRAPPED, 1, &(sn_device_limits){0});
-    if (d) cr_expect(sn_cpu_kernels_trusted(((sn_cpu *)d)->kernels, &sn_cpu_kernels_c));
+    if (d) cr_expect(sn_cpu_kernels_self_check(((sn_cpu *)d)->kernels, &sn_cpu_kernels_c));
     sn_device_close(&d);
 }
 
-Test(tiles, of_the_processor_are_the_first_choice_where_it_has_them_and_refused_in_words_where_not) {
+Test(tiles, amx_is_preferred_where_present_and_refused_where_absent) {
     const sn_cpu_kernels *best, *amx;
     OK(sn_cpu_kernels_find(NULL, &best, &err));
     if (sn_cpu_kernels_find("amx", &amx, &err)) {

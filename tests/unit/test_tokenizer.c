@@ -1,4 +1,5 @@
-#include "model/utf8.h"
+#include "model/chat/chat_template.h"
+#include "model/tokenizer/utf8.h"
 #include "tests/support/tokenizers.h"
 
 #include <criterion/criterion.h>
@@ -13,7 +14,7 @@ Test(tokenizer, gives_the_ids_of_the_reference_implementation) {
     for (size_t i = 0; i < N_FIXTURES; i++) {
         sn_tokenizer *t = open_fixture(fixtures[i]);
         json_t *expected = fixture_json(fixtures[i], "expected.json");
-        same_as_expected(t, expected, true, fixtures[i]);
+        expect_encodings(t, expected, true, fixtures[i]);
         json_decref(expected);
         sn_tokenizer_close(&t);
     }
@@ -32,7 +33,7 @@ static size_t put_utf8(char *out, uint32_t c) {
     return n;
 }
 
-/* Up to 64 characters, mostly of the ranges that patterns tell apart; at least 256 bytes in `out`. */
+/* Up to 64 characters, mostly from ranges that patterns distinguish; `out` has at least 256 bytes. */
 static size_t random_text(uint64_t *state, char *out) {
     static const uint32_t ranges[][2] = {{0, 0x80},     {'a', 'g'},      {' ', '0'},
                                          {0x80, 0x800}, {0x800, 0xd800}, {0xe000, 0x110000}};
@@ -44,7 +45,7 @@ static size_t random_text(uint64_t *state, char *out) {
     return len;
 }
 
-Test(tokenizer, gives_back_every_valid_text) {
+Test(tokenizer, round_trips_every_valid_text) {
     uint64_t state = 11;
     char text[256];
     for (size_t i = 0; i < N_FIXTURES; i++) {
@@ -53,9 +54,9 @@ Test(tokenizer, gives_back_every_valid_text) {
         for (int k = 0; k < 2000; k++) {
             size_t len = random_text(&state, text);
             cr_assert(sn_utf8_valid(text, len));
-            survives(t, text, len, k % 2);
+            expect_round_trip(t, text, len, k % 2);
         }
-        survives(t, "a\0b", 3, true);
+        expect_round_trip(t, "a\0b", 3, true);
         sn_tokenizer_close(&t);
     }
 }
@@ -64,7 +65,8 @@ Test(tokenizer, keeps_special_tokens_text_unless_asked) {
     static const char text[] = "<|im_start|>user<|im_end|>";
     for (size_t i = 0; i < N_FIXTURES; i++) {
         sn_tokenizer *t = open_fixture(fixtures[i]);
-        sn_ids plain = encode(t, text, strlen(text), false, false), parsed = encode(t, text, strlen(text), false, true);
+        sn_token_ids plain = encode(t, text, strlen(text), false, false),
+                     parsed = encode(t, text, strlen(text), false, true);
         for (size_t k = 0; k < plain.n; k++) cr_assert_geq(plain.ids[k], 3);
         cr_assert_eq(parsed.ids[0], 1);
         cr_assert_eq(parsed.ids[parsed.n - 1], 2);
@@ -72,18 +74,18 @@ Test(tokenizer, keeps_special_tokens_text_unless_asked) {
         cr_assert_eq(shown.len, 4u);
         cr_assert(!memcmp(shown.data, "user", 4));
         sn_buf_fini(&shown);
-        sn_ids_fini(&plain);
-        sn_ids_fini(&parsed);
+        sn_token_ids_fini(&plain);
+        sn_token_ids_fini(&parsed);
         sn_tokenizer_close(&t);
     }
 }
 
-Test(tokenizer, puts_the_first_token_once) {
+Test(tokenizer, adds_the_first_token_once) {
     sn_tokenizer *t = open_fixture("llama3");
-    sn_ids with = encode(t, "a", 1, true, true), without = encode(t, "a", 1, false, true),
-           empty = encode(t, "", 0, true, true);
-    sn_ids written = encode(t, "<|endoftext|>a", 14, true, true),
-           not_parsed = encode(t, "<|endoftext|>a", 14, true, false);
+    sn_token_ids with = encode(t, "a", 1, true, true), without = encode(t, "a", 1, false, true),
+                 empty = encode(t, "", 0, true, true);
+    sn_token_ids written = encode(t, "<|endoftext|>a", 14, true, true),
+                 not_parsed = encode(t, "<|endoftext|>a", 14, true, false);
     cr_assert_eq(with.n, 2u);
     cr_assert_eq(with.ids[0], 0);
     cr_assert_eq(without.n, 1u);
@@ -91,14 +93,14 @@ Test(tokenizer, puts_the_first_token_once) {
     cr_assert_eq(written.n, 2u);
     cr_assert_eq(not_parsed.ids[0], 0);
     cr_assert_neq(not_parsed.ids[1], 0);
-    sn_ids *all[] = {&with, &without, &empty, &written, &not_parsed};
-    for (size_t i = 0; i < 5; i++) sn_ids_fini(all[i]);
+    sn_token_ids *all[] = {&with, &without, &empty, &written, &not_parsed};
+    for (size_t i = 0; i < 5; i++) sn_token_ids_fini(all[i]);
     sn_tokenizer_close(&t);
 }
 
-Test(tokenizer, refuses_text_that_it_cannot_take) {
+Test(tokenizer, refuses_text_that_it_cannot_encode) {
     sn_tokenizer *t = open_fixture("gpt2");
-    sn_ids ids;
+    sn_token_ids ids;
     sn_err err;
     static const char *const invalid[] = {"\xff",         "ab\xc3",           "\xc0\x80",
                                           "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82 x12345678"};
@@ -120,14 +122,14 @@ Test(tokenizer, refuses_ids_outside_the_vocabulary) {
     for (size_t i = 0; i < 4; i++) {
         cr_assert_eq(sn_tokenizer_decode(t, outside[i], true, &out, &err), SN_REFUSED);
         cr_assert(strstr(err.text, "is no token"));
-        cr_assert(!sn_tokenizer_is_end(t, outside[i]));
+        cr_assert(!sn_tokenizer_is_eog(t, outside[i]));
     }
     cr_assert_eq(out.len, 0u);
     sn_tokenizer_close(&t);
 }
 
-/* A quadratic merge would take minutes for these; the limit leaves room for sanitizers and busy machines. */
-Test(tokenizer, takes_long_runs_without_spaces) {
+/* A merge of quadratic time would take minutes for these texts; the limit allows for sanitizers and busy machines. */
+Test(tokenizer, encodes_long_runs_without_spaces) {
     enum { LEN = 1 << 20 };
     sn_tokenizer *t = open_fixture("gpt2");
     char *text = malloc(LEN);
@@ -135,14 +137,14 @@ Test(tokenizer, takes_long_runs_without_spaces) {
     double start = now_s();
     for (size_t u = 0; u < sizeof units / sizeof *units; u++) {
         for (size_t i = 0; i < LEN; i++) text[i] = units[u][i % strlen(units[u])];
-        survives(t, text, LEN, true);
+        expect_round_trip(t, text, LEN, true);
     }
     cr_assert_lt(now_s() - start, 60.0);
     free(text);
     sn_tokenizer_close(&t);
 }
 
-/* ---- UTF-8 ---- */
+/* -- UTF-8 */
 
 Test(utf8, holds_back_only_what_can_still_become_a_character) {
     static const struct {
@@ -178,7 +180,7 @@ Test(utf8, prints_all_of_a_text_that_comes_byte_by_byte) {
     cr_assert_eq(done, sizeof text - 1);
 }
 
-/* ---- a real model ---- */
+/* -- a real model */
 
 static sn_tokenizer *open_real(void) {
     const char *path = getenv("SN_TEST_MODEL");
@@ -196,24 +198,24 @@ static sn_tokenizer *open_real(void) {
 Test(tokenizer_of_smollm2, gives_the_ids_of_the_reference_implementation) {
     sn_tokenizer *t = open_real();
     json_t *expected = load_json("", "smollm2_tokenizer.json");
-    same_as_expected(t, expected, false, "SmolLM2");
+    expect_encodings(t, expected, false, "SmolLM2");
     for (size_t i = 0; i < json_array_size(expected); i++) {
         const json_t *text = json_object_get(json_array_get(expected, i), "text");
-        survives(t, json_string_value(text), json_string_length(text), true);
+        expect_round_trip(t, json_string_value(text), json_string_length(text), true);
     }
     json_decref(expected);
     sn_tokenizer_close(&t);
 }
 
-Test(tokenizer_of_smollm2, gives_the_ids_of_prompts_answers_and_chat) {
+Test(tokenizer_of_smollm2, gives_the_ids_of_prompts_replies_and_chat) {
     sn_tokenizer *t = open_real();
     json_t *golden = load_json("", "smollm2_q4_1.json"), *item, *chat = json_object_get(golden, "chat");
     size_t i;
     json_array_foreach(json_object_get(golden, "greedy"), i, item) {
         const json_t *prompt = json_object_get(item, "prompt"), *list = json_object_get(item, "new_ids");
-        sn_ids ids = encode(t, json_string_value(prompt), json_string_length(prompt), true, true);
-        same_ids(&ids, json_object_get(item, "prompt_ids"), json_string_value(prompt));
-        sn_ids_fini(&ids);
+        sn_token_ids ids = encode(t, json_string_value(prompt), json_string_length(prompt), true, true);
+        expect_same_ids(&ids, json_object_get(item, "prompt_ids"), json_string_value(prompt));
+        sn_token_ids_fini(&ids);
         sn_buf text;
         sn_err err;
         sn_buf_init(&text, 1 << 20);
@@ -230,35 +232,35 @@ Test(tokenizer_of_smollm2, gives_the_ids_of_prompts_answers_and_chat) {
     sn_buf text;
     sn_err err;
     sn_buf_init(&text, 1 << 20);
-    cr_assert_eq(sn_tokenizer_chat(t, &turn, 1, true, true, &text, &err), SN_OK, "%s", err.text);
+    cr_assert_eq(sn_chat_template_apply(t, &turn, 1, true, true, &text, &err), SN_OK, "%s", err.text);
     cr_assert_eq(text.len, json_string_length(json_object_get(chat, "rendered")));
     cr_assert(!memcmp(text.data, json_string_value(json_object_get(chat, "rendered")), text.len));
-    sn_ids ids = encode(t, (const char *)text.data, text.len, true, true);
-    same_ids(&ids, json_object_get(chat, "ids"), "chat");
-    cr_assert(sn_tokenizer_is_end(t, 2));
-    sn_ids_fini(&ids);
+    sn_token_ids ids = encode(t, (const char *)text.data, text.len, true, true);
+    expect_same_ids(&ids, json_object_get(chat, "ids"), "chat");
+    cr_assert(sn_tokenizer_is_eog(t, 2));
+    sn_token_ids_fini(&ids);
     sn_buf_fini(&text);
     json_decref(golden);
     sn_tokenizer_close(&t);
 }
 
-/* The texts were cut at 512 tokens, within a word. In the second, the ids of the reference come from a reader of GGUF
- * files that does not set digits apart before it looks at white space, as the model's own tokenizer does: they part at
- * the first digit behind several spaces. */
+/* The texts were cut at 512 tokens, within a word. In the second text, the reference's ids come from a reader of
+ * GGUF files that, unlike the model's own tokenizer, does not separate digits before it handles white space: the ids
+ * differ from the first digit after several spaces on. */
 Test(tokenizer_of_smollm2, encodes_long_texts_to_the_ids_of_the_reference) {
     sn_tokenizer *t = open_real();
     json_t *golden = load_json("", "smollm2_q4_1.json"), *item;
     size_t i;
     json_array_foreach(json_object_get(golden, "text_tokens"), i, item) {
         const json_t *list = json_object_get(item, "ids");
-        sn_ids ids = {.n = json_array_size(list), .ids = calloc(json_array_size(list), sizeof(int32_t))};
+        sn_token_ids ids = {.n = json_array_size(list), .ids = calloc(json_array_size(list), sizeof(int32_t))};
         for (size_t k = 0; k < ids.n; k++) ids.ids[k] = (int32_t)json_integer_value(json_array_get(list, k));
         sn_buf text = decode(t, &ids, true);
-        sn_ids again = encode(t, (const char *)text.data, text.len, false, true);
+        sn_token_ids again = encode(t, (const char *)text.data, text.len, false, true);
         size_t same = i == 0 ? ids.n - 8 : 283;
         for (size_t k = 0; k < same; k++) cr_assert_eq(again.ids[k], ids.ids[k], "text %zu, token %zu", i, k);
-        sn_ids_fini(&ids);
-        sn_ids_fini(&again);
+        sn_token_ids_fini(&ids);
+        sn_token_ids_fini(&again);
         sn_buf_fini(&text);
     }
     json_decref(golden);

@@ -1,6 +1,7 @@
-/* What tokenizers are read from: a folder's JSON files, GGUF metadata, patterns. */
-#include "model/pattern.h"
-#include "model/tokenizer_parts.h"
+/* The sources of a tokenizer: JSON files of a folder, GGUF metadata, patterns. */
+#include "model/chat/chat_template.h"
+#include "model/tokenizer/pattern.h"
+#include "model/tokenizer/tokenizer_private.h" /* private: vocabularies and rules without a file around them */
 #include "tests/support/files.h"
 #include "tests/support/tokenizers.h"
 
@@ -8,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-Test(tokenizer_files, takes_end_tokens_and_template_from_the_files_beside) {
+Test(tokenizer_files, takes_end_tokens_and_template_from_companion_files) {
     json_t *root = fixture_json("qwen2", "tokenizer.json"),
            *generation = json_pack("{s:[i,i,i]}", "eos_token_id", 7, 9, 999999);
     json_t *config = json_pack("{s:n,s:{s:s},s:[{s:s,s:s},{s:s,s:s}]}", "bos_token", "eos_token", "content", "<sep>",
@@ -18,20 +19,24 @@ Test(tokenizer_files, takes_end_tokens_and_template_from_the_files_beside) {
     sn_err err;
     cr_assert_eq(tokenizer_from_json(root, config, generation, NULL, &t, &err), SN_OK, "%s", err.text);
     static const int32_t ends[] = {0 /* <|endoftext|> */, 2 /* <|im_end|> */, 7, 9, 420 /* <sep> */};
-    for (size_t i = 0; i < 5; i++) cr_assert(sn_tokenizer_is_end(t, ends[i]), "%d", ends[i]);
-    cr_assert(!sn_tokenizer_is_end(t, 1));
-    cr_assert(!sn_tokenizer_is_end(t, 8));
+    for (size_t i = 0; i < 5; i++) cr_assert(sn_tokenizer_is_eog(t, ends[i]), "%d", ends[i]);
+    cr_assert(!sn_tokenizer_is_eog(t, 1));
+    cr_assert(!sn_tokenizer_is_eog(t, 8));
     sn_buf out;
     sn_buf_init(&out, 1000);
-    cr_assert_eq(sn_tokenizer_chat(t, &(sn_chat_turn){"user", "hi"}, 1, true, false, &out, &err), SN_OK);
+    cr_assert_eq(sn_chat_template_apply(t, &(sn_chat_turn){"user", "hi"}, 1, true, false, &out, &err), SN_OK);
     static const char rendered[] = "<|im_start|>user\nhi<|im_end|>\n";
     cr_assert(out.len == sizeof rendered - 1 && !memcmp(out.data, rendered, out.len));
     sn_buf_fini(&out);
     sn_tokenizer_close(&t);
     json_t *one = json_pack("{s:i}", "eos_token_id", 7);
-    cr_assert_eq(tokenizer_from_json(root, NULL, one, "{{ '[INST]' + x + '[/INST]' }}{{ y + eos_token }}", &t, &err), SN_OK);
-    cr_assert(sn_tokenizer_is_end(t, 7));
-    cr_assert_eq(t->chat.family, SN_CHAT_MISTRAL);
+    cr_assert_eq(tokenizer_from_json(root, NULL, one, "{{ '[INST]' + x + '[/INST]' }}{{ y + eos_token }}", &t, &err),
+                 SN_OK);
+    cr_assert(sn_tokenizer_is_eog(t, 7));
+    sn_chat_template chat;
+    cr_assert_eq(sn_chat_template_init(&chat, t, &err), SN_OK);
+    cr_assert_eq(chat.family, SN_CHAT_MISTRAL);
+    sn_chat_template_fini(&chat);
     sn_tokenizer_close(&t);
     json_decref(one);
     json_decref(root);
@@ -40,7 +45,7 @@ Test(tokenizer_files, takes_end_tokens_and_template_from_the_files_beside) {
 }
 
 static const struct {
-    const char *path, *value, *words;
+    const char *path, *value, *error_part;
 } bad_json[] = {
     {"model.type", "\"Unigram\"", "'Unigram'"},
     {"model.byte_fallback", "true", "falls back"},
@@ -83,13 +88,13 @@ static const struct {
     {"pre_tokenizer", "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"a(\"}, \"behavior\": \"Isolated\"}",
      "wrong at byte"},
     {"pre_tokenizer", "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"a*\"}, \"behavior\": \"Isolated\"}",
-     "nothing at all"},
+     "the empty string"},
     {"pre_tokenizer", "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"\"}, \"behavior\": \"Isolated\"}",
      "0 bytes long"},
     {"pre_tokenizer",
      "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"ByteLevel\", \"add_prefix_space\": false}, {\"type\": "
      "\"Digits\"}]}",
-     "behind ByteLevel"},
+     "after ByteLevel"},
     {"pre_tokenizer",
      "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": "
      "\"Sequence\", "
@@ -123,10 +128,10 @@ Test(tokenizer_files, refuses_every_kind_of_wrong_tokenizer_json) {
         sn_err err = {0};
         change_json(root, bad_json[i].path, bad_json[i].value);
         sn_status status = tokenizer_from_json(root, NULL, NULL, NULL, &t, &err);
-        if (*bad_json[i].words) {
+        if (*bad_json[i].error_part) {
             cr_assert_eq(status, SN_REFUSED, "%s = %s is taken", bad_json[i].path, bad_json[i].value);
             cr_assert_null(t);
-            cr_assert(strstr(err.text, bad_json[i].words), "%s = %s: %s", bad_json[i].path, bad_json[i].value,
+            cr_assert(strstr(err.text, bad_json[i].error_part), "%s = %s: %s", bad_json[i].path, bad_json[i].value,
                       err.text);
         } else {
             cr_assert_eq(status, SN_OK, "%s", err.text);
@@ -136,26 +141,26 @@ Test(tokenizer_files, refuses_every_kind_of_wrong_tokenizer_json) {
     }
 }
 
-static void refuses_text(const char *tokenizer, const char *config, const char *words) {
+static void expect_text_refused(const char *tokenizer, const char *config, const char *error_part) {
     sn_tokenizer_files files = {.tokenizer = {.data = (uint8_t *)tokenizer, .len = strlen(tokenizer)}};
     if (config) files.tokenizer_config = (sn_buf){.data = (uint8_t *)config, .len = strlen(config)};
     sn_tokenizer *t = NULL;
     sn_err err = {0};
     cr_assert_eq(sn_tokenizer_from_files(&files, &t, &err), SN_REFUSED);
-    cr_assert(strstr(err.text, words), "%s", err.text);
+    cr_assert(strstr(err.text, error_part), "%s", err.text);
 }
 
 Test(tokenizer_files, refuses_broken_json) {
-    refuses_text("", NULL, "tokenizer.json is not valid JSON");
-    refuses_text("{\"model\":", NULL, "tokenizer.json is not valid JSON");
-    refuses_text("[1]", NULL, "not a JSON object");
-    refuses_text("{}", NULL, "'(none)'");
-    refuses_text("{\"a\": 1, \"a\": 2}", NULL, "duplicate");
-    refuses_text("{\"a\": \"\xff\"}", NULL, "not valid JSON");
-    refuses_text("{}", "{", "tokenizer_config.json is not valid JSON");
+    expect_text_refused("", NULL, "tokenizer.json is not valid JSON");
+    expect_text_refused("{\"model\":", NULL, "tokenizer.json is not valid JSON");
+    expect_text_refused("[1]", NULL, "not a JSON object");
+    expect_text_refused("{}", NULL, "'(none)'");
+    expect_text_refused("{\"a\": 1, \"a\": 2}", NULL, "duplicate");
+    expect_text_refused("{\"a\": \"\xff\"}", NULL, "not valid JSON");
+    expect_text_refused("{}", "{", "tokenizer_config.json is not valid JSON");
     char *deep = calloc(1, 200001);
     memset(deep, '[', 200000);
-    refuses_text(deep, NULL, "not valid JSON");
+    expect_text_refused(deep, NULL, "not valid JSON");
     free(deep);
 }
 
@@ -172,18 +177,18 @@ Test(tokenizer_files, refuses_folders_without_a_tokenizer) {
     temp_folder_remove(&folder);
 }
 
-/* Characters of which the vocabulary lacks a byte are left out, as the reference does it. */
-Test(tokenizer_files, leaves_out_bytes_without_a_token) {
+/* Characters that contain a byte without a token are omitted, as in the reference. */
+Test(tokenizer_files, omits_bytes_without_a_token) {
     json_t *root = fixture_json("gpt2", "tokenizer.json");
     sn_tokenizer *t;
     sn_err err;
     change_json(root, "model.vocab.\xc4\x84", NULL); /* byte 4 */
     cr_assert_eq(tokenizer_from_json(root, NULL, NULL, NULL, &t, &err), SN_OK, "%s", err.text);
-    sn_ids ids = encode(t, "a\4b\4", 4, false, true);
+    sn_token_ids ids = encode(t, "a\4b\4", 4, false, true);
     sn_buf back = decode(t, &ids, true);
     cr_assert(back.len == 2 && !memcmp(back.data, "ab", 2));
     sn_buf_fini(&back);
-    sn_ids_fini(&ids);
+    sn_token_ids_fini(&ids);
     sn_tokenizer_close(&t);
     change_json(root, "model.unk_token", "\"<|endoftext|>\"");
     cr_assert_eq(tokenizer_from_json(root, NULL, NULL, NULL, &t, &err), SN_REFUSED);
@@ -191,18 +196,18 @@ Test(tokenizer_files, leaves_out_bytes_without_a_token) {
     json_decref(root);
 }
 
-/* ---- GGUF ---- */
+/* -- GGUF */
 
 typedef struct gguf_options {
     const char *model, *pre; /* NULL: gpt2, smollm */
-    const char *token;       /* instead of token 300 */
-    int type;                /* of token 300; 0: as it is */
-    const char *merge;       /* instead of the first */
+    const char *token;       /* replaces token 300 */
+    int type;                /* of token 300; 0: unchanged */
+    const char *merge;       /* replaces the first merge */
     bool short_types, no_merges, prefix;
     uint32_t eos; /* 0: 2 */
 } gguf_options;
 
-/* The fixture "smollm" as a converter would write it. */
+/* The fixture "smollm" as a converter writes it. */
 static sn_buf gguf_of_fixture(const gguf_options *o) {
     enum { N = 422, MERGES_MAX = 256 };
     json_t *root = fixture_json("smollm", "tokenizer.json"), *model = json_object_get(root, "model"), *value;
@@ -242,12 +247,15 @@ Test(tokenizer_files, reads_the_same_from_gguf_metadata) {
     sn_err err;
     cr_assert_eq(tokenizer_from_gguf(gguf_of_fixture(&(gguf_options){0}), &t, &err), SN_OK, "%s", err.text);
     json_t *expected = fixture_json("smollm", "expected.json");
-    for (size_t i = json_array_size(expected); i-- > 0;) /* GGUF does not say that <sep> takes white space along */
+    for (size_t i = json_array_size(expected); i-- > 0;) /* GGUF does not record that <sep> also matches white space */
         if (strstr(json_string_value(json_object_get(json_array_get(expected, i), "text")), "<sep>"))
             json_array_remove(expected, i);
-    same_as_expected(t, expected, true, "gguf");
-    cr_assert(sn_tokenizer_is_end(t, 2));
-    cr_assert_str_eq(t->chat.default_system, "Be.");
+    expect_encodings(t, expected, true, "gguf");
+    cr_assert(sn_tokenizer_is_eog(t, 2));
+    sn_chat_template chat;
+    cr_assert_eq(sn_chat_template_init(&chat, t, &err), SN_OK);
+    cr_assert_str_eq(chat.default_system, "Be.");
+    sn_chat_template_fini(&chat);
     json_decref(expected);
     sn_tokenizer_close(&t);
 }
@@ -255,7 +263,7 @@ Test(tokenizer_files, reads_the_same_from_gguf_metadata) {
 Test(tokenizer_files, refuses_every_kind_of_wrong_gguf_metadata) {
     static const struct {
         gguf_options options;
-        const char *words;
+        const char *error_part;
     } bad[] = {
         {{.model = "t5"}, "'t5'"},
         {{.pre = "no-such-thing"}, "'no-such-thing'"},
@@ -265,7 +273,7 @@ Test(tokenizer_files, refuses_every_kind_of_wrong_gguf_metadata) {
         {{.token = "\xff"}, "not valid UTF-8"},
         {{.type = 6}, "of type 6"},
         {{.type = -1}, "of type -1"},
-        {{.type = 5}, "does not have"}, /* a merge makes it */
+        {{.type = 5}, "does not have"}, /* a merge results in it */
         {{.merge = "a"}, "one space between"},
         {{.merge = "zz a"}, "does not have"},
         {{.short_types = true}, "422 tokens and 421"},
@@ -277,24 +285,25 @@ Test(tokenizer_files, refuses_every_kind_of_wrong_gguf_metadata) {
         sn_tokenizer *t = NULL;
         sn_err err = {0};
         cr_assert_eq(tokenizer_from_gguf(gguf_of_fixture(&bad[i].options), &t, &err), SN_REFUSED, "case %zu", i);
-        cr_assert(strstr(err.text, bad[i].words), "case %zu: %s", i, err.text);
+        cr_assert(strstr(err.text, bad[i].error_part), "case %zu: %s", i, err.text);
         cr_assert_null(t);
     }
 }
 
-Test(tokenizer_files, knows_the_pretokenizers_it_lists) {
+Test(tokenizer_files, supports_every_listed_pretokenizer) {
     static const char *const names[] = {"gpt-2", "smollm", "llama-bpe", "qwen2", "tekken", "gpt-4o", "starcoder"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         sn_tokenizer *t;
         sn_err err;
-        cr_assert_eq(tokenizer_from_gguf(gguf_of_fixture(&(gguf_options){.pre = names[i]}), &t, &err), SN_OK, "%s", err.text);
-        survives(t, "It's 1234 x\n\n  y", 16, true);
+        cr_assert_eq(tokenizer_from_gguf(gguf_of_fixture(&(gguf_options){.pre = names[i]}), &t, &err), SN_OK, "%s",
+                     err.text);
+        expect_round_trip(t, "It's 1234 x\n\n  y", 16, true);
         cr_assert_eq(t->add_bos, !strcmp(names[i], "llama-bpe") || !strcmp(names[i], "tekken"));
         sn_tokenizer_close(&t);
     }
 }
 
-/* ---- patterns ---- */
+/* -- patterns */
 
 Test(tokenizer_files, refuses_patterns_that_two_engines_read_differently) {
     static const char *const bad[] = {"^a",          "a$",         "a.b",     "\\w+",    "\\ba",    "\\h",
@@ -311,14 +320,14 @@ Test(tokenizer_files, refuses_patterns_that_two_engines_read_differently) {
     }
 }
 
-Test(tokenizer_files, gives_up_a_pattern_that_explodes) {
+Test(tokenizer_files, aborts_a_pattern_that_takes_too_long) {
     json_t *root = fixture_json("gpt2", "tokenizer.json");
     change_json(
         root, "pre_tokenizer",
         "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"pattern\": {\"Regex\": \"(?:a|a|a)+b\"}, "
         "\"behavior\": \"Isolated\"}, {\"type\": \"ByteLevel\", \"add_prefix_space\": false}]}");
     sn_tokenizer *t;
-    sn_ids ids;
+    sn_token_ids ids;
     sn_err err;
     cr_assert_eq(tokenizer_from_json(root, NULL, NULL, NULL, &t, &err), SN_OK, "%s", err.text);
     char text[100];

@@ -1,196 +1,182 @@
-/* One suite for every transport: each test below runs over ZeroMQ, over memory, and over emulated links on both. Then the
- * filter of the memory's hub. */
-#include "tests/unit/transport_world.h"
+/* One suite for every transport: each test below runs over ZeroMQ, over memory, and over emulated links on both.
+ * After it, the filter of the in-memory hub. */
+#include "tests/unit/transport_fixture.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 
-/* -- what every transport does -- */
+/* -- what every transport does */
 
-static void answers_reach_the_asker(world *w) {
-    member node, client;
-    join(w, &node, true);
-    join(w, &client, false);
-    sn_peer to = dial(&client, &node);
-    cr_assert_eq(send_it(client.t, to, status_message(7)), SN_OK);
-    sn_event asked = expect(node.t);
+static void replies_reach_the_sender(transport_fixture *w) {
+    endpoint node, client;
+    endpoint_open(w, &node, true);
+    endpoint_open(w, &client, false);
+    sn_peer to = endpoint_dial(&client, &node);
+    cr_assert_eq(send_message(client.t, to, status_message(7)), SN_OK);
+    sn_event asked = expect_message(node.t);
     cr_assert_eq(asked.msg->kind, SN_MSG_STATUS);
-    cr_assert_eq(asked.msg->request, 7);
+    cr_assert_eq(asked.msg->correlation_id, 7);
     cr_assert_arr_eq(asked.key, client.identity.curve_key, SN_KEY_SIZE);
     cr_assert(llabs(sn_now_us() - asked.arrived_us) < SOON_US);
-    cr_assert_eq(send_it(node.t, asked.peer, result_message(7, 576)), SN_OK);
-    sn_event answered = expect(client.t);
+    cr_assert_eq(send_message(node.t, asked.peer, step_reply_message(7, 576)), SN_OK);
+    sn_event answered = expect_message(client.t);
     cr_assert_eq(answered.peer, to);
     cr_assert_arr_eq(answered.key, node.identity.curve_key, SN_KEY_SIZE);
     cr_assert_eq(answered.msg->tensor.bytes, 2304);
     cr_assert_eq(((const float *)answered.msg->tensor.data)[575], 582.0f);
     sn_msg_free(&asked.msg);
     sn_msg_free(&answered.msg);
-    leave(&client);
-    leave(&node);
+    endpoint_close(&client);
+    endpoint_close(&node);
 }
 
-static void a_large_tensor_arrives_unchanged(world *w) {
-    member node, client;
-    join(w, &node, true);
-    join(w, &client, false);
-    cr_assert_eq(send_it(client.t, dial(&client, &node), result_message(1, 1 << 20)), SN_OK);
-    sn_event event = expect(node.t);
+static void a_large_tensor_arrives_unchanged(transport_fixture *w) {
+    endpoint node, client;
+    endpoint_open(w, &node, true);
+    endpoint_open(w, &client, false);
+    cr_assert_eq(send_message(client.t, endpoint_dial(&client, &node), step_reply_message(1, 1 << 20)), SN_OK);
+    sn_event event = expect_message(node.t);
     cr_assert_eq(event.msg->tensor.rank, 2);
     cr_assert_eq(event.msg->tensor.bytes, 4 << 20);
     cr_assert_eq((uintptr_t)event.msg->tensor.data % sizeof(float), 0);
     for (size_t i = 0; i < 1 << 20; i++) cr_assert_eq(((const float *)event.msg->tensor.data)[i], (float)(1 + i));
     sn_msg_free(&event.msg);
-    leave(&client);
-    leave(&node);
+    endpoint_close(&client);
+    endpoint_close(&node);
 }
 
-static void order_is_kept(world *w) {
-    member node, client;
-    join(w, &node, true);
-    join(w, &client, false);
-    sn_peer to = dial(&client, &node);
+static void order_is_kept(transport_fixture *w) {
+    endpoint node, client;
+    endpoint_open(w, &node, true);
+    endpoint_open(w, &client, false);
+    sn_peer to = endpoint_dial(&client, &node);
     for (uint64_t i = 0; i < 500; i++)
-        cr_assert_eq(send_it(client.t, to, i % 3 ? status_message(i) : result_message(i, 1 + i * 7)), SN_OK);
+        cr_assert_eq(send_message(client.t, to, i % 3 ? status_message(i) : step_reply_message(i, 1 + i * 7)), SN_OK);
     for (uint64_t i = 0; i < 500; i++) {
-        sn_event event = expect(node.t);
-        cr_assert_eq(event.msg->request, i);
+        sn_event event = expect_message(node.t);
+        cr_assert_eq(event.msg->correlation_id, i);
         sn_msg_free(&event.msg);
     }
-    leave(&client);
-    leave(&node);
+    endpoint_close(&client);
+    endpoint_close(&node);
 }
 
-static void another_key_reaches_nobody(world *w) {
-    member node, client, other;
-    join(w, &node, true);
-    join(w, &client, false);
-    join(w, &other, false);
+static void a_wrong_server_key_reaches_no_node(transport_fixture *w) {
+    endpoint node, client, other;
+    endpoint_open(w, &node, true);
+    endpoint_open(w, &client, false);
+    endpoint_open(w, &other, false);
     sn_err err = {0};
     sn_peer to;
-    must(sn_transport_dial(client.t, node.address, other.identity.curve_key, &to, &err), &err);
-    cr_assert_eq(send_it(client.t, to, status_message(1)), SN_OK);
+    require_ok(sn_transport_dial(client.t, node.address, other.identity.curve_key, &to, &err), &err);
+    cr_assert_eq(send_message(client.t, to, status_message(1)), SN_OK);
     expect_silence(node.t, 300);
     expect_loss(client.t, to, node.address);
-    cr_assert_neq(dial(&client, &node), to);
-    cr_assert_eq(send_it(client.t, dial(&client, &node), status_message(2)), SN_OK);
-    sn_event event = expect(node.t);
-    cr_assert_eq(event.msg->request, 2);
+    cr_assert_neq(endpoint_dial(&client, &node), to);
+    cr_assert_eq(send_message(client.t, endpoint_dial(&client, &node), status_message(2)), SN_OK);
+    sn_event event = expect_message(node.t);
+    cr_assert_eq(event.msg->correlation_id, 2);
     sn_msg_free(&event.msg);
-    leave(&client);
-    leave(&other);
-    leave(&node);
+    endpoint_close(&client);
+    endpoint_close(&other);
+    endpoint_close(&node);
 }
 
-static void an_address_in_use_is_refused(world *w) {
-    member first, second;
+static void an_address_in_use_is_refused(transport_fixture *w) {
+    endpoint first, second;
     sn_err err = {0};
     char bound[SN_ADDRESS_MAX + 1];
-    join(w, &first, true);
-    join(w, &second, false);
+    endpoint_open(w, &first, true);
+    endpoint_open(w, &second, false);
     cr_assert_eq(sn_transport_listen(second.t, first.address, bound, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "in use"), "%s", err.text);
     cr_assert(strstr(err.text, "--listen"), "%s", err.text);
     cr_assert_eq(sn_transport_listen(first.t, first.address, bound, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "already"), "%s", err.text);
-    leave(&first);
-    leave(&second);
+    endpoint_close(&first);
+    endpoint_close(&second);
 }
 
-static void addresses_that_are_none_are_refused(world *w) {
-    static const char *const bad[] = {"",
-                                      "7001",
-                                      "tcp://",
-                                      "tcp://:7001",
-                                      "tcp://host",
-                                      "tcp://host:",
-                                      "tcp://host:0",
-                                      "tcp://host:65536",
-                                      "tcp://host:1x",
-                                      "tcp://a;b:1",
-                                      "tcp://a b:1",
-                                      "ipc:///tmp/x",
-                                      "inproc://x",
-                                      "tcp://*:7001",
-                                      "mem://",
-                                      "tcp://[]:1",
-                                      "tcp://a/b:1"};
-    member m;
+static void invalid_addresses_are_refused(transport_fixture *w) {
+    static const char *const bad[] = {"",           "7001",         ":7001",      "host",   "host:",  "host:0",
+                                      "host:65536", "host:1x",      "a;b:1",      "a b:1",  "*:7001", "[]:1",
+                                      "a/b:1",      "ipc:///tmp/x", "inproc://x", "x\x1b:1"};
+    endpoint m;
     sn_err err = {0};
     sn_peer peer;
-    join(w, &m, false);
+    endpoint_open(w, &m, false);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         cr_assert_eq(sn_transport_dial(m.t, bad[i], m.identity.curve_key, &peer, &err), SN_REFUSED, "%s", bad[i]);
         cr_assert_eq(peer, 0);
         cr_assert(strstr(err.text, "is no address"), "%s", err.text);
     }
-    char longest[400] = "tcp://", bound[SN_ADDRESS_MAX + 1];
-    memset(longest + 6, 'a', 300);
+    char longest[400] = "", bound[SN_ADDRESS_MAX + 1];
+    memset(longest, 'a', 300);
     cr_assert_eq(sn_transport_dial(m.t, longest, m.identity.curve_key, &peer, &err), SN_REFUSED);
     cr_assert_eq(sn_transport_listen(m.t, longest, bound, &err), SN_REFUSED);
     cr_assert_eq(sn_transport_listen(m.t, "udp://127.0.0.1:1", bound, &err), SN_REFUSED);
-    leave(&m);
+    endpoint_close(&m);
 }
 
-static void dialling_twice_gives_one_handle(world *w) {
-    member node, client;
-    join(w, &node, true);
-    join(w, &client, false);
-    cr_assert_eq(dial(&client, &node), dial(&client, &node));
-    leave(&client);
-    leave(&node);
+static void dialling_twice_gives_one_handle(transport_fixture *w) {
+    endpoint node, client;
+    endpoint_open(w, &node, true);
+    endpoint_open(w, &client, false);
+    cr_assert_eq(endpoint_dial(&client, &node), endpoint_dial(&client, &node));
+    endpoint_close(&client);
+    endpoint_close(&node);
 }
 
-static void nothing_is_sent_to_a_peer_hung_up_on(world *w) {
-    member node, client;
-    join(w, &node, true);
-    join(w, &client, false);
-    sn_peer to = dial(&client, &node);
-    cr_assert_eq(send_it(client.t, to, status_message(1)), SN_OK);
-    sn_event event = expect(node.t);
+static void nothing_is_sent_after_a_hang_up(transport_fixture *w) {
+    endpoint node, client;
+    endpoint_open(w, &node, true);
+    endpoint_open(w, &client, false);
+    sn_peer to = endpoint_dial(&client, &node);
+    cr_assert_eq(send_message(client.t, to, status_message(1)), SN_OK);
+    sn_event event = expect_message(node.t);
     sn_msg_free(&event.msg);
-    sn_transport_hang_up(node.t, event.peer); /* a peer that came to us */
-    cr_assert_eq(send_it(node.t, event.peer, status_message(2)), SN_RETRY);
-    cr_assert_eq(send_it(client.t, to, status_message(3)), SN_OK);
-    sn_event again = expect(node.t);
-    cr_assert_neq(again.peer, event.peer, "a handle came back");
+    sn_transport_hang_up(node.t, event.peer); /* a peer that connected to this end */
+    cr_assert_eq(send_message(node.t, event.peer, status_message(2)), SN_RETRY);
+    cr_assert_eq(send_message(client.t, to, status_message(3)), SN_OK);
+    sn_event again = expect_message(node.t);
+    cr_assert_neq(again.peer, event.peer, "a handle was used again");
     sn_msg_free(&again.msg);
-    sn_transport_hang_up(client.t, to); /* one that we dialled */
-    cr_assert_eq(send_it(client.t, to, status_message(4)), SN_RETRY);
+    sn_transport_hang_up(client.t, to); /* a peer that this end dialled */
+    cr_assert_eq(send_message(client.t, to, status_message(4)), SN_RETRY);
     sn_transport_hang_up(client.t, to);
     sn_transport_hang_up(client.t, 4711);
-    cr_assert_neq(dial(&client, &node), to, "a handle came back");
-    leave(&client);
-    leave(&node);
+    cr_assert_neq(endpoint_dial(&client, &node), to, "a handle was used again");
+    endpoint_close(&client);
+    endpoint_close(&node);
 }
 
-static void a_client_that_left_cannot_be_answered(world *w) {
-    member node, client;
-    join(w, &node, true);
-    join(w, &client, false);
-    cr_assert_eq(send_it(client.t, dial(&client, &node), status_message(1)), SN_OK);
-    leave(&client); /* what was sent still leaves */
-    sn_event event = expect(node.t);
+static void a_client_that_left_gets_no_reply(transport_fixture *w) {
+    endpoint node, client;
+    endpoint_open(w, &node, true);
+    endpoint_open(w, &client, false);
+    cr_assert_eq(send_message(client.t, endpoint_dial(&client, &node), status_message(1)), SN_OK);
+    endpoint_close(&client); /* messages that were sent still leave */
+    sn_event event = expect_message(node.t);
     sn_msg_free(&event.msg);
     sn_status status = SN_OK;
     for (int64_t until = sn_now_us() + SOON_US; status == SN_OK && sn_now_us() < until; sn_sleep_us(1000))
-        status = send_it(node.t, event.peer, status_message(2));
+        status = send_message(node.t, event.peer, status_message(2));
     cr_assert_eq(status, SN_RETRY);
-    leave(&node);
+    endpoint_close(&node);
 }
 
-static void *wake_soon(void *ctx) {
+static void *wake_main(void *ctx) {
     sn_sleep_us(50000);
     sn_transport_wake(ctx);
     return NULL;
 }
 
-static void another_thread_wakes_the_waiting_one(world *w) {
-    member node;
-    join(w, &node, true);
+static void another_thread_can_wake_the_receiver(transport_fixture *w) {
+    endpoint node;
+    endpoint_open(w, &node, true);
     pthread_t thread;
     int64_t begun = sn_now_us();
-    cr_assert_eq(pthread_create(&thread, NULL, wake_soon, node.t), 0);
+    cr_assert_eq(pthread_create(&thread, NULL, wake_main, node.t), 0);
     expect_silence(node.t, WAIT_MS);
     int64_t took = sn_now_us() - begun;
     cr_assert(took > 40000 && took < SOON_US, "%lld us", (long long)took);
@@ -199,15 +185,15 @@ static void another_thread_wakes_the_waiting_one(world *w) {
     begun = sn_now_us();
     expect_silence(node.t, WAIT_MS);
     cr_assert(sn_now_us() - begun < SOON_US);
-    begun = sn_now_us(); /* and only once */
+    begun = sn_now_us(); /* one wake ends one wait only */
     expect_silence(node.t, 50);
     cr_assert(sn_now_us() - begun >= 50000);
-    leave(&node);
+    endpoint_close(&node);
 }
 
-static void waiting_ends_at_its_deadline(world *w) {
-    member node;
-    join(w, &node, true);
+static void waiting_ends_at_its_deadline(transport_fixture *w) {
+    endpoint node;
+    endpoint_open(w, &node, true);
     int64_t begun = sn_now_us();
     expect_silence(node.t, 100);
     int64_t took = sn_now_us() - begun;
@@ -215,251 +201,251 @@ static void waiting_ends_at_its_deadline(world *w) {
     begun = sn_now_us();
     for (int i = 0; i < 100; i++) expect_silence(node.t, 0);
     cr_assert(sn_now_us() - begun < SOON_US);
-    leave(&node);
+    endpoint_close(&node);
 }
 
-static void a_full_queue_says_try_later(world *w) {
-    member node, client;
-    join(w, &node, true);
-    join(w, &client, false);
-    sn_peer to = dial(&client, &node);
+static void a_full_queue_returns_retry(transport_fixture *w) {
+    endpoint node, client;
+    endpoint_open(w, &node, true);
+    endpoint_open(w, &client, false);
+    sn_peer to = endpoint_dial(&client, &node);
     uint64_t sent = 0;
     sn_status status;
     int64_t begun = sn_now_us();
-    while (!(status = send_it(client.t, to, result_message(sent, 4096))) && sent < 20000) sent++;
-    cr_assert_eq(status, SN_RETRY, "%llu messages went", (unsigned long long)sent);
+    while (!(status = send_message(client.t, to, step_reply_message(sent, 4096))) && sent < 20000) sent++;
+    cr_assert_eq(status, SN_RETRY, "%llu messages were accepted", (unsigned long long)sent);
     cr_assert(sn_now_us() - begun < SOON_US);
-    for (uint64_t i = 0; i < sent; i++) { /* nothing of what was taken is lost */
-        sn_event event = expect(node.t);
-        cr_assert_eq(event.msg->request, i);
+    for (uint64_t i = 0; i < sent; i++) { /* every accepted message arrives */
+        sn_event event = expect_message(node.t);
+        cr_assert_eq(event.msg->correlation_id, i);
         sn_msg_free(&event.msg);
     }
-    leave(&client);
-    leave(&node);
+    endpoint_close(&client);
+    endpoint_close(&node);
 }
 
-static void a_peer_that_is_not_there_is_told_once(world *w) {
-    member node, client, alive;
-    join(w, &node, true);
-    join(w, &alive, true);
-    join(w, &client, false);
-    sn_peer to = dial(&client, &node), other = dial(&client, &alive);
-    leave(&node);
+static void an_unreachable_peer_is_reported_once(transport_fixture *w) {
+    endpoint node, client, alive;
+    endpoint_open(w, &node, true);
+    endpoint_open(w, &alive, true);
+    endpoint_open(w, &client, false);
+    sn_peer to = endpoint_dial(&client, &node), other = endpoint_dial(&client, &alive);
+    endpoint_close(&node);
     int64_t begun = sn_now_us();
-    for (int i = 0; i < 100; i++) cr_assert_eq(send_it(client.t, to, status_message(1)), SN_OK);
+    for (int i = 0; i < 100; i++) cr_assert_eq(send_message(client.t, to, status_message(1)), SN_OK);
     cr_assert(sn_now_us() - begun < SOON_US);
     expect_loss(client.t, to, node.address);
     expect_silence(client.t, 700);
-    cr_assert_eq(send_it(client.t, other, status_message(2)), SN_OK);
-    sn_event event = expect(alive.t);
+    cr_assert_eq(send_message(client.t, other, status_message(2)), SN_OK);
+    sn_event event = expect_message(alive.t);
     sn_msg_free(&event.msg);
     begun = sn_now_us();
-    leave(&client);
+    endpoint_close(&client);
     cr_assert(sn_now_us() - begun < SOON_US);
-    leave(&alive);
+    endpoint_close(&alive);
 }
 
-static void a_lost_connection_is_told_and_made_again(world *w) {
-    member node, client;
-    join(w, &node, true);
-    join(w, &client, false);
-    sn_peer to = dial(&client, &node);
+static void a_lost_connection_is_reported_and_restored(transport_fixture *w) {
+    endpoint node, client;
+    endpoint_open(w, &node, true);
+    endpoint_open(w, &client, false);
+    sn_peer to = endpoint_dial(&client, &node);
     for (int life = 0; life < 2; life++) {
-        cr_assert_eq(send_it(client.t, to, status_message(1)), SN_OK);
-        sn_event asked = expect(node.t);
-        cr_assert_eq(send_it(node.t, asked.peer, result_message(2, 9)), SN_OK);
-        sn_event answered = expect(client.t);
-        cr_assert_eq(send_it(node.t, asked.peer, result_message(3, 9)), SN_OK);
+        cr_assert_eq(send_message(client.t, to, status_message(1)), SN_OK);
+        sn_event asked = expect_message(node.t);
+        cr_assert_eq(send_message(node.t, asked.peer, step_reply_message(2, 9)), SN_OK);
+        sn_event answered = expect_message(client.t);
+        cr_assert_eq(send_message(node.t, asked.peer, step_reply_message(3, 9)), SN_OK);
         sn_msg_free(&asked.msg);
         sn_msg_free(&answered.msg);
         int64_t begun = sn_now_us();
-        leave(&node);
-        answered = expect(client.t); /* what was sent before the end comes before the news of it */
-        cr_assert_eq(answered.msg->request, 3);
+        endpoint_close(&node);
+        answered = expect_message(client.t); /* messages sent before the end arrive before the report of the loss */
+        cr_assert_eq(answered.msg->correlation_id, 3);
         sn_msg_free(&answered.msg);
         expect_loss(client.t, to, node.address);
         cr_assert(sn_now_us() - begun < SOON_US);
         expect_silence(client.t, 100);
-        again(w, &node);
+        endpoint_reopen(w, &node);
     }
     sn_transport_hang_up(client.t, to);
     expect_silence(client.t, 0);
-    to = dial(&client, &node);
-    cr_assert_eq(send_it(client.t, to, status_message(4)), SN_OK);
-    sn_event asked = expect(node.t);
+    to = endpoint_dial(&client, &node);
+    cr_assert_eq(send_message(client.t, to, status_message(4)), SN_OK);
+    sn_event asked = expect_message(node.t);
     sn_msg_free(&asked.msg);
-    leave(&client);
-    leave(&node);
+    endpoint_close(&client);
+    endpoint_close(&node);
 }
 
-static void many_peers_are_told_apart(world *w) {
+static void many_peers_are_distinguished(transport_fixture *w) {
     enum { N = 40 };
-    member node, clients[N];
-    join(w, &node, true);
+    endpoint node, clients[N];
+    endpoint_open(w, &node, true);
     for (int i = 0; i < N; i++) {
-        join(w, &clients[i], false);
-        cr_assert_eq(send_it(clients[i].t, dial(&clients[i], &node), status_message((uint64_t)i)), SN_OK);
+        endpoint_open(w, &clients[i], false);
+        cr_assert_eq(send_message(clients[i].t, endpoint_dial(&clients[i], &node), status_message((uint64_t)i)), SN_OK);
     }
     sn_peer handles[N] = {0};
     for (int i = 0; i < N; i++) {
-        sn_event event = expect(node.t);
-        uint64_t who = event.msg->request;
-        cr_assert(who < N && !handles[who]);
-        handles[who] = event.peer;
-        cr_assert_arr_eq(event.key, clients[who].identity.curve_key, SN_KEY_SIZE);
+        sn_event event = expect_message(node.t);
+        uint64_t sender = event.msg->correlation_id;
+        cr_assert(sender < N && !handles[sender]);
+        handles[sender] = event.peer;
+        cr_assert_arr_eq(event.key, clients[sender].identity.curve_key, SN_KEY_SIZE);
         sn_msg_free(&event.msg);
     }
-    for (uint64_t i = 0; i < N; i++) cr_assert_eq(send_it(node.t, handles[i], status_message(100 + i)), SN_OK);
+    for (uint64_t i = 0; i < N; i++) cr_assert_eq(send_message(node.t, handles[i], status_message(100 + i)), SN_OK);
     for (uint64_t i = 0; i < N; i++) {
-        sn_event event = expect(clients[i].t);
-        cr_assert_eq(event.msg->request, 100 + i);
+        sn_event event = expect_message(clients[i].t);
+        cr_assert_eq(event.msg->correlation_id, 100 + i);
         sn_msg_free(&event.msg);
-        leave(&clients[i]);
+        endpoint_close(&clients[i]);
     }
-    leave(&node);
+    endpoint_close(&node);
 }
 
-/* The same in the other direction: a client that asks and never reads must not stop the node. */
-static void a_client_that_does_not_read_fills_its_own_queue(world *w) {
-    member node, client, other;
-    join(w, &node, true);
-    join(w, &client, false);
-    join(w, &other, false);
-    cr_assert_eq(send_it(client.t, dial(&client, &node), status_message(1)), SN_OK);
-    sn_event event = expect(node.t);
+/* The same in the other direction: a client that sends requests and never reads must not stop the node. */
+static void a_client_that_does_not_read_fills_its_own_queue(transport_fixture *w) {
+    endpoint node, client, other;
+    endpoint_open(w, &node, true);
+    endpoint_open(w, &client, false);
+    endpoint_open(w, &other, false);
+    cr_assert_eq(send_message(client.t, endpoint_dial(&client, &node), status_message(1)), SN_OK);
+    sn_event event = expect_message(node.t);
     uint64_t sent = 0;
-    while (!send_it(node.t, event.peer, result_message(sent, 4096)) && sent < 20000) sent++;
+    while (!send_message(node.t, event.peer, step_reply_message(sent, 4096)) && sent < 20000) sent++;
     cr_assert_lt(sent, 20000, "no limit");
     sn_msg_free(&event.msg);
-    cr_assert_eq(send_it(other.t, dial(&other, &node), status_message(2)), SN_OK);
-    sn_event asked = expect(node.t);
-    cr_assert_eq(send_it(node.t, asked.peer, status_message(3)), SN_OK);
+    cr_assert_eq(send_message(other.t, endpoint_dial(&other, &node), status_message(2)), SN_OK);
+    sn_event asked = expect_message(node.t);
+    cr_assert_eq(send_message(node.t, asked.peer, status_message(3)), SN_OK);
     sn_msg_free(&asked.msg);
-    asked = expect(other.t);
+    asked = expect_message(other.t);
     sn_msg_free(&asked.msg);
-    leave(&client);
-    leave(&other);
-    leave(&node);
+    endpoint_close(&client);
+    endpoint_close(&other);
+    endpoint_close(&node);
 }
 
-/* One that dials many hears each of them, and the busy one does not silence the others. */
-static void a_busy_peer_does_not_starve_others(world *w) {
+/* An endpoint that dials many peers receives from each of them: a busy peer does not starve the others. */
+static void a_busy_peer_does_not_starve_others(transport_fixture *w) {
     enum { N = 10 };
-    member client, nodes[N];
-    join(w, &client, false);
+    endpoint client, nodes[N];
+    endpoint_open(w, &client, false);
     for (int i = 0; i < N; i++) {
-        join(w, &nodes[i], true);
-        cr_assert_eq(send_it(client.t, dial(&client, &nodes[i]), status_message(1)), SN_OK);
-        sn_event event = expect(nodes[i].t);
+        endpoint_open(w, &nodes[i], true);
+        cr_assert_eq(send_message(client.t, endpoint_dial(&client, &nodes[i]), status_message(1)), SN_OK);
+        sn_event event = expect_message(nodes[i].t);
         for (uint64_t k = 0; k < (i ? 1 : 50); k++)
-            cr_assert_eq(send_it(nodes[i].t, event.peer, status_message((uint64_t)i)), SN_OK);
+            cr_assert_eq(send_message(nodes[i].t, event.peer, status_message((uint64_t)i)), SN_OK);
         sn_msg_free(&event.msg);
     }
-    int heard[N] = {0};
+    int accepted[N] = {0};
     for (int i = 0; i < 49 + N; i++) {
-        sn_event event = expect(client.t);
-        heard[event.msg->request]++;
+        sn_event event = expect_message(client.t);
+        accepted[event.msg->correlation_id]++;
         sn_msg_free(&event.msg);
     }
-    for (int i = 0; i < N; i++) cr_assert_eq(heard[i], i ? 1 : 50);
-    for (int i = 0; i < N; i++) leave(&nodes[i]);
-    leave(&client);
+    for (int i = 0; i < N; i++) cr_assert_eq(accepted[i], i ? 1 : 50);
+    for (int i = 0; i < N; i++) endpoint_close(&nodes[i]);
+    endpoint_close(&client);
 }
 
-static void a_message_that_cannot_be_encoded_stays_with_its_sender(world *w) {
-    member node, client;
-    join(w, &node, true);
-    join(w, &client, false);
+static void a_message_that_cannot_be_encoded_stays_with_its_sender(transport_fixture *w) {
+    endpoint node, client;
+    endpoint_open(w, &node, true);
+    endpoint_open(w, &client, false);
     sn_err err = {0};
     sn_msg *msg;
-    must(sn_msg_new(SN_MSG_RESULT, 1, &msg, &err), &err); /* lacks its tensor */
-    cr_assert_eq(send_it(client.t, dial(&client, &node), msg), SN_REFUSED);
-    cr_assert_eq(send_it(client.t, 4711, status_message(1)), SN_RETRY);
+    require_ok(sn_msg_new(SN_MSG_STEP_REPLY, 1, &msg, &err), &err); /* lacks its tensor */
+    cr_assert_eq(send_message(client.t, endpoint_dial(&client, &node), msg), SN_REFUSED);
+    cr_assert_eq(send_message(client.t, 4711, status_message(1)), SN_RETRY);
     expect_silence(node.t, 50);
-    leave(&client);
-    leave(&node);
+    endpoint_close(&client);
+    endpoint_close(&node);
 }
 
 #define CONFORMANCE(X)                                                                                                 \
-    X(answers_reach_the_asker)                                                                                         \
+    X(replies_reach_the_sender)                                                                                        \
     X(a_large_tensor_arrives_unchanged)                                                                                \
     X(order_is_kept)                                                                                                   \
-    X(another_key_reaches_nobody)                                                                                      \
+    X(a_wrong_server_key_reaches_no_node)                                                                              \
     X(an_address_in_use_is_refused)                                                                                    \
-    X(addresses_that_are_none_are_refused)                                                                             \
+    X(invalid_addresses_are_refused)                                                                                   \
     X(dialling_twice_gives_one_handle)                                                                                 \
-    X(nothing_is_sent_to_a_peer_hung_up_on)                                                                            \
-    X(a_client_that_left_cannot_be_answered)                                                                           \
-    X(another_thread_wakes_the_waiting_one)                                                                            \
+    X(nothing_is_sent_after_a_hang_up)                                                                                 \
+    X(a_client_that_left_gets_no_reply)                                                                                \
+    X(another_thread_can_wake_the_receiver)                                                                            \
     X(waiting_ends_at_its_deadline)                                                                                    \
-    X(a_full_queue_says_try_later)                                                                                     \
+    X(a_full_queue_returns_retry)                                                                                      \
     X(a_client_that_does_not_read_fills_its_own_queue)                                                                 \
-    X(a_peer_that_is_not_there_is_told_once)                                                                           \
-    X(a_lost_connection_is_told_and_made_again)                                                                        \
-    X(many_peers_are_told_apart)                                                                                       \
+    X(an_unreachable_peer_is_reported_once)                                                                            \
+    X(a_lost_connection_is_reported_and_restored)                                                                      \
+    X(many_peers_are_distinguished)                                                                                    \
     X(a_busy_peer_does_not_starve_others)                                                                              \
     X(a_message_that_cannot_be_encoded_stays_with_its_sender)
 #define X(name)                                                                                                        \
-    Test(zmq, name, .timeout = 180) { name(&(world){0}); }                                                              \
-    Test(memory, name, .timeout = 180) {                                                                                \
-        world w = {0};                                                                                                 \
+    Test(zmq, name, .timeout = 180) { name(&(transport_fixture){0}); }                                                 \
+    Test(memory, name, .timeout = 180) {                                                                               \
+        transport_fixture w = {0};                                                                                     \
         sn_err err = {0};                                                                                              \
-        must(sn_hub_new(&w.hub, &err), &err);                                                                          \
+        require_ok(sn_hub_new(&w.hub, &err), &err);                                                                    \
         name(&w);                                                                                                      \
         sn_hub_free(&w.hub);                                                                                           \
     }                                                                                                                  \
-    Test(zmq_shaped, name, .timeout = 180) { name(&(world){.shape = &shape}); }                                         \
-    Test(memory_shaped, name, .timeout = 180) {                                                                         \
-        world w = {.shape = &shape};                                                                                   \
+    Test(zmq_emulated_link, name, .timeout = 180) { name(&(transport_fixture){.link = &emulated}); }                   \
+    Test(memory_emulated_link, name, .timeout = 180) {                                                                 \
+        transport_fixture w = {.link = &emulated};                                                                     \
         sn_err err = {0};                                                                                              \
-        must(sn_hub_new(&w.hub, &err), &err);                                                                          \
+        require_ok(sn_hub_new(&w.hub, &err), &err);                                                                    \
         name(&w);                                                                                                      \
         sn_hub_free(&w.hub);                                                                                           \
     }
-static const sn_shape shape = {10000000000, 4000, 1000};
+static const sn_emulated_link emulated = {10000000000, 4000, 1000};
 CONFORMANCE(X)
 #undef X
 
-/* -- the hub's filter -- */
+/* -- the hub's filter */
 
-typedef struct seen {
+typedef struct filter_log {
     int n;
     char from[64], to[64];
-} seen;
+} filter_log;
 
-static sn_fate decide(void *ctx, const char *from, const char *to, const sn_msg *msg) {
-    seen *s = ctx;
+static sn_hub_action filter_message(void *ctx, const char *from, const char *to, const sn_msg *msg) {
+    filter_log *s = ctx;
     s->n++;
     snprintf(s->from, sizeof s->from, "%s", from);
     snprintf(s->to, sizeof s->to, "%s", to);
-    return (sn_fate)(msg->request % 3);
+    return (sn_hub_action)(msg->correlation_id % 3);
 }
 
 Test(memory, a_filter_decides_what_happens_to_each_message) {
-    world w = {0};
+    transport_fixture w = {0};
     sn_err err = {0};
-    seen s = {0};
-    member node, client;
-    must(sn_hub_new(&w.hub, &err), &err);
-    join(&w, &node, true);
-    join(&w, &client, false);
-    sn_hub_set_filter(w.hub, decide, &s);
-    sn_peer to = dial(&client, &node);
-    cr_assert_eq(send_it(client.t, to, status_message(0)), SN_OK);
-    cr_assert_eq(send_it(client.t, to, status_message(1)), SN_OK);
-    cr_assert_eq(send_it(client.t, to, result_message(2, 10)), SN_OK);
+    filter_log s = {0};
+    endpoint node, client;
+    require_ok(sn_hub_new(&w.hub, &err), &err);
+    endpoint_open(&w, &node, true);
+    endpoint_open(&w, &client, false);
+    sn_hub_set_filter(w.hub, filter_message, &s);
+    sn_peer to = endpoint_dial(&client, &node);
+    cr_assert_eq(send_message(client.t, to, status_message(0)), SN_OK);
+    cr_assert_eq(send_message(client.t, to, status_message(1)), SN_OK);
+    cr_assert_eq(send_message(client.t, to, step_reply_message(2, 10)), SN_OK);
     cr_assert_eq(s.n, 3);
     cr_assert_str_eq(s.from, "");
     cr_assert_str_eq(s.to, node.address);
     static const uint64_t arrive[] = {0, 2, 2};
     for (int i = 0; i < 3; i++) {
-        sn_event event = expect(node.t);
-        cr_assert_eq(event.msg->request, arrive[i]);
+        sn_event event = expect_message(node.t);
+        cr_assert_eq(event.msg->correlation_id, arrive[i]);
         if (i) cr_assert_eq(((const float *)event.msg->tensor.data)[9], 11.0f);
         sn_msg_free(&event.msg);
     }
     expect_silence(node.t, 0);
-    leave(&client);
-    leave(&node);
+    endpoint_close(&client);
+    endpoint_close(&node);
     sn_hub_free(&w.hub);
 }

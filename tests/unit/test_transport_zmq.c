@@ -1,21 +1,21 @@
-/* The ZeroMQ transport among strangers, and what only it does. */
-#include "tests/unit/transport_world.h"
+/* The ZeroMQ transport with invalid peers, and what only this transport does. */
+#include "tests/unit/transport_fixture.h"
 
 #include <stdlib.h>
 #include <zmq.h>
 
-/* -- strangers on the wire -- */
+/* -- invalid peers */
 
-typedef struct stranger {
+typedef struct raw_socket {
     void *context, *socket;
-} stranger;
+} raw_socket;
 
-/* A ZeroMQ client of its own making; keys: whether it speaks CURVE. */
-static stranger come(const member *node, int type, bool keys, const char *routing_id) {
-    stranger s = {.context = zmq_ctx_new()};
+/* A ZeroMQ client without this library; keys: with CURVE. */
+static raw_socket raw_socket_connect(const endpoint *node, int type, bool keys, const char *routing_id) {
+    raw_socket s = {.context = zmq_ctx_new()};
     sn_identity own;
     sn_err err = {0};
-    must(sn_identity_new(&own, &err), &err);
+    require_ok(sn_identity_new(&own, &err), &err);
     s.socket = zmq_socket(s.context, type);
     cr_assert(s.socket);
     zmq_setsockopt(s.socket, ZMQ_LINGER, &(int){0}, sizeof(int));
@@ -25,172 +25,176 @@ static stranger come(const member *node, int type, bool keys, const char *routin
         zmq_setsockopt(s.socket, ZMQ_CURVE_PUBLICKEY, own.curve_key, SN_KEY_SIZE);
         zmq_setsockopt(s.socket, ZMQ_CURVE_SECRETKEY, own.curve_secret, SN_KEY_SIZE);
     }
-    cr_assert_eq(zmq_connect(s.socket, node->address), 0);
+    char endpoint_name[SN_ADDRESS_MAX + 8];
+    snprintf(endpoint_name, sizeof endpoint_name, "tcp://%s", node->address);
+    cr_assert_eq(zmq_connect(s.socket, endpoint_name), 0);
     return s;
 }
 
-static void go(stranger *s) {
+static void raw_socket_close(raw_socket *s) {
     zmq_close(s->socket);
     zmq_ctx_term(s->context);
 }
 
-static void send_parts(stranger *s, const sn_buf *frame, int n_more, size_t more_size) {
+static void send_parts(raw_socket *s, const sn_buf *frame, int n_more, size_t more_size) {
     zmq_send(s->socket, frame->data, frame->len, n_more ? ZMQ_SNDMORE : 0);
     uint8_t *more = calloc(1, more_size ? more_size : 1);
     for (int i = 1; i <= n_more; i++) zmq_send(s->socket, more, more_size, i < n_more ? ZMQ_SNDMORE : 0);
     free(more);
 }
 
-static void expect_bad(sn_transport *t, const char *word) {
-    sn_event event = receive(t, WAIT_MS);
+static void expect_malformed(sn_transport *t, const char *error_part) {
+    sn_event event = receive_event(t, WAIT_MS);
     cr_assert_null(event.msg);
     cr_assert_neq(event.peer, 0, "nothing came");
-    cr_assert_neq(event.bad.status, SN_OK);
-    cr_assert(strstr(event.bad.text, word), "'%s' is not about '%s'", event.bad.text, word);
+    cr_assert_neq(event.err.status, SN_OK);
+    cr_assert(strstr(event.err.text, error_part), "'%s' is not about '%s'", event.err.text, error_part);
 }
 
-/* A well-behaved client is served before and after. */
-static void expect_service(member *node, member *client) {
-    cr_assert_eq(send_it(client->t, dial(client, node), result_message(9, 3)), SN_OK);
-    sn_event event = expect(node->t);
-    cr_assert_eq(event.msg->request, 9);
-    cr_assert_eq(send_it(node->t, event.peer, status_message(10)), SN_OK);
+/* A correct client is served before and after. */
+static void expect_service(endpoint *node, endpoint *client) {
+    cr_assert_eq(send_message(client->t, endpoint_dial(client, node), step_reply_message(9, 3)), SN_OK);
+    sn_event event = expect_message(node->t);
+    cr_assert_eq(event.msg->correlation_id, 9);
+    cr_assert_eq(send_message(node->t, event.peer, status_message(10)), SN_OK);
     sn_msg_free(&event.msg);
-    event = expect(client->t);
+    event = expect_message(client->t);
     sn_msg_free(&event.msg);
 }
 
-Test(zmq, wrong_frames_are_told_and_others_go_on, .timeout = 180) {
-    world w = {0};
-    member node, client;
-    join(&w, &node, true);
-    join(&w, &client, false);
+Test(zmq, malformed_frames_are_reported_and_other_peers_continue, .timeout = 180) {
+    transport_fixture w = {0};
+    endpoint node, client;
+    endpoint_open(&w, &node, true);
+    endpoint_open(&w, &client, false);
     expect_service(&node, &client);
-    stranger s = come(&node, ZMQ_DEALER, true, NULL);
+    raw_socket s = raw_socket_connect(&node, ZMQ_DEALER, true, NULL);
     sn_err err = {0};
     sn_buf plain, tensor;
     sn_buf_init(&plain, SN_MAP_SIZE_MAX);
     sn_buf_init(&tensor, SN_MAP_SIZE_MAX);
     sn_msg *msg = status_message(1);
-    must(sn_msg_encode(msg, &plain, &err), &err);
+    require_ok(sn_msg_encode(msg, &plain, &err), &err);
     sn_msg_free(&msg);
-    msg = result_message(1, 3);
-    must(sn_msg_encode(msg, &tensor, &err), &err);
+    msg = step_reply_message(1, 3);
+    require_ok(sn_msg_encode(msg, &tensor, &err), &err);
     sn_msg_free(&msg);
 
-    send_parts(&s, &plain, 1, 12); /* a frame too many */
-    expect_bad(node.t, "frames");
+    send_parts(&s, &plain, 1, 12); /* one frame too many */
+    expect_malformed(node.t, "frames");
     send_parts(&s, &plain, 9, 12);
-    expect_bad(node.t, "frames");
-    send_parts(&s, &tensor, 0, 0); /* one too few */
-    expect_bad(node.t, "frames");
+    expect_malformed(node.t, "frames");
+    send_parts(&s, &tensor, 0, 0); /* one frame too few */
+    expect_malformed(node.t, "frames");
     send_parts(&s, &tensor, 2, 12);
-    expect_bad(node.t, "frames");
+    expect_malformed(node.t, "frames");
     send_parts(&s, &tensor, 1, 11);
-    expect_bad(node.t, "11 bytes");
+    expect_malformed(node.t, "11 bytes");
     send_parts(&s, &tensor, 1, 0);
-    expect_bad(node.t, "0 bytes");
+    expect_malformed(node.t, "0 bytes");
     zmq_send(s.socket, "", 0, 0);
-    expect_bad(node.t, "ends in the middle");
+    expect_malformed(node.t, "ends in the middle");
     zmq_send(s.socket, "\xdd\x10\0\0\0", 5, 0);
-    expect_bad(node.t, "ends in the middle");
+    expect_malformed(node.t, "ends in the middle");
     zmq_send(s.socket, "GET / HTTP/1.1\r\n", 16, 0);
-    expect_bad(node.t, "a map");
+    expect_malformed(node.t, "a map");
     sn_buf large = {.data = calloc(1, SN_MAP_SIZE_MAX + 1), .len = SN_MAP_SIZE_MAX + 1};
     send_parts(&s, &large, 0, 0);
-    expect_bad(node.t, "at most");
-    send_parts(&s, &tensor, 1, 12); /* and a good one */
-    sn_event event = expect(node.t);
+    expect_malformed(node.t, "at most");
+    send_parts(&s, &tensor, 1, 12); /* and a valid message */
+    sn_event event = expect_message(node.t);
     sn_msg_free(&event.msg);
     expect_service(&node, &client);
     sn_buf_fini(&large);
     sn_buf_fini(&plain);
     sn_buf_fini(&tensor);
-    go(&s);
-    leave(&client);
-    leave(&node);
+    raw_socket_close(&s);
+    endpoint_close(&client);
+    endpoint_close(&node);
 }
 
-Test(zmq, clients_without_curve_are_not_heard, .timeout = 180) {
-    world w = {0};
-    member node, client;
-    join(&w, &node, true);
-    join(&w, &client, false);
-    stranger s = come(&node, ZMQ_DEALER, false, NULL);
+Test(zmq, clients_without_curve_are_rejected, .timeout = 180) {
+    transport_fixture w = {0};
+    endpoint node, client;
+    endpoint_open(&w, &node, true);
+    endpoint_open(&w, &client, false);
+    raw_socket s = raw_socket_connect(&node, ZMQ_DEALER, false, NULL);
     zmq_send(s.socket, "\x80", 1, 0);
     expect_silence(node.t, 300);
     expect_service(&node, &client);
-    go(&s);
-    leave(&client);
-    leave(&node);
+    raw_socket_close(&s);
+    endpoint_close(&client);
+    endpoint_close(&node);
 }
 
-/* A connection that takes over a routing id is another peer: it must not be answered in the first one's name. */
+/* A connection that takes over a routing id is another peer: it must not get the replies of the first one. */
 Test(zmq, a_handle_belongs_to_one_key, .timeout = 180) {
-    world w = {0};
-    member node;
-    join(&w, &node, true);
-    stranger first = come(&node, ZMQ_DEALER, true, "same");
+    transport_fixture w = {0};
+    endpoint node;
+    endpoint_open(&w, &node, true);
+    raw_socket first = raw_socket_connect(&node, ZMQ_DEALER, true, "same");
     zmq_send(first.socket, "\x80", 1, 0);
-    sn_event one = receive(node.t, WAIT_MS), two = {0};
-    go(&first);
-    stranger second = {0};
-    for (int64_t until = sn_now_us() + SOON_US; !two.peer && sn_now_us() < until;) { /* it may not know yet that the first one left */
-        if (second.socket) go(&second);
-        second = come(&node, ZMQ_DEALER, true, "same");
+    sn_event one = receive_event(node.t, WAIT_MS), two = {0};
+    raw_socket_close(&first);
+    raw_socket second = {0};
+    for (int64_t until = sn_now_us() + SOON_US;
+         !two.peer && sn_now_us() < until;) { /* the node may not know yet that the first client left */
+        if (second.socket) raw_socket_close(&second);
+        second = raw_socket_connect(&node, ZMQ_DEALER, true, "same");
         zmq_send(second.socket, "\x80", 1, 0);
-        two = receive(node.t, 1000);
+        two = receive_event(node.t, 1000);
     }
     cr_assert_neq(one.peer, 0);
     cr_assert_neq(two.peer, 0);
     cr_assert_neq(one.peer, two.peer);
-    cr_assert_eq(send_it(node.t, one.peer, status_message(1)), SN_RETRY);
-    cr_assert_eq(send_it(node.t, two.peer, status_message(1)), SN_OK);
-    go(&second);
-    leave(&node);
+    cr_assert_eq(send_message(node.t, one.peer, status_message(1)), SN_RETRY);
+    cr_assert_eq(send_message(node.t, two.peer, status_message(1)), SN_OK);
+    raw_socket_close(&second);
+    endpoint_close(&node);
 }
 
 static void released(void *owner) { __atomic_store_n((int *)owner, 1, __ATOMIC_SEQ_CST); }
 
-/* The frame is the tensor's own memory: released when it has left, not copied; borrowed data is copied at once. */
+/* The frame is the tensor's own memory: it is released after it was sent, without a copy; borrowed data is copied at
+ * once. */
 Test(zmq, a_tensor_is_released_when_it_has_been_sent, .timeout = 180) {
-    world w = {0};
-    member node, client;
-    join(&w, &node, true);
-    join(&w, &client, false);
-    sn_peer to = dial(&client, &node);
+    transport_fixture w = {0};
+    endpoint node, client;
+    endpoint_open(&w, &node, true);
+    endpoint_open(&w, &client, false);
+    sn_peer to = endpoint_dial(&client, &node);
     static float data[1 << 16];
     int gone = 0;
     for (int borrowed = 0; borrowed < 2; borrowed++) {
-        sn_msg *msg = result_message(1, 1 << 16);
+        sn_msg *msg = step_reply_message(1, 1 << 16);
         msg->release(msg->owner);
         msg->release = borrowed ? NULL : released;
         msg->owner = &gone;
         msg->tensor.data = data;
         for (int i = 0; i < 1 << 16; i++) data[i] = (float)i;
-        cr_assert_eq(send_it(client.t, to, msg), SN_OK);
+        cr_assert_eq(send_message(client.t, to, msg), SN_OK);
         if (borrowed) memset(data, 0, sizeof data);
-        sn_event event = expect(node.t);
+        sn_event event = expect_message(node.t);
         cr_assert_eq(((const float *)event.msg->tensor.data)[65535], 65535.0f);
         sn_msg_free(&event.msg);
         for (int i = 0; i < WAIT_MS && !__atomic_load_n(&gone, __ATOMIC_SEQ_CST); i++) sn_sleep_us(1000);
         cr_assert_eq(gone, 1);
     }
-    leave(&client);
-    leave(&node);
+    endpoint_close(&client);
+    endpoint_close(&node);
 }
 
 Test(zmq, an_address_of_another_machine_cannot_be_listened_on, .timeout = 180) {
-    static const char *const bad[] = {"tcp://192.0.2.1:7001", "tcp://no-such-host.invalid:7001"};
-    world w = {0};
-    member node;
+    static const char *const bad[] = {"192.0.2.1:7001", "no-such-host.invalid:7001"};
+    transport_fixture w = {0};
+    endpoint node;
     sn_err err = {0};
     char bound[SN_ADDRESS_MAX + 1];
-    join(&w, &node, false);
+    endpoint_open(&w, &node, false);
     for (int i = 0; i < 2; i++) {
         cr_assert_eq(sn_transport_listen(node.t, bad[i], bound, &err), SN_REFUSED);
         cr_assert(strstr(err.text, "choose another --listen address"), "%s", err.text);
     }
-    must(sn_transport_listen(node.t, "tcp://*:0", bound, &err), &err); /* it may still be told a good one */
-    leave(&node);
+    require_ok(sn_transport_listen(node.t, "*:0", bound, &err), &err); /* a valid address can still be listened on */
+    endpoint_close(&node);
 }

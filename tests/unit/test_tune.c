@@ -1,12 +1,13 @@
-/* Training, from examples to values: the same bits over any cut of a swarm, however a step is put into micro-batches,
- * when a node dies in the middle of a step, and when it is broken off and resumed; what a checkpoint refuses. */
-#include "client/tune/adapter.h"
+/* Training from examples to parameters: the same bits over every cut of a swarm, for every split of a step into
+ * micro-batches, when a node fails within a step, and when training is interrupted and resumed; and the errors for
+ * invalid checkpoints. */
+#include "client/tune/adapter_folder.h"
 #include "client/tune/checkpoint.h"
 #include "client/tune/tuner.h"
 #include "tests/support/cluster.h"
 #include "tests/support/files.h"
-#include "tests/support/need.h"
-#include "tests/support/tiny.h"
+#include "tests/support/require.h"
+#include "tests/support/tiny_model.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -19,46 +20,46 @@
 
 enum { EXAMPLES = 7, LONGEST = 19 };
 
-typedef struct bench {
+typedef struct fixture {
     char *path;
     sn_model *model;
     const sn_hparams *hp;
     sn_device *device;
-    sn_head *head;
+    sn_lm_head *head;
     sn_dataset data;
     sn_example examples[EXAMPLES];
     int32_t ids[EXAMPLES][LONGEST];
-    uint8_t learned[EXAMPLES][LONGEST];
-} bench;
+    uint8_t loss_mask[EXAMPLES][LONGEST];
+} fixture;
 
-static bench *bench_new(void) {
-    static bench b;
+static fixture *fixture_new(void) {
+    static fixture b;
     memset(&b, 0, sizeof b);
-    b.path = tiny_make(&(tiny_options){.dtype = SN_Q4_1, .seed = 9});
-    NEED(sn_model_open(b.path, &b.model, &err));
-    NEED(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = 2}, &b.device, &err));
-    NEED(sn_head_load(b.model, b.device, &b.head, &err));
+    b.path = tiny_model_make(&(tiny_model_options){.dtype = SN_Q4_1, .seed = 9});
+    REQUIRE(sn_model_open(b.path, &b.model, &err));
+    REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = 2}, &b.device, &err));
+    REQUIRE(sn_lm_head_load(b.model, b.device, &b.head, &err));
     b.hp = sn_model_hparams(b.model);
     uint32_t x = 3;
     for (int e = 0; e < EXAMPLES; e++) {
         b.examples[e] =
-            (sn_example){.ids = b.ids[e], .learned = b.learned[e], .n = (size_t)(5 + 2 * e), .label = e % 3};
+            (sn_example){.ids = b.ids[e], .loss_mask = b.loss_mask[e], .n = (size_t)(5 + 2 * e), .label = e % 3};
         for (size_t i = 0; i < b.examples[e].n; i++) {
             x = x * 1664525u + 1013904223u;
             b.ids[e][i] = (int32_t)((x >> 8) % (uint32_t)b.hp->n_vocab);
-            b.learned[e][i] = i > 2 || e % 2;
-            b.examples[e].n_learned += b.learned[e][i];
+            b.loss_mask[e][i] = i > 2 || e % 2;
+            b.examples[e].n_loss_tokens += b.loss_mask[e][i];
         }
     }
     b.data = (sn_dataset){.at = b.examples, .n = EXAMPLES};
     return &b;
 }
 
-static void bench_free(bench *b) {
-    sn_head_free(&b->head);
+static void fixture_free(fixture *b) {
+    sn_lm_head_free(&b->head);
     sn_device_close(&b->device);
     sn_model_close(&b->model);
-    tiny_remove(&b->path);
+    tiny_model_remove(&b->path);
 }
 
 static sn_params_shape shape_of(sn_method method) {
@@ -68,129 +69,130 @@ static sn_params_shape shape_of(sn_method method) {
     return shape;
 }
 
-static sn_tuner *tuner_new(bench *b, sn_trunk *trunk, sn_method method, int batch, int accumulate) {
+static sn_tuner *tuner_new(fixture *b, sn_backbone *backbone, sn_method method, int batch, int accumulate) {
     sn_params *params = NULL;
     sn_tuner *t = NULL;
     sn_params_shape shape = shape_of(method);
-    sn_random_state random = {5};
+    uint64_t rng = 5;
     const sn_tuner_options options = {
         batch,
         accumulate,
         {.lr = 0.01, .clip = 1, .steps = 8, .warmup = 1, .schedule = SN_SCHEDULE_COSINE, .weight_decay = 0.1},
         11,
-        .threads = 1 + accumulate % 3}; /* they do not show either */
+        .threads = 1 + accumulate % 3}; /* threads do not change the bits either */
     for (int e = 0; e < EXAMPLES; e++) b->examples[e].label = method == SN_METHOD_HEAD ? e % 3 : -1;
-    NEED(sn_params_new(b->hp, &shape, &params, &err));
-    NEED(sn_params_begin(params, b->head, b->hp->n_vocab, &random, &err));
-    NEED(sn_tuner_new(&options, b->hp, b->head, trunk, &b->data, &params, &t, &err));
+    REQUIRE(sn_params_new(b->hp, &shape, &params, &err));
+    REQUIRE(sn_params_init_values(params, b->head, b->hp->n_vocab, &rng, &err));
+    REQUIRE(sn_tuner_new(&options, b->hp, b->head, backbone, &b->data, &params, &t, &err));
     return t;
 }
 
-static void steps(sn_tuner *t, int n) {
-    for (int i = 0; i < n; i++) NEED(sn_tuner_step(t, &err));
+static void run_steps(sn_tuner *t, int n) {
+    for (int i = 0; i < n; i++) REQUIRE(sn_tuner_step(t, &err));
 }
 
-static sn_trunk *here(bench *b) {
-    sn_trunk *trunk = NULL;
-    NEED(sn_trunk_local(b->model, b->device, LONGEST + 4, &trunk, &err));
-    return trunk;
+static sn_backbone *local_backbone(fixture *b) {
+    sn_backbone *backbone = NULL;
+    REQUIRE(sn_backbone_local(b->model, b->device, LONGEST + 4, &backbone, &err));
+    return backbone;
 }
 
-static bool same(const sn_tuner *a, const sn_tuner *b) {
+static bool same_parameters(const sn_tuner *a, const sn_tuner *b) {
     size_t bytes = a->params->n_floats * sizeof(float);
     return a->step == b->step && !memcmp(a->params->values, b->params->values, bytes) &&
-           !memcmp(a->first, b->first, bytes) && !memcmp(a->second, b->second, bytes) &&
+           !memcmp(a->exp_avg, b->exp_avg, bytes) && !memcmp(a->exp_avg_sq, b->exp_avg_sq, bytes) &&
            !memcmp(a->losses, b->losses, (size_t)a->step * sizeof(double));
 }
 
-Test(tune, every_method_learns_and_the_split_into_micro_batches_does_not_show) {
-    bench *b = bench_new();
-    sn_trunk *trunk = here(b);
+Test(tune, every_method_learns_with_any_micro_batch_size) {
+    fixture *b = fixture_new();
+    sn_backbone *backbone = local_backbone(b);
     for (int method = 0; method < SN_METHOD_COUNT; method++) {
-        sn_tuner *one = tuner_new(b, trunk, (sn_method)method, 6, 1),
-                 *many = tuner_new(b, trunk, (sn_method)method, 1, 6);
+        sn_tuner *one = tuner_new(b, backbone, (sn_method)method, 6, 1),
+                 *many = tuner_new(b, backbone, (sn_method)method, 1, 6);
         double before, after;
-        NEED(sn_tuner_evaluate(one, &b->data, &before, NULL, &err));
-        steps(one, 6);
-        NEED(sn_tuner_evaluate(one, &b->data, &after, NULL, &err));
+        REQUIRE(sn_tuner_evaluate(one, &b->data, &before, NULL, &err));
+        run_steps(one, 6);
+        REQUIRE(sn_tuner_evaluate(one, &b->data, &after, NULL, &err));
         cr_expect_lt(after, before, "%s: loss %g before, %g after", sn_method_name((sn_method)method), before, after);
-        steps(many, 6);
-        cr_expect(same(one, many), "%s: six micro-batches of one give other bits than one of six",
+        run_steps(many, 6);
+        cr_expect(same_parameters(one, many), "%s: bits of six micro-batches of one differ from those of one of six",
                   sn_method_name((sn_method)method));
         sn_tuner_free(&one);
         sn_tuner_free(&many);
     }
-    sn_trunk_free(&trunk);
-    bench_free(b);
+    sn_backbone_free(&backbone);
+    fixture_free(b);
 }
 
-static sn_trunk *over(bench *b, sn_link *link, int timeout_ms, int retries) {
-    sn_trunk *trunk = NULL;
-    NEED(sn_trunk_swarm(b->model,
-                        &(sn_trunk_swarm_options){.link = link, .timeout_ms = timeout_ms, .max_retries = retries},
-                        &trunk, &err));
-    return trunk;
+static sn_backbone *swarm_backbone(fixture *b, sn_link *link, int timeout_ms, int retries) {
+    sn_backbone *backbone = NULL;
+    REQUIRE(sn_backbone_swarm(
+        b->model, &(sn_backbone_swarm_options){.link = link, .timeout_ms = timeout_ms, .max_retries = retries},
+        &backbone, &err));
+    return backbone;
 }
 
-Test(tune, a_swarm_trains_the_same_bits_in_any_cut) {
+Test(tune, same_bits_over_any_cut_of_the_swarm) {
     static const int cuts[][4] = {{0, 4}, {0, 2, 4}, {0, 1, 3, 4}};
-    bench *b = bench_new();
-    sn_trunk *local = here(b);
+    fixture *b = fixture_new();
+    sn_backbone *local = local_backbone(b);
     for (int method = 0; method < SN_METHOD_COUNT; method++) {
         sn_tuner *want = tuner_new(b, local, (sn_method)method, 2, 3);
-        steps(want, 3);
+        run_steps(want, 3);
         for (int c = 0; c < 3; c++) {
             cluster *nodes = cluster_new(&(cluster_options){.model = b->path, .tune_memory = 64 << 20});
             for (int i = 0; i <= c; i++) cluster_add(nodes, cuts[c][i], cuts[c][i + 1]);
             sn_link *link = cluster_link(nodes);
-            sn_trunk *trunk = over(b, link, 10000, 1);
-            sn_tuner *got = tuner_new(b, trunk, (sn_method)method, 2, 3);
-            steps(got, 3);
-            cr_expect(same(want, got), "%s over %d nodes gives other bits", sn_method_name((sn_method)method), c + 1);
+            sn_backbone *backbone = swarm_backbone(b, link, 10000, 1);
+            sn_tuner *got = tuner_new(b, backbone, (sn_method)method, 2, 3);
+            run_steps(got, 3);
+            cr_expect(same_parameters(want, got), "%s over %d nodes: bits differ", sn_method_name((sn_method)method),
+                      c + 1);
             sn_tuner_free(&got);
-            sn_trunk_free(&trunk);
+            sn_backbone_free(&backbone);
             sn_link_close(&link);
             cluster_free(&nodes);
         }
         sn_tuner_free(&want);
     }
-    sn_trunk_free(&local);
-    bench_free(b);
+    sn_backbone_free(&local);
+    fixture_free(b);
 }
 
-Test(tune, a_node_that_dies_in_the_middle_of_a_step_changes_nothing) {
-    bench *b = bench_new();
-    sn_trunk *local = here(b);
+Test(tune, a_node_lost_within_a_step_changes_no_bit) {
+    fixture *b = fixture_new();
+    sn_backbone *local = local_backbone(b);
     sn_tuner *want = tuner_new(b, local, SN_METHOD_LORA, 1, 5);
-    steps(want, 3);
+    run_steps(want, 3);
     cluster *nodes = cluster_new(&(cluster_options){.model = b->path, .tune_memory = 64 << 20});
     int first = cluster_add(nodes, 0, 2);
     cluster_add(nodes, 2, 4);
-    cluster_add(nodes, 0, 3); /* takes its place, over another cut */
+    cluster_add(nodes, 0, 3); /* replaces the lost node, with another cut */
     sn_link *link = cluster_link(nodes);
-    sn_trunk *trunk = over(b, link, 700, 3);
-    sn_tuner *got = tuner_new(b, trunk, SN_METHOD_LORA, 1, 5);
-    steps(got, 1);
+    sn_backbone *backbone = swarm_backbone(b, link, 700, 3);
+    sn_tuner *got = tuner_new(b, backbone, SN_METHOD_LORA, 1, 5);
+    run_steps(got, 1);
     cluster_cut_off(nodes, first);
-    steps(got, 2);
-    cr_expect(same(want, got), "other bits after a node was lost");
+    run_steps(got, 2);
+    cr_expect(same_parameters(want, got), "bits differ after a node was lost");
     sn_tuner_free(&got);
-    sn_trunk_free(&trunk);
+    sn_backbone_free(&backbone);
     sn_link_close(&link);
     cluster_free(&nodes);
     sn_tuner_free(&want);
-    sn_trunk_free(&local);
-    bench_free(b);
+    sn_backbone_free(&local);
+    fixture_free(b);
 }
 
-Test(tune, when_nobody_is_left_it_says_so_and_nothing_has_changed) {
-    bench *b = bench_new();
+Test(tune, fails_without_changes_when_no_node_is_left) {
+    fixture *b = fixture_new();
     cluster *nodes = cluster_new(&(cluster_options){.model = b->path, .tune_memory = 64 << 20});
     int only = cluster_add(nodes, 0, 4);
     sn_link *link = cluster_link(nodes);
-    sn_trunk *trunk = over(b, link, 300, 1);
-    sn_tuner *t = tuner_new(b, trunk, SN_METHOD_PROMPT, 2, 1);
-    steps(t, 1);
+    sn_backbone *backbone = swarm_backbone(b, link, 300, 1);
+    sn_tuner *t = tuner_new(b, backbone, SN_METHOD_PROMPT, 2, 1);
+    run_steps(t, 1);
     size_t position = t->position;
     float value = t->params->values[3];
     sn_err err = {0};
@@ -199,27 +201,27 @@ Test(tune, when_nobody_is_left_it_says_so_and_nothing_has_changed) {
     cr_expect(strstr(err.text, "blocks 0:4") || strstr(err.text, "no answer"), "%s", err.text);
     cr_expect(t->step == 1 && t->position == position && t->params->values[3] == value);
     sn_tuner_free(&t);
-    sn_trunk_free(&trunk);
+    sn_backbone_free(&backbone);
     sn_link_close(&link);
     cluster_free(&nodes);
-    bench_free(b);
+    fixture_free(b);
 }
 
-Test(tune, a_node_without_memory_for_training_is_refused_with_its_sentence) {
-    bench *b = bench_new();
+Test(tune, reports_the_error_of_a_node_without_training_memory) {
+    fixture *b = fixture_new();
     cluster *nodes = cluster_new(&(cluster_options){.model = b->path});
     cluster_add(nodes, 0, 4);
     sn_link *link = cluster_link(nodes);
-    sn_trunk *trunk = over(b, link, 2000, 0);
-    sn_tuner *t = tuner_new(b, trunk, SN_METHOD_PROMPT, 2, 1);
+    sn_backbone *backbone = swarm_backbone(b, link, 2000, 0);
+    sn_tuner *t = tuner_new(b, backbone, SN_METHOD_PROMPT, 2, 1);
     sn_err err = {0};
     cr_expect_neq(sn_tuner_step(t, &err), SN_OK);
     cr_expect(strstr(err.text, "--tune-memory 0"), "%s", err.text);
     sn_tuner_free(&t);
-    sn_trunk_free(&trunk);
+    sn_backbone_free(&backbone);
     sn_link_close(&link);
     cluster_free(&nodes);
-    bench_free(b);
+    fixture_free(b);
 }
 
 static size_t heap_in_use(void) {
@@ -227,64 +229,65 @@ static size_t heap_in_use(void) {
     return info.uordblks + info.hblkhd;
 }
 
-/* Client and nodes are one process here. The sanitizers' heaps say nothing: there, leaks are found otherwise. */
-Test(tune, a_thousand_steps_take_no_more_memory_than_some_hundreds) {
-    bench *b = bench_new();
+/* Client and nodes are one process here. Sanitizers replace the heap, so that it cannot be measured; they detect
+ * leaks themselves. */
+Test(tune, memory_does_not_grow_over_a_thousand_steps) {
+    fixture *b = fixture_new();
     cluster *nodes = cluster_new(&(cluster_options){.model = b->path, .tune_memory = 1 << 20});
     cluster_add(nodes, 0, 2);
     cluster_add(nodes, 2, 4);
     sn_link *link = cluster_link(nodes);
-    sn_trunk *trunk = over(b, link, 60000, 1);
-    sn_tuner *t = tuner_new(b, trunk, SN_METHOD_LORA, 1, 2);
-    steps(t, 300);
+    sn_backbone *backbone = swarm_backbone(b, link, 60000, 1);
+    sn_tuner *t = tuner_new(b, backbone, SN_METHOD_LORA, 1, 2);
+    run_steps(t, 300);
     size_t before = heap_in_use();
-    steps(t, 700);
+    run_steps(t, 700);
     size_t after = heap_in_use();
     fprintf(stderr, "heap: %zu KiB after 300 steps, %zu after 1,000\n", before >> 10, after >> 10);
     cr_expect_lt(after, before + (256 << 10), "%zu bytes after 300 steps, %zu after 1,000", before, after);
     sn_tuner_free(&t);
-    sn_trunk_free(&trunk);
+    sn_backbone_free(&backbone);
     sn_link_close(&link);
     cluster_free(&nodes);
-    bench_free(b);
+    fixture_free(b);
 }
 
 /* -- checkpoints */
 
 static json_t *some_options(void) { return json_pack("{sf}", "lr", 0.01); }
 
-Test(tune, half_of_the_steps_a_checkpoint_and_the_other_half_give_the_bits_of_all_in_one_go) {
-    bench *b = bench_new();
-    sn_trunk *trunk = here(b);
+Test(tune, resuming_from_a_checkpoint_changes_no_bit) {
+    fixture *b = fixture_new();
+    sn_backbone *backbone = local_backbone(b);
     sn_hash model = sn_model_id(b->model);
     char *labels[] = {"a", "b", "c"};
     json_t *options = some_options(), *found = NULL;
     for (int method = 0; method < SN_METHOD_COUNT; method++) {
         char *folder = temp_folder(), path[4096];
-        sn_tuner *whole = tuner_new(b, trunk, (sn_method)method, 3, 1),
-                 *half = tuner_new(b, trunk, (sn_method)method, 3, 1);
-        steps(whole, 8);
-        steps(half, 5); /* in the middle of an epoch */
-        NEED(sn_checkpoint_save(folder, half, &model, &model, labels, options, &err));
+        sn_tuner *whole = tuner_new(b, backbone, (sn_method)method, 3, 1),
+                 *half = tuner_new(b, backbone, (sn_method)method, 3, 1);
+        run_steps(whole, 8);
+        run_steps(half, 5); /* within an epoch */
+        REQUIRE(sn_checkpoint_save(folder, half, &model, &model, labels, options, &err));
         sn_tuner_free(&half);
-        half = tuner_new(b, trunk, (sn_method)method, 3, 1);
-        NEED(sn_checkpoint_find(folder, &model, path, &found, &err));
+        half = tuner_new(b, backbone, (sn_method)method, 3, 1);
+        REQUIRE(sn_checkpoint_find(folder, &model, path, &found, &err));
         cr_expect(json_equal(found, options));
         json_decref(found);
-        NEED(sn_checkpoint_load(path, half, &err));
-        steps(half, 3);
-        cr_expect(same(whole, half), "%s: other bits after resuming", sn_method_name((sn_method)method));
+        REQUIRE(sn_checkpoint_load(path, half, &err));
+        run_steps(half, 3);
+        cr_expect(same_parameters(whole, half), "%s: bits differ after resuming", sn_method_name((sn_method)method));
         sn_tuner_free(&whole);
         sn_tuner_free(&half);
         remove_tree(folder);
         free(folder);
     }
     json_decref(options);
-    sn_trunk_free(&trunk);
-    bench_free(b);
+    sn_backbone_free(&backbone);
+    fixture_free(b);
 }
 
-static void refuses(const char *folder, const sn_hash *model, const char *part) {
+static void expect_refused(const char *folder, const sn_hash *model, const char *part) {
     char path[4096];
     json_t *options = NULL;
     sn_err err = {0};
@@ -294,18 +297,19 @@ static void refuses(const char *folder, const sn_hash *model, const char *part) 
 }
 
 Test(tune, a_checkpoint_that_is_damaged_missing_or_of_another_model_is_refused) {
-    static const char *const files[] = {"adapter_config.json", "adapter_model.safetensors", "swarm.json", "state.safetensors"};
-    bench *b = bench_new();
-    sn_trunk *trunk = here(b);
+    static const char *const files[] = {"adapter_config.json", "adapter_model.safetensors", "swarm.json",
+                                        "state.safetensors"};
+    fixture *b = fixture_new();
+    sn_backbone *backbone = local_backbone(b);
     sn_hash model = sn_model_id(b->model), other = model;
     char *folder = temp_folder(), path[4096], at[4200];
     json_t *options = some_options();
-    sn_tuner *t = tuner_new(b, trunk, SN_METHOD_LORA, 2, 1);
+    sn_tuner *t = tuner_new(b, backbone, SN_METHOD_LORA, 2, 1);
     other.bytes[4] ^= 1;
-    refuses(folder, &model, "no checkpoint");
-    steps(t, 2);
-    NEED(sn_checkpoint_save(folder, t, &model, &model, NULL, options, &err));
-    refuses(folder, &other, "another model");
+    expect_refused(folder, &model, "no checkpoint");
+    run_steps(t, 2);
+    REQUIRE(sn_checkpoint_save(folder, t, &model, &model, NULL, options, &err));
+    expect_refused(folder, &other, "another model");
     snprintf(path, sizeof path, "%s/step-2", folder);
     for (int i = 0; i < 4; i++) {
         snprintf(at, sizeof at, "%s/%s", path, files[i]);
@@ -313,39 +317,39 @@ Test(tune, a_checkpoint_that_is_damaged_missing_or_of_another_model_is_refused) 
         cr_assert(file && !fseek(file, 60, SEEK_SET));
         int byte = fgetc(file);
         cr_assert(!fseek(file, 60, SEEK_SET) && fputc(byte ^ 1, file) != EOF && !fclose(file));
-        refuses(folder, &model, "damaged");
+        expect_refused(folder, &model, "damaged");
         file = fopen(at, "r+b");
         cr_assert(file && !fseek(file, 60, SEEK_SET) && fputc(byte, file) != EOF && !fclose(file));
     }
-    /* What a kill left behind is not a checkpoint. */
+    /* The unfinished folder of a killed process is not a checkpoint. */
     snprintf(at, sizeof at, "%s/step-3.part", folder);
     cr_assert_eq(mkdir(at, 0777), 0);
     json_t *found = NULL;
-    NEED(sn_checkpoint_find(folder, &model, path, &found, &err));
+    REQUIRE(sn_checkpoint_find(folder, &model, path, &found, &err));
     cr_expect(strstr(path, "step-2"));
     json_decref(found);
     snprintf(at, sizeof at, "%s/step-2/state.safetensors", folder);
     cr_assert_eq(unlink(at), 0);
-    refuses(folder, &model, "state.safetensors");
+    expect_refused(folder, &model, "state.safetensors");
     sn_tuner_free(&t);
     json_decref(options);
     remove_tree(folder);
     free(folder);
-    sn_trunk_free(&trunk);
-    bench_free(b);
+    sn_backbone_free(&backbone);
+    fixture_free(b);
 }
 
-Test(tune, old_checkpoints_go_but_the_last_two) {
-    bench *b = bench_new();
-    sn_trunk *trunk = here(b);
+Test(tune, keeps_only_the_last_two_checkpoints) {
+    fixture *b = fixture_new();
+    sn_backbone *backbone = local_backbone(b);
     sn_hash model = sn_model_id(b->model);
     char *folder = temp_folder(), path[4096];
     json_t *options = some_options();
-    sn_tuner *t = tuner_new(b, trunk, SN_METHOD_PROMPT, 2, 1);
+    sn_tuner *t = tuner_new(b, backbone, SN_METHOD_PROMPT, 2, 1);
     struct stat there;
     for (int i = 1; i <= 4; i++) {
-        steps(t, 1);
-        NEED(sn_checkpoint_save(folder, t, &model, &model, NULL, options, &err));
+        run_steps(t, 1);
+        REQUIRE(sn_checkpoint_save(folder, t, &model, &model, NULL, options, &err));
         for (int k = 1; k <= i; k++) {
             snprintf(path, sizeof path, "%s/step-%d", folder, k);
             cr_expect_eq(!stat(path, &there), k >= i - 1, "after step %d: step-%d", i, k);
@@ -355,49 +359,49 @@ Test(tune, old_checkpoints_go_but_the_last_two) {
     json_decref(options);
     remove_tree(folder);
     free(folder);
-    sn_trunk_free(&trunk);
-    bench_free(b);
+    sn_backbone_free(&backbone);
+    fixture_free(b);
 }
 
-Test(tune, an_adapter_that_is_saved_and_loaded_has_the_same_values) {
-    bench *b = bench_new();
-    sn_trunk *trunk = here(b);
+Test(tune, a_saved_and_loaded_adapter_has_the_same_values) {
+    fixture *b = fixture_new();
+    sn_backbone *backbone = local_backbone(b);
     char *labels[] = {"yes", "no", "it depends"};
     for (int method = 0; method < SN_METHOD_COUNT; method++) {
         char *folder = temp_folder();
-        sn_tuner *t = tuner_new(b, trunk, (sn_method)method, 2, 1);
-        sn_adapter loaded;
-        steps(t, 2);
-        NEED(sn_adapter_save(folder, t->params, b->hp, labels, &err));
-        NEED(sn_adapter_load(folder, b->hp, &loaded, &err));
+        sn_tuner *t = tuner_new(b, backbone, (sn_method)method, 2, 1);
+        sn_adapter_folder loaded;
+        run_steps(t, 2);
+        REQUIRE(sn_adapter_folder_save(folder, t->params, b->hp, labels, &err));
+        REQUIRE(sn_adapter_folder_load(folder, b->hp, &loaded, &err));
         cr_expect_eq(loaded.params->n_floats, t->params->n_floats);
         cr_expect(!memcmp(loaded.params->values, t->params->values, t->params->n_floats * sizeof(float)), "%s",
                   sn_method_name((sn_method)method));
         if (method == SN_METHOD_HEAD) cr_expect_str_eq(loaded.labels[2], "it depends");
         sn_hparams other = *b->hp;
         other.n_embd *= 2;
-        sn_adapter_fini(&loaded);
+        sn_adapter_folder_fini(&loaded);
         sn_err err = {0};
-        cr_expect_eq(sn_adapter_load(folder, &other, &loaded, &err), SN_REFUSED);
+        cr_expect_eq(sn_adapter_folder_load(folder, &other, &loaded, &err), SN_REFUSED);
         cr_expect(strstr(err.text, "another model"), "%s", err.text);
         sn_tuner_free(&t);
         remove_tree(folder);
         free(folder);
     }
-    sn_trunk_free(&trunk);
-    bench_free(b);
+    sn_backbone_free(&backbone);
+    fixture_free(b);
 }
 
-/* -- the optimizer, against its formulas in float64 */
+/* -- the optimizer, compared with its formulas in float64 */
 
-Test(tune, adamw_takes_the_steps_of_the_paper) {
+Test(tune, adamw_matches_the_paper) {
     const sn_optimizer_options o = {.lr = 0.1, .weight_decay = 0.01, .steps = 10};
     float value = 1, first = 0, second = 0;
     double v = 1, m = 0, s = 0;
     for (int step = 0; step < 5; step++) {
         float gradient = 0.5f - 0.2f * (float)step;
         double g = (double)gradient, t = step + 1;
-        sn_adamw(&o, step, 1, &value, &gradient, &first, &second);
+        sn_adamw_step(&o, step, 1, &value, &gradient, &first, &second);
         v -= 0.1 * 0.01 * v;
         m = 0.9 * m + 0.1 * g;
         s = 0.999 * s + 0.001 * g * g;
@@ -425,9 +429,9 @@ Test(tune, learning_rates_follow_their_schedules) {
 
 Test(tune, gradients_are_clipped_to_their_norm) {
     float g[] = {3, 0, -4};
-    cr_expect_float_eq(sn_clip(g, 3, 0), 5, 1e-9);
+    cr_expect_float_eq(sn_clip_grad_norm(g, 3, 0), 5, 1e-9);
     cr_expect_eq(g[2], -4.0f);
-    cr_expect_float_eq(sn_clip(g, 3, 1), 5, 1e-9);
+    cr_expect_float_eq(sn_clip_grad_norm(g, 3, 1), 5, 1e-9);
     cr_expect_float_eq((double)g[0], 0.6, 1e-6);
-    cr_expect_float_eq(sn_clip(g, 3, 2), 1, 1e-6);
+    cr_expect_float_eq(sn_clip_grad_norm(g, 3, 2), 1, 1e-6);
 }

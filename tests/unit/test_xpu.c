@@ -1,5 +1,5 @@
-/* What is the XPU backend's own: finding devices, sentences, sessions of two devices at once; and that the test driver
- * is as strict as its description says, so that the suite over it means something. */
+/* The XPU backend's own behaviour: finding devices, error messages, two devices at the same time; and that the test
+ * driver is as strict as driver.h says, so that the conformance suite with it is meaningful. */
 #ifdef SN_ZE_TEST_DRIVER
 #include "tests/support/ze_driver/use.h"
 
@@ -34,28 +34,28 @@ Test(xpu, lists_each_device_with_its_memory) {
         cr_assert_eq(infos[i].id.ordinal, i);
         cr_assert_eq(infos[i].memory, 1000000000);
         cr_assert_str_eq(infos[i].name, "emulated on the CPU");
-        cr_assert(strstr(infos[i].can, "Level Zero 1.3"), "%s", infos[i].can);
+        cr_assert(strstr(infos[i].features, "Level Zero 1.3"), "%s", infos[i].features);
     }
 }
 
-Test(xpu, says_why_there_is_none_without_a_driver) {
+Test(xpu, reports_a_missing_driver) {
     sn_device_info infos[SN_DEVICES_MAX];
     sn_device *d;
-    setenv("ZE_ENABLE_ALT_DRIVERS", "/nowhere/driver.so", 1); /* instead of those that are installed */
+    setenv("ZE_ENABLE_ALT_DRIVERS", "/nowhere/driver.so", 1); /* replaces the installed drivers */
     cr_assert_eq(list_xpus(infos), 0);
     cr_assert_eq(sn_device_open((sn_device_id){SN_DEVICE_XPU, 0}, NULL, &d, &err), SN_REFUSED);
     cr_assert_null(d);
     cr_assert(strstr(err.text, "xpu:0") && strstr(err.text, "no Intel XPU answers here: "), "%s", err.text);
 }
 
-Test(xpu, says_why_there_is_none_when_the_driver_lists_no_device) {
+Test(xpu, reports_a_driver_without_devices) {
     sn_device *d;
     setenv("ZE_TEST_DEVICES", "0", 1);
     cr_assert_eq(sn_device_open((sn_device_id){SN_DEVICE_XPU, 0}, NULL, &d, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "no Intel XPU answers here: "), "%s", err.text);
 }
 
-Test(xpu, names_the_last_device_when_asked_for_one_beyond) {
+Test(xpu, names_the_last_device_for_an_ordinal_out_of_range) {
     sn_device *d;
     setenv("ZE_TEST_DEVICES", "2", 1);
     cr_assert_eq(sn_device_open((sn_device_id){SN_DEVICE_XPU, 2}, NULL, &d, &err), SN_REFUSED);
@@ -71,7 +71,7 @@ Test(xpu, describes_itself) {
     cr_assert_eq(ze_test_memory_used(), 0);
 }
 
-Test(xpu, two_devices_work_side_by_side) {
+Test(xpu, two_devices_work_concurrently) {
     enum { N = 1000 };
     static float one[N], out[N];
     setenv("ZE_TEST_DEVICES", "2", 1);
@@ -96,7 +96,7 @@ Test(xpu, two_devices_work_side_by_side) {
     cr_assert_eq(ze_test_memory_used(), 0);
 }
 
-Test(xpu, refuses_more_than_it_has_and_goes_on) {
+Test(xpu, survives_an_allocation_beyond_its_memory) {
     setenv("ZE_TEST_MEMORY", "100000000", 1);
     sn_device *d = open_xpu(0);
     void *at[4] = {0};
@@ -105,7 +105,7 @@ Test(xpu, refuses_more_than_it_has_and_goes_on) {
     cr_assert_eq(status, SN_STOP);
     cr_assert(strstr(err.text, "xpu:0") && strstr(err.text, "40000000 bytes"), "%s", err.text);
     void *more;
-    cr_assert_eq(d->ops->alloc(d, 60000000, &more, &err), SN_STOP); /* beyond what it gives at once */
+    cr_assert_eq(d->ops->alloc(d, 60000000, &more, &err), SN_STOP); /* more than the device allocates at once */
     cr_assert(strstr(err.text, "at most 50000000"), "%s", err.text);
     d->ops->free(d, at[0], 40000000);
     OK(d->ops->alloc(d, 40000000, &at[0], &err));
@@ -117,19 +117,20 @@ Test(xpu, refuses_more_than_it_has_and_goes_on) {
 Test(xpu, refuses_heads_that_are_too_wide) {
     sn_device *d = open_xpu(0);
     sn_kv_shape shape = {1, 1, 512, 16, SN_KV_F32};
-    sn_pass pass = {&shape, 0, 0, NULL, 0};
+    sn_batch pass = {&shape, 0, 0, NULL, 0};
     bool recorded;
-    cr_assert_eq(d->ops->pass_begin(d, &pass, &recorded, &err), SN_REFUSED);
+    cr_assert_eq(d->ops->batch_begin(d, &pass, &recorded, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "512"), "%s", err.text);
-    OK(d->ops->finish(d, &err)); /* a refusal is no stop */
+    OK(d->ops->finish(d, &err)); /* a refusal does not stop the device */
     sn_device_close(&d);
 }
 
-/* The context, both lists, the pool, 97 events, the module and its kernels: whichever cannot be made, all others go. */
-Test(xpu, gives_everything_back_when_opening_fails_anywhere) {
+/* The context, both lists, the event pool, 97 events, the module and its kernels: whichever cannot be created, all
+ * others are destroyed. */
+Test(xpu, frees_everything_when_opening_fails_anywhere) {
     int failed = 0;
     for (int nth = 1; nth <= 120; nth++) {
-        if (nth > 12 && nth < 98) continue; /* one event is like another */
+        if (nth > 12 && nth < 98) continue; /* all events are alike */
         sn_device *d;
         ze_test_fail_create(nth);
         if (sn_device_open((sn_device_id){SN_DEVICE_XPU, 0}, NULL, &d, &err)) {
@@ -138,13 +139,14 @@ Test(xpu, gives_everything_back_when_opening_fails_anywhere) {
         }
         sn_device_close(&d);
         ze_test_faults.heal();
-        cr_assert_eq(ze_test_objects(), 0, "create %d fails: %d objects are left", nth, ze_test_objects());
-        cr_assert_eq(ze_test_memory_used(), 0, "create %d fails: %zu bytes are left", nth, ze_test_memory_used());
+        cr_assert_eq(ze_test_objects(), 0, "creation %d fails: %d objects are left", nth, ze_test_objects());
+        cr_assert_eq(ze_test_memory_used(), 0, "creation %d fails: %zu bytes are left", nth, ze_test_memory_used());
     }
-    cr_assert_geq(failed, 12 + 11); /* those before the events' middle, and the kernels */
+    cr_assert_geq(failed, 12 + 11); /* those up to the middle of the events, and the kernels */
 }
 
-/* A weight's kernels come with the first weight: failing there stops the device, and all goes at close. */
+/* The kernels of a weight type are compiled with the first such weight: a failure stops the device, and everything
+ * is freed when it is closed. */
 Test(xpu, stops_when_the_driver_cannot_compile_a_weights_kernels) {
     sn_device *d = open_xpu(0);
     float weight[8] = {1}, image[64];
@@ -155,8 +157,8 @@ Test(xpu, stops_when_the_driver_cannot_compile_a_weights_kernels) {
     cr_assert_eq(ze_test_objects(), 0);
 }
 
-/* A forgotten guard: plain memory where the device's is expected. */
-Test(xpu, plain_memory_stops_the_device) {
+/* A missing guard: host memory where device memory is expected. */
+Test(xpu, host_memory_as_an_operand_stops_the_device) {
     sn_device *d = open_xpu(0);
     float plain[16] = {0};
     void *device;
@@ -168,7 +170,7 @@ Test(xpu, plain_memory_stops_the_device) {
     cr_assert_eq(ze_test_memory_used(), 0);
 }
 
-/* -- the driver's strictness. Each of these crashes, as on a card or worse. */
+/* -- the driver's strictness: each of these crashes, as on a card or worse */
 
 #if defined(__has_feature)
 #define HAS_ASAN __has_feature(address_sanitizer)
@@ -178,7 +180,7 @@ Test(xpu, plain_memory_stops_the_device) {
 #define HAS_ASAN 0
 #endif
 
-#if !HAS_ASAN /* it would report what is meant to happen */
+#if !HAS_ASAN /* ASan would report the intended access */
 Test(ze_driver, host_access_to_device_memory_crashes, .signal = SIGSEGV) {
     sn_device *d = open_xpu(0);
     void *device;

@@ -1,4 +1,4 @@
-/* The suite of all backends over the XPU backend, the real Level Zero loader and the test driver. */
+/* The conformance suite of all backends with the XPU backend, the real Level Zero loader and the test driver. */
 #ifdef SN_ZE_TEST_DRIVER
 #include "tests/support/ze_driver/use.h"
 #endif
@@ -8,7 +8,7 @@
 #include <criterion/criterion.h>
 #include <stdio.h>
 
-static void run(conformance_case which) {
+static void run_case(conformance_case which) {
 #ifdef SN_ZE_TEST_DRIVER
     static conformance c = {.id = {SN_DEVICE_XPU, 0}, .faults = &ze_test_faults};
     c.memory_used = ze_test_memory_used;
@@ -22,5 +22,5 @@ static void run(conformance_case which) {
 }
 
 #define X(name)                                                                                                        \
-    Test(xpu_conformance, name) { run(CONFORMANCE_##name); }
+    Test(xpu_conformance, name) { run_case(CONFORMANCE_##name); }
 CONFORMANCE_CASES(X)

@@ -1,5 +1,5 @@
-/* The suite of all backends once more, with the loader's validation layer between backend and driver: a call with a
- * NULL pointer, an unknown flag or a wrong structure type fails there, and the case with it. */
+/* The conformance suite of all backends again, with the loader's validation layer between backend and driver: the
+ * layer refuses NULL pointers, unknown flags and wrong structure types, and the case fails. */
 #ifdef SN_ZE_TEST_DRIVER
 #include "tests/support/ze_driver/use.h"
 
@@ -11,19 +11,19 @@ __attribute__((constructor)) static void use_validation(void) {
     setenv("ZE_ENABLE_PARAMETER_VALIDATION", "1", 1);
 }
 
-Test(xpu_validation, the_layer_is_there) {
+Test(xpu_validation, the_layer_is_present) {
     cr_assert_eq(zeInit(0), ZE_RESULT_SUCCESS);
     cr_assert_eq(zeDriverGet(NULL, NULL), ZE_RESULT_ERROR_INVALID_NULL_POINTER); /* the driver itself would crash */
 }
 
-static void run(conformance_case which) {
+static void run_case(conformance_case which) {
     static conformance c = {.id = {SN_DEVICE_XPU, 0}, .faults = &ze_test_faults};
     c.memory_used = ze_test_memory_used;
     cr_assert(conformance_run(&c, which), "%s", c.failure);
 }
 
 #define X(name)                                                                                                        \
-    Test(xpu_validation, name) { run(CONFORMANCE_##name); }
+    Test(xpu_validation, name) { run_case(CONFORMANCE_##name); }
 CONFORMANCE_CASES(X)
 #else
 #include <criterion/criterion.h>

@@ -1,8 +1,8 @@
-/* cuBLAS of the stand-in: the one form of product that the backend asks for, by the definition. */
-#include "tests/support/cuda_stand_in/inside.h"
+/* cuBLAS of the stand-in: the one form of product that the backend uses, computed by its definition. */
+#include "tests/support/cuda_stand_in/stand_in_private.h"
 
 #include "base/dtype.h"
-#include "device/cuda/cublas_load.h"
+#include "device/cuda/cuda_private.h" /* private: this file defines sn_cuda_cublas_load in place of cublas.c */
 
 #include <stdlib.h>
 
@@ -11,7 +11,7 @@ struct cublas_context {
     void *workspace;
 };
 
-/* In place of cublas.c: here it is always found. */
+/* Replaces cublas.c: here cuBLAS is always found. */
 sn_status sn_cuda_cublas_load(sn_err *err) {
     (void)err;
     return SN_OK;
@@ -27,12 +27,12 @@ cublasStatus_t cublasCreate_v2(cublasHandle_t *handle) {
 
 cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) {
     cuda_lock();
-    cuda_end_object(handle);
+    cuda_free_object(handle);
     cuda_unlock();
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* The real one forgets the workspace as well. */
+/* The real function resets the workspace as well. */
 cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream) {
     handle->stream = stream;
     handle->workspace = NULL;
@@ -53,17 +53,17 @@ const char *cublasGetStatusString(cublasStatus_t status) {
                                                    : "execution failed";
 }
 
-/* c (n, ldc)[:, :m] = b (n, ldb)[:, :k] . a (m, lda)[:, :k]^T, rows first: what the call means with its matrices read
- * so. */
+/* c (n, ldc)[:, :m] = b (n, ldb)[:, :k] . a (m, lda)[:, :k]^T in row-major order: the meaning of the call if its
+ * matrices are read as row-major. */
 typedef struct product {
     int m, n, k, lda, ldb, ldc;
     const void *a, *b;
     cudaDataType type;
-    bool grow; /* c, by the product */
+    bool grow; /* adds the product to c */
     float *c;
 } product;
 
-static void widen(const product *p, const void *from, size_t at, float *out) {
+static void widen_values(const product *p, const void *from, size_t at, float *out) {
     for (int i = 0; i < p->k; i++)
         out[i] = p->type == CUDA_R_32F ? ((const float *)from)[at + (size_t)i]
                                        : sn_bf16_to_f32(((const uint16_t *)from)[at + (size_t)i]);
@@ -71,7 +71,7 @@ static void widen(const product *p, const void *from, size_t at, float *out) {
 
 enum { SUMS = 16 };
 
-static float dot(int k, const float *x, const float *y) {
+static float dot_product(int k, const float *x, const float *y) {
     float sums[SUMS] = {0}, sum = 0;
     int i = 0;
     for (; i + SUMS <= k; i += SUMS)
@@ -86,12 +86,12 @@ static void run_product(void *ctx) {
     size_t k = (size_t)p->k;
     float *b = malloc(((size_t)p->n + 1) * k * sizeof *b), *a = b + (size_t)p->n * k;
     if (!b) abort();
-    for (int j = 0; j < p->n; j++) widen(p, p->b, (size_t)j * (size_t)p->ldb, b + (size_t)j * k);
+    for (int j = 0; j < p->n; j++) widen_values(p, p->b, (size_t)j * (size_t)p->ldb, b + (size_t)j * k);
     for (int i = 0; i < p->m; i++) {
-        widen(p, p->a, (size_t)i * (size_t)p->lda, a);
+        widen_values(p, p->a, (size_t)i * (size_t)p->lda, a);
         for (int j = 0; j < p->n; j++) {
             float *c = &p->c[(size_t)j * (size_t)p->ldc + (size_t)i];
-            *c = dot(p->k, a, b + (size_t)j * k) + (p->grow ? *c : 0);
+            *c = dot_product(p->k, a, b + (size_t)j * k) + (p->grow ? *c : 0);
         }
     }
     free(b);
@@ -102,19 +102,20 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cubla
                             cudaDataType type_b, int ldb, const void *beta, void *c, cudaDataType type_c, int ldc,
                             cublasComputeType_t compute, cublasGemmAlgo_t algorithm) {
     (void)algorithm;
-    float one = *(const float *)alpha, kept = *(const float *)beta;
+    float one = *(const float *)alpha, c_scale = *(const float *)beta;
     bool known = op_a == CUBLAS_OP_T && op_b == CUBLAS_OP_N && type_a == type_b && type_c == CUDA_R_32F &&
                  compute == CUBLAS_COMPUTE_32F && !(one < 1 || one > 1) &&
-                 (!(kept < 0 || kept > 0) || !(kept < 1 || kept > 1));
+                 (!(c_scale < 0 || c_scale > 0) || !(c_scale < 1 || c_scale > 1));
     bool sane = m > 0 && n > 0 && k > 0 && lda >= k && ldb >= k && ldc >= m && handle->workspace;
-    /* With bfloat16, matrix units want rows that begin at multiples of 16 bytes: slower, not wrong, without. */
+    /* With bfloat16, matrix units need rows that begin at multiples of 16 bytes; other rows would be slow, not
+     * wrong. */
     if (type_a == CUDA_R_16BF) sane = sane && lda % 8 == 0 && ldb % 8 == 0 && ((uintptr_t)a | (uintptr_t)b) % 16 == 0;
     product *p = malloc(sizeof *p);
     if (!known || !sane || !p) {
         free(p);
         return CUBLAS_STATUS_INVALID_VALUE;
     }
-    *p = (product){m, n, k, lda, ldb, ldc, a, b, type_a, kept > 0, c};
+    *p = (product){m, n, k, lda, ldb, ldc, a, b, type_a, c_scale > 0, c};
     cuda_lock();
     cudaError_t error =
         cuda_stand_in_queue(handle->stream, (cuda_operation){run_product, p, free}, CUDA_OPERATION_KERNEL);

@@ -1,5 +1,5 @@
 /* Memory of the stand-in's devices, and pinned memory. */
-#include "tests/support/cuda_stand_in/inside.h"
+#include "tests/support/cuda_stand_in/stand_in_private.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -7,76 +7,76 @@
 
 enum { PAGE = 4096, ALIGNMENT = 256, RUBBISH = 0xa5 };
 
-typedef struct piece {
+typedef struct allocation {
     char *at, *pages;
     size_t bytes, mapped;
     int device; /* -1: pinned host memory */
-} piece;
+} allocation;
 
-static piece *pieces;
-static size_t n_pieces, room;
+static allocation *allocations;
+static size_t n_allocations, capacity;
 static size_t limit = (size_t)1 << 30, used[CUDA_STAND_IN_DEVICES], pinned;
 static int fail_nth;
 
 static size_t pages_for(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
-static cudaError_t add_piece(size_t bytes, int device, void **out) {
-    if (n_pieces == room) {
-        room = room ? 2 * room : 64;
-        pieces = realloc(pieces, room * sizeof *pieces);
-        if (!pieces) abort();
+static cudaError_t add_allocation(size_t bytes, int device, void **out) {
+    if (n_allocations == capacity) {
+        capacity = capacity ? 2 * capacity : 64;
+        allocations = realloc(allocations, capacity * sizeof *allocations);
+        if (!allocations) abort();
     }
-    piece p = {.bytes = bytes, .mapped = pages_for(bytes) + PAGE, .device = device};
+    allocation p = {.bytes = bytes, .mapped = pages_for(bytes) + PAGE, .device = device};
     p.pages = mmap(NULL, p.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p.pages == MAP_FAILED) return cudaErrorMemoryAllocation;
-    mprotect(p.pages, p.mapped - PAGE, PROT_READ | PROT_WRITE); /* the page behind stays a fence */
+    mprotect(p.pages, p.mapped - PAGE, PROT_READ | PROT_WRITE); /* the last page stays inaccessible */
     p.at = p.pages + (p.mapped - PAGE - bytes) / ALIGNMENT * ALIGNMENT;
     size_t shown = bytes < 4 << 20 ? bytes : 4 << 20;
     memset(p.at, RUBBISH, shown);
     if (device >= 0) mprotect(p.pages, p.mapped, PROT_NONE);
-    pieces[n_pieces++] = p;
+    allocations[n_allocations++] = p;
     *out = p.at;
     return cudaSuccess;
 }
 
-static piece *find_piece(const void *at, size_t bytes, int device) {
+static allocation *find_allocation(const void *at, size_t bytes, int device) {
     const char *byte = at;
-    for (size_t i = 0; i < n_pieces; i++)
-        if (pieces[i].device == device && byte >= pieces[i].at && bytes <= pieces[i].bytes &&
-            (size_t)(byte - pieces[i].at) <= pieces[i].bytes - bytes)
-            return &pieces[i];
+    for (size_t i = 0; i < n_allocations; i++)
+        if (allocations[i].device == device && byte >= allocations[i].at && bytes <= allocations[i].bytes &&
+            (size_t)(byte - allocations[i].at) <= allocations[i].bytes - bytes)
+            return &allocations[i];
     return NULL;
 }
 
-static void remove_piece(piece *p) {
+static void remove_allocation(allocation *p) {
     munmap(p->pages, p->mapped);
-    *p = pieces[--n_pieces];
+    *p = allocations[--n_allocations];
 }
 
-static void protect(int device, int protection) {
-    for (size_t i = 0; i < n_pieces; i++)
-        if (pieces[i].device == device) mprotect(pieces[i].pages, pieces[i].mapped - PAGE, protection);
+static void protect_device(int device, int protection) {
+    for (size_t i = 0; i < n_allocations; i++)
+        if (allocations[i].device == device) mprotect(allocations[i].pages, allocations[i].mapped - PAGE, protection);
 }
 
-void cuda_memory_open(int device) { protect(device, PROT_READ | PROT_WRITE); }
-void cuda_memory_close(int device) { protect(device, PROT_NONE); }
-bool cuda_memory_holds(int device, const void *at, size_t bytes) { return find_piece(at, bytes, device); }
-bool cuda_memory_pinned(const void *at, size_t bytes) { return find_piece(at, bytes, -1); }
+void cuda_memory_open(int device) { protect_device(device, PROT_READ | PROT_WRITE); }
+void cuda_memory_close(int device) { protect_device(device, PROT_NONE); }
+bool cuda_memory_holds(int device, const void *at, size_t bytes) { return find_allocation(at, bytes, device); }
+bool cuda_memory_pinned(const void *at, size_t bytes) { return find_allocation(at, bytes, -1); }
 
-static cudaError_t allocate(void **out, size_t bytes, int device) {
-    cudaError_t error = cuda_unsafe();
+static cudaError_t allocate_memory(void **out, size_t bytes, int device) {
+    cudaError_t error = cuda_begin_uncapturable();
     if (error) return error;
     if (cuda_count_down(&fail_nth)) return cudaErrorMemoryAllocation;
     if (!bytes) return cudaErrorInvalidValue;
     if (device >= 0 && bytes > limit - used[device]) return cudaErrorMemoryAllocation;
-    error = add_piece(bytes, device, out);
+    error = add_allocation(bytes, device, out);
     if (!error) *(device >= 0 ? &used[device] : &pinned) += bytes;
     return error;
 }
 
 cudaError_t cudaMalloc(void **device, size_t bytes) {
     cuda_lock();
-    cudaError_t error = cuda_result(allocate(device, bytes, cuda_this_device()));
+    cudaError_t error = cuda_result(allocate_memory(device, bytes, cuda_this_device()));
     cuda_unlock();
     return error;
 }
@@ -84,20 +84,20 @@ cudaError_t cudaMalloc(void **device, size_t bytes) {
 cudaError_t cudaHostAlloc(void **host, size_t bytes, unsigned flags) {
     (void)flags;
     cuda_lock();
-    cudaError_t error = cuda_result(allocate(host, bytes, -1));
+    cudaError_t error = cuda_result(allocate_memory(host, bytes, -1));
     cuda_unlock();
     return error;
 }
 
-static cudaError_t give_back(void *at, bool is_pinned) {
-    cudaError_t error = cuda_unsafe();
+static cudaError_t free_memory(void *at, bool is_pinned) {
+    cudaError_t error = cuda_begin_uncapturable();
     if (error || !at) return error;
     for (int device = is_pinned ? -1 : 0; device < (is_pinned ? 0 : CUDA_STAND_IN_DEVICES); device++) {
-        piece *p = find_piece(at, 0, device);
+        allocation *p = find_allocation(at, 0, device);
         if (!p || p->at != at) continue;
         cuda_drain(is_pinned ? cuda_this_device() : device);
         *(is_pinned ? &pinned : &used[device]) -= p->bytes;
-        remove_piece(p);
+        remove_allocation(p);
         return cudaSuccess;
     }
     return cudaErrorInvalidValue;
@@ -105,14 +105,14 @@ static cudaError_t give_back(void *at, bool is_pinned) {
 
 cudaError_t cudaFree(void *device) {
     cuda_lock();
-    cudaError_t error = cuda_result(give_back(device, false));
+    cudaError_t error = cuda_result(free_memory(device, false));
     cuda_unlock();
     return error;
 }
 
 cudaError_t cudaFreeHost(void *host) {
     cuda_lock();
-    cudaError_t error = cuda_result(give_back(host, true));
+    cudaError_t error = cuda_result(free_memory(host, true));
     cuda_unlock();
     return error;
 }
@@ -171,10 +171,10 @@ static cudaError_t copy_between(void *to, const void *from, size_t bytes, enum c
     if (error || !bytes) return error;
     bool up = kind == cudaMemcpyHostToDevice;
     const void *device = up ? to : from, *host = up ? from : to;
-    if (!up && kind != cudaMemcpyDeviceToHost) return cudaErrorInvalidValue; /* the backend makes no others */
+    if (!up && kind != cudaMemcpyDeviceToHost) return cudaErrorInvalidValue; /* the backend uses no other kinds */
     if (!cuda_memory_holds(cuda_this_device(), device, bytes)) return cudaErrorInvalidValue;
     bool is_pinned = cuda_memory_pinned(host, bytes);
-    if (!is_pinned && (error = cuda_unsafe())) return error;
+    if (!is_pinned && (error = cuda_begin_uncapturable())) return error;
     error = queue_copy(stream, to, from, bytes, 0, up && !is_pinned);
     if (!error && !up && !is_pinned) cuda_drain(cuda_this_device());
     return error;

@@ -1,5 +1,14 @@
-/* Devices, streams, events, graphs, errors of the stand-in: when what was queued is done. */
-#include "tests/support/cuda_stand_in/inside.h"
+/* Devices, streams, events, graphs and errors of the stand-in.
+ *
+ * How it works: a stream is a queue of items (operations, event records, waits for events). Nothing runs when it is
+ * queued: run_stream executes the queue when the backend asks whether work is done (a query, a wait, a free), so
+ * that an order that the backend leaves to chance goes wrong. With copies_first, streams without kernels run at once
+ * instead. A capture collects items in a graph; launching the graph appends copies of the items to a stream, with
+ * the arguments that were captured.
+ *
+ * run_stream with `force` makes other streams run first when an item waits for one of their events. Stalls and
+ * losses are checked before each operation. One lock protects everything. */
+#include "tests/support/cuda_stand_in/stand_in_private.h"
 
 #include "base/clock.h"
 
@@ -9,12 +18,12 @@
 #include <string.h>
 
 struct cuda_event {
-    struct cuda_stream *stream; /* where it was recorded last */
-    uint64_t wanted, done;      /* the last record asked for, the last that came by */
-    bool captured;              /* that record is part of a capture */
+    struct cuda_stream *stream; /* stream of the newest record */
+    uint64_t wanted, done;      /* numbers of the newest record requested, and of the newest one executed */
+    bool captured;              /* the newest record is part of a capture */
 };
 
-/* Something done in order. Copies of one (in graphs and queues) share the operation. */
+/* An operation in queues and graphs; its copies share it. */
 typedef struct shared_operation {
     cuda_operation op;
     int users;
@@ -35,8 +44,8 @@ typedef struct list {
 struct cuda_stream {
     int device;
     list queue;
-    bool kernels; /* saw one */
-    bool running; /* its first item is being done */
+    bool kernels; /* a kernel was queued on it */
+    bool running; /* its first item is executing */
     struct cuda_graph *capture;
     struct cuda_stream *next;
 };
@@ -66,7 +75,7 @@ bool cuda_count_down(int *counter) { return *counter > 0 && --*counter == 0; }
 bool cuda_creation_fails(void) { return cuda_count_down(&fail_creation); }
 
 cudaError_t cuda_result(cudaError_t error) {
-    if (error) last_error = error; /* "not ready" too, as the real one does */
+    if (error) last_error = error; /* including "not ready", as the real runtime does */
     return error;
 }
 
@@ -75,7 +84,7 @@ cudaError_t cuda_begin(void) {
     return lost ? cudaErrorLaunchFailure : cudaSuccess;
 }
 
-cudaError_t cuda_unsafe(void) {
+cudaError_t cuda_begin_uncapturable(void) {
     for (struct cuda_stream *s = streams; s; s = s->next)
         if (s->capture && pthread_equal(s->capture->thread, pthread_self())) {
             s->capture->spoilt = true;
@@ -86,7 +95,7 @@ cudaError_t cuda_unsafe(void) {
 
 /* -- lists */
 
-static void append(list *l, item value) {
+static void append_item(list *l, item value) {
     item *i = malloc(sizeof *i);
     if (!i) abort();
     *i = value;
@@ -111,13 +120,13 @@ static void remove_first(list *l) {
     free(i);
 }
 
-static void clear(list *l) {
+static void clear_list(list *l) {
     while (l->first) remove_first(l);
 }
 
-/* -- doing what was queued */
+/* -- execution */
 
-static bool stalled(void) {
+static bool is_stalled(void) {
     if (stall_ms) {
         stalled_until = sn_now_us() + (int64_t)stall_ms * 1000;
         stall_ms = 0;
@@ -127,11 +136,11 @@ static bool stalled(void) {
 
 static void lose_everything(void) {
     lost = true;
-    for (struct cuda_stream *s = streams; s; s = s->next) clear(&s->queue);
+    for (struct cuda_stream *s = streams; s; s = s->next) clear_list(&s->queue);
 }
 
-/* Does one item; false when it cannot be done now. `force`: other streams are made to go on when this one waits for
- * them; else they are left where they are. */
+/* Executes one item; false when it cannot be executed now. `force`: when this stream waits for another one, the
+ * other one runs; otherwise other streams are left alone. */
 static void run_stream(struct cuda_stream *s, bool force);
 
 static bool run_item(struct cuda_stream *s, item *i, bool force) {
@@ -144,7 +153,7 @@ static bool run_item(struct cuda_stream *s, item *i, bool force) {
     }
     if (i->kind == ITEM_RECORD) i->event->done = i->number;
     if (i->kind != ITEM_OPERATION) return true;
-    if (stalled()) return false;
+    if (is_stalled()) return false;
     if (cuda_count_down(&lose_nth)) {
         lose_everything();
         return false;
@@ -153,7 +162,7 @@ static bool run_item(struct cuda_stream *s, item *i, bool force) {
     return true;
 }
 
-/* Does what is queued on the stream, as far as it can. */
+/* Executes what is queued on the stream, as far as possible. */
 static void run_stream(struct cuda_stream *s, bool force) {
     if (!s->queue.first || s->running) return;
     s->running = true;
@@ -171,11 +180,11 @@ void cuda_drain(int device) {
         }
 }
 
-static cudaError_t put(cudaStream_t stream, item value) {
+static cudaError_t put_item(cudaStream_t stream, item value) {
     if (stream->capture)
-        append(&stream->capture->items, value);
+        append_item(&stream->capture->items, value);
     else
-        append(&stream->queue, value);
+        append_item(&stream->queue, value);
     if (copies_first && !stream->capture && !stream->kernels) run_stream(stream, false);
     return cudaSuccess;
 }
@@ -185,9 +194,9 @@ cudaError_t cuda_stand_in_queue(cudaStream_t stream, cuda_operation operation, c
     if (!o) abort();
     *o = (shared_operation){operation, 1};
     cudaError_t error = cuda_begin();
-    if (!error && !stream) error = cudaErrorInvalidResourceHandle; /* the backend never means the default stream */
+    if (!error && !stream) error = cudaErrorInvalidResourceHandle; /* the backend never uses the default stream */
     if (!error && kind == CUDA_OPERATION_KERNEL) stream->kernels = true;
-    if (!error) error = put(stream, (item){.kind = ITEM_OPERATION, .operation = o});
+    if (!error) error = put_item(stream, (item){.kind = ITEM_OPERATION, .operation = o});
     drop_operation(o);
     return error;
 }
@@ -239,26 +248,39 @@ cudaError_t cudaGetLastError(void) {
 
 const char *cudaGetErrorString(cudaError_t error) {
     switch (error) {
-    case cudaSuccess: return "no error";
-    case cudaErrorInvalidValue: return "invalid argument";
-    case cudaErrorMemoryAllocation: return "out of memory";
-    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
-    case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient for CUDA runtime version";
-    case cudaErrorNoDevice: return "no CUDA-capable device is detected";
-    case cudaErrorInvalidDevice: return "invalid device ordinal";
-    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
-    case cudaErrorNotReady: return "device not ready";
-    case cudaErrorLaunchFailure: return "unspecified launch failure";
-    case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
-    case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
-    case cudaErrorStreamCaptureIsolation: return "dependency created on uncaptured work in another stream";
+    case cudaSuccess:
+        return "no error";
+    case cudaErrorInvalidValue:
+        return "invalid argument";
+    case cudaErrorMemoryAllocation:
+        return "out of memory";
+    case cudaErrorInvalidConfiguration:
+        return "invalid configuration argument";
+    case cudaErrorInsufficientDriver:
+        return "CUDA driver version is insufficient for CUDA runtime version";
+    case cudaErrorNoDevice:
+        return "no CUDA-capable device is detected";
+    case cudaErrorInvalidDevice:
+        return "invalid device ordinal";
+    case cudaErrorInvalidResourceHandle:
+        return "invalid resource handle";
+    case cudaErrorNotReady:
+        return "device not ready";
+    case cudaErrorLaunchFailure:
+        return "unspecified launch failure";
+    case cudaErrorStreamCaptureUnsupported:
+        return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated:
+        return "operation failed due to a previous error during capture";
+    case cudaErrorStreamCaptureIsolation:
+        return "dependency created on uncaptured work in another stream";
     }
     return "unknown error";
 }
 
 /* -- streams and events */
 
-/* Known from here, so that what a device that hangs keeps is no leak to a sanitizer. */
+/* Live objects are reachable from here, so that the objects of a device that hangs are no leak to a sanitizer. */
 enum { OBJECTS_MAX = 16384 };
 static void *objects[OBJECTS_MAX];
 
@@ -269,7 +291,7 @@ void *cuda_new_object(size_t size) {
     return object;
 }
 
-void cuda_end_object(void *object) {
+void cuda_free_object(void *object) {
     for (int i = 0; i < n_objects; i++)
         if (objects[i] == object) {
             objects[i] = objects[--n_objects];
@@ -281,7 +303,7 @@ void cuda_end_object(void *object) {
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
     (void)flags;
     cuda_lock();
-    cudaError_t error = cuda_unsafe();
+    cudaError_t error = cuda_begin_uncapturable();
     if (!error && cuda_creation_fails()) error = cudaErrorMemoryAllocation;
     if (!error) {
         *stream = cuda_new_object(sizeof **stream);
@@ -296,22 +318,22 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     cuda_lock();
-    run_stream(stream, true); /* the real one lets the work go on; nothing could ask for it here */
-    clear(&stream->queue);
+    run_stream(stream, true); /* the real runtime lets the work continue; nothing could ask for it here */
+    clear_list(&stream->queue);
     for (struct cuda_stream **at = &streams; *at; at = &(*at)->next)
         if (*at == stream) {
             *at = stream->next;
             break;
         }
-    cuda_end_object(stream);
+    cuda_free_object(stream);
     cuda_unlock();
     return cudaSuccess;
 }
 
-/* Says "not ready" once when there was something to do, as a device would that is still at it. */
+/* Returns "not ready" once when there was work, as a busy device would. */
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
     cuda_lock();
-    cudaError_t error = cuda_unsafe();
+    cudaError_t error = cuda_begin_uncapturable();
     if (!error && stream->queue.first) {
         run_stream(stream, true);
         error = lost ? cudaErrorLaunchFailure : cudaErrorNotReady;
@@ -324,7 +346,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     (void)flags;
     cuda_lock();
-    cudaError_t error = cuda_unsafe();
+    cudaError_t error = cuda_begin_uncapturable();
     if (!error && cuda_creation_fails()) error = cudaErrorMemoryAllocation;
     if (!error) *event = cuda_new_object(sizeof **event);
     cuda_result(error);
@@ -334,9 +356,9 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
     cuda_lock();
-    if (event->stream) /* what is queued on it refers to it */
+    if (event->stream) /* queued items refer to the event */
         for (struct cuda_stream *s = streams; s; s = s->next) run_stream(s, true);
-    cuda_end_object(event);
+    cuda_free_object(event);
     cuda_unlock();
     return cudaSuccess;
 }
@@ -348,7 +370,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
         event->stream = stream;
         event->captured = stream->capture != NULL;
         item record = {.kind = ITEM_RECORD, .event = event, .number = ++event->wanted};
-        if (!event->captured) error = put(stream, record);
+        if (!event->captured) error = put_item(stream, record);
     }
     cuda_result(error);
     cuda_unlock();
@@ -364,7 +386,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
         error = cudaErrorStreamCaptureIsolation;
     }
     if (!error && !stream->capture && event->wanted)
-        error = put(stream, (item){.kind = ITEM_WAIT, .event = event, .number = event->wanted});
+        error = put_item(stream, (item){.kind = ITEM_WAIT, .event = event, .number = event->wanted});
     cuda_result(error);
     cuda_unlock();
     return error;
@@ -372,7 +394,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     cuda_lock();
-    cudaError_t error = cuda_unsafe();
+    cudaError_t error = cuda_begin_uncapturable();
     if (!error && event->done < event->wanted) {
         run_stream(event->stream, true);
         error = lost ? cudaErrorLaunchFailure : cudaErrorNotReady;
@@ -385,9 +407,9 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 /* -- graphs */
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
-    (void)mode; /* the backend's one: thread-local */
+    (void)mode; /* the backend uses one mode: thread-local */
     cuda_lock();
-    cudaError_t error = cuda_unsafe();
+    cudaError_t error = cuda_begin_uncapturable();
     if (!error) {
         stream->capture = cuda_new_object(sizeof *stream->capture);
         stream->capture->thread = pthread_self();
@@ -404,8 +426,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
     stream->capture = NULL;
     if (*graph && (*graph)->spoilt && !error) error = cudaErrorStreamCaptureInvalidated;
     if (*graph && error) {
-        clear(&(*graph)->items);
-        cuda_end_object(*graph);
+        clear_list(&(*graph)->items);
+        cuda_free_object(*graph);
         *graph = NULL;
     }
     if (!error) captures++;
@@ -415,13 +437,13 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
 }
 
 static void copy_list(list *to, const list *from) {
-    for (const item *i = from->first; i; i = i->next) append(to, *i);
+    for (const item *i = from->first; i; i = i->next) append_item(to, *i);
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags) {
     (void)flags;
     cuda_lock();
-    cudaError_t error = cuda_unsafe();
+    cudaError_t error = cuda_begin_uncapturable();
     if (!error && cuda_creation_fails()) error = cudaErrorMemoryAllocation;
     if (!error) {
         *exec = cuda_new_object(sizeof **exec);
@@ -444,16 +466,16 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
 
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
     cuda_lock();
-    clear(&graph->items);
-    cuda_end_object(graph);
+    clear_list(&graph->items);
+    cuda_free_object(graph);
     cuda_unlock();
     return cudaSuccess;
 }
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
     cuda_lock();
-    clear(&exec->items);
-    cuda_end_object(exec);
+    clear_list(&exec->items);
+    cuda_free_object(exec);
     cuda_unlock();
     return cudaSuccess;
 }

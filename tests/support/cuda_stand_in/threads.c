@@ -1,4 +1,4 @@
-/* The threads of a block as stacks that are switched between: see threads.h. */
+/* The threads of a block are stacks between which the program switches: see threads.h. */
 #include "tests/support/cuda_stand_in/threads.h"
 
 #include <stdio.h>
@@ -11,16 +11,16 @@ enum { THREADS_MAX = 1024, STACK = 64 << 10, WARP = 32 };
 typedef enum state { READY, AT_BARRIER, AT_EXCHANGE, DONE } state;
 
 typedef struct fiber {
-    void *stack; /* where it stands, when it does not run */
+    void *stack; /* its stack pointer while it is suspended */
     state state;
     unsigned exchanges;
-    uint32_t brought[2]; /* for this exchange and the one before */
+    uint32_t given[2]; /* value given to this exchange and to the one before */
 } fiber;
 
 struct cuda_position cuda_position;
 
 static fiber *fibers;
-static void *scheduler; /* where run_threads stands while a fiber runs */
+static void *scheduler; /* stack pointer of run_threads while a fiber runs */
 static unsigned char shared[CUDA_SHARED_MAX] __attribute__((aligned(16)));
 static unsigned now, n_threads, n_blocks_run;
 static size_t n_shared;
@@ -33,9 +33,9 @@ void cuda_threads_fail(const char *sentence) {
     abort();
 }
 
-/* Leaves the running stack, noting where in *from, and goes on where `to` stands: what a called function must keep is
- * pushed there. C's own jumps are not meant for other stacks, and sanitizers watch them; the standard's swapcontext
- * makes two system calls a switch. */
+/* Suspends the running stack, stores its stack pointer in *from, and resumes `to`. Registers that a called function
+ * must preserve are pushed on the stack. setjmp and longjmp are not made for other stacks, and sanitizers watch
+ * them; swapcontext makes two system calls per switch. */
 void cuda_threads_switch(void **from, void *to);
 #if defined(__x86_64__)
 __asm__(".text\n.type cuda_threads_switch, @function\ncuda_threads_switch:\n"
@@ -57,8 +57,8 @@ enum { SAVED = 20, RETURN_AT = 11 };
 #error "the emulation of CUDA's threads switches stacks: write cuda_threads_switch for this processor"
 #endif
 
-/* Leaves the running thread where it is; returns when it is resumed. */
-static void leave(state why) {
+/* Suspends the running thread; returns when it is resumed. */
+static void switch_out(state why) {
     fibers[now].state = why;
     cuda_threads_switch(&fibers[now].stack, scheduler);
 }
@@ -66,11 +66,11 @@ static void leave(state why) {
 static void fiber_main(void) {
     for (;;) {
         block_body(block_ctx);
-        leave(DONE);
+        switch_out(DONE);
     }
 }
 
-static void resume(unsigned i) {
+static void resume_fiber(unsigned i) {
     now = i;
     cuda_position.thread = (cuda_index){i, 0, 0};
     fibers[i].state = READY;
@@ -89,25 +89,25 @@ static void make_fibers(void) {
     }
 }
 
-void cuda_threads_barrier(void) { leave(AT_BARRIER); }
+void cuda_threads_barrier(void) { switch_out(AT_BARRIER); }
 
-/* Two places for what is brought: nobody comes to the exchange after the next before all have taken from this one. */
+/* Two slots for values: no thread reaches the exchange after the next before all threads have read this one. */
 uint32_t cuda_threads_exchange(uint32_t bits, int distance) {
     unsigned me = now, place = fibers[me].exchanges++ % 2, other = me ^ (unsigned)distance;
-    fibers[me].brought[place] = bits;
-    leave(AT_EXCHANGE);
+    fibers[me].given[place] = bits;
+    switch_out(AT_EXCHANGE);
     if (other / WARP != me / WARP || other >= n_threads) cuda_threads_fail("a shuffle reaches out of its warp");
-    return fibers[other].brought[place];
+    return fibers[other].given[place];
 }
 
-/* Lets the lanes of a warp go on that have all come to an exchange. True when it did. */
+/* Releases the lanes of a warp if all of them have reached an exchange. True if it did. */
 static bool release_warp(unsigned first) {
     unsigned end = first + WARP < n_threads ? first + WARP : n_threads, waiting = 0, gone = 0;
     for (unsigned i = first; i < end; i++) {
         waiting += fibers[i].state == AT_EXCHANGE;
         gone += fibers[i].state == DONE;
     }
-    if (waiting && gone) cuda_threads_fail("a shuffle waits for lanes that have left");
+    if (waiting && gone) cuda_threads_fail("a shuffle waits for lanes that have ended");
     if (waiting < end - first) return false;
     for (unsigned i = first; i < end; i++) fibers[i].state = READY;
     return true;
@@ -125,21 +125,21 @@ static bool release_block(void) {
     return true;
 }
 
-/* Lets the threads [first, first + n) go on, each to where it must wait. True when one did. */
+/* Runs the threads [first, first + n), each until it must wait. True if one ran. */
 static bool run_threads(unsigned first, unsigned n, unsigned turn) {
     bool any = false;
     for (unsigned k = 0; k < n; k++) {
         unsigned i = (k + turn) % n;
         if (turn % 2) i = n - 1 - i;
         if (fibers[first + i].state != READY) continue;
-        resume(first + i);
+        resume_fiber(first + i);
         any = true;
     }
     return any;
 }
 
-/* Warps either keep step, or one runs ahead to the next barrier while the others stand: what lacks a barrier shows in
- * one of the two. Who begins, and which way round, differs from block to block. */
+/* The warps either run in step, or one runs to the next barrier while the others wait: a missing barrier shows in
+ * one of the two. The first warp and the direction differ from block to block. */
 static void run_block(void) {
     unsigned turn = n_blocks_run++ * 7, n_warps = (n_threads + WARP - 1) / WARP;
     bool ahead = turn / 7 % 4 < 2;
@@ -159,7 +159,7 @@ static void run_block(void) {
         going |= release_block();
     }
     for (unsigned i = 0; i < n_threads; i++)
-        if (fibers[i].state != DONE) cuda_threads_fail("a barrier that some threads never come to");
+        if (fibers[i].state != DONE) cuda_threads_fail("a barrier that some threads never reach");
 }
 
 void cuda_threads_run(const unsigned grid[3], unsigned threads, size_t bytes, void (*body)(void *ctx), void *ctx) {

@@ -1,10 +1,10 @@
-/* CUDA C++ for the host's compiler, as far as the kernels use it: a block's threads run one after the other, each until
- * it comes to a barrier or a shuffle, in an order that changes from block to block. Misaligned wide loads, barriers
- * that some threads miss and shuffles with lanes that left end the program with a sentence. */
+/* CUDA C++ for the host's compiler, as far as the kernels use it: the threads of a block run one after the other,
+ * each until it reaches a barrier or a shuffle, in an order that changes from block to block. Misaligned wide loads,
+ * barriers that some threads miss and shuffles with lanes that have ended abort the program with a message. */
 #ifndef SN_TESTS_CUDA_STAND_IN_THREADS_H
 #define SN_TESTS_CUDA_STAND_IN_THREADS_H
 
-#include "tests/support/cuda_stand_in/inside.h"
+#include "tests/support/cuda_stand_in/stand_in_private.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -14,18 +14,18 @@ typedef struct cuda_index {
     unsigned x, y, z;
 } cuda_index;
 
-/* Where the running thread is, and its block's dynamic shared memory (rubbish at first). */
+/* Position of the running thread, and the dynamic shared memory of its block (rubbish at first). */
 extern struct cuda_position {
     cuda_index thread, block;
     unsigned char *shared;
 } cuda_position;
 
-enum { CUDA_SHARED_MAX = 101376 }; /* bytes: what every device since sm_80 has, when asked for */
+enum { CUDA_SHARED_MAX = 101376 }; /* bytes: what every device since sm_80 has if it is requested */
 
 /* Runs `body` once for every thread of the grid. */
 void cuda_threads_run(const unsigned grid[3], unsigned threads, size_t shared, void (*body)(void *ctx), void *ctx);
 void cuda_threads_barrier(void);
-/* All lanes of the warp meet; returns what lane (own ^ distance) brought. */
+/* All lanes of the warp meet; returns the value of lane (own ^ distance). */
 uint32_t cuda_threads_exchange(uint32_t bits, int distance);
 void cuda_threads_fail(const char *sentence) __attribute__((noreturn));
 
@@ -78,7 +78,7 @@ static inline unsigned __float_as_uint(float f) {
     return u;
 }
 
-/* IEEE half, by the definition. */
+/* IEEE half precision, by its definition. */
 struct __half {
     unsigned short bits;
 };
@@ -103,23 +103,24 @@ static inline uint4 __ldcs(const uint4 *at) {
 
 static inline void __syncthreads() { cuda_threads_barrier(); }
 static inline float __shfl_xor_sync(unsigned mask, float x, int distance) {
-    if (mask != 0xffffffffu) cuda_threads_fail("a shuffle of part of a warp is not known here");
+    if (mask != 0xffffffffu) cuda_threads_fail("a shuffle of part of a warp is not supported");
     return __uint_as_float(cuda_threads_exchange(__float_as_uint(x), distance));
 }
 
 static inline int __shfl_xor_sync(unsigned mask, int x, int distance) {
-    return static_cast<int>(__float_as_uint(__shfl_xor_sync(mask, __uint_as_float(static_cast<unsigned>(x)), distance)));
+    return static_cast<int>(
+        __float_as_uint(__shfl_xor_sync(mask, __uint_as_float(static_cast<unsigned>(x)), distance)));
 }
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
-inline size_t cuda_shared_allowed = 48 * 1024; /* for the kernel that is launched next */
+inline size_t cuda_shared_allowed = 48 * 1024; /* of the next kernel launch */
 template <class Kernel> cudaError_t cudaFuncSetAttribute(Kernel *, cudaFuncAttribute, int bytes) {
     if (bytes < 0 || bytes > CUDA_SHARED_MAX) return cudaErrorInvalidValue;
     cuda_shared_allowed = static_cast<size_t>(bytes);
     return cudaSuccess;
 }
 
-/* A launch with its arguments as they are now. */
+/* A launch with its present arguments. */
 template <class... Parameters> struct cuda_call {
     void (*kernel)(Parameters...);
     std::tuple<Parameters...> arguments;

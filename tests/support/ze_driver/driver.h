@@ -1,17 +1,18 @@
-/* A Level Zero driver for tests: OpenCL on the CPU stands for the GPU. The real loader loads it
- * (ZE_ENABLE_ALT_DRIVERS), so the backend under test is the one that ships, and so are its kernels' SPIR-V. What it
- * does not show: speed, the races of a real memory model, the quirks of Intel's driver.
+/* A Level Zero driver for tests: OpenCL on the CPU takes the place of the GPU. The real loader loads it
+ * (ZE_ENABLE_ALT_DRIVERS), so that the backend under test is the one that ships, and so is the SPIR-V of its
+ * kernels. It does not show speed, the races of a real memory model, or peculiarities of Intel's driver.
  *
- * It is stricter than a GPU where it can be:
- * - Device memory is PROT_NONE but while the driver itself executes a command on it, and ends at a page that always
- * faults: the host that touches it crashes, and so does a kernel that runs over the end.
- * - A kernel gets at the allocations among its arguments only, unless it was told to follow addresses
+ * It is stricter than a GPU where possible:
+ * - Device memory is PROT_NONE except while the driver executes a command on it, and ends at a page that always
+ *   faults: an access by the host crashes, and so does a kernel that runs over the end.
+ * - A kernel reaches only the allocations among its arguments, unless it was told to follow addresses
  *   (zeKernelSetIndirectAccess).
- * - Commands between two barriers are executed last first: a missing barrier gives wrong numbers every time.
- * - Copies touch memory of this driver only, and only inside one allocation. Freeing what queued commands use aborts.
+ * - Commands between two barriers are executed in reverse order: a missing barrier gives wrong numbers every time.
+ * - Copies touch memory of this driver only, and only inside one allocation. Freeing memory that queued commands use
+ *   aborts.
  *
- * What the backend does not use is missing: the loader answers UNSUPPORTED_FEATURE. Environment: ZE_TEST_DEVICES (1),
- * ZE_TEST_MEMORY (bytes a device has: 4 GiB). */
+ * Functions that the backend does not use are missing: the loader returns UNSUPPORTED_FEATURE. Environment
+ * variables: ZE_TEST_DEVICES (number of devices, 1), ZE_TEST_MEMORY (bytes per device, 4 GiB). */
 #ifndef SN_TESTS_ZE_DRIVER_DRIVER_H
 #define SN_TESTS_ZE_DRIVER_DRIVER_H
 
@@ -30,12 +31,12 @@ typedef struct allocation {
     struct allocation *next;
     uint8_t *base;
     size_t bytes;
-    uint8_t *map; /* base lies in it */
+    uint8_t *map; /* the mapping that contains base */
     size_t map_bytes;
-    bool device;     /* else host */
-    uint64_t number; /* grows from one to the next */
-    int open;        /* commands that are executing on it */
-    int queued;      /* commands that will */
+    bool device;     /* otherwise host memory */
+    uint64_t number; /* increases with every allocation */
+    int open;        /* number of commands executing on it */
+    int queued;      /* number of commands queued on it */
 } allocation;
 
 struct _ze_event_handle_t {
@@ -53,21 +54,21 @@ typedef struct parameter {
     uint32_t bytes; /* of a value */
 } parameter;
 
-typedef struct kernel_about {
+typedef struct kernel_info {
     char name[64];
     uint32_t id, n_parameters; /* id: of its function */
     parameter parameters[ARGS_MAX];
-} kernel_about;
+} kernel_info;
 
 struct _ze_module_handle_t {
     cl_program program;
     int n_kernels;
-    kernel_about kernels[KERNELS_MAX];
+    kernel_info kernels[KERNELS_MAX];
 };
 
 struct _ze_kernel_handle_t {
     ze_module_handle_t module;
-    kernel_about about;
+    kernel_info info;
     uint32_t group[3];
     bool indirect;
     argument args[ARGS_MAX];
@@ -85,7 +86,7 @@ typedef struct command {
     cl_kernel kernel;
     size_t global[3], local[3];
     bool indirect;
-    uint64_t newest; /* allocation when it began */
+    uint64_t newest; /* newest allocation when the command began */
     allocation *uses[ARGS_MAX];
     int n_uses;
     ze_event_handle_t signal, waits[WAITS_MAX];
@@ -94,15 +95,15 @@ typedef struct command {
 
 struct _ze_command_list_handle_t {
     struct _ze_command_list_handle_t *next;
-    command *open;          /* since the last barrier, the last one first */
-    command *first, **last; /* to be executed, in this order */
+    command *open;          /* commands since the last barrier, newest first */
+    command *first, **last; /* commands to be executed, in this order */
     bool closing;
     pthread_t worker;
     cl_command_queue queue;
 };
 
 typedef struct driver {
-    pthread_mutex_t lock; /* over everything below, events and lists */
+    pthread_mutex_t lock; /* protects everything below, events and lists */
     pthread_cond_t changed;
     cl_device_id device;
     cl_context context;
@@ -112,28 +113,31 @@ typedef struct driver {
     size_t memory_used, memory;
     uint32_t n_devices;
     int fail_allocation, fail_create, stall_ms, lose; /* 0: none */
-    int healed;                                         /* how often */
+    int healed;                                       /* how often heal was called */
     int objects;
     bool lost;
 } driver;
 extern driver ze_test;
 
-/* memory.c. Counts an object that is made (false: it shall fail), and one that goes. */
+/* memory.c. object_made counts an object that is made (false: its creation shall fail), object_gone one that is
+ * freed. */
 bool object_made(void);
 void object_gone(void);
 
-/* With the lock held: */
-allocation *allocation_of(const void *address, size_t bytes); /* all of it inside one; or NULL */
-void allocations_open(command *c);                            /* for execution */
+/* The caller holds the lock: */
+allocation *allocation_of(const void *address, size_t bytes); /* the allocation that contains the range; or NULL */
+void allocations_open(command *c);                            /* makes the memory accessible for execution */
 void allocations_close(const command *c);
 
-/* spirv.c: the kernels of a module and their parameters; how many. PoCL does not tell for such binaries. */
-int spirv_kernels(const void *words, size_t n_words, kernel_about *out, int room);
+/* spirv.c: finds the kernels of a module and their parameters; returns the number of kernels. PoCL does not report
+ * them for such binaries. */
+int spirv_kernels(const void *words, size_t n_words, kernel_info *out, int capacity);
 
 /* lists.c */
-void flush_lists(void); /* what is queued behind no barrier yet goes on; with the lock held */
+/* releases the commands queued since the last barrier for execution; the caller holds the lock */
+void flush_lists(void);
 
-/* The functions of the tables. */
+/* The functions of the loader's tables. */
 ze_result_t memory_device(ze_context_handle_t, const ze_device_mem_alloc_desc_t *, size_t, size_t, ze_device_handle_t,
                           void **);
 ze_result_t memory_host(ze_context_handle_t, const ze_host_mem_alloc_desc_t *, size_t, size_t, void **);
@@ -168,7 +172,7 @@ ze_result_t kernel_destroy(ze_kernel_handle_t);
 ze_result_t kernel_group_size(ze_kernel_handle_t, uint32_t, uint32_t, uint32_t);
 ze_result_t kernel_argument(ze_kernel_handle_t, uint32_t, size_t, const void *);
 ze_result_t kernel_indirect(ze_kernel_handle_t, ze_kernel_indirect_access_flags_t);
-/* A command that executes the kernel with its arguments as they are now. With the lock held. */
+/* Makes a command that executes the kernel with its present arguments. The caller holds the lock. */
 ze_result_t kernel_command(ze_kernel_handle_t, const ze_group_count_t *, command *out);
 
 #endif

@@ -1,4 +1,4 @@
-/* What a test may ask of the test driver (use.h finds these). See driver.h for what the driver is. */
+/* What a test may ask of the test driver (use.h finds these functions). driver.h explains the driver. */
 #ifndef SN_TESTS_ZE_DRIVER_FAULTS_H
 #define SN_TESTS_ZE_DRIVER_FAULTS_H
 
@@ -6,12 +6,13 @@
 
 #define ZE_TEST_EXPORT __attribute__((visibility("default")))
 
-ZE_TEST_EXPORT size_t ze_test_memory_used(void);      /* bytes of device and host allocations alive */
-ZE_TEST_EXPORT void ze_test_fail_allocation(int nth); /* the nth from now fails: out of device memory */
-ZE_TEST_EXPORT void ze_test_fail_create(int nth);     /* the nth list, event, module, kernel, ... from now fails */
-ZE_TEST_EXPORT int ze_test_objects(void);             /* of these, how many are alive */
-ZE_TEST_EXPORT void ze_test_stall(int ms);            /* the next kernel or copy takes this long, or until healed */
-ZE_TEST_EXPORT void ze_test_lose(int nth);            /* from its nth kernel or copy on the device is lost */
+ZE_TEST_EXPORT size_t ze_test_memory_used(void);      /* bytes of live device and host allocations */
+ZE_TEST_EXPORT void ze_test_fail_allocation(int nth); /* the nth allocation from now fails: out of device memory */
+/* the creation of the nth list, event, module, kernel, ... from now fails */
+ZE_TEST_EXPORT void ze_test_fail_create(int nth);
+ZE_TEST_EXPORT int ze_test_objects(void);  /* number of these objects alive */
+ZE_TEST_EXPORT void ze_test_stall(int ms); /* the next kernel or copy takes this long, or until heal is called */
+ZE_TEST_EXPORT void ze_test_lose(int nth); /* from its nth kernel or copy on the device is lost */
 ZE_TEST_EXPORT void ze_test_heal(void);
 
 #endif

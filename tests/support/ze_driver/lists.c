@@ -1,4 +1,10 @@
-/* Command lists, each with a thread that executes it, and events. */
+/* Command lists, each with a thread that executes it, and events.
+ *
+ * How it works: append_command adds commands without events to list->open, newest first, so that a barrier, an event
+ * or a wait (flush_list) moves them to the execution queue in reverse order. worker_main takes the first command
+ * whose events are signalled, makes the memory of its allocations accessible, executes it without the lock, and
+ * signals its event. One condition variable, ze_test.changed, announces every change; waits are bounded by the limit
+ * that the backend gives. Device loss ends every wait. */
 #include "tests/support/ze_driver/driver.h"
 
 #include <stdlib.h>
@@ -13,7 +19,7 @@ static bool all_signaled(const command *c) {
     return true;
 }
 
-static void stall(int ms) {
+static void stall_for(int ms) {
     for (int healed = ze_test.healed; ms-- > 0 && healed == ze_test.healed;) {
         pthread_mutex_unlock(&ze_test.lock);
         nanosleep(&(struct timespec){0, 1000000}, NULL);
@@ -21,13 +27,13 @@ static void stall(int ms) {
     }
 }
 
-/* With the lock held; lets go of it meanwhile. */
-static void execute(struct _ze_command_list_handle_t *list, command *c) {
+/* The caller holds the lock; the function releases it during execution. */
+static void execute_command(struct _ze_command_list_handle_t *list, command *c) {
     int stall_ms = ze_test.stall_ms;
     ze_test.stall_ms = 0;
     if (ze_test.lose > 0 && --ze_test.lose == 0) ze_test.lost = true;
     if (ze_test.lost) return;
-    stall(stall_ms);
+    stall_for(stall_ms);
     allocations_open(c);
     pthread_mutex_unlock(&ze_test.lock);
     if (c->kind == COMMAND_COPY) memmove(c->to, c->from, c->bytes);
@@ -40,13 +46,13 @@ static void execute(struct _ze_command_list_handle_t *list, command *c) {
     if (failed) ze_test.lost = true;
 }
 
-static void retire(command *c) {
+static void retire_command(command *c) {
     for (int i = 0; i < c->n_uses; i++) c->uses[i]->queued--;
     if (c->kernel) clReleaseKernel(c->kernel);
     free(c);
 }
 
-static void *work(void *ctx) {
+static void *worker_main(void *ctx) {
     struct _ze_command_list_handle_t *list = ctx;
     pthread_mutex_lock(&ze_test.lock);
     for (;;) {
@@ -58,16 +64,16 @@ static void *work(void *ctx) {
         }
         list->first = c->next;
         if (!list->first) list->last = &list->first;
-        if (c->kind != COMMAND_BARRIER) execute(list, c);
+        if (c->kind != COMMAND_BARRIER) execute_command(list, c);
         if (c->signal && !ze_test.lost) c->signal->signaled = true;
-        retire(c);
+        retire_command(c);
         pthread_cond_broadcast(&ze_test.changed);
     }
     pthread_mutex_unlock(&ze_test.lock);
     return NULL;
 }
 
-/* -- appending; with the lock held */
+/* -- appending; the caller holds the lock */
 
 static void flush_list(struct _ze_command_list_handle_t *list) {
     while (list->open) {
@@ -84,8 +90,8 @@ void flush_lists(void) {
     for (struct _ze_command_list_handle_t *l = ze_test.lists; l; l = l->next) flush_list(l);
 }
 
-static ze_result_t append(ze_command_list_handle_t list, command made, ze_event_handle_t signal, uint32_t n_waits,
-                          ze_event_handle_t *waits) {
+static ze_result_t append_command(ze_command_list_handle_t list, command made, ze_event_handle_t signal,
+                                  uint32_t n_waits, ze_event_handle_t *waits) {
     command *c = n_waits <= WAITS_MAX ? malloc(sizeof *c) : NULL;
     if (!c) return ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY;
     made.signal = signal;
@@ -113,7 +119,7 @@ static ze_result_t append_locked(ze_command_list_handle_t list, command c, ze_ev
     for (int i = 0; i < 2 && !result; i++)
         if (ranges[i] && !(c.uses[c.n_uses++] = allocation_of(ranges[i], c.bytes)))
             result = ZE_RESULT_ERROR_INVALID_ARGUMENT;
-    if (!result) result = append(list, c, signal, n_waits, waits);
+    if (!result) result = append_command(list, c, signal, n_waits, waits);
     pthread_mutex_unlock(&ze_test.lock);
     return result;
 }
@@ -141,7 +147,7 @@ ze_result_t list_launch(ze_command_list_handle_t list, ze_kernel_handle_t kernel
     command c;
     pthread_mutex_lock(&ze_test.lock);
     ze_result_t result = ze_test.lost ? ZE_RESULT_ERROR_DEVICE_LOST : kernel_command(kernel, groups, &c);
-    if (!result) result = append(list, c, signal, n_waits, waits);
+    if (!result) result = append_command(list, c, signal, n_waits, waits);
     pthread_mutex_unlock(&ze_test.lock);
     return result;
 }
@@ -156,7 +162,7 @@ ze_result_t list_create(ze_context_handle_t context, ze_device_handle_t device, 
     if (!list) return ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY;
     list->last = &list->first;
     list->queue = clCreateCommandQueueWithProperties(ze_test.context, ze_test.device, NULL, &failed);
-    if (failed || pthread_create(&list->worker, NULL, work, list)) {
+    if (failed || pthread_create(&list->worker, NULL, worker_main, list)) {
         if (!failed) clReleaseCommandQueue(list->queue);
         free(list);
         return ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY;
@@ -212,7 +218,7 @@ ze_result_t event_create(ze_event_pool_handle_t pool, const ze_event_desc_t *des
 }
 
 ze_result_t event_destroy(ze_event_handle_t event) {
-    (void)event; /* the pool's */
+    (void)event; /* events belong to their pool */
     return ZE_RESULT_SUCCESS;
 }
 

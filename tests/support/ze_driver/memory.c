@@ -21,7 +21,8 @@ static void close_one(allocation *a) {
     if (--a->open == 0 && a->device) mprotect(a->map, a->map_bytes - PAGE, PROT_NONE);
 }
 
-/* A command that follows addresses gets all there is when it begins; what comes meanwhile is not its. */
+/* A command that follows addresses may use every allocation that exists when the command begins, but none made
+ * later. */
 void allocations_open(command *c) {
     c->newest = ze_test.newest;
     for (allocation *a = ze_test.allocations; a && c->indirect; a = a->next) open_one(a);
@@ -34,7 +35,7 @@ void allocations_close(const command *c) {
     for (int i = 0; i < c->n_uses && !c->indirect; i++) close_one(c->uses[i]);
 }
 
-static ze_result_t allocate(bool device, size_t bytes, size_t alignment, void **out) {
+static ze_result_t allocate_memory(bool device, size_t bytes, size_t alignment, void **out) {
     if (bytes == 0) return ZE_RESULT_ERROR_UNSUPPORTED_SIZE;
     if (alignment > ALIGNMENT) return ZE_RESULT_ERROR_UNSUPPORTED_ALIGNMENT;
     pthread_mutex_lock(&ze_test.lock);
@@ -54,7 +55,7 @@ static ze_result_t allocate(bool device, size_t bytes, size_t alignment, void **
                           .map_bytes = map_bytes,
                           .device = device,
                           .number = ++ze_test.newest};
-        a->base = a->map + map_bytes - PAGE - used; /* its end meets the page that faults */
+        a->base = a->map + map_bytes - PAGE - used; /* the end of the allocation is next to the page that faults */
         if (!device) mprotect(map, map_bytes - PAGE, PROT_READ | PROT_WRITE);
         ze_test.allocations = a;
         ze_test.memory_used += bytes;
@@ -68,13 +69,13 @@ static ze_result_t allocate(bool device, size_t bytes, size_t alignment, void **
 ze_result_t memory_device(ze_context_handle_t context, const ze_device_mem_alloc_desc_t *desc, size_t bytes,
                           size_t alignment, ze_device_handle_t device, void **out) {
     (void)context, (void)desc, (void)device;
-    return allocate(true, bytes, alignment, out);
+    return allocate_memory(true, bytes, alignment, out);
 }
 
 ze_result_t memory_host(ze_context_handle_t context, const ze_host_mem_alloc_desc_t *desc, size_t bytes,
                         size_t alignment, void **out) {
     (void)context, (void)desc;
-    return allocate(false, bytes, alignment, out);
+    return allocate_memory(false, bytes, alignment, out);
 }
 
 ze_result_t memory_free(ze_context_handle_t context, void *memory) {
@@ -126,9 +127,9 @@ void object_gone(void) {
     pthread_mutex_unlock(&ze_test.lock);
 }
 
-/* -- what tests ask for */
+/* -- what tests may ask for */
 
-static int set(int *value, int to) {
+static int set_locked(int *value, int to) {
     pthread_mutex_lock(&ze_test.lock);
     *value = to;
     pthread_mutex_unlock(&ze_test.lock);
@@ -149,10 +150,10 @@ int ze_test_objects(void) {
     return objects;
 }
 
-void ze_test_fail_create(int nth) { set(&ze_test.fail_create, nth); }
-void ze_test_fail_allocation(int nth) { set(&ze_test.fail_allocation, nth); }
-void ze_test_stall(int ms) { set(&ze_test.stall_ms, ms); }
-void ze_test_lose(int nth) { set(&ze_test.lose, nth); }
+void ze_test_fail_create(int nth) { set_locked(&ze_test.fail_create, nth); }
+void ze_test_fail_allocation(int nth) { set_locked(&ze_test.fail_allocation, nth); }
+void ze_test_stall(int ms) { set_locked(&ze_test.stall_ms, ms); }
+void ze_test_lose(int nth) { set_locked(&ze_test.lose, nth); }
 
 void ze_test_heal(void) {
     pthread_mutex_lock(&ze_test.lock);

@@ -1,5 +1,5 @@
-/* SPIR-V modules and kernels. PoCL 3.1 takes no SPIR-V, but LLVM's bitcode in OpenCL's form: llvm-spirv translates
- * back. */
+/* SPIR-V modules and kernels. PoCL 3.1 does not accept SPIR-V, but LLVM bitcode in OpenCL's form: llvm-spirv
+ * translates SPIR-V to it. */
 #include "tests/support/ze_driver/driver.h"
 
 #include <fcntl.h>
@@ -26,7 +26,7 @@ static bool write_all(int fd, const uint8_t *data, size_t bytes) {
     return true;
 }
 
-static bool translate(const char *from, const char *to) {
+static bool translate_spirv(const char *from, const char *to) {
     char *arguments[] = {"llvm-spirv", "-r", "--spirv-target-env=CL1.2", (char *)from, "-o", (char *)to, NULL};
     pid_t child;
     int status;
@@ -46,7 +46,7 @@ static uint8_t *read_all(const char *path, size_t *bytes) {
     return data;
 }
 
-/* Heap; NULL when anything fails. */
+/* Returns heap memory; NULL when anything fails. */
 static uint8_t *to_bitcode(const uint8_t *spirv, size_t spirv_bytes, size_t *bytes) {
     char from[] = "/tmp/ze_test_XXXXXX", to[sizeof from + 3];
     int fd = mkstemp(from);
@@ -54,7 +54,7 @@ static uint8_t *to_bitcode(const uint8_t *spirv, size_t spirv_bytes, size_t *byt
     snprintf(to, sizeof to, "%s.bc", from);
     bool written = write_all(fd, spirv, spirv_bytes);
     close(fd);
-    uint8_t *data = written && translate(from, to) ? read_all(to, bytes) : NULL;
+    uint8_t *data = written && translate_spirv(from, to) ? read_all(to, bytes) : NULL;
     unlink(from);
     unlink(to);
     return data;
@@ -113,7 +113,7 @@ ze_result_t kernel_create(ze_module_handle_t module, const ze_kernel_desc_t *des
         *out = calloc(1, sizeof **out);
         if (!*out) return ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY;
         (*out)->module = module;
-        (*out)->about = module->kernels[i];
+        (*out)->info = module->kernels[i];
         return ZE_RESULT_SUCCESS;
     }
     return ZE_RESULT_ERROR_INVALID_KERNEL_NAME;
@@ -132,7 +132,7 @@ ze_result_t kernel_group_size(ze_kernel_handle_t kernel, uint32_t x, uint32_t y,
 }
 
 ze_result_t kernel_argument(ze_kernel_handle_t kernel, uint32_t index, size_t bytes, const void *data) {
-    if (index >= kernel->about.n_parameters) return ZE_RESULT_ERROR_INVALID_KERNEL_ARGUMENT_INDEX;
+    if (index >= kernel->info.n_parameters) return ZE_RESULT_ERROR_INVALID_KERNEL_ARGUMENT_INDEX;
     if (data && bytes > ARG_BYTES_MAX) return ZE_RESULT_ERROR_INVALID_KERNEL_ARGUMENT_SIZE;
     argument *a = &kernel->args[index];
     *a = (argument){.bytes = bytes, .set = true, .local = !data};
@@ -145,7 +145,8 @@ ze_result_t kernel_indirect(ze_kernel_handle_t kernel, ze_kernel_indirect_access
     return ZE_RESULT_SUCCESS;
 }
 
-/* A pointer must be NULL or into one of our allocations: plain host memory is refused, as a GPU would fault on it. */
+/* A pointer must be NULL or point into an allocation of this driver: plain host memory is refused, because a GPU
+ * would fault. */
 static ze_result_t set_pointer(cl_kernel kernel, cl_uint index, const argument *a, command *out) {
     void *pointer;
     if (a->bytes != sizeof pointer) return ZE_RESULT_ERROR_INVALID_KERNEL_ARGUMENT_SIZE;
@@ -172,10 +173,10 @@ ze_result_t kernel_command(ze_kernel_handle_t kernel, const ze_group_count_t *gr
         out->global[i] = (size_t)kernel->group[i] * counts[i];
         if (!out->global[i]) return ZE_RESULT_ERROR_INVALID_ARGUMENT;
     }
-    out->kernel = clCreateKernel(kernel->module->program, kernel->about.name, &failed);
+    out->kernel = clCreateKernel(kernel->module->program, kernel->info.name, &failed);
     ze_result_t result = failed ? ZE_RESULT_ERROR_UNKNOWN : ZE_RESULT_SUCCESS;
-    for (cl_uint i = 0; i < kernel->about.n_parameters && !result; i++)
-        result = set_argument(out->kernel, i, &kernel->about.parameters[i], &kernel->args[i], out);
+    for (cl_uint i = 0; i < kernel->info.n_parameters && !result; i++)
+        result = set_argument(out->kernel, i, &kernel->info.parameters[i], &kernel->args[i], out);
     if (result && !failed) clReleaseKernel(out->kernel);
     return result;
 }

@@ -1,4 +1,4 @@
-/* As much of the SPIR-V specification as it takes to know a kernel's parameters. */
+/* The part of the SPIR-V specification that is needed to find the parameters of kernels. */
 #include "tests/support/ze_driver/driver.h"
 
 #include <stdio.h>
@@ -18,11 +18,11 @@ enum {
 };
 
 typedef struct reader {
-    parameter *types; /* by id */
+    parameter *types; /* indexed by id */
     uint32_t n_types;
-    kernel_about *kernels;
-    int n, room;
-    kernel_about *function; /* whose parameters come now; NULL: of no kernel */
+    kernel_info *kernels;
+    int n, capacity;
+    kernel_info *function; /* kernel whose parameters are read now; NULL: none */
 } reader;
 
 static void note_type(reader *r, uint32_t id, parameter type) {
@@ -38,8 +38,8 @@ static void note_function(reader *r, uint32_t id) {
 static void read_instruction(reader *r, const uint32_t *w, uint32_t n) {
     switch (w[0] & 0xffff) {
     case OP_ENTRY_POINT:
-        if (n < 4 || r->n == r->room) break;
-        r->kernels[r->n] = (kernel_about){.id = w[2]};
+        if (n < 4 || r->n == r->capacity) break;
+        r->kernels[r->n] = (kernel_info){.id = w[2]};
         snprintf(r->kernels[r->n++].name, sizeof r->kernels->name, "%.*s", (int)(n - 3) * 4, (const char *)(w + 3));
         break;
     case OP_TYPE_INT:
@@ -65,10 +65,10 @@ static void read_instruction(reader *r, const uint32_t *w, uint32_t n) {
     }
 }
 
-int spirv_kernels(const void *words, size_t n_words, kernel_about *out, int room) {
+int spirv_kernels(const void *words, size_t n_words, kernel_info *out, int capacity) {
     const uint32_t *w = words;
     if (n_words < HEADER_WORDS) return 0;
-    reader r = {.n_types = w[3], .kernels = out, .room = room};
+    reader r = {.n_types = w[3], .kernels = out, .capacity = capacity};
     r.types = calloc(r.n_types ? r.n_types : 1, sizeof *r.types);
     for (size_t at = HEADER_WORDS; r.types && at < n_words;) {
         uint32_t n = w[at] >> 16;

@@ -1,4 +1,9 @@
-/* What the loader asks a driver for: tables of functions, and what there is. */
+/* The functions and properties that the loader asks a driver for.
+ *
+ * How it works: the loader calls the exported functions zeGet...ProcAddrTable, each of which fills one table. Most
+ * entries are functions of memory.c, modules.c and lists.c. Creation and destruction go through wrappers that count
+ * live objects and can be made to fail (faults.h). Properties are those that the backend reads: name, memory,
+ * alignment, and two queue groups as on a card. */
 #include "tests/support/ze_driver/driver.h"
 
 #include <level_zero/zes_api.h>
@@ -82,9 +87,9 @@ static ze_result_t driver_extensions(ze_driver_handle_t d, uint32_t *n, ze_drive
 
 static ze_result_t device_get(ze_driver_handle_t d, uint32_t *n, ze_device_handle_t *out) {
     (void)d;
-    uint32_t room = out ? *n : 0;
+    uint32_t capacity = out ? *n : 0;
     if (!out || *n > ze_test.n_devices) *n = ze_test.n_devices;
-    for (uint32_t i = 0; i < room && i < ze_test.n_devices; i++) out[i] = &the_devices[i];
+    for (uint32_t i = 0; i < capacity && i < ze_test.n_devices; i++) out[i] = &the_devices[i];
     return ZE_RESULT_SUCCESS;
 }
 
@@ -109,12 +114,12 @@ static ze_result_t device_compute(ze_device_handle_t d, ze_device_compute_proper
     return ZE_RESULT_SUCCESS;
 }
 
-/* As on a card: one group that does everything, one that only copies. */
+/* As on a card: one group for everything, and one for copies only. */
 static ze_result_t device_queues(ze_device_handle_t d, uint32_t *n, ze_command_queue_group_properties_t *out) {
     (void)d;
-    uint32_t room = out ? *n : 0;
+    uint32_t capacity = out ? *n : 0;
     *n = 2;
-    for (uint32_t i = 0; i < room && i < 2; i++) {
+    for (uint32_t i = 0; i < capacity && i < 2; i++) {
         out[i].flags = ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COPY;
         if (i == 0) out[i].flags |= ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COMPUTE;
         out[i].maxMemoryFillPatternSize = 1;
@@ -141,7 +146,7 @@ static ze_result_t context_destroy(ze_context_handle_t context) {
     return ZE_RESULT_SUCCESS;
 }
 
-/* -- every create may be made to fail, every object is counted */
+/* -- every create function can be made to fail, and every object is counted */
 
 #define COUNTED(create, destroy, handle, parameters, arguments)                                                        \
     static ze_result_t counted_##create parameters {                                                                   \
@@ -174,7 +179,7 @@ COUNTED(module_create, module_destroy, ze_module_handle_t,
 COUNTED(kernel_create, kernel_destroy, ze_kernel_handle_t,
         (ze_module_handle_t m, const ze_kernel_desc_t *desc, ze_kernel_handle_t *out), (m, desc, out))
 
-/* -- tables. The loader insists on all of these functions; a zeroed table means: nothing of it is there. */
+/* -- tables. The loader requires all of these functions; a zeroed table means that nothing of it is supported. */
 
 #define TABLE(function, type, ...)                                                                                     \
     ZE_TEST_EXPORT ze_result_t function(ze_api_version_t version, type *table) {                                       \

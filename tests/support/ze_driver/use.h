@@ -1,5 +1,6 @@
-/* Include in a test program: before anything else runs, the loader is told to load the test driver, and no other. The
- * program is not linked with the driver: its tables' names would take the place of the loader's own. */
+/* Include this file in a test program: before anything else runs, the loader is told to load the test driver and no
+ * other. The program is not linked with the driver, because the names of the driver's tables would replace the
+ * loader's own. */
 #ifndef SN_TESTS_ZE_DRIVER_USE_H
 #define SN_TESTS_ZE_DRIVER_USE_H
 
@@ -9,7 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* faults.h, found in the driver at run time. */
+/* The functions of faults.h, found in the driver at run time. */
 static size_t (*ze_test_memory_used)(void);
 static void (*ze_test_fail_create)(int nth);
 static int (*ze_test_objects)(void);
@@ -39,11 +40,12 @@ __attribute__((constructor)) static void use_ze_test_driver(void) {
     find_in_driver(driver, "ze_test_heal", &ze_test_faults.heal);
     setenv("ZE_ENABLE_ALT_DRIVERS", SN_ZE_TEST_DRIVER, 1);
     setenv("POCL_CACHE_DIR", SN_ZE_TEST_CACHE, 0);
-    setenv("OCL_ICD_VENDORS", "pocl.icd", 0); /* others may bind deeply when loaded, which the sanitizers refuse */
+    /* other OpenCL drivers may be loaded with RTLD_DEEPBIND, which the sanitizers refuse */
+    setenv("OCL_ICD_VENDORS", "pocl.icd", 0);
 }
 
-/* LeakSanitizer asks for this: PoCL and the compiler in it keep what they allocate. They are C++, nothing of ours is.
- */
+/* LeakSanitizer calls this: PoCL and the compiler in it keep their allocations. They are C++; the project's code is
+ * not. */
 const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void) { return "leak:libLLVM\nleak:libpocl\nleak:libstdc++\n"; }
 

@@ -1,4 +1,4 @@
-/* The part of cuBLAS's interface that the backend uses, declared for the stand-in; see cuda_runtime_api.h beside it. */
+/* The part of cuBLAS's interface that the backend uses, declared for the stand-in; see cuda_runtime_api.h. */
 #ifndef SN_TESTS_CUDA_STAND_IN_CUBLAS_H
 #define SN_TESTS_CUDA_STAND_IN_CUBLAS_H
 

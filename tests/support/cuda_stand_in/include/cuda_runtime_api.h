@@ -1,6 +1,6 @@
-/* The part of the CUDA runtime's interface that the backend uses, declared for the stand-in, so that tests need no
- * toolkit. Names, values and meanings are those of NVIDIA's documentation; a build with the toolkit compiles the same
- * sources against NVIDIA's own headers, which shows that they agree. */
+/* The part of the CUDA runtime's interface that the backend uses, declared for the stand-in, so that tests do not
+ * need the toolkit. Names, values and meanings are those of NVIDIA's documentation; a build with the toolkit
+ * compiles the same sources against NVIDIA's own headers, which shows that the two agree. */
 #ifndef SN_TESTS_CUDA_STAND_IN_RUNTIME_H
 #define SN_TESTS_CUDA_STAND_IN_RUNTIME_H
 

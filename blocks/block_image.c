@@ -1,0 +1,105 @@
+/* The image of a block: measured (sn_block_layout_of), written (sn_block_pack), and used in place (sn_block_at). */
+#include "blocks/block.h"
+
+#include "base/mem.h"
+#include "blocks/weights.h"
+
+#include <stdlib.h>
+
+/* All matrices of a role must have the type of the first one, because they lie at equal distances (`stride`). */
+static sn_status check_same_dtype(const sn_model *model, sn_role role, int number, const sn_model_tensor *first,
+                                  int n_matrices, sn_err *err) {
+    for (int i = 1; i < n_matrices; i++) {
+        sn_model_tensor t;
+        sn_status status = sn_model_find_expert(model, role, number, i, &t, err);
+        if (status) return status;
+        if (t.dtype != first->dtype)
+            return sn_fail(err, SN_REFUSED, "block %d, %s: the experts are of different types, %s and %s", number,
+                           sn_role_name(role), sn_dtype_name(first->dtype), sn_dtype_name(t.dtype));
+    }
+    return SN_OK;
+}
+
+static sn_status layout_add_role(const sn_model *model, const sn_device *device, int number, sn_role role,
+                                 sn_block_layout *out, sn_err *err) {
+    sn_weight_layout *part = &out->parts[role];
+    sn_model_tensor t;
+    size_t all;
+    sn_status status = sn_model_find(model, role, number, &t, err);
+    if (status || !t.data) return status;
+    *part = (sn_weight_layout){.dtype = t.dtype,
+                               .rows = t.rows,
+                               .cols = t.cols,
+                               .offset = out->bytes,
+                               .bytes = t.cols * sizeof(float),
+                               .n_matrices = sn_role_n_matrices(sn_model_hparams(model), role),
+                               .vector = sn_role_is_vector(role)};
+    if (!part->vector) status = device->ops->weight_size(device, t.dtype, t.rows, t.cols, &part->bytes, err);
+    if (status) return sn_err_context(err, "block %d, %s", number, sn_role_name(role));
+    part->stride = sn_round_up(part->bytes, 64);
+    if (!sn_mul(part->stride, (size_t)part->n_matrices, &all) || !sn_add(out->bytes, all, &out->bytes))
+        return sn_fail(err, SN_REFUSED, "block %d is too large", number);
+    return check_same_dtype(model, role, number, &t, part->n_matrices, err);
+}
+
+sn_status sn_block_layout_of(const sn_model *model, const sn_device *device, int number, sn_block_layout *out,
+                             sn_err *err) {
+    sn_status status = SN_OK;
+    *out = (sn_block_layout){0};
+    for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT && !status; role++)
+        status = layout_add_role(model, device, number, (sn_role)role, out, err);
+    return status;
+}
+
+static sn_status pack_matrix(sn_device *device, const sn_model_tensor *t, void *out, sn_err *err) {
+    const void *rows;
+    void *copy;
+    sn_status status = sn_model_contiguous(t, &rows, &copy, err);
+    if (!status) status = device->ops->weight_pack(device, t->dtype, t->rows, t->cols, rows, out, err);
+    free(copy);
+    return status;
+}
+
+static sn_status pack_weight(const sn_model *model, sn_device *device, int number, sn_role role, int expert, void *out,
+                             sn_err *err) {
+    sn_model_tensor t;
+    const char *name = sn_role_name(role);
+    sn_status status = sn_model_find_expert(model, role, number, expert, &t, err);
+    if (status) return status;
+    if (sn_role_is_vector(role))
+        status = sn_vector_read(sn_model_hparams(model), role, &t, name, out, err);
+    else
+        status = pack_matrix(device, &t, out, err);
+    sn_model_release_pages(model, &t);
+    return status ? sn_err_context(err, "block %d, %s", number, name) : SN_OK;
+}
+
+sn_status sn_block_pack(const sn_model *model, sn_device *device, int number, const sn_block_layout *layout,
+                        void *image, sn_err *err) {
+    for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++) {
+        const sn_weight_layout *part = &layout->parts[role];
+        for (int i = 0; part->rows && i < part->n_matrices; i++) {
+            char *out = (char *)image + part->offset + (size_t)i * part->stride;
+            sn_status status = pack_weight(model, device, number, (sn_role)role, i, out, err);
+            if (status) return status;
+        }
+    }
+    return SN_OK;
+}
+
+sn_block sn_block_at(const sn_block_layout *layout, const void *image) {
+    sn_block block = {0};
+    for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++) {
+        const sn_weight_layout *part = &layout->parts[role];
+        const void *at = (const char *)image + part->offset;
+        if (!part->rows) continue;
+        if (part->vector)
+            block.vector[role] = at, block.width[role] = (int)part->cols;
+        else
+            block.matrix[role] = (sn_weight){part->dtype, part->rows, part->cols, part->bytes, at};
+        if (role >= SN_ROLE_EXPERTS_GATE && role <= SN_ROLE_EXPERTS_DOWN)
+            block.experts[role - SN_ROLE_EXPERTS_GATE] =
+                (sn_experts){block.matrix[role], part->stride, part->n_matrices};
+    }
+    return block;
+}

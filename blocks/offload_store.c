@@ -1,0 +1,303 @@
+/* A file is a header, which names the key and the hash of the image, and the image. Every file that was verified
+ * (`has`) or written (`put`) stays open in store->files: a streamed block is read again and again, and a process that
+ * removes or replaces the file does no harm then. get checks the hash at every read.
+ *
+ * A file is written under a random name that ends in ".new", locked (flock), synced, and renamed. The lock tells other
+ * processes that the file is being written: store_sweep removes unfinished files that no process has locked. */
+#include "blocks/offload_store.h"
+
+#include "base/log.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { VERSION = 1, CHUNK = 1 << 20 };
+static const char magic[8] = "SNBLOCK";
+static const char unfinished[] = ".new";
+
+typedef struct header { /* little-endian numbers: a big-endian machine reads another version */
+    char magic[8];
+    uint64_t version, bytes;
+    sn_hash key, image;
+} header;
+_Static_assert(sizeof(header) == 88, "the header has no padding, so that each of its bits is checked");
+
+typedef struct verified_file {
+    sn_hash key, image;
+    size_t bytes;
+    int file;
+} verified_file;
+
+struct sn_offload_store {
+    char *folder;
+    int dir;
+    sn_hasher *hasher;
+    uint8_t *chunk;
+    verified_file *files;
+    size_t n_files, capacity;
+};
+
+enum { NAME_SIZE = 2 * SN_HASH_SIZE + 40 };
+
+static void block_file_name(const sn_hash *key, char out[NAME_SIZE]) {
+    char hex[2 * SN_HASH_SIZE + 1];
+    snprintf(out, NAME_SIZE, "%s.block", sn_hex(key->bytes, SN_HASH_SIZE, hex));
+}
+
+/* ---- reading and writing ranges of a file ---- */
+
+static bool file_read_at(int file, void *out, size_t bytes, size_t at) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t n = pread(file, (uint8_t *)out + done, bytes - done, (off_t)(at + done));
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        done += (size_t)n;
+    }
+    return true;
+}
+
+/* Returns 0 or an errno. */
+static int file_write_at(int file, const void *data, size_t bytes, size_t at) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t n = pwrite(file, (const uint8_t *)data + done, bytes - done, (off_t)(at + done));
+        if (n < 0 && errno != EINTR) return errno;
+        if (n > 0) done += (size_t)n;
+    }
+    return 0;
+}
+
+/* ---- open, close ---- */
+
+/* Removes unfinished files whose process has ended: no process holds their lock. */
+static void store_sweep(sn_offload_store *store) {
+    int copy = openat(store->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = copy < 0 ? NULL : fdopendir(copy);
+    if (!dir) {
+        if (copy >= 0) close(copy);
+        return;
+    }
+    for (struct dirent *entry; (entry = readdir(dir));) {
+        size_t len = strlen(entry->d_name);
+        if (len < sizeof unfinished || strcmp(entry->d_name + len - strlen(unfinished), unfinished)) continue;
+        int file = openat(store->dir, entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+        if (file < 0) continue;
+        if (!flock(file, LOCK_EX | LOCK_NB)) unlinkat(store->dir, entry->d_name, 0);
+        close(file);
+    }
+    closedir(dir);
+}
+
+/* Creates a locked file under a new random name; -1 with errno on failure. */
+static int open_unfinished(sn_offload_store *store, char name[NAME_SIZE]) {
+    for (int i = 0; i < 100; i++) {
+        uint64_t number;
+        struct stat st;
+        sn_random(&number, sizeof number);
+        snprintf(name, NAME_SIZE, "%016llx%s", (unsigned long long)number, unfinished);
+        int file = openat(store->dir, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+        if (file < 0 && errno != EEXIST) return -1;
+        /* Another process may have removed the file between open and flock: then try another name. */
+        if (file >= 0 && !flock(file, LOCK_EX | LOCK_NB) && !fstat(file, &st) && st.st_nlink) return file;
+        if (file >= 0) close(file);
+    }
+    errno = EBUSY;
+    return -1;
+}
+
+static sn_status store_open_folder(sn_offload_store *store, sn_err *err) {
+    struct stat st;
+    char name[NAME_SIZE];
+    if (mkdir(store->folder, 0700) && errno != EEXIST)
+        return sn_fail(err, SN_REFUSED, "the offload folder %.256s cannot be made: %s", store->folder, strerror(errno));
+    store->dir = open(store->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (store->dir < 0 || fstat(store->dir, &st))
+        return sn_fail(err, SN_REFUSED, "the offload folder %.256s cannot be opened: %s", store->folder,
+                       strerror(errno));
+    if (st.st_mode & S_IWOTH)
+        return sn_fail(err, SN_REFUSED, "the offload folder %.256s is world-writable: give another one", store->folder);
+    int file = open_unfinished(store, name);
+    if (file < 0)
+        return sn_fail(err, SN_REFUSED, "nothing can be written to the offload folder %.256s: %s", store->folder,
+                       strerror(errno));
+    unlinkat(store->dir, name, 0);
+    close(file);
+    return SN_OK;
+}
+
+sn_status sn_offload_store_open(const char *folder, sn_offload_store **out, sn_err *err) {
+    sn_offload_store *store = NULL;
+    *out = NULL;
+    sn_status status = sn_calloc(&store, 1, sizeof *store, err);
+    if (status) return status;
+    store->dir = -1;
+    store->folder = strdup(folder);
+    store->hasher = sn_hasher_new();
+    status = sn_calloc(&store->chunk, CHUNK, 1, err);
+    if (!status && (!store->folder || !store->hasher)) status = sn_fail(err, SN_STOP, "out of memory");
+    if (!status) status = store_open_folder(store, err);
+    if (status) {
+        sn_offload_store_close(&store);
+        return status;
+    }
+    store_sweep(store);
+    *out = store;
+    return SN_OK;
+}
+
+void sn_offload_store_close(sn_offload_store **store) {
+    sn_offload_store *s = *store;
+    if (!s) return;
+    for (size_t i = 0; i < s->n_files; i++) close(s->files[i].file);
+    if (s->dir >= 0) close(s->dir);
+    sn_hasher_free(s->hasher);
+    free(s->files);
+    free(s->chunk);
+    free(s->folder);
+    free(s);
+    *store = NULL;
+}
+
+/* ---- verified files ---- */
+
+static verified_file *store_find(sn_offload_store *store, const sn_hash *key) {
+    for (size_t i = 0; i < store->n_files; i++)
+        if (memcmp(&store->files[i].key, key, sizeof *key) == 0) return &store->files[i];
+    return NULL;
+}
+
+static sn_status store_reserve(sn_offload_store *store, sn_err *err) {
+    if (store->n_files < store->capacity) return SN_OK;
+    size_t capacity = store->capacity * 2 + 16;
+    verified_file *grown = realloc(store->files, capacity * sizeof *grown);
+    if (!grown) return sn_fail(err, SN_STOP, "out of memory: a list of %zu blocks does not fit", capacity);
+    store->files = grown;
+    store->capacity = capacity;
+    return SN_OK;
+}
+
+static void store_forget(sn_offload_store *store, const sn_hash *key) {
+    verified_file *s = store_find(store, key);
+    if (!s) return;
+    close(s->file);
+    *s = store->files[--store->n_files];
+}
+
+/* Adds an open file; the list has capacity for it (store_reserve). */
+static void store_remember(sn_offload_store *store, const header *h, int file) {
+    store_forget(store, &h->key);
+    store->files[store->n_files++] = (verified_file){h->key, h->image, (size_t)h->bytes, file};
+}
+
+/* ---- has, put, get ---- */
+
+static sn_hash store_hash_file(sn_offload_store *store, int file, size_t bytes, bool *whole) {
+    *whole = true;
+    for (size_t at = 0; at < bytes && *whole;) {
+        size_t n = sn_min_size(CHUNK, bytes - at);
+        *whole = file_read_at(file, store->chunk, n, sizeof(header) + at);
+        if (*whole) sn_hasher_add(store->hasher, store->chunk, n);
+        at += n;
+    }
+    return sn_hasher_end(store->hasher);
+}
+
+/* What is wrong with the file; NULL: nothing. */
+static const char *store_check_file(sn_offload_store *store, int file, const sn_hash *key, size_t bytes, header *h) {
+    struct stat st;
+    bool whole;
+    if (fstat(file, &st) || !S_ISREG(st.st_mode)) return "it is not a regular file";
+    if (!file_read_at(file, h, sizeof *h, 0)) return "it is cut short";
+    if (memcmp(h->magic, magic, sizeof magic) || h->version != VERSION) return "it is of another version";
+    if (memcmp(&h->key, key, sizeof *key)) return "it holds another block";
+    if (h->bytes != bytes) return "its size differs";
+    if ((uint64_t)st.st_size - sizeof *h != bytes) return "it is cut short or has grown";
+    sn_hash hash = store_hash_file(store, file, bytes, &whole);
+    if (!whole) return "it cannot be read";
+    return memcmp(&hash, &h->image, sizeof hash) ? "its hash differs" : NULL;
+}
+
+bool sn_offload_store_has(sn_offload_store *store, const sn_hash *key, size_t bytes) {
+    char name[NAME_SIZE];
+    header h;
+    block_file_name(key, name);
+    store_forget(store, key);
+    if (store_reserve(store, NULL)) return false;
+    int file = openat(store->dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (file < 0 && errno != ELOOP) return false; /* there is none, or it cannot be opened now */
+    const char *wrong = file < 0 ? "it is a link" : store_check_file(store, file, key, bytes, &h);
+    if (!wrong) {
+        store_remember(store, &h, file);
+        return true;
+    }
+    if (file >= 0) close(file);
+    unlinkat(store->dir, name, 0);
+    sn_log(SN_LOG_WARN, "offloaded block rebuilt", "file=%s text=%s", name, wrong);
+    return false;
+}
+
+/* Returns 0 or an errno. */
+static int file_write_image(int file, const header *h, const void *image) {
+    /* On file systems that support it, a full disk is found before gigabytes are written. */
+    if (fallocate(file, 0, 0, (off_t)(sizeof *h + h->bytes)) && (errno == ENOSPC || errno == EFBIG || errno == EDQUOT))
+        return errno;
+    int error = file_write_at(file, h, sizeof *h, 0);
+    if (!error) error = file_write_at(file, image, (size_t)h->bytes, sizeof *h);
+    if (!error && fsync(file)) error = errno;
+    return error;
+}
+
+static sn_status store_put_failed(const sn_offload_store *store, size_t bytes, int error, sn_err *err) {
+    if (error == ENOSPC || error == EFBIG || error == EDQUOT)
+        return sn_fail(
+            err, SN_STOP,
+            "the offload folder %.256s is full: %zu bytes of a block do not fit: free space or give another folder",
+            store->folder, bytes);
+    return sn_fail(err, SN_STOP, "a block of %zu bytes cannot be written to the offload folder %.256s: %s", bytes,
+                   store->folder, strerror(error));
+}
+
+sn_status sn_offload_store_put(sn_offload_store *store, const sn_hash *key, const void *image, size_t bytes,
+                               sn_err *err) {
+    char name[NAME_SIZE], temporary[NAME_SIZE];
+    header h = {.version = VERSION, .bytes = bytes, .key = *key, .image = sn_hash_of(image, bytes)};
+    if (bytes > INT64_MAX - sizeof h)
+        return sn_fail(err, SN_REFUSED, "a block of %zu bytes is too large for a file", bytes);
+    memcpy(h.magic, magic, sizeof magic);
+    block_file_name(key, name);
+    sn_status status = store_reserve(store, err);
+    if (status) return status;
+    int file = open_unfinished(store, temporary);
+    if (file < 0) return store_put_failed(store, bytes, errno, err);
+    int error = file_write_image(file, &h, image);
+    if (!error && renameat(store->dir, temporary, store->dir, name)) error = errno;
+    if (error) {
+        unlinkat(store->dir, temporary, 0);
+        close(file);
+        return store_put_failed(store, bytes, error, err);
+    }
+    fsync(store->dir); /* if power fails and the name is lost, the file is put again */
+    flock(file, LOCK_UN);
+    store_remember(store, &h, file);
+    return SN_OK;
+}
+
+sn_status sn_offload_store_get(sn_offload_store *store, const sn_hash *key, void *image, size_t bytes, sn_err *err) {
+    char name[NAME_SIZE];
+    const verified_file *s = store_find(store, key);
+    block_file_name(key, name);
+    if (!s || s->bytes != bytes)
+        return sn_fail(err, SN_STOP, "%s: no block of %zu bytes was stored under this name in this run", name, bytes);
+    bool whole = file_read_at(s->file, image, bytes, sizeof(header));
+    sn_hash hash = sn_hash_of(image, whole ? bytes : 0);
+    if (!whole || memcmp(&hash, &s->image, sizeof hash))
+        return sn_fail(err, SN_STOP, "%s in the offload folder %.256s was %s after it was checked: start again", name,
+                       store->folder, whole ? "changed" : "cut short");
+    return SN_OK;
+}

@@ -1,0 +1,32 @@
+/* The offload store: images of offloaded blocks as files with hashes.
+ *
+ * An image is one block's weights in its device's layout (block.h), named by a key. Central type: sn_offload_store, one
+ * folder; the caller owns it and closes it after the segments that use it. Several processes may use one folder at the
+ * same time. Used by the devices' thread. */
+#ifndef SN_BLOCKS_OFFLOAD_STORE_H
+#define SN_BLOCKS_OFFLOAD_STORE_H
+
+#include "base/hash.h"
+#include "base/mem.h"
+
+typedef struct sn_offload_store sn_offload_store;
+
+/* Opens a folder, made with mode 0700 if it is missing. SN_REFUSED when it is world-writable or cannot be written to.
+ * Each file is named by its key: the hash of the block's weights, the kind of device and the version of the layout.
+ * Removes files that an earlier process left unfinished. */
+sn_status sn_offload_store_open(const char *folder, sn_offload_store **out, sn_err *err) SN_MUST_USE;
+void sn_offload_store_close(sn_offload_store **store); /* accepts NULL */
+
+/* Whether the store has an image of `bytes` bytes under the key whose hash is right. A stale, short or damaged file is
+ * removed, with a log line, so that the caller puts the image again. */
+bool sn_offload_store_has(sn_offload_store *store, const sn_hash *key, size_t bytes);
+/* Writes an image to a new file, syncs it and renames it. SN_STOP when the disk is full (the sentence names folder and
+ * size) or fails; a file that was there before is then unchanged. */
+sn_status sn_offload_store_put(sn_offload_store *store, const sn_hash *key, const void *image, size_t bytes,
+                               sn_err *err) SN_MUST_USE;
+/* Reads the image that `has` or `put` verified in this run into `image`: that very file, even if another one has taken
+ * its name since. SN_STOP when there is none or its hash differs; `image` is then undefined. */
+sn_status sn_offload_store_get(sn_offload_store *store, const sn_hash *key, void *image, size_t bytes,
+                               sn_err *err) SN_MUST_USE;
+
+#endif

@@ -1,0 +1,387 @@
+/* swarm bench: measures a swarm, one case after another.
+ *
+ * The options make a list of cases (sn_bench_case): each list of values is swept with the first value of the others,
+ * and forward passes, drafts, kills and training add cases of their own for every emulated link. Cases that need the
+ * same nodes are measured over the same processes; those that kill a node come last, because they start one more node.
+ * cli/bench/run.c measures a case, train.c a case of training, nodes.c starts the nodes, report.c and html.c write the
+ * results. */
+#include "base/wire.h"
+#include "cli/bench/bench.h"
+#include "cli/command.h"
+#include "client/tune/params.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CASES_MAX = 128 };
+
+static struct {
+    sn_ints nodes, threads, sessions, context, batch;
+    sn_strings link, kill, node_options, train;
+    const char *json_file, *csv_file, *html_file;
+    int64_t prompt_tokens, new_tokens, concurrent_prefill, repeat, warmup;
+} given = {.threads = {{1}, 1},
+           .sessions = {{1}, 1},
+           .context = {{0}, 1},
+           .prompt_tokens = 512,
+           .new_tokens = 128,
+           .concurrent_prefill = SN_INT_UNSET,
+           .repeat = 5,
+           .warmup = 1};
+
+enum { TRAIN_BATCH = 4 }; /* sequences of a training step without --batch */
+
+static const sn_word kill_words[] = {{"replay", 0}, {"replica", 0}, {"migration", 0}, {NULL, 0}};
+
+static const sn_option where_options[] = {
+    SN_OPT_INTS("nodes", &given.nodes, 1, SN_BENCH_NODES_MAX - 1,
+                "start this many nodes on this machine, which divide the blocks equally, as in 1,3"),
+    SN_OPT_ADDRESSES("join", "HOST:PORT", &sn_cli_options.join, SN_HOST_PORT_PINNED,
+                     "measure the running swarm of this node"),
+    SN_OPT_BLOCKS("local", "all", &sn_cli_options.local, "measure blocks in this process, without a node"),
+    SN_OPT_STRINGS("emulate-link", "RATE,RTT[,JITTER]", &given.link,
+                   "emulate a connection like this between all processes, as in 100mbit,100ms; none: no emulation"),
+    SN_OPT_FLAG("push", &sn_cli_options.push,
+                "nodes send hidden states directly to the next node, not back to this process"),
+    SN_OPT_INT("prefill-depth", "N", &sn_cli_options.prefill_depth, 0, SN_PREFILL_DEPTH_MAX,
+               "chunks of a long prompt that may wait at a node while it computes another; 0: one chunk at a time"),
+    SN_OPT_STRINGS("node-option", "OPTION", &given.node_options,
+                   "an option for the nodes that are started, as in --node-option=--isa=avx2"),
+    SN_OPT_DURATION_MS("timeout", &sn_cli_options.timeout_ms, 1000, 86400000, "limit for one step at a node"),
+};
+static const sn_option_group where_group = SN_OPTION_GROUP("Swarm:", where_options);
+
+static const sn_option what_options[] = {
+    SN_OPT_INT("prompt-tokens", "N", &given.prompt_tokens, 1, 1 << 20, "tokens of a prompt"),
+    SN_OPT_INT("new-tokens", "N", &given.new_tokens, 2, 1 << 20, "tokens to decode"),
+    SN_OPT_INTS("context", &given.context, 0, 1 << 24, "tokens in the session before both, as in 0,512,4000"),
+    SN_OPT_INTS("sessions", &given.sessions, 1, SN_BENCH_SESSIONS_MAX,
+                "concurrent sessions, each of its own client, as in 1,2,4,8,16"),
+    SN_OPT_INTS("batch", &given.batch, 1, SN_BENCH_SESSIONS_MAX,
+                "also measure forward passes, without LM head and sampling, of this many concurrent sequences of "
+                "--prompt-tokens"),
+    SN_OPT_INT("concurrent-prefill", "N", &given.concurrent_prefill, 1, 1 << 20,
+               "also measure decoding in the largest number of --sessions while another client sends prompts of N "
+               "tokens"),
+    SN_OPT_WORDS("kill", &given.kill, kill_words,
+                 "also measure the recovery from the loss of a node during decoding: replay (the node is killed, and "
+                 "the tokens are replayed at another), replica (the same with --kv-replica) or migration (the node is "
+                 "drained); needs --nodes"),
+    SN_OPT_WORDS("train", &given.train, sn_method_words,
+                 "measure training steps instead, forward and backward, of --batch sequences (4 without it) of "
+                 "--prompt-tokens"),
+    SN_OPT_INT("repeat", "N", &given.repeat, 1, 1000, "repeats of each measurement"),
+    SN_OPT_INT("warmup", "N", &given.warmup, 0, 1000, "repeats before these, which are not counted"),
+    SN_OPT_INTS("threads", &given.threads, 1, 1024, "worker threads of each node, and of the LM head of this process"),
+    SN_OPT_ENUM("kv-dtype", &sn_cli_options.kv_dtype, sn_kv_dtype_words, "element type of the KV cache"),
+    SN_OPT_ENUM("wire-dtype", &sn_cli_options.wire_dtype, sn_wire_dtype_words,
+                "element type of hidden states on the network; all but f32 are lossy"),
+    SN_OPT_WORD("isa", &sn_cli_options.isa, sn_isa_words,
+                "instruction set of the CPU kernels (default: the fastest that runs here)"),
+};
+static const sn_option_group what_group = SN_OPTION_GROUP("Measurements:", what_options);
+
+static const sn_option report_options[] = {
+    SN_OPT_FLAG("json", &sn_cli_options.json, "print one JSON object instead of the table"),
+    SN_OPT_STRING("json-file", "FILE", &given.json_file, "also write the JSON object to this file"),
+    SN_OPT_STRING("csv-file", "FILE", &given.csv_file, "also write the rows to this file, as comma-separated values"),
+    SN_OPT_STRING("html-file", "FILE", &given.html_file, "also write a report with plots to this file, as HTML"),
+};
+static const sn_option_group report_group = SN_OPTION_GROUP("Report:", report_options);
+
+/* -- cases -- */
+
+static int largest(const sn_ints *list) {
+    int64_t most = 0;
+    for (size_t i = 0; i < list->n; i++)
+        if (list->items[i] > most) most = list->items[i];
+    return (int)most;
+}
+
+/* The first value of a list, or another one where it is empty. */
+static int first_of(const sn_ints *list, int64_t otherwise) { return (int)(list->n ? list->items[0] : otherwise); }
+
+static size_t n_links(void) { return given.link.n ? given.link.n : 1; }
+static const char *link_at(size_t i) { return given.link.n ? given.link.items[i] : NULL; }
+
+static bool drafts_given(void) { return sn_cli_draft.method == SN_CLI_DRAFT_NGRAM || sn_cli_draft.model; }
+static bool concurrent_prefill_given(void) { return given.concurrent_prefill != SN_INT_UNSET; }
+
+/* Cases over the link of `c`: repetitive and other texts, with each draft that is given and without one. */
+static size_t add_drafts(const sn_bench_case *c, sn_bench_case *out, size_t capacity) {
+    const char *const methods[] = {"off", sn_cli_draft.method == SN_CLI_DRAFT_NGRAM ? "ngram" : NULL,
+                                   sn_cli_draft.model ? "model" : NULL};
+    size_t n = 0;
+    for (int repetitive = 1; repetitive >= 0 && drafts_given(); repetitive--)
+        for (int k = 0; k < 3; k++) {
+            if (!methods[k] || n == capacity) continue;
+            out[n] = *c;
+            out[n].kind = SN_BENCH_DRAFT;
+            out[n].sessions = 1;
+            out[n].context = 0;
+            out[n].draft = methods[k];
+            out[n++].repetitive = repetitive;
+        }
+    return n;
+}
+
+#define SWEEP_EACH(list_, field)                                                                                       \
+    for (size_t i = 1; i < (list_).n && n < CASES_MAX; i++) {                                                          \
+        out[n] = base;                                                                                                 \
+        out[n++].field = (int)(list_).items[i];                                                                        \
+    }
+
+/* Training steps of every method over every link; each list is swept by itself. */
+static size_t make_training_cases(sn_bench_case *out) {
+    size_t n = 0;
+    for (size_t k = 0; k < n_links(); k++)
+        for (size_t m = 0; m < given.train.n; m++) {
+            const sn_bench_case base = {.kind = SN_BENCH_TRAIN,
+                                        .nodes = first_of(&given.nodes, 0),
+                                        .threads = first_of(&given.threads, 1),
+                                        .link = link_at(k),
+                                        .sessions = first_of(&given.batch, TRAIN_BATCH),
+                                        .train = given.train.items[m]};
+            if (n < CASES_MAX) out[n++] = base;
+            if (k) continue;
+            SWEEP_EACH(given.batch, sessions)
+            SWEEP_EACH(given.threads, threads)
+            SWEEP_EACH(given.nodes, nodes)
+        }
+    return n;
+}
+
+/* Each list is swept by itself, the others at their first value; forward passes and kills over every link. */
+static size_t make_cases(sn_bench_case *out) {
+    const sn_bench_case base = {.nodes = first_of(&given.nodes, 0),
+                                .threads = first_of(&given.threads, 1),
+                                .link = link_at(0),
+                                .sessions = first_of(&given.sessions, 1),
+                                .context = first_of(&given.context, 0)};
+    size_t n = 0;
+    out[n++] = base;
+    SWEEP_EACH(given.context, context)
+    SWEEP_EACH(given.sessions, sessions)
+    SWEEP_EACH(given.threads, threads)
+    SWEEP_EACH(given.nodes, nodes)
+#undef SWEEP_EACH
+    for (size_t k = 0; k < n_links(); k++) {
+        sn_bench_case c = base;
+        c.link = link_at(k);
+        if (k && n < CASES_MAX) out[n++] = c;
+        for (size_t i = 0; i < given.batch.n && n < CASES_MAX; i++) {
+            out[n] = c;
+            out[n].kind = SN_BENCH_FORWARD;
+            out[n++].sessions = (int)given.batch.items[i];
+        }
+        if (concurrent_prefill_given() && n < CASES_MAX) {
+            out[n] = c;
+            out[n].kind = SN_BENCH_CONCURRENT;
+            out[n].sessions = largest(&given.sessions);
+            out[n++].concurrent_prefill = (int)given.concurrent_prefill;
+        }
+        n += add_drafts(&c, out + n, CASES_MAX - n);
+        for (size_t i = 0; i < given.kill.n && n < CASES_MAX; i++) {
+            out[n] = c;
+            out[n].kind = SN_BENCH_KILL;
+            out[n].sessions = 1;
+            out[n++].kill = given.kill.items[i];
+        }
+    }
+    return n;
+}
+
+/* -- checks -- */
+
+static sn_status check_block_source(sn_err *err) {
+    bool many = given.sessions.n > 1 || given.sessions.items[0] > 1, local = sn_cli_options.local.given;
+    bool lossy = sn_cli_options.wire_dtype != SN_F32;
+    if ((given.nodes.n > 0) + (sn_cli_options.join.n > 0) + local != 1)
+        return sn_fail(err, SN_REFUSED,
+                       "give one of --nodes N (start nodes on this machine), --join HOST:PORT (measure a running "
+                       "swarm) and --local all (compute the blocks in this process)");
+    if (local && !sn_cli_options.local.all) return sn_fail(err, SN_REFUSED, "--local must be all");
+    if (given.train.n && (many || concurrent_prefill_given() || given.kill.n || sn_cli_options.push || drafts_given()))
+        return sn_fail(err, SN_REFUSED,
+                       "--train measures training only: leave out --sessions, --concurrent-prefill, --kill, --push and "
+                       "--draft");
+    if (given.train.n && lossy)
+        return sn_fail(err, SN_REFUSED, "training sends hidden states as float32 only: leave out --wire-dtype");
+    if (local && !given.train.n && (many || given.batch.n || concurrent_prefill_given()))
+        return sn_fail(err, SN_REFUSED, "--local all has one session: give --nodes 1 to measure several sessions");
+    if (local && (given.link.n || sn_cli_options.push || lossy))
+        return sn_fail(err, SN_REFUSED, "--local all sends nothing: leave out --emulate-link, --push and --wire-dtype");
+    if (!given.nodes.n && given.kill.n)
+        return sn_fail(err, SN_REFUSED, "--kill needs --nodes: only nodes that were started here are ended");
+    if (!given.nodes.n && given.node_options.n)
+        return sn_fail(err, SN_REFUSED, "--node-option is for nodes that --nodes starts");
+    return SN_OK;
+}
+
+static sn_status check_links(sn_err *err) {
+    sn_emulated_link link;
+    for (size_t i = 0; i < given.link.n; i++)
+        if (sn_emulated_link_parse(given.link.items[i], &link, err)) return sn_err_context(err, "--emulate-link");
+    return SN_OK;
+}
+
+static sn_status check_lengths(const sn_bench_plan *p, sn_err *err) {
+    int more = p->extra_tokens_max;
+    if (p->context_max > p->hp->n_ctx - more)
+        return sn_fail(err, SN_REFUSED,
+                       "a context of %d tokens and %d more exceed the context of this model, %d tokens", p->context_max,
+                       more, p->hp->n_ctx);
+    if (given.train.n && p->prompt_tokens > p->hp->n_ctx - SN_BENCH_VIRTUAL_TOKENS)
+        return sn_fail(err, SN_REFUSED,
+                       "--prompt-tokens %d and %d virtual tokens exceed the context of this model, %d tokens",
+                       p->prompt_tokens, SN_BENCH_VIRTUAL_TOKENS, p->hp->n_ctx);
+    if (largest(&given.nodes) > p->hp->n_blocks)
+        return sn_fail(err, SN_REFUSED, "--nodes %d: this model has %d blocks", largest(&given.nodes), p->hp->n_blocks);
+    return SN_OK;
+}
+
+/* -- running -- */
+
+static bool same_nodes(const sn_bench_case *a, const sn_bench_case *b) {
+    return a->nodes == b->nodes && a->threads == b->threads && a->link == b->link;
+}
+
+static sn_status run_case(const sn_bench_plan *plan, const sn_bench_case *c, sn_bench_nodes *nodes, bool *duplicated,
+                          sn_bench_row *row, sn_err *err) {
+    char what[96];
+    snprintf(what, sizeof what, "%s, %d sessions, context %d, link %.30s", sn_bench_test_name(c), c->sessions,
+             c->context, c->link ? c->link : "none");
+    sn_status status = SN_OK;
+    if (c->kind == SN_BENCH_KILL && !*duplicated) { /* another node for the same blocks */
+        status = sn_bench_nodes_duplicate(nodes, (size_t)c->nodes / 2, err);
+        *duplicated = true;
+    }
+    sn_progress_bar *bar = sn_progress_bar_begin(what);
+    if (!status) status = (c->kind == SN_BENCH_TRAIN ? sn_bench_train : sn_bench_run)(plan, c, nodes, row, bar, err);
+    sn_progress_bar_end(&bar);
+    return status;
+}
+
+/* Measures all cases, grouped by the nodes that they need; rows[i] is the result of cases[i]. */
+static sn_status run_cases(const sn_bench_plan *plan, const sn_bench_case *cases, size_t n, sn_bench_row *rows,
+                           sn_err *err) {
+    bool done[CASES_MAX] = {false};
+    sn_status status = SN_OK;
+    for (size_t i = 0; i < n && !status; i++) {
+        if (done[i]) continue;
+        sn_bench_nodes *nodes = NULL;
+        bool duplicated = false;
+        if (cases[i].nodes) status = sn_bench_nodes_start(plan, &cases[i], &nodes, err);
+        for (int kills = 0; kills < 2; kills++) /* kills last: they start another node */
+            for (size_t k = i; k < n && !status; k++) {
+                if (done[k] || !same_nodes(&cases[i], &cases[k]) || (cases[k].kind == SN_BENCH_KILL) != kills) continue;
+                status = run_case(plan, &cases[k], nodes, &duplicated, &rows[k], err);
+                done[k] = true;
+            }
+        sn_bench_nodes_stop(&nodes);
+    }
+    return status;
+}
+
+/* -- the command -- */
+
+static char command_line[4096];
+
+static sn_status write_json_file(json_t *report, sn_err *err) {
+    bool failed = json_dump_file(report, given.json_file, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
+    return failed ? sn_fail(err, SN_REFUSED, "--json-file: %s cannot be written", given.json_file) : SN_OK;
+}
+
+static sn_status write_reports(const sn_bench_plan *plan, const sn_bench_row *rows, size_t n, sn_err *err) {
+    json_t *report = sn_bench_json(plan, command_line, rows, n);
+    sn_status status = report ? SN_OK : sn_fail(err, SN_STOP, "out of memory for the report");
+    if (!status && given.json_file) status = write_json_file(report, err);
+    if (!status && sn_cli_options.json) status = sn_print_json(json_incref(report), err);
+    json_decref(report);
+    if (!sn_cli_options.json) sn_bench_print(stdout, plan, rows, n);
+    if (!status && given.csv_file) status = sn_bench_csv(given.csv_file, plan, rows, n, err);
+    if (!status && given.html_file) status = sn_bench_html(given.html_file, plan, command_line, rows, n, err);
+    return status;
+}
+
+static int64_t max_of_three(int64_t a, int64_t b, int64_t c) { return a > b ? (a > c ? a : c) : b > c ? b : c; }
+
+static sn_status run_benchmark(sn_model *model, sn_err *err) {
+    sn_bench_case cases[CASES_MAX] = {0};
+    size_t n = given.train.n ? make_training_cases(cases) : make_cases(cases);
+    const int sessions = largest(&given.sessions), batch = largest(&given.batch);
+    sn_bench_plan plan = {.model = model,
+                          .hp = sn_model_hparams(model),
+                          .prompt_tokens = (int)given.prompt_tokens,
+                          .new_tokens = (int)given.new_tokens,
+                          .repeat = (int)given.repeat,
+                          .warmup = (int)given.warmup,
+                          .sessions_max = sessions > batch ? sessions : batch,
+                          .context_max = largest(&given.context),
+                          .extra_tokens_max = (int)max_of_three(
+                              given.prompt_tokens + (drafts_given() ? given.new_tokens : 0), given.new_tokens,
+                              concurrent_prefill_given() ? given.concurrent_prefill : 0),
+                          .push = sn_cli_options.push,
+                          .local = sn_cli_options.local.given,
+                          .join = sn_cli_options.join,
+                          .node_options = given.node_options,
+                          .kv_dtype = (sn_kv_dtype)sn_cli_options.kv_dtype,
+                          .wire_dtype = (sn_dtype)sn_cli_options.wire_dtype,
+                          .timeout_ms = (int)sn_cli_options.timeout_ms,
+                          .prefill_depth = (int)sn_cli_options.prefill_depth};
+    sn_bench_row *rows = NULL;
+    sn_status status = check_lengths(&plan, err);
+    if (!status) status = sn_calloc(&rows, n, sizeof *rows, err);
+    if (!status) status = run_cases(&plan, cases, n, rows, err);
+    if (!status) sn_bench_draft_compare(rows, n);
+    if (!status) status = write_reports(&plan, rows, n, err);
+    for (size_t i = 0; i < n && rows; i++) sn_bench_row_fini(&rows[i]);
+    free(rows);
+    return status;
+}
+
+static sn_status bench_main(const sn_options *options, int *code, sn_err *err) {
+    (void)options, (void)code;
+    sn_model *model = NULL;
+    sn_catch_interrupts();
+    sn_status status = check_block_source(err);
+    if (!status) status = check_links(err);
+    if (!status) status = sn_model_open(sn_cli_options.model, &model, err);
+    if (!status) status = run_benchmark(model, err);
+    sn_model_close(&model);
+    return status;
+}
+
+/* Keeps the command line for the reports. */
+static void bench_prepare(int argc, char *const *argv) {
+    size_t len = 0;
+    for (int i = 0; i < argc && len < sizeof command_line; i++)
+        len += (size_t)snprintf(command_line + len, sizeof command_line - len, "%s%s", i ? " " : "swarm ", argv[i]);
+}
+
+static const sn_option_group *const groups[] = {&sn_group_model,       &where_group,  &what_group,
+                                                &sn_group_bench_draft, &report_group, &sn_group_log};
+
+const sn_cli_command sn_cmd_bench = {
+    .command = {.program = "swarm bench",
+                .summary = "measure the speed of a swarm",
+                .synopsis = "--model PATH (--nodes LIST | --join HOST:PORT... | --local all) [options]",
+                .about = "Measures prefill, time to first token, decoding and inter-token latency, and prints a table: "
+                         "medians over the repeats, with the largest deviation of a repeat. Each list is swept by "
+                         "itself, with the first value of the others.\n\n"
+                         "A prompt is prefilled, and tokens are decoded, after a context of the given length; each "
+                         "session and each repeat has other tokens. Tokens per second are those of all sessions "
+                         "together. Below each row follow the times of one step of one session at each hop.",
+                .groups = groups,
+                .n_groups = sizeof groups / sizeof *groups,
+                .notes = "--json prints {\"command\", \"machine\", \"model\", \"rows\": [{\"test\", \"nodes\", "
+                         "\"threads\", \"link\", \"push\", \"wire_dtype\", \"sessions\", \"context\", "
+                         "\"prefill_tok_s\", \"ttft_ms\", \"decode_tok_s\", \"itl_ms\": {\"p50\", \"p95\", "
+                         "\"p99\"}, \"hops\"}]}. Each median has the range of the repeats as *_range; a row of --train "
+                         "has \"method\" and \"train_tok_s\", one of --draft \"draft\", \"repetitive\", "
+                         "\"decode_tokens\", \"decode_steps\", \"drafted\", \"accepted\" and \"same_text\".",
+                .exit_codes = sn_exit_codes},
+    .prepare = bench_prepare,
+    .run = bench_main,
+};

@@ -1,0 +1,156 @@
+/* swarm status: which nodes serve which blocks, once or repeatedly. */
+#include "base/clock.h"
+#include "cli/command.h"
+#include "cli/io.h"
+#include "cli/options.h"
+#include "cli/progress.h"
+#include "cli/setup.h"
+#include "cli/status_view.h"
+#include "client/net/adapter_lookup.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { QUERY_TIMEOUT_MS = 2000, SLEEP_US = 50000 };
+
+static const char *model_path;
+static int64_t watch_ms;
+
+static const sn_option options_table[] = {
+    SN_OPT_ADDRESSES("join", "HOST:PORT", &sn_cli_options.join, SN_HOST_PORT_PINNED,
+                     "address of a node of the swarm, through which all other nodes are found; HOST:PORT#KEY also "
+                     "checks the node's CURVE key"),
+    SN_OPT_ADDRESS("dht", "HOST:PORT", &sn_cli_options.dht, SN_HOST_PORT_DIAL,
+                   "address of a DHT node (OpenDHT), through which nodes of --model are found"),
+    SN_OPT_STRING("model", "PATH", &model_path, "show only nodes that serve this model"),
+    SN_OPT_DURATION_MS("watch", &watch_ms, 0, 86400000,
+                       "show the status at this interval until the command is interrupted; 0: once"),
+    SN_OPT_STRING("identity", "FILE", &sn_cli_options.identity,
+                  "keys made by 'swarm keygen' (default: new keys for each run)"),
+    SN_OPT_STRING("swarm-key", "FILE", &sn_cli_options.swarm_key,
+                  "the key of a private swarm, made by 'swarm keygen --swarm-key'"),
+    SN_OPT_DURATION_MS("timeout", &sn_cli_options.timeout_ms, 1000, 86400000, "limit for the first reply of a node"),
+    SN_OPT_FLAG("json", &sn_cli_options.json, "print {\"nodes\", \"coverage\"}, one line each time"),
+};
+static const sn_option_group status_group = SN_OPTION_GROUP("Status:", options_table);
+
+/* Asks a node that publishes adapters for their names. */
+static void query_adapters(sn_link *link, sn_status_row *row) {
+    sn_msg *reply = NULL;
+    sn_err err;
+    if (!row->reply.answered || !row->announcement.n_adapters ||
+        sn_adapter_lookup_list(link, &row->announcement, QUERY_TIMEOUT_MS, &reply, &err))
+        return;
+    for (row->n_adapters = 0; row->n_adapters < reply->adapters_reply.n_adapters; row->n_adapters++) {
+        row->adapters[row->n_adapters] = reply->adapters_reply.adapters[row->n_adapters];
+        sn_sanitize_text(row->adapters[row->n_adapters].name);
+    }
+    sn_msg_free(&reply);
+}
+
+/* Asks all known nodes for their status, concurrently. */
+static sn_status query_nodes(sn_link *link, sn_status_row **rows, size_t *n, sn_err *err) {
+    const sn_directory *directory = sn_link_directory(link);
+    const sn_announcement **nodes = NULL;
+    sn_node_status *polls = NULL;
+    *n = sn_directory_count(directory);
+    sn_status status = sn_calloc(rows, *n, sizeof **rows, err);
+    if (!status) status = sn_calloc(&nodes, *n, sizeof *nodes, err);
+    if (!status) status = sn_calloc(&polls, *n, sizeof *polls, err);
+    for (size_t i = 0; i < *n && !status; i++) {
+        nodes[i] = sn_directory_at(directory, i);
+        sn_announcement_copy(&(*rows)[i].announcement, nodes[i]);
+        sn_sanitize_text((*rows)[i].announcement.name);
+        sn_sanitize_text((*rows)[i].announcement.version);
+        sn_sanitize_text((*rows)[i].announcement.address);
+    }
+    if (!status) status = sn_link_query_status(link, nodes, *n, QUERY_TIMEOUT_MS, false, polls, err);
+    for (size_t i = 0; i < *n && !status; i++) {
+        (*rows)[i].reply = polls[i];
+        query_adapters(link, &(*rows)[i]);
+    }
+    free(nodes);
+    free(polls);
+    return status;
+}
+
+static sn_status print_status(sn_link *link, sn_err *err) {
+    sn_status_row *rows = NULL;
+    size_t n = 0;
+    sn_status status = query_nodes(link, &rows, &n, err);
+    if (!status && sn_interrupted && !watch_ms) status = sn_fail(err, SN_RETRY, "interrupted");
+    if (!status && sn_cli_options.json)
+        status = sn_print_json(sn_status_json(rows, n), err);
+    else if (!status)
+        sn_status_print(rows, n);
+    free(rows);
+    return status;
+}
+
+/* Shows the status until the command is interrupted. When no node replies, the reason is shown. */
+static sn_status watch_status(sn_link *link, const sn_hash *model, sn_err *err) {
+    while (!sn_interrupted) {
+        int64_t until_us = sn_now_us() + watch_ms * 1000;
+        sn_err reason;
+        if (isatty(STDOUT_FILENO) && !sn_cli_options.json)
+            fputs("\033[H\033[J", stdout); /* cursor to the corner, clear */
+        sn_status status = print_status(link, err);
+        if (!status && !sn_cli_options.json) putchar('\n');
+        if (!status) status = sn_flush_stdout(err);
+        if (status) return status;
+        while (!sn_interrupted && sn_now_us() < until_us) sn_sleep_us(SLEEP_US);
+        if (!sn_interrupted && sn_link_discover(link, model, (int)sn_cli_options.timeout_ms, &reason) &&
+            !sn_cli_options.json)
+            printf("%s\n", reason.text);
+    }
+    return SN_OK;
+}
+
+static sn_status read_model_id(sn_hash *id, sn_err *err) {
+    sn_model *model = NULL;
+    sn_status status = sn_model_open(model_path, &model, err);
+    if (!status) *id = sn_model_id(model);
+    sn_model_close(&model);
+    return status;
+}
+
+static sn_status status_main(const sn_options *options, int *code, sn_err *err) {
+    (void)options, (void)code;
+    sn_link *link = NULL;
+    sn_hash id = {{0}};
+    sn_bootstrap bootstrap;
+    if (!sn_cli_has_swarm()) return sn_fail(err, SN_REFUSED, "give --join HOST:PORT of a node of the swarm, or --dht");
+    if (sn_cli_options.dht && !model_path)
+        return sn_fail(err, SN_REFUSED, "--dht finds the nodes of one model: give --model, too");
+    sn_catch_interrupts();
+    sn_status status = model_path ? read_model_id(&id, err) : SN_OK;
+    if (status) return status;
+    sn_progress_bar *bar = sn_progress_bar_begin("asking the swarm");
+    status = sn_setup_bootstrap(&bootstrap, &id, err);
+    if (!status)
+        status = sn_link_open(bootstrap.items, bootstrap.n, sn_cli_options.identity, sn_cli_options.swarm_key, NULL,
+                              &link, err);
+    if (!status) status = sn_link_discover(link, model_path ? &id : NULL, (int)sn_cli_options.timeout_ms, err);
+    if (!status && !watch_ms) status = print_status(link, err);
+    sn_progress_bar_end(&bar);
+    if (!status && watch_ms) status = watch_status(link, model_path ? &id : NULL, err);
+    sn_link_close(&link);
+    return status;
+}
+
+static const sn_option_group *const groups[] = {&status_group, &sn_group_log};
+
+const sn_cli_command sn_cmd_status = {
+    .command = {.program = "swarm status",
+                .summary = "show the nodes of a swarm and the blocks that they serve",
+                .synopsis = "--join HOST:PORT [options]",
+                .about =
+                    "Shows the nodes of a swarm: blocks, model, state, measured tokens per second, sessions, queue, "
+                    "free KV memory, round-trip time and version; and for each range of blocks, how many nodes "
+                    "serve it and their tokens per second together, and which blocks no node serves.",
+                .groups = groups,
+                .n_groups = sizeof groups / sizeof *groups,
+                .exit_codes = sn_exit_codes},
+    .run = status_main,
+};

@@ -1,0 +1,85 @@
+/* Running a command: options, help, log, errors, exit codes. */
+#include "cli/command.h"
+
+#include "base/log.h"
+#include "cli/io.h"
+#include "cli/options.h"
+
+#include <stdio.h>
+#include <string.h>
+
+const sn_exit_code sn_exit_codes[] = {
+    {SN_EXIT_OK, "done"},
+    {SN_EXIT_NETWORK, "the swarm or the network failed, trying again may help"},
+    {SN_EXIT_USAGE, "wrong usage or bad input"},
+    {SN_EXIT_RESOURCES, "out of memory, or a device failed"},
+    {SN_EXIT_INTERRUPTED, "interrupted"},
+    {0, NULL},
+};
+
+#define COMMANDS(X)                                                                                                    \
+    X(generate)                                                                                                        \
+    X(chat) X(forward) X(eval) X(bench) X(tune) X(tokenize) X(inspect) X(route) X(status) X(verify) X(keygen)
+#define COMMAND(name)       &sn_cmd_##name,
+#define COMMAND_TABLE(name) &sn_cmd_##name.command,
+static const sn_cli_command *const commands[] = {COMMANDS(COMMAND)};
+static const sn_command *const command_tables[] = {COMMANDS(COMMAND_TABLE)};
+enum { N_COMMANDS = sizeof commands / sizeof *commands };
+
+const sn_program sn_swarm_program = {
+    .name = "swarm",
+    .summary = "run a language model over the nodes of a swarm",
+    .about = "Runs a language model whose transformer blocks are divided among the nodes of a swarm, computed in this "
+             "process, or both.",
+    .commands = command_tables,
+    .n_commands = N_COMMANDS,
+    .exit_codes = sn_exit_codes,
+};
+
+const sn_cli_command *sn_cmd_find(const char *name) {
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        if (!strcmp(name, commands[i]->command.program + strlen("swarm "))) return commands[i];
+    return NULL;
+}
+
+static void print_help(const sn_command *command, const sn_options *options) {
+    if (options->version)
+        printf("swarm %s\n", SN_VERSION);
+    else if (options->help == SN_HELP_MAN)
+        sn_options_man(command, sn_swarm_program.name, stdout);
+    else if (options->help == SN_HELP_COMPLETION)
+        sn_program_completion(&sn_swarm_program, stdout);
+    else
+        sn_options_help(command, stdout);
+}
+
+static int print_failure(const sn_command *command, sn_status status, const sn_err *err) {
+    static const int codes[] = {[SN_OK] = SN_EXIT_OK,
+                                [SN_RETRY] = SN_EXIT_NETWORK,
+                                [SN_REBUILD] = SN_EXIT_NETWORK,
+                                [SN_REFUSED] = SN_EXIT_USAGE,
+                                [SN_STOP] = SN_EXIT_RESOURCES};
+    if (sn_interrupted) return SN_EXIT_INTERRUPTED; /* the interrupt is the cause of the failure */
+    size_t len = strlen(err->text);
+    bool ended = len && strchr(".?!", err->text[len - 1]);
+    fprintf(stderr, "%s: %s%s\n", command->program, err->text, ended ? "" : ".");
+    return codes[status];
+}
+
+int sn_cmd_run(const sn_cli_command *c, int argc, char *const *argv) {
+    sn_err err = {0};
+    sn_options options;
+    int code = SN_EXIT_OK;
+    if (c->prepare) c->prepare(argc, argv);
+    sn_status status = sn_options_parse(&c->command, argc, argv, &options, &err);
+    if (!status && (options.help || options.version)) {
+        print_help(&c->command, &options);
+    } else if (!status) {
+        sn_log_setup((sn_log_level)sn_cli_options.log_level, sn_cli_options.json_log);
+        status = c->run(&options, &code, &err);
+    }
+    if (!status) status = sn_flush_stdout(&err);
+    if (status) code = print_failure(&c->command, status, &err);
+    sn_options_fini(&c->command, &options);
+    return code;
+}

@@ -1,0 +1,109 @@
+#include "cli/io.h"
+
+#include "base/text.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { IDS_FILE_MAX = 1 << 28, IDS_MAX = 1 << 24 };
+
+static sn_status read_stdin(size_t limit, sn_buf *out, sn_err *err) {
+    char chunk[65536];
+    ssize_t got;
+    sn_status status = SN_OK;
+    sn_buf_init(out, limit + 1);
+    while (!status && (got = read(STDIN_FILENO, chunk, sizeof chunk)) != 0) {
+        if (got > 0)
+            status = sn_buf_append(out, chunk, (size_t)got, err);
+        else if (errno != EINTR || sn_interrupted)
+            status = sn_fail(err, SN_REFUSED, "standard input cannot be read: %s", strerror(errno));
+    }
+    if (!status) status = sn_buf_append(out, "", 1, err);
+    if (status)
+        sn_buf_fini(out);
+    else
+        out->len--;
+    return status;
+}
+
+sn_status sn_read_input(const char *path, size_t limit, sn_buf *out, sn_err *err) {
+    return strcmp(path, "-") ? sn_read_file(path, limit, out, err) : read_stdin(limit, out, err);
+}
+
+static sn_status ids_from_json(const json_t *array, const char *path, sn_token_ids *out, sn_err *err) {
+    size_t n = json_array_size(array);
+    if (!json_is_array(array)) return sn_fail(err, SN_REFUSED, "%s holds no JSON array of token ids", path);
+    if (n > IDS_MAX) return sn_fail(err, SN_REFUSED, "%s has %zu token ids; the limit is %d", path, n, (int)IDS_MAX);
+    sn_status status = sn_calloc(&out->ids, n, sizeof *out->ids, err);
+    for (size_t i = 0; i < n && !status; i++) {
+        const json_t *item = json_array_get(array, i);
+        json_int_t id = json_integer_value(item);
+        if (!json_is_integer(item) || id < 0 || id > INT32_MAX)
+            status = sn_fail(err, SN_REFUSED, "%s: element %zu is no token id, a whole number from 0", path, i);
+        out->ids[i] = (int32_t)id;
+    }
+    out->n = n;
+    if (status) sn_token_ids_fini(out);
+    return status;
+}
+
+sn_status sn_read_ids(const char *path, sn_token_ids *out, sn_err *err) {
+    sn_buf file;
+    *out = (sn_token_ids){0};
+    sn_status status = sn_read_input(path, IDS_FILE_MAX, &file, err);
+    if (status) return status;
+    json_error_t where;
+    json_t *array = json_loadb((const char *)file.data, file.len, JSON_DECODE_ANY, &where);
+    if (array)
+        status = ids_from_json(array, path, out, err);
+    else
+        status = sn_fail(err, SN_REFUSED, "%s:%d holds no JSON: %s", path, where.line, where.text);
+    json_decref(array);
+    sn_buf_fini(&file);
+    return status;
+}
+
+json_t *sn_json_ids(const int32_t *ids, size_t n) {
+    json_t *array = json_array();
+    for (size_t i = 0; i < n; i++) json_array_append_new(array, json_integer(ids[i]));
+    return array;
+}
+
+json_t *sn_json_text(const sn_buf *text) { return json_stringn(text->data ? (const char *)text->data : "", text->len); }
+
+sn_status sn_flush_stdout(sn_err *err) {
+    if (!fflush(stdout) && !ferror(stdout)) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "standard output cannot be written: %s", strerror(errno));
+}
+
+void sn_sanitize_text(char *text) {
+    for (; *text; text++)
+        if (*text < ' ' || *text > '~') *text = '?';
+}
+
+sn_status sn_print_json(json_t *object, sn_err *err) {
+    int failed = object ? json_dumpf(object, stdout, JSON_REAL_PRECISION(12)) : -1;
+    json_decref(object);
+    if (failed && !ferror(stdout)) return sn_fail(err, SN_STOP, "out of memory for the JSON output");
+    putchar('\n');
+    return sn_flush_stdout(err);
+}
+
+volatile sig_atomic_t sn_interrupted;
+
+static void on_interrupt(int signal_number) {
+    if (sn_interrupted) { /* the second one ends the process, even if a call hangs */
+        signal(signal_number, SIG_DFL);
+        raise(signal_number);
+    }
+    sn_interrupted = 1;
+}
+
+void sn_catch_interrupts(void) {
+    struct sigaction action = {.sa_handler = on_interrupt}; /* no SA_RESTART: a blocking read returns */
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+}

@@ -1,0 +1,31 @@
+/* What commands read and print: files of text and token ids, JSON, interrupts. */
+#ifndef SN_CLI_IO_H
+#define SN_CLI_IO_H
+
+#include "base/mem.h"
+#include "model/tokenizer/tokenizer.h"
+
+#include <jansson.h>
+#include <signal.h>
+
+/* The file, or standard input when the path is "-". SN_REFUSED above `limit` bytes. Free *out with sn_buf_fini. */
+sn_status sn_read_input(const char *path, size_t limit, sn_buf *out, sn_err *err) SN_MUST_USE;
+/* A JSON array of token ids. Free *out with sn_token_ids_fini. */
+sn_status sn_read_ids(const char *path, sn_token_ids *out, sn_err *err) SN_MUST_USE;
+
+/* Values for JSON objects. NULL when memory is out, which the json_*_set_new functions accept. */
+json_t *sn_json_ids(const int32_t *ids, size_t n);
+json_t *sn_json_text(const sn_buf *text);
+
+/* Replaces what is not printable ASCII: names that nodes announce go to terminals. */
+void sn_sanitize_text(char *text);
+/* Prints one object and a newline on stdout, and frees it. */
+sn_status sn_print_json(json_t *object, sn_err *err) SN_MUST_USE;
+/* Flushes stdout; SN_REFUSED when it cannot be written (a closed pipe, a full disk). */
+sn_status sn_flush_stdout(sn_err *err) SN_MUST_USE;
+
+/* After this call, SIGINT sets sn_interrupted; a second SIGINT while it is set ends the process at once. */
+void sn_catch_interrupts(void);
+extern volatile sig_atomic_t sn_interrupted;
+
+#endif

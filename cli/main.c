@@ -1,0 +1,46 @@
+/* The program `swarm`: finds the command in the first argument and runs it with the rest. */
+#include "cli/command.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+static int fail_unknown_command(const char *word) {
+    const char *names[64];
+    size_t n = sn_swarm_program.n_commands;
+    for (size_t i = 0; i < n; i++) names[i] = sn_swarm_program.commands[i]->program + strlen("swarm ");
+    const char *nearest = sn_nearest_name(word, names, n);
+    if (nearest)
+        fprintf(stderr, "swarm: there is no command '%s'; did you mean %s?\n", word, nearest);
+    else
+        fprintf(stderr, "swarm: there is no command '%s'; 'swarm --help' lists them all.\n", word);
+    return SN_EXIT_USAGE;
+}
+
+static bool is_any_of(const char *word, const char *a, const char *b) { return !strcmp(word, a) || !strcmp(word, b); }
+
+int main(int argc, char **argv) {
+    signal(SIGPIPE, SIG_IGN);
+    if (argc < 2) {
+        fputs("swarm: a command is missing; 'swarm --help' lists them all.\n", stderr);
+        return SN_EXIT_USAGE;
+    }
+    const char *word = argv[1];
+    bool help = !strcmp(word, "help");
+    if (is_any_of(word, "--help", "-h") || (help && argc == 2)) {
+        sn_program_help(&sn_swarm_program, stdout);
+    } else if (!strcmp(word, "--help=man")) {
+        sn_program_man(&sn_swarm_program, stdout);
+    } else if (!strcmp(word, "--help=completion")) {
+        sn_program_completion(&sn_swarm_program, stdout);
+    } else if (!strcmp(word, "--version")) {
+        printf("swarm %s\n", SN_VERSION);
+    } else {
+        if (help) word = argv[2];
+        const sn_cli_command *command = sn_cmd_find(word);
+        if (!command) return fail_unknown_command(word);
+        char show_help[] = "--help", *help_argv[] = {argv[0], show_help};
+        return help ? sn_cmd_run(command, 2, help_argv) : sn_cmd_run(command, argc - 1, argv + 1);
+    }
+    return SN_EXIT_OK;
+}

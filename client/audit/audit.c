@@ -1,0 +1,387 @@
+/* Noting the steps of nodes, and checking them.
+ *
+ * For every range of blocks at which steps are done there is a log: the entries that are not checked yet (input,
+ * output, receipts) and the history, which is the inputs of all steps before them. A check makes sure that the log has
+ * an auditor, a second chain over these blocks at position `length`, brought there with the history. Then it runs the
+ * entries through the auditor, several in one chunk where they follow each other, and compares: the hash of the output
+ * where all devices are exact, else the rows within a tolerance (sn_rows_close). An entry that matches becomes history.
+ * For one that does not, sn_audit_dispute (dispute.c) decides.
+ *
+ * A node may not check its own work, so the auditor's chain avoids every node that signed an entry of the log. When no
+ * auditor is found, entries wait for a later check, up to PENDING_MAX; beyond that the oldest goes unchecked. */
+#include "client/audit/audit_private.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/random.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    PENDING_MAX = 4096,                    /* entries of a log that wait for a check */
+    CHECK_ROWS_MAX = 4 * SN_SPAN_ROWS_MAX, /* rows that go through the auditor in one step */
+    AUDITOR_RETRY_US = 60000000,           /* until an auditor is looked for again, after none was found */
+};
+
+sn_status sn_audit_new(const sn_audit_options *options, sn_audit **out, sn_err *err) {
+    sn_audit *a = NULL;
+    *out = NULL;
+    sn_status status = sn_calloc(&a, 1, sizeof *a, err);
+    if (status) return status;
+    a->options = *options;
+    a->hp = sn_model_hparams(options->model);
+    a->rng_state = options->seed;
+    *out = a;
+    return SN_OK;
+}
+
+static void entry_fini(sn_audit_entry *e) {
+    free(e->receipts);
+    free(e->rows);
+    free(e->outputs);
+    *e = (sn_audit_entry){0};
+}
+
+void sn_audit_free(sn_audit **audit) {
+    sn_audit *a = *audit;
+    if (!a) return;
+    for (size_t i = 0; i < a->n_logs; i++) {
+        sn_audit_log *l = &a->logs[i];
+        sn_chain_close(&l->auditor);
+        for (size_t k = 0; k < l->n; k++) entry_fini(&l->entries[k]);
+        free(l->entries);
+        free(l->history);
+    }
+    for (size_t i = 0; i < SN_AUDIT_ANNOUNCEMENTS_MAX; i++) free(a->announcements[i].sealed.data);
+    free(a);
+    *audit = NULL;
+}
+
+bool sn_audit_is_banned(void *ctx, const uint8_t node[SN_KEY_SIZE]) {
+    const sn_audit *a = ctx;
+    for (size_t i = 0; i < a->n_banned && i < SN_AUDIT_BANNED_MAX; i++)
+        if (!memcmp(a->banned[i], node, SN_KEY_SIZE)) return true;
+    return false;
+}
+
+sn_audit_report sn_audit_get_report(const sn_audit *audit) {
+    sn_audit_report report = audit->report;
+    for (size_t i = 0; i < audit->n_logs; i++) report.unchecked += audit->logs[i].n;
+    return report;
+}
+
+/* -- noting steps -----------------------------------------------------------------------------------------------------
+ */
+
+/* A node that does not know the seed cannot tell which steps are checked. */
+static bool audit_draws_check(sn_audit *a) { return sn_rng_uniform(&a->rng_state) < a->options.share; }
+
+/* Writes n rows at `position` (<= length) and drops what followed. */
+static sn_status log_append_history(const sn_audit *a, sn_audit_log *l, int position, int n, const float *rows,
+                                    sn_err *err) {
+    size_t width = (size_t)a->hp->n_embd, bytes;
+    if (position + n > l->history_capacity) {
+        size_t capacity = (size_t)(position + n) * 3 / 2 + 64;
+        if (!sn_mul(capacity * sizeof *rows, width, &bytes)) return sn_fail(err, SN_STOP, "a timeline is too long");
+        float *grown = realloc(l->history, bytes);
+        if (!grown) return sn_fail(err, SN_STOP, "out of memory to keep %d tokens for an audit", position + n);
+        l->history = grown;
+        l->history_capacity = (int)capacity;
+    }
+    memcpy(l->history + (size_t)position * width, rows, (size_t)n * width * sizeof *rows);
+    l->length = position + n;
+    return SN_OK;
+}
+
+static sn_audit_log *audit_find_log(sn_audit *a, const sn_hop *hops, size_t n_hops) {
+    int first = hops[0].first, end = hops[n_hops - 1].end;
+    for (size_t i = 0; i < a->n_logs; i++)
+        if (a->logs[i].first == first && a->logs[i].end == end) return &a->logs[i];
+    if (a->n_logs == SN_AUDIT_LOGS_MAX) return NULL;
+    sn_audit_log *l = &a->logs[a->n_logs++];
+    *l = (sn_audit_log){.first = first, .end = end};
+    return l;
+}
+
+const sn_blob *sn_audit_find_announcement(const sn_audit *a, const uint8_t node[SN_KEY_SIZE]) {
+    for (size_t i = 0; i < a->n_announcements && i < SN_AUDIT_ANNOUNCEMENTS_MAX; i++)
+        if (!memcmp(a->announcements[i].node, node, SN_KEY_SIZE)) return &a->announcements[i].sealed;
+    return NULL;
+}
+
+sn_status sn_audit_keep_announcement(sn_audit *a, const sn_hop *hop, sn_err *err) {
+    const sn_directory *d = a->options.link ? sn_link_directory(a->options.link) : NULL;
+    sn_status status = SN_OK;
+    if (sn_audit_find_announcement(a, hop->remote.node)) return SN_OK;
+    for (size_t i = 0; d && i < sn_directory_count(d); i++) {
+        const sn_blob *sealed = sn_directory_sealed_at(d, i);
+        if (memcmp(sn_directory_at(d, i)->node, hop->remote.node, SN_KEY_SIZE)) continue;
+        sn_audit_announcement *kept = &a->announcements[a->n_announcements++ % SN_AUDIT_ANNOUNCEMENTS_MAX];
+        free(kept->sealed.data);
+        *kept = (sn_audit_announcement){0};
+        memcpy(kept->node, hop->remote.node, SN_KEY_SIZE);
+        if ((status = sn_calloc(&kept->sealed.data, sealed->len, 1, err))) return status;
+        memcpy(kept->sealed.data, sealed->data, sealed->len);
+        kept->sealed.len = sealed->len;
+        break;
+    }
+    return status;
+}
+
+/* Gives up checking the oldest entry: its rows become history. The auditor is closed, because the next one begins with
+ * the whole history. */
+static sn_status log_skip_oldest(sn_audit *a, sn_audit_log *l, sn_err *err) {
+    sn_audit_entry *e = &l->entries[0];
+    sn_chain_close(&l->auditor);
+    sn_status status = e->position <= l->length ? log_append_history(a, l, e->position, e->n, e->rows, err) : SN_OK;
+    entry_fini(e);
+    memmove(l->entries, l->entries + 1, --l->n * sizeof *l->entries);
+    a->report.unchecked++;
+    return status;
+}
+
+static sn_status entry_init(sn_audit_entry *e, const sn_hop *hops, size_t n_hops, const sn_step *step, sn_err *err) {
+    size_t size = (size_t)step->n * (size_t)step->n_embd;
+    const sn_receipt *last = &hops[n_hops - 1].remote.last_receipt;
+    *e = (sn_audit_entry){.position = step->position, .n = step->n, .n_hops = n_hops, .exact = true};
+    e->output = last->output;
+    e->output_dtype = (sn_dtype)last->output_dtype;
+    for (size_t i = 0; i < n_hops; i++) e->exact = e->exact && hops[i].remote.last_receipt.device == SN_RECEIPT_EXACT;
+    sn_status status = sn_calloc(&e->receipts, n_hops, SN_RECEIPT_SIZE, err);
+    if (!status) status = sn_calloc(&e->rows, size, sizeof *e->rows, err);
+    if (!status) status = sn_calloc(&e->outputs, size, sizeof *e->outputs, err);
+    if (status) {
+        entry_fini(e);
+        return status;
+    }
+    for (size_t i = 0; i < n_hops; i++)
+        memcpy(e->receipts + i * SN_RECEIPT_SIZE, hops[i].remote.receipt, SN_RECEIPT_SIZE);
+    memcpy(e->rows, step->in, size * sizeof *e->rows);
+    memcpy(e->outputs, step->out, size * sizeof *e->outputs);
+    return SN_OK;
+}
+
+static sn_status audit_note_step(void *ctx, const sn_hop *hops, size_t n_hops, const sn_step *step, sn_err *err) {
+    sn_audit *a = ctx;
+    sn_audit_log *l = audit_find_log(a, hops, n_hops);
+    a->report.steps++;
+    if (!l) {
+        a->report.unchecked++;
+        return SN_OK;
+    }
+    /* The session may have begun with KV pages from elsewhere: the hop knows their inputs. */
+    sn_status status = SN_OK;
+    if (!l->n && step->position > l->length && hops[0].remote.inputs) {
+        sn_chain_close(&l->auditor);
+        status = log_append_history(a, l, 0, step->position, hops[0].remote.inputs, err);
+    }
+    if (!status && l->n == PENDING_MAX) status = log_skip_oldest(a, l, err);
+    if (!status && l->n == l->capacity) {
+        size_t capacity = 2 * l->capacity + 16;
+        sn_audit_entry *grown = realloc(l->entries, capacity * sizeof *grown);
+        if (!grown) return sn_fail(err, SN_STOP, "out of memory for an audit");
+        l->entries = grown;
+        l->capacity = capacity;
+    }
+    for (size_t i = 0; i < n_hops && !status; i++) status = sn_audit_keep_announcement(a, &hops[i], err);
+    if (!status) status = entry_init(&l->entries[l->n], hops, n_hops, step, err);
+    if (status) return status;
+    l->n++;
+    if (audit_draws_check(a)) {
+        l->due = true;
+        a->report.checks++;
+    }
+    return SN_OK;
+}
+
+/* -- checking ---------------------------------------------------------------------------------------------------------
+ */
+
+static const uint8_t *entry_signer(const sn_audit_entry *e, size_t hop) {
+    return e->receipts + hop * SN_RECEIPT_SIZE + 16;
+}
+
+/* Whether the node signed an entry of the log: it may then not check it. */
+static bool log_has_signer(const sn_audit_log *l, const uint8_t node[SN_KEY_SIZE]) {
+    for (size_t i = 0; i < l->n; i++)
+        for (size_t k = 0; k < l->entries[i].n_hops; k++)
+            if (!memcmp(entry_signer(&l->entries[i], k), node, SN_KEY_SIZE)) return true;
+    return false;
+}
+
+static bool audit_excludes_node(void *ctx, const uint8_t node[SN_KEY_SIZE]) {
+    const sn_audit *a = ctx;
+    for (size_t i = 0; i < a->n_excluded; i++)
+        if (!memcmp(a->excluded[i], node, SN_KEY_SIZE)) return true;
+    return sn_audit_is_banned(ctx, node) || (a->log_in_check && log_has_signer(a->log_in_check, node));
+}
+
+static bool audit_holds_blocks(const sn_audit *a, const sn_audit_log *l) {
+    for (int b = l->first; b < l->end; b++)
+        if (!sn_model_has_block(a->options.model, b)) return false;
+    return a->options.device != NULL;
+}
+
+sn_status sn_audit_open_chain(sn_audit *a, const sn_audit_log *l, const sn_chain *audited, bool local,
+                              const bool *cut_at, sn_chain **out, sn_err *err) {
+    sn_chain_options options = sn_chain_twin_options(audited, l->first, l->end); /* the history has virtual tokens */
+    options.max_tokens = a->options.max_tokens;
+    options.limits.timeout_ms = a->options.timeout_ms;
+    options.verification.receipts = true;
+    options.routing.cut_at = cut_at;
+    options.routing.node_filter = a->options.node_filter;
+    options.routing.avoid = audit_excludes_node;
+    options.routing.avoid_ctx = a;
+    if (local && !audit_holds_blocks(a, l))
+        return sn_fail(err, SN_RETRY, "the model's file here does not hold blocks %d:%d", l->first, l->end);
+    if (local)
+        options.local = (sn_chain_local){.device = a->options.device, .first = l->first, .end = l->end};
+    else
+        options.link = a->options.link;
+    a->log_in_check = l;
+    return sn_chain_open(a->options.model, &options, out, err);
+}
+
+/* Whether a node of the auditor has meanwhile signed an entry of the log itself. */
+static bool auditor_is_party(const sn_audit_log *l) {
+    size_t n;
+    const sn_hop *hops = sn_chain_route_hops(l->auditor, &n);
+    for (size_t i = 0; i < n; i++)
+        if (!hops[i].is_local && log_has_signer(l, hops[i].remote.node)) return true;
+    return false;
+}
+
+/* Opens an auditor, if there is none, and brings it to the log's position. */
+static sn_status log_ensure_auditor(sn_audit *a, sn_audit_log *l, const sn_chain *audited, float *scratch,
+                                    sn_err *err) {
+    if (l->auditor && auditor_is_party(l)) sn_chain_close(&l->auditor);
+    a->log_in_check = l; /* the auditor may have to replace nodes of its own */
+    if (l->auditor) return SN_OK;
+    sn_status status = sn_audit_open_chain(a, l, audited, a->options.local, NULL, &l->auditor, err);
+    for (int at = 0, n; at < l->length && !status; at += n) {
+        n = l->length - at < CHECK_ROWS_MAX ? l->length - at : CHECK_ROWS_MAX;
+        status = sn_chain_step(l->auditor, at, n, l->history + (size_t)at * (size_t)a->hp->n_embd, scratch, err);
+    }
+    return status;
+}
+
+static bool auditor_is_exact(const sn_chain *auditor) {
+    size_t n;
+    const sn_hop *hops = sn_chain_route_hops(auditor, &n);
+    for (size_t i = 0; i < n; i++) /* local blocks are on a CPU */
+        if (!hops[i].is_local && hops[i].remote.last_receipt.device != SN_RECEIPT_EXACT) return false;
+    return true;
+}
+
+/* Whether the auditor's rows agree with the answer of the entry's nodes. */
+static bool entry_matches(const sn_audit *a, const sn_audit_entry *e, const sn_chain *auditor, const float *rows) {
+    sn_hash hash;
+    bool exact =
+        e->exact && auditor_is_exact(auditor) && !sn_rows_hash(rows, e->n, a->hp->n_embd, e->output_dtype, &hash, NULL);
+    return exact ? !memcmp(&hash, &e->output, sizeof hash) : sn_rows_close(e->outputs, rows, e->n, a->hp->n_embd);
+}
+
+/* How many of the first entries follow each other without a rewind and fit in one chunk. *rows: theirs, together. */
+static size_t log_run_length(const sn_audit_log *l, int *rows) {
+    size_t k = 0;
+    for (*rows = 0; k < l->n; k++) {
+        const sn_audit_entry *e = &l->entries[k];
+        if (k && (e->position != l->entries[0].position + *rows || *rows + e->n > CHECK_ROWS_MAX)) break;
+        *rows += e->n;
+    }
+    return k;
+}
+
+/* The first entry was checked and is right: its rows become history. */
+static sn_status log_settle_entry(sn_audit *a, sn_audit_log *l, sn_err *err) {
+    sn_audit_entry *e = &l->entries[0];
+    sn_status status = log_append_history(a, l, e->position, e->n, e->rows, err);
+    entry_fini(e);
+    memmove(l->entries, l->entries + 1, --l->n * sizeof *l->entries);
+    a->report.checked++;
+    return status;
+}
+
+/* After a wrong answer the entries that follow are not checked: the chain drops all of these positions. */
+static void log_drop_entries(sn_audit_log *l) {
+    for (size_t i = 0; i < l->n; i++) entry_fini(&l->entries[i]);
+    l->n = 0;
+}
+
+/* Runs the first entries that follow each other through the auditor. When *outcome is not SN_AUDIT_PASSED, it is about
+ * the entry that is then the log's first one. */
+static sn_status log_check_run(sn_audit *a, sn_audit_log *l, const sn_chain *audited, float *in, float *out,
+                               sn_audit_outcome *outcome, sn_err *err) {
+    int rows, position = l->entries[0].position;
+    size_t width = (size_t)a->hp->n_embd, k = log_run_length(l, &rows);
+    if (position > l->length) { /* cannot happen with the steps of a chain */
+        log_drop_entries(l);
+        return sn_fail(err, SN_RETRY, "steps are missing before position %d", position);
+    }
+    for (size_t i = 0, at = 0; i < k; at += (size_t)l->entries[i++].n * width)
+        memcpy(in + at, l->entries[i].rows, (size_t)l->entries[i].n * width * sizeof *in);
+    sn_status status = sn_chain_step(l->auditor, position, rows, in, out, err);
+    for (size_t at = 0; k-- && !status;) {
+        size_t size = (size_t)l->entries[0].n * width;
+        if (!entry_matches(a, &l->entries[0], l->auditor, out + at))
+            return sn_audit_dispute(a, l, audited, outcome, err);
+        status = log_settle_entry(a, l, err);
+        at += size;
+    }
+    return status;
+}
+
+/* Checks all entries of the log. An error is the reason why that was not possible. */
+static sn_status log_check(sn_audit *a, sn_audit_log *l, const sn_chain *audited, sn_audit_outcome *outcome,
+                           sn_err *err) {
+    float *in = NULL, *out = NULL;
+    size_t size = (size_t)CHECK_ROWS_MAX * (size_t)a->hp->n_embd;
+    sn_status status = sn_calloc(&in, size, sizeof *in, err);
+    if (!status) status = sn_calloc(&out, size, sizeof *out, err);
+    for (int auditors = 0; !status && l->n && *outcome == SN_AUDIT_PASSED; auditors += !l->auditor) {
+        if (auditors > SN_HOPS_MAX) status = sn_fail(err, SN_RETRY, "no auditor gives the same answer twice");
+        if (!status) status = log_ensure_auditor(a, l, audited, out, err);
+        if (!status) status = log_check_run(a, l, audited, in, out, outcome, err);
+    }
+    l->due = status != SN_OK;
+    free(in);
+    free(out);
+    return status;
+}
+
+static sn_status audit_check(void *ctx, const sn_chain *audited, bool all, int *wrong_from, sn_err *err) {
+    sn_audit *a = ctx;
+    sn_err later;
+    *wrong_from = -1;
+    for (size_t i = 0; i < a->n_logs && *wrong_from < 0; i++) {
+        sn_audit_log *l = &a->logs[i];
+        sn_audit_outcome outcome = SN_AUDIT_PASSED;
+        bool wait = !l->auditor && sn_now_us() < l->retry_us; /* no auditor was found a short time ago */
+        if (!l->n || (!l->due && !all) || wait) continue;
+        sn_status status = log_check(a, l, audited, &outcome, &later);
+        if (status == SN_STOP) return sn_fail(err, SN_STOP, "%s", later.text);
+        if (status) { /* the auditor cannot be reached: another one is tried later */
+            sn_chain_close(&l->auditor);
+            l->retry_us = sn_now_us() + AUDITOR_RETRY_US;
+            sn_log(SN_LOG_WARN, "audit check postponed", "blocks=%d:%d text=%s", l->first, l->end, later.text);
+        }
+        if (outcome == SN_AUDIT_PASSED) continue;
+        *wrong_from = l->entries[0].position;
+        log_drop_entries(l);
+        if (outcome == SN_AUDIT_UNDECIDED) return sn_fail(err, SN_RETRY, "%s", a->report.verdict);
+    }
+    return SN_OK;
+}
+
+static const char *audit_verdict(void *ctx) { return ((sn_audit *)ctx)->report.verdict; }
+
+sn_verifier sn_audit_verifier(sn_audit *audit) {
+    if (!audit) return (sn_verifier){0};
+    return (sn_verifier){.ctx = audit,
+                         .note_step = audit_note_step,
+                         .check = audit_check,
+                         .is_banned = sn_audit_is_banned,
+                         .verdict = audit_verdict};
+}

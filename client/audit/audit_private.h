@@ -1,0 +1,74 @@
+/* What audit.c (noting and comparing steps) and dispute.c (deciding which node is wrong) share. */
+#ifndef SN_CLIENT_AUDIT_AUDIT_PRIVATE_H
+#define SN_CLIENT_AUDIT_AUDIT_PRIVATE_H
+
+#include "client/audit/audit.h"
+#include "client/audit/evidence.h"
+
+enum { SN_AUDIT_BANNED_MAX = 64, SN_AUDIT_LOGS_MAX = SN_HOPS_MAX, SN_AUDIT_ANNOUNCEMENTS_MAX = 4 * SN_HOPS_MAX };
+
+/* One step with its answer, kept until it is checked. */
+typedef struct sn_audit_entry {
+    int position, n;
+    size_t n_hops;
+    uint8_t *receipts; /* (n_hops, SN_RECEIPT_SIZE) */
+    bool exact;        /* every receipt says that the device is exact */
+    sn_hash output;    /* as the last hop signed it, and its wire type */
+    sn_dtype output_dtype;
+    float *rows, *outputs; /* (n, n_embd): what entered the first hop; what left the last one */
+} sn_audit_entry;
+
+/* All steps over blocks [first, end), in their order. */
+typedef struct sn_audit_log {
+    int first, end;
+    sn_audit_entry *entries; /* (n): not checked yet */
+    size_t n, capacity;
+    float *history; /* (length, n_embd): the inputs of the steps before the entries */
+    int length, history_capacity;
+    sn_chain *auditor; /* the second session, at position `length`; NULL: none yet */
+    bool due;          /* a draw asked for a check */
+    int64_t retry_us;  /* no auditor was found: earliest time at which to look again */
+} sn_audit_log;
+
+/* What a node announced when it was first seen: its name, address and keys, signed. */
+typedef struct sn_audit_announcement {
+    uint8_t node[SN_KEY_SIZE];
+    sn_blob sealed;
+} sn_audit_announcement;
+
+struct sn_audit {
+    sn_audit_options options;
+    const sn_hparams *hp;
+    sn_audit_log logs[SN_AUDIT_LOGS_MAX];
+    size_t n_logs;
+    uint64_t rng_state;
+    uint8_t banned[SN_AUDIT_BANNED_MAX][SN_KEY_SIZE]; /* the oldest entry is overwritten first */
+    size_t n_banned;
+    sn_audit_announcement announcements[SN_AUDIT_ANNOUNCEMENTS_MAX]; /* the oldest entry is overwritten first */
+    size_t n_announcements;
+    const sn_audit_log *log_in_check;           /* its nodes may not check it */
+    uint8_t excluded[SN_HOPS_MAX][SN_KEY_SIZE]; /* nor may these nodes, while an arbiter is looked for */
+    size_t n_excluded;
+    sn_audit_report report;
+};
+
+/* Opens a chain over the log's blocks that uses none of the nodes that the log is about. local: on this machine. */
+sn_status sn_audit_open_chain(sn_audit *audit, const sn_audit_log *log, const sn_chain *audited, bool local,
+                              const bool *cut_at, sn_chain **out, sn_err *err) SN_MUST_USE;
+/* Keeps the announcement of the hop's node. */
+sn_status sn_audit_keep_announcement(sn_audit *audit, const sn_hop *hop, sn_err *err) SN_MUST_USE;
+/* The kept announcement of a node; NULL: none. */
+const sn_blob *sn_audit_find_announcement(const sn_audit *audit, const uint8_t node[SN_KEY_SIZE]);
+
+typedef enum sn_audit_outcome {
+    SN_AUDIT_PASSED,    /* no answer is known to be wrong */
+    SN_AUDIT_FAILED,    /* the answer of the log's first entry is wrong */
+    SN_AUDIT_UNDECIDED, /* it may be wrong: two answers differ, and there is no arbiter */
+} sn_audit_outcome;
+
+/* The auditor's answer differs from the one of the nodes of the log's first entry. Finds out which is right, saves
+ * evidence, and bans the nodes that are wrong. On SN_AUDIT_PASSED the auditor was wrong and is closed. */
+sn_status sn_audit_dispute(sn_audit *audit, sn_audit_log *log, const sn_chain *audited, sn_audit_outcome *out,
+                           sn_err *err) SN_MUST_USE;
+
+#endif

@@ -1,0 +1,201 @@
+/* When the auditor's answer differs from the nodes': evidence is collected, an arbiter decides, and the nodes that are
+ * wrong are banned. */
+#include "client/audit/audit_private.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "net/directory.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One dispute, about the log's first entry. */
+typedef struct dispute {
+    sn_audit *a;
+    sn_audit_log *log;
+    const sn_audit_entry *entry;
+    sn_evidence evidence; /* statements: those of the entry's nodes, then the auditor's */
+    sn_verdict verdicts[SN_STATEMENTS_MAX];
+    bool local; /* the arbiter was this machine */
+} dispute;
+
+/* The weights that the nodes announce; where none is announced, those of this machine's file. */
+static sn_status dispute_fill_hashes(dispute *d, sn_kv_dtype dtype, sn_err *err) {
+    sn_evidence *e = &d->evidence;
+    sn_announcement *announcement = NULL;
+    sn_status status = sn_calloc(&e->block_hash, (size_t)(e->end - e->first), sizeof *e->block_hash, err);
+    if (!status) status = sn_calloc(&announcement, 1, sizeof *announcement, err);
+    for (size_t i = 0; i < d->entry->n_hops && !status; i++) {
+        const sn_blob *sealed = sn_audit_find_announcement(d->a, d->entry->receipts + i * SN_RECEIPT_SIZE + 16);
+        if (!sealed || sn_announcement_parse(sealed->data, sealed->len - SN_SIGNATURE_SIZE, announcement, NULL))
+            continue;
+        for (int b = e->first; b < e->end; b++)
+            if ((uint64_t)b >= announcement->first_block && (uint64_t)b < announcement->end_block)
+                memcpy(&e->block_hash[b - e->first], announcement->block_hash[b - (int)announcement->first_block],
+                       SN_HASH_SIZE);
+    }
+    static const sn_hash none;
+    for (int b = e->first; b < e->end && !status; b++) {
+        sn_hash *hash = &e->block_hash[b - e->first];
+        if (memcmp(hash, &none, sizeof none) || !sn_model_has_block(d->a->options.model, b)) continue;
+        status = sn_model_block_hash(d->a->options.model, b, hash, err);
+        if (!status) *hash = sn_block_hash_with_kv_dtype(hash, dtype);
+    }
+    free(announcement);
+    return status;
+}
+
+static sn_status dispute_begin(dispute *d, const sn_chain *audited, sn_err *err) {
+    const sn_audit_entry *entry = d->entry;
+    sn_chain_options audited_as = sn_chain_twin_options(audited, d->log->first, d->log->end);
+    size_t width = (size_t)d->a->hp->n_embd, before = (size_t)entry->position * width;
+    sn_evidence *e = &d->evidence;
+    *e = (sn_evidence){.model = sn_model_id(d->a->options.model),
+                       .first = d->log->first,
+                       .end = d->log->end,
+                       .n_embd = d->a->hp->n_embd,
+                       .adapter_hash = audited_as.adapter.hash,
+                       .n_tokens = entry->position + entry->n,
+                       .unix_ms = sn_unix_ms()};
+    snprintf(e->name, sizeof e->name, "%s", d->a->hp->name);
+    sn_status status = sn_calloc(&e->inputs, before + (size_t)entry->n * width, sizeof *e->inputs, err);
+    if (status) return status;
+    if (before) memcpy(e->inputs, d->log->history, before * sizeof *e->inputs);
+    memcpy(e->inputs + before, entry->rows, (size_t)entry->n * width * sizeof *e->inputs);
+    status = dispute_fill_hashes(d, audited_as.kv.dtype, err);
+    for (size_t i = 0; i < entry->n_hops && !status; i++) {
+        const uint8_t *sealed = entry->receipts + i * SN_RECEIPT_SIZE;
+        status = sn_evidence_add(e, sealed, sn_audit_find_announcement(d->a, sealed + 16),
+                                 i + 1 == entry->n_hops ? entry->outputs : NULL, err);
+    }
+    return status;
+}
+
+/* The auditor runs this one step again by itself; the evidence gets what it signs. */
+static sn_status dispute_add_auditor(dispute *d, sn_err *err) {
+    const sn_audit_entry *entry = d->entry;
+    sn_chain *auditor = d->log->auditor;
+    float *rows = NULL;
+    sn_status status = sn_calloc(&rows, (size_t)entry->n * (size_t)d->a->hp->n_embd, sizeof *rows, err);
+    if (!status) status = sn_chain_step(auditor, entry->position, entry->n, entry->rows, rows, err);
+    size_t n_hops;
+    const sn_hop *hops = sn_chain_route_hops(auditor, &n_hops);
+    for (size_t i = 0; i < n_hops && !status; i++) {
+        const sn_hop_remote *remote = &hops[i].remote;
+        if (hops[i].is_local) continue;
+        bool whole = i + 1 == n_hops && remote->last_receipt.n == (uint32_t)entry->n;
+        status = sn_audit_keep_announcement(d->a, &hops[i], err);
+        if (!status)
+            status = sn_evidence_add(&d->evidence, remote->receipt, sn_audit_find_announcement(d->a, remote->node),
+                                     whole ? rows : NULL, err);
+    }
+    free(rows);
+    return status;
+}
+
+/* Opens the arbiter's chain: on this machine where its file holds the blocks, else at nodes that did not take part. */
+static sn_status dispute_open_arbiter(dispute *d, const sn_chain *audited, const bool *cut_at, sn_chain **out,
+                                      sn_err *err) {
+    sn_audit *a = d->a;
+    d->local = true;
+    sn_status status = sn_audit_open_chain(a, d->log, audited, true, cut_at, out, err);
+    if (status != SN_RETRY) return status;
+    d->local = false;
+    size_t n_hops;
+    const sn_hop *hops = sn_chain_route_hops(d->log->auditor, &n_hops);
+    for (size_t i = 0; i < n_hops; i++)
+        if (!hops[i].is_local) memcpy(a->excluded[a->n_excluded++], hops[i].remote.node, SN_KEY_SIZE);
+    status = a->options.link ? sn_audit_open_chain(a, d->log, audited, false, cut_at, out, err) : status;
+    return status;
+}
+
+static sn_status dispute_ask_arbiter(dispute *d, const sn_chain *audited, sn_err *err) {
+    bool *cut_at = NULL;
+    sn_chain *arbiter = NULL;
+    sn_status status = sn_calloc(&cut_at, (size_t)d->a->hp->n_blocks, sizeof *cut_at, err);
+    if (status) return status;
+    sn_evidence_cuts(&d->evidence, cut_at, d->a->hp->n_blocks);
+    status = dispute_open_arbiter(d, audited, cut_at, &arbiter, err);
+    if (!status) status = sn_evidence_judge(&d->evidence, arbiter, d->verdicts, err);
+    sn_chain_close(&arbiter);
+    d->a->n_excluded = 0;
+    free(cut_at);
+    return status;
+}
+
+static void audit_ban(sn_audit *a, const sn_statement *s, const char *why) {
+    char id[17];
+    memcpy(a->banned[a->n_banned++ % SN_AUDIT_BANNED_MAX], s->receipt.node, SN_KEY_SIZE);
+    a->report.nodes_banned++;
+    snprintf(a->report.verdict, sizeof a->report.verdict,
+             "node %s failed an audit check of blocks %u:%u at position %llu: %s", sn_hex(s->receipt.node, 8, id),
+             s->receipt.first_block, s->receipt.end_block, (unsigned long long)s->receipt.position, why);
+    sn_log(SN_LOG_WARN, "audit failed", "text=%s", a->report.verdict);
+}
+
+/* Bans the signers of those of the statements [from, to) that are wrong. */
+static void dispute_ban_wrong(dispute *d, size_t from, size_t to) {
+    for (size_t i = from; i < to; i++)
+        if (d->verdicts[i].kind == SN_VERDICT_WRONG) audit_ban(d->a, &d->evidence.statements[i], d->verdicts[i].why);
+}
+
+static bool dispute_has_wrong(const dispute *d, size_t from, size_t to) {
+    for (size_t i = from; i < to; i++)
+        if (d->verdicts[i].kind == SN_VERDICT_WRONG) return true;
+    return false;
+}
+
+static sn_audit_outcome dispute_decide(dispute *d) {
+    size_t n = d->entry->n_hops, all = d->evidence.n;
+    bool accused = dispute_has_wrong(d, 0, n), auditor = dispute_has_wrong(d, n, all);
+    if (accused && auditor && !d->local) return SN_AUDIT_UNDECIDED; /* three different answers */
+    if (auditor) dispute_ban_wrong(d, n, all);
+    if (accused) {
+        dispute_ban_wrong(d, 0, n);
+        return SN_AUDIT_FAILED;
+    }
+    if (d->verdicts[n - 1].kind == SN_VERDICT_CORRECT) return SN_AUDIT_PASSED;
+    /* No statement is wrong by itself, but together they are not consistent, and the answer is not confirmed. */
+    for (size_t i = 0; i < n; i++)
+        if (d->verdicts[i].kind != SN_VERDICT_CORRECT) audit_ban(d->a, &d->evidence.statements[i], d->verdicts[i].why);
+    return SN_AUDIT_FAILED;
+}
+
+static void dispute_save_evidence(dispute *d) {
+    sn_err err;
+    sn_audit_report *report = &d->a->report;
+    if (!d->a->options.evidence) return;
+    if (sn_evidence_save(&d->evidence, d->a->options.evidence, report->evidence, &err)) {
+        report->evidence[0] = 0;
+        sn_log(SN_LOG_WARN, "evidence not saved", "text=%s", err.text);
+    }
+}
+
+sn_status sn_audit_dispute(sn_audit *a, sn_audit_log *l, const sn_chain *audited, sn_audit_outcome *out, sn_err *err) {
+    dispute *d = NULL;
+    sn_status status = sn_calloc(&d, 1, sizeof *d, err);
+    if (status) return status;
+    d->a = a;
+    d->log = l;
+    d->entry = &l->entries[0];
+    status = dispute_begin(d, audited, err);
+    if (!status) status = dispute_add_auditor(d, err);
+    sn_err arbiter_err = {0};
+    if (!status) {
+        sn_status asked = dispute_ask_arbiter(d, audited, &arbiter_err);
+        if (asked == SN_STOP) status = sn_fail(err, SN_STOP, "%s", arbiter_err.text);
+        *out = asked ? SN_AUDIT_UNDECIDED : dispute_decide(d);
+    }
+    if (!status && (*out == SN_AUDIT_UNDECIDED || a->report.nodes_banned)) dispute_save_evidence(d);
+    if (!status && *out == SN_AUDIT_UNDECIDED)
+        snprintf(a->report.verdict, sizeof a->report.verdict,
+                 "nodes differ about blocks %d:%d at position %d, and no third node can decide; results from there "
+                 "on may be wrong",
+                 l->first, l->end, d->entry->position);
+    if (*out != SN_AUDIT_FAILED) sn_chain_close(&l->auditor);
+    sn_evidence_fini(&d->evidence);
+    free(d);
+    return status;
+}

@@ -1,0 +1,190 @@
+/* Judging evidence: the reference chain computes the timeline again, an observer keeps each statement's true rows and
+ * timeline hashes, and every statement is then compared with them. */
+#include "client/audit/evidence.h"
+
+#include "base/mem.h"
+#include "base/wire.h"
+#include "net/timeline.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const float TOLERANCE = 0.03f; /* of a row's largest value; see sn_rows_close */
+
+/* What the observer finds out about one statement. */
+typedef struct statement_check {
+    const sn_statement *statement;
+    sn_hash at, before, after; /* timeline hash: so far; at the statement's position; after its tokens */
+    float *input, *output;     /* (n, n_embd): the true rows of its tokens */
+} statement_check;
+
+typedef struct judging {
+    const sn_evidence *evidence;
+    statement_check *checks;
+    sn_hasher *hasher;
+    sn_dtype wire;  /* of the hidden states ... */
+    bool *round_at; /* ... and the boundaries at which they were rounded to it (end + 1) */
+} judging;
+
+bool sn_rows_close(const float *a, const float *b, int n, int n_embd) {
+    for (int i = 0; i < n; i++, a += n_embd, b += n_embd) {
+        float largest = 0, worst = 0;
+        for (int k = 0; k < n_embd; k++) {
+            largest = fmaxf(largest, fabsf(b[k]));
+            worst = fmaxf(worst, fabsf(a[k] - b[k]));
+            if (!isfinite(a[k])) return false;
+        }
+        if (worst > TOLERANCE * largest) return false;
+    }
+    return true;
+}
+
+void sn_evidence_cuts(const sn_evidence *e, bool *cut_at, int n_blocks) {
+    memset(cut_at, 0, (size_t)n_blocks * sizeof *cut_at);
+    for (size_t i = 0; i < e->n; i++) {
+        cut_at[e->statements[i].receipt.first_block] = true;
+        if (e->statements[i].receipt.end_block < (uint32_t)n_blocks) cut_at[e->statements[i].receipt.end_block] = true;
+    }
+}
+
+sn_dtype sn_evidence_wire(const sn_evidence *e, bool *round_at, int n_blocks) {
+    sn_dtype wire = SN_F32;
+    memset(round_at, 0, ((size_t)n_blocks + 1) * sizeof *round_at);
+    for (size_t i = 0; i < e->n; i++) {
+        const sn_receipt *r = &e->statements[i].receipt;
+        const uint32_t at[] = {r->first_block, r->end_block};
+        const uint8_t as[] = {r->input_dtype, r->output_dtype};
+        for (int k = 0; k < 2; k++) {
+            if (wire == SN_F32 && sn_is_wire_dtype(as[k])) wire = (sn_dtype)as[k];
+            if (wire != SN_F32 && as[k] == (uint8_t)wire && at[k] <= (uint32_t)n_blocks) round_at[at[k]] = true;
+        }
+    }
+    return wire;
+}
+
+/* Copies those of n rows at `position` that the receipt is about. */
+static void receipt_copy_rows(float *to, const sn_receipt *r, int position, int n, const float *rows) {
+    size_t width = r->n_embd;
+    for (int i = 0; i < n; i++) {
+        int64_t at = (int64_t)position + i - (int64_t)r->position;
+        if (at >= 0 && at < (int64_t)r->n)
+            memcpy(to + (size_t)at * width, rows + (size_t)i * width, width * sizeof *to);
+    }
+}
+
+static void judging_observe(void *ctx, int block, int position, int n, const float *rows) {
+    judging *c = ctx;
+    for (size_t i = 0; i < c->evidence->n; i++) {
+        statement_check *t = &c->checks[i];
+        const sn_receipt *r = &t->statement->receipt;
+        if (block == (int)r->end_block) receipt_copy_rows(t->output, r, position, n, rows);
+        if (block != (int)r->first_block) continue;
+        receipt_copy_rows(t->input, r, position, n, rows);
+        for (int k = 0; k < n; k++) {
+            if ((uint64_t)(position + k) == r->position) t->before = t->at;
+            t->at = sn_timeline_next(c->hasher, &t->at, rows + (size_t)k * r->n_embd, r->n_embd);
+            if ((uint64_t)(position + k + 1) == r->position + r->n) t->after = t->at;
+        }
+    }
+}
+
+static sn_status judging_begin(judging *c, sn_err *err) {
+    const sn_evidence *e = c->evidence;
+    sn_status status = sn_calloc(&c->checks, e->n, sizeof *c->checks, err);
+    c->hasher = sn_hasher_new();
+    if (!status) status = sn_calloc(&c->round_at, (size_t)e->end + 1, sizeof *c->round_at, err);
+    if (!status) c->wire = sn_evidence_wire(e, c->round_at, e->end);
+    if (!status && !c->hasher) status = sn_fail(err, SN_STOP, "out of memory");
+    for (size_t i = 0; i < e->n && !status; i++) {
+        statement_check *t = &c->checks[i];
+        t->statement = &e->statements[i];
+        const sn_receipt *r = &t->statement->receipt;
+        size_t size = (size_t)r->n * (size_t)r->n_embd;
+        sn_hash plain =
+            sn_timeline_begin(e->model.bytes, (int)r->first_block, (int)r->end_block,
+                              (const uint8_t(*)[SN_HASH_SIZE])(e->block_hash + ((int)r->first_block - e->first)));
+        t->at = sn_timeline_with_adapter(&plain, e->adapter_hash.bytes);
+        status = sn_calloc(&t->input, size, sizeof *t->input, err);
+        if (!status) status = sn_calloc(&t->output, size, sizeof *t->output, err);
+    }
+    return status;
+}
+
+static sn_verdict verdict_inconclusive(const char *why) {
+    sn_verdict j = {.kind = SN_VERDICT_INCONCLUSIVE};
+    snprintf(j.why, sizeof j.why, "%s", why);
+    return j;
+}
+
+static bool hash_equals(const sn_hash *a, const sn_hash *b) { return !memcmp(a, b, sizeof *a); }
+
+/* For a device that is not exact: the outputs in the evidence must be those that were signed, and close to the true
+ * ones. */
+static sn_verdict judge_inexact(const statement_check *t, sn_hash signed_hash) {
+    const sn_statement *s = t->statement;
+    int n = (int)s->receipt.n, n_embd = (int)s->receipt.n_embd;
+    sn_hash given;
+    if (!s->outputs || sn_rows_hash(s->outputs, n, n_embd, s->receipt.output_dtype, &given, NULL) ||
+        !hash_equals(&given, &signed_hash))
+        return verdict_inconclusive("its output is not in the evidence, and its device may give other bits");
+    bool close = sn_rows_close(s->outputs, t->output, n, n_embd);
+    sn_verdict j = {.kind = close ? SN_VERDICT_CORRECT : SN_VERDICT_WRONG};
+    snprintf(j.why, sizeof j.why, "its output is %s 3%% of a row's largest value from what this file gives",
+             close ? "within" : "more than");
+    return j;
+}
+
+static bool statement_is_rounded_as_others(const judging *c, int block, uint8_t dtype) {
+    return dtype == (uint8_t)(c->round_at[block] ? c->wire : SN_F32);
+}
+
+static sn_verdict judge_statement(const judging *c, const statement_check *t) {
+    const sn_receipt *r = &t->statement->receipt;
+    const sn_evidence *e = c->evidence;
+    sn_hash input, output;
+    sn_hash weights = sn_hash_of(e->block_hash + ((int)r->first_block - e->first),
+                                 (size_t)(r->end_block - r->first_block) * SN_HASH_SIZE);
+    if (memcmp(r->model, &e->model, SN_HASH_SIZE) || !hash_equals(&r->weights, &weights))
+        return verdict_inconclusive("it is about other weights");
+    if (r->kv_dtype != SN_F32) return verdict_inconclusive("its KV cache was kept in another type than float32");
+    if (!statement_is_rounded_as_others(c, (int)r->first_block, r->input_dtype) ||
+        !statement_is_rounded_as_others(c, (int)r->end_block, r->output_dtype))
+        return verdict_inconclusive("its hidden states travelled in another type than those of other statements");
+    if (sn_rows_hash(t->input, (int)r->n, (int)r->n_embd, r->input_dtype, &input, NULL) ||
+        sn_rows_hash(t->output, (int)r->n, (int)r->n_embd, r->output_dtype, &output, NULL))
+        return verdict_inconclusive("its hidden states are of a type that this program does not know");
+    if (!hash_equals(&input, &r->input)) return verdict_inconclusive("it was given another input");
+    if (!hash_equals(&t->before, &r->timeline_before) || !hash_equals(&t->after, &r->timeline_after))
+        return verdict_inconclusive("it continues another timeline");
+    sn_verdict j = {.kind = SN_VERDICT_CORRECT, .why = "its output is what this file gives, bit by bit"};
+    if (hash_equals(&output, &r->output)) return j;
+    if (r->device != SN_RECEIPT_EXACT) return judge_inexact(t, r->output);
+    j.kind = SN_VERDICT_WRONG;
+    snprintf(j.why, sizeof j.why, "it signed another output than this file gives for the same input and timeline");
+    return j;
+}
+
+sn_status sn_evidence_judge(const sn_evidence *e, sn_chain *reference, sn_verdict *out, sn_err *err) {
+    judging c = {.evidence = e};
+    float *rows = NULL;
+    sn_status status = judging_begin(&c, err);
+    if (!status) status = sn_calloc(&rows, (size_t)SN_SPAN_ROWS_MAX * (size_t)e->n_embd, sizeof *rows, err);
+    sn_chain_observe(reference, judging_observe, &c);
+    for (int at = 0, n; at < e->n_tokens && !status; at += n) {
+        n = e->n_tokens - at < SN_SPAN_ROWS_MAX ? e->n_tokens - at : SN_SPAN_ROWS_MAX;
+        status = sn_chain_step(reference, at, n, e->inputs + (size_t)at * (size_t)e->n_embd, rows, err);
+    }
+    sn_chain_observe(reference, NULL, NULL);
+    for (size_t i = 0; i < e->n && !status; i++) out[i] = judge_statement(&c, &c.checks[i]);
+    for (size_t i = 0; c.checks && i < e->n; i++) {
+        free(c.checks[i].input);
+        free(c.checks[i].output);
+    }
+    free(c.checks);
+    free(c.round_at);
+    free(rows);
+    sn_hasher_free(c.hasher);
+    return status;
+}

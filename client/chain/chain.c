@@ -1,0 +1,426 @@
+/* Opening, stepping and closing a chain.
+ *
+ * sn_chain_step cuts its input into pieces of at most SN_SPAN_ROWS_MAX rows and runs each piece through the hops, group
+ * by group (chain_private.h). A long prompt goes through sn_chain_prefill first, which keeps several chunks in flight;
+ * what it leaves after a failure continues here, one piece at a time.
+ *
+ * chain_step_with_failover is where failures end: it runs a piece through one group, and after a failure promotes a
+ * replica, or replaces the group by other nodes and replays, until the piece passes or the retries are spent. A group
+ * may know its timeline only up to an earlier position (after a rewind into a pushed step): then the rows since that
+ * position are run again in the same step. */
+#include "client/chain/chain_private.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    TIMEOUT_MS = 30000,
+    MAX_RETRIES = 3,
+    DECODE_ROWS_MAX = 64 /* a step of at most so many rows is a token with its draft tokens, not a prompt */
+};
+
+/* -- opening and closing ----------------------------------------------------------------------------------------------
+ */
+
+sn_chain_options sn_chain_options_default(void) {
+    return (sn_chain_options){
+        .limits = {.timeout_ms = TIMEOUT_MS, .max_retries = MAX_RETRIES, .prefill_depth = SN_PREFILL_DEPTH_MAX}};
+}
+
+sn_chain_options sn_chain_twin_options(const sn_chain *chain, int first, int end) {
+    sn_chain_options options = sn_chain_options_default();
+    options.first = first;
+    options.end = end;
+    options.kv.dtype = chain->options.kv.dtype;
+    options.wire = (sn_chain_wire){.dtype = chain->options.wire.dtype, .round_at = chain->round_at};
+    options.verification.hashes_from = chain;
+    options.adapter = chain->options.adapter;
+    options.adapter.n_prompt = 0;
+    return options;
+}
+
+/* KV pages for one timeline over the local blocks, for each hop that may hold a part of them. */
+static size_t chain_kv_bytes(const sn_chain *chain) {
+    const sn_chain_local *local = &chain->options.local;
+    const sn_chain_routing *routing = &chain->options.routing;
+    sn_kv_shape shape = {local->end - local->first, chain->hp.n_kv_heads, chain->hp.head_dim, SN_KV_PAGE_TOKENS,
+                         chain->options.kv.dtype};
+    size_t hops = 1, pages = (size_t)chain->max_tokens / SN_KV_PAGE_TOKENS + 1;
+    for (int b = local->first + 1; b < local->end; b++)
+        hops += routing->every_block || (routing->cut_at && routing->cut_at[b]);
+    return hops * pages * local->device->ops->kv_page_bytes(local->device, &shape);
+}
+
+static sn_status chain_load_local(sn_chain *chain, const sn_model *model, sn_err *err) {
+    const sn_chain_local *local = &chain->options.local;
+    const sn_chain_adapter *adapter = &chain->options.adapter;
+    if (local->first == local->end) return SN_OK;
+    size_t kv_memory = local->kv_memory ? local->kv_memory : chain_kv_bytes(chain);
+    sn_status status = sn_span_load(model, local->device, local->first, local->end, NULL, NULL, &chain->span, err);
+    if (!status) sn_span_set_kv_dtype(chain->span, chain->options.kv.dtype);
+    if (!status && adapter->bytes)
+        status = sn_adapter_load(chain->span, adapter->image, adapter->bytes, &chain->adapter, err);
+    return status ? status : sn_span_kv_pool(chain->span, kv_memory, &chain->pool, err);
+}
+
+static sn_status chain_check_options(const sn_chain *chain, sn_err *err) {
+    static const sn_hash none;
+    const sn_chain_options *o = &chain->options;
+    bool named_only = memcmp(&o->adapter.hash, &none, sizeof none) && !o->adapter.bytes;
+    if (o->link && o->limits.timeout_ms < 1)
+        return sn_fail(err, SN_REFUSED, "a chain over nodes needs a timeout: begin with sn_chain_options_default()");
+    if (named_only && o->local.first < o->local.end)
+        return sn_fail(err, SN_REFUSED,
+                       "an adapter that only nodes hold cannot be used with local blocks: give the adapter's folder");
+    if (o->max_tokens && o->adapter.n_prompt > chain->hp.n_ctx - o->max_tokens)
+        return sn_fail(err, SN_REFUSED, "%d tokens and %d virtual ones are more than this model's context of %d",
+                       o->max_tokens, o->adapter.n_prompt, chain->hp.n_ctx);
+    return SN_OK;
+}
+
+static void chain_init_request_id(sn_chain *chain) {
+    uint8_t drawn[8];
+    sn_random(drawn, sizeof drawn);
+    sn_hex(drawn, sizeof drawn, chain->request_id);
+    if (chain->options.request_id)
+        sn_log_sanitize(chain->options.request_id, chain->request_id, sizeof chain->request_id);
+    chain->options.request_id = NULL; /* borrowed while opening */
+}
+
+/* Decides once at which boundaries hidden states are rounded: where the options say, or at both ends of each remote hop
+ * of the first route. Called before and after the first route is opened. */
+static sn_status chain_fix_rounding(sn_chain *chain, sn_err *err) {
+    const sn_chain_wire *wire = &chain->options.wire;
+    const bool *given = wire->round_at;
+    size_t n = (size_t)chain->hp.n_blocks + 1;
+    if (wire->dtype == SN_F32 || chain->round_at) return SN_OK;
+    if (chain->hp.n_embd % (int)sn_dtype_block(wire->dtype))
+        return sn_fail(err, SN_REFUSED,
+                       "hidden states of %d numbers are not whole blocks of %s: choose another --wire-dtype",
+                       chain->hp.n_embd, sn_dtype_name(wire->dtype));
+    if (!given && !chain->n_hops) return SN_OK;
+    sn_status status = sn_calloc(&chain->round_at, n, sizeof *chain->round_at, err);
+    if (status) return status;
+    if (given) memcpy(chain->round_at, given, n * sizeof *given);
+    chain->options.wire.round_at = NULL; /* borrowed while opening */
+    for (size_t i = 0; i < chain->n_hops; i++)
+        if (!chain->hops[i].is_local)
+            chain->round_at[chain->hops[i].first] = chain->round_at[chain->hops[i].end] = true;
+    for (size_t i = 0; i < chain->n_hops; i++) {
+        chain->hops[i].input_dtype = sn_chain_wire_at(chain, chain->hops[i].first);
+        chain->hops[i].output_dtype = sn_chain_wire_at(chain, chain->hops[i].end);
+    }
+    return SN_OK;
+}
+
+static sn_status chain_new(const sn_model *model, const sn_chain_options *options, sn_chain **out, sn_err *err) {
+    sn_chain *chain = NULL;
+    sn_status status = sn_calloc(&chain, 1, sizeof *chain, err);
+    if (status) return status;
+    *out = chain;
+    chain->options = *options;
+    chain->hp = *sn_model_hparams(model);
+    chain->model = sn_model_id(model);
+    if (options->first == options->end) chain->options.end = chain->hp.n_blocks;
+    chain->push = options->routing.push && !options->routing.every_block && !options->routing.cut_at;
+    if (options->verification.verifier.note_step) chain->options.verification.receipts = true;
+    chain_init_request_id(chain);
+    chain->hasher = sn_hasher_new();
+    if (!chain->hasher) return sn_fail(err, SN_STOP, "out of memory");
+    for (int i = 0; i < 2 && !status; i++)
+        status = sn_calloc(&chain->rows[i], (size_t)SN_SPAN_ROWS_MAX * (size_t)chain->hp.n_embd, sizeof(float), err);
+    if (!status) status = sn_calloc(&chain->weights, (size_t)chain->hp.n_blocks, sizeof *chain->weights, err);
+    return status ? status : sn_peer_stats_new(&chain->peer_stats, err);
+}
+
+sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, sn_chain **out, sn_err *err) {
+    sn_chain *chain = NULL;
+    int retries = options->limits.max_retries;
+    *out = NULL;
+    sn_status status = chain_new(model, options, &chain, err);
+    if (!status) status = chain_check_options(chain, err);
+    if (!status)
+        chain->max_tokens = options->max_tokens ? options->max_tokens + options->adapter.n_prompt : chain->hp.n_ctx;
+    if (!status) status = chain_fix_rounding(chain, err);
+    if (!status && !options->plan_only) status = chain_load_local(chain, model, err);
+    if (!status) status = sn_chain_learn_hashes(chain, model, err);
+    if (!status && !options->plan_only)
+        status = sn_chain_connect(chain, chain->options.first, chain->options.end, sn_chain_route_wait_ms(chain, 0),
+                                  &retries, chain->hops, &chain->n_hops, err);
+    if (!status) status = chain_fix_rounding(chain, err);
+    if (status) sn_chain_close(&chain);
+    *out = chain;
+    return status;
+}
+
+void sn_chain_close(sn_chain **chain) {
+    sn_chain *c = *chain;
+    if (!c) return;
+    sn_chain_close_hops(c, c->hops, c->n_hops);
+    sn_kv_pool_free(&c->pool);
+    sn_adapter_free(&c->adapter);
+    sn_span_free(&c->span);
+    sn_hasher_free(c->hasher);
+    sn_peer_stats_free(&c->peer_stats);
+    for (int i = 0; i < 2; i++) free(c->rows[i]);
+    free(c->block_hash);
+    free(c->weights);
+    free(c->round_at);
+    free(c->known_hash);
+    free(c);
+    *chain = NULL;
+}
+
+/* -- one group --------------------------------------------------------------------------------------------------------
+ */
+
+size_t sn_chain_group_end(const sn_hop *hops, size_t n_hops, size_t i) {
+    size_t j = i + 1;
+    while (j < n_hops && hops[j].pushed) j++;
+    return j;
+}
+
+void sn_chain_note_failure(sn_chain *chain, const sn_hop *hops, size_t j, size_t failed) {
+    if (failed == j) {
+        chain->push = false;
+        sn_log(SN_LOG_WARN, "push disabled", "request_id=%s text=%s", chain->request_id,
+               "the nodes do not reach each other; hidden states travel by the client from now on");
+    } else if (!hops[failed].is_local) {
+        sn_chain_ban(chain, &hops[failed]);
+    }
+}
+
+sn_status sn_chain_verify_step(sn_chain *chain, const sn_hop *hops, size_t n_hops, const sn_step *step, sn_err *err) {
+    const sn_verifier *verifier = &chain->options.verification.verifier;
+    if (!verifier->note_step) return SN_OK;
+    sn_step noted = *step;
+    noted.in = hops[0].remote.inputs + (size_t)step->position * (size_t)step->n_embd; /* as it travelled */
+    return verifier->note_step(verifier->ctx, hops, n_hops, &noted, err);
+}
+
+/* A step that all nodes of the group take at once. A node that limits its clients (--client-steps) answers when to try
+ * again: that is not a failure while it falls within the timeout. */
+static sn_status group_step_once(sn_chain *chain, sn_hop *hops, size_t n_hops, const sn_step *step, int64_t until_us,
+                                 size_t *failed, sn_err *err) {
+    for (;;) {
+        sn_status status =
+            sn_hops_step(hops, n_hops, chain->options.link, step, chain->options.limits.timeout_ms, failed, err);
+        if (status != SN_RETRY || !err->retry_after_ms || sn_now_us() + (int64_t)err->retry_after_ms * 1000 > until_us)
+            return status;
+        sn_sleep_us((int64_t)err->retry_after_ms * 1000);
+    }
+}
+
+sn_status sn_chain_step_group(sn_chain *chain, sn_hop *hops, size_t i, size_t j, const sn_step *step, size_t *failed,
+                              sn_err *err) {
+    int64_t until_us = sn_now_us() + (int64_t)chain->options.limits.timeout_ms * 1000;
+    *failed = 0;
+    if (hops[i].is_local) return sn_hop_step_local(&hops[i], step, err);
+    int rows_max = step->n;
+    for (size_t k = i; k < j; k++)
+        if (rows_max > hops[k].remote.step_tokens_max) rows_max = hops[k].remote.step_tokens_max;
+    for (int done = 0; done < step->n; done += rows_max) {
+        size_t at = (size_t)done * (size_t)step->n_embd;
+        int n = step->n - done < rows_max ? step->n - done : rows_max;
+        sn_step part = {step->position + done, n, step->n_embd, step->in + at, step->out + at};
+        sn_status status = sn_hop_record(&hops[i], &part, chain->hasher, err);
+        if (!status) status = group_step_once(chain, &hops[i], j - i, &part, until_us, failed, err);
+        if (!status) status = sn_chain_verify_step(chain, &hops[i], j - i, &part, err);
+        if (status) return status;
+        sn_chain_note_step(chain, hops, i, j, n);
+    }
+    return SN_OK;
+}
+
+static bool group_knows_hash(const sn_chain *chain, size_t i, size_t j, int position) {
+    for (; i < j; i++)
+        if (!sn_hop_knows_hash(&chain->hops[i], position)) return false;
+    return true;
+}
+
+int sn_chain_known_from(const sn_chain *chain, size_t i, size_t j, int position) {
+    int from = position;
+    while (from > 0 && !group_knows_hash(chain, i, j, from)) from--;
+    return from == position || sn_hop_can_replay(&chain->hops[i], from) ? from : -1;
+}
+
+/* As sn_chain_step_group, but from `from` <= step->position on: the rows since `from` are run again in the same step.
+ */
+static sn_status chain_step_group_from(sn_chain *chain, size_t i, size_t j, int from, const sn_step *step,
+                                       size_t *failed, sn_err *err) {
+    size_t row = (size_t)step->n_embd, before = (size_t)(step->position - from) * row;
+    size_t all = before + (size_t)step->n * row;
+    float *rows = NULL;
+    if (!before) return sn_chain_step_group(chain, chain->hops, i, j, step, failed, err);
+    *failed = j - i; /* no node */
+    sn_status status = sn_calloc(&rows, 2 * all, sizeof *rows, err);
+    if (status) return status;
+    memcpy(rows, chain->hops[i].remote.inputs + (size_t)from * row, before * sizeof *rows);
+    memcpy(rows + before, step->in, (all - before) * sizeof *rows);
+    sn_step longer = {from, step->position - from + step->n, step->n_embd, rows, rows + all};
+    status = sn_chain_step_group(chain, chain->hops, i, j, &longer, failed, err);
+    if (!status) memcpy(step->out, rows + all + before, (all - before) * sizeof *rows);
+    free(rows);
+    return status;
+}
+
+/* Runs a step through the group that begins at hop *i, with as many failovers as the limits allow. *i becomes the hop
+ * after those that the step has passed: after a replacement by several hops, only the first of them. */
+static sn_status chain_step_with_failover(sn_chain *chain, size_t *i, const sn_step *step, sn_err *err) {
+    int retries = chain->options.limits.max_retries, position = step->position;
+    int64_t until_us = sn_now_us() + (int64_t)chain->options.limits.timeout_ms * 1000;
+    uint8_t rebuilt[SN_KEY_SIZE] = {0}; /* the node that last lost its session: the first time it is not banned */
+    for (;;) {
+        size_t j = sn_chain_group_end(chain->hops, chain->n_hops, *i), failed = 0;
+        sn_status status = SN_REBUILD;
+        int from = sn_chain_known_from(chain, *i, j, position);
+        bool known = from >= 0;
+        if (known) status = chain_step_group_from(chain, *i, j, from, step, &failed, err);
+        if (!status) {
+            *i = j;
+            return SN_OK;
+        }
+        if (chain->hops[*i].is_local || status == SN_STOP) return status;
+        const sn_hop *hop = &chain->hops[*i + failed < j ? *i + failed : *i];
+        int first = chain->hops[*i].first, end = chain->hops[j - 1].end;
+        if (known) {
+            sn_log(SN_LOG_WARN, "step failed", "request_id=%s node=%s position=%d text=%s", chain->request_id,
+                   hop->report.node, position, err->text);
+            if (status != SN_REBUILD || !memcmp(rebuilt, hop->remote.node, SN_KEY_SIZE))
+                sn_chain_note_failure(chain, chain->hops, j, *i + failed);
+            memcpy(rebuilt, hop->remote.node, SN_KEY_SIZE);
+            sn_err_context(err, "%s", hop->report.node);
+            if (retries-- <= 0) return sn_err_context(err, "blocks %d:%d failed too often, last", first, end);
+        }
+        sn_err cause = *err, why;
+        if (known && *i + failed < j && !sn_chain_promote_replica(chain, *i, j, *i + failed, from, &why)) continue;
+        status = sn_chain_replace_group(chain, i, j, position, until_us, &retries, err);
+        if (status) return known ? sn_err_context(err, "%.180s; and then", cause.text) : status;
+    }
+}
+
+/* -- all hops ---------------------------------------------------------------------------------------------------------
+ */
+
+static void chain_notify_observer(const sn_chain *chain, int block, const sn_step *step, const float *rows) {
+    if (chain->observer) chain->observer(chain->observer_ctx, block, step->position, step->n, rows);
+}
+
+/* Runs a step (at most SN_SPAN_ROWS_MAX rows) through all hops. */
+static sn_status chain_step_all_hops(sn_chain *chain, const sn_step *step, sn_err *err) {
+    sn_step part = *step;
+    for (size_t i = 0, buffer = 0; i < chain->n_hops; buffer ^= 1) {
+        part.out = chain->rows[buffer];
+        chain_notify_observer(chain, chain->hops[i].first, &part, part.in);
+        sn_status status = chain_step_with_failover(chain, &i, &part, err);
+        if (status) return status;
+        part.in = part.out;
+    }
+    chain_notify_observer(chain, chain->options.end, &part, part.in);
+    memcpy(step->out, part.in, (size_t)step->n * (size_t)step->n_embd * sizeof *step->out);
+    return SN_OK;
+}
+
+/* Rows [done, n) of a step. */
+static sn_step step_rest(const sn_step *step, int done) {
+    size_t at = (size_t)done * (size_t)step->n_embd;
+    return (sn_step){step->position + done, step->n - done, step->n_embd, step->in + at, step->out + at};
+}
+
+/* A step of any length. Its positions count from the first virtual token. */
+static sn_status chain_run(sn_chain *chain, const sn_step *step, sn_err *err) {
+    sn_chain_poll(chain);
+    chain->audit_failed = false;
+    if (step->n <= DECODE_ROWS_MAX && step->position == chain->length) {
+        sn_status status = sn_chain_maybe_reroute(chain, err);
+        if (status) return status;
+    }
+    chain->length = step->position; /* the step overwrites what the hops hold after it, even when it fails */
+    int chunk_rows = sn_chain_chunk_rows(chain, step->n);
+    for (int done = 0, rows = 0; done < step->n; done += rows) {
+        sn_step rest = step_rest(step, done);
+        sn_status status = SN_RETRY;
+        rows = 0; /* that this round of the loop runs */
+        if (chunk_rows && group_knows_hash(chain, 0, chain->n_hops, rest.position)) {
+            status = sn_chain_prefill(chain, &rest, chunk_rows, &rows, err);
+            if (status)
+                sn_log(SN_LOG_INFO, "prefill not pipelined", "request_id=%s text=%s", chain->request_id, err->text);
+        }
+        if (status == SN_STOP) return status;
+        if (!status || rows) continue;
+        if (rest.n > SN_SPAN_ROWS_MAX) rest.n = SN_SPAN_ROWS_MAX;
+        if (chunk_rows && chunk_rows < rest.n) rest.n = chunk_rows; /* a node may still compute exactly this chunk */
+        rows = rest.n;
+        status = chain_step_all_hops(chain, &rest, err);
+        if (status) return status;
+    }
+    chain->length = step->position + step->n;
+    return sn_chain_run_audit(chain, false, err);
+}
+
+/* Runs the virtual tokens that are not in the timeline yet. */
+static sn_status chain_run_virtual_tokens(sn_chain *chain, sn_err *err) {
+    const sn_chain_adapter *adapter = &chain->options.adapter;
+    int n = adapter->n_prompt - chain->length;
+    size_t width = (size_t)chain->hp.n_embd;
+    float *unused = NULL; /* hidden states of virtual tokens are not needed */
+    if (n <= 0) return SN_OK;
+    sn_status status = sn_calloc(&unused, (size_t)n * width, sizeof *unused, err);
+    sn_step step = {chain->length, n, chain->hp.n_embd, adapter->prompt + (size_t)chain->length * width, unused};
+    if (!status) status = chain_run(chain, &step, err);
+    free(unused);
+    return status;
+}
+
+sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidden, float *out, sn_err *err) {
+    int n_virtual = chain->options.adapter.n_prompt, tokens_max = chain->max_tokens - n_virtual;
+    if (position < 0 || position > sn_chain_length(chain) || n < 1)
+        return sn_fail(err, SN_REFUSED, "position %d is not in the timeline of %d tokens", position,
+                       sn_chain_length(chain));
+    if (n > tokens_max - position)
+        return sn_fail(err, SN_REFUSED, "%d tokens at position %d are too many: the context holds %d", n, position,
+                       tokens_max);
+    sn_status status = chain_run_virtual_tokens(chain, err);
+    sn_step step = {n_virtual + position, n, chain->hp.n_embd, hidden, out};
+    return status ? status : chain_run(chain, &step, err);
+}
+
+/* -- what it is and has done ------------------------------------------------------------------------------------------
+ */
+
+int sn_chain_length(const sn_chain *chain) {
+    int n = chain->length - chain->options.adapter.n_prompt;
+    return n > 0 ? n : 0;
+}
+
+void sn_chain_rewind(sn_chain *chain, int position) {
+    position += chain->options.adapter.n_prompt;
+    if (position < chain->length) chain->length = position; /* the hops learn of it from the next step */
+}
+
+const sn_chain_adapter *sn_chain_get_adapter(const sn_chain *chain) { return &chain->options.adapter; }
+const sn_hash *sn_chain_weights(const sn_chain *chain) { return chain->weights; }
+const char *sn_chain_request_id(const sn_chain *chain) { return chain->request_id; }
+uint64_t sn_chain_failovers(const sn_chain *chain) { return chain->failovers; }
+uint64_t sn_chain_replicas_promoted(const sn_chain *chain) { return chain->replicas_promoted; }
+uint64_t sn_chain_replayed(const sn_chain *chain) { return chain->replayed; }
+uint64_t sn_chain_reroutes(const sn_chain *chain) { return chain->reroutes; }
+
+void sn_chain_observe(sn_chain *chain, sn_chain_observer observer, void *ctx) {
+    chain->observer = observer;
+    chain->observer_ctx = ctx;
+}
+
+size_t sn_chain_hops(const sn_chain *chain, sn_hop_report *out, size_t capacity) {
+    for (size_t i = 0; i < chain->n_hops && i < capacity; i++) out[i] = chain->hops[i].report;
+    return chain->n_hops;
+}
+
+const sn_hop *sn_chain_route_hops(const sn_chain *chain, size_t *n) {
+    *n = chain->n_hops;
+    return chain->hops;
+}

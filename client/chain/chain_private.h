@@ -1,0 +1,144 @@
+/* The chain's state and the functions that its files share: one object in several files, one for each subject.
+ *
+ * chain.c      opening, closing, steps over all hops
+ * connect.c    which nodes may be used, planning a route, opening sessions along it
+ * prefill.c    long inputs in chunks of which several are in flight
+ * failover.c   other hops replace a failed group, brought to the same position by replay
+ * replica.c    KV replicas and draining nodes
+ * reroute.c    moving to a faster route
+ * kv.c         the KV cache of all blocks, read and written
+ * verifier.c   what happens after a failed check
+ *
+ * Inside these files positions count from the first virtual token. A group is a row of remote hops that push to each
+ * other, stepped and replaced as one; every other hop is a group of its own. Groups are named by their hops [i, j). */
+#ifndef SN_CLIENT_CHAIN_CHAIN_PRIVATE_H
+#define SN_CLIENT_CHAIN_CHAIN_PRIVATE_H
+
+#include "client/chain/chain.h"
+
+enum { SN_CHAIN_DRAINING_MAX = 64 };
+
+struct sn_chain {
+    sn_chain_options options; /* as given, less what was borrowed while opening; link may be NULL */
+    sn_hparams hp;
+    sn_hash model;
+    int max_tokens;             /* of the timeline, with virtual tokens */
+    bool push;                  /* options.routing.push, until nodes turn out not to reach each other */
+    sn_hash *block_hash;        /* (n_blocks): of the blocks whose weights this machine's file holds */
+    const sn_hash **known_hash; /* (n_blocks): what each block's weights must hash to; NULL: not known yet */
+    sn_hash *weights;           /* (n_blocks): hashes of the weights that compute the blocks now */
+    bool *round_at;             /* (n_blocks + 1): boundaries at which hidden states are rounded to the wire type; they
+                                   never change, so that a replacement gives the same bits. NULL: not known yet */
+    sn_span *span;              /* local blocks; NULL: none */
+    sn_adapter *adapter;        /* of the local blocks; NULL: none */
+    sn_kv_pool *pool;           /* of the local blocks; NULL: none */
+    sn_hop hops[SN_HOPS_MAX];
+    size_t n_hops;
+    int length; /* positions of the timeline; hops may hold more, which the next step overwrites */
+    sn_hasher *hasher;
+    float *rows[2];            /* hidden states between hops, (SN_SPAN_ROWS_MAX, n_embd) each */
+    sn_peer_stats *peer_stats; /* measurements and bans of nodes */
+    int64_t reroute_us;        /* when to look for a faster route again; 0: before the first token */
+    char request_id[SN_REQUEST_ID_MAX + 1];
+    bool audit_failed;
+    struct {
+        uint8_t node[SN_KEY_SIZE];
+        int64_t until_us;
+    } draining[SN_CHAIN_DRAINING_MAX]; /* nodes that drain and are avoided; the oldest entry is overwritten first */
+    size_t n_draining;
+    const sn_hop *being_replicated; /* while sessions for its replica are opened: its node is the source of KV pages,
+                                       and is avoided */
+    uint64_t failovers, reroutes, replicas_promoted, replayed;
+    sn_chain_observer observer;
+    void *observer_ctx;
+};
+
+/* -- connect.c */
+
+/* Bans the hop's node for a while, after a failure. */
+void sn_chain_ban(sn_chain *chain, const sn_hop *hop);
+/* Hashes the blocks that this machine's file holds, so that nodes with other weights under the same name are not used.
+ */
+sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *err) SN_MUST_USE;
+/* How long to wait for nodes that serve missing blocks: until until_us, but at least a few seconds. */
+int sn_chain_route_wait_ms(const sn_chain *chain, int64_t until_us);
+/* Opens sessions along a route over blocks [first, end) into hops (capacity SN_HOPS_MAX), after waiting up to wait_ms
+ * for nodes that serve the blocks. A node that fails to open is banned and another route tried, *retries times in all.
+ */
+sn_status sn_chain_connect(sn_chain *chain, int first, int end, int wait_ms, int *retries, sn_hop *hops, size_t *n,
+                           sn_err *err) SN_MUST_USE;
+/* All nodes as they are known now. Free with sn_candidates_fini; valid as long as the directory does not change. */
+sn_status sn_chain_list_candidates(sn_chain *chain, sn_candidates *out, sn_err *err) SN_MUST_USE;
+/* A route over these candidates: the fastest, or one drawn by throughput. Not cut yet (sn_chain_cut_route). */
+sn_status sn_chain_choose_route(const sn_chain *chain, const sn_candidates *candidates, int first, int end,
+                                sn_route *out, sn_err *err) SN_MUST_USE;
+/* A route over blocks [first, end), from what is known now, or after waiting up to wait_ms for nodes that serve them.
+ */
+sn_status sn_chain_plan_route(sn_chain *chain, int first, int end, int wait_ms, sn_route *out, sn_err *err) SN_MUST_USE;
+/* Cuts the legs of a route at every boundary where the chain must be cut. */
+sn_status sn_chain_cut_route(const sn_chain *chain, sn_route *route, sn_err *err) SN_MUST_USE;
+/* Measures round trips to nodes whose round trip is not known: to nodes among which there is a choice, or (`all`) to
+ * every eligible one. Takes a fraction of a second. */
+sn_status sn_chain_measure_rtt(sn_chain *chain, bool all, sn_err *err) SN_MUST_USE;
+/* Updates peer statistics after a step of n rows through the group [i, j). */
+void sn_chain_note_step(sn_chain *chain, const sn_hop *hops, size_t i, size_t j, int n);
+void sn_chain_close_hops(sn_chain *chain, sn_hop *hops, size_t n);
+/* The type in which hidden states cross the boundary before `block`. */
+sn_dtype sn_chain_wire_at(const sn_chain *chain, int block);
+
+/* -- chain.c */
+
+size_t sn_chain_group_end(const sn_hop *hops, size_t n_hops, size_t i); /* j of the group that begins at hop i */
+/* Runs a step (at most SN_SPAN_ROWS_MAX rows) through the group [i, j), without a retry. *failed: as of sn_hops_step.
+ */
+sn_status sn_chain_step_group(sn_chain *chain, sn_hop *hops, size_t i, size_t j, const sn_step *step, size_t *failed,
+                              sn_err *err) SN_MUST_USE;
+/* Has the verifier, if there is one, note a step that a remote group has done. */
+sn_status sn_chain_verify_step(sn_chain *chain, const sn_hop *hops, size_t n_hops, const sn_step *step,
+                               sn_err *err) SN_MUST_USE;
+/* The last position up to `position` whose hash every hop of the group [i, j) knows: of pushed hops only hashes at the
+ * ends of steps are known. -1: the inputs since then are not known. */
+int sn_chain_known_from(const sn_chain *chain, size_t i, size_t j, int position);
+/* After a failure in the group that ends before hop j: bans the node of hop `failed`. failed == j: every node lives but
+ * the nodes do not reach each other; from then on hidden states travel by the client. */
+void sn_chain_note_failure(sn_chain *chain, const sn_hop *hops, size_t j, size_t failed);
+
+/* -- reroute.c */
+
+/* Before a step, from time to time: moves the session when another route is clearly faster. A failed move leaves the
+ * chain as it was; SN_STOP only. */
+sn_status sn_chain_maybe_reroute(sn_chain *chain, sn_err *err) SN_MUST_USE;
+
+/* -- verifier.c */
+
+/* Makes the checks that are due (`all`: every check that is possible). After a failed one: as sn_chain_audit. */
+sn_status sn_chain_run_audit(sn_chain *chain, bool all, sn_err *err) SN_MUST_USE;
+
+/* -- replica.c */
+
+/* Whether the node is avoided because it drains, or is the source of the replica that is being opened. */
+bool sn_chain_avoids(const sn_chain *chain, const uint8_t node[SN_KEY_SIZE]);
+/* Continues at `position` with the replica of hop k of the group [i, j); only tokens that the replica lacks are
+ * replayed. On failure the chain is as before, without the replica, or the group must be replaced. */
+sn_status sn_chain_promote_replica(sn_chain *chain, size_t i, size_t j, size_t k, int position,
+                                   sn_err *err) SN_MUST_USE;
+
+/* -- prefill.c */
+
+/* Rows of a chunk for an input of n rows; 0: the input is too short to cut, or the nodes take one step at a time. */
+int sn_chain_chunk_rows(const sn_chain *chain, int n);
+/* Runs n rows through all hops in chunks of chunk_rows, without retries. *done: rows that passed all hops, in order,
+ * before a failure. */
+sn_status sn_chain_prefill(sn_chain *chain, const sn_step *input, int chunk_rows, int *done, sn_err *err) SN_MUST_USE;
+
+/* -- failover.c */
+
+/* Brings hops from `from` to `length` tokens with the rows that entered their first block (length, n_embd). */
+sn_status sn_chain_replay(sn_chain *chain, sn_hop *hops, size_t n_hops, const float *inputs, int from, int length,
+                          sn_err *err) SN_MUST_USE;
+/* Replaces the group [*i, j) by other hops at `position`. *i becomes the first of these. Hops before the group are
+ * replaced, too, where they are needed to compute the group's input. */
+sn_status sn_chain_replace_group(sn_chain *chain, size_t *i, size_t j, int position, int64_t until_us, int *retries,
+                                 sn_err *err) SN_MUST_USE;
+
+#endif

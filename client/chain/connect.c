@@ -1,0 +1,346 @@
+/* Which nodes a chain may use, planning a route over them, and opening sessions along it.
+ *
+ * sn_chain_list_candidates makes a list of all known nodes with estimated costs (client/routing) from the directory of
+ * announcements, this client's peer statistics, and the chain's requirements: weights, wire type, adapter, node filter,
+ * bans. sn_chain_plan_route looks for a route by what is known now, and only when there is none asks the swarm for more
+ * nodes: the place of a dead node is thus taken at once where another node is known.
+ *
+ * sn_chain_connect opens a session at each leg of the route. A node that does not open its session is banned, and the
+ * next route avoids it. After the first connection the weights of every block are fixed (known_hash): nodes with other
+ * weights can then no longer take over, since the text would change. */
+#include "client/chain/chain_private.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    ROUTE_WAIT_MIN_MS = 3000, /* least time to wait for nodes that serve missing blocks */
+    OPEN_TIMEOUT_MS = 5000,
+    ROUTE_POLL_US = 200000,
+    MEASURE_MS = 1000,
+    MEASURE_ROUNDS = 3,
+    ADAPTER_PUT_TRIES = 3,
+    MEASURED_MAX = 32, /* nodes measured at once; of more nodes the seed decides which */
+};
+static const size_t VERIFY_BYTES_MAX = (size_t)8 << 30; /* weights that a client hashes to compare with its nodes' */
+
+/* -- which nodes may be used -----------------------------------------------------------------------------------------
+ */
+
+void sn_chain_ban(sn_chain *chain, const sn_hop *hop) {
+    int64_t ban_us = sn_peer_stats_note_failure(chain->peer_stats, hop->remote.node, sn_now_us());
+    sn_log(SN_LOG_WARN, "node banned", "request_id=%s node=%s blocks=%d:%d seconds=%d", chain->request_id,
+           hop->report.node, hop->first, hop->end, (int)(ban_us / 1000000));
+}
+
+/* KV cache of the longest timeline, of one block, as float32. */
+static uint64_t chain_kv_bytes_per_block(const sn_chain *chain) {
+    return 2u * sizeof(float) * (uint64_t)chain->max_tokens * (uint64_t)chain->hp.n_kv_heads *
+           (uint64_t)chain->hp.head_dim;
+}
+
+static bool chain_is_excluded(const sn_chain *chain, const sn_announcement *node) {
+    const sn_chain_routing *routing = &chain->options.routing;
+    const sn_verifier *verifier = &chain->options.verification.verifier;
+    return (routing->avoid && routing->avoid(routing->avoid_ctx, node->node)) ||
+           (verifier->is_banned && verifier->is_banned(verifier->ctx, node->node));
+}
+
+sn_status sn_chain_list_candidates(sn_chain *chain, sn_candidates *out, sn_err *err) {
+    const sn_chain_options *o = &chain->options;
+    sn_link *link = o->link;
+    sn_candidate_query query = {.directory = link ? sn_link_directory(link) : NULL,
+                                .peer_stats = chain->peer_stats,
+                                .now_us = sn_now_us(),
+                                .model = chain->model,
+                                .n_blocks = chain->hp.n_blocks,
+                                .block_hash = chain->known_hash,
+                                .local_first = o->local.first,
+                                .local_end = o->local.end,
+                                .node_filter = o->routing.node_filter,
+                                .adapter = o->adapter.bytes ? 0 : sn_node_tag(o->adapter.hash.bytes),
+                                .kv_bytes_per_block = chain_kv_bytes_per_block(chain),
+                                .wire = o->wire.dtype,
+                                .seed = o->routing.seed};
+    if (link) sn_peer_stats_note_online(chain->peer_stats, query.directory);
+    sn_status status = sn_candidates_make(&query, out, err);
+    for (size_t i = 0; i < out->n && !status; i++) {
+        sn_candidate *candidate = &out->at[i];
+        if (candidate->node && candidate->eligibility == SN_ELIGIBLE && chain_is_excluded(chain, candidate->node))
+            candidate->eligibility = SN_INELIGIBLE_BANNED;
+    }
+    return status;
+}
+
+/* -- round trips -----------------------------------------------------------------------------------------------
+ */
+
+static bool chain_knows_rtt(const sn_chain *chain, const sn_announcement *node) {
+    const sn_peer_stat *peer = sn_peer_stats_find(chain->peer_stats, node->node);
+    return peer && peer->rtt_us >= 0 && sn_now_us() - peer->measured_us < SN_PEER_STATS_FRESH_US / 2;
+}
+
+/* Whether another candidate could take one of this candidate's blocks. */
+static bool candidate_has_alternative(const sn_candidates *candidates, size_t i) {
+    for (size_t k = 0; k < candidates->n; k++)
+        if (k != i && candidates->at[k].eligibility == SN_ELIGIBLE && candidates->at[k].first < candidates->at[i].end &&
+            candidates->at[i].first < candidates->at[k].end)
+            return true;
+    return false;
+}
+
+/* Nodes whose round trip is to be measured: those on the route that would be taken now, then others. first_round: lists
+ * others even when every round trip on the route is known. */
+static sn_status chain_list_unmeasured(sn_chain *chain, bool all, bool first_round, const sn_announcement **nodes,
+                                       size_t *n, sn_err *err) {
+    const sn_chain_options *o = &chain->options;
+    sn_candidates candidates;
+    sn_route route = {.n = 0};
+    sn_err none;
+    *n = 0;
+    sn_status status = sn_chain_list_candidates(chain, &candidates, err);
+    if (!status && sn_route_shortest(candidates.at, candidates.n, chain->push, o->first, o->end, &route, &none))
+        route.n = 0;
+    for (size_t i = 0; i < route.n && *n < MEASURED_MAX; i++) {
+        const sn_announcement *node = route.legs[i].node;
+        if (node && (all || candidate_has_alternative(&candidates, route.legs[i].candidate)) &&
+            !chain_knows_rtt(chain, node))
+            nodes[(*n)++] = node;
+    }
+    for (size_t i = 0; (*n || first_round) && i < candidates.n && *n < MEASURED_MAX; i++) {
+        const sn_candidate *candidate = &candidates.at[i];
+        bool listed =
+            !candidate->node || candidate->eligibility != SN_ELIGIBLE || chain_knows_rtt(chain, candidate->node);
+        for (size_t k = 0; k < *n && !listed; k++) listed = nodes[k] == candidate->node;
+        if (!listed && (all || candidate_has_alternative(&candidates, i))) nodes[(*n)++] = candidate->node;
+    }
+    sn_candidates_fini(&candidates);
+    return status;
+}
+
+/* In a large swarm not every node is measured, but the nodes on the route that is then taken have been: each round
+ * measures the route that the results of the round before suggest. The round trip of a node that does not answer in
+ * time counts as MEASURE_MS. */
+sn_status sn_chain_measure_rtt(sn_chain *chain, bool all, sn_err *err) {
+    const sn_announcement *nodes[MEASURED_MAX];
+    sn_node_status statuses[MEASURED_MAX];
+    for (int round = 0; round < MEASURE_ROUNDS; round++) {
+        size_t n;
+        sn_status status = chain_list_unmeasured(chain, all, !round, nodes, &n, err);
+        if (status || !n) return status;
+        status = sn_link_query_status(chain->options.link, nodes, n, MEASURE_MS, true, statuses, err);
+        for (size_t i = 0; i < n && !status; i++)
+            sn_peer_stats_note_rtt(chain->peer_stats, nodes[i]->node,
+                                   statuses[i].answered ? statuses[i].rtt_us : MEASURE_MS * 1000, sn_now_us());
+        if (status) return status;
+    }
+    return SN_OK;
+}
+
+void sn_chain_note_step(sn_chain *chain, const sn_hop *hops, size_t i, size_t j, int n) {
+    int64_t now_us = sn_now_us();
+    for (size_t k = i; k < j; k++)
+        if (!hops[k].is_local) {
+            const sn_hop_remote *r = &hops[k].remote;
+            sn_peer_stats_note_step(chain->peer_stats, r->node, hops[k].end - hops[k].first, n,
+                                    (int64_t)r->last_queue_us, (int64_t)r->last_compute_us, now_us);
+        }
+    /* For several nodes that push to each other the time is not known link by link. */
+    if (j - i == 1 && !hops[i].is_local && n == 1)
+        sn_peer_stats_note_rtt(chain->peer_stats, hops[i].remote.node, (int64_t)hops[i].remote.last_network_us, now_us);
+}
+
+/* -- planning --------------------------------------------------------------------------------------------------------
+ */
+
+sn_status sn_chain_choose_route(const sn_chain *chain, const sn_candidates *candidates, int first, int end,
+                                sn_route *out, sn_err *err) {
+    const sn_chain_routing *routing = &chain->options.routing;
+    return routing->throughput
+               ? sn_route_sample(candidates->at, candidates->n, chain->push, first, end, routing->seed, out, err)
+               : sn_route_shortest(candidates->at, candidates->n, chain->push, first, end, out, err);
+}
+
+static sn_status chain_plan_route_now(sn_chain *chain, int first, int end, sn_route *out, sn_err *err) {
+    sn_candidates candidates;
+    sn_status status = sn_chain_list_candidates(chain, &candidates, err);
+    for (size_t i = 0; i < candidates.n && !status; i++)
+        if (candidates.at[i].node && sn_chain_avoids(chain, candidates.at[i].node->node))
+            candidates.at[i].eligibility = SN_INELIGIBLE_STATE;
+    if (!status) status = sn_chain_choose_route(chain, &candidates, first, end, out, err);
+    if (status == SN_RETRY) { /* waiting for KV pages at a full node is better than no route */
+        sn_candidates_ignore_kv(&candidates);
+        status = sn_chain_choose_route(chain, &candidates, first, end, out, err);
+    }
+    sn_candidates_fini(&candidates);
+    return status;
+}
+
+sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *err) {
+    size_t n = (size_t)chain->hp.n_blocks, budget = VERIFY_BYTES_MAX;
+    sn_status status = sn_calloc(&chain->block_hash, n, sizeof *chain->block_hash, err);
+    if (!status) status = sn_calloc(&chain->known_hash, n, sizeof *chain->known_hash, err);
+    const sn_chain *like = chain->options.verification.hashes_from;
+    for (size_t b = 0; b < n && !status && like; b++) {
+        if (!like->known_hash[b]) continue;
+        chain->block_hash[b] = *like->known_hash[b];
+        chain->known_hash[b] = &chain->block_hash[b];
+    }
+    chain->options.verification.hashes_from = NULL; /* borrowed while opening */
+    if (like) return status;
+    for (int b = 0; b < chain->hp.n_blocks && !status; b++) {
+        bool here = b >= chain->options.local.first && b < chain->options.local.end;
+        if (here || !chain->options.link || !sn_model_has_block(model, b)) continue;
+        for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT && !status; role++) {
+            sn_model_tensor t;
+            status = sn_model_find(model, (sn_role)role, b, &t, err);
+            if (!status) budget -= sn_min_size(budget, t.data ? t.bytes : 0);
+        }
+        if (status || !budget) break;
+        status = sn_model_block_hash(model, b, &chain->block_hash[b], err);
+        if (!status) chain->block_hash[b] = sn_block_hash_with_kv_dtype(&chain->block_hash[b], chain->options.kv.dtype);
+        chain->known_hash[b] = &chain->block_hash[b];
+    }
+    return status;
+}
+
+/* -- connecting ------------------------------------------------------------------------------------------------------
+ */
+
+sn_dtype sn_chain_wire_at(const sn_chain *chain, int block) {
+    return !chain->round_at || chain->round_at[block] ? chain->options.wire.dtype : SN_F32;
+}
+
+static bool chain_is_cut_at(const sn_chain *chain, int block) {
+    const sn_chain_routing *routing = &chain->options.routing;
+    return routing->every_block || (routing->cut_at && routing->cut_at[block]) ||
+           (chain->round_at && chain->round_at[block]);
+}
+
+sn_status sn_chain_cut_route(const sn_chain *chain, sn_route *route, sn_err *err) {
+    const sn_chain_routing *routing = &chain->options.routing;
+    sn_route_leg cut[SN_HOPS_MAX];
+    size_t m = 0;
+    int blocks = route->legs[route->n - 1].end - route->legs[0].first;
+    if (!routing->every_block && !routing->cut_at && !chain->round_at) return SN_OK;
+    if (routing->every_block && blocks > SN_HOPS_MAX)
+        return sn_fail(err, SN_REFUSED, "%d blocks cannot be cut into hops of one block: at most %d can", blocks,
+                       SN_HOPS_MAX);
+    for (size_t i = 0; i < route->n; i++) {
+        const sn_route_leg *leg = &route->legs[i];
+        for (int b = leg->first, from = b; b < leg->end; b++) {
+            if (b + 1 < leg->end && !chain_is_cut_at(chain, b + 1)) continue;
+            if (m == SN_HOPS_MAX) return sn_fail(err, SN_REFUSED, "a chain has at most %d hops", SN_HOPS_MAX);
+            cut[m++] = (sn_route_leg){leg->node, from, b + 1, leg->candidate};
+            from = b + 1;
+        }
+    }
+    memcpy(route->legs, cut, m * sizeof *cut);
+    route->n = m;
+    return SN_OK;
+}
+
+int sn_chain_route_wait_ms(const sn_chain *chain, int64_t until_us) {
+    int64_t left_ms = (until_us - sn_now_us()) / 1000;
+    int timeout_ms = chain->options.limits.timeout_ms;
+    int least = timeout_ms < ROUTE_WAIT_MIN_MS ? timeout_ms : ROUTE_WAIT_MIN_MS;
+    return left_ms > least ? (int)left_ms : least;
+}
+
+sn_status sn_chain_plan_route(sn_chain *chain, int first, int end, int wait_ms, sn_route *out, sn_err *err) {
+    sn_link *link = chain->options.link;
+    int64_t until = sn_now_us() + (int64_t)wait_ms * 1000;
+    bool discovered = false;
+    for (;;) {
+        sn_err asking;
+        sn_status status = chain_plan_route_now(chain, first, end, out, err);
+        int64_t left_us = until - sn_now_us();
+        if (!status) status = sn_chain_cut_route(chain, out, err);
+        if (status != SN_RETRY || !link || left_us <= 0) return status;
+        sn_status asked = sn_link_discover(link, &chain->model, (int)(left_us / 1000) + 1, &asking);
+        discovered = discovered || !asked;
+        if (asked && (!discovered || asked != SN_RETRY)) /* the cause: no node could be asked */
+            return sn_fail(err, asked, "no route over blocks %d:%d: %s", first, end, asking.text);
+        if (chain->options.routing.measure && (status = sn_chain_measure_rtt(chain, false, err))) return status;
+        if (chain_plan_route_now(chain, first, end, out, err))
+            sn_sleep_us(left_us < ROUTE_POLL_US ? left_us : ROUTE_POLL_US);
+    }
+}
+
+void sn_chain_close_hops(sn_chain *chain, sn_hop *hops, size_t n) {
+    for (size_t i = 0; i < n; i++) sn_hop_fini(&hops[i], chain->options.link);
+}
+
+/* Opening computes nothing: a node that does not answer soon is not there. */
+static int hop_open_timeout_ms(const sn_chain *chain) {
+    int timeout_ms = chain->options.limits.timeout_ms;
+    return timeout_ms < OPEN_TIMEOUT_MS ? timeout_ms : OPEN_TIMEOUT_MS;
+}
+
+/* A node that does not hold the adapter answers REBUILD: the adapter is then uploaded first. The node may have unloaded
+ * it again before the session opens, so this is tried several times. */
+static sn_status hop_open_session(sn_chain *chain, const uint8_t *predecessor, sn_hop *hop, sn_err *err) {
+    const sn_chain_options *o = &chain->options;
+    for (int tries = 0;; tries++) {
+        const uint8_t *kv_source = chain->being_replicated ? chain->being_replicated->remote.curve_key : NULL;
+        sn_status status =
+            sn_hop_open(hop, o->link, chain->max_tokens, predecessor, kv_source, hop_open_timeout_ms(chain), err);
+        if (status != SN_REBUILD || !o->adapter.bytes || tries == ADAPTER_PUT_TRIES) return status;
+        status = sn_hop_put_adapter(hop, o->link, o->adapter.image, o->adapter.bytes, o->limits.timeout_ms, err);
+        if (status) return status;
+    }
+}
+
+static sn_status chain_open_hop(sn_chain *chain, const sn_route_leg *leg, const sn_hop *before, sn_hop *hop,
+                                sn_err *err) {
+    bool pushed = chain->push && before && !before->is_local && leg->node &&
+                  memcmp(before->remote.node, leg->node->node, SN_KEY_SIZE); /* a node does not push to itself */
+    sn_status status = sn_hop_init(hop, leg, &chain->model, &chain->options.adapter.hash, pushed, err);
+    if (status) return status;
+    hop->input_dtype = sn_chain_wire_at(chain, hop->first);
+    hop->output_dtype = sn_chain_wire_at(chain, hop->end);
+    for (int b = leg->first; b < leg->end; b++)
+        memcpy(chain->weights[b].bytes,
+               hop->is_local ? sn_span_block_hash(chain->span, b)->bytes
+                             : leg->node->block_hash[b - (int)leg->node->first_block],
+               SN_HASH_SIZE);
+    if (hop->is_local) {
+        hop->local = (sn_hop_local){.span = chain->span, .adapter = chain->adapter};
+        return sn_kv_cache_new(chain->pool, &hop->local.kv, err);
+    }
+    hop->remote.request_id = chain->request_id;
+    hop->remote.wants_receipt = chain->options.verification.receipts;
+    return hop_open_session(chain, pushed ? before->remote.curve_key : NULL, hop, err);
+}
+
+/* The adapter is given by its hash only, so it cannot be uploaded. */
+static bool chain_needs_adapter_holders(const sn_chain *chain) {
+    static const sn_hash none;
+    return !chain->options.adapter.bytes && memcmp(&chain->options.adapter.hash, &none, sizeof none);
+}
+
+sn_status sn_chain_connect(sn_chain *chain, int first, int end, int wait_ms, int *retries, sn_hop *hops, size_t *n,
+                           sn_err *err) {
+    for (;;) {
+        sn_route route;
+        sn_status status = sn_chain_plan_route(chain, first, end, wait_ms, &route, err);
+        if (status)
+            return chain_needs_adapter_holders(chain) ? sn_err_context(err, "over nodes that hold the adapter")
+                                                      : status;
+        for (*n = 0; *n < route.n && !status; ++*n)
+            status = chain_open_hop(chain, &route.legs[*n], *n ? &hops[*n - 1] : NULL, &hops[*n], err);
+        for (int b = first; b < end && !status; b++) /* from now on these weights only */
+            if (!chain->known_hash[b]) chain->known_hash[b] = &chain->weights[b];
+        if (!status) return SN_OK;
+        bool local = hops[*n - 1].is_local;
+        if (!local) sn_chain_ban(chain, &hops[*n - 1]);
+        sn_chain_close_hops(chain, hops, *n);
+        if (status == SN_REFUSED && !local)
+            status = err->status = SN_RETRY; /* one node refused, for example after moving to other blocks */
+        if (local || status == SN_STOP || (*retries)-- <= 0) return status;
+    }
+}

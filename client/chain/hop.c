@@ -1,0 +1,466 @@
+/* Hops: opening a session at a node, keeping its timeline, and one step over a group of nodes.
+ *
+ * A step is one STEP message to the first node of the group. It names the session, the timeline hash on which it
+ * continues, and the route: address, session and expected hash of each further node. Each node computes its blocks and
+ * pushes the hidden states to the next one; the last one answers the client. The reply's trace names every node with
+ * its time and its timeline hash after the step, so the client can check the route, take over the hashes of pushed
+ * hops, and account the cost to each hop.
+ *
+ * The client computes the timeline hash of the first hop itself, because it has the rows that enter there. It keeps
+ * these rows (remote.inputs) for replays.
+ *
+ * After a failure hops_find_failed finds out which hop caused it: the one that the ERROR names by its session, else the
+ * first node that does not answer a STATUS request. */
+#include "client/chain/hop.h"
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/wire.h"
+#include "client/chain/replica.h"
+#include "net/timeline.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    PROBE_MS = 1000, /* a living node answers a STATUS within this time */
+    RESUME_RETRY_US = 5000,
+    ADAPTER_RETRY_US = 20000,
+    ADAPTER_RETRIES_US = 3000000
+};
+
+static sn_status hop_reserve_timeline(sn_hop *hop, int length, int n_embd, sn_err *err) {
+    sn_hop_remote *r = &hop->remote;
+    if (length < r->timeline_capacity) return SN_OK;
+    size_t capacity = (size_t)length + (size_t)length / 2 + 64, bytes;
+    sn_hash *timeline = realloc(r->timeline, capacity * sizeof *timeline);
+    if (!timeline) return sn_fail(err, SN_STOP, "out of memory for a timeline of %d tokens", length);
+    r->timeline = timeline;
+    if (!hop->pushed) {
+        if (!sn_mul(capacity * sizeof(float), (size_t)n_embd, &bytes))
+            return sn_fail(err, SN_STOP, "a timeline is too long");
+        float *inputs = realloc(r->inputs, bytes);
+        if (!inputs) return sn_fail(err, SN_STOP, "out of memory to keep %d tokens for a replay", length);
+        r->inputs = inputs;
+    }
+    r->timeline_capacity = (int)capacity;
+    return SN_OK;
+}
+
+sn_status sn_hop_init(sn_hop *hop, const sn_route_leg *leg, const sn_hash *model, const sn_hash *adapter_hash,
+                      bool pushed, sn_err *err) {
+    *hop = (sn_hop){.first = leg->first, .end = leg->end, .is_local = !leg->node};
+    hop->report.first_block = leg->first;
+    hop->report.end_block = leg->end;
+    const sn_announcement *node = leg->node;
+    if (!node) {
+        hop->local = (sn_hop_local){0};
+        snprintf(hop->report.node, sizeof hop->report.node, "local");
+        return SN_OK;
+    }
+    char id[2 * SN_KEY_SIZE + 1];
+    snprintf(hop->report.node, sizeof hop->report.node, "%.30s@%.40s",
+             *node->name ? node->name : sn_hex(node->node, 4, id), node->address);
+    hop->pushed = pushed;
+    sn_hop_remote *r = &hop->remote;
+    *r = (sn_hop_remote){.model = *model, .adapter_hash = *adapter_hash};
+    memcpy(r->node, node->node, SN_KEY_SIZE);
+    memcpy(r->curve_key, node->curve_key, SN_KEY_SIZE);
+    memcpy(r->address, node->address, sizeof r->address);
+    r->timeline = malloc(sizeof *r->timeline);
+    if (!r->timeline) return sn_fail(err, SN_STOP, "out of memory");
+    const uint8_t(*block_hash)[SN_HASH_SIZE] = &node->block_hash[hop->first - (int)node->first_block];
+    r->weights = sn_hash_of(block_hash, (size_t)(hop->end - hop->first) * SN_HASH_SIZE);
+    sn_hash begin = sn_timeline_begin(model->bytes, hop->first, hop->end, block_hash);
+    r->timeline[0] = sn_timeline_with_adapter(&begin, adapter_hash->bytes);
+    return SN_OK;
+}
+
+static void remote_fini(sn_hop_remote *r, sn_link *link) {
+    sn_err err;
+    sn_msg *msg = NULL;
+    /* A node that did not answer may have opened the session all the same. */
+    if (r->peer && link && !sn_msg_new(SN_MSG_CLOSE, sn_link_next_correlation_id(link), &msg, &err)) {
+        memcpy(msg->close.session, r->session, SN_SESSION_ID_SIZE);
+        if (sn_link_send(link, r->peer, &msg, &err)) {} /* the session then expires at the node */
+    }
+    sn_kv_replica_free(&r->replica, link);
+    free(r->timeline);
+    free(r->inputs);
+}
+
+void sn_hop_fini(sn_hop *hop, sn_link *link) {
+    if (hop->is_local)
+        sn_kv_cache_free(&hop->local.kv);
+    else
+        remote_fini(&hop->remote, link);
+    *hop = (sn_hop){0};
+}
+
+sn_status sn_hop_open(sn_hop *hop, sn_link *link, int max_tokens, const uint8_t *predecessor, const uint8_t *kv_source,
+                      int timeout_ms, sn_err *err) {
+    sn_hop_remote *r = &hop->remote;
+    sn_msg *msg = NULL, *reply = NULL;
+    sn_status status = sn_msg_new(SN_MSG_OPEN, 0, &msg, err);
+    if (status) return status;
+    sn_random(r->session, sizeof r->session);
+    memcpy(msg->open.session, r->session, SN_SESSION_ID_SIZE);
+    memcpy(msg->open.model, r->model.bytes, SN_HASH_SIZE);
+    if (predecessor) memcpy(msg->open.predecessor, predecessor, SN_KEY_SIZE);
+    if (kv_source) memcpy(msg->open.kv_source, kv_source, SN_KEY_SIZE);
+    memcpy(msg->open.adapter, r->adapter_hash.bytes, SN_HASH_SIZE);
+    msg->open.protocol = SN_PROTOCOL_VERSION;
+    msg->open.first_block = (uint64_t)hop->first;
+    msg->open.end_block = (uint64_t)hop->end;
+    msg->open.max_tokens = (uint64_t)max_tokens;
+    snprintf(msg->open.request_id, sizeof msg->open.request_id, "%s", r->request_id ? r->request_id : "");
+    status = sn_link_call(link, &(sn_call){r->address, r->curve_key, SN_MSG_OPEN_REPLY, timeout_ms}, &msg, &r->peer,
+                          &reply, err);
+    if (status) return status;
+    uint64_t tokens = reply->open_reply.step_tokens_max, depth = reply->open_reply.prefill_depth_max;
+    sn_msg_free(&reply);
+    if (!tokens) return sn_fail(err, SN_RETRY, "%s takes steps of no tokens: it cannot be used", r->address);
+    r->prefill_depth_max = depth < SN_PREFILL_DEPTH_MAX ? (int)depth : SN_PREFILL_DEPTH_MAX;
+    r->step_tokens_max = tokens < SN_SPAN_ROWS_MAX ? (int)tokens : SN_SPAN_ROWS_MAX;
+    return SN_OK;
+}
+
+static sn_status hop_send_adapter(const sn_hop *hop, sn_link *link, const void *image, size_t bytes, int timeout_ms,
+                                  sn_err *err) {
+    const sn_hop_remote *r = &hop->remote;
+    sn_msg *msg = NULL, *reply = NULL;
+    void *data;
+    sn_status status = sn_msg_new(SN_MSG_ADAPTER_PUT, 0, &msg, err);
+    if (!status) status = sn_msg_new_tensor(msg, SN_F32, 1, (uint64_t[]){bytes / sizeof(float)}, &data, err);
+    if (status) {
+        sn_msg_free(&msg);
+        return status;
+    }
+    memcpy(data, image, bytes);
+    msg->adapter_put.protocol = SN_PROTOCOL_VERSION;
+    memcpy(msg->adapter_put.model, r->model.bytes, SN_HASH_SIZE);
+    memcpy(msg->adapter_put.hash, r->adapter_hash.bytes, SN_HASH_SIZE);
+    sn_call call = {r->address, r->curve_key, SN_MSG_ADAPTER_PUT_REPLY, timeout_ms};
+    status = sn_link_call(link, &call, &msg, NULL, &reply, err);
+    sn_msg_free(&reply);
+    return status;
+}
+
+/* A node answers RETRY while it loads or unloads an adapter, and when other sessions' adapters fill its memory. */
+sn_status sn_hop_put_adapter(const sn_hop *hop, sn_link *link, const void *image, size_t bytes, int timeout_ms,
+                             sn_err *err) {
+    int64_t until_us = sn_now_us() + ADAPTER_RETRIES_US;
+    for (;;) {
+        sn_status status = hop_send_adapter(hop, link, image, bytes, timeout_ms, err);
+        if (status != SN_RETRY || sn_now_us() + ADAPTER_RETRY_US > until_us) return status;
+        sn_sleep_us(ADAPTER_RETRY_US);
+    }
+}
+
+/* -- the timeline ----------------------------------------------------------------------------------------------------
+ */
+
+static bool hash_is_known(const sn_hash *hash) {
+    static const sn_hash unknown;
+    return memcmp(hash, &unknown, sizeof unknown) != 0;
+}
+
+sn_status sn_hop_record(sn_hop *hop, const sn_step *step, sn_hasher *hasher, sn_err *err) {
+    sn_hop_remote *r = &hop->remote;
+    size_t width = (size_t)step->n_embd, size = (size_t)step->n * width;
+    sn_status status = hop_reserve_timeline(hop, step->position + step->n, step->n_embd, err);
+    if (status) return status;
+    float *rows = r->inputs + (size_t)step->position * width;
+    memmove(rows, step->in, size * sizeof *rows); /* a replay may read its rows from these inputs */
+    sn_wire_round(hop->input_dtype, rows, size);
+    for (int i = 0; i < step->n; i++) {
+        sn_hash *hash = &r->timeline[step->position + i];
+        hash[1] = sn_timeline_next(hasher, hash, rows + (size_t)i * width, width);
+    }
+    hop->length = step->position + step->n;
+    return SN_OK;
+}
+
+/* Drops positions from step->position on and notes the hash after the step, as the node of a pushed hop states it. */
+static sn_status hop_note_hash(sn_hop *hop, const sn_step *step, const uint8_t timeline[SN_HASH_SIZE], sn_err *err) {
+    int end = step->position + step->n;
+    sn_status status = hop_reserve_timeline(hop, end, 0, err);
+    if (status) return status;
+    for (int i = step->position + 1; i < end; i++) hop->remote.timeline[i] = (sn_hash){{0}};
+    memcpy(hop->remote.timeline[end].bytes, timeline, SN_HASH_SIZE);
+    hop->length = end;
+    return SN_OK;
+}
+
+bool sn_hop_knows_hash(const sn_hop *hop, int position) {
+    return hop->is_local || (position <= hop->length && hash_is_known(&hop->remote.timeline[position]));
+}
+
+bool sn_hop_can_replay(const sn_hop *hop, int from) {
+    return !hop->is_local && !hop->pushed && hop->remote.inputs_from <= from;
+}
+
+/* The hash at a position of a hop whose KV cache was copied from a session with this timeline. */
+static sn_hash replicated_hash(const sn_hop *hop, const sn_hash *timeline, int position) {
+    const sn_hash *begin = &hop->remote.timeline[0];
+    bool same = !memcmp(begin, &timeline[0], sizeof *timeline);
+    if (!position) return *begin;
+    return same || !hash_is_known(&timeline[position]) ? timeline[position]
+                                                       : sn_timeline_graft(begin, timeline[position].bytes);
+}
+
+sn_status sn_hop_resume(sn_hop *hop, sn_link *link, const sn_resume_point *at, int timeout_ms, int *length,
+                        sn_err *err) {
+    sn_hop_remote *r = &hop->remote;
+    int64_t until = sn_now_us() + (int64_t)timeout_ms * 1000;
+    sn_msg *msg = NULL, *reply = NULL;
+    sn_status status;
+    do { /* KV pages may still be coming in, or a step be ending */
+        status = sn_msg_new(SN_MSG_RESUME, 0, &msg, err);
+        if (status) return status;
+        memcpy(msg->resume.session, r->session, SN_SESSION_ID_SIZE);
+        msg->resume.position = (uint64_t)at->position;
+        msg->resume.step = at->step;
+        if (at->predecessor) memcpy(msg->resume.predecessor, at->predecessor, SN_KEY_SIZE);
+        int left_ms = (int)((until - sn_now_us()) / 1000);
+        sn_call call = {r->address, r->curve_key, SN_MSG_RESUME_REPLY, left_ms > 1 ? left_ms : 1};
+        status = sn_link_call(link, &call, &msg, &r->peer, &reply, err);
+        if (status == SN_RETRY && sn_now_us() < until) sn_sleep_us(RESUME_RETRY_US);
+    } while (status == SN_RETRY && sn_now_us() < until);
+    if (status) return status;
+    uint64_t there = reply->resume_reply.length;
+    sn_hash hash;
+    memcpy(hash.bytes, reply->resume_reply.timeline, SN_HASH_SIZE);
+    sn_msg_free(&reply);
+    if (there > (uint64_t)at->position)
+        return sn_fail(err, SN_REBUILD, "%s holds a KV cache of more tokens than asked for", hop->report.node);
+    *length = (int)there;
+    sn_hash expected = replicated_hash(hop, at->timeline, *length);
+    if (!hash_is_known(&expected) || memcmp(&hash, &expected, sizeof hash))
+        return sn_fail(err, SN_REBUILD, "the KV cache at %s is not the one of this session", hop->report.node);
+    r->step = at->step;
+    return SN_OK;
+}
+
+sn_status sn_hop_copy_timeline(sn_hop *hop, sn_hop *source_hop, int position, int n_embd, sn_err *err) {
+    sn_hop_remote *r = &hop->remote, *source = &source_hop->remote;
+    bool inputs = !hop->pushed && !source_hop->pushed && hop->first == source_hop->first;
+    int capacity = source->timeline_capacity > position ? source->timeline_capacity : position;
+    sn_status status = hop_reserve_timeline(hop, capacity, inputs ? 0 : n_embd, err);
+    if (status) return status;
+    for (int i = 1; i <= position; i++) r->timeline[i] = replicated_hash(hop, source->timeline, i);
+    if (inputs) {
+        free(r->inputs);
+        r->inputs = source->inputs;
+        source->inputs = NULL;
+        r->timeline_capacity = source->timeline_capacity;
+    }
+    r->inputs_from = inputs ? source->inputs_from : position;
+    hop->length = position;
+    return SN_OK;
+}
+
+sn_status sn_hop_set_timeline(sn_hop *hop, int position, int n_embd, const sn_hash *token_timelines,
+                              const float *inputs, sn_err *err) {
+    sn_hop_remote *r = &hop->remote;
+    sn_status status = hop_reserve_timeline(hop, position, n_embd, err);
+    if (status) return status;
+    for (int i = 1; i <= position; i++) r->timeline[i] = replicated_hash(hop, token_timelines, i);
+    bool known = inputs && !hop->pushed;
+    if (known) memcpy(r->inputs, inputs, (size_t)position * (size_t)n_embd * sizeof *inputs);
+    r->inputs_from = known ? 0 : position;
+    hop->length = position;
+    return SN_OK;
+}
+
+/* -- a step over nodes ------------------------------------------------------------------------------------------------
+ */
+
+static sn_status step_msg_new(const sn_hop *hops, size_t n_hops, uint64_t correlation_id, size_t n_in_flight,
+                              const sn_step *step, sn_msg **out, sn_err *err) {
+    const sn_hop_remote *to = &hops[0].remote;
+    sn_msg *msg = NULL;
+    sn_status status = sn_msg_new(SN_MSG_STEP, correlation_id, &msg, err);
+    if (status) return status;
+    sn_msg_step *m = &msg->step;
+    memcpy(m->session, to->session, SN_SESSION_ID_SIZE);
+    memcpy(m->timeline, to->timeline[step->position].bytes, SN_HASH_SIZE);
+    m->step = to->step + n_in_flight + 1;
+    m->position = (uint64_t)step->position;
+    m->reply_dtype = hops[n_hops - 1].output_dtype;
+    snprintf(m->request_id, sizeof m->request_id, "%s", to->request_id ? to->request_id : "");
+    m->wants_receipt = to->wants_receipt;
+    status = sn_list_new(n_hops - 1, SN_HOPS_MAX, sizeof *m->route, &m->route, err);
+    if (!status) m->n_route = n_hops - 1;
+    for (size_t i = 1; i < n_hops && !status; i++) {
+        const sn_hop_remote *next = &hops[i].remote;
+        sn_route_entry *entry = &m->route[i - 1];
+        memcpy(entry->address, next->address, sizeof entry->address);
+        memcpy(entry->curve_key, next->curve_key, SN_KEY_SIZE);
+        memcpy(entry->session, next->session, SN_SESSION_ID_SIZE);
+        entry->dtype = hops[i].input_dtype;
+        if (!n_in_flight) memcpy(entry->timeline, next->timeline[step->position].bytes, SN_HASH_SIZE);
+    }
+    /* The message has a copy of the rows: the transport may still be sending when the caller changes them. */
+    void *data = NULL;
+    uint64_t shape[] = {(uint64_t)step->n, (uint64_t)step->n_embd};
+    if (!status) status = sn_msg_new_tensor(msg, hops[0].input_dtype, 2, shape, &data, err);
+    if (!status) sn_wire_encode(hops[0].input_dtype, step->in, (size_t)step->n * (size_t)step->n_embd, data);
+    if (status) sn_msg_free(&msg);
+    *out = msg;
+    return status;
+}
+
+/* A reply is accepted only if it is one to this step: from these nodes, on this timeline, of this shape, with finite
+ * numbers only. Decodes it into step->out. */
+static sn_status step_check_reply(const sn_hop *hops, size_t n_hops, const sn_step *step, const sn_msg *result,
+                                  size_t *failed, sn_err *err) {
+    static const uint8_t unknown[SN_HASH_SIZE]; /* all zero stands for "unknown", so no node may answer it */
+    const sn_msg_step_reply *reply = &result->step_reply;
+    const sn_wire_tensor *t = &result->tensor;
+    const sn_hop *last = &hops[n_hops - 1];
+    size_t size = (size_t)step->n * (size_t)step->n_embd;
+    *failed = n_hops - 1;
+    if (reply->n_trace != n_hops)
+        return sn_fail(err, SN_RETRY, "the reply came over %zu nodes, not %zu", reply->n_trace, n_hops);
+    for (size_t i = 0; i < n_hops; i++) {
+        const sn_trace *trace = &reply->trace[i];
+        bool other = memcmp(trace->node, hops[i].remote.node, SN_KEY_SIZE);
+        if (!other && memcmp(trace->timeline, unknown, sizeof unknown)) continue;
+        *failed = i;
+        return other ? sn_fail(err, SN_RETRY, "another node answered in place of %s", hops[i].report.node)
+                     : sn_fail(err, SN_RETRY, "%s answered without its timeline", hops[i].report.node);
+    }
+    if (memcmp(reply->trace[0].timeline, hops[0].remote.timeline[step->position + step->n].bytes, SN_HASH_SIZE)) {
+        *failed = 0;
+        return sn_fail(err, SN_RETRY, "%s answered on another timeline", hops[0].report.node);
+    }
+    if (t->dtype != last->output_dtype || t->rank != 2 || t->shape[0] != (uint64_t)step->n ||
+        t->shape[1] != (uint64_t)step->n_embd)
+        return sn_fail(err, SN_RETRY, "%s answered hidden states of another shape", last->report.node);
+    sn_wire_decode(t->dtype, t->data, size, step->out);
+    for (size_t i = 0; i < size; i++)
+        if (!isfinite(step->out[i]))
+            return sn_fail(err, SN_RETRY, "%s answered hidden states that are not finite", last->report.node);
+    return SN_OK;
+}
+
+static void hops_account_step(sn_hop *hops, size_t n_hops, const sn_msg *result, int n, int64_t elapsed_us) {
+    uint64_t in_nodes = 0;
+    for (size_t i = 0; i < n_hops; i++) {
+        const sn_trace *trace = &result->step_reply.trace[i];
+        hops[i].report.steps++;
+        hops[i].report.tokens += (uint64_t)n;
+        hops[i].report.queue_us += hops[i].remote.last_queue_us = trace->queue_us;
+        hops[i].report.compute_us += hops[i].remote.last_compute_us = trace->compute_us;
+        in_nodes += trace->queue_us + trace->compute_us;
+    }
+    sn_hop_remote *first = &hops[0].remote;
+    first->last_network_us = (uint64_t)elapsed_us > in_nodes ? (uint64_t)elapsed_us - in_nodes : 0;
+    hops[0].report.network_us += first->last_network_us;
+}
+
+/* The hop that caused a failed step: the one that `session` names, else the first one whose node does not answer. */
+static size_t hops_find_failed(const sn_hop *hops, size_t n_hops, sn_link *link, const uint8_t *session,
+                               int timeout_ms) {
+    size_t i;
+    for (i = 0; i < n_hops; i++)
+        if (!memcmp(hops[i].remote.session, session, SN_SESSION_ID_SIZE)) return i;
+    int probe_ms = timeout_ms < PROBE_MS ? timeout_ms : PROBE_MS;
+    for (i = 0; n_hops > 1 && i < n_hops; i++) {
+        const sn_hop_remote *r = &hops[i].remote;
+        sn_msg *msg = NULL, *alive = NULL;
+        sn_err err;
+        if (sn_msg_new(SN_MSG_STATUS, 0, &msg, &err)) return 0;
+        msg->status.protocol = SN_PROTOCOL_VERSION;
+        sn_call call = {r->address, r->curve_key, SN_MSG_STATUS_REPLY, probe_ms};
+        if (sn_link_call(link, &call, &msg, NULL, &alive, &err)) return i;
+        sn_msg_free(&alive);
+    }
+    return n_hops > 1 ? n_hops : 0;
+}
+
+sn_status sn_hops_send(sn_hop *hops, size_t n_hops, sn_link *link, size_t n_in_flight, const sn_step *step,
+                       int timeout_ms, sn_step_in_flight *out, sn_err *err) {
+    sn_msg *msg = NULL;
+    int64_t now = sn_now_us();
+    int64_t limit_us = (int64_t)timeout_ms * 1000 * (int64_t)(n_in_flight + 1); /* the nodes do earlier steps first */
+    *out = (sn_step_in_flight){sn_link_next_correlation_id(link), *step, now, now + limit_us};
+    sn_status status = step_msg_new(hops, n_hops, out->correlation_id, n_in_flight, step, &msg, err);
+    return status ? status : sn_link_send(link, hops[0].remote.peer, &msg, err);
+}
+
+sn_wait sn_hops_wait(const sn_hop *hops, size_t n_hops, const sn_step_in_flight *in_flight, sn_peer *peers) {
+    for (size_t i = 0; i < n_hops; i++) peers[i] = hops[i].remote.peer;
+    return (sn_wait){.correlation_id = in_flight->correlation_id,
+                     .wanted = SN_MSG_STEP_REPLY,
+                     .deadline_us = in_flight->deadline_us,
+                     .peers = peers,
+                     .n_peers = n_hops};
+}
+
+sn_status sn_hops_receive(sn_hop *hops, size_t n_hops, const sn_step_in_flight *in_flight, const sn_msg *result,
+                          size_t *failed, sn_err *err) {
+    const sn_step *step = &in_flight->step;
+    const sn_hop_remote *first = &hops[0].remote;
+    sn_status status = step_check_reply(hops, n_hops, step, result, failed, err);
+    if (!status && first->wants_receipt) {
+        sn_hash sent;
+        const float *rows = first->inputs + (size_t)step->position * (size_t)step->n_embd;
+        status = sn_rows_hash(rows, step->n, step->n_embd, hops[0].input_dtype, &sent, err);
+        if (!status) status = sn_hops_check_receipts(hops, n_hops, &sent, result, step->position, step->n, failed, err);
+    }
+    for (size_t i = 1; i < n_hops && !status; i++)
+        status = hop_note_hash(&hops[i], step, result->step_reply.trace[i].timeline, err);
+    if (status) return status;
+    hops_account_step(hops, n_hops, result, step->n, sn_now_us() - in_flight->began_us);
+    for (size_t i = 0; i < n_hops; i++) hops[i].remote.step++;
+    return SN_OK;
+}
+
+sn_status sn_hops_step(sn_hop *hops, size_t n_hops, sn_link *link, const sn_step *step, int timeout_ms, size_t *failed,
+                       sn_err *err) {
+    sn_msg *result = NULL;
+    sn_peer peers[SN_HOPS_MAX];
+    sn_step_in_flight in_flight;
+    *failed = 0;
+    sn_status status = sn_hops_send(hops, n_hops, link, 0, step, timeout_ms, &in_flight, err);
+    sn_wait wait = sn_hops_wait(hops, n_hops, &in_flight, peers);
+    if (!status) status = sn_link_wait(link, &wait, &result, err);
+    if (status && status != SN_STOP && sn_link_lost(link, &wait)) {
+        *failed = wait.lost_peer;
+        status = sn_fail(err, SN_REBUILD, "the connection was lost: is the node still running?");
+    } else if (status)
+        *failed = hops_find_failed(hops, n_hops, link, wait.session, timeout_ms);
+    else
+        status = sn_hops_receive(hops, n_hops, &in_flight, result, failed, err);
+    sn_msg_free(&result);
+    return status;
+}
+
+/* -- a step here ------------------------------------------------------------------------------------------------------
+ */
+
+sn_status sn_hop_step_local(sn_hop *hop, const sn_step *step, sn_err *err) {
+    sn_hop_local *local = &hop->local;
+    int64_t began = sn_now_us();
+    if (sn_kv_cache_length(local->kv) > step->position) sn_kv_cache_rewind(local->kv, step->position);
+    sn_status status = sn_kv_cache_reserve(local->kv, step->n, err);
+    if (status) return status;
+    sn_tensor input = {
+        .name = "hidden states", .data = step->in, .dtype = SN_F32, .rank = 2, .shape = {step->n, step->n_embd}};
+    sn_span_sequence sequence = {local->kv, &input, 0, step->n, step->out};
+    status = sn_span_forward_adapter(local->span, hop->first, hop->end, local->adapter, 1, &sequence, NULL, err);
+    if (status) {
+        sn_kv_cache_rewind(local->kv, step->position); /* frees the pages that were reserved */
+        return status;
+    }
+    sn_wire_round(hop->output_dtype, step->out, (size_t)step->n * (size_t)step->n_embd);
+    hop->length = step->position + step->n;
+    hop->report.steps++;
+    hop->report.tokens += (uint64_t)step->n;
+    hop->report.compute_us += (uint64_t)(sn_now_us() - began);
+    return SN_OK;
+}

@@ -1,0 +1,176 @@
+/* The KV cache of a whole chain, read from its hops and written to the hops of another chain: a session is saved to a
+ * file, and continues later over another route. */
+#include "client/chain/chain_private.h"
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "net/timeline.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Floats of one token's keys (or values) of one block. */
+static size_t chain_kv_width(const sn_chain *chain) {
+    return (size_t)chain->hp.n_kv_heads * (size_t)chain->hp.head_dim;
+}
+
+/* Where block b's keys begin in an array (n_blocks, 2, n, width). */
+static size_t chain_kv_offset(const sn_chain *chain, int b, int n) {
+    return (size_t)b * 2 * (size_t)n * chain_kv_width(chain);
+}
+
+/* -- reading
+ * ----------------------------------------------------------------------------------------------------------- */
+
+static sn_status kv_check_reply(const sn_chain *chain, const sn_hop *hop, const sn_msg *reply, int position, int n,
+                                sn_err *err) {
+    const sn_wire_tensor *t = &reply->tensor;
+    uint64_t m = t->rank == 4 ? t->shape[2] : 0;
+    if (t->dtype != SN_F32 || !m || m > (uint64_t)n || t->shape[0] != (uint64_t)(hop->end - hop->first) ||
+        t->shape[1] != 2 || t->shape[3] != chain_kv_width(chain) || reply->kv_get_reply.n_token_timelines != m ||
+        reply->kv_get_reply.position != (uint64_t)position)
+        return sn_fail(err, SN_RETRY, "%s sent KV pages of another shape", hop->report.node);
+    sn_hash hash = sn_hash_of(t->data, t->bytes);
+    if (memcmp(hash.bytes, reply->kv_get_reply.tensor_hash, SN_HASH_SIZE))
+        return sn_fail(err, SN_RETRY, "%s sent damaged KV pages", hop->report.node);
+    if (sn_hop_knows_hash(hop, position + (int)m) &&
+        memcmp(hop->remote.timeline[(size_t)position + m].bytes, reply->kv_get_reply.token_timelines[m - 1].timeline,
+               SN_HASH_SIZE))
+        return sn_fail(err, SN_RETRY, "%s sent KV pages of another timeline", hop->report.node);
+    return SN_OK;
+}
+
+/* Reads up to *n tokens of a remote hop into out (n_blocks, 2, n_all, width), from row `done` on; *n: how many came. */
+static sn_status hop_get_kv(sn_chain *chain, sn_hop *hop, int position, int done, int n_all, int *n, float *out,
+                            sn_err *err) {
+    sn_hop_remote *r = &hop->remote;
+    sn_msg *msg = NULL, *reply = NULL;
+    sn_status status = sn_msg_new(SN_MSG_KV_GET, 0, &msg, err);
+    if (status) return status;
+    memcpy(msg->kv_get.session, r->session, SN_SESSION_ID_SIZE);
+    msg->kv_get.position = (uint64_t)position;
+    msg->kv_get.tokens = (uint64_t)*n;
+    sn_call call = {r->address, r->curve_key, SN_MSG_KV_GET_REPLY, chain->options.limits.timeout_ms};
+    status = sn_link_call(chain->options.link, &call, &msg, &r->peer, &reply, err);
+    if (!status) status = kv_check_reply(chain, hop, reply, position, *n, err);
+    if (!status) {
+        size_t m = (size_t)reply->tensor.shape[2], row = chain_kv_width(chain);
+        const float *from = reply->tensor.data;
+        for (int b = 2 * hop->first; b < 2 * hop->end; b++, from += m * row)
+            memcpy(out + ((size_t)b * (size_t)n_all + (size_t)done) * row, from, m * row * sizeof *out);
+        *n = (int)m;
+    }
+    sn_msg_free(&reply);
+    return status;
+}
+
+sn_status sn_chain_get_kv(sn_chain *chain, int position, int n, float *out, sn_err *err) {
+    if (position < 0 || n < 1 || n > chain->length - position)
+        return sn_fail(err, SN_REFUSED, "%d tokens at position %d are not in the timeline of %d", n, position,
+                       chain->length);
+    size_t half = (size_t)n * chain_kv_width(chain);
+    sn_status status = SN_OK;
+    for (size_t i = 0; i < chain->n_hops && !status; i++) {
+        sn_hop *hop = &chain->hops[i];
+        for (int b = hop->first; b < hop->end && hop->is_local && !status; b++) {
+            float *k = out + chain_kv_offset(chain, b, n);
+            status = sn_span_kv_export(hop->local.span, hop->local.kv, b, position, n, k, k + half, err);
+        }
+        for (int done = 0, m; done < n && !hop->is_local && !status; done += m) {
+            m = n - done;
+            status = hop_get_kv(chain, hop, position + done, done, n, &m, out, err);
+        }
+    }
+    return status;
+}
+
+/* -- writing
+ * ------------------------------------------------------------------------------------------------------------ */
+
+static sn_status hop_put_kv(sn_chain *chain, sn_hop *hop, int position, int n, const float *in,
+                            const sn_hash *token_timelines, sn_err *err) {
+    sn_hop_remote *r = &hop->remote;
+    sn_msg *msg = NULL, *reply = NULL;
+    void *data = NULL;
+    sn_status status = sn_msg_new(SN_MSG_KV_PUT, 0, &msg, err);
+    if (status) return status;
+    sn_msg_kv_put *put = &msg->kv_put;
+    memcpy(put->session, r->session, SN_SESSION_ID_SIZE);
+    memcpy(put->origin, token_timelines[0].bytes, SN_KEY_SIZE);
+    put->position = (uint64_t)position;
+    uint64_t shape[] = {(uint64_t)(hop->end - hop->first), 2, (uint64_t)n, chain_kv_width(chain)};
+    status =
+        sn_list_new((size_t)n, SN_KV_TRANSFER_TOKENS_MAX, sizeof *put->token_timelines, &put->token_timelines, err);
+    if (!status) put->n_token_timelines = (size_t)n;
+    for (int i = 0; i < n && !status; i++)
+        memcpy(put->token_timelines[i].timeline, token_timelines[position + i + 1].bytes, SN_KEY_SIZE);
+    if (!status) status = sn_msg_new_tensor(msg, SN_F32, 4, shape, &data, err);
+    if (!status) {
+        memcpy(data, in + chain_kv_offset(chain, hop->first, n), msg->tensor.bytes);
+        sn_hash hash = sn_hash_of(data, msg->tensor.bytes);
+        memcpy(put->tensor_hash, hash.bytes, SN_HASH_SIZE);
+        sn_call call = {r->address, r->curve_key, SN_MSG_KV_PUT_REPLY, chain->options.limits.timeout_ms};
+        status = sn_link_call(chain->options.link, &call, &msg, &r->peer, &reply, err);
+    }
+    if (!status && reply->kv_put_reply.length != (uint64_t)(position + n))
+        status = sn_fail(err, SN_RETRY, "%s did not take the KV pages", hop->report.node);
+    sn_msg_free(&msg);
+    sn_msg_free(&reply);
+    return status;
+}
+
+static sn_status hop_put_kv_local(sn_chain *chain, sn_hop *hop, int n, const float *in, sn_err *err) {
+    const sn_hop_local *local = &hop->local;
+    size_t half = (size_t)n * chain_kv_width(chain);
+    sn_tensor k = {.name = "cached keys",
+                   .dtype = SN_F32,
+                   .rank = 3,
+                   .shape = {n, chain->hp.n_kv_heads, chain->hp.head_dim}},
+              v = k;
+    v.name = "cached values";
+    sn_status status = sn_kv_cache_reserve(local->kv, n, err);
+    for (int b = hop->first; b < hop->end && !status; b++) {
+        k.data = in + chain_kv_offset(chain, b, n);
+        v.data = (const float *)k.data + half;
+        status = sn_span_kv_import(local->span, local->kv, b, n, &k, &v, err);
+    }
+    if (!status) sn_kv_cache_append(local->kv, n);
+    return status;
+}
+
+sn_status sn_chain_put_kv(sn_chain *chain, int position, int n, const float *in, const sn_hash *token_timelines,
+                          sn_err *err) {
+    if (chain->length || position < 0 || n < 1 || n > SN_KV_TRANSFER_TOKENS_MAX || n > chain->max_tokens - position)
+        return sn_fail(err, SN_REFUSED, "KV pages of %d tokens do not fit at position %d", n, position);
+    sn_status status = SN_OK;
+    for (size_t i = 0; i < chain->n_hops && !status; i++) {
+        sn_hop *hop = &chain->hops[i];
+        status = hop->is_local ? hop_put_kv_local(chain, hop, n, in, err)
+                               : hop_put_kv(chain, hop, position, n, in, token_timelines, err);
+        if (status) sn_err_context(err, "blocks %d:%d", hop->first, hop->end);
+    }
+    return status;
+}
+
+sn_status sn_chain_resume(sn_chain *chain, int position, const sn_hash *token_timelines, const float *inputs,
+                          sn_err *err) {
+    const uint8_t *before = NULL;
+    for (size_t i = 0; i < chain->n_hops; i++) {
+        sn_hop *hop = &chain->hops[i];
+        int length = 0;
+        if (!hop->is_local) {
+            sn_resume_point at = {position, 0, hop->pushed ? before : NULL, token_timelines};
+            sn_status status =
+                sn_hop_resume(hop, chain->options.link, &at, chain->options.limits.timeout_ms, &length, err);
+            if (!status && length < position)
+                status = sn_fail(err, SN_RETRY, "%s lost a part of the KV cache", hop->report.node);
+            if (!status)
+                status = sn_hop_set_timeline(hop, position, chain->hp.n_embd, token_timelines, i ? NULL : inputs, err);
+            if (status) return status;
+        }
+        hop->length = position;
+        before = hop->is_local ? NULL : hop->remote.curve_key;
+    }
+    chain->length = position;
+    return SN_OK;
+}

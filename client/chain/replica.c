@@ -1,0 +1,283 @@
+/* KV replicas and draining nodes: copies of a hop's KV cache at other nodes, and continuing there without a replay.
+ *
+ * A replica is made for every remote hop when the options ask for it, and for a hop whose node drains. sn_chain_poll
+ * does the work between steps, without waiting: it opens sessions over the hop's blocks at other nodes (as few as
+ * possible) and asks the hop's node to send its KV pages there (KV_SEND). The node replies when all pages have arrived
+ * once, and keeps the copy up to date afterwards.
+ *
+ * sn_chain_promote_replica continues in these sessions: each node of the group is told the position (RESUME) and
+ * answers how many tokens it holds. The tokens that the copy lacks are replayed. For a draining node the rest of the KV
+ * pages is sent first, so nothing is lacking. */
+#include "client/chain/chain_private.h"
+#include "client/chain/replica.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    REPLICA_ROUTE_WAIT_MS = 50,
+    REPLICA_RETRY_US = 1000000,
+    DRAINING_AVOID_US = 60000000,
+    RESUME_MS = 2000,
+    RESEND_US = 3000000
+};
+
+void sn_kv_replica_free(sn_kv_replica **replica, sn_link *link) {
+    sn_kv_replica *s = *replica;
+    if (!s) return;
+    for (size_t i = 0; i < s->n; i++) {
+        if (s->pending[i]) sn_link_cancel_request(link, s->pending[i]);
+        sn_hop_fini(&s->hops[i], link);
+    }
+    free(s->hops);
+    free(s);
+    *replica = NULL;
+}
+
+/* -- making a replica
+ * ---------------------------------------------------------------------------------------------------- */
+
+bool sn_chain_avoids(const sn_chain *chain, const uint8_t node[SN_KEY_SIZE]) {
+    if (chain->being_replicated && !memcmp(chain->being_replicated->remote.node, node, SN_KEY_SIZE)) return true;
+    for (size_t i = 0; i < chain->n_draining && i < SN_CHAIN_DRAINING_MAX; i++)
+        if (!memcmp(chain->draining[i].node, node, SN_KEY_SIZE) && sn_now_us() < chain->draining[i].until_us)
+            return true;
+    return false;
+}
+
+/* For DRAINING_AVOID_US no session is opened at the node. */
+static void chain_avoid_node(sn_chain *chain, const uint8_t node[SN_KEY_SIZE]) {
+    if (sn_chain_avoids(chain, node)) return;
+    size_t i = chain->n_draining++ % SN_CHAIN_DRAINING_MAX;
+    memcpy(chain->draining[i].node, node, SN_KEY_SIZE);
+    chain->draining[i].until_us = sn_now_us() + DRAINING_AVOID_US;
+}
+
+/* A request to the node of `from`: send the KV pages of to's blocks to the session of `to`. */
+static sn_msg *kv_send_msg_new(const sn_hop *from, const sn_hop *to, sn_err *err) {
+    const sn_hop_remote *target = &to->remote;
+    sn_msg *msg = NULL;
+    if (sn_msg_new(SN_MSG_KV_SEND, 0, &msg, err)) return NULL;
+    sn_msg_kv_send *send = &msg->kv_send;
+    memcpy(send->session, from->remote.session, SN_SESSION_ID_SIZE);
+    memcpy(send->target, target->session, SN_SESSION_ID_SIZE);
+    memcpy(send->address, target->address, sizeof send->address);
+    memcpy(send->curve_key, target->curve_key, SN_KEY_SIZE);
+    send->first_block = (uint64_t)to->first;
+    send->end_block = (uint64_t)to->end;
+    return msg;
+}
+
+/* Asks the hop's node to send its KV pages to session i of the replica. The request can be repeated: the node then
+ * answers again. */
+static sn_status replica_request_kv(sn_chain *chain, const sn_hop *hop, sn_kv_replica *replica, size_t i, sn_err *err) {
+    sn_msg *msg = kv_send_msg_new(hop, &replica->hops[i], err);
+    if (!msg) return SN_STOP;
+    sn_link_cancel_request(chain->options.link, replica->pending[i]);
+    replica->resend_us = sn_now_us() + RESEND_US;
+    return sn_link_request_async(chain->options.link, hop->remote.peer, &msg, &replica->pending[i], err);
+}
+
+static sn_status replica_begin(sn_chain *chain, sn_hop *hop, sn_err *err) {
+    sn_kv_replica *replica = NULL;
+    int retries = 1;
+    sn_status status = sn_calloc(&replica, 1, sizeof *replica, err);
+    if (!status) status = sn_calloc(&replica->hops, SN_HOPS_MAX, sizeof *replica->hops, err);
+    if (status) {
+        free(replica);
+        return status;
+    }
+    chain->being_replicated = hop;
+    status =
+        sn_chain_connect(chain, hop->first, hop->end, REPLICA_ROUTE_WAIT_MS, &retries, replica->hops, &replica->n, err);
+    chain->being_replicated = NULL;
+    if (status) replica->n = 0;
+    for (size_t i = 0; i < replica->n && !status; i++) status = replica_request_kv(chain, hop, replica, i, err);
+    if (status) sn_kv_replica_free(&replica, chain->options.link);
+    hop->remote.replica = replica;
+    return status;
+}
+
+static void replica_try_begin(sn_chain *chain, sn_hop *hop) {
+    sn_err err;
+    if (sn_now_us() < hop->remote.replica_retry_us) return;
+    hop->remote.replica_retry_us = sn_now_us() + REPLICA_RETRY_US;
+    if (replica_begin(chain, hop, &err))
+        sn_log(SN_LOG_WARN, "no node for a KV replica", "request_id=%s blocks=%d:%d text=%s", chain->request_id,
+               hop->first, hop->end, err.text);
+}
+
+static void replica_drop(sn_chain *chain, sn_hop *hop, const char *why) {
+    sn_log(SN_LOG_INFO, "KV replica dropped", "request_id=%s blocks=%d:%d text=%s", chain->request_id, hop->first,
+           hop->end, why);
+    sn_kv_replica_free(&hop->remote.replica, chain->options.link);
+}
+
+/* Reads the replies that have arrived, and drops the replica when it can no longer be used. True when the whole KV
+ * cache has been copied once. */
+static bool replica_is_ready(sn_chain *chain, sn_hop *hop) {
+    sn_kv_replica *replica = hop->remote.replica;
+    bool ready = true;
+    for (size_t i = 0; i < replica->n; i++) {
+        const sn_hop_remote *target = &replica->hops[i].remote;
+        sn_wait lost = {.peers = &target->peer, .n_peers = 1};
+        if (sn_link_lost(chain->options.link, &lost) || sn_link_is_draining(chain->options.link, target->session)) {
+            if (!lost.lost) chain_avoid_node(chain, target->node);
+            replica_drop(chain, hop, lost.lost ? "its node is lost" : "its node drains, too");
+            return false;
+        }
+        sn_msg *reply = replica->pending[i] ? sn_link_take_reply(chain->options.link, replica->pending[i]) : NULL;
+        bool sent = reply && reply->kind == SN_MSG_KV_SEND_REPLY;
+        if (reply) replica->pending[i] = 0;
+        if (reply && !sent)
+            replica_drop(chain, hop, reply->kind == SN_MSG_ERROR ? reply->error.text : "the reply is of another kind");
+        sn_msg_free(&reply);
+        if (!hop->remote.replica) return false;
+        if (!replica->pending[i]) continue;
+        ready = false;
+        sn_err err;
+        if (sn_now_us() > replica->resend_us && replica_request_kv(chain, hop, replica, i, &err)) {
+            replica_drop(chain, hop, err.text);
+            return false;
+        }
+    }
+    return ready;
+}
+
+/* -- promoting it ------------------------------------------------------------------------------------------------ */
+
+/* Tells every session of the group [i, j), with the replica in the place of hop k, to continue at `position`. *from:
+ * the position up to which all of them hold the KV cache. */
+static sn_status group_resume_with_replica(sn_chain *chain, size_t i, size_t j, size_t k, int position, int *from,
+                                           sn_err *err) {
+    const sn_hop_remote *old = &chain->hops[k].remote;
+    const uint8_t *before = NULL; /* CURVE key of the node that pushes into the next one */
+    sn_status status = SN_OK;
+    *from = position;
+    for (size_t x = i; x < j && !status; x++) {
+        sn_hop *hops = x == k ? old->replica->hops : &chain->hops[x];
+        size_t n = x == k ? old->replica->n : 1;
+        for (size_t m = 0; m < n && !status; m++) {
+            int length = 0;
+            bool pushed = m ? hops[m].pushed : x > i;
+            sn_resume_point at = {position, old->step, pushed ? before : NULL, chain->hops[x].remote.timeline};
+            status = sn_hop_resume(&hops[m], chain->options.link, &at, RESUME_MS, &length, err);
+            if (length < *from) *from = length;
+            before = hops[m].remote.curve_key;
+        }
+    }
+    if (!status && *from < position && !sn_hop_can_replay(&chain->hops[i], *from))
+        status = sn_fail(err, SN_REBUILD, "the tokens that the KV replica lacks cannot be replayed");
+    return status;
+}
+
+/* Puts the hops of the replica in the place of hop k; the old session is closed. */
+static sn_status replica_put_in_place(sn_chain *chain, size_t k, int position, sn_err *err) {
+    sn_hop old = chain->hops[k];
+    sn_kv_replica *replica = old.remote.replica;
+    if (chain->n_hops - 1 + replica->n > SN_HOPS_MAX)
+        return sn_fail(err, SN_RETRY, "the route over the nodes that are left has more than %d hops", SN_HOPS_MAX);
+    replica->hops[0].pushed = old.pushed;
+    for (size_t m = 0; m < replica->n; m++) {
+        sn_status status = sn_hop_copy_timeline(&replica->hops[m], &old, position, chain->hp.n_embd, err);
+        if (status) return status; /* out of memory */
+    }
+    memmove(chain->hops + k + replica->n, chain->hops + k + 1, (chain->n_hops - k - 1) * sizeof *chain->hops);
+    memcpy(chain->hops + k, replica->hops, replica->n * sizeof *replica->hops);
+    chain->n_hops += replica->n - 1;
+    replica->n = 0; /* the chain owns its sessions now */
+    sn_hop_fini(&old, chain->options.link);
+    return SN_OK;
+}
+
+sn_status sn_chain_promote_replica(sn_chain *chain, size_t i, size_t j, size_t k, int position, sn_err *err) {
+    sn_hop *hop = &chain->hops[k];
+    int from = 0;
+    if (position < 0 || !hop->remote.replica || !replica_is_ready(chain, hop))
+        return sn_fail(err, SN_RETRY, "there is no KV replica");
+    size_t n = hop->remote.replica->n;
+    sn_status status = group_resume_with_replica(chain, i, j, k, position, &from, err);
+    if (!status) status = replica_put_in_place(chain, k, position, err);
+    if (status) {
+        if (chain->hops[k].remote.replica) replica_drop(chain, &chain->hops[k], err->text);
+        return status;
+    }
+    if (from < position &&
+        sn_chain_replay(chain, chain->hops + i, j - i - 1 + n, chain->hops[i].remote.inputs, from, position, err)) {
+        sn_log(SN_LOG_WARN, "KV replica not completed", "text=%s", err->text);
+        /* How many tokens were replayed is unknown: the hash is forgotten, so the next step replaces these hops. */
+        for (size_t m = k; m < k + n; m++)
+            if (chain->hops[m].length >= position) chain->hops[m].remote.timeline[position] = (sn_hash){0};
+    }
+    chain->failovers++;
+    chain->replicas_promoted++;
+    sn_log(SN_LOG_INFO, "KV replica promoted", "request_id=%s blocks=%d:%d tokens=%d missing=%d", chain->request_id,
+           chain->hops[k].first, chain->hops[k + n - 1].end, position, position - from);
+    return SN_OK;
+}
+
+/* Has the tokens that the replica still lacks sent, and waits until they have arrived. */
+static sn_status replica_send_rest(sn_chain *chain, const sn_hop *hop, sn_err *err) {
+    sn_status status = SN_OK;
+    const sn_hop_remote *source = &hop->remote;
+    for (size_t m = 0; m < source->replica->n && !status; m++) {
+        sn_msg *msg = kv_send_msg_new(hop, &source->replica->hops[m], err), *sent = NULL;
+        if (!msg) return SN_STOP;
+        sn_call call = {source->address, source->curve_key, SN_MSG_KV_SEND_REPLY, RESUME_MS};
+        status = sn_link_call(chain->options.link, &call, &msg, NULL, &sent, err);
+        sn_msg_free(&sent);
+    }
+    return status;
+}
+
+/* The node drains and the replica is ready. */
+static void hop_switch_to_replica(sn_chain *chain, size_t k) {
+    sn_err err;
+    sn_hop *hop = &chain->hops[k];
+    size_t i = k, j = sn_chain_group_end(chain->hops, chain->n_hops, k);
+    while (chain->hops[i].pushed) i--;
+    sn_status status = replica_send_rest(chain, hop, &err);
+    if (status == SN_STOP) return;
+    if (status)
+        replica_drop(chain, hop, err.text);
+    else if (sn_chain_promote_replica(chain, i, j, k, sn_chain_known_from(chain, i, j, chain->length), &err))
+        sn_log(SN_LOG_WARN, "KV replica not promoted", "text=%s", err.text);
+}
+
+void sn_chain_poll(sn_chain *chain) {
+    sn_link *link = chain->options.link;
+    if (!link) return;
+    sn_link_poll(link);
+    for (size_t k = 0; k < chain->n_hops; k++) {
+        sn_hop *hop = &chain->hops[k];
+        sn_hop_remote *r = &hop->remote;
+        if (hop->is_local) continue;
+        if (!r->draining && sn_link_is_draining(link, r->session)) {
+            sn_log(SN_LOG_INFO, "node draining", "node=%s blocks=%d:%d", hop->report.node, hop->first, hop->end);
+            r->draining = true;
+            r->replica_retry_us = 0;
+            chain_avoid_node(chain, r->node);
+        }
+        if (!r->draining && !chain->options.kv.replica) continue;
+        if (!r->replica) replica_try_begin(chain, hop);
+        hop->report.replicated = r->replica && replica_is_ready(chain, hop);
+        if (hop->report.replicated && r->draining) hop_switch_to_replica(chain, k);
+    }
+}
+
+sn_status sn_chain_await_replica(sn_chain *chain, size_t k, int timeout_ms, sn_err *err) {
+    for (int64_t until = sn_now_us() + (int64_t)timeout_ms * 1000;; sn_sleep_us(2000)) {
+        sn_chain_poll(chain);
+        if (k >= chain->n_hops || chain->hops[k].is_local)
+            return sn_fail(err, SN_REFUSED, "hop %zu is not at a node", k);
+        const sn_hop *hop = &chain->hops[k];
+        if (hop->report.replicated) return replica_send_rest(chain, hop, err);
+        if (sn_now_us() > until)
+            return sn_fail(err, SN_RETRY, "there was no KV replica of blocks %d:%d within %.1f s", hop->first, hop->end,
+                           timeout_ms / 1e3);
+    }
+}

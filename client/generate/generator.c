@@ -1,0 +1,367 @@
+/* The generation loop.
+ *
+ * timeline[0, length) are the tokens that the chain has computed; timeline[length] may be the next one, sampled but not
+ * yet computed (chosen). One round of call_generate is: call_feed runs the tokens that are new to the chain through it,
+ * with draft tokens after them if there is a draft, and computes the logits of the last new token and of each draft
+ * token. call_choose_accepted samples a token from the first logits and compares it with the first draft token; while
+ * they are equal, the next logits are valid, too, and it samples from these. Then the chain is rewound to the last
+ * accepted token.
+ *
+ * Text: each token's bytes go through stop_strings.h, which holds back incomplete characters and possible beginnings of
+ * stop strings, to on_text.
+ *
+ * After a failed audit check (call_retract) the chain ends at the last position whose results are right. Ids and text
+ * are cut there, the sampler gets the RNG state that it had before the first wrong token (kept for every token), and
+ * the loop continues: the text is then the one that right nodes would have given. */
+#include "client/generate/generator.h"
+
+#include "base/clock.h"
+#include "client/generate/stop_strings.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    CHUNK_ROWS = 2048,
+    TEXT_CAP = 1 << 28
+}; /* CHUNK_ROWS: an interrupt is noticed between two steps of so many rows */
+
+struct sn_generator {
+    sn_generator_parts parts;
+    sn_sampler *sampler;
+    int32_t *timeline; /* (max_context + 1): tokens that the chain has computed, then the one just sampled */
+    size_t length;     /* of those that it has computed */
+    bool chosen;       /* timeline[length] was sampled */
+    float *hidden;     /* (CHUNK_ROWS, n_embd): input of the chain */
+    float *output;     /* (CHUNK_ROWS, n_embd): its output */
+    float *logits;     /* (n_rows, n_vocab) */
+    size_t n_rows;     /* tokens that can be sampled after one step: the draft tokens, and one */
+    size_t n_drafted;  /* draft tokens in timeline from `length` on, which the chain has computed, too */
+};
+
+/* One call of sn_generator_run. */
+typedef struct generator_call {
+    sn_generator *g;
+    const sn_generate_options *options;
+    sn_generation *out;
+    sn_stop_strings stop_strings;
+    sn_buf token;             /* bytes of one token */
+    size_t capacity;          /* of out->ids */
+    sn_rng_state *rng_states; /* (capacity): before each id was sampled */
+    int64_t began_us;
+    bool mute;         /* on_text is not called: text that it already got is made again */
+    bool stands_alone; /* a space at the beginning of the first text is the tokenizer's, not the text's ... */
+    bool has_begun;    /* ... and the first text has come */
+    sn_err *err;
+} generator_call;
+
+const char *sn_finish_name(sn_finish finish) {
+    static const char *const names[] = {"stop", "stop_text", "length", "interrupted"};
+    return names[finish];
+}
+
+sn_status sn_generator_new(const sn_generator_parts *parts, const sn_sampling *sampling, sn_generator **out,
+                           sn_err *err) {
+    sn_generator *g = NULL;
+    *out = NULL;
+    sn_status status = sn_calloc(&g, 1, sizeof *g, err);
+    if (status) return status;
+    g->parts = *parts;
+    size_t n_embd = (size_t)parts->hp->n_embd, n_vocab = (size_t)parts->hp->n_vocab;
+    status = sn_sampler_new(sampling, parts->hp->n_vocab, &g->sampler, err);
+    if (!status) status = sn_calloc(&g->timeline, (size_t)parts->max_context + 1, sizeof *g->timeline, err);
+    if (!status) status = sn_calloc(&g->hidden, n_embd * CHUNK_ROWS, sizeof *g->hidden, err);
+    if (!status) status = sn_calloc(&g->output, n_embd * CHUNK_ROWS, sizeof *g->output, err);
+    g->n_rows = parts->draft ? parts->draft->n_max + 1 : 1;
+    if (!status) status = sn_calloc(&g->logits, g->n_rows * n_vocab, sizeof *g->logits, err);
+    if (status) sn_generator_free(&g);
+    *out = g;
+    return status;
+}
+
+void sn_generator_free(sn_generator **generator) {
+    sn_generator *g = *generator;
+    if (!g) return;
+    sn_sampler_free(&g->sampler);
+    free(g->timeline);
+    free(g->hidden);
+    free(g->output);
+    free(g->logits);
+    free(g);
+    *generator = NULL;
+}
+
+const int32_t *sn_generator_ids(const sn_generator *generator, size_t *n) {
+    *n = generator->length + generator->chosen;
+    return generator->timeline;
+}
+
+sn_rng_state sn_generator_rng_state(const sn_generator *generator) { return sn_sampler_rng_state(generator->sampler); }
+
+sn_status sn_generator_resume(sn_generator *g, const int32_t *ids, size_t n, size_t seen, const sn_rng_state *rng_state,
+                              sn_err *err) {
+    if (n > (size_t)g->parts.max_context || n - seen > 1)
+        return sn_fail(err, SN_REFUSED, "a timeline of %zu tokens does not fit into a context of %d", n,
+                       g->parts.max_context);
+    memcpy(g->timeline, ids, n * sizeof *ids);
+    g->length = seen;
+    g->chosen = n > seen;
+    sn_sampler_set_rng_state(g->sampler, rng_state);
+    return SN_OK;
+}
+
+size_t sn_generator_length(const sn_generator *generator) { return generator->length; }
+
+void sn_generation_fini(sn_generation *generation) {
+    sn_token_ids_fini(&generation->ids);
+    sn_buf_fini(&generation->text);
+    *generation = (sn_generation){0};
+}
+
+static bool call_is_interrupted(const generator_call *r) { return r->options->interrupt && *r->options->interrupt; }
+
+/* Writes draft tokens to timeline[end], but only when a single token is to be computed: at most as many as can still be
+ * sampled, less one, because the last token is sampled and never computed. */
+static sn_status call_draft(generator_call *r, size_t end) {
+    sn_generator *g = r->g;
+    size_t capacity = (size_t)g->parts.max_context - end, wanted = (size_t)r->options->max_tokens;
+    g->n_drafted = 0;
+    if (!g->parts.draft || !r->out->ids.n || end != g->length + 1) return SN_OK;
+    if (wanted) capacity = sn_min_size(capacity, wanted - r->out->ids.n - 1);
+    sn_rng_state rng_state = sn_sampler_rng_state(g->sampler);
+    int64_t before = sn_now_us();
+    sn_status status = sn_draft_propose(g->parts.draft, g->timeline, end, &rng_state, capacity, g->timeline + end,
+                                        &g->n_drafted, r->err);
+    r->out->timings.draft_us += sn_now_us() - before;
+    r->out->timings.n_drafted += g->n_drafted;
+    return status;
+}
+
+/* Runs timeline[length, end) and draft tokens after it through the chain, and computes the logits of the token at `end`
+ * and of the token after each draft token. */
+static sn_status call_feed(generator_call *r, size_t end) {
+    sn_generator *g = r->g;
+    size_t n_embd = (size_t)g->parts.hp->n_embd, n = 0;
+    sn_status status = call_draft(r, end);
+    for (size_t all = end + g->n_drafted; !status && g->length < all;) {
+        n = sn_min_size(CHUNK_ROWS, all - g->length);
+        int64_t before = sn_now_us();
+        status = sn_lm_head_embed(g->parts.head, g->timeline + g->length, (int)n, g->hidden, r->err);
+        r->out->timings.client_us += sn_now_us() - before;
+        if (!status) status = sn_chain_step(g->parts.chain, (int)g->length, (int)n, g->hidden, g->output, r->err);
+        if (status) break;
+        g->length += n;
+        g->chosen = false;
+        if (call_is_interrupted(r)) break;
+    }
+    if (status) return status;
+    g->length -= g->n_drafted;
+    int64_t before = sn_now_us();
+    size_t from = n - 1 - g->n_drafted;
+    status = sn_lm_head_logits(g->parts.head, g->output + from * n_embd, (int)g->n_drafted + 1, g->logits, r->err);
+    r->out->timings.client_us += sn_now_us() - before;
+    return status;
+}
+
+/* Makes the prompt the timeline. What both have in common is kept, except the prompt's last token, whose step gives the
+ * first logits. */
+static sn_status call_begin(generator_call *r, const int32_t *prompt, size_t n_prompt) {
+    sn_generator *g = r->g;
+    if (!n_prompt) return sn_fail(r->err, SN_REFUSED, "the prompt is empty: give at least one token");
+    if (n_prompt > (size_t)g->parts.max_context)
+        return sn_fail(r->err, SN_REFUSED,
+                       "the prompt has %zu tokens, and the context holds %d: shorten it, or raise --ctx", n_prompt,
+                       g->parts.max_context);
+    for (size_t i = 0; i < n_prompt; i++)
+        if (prompt[i] < 0 || prompt[i] >= g->parts.hp->n_vocab)
+            return sn_fail(r->err, SN_REFUSED, "token %d at index %zu is not in this model's vocabulary of %d",
+                           prompt[i], i, g->parts.hp->n_vocab);
+    size_t known = sn_min_size(g->length, (size_t)sn_chain_length(g->parts.chain)), same = 0;
+    while (same < known && same + 1 < n_prompt && g->timeline[same] == prompt[same]) same++;
+    memcpy(g->timeline, prompt, n_prompt * sizeof *prompt);
+    g->length = same;
+    g->chosen = false;
+    r->out->timings.prompt_tokens = n_prompt;
+    r->out->timings.reused_tokens = same;
+    return SN_OK;
+}
+
+static sn_status call_keep_id(generator_call *r, int32_t id, const sn_rng_state *rng_state) {
+    sn_token_ids *ids = &r->out->ids;
+    if (ids->n == r->capacity) {
+        size_t capacity = r->capacity ? 2 * r->capacity : 64;
+        int32_t *grown = realloc(ids->ids, capacity * sizeof *grown);
+        if (!grown) return sn_fail(r->err, SN_STOP, "out of memory for %zu tokens", capacity);
+        ids->ids = grown;
+        sn_rng_state *rng_states = realloc(r->rng_states, capacity * sizeof *rng_states);
+        if (!rng_states) return sn_fail(r->err, SN_STOP, "out of memory for %zu tokens", capacity);
+        r->rng_states = rng_states;
+        r->capacity = capacity;
+    }
+    r->rng_states[ids->n] = *rng_state;
+    ids->ids[ids->n++] = id;
+    return SN_OK;
+}
+
+/* Gives on_text the text that was added since text[from]. */
+static sn_status call_emit(generator_call *r, size_t from) {
+    size_t n = r->out->text.len - from;
+    if (!n || !r->options->on_text || r->mute) return SN_OK;
+    return r->options->on_text(r->options->ctx, (const char *)r->out->text.data + from, n, r->err);
+}
+
+static sn_status call_take_text(generator_call *r, int32_t id) {
+    /* Models round their vocabulary up: ids beyond the tokenizer's have no text. */
+    if (!r->g->parts.tokenizer || id >= sn_tokenizer_n_vocab(r->g->parts.tokenizer)) return SN_OK;
+    size_t from = r->out->text.len;
+    r->token.len = 0;
+    sn_status status = sn_tokenizer_decode(r->g->parts.tokenizer, id, false, &r->token, r->err);
+    if (status || !r->token.len) return status;
+    size_t skip = r->stands_alone && !r->has_begun && r->token.data[0] == ' ';
+    r->has_begun = true;
+    if (r->token.len > skip)
+        status =
+            sn_stop_strings_push(&r->stop_strings, r->token.data + skip, r->token.len - skip, &r->out->text, r->err);
+    return status ? status : call_emit(r, from);
+}
+
+/* Samples the next token from its logits; sets *done and out->finish when it is the last one. */
+static sn_status call_choose(generator_call *r, const float *logits, bool *done) {
+    sn_generator *g = r->g;
+    int32_t id;
+    int64_t before = sn_now_us();
+    sn_rng_state rng_state = sn_sampler_rng_state(g->sampler);
+    sn_status status = sn_sampler_sample(g->sampler, logits, g->timeline, g->length, &id, r->err);
+    r->out->timings.client_us += sn_now_us() - before;
+    if (!status) status = call_keep_id(r, id, &rng_state);
+    if (status) return status;
+    if (r->out->ids.n == 1) r->out->timings.first_token_us = sn_now_us() - r->began_us;
+    g->timeline[g->length] = id;
+    g->chosen = true;
+    *done = true;
+    if (g->parts.tokenizer && sn_tokenizer_is_eog(g->parts.tokenizer, id) && !r->options->ignore_eos) {
+        r->out->finish = SN_FINISH_STOP;
+        return SN_OK;
+    }
+    status = call_take_text(r, id);
+    if (status) return status;
+    if (r->stop_strings.stopped)
+        r->out->finish = SN_FINISH_STOP_TEXT;
+    else if (call_is_interrupted(r))
+        r->out->finish = SN_FINISH_INTERRUPTED;
+    else if ((r->options->max_tokens && r->out->ids.n >= (size_t)r->options->max_tokens) ||
+             g->length == (size_t)g->parts.max_context)
+        r->out->finish = SN_FINISH_LENGTH;
+    else
+        *done = false;
+    return SN_OK;
+}
+
+/* Samples the next token, and further ones as long as each is equal to the draft token: then the chain has computed
+ * what follows it. What the chain has computed beyond that is dropped. */
+static sn_status call_choose_accepted(generator_call *r, bool *done) {
+    sn_generator *g = r->g;
+    size_t n_accepted = 0;
+    sn_status status;
+    for (;;) {
+        const float *logits = g->logits + n_accepted * (size_t)g->parts.hp->n_vocab;
+        int32_t expected = g->timeline[g->length];
+        status = call_choose(r, logits, done);
+        if (status || n_accepted == g->n_drafted || g->timeline[g->length] != expected) break;
+        n_accepted++;
+        if (*done) break;
+        g->length++;
+        g->chosen = false;
+    }
+    r->out->timings.n_accepted += n_accepted;
+    if (!status && !*done && g->parts.draft) sn_draft_note_accepted(g->parts.draft, g->n_drafted, n_accepted);
+    sn_chain_rewind(g->parts.chain, (int)g->length);
+    return status;
+}
+
+/* After a failed audit check: retracts the tokens that were sampled from wrong results. The token at the chain's end is
+ * right, because it was sampled from the results before it. */
+static sn_status call_retract(generator_call *r, size_t n_prompt) {
+    sn_generator *g = r->g;
+    sn_generation *out = r->out;
+    size_t emitted = out->text.len, end = (size_t)sn_chain_length(g->parts.chain), kept = 0;
+    g->length = end;
+    if (end >= n_prompt) kept = sn_min_size(end + 1 - n_prompt, out->ids.n);
+    out->timings.retracted += out->ids.n - kept;
+    if (kept < out->ids.n) sn_sampler_set_rng_state(g->sampler, &r->rng_states[kept]);
+    out->ids.n = kept;
+    out->text.len = 0;
+    r->has_begun = false;
+    sn_stop_strings_fini(&r->stop_strings);
+    sn_status status = sn_stop_strings_init(&r->stop_strings, r->options->stops, r->options->n_stops, r->err);
+    r->mute = true;
+    for (size_t i = 0; i < kept && !status; i++) status = call_take_text(r, out->ids.ids[i]);
+    r->mute = false;
+    if (status || emitted == out->text.len || !r->options->on_text) return status;
+    if (!r->options->on_retract)
+        return sn_fail(r->err, SN_RETRY, "a node gave wrong results: the text after its first %zu bytes is wrong",
+                       out->text.len);
+    return r->options->on_retract(r->options->ctx, (const char *)out->text.data, out->text.len, r->err);
+}
+
+/* With some tokenizers the first text of all begins with a space that does not belong to it. That concerns the text of
+ * an answer, and text after a prompt whose tokens have no text. */
+static sn_status call_check_lead_space(generator_call *r, const int32_t *prompt, size_t n_prompt) {
+    const sn_tokenizer *tokenizer = r->g->parts.tokenizer;
+    sn_status status = SN_OK;
+    if (!tokenizer || !sn_tokenizer_strips_space(tokenizer)) return SN_OK;
+    r->token.len = 0;
+    for (size_t i = 0; i < n_prompt && !r->options->is_answer && !r->token.len && !status; i++)
+        if (prompt[i] < sn_tokenizer_n_vocab(tokenizer))
+            status = sn_tokenizer_decode(tokenizer, prompt[i], false, &r->token, r->err);
+    r->stands_alone = !r->token.len;
+    return status;
+}
+
+static sn_status call_generate(generator_call *r, size_t n_prompt) {
+    sn_generate_timings *t = &r->out->timings;
+    sn_chain *chain = r->g->parts.chain;
+    sn_status status = SN_OK;
+    for (bool done = false; !status && !done;) {
+        size_t before = r->out->ids.n;
+        status = call_feed(r, n_prompt + before);
+        if (!t->prefill_us)
+            t->prefill_us = sn_now_us() - r->began_us;
+        else if (!status)
+            t->decode_steps++;
+        if (!status && !r->out->ids.n && call_is_interrupted(r)) {
+            r->out->finish = SN_FINISH_INTERRUPTED;
+            return SN_OK;
+        }
+        if (!status) status = call_choose_accepted(r, &done);
+        if (before) t->decode_tokens += r->out->ids.n - before;
+        if (!status && done) status = sn_chain_audit(chain, r->err);
+        if (status == SN_REBUILD && sn_chain_audit_failed(chain)) {
+            status = call_retract(r, n_prompt);
+            done = false;
+        }
+        if (r->out->ids.n > 1) t->decode_us = sn_now_us() - r->began_us - t->first_token_us;
+    }
+    return status;
+}
+
+sn_status sn_generator_run(sn_generator *generator, const int32_t *prompt, size_t n_prompt,
+                           const sn_generate_options *options, sn_generation *out, sn_err *err) {
+    *out = (sn_generation){0};
+    generator_call r = {.g = generator, .options = options, .out = out, .began_us = sn_now_us(), .err = err};
+    sn_buf_init(&out->text, TEXT_CAP);
+    sn_buf_init(&r.token, 1 << 20);
+    sn_status status = sn_stop_strings_init(&r.stop_strings, options->stops, options->n_stops, err);
+    if (!status) status = call_begin(&r, prompt, n_prompt);
+    if (!status) status = call_check_lead_space(&r, prompt, n_prompt);
+    if (!status) status = call_generate(&r, n_prompt);
+    /* Text that was held back is output after a failure, too: the model has generated it. */
+    size_t from = out->text.len;
+    sn_status ended = sn_stop_strings_flush(&r.stop_strings, &out->text, status ? NULL : err);
+    if (!ended && !status) status = call_emit(&r, from);
+    if (!status) status = ended;
+    sn_stop_strings_fini(&r.stop_strings);
+    sn_buf_fini(&r.token);
+    free(r.rng_states);
+    return status;
+}

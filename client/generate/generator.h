@@ -1,0 +1,98 @@
+/* Generation: a prompt runs through the chain (prefill), then one token after another is sampled and run through it
+ * (decode).
+ *
+ * Central type: sn_generator. It knows the tokens of its chain's timeline. A caller always gives the whole prompt; what
+ * the prompt has in common with the timeline (the earlier turns of a chat) is not computed again: the chain is rewound
+ * to where the two differ, and only the rest runs. One thread, the chain's; everything in sn_generator_parts is
+ * borrowed.
+ *
+ * Errors: those of the chain and the sampler (SN_RETRY, SN_STOP); SN_REFUSED for a prompt that cannot be used. A failed
+ * audit check (SN_REBUILD of the chain) is handled here: the wrong tokens are retracted and generated again. */
+#ifndef SN_CLIENT_GENERATE_GENERATOR_H
+#define SN_CLIENT_GENERATE_GENERATOR_H
+
+#include "client/chain/chain.h"
+#include "client/generate/draft.h"
+#include "client/generate/lm_head.h"
+#include "client/generate/sampler.h"
+#include "model/tokenizer/tokenizer.h"
+
+#include <signal.h>
+
+typedef struct sn_generator sn_generator;
+
+/* Everything that a generator uses; borrowed, must outlive it. */
+typedef struct sn_generator_parts {
+    const sn_hparams *hp;
+    sn_lm_head *head;
+    sn_chain *chain;
+    const sn_tokenizer *tokenizer; /* NULL: token ids only, no text, and no token ends the generation */
+    int max_context;               /* longest timeline for which the chain was opened */
+    sn_draft *draft; /* proposes draft tokens, so that a step of the chain can give several tokens; NULL: none */
+} sn_generator_parts;
+
+sn_status sn_generator_new(const sn_generator_parts *parts, const sn_sampling *sampling, sn_generator **out,
+                           sn_err *err) SN_MUST_USE;
+void sn_generator_free(sn_generator **generator); /* accepts NULL; the chain stays open */
+
+typedef enum sn_finish {
+    SN_FINISH_STOP,        /* a token that ends the text or the turn; it is the last of the ids */
+    SN_FINISH_STOP_TEXT,   /* a stop string: the text ends before it, the ids with the token that completed it */
+    SN_FINISH_LENGTH,      /* max_tokens, or the context is full */
+    SN_FINISH_INTERRUPTED, /* *interrupt was set */
+} sn_finish;
+const char *sn_finish_name(sn_finish finish); /* "stop", "stop_text", "length", "interrupted" */
+
+typedef struct sn_generate_options {
+    int max_tokens; /* 0: until the context is full */
+    const char *const *stops;
+    size_t n_stops;
+    bool ignore_eos; /* continue after end tokens: for measurements */
+    bool is_answer;  /* the text is a turn of a conversation, not a continuation of the prompt's text */
+    /* Gets each piece of text as soon as it is final, valid UTF-8. Any status other than SN_OK ends the generation. */
+    sn_status (*on_text)(void *ctx, const char *text, size_t len, sn_err *err);
+    /* After a failed audit check: only the first `kept` bytes of the text that on_text got are right (`text`); what
+     * follows them is generated again. NULL: the generation then fails. */
+    sn_status (*on_retract)(void *ctx, const char *text, size_t kept, sn_err *err);
+    void *ctx;
+    const volatile sig_atomic_t *interrupt; /* checked between tokens; NULL: never */
+} sn_generate_options;
+
+typedef struct sn_generate_timings {
+    size_t prompt_tokens, reused_tokens; /* of the prompt: all tokens; those that were in the timeline already */
+    int64_t first_token_us;              /* from the call to the first token */
+    int64_t prefill_us;                  /* the prompt through chain and LM head */
+    size_t decode_steps;                 /* steps of the chain after prefill */
+    size_t decode_tokens;                /* tokens sampled from them: one each, more where draft tokens were accepted */
+    size_t n_drafted, n_accepted;        /* draft tokens: proposed; accepted */
+    int64_t draft_us;                    /* in the draft source */
+    int64_t decode_us;                   /* from the first token to the last */
+    int64_t client_us;                   /* of all this time: in embedding, LM head and sampler */
+    size_t retracted;                    /* tokens that were sampled from wrong logits, and sampled again */
+} sn_generate_timings;
+
+typedef struct sn_generation {
+    sn_token_ids ids; /* generated tokens only */
+    sn_buf text;
+    sn_finish finish;
+    sn_generate_timings timings;
+} sn_generation;
+void sn_generation_fini(sn_generation *generation); /* accepts a zeroed one */
+
+/* SN_REFUSED: the prompt is empty, too long, or has ids outside the vocabulary. On failure *out has what was generated
+ * before. */
+sn_status sn_generator_run(sn_generator *generator, const int32_t *prompt, size_t n_prompt,
+                           const sn_generate_options *options, sn_generation *out, sn_err *err) SN_MUST_USE;
+
+/* The timeline: the tokens that the chain has computed, and the one after them if it was sampled (*n counts it). */
+const int32_t *sn_generator_ids(const sn_generator *generator, size_t *n);
+sn_rng_state sn_generator_rng_state(const sn_generator *generator);
+/* Takes over the state of another generator; the chain has computed the first `seen` of the ids (n), which is n or n
+ * - 1. SN_REFUSED: they do not fit into the context. */
+sn_status sn_generator_resume(sn_generator *generator, const int32_t *ids, size_t n, size_t seen,
+                              const sn_rng_state *rng_state, sn_err *err) SN_MUST_USE;
+
+/* Tokens that the chain has computed. */
+size_t sn_generator_length(const sn_generator *generator);
+
+#endif

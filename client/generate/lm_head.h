@@ -1,0 +1,29 @@
+/* Embedding and LM head: what a client holds of a model besides the blocks. Token embeddings before the first block;
+ * final norm and output matrix after the last one.
+ *
+ * Central type: sn_lm_head, on one device, used by one thread at a time (the generator's or tuner's). All arrays are
+ * host memory, row-major. Errors: SN_REFUSED: an id outside the vocabulary, or a tensor of the file cannot be used;
+ * SN_STOP: out of memory, or the device failed. */
+#ifndef SN_CLIENT_GENERATE_LM_HEAD_H
+#define SN_CLIENT_GENERATE_LM_HEAD_H
+
+#include "device/device.h"
+#include "model/model.h"
+
+typedef struct sn_lm_head sn_lm_head;
+
+/* Loads the tensors on the device, a tied matrix once. The model may be closed afterwards; the device is borrowed. */
+sn_status sn_lm_head_load(const sn_model *model, sn_device *device, sn_lm_head **out, sn_err *err) SN_MUST_USE;
+void sn_lm_head_free(sn_lm_head **head); /* accepts NULL */
+
+/* hidden (n, n_embd): the embeddings of the ids (n). */
+sn_status sn_lm_head_embed(sn_lm_head *head, const int32_t *ids, int n, float *hidden, sn_err *err) SN_MUST_USE;
+/* logits (n, n_vocab), of hidden (n, n_embd) as it leaves the last block. */
+sn_status sn_lm_head_logits(sn_lm_head *head, const float *hidden, int n, float *logits, sn_err *err) SN_MUST_USE;
+/* out (n, n_embd): the hidden states after the final norm. */
+sn_status sn_lm_head_norm(sn_lm_head *head, const float *hidden, int n, float *out, sn_err *err) SN_MUST_USE;
+/* Backward pass of sn_lm_head_logits: dhidden (n, n_embd) from dlogits (n, n_vocab), the gradient of the logits. */
+sn_status sn_lm_head_logits_grad(sn_lm_head *head, const float *hidden, int n, const float *dlogits, float *dhidden,
+                                 sn_err *err) SN_MUST_USE;
+
+#endif

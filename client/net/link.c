@@ -1,0 +1,544 @@
+/* Requests over a transport, and discovery of nodes.
+ *
+ * Every message comes in through sn_link_receive. It keeps two kinds for later: replies to asynchronous requests
+ * (requests[], found by correlation id) and notices of draining sessions (draining[], a ring). Everything else goes to
+ * the function that is waiting at that time, which matches correlation ids and drops the rest: late replies to requests
+ * that were given up. `alive` lists the connections that were dialled and are not lost; waiting checks it first, so a
+ * lost connection ends a wait at once and not at its deadline.
+ *
+ * Discovery sends PEERS to every joined node as soon as its CURVE key is known (net/introduction.h), and to a few nodes
+ * of the directory, since the joined nodes may be gone. The first answer is enough; where it says that there is more, a
+ * few further pages are read from a random place. */
+#include "client/net/link.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "net/introduction.h"
+#include "net/transport/private_swarm.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SEEDS_MAX = 64,
+    KNOWN_ASKED_MAX = 16,    /* nodes of the directory asked by discovery */
+    REASK_US = 300000,       /* without an answer, discovery asks again */
+    LAST_ANSWERS_US = 50000, /* extra time of a status query in a hurry */
+    PAGES_MAX = 4,           /* further pages of a node's PEERS list */
+    PAGE_US = 1000000,       /* to wait for each of them */
+    REQUESTS_MAX = 512,      /* asynchronous requests */
+    DRAINING_MAX = 256,
+    RETRY_AFTER_MS_MAX = 60000
+};
+
+struct sn_link {
+    sn_identity identity;
+    sn_transport *transport;
+    sn_introducer *introducer; /* NULL over other transports */
+    sn_directory *directory;
+    sn_seed seeds[SEEDS_MAX];
+    size_t n_seeds;
+    char joined[256]; /* the addresses as given, for error messages */
+    uint64_t last_correlation_id;
+    sn_peer *alive; /* connections that were dialled and are not lost */
+    size_t n_alive, alive_capacity;
+    struct {
+        uint64_t correlation_id;
+        sn_msg *reply; /* NULL: not arrived yet */
+    } requests[REQUESTS_MAX];
+    size_t n_requests;
+    uint8_t draining[DRAINING_MAX][SN_SESSION_ID_SIZE]; /* sessions whose nodes drain; the oldest is replaced first */
+    size_t n_draining;
+};
+
+#define CONNECTION_LOST "the connection was lost or could not be made: is the node still running?"
+
+static void link_wake(void *link) { sn_transport_wake(((sn_link *)link)->transport); }
+
+static sn_status link_new(sn_link **out, sn_err *err) {
+    sn_link *link = NULL;
+    sn_status status = sn_calloc(&link, 1, sizeof *link, err);
+    if (status) return status;
+    status = sn_directory_new(&link->directory, err);
+    if (status)
+        sn_link_close(&link);
+    else /* random, so that a node does not take requests for those of an earlier run with the same identity */
+        sn_random(&link->last_correlation_id, sizeof link->last_correlation_id);
+    *out = link;
+    return status;
+}
+
+static void link_note_address(sn_link *link, const char *address) {
+    size_t n = strlen(link->joined);
+    snprintf(link->joined + n, sizeof link->joined - n, "%s%s", n ? ", " : "", address);
+}
+
+static sn_status link_make_private(sn_link *link, const char *path, sn_err *err) {
+    uint8_t key[SN_SWARM_KEY_SIZE];
+    sn_transport *inner = link->transport;
+    sn_status status = sn_swarm_key_load(path, key, err);
+    if (status) return status;
+    link->transport = NULL;
+    status = sn_transport_private_swarm_new(&inner, &link->identity, key, &link->transport, err);
+    explicit_bzero(key, sizeof key);
+    return status;
+}
+
+sn_status sn_link_open(const char *const *join, size_t n_join, const char *identity_path, const char *swarm_key_path,
+                       const sn_emulated_link *shape, sn_link **out, sn_err *err) {
+    sn_link *link = NULL;
+    *out = NULL;
+    sn_status status = link_new(&link, err);
+    if (status) return status;
+    status =
+        identity_path ? sn_identity_load(identity_path, &link->identity, err) : sn_identity_new(&link->identity, err);
+    if (!status) status = sn_transport_zmq_new(&link->identity, &link->transport, err);
+    if (!status && shape && !sn_emulated_link_is_none(shape)) {
+        sn_transport *inner = link->transport;
+        status = sn_transport_emulated_new(&inner, shape, NULL, &link->transport, err);
+    }
+    if (!status && swarm_key_path) status = link_make_private(link, swarm_key_path, err);
+    if (!status) status = sn_introducer_new(NULL, NULL, link_wake, link, &link->introducer, err);
+    for (size_t i = 0; i < n_join && !status; i++) {
+        status = sn_introducer_ask(link->introducer, join[i], err);
+        link_note_address(link, join[i]);
+    }
+    if (status) sn_link_close(&link);
+    *out = link;
+    return status;
+}
+
+sn_status sn_link_open_transport(sn_transport **transport, const sn_seed *seeds, size_t n_seeds, sn_link **out,
+                                 sn_err *err) {
+    sn_link *link = NULL;
+    *out = NULL;
+    if (n_seeds > SEEDS_MAX) return sn_fail(err, SN_REFUSED, "at most %d nodes can be joined", SEEDS_MAX);
+    sn_status status = link_new(&link, err);
+    if (status) return status;
+    link->transport = *transport;
+    *transport = NULL;
+    link->n_seeds = n_seeds;
+    for (size_t i = 0; i < n_seeds; i++) {
+        link->seeds[i] = seeds[i];
+        link_note_address(link, seeds[i].address);
+    }
+    *out = link;
+    return SN_OK;
+}
+
+void sn_link_close(sn_link **link) {
+    sn_link *l = *link;
+    if (!l) return;
+    sn_introducer_free(&l->introducer); /* before the transport that it wakes */
+    sn_transport_free(&l->transport);
+    sn_directory_free(&l->directory);
+    for (size_t i = 0; i < l->n_requests; i++) sn_msg_free(&l->requests[i].reply);
+    free(l->alive);
+    free(l);
+    *link = NULL;
+}
+
+sn_directory *sn_link_directory(sn_link *link) { return link->directory; }
+const uint8_t *sn_link_curve_key(const sn_link *link) { return link->identity.curve_key; }
+uint64_t sn_link_next_correlation_id(sn_link *link) { return ++link->last_correlation_id; }
+
+/* -- requests ------------------------------------------------------------------------------------------------------ */
+
+bool sn_link_is_connected(const sn_link *link, sn_peer peer) {
+    for (size_t i = 0; i < link->n_alive; i++)
+        if (link->alive[i] == peer) return true;
+    return false;
+}
+
+sn_status sn_link_dial(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_peer *out,
+                       sn_err *err) {
+    sn_status status = sn_transport_dial(link->transport, address, curve_key, out, err);
+    if (status || sn_link_is_connected(link, *out)) return status;
+    if (link->n_alive == link->alive_capacity) {
+        size_t capacity = 2 * link->alive_capacity + 16;
+        sn_peer *alive = realloc(link->alive, capacity * sizeof *alive);
+        if (!alive) return sn_fail(err, SN_STOP, "out of memory: no room for another connection");
+        link->alive = alive;
+        link->alive_capacity = capacity;
+    }
+    link->alive[link->n_alive++] = *out;
+    return SN_OK;
+}
+
+sn_status sn_link_send(sn_link *link, sn_peer peer, sn_msg **msg, sn_err *err) {
+    sn_status status = sn_link_is_connected(link, peer) ? sn_transport_send(link->transport, peer, msg, err)
+                                                        : sn_fail(err, SN_RETRY, CONNECTION_LOST);
+    sn_msg_free(msg);
+    return status;
+}
+
+static void link_forget_peer(sn_link *link, sn_peer peer) {
+    sn_transport_hang_up(link->transport, peer);
+    for (size_t i = 0; i < link->n_alive; i++)
+        if (link->alive[i] == peer) link->alive[i] = link->alive[--link->n_alive];
+}
+
+/* Keeps replies to asynchronous requests, taking *msg, and notes draining sessions. */
+static void link_keep_message(sn_link *link, sn_msg **msg) {
+    if (*msg && (*msg)->kind == SN_MSG_DRAINING && !sn_link_is_draining(link, (*msg)->draining.session))
+        memcpy(link->draining[link->n_draining++ % DRAINING_MAX], (*msg)->draining.session, SN_SESSION_ID_SIZE);
+    for (size_t i = 0; *msg && i < link->n_requests; i++)
+        if (link->requests[i].correlation_id == (*msg)->correlation_id && !link->requests[i].reply) {
+            link->requests[i].reply = *msg;
+            *msg = NULL;
+        }
+}
+
+sn_status sn_link_receive(sn_link *link, int64_t deadline_us, sn_event *event, sn_err *err) {
+    sn_status status = sn_transport_recv(link->transport, deadline_us, event, err);
+    if (status) return status;
+    if (event->lost) {
+        sn_log(SN_LOG_INFO, "node lost", "text=%s", event->err.text);
+        link_forget_peer(link, event->peer);
+    } else if (!event->msg && event->peer) {
+        sn_log(SN_LOG_WARN, "bad message", "text=%s", event->err.text);
+    }
+    link_keep_message(link, &event->msg);
+    return SN_OK;
+}
+
+/* *out: the next message if it is the reply with this correlation id, else NULL. *from (NULL allowed): its sender. */
+static sn_status link_receive_reply(sn_link *link, uint64_t correlation_id, int64_t deadline_us, sn_msg **out,
+                                    sn_peer *from, sn_err *err) {
+    sn_event event;
+    *out = NULL;
+    sn_status status = sn_link_receive(link, deadline_us, &event, err);
+    if (status) return status;
+    if (from) *from = event.peer;
+    if (event.msg && event.msg->correlation_id == correlation_id)
+        *out = event.msg;
+    else
+        sn_msg_free(&event.msg); /* a late reply to a request that was given up */
+    return SN_OK;
+}
+
+void sn_link_poll(sn_link *link) {
+    for (int i = 0; i < 64; i++) {
+        sn_event event;
+        sn_err err;
+        if (sn_link_receive(link, 0, &event, &err) || !event.peer) return;
+        sn_msg_free(&event.msg);
+    }
+}
+
+bool sn_link_is_draining(const sn_link *link, const uint8_t session[SN_SESSION_ID_SIZE]) {
+    for (size_t i = 0; i < link->n_draining && i < DRAINING_MAX; i++)
+        if (!memcmp(link->draining[i], session, SN_SESSION_ID_SIZE)) return true;
+    return false;
+}
+
+sn_status sn_link_request_async(sn_link *link, sn_peer peer, sn_msg **msg, uint64_t *correlation_id, sn_err *err) {
+    *correlation_id = (*msg)->correlation_id = sn_link_next_correlation_id(link);
+    if (link->n_requests == REQUESTS_MAX) {
+        sn_msg_free(msg);
+        return sn_fail(err, SN_RETRY, "%d requests are open already", REQUESTS_MAX);
+    }
+    link->requests[link->n_requests].correlation_id = *correlation_id;
+    link->requests[link->n_requests++].reply = NULL;
+    sn_status status = sn_link_send(link, peer, msg, err);
+    if (status) sn_link_cancel_request(link, *correlation_id);
+    return status;
+}
+
+sn_msg *sn_link_take_reply(sn_link *link, uint64_t correlation_id) {
+    for (size_t i = 0; i < link->n_requests; i++) {
+        sn_msg *reply = link->requests[i].reply;
+        if (link->requests[i].correlation_id != correlation_id || !reply) continue;
+        link->requests[i] = link->requests[--link->n_requests];
+        return reply;
+    }
+    return NULL;
+}
+
+void sn_link_cancel_request(sn_link *link, uint64_t correlation_id) {
+    for (size_t i = 0; i < link->n_requests; i++)
+        if (link->requests[i].correlation_id == correlation_id) {
+            sn_msg_free(&link->requests[i].reply);
+            link->requests[i] = link->requests[--link->n_requests];
+            return;
+        }
+}
+
+/* A reply of another kind is freed and becomes an error. session (NULL allowed): the session that an ERROR names. */
+static sn_status reply_check(sn_msg **msg, sn_msg_kind wanted, uint8_t *session, sn_err *err) {
+    if ((*msg)->kind == wanted) return SN_OK;
+    sn_status status;
+    if ((*msg)->kind == SN_MSG_ERROR) {
+        uint64_t code = (*msg)->error.status;
+        if (session) memcpy(session, (*msg)->error.session, SN_SESSION_ID_SIZE);
+        status = code > SN_OK && code <= SN_STOP ? (sn_status)code : SN_RETRY;
+        if (status == SN_STOP) status = SN_RETRY; /* the node cannot go on; this program can */
+        (void)sn_fail(err, status, "%s", (*msg)->error.text);
+        uint64_t wait_ms = (*msg)->error.wait_ms;
+        err->retry_after_ms = wait_ms < RETRY_AFTER_MS_MAX ? (int)wait_ms : RETRY_AFTER_MS_MAX;
+    } else {
+        status = sn_fail(err, SN_RETRY, "it answered %s where %s was due", sn_msg_kind_name((*msg)->kind),
+                         sn_msg_kind_name(wanted));
+    }
+    sn_msg_free(msg);
+    return status;
+}
+
+bool sn_link_lost(const sn_link *link, sn_wait *wait) {
+    wait->lost = false;
+    for (size_t i = wait->n_peers; i-- > 0;)
+        if (!sn_link_is_connected(link, wait->peers[i])) {
+            wait->lost = true;
+            wait->lost_peer = i;
+        }
+    return wait->lost;
+}
+
+/* Index of the wait that the message answers; n: none. */
+static size_t waits_find(const sn_wait *waits, size_t n, const sn_msg *msg) {
+    size_t i = 0;
+    while (msg && i < n && waits[i].correlation_id != msg->correlation_id) i++;
+    return msg ? i : n;
+}
+
+sn_status sn_link_wait_any(sn_link *link, sn_wait *waits, size_t n, size_t *which, sn_msg **out, sn_err *err) {
+    int64_t began = sn_now_us(), soonest = INT64_MAX;
+    *out = NULL;
+    for (size_t i = 0; i < n; i++) {
+        memset(waits[i].session, 0, sizeof waits[i].session);
+        if (waits[i].deadline_us < soonest) soonest = waits[i].deadline_us;
+    }
+    for (;;) {
+        sn_event event;
+        for (*which = 0; *which < n; ++*which)
+            if (sn_link_lost(link, &waits[*which])) return sn_fail(err, SN_RETRY, CONNECTION_LOST);
+        *which = 0;
+        sn_status status = sn_link_receive(link, soonest, &event, err);
+        if (status) return status;
+        size_t i = waits_find(waits, n, event.msg);
+        if (i < n) {
+            *which = i;
+            *out = event.msg;
+            return reply_check(out, waits[i].wanted, waits[i].session, err);
+        }
+        sn_msg_free(&event.msg); /* a late reply to a request that was given up */
+        for (int64_t now = sn_now_us(); *which < n; ++*which)
+            if (now >= waits[*which].deadline_us)
+                return sn_fail(err, SN_RETRY, "no answer within %.1f seconds",
+                               (double)(waits[*which].deadline_us - began) / 1e6);
+    }
+}
+
+sn_status sn_link_wait(sn_link *link, sn_wait *wait, sn_msg **out, sn_err *err) {
+    size_t which;
+    return sn_link_wait_any(link, wait, 1, &which, out, err);
+}
+
+sn_status sn_link_call(sn_link *link, const sn_call *call, sn_msg **msg, sn_peer *peer, sn_msg **out, sn_err *err) {
+    sn_peer to = 0;
+    sn_wait wait = {.correlation_id = sn_link_next_correlation_id(link),
+                    .wanted = call->wanted,
+                    .deadline_us = sn_now_us() + (int64_t)call->timeout_ms * 1000,
+                    .peers = &to,
+                    .n_peers = 1};
+    (*msg)->correlation_id = wait.correlation_id;
+    *out = NULL;
+    sn_status status = sn_link_dial(link, call->address, call->curve_key, &to, err);
+    if (!status) status = sn_link_send(link, to, msg, err);
+    sn_msg_free(msg);
+    if (!status) status = sn_link_wait(link, &wait, out, err);
+    if (peer) *peer = to;
+    return status ? sn_err_context(err, "%s", call->address) : SN_OK;
+}
+
+/* -- the status of many nodes
+ * ------------------------------------------------------------------------------------------ */
+
+typedef struct status_query {
+    sn_peer peer;
+    int64_t sent_us;
+    bool over;
+} status_query;
+
+static sn_status status_query_send(sn_link *link, const sn_announcement *node, uint64_t correlation_id, status_query *p,
+                                   sn_err *err) {
+    sn_msg *msg = NULL;
+    sn_status status = sn_msg_new(SN_MSG_STATUS, correlation_id, &msg, err);
+    if (status) return status;
+    msg->status.protocol = SN_PROTOCOL_VERSION;
+    status = sn_link_dial(link, node->address, node->curve_key, &p->peer, err);
+    p->sent_us = sn_now_us();
+    if (!status) status = sn_link_send(link, p->peer, &msg, err);
+    sn_msg_free(&msg);
+    return status;
+}
+
+static void status_query_fail(status_query *p, sn_node_status *out, const char *why) {
+    p->over = true;
+    if (!out->answered) snprintf(out->error, sizeof out->error, "%.159s", why);
+}
+
+/* The first reply gives the status; then a second request measures the round trip over the existing connection. */
+static void status_query_take(sn_link *link, const sn_announcement *node, const sn_event *event, uint64_t next,
+                              status_query *p, sn_node_status *out) {
+    sn_err why = {0};
+    bool again = out->answered;
+    if (event->msg->kind != SN_MSG_STATUS_REPLY) {
+        status_query_fail(p, out,
+                          event->msg->kind == SN_MSG_ERROR ? event->msg->error.text : "its reply is of another kind");
+        return;
+    }
+    out->answered = true;
+    out->status = event->msg->status_reply;
+    out->rtt_us = sn_now_us() - p->sent_us;
+    p->over = again || status_query_send(link, node, next, p, &why);
+}
+
+sn_status sn_link_query_status(sn_link *link, const sn_announcement *const *nodes, size_t n, int timeout_ms, bool hurry,
+                               sn_node_status *out, sn_err *err) {
+    int64_t began_us = sn_now_us(), deadline_us = began_us + (int64_t)timeout_ms * 1000;
+    uint64_t base = link->last_correlation_id + 1;
+    status_query *p = NULL;
+    sn_status status = sn_calloc(&p, n, sizeof *p, err);
+    if (status) return status;
+    link->last_correlation_id += 2 * n;
+    memset(out, 0, n * sizeof *out);
+    for (size_t i = 0; i < n && !status; i++) {
+        sn_err why;
+        status = status_query_send(link, nodes[i], base + i, &p[i], &why);
+        if (status) status_query_fail(&p[i], &out[i], why.text);
+        if (status == SN_STOP)
+            *err = why;
+        else
+            status = SN_OK;
+    }
+    for (size_t left = n; left && !status && sn_now_us() < deadline_us;) {
+        sn_event event;
+        status = sn_link_receive(link, deadline_us, &event, err);
+        if (status) break;
+        uint64_t k = event.msg ? event.msg->correlation_id - base : UINT64_MAX;
+        if (k < 2 * n && event.peer == p[k % n].peer)
+            status_query_take(link, nodes[k % n], &event, base + n + k % n, &p[k % n], &out[k % n]);
+        sn_msg_free(&event.msg);
+        left = 0;
+        for (size_t i = 0; i < n; i++) {
+            if (event.lost && event.peer == p[i].peer && !p[i].over) status_query_fail(&p[i], &out[i], CONNECTION_LOST);
+            left += !p[i].over;
+        }
+        int64_t now_us = sn_now_us(), soon_us = now_us + (now_us - began_us) + LAST_ANSWERS_US;
+        if (hurry && 2 * left <= n && soon_us < deadline_us) deadline_us = soon_us;
+        if (2 * left <= n) hurry = false; /* the deadline is set once */
+    }
+    for (size_t i = 0; i < n; i++)
+        if (!p[i].over) status_query_fail(&p[i], &out[i], "no answer in time");
+    free(p);
+    return status;
+}
+
+/* -- discovery ----------------------------------------------------------------------------------------------------- */
+
+static void link_take_seeds(sn_link *link) {
+    while (link->introducer && link->n_seeds < SEEDS_MAX) {
+        sn_seed *seed = &link->seeds[link->n_seeds];
+        if (!sn_introducer_next(link->introducer, seed->address, seed->curve_key)) return;
+        link->n_seeds++;
+    }
+}
+
+static sn_status peers_ask(sn_link *link, sn_peer peer, const sn_hash *model, uint64_t correlation_id,
+                           uint64_t from_tag, sn_err *err) {
+    sn_msg *msg = NULL;
+    sn_status status = sn_msg_new(SN_MSG_PEERS, correlation_id, &msg, err);
+    if (status) return status;
+    msg->peers.protocol = SN_PROTOCOL_VERSION;
+    msg->peers.from_tag = from_tag;
+    if (model) memcpy(msg->peers.model, model->bytes, SN_KEY_SIZE);
+    status = sn_link_send(link, peer, &msg, err);
+    return status == SN_RETRY ? SN_OK : status; /* this node cannot be reached now; another one may */
+}
+
+static sn_status peers_dial_and_ask(sn_link *link, const char *address, const uint8_t *curve_key, const sn_hash *model,
+                                    uint64_t correlation_id, sn_err *err) {
+    sn_peer peer;
+    sn_status status = sn_link_dial(link, address, curve_key, &peer, err);
+    if (status) return status == SN_RETRY ? SN_OK : status;
+    return peers_ask(link, peer, model, correlation_id, 0, err);
+}
+
+/* Asks the joined nodes from from_seed on; with from_seed 0 also a few nodes of the directory. */
+static sn_status link_ask_peers(sn_link *link, size_t from_seed, const sn_hash *model, uint64_t correlation_id,
+                                sn_err *err) {
+    sn_status status = SN_OK;
+    for (size_t i = from_seed; i < link->n_seeds && !status; i++)
+        status = peers_dial_and_ask(link, link->seeds[i].address, link->seeds[i].curve_key, model, correlation_id, err);
+    for (size_t i = 0; i < sn_directory_count(link->directory) && i < KNOWN_ASKED_MAX && !from_seed && !status; i++) {
+        const sn_announcement *node = sn_directory_at(link->directory, i);
+        status = peers_dial_and_ask(link, node->address, node->curve_key, model, correlation_id, err);
+    }
+    return status;
+}
+
+static void link_take_announcements(sn_link *link, const sn_msg_peers_reply *peers) {
+    sn_err err;
+    for (size_t i = 0; i < peers->n_announcements; i++)
+        if (sn_directory_add(link->directory, peers->announcements[i].data, peers->announcements[i].len, sn_unix_ms(),
+                             &err))
+            sn_log(SN_LOG_DEBUG, "announcement dropped", "text=%s", err.text);
+}
+
+/* In a large swarm a node lists its peers page by page. A few further pages from a random place are a sufficient
+ * sample; if all clients read the same first pages, all would choose the same nodes. */
+static sn_status link_read_peer_pages(sn_link *link, sn_peer from, const sn_hash *model, sn_err *err) {
+    uint64_t tag;
+    sn_random(&tag, sizeof tag);
+    for (int page = 0; page < PAGES_MAX && tag; page++) {
+        uint64_t correlation_id = sn_link_next_correlation_id(link);
+        int64_t deadline = sn_now_us() + PAGE_US;
+        sn_msg *msg = NULL;
+        sn_status status = peers_ask(link, from, model, correlation_id, tag, err);
+        while (!status && !msg && sn_now_us() < deadline)
+            status = link_receive_reply(link, correlation_id, deadline, &msg, NULL, err);
+        if (status || !msg) return status;
+        tag = 0;
+        if (msg->kind == SN_MSG_PEERS_REPLY) {
+            link_take_announcements(link, &msg->peers_reply);
+            tag = msg->peers_reply.next_tag;
+        }
+        sn_msg_free(&msg);
+    }
+    return SN_OK;
+}
+
+sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, sn_err *err) {
+    int64_t deadline = sn_now_us() + (int64_t)timeout_ms * 1000, ask_again = 0;
+    uint64_t correlation_id = sn_link_next_correlation_id(link);
+    size_t asked = 0, refusals = 0;
+    sn_peer from = 0;
+    sn_status status = SN_OK;
+    sn_directory_expire(link->directory, sn_unix_ms());
+    for (int64_t now = sn_now_us(); now < deadline && !status; now = sn_now_us()) {
+        link_take_seeds(link);
+        if (now >= ask_again) {
+            asked = 0;
+            ask_again = now + REASK_US;
+        }
+        if (!asked || asked < link->n_seeds) status = link_ask_peers(link, asked, model, correlation_id, err);
+        asked = link->n_seeds;
+        sn_msg *msg = NULL;
+        if (!status)
+            status =
+                link_receive_reply(link, correlation_id, ask_again < deadline ? ask_again : deadline, &msg, &from, err);
+        if (status || !msg) continue;
+        sn_status refused = reply_check(&msg, SN_MSG_PEERS_REPLY, NULL, err);
+        if (refused && ++refusals >= link->n_seeds) return refused;
+        if (refused) continue; /* another node may accept */
+        link_take_announcements(link, &msg->peers_reply);
+        bool more = msg->peers_reply.next_tag != 0;
+        sn_msg_free(&msg);
+        return more ? link_read_peer_pages(link, from, model, err) : SN_OK;
+    }
+    if (status) return status;
+    return sn_fail(err, SN_RETRY, "no node answered at %s within %.1f seconds: is it running, and the address right?",
+                   *link->joined ? link->joined : "any address (none was given: use --join)", timeout_ms / 1e3);
+}

@@ -1,0 +1,114 @@
+/* A client's link to a swarm: its identity, its transport, its requests in flight, and the directory of the nodes it
+ * has heard of.
+ *
+ * Central type: sn_link. chain/, audit/ and the program's commands use it, all on one thread; nothing is read from the
+ * transport but inside the functions below. Messages that are handed to the link are consumed in any case; messages
+ * that it returns belong to the caller (sn_msg_free).
+ *
+ * Errors: SN_RETRY: no answer in time, a lost connection, or an answer of another kind. An ERROR message from a node
+ * becomes its status and its sentence, with retry_after_ms where the node names a time; SN_STOP of a node becomes
+ * SN_RETRY, because another node may do it. SN_STOP: out of memory, an interrupt, or the transport cannot go on. */
+#ifndef SN_CLIENT_NET_LINK_H
+#define SN_CLIENT_NET_LINK_H
+
+#include "net/directory.h"
+#include "net/transport/emulated_link.h"
+
+typedef struct sn_link sn_link;
+
+/* -- opening */
+
+/* join: addresses of nodes, HOST:PORT, or HOST:PORT#KEY to pin the node's CURVE key (hexadecimal). identity_path: NULL
+ * makes a fresh identity. swarm_key_path: of a private swarm; NULL: none. shape: an emulated link; NULL: none. Does not
+ * connect yet. */
+sn_status sn_link_open(const char *const *join, size_t n_join, const char *identity_path, const char *swarm_key_path,
+                       const sn_emulated_link *shape, sn_link **out, sn_err *err) SN_MUST_USE;
+void sn_link_close(sn_link **link); /* accepts NULL */
+
+typedef struct sn_seed {
+    char address[SN_ADDRESS_MAX + 1];
+    uint8_t curve_key[SN_KEY_SIZE];
+} sn_seed;
+/* For tests: over another transport, which is taken. seeds: nodes to ask first, with known keys. */
+sn_status sn_link_open_transport(sn_transport **transport, const sn_seed *seeds, size_t n_seeds, sn_link **out,
+                                 sn_err *err) SN_MUST_USE;
+
+/* -- nodes */
+
+/* Asks the joined nodes, and nodes of the directory, which nodes they know (model NULL: of every model), and waits
+ * until one has answered. SN_RETRY: none did within timeout_ms; the message names the addresses. */
+sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, sn_err *err) SN_MUST_USE;
+sn_directory *sn_link_directory(sn_link *link);
+const uint8_t *sn_link_curve_key(const sn_link *link); /* of this client, SN_KEY_SIZE bytes */
+
+typedef struct sn_node_status {
+    bool answered;
+    int64_t rtt_us; /* over a connection that existed already, if the node answered twice */
+    sn_msg_status_reply status;
+    char error[160]; /* why there is no answer */
+} sn_node_status;
+/* Asks all of these nodes at once for their status, twice each, and waits until every node has answered or timeout_ms
+ * have passed. hurry: once half of the nodes have answered, waits only as long again and a little more. SN_STOP only.
+ */
+sn_status sn_link_query_status(sn_link *link, const sn_announcement *const *nodes, size_t n, int timeout_ms, bool hurry,
+                               sn_node_status *out, sn_err *err) SN_MUST_USE;
+
+/* -- one request and its reply */
+
+/* Dials a node, sends *msg with a new correlation id, and waits for the reply. Error messages name the address. *peer
+ * (NULL allowed): the connection. */
+typedef struct sn_call {
+    const char *address;
+    const uint8_t *curve_key; /* SN_KEY_SIZE bytes */
+    sn_msg_kind wanted;       /* kind of the reply */
+    int timeout_ms;
+} sn_call;
+sn_status sn_link_call(sn_link *link, const sn_call *call, sn_msg **msg, sn_peer *peer, sn_msg **out,
+                       sn_err *err) SN_MUST_USE;
+
+/* -- the same in parts */
+
+uint64_t sn_link_next_correlation_id(sn_link *link); /* never returned before */
+/* The connection to a node; made where there is none. After a lost connection its handle is never used again, and the
+ * sessions opened over it count as lost; the next dial makes a new one. */
+sn_status sn_link_dial(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_peer *out,
+                       sn_err *err) SN_MUST_USE;
+bool sn_link_is_connected(const sn_link *link, sn_peer peer);
+/* SN_RETRY: the message cannot be sent now, or the connection is lost. */
+sn_status sn_link_send(sn_link *link, sn_peer peer, sn_msg **msg, sn_err *err) SN_MUST_USE;
+
+/* What to wait for: a reply of this kind with this correlation id, over any connection, that needs all of `peers`. */
+typedef struct sn_wait {
+    uint64_t correlation_id;
+    sn_msg_kind wanted;
+    int64_t deadline_us;
+    const sn_peer *peers;
+    size_t n_peers;
+    uint8_t session[SN_SESSION_ID_SIZE]; /* out: the session that an ERROR names; zero: none */
+    bool lost;                           /* out: a connection is lost */
+    size_t lost_peer;                    /* out: index of that one in `peers` */
+} sn_wait;
+/* SN_RETRY, at once, also when a connection is lost. Other messages that arrive meanwhile are dropped. */
+sn_status sn_link_wait(sn_link *link, sn_wait *wait, sn_msg **out, sn_err *err) SN_MUST_USE;
+/* The same for the first of n waits that is answered, late or lost: *which. */
+sn_status sn_link_wait_any(sn_link *link, sn_wait *waits, size_t n, size_t *which, sn_msg **out,
+                           sn_err *err) SN_MUST_USE;
+bool sn_link_lost(const sn_link *link, sn_wait *wait); /* whether one of wait->peers is lost; sets lost and lost_peer */
+
+/* A request whose reply is kept until it is taken, while other replies are waited for. It ends with
+ * sn_link_take_reply or sn_link_cancel_request. SN_RETRY: too many such requests are open. */
+sn_status sn_link_request_async(sn_link *link, sn_peer peer, sn_msg **msg, uint64_t *correlation_id,
+                                sn_err *err) SN_MUST_USE;
+sn_msg *sn_link_take_reply(sn_link *link, uint64_t correlation_id); /* NULL: not there yet; it may be an ERROR */
+void sn_link_cancel_request(sn_link *link, uint64_t correlation_id);
+
+/* -- reading without a request */
+
+void sn_link_poll(sn_link *link); /* reads what has arrived, without waiting */
+/* Whether the node of this session has said that it drains. */
+bool sn_link_is_draining(const sn_link *link, const uint8_t session[SN_SESSION_ID_SIZE]);
+/* The next event until the deadline, for callers with many requests of their own in flight. event->msg belongs to the
+ * caller; NULL: none arrived. A lost connection is only removed here: ask sn_link_is_connected. */
+sn_status sn_link_receive(sn_link *link, int64_t deadline_us, sn_event *event, sn_err *err) SN_MUST_USE;
+
+#endif

@@ -1,0 +1,53 @@
+/* Peer statistics: what a client has measured of nodes (round trips, queue and compute times of steps) and their
+ * failures. They correct what nodes announce about themselves, and decide which nodes are banned for a while.
+ *
+ * Central type: sn_peer_stats, one for each chain, used on the chain's thread. No clock: times are arguments, all on
+ * one monotonic clock, in microseconds. */
+#ifndef SN_CLIENT_ROUTING_PEER_STATS_H
+#define SN_CLIENT_ROUTING_PEER_STATS_H
+
+#include "net/directory.h"
+
+enum {
+    SN_PEER_STATS_MAX = 1024,           /* nodes; the one updated longest ago is replaced */
+    SN_PEER_STATS_FRESH_US = 120000000, /* older measurements do not count */
+    SN_BAN_US = 15000000,               /* after a first failure; doubled for each further one */
+    SN_BAN_US_MAX = 600000000,
+    SN_FAILURE_DECAY_STEPS = 64,     /* one failure is forgotten after so many good steps, */
+    SN_FAILURE_DECAY_US = 300000000, /* or after so much time without another failure */
+};
+
+typedef struct sn_peer_stat {
+    uint8_t node[SN_KEY_SIZE];
+    int64_t newest_us;   /* time of the newest measurement or failure */
+    int64_t measured_us; /* time of the newest measurement of a step or round trip; 0: none */
+    /* Exponential moving averages; -1: not measured. */
+    int64_t rtt_us;   /* round trip to this client */
+    int64_t queue_us; /* for which a step waited */
+    int64_t block_ns; /* for computing one token through one block */
+    int failures;     /* not forgotten yet */
+    int64_t banned_until_us, failed_us;
+    int good_steps;    /* since the newest failure, less those that made a failure forgotten */
+    bool went_offline; /* it was not online at some time after it was banned */
+} sn_peer_stat;
+
+typedef struct sn_peer_stats sn_peer_stats;
+sn_status sn_peer_stats_new(sn_peer_stats **out, sn_err *err) SN_MUST_USE;
+void sn_peer_stats_free(sn_peer_stats **peer_stats); /* accepts NULL */
+
+/* NULL: nothing is known of the node, or peer_stats is NULL. Valid until the next call that is not const. */
+const sn_peer_stat *sn_peer_stats_find(const sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE]);
+
+void sn_peer_stats_note_rtt(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t rtt_us, int64_t now_us);
+/* A step of `tokens` rows through `blocks` blocks that the node has answered correctly. */
+void sn_peer_stats_note_step(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int blocks, int tokens,
+                             int64_t queue_us, int64_t compute_us, int64_t now_us);
+/* The node failed: it is banned for a time that grows with its failures. Returns that time in microseconds. */
+int64_t sn_peer_stats_note_failure(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us);
+/* For how much longer the node is banned; 0: it is not. */
+int64_t sn_peer_stats_ban_left_us(const sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us);
+/* Reads from the directory which nodes are online. The ban of a node that went offline and came back with its identity
+ * ends at once; its failures still count for the next ban. */
+void sn_peer_stats_note_online(sn_peer_stats *peer_stats, const sn_directory *directory);
+
+#endif

@@ -1,0 +1,66 @@
+/* The backbone: the frozen blocks that a client trains through, either in this process (sn_backbone_local) or at the
+ * nodes of a swarm (sn_backbone_swarm). Each micro-batch makes a forward pass to the last block, the caller computes
+ * the loss and its gradient there (sn_loss_callback), and a backward pass returns the gradients; over nodes, several
+ * micro-batches are in flight concurrently. The results have the same bits for every route, for every division of the
+ * blocks over nodes, and for every grouping of sequences into micro-batches.
+ *
+ * The tuner calls a backbone, and one thread uses it. Errors: SN_RETRY when too many nodes failed or no route exists;
+ * SN_STOP when memory is exhausted; errors of the blocks are passed on. */
+#ifndef SN_CLIENT_TUNE_BACKBONE_H
+#define SN_CLIENT_TUNE_BACKBONE_H
+
+#include "client/net/link.h"
+#include "client/routing/candidates.h"
+#include "client/tune/params.h"
+#include "device/device.h"
+
+/* Sequences whose rows are concatenated. The caller owns all memory. */
+typedef struct sn_micro_batch {
+    int n_sequences, rows; /* rows: the sum of lengths */
+    const int *lengths;    /* (n_sequences): rows of each sequence */
+    const float *x;        /* (rows, n_embd): input of block 0 */
+    float *dx;             /* (rows, n_embd): output, the gradient of x */
+    float *grads; /* (n_sequences, n_floats): output, each sequence's gradients of the blocks' parameters in the range
+                     that sn_params_block_range gives; NULL: not wanted */
+} sn_micro_batch;
+
+/* Computes the loss of one micro-batch (its index). out: the output of the last block, (rows, n_embd). dout: the
+ * callback writes the gradient of out into it, (rows, n_embd); NULL when there is no backward pass. */
+typedef sn_status (*sn_loss_callback)(void *ctx, size_t micro_batch, const float *out, float *dout, sn_err *err);
+
+typedef struct sn_backbone sn_backbone;
+typedef struct sn_backbone_ops {
+    /* Sets the parameters of later runs, without network I/O. `params` is borrowed until the next call. */
+    sn_status (*set)(sn_backbone *backbone, const sn_params *params, sn_err *err);
+    /* Runs the forward pass of all micro-batches and, if `back`, the backward pass. Blocks until all are done or an
+     * error occurs. The order of the loss callbacks is undefined; after a failure some micro-batches are not done. */
+    sn_status (*run)(sn_backbone *backbone, size_t n, const sn_micro_batch *micro_batches, bool back,
+                     sn_loss_callback loss_callback, void *ctx, sn_err *err);
+    void (*free)(sn_backbone *backbone);
+} sn_backbone_ops;
+struct sn_backbone {
+    const sn_backbone_ops *ops; /* each implementation has this struct as its first member */
+};
+
+/* A backbone with all blocks on `device`. tokens_max: rows of the longest sequence. The model may be closed afterwards;
+ * the device must outlive the backbone. */
+sn_status sn_backbone_local(const sn_model *model, sn_device *device, int tokens_max, sn_backbone **out,
+                            sn_err *err) SN_MUST_USE;
+
+typedef struct sn_backbone_swarm_options {
+    sn_link *link;              /* must outlive the backbone */
+    sn_node_filter node_filter; /* nodes that a route may use */
+    int timeout_ms;             /* for one micro-batch at one node */
+    int max_retries;            /* failures of nodes in a row that a run tolerates */
+} sn_backbone_swarm_options;
+/* A backbone over nodes. Waits for a few seconds until a route over all blocks exists. */
+sn_status sn_backbone_swarm(const sn_model *model, const sn_backbone_swarm_options *options, sn_backbone **out,
+                            sn_err *err) SN_MUST_USE;
+
+/* Accepts a pointer to NULL. */
+static inline void sn_backbone_free(sn_backbone **backbone) {
+    if (*backbone) (*backbone)->ops->free(*backbone);
+    *backbone = NULL;
+}
+
+#endif

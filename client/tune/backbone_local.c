@@ -1,0 +1,125 @@
+/* The backbone in this process: one span with all blocks. Sequences are computed one after the other. Activations of
+ * the forward pass are saved for the backward pass up to SAVED_BYTES_MAX for each micro-batch; what is not saved is
+ * computed again. */
+#include "client/tune/backbone.h"
+
+#include "base/mem.h"
+#include "blocks/train.h"
+
+#include <stdlib.h>
+
+static const size_t SAVED_BYTES_MAX = (size_t)1 << 30;
+
+typedef struct local_backbone {
+    sn_backbone base;
+    sn_span *span;
+    sn_train *train;
+    sn_adapter *adapter;
+    sn_saved_activations *saved[SN_SAMPLES_MAX]; /* of each sequence, from forward to backward pass */
+    int n_blocks, n_embd;
+    float *out, *dout; /* (capacity, n_embd): output of the last block and its gradient, for a micro-batch */
+    size_t capacity;   /* rows */
+} local_backbone;
+
+static sn_status local_set_params(sn_backbone *backbone, const sn_params *params, sn_err *err) {
+    local_backbone *l = (local_backbone *)backbone;
+    sn_buf image;
+    sn_buf_init(&image, (size_t)1 << 30);
+    sn_adapter_free(&l->adapter);
+    sn_status status = sn_params_image(params, 0, l->n_blocks, &image, err);
+    if (!status && image.len) status = sn_adapter_load(l->span, image.data, image.len, &l->adapter, err);
+    sn_buf_fini(&image);
+    return status;
+}
+
+static sn_status local_reserve(local_backbone *l, int rows, sn_err *err) {
+    float *out = NULL, *dout = NULL;
+    if ((size_t)rows <= l->capacity) return SN_OK;
+    sn_status status = sn_calloc(&out, (size_t)rows * (size_t)l->n_embd, sizeof *out, err);
+    if (!status) status = sn_calloc(&dout, (size_t)rows * (size_t)l->n_embd, sizeof *dout, err);
+    if (status) {
+        free(out);
+        return status;
+    }
+    free(l->out);
+    free(l->dout);
+    l->out = out;
+    l->dout = dout;
+    l->capacity = (size_t)rows;
+    return SN_OK;
+}
+
+static sn_tensor sequence_rows(const local_backbone *l, const char *name, const float *rows, int at, int n) {
+    return (sn_tensor){.name = name,
+                       .data = rows + (size_t)at * (size_t)l->n_embd,
+                       .dtype = SN_F32,
+                       .rank = 2,
+                       .shape = {n, l->n_embd}};
+}
+
+static void local_free_saved(local_backbone *l) {
+    for (int i = 0; i < SN_SAMPLES_MAX; i++) sn_saved_activations_free(&l->saved[i]);
+}
+
+static sn_status local_run_one(local_backbone *l, size_t i, const sn_micro_batch *m, bool back,
+                               sn_loss_callback loss_callback, void *ctx, sn_err *err) {
+    size_t width = (size_t)l->n_embd, floats = l->adapter ? sn_adapter_n_params(l->adapter, 0, l->n_blocks) : 0;
+    size_t bytes_left = SAVED_BYTES_MAX;
+    sn_status status = local_reserve(l, m->rows, err);
+    for (int s = 0, at = 0; s < m->n_sequences && !status; at += m->lengths[s++]) {
+        sn_tensor x = sequence_rows(l, "hidden states", m->x, at, m->lengths[s]);
+        bool keep = back && s < SN_SAMPLES_MAX;
+        const sn_train_sequence sequence = {0, l->n_blocks, l->adapter, &x};
+        status = sn_train_forward(l->train, &sequence, l->out + (size_t)at * width, bytes_left,
+                                  keep ? &l->saved[s] : NULL, err);
+        if (keep && l->saved[s]) bytes_left -= sn_saved_activations_bytes(l->saved[s]);
+    }
+    if (!status) status = loss_callback(ctx, i, l->out, back ? l->dout : NULL, err);
+    for (int s = 0, at = 0; s < m->n_sequences && back && !status; at += m->lengths[s++]) {
+        sn_tensor x = sequence_rows(l, "hidden states", m->x, at, m->lengths[s]);
+        sn_tensor dout = sequence_rows(l, "gradients", l->dout, at, m->lengths[s]);
+        float *grads = m->grads ? m->grads + (size_t)s * floats : NULL;
+        const sn_train_sequence sequence = {0, l->n_blocks, l->adapter, &x};
+        status = sn_train_backward(l->train, &sequence, s < SN_SAMPLES_MAX ? l->saved[s] : NULL, &dout,
+                                   m->dx + (size_t)at * width, grads, err);
+        if (s < SN_SAMPLES_MAX) sn_saved_activations_free(&l->saved[s]);
+    }
+    local_free_saved(l);
+    return status;
+}
+
+static sn_status local_run(sn_backbone *backbone, size_t n, const sn_micro_batch *micro_batches, bool back,
+                           sn_loss_callback loss_callback, void *ctx, sn_err *err) {
+    sn_status status = SN_OK;
+    for (size_t i = 0; i < n && !status; i++)
+        status = local_run_one((local_backbone *)backbone, i, &micro_batches[i], back, loss_callback, ctx, err);
+    return status;
+}
+
+static void local_free(sn_backbone *backbone) {
+    local_backbone *l = (local_backbone *)backbone;
+    sn_adapter_free(&l->adapter);
+    sn_train_free(&l->train);
+    sn_span_free(&l->span);
+    free(l->out);
+    free(l->dout);
+    free(l);
+}
+
+sn_status sn_backbone_local(const sn_model *model, sn_device *device, int tokens_max, sn_backbone **out, sn_err *err) {
+    static const sn_backbone_ops ops = {local_set_params, local_run, local_free};
+    local_backbone *l = NULL;
+    *out = NULL;
+    sn_status status = sn_calloc(&l, 1, sizeof *l, err);
+    if (status) return status;
+    l->base.ops = &ops;
+    l->n_blocks = sn_model_hparams(model)->n_blocks;
+    l->n_embd = sn_model_hparams(model)->n_embd;
+    status = sn_span_load(model, device, 0, l->n_blocks, NULL, NULL, &l->span, err);
+    if (!status) status = sn_train_new(l->span, tokens_max, &l->train, err);
+    if (status)
+        local_free(&l->base);
+    else
+        *out = &l->base;
+    return status;
+}

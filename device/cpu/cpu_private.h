@@ -1,0 +1,107 @@
+/* Inside of the CPU backend: one open device and its scratch memory, and the operations that its files give to the
+ * table in cpu.c. Private to device/cpu/.
+ *
+ * Everything here is called on the device's thread. An operation splits its call into items and runs them on the
+ * device's thread pool; which worker takes which item changes no bit of the result. Scratch memory is allocated by
+ * `prepare` (and by the first gradient of a size), so that the forward pass does not allocate. The operations are those
+ * of sn_device_ops (device/device.h), which documents them. */
+#ifndef SN_DEVICE_CPU_CPU_PRIVATE_H
+#define SN_DEVICE_CPU_CPU_PRIVATE_H
+
+#include "base/pool.h"
+#include "device/backends.h"
+#include "device/cpu/kernels.h"
+
+enum {
+    SN_ATTENTION_ROWS = 16,                /* query rows of one item of attention */
+    SN_SCORE_ROWS = 2 * SN_ATTENTION_ROWS, /* query rows that a worker has scratch memory for */
+    SN_CPU_HEAD_DIM_MAX = 512,             /* elements of a head */
+    SN_CPU_PARALLEL_MIN = 32768, /* elements: a smaller call runs on the calling thread; sharing costs about 2 us */
+};
+
+typedef struct sn_cpu {
+    sn_device base;
+    const sn_cpu_kernels *kernels;
+    sn_pool *pool;
+    sn_batch batch; /* the open batch; n_sequences is 0 outside of a batch */
+    sn_device_limits limits;
+    sn_xblock *xq; /* quantised activations: limits.rows rows of sn_xq_stride blocks */
+    size_t xq_bytes;
+    float *scores; /* per worker SN_SCORE_ROWS rows of scores_stride */
+    size_t scores_bytes, scores_stride;
+    float *sums; /* per worker SN_SCORE_ROWS */
+    size_t sums_bytes;
+    float *grad_scratch; /* of the gradients, per worker; grows (sn_cpu_grad_scratch_reserve) */
+    size_t grad_scratch_bytes;
+    void *moe_scratch; /* of moe_linear (experts.c); 0 bytes until sn_cpu_moe_prepare */
+    size_t moe_scratch_bytes;
+    void *moe_grad_scratch; /* of moe_linear_grad; grows */
+    size_t moe_grad_scratch_bytes;
+    char description[64];
+} sn_cpu;
+
+/* Makes *pages (the address of a pointer of any type) at least `wanted` bytes; the old contents are lost when it grows.
+ * SN_STOP when memory is out; *pages is then as before. */
+sn_status sn_cpu_scratch_reserve(void *pages, size_t *bytes, size_t wanted, sn_err *err) SN_MUST_USE;
+
+/* -- attention.c */
+
+size_t sn_cpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape);
+sn_status sn_cpu_kv_store(sn_device *d, int block, const float *k, const float *v, sn_err *err);
+sn_status sn_cpu_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
+                         float *k, float *v, sn_err *err);
+sn_status sn_cpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
+                          const float *k, const float *v, sn_err *err);
+sn_status sn_cpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err);
+
+/* -- grad.c */
+
+sn_status sn_cpu_linear_input_grad(sn_device *d, int n, const float *dy, const sn_weight *weight, bool accumulate,
+                                   float *dx, sn_err *err);
+sn_status sn_cpu_linear_weight_grad(sn_device *d, int n, int rows, int cols, const float *dy, const float *x, float *dw,
+                                    sn_err *err);
+sn_status sn_cpu_rms_norm_grad(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
+                               const float *dy, bool accumulate, float *dx, sn_err *err);
+sn_status sn_cpu_layer_norm_grad(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
+                                 const float *dy, bool accumulate, float *dx, sn_err *err);
+sn_status sn_cpu_activate_grad(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up,
+                               const float *dy, float *dgate, float *dup, sn_err *err);
+sn_status sn_cpu_attention_grad(sn_device *d, const sn_attention_grad *grad, sn_err *err);
+
+/* Columns of a weight that are unpacked at a time, and the floats of scratch memory per worker that this takes. */
+enum { SN_CPU_GRAD_COLS = 64, SN_CPU_GRAD_TILE = SN_CPU_GRAD_COLS * 4 * SN_LANES };
+
+/* dx = dy . weight of n rows, or dx += it with `accumulate`. */
+typedef struct sn_cpu_linear_input_grad_job {
+    sn_cpu *cpu;
+    sn_cpu_weight weight;
+    size_t n;
+    const float *dy;
+    float *dx;
+    bool accumulate;
+} sn_cpu_linear_input_grad_job;
+/* Item `item` of the job: SN_CPU_GRAD_COLS columns of dx from SN_CPU_GRAD_COLS * item on, all rows. The caller has
+ * reserved SN_CPU_GRAD_TILE floats of scratch memory before. */
+void sn_cpu_linear_input_grad_columns(const sn_cpu_linear_input_grad_job *job, size_t item, int worker);
+/* Makes grad_scratch at least `floats` per worker. SN_REFUSED when the size overflows, SN_STOP when memory is out. */
+sn_status sn_cpu_grad_scratch_reserve(sn_cpu *cpu, size_t floats, sn_err *err) SN_MUST_USE;
+
+/* -- experts.c */
+
+sn_status sn_cpu_moe_gate(sn_device *d, int n, int n_experts, int k, bool softmax_over_all, const float *logits,
+                          int32_t *ids, float *weights, sn_err *err);
+sn_status sn_cpu_moe_linear(sn_device *d, const sn_moe_selection *selection, bool per_expert, const float *x,
+                            int n_linears, const sn_moe_linear *linears, sn_err *err);
+sn_status sn_cpu_moe_combine(sn_device *d, const sn_moe_selection *selection, int width, const float *x, float *y,
+                             sn_err *err);
+sn_status sn_cpu_moe_linear_grad(sn_device *d, const sn_moe_selection *selection, bool per_expert, const float *dy,
+                                 const sn_experts *experts, bool accumulate, float *dx, sn_err *err);
+sn_status sn_cpu_moe_combine_grad(sn_device *d, const sn_moe_selection *selection, int width, const float *x,
+                                  const float *dy, float *dx, float *dweights, sn_err *err);
+sn_status sn_cpu_moe_gate_grad(sn_device *d, const sn_moe_selection *selection, bool softmax_over_all,
+                               const float *logits, const float *dweights, float *dlogits, sn_err *err);
+/* Allocates the scratch memory of moe_linear, for limits->rows rows at a time. SN_REFUSED when the limits are not
+ * possible. */
+sn_status sn_cpu_moe_prepare(sn_cpu *cpu, const sn_device_limits *limits, sn_err *err) SN_MUST_USE;
+
+#endif

@@ -1,0 +1,246 @@
+/* How a batch runs on CUDA: the batch table, and graphs of whole batches (CUDA graphs).
+ *
+ * Everything that differs between two batches of one shape (page addresses, positions, lengths) lies in the batch
+ * table, which batch_begin fills and uploads to a fixed address that the kernels read. Therefore all kernel launches of
+ * a batch with the same graph_key, rows and sequences are the same calls with the same arguments.
+ *
+ * Such a batch runs eagerly the first time, is captured into a graph the second time, and is replayed as a whole from
+ * then on: batch_begin reports `replayed`, batch_end launches the graph. The states are SN_CUDA_EAGER,
+ * SN_CUDA_CAPTURING and SN_CUDA_REPLAYING. `graphs` keeps the last SN_CUDA_GRAPHS_MAX batches; graph_find replaces the
+ * one that was unused for longest. When a buffer of the device moves, all graphs are dropped, because they contain its
+ * address (sn_cuda_buffer_reserve). */
+#include "base/mem.h"
+#include "device/cuda/cuda_private.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* -- the table: rows, tiles, pages, each with its reserved capacity */
+
+static size_t table_tiles_at(const sn_cuda *c) { return (size_t)c->rows_capacity * sizeof(sn_cuda_row); }
+static size_t table_pages_at(const sn_cuda *c) {
+    return table_tiles_at(c) + (size_t)c->tiles_capacity * sizeof(sn_cuda_tile);
+}
+
+static int count_tiles(int n_rows, int n_sequences) {
+    return n_rows / SN_CUDA_TILE_ROWS + (n_sequences < n_rows ? n_sequences : n_rows);
+}
+
+sn_status sn_cuda_table_reserve(sn_cuda *cuda, size_t rows, size_t sequences, size_t pages, sn_err *err) {
+    size_t tiles = rows / SN_CUDA_TILE_ROWS + sn_min_size(sequences, rows);
+    if (rows > INT_MAX / 4 || pages > INT_MAX / 2)
+        return sn_fail(err, SN_REFUSED, "a batch of %zu rows with %zu pages is too large", rows, pages);
+    if ((int)rows <= cuda->rows_capacity && (int)tiles <= cuda->tiles_capacity && (int)pages <= cuda->pages_capacity)
+        return SN_OK;
+    sn_cuda grown = {.rows_capacity = (int)rows > cuda->rows_capacity ? (int)rows : cuda->rows_capacity,
+                     .tiles_capacity = (int)tiles > cuda->tiles_capacity ? (int)tiles : cuda->tiles_capacity,
+                     .pages_capacity =
+                         (int)pages > cuda->pages_capacity ? (int)(pages + pages / 2) : cuda->pages_capacity};
+    size_t bytes = table_pages_at(&grown) + (size_t)grown.pages_capacity * sizeof(void *);
+    void *host = NULL;
+    sn_status status = sn_calloc(&host, bytes, 1, err);
+    if (!status) status = sn_cuda_buffer_reserve(cuda, &cuda->batch_table, bytes, err);
+    if (status) {
+        free(host);
+        if (!cuda->batch_table.at) cuda->rows_capacity = cuda->tiles_capacity = cuda->pages_capacity = 0;
+        return status;
+    }
+    free(cuda->batch_table_host);
+    cuda->batch_table_host = host;
+    cuda->rows_capacity = grown.rows_capacity;
+    cuda->tiles_capacity = grown.tiles_capacity;
+    cuda->pages_capacity = grown.pages_capacity;
+    return SN_OK;
+}
+
+static size_t count_pages(const sn_kv_shape *shape, const sn_sequence *s) {
+    return ((size_t)s->position + (size_t)s->n_rows + (size_t)shape->page_tokens - 1) / (size_t)shape->page_tokens;
+}
+
+static bool sequence_fits(const sn_sequence *s, int n_rows) {
+    return s->position >= 0 && s->n_rows >= 0 && s->first_row >= 0 && s->first_row <= n_rows &&
+           s->n_rows <= n_rows - s->first_row && s->position <= INT_MAX / 2 - s->n_rows;
+}
+
+static sn_status batch_check(const sn_kv_shape *shape, int n_rows, int n_sequences, const sn_sequence *sequences,
+                             size_t *pages, sn_err *err) {
+    *pages = 0;
+    if (n_rows < 0 || n_sequences < 0 || shape->page_tokens <= 0 || shape->n_kv_heads <= 0 || shape->head_dim <= 0 ||
+        shape->head_dim > SN_CUDA_HEAD_DIM_MAX)
+        return sn_fail(err, SN_REFUSED,
+                       "a batch of %d rows with %d heads of %d and %d positions per page is not possible", n_rows,
+                       shape->n_kv_heads, shape->head_dim, shape->page_tokens);
+    int64_t rows = 0;
+    for (int i = 0; i < n_sequences; i++) {
+        if (!sequence_fits(&sequences[i], n_rows))
+            return sn_fail(err, SN_REFUSED, "rows %d to %d of sequence %d do not lie within the %d of the batch",
+                           sequences[i].first_row, sequences[i].first_row + sequences[i].n_rows, i, n_rows);
+        rows += sequences[i].n_rows;
+        *pages += count_pages(shape, &sequences[i]);
+    }
+    if (rows != n_rows)
+        return sn_fail(err, SN_REFUSED, "the sequences of a batch of %d rows have %lld", n_rows, (long long)rows);
+    return SN_OK;
+}
+
+/* Fills the host's copy. Returns false when two sequences have the same row. */
+static bool table_fill(sn_cuda *cuda, const sn_kv_shape *shape, int n_rows, int n_sequences,
+                       const sn_sequence *sequences) {
+    sn_cuda_row *rows = cuda->batch_table_host;
+    sn_cuda_tile *tiles = (sn_cuda_tile *)((char *)cuda->batch_table_host + table_tiles_at(cuda));
+    void **pages = (void **)((char *)cuda->batch_table_host + table_pages_at(cuda));
+    int n_tiles = 0, n_pages = 0;
+    for (int i = 0; i < n_rows; i++) rows[i] = (sn_cuda_row){0, -1};
+    for (int i = 0; i < n_sequences; i++) {
+        const sn_sequence *s = &sequences[i];
+        int own = s->n_rows ? (int)count_pages(shape, s) : 0;
+        for (int r = 0; r < s->n_rows; r++) rows[s->first_row + r] = (sn_cuda_row){n_pages, s->position + r};
+        for (int r = 0; r < s->n_rows; r += SN_CUDA_TILE_ROWS)
+            tiles[n_tiles++] =
+                (sn_cuda_tile){s->first_row + r, s->n_rows - r < SN_CUDA_TILE_ROWS ? s->n_rows - r : SN_CUDA_TILE_ROWS};
+        if (own) memcpy(pages + n_pages, s->pages, (size_t)own * sizeof *pages);
+        n_pages += own;
+    }
+    for (int all = count_tiles(n_rows, n_sequences); n_tiles < all;) tiles[n_tiles++] = (sn_cuda_tile){0, 0};
+    for (int i = 0; i < n_rows; i++)
+        if (rows[i].position < 0) return false;
+    return true;
+}
+
+sn_status sn_cuda_table_upload(sn_cuda *cuda, const sn_kv_shape *shape, int n_rows, int n_sequences,
+                               const sn_sequence *sequences, sn_err *err) {
+    size_t pages;
+    sn_status status = batch_check(shape, n_rows, n_sequences, sequences, &pages, err);
+    if (!status) status = sn_cuda_table_reserve(cuda, (size_t)n_rows, (size_t)n_sequences, pages, err);
+    if (status || !n_rows) return status;
+    if (!table_fill(cuda, shape, n_rows, n_sequences, sequences))
+        return sn_fail(err, SN_REFUSED, "two sequences of a batch have the same row");
+    return sn_cuda_upload_staged(cuda, cuda->batch_table.at, cuda->batch_table_host,
+                                 table_pages_at(cuda) + pages * sizeof(void *), err);
+}
+
+sn_cuda_kv sn_cuda_kv_of(const sn_cuda *cuda, const sn_kv_shape *shape, int block) {
+    int padded = (int)sn_cuda_pad((size_t)shape->head_dim, 4);
+    size_t block_floats = (size_t)shape->n_kv_heads * 2 * (size_t)shape->page_tokens * (size_t)padded;
+    char *table = cuda->batch_table.at;
+    return (sn_cuda_kv){shape->n_kv_heads,
+                        shape->head_dim,
+                        padded,
+                        shape->page_tokens,
+                        (size_t)block * block_floats,
+                        (const sn_cuda_row *)table,
+                        (const sn_cuda_tile *)(table + table_tiles_at(cuda)),
+                        (float *const *)(table + table_pages_at(cuda))};
+}
+
+/* -- graphs */
+
+static void graph_reset(sn_cuda_graph *cached) {
+    if (cached->exec) cudaGraphExecDestroy(cached->exec); /* CUDA destroys a running graph when it has finished */
+    *cached = (sn_cuda_graph){0};
+}
+
+void sn_cuda_graphs_clear(sn_cuda *cuda) {
+    for (int i = 0; i < SN_CUDA_GRAPHS_MAX; i++) graph_reset(&cuda->graphs[i]);
+    cuda->graph = NULL;
+}
+
+/* The entry of this batch, or a new one in the place of the entry unused for longest. *seen_before: the entry existed.
+ */
+static sn_cuda_graph *graph_find(sn_cuda *cuda, const sn_batch *batch, bool *seen_before) {
+    sn_cuda_graph *oldest = &cuda->graphs[0];
+    *seen_before = true;
+    for (int i = 0; i < SN_CUDA_GRAPHS_MAX; i++) {
+        sn_cuda_graph *r = &cuda->graphs[i];
+        if (r->key == batch->graph_key && r->n_rows == batch->n_rows && r->n_sequences == batch->n_sequences) return r;
+        if (r->last_used < oldest->last_used) oldest = r;
+    }
+    graph_reset(oldest);
+    *seen_before = false;
+    oldest->key = batch->graph_key;
+    oldest->n_rows = batch->n_rows;
+    oldest->n_sequences = batch->n_sequences;
+    return oldest;
+}
+
+/* Ends an open capture and drops it. */
+void sn_cuda_batch_abort(sn_cuda *cuda) {
+    cudaGraph_t graph = NULL;
+    if (cuda->state == SN_CUDA_CAPTURING) {
+        if (cudaStreamEndCapture(cuda->work, &graph) == cudaSuccess && graph) cudaGraphDestroy(graph);
+        cudaGetLastError(); /* a failed capture is not an error of the device */
+    }
+    cuda->state = SN_CUDA_NO_BATCH;
+    cuda->graph = NULL;
+}
+
+sn_status sn_cuda_batch_begin(sn_device *d, const sn_batch *batch, bool *replayed, sn_err *err) {
+    sn_cuda *cuda = (sn_cuda *)d;
+    *replayed = false;
+    if (cuda->state != SN_CUDA_NO_BATCH) sn_cuda_batch_abort(cuda); /* the last batch ended with an error */
+    sn_status status = sn_cuda_enter(cuda, err);
+    if (!status)
+        status = sn_cuda_table_upload(cuda, batch->shape, batch->n_rows, batch->n_sequences, batch->sequences, err);
+    if (status) return status;
+    cuda->shape = *batch->shape;
+    cuda->n_rows = batch->n_rows;
+    cuda->n_sequences = batch->n_sequences;
+    cuda->n_tiles = count_tiles(batch->n_rows, batch->n_sequences);
+    cuda->capturable = batch->graph_key != 0 && batch->n_rows > 0;
+    cuda->batch_failed = false;
+    cuda->state = SN_CUDA_EAGER;
+    cuda->graph = NULL;
+    if (!cuda->capturable) return SN_OK;
+    bool seen_before;
+    cuda->graph = graph_find(cuda, batch, &seen_before);
+    cuda->graph->last_used = ++cuda->n_batches;
+    if (cuda->graph->exec) {
+        cuda->state = SN_CUDA_REPLAYING;
+        *replayed = true;
+    } else if (seen_before && !cuda->graph->uncapturable) {
+        status = sn_cuda_check(cuda, cudaStreamBeginCapture(cuda->work, cudaStreamCaptureModeThreadLocal),
+                               "beginning a capture", err);
+        if (!status) cuda->state = SN_CUDA_CAPTURING;
+    }
+    return status;
+}
+
+/* Makes the capture an executable graph. A batch that CUDA cannot capture runs eagerly from the next time on; this time
+ * it did not run. */
+static sn_status graph_capture_end(sn_cuda *cuda, sn_err *err) {
+    cudaGraph_t graph = NULL;
+    sn_cuda_graph *cached = cuda->graph;
+    cudaError_t error = cudaStreamEndCapture(cuda->work, &graph);
+    if (error == cudaSuccess && !cuda->batch_failed) error = cudaGraphInstantiate(&cached->exec, graph, 0);
+    if (graph) cudaGraphDestroy(graph);
+    if (error != cudaSuccess) cudaGetLastError(); /* not an error of the device: the next launch must not report it */
+    if (cuda->batch_failed) return sn_fail(err, SN_RETRY, "%s: an operation of the batch failed", cuda->description);
+    if (error == cudaSuccess) {
+        cuda->base.graphs_captured++;
+        return SN_OK;
+    }
+    cached->exec = NULL;
+    cached->uncapturable = true;
+    return sn_fail(err, SN_RETRY, "%s: the batch could not be captured (%s): it was not run, try again",
+                   cuda->description, cudaGetErrorString(error));
+}
+
+sn_status sn_cuda_batch_end(sn_device *d, sn_err *err) {
+    sn_cuda *cuda = (sn_cuda *)d;
+    sn_cuda_batch_state state = cuda->state;
+    sn_cuda_graph *cached = cuda->graph;
+    sn_status status = sn_cuda_enter(cuda, err);
+    if (status) {
+        sn_cuda_batch_abort(cuda);
+        return status;
+    }
+    if (state == SN_CUDA_NO_BATCH)
+        return sn_fail(err, SN_REFUSED, "%s: batch_end without batch_begin", cuda->description);
+    if (state == SN_CUDA_CAPTURING) status = graph_capture_end(cuda, err);
+    cuda->state = SN_CUDA_NO_BATCH;
+    cuda->graph = NULL;
+    if (status || state == SN_CUDA_EAGER) return status;
+    cuda->launches_since_event = SN_CUDA_LAUNCHES_PER_EVENT; /* a graph counts as many kernels */
+    return sn_cuda_check_launch(cuda, cudaGraphLaunch(cached->exec, cuda->work), "launching a graph", err);
+}

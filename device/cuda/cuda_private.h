@@ -1,0 +1,212 @@
+/* Inside of the host side of the CUDA backend: the state of one open device, and the functions that the files of
+ * device/cuda/ call of each other. Private to device/cuda/.
+ *
+ * Two streams: `work` for everything in order, `copies` for copies that run concurrently. Every wait is a loop that
+ * queries an event or a stream and ends after device->timeout_ms; no function here calls CUDA functions that wait by
+ * themselves while the device may be busy. The first error of the device is kept in `stop_reason`, and every later call
+ * fails with it. All functions are called on the device's thread unless they say otherwise. The operations are those of
+ * sn_device_ops (device/device.h), which documents them. */
+#ifndef SN_DEVICE_CUDA_CUDA_PRIVATE_H
+#define SN_DEVICE_CUDA_CUDA_PRIVATE_H
+
+#include "device/backends.h"
+#include "device/cuda/kernels.h"
+#include "device/allocations.h"
+
+#include <cublas_v2.h>
+#include <cuda_runtime_api.h>
+
+enum {
+    SN_CUDA_STAGES = 8,               /* pinned buffers that uploads and downloads go through */
+    SN_CUDA_COPY_EVENTS = 64,         /* events of concurrent copies */
+    SN_CUDA_LAUNCH_EVENTS = 4,        /* the host may queue at most SN_CUDA_LAUNCH_EVENTS */
+    SN_CUDA_LAUNCHES_PER_EVENT = 128, /* times this many kernels before it waits for the device */
+    SN_CUDA_GRAPHS_MAX = 128,         /* batches known: captured, or seen once */
+};
+#define SN_CUDA_STAGE_BYTES ((size_t)1 << 20)
+#define SN_CUDA_TILE_BYTES  ((size_t)64 << 20) /* at most, of a matrix that is converted to bfloat16 for cuBLAS */
+#define SN_CUDA_BLAS_BYTES  ((size_t)32 << 20) /* workspace of cuBLAS: NVIDIA's recommendation for Hopper */
+
+/* Device memory that the backend uses itself; it only grows. */
+typedef struct sn_cuda_buffer {
+    void *at;
+    size_t bytes;
+} sn_cuda_buffer;
+
+/* A batch seen before: at the second time it is captured. */
+typedef struct sn_cuda_graph {
+    uint64_t key; /* graph_key of the batch; 0: the entry is free */
+    int n_rows, n_sequences;
+    bool uncapturable; /* the capture failed: the batch runs eagerly */
+    cudaGraphExec_t exec;
+    uint64_t last_used; /* value of n_batches at the last use */
+} sn_cuda_graph;
+
+typedef enum sn_cuda_batch_state {
+    SN_CUDA_NO_BATCH,
+    SN_CUDA_EAGER,
+    SN_CUDA_CAPTURING,
+    SN_CUDA_REPLAYING
+} sn_cuda_batch_state;
+
+typedef struct sn_cuda {
+    sn_device base;
+    char description[128];
+    cudaStream_t work, copies;
+    cublasHandle_t blas;
+    sn_device_limits limits;
+    sn_cuda_buffer blas_workspace;
+    sn_cuda_buffer x;           /* rows of x in the form that the kernels of linear read */
+    sn_cuda_buffer tile;        /* rows of a matrix as bfloat16 */
+    sn_cuda_buffer ids;         /* of get_rows */
+    sn_cuda_buffer kv_staging;  /* keys and values between host and pages */
+    sn_cuda_buffer partial;     /* partial results of attention */
+    sn_cuda_buffer grad;        /* statistics of attention_grad */
+    sn_allocations allocations; /* of alloc */
+
+    struct sn_cuda_stage {
+        void *host;
+        cudaEvent_t done;
+        bool busy;
+    } stages[SN_CUDA_STAGES];
+    int next_stage;
+
+    cudaEvent_t queue_event; /* recorded in `work`; a concurrent copy waits for it */
+    cudaEvent_t copy_events[SN_CUDA_COPY_EVENTS];
+    uint64_t last_fence;
+
+    cudaEvent_t launch_events[SN_CUDA_LAUNCH_EVENTS];
+    int next_launch_event, launches_since_event;
+    bool launch_event_used[SN_CUDA_LAUNCH_EVENTS];
+
+    /* -- the batch: batch.c */
+    sn_cuda_batch_state state;
+    bool capturable; /* the open batch has a graph_key: only operations of the forward pass are allowed in it */
+    sn_kv_shape shape;
+    int n_rows, n_sequences, n_tiles;
+    int rows_capacity, tiles_capacity, pages_capacity; /* of the batch table */
+    sn_cuda_buffer batch_table;
+    void *batch_table_host;
+    sn_cuda_graph graphs[SN_CUDA_GRAPHS_MAX];
+    sn_cuda_graph *graph; /* of the open batch, or NULL */
+    uint64_t n_batches;
+    bool batch_failed; /* an operation of the open batch failed: it is not captured */
+
+    bool stopped;
+    char stop_reason[256];
+} sn_cuda;
+
+/* -- queue.c: errors, waits */
+
+/* Begins an operation: makes the device current for this thread. SN_STOP when the device has stopped. */
+sn_status sn_cuda_enter(sn_cuda *cuda, sn_err *err) SN_MUST_USE;
+/* As sn_cuda_enter, for operations that are not allowed in a batch that is or can be captured. SN_REFUSED there. */
+sn_status sn_cuda_enter_uncaptured(sn_cuda *cuda, const char *what, sn_err *err) SN_MUST_USE;
+/* SN_OK for success; otherwise stops the device, or (in a capture) fails with SN_RETRY. `what` names the activity: "a
+ * kernel of linear". */
+sn_status sn_cuda_check(sn_cuda *cuda, cudaError_t error, const char *what, sn_err *err) SN_MUST_USE;
+/* As sn_cuda_check, after a kernel launch; waits when the host has queued too much. */
+sn_status sn_cuda_check_launch(sn_cuda *cuda, cudaError_t error, const char *what, sn_err *err) SN_MUST_USE;
+/* Ends an operation of a batch: remembers a failure, so that an incomplete batch is not captured. Returns `status`. */
+sn_status sn_cuda_op_done(sn_cuda *cuda, sn_status status);
+/* Tells sn_cuda_enter that other code has changed this thread's current CUDA device. */
+void sn_cuda_device_changed(void);
+sn_status sn_cuda_wait_event(sn_cuda *cuda, cudaEvent_t event, sn_err *err) SN_MUST_USE;
+sn_status sn_cuda_wait_stream(sn_cuda *cuda, cudaStream_t stream, sn_err *err) SN_MUST_USE;
+/* Whether both streams are empty or the device is lost, so that freeing memory cannot block. Queries for at most 20 ms.
+ */
+bool sn_cuda_idle(sn_cuda *cuda);
+
+/* -- memory.c */
+sn_status sn_cuda_alloc(sn_device *d, size_t bytes, void **device, sn_err *err);
+void sn_cuda_free(sn_device *d, void *device, size_t bytes);
+bool sn_cuda_owns(const sn_device *d, const void *device, size_t bytes);
+sn_status sn_cuda_upload(sn_device *d, void *device, const void *host, size_t bytes, sn_err *err);
+sn_status sn_cuda_download(sn_device *d, void *host, const void *device, size_t bytes, sn_err *err);
+sn_status sn_cuda_finish(sn_device *d, sn_err *err);
+sn_status sn_cuda_host_alloc(sn_device *d, size_t bytes, void **host, sn_err *err);
+void sn_cuda_host_free(sn_device *d, void *host, size_t bytes);
+sn_status sn_cuda_copy_begin(sn_device *d, void *device, const void *host, size_t bytes, sn_fence *fence, sn_err *err);
+sn_status sn_cuda_copy_join(sn_device *d, sn_fence fence, sn_err *err);
+sn_status sn_cuda_copy_wait(sn_device *d, sn_fence fence, sn_err *err);
+/* Makes the buffer at least `bytes`; its old contents are lost. When it grows, it waits and drops all graphs, which
+ * contain the old address. */
+sn_status sn_cuda_buffer_reserve(sn_cuda *cuda, sn_cuda_buffer *buffer, size_t bytes, sn_err *err) SN_MUST_USE;
+/* As upload, without the check of sn_cuda_enter_uncaptured: for batch_begin. */
+sn_status sn_cuda_upload_staged(sn_cuda *cuda, void *device, const void *host, size_t bytes, sn_err *err) SN_MUST_USE;
+
+/* -- pack.c */
+sn_status sn_cuda_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t *bytes, sn_err *err);
+sn_status sn_cuda_weight_pack(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *host, void *image,
+                              sn_err *err);
+sn_cuda_matrix sn_cuda_matrix_of(const sn_weight *weight);
+
+/* -- batch.c */
+sn_status sn_cuda_batch_begin(sn_device *d, const sn_batch *batch, bool *replayed, sn_err *err);
+sn_status sn_cuda_batch_end(sn_device *d, sn_err *err);
+void sn_cuda_graphs_clear(sn_cuda *cuda);
+void sn_cuda_batch_abort(sn_cuda *cuda); /* ends the open batch without keeping anything of it */
+/* Reserves room in the batch table for this many rows, sequences and pages. */
+sn_status sn_cuda_table_reserve(sn_cuda *cuda, size_t rows, size_t sequences, size_t pages, sn_err *err) SN_MUST_USE;
+/* Fills and uploads the batch table for these sequences. */
+sn_status sn_cuda_table_upload(sn_cuda *cuda, const sn_kv_shape *shape, int n_rows, int n_sequences,
+                               const sn_sequence *sequences, sn_err *err) SN_MUST_USE;
+sn_cuda_kv sn_cuda_kv_of(const sn_cuda *cuda, const sn_kv_shape *shape, int block);
+
+/* -- cublas.c */
+/* Loads cuBLAS at the first call (dlopen), so that the program starts where it is not installed; no cuBLAS function may
+ * be called before it has succeeded. SN_REFUSED with the reason when cuBLAS cannot be used. Any thread. */
+sn_status sn_cuda_cublas_load(sn_err *err) SN_MUST_USE;
+
+/* -- linear.c */
+size_t sn_cuda_x_bytes(const sn_device_limits *limits); /* bytes of cuda->x; above PTRDIFF_MAX: too large */
+sn_status sn_cuda_linear_op(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err);
+
+/* -- kv.c */
+sn_status sn_cuda_kv_store_op(sn_device *d, int block, const float *k, const float *v, sn_err *err);
+sn_status sn_cuda_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
+                          float *k, float *v, sn_err *err);
+sn_status sn_cuda_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
+                           const float *k, const float *v, sn_err *err);
+sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err);
+size_t sn_cuda_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape);
+
+/* -- rowwise.c */
+sn_status sn_cuda_rms_norm_op(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,
+                              sn_err *err);
+sn_status sn_cuda_layer_norm_op(sn_device *d, int n, int width, const float *x, const float *weight, const float *bias,
+                                float eps, float *y, sn_err *err);
+sn_status sn_cuda_rope_op(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err);
+sn_status sn_cuda_activate_op(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y,
+                              sn_err *err);
+sn_status sn_cuda_add_op(sn_device *d, size_t n, float *y, const float *x, sn_err *err);
+sn_status sn_cuda_get_rows_op(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err);
+
+/* -- grad.c */
+sn_status sn_cuda_linear_input_grad_op(sn_device *d, int n, const float *dy, const sn_weight *weight, bool accumulate,
+                                       float *dx, sn_err *err);
+sn_status sn_cuda_linear_weight_grad_op(sn_device *d, int n, int rows, int cols, const float *dy, const float *x,
+                                        float *dw, sn_err *err);
+sn_status sn_cuda_rms_norm_grad_op(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
+                                   const float *dy, bool accumulate, float *dx, sn_err *err);
+sn_status sn_cuda_layer_norm_grad_op(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
+                                     const float *dy, bool accumulate, float *dx, sn_err *err);
+sn_status sn_cuda_activate_grad_op(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up,
+                                   const float *dy, float *dgate, float *dup, sn_err *err);
+sn_status sn_cuda_attention_grad_op(sn_device *d, const sn_attention_grad *grad, sn_err *err);
+
+/* -- experts.c */
+sn_status sn_cuda_moe_gate_op(sn_device *d, int n, int n_experts, int k, bool softmax_over_all, const float *logits,
+                              int32_t *ids, float *weights, sn_err *err);
+sn_status sn_cuda_moe_linear_op(sn_device *d, const sn_moe_selection *selection, bool per_expert, const float *x,
+                                int n_linears, const sn_moe_linear *linears, sn_err *err);
+sn_status sn_cuda_moe_combine_op(sn_device *d, const sn_moe_selection *selection, int width, const float *x, float *y,
+                                 sn_err *err);
+sn_status sn_cuda_moe_linear_grad_op(sn_device *d, const sn_moe_selection *selection, bool per_expert, const float *dy,
+                                     const sn_experts *experts, bool accumulate, float *dx, sn_err *err);
+sn_status sn_cuda_moe_combine_grad_op(sn_device *d, const sn_moe_selection *selection, int width, const float *x,
+                                      const float *dy, float *dx, float *dweights, sn_err *err);
+sn_status sn_cuda_moe_gate_grad_op(sn_device *d, const sn_moe_selection *selection, bool softmax_over_all,
+                                   const float *logits, const float *dweights, float *dlogits, sn_err *err);
+
+#endif

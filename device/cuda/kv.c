@@ -1,0 +1,129 @@
+/* The KV cache on CUDA: storing, export and import, attention. */
+#include "base/mem.h"
+#include "device/cuda/cuda_private.h"
+
+/* Bytes of keys and values in one chunk of an export or import. */
+#define KV_COPY_BYTES ((size_t)4 << 20)
+
+size_t sn_cuda_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape) {
+    (void)d;
+    return (size_t)shape->n_blocks * (size_t)shape->n_kv_heads * 2 * (size_t)shape->page_tokens *
+           sn_cuda_pad((size_t)shape->head_dim, 4) * sizeof(float);
+}
+
+static sn_status kv_check_block(const sn_cuda *cuda, int block, sn_err *err) {
+    if (cuda->state == SN_CUDA_NO_BATCH || cuda->state == SN_CUDA_REPLAYING)
+        return sn_fail(err, SN_REFUSED, "%s: kv_store or attention was called outside of a batch", cuda->description);
+    if (block < 0 || block >= cuda->shape.n_blocks)
+        return sn_fail(err, SN_REFUSED, "block %d does not exist: the KV cache has %d", block, cuda->shape.n_blocks);
+    return SN_OK;
+}
+
+sn_status sn_cuda_kv_store_op(sn_device *d, int block, const float *k, const float *v, sn_err *err) {
+    sn_cuda *cuda = (sn_cuda *)d;
+    sn_status status = sn_cuda_enter(cuda, err);
+    if (!status) status = kv_check_block(cuda, block, err);
+    if (!status && cuda->n_rows) {
+        sn_cuda_kv kv = sn_cuda_kv_of(cuda, &cuda->shape, block);
+        status = sn_cuda_check_launch(cuda, sn_cuda_kv_store(cuda->work, &kv, cuda->n_rows, k, v), "kv_store", err);
+    }
+    return sn_cuda_op_done(cuda, status);
+}
+
+/* -- export and import: chunks of positions, copied row by row on the device */
+
+typedef struct kv_copy {
+    const sn_kv_shape *shape;
+    int block, position, n;
+    void *const *pages;
+    float *k, *v; /* host; written to with `out`, else only read */
+    bool out;
+} kv_copy;
+
+static sn_status kv_copy_chunk(sn_cuda *cuda, const kv_copy *t, sn_err *err) {
+    sn_sequence sequence = {t->pages, t->position, 0, t->n};
+    size_t floats = (size_t)t->n * (size_t)t->shape->n_kv_heads * (size_t)t->shape->head_dim,
+           bytes = floats * sizeof(float);
+    sn_status status = sn_cuda_buffer_reserve(cuda, &cuda->kv_staging, 2 * bytes, err);
+    if (!status) status = sn_cuda_table_upload(cuda, t->shape, t->n, 1, &sequence, err);
+    if (status) return status;
+    float *k = cuda->kv_staging.at, *v = k + floats;
+    sn_cuda_kv kv = sn_cuda_kv_of(cuda, t->shape, t->block);
+    if (t->out) {
+        status = sn_cuda_check_launch(cuda, sn_cuda_kv_load(cuda->work, &kv, t->n, k, v), "kv_read", err);
+        if (!status) status = sn_cuda_download(&cuda->base, t->k, k, bytes, err);
+        return status ? status : sn_cuda_download(&cuda->base, t->v, v, bytes, err);
+    }
+    status = sn_cuda_upload_staged(cuda, k, t->k, bytes, err);
+    if (!status) status = sn_cuda_upload_staged(cuda, v, t->v, bytes, err);
+    return status ? status : sn_cuda_check_launch(cuda, sn_cuda_kv_store(cuda->work, &kv, t->n, k, v), "kv_write", err);
+}
+
+static sn_status kv_copy_all(sn_cuda *cuda, kv_copy t, sn_err *err) {
+    if (cuda->state != SN_CUDA_NO_BATCH && !cuda->stopped)
+        return sn_fail(err, SN_REFUSED, "%s: a KV cache cannot be read or written within a batch", cuda->description);
+    sn_status status = sn_cuda_enter(cuda, err);
+    if (!status && (t.block < 0 || t.block >= t.shape->n_blocks || t.n < 0 || t.position < 0))
+        status = sn_fail(err, SN_REFUSED,
+                         "block %d, positions from %d on, %d of them: not a part of a KV cache of %d blocks", t.block,
+                         t.position, t.n, t.shape->n_blocks);
+    size_t row = (size_t)t.shape->n_kv_heads * (size_t)t.shape->head_dim;
+    size_t chunk_max = KV_COPY_BYTES / (2 * row * sizeof(float));
+    for (int left = t.n; left > 0 && !status; left -= t.n) {
+        t.n = (size_t)left < chunk_max ? left : chunk_max ? (int)chunk_max : 1;
+        status = kv_copy_chunk(cuda, &t, err);
+        t.position += t.n;
+        t.k += (size_t)t.n * row;
+        t.v += (size_t)t.n * row;
+    }
+    return status ? status : sn_cuda_finish(&cuda->base, err);
+}
+
+sn_status sn_cuda_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
+                          float *k, float *v, sn_err *err) {
+    return kv_copy_all((sn_cuda *)d, (kv_copy){shape, block, position, n, pages, k, v, true}, err);
+}
+
+sn_status sn_cuda_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
+                           const float *k, const float *v, sn_err *err) {
+    return kv_copy_all((sn_cuda *)d, (kv_copy){shape, block, position, n, pages, (float *)k, (float *)v, false}, err);
+}
+
+/* -- attention */
+
+/* The number of parts that each row's keys are split into: enough blocks for the whole device, whatever the number of
+ * rows. It depends only on what identifies a captured batch. */
+static int attention_n_splits(int n_rows) { return n_rows <= 16 ? SN_CUDA_SPLITS : n_rows <= 128 ? 4 : 1; }
+
+static sn_status attention_by_splits(sn_cuda *cuda, sn_cuda_attention *a, sn_err *err) {
+    int n_splits = attention_n_splits(cuda->n_rows);
+    size_t parts = (size_t)cuda->n_rows * (size_t)a->n_heads * (size_t)n_splits, dims = (size_t)a->kv.padded_dim;
+    sn_status status = sn_cuda_buffer_reserve(cuda, &cuda->partial, parts * (dims + 2) * sizeof(float), err);
+    if (status) return status;
+    a->partial = cuda->partial.at;
+    a->partial_stats = a->partial + parts * dims;
+    return sn_cuda_check_launch(cuda, sn_cuda_attention_split(cuda->work, a, cuda->n_rows, n_splits), "attention", err);
+}
+
+sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err) {
+    sn_cuda *cuda = (sn_cuda *)d;
+    sn_status status = sn_cuda_enter(cuda, err);
+    if (!status) status = kv_check_block(cuda, params->block, err);
+    if (!status && (params->n_heads <= 0 || params->n_heads % cuda->shape.n_kv_heads))
+        status = sn_fail(err, SN_REFUSED, "%d query heads cannot share %d key-value heads evenly", params->n_heads,
+                         cuda->shape.n_kv_heads);
+    if (status || !cuda->n_rows) return sn_cuda_op_done(cuda, status);
+    sn_cuda_attention a = {.kv = sn_cuda_kv_of(cuda, &cuda->shape, params->block),
+                           .n_heads = params->n_heads,
+                           .window = params->window,
+                           .scale = params->scale,
+                           .slopes = params->slopes,
+                           .sinks = params->sinks,
+                           .q = q,
+                           .out = out};
+    if (cuda->n_rows <= SN_CUDA_FEW_ROWS * cuda->n_sequences)
+        status = attention_by_splits(cuda, &a, err);
+    else
+        status = sn_cuda_check_launch(cuda, sn_cuda_attention_tiles(cuda->work, &a, cuda->n_tiles), "attention", err);
+    return sn_cuda_op_done(cuda, status);
+}

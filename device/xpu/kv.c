@@ -1,0 +1,226 @@
+/* The KV cache on an XPU: batches, storing, attention, export and import.
+ *
+ * batch_begin builds the batch table on the host (the rows, then the tiles of up to SN_XPU_TILE_ROWS rows of one
+ * sequence, then the addresses of the sequences' pages; block.cl documents it) and uploads it. The kernels kv_store and
+ * attention_* follow the addresses that they find in it. A batch in which every sequence has one row uses
+ * attention_row, any other attention_tile. Batches are not captured (xpu_private.h says why). Export and import copy
+ * positions through a buffer on the device, KV_COPY_BYTES at a time. */
+#include "device/xpu/xpu_private.h"
+
+#include "base/mem.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define COUNT(args) ((int)(sizeof(args) / sizeof *(args)))
+
+static size_t row_floats(const sn_kv_shape *shape) { return (size_t)shape->n_kv_heads * (size_t)shape->head_dim; }
+
+size_t sn_xpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape) {
+    (void)d;
+    assert(shape->page_tokens > 0 && shape->page_tokens % 16 == 0);
+    return (size_t)shape->n_blocks * row_floats(shape) * 2 * (size_t)shape->page_tokens * sizeof(float);
+}
+
+/* -- the batch table */
+
+static size_t count_pages(const sn_kv_shape *shape, int end) {
+    return ((size_t)end + (size_t)shape->page_tokens - 1) / (size_t)shape->page_tokens;
+}
+
+typedef struct table_size {
+    size_t rows, tiles, pages;
+} table_size;
+
+static table_size table_measure(const sn_batch *batch) {
+    table_size size = {0};
+    for (int s = 0; s < batch->n_sequences; s++) {
+        const sn_sequence *seq = &batch->sequences[s];
+        if (seq->n_rows == 0) continue;
+        size.rows += (size_t)seq->n_rows;
+        size.tiles += ((size_t)seq->n_rows + SN_XPU_TILE_ROWS - 1) / SN_XPU_TILE_ROWS;
+        size.pages += count_pages(batch->shape, seq->position + seq->n_rows);
+    }
+    return size;
+}
+
+static void table_fill(const sn_batch *batch, uint32_t (*rows)[2], uint32_t (*tiles)[4], uint64_t *pages) {
+    uint32_t first_page = 0;
+    for (int s = 0; s < batch->n_sequences; s++) {
+        const sn_sequence *seq = &batch->sequences[s];
+        if (seq->n_rows == 0) continue;
+        for (int i = 0; i < seq->n_rows; i++) {
+            rows[seq->first_row + i][0] = first_page;
+            rows[seq->first_row + i][1] = (uint32_t)(seq->position + i);
+        }
+        for (int i = 0; i < seq->n_rows; i += SN_XPU_TILE_ROWS, tiles++) {
+            int left = seq->n_rows - i;
+            (*tiles)[0] = (uint32_t)(seq->first_row + i);
+            (*tiles)[1] = (uint32_t)(left < SN_XPU_TILE_ROWS ? left : SN_XPU_TILE_ROWS);
+            (*tiles)[2] = (uint32_t)(seq->position + i);
+            (*tiles)[3] = first_page;
+        }
+        size_t n = count_pages(batch->shape, seq->position + seq->n_rows);
+        for (size_t p = 0; p < n; p++) *pages++ = (uint64_t)(uintptr_t)seq->pages[p];
+        first_page += (uint32_t)n;
+    }
+}
+
+static sn_status kv_check_shape(const sn_kv_shape *shape, sn_err *err) {
+    if (shape->head_dim > SN_XPU_HEAD_DIM_MAX)
+        return sn_fail(err, SN_REFUSED, "heads of %d elements are too wide: an xpu takes at most %d", shape->head_dim,
+                       SN_XPU_HEAD_DIM_MAX);
+    return SN_OK;
+}
+
+sn_status sn_xpu_batch_begin(sn_device *d, const sn_batch *batch, bool *replayed, sn_err *err) {
+    sn_xpu *x = sn_xpu_of(d);
+    uint8_t *table = NULL;
+    *replayed = false;
+    sn_status status = kv_check_shape(batch->shape, err);
+    table_size size = table_measure(batch);
+    if (!status && size.rows != (size_t)batch->n_rows)
+        status = sn_fail(err, SN_REFUSED, "the sequences of a batch of %d rows have %zu", batch->n_rows, size.rows);
+    if (status) return status;
+    x->shape = *batch->shape;
+    x->batch_rows = batch->n_rows;
+    x->batch_tiles = (int)size.tiles;
+    x->decode_only = size.tiles == size.rows; /* every tile has one row */
+    x->tiles_at = sn_round_up(size.rows * 8, 64);
+    x->pages_at = sn_round_up(x->tiles_at + size.tiles * 16, 64);
+    size_t bytes = x->pages_at + size.pages * 8;
+    status = sn_xpu_buffer_reserve(x, &x->batch_table, bytes, err);
+    if (!status) status = sn_calloc(&table, 1, bytes, err);
+    if (!status) {
+        table_fill(batch, (uint32_t(*)[2])table, (uint32_t(*)[4])(table + x->tiles_at),
+                   (uint64_t *)(table + x->pages_at));
+        status = sn_xpu_upload(d, x->batch_table.device, table, bytes, err);
+    }
+    free(table);
+    return status;
+}
+
+sn_status sn_xpu_batch_end(sn_device *d, sn_err *err) { return sn_xpu_check_alive(sn_xpu_of(d), err); }
+
+/* -- operations within a batch */
+
+sn_status sn_xpu_kv_store(sn_device *d, int block, const float *k, const float *v, sn_err *err) {
+    sn_xpu *x = sn_xpu_of(d);
+    assert(block >= 0 && block < x->shape.n_blocks);
+    const uint8_t *rows = x->batch_table.device, *pages = rows + x->pages_at;
+    sn_xpu_arg args[] = {SN_XPU_ARG(rows),
+                         SN_XPU_ARG(pages),
+                         SN_XPU_ARG(block),
+                         SN_XPU_ARG(x->shape.n_kv_heads),
+                         SN_XPU_ARG(x->shape.head_dim),
+                         SN_XPU_ARG(x->shape.page_tokens),
+                         SN_XPU_ARG(k),
+                         SN_XPU_ARG(v)};
+    sn_status status = sn_xpu_barrier(x, err);
+    return status ? status
+                  : sn_xpu_launch(x, x->kernels[SN_XPU_kv_store], (row_floats(&x->shape) + 63) / 64,
+                                  (size_t)x->batch_rows, COUNT(args), args, err);
+}
+
+sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err) {
+    sn_xpu *x = sn_xpu_of(d);
+    const sn_kv_shape *shape = &x->shape;
+    assert(params->n_heads > 0 && params->n_heads % shape->n_kv_heads == 0 && params->block >= 0 &&
+           params->block < shape->n_blocks);
+    const uint8_t *rows = x->batch_table.device, *tiles = rows + x->tiles_at, *pages = rows + x->pages_at;
+    size_t tile_bytes = SN_XPU_TILE_ROWS * (size_t)shape->head_dim * sizeof(float);
+    uint32_t window = params->window > 0 ? (uint32_t)params->window : 0;
+    sn_xpu_arg args[] = {x->decode_only ? SN_XPU_ARG(rows) : SN_XPU_ARG(tiles),
+                         SN_XPU_ARG(pages),
+                         SN_XPU_ARG(params->block),
+                         SN_XPU_ARG(params->n_heads),
+                         SN_XPU_ARG(shape->n_kv_heads),
+                         SN_XPU_ARG(shape->head_dim),
+                         SN_XPU_ARG(shape->page_tokens),
+                         SN_XPU_ARG(window),
+                         SN_XPU_ARG(params->scale),
+                         SN_XPU_ARG(params->slopes),
+                         SN_XPU_ARG(params->sinks),
+                         SN_XPU_ARG(q),
+                         SN_XPU_ARG(out),
+                         SN_XPU_LOCAL(tile_bytes), /* attention_tile only: query, keys, values */
+                         SN_XPU_LOCAL(tile_bytes),
+                         SN_XPU_LOCAL(tile_bytes)};
+    sn_status status = sn_xpu_barrier(x, err);
+    if (status) return status;
+    if (x->decode_only)
+        return sn_xpu_launch(x, x->kernels[SN_XPU_attention_row], (size_t)params->n_heads, (size_t)x->batch_rows,
+                             COUNT(args) - 3, args, err);
+    return sn_xpu_launch(x, x->kernels[SN_XPU_attention_tile], (size_t)params->n_heads, (size_t)x->batch_tiles,
+                         COUNT(args), args, err);
+}
+
+/* -- export and import: chunks of positions, through a buffer on the device */
+
+enum { KV_COPY_BYTES = 1 << 20 };
+
+typedef struct kv_copy {
+    const sn_kv_shape *shape;
+    int block;
+    void *const *pages;
+    int position, n;
+    float *k, *v; /* host; written to when reading, only read when writing */
+    bool write;   /* into the pages; else out of them */
+} kv_copy;
+
+/* `kv_staging` holds the addresses of n_pages pages, then keys, then values of t->n positions. */
+static sn_status kv_copy_chunk(sn_xpu *x, const kv_copy *t, int n_pages, sn_err *err) {
+    sn_device *d = &x->base;
+    size_t floats = (size_t)t->n * row_floats(t->shape), bytes = floats * sizeof(float);
+    size_t keys_at = sn_round_up((size_t)n_pages * 8, 64), values_at = sn_round_up(keys_at + bytes, 64);
+    sn_status status = sn_xpu_buffer_reserve(x, &x->kv_staging, values_at + bytes, err);
+    if (status) return status;
+    uint8_t *pages = x->kv_staging.device, *keys = pages + keys_at, *values = pages + values_at;
+    uint32_t storing = t->write;
+    _Static_assert(sizeof(void *) == 8, "pages are handed over as 64-bit addresses");
+    status = sn_xpu_upload(d, pages, t->pages, (size_t)n_pages * 8, err);
+    if (!status && t->write) status = sn_xpu_upload(d, keys, t->k, bytes, err);
+    if (!status && t->write) status = sn_xpu_upload(d, values, t->v, bytes, err);
+    if (!status) status = sn_xpu_barrier(x, err);
+    if (status) return status;
+    sn_xpu_arg args[] = {SN_XPU_ARG(pages),
+                         SN_XPU_ARG(t->block),
+                         SN_XPU_ARG(t->shape->n_kv_heads),
+                         SN_XPU_ARG(t->shape->head_dim),
+                         SN_XPU_ARG(t->shape->page_tokens),
+                         SN_XPU_ARG(t->position),
+                         SN_XPU_ARG(storing),
+                         SN_XPU_ARG(keys),
+                         SN_XPU_ARG(values)};
+    status = sn_xpu_launch(x, x->kernels[SN_XPU_kv_copy], (row_floats(t->shape) + 63) / 64, (size_t)t->n, COUNT(args),
+                           args, err);
+    if (!status && t->write) return sn_xpu_wait(x, err);
+    if (!status) status = sn_xpu_download(d, t->k, keys, bytes, err);
+    return status ? status : sn_xpu_download(d, t->v, values, bytes, err);
+}
+
+static sn_status kv_copy_all(sn_xpu *x, kv_copy t, sn_err *err) {
+    assert(t.block >= 0 && t.block < t.shape->n_blocks && t.position >= 0 && t.n >= 0);
+    sn_status status = kv_check_shape(t.shape, err);
+    int n_pages = (int)count_pages(t.shape, t.position + t.n);
+    int chunk_max = (int)(KV_COPY_BYTES / (row_floats(t.shape) * sizeof(float))) + 1;
+    for (int left = t.n; left > 0 && !status; left -= t.n) {
+        t.n = left < chunk_max ? left : chunk_max;
+        status = kv_copy_chunk(x, &t, n_pages, err);
+        t.position += t.n;
+        t.k += (size_t)t.n * row_floats(t.shape);
+        t.v += (size_t)t.n * row_floats(t.shape);
+    }
+    return status ? status : sn_xpu_check_alive(x, err);
+}
+
+sn_status sn_xpu_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
+                         float *k, float *v, sn_err *err) {
+    return kv_copy_all(sn_xpu_of(d), (kv_copy){shape, block, pages, position, n, k, v, false}, err);
+}
+
+sn_status sn_xpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
+                          const float *k, const float *v, sn_err *err) {
+    return kv_copy_all(sn_xpu_of(d), (kv_copy){shape, block, pages, position, n, (float *)k, (float *)v, true}, err);
+}

@@ -1,0 +1,254 @@
+/* Inside of the Intel XPU backend over the Level Zero loader: the state of one open device, and the functions that the
+ * files of device/xpu/ call of each other. Private to device/xpu/.
+ *
+ * Two immediate command lists: one is the queue of work, the other runs concurrent copies, on a copy engine of its own
+ * where the device has one. Commands of a list may overlap, so each operation begins with a barrier (sn_xpu_barrier);
+ * the launches within one operation are independent of each other. Every wait is for an event and has a limit. All
+ * functions are called on the device's thread. The operations are those of sn_device_ops (device/device.h), which
+ * documents them.
+ *
+ * Batches are never captured: an immediate list takes a launch within microseconds, and what changes from batch to
+ * batch lies in the batch table.
+ *
+ * Only Level Zero 1.3 is used. Kernels are OpenCL C, compiled to SPIR-V when the project is built: block.cl and grad.cl
+ * once, linear.cl once per form of weight; the driver compiles a form when the first weight of that form comes. */
+#ifndef SN_DEVICE_XPU_XPU_PRIVATE_H
+#define SN_DEVICE_XPU_XPU_PRIVATE_H
+
+#include "device/device.h"
+#include "device/allocations.h"
+
+#include <level_zero/ze_api.h>
+
+/* name, items of a group in x and in y */
+#define SN_XPU_KERNELS(X)                                                                                              \
+    X(rms_norm, 64, 1)                                                                                                 \
+    X(layer_norm, 64, 1)                                                                                               \
+    X(rope, 64, 1)                                                                                                     \
+    X(activate, 64, 1)                                                                                                 \
+    X(add, 64, 1)                                                                                                      \
+    X(kv_store, 64, 1)                                                                                                 \
+    X(kv_copy, 64, 1)                                                                                                  \
+    X(attention_row, 64, 1)                                                                                            \
+    X(attention_tile, 8, 16)                                                                                           \
+    X(moe_gate, 64, 1)                                                                                                 \
+    X(moe_combine, 64, 1)
+
+typedef enum sn_xpu_kernel {
+#define X(name, x, y) SN_XPU_##name,
+    SN_XPU_KERNELS(X)
+#undef X
+        SN_XPU_KERNEL_COUNT
+} sn_xpu_kernel;
+
+/* The kernels of grad.cl, which is compiled when the first gradient is computed; 64 items per group. */
+#define SN_XPU_GRADS(X)                                                                                                \
+    X(linear_weight_grad)                                                                                              \
+    X(rms_norm_grad)                                                                                                   \
+    X(layer_norm_grad) X(activate_grad) X(attention_grad_q) X(attention_grad_kv) X(moe_combine_grad) X(moe_gate_grad)
+
+typedef enum sn_xpu_grad {
+#define X(name) SN_XPU_GRAD_##name,
+    SN_XPU_GRADS(X)
+#undef X
+        SN_XPU_GRAD_COUNT
+} sn_xpu_grad;
+
+/* The forms of weights that linear.cl is compiled for; weights.c maps types to forms. cmake/xpu.cmake has the same
+ * list, with the compiler's flags. */
+#define SN_XPU_FORMS(X) X(f32) X(f16) X(bf16) X(q4z) X(q4h) X(q4k) X(iq4d) X(iq4k) X(mxfp4) X(q8d) X(q8h) X(q8k) X(q8s)
+
+typedef enum sn_xpu_form {
+#define X(name) SN_XPU_FORM_##name,
+    SN_XPU_FORMS(X)
+#undef X
+        SN_XPU_FORM_COUNT
+} sn_xpu_form;
+
+/* A module's SPIR-V, embedded when the project is built. */
+typedef struct sn_xpu_spirv {
+    const uint8_t *data;
+    size_t bytes;
+} sn_xpu_spirv;
+sn_xpu_spirv sn_xpu_spirv_block(void);
+sn_xpu_spirv sn_xpu_spirv_grad(void);
+sn_xpu_spirv sn_xpu_spirv_linear(sn_xpu_form form);
+
+typedef struct sn_xpu_linear_kernels {
+    ze_module_handle_t module; /* NULL: not loaded yet */
+    ze_kernel_handle_t matvec1, matvec4, matmul_tile, get_rows, input_grad, moe_linear, moe_linear_grad;
+} sn_xpu_linear_kernels;
+
+enum {
+    SN_XPU_COPIES = 32,       /* concurrent copies; one more waits for the oldest */
+    SN_XPU_STAGING = 4 << 20, /* bytes */
+    SN_XPU_STAGING_CHUNK = SN_XPU_STAGING / 4,
+    SN_XPU_HEAD_DIM_MAX = 256, /* as in block.cl */
+    SN_XPU_TILE_ROWS = 16,
+};
+
+typedef struct sn_xpu_copy {
+    sn_fence fence;
+    /* the queue has reached the copy; the copy is done; the queue has passed its join */
+    ze_event_handle_t before, done, joined;
+    bool used, is_joined;
+} sn_xpu_copy;
+
+/* Device memory that was freed while the device did not answer: the device may still write to it. */
+typedef struct sn_xpu_orphan {
+    struct sn_xpu_orphan *next;
+    void *memory;
+} sn_xpu_orphan;
+
+/* Device memory of the backend itself that grows. */
+typedef struct sn_xpu_buffer {
+    void *device;
+    size_t bytes;
+} sn_xpu_buffer;
+
+typedef struct sn_xpu {
+    sn_device base;
+    char name[32], description[192];
+    ze_driver_handle_t driver;
+    ze_device_handle_t device;
+    ze_context_handle_t context;
+    size_t allocation_max; /* bytes */
+    size_t memory;
+    ze_command_list_handle_t queue, copies;
+    ze_event_pool_handle_t pool;
+    ze_event_handle_t idle; /* for waits until the queue is empty */
+    bool busy;              /* work was queued since the last wait */
+    sn_xpu_copy copy[SN_XPU_COPIES];
+    sn_fence next_fence;
+    ze_module_handle_t module;
+    ze_kernel_handle_t kernels[SN_XPU_KERNEL_COUNT];
+    ze_module_handle_t grad_module; /* NULL: not loaded yet */
+    ze_kernel_handle_t grads[SN_XPU_GRAD_COUNT];
+    sn_xpu_linear_kernels linear[SN_XPU_FORM_COUNT];
+    uint8_t *staging; /* uploads and downloads go through it */
+    size_t staged;    /* bytes of it that may be in use */
+    sn_xpu_buffer ids, batch_table, kv_staging, grad_stats;
+    /* -- the batch */
+    sn_kv_shape shape;
+    int batch_rows, batch_tiles;
+    bool decode_only;          /* every sequence has at most one row */
+    size_t tiles_at, pages_at; /* offsets in batch_table */
+    /* -- after SN_STOP */
+    bool stopped, hung;
+    char stop_reason[sizeof(((sn_err *)0)->text)];
+    sn_xpu_orphan *orphans;
+    sn_allocations allocations; /* of alloc */
+} sn_xpu;
+
+static inline sn_xpu *sn_xpu_of(const sn_device *d) { return (sn_xpu *)d; }
+
+/* -- queue.c
+ *
+ * sn_xpu_check_alive: SN_STOP with the device's sentence when it has stopped. sn_xpu_check: also evaluates the result
+ * of a call; any error stops the device. `what` names the activity: "adding rows". */
+sn_status sn_xpu_check_alive(const sn_xpu *x, sn_err *err);
+sn_status sn_xpu_check(sn_xpu *x, ze_result_t result, const char *what, sn_err *err);
+const char *sn_xpu_result_text(ze_result_t result); /* the result in words */
+
+sn_status sn_xpu_queue_open(sn_xpu *x, sn_err *err);
+void sn_xpu_queue_close(sn_xpu *x);
+sn_status sn_xpu_barrier(sn_xpu *x, sn_err *err); /* work queued later starts when all earlier work is done */
+sn_status sn_xpu_wait_event(sn_xpu *x, ze_event_handle_t event, const char *what, sn_err *err);
+sn_status sn_xpu_wait(sn_xpu *x, sn_err *err); /* waits until the queue is empty */
+void sn_xpu_wait_stopped(sn_xpu *x);           /* the same after a stop, as far as possible */
+sn_status sn_xpu_finish(sn_device *d, sn_err *err);
+sn_status sn_xpu_copy_begin(sn_device *d, void *device, const void *host, size_t bytes, sn_fence *fence, sn_err *err);
+sn_status sn_xpu_copy_join(sn_device *d, sn_fence fence, sn_err *err);
+sn_status sn_xpu_copy_wait(sn_device *d, sn_fence fence, sn_err *err);
+
+/* An argument of a kernel: bytes that are copied; or, with data NULL, that many bytes of local memory. */
+typedef struct sn_xpu_arg {
+    size_t bytes;
+    const void *data;
+} sn_xpu_arg;
+#define SN_XPU_ARG(variable) ((sn_xpu_arg){sizeof(variable), &(variable)})
+#define SN_XPU_LOCAL(size)   ((sn_xpu_arg){(size), NULL})
+/* Queues `groups_x` x `groups_y` groups; no launch when either is 0. */
+sn_status sn_xpu_launch(sn_xpu *x, ze_kernel_handle_t kernel, size_t groups_x, size_t groups_y, int n_args,
+                        const sn_xpu_arg *args, sn_err *err);
+
+/* -- memory.c */
+sn_status sn_xpu_alloc(sn_device *d, size_t bytes, void **device, sn_err *err);
+void sn_xpu_free(sn_device *d, void *device, size_t bytes);
+bool sn_xpu_owns(const sn_device *d, const void *device, size_t bytes);
+sn_status sn_xpu_upload(sn_device *d, void *device, const void *host, size_t bytes, sn_err *err);
+sn_status sn_xpu_download(sn_device *d, void *host, const void *device, size_t bytes, sn_err *err);
+sn_status sn_xpu_host_alloc(sn_device *d, size_t bytes, void **host, sn_err *err);
+void sn_xpu_host_free(sn_device *d, void *host, size_t bytes);
+/* Makes the buffer at least `bytes`; its old contents are lost when it grows. */
+sn_status sn_xpu_buffer_reserve(sn_xpu *x, sn_xpu_buffer *buffer, size_t bytes, sn_err *err);
+void sn_xpu_release_orphans(sn_xpu *x);
+
+/* -- modules.c */
+sn_status sn_xpu_load_block(sn_xpu *x, sn_err *err);
+sn_status sn_xpu_load_grad(sn_xpu *x, sn_err *err);
+sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err);
+void sn_xpu_unload(sn_xpu *x);
+
+/* -- weights.c. Offsets of the planes of a weight, and its size. */
+typedef struct sn_xpu_layout {
+    sn_xpu_form form;
+    size_t steps; /* of 8 elements in a row, padded */
+    size_t scales, supers, bytes;
+} sn_xpu_layout;
+sn_status sn_xpu_layout_of(sn_dtype dtype, size_t rows, size_t cols, sn_xpu_layout *out, sn_err *err);
+sn_status sn_xpu_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t *bytes, sn_err *err);
+sn_status sn_xpu_weight_pack(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *host, void *image,
+                             sn_err *err);
+
+/* -- operations.c */
+sn_status sn_xpu_linear(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err);
+sn_status sn_xpu_rms_norm(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,
+                          sn_err *err);
+sn_status sn_xpu_rope(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err);
+sn_status sn_xpu_layer_norm(sn_device *d, int n, int width, const float *x, const float *weight, const float *bias,
+                            float eps, float *y, sn_err *err);
+sn_status sn_xpu_activate(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y,
+                          sn_err *err);
+sn_status sn_xpu_add(sn_device *d, size_t n, float *y, const float *x, sn_err *err);
+sn_status sn_xpu_get_rows(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err);
+
+/* -- grad.c */
+sn_status sn_xpu_linear_input_grad(sn_device *d, int n, const float *dy, const sn_weight *weight, bool accumulate,
+                                   float *dx, sn_err *err);
+sn_status sn_xpu_linear_weight_grad(sn_device *d, int n, int rows, int cols, const float *dy, const float *x, float *dw,
+                                    sn_err *err);
+sn_status sn_xpu_rms_norm_grad(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
+                               const float *dy, bool accumulate, float *dx, sn_err *err);
+sn_status sn_xpu_layer_norm_grad(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
+                                 const float *dy, bool accumulate, float *dx, sn_err *err);
+sn_status sn_xpu_activate_grad(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up,
+                               const float *dy, float *dgate, float *dup, sn_err *err);
+sn_status sn_xpu_attention_grad(sn_device *d, const sn_attention_grad *grad, sn_err *err);
+
+/* -- experts.c */
+sn_status sn_xpu_moe_gate(sn_device *d, int n, int n_experts, int k, bool softmax_over_all, const float *logits,
+                          int32_t *ids, float *weights, sn_err *err);
+sn_status sn_xpu_moe_linear(sn_device *d, const sn_moe_selection *selection, bool per_expert, const float *x,
+                            int n_linears, const sn_moe_linear *linears, sn_err *err);
+sn_status sn_xpu_moe_combine(sn_device *d, const sn_moe_selection *selection, int width, const float *x, float *y,
+                             sn_err *err);
+sn_status sn_xpu_moe_linear_grad(sn_device *d, const sn_moe_selection *selection, bool per_expert, const float *dy,
+                                 const sn_experts *experts, bool accumulate, float *dx, sn_err *err);
+sn_status sn_xpu_moe_combine_grad(sn_device *d, const sn_moe_selection *selection, int width, const float *x,
+                                  const float *dy, float *dx, float *dweights, sn_err *err);
+sn_status sn_xpu_moe_gate_grad(sn_device *d, const sn_moe_selection *selection, bool softmax_over_all,
+                               const float *logits, const float *dweights, float *dlogits, sn_err *err);
+
+/* -- kv.c */
+size_t sn_xpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape);
+sn_status sn_xpu_batch_begin(sn_device *d, const sn_batch *batch, bool *replayed, sn_err *err);
+sn_status sn_xpu_batch_end(sn_device *d, sn_err *err);
+sn_status sn_xpu_kv_store(sn_device *d, int block, const float *k, const float *v, sn_err *err);
+sn_status sn_xpu_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
+                         float *k, float *v, sn_err *err);
+sn_status sn_xpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
+                          const float *k, const float *v, sn_err *err);
+sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err);
+
+#endif

@@ -1,0 +1,23 @@
+/* A file mapped read-only into memory. The caller owns it; any thread may read the bytes. */
+#ifndef SN_MODEL_MAPPED_FILE_H
+#define SN_MODEL_MAPPED_FILE_H
+
+#include "base/err.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { SN_MAPPED_FILE_PATH_MAX = 4096 };
+
+typedef struct sn_mapped_file {
+    const uint8_t *data; /* NULL when nothing is mapped */
+    size_t len;
+} sn_mapped_file;
+
+/* SN_REFUSED for a file that is not regular, is empty, or cannot be read. If another process shortens the file while it
+ * is mapped, touching the lost part kills this process (SIGBUS): model files are to be replaced by renaming, not by
+ * writing into them. */
+sn_status sn_mapped_file_open(const char *path, sn_mapped_file *out, sn_err *err) SN_MUST_USE;
+void sn_mapped_file_close(sn_mapped_file *map); /* accepts a zeroed one */
+
+#endif

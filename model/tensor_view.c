@@ -1,0 +1,176 @@
+#include "model/tensor_view.h"
+
+#include "base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Rows, of a vector elements. */
+static size_t units_of(const sn_model_tensor *t) { return t->rows == 1 ? t->cols : t->rows; }
+
+enum {
+    BLOCK = 32,
+    HALF = BLOCK / 2,
+    PACKED = 1 + HALF
+}; /* MXFP4: elements of a block; bytes without and with exponent */
+
+/* Bytes of a unit in the file. */
+static size_t unit_in_file(const sn_model_tensor *t) { return t->scales ? t->cols / 2 : t->bytes / units_of(t); }
+
+/* Q (place 0), K (1) or V (2) of a fused tensor. */
+static sn_tensor_view view_of_qkv(sn_qkv_layout layout, const sn_hparams *h, int place) {
+    size_t groups = layout == SN_QKV_FUSED_PER_HEAD ? (size_t)h->n_kv_heads : 1;
+    size_t kv = (size_t)h->n_kv_heads * (size_t)h->head_dim / groups;
+    size_t q = (size_t)h->n_heads * (size_t)h->head_dim / groups, all = q + 2 * kv;
+    const size_t first[] = {0, q, q + kv};
+    return (sn_tensor_view){
+        .whole = all * groups, .first = first[place], .group_rows = place ? kv : q, .group_stride = all};
+}
+
+sn_tensor_view sn_tensor_view_of(const sn_tensor_naming *naming, const sn_hparams *hparams, sn_role role, size_t own) {
+    bool qkv = naming->qkv != SN_QKV_SEPARATE;
+    switch (role) {
+    case SN_ROLE_ATTN_Q:
+    case SN_ROLE_ATTN_Q_BIAS:
+        if (qkv) return view_of_qkv(naming->qkv, hparams, 0);
+        break;
+    case SN_ROLE_ATTN_K:
+    case SN_ROLE_ATTN_K_BIAS:
+        if (qkv) return view_of_qkv(naming->qkv, hparams, 1);
+        break;
+    case SN_ROLE_ATTN_V:
+    case SN_ROLE_ATTN_V_BIAS:
+        if (qkv) return view_of_qkv(naming->qkv, hparams, 2);
+        break;
+    case SN_ROLE_FFN_GATE:
+    case SN_ROLE_FFN_UP:
+        if (naming->gate_up_fused)
+            return (sn_tensor_view){.whole = 2 * own,
+                                    .first = role == SN_ROLE_FFN_UP ? own : 0,
+                                    .group_rows = own,
+                                    .group_stride = 2 * own};
+        break;
+    case SN_ROLE_EXPERTS_GATE_BIAS:
+    case SN_ROLE_EXPERTS_UP_BIAS:
+        if (naming->experts_transposed)
+            return (sn_tensor_view){
+                .whole = 2 * own, .first = role == SN_ROLE_EXPERTS_UP_BIAS, .group_rows = 1, .group_stride = 2};
+        break;
+    default:
+        break;
+    }
+    return (sn_tensor_view){.whole = own, .group_rows = own, .group_stride = own};
+}
+
+sn_tensor_view sn_tensor_view_of_expert(const sn_tensor_naming *naming, sn_role role, bool packed, size_t rows,
+                                        size_t cols, size_t expert, size_t n_experts) {
+    size_t step = role == SN_ROLE_EXPERTS_DOWN ? 1 : 2, line = step * rows;
+    if (naming->experts_transposed && packed)
+        return (sn_tensor_view){.whole = n_experts * line,
+                                .first = expert * line + (role == SN_ROLE_EXPERTS_UP),
+                                .group_rows = step == 1 ? rows : 1,
+                                .group_stride = step == 1 ? rows : step};
+    if (naming->experts_transposed)
+        return (sn_tensor_view){.whole = n_experts * cols,
+                                .first = expert * cols * line + (role == SN_ROLE_EXPERTS_UP),
+                                .row_step = step,
+                                .col_step = line,
+                                .cols = cols};
+    return (sn_tensor_view){
+        .whole = n_experts * rows, .first = expert * rows, .group_rows = rows, .group_stride = n_experts * rows};
+}
+
+/* From the transposed tensor in the file to the role's (own, view->cols). */
+static void narrow_transposed(const sn_tensor_view *view, sn_role role, size_t own, sn_model_tensor *t) {
+    size_t element = t->bytes / t->rows / t->cols, cols = view->cols;
+    t->data = (const char *)t->data + view->first * element;
+    t->rows = own;
+    t->cols = cols;
+    t->bytes = own * cols * element;
+    t->group_rows = t->group_stride = own;
+    t->row_step = view->row_step;
+    t->col_step = view->col_step;
+    t->tie |= (uint64_t)(role + 1) << 48;
+}
+
+void sn_tensor_view_narrow(const sn_tensor_view *view, sn_role role, size_t own, sn_model_tensor *t) {
+    if (view->col_step) narrow_transposed(view, role, own, t);
+    if (view->col_step || view->whole == own) return;
+    size_t unit = t->bytes / units_of(t);
+    t->data = (const char *)t->data + view->first * unit_in_file(t);
+    if (t->scales) t->scales = (const uint8_t *)t->scales + view->first * (t->cols / BLOCK);
+    *(t->rows == 1 ? &t->cols : &t->rows) = own;
+    t->bytes = own * unit;
+    t->group_rows = view->group_rows;
+    t->group_stride = view->group_stride;
+    t->tie |= (uint64_t)(role + 1) << 48; /* a parameter of its own within the tensor */
+}
+
+size_t sn_model_n_runs(const sn_model_tensor *t) {
+    return !t->data ? 0 : t->col_step ? t->cols : units_of(t) / t->group_rows;
+}
+
+const void *sn_model_run(const sn_model_tensor *t, size_t i, size_t *bytes) {
+    if (t->col_step) {
+        size_t element = t->bytes / t->rows / t->cols;
+        *bytes = ((t->rows - 1) * t->row_step + 1) * element;
+        return (const char *)t->data + i * t->col_step * element;
+    }
+    size_t unit = unit_in_file(t);
+    *bytes = t->group_rows * unit;
+    return (const char *)t->data + i * t->group_stride * unit;
+}
+
+/* Copies a few columns at a time, so that the destination stays in the cache. */
+static void transpose_matrix(const sn_model_tensor *t, size_t element, char *to) {
+    enum { COLUMNS = 32 };
+    for (size_t first = 0; first < t->cols; first += COLUMNS) {
+        size_t end = t->cols - first < COLUMNS ? t->cols : first + COLUMNS;
+        for (size_t r = 0; r < t->rows; r++)
+            for (size_t c = first; c < end; c++) {
+                const char *from = (const char *)t->data + (r * t->row_step + c * t->col_step) * element;
+                char *at = to + (r * t->cols + c) * element;
+                if (element == 2)
+                    memcpy(at, from, 2);
+                else
+                    memcpy(at, from, 4);
+            }
+    }
+}
+
+/* Joins elements and exponents to SN_MXFP4: a block is its exponent, then elements 0..15 in the low halves of 16 bytes
+ * and 16..31 in the high halves. */
+static void pack_mxfp4(const sn_model_tensor *t, uint8_t *to) {
+    size_t per_row = t->cols / BLOCK;
+    for (size_t r = 0; r < t->rows; r++) {
+        size_t line = r / t->group_rows * t->group_stride + r % t->group_rows;
+        const uint8_t *from = (const uint8_t *)t->data + line * (t->cols / 2);
+        const uint8_t *scales = (const uint8_t *)t->scales + line * per_row;
+        for (size_t b = 0; b < per_row; b++, from += HALF, to += PACKED) {
+            to[0] = scales[b];
+            for (int i = 0; i < HALF; i++) {
+                int shift = i % 2 * 4;
+                to[1 + i] = (uint8_t)((from[i / 2] >> shift & 15) | (from[HALF / 2 + i / 2] >> shift & 15) << 4);
+            }
+        }
+    }
+}
+
+sn_status sn_model_contiguous(const sn_model_tensor *t, const void **rows, void **copy, sn_err *err) {
+    size_t n = sn_model_n_runs(t), bytes, at = 0;
+    *copy = NULL;
+    *rows = t->data;
+    if (n <= 1 && !t->col_step && !t->scales) return SN_OK;
+    char *made = malloc(t->bytes);
+    if (!made) return sn_fail(err, SN_STOP, "out of memory for a matrix of %zu bytes", t->bytes);
+    if (t->scales)
+        pack_mxfp4(t, (uint8_t *)made);
+    else if (t->col_step)
+        transpose_matrix(t, t->bytes / t->rows / t->cols, made);
+    for (size_t i = 0; !t->col_step && !t->scales && i < n; i++, at += bytes) {
+        const void *run = sn_model_run(t, i, &bytes);
+        memcpy(made + at, run, bytes);
+    }
+    *rows = *copy = made;
+    return SN_OK;
+}

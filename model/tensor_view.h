@@ -1,0 +1,30 @@
+/* Views: where a role lies within a tensor that holds several roles (Q, K and V as one matrix, stacked experts).
+ * Private to model/ and its rooms. sn_model_run and sn_model_contiguous of model.h are implemented here. */
+#ifndef SN_MODEL_TENSOR_VIEW_H
+#define SN_MODEL_TENSOR_VIEW_H
+
+#include "model/family.h"
+
+/* A role within the tensor of its name; unit: a row, of a vector an element. */
+typedef struct sn_tensor_view {
+    size_t whole;                    /* units of the tensor in the file */
+    size_t first;                    /* the role's first unit */
+    size_t group_rows, group_stride; /* as in sn_model_tensor */
+    /* Not 0: the tensor is transposed. Elements from a row to the next and from a column to the next, and the role's
+     * columns; `first` is then an element. */
+    size_t row_step, col_step, cols;
+} sn_tensor_view;
+
+/* The view of a role that is not stacked by experts. `own`: its units. */
+sn_tensor_view sn_tensor_view_of(const sn_tensor_naming *naming, const sn_hparams *hparams, sn_role role, size_t own);
+
+/* The view of one expert's matrix (rows, cols) among the n_experts that one tensor holds. `packed`: split MXFP4, which
+ * is never transposed. Where naming->experts_transposed, gate and up alternate: column by column, or, packed, row by
+ * row. */
+sn_tensor_view sn_tensor_view_of_expert(const sn_tensor_naming *naming, sn_role role, bool packed, size_t rows,
+                                        size_t cols, size_t expert, size_t n_experts);
+
+/* Narrows the tensor in the file, whose size is checked to be view->whole, to the role's part of `own` units. */
+void sn_tensor_view_narrow(const sn_tensor_view *view, sn_role role, size_t own, sn_model_tensor *tensor);
+
+#endif

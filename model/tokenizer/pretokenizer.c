@@ -1,0 +1,295 @@
+/* Steps are compiled once (sn_pretokenizer_add) with PCRE2's JIT where there is one. split_text runs one step over one
+ * piece: it walks over matches and the text between them, joins neighbouring spans as the step's sn_split says
+ * (walk_take holds one span back until it is clear whether the next span joins it), and hands each finished piece to
+ * the next step. After the last step the piece goes to the caller's function. So no list of pieces is ever stored. */
+#include "model/tokenizer/pretokenizer.h"
+
+#include "model/tokenizer/pattern.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+/* MATCH_LIMIT: PCRE2 gives a match up after so many steps of backtracking, because the pattern explodes. The patterns
+ * of real models need about one step per byte of text. */
+enum { MATCH_LIMIT = 200 << 20, JIT_STACK_MAX = 8 << 20 };
+
+typedef struct split_step {
+    pcre2_code *code; /* NULL: the step finds `literal` */
+    char *literal;
+    size_t literal_len;
+    sn_split split;
+    bool invert;
+} split_step;
+
+struct sn_pretokenizer {
+    split_step steps[SN_PRETOKENIZER_STEPS_MAX];
+    size_t n;
+};
+
+struct sn_splitter {
+    const sn_pretokenizer *pretokenizer;
+    pcre2_match_context *context;
+    pcre2_jit_stack *stack;
+    pcre2_match_data *match;
+};
+
+/* ---- building ---- */
+
+sn_status sn_pretokenizer_new(sn_pretokenizer **out, sn_err *err) { return sn_calloc(out, 1, sizeof **out, err); }
+
+void sn_pretokenizer_free(sn_pretokenizer **pretokenizer) {
+    if (!*pretokenizer) return;
+    for (size_t i = 0; i < (*pretokenizer)->n; i++) {
+        pcre2_code_free((*pretokenizer)->steps[i].code);
+        free((*pretokenizer)->steps[i].literal);
+    }
+    free(*pretokenizer);
+    *pretokenizer = NULL;
+}
+
+static sn_status compile_pattern(const char *pattern, size_t len, pcre2_code **out, sn_err *err) {
+    sn_buf translated;
+    int code = 0;
+    PCRE2_SIZE at = 0;
+    uint32_t matches_empty = 0;
+    sn_buf_init(&translated, 16 * (size_t)SN_PATTERN_MAX);
+    sn_status status = sn_pattern_translate(pattern, len, &translated, err);
+    if (status) goto out;
+    *out = pcre2_compile(translated.data, translated.len, PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
+    if (!*out) {
+        char message[128] = "";
+        pcre2_get_error_message(code, (PCRE2_UCHAR *)message, sizeof message);
+        status =
+            sn_fail(err, SN_REFUSED, "the pattern of the pre-tokenizer is wrong at byte %zu: %s", (size_t)at, message);
+        goto out;
+    }
+    pcre2_pattern_info(*out, PCRE2_INFO_MATCHEMPTY, &matches_empty);
+    if (matches_empty) {
+        pcre2_code_free(*out);
+        *out = NULL;
+        status = sn_fail(err, SN_REFUSED,
+                         "the pattern of the pre-tokenizer can match the empty string, which is not supported");
+        goto out;
+    }
+    (void)pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE); /* optional: without JIT matching is slower */
+out:
+    sn_buf_fini(&translated);
+    return status;
+}
+
+sn_status sn_pretokenizer_add(sn_pretokenizer *pretokenizer, const char *pattern, size_t len, bool literal,
+                              sn_split split, bool invert, sn_err *err) {
+    if (pretokenizer->n == SN_PRETOKENIZER_STEPS_MAX)
+        return sn_fail(err, SN_REFUSED, "the pre-tokenizer has more than %d steps", SN_PRETOKENIZER_STEPS_MAX);
+    if (len == 0 || len > SN_PATTERN_MAX)
+        return sn_fail(err, SN_REFUSED, "a pattern of the pre-tokenizer is %zu bytes long; 1 to %d are taken", len,
+                       SN_PATTERN_MAX);
+    split_step *s = &pretokenizer->steps[pretokenizer->n];
+    *s = (split_step){.split = split, .invert = invert};
+    sn_status status = SN_OK;
+    if (literal) {
+        s->literal_len = len;
+        status = sn_calloc(&s->literal, len, 1, err);
+        if (!status) memcpy(s->literal, pattern, len);
+    } else {
+        status = compile_pattern(pattern, len, &s->code, err);
+    }
+    if (!status) pretokenizer->n++;
+    return status;
+}
+
+/* ---- named pre-tokenizers ---- */
+
+/* The patterns as the models' makers published them. */
+#define GPT2  "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define DIGIT "\\p{N}"
+#define CL100K(digits)                                                                                                 \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits                                               \
+    "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define CASED(suffix, digits)                                                                                          \
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+" suffix                 \
+    "|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*" suffix "|" digits     \
+    "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define SHORT_FORMS "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+
+static const struct {
+    const char *name;
+    const char *patterns[2];
+    bool ignore_merges, add_bos;
+} known[] = {
+    {"gpt-2", {GPT2}, false, false},
+    {"phi-2", {GPT2}, false, false},
+    {"olmo", {GPT2}, false, false},
+    {"mpt", {GPT2}, false, false},
+    {"smollm", {DIGIT, GPT2}, false, false},
+    {"starcoder", {DIGIT, GPT2}, false, false},
+    {"refact", {DIGIT, GPT2}, false, false},
+    {"command-r", {DIGIT, GPT2}, false, false},
+    {"codeshell", {DIGIT, GPT2}, false, false},
+    {"exaone", {DIGIT, GPT2}, false, false},
+    {"llama-bpe", {CL100K("\\p{N}{1,3}")}, true, true},
+    {"llama3", {CL100K("\\p{N}{1,3}")}, true, true},
+    {"llama-v3", {CL100K("\\p{N}{1,3}")}, true, true},
+    {"dbrx", {CL100K("\\p{N}{1,3}")}, false, false},
+    {"smaug-bpe", {CL100K("\\p{N}{1,3}")}, false, false},
+    {"qwen2", {CL100K("\\p{N}")}, false, false},
+    {"deepseek-r1-qwen", {CL100K("\\p{N}")}, false, false},
+    {"stablelm2", {CL100K("\\p{N}")}, false, false},
+    {"tekken", {CASED("", "\\p{N}")}, true, true},
+    {"gpt-4o", {CASED(SHORT_FORMS, "\\p{N}{1,3}")}, false, false},
+};
+
+sn_status sn_pretokenizer_add_named(sn_pretokenizer *pretokenizer, const char *name, bool *ignore_merges, bool *add_bos,
+                                    sn_err *err) {
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        if (strcmp(name, known[i].name)) continue;
+        *ignore_merges = known[i].ignore_merges;
+        *add_bos = known[i].add_bos;
+        sn_status status = SN_OK;
+        for (size_t k = 0; !status && k < 2 && known[i].patterns[k]; k++)
+            status = sn_pretokenizer_add(pretokenizer, known[i].patterns[k], strlen(known[i].patterns[k]), false,
+                                         SN_SPLIT_ISOLATED, false, err);
+        return status;
+    }
+    return sn_fail(err, SN_REFUSED,
+                   "the file's pre-tokenizer '%s' is not known, and another one would give wrong tokens: use the "
+                   "model's folder with its tokenizer.json",
+                   name);
+}
+
+sn_status sn_pretokenizer_add_gpt2(sn_pretokenizer *pretokenizer, sn_err *err) {
+    return sn_pretokenizer_add(pretokenizer, GPT2, strlen(GPT2), false, SN_SPLIT_ISOLATED, false, err);
+}
+
+/* ---- splitting ---- */
+
+sn_status sn_splitter_new(const sn_pretokenizer *pretokenizer, sn_splitter **out, sn_err *err) {
+    sn_status status = sn_calloc(out, 1, sizeof **out, err);
+    if (status) return status;
+    sn_splitter *c = *out;
+    c->pretokenizer = pretokenizer;
+    c->context = pcre2_match_context_create(NULL);
+    c->stack = pcre2_jit_stack_create(32 << 10, JIT_STACK_MAX, NULL);
+    c->match = pcre2_match_data_create(1, NULL);
+    if (!c->context || !c->match) {
+        sn_splitter_free(out);
+        return sn_fail(err, SN_STOP, "out of memory for the pre-tokenizer");
+    }
+    pcre2_set_match_limit(c->context, MATCH_LIMIT);
+    if (c->stack) pcre2_jit_stack_assign(c->context, NULL, c->stack);
+    return SN_OK;
+}
+
+void sn_splitter_free(sn_splitter **splitter) {
+    if (!*splitter) return;
+    pcre2_match_data_free((*splitter)->match);
+    pcre2_jit_stack_free((*splitter)->stack);
+    pcre2_match_context_free((*splitter)->context);
+    free(*splitter);
+    *splitter = NULL;
+}
+
+typedef struct span {
+    size_t start, end;
+    bool match;
+} span;
+
+/* One step over one piece. */
+typedef struct walk {
+    sn_splitter *splitter;
+    size_t step;
+    const char *text;
+    span held; /* the span that is held back; empty: none */
+    bool match_before;
+    sn_piece_fn fn;
+    void *ctx;
+    sn_err *err;
+} walk;
+
+static sn_status split_text(sn_splitter *c, size_t at, const char *text, size_t len, sn_piece_fn fn, void *ctx,
+                            sn_err *err);
+
+/* Hands the span that is held back to the next step. */
+static sn_status walk_flush(walk *w) {
+    span s = w->held;
+    w->held = (span){0};
+    if (s.start == s.end) return SN_OK;
+    return split_text(w->splitter, w->step + 1, w->text + s.start, s.end - s.start, w->fn, w->ctx, w->err);
+}
+
+/* Whether a span belongs to the same piece as the span that is held back. */
+static bool walk_joins(const walk *w, sn_split split, const span *s) {
+    if (w->held.start == w->held.end) return false;
+    switch (split) {
+    case SN_SPLIT_MERGED_WITH_PREVIOUS:
+        return s->match && !w->match_before;
+    case SN_SPLIT_MERGED_WITH_NEXT:
+        return !s->match && w->match_before;
+    case SN_SPLIT_CONTIGUOUS:
+        return s->match == w->match_before;
+    default:
+        return false;
+    }
+}
+
+/* Takes the next span, which ends where the following one begins. */
+static sn_status walk_take(walk *w, const split_step *step, size_t start, size_t end, bool match) {
+    span s = {start, end, match != step->invert};
+    if (start == end || (s.match && step->split == SN_SPLIT_REMOVED)) return SN_OK;
+    sn_status status = SN_OK;
+    if (walk_joins(w, step->split, &s)) {
+        w->held.end = end;
+    } else {
+        status = walk_flush(w);
+        w->held = s;
+    }
+    w->match_before = s.match;
+    return status;
+}
+
+/* The first match at or after `from`; none: *start = *end = len. */
+static sn_status step_find(sn_splitter *c, const split_step *step, const char *text, size_t len, size_t from,
+                           size_t *start, size_t *end, sn_err *err) {
+    *start = *end = len;
+    if (!step->code) {
+        const char *hit = memmem(text + from, len - from, step->literal, step->literal_len);
+        if (hit) {
+            *start = (size_t)(hit - text);
+            *end = *start + step->literal_len;
+        }
+        return SN_OK;
+    }
+    int rc = pcre2_match(step->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, c->match, c->context);
+    if (rc == PCRE2_ERROR_NOMATCH) return SN_OK;
+    const PCRE2_SIZE *at = pcre2_get_ovector_pointer(c->match);
+    if (rc >= 0 && at[0] < at[1] && at[0] >= from) {
+        *start = at[0];
+        *end = at[1];
+        return SN_OK;
+    }
+    char message[128] = "it matches the empty string";
+    if (rc < 0) pcre2_get_error_message(rc, (PCRE2_UCHAR *)message, sizeof message);
+    return sn_fail(err, SN_REFUSED, "the pre-tokenizer's pattern cannot cut this text: %s", message);
+}
+
+/* Runs the steps from `at` on over a piece. The recursion is as deep as there are steps. */
+static sn_status split_text(sn_splitter *c, size_t at, const char *text, size_t len, sn_piece_fn fn, void *ctx,
+                            sn_err *err) {
+    if (at == c->pretokenizer->n) return len ? fn(ctx, text, len, err) : SN_OK;
+    const split_step *step = &c->pretokenizer->steps[at];
+    walk w = {.splitter = c, .step = at, .text = text, .fn = fn, .ctx = ctx, .err = err};
+    sn_status status = SN_OK;
+    for (size_t done = 0, start, end; !status && done < len; done = end) {
+        status = step_find(c, step, text, len, done, &start, &end, err);
+        if (!status) status = walk_take(&w, step, done, start, false);
+        if (!status) status = walk_take(&w, step, start, end, true);
+    }
+    return status ? status : walk_flush(&w);
+}
+
+sn_status sn_splitter_run(sn_splitter *splitter, const char *text, size_t len, sn_piece_fn fn, void *ctx, sn_err *err) {
+    return split_text(splitter, 0, text, len, fn, ctx, err);
+}

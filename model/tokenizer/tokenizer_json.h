@@ -1,0 +1,26 @@
+/* The parts of tokenizer.json (https://huggingface.co/docs/tokenizers) besides its model: normalizer, pre-tokenizer and
+ * decoder. For tokenizer_json.c; every function refuses what it does not know. */
+#ifndef SN_MODEL_TOKENIZER_TOKENIZER_JSON_H
+#define SN_MODEL_TOKENIZER_TOKENIZER_JSON_H
+
+#include "model/tokenizer/tokenizer_private.h"
+
+#include <jansson.h>
+
+/* Whether the file is of byte-level BPE, by its pre_tokenizer and decoder; else it is SentencePiece's kind. */
+bool sn_tokenizer_json_is_byte_level(const json_t *root);
+
+/* Adds the steps of "pre_tokenizer". SN_REFUSED for an unknown step, and when the steps do not fit the vocabulary: a
+ * byte-level one needs the step ByteLevel, a SentencePiece one needs spaces to become U+2581 here or in the
+ * normalizer. */
+sn_status sn_tokenizer_json_steps(sn_tokenizer *t, const json_t *value, sn_err *err) SN_MUST_USE;
+
+/* SentencePiece: "normalizer" and "decoder". */
+sn_status sn_tokenizer_json_normalizer(sn_tokenizer *t, const json_t *value, sn_err *err) SN_MUST_USE;
+sn_status sn_tokenizer_json_decoder(sn_tokenizer *t, const json_t *value, sn_err *err) SN_MUST_USE;
+
+/* A member that is a string or a bool; `fallback` when it is absent, null or of another type. */
+const char *sn_json_string(const json_t *object, const char *key, const char *fallback);
+bool sn_json_bool(const json_t *object, const char *key, bool fallback);
+
+#endif

@@ -1,0 +1,66 @@
+/* The struct of a tokenizer, for the files that build it: tokenizer_load.c opens files, tokenizer_gguf.c and
+ * tokenizer_json*.c read them, tokenizer.c encodes and decodes. */
+#ifndef SN_MODEL_TOKENIZER_TOKENIZER_PRIVATE_H
+#define SN_MODEL_TOKENIZER_TOKENIZER_PRIVATE_H
+
+#include "model/tokenizer/added_tokens.h"
+#include "model/gguf.h"
+#include "model/tokenizer/pretokenizer.h"
+#include "model/tokenizer/tokenizer.h"
+#include "model/tokenizer/vocab.h"
+
+enum { SN_TOKENIZER_PASSES = 2, SN_EOG_IDS_MAX = 32 };
+
+/* SentencePiece: which parts of the text, between added tokens, get a space before them. */
+typedef enum sn_prepend_scheme {
+    SN_PREPEND_NEVER,
+    SN_PREPEND_ALWAYS,       /* each part (normalizer "Prepend") */
+    SN_PREPEND_UNLESS_SPACE, /* each part that does not begin with a space ("Metaspace" with "always") */
+    SN_PREPEND_FIRST,        /* the first part, unless it begins with a space ("Metaspace" with "first") */
+} sn_prepend_scheme;
+
+struct sn_tokenizer {
+    sn_vocab vocab;
+    sn_pretokenizer *pretokenizer;
+    /* Added tokens are found in two passes over the text: first those that tokenizer.json does not normalise, then, in
+     * the parts between them, those that it does. */
+    sn_added_tokens added[SN_TOKENIZER_PASSES];
+    bool ignore_merges; /* a piece that is a token becomes that token, whatever the merges say */
+    sn_prepend_scheme prepend;
+    bool escapes_early; /* spaces become U+2581 before the second pass, not after it */
+    bool strips_space;  /* sn_tokenizer_strips_space */
+    int32_t bos;        /* id of the begin-of-sequence token; -1: the model has none */
+    bool add_bos;
+    int32_t eog_ids[SN_EOG_IDS_MAX];
+    size_t n_eog_ids;
+    char *chat_template; /* heap, chat_template_len bytes; NULL: the model has none */
+    size_t chat_template_len;
+    char bos_text[SN_CHAT_TOKEN_MAX], eos_text[SN_CHAT_TOKEN_MAX];
+};
+
+sn_status sn_tokenizer_new(sn_tokenizer **out, sn_err *err) SN_MUST_USE;
+
+/* Adds an added token to the vocabulary and to the pass that finds it. */
+sn_status sn_tokenizer_add_token(sn_tokenizer *tokenizer, int pass, const sn_added_token *token,
+                                 sn_err *err) SN_MUST_USE;
+/* Adds an id that ends generation; ignores ids outside the vocabulary and ids that are there already. */
+void sn_tokenizer_add_eog(sn_tokenizer *tokenizer, int64_t id);
+/* Keeps the model's chat template: `text` (len bytes, 0: none) and the texts of the two tokens. */
+sn_status sn_tokenizer_set_chat_source(sn_tokenizer *tokenizer, const sn_chat_source *source, sn_err *err) SN_MUST_USE;
+/* Call last: sorts the added tokens, and adds tokens of well-known names to the ids that end generation. */
+sn_status sn_tokenizer_finish(sn_tokenizer *tokenizer, sn_err *err) SN_MUST_USE;
+
+/* Builds the tokenizer from a GGUF file's metadata. */
+sn_status sn_tokenizer_from_gguf(const sn_gguf *gguf, sn_tokenizer **out, sn_err *err) SN_MUST_USE;
+
+/* The contents of a folder's files. Files that are missing are zeroed; only tokenizer.json is required. */
+typedef struct sn_tokenizer_files {
+    sn_buf tokenizer;         /* tokenizer.json */
+    sn_buf tokenizer_config;  /* tokenizer_config.json: texts of bos and eos, chat template */
+    sn_buf generation_config; /* generation_config.json: ids that end generation */
+    sn_buf chat_template;     /* chat_template.jinja of newer folders; goes before tokenizer_config's */
+} sn_tokenizer_files;
+/* Builds the tokenizer from the files of a Hugging Face folder. */
+sn_status sn_tokenizer_from_files(const sn_tokenizer_files *files, sn_tokenizer **out, sn_err *err) SN_MUST_USE;
+
+#endif

@@ -1,0 +1,17 @@
+/* Addresses of nodes. An address is the text HOST:PORT in options, messages and logs alike (sn_parse_host_port in
+ * base/text.h has the form); an address that a user gives may also pin the node's key: HOST:PORT#KEY. */
+#ifndef SN_NET_ADDRESS_H
+#define SN_NET_ADDRESS_H
+
+#include "net/message.h"
+
+/* Checks an address that stands in a message or is given to a transport: SN_REFUSED when it is none, with a sentence
+ * that is safe to print even if the address came from a peer. to_listen: port 0 and the host * are addresses, too. */
+sn_status sn_address_check(const char *address, bool to_listen, sn_err *err) SN_MUST_USE;
+
+/* Splits "HOST:PORT" or "HOST:PORT#KEY", KEY being 64 hexadecimal digits of a CURVE key. `plain` gets HOST:PORT; `key`
+ * gets the key when *pinned is set. SN_REFUSED with a sentence that says what to write. */
+sn_status sn_address_parse(const char *text, char plain[SN_ADDRESS_MAX + 1], uint8_t key[SN_KEY_SIZE], bool *pinned,
+                           sn_err *err) SN_MUST_USE;
+
+#endif

@@ -1,0 +1,100 @@
+/* A transport carries whole messages between peers.
+ *
+ * Two base transports exist: ZeroMQ with CURVE (zmq.c), and one inside the process (memory.c), over which tests and the
+ * simulator run. Two wrappers add to an inner transport: private_swarm.h and emulated_link.h. One conformance suite
+ * (tests/unit/test_transport.c) holds all of them to this header.
+ *
+ * Thread: a transport belongs to one thread, which alone calls it; only sn_transport_wake may be called on others.
+ * Nothing blocks but recv, and recv only until its deadline.
+ *
+ * Peers: an sn_peer is a handle of one connection, either one that this transport dialled (an address and the CURVE key
+ * expected there), or one that the other side dialled. Handles are never reused.
+ *
+ * Errors: SN_REFUSED for an address that cannot be used, SN_RETRY for a peer that is gone or whose queue is full,
+ * SN_STOP when the transport cannot go on. */
+#ifndef SN_NET_TRANSPORT_TRANSPORT_H
+#define SN_NET_TRANSPORT_TRANSPORT_H
+
+#include "net/identity.h"
+
+typedef uint64_t sn_peer; /* 0: none */
+
+typedef struct sn_transport sn_transport;
+
+/* What recv returns: a message (msg), bytes of a peer that are no message (msg NULL, err says why), or an outage. */
+typedef struct sn_event {
+    sn_msg *msg;              /* owned by the receiver of the event */
+    sn_peer peer;             /* the sender: where to send the answer */
+    uint8_t key[SN_KEY_SIZE]; /* the peer's CURVE public key, which the handshake has proven */
+    int64_t arrived_us;       /* sn_now_us when the message was taken from the socket */
+    sn_err err;               /* if msg is NULL */
+    /* An outage: the connection to a dialled peer was lost, or could not be made (err is SN_RETRY and says which).
+     * Messages sent before may not have arrived. Reported once until the connection is up again: the transport keeps
+     * connecting, and messages sent meanwhile wait in the queue, until hang_up. A peer that becomes silent without
+     * closing its connection is reported late or not at all. */
+    bool lost;
+} sn_event;
+
+typedef struct sn_transport_ops {
+    /* Accepts connections at `address` (HOST:PORT; port 0 selects a free one). `bound` gets the real address. Does not
+     * block. SN_REFUSED: the address cannot be used (in use, not of this machine), with what to do. */
+    sn_status (*listen)(sn_transport *t, const char *address, char bound[SN_ADDRESS_MAX + 1], sn_err *err);
+    /* Starts to connect; does not block. An event reports that no program listens there, or one with another key.
+     * Dialling the same address and key again returns the same handle. */
+    sn_status (*dial)(sn_transport *t, const char *address, const uint8_t key[SN_KEY_SIZE], sn_peer *out, sn_err *err);
+    /* Sends; takes *msg and sets it NULL on success only. Does not block: SN_RETRY when the peer's queue is full or the
+     * peer is gone. */
+    sn_status (*send)(sn_transport *t, sn_peer peer, sn_msg **msg, sn_err *err);
+    /* Waits until deadline_us (sn_now_us clock; 0: does not wait) for the next event. *out is zeroed when there is none
+     * (msg NULL, peer 0), also after a wake. SN_STOP: the transport cannot go on. */
+    sn_status (*recv)(sn_transport *t, int64_t deadline_us, sn_event *out, sn_err *err);
+    void (*hang_up)(sn_transport *t, sn_peer peer); /* closes the connection and drops what is queued for the peer */
+    void (*wake)(sn_transport *t);                  /* on any thread: makes the current or the next recv return */
+    void (*free)(sn_transport *t);                  /* gives unsent messages one second to leave */
+} sn_transport_ops;
+
+struct sn_transport {
+    const sn_transport_ops *ops; /* first member of every implementation */
+};
+
+static inline sn_status SN_MUST_USE sn_transport_listen(sn_transport *t, const char *address,
+                                                        char bound[SN_ADDRESS_MAX + 1], sn_err *err) {
+    return t->ops->listen(t, address, bound, err);
+}
+static inline sn_status SN_MUST_USE sn_transport_dial(sn_transport *t, const char *address,
+                                                      const uint8_t key[SN_KEY_SIZE], sn_peer *out, sn_err *err) {
+    return t->ops->dial(t, address, key, out, err);
+}
+static inline sn_status SN_MUST_USE sn_transport_send(sn_transport *t, sn_peer peer, sn_msg **msg, sn_err *err) {
+    return t->ops->send(t, peer, msg, err);
+}
+static inline sn_status SN_MUST_USE sn_transport_recv(sn_transport *t, int64_t deadline_us, sn_event *out,
+                                                      sn_err *err) {
+    return t->ops->recv(t, deadline_us, out, err);
+}
+static inline void sn_transport_hang_up(sn_transport *t, sn_peer peer) { t->ops->hang_up(t, peer); }
+static inline void sn_transport_wake(sn_transport *t) { t->ops->wake(t); }
+static inline void sn_transport_free(sn_transport **t) {
+    if (*t) (*t)->ops->free(*t);
+    *t = NULL;
+}
+
+/* ZeroMQ over TCP: one ROUTER socket that listens, one DEALER socket for each dialled peer, CURVE on all of them. Any
+ * key is admitted; an event has the key that was proven. `identity` gives the CURVE key pair and is copied. */
+sn_status sn_transport_zmq_new(const sn_identity *identity, sn_transport **out, sn_err *err) SN_MUST_USE;
+
+/* In memory, for tests: transports of one hub reach each other by their addresses ("node0:1"), which name nothing
+ * outside the hub. The hub is thread-safe and outlives its transports. A filter can lose, duplicate and reorder
+ * messages. */
+typedef struct sn_hub sn_hub;
+sn_status sn_hub_new(sn_hub **out, sn_err *err) SN_MUST_USE;
+void sn_hub_free(sn_hub **hub);
+/* SN_REORDER: the message is delivered after the next one of the same direction. */
+typedef enum sn_hub_action { SN_DELIVER, SN_DROP, SN_DUPLICATE, SN_REORDER } sn_hub_action;
+/* `from` and `to` are the listening addresses ("" for a peer that does not listen). Called under the hub's lock. */
+typedef sn_hub_action (*sn_hub_filter)(void *ctx, const char *from, const char *to, const sn_msg *msg);
+void sn_hub_set_filter(sn_hub *hub, sn_hub_filter filter, void *ctx);
+sn_status sn_transport_memory_new(sn_hub *hub, const sn_identity *identity, sn_transport **out,
+                                  sn_err *err) SN_MUST_USE;
+
+#endif

@@ -1,0 +1,528 @@
+/* The transport over ZeroMQ (net/transport/transport.h): one ROUTER that listens, one DEALER for each dialled peer,
+ * CURVE on all.
+ *
+ * A message is one or two frames: the encoded map and the tensor. The tensor is neither copied on its way out (libzmq
+ * frees the message when the frame has left) nor on its way in (the message owns the frame). The peer of a message that
+ * the ROUTER received is its routing id and key, which inbound_peers.c maps to a handle; a DEALER has exactly one peer.
+ * A monitor for each DEALER (zmq_monitor.c) says when its connection is up or down, because libzmq itself reconnects
+ * without a report. recv asks all sockets in turn, then the monitors, then waits for any of them, an eventfd (wake) or
+ * a timer.
+ *
+ * Threads: the owner's, which alone uses the sockets here; libzmq's I/O thread, which encrypts, and which frees a sent
+ * tensor (sn_msg.release runs there); the thread of the ZAP handler (zmq_zap.c). The memory that an unknown peer can
+ * occupy is bounded by libzmq's options below, by inbound_peers.c, and by the limits in net/message.h.
+ *
+ * libzmq's endpoints are "tcp://HOST:PORT"; this file adds and removes the prefix. */
+#include "net/address.h"
+#include "net/transport/inbound_peers_private.h"
+#include "net/transport/zmq_monitor_private.h"
+#include "net/transport/zmq_zap_private.h"
+
+#include "base/clock.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+#include <zmq.h>
+
+enum {
+    SEND_QUEUE_MAX = 1024, /* messages, for each peer */
+    RECV_QUEUE_MAX = 64,   /* the same; further messages wait at the sender */
+    DIALLED_MAX = 4096,
+    CURVE_OVERHEAD = 64, /* bytes; encryption adds less to a frame */
+    LINGER_MS = 1000,
+    /* Waits below this end to the microsecond by the timer, for emulated_link.c; zmq_poll waits whole milliseconds. */
+    EXACT_US = 1000000,
+};
+
+typedef struct dealer {
+    void *socket, *monitor;
+    bool up, outage_reported; /* outage_reported: the owner has received the event of this outage */
+    sn_peer handle;
+    uint8_t key[SN_KEY_SIZE];
+    char address[SN_ADDRESS_MAX + 1];
+} dealer;
+
+typedef struct zmq {
+    sn_transport base;
+    sn_identity identity;
+    void *context, *router; /* router: NULL if the transport does not listen */
+    sn_zap *zap;
+    sn_inbound_peers *inbound;
+    dealer *dealers;
+    zmq_pollitem_t *items; /* (3 + 2 * dealers_capacity): wake, timer, router, dealers and their monitors */
+    size_t n_dealers, dealers_capacity, next_socket;
+    sn_peer next_peer;
+    sn_buf frame; /* scratch: frame 0 of the message being sent */
+    int wake_fd, timer_fd;
+} zmq;
+
+/* -- sockets -- */
+
+#define TCP "tcp://"
+enum { ENDPOINT_MAX = sizeof TCP - 1 + SN_ADDRESS_MAX };
+
+/* The endpoint of libzmq for an address that was checked. Returns out. */
+static const char *endpoint_of(const char *address, char out[ENDPOINT_MAX + 1]) {
+    snprintf(out, ENDPOINT_MAX + 1, TCP "%s", address);
+    return out;
+}
+
+static bool set_int(void *socket, int option, int value) {
+    return zmq_setsockopt(socket, option, &value, sizeof value) == 0;
+}
+
+static void *make_socket(zmq *z, int type, const char *address, sn_err *err) {
+    void *socket = zmq_socket(z->context, type);
+    int64_t largest = (int64_t)SN_TENSOR_SIZE_MAX + CURVE_OVERHEAD;
+    if (socket && set_int(socket, ZMQ_LINGER, LINGER_MS) && set_int(socket, ZMQ_SNDHWM, SEND_QUEUE_MAX) &&
+        set_int(socket, ZMQ_RCVHWM, RECV_QUEUE_MAX) && set_int(socket, ZMQ_HEARTBEAT_IVL, 5000) &&
+        set_int(socket, ZMQ_HEARTBEAT_TIMEOUT, 15000) && set_int(socket, ZMQ_HANDSHAKE_IVL, 5000) &&
+        set_int(socket, ZMQ_CONNECT_TIMEOUT, 10000) && set_int(socket, ZMQ_TCP_MAXRT, 30000) &&
+        set_int(socket, ZMQ_RECONNECT_IVL_MAX, 5000) && set_int(socket, ZMQ_IPV6, strchr(address, '[') != NULL) &&
+        !zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &largest, sizeof largest) &&
+        !zmq_setsockopt(socket, ZMQ_CURVE_SECRETKEY, z->identity.curve_secret, SN_KEY_SIZE))
+        return socket;
+    int reason = zmq_errno();
+    sn_fail(err, reason == EMFILE ? SN_RETRY : SN_STOP, "a ZeroMQ socket cannot be opened: %s", zmq_strerror(reason));
+    if (socket) zmq_close(socket);
+    return NULL;
+}
+
+static sn_status bind_failed(const char *address, int reason, sn_err *err) {
+    switch (reason) {
+    case EADDRINUSE:
+        return sn_fail(err, SN_REFUSED, "%s is in use by another program: choose another --listen address", address);
+    case EACCES:
+        return sn_fail(err, SN_REFUSED, "%s needs rights that this program does not have: choose a port above 1023",
+                       address);
+    default:
+        return sn_fail(err, SN_REFUSED,
+                       "%s is no address of this machine (%s): choose another --listen address, such "
+                       "as 0.0.0.0:7001 for all of them",
+                       address, zmq_strerror(reason));
+    }
+}
+
+static sn_status zmq_transport_listen(sn_transport *t, const char *address, char bound[SN_ADDRESS_MAX + 1],
+                                      sn_err *err) {
+    zmq *z = (zmq *)t;
+    if (z->router) return sn_fail(err, SN_REFUSED, "this transport listens already: make another for %s", address);
+    sn_status status = sn_address_check(address, true, err);
+    if (status) return status;
+    void *router = make_socket(z, ZMQ_ROUTER, address, err);
+    if (!router) return err ? err->status : SN_STOP;
+    char endpoint[ENDPOINT_MAX + 1];
+    size_t len = sizeof endpoint;
+    if (!set_int(router, ZMQ_ROUTER_MANDATORY, 1) || !set_int(router, ZMQ_CURVE_SERVER, 1) ||
+        zmq_setsockopt(router, ZMQ_ZAP_DOMAIN, SN_ZAP_DOMAIN, strlen(SN_ZAP_DOMAIN)))
+        status =
+            sn_fail(err, SN_STOP, "libzmq refuses an option of the listening socket: %s", zmq_strerror(zmq_errno()));
+    else if (zmq_bind(router, endpoint_of(address, endpoint)))
+        status = bind_failed(address, zmq_errno(), err);
+    else if (zmq_getsockopt(router, ZMQ_LAST_ENDPOINT, endpoint, &len) || len <= strlen(TCP) + 1)
+        status = sn_fail(err, SN_STOP, "libzmq does not say where it listens: %s", zmq_strerror(zmq_errno()));
+    else
+        snprintf(bound, SN_ADDRESS_MAX + 1, "%s", endpoint + strlen(TCP));
+    if (status)
+        zmq_close(router);
+    else
+        z->router = router;
+    return status;
+}
+
+static sn_status dealers_reserve(zmq *z, sn_err *err) {
+    if (z->n_dealers == DIALLED_MAX)
+        return sn_fail(err, SN_RETRY, "%d peers are dialled already: hang up on some", DIALLED_MAX);
+    if (z->n_dealers < z->dealers_capacity) return SN_OK;
+    size_t capacity = 2 * z->dealers_capacity + 8;
+    dealer *dealers = realloc(z->dealers, capacity * sizeof *dealers);
+    if (dealers) z->dealers = dealers;
+    zmq_pollitem_t *items = realloc(z->items, (2 * capacity + 3) * sizeof *items);
+    if (items) z->items = items;
+    if (!dealers || !items) return sn_fail(err, SN_STOP, "out of memory: no space for another peer");
+    z->dealers_capacity = capacity;
+    return SN_OK;
+}
+
+/* Reads the monitor of a dealer; true: there is an outage that the owner does not know yet. */
+static bool dealer_has_gone(dealer *d, sn_connection *how, bool *was_up) {
+    while ((*how = sn_zmq_monitor_read(d->monitor)) != SN_CONNECTION_UNCHANGED) {
+        bool outage_reported = d->outage_reported;
+        *was_up = d->up;
+        d->up = *how == SN_CONNECTION_UP;
+        d->outage_reported = !d->up;
+        if (d->outage_reported && !outage_reported) return true;
+    }
+    return false;
+}
+
+/* Messages queued for a peer that is not there are dropped at once instead of lingering. */
+static void close_dealer(dealer *d) {
+    sn_connection how;
+    bool was_up = false;
+    while (dealer_has_gone(d, &how, &was_up)) {}
+    if (d->outage_reported) set_int(d->socket, ZMQ_LINGER, 0);
+    sn_zmq_monitor_close(d->socket, d->monitor);
+    zmq_close(d->socket);
+}
+
+static sn_status zmq_transport_dial(sn_transport *t, const char *address, const uint8_t key[SN_KEY_SIZE], sn_peer *out,
+                                    sn_err *err) {
+    zmq *z = (zmq *)t;
+    *out = 0;
+    for (dealer *d = z->dealers; d < z->dealers + z->n_dealers; d++) {
+        if (strcmp(d->address, address) != 0 || memcmp(d->key, key, SN_KEY_SIZE) != 0) continue;
+        *out = d->handle;
+        return SN_OK;
+    }
+    sn_status status = sn_address_check(address, false, err);
+    if (!status) status = dealers_reserve(z, err);
+    if (status) return status;
+    dealer d = {.handle = z->next_peer};
+    memcpy(d.key, key, SN_KEY_SIZE);
+    memcpy(d.address, address, strlen(address) + 1);
+    if (!(d.socket = make_socket(z, ZMQ_DEALER, address, err))) return err ? err->status : SN_STOP;
+    char endpoint[ENDPOINT_MAX + 1];
+    if ((status = sn_zmq_monitor_open(z->context, d.socket, d.handle, &d.monitor, err))) {
+        zmq_close(d.socket);
+        return status;
+    }
+    if (zmq_setsockopt(d.socket, ZMQ_CURVE_SERVERKEY, key, SN_KEY_SIZE) ||
+        zmq_setsockopt(d.socket, ZMQ_CURVE_PUBLICKEY, z->identity.curve_key, SN_KEY_SIZE) ||
+        zmq_connect(d.socket, endpoint_of(address, endpoint))) {
+        status = sn_fail(err, SN_REFUSED, "%s cannot be dialled: %s", address, zmq_strerror(zmq_errno()));
+        close_dealer(&d);
+        return status;
+    }
+    z->dealers[z->n_dealers++] = d;
+    *out = z->next_peer++;
+    return SN_OK;
+}
+
+static dealer *find_dealer(zmq *z, sn_peer peer) {
+    for (dealer *d = z->dealers; d < z->dealers + z->n_dealers; d++)
+        if (d->handle == peer) return d;
+    return NULL;
+}
+
+static void zmq_transport_hang_up(sn_transport *t, sn_peer peer) {
+    zmq *z = (zmq *)t;
+    sn_inbound_peers_remove(z->inbound, peer);
+    dealer *d = find_dealer(z, peer);
+    if (!d) return;
+    set_int(d->socket, ZMQ_LINGER, 0);
+    close_dealer(d);
+    *d = z->dealers[--z->n_dealers];
+}
+
+/* -- sending -- */
+
+/* What the frame of a tensor owns while libzmq has it. */
+typedef struct sent_tensor {
+    sn_msg *msg;
+} sent_tensor;
+
+static void sent_tensor_free(void *data, void *hint) {
+    (void)data;
+    sent_tensor *c = hint;
+    sn_msg_free(&c->msg);
+    free(c);
+}
+
+/* The tensor as a frame that frees the message when it has left; a copy if the message does not own the data. */
+static sn_status tensor_frame(sn_msg *msg, zmq_msg_t *out, sent_tensor **c, sn_err *err) {
+    const sn_wire_tensor *tensor = &msg->tensor;
+    *c = NULL;
+    if (!msg->release) {
+        if (zmq_msg_init_size(out, tensor->bytes)) return sn_fail(err, SN_STOP, "out of memory: no space for a tensor");
+        memcpy(zmq_msg_data(out), tensor->data, tensor->bytes);
+        return SN_OK;
+    }
+    sn_status status = sn_calloc(c, 1, sizeof **c, err);
+    if (status) return status;
+    if (zmq_msg_init_data(out, (void *)(uintptr_t)tensor->data, tensor->bytes, sent_tensor_free, *c)) {
+        free(*c);
+        return sn_fail(err, SN_STOP, "out of memory: no space for a tensor's frame");
+    }
+    (*c)->msg = msg;
+    return SN_OK;
+}
+
+/* After the first frame is queued the others follow. If the connection is lost in between, the message is lost like any
+ * other that was on its way. */
+static void send_rest(void *socket, zmq_msg_t *frame, int flags) {
+    if (zmq_msg_send(frame, socket, flags | ZMQ_DONTWAIT) < 0) zmq_msg_close(frame);
+}
+
+/* Puts the first frame into the peer's queue, after its routing id if the peer is inbound. */
+static sn_status send_first(void *socket, const sn_inbound_peer *to, zmq_msg_t *frame, bool more, sn_err *err) {
+    int sent = to ? zmq_send(socket, to->routing_id, to->routing_id_len, ZMQ_SNDMORE | ZMQ_DONTWAIT)
+                  : zmq_msg_send(frame, socket, (more ? ZMQ_SNDMORE : 0) | ZMQ_DONTWAIT);
+    if (sent < 0 && zmq_errno() == EAGAIN)
+        return sn_fail(err, SN_RETRY, "the queue of this peer is full: try again later");
+    if (sent < 0 && zmq_errno() == EHOSTUNREACH) return sn_fail(err, SN_RETRY, "this peer is gone");
+    if (sent < 0) return sn_fail(err, SN_STOP, "libzmq cannot send: %s", zmq_strerror(zmq_errno()));
+    if (to) send_rest(socket, frame, more ? ZMQ_SNDMORE : 0);
+    return SN_OK;
+}
+
+static sn_status send_frames(void *socket, const sn_inbound_peer *to, const sn_buf *map, sn_msg **msg, sn_err *err) {
+    zmq_msg_t frame, tensor;
+    sent_tensor *c = NULL;
+    bool more = (*msg)->tensor.rank != 0;
+    if (zmq_msg_init_size(&frame, map->len)) return sn_fail(err, SN_STOP, "out of memory: no space for a message");
+    memcpy(zmq_msg_data(&frame), map->data, map->len);
+    sn_status status = more ? tensor_frame(*msg, &tensor, &c, err) : SN_OK;
+    if (status) {
+        zmq_msg_close(&frame);
+        return status;
+    }
+    status = send_first(socket, to, &frame, more, err);
+    if (status) { /* the message remains the caller's */
+        if (c) c->msg = NULL;
+        if (more) zmq_msg_close(&tensor);
+        zmq_msg_close(&frame);
+        return status;
+    }
+    if (more) send_rest(socket, &tensor, 0);
+    if (c)
+        *msg = NULL;
+    else
+        sn_msg_free(msg);
+    return SN_OK;
+}
+
+static sn_status zmq_transport_send(sn_transport *t, sn_peer peer, sn_msg **msg, sn_err *err) {
+    zmq *z = (zmq *)t;
+    const dealer *d = find_dealer(z, peer);
+    const sn_inbound_peer *to = d ? NULL : sn_inbound_peers_find(z->inbound, peer);
+    if (!d && !to) return sn_fail(err, SN_RETRY, "this peer is gone");
+    z->frame.len = 0;
+    sn_status status = sn_msg_encode(*msg, &z->frame, err);
+    return status ? status : send_frames(d ? d->socket : z->router, to, &z->frame, msg, err);
+}
+
+/* -- receiving -- */
+
+enum { PARTS_MAX = 3 }; /* routing id, map, tensor */
+
+static void free_frame(void *owner) {
+    zmq_msg_close(owner);
+    free(owner);
+}
+
+/* Moves a received frame into the message; copies the data only if it is not aligned for float. */
+static sn_status attach_tensor_frame(sn_msg *msg, zmq_msg_t *frame, sn_err *err) {
+    size_t len = zmq_msg_size(frame);
+    const void *data = zmq_msg_data(frame);
+    if ((uintptr_t)data % sizeof(float) == 0) {
+        zmq_msg_t *kept = malloc(sizeof *kept);
+        if (!kept) return sn_fail(err, SN_STOP, "out of memory: no space for a frame");
+        zmq_msg_init(kept);
+        zmq_msg_move(kept, frame);
+        sn_status status = sn_msg_attach_tensor(msg, 1, zmq_msg_data(kept), len, free_frame, kept, err);
+        if (status) free_frame(kept);
+        return status;
+    }
+    void *copy = malloc(len ? len : 1);
+    if (!copy) return sn_fail(err, SN_STOP, "out of memory: no space for a tensor");
+    memcpy(copy, data, len);
+    sn_status status = sn_msg_attach_tensor(msg, 1, copy, len, free, copy, err);
+    if (status) free(copy);
+    return status;
+}
+
+static sn_status decode_frames(zmq_msg_t *map, zmq_msg_t *tensor, size_t n_frames, sn_msg **out, sn_err *err) {
+    sn_status status = sn_msg_decode(zmq_msg_data(map), zmq_msg_size(map), out, err);
+    if (!status)
+        status = n_frames == 1 && (*out)->tensor.rank ? attach_tensor_frame(*out, tensor, err)
+                                                      : sn_msg_attach_tensor(*out, n_frames, NULL, 0, NULL, NULL, err);
+    if (status) sn_msg_free(out);
+    return status;
+}
+
+/* Reads all frames of one message and keeps the first `capacity`. *n: how many there are, 0: no message waits. */
+static sn_status read_parts(void *socket, zmq_msg_t *parts, size_t capacity, size_t *n, sn_err *err) {
+    bool more = true;
+    for (*n = 0; more; ++*n) {
+        zmq_msg_t surplus, *part = *n < capacity ? &parts[*n] : &surplus;
+        zmq_msg_init(&surplus);
+        if (zmq_msg_recv(part, socket, ZMQ_DONTWAIT) < 0) {
+            int reason = zmq_errno();
+            if (!*n && (reason == EAGAIN || reason == EINTR)) return SN_OK;
+            return sn_fail(err, SN_STOP, "libzmq cannot receive: %s", zmq_strerror(reason));
+        }
+        more = zmq_msg_more(part);
+        zmq_msg_close(&surplus);
+    }
+    return SN_OK;
+}
+
+/* The key that the ZAP handler attached to the connection. */
+static bool sender_key(zmq_msg_t *part, uint8_t key[SN_KEY_SIZE]) {
+    const char *user = zmq_msg_gets(part, "User-Id");
+    return user && !sn_unhex(user, key, SN_KEY_SIZE, NULL);
+}
+
+/* Receives one message from a socket, if one waits. `from`: the dealer, NULL for the router. */
+static sn_status receive_from(zmq *z, void *socket, const dealer *from, sn_event *out, sn_err *err) {
+    zmq_msg_t parts[PARTS_MAX];
+    size_t n, skip = from ? 0 : 1;
+    for (int i = 0; i < PARTS_MAX; i++) zmq_msg_init(&parts[i]);
+    sn_status status = read_parts(socket, parts, 2 + skip, &n, err);
+    if (status || n <= skip) goto out;
+    if (from) {
+        memcpy(out->key, from->key, SN_KEY_SIZE);
+        out->peer = from->handle;
+    } else {
+        if (!sender_key(&parts[1], out->key)) goto out; /* the ZAP handler did not admit this connection */
+        out->peer = sn_inbound_peers_touch(z->inbound, zmq_msg_data(&parts[0]), zmq_msg_size(&parts[0]), out->key,
+                                           &z->next_peer);
+    }
+    out->arrived_us = sn_now_us();
+    if (decode_frames(&parts[skip], &parts[skip + 1], n - skip - 1, &out->msg, &out->err) == SN_STOP) {
+        if (err) *err = out->err;
+        status = SN_STOP;
+    }
+out:
+    for (int i = 0; i < PARTS_MAX; i++) zmq_msg_close(&parts[i]);
+    return status;
+}
+
+/* Asks every socket once, beginning after the one that had a message last, so that no peer starves the others. */
+static sn_status receive_any(zmq *z, sn_event *out, sn_err *err) {
+    size_t n = z->n_dealers + 1;
+    for (size_t i = 0; i < n; i++) {
+        size_t at = (z->next_socket + i) % n;
+        const dealer *from = at ? &z->dealers[at - 1] : NULL;
+        if (!from && !z->router) continue;
+        sn_status status = receive_from(z, from ? from->socket : z->router, from, out, err);
+        if (status) return status;
+        if (!out->peer) continue;
+        z->next_socket = at + 1;
+        return SN_OK;
+    }
+    return SN_OK;
+}
+
+/* Reports each outage of a dialled peer once; called when no message waits, so messages that arrived before come first.
+ */
+static void report_outage(zmq *z, sn_event *out) {
+    sn_connection how = SN_CONNECTION_UNCHANGED;
+    bool was_up = false;
+    dealer *d = z->dealers, *end = z->dealers + z->n_dealers;
+    while (d < end && !dealer_has_gone(d, &how, &was_up)) d++;
+    if (d == end) return;
+    *out = (sn_event){.peer = d->handle, .lost = true, .arrived_us = sn_now_us()};
+    memcpy(out->key, d->key, SN_KEY_SIZE);
+    (void)sn_fail(&out->err, SN_RETRY,
+                  was_up                      ? "the connection to %s was lost"
+                  : how == SN_CONNECTION_DOWN ? "%s closed the connection before it had proven the expected key"
+                                              : "no program accepts connections at %s",
+                  d->address);
+}
+
+/* Waits for any socket or a wake. */
+static sn_status wait_for_any(zmq *z, int64_t deadline_us, bool *woken, sn_err *err) {
+    int n = 0;
+    z->items[n++] = (zmq_pollitem_t){.fd = z->wake_fd, .events = ZMQ_POLLIN};
+    int64_t left_us = deadline_us - sn_now_us();
+    if (left_us > 0 && left_us < EXACT_US) {
+        struct itimerspec end = {.it_value.tv_nsec = (long)left_us * 1000}; /* setting clears an earlier expiry */
+        timerfd_settime(z->timer_fd, 0, &end, NULL);
+        z->items[n++] = (zmq_pollitem_t){.fd = z->timer_fd, .events = ZMQ_POLLIN};
+    }
+    if (z->router) z->items[n++] = (zmq_pollitem_t){.socket = z->router, .events = ZMQ_POLLIN};
+    for (size_t i = 0; i < z->n_dealers; i++) {
+        z->items[n++] = (zmq_pollitem_t){.socket = z->dealers[i].socket, .events = ZMQ_POLLIN};
+        z->items[n++] = (zmq_pollitem_t){.socket = z->dealers[i].monitor, .events = ZMQ_POLLIN};
+    }
+    long wait_ms = left_us > 0 ? (long)(left_us / 1000 + 1) : 0;
+    int ready = zmq_poll(z->items, n, wait_ms);
+    if (ready < 0 && zmq_errno() == EINTR) {
+        *woken = true; /* a signal: the caller may have to react to it */
+        return SN_OK;
+    }
+    if (ready < 0) return sn_fail(err, SN_STOP, "libzmq cannot wait: %s", zmq_strerror(zmq_errno()));
+    uint64_t count;
+    *woken = z->items[0].revents && read(z->wake_fd, &count, sizeof count) > 0;
+    return SN_OK;
+}
+
+static sn_status next_event(zmq *z, sn_event *out, sn_err *err) {
+    sn_status status = receive_any(z, out, err);
+    if (!status && !out->peer) report_outage(z, out);
+    return status;
+}
+
+static sn_status zmq_transport_recv(sn_transport *t, int64_t deadline_us, sn_event *out, sn_err *err) {
+    zmq *z = (zmq *)t;
+    bool woken = false;
+    *out = (sn_event){0};
+    for (;;) {
+        sn_status status = next_event(z, out, err);
+        if (status || out->peer || woken) return status;
+        bool last = sn_now_us() >= deadline_us;
+        if ((status = wait_for_any(z, deadline_us, &woken, err))) return status;
+        if (last) return next_event(z, out, err);
+    }
+}
+
+static void zmq_transport_wake(sn_transport *t) {
+    uint64_t one = 1;
+    ssize_t written =
+        write(((zmq *)t)->wake_fd, &one, sizeof one); /* fails only if the counter is full: then recv wakes anyway */
+    (void)written;
+}
+
+/* -- creation and release -- */
+
+static void zmq_transport_free(sn_transport *t) {
+    zmq *z = (zmq *)t;
+    if (z->router) zmq_close(z->router);
+    for (size_t i = 0; i < z->n_dealers; i++) close_dealer(&z->dealers[i]);
+    if (z->context) zmq_ctx_shutdown(z->context);
+    sn_zap_join(&z->zap);
+    if (z->context)
+        while (zmq_ctx_term(z->context) && zmq_errno() == EINTR) {}
+    if (z->wake_fd >= 0) close(z->wake_fd);
+    if (z->timer_fd >= 0) close(z->timer_fd);
+    sn_inbound_peers_free(&z->inbound);
+    sn_buf_fini(&z->frame);
+    free(z->dealers);
+    free(z->items);
+    explicit_bzero(&z->identity, sizeof z->identity);
+    free(z);
+}
+
+static const sn_transport_ops zmq_ops = {zmq_transport_listen, zmq_transport_dial,    zmq_transport_send,
+                                         zmq_transport_recv,   zmq_transport_hang_up, zmq_transport_wake,
+                                         zmq_transport_free};
+
+sn_status sn_transport_zmq_new(const sn_identity *identity, sn_transport **out, sn_err *err) {
+    zmq *z;
+    *out = NULL;
+    sn_status status = sn_calloc(&z, 1, sizeof *z, err);
+    if (status) return status;
+    *z = (zmq){.base.ops = &zmq_ops, .identity = *identity, .next_peer = 1};
+    sn_buf_init(&z->frame, SN_MAP_SIZE_MAX);
+    z->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    z->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    z->context = zmq_ctx_new();
+    if (z->wake_fd < 0 || z->timer_fd < 0 || !z->context ||
+        zmq_ctx_set(z->context, ZMQ_MAX_SOCKETS, 3 * DIALLED_MAX + 8))
+        status = sn_fail(err, SN_STOP, "ZeroMQ cannot start: %s", strerror(errno));
+    if (!status) status = dealers_reserve(z, err);
+    if (!status) status = sn_inbound_peers_new(&z->inbound, err);
+    if (!status) status = sn_zap_start(z->context, &z->zap, err);
+    if (status)
+        zmq_transport_free(&z->base);
+    else
+        *out = &z->base;
+    return status;
+}

@@ -1,0 +1,156 @@
+#include "node/engine/engine.h"
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/queue.h"
+#include "kvcache/swap.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+enum { KV_POLL_US = 2000, IDLE_US = 1000000 };
+
+struct sn_engine {
+    sn_scheduler *scheduler;
+    sn_kv_pool *pool;
+    sn_queue *inbox, *outbox;
+    void (*finished)(void *);
+    void *ctx;
+    pthread_t thread;
+    bool started;
+    atomic_bool stop;
+    atomic_size_t jobs; /* in the engine, from sn_engine_submit to sn_engine_next_finished */
+    size_t jobs_max;
+    _Atomic uint64_t forward_passes, compute_us, device_transfer_bytes, kv_bytes, shared_pages, prefix_cached_tokens,
+        swapped_bytes;
+    sn_throughput throughput; /* the engine thread's; the next two are published copies */
+    _Atomic uint64_t decode_us, prompt_tokens_per_s;
+};
+
+static void engine_publish_throughput(sn_engine *e) {
+    atomic_store(&e->decode_us, e->throughput.decode_us);
+    atomic_store(&e->prompt_tokens_per_s, e->throughput.prompt_tokens_per_s);
+}
+
+static void engine_publish_stats(sn_engine *e, int64_t busy_us) {
+    sn_throughput_update(&e->throughput, sn_scheduler_rows(e->scheduler), busy_us);
+    sn_scheduler_set_throughput(e->scheduler, e->throughput.decode_us, e->throughput.row_ns);
+    engine_publish_throughput(e);
+    atomic_store(&e->forward_passes, sn_scheduler_forward_passes(e->scheduler));
+    atomic_store(&e->device_transfer_bytes, sn_scheduler_watch(e->scheduler)->bytes);
+    atomic_store(&e->kv_bytes, sn_kv_pool_bytes_used(e->pool));
+    atomic_store(&e->shared_pages, sn_prefix_cache_pages_shared(e->pool));
+    atomic_store(&e->swapped_bytes, sn_swap_bytes(e->pool));
+    atomic_store(&e->prefix_cached_tokens, sn_prefix_cache_hit_tokens(e->pool));
+    atomic_fetch_add(&e->compute_us, (uint64_t)busy_us);
+}
+
+/* Puts finished jobs into the outbox, whose capacity is jobs_max. */
+static void engine_publish_jobs(sn_engine *e, sn_job *done) {
+    bool any = done;
+    while (done) {
+        sn_job *next = done->next;
+        if (!sn_queue_push(e->outbox, done)) abort();
+        done = next;
+    }
+    if (any) e->finished(e->ctx);
+}
+
+static void *engine_run(void *arg) {
+    sn_engine *e = arg;
+    while (!atomic_load(&e->stop)) {
+        int64_t now = sn_now_us(), wait = 0;
+        if (sn_scheduler_swapping(e->scheduler))
+            wait = 0;
+        else if (sn_scheduler_idle(e->scheduler))
+            wait = now + IDLE_US;
+        else if (sn_scheduler_waiting(e->scheduler))
+            wait = now + KV_POLL_US;
+        for (sn_job *job = sn_queue_pop(e->inbox, wait); job; job = sn_queue_pop(e->inbox, 0))
+            sn_scheduler_add(e->scheduler, job);
+        now = sn_now_us();
+        int64_t until = sn_scheduler_batch_wait(e->scheduler, now);
+        if (until) {
+            sn_job *more = sn_queue_pop(e->inbox, until);
+            if (more) sn_scheduler_add(e->scheduler, more);
+            continue;
+        }
+        sn_job *done = sn_scheduler_run(e->scheduler, now);
+        engine_publish_stats(e, sn_now_us() - now);
+        engine_publish_jobs(e, done);
+    }
+    return NULL;
+}
+
+sn_status sn_engine_new(sn_span *span, sn_kv_pool *pool, size_t jobs_max, sn_throughput throughput,
+                        void (*finished)(void *), void *ctx, sn_engine **out, sn_err *err) {
+    sn_engine *e = NULL;
+    sn_status status = sn_calloc(&e, 1, sizeof *e, err);
+    if (status) return status;
+    e->pool = pool;
+    e->finished = finished;
+    e->ctx = ctx;
+    e->jobs_max = jobs_max;
+    e->throughput = throughput;
+    engine_publish_throughput(e);
+    status = sn_scheduler_new(span, pool, &e->scheduler, err);
+    if (!status) status = sn_queue_new(jobs_max, &e->inbox, err);
+    if (!status) status = sn_queue_new(jobs_max, &e->outbox, err);
+    if (!status && pthread_create(&e->thread, NULL, engine_run, e))
+        status = sn_fail(err, SN_STOP, "the system has no thread left");
+    if (status)
+        sn_engine_free(&e);
+    else
+        e->started = true;
+    *out = e;
+    return status;
+}
+
+static void queue_free_jobs(sn_queue *queue) {
+    if (!queue) return;
+    for (sn_job *job = sn_queue_pop(queue, 0); job; job = sn_queue_pop(queue, 0)) sn_job_free(&job);
+}
+
+void sn_engine_free(sn_engine **engine) {
+    sn_engine *e = *engine;
+    if (!e) return;
+    if (e->started) {
+        atomic_store(&e->stop, true);
+        sn_queue_wake(e->inbox);
+        pthread_join(e->thread, NULL);
+    }
+    queue_free_jobs(e->inbox);
+    queue_free_jobs(e->outbox);
+    sn_scheduler_free(&e->scheduler);
+    sn_queue_free(&e->inbox);
+    sn_queue_free(&e->outbox);
+    free(e);
+    *engine = NULL;
+}
+
+bool sn_engine_submit(sn_engine *e, sn_job *job) {
+    if (atomic_fetch_add(&e->jobs, 1) >= e->jobs_max || !sn_queue_push(e->inbox, job)) {
+        atomic_fetch_sub(&e->jobs, 1);
+        return false;
+    }
+    return true;
+}
+
+sn_job *sn_engine_next_finished(sn_engine *e) {
+    sn_job *job = sn_queue_pop(e->outbox, 0);
+    if (job) atomic_fetch_sub(&e->jobs, 1);
+    return job;
+}
+
+sn_engine_stats sn_engine_read(const sn_engine *e) {
+    return (sn_engine_stats){.forward_passes = atomic_load(&e->forward_passes),
+                             .compute_us = atomic_load(&e->compute_us),
+                             .device_transfer_bytes = atomic_load(&e->device_transfer_bytes),
+                             .kv_bytes = atomic_load(&e->kv_bytes),
+                             .queued_steps = atomic_load(&e->jobs),
+                             .decode_us = atomic_load(&e->decode_us),
+                             .prompt_tokens_per_s = atomic_load(&e->prompt_tokens_per_s),
+                             .shared_pages = atomic_load(&e->shared_pages),
+                             .prefix_cached_tokens = atomic_load(&e->prefix_cached_tokens),
+                             .swapped_bytes = atomic_load(&e->swapped_bytes)};
+}

@@ -1,0 +1,35 @@
+/* The engine: the thread that owns the devices, the span on them and the KV pool (the device thread).
+ *
+ * sn_engine runs the scheduler (scheduler.h) in a loop. Jobs enter and leave through bounded queues, so nothing below
+ * the engine needs a lock. The network thread submits jobs and takes finished ones; sn_engine_read may be called on any
+ * thread. */
+#ifndef SN_NODE_ENGINE_ENGINE_H
+#define SN_NODE_ENGINE_ENGINE_H
+
+#include "node/engine/scheduler.h"
+#include "node/engine/throughput.h"
+
+typedef struct sn_engine sn_engine;
+
+typedef struct sn_engine_stats {
+    uint64_t forward_passes, compute_us, device_transfer_bytes, kv_bytes, queued_steps;
+    uint64_t decode_us, prompt_tokens_per_s; /* over the whole span (throughput.h); 0: not measured */
+    uint64_t shared_pages;                   /* KV pages that two sessions or more use */
+    uint64_t prefix_cached_tokens;           /* attached from the prefix cache instead of computed */
+    uint64_t swapped_bytes;                  /* KV pages of idle sessions, swapped out */
+} sn_engine_stats;
+
+/* Starts the thread. `throughput` was measured before; the engine keeps it up to date. `finished` is called on the
+ * thread when finished jobs can be taken; it may only wake another thread. The span and the pool are borrowed, and no
+ * other thread may touch them until the engine is freed. */
+sn_status sn_engine_new(sn_span *span, sn_kv_pool *pool, size_t jobs_max, sn_throughput throughput,
+                        void (*finished)(void *), void *ctx, sn_engine **out, sn_err *err) SN_MUST_USE;
+/* Waits for the running pass, ends the thread, frees all jobs that are left. Accepts NULL. */
+void sn_engine_free(sn_engine **engine);
+
+/* Takes the job. False: jobs_max jobs are in the engine; the caller keeps the job. */
+bool sn_engine_submit(sn_engine *engine, sn_job *job) SN_MUST_USE;
+sn_job *sn_engine_next_finished(sn_engine *engine); /* or NULL; never waits */
+sn_engine_stats sn_engine_read(const sn_engine *engine);
+
+#endif

@@ -1,0 +1,164 @@
+#include "node/engine/kv_admission.h"
+
+#include "base/log.h"
+#include "base/mem.h"
+
+#include <string.h>
+
+enum {
+    SWAP_BYTES_MAX = 8 << 20, /* per round: a few milliseconds */
+    RECENT_STEP_US = 500000,  /* a session with a step within this time is not idle: its next step is expected */
+    SWAP_PAUSE_US = 1000000,  /* after a failed swap-out */
+};
+
+void sn_kv_admission_init(sn_kv_admission *admission, sn_kv_pool *pool) {
+    size_t page = sn_kv_pool_bytes(pool) / (sn_kv_pool_tokens(pool) / SN_KV_PAGE_TOKENS);
+    *admission = (sn_kv_admission){.pool = pool, .swap_pages_max = SWAP_BYTES_MAX / page ? SWAP_BYTES_MAX / page : 1};
+}
+
+static uint64_t job_kv_number(const sn_job *job) {
+    return *job->kv ? sn_kv_cache_usage_of(*job->kv)->sequence_number : UINT64_MAX;
+}
+static int job_rows_left(const sn_job *job) { return job->kind == SN_JOB_KV_READ ? 0 : job->n_tokens - job->n_done; }
+static bool job_waits(const sn_job *job) {
+    return job->kind != SN_JOB_CLOSE && job->kv_waited && !job->started_us && !job->finished_us && *job->kv;
+}
+
+static void kv_mark_busy(const sn_kv_admission *admission, sn_kv_cache *kv) {
+    sn_kv_cache_usage_of(kv)->busy = true;
+    sn_kv_cache_usage_of(kv)->last_used_us = admission->now_us;
+}
+
+void sn_kv_admission_begin(sn_kv_admission *admission, const sn_job *jobs, int64_t now_us) {
+    admission->now_us = now_us;
+    admission->swap_pages_left = admission->swap_pages_max;
+    admission->claimant = 0;
+    admission->swap_pending = false;
+    for (sn_kv_cache *kv = sn_kv_cache_next(admission->pool, NULL); kv; kv = sn_kv_cache_next(admission->pool, kv))
+        sn_kv_cache_usage_of(kv)->busy = false;
+    for (const sn_job *job = jobs; job; job = job->next) {
+        if (*job->kv) kv_mark_busy(admission, *job->kv);
+        bool long_enough = now_us >= job->deadline_us - (job->deadline_us - job->arrived_us) / 2;
+        if (job_waits(job) && long_enough && (!admission->claimant || job_kv_number(job) < admission->claimant))
+            admission->claimant = job_kv_number(job);
+    }
+}
+
+/* The claimant is an older session. */
+static bool job_is_behind_claim(const sn_kv_admission *admission, const sn_job *job) {
+    return admission->claimant && admission->claimant < job_kv_number(job);
+}
+
+static sn_status job_yield(sn_job *job) {
+    return sn_fail(&job->err, SN_RETRY, "the KV cache is full, and other sessions wait for pages before this one");
+}
+
+sn_status sn_kv_admission_prepare(sn_kv_admission *admission, sn_job *job) {
+    int at = job->position + job->n_done;
+    if (!*job->kv) {
+        sn_status status = sn_kv_cache_new(admission->pool, job->kv, &job->err);
+        if (status) return status;
+        kv_mark_busy(admission, *job->kv);
+    }
+    if (job->kind != SN_JOB_KV_READ && sn_kv_cache_length(*job->kv) > at) sn_kv_cache_rewind(*job->kv, at);
+    if (sn_swap_swapped_pages(*job->kv) && job_is_behind_claim(admission, job)) return job_yield(job);
+    sn_status status = sn_swap_in(*job->kv, &admission->swap_pages_left, &job->err);
+    if (!status && sn_kv_cache_length(*job->kv) < at)
+        status = sn_fail(&job->err, SN_REBUILD, "the KV pages of this session are lost: open a new one and replay");
+    return status;
+}
+
+sn_status sn_kv_admission_reserve(sn_kv_admission *admission, sn_job *job, bool queued) {
+    if (queued && !job->position) return job_yield(job);
+    if (job_is_behind_claim(admission, job) && sn_kv_cache_pages_needed(*job->kv, job_rows_left(job)))
+        return job_yield(job);
+    return sn_kv_cache_reserve(*job->kv, job_rows_left(job), &job->err);
+}
+
+/* -- freeing pages ------------------------------------------------------------------------------------------------- */
+
+/* Swaps out up to n pages of the KV cache. False: impossible now. */
+static bool kv_swap_out(sn_kv_admission *admission, sn_kv_cache *kv, size_t n) {
+    sn_err err;
+    size_t pages = sn_min_size(n, admission->swap_pages_left), left = pages;
+    if (!sn_swap_enabled(admission->pool) || admission->now_us < admission->swap_pause_us) return false;
+    sn_status status = sn_swap_out(kv, &left, &err);
+    admission->swap_pages_left -= pages - left;
+    if (!status) return true;
+    admission->swap_pause_us = admission->now_us + SWAP_PAUSE_US;
+    sn_log(SN_LOG_WARN, "swap-out failed", "text=%s", err.text);
+    return false;
+}
+
+/* The KV cache that has been idle for longest and has pages that can be moved; last used at before_us at the latest. */
+static sn_kv_cache *kv_find_longest_idle(const sn_kv_admission *admission, int64_t before_us) {
+    sn_kv_cache *found = NULL;
+    for (sn_kv_cache *kv = sn_kv_cache_next(admission->pool, NULL); kv; kv = sn_kv_cache_next(admission->pool, kv)) {
+        const sn_kv_cache_usage *usage = sn_kv_cache_usage_of(kv);
+        if (!usage->busy && usage->last_used_us <= before_us && sn_swap_movable_pages(kv) &&
+            (!found || usage->last_used_us < sn_kv_cache_usage_of(found)->last_used_us))
+            found = kv;
+    }
+    return found;
+}
+
+/* The youngest waiting job whose KV cache holds pages, if it is younger than the claimant. */
+static sn_job *job_find_youngest_waiting(const sn_kv_admission *admission, sn_job *jobs) {
+    sn_job *found = NULL;
+    for (sn_job *job = jobs; job; job = job->next)
+        if (job_waits(job) && job_kv_number(job) > admission->claimant && sn_swap_movable_pages(*job->kv) &&
+            (!found || job_kv_number(job) > job_kv_number(found)))
+            found = job;
+    return found;
+}
+
+/* The waiting job that is served first: the claimant's, otherwise the first in the list. */
+static sn_job *job_find_first_waiting(const sn_kv_admission *admission, sn_job *jobs) {
+    sn_job *first = NULL;
+    for (sn_job *job = jobs; job; job = job->next) {
+        if (!job_waits(job)) continue;
+        if (job_kv_number(job) == admission->claimant) return job;
+        if (!first) first = job;
+    }
+    return first;
+}
+
+/* Frees the pages that the first waiting job lacks: from idle sessions, and for the claimant from waiting ones, too.
+ * Returns the job whose pages had to be discarded, or NULL. */
+static sn_job *kv_free_pages(sn_kv_admission *admission, sn_job *jobs) {
+    sn_job *job = job_find_first_waiting(admission, jobs), *victim;
+    if (!job) return NULL;
+    bool claims = admission->claimant && job_kv_number(job) == admission->claimant;
+    for (size_t missing; (missing = sn_kv_cache_pages_missing(*job->kv, job_rows_left(job)));) {
+        sn_kv_cache *kv = kv_find_longest_idle(admission, claims ? INT64_MAX : admission->now_us - RECENT_STEP_US);
+        admission->swap_pending = admission->swap_pending || (kv && !admission->swap_pages_left);
+        if (!kv || !admission->swap_pages_left || !kv_swap_out(admission, kv, missing)) break;
+    }
+    for (size_t missing;
+         claims && (missing = sn_kv_cache_pages_missing(*job->kv, job_rows_left(job))) && admission->swap_pages_left;) {
+        victim = job_find_youngest_waiting(admission, jobs);
+        if (!victim) break;
+        if (!victim->position) { /* it has only pages attached from the prefix cache, and can attach them again */
+            sn_kv_cache_rewind(*victim->kv, 0);
+            victim->n_done = 0;
+            continue;
+        }
+        if (kv_swap_out(admission, *victim->kv, missing)) continue;
+        sn_kv_cache_invalidate(*victim->kv);
+        (void)sn_fail(&victim->err, SN_REBUILD,
+                      "the KV cache is full, and an older session needs the pages: replay at another node, or later");
+        return victim;
+    }
+    return NULL;
+}
+
+sn_job *sn_kv_admission_reclaim(sn_kv_admission *admission, sn_job *jobs) {
+    sn_job *lost = kv_free_pages(admission, jobs);
+    int64_t after_us = sn_swap_after_us(admission->pool);
+    while (after_us) {
+        sn_kv_cache *kv = kv_find_longest_idle(admission, admission->now_us - after_us);
+        admission->swap_pending = admission->swap_pending || (kv && !admission->swap_pages_left);
+        if (!kv || !admission->swap_pages_left || !kv_swap_out(admission, kv, SIZE_MAX)) break;
+    }
+    return lost;
+}

@@ -1,0 +1,45 @@
+/* KV admission: which sessions get KV pages when the pool is full. A part of the scheduler, which calls it around every
+ * forward pass; belongs to the device thread.
+ *
+ * Sessions are admitted in the order in which their KV caches were created (sequence_number). A session without KV
+ * pages waits for every session that waits before it; a session that already holds pages may be admitted earlier,
+ * because its pages are freed only after it ends.
+ *
+ * Pages for waiting sessions come from idle sessions, by swapping them out where that is enabled (kvcache/swap.h).
+ * A session that has waited for half of its limit becomes the claimant; if there are several, the oldest. No
+ * younger session gets a page before the claimant, and the claimant also gets pages of sessions that are between
+ * two steps or wait themselves, the youngest first: their pages are swapped out, or, where that is impossible,
+ * discarded, and their clients replay them. So two sessions that each hold half of the pool and need more do not
+ * block each other for ever. */
+#ifndef SN_NODE_ENGINE_KV_ADMISSION_H
+#define SN_NODE_ENGINE_KV_ADMISSION_H
+
+#include "kvcache/swap.h"
+#include "node/engine/job.h"
+
+typedef struct sn_kv_admission {
+    sn_kv_pool *pool;
+    size_t swap_pages_max; /* pages swapped per round: bounds the delay of the next forward pass */
+
+    int64_t now_us;         /* of this round */
+    size_t swap_pages_left; /* of swap_pages_max, in this round */
+    uint64_t claimant;      /* sequence_number of the claimant's KV cache; 0: none */
+    bool swap_pending;      /* pages are left to swap in the next round */
+    int64_t swap_pause_us;  /* no swap-out before this time, because one failed */
+} sn_kv_admission;
+
+void sn_kv_admission_init(sn_kv_admission *admission, sn_kv_pool *pool);
+
+/* Begins a round: marks the KV caches of all jobs (a list by `next`) as busy, and determines the claimant. */
+void sn_kv_admission_begin(sn_kv_admission *admission, const sn_job *jobs, int64_t now_us);
+/* Makes the job's KV cache what the job builds on: created, rewound, swapped in. SN_RETRY: not in this round;
+ * SN_REBUILD: its pages are lost. job->err says why. */
+sn_status sn_kv_admission_prepare(sn_kv_admission *admission, sn_job *job) SN_MUST_USE;
+/* Reserves KV pages for the rows that are left of the job. `queued`: a job before it waits. SN_RETRY: it has to
+ * wait. */
+sn_status sn_kv_admission_reserve(sn_kv_admission *admission, sn_job *job, bool queued) SN_MUST_USE;
+/* After the jobs of the batch were chosen: frees pages for the first waiting job, and swaps out idle sessions. Returns
+ * a waiting job whose pages were discarded for that, with job->err set, or NULL. */
+sn_job *sn_kv_admission_reclaim(sn_kv_admission *admission, sn_job *jobs);
+
+#endif

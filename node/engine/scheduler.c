@@ -1,0 +1,435 @@
+/* How the scheduler forms batches.
+ *
+ * Two lists hold the jobs: `jobs` (steps, KV transfers, closing), in order of priority, then of arrival, and
+ * `training_jobs`, in turn. sn_scheduler_run does, in this order:
+ *   1. jobs_prepare closes sessions, ends cancelled jobs, copies one part of KV pages, and admits steps: a step starts
+ *      when its KV cache is rewound, swapped in and has pages reserved for all rows (kv_admission.h). Rows in the
+ *      prefix cache are attached.
+ *   2. batch_choose_lead takes, among the started steps, the oldest of the kind (blocks, adapter) that has not run for
+ *      longest. Only steps of its kind join the batch.
+ *   3. Decode steps are added, then prefill steps, client by client, up to prefill_rows_max.
+ *   4. sn_kv_admission_reclaim frees pages for a waiting step; a step that loses its pages thereby ends.
+ *   5. batch_run runs one forward pass; completed pages go into the prefix cache.
+ *   6. One sequence of training is run, if no step could run or the last one was a second ago.
+ * A job is finished when finished_us is set; jobs_collect_finished takes it out of its list. */
+#include "node/engine/scheduler.h"
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "node/engine/kv_transfer.h"
+#include "node/engine/kv_admission.h"
+#include "node/engine/training.h"
+#include "node/engine/decoding_sessions.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { KV_READ_WAIT_US = 10000000, OVERTAKEN_US_MAX = 5000000 };
+enum {
+    BATCH_KINDS = 8,          /* kinds of batches whose last use is remembered */
+    TRAIN_EVERY_US = 1000000, /* a sequence is trained this often although steps run, so that training never starves */
+};
+
+/* What the rows of a batch have in common: their blocks and their adapter. */
+typedef struct batch_kind {
+    int first, end;
+    sn_adapter **adapter;
+} batch_kind;
+
+struct sn_scheduler {
+    sn_span *span;
+    sn_kv_pool *pool;
+    sn_kv_admission admission;
+    sn_job *jobs;          /* in order of priority, then of arrival */
+    sn_job *training_jobs; /* the next one first */
+    sn_trainer *trainer;
+    int64_t trained_us; /* when the last sequence was trained */
+    uint64_t forward_passes;
+    int span_rows; /* rows of the newest batch, if it went over the whole span */
+    sn_guard_monitor watch;
+    bool waiting;   /* no job could run in the newest round */
+    bool kv_copied; /* KV pages were copied in this round: one part per round, to bound the delay */
+    batch_kind recent_kinds[BATCH_KINDS]; /* of the newest batches, the newest first */
+    sn_job *lead;                         /* the job whose kind the batch has */
+    sn_job *chosen[SN_SPAN_ROWS_MAX];
+    sn_span_sequence parts[SN_SPAN_ROWS_MAX];
+    uint64_t row_ns;       /* time that a row adds to a pass; 0: not known */
+    int64_t batch_wait_us; /* limit of the batch wait */
+    sn_decoding_sessions decoding;
+    uint64_t batch_number; /* of the batch being formed */
+    uint64_t prefill_turn; /* the client whose prefill rows were added last */
+    int n_chosen, n_rows;
+};
+
+void sn_job_free(sn_job **job) {
+    sn_job *j = *job;
+    if (!j) return;
+    if (j->kind == SN_JOB_STEP) sn_shared_buffer_unref(j->step.input_buffer);
+    if (j->kind == SN_JOB_TRAIN) sn_training_task_free(&j->training);
+    sn_shared_buffer_unref(j->output);
+    free(j);
+    *job = NULL;
+}
+
+sn_status sn_scheduler_new(sn_span *span, sn_kv_pool *pool, sn_scheduler **out, sn_err *err) {
+    sn_status status = sn_calloc(out, 1, sizeof **out, err);
+    if (status) return status;
+    (*out)->span = span;
+    (*out)->pool = pool;
+    sn_kv_admission_init(&(*out)->admission, pool);
+    status = sn_trainer_new(span, &(*out)->trainer, err);
+    if (status) sn_scheduler_free(out);
+    return status;
+}
+
+void sn_scheduler_free(sn_scheduler **scheduler) {
+    if (!*scheduler) return;
+    sn_job *lists[] = {(*scheduler)->jobs, (*scheduler)->training_jobs};
+    for (int i = 0; i < 2; i++)
+        for (sn_job *job = lists[i], *next; job; job = next) {
+            next = job->next;
+            sn_job_free(&job);
+        }
+    sn_trainer_free(&(*scheduler)->trainer);
+    free(*scheduler);
+    *scheduler = NULL;
+}
+
+/* Whether a new job is inserted before another one: by priority, but a job that was started, or arrived
+ * OVERTAKEN_US_MAX earlier, is not overtaken, so that no job waits for ever. */
+static bool job_goes_before(const sn_job *job, const sn_job *other) {
+    return job->priority > other->priority && !other->started_us &&
+           job->arrived_us - other->arrived_us < OVERTAKEN_US_MAX;
+}
+
+static bool job_is_decode_step(const sn_job *job) {
+    return job->kind == SN_JOB_STEP && job->n_tokens <= SN_DECODE_ROWS_MAX;
+}
+
+void sn_scheduler_add(sn_scheduler *scheduler, sn_job *job) {
+    sn_job **at = job->kind == SN_JOB_TRAIN ? &scheduler->training_jobs : &scheduler->jobs;
+    if (job_is_decode_step(job))
+        sn_decoding_sessions_arrived(&scheduler->decoding, job->session);
+    else
+        sn_decoding_sessions_remove(&scheduler->decoding, job->session);
+    while (*at && !job_goes_before(job, *at)) at = &(*at)->next;
+    job->next = *at;
+    *at = job;
+}
+
+void sn_scheduler_set_throughput(sn_scheduler *scheduler, uint64_t decode_us, uint64_t row_ns) {
+    scheduler->batch_wait_us = decode_us / 2 < SN_BATCH_WAIT_US_MAX ? (int64_t)decode_us / 2 : SN_BATCH_WAIT_US_MAX;
+    scheduler->row_ns = row_ns;
+}
+
+int64_t sn_scheduler_batch_wait(const sn_scheduler *s, int64_t now_us) {
+    int rows = 0;
+    int64_t came_us = INT64_MAX;
+    for (const sn_job *job = s->jobs; job; job = job->next) {
+        if (!job_is_decode_step(job) || job->started_us) return 0;
+        rows += job->n_tokens;
+        if (job->arrived_us < came_us) came_us = job->arrived_us;
+    }
+    if (!rows || rows >= SN_BATCH_WAIT_ROWS || s->training_jobs || !sn_decoding_sessions_pending(&s->decoding))
+        return 0;
+    int64_t until_us = came_us + s->batch_wait_us;
+    return now_us < until_us ? until_us : 0;
+}
+
+bool sn_scheduler_idle(const sn_scheduler *scheduler) { return !scheduler->jobs && !scheduler->training_jobs; }
+bool sn_scheduler_waiting(const sn_scheduler *scheduler) {
+    return scheduler->jobs && scheduler->waiting && !scheduler->training_jobs && !sn_scheduler_swapping(scheduler);
+}
+/* Also after pages were swapped in this round: a job may have waited for just these. */
+bool sn_scheduler_swapping(const sn_scheduler *scheduler) {
+    const sn_kv_admission *admission = &scheduler->admission;
+    return admission->swap_pending || (scheduler->jobs && admission->swap_pages_left < admission->swap_pages_max);
+}
+uint64_t sn_scheduler_forward_passes(const sn_scheduler *scheduler) { return scheduler->forward_passes; }
+int sn_scheduler_rows(const sn_scheduler *scheduler) { return scheduler->span_rows; }
+const sn_guard_monitor *sn_scheduler_watch(const sn_scheduler *scheduler) { return &scheduler->watch; }
+
+/* Moves finished jobs from the list to the front of *done. */
+static void jobs_collect_finished(sn_job **from, sn_job **done) {
+    sn_job **at = from;
+    while (*at) {
+        sn_job *job = *at;
+        if (!job->finished_us) {
+            at = &job->next;
+            continue;
+        }
+        *at = job->next;
+        job->next = *done;
+        *done = job;
+    }
+}
+
+/* A failed step leaves no rows in the KV cache: it ends where the step began. */
+static void job_undo(sn_job *job) {
+    if (*job->kv && sn_kv_cache_length(*job->kv) >= job->position) sn_kv_cache_rewind(*job->kv, job->position);
+}
+
+static void job_end(sn_job *job, sn_status status, int64_t now_us) {
+    job->status = status;
+    job->finished_us = now_us;
+    if (status && job->kv && job->kind != SN_JOB_KV_READ) job_undo(job);
+}
+
+/* -- rows from the prefix cache ------------------------------------------------------------------------------------ */
+
+static int job_next_position(const sn_job *job) { return job->position + job->n_done; }
+static float *job_output_row(const sn_scheduler *s, const sn_job *job, int row) {
+    return (float *)sn_shared_buffer_data(job->output) + (size_t)row * (size_t)sn_span_hparams(s->span)->n_embd;
+}
+
+/* Number of the page that holds `position`, counted from the page of the job's first row: an index of
+ * step.page_hashes. */
+static int job_page_index(const sn_job *job, int position) {
+    return position / SN_KV_PAGE_TOKENS - job->position / SN_KV_PAGE_TOKENS;
+}
+/* Length of step.page_hashes. */
+static int job_full_pages(const sn_job *job) {
+    return job->step.cacheable ? job_page_index(job, job->position + job->n_tokens) : 0;
+}
+
+/* Attaches the cached pages that follow the job's last row. */
+static void job_attach_prefix(sn_scheduler *s, sn_job *job) {
+    int next = job_page_index(job, job_next_position(job));
+    if (job_next_position(job) % SN_KV_PAGE_TOKENS || next >= job_full_pages(job)) return;
+    int pages = sn_prefix_cache_attach(*job->kv, &job->step.prefix_scope, job->step.page_hashes + next,
+                                       job_full_pages(job) - next, job_output_row(s, job, job->n_done));
+    job->n_done += pages * SN_KV_PAGE_TOKENS;
+}
+
+/* Whether a job in the batch computes the page that this job needs next: then this one waits for it. */
+static bool job_page_is_in_batch(const sn_scheduler *s, const sn_job *job) {
+    int next = job_page_index(job, job_next_position(job));
+    if (job_next_position(job) % SN_KV_PAGE_TOKENS || next >= job_full_pages(job) || !sn_prefix_cache_enabled(s->pool))
+        return false;
+    for (int i = 0; i < s->n_chosen; i++) {
+        const sn_job *other = s->chosen[i];
+        int same = job_page_index(other, job_next_position(job));
+        if (job_next_position(other) <= job_next_position(job) && same < job_full_pages(other) &&
+            !memcmp(&other->step.prefix_scope, &job->step.prefix_scope, sizeof job->step.prefix_scope) &&
+            !memcmp(&other->step.page_hashes[same], &job->step.page_hashes[next], sizeof job->step.page_hashes[next]))
+            return true;
+    }
+    return false;
+}
+
+/* Rows to compute, at most `rows`: those before the next cached page, which will be attached. */
+static int job_rows_to_cached_page(const sn_scheduler *s, const sn_job *job, int rows) {
+    for (int page = job_page_index(job, job_next_position(job)) + 1; page < job_full_pages(job); page++) {
+        int begin = (job->position / SN_KV_PAGE_TOKENS + page) * SN_KV_PAGE_TOKENS;
+        if (begin >= job_next_position(job) + rows) break;
+        if (sn_prefix_cache_contains(s->pool, &job->step.prefix_scope, &job->step.page_hashes[page]))
+            return begin - job_next_position(job);
+    }
+    return rows;
+}
+
+/* -- forming a batch ----------------------------------------------------------------------------------------------- */
+
+static sn_status job_reserve_kv(sn_scheduler *s, sn_job *job, bool queued) {
+    sn_status status = sn_kv_admission_prepare(&s->admission, job);
+    if (status || job->kind == SN_JOB_KV_READ) return status;
+    if (job->kind == SN_JOB_STEP) job_attach_prefix(s, job);
+    return sn_kv_admission_reserve(&s->admission, job, queued);
+}
+
+/* Before its first batch a step needs its KV cache rewound and KV pages reserved for all of its tokens; a KV read needs
+ * its pages swapped in. True: the job may run. False: it waits (*queued tells the jobs after it), or it is finished. */
+static bool job_admit(sn_scheduler *s, sn_job *job, int64_t now_us, bool *queued) {
+    if (job->started_us) return true;
+    if (!job->deadline_us) { /* a KV read comes without one */
+        job->arrived_us = now_us;
+        job->deadline_us = now_us + KV_READ_WAIT_US;
+    }
+    sn_status status = job_reserve_kv(s, job, *queued);
+    if (status == SN_RETRY && now_us < job->deadline_us) {
+        *queued = job->kv_waited = true;
+        return false;
+    }
+    if (!status) job->started_us = now_us;
+    if (status || job->n_done == job->n_tokens) {
+        job_end(job, status, now_us);
+        return false;
+    }
+    return true;
+}
+
+static bool job_is_of_kind(const sn_job *job, const batch_kind *k) {
+    return job->first == k->first && job->end == k->end && job->step.adapter == k->adapter;
+}
+static batch_kind job_batch_kind(const sn_job *job) { return (batch_kind){job->first, job->end, job->step.adapter}; }
+
+static bool job_may_run(const sn_job *job) { return job->kind == SN_JOB_STEP && job->started_us && !job->finished_us; }
+
+/* How many batches ago one of the job's kind was run; BATCH_KINDS: longer ago, or never. */
+static int job_kind_last_turn(const sn_scheduler *s, const sn_job *job) {
+    int i = 0;
+    while (i < BATCH_KINDS && !job_is_of_kind(job, &s->recent_kinds[i])) i++;
+    return i;
+}
+
+/* The oldest job of the kind that has not run for longest, so that no kind waits for ever. */
+static sn_job *batch_choose_lead(const sn_scheduler *s) {
+    sn_job *best = NULL;
+    int longest = -1;
+    for (sn_job *job = s->jobs; job; job = job->next) {
+        int turn = job_may_run(job) ? job_kind_last_turn(s, job) : -1;
+        if (turn <= longest) continue;
+        longest = turn;
+        best = job;
+    }
+    return best;
+}
+
+/* Adds up to `rows` of the job's remaining rows to the batch, if it has the batch's kind. */
+static void batch_add_job(sn_scheduler *s, sn_job *job, int rows) {
+    int left = job->n_tokens - job->n_done, capacity = SN_SPAN_ROWS_MAX - s->n_rows;
+    if (rows > left) rows = left;
+    if (rows > capacity) rows = capacity;
+    const batch_kind wanted = job_batch_kind(s->lead);
+    if (rows <= 0 || !job_is_of_kind(job, &wanted) || job_page_is_in_batch(s, job)) return;
+    rows = job_rows_to_cached_page(s, job, rows);
+    s->chosen[s->n_chosen] = job;
+    s->parts[s->n_chosen++] =
+        (sn_span_sequence){*job->kv, &job->step.input, job->n_done, rows, job_output_row(s, job, job->n_done)};
+    s->n_rows += rows;
+}
+
+/* One KV read or write. */
+static void job_copy_kv(sn_scheduler *s, sn_job *job, int64_t now_us) {
+    s->kv_copied = true;
+    job->started_us = now_us;
+    sn_status status =
+        job->kind == SN_JOB_KV_READ ? sn_kv_transfer_read(s->span, job) : sn_kv_transfer_write(s->span, job);
+    job_end(job, status, sn_now_us());
+}
+
+/* Decode steps, and the end of a prompt. */
+static bool job_counts_as_decode(const sn_job *job) { return job->n_tokens - job->n_done <= SN_DECODE_ROWS_MAX; }
+
+static void jobs_prepare(sn_scheduler *s, int64_t now_us) {
+    bool queued = false;
+    for (sn_job *job = s->jobs; job; job = job->next) {
+        if (job->kind == SN_JOB_CLOSE) {
+            sn_kv_cache_free(job->kv);
+            job_end(job, SN_OK, now_us);
+        } else if (atomic_load(&job->cancelled)) {
+            job_end(job, sn_fail(&job->err, SN_REFUSED, "the session was closed"), now_us);
+        } else if (job->kind == SN_JOB_KV_READ || job->kind == SN_JOB_KV_WRITE) {
+            if (!s->kv_copied && job_admit(s, job, now_us, &queued)) job_copy_kv(s, job, now_us);
+        } else {
+            (void)job_admit(s, job, now_us, &queued);
+        }
+    }
+}
+
+/* Adds the decode steps of the batch's kind. True: there are decode steps, of this or another kind. */
+static bool batch_add_decode_jobs(sn_scheduler *s, int64_t now_us) {
+    bool any = false;
+    for (sn_job *job = s->jobs; job && s->lead; job = job->next) {
+        if (!job_may_run(job) || !job_counts_as_decode(job)) continue;
+        any = true;
+        if (job_is_decode_step(job))
+            sn_decoding_sessions_record(&s->decoding, job->session, job->n_tokens, s->batch_number, now_us);
+        batch_add_job(s, job, SN_DECODE_ROWS_MAX);
+    }
+    return any;
+}
+
+/* Limit of the prefill rows in a batch. While sessions decode, it keeps the pass short, also for those whose next step
+ * will arrive during the pass. A multiple of 8, because the kernels compute 8 rows at once. */
+static int prefill_rows_max(sn_scheduler *s, bool decoding, int64_t now_us) {
+    enum { MULTIPLE = 8 };
+    int decode_rows = sn_decoding_sessions_rows(&s->decoding, now_us);
+    if (!decoding && !decode_rows) return SN_SPAN_ROWS_MAX;
+    if (!s->row_ns) return SN_PREFILL_ROWS_CONCURRENT;
+    uint64_t rows = SN_PREFILL_DELAY_US * 1000ull / s->row_ns;
+    if (rows < (uint64_t)decode_rows) rows = (uint64_t)decode_rows;
+    if (rows > SN_SPAN_ROWS_MAX) rows = SN_SPAN_ROWS_MAX;
+    return rows < MULTIPLE ? MULTIPLE : (int)rows / MULTIPLE * MULTIPLE;
+}
+
+/* The oldest prefill step, not yet considered for this batch, of the next client. Clients take turns in the order of
+ * their numbers, so that a client with many prompts does not delay another one by all of them. */
+static sn_job *prefill_next_job(const sn_scheduler *s) {
+    sn_job *best = NULL;
+    for (sn_job *job = s->jobs; job; job = job->next) {
+        if (!job_may_run(job) || job_counts_as_decode(job) || job->last_batch == s->batch_number) continue;
+        if (!best || job->step.client - s->prefill_turn - 1 < best->step.client - s->prefill_turn - 1)
+            best = job; /* distances are modulo 2^64 */
+    }
+    return best;
+}
+
+static void batch_form(sn_scheduler *s, int64_t now_us) {
+    s->n_chosen = s->n_rows = 0;
+    s->kv_copied = false;
+    s->span_rows = 0;
+    jobs_prepare(s, now_us);
+    s->lead = batch_choose_lead(s);
+    s->waiting = !s->lead && !s->kv_copied;
+    int budget = prefill_rows_max(s, batch_add_decode_jobs(s, now_us), now_us);
+    s->batch_number++;
+    for (sn_job *job; budget > 0 && (job = prefill_next_job(s));) {
+        int before = s->n_rows;
+        job->last_batch = s->batch_number;
+        job_attach_prefix(s, job);
+        if (job->n_done == job->n_tokens) job_end(job, SN_OK, now_us);
+        batch_add_job(s, job, budget);
+        if (s->n_rows > before) s->prefill_turn = job->step.client;
+        budget -= s->n_rows - before;
+    }
+}
+
+static void batch_run(sn_scheduler *s) {
+    sn_err err;
+    int first = s->chosen[0]->first, end = s->chosen[0]->end;
+    uint64_t moved = 0, planned = sn_span_transfer_bytes(s->span, first, end, s->n_chosen, s->parts);
+    sn_adapter **adapter = s->chosen[0]->step.adapter;
+    sn_status status =
+        sn_span_forward_adapter(s->span, first, end, adapter ? *adapter : NULL, s->n_chosen, s->parts, &moved, &err);
+    int64_t now = sn_now_us();
+    sn_guard_monitor_step(&s->watch, moved, planned, now);
+    s->forward_passes++;
+    memmove(s->recent_kinds + 1, s->recent_kinds, (BATCH_KINDS - 1) * sizeof *s->recent_kinds);
+    s->recent_kinds[0] = job_batch_kind(s->chosen[0]);
+    if (!status && first == sn_span_first(s->span) && end == sn_span_end(s->span)) s->span_rows = s->n_rows;
+    for (int i = 0; i < s->n_chosen; i++) {
+        sn_job *job = s->chosen[i];
+        if (!status && job->step.cacheable)
+            sn_prefix_cache_insert(*job->kv, &job->step.prefix_scope,
+                                   job->step.page_hashes + job_page_index(job, job_next_position(job)),
+                                   s->parts[i].n_rows, s->parts[i].output);
+        job->n_done += s->parts[i].n_rows;
+        if (status) job->err = err;
+        if (status || job->n_done == job->n_tokens) job_end(job, status, now);
+    }
+}
+
+/* Trains one sequence of the next training job, then puts the job last. */
+static void training_run_sequence(sn_scheduler *s, int64_t now_us) {
+    sn_job *job = s->training_jobs;
+    if (!job) return;
+    s->trained_us = now_us;
+    if (!sn_trainer_work(s->trainer, job)) {
+        s->training_jobs = job->next;
+        sn_scheduler_add(s, job);
+    }
+}
+
+sn_job *sn_scheduler_run(sn_scheduler *s, int64_t now_us) {
+    sn_kv_admission_begin(&s->admission, s->jobs, now_us);
+    batch_form(s, now_us);
+    sn_job *lost = sn_kv_admission_reclaim(&s->admission, s->jobs);
+    if (lost) job_end(lost, lost->err.status, now_us);
+    if (s->n_chosen) batch_run(s);
+    if (!s->n_chosen || now_us - s->trained_us > TRAIN_EVERY_US) training_run_sequence(s, now_us);
+    sn_job *done = NULL;
+    jobs_collect_finished(&s->jobs, &done);
+    jobs_collect_finished(&s->training_jobs, &done);
+    return done;
+}

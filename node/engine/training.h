@@ -1,0 +1,53 @@
+/* Training on a node: tasks that the network thread gives to the device thread besides steps, and the trainer that
+ * does them. A task belongs to no session; it travels as a job of kind SN_JOB_TRAIN.
+ *
+ * Memory: bytes_max of a task is what the node gives to training (--tune-memory). Adapters take their part of it; the
+ * rest is for the activations of one sequence at a time, and for activations that are kept from a FORWARD to its
+ * BACKWARD. */
+#ifndef SN_NODE_ENGINE_TRAINING_H
+#define SN_NODE_ENGINE_TRAINING_H
+
+#include "blocks/train.h"
+#include "net/transport/transport.h"
+#include "node/engine/job.h"
+
+typedef enum sn_training_task_kind {
+    SN_TRAINING_ADAPTER_LOAD,   /* make *adapter from the tensor's bytes */
+    SN_TRAINING_ADAPTER_UNLOAD, /* free *adapter */
+    SN_TRAINING_FORWARD,
+    SN_TRAINING_BACKWARD,
+} sn_training_task_kind;
+
+typedef struct sn_training_task {
+    sn_training_task_kind kind;
+    sn_msg *request_msg; /* owned: its tensor is the input; NULL of UNLOAD */
+    sn_peer requester;
+    uint8_t owner[SN_KEY_SIZE];             /* CURVE key of the requester */
+    struct sn_adapter_entry *adapter_entry; /* the network thread's: the entry in its table; NULL: no adapter */
+    sn_adapter **adapter;                   /* only the device thread looks there; NULL: no adapter */
+    int first, end;                         /* blocks */
+    size_t bytes_max;                       /* memory for training, adapters included */
+    const sn_sample *samples;               /* sequences of the batch, in request_msg; their rows follow one another */
+    size_t n_samples, rows;                 /* rows: tokens of all sequences */
+    size_t result;    /* result: floats of the output of FORWARD or BACKWARD; bytes of device memory of LOAD */
+    size_t rows_done; /* the trainer's */
+} sn_training_task;
+
+void sn_training_task_free(sn_training_task **task); /* accepts NULL */
+
+/* The device thread's side; trainer.c says how it works. A batch for which the adapters leave too little memory ends
+ * with SN_RETRY. */
+typedef struct sn_trainer sn_trainer;
+
+sn_status sn_trainer_new(sn_span *span, sn_trainer **out, sn_err *err) SN_MUST_USE;
+void sn_trainer_free(sn_trainer **trainer); /* accepts NULL; before the span */
+
+/* Bytes of the saved activations. Those older than a minute, by the arrival times of jobs, are dropped when the next
+ * FORWARD comes. */
+size_t sn_trainer_saved_bytes(const sn_trainer *trainer);
+
+/* Runs one sequence of the job (job->n_done counts them), or loads or unloads its adapter. True: the job is finished,
+ * and job->status is set. */
+bool sn_trainer_work(sn_trainer *trainer, sn_job *job);
+
+#endif

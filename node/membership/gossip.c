@@ -1,0 +1,306 @@
+/* Gossip: how announcements spread, at a cost per node that does not grow with the swarm.
+ *
+ * A node keeps up to SN_NEIGHBOURS_MAX neighbours, chosen at random, and replaces one of them in each announcement
+ * round. Push: an announcement that is new to this node is queued by its tag (sn_node_tag) and sent once to FANOUT
+ * neighbours (to FANOUT_OF_NODE_CHANGES when a node is new or changed its state, address or blocks). That is an
+ * epidemic which reaches most nodes in a few steps and then dies out (Demers et al., "Epidemic algorithms for
+ * replicated database maintenance", 1987). Pull: every few seconds one neighbour is sent the list of (tag, sequence)
+ * pairs that this node knows, and replies with what is newer; so nodes that the push missed catch up.
+ *
+ * Pushes, pulls and replies to pulls are paid from a budget of bytes per second (a token bucket). In a swarm of up to
+ * about a hundred nodes every node so knows all others; in a larger swarm each node knows a random sample of some
+ * hundreds, because an announcement that is not passed on in time expires. docs/SCALE.md has measurements.
+ *
+ * Rejoin peers are a random sample of nodes that this node once knew: one that is not known any more is dialled again,
+ * because the swarm may have split and that node may be in the other part. */
+#include "node/membership/membership_private.h"
+
+#include "base/mem.h"
+#include "base/random.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    FANOUT = 2,
+    FANOUT_OF_NODE_CHANGES = 3,
+    CHANGES_WAIT_US = 150000, /* so that several changes go in one message */
+    STATS_WAIT_US = 1000000,
+    PULL_EVERY_US = 5000000,
+    BURST_S = 4, /* seconds for which the budget may accumulate */
+    PUSH_BYTES_MAX = 32768,
+    KNOWN_MAX = 512, /* (tag, sequence) pairs in one pull */
+};
+
+void sn_gossip_init(sn_gossip *g, uint64_t seed, size_t bytes_per_s) {
+    g->seed = seed;
+    g->bytes_per_s = bytes_per_s ? (int64_t)bytes_per_s : SN_GOSSIP_BYTES_PER_S;
+}
+
+/* -- the budget ---------------------------------------------------------------------------------------------------- */
+
+static int64_t budget_refill(sn_gossip *g, int64_t now_us) {
+    int64_t passed = now_us - g->budget_us, most = BURST_S * 1000000;
+    g->budget += (passed < 0 ? 0 : passed > most ? most : passed) * g->bytes_per_s / 1000000;
+    if (g->budget > BURST_S * g->bytes_per_s) g->budget = BURST_S * g->bytes_per_s;
+    g->budget_us = now_us;
+    return g->budget;
+}
+
+static void budget_spend(sn_gossip *g, size_t bytes) {
+    g->budget -= (int64_t)bytes;
+    g->bytes_sent += bytes;
+}
+
+size_t sn_gossip_reply_budget(sn_membership *m, int64_t now_us) {
+    int64_t left = budget_refill(&m->gossip, now_us);
+    return left < 0 ? 0 : left > PUSH_BYTES_MAX ? PUSH_BYTES_MAX : (size_t)left;
+}
+
+void sn_gossip_reply_sent(sn_membership *m, size_t bytes) { budget_spend(&m->gossip, bytes); }
+
+/* -- queues of changes --------------------------------------------------------------------------------------------- */
+
+static void change_push(sn_change_queue *q, uint64_t tag) {
+    for (size_t i = 0; i < q->n; i++)
+        if (q->tag[(q->first + i) % SN_CHANGE_QUEUE_MAX] == tag)
+            return; /* it is queued: the newest announcement of this node will be sent */
+    if (q->n == SN_CHANGE_QUEUE_MAX) {
+        q->first++;
+        q->n--;
+    }
+    q->tag[(q->first + q->n++) % SN_CHANGE_QUEUE_MAX] = tag;
+}
+
+/* The newest change first: when the budget does not allow all, the oldest are worth least. */
+static bool change_pop(sn_change_queue *q, uint64_t *tag) {
+    if (!q->n) return false;
+    *tag = q->tag[(q->first + --q->n) % SN_CHANGE_QUEUE_MAX];
+    return true;
+}
+
+void sn_gossip_enqueue(sn_membership *m, uint64_t tag, sn_directory_change change, int64_t now_us) {
+    sn_gossip *g = &m->gossip;
+    if (change == SN_CHANGE_NONE) return;
+    change_push(change == SN_CHANGE_NODE ? &g->node_changes : &g->stats_changes, tag);
+    int64_t due = now_us + (change == SN_CHANGE_NODE ? CHANGES_WAIT_US : STATS_WAIT_US);
+    if (due < g->push_us || !g->push_us) g->push_us = due;
+}
+
+/* -- neighbours ---------------------------------------------------------------------------------------------------- */
+
+static bool peer_is_bootstrap(const sn_membership *m, sn_peer peer) {
+    for (size_t i = 0; i < m->n_bootstrap_peers; i++)
+        if (m->bootstrap_peers[i].peer == peer) return true;
+    return false;
+}
+
+static bool node_is_neighbour(const sn_gossip *g, const uint8_t *id) {
+    for (size_t i = 0; i < g->n_neighbours; i++)
+        if (!memcmp(g->neighbours[i].id, id, SN_KEY_SIZE)) return true;
+    return false;
+}
+
+static bool peer_is_in_use(const sn_membership *m, sn_peer peer) {
+    const sn_gossip *g = &m->gossip;
+    for (size_t i = 0; i < g->n_neighbours; i++)
+        if (g->neighbours[i].peer == peer) return true;
+    return peer_is_bootstrap(m, peer);
+}
+
+/* The connection to a former neighbour may carry a session's pushes, so it is kept for some rounds before the node
+ * hangs up. */
+static void neighbour_drop(sn_membership *m, size_t i) {
+    sn_gossip *g = &m->gossip;
+    sn_peer *slot = &g->former[g->next_former++ % SN_FORMER_NEIGHBOURS_MAX], oldest = *slot;
+    *slot = g->neighbours[i].peer;
+    g->neighbours[i] = g->neighbours[--g->n_neighbours];
+    bool kept = false;
+    for (size_t k = 0; k < SN_FORMER_NEIGHBOURS_MAX; k++) kept |= g->former[k] == oldest;
+    if (oldest && !kept && !peer_is_in_use(m, oldest)) sn_transport_hang_up(m->setup.transport, oldest);
+}
+
+static bool announcement_is_live(const sn_announcement *a, int64_t unix_ms) {
+    return a && a->state != SN_NODE_OFFLINE && a->expires_unix_ms > (uint64_t)unix_ms;
+}
+
+static void rejoin_remember(sn_gossip *g, const sn_announcement *a) {
+    for (size_t i = 0; i < SN_REJOIN_PEERS_MAX; i++)
+        if (!memcmp(g->rejoin[i].id, a->node, SN_KEY_SIZE)) return;
+    struct sn_rejoin_peer *r = &g->rejoin[sn_rng_below(&g->seed, SN_REJOIN_PEERS_MAX)];
+    for (size_t i = 0; i < SN_REJOIN_PEERS_MAX && *r->address; i++)
+        if (!*g->rejoin[i].address) r = &g->rejoin[i];
+    snprintf(r->address, sizeof r->address, "%s", a->address);
+    memcpy(r->id, a->node, SN_KEY_SIZE);
+    memcpy(r->curve_key, a->curve_key, SN_KEY_SIZE);
+}
+
+/* Adds neighbours from the directory, from a random entry on, until there are enough or all nodes were tried. */
+static void neighbours_fill(sn_membership *m, int64_t unix_ms) {
+    sn_gossip *g = &m->gossip;
+    size_t count = sn_directory_count(m->directory), from = (size_t)sn_rng_below(&g->seed, count);
+    for (size_t i = 0; i < count && g->n_neighbours < SN_NEIGHBOURS_MAX; i++) {
+        const sn_announcement *a = sn_directory_at(m->directory, (from + i) % count);
+        sn_peer peer;
+        sn_err err;
+        bool self = !memcmp(a->node, m->setup.identity->id, SN_KEY_SIZE);
+        if (self || !announcement_is_live(a, unix_ms) || node_is_neighbour(g, a->node)) continue;
+        if (sn_transport_dial(m->setup.transport, a->address, a->curve_key, &peer, &err)) continue;
+        g->neighbours[g->n_neighbours] = (sn_neighbour){.peer = peer};
+        memcpy(g->neighbours[g->n_neighbours++].id, a->node, SN_KEY_SIZE);
+        rejoin_remember(g, a);
+    }
+}
+
+/* -- messages ------------------------------------------------------------------------------------------------------ */
+
+/* Adds the (tag, sequence) pairs of KNOWN_MAX announcements from `first` on, big-endian, 16 bytes each, and the range
+ * of tags that the list covers completely. */
+static sn_status peers_add_known(const sn_membership *m, size_t first, sn_msg_peers *peers, sn_err *err) {
+    size_t count = sn_directory_known_count(m->directory), n = sn_min_size(count - first, KNOWN_MAX);
+    sn_status status = sn_list_new(1, 1, sizeof *peers->known, &peers->known, err);
+    if (!status) status = sn_calloc(&peers->known[0].data, n + 1, 16, err);
+    if (status) return status;
+    peers->n_known = 1;
+    peers->known[0].len = 16 * n;
+    for (size_t i = 0; i < n; i++) {
+        const sn_announcement *a = sn_directory_known_at(m->directory, first + i);
+        for (int k = 0; k < 8; k++) {
+            peers->known[0].data[16 * i + (size_t)k] = a->node[k];
+            peers->known[0].data[16 * i + 8 + (size_t)k] = (uint8_t)(a->sequence >> (56 - 8 * k));
+        }
+    }
+    if (first) peers->from_tag = sn_node_tag(sn_directory_known_at(m->directory, first)->node);
+    if (first + n < count) peers->to_tag = sn_node_tag(sn_directory_known_at(m->directory, first + n - 1)->node);
+    return SN_OK;
+}
+
+void sn_gossip_pull(sn_membership *m, sn_peer peer, bool with_own) {
+    sn_gossip *g = &m->gossip;
+    sn_err err;
+    size_t count = sn_directory_known_count(m->directory);
+    size_t first = count > KNOWN_MAX ? (size_t)sn_rng_below(&g->seed, count - KNOWN_MAX + 1) : 0;
+    sn_msg *msg = sn_membership_new_msg(SN_MSG_PEERS, 0);
+    if (!msg) return;
+    msg->peers.protocol = SN_PROTOCOL_VERSION;
+    if (!peers_add_known(m, first, &msg->peers, &err) &&
+        (!with_own || !sn_membership_copy_own(m, &msg->peers.announcements, &msg->peers.n_announcements, &err))) {
+        budget_spend(g, msg->peers.known[0].len + (with_own ? m->own.sealed.len : 0));
+        sn_membership_send(m, peer, &msg);
+    }
+    sn_msg_free(&msg);
+}
+
+/* Takes changes from the queues, as many as the bytes allow, and writes their indices in the directory. The others stay
+ * queued. */
+static size_t changes_collect(sn_membership *m, size_t bytes_max, int64_t unix_ms, size_t *indices) {
+    sn_gossip *g = &m->gossip;
+    size_t n = 0, bytes = 0;
+    uint64_t tag;
+    while (n < SN_ANNOUNCEMENTS_MAX && bytes < bytes_max &&
+           (change_pop(&g->node_changes, &tag) || change_pop(&g->stats_changes, &tag))) {
+        size_t at = sn_directory_seek(m->directory, tag);
+        if (at == sn_directory_known_count(m->directory)) continue;
+        const sn_announcement *a = sn_directory_known_at(m->directory, at);
+        if (sn_node_tag(a->node) != tag || a->expires_unix_ms <= (uint64_t)unix_ms) continue;
+        indices[n++] = at;
+        bytes += sn_directory_known_sealed_at(m->directory, at)->len;
+    }
+    return n;
+}
+
+static void announcements_send(sn_membership *m, const sn_neighbour *neighbour, const size_t *indices, size_t n) {
+    sn_err err;
+    size_t bytes = 0;
+    sn_msg *msg = sn_membership_new_msg(SN_MSG_PEERS, 0);
+    if (!msg) return;
+    sn_msg_peers *peers = &msg->peers;
+    peers->protocol = SN_PROTOCOL_VERSION;
+    peers->from_tag = peers->to_tag = UINT64_MAX; /* a push: it asks for nothing */
+    sn_status status = sn_list_new(n, SN_ANNOUNCEMENTS_MAX, sizeof *peers->announcements, &peers->announcements, &err);
+    for (size_t i = 0; i < n && !status; i++) {
+        if (!memcmp(sn_directory_known_at(m->directory, indices[i])->node, neighbour->id, SN_KEY_SIZE)) continue;
+        status = sn_membership_copy_blob(sn_directory_known_sealed_at(m->directory, indices[i]),
+                                         &peers->announcements[peers->n_announcements], &err);
+        if (!status) bytes += peers->announcements[peers->n_announcements++].len;
+    }
+    if (!status && peers->n_announcements) {
+        budget_spend(&m->gossip, bytes);
+        sn_membership_send(m, neighbour->peer, &msg);
+    }
+    sn_msg_free(&msg);
+}
+
+static void changes_send(sn_membership *m, int64_t now_us, int64_t unix_ms) {
+    sn_gossip *g = &m->gossip;
+    size_t fanout = g->node_changes.n ? FANOUT_OF_NODE_CHANGES : FANOUT, indices[SN_ANNOUNCEMENTS_MAX];
+    int64_t left = budget_refill(g, now_us) / (int64_t)fanout;
+    if (!g->n_neighbours || left <= 0) return;
+    size_t n = changes_collect(m, (size_t)left < PUSH_BYTES_MAX ? (size_t)left : PUSH_BYTES_MAX, unix_ms, indices);
+    size_t from = (size_t)sn_rng_below(&g->seed, g->n_neighbours);
+    for (size_t i = 0; i < fanout && i < g->n_neighbours; i++)
+        announcements_send(m, &g->neighbours[(from + i) % g->n_neighbours], indices, n);
+}
+
+void sn_gossip_announce_now(sn_membership *m) {
+    size_t own = sn_directory_seek(m->directory, sn_node_tag(m->setup.identity->id));
+    for (size_t i = 0; i < m->gossip.n_neighbours; i++) announcements_send(m, &m->gossip.neighbours[i], &own, 1);
+    for (size_t i = 0; i < m->n_bootstrap_peers; i++) {
+        const sn_neighbour bootstrap_peer = {.peer = m->bootstrap_peers[i].peer};
+        announcements_send(m, &bootstrap_peer, &own, 1);
+    }
+}
+
+/* -- rounds -------------------------------------------------------------------------------------------------------- */
+
+/* Dials a random rejoin peer, if the directory does not know it as alive. */
+static void rejoin_try(sn_membership *m, int64_t unix_ms) {
+    sn_gossip *g = &m->gossip;
+    const struct sn_rejoin_peer *r = &g->rejoin[sn_rng_below(&g->seed, SN_REJOIN_PEERS_MAX)];
+    sn_peer peer;
+    sn_err err;
+    if (!*r->address || announcement_is_live(sn_directory_find(m->directory, r->id), unix_ms) ||
+        g->n_neighbours == SN_NEIGHBOURS_MAX)
+        return;
+    if (sn_transport_dial(m->setup.transport, r->address, r->curve_key, &peer, &err)) return;
+    g->neighbours[g->n_neighbours] = (sn_neighbour){.peer = peer};
+    memcpy(g->neighbours[g->n_neighbours++].id, r->id, SN_KEY_SIZE);
+}
+
+void sn_gossip_round(sn_membership *m, int64_t unix_ms) {
+    sn_gossip *g = &m->gossip;
+    for (size_t i = g->n_neighbours; i-- > 0;)
+        if (!announcement_is_live(sn_directory_find(m->directory, g->neighbours[i].id), unix_ms)) neighbour_drop(m, i);
+    if (g->n_neighbours == SN_NEIGHBOURS_MAX) neighbour_drop(m, (size_t)sn_rng_below(&g->seed, SN_NEIGHBOURS_MAX));
+    rejoin_try(m, unix_ms);
+    neighbours_fill(m, unix_ms);
+}
+
+int64_t sn_gossip_tick(sn_membership *m, int64_t now_us, int64_t unix_ms) {
+    sn_gossip *g = &m->gossip;
+    if (g->push_us && now_us >= g->push_us) {
+        neighbours_fill(m, unix_ms);
+        changes_send(m, now_us, unix_ms);
+        g->push_us = g->node_changes.n || g->stats_changes.n ? now_us + STATS_WAIT_US : 0;
+    }
+    for (size_t i = 0; i < g->n_neighbours; i++) {
+        if (g->neighbours[i].greeted) continue;
+        g->neighbours[i].greeted = true;
+        sn_gossip_pull(m, g->neighbours[i].peer, true);
+        sn_ping_send(m, g->neighbours[i].peer, g->neighbours[i].id, false, now_us);
+    }
+    if (now_us >= g->pull_us) {
+        g->pull_us = now_us + PULL_EVERY_US / 2 + (int64_t)sn_rng_below(&g->seed, PULL_EVERY_US);
+        if (g->n_neighbours && budget_refill(g, now_us) > 0)
+            sn_gossip_pull(m, g->neighbours[sn_rng_below(&g->seed, g->n_neighbours)].peer, false);
+    }
+    return g->push_us && g->push_us < g->pull_us ? g->push_us : g->pull_us;
+}
+
+void sn_gossip_peer_lost(sn_membership *m, sn_peer peer) {
+    sn_gossip *g = &m->gossip;
+    for (size_t i = 0; i < g->n_neighbours; i++)
+        if (g->neighbours[i].peer == peer) g->neighbours[i] = g->neighbours[--g->n_neighbours];
+    for (size_t i = 0; i < SN_FORMER_NEIGHBOURS_MAX; i++)
+        if (g->former[i] == peer) g->former[i] = 0;
+}

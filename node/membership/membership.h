@@ -1,0 +1,73 @@
+/* Membership: which nodes the swarm has, and how a node makes itself known to them.
+ *
+ * The central type, sn_membership, owns the directory of announcements (net/directory.h), the bootstrap peers (the
+ * nodes given by --join), the gossip state (gossip.h) and the ping statistics (ping_stats.h). It is protocol logic
+ * without I/O of its own: it is handed messages and the time, and reaches the rest of its node through
+ * sn_membership_host only.
+ *
+ * node/protocol owns it and calls it on the network thread. Nothing blocks. Only sn_membership_new reports errors: a
+ * message that cannot be built or sent is dropped with a log line, because a later round repeats what it said.
+ *
+ * Times: now_us is the monotonic clock of the caller, unix_ms the wall clock, by which announcements expire. */
+#ifndef SN_NODE_MEMBERSHIP_MEMBERSHIP_H
+#define SN_NODE_MEMBERSHIP_MEMBERSHIP_H
+
+#include "net/directory.h"
+#include "net/transport/transport.h"
+
+enum { SN_BOOTSTRAP_PEERS_MAX = 64 };
+
+typedef struct sn_membership sn_membership;
+
+/* What membership asks of the node that it belongs to; `ctx` is the first argument of each function. */
+typedef struct sn_membership_host {
+    /* Sends *msg to the peer, or drops it with a log line. Takes the message in both cases. */
+    void (*send)(void *ctx, sn_peer peer, sn_msg **msg);
+    /* Answers the request with an ERROR that carries *why. */
+    void (*refuse)(void *ctx, sn_peer peer, const sn_msg *request, const sn_err *why);
+    /* Completes the node's own announcement: state, model, blocks, rates, load, wire dtypes and adapters. Identity,
+     * address, sequence, expiry and the measurements of the network are filled in before the call. */
+    void (*describe)(void *ctx, sn_announcement *own);
+    void *ctx;
+} sn_membership_host;
+
+typedef struct sn_membership_setup {
+    sn_transport *transport;     /* borrowed: membership dials and hangs up; messages go through host.send */
+    const sn_identity *identity; /* borrowed */
+    const char *address;         /* where other nodes reach this one; copied */
+    const char *name;            /* for people; copied */
+    size_t directory_max;        /* nodes remembered; 0: SN_DIRECTORY_MAX */
+    size_t gossip_bytes_per_s;   /* limit of the bytes sent as announcements; 0: SN_GOSSIP_BYTES_PER_S */
+    sn_membership_host host;     /* copied */
+} sn_membership_setup;
+
+sn_status sn_membership_new(const sn_membership_setup *setup, sn_membership **out, sn_err *err) SN_MUST_USE;
+void sn_membership_free(sn_membership **membership); /* accepts NULL */
+
+/* Adds a bootstrap peer: the node at this address is told of this one and asked for the nodes that it knows, again in
+ * every round until it answers. Ignored beyond SN_BOOTSTRAP_PEERS_MAX, and for the node's own key. */
+void sn_membership_join(sn_membership *membership, const char *address, const uint8_t curve_key[SN_KEY_SIZE]);
+
+/* PEERS, PEERS_REPLY, PING and PONG; the caller keeps event->msg. */
+void sn_membership_handle(sn_membership *membership, const sn_event *event, int64_t now_us, int64_t unix_ms);
+/* The connection to a peer that was dialled is lost. Hangs up, unless it is a bootstrap peer. */
+void sn_membership_peer_lost(sn_membership *membership, const sn_event *event);
+
+/* Signs a new announcement of this node and passes it on: to all neighbours and bootstrap peers at once when the node's
+ * state, address or blocks changed, through gossip otherwise. */
+void sn_membership_announce(sn_membership *membership, int64_t now_us, int64_t unix_ms);
+
+/* The round that is due about every SN_ANNOUNCE_EVERY_MS: expires announcements, replaces a neighbour, announces, asks
+ * bootstrap peers, pings. False: it is not due yet, and nothing was done. */
+bool sn_membership_round(sn_membership *membership, int64_t now_us, int64_t unix_ms);
+/* Gossip that is due. Returns when to call again, the next round included. */
+int64_t sn_membership_tick(sn_membership *membership, int64_t now_us, int64_t unix_ms);
+
+const sn_directory *sn_membership_directory(const sn_membership *membership);
+/* The node's newest announcement, signed; len 0: it has not announced itself yet. Valid until the next announcement. */
+sn_blob sn_membership_own_announcement(const sn_membership *membership);
+size_t sn_membership_bootstrap_answered(const sn_membership *membership); /* bootstrap peers that answered */
+/* Whether a bootstrap peer has answered with all pages of its directory that were asked for. */
+bool sn_membership_bootstrap_complete(const sn_membership *membership);
+
+#endif

@@ -1,0 +1,190 @@
+/* PEERS and PEERS_REPLY: how nodes and clients ask for announcements page by page, and the bootstrap peers, which this
+ * node asks itself.
+ *
+ * A PEERS carries announcements of the asker, and selects what it wants: a range of tags (sn_node_tag), blocks, a
+ * model. It may list what the asker knows already as (tag, sequence) pairs; then the reply holds only newer
+ * announcements and is paid from the gossip budget, because nodes ask so all the time. Without the list (clients, nodes
+ * that just started) the reply is one page of PAGE_BYTES_MAX, and next_tag says where the next page begins.
+ *
+ * A bootstrap peer is asked for up to PAGES_MAX pages in every round until it answers; afterwards it is asked like a
+ * neighbour, but rarely enough that a swarm which was given one address does not overload that node. */
+#include "node/membership/membership_private.h"
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/random.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    PAGE_BYTES_MAX = 65536,  /* of announcements in a reply to a PEERS without a list of what is known */
+    PAGES_MAX = 8,           /* asked of a bootstrap peer */
+    BOOTSTRAP_ASKED_BY = 32, /* nodes of the swarm that ask one bootstrap peer per round, about */
+};
+
+static bool key_is_zero(const uint8_t key[SN_KEY_SIZE]) {
+    for (int i = 0; i < SN_KEY_SIZE; i++)
+        if (key[i]) return false;
+    return true;
+}
+
+/* -- PEERS --------------------------------------------------------------------------------------------------------- */
+
+static uint64_t read_u64(const uint8_t *bytes) {
+    uint64_t n = 0;
+    for (int i = 0; i < 8; i++) n = n << 8 | bytes[i];
+    return n;
+}
+
+/* Whether the asker's list holds this announcement or a later one of the same node. The list is to be sorted by tag; an
+ * unsorted list only makes the reply longer than it need be. */
+static bool announcement_is_known(const sn_msg_peers *peers, const sn_announcement *a) {
+    if (!peers->n_known) return false;
+    const uint8_t *list = peers->known[0].data;
+    size_t low = 0, high = peers->known[0].len / 16, end = high;
+    uint64_t tag = sn_node_tag(a->node);
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (read_u64(list + 16 * middle) < tag)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < end && read_u64(list + 16 * low) == tag && read_u64(list + 16 * low + 8) >= a->sequence;
+}
+
+static bool announcement_is_wanted(const sn_msg_peers *peers, const sn_announcement *a, int64_t unix_ms) {
+    if (a->expires_unix_ms <= (uint64_t)unix_ms) return false;
+    if (!key_is_zero(peers->model) && memcmp(a->model, peers->model, SN_KEY_SIZE)) return false;
+    bool overlaps = a->first_block < peers->end_block && a->end_block > peers->first_block;
+    return (!peers->end_block || overlaps) && !announcement_is_known(peers, a);
+}
+
+/* The announcements that the asker wants, from from_tag on, until the message is full; then out->next_tag says where
+ * the next page begins (0: this is the last one). *bytes counts what was put in. */
+static sn_status announcements_list(const sn_membership *m, const sn_msg_peers *peers, size_t bytes_max,
+                                    int64_t unix_ms, sn_msg_peers_reply *out, size_t *bytes, sn_err *err) {
+    const sn_directory *d = m->directory;
+    size_t count = sn_directory_known_count(d), first = sn_directory_seek(d, peers->from_tag);
+    uint64_t last = peers->to_tag ? peers->to_tag : UINT64_MAX;
+    sn_status status = sn_list_new(sn_min_size(count - first, SN_ANNOUNCEMENTS_MAX), SN_ANNOUNCEMENTS_MAX,
+                                   sizeof *out->announcements, &out->announcements, err);
+    for (size_t i = first; i < count && !status; i++) {
+        const sn_announcement *a = sn_directory_known_at(d, i);
+        const sn_blob *sealed = sn_directory_known_sealed_at(d, i);
+        if (sn_node_tag(a->node) > last) break;
+        if (!announcement_is_wanted(peers, a, unix_ms)) continue;
+        bool full = out->n_announcements == SN_ANNOUNCEMENTS_MAX || *bytes + sealed->len > bytes_max;
+        if (full) {
+            out->next_tag = sn_node_tag(a->node);
+            break;
+        }
+        status = sn_membership_copy_blob(sealed, &out->announcements[out->n_announcements], err);
+        if (status) break;
+        out->n_announcements++;
+        *bytes += sealed->len;
+    }
+    return status;
+}
+
+static void announcements_learn(sn_membership *m, const sn_blob *blobs, size_t n, int64_t now_us, int64_t unix_ms) {
+    sn_err err;
+    for (size_t i = 0; i < n; i++) {
+        sn_directory_change change;
+        uint64_t tag;
+        if (sn_directory_update(m->directory, blobs[i].data, blobs[i].len, unix_ms, &change, &tag, &err))
+            sn_log(SN_LOG_DEBUG, "announcement dropped", "text=%s", err.text);
+        else
+            sn_gossip_enqueue(m, tag, change, now_us);
+    }
+}
+
+void sn_membership_on_peers(sn_membership *m, const sn_event *event, int64_t now_us, int64_t unix_ms) {
+    const sn_msg_peers *peers = &event->msg->peers;
+    sn_err err;
+    if (peers->protocol != SN_PROTOCOL_VERSION) {
+        (void)sn_fail(&err, SN_REFUSED, "this node speaks protocol %d: use a matching version", SN_PROTOCOL_VERSION);
+        sn_membership_refuse(m, event->peer, event->msg, &err);
+        return;
+    }
+    announcements_learn(m, peers->announcements, peers->n_announcements, now_us, unix_ms);
+    sn_msg *msg = sn_membership_new_msg(SN_MSG_PEERS_REPLY, event->msg->correlation_id);
+    if (!msg) return;
+    size_t most = peers->n_known ? sn_gossip_reply_budget(m, now_us) : PAGE_BYTES_MAX, bytes = 0;
+    if (announcements_list(m, peers, most, unix_ms, &msg->peers_reply, &bytes, &err))
+        sn_membership_refuse(m, event->peer, event->msg, &err);
+    else
+        sn_membership_send(m, event->peer, &msg);
+    if (peers->n_known) sn_gossip_reply_sent(m, bytes);
+    sn_msg_free(&msg);
+}
+
+/* -- bootstrap peers ----------------------------------------------------------------------------------------------- */
+
+/* Sends the node's own announcement, and asks for the page of announcements that begins at this tag. */
+static void bootstrap_ask(sn_membership *m, const sn_bootstrap_peer *bootstrap_peer, uint64_t from_tag) {
+    sn_msg *msg = sn_membership_new_msg(SN_MSG_PEERS, 0);
+    sn_err err;
+    if (!msg) return;
+    msg->peers.protocol = SN_PROTOCOL_VERSION;
+    msg->peers.from_tag = from_tag;
+    if (!sn_membership_copy_own(m, &msg->peers.announcements, &msg->peers.n_announcements, &err))
+        sn_membership_send(m, bootstrap_peer->peer, &msg);
+    sn_msg_free(&msg);
+}
+
+void sn_membership_on_peers_reply(sn_membership *m, const sn_event *event, int64_t now_us, int64_t unix_ms) {
+    const sn_msg_peers_reply *reply = &event->msg->peers_reply;
+    announcements_learn(m, reply->announcements, reply->n_announcements, now_us, unix_ms);
+    for (size_t i = 0; i < m->n_bootstrap_peers; i++) {
+        sn_bootstrap_peer *bootstrap_peer = &m->bootstrap_peers[i];
+        if (bootstrap_peer->peer != event->peer) continue;
+        bootstrap_peer->answered = true;
+        if (reply->next_tag && bootstrap_peer->pages_left) {
+            bootstrap_peer->pages_left--;
+            bootstrap_ask(m, bootstrap_peer, reply->next_tag);
+        } else {
+            bootstrap_peer->pages_left = 0;
+        }
+    }
+}
+
+void sn_bootstrap_round(sn_membership *m) {
+    for (size_t i = 0; i < m->n_bootstrap_peers; i++) {
+        sn_bootstrap_peer *bootstrap_peer = &m->bootstrap_peers[i];
+        if (!bootstrap_peer->answered) {
+            bootstrap_peer->pages_left = PAGES_MAX;
+            bootstrap_ask(m, bootstrap_peer, 0);
+        } else if (sn_rng_below(&m->gossip.seed, sn_directory_count(m->directory)) < BOOTSTRAP_ASKED_BY) {
+            sn_gossip_pull(m, bootstrap_peer->peer, true);
+        }
+    }
+}
+
+void sn_membership_join(sn_membership *m, const char *address, const uint8_t curve_key[SN_KEY_SIZE]) {
+    sn_bootstrap_peer *bootstrap_peer = &m->bootstrap_peers[m->n_bootstrap_peers];
+    sn_err err;
+    if (m->n_bootstrap_peers == SN_BOOTSTRAP_PEERS_MAX || !memcmp(curve_key, m->setup.identity->curve_key, SN_KEY_SIZE))
+        return;
+    if (sn_transport_dial(m->setup.transport, address, curve_key, &bootstrap_peer->peer, &err)) {
+        sn_log(SN_LOG_WARN, "cannot join", "address=%s text=%s", address, err.text);
+        return;
+    }
+    m->n_bootstrap_peers++;
+    bootstrap_peer->answered = false;
+    bootstrap_peer->pages_left = PAGES_MAX;
+    if (m->own.sealed.len) bootstrap_ask(m, bootstrap_peer, 0);
+}
+
+size_t sn_membership_bootstrap_answered(const sn_membership *m) {
+    size_t n = 0;
+    for (size_t i = 0; i < m->n_bootstrap_peers; i++) n += m->bootstrap_peers[i].answered;
+    return n;
+}
+
+bool sn_membership_bootstrap_complete(const sn_membership *m) {
+    for (size_t i = 0; i < m->n_bootstrap_peers; i++)
+        if (m->bootstrap_peers[i].answered && !m->bootstrap_peers[i].pages_left) return true;
+    return false;
+}

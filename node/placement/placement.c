@@ -1,0 +1,192 @@
+/* The state machine of placement.h. sn_placement_tick runs the state that is due; one function decides what follows:
+ *   LISTENING, BACKOFF  placement_choose
+ *   CLAIMED             placement_confirm
+ *   SERVING             rebalance_consider
+ *   REBALANCE_PENDING   rebalance_confirm
+ *
+ * Every decision reads the directory anew into an sn_block_coverage, the throughput per block over all other nodes.
+ * Conflicts between nodes are resolved without a coordinator: a node announces its intention, waits until the
+ * announcements of others have arrived, decides again with what arrived, and of two joining nodes the one with the
+ * lower tag keeps its blocks. */
+#include "node/placement/placement.h"
+
+#include "base/log.h"
+#include "base/random.h"
+#include "node/placement/block_selection.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    LISTEN_US = 10000000, /* at most, for bootstrap peers to answer */
+    LISTEN_POLL_US = 200000,
+    BACKOFF_US_MAX = 2000000,
+    CONFIRM_US = 1000000,
+    CLAIMS_MAX = 4,
+    REBALANCE_CONFIRM_US = 3000000,
+};
+
+static int64_t random_delay(sn_placement *p, int64_t us) { return (int64_t)sn_rng_below(&p->seed, (uint64_t)us); }
+
+bool sn_placement_serving(const sn_placement *p) { return p->state >= SN_PLACEMENT_SERVING; }
+
+static void placement_announce(const sn_placement *p, int64_t now_us, int64_t unix_ms) {
+    p->setup.host.announce(p->setup.host.ctx, now_us, unix_ms);
+}
+
+void sn_placement_init(sn_placement *p, const sn_placement_setup *setup, int64_t now_us) {
+    *p = (sn_placement){
+        .setup = *setup, .first = setup->first, .end = setup->end, .seed = ~sn_node_tag(setup->node), .due_us = now_us};
+    p->state = setup->policy.auto_blocks ? SN_PLACEMENT_LISTENING
+               : setup->loading          ? SN_PLACEMENT_LOADING
+                                         : SN_PLACEMENT_SERVING;
+    if (p->state == SN_PLACEMENT_LISTENING) {
+        p->due_us += LISTEN_US;
+        p->first = p->end = 0;
+    }
+}
+
+static void rebalance_schedule(sn_placement *p, int64_t now_us) {
+    int64_t every = p->setup.policy.rebalance_us;
+    p->due_us = every && p->setup.policy.auto_blocks ? now_us + every / 2 + random_delay(p, every) : INT64_MAX;
+}
+
+/* The coverage by all other nodes; of those that join, only by nodes with a tag below `below`. False with a log line:
+ * the model has too many blocks. */
+static bool coverage_of_others(const sn_placement *p, uint64_t below, sn_block_coverage *coverage) {
+    sn_err err;
+    sn_status status = sn_block_coverage_from_directory(coverage, p->setup.directory, p->setup.model, p->setup.n_blocks,
+                                                        p->setup.node, below, &err);
+    if (status) sn_log(SN_LOG_ERROR, "block selection failed", "text=%s", err.text);
+    return !status;
+}
+
+/* -- joining ------------------------------------------------------------------------------------------------------- */
+
+static void placement_claim(sn_placement *p, const sn_block_coverage *others, int64_t now_us, int64_t unix_ms) {
+    int n = p->setup.policy.auto_blocks < p->setup.n_blocks ? p->setup.policy.auto_blocks : p->setup.n_blocks;
+    p->first = sn_block_selection_window(others, n, &p->seed);
+    p->end = p->first + n;
+    p->state = SN_PLACEMENT_CLAIMED;
+    p->due_us = now_us + (p->setup.policy.expects_others ? CONFIRM_US : 0);
+    p->claims++;
+    sn_log(SN_LOG_INFO, "blocks selected", "blocks=%d:%d nodes=%zu", p->first, p->end,
+           sn_directory_count(p->setup.directory));
+    placement_announce(p, now_us, unix_ms);
+}
+
+static void placement_choose(sn_placement *p, int64_t now_us, int64_t unix_ms) {
+    sn_block_coverage *others = malloc(sizeof *others);
+    if (p->state == SN_PLACEMENT_LISTENING) {
+        p->state = SN_PLACEMENT_BACKOFF;
+        p->due_us = now_us + (p->setup.policy.expects_others ? random_delay(p, BACKOFF_US_MAX) : 0);
+    } else if (others && coverage_of_others(p, UINT64_MAX, others)) {
+        placement_claim(p, others, now_us, unix_ms);
+    }
+    free(others);
+}
+
+/* Keeps the claim if the claimed blocks are still the best selection, or are the best without the nodes that yield to
+ * this one (joining nodes with a higher tag); selects again otherwise. */
+static void placement_confirm(sn_placement *p, int64_t now_us, int64_t unix_ms) {
+    sn_block_coverage *others = malloc(sizeof *others);
+    int n = p->end - p->first;
+    bool good =
+        p->claims >= CLAIMS_MAX || !others || !coverage_of_others(p, UINT64_MAX, others) ||
+        sn_block_selection_is_best(others, p->first, n) ||
+        (coverage_of_others(p, sn_node_tag(p->setup.node), others) && sn_block_selection_is_best(others, p->first, n));
+    if (good) {
+        p->state = SN_PLACEMENT_LOADING;
+        p->load_requested = false;
+    } else if (coverage_of_others(p, UINT64_MAX, others)) {
+        placement_claim(p, others, now_us, unix_ms);
+        p->due_us += random_delay(p, CONFIRM_US);
+    }
+    free(others);
+}
+
+/* -- rebalancing --------------------------------------------------------------------------------------------------- */
+
+/* The first of the blocks that the node would move to now; p->first: it stays. */
+static int rebalance_find_target(sn_placement *p) {
+    sn_block_coverage *others = malloc(sizeof *others);
+    const sn_announcement *own = sn_directory_find(p->setup.directory, p->setup.node);
+    int to = p->first;
+    if (others && own && coverage_of_others(p, UINT64_MAX, others))
+        to = sn_block_selection_rebalance(others, p->first, p->end, own->tokens_per_s, p->setup.policy.rebalance_gain,
+                                          &p->seed);
+    free(others);
+    return to;
+}
+
+static void rebalance_consider(sn_placement *p, int64_t now_us, int64_t unix_ms) {
+    p->target_first = rebalance_find_target(p);
+    if (p->target_first == p->first) {
+        rebalance_schedule(p, now_us);
+        return;
+    }
+    p->state = SN_PLACEMENT_REBALANCE_PENDING;
+    p->due_us = now_us + REBALANCE_CONFIRM_US + random_delay(p, REBALANCE_CONFIRM_US);
+    placement_announce(p, now_us, unix_ms);
+}
+
+static void rebalance_confirm(sn_placement *p, int64_t now_us, int64_t unix_ms) {
+    p->target_first = rebalance_find_target(p);
+    if (p->target_first != p->first) {
+        int n = p->end - p->first;
+        sn_log(SN_LOG_INFO, "rebalancing", "from=%d:%d to=%d:%d sessions=%zu", p->first, p->end, p->target_first,
+               p->target_first + n, p->setup.host.session_count(p->setup.host.ctx));
+        p->state = SN_PLACEMENT_REBALANCING;
+        p->due_us = now_us + p->setup.policy.drain_us_max;
+        p->setup.host.drain(p->setup.host.ctx, unix_ms);
+        return;
+    }
+    p->state = SN_PLACEMENT_SERVING;
+    rebalance_schedule(p, now_us);
+    placement_announce(p, now_us, unix_ms);
+}
+
+/* -- what node/protocol calls -------------------------------------------------------------------------------------- */
+
+int64_t sn_placement_tick(sn_placement *p, int64_t now_us, int64_t unix_ms) {
+    if (p->state == SN_PLACEMENT_LISTENING) {
+        if (now_us >= p->due_us || !p->setup.policy.expects_others ||
+            p->setup.host.bootstrap_complete(p->setup.host.ctx))
+            placement_choose(p, now_us, unix_ms);
+        else
+            return now_us + LISTEN_POLL_US;
+    }
+    if (p->state == SN_PLACEMENT_BACKOFF && now_us >= p->due_us) placement_choose(p, now_us, unix_ms);
+    if (p->state == SN_PLACEMENT_CLAIMED && now_us >= p->due_us) placement_confirm(p, now_us, unix_ms);
+    if (p->state == SN_PLACEMENT_SERVING && now_us >= p->due_us) rebalance_consider(p, now_us, unix_ms);
+    if (p->state == SN_PLACEMENT_REBALANCE_PENDING && now_us >= p->due_us) rebalance_confirm(p, now_us, unix_ms);
+    if (p->state == SN_PLACEMENT_REBALANCING && now_us >= p->due_us) {
+        p->setup.host.close_sessions(p->setup.host.ctx);
+        return now_us + LISTEN_POLL_US;
+    }
+    return p->state == SN_PLACEMENT_LOADING ? INT64_MAX : p->due_us;
+}
+
+bool sn_placement_wants_blocks(sn_placement *p, int *first, int *end) {
+    if (p->state != SN_PLACEMENT_LOADING || p->load_requested) return false;
+    p->load_requested = true;
+    *first = p->first;
+    *end = p->end;
+    return true;
+}
+
+void sn_placement_serve(sn_placement *p, int first, int end, int64_t now_us) {
+    p->first = first;
+    p->end = end;
+    p->state = SN_PLACEMENT_SERVING;
+    rebalance_schedule(p, now_us);
+}
+
+void sn_placement_vacate(sn_placement *p) {
+    int n = p->end - p->first;
+    p->first = p->target_first;
+    p->end = p->target_first + n;
+    p->state = SN_PLACEMENT_LOADING;
+    p->load_requested = false;
+    p->rebalances++;
+}

@@ -1,0 +1,297 @@
+/* KV_PUT, KV_GET and RESUME: KV pages into a session, out of it, and continuing from there.
+ *
+ * A client that saves a session reads its KV pages part by part (KV_GET); to restore it, it writes them into a new
+ * session (KV_PUT). In a KV migration another node writes them, the one that the owner named as kv_source when it
+ * opened the session. Either way the owner then takes the session over with RESUME, which returns how many tokens are
+ * there and their timeline hash; from then on nothing may be written into it.
+ *
+ * A part is a tensor (kv_transfer.h has its layout) with its SHA-256 and the timeline hash after each of its tokens.
+ * Parts are appended in order; each names the hash that it continues, so that a part which was overtaken by a rewind of
+ * the sender is not appended to the newer timeline. KV pages of the source are trusted like its computations would be,
+ * because the owner chose that node to compute them. */
+#include "node/protocol/protocol_private.h"
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "net/timeline.h"
+#include "node/engine/kv_transfer.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+sn_status sn_protocol_owned_session(sn_protocol *protocol, const sn_event *event, const uint8_t *id, sn_session **out,
+                                    sn_err *err) {
+    sn_session *session = sn_sessions_find(protocol->sessions, id);
+    if (!session || session->closing)
+        return sn_fail(err, SN_REBUILD, "this node does not know the session: open a new one and replay");
+    if (memcmp(session->owner, event->key, SN_KEY_SIZE))
+        return sn_fail(err, SN_REFUSED, "this session belongs to another client: only its owner may do this");
+    session->owner_peer = event->peer;
+    *out = session;
+    return SN_OK;
+}
+
+/* -- KV_PUT -------------------------------------------------------------------------------------------------------- */
+
+/* The session, if the sender is its owner or the source that the owner named, and it was not resumed. */
+static sn_status kv_put_check_sender(sn_protocol *protocol, const sn_event *event, sn_session **out, sn_err *err) {
+    static const uint8_t none[SN_KEY_SIZE];
+    sn_session *session = sn_sessions_find(protocol->sessions, event->msg->kv_put.session);
+    if (!session || session->closing) return sn_fail(err, SN_REBUILD, "this node does not know the session");
+    bool owner = !memcmp(session->owner, event->key, SN_KEY_SIZE);
+    bool source = !memcmp(session->migration.source, event->key, SN_KEY_SIZE) &&
+                  memcmp(session->migration.source, none, sizeof none);
+    if (!owner && !source)
+        return sn_fail(err, SN_REFUSED,
+                       "only the session's owner, and the kv_source that it named, may put KV pages into it");
+    if (session->migration.resumed || session->last_reply.step)
+        return sn_fail(err, SN_REFUSED, "the session has been resumed: its KV pages cannot be replaced any more");
+    if (owner) session->owner_peer = event->peer;
+    *out = session;
+    return SN_OK;
+}
+
+static sn_status kv_put_check(const sn_protocol *protocol, const sn_session *session, const sn_msg *msg, sn_err *err) {
+    const sn_wire_tensor *t = &msg->tensor;
+    uint64_t blocks = (uint64_t)(session->end - session->first), width = sn_kv_transfer_row_floats(protocol->hp, 1) / 2;
+    if (t->dtype != SN_F32 || t->rank != 4 || t->shape[0] != blocks || t->shape[1] != 2 || t->shape[3] != width)
+        return sn_fail(err, SN_REFUSED, "KV pages of this session are float32 (%llu, 2, tokens, %llu)",
+                       (unsigned long long)blocks, (unsigned long long)width);
+    if (t->shape[2] != msg->kv_put.n_token_timelines)
+        return sn_fail(err, SN_REFUSED, "KV pages of %llu tokens need as many timeline hashes, not %zu",
+                       (unsigned long long)t->shape[2], msg->kv_put.n_token_timelines);
+    if (t->shape[2] > (uint64_t)session->max_tokens ||
+        msg->kv_put.position > (uint64_t)session->max_tokens - t->shape[2])
+        return sn_fail(err, SN_REFUSED, "%llu tokens at position %llu exceed the session's limit of %d tokens",
+                       (unsigned long long)t->shape[2], (unsigned long long)msg->kv_put.position, session->max_tokens);
+    return SN_OK;
+}
+
+/* Whether the part continues the timeline that is here. A part may arrive late, or twice, after the sender was rewound:
+ * KV pages of the timeline before the rewind must not get the hashes of the timeline after it. When this is false, what
+ * is here is kept, and the sender starts again from 0. */
+static bool kv_put_follows_session(const sn_session *session, const sn_msg_kv_put *put) {
+    sn_hash before;
+    bool same = !memcmp(put->origin, session->timeline[0].bytes, SN_HASH_SIZE);
+    if (!put->position) return true;
+    memcpy(before.bytes, put->timeline, SN_HASH_SIZE);
+    if (!same) before = sn_timeline_graft(&session->timeline[0], put->timeline);
+    return !memcmp(before.bytes, session->timeline[put->position].bytes, SN_HASH_SIZE);
+}
+
+static sn_status kv_put_start(sn_protocol *protocol, sn_session *session, sn_event *event, int64_t now_us,
+                              sn_err *err) {
+    const sn_msg_kv_put *put = &event->msg->kv_put;
+    sn_job *job = NULL;
+    sn_status status = sn_calloc(&job, 1, sizeof *job, err);
+    if (status) return status;
+    session->length = (int)put->position;
+    session->migration.imported = true;
+    *job = (sn_job){.kind = SN_JOB_KV_WRITE,
+                    .session = session,
+                    .kv = &session->kv,
+                    .first = session->first,
+                    .end = session->end,
+                    .position = (int)put->position,
+                    .n_tokens = (int)put->n_token_timelines,
+                    .arrived_us = event->arrived_us,
+                    .deadline_us = now_us + protocol->setup.kv_timeout_us,
+                    .kv_write.input = {.name = "KV pages", .data = event->msg->tensor.data, .dtype = SN_F32}};
+    memcpy(job->kv_write.hash.bytes, put->tensor_hash, SN_HASH_SIZE);
+    status = sn_session_import_timeline(session, job->position, put->token_timelines, put->n_token_timelines,
+                                        put->origin, err);
+    if (!status && !protocol->setup.submit(protocol->setup.ctx, job))
+        status = sn_fail(err, SN_RETRY, "this node's queue is full: try another node or later");
+    if (status) {
+        sn_job_free(&job);
+        return status;
+    }
+    protocol->jobs++;
+    session->pending.job = job;
+    session->used_us = now_us;
+    session->pending.request_msg = event->msg;
+    session->pending.requester = event->peer;
+    event->msg = NULL;
+    return SN_OK;
+}
+
+static void kv_put_reply(sn_protocol *protocol, sn_peer peer, uint64_t correlation_id, const uint8_t *id, int length) {
+    sn_msg *msg = sn_protocol_new_msg(SN_MSG_KV_PUT_REPLY, correlation_id);
+    if (!msg) return;
+    memcpy(msg->kv_put_reply.session, id, SN_SESSION_ID_SIZE);
+    msg->kv_put_reply.length = (uint64_t)length;
+    sn_protocol_send(protocol, peer, &msg);
+}
+
+void sn_protocol_on_kv_put(sn_protocol *protocol, sn_event *event, int64_t now_us) {
+    sn_err err;
+    sn_session *session = NULL;
+    sn_status status = kv_put_check_sender(protocol, event, &session, &err);
+    if (!status && session->pending.job) return; /* a repeated part: the first one will be answered */
+    if (!status) status = kv_put_check(protocol, session, event->msg, &err);
+    if (!status && event->msg->kv_put.position > (uint64_t)session->length) { /* the part before it was lost */
+        kv_put_reply(protocol, event->peer, event->msg->correlation_id, session->id, session->length);
+        return;
+    }
+    if (!status && !kv_put_follows_session(session, &event->msg->kv_put)) {
+        kv_put_reply(protocol, event->peer, event->msg->correlation_id, session->id, 0);
+        return;
+    }
+    if (!status) status = kv_put_start(protocol, session, event, now_us, &err);
+    if (status) sn_protocol_refuse(protocol, event->peer, event->msg, &err);
+}
+
+void sn_protocol_kv_put_done(sn_protocol *protocol, sn_session *session, sn_job *job, int64_t now_us) {
+    session->used_us = now_us;
+    if (session->closing) return;
+    if (job->status) {
+        sn_protocol_refuse(protocol, session->pending.requester, session->pending.request_msg, &job->err);
+        return;
+    }
+    session->length = job->position + job->n_tokens;
+    kv_put_reply(protocol, session->pending.requester, session->pending.request_msg->correlation_id, session->id,
+                 session->length);
+}
+
+/* -- RESUME -------------------------------------------------------------------------------------------------------- */
+
+static sn_status resume_check(sn_protocol *protocol, const sn_event *event, sn_session **out, sn_err *err) {
+    const sn_msg_resume *resume = &event->msg->resume;
+    sn_status status = sn_protocol_owned_session(protocol, event, resume->session, out, err);
+    if (status) return status;
+    if ((*out)->pending.job) return sn_fail(err, SN_RETRY, "the session is busy: wait a moment");
+    if (resume->position > (uint64_t)(*out)->max_tokens)
+        return sn_fail(err, SN_REFUSED, "position %llu exceeds the session's limit of %d tokens",
+                       (unsigned long long)resume->position, (*out)->max_tokens);
+    return SN_OK;
+}
+
+void sn_protocol_on_resume(sn_protocol *protocol, const sn_event *event, int64_t now_us) {
+    sn_err err;
+    sn_session *session = NULL;
+    const sn_msg_resume *request = &event->msg->resume;
+    if (resume_check(protocol, event, &session, &err)) {
+        sn_protocol_refuse(protocol, event->peer, event->msg, &err);
+        return;
+    }
+    sn_msg *msg = sn_protocol_new_msg(SN_MSG_RESUME_REPLY, event->msg->correlation_id);
+    if (!msg) return;
+    session->migration.resumed = true;
+    session->last_reply.step = request->step;
+    sn_shared_buffer_unref(session->last_reply.output); /* another step may have its number from now on */
+    session->last_reply.output = NULL;
+    memcpy(session->predecessor, request->predecessor, SN_KEY_SIZE);
+    session->used_us = now_us;
+    int length = request->position < (uint64_t)session->length ? (int)request->position : session->length;
+    memcpy(msg->resume_reply.session, session->id, SN_SESSION_ID_SIZE);
+    msg->resume_reply.length = (uint64_t)length;
+    memcpy(msg->resume_reply.timeline, session->timeline[length].bytes, SN_HASH_SIZE);
+    sn_protocol_send(protocol, event->peer, &msg);
+}
+
+/* -- KV_GET, and the reads of KV migrations ------------------------------------------------------------------------ */
+
+sn_job *sn_protocol_kv_read(sn_protocol *protocol, sn_session *session, int first, int end, int position, int n,
+                            void *migration) {
+    sn_err err;
+    sn_job *job = NULL;
+    /* The engine's queue has space for one step and one read per session. */
+    if (protocol->kv_reads >= protocol->setup.sessions_max) return NULL;
+    sn_status status = sn_calloc(&job, 1, sizeof *job, &err);
+    if (!status)
+        status = sn_shared_buffer_new((size_t)n * sn_kv_transfer_row_floats(protocol->hp, end - first) * sizeof(float),
+                                      &job->output, &err);
+    if (status) {
+        sn_job_free(&job);
+        return NULL;
+    }
+    job->kind = SN_JOB_KV_READ;
+    job->session = session;
+    job->kv = &session->kv;
+    job->first = first;
+    job->end = end;
+    job->position = position;
+    job->n_tokens = n;
+    job->kv_read.migration = migration;
+    if (!protocol->setup.submit(protocol->setup.ctx, job)) {
+        sn_job_free(&job);
+        return NULL;
+    }
+    protocol->jobs++;
+    protocol->kv_reads++;
+    session->migration.reads++;
+    return job;
+}
+
+sn_msg *sn_protocol_kv_message(sn_protocol *protocol, sn_msg_kind kind, uint64_t correlation_id,
+                               const sn_session *session, sn_job *job) {
+    sn_err err;
+    sn_msg *msg = sn_protocol_new_msg(kind, correlation_id);
+    if (!msg) return NULL;
+    sn_msg_kv_put *put = &msg->kv_put; /* a KV_GET_REPLY has the same fields */
+    static_assert(sizeof(sn_msg_kv_put) == sizeof(sn_msg_kv_get_reply), "both carry KV pages");
+    size_t n = (size_t)job->n_tokens;
+    if (sn_list_new(n, SN_KV_TRANSFER_TOKENS_MAX, sizeof *put->token_timelines, &put->token_timelines, &err)) {
+        sn_msg_free(&msg);
+        return NULL;
+    }
+    put->n_token_timelines = n;
+    put->position = (uint64_t)job->position;
+    memcpy(put->session, session->id, SN_SESSION_ID_SIZE);
+    memcpy(put->origin, session->timeline[0].bytes, SN_KEY_SIZE);
+    memcpy(put->timeline, session->timeline[job->position].bytes, SN_KEY_SIZE);
+    memcpy(put->tensor_hash, job->kv_read.hash.bytes, SN_HASH_SIZE);
+    for (size_t i = 0; i < n; i++)
+        memcpy(put->token_timelines[i].timeline, session->timeline[(size_t)job->position + i + 1].bytes, SN_KEY_SIZE);
+    msg->tensor = (sn_wire_tensor){
+        .dtype = SN_F32,
+        .rank = 4,
+        .shape = {(uint64_t)(job->end - job->first), 2, n, sn_kv_transfer_row_floats(protocol->hp, 1) / 2},
+        .data = sn_shared_buffer_data(job->output),
+        .bytes = n * sn_kv_transfer_row_floats(protocol->hp, job->end - job->first) * sizeof(float)};
+    msg->owner = sn_shared_buffer_ref(job->output);
+    msg->release = sn_shared_buffer_unref;
+    return msg;
+}
+
+static sn_status kv_get_start(sn_protocol *protocol, const sn_event *event, sn_err *err) {
+    const sn_msg_kv_get *get = &event->msg->kv_get;
+    sn_session *session = NULL;
+    sn_status status = sn_protocol_owned_session(protocol, event, get->session, &session, err);
+    if (status) return status;
+    if (!get->tokens || get->position >= (uint64_t)session->length)
+        return sn_fail(err, SN_REFUSED, "%llu tokens at position %llu are not in a session of %d tokens",
+                       (unsigned long long)get->tokens, (unsigned long long)get->position, session->length);
+    uint64_t n = (uint64_t)session->length - get->position;
+    uint64_t most = (uint64_t)sn_kv_transfer_part_tokens(protocol->hp, session->end - session->first);
+    if (n > get->tokens) n = get->tokens;
+    if (n > most) n = most;
+    sn_job *job =
+        sn_protocol_kv_read(protocol, session, session->first, session->end, (int)get->position, (int)n, NULL);
+    if (!job) return sn_fail(err, SN_RETRY, "this node is too busy to read KV pages: try again later");
+    job->kv_read.requester = event->peer;
+    job->kv_read.correlation_id = event->msg->correlation_id;
+    return SN_OK;
+}
+
+void sn_protocol_on_kv_get(sn_protocol *protocol, const sn_event *event) {
+    sn_err err;
+    if (kv_get_start(protocol, event, &err)) sn_protocol_refuse(protocol, event->peer, event->msg, &err);
+}
+
+void sn_protocol_kv_get_done(sn_protocol *protocol, sn_session *session, sn_job *job) {
+    sn_msg *msg = NULL;
+    if (!job->status && job->position + job->n_tokens > session->length)
+        job->status = sn_fail(&job->err, SN_RETRY, "the session was rewound during the read");
+    if (!job->status) {
+        msg = sn_protocol_kv_message(protocol, SN_MSG_KV_GET_REPLY, job->kv_read.correlation_id, session, job);
+    } else if ((msg = sn_protocol_new_msg(SN_MSG_ERROR, job->kv_read.correlation_id))) {
+        msg->error.status = (uint64_t)job->status;
+        memcpy(msg->error.session, session->id, SN_SESSION_ID_SIZE);
+        snprintf(msg->error.text, sizeof msg->error.text, "%s", job->err.text);
+    }
+    if (msg) sn_protocol_send(protocol, job->kv_read.requester, &msg);
+    sn_msg_free(&msg);
+}

@@ -1,0 +1,278 @@
+/* KV migration (KV_SEND): copying the KV pages of a session to a session at another node, part by part while steps go
+ * on here, and keeping that copy up to date. It serves drains (the client then resumes at the other node) and KV
+ * replicas (the client resumes there if this node dies; --kv-replica).
+ *
+ * The owner chooses the target: it has opened a session there that names this node as its kv_source. A session can have
+ * several migrations, in a list. One part of each is in flight at a time: read by the engine (migration->job), sent
+ * (migration->sent_end), acknowledged. When the target acknowledges only a part of it, or nothing in time, the
+ * copy is repeated from the last acknowledged token. When the session is rewound while a part is in flight, the part is
+ * invalid from the new length on (migration->valid_end), and the copy continues from there.
+ *
+ * KV_SEND is answered when the copy is complete for the first time after it; afterwards the copy follows the session
+ * without replies until the session ends. */
+#include "node/protocol/protocol_private.h"
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "node/engine/kv_transfer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MIGRATIONS_MAX = 8, REPLY_WAIT_US = 2000000, ATTEMPTS_MAX = 5, RETRY_US = 20000 };
+
+typedef struct sn_kv_migration {
+    struct sn_kv_migration *next;
+    sn_session *session;
+    sn_peer peer;
+    uint8_t key[SN_KEY_SIZE], target[SN_SESSION_ID_SIZE]; /* CURVE key of the target node, and the session there */
+    int first, end;                                       /* blocks */
+    int acked;                                            /* tokens of the present timeline that the target has */
+    int valid_end;           /* the part in flight is invalid from here on, because the session was rewound */
+    sn_job *job;             /* reads the part in flight; NULL: none does */
+    int sent_end;            /* the part was sent and ends at this position; 0: none is */
+    uint64_t correlation_id; /* of the KV_PUT that carried it */
+    int64_t reply_due_us;    /* when to send it, or to read the next part, again */
+    int attempts;            /* parts in a row that the target did not acknowledge in full */
+    bool reply_wanted;       /* the owner waits for a KV_SEND_REPLY */
+    uint64_t reply_correlation_id;
+    bool completed; /* a KV_SEND_REPLY was sent: it counts as a migrated session */
+} sn_kv_migration;
+
+static void migration_drop(sn_kv_migration *migration) {
+    if (migration->job) migration->job->kv_read.migration = NULL;
+    sn_kv_migration **at = &migration->session->migration.outgoing;
+    while (*at != migration) at = &(*at)->next;
+    *at = migration->next;
+    free(migration);
+}
+
+void sn_kv_migration_free(sn_session *session, bool engine_is_gone) {
+    while (session->migration.outgoing) {
+        if (engine_is_gone) session->migration.outgoing->job = NULL;
+        migration_drop(session->migration.outgoing);
+    }
+}
+
+static void migration_fail(sn_protocol *protocol, sn_kv_migration *migration, const sn_err *why) {
+    sn_log(SN_LOG_WARN, "KV transfer failed", "request_id=%s tokens=%d text=%s", migration->session->request_id,
+           migration->acked, why->text);
+    if (migration->reply_wanted) {
+        sn_msg *msg = sn_protocol_new_msg(SN_MSG_ERROR, migration->reply_correlation_id);
+        if (msg) {
+            msg->error.status = SN_RETRY;
+            memcpy(msg->error.session, migration->session->id, SN_SESSION_ID_SIZE);
+            snprintf(msg->error.text, sizeof msg->error.text, "%s", why->text);
+            sn_protocol_send(protocol, migration->session->owner_peer, &msg);
+        }
+    }
+    migration_drop(migration);
+}
+
+static void migration_reply(sn_protocol *protocol, sn_kv_migration *migration) {
+    const sn_session *session = migration->session;
+    sn_msg *msg = sn_protocol_new_msg(SN_MSG_KV_SEND_REPLY, migration->reply_correlation_id);
+    if (!msg) return;
+    memcpy(msg->kv_send_reply.session, session->id, SN_SESSION_ID_SIZE);
+    msg->kv_send_reply.length = (uint64_t)session->length;
+    memcpy(msg->kv_send_reply.timeline, session->timeline[session->length].bytes, SN_KEY_SIZE);
+    sn_protocol_send(protocol, session->owner_peer, &msg);
+    if (!migration->completed) protocol->counters.sessions_migrated++;
+    migration->completed = true;
+    migration->reply_wanted = false;
+}
+
+/* Reads the next part, or tells the owner that the copy is complete. */
+static void migration_continue(sn_protocol *protocol, sn_kv_migration *migration, int64_t now_us) {
+    sn_session *session = migration->session;
+    if (migration->job || migration->sent_end || session->closing) return;
+    if (migration->acked >= session->length) {
+        if (migration->reply_wanted) migration_reply(protocol, migration);
+        return;
+    }
+    int n = session->length - migration->acked,
+        most = sn_kv_transfer_part_tokens(protocol->hp, migration->end - migration->first);
+    migration->valid_end = session->length;
+    migration->job = sn_protocol_kv_read(protocol, session, migration->first, migration->end, migration->acked,
+                                         n < most ? n : most, migration);
+    migration->reply_due_us =
+        now_us + (migration->job ? REPLY_WAIT_US : RETRY_US); /* the engine was full: the tick tries again */
+}
+
+static void migration_send_part(sn_protocol *protocol, sn_kv_migration *migration, sn_job *job, int64_t now_us) {
+    sn_err err;
+    int end = job->position + job->n_tokens;
+    migration->job = NULL;
+    if (job->status) {
+        migration_fail(protocol, migration, &job->err);
+        return;
+    }
+    if (migration->valid_end < end) { /* acked has been set to where the rewind was, or before */
+        migration_continue(protocol, migration, now_us);
+        return;
+    }
+    sn_msg *msg =
+        sn_protocol_kv_message(protocol, SN_MSG_KV_PUT, ++protocol->last_correlation_id, migration->session, job);
+    if (!msg) return;
+    memcpy(msg->kv_put.session, migration->target, SN_SESSION_ID_SIZE);
+    migration->correlation_id = msg->correlation_id;
+    migration->sent_end = end;
+    migration->reply_due_us = now_us + REPLY_WAIT_US;
+    if (sn_transport_send(protocol->setup.transport, migration->peer, &msg, &err))
+        sn_log(SN_LOG_DEBUG, "KV chunk not sent", "request_id=%s text=%s", migration->session->request_id,
+               err.text); /* the missing reply makes the tick send it again */
+    sn_msg_free(&msg);
+}
+
+void sn_protocol_kv_read_done(sn_protocol *protocol, sn_session *session, sn_job *job, int64_t now_us) {
+    session->migration.reads--;
+    protocol->kv_reads--;
+    if (job->kv_read.migration)
+        migration_send_part(protocol, job->kv_read.migration, job, now_us);
+    else if (job->kv_read.requester && !session->closing)
+        sn_protocol_kv_get_done(protocol, session, job);
+}
+
+/* -- KV_SEND, replies and failures --------------------------------------------------------------------------------- */
+
+static sn_status migration_start(sn_protocol *protocol, const sn_event *event, sn_kv_migration **out, sn_err *err) {
+    const sn_msg_kv_send *send = &event->msg->kv_send;
+    sn_session *session = NULL;
+    sn_status status = sn_protocol_owned_session(protocol, event, send->session, &session, err);
+    if (status) return status;
+    int n = 0;
+    for (*out = session->migration.outgoing; *out; *out = (*out)->next, n++)
+        if (!memcmp((*out)->target, send->target, SN_SESSION_ID_SIZE)) return SN_OK;
+    if (send->first_block < (uint64_t)session->first || send->first_block >= send->end_block ||
+        send->end_block > (uint64_t)session->end)
+        return sn_fail(err, SN_REFUSED, "blocks %llu:%llu are not in this session: it has %d:%d",
+                       (unsigned long long)send->first_block, (unsigned long long)send->end_block, session->first,
+                       session->end);
+    if (send->position > (uint64_t)session->length)
+        return sn_fail(err, SN_REFUSED, "position %llu lies beyond the session's end at %d",
+                       (unsigned long long)send->position, session->length);
+    if (n >= MIGRATIONS_MAX)
+        return sn_fail(err, SN_RETRY, "the session is copied to %d other sessions already: close one of them first", n);
+    sn_kv_migration *migration = NULL;
+    status = sn_calloc(&migration, 1, sizeof *migration, err);
+    if (!status)
+        status = sn_transport_dial(protocol->setup.transport, send->address, send->curve_key, &migration->peer, err);
+    if (status) {
+        free(migration);
+        return status;
+    }
+    migration->session = session;
+    migration->first = (int)send->first_block;
+    migration->end = (int)send->end_block;
+    migration->acked = (int)send->position;
+    memcpy(migration->key, send->curve_key, SN_KEY_SIZE);
+    memcpy(migration->target, send->target, SN_SESSION_ID_SIZE);
+    migration->next = session->migration.outgoing;
+    session->migration.outgoing = *out = migration;
+    return SN_OK;
+}
+
+void sn_kv_migration_on_send(sn_protocol *protocol, const sn_event *event, int64_t now_us) {
+    sn_err err;
+    sn_kv_migration *migration = NULL;
+    if (migration_start(protocol, event, &migration, &err)) {
+        sn_protocol_refuse(protocol, event->peer, event->msg, &err);
+        return;
+    }
+    migration->session->used_us = now_us;
+    migration->reply_wanted = true;
+    migration->reply_correlation_id = event->msg->correlation_id;
+    migration_continue(protocol, migration, now_us);
+}
+
+static sn_kv_migration *migration_find(sn_protocol *protocol, const sn_event *event, const uint8_t *target) {
+    for (size_t i = 0; i < sn_sessions_count(protocol->sessions); i++)
+        for (sn_kv_migration *migration = sn_sessions_at(protocol->sessions, i)->migration.outgoing; migration;
+             migration = migration->next)
+            if (!memcmp(migration->target, target, SN_SESSION_ID_SIZE) &&
+                !memcmp(migration->key, event->key, SN_KEY_SIZE))
+                return migration;
+    return NULL;
+}
+
+static void migration_retry(sn_protocol *protocol, sn_kv_migration *migration, int64_t now_us) {
+    sn_err err;
+    if (++migration->attempts > ATTEMPTS_MAX) {
+        (void)sn_fail(&err, SN_RETRY, "the other node does not accept the KV pages: it has %d tokens",
+                      migration->acked);
+        migration_fail(protocol, migration, &err);
+        return;
+    }
+    migration->sent_end = 0;
+    migration_continue(protocol, migration, now_us);
+}
+
+void sn_kv_migration_on_put_reply(sn_protocol *protocol, const sn_event *event, int64_t now_us) {
+    const sn_msg_kv_put_reply *reply = &event->msg->kv_put_reply;
+    sn_kv_migration *migration = migration_find(protocol, event, reply->session);
+    if (!migration || !migration->sent_end || event->msg->correlation_id != migration->correlation_id)
+        return; /* late, or a duplicate */
+    int length = reply->length < (uint64_t)migration->sent_end ? (int)reply->length : migration->sent_end;
+    bool all = length == migration->sent_end;
+    if (length > migration->valid_end) length = migration->valid_end;
+    migration->acked = length;
+    if (!all) {
+        migration_retry(protocol, migration, now_us);
+        return;
+    }
+    migration->attempts = 0;
+    migration->sent_end = 0;
+    migration_continue(protocol, migration, now_us);
+}
+
+bool sn_kv_migration_on_error(sn_protocol *protocol, const sn_event *event, int64_t now_us) {
+    sn_err why;
+    sn_kv_migration *migration = migration_find(protocol, event, event->msg->error.session);
+    if (!migration) return false;
+    if (event->msg->error.status == SN_RETRY && migration->sent_end &&
+        event->msg->correlation_id == migration->correlation_id) {
+        migration->reply_due_us =
+            now_us + REPLY_WAIT_US / 4; /* no KV pages free there, or damaged in transit: the tick tries again */
+        return true;
+    }
+    if (event->msg->error.status == SN_RETRY) return true;
+    (void)sn_fail(&why, SN_RETRY, "%s", event->msg->error.text);
+    migration_fail(protocol, migration, &why);
+    return true;
+}
+
+void sn_kv_migration_rewind(sn_session *session, int position) {
+    for (sn_kv_migration *migration = session->migration.outgoing; migration; migration = migration->next) {
+        if (migration->acked > position) migration->acked = position;
+        if (migration->valid_end > position) migration->valid_end = position;
+    }
+}
+
+void sn_kv_migration_continue(sn_protocol *protocol, sn_session *session, int64_t now_us) {
+    for (sn_kv_migration *migration = session->migration.outgoing, *next; migration; migration = next) {
+        next = migration->next;
+        migration_continue(protocol, migration, now_us);
+    }
+}
+
+int64_t sn_kv_migration_tick(sn_protocol *protocol, int64_t now_us) {
+    int64_t soonest = INT64_MAX;
+    for (size_t i = 0; i < sn_sessions_count(protocol->sessions); i++)
+        for (sn_kv_migration *migration = sn_sessions_at(protocol->sessions, i)->migration.outgoing, *next; migration;
+             migration = next) {
+            next = migration->next;
+            bool behind = migration->acked < migration->session->length;
+            if (migration->job || (!migration->sent_end && !behind)) continue;
+            if (now_us < migration->reply_due_us) {
+                if (migration->reply_due_us < soonest) soonest = migration->reply_due_us;
+                continue;
+            }
+            if (now_us + RETRY_US < soonest) soonest = now_us + RETRY_US;
+            if (migration->sent_end)
+                migration_retry(protocol, migration, now_us);
+            else
+                migration_continue(protocol, migration, now_us);
+        }
+    return soonest;
+}

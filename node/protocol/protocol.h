@@ -1,0 +1,108 @@
+/* The protocol: everything that a node says and decides, without I/O.
+ *
+ * The central type, sn_protocol, is a state machine. Messages, finished jobs and the time go in; messages, jobs for the
+ * engine and decisions about the blocks to serve come out. It opens no socket, reads no clock and waits for nothing, so
+ * node.c drives it with ZeroMQ and an engine thread, and tests/sim drives thousands of them in virtual time.
+ *
+ * Its parts: sessions (session.h) and their steps, KV migration and receipts; adapters and training batches
+ * (adapter_table.h); quotas (quota.h); which nodes there are (node/membership/membership.h); which blocks this node
+ * serves (node/placement/placement.h). The last two know nothing of the protocol: each is given a table of functions by
+ * which it asks for what it needs.
+ *
+ * Thread: all functions are called on the network thread. None blocks.
+ * Ownership: what the setup points to is borrowed unless it says otherwise, and outlives the protocol. A session's KV
+ * cache and the adapters belong to the device thread while the engine lives; sn_protocol_free frees what is left of
+ * both, so it comes after the engine and before the KV pool and the span.
+ * Errors: a request that cannot be served is answered with an ERROR whose status names the reaction of the client
+ * (base/err.h). Peers can make no function fail; sn_protocol_new alone returns a status.
+ * Times: now_us is the monotonic clock, unix_ms the wall clock.
+ *
+ * What the owner does, in its loop:
+ *     sn_protocol_handle for each event, sn_protocol_job_done for each finished job, sn_protocol_tick when it is due;
+ *     sn_protocol_wants_rebalance: frees the engine, calls sn_protocol_vacate, frees the blocks;
+ *     sn_protocol_wants_blocks: loads them, then calls sn_protocol_publish_adapters and sn_protocol_serve. */
+#ifndef SN_NODE_PROTOCOL_PROTOCOL_H
+#define SN_NODE_PROTOCOL_PROTOCOL_H
+
+#include "node/engine/adapter_store.h"
+#include "node/placement/placement.h"
+#include "node/protocol/quota.h"
+#include "node/protocol/session.h"
+#include "node/protocol/stats.h"
+
+typedef struct sn_protocol sn_protocol;
+
+typedef struct sn_protocol_setup {
+    sn_transport *transport; /* the protocol sends, dials and hangs up; its owner receives */
+    const sn_identity *identity;
+    const char *address; /* where other nodes and clients reach this node; copied */
+    const char *name;    /* for people; copied */
+    sn_hash model;       /* sn_model_id */
+    /* The blocks served. While `loading`, only span.hp counts, and the range of the blocks that will be served if
+     * it is known (first == end otherwise): the node announces that it joins, and opens no session until
+     * sn_protocol_serve. */
+    sn_span_info span;
+    bool loading;
+    sn_placement_policy placement;
+    size_t directory_max;      /* nodes remembered; 0: SN_DIRECTORY_MAX */
+    size_t gossip_bytes_per_s; /* limit of the bytes sent as announcements; 0: SN_GOSSIP_BYTES_PER_S */
+    size_t kv_bytes_max;       /* size of the KV pool */
+    size_t sessions_max;
+    int64_t session_timeout_us; /* a session is closed when its owner sent nothing for so long */
+    int64_t kv_timeout_us;      /* how long a step may wait for KV pages */
+    bool prefix_cache_shared;   /* KV pages of equal prefixes are shared between clients, not only within one client */
+    size_t tune_bytes_max;      /* memory for training: at most half for adapters, the rest to compute in; as much again
+                                 * may lie in batches that wait. 0: the node does not train */
+    sn_quota_limits quota;      /* of each client; its priorities are copied */
+    /* Hands a job to the engine, which returns it through sn_protocol_job_done. False: the engine is full, and the job
+     * stays the protocol's. */
+    bool (*submit)(void *ctx, sn_job *job);
+    sn_engine_stats (*read_stats)(void *ctx);
+    void *ctx; /* of submit and read_stats */
+} sn_protocol_setup;
+
+sn_status sn_protocol_new(const sn_protocol_setup *setup, int64_t now_us, sn_protocol **out, sn_err *err) SN_MUST_USE;
+void sn_protocol_free(sn_protocol **protocol); /* accepts NULL */
+
+/* A message, a lost connection, or a message that could not be decoded. Consumes event->msg. */
+void sn_protocol_handle(sn_protocol *protocol, sn_event *event, int64_t now_us, int64_t unix_ms);
+/* A job that the engine has finished. Consumes the job. */
+void sn_protocol_job_done(sn_protocol *protocol, sn_job *job, int64_t now_us);
+/* What is due: announcements, gossip, placement, KV migration, closing of idle sessions. Returns when to call again at
+ * the latest. */
+int64_t sn_protocol_tick(sn_protocol *protocol, int64_t now_us, int64_t unix_ms);
+
+/* Adds a bootstrap peer (sn_membership_join). */
+void sn_protocol_join(sn_protocol *protocol, const char *address, const uint8_t curve_key[SN_KEY_SIZE]);
+
+/* -- blocks */
+
+/* True, once, when the node has decided which blocks to load: [*first, *end); equal: from first on as many as fit. */
+bool sn_protocol_wants_blocks(sn_protocol *protocol, int *first, int *end);
+/* The blocks are loaded and served from now on. *span is copied; its block hashes are borrowed until
+ * sn_protocol_vacate. kv_bytes_max: size of the KV pool. */
+void sn_protocol_serve(sn_protocol *protocol, const sn_span_info *span, size_t kv_bytes_max, int64_t now_us,
+                       int64_t unix_ms);
+/* The adapters that the node's owner publishes, before sn_protocol_serve: the protocol takes them out of the store. */
+void sn_protocol_publish_adapters(sn_protocol *protocol, sn_adapter_store *store);
+/* True when the node moves to other blocks, and no session and no job uses the present ones any more. */
+bool sn_protocol_wants_rebalance(const sn_protocol *protocol);
+/* The engine is freed, the span about to be: frees the adapters that lie on it. */
+void sn_protocol_vacate(sn_protocol *protocol, int64_t now_us, int64_t unix_ms);
+
+/* -- leaving, in two stages: both are announced */
+
+/* From now on no session is opened, and the owners of the open sessions are asked (DRAINING) to migrate them; steps are
+ * still served. */
+void sn_protocol_drain(sn_protocol *protocol, int64_t unix_ms);
+/* From now on no step is served either. */
+void sn_protocol_leave(sn_protocol *protocol, int64_t unix_ms);
+size_t sn_protocol_session_count(const sn_protocol *protocol); /* open sessions: 0 when a drain is complete */
+bool sn_protocol_busy(const sn_protocol *protocol);            /* jobs are in the engine */
+
+/* -- observation */
+
+void sn_protocol_read_stats(const sn_protocol *protocol, sn_node_stats *out);
+const sn_directory *sn_protocol_directory(const sn_protocol *protocol); /* announcements of the nodes known */
+
+#endif

@@ -1,0 +1,135 @@
+/* The state of sn_protocol, shared by the files of this folder:
+ *   protocol.c      life cycle, dispatch of messages and finished jobs, tables for membership and placement
+ *   open.c          OPEN, CLOSE, and what a client's quota allows it
+ *   step.c          STEP: check, run, reply or push to the next node
+ *   receipt.c       what this node signs about steps
+ *   kv_exchange.c   KV_PUT, KV_GET, RESUME: KV pages into and out of a session
+ *   kv_migration.c  KV_SEND: copying a session's KV pages to another node
+ *   train.c         ADAPTER_PUT, ADAPTERS, FORWARD, BACKWARD
+ *   report.c        what the node tells about itself: announcement, STATUS_REPLY, statistics */
+#ifndef SN_NODE_PROTOCOL_PROTOCOL_PRIVATE_H
+#define SN_NODE_PROTOCOL_PROTOCOL_PRIVATE_H
+
+#include "node/engine/training.h"
+#include "node/membership/membership.h"
+#include "node/protocol/adapter_table.h"
+#include "node/protocol/protocol.h"
+
+enum { SN_TRAINING_BATCHES_MAX = 32 };
+
+/* FORWARD and BACKWARD batches in the engine (train.c). */
+typedef struct sn_training_batches {
+    const sn_training_task *tasks[SN_TRAINING_BATCHES_MAX];
+    size_t n, bytes; /* bytes: of their tensors */
+} sn_training_batches;
+
+struct sn_protocol {
+    sn_protocol_setup setup; /* without address and name, which membership has copied */
+    const sn_hparams *hp;    /* of the model */
+    sn_membership *membership;
+    sn_placement placement;
+    sn_sessions *sessions;
+    sn_quota *quota;
+    sn_adapter_table adapters;
+    sn_training_batches training;
+    sn_hasher *hasher;
+    size_t jobs, kv_reads;           /* in the engine; kv_reads: those of them that read KV pages */
+    uint64_t last_correlation_id;    /* of the requests that this node sends to other nodes */
+    bool draining;                   /* opens no sessions */
+    bool leaving;                    /* serves no steps either */
+    int64_t started_us;              /* now_us of sn_protocol_new */
+    int64_t unix_ms, unix_offset_ms; /* wall clock as of the newest call, and its difference to now_us */
+    struct {                         /* counters since the start */
+        uint64_t steps, tokens;
+        uint64_t sessions_migrated;     /* sessions whose KV pages another node received */
+        uint64_t refusals[SN_STOP + 1]; /* ERRORs sent, by status */
+        sn_histogram step_us, queue_us; /* from arrival to reply, and from arrival to the start of the computation */
+    } counters;
+};
+
+/* -- protocol.c */
+
+/* Sends *msg, or drops it with a log line: the requester notices a missing reply by its own timeout. Takes the
+ * message. */
+void sn_protocol_send(sn_protocol *protocol, sn_peer peer, sn_msg **msg);
+/* Answers a request with an ERROR; request may be NULL (it could not be decoded). */
+void sn_protocol_refuse(sn_protocol *protocol, sn_peer peer, const sn_msg *request, const sn_err *why);
+/* An empty message of the kind, or NULL with a log line when memory is out. */
+sn_msg *sn_protocol_new_msg(sn_msg_kind kind, uint64_t correlation_id);
+
+/* -- open.c */
+
+void sn_protocol_on_open(sn_protocol *protocol, const sn_event *event, int64_t now_us);
+void sn_protocol_on_close(sn_protocol *protocol, const sn_event *event);
+/* Frees the session's KV cache by a CLOSE job; at once, or when its jobs in the engine have returned. */
+void sn_protocol_close_session(sn_protocol *protocol, sn_session *session);
+void sn_protocol_session_closed(sn_protocol *protocol, sn_session *session); /* the CLOSE job has returned */
+void sn_protocol_close_idle_sessions(sn_protocol *protocol, int64_t now_us);
+/* Whether the quota of the session's owner allows this STEP, whose tensor was not checked yet. */
+sn_status sn_protocol_quota_step(sn_protocol *protocol, const sn_session *session, const sn_msg *msg, int64_t now_us,
+                                 sn_err *err) SN_MUST_USE;
+
+/* -- step.c */
+
+void sn_protocol_on_step(sn_protocol *protocol, sn_event *event, int64_t now_us);
+void sn_protocol_next_step(sn_protocol *protocol, sn_session *session, int64_t now_us); /* starts a queued STEP */
+void sn_protocol_step_done(sn_protocol *protocol, sn_session *session, sn_job *job, int64_t now_us);
+/* An ERROR from a node that this one pushed a step to: passed on to the client of the session. */
+void sn_protocol_on_error(sn_protocol *protocol, const sn_event *event);
+
+/* -- receipt.c */
+
+/* Remembers the input of the step at `position` that was just done, while its message is there. */
+void sn_protocol_record_input(const sn_protocol *protocol, sn_session *session, int position);
+/* Whether the receipts of other nodes that came with a step have the right form. */
+sn_status sn_protocol_check_receipts(const sn_msg_step *step, sn_err *err) SN_MUST_USE;
+/* The receipts that came with the request, then this node's own, for a reply with this tensor. To be freed as a
+ * message's list, also after an error. */
+sn_status sn_protocol_add_receipt(const sn_protocol *protocol, const sn_session *session, const sn_msg_step *request,
+                                  const sn_wire_tensor *output, sn_blob **out, size_t *n, sn_err *err) SN_MUST_USE;
+
+/* -- kv_exchange.c */
+
+void sn_protocol_on_kv_put(sn_protocol *protocol, sn_event *event, int64_t now_us);
+void sn_protocol_on_kv_get(sn_protocol *protocol, const sn_event *event);
+void sn_protocol_on_resume(sn_protocol *protocol, const sn_event *event, int64_t now_us);
+void sn_protocol_kv_put_done(sn_protocol *protocol, sn_session *session, sn_job *job, int64_t now_us);
+void sn_protocol_kv_get_done(sn_protocol *protocol, sn_session *session, sn_job *job);
+/* A KV_PUT or KV_GET_REPLY with what a job has read; NULL: memory is out. */
+sn_msg *sn_protocol_kv_message(sn_protocol *protocol, sn_msg_kind kind, uint64_t correlation_id,
+                               const sn_session *session, sn_job *job);
+/* Submits a job that reads n tokens of KV pages from `position` on, of blocks [first, end). NULL: the engine is full,
+ * or memory is out. */
+sn_job *sn_protocol_kv_read(sn_protocol *protocol, sn_session *session, int first, int end, int position, int n,
+                            void *migration);
+/* The session of this id, if the sender owns it; notes the connection as the owner's. */
+sn_status sn_protocol_owned_session(sn_protocol *protocol, const sn_event *event, const uint8_t *id, sn_session **out,
+                                    sn_err *err) SN_MUST_USE;
+
+/* -- kv_migration.c */
+
+void sn_kv_migration_on_send(sn_protocol *protocol, const sn_event *event, int64_t now_us);
+void sn_kv_migration_on_put_reply(sn_protocol *protocol, const sn_event *event, int64_t now_us);
+/* An ERROR. False: it does not concern a migration. */
+bool sn_kv_migration_on_error(sn_protocol *protocol, const sn_event *event, int64_t now_us);
+void sn_protocol_kv_read_done(sn_protocol *protocol, sn_session *session, sn_job *job, int64_t now_us);
+/* The session is rewound to `position`: what follows it is about to be overwritten. */
+void sn_kv_migration_rewind(sn_session *session, int position);
+void sn_kv_migration_continue(sn_protocol *protocol, sn_session *session, int64_t now_us);
+void sn_kv_migration_free(sn_session *session, bool engine_is_gone);
+int64_t sn_kv_migration_tick(sn_protocol *protocol, int64_t now_us); /* returns when to call again */
+
+/* -- train.c */
+
+void sn_protocol_on_adapter_put(sn_protocol *protocol, sn_event *event, int64_t now_us);
+void sn_protocol_on_adapters(sn_protocol *protocol, const sn_event *event);
+void sn_protocol_on_training_batch(sn_protocol *protocol, sn_event *event, int64_t now_us); /* FORWARD or BACKWARD */
+void sn_protocol_training_done(sn_protocol *protocol, sn_job *job, int64_t now_us);
+
+/* -- report.c */
+
+void sn_protocol_on_status(sn_protocol *protocol, const sn_event *event, int64_t now_us);
+/* Fills in what sn_membership_host.describe asks for. */
+void sn_protocol_describe(const sn_protocol *protocol, sn_announcement *own);
+
+#endif

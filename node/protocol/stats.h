@@ -1,0 +1,31 @@
+/* Statistics of a node: plain numbers, copied out of the protocol on the network thread, shown by node/metrics.h. */
+#ifndef SN_NODE_PROTOCOL_STATS_H
+#define SN_NODE_PROTOCOL_STATS_H
+
+#include "base/err.h"
+#include "node/engine/engine.h"
+#include "node/protocol/quota.h"
+
+/* Counts per interval; counts[i] has what exceeds bound i - 1 and not bound i, the last one what exceeds all bounds. */
+enum { SN_HISTOGRAM_BOUNDS = 14 };
+extern const int64_t SN_HISTOGRAM_BOUNDS_US[SN_HISTOGRAM_BOUNDS];
+typedef struct sn_histogram {
+    uint64_t counts[SN_HISTOGRAM_BOUNDS + 1], sum_us;
+} sn_histogram;
+void sn_histogram_add(sn_histogram *histogram, int64_t us);
+
+typedef struct sn_node_stats {
+    char model[128]; /* name */
+    int first, end;  /* blocks served */
+    sn_engine_stats engine;
+    uint64_t kv_bytes_max, weight_bytes, sessions, sessions_max, draining;
+    uint64_t steps, tokens;
+    uint64_t sessions_migrated;              /* sessions whose KV pages another node received */
+    uint64_t refusals[SN_STOP + 1];          /* ERRORs sent, by their status */
+    uint64_t quota_refusals[SN_QUOTA_KINDS]; /* those that a quota caused */
+    uint64_t announcements, bootstrap_peers; /* live announcements known; bootstrap peers that answered */
+    sn_histogram step,
+        queue; /* of each step: from arrival to reply, and from arrival to the start of its computation */
+} sn_node_stats;
+
+#endif

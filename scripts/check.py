@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+"""Checks what a compiler does not: includes between rooms, private headers, lengths, words, documents and the protocol.
+
+Prints one line for each breach, and exits with 1 if there is any. scripts/check.sh runs it with the checks of format.
+"""
+import os
+import re
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+# Which rooms (folders) the files of a room may include, beside the room itself and base/. docs/ARCHITECTURE.md explains
+# the order. A room that stands here before another one never includes it.
+ROOMS = {
+    "base": "",
+    "device": "",
+    "device/cpu": "device",
+    "device/cuda": "device",
+    "device/xpu": "device",
+    "model": "",
+    "model/tokenizer": "model",
+    "model/chat": "model model/tokenizer",
+    "model/peft": "model",
+    "kvcache": "device",
+    "blocks": "kvcache device model",
+    "net": "",
+    "net/transport": "net",
+    "net/opendht": "net",
+    "node/engine": "blocks kvcache device model model/peft net net/transport",
+    "node/membership": "net net/transport",
+    "node/placement": "blocks device model net",
+    "node/protocol": "node/engine node/membership node/placement blocks kvcache device model net net/transport",
+    "node": "node/engine node/membership node/placement node/protocol blocks kvcache device model net net/transport",
+    "client/net": "model net net/transport",
+    "client/routing": "model net",
+    "client/chain": "client/net client/routing blocks kvcache device model net net/transport",
+    "client/audit": "client/chain client/net client/routing blocks device model net net/transport",
+    "client/generate": "client/chain blocks device model model/tokenizer net",
+    "client/tune": "client/generate client/chain client/net client/routing blocks device model model/tokenizer model/chat "
+    "model/peft net net/transport",
+    "cli": "client/tune client/generate client/audit client/chain client/net client/routing blocks device model "
+    "model/tokenizer model/chat model/peft net net/transport",
+    "cli/bench": "cli client/tune client/generate client/chain client/net client/routing blocks device model "
+    "model/tokenizer net net/transport",
+}
+FILE_LINES_MAX, FUNCTION_LINES_MAX, PARAMETERS_MAX, DESIGN_NOTE_LINES = 650, 75, 7, 200
+
+breaches = 0
+
+
+def breach(text):
+    global breaches
+    breaches += 1
+    print(text)
+
+
+def tracked(*patterns):
+    out = subprocess.run(["git", "ls-files", "--", *patterns], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [f for f in out.splitlines() if os.path.isfile(os.path.join(ROOT, f))]
+
+
+def read(path):
+    with open(os.path.join(ROOT, path), encoding="utf8") as f:
+        return f.read()
+
+
+def check_includes(path, text):
+    """Directions between rooms, and private headers."""
+    room = os.path.dirname(path)
+    may = ROOMS[room].split() + [room, "base"]
+    for line in re.findall(r"^[ \t]*#[ \t]*include \"[^\"]+\".*", text, re.M):
+        included = re.search(r'"([^"]+)"', line).group(1)
+        to = os.path.dirname(included)
+        if to not in may:
+            breach(f"{path} includes {included}: {room}/ may include only {', '.join(sorted(may))} (scripts/check.py)")
+        if included.endswith("_private.h") and to != room:
+            breach(f"{path} includes {included}, which is private to {to}/")
+
+
+def check_test_includes(path, text):
+    """A test that looks behind a room's public headers says so, with the reason, on the line that includes them."""
+    for line in re.findall(r"^[ \t]*#[ \t]*include \"[^\"]+_private\.h\".*", text, re.M):
+        if os.path.dirname(re.search(r'"([^"]+)"', line).group(1)) != os.path.dirname(path) and "/* private: " not in line:
+            breach(f"{path}: '{line.strip()}' needs a comment /* private: why this test looks inside */")
+
+
+def code_only(text):
+    """The text with comments and literals blanked out, line breaks kept."""
+    def blank(m):
+        return re.sub(r"[^\n]", " ", m.group(0))
+    return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', blank, text, flags=re.S)
+
+
+def parameters(signature):
+    inside = signature[signature.index("(") + 1 : signature.rindex(")")]
+    depth, count = 0, 1
+    for c in inside:
+        depth += (c == "(") - (c == ")")
+        count += c == "," and depth == 0
+    return 0 if inside.strip() in ("", "void") else count
+
+
+def device_operations():
+    """The parameter lists of sn_device_ops. A backend's function has the list of its entry, however long that is: its
+    length is decided once, in the table, and not again in each backend."""
+    table = re.search(r"struct sn_device_ops \{(.*?)^\}", code_only(read("device/device.h")), re.M | re.S).group(1)
+    return {" ".join(p.split()) for p in re.findall(r"\(\*\w+\)\(([^()]*)\);", table)}
+
+
+DEVICE_OPERATIONS = device_operations()
+
+
+def check_functions(path, text):
+    """Length of functions and number of their parameters. A reason for more stands in a comment /* N parameters: ... */."""
+    code = code_only(text)
+    for m in re.finditer(r"^[A-Za-z_][^\n;{}=#]*(?:\n[^\n;{}=#]*)*?\)\s*\{\n(.*?)^\}", code, re.M | re.S):
+        head = m.group(0)[: m.group(0).index("{")]
+        begin = max([0, *(k.start() for k in re.finditer(r"^\S", head, re.M))])  # macros without a ';' may come before
+        line = code[: m.start() + begin].count("\n") + 1
+        head = head[begin:]
+        name = (re.findall(r"(\w+)\s*\(", head) or ["?"])[0]
+        if re.match(r"(Test|ParameterizedTest|TestSuite)\b", head):
+            continue
+        lines = m.group(1).count("\n")
+        if lines > FUNCTION_LINES_MAX:
+            breach(f"{path}:{line}: {name} has {lines} lines: {FUNCTION_LINES_MAX} at most")
+        try:
+            n = parameters(head[head.index(name) :])
+        except ValueError:
+            continue
+        if path.startswith("device/") and " ".join(head[head.index("(") + 1 : head.rindex(")")].split()) in DEVICE_OPERATIONS:
+            continue
+        before = text.split("\n")[max(0, line - 8) : line]
+        if n > PARAMETERS_MAX + ("sn_err *err" in head) and not any("parameters:" in b for b in before):
+            breach(f"{path}:{line}: {name} takes {n} parameters: {PARAMETERS_MAX} at most beside err, or a reason above it")
+
+
+def check_file(path, text):
+    lines = text.count("\n")
+    if lines > FILE_LINES_MAX:
+        breach(f"{path} has {lines} lines: one subject a file, {FILE_LINES_MAX} at most")
+    if lines > DESIGN_NOTE_LINES and path.endswith(".c") and not text.startswith("/*"):
+        breach(f"{path} has {lines} lines and no comment at its top that says how it works")
+    if path.endswith(".h") and not path.endswith(".inc.h"):
+        guard = "SN_" + re.sub(r"[/.]", "_", path).upper()
+        if f"#define {guard}" not in text:
+            breach(f"{path}: its include guard is not {guard}")
+
+
+def check_words():
+    """Words that docs/GLOSSARY.md retired; docs/retired_words.txt lists them."""
+    rules = []
+    for line in read("docs/retired_words.txt").splitlines():
+        if line.strip() and not line.startswith("#"):
+            pattern, _, instead = line.partition("\t")
+            rules.append((re.compile(pattern), instead.strip()))
+    for path in tracked("*.[ch]", "*.cu", "*.cuh", "*.cl", "*.clh", "*.sh", "*.py", "*.md", "*.cmake", "*CMakeLists.txt", "configs/*"):
+        if path in ("docs/retired_words.txt", "docs/GLOSSARY.md", "CHANGELOG.md") or path.startswith("tests/fixtures/"):
+            continue
+        for number, line in enumerate(read(path).splitlines(), 1):
+            for rule, instead in rules:
+                m = rule.search(line)
+                if m:
+                    breach(f"{path}:{number}: '{m.group(0)}' is a retired word: {instead}")
+
+
+def check_protocol_page():
+    """docs/PROTOCOL.md explains every message and every field of net/message.h. (Comments hold no `NAME(field`.)"""
+    header, page = read("net/message.h"), read("docs/PROTOCOL.md")
+    for fields in re.findall(r"#define SN_FIELDS_\w+\((?:.*\\\n)*.*\n", header):
+        for field in re.findall(r"\b(?:U64|KEY|SID|STR|LIST|BLOBS)\(([a-z_0-9]+)", fields.split(")", 1)[1]):
+            if f"`{field}`" not in page:
+                breach(f"docs/PROTOCOL.md does not explain the field '{field}' of net/message.h")
+    for message in re.findall(r"^ *X\([A-Z_]+, ([a-z_]+), [01]\)", header, re.M):
+        if not re.search(rf"^### .*\b{message}\b", page, re.M):
+            breach(f"docs/PROTOCOL.md does not explain the message '{message}'")
+
+
+def anchors(text):
+    """The anchors of a page's headings, as GitHub makes them."""
+    return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in re.findall(r"^#+ (.*)$", text, re.M)}
+
+
+def check_documents():
+    """Every link of a page leads to a file and a heading that exist, and every file that it names in `quotes` exists."""
+    tops = "|".join(sorted({f.split("/")[0] for f in tracked("*/*")}))
+    for page in tracked("*.md"):
+        text = read(page)
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            path, _, anchor = link.partition("#")
+            target = os.path.normpath(os.path.join(os.path.dirname(page), path)) if path else page
+            if path.startswith("http"):
+                continue
+            if not os.path.exists(os.path.join(ROOT, target)):
+                breach(f"{page}: the link {link} leads nowhere")
+            elif anchor and target.endswith(".md") and anchor not in anchors(read(target)):
+                breach(f"{page}: {target} has no heading #{anchor}")
+        for name in re.findall(rf"`((?:{tops})/[\w./-]+)`", "" if page == "CHANGELOG.md" else text):
+            if not re.search(r"NAME|_X\b", name) and not os.path.exists(os.path.join(ROOT, name)):
+                breach(f"{page}: names {name}, which does not exist")
+
+
+def main():
+    tops = sorted({r.split("/")[0] for r in ROOMS})
+    for path in tracked(*(f"{top}/*.{end}" for top in tops for end in ("cu", "cuh", "cl", "clh"))):
+        check_includes(path, read(path))
+    for path in tracked(*(f"{top}/*.{end}" for top in tops for end in "ch")):
+        if os.path.dirname(path) not in ROOMS:
+            breach(f"{path} lies in a folder that scripts/check.py does not know: add its room")
+            continue
+        text = read(path)
+        check_includes(path, text)
+        check_file(path, text)
+        check_functions(path, text)
+    for path in tracked("tests/*.c", "tests/*.h", "tests/*.cc", "examples/*.c"):
+        check_test_includes(path, read(path))
+    check_protocol_page()
+    check_documents()
+    if os.path.isfile(os.path.join(ROOT, "docs/retired_words.txt")):
+        check_words()
+    return 1 if breaches else 0
+
+
+sys.exit(main())

@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""Writes a Llama model of any size with random weights as a GGUF file: for measurements of speed only; its text is noise.
+
+    tests/bench/synthetic_model.py OUT.gguf [--type Q4_K] [--blocks 32] [--shape 7b]
+
+The file is written as a stream, which takes a few megabytes of memory. Rows repeat after some megabytes of random blocks, which
+does not change the speed. Every matrix is of the type, but the LM head of 4-bit models is Q6_K (Q4_K) or Q8_0 (Q4_0).
+"""
+import argparse
+import random
+import struct
+
+# name: width, heads, key-value heads, width of the feed-forward network, vocabulary, context
+SHAPES = {"7b": (4096, 32, 32, 11008, 32000, 4096), "8b": (4096, 32, 8, 14336, 128000, 32768),
+          "1b": (2048, 32, 8, 8192, 32000, 16384), "135m": (576, 9, 3, 1536, 49152, 16384),
+          "tiny": (256, 4, 2, 512, 512, 8192)}
+
+
+def half(x):
+    return struct.pack("<e", x)
+
+
+# type: GGUF's number, elements and bytes of a block, a random block: weights of about 0.02 around zero
+TYPES = {
+    "F32": (0, 1, 4, lambda r: struct.pack("<f", r.uniform(-0.04, 0.04))),
+    "F16": (1, 1, 2, lambda r: half(r.uniform(-0.04, 0.04))),
+    "Q4_0": (2, 32, 18, lambda r: half(r.uniform(0.002, 0.008)) + r.randbytes(16)),
+    "Q8_0": (8, 32, 34, lambda r: half(r.uniform(1e-4, 4e-4)) + r.randbytes(32)),
+    "Q4_K": (12, 256, 144, lambda r: half(r.uniform(1e-4, 2e-4)) + half(r.uniform(8e-4, 1.6e-3)) + r.randbytes(140)),
+    "Q6_K": (14, 256, 210, lambda r: r.randbytes(192) + bytes(r.choices(range(20, 60), k=16)) + half(r.uniform(1e-5, 3e-5))),
+    "BF16": (30, 1, 2, lambda r: struct.pack("<f", r.uniform(-0.04, 0.04))[2:]),
+}
+UINT32, FLOAT32, STRING, ARRAY, INT32 = 4, 6, 8, 9, 5
+ALIGNMENT = 32
+
+
+def text(s):
+    return struct.pack("<Q", len(s.encode())) + s.encode()
+
+
+def value(kind, v):
+    if kind == STRING:
+        return text(v)
+    return struct.pack({UINT32: "<I", FLOAT32: "<f", INT32: "<i"}[kind], v)
+
+
+def field(key, kind, v):
+    if isinstance(v, list):
+        return text(key) + struct.pack("<IIQ", ARRAY, kind, len(v)) + b"".join(value(kind, x) for x in v)
+    return text(key) + struct.pack("<I", kind) + value(kind, v)
+
+
+def fields(width, heads, kv_heads, ff, vocab, context, blocks):
+    # A character for each byte, as in GPT-2, and then meaningless words.
+    plain = [c for c in range(256) if 33 <= c <= 126 or 161 <= c <= 172 or c >= 174]
+    letters = [chr(c) for c in plain] + [chr(256 + i) for i in range(256 - len(plain))]
+    tokens = ["<end>"] + letters + ["ma"] + ["made%d" % i for i in range(vocab)]
+    a = "llama."
+    return [field("general.architecture", STRING, "llama"), field("general.name", STRING, "made"),
+            field(a + "context_length", UINT32, context), field(a + "embedding_length", UINT32, width),
+            field(a + "block_count", UINT32, blocks), field(a + "feed_forward_length", UINT32, ff),
+            field(a + "attention.head_count", UINT32, heads), field(a + "attention.head_count_kv", UINT32, kv_heads),
+            field(a + "attention.layer_norm_rms_epsilon", FLOAT32, 1e-5), field(a + "rope.freq_base", FLOAT32, 10000),
+            field(a + "rope.dimension_count", UINT32, width // heads), field(a + "vocab_size", UINT32, vocab),
+            field("tokenizer.ggml.model", STRING, "gpt2"), field("tokenizer.ggml.pre", STRING, "gpt-2"),
+            field("tokenizer.ggml.tokens", STRING, tokens[:vocab]),
+            field("tokenizer.ggml.token_type", INT32, [3] + [1] * (vocab - 1)),
+            field("tokenizer.ggml.merges", STRING, ["m a"]),
+            field("tokenizer.ggml.bos_token_id", UINT32, 0), field("tokenizer.ggml.eos_token_id", UINT32, 0)]
+
+
+def tensors(kind, width, heads, kv_heads, ff, vocab, blocks):
+    head = {"Q4_0": "Q8_0", "Q4_K": "Q6_K"}.get(kind, kind)
+    kv = width // heads * kv_heads
+    yield "token_embd.weight", head, (width, vocab)
+    for b in range(blocks):
+        p = "blk.%d." % b
+        yield p + "attn_norm.weight", "norm", (width,)
+        yield p + "attn_q.weight", kind, (width, width)
+        yield p + "attn_k.weight", kind, (width, kv)
+        yield p + "attn_v.weight", kind, (width, kv)
+        yield p + "attn_output.weight", kind, (width, width)
+        yield p + "ffn_norm.weight", "norm", (width,)
+        yield p + "ffn_gate.weight", kind, (width, ff)
+        yield p + "ffn_up.weight", kind, (width, ff)
+        yield p + "ffn_down.weight", kind, (ff, width)
+    yield "output_norm.weight", "norm", (width,)
+    yield "output.weight", head, (width, vocab)
+
+
+def size_of(kind, shape):
+    n = shape[0] * (shape[1] if len(shape) > 1 else 1)
+    _, elements, size, _ = TYPES["F32" if kind == "norm" else kind]
+    assert shape[0] % elements == 0, "rows of %d do not divide into blocks of %s" % (shape[0], kind)
+    return n // elements * size
+
+
+def write(out, rng, kind, size, pools):  # pools: some megabytes of random blocks of each type, made once
+    if kind == "norm":
+        out.write(struct.pack("<f", 1) * (size // 4))
+        return
+    if kind not in pools:
+        block = TYPES[kind][2]
+        pools[kind] = b"".join(TYPES[kind][3](rng) for _ in range((1 << 21) // block))
+    pool, block = pools[kind], TYPES[kind][2]
+    while size:
+        first = rng.randrange(len(pool) // block) * block
+        n = min(size, len(pool) - first)
+        out.write(memoryview(pool)[first:first + n])
+        size -= n
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Writes a Llama model with random weights as GGUF.")
+    parser.add_argument("out")
+    parser.add_argument("--type", choices=sorted(TYPES), default="Q4_K")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="7b")
+    parser.add_argument("--blocks", type=int, default=32)
+    parser.add_argument("--seed", type=int, default=1)
+    o = parser.parse_args()
+    width, heads, kv_heads, ff, vocab, context = SHAPES[o.shape]
+    about = fields(width, heads, kv_heads, ff, vocab, context, o.blocks)
+    all_tensors = list(tensors(o.type, width, heads, kv_heads, ff, vocab, o.blocks))
+    head, offset = b"GGUF" + struct.pack("<IQQ", 3, len(all_tensors), len(about)) + b"".join(about), 0
+    for name, kind, shape in all_tensors:
+        number = TYPES["F32" if kind == "norm" else kind][0]
+        head += text(name) + struct.pack("<I%dQIQ" % len(shape), len(shape), *shape, number, offset)
+        offset += -(-size_of(kind, shape) // ALIGNMENT) * ALIGNMENT
+    rng, pools = random.Random(o.seed), {}
+    with open(o.out, "wb") as out:
+        out.write(head + b"\0" * (-len(head) % ALIGNMENT))
+        for _, kind, shape in all_tensors:
+            size = size_of(kind, shape)
+            write(out, rng, kind, size, pools)
+            out.write(b"\0" * (-size % ALIGNMENT))
+
+
+main()

@@ -1,0 +1,390 @@
+/* KV pages, attention and batches.
+ *
+ * How it works: an attention_case holds sessions with a KV cache and the rows that come next. attention_case_begin
+ * writes the KV caches into pages of the device; attend_naively computes each head of each row in double precision
+ * by the formula, with a bound of float32's error, and the device's output must lie within the bound.
+ *
+ * Tolerance: a score is a product of head_dim terms, so that its error is at most (head_dim + 4) * 2^-24 * scale *
+ * sum |q k|. This error changes exp(score) by that share, in the numerator and in the denominator; the weighted mean
+ * of the values adds the error of its own sums over the positions. */
+#include "tests/support/conformance.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { SEQUENCES_MAX = 3, PAGES = 16, BLOCKS = 2, BLOCK = 1 };
+
+/* Sessions with a KV cache, and the rows that come next. */
+typedef struct attention_case {
+    sn_kv_shape shape;
+    int group, window; /* query heads of a key-value head */
+    bool alibi;        /* ALiBi, with the slopes below */
+    bool sinks;        /* with the sinks below */
+    int n_sequences, n_past[SEQUENCES_MAX], rows[SEQUENCES_MAX];
+    /* -- set by attention_case_begin */
+    int n_rows;
+    float *k[SEQUENCES_MAX], *v[SEQUENCES_MAX]; /* (n_past + rows, n_kv_heads, head_dim) */
+    float *q;                                   /* (n_rows, n_heads, head_dim) */
+    void *pages[SEQUENCES_MAX][PAGES];
+    sn_sequence sequences[SEQUENCES_MAX];
+    float *device_k, *device_v, *device_q, *device_out, *device_slopes, *device_sinks;
+} attention_case;
+
+/* The slope of a head: some steep, one of the other sign, one flat. */
+static float slope_of(const attention_case *s, int head) { return s->alibi ? 0.5f - (float)(head % 5) * 0.25f : 0; }
+
+/* The sink of a head: some get hardly any weight, some nearly all. */
+static float sink_of(int head) { return (float)(head % 4) * 3.5f - 5; }
+
+static size_t kv_width(const attention_case *s) { return (size_t)(s->shape.n_kv_heads * s->shape.head_dim); }
+static size_t q_width(const attention_case *s) { return kv_width(s) * (size_t)s->group; }
+
+/* Makes a page that holds NaN wherever nothing is stored. */
+static void *new_page(conformance *c, const sn_kv_shape *shape) {
+    size_t bytes = c->device->ops->kv_page_bytes(c->device, shape);
+    uint8_t *page = conformance_bytes(c, bytes), *ones = conformance_heap(c, bytes);
+    memset(ones, 0xff, bytes);
+    CONFORMANCE_OK(c, c->device->ops->upload(c->device, page, ones, bytes, &c->err));
+    return page;
+}
+
+static void make_sequence(conformance *c, attention_case *s, int i) {
+    int end = s->n_past[i] + s->rows[i], page_tokens = s->shape.page_tokens;
+    s->k[i] = conformance_random(c, (size_t)end * kv_width(s), 10 + (uint64_t)i);
+    s->v[i] = conformance_random(c, (size_t)end * kv_width(s), 20 + (uint64_t)i);
+    CONFORMANCE_CHECK(c, end <= PAGES * page_tokens, "the case wants more than %d pages", PAGES);
+    for (int p = 0; p * page_tokens < end; p++) s->pages[i][p] = new_page(c, &s->shape);
+    s->sequences[i] = (sn_sequence){s->pages[i], s->n_past[i], s->n_rows, s->rows[i]};
+    s->n_rows += s->rows[i];
+}
+
+/* The new rows' keys and values of all sequences, one after the other, on the device. */
+static float *new_rows(conformance *c, const attention_case *s, float *const *from) {
+    float *all = conformance_heap(c, (size_t)s->n_rows * kv_width(s) * sizeof *all);
+    for (int i = 0; i < s->n_sequences; i++)
+        if (s->rows[i])
+            memcpy(all + (size_t)s->sequences[i].first_row * kv_width(s), from[i] + (size_t)s->n_past[i] * kv_width(s),
+                   (size_t)s->rows[i] * kv_width(s) * sizeof *all);
+    return conformance_upload(c, all, (size_t)s->n_rows * kv_width(s));
+}
+
+/* Does everything that comes before the batch: the KV caches are in their pages afterwards. */
+static void attention_case_begin(conformance *c, attention_case *s) {
+    sn_device *d = c->device;
+    s->n_rows = 0;
+    for (int i = 0; i < s->n_sequences; i++) make_sequence(c, s, i);
+    s->q = conformance_random(c, (size_t)s->n_rows * q_width(s), 99);
+    for (int i = 0; i < s->n_sequences; i++) /* in two parts, the second at an odd position */
+        for (int half = 0; half < 2; half++) {
+            int first = half ? s->n_past[i] / 2 : 0, n = half ? s->n_past[i] - first : s->n_past[i] / 2;
+            CONFORMANCE_OK(c, d->ops->kv_write(d, &s->shape, BLOCK, s->pages[i], first, n,
+                                               s->k[i] + (size_t)first * kv_width(s),
+                                               s->v[i] + (size_t)first * kv_width(s), &c->err));
+        }
+    s->device_k = new_rows(c, s, s->k);
+    s->device_v = new_rows(c, s, s->v);
+    s->device_q = conformance_upload(c, s->q, (size_t)s->n_rows * q_width(s));
+    float *slopes = conformance_heap(c, 64 * sizeof *slopes), *sinks = conformance_heap(c, 64 * sizeof *sinks);
+    for (int h = 0; h < s->group * s->shape.n_kv_heads; h++) slopes[h] = slope_of(s, h), sinks[h] = sink_of(h);
+    s->device_slopes = s->alibi ? conformance_upload(c, slopes, 64) : NULL;
+    s->device_sinks = s->sinks ? conformance_upload(c, sinks, 64) : NULL;
+    s->device_out = conformance_bytes(c, (size_t)s->n_rows * q_width(s) * sizeof(float));
+}
+
+static float scale_of(const attention_case *s) { return 1 / sqrtf((float)s->shape.head_dim); }
+
+static sn_status issue_ops(conformance *c, const attention_case *s) {
+    sn_device *d = c->device;
+    sn_status status = d->ops->kv_store(d, BLOCK, s->device_k, s->device_v, &c->err);
+    if (status) return status;
+    const sn_attention how = {BLOCK,          s->group * s->shape.n_kv_heads, s->window, scale_of(s), s->device_slopes,
+                              s->device_sinks};
+    return d->ops->attention(d, &how, s->device_q, s->device_out, &c->err);
+}
+
+static void attention_case_run(conformance *c, const attention_case *s, uint64_t graph) {
+    sn_device *d = c->device;
+    sn_batch pass = {&s->shape, s->n_rows, s->n_sequences, s->sequences, graph};
+    bool recorded = false;
+    CONFORMANCE_OK(c, d->ops->batch_begin(d, &pass, &recorded, &c->err));
+    CONFORMANCE_CHECK(c, graph || !recorded, "a pass that has no name was recorded");
+    if (!recorded) CONFORMANCE_OK(c, issue_ops(c, s));
+    CONFORMANCE_OK(c, d->ops->batch_end(d, &c->err));
+}
+
+/* Computes one head of one row by the formula; errors[e] bounds the float32 error of out[e]. */
+static void attend_naively(conformance *c, const attention_case *s, int i, int position, int head, const float *q,
+                           double *out, double *errors) {
+    int dim = s->shape.head_dim, heads = s->shape.n_kv_heads, kv_head = head / s->group;
+    int from = s->window > 0 && position + 1 > s->window ? position + 1 - s->window : 0;
+    double weights[512], sum = 0, most = -INFINITY, score_error = 0;
+    for (int t = from; t <= position; t++) {
+        double score = 0, size = 0;
+        for (int e = 0; e < dim; e++) {
+            double product = (double)q[e] * (double)s->k[i][(t * heads + kv_head) * dim + e] * (double)scale_of(s);
+            score += product;
+            size += fabs(product);
+        }
+        double lean = (double)slope_of(s, head) * (t - position);
+        weights[t] = score += lean;
+        size += fabs(lean);
+        most = fmax(most, score);
+        score_error = fmax(score_error, size * ((dim + 4) * CONFORMANCE_EPSILON + 2 * c->attention_rounding));
+    }
+    if (s->sinks) most = fmax(most, (double)sink_of(head)), sum = exp((double)sink_of(head) - most);
+    for (int t = from; t <= position; t++) sum += weights[t] = exp(weights[t] - most);
+    double share = 2 * score_error + (position - from + 32) * CONFORMANCE_EPSILON + 2 * c->attention_rounding;
+    for (int e = 0; e < dim; e++) {
+        out[e] = errors[e] = 0;
+        for (int t = from; t <= position; t++) {
+            double part = weights[t] / sum * (double)s->v[i][(t * heads + kv_head) * dim + e];
+            out[e] += part;
+            errors[e] += fabs(part) * share;
+        }
+    }
+}
+
+static void attention_case_check(conformance *c, const attention_case *s) {
+    int dim = s->shape.head_dim, n_heads = s->group * s->shape.n_kv_heads;
+    const float *out = conformance_download(c, s->device_out, (size_t)s->n_rows * q_width(s));
+    double want[512], errors[512];
+    for (int i = 0; i < s->n_sequences; i++)
+        for (int r = 0; r < s->rows[i]; r++)
+            for (int h = 0; h < n_heads; h++) {
+                size_t at = ((size_t)(s->sequences[i].first_row + r) * (size_t)n_heads + (size_t)h) * (size_t)dim;
+                attend_naively(c, s, i, s->n_past[i] + r, h, s->q + at, want, errors);
+                for (int e = 0; e < dim; e++)
+                    CONFORMANCE_CHECK(
+                        c, conformance_close((double)out[at + (size_t)e], want[e], errors[e]),
+                        "%d heads over %d of %d, window %d, %d sequences: sequence %d, position %d, head %d, "
+                        "element %d is %g, not %g +- %g",
+                        n_heads, s->shape.n_kv_heads, dim, s->window, s->n_sequences, i, s->n_past[i] + r, h, e,
+                        (double)out[at + (size_t)e], want[e], errors[e]);
+            }
+}
+
+static void try_attention_case(conformance *c, attention_case s) {
+    int mark = c->n_buffers;
+    attention_case_begin(c, &s);
+    attention_case_run(c, &s, 0);
+    attention_case_check(c, &s);
+    conformance_release(c, mark);
+}
+
+/* Query and key-value heads, their size, tokens of a page. */
+static const struct {
+    int kv_heads, group, head_dim, page_tokens;
+} shapes[] = {{1, 1, 24, 16}, {3, 3, 64, 32}, {2, 4, 128, 48}, {5, 1, 64, 16}, {1, 7, 24, 64}};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+static attention_case attention_case_of(int shape) {
+    return (attention_case){
+        .shape = {BLOCKS, shapes[shape].kv_heads, shapes[shape].head_dim, shapes[shape].page_tokens},
+        .group = shapes[shape].group};
+}
+
+/* -- the KV cache */
+
+/* Reads positions [first, first + n) of a block back and compares them bit by bit. */
+static void check_kv(conformance *c, const attention_case *s, int block, int i, int first, int n, bool stored) {
+    size_t from = (size_t)first * kv_width(s), floats = (size_t)n * kv_width(s);
+    float *k = conformance_heap(c, floats * sizeof *k), *v = conformance_heap(c, floats * sizeof *v);
+    CONFORMANCE_OK(c, c->device->ops->kv_read(c->device, &s->shape, block, s->pages[i], first, n, k, v, &c->err));
+    for (size_t e = 0; e < floats; e++) {
+        bool same = stored ? k[e] == s->k[i][from + e] && v[e] == s->v[i][from + e] : isnan(k[e]) && isnan(v[e]);
+        CONFORMANCE_CHECK(c, same, "sequence %d, block %d, position %d: key and value are %g and %g%s", i, block,
+                          first + (int)(e / kv_width(s)), (double)k[e], (double)v[e],
+                          stored ? ", not what was stored" : " where nothing was stored");
+    }
+}
+
+void conformance_kv_loads_back_unchanged(conformance *c) {
+    for (int shape = 0; shape < SHAPES; shape++) {
+        int mark = c->n_buffers;
+        attention_case s = attention_case_of(shape);
+        s.n_sequences = 1;
+        s.n_past[0] = 100, s.rows[0] = 20; /* written: the KV cache; the new rows stay untouched */
+        attention_case_begin(c, &s);
+        static const int parts[][2] = {{0, 100}, {0, 0}, {7, 0}, {0, 1}, {15, 2}, {31, 40}, {99, 1}};
+        for (int i = 0; i < 7; i++) check_kv(c, &s, BLOCK, 0, parts[i][0], parts[i][1], true);
+        check_kv(c, &s, BLOCK, 0, 100, 12, false);
+        check_kv(c, &s, 0, 0, 0, 112, false);
+        conformance_release(c, mark);
+    }
+}
+
+void conformance_kv_store_writes_where_the_batch_says(conformance *c) {
+    for (int shape = 0; shape < SHAPES; shape++) {
+        int mark = c->n_buffers;
+        attention_case s = attention_case_of(shape);
+        s.n_sequences = 3;
+        memcpy(s.n_past, (int[]){0, 45, 63}, sizeof s.n_past);
+        memcpy(s.rows, (int[]){19, 1, 40}, sizeof s.rows);
+        attention_case_begin(c, &s);
+        attention_case_run(c, &s, 0);
+        for (int i = 0; i < 3; i++) {
+            check_kv(c, &s, BLOCK, i, 0, s.n_past[i] + s.rows[i], true);
+            check_kv(c, &s, 0, i, 0, s.n_past[i] + s.rows[i], false);
+        }
+        conformance_release(c, mark);
+    }
+}
+
+/* -- attention */
+
+void conformance_attention_of_the_first_token(conformance *c) {
+    for (int shape = 0; shape < SHAPES; shape++) {
+        attention_case s = attention_case_of(shape);
+        s.n_sequences = s.rows[0] = 1;
+        try_attention_case(c, s);
+    }
+}
+
+void conformance_attention_while_decoding(conformance *c) {
+    static const int lengths[][SEQUENCES_MAX] = {{1, 15, 16}, {17, 0, 200}, {127, 128, 129}};
+    for (int shape = 0; shape < SHAPES; shape++)
+        for (int p = 0; p < 3; p++) {
+            attention_case s = attention_case_of(shape);
+            s.n_sequences = p == 0 ? 1 : 3;
+            for (int i = 0; i < 3; i++) s.n_past[i] = lengths[p][i], s.rows[i] = 1;
+            try_attention_case(c, s);
+        }
+}
+
+void conformance_attention_of_several_prompts(conformance *c) {
+    for (int shape = 0; shape < SHAPES; shape++) {
+        attention_case s = attention_case_of(shape);
+        s.n_sequences = 3;
+        memcpy(s.n_past, (int[]){0, 45, 127}, sizeof s.n_past);
+        memcpy(s.rows, (int[]){19, 1, 40}, sizeof s.rows);
+        try_attention_case(c, s);
+        s.n_sequences = 2;
+        memcpy(s.rows, (int[]){3, 2, 0}, sizeof s.rows);
+        try_attention_case(c, s);
+    }
+}
+
+void conformance_attention_within_a_window(conformance *c) {
+    static const int windows[] = {1, 5, 16, 33, 1000};
+    for (int w = 0; w < 5; w++) {
+        attention_case s = attention_case_of(w);
+        s.window = windows[w];
+        s.n_sequences = 2;
+        memcpy(s.n_past, (int[]){60, 3, 0}, sizeof s.n_past);
+        memcpy(s.rows, (int[]){21, 1, 0}, sizeof s.rows);
+        try_attention_case(c, s);
+        s.rows[0] = 1; /* all sequences decode */
+        try_attention_case(c, s);
+    }
+}
+
+void conformance_attention_with_alibi_slopes(conformance *c) {
+    for (int shape = 0; shape < SHAPES; shape++)
+        for (int window = 0; window <= 20; window += 20) {
+            attention_case s = attention_case_of(shape);
+            s.alibi = true;
+            s.window = window;
+            s.n_sequences = 2;
+            for (int few = 0; few < 2; few++) {
+                memcpy(s.n_past, (int[]){37, 0, 0}, sizeof s.n_past);
+                memcpy(s.rows, few ? (int[]){1, 2, 0} : (int[]){19, 40, 0}, sizeof s.rows);
+                try_attention_case(c, s);
+            }
+        }
+}
+
+void conformance_attention_with_sinks(conformance *c) {
+    for (int shape = 0; shape < SHAPES; shape++)
+        for (int window = 0; window <= 20; window += 20)
+            for (int few = 0; few < 2; few++) {
+                attention_case s = attention_case_of(shape);
+                s.sinks = true;
+                s.window = window;
+                s.n_sequences = 2;
+                memcpy(s.n_past, few ? (int[]){200, 0, 0} : (int[]){37, 0, 0}, sizeof s.n_past);
+                memcpy(s.rows, few ? (int[]){1, 2, 0} : (int[]){19, 40, 0}, sizeof s.rows);
+                try_attention_case(c, s);
+                s.alibi = true;
+                try_attention_case(c, s);
+            }
+}
+
+/* Positions just before, at and just after the end of a page, in both roles: last of the KV cache, last of the rows. */
+void conformance_attention_over_page_borders(conformance *c) {
+    for (int n_past = 14; n_past <= 17; n_past++)
+        for (int rows = 1; rows <= 33; rows += rows == 3 ? 28 : 1) {
+            attention_case s = attention_case_of(0);
+            s.n_sequences = 1;
+            s.n_past[0] = n_past;
+            s.rows[0] = rows;
+            try_attention_case(c, s);
+        }
+}
+
+void conformance_attention_of_a_batch_without_rows(conformance *c) {
+    attention_case s = attention_case_of(1);
+    attention_case_begin(c, &s); /* a batch without sequences */
+    attention_case_run(c, &s, 0);
+    s.n_sequences = 2; /* two sequences, one of them without rows */
+    memcpy(s.n_past, (int[]){20, 5, 0}, sizeof s.n_past);
+    memcpy(s.rows, (int[]){0, 2, 0}, sizeof s.rows);
+    try_attention_case(c, s);
+}
+
+void conformance_attention_keeps_nan_in_its_head(conformance *c) {
+    for (int many = 0; many < 2; many++) {
+        attention_case s = attention_case_of(1);
+        s.n_sequences = 1;
+        s.n_past[0] = 40, s.rows[0] = many ? 12 : 1;
+        int mark = c->n_buffers, n_heads = 9, dim = 64;
+        attention_case_begin(c, &s);
+        float *q = conformance_heap(c, (size_t)s.n_rows * q_width(&s) * sizeof *q);
+        memcpy(q, s.q, (size_t)s.n_rows * q_width(&s) * sizeof *q);
+        q[4 * dim + 3] = NAN; /* head 4 of the first row */
+        CONFORMANCE_OK(
+            c, c->device->ops->upload(c->device, s.device_q, q, (size_t)s.n_rows * q_width(&s) * sizeof *q, &c->err));
+        attention_case_run(c, &s, 0);
+        float *out = conformance_download(c, s.device_out, (size_t)s.n_rows * q_width(&s));
+        for (size_t i = 0; i < (size_t)(s.n_rows * n_heads * dim); i++)
+            CONFORMANCE_CHECK(c, isnan(out[i]) == (i / (size_t)dim == 4), "%d rows: element %zu is %g", s.n_rows, i,
+                              (double)out[i]);
+        conformance_release(c, mark);
+    }
+}
+
+/* -- batches */
+
+/* The same batch three times for other sessions, and then another batch of the same size in between: a recorded
+ * batch takes positions and pages anew each time, and is recorded only once. */
+void conformance_a_recorded_batch_follows_its_sessions(conformance *c) {
+    enum { STEPS = 4 };
+    attention_case fixed = attention_case_of(1), other = attention_case_of(0);
+    fixed.n_sequences = other.n_sequences = 2;
+    fixed.rows[0] = fixed.rows[1] = other.rows[0] = other.rows[1] = 1;
+    attention_case_begin(c, &fixed);
+    memcpy(other.n_past, (int[]){31, 2, 0}, sizeof other.n_past);
+    attention_case_begin(c, &other);
+    for (int step = 0; step < STEPS; step++) {
+        attention_case s = attention_case_of(1);
+        s.n_sequences = 2;
+        s.rows[0] = s.rows[1] = 1;
+        s.n_past[0] = 60 + 3 * step, s.n_past[1] = step;
+        attention_case_begin(c, &s);
+        float *const from[] = {s.device_k, s.device_v, s.device_q};
+        float *const to[] = {fixed.device_k, fixed.device_v, fixed.device_q};
+        for (int i = 0; i < 3; i++) { /* the inputs of a recorded batch lie at fixed addresses */
+            size_t n = 2 * (i < 2 ? kv_width(&s) : q_width(&s));
+            float *host = conformance_download(c, from[i], n);
+            CONFORMANCE_OK(c, c->device->ops->upload(c->device, to[i], host, n * sizeof *host, &c->err));
+        }
+        s.device_k = fixed.device_k, s.device_v = fixed.device_v;
+        s.device_q = fixed.device_q, s.device_out = fixed.device_out;
+        attention_case_run(c, &s, 41);
+        attention_case_check(c, &s);
+        for (int i = 0; i < 2; i++) check_kv(c, &s, BLOCK, i, 0, s.n_past[i] + 1, true);
+        attention_case_run(c, &other, 42);
+        attention_case_check(c, &other);
+    }
+    CONFORMANCE_CHECK(c, c->device->graphs_captured <= 2, "two passes were recorded %llu times",
+                      (unsigned long long)c->device->graphs_captured);
+}

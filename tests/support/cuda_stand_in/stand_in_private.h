@@ -1,0 +1,53 @@
+/* What the stand-in's files share. One lock protects everything; the public functions take it. */
+#ifndef SN_TESTS_CUDA_STAND_IN_PRIVATE_H
+#define SN_TESTS_CUDA_STAND_IN_PRIVATE_H
+
+#include "tests/support/cuda_stand_in/stand_in.h"
+
+#include <cublas_v2.h>
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A kernel or copy: `run` is called for every launch, with all memory of the device accessible; `drop` once, at the
+ * end. */
+typedef struct cuda_operation {
+    void (*run)(void *ctx);
+    void *ctx;
+    void (*drop)(void *ctx);
+} cuda_operation;
+
+typedef enum cuda_operation_kind { CUDA_OPERATION_COPY, CUDA_OPERATION_KERNEL } cuda_operation_kind;
+
+/* Queues the operation, or adds it to the capture. Takes ownership, also on failure. */
+cudaError_t cuda_stand_in_queue(cudaStream_t stream, cuda_operation operation, cuda_operation_kind kind);
+/* Launches a kernel as the runtime does: checks the grid, counts. */
+cudaError_t cuda_stand_in_launch(cudaStream_t stream, const unsigned grid[3], unsigned threads, size_t shared,
+                                 size_t shared_allowed, cuda_operation operation);
+
+/* memory.c: of one device */
+void cuda_memory_open(int device);
+void cuda_memory_close(int device);
+bool cuda_memory_holds(int device, const void *at, size_t bytes); /* inside one allocation */
+bool cuda_memory_pinned(const void *at, size_t bytes);
+
+/* queue.c */
+void cuda_lock(void);
+void cuda_unlock(void);
+cudaError_t cuda_begin(void); /* the error that every call returns now, or success */
+/* the same; during a capture of this thread it refuses and spoils the capture */
+cudaError_t cuda_begin_uncapturable(void);
+cudaError_t cuda_result(cudaError_t error); /* stores the error for cudaGetLastError */
+int cuda_this_device(void);
+void cuda_drain(int device); /* waits for all work of the device */
+bool cuda_creation_fails(void);
+void *cuda_new_object(size_t size); /* zeroed; counted */
+void cuda_free_object(void *object);
+bool cuda_count_down(int *counter); /* decrements; true when the counter reaches 0 now */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,208 @@
+/* How it works: tiny_model_make writes a GGUF file of architecture "llama" in one pass. Metadata and tensor headers
+ * go to one buffer and tensor data to another; the file is their concatenation, padded to ALIGNMENT. Weights are
+ * uniform with variance 1 / cols, so that activations keep their size from block to block; quantised weights are
+ * random bits whose scales are set to match. */
+#include "tests/support/tiny_model.h"
+
+#include "base/mem.h"
+#include "tests/support/require.h"
+
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { ALIGNMENT = 32, FILE_MAX = 256 << 20, TENSORS_MAX = 512 };
+
+typedef struct writer {
+    sn_buf head, data;
+    uint64_t n_tensors, random;
+} writer;
+
+static void put_bytes(sn_buf *buf, const void *bytes, size_t n) { REQUIRE(sn_buf_append(buf, bytes, n, &err)); }
+static void put_u32(sn_buf *buf, uint32_t x) { put_bytes(buf, &x, sizeof x); }
+static void put_u64(sn_buf *buf, uint64_t x) { put_bytes(buf, &x, sizeof x); }
+
+static void put_text(sn_buf *buf, const char *text) {
+    put_u64(buf, strlen(text));
+    put_bytes(buf, text, strlen(text));
+}
+
+/* SplitMix64 (Steele, Lea and Flood 2014). It is not the one of base/random.h, so that models of old seeds keep
+ * their bytes. */
+static uint64_t next_random(writer *w) {
+    uint64_t z = w->random += 0x9e3779b97f4a7c15;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    return z ^ z >> 31;
+}
+
+static float next_uniform(writer *w) { return (float)(next_random(w) >> 40) * 0x1p-23f - 1.0f; } /* [-1, 1) */
+
+/* ggml's numbers of the types. */
+static uint32_t gguf_type(sn_dtype dtype) {
+    static const uint32_t types[SN_DTYPE_COUNT] = {
+        [SN_F32] = 0,   [SN_F16] = 1,     [SN_BF16] = 30,   [SN_Q4_0] = 2,  [SN_Q4_1] = 3,  [SN_Q5_0] = 6,
+        [SN_Q5_1] = 7,  [SN_Q8_0] = 8,    [SN_Q2_K] = 10,   [SN_Q3_K] = 11, [SN_Q4_K] = 12, [SN_Q5_K] = 13,
+        [SN_Q6_K] = 14, [SN_IQ4_NL] = 20, [SN_IQ4_XS] = 23, [SN_MXFP4] = 39};
+    return types[dtype];
+}
+
+/* The offsets of the float16 scales in a block (MXFP4 has one byte of exponent). */
+static int scales_at(sn_dtype dtype, int at[2]) {
+    switch (dtype) {
+    case SN_Q4_1:
+    case SN_Q5_1:
+    case SN_Q4_K:
+    case SN_Q5_K:
+        at[0] = 0, at[1] = 2;
+        return 2;
+    case SN_Q2_K:
+        at[0] = 80, at[1] = 82;
+        return 2;
+    case SN_Q3_K:
+        at[0] = 108;
+        return 1;
+    case SN_Q6_K:
+        at[0] = 208;
+        return 1;
+    default:
+        at[0] = 0;
+        return 1;
+    }
+}
+
+/* Random bits with scales that keep values near 1/sqrt(cols). */
+static void put_quantised(writer *w, sn_dtype dtype, size_t n, float size) {
+    size_t bytes = sn_dtype_bytes(dtype), blocks = n / sn_dtype_block(dtype);
+    uint8_t block[256];
+    int at[2], n_scales = scales_at(dtype, at);
+    for (size_t b = 0; b < blocks; b++) {
+        for (size_t i = 0; i < bytes; i++) block[i] = (uint8_t)next_random(w);
+        for (int s = 0; s < n_scales; s++) {
+            float scale = size * (0.6f + 0.4f * next_uniform(w)) * (s ? -6.0f : 1.0f) / (bytes > 100 ? 40.0f : 8.0f);
+            if ((dtype == SN_Q4_K || dtype == SN_Q5_K || dtype == SN_Q2_K) && s) scale = -scale;
+            uint16_t half = sn_f32_to_f16(scale);
+            if (dtype == SN_MXFP4)
+                block[0] = 120;
+            else
+                memcpy(block + at[s], &half, 2);
+        }
+        put_bytes(&w->data, block, bytes);
+    }
+}
+
+static void put_values(writer *w, sn_dtype dtype, size_t n, float mean, float size) {
+    for (size_t i = 0; i < n; i++) {
+        float value = mean + size * next_uniform(w);
+        uint16_t half = dtype == SN_F16 ? sn_f32_to_f16(value) : sn_f32_to_bf16(value);
+        if (dtype == SN_F32)
+            put_bytes(&w->data, &value, 4);
+        else
+            put_bytes(&w->data, &half, 2);
+    }
+}
+
+static void put_tensor(writer *w, sn_dtype dtype, const char *name, int rows, int cols) {
+    put_text(&w->head, name);
+    put_u32(&w->head, rows ? 2 : 1);
+    put_u64(&w->head, (uint64_t)cols);
+    if (rows) put_u64(&w->head, (uint64_t)rows);
+    put_u32(&w->head, gguf_type(dtype));
+    put_u64(&w->head, w->data.len);
+    size_t n = (size_t)cols * (size_t)(rows ? rows : 1);
+    float size = 1.0f;
+    for (int k = 1; k * k < cols; k++)
+        size = 1.7f / (float)k; /* about sqrt(3 / cols): uniform with variance 1 / cols */
+    if (!rows)
+        put_values(w, dtype, n, 1.0f, 0.3f);
+    else if (sn_dtype_block(dtype) == 1)
+        put_values(w, dtype, n, 0.0f, size);
+    else
+        put_quantised(w, dtype, n, size);
+    static const char zeros[ALIGNMENT];
+    put_bytes(&w->data, zeros, (ALIGNMENT - w->data.len % ALIGNMENT) % ALIGNMENT);
+    w->n_tensors++;
+}
+
+static void put_number(sn_buf *buf, const char *key, uint32_t value) {
+    put_text(buf, key);
+    put_u32(buf, 4); /* type u32 */
+    put_u32(buf, value);
+}
+
+static void put_tensors(writer *w, const tiny_model_options *o) {
+    int head_dim = o->n_embd / o->n_heads, kv = o->n_kv_heads * head_dim;
+    const struct {
+        const char *name;
+        int rows, cols;
+    } parts[] = {
+        {"attn_norm", 0, o->n_embd},      {"attn_q", o->n_embd, o->n_embd},      {"attn_k", kv, o->n_embd},
+        {"attn_v", kv, o->n_embd},        {"attn_output", o->n_embd, o->n_embd}, {"ffn_norm", 0, o->n_embd},
+        {"ffn_gate", o->n_ff, o->n_embd}, {"ffn_up", o->n_ff, o->n_embd},        {"ffn_down", o->n_embd, o->n_ff}};
+    put_tensor(w, o->dtype, "token_embd.weight", o->n_vocab, o->n_embd);
+    put_tensor(w, SN_F32, "output_norm.weight", 0, o->n_embd);
+    for (int b = 0; b < o->n_blocks; b++)
+        for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+            char name[64];
+            snprintf(name, sizeof name, "blk.%d.%s.weight", b, parts[i].name);
+            put_tensor(w, parts[i].rows ? o->dtype : SN_F32, name, parts[i].rows, parts[i].cols);
+        }
+}
+
+static void put_metadata(sn_buf *buf, const tiny_model_options *o) {
+    put_text(buf, "general.architecture");
+    put_u32(buf, 8); /* type string */
+    put_text(buf, "llama");
+    put_number(buf, "llama.block_count", (uint32_t)o->n_blocks);
+    put_number(buf, "llama.context_length", (uint32_t)o->n_ctx);
+    put_number(buf, "llama.embedding_length", (uint32_t)o->n_embd);
+    put_number(buf, "llama.feed_forward_length", (uint32_t)o->n_ff);
+    put_number(buf, "llama.attention.head_count", (uint32_t)o->n_heads);
+    put_number(buf, "llama.attention.head_count_kv", (uint32_t)o->n_kv_heads);
+    float eps = 1e-5f;
+    put_text(buf, "llama.attention.layer_norm_rms_epsilon");
+    put_u32(buf, 6); /* type float32 */
+    put_bytes(buf, &eps, sizeof eps);
+}
+enum { N_METADATA = 8 };
+
+char *tiny_model_make(const tiny_model_options *options) {
+    tiny_model_options o = *options;
+    bool wide = sn_dtype_block(o.dtype) > 32;
+    if (!o.n_blocks) o.n_blocks = 4;
+    if (!o.n_embd) o.n_embd = wide ? 256 : 64;
+    if (!o.n_heads) o.n_heads = 4;
+    if (!o.n_kv_heads) o.n_kv_heads = 2;
+    if (!o.n_ff) o.n_ff = wide ? 256 : 96;
+    if (!o.n_vocab) o.n_vocab = 96;
+    if (!o.n_ctx) o.n_ctx = 512;
+    writer w = {.random = o.seed * 1000003u + (unsigned)o.dtype};
+    sn_buf file;
+    sn_buf_init(&w.head, FILE_MAX);
+    sn_buf_init(&w.data, FILE_MAX);
+    sn_buf_init(&file, FILE_MAX);
+    put_tensors(&w, &o);
+    put_bytes(&file, "GGUF", 4);
+    put_u32(&file, 3);
+    put_u64(&file, w.n_tensors);
+    put_u64(&file, N_METADATA);
+    put_metadata(&file, &o);
+    put_bytes(&file, w.head.data, w.head.len);
+    static const char zeros[ALIGNMENT];
+    put_bytes(&file, zeros, (ALIGNMENT - file.len % ALIGNMENT) % ALIGNMENT);
+    put_bytes(&file, w.data.data, w.data.len);
+
+    char *path = strdup("/tmp/swarm-test-XXXXXX.gguf");
+    int fd = path ? mkstemps(path, 5) : -1;
+    if (fd < 0 || write(fd, file.data, file.len) != (ssize_t)file.len || close(fd)) abort();
+    sn_buf_fini(&w.head);
+    sn_buf_fini(&w.data);
+    sn_buf_fini(&file);
+    return path;
+}
+
+void tiny_model_remove(char **path) {
+    if (*path) unlink(*path);
+    free(*path);
+    *path = NULL;
+}

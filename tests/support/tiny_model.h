@@ -1,0 +1,20 @@
+/* Tiny random Llama models as GGUF files, with any weight type, made when a test needs them. The same arguments give
+ * the same bytes. */
+#ifndef SN_TESTS_TINY_MODEL_H
+#define SN_TESTS_TINY_MODEL_H
+
+#include "base/dtype.h"
+
+typedef struct tiny_model_options {
+    sn_dtype dtype; /* of the matrices; cols must be multiples of its block: 256 for K types */
+    int n_blocks, n_embd, n_heads, n_kv_heads, n_ff, n_vocab,
+        n_ctx; /* 0: 4, 64 (256 for K types), 4, 2, 96 (256), 96, 512 */
+    unsigned seed;
+} tiny_model_options;
+
+/* Writes the model to a new file in the temporary folder and returns its path. The caller frees the path and removes
+ * the file; tiny_model_remove does both. */
+char *tiny_model_make(const tiny_model_options *options);
+void tiny_model_remove(char **path);
+
+#endif

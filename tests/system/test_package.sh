@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# The Debian package: it is built from the build folder, installed into a bare root that holds only the packages that it
+# declares (and what these declare), the programs run there, and after a purge nothing is left. The bare root is made of
+# copies of this machine's packages, so that the test needs no network and takes seconds.
+. "$(dirname "$0")/lib.sh"
+for tool in cpack dpkg dpkg-deb dpkg-shlibdeps chroot python3; do
+  command -v $tool >/dev/null || skip "needs $tool"
+done
+[ "$(id -u)" = 0 ] || skip "needs root: dpkg and chroot into a bare root"
+[ -f "$bin/CPackConfig.cmake" ] || skip "no CPackConfig.cmake in $bin"
+
+root=$scratch/root
+mkdir -p "$root"
+(cd "$bin" && cpack -G DEB -B "$scratch/package" -D CPACK_DEBIAN_COMPRESSION_TYPE=gzip) >"$scratch/cpack.err" 2>&1 || fail "cpack failed"
+deb=$(echo "$scratch"/package/*.deb)
+[ -f "$deb" ] || fail "cpack made no package"
+
+field() { dpkg-deb -f "$deb" "$1"; }
+name=$(field Package)
+case $name in
+  swarm-node) ;;
+  swarm-node-dht) # a package of its own, because the licence differs
+    field Description | grep -q 'GPL-3' || fail "the description of $name does not say that it is under GPL-3"
+    field Depends | grep -q libopendht || fail "$name does not depend on OpenDHT"
+    field Conflicts | grep -q '^swarm-node$' || fail "$name may be installed beside swarm-node" ;;
+  *) fail "the package is called $name" ;;
+esac
+[ "$(basename "$deb")" = "${name}_$(field Version)_$(dpkg --print-architecture).deb" ] || fail "its file is called $(basename "$deb")"
+for required in Description Section Maintainer Depends; do
+  [ -n "$(field $required)" ] || fail "the package has no field $required"
+done
+
+# The declared packages, and what these declare, as far as this machine has them: names on standard output; entries of
+# dpkg's status file in the bare root. dash and coreutils are essential: maintainer scripts use them without declaring them.
+python3 - "$root" "$(field Depends),dash,coreutils" >"$scratch/packages" <<'END' || fail "the dependencies could not be resolved"
+import os, re, sys
+root, wanted = sys.argv[1], sys.argv[2]
+entries, providers = {}, {}
+for text in open("/var/lib/dpkg/status", encoding="utf8").read().split("\n\n"):
+    e = dict(re.findall(r"^([A-Za-z-]+): (.*)$", text, re.M))
+    if e.get("Status", "").endswith(" installed"):
+        entries[e["Package"]] = (e, text)
+        for p in re.findall(r"[^ ,()]+(?= *\(|,|$)", e.get("Provides", "")):
+            providers.setdefault(p, e["Package"])
+def names(field):
+    for group in filter(None, (g.strip() for g in field.split(","))):
+        options = [re.split(r"[ (:]", o.strip())[0] for o in group.split("|")]
+        found = [o if o in entries else providers.get(o) for o in options if o in entries or o in providers]
+        if not found:
+            sys.exit(f"'{group}' is not installed here")
+        yield found[0]
+closure, todo = set(), list(names(wanted))
+while todo:
+    p = todo.pop()
+    if p not in closure:
+        closure.add(p)
+        e = entries[p][0]
+        todo += names(",".join(e.get(f, "") for f in ("Depends", "Pre-Depends")))
+os.makedirs(root + "/var/lib/dpkg/info"), os.makedirs(root + "/var/lib/dpkg/updates")
+open(root + "/var/lib/dpkg/status", "w").write("".join(entries[p][1] + "\n\n" for p in sorted(closure)))
+for p in closure:
+    print(p if entries[p][0].get("Multi-Arch") != "same" else p + ":" + entries[p][0]["Architecture"])
+END
+for folder in bin sbin lib lib64; do mkdir -p "$root/usr/$folder"; ln -s "usr/$folder" "$root/$folder"; done
+mkdir -p "$root/tmp" "$root/dev"
+mapfile -t packages <"$scratch/packages"
+for package in "${packages[@]}"; do cp "/var/lib/dpkg/info/$package.list" "$root/var/lib/dpkg/info/"; done
+dpkg -L "${packages[@]}" 2>/dev/null | sort -u | grep -v '^/usr/share/\(doc\|man\|locale\|info\|perl\)\|^$' |
+  tar -C / -c --no-recursion --ignore-failed-read -T - 2>/dev/null | tar -C "$root" -x --keep-directory-symlink || fail "copying the packages failed"
+
+# What lies in the root, without dpkg's own records.
+listing() { find "$root" -path "$root/var/lib/dpkg" -prune -o -path "$root/var/log" -prune -o -print | sort; }
+listing >"$scratch/before"
+
+succeeds dpkg --root="$root" --force-not-root --log=/dev/null -i "$deb"
+succeeds chroot "$root" /usr/bin/swarm-node --help
+grep -q -- '--blocks' "$scratch/run.out" || fail "swarm-node --help does not explain --blocks"
+succeeds chroot "$root" /usr/bin/swarm --help
+grep -q generate "$scratch/run.out" || fail "swarm --help does not name generate"
+succeeds chroot "$root" /usr/bin/swarm keygen --out /tmp/id
+commands=$(chroot "$root" /usr/bin/swarm --help | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p')
+pages=(swarm swarm-node)
+for command in $commands; do pages+=("swarm-$command"); done
+[ "${#pages[@]}" -gt 10 ] || fail "swarm --help lists no commands"
+for page in "${pages[@]}"; do
+  grep -q '^\.SH NAME' "$root/usr/share/man/man1/$page.1" || fail "$page has no man page"
+done
+for program in swarm swarm-node; do
+  bash -c '. "$1" && complete -p "$2"' - "$root/usr/share/bash-completion/completions/$program" $program >/dev/null || fail "no completion of $program"
+done
+for path in etc/swarm/node.conf usr/lib/systemd/system/swarm-node.service usr/share/doc/$name/copyright; do
+  [ -s "$root/$path" ] || fail "/$path was not installed"
+done
+grep -q '^ExecStart=/usr/bin/swarm-node --config /etc/swarm/node.conf' "$root/usr/lib/systemd/system/swarm-node.service" ||
+  fail "the unit starts another program than the installed one"
+rm -f "$root/tmp/id"
+
+succeeds dpkg --root="$root" --force-not-root --log=/dev/null --purge "$name"
+listing >"$scratch/after"
+cmp -s "$scratch/before" "$scratch/after" || fail "a purge leaves: $(comm -13 "$scratch/before" "$scratch/after" | sed "s|$root||" | tr '\n' ' ')"
+[ -z "$(find "$root/var/lib/dpkg/info" -name "$name.*")" ] || fail "dpkg still knows files of $name"

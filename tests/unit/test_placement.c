@@ -1,0 +1,138 @@
+/* How nodes choose blocks: protocols with automatic placement, in time that the test controls. */
+#include "tests/support/protocol_swarm.h"
+
+#include <criterion/criterion.h>
+
+static int count_uncovered(const protocol_swarm *c) {
+    int n = 0;
+    for (int b = 0; b < c->hp.n_blocks; b++) n += !protocol_swarm_serving(c, b);
+    return n;
+}
+
+static uint64_t count_rebalances(const protocol_swarm *c) {
+    uint64_t n = 0;
+    for (int i = 0; i < c->n; i++) n += c->nodes[i].protocol->placement.rebalances;
+    return n;
+}
+
+Test(placement, nodes_that_start_together_split_the_model, .timeout = 60) {
+    for (int round = 0; round < 5; round++) {
+        protocol_swarm *c = protocol_swarm_new(12, 0);
+        c->auto_blocks = 4;
+        protocol_swarm_add(c, -1);
+        for (int i = 1; i < 6; i++) protocol_swarm_add(c, 0);
+        protocol_swarm_run(c, 25);
+        for (int b = 0; b < 12; b++)
+            cr_expect_eq(protocol_swarm_serving(c, b), 2, "block %d is served by %d, round %d", b,
+                         protocol_swarm_serving(c, b), round);
+        protocol_swarm_free(c);
+    }
+}
+
+Test(placement, a_loading_node_announces_that_it_joins_and_fills_the_gap, .timeout = 60) {
+    protocol_swarm *c = protocol_swarm_new(4, 0);
+    protocol_swarm_add(c, -1);
+    protocol_swarm_add(c, 0);
+    protocol_swarm_add(c, 0); /* blocks 0, 1 and 2 are served */
+    protocol_swarm_run(c, 10);
+    c->auto_blocks = 1;
+    int late = protocol_swarm_add(c, 1);
+    bool joined = false;
+    for (int i = 0; i < 400 && !joined; i++) {
+        protocol_swarm_run(c, 0.05);
+        const sn_announcement *a =
+            sn_directory_find(sn_protocol_directory(c->nodes[0].protocol), c->nodes[late].identity.id);
+        joined = a && a->state == SN_NODE_JOINING && a->first_block == 3 && a->end_block == 4;
+    }
+    cr_expect(joined, "no node learned that it was about to serve block 3");
+    cr_expect_eq(protocol_swarm_serving(c, 3), 0);
+    protocol_swarm_run(c, 10);
+    cr_expect_eq(protocol_swarm_serving(c, 3), 1);
+    const sn_announcement *a =
+        sn_directory_find(sn_protocol_directory(c->nodes[0].protocol), c->nodes[late].identity.id);
+    cr_expect(a && a->state == SN_NODE_ONLINE);
+    cr_expect_eq(a->tokens_per_s, 1000);
+    protocol_swarm_free(c);
+}
+
+static int most_uncovered;
+static void record_uncovered(protocol_swarm *c) {
+    int n = count_uncovered(c);
+    if (n > most_uncovered) most_uncovered = n;
+}
+
+/* Two of the three nodes that serve the first half fail, then all of the second half: the remaining nodes spread
+ * over the model. */
+Test(placement, redundant_nodes_fill_a_gap, .timeout = 60) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    c->auto_blocks = 4;
+    c->rebalance_s = 30;
+    protocol_swarm_add(c, -1);
+    for (int i = 1; i < 6; i++) protocol_swarm_add(c, 0);
+    protocol_swarm_run(c, 40);
+    cr_expect_eq(count_uncovered(c), 0);
+    for (int i = 1; i < 6; i++)
+        c->nodes[i].dead |= c->nodes[i].protocol->placement.first == 4; /* all three of them, except node 0 */
+    if (c->nodes[0].protocol->placement.first == 4) c->nodes[0].dead = true;
+    protocol_swarm_run(c, 5);
+    cr_expect_eq(count_uncovered(c), 4);
+    protocol_swarm_run(c, 240);
+    cr_expect_eq(count_uncovered(c), 0, "%d blocks are still uncovered", count_uncovered(c));
+    cr_expect_gt(count_rebalances(c), 0);
+    protocol_swarm_free(c);
+}
+
+/* All nodes serve one half: they spread, no block is ever uncovered, and then they stay. */
+Test(placement, moves_never_uncover_a_block_and_converge, .timeout = 60) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    c->rebalance_s = 20;
+    protocol_swarm_add(c, -1); /* the first node serves block 0 as configured: it stays */
+    c->auto_blocks = 4;
+    for (int i = 1; i < 10; i++) protocol_swarm_add(c, 0);
+    protocol_swarm_run(c, 30);
+    /* all but two serve the first half, as if other nodes had been there when they joined */
+    for (int i = 1; i < 10; i++) {
+        const sn_span_info facts = {
+            .hp = &c->hp, .first = i < 8 ? 0 : 4, .end = i < 8 ? 4 : 8, .block_hash = c->block_hash};
+        sn_protocol_serve(c->nodes[i].protocol, &facts, 1 << 20, c->now_us, c->unix_ms);
+    }
+    most_uncovered = 0;
+    c->on_step = record_uncovered;
+    protocol_swarm_run(c, 400);
+    uint64_t before = count_rebalances(c);
+    cr_expect_eq(most_uncovered, 0, "moves left %d blocks uncovered", most_uncovered);
+    for (int b = 0; b < 8; b++)
+        cr_expect_geq(protocol_swarm_serving(c, b), 4, "block %d: %d", b, protocol_swarm_serving(c, b));
+    protocol_swarm_run(c, 300);
+    cr_expect_eq(count_rebalances(c), before, "the nodes do not settle");
+    cr_expect_eq(c->nodes[0].protocol->placement.first, 0);
+    cr_expect_eq(c->nodes[0].protocol->placement.rebalances, 0);
+    protocol_swarm_free(c);
+}
+
+/* Two nodes serve the first half and none the second, and both consider moving there at the same moment: neither may
+ * move before it knows that the other one stays. */
+Test(placement, two_nodes_never_leave_the_same_blocks_at_once, .timeout = 60) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    c->auto_blocks = 4;
+    c->rebalance_s = 40;
+    protocol_swarm_add(c, -1);
+    protocol_swarm_add(c, 0);
+    protocol_swarm_run(c, 25);
+    const sn_span_info facts = {.hp = &c->hp, .first = 0, .end = 4, .block_hash = c->block_hash};
+    for (int i = 0; i < 2; i++) sn_protocol_serve(c->nodes[i].protocol, &facts, 1 << 20, c->now_us, c->unix_ms);
+    protocol_swarm_run(c, 10);
+    most_uncovered = 0;
+    c->on_step = record_uncovered;
+    c->partition = 1; /* long enough that both have decided before they learn of each other */
+    for (int i = 0; i < 2; i++) c->nodes[i].protocol->placement.due_us = c->nodes[i].due_us = c->now_us;
+    protocol_swarm_run(c, 0.1);
+    for (int i = 0; i < 2; i++) cr_assert_eq(c->nodes[i].protocol->placement.state, SN_PLACEMENT_REBALANCE_PENDING);
+    c->partition = 0;
+    for (int i = 0; i < 2; i++) sn_membership_announce(c->nodes[i].protocol->membership, c->now_us, c->unix_ms);
+    protocol_swarm_run(c, 400);
+    cr_expect_leq(most_uncovered, 4, "both moved: %d blocks were uncovered", most_uncovered);
+    cr_expect_eq(count_uncovered(c), 0, "neither node has moved since");
+    cr_expect_eq(count_rebalances(c), 1);
+    protocol_swarm_free(c);
+}

@@ -1,0 +1,242 @@
+/* Long inputs pass through the chain in chunks, several of them in flight: the same bits, whatever fails meanwhile. */
+#include "tests/support/chain_fixture.h"
+#include "tests/support/require.h"
+#include "tests/support/node_client.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+enum { TOKENS = 400 };
+
+/* -- a transport that counts the steps in flight */
+
+typedef struct counting_transport {
+    sn_transport base;
+    sn_transport *inner;
+    int in_flight, most_in_flight;
+    sn_peer first; /* receiver of the first step */
+    int to_others,
+        corrupt_nth; /* the n-th step to other nodes (1: the first) gets a step number that the node refuses; 0: none */
+} counting_transport;
+static counting_transport *count_of(sn_transport *t) { return (counting_transport *)t; }
+
+static sn_status count_listen(sn_transport *t, const char *address, char bound[SN_ADDRESS_MAX + 1], sn_err *err) {
+    return sn_transport_listen(count_of(t)->inner, address, bound, err);
+}
+static sn_status count_dial(sn_transport *t, const char *address, const uint8_t key[SN_KEY_SIZE], sn_peer *out,
+                            sn_err *err) {
+    return sn_transport_dial(count_of(t)->inner, address, key, out, err);
+}
+static sn_status count_send(sn_transport *t, sn_peer peer, sn_msg **msg, sn_err *err) {
+    counting_transport *c = count_of(t);
+    if ((*msg)->kind == SN_MSG_STEP) {
+        if (!c->first) c->first = peer;
+        if (peer != c->first && ++c->to_others == c->corrupt_nth) (*msg)->step.step += 1000;
+        if (++c->in_flight > c->most_in_flight) c->most_in_flight = c->in_flight;
+    }
+    return sn_transport_send(c->inner, peer, msg, err);
+}
+static sn_status count_recv(sn_transport *t, int64_t deadline_us, sn_event *out, sn_err *err) {
+    counting_transport *c = count_of(t);
+    sn_status status = sn_transport_recv(c->inner, deadline_us, out, err);
+    if (!status && out->msg && (out->msg->kind == SN_MSG_STEP_REPLY || out->msg->kind == SN_MSG_ERROR)) c->in_flight--;
+    return status;
+}
+static void count_hang_up(sn_transport *t, sn_peer peer) { sn_transport_hang_up(count_of(t)->inner, peer); }
+static void count_wake(sn_transport *t) { sn_transport_wake(count_of(t)->inner); }
+static void count_free(sn_transport *t) { sn_transport_free(&count_of(t)->inner); }
+static const sn_transport_ops count_ops = {count_listen,  count_dial, count_send, count_recv,
+                                           count_hang_up, count_wake, count_free};
+
+/* -- a chain over nodes, and its expected output */
+
+typedef struct fixture {
+    testbed *w;
+    counting_transport counting_transport;
+    sn_link *link;
+    sn_model *model;
+    sn_device *device;
+    sn_chain *chain;
+    float *rows, *expected, *out; /* (TOKENS, n_embd) */
+    sn_err err;
+} fixture;
+
+static void fixture_make_rows(fixture *r) {
+    size_t n = (size_t)TOKENS * (size_t)r->w->n_embd;
+    uint32_t random = 4711;
+    REQUIRE(sn_calloc(&r->rows, n, sizeof(float), &err));
+    REQUIRE(sn_calloc(&r->out, n, sizeof(float), &err));
+    for (size_t i = 0; i < n; i++) {
+        random = random * 1664525u + 1013904223u;
+        r->rows[i] = (float)(random >> 8) / (float)(1 << 23) - 1;
+    }
+    r->expected = testbed_compute(r->w, 0, 4, TOKENS, r->rows);
+}
+
+static void fixture_begin(fixture *r) {
+    *r = (fixture){.w = testbed_new(&(cluster_options){.kv_memory = 4096})};
+    fixture_make_rows(r);
+}
+
+static void fixture_open_chain(fixture *r, sn_chain_options options, int n_nodes) {
+    sn_identity identity;
+    sn_seed seeds[8];
+    for (int i = 0; i < n_nodes; i++) {
+        snprintf(seeds[i].address, sizeof seeds[i].address, "%s", sn_node_address(cluster_node(r->w->cluster, i)));
+        memcpy(seeds[i].curve_key, sn_node_curve_key(cluster_node(r->w->cluster, i)), SN_KEY_SIZE);
+    }
+    r->counting_transport =
+        (counting_transport){.base.ops = &count_ops, .inner = cluster_transport(r->w->cluster, &identity)};
+    sn_transport *t = &r->counting_transport.base;
+    sn_device_options device_options = {.threads = 1};
+    REQUIRE(sn_link_open_transport(&t, seeds, (size_t)n_nodes, &r->link, &err));
+    REQUIRE(sn_model_open(r->w->path, &r->model, &err));
+    REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &device_options, &r->device, &err));
+    options.link = r->link;
+    options.local.device = r->device;
+    options.local.kv_memory = 1 << 20;
+    chain_default_limits(&options);
+    cr_assert_eq(sn_chain_open(r->model, &options, &r->chain, &r->err), SN_OK, "%s", r->err.text);
+}
+
+static sn_status fixture_step(fixture *r, int position, int n) {
+    size_t at = (size_t)position * (size_t)r->w->n_embd;
+    return sn_chain_step(r->chain, position, n, r->rows + at, r->out + at, &r->err);
+}
+
+static bool output_is_right(const fixture *r, int position, int n) {
+    size_t row = (size_t)r->w->n_embd, at = (size_t)position * row;
+    return !memcmp(r->out + at, r->expected + at, (size_t)n * row * sizeof(float));
+}
+
+static void fixture_end(fixture *r) {
+    sn_chain_close(&r->chain);
+    sn_device_close(&r->device);
+    sn_model_close(&r->model);
+    sn_link_close(&r->link);
+    free(r->rows), free(r->expected), free(r->out);
+    testbed_free(&r->w);
+}
+
+/* -- without failures */
+
+static int expect_same(sn_chain_options options) {
+    fixture r;
+    fixture_begin(&r);
+    cluster_add(r.w->cluster, 0, 2);
+    cluster_add(r.w->cluster, 2, 3);
+    cluster_add(r.w->cluster, 3, 4);
+    fixture_open_chain(&r, options, 3);
+    cr_expect_eq(fixture_step(&r, 0, TOKENS), SN_OK, "%s", r.err.text);
+    cr_expect(output_is_right(&r, 0, TOKENS), "other bits");
+    memset(r.out, 0, sizeof(float));
+    cr_expect_eq(fixture_step(&r, 77, 300), SN_OK, "%s", r.err.text); /* a rewind */
+    cr_expect(output_is_right(&r, 77, 300), "bits differ after a rewind");
+    cr_expect_eq(fixture_step(&r, 377, 1), SN_OK, "%s", r.err.text);
+    cr_expect(output_is_right(&r, 377, 1), "bits of the next token differ");
+    cr_expect_eq(sn_chain_length(r.chain), 378);
+    /* A pushed chain does not know the timeline hash within a chunk: the tokens since the chunk's beginning are sent
+     * again. */
+    cr_expect_eq(sn_chain_failovers(r.chain), 0);
+    int most_in_flight = r.counting_transport.most_in_flight;
+    fixture_end(&r);
+    return most_in_flight;
+}
+
+Test(prefill, same_bits_through_the_client) { cr_expect_gt(expect_same((sn_chain_options){0}), 3); }
+Test(prefill, same_bits_with_pushing_nodes) { cr_expect_gt(expect_same((sn_chain_options){.routing.push = true}), 3); }
+Test(prefill, same_bits_with_local_blocks) {
+    cr_expect_gt(expect_same((sn_chain_options){.local.first = 2, .local.end = 3}), 2);
+}
+Test(prefill, depth_limits_the_steps_in_flight) {
+    cr_expect_eq(expect_same((sn_chain_options){.limits = {.timeout_ms = 10000}}), 1);
+    cr_expect_leq(
+        expect_same((sn_chain_options){.limits = {.timeout_ms = 10000, .prefill_depth = 1}, .routing.push = true}), 2);
+}
+
+Test(prefill, works_in_place) {
+    fixture r;
+    fixture_begin(&r);
+    cluster_add(r.w->cluster, 0, 2);
+    cluster_add(r.w->cluster, 2, 4);
+    fixture_open_chain(&r, (sn_chain_options){0}, 2);
+    memcpy(r.out, r.rows, (size_t)TOKENS * (size_t)r.w->n_embd * sizeof *r.out);
+    cr_expect_eq(sn_chain_step(r.chain, 0, TOKENS, r.out, r.out, &r.err), SN_OK, "%s", r.err.text);
+    cr_expect(output_is_right(&r, 0, TOKENS), "other bits");
+    fixture_end(&r);
+}
+
+/* -- a node is lost with chunks in flight */
+
+static void expect_survival(int failing, int at_step, bool push) {
+    static const int cuts[][2] = {{0, 2}, {2, 4}, {0, 2}, {2, 3}, {3, 4}};
+    fixture r;
+    fixture_begin(&r);
+    for (int i = 0; i < 5; i++) cluster_add(r.w->cluster, cuts[i][0], cuts[i][1]);
+    fixture_open_chain(&r, (sn_chain_options){.routing.push = push}, 5);
+    sn_hop_report hops[2];
+    cr_assert_eq(sn_chain_hops(r.chain, hops, 2), 2);
+    int node = hops[failing].node[strlen("node")] - '0'; /* "node2@..." */
+    cluster_cut_off_at_step(r.w->cluster, node, at_step);
+    cr_expect_eq(fixture_step(&r, 0, TOKENS), SN_OK, "%s", r.err.text);
+    cr_expect(output_is_right(&r, 0, TOKENS), "bits differ: failed node %d, step %d, push %d", failing, at_step, push);
+    cr_expect_eq(sn_chain_failovers(r.chain), 1, "%d failovers", (int)sn_chain_failovers(r.chain));
+    cr_expect_eq(fixture_step(&r, 399, 1), SN_OK, "%s", r.err.text);
+    cr_expect(output_is_right(&r, 399, 1));
+    fixture_end(&r);
+}
+
+Test(prefill, survives_losing_the_first_node_with_chunks_in_flight) {
+    expect_survival(0, 1, false);
+    expect_survival(0, 4, false);
+    expect_survival(0, 3, true);
+}
+Test(prefill, survives_losing_the_last_node_with_chunks_in_flight) {
+    expect_survival(1, 1, false);
+    expect_survival(1, 4, false);
+    expect_survival(1, 3, true);
+}
+
+/* The steps in flight at other nodes are completed, so that those nodes can be rewound. */
+Test(prefill, a_refused_chunk_costs_one_session_at_most) {
+    fixture r;
+    fixture_begin(&r);
+    cluster_add(r.w->cluster, 0, 2);
+    cluster_add(r.w->cluster, 2, 3);
+    cluster_add(r.w->cluster, 3, 4);
+    fixture_open_chain(&r, (sn_chain_options){0}, 3);
+    r.counting_transport.corrupt_nth = 3;
+    cr_expect_eq(fixture_step(&r, 0, TOKENS), SN_OK, "%s", r.err.text);
+    cr_expect(output_is_right(&r, 0, TOKENS), "other bits");
+    cr_expect_leq(sn_chain_failovers(r.chain), 1, "%d failovers", (int)sn_chain_failovers(r.chain));
+    fixture_end(&r);
+}
+
+Test(prefill, duplicated_messages_change_nothing) {
+    for (int push = 0; push < 2; push++) {
+        fixture r;
+        fixture_begin(&r);
+        cluster_add(r.w->cluster, 0, 2);
+        cluster_add(r.w->cluster, 2, 4);
+        fixture_open_chain(&r, (sn_chain_options){.routing.push = push}, 2);
+        cluster_duplicate_messages(r.w->cluster, 0);
+        cluster_duplicate_messages(r.w->cluster, 1);
+        cr_expect_eq(fixture_step(&r, 0, TOKENS), SN_OK, "%s", r.err.text);
+        cr_expect(output_is_right(&r, 0, TOKENS), "other bits");
+        fixture_end(&r);
+    }
+}
+
+Test(prefill, reports_missing_blocks_when_no_node_can_take_over) {
+    fixture r;
+    fixture_begin(&r);
+    cluster_add(r.w->cluster, 0, 2);
+    cluster_add(r.w->cluster, 2, 4);
+    fixture_open_chain(&r, (sn_chain_options){0}, 2);
+    cr_assert_eq(fixture_step(&r, 0, 200), SN_OK, "%s", r.err.text);
+    cluster_cut_off_at_step(r.w->cluster, 1, 2);
+    cr_expect_eq(fixture_step(&r, 200, 200), SN_RETRY);
+    cr_expect(strstr(r.err.text, "2:4"), "%s", r.err.text);
+    cr_expect_eq(sn_chain_length(r.chain), 200);
+    fixture_end(&r);
+}

@@ -20,9 +20,9 @@ name=$(field Package)
 case $name in
   swarm-node) ;;
   swarm-node-dht) # a package of its own, because the licence differs
-    field Description | grep -q 'GPL-3' || fail "the description of $name does not say that it is under GPL-3"
-    field Depends | grep -q libopendht || fail "$name does not depend on OpenDHT"
-    field Conflicts | grep -q '^swarm-node$' || fail "$name may be installed beside swarm-node" ;;
+    [[ $(field Description) == *GPL-3* ]] || fail "the description of $name does not say that it is under GPL-3"
+    [[ $(field Depends) == *libopendht* ]] || fail "$name does not depend on OpenDHT"
+    [ "$(field Conflicts)" = swarm-node ] || fail "$name may be installed beside swarm-node" ;;
   *) fail "the package is called $name" ;;
 esac
 [ "$(basename "$deb")" = "${name}_$(field Version)_$(dpkg --print-architecture).deb" ] || fail "its file is called $(basename "$deb")"

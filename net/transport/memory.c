@@ -6,7 +6,8 @@
  * the receiving transport; recv takes it out. Every message passes through the encoder and the decoder, so tests over
  * this transport exercise both. One lock, the hub's, guards everything here; a message is encoded, decoded and its
  * tensor copied before the lock is taken. A message to an address where no transport listens, or one with another key,
- * is dropped, and the sender gets one event that reports the outage. */
+ * is dropped, and the sender gets one event that reports the outage. When the dialling end leaves, the listening end
+ * gets one event that reports it, after the messages that wait. */
 #include "net/transport/transport.h"
 
 #include "base/clock.h"
@@ -36,7 +37,7 @@ typedef struct queued_msg {
     connection *connection;
     int end;                  /* of the receiver */
     uint8_t key[SN_KEY_SIZE]; /* of the sender, which may be gone when the message is read */
-    sn_msg *msg;              /* NULL: an outage of the connection */
+    sn_msg *msg;              /* NULL: the other end is gone */
     int64_t arrived_us;
 } queued_msg;
 
@@ -108,9 +109,25 @@ static void transport_drop_queued(memory_transport *m, const connection *of) {
     *m->last = NULL;
 }
 
+static void transport_enqueue(memory_transport *to, connection *c, int end, queued_msg *q) {
+    *q = (queued_msg){.connection = c, .end = end, .msg = q->msg, .arrived_us = sn_now_us()};
+    memcpy(q->key, end == 1 ? c->ends[0]->key : c->key, SN_KEY_SIZE);
+    *to->last = q;
+    to->last = &q->next;
+    c->queued[end]++;
+    pthread_cond_signal(&to->changed);
+}
+
+/* Reports to the listening end, if it knows this peer, that the dialling end leaves; not at all where memory is out. */
+static void connection_report_gone(connection *c) {
+    queued_msg *q = c->ends[0] && c->ends[1] && c->peers[1] ? calloc(1, sizeof *q) : NULL;
+    if (q) transport_enqueue(c->ends[1], c, 1, q);
+}
+
 /* Takes one end out of a connection: its handle is dead. What waits at the other end still arrives there. */
 static void connection_leave(connection *c, int end) {
     if (c->ends[end]) transport_drop_queued(c->ends[end], c);
+    if (end == 0) connection_report_gone(c);
     c->ends[end] = NULL;
     c->peers[end] = 0;
 }
@@ -199,15 +216,6 @@ static sn_status copy_message(const sn_msg *msg, sn_msg **out, sn_err *err) {
     return status;
 }
 
-static void transport_enqueue(memory_transport *to, connection *c, int end, queued_msg *q) {
-    *q = (queued_msg){.connection = c, .end = end, .msg = q->msg, .arrived_us = sn_now_us()};
-    memcpy(q->key, end == 1 ? c->ends[0]->key : c->key, SN_KEY_SIZE);
-    *to->last = q;
-    to->last = &q->next;
-    c->queued[end]++;
-    pthread_cond_signal(&to->changed);
-}
-
 /* Reports to the dialling end, once, that the other end is not there; not at all where memory is out. */
 static void connection_report_outage(connection *c) {
     queued_msg *q = c->outage_reported || !c->ends[0] ? NULL : calloc(1, sizeof *q);
@@ -289,7 +297,11 @@ static void transport_dequeue(memory_transport *m, sn_event *out) {
     c->queued[q->end]--;
     *out = (sn_event){.msg = q->msg, .peer = c->peers[q->end], .arrived_us = q->arrived_us};
     memcpy(out->key, q->key, SN_KEY_SIZE);
-    if (!q->msg) {
+    if (!q->msg && q->end == 1) {
+        out->gone = true;
+        c->peers[1] = 0;
+        (void)sn_fail(&out->err, SN_RETRY, "the peer has closed its connection");
+    } else if (!q->msg) {
         out->lost = true;
         (void)sn_fail(&out->err, SN_RETRY, "the connection to %s was lost", c->address);
     }

@@ -151,6 +151,7 @@ static bool filter_event(private_swarm *p, sn_event *event) {
         return false;
     }
     if (is_proven(p, event->key)) return true;
+    if (event->gone) return false; /* the owner has never heard of it */
     if (!d) {
         send_refusal(p, event);
         return false;

@@ -21,7 +21,8 @@ typedef uint64_t sn_peer; /* 0: none */
 
 typedef struct sn_transport sn_transport;
 
-/* What recv returns: a message (msg), bytes of a peer that are no message (msg NULL, err says why), or an outage. */
+/* What recv returns: a message (msg), bytes of a peer that are no message (msg NULL, err says why), an outage of a
+ * dialled peer (lost), or the end of a peer that had dialled this transport (gone). */
 typedef struct sn_event {
     sn_msg *msg;              /* owned by the receiver of the event */
     sn_peer peer;             /* the sender: where to send the answer */
@@ -33,6 +34,11 @@ typedef struct sn_event {
      * connecting, and messages sent meanwhile wait in the queue, until hang_up. A peer that becomes silent without
      * closing its connection is reported late or not at all. */
     bool lost;
+    /* The connection of a peer that had dialled this transport, and had sent something, has ended: by its owner, by the
+     * death of its program, or by a silence that the transport took for its death (err says which). Comes after the
+     * peer's last message, once; the handle is dead. A program that connects again is a new peer with the same key. Not
+     * reported for a peer that this transport hung up on. */
+    bool gone;
 } sn_event;
 
 typedef struct sn_transport_ops {

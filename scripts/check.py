@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks what a compiler does not: includes between rooms, private headers, lengths, words, documents and the protocol.
+"""Checks what a compiler does not: includes between rooms, private headers, lengths, words, documents, the protocol, and mutants.
 
 Prints one line for each breach, and exits with 1 if there is any. scripts/check.sh runs it with the checks of format.
 """
@@ -201,6 +201,22 @@ def check_documents():
                 breach(f"{page}: names {name}, which does not exist")
 
 
+def check_mutants():
+    """Every patch of tests/mutants says what it removes and which test notices, and applies to the tree (scripts/mutants.sh)."""
+    for patch in tracked("tests/mutants/*.patch"):
+        head = read(patch).split("diff --git ")[0]
+        for field in ("removes", "test", "builds"):
+            if not re.search(rf"^# {field}: \S", head, re.M):
+                breach(f"{patch}: a line '# {field}: ...' is missing before its diff")
+        for test in re.findall(r"^# test:.*?\b(tests/(?:system|attacks)/\S+|test_\w+|threads_\w+)", head, re.M):
+            name = test if "/" in test else {"test_sim": "tests/sim/test_sim.c"}.get(test, f"tests/unit/{test}.c")
+            if not name.startswith("tests/unit/threads_") and not os.path.exists(os.path.join(ROOT, name)):
+                breach(f"{patch}: its test {name} does not exist")
+        applies = subprocess.run(["git", "apply", "--check", patch], cwd=ROOT, capture_output=True, text=True)
+        if applies.returncode:
+            breach(f"{patch} does not apply: {applies.stderr.splitlines()[0]}; make it again against this tree")
+
+
 def main():
     tops = sorted({r.split("/")[0] for r in ROOMS})
     for path in tracked(*(f"{top}/*.{end}" for top in tops for end in ("cu", "cuh", "cl", "clh"))):
@@ -217,6 +233,7 @@ def main():
         check_test_includes(path, read(path))
     check_protocol_page()
     check_documents()
+    check_mutants()
     if os.path.isfile(os.path.join(ROOT, "docs/retired_words.txt")):
         check_words()
     return 1 if breaches else 0

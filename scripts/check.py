@@ -149,20 +149,20 @@ def check_file(path, text):
 
 
 def check_words():
-    """Words that docs/GLOSSARY.md retired; docs/retired_words.txt lists them."""
-    rules = []
+    """Words that docs/GLOSSARY.md retired; docs/retired_words.txt lists them. (git grep: Python's search takes 20 times longer.)"""
+    files = ["*.[ch]", "*.cu", "*.cuh", "*.cl", "*.clh", "*.sh", "*.py", "*.md", "*.cmake", "*CMakeLists.txt", "configs/*"]
+    without = ["docs/retired_words.txt", "docs/GLOSSARY.md", "CHANGELOG.md", "tests/fixtures/"]
     for line in read("docs/retired_words.txt").splitlines():
-        if line.strip() and not line.startswith("#"):
-            pattern, _, instead = line.partition("\t")
-            rules.append((re.compile(pattern), instead.strip()))
-    for path in tracked("*.[ch]", "*.cu", "*.cuh", "*.cl", "*.clh", "*.sh", "*.py", "*.md", "*.cmake", "*CMakeLists.txt", "configs/*"):
-        if path in ("docs/retired_words.txt", "docs/GLOSSARY.md", "CHANGELOG.md") or path.startswith("tests/fixtures/"):
+        if not line.strip() or line.startswith("#"):
             continue
-        for number, line in enumerate(read(path).splitlines(), 1):
-            for rule, instead in rules:
-                m = rule.search(line)
-                if m:
-                    breach(f"{path}:{number}: '{m.group(0)}' is a retired word: {instead}")
+        pattern, _, instead = line.partition("\t")
+        found = subprocess.run(["git", "grep", "-nPo", "-e", pattern, "--", *files, *(f":!{f}" for f in without)], cwd=ROOT,
+                               capture_output=True, text=True)
+        if found.returncode > 1:
+            breach(f"docs/retired_words.txt: {pattern} is no pattern: {found.stderr.strip()}")
+        for place in found.stdout.splitlines():
+            path, number, word = place.split(":", 2)
+            breach(f"{path}:{number}: '{word}' is a retired word: {instead.strip()}")
 
 
 def check_protocol_page():

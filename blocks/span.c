@@ -194,7 +194,7 @@ const sn_hash *sn_span_block_hash(const sn_span *span, int block) { return &span
 sn_span_info sn_span_describe(const sn_span *span) {
     bool exact = true;
     for (int i = 0; i < span->n_devices; i++) exact = exact && span->devices[i].device->id.kind == SN_DEVICE_CPU;
-    return (sn_span_info){span->first, span->end, &span->hp, span->hashes, sn_span_bytes(span), exact};
+    return (sn_span_info){span->first, span->end, &span->hp, span->hashes, sn_span_bytes(span), exact, span->kv_dtype};
 }
 
 size_t sn_span_bytes(const sn_span *span) {

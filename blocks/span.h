@@ -57,6 +57,7 @@ typedef struct sn_span_info {
     const sn_hash *block_hash; /* [end - first] */
     size_t bytes;              /* sn_span_bytes */
     bool exact;                /* every block is on a CPU: outputs have the promised bits */
+    sn_kv_dtype kv_dtype;      /* in which its KV pools keep keys and values */
 } sn_span_info;
 sn_span_info sn_span_describe(const sn_span *span); /* valid as long as the span */
 

@@ -166,3 +166,8 @@ const sn_word sn_kv_dtype_words[] = {{"f32", SN_KV_F32}, {"f16", SN_KV_F16}, {"q
 const sn_word sn_isa_words[] = {{"c", 0}, {"avx2", 1}, {"avx512", 2}, {"amx", 3}, {NULL, 0}};
 
 const char *sn_kv_dtype_name(sn_kv_dtype dtype) { return sn_kv_dtype_words[dtype].name; }
+
+sn_dtype sn_kv_dtype_element(sn_kv_dtype dtype) {
+    static const sn_dtype elements[SN_KV_DTYPE_COUNT] = {SN_F32, SN_F16, SN_Q8};
+    return elements[dtype];
+}

@@ -28,7 +28,7 @@ typedef struct sn_receipt {
     uint64_t step, position, unix_ms;
     uint32_t first_block, end_block, n, n_embd;
     uint8_t input_dtype, output_dtype; /* on the wire, as in a step's reply_dtype */
-    uint8_t kv_dtype;                  /* of the KV cache, the same numbers */
+    uint8_t kv_dtype;                  /* in which the node keeps keys and values, the same numbers */
     uint8_t device;                    /* sn_receipt_device */
     char version[SN_RECEIPT_VERSION_SIZE + 1];
 } sn_receipt;

@@ -24,6 +24,7 @@ typedef struct judging {
     const sn_evidence *evidence;
     statement_check *checks;
     sn_hasher *hasher;
+    sn_dtype kv;    /* in which the reference keeps keys and values */
     sn_dtype wire;  /* of the hidden states ... */
     bool *round_at; /* ... and the boundaries at which they were rounded to it (end + 1) */
 } judging;
@@ -148,7 +149,8 @@ static sn_verdict judge_statement(const judging *c, const statement_check *t) {
                                  (size_t)(r->end_block - r->first_block) * SN_HASH_SIZE);
     if (memcmp(r->model, &e->model, SN_HASH_SIZE) || !hash_equals(&r->weights, &weights))
         return verdict_inconclusive("it is about other weights");
-    if (r->kv_dtype != SN_F32) return verdict_inconclusive("its KV cache was kept in another type than float32");
+    if (r->kv_dtype != (uint8_t)c->kv)
+        return verdict_inconclusive("it names another type of keys and values than its block hashes");
     if (!statement_is_rounded_as_others(c, (int)r->first_block, r->input_dtype) ||
         !statement_is_rounded_as_others(c, (int)r->end_block, r->output_dtype))
         return verdict_inconclusive("its hidden states travelled in another type than those of other statements");
@@ -167,7 +169,7 @@ static sn_verdict judge_statement(const judging *c, const statement_check *t) {
 }
 
 sn_status sn_evidence_judge(const sn_evidence *e, sn_chain *reference, sn_verdict *out, sn_err *err) {
-    judging c = {.evidence = e};
+    judging c = {.evidence = e, .kv = sn_kv_dtype_element(sn_chain_kv_dtype(reference))};
     float *rows = NULL;
     sn_status status = judging_begin(&c, err);
     if (!status) status = sn_calloc(&rows, (size_t)SN_SPAN_ROWS_MAX * (size_t)e->n_embd, sizeof *rows, err);

@@ -404,6 +404,7 @@ void sn_chain_rewind(sn_chain *chain, int position) {
 
 const sn_chain_adapter *sn_chain_get_adapter(const sn_chain *chain) { return &chain->options.adapter; }
 const sn_hash *sn_chain_weights(const sn_chain *chain) { return chain->weights; }
+sn_kv_dtype sn_chain_kv_dtype(const sn_chain *chain) { return chain->options.kv.dtype; }
 const char *sn_chain_request_id(const sn_chain *chain) { return chain->request_id; }
 uint64_t sn_chain_failovers(const sn_chain *chain) { return chain->failovers; }
 uint64_t sn_chain_replicas_promoted(const sn_chain *chain) { return chain->replicas_promoted; }

@@ -150,6 +150,7 @@ sn_status sn_chain_resume(sn_chain *chain, int position, const sn_hash *token_ti
 /* -- what the chain is and has done */
 
 const char *sn_chain_request_id(const sn_chain *chain);
+sn_kv_dtype sn_chain_kv_dtype(const sn_chain *chain); /* in which keys and values are kept, here and at every node */
 const sn_chain_adapter *sn_chain_get_adapter(const sn_chain *chain);
 const sn_hash *sn_chain_weights(const sn_chain *chain); /* (n_blocks): hashes of the weights that compute each block */
 

@@ -314,6 +314,7 @@ static sn_status chain_open_hop(sn_chain *chain, const sn_route_leg *leg, const 
     }
     hop->remote.request_id = chain->request_id;
     hop->remote.wants_receipt = chain->options.verification.receipts;
+    hop->remote.kv_dtype = sn_kv_dtype_element(chain->options.kv.dtype);
     return hop_open_session(chain, pushed ? before->remote.curve_key : NULL, hop, err);
 }
 

@@ -59,6 +59,7 @@ typedef struct sn_hop_remote {
     int inputs_from;   /* inputs are known from this position on; above 0 after KV pages came from elsewhere */
 
     bool wants_receipt;               /* every step asks for a receipt */
+    sn_dtype kv_dtype;                /* in which the node keeps keys and values; a receipt must say so */
     uint8_t receipt[SN_RECEIPT_SIZE]; /* of the newest step, as it was signed */
     sn_receipt last_receipt;          /* the same receipt, read */
 

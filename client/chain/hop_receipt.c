@@ -19,6 +19,7 @@ static const char *receipt_mismatch(const sn_hop *hop, const sn_receipt *r, cons
         return "it is about another timeline";
     if (r->input_dtype != (uint8_t)hop->input_dtype || r->output_dtype != (uint8_t)hop->output_dtype)
         return "hidden states came or went as another type than was asked for";
+    if (r->kv_dtype != (uint8_t)remote->kv_dtype) return "keys and values are kept in another type than was asked for";
     return NULL;
 }
 

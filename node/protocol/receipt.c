@@ -43,7 +43,7 @@ static sn_receipt receipt_describe(const sn_protocol *protocol, const sn_session
         .n_embd = (uint32_t)protocol->hp->n_embd,
         .input_dtype = (uint8_t)session->receipt.dtype,
         .output_dtype = (uint8_t)output->dtype,
-        .kv_dtype = SN_F32,
+        .kv_dtype = (uint8_t)sn_kv_dtype_element(span->kv_dtype),
         .device = span->exact ? SN_RECEIPT_EXACT : SN_RECEIPT_APPROXIMATE,
         .version = SN_VERSION,
     };

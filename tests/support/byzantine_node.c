@@ -73,13 +73,14 @@ static void *node_main(void *ctx) {
     return NULL;
 }
 
-static void load_blocks(byzantine_node *b, const char *path, int first, int end) {
+static void load_blocks(byzantine_node *b, const char *path, sn_kv_dtype kv_dtype, int first, int end) {
     sn_model *model = NULL;
     sn_device_options options = {.threads = 1};
     REQUIRE(sn_model_open(path, &model, &err));
     b->n_embd = sn_model_hparams(model)->n_embd;
     REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &b->device, &err));
     REQUIRE(sn_span_load(model, b->device, first, end, NULL, NULL, &b->span, &err));
+    sn_span_set_kv_dtype(b->span, kv_dtype);
     REQUIRE(sn_span_kv_pool(b->span, KV_BYTES, &b->pool, &err));
     sn_model_close(&model);
 }
@@ -91,7 +92,7 @@ byzantine_node *byzantine_node_new(testbed *w, const char *address, int first, i
     b->faults = faults;
     b->transport = cluster_transport(w->cluster, &b->identity);
     REQUIRE(sn_transport_listen(b->transport, address, bound, &err));
-    load_blocks(b, faults.model ? faults.model : w->path, first, end);
+    load_blocks(b, faults.model ? faults.model : w->path, w->kv_dtype, first, end);
     REQUIRE(sn_calloc(&b->last_output, (size_t)b->n_embd, sizeof *b->last_output, &err));
     REQUIRE(sn_engine_new(b->span, b->pool, SESSIONS, (sn_throughput){0}, wake_transport, b, &b->engine, &err));
     sn_protocol_setup setup = {.transport = b->transport,
@@ -109,6 +110,7 @@ byzantine_node *byzantine_node_new(testbed *w, const char *address, int first, i
                                .read_stats = read_stats,
                                .ctx = b};
     setup.span.block_hash = &w->block_hash[first]; /* announced even if the weights are those of another model */
+    if (faults.signs_other_kv_dtype) setup.span.kv_dtype = w->kv_dtype == SN_KV_F32 ? SN_KV_Q8 : SN_KV_F32;
     REQUIRE(sn_protocol_new(&setup, sn_now_us(), &b->protocol, &err));
     make_announcement_of(w, &b->identity, address, first, end, faults.announces_slow ? -1 : 1, &b->sealed);
     if (pthread_create(&b->thread, NULL, node_main, b)) abort();

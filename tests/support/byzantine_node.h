@@ -14,7 +14,8 @@ typedef struct byzantine_faults {
     /* path of a model whose weights it computes with, under the name and hashes of the testbed's model; NULL: the
      * testbed's */
     const char *model;
-    bool announces_slow; /* announces itself as slow: no route prefers it */
+    bool signs_other_kv_dtype; /* its receipts name another type of keys and values than it keeps */
+    bool announces_slow;       /* announces itself as slow: no route prefers it */
 } byzantine_faults;
 
 typedef struct byzantine_node byzantine_node;

@@ -34,6 +34,7 @@ static void open_span(const testbed *w, int first, int end, sn_device **device, 
     REQUIRE(sn_model_open(w->path, &model, &err));
     REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, device, &err));
     REQUIRE(sn_span_load(model, *device, first, end, NULL, NULL, span, &err));
+    sn_span_set_kv_dtype(*span, w->kv_dtype);
     REQUIRE(sn_span_kv_pool(*span, 16u << 20, pool, &err));
     sn_model_close(&model);
 }
@@ -101,7 +102,11 @@ testbed *testbed_new(const cluster_options *options) {
     w->model = sn_model_id(model);
     w->n_blocks = sn_model_hparams(model)->n_blocks;
     w->n_embd = sn_model_hparams(model)->n_embd;
-    for (int b = 0; b < w->n_blocks; b++) REQUIRE(sn_model_block_hash(model, b, &w->block_hash[b], &err));
+    w->kv_dtype = options->kv_dtype;
+    for (int b = 0; b < w->n_blocks; b++) {
+        REQUIRE(sn_model_block_hash(model, b, &w->block_hash[b], &err));
+        w->block_hash[b] = sn_block_hash_with_kv_dtype(&w->block_hash[b], w->kv_dtype);
+    }
     sn_model_close(&model);
     w->inputs = make_rows(TESTBED_TOKENS, w->n_embd);
     w->hidden = testbed_compute(w, 0, w->n_blocks, TESTBED_TOKENS, w->inputs);

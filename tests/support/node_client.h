@@ -13,6 +13,7 @@ typedef struct testbed {
     char *path;
     cluster *cluster;
     sn_hash model, block_hash[8];
+    sn_kv_dtype kv_dtype;
     int n_blocks, n_embd;
     size_t page_bytes;      /* bytes of a KV page of a node that holds all blocks */
     float *inputs, *hidden; /* (TESTBED_TOKENS, n_embd) */

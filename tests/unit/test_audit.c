@@ -31,11 +31,13 @@ typedef struct fixture {
     sn_err err;
 } fixture;
 
-static void fixture_begin(fixture *t) {
-    *t = (fixture){.w = testbed_new(&(cluster_options){.kv_memory = 64}), .detected_at = -1};
+static void fixture_begin_with_kv(fixture *t, sn_kv_dtype kv_dtype) {
+    *t = (fixture){.w = testbed_new(&(cluster_options){.kv_memory = 64, .kv_dtype = kv_dtype}), .detected_at = -1};
     snprintf(t->folder, sizeof t->folder, "/tmp/swarm-test-evidence-XXXXXX");
     cr_assert(mkdtemp(t->folder));
 }
+
+static void fixture_begin(fixture *t) { fixture_begin_with_kv(t, SN_KV_F32); }
 
 /* From now on hidden states travel as `wire`; the reference is computed with rounded rows. */
 static void fixture_use_wire_dtype(fixture *t, sn_dtype wire) {
@@ -74,6 +76,7 @@ static void fixture_open(fixture *t, sn_audit_options audit, bool push, bool her
     options.routing.push = push;
     options.routing.node_filter = t->node_filter;
     options.wire.dtype = t->wire;
+    options.kv.dtype = t->w->kv_dtype;
     options.verification.verifier = sn_audit_verifier(t->audit);
     REQUIRE(sn_chain_open(t->model, &options, &t->chain, &err));
 }
@@ -137,6 +140,7 @@ static void expect_evidence(const fixture *t, const uint8_t *culprit) {
                                 .end = e.end,
                                 .max_tokens = e.n_tokens,
                                 .local = {.device = device, .first = e.first, .end = e.end},
+                                .kv.dtype = t->w->kv_dtype,
                                 .routing.cut_at = cut_at,
                                 .wire = {.round_at = round_at}};
     options.wire.dtype = sn_evidence_wire(&e, round_at, t->w->n_blocks);
@@ -163,30 +167,34 @@ static void expect_evidence(const fixture *t, const uint8_t *culprit) {
 /* -- detection */
 
 /* Nodes: 0:2, and 2:4 three times, one of which is the byzantine node that the route prefers. */
+static void expect_detection_in(fixture *t, byzantine_faults faults, bool push, bool here, bool local, int at_step) {
+    cluster_add(t->w->cluster, 0, 2);
+    cluster_add(t->w->cluster, 2, 4);
+    cluster_add(t->w->cluster, 2, 4);
+    cluster_add(t->w->cluster, 0, 2);
+    if (push) cluster_add(t->w->cluster, 0, 2); /* an auditor and an arbiter that are neither */
+    t->byzantine = byzantine_node_new(t->w, "byzantine:1", 2, 4, faults);
+    fixture_open(t, (sn_audit_options){.share = 1, .seed = 7, .local = local}, push, here);
+    cr_assert_eq(feed_tokens(t, 0, 20, 20), SN_OK, "%s", t->err.text);
+    cr_assert_eq(feed_tokens(t, 20, 60, 1), SN_OK, "%s", t->err.text);
+    REQUIRE(sn_chain_audit(t->chain, &err));
+    sn_audit_report report = sn_audit_get_report(t->audit);
+    cr_expect_eq(t->audit_failures, 1);
+    cr_expect_eq(t->detected_at, at_step, "detected at step %d", t->detected_at);
+    cr_expect_eq(byzantine_node_steps(t->byzantine), at_step, "a banned node got another step");
+    cr_expect(output_is_right(t, 60), "bits differ from those of honest nodes");
+    cr_expect_eq(report.nodes_banned, 1, "%s", report.verdict);
+    cr_expect(sn_audit_is_banned(t->audit, byzantine_node_id(t->byzantine)));
+    cr_expect_eq(report.unchecked, 0);
+    expect_evidence(t, byzantine_node_id(t->byzantine));
+    fixture_end(t);
+}
+
 static void expect_detection_as(sn_dtype wire, byzantine_faults faults, bool push, bool here, bool local, int at_step) {
     fixture t;
     fixture_begin(&t);
     if (wire != SN_F32) fixture_use_wire_dtype(&t, wire);
-    cluster_add(t.w->cluster, 0, 2);
-    cluster_add(t.w->cluster, 2, 4);
-    cluster_add(t.w->cluster, 2, 4);
-    cluster_add(t.w->cluster, 0, 2);
-    if (push) cluster_add(t.w->cluster, 0, 2); /* an auditor and an arbiter that are neither */
-    t.byzantine = byzantine_node_new(t.w, "byzantine:1", 2, 4, faults);
-    fixture_open(&t, (sn_audit_options){.share = 1, .seed = 7, .local = local}, push, here);
-    cr_assert_eq(feed_tokens(&t, 0, 20, 20), SN_OK, "%s", t.err.text);
-    cr_assert_eq(feed_tokens(&t, 20, 60, 1), SN_OK, "%s", t.err.text);
-    REQUIRE(sn_chain_audit(t.chain, &err));
-    sn_audit_report report = sn_audit_get_report(t.audit);
-    cr_expect_eq(t.audit_failures, 1);
-    cr_expect_eq(t.detected_at, at_step, "detected at step %d", t.detected_at);
-    cr_expect_eq(byzantine_node_steps(t.byzantine), at_step, "a banned node got another step");
-    cr_expect(output_is_right(&t, 60), "bits differ from those of honest nodes");
-    cr_expect_eq(report.nodes_banned, 1, "%s", report.verdict);
-    cr_expect(sn_audit_is_banned(t.audit, byzantine_node_id(t.byzantine)));
-    cr_expect_eq(report.unchecked, 0);
-    expect_evidence(&t, byzantine_node_id(t.byzantine));
-    fixture_end(&t);
+    expect_detection_in(&t, faults, push, here, local, at_step);
 }
 
 static void expect_detection(byzantine_faults faults, bool push, bool here, bool local, int at_step) {
@@ -249,6 +257,33 @@ Test(audit, rounded_hidden_states_of_honest_nodes_match_bit_by_bit) {
     }
 }
 
+/* -- keys and values in fewer bits */
+
+Test(audit, detects_stale_results_over_kv_caches_of_every_type) {
+    for (int kv = SN_KV_F16; kv <= SN_KV_Q8; kv++)
+        for (int local = 0; local < 2; local++) {
+            fixture t;
+            fixture_begin_with_kv(&t, (sn_kv_dtype)kv);
+            expect_detection_in(&t, (byzantine_faults){.stale = true}, local, local, local, 3);
+        }
+}
+
+/* What the block hashes announce and what the receipt says must be one: otherwise the receipt cannot be verified. */
+Test(audit, a_receipt_that_names_another_kv_dtype_is_refused) {
+    for (int kv = SN_KV_F32; kv <= SN_KV_Q8; kv++) {
+        fixture t;
+        fixture_begin_with_kv(&t, (sn_kv_dtype)kv);
+        cluster_add(t.w->cluster, 0, 2);
+        cluster_add(t.w->cluster, 2, 4);
+        t.byzantine = byzantine_node_new(t.w, "byzantine:1", 2, 4, (byzantine_faults){.signs_other_kv_dtype = true});
+        fixture_open(&t, (sn_audit_options){.share = 1, .seed = 1, .local = true}, false, true);
+        cr_assert_eq(feed_tokens(&t, 0, 20, 10), SN_OK, "%s", t.err.text);
+        cr_expect_eq(byzantine_node_steps(t.byzantine), 1, "its receipt was accepted");
+        cr_expect(output_is_right(&t, 20));
+        fixture_end(&t);
+    }
+}
+
 /* -- the drawn share of steps */
 
 /* Draws as the audit does, with SplitMix64: after each step, once for each of two hops. Returns the first step at or
@@ -293,12 +328,48 @@ Test(audit, a_share_of_steps_detects_at_the_drawn_step) {
     }
 }
 
-Test(audit, a_share_of_steps_detects_after_the_expected_number) {
-    enum { SEEDS = 20000 };
-    double sum = 0;
-    for (uint64_t seed = 0; seed < SEEDS; seed++) sum += expected_detection_step(seed * 77777, 0.05, 30) - 30;
-    cr_expect(sum / SEEDS > 18.4 && sum / SEEDS < 19.6, "%g steps",
-              sum / SEEDS); /* 1 / 0.05 - 1 = 19, standard deviation 0.14 */
+/* Has an audit of this share note n steps of one hop. checked: whether a check follows each of them. */
+static void note_steps(const testbed *w, double share, uint64_t seed, int n, bool *checked) {
+    float row[64] = {0};
+    sn_hop hop = {.end = w->n_blocks};
+    sn_step step = {.n = 1, .n_embd = w->n_embd, .in = row, .out = row};
+    sn_model *model = NULL;
+    sn_audit *audit = NULL;
+    REQUIRE(sn_model_open(w->path, &model, &err));
+    REQUIRE(sn_audit_new(&(sn_audit_options){.model = model, .share = share, .seed = seed}, &audit, &err));
+    sn_verifier verifier = sn_audit_verifier(audit);
+    for (int i = 0; i < n; i++) {
+        uint64_t before = sn_audit_get_report(audit).checks;
+        REQUIRE(verifier.note_step(verifier.ctx, &hop, 1, &step, &err));
+        checked[i] = sn_audit_get_report(audit).checks > before;
+    }
+    sn_audit_free(&audit);
+    sn_model_close(&model);
+}
+
+/* The steps between two checks are as many as those between two heads of a coin that shows heads with the share's
+ * probability: in the mean 1 / share, and often far fewer or more, so that no step is safe to lie in. */
+Test(audit, a_node_cannot_foresee_which_steps_are_checked) {
+    enum { STEPS = 4000, SEEDS = 5 };
+    static bool checked[SEEDS * STEPS];
+    int checks = 0, gap = 0, short_gaps = 0, long_gaps = 0, same = 0;
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 8});
+    for (int seed = 0; seed < SEEDS; seed++) note_steps(w, 0.05, (uint64_t)seed, STEPS, checked + seed * STEPS);
+    for (int i = 0; i < SEEDS * STEPS; i++) {
+        gap++;
+        if (!checked[i]) continue;
+        checks++;
+        same += i >= STEPS && checked[i % STEPS];
+        short_gaps += gap <= 10;
+        long_gaps += gap > 40;
+        gap = 0;
+    }
+    cr_expect(checks > 900 && checks < 1100, "%d checks of %d steps", checks, SEEDS * STEPS); /* 1000; deviation 31 */
+    cr_expect(short_gaps > checks / 3 && short_gaps < checks / 2, "%d of %d", short_gaps,
+              checks); /* 1 - 0.95^10 = 0.40 */
+    cr_expect(long_gaps > checks / 12 && long_gaps < checks / 5, "%d of %d", long_gaps, checks); /* 0.95^40 = 0.13 */
+    cr_expect(same < checks / 8, "another seed checks %d of the same steps", same);
+    testbed_free(&w);
 }
 
 /* -- verdicts */

@@ -36,6 +36,7 @@ static sn_receipt receipt_of(const fixture *s, const float *outputs) {
                     .n = N,
                     .n_embd = (uint32_t)row,
                     .end_block = 4,
+                    .kv_dtype = (uint8_t)sn_kv_dtype_element(w->kv_dtype),
                     .unix_ms = 1790000000000,
                     .version = "1"};
     memcpy(r.model, &w->model, sizeof r.model);
@@ -59,8 +60,8 @@ static void add_statement(fixture *s, const sn_identity *signer, sn_receipt r, c
     sn_buf_fini(&announcement);
 }
 
-static void fixture_begin(fixture *s) {
-    *s = (fixture){.w = testbed_new(&(cluster_options){.kv_memory = 8}), .folder = temp_folder()};
+static void fixture_begin_with_kv(fixture *s, sn_kv_dtype kv_dtype) {
+    *s = (fixture){.w = testbed_new(&(cluster_options){.kv_memory = 8, .kv_dtype = kv_dtype}), .folder = temp_folder()};
     const testbed *w = s->w;
     size_t size = (size_t)TOKENS * (size_t)w->n_embd;
     REQUIRE(sn_identity_new(&s->honest, &err));
@@ -76,6 +77,8 @@ static void fixture_begin(fixture *s) {
     REQUIRE(sn_calloc(&s->e.inputs, size, sizeof *s->e.inputs, &err));
     memcpy(s->e.inputs, w->inputs, size * sizeof(float));
 }
+
+static void fixture_begin(fixture *s) { fixture_begin_with_kv(s, SN_KV_F32); }
 
 static void fixture_end(fixture *s) {
     program_fini(&s->last);
@@ -97,10 +100,10 @@ static const char *verdict_at(const json_t *o, size_t i) {
     return json_string_value(json_object_get(json_array_get(json_object_get(o, "statements"), i), "verdict"));
 }
 
-Test(verify, names_lying_and_honest_nodes) {
+static void expect_names(sn_kv_dtype kv_dtype) {
     fixture s;
     char id[2 * SN_KEY_SIZE + 1];
-    fixture_begin(&s);
+    fixture_begin_with_kv(&s, kv_dtype);
     add_statement(&s, &s.lying, receipt_of(&s, s.wrong_rows), NULL);
     add_statement(&s, &s.honest, receipt_of(&s, s.true_rows), NULL);
     REQUIRE(sn_evidence_save(&s.e, s.folder, s.path, &err));
@@ -116,6 +119,10 @@ Test(verify, names_lying_and_honest_nodes) {
     cr_expect(wrong && lying && lying < wrong && !strstr(wrong + 1, "  incorrect: "), "%s", s.last.out);
     cr_expect(strstr(s.last.out, "fake at 10.0.0.66:1"), "%s", s.last.out);
     fixture_end(&s);
+}
+
+Test(verify, names_lying_and_honest_nodes_over_kv_caches_of_every_type) {
+    for (int kv = 0; kv < SN_KV_DTYPE_COUNT; kv++) expect_names((sn_kv_dtype)kv);
 }
 
 Test(verify, compares_results_of_other_devices_with_a_tolerance) {

@@ -144,6 +144,17 @@ void sn_announcement_copy(sn_announcement *to, const sn_announcement *from) {
     memcpy(to, from, sn_announcement_size(from));
 }
 
+sn_status sn_announcement_list(const sn_blob *sealed, sn_blob **out, size_t *n, sn_err *err) {
+    if (!sealed) return SN_OK;
+    sn_status status = sn_list_new(1, 1, sizeof **out, out, err);
+    if (!status) status = sn_calloc(&(*out)->data, sealed->len, 1, err);
+    if (status) return status;
+    memcpy((*out)->data, sealed->data, sealed->len);
+    (*out)->len = sealed->len;
+    *n = 1;
+    return SN_OK;
+}
+
 uint64_t sn_node_tag(const uint8_t id[SN_KEY_SIZE]) {
     uint64_t tag = 0;
     for (int i = 0; i < 8; i++) tag = tag << 8 | id[i];

@@ -251,3 +251,8 @@ const sn_announcement *sn_directory_find(const sn_directory *d, const uint8_t id
     const entry *e = directory_find_entry(d, id);
     return e ? e->a : NULL;
 }
+
+const sn_blob *sn_directory_find_sealed(const sn_directory *d, const uint8_t id[SN_KEY_SIZE]) {
+    const entry *e = directory_find_entry(d, id);
+    return e ? &e->sealed : NULL;
+}

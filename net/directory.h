@@ -81,6 +81,9 @@ sn_status sn_announcement_open(const void *data, size_t len, int64_t now_unix_ms
  * were opened before, and for the fuzz target. */
 sn_status sn_announcement_parse(const void *map, size_t len, sn_announcement *out, sn_err *err) SN_MUST_USE;
 
+/* Puts a copy of a sealed announcement into a new list of one, for a message. NULL: the list stays empty. */
+sn_status sn_announcement_list(const sn_blob *sealed, sn_blob **out, size_t *n, sn_err *err) SN_MUST_USE;
+
 typedef struct sn_directory sn_directory;
 
 /* What an announcement changed in the directory. */
@@ -120,5 +123,6 @@ const sn_blob *sn_directory_known_sealed_at(const sn_directory *directory, size_
 size_t sn_directory_seek(const sn_directory *directory, uint64_t tag);
 /* The newest announcement of a node, or NULL. */
 const sn_announcement *sn_directory_find(const sn_directory *directory, const uint8_t id[SN_KEY_SIZE]);
+const sn_blob *sn_directory_find_sealed(const sn_directory *directory, const uint8_t id[SN_KEY_SIZE]);
 
 #endif

@@ -63,8 +63,6 @@ enum {
 
 /* An entry of STEP's route: a node that the step is pushed to, after the node before it has computed its blocks. */
 #define SN_FIELDS_ROUTE_ENTRY(U64, KEY, SID, STR, LIST, BLOBS)                                                         \
-    STR(address, SN_ADDRESS_MAX) /* HOST:PORT at which the node listens */                                             \
-    KEY(curve_key)               /* the node's CURVE key: the connection opens to no other node */                     \
     SID(session)                 /* the client's session at that node */                                               \
     U64(dtype)                   /* of the hidden states on their way to that node, numbered as in reply_dtype */      \
     KEY(timeline)                /* timeline hash at the step's position in that session; all zero: as in STEP */
@@ -137,6 +135,7 @@ enum {
     U64(end_block)                     /* exclusive */                                                                 \
     U64(max_tokens)                    /* longest timeline, at most the model's context */                             \
     KEY(predecessor)                   /* CURVE key of the node that may push steps here; all zero: none */            \
+    BLOBS(next, 1)                     /* sealed announcement of the node that steps are pushed to; empty: none */     \
     KEY(kv_source)                     /* CURVE key of the node that may send KV_PUT; all zero: none */                \
     KEY(adapter)                       /* hash of the adapter added to the weights, see ADAPTER_PUT; all zero: none */ \
     STR(request_id, SN_REQUEST_ID_MAX) /* for log lines: the same at every node of a chain */
@@ -193,8 +192,7 @@ enum {
     U64(first_block)                                                                                                   \
     U64(end_block)               /* exclusive */                                                                       \
     U64(position)                /* tokens that the target holds already */                                            \
-    STR(address, SN_ADDRESS_MAX) /* HOST:PORT of the other node */                                                     \
-    KEY(curve_key)               /* of the other node */                                                               \
+    BLOBS(node, 1)               /* sealed announcement of the other node, not expired */                              \
     SID(target)                  /* the client's session there, opened with this node as its kv_source */
 
 #define SN_FIELDS_KV_SEND_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                       \
@@ -238,7 +236,8 @@ enum {
     SID(session)                                                                                                       \
     U64(position)    /* at which the next step begins */                                                               \
     U64(step)        /* the next step has this number + 1 */                                                           \
-    KEY(predecessor) /* as in OPEN, from now on */
+    KEY(predecessor) /* as in OPEN, from now on */                                                                     \
+    BLOBS(next, 1)   /* as in OPEN, from now on; empty: as before */
 
 #define SN_FIELDS_RESUME_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                        \
     SID(session)                                                                                                       \

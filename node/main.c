@@ -40,6 +40,7 @@ static struct {
           .tune_memory = (size_t)256 << 20,
           .log_level = SN_LOG_INFO,
           .sessions_max = 64,
+          .client_sessions = SN_INT_UNSET,
           .session_timeout_s = 600,
           .kv_timeout_s = 20,
           .swap_after_s = 60,
@@ -75,7 +76,7 @@ static const sn_option sessions[] = {
     SN_OPT_DURATION_S("session-timeout", &args.session_timeout_s, 1, 1000000,
                       "a session without a message of its client for this time is closed"),
     SN_OPT_INT("client-sessions", "N", &args.client_sessions, 0, 100000,
-               "limit of sessions of one client; 0: no limit"),
+               "limit of sessions of one client; 0: no limit (default: a quarter of --max-sessions)"),
     SN_OPT_SIZE("client-kv", "SIZE", &args.client_kv, "limit of KV cache of one client's sessions; 0: no limit"),
     SN_OPT_INT("client-steps", "N", &args.client_steps, 0, 1000000,
                "limit of steps per second of one client; 0: no limit"),
@@ -328,8 +329,10 @@ static sn_status print_plan(int first, int end, sn_err *err) {
 static sn_priority priorities[SN_PRIORITIES_MAX];
 
 static sn_status config_read_quota(sn_node_config *config, sn_err *err) {
+    bool unset = args.client_sessions == SN_INT_UNSET;
+    int64_t client_sessions = unset ? (args.sessions_max + 3) / 4 : args.client_sessions;
     config->quota =
-        (sn_quota_limits){(size_t)args.client_sessions, args.client_kv, args.client_steps, priorities, args.priority.n};
+        (sn_quota_limits){(size_t)client_sessions, args.client_kv, args.client_steps, priorities, args.priority.n};
     if (args.priority.n > SN_PRIORITIES_MAX)
         return sn_fail(err, SN_REFUSED, "--priority: the limit is %d clients", SN_PRIORITIES_MAX);
     for (size_t i = 0; i < args.priority.n; i++)

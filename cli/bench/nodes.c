@@ -95,6 +95,8 @@ static void fill_arguments(const sn_bench_nodes *nodes, size_t i, arguments *a) 
     add_formatted_argument(a, "%zu", cache_bytes(nodes->plan, p->end - p->first));
     add_argument(a, "--max-sessions");
     add_formatted_argument(a, "%d", nodes->plan->sessions_max * 2 + 16);
+    add_argument(a, "--client-sessions");
+    add_argument(a, "0"); /* one client, this program, opens all of them */
     if (nodes->config.link) {
         add_argument(a, "--emulate-link");
         add_argument(a, nodes->config.link);

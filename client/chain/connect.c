@@ -283,22 +283,33 @@ static int hop_open_timeout_ms(const sn_chain *chain) {
 
 /* A node that does not hold the adapter answers REBUILD: the adapter is then uploaded first. The node may have unloaded
  * it again before the session opens, so this is tried several times. */
-static sn_status hop_open_session(sn_chain *chain, const uint8_t *predecessor, sn_hop *hop, sn_err *err) {
+static sn_status hop_open_session(sn_chain *chain, const uint8_t *predecessor, const sn_blob *next, sn_hop *hop,
+                                  sn_err *err) {
     const sn_chain_options *o = &chain->options;
+    const uint8_t *kv_source = chain->being_replicated ? chain->being_replicated->remote.curve_key : NULL;
+    const sn_hop_peers peers = {predecessor, kv_source, next};
     for (int tries = 0;; tries++) {
-        const uint8_t *kv_source = chain->being_replicated ? chain->being_replicated->remote.curve_key : NULL;
-        sn_status status =
-            sn_hop_open(hop, o->link, chain->max_tokens, predecessor, kv_source, hop_open_timeout_ms(chain), err);
+        sn_status status = sn_hop_open(hop, o->link, chain->max_tokens, &peers, hop_open_timeout_ms(chain), err);
         if (status != SN_REBUILD || !o->adapter.bytes || tries == ADAPTER_PUT_TRIES) return status;
         status = sn_hop_put_adapter(hop, o->link, o->adapter.image, o->adapter.bytes, o->limits.timeout_ms, err);
         if (status) return status;
     }
 }
 
-static sn_status chain_open_hop(sn_chain *chain, const sn_route_leg *leg, const sn_hop *before, sn_hop *hop,
-                                sn_err *err) {
-    bool pushed = chain->push && before && !before->is_local && leg->node &&
-                  memcmp(before->remote.node, leg->node->node, SN_KEY_SIZE); /* a node does not push to itself */
+/* The announcement by which the node of leg i is asked to push to the next leg; NULL: it does not push there. A node
+ * does not push to itself, and dials only what a live announcement names: in the last seconds of one, the client
+ * relays.
+ */
+static const sn_blob *route_push_target(const sn_chain *chain, const sn_route *route, size_t i, int64_t unix_ms) {
+    const sn_announcement *from = route->legs[i].node, *to = i + 1 < route->n ? route->legs[i + 1].node : NULL;
+    if (!chain->push || !from || !to || !memcmp(from->node, to->node, SN_KEY_SIZE)) return NULL;
+    if (to->expires_unix_ms <= (uint64_t)(unix_ms + OPEN_TIMEOUT_MS)) return NULL;
+    return sn_directory_find_sealed(sn_link_directory(chain->options.link), to->node);
+}
+
+/* next: as route_push_target says of this leg. */
+static sn_status chain_open_hop(sn_chain *chain, const sn_route_leg *leg, const sn_hop *before, bool pushed,
+                                const sn_blob *next, sn_hop *hop, sn_err *err) {
     sn_status status = sn_hop_init(hop, leg, &chain->model, &chain->options.adapter.hash, pushed, err);
     if (status) return status;
     hop->input_dtype = sn_chain_wire_at(chain, hop->first);
@@ -315,7 +326,7 @@ static sn_status chain_open_hop(sn_chain *chain, const sn_route_leg *leg, const 
     hop->remote.request_id = chain->request_id;
     hop->remote.wants_receipt = chain->options.verification.receipts;
     hop->remote.kv_dtype = sn_kv_dtype_element(chain->options.kv.dtype);
-    return hop_open_session(chain, pushed ? before->remote.curve_key : NULL, hop, err);
+    return hop_open_session(chain, pushed ? before->remote.curve_key : NULL, next, hop, err);
 }
 
 /* The adapter is given by its hash only, so it cannot be uploaded. */
@@ -332,8 +343,12 @@ sn_status sn_chain_connect(sn_chain *chain, int first, int end, int wait_ms, int
         if (status)
             return chain_needs_adapter_holders(chain) ? sn_err_context(err, "over nodes that hold the adapter")
                                                       : status;
-        for (*n = 0; *n < route.n && !status; ++*n)
-            status = chain_open_hop(chain, &route.legs[*n], *n ? &hops[*n - 1] : NULL, &hops[*n], err);
+        const sn_blob *into = NULL, *next;
+        int64_t unix_ms = sn_unix_ms();
+        for (*n = 0; *n < route.n && !status; ++*n, into = next) {
+            next = route_push_target(chain, &route, *n, unix_ms);
+            status = chain_open_hop(chain, &route.legs[*n], *n ? &hops[*n - 1] : NULL, into, next, &hops[*n], err);
+        }
         for (int b = first; b < end && !status; b++) /* from now on these weights only */
             if (!chain->known_hash[b]) chain->known_hash[b] = &chain->weights[b];
         if (!status) return SN_OK;

@@ -1,10 +1,10 @@
 /* Hops: opening a session at a node, keeping its timeline, and one step over a group of nodes.
  *
  * A step is one STEP message to the first node of the group. It names the session, the timeline hash on which it
- * continues, and the route: address, session and expected hash of each further node. Each node computes its blocks and
- * pushes the hidden states to the next one; the last one answers the client. The reply's trace names every node with
- * its time and its timeline hash after the step, so the client can check the route, take over the hashes of pushed
- * hops, and account the cost to each hop.
+ * continues, and the route: session and expected hash at each further node. Each node computes its blocks and pushes
+ * the hidden states to the next one, which its session was opened with; the last one answers the client. The reply's
+ * trace names every node with its time and its timeline hash after the step, so the client can check the route, take
+ * over the hashes of pushed hops, and account the cost to each hop.
  *
  * The client computes the timeline hash of the first hop itself, because it has the rows that enter there. It keeps
  * these rows (remote.inputs) for replays.
@@ -99,8 +99,8 @@ void sn_hop_fini(sn_hop *hop, sn_link *link) {
     *hop = (sn_hop){0};
 }
 
-sn_status sn_hop_open(sn_hop *hop, sn_link *link, int max_tokens, const uint8_t *predecessor, const uint8_t *kv_source,
-                      int timeout_ms, sn_err *err) {
+sn_status sn_hop_open(sn_hop *hop, sn_link *link, int max_tokens, const sn_hop_peers *peers, int timeout_ms,
+                      sn_err *err) {
     sn_hop_remote *r = &hop->remote;
     sn_msg *msg = NULL, *reply = NULL;
     sn_status status = sn_msg_new(SN_MSG_OPEN, 0, &msg, err);
@@ -108,8 +108,12 @@ sn_status sn_hop_open(sn_hop *hop, sn_link *link, int max_tokens, const uint8_t 
     sn_random(r->session, sizeof r->session);
     memcpy(msg->open.session, r->session, SN_SESSION_ID_SIZE);
     memcpy(msg->open.model, r->model.bytes, SN_HASH_SIZE);
-    if (predecessor) memcpy(msg->open.predecessor, predecessor, SN_KEY_SIZE);
-    if (kv_source) memcpy(msg->open.kv_source, kv_source, SN_KEY_SIZE);
+    if (peers->predecessor) memcpy(msg->open.predecessor, peers->predecessor, SN_KEY_SIZE);
+    if (peers->kv_source) memcpy(msg->open.kv_source, peers->kv_source, SN_KEY_SIZE);
+    if ((status = sn_announcement_list(peers->next, &msg->open.next, &msg->open.n_next, err))) {
+        sn_msg_free(&msg);
+        return status;
+    }
     memcpy(msg->open.adapter, r->adapter_hash.bytes, SN_HASH_SIZE);
     msg->open.protocol = SN_PROTOCOL_VERSION;
     msg->open.first_block = (uint64_t)hop->first;
@@ -224,6 +228,10 @@ sn_status sn_hop_resume(sn_hop *hop, sn_link *link, const sn_resume_point *at, i
         msg->resume.position = (uint64_t)at->position;
         msg->resume.step = at->step;
         if (at->predecessor) memcpy(msg->resume.predecessor, at->predecessor, SN_KEY_SIZE);
+        if ((status = sn_announcement_list(at->next, &msg->resume.next, &msg->resume.n_next, err))) {
+            sn_msg_free(&msg);
+            return status;
+        }
         int left_ms = (int)((until - sn_now_us()) / 1000);
         sn_call call = {r->address, r->curve_key, SN_MSG_RESUME_REPLY, left_ms > 1 ? left_ms : 1};
         status = sn_link_call(link, &call, &msg, &r->peer, &reply, err);
@@ -297,8 +305,6 @@ static sn_status step_msg_new(const sn_hop *hops, size_t n_hops, uint64_t correl
     for (size_t i = 1; i < n_hops && !status; i++) {
         const sn_hop_remote *next = &hops[i].remote;
         sn_route_entry *entry = &m->route[i - 1];
-        memcpy(entry->address, next->address, sizeof entry->address);
-        memcpy(entry->curve_key, next->curve_key, SN_KEY_SIZE);
         memcpy(entry->session, next->session, SN_SESSION_ID_SIZE);
         entry->dtype = hops[i].input_dtype;
         if (!n_in_flight) memcpy(entry->timeline, next->timeline[step->position].bytes, SN_HASH_SIZE);

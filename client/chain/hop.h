@@ -99,10 +99,15 @@ sn_status sn_hop_init(sn_hop *hop, const sn_route_leg *leg, const sn_hash *model
 /* Sends a CLOSE without waiting for a reply, and frees what the hop owns. Accepts a zeroed hop. */
 void sn_hop_fini(sn_hop *hop, sn_link *link);
 
-/* Opens the session of a remote hop. predecessor: CURVE key of the node that will push hidden states into the session;
- * kv_source: of the node that will put KV pages into it; NULL: none. */
-sn_status sn_hop_open(sn_hop *hop, sn_link *link, int max_tokens, const uint8_t *predecessor, const uint8_t *kv_source,
-                      int timeout_ms, sn_err *err) SN_MUST_USE;
+/* Who may talk to a session, and to whom it talks. */
+typedef struct sn_hop_peers {
+    const uint8_t *predecessor; /* CURVE key of the node that will push hidden states into it; NULL: none */
+    const uint8_t *kv_source;   /* CURVE key of the node that will put KV pages into it; NULL: none */
+    const sn_blob *next;        /* sealed announcement of the node that it will push to; NULL: none */
+} sn_hop_peers;
+/* Opens the session of a remote hop. */
+sn_status sn_hop_open(sn_hop *hop, sn_link *link, int max_tokens, const sn_hop_peers *peers, int timeout_ms,
+                      sn_err *err) SN_MUST_USE;
 /* Uploads the image of the hop's adapter to its node, which must hold the adapter before a session can use it. */
 sn_status sn_hop_put_adapter(const sn_hop *hop, sn_link *link, const void *image, size_t bytes, int timeout_ms,
                              sn_err *err) SN_MUST_USE;
@@ -119,6 +124,7 @@ typedef struct sn_resume_point {
     int position;
     uint64_t step;              /* number of the newest step */
     const uint8_t *predecessor; /* CURVE key of the node that will push into it; NULL: none */
+    const sn_blob *next;        /* sealed announcement of the node that it will push to; NULL: as before */
     const sn_hash *timeline;    /* [0, position], of a hop whose blocks include this hop's; all zero where unknown */
 } sn_resume_point;
 /* The session continues at at->position with the KV pages that were put into it. *length: how many positions they hold;

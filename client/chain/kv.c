@@ -159,7 +159,7 @@ sn_status sn_chain_resume(sn_chain *chain, int position, const sn_hash *token_ti
         sn_hop *hop = &chain->hops[i];
         int length = 0;
         if (!hop->is_local) {
-            sn_resume_point at = {position, 0, hop->pushed ? before : NULL, token_timelines};
+            sn_resume_point at = {position, 0, hop->pushed ? before : NULL, NULL, token_timelines};
             sn_status status =
                 sn_hop_resume(hop, chain->options.link, &at, chain->options.limits.timeout_ms, &length, err);
             if (!status && length < position)

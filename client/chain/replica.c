@@ -57,26 +57,37 @@ static void chain_avoid_node(sn_chain *chain, const uint8_t node[SN_KEY_SIZE]) {
     chain->draining[i].until_us = sn_now_us() + DRAINING_AVOID_US;
 }
 
+/* The announcement of the hop's node as this client knows it, or NULL. */
+static const sn_blob *chain_announcement(const sn_chain *chain, const sn_hop *hop) {
+    return sn_directory_find_sealed(sn_link_directory(chain->options.link), hop->remote.node);
+}
+
 /* A request to the node of `from`: send the KV pages of to's blocks to the session of `to`. */
-static sn_msg *kv_send_msg_new(const sn_hop *from, const sn_hop *to, sn_err *err) {
+static sn_status kv_send_msg_new(const sn_chain *chain, const sn_hop *from, const sn_hop *to, sn_msg **out,
+                                 sn_err *err) {
     const sn_hop_remote *target = &to->remote;
     sn_msg *msg = NULL;
-    if (sn_msg_new(SN_MSG_KV_SEND, 0, &msg, err)) return NULL;
+    sn_status status = sn_msg_new(SN_MSG_KV_SEND, 0, &msg, err);
+    if (status) return status;
     sn_msg_kv_send *send = &msg->kv_send;
+    if ((status = sn_announcement_list(chain_announcement(chain, to), &send->node, &send->n_node, err))) {
+        sn_msg_free(&msg);
+        return status;
+    }
     memcpy(send->session, from->remote.session, SN_SESSION_ID_SIZE);
     memcpy(send->target, target->session, SN_SESSION_ID_SIZE);
-    memcpy(send->address, target->address, sizeof send->address);
-    memcpy(send->curve_key, target->curve_key, SN_KEY_SIZE);
     send->first_block = (uint64_t)to->first;
     send->end_block = (uint64_t)to->end;
-    return msg;
+    *out = msg;
+    return SN_OK;
 }
 
 /* Asks the hop's node to send its KV pages to session i of the replica. The request can be repeated: the node then
  * answers again. */
 static sn_status replica_request_kv(sn_chain *chain, const sn_hop *hop, sn_kv_replica *replica, size_t i, sn_err *err) {
-    sn_msg *msg = kv_send_msg_new(hop, &replica->hops[i], err);
-    if (!msg) return SN_STOP;
+    sn_msg *msg = NULL;
+    sn_status status = kv_send_msg_new(chain, hop, &replica->hops[i], &msg, err);
+    if (status) return status;
     sn_link_cancel_request(chain->options.link, replica->pending[i]);
     replica->resend_us = sn_now_us() + RESEND_US;
     return sn_link_request_async(chain->options.link, hop->remote.peer, &msg, &replica->pending[i], err);
@@ -164,7 +175,13 @@ static sn_status group_resume_with_replica(sn_chain *chain, size_t i, size_t j, 
         for (size_t m = 0; m < n && !status; m++) {
             int length = 0;
             bool pushed = m ? hops[m].pushed : x > i;
-            sn_resume_point at = {position, old->step, pushed ? before : NULL, chain->hops[x].remote.timeline};
+            const sn_hop *next = x + 1 == k                          ? &old->replica->hops[0]
+                                 : x == k && m + 1 == n && k + 1 < j ? &chain->hops[k + 1]
+                                                                     : NULL; /* the others push where they did */
+            sn_resume_point at = {position, old->step, pushed ? before : NULL,
+                                  next ? chain_announcement(chain, next) : NULL, chain->hops[x].remote.timeline};
+            if (next && !at.next)
+                return sn_fail(err, SN_RETRY, "%s does not announce itself any more", next->report.node);
             status = sn_hop_resume(&hops[m], chain->options.link, &at, RESUME_MS, &length, err);
             if (length < *from) *from = length;
             before = hops[m].remote.curve_key;
@@ -225,8 +242,8 @@ static sn_status replica_send_rest(sn_chain *chain, const sn_hop *hop, sn_err *e
     sn_status status = SN_OK;
     const sn_hop_remote *source = &hop->remote;
     for (size_t m = 0; m < source->replica->n && !status; m++) {
-        sn_msg *msg = kv_send_msg_new(hop, &source->replica->hops[m], err), *sent = NULL;
-        if (!msg) return SN_STOP;
+        sn_msg *msg = NULL, *sent = NULL;
+        if ((status = kv_send_msg_new(chain, hop, &source->replica->hops[m], &msg, err))) return status;
         sn_call call = {source->address, source->curve_key, SN_MSG_KV_SEND_REPLY, RESUME_MS};
         status = sn_link_call(chain->options.link, &call, &msg, NULL, &sent, err);
         sn_msg_free(&sent);

@@ -108,6 +108,12 @@ static bool peer_is_in_use(const sn_membership *m, sn_peer peer) {
     return peer_is_bootstrap(m, peer);
 }
 
+bool sn_membership_uses(const sn_membership *m, sn_peer peer) {
+    bool former = false;
+    for (size_t i = 0; i < SN_FORMER_NEIGHBOURS_MAX; i++) former |= m->gossip.former[i] == peer;
+    return former || peer_is_in_use(m, peer);
+}
+
 /* The connection to a former neighbour may carry a session's pushes, so it is kept for some rounds before the node
  * hangs up. */
 static void neighbour_drop(sn_membership *m, size_t i) {

@@ -53,6 +53,9 @@ void sn_membership_handle(sn_membership *membership, const sn_event *event, int6
 /* The connection to a peer that was dialled is lost. Hangs up, unless it is a bootstrap peer. */
 void sn_membership_peer_lost(sn_membership *membership, const sn_event *event);
 
+/* Whether membership needs this connection: to a bootstrap peer, a neighbour or a former neighbour. */
+bool sn_membership_uses(const sn_membership *membership, sn_peer peer);
+
 /* Signs a new announcement of this node and passes it on: to all neighbours and bootstrap peers at once when the node's
  * state, address or blocks changed, through gossip otherwise. */
 void sn_membership_announce(sn_membership *membership, int64_t now_us, int64_t unix_ms);

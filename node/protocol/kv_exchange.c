@@ -109,6 +109,7 @@ static sn_status kv_put_start(sn_protocol *protocol, sn_session *session, sn_eve
         return status;
     }
     protocol->jobs++;
+    session->had_job = true;
     session->pending.job = job;
     session->used_us = now_us;
     session->pending.request_msg = event->msg;
@@ -157,7 +158,8 @@ void sn_protocol_kv_put_done(sn_protocol *protocol, sn_session *session, sn_job 
 
 /* -- RESUME -------------------------------------------------------------------------------------------------------- */
 
-static sn_status resume_check(sn_protocol *protocol, const sn_event *event, sn_session **out, sn_err *err) {
+static sn_status resume_check(sn_protocol *protocol, const sn_event *event, sn_session **out, sn_outgoing_target *next,
+                              sn_err *err) {
     const sn_msg_resume *resume = &event->msg->resume;
     sn_status status = sn_protocol_owned_session(protocol, event, resume->session, out, err);
     if (status) return status;
@@ -165,20 +167,23 @@ static sn_status resume_check(sn_protocol *protocol, const sn_event *event, sn_s
     if (resume->position > (uint64_t)(*out)->max_tokens)
         return sn_fail(err, SN_REFUSED, "position %llu exceeds the session's limit of %d tokens",
                        (unsigned long long)resume->position, (*out)->max_tokens);
-    return SN_OK;
+    *next = (*out)->next;
+    return resume->n_next ? sn_protocol_read_target(protocol, resume->next, next, err) : SN_OK;
 }
 
 void sn_protocol_on_resume(sn_protocol *protocol, const sn_event *event, int64_t now_us) {
     sn_err err;
     sn_session *session = NULL;
+    sn_outgoing_target next;
     const sn_msg_resume *request = &event->msg->resume;
-    if (resume_check(protocol, event, &session, &err)) {
+    if (resume_check(protocol, event, &session, &next, &err)) {
         sn_protocol_refuse(protocol, event->peer, event->msg, &err);
         return;
     }
     sn_msg *msg = sn_protocol_new_msg(SN_MSG_RESUME_REPLY, event->msg->correlation_id);
     if (!msg) return;
     session->migration.resumed = true;
+    session->next = next;
     session->last_reply.step = request->step;
     sn_shared_buffer_unref(session->last_reply.output); /* another step may have its number from now on */
     session->last_reply.output = NULL;

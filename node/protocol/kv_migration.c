@@ -25,10 +25,10 @@ enum { MIGRATIONS_MAX = 8, REPLY_WAIT_US = 2000000, ATTEMPTS_MAX = 5, RETRY_US =
 typedef struct sn_kv_migration {
     struct sn_kv_migration *next;
     sn_session *session;
-    sn_peer peer;
-    uint8_t key[SN_KEY_SIZE], target[SN_SESSION_ID_SIZE]; /* CURVE key of the target node, and the session there */
-    int first, end;                                       /* blocks */
-    int acked;                                            /* tokens of the present timeline that the target has */
+    sn_outgoing_target node;            /* that gets the KV pages */
+    uint8_t target[SN_SESSION_ID_SIZE]; /* the session there */
+    int first, end;                     /* blocks */
+    int acked;                          /* tokens of the present timeline that the target has */
     int valid_end;           /* the part in flight is invalid from here on, because the session was rewound */
     sn_job *job;             /* reads the part in flight; NULL: none does */
     int sent_end;            /* the part was sent and ends at this position; 0: none is */
@@ -119,7 +119,10 @@ static void migration_send_part(sn_protocol *protocol, sn_kv_migration *migratio
     migration->correlation_id = msg->correlation_id;
     migration->sent_end = end;
     migration->reply_due_us = now_us + REPLY_WAIT_US;
-    if (sn_transport_send(protocol->setup.transport, migration->peer, &msg, &err))
+    sn_peer peer;
+    sn_status status = sn_protocol_dial(protocol, migration->session->owner, &migration->node, now_us, &peer, &err);
+    if (!status) status = sn_transport_send(protocol->setup.transport, peer, &msg, &err);
+    if (status)
         sn_log(SN_LOG_DEBUG, "KV chunk not sent", "request_id=%s text=%s", migration->session->request_id,
                err.text); /* the missing reply makes the tick send it again */
     sn_msg_free(&msg);
@@ -136,7 +139,8 @@ void sn_protocol_kv_read_done(sn_protocol *protocol, sn_session *session, sn_job
 
 /* -- KV_SEND, replies and failures --------------------------------------------------------------------------------- */
 
-static sn_status migration_start(sn_protocol *protocol, const sn_event *event, sn_kv_migration **out, sn_err *err) {
+static sn_status migration_start(sn_protocol *protocol, const sn_event *event, int64_t now_us, sn_kv_migration **out,
+                                 sn_err *err) {
     const sn_msg_kv_send *send = &event->msg->kv_send;
     sn_session *session = NULL;
     sn_status status = sn_protocol_owned_session(protocol, event, send->session, &session, err);
@@ -155,9 +159,11 @@ static sn_status migration_start(sn_protocol *protocol, const sn_event *event, s
     if (n >= MIGRATIONS_MAX)
         return sn_fail(err, SN_RETRY, "the session is copied to %d other sessions already: close one of them first", n);
     sn_kv_migration *migration = NULL;
+    sn_peer peer;
+    if (!send->n_node) return sn_fail(err, SN_REFUSED, "a kv_send needs the announcement of the node that gets the KV");
     status = sn_calloc(&migration, 1, sizeof *migration, err);
-    if (!status)
-        status = sn_transport_dial(protocol->setup.transport, send->address, send->curve_key, &migration->peer, err);
+    if (!status) status = sn_protocol_read_target(protocol, send->node, &migration->node, err);
+    if (!status) status = sn_protocol_dial(protocol, session->owner, &migration->node, now_us, &peer, err);
     if (status) {
         free(migration);
         return status;
@@ -166,7 +172,6 @@ static sn_status migration_start(sn_protocol *protocol, const sn_event *event, s
     migration->first = (int)send->first_block;
     migration->end = (int)send->end_block;
     migration->acked = (int)send->position;
-    memcpy(migration->key, send->curve_key, SN_KEY_SIZE);
     memcpy(migration->target, send->target, SN_SESSION_ID_SIZE);
     migration->next = session->migration.outgoing;
     session->migration.outgoing = *out = migration;
@@ -176,7 +181,7 @@ static sn_status migration_start(sn_protocol *protocol, const sn_event *event, s
 void sn_kv_migration_on_send(sn_protocol *protocol, const sn_event *event, int64_t now_us) {
     sn_err err;
     sn_kv_migration *migration = NULL;
-    if (migration_start(protocol, event, &migration, &err)) {
+    if (migration_start(protocol, event, now_us, &migration, &err)) {
         sn_protocol_refuse(protocol, event->peer, event->msg, &err);
         return;
     }
@@ -191,7 +196,7 @@ static sn_kv_migration *migration_find(sn_protocol *protocol, const sn_event *ev
         for (sn_kv_migration *migration = sn_sessions_at(protocol->sessions, i)->migration.outgoing; migration;
              migration = migration->next)
             if (!memcmp(migration->target, target, SN_SESSION_ID_SIZE) &&
-                !memcmp(migration->key, event->key, SN_KEY_SIZE))
+                !memcmp(migration->node.curve_key, event->key, SN_KEY_SIZE))
                 return migration;
     return NULL;
 }

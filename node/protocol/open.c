@@ -4,8 +4,8 @@
  * CURVE key of that client. An OPEN that is repeated, because its reply was lost, finds its session and is answered
  * again.
  *
- * A session is closed by its owner, after session_timeout_us without a message of its owner, or because the node
- * moves to other blocks. Its KV cache belongs to the device thread; so it is closed in steps: jobs in the engine
+ * A session is closed by its owner, without its owner (expiry.c), or because the node moves to other blocks. Its KV
+ * cache belongs to the device thread; so it is closed in steps: jobs in the engine
  * are cancelled, when they have returned a CLOSE job frees the KV cache, and when that has returned the session is
  * removed. */
 #include "node/protocol/protocol_private.h"
@@ -82,7 +82,7 @@ static sn_hash timeline_begin(const sn_protocol *protocol, int first, int end, c
 }
 
 /* Log lines of all nodes name a session's work by the request_id of its client. */
-static void session_log(const char *event, const sn_session *session) {
+void sn_protocol_log_session(const char *event, const sn_session *session) {
     char id[9];
     sn_log(SN_LOG_INFO, event, "request_id=%s session=%s blocks=%d:%d tokens=%d steps=%llu", session->request_id,
            sn_hex(session->id, 4, id), session->first, session->end, session->length,
@@ -95,6 +95,8 @@ static sn_status session_open(sn_protocol *protocol, const sn_event *event, int6
     if (status) return status;
     sn_session *session = sn_sessions_find(protocol->sessions, open->session);
     sn_adapter_entry *adapter_entry = NULL;
+    sn_outgoing_target next = {0};
+    if (open->n_next && (status = sn_protocol_read_target(protocol, open->next, &next, err))) return status;
     if ((status = sn_adapter_table_use(&protocol->adapters, open->adapter, now_us, &adapter_entry, err))) return status;
     bool repeated = session && !memcmp(session->owner, event->key, SN_KEY_SIZE) && !session->length &&
                     !session->pending.job && !session->migration.resumed && session->adapter_entry == adapter_entry &&
@@ -104,15 +106,19 @@ static sn_status session_open(sn_protocol *protocol, const sn_event *event, int6
         return sn_fail(err, SN_REFUSED, "this session id is in use: choose another one at random");
     if (!session) {
         if ((status = quota_check_open(protocol, event->key, err))) return status;
+        if (sn_sessions_count(protocol->sessions) == protocol->setup.sessions_max)
+            sn_protocol_make_room(protocol, now_us);
         sn_hash begin = timeline_begin(protocol, (int)open->first_block, (int)open->end_block, open->adapter);
         status = sn_sessions_add(protocol->sessions, open->session, &begin, &session, err);
         if (status) return status;
+        session->opened_us = now_us;
         session->adapter_entry = adapter_entry;
         if (adapter_entry) adapter_entry->users++;
     }
     memcpy(session->owner, event->key, SN_KEY_SIZE);
     memcpy(session->predecessor, open->predecessor, SN_KEY_SIZE);
     memcpy(session->migration.source, open->kv_source, SN_KEY_SIZE);
+    session->next = next;
     session->owner_peer = event->peer;
     session->first = (int)open->first_block;
     session->end = (int)open->end_block;
@@ -131,7 +137,7 @@ void sn_protocol_on_open(sn_protocol *protocol, const sn_event *event, int64_t n
     sn_msg *msg = sn_protocol_new_msg(SN_MSG_OPEN_REPLY, event->msg->correlation_id);
     if (!msg) return;
     const sn_session *session = sn_sessions_find(protocol->sessions, event->msg->open.session);
-    session_log("session opened", session);
+    sn_protocol_log_session("session opened", session);
     memcpy(msg->open_reply.session, event->msg->open.session, SN_SESSION_ID_SIZE);
     msg->open_reply.step_tokens_max = SN_SPAN_ROWS_MAX;
     msg->open_reply.prefill_depth_max = SN_PREFILL_DEPTH_MAX;
@@ -174,16 +180,8 @@ void sn_protocol_on_close(sn_protocol *protocol, const sn_event *event) {
 }
 
 void sn_protocol_session_closed(sn_protocol *protocol, sn_session *session) {
-    session_log("session closed", session);
+    sn_protocol_log_session("session closed", session);
     if (session->adapter_entry) session->adapter_entry->users--;
+    if (session->owner_gone_us) protocol->orphans--;
     sn_sessions_remove(protocol->sessions, session);
-}
-
-void sn_protocol_close_idle_sessions(sn_protocol *protocol, int64_t now_us) {
-    for (size_t i = 0; i < sn_sessions_count(protocol->sessions); i++) {
-        sn_session *session = sn_sessions_at(protocol->sessions, i);
-        bool idle = now_us - session->used_us > protocol->setup.session_timeout_us && !session->pending.job;
-        if (idle) session_log("session expired", session);
-        if ((idle || session->closing) && !session->pending.job) sn_protocol_close_session(protocol, session);
-    }
 }

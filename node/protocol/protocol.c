@@ -163,6 +163,7 @@ static void protocol_set_time(sn_protocol *protocol, int64_t now_us, int64_t uni
 void sn_protocol_handle(sn_protocol *protocol, sn_event *event, int64_t now_us, int64_t unix_ms) {
     protocol_set_time(protocol, now_us, unix_ms);
     if (event->lost) {
+        sn_protocol_outgoing_lost(protocol, event->peer);
         sn_membership_peer_lost(protocol->membership, event);
         return;
     }
@@ -172,6 +173,7 @@ void sn_protocol_handle(sn_protocol *protocol, sn_event *event, int64_t now_us, 
         return;
     }
     sn_err err;
+    if (protocol->orphans) sn_protocol_owner_is_here(protocol, event);
     switch (event->msg->kind) {
     case SN_MSG_PEERS:
     case SN_MSG_PEERS_REPLY:
@@ -265,9 +267,13 @@ static int64_t protocol_tick_placement(sn_protocol *protocol, int64_t now_us, in
 int64_t sn_protocol_tick(sn_protocol *protocol, int64_t now_us, int64_t unix_ms) {
     protocol_set_time(protocol, now_us, unix_ms);
     if (sn_membership_round(protocol->membership, now_us, unix_ms)) sn_protocol_close_idle_sessions(protocol, now_us);
+    int64_t orphans_us = sn_protocol_close_orphans(protocol, now_us);
+    int64_t outgoing_us = sn_protocol_outgoing_tick(protocol, now_us);
     int64_t migration_us = sn_kv_migration_tick(protocol, now_us);
     int64_t placement_us = protocol_tick_placement(protocol, now_us, unix_ms);
     int64_t next_us = sn_membership_tick(protocol->membership, now_us, unix_ms);
+    if (outgoing_us < next_us) next_us = outgoing_us;
+    if (orphans_us < next_us) next_us = orphans_us;
     if (migration_us < next_us) next_us = migration_us;
     return placement_us < next_us ? placement_us : next_us;
 }

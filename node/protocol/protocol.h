@@ -32,6 +32,11 @@
 
 typedef struct sn_protocol sn_protocol;
 
+enum {
+    SN_OWNER_GONE_US = 10000000,   /* for which a session survives the connection of its owner */
+    SN_UNUSED_SESSION_US = 2000000 /* for which a session without a step is safe from newcomers of a full node */
+};
+
 typedef struct sn_protocol_setup {
     sn_transport *transport; /* the protocol sends, dials and hangs up; its owner receives */
     const sn_identity *identity;
@@ -64,7 +69,7 @@ typedef struct sn_protocol_setup {
 sn_status sn_protocol_new(const sn_protocol_setup *setup, int64_t now_us, sn_protocol **out, sn_err *err) SN_MUST_USE;
 void sn_protocol_free(sn_protocol **protocol); /* accepts NULL */
 
-/* A message, a lost connection, or a message that could not be decoded. Consumes event->msg. */
+/* A message, a connection that was lost or has ended, or a message that could not be decoded. Consumes event->msg. */
 void sn_protocol_handle(sn_protocol *protocol, sn_event *event, int64_t now_us, int64_t unix_ms);
 /* A job that the engine has finished. Consumes the job. */
 void sn_protocol_job_done(sn_protocol *protocol, sn_job *job, int64_t now_us);

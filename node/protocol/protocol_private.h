@@ -1,7 +1,9 @@
 /* The state of sn_protocol, shared by the files of this folder:
  *   protocol.c      life cycle, dispatch of messages and finished jobs, tables for membership and placement
  *   open.c          OPEN, CLOSE, and what a client's quota allows it
+ *   expiry.c        sessions that end without their owner's request
  *   step.c          STEP: check, run, reply or push to the next node
+ *   outgoing.c      connections to other nodes that clients cause
  *   receipt.c       what this node signs about steps
  *   kv_exchange.c   KV_PUT, KV_GET, RESUME: KV pages into and out of a session
  *   kv_migration.c  KV_SEND: copying a session's KV pages to another node
@@ -23,6 +25,21 @@ typedef struct sn_training_batches {
     size_t n, bytes; /* bytes: of their tensors */
 } sn_training_batches;
 
+enum { SN_OUTGOING_MAX = 256 };
+
+/* Connections to other nodes that clients cause (outgoing.c). */
+typedef struct sn_outgoing_connection {
+    sn_outgoing_target to;
+    uint8_t client[SN_KEY_SIZE]; /* CURVE key of the client that caused it */
+    sn_peer peer;                /* 0: it was lost */
+    int64_t used_us;
+} sn_outgoing_connection;
+
+typedef struct sn_outgoing {
+    sn_outgoing_connection all[SN_OUTGOING_MAX];
+    size_t n;
+} sn_outgoing;
+
 struct sn_protocol {
     sn_protocol_setup setup; /* without address and name, which membership has copied */
     const sn_hparams *hp;    /* of the model */
@@ -32,7 +49,9 @@ struct sn_protocol {
     sn_quota *quota;
     sn_adapter_table adapters;
     sn_training_batches training;
+    sn_outgoing outgoing;
     sn_hasher *hasher;
+    size_t orphans;                  /* sessions whose owner's connection has ended */
     size_t jobs, kv_reads;           /* in the engine; kv_reads: those of them that read KV pages */
     uint64_t last_correlation_id;    /* of the requests that this node sends to other nodes */
     bool draining;                   /* opens no sessions */
@@ -64,10 +83,24 @@ void sn_protocol_on_close(sn_protocol *protocol, const sn_event *event);
 /* Frees the session's KV cache by a CLOSE job; at once, or when its jobs in the engine have returned. */
 void sn_protocol_close_session(sn_protocol *protocol, sn_session *session);
 void sn_protocol_session_closed(sn_protocol *protocol, sn_session *session); /* the CLOSE job has returned */
-void sn_protocol_close_idle_sessions(sn_protocol *protocol, int64_t now_us);
 /* Whether the quota of the session's owner allows this STEP, whose tensor was not checked yet. */
 sn_status sn_protocol_quota_step(sn_protocol *protocol, const sn_session *session, const sn_msg *msg, int64_t now_us,
                                  sn_err *err) SN_MUST_USE;
+
+void sn_protocol_log_session(const char *event, const sn_session *session);
+
+/* -- expiry.c */
+
+/* The inbound connection of this peer has ended. Its sessions are closed when its key does not come back within
+ * SN_OWNER_GONE_US on another connection, and at once when the node drains. */
+void sn_protocol_peer_gone(sn_protocol *protocol, sn_peer peer, int64_t now_us);
+/* A message of this key has arrived: its sessions that lost their connection continue over this one. */
+void sn_protocol_owner_is_here(sn_protocol *protocol, const sn_event *event);
+/* Closes the sessions whose owner is gone. Returns when to call again. */
+int64_t sn_protocol_close_orphans(sn_protocol *protocol, int64_t now_us);
+void sn_protocol_close_idle_sessions(sn_protocol *protocol, int64_t now_us);
+/* The table of sessions is full: frees the oldest session that was never used, if there is one. */
+void sn_protocol_make_room(sn_protocol *protocol, int64_t now_us);
 
 /* -- step.c */
 
@@ -76,6 +109,17 @@ void sn_protocol_next_step(sn_protocol *protocol, sn_session *session, int64_t n
 void sn_protocol_step_done(sn_protocol *protocol, sn_session *session, sn_job *job, int64_t now_us);
 /* An ERROR from a node that this one pushed a step to: passed on to the client of the session. */
 void sn_protocol_on_error(sn_protocol *protocol, const sn_event *event);
+
+/* -- outgoing.c */
+
+/* The node that a sealed announcement of a client names. SN_RETRY: it has expired. */
+sn_status sn_protocol_read_target(const sn_protocol *protocol, const sn_blob *sealed, sn_outgoing_target *out,
+                                  sn_err *err) SN_MUST_USE;
+/* The connection to that node, made where there is none. SN_RETRY: the client caused too many already. */
+sn_status sn_protocol_dial(sn_protocol *protocol, const uint8_t client[SN_KEY_SIZE], const sn_outgoing_target *to,
+                           int64_t now_us, sn_peer *out, sn_err *err) SN_MUST_USE;
+void sn_protocol_outgoing_lost(sn_protocol *protocol, sn_peer peer);
+int64_t sn_protocol_outgoing_tick(sn_protocol *protocol, int64_t now_us); /* returns when to call again */
 
 /* -- receipt.c */
 

@@ -27,6 +27,12 @@ typedef struct sn_receipt_input {
     bool recorded;                   /* tensor is known: the step asked for a receipt */
 } sn_receipt_input;
 
+/* Another node, as a live announcement that its key has signed names it. */
+typedef struct sn_outgoing_target {
+    char address[SN_ADDRESS_MAX + 1]; /* empty: none */
+    uint8_t curve_key[SN_KEY_SIZE];
+} sn_outgoing_target;
+
 /* Where the last reply was pushed to: the session at the next node of the route. */
 typedef struct sn_push_target {
     uint8_t session[SN_SESSION_ID_SIZE]; /* zero: nothing was pushed */
@@ -58,9 +64,12 @@ typedef struct sn_session {
     uint8_t id[SN_SESSION_ID_SIZE];
     uint8_t owner[SN_KEY_SIZE];             /* CURVE key of the client that opened it */
     uint8_t predecessor[SN_KEY_SIZE];       /* CURVE key of the node that may push steps into it; zero: none */
+    sn_outgoing_target next;                /* the node that its steps may be pushed to, fixed by OPEN or RESUME */
     sn_peer owner_peer;                     /* where the owner receives replies: the connection that it used last */
+    int64_t owner_gone_us;                  /* when that connection ended; 0: it stands */
     char request_id[SN_REQUEST_ID_MAX + 1]; /* the client's name for its work, sanitized for log lines */
-    int64_t used_us;                        /* when the owner's last request was accepted */
+    int64_t opened_us, used_us;             /* when it was opened, and when the owner's last request was accepted */
+    bool had_job;                           /* a job was submitted for it: it may have a KV cache */
     bool closing;
 
     int first, end;                         /* blocks */

@@ -6,7 +6,8 @@
  * session's client, also when another node pushed the step, because that node has no client to tell.
  *
  * Three cases besides the plain one:
- *   - A repeated STEP, whose reply was lost, is answered from session->last_reply without computing.
+ *   - A repeated STEP, whose reply was lost, is answered from session->last_reply without computing. It goes where the
+ *     first one went: the node that a session pushes to is fixed when the session is opened (session->next).
  *   - A STEP that follows the one in the engine is queued, up to SN_PREFILL_DEPTH_MAX of them: a client sends the
  *     chunks of a prompt without waiting for each reply. Such a STEP may have a timeline of zeros, because its client
  *     does not know the hash yet.
@@ -22,15 +23,19 @@
 #include <string.h>
 
 static sn_status step_find_session(sn_protocol *protocol, const sn_event *event, sn_session **out, sn_err *err) {
+    static const uint8_t none[SN_KEY_SIZE];
     const sn_msg_step *step = &event->msg->step;
     sn_session *session = sn_sessions_find(protocol->sessions, step->session);
     if (!session || session->closing)
         return sn_fail(err, SN_REBUILD, "this node does not know the session: open a new one and replay");
     bool owner = !memcmp(session->owner, event->key, SN_KEY_SIZE);
-    bool predecessor = !memcmp(session->predecessor, event->key, SN_KEY_SIZE);
+    bool predecessor =
+        !memcmp(session->predecessor, event->key, SN_KEY_SIZE) && memcmp(session->predecessor, none, sizeof none);
     if (!owner && !predecessor)
         return sn_fail(err, SN_REFUSED, "this session belongs to another client: open one of your own");
     if (owner) session->owner_peer = event->peer;
+    if (step->n_route && !*session->next.address)
+        return sn_fail(err, SN_REFUSED, "this session was opened without a next node: it cannot push");
     *out = session;
     return SN_OK;
 }
@@ -158,6 +163,7 @@ static sn_status step_start(sn_protocol *protocol, sn_session *session, sn_event
         return sn_fail(err, SN_RETRY, "this node's queue is full: try another node or later");
     }
     protocol->jobs++;
+    session->had_job = true;
     session->pending.job = job;
     session->used_us = now_us;
     if (session->adapter_entry) session->adapter_entry->used_us = now_us;
@@ -187,7 +193,8 @@ static sn_status reply_set_tensor(sn_msg *msg, sn_shared_buffer *output, int n_t
 }
 
 /* Sends session->last_reply: as STEP_REPLY to the client, or as STEP to the next node of the request's route. */
-static sn_status step_reply(sn_protocol *protocol, sn_session *session, const sn_msg *request, sn_err *err) {
+static sn_status step_reply(sn_protocol *protocol, sn_session *session, const sn_msg *request, int64_t now_us,
+                            sn_err *err) {
     const sn_msg_step *step = &request->step;
     bool push = step->n_route > 0;
     sn_msg *msg = NULL;
@@ -200,7 +207,7 @@ static sn_status step_reply(sn_protocol *protocol, sn_session *session, const sn
     if (push) {
         const sn_route_entry *next = &step->route[0];
         memcpy(session->pushed.session, next->session, SN_SESSION_ID_SIZE);
-        memcpy(session->pushed.key, next->curve_key, SN_KEY_SIZE);
+        memcpy(session->pushed.key, session->next.curve_key, SN_KEY_SIZE);
         memcpy(msg->step.session, next->session, SN_SESSION_ID_SIZE);
         memcpy(msg->step.timeline, next->timeline, SN_KEY_SIZE);
         msg->step.step = step->step;
@@ -211,7 +218,7 @@ static sn_status step_reply(sn_protocol *protocol, sn_session *session, const sn
             memcpy(msg->step.route, next + 1, (step->n_route - 1) * sizeof *next);
             msg->step.n_route = step->n_route - 1;
         }
-        if (!status) status = sn_transport_dial(protocol->setup.transport, next->address, next->curve_key, &peer, err);
+        if (!status) status = sn_protocol_dial(protocol, session->owner, &session->next, now_us, &peer, err);
         msg->step.wants_receipt = step->wants_receipt;
         memcpy(msg->step.request_id, step->request_id, sizeof step->request_id);
         trace = &msg->step.trace;
@@ -241,9 +248,10 @@ static sn_status step_reply(sn_protocol *protocol, sn_session *session, const sn
     return status;
 }
 
-static void step_reply_or_refuse(sn_protocol *protocol, sn_session *session, const sn_msg *request) {
+static void step_reply_or_refuse(sn_protocol *protocol, sn_session *session, const sn_msg *request, int64_t now_us) {
     sn_err err;
-    if (step_reply(protocol, session, request, &err)) sn_protocol_refuse(protocol, session->owner_peer, request, &err);
+    if (step_reply(protocol, session, request, now_us, &err))
+        sn_protocol_refuse(protocol, session->owner_peer, request, &err);
 }
 
 void sn_protocol_on_error(sn_protocol *protocol, const sn_event *event) {
@@ -291,6 +299,11 @@ void sn_protocol_on_step(sn_protocol *protocol, sn_event *event, int64_t now_us)
         return;
     }
     const sn_msg *msg = event->msg;
+    sn_status status = sn_protocol_quota_step(protocol, session, msg, now_us, &err); /* repeated steps count, too */
+    if (status) {
+        sn_protocol_refuse(protocol, session->owner_peer, msg, &err);
+        return;
+    }
     bool repeated = msg->step.step == session->last_reply.step && session->last_reply.output &&
                     msg->step.position == (uint64_t)session->last_reply.position && msg->tensor.rank == 2 &&
                     msg->tensor.shape[0] == (uint64_t)session->last_reply.n_tokens;
@@ -303,13 +316,11 @@ void sn_protocol_on_step(sn_protocol *protocol, sn_event *event, int64_t now_us)
         return;
     }
     if (repeated && !session->pending.job) {
-        step_reply_or_refuse(protocol, session, msg);
+        step_reply_or_refuse(protocol, session, msg, now_us);
         return;
     }
     bool next = before && before->step.step + 1 == msg->step.step;
-    sn_status status = sn_protocol_quota_step(protocol, session, msg, now_us, &err);
-    if (!status)
-        status = next ? step_enqueue(protocol, session, event, &err) : step_check(protocol, session, msg, &err);
+    status = next ? step_enqueue(protocol, session, event, &err) : step_check(protocol, session, msg, &err);
     if (!status && !next) status = step_start(protocol, session, event, now_us, &err);
     if (status) sn_protocol_refuse(protocol, session->owner_peer, msg, &err);
 }
@@ -359,6 +370,6 @@ void sn_protocol_step_done(sn_protocol *protocol, sn_session *session, sn_job *j
            job->position, job->n_tokens, (unsigned long long)session->last_reply.trace.queue_us,
            (unsigned long long)session->last_reply.trace.compute_us);
     if (session->closing) return;
-    step_reply_or_refuse(protocol, session, session->pending.request_msg);
+    step_reply_or_refuse(protocol, session, session->pending.request_msg, now_us);
     sn_kv_migration_continue(protocol, session, now_us);
 }

@@ -205,6 +205,26 @@ void node_client_await_kv_bytes(node_client *t, uint64_t bytes) {
     }
 }
 
+void node_client_announcement(testbed *w, int number, sn_blob **out, size_t *n) {
+    node_client *asker = node_client_new(w, number);
+    sn_announcement *a = calloc(1, sizeof *a);
+    sn_msg *msg = NULL;
+    REQUIRE(sn_msg_new(SN_MSG_PEERS, 0, &msg, &err));
+    msg->peers.protocol = SN_PROTOCOL_VERSION;
+    sn_msg *answer = node_client_request(asker, &msg);
+    if (!a || answer->kind != SN_MSG_PEERS_REPLY) abort();
+    for (size_t i = 0; i < answer->peers_reply.n_announcements && !*n; i++) {
+        const sn_blob *sealed = &answer->peers_reply.announcements[i];
+        REQUIRE(sn_announcement_open(sealed->data, sealed->len, sn_unix_ms(), a, &err));
+        if (!memcmp(a->node, sn_node_id(cluster_node(w->cluster, number)), SN_KEY_SIZE))
+            REQUIRE(sn_announcement_list(sealed, out, n, &err));
+    }
+    if (!*n) abort();
+    sn_msg_free(&answer);
+    free(a);
+    node_client_free(&asker);
+}
+
 void node_client_put_adapter(node_client *t, const testbed *w, const sn_buf *image) {
     sn_msg *msg = NULL, *answer;
     void *data;

@@ -50,6 +50,8 @@ uint64_t node_client_send(node_client *t, sn_msg **msg);
 sn_msg *node_client_receive(node_client *t, uint64_t correlation_id, int timeout_ms);
 sn_msg *node_client_request(node_client *t, sn_msg **msg); /* both; the process ends if no reply comes */
 sn_msg_status_reply node_client_status(node_client *t);
+/* Asks node `number` of the cluster for its own sealed announcement, and puts it into a message's list of one. */
+void node_client_announcement(testbed *w, int number, sn_blob **out, size_t *n);
 /* returns when the node holds the adapter */
 void node_client_put_adapter(node_client *t, const testbed *w, const sn_buf *image);
 /* Polls the status until it shows this many bytes of KV cache in use; the process ends if it never does. */

@@ -41,7 +41,7 @@ def step(i):
 
 def open_session(i):
     head = dict(kind="open", protocol=3, correlation_id=i, session=os.urandom(16), model=MODEL, first_block=0, end_block=4,
-                max_tokens=64, predecessor=bytes(32), kv_source=bytes(32), adapter=bytes(32), request_id="flood")
+                max_tokens=64, predecessor=bytes(32), next=[], kv_source=bytes(32), adapter=bytes(32), request_id="flood")
     return [msgpack.packb(head)]
 
 

@@ -130,7 +130,7 @@ def main(address, golden, document):
 
     session = os.urandom(16)
     opened = node.ask("open_reply", "open", protocol=3, session=session, model=me["model"], first_block=0,
-                      end_block=me["n_blocks"], max_tokens=2 * n, predecessor=bytes(32),
+                      end_block=me["n_blocks"], max_tokens=2 * n, predecessor=bytes(32), next=[],
                       kv_source=bytes(32), adapter=bytes(32), request_id="made-from-the-page")
     assert opened["session"] == session and opened["step_tokens_max"] >= n
 

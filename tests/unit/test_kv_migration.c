@@ -59,13 +59,11 @@ static void transfer_free(transfer *p) {
 
 static sn_msg *send_message(const node_session *from, const node_session *to, int node) {
     sn_msg *msg = NULL;
-    const sn_node *at = cluster_node(from->testbed->cluster, node);
     REQUIRE(sn_msg_new(SN_MSG_KV_SEND, 0, &msg, &err));
     memcpy(msg->kv_send.session, from->id, SN_SESSION_ID_SIZE);
     memcpy(msg->kv_send.target, to->id, SN_SESSION_ID_SIZE);
     msg->kv_send.end_block = 4;
-    snprintf(msg->kv_send.address, sizeof msg->kv_send.address, "%s", sn_node_address(at));
-    memcpy(msg->kv_send.curve_key, sn_node_curve_key(at), SN_KEY_SIZE);
+    node_client_announcement(from->testbed, node, &msg->kv_send.node, &msg->kv_send.n_node);
     return msg;
 }
 

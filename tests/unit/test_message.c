@@ -516,7 +516,7 @@ Test(message, enforces_every_limit_of_a_field) {
     expect_refusal(SN_MSG_STEP, "\xa5trace", list, 3 + SN_HOPS_MAX + 1, 1, "at most 64");
     expect_refusal(SN_MSG_STEP_REPLY, "\xa5trace", list, 3 + SN_HOPS_MAX + 1, 1, "at most 64");
     expect_refusal(SN_MSG_STEP, "\xa5route", "\x91\x01", 2, 1, "a map");
-    expect_refusal(SN_MSG_STEP, "\xa5route", "\x91\x80", 2, 1, "'address' is missing");
+    expect_refusal(SN_MSG_STEP, "\xa5route", "\x91\x80", 2, 1, "'session' is missing");
     expect_refusal(SN_MSG_STEP, "\xa5route", "\x01", 1, 1, "an array");
     memcpy(list, (uint8_t[]){0xdc, 1, 1}, 3);
     expect_refusal(SN_MSG_PEERS,

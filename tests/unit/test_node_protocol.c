@@ -1,201 +1,84 @@
-/* The protocol by hand: no threads, a clock that the test sets, jobs that wait until the test runs them. */
-#include "base/clock.h"
-#include "node/protocol/protocol.h"
+/* What a node decides about sessions, steps, drains and training, message by message. */
+#include "tests/support/protocol_fixture.h"
 #include "tests/support/require.h"
-#include "tests/support/node_client.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
 
-enum { SECOND = 1000000, T0 = 100 * SECOND, TUNE_BYTES = 1 << 20 };
-
-typedef struct fixture {
-    testbed *w; /* for its model and numbers; its cluster has no nodes */
-    sn_device *device;
-    sn_span *span;
-    sn_kv_pool *pool;
-    sn_scheduler *scheduler;
-    sn_transport *transport;
-    sn_identity identity;
-    sn_protocol *protocol;
-    sn_job *waiting[16];
-    int n_waiting, queue_max;
-    int64_t unix_ms; /* constant unless the test changes it */
-    node_client client;
-} fixture;
-
-static bool submit_job(void *ctx, sn_job *job) {
-    fixture *b = ctx;
-    if (b->n_waiting == b->queue_max) return false;
-    b->waiting[b->n_waiting++] = job;
-    return true;
-}
-
-static sn_engine_stats read_stats(void *ctx) {
-    const fixture *b = ctx;
-    return (sn_engine_stats){.kv_bytes = sn_kv_pool_bytes_used(b->pool), .queued_steps = (uint64_t)b->n_waiting};
-}
-
-static void fixture_begin(fixture *b) {
-    *b = (fixture){.w = testbed_new(&(cluster_options){.kv_memory = 8}), .queue_max = 8, .unix_ms = sn_unix_ms()};
-    sn_model *model = NULL;
-    sn_device_options options = {.threads = 1};
-    char bound[SN_ADDRESS_MAX + 1];
-    REQUIRE(sn_model_open(b->w->path, &model, &err));
-    REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &b->device, &err));
-    REQUIRE(sn_span_load(model, b->device, 0, 4, NULL, NULL, &b->span, &err));
-    sn_model_close(&model);
-    REQUIRE(sn_span_kv_pool(b->span, 8 * b->w->page_bytes, &b->pool, &err));
-    REQUIRE(sn_scheduler_new(b->span, b->pool, &b->scheduler, &err));
-    b->transport = cluster_transport(b->w->cluster, &b->identity);
-    REQUIRE(sn_transport_listen(b->transport, "bench:1", bound, &err));
-    const sn_protocol_setup setup = {.transport = b->transport,
-                                     .identity = &b->identity,
-                                     .address = "bench:1",
-                                     .name = "bench",
-                                     .span = sn_span_describe(b->span),
-                                     .model = b->w->model,
-                                     .kv_bytes_max = sn_kv_pool_bytes(b->pool),
-                                     .sessions_max = 8,
-                                     .tune_bytes_max = TUNE_BYTES,
-                                     .session_timeout_us = 60 * SECOND,
-                                     .kv_timeout_us = SECOND,
-                                     .submit = submit_job,
-                                     .read_stats = read_stats,
-                                     .ctx = b};
-    REQUIRE(sn_protocol_new(&setup, T0, &b->protocol, &err));
-    b->client.transport = cluster_transport(b->w->cluster, &b->client.identity);
-    REQUIRE(sn_transport_dial(b->client.transport, "bench:1", b->identity.curve_key, &b->client.node, &err));
-}
-
-static void fixture_end(fixture *b) {
-    for (int i = 0; i < b->n_waiting; i++) sn_job_free(&b->waiting[i]);
-    sn_scheduler_free(&b->scheduler);
-    sn_protocol_free(&b->protocol);
-    cr_expect_eq(sn_kv_pool_bytes_used(b->pool), 0, "the protocol did not free its KV pages");
-    sn_transport_free(&b->client.transport);
-    sn_transport_free(&b->transport);
-    sn_kv_pool_free(&b->pool);
-    sn_span_free(&b->span);
-    sn_device_close(&b->device);
-    testbed_free(&b->w);
-}
-
-static void read_messages(fixture *b, int64_t now_us) {
-    sn_event event;
-    for (;;) {
-        REQUIRE(sn_transport_recv(b->transport, 0, &event, &err));
-        if (!event.peer) return;
-        sn_protocol_handle(b->protocol, &event, now_us, b->unix_ms);
-    }
-}
-
-static void run_jobs(fixture *b, int64_t now_us) {
-    while (b->n_waiting || !sn_scheduler_idle(b->scheduler)) {
-        for (int i = 0; i < b->n_waiting; i++) sn_scheduler_add(b->scheduler, b->waiting[i]);
-        b->n_waiting = 0;
-        for (sn_job *job = sn_scheduler_run(b->scheduler, now_us), *next; job; job = next) {
-            next = job->next;
-            sn_protocol_job_done(b->protocol, job, now_us);
-        }
-    }
-}
-
-static sn_msg *request_reply(fixture *b, sn_msg *msg, int64_t now_us) {
-    uint64_t request = node_client_send(&b->client, &msg);
-    read_messages(b, now_us);
-    run_jobs(b, now_us);
-    sn_msg *answer = node_client_receive(&b->client, request, 100);
-    return answer;
-}
-
-static void open_session(fixture *b, node_session *p, int64_t now_us) {
-    node_session_init(p, b->w, &b->client, 0, 4);
-    sn_msg *answer = request_reply(b, node_session_open_message(p), now_us);
-    cr_assert(answer && answer->kind == SN_MSG_OPEN_REPLY);
-    sn_msg_free(&answer);
-}
-
-static uint64_t count_sessions(fixture *b, int64_t now_us) {
-    sn_msg *msg = NULL;
-    REQUIRE(sn_msg_new(SN_MSG_STATUS, 0, &msg, &err));
-    sn_msg *answer = request_reply(b, msg, now_us);
-    cr_assert(answer && answer->kind == SN_MSG_STATUS_REPLY);
-    uint64_t n = answer->status_reply.sessions;
-    sn_msg_free(&answer);
-    return n;
-}
-
 Test(node_protocol, closes_idle_sessions_and_no_others) {
-    fixture b;
+    protocol_fixture b;
     node_session idle, busy;
-    fixture_begin(&b);
-    open_session(&b, &idle, T0);
-    open_session(&b, &busy, T0);
-    cr_expect(node_session_reply_ok(&idle, request_reply(&b, node_session_step_message(&idle, 0, 40), T0), 0, 40));
-    cr_expect(node_session_reply_ok(&busy, request_reply(&b, node_session_step_message(&busy, 0, 5), T0 + 50 * SECOND),
-                                    0, 5));
+    protocol_fixture_begin(&b);
+    protocol_fixture_open(&b, &idle, T0);
+    protocol_fixture_open(&b, &busy, T0);
+    cr_expect(
+        node_session_reply_ok(&idle, protocol_fixture_request(&b, node_session_step_message(&idle, 0, 40), T0), 0, 40));
+    cr_expect(node_session_reply_ok(
+        &busy, protocol_fixture_request(&b, node_session_step_message(&busy, 0, 5), T0 + 50 * SECOND), 0, 5));
     for (int64_t now = T0; now <= T0 + 60 * SECOND; now += 5 * SECOND) sn_protocol_tick(b.protocol, now, b.unix_ms);
-    cr_expect_eq(count_sessions(&b, T0 + 60 * SECOND), 2);
+    cr_expect_eq(protocol_fixture_count_sessions(&b, T0 + 60 * SECOND), 2);
     sn_protocol_tick(b.protocol, T0 + 80 * SECOND, b.unix_ms);
-    run_jobs(&b, T0 + 80 * SECOND);
-    cr_expect_eq(count_sessions(&b, T0 + 80 * SECOND), 1);
+    protocol_fixture_run_jobs(&b, T0 + 80 * SECOND);
+    cr_expect_eq(protocol_fixture_count_sessions(&b, T0 + 80 * SECOND), 1);
     cr_expect_eq(sn_kv_pool_bytes_used(b.pool), b.w->page_bytes);
-    cr_expect(is_refusal(request_reply(&b, node_session_step_message(&idle, 40, 1), T0 + 80 * SECOND), SN_REBUILD,
-                         "does not know"));
-    cr_expect(node_session_reply_ok(&busy, request_reply(&b, node_session_step_message(&busy, 5, 1), T0 + 80 * SECOND),
-                                    5, 1));
+    cr_expect(is_refusal(protocol_fixture_request(&b, node_session_step_message(&idle, 40, 1), T0 + 80 * SECOND),
+                         SN_REBUILD, "does not know"));
+    cr_expect(node_session_reply_ok(
+        &busy, protocol_fixture_request(&b, node_session_step_message(&busy, 5, 1), T0 + 80 * SECOND), 5, 1));
     free(idle.timeline), free(busy.timeline);
-    fixture_end(&b);
+    protocol_fixture_end(&b);
 }
 
 Test(node_protocol, a_draining_node_serves_and_opens_no_session) {
-    fixture b;
+    protocol_fixture b;
     node_session p, late;
-    fixture_begin(&b);
-    open_session(&b, &p, T0);
-    cr_expect(node_session_reply_ok(&p, request_reply(&b, node_session_step_message(&p, 0, 4), T0), 0, 4));
+    protocol_fixture_begin(&b);
+    protocol_fixture_open(&b, &p, T0);
+    cr_expect(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 0, 4), T0), 0, 4));
     sn_protocol_drain(b.protocol, b.unix_ms);
     sn_msg *notice = node_client_receive(&b.client, 0, 100);
     cr_assert(notice && notice->kind == SN_MSG_DRAINING && !memcmp(notice->draining.session, p.id, SN_SESSION_ID_SIZE));
     sn_msg_free(&notice);
-    cr_expect(node_session_reply_ok(&p, request_reply(&b, node_session_step_message(&p, 4, 3), T0), 4, 3));
+    cr_expect(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 4, 3), T0), 4, 3));
     node_session_init(&late, b.w, &b.client, 0, 4);
-    cr_expect(is_refusal(request_reply(&b, node_session_open_message(&late), T0), SN_RETRY, "this node is leaving"));
+    cr_expect(is_refusal(protocol_fixture_request(&b, node_session_open_message(&late), T0), SN_RETRY,
+                         "this node is leaving"));
     cr_expect_eq(sn_protocol_session_count(b.protocol), 1);
-    sn_msg *answer = request_reply(&b, node_session_close_message(&p), T0);
+    sn_msg *answer = protocol_fixture_request(&b, node_session_close_message(&p), T0);
     cr_expect_eq(sn_protocol_session_count(b.protocol), 0, "the drain did not end");
     sn_msg_free(&answer);
     free(p.timeline), free(late.timeline);
-    fixture_end(&b);
+    protocol_fixture_end(&b);
 }
 
 Test(node_protocol, refuses_everything_once_it_leaves) {
-    fixture b;
+    protocol_fixture b;
     node_session p, late;
-    fixture_begin(&b);
-    open_session(&b, &p, T0);
-    cr_expect(node_session_reply_ok(&p, request_reply(&b, node_session_step_message(&p, 0, 4), T0), 0, 4));
+    protocol_fixture_begin(&b);
+    protocol_fixture_open(&b, &p, T0);
+    cr_expect(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 0, 4), T0), 0, 4));
     sn_msg *msg = node_session_step_message(&p, 4, 3); /* in the engine when the node leaves: it is still answered */
     uint64_t request = node_client_send(&b.client, &msg);
-    read_messages(&b, T0);
+    protocol_fixture_read(&b, T0);
     sn_protocol_leave(b.protocol, b.unix_ms);
     cr_expect(sn_protocol_busy(b.protocol));
-    run_jobs(&b, T0);
+    protocol_fixture_run_jobs(&b, T0);
     cr_expect_not(sn_protocol_busy(b.protocol));
     cr_expect(node_session_reply_ok(&p, node_client_receive(&b.client, request, 100), 4, 3));
-    cr_expect(is_refusal(request_reply(&b, node_session_step_message(&p, 7, 1), T0), SN_RETRY, "this node is leaving"));
+    cr_expect(is_refusal(protocol_fixture_request(&b, node_session_step_message(&p, 7, 1), T0), SN_RETRY,
+                         "this node is leaving"));
     node_session_init(&late, b.w, &b.client, 0, 4);
-    cr_expect(is_refusal(request_reply(&b, node_session_open_message(&late), T0), SN_RETRY, "this node is leaving"));
+    cr_expect(is_refusal(protocol_fixture_request(&b, node_session_open_message(&late), T0), SN_RETRY,
+                         "this node is leaving"));
     free(p.timeline), free(late.timeline);
-    fixture_end(&b);
+    protocol_fixture_end(&b);
 }
 
-static sn_node_state announced_state(fixture *b) {
+static sn_node_state announced_state(protocol_fixture *b) {
     sn_msg *msg = NULL;
     REQUIRE(sn_msg_new(SN_MSG_PEERS, 0, &msg, &err));
     msg->peers.protocol = SN_PROTOCOL_VERSION;
-    sn_msg *answer = request_reply(b, msg, T0);
+    sn_msg *answer = protocol_fixture_request(b, msg, T0);
     cr_assert(answer && answer->kind == SN_MSG_PEERS_REPLY && answer->peers_reply.n_announcements == 1);
     sn_announcement *a = calloc(1, sizeof *a);
     const sn_blob *blob = answer->peers_reply.announcements;
@@ -207,76 +90,77 @@ static sn_node_state announced_state(fixture *b) {
 }
 
 Test(node_protocol, announces_that_it_drains_and_leaves_even_in_the_same_millisecond) {
-    fixture b;
-    fixture_begin(&b);
+    protocol_fixture b;
+    protocol_fixture_begin(&b);
     sn_protocol_tick(b.protocol, T0, b.unix_ms);
     cr_expect_eq(announced_state(&b), SN_NODE_ONLINE);
     sn_protocol_drain(b.protocol, b.unix_ms);
     cr_expect_eq(announced_state(&b), SN_NODE_DRAINING);
     sn_protocol_leave(b.protocol, b.unix_ms);
     cr_expect_eq(announced_state(&b), SN_NODE_OFFLINE);
-    fixture_end(&b);
+    protocol_fixture_end(&b);
 }
 
 Test(node_protocol, a_full_job_queue_leaves_a_usable_session) {
-    fixture b;
+    protocol_fixture b;
     node_session p;
-    fixture_begin(&b);
-    open_session(&b, &p, T0);
-    cr_expect(node_session_reply_ok(&p, request_reply(&b, node_session_step_message(&p, 0, 20), T0), 0, 20));
+    protocol_fixture_begin(&b);
+    protocol_fixture_open(&b, &p, T0);
+    cr_expect(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 0, 20), T0), 0, 20));
     sn_msg *msg = node_session_step_message(&p, 5, 10); /* a rewind to other tokens that are never computed */
     memset(msg->owner, 0, 64);
     b.queue_max = 0;
-    cr_expect(is_refusal(request_reply(&b, msg, T0), SN_RETRY, "queue is full"));
+    cr_expect(is_refusal(protocol_fixture_request(&b, msg, T0), SN_RETRY, "queue is full"));
     b.queue_max = 8;
     msg = node_session_step_message(&p, 20, 1); /* the tokens after position 5 are no longer valid */
-    cr_expect(is_refusal(request_reply(&b, msg, T0), SN_REFUSED, "beyond the session's end at 5"));
-    cr_expect(node_session_reply_ok(&p, request_reply(&b, node_session_step_message(&p, 5, 30), T0), 5, 30));
+    cr_expect(is_refusal(protocol_fixture_request(&b, msg, T0), SN_REFUSED, "beyond the session's end at 5"));
+    cr_expect(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 5, 30), T0), 5, 30));
     free(p.timeline);
-    fixture_end(&b);
+    protocol_fixture_end(&b);
 }
 
 Test(node_protocol, a_busy_session_is_closed_when_its_step_is_done) {
-    fixture b;
+    protocol_fixture b;
     node_session p;
-    fixture_begin(&b);
-    open_session(&b, &p, T0);
+    protocol_fixture_begin(&b);
+    protocol_fixture_open(&b, &p, T0);
     sn_msg *msg = node_session_step_message(&p, 0, 20);
     uint64_t request = node_client_send(&b.client, &msg);
-    read_messages(&b, T0);
+    protocol_fixture_read(&b, T0);
     cr_assert_eq(b.n_waiting, 1);
     msg = node_session_close_message(&p);
     node_client_send(&b.client, &msg);
-    read_messages(&b, T0);
+    protocol_fixture_read(&b, T0);
     msg = node_session_open_message(&p);
-    cr_expect(is_refusal(request_reply(&b, msg, T0), SN_REFUSED, "in use")); /* not before the old session is closed */
-    cr_expect_eq(count_sessions(&b, T0), 0);
+    cr_expect(is_refusal(protocol_fixture_request(&b, msg, T0), SN_REFUSED,
+                         "in use")); /* not before the old session is closed */
+    cr_expect_eq(protocol_fixture_count_sessions(&b, T0), 0);
     cr_expect_eq(sn_kv_pool_bytes_used(b.pool), 0);
     cr_expect_null(node_client_receive(&b.client, request, 50));
     free(p.timeline);
-    fixture_end(&b);
+    protocol_fixture_end(&b);
 }
 
 Test(node_protocol, frees_everything_when_it_ends_during_work) {
-    fixture b;
+    protocol_fixture b;
     node_session p;
-    fixture_begin(&b);
-    open_session(&b, &p, T0);
-    cr_expect(node_session_reply_ok(&p, request_reply(&b, node_session_step_message(&p, 0, 40), T0), 0, 40));
+    protocol_fixture_begin(&b);
+    protocol_fixture_open(&b, &p, T0);
+    cr_expect(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 0, 40), T0), 0, 40));
     sn_msg *msg = node_session_step_message(&p, 40, 20);
     node_client_send(&b.client, &msg);
-    read_messages(&b, T0);
+    protocol_fixture_read(&b, T0);
     free(p.timeline);
-    fixture_end(&b);
+    protocol_fixture_end(&b);
 }
 
 /* A node that was to be joined gets the announcement again when it is back; its loss causes no reply. */
 Test(node_protocol, announces_again_to_a_joined_node_that_was_lost) {
-    fixture b;
+    protocol_fixture b;
     sn_identity identity;
     char bound[SN_ADDRESS_MAX + 1];
     sn_event event;
-    fixture_begin(&b);
+    protocol_fixture_begin(&b);
     sn_transport *joined = cluster_transport(b.w->cluster, &identity);
     REQUIRE(sn_transport_listen(joined, "joined:1", bound, &err));
     sn_protocol_tick(b.protocol, T0, b.unix_ms);
@@ -297,30 +181,30 @@ Test(node_protocol, announces_again_to_a_joined_node_that_was_lost) {
     cr_assert(event.msg && event.msg->kind == SN_MSG_PEERS);
     sn_msg_free(&event.msg);
     sn_transport_free(&joined);
-    fixture_end(&b);
+    protocol_fixture_end(&b);
 }
 
 /* -- steps that arrive before the previous one is answered */
 
-static uint64_t send_step(fixture *b, node_session *p, uint64_t step, int position, int n, bool knows) {
+static uint64_t send_step(protocol_fixture *b, node_session *p, uint64_t step, int position, int n, bool knows) {
     sn_msg *msg = node_session_step_message(p, position, n);
     msg->step.step = step;
     if (!knows) memset(msg->step.timeline, 0, SN_HASH_SIZE);
     uint64_t request = node_client_send(&b->client, &msg);
-    read_messages(b, T0);
+    protocol_fixture_read(b, T0);
     return request;
 }
 
 Test(node_protocol, pipelined_steps_are_answered_in_order) {
-    fixture b;
+    protocol_fixture b;
     node_session p;
     uint64_t requests[4];
-    fixture_begin(&b);
-    open_session(&b, &p, T0);
+    protocol_fixture_begin(&b);
+    protocol_fixture_open(&b, &p, T0);
     for (int i = 0; i < 4; i++) requests[i] = send_step(&b, &p, (uint64_t)i + 1, 10 * i, 10, i % 2);
     requests[2] = send_step(&b, &p, 3, 20, 10, true); /* sent twice: answered once */
     cr_expect_eq(b.n_waiting, 1, "the engine got more than one step of a session");
-    run_jobs(&b, T0);
+    protocol_fixture_run_jobs(&b, T0);
     for (int i = 0; i < 4; i++) {
         sn_msg *answer = node_client_receive(&b.client, 0, 100);
         cr_assert(answer);
@@ -329,35 +213,35 @@ Test(node_protocol, pipelined_steps_are_answered_in_order) {
     }
     cr_expect_null(node_client_receive(&b.client, 0, 20));
     free(p.timeline);
-    fixture_end(&b);
+    protocol_fixture_end(&b);
 }
 
 Test(node_protocol, steps_after_a_failed_one_fail_too) {
-    fixture b;
+    protocol_fixture b;
     node_session p;
-    fixture_begin(&b);
-    open_session(&b, &p, T0);
+    protocol_fixture_begin(&b);
+    protocol_fixture_open(&b, &p, T0);
     send_step(&b, &p, 1, 0, 10, true);
     send_step(&b, &p, 2, 11, 5, true); /* leaves a gap */
     send_step(&b, &p, 3, 16, 5, false);
-    run_jobs(&b, T0);
+    protocol_fixture_run_jobs(&b, T0);
     cr_expect(node_session_reply_ok(&p, node_client_receive(&b.client, 0, 100), 0, 10));
     cr_expect(is_refusal(node_client_receive(&b.client, 0, 100), SN_REFUSED, "beyond the session's end"));
     cr_expect(is_refusal(node_client_receive(&b.client, 0, 100), SN_REBUILD, "step 3 does not follow step 1"));
-    cr_expect(node_session_reply_ok(&p, request_reply(&b, node_session_step_message(&p, 10, 5), T0), 10, 5));
+    cr_expect(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 10, 5), T0), 10, 5));
     free(p.timeline);
-    fixture_end(&b);
+    protocol_fixture_end(&b);
 }
 
 Test(node_protocol, pipelined_steps_are_bounded_in_number_and_tokens) {
-    fixture b;
+    protocol_fixture b;
     node_session p;
-    fixture_begin(&b);
-    open_session(&b, &p, T0);
+    protocol_fixture_begin(&b);
+    protocol_fixture_open(&b, &p, T0);
     for (uint64_t i = 1; i <= SN_PREFILL_DEPTH_MAX + 1; i++) send_step(&b, &p, i, (int)i - 1, 1, true);
     send_step(&b, &p, SN_PREFILL_DEPTH_MAX + 2, SN_PREFILL_DEPTH_MAX + 1, 1, true);
     cr_expect(is_refusal(node_client_receive(&b.client, 0, 100), SN_RETRY, "8 steps are queued"));
-    run_jobs(&b, T0);
+    protocol_fixture_run_jobs(&b, T0);
     for (int i = 0; i <= SN_PREFILL_DEPTH_MAX; i++)
         cr_expect(node_session_reply_ok(&p, node_client_receive(&b.client, 0, 100), i, 1));
     for (uint64_t i = 10; i < 17; i++)
@@ -365,38 +249,38 @@ Test(node_protocol, pipelined_steps_are_bounded_in_number_and_tokens) {
     send_step(&b, &p, 17, 9, 33, true);
     cr_expect(is_refusal(node_client_receive(&b.client, 0, 100), SN_RETRY, "6 steps are queued"));
     free(p.timeline);
-    fixture_end(&b); /* with waiting steps */
+    protocol_fixture_end(&b); /* with waiting steps */
 }
 
 Test(node_protocol, an_unknown_timeline_is_accepted_only_at_the_sessions_end) {
-    fixture b;
+    protocol_fixture b;
     node_session p;
-    fixture_begin(&b);
-    open_session(&b, &p, T0);
-    cr_expect(node_session_reply_ok(&p, request_reply(&b, node_session_step_message(&p, 0, 10), T0), 0, 10));
+    protocol_fixture_begin(&b);
+    protocol_fixture_open(&b, &p, T0);
+    cr_expect(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 0, 10), T0), 0, 10));
     sn_msg *msg = node_session_step_message(&p, 4, 2);
     memset(msg->step.timeline, 0, SN_HASH_SIZE);
-    cr_expect(is_refusal(request_reply(&b, msg, T0), SN_REBUILD, "MISMATCH"));
+    cr_expect(is_refusal(protocol_fixture_request(&b, msg, T0), SN_REBUILD, "MISMATCH"));
     free(p.timeline);
-    fixture_end(&b);
+    protocol_fixture_end(&b);
 }
 
 Test(node_protocol, closing_a_session_frees_its_waiting_steps) {
-    fixture b;
+    protocol_fixture b;
     node_session p;
-    fixture_begin(&b);
-    open_session(&b, &p, T0);
+    protocol_fixture_begin(&b);
+    protocol_fixture_open(&b, &p, T0);
     for (uint64_t i = 1; i < 4; i++) send_step(&b, &p, i, 10 * ((int)i - 1), 10, true);
     sn_msg *msg = node_session_close_message(&p);
     node_client_send(&b.client, &msg);
-    read_messages(&b, T0);
-    run_jobs(&b, T0);
+    protocol_fixture_read(&b, T0);
+    protocol_fixture_run_jobs(&b, T0);
     cr_expect_eq(sn_protocol_session_count(b.protocol), 0);
     free(p.timeline);
-    fixture_end(&b);
+    protocol_fixture_end(&b);
 }
 
-static sn_msg *batch_message(const fixture *b, size_t sequences, uint64_t tokens) {
+static sn_msg *batch_message(const protocol_fixture *b, size_t sequences, uint64_t tokens) {
     sn_msg *msg = NULL;
     void *rows;
     REQUIRE(sn_msg_new(SN_MSG_FORWARD, 0, &msg, &err));
@@ -412,35 +296,35 @@ static sn_msg *batch_message(const fixture *b, size_t sequences, uint64_t tokens
 }
 
 Test(node_protocol, training_batches_are_bounded_per_client_and_in_bytes) {
-    fixture b;
-    fixture_begin(&b);
+    protocol_fixture b;
+    protocol_fixture_begin(&b);
     b.queue_max = 16;
     uint64_t asked[8];
     for (int i = 0; i < 8; i++) {
         sn_msg *msg = batch_message(&b, 1, 5);
         asked[i] = node_client_send(&b.client, &msg);
     }
-    read_messages(&b, T0);
+    protocol_fixture_read(&b, T0);
     cr_expect_eq(b.n_waiting, 8);
     sn_msg *ninth = batch_message(&b, 1, 5);
     uint64_t request = node_client_send(&b.client, &ninth);
-    read_messages(&b, T0);
+    protocol_fixture_read(&b, T0);
     cr_expect(is_refusal(node_client_receive(&b.client, request, 100), SN_RETRY, "8 of them yours"));
-    run_jobs(&b, T0);
+    protocol_fixture_run_jobs(&b, T0);
     for (int i = 0; i < 8; i++) {
         sn_msg *answer = node_client_receive(&b.client, asked[i], 100);
         cr_assert(answer && answer->kind == SN_MSG_FORWARD_REPLY, "%s", answer ? answer->error.text : "no answer");
         sn_msg_free(&answer);
     }
-    sn_msg *answer = request_reply(&b, batch_message(&b, 1, 5), T0);
+    sn_msg *answer = protocol_fixture_request(&b, batch_message(&b, 1, 5), T0);
     cr_expect(answer && answer->kind == SN_MSG_FORWARD_REPLY, "no capacity was freed");
     sn_msg_free(&answer);
     cr_assert_eq(b.w->n_embd, 64); /* 256 bytes per row: there is memory for 4096 rows */
-    cr_expect(is_refusal(request_reply(&b, batch_message(&b, 10, 410), T0), SN_REFUSED, "--tune-memory"));
+    cr_expect(is_refusal(protocol_fixture_request(&b, batch_message(&b, 10, 410), T0), SN_REFUSED, "--tune-memory"));
     sn_msg *half = batch_message(&b, 5, 410), *other = batch_message(&b, 5, 410);
     node_client_send(&b.client, &half);
     request = node_client_send(&b.client, &other);
-    read_messages(&b, T0);
+    protocol_fixture_read(&b, T0);
     cr_expect(is_refusal(node_client_receive(&b.client, request, 100), SN_RETRY, "1 batches"));
-    fixture_end(&b);
+    protocol_fixture_end(&b);
 }

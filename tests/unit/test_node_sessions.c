@@ -245,10 +245,14 @@ static push_pair push_pair_begin(bool named) {
     p.back = node_client_new(p.w, 1);
     node_session_init(&p.first, p.w, p.front, 0, 2);
     node_session_init(&p.second, p.w, p.back, 2, 4);
-    node_session_open(&p.first);
-    sn_msg *msg = node_session_open_message(&p.second);
+    sn_msg *msg = node_session_open_message(&p.first), *answer;
+    node_client_announcement(p.w, 1, &msg->open.next, &msg->open.n_next);
+    answer = node_client_request(p.front, &msg);
+    cr_assert_eq(answer->kind, SN_MSG_OPEN_REPLY);
+    sn_msg_free(&answer);
+    msg = node_session_open_message(&p.second);
     if (named) memcpy(msg->open.predecessor, sn_node_curve_key(cluster_node(p.w->cluster, 0)), SN_KEY_SIZE);
-    sn_msg *answer = node_client_request(p.back, &msg);
+    answer = node_client_request(p.back, &msg);
     cr_assert_eq(answer->kind, SN_MSG_OPEN_REPLY);
     sn_msg_free(&answer);
     p.between = testbed_compute(p.w, 0, 2, TESTBED_TOKENS, p.w->inputs);
@@ -271,12 +275,9 @@ static void push_pair_end(push_pair *p) {
 /* A step to the first node that names the second node as the next one of its route. */
 static sn_msg *push_step_message(push_pair *p, int position, int n) {
     sn_msg *msg = node_session_step_message(&p->first, position, n);
-    const sn_node *next = cluster_node(p->w->cluster, 1);
     REQUIRE(sn_list_new(1, SN_HOPS_MAX, sizeof *msg->step.route, &msg->step.route, &err));
     msg->step.n_route = 1;
     sn_route_entry *hop = msg->step.route;
-    snprintf(hop->address, sizeof hop->address, "%s", sn_node_address(next));
-    memcpy(hop->curve_key, sn_node_curve_key(next), SN_KEY_SIZE);
     memcpy(hop->session, p->second.id, sizeof hop->session);
     memcpy(hop->timeline, p->timeline[position].bytes, SN_HASH_SIZE);
     return msg;

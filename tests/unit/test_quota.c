@@ -149,6 +149,26 @@ Test(quota, of_kv_cache_counts_all_sessions_of_a_client) {
     testbed_free(&w);
 }
 
+Test(quota, of_steps_counts_repeated_steps) {
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64, .quota = {.steps_per_s = 3}});
+    cluster_add(w->cluster, 0, 0);
+    node_client *one = node_client_new(w, 0);
+    node_session a;
+    node_session_init(&a, w, one, 0, 4);
+    node_session_open(&a);
+    for (int i = 0; i < 4; i++) { /* the same step four times: the first is computed, the second and third answered */
+        a.step = 0;
+        sn_msg *msg = node_session_step_message(&a, 0, 4), *answer = node_client_request(one, &msg);
+        if (i < 3)
+            cr_expect(node_session_reply_ok(&a, answer, 0, 4));
+        else
+            cr_expect(is_refusal(answer, SN_RETRY, "3 steps per second"));
+    }
+    node_session_close(&a);
+    node_client_free(&one);
+    testbed_free(&w);
+}
+
 Test(quota, of_steps_limits_one_client_and_not_the_others) {
     testbed *w = testbed_new(&(cluster_options){.kv_memory = 64, .quota = {.steps_per_s = 3}});
     cluster_add(w->cluster, 0, 0);

@@ -1,0 +1,72 @@
+/* Sessions that end without their owner's request.
+ *
+ * A session is closed after session_timeout_us without a message of its owner, and SN_OWNER_GONE_US after the
+ * connection of its owner has ended, unless a message of the same CURVE key arrives on another connection before. A
+ * node that drains does not wait for owners that are gone. When the table of sessions is full, a session that was
+ * opened and never used makes room for a newcomer: the oldest such one, but not before SN_UNUSED_SESSION_US. */
+#include "node/protocol/protocol_private.h"
+
+#include "base/log.h"
+
+#include <string.h>
+
+/* -- owners that are gone ------------------------------------------------------------------------------------------ */
+
+void sn_protocol_peer_gone(sn_protocol *protocol, sn_peer peer, int64_t now_us) {
+    for (size_t i = 0; i < sn_sessions_count(protocol->sessions); i++) {
+        sn_session *session = sn_sessions_at(protocol->sessions, i);
+        if (session->owner_peer != peer || session->owner_gone_us) continue;
+        session->owner_gone_us = now_us > 0 ? now_us : 1;
+        protocol->orphans++;
+    }
+}
+
+void sn_protocol_owner_is_here(sn_protocol *protocol, const sn_event *event) {
+    for (size_t i = 0; i < sn_sessions_count(protocol->sessions); i++) {
+        sn_session *session = sn_sessions_at(protocol->sessions, i);
+        if (!session->owner_gone_us || memcmp(session->owner, event->key, SN_KEY_SIZE)) continue;
+        session->owner_gone_us = 0;
+        session->owner_peer = event->peer;
+        protocol->orphans--;
+    }
+}
+
+int64_t sn_protocol_close_orphans(sn_protocol *protocol, int64_t now_us) {
+    int64_t wait_us = protocol->draining ? 0 : SN_OWNER_GONE_US, soonest = INT64_MAX;
+    for (size_t i = 0; protocol->orphans && i < sn_sessions_count(protocol->sessions); i++) {
+        sn_session *session = sn_sessions_at(protocol->sessions, i);
+        if (!session->owner_gone_us || session->closing) continue;
+        int64_t due_us = session->owner_gone_us + wait_us;
+        if (now_us < due_us) {
+            if (due_us < soonest) soonest = due_us;
+            continue;
+        }
+        sn_protocol_log_session("session without its client", session);
+        sn_protocol_close_session(protocol, session);
+    }
+    return soonest;
+}
+
+/* -- idle sessions, and sessions that were never used -------------------------------------------------------------- */
+
+void sn_protocol_close_idle_sessions(sn_protocol *protocol, int64_t now_us) {
+    for (size_t i = 0; i < sn_sessions_count(protocol->sessions); i++) {
+        sn_session *session = sn_sessions_at(protocol->sessions, i);
+        bool idle = now_us - session->used_us > protocol->setup.session_timeout_us && !session->pending.job;
+        if (idle) sn_protocol_log_session("session expired", session);
+        if ((idle || session->closing) && !session->pending.job) sn_protocol_close_session(protocol, session);
+    }
+}
+
+void sn_protocol_make_room(sn_protocol *protocol, int64_t now_us) {
+    sn_session *oldest = NULL;
+    for (size_t i = 0; i < sn_sessions_count(protocol->sessions); i++) {
+        sn_session *session = sn_sessions_at(protocol->sessions, i);
+        if (session->had_job || session->closing || now_us - session->opened_us < SN_UNUSED_SESSION_US) continue;
+        if (!oldest || session->opened_us < oldest->opened_us) oldest = session;
+    }
+    if (!oldest) return;
+    sn_protocol_log_session("unused session makes room", oldest);
+    sn_kv_migration_free(oldest, false);
+    sn_protocol_session_closed(protocol, oldest); /* at once: the engine knows nothing of it */
+}

@@ -1,0 +1,107 @@
+/* Connections that clients cause: where sessions push to (OPEN's next) and KV migrations send to (KV_SEND).
+ *
+ * A stranger must not make this node dial what it likes. So a client names another node by a sealed announcement and
+ * not by an address: only what the key of a live announcement has signed is dialled, and only under that node's CURVE
+ * key. A client may cause CLIENT_TARGETS_MAX connections, and all clients SN_OUTGOING_MAX; a connection counts until it
+ * was not used for IDLE_US, also where nobody answered there; then the node hangs up. Connections that gossip uses, too,
+ * are left to membership. */
+#include "node/protocol/protocol_private.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CLIENT_TARGETS_MAX = 8, IDLE_US = 60000000 };
+
+/* The node is known by a newer announcement than the client's, which has expired. */
+static sn_status target_from_directory(const sn_protocol *protocol, const sn_blob *sealed, sn_announcement *a,
+                                       sn_err *err) {
+    size_t len = sealed->len > SN_SIGNATURE_SIZE ? sealed->len - SN_SIGNATURE_SIZE : 0;
+    sn_status status = sn_announcement_parse(sealed->data, len, a, err);
+    if (status) return status;
+    const sn_announcement *known = sn_directory_find(sn_protocol_directory(protocol), a->node);
+    if (!known || known->expires_unix_ms <= (uint64_t)protocol->unix_ms)
+        return sn_fail(err, SN_RETRY, "the announcement of the next node has expired: ask for a newer one");
+    sn_announcement_copy(a, known);
+    return SN_OK;
+}
+
+sn_status sn_protocol_read_target(const sn_protocol *protocol, const sn_blob *sealed, sn_outgoing_target *out,
+                                  sn_err *err) {
+    sn_announcement *a = NULL; /* too large for the stack */
+    sn_status status = sn_calloc(&a, 1, sizeof *a, err);
+    if (status) return status;
+    status = sn_announcement_open(sealed->data, sealed->len, protocol->unix_ms, a, err);
+    if (status) status = target_from_directory(protocol, sealed, a, err);
+    if (!status && a->state == SN_NODE_OFFLINE) status = sn_fail(err, SN_RETRY, "the next node has left");
+    if (!status) {
+        memcpy(out->address, a->address, sizeof out->address);
+        memcpy(out->curve_key, a->curve_key, SN_KEY_SIZE);
+    }
+    free(a);
+    return status;
+}
+
+static sn_outgoing_connection *outgoing_find(sn_outgoing *o, const sn_outgoing_target *to) {
+    for (size_t i = 0; i < o->n; i++)
+        if (!memcmp(o->all[i].to.curve_key, to->curve_key, SN_KEY_SIZE) && !strcmp(o->all[i].to.address, to->address))
+            return &o->all[i];
+    return NULL;
+}
+
+static void outgoing_hang_up(sn_protocol *protocol, sn_outgoing_connection *connection) {
+    sn_outgoing *o = &protocol->outgoing;
+    if (connection->peer && !sn_membership_uses(protocol->membership, connection->peer))
+        sn_transport_hang_up(protocol->setup.transport, connection->peer);
+    *connection = o->all[--o->n];
+}
+
+static sn_status outgoing_add(sn_protocol *protocol, const uint8_t client[SN_KEY_SIZE], const sn_outgoing_target *to,
+                              sn_outgoing_connection **out, sn_err *err) {
+    sn_outgoing *o = &protocol->outgoing;
+    size_t of_client = 0;
+    sn_outgoing_connection *oldest = o->all;
+    for (size_t i = 0; i < o->n; i++) {
+        of_client += !memcmp(o->all[i].client, client, SN_KEY_SIZE);
+        if (o->all[i].used_us < oldest->used_us) oldest = &o->all[i];
+    }
+    if (of_client >= CLIENT_TARGETS_MAX)
+        return sn_fail(err, SN_RETRY,
+                       "this node connects to %d other nodes for one client: wait until one of them was not used for "
+                       "%d s, or relay the rows yourself",
+                       CLIENT_TARGETS_MAX, IDLE_US / 1000000);
+    if (o->n == SN_OUTGOING_MAX) outgoing_hang_up(protocol, oldest);
+    *out = &o->all[o->n++];
+    **out = (sn_outgoing_connection){.to = *to};
+    memcpy((*out)->client, client, SN_KEY_SIZE);
+    return SN_OK;
+}
+
+sn_status sn_protocol_dial(sn_protocol *protocol, const uint8_t client[SN_KEY_SIZE], const sn_outgoing_target *to,
+                           int64_t now_us, sn_peer *out, sn_err *err) {
+    sn_outgoing_connection *connection = outgoing_find(&protocol->outgoing, to);
+    sn_status status = connection ? SN_OK : outgoing_add(protocol, client, to, &connection, err);
+    if (status) return status;
+    connection->used_us = now_us;
+    status = sn_transport_dial(protocol->setup.transport, to->address, to->curve_key, &connection->peer, err);
+    *out = connection->peer;
+    return status;
+}
+
+void sn_protocol_outgoing_lost(sn_protocol *protocol, sn_peer peer) {
+    for (size_t i = 0; i < protocol->outgoing.n; i++)
+        if (protocol->outgoing.all[i].peer == peer) protocol->outgoing.all[i].peer = 0;
+}
+
+int64_t sn_protocol_outgoing_tick(sn_protocol *protocol, int64_t now_us) {
+    sn_outgoing *o = &protocol->outgoing;
+    int64_t soonest = INT64_MAX;
+    for (size_t i = o->n; i-- > 0;) {
+        int64_t due_us = o->all[i].used_us + IDLE_US;
+        if (now_us >= due_us)
+            outgoing_hang_up(protocol, &o->all[i]);
+        else if (due_us < soonest)
+            soonest = due_us;
+    }
+    return soonest;
+}

@@ -1,0 +1,272 @@
+/* What strangers can do to a node's sessions and connections, message by message (docs/SECURITY.md). */
+#include "tests/support/protocol_fixture.h"
+#include "tests/support/require.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* -- sessions whose client is gone --------------------------------------------------------------------------------- */
+
+/* The handle under which the node knows the fixture's client: the sender of its next message. */
+static sn_peer peer_of_client(protocol_fixture *b, node_client *client) {
+    sn_msg *msg = NULL;
+    sn_event event;
+    REQUIRE(sn_msg_new(SN_MSG_STATUS, 0, &msg, &err));
+    msg->status.protocol = SN_PROTOCOL_VERSION;
+    node_client_send(client, &msg);
+    REQUIRE(sn_transport_recv(b->transport, 0, &event, &err));
+    cr_assert(event.msg && event.msg->kind == SN_MSG_STATUS);
+    sn_peer peer = event.peer;
+    sn_protocol_handle(b->protocol, &event, T0, b->unix_ms);
+    return peer;
+}
+
+static void end_connection(protocol_fixture *b, sn_peer peer, int64_t now_us) {
+    sn_event event = {.peer = peer, .gone = true};
+    sn_protocol_handle(b->protocol, &event, now_us, b->unix_ms);
+}
+
+static size_t sessions_at(protocol_fixture *b, int64_t now_us) {
+    sn_protocol_tick(b->protocol, now_us, b->unix_ms);
+    protocol_fixture_run_jobs(b, now_us);
+    return sn_protocol_session_count(b->protocol);
+}
+
+Test(strangers, sessions_of_a_client_that_is_gone_are_closed_after_seconds) {
+    protocol_fixture b;
+    node_session p, other;
+    protocol_fixture_begin(&b);
+    node_client second = protocol_fixture_client(&b);
+    protocol_fixture_open(&b, &p, T0);
+    cr_expect(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 0, 40), T0), 0, 40));
+    node_session_init(&other, b.w, &second, 0, 4);
+    sn_msg *msg = node_session_open_message(&other);
+    node_client_send(&second, &msg);
+    protocol_fixture_read(&b, T0);
+    end_connection(&b, peer_of_client(&b, &b.client), T0);
+    cr_expect_eq(sessions_at(&b, T0 + SN_OWNER_GONE_US - 1), 2, "it did not wait for the client to come back");
+    cr_expect_eq(sessions_at(&b, T0 + SN_OWNER_GONE_US), 1);
+    cr_expect_eq(sn_kv_pool_bytes_used(b.pool), 0);
+    sn_transport_free(&second.transport);
+    free(p.timeline), free(other.timeline);
+    protocol_fixture_end(&b);
+}
+
+Test(strangers, a_client_that_comes_back_on_another_connection_keeps_its_sessions) {
+    protocol_fixture b;
+    node_session p;
+    protocol_fixture_begin(&b);
+    protocol_fixture_open(&b, &p, T0);
+    sn_peer before = peer_of_client(&b, &b.client);
+    end_connection(&b, before, T0);
+    sn_transport_hang_up(b.client.transport, b.client.node);
+    REQUIRE(sn_transport_dial(b.client.transport, "fixture:1", b.identity.curve_key, &b.client.node, &err));
+    cr_assert_neq(peer_of_client(&b, &b.client), before);
+    cr_expect_eq(sessions_at(&b, T0 + 2 * SN_OWNER_GONE_US), 1);
+    sn_protocol_drain(b.protocol, b.unix_ms);
+    sn_msg *notice =
+        node_client_receive(&b.client, 0, 100); /* over the new connection; replies of before are dropped */
+    while (notice && notice->kind != SN_MSG_DRAINING) {
+        sn_msg_free(&notice);
+        notice = node_client_receive(&b.client, 0, 100);
+    }
+    cr_expect(notice, "the node speaks to the connection that has ended");
+    sn_msg_free(&notice);
+    free(p.timeline);
+    protocol_fixture_end(&b);
+}
+
+Test(strangers, a_drain_does_not_wait_for_clients_that_are_gone) {
+    protocol_fixture b;
+    node_session p;
+    protocol_fixture_begin(&b);
+    protocol_fixture_open(&b, &p, T0);
+    cr_expect(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 0, 4), T0), 0, 4));
+    sn_peer peer = peer_of_client(&b, &b.client);
+    sn_protocol_drain(b.protocol, b.unix_ms);
+    cr_expect_eq(sessions_at(&b, T0 + 1), 1);
+    end_connection(&b, peer, T0 + 1);
+    cr_expect_eq(sessions_at(&b, T0 + 2), 0);
+    free(p.timeline);
+    protocol_fixture_end(&b);
+}
+
+/* -- a full node --------------------------------------------------------------------------------------------------- */
+
+Test(strangers, unused_sessions_make_room_for_a_newcomer_and_used_ones_do_not) {
+    protocol_fixture b;
+    node_session p[FIXTURE_SESSIONS_MAX + 2];
+    int n = FIXTURE_SESSIONS_MAX;
+    protocol_fixture_begin(&b);
+    for (int i = 0; i < n; i++) protocol_fixture_open(&b, &p[i], T0 + i);
+    cr_expect(
+        node_session_reply_ok(&p[0], protocol_fixture_request(&b, node_session_step_message(&p[0], 0, 4), T0), 0, 4));
+    node_session_init(&p[n], b.w, &b.client, 0, 4);
+    cr_expect(is_refusal(protocol_fixture_request(&b, node_session_open_message(&p[n]), T0 + SECOND), SN_RETRY,
+                         "8 sessions already"));
+    protocol_fixture_open(&b, &p[n + 1], T0 + SN_UNUSED_SESSION_US + 1);
+    cr_expect_eq(sn_protocol_session_count(b.protocol), (size_t)n);
+    cr_expect(is_refusal(protocol_fixture_request(&b, node_session_step_message(&p[1], 0, 4), T0), SN_REBUILD,
+                         "does not know"),
+              "the oldest unused session was kept");
+    cr_expect(
+        node_session_reply_ok(&p[0], protocol_fixture_request(&b, node_session_step_message(&p[0], 4, 4), T0), 4, 4));
+    for (int i = 2; i < n; i++)
+        cr_expect(node_session_reply_ok(&p[i], protocol_fixture_request(&b, node_session_step_message(&p[i], 0, 1), T0),
+                                        0, 1));
+    cr_expect(node_session_reply_ok(
+        &p[n + 1], protocol_fixture_request(&b, node_session_step_message(&p[n + 1], 0, 1), T0), 0, 1));
+    free(p[n].timeline);
+    node_session_init(&p[n], b.w, &b.client, 0, 4);
+    cr_expect(is_refusal(protocol_fixture_request(&b, node_session_open_message(&p[n]), T0 + 9 * SECOND), SN_RETRY,
+                         "8 sessions already"),
+              "a session in use was closed");
+    for (int i = 0; i < n + 2; i++) free(p[i].timeline);
+    protocol_fixture_end(&b);
+}
+
+/* -- where a node can be made to dial ------------------------------------------------------------------------------ */
+
+/* A stranger who makes announcements of nodes that he invents: each has an identity, and an address that he listens at
+ * within the test's hub. */
+typedef struct invented {
+    sn_identity identity;
+    sn_transport *transport;
+    char address[SN_ADDRESS_MAX + 1];
+} invented;
+
+static invented invent(protocol_fixture *b, int number) {
+    invented node = {0};
+    char bound[SN_ADDRESS_MAX + 1];
+    snprintf(node.address, sizeof node.address, "invented%d:1", number);
+    node.transport = cluster_transport(b->w->cluster, &node.identity);
+    REQUIRE(sn_transport_listen(node.transport, node.address, bound, &err));
+    return node;
+}
+
+static sn_buf announce(const protocol_fixture *b, const invented *node, int64_t expires_unix_ms) {
+    sn_announcement *a = calloc(1, sizeof *a);
+    sn_buf sealed;
+    if (!a) abort();
+    memcpy(a->node, node->identity.id, SN_KEY_SIZE);
+    memcpy(a->curve_key, node->identity.curve_key, SN_KEY_SIZE);
+    memcpy(a->model, b->w->model.bytes, SN_HASH_SIZE);
+    snprintf(a->address, sizeof a->address, "%s", node->address);
+    a->protocol = SN_PROTOCOL_VERSION;
+    a->sequence = 1;
+    a->expires_unix_ms = (uint64_t)expires_unix_ms;
+    a->state = SN_NODE_ONLINE;
+    a->end_block = a->n_blocks = 4;
+    sn_buf_init(&sealed, SN_ANNOUNCEMENT_SIZE_MAX);
+    REQUIRE(sn_announcement_seal(a, &node->identity, &sealed, &err));
+    free(a);
+    return sealed;
+}
+
+/* How many messages have arrived at an invented node: a node that was not dialled cannot have sent one. */
+static int pushes_to(invented *node) {
+    sn_event event;
+    int n = 0;
+    for (;; n += event.msg != NULL, sn_msg_free(&event.msg)) {
+        REQUIRE(sn_transport_recv(node->transport, 0, &event, &err));
+        if (!event.peer) return n;
+    }
+}
+
+static sn_msg *open_with_next(node_session *p, const sn_buf *sealed) {
+    sn_msg *msg = node_session_open_message(p);
+    const sn_blob blob = {sealed->data, sealed->len};
+    REQUIRE(sn_announcement_list(&blob, &msg->open.next, &msg->open.n_next, &err));
+    return msg;
+}
+
+static sn_msg *step_with_route(node_session *p, int position, int n) {
+    sn_msg *msg = node_session_step_message(p, position, n);
+    REQUIRE(sn_list_new(1, SN_HOPS_MAX, sizeof *msg->step.route, &msg->step.route, &err));
+    msg->step.n_route = 1;
+    sn_random(msg->step.route[0].session, SN_SESSION_ID_SIZE);
+    return msg;
+}
+
+static bool opened(sn_msg *answer) {
+    bool ok = answer && answer->kind == SN_MSG_OPEN_REPLY;
+    sn_msg_free(&answer);
+    return ok;
+}
+
+Test(strangers, a_session_pushes_only_to_the_node_that_it_was_opened_with) {
+    protocol_fixture b;
+    node_session p, plain;
+    protocol_fixture_begin(&b);
+    invented node = invent(&b, 0);
+    sn_buf live = announce(&b, &node, b.unix_ms + 60000), late = announce(&b, &node, b.unix_ms - 1), forged = live;
+    node_session_init(&p, b.w, &b.client, 0, 4);
+    sn_protocol_tick(b.protocol, T0, b.unix_ms);
+    cr_expect(is_refusal(protocol_fixture_request(&b, open_with_next(&p, &late), T0), SN_RETRY, "has expired"));
+    forged.data = malloc(live.len);
+    memcpy(forged.data, live.data, live.len);
+    forged.data[live.len - 1] ^= 1;
+    cr_expect(is_refusal(protocol_fixture_request(&b, open_with_next(&p, &forged), T0), SN_RETRY, "has expired"),
+              "a forged announcement counts");
+    protocol_fixture_open(&b, &plain, T0);
+    cr_expect(is_refusal(protocol_fixture_request(&b, step_with_route(&plain, 0, 3), T0), SN_REFUSED,
+                         "opened without a next node"));
+    cr_expect_eq(pushes_to(&node), 0);
+    cr_expect(opened(protocol_fixture_request(&b, open_with_next(&p, &live), T0)));
+    cr_expect_null(protocol_fixture_request(&b, step_with_route(&p, 0, 3), T0));
+    cr_expect_eq(pushes_to(&node), 1);
+    free(forged.data), sn_buf_fini(&live), sn_buf_fini(&late);
+    free(p.timeline), free(plain.timeline);
+    sn_transport_free(&node.transport);
+    protocol_fixture_end(&b);
+}
+
+Test(strangers, one_client_causes_few_connections_and_idle_ones_are_closed) {
+    enum { TARGETS = 9 };
+    protocol_fixture b;
+    invented node[TARGETS];
+    protocol_fixture_begin(&b);
+    sn_msg *refused = NULL;
+    int64_t now_us = T0;
+    for (int i = 0; i < TARGETS; i++) {
+        node_session p;
+        node[i] = invent(&b, i);
+        sn_buf sealed = announce(&b, &node[i], b.unix_ms + 60000);
+        node_session_init(&p, b.w, &b.client, 0, 4);
+        cr_assert(opened(protocol_fixture_request(&b, open_with_next(&p, &sealed), now_us)));
+        refused = protocol_fixture_request(&b, step_with_route(&p, 0, 1), now_us);
+        if (i < TARGETS - 1) cr_expect_null(refused);
+        cr_expect_eq(pushes_to(&node[i]), i < TARGETS - 1);
+        sn_msg *closed = protocol_fixture_request(&b, node_session_close_message(&p), now_us);
+        sn_msg_free(&closed); /* a session that was closed frees no connection */
+        sn_buf_fini(&sealed);
+        free(p.timeline);
+    }
+    cr_expect(is_refusal(refused, SN_RETRY, "connects to 8 other nodes for one client"));
+    now_us += 61 * SECOND;
+    sn_protocol_tick(b.protocol, now_us, b.unix_ms);
+    node_session p;
+    sn_buf sealed = announce(&b, &node[8], b.unix_ms + 60000);
+    node_session_init(&p, b.w, &b.client, 0, 4);
+    cr_assert(opened(protocol_fixture_request(&b, open_with_next(&p, &sealed), now_us)));
+    cr_expect_null(protocol_fixture_request(&b, step_with_route(&p, 0, 1), now_us));
+    cr_expect_eq(pushes_to(&node[8]), 1, "idle connections still count");
+    sn_buf_fini(&sealed);
+    free(p.timeline);
+    for (int i = 0; i < TARGETS; i++) sn_transport_free(&node[i].transport);
+    protocol_fixture_end(&b);
+}
+
+Test(strangers, a_session_without_a_predecessor_takes_no_step_of_a_key_of_zeros) {
+    protocol_fixture b;
+    node_session p;
+    protocol_fixture_begin(&b);
+    protocol_fixture_open(&b, &p, T0);
+    sn_event event = {.msg = node_session_step_message(&p, 0, 3), .peer = 1000000};
+    sn_protocol_handle(b.protocol, &event, T0, b.unix_ms);
+    cr_expect_eq(b.n_waiting, 0, "a step of a stranger is computed");
+    free(p.timeline);
+    protocol_fixture_end(&b);
+}

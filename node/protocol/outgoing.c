@@ -3,7 +3,7 @@
  * A stranger must not make this node dial what it likes. So a client names another node by a sealed announcement and
  * not by an address: only what the key of a live announcement has signed is dialled, and only under that node's CURVE
  * key. A client may cause CLIENT_TARGETS_MAX connections, and all clients SN_OUTGOING_MAX; a connection counts until it
- * was not used for IDLE_US, also where nobody answered there; then the node hangs up. Connections that gossip uses, too,
+ * was not used for IDLE_US, also where no program answered; then the node hangs up. Connections that gossip uses, too,
  * are left to membership. */
 #include "node/protocol/protocol_private.h"
 

@@ -167,7 +167,10 @@ void sn_protocol_handle(sn_protocol *protocol, sn_event *event, int64_t now_us, 
         sn_membership_peer_lost(protocol->membership, event);
         return;
     }
-    if (event->gone) return;
+    if (event->gone) {
+        sn_protocol_peer_gone(protocol, event->peer, now_us);
+        return;
+    }
     if (!event->msg) {
         if (event->peer) sn_protocol_refuse(protocol, event->peer, NULL, &event->err);
         return;

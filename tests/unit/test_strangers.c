@@ -60,8 +60,8 @@ Test(strangers, a_client_that_comes_back_on_another_connection_keeps_its_session
     protocol_fixture_begin(&b);
     protocol_fixture_open(&b, &p, T0);
     sn_peer before = peer_of_client(&b, &b.client);
-    end_connection(&b, before, T0);
     sn_transport_hang_up(b.client.transport, b.client.node);
+    protocol_fixture_read(&b, T0);
     REQUIRE(sn_transport_dial(b.client.transport, "fixture:1", b.identity.curve_key, &b.client.node, &err));
     cr_assert_neq(peer_of_client(&b, &b.client), before);
     cr_expect_eq(sessions_at(&b, T0 + 2 * SN_OWNER_GONE_US), 1);
@@ -129,7 +129,7 @@ Test(strangers, unused_sessions_make_room_for_a_newcomer_and_used_ones_do_not) {
 
 /* -- where a node can be made to dial ------------------------------------------------------------------------------ */
 
-/* A stranger who makes announcements of nodes that he invents: each has an identity, and an address that he listens at
+/* An invented node, whose announcements a stranger signs: it has an identity, and listens at an address
  * within the test's hub. */
 typedef struct invented {
     sn_identity identity;

@@ -6,6 +6,7 @@
  * processes that the file is being written: store_sweep removes unfinished files that no process has locked. */
 #include "blocks/offload_store.h"
 
+#include "base/file.h"
 #include "base/log.h"
 
 #include <dirent.h>
@@ -49,28 +50,6 @@ enum { NAME_SIZE = 2 * SN_HASH_SIZE + 40 };
 static void block_file_name(const sn_hash *key, char out[NAME_SIZE]) {
     char hex[2 * SN_HASH_SIZE + 1];
     snprintf(out, NAME_SIZE, "%s.block", sn_hex(key->bytes, SN_HASH_SIZE, hex));
-}
-
-/* ---- reading and writing ranges of a file ---- */
-
-static bool file_read_at(int file, void *out, size_t bytes, size_t at) {
-    for (size_t done = 0; done < bytes;) {
-        ssize_t n = pread(file, (uint8_t *)out + done, bytes - done, (off_t)(at + done));
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        done += (size_t)n;
-    }
-    return true;
-}
-
-/* Returns 0 or an errno. */
-static int file_write_at(int file, const void *data, size_t bytes, size_t at) {
-    for (size_t done = 0; done < bytes;) {
-        ssize_t n = pwrite(file, (const uint8_t *)data + done, bytes - done, (off_t)(at + done));
-        if (n < 0 && errno != EINTR) return errno;
-        if (n > 0) done += (size_t)n;
-    }
-    return 0;
 }
 
 /* ---- open, close ---- */
@@ -201,7 +180,7 @@ static sn_hash store_hash_file(sn_offload_store *store, int file, size_t bytes, 
     *whole = true;
     for (size_t at = 0; at < bytes && *whole;) {
         size_t n = sn_min_size(CHUNK, bytes - at);
-        *whole = file_read_at(file, store->chunk, n, sizeof(header) + at);
+        *whole = !sn_file_read_at(file, store->chunk, n, sizeof(header) + at);
         if (*whole) sn_hasher_add(store->hasher, store->chunk, n);
         at += n;
     }
@@ -213,7 +192,7 @@ static const char *store_check_file(sn_offload_store *store, int file, const sn_
     struct stat st;
     bool whole;
     if (fstat(file, &st) || !S_ISREG(st.st_mode)) return "it is not a regular file";
-    if (!file_read_at(file, h, sizeof *h, 0)) return "it is cut short";
+    if (sn_file_read_at(file, h, sizeof *h, 0)) return "it is cut short";
     if (memcmp(h->magic, magic, sizeof magic) || h->version != VERSION) return "it is of another version";
     if (memcmp(&h->key, key, sizeof *key)) return "it holds another block";
     if (h->bytes != bytes) return "its size differs";
@@ -247,8 +226,8 @@ static int file_write_image(int file, const header *h, const void *image) {
     /* On file systems that support it, a full disk is found before gigabytes are written. */
     if (fallocate(file, 0, 0, (off_t)(sizeof *h + h->bytes)) && (errno == ENOSPC || errno == EFBIG || errno == EDQUOT))
         return errno;
-    int error = file_write_at(file, h, sizeof *h, 0);
-    if (!error) error = file_write_at(file, image, (size_t)h->bytes, sizeof *h);
+    int error = sn_file_write_at(file, h, sizeof *h, 0);
+    if (!error) error = sn_file_write_at(file, image, (size_t)h->bytes, sizeof *h);
     if (!error && fsync(file)) error = errno;
     return error;
 }
@@ -294,7 +273,7 @@ sn_status sn_offload_store_get(sn_offload_store *store, const sn_hash *key, void
     block_file_name(key, name);
     if (!s || s->bytes != bytes)
         return sn_fail(err, SN_STOP, "%s: no block of %zu bytes was stored under this name in this run", name, bytes);
-    bool whole = file_read_at(s->file, image, bytes, sizeof(header));
+    bool whole = !sn_file_read_at(s->file, image, bytes, sizeof(header));
     sn_hash hash = sn_hash_of(image, whole ? bytes : 0);
     if (!whole || memcmp(&hash, &s->image, sizeof hash))
         return sn_fail(err, SN_STOP, "%s in the offload folder %.256s was %s after it was checked: start again", name,

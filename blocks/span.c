@@ -214,6 +214,11 @@ sn_hash sn_block_hash_with_kv_dtype(const sn_hash *weights, sn_kv_dtype dtype) {
     return sn_hash_of(both, SN_HASH_SIZE + (size_t)n);
 }
 
+bool sn_span_has_weights(const sn_span *span, int block, const sn_hash *weights) {
+    sn_hash hash = sn_block_hash_with_kv_dtype(weights, span->kv_dtype);
+    return !memcmp(&hash, sn_span_block_hash(span, block), sizeof hash);
+}
+
 void sn_span_set_kv_dtype(sn_span *span, sn_kv_dtype dtype) {
     span->kv_dtype = dtype;
     for (int i = 0; i < span->end - span->first; i++)

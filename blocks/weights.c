@@ -1,6 +1,5 @@
 #include "blocks/weights.h"
 
-#include "base/mem.h"
 #include "device/guard.h"
 
 #include <stdlib.h>
@@ -13,17 +12,5 @@ sn_status sn_vector_read(const sn_hparams *hparams, sn_role role, const sn_model
     if (!status) status = sn_guard(&outside, NULL, 1, outside.shape, out, NULL, err);
     free(copy);
     for (size_t i = 0; i < t->cols && !status && hparams->norm_plus_one && sn_role_is_norm(role); i++) out[i] += 1.0f;
-    return status;
-}
-
-sn_status sn_weights_id(const sn_model *model, sn_hash *out, sn_err *err) {
-    sn_model_tensor t;
-    float *norm = NULL;
-    sn_status status = sn_model_find(model, SN_ROLE_OUTPUT_NORM, 0, &t, err);
-    if (!status && !t.data) status = sn_fail(err, SN_REFUSED, "the model has no last norm");
-    if (!status) status = sn_calloc(&norm, t.cols, sizeof *norm, err);
-    if (!status) status = sn_vector_read(sn_model_hparams(model), SN_ROLE_OUTPUT_NORM, &t, "output norm", norm, err);
-    if (!status) *out = sn_hash_of(norm, t.cols * sizeof *norm);
-    free(norm);
     return status;
 }

@@ -7,7 +7,6 @@
  * written to the folder of --out. */
 #include "base/clock.h"
 #include "blocks/adapter.h"
-#include "blocks/weights.h"
 #include "cli/command.h"
 #include "cli/io.h"
 #include "cli/progress.h"
@@ -15,7 +14,6 @@
 #include "client/tune/adapter_folder.h"
 #include "client/tune/checkpoint.h"
 #include "client/tune/loss_curve.h"
-#include "model/peft/peft.h"
 
 #include <errno.h>
 #include <math.h>
@@ -97,9 +95,9 @@ typedef struct tune_run {
     sn_dataset *data, *eval;
     sn_backbone *backbone;
     sn_tuner *tuner;
-    sn_hash weights; /* of the base model, which the adapter is for */
-    sn_hash model;   /* of shapes and weights */
-    json_t *options; /* all options that decide the result */
+    sn_base_weights base;     /* what the adapter is trained for */
+    sn_checkpoint checkpoint; /* of --resume */
+    json_t *options;          /* all options that decide the result */
     double loss_before, loss_after, accuracy_before, accuracy_after;
     int64_t began_us, first_step;
     uint64_t first_tokens; /* step and token count at which this run began */
@@ -227,30 +225,27 @@ static sn_status open_tuner(tune_run *w, sn_err *err) {
 }
 
 /* Stores the options that decide the result and, with --resume, compares them with those of the checkpoint. Called
- * before the model is opened (`model` NULL), and again before its blocks are loaded, with all that is known then. */
-static sn_status check_resume(tune_run *w, const sn_hash *model, sn_err *err) {
-    char path[4096];
-    json_t *then = NULL;
+ * before the model is opened, and again before its blocks are loaded, with all that is known then. */
+static sn_status check_resume(tune_run *w, sn_err *err) {
     sn_optimizer_options o;
     sn_status status = make_optimizer_options(w, &o, err);
     if (status) return status;
     json_decref(w->options);
     w->options = resume_options_json(w, &o);
     if (!w->options) return sn_fail(err, SN_STOP, "out of memory");
-    if (!given.resume) return SN_OK;
-    status = sn_checkpoint_find(given.resume, model, path, &then, err);
-    if (!status) status = check_resume_options(w->options, then, err);
-    json_decref(then);
-    return status;
+    return given.resume ? check_resume_options(w->options, w->checkpoint.options, err) : SN_OK;
+}
+
+/* The weights that compute must be those of the checkpoint. Called before the blocks are opened, which takes long, and
+ * afterwards, when their hashes are known, wherever they are. */
+static sn_status check_weights(const tune_run *w, sn_err *err) {
+    const sn_hash *blocks = w->backbone ? w->backbone->weights : NULL;
+    return given.resume ? sn_checkpoint_check_weights(&w->checkpoint, w->setup.model, blocks, err) : SN_OK;
 }
 
 static sn_status load_checkpoint(tune_run *w, sn_err *err) {
-    char path[4096];
-    json_t *then = NULL;
     if (!given.resume) return SN_OK;
-    sn_status status = sn_checkpoint_find(given.resume, &w->model, path, &then, err);
-    if (!status) status = sn_checkpoint_load(path, w->tuner, err);
-    json_decref(then);
+    sn_status status = sn_checkpoint_restore(&w->checkpoint, w->tuner, err);
     if (!status) fprintf(stderr, "resuming at step %lld\n", (long long)w->tuner->step);
     return status;
 }
@@ -278,7 +273,8 @@ static void print_progress(const tune_run *w, bool terminal, bool last) {
 
 static sn_status save_checkpoint(tune_run *w, sn_err *err) {
     const char *folder = given.resume ? given.resume : given.out;
-    sn_status status = sn_checkpoint_save(folder, w->tuner, &w->model, &w->weights, w->data->labels, w->options, err);
+    sn_hash model = sn_model_id(w->setup.model);
+    sn_status status = sn_checkpoint_save(folder, w->tuner, &model, &w->base, w->data->labels, w->options, err);
     return status ? status : sn_loss_curve_write(folder, w->tuner->losses, (size_t)w->tuner->step, err);
 }
 
@@ -335,25 +331,22 @@ static sn_status print_report(const tune_run *w, sn_err *err) {
 }
 
 static sn_status run_tune(tune_run *w, sn_err *err) {
-    sn_hash of[2];
-    sn_status status = check_resume(w, NULL, err);
+    const char *folder = given.resume ? given.resume : given.out;
+    sn_status status = given.resume ? sn_checkpoint_open(folder, &w->checkpoint, err) : SN_OK;
+    if (!status) status = check_resume(w, err);
     if (!status) status = sn_setup_open(&w->setup, true, err);
-    if (!status) status = sn_weights_id(w->setup.model, &w->weights, err);
-    if (status) return status;
-    of[0] = sn_model_id(w->setup.model), of[1] = w->weights;
-    w->model = sn_hash_of(of, sizeof of);
-    status = read_data(w, err);
-    if (!status) status = check_resume(w, &w->model, err);
+    if (!status) status = read_data(w, err);
+    if (!status) status = check_resume(w, err);
+    if (!status) status = check_weights(w, err);
     if (!status) status = open_backbone(w, err);
+    if (!status) status = check_weights(w, err);
+    if (!status) status = sn_base_weights_init(&w->base, w->setup.model, w->backbone->weights, err);
     if (!status) status = open_tuner(w, err);
     if (!status) status = evaluate_loss(w, &w->loss_before, &w->accuracy_before, err);
     if (!status) status = load_checkpoint(w, err);
     if (!status) status = train_steps(w, err);
-    if (!status)
-        status = sn_adapter_folder_save(given.resume ? given.resume : given.out, w->tuner->params, w->setup.hp,
-                                        w->data->labels, err);
-    if (!status)
-        status = sn_peft_write_base(given.resume ? given.resume : given.out, &w->weights, w->setup.hp->name, err);
+    if (!status) status = sn_adapter_folder_save(folder, w->tuner->params, w->setup.hp, w->data->labels, err);
+    if (!status) status = sn_base_weights_save(&w->base, folder, err);
     if (!status) status = evaluate_loss(w, &w->loss_after, &w->accuracy_after, err);
     return status ? status : print_report(w, err);
 }
@@ -370,6 +363,8 @@ static sn_status tune_main(const sn_options *options, int *code, sn_err *err) {
     sn_dataset_free(&w.data);
     sn_dataset_free(&w.eval);
     json_decref(w.options);
+    sn_checkpoint_close(&w.checkpoint);
+    sn_base_weights_fini(&w.base);
     sn_setup_close(&w.setup);
     return status;
 }

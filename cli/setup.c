@@ -3,7 +3,6 @@
 
 #include "base/hash.h"
 #include "base/log.h"
-#include "blocks/weights.h"
 #include "cli/io.h"
 #include "cli/progress.h"
 #include "client/net/adapter_lookup.h"
@@ -35,18 +34,14 @@ static sn_status open_tokenizer(sn_setup *setup, bool needed, sn_err *err) {
 }
 
 sn_status sn_setup_adapter(const sn_model *model, sn_loaded_adapter *out, sn_err *err) {
-    sn_hash weights;
-    char unsaid[SN_PEFT_NAME_SIZE];
-    bool marked;
+    char name[SN_PEFT_NAME_SIZE];
     sn_status status = sn_loaded_adapter_load(sn_cli_options.adapter, sn_model_hparams(model), out, err);
-    if (!status) status = sn_weights_id(model, &weights, err);
-    if (!status)
-        status =
-            sn_peft_check_base(sn_cli_options.adapter, &weights, sn_model_hparams(model)->name, &marked, unsaid, err);
-    if (!status && !marked)
-        fprintf(stderr, "swarm: %s does not say which weights it was trained for%s%s\n", sn_cli_options.adapter,
-                *unsaid ? ", only the name of a model: " : "", unsaid);
-    return status;
+    if (!status) status = sn_base_weights_check_client(&out->base, model, err);
+    if (status || out->base.n_blocks) return status;
+    sn_peft_base_name(sn_cli_options.adapter, name);
+    fprintf(stderr, "swarm: %s does not say which weights it was trained for%s%s\n", sn_cli_options.adapter,
+            *name ? ", only the name of a model: " : "", name);
+    return SN_OK;
 }
 
 sn_status sn_setup_open(sn_setup *setup, bool needs_tokenizer, sn_err *err) {

@@ -8,7 +8,7 @@
  * only after the copy has succeeded, so a failure leaves the cache as it was. */
 #include "kvcache/swap.h"
 
-#include "base/hash.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "device/guard.h"
 #include "kvcache/kvcache_private.h"
@@ -78,28 +78,13 @@ static sn_status page_upload(const sn_kv_pages *pages, uint32_t page, const uint
     return status;
 }
 
-static sn_status swap_file_write(int fd, const uint8_t *data, size_t n, off_t at, sn_err *err) {
-    while (n) {
-        ssize_t done = pwrite(fd, data, n, at);
-        if (done < 0 && errno == EINTR) continue;
-        if (done <= 0)
-            return sn_fail(err, SN_RETRY,
+static sn_status swap_file_write(int fd, const void *data, size_t n, uint64_t at, sn_err *err) {
+    int error = sn_file_write_at(fd, data, n, at);
+    return error ? sn_fail(err, SN_RETRY,
                            "an idle session stays in the KV cache: the swap file cannot be written: %s: free "
                            "space in --swap-dir",
-                           strerror(done ? errno : ENOSPC));
-        data += done, n -= (size_t)done, at += done;
-    }
-    return SN_OK;
-}
-
-static bool swap_file_read(int fd, uint8_t *data, size_t n, off_t at) {
-    while (n) {
-        ssize_t done = pread(fd, data, n, at);
-        if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) return false;
-        data += done, n -= (size_t)done, at += done;
-    }
-    return true;
+                           strerror(error))
+                 : SN_OK;
 }
 
 static void slot_free(sn_swap *swap, uint32_t number) {
@@ -122,14 +107,14 @@ static sn_status slot_store_page(sn_swap *swap, uint32_t page, uint32_t number, 
     sn_status status = page_download(swap->pages, page, swap->buffer, err);
     if (status) return status;
     to->hash = sn_hash_of(swap->buffer, bytes);
-    return swap_file_write(swap->fd, swap->buffer, bytes, (off_t)(number * bytes), err);
+    return swap_file_write(swap->fd, swap->buffer, bytes, (uint64_t)number * bytes, err);
 }
 
 static sn_status slot_load_page(sn_swap *swap, uint32_t page, uint32_t number, sn_err *err) {
     size_t bytes = swap->pages->page_bytes;
     const slot *from = &swap->slots[number];
     if (swap->fd < 0) return page_upload(swap->pages, page, from->host, err);
-    bool good = swap_file_read(swap->fd, swap->buffer, bytes, (off_t)(number * bytes));
+    bool good = !sn_file_read_at(swap->fd, swap->buffer, bytes, (uint64_t)number * bytes);
     sn_hash hash = sn_hash_of(swap->buffer, bytes);
     if (!good || memcmp(&hash, &from->hash, sizeof hash))
         return sn_fail(err, SN_REBUILD,

@@ -95,6 +95,21 @@ sn_status sn_model_block_hash(const sn_model *model, int block, sn_hash *out, sn
     return status;
 }
 
+sn_status sn_model_client_hash(const sn_model *model, sn_hash *out, sn_err *err) {
+    const sn_hparams *h = sn_model_hparams(model);
+    sn_hasher *hasher = sn_hasher_new();
+    if (!hasher) return sn_fail(err, SN_STOP, "out of memory for a hash");
+    sn_status status = SN_OK;
+    add_line(hasher, "n_embd=%d\nn_vocab=%d\nnorm_eps=%08" PRIx32 "\nlayer_norm=%d\nembed_scale=%08" PRIx32 "\n",
+             h->n_embd, h->n_vocab, float_bits(h->norm_eps), h->layer_norm, float_bits(h->embed_scale));
+    for (int role = 0; !status && role < SN_ROLE_FIRST_OF_BLOCK; role++)
+        if (role != SN_ROLE_OUTPUT || !h->tied_output) /* else it is the embedding, which is hashed already */
+            status = add_matrix(hasher, model, (sn_role)role, 0, 0, err);
+    if (!status) *out = sn_hasher_end(hasher);
+    sn_hasher_free(hasher);
+    return status;
+}
+
 sn_status sn_model_compute_id(const sn_model *model, sn_hash *out, sn_err *err) {
     const sn_hparams *h = sn_model_hparams(model);
     sn_model_tensor tensor;

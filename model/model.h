@@ -190,6 +190,9 @@ void sn_model_release_pages(const sn_model *model, const sn_model_tensor *tensor
  * the order of SN_ROLES dtype, rows, cols and bytes. Reads the block's tensors and releases their pages. */
 sn_status sn_model_block_hash(const sn_model *model, int block, sn_hash *out, sn_err *err) SN_MUST_USE;
 
+/* The same for the weights that a client computes with itself: embedding, its norm, the last norm, LM head. */
+sn_status sn_model_client_hash(const sn_model *model, sn_hash *out, sn_err *err) SN_MUST_USE;
+
 /* SHA-256 that identifies the model without reading weights: of the hyperparameters, and of name, dtype and shape of
  * every block tensor. Different ids mean different models; models of equal ids may still differ in their block hashes.
  * A folder that lacks shards of the model has another id than the complete model. */

@@ -1,14 +1,10 @@
 /* Writes safetensors: to a file by way of a temporary name, or to a buffer. */
 #include "model/safetensors.h"
 
+#include "base/file.h"
 #include "base/mem.h"
-#include "model/mapped_file.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { HEADER_MAX = 64 << 20, ALIGNMENT = 8 };
 
@@ -62,49 +58,28 @@ sn_status sn_safetensors_serialize(const sn_safetensors_entry *entries, size_t n
     return status;
 }
 
-static sn_status write_all(int fd, const void *data, size_t len, const char *path, sn_err *err) {
-    const uint8_t *at = data;
-    while (len) {
-        ssize_t done = write(fd, at, len);
-        if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) return sn_fail(err, SN_REFUSED, "%s cannot be written: %s", path, strerror(errno));
-        at += done;
-        len -= (size_t)done;
-    }
-    return SN_OK;
-}
-
-static sn_status write_entries(int fd, const sn_safetensors_entry *entries, size_t n, const sn_buf *header,
-                               const char *path, sn_err *err) {
+static sn_status write_entries(sn_new_file *file, const sn_safetensors_entry *entries, size_t n, const sn_buf *header,
+                               sn_err *err) {
     size_t bytes = 0;
-    sn_status status = write_all(fd, header->data, header->len, path, err);
+    sn_status status = sn_new_file_write(file, header->data, header->len, err);
     for (size_t i = 0; !status && i < n; i++) {
         status = entry_bytes(&entries[i], &bytes, err);
-        if (!status) status = write_all(fd, entries[i].data, bytes, path, err);
+        if (!status) status = sn_new_file_write(file, entries[i].data, bytes, err);
     }
-    if (!status && fsync(fd)) status = sn_fail(err, SN_REFUSED, "%s cannot be written: %s", path, strerror(errno));
     return status;
 }
 
 sn_status sn_safetensors_write(const char *path, const sn_safetensors_entry *entries, size_t n, sn_err *err) {
-    char unfinished[SN_MAPPED_FILE_PATH_MAX];
+    sn_new_file file;
     sn_buf header;
     sn_buf_init(&header, HEADER_MAX);
-    if (snprintf(unfinished, sizeof unfinished, "%s.%ld.part", path, (long)getpid()) >= (int)sizeof unfinished)
-        return sn_fail(err, SN_REFUSED, "the path is too long");
     sn_status status = make_header(entries, n, &header, err);
-    if (status) goto out;
-    int fd = open(unfinished, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0) {
-        status = sn_fail(err, SN_REFUSED, "%s cannot be written: %s", unfinished, strerror(errno));
-        goto out;
+    if (!status) {
+        status = sn_new_file_create(path, &file, err);
+        if (!status) status = write_entries(&file, entries, n, &header, err);
+        if (!status) status = sn_new_file_commit(&file, err);
+        sn_new_file_discard(&file);
     }
-    status = write_entries(fd, entries, n, &header, unfinished, err);
-    close(fd);
-    if (!status && rename(unfinished, path))
-        status = sn_fail(err, SN_REFUSED, "%s cannot be written: %s", path, strerror(errno));
-    if (status) unlink(unfinished);
-out:
     sn_buf_fini(&header);
     return status;
 }

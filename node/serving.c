@@ -1,7 +1,6 @@
 #include "node/serving.h"
 
 #include "base/mem.h"
-#include "blocks/weights.h"
 #include "kvcache/swap.h"
 
 #include <pthread.h>
@@ -22,12 +21,7 @@ sn_status sn_serving_load(sn_serving *serving, const sn_load_request *request, s
     int end = request->end;
     sn_model *model = NULL;
     sn_device_placement *placement = &serving->device_placement;
-    sn_hash weights;
-    bool known = false;
     sn_status status = sn_model_open(options->model_path, &model, err);
-    if (!status)
-        known = !sn_weights_id(model, &weights,
-                               &(sn_err){0}); /* false where a shard is missing: then adapters are loaded unchecked */
     if (!status)
         status = sn_device_placement_make(&options->device_placement, model, request->first, &end, placement, err);
     if (!status && options->on_plan) options->on_plan((const char *)placement->table.data);
@@ -38,8 +32,7 @@ sn_status sn_serving_load(sn_serving *serving, const sn_load_request *request, s
     if (!status) sn_span_set_kv_dtype(serving->span, options->kv_dtype);
     if (!status) status = sn_span_kv_pool(serving->span, options->device_placement.kv_memory, &serving->pool, err);
     if (!status && options->adapters)
-        status = sn_adapter_store_load(options->adapters, serving->span, known ? &weights : NULL,
-                                       &serving->adapter_store, err);
+        status = sn_adapter_store_load(options->adapters, serving->span, &serving->adapter_store, err);
     if (!status) serving->throughput = sn_throughput_measure(serving->span, serving->pool);
     if (!status) status = swap_open(serving->pool, options, err);
     if (!status)

@@ -55,6 +55,15 @@ static size_t chain_kv_bytes(const sn_chain *chain) {
     return hops * pages * local->device->ops->kv_page_bytes(local->device, &shape);
 }
 
+/* The local blocks must be those that the adapter was trained for. */
+static sn_status chain_check_local(const sn_chain *chain, sn_err *err) {
+    const sn_base_weights *base = chain->options.adapter.base;
+    for (int b = chain->options.local.first; b < chain->options.local.end && base && base->n_blocks; b++)
+        if (!sn_span_has_weights(chain->span, b, &base->blocks[b]))
+            return sn_base_weights_block_differs(base, b, err);
+    return SN_OK;
+}
+
 static sn_status chain_load_local(sn_chain *chain, const sn_model *model, sn_err *err) {
     const sn_chain_local *local = &chain->options.local;
     const sn_chain_adapter *adapter = &chain->options.adapter;
@@ -62,6 +71,7 @@ static sn_status chain_load_local(sn_chain *chain, const sn_model *model, sn_err
     size_t kv_memory = local->kv_memory ? local->kv_memory : chain_kv_bytes(chain);
     sn_status status = sn_span_load(model, local->device, local->first, local->end, NULL, NULL, &chain->span, err);
     if (!status) sn_span_set_kv_dtype(chain->span, chain->options.kv.dtype);
+    if (!status) status = chain_check_local(chain, err);
     if (!status && adapter->bytes)
         status = sn_adapter_load(chain->span, adapter->image, adapter->bytes, &chain->adapter, err);
     return status ? status : sn_span_kv_pool(chain->span, kv_memory, &chain->pool, err);
@@ -70,12 +80,15 @@ static sn_status chain_load_local(sn_chain *chain, const sn_model *model, sn_err
 static sn_status chain_check_options(const sn_chain *chain, sn_err *err) {
     static const sn_hash none;
     const sn_chain_options *o = &chain->options;
+    const sn_base_weights *base = o->adapter.base;
     bool named_only = memcmp(&o->adapter.hash, &none, sizeof none) && !o->adapter.bytes;
     if (o->link && o->limits.timeout_ms < 1)
         return sn_fail(err, SN_REFUSED, "a chain over nodes needs a timeout: begin with sn_chain_options_default()");
     if (named_only && o->local.first < o->local.end)
         return sn_fail(err, SN_REFUSED,
                        "an adapter that only nodes hold cannot be used with local blocks: give the adapter's folder");
+    if (base && base->n_blocks && base->n_blocks != chain->hp.n_blocks)
+        return sn_fail(err, SN_REFUSED, "the adapter was trained for a model of %d blocks", base->n_blocks);
     if (o->max_tokens && o->adapter.n_prompt > chain->hp.n_ctx - o->max_tokens)
         return sn_fail(err, SN_REFUSED, "%d tokens and %d virtual ones are more than this model's context of %d",
                        o->max_tokens, o->adapter.n_prompt, chain->hp.n_ctx);

@@ -15,6 +15,7 @@
 #define SN_CLIENT_CHAIN_CHAIN_H
 
 #include "client/chain/verifier.h"
+#include "model/base_weights.h"
 
 typedef struct sn_chain sn_chain;
 
@@ -29,6 +30,7 @@ typedef struct sn_chain_adapter {
     size_t bytes;      /* of the image */
     const float *prompt; /* (n_prompt, n_embd): virtual tokens before every timeline */
     int n_prompt;
+    const sn_base_weights *base; /* blocks with other weights than these are not used; NULL: any are */
 } sn_chain_adapter;
 
 typedef struct sn_chain_limits {

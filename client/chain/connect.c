@@ -180,11 +180,18 @@ static sn_status chain_plan_route_now(sn_chain *chain, int first, int end, sn_ro
     return status;
 }
 
+static void chain_know_hash(sn_chain *chain, int block, const sn_hash *weights) {
+    chain->block_hash[block] = sn_block_hash_with_kv_dtype(weights, chain->options.kv.dtype);
+    chain->known_hash[block] = &chain->block_hash[block];
+}
+
 sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *err) {
     size_t n = (size_t)chain->hp.n_blocks, budget = VERIFY_BYTES_MAX;
     sn_status status = sn_calloc(&chain->block_hash, n, sizeof *chain->block_hash, err);
     if (!status) status = sn_calloc(&chain->known_hash, n, sizeof *chain->known_hash, err);
     const sn_chain *like = chain->options.verification.hashes_from;
+    const sn_base_weights *base = chain->options.adapter.base;
+    sn_hash hash;
     for (size_t b = 0; b < n && !status && like; b++) {
         if (!like->known_hash[b]) continue;
         chain->block_hash[b] = *like->known_hash[b];
@@ -194,16 +201,19 @@ sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *
     if (like) return status;
     for (int b = 0; b < chain->hp.n_blocks && !status; b++) {
         bool here = b >= chain->options.local.first && b < chain->options.local.end;
-        if (here || !chain->options.link || !sn_model_has_block(model, b)) continue;
+        if (here || !chain->options.link) continue;
+        if (base && base->n_blocks) chain_know_hash(chain, b, &base->blocks[b]);
+        if (!budget || !sn_model_has_block(model, b)) continue;
         for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT && !status; role++) {
             sn_model_tensor t;
             status = sn_model_find(model, (sn_role)role, b, &t, err);
             if (!status) budget -= sn_min_size(budget, t.data ? t.bytes : 0);
         }
-        if (status || !budget) break;
-        status = sn_model_block_hash(model, b, &chain->block_hash[b], err);
-        if (!status) chain->block_hash[b] = sn_block_hash_with_kv_dtype(&chain->block_hash[b], chain->options.kv.dtype);
-        chain->known_hash[b] = &chain->block_hash[b];
+        if (status || !budget) continue;
+        status = sn_model_block_hash(model, b, &hash, err);
+        if (!status && base && base->n_blocks && memcmp(&hash, &base->blocks[b], sizeof hash))
+            status = sn_base_weights_block_differs(base, b, err);
+        if (!status) chain_know_hash(chain, b, &hash);
     }
     return status;
 }

@@ -237,10 +237,17 @@ static sn_status route_fail_gaps(const sn_candidate *candidates, size_t n, int f
     if (!used)
         return sn_fail(err, SN_RETRY,
                        "the nodes that serve blocks %d:%d have too little free KV memory for this session", first, end);
-    for (size_t i = 0; i < n; i++)
-        if (candidates[i].eligibility == SN_INELIGIBLE_WIRE && candidates[i].first < end && candidates[i].end > first)
+    for (size_t i = 0; i < n; i++) {
+        if (candidates[i].first >= end || candidates[i].end <= first) continue;
+        if (candidates[i].eligibility == SN_INELIGIBLE_WIRE)
             return sn_fail(err, SN_RETRY,
                            "no node serves blocks %s with this --wire-dtype: choose f32, which all nodes accept", gaps);
+        if (candidates[i].eligibility == SN_INELIGIBLE_WEIGHTS)
+            return sn_fail(err, SN_RETRY,
+                           "no node serves blocks %s with the weights of this client's model file or adapter: the nodes "
+                           "that serve them have other weights",
+                           gaps);
+    }
     return sn_fail(err, SN_RETRY,
                    "no node serves blocks %s of this model: start a swarm-node for them, or give --local", gaps);
 }

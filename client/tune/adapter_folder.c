@@ -12,6 +12,7 @@
  * Data from the file passes through sn_guard, which checks its shape and its values. */
 #include "client/tune/adapter_folder.h"
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "blocks/adapter.h"
 #include "device/guard.h"
@@ -22,9 +23,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-enum { PATH_SIZE = 4096, NAME_SIZE = SN_PEFT_NAME_MAX + 16 };
+enum { NAME_SIZE = SN_PEFT_NAME_MAX + 16 };
 
 /* The method's name in the config file. A model that normalises its embeddings needs a name of its own for prompt
  * tuning, because PEFT applies that norm to virtual tokens and this project does not. */
@@ -111,14 +111,13 @@ static json_t *config_json(const sn_params *p, const sn_hparams *hp, char *const
     return config;
 }
 
-static sn_status save_config(const char *folder, json_t *config, sn_err *err) {
-    char path[PATH_SIZE], unfinished[PATH_SIZE + 8];
-    if (snprintf(path, sizeof path, "%s/adapter_config.json", folder) >= (int)sizeof path)
-        return sn_fail(err, SN_REFUSED, "the path is too long");
-    snprintf(unfinished, sizeof unfinished, "%s.part", path);
-    if (!config || json_dump_file(config, unfinished, JSON_INDENT(2) | JSON_PRESERVE_ORDER) || rename(unfinished, path))
-        return sn_fail(err, SN_REFUSED, "%s cannot be written: check the free space and the permissions", path);
-    return SN_OK;
+static sn_status save_config(const char *folder, const json_t *config, sn_err *err) {
+    char path[SN_PATH_SIZE];
+    char *text = config ? json_dumps(config, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
+    sn_status status = sn_path_join(path, folder, "adapter_config.json", err);
+    if (!status) status = text ? sn_file_replace(path, text, strlen(text), err) : sn_fail(err, SN_STOP, "out of memory");
+    free(text);
+    return status;
 }
 
 /* The content of the safetensors file. `free` is the unused part of `values`. */
@@ -180,11 +179,11 @@ static size_t count_floats(const sn_params *p, const sn_hparams *hp) {
 }
 
 static sn_status save_tensors(const char *folder, const sn_params *p, const sn_hparams *hp, sn_err *err) {
-    char path[PATH_SIZE];
+    char path[SN_PATH_SIZE];
     tensors t = {0};
-    if (snprintf(path, sizeof path, "%s/adapter_model.safetensors", folder) >= (int)sizeof path)
-        return sn_fail(err, SN_REFUSED, "the path is too long");
-    sn_status status = sn_calloc(&t.names, p->n, sizeof *t.names, err);
+    sn_status status = sn_path_join(path, folder, "adapter_model.safetensors", err);
+    if (status) return status;
+    status = sn_calloc(&t.names, p->n, sizeof *t.names, err);
     if (!status) status = sn_calloc(&t.entries, p->n, sizeof *t.entries, err);
     if (!status) status = sn_calloc(&t.values, count_floats(p, hp), sizeof *t.values, err);
     t.free = t.values;
@@ -303,17 +302,17 @@ static sn_status read_tensors(const sn_safetensors *file, const sn_hparams *hp, 
 }
 
 sn_status sn_adapter_folder_load(const char *folder, const sn_hparams *hp, sn_adapter_folder *out, sn_err *err) {
-    char path[PATH_SIZE];
+    char path[SN_PATH_SIZE];
     json_error_t error;
     sn_params_shape shape = {0};
     sn_safetensors *file = NULL;
     *out = (sn_adapter_folder){0};
-    if (snprintf(path, sizeof path, "%s/adapter_config.json", folder) >= (int)sizeof path)
-        return sn_fail(err, SN_REFUSED, "the path is too long");
+    sn_status status = sn_path_join(path, folder, "adapter_config.json", err);
+    if (status) return status;
     json_t *config = json_load_file(path, 0, &error);
     if (!config) return sn_fail(err, SN_REFUSED, "%s cannot be read: %.100s", path, error.text);
-    sn_status status = read_shape(config, hp, out, &shape, err);
-    snprintf(path, sizeof path, "%s/adapter_model.safetensors", folder);
+    status = read_shape(config, hp, out, &shape, err);
+    if (!status) status = sn_path_join(path, folder, "adapter_model.safetensors", err);
     if (!status) status = sn_safetensors_open(path, &file, err);
     if (!status && shape.method == SN_METHOD_LORA) find_targets(file, hp, &shape);
     if (!status) status = sn_params_new(hp, &shape, &out->params, err);

@@ -40,6 +40,8 @@ typedef struct sn_backbone_ops {
 } sn_backbone_ops;
 struct sn_backbone {
     const sn_backbone_ops *ops; /* each implementation has this struct as its first member */
+    const sn_hash *weights;     /* (n_blocks): the hash of each block's weights (sn_model_block_hash), which no later run
+                                   changes */
 };
 
 /* A backbone with all blocks on `device`. tokens_max: rows of the longest sequence. The model may be closed afterwards;
@@ -53,7 +55,8 @@ typedef struct sn_backbone_swarm_options {
     int timeout_ms;             /* for one micro-batch at one node */
     int max_retries;            /* failures of nodes in a row that a run tolerates */
 } sn_backbone_swarm_options;
-/* A backbone over nodes. Waits for a few seconds until a route over all blocks exists. */
+/* A backbone over nodes. Waits for a few seconds until a route over all blocks exists. It uses only nodes with the
+ * weights of the model's file; where the file lacks a block, only nodes with the weights of the first route. */
 sn_status sn_backbone_swarm(const sn_model *model, const sn_backbone_swarm_options *options, sn_backbone **out,
                             sn_err *err) SN_MUST_USE;
 

@@ -116,6 +116,7 @@ sn_status sn_backbone_local(const sn_model *model, sn_device *device, int tokens
     l->n_blocks = sn_model_hparams(model)->n_blocks;
     l->n_embd = sn_model_hparams(model)->n_embd;
     status = sn_span_load(model, device, 0, l->n_blocks, NULL, NULL, &l->span, err);
+    if (!status) l->base.weights = sn_span_describe(l->span).block_hash;
     if (!status) status = sn_train_new(l->span, tokens_max, &l->train, err);
     if (status)
         local_free(&l->base);

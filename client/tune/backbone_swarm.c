@@ -123,6 +123,14 @@ static sn_status hop_make_image(swarm_backbone *s, hop *h, sn_err *err) {
     return status;
 }
 
+/* From now on the blocks of this leg have the weights that its node announces. */
+static void swarm_note_weights(swarm_backbone *s, const sn_route_leg *leg) {
+    for (int b = leg->first; b < leg->end; b++) {
+        memcpy(s->block_hash[b].bytes, leg->node->block_hash[b - (int)leg->node->first_block], SN_HASH_SIZE);
+        s->known_hash[b] = &s->block_hash[b];
+    }
+}
+
 static sn_status swarm_take_route(swarm_backbone *s, sn_err *err) {
     sn_route route;
     swarm_drop_hops(s);
@@ -131,6 +139,7 @@ static sn_status swarm_take_route(swarm_backbone *s, sn_err *err) {
         const sn_route_leg *leg = &route.legs[i];
         hop *h = &s->hops[s->n_hops++];
         *h = (hop){.first = leg->first, .end = leg->end};
+        swarm_note_weights(s, leg);
         memcpy(h->node, leg->node->node, SN_KEY_SIZE);
         memcpy(h->curve_key, leg->node->curve_key, SN_KEY_SIZE);
         memcpy(h->address, leg->node->address, sizeof h->address);
@@ -492,6 +501,7 @@ sn_status sn_backbone_swarm(const sn_model *model, const sn_backbone_swarm_optio
     status = sn_peer_stats_new(&s->peer_stats, err);
     if (!status) status = swarm_learn_hashes(s, model, err);
     if (!status) status = swarm_take_route(s, err);
+    s->base.weights = s->block_hash;
     if (status)
         swarm_free(&s->base);
     else

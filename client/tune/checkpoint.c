@@ -1,21 +1,21 @@
 /* How it works. A checkpoint consists of the adapter folder's files, swarm.json, state.safetensors (parameters, moments
- * and losses as float32 and raw 64-bit arrays) and checkpoint.json, the index: version, model, counters, options and
- * the SHA-256 of every other file.
+ * and losses as float32 and raw 64-bit arrays), checkpoint.json (version, model, counters, options) and SHA256SUMS, which
+ * names the SHA-256 of every other file in the format of sha256sum.
  *
- * Saving writes all files into step-N.part, synchronises each to the disk, renames the folder to step-N and
- * synchronises the parent. The rename is the commit point: a folder named step-N is always complete. Then all
- * checkpoints but the newest two and all unfinished folders are deleted; the second newest remains in case the newest
- * is damaged later.
+ * Saving writes all files into step-N.part and synchronises each to the disk (base/file.h), then the folder, renames it
+ * to step-N and synchronises the parent. The rename is the commit point: a folder named step-N is always complete. Then
+ * all checkpoints but the newest two and all unfinished folders are deleted; the second newest remains in case the
+ * newest is damaged later.
  *
- * Finding takes the highest N and compares the hashes of its files with the index. It does not fall back to an older
- * checkpoint by itself, because the user must know that work was lost. Loading reads the state back and rebuilds the
- * order of the examples from seed and epoch. */
+ * Opening takes the highest N and compares SHA256SUMS with the text that its files give now, before anything in them is
+ * believed. It does not fall back to an older checkpoint by itself, because the user must know that work was lost.
+ * Restoring reads the state back and rebuilds the order of the examples from seed and epoch. */
 #include "client/tune/checkpoint.h"
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/text.h"
 #include "client/tune/adapter_folder.h"
-#include "model/peft/peft.h"
 #include "model/safetensors.h"
 
 #include <dirent.h>
@@ -27,79 +27,71 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { PATH_SIZE = 4096, FILE_MAX = 1 << 30, VERSION = 1 };
+enum { VERSION = 2, SUMS_MAX = 4096 };
+_Static_assert(sizeof((sn_checkpoint *)0)->path == SN_PATH_SIZE, "a checkpoint's path is a path");
+static const char sums_name[] = "SHA256SUMS";
 static const char *const files[] = {"adapter_config.json", "adapter_model.safetensors", "swarm.json",
-                                    "state.safetensors"};
+                                    "state.safetensors", "checkpoint.json"};
 enum { N_FILES = sizeof files / sizeof *files };
 
-static sn_status path_join(char out[PATH_SIZE], const char *folder, const char *name, sn_err *err) {
-    return snprintf(out, PATH_SIZE, "%s/%s", folder, name) < PATH_SIZE
-               ? SN_OK
-               : sn_fail(err, SN_REFUSED, "the path is too long");
-}
-
-static sn_status hash_file(const char *folder, const char *name, char hex[65], sn_err *err) {
-    char path[PATH_SIZE];
-    sn_buf bytes = {0};
-    sn_status status = path_join(path, folder, name, err);
-    if (!status) status = sn_read_file(path, FILE_MAX, &bytes, err);
-    if (!status) {
-        sn_hash hash = sn_hash_of(bytes.data, bytes.len);
-        sn_hex(hash.bytes, SN_HASH_SIZE, hex);
-    }
-    sn_buf_fini(&bytes);
+/* The line of SHA256SUMS for a file as it is now. */
+static sn_status sums_line(const char *folder, const char *name, char line[SN_PATH_SIZE], sn_err *err) {
+    char path[SN_PATH_SIZE], hex[2 * SN_HASH_SIZE + 1];
+    sn_hash hash;
+    sn_status status = sn_path_join(path, folder, name, err);
+    if (!status) status = sn_file_hash(path, &hash, err);
+    if (!status) snprintf(line, SN_PATH_SIZE, "%s  %s\n", sn_hex(hash.bytes, SN_HASH_SIZE, hex), name);
     return status;
-}
-
-static sn_status sync_path(const char *path, sn_err *err) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    int failed = fd < 0 || fsync(fd);
-    if (fd >= 0) close(fd);
-    return failed ? sn_fail(err, SN_REFUSED, "%s cannot be written to the disk: %s", path, strerror(errno)) : SN_OK;
 }
 
 /* -- saving */
 
 static sn_status save_state(const char *folder, const sn_tuner *t, sn_err *err) {
-    char path[PATH_SIZE];
+    char path[SN_PATH_SIZE];
     size_t n = t->params->n_floats;
     const sn_safetensors_entry entries[] = {
         {"values", SN_F32, 1, {n}, t->params->values},
         {"exp_avg", SN_F32, 1, {n}, t->exp_avg},
         {"exp_avg_sq", SN_F32, 1, {n}, t->exp_avg_sq},
         {"losses", SN_I64, 1, {(size_t)t->step}, t->losses}}; /* doubles, stored by their bits */
-    sn_status status = path_join(path, folder, "state.safetensors", err);
+    sn_status status = sn_path_join(path, folder, "state.safetensors", err);
     return status ? status : sn_safetensors_write(path, entries, t->step ? 4 : 3, err);
 }
 
 static sn_status save_index(const char *folder, const sn_tuner *t, const sn_hash *model, const json_t *options,
                             sn_err *err) {
-    char path[PATH_SIZE], hex[65];
-    json_t *hashes = json_object();
-    sn_status status = SN_OK;
-    for (int i = 0; i < N_FILES && !status; i++) {
-        status = hash_file(folder, files[i], hex, err);
-        if (!status) json_object_set_new(hashes, files[i], json_string(hex));
-        if (!status) status = path_join(path, folder, files[i], err);
-        if (!status) status = sync_path(path, err);
-    }
+    char path[SN_PATH_SIZE], hex[2 * SN_HASH_SIZE + 1];
     json_t *index =
-        json_pack("{si ss sI sI sI sI so sO}", "version", VERSION, "model", sn_hex(model->bytes, SN_HASH_SIZE, hex),
+        json_pack("{si ss sI sI sI sI sO}", "version", VERSION, "model", sn_hex(model->bytes, SN_HASH_SIZE, hex),
                   "step", (json_int_t)t->step, "epoch", (json_int_t)t->epoch, "position", (json_int_t)t->position,
-                  "tokens", (json_int_t)t->tokens, "files", hashes, "options", options);
-    if (!status) status = path_join(path, folder, "checkpoint.json", err);
-    if (!status && (!index || json_dump_file(index, path, JSON_INDENT(2) | JSON_PRESERVE_ORDER)))
-        status = sn_fail(err, SN_REFUSED, "%s cannot be written: check the free space", path);
-    if (!status) status = sync_path(path, err);
+                  "tokens", (json_int_t)t->tokens, "options", options);
+    char *text = index ? json_dumps(index, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
+    sn_status status = sn_path_join(path, folder, "checkpoint.json", err);
+    if (!status) status = text ? sn_file_replace(path, text, strlen(text), err) : sn_fail(err, SN_STOP, "out of memory");
+    free(text);
     json_decref(index);
     return status;
 }
 
+static sn_status save_sums(const char *folder, sn_err *err) {
+    char path[SN_PATH_SIZE], line[SN_PATH_SIZE];
+    sn_buf sums;
+    sn_buf_init(&sums, SUMS_MAX);
+    sn_status status = sn_path_join(path, folder, sums_name, err);
+    for (int i = 0; i < N_FILES && !status; i++) {
+        status = sums_line(folder, files[i], line, err);
+        if (!status) status = sn_buf_append(&sums, line, strlen(line), err);
+    }
+    if (!status) status = sn_file_replace(path, sums.data, sums.len, err);
+    sn_buf_fini(&sums);
+    return status;
+}
+
 static void remove_folder(const char *folder) {
-    char path[PATH_SIZE];
+    char path[SN_PATH_SIZE];
     DIR *dir = opendir(folder);
     for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir))
-        if (e->d_name[0] != '.' && snprintf(path, sizeof path, "%s/%s", folder, e->d_name) < (int)sizeof path)
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..") && !sn_path_join(path, folder, e->d_name, NULL))
             unlink(path);
     if (dir) closedir(dir);
     rmdir(folder);
@@ -113,7 +105,7 @@ static long long step_number(const char *name) {
 
 /* Deletes all checkpoints but the newest two, and all unfinished ones. The first loop finds the second newest. */
 static void remove_old(const char *folder, long long newest) {
-    char path[PATH_SIZE];
+    char path[SN_PATH_SIZE];
     long long second = -1;
     for (int loop = 0; loop < 2; loop++) {
         DIR *dir = opendir(folder);
@@ -123,33 +115,45 @@ static void remove_old(const char *folder, long long newest) {
             bool unfinished = !strncmp(e->d_name, "step-", 5) && len > 5 && !strcmp(e->d_name + len - 5, ".part");
             if (loop == 0 && n > second && n < newest) second = n;
             bool old = n >= 0 && n != second && n != newest;
-            if (loop == 1 && (old || unfinished) && !path_join(path, folder, e->d_name, &(sn_err){0}))
-                remove_folder(path);
+            if (loop == 1 && (old || unfinished) && !sn_path_join(path, folder, e->d_name, NULL)) remove_folder(path);
         }
         if (dir) closedir(dir);
     }
 }
 
-sn_status sn_checkpoint_save(const char *folder, const sn_tuner *t, const sn_hash *model, const sn_hash *weights,
-                             char *const *labels, const json_t *options, sn_err *err) {
-    char name[64], path[PATH_SIZE], unfinished[PATH_SIZE + 8];
-    snprintf(name, sizeof name, "step-%lld", (long long)t->step);
-    sn_status status = path_join(path, folder, name, err);
+/* Gives the complete folder its name. A folder that has the name already is of an earlier run, perhaps with other
+ * options: both change places, and the earlier one goes with the unfinished ones. */
+static sn_status commit_folder(const char *folder, const char *unfinished, const char *path, sn_err *err) {
+    sn_status status = sn_folder_sync(unfinished, err);
     if (status) return status;
-    struct stat existing;
-    if (!stat(path, &existing)) return SN_OK; /* it has the same content: the same steps give the same bits */
+    bool failed = rename(unfinished, path);
+    if (failed && (errno == ENOTEMPTY || errno == EEXIST)) {
+        failed = renameat2(AT_FDCWD, unfinished, AT_FDCWD, path, RENAME_EXCHANGE);
+        if (failed && (errno == EINVAL || errno == ENOSYS)) { /* the file system cannot exchange names */
+            remove_folder(path);
+            failed = rename(unfinished, path);
+        }
+    }
+    if (failed) return sn_fail(err, SN_REFUSED, "%s cannot be created: %s", path, strerror(errno));
+    return sn_folder_sync(folder, err);
+}
+
+sn_status sn_checkpoint_save(const char *folder, const sn_tuner *t, const sn_hash *model, const sn_base_weights *base,
+                             char *const *labels, const json_t *options, sn_err *err) {
+    char name[64], path[SN_PATH_SIZE], unfinished[SN_PATH_SIZE + 8];
+    snprintf(name, sizeof name, "step-%lld", (long long)t->step);
+    sn_status status = sn_path_join(path, folder, name, err);
+    if (status) return status;
     snprintf(unfinished, sizeof unfinished, "%s.part", path);
     remove_folder(unfinished);
     if ((mkdir(folder, 0777) && errno != EEXIST) || mkdir(unfinished, 0777))
         return sn_fail(err, SN_REFUSED, "%s cannot be created: %s", unfinished, strerror(errno));
     status = sn_adapter_folder_save(unfinished, t->params, t->hp, labels, err);
-    if (!status) status = sn_peft_write_base(unfinished, weights, t->hp->name, err);
+    if (!status) status = sn_base_weights_save(base, unfinished, err);
     if (!status) status = save_state(unfinished, t, err);
     if (!status) status = save_index(unfinished, t, model, options, err);
-    if (!status) status = sync_path(unfinished, err);
-    if (!status && rename(unfinished, path))
-        status = sn_fail(err, SN_REFUSED, "%s cannot be created: %s", path, strerror(errno));
-    if (!status) status = sync_path(folder, err);
+    if (!status) status = save_sums(unfinished, err);
+    if (!status) status = commit_folder(folder, unfinished, path, err);
     if (status)
         remove_folder(unfinished);
     else
@@ -157,50 +161,99 @@ sn_status sn_checkpoint_save(const char *folder, const sn_tuner *t, const sn_has
     return status;
 }
 
-/* -- finding */
+/* -- opening */
 
-static sn_status check_files(const char *path, const json_t *index, sn_err *err) {
-    char hex[65];
-    for (int i = 0; i < N_FILES; i++) {
-        const char *expected = json_string_value(json_object_get(json_object_get(index, "files"), files[i]));
-        sn_status status = hash_file(path, files[i], hex, err);
-        if (status) return status;
-        if (!expected || strcmp(expected, hex))
-            return sn_fail(err, SN_REFUSED, "%s/%s is damaged: its SHA-256 differs from the one in checkpoint.json",
-                           path, files[i]);
+/* Compares SHA256SUMS, line by line, with the files as they are. */
+static sn_status check_sums(const char *folder, sn_err *err) {
+    char path[SN_PATH_SIZE], line[SN_PATH_SIZE];
+    sn_buf sums = {0};
+    size_t at = 0;
+    sn_status status = sn_path_join(path, folder, sums_name, err);
+    if (!status && access(path, F_OK))
+        return sn_fail(err, SN_REFUSED,
+                       "%s has no %s: it is not complete, or an earlier version of this program wrote it: use another "
+                       "checkpoint",
+                       folder, sums_name);
+    if (!status) status = sn_read_file(path, SUMS_MAX, &sums, err);
+    for (int i = 0; i < N_FILES && !status; i++) {
+        status = sums_line(folder, files[i], line, err);
+        size_t len = status ? 0 : strlen(line);
+        if (!status && (sums.len - at < len || memcmp(sums.data + at, line, len)))
+            status = sn_fail(err, SN_REFUSED,
+                             "%s/%s is damaged: its SHA-256 differs from the one in %s: delete this checkpoint, and "
+                             "training resumes from the one before it",
+                             folder, files[i], sums_name);
+        at += len;
     }
-    return SN_OK;
+    if (!status && at != sums.len)
+        status = sn_fail(err, SN_REFUSED, "%s is damaged: it has more lines than the checkpoint has files", path);
+    sn_buf_fini(&sums);
+    return status;
 }
 
-sn_status sn_checkpoint_find(const char *folder, const sn_hash *model, char path[4096], json_t **options, sn_err *err) {
-    char name[64], at[PATH_SIZE], hex[65];
+static sn_status read_index(sn_checkpoint *c, sn_err *err) {
+    char path[SN_PATH_SIZE];
     json_error_t error;
+    sn_status status = sn_path_join(path, c->path, "checkpoint.json", err);
+    if (status) return status;
+    json_t *index = json_load_file(path, 0, &error);
+    if (!index) return sn_fail(err, SN_REFUSED, "%s cannot be read: %.100s", path, error.text);
+    const char *model = json_string_value(json_object_get(index, "model"));
+    json_int_t step = json_integer_value(json_object_get(index, "step")),
+               epoch = json_integer_value(json_object_get(index, "epoch")),
+               position = json_integer_value(json_object_get(index, "position")),
+               tokens = json_integer_value(json_object_get(index, "tokens"));
+    if (json_integer_value(json_object_get(index, "version")) != VERSION)
+        status = sn_fail(err, SN_REFUSED, "%s was written by another version of this program", path);
+    else if (step < 0 || epoch < 0 || tokens < 0 || position < 0 || !model ||
+             sn_unhex(model, c->model.bytes, SN_HASH_SIZE, NULL))
+        status = sn_fail(err, SN_REFUSED, "%s holds an invalid model, step, epoch or position: use another checkpoint",
+                         path);
+    c->step = step;
+    c->epoch = (uint64_t)epoch;
+    c->position = (uint64_t)position;
+    c->tokens = (uint64_t)tokens;
+    c->options = json_incref(json_object_get(index, "options"));
+    json_decref(index);
+    return status;
+}
+
+sn_status sn_checkpoint_open(const char *folder, sn_checkpoint *out, sn_err *err) {
+    char name[64];
     long long newest = -1;
+    *out = (sn_checkpoint){.step = 0};
     DIR *dir = opendir(folder);
-    *options = NULL;
     for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir))
         if (step_number(e->d_name) > newest) newest = step_number(e->d_name);
     if (dir) closedir(dir);
     if (newest < 0)
         return sn_fail(err, SN_REFUSED, "%s holds no checkpoint (a folder step-N): start without --resume", folder);
     snprintf(name, sizeof name, "step-%lld", newest);
-    sn_status status = path_join(path, folder, name, err);
-    if (!status) status = path_join(at, path, "checkpoint.json", err);
-    if (status) return status;
-    json_t *index = json_load_file(at, 0, &error);
-    const char *index_model = json_string_value(json_object_get(index, "model"));
-    if (!index) return sn_fail(err, SN_REFUSED, "%s cannot be read: %.100s", at, error.text);
-    if (json_integer_value(json_object_get(index, "version")) != VERSION || !index_model)
-        status = sn_fail(err, SN_REFUSED, "%s was written by another version of this program", at);
-    else if (model && strcmp(index_model, sn_hex(model->bytes, SN_HASH_SIZE, hex)))
-        status = sn_fail(err, SN_REFUSED, "%s is of another model: resume with the model of its first step", path);
-    if (!status) status = check_files(path, index, err);
-    if (!status) *options = json_incref(json_object_get(index, "options"));
-    json_decref(index);
+    sn_status status = sn_path_join(out->path, folder, name, err);
+    if (!status) status = check_sums(out->path, err);
+    if (!status) status = sn_base_weights_load(out->path, &out->base, err);
+    return status ? status : read_index(out, err);
+}
+
+void sn_checkpoint_close(sn_checkpoint *c) {
+    sn_base_weights_fini(&c->base);
+    json_decref(c->options);
+    *c = (sn_checkpoint){.step = 0};
+}
+
+sn_status sn_checkpoint_check_weights(const sn_checkpoint *c, const sn_model *model, const sn_hash *blocks,
+                                      sn_err *err) {
+    sn_hash id = sn_model_id(model);
+    if (memcmp(&id, &c->model, sizeof id))
+        return sn_fail(err, SN_REFUSED, "%s is of another model: resume with the model of its first step", c->path);
+    sn_status status = sn_base_weights_check_client(&c->base, model, err);
+    for (int b = 0; b < c->base.n_blocks && blocks && !status; b++)
+        if (memcmp(&c->base.blocks[b], &blocks[b], sizeof *blocks))
+            status = sn_base_weights_block_differs(&c->base, b, err);
     return status;
 }
 
-/* -- loading */
+/* -- restoring */
 
 static sn_status state_read_floats(const sn_safetensors *file, const char *name, float *out, size_t n, sn_err *err) {
     const sn_safetensors_tensor *t = sn_safetensors_find(file, name);
@@ -222,37 +275,29 @@ static sn_status state_read_losses(const sn_safetensors *file, sn_tuner *t, size
     return status;
 }
 
-static sn_status state_read_position(const char *path, sn_tuner *t, sn_err *err) {
-    char at[PATH_SIZE];
-    sn_status status = path_join(at, path, "checkpoint.json", err);
-    json_t *index = status ? NULL : json_load_file(at, 0, NULL);
-    json_int_t step = json_integer_value(json_object_get(index, "step")),
-               position = json_integer_value(json_object_get(index, "position"));
-    json_int_t epoch = json_integer_value(json_object_get(index, "epoch")),
-               tokens = json_integer_value(json_object_get(index, "tokens"));
-    json_decref(index);
-    if (status) return status;
-    if (step < 0 || epoch < 0 || tokens < 0 || position < 0 || (size_t)position > t->data->n)
-        return sn_fail(err, SN_REFUSED, "%s holds an invalid step, epoch or position: use another checkpoint", at);
-    t->step = step;
-    t->epoch = (uint64_t)epoch;
-    t->position = (size_t)position;
-    t->tokens = (uint64_t)tokens;
+static sn_status restore_position(const sn_checkpoint *c, sn_tuner *t, sn_err *err) {
+    if (c->position > t->data->n)
+        return sn_fail(err, SN_REFUSED, "its position is %llu of %zu examples", (unsigned long long)c->position,
+                       t->data->n);
+    t->step = c->step;
+    t->epoch = c->epoch;
+    t->position = (size_t)c->position;
+    t->tokens = c->tokens;
     sn_dataset_order(t->data, t->options.seed, t->epoch, t->order);
     return SN_OK;
 }
 
-sn_status sn_checkpoint_load(const char *path, sn_tuner *t, sn_err *err) {
-    char at[PATH_SIZE];
+sn_status sn_checkpoint_restore(const sn_checkpoint *c, sn_tuner *t, sn_err *err) {
+    char path[SN_PATH_SIZE];
     sn_safetensors *file = NULL;
     size_t n = t->params->n_floats;
-    sn_status status = path_join(at, path, "state.safetensors", err);
-    if (!status) status = sn_safetensors_open(at, &file, err);
+    sn_status status = sn_path_join(path, c->path, "state.safetensors", err);
+    if (!status) status = sn_safetensors_open(path, &file, err);
     if (!status) status = state_read_floats(file, "values", t->params->values, n, err);
     if (!status) status = state_read_floats(file, "exp_avg", t->exp_avg, n, err);
     if (!status) status = state_read_floats(file, "exp_avg_sq", t->exp_avg_sq, n, err);
-    if (!status) status = state_read_position(path, t, err);
+    if (!status) status = restore_position(c, t, err);
     if (!status) status = state_read_losses(file, t, (size_t)t->step, err);
     sn_safetensors_close(&file);
-    return status ? sn_err_context(err, "%s", path) : SN_OK;
+    return status ? sn_err_context(err, "%s", c->path) : SN_OK;
 }

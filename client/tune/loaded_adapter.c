@@ -17,18 +17,20 @@ sn_status sn_loaded_adapter_load(const char *folder, const sn_hparams *hp, sn_lo
         out->method = out->folder.params->shape.method;
         status = sn_params_image(out->folder.params, 0, hp->n_blocks, &out->image, err);
     }
+    if (!status) status = sn_base_weights_load(folder, &out->base, err);
     if (status) sn_loaded_adapter_fini(out);
     return status;
 }
 
 void sn_loaded_adapter_fini(sn_loaded_adapter *loaded) {
     sn_buf_fini(&loaded->image);
+    sn_base_weights_fini(&loaded->base);
     sn_adapter_folder_fini(&loaded->folder);
     *loaded = (sn_loaded_adapter){0};
 }
 
 sn_chain_adapter sn_loaded_adapter_for_chain(const sn_loaded_adapter *loaded) {
-    sn_chain_adapter chain_adapter = {.image = loaded->image.data, .bytes = loaded->image.len};
+    sn_chain_adapter chain_adapter = {.image = loaded->image.data, .bytes = loaded->image.len, .base = &loaded->base};
     if (chain_adapter.bytes) chain_adapter.hash = sn_hash_of(chain_adapter.image, chain_adapter.bytes);
     if (loaded->folder.params) chain_adapter.n_prompt = sn_params_prompt(loaded->folder.params, &chain_adapter.prompt);
     return chain_adapter;

@@ -6,10 +6,12 @@
 
 #include "client/chain/chain.h"
 #include "client/tune/adapter_folder.h"
+#include "model/base_weights.h"
 
 typedef struct sn_loaded_adapter {
     sn_method method;
     sn_buf image;             /* adapter of all blocks (blocks/adapter.h); empty: the blocks have no adapter */
+    sn_base_weights base;     /* the weights that it was trained for */
     sn_adapter_folder folder; /* parameters that the client uses itself: virtual tokens, classifier; zeroed for LoRA */
 } sn_loaded_adapter;
 

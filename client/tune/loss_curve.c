@@ -1,12 +1,13 @@
 #include "client/tune/loss_curve.h"
 
+#include "base/file.h"
 #include "base/mem.h"
 
-#include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
-#include <string.h>
+#include <stdlib.h>
 
-enum { WIDTH = 720, HEIGHT = 360, MARGIN = 48, POINTS = 600, PATH_SIZE = 4096 };
+enum { WIDTH = 720, HEIGHT = 360, MARGIN = 48, POINTS = 600 };
 
 static void write_csv(FILE *file, const double *losses, size_t n) {
     fprintf(file, "step,loss\n");
@@ -44,15 +45,16 @@ static void write_svg(FILE *file, const double *losses, size_t n) {
 
 static sn_status write_to(const char *folder, const char *name, void (*write)(FILE *, const double *, size_t),
                           const double *losses, size_t n, sn_err *err) {
-    char path[PATH_SIZE];
-    if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
-        return sn_fail(err, SN_REFUSED, "the path is too long");
-    FILE *file = fopen(path, "we");
-    if (!file) return sn_fail(err, SN_REFUSED, "%s cannot be written: %s", path, strerror(errno));
-    write(file, losses, n);
-    int failed = ferror(file);
-    if (fclose(file) || failed) return sn_fail(err, SN_REFUSED, "%s cannot be written: check the free space", path);
-    return SN_OK;
+    char path[SN_PATH_SIZE], *text = NULL;
+    size_t len = 0;
+    FILE *file = open_memstream(&text, &len);
+    sn_status status = sn_path_join(path, folder, name, err);
+    if (file) write(file, losses, n);
+    bool failed = !file || ferror(file);
+    if (file && fclose(file)) failed = true;
+    if (!status) status = failed ? sn_fail(err, SN_STOP, "out of memory") : sn_file_replace(path, text, len, err);
+    free(text);
+    return status;
 }
 
 sn_status sn_loss_curve_write(const char *folder, const double *losses, size_t n, sn_err *err) {

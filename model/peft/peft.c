@@ -63,6 +63,15 @@ static sn_status read_config(const char *folder, json_t **out, sn_err *err) {
     return sn_fail(err, SN_REFUSED, "%s is not a JSON object", path);
 }
 
+void sn_peft_base_name(const char *folder, char out[SN_PEFT_NAME_SIZE]) {
+    json_t *config = NULL;
+    sn_err unused; /* the adapter is loaded as well, and that reports errors */
+    const char *name =
+        read_config(folder, &config, &unused) ? NULL : json_string_value(json_object_get(config, "base_model_name_or_path"));
+    snprintf(out, SN_PEFT_NAME_SIZE, "%s", name ? name : "");
+    json_decref(config);
+}
+
 sn_status sn_peft_is_lora(const char *folder, bool *out, sn_err *err) {
     json_t *config;
     sn_status status = read_config(folder, &config, err);

@@ -19,15 +19,8 @@ sn_status sn_peft_lora(const char *folder, const sn_hparams *hp, sn_buf *image, 
 sn_status sn_peft_lora_parse(const char *config, size_t len, const void *tensors, size_t tensors_len,
                              const sn_hparams *hp, sn_buf *image, sn_err *err) SN_MUST_USE;
 
-/* Writes swarm.json to the folder: which weights (sn_weights_id of blocks/weights.h) the adapter was trained for. PEFT
- * ignores this file. */
-sn_status sn_peft_write_base(const char *folder, const sn_hash *weights, const char *model_name,
-                             sn_err *err) SN_MUST_USE;
-/* SN_REFUSED when swarm.json says that the adapter was trained for other weights. *has_base: whether there is a
- * swarm.json; if not, as in folders of PEFT, base_name gets the base_model_name_or_path of the configuration, perhaps
- * empty. */
+/* The base_model_name_or_path of the folder's configuration, cut to fit; empty where there is none. */
 enum { SN_PEFT_NAME_SIZE = 128 };
-sn_status sn_peft_check_base(const char *folder, const sn_hash *weights, const char *model_name, bool *has_base,
-                             char base_name[SN_PEFT_NAME_SIZE], sn_err *err) SN_MUST_USE;
+void sn_peft_base_name(const char *folder, char out[SN_PEFT_NAME_SIZE]);
 
 #endif

@@ -16,10 +16,9 @@ typedef struct sn_adapter_store {
     size_t n;
 } sn_adapter_store;
 
-/* An adapter that is broken, was trained for other weights (`weights` NULL: unknown, so not checked) or exceeds
- * SN_ADAPTERS_MAX is skipped with a warning. SN_REFUSED: the folder cannot be read. By the span's thread. */
-sn_status sn_adapter_store_load(const char *folder, sn_span *span, const sn_hash *weights, sn_adapter_store *out,
-                                sn_err *err) SN_MUST_USE;
+/* An adapter that is broken, was trained for other weights than the span's or exceeds SN_ADAPTERS_MAX is skipped with a
+ * warning. SN_REFUSED: the folder cannot be read. By the span's thread. */
+sn_status sn_adapter_store_load(const char *folder, sn_span *span, sn_adapter_store *out, sn_err *err) SN_MUST_USE;
 void sn_adapter_store_free(sn_adapter_store *store); /* accepts a zeroed one; before the span */
 
 #endif

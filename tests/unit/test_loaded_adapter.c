@@ -1,9 +1,9 @@
 /* Folders of adapters: PEFT's own format (tests/fixtures/peft was written by PEFT) and that of `swarm tune`. An
  * adapter that cannot be applied as PEFT applies it is refused with an error. */
-#include "blocks/weights.h"
 #include "client/tune/loaded_adapter.h"
 #include "model/peft/peft.h"
 #include "model/safetensors.h"
+#include "tests/support/files.h"
 #include "tests/support/require.h"
 
 #include <criterion/criterion.h>
@@ -228,27 +228,86 @@ Test(loaded_adapter, rank_and_alpha_per_module_match_peft) {
     sn_safetensors_close(&plain);
 }
 
-Test(loaded_adapter, refuses_an_adapter_of_other_weights) {
-    sn_hash weights, others;
-    char unverified[SN_PEFT_NAME_SIZE] = "untouched";
-    bool marked;
+/* The base weights of a model, with the hashes of all its blocks from its file. */
+static sn_base_weights base_of(const sn_model *of) {
+    sn_base_weights base;
+    sn_hash blocks[64];
+    for (int i = 0; i < sn_model_hparams(of)->n_blocks; i++) REQUIRE(sn_model_block_hash(of, i, &blocks[i], &err));
+    REQUIRE(sn_base_weights_init(&base, of, blocks, &err));
+    return base;
+}
+
+Test(loaded_adapter, names_all_weights_that_it_was_trained_for) {
+    sn_base_weights base = base_of(model), read;
+    sn_loaded_adapter loaded;
+    char name[SN_PEFT_NAME_SIZE];
     sn_err why = {0};
-    REQUIRE(sn_weights_id(model, &weights, &err));
-    sn_model *another = NULL;
-    REQUIRE(sn_model_open(SN_FIXTURES "/golden/mistral", &another, &err));
-    REQUIRE(sn_weights_id(another, &others, &err));
-    cr_assert(memcmp(&weights, &others, sizeof weights));
     copy_fixture();
     /* PEFT's configuration contains only a name */
-    REQUIRE(sn_peft_check_base(folder, &weights, hp.name, &marked, unverified, &err));
-    cr_expect(!marked);
-    cr_expect_str_eq(unverified, "golden/llama");
-    REQUIRE(sn_peft_write_base(folder, &weights, "the first", &err));
-    REQUIRE(sn_peft_check_base(folder, &weights, hp.name, &marked, unverified, &err));
-    cr_expect(marked);
-    cr_expect_eq(sn_peft_check_base(folder, &others, "the other", &marked, unverified, &why), SN_REFUSED);
-    cr_expect(strstr(why.text, "the first") && strstr(why.text, "the other"), "%s", why.text);
-    sn_model_close(&another);
+    REQUIRE(sn_base_weights_load(folder, &read, &err));
+    cr_expect_eq(read.n_blocks, 0);
+    REQUIRE(sn_base_weights_check_client(&read, model, &err));
+    sn_peft_base_name(folder, name);
+    cr_expect_str_eq(name, "golden/llama");
+    REQUIRE(sn_base_weights_save(&base, folder, &err));
+    REQUIRE(sn_loaded_adapter_load(folder, &hp, &loaded, &err));
+    cr_assert_eq(loaded.base.n_blocks, hp.n_blocks);
+    cr_expect(!memcmp(loaded.base.blocks, base.blocks, (size_t)hp.n_blocks * sizeof *base.blocks));
+    cr_expect(sn_loaded_adapter_for_chain(&loaded).base == &loaded.base);
+    REQUIRE(sn_base_weights_check_client(&loaded.base, model, &err));
+    loaded.base.client.bytes[7] ^= 1;
+    cr_expect_eq(sn_base_weights_check_client(&loaded.base, model, &why), SN_REFUSED);
+    cr_expect(strstr(why.text, "trained for other weights") && strstr(why.text, "LM head"), "%s", why.text);
+    sn_loaded_adapter_fini(&loaded);
+    write_file(folder, "swarm.json", "{\"weights\": \"00\"}", 17);
+    cr_expect_eq(sn_loaded_adapter_load(folder, &hp, &loaded, &why), SN_REFUSED);
+    cr_expect(strstr(why.text, "does not name weights"), "%s", why.text);
+    sn_base_weights_fini(&base);
+}
+
+/* Changes one bit of a tensor in model.safetensors. */
+static void flip_bit_of(const char *in, const char *tensor) {
+    char *path = temp_path(in, "model.safetensors");
+    uint64_t n;
+    FILE *file = fopen(path, "r+b");
+    cr_assert(file && fread(&n, sizeof n, 1, file) == 1);
+    char *header = malloc(n);
+    cr_assert_eq(fread(header, 1, n, file), n);
+    json_t *all = json_loadb(header, n, 0, NULL);
+    json_t *offsets = json_object_get(json_object_get(all, tensor), "data_offsets");
+    cr_assert(offsets, "%s", tensor);
+    long at = (long)(8 + n) + (long)json_integer_value(json_array_get(offsets, 0));
+    cr_assert(!fseek(file, at, SEEK_SET));
+    int byte = fgetc(file);
+    cr_assert(!fseek(file, at, SEEK_SET) && fputc(byte ^ 1, file) != EOF && !fclose(file));
+    json_decref(all);
+    free(header);
+    free(path);
+}
+
+/* golden/llama ties its LM head to the embedding; golden/qwen3 has one of its own. */
+Test(loaded_adapter, every_weight_of_the_client_counts) {
+    static const char *const changes[][2] = {{"llama", "model.embed_tokens.weight"},
+                                             {"llama", "model.norm.weight"},
+                                             {"qwen3", "lm_head.weight"},
+                                             {"qwen3", "model.norm.weight"}};
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+        char from[256], *copy = temp_folder();
+        sn_model *of = NULL;
+        sn_hash hash[2];
+        snprintf(from, sizeof from, SN_FIXTURES "/golden/%s", changes[i][0]);
+        copy_file(from, copy, "config.json");
+        copy_file(from, copy, "model.safetensors");
+        for (int changed = 0; changed < 2; changed++) {
+            if (changed) flip_bit_of(copy, changes[i][1]);
+            REQUIRE(sn_model_open(copy, &of, &err));
+            REQUIRE(sn_model_client_hash(of, &hash[changed], &err));
+            sn_model_close(&of);
+        }
+        cr_expect(memcmp(&hash[0], &hash[1], sizeof *hash), "%s does not count", changes[i][1]);
+        remove_tree(copy);
+        free(copy);
+    }
 }
 
 Test(loaded_adapter, layers_without_adapters_are_left_as_they_are) {

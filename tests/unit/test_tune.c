@@ -1,6 +1,6 @@
 /* Training from examples to parameters: the same bits over every cut of a swarm, for every split of a step into
- * micro-batches, when a node fails within a step, and when training is interrupted and resumed; and the errors for
- * invalid checkpoints. */
+ * micro-batches, when a node fails within a step, and when training is interrupted and resumed. test_checkpoint.c has
+ * the checkpoints themselves. */
 #include "client/tune/adapter_folder.h"
 #include "client/tune/checkpoint.h"
 #include "client/tune/tuner.h"
@@ -254,27 +254,29 @@ Test(tune, memory_does_not_grow_over_a_thousand_steps) {
 
 /* -- checkpoints */
 
-static json_t *some_options(void) { return json_pack("{sf}", "lr", 0.01); }
-
 Test(tune, resuming_from_a_checkpoint_changes_no_bit) {
     fixture *b = fixture_new();
     sn_backbone *backbone = local_backbone(b);
     sn_hash model = sn_model_id(b->model);
     char *labels[] = {"a", "b", "c"};
-    json_t *options = some_options(), *found = NULL;
+    json_t *options = json_pack("{sf}", "lr", 0.01);
+    sn_base_weights base;
+    sn_checkpoint checkpoint;
+    REQUIRE(sn_base_weights_init(&base, b->model, backbone->weights, &err));
     for (int method = 0; method < SN_METHOD_COUNT; method++) {
-        char *folder = temp_folder(), path[4096];
+        char *folder = temp_folder();
         sn_tuner *whole = tuner_new(b, backbone, (sn_method)method, 3, 1),
                  *half = tuner_new(b, backbone, (sn_method)method, 3, 1);
         run_steps(whole, 8);
         run_steps(half, 5); /* within an epoch */
-        REQUIRE(sn_checkpoint_save(folder, half, &model, &model, labels, options, &err));
+        REQUIRE(sn_checkpoint_save(folder, half, &model, &base, labels, options, &err));
         sn_tuner_free(&half);
         half = tuner_new(b, backbone, (sn_method)method, 3, 1);
-        REQUIRE(sn_checkpoint_find(folder, &model, path, &found, &err));
-        cr_expect(json_equal(found, options));
-        json_decref(found);
-        REQUIRE(sn_checkpoint_load(path, half, &err));
+        REQUIRE(sn_checkpoint_open(folder, &checkpoint, &err));
+        cr_expect(json_equal(checkpoint.options, options));
+        REQUIRE(sn_checkpoint_check_weights(&checkpoint, b->model, backbone->weights, &err));
+        REQUIRE(sn_checkpoint_restore(&checkpoint, half, &err));
+        sn_checkpoint_close(&checkpoint);
         run_steps(half, 3);
         cr_expect(same_parameters(whole, half), "%s: bits differ after resuming", sn_method_name((sn_method)method));
         sn_tuner_free(&whole);
@@ -283,82 +285,7 @@ Test(tune, resuming_from_a_checkpoint_changes_no_bit) {
         free(folder);
     }
     json_decref(options);
-    sn_backbone_free(&backbone);
-    fixture_free(b);
-}
-
-static void expect_refused(const char *folder, const sn_hash *model, const char *part) {
-    char path[4096];
-    json_t *options = NULL;
-    sn_err err = {0};
-    cr_expect_eq(sn_checkpoint_find(folder, model, path, &options, &err), SN_REFUSED);
-    cr_expect(strstr(err.text, part), "'%s' does not say '%s'", err.text, part);
-    json_decref(options);
-}
-
-Test(tune, a_checkpoint_that_is_damaged_missing_or_of_another_model_is_refused) {
-    static const char *const files[] = {"adapter_config.json", "adapter_model.safetensors", "swarm.json",
-                                        "state.safetensors"};
-    fixture *b = fixture_new();
-    sn_backbone *backbone = local_backbone(b);
-    sn_hash model = sn_model_id(b->model), other = model;
-    char *folder = temp_folder(), path[4096], at[4200];
-    json_t *options = some_options();
-    sn_tuner *t = tuner_new(b, backbone, SN_METHOD_LORA, 2, 1);
-    other.bytes[4] ^= 1;
-    expect_refused(folder, &model, "no checkpoint");
-    run_steps(t, 2);
-    REQUIRE(sn_checkpoint_save(folder, t, &model, &model, NULL, options, &err));
-    expect_refused(folder, &other, "another model");
-    snprintf(path, sizeof path, "%s/step-2", folder);
-    for (int i = 0; i < 4; i++) {
-        snprintf(at, sizeof at, "%s/%s", path, files[i]);
-        FILE *file = fopen(at, "r+b");
-        cr_assert(file && !fseek(file, 60, SEEK_SET));
-        int byte = fgetc(file);
-        cr_assert(!fseek(file, 60, SEEK_SET) && fputc(byte ^ 1, file) != EOF && !fclose(file));
-        expect_refused(folder, &model, "damaged");
-        file = fopen(at, "r+b");
-        cr_assert(file && !fseek(file, 60, SEEK_SET) && fputc(byte, file) != EOF && !fclose(file));
-    }
-    /* The unfinished folder of a killed process is not a checkpoint. */
-    snprintf(at, sizeof at, "%s/step-3.part", folder);
-    cr_assert_eq(mkdir(at, 0777), 0);
-    json_t *found = NULL;
-    REQUIRE(sn_checkpoint_find(folder, &model, path, &found, &err));
-    cr_expect(strstr(path, "step-2"));
-    json_decref(found);
-    snprintf(at, sizeof at, "%s/step-2/state.safetensors", folder);
-    cr_assert_eq(unlink(at), 0);
-    expect_refused(folder, &model, "state.safetensors");
-    sn_tuner_free(&t);
-    json_decref(options);
-    remove_tree(folder);
-    free(folder);
-    sn_backbone_free(&backbone);
-    fixture_free(b);
-}
-
-Test(tune, keeps_only_the_last_two_checkpoints) {
-    fixture *b = fixture_new();
-    sn_backbone *backbone = local_backbone(b);
-    sn_hash model = sn_model_id(b->model);
-    char *folder = temp_folder(), path[4096];
-    json_t *options = some_options();
-    sn_tuner *t = tuner_new(b, backbone, SN_METHOD_PROMPT, 2, 1);
-    struct stat there;
-    for (int i = 1; i <= 4; i++) {
-        run_steps(t, 1);
-        REQUIRE(sn_checkpoint_save(folder, t, &model, &model, NULL, options, &err));
-        for (int k = 1; k <= i; k++) {
-            snprintf(path, sizeof path, "%s/step-%d", folder, k);
-            cr_expect_eq(!stat(path, &there), k >= i - 1, "after step %d: step-%d", i, k);
-        }
-    }
-    sn_tuner_free(&t);
-    json_decref(options);
-    remove_tree(folder);
-    free(folder);
+    sn_base_weights_fini(&base);
     sn_backbone_free(&backbone);
     fixture_free(b);
 }

@@ -1,10 +1,9 @@
 /* Evidence files and `swarm verify`: it names the lying nodes and no others; damaged, forged or unrelated evidence
  * is refused with an error. The nodes are only keys: the test signs their statements. */
 #include "base/text.h"
-#include "blocks/weights.h"
 #include "client/audit/evidence.h"
 #include "client/tune/adapter_folder.h"
-#include "model/peft/peft.h"
+#include "model/base_weights.h"
 #include "tests/support/fake_node.h"
 #include "tests/support/files.h"
 #include "tests/support/require.h"
@@ -247,33 +246,36 @@ Test(verify, refuses_damaged_forged_and_unrelated_evidence) {
     fixture_end(&s);
 }
 
-/* Writes a LoRA adapter that fits the model and names these weights as its base to the fixture's folder. */
-static void make_adapter(const fixture *s, const sn_model *model, const sn_hash *weights) {
+/* Writes a LoRA adapter that fits the model and was trained for these weights to the fixture's folder. */
+static void make_adapter(const fixture *s, const sn_model *model, const sn_base_weights *base) {
     sn_params *params = NULL;
     sn_params_shape shape = {.method = SN_METHOD_LORA, .rank = 2, .alpha = 2, .target = {[SN_ROLE_ATTN_V] = true}};
     REQUIRE(sn_params_new(sn_model_hparams(model), &shape, &params, &err));
     REQUIRE(sn_adapter_folder_save(s->folder, params, sn_model_hparams(model), NULL, &err));
-    REQUIRE(sn_peft_write_base(s->folder, weights, "some model", &err));
+    REQUIRE(sn_base_weights_save(base, s->folder, &err));
     sn_params_free(&params);
 }
 
 Test(verify, refuses_an_adapter_of_other_weights) {
     fixture s;
     sn_model *model = NULL;
-    sn_hash weights, others = {{9}};
+    sn_base_weights base;
     char option[1100];
     fixture_begin(&s);
     add_statement(&s, &s.lying, receipt_of(&s, s.wrong_rows), NULL);
     REQUIRE(sn_evidence_save(&s.e, s.folder, s.path, &err));
     REQUIRE(sn_model_open(s.w->path, &model, &err));
-    REQUIRE(sn_weights_id(model, &weights, &err));
+    REQUIRE(sn_base_weights_init(&base, model, s.w->block_hash, &err));
     snprintf(option, sizeof option, "--adapter=%s", s.folder);
-    make_adapter(&s, model, &others);
+    base.client.bytes[0] ^= 1;
+    make_adapter(&s, model, &base);
     cr_expect_eq(run_verify(&s, s.w->path, option), 2);
-    cr_expect(strstr(s.last.err, "was trained for other weights (some model)"), "%s", s.last.err);
-    make_adapter(&s, model, &weights);
+    cr_expect(strstr(s.last.err, "was trained for other weights"), "%s", s.last.err);
+    base.client.bytes[0] ^= 1;
+    make_adapter(&s, model, &base);
     cr_expect_eq(run_verify(&s, s.w->path, option), 2);
     cr_expect(strstr(s.last.err, "about another adapter"), "%s", s.last.err);
+    sn_base_weights_fini(&base);
     sn_model_close(&model);
     fixture_end(&s);
 }

@@ -1,0 +1,117 @@
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { CHUNK = 1 << 20 };
+
+int sn_file_read_at(int fd, void *out, size_t bytes, uint64_t at) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t n = pread(fd, (uint8_t *)out + done, bytes - done, (off_t)(at + done));
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return n ? errno : ENODATA;
+        done += (size_t)n;
+    }
+    return 0;
+}
+
+int sn_file_write_at(int fd, const void *data, size_t bytes, uint64_t at) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t n = pwrite(fd, (const uint8_t *)data + done, bytes - done, (off_t)(at + done));
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return n ? errno : ENOSPC;
+        done += (size_t)n;
+    }
+    return 0;
+}
+
+static sn_status hash_open_file(int fd, uint8_t *chunk, sn_hasher *hasher, const char *path, sn_err *err) {
+    for (;;) {
+        ssize_t n = read(fd, chunk, CHUNK);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return sn_fail(err, SN_REFUSED, "%s cannot be read: %s", path, strerror(errno));
+        if (!n) return SN_OK;
+        sn_hasher_add(hasher, chunk, (size_t)n);
+    }
+}
+
+sn_status sn_file_hash(const char *path, sn_hash *out, sn_err *err) {
+    uint8_t *chunk = malloc(CHUNK);
+    sn_hasher *hasher = sn_hasher_new();
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    sn_status status = SN_OK;
+    if (!chunk || !hasher)
+        status = sn_fail(err, SN_STOP, "out of memory");
+    else if (fd < 0)
+        status = sn_fail(err, SN_REFUSED, "%s cannot be opened: %s", path, strerror(errno));
+    if (!status) status = hash_open_file(fd, chunk, hasher, path, err);
+    if (!status) *out = sn_hasher_end(hasher);
+    if (fd >= 0) close(fd);
+    sn_hasher_free(hasher);
+    free(chunk);
+    return status;
+}
+
+sn_status sn_path_join(char out[SN_PATH_SIZE], const char *folder, const char *name, sn_err *err) {
+    return snprintf(out, SN_PATH_SIZE, "%s/%s", folder, name) < SN_PATH_SIZE
+               ? SN_OK
+               : sn_fail(err, SN_REFUSED, "the path of %.200s is too long", name);
+}
+
+/* ---- new files ---- */
+
+static sn_status write_failed(const sn_new_file *file, int error, sn_err *err) {
+    return sn_fail(err, SN_REFUSED, "%s cannot be written: %s", file->path, strerror(error));
+}
+
+sn_status sn_new_file_create(const char *path, sn_new_file *out, sn_err *err) {
+    out->fd = -1;
+    out->bytes = 0;
+    if (snprintf(out->path, sizeof out->path, "%s", path) >= (int)sizeof out->path ||
+        snprintf(out->unfinished, sizeof out->unfinished, "%s.%ld.part", path, (long)getpid()) >=
+            (int)sizeof out->unfinished)
+        return sn_fail(err, SN_REFUSED, "the path %.200s... is too long", path);
+    out->fd = open(out->unfinished, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    return out->fd < 0 ? write_failed(out, errno, err) : SN_OK;
+}
+
+sn_status sn_new_file_write(sn_new_file *file, const void *data, size_t bytes, sn_err *err) {
+    int error = sn_file_write_at(file->fd, data, bytes, file->bytes);
+    if (error) return write_failed(file, error, err);
+    file->bytes += bytes;
+    return SN_OK;
+}
+
+sn_status sn_new_file_commit(sn_new_file *file, sn_err *err) {
+    if (fsync(file->fd) || rename(file->unfinished, file->path)) return write_failed(file, errno, err);
+    close(file->fd);
+    file->fd = -1;
+    return SN_OK;
+}
+
+void sn_new_file_discard(sn_new_file *file) {
+    if (file->fd < 0) return;
+    close(file->fd);
+    unlink(file->unfinished);
+    file->fd = -1;
+}
+
+sn_status sn_file_replace(const char *path, const void *data, size_t bytes, sn_err *err) {
+    sn_new_file file;
+    sn_status status = sn_new_file_create(path, &file, err);
+    if (!status) status = sn_new_file_write(&file, data, bytes, err);
+    if (!status) status = sn_new_file_commit(&file, err);
+    sn_new_file_discard(&file);
+    return status;
+}
+
+sn_status sn_folder_sync(const char *folder, sn_err *err) {
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int error = fd < 0 || fsync(fd) ? errno : 0;
+    if (fd >= 0) close(fd);
+    return error ? sn_fail(err, SN_REFUSED, "%s cannot be written to the disk: %s", folder, strerror(error)) : SN_OK;
+}

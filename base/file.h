@@ -1,0 +1,47 @@
+/* Reading and writing of files as a whole: calls that transfer all bytes or fail, hashes of files of any size, and new
+ * files that appear under their name only when they are complete and on the disk. Sizes and offsets have 64 bits, and
+ * no call holds a file in memory. Any thread may call these functions; an sn_new_file belongs to one thread. SN_REFUSED
+ * with a sentence that names the path and the cause. */
+#ifndef SN_BASE_FILE_H
+#define SN_BASE_FILE_H
+
+#include "base/hash.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { SN_PATH_SIZE = 4096 };
+
+/* Reads or writes exactly `bytes` at offset `at` of an open file. Returns 0, or the errno of the failure; a file that
+ * ends too soon is ENODATA. */
+int sn_file_read_at(int fd, void *out, size_t bytes, uint64_t at) SN_MUST_USE;
+int sn_file_write_at(int fd, const void *data, size_t bytes, uint64_t at) SN_MUST_USE;
+
+/* SHA-256 of the file's bytes. */
+sn_status sn_file_hash(const char *path, sn_hash *out, sn_err *err) SN_MUST_USE;
+
+/* "folder/name". SN_REFUSED when it is too long. */
+sn_status sn_path_join(char out[SN_PATH_SIZE], const char *folder, const char *name, sn_err *err) SN_MUST_USE;
+
+/* A new file, written from the beginning to the end under a temporary name. */
+typedef struct sn_new_file {
+    int fd; /* -1: closed */
+    uint64_t bytes;
+    char path[SN_PATH_SIZE], unfinished[SN_PATH_SIZE];
+} sn_new_file;
+
+sn_status sn_new_file_create(const char *path, sn_new_file *out, sn_err *err) SN_MUST_USE;
+sn_status sn_new_file_write(sn_new_file *file, const void *data, size_t bytes, sn_err *err) SN_MUST_USE;
+/* Synchronises the file to the disk and gives it its name, in place of an older file. Whether the name is on the disk,
+ * too, is up to sn_folder_sync. */
+sn_status sn_new_file_commit(sn_new_file *file, sn_err *err) SN_MUST_USE;
+/* Removes a file that was not committed. Does nothing after a commit. */
+void sn_new_file_discard(sn_new_file *file);
+
+/* All of this for bytes in memory. */
+sn_status sn_file_replace(const char *path, const void *data, size_t bytes, sn_err *err) SN_MUST_USE;
+
+/* Synchronises the names in a folder to the disk. */
+sn_status sn_folder_sync(const char *folder, sn_err *err) SN_MUST_USE;
+
+#endif

@@ -72,13 +72,22 @@ mkdir -p "$scratch/adapters/broken" "$scratch/others"
 cp -r "$scratch/lora" "$scratch/adapters/dashes"
 echo '{"peft_type": "LORA"}' >"$scratch/adapters/broken/adapter_config.json"
 cp -r "$scratch/lora" "$scratch/adapters/foreign" # the same shapes, but the base weights are those of another model
-echo "{\"weights\": \"$(printf '%064d' 7)\", \"model\": \"another\"}" >"$scratch/adapters/foreign/swarm.json"
-refuses 2 'was trained for other weights \(another\)' "${generate[@]}" --local all --adapter "$scratch/adapters/foreign"
+python3 - "$scratch/adapters/foreign/swarm.json" <<'END'
+import json, sys
+mark = json.load(open(sys.argv[1]))
+mark["model"] = "another"
+mark["blocks"][1] = mark["blocks"][3] = "7" * 64
+json.dump(mark, open(sys.argv[1], "w"))
+END
+refuses 2 'was trained for other weights \(another\): block 1 ' "${generate[@]}" --local all --adapter "$scratch/adapters/foreign"
 succeeds "${tune[@]}" "${join[@]}" --data "$scratch/data.jsonl" --method lora --seed 7 --out "$scratch/others/dashes"
 start_node p "$model" 0:2 --join "${address[a]}" --adapters "$scratch/adapters" --tune-memory 0
 start_node q "$model" 2:4 --join "${address[a]}" --adapters "$scratch/adapters" --tune-memory 0
 wait_ready p q
 grep -q 'adapter skipped.*broken' "$scratch/p.err" || fail "a broken adapter is not reported"
+for node in p.1 q.3; do
+  grep -q "adapter skipped.*foreign.*block ${node#*.} of this model differs" "$scratch/${node%.*}.err" || fail "a node publishes an adapter of other weights than its own"
+done
 for mode in "" --push; do # shellcheck disable=SC2086
   [ "$(text --join "${address[p]}" $mode --max-tokens 200 --adapter name:dashes)" = "$lora" ] || fail "name:dashes $mode differs from the folder's adapter"
   query "$scratch/run.out" '[h["node"].split("@")[0] for h in d["timings"]["hops"]] == ["p", "q"]' | grep -qx True || fail "nodes without the adapter are used"
@@ -94,6 +103,38 @@ wait_ready r
 refuses 2 "means different adapters" "${generate[@]}" --join "${address[r]}" --adapter name:dashes
 [ "$(text --join "${address[r]}" --max-tokens 200 --adapter "name:dashes@${hash:0:12}")" = "$lora" ] || fail "the hash does not select it"
 for name in p q r; do stop_node "$name"; done
+
+# One bit of one matrix differs, with all shapes and norms the same: neither the client, nor over nodes, nor a resumed training
+# uses the adapter.
+changed=$scratch/changed
+cp -r "$model" "$changed"
+python3 - "$changed/model.safetensors" model.layers.2.mlp.up_proj.weight <<'END'
+import json, struct, sys
+with open(sys.argv[1], "r+b") as f:
+    size = struct.unpack("<Q", f.read(8))[0]
+    at = 8 + size + json.loads(f.read(size))[sys.argv[2]]["data_offsets"][0]
+    f.seek(at)
+    byte = f.read(1)[0]
+    f.seek(at)
+    f.write(bytes([byte ^ 1]))
+END
+start_node changed "$changed" all
+wait_ready changed
+of_changed=("${generate[@]}" --model "$changed" --max-tokens 2)
+for method in lora prompt deep-prompt; do
+  refuses 2 'block 2 of this model differs' "${of_changed[@]}" --local all --adapter "$scratch/$method"
+  refuses 2 'block 2 of this model differs' "${of_changed[@]}" --local 1:3 --join "${address[changed]}" --adapter "$scratch/$method"
+  refuses 2 'block 2 of this model differs' "${of_changed[@]}" --join "${address[changed]}" --adapter "$scratch/$method"
+done
+refuses 1 'no node serves blocks 0:4 with the weights' "${generate[@]}" --join "${address[changed]}" --adapter "$scratch/lora"
+cp -r "$scratch/lora" "$scratch/resumed"
+for where in "--local all" "--join ${address[changed]}"; do # shellcheck disable=SC2086
+  refuses 2 'block 2 of this model differs' "${tune[@]}" $where --model "$changed" --data "$scratch/data.jsonl" --method lora --resume "$scratch/resumed"
+done
+rm "$scratch/resumed/swarm.json" # its owner insists: then it is like an adapter of another program
+succeeds "${of_changed[@]}" --local all --adapter "$scratch/resumed"
+grep -q 'does not say which weights' "$scratch/run.err" || fail "an adapter without base weights is used without a word"
+stop_node changed
 
 # A classifier selects labels and generates no text; unsuitable commands are refused.
 succeeds "${tune[@]}" "${join[@]}" --data "$scratch/labels.jsonl" --method head --out "$scratch/head"

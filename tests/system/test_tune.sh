@@ -126,11 +126,13 @@ with open(sys.argv[3], "r+b") as f:  # the same shapes, another output norm
     flip(f, (at + 31) // 32 * 32 + where, 1)
 END
 refuses 2 'is of another model' "${here[@]}" --model "$scratch/other.gguf" --resume "$scratch/whole"
-refuses 2 'is of another model' "${here[@]}" --model "$scratch/changed.gguf" --resume "$scratch/whole"
+refuses 2 'LM head of this model differ' "${here[@]}" --model "$scratch/changed.gguf" --resume "$scratch/whole"
 refuses 2 'was trained for other weights' "${forward[@]}" --model "$scratch/changed.gguf" --local all --adapter "$scratch/whole" --out "$scratch/x"
 # Invalid options and damaged files are reported before the model is opened.
 refuses 2 'rank conflicts with the checkpoint, which has 4' "${here[@]}" --model /nowhere --resume "$scratch/whole" --rank 8
 refuses 2 'state.safetensors is damaged' "${here[@]}" --model /nowhere --resume "$scratch/killed"
 refuses 2 'state.safetensors is damaged' "${here[@]}" --resume "$scratch/killed"
+sed -i 's/"position": [0-9]*/"position": 0/' "$scratch/lost/step-6/checkpoint.json"
+refuses 2 'checkpoint.json is damaged' "${here[@]}" --resume "$scratch/lost"
 rm "$scratch/lost/step-6/adapter_model.safetensors"
 refuses 2 'adapter_model.safetensors' "${here[@]}" --resume "$scratch/lost"

@@ -72,8 +72,7 @@ sn_status sn_new_file_create(const char *path, sn_new_file *out, sn_err *err) {
     out->fd = -1;
     out->bytes = 0;
     if (snprintf(out->path, sizeof out->path, "%s", path) >= (int)sizeof out->path ||
-        snprintf(out->unfinished, sizeof out->unfinished, "%s.%ld.part", path, (long)getpid()) >=
-            (int)sizeof out->unfinished)
+        snprintf(out->unfinished, sizeof out->unfinished, "%s.part", path) >= (int)sizeof out->unfinished)
         return sn_fail(err, SN_REFUSED, "the path %.200s... is too long", path);
     out->fd = open(out->unfinished, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     return out->fd < 0 ? write_failed(out, errno, err) : SN_OK;

@@ -50,7 +50,7 @@ const sn_hparams *sn_span_hparams(const sn_span *span);
 const sn_hash *sn_span_block_hash(const sn_span *span, int block); /* block: its number in the model */
 /* Whether the block's weights have this hash (sn_model_block_hash), in whatever type keys and values are kept. */
 bool sn_span_has_weights(const sn_span *span, int block, const sn_hash *weights);
-size_t sn_span_bytes(const sn_span *span);                         /* of the devices' memory: weights and scratch */
+size_t sn_span_bytes(const sn_span *span); /* of the devices' memory: weights and scratch */
 
 /* A description of a span without its weights, for protocol logic and its tests. */
 typedef struct sn_span_info {

@@ -40,8 +40,9 @@ sn_status sn_setup_open(sn_setup *setup, bool needs_tokenizer, sn_err *err) SN_M
 void sn_setup_close(sn_setup *setup); /* accepts a zeroed setup */
 
 /* Loads the folder of --adapter. SN_REFUSED when the folder says that it was trained for another embedding, last norm
- * or LM head; the chain then checks the blocks, wherever they are: an adapter for other weights of the same shapes would
- * give wrong results. An adapter that names no weights is accepted with a warning on stderr. Free *out in any case. */
+ * or LM head; the chain then checks the blocks, wherever they are: an adapter for other weights of the same shapes
+ * would give wrong results. An adapter that names no weights is accepted with a warning on stderr. Free *out in any
+ * case. */
 sn_status sn_setup_adapter(const sn_model *model, sn_loaded_adapter *out, sn_err *err) SN_MUST_USE;
 /* SN_REFUSED when --adapter is a classifier, for commands that generate text. */
 sn_status sn_setup_refuse_classifier(const sn_setup *setup, sn_err *err) SN_MUST_USE;

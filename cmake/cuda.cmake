@@ -86,7 +86,7 @@ if(SN_TESTS)
   set_source_files_properties(${emulated} PROPERTIES COMPILE_OPTIONS "${emulated_options}")
   get_property(sn_tests DIRECTORY ${CMAKE_SOURCE_DIR}/tests PROPERTY BUILDSYSTEM_TARGETS)
   foreach(test ${sn_tests})
-    if(test MATCHES "^test_(cuda|emulated)")
+    if(test MATCHES "^(test_cuda|test_emulated|emulated_)")
       target_link_libraries(${test} PRIVATE sn_cuda_stand_in)
       target_include_directories(${test} PRIVATE ${stand_in}/include)
       set_target_properties(${test} PROPERTIES LINKER_LANGUAGE C) # no part of the C++ library is used

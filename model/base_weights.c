@@ -34,7 +34,8 @@ sn_status sn_base_weights_save(const sn_base_weights *weights, const char *folde
     if (status) return status;
     json_t *blocks = json_array();
     for (int b = 0; b < weights->n_blocks; b++) json_array_append_new(blocks, hash_json(&weights->blocks[b]));
-    json_t *mark = json_pack("{ss so so}", "model", weights->model, "client", hash_json(&weights->client), "blocks", blocks);
+    json_t *mark =
+        json_pack("{ss so so}", "model", weights->model, "client", hash_json(&weights->client), "blocks", blocks);
     char *text = mark ? json_dumps(mark, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     status = text ? sn_file_replace(path, text, strlen(text), err) : sn_fail(err, SN_STOP, "out of memory");
     free(text);
@@ -56,8 +57,7 @@ static sn_status base_weights_parse(const json_t *mark, const char *path, sn_bas
     sn_status status = sn_calloc(&out->blocks, n, sizeof *out->blocks, err);
     if (status) return status;
     for (size_t b = 0; b < n && valid; b++) valid = hash_read(json_array_get(blocks, b), &out->blocks[b]);
-    if (!valid)
-        return sn_fail(err, SN_REFUSED, "%s does not name weights: remove it, or save the adapter again", path);
+    if (!valid) return sn_fail(err, SN_REFUSED, "%s does not name weights: remove it, or save the adapter again", path);
     out->n_blocks = (int)n;
     return SN_OK;
 }

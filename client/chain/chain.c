@@ -59,8 +59,7 @@ static size_t chain_kv_bytes(const sn_chain *chain) {
 static sn_status chain_check_local(const sn_chain *chain, sn_err *err) {
     const sn_base_weights *base = chain->options.adapter.base;
     for (int b = chain->options.local.first; b < chain->options.local.end && base && base->n_blocks; b++)
-        if (!sn_span_has_weights(chain->span, b, &base->blocks[b]))
-            return sn_base_weights_block_differs(base, b, err);
+        if (!sn_span_has_weights(chain->span, b, &base->blocks[b])) return sn_base_weights_block_differs(base, b, err);
     return SN_OK;
 }
 

@@ -243,10 +243,11 @@ static sn_status route_fail_gaps(const sn_candidate *candidates, size_t n, int f
             return sn_fail(err, SN_RETRY,
                            "no node serves blocks %s with this --wire-dtype: choose f32, which all nodes accept", gaps);
         if (candidates[i].eligibility == SN_INELIGIBLE_WEIGHTS)
-            return sn_fail(err, SN_RETRY,
-                           "no node serves blocks %s with the weights of this client's model file or adapter: the nodes "
-                           "that serve them have other weights",
-                           gaps);
+            return sn_fail(
+                err, SN_RETRY,
+                "no node serves blocks %s with the weights of this client's model file or adapter: the nodes "
+                "that serve them have other weights",
+                gaps);
     }
     return sn_fail(err, SN_RETRY,
                    "no node serves blocks %s of this model: start a swarm-node for them, or give --local", gaps);

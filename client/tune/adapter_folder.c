@@ -115,7 +115,8 @@ static sn_status save_config(const char *folder, const json_t *config, sn_err *e
     char path[SN_PATH_SIZE];
     char *text = config ? json_dumps(config, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     sn_status status = sn_path_join(path, folder, "adapter_config.json", err);
-    if (!status) status = text ? sn_file_replace(path, text, strlen(text), err) : sn_fail(err, SN_STOP, "out of memory");
+    if (!status)
+        status = text ? sn_file_replace(path, text, strlen(text), err) : sn_fail(err, SN_STOP, "out of memory");
     free(text);
     return status;
 }

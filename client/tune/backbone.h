@@ -40,8 +40,8 @@ typedef struct sn_backbone_ops {
 } sn_backbone_ops;
 struct sn_backbone {
     const sn_backbone_ops *ops; /* each implementation has this struct as its first member */
-    const sn_hash *weights;     /* (n_blocks): the hash of each block's weights (sn_model_block_hash), which no later run
-                                   changes */
+    const sn_hash *weights; /* (n_blocks): the hash of each block's weights (sn_model_block_hash), which no later run
+                               changes */
 };
 
 /* A backbone with all blocks on `device`. tokens_max: rows of the longest sequence. The model may be closed afterwards;

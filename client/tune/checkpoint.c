@@ -1,6 +1,6 @@
 /* How it works. A checkpoint consists of the adapter folder's files, swarm.json, state.safetensors (parameters, moments
- * and losses as float32 and raw 64-bit arrays), checkpoint.json (version, model, counters, options) and SHA256SUMS, which
- * names the SHA-256 of every other file in the format of sha256sum.
+ * and losses as float32 and raw 64-bit arrays), checkpoint.json (version, model, counters, options) and SHA256SUMS,
+ * which names the SHA-256 of every other file in the format of sha256sum.
  *
  * Saving writes all files into step-N.part and synchronises each to the disk (base/file.h), then the folder, renames it
  * to step-N and synchronises the parent. The rename is the commit point: a folder named step-N is always complete. Then
@@ -67,7 +67,8 @@ static sn_status save_index(const char *folder, const sn_tuner *t, const sn_hash
                   "tokens", (json_int_t)t->tokens, "options", options);
     char *text = index ? json_dumps(index, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     sn_status status = sn_path_join(path, folder, "checkpoint.json", err);
-    if (!status) status = text ? sn_file_replace(path, text, strlen(text), err) : sn_fail(err, SN_STOP, "out of memory");
+    if (!status)
+        status = text ? sn_file_replace(path, text, strlen(text), err) : sn_fail(err, SN_STOP, "out of memory");
     free(text);
     json_decref(index);
     return status;

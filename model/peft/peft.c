@@ -66,8 +66,9 @@ static sn_status read_config(const char *folder, json_t **out, sn_err *err) {
 void sn_peft_base_name(const char *folder, char out[SN_PEFT_NAME_SIZE]) {
     json_t *config = NULL;
     sn_err unused; /* the adapter is loaded as well, and that reports errors */
-    const char *name =
-        read_config(folder, &config, &unused) ? NULL : json_string_value(json_object_get(config, "base_model_name_or_path"));
+    const char *name = read_config(folder, &config, &unused)
+                           ? NULL
+                           : json_string_value(json_object_get(config, "base_model_name_or_path"));
     snprintf(out, SN_PEFT_NAME_SIZE, "%s", name ? name : "");
     json_decref(config);
 }

@@ -17,7 +17,7 @@
 enum { PENDING_MAX = 64 };
 
 typedef struct pending {
-    bool name;                         /* a rename; else bytes */
+    bool name;                           /* a rename; else bytes */
     char path[PATH_MAX], from[PATH_MAX]; /* of bytes: only path */
 } pending;
 

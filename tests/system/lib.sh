@@ -26,6 +26,15 @@ trap 'exit 1' INT TERM
 
 [ -x "$bin/swarm" ] && [ -x "$bin/swarm-node" ] || skip "the programs are not built in $bin"
 
+# emulate: from here on the programs are those with an emulated CUDA device (cuda:0) and an emulated XPU (xpu:0). Skips the test
+# where the build has none.
+emulate() {
+  local driver=$bin/libze_test_driver.so
+  [ -x "$bin/emulated/swarm" ] && [ -f "$driver" ] || skip "emulated devices need libze-dev, clang-15, llvm-spirv-15, spirv-tools, ocl-icd-opencl-dev, pocl"
+  export ZE_ENABLE_ALT_DRIVERS=$(realpath "$driver") POCL_CACHE_DIR=${POCL_CACHE_DIR:-$(realpath "$bin")/pocl} OCL_ICD_VENDORS=${OCL_ICD_VENDORS:-pocl.icd}
+  bin=$bin/emulated
+}
+
 now_ms() { local t=${EPOCHREALTIME/[.,]/}; echo $((t / 1000)); }
 
 # start NAME COMMAND...: runs the command in the background; its output goes to NAME.out and NAME.err.

@@ -34,7 +34,7 @@ sn_status sn_session_open(const sn_setup *setup, sn_session_file **out, sn_err *
     if (o->load && sn_cli_wants_audit())
         return sn_fail(err, SN_REFUSED,
                        "--audit cannot check a KV cache that comes from a file: leave out --load or --audit");
-    sn_file_key secret;
+    sn_file_key secret = {0};
     sn_status status = load_session_key(&secret, err);
     if (!status && o->load) status = sn_session_file_open(o->load, &secret, setup->model, out, err);
     sn_file_key_fini(&secret);
@@ -42,7 +42,7 @@ sn_status sn_session_open(const sn_setup *setup, sn_session_file **out, sn_err *
 }
 
 sn_status sn_session_save(const sn_setup *setup, const sn_generator *generator, const json_t *extra, sn_err *err) {
-    sn_file_key secret;
+    sn_file_key secret = {0};
     if (!sn_cli_session.save) return SN_OK;
     sn_progress_bar *bar = sn_progress_bar_begin("saving the session");
     sn_status status = load_session_key(&secret, err);

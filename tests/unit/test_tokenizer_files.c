@@ -141,6 +141,20 @@ Test(tokenizer_files, refuses_every_kind_of_wrong_tokenizer_json) {
     }
 }
 
+Test(tokenizer_files, refuses_a_token_that_is_too_long) {
+    json_t *root = fixture_json("gpt2", "tokenizer.json");
+    char *text = calloc(1, SN_TOKEN_BYTES_MAX + 2);
+    memset(text, 'a', SN_TOKEN_BYTES_MAX + 1);
+    json_object_set_new(json_object_get(json_object_get(root, "model"), "vocab"), text, json_integer(500));
+    sn_tokenizer *t = NULL;
+    sn_err err = {0};
+    cr_expect_eq(tokenizer_from_json(root, NULL, NULL, NULL, &t, &err), SN_REFUSED);
+    cr_expect(strstr(err.text, "16385 bytes long"), "%s", err.text);
+    sn_tokenizer_close(&t);
+    free(text);
+    json_decref(root);
+}
+
 static void expect_text_refused(const char *tokenizer, const char *config, const char *error_part) {
     sn_tokenizer_files files = {.tokenizer = {.data = (uint8_t *)tokenizer, .len = strlen(tokenizer)}};
     if (config) files.tokenizer_config = (sn_buf){.data = (uint8_t *)config, .len = strlen(config)};

@@ -212,7 +212,7 @@ def check_mutants():
             name = test if "/" in test else {"test_sim": "tests/sim/test_sim.c"}.get(test, f"tests/unit/{test}.c")
             if not name.startswith("tests/unit/threads_") and not os.path.exists(os.path.join(ROOT, name)):
                 breach(f"{patch}: its test {name} does not exist")
-        applies = subprocess.run(["git", "apply", "--check", patch], cwd=ROOT, capture_output=True, text=True)
+        applies = subprocess.run(["git", "apply", "-C1", "--check", patch], cwd=ROOT, capture_output=True, text=True)
         if applies.returncode:
             breach(f"{patch} does not apply: {applies.stderr.splitlines()[0]}; make it again against this tree")
 

@@ -38,13 +38,13 @@ without() {
 # mutant PATCH: applies, builds, tests, and prints "VERDICT SECONDS s PATCH".
 mutant() {
   local began=$SECONDS verdict out
-  if ! out=$(git apply "$1" 2>&1); then verdict="does not apply"
+  if ! out=$(git apply -C1 "$1" 2>&1); then verdict="does not apply"
   elif ! out=$(ninja -C build $(header builds "$1") 2>&1 | tail -n 15; exit "${PIPESTATUS[0]}"); then verdict="does not build"
   else
     out=$(run_test "$(header test "$1")")
     case $? in 0) verdict=SURVIVED ;; 77) verdict=skipped ;; *) verdict=killed out= ;; esac
   fi
-  git apply -R "$1" 2>/dev/null
+  git apply -C1 -R "$1" 2>/dev/null
   printf '%-14s  %3s s  %s\n' "$verdict" $((SECONDS - began)) "$1"
   [ -z "$out" ] || sed 's/^/    /' <<<"$out"
 }

@@ -49,17 +49,17 @@ static sn_status read_changed(const uint8_t *bytes, size_t len, const sn_file_ke
     FILE *to = fopen(path, "w");
     cr_assert(to && fwrite(bytes, 1, len, to) == len && !fclose(to));
     sn_encrypted_file *f = NULL;
-    sn_err err = {0};
+    sn_err why = {0};
     uint8_t *got = malloc(DATA);
     *out = 0;
-    sn_status status = sn_encrypted_file_open(path, magic, secret, &f, &err);
+    sn_status status = sn_encrypted_file_open(path, magic, secret, &f, &why);
     for (size_t n; !status && *out < DATA; *out += n) {
         n = DATA - *out < 1000 ? DATA - *out : 1000;
-        status = sn_encrypted_file_read(f, got + *out, n, &err);
+        status = sn_encrypted_file_read(f, got + *out, n, &why);
         if (status) break;
         cr_assert(!memcmp(got + *out, data + *out, n), "changed bytes came out at %zu", *out);
     }
-    if (!status) status = sn_encrypted_file_expect_end(f, &err);
+    if (!status) status = sn_encrypted_file_expect_end(f, &why);
     sn_encrypted_file_close(&f);
     free(got);
     return status;
@@ -73,7 +73,8 @@ Test(encrypted_file, returns_what_was_written) {
 }
 
 Test(encrypted_file, refuses_any_changed_byte) {
-    const size_t places[] = {0,  15, 16, 31, 32, 35, 36, 5000, HEAD + CHUNK - 1, HEAD + CHUNK, HEAD + CHUNK + 4, file_len - 1};
+    const size_t places[] = {
+        0, 15, 16, 31, 32, 35, 36, 5000, HEAD + CHUNK - 1, HEAD + CHUNK, HEAD + CHUNK + 4, file_len - 1};
     for (size_t i = 0, n; i < sizeof places / sizeof *places; i++) {
         file[places[i]] ^= 1;
         cr_expect_eq(read_changed(file, file_len, &key, &n), SN_REFUSED, "byte %zu", places[i]);
@@ -97,11 +98,11 @@ Test(encrypted_file, refuses_a_file_that_was_cut_or_has_grown) {
 Test(encrypted_file, knows_its_last_chunk) {
     static uint8_t chunk[1 << 18];
     sn_encrypted_file *f = NULL;
-    sn_err err = {0};
+    sn_err why = {0};
     cr_assert(!truncate(path, HEAD + CHUNK)); /* the first chunk is whole, the reader wants no more than it holds */
     REQUIRE(sn_encrypted_file_open(path, magic, &key, &f, &err));
     REQUIRE(sn_encrypted_file_read(f, chunk, sizeof chunk, &err));
-    cr_expect_eq(sn_encrypted_file_expect_end(f, &err), SN_REFUSED);
+    cr_expect_eq(sn_encrypted_file_expect_end(f, &why), SN_REFUSED);
     sn_encrypted_file_close(&f);
 }
 

@@ -62,6 +62,17 @@ char *sn_log_sanitize(const char *text, char *out, size_t capacity) {
     return out;
 }
 
+bool sn_log_rate_allows(sn_log_rate *rate, int64_t now_us, const char *event) {
+    int64_t until = atomic_load(&rate->until_us);
+    if (now_us >= until &&
+        atomic_compare_exchange_strong(&rate->until_us, &until, now_us + (int64_t)SN_LOG_RATE_S * 1000000)) {
+        unsigned lines = atomic_exchange(&rate->lines, 0);
+        if (lines > SN_LOG_RATE_LINES)
+            sn_log(SN_LOG_WARN, event, "text=%u more like this were not logged", lines - SN_LOG_RATE_LINES);
+    }
+    return atomic_fetch_add(&rate->lines, 1) < SN_LOG_RATE_LINES;
+}
+
 void sn_log(sn_log_level level, const char *event, const char *pairs_format, ...) {
     if ((int)level < atomic_load_explicit(&threshold, memory_order_relaxed) || level >= SN_LOG_OFF) return;
     char pairs[1024], line[2048], stamp[32];

@@ -3,8 +3,10 @@
 #ifndef SN_BASE_LOG_H
 #define SN_BASE_LOG_H
 
+#include "base/clock.h"
 #include "base/text.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -17,6 +19,22 @@ extern const sn_word sn_log_level_words[]; /* "debug", "info", "warn", "error", 
 /* `event` is a short constant phrase; the rest is a printf of key=value pairs separated by spaces. Values contain no
  * spaces, except the last one, which must then be text=... */
 void sn_log(sn_log_level level, const char *event, const char *pairs_format, ...) SN_PRINTF(3, 4);
+
+/* As sn_log, for lines that strangers cause: each place in the source writes at most SN_LOG_RATE_LINES lines in
+ * SN_LOG_RATE_S seconds, and its next line afterwards says how many were not written. */
+enum { SN_LOG_RATE_LINES = 10, SN_LOG_RATE_S = 10 };
+#define sn_log_rated(level, event, ...)                                                                                \
+    do {                                                                                                               \
+        static sn_log_rate rate_of_this_place;                                                                         \
+        if (sn_log_rate_allows(&rate_of_this_place, sn_now_us(), event)) sn_log(level, event, __VA_ARGS__);            \
+    } while (0)
+
+typedef struct sn_log_rate {
+    _Atomic int64_t until_us; /* end of the present interval; 0: none has begun */
+    atomic_uint lines;        /* in it, written or not */
+} sn_log_rate;
+/* Whether a line of `event` may be written now; counts it. Any thread. */
+bool sn_log_rate_allows(sn_log_rate *rate, int64_t now_us, const char *event);
 
 /* Copies a value without the characters that would break a line: at most capacity - 1 characters of `text` to `out`.
  * Characters other than letters, digits and ".:-_+" become question marks; an empty value becomes "-". Returns out. */

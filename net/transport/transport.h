@@ -54,9 +54,11 @@ typedef struct sn_transport_ops {
     /* Waits until deadline_us (sn_now_us clock; 0: does not wait) for the next event. *out is zeroed when there is none
      * (msg NULL, peer 0), also after a wake. SN_STOP: the transport cannot go on. */
     sn_status (*recv)(sn_transport *t, int64_t deadline_us, sn_event *out, sn_err *err);
-    void (*hang_up)(sn_transport *t, sn_peer peer); /* closes the connection and drops what is queued for the peer */
-    void (*wake)(sn_transport *t);                  /* on any thread: makes the current or the next recv return */
-    void (*free)(sn_transport *t);                  /* gives unsent messages one second to leave */
+    /* Drops what is queued for the peer and forgets it. A dialled peer's connection is closed; one that had dialled
+     * this transport may send again, as a new peer. */
+    void (*hang_up)(sn_transport *t, sn_peer peer);
+    void (*wake)(sn_transport *t); /* on any thread: makes the current or the next recv return */
+    void (*free)(sn_transport *t); /* gives unsent messages one second to leave */
 } sn_transport_ops;
 
 struct sn_transport {
@@ -85,8 +87,8 @@ static inline void sn_transport_free(sn_transport **t) {
     *t = NULL;
 }
 
-/* ZeroMQ over TCP: one ROUTER socket that listens, one DEALER socket for each dialled peer, CURVE on all of them. Any
- * key is admitted; an event has the key that was proven. `identity` gives the CURVE key pair and is copied. */
+/* ZeroMQ over TCP: a listener for DEALERs, one DEALER socket for each dialled peer, CURVE on all of them. Any key is
+ * admitted; an event has the key that was proven. `identity` gives the CURVE key pair and is copied. */
 sn_status sn_transport_zmq_new(const sn_identity *identity, sn_transport **out, sn_err *err) SN_MUST_USE;
 
 /* In memory, for tests: transports of one hub reach each other by their addresses ("node0:1"), which name nothing

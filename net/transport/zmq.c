@@ -1,22 +1,19 @@
-/* The transport over ZeroMQ (net/transport/transport.h): one ROUTER that listens, one DEALER for each dialled peer,
- * CURVE on all.
+/* The transport over ZeroMQ (net/transport/transport.h): a listener for the peers that dial this transport
+ * (listener.c), and one DEALER of libzmq for each peer that it dials, with CURVE on all.
  *
- * A message is one or two frames: the encoded map and the tensor. The tensor is neither copied on its way out (libzmq
- * frees the message when the frame has left) nor on its way in (the message owns the frame). The peer of a message that
- * the ROUTER received is its routing id and key, which inbound_peers.c maps to a handle; a DEALER has exactly one peer.
- * A monitor for each DEALER (zmq_monitor.c) says when its connection is up or down, because libzmq itself reconnects
- * without a report. recv asks all sockets in turn, then the monitors, then waits for any of them, an eventfd (wake) or
- * a timer.
+ * A message is one or two frames: the encoded map and the tensor. The tensor is neither copied on its way to libzmq,
+ * which frees the message when the frame has left, nor on its way in: the message owns the frame. A DEALER has exactly
+ * one peer. A monitor for each DEALER (zmq_monitor.c) says when its connection is up or down, because libzmq itself
+ * reconnects without a report. recv asks the listener and all DEALERs in turn, then the monitors, then waits for any of
+ * them, an eventfd (wake) or a timer.
  *
- * Threads: the owner's, which alone uses the sockets here; libzmq's I/O thread, which encrypts, and which frees a sent
- * tensor (sn_msg.release runs there); the thread of the ZAP handler (zmq_zap.c). The memory that an unknown peer can
- * occupy is bounded by libzmq's options below, by inbound_peers.c, and by the limits in net/message.h.
+ * Threads: the owner's, which alone uses the sockets here; libzmq's I/O thread and the listener's, which encrypt, and
+ * which free a sent tensor (sn_msg.release runs there).
  *
- * libzmq's endpoints are "tcp://HOST:PORT"; this file adds and removes the prefix. */
+ * libzmq's endpoints are "tcp://HOST:PORT"; this file adds the prefix. */
 #include "net/address.h"
-#include "net/transport/inbound_peers_private.h"
+#include "net/transport/listener_private.h"
 #include "net/transport/zmq_monitor_private.h"
-#include "net/transport/zmq_zap_private.h"
 
 #include "base/clock.h"
 
@@ -50,11 +47,10 @@ typedef struct dealer {
 typedef struct zmq {
     sn_transport base;
     sn_identity identity;
-    void *context, *router; /* router: NULL if the transport does not listen */
-    sn_zap *zap;
-    sn_inbound_peers *inbound;
+    void *context;
+    sn_listener *listener; /* NULL if the transport does not listen */
     dealer *dealers;
-    zmq_pollitem_t *items; /* (3 + 2 * dealers_capacity): wake, timer, router, dealers and their monitors */
+    zmq_pollitem_t *items; /* (3 + 2 * dealers_capacity): wake, timer, listener, dealers and their monitors */
     size_t n_dealers, dealers_capacity, next_socket;
     sn_peer next_peer;
     sn_buf frame; /* scratch: frame 0 of the message being sent */
@@ -76,8 +72,8 @@ static bool set_int(void *socket, int option, int value) {
     return zmq_setsockopt(socket, option, &value, sizeof value) == 0;
 }
 
-static void *make_socket(zmq *z, int type, const char *address, sn_err *err) {
-    void *socket = zmq_socket(z->context, type);
+static void *make_dealer(zmq *z, const char *address, sn_err *err) {
+    void *socket = zmq_socket(z->context, ZMQ_DEALER);
     int64_t largest = (int64_t)SN_TENSOR_SIZE_MAX + CURVE_OVERHEAD;
     if (socket && set_int(socket, ZMQ_LINGER, LINGER_MS) && set_int(socket, ZMQ_SNDHWM, SEND_QUEUE_MAX) &&
         set_int(socket, ZMQ_RCVHWM, RECV_QUEUE_MAX) && set_int(socket, ZMQ_HEARTBEAT_IVL, 5000) &&
@@ -93,46 +89,12 @@ static void *make_socket(zmq *z, int type, const char *address, sn_err *err) {
     return NULL;
 }
 
-static sn_status bind_failed(const char *address, int reason, sn_err *err) {
-    switch (reason) {
-    case EADDRINUSE:
-        return sn_fail(err, SN_REFUSED, "%s is in use by another program: choose another --listen address", address);
-    case EACCES:
-        return sn_fail(err, SN_REFUSED, "%s needs rights that this program does not have: choose a port above 1023",
-                       address);
-    default:
-        return sn_fail(err, SN_REFUSED,
-                       "%s is no address of this machine (%s): choose another --listen address, such "
-                       "as 0.0.0.0:7001 for all of them",
-                       address, zmq_strerror(reason));
-    }
-}
-
 static sn_status zmq_transport_listen(sn_transport *t, const char *address, char bound[SN_ADDRESS_MAX + 1],
                                       sn_err *err) {
     zmq *z = (zmq *)t;
-    if (z->router) return sn_fail(err, SN_REFUSED, "this transport listens already: make another for %s", address);
+    if (z->listener) return sn_fail(err, SN_REFUSED, "this transport listens already: make another for %s", address);
     sn_status status = sn_address_check(address, true, err);
-    if (status) return status;
-    void *router = make_socket(z, ZMQ_ROUTER, address, err);
-    if (!router) return err ? err->status : SN_STOP;
-    char endpoint[ENDPOINT_MAX + 1];
-    size_t len = sizeof endpoint;
-    if (!set_int(router, ZMQ_ROUTER_MANDATORY, 1) || !set_int(router, ZMQ_CURVE_SERVER, 1) ||
-        zmq_setsockopt(router, ZMQ_ZAP_DOMAIN, SN_ZAP_DOMAIN, strlen(SN_ZAP_DOMAIN)))
-        status =
-            sn_fail(err, SN_STOP, "libzmq refuses an option of the listening socket: %s", zmq_strerror(zmq_errno()));
-    else if (zmq_bind(router, endpoint_of(address, endpoint)))
-        status = bind_failed(address, zmq_errno(), err);
-    else if (zmq_getsockopt(router, ZMQ_LAST_ENDPOINT, endpoint, &len) || len <= strlen(TCP) + 1)
-        status = sn_fail(err, SN_STOP, "libzmq does not say where it listens: %s", zmq_strerror(zmq_errno()));
-    else
-        snprintf(bound, SN_ADDRESS_MAX + 1, "%s", endpoint + strlen(TCP));
-    if (status)
-        zmq_close(router);
-    else
-        z->router = router;
-    return status;
+    return status ? status : sn_listener_new(&z->identity, address, bound, &z->listener, err);
 }
 
 static sn_status dealers_reserve(zmq *z, sn_err *err) {
@@ -186,7 +148,7 @@ static sn_status zmq_transport_dial(sn_transport *t, const char *address, const 
     dealer d = {.handle = z->next_peer};
     memcpy(d.key, key, SN_KEY_SIZE);
     memcpy(d.address, address, strlen(address) + 1);
-    if (!(d.socket = make_socket(z, ZMQ_DEALER, address, err))) return err ? err->status : SN_STOP;
+    if (!(d.socket = make_dealer(z, address, err))) return err ? err->status : SN_STOP;
     char endpoint[ENDPOINT_MAX + 1];
     if ((status = sn_zmq_monitor_open(z->context, d.socket, d.handle, &d.monitor, err))) {
         zmq_close(d.socket);
@@ -212,7 +174,7 @@ static dealer *find_dealer(zmq *z, sn_peer peer) {
 
 static void zmq_transport_hang_up(sn_transport *t, sn_peer peer) {
     zmq *z = (zmq *)t;
-    sn_inbound_peers_remove(z->inbound, peer);
+    if (z->listener) sn_listener_hang_up(z->listener, peer);
     dealer *d = find_dealer(z, peer);
     if (!d) return;
     set_int(d->socket, ZMQ_LINGER, 0);
@@ -253,25 +215,16 @@ static sn_status tensor_frame(sn_msg *msg, zmq_msg_t *out, sent_tensor **c, sn_e
     return SN_OK;
 }
 
-/* After the first frame is queued the others follow. If the connection is lost in between, the message is lost like any
- * other that was on its way. */
-static void send_rest(void *socket, zmq_msg_t *frame, int flags) {
-    if (zmq_msg_send(frame, socket, flags | ZMQ_DONTWAIT) < 0) zmq_msg_close(frame);
-}
-
-/* Puts the first frame into the peer's queue, after its routing id if the peer is inbound. */
-static sn_status send_first(void *socket, const sn_inbound_peer *to, zmq_msg_t *frame, bool more, sn_err *err) {
-    int sent = to ? zmq_send(socket, to->routing_id, to->routing_id_len, ZMQ_SNDMORE | ZMQ_DONTWAIT)
-                  : zmq_msg_send(frame, socket, (more ? ZMQ_SNDMORE : 0) | ZMQ_DONTWAIT);
+/* Puts the first frame into the peer's queue. */
+static sn_status send_first(void *socket, zmq_msg_t *frame, bool more, sn_err *err) {
+    int sent = zmq_msg_send(frame, socket, (more ? ZMQ_SNDMORE : 0) | ZMQ_DONTWAIT);
     if (sent < 0 && zmq_errno() == EAGAIN)
         return sn_fail(err, SN_RETRY, "the queue of this peer is full: try again later");
-    if (sent < 0 && zmq_errno() == EHOSTUNREACH) return sn_fail(err, SN_RETRY, "this peer is gone");
     if (sent < 0) return sn_fail(err, SN_STOP, "libzmq cannot send: %s", zmq_strerror(zmq_errno()));
-    if (to) send_rest(socket, frame, more ? ZMQ_SNDMORE : 0);
     return SN_OK;
 }
 
-static sn_status send_frames(void *socket, const sn_inbound_peer *to, const sn_buf *map, sn_msg **msg, sn_err *err) {
+static sn_status send_frames(void *socket, const sn_buf *map, sn_msg **msg, sn_err *err) {
     zmq_msg_t frame, tensor;
     sent_tensor *c = NULL;
     bool more = (*msg)->tensor.rank != 0;
@@ -282,14 +235,15 @@ static sn_status send_frames(void *socket, const sn_inbound_peer *to, const sn_b
         zmq_msg_close(&frame);
         return status;
     }
-    status = send_first(socket, to, &frame, more, err);
+    status = send_first(socket, &frame, more, err);
     if (status) { /* the message remains the caller's */
         if (c) c->msg = NULL;
         if (more) zmq_msg_close(&tensor);
         zmq_msg_close(&frame);
         return status;
     }
-    if (more) send_rest(socket, &tensor, 0);
+    /* If the connection is lost in between, the message is lost like any other that was on its way. */
+    if (more && zmq_msg_send(&tensor, socket, ZMQ_DONTWAIT) < 0) zmq_msg_close(&tensor);
     if (c)
         *msg = NULL;
     else
@@ -300,16 +254,16 @@ static sn_status send_frames(void *socket, const sn_inbound_peer *to, const sn_b
 static sn_status zmq_transport_send(sn_transport *t, sn_peer peer, sn_msg **msg, sn_err *err) {
     zmq *z = (zmq *)t;
     const dealer *d = find_dealer(z, peer);
-    const sn_inbound_peer *to = d ? NULL : sn_inbound_peers_find(z->inbound, peer);
-    if (!d && !to) return sn_fail(err, SN_RETRY, "this peer is gone");
+    if (!d && !z->listener) return sn_fail(err, SN_RETRY, "this peer is gone");
     z->frame.len = 0;
     sn_status status = sn_msg_encode(*msg, &z->frame, err);
-    return status ? status : send_frames(d ? d->socket : z->router, to, &z->frame, msg, err);
+    if (status) return status;
+    return d ? send_frames(d->socket, &z->frame, msg, err) : sn_listener_send(z->listener, peer, &z->frame, msg, err);
 }
 
 /* -- receiving -- */
 
-enum { PARTS_MAX = 3 }; /* routing id, map, tensor */
+enum { PARTS_MAX = 2 }; /* map, tensor */
 
 static void free_frame(void *owner) {
     zmq_msg_close(owner);
@@ -363,35 +317,54 @@ static sn_status read_parts(void *socket, zmq_msg_t *parts, size_t capacity, siz
     return SN_OK;
 }
 
-/* The key that the ZAP handler attached to the connection. */
-static bool sender_key(zmq_msg_t *part, uint8_t key[SN_KEY_SIZE]) {
-    const char *user = zmq_msg_gets(part, "User-Id");
-    return user && !sn_unhex(user, key, SN_KEY_SIZE, NULL);
+/* A message that cannot be decoded is an event of its peer, unless memory is out. */
+static sn_status decoded(sn_status status, sn_event *out, sn_err *err) {
+    out->arrived_us = sn_now_us();
+    if (status != SN_STOP) return SN_OK;
+    if (err) *err = out->err;
+    return SN_STOP;
 }
 
-/* Receives one message from a socket, if one waits. `from`: the dealer, NULL for the router. */
-static sn_status receive_from(zmq *z, void *socket, const dealer *from, sn_event *out, sn_err *err) {
+/* Receives one message of a dialled peer, if one waits. */
+static sn_status receive_from(const dealer *from, sn_event *out, sn_err *err) {
     zmq_msg_t parts[PARTS_MAX];
-    size_t n, skip = from ? 0 : 1;
+    size_t n;
     for (int i = 0; i < PARTS_MAX; i++) zmq_msg_init(&parts[i]);
-    sn_status status = read_parts(socket, parts, 2 + skip, &n, err);
-    if (status || n <= skip) goto out;
-    if (from) {
+    sn_status status = read_parts(from->socket, parts, PARTS_MAX, &n, err);
+    if (!status && n) {
         memcpy(out->key, from->key, SN_KEY_SIZE);
         out->peer = from->handle;
-    } else {
-        if (!sender_key(&parts[1], out->key)) goto out; /* the ZAP handler did not admit this connection */
-        out->peer = sn_inbound_peers_touch(z->inbound, zmq_msg_data(&parts[0]), zmq_msg_size(&parts[0]), out->key,
-                                           &z->next_peer);
+        status = decoded(decode_frames(&parts[0], &parts[1], n - 1, &out->msg, &out->err), out, err);
     }
-    out->arrived_us = sn_now_us();
-    if (decode_frames(&parts[skip], &parts[skip + 1], n - skip - 1, &out->msg, &out->err) == SN_STOP) {
-        if (err) *err = out->err;
-        status = SN_STOP;
-    }
-out:
     for (int i = 0; i < PARTS_MAX; i++) zmq_msg_close(&parts[i]);
     return status;
+}
+
+/* As decode_frames; the tensor's frame becomes the message's. */
+static sn_status decode_inbound(sn_zmtp_message *message, sn_msg **out, sn_err *err) {
+    sn_zmtp_frame *map = &message->frames[0], *tensor = &message->frames[1];
+    sn_status status = sn_msg_decode(map->data, map->len, out, err);
+    bool attached = !status && message->n_frames == 2 && (*out)->tensor.rank;
+    if (!status)
+        status = attached ? sn_msg_attach_tensor(*out, 1, tensor->data, tensor->len, free, tensor->memory, err)
+                          : sn_msg_attach_tensor(*out, message->n_frames - 1, NULL, 0, NULL, NULL, err);
+    if (attached && !status) tensor->memory = NULL;
+    if (status) sn_msg_free(out);
+    return status;
+}
+
+/* Receives one event of a peer that has dialled this transport, if there is one. */
+static sn_status receive_inbound(zmq *z, sn_event *out, sn_err *err) {
+    sn_inbound inbound;
+    sn_listener_receive(z->listener, &inbound);
+    if (!inbound.peer) return SN_OK;
+    out->peer = inbound.peer;
+    memcpy(out->key, inbound.key, SN_KEY_SIZE);
+    out->gone = inbound.gone != NULL;
+    sn_status status = inbound.gone ? sn_fail(&out->err, SN_RETRY, "%s", inbound.gone)
+                                    : decode_inbound(&inbound.message, &out->msg, &out->err);
+    sn_zmtp_message_free(&inbound.message);
+    return decoded(status, out, err);
 }
 
 /* Asks every socket once, beginning after the one that had a message last, so that no peer starves the others. */
@@ -400,8 +373,8 @@ static sn_status receive_any(zmq *z, sn_event *out, sn_err *err) {
     for (size_t i = 0; i < n; i++) {
         size_t at = (z->next_socket + i) % n;
         const dealer *from = at ? &z->dealers[at - 1] : NULL;
-        if (!from && !z->router) continue;
-        sn_status status = receive_from(z, from ? from->socket : z->router, from, out, err);
+        if (!from && !z->listener) continue;
+        sn_status status = from ? receive_from(from, out, err) : receive_inbound(z, out, err);
         if (status) return status;
         if (!out->peer) continue;
         z->next_socket = at + 1;
@@ -437,7 +410,7 @@ static sn_status wait_for_any(zmq *z, int64_t deadline_us, bool *woken, sn_err *
         timerfd_settime(z->timer_fd, 0, &end, NULL);
         z->items[n++] = (zmq_pollitem_t){.fd = z->timer_fd, .events = ZMQ_POLLIN};
     }
-    if (z->router) z->items[n++] = (zmq_pollitem_t){.socket = z->router, .events = ZMQ_POLLIN};
+    if (z->listener) z->items[n++] = (zmq_pollitem_t){.fd = sn_listener_fd(z->listener), .events = ZMQ_POLLIN};
     for (size_t i = 0; i < z->n_dealers; i++) {
         z->items[n++] = (zmq_pollitem_t){.socket = z->dealers[i].socket, .events = ZMQ_POLLIN};
         z->items[n++] = (zmq_pollitem_t){.socket = z->dealers[i].monitor, .events = ZMQ_POLLIN};
@@ -484,15 +457,12 @@ static void zmq_transport_wake(sn_transport *t) {
 
 static void zmq_transport_free(sn_transport *t) {
     zmq *z = (zmq *)t;
-    if (z->router) zmq_close(z->router);
+    sn_listener_free(&z->listener, (int64_t)LINGER_MS * 1000);
     for (size_t i = 0; i < z->n_dealers; i++) close_dealer(&z->dealers[i]);
-    if (z->context) zmq_ctx_shutdown(z->context);
-    sn_zap_join(&z->zap);
     if (z->context)
         while (zmq_ctx_term(z->context) && zmq_errno() == EINTR) {}
     if (z->wake_fd >= 0) close(z->wake_fd);
     if (z->timer_fd >= 0) close(z->timer_fd);
-    sn_inbound_peers_free(&z->inbound);
     sn_buf_fini(&z->frame);
     free(z->dealers);
     free(z->items);
@@ -514,12 +484,9 @@ sn_status sn_transport_zmq_new(const sn_identity *identity, sn_transport **out, 
     z->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     z->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     z->context = zmq_ctx_new();
-    if (z->wake_fd < 0 || z->timer_fd < 0 || !z->context ||
-        zmq_ctx_set(z->context, ZMQ_MAX_SOCKETS, 3 * DIALLED_MAX + 8))
+    if (z->wake_fd < 0 || z->timer_fd < 0 || !z->context || zmq_ctx_set(z->context, ZMQ_MAX_SOCKETS, 3 * DIALLED_MAX))
         status = sn_fail(err, SN_STOP, "ZeroMQ cannot start: %s", strerror(errno));
     if (!status) status = dealers_reserve(z, err);
-    if (!status) status = sn_inbound_peers_new(&z->inbound, err);
-    if (!status) status = sn_zap_start(z->context, &z->zap, err);
     if (status)
         zmq_transport_free(&z->base);
     else

@@ -1,0 +1,34 @@
+/* Which connections a listener holds when there are more than it can: each costs a descriptor and memory here and
+ * nearly nothing at its maker. Private to net/transport/.
+ *
+ * A connection is unnamed until its peer has proven a key and sent a message. Unnamed connections of one address have a
+ * quarter of the places, all of an address three quarters. When they are taken, or all are, the oldest unnamed
+ * connection makes room, then the one that was idle longest. So an address that only opens connections takes places
+ * from itself, and many such addresses take places from connections that say nothing. Logic only: the time is an
+ * argument. */
+#ifndef SN_NET_TRANSPORT_ADMISSION_PRIVATE_H
+#define SN_NET_TRANSPORT_ADMISSION_PRIVATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    SN_ADMISSION_PREFIX = 8, /* bytes of an address that name its owner: IPv4, or the network of IPv6 */
+    SN_ADMISSION_IDLE_US =
+        60000000, /* a named connection may be ended for another one after so long without messages */
+};
+
+typedef struct sn_standing {
+    uint8_t prefix[SN_ADMISSION_PREFIX];
+    bool named;
+    int64_t since_us; /* unnamed: when it was opened; named: when its last message came or went */
+} sn_standing;
+
+enum { SN_ADMIT = -1, SN_ADMIT_NOT = -2 };
+/* What to do with a newcomer, given the connections that there are (`standings`: n pointers, NULL: none): SN_ADMIT,
+ * SN_ADMIT_NOT, or the index of the connection that is ended for it. */
+int sn_admission_decide(const sn_standing *const *standings, size_t n, size_t capacity,
+                        const uint8_t prefix[SN_ADMISSION_PREFIX], int64_t now_us);
+
+#endif

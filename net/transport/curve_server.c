@@ -1,0 +1,175 @@
+#include "net/transport/curve_server_private.h"
+
+#include <assert.h>
+#include <sodium.h>
+#include <string.h>
+
+static_assert(SN_KEY_SIZE == crypto_box_PUBLICKEYBYTES && SN_KEY_SIZE == crypto_box_SECRETKEYBYTES &&
+                  SN_KEY_SIZE == crypto_box_BEFORENMBYTES,
+              "keys are of X25519");
+
+enum { MAC = crypto_box_MACBYTES, NONCE = crypto_box_NONCEBYTES, SHORT_NONCE = 8, LONG_NONCE = 16 };
+#define TEXT_AND_LENGTH(text) (text), (sizeof(text) - 1)
+
+/* Where the fields of the commands are. */
+enum {
+    HELLO_SIZE = 200,
+    HELLO_VERSION_AT = 6,
+    HELLO_KEY_AT = 80,
+    HELLO_NONCE_AT = 112,
+    HELLO_BOX_AT = 120,
+    WELCOME_NONCE_AT = 8,
+    WELCOME_BOX_AT = 24,
+    INITIATE_COOKIE_AT = 9,
+    INITIATE_NONCE_AT = INITIATE_COOKIE_AT + SN_CURVE_COOKIE_SIZE,
+    INITIATE_BOX_AT = INITIATE_NONCE_AT + SHORT_NONCE,
+    VOUCH_SIZE = 2 * SN_KEY_SIZE,
+    VOUCH_NONCE_AT = SN_KEY_SIZE, /* in the opened box: key, nonce of the vouch, vouch, metadata */
+    VOUCH_AT = VOUCH_NONCE_AT + LONG_NONCE,
+    METADATA_AT = VOUCH_AT + VOUCH_SIZE + MAC,
+    METADATA_MAX = 1024,
+    MESSAGE_NONCE_AT = 8,
+    MESSAGE_MAC_AT = 16,
+};
+static const char message_name[] = "\x07MESSAGE";
+
+static void make_nonce(uint8_t out[NONCE], const char *prefix, const uint8_t *rest) {
+    size_t n = strlen(prefix);
+    memcpy(out, prefix, n);
+    memcpy(out + n, rest, NONCE - n);
+}
+
+static uint64_t read_counter(const uint8_t *at) {
+    uint64_t n = 0;
+    for (int i = 0; i < SHORT_NONCE; i++) n = n << 8 | at[i];
+    return n;
+}
+
+/* The next nonce of this end, big-endian. */
+static void write_counter(sn_curve_server *curve, uint8_t *at) {
+    uint64_t n = ++curve->sent;
+    for (int i = SHORT_NONCE; i-- > 0; n >>= 8) at[i] = (uint8_t)n;
+}
+
+void sn_curve_server_init(sn_curve_server *curve, const sn_identity *identity) {
+    *curve = (sn_curve_server){.identity = identity};
+}
+
+void sn_curve_server_fini(sn_curve_server *curve) { sodium_memzero(curve, sizeof *curve); }
+
+static bool has_name(const uint8_t *command, size_t len, const char *name, size_t name_len) {
+    return len >= name_len && !memcmp(command, name, name_len);
+}
+
+/* HELLO shows that the client knows the server's key. WELCOME has the server's key for this connection and a cookie,
+ * which the client returns; the state lives as long as the TCP connection, so the cookie is a random number. */
+static size_t answer_hello(sn_curve_server *curve, const uint8_t *hello, size_t len, uint8_t *welcome) {
+    static const uint8_t zeros[64], version[2] = {1, 0};
+    uint8_t nonce[NONCE], text[sizeof zeros], shared[SN_KEY_SIZE], content[SN_KEY_SIZE + SN_CURVE_COOKIE_SIZE];
+    if (len != HELLO_SIZE || !has_name(hello, len, TEXT_AND_LENGTH("\x05HELLO")) ||
+        memcmp(hello + HELLO_VERSION_AT, version, sizeof version) != 0)
+        return 0;
+    memcpy(curve->client_short, hello + HELLO_KEY_AT, SN_KEY_SIZE);
+    make_nonce(nonce, "CurveZMQHELLO---", hello + HELLO_NONCE_AT);
+    if (crypto_box_beforenm(shared, curve->client_short, curve->identity->curve_secret) ||
+        crypto_box_open_easy_afternm(text, hello + HELLO_BOX_AT, sizeof zeros + MAC, nonce, shared) ||
+        memcmp(text, zeros, sizeof zeros) != 0)
+        return 0;
+    crypto_box_keypair(content, curve->short_secret);
+    randombytes_buf(curve->cookie, sizeof curve->cookie);
+    memcpy(content + SN_KEY_SIZE, curve->cookie, sizeof curve->cookie);
+    memcpy(welcome, TEXT_AND_LENGTH("\x07WELCOME"));
+    randombytes_buf(welcome + WELCOME_NONCE_AT, LONG_NONCE);
+    make_nonce(nonce, "WELCOME-", welcome + WELCOME_NONCE_AT);
+    (void)!crypto_box_easy_afternm(welcome + WELCOME_BOX_AT, content, sizeof content, nonce, shared);
+    sodium_memzero(shared, sizeof shared);
+    curve->state = SN_CURVE_INITIATE;
+    return WELCOME_BOX_AT + sizeof content + MAC;
+}
+
+/* Whether the metadata, a list of names and values with their lengths before them, says that the peer is a DEALER. */
+static bool is_dealer(const uint8_t *metadata, size_t len) {
+    static const char name[] = "\x0bSocket-Type\0\0\0\x06"
+                               "DEALER";
+    while (len) {
+        if (has_name(metadata, len, TEXT_AND_LENGTH(name))) return true;
+        size_t name_len = metadata[0] + 1u;
+        if (len < name_len + 4) return false;
+        const uint8_t *size = metadata + name_len;
+        size_t value_len = (size_t)size[0] << 24 | (size_t)size[1] << 16 | (size_t)size[2] << 8 | size[3];
+        if (len - name_len - 4 < value_len) return false;
+        metadata += name_len + 4 + value_len;
+        len -= name_len + 4 + value_len;
+    }
+    return false;
+}
+
+/* The vouch, which only the owner of the long-term key can make, binds it to this connection's keys. */
+static bool vouch_is_valid(const sn_curve_server *curve, const uint8_t *content) {
+    uint8_t nonce[NONCE], vouch[VOUCH_SIZE];
+    make_nonce(nonce, "VOUCH---", content + VOUCH_NONCE_AT);
+    return !crypto_box_open_easy(vouch, content + VOUCH_AT, VOUCH_SIZE + MAC, nonce, content, curve->short_secret) &&
+           !memcmp(vouch, curve->client_short, SN_KEY_SIZE) &&
+           !memcmp(vouch + SN_KEY_SIZE, curve->identity->curve_key, SN_KEY_SIZE);
+}
+
+static size_t write_ready(sn_curve_server *curve, uint8_t *ready) {
+    static const char metadata[] = "\x0bSocket-Type\0\0\0\x06ROUTER";
+    enum { NONCE_AT = 6, BOX_AT = NONCE_AT + SHORT_NONCE };
+    uint8_t nonce[NONCE];
+    memcpy(ready, TEXT_AND_LENGTH("\x05READY"));
+    write_counter(curve, ready + NONCE_AT);
+    make_nonce(nonce, "CurveZMQREADY---", ready + NONCE_AT);
+    (void)!crypto_box_easy_afternm(ready + BOX_AT, (const uint8_t *)metadata, sizeof metadata - 1, nonce,
+                                   curve->shared);
+    return BOX_AT + sizeof metadata - 1 + MAC;
+}
+
+static size_t answer_initiate(sn_curve_server *curve, const uint8_t *initiate, size_t len, uint8_t *ready) {
+    uint8_t nonce[NONCE], content[METADATA_AT + METADATA_MAX];
+    if (!has_name(initiate, len, TEXT_AND_LENGTH("\x08INITIATE")) || len < INITIATE_BOX_AT + METADATA_AT + MAC ||
+        len > INITIATE_BOX_AT + sizeof content + MAC ||
+        sodium_memcmp(initiate + INITIATE_COOKIE_AT, curve->cookie, sizeof curve->cookie) ||
+        crypto_box_beforenm(curve->shared, curve->client_short, curve->short_secret))
+        return 0;
+    make_nonce(nonce, "CurveZMQINITIATE", initiate + INITIATE_NONCE_AT);
+    size_t content_len = len - INITIATE_BOX_AT - MAC;
+    if (crypto_box_open_easy_afternm(content, initiate + INITIATE_BOX_AT, content_len + MAC, nonce, curve->shared) ||
+        !vouch_is_valid(curve, content) || !is_dealer(content + METADATA_AT, content_len - METADATA_AT))
+        return 0;
+    memcpy(curve->client_key, content, SN_KEY_SIZE);
+    curve->received = read_counter(initiate + INITIATE_NONCE_AT);
+    curve->state = SN_CURVE_READY;
+    return write_ready(curve, ready);
+}
+
+size_t sn_curve_server_answer(sn_curve_server *curve, const uint8_t *command, size_t len,
+                              uint8_t answer[SN_CURVE_ANSWER_MAX]) {
+    return curve->state == SN_CURVE_HELLO      ? answer_hello(curve, command, len, answer)
+           : curve->state == SN_CURVE_INITIATE ? answer_initiate(curve, command, len, answer)
+                                               : 0;
+}
+
+bool sn_curve_server_open(sn_curve_server *curve, uint8_t *body, size_t len) {
+    uint8_t nonce[NONCE], *text = body + SN_CURVE_FLAGS_AT;
+    if (curve->state != SN_CURVE_READY || len < SN_CURVE_OVERHEAD ||
+        !has_name(body, len, TEXT_AND_LENGTH(message_name)))
+        return false;
+    uint64_t counter = read_counter(body + MESSAGE_NONCE_AT);
+    make_nonce(nonce, "CurveZMQMESSAGEC", body + MESSAGE_NONCE_AT);
+    if (counter <= curve->received || crypto_box_open_detached_afternm(text, text, body + MESSAGE_MAC_AT,
+                                                                       len - SN_CURVE_FLAGS_AT, nonce, curve->shared))
+        return false;
+    curve->received = counter;
+    return true;
+}
+
+void sn_curve_server_seal(sn_curve_server *curve, uint8_t flags, const void *payload, size_t len, uint8_t *body) {
+    uint8_t nonce[NONCE], *text = body + SN_CURVE_FLAGS_AT;
+    memcpy(body, TEXT_AND_LENGTH(message_name));
+    write_counter(curve, body + MESSAGE_NONCE_AT);
+    make_nonce(nonce, "CurveZMQMESSAGES", body + MESSAGE_NONCE_AT);
+    text[0] = flags;
+    if (len) memcpy(text + 1, payload, len);
+    (void)!crypto_box_detached_afternm(text, body + MESSAGE_MAC_AT, text, len + 1, nonce, curve->shared);
+}

@@ -1,0 +1,269 @@
+/* The listener (listener_private.h): its queues, the owner's side of them, its making and its end.
+ *
+ * A connection has one of `2 * capacity` slots and a number that is never used again; both make its handle, which the
+ * owner gets with the first message. The lock guards the queues of all connections and two lists that tell where there
+ * is something in them: `ready` for the owner, `todo` for the thread (listener_thread.c), each with a descriptor that
+ * wakes it. A connection that ends stays in its slot until the owner has read its last message and its
+ * end. */
+#include "net/transport/listener_private.h"
+
+#include "base/hash.h"
+#include "net/transport/listener_state_private.h"
+#include "net/transport/tcp_listen_private.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum {
+    CAPACITY_MIN = 16,
+    CAPACITY_MAX = 4096, /* connections; half of the process's descriptors if that is less */
+    SLOT_BITS = 13,
+};
+static_assert(2 * CAPACITY_MAX <= 1 << SLOT_BITS, "a handle names every slot");
+
+/* -- the queues between the owner and the thread; all with the lock -- */
+
+void listener_signal(int fd) {
+    uint64_t one = 1;
+    if (write(fd, &one, sizeof one) < 0) return; /* the counter is full: the other side wakes anyway */
+}
+
+void listener_clear(int fd) {
+    uint64_t count;
+    if (read(fd, &count, sizeof count) < 0) return;
+}
+
+void listener_make_ready(sn_listener *l, connection *c) {
+    if (c->is_ready) return;
+    c->is_ready = true;
+    c->next_ready = NULL;
+    if (!l->ready) listener_signal(l->ready_fd);
+    *l->ready_end = c;
+    l->ready_end = &c->next_ready;
+}
+
+void listener_make_todo(sn_listener *l, connection *c) {
+    if (c->is_todo) return;
+    c->is_todo = true;
+    if (!l->todo) listener_signal(l->todo_fd);
+    c->next_todo = l->todo;
+    l->todo = c;
+}
+
+void listener_drop_sent(connection *c) {
+    for (outgoing *m = c->sent, *next; m; m = next) {
+        next = m->next;
+        sn_msg_free(&m->msg);
+        free(m);
+    }
+    c->sent = NULL;
+    c->sent_end = &c->sent;
+    c->n_sent = c->sent_bytes = 0;
+}
+
+void listener_free_connection(sn_listener *l, connection *c) {
+    for (incoming *m = c->received, *next; m; m = next) {
+        next = m->next;
+        sn_zmtp_message_free(&m->message);
+        free(m);
+    }
+    l->received_bytes -= c->received_bytes;
+    listener_drop_sent(c);
+    l->slots[c->slot] = NULL;
+    free(c);
+}
+
+static connection *find_peer(const sn_listener *l, sn_peer peer) {
+    uint64_t number = (peer & ~SN_LISTENER_PEERS) >> SLOT_BITS, slot = peer & ((1 << SLOT_BITS) - 1);
+    connection *c = peer & SN_LISTENER_PEERS && slot < l->n_slots ? l->slots[slot] : NULL;
+    return c && c->number == number && c->known ? c : NULL;
+}
+
+/* -- for the owner -- */
+
+int sn_listener_fd(const sn_listener *l) { return l->ready_fd; }
+
+/* Takes the next message of a connection, or its end. */
+static void take_next(sn_listener *l, connection *c, sn_inbound *out) {
+    incoming *m = c->received;
+    if (m) {
+        c->received = m->next;
+        if (!c->received) c->received_end = &c->received;
+        c->n_received--;
+        c->received_bytes -= m->bytes;
+        l->received_bytes -= m->bytes;
+        out->message = m->message;
+        free(m);
+        c->known = true;
+    } else if (c->known) {
+        out->gone = c->gone;
+    }
+    if (c->known) {
+        out->peer = SN_LISTENER_PEERS | c->number << SLOT_BITS | c->slot;
+        memcpy(out->key, c->key, SN_KEY_SIZE);
+    }
+    c->known = c->known && !out->gone;
+    c->drained = c->gone && !c->received && !c->known;
+    bool reads_again = c->full && c->n_received <= RECEIVED_MAX / 2 && c->received_bytes <= RECEIVED_BYTES_MAX / 2;
+    if (reads_again) c->full = false;
+    if (c->drained || reads_again) listener_make_todo(l, c);
+    if (!c->drained && (c->received || c->gone)) listener_make_ready(l, c);
+}
+
+void sn_listener_receive(sn_listener *l, sn_inbound *out) {
+    *out = (sn_inbound){0};
+    pthread_mutex_lock(&l->lock);
+    while (l->ready && !out->peer) {
+        connection *c = l->ready;
+        l->ready = c->next_ready;
+        if (!l->ready) {
+            l->ready_end = &l->ready;
+            listener_clear(l->ready_fd);
+        }
+        c->is_ready = false;
+        take_next(l, c, out);
+    }
+    pthread_mutex_unlock(&l->lock);
+}
+
+static sn_status outgoing_new(const sn_buf *map, const sn_msg *msg, outgoing **out, sn_err *err) {
+    const sn_wire_tensor *tensor = &msg->tensor;
+    bool any = tensor->rank != 0, copied = any && !msg->release;
+    outgoing *m = malloc(sizeof *m + map->len + (copied ? tensor->bytes : 0));
+    if (!m) return sn_fail(err, SN_STOP, "out of memory: no space for a message");
+    *m = (outgoing){.map_len = map->len, .tensor_len = any ? tensor->bytes : 0};
+    memcpy(m->map, map->data, map->len);
+    if (copied) memcpy(m->map + map->len, tensor->data, tensor->bytes);
+    if (any) m->tensor = copied ? m->map + map->len : tensor->data;
+    *out = m;
+    return SN_OK;
+}
+
+sn_status sn_listener_send(sn_listener *l, sn_peer peer, const sn_buf *map, sn_msg **msg, sn_err *err) {
+    outgoing *m = NULL;
+    sn_status status = outgoing_new(map, *msg, &m, err);
+    if (status) return status;
+    pthread_mutex_lock(&l->lock);
+    connection *c = find_peer(l, peer);
+    if (!c || c->gone) {
+        status = sn_fail(err, SN_RETRY, "this peer is gone");
+    } else if (c->n_sent >= SENT_MAX || c->sent_bytes >= SENT_BYTES_MAX) {
+        status = sn_fail(err, SN_RETRY, "the queue of this peer is full: try again later");
+    } else {
+        if (m->tensor && (*msg)->release) {
+            m->msg = *msg;
+            *msg = NULL;
+        }
+        *c->sent_end = m;
+        c->sent_end = &m->next;
+        c->n_sent++;
+        c->sent_bytes += m->map_len + m->tensor_len;
+        listener_make_todo(l, c);
+    }
+    pthread_mutex_unlock(&l->lock);
+    if (status)
+        free(m);
+    else
+        sn_msg_free(msg);
+    return status;
+}
+
+void sn_listener_hang_up(sn_listener *l, sn_peer peer) {
+    pthread_mutex_lock(&l->lock);
+    connection *c = find_peer(l, peer);
+    if (c) {
+        c->known = false;
+        c->number = ++l->last_number;
+        listener_drop_sent(c);
+    }
+    pthread_mutex_unlock(&l->lock);
+}
+
+/* -- creation and release -- */
+
+static sn_status watch_own(sn_listener *l, int *fd, sn_err *err) {
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = fd};
+    if (*fd >= 0 && !epoll_ctl(l->epoll_fd, EPOLL_CTL_ADD, *fd, &event)) return SN_OK;
+    return sn_fail(err, SN_STOP, "the listening socket cannot be watched: %s", strerror(errno));
+}
+
+static sn_status listener_start(sn_listener *l, sn_err *err) {
+    sigset_t all, before; /* the program's own threads handle signals */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(&l->thread, NULL, listener_run, l);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    l->started = !failed;
+    return failed ? sn_fail(err, SN_STOP, "the thread that listens cannot start: %s", strerror(failed)) : SN_OK;
+}
+
+sn_status sn_listener_new(const sn_identity *identity, const char *address, char bound[SN_ADDRESS_MAX + 1],
+                          sn_listener **out, sn_err *err) {
+    struct rlimit descriptors = {.rlim_cur = 2 * CAPACITY_MAX};
+    sn_listener *l;
+    *out = NULL;
+    if (sodium_init() < 0) return sn_fail(err, SN_STOP, "libsodium cannot start: it finds no source of randomness");
+    sn_status status = sn_calloc(&l, 1, sizeof *l, err);
+    if (status) return status;
+    getrlimit(RLIMIT_NOFILE, &descriptors);
+    *l = (sn_listener){.identity = identity, .listen_fd = -1, .linger_us = -1, .ready_end = &l->ready};
+    l->capacity = (size_t)(descriptors.rlim_cur / 2 < CAPACITY_MAX ? descriptors.rlim_cur / 2 : CAPACITY_MAX);
+    if (l->capacity < CAPACITY_MIN) l->capacity = CAPACITY_MIN;
+    l->n_slots = 2 * l->capacity;
+    pthread_mutex_init(&l->lock, NULL);
+    l->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    l->todo_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    l->ready_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    l->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (l->epoll_fd < 0 || l->todo_fd < 0 || l->ready_fd < 0 || l->spare_fd < 0)
+        status = sn_fail(err, SN_STOP, "no descriptor is left to listen with: %s", strerror(errno));
+    if (!status) status = sn_calloc(&l->slots, l->n_slots, sizeof *l->slots, err);
+    if (!status) status = sn_calloc(&l->standings, l->n_slots, sizeof *l->standings, err);
+    if (!status) status = sn_calloc(&l->scratch, READ_SIZE, 1, err);
+    if (!status) status = sn_handshake_limit_new(&l->handshakes, err);
+    if (!status) status = sn_tcp_listen(address, &l->listen_fd, bound, err);
+    if (!status) status = watch_own(l, &l->listen_fd, err);
+    if (!status) status = watch_own(l, &l->todo_fd, err);
+    if (!status) status = listener_start(l, err);
+    if (status)
+        sn_listener_free(&l, 0);
+    else
+        *out = l;
+    return status;
+}
+
+void sn_listener_free(sn_listener **listener, int64_t linger_us) {
+    sn_listener *l = *listener;
+    if (!l) return;
+    if (l->started) {
+        pthread_mutex_lock(&l->lock);
+        l->linger_us = linger_us;
+        listener_signal(l->todo_fd);
+        pthread_mutex_unlock(&l->lock);
+        pthread_join(l->thread, NULL);
+    }
+    for (size_t i = 0; l->slots && i < l->n_slots; i++) {
+        if (!l->slots[i]) continue;
+        listener_end_connection(l, l->slots[i], "this transport ends");
+        listener_free_connection(l, l->slots[i]);
+    }
+    const int fds[] = {l->listen_fd, l->epoll_fd, l->todo_fd, l->ready_fd, l->spare_fd};
+    for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
+        if (fds[i] >= 0) close(fds[i]);
+    sn_handshake_limit_free(&l->handshakes);
+    pthread_mutex_destroy(&l->lock);
+    free(l->slots);
+    free(l->standings);
+    free(l->scratch);
+    free(l);
+    *listener = NULL;
+}

@@ -1,0 +1,46 @@
+/* The listening side of the ZeroMQ transport: accepts DEALERs over TCP, with CURVE, and carries messages in both
+ * directions. Private to net/transport/.
+ *
+ * It is not made of a libzmq socket, because the sockets of libzmq that can answer one peer among many do not withstand
+ * strangers: a ROUTER names connections by 32-bit numbers, lets peers claim them, and ends the program when two are the
+ * same; an XPUB keeps every subscription that a peer sends. Here a peer is a connection, and nothing else names it.
+ *
+ * One thread accepts, encrypts and decrypts; the functions below are for the one thread that owns the transport, which
+ * never waits for it. What a stranger can occupy is bounded: places by admission_private.h, handshakes by
+ * handshake_limit_private.h, memory by the enumeration in listener.c. */
+#ifndef SN_NET_TRANSPORT_LISTENER_PRIVATE_H
+#define SN_NET_TRANSPORT_LISTENER_PRIVATE_H
+
+#include "net/transport/transport.h"
+#include "net/transport/zmtp_private.h"
+
+typedef struct sn_listener sn_listener;
+
+/* A message of a peer, or its end. */
+typedef struct sn_inbound {
+    sn_peer peer; /* 0: nothing has happened */
+    uint8_t key[SN_KEY_SIZE];
+    const char *gone; /* why the connection has ended; NULL: `message` has come, which the receiver owns */
+    sn_zmtp_message message;
+} sn_inbound;
+
+/* Listens at `address`; `bound` gets the numeric address. Borrows the identity. SN_REFUSED: the address cannot be used.
+ */
+sn_status sn_listener_new(const sn_identity *identity, const char *address, char bound[SN_ADDRESS_MAX + 1],
+                          sn_listener **out, sn_err *err) SN_MUST_USE;
+/* Gives unsent messages linger_us to leave. Accepts NULL. */
+void sn_listener_free(sn_listener **listener, int64_t linger_us);
+/* A descriptor that is readable while sn_listener_receive has something. */
+int sn_listener_fd(const sn_listener *listener);
+/* The next message or end, of each peer in turn. Does not wait. */
+void sn_listener_receive(sn_listener *listener, sn_inbound *out);
+/* Sends the encoded map and the tensor of *msg; takes *msg on success. SN_RETRY: the queue is full or the peer is gone.
+ */
+sn_status sn_listener_send(sn_listener *listener, sn_peer peer, const sn_buf *map, sn_msg **msg,
+                           sn_err *err) SN_MUST_USE;
+/* Forgets the peer: what is queued for it is dropped, and its next message is that of a new peer. */
+void sn_listener_hang_up(sn_listener *listener, sn_peer peer);
+/* Whether a handle is one of a listener; those of dialled peers are below. */
+#define SN_LISTENER_PEERS (UINT64_C(1) << 63)
+
+#endif

@@ -1,0 +1,92 @@
+/* What the two sides of a listener share: the owner's functions (listener.c) and the thread (listener_thread.c).
+ * Private to net/transport/. */
+#ifndef SN_NET_TRANSPORT_LISTENER_STATE_PRIVATE_H
+#define SN_NET_TRANSPORT_LISTENER_STATE_PRIVATE_H
+
+#include "net/transport/admission_private.h"
+#include "net/transport/handshake_limit_private.h"
+#include "net/transport/listener_private.h"
+
+#include <pthread.h>
+
+enum {
+    /* What one connection may hold. */
+    RECEIVED_MAX = 64,             /* messages that wait for the owner, beside those of one read; then TCP waits */
+    RECEIVED_BYTES_MAX = 16 << 20, /* the same, in bytes */
+    SENT_MAX = 1024,               /* messages that wait to be sent */
+    SENT_BYTES_MAX = 64 << 20,     /* further messages are refused while so many bytes wait */
+    READ_SIZE = 64 << 10,          /* bytes of one read */
+};
+
+typedef struct incoming {
+    struct incoming *next;
+    size_t bytes;
+    sn_zmtp_message message;
+} incoming;
+
+typedef struct outgoing {
+    struct outgoing *next;
+    sn_msg *msg;        /* owns the tensor; NULL: there is none, or it follows the map */
+    const void *tensor; /* NULL: none */
+    size_t map_len, tensor_len;
+    uint8_t map[];
+} outgoing;
+
+typedef struct connection {
+    size_t slot;
+    /* Of the listener's thread. */
+    int fd; /* -1: ended */
+    uint32_t interest;
+    bool paused; /* not read, because much waits for the owner */
+    sn_zmtp zmtp;
+    sn_standing standing;
+    int64_t opened_us, heard_us, pinged_us;
+    size_t partial; /* as counted in the listener */
+    /* Guarded by the listener's lock. */
+    struct connection *next_ready, *next_todo;
+    bool is_ready, is_todo; /* in these lists */
+    bool full;              /* what waits has reached its limit, and the owner has not yet taken half of it */
+    bool drained;           /* the owner has nothing more to read */
+    bool known;             /* the owner has the handle */
+    uint64_t number;        /* of the handle */
+    uint8_t key[SN_KEY_SIZE];
+    const char *gone; /* why it has ended; NULL: it has not */
+    incoming *received, **received_end;
+    outgoing *sent, **sent_end;
+    size_t n_received, n_sent, received_bytes, sent_bytes;
+} connection;
+
+struct sn_listener {
+    const sn_identity *identity;
+    int listen_fd, epoll_fd, todo_fd, ready_fd, spare_fd;
+    pthread_t thread;
+    bool started;
+    sn_handshake_limit *handshakes;
+    size_t capacity, n_slots, n_open, partial; /* partial: bytes of messages that are not complete */
+    const sn_standing **standings;             /* (n_slots): of the open connections */
+    uint8_t *scratch;
+
+    pthread_mutex_t lock; /* guards the members below */
+    connection **slots;   /* (n_slots); only the thread writes */
+    connection *ready, **ready_end, *todo;
+    uint64_t last_number;
+    size_t received_bytes;
+    int64_t linger_us; /* -1: runs */
+};
+
+/* -- with the lock -- */
+
+void listener_signal(int fd);
+void listener_clear(int fd);
+void listener_make_ready(sn_listener *l, connection *c); /* the owner has something to read of it */
+void listener_make_todo(sn_listener *l, connection *c);  /* the thread has something to do for it */
+void listener_drop_sent(connection *c);
+void listener_free_connection(sn_listener *l, connection *c);
+
+/* -- the thread -- */
+
+void *listener_run(void *listener);
+/* Closes a connection; on the thread, or when it has ended. */
+void listener_end_connection(sn_listener *l, connection *c, const char *why);
+
+#endif

@@ -1,0 +1,389 @@
+/* The thread of a listener (listener_private.h): it alone owns the sockets and the ZMTP state of connections.
+ *
+ * It waits in epoll, reads what has come, opens it and puts messages into the connection's queue; it takes messages
+ * from the queue in the other direction, seals them and writes them. A sweep four times a second ends connections that
+ * stall. Connections that ended in a round of events are freed at its end, because the round may still refer to them.
+ */
+#include "net/transport/listener_state_private.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum {
+    HANDSHAKE_US = 5000000,
+    SILENT_US = 10000000, /* for the first message, when half of the places are taken */
+    PING_US = 5000000,    /* of silence, then the peer is asked whether it lives */
+    DEAD_US = 15000000,   /* of silence, then it is taken for dead */
+    SWEEP_US = 250000,
+    STALL_US = 2000000,      /* this thread did not run for so long: no silence is counted */
+    SEALED_AHEAD = 64 << 10, /* bytes that are sealed before the socket takes them */
+    READS_AT_ONCE = 8,       /* of one connection, then it is the turn of others */
+    EVENTS = 64,
+    ACCEPTS_AT_ONCE = 64,
+};
+static const size_t HELD_MAX = (size_t)2 << 30; /* bytes of messages that arrive or wait for the owner */
+
+/* -- the life of a connection, on the listener's thread -- */
+
+void listener_end_connection(sn_listener *l, connection *c, const char *why) {
+    if (c->fd < 0) return;
+    epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
+    close(c->fd);
+    c->fd = -1;
+    l->n_open--;
+    l->partial -= c->partial;
+    sn_zmtp_fini(&c->zmtp);
+    l->standings[c->slot] = NULL;
+    pthread_mutex_lock(&l->lock);
+    c->gone = why;
+    listener_drop_sent(c);
+    if (c->known || c->received)
+        listener_make_ready(l, c);
+    else
+        c->drained = true;
+    listener_make_todo(l, c); /* freed at the end of the round, because this round may still refer to it */
+    pthread_mutex_unlock(&l->lock);
+}
+
+static void refuse(int fd, const char *why) {
+    close(fd);
+    sn_log_rated(SN_LOG_INFO, "connection refused", "text=%s", why);
+}
+
+static void prefix_of(const struct sockaddr_storage *from, uint8_t out[SN_ADMISSION_PREFIX]) {
+    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff}; /* IPv4 in IPv6 */
+    memset(out, 0, SN_ADMISSION_PREFIX);
+    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)from;
+    if (from->ss_family == AF_INET)
+        memcpy(out, &((const struct sockaddr_in *)from)->sin_addr, 4);
+    else if (!memcmp(&six->sin6_addr, mapped, sizeof mapped))
+        memcpy(out, six->sin6_addr.s6_addr + sizeof mapped, 4);
+    else
+        memcpy(out, &six->sin6_addr, SN_ADMISSION_PREFIX);
+}
+
+/* Makes room for a newcomer; false: there is none. */
+static bool make_room(sn_listener *l, const uint8_t prefix[SN_ADMISSION_PREFIX], size_t capacity, int64_t now) {
+    int decision = sn_admission_decide(l->standings, l->n_slots, capacity, prefix, now);
+    if (decision >= 0) {
+        sn_log_rated(SN_LOG_INFO, "connection closed", "text=another connection needs its place");
+        listener_end_connection(l, l->slots[decision], "its place was needed for another connection");
+    }
+    return decision != SN_ADMIT_NOT;
+}
+
+static void connection_begin(sn_listener *l, int fd, const struct sockaddr_storage *from, int64_t now) {
+    uint8_t prefix[SN_ADMISSION_PREFIX];
+    int one = 1;
+    size_t slot = 0;
+    sn_err err;
+    prefix_of(from, prefix);
+    if (!make_room(l, prefix, l->capacity, now)) {
+        refuse(fd, "all places for connections are taken");
+        return;
+    }
+    while (slot < l->n_slots && l->slots[slot]) slot++; /* ended connections that the owner has not seen keep theirs */
+    connection *c = slot < l->n_slots ? calloc(1, sizeof *c) : NULL;
+    if (!c || sn_zmtp_init(&c->zmtp, l->identity, &err)) {
+        free(c);
+        refuse(fd, "there is no memory for another connection");
+        return;
+    }
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    c->slot = slot;
+    c->fd = fd;
+    c->interest = EPOLLIN | EPOLLOUT;
+    c->opened_us = c->heard_us = c->standing.since_us = now;
+    memcpy(c->standing.prefix, prefix, sizeof prefix);
+    c->received_end = &c->received;
+    c->sent_end = &c->sent;
+    l->standings[slot] = &c->standing;
+    l->n_open++;
+    pthread_mutex_lock(&l->lock);
+    c->number = ++l->last_number;
+    l->slots[slot] = c;
+    pthread_mutex_unlock(&l->lock);
+    struct epoll_event event = {.events = c->interest, .data.ptr = c};
+    if (epoll_ctl(l->epoll_fd, EPOLL_CTL_ADD, fd, &event)) listener_end_connection(l, c, "it could not be watched");
+}
+
+/* Without a descriptor for a newcomer, one is taken from a connection, or the newcomer is told at once. */
+static void accept_without_descriptor(sn_listener *l, int64_t now) {
+    uint8_t none[SN_ADMISSION_PREFIX] = {0};
+    if (l->n_open && make_room(l, none, l->n_open, now)) return;
+    close(l->spare_fd);
+    int fd = accept4(l->listen_fd, NULL, NULL, SOCK_CLOEXEC);
+    if (fd >= 0) refuse(fd, "the process has no descriptor left: raise its limit (ulimit -n)");
+    l->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+static void accept_newcomers(sn_listener *l, int64_t now) {
+    for (int i = 0; i < ACCEPTS_AT_ONCE; i++) {
+        struct sockaddr_storage from = {0};
+        socklen_t len = sizeof from;
+        int fd = accept4(l->listen_fd, (struct sockaddr *)&from, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd >= 0)
+            connection_begin(l, fd, &from, now);
+        else if (errno == EMFILE || errno == ENFILE)
+            accept_without_descriptor(l, now);
+        else if (errno != EINTR && errno != ECONNABORTED)
+            return;
+    }
+}
+
+/* -- writing -- */
+
+/* Seals the next message that waits; false: none does, or the connection has ended. */
+static bool seal_next(sn_listener *l, connection *c) {
+    pthread_mutex_lock(&l->lock);
+    outgoing *m = c->sent;
+    if (m) {
+        c->sent = m->next;
+        if (!c->sent) c->sent_end = &c->sent;
+        c->n_sent--;
+        c->sent_bytes -= m->map_len + m->tensor_len;
+    }
+    pthread_mutex_unlock(&l->lock);
+    if (!m) return false;
+    bool sealed = sn_zmtp_send(&c->zmtp, m->map, m->map_len, m->tensor != NULL) &&
+                  (!m->tensor || sn_zmtp_send(&c->zmtp, m->tensor, m->tensor_len, false));
+    sn_msg_free(&m->msg);
+    free(m);
+    c->standing.since_us = sn_now_us();
+    if (!sealed) listener_end_connection(l, c, "there is no memory for a message to it");
+    return sealed;
+}
+
+static void watch(sn_listener *l, connection *c) {
+    const uint8_t *data;
+    uint32_t interest = (c->paused ? 0 : EPOLLIN) | (sn_zmtp_output(&c->zmtp, &data) ? EPOLLOUT : 0);
+    struct epoll_event event = {.events = interest, .data.ptr = c};
+    if (interest == c->interest) return;
+    c->interest = interest;
+    if (epoll_ctl(l->epoll_fd, EPOLL_CTL_MOD, c->fd, &event)) listener_end_connection(l, c, "it could not be watched");
+}
+
+/* Writes what the socket takes. */
+static void connection_write(sn_listener *l, connection *c) {
+    const uint8_t *data;
+    while (c->fd >= 0) {
+        while (sn_zmtp_is_ready(&c->zmtp) && sn_zmtp_output(&c->zmtp, &data) < SEALED_AHEAD && seal_next(l, c)) {}
+        size_t len = c->fd < 0 ? 0 : sn_zmtp_output(&c->zmtp, &data);
+        if (!len) break;
+        ssize_t n = send(c->fd, data, len, MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+        if (n < 0)
+            listener_end_connection(l, c, "the peer has closed its connection");
+        else
+            sn_zmtp_written(&c->zmtp, (size_t)n);
+    }
+    if (c->fd >= 0) watch(l, c);
+}
+
+/* -- reading -- */
+
+static bool queue_message(sn_listener *l, connection *c, sn_zmtp_message *message, int64_t now) {
+    incoming *m = calloc(1, sizeof *m);
+    if (!m) {
+        sn_zmtp_message_free(message);
+        return false;
+    }
+    m->message = *message;
+    m->bytes = message->frames[0].len + message->frames[1].len;
+    c->standing.named = true;
+    c->standing.since_us = now;
+    pthread_mutex_lock(&l->lock);
+    memcpy(c->key, c->zmtp.curve.client_key, SN_KEY_SIZE);
+    *c->received_end = m;
+    c->received_end = &m->next;
+    c->n_received++;
+    c->received_bytes += m->bytes;
+    l->received_bytes += m->bytes;
+    c->full = c->paused = c->n_received >= RECEIVED_MAX || c->received_bytes >= RECEIVED_BYTES_MAX;
+    listener_make_ready(l, c);
+    pthread_mutex_unlock(&l->lock);
+    return true;
+}
+
+static const char *const off_protocol = "what it sends is not the protocol of this transport";
+
+/* Takes bytes that have come; returns why the connection must end, or NULL. */
+static const char *take_bytes(sn_listener *l, connection *c, const uint8_t *data, size_t len, int64_t now) {
+    c->heard_us = now;
+    while (len) {
+        sn_zmtp_message message;
+        switch (sn_zmtp_receive(&c->zmtp, &data, &len, &message)) {
+        case SN_ZMTP_MORE:
+            break;
+        case SN_ZMTP_GREETED:
+            if (!sn_handshake_limit_allows(l->handshakes, c->standing.prefix, SN_ADMISSION_PREFIX, now))
+                return "its address opens handshakes too often";
+            break;
+        case SN_ZMTP_MESSAGE:
+            if (!queue_message(l, c, &message, now)) return "there is no memory for its message";
+            break;
+        case SN_ZMTP_FAILED:
+            return off_protocol;
+        }
+    }
+    return NULL;
+}
+
+/* While all connections together hold too much, the one that holds most ends. */
+static void bound_memory(sn_listener *l, connection *c) {
+    size_t partial = sn_zmtp_partial(&c->zmtp);
+    l->partial = l->partial - c->partial + partial;
+    c->partial = partial;
+    pthread_mutex_lock(&l->lock);
+    bool within = l->partial + l->received_bytes <= HELD_MAX;
+    connection *most = NULL;
+    for (size_t i = 0; !within && i < l->n_slots; i++) {
+        connection *other = l->slots[i];
+        if (other && other->fd >= 0 &&
+            (!most || other->partial + other->received_bytes > most->partial + most->received_bytes))
+            most = other;
+    }
+    pthread_mutex_unlock(&l->lock);
+    if (!most) return;
+    sn_log_rated(SN_LOG_WARN, "connection closed", "text=messages that arrive hold more than %zu MiB", HELD_MAX >> 20);
+    listener_end_connection(l, most, "it held the most memory of all");
+}
+
+static void connection_read(sn_listener *l, connection *c, int64_t now) {
+    for (int i = 0; i < READS_AT_ONCE && c->fd >= 0; i++) {
+        ssize_t n = recv(c->fd, l->scratch, READ_SIZE, 0);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+        bool was_ready = sn_zmtp_is_ready(&c->zmtp);
+        const char *why = n <= 0 ? "the peer has closed its connection" : take_bytes(l, c, l->scratch, (size_t)n, now);
+        if (why && n > 0)
+            sn_log_rated(SN_LOG_INFO, "connection closed", "handshake=%s text=%s", was_ready ? "done" : "not_done",
+                         why);
+        if (why)
+            listener_end_connection(l, c, why);
+        else
+            bound_memory(l, c);
+        if (n < READ_SIZE || c->paused) break;
+    }
+    connection_write(l, c); /* answers of the handshake and to pings */
+}
+
+/* -- the thread -- */
+
+static void sweep_connection(sn_listener *l, connection *c, int64_t now) {
+    bool ready = sn_zmtp_is_ready(&c->zmtp);
+    if (c->paused) c->heard_us = now; /* it is not read */
+    if (!ready && now - c->opened_us > HANDSHAKE_US) {
+        listener_end_connection(l, c, "its handshake took too long");
+    } else if (!c->standing.named && now - c->opened_us > SILENT_US && 2 * l->n_open > l->capacity) {
+        listener_end_connection(l, c, "it sent nothing and others need its place");
+    } else if (now - c->heard_us > DEAD_US) {
+        listener_end_connection(l, c, "the peer has been silent for too long");
+    } else if (ready && now - c->heard_us > PING_US && now - c->pinged_us > PING_US) {
+        c->pinged_us = now;
+        if (sn_zmtp_ping(&c->zmtp))
+            connection_write(l, c);
+        else
+            listener_end_connection(l, c, "there is no memory for a ping");
+    }
+}
+
+static void sweep(sn_listener *l, int64_t now, bool stalled) {
+    for (size_t i = 0; i < l->n_slots; i++) {
+        connection *c = l->slots[i];
+        if (!c || c->fd < 0) continue;
+        if (stalled) c->heard_us = now;
+        sweep_connection(l, c, now);
+    }
+}
+
+/* Does what was asked for: writes, reads again, frees what has ended. At the end of a round, when no event refers to a
+ * connection any more. */
+static void do_todo(sn_listener *l, int64_t now) {
+    listener_clear(l->todo_fd);
+    for (size_t i = 0;; i++) {
+        pthread_mutex_lock(&l->lock);
+        connection *c = l->todo;
+        bool drained = c && c->drained;
+        if (c && i == l->n_slots) { /* the owner adds as fast as this thread takes: look at the sockets first */
+            listener_signal(l->todo_fd);
+            c = NULL;
+        }
+        if (c) {
+            l->todo = c->next_todo;
+            c->is_todo = false;
+            if (c->paused && !c->full) c->heard_us = now;
+            c->paused = c->full;
+            if (drained) listener_free_connection(l, c);
+        }
+        pthread_mutex_unlock(&l->lock);
+        if (!c) return;
+        if (!drained) connection_write(l, c);
+    }
+}
+
+/* Whether messages wait to be sent. */
+static bool has_output(sn_listener *l) {
+    bool any = false;
+    const uint8_t *data;
+    pthread_mutex_lock(&l->lock);
+    for (size_t i = 0; i < l->n_slots && !any; i++) {
+        const connection *c = l->slots[i];
+        any = c && c->fd >= 0 && (c->sent || sn_zmtp_output(&c->zmtp, &data));
+    }
+    pthread_mutex_unlock(&l->lock);
+    return any;
+}
+
+/* One round: waits for events at most `wait_ms`, and handles them. */
+static void listener_round(sn_listener *l, int wait_ms) {
+    struct epoll_event events[EVENTS];
+    int n = epoll_wait(l->epoll_fd, events, EVENTS, wait_ms);
+    int64_t now = sn_now_us();
+    for (int i = 0; i < n; i++) {
+        connection *c = events[i].data.ptr;
+        if ((void *)c == &l->listen_fd)
+            accept_newcomers(l, now);
+        else if ((void *)c != &l->todo_fd && c->fd >= 0 && events[i].events & ~(uint32_t)EPOLLOUT)
+            connection_read(l, c, now);
+        else if ((void *)c != &l->todo_fd && c->fd >= 0)
+            connection_write(l, c);
+    }
+    do_todo(l, now);
+}
+
+static int64_t linger_of(sn_listener *l) {
+    pthread_mutex_lock(&l->lock);
+    int64_t linger_us = l->linger_us;
+    pthread_mutex_unlock(&l->lock);
+    return linger_us;
+}
+
+void *listener_run(void *arg) {
+    sn_listener *l = arg;
+    int64_t linger_us, last = sn_now_us(), next_sweep = last;
+    while ((linger_us = linger_of(l)) < 0) {
+        listener_round(l, l->n_open ? SWEEP_US / 1000 : -1);
+        int64_t now = sn_now_us();
+        bool stalled = l->n_open && now - last > STALL_US;
+        if (now >= next_sweep) {
+            sweep(l, now, stalled);
+            next_sweep = now + SWEEP_US;
+        }
+        last = now;
+    }
+    epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, l->listen_fd, NULL);
+    for (int64_t until = sn_now_us() + linger_us; has_output(l) && sn_now_us() < until;) listener_round(l, 10);
+    return NULL;
+}

@@ -1,0 +1,67 @@
+#include "net/transport/tcp_listen_private.h"
+
+#include "base/text.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { BACKLOG = 1024 };
+
+static sn_status failed(const char *address, const char *reason, int number, sn_err *err) {
+    switch (number) {
+    case EADDRINUSE:
+        return sn_fail(err, SN_REFUSED, "%s is in use by another program: choose another --listen address", address);
+    case EACCES:
+        return sn_fail(err, SN_REFUSED, "%s needs rights that this program does not have: choose a port above 1023",
+                       address);
+    default:
+        return sn_fail(err, SN_REFUSED,
+                       "%s is no address of this machine (%s): choose another --listen address, such "
+                       "as 0.0.0.0:7001 for all of them",
+                       address, reason);
+    }
+}
+
+static bool open_socket(const struct addrinfo *at, int *fd) {
+    int one = 1, none = 0;
+    *fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    return *fd >= 0 && !setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) &&
+           (at->ai_family != AF_INET6 || !setsockopt(*fd, IPPROTO_IPV6, IPV6_V6ONLY, &none, sizeof none)) &&
+           !bind(*fd, at->ai_addr, at->ai_addrlen) && !listen(*fd, BACKLOG);
+}
+
+static bool name_bound(int fd, char bound[SN_ADDRESS_MAX + 1]) {
+    struct sockaddr_storage at;
+    socklen_t len = sizeof at;
+    char host[NI_MAXHOST], port[NI_MAXSERV];
+    if (getsockname(fd, (struct sockaddr *)&at, &len) ||
+        getnameinfo((struct sockaddr *)&at, len, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV))
+        return false;
+    int n = snprintf(bound, SN_ADDRESS_MAX + 1, at.ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
+    return n > 0 && n <= SN_ADDRESS_MAX;
+}
+
+sn_status sn_tcp_listen(const char *address, int *fd, char bound[SN_ADDRESS_MAX + 1], sn_err *err) {
+    sn_host_port parsed;
+    char port[8];
+    sn_status status = sn_parse_host_port(address, SN_HOST_PORT_LISTEN, &parsed, err);
+    if (status) return status;
+    struct addrinfo *at = NULL, hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
+    hints.ai_family = strchr(parsed.host, ':') ? AF_INET6 : AF_INET;
+    snprintf(port, sizeof port, "%d", parsed.port);
+    int missing = getaddrinfo(strcmp(parsed.host, "*") ? parsed.host : NULL, port, &hints, &at);
+    *fd = -1;
+    if (missing) return failed(address, gai_strerror(missing), 0, err);
+    if (!open_socket(at, fd) || !name_bound(*fd, bound)) {
+        status = failed(address, strerror(errno), errno, err);
+        if (*fd >= 0) close(*fd);
+        *fd = -1;
+    }
+    freeaddrinfo(at);
+    return status;
+}

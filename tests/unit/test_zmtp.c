@@ -1,0 +1,231 @@
+/* The listening end of a connection (net/transport/zmtp_private.h) against a client that does what it likes. */
+#include "tests/support/curve_client.h"
+#include "tests/support/require.h"
+
+#include <criterion/criterion.h>
+#include <malloc.h>
+#include <string.h>
+
+typedef struct ends {
+    sn_identity identity;
+    sn_zmtp z;
+    curve_client client;
+    sn_buf bytes; /* of the client, not yet sent */
+} ends;
+
+static void ends_open(ends *e) {
+    REQUIRE(sn_identity_new(&e->identity, &err));
+    REQUIRE(sn_zmtp_init(&e->z, &e->identity, &err));
+    curve_client_init(&e->client, &e->identity);
+    sn_buf_init(&e->bytes, 64 << 20);
+}
+
+static void ends_connect(ends *e) {
+    ends_open(e);
+    curve_client_connect(&e->client, &e->z);
+}
+
+static void ends_close(ends *e) {
+    sn_zmtp_fini(&e->z);
+    sn_buf_fini(&e->bytes);
+}
+
+/* Sends the client's bytes in parts of `part` bytes; returns the last result and the last message. */
+static sn_zmtp_result send_bytes(ends *e, size_t part, sn_zmtp_message *message) {
+    sn_zmtp_result result = SN_ZMTP_MORE;
+    for (size_t at = 0; at < e->bytes.len && result != SN_ZMTP_FAILED; at += part) {
+        const uint8_t *data = e->bytes.data + at;
+        size_t len = sn_min_size(part, e->bytes.len - at);
+        while (len && result != SN_ZMTP_FAILED) {
+            sn_zmtp_message got = {0};
+            result = sn_zmtp_receive(&e->z, &data, &len, &got);
+            if (result != SN_ZMTP_MESSAGE) continue;
+            sn_zmtp_message_free(message);
+            *message = got;
+        }
+    }
+    e->bytes.len = 0;
+    return result;
+}
+
+static void expect_failure(ends *e) {
+    sn_zmtp_message message = {0};
+    cr_expect_eq(send_bytes(e, 4096, &message), SN_ZMTP_FAILED);
+    cr_expect_eq(message.n_frames, 0);
+    sn_zmtp_message_free(&message);
+}
+
+Test(zmtp, reads_messages_however_their_bytes_are_cut) {
+    uint8_t map[300], tensor[1000];
+    memset(map, 7, sizeof map);
+    memset(tensor, 9, sizeof tensor);
+    for (size_t part = 1; part < 1500; part += part < 80 ? 1 : 97) {
+        ends e;
+        ends_connect(&e);
+        cr_assert_arr_eq(e.z.curve.client_key, e.client.identity.curve_key, SN_KEY_SIZE);
+        curve_client_frame(&e.client, 1, map, sizeof map, &e.bytes);
+        curve_client_frame(&e.client, 2, "\x04PING\0\0ctx", 10, &e.bytes); /* a command may come between frames */
+        curve_client_frame(&e.client, 0, tensor, sizeof tensor, &e.bytes);
+        sn_zmtp_message message = {0};
+        cr_assert_eq(send_bytes(&e, part, &message), SN_ZMTP_MESSAGE);
+        cr_assert_eq(message.n_frames, 2);
+        cr_assert(message.frames[0].len == sizeof map && !memcmp(message.frames[0].data, map, sizeof map));
+        cr_assert(message.frames[1].len == sizeof tensor && !memcmp(message.frames[1].data, tensor, sizeof tensor));
+        cr_assert_eq((uintptr_t)message.frames[1].data % 16, 0);
+        uint8_t pong[256];
+        cr_assert_eq(curve_take_output(&e.z, pong, sizeof pong), 2 + SN_CURVE_OVERHEAD + 8, "PING is not answered");
+        sn_zmtp_message_free(&message);
+        ends_close(&e);
+    }
+}
+
+Test(zmtp, frames_beyond_two_are_counted_and_dropped) {
+    ends e;
+    ends_connect(&e);
+    for (int i = 0; i < 50; i++) curve_client_frame(&e.client, i < 49, "x", 1, &e.bytes);
+    sn_zmtp_message message = {0};
+    cr_assert_eq(send_bytes(&e, 1000, &message), SN_ZMTP_MESSAGE);
+    cr_expect_eq(message.n_frames, 50);
+    sn_zmtp_message_free(&message);
+    ends_close(&e);
+}
+
+Test(zmtp, a_changed_or_repeated_frame_ends_the_connection) {
+    for (size_t at = 0; at < 2 + 33 + 5; at++) {
+        ends e;
+        ends_connect(&e);
+        curve_client_frame(&e.client, 0, "hello", 5, &e.bytes);
+        e.bytes.data[at] ^= at == 1 ? 1 : 0x40; /* the length: one byte less or more */
+        if (at == 1) curve_append(&e.bytes, "\0\0\0", 3);
+        expect_failure(&e);
+        ends_close(&e);
+    }
+    ends e;
+    ends_connect(&e);
+    sn_zmtp_message message = {0};
+    curve_client_frame(&e.client, 0, "hello", 5, &e.bytes);
+    sn_buf once;
+    sn_buf_init(&once, 1000);
+    curve_append(&once, e.bytes.data, e.bytes.len);
+    cr_assert_eq(send_bytes(&e, 1000, &message), SN_ZMTP_MESSAGE);
+    sn_zmtp_message_free(&message);
+    curve_append(&e.bytes, once.data, once.len);
+    expect_failure(&e);
+    sn_buf_fini(&once);
+    ends_close(&e);
+}
+
+Test(zmtp, short_commands_are_harmless) {
+    static const char *const commands[] = {"", "\x04", "\x04PING", "\x04PING\0", "\x04PONG", "\xff", "\x09SUBSCRIBE"};
+    static const size_t sizes[] = {0, 1, 5, 6, 5, 1, 10};
+    ends e;
+    ends_connect(&e);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        curve_client_frame(&e.client, 2, commands[i], sizes[i], &e.bytes);
+    sn_zmtp_message message = {0};
+    cr_expect_eq(send_bytes(&e, 7, &message), SN_ZMTP_MORE);
+    const uint8_t *data;
+    cr_expect_eq(sn_zmtp_output(&e.z, &data), 0);
+    ends_close(&e);
+}
+
+Test(zmtp, other_greetings_are_refused_at_their_first_wrong_byte) {
+    static const struct {
+        size_t at;
+        uint8_t value;
+    } wrong[] = {{0, 'G'}, {9, 0}, {10, 1}, {12, 'N'}, {17, 'X'}, {32, 1}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        ends e;
+        ends_open(&e);
+        curve_client_greeting(&e.bytes);
+        e.bytes.data[wrong[i].at] = wrong[i].value;
+        expect_failure(&e);
+        ends_close(&e);
+    }
+}
+
+/* Makes the handshake up to INITIATE, whose bytes then lie in e->bytes. */
+static void reach_initiate(ends *e) {
+    uint8_t bytes[512];
+    sn_zmtp_message none = {0};
+    curve_take_output(&e->z, bytes, sizeof bytes);
+    curve_client_greeting(&e->bytes);
+    curve_client_hello(&e->client, &e->bytes);
+    cr_assert_eq(send_bytes(e, 4096, &none), SN_ZMTP_MORE);
+    cr_assert_eq(curve_take_output(&e->z, bytes, sizeof bytes), 170);
+    curve_client_initiate(&e->client, bytes + 2, &e->bytes);
+}
+
+Test(zmtp, a_changed_byte_of_the_handshake_proves_no_key) {
+    ends e;
+    for (size_t at = 0; at < 202; at += 3) { /* HELLO; its padding, bytes 10 to 82, has no meaning */
+        if (at >= 10 && at < 82) continue;
+        ends_open(&e);
+        curve_client_greeting(&e.bytes);
+        curve_client_hello(&e.client, &e.bytes);
+        e.bytes.data[64 + at] ^= 0x10;
+        expect_failure(&e);
+        ends_close(&e);
+    }
+    size_t n = 300;
+    for (size_t at = 0; at < n; at += 5) {
+        ends_open(&e);
+        reach_initiate(&e);
+        n = e.bytes.len;
+        e.bytes.data[at] ^= 0x10;
+        sn_zmtp_message none = {0};
+        sn_zmtp_result result = send_bytes(&e, 4096, &none);
+        cr_expect(!sn_zmtp_is_ready(&e.z), "byte %zu", at);
+        cr_expect(result == SN_ZMTP_FAILED || at < 9, "byte %zu: a changed length may wait for more", at);
+        ends_close(&e);
+    }
+}
+
+Test(zmtp, messages_before_the_handshake_and_other_sockets_are_refused) {
+    ends e;
+    ends_open(&e);
+    curve_client_greeting(&e.bytes);
+    curve_client_frame(&e.client, 0, "hello", 5, &e.bytes);
+    expect_failure(&e);
+    ends_close(&e);
+    static const char *const types[] = {"ROUTER", "SUB", "", "DEALERS", "PUSH"};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        ends_open(&e);
+        e.client.socket_type = types[i];
+        reach_initiate(&e);
+        expect_failure(&e);
+        ends_close(&e);
+    }
+}
+
+/* The vouch binds the long-term key to the connection: a key that somebody else proved elsewhere is no proof here. */
+Test(zmtp, a_key_without_its_secret_is_not_proven) {
+    ends e;
+    sn_identity victim;
+    ends_open(&e);
+    REQUIRE(sn_identity_new(&victim, &err));
+    memcpy(e.client.identity.curve_key, victim.curve_key, SN_KEY_SIZE);
+    reach_initiate(&e);
+    expect_failure(&e);
+    ends_close(&e);
+}
+
+Test(zmtp, takes_memory_for_bytes_that_came_and_not_for_lengths) {
+    ends e;
+    sn_zmtp_message none = {0};
+    ends_connect(&e);
+    curve_append(&e.bytes, "\2\0\0\0\0\x40\0\0\0" "\x07MESSAGE", 17); /* 1 GiB is announced, 8 bytes of it come */
+    cr_expect_eq(send_bytes(&e, 4096, &none), SN_ZMTP_MORE);
+    cr_expect_lt(sn_zmtp_partial(&e.z), 1 << 16);
+    cr_expect_lt(malloc_usable_size(e.z.body.memory), 1 << 16);
+    ends_close(&e);
+    ends_connect(&e);
+    curve_append(&e.bytes, "\2\0\0\0\0\x40\0\0\x22", 9); /* a byte more than the largest */
+    expect_failure(&e);
+    ends_close(&e);
+    ends_open(&e);
+    curve_client_greeting(&e.bytes);
+    curve_append(&e.bytes, "\6\0\0\0\0\0\0\x08\1", 9); /* before a key is proven, 2 KiB are enough */
+    expect_failure(&e);
+    ends_close(&e);
+}

@@ -42,7 +42,7 @@ Test(admission, silent_connections_of_one_address_take_places_from_each_other) {
     }
     cr_expect_eq(count(&t, 2, false), CAPACITY / 4);
     cr_expect_geq(arrive(&t, 3, &ended), 0);
-    cr_expect_eq(ended, -1, "a newcomer of another address needs nobody's place");
+    cr_expect_eq(ended, -1, "a newcomer of another address needs no other's place");
 }
 
 Test(admission, silent_connections_of_many_addresses_take_no_named_place) {

@@ -198,7 +198,7 @@ Test(zmtp, messages_before_the_handshake_and_other_sockets_are_refused) {
     }
 }
 
-/* The vouch binds the long-term key to the connection: a key that somebody else proved elsewhere is no proof here. */
+/* The vouch binds the long-term key to the connection: a key whose secret the client does not hold is not proven. */
 Test(zmtp, a_key_without_its_secret_is_not_proven) {
     ends e;
     sn_identity victim;
@@ -214,7 +214,10 @@ Test(zmtp, takes_memory_for_bytes_that_came_and_not_for_lengths) {
     ends e;
     sn_zmtp_message none = {0};
     ends_connect(&e);
-    curve_append(&e.bytes, "\2\0\0\0\0\x40\0\0\0" "\x07MESSAGE", 17); /* 1 GiB is announced, 8 bytes of it come */
+    curve_append(&e.bytes,
+                 "\2\0\0\0\0\x40\0\0\0"
+                 "\x07MESSAGE",
+                 17); /* 1 GiB is announced, 8 bytes of it come */
     cr_expect_eq(send_bytes(&e, 4096, &none), SN_ZMTP_MORE);
     cr_expect_lt(sn_zmtp_partial(&e.z), 1 << 16);
     cr_expect_lt(malloc_usable_size(e.z.body.memory), 1 << 16);

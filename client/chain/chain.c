@@ -256,8 +256,8 @@ static bool group_knows_hash(const sn_chain *chain, size_t i, size_t j, int posi
 
 int sn_chain_known_from(const sn_chain *chain, size_t i, size_t j, int position) {
     int from = position;
-    while (from > 0 && !group_knows_hash(chain, i, j, from)) from--;
-    return from == position || sn_hop_can_replay(&chain->hops[i], from) ? from : -1;
+    while (from >= 0 && !group_knows_hash(chain, i, j, from)) from--;
+    return from < 0 || from == position || sn_hop_can_replay(&chain->hops[i], from) ? from : -1;
 }
 
 /* As sn_chain_step_group, but from `from` <= step->position on: the rows since `from` are run again in the same step.

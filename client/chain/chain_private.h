@@ -97,7 +97,7 @@ sn_status sn_chain_step_group(sn_chain *chain, sn_hop *hops, size_t i, size_t j,
 sn_status sn_chain_verify_step(sn_chain *chain, const sn_hop *hops, size_t n_hops, const sn_step *step,
                                sn_err *err) SN_MUST_USE;
 /* The last position up to `position` whose hash every hop of the group [i, j) knows: of pushed hops only hashes at the
- * ends of steps are known. -1: the inputs since then are not known. */
+ * ends of steps are known. -1: there is none, or the inputs since then are not known. */
 int sn_chain_known_from(const sn_chain *chain, size_t i, size_t j, int position);
 /* After a failure in the group that ends before hop j: bans the node of hop `failed`. failed == j: every node lives but
  * the nodes do not reach each other; from then on hidden states travel by the client. */

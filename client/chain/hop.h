@@ -75,7 +75,7 @@ typedef struct sn_hop {
     bool is_local;  /* which member of the union holds */
     bool pushed;    /* remote, and its input comes from the node of the hop before it, not from the client */
     sn_dtype input_dtype, output_dtype; /* in which hidden states travel to the hop, and from it */
-    int length;                         /* positions that the session holds */
+    int length; /* positions that the session holds; -1: not known, the session is good for nothing any more */
     sn_hop_report report;
     union {
         sn_hop_remote remote; /* first and largest: an initialiser zeroes all of the union */

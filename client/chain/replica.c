@@ -226,9 +226,7 @@ sn_status sn_chain_promote_replica(sn_chain *chain, size_t i, size_t j, size_t k
     if (from < position &&
         sn_chain_replay(chain, chain->hops + i, j - i - 1 + n, chain->hops[i].remote.inputs, from, position, err)) {
         sn_log(SN_LOG_WARN, "KV replica not completed", "text=%s", err->text);
-        /* How many tokens were replayed is unknown: the hash is forgotten, so the next step replaces these hops. */
-        for (size_t m = k; m < k + n; m++)
-            if (chain->hops[m].length >= position) chain->hops[m].remote.timeline[position] = (sn_hash){0};
+        for (size_t m = i; m < j - 1 + n; m++) chain->hops[m].length = -1; /* the next step replaces the group */
     }
     chain->failovers++;
     chain->replicas_promoted++;

@@ -391,11 +391,11 @@ static sn_status swarm_find_failures(swarm_backbone *s, sn_err *err) {
     sn_err why;
     for (size_t i = 0; i < s->n_hops; i++) {
         const hop *h = &s->hops[i];
-        bool late = h->correlation_id && h->deadline_us < now_us, waiting = h->correlation_id != 0;
+        bool late = h->correlation_id && h->deadline_us <= now_us, waiting = h->correlation_id != 0;
         for (size_t k = 0; k < s->n_traversals; k++) {
             if (!s->traversals[k].correlation_id || s->traversals[k].at != i) continue;
             waiting = true;
-            late |= s->traversals[k].deadline_us < now_us;
+            late |= s->traversals[k].deadline_us <= now_us;
         }
         if (!waiting || (!late && sn_link_is_connected(s->options.link, h->peer))) continue;
         (void)sn_fail(&why, SN_RETRY,
@@ -407,14 +407,14 @@ static sn_status swarm_find_failures(swarm_backbone *s, sn_err *err) {
 }
 
 static int64_t swarm_next_deadline(const swarm_backbone *s) {
-    int64_t next = sn_now_us() + 1000000;
+    int64_t now = sn_now_us(), next = now + 1000000;
     for (size_t i = 0; i < s->n_traversals; i++) {
         const traversal *t = &s->traversals[i];
         int64_t at = t->correlation_id ? t->deadline_us : t->not_before_us;
-        if (!t->done && at && at < next) next = at;
+        if (!t->done && at > now && at < next) next = at; /* a time that has passed: it waits for a free place */
     }
     for (size_t i = 0; i < s->n_hops; i++)
-        if (!s->hops[i].correlation_id && s->hops[i].not_before_us > sn_now_us() && s->hops[i].not_before_us < next)
+        if (!s->hops[i].correlation_id && s->hops[i].not_before_us > now && s->hops[i].not_before_us < next)
             next = s->hops[i].not_before_us;
     return next;
 }

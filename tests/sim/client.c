@@ -1,15 +1,18 @@
 /* A simulated client: a real chain and a real generator in a coroutine.
  *
- * How it works: client_main waits, then tries up to TRIES times to write the turns of a chat. Every hidden state
- * that the chain observes (compare_hidden) and every token (continue_text) is compared bit by bit with the text that
- * the undisturbed model writes (model.h). Drafts come from that text, too, with a wrong token at every
- * WRONG_EVERY-th position (oracle_draft); states after the first wrong draft token are not compared. Each call has a
- * limit in virtual time, which sim_client_check enforces. An error is allowed while faults are injected, unless its
- * status says that the client should not have met it. */
+ * How it works: client_main waits, then tries up to TRIES times to do what its plan says: write the turns of a chat
+ * (chat), train (training.c), or poison a prefix cache (poison). Every hidden state that the chain observes
+ * (compare_hidden) and every token (continue_text) is compared bit by bit with the text that the undisturbed model
+ * writes (model.h). Drafts come from that text, too, with a wrong token at every WRONG_EVERY-th position
+ * (oracle_draft); states after the first wrong draft token are not compared. Between turns a session may be saved and
+ * continued from the file over another route (move_to_file_and_back). Each call has a limit in virtual time, which
+ * sim_client_check enforces. An error is allowed while faults are injected, unless its status says that the client
+ * should not have met it. */
 #include "base/clock.h"
 #include "base/mem.h"
 #include "client/audit/audit.h"
-#include "client/generate/generator.h"
+#include "client/generate/session_file.h"
+#include "net/timeline.h"
 #include "tests/sim/model.h"
 #include "tests/sim/swarm.h"
 #include "tests/support/require.h"
@@ -17,8 +20,17 @@
 #include <limits.h>
 #include <stdarg.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { SEEDS = 3, TRIES = 4, WRONG_EVERY = 5, DRAFT_TOKENS = 6, PAUSE_US = 2 * SECOND_US };
+enum {
+    POISONED_TOKENS = 20,
+    POISONED_UP_TO = 72,
+    SEEDS = 3,
+    TRIES = 4,
+    WRONG_EVERY = 5,
+    DRAFT_TOKENS = 6,
+    PAUSE_US = 2 * SECOND_US
+};
 
 struct sim_client {
     swarm *swarm;
@@ -31,6 +43,8 @@ struct sim_client {
     sn_link *link;
     sn_chain *chain;
     sn_audit *audit;
+    sn_generator *generator;
+    sn_draft draft;
     int wrong_from;   /* position of the first wrong draft token in flight; INT_MAX: none */
     int64_t limit_us; /* deadline of the present call; 0: no call */
     char report[512];
@@ -69,6 +83,9 @@ static sn_status oracle_draft(void *ctx, const int32_t *ids, size_t n, const sn_
     sim_client *c = ctx;
     (void)ids, (void)rng_state, (void)err;
     int n_vocab = sn_model_hparams(sim_model_get()->model)->n_vocab;
+    if (sn_chain_length(c->chain) != (int)n - 1) /* the last token is not computed yet */
+        sim_fail(c->swarm, "client %d has %zu tokens and a chain of %d: wrong drafts are left in it", c->number, n,
+                 sn_chain_length(c->chain));
     c->wrong_from = INT_MAX;
     for (*n_out = 0; *n_out < most && n + *n_out < SIM_CONTEXT; ++*n_out) {
         size_t at = n + *n_out;
@@ -91,7 +108,7 @@ static sn_status new_audit(sim_client *c, sn_err *err) {
     return sn_audit_new(&options, &c->audit, err);
 }
 
-static sn_status open_all(sim_client *c, sn_err *err) {
+static sn_status open_link(sim_client *c, sn_err *err) {
     swarm *s = c->swarm;
     sn_seed seeds[SEEDS] = {0};
     size_t n = 0;
@@ -101,9 +118,11 @@ static sn_status open_all(sim_client *c, sn_err *err) {
         memcpy(seeds[n++].curve_key, node->identity->curve_key, SN_KEY_SIZE);
     }
     sn_transport *transport = sim_transport_new(s->net, c->host, NULL, NULL);
-    sn_status status = sn_link_open_transport(&transport, seeds, n, &c->link, err);
-    if (status) return status;
-    if (c->plan.audit) status = new_audit(c, err);
+    return sn_link_open_transport(&transport, seeds, n, &c->link, err);
+}
+
+static sn_status open_chain(sim_client *c, sn_err *err) {
+    sn_status status = c->plan.audit ? new_audit(c, err) : SN_OK;
     if (status) return status;
     sn_chain_options options = sn_chain_options_default();
     options.link = c->link;
@@ -115,29 +134,42 @@ static sn_status open_all(sim_client *c, sn_err *err) {
         (sn_chain_routing){.push = c->plan.push, .throughput = c->plan.throughput, .seed = c->swarm->seed};
     options.verification =
         (sn_chain_verification){.receipts = c->plan.receipts, .verifier = sn_audit_verifier(c->audit)};
+    if (c->plan.adapter) {
+        const sim_adapter *a = sim_model_adapter(c->plan.adapter);
+        options.adapter = (sn_chain_adapter){.hash = a->hash, .image = a->image.data, .bytes = a->image.len};
+    }
     begin_call(c);
     status = sn_chain_open(sim_model_get()->model, &options, &c->chain, err);
     if (!status && !c->swarm->bits_flipped) sn_chain_observe(c->chain, compare_hidden, c);
     return status;
 }
 
-static void close_all(sim_client *c) {
+static sn_status open_generator(sim_client *c, sn_err *err) {
+    sn_model *model = sim_model_get()->model;
+    sn_sampling greedy = SN_SAMPLING_DEFAULT;
+    sn_generator_parts parts = {sn_model_hparams(model),          sim_model_get()->head, c->chain, NULL, SIM_CONTEXT,
+                                c->plan.drafts ? &c->draft : NULL};
+    c->draft = sn_draft_make(oracle_draft, c, DRAFT_TOKENS);
+    return sn_generator_new(&parts, &greedy, &c->generator, err);
+}
+
+static void close_chain(sim_client *c) {
+    sn_generator_free(&c->generator);
     if (c->chain) c->swarm->stats.failovers += sn_chain_failovers(c->chain);
     if (c->audit) c->swarm->stats.bans += sn_audit_get_report(c->audit).nodes_banned;
     sn_chain_close(&c->chain);
     sn_audit_free(&c->audit);
-    sn_link_close(&c->link);
 }
 
 /* Writes one turn, which continues the text after `from` tokens. All tokens that are delivered, by a whole turn or
  * before a failure, are those of the text. */
-static sn_status continue_text(sim_client *c, sn_generator *generator, int from, sn_err *err) {
+static sn_status continue_text(sim_client *c, int from, sn_err *err) {
     sn_generation out = {0};
     sn_generate_options options = {.max_tokens = c->plan.tokens};
     begin_call(c);
     c->wrong_from = INT_MAX;
     c->limit_us += limit_of(c) * c->plan.tokens; /* limit_of is for one step */
-    sn_status status = sn_generator_run(generator, c->text->ids, (size_t)from, &options, &out, err);
+    sn_status status = sn_generator_run(c->generator, c->text->ids, (size_t)from, &options, &out, err);
     /* If a node flips bits, the audit vouches only for a text that is complete and was checked completely. */
     bool vouched = !c->swarm->bits_flipped || (!status && !sn_audit_get_report(c->audit).unchecked);
     for (size_t i = 0; vouched && i < out.ids.n && from + (int)i < SIM_CONTEXT; i++)
@@ -145,36 +177,104 @@ static sn_status continue_text(sim_client *c, sn_generator *generator, int from,
             sim_fail(c->swarm, "client %d got a wrong token at position %zu", c->number, (size_t)from + i);
     if (!status && out.ids.n != (size_t)c->plan.tokens)
         sim_fail(c->swarm, "client %d got %zu tokens, not %d", c->number, out.ids.n, c->plan.tokens);
+    if (!status && sn_chain_length(c->chain) != (int)sn_generator_length(c->generator))
+        sim_fail(c->swarm, "client %d: the chain holds %d tokens, the generator %zu", c->number,
+                 sn_chain_length(c->chain), sn_generator_length(c->generator));
     c->swarm->stats.tokens += out.ids.n;
     c->swarm->stats.generations += !status;
+    c->swarm->stats.adapted += !status && c->plan.adapter;
     sn_generation_fini(&out);
     return status;
 }
 
-static sn_status try_once(sim_client *c, sn_err *err) {
-    sn_generator *generator = NULL;
-    sn_draft draft = sn_draft_make(oracle_draft, c, DRAFT_TOKENS);
-    sn_sampling greedy = SN_SAMPLING_DEFAULT;
-    sn_status status = open_all(c, err);
-    if (!status) {
-        sn_model *model = sim_model_get()->model;
-        sn_generator_parts parts = {sn_model_hparams(model),       sim_model_get()->head, c->chain, NULL, SIM_CONTEXT,
-                                    c->plan.drafts ? &draft : NULL};
-        status = sn_generator_new(&parts, &greedy, &generator, err);
-    }
+/* Saves the session, closes it, and continues from the file in a new chain. */
+static sn_status move_to_file_and_back(sim_client *c, sn_err *err) {
+    static uint8_t secret[32] = "every simulated client's secret";
+    const sn_file_key key = {secret, sizeof secret};
+    sn_session_file *file = NULL;
+    char path[128];
+    snprintf(path, sizeof path, "%s/sim-session-%d-%d", access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm", (int)getpid(),
+             c->number);
+    sn_model *model = sim_model_get()->model;
+    c->limit_us += limit_of(c) * 2 * SIM_CONTEXT;
+    sn_status status = sn_session_file_write(path, &key, model, c->chain, c->generator, NULL, err);
+    if (!status) status = sn_session_file_open(path, &key, model, &file, err);
+    unlink(path);
+    if (!status) close_chain(c);
+    if (!status) status = open_chain(c, err);
+    if (!status) status = open_generator(c, err);
+    if (!status) c->limit_us += limit_of(c) * 2 * SIM_CONTEXT;
+    if (!status) status = sn_session_file_restore(file, sim_model_get()->head, c->chain, c->generator, err);
+    c->swarm->stats.loads += !status;
+    sn_session_file_close(&file);
+    return status;
+}
+
+static sn_status chat(sim_client *c, sn_err *err) {
+    sn_status status = open_chain(c, err);
+    if (!status) status = open_generator(c, err);
     int last = SIM_CONTEXT - c->plan.tokens;
     for (int turn = 0; turn < c->plan.turns && !status; turn++) {
         if (turn && sim_rng_bernoulli(&c->random, 0.5))
-            c->text = sim_model_text(c->plan.text ^ turn % 2); /* a conversation that branches */
+            c->text = sim_model_text(c->plan.text ^ turn % 2, c->plan.adapter); /* a conversation that branches */
         int from = c->text->n_prompt;
         if (turn && sim_rng_bernoulli(&c->random, 0.5)) from = (int)sim_rng_between(&c->random, from, last);
         if (turn && sim_rng_bernoulli(&c->random, 0.5)) sn_sleep_us((int64_t)sim_rng_below(&c->random, 5 * SECOND_US));
-        status = continue_text(c, generator, from, err);
+        if (turn && c->plan.saves && sim_rng_bernoulli(&c->random, 0.5)) status = move_to_file_and_back(c, err);
+        if (!status) status = continue_text(c, from, err);
     }
-    sn_generator_free(&generator);
-    c->limit_us = 0;
-    close_all(c);
     return status;
+}
+
+/* Puts keys and values of zeros into its session, under the hashes of the text, and computes the rest of the text on
+ * top of them: pages that no other session may ever get. */
+static sn_status poison(sim_client *c, sn_err *err) {
+    static const float zeros[SIM_BLOCKS * 2 * POISONED_TOKENS * SIM_EMBD]; /* wide enough for keys of any heads */
+    sn_hash timeline[POISONED_TOKENS + 1];
+    float inputs[POISONED_UP_TO][SIM_EMBD], out[(POISONED_UP_TO - POISONED_TOKENS) * SIM_EMBD];
+    size_t n_hops;
+    sn_status status = open_chain(c, err);
+    if (status) return status;
+    sn_chain_observe(c->chain, NULL, NULL);
+    const sn_hop *first = sn_chain_route_hops(c->chain, &n_hops);
+    sn_hasher *hasher = sn_hasher_new();
+    timeline[0] = first->remote.timeline[0];
+    for (int i = 0; i < POISONED_UP_TO; i++) memcpy(inputs[i], c->text->hidden[i][0], sizeof inputs[i]);
+    for (int i = 0; i < POISONED_TOKENS; i++)
+        timeline[i + 1] = sn_timeline_next(hasher, &timeline[i], inputs[i], SIM_EMBD);
+    sn_hasher_free(hasher);
+    c->limit_us += limit_of(c) * SIM_CONTEXT;
+    status = sn_chain_put_kv(c->chain, 0, POISONED_TOKENS, zeros, timeline, err);
+    if (!status) status = sn_chain_resume(c->chain, POISONED_TOKENS, timeline, inputs[0], err);
+    if (!status)
+        status = sn_chain_step(c->chain, POISONED_TOKENS, POISONED_UP_TO - POISONED_TOKENS, inputs[POISONED_TOKENS],
+                               out, err);
+    c->swarm->stats.poisoned += !status;
+    return status;
+}
+
+static sn_status train(sim_client *c, sn_err *err) {
+    begin_call(c);
+    c->limit_us += limit_of(c) * SIM_CONTEXT; /* only failures in a row are limited */
+    sn_status status = sim_train(c->swarm, c->link, c->plan.adapter, c->plan.timeout_ms, c->plan.max_retries, err);
+    c->swarm->stats.trained += !status;
+    return status;
+}
+
+static sn_status try_once(sim_client *c, sn_err *err) {
+    static sn_status (*const work[])(sim_client *, sn_err *) = {chat, train, poison};
+    sn_status status = open_link(c, err);
+    if (!status) status = work[c->plan.kind](c, err);
+    c->limit_us = 0;
+    close_chain(c);
+    sn_link_close(&c->link);
+    return status;
+}
+
+/* Errors that no client meets, whatever fails around it; but a byte that changes on the way can say anything. */
+static bool is_allowed(const sim_client *c, sn_status status) {
+    bool is_chat = c->plan.kind == SIM_CHATS; /* nodes that do not train refuse */
+    return c->swarm->garbles || (status != SN_STOP && (status != SN_REFUSED || !is_chat));
 }
 
 static void client_main(void *ctx) {
@@ -190,8 +290,12 @@ static void client_main(void *ctx) {
         }
         c->swarm->stats.errors++;
         append_report(c, "%s; ", err.text);
+        if (c->plan.must_succeed && !sim_honest_nodes_suffice(c->swarm)) {
+            c->swarm->stats.excused++;
+            return;
+        }
         if (c->plan.must_succeed) sim_fail(c->swarm, "client %d after the faults: %s", c->number, err.text);
-        if (status == SN_STOP || status == SN_REFUSED) sim_fail(c->swarm, "client %d: %s", c->number, err.text);
+        if (!is_allowed(c, status)) sim_fail(c->swarm, "client %d: %s", c->number, err.text);
         sn_sleep_us(PAUSE_US);
     }
 }
@@ -201,7 +305,7 @@ sim_client *sim_client_new(swarm *s, int number, const sim_client_plan *plan) {
     c->swarm = s;
     c->number = number;
     c->plan = *plan;
-    c->text = sim_model_text(plan->text);
+    c->text = sim_model_text(plan->text, plan->kind == SIM_CHATS ? plan->adapter : 0);
     c->random = sim_rng_fork(&s->random);
     snprintf(c->actor.name, sizeof c->actor.name, "client%d", number);
     c->actor.offset_us = sim_rng_between(&c->random, 0, 1000 * (int64_t)SECOND_US);

@@ -1,4 +1,5 @@
-/* The program `sim`: simulates seeds. It prints the first failing seed, which --seed N --trace shows in detail. */
+/* The program `sim`: simulates seeds. It prints each seed that breaks a rule, which --seed N --trace shows in detail.
+ */
 #include "base/clock.h"
 #include "base/log.h"
 #include "tests/sim/model.h"
@@ -7,69 +8,96 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { CHUNK = 100 };
-
-static void add_stats(sim_stats *sum, const sim_stats *f) {
-    sum->events += f->events;
-    sum->tokens += f->tokens;
-    sum->generations += f->generations;
-    sum->errors += f->errors;
-    sum->failovers += f->failovers;
-    sum->crashes += f->crashes;
-    sum->joins += f->joins;
-    sum->drains += f->drains;
-    sum->stalls += f->stalls;
-    sum->partitions += f->partitions;
-    sum->cuts += f->cuts;
-    sum->wrong_replies += f->wrong_replies;
-    sum->bans += f->bans;
-    sum->rebalances += f->rebalances;
-    sum->virtual_us += f->virtual_us;
-}
-
 static void print_stats(const sim_stats *f, uint64_t seeds) {
-    printf("%llu seeds: %llu generations correct, %llu tokens, %llu errors, %llu failovers; %llu crashes, %llu drains, "
-           "%llu stalls, %llu partitions, %llu cuts, %llu wrong replies, %llu nodes banned, %llu rebalanced; %.1f h of "
-           "virtual "
-           "time, %llu events\n",
-           (unsigned long long)seeds, (unsigned long long)f->generations, (unsigned long long)f->tokens,
-           (unsigned long long)f->errors, (unsigned long long)f->failovers, (unsigned long long)f->crashes,
-           (unsigned long long)f->drains, (unsigned long long)f->stalls, (unsigned long long)f->partitions,
-           (unsigned long long)f->cuts, (unsigned long long)f->wrong_replies, (unsigned long long)f->bans,
-           (unsigned long long)f->rebalances, (double)f->virtual_us / 3.6e9, (unsigned long long)f->events);
+    const struct {
+        const char *name;
+        uint64_t n;
+    } counts[] = {{"generations correct", f->generations},
+                  {"tokens", f->tokens},
+                  {"with an adapter", f->adapted},
+                  {"sessions from files", f->loads},
+                  {"trainings", f->trained},
+                  {"poisoned sessions", f->poisoned},
+                  {"errors", f->errors},
+                  {"failovers", f->failovers},
+                  {"crashes", f->crashes},
+                  {"drains", f->drains},
+                  {"stalls", f->stalls},
+                  {"slow nodes", f->slow},
+                  {"partitions", f->partitions},
+                  {"cuts", f->cuts},
+                  {"nodes gone for good", f->retired},
+                  {"messages changed", f->garbled},
+                  {"wrong replies", f->wrong_replies},
+                  {"nodes banned", f->bans},
+                  {"rebalanced", f->rebalances},
+                  {"refused by quotas", f->quota_refusals},
+                  {"excused", f->excused},
+                  {"events", f->events}};
+    printf("%llu seeds, %.1f h of virtual time", (unsigned long long)seeds, (double)f->virtual_us / 3.6e9);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        printf("%s %llu %s", i ? "," : ":", (unsigned long long)counts[i].n, counts[i].name);
+    printf("\n");
 }
 
-/* Simulates seeds from + job, from + job + jobs, ... in a process of its own, and writes the sum of the statistics
- * to the pipe. */
-static int run_job(uint64_t from, uint64_t n, uint64_t job, uint64_t jobs, int out) {
-    sim_stats sum = {0};
-    for (uint64_t i = job; i < n; i += jobs) {
-        sim_stats f = sim_run(from + i, (sim_options){0});
-        add_stats(&sum, &f);
+/* What a job has done: in memory that it shares with its parent, because a seed that fails ends its process. */
+typedef struct progress {
+    uint64_t next, failed; /* next: number of the present seed */
+    sim_stats sum;
+} progress;
+
+static void run_seeds(uint64_t from, uint64_t n, uint64_t jobs, progress *p) {
+    for (; p->next < n; p->next += jobs) {
+        sim_stats f = sim_run(from + p->next, (sim_options){0});
+        sim_stats_add(&p->sum, &f);
     }
+    sim_train_free();
     sim_model_free();
-    return write(out, &sum, sizeof sum) == sizeof sum ? 0 : 1;
+}
+
+/* Simulates seeds from + p->next, and every further jobs-th one below from + n. Continues after a seed that fails. */
+static void run_job(uint64_t from, uint64_t n, uint64_t jobs, progress *p) {
+    while (p->next < n) {
+        int status;
+        pid_t child = fork();
+        if (child < 0) _exit(1);
+        if (!child) {
+            run_seeds(from, n, jobs, p);
+            _exit(0);
+        }
+        if (waitpid(child, &status, 0) == child && !status) return;
+        fprintf(stderr, "failed: seed %llu\n", (unsigned long long)(from + p->next));
+        p->failed++;
+        p->next += jobs;
+    }
 }
 
 static int run_many(uint64_t from, uint64_t n, uint64_t jobs) {
-    int ends[2], status, bad = 0;
-    sim_stats sum = {0}, one;
-    if (pipe(ends)) return 1;
-    fflush(stdout);
+    size_t bytes = jobs * sizeof(progress);
+    progress *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0), all = {0};
+    if (p == MAP_FAILED) return 1;
     for (uint64_t job = 0; job < jobs; job++) {
+        p[job].next = job;
         pid_t child = fork();
         if (child < 0) return 1;
-        if (!child) _exit(run_job(from, n, job, jobs, ends[1]));
+        if (child) continue;
+        run_job(from, n, jobs, &p[job]);
+        _exit(0);
     }
-    close(ends[1]);
-    while (wait(&status) > 0) bad |= status;
-    while (read(ends[0], &one, sizeof one) == sizeof one) add_stats(&sum, &one);
-    close(ends[0]);
-    if (!bad) print_stats(&sum, n);
-    return bad ? 1 : 0;
+    while (wait(NULL) > 0) {}
+    for (uint64_t job = 0; job < jobs; job++) {
+        sim_stats_add(&all.sum, &p[job].sum);
+        all.failed += p[job].failed;
+    }
+    print_stats(&all.sum, n - all.failed);
+    if (all.failed)
+        fprintf(stderr, "%llu of %llu seeds failed\n", (unsigned long long)all.failed, (unsigned long long)n);
+    munmap(p, bytes);
+    return all.failed ? 1 : 0;
 }
 
 int main(int argc, char **argv) {
@@ -93,18 +121,11 @@ int main(int argc, char **argv) {
         }
     }
     sn_log_setup(trace ? SN_LOG_DEBUG : SN_LOG_OFF, false);
-    if (jobs > 1 && seeds > 1) return run_many(from, seeds, jobs);
-    sim_stats sum = {0};
-    for (uint64_t i = 0; i < seeds; i++) {
-        sim_stats f = sim_run(from + i, (sim_options){.traced = trace});
-        add_stats(&sum, &f);
-        if (seeds == 1) printf("trace %016llx\n", (unsigned long long)f.trace);
-        if ((i + 1) % (10 * CHUNK) == 0 && i + 1 < seeds) {
-            print_stats(&sum, i + 1);
-            fflush(stdout);
-        }
-    }
-    print_stats(&sum, seeds);
+    if (seeds != 1) return run_many(from, seeds, jobs ? jobs : 1);
+    sim_stats f = sim_run(from, (sim_options){.traced = trace});
+    printf("trace %016llx\n", (unsigned long long)f.trace);
+    print_stats(&f, 1);
+    sim_train_free();
     sim_model_free();
     return 0;
 }

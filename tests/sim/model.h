@@ -5,8 +5,9 @@
 
 #include "blocks/span.h"
 #include "client/generate/lm_head.h"
+#include "client/tune/params.h"
 
-enum { SIM_BLOCKS = 4, SIM_EMBD = 32, SIM_VOCAB = 64, SIM_CONTEXT = 128, SIM_PROMPTS = 12 };
+enum { SIM_BLOCKS = 4, SIM_EMBD = 32, SIM_VOCAB = 64, SIM_CONTEXT = 128, SIM_PROMPTS = 12, SIM_ADAPTERS = 2 };
 
 typedef struct sim_model {
     char *path;
@@ -21,6 +22,14 @@ sim_model *sim_model_get(void);
 void sim_model_free(void);
 sn_span *sim_model_span(int first, int end);
 
+/* LoRA adapters of every block, by number: [1, SIM_ADAPTERS]. */
+typedef struct sim_adapter {
+    sn_params *params;
+    sn_buf image;
+    sn_hash hash;
+} sim_adapter;
+const sim_adapter *sim_model_adapter(int number);
+
 /* A text: a prompt, then the model's greedy continuation, SIM_CONTEXT tokens in all. The prompts of texts 2i and 2i
  * + 1 differ in their last token only. */
 typedef struct sim_text {
@@ -28,6 +37,7 @@ typedef struct sim_text {
     int32_t ids[SIM_CONTEXT];
     float hidden[SIM_CONTEXT][SIM_BLOCKS + 1][SIM_EMBD]; /* [position][block]: input of the block */
 } sim_text;
-const sim_text *sim_model_text(int number); /* [0, SIM_PROMPTS) */
+/* number: [0, SIM_PROMPTS); adapter: 0 for none. */
+const sim_text *sim_model_text(int number, int adapter);
 
 #endif

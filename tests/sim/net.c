@@ -25,6 +25,9 @@ enum {
     RECV_CALLS_MAX = 100000, /* calls of recv by a program while the virtual time stands still */
 };
 
+/* What a packet brings to its receiver. */
+typedef enum packet_kind { MESSAGE, GARBLED, LOST, GONE } packet_kind; /* as sn_event has them */
+
 /* A connection from a host that dialled. Hosts stay, the programs at them change: each program has a number, its
  * incarnation. */
 typedef struct link {
@@ -43,8 +46,10 @@ typedef struct link {
 typedef struct packet {
     link *link;
     uint64_t epoch, incarnation;
-    int end;     /* the receiver's */
-    sn_msg *msg; /* NULL: the connection was lost */
+    int end; /* the receiver's */
+    packet_kind kind;
+    sn_msg *msg;  /* of a MESSAGE */
+    sn_peer peer; /* the sender, as the receiver knows it */
 } packet;
 
 typedef struct program {
@@ -87,6 +92,7 @@ struct sim_net {
     size_t n_handles, handles_capacity;
     uint64_t incarnations;
     sn_buf frame;
+    uint64_t garbled;
     sim_traffic traffic;
 };
 
@@ -132,6 +138,7 @@ void sim_net_free(sim_net **net) {
 }
 
 sim_faults *sim_net_faults(sim_net *net) { return &net->faults; }
+uint64_t sim_net_garbled(const sim_net *net) { return net->garbled; }
 const sim_traffic *sim_net_traffic(const sim_net *net) { return &net->traffic; }
 uint64_t sim_host_bytes_sent(const sim_net *net, int number) { return net->hosts[number].sent; }
 
@@ -193,23 +200,25 @@ static void deliver_packet(void *owner, void *what, uint64_t which, bool ending)
     packet *p = what;
     link *l = p->link;
     host *to = &l->net->hosts[l->ends[p->end]];
-    bool lost = !p->msg;
-    if (!ending && p->incarnation == to->incarnation && (lost || (p->epoch == l->epoch && !is_partitioned(l)))) {
-        sn_event event = {.msg = p->msg, .peer = l->peers[p->end], .lost = lost};
+    bool ends = p->kind == LOST || p->kind == GONE;
+    if (!ending && p->incarnation == to->incarnation && (ends || (p->epoch == l->epoch && !is_partitioned(l)))) {
+        static const char *const names[] = {[GARBLED] = "garbled", [LOST] = "lost", [GONE] = "gone"};
+        sn_event event = {.msg = p->msg, .peer = p->peer, .lost = p->kind == LOST, .gone = p->kind == GONE};
         memcpy(event.key, p->end ? l->net->hosts[l->ends[0]].key : l->key, SN_KEY_SIZE);
-        if (lost) (void)sn_fail(&event.err, SN_RETRY, "the connection to node%d:1 was lost", l->ends[1]);
+        if (ends) (void)sn_fail(&event.err, SN_RETRY, "the connection to node%d:1 was lost", l->ends[1 - p->end]);
+        if (p->kind == GARBLED) (void)sn_fail(&event.err, SN_REFUSED, "these bytes are no message");
         p->msg = NULL;
-        sim_trace_event(l->net->time, lost ? "lost" : sn_msg_kind_name(event.msg->kind), (uint64_t)l->ends[1 - p->end],
-                        (uint64_t)l->ends[p->end]);
+        sim_trace_event(l->net->time, event.msg ? sn_msg_kind_name(event.msg->kind) : names[p->kind],
+                        (uint64_t)l->ends[1 - p->end], (uint64_t)l->ends[p->end]);
         deliver_event(to, &event);
     }
     sn_msg_free(&p->msg);
     free(p);
 }
 
-static void post_packet(link *l, int end, sn_msg *msg, int64_t delay_us, bool in_order) {
+static void post_packet(link *l, int end, packet_kind kind, sn_msg *msg, int64_t delay_us, bool in_order) {
     packet *p = sim_alloc(sizeof *p);
-    *p = (packet){l, l->epoch, l->net->hosts[l->ends[end]].incarnation, end, msg};
+    *p = (packet){l, l->epoch, l->net->hosts[l->ends[end]].incarnation, end, kind, msg, l->peers[end]};
     int64_t at = sim_now(l->net->time) + delay_us;
     if (in_order && at < l->arrival_us[end]) at = l->arrival_us[end];
     if (in_order) l->arrival_us[end] = at;
@@ -224,7 +233,12 @@ static int64_t delay_of(link *l) {
 static void report_loss(link *l, bool silent) {
     if (l->loss_reported || !end_is_alive(l, 0)) return;
     l->loss_reported = true;
-    post_packet(l, 0, NULL, silent ? NOTICE_US : delay_of(l), true);
+    post_packet(l, 0, LOST, NULL, silent ? NOTICE_US : delay_of(l), true);
+}
+
+/* The listening end learns that the peer which dialled it is gone. */
+static void report_gone(link *l, bool silent) {
+    if (end_is_alive(l, 1)) post_packet(l, 1, GONE, NULL, silent ? NOTICE_US : delay_of(l), true);
 }
 
 /* -- connections -- */
@@ -256,7 +270,7 @@ static void retry_connect(void *owner, void *what, uint64_t which, bool ending) 
     if (!end_is_alive(l, 0)) {
         drop_parked(l);
     } else if (connect_link(l)) {
-        for (size_t i = 0; i < l->n_parked; i++) post_packet(l, 1, l->parked[i], delay_of(l), true);
+        for (size_t i = 0; i < l->n_parked; i++) post_packet(l, 1, MESSAGE, l->parked[i], delay_of(l), true);
         l->n_parked = 0;
     } else {
         sim_schedule(l->net->time, sim_now(l->net->time) + RECONNECT_US, retry_connect, l, 0);
@@ -284,6 +298,7 @@ static void drop_program(host *p, bool silent) {
         l->incarnations[1] = 0;
         report_loss(l, silent || is_partitioned(l));
     }
+    for (size_t i = 0; i < p->n_dialled; i++) report_gone(p->dialled[i], silent || is_partitioned(p->dialled[i]));
     p->n_incoming = p->n_dialled = 0;
 }
 
@@ -293,6 +308,7 @@ void sim_net_break_connection(sim_net *net) {
     for (int tries = 0; tries < 20 && net->n_links; tries++) {
         link *l = net->links[sim_rng_below(&net->random, net->n_links)];
         if (!link_is_up(l)) continue;
+        report_gone(l, false);
         l->incarnations[1] = 0;
         l->epoch++;
         report_loss(l, false);
@@ -352,17 +368,53 @@ static sn_msg *copy_message(sim_net *net, const sn_msg *msg) {
     return copy;
 }
 
+/* Nothing but CURVE protects these: the wire types of a route, and batches of training, which no hash covers. */
+static bool garbling_is_harmless(const sn_msg *msg, const sn_msg *garbled) {
+    if (garbled->kind != msg->kind) return false;
+    bool trains = msg->kind >= SN_MSG_FORWARD && msg->kind <= SN_MSG_BACKWARD_REPLY;
+    if (trains || msg->kind != SN_MSG_STEP) return !trains;
+    bool same = msg->step.n_route == garbled->step.n_route && msg->step.reply_dtype == garbled->step.reply_dtype;
+    for (size_t i = 0; i < msg->step.n_route && same; i++)
+        same = msg->step.route[i].dtype == garbled->step.route[i].dtype;
+    return same;
+}
+
+/* Changes a byte of the encoded message (net->frame). *kind becomes GARBLED where that gives no message. */
+static void garble(sim_net *net, sn_msg **msg, packet_kind *kind) {
+    sn_msg *garbled = NULL;
+    sn_err err;
+    net->garbled++;
+    net->frame.data[sim_rng_below(&net->random, net->frame.len)] ^= (uint8_t)sim_rng_between(&net->random, 1, 255);
+    const sn_wire_tensor *t = &(*msg)->tensor;
+    void *data = t->rank ? sim_alloc(t->bytes) : NULL;
+    if (data) memcpy(data, t->data, t->bytes);
+    bool decoded = !sn_msg_decode(net->frame.data, net->frame.len, &garbled, &err);
+    if (decoded && !garbling_is_harmless(*msg, garbled)) {
+        sn_msg_free(&garbled);
+        free(data);
+        return;
+    }
+    if (decoded) decoded = !sn_msg_attach_tensor(garbled, t->rank ? 1 : 0, data, t->bytes, free, data, &err);
+    if (!decoded) free(data);
+    if (!decoded) sn_msg_free(&garbled);
+    sn_msg_free(msg);
+    *msg = garbled;
+    *kind = decoded ? MESSAGE : GARBLED;
+}
+
 static void send_message(link *l, int end, sn_msg **msg) {
     sim_net *net = l->net;
     const sim_faults *f = &net->faults;
+    packet_kind kind = MESSAGE;
     if (sim_rng_bernoulli(&net->random, f->loss)) return;
     if (sim_rng_bernoulli(&net->random, f->duplication)) {
         bool reordered = sim_rng_bernoulli(&net->random, 0.5);
-        post_packet(l, end, copy_message(net, *msg),
+        post_packet(l, end, MESSAGE, copy_message(net, *msg),
                     delay_of(l) + (reordered ? (int64_t)sim_rng_below(&net->random, REORDER_US) : 0), !reordered);
     }
+    if (sim_rng_bernoulli(&net->random, f->garbling)) garble(net, msg, &kind);
     bool late = sim_rng_bernoulli(&net->random, f->reordering);
-    post_packet(l, end, *msg, delay_of(l) + (late ? (int64_t)sim_rng_below(&net->random, REORDER_US) : 0), !late);
+    post_packet(l, end, kind, *msg, delay_of(l) + (late ? (int64_t)sim_rng_below(&net->random, REORDER_US) : 0), !late);
     *msg = NULL;
 }
 
@@ -432,6 +484,7 @@ static void op_hang_up(sn_transport *t, sn_peer peer) {
     l->peers[end] = 0;
     drop_parked(l);
     if (end) return;
+    report_gone(l, is_partitioned(l));
     for (size_t i = 0; i < from->n_dialled; i++)
         if (from->dialled[i] == l) from->dialled[i] = from->dialled[--from->n_dialled];
 }

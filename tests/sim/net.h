@@ -14,6 +14,7 @@ typedef struct sim_net sim_net;
 
 typedef struct sim_faults {
     double loss, duplication, reordering; /* probability per message */
+    double garbling;                      /* a byte of its map is changed, which CURVE excludes in reality */
 } sim_faults;
 
 /* Receives an event at a host; takes ownership of event->msg. */
@@ -41,6 +42,7 @@ void sim_host_set_tamper(sim_net *net, int host, void (*tamper)(void *ctx, sn_ms
 typedef struct sim_traffic {
     uint64_t messages[SN_MSG_KIND_COUNT], bytes[SN_MSG_KIND_COUNT]; /* sent, by kind */
 } sim_traffic;
+uint64_t sim_net_garbled(const sim_net *net); /* messages of which a byte was changed */
 const sim_traffic *sim_net_traffic(const sim_net *net);
 uint64_t sim_host_bytes_sent(const sim_net *net, int host);       /* bytes since the beginning */
 int64_t sim_net_latency_us(const sim_net *net, int from, int to); /* one way, without jitter */

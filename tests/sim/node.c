@@ -2,7 +2,7 @@
  *
  * How it works: poll_node does what the loop of node/node.c does between two waits (tick the protocol, apply its
  * decisions about blocks, leave when drained); poll_engine does what the engine's thread does
- * (node/engine/engine.c): it runs the scheduler, and the result takes effect BATCH_US later, in engine_done. Both
+ * (node/engine/engine.c): it runs the scheduler, and the result takes effect batch_us later, in engine_done. Both
  * are events that schedule their successors. Each program and each set of loaded blocks has a number, its
  * incarnation, so that events of an earlier one are ignored. A stalled machine postpones its events until it
  * continues. */
@@ -14,7 +14,7 @@
 
 #include <string.h>
 
-enum { BATCH_US = 3000, SWAP_US = 200, KV_POLL_US = 20000, LAST_STEPS_US = 4 * SECOND_US, FLUSH_US = 50000 };
+enum { SWAP_US = 200, KV_POLL_US = 20000, LAST_STEPS_US = 4 * SECOND_US, FLUSH_US = 50000 };
 
 static void poll_node(sim_node *node);
 
@@ -127,9 +127,10 @@ static void poll_engine(void *owner, void *what, uint64_t which, bool ending) {
     sim_actor *previous = enter_actor(node);
     uint64_t forward_passes = sn_scheduler_forward_passes(node->scheduler);
     sn_job *done = sn_scheduler_run(node->scheduler, sn_now_us());
-    int64_t took = sn_scheduler_forward_passes(node->scheduler) > forward_passes ? BATCH_US : 20;
+    bool computed = sn_scheduler_forward_passes(node->scheduler) > forward_passes;
+    int64_t took = computed ? node->batch_us : 20;
     node->engine_us = INT64_MAX;
-    node->working = done || took == BATCH_US;
+    node->working = done || computed;
     if (node->working)
         sim_schedule(node->swarm->time, sim_now(node->swarm->time) + took, engine_done, done, node->engine);
     else
@@ -155,6 +156,9 @@ static void free_pool(sim_node *node) {
 }
 
 static void end_program(sim_node *node) {
+    sn_node_stats stats;
+    sn_protocol_read_stats(node->protocol, &stats);
+    for (int i = 0; i < SN_QUOTA_KINDS; i++) node->swarm->stats.quota_refusals += stats.quota_refusals[i];
     node->incarnation = node->engine = 0;
     sn_scheduler_free(&node->scheduler);
     sn_protocol_free(&node->protocol);
@@ -267,6 +271,8 @@ static void receive_event(void *ctx, sn_event *event) {
 /* -- start and end */
 
 static void new_protocol(sim_node *node) {
+    sn_quota_limits quota = node->quota;
+    quota.kv_bytes *= page_bytes(sim_model_span(0, 1));
     const sn_protocol_setup setup = {.transport = node->transport,
                                      .identity = node->identity,
                                      .address = node->address,
@@ -285,6 +291,8 @@ static void new_protocol(sim_node *node) {
                                      .session_timeout_us = 40 * SECOND_US,
                                      .kv_timeout_us = SECOND_US,
                                      .prefix_cache_shared = node->prefix_cache_shared,
+                                     .tune_bytes_max = node->tune_bytes_max,
+                                     .quota = quota,
                                      .submit = submit_job,
                                      .read_stats = read_stats,
                                      .ctx = node};

@@ -1,10 +1,11 @@
 /* One seed: draws a swarm, injects faults, stops them, and checks what must be true.
  *
- * How it works: sim_run draws nodes and clients from the seed, then runs events for FAULTS_US with random faults
- * (crashes, drain, stalls, broken connections, partitions, wrong replies, wrong clocks). After every event
- * check_all checks the limits of nodes and clients; clients compare every hidden state and token themselves
- * (client.c). Then the faults stop, and after SETTLE_US every node must know every other one, every block must be
- * served, a new client must succeed at the first try, and at the end no session and no KV page may be left.
+ * How it works: sim_run draws a theme, nodes and clients from the seed, then runs events for FAULTS_US with random
+ * faults (crashes, drains, stalls, slow machines, broken connections, partitions, wrong replies, wrong clocks, changed
+ * bytes). After every event check_all checks the limits of nodes and clients; clients compare every hidden state, token
+ * and gradient themselves (client.c, training.c). Then the faults stop, and after SETTLE_US every node must know every
+ * other one, and every block must be served. When the clients of that time have ended, a new one must succeed at the
+ * first try, and at the end no session and no KV page may be left.
  *
  * A failed check ends the process with the seed, which repeats the same events. */
 #include "tests/sim/swarm.h"
@@ -19,6 +20,7 @@
 
 enum {
     NODES_MAX = 9,
+    BATCH_US = 3000,
     FAULTS_US = 90 * SECOND_US,  /* time with faults */
     SETTLE_US = 100 * SECOND_US, /* time after the faults in which the swarm recovers */
     END_US = 3600 * (int64_t)SECOND_US,
@@ -48,8 +50,23 @@ const sn_identity *sim_identity(int number) {
 
 /* -- drawing a swarm */
 
-static void draw_node(swarm *s, int number, int first, int end) {
+/* True with one probability in swarms of a theme, and with another one in the rest. */
+static bool draw(swarm *s, double p, sim_theme theme, double p_in_theme) {
+    return sim_rng_bernoulli(&s->random, s->theme == theme ? p_in_theme : p);
+}
+
+static sn_quota_limits draw_quota(swarm *s) {
     sim_rng *r = &s->random;
+    sn_quota_limits quota = {0};
+    if (sim_rng_bernoulli(r, 0.3)) quota.sessions = (size_t)sim_rng_between(r, 3, 6);
+    if (sim_rng_bernoulli(r, 0.3)) quota.kv_bytes = (size_t)sim_rng_between(r, 32, 64);
+    if (sim_rng_bernoulli(r, 0.5)) quota.steps_per_s = sim_rng_between(r, 3, 20);
+    return quota;
+}
+
+static void draw_node(swarm *s, int first, int end) {
+    sim_rng *r = &s->random;
+    int number = s->n_nodes++;
     sim_node *node = &s->nodes[number];
     *node = (sim_node){.swarm = s, .number = number, .first = first, .end = end, .identity = sim_identity(number)};
     snprintf(node->actor.name, sizeof node->actor.name, "node%d", number);
@@ -59,55 +76,97 @@ static void draw_node(swarm *s, int number, int first, int end) {
     node->actor.random = sim_rng_fork(r);
     node->sessions_max = sim_rng_bernoulli(r, 0.1) ? 2 : 16;
     node->decode_us = (uint64_t)sim_rng_between(r, 100, 2000);
+    node->batch_us = sim_rng_bernoulli(r, 0.1) ? sim_rng_between(r, 10000, 300000) : BATCH_US;
     node->load_us_max = sim_rng_between(r, SECOND_US / 5, 8 * SECOND_US);
     node->pages = (size_t)(sim_rng_bernoulli(r, 0.15) ? sim_rng_between(r, 4, 8) : 64);
-    node->prefix_cache_memory = sim_rng_bernoulli(r, 0.6) ? (size_t)sim_rng_between(r, 1 << 12, 1 << 16) : 0;
+    node->prefix_cache_memory = draw(s, 0.6, SIM_PREFIXES, 1) ? (size_t)sim_rng_between(r, 1 << 12, 1 << 16) : 0;
     node->swap_pages = sim_rng_bernoulli(r, 0.4) ? (size_t)sim_rng_between(r, 1, 32) : 0;
     node->swap_after_us = sim_rng_bernoulli(r, 0.8) ? sim_rng_between(r, SECOND_US, 5 * SECOND_US) : 0;
-    node->prefix_cache_shared = sim_rng_bernoulli(r, 0.5);
+    node->prefix_cache_shared = draw(s, 0.5, SIM_PREFIXES, 0.9);
+    node->tune_bytes_max = draw(s, 0.3, SIM_TRAINING, 0.8) ? 1 << 22 : 0;
+    if (sim_rng_bernoulli(r, 0.3)) node->quota = draw_quota(s);
     node->host = sim_host_new(s->net, &node->actor, node->identity->curve_key);
     snprintf(node->address, sizeof node->address, "node%d:1", node->host);
 }
 
 /* Every block at two nodes at least, then more nodes with random spans. */
-static void draw_nodes(swarm *s) {
+static void draw_dense_nodes(swarm *s) {
     sim_rng *r = &s->random;
-    s->nodes = sim_alloc((NODES_MAX) * sizeof *s->nodes);
     for (int copy = 0; copy < 2; copy++) {
         int cut = (int)sim_rng_below(r, SIM_BLOCKS);
-        if (cut) draw_node(s, s->n_nodes++, 0, cut);
-        draw_node(s, s->n_nodes++, cut, SIM_BLOCKS);
+        if (cut) draw_node(s, 0, cut);
+        draw_node(s, cut, SIM_BLOCKS);
     }
     int more = (int)sim_rng_below(r, NODES_MAX - 4);
     for (int i = 0; i < more; i++) {
         int first = (int)sim_rng_below(r, SIM_BLOCKS), end = (int)sim_rng_between(r, first + 1, SIM_BLOCKS);
-        draw_node(s, s->n_nodes++, first, end);
+        draw_node(s, first, end);
     }
-    /* A node may choose_blocks its blocks itself: as many as it would have been given. */
+    /* A node may choose its blocks itself: as many as it would have been given. */
     bool choose_blocks = sim_rng_bernoulli(r, 0.4);
     for (int i = 0; i < s->n_nodes && choose_blocks; i++)
         if (sim_rng_bernoulli(r, 0.9)) s->nodes[i].auto_blocks = s->nodes[i].end - s->nodes[i].first;
 }
 
+static void retire_node(void *owner, void *what, uint64_t which, bool ending);
+
+/* Room for every block once and for a few twice. The nodes choose their blocks, and one leaves for good: the rest has
+ * room enough, so moving must close the gap. Nodes 0 and 1 stay, which the others join. */
+static void draw_sparse_nodes(swarm *s) {
+    sim_rng *r = &s->random;
+    int room = 0, most = 0;
+    while (room < SIM_BLOCKS || s->n_nodes < 2) {
+        int blocks = (int)sim_rng_between(r, 1, 3);
+        draw_node(s, 0, blocks);
+        room += blocks;
+        if (blocks > most) most = blocks;
+    }
+    draw_node(s, 0, most);
+    for (int i = 0; i < s->n_nodes; i++) s->nodes[i].auto_blocks = s->nodes[i].end;
+    if (sim_rng_bernoulli(r, 0.8))
+        sim_schedule(s->time, sim_now(s->time) + sim_rng_between(r, 20 * SECOND_US, FAULTS_US), retire_node, NULL,
+                     (uint64_t)sim_rng_between(r, 2, s->n_nodes - 1));
+}
+
+static sim_client_plan draw_chat(swarm *s, int text) {
+    sim_rng *r = &s->random;
+    bool longer = s->theme == SIM_REPLICAS || s->theme == SIM_PREFIXES;
+    int other = s->theme == SIM_PREFIXES ? text ^ 1 : (int)sim_rng_below(r, SIM_PROMPTS);
+    return (sim_client_plan){.text = sim_rng_bernoulli(r, 0.7) ? text : other,
+                             .tokens = (int)sim_rng_between(r, 1, sim_rng_bernoulli(r, 0.5) ? 3 : 24),
+                             .turns = (int)sim_rng_between(r, longer ? 3 : 1, longer ? 7 : 5),
+                             .push = draw(s, 0.5, SIM_REPLICAS, 0.7),
+                             .receipts = sim_rng_bernoulli(r, 0.2),
+                             .throughput = sim_rng_bernoulli(r, 0.2),
+                             .replica = draw(s, 0.2, SIM_REPLICAS, 1),
+                             .audit = s->bits_flipped || sim_rng_bernoulli(r, 0.1),
+                             .audit_here = sim_rng_bernoulli(r, 0.5),
+                             .adapter = draw(s, 0.05, SIM_TRAINING, 0.5) ? (int)sim_rng_between(r, 1, SIM_ADAPTERS) : 0,
+                             .saves = draw(s, 0.15, SIM_PREFIXES, 0.4),
+                             .drafts = sim_rng_bernoulli(r, 0.33)};
+}
+
 static void draw_clients(swarm *s) {
     sim_rng *r = &s->random;
     int text = (int)sim_rng_below(r, SIM_PROMPTS); /* most clients of one swarm use the same text */
+    if (s->theme == SIM_PREFIXES) text = (text < 6 ? 4 : 10) + text % 2; /* prompts of more than a page */
     s->n_clients = (int)sim_rng_between(r, 1, 3);
     s->clients = sim_alloc(((size_t)s->n_clients + 1) * sizeof *s->clients);
     for (int i = 0; i < s->n_clients; i++) {
-        sim_client_plan plan = {.text = sim_rng_bernoulli(r, 0.7) ? text : (int)sim_rng_below(r, SIM_PROMPTS),
-                                .tokens = (int)sim_rng_between(r, 1, sim_rng_bernoulli(r, 0.5) ? 3 : 24),
-                                .turns = (int)sim_rng_between(r, 1, 5),
-                                .push = sim_rng_bernoulli(r, 0.5),
-                                .receipts = sim_rng_bernoulli(r, 0.2),
-                                .throughput = sim_rng_bernoulli(r, 0.2),
-                                .replica = sim_rng_bernoulli(r, 0.3),
-                                .audit = s->bits_flipped || sim_rng_bernoulli(r, 0.1),
-                                .audit_here = sim_rng_bernoulli(r, 0.5),
-                                .timeout_ms = (int)sim_rng_between(r, 500, 6000),
-                                .max_retries = (int)sim_rng_between(r, 1, 6),
-                                .drafts = (s->seed + (uint64_t)i) % 3 == 0,
-                                .begin_us = sim_rng_between(r, SECOND_US, FAULTS_US)};
+        sim_client_plan plan = draw_chat(s, text);
+        plan.timeout_ms = (int)sim_rng_between(r, 500, 6000);
+        plan.max_retries = (int)sim_rng_between(r, 1, 6);
+        plan.begin_us = sim_rng_between(r, SECOND_US, FAULTS_US);
+        if (!i && draw(s, 0.03, SIM_PREFIXES, 0.5)) {
+            plan = (sim_client_plan){.kind = SIM_POISONS,
+                                     .text = text,
+                                     .timeout_ms = 5000,
+                                     .max_retries = 3,
+                                     .begin_us = sim_rng_between(r, 5 * SECOND_US, 20 * SECOND_US)};
+        } else if (draw(s, 0.03, SIM_TRAINING, 0.4)) {
+            plan.kind = SIM_TRAINS;
+            plan.adapter = (int)sim_rng_between(r, 1, SIM_ADAPTERS);
+        }
         s->clients[i] = sim_client_new(s, i, &plan);
     }
 }
@@ -119,9 +178,18 @@ static void inject_fault(void *owner, void *what, uint64_t which, bool ending);
 static void restart_node(void *owner, void *what, uint64_t which, bool ending) {
     swarm *s = owner;
     (void)what;
-    if (ending) return;
+    if (ending || s->nodes[which].retired) return;
     if (!s->nodes[which].incarnation) sim_node_start(&s->nodes[which]);
     s->stats.joins++;
+}
+
+static void retire_node(void *owner, void *what, uint64_t which, bool ending) {
+    swarm *s = owner;
+    (void)what;
+    if (ending) return;
+    s->nodes[which].retired = true;
+    s->stats.retired++;
+    sim_node_crash(&s->nodes[which], sim_rng_bernoulli(&s->random, 0.5));
 }
 
 static void heal_partition(void *owner, void *what, uint64_t which, bool ending) {
@@ -160,14 +228,31 @@ static void next_fault(swarm *s, int64_t mean_us) {
     sim_schedule(s->time, at, inject_fault, NULL, (uint64_t)mean_us);
 }
 
+/* The machine computes slowly for a while. The end of an earlier such time may end this one, too. */
+static void end_slow_time(void *owner, void *what, uint64_t which, bool ending) {
+    swarm *s = owner;
+    (void)what;
+    if (!ending) s->nodes[which].batch_us = BATCH_US;
+}
+
+static void slow_node(swarm *s, sim_node *node) {
+    sim_rng *r = &s->random;
+    node->batch_us = sim_rng_between(r, 50000, 2 * SECOND_US);
+    sim_schedule(s->time, sim_now(s->time) + sim_rng_between(r, SECOND_US, 30 * SECOND_US), end_slow_time, NULL,
+                 (uint64_t)node->number);
+    s->stats.slow++;
+}
+
 static void inject_fault(void *owner, void *what, uint64_t which, bool ending) {
     swarm *s = owner;
     (void)what;
     if (ending || sim_now(s->time) > 1000 * (int64_t)SECOND_US + FAULTS_US) return;
     sim_rng *r = &s->random;
     sim_node *node = &s->nodes[sim_rng_below(r, (uint64_t)s->n_nodes)];
-    uint64_t kind = sim_rng_below(r, 10);
-    if (kind < 4) {
+    uint64_t kind = sim_rng_below(r, 11);
+    if (kind == 10) {
+        slow_node(s, node);
+    } else if (kind < 4) {
         stop_or_kill_node(s, node);
     } else if (kind < 6) {
         sim_node_stall(node, sim_now(s->time) + sim_rng_between(r, SECOND_US / 10, 12 * SECOND_US));
@@ -185,9 +270,14 @@ static void inject_fault(void *owner, void *what, uint64_t which, bool ending) {
 static void tamper_message(void *ctx, sn_msg *msg) {
     sim_node *node = ctx;
     swarm *s = node->swarm;
-    if (msg->kind != SN_MSG_STEP_REPLY || !sim_rng_bernoulli(&node->actor.random, 0.05)) return;
+    bool step = msg->kind == SN_MSG_STEP_REPLY, kv = msg->kind == SN_MSG_KV_GET_REPLY || msg->kind == SN_MSG_KV_PUT;
+    if ((!step && !kv) || !sim_rng_bernoulli(&node->actor.random, step ? 0.05 : 0.2)) return;
     s->stats.wrong_replies++;
     float *row = (float *)(uintptr_t)msg->tensor.data;
+    if (kv) { /* other keys and values than their hash says */
+        row[sim_rng_below(&node->actor.random, msg->tensor.bytes / sizeof *row)] += 1;
+        return;
+    }
     switch (sim_rng_below(&node->actor.random, 4)) {
     case 0:
         row[0] = __builtin_nanf("");
@@ -206,15 +296,19 @@ static void tamper_message(void *ctx, sn_msg *msg) {
 static void draw_faults(swarm *s) {
     sim_rng *r = &s->random;
     sim_faults *f = sim_net_faults(s->net);
-    if (sim_rng_bernoulli(r, 0.4)) f->loss = sim_rng_uniform(r) * 0.05;
-    if (sim_rng_bernoulli(r, 0.4)) f->duplication = sim_rng_uniform(r) * 0.2;
-    if (sim_rng_bernoulli(r, 0.4)) f->reordering = sim_rng_uniform(r) * 0.1;
-    if (sim_rng_bernoulli(r, 0.2)) {
+    if (draw(s, 0.4, SIM_REPLICAS, 0.6)) f->loss = sim_rng_uniform(r) * 0.05;
+    if (draw(s, 0.4, SIM_REPLICAS, 0.6)) f->duplication = sim_rng_uniform(r) * 0.2;
+    if (draw(s, 0.4, SIM_REPLICAS, 0.8)) f->reordering = sim_rng_uniform(r) * 0.1;
+    if (draw(s, 0.05, SIM_GARBLED, 1)) f->garbling = sim_rng_uniform(r) * 0.05;
+    s->garbles = f->garbling > 0;
+    if (draw(s, 0.2, SIM_PREFIXES, 0.4)) {
         sim_node *byzantine = &s->nodes[sim_rng_below(r, (uint64_t)s->n_nodes)];
         sim_host_set_tamper(s->net, byzantine->host, tamper_message, byzantine);
     }
-    s->bits_flipped = sim_rng_bernoulli(r, 0.1);
+    s->bits_flipped = draw(s, 0.1, SIM_PREFIXES, 0);
     if (s->bits_flipped) s->nodes[sim_rng_below(r, (uint64_t)s->n_nodes)].flips_bits = true;
+    for (int i = 0; i < s->n_nodes && s->bits_flipped; i++) /* an audited session is held twice, by one node at worst */
+        if (s->nodes[i].pages < 8) s->nodes[i].pages = 8;
     if (sim_rng_bernoulli(r, 0.1))
         s->nodes[sim_rng_below(r, (uint64_t)s->n_nodes)].actor.unix_offset_ms = sim_rng_between(r, -90000, 90000);
     if (sim_rng_bernoulli(r, 0.8)) next_fault(s, sim_rng_between(r, SECOND_US, 20 * SECOND_US));
@@ -245,23 +339,40 @@ static void stop_faults(swarm *s) {
         sim_node *node = &s->nodes[i];
         sim_host_set_tamper(s->net, node->host, NULL, NULL);
         node->actor.unix_offset_ms %= 3000;
-        if (!node->incarnation) sim_node_start(node);
+        if (node->batch_us > SECOND_US / 10) node->batch_us = SECOND_US / 10;
+        if (!node->incarnation && !node->retired) sim_node_start(node);
     }
+}
+
+static bool nodes_serve_all(const swarm *s, bool honest, int *missing) {
+    for (*missing = 0; *missing < SIM_BLOCKS; ++*missing) {
+        bool served = false;
+        for (int i = 0; i < s->n_nodes && !served; i++) {
+            const sim_node *node = &s->nodes[i];
+            served = node->engine && node->first <= *missing && *missing < node->end && !(honest && node->flips_bits);
+        }
+        if (!served) return false;
+    }
+    return true;
+}
+
+bool sim_honest_nodes_suffice(const swarm *s) {
+    int missing;
+    return nodes_serve_all(s, true, &missing);
 }
 
 /* After the faults every node knows every other one. */
 static void check_knowledge(const swarm *s) {
-    bool served[SIM_BLOCKS] = {false};
+    int missing, live = 0;
+    for (int i = 0; i < s->n_nodes; i++) live += !s->nodes[i].retired;
     for (int i = 0; i < s->n_nodes; i++) {
         const sim_node *node = &s->nodes[i];
+        if (node->retired) continue;
         if (!node->incarnation) sim_fail(s, "node %d is down", i);
-        for (int b = node->first; b < node->end && node->engine; b++) served[b] = true;
         size_t known = sn_directory_count(sn_protocol_directory(node->protocol));
-        if (known != (size_t)s->n_nodes)
-            sim_fail(s, "node %d knows %zu of %d nodes after the faults", i, known, s->n_nodes);
+        if (known != (size_t)live) sim_fail(s, "node %d knows %zu of %d nodes after the faults", i, known, live);
     }
-    for (int b = 0; b < SIM_BLOCKS; b++)
-        if (!served[b]) sim_fail(s, "after the faults no node serves block %d", b);
+    if (!nodes_serve_all(s, false, &missing)) sim_fail(s, "after the faults no node serves block %d", missing);
 }
 
 static void check_clean(const swarm *s) {
@@ -278,46 +389,70 @@ static void swarm_fini(swarm *s) {
     free(s->nodes);
 }
 
+static void draw_swarm(swarm *s, sim_options options) {
+    static const sim_theme themes[] = {SIM_MIXED,    SIM_MIXED,    SIM_MIXED,  SIM_MIXED,   SIM_REPLICAS,
+                                       SIM_REPLICAS, SIM_PREFIXES, SIM_SPARSE, SIM_GARBLED, SIM_TRAINING};
+    s->theme = themes[sim_rng_below(&s->random, sizeof themes / sizeof *themes)];
+    s->nodes = sim_alloc(NODES_MAX * sizeof *s->nodes);
+    (s->theme == SIM_SPARSE ? draw_sparse_nodes : draw_dense_nodes)(s);
+    draw_faults(s);
+    for (int i = 0; options.flip_bits && i < s->n_nodes; i++) s->nodes[i].flips_bits = true;
+    if (options.flip_bits) s->bits_flipped = false;
+    for (int i = 0; i < s->n_nodes; i++)
+        sim_schedule(s->time, sim_now(s->time) + sim_rng_between(&s->random, 0, 3 * SECOND_US), restart_node, NULL,
+                     (uint64_t)i);
+    draw_clients(s);
+}
+
+static void await_clients(swarm *s, int64_t until_us) {
+    while (!clients_ended(s)) {
+        if (sim_now(s->time) > until_us) sim_fail(s, "clients do not end");
+        run_until(s, sim_now(s->time) + SECOND_US);
+    }
+}
+
+/* A new client, when no other client is left, succeeds at the first try. */
+static void run_last_client(swarm *s) {
+    sim_client_plan last = {.text = (int)sim_rng_below(&s->random, SIM_PROMPTS),
+                            .tokens = 8,
+                            .turns = 2,
+                            .push = sim_rng_bernoulli(&s->random, 0.5),
+                            .must_succeed = true,
+                            .audit = s->bits_flipped,
+                            .timeout_ms = 5000,
+                            .max_retries = 1};
+    s->clients[s->n_clients] = sim_client_new(s, s->n_clients, &last);
+    s->n_clients++;
+}
+
+void sim_stats_add(sim_stats *sum, const sim_stats *stats) {
+    for (int i = 0; i < SIM_STATS_SUMMED; i++) (&sum->events)[i] += (&stats->events)[i];
+    sum->virtual_us += stats->virtual_us;
+}
+
 sim_stats sim_run(uint64_t seed, sim_options options) {
     swarm s = {.seed = seed, .random = {seed}};
     s.random = sim_rng_fork(&s.random); /* seeds next to each other give independent sequences */
     s.time = sim_time_new(&s);
     s.net = sim_net_new(s.time, sim_rng_fork(&s.random));
     sim_trace_enable(s.time, options.traced);
-    draw_nodes(&s);
-    draw_faults(&s);
-    for (int i = 0; options.flip_bits && i < s.n_nodes; i++) s.nodes[i].flips_bits = true;
-    if (options.flip_bits) s.bits_flipped = false;
     int64_t begin = sim_now(s.time);
-    for (int i = 0; i < s.n_nodes; i++)
-        sim_schedule(s.time, begin + sim_rng_between(&s.random, 0, 3 * SECOND_US), restart_node, NULL, (uint64_t)i);
-    draw_clients(&s);
+    draw_swarm(&s, options);
     run_until(&s, begin + FAULTS_US + 45 * SECOND_US);
     stop_faults(&s);
     run_until(&s, sim_now(s.time) + SETTLE_US);
     check_knowledge(&s);
-    sim_client_plan last = {.text = (int)sim_rng_below(&s.random, SIM_PROMPTS),
-                            .tokens = 8,
-                            .turns = 2,
-                            .push = sim_rng_bernoulli(&s.random, 0.5),
-                            .must_succeed = true,
-                            .audit = s.bits_flipped,
-                            .timeout_ms = 5000,
-                            .max_retries = 1};
-    s.clients[s.n_clients] = sim_client_new(&s, s.n_clients, &last);
-    s.n_clients++;
-    while (!clients_ended(&s)) {
-        if (sim_now(s.time) > begin + END_US) sim_fail(&s, "clients do not end");
-        run_until(&s, sim_now(s.time) + SECOND_US);
-    }
+    await_clients(&s, begin + END_US);
+    run_last_client(&s);
+    await_clients(&s, begin + END_US);
     run_until(&s, sim_now(s.time) + 60 * SECOND_US); /* sessions of clients that vanished have expired by now */
     check_clean(&s);
     for (int i = 0; options.traced && i < s.n_clients; i++)
         fprintf(stderr, "client %d: %s\n", i, sim_client_report(s.clients[i]));
     s.stats.events = sim_event_count(s.time);
+    s.stats.garbled = sim_net_garbled(s.net);
     s.stats.trace = sim_trace_hash(s.time);
     s.stats.virtual_us = sim_now(s.time) - begin;
-    sim_stats stats = s.stats;
-    swarm_fini(&s);
-    return stats;
+    swarm_fini(&s); /* counts refusals of quotas */
+    return s.stats;
 }

@@ -3,6 +3,7 @@
 #ifndef SN_TESTS_SIM_SWARM_H
 #define SN_TESTS_SIM_SWARM_H
 
+#include "client/net/link.h"
 #include "node/protocol/protocol.h"
 #include "tests/sim/net.h"
 
@@ -25,7 +26,11 @@ typedef struct sim_node {
     size_t prefix_cache_memory, swap_pages;
     int64_t swap_after_us;
     bool prefix_cache_shared;
-    bool flips_bits; /* sometimes flips a bit of its output: only an audit can notice */
+    bool flips_bits;  /* sometimes flips a bit of its output: only an audit can notice */
+    int64_t batch_us; /* time of a forward pass */
+    size_t tune_bytes_max;
+    sn_quota_limits quota; /* kv_bytes counts pages here */
+    bool retired;          /* it has left for good */
     /* -- of the running program */
     uint64_t incarnation; /* number of the program; 0: none */
     uint64_t engine;      /* number of the loaded set of blocks; 0: none */
@@ -51,9 +56,18 @@ bool sim_node_is_clean(const sim_node *node);          /* no sessions, no KV pag
 
 /* -- clients -- */
 
+typedef enum sim_client_kind {
+    SIM_CHATS,
+    SIM_TRAINS,  /* forward and backward passes; gradients have the bits of the undisturbed ones */
+    SIM_POISONS, /* puts a wrong KV cache under the right hashes into its session, and computes on top of it */
+} sim_client_kind;
+
 typedef struct sim_client_plan {
+    sim_client_kind kind;
     int text, tokens; /* number of the text, tokens per turn */
     int turns;        /* of a chat: each returns to a position of the text and continues from there */
+    int adapter;      /* 0: none */
+    bool saves;       /* the session is saved between turns, and continued from the file in a new chain */
     bool push, receipts, throughput, replica, audit, audit_here, must_succeed;
     bool drafts; /* drafts tokens, four fifths of them correct */
     int timeout_ms, max_retries;
@@ -70,23 +84,36 @@ const char *sim_client_report(const sim_client *client); /* how it ended */
 /* -- the swarm -- */
 
 typedef struct sim_stats {
-    uint64_t events, tokens, generations, errors, failovers, crashes, joins, drains, stalls, partitions, cuts,
-        wrong_replies, bans, rebalances;
+    uint64_t events, tokens, generations, errors, failovers, crashes, joins, drains, stalls, slow, partitions, cuts,
+        retired, garbled, wrong_replies, bans, rebalances, quota_refusals, loads, adapted, trained, poisoned, excused;
     uint64_t trace;
     int64_t virtual_us;
 } sim_stats;
+enum { SIM_STATS_SUMMED = (int)(offsetof(sim_stats, trace) / sizeof(uint64_t)) };
+
+/* What a seed concentrates on: single faults are rarely met by the state that they would break. */
+typedef enum sim_theme {
+    SIM_MIXED,
+    SIM_REPLICAS, /* KV replicas of chats that rewind, while messages are lost and reordered */
+    SIM_PREFIXES, /* long equal prompts, prefix caches shared by all clients, sessions from files */
+    SIM_SPARSE,   /* each block has hardly more than one holder, and a node leaves for good */
+    SIM_GARBLED,  /* bytes of messages change */
+    SIM_TRAINING, /* adapters, and training beside inference */
+} sim_theme;
 
 struct swarm {
     uint64_t seed;
     sim_time *time;
     sim_net *net;
     sim_rng random; /* of the faults */
+    sim_theme theme;
     sim_node *nodes;
     int n_nodes;
     sim_client **clients;
     int n_clients;
     uint64_t incarnations; /* programs and sets of blocks started so far */
     bool bits_flipped;     /* a node flips bits */
+    bool garbles;          /* bytes of messages change: an error may then have any status */
     sim_stats stats;
 };
 
@@ -95,8 +122,19 @@ typedef struct sim_options {
     bool flip_bits; /* all nodes flip bits and no client audits: the simulation must fail */
 } sim_options;
 
+void sim_stats_add(sim_stats *sum, const sim_stats *stats);
+
 /* Simulates one seed; ends the process if a condition is violated. */
 sim_stats sim_run(uint64_t seed, sim_options options);
+
+/* Whether nodes that do not flip bits serve every block. */
+bool sim_honest_nodes_suffice(const swarm *swarm);
+
+/* Trains for one round over the link: adapter `number`, micro-batches of the texts. Ends the process when an output or
+ * a gradient has other bits than without a network. */
+sn_status sim_train(const swarm *swarm, sn_link *link, int number, int timeout_ms, int max_retries,
+                    sn_err *err) SN_MUST_USE;
+void sim_train_free(void); /* frees the expected results */
 
 /* Ends the process with the seed and what is wrong. */
 void sim_fail(const swarm *swarm, const char *format, ...) SN_PRINTF(2, 3) __attribute__((noreturn));

@@ -113,11 +113,11 @@ static void print_tensors(const sn_model *model) {
     char size[32], shape[48];
     printf("tensors     %zu\n", n);
     for (size_t i = 0; i < n && given.tensors; i++) {
-        const char *name;
+        const char *name, *type;
         sn_model_tensor t;
-        sn_model_tensor_at(model, i, &name, &t);
+        sn_model_tensor_at(model, i, &name, &type, &t);
         snprintf(shape, sizeof shape, "%zu x %zu", t.rows, t.cols);
-        printf("  %-6s %16s %10s  %s\n", sn_dtype_name(t.dtype), shape, sn_format_size(t.bytes, size), name);
+        printf("  %-6s %16s %10s  %s\n", type, shape, sn_format_size(t.bytes, size), name);
     }
 }
 
@@ -150,12 +150,11 @@ static json_t *hparams_json(const sn_hparams *hp) {
 static json_t *tensors_json(const sn_model *model) {
     json_t *list = json_array();
     for (size_t i = 0, n = sn_model_n_tensors(model); i < n; i++) {
-        const char *name;
+        const char *name, *type;
         sn_model_tensor t;
-        sn_model_tensor_at(model, i, &name, &t);
-        json_array_append_new(list,
-                              json_pack("{ss ss s[II] sI}", "name", name, "dtype", sn_dtype_name(t.dtype), "shape",
-                                        (json_int_t)t.rows, (json_int_t)t.cols, "bytes", (json_int_t)t.bytes));
+        sn_model_tensor_at(model, i, &name, &type, &t);
+        json_array_append_new(list, json_pack("{ss ss s[II] sI}", "name", name, "dtype", type, "shape",
+                                              (json_int_t)t.rows, (json_int_t)t.cols, "bytes", (json_int_t)t.bytes));
     }
     return list;
 }

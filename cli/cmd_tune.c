@@ -332,21 +332,23 @@ static sn_status print_report(const tune_run *w, sn_err *err) {
 
 static sn_status run_tune(tune_run *w, sn_err *err) {
     const char *folder = given.resume ? given.resume : given.out;
+    sn_progress_bar *bar;
     sn_status status = given.resume ? sn_checkpoint_open(folder, &w->checkpoint, err) : SN_OK;
     if (!status) status = check_resume(w, err);
     if (!status) status = sn_setup_open(&w->setup, true, err);
     if (!status) status = read_data(w, err);
     if (!status) status = check_resume(w, err);
     if (!status) status = check_weights(w, err);
+    bar = sn_progress_bar_begin("comparing and opening the blocks");
     if (!status) status = open_backbone(w, err);
+    sn_progress_bar_end(&bar);
     if (!status) status = check_weights(w, err);
     if (!status) status = sn_base_weights_init(&w->base, w->setup.model, w->backbone->weights, err);
     if (!status) status = open_tuner(w, err);
     if (!status) status = evaluate_loss(w, &w->loss_before, &w->accuracy_before, err);
     if (!status) status = load_checkpoint(w, err);
     if (!status) status = train_steps(w, err);
-    if (!status) status = sn_adapter_folder_save(folder, w->tuner->params, w->setup.hp, w->data->labels, err);
-    if (!status) status = sn_base_weights_save(&w->base, folder, err);
+    if (!status) status = sn_adapter_folder_save(folder, w->tuner->params, w->setup.hp, &w->base, w->data->labels, err);
     if (!status) status = evaluate_loss(w, &w->loss_after, &w->accuracy_after, err);
     return status ? status : print_report(w, err);
 }

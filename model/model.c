@@ -26,7 +26,7 @@
 enum { CONFIG_MAX = 16 << 20 };
 
 typedef struct entry {
-    const char *name;
+    const char *name, *type; /* type: in the words of a safetensors file; NULL: of a GGUF file, whose types are ours */
     int n_dims;
     bool used;
     sn_model_tensor tensor;
@@ -78,6 +78,7 @@ static sn_status list_safetensors(sn_model *m, sn_err *err) {
         const sn_safetensors_tensor *t = sn_safetensors_tensor_at(m->safetensors, i);
         size_t cols = t->n_dims ? t->dims[t->n_dims - 1] : 1;
         m->entries[i] = (entry){.name = t->name,
+                                .type = t->type,
                                 .n_dims = t->n_dims,
                                 .tensor = {.dtype = t->dtype,
                                            .rows = cols ? t->elements / cols : 0,
@@ -530,9 +531,11 @@ sn_hash sn_model_id(const sn_model *model) { return model->id; }
 
 size_t sn_model_n_tensors(const sn_model *model) { return model->n_entries; }
 
-void sn_model_tensor_at(const sn_model *model, size_t i, const char **name, sn_model_tensor *out) {
-    *name = model->entries[i].name;
-    *out = model->entries[i].tensor;
+void sn_model_tensor_at(const sn_model *model, size_t i, const char **name, const char **type, sn_model_tensor *out) {
+    const entry *e = &model->entries[i];
+    *name = e->name;
+    *type = e->tensor.dtype == SN_DTYPE_COUNT ? e->type : sn_dtype_name(e->tensor.dtype);
+    *out = e->tensor;
 }
 
 const char *sn_model_container(const sn_model *model) { return model->container_name; }

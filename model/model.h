@@ -198,10 +198,10 @@ sn_status sn_model_client_hash(const sn_model *model, sn_hash *out, sn_err *err)
  * A folder that lacks shards of the model has another id than the complete model. */
 sn_hash sn_model_id(const sn_model *model);
 
-/* All tensors of the files, for `swarm inspect`; i < sn_model_n_tensors. dtype is SN_DTYPE_COUNT where the file's type
- * is not supported. */
+/* All tensors of the files, for `swarm inspect`; i < sn_model_n_tensors. out->dtype is SN_DTYPE_COUNT where the type is
+ * none of ours, as that of the scales in split MXFP4; type is its name then, too, in the words of the file ("U8"). */
 size_t sn_model_n_tensors(const sn_model *model);
-void sn_model_tensor_at(const sn_model *model, size_t i, const char **name, sn_model_tensor *out);
+void sn_model_tensor_at(const sn_model *model, size_t i, const char **name, const char **type, sn_model_tensor *out);
 const char *sn_model_container(const sn_model *model); /* "GGUF v3", "safetensors" */
 
 #endif

@@ -19,10 +19,12 @@
 #include "model/peft/peft_modules.h"
 #include "model/safetensors.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { NAME_SIZE = SN_PEFT_NAME_MAX + 16 };
 
@@ -196,11 +198,24 @@ static sn_status save_tensors(const char *folder, const sn_params *p, const sn_h
     return status;
 }
 
-sn_status sn_adapter_folder_save(const char *folder, const sn_params *params, const sn_hparams *hp, char *const *labels,
-                                 sn_err *err) {
+/* Removes the file that makes the folder an adapter, and brings that to the disk before others change. */
+static sn_status remove_config(const char *folder, sn_err *err) {
+    char path[SN_PATH_SIZE];
+    sn_status status = sn_path_join(path, folder, "adapter_config.json", err);
+    if (status || access(path, F_OK)) return status;
+    if (unlink(path)) return sn_fail(err, SN_REFUSED, "%s cannot be replaced: %s", path, strerror(errno));
+    return sn_folder_sync(folder, err);
+}
+
+sn_status sn_adapter_folder_save(const char *folder, const sn_params *params, const sn_hparams *hp,
+                                 const sn_base_weights *base, char *const *labels, sn_err *err) {
     json_t *config = config_json(params, hp, labels);
-    sn_status status = save_tensors(folder, params, hp, err);
+    sn_status status = remove_config(folder, err);
+    if (!status) status = save_tensors(folder, params, hp, err);
+    if (!status && base) status = sn_base_weights_save(base, folder, err);
+    if (!status) status = sn_folder_sync(folder, err);
     if (!status) status = save_config(folder, config, err);
+    if (!status) status = sn_folder_sync(folder, err);
     json_decref(config);
     return status;
 }

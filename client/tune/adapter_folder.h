@@ -8,17 +8,19 @@
 #define SN_CLIENT_TUNE_ADAPTER_FOLDER_H
 
 #include "client/tune/params.h"
+#include "model/base_weights.h"
 
 typedef struct sn_adapter_folder {
     sn_params *params;
     char **labels; /* names of a classifier's labels (params->shape.n_labels); NULL for other methods */
 } sn_adapter_folder;
 
-/* Writes both files into `folder`, which must exist. Each file is replaced atomically: it appears complete or not at
- * all. `labels`: names of a classifier's labels (params->shape.n_labels); not read for other methods. SN_REFUSED when a
- * file cannot be written. */
-sn_status sn_adapter_folder_save(const char *folder, const sn_params *params, const sn_hparams *hp, char *const *labels,
-                                 sn_err *err) SN_MUST_USE;
+/* Writes both files into `folder`, which must exist, and swarm.json for the weights `base` (NULL: unknown, none is
+ * written). An earlier adapter there is replaced as a whole: while its files change, adapter_config.json is missing,
+ * and the folder is refused. `labels`: names of a classifier's labels (params->shape.n_labels); not read for other
+ * methods. SN_REFUSED when a file cannot be written. */
+sn_status sn_adapter_folder_save(const char *folder, const sn_params *params, const sn_hparams *hp,
+                                 const sn_base_weights *base, char *const *labels, sn_err *err) SN_MUST_USE;
 /* Loads a folder as trainable parameters. LoRA of matrices that the model's files store fused (q, k and v in one
  * tensor) is not read here; model/peft/peft.h reads it for inference. SN_REFUSED with a sentence when a file is
  * damaged, its kind is unknown, or it does not fit the model; then *out is zeroed. */

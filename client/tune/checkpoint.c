@@ -149,8 +149,7 @@ sn_status sn_checkpoint_save(const char *folder, const sn_tuner *t, const sn_has
     remove_folder(unfinished);
     if ((mkdir(folder, 0777) && errno != EEXIST) || mkdir(unfinished, 0777))
         return sn_fail(err, SN_REFUSED, "%s cannot be created: %s", unfinished, strerror(errno));
-    status = sn_adapter_folder_save(unfinished, t->params, t->hp, labels, err);
-    if (!status) status = sn_base_weights_save(base, unfinished, err);
+    status = sn_adapter_folder_save(unfinished, t->params, t->hp, base, labels, err);
     if (!status) status = save_state(unfinished, t, err);
     if (!status) status = save_index(unfinished, t, model, options, err);
     if (!status) status = save_sums(unfinished, err);

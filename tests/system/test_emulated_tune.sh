@@ -9,8 +9,8 @@ model=$scratch/model
 mkdir "$model"
 cp "$fixtures/golden/llama/config.json" "$fixtures/golden/llama/model.safetensors" "$fixtures/tokenizer/smollm/tokenizer.json" "$model"
 for i in 1 2 3; do echo "{\"text\": \"7-3-9-$i\"}"; done >"$scratch/data.jsonl"
-tune=("$bin/swarm" tune --model "$model" --data "$scratch/data.jsonl" --method lora --rank 2 --targets v,down --seq 10
-  --batch 1 --accumulate 2 --steps 5 --save-every 1)
+tune=("$bin/swarm" tune --model "$model" --data "$scratch/data.jsonl" --rank 2 --targets v,down --seq 10
+  --virtual-tokens 2 --batch 1 --accumulate 2 --steps 5 --save-every 1)
 
 # killed_and_resumed NAME OPTION...: trains undisturbed, and again with a kill, and compares the folders.
 killed_and_resumed() {
@@ -37,7 +37,7 @@ wait_ready xpu
 nodes=(--join "${address[cuda]}")
 killed_and_resumed nodes "${nodes[@]}"
 killed_and_resumed cuda --local all --device cuda:0
-killed_and_resumed xpu --local all --device xpu:0
+killed_and_resumed xpu --local all --device xpu:0 --method deep-prompt
 
 # A training goes on elsewhere: what a checkpoint holds belongs to no device.
 cp -r "$scratch/cuda" "$scratch/moved"

@@ -2,6 +2,8 @@
  * resumes with the same bits; a changed byte is refused; a file may be larger than a GiB. The tuner here is a state
  * without a model: what its bits become afterwards is test_tune's subject. */
 #include "client/tune/checkpoint.h"
+
+#include "client/tune/adapter_folder.h"
 #include "tests/support/files.h"
 #include "tests/support/require.h"
 #include "tests/support/write_faults.h"
@@ -192,6 +194,51 @@ Test(checkpoint, a_power_loss_at_any_call_leaves_one_that_resumes, .timeout = 30
     }
     sn_tuner_free(&t);
     sn_tuner_free(&other);
+}
+
+/* -- the adapter at the end of a training */
+
+/* -1: the folder is refused as one that holds no adapter; else the seed of the tuner whose adapter it holds. */
+static int adapter_in_folder(const sn_tuner *const *tuners, uint64_t units) {
+    sn_adapter_folder found;
+    sn_err why = {0};
+    if (sn_adapter_folder_load(folder, &hp, &found, &why)) {
+        cr_assert(strstr(why.text, "adapter_config.json"), "after unit %llu: %s", (unsigned long long)units, why.text);
+        return -1;
+    }
+    int which = -1;
+    for (int i = 0; i < 2; i++)
+        if (found.params->shape.alpha == tuners[i]->params->shape.alpha &&
+            !memcmp(found.params->values, tuners[i]->params->values, found.params->n_floats * sizeof(float)))
+            which = i;
+    cr_assert_geq(which, 0, "after unit %llu the folder mixes two adapters", (unsigned long long)units);
+    sn_adapter_folder_fini(&found);
+    return which;
+}
+
+/* Another training writes its adapter into the same folder: the scale of one never meets the matrices of the other. */
+Test(checkpoint, an_adapter_replaces_another_as_a_whole, .timeout = 120) {
+    const sn_tuner *const tuners[] = {tuner_at(4, 0), tuner_at(4, 1)};
+    int seen[3] = {0}, how = 0;
+    tuners[1]->params->shape.alpha = 5;
+    for (uint64_t units = 0; !how; units += 3) {
+        empty_folder();
+        REQUIRE(sn_adapter_folder_save(folder, tuners[0]->params, &hp, &base, NULL, &err));
+        fflush(NULL);
+        pid_t child = fork();
+        if (!child) {
+            write_faults_end_after(units, POWER_STAYS);
+            _exit(sn_adapter_folder_save(folder, tuners[1]->params, &hp, &base, NULL, NULL) ? 2 : 1);
+        }
+        cr_assert_eq(waitpid(child, &how, 0), child);
+        cr_assert(WIFEXITED(how) && WEXITSTATUS(how) < 2);
+        seen[1 + adapter_in_folder(tuners, units)]++;
+    }
+    cr_expect(seen[0] && seen[1] && seen[2], "%d %d %d", seen[0], seen[1], seen[2]);
+    for (int i = 0; i < 2; i++) {
+        sn_tuner *t = (sn_tuner *)(uintptr_t)tuners[i];
+        sn_tuner_free(&t);
+    }
 }
 
 /* -- a disk that fails */

@@ -164,6 +164,23 @@ Test(gpt_oss, experts_in_mxfp4_equal_those_in_bfloat16) {
     temp_folder_remove(&plain);
 }
 
+Test(gpt_oss, every_listed_tensor_has_a_type) {
+    char *folder = write_folder(AS_PUBLISHED);
+    sn_model *m = open_model(folder);
+    int blocks = 0, scales = 0;
+    for (size_t i = 0; i < sn_model_n_tensors(m); i++) {
+        const char *name, *type;
+        sn_model_tensor t;
+        sn_model_tensor_at(m, i, &name, &type, &t);
+        if (ends_with(name, "_blocks")) blocks += !strcmp(type, "MXFP4");
+        if (ends_with(name, "_scales")) scales += !strcmp(type, "U8");
+        cr_expect_str_neq(type, "?", "%s", name);
+    }
+    cr_expect(blocks > 0 && blocks == scales, "%d, %d", blocks, scales);
+    sn_model_close(&m);
+    temp_folder_remove(&folder);
+}
+
 Test(gpt_oss, invalid_mxfp4_is_refused) {
     for (format form = SHORT_SCALES; form <= SIGNED_SCALES; form++) {
         char *folder = write_folder(form);

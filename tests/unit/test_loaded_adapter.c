@@ -417,7 +417,7 @@ Test(loaded_adapter, loads_virtual_tokens_deep_prompts_and_classifiers) {
     sn_params_shape shape = {.method = SN_METHOD_DEEP_PROMPT, .prompt_tokens = 3};
     REQUIRE(sn_params_new(&hp, &shape, &params, &err));
     for (size_t i = 0; i < params->n_floats; i++) params->values[i] = (float)i;
-    REQUIRE(sn_adapter_folder_save(folder, params, &hp, NULL, &err));
+    REQUIRE(sn_adapter_folder_save(folder, params, &hp, NULL, NULL, &err));
     REQUIRE(sn_loaded_adapter_load(folder, &hp, &expected, &err));
     use = sn_loaded_adapter_for_chain(&expected);
     cr_expect_eq(use.n_prompt, 3);
@@ -432,7 +432,7 @@ Test(loaded_adapter, loads_virtual_tokens_deep_prompts_and_classifiers) {
 
     shape = (sn_params_shape){.method = SN_METHOD_HEAD, .n_labels = 3};
     REQUIRE(sn_params_new(&hp, &shape, &params, &err));
-    REQUIRE(sn_adapter_folder_save(folder, params, &hp, labels, &err));
+    REQUIRE(sn_adapter_folder_save(folder, params, &hp, NULL, labels, &err));
     REQUIRE(sn_loaded_adapter_load(folder, &hp, &expected, &err));
     use = sn_loaded_adapter_for_chain(&expected);
     cr_expect(expected.method == SN_METHOD_HEAD && !use.n_prompt && !use.bytes);

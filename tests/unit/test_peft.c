@@ -213,7 +213,7 @@ Test(peft, a_folder_that_peft_wrote_is_read_and_written_again_with_the_same_tens
         char *folder = temp_folder();
         sn_adapter_folder adapter;
         REQUIRE(sn_adapter_folder_load(r->end, r->hp, &adapter, &err));
-        REQUIRE(sn_adapter_folder_save(folder, adapter.params, r->hp, NULL, &err));
+        REQUIRE(sn_adapter_folder_save(folder, adapter.params, r->hp, NULL, NULL, &err));
         sn_safetensors *want = tensors_in(r->end), *got = tensors_in(folder);
         cr_expect_eq(sn_safetensors_n_tensors(want), sn_safetensors_n_tensors(got));
         for (size_t i = 0; i < sn_safetensors_n_tensors(want); i++) {

@@ -134,7 +134,7 @@ Test(peft_fused, adapters_of_single_matrices_round_trip) {
             sn_params *params = some_params(targets[t], 3, 5.3);
             snprintf(what, sizeof what, "%s, %s", families[f], targets[t]);
             folder = temp_folder();
-            REQUIRE(sn_adapter_folder_save(folder, params, hp, NULL, &err));
+            REQUIRE(sn_adapter_folder_save(folder, params, hp, NULL, NULL, &err));
             expect_same_image(params, what);
             sn_params_free(&params);
             temp_folder_remove(&folder);
@@ -153,7 +153,7 @@ Test(peft_fused, virtual_tokens_behind_an_embedding_norm_round_trip) {
     folder = temp_folder();
     REQUIRE(sn_params_new(hp, &shape, &params, &err));
     for (size_t i = 0; i < params->n_floats; i++) params->values[i] = (float)i;
-    REQUIRE(sn_adapter_folder_save(folder, params, hp, NULL, &err));
+    REQUIRE(sn_adapter_folder_save(folder, params, hp, NULL, NULL, &err));
     REQUIRE(sn_loaded_adapter_load(folder, hp, &loaded, &err));
     cr_expect(!memcmp(sn_loaded_adapter_for_chain(&loaded).prompt, params->values, params->n_floats * sizeof(float)));
     sn_loaded_adapter_fini(&loaded);
@@ -172,7 +172,7 @@ Test(peft_fused, each_fused_matrix_may_have_the_largest_rank) {
     open_model("%s/golden/%s", "falcon_7b");
     folder = temp_folder();
     sn_params *params = some_params("q,k,v", 256, 512);
-    REQUIRE(sn_adapter_folder_save(folder, params, hp, NULL, &err));
+    REQUIRE(sn_adapter_folder_save(folder, params, hp, NULL, NULL, &err));
     expect_same_image(params, "rank 256");
     sn_params_free(&params);
     temp_folder_remove(&folder);

@@ -299,7 +299,7 @@ Test(tune, a_saved_and_loaded_adapter_has_the_same_values) {
         sn_tuner *t = tuner_new(b, backbone, (sn_method)method, 2, 1);
         sn_adapter_folder loaded;
         run_steps(t, 2);
-        REQUIRE(sn_adapter_folder_save(folder, t->params, b->hp, labels, &err));
+        REQUIRE(sn_adapter_folder_save(folder, t->params, b->hp, NULL, labels, &err));
         REQUIRE(sn_adapter_folder_load(folder, b->hp, &loaded, &err));
         cr_expect_eq(loaded.params->n_floats, t->params->n_floats);
         cr_expect(!memcmp(loaded.params->values, t->params->values, t->params->n_floats * sizeof(float)), "%s",

@@ -251,8 +251,7 @@ static void make_adapter(const fixture *s, const sn_model *model, const sn_base_
     sn_params *params = NULL;
     sn_params_shape shape = {.method = SN_METHOD_LORA, .rank = 2, .alpha = 2, .target = {[SN_ROLE_ATTN_V] = true}};
     REQUIRE(sn_params_new(sn_model_hparams(model), &shape, &params, &err));
-    REQUIRE(sn_adapter_folder_save(s->folder, params, sn_model_hparams(model), NULL, &err));
-    REQUIRE(sn_base_weights_save(base, s->folder, &err));
+    REQUIRE(sn_adapter_folder_save(s->folder, params, sn_model_hparams(model), base, NULL, &err));
     sn_params_free(&params);
 }
 

@@ -4,7 +4,9 @@
  * Its Ed25519 key signs it, its sequence number only grows, and it expires after about a minute. Sealed means encoded
  * and signed. A directory keeps the newest announcement of each node, and drops with a reason: a bad signature, another
  * node's id, an old sequence number, an expiry that has passed or lies too far ahead, blocks that are no range, and
- * nodes beyond its capacity.
+ * nodes beyond its capacity. Ids cost nothing, so a full directory is fair by source: it evicts nodes that the peer
+ * brought which brought most, nodes of peers that dialled this program before those of peers that it dialled, and never
+ * a proven node: this one, one that it was told to join, one with which it has exchanged messages itself.
  *
  * Logic only: bytes and the time are arguments, nothing here reads a clock or a socket. A directory belongs to one
  * thread (in a node and a client the network thread) and owns its copies of the announcements. Functions without a
@@ -17,10 +19,10 @@
 
 enum {
     SN_ANNOUNCE_EVERY_MS = 15000,
-    SN_ANNOUNCE_LIFE_MS = 60000,
+    SN_ANNOUNCE_LIFE_MS = 60000,      /* no announcement counts for longer after it has arrived */
     SN_ANNOUNCE_LIFE_MS_MAX = 120000, /* an expiry further ahead is refused; the margin allows for clocks that differ */
     SN_SPAN_BLOCKS_MAX = 256,
-    SN_DIRECTORY_MAX = 16384, /* nodes kept; beyond them the entry that expires first is evicted */
+    SN_DIRECTORY_MAX = 16384, /* nodes kept */
     SN_ROUND_TRIPS_MAX = 16,  /* round trips to other nodes in one announcement */
     SN_WIRE_DTYPES_MAX = 8,
 };
@@ -99,13 +101,24 @@ void sn_directory_free(sn_directory **directory); /* accepts NULL */
 /* Limits the directory to max nodes from now on (at most SN_DIRECTORY_MAX). */
 void sn_directory_limit(sn_directory *directory, size_t max);
 
-/* Adds one sealed announcement. SN_REFUSED with the reason when it is dropped. Bytes that are known already, and
- * announcements older than a known one, cost no verification. *tag: of the node that it describes. */
+/* Who brought an announcement. */
+typedef struct sn_announcement_source {
+    uint64_t peer; /* handle of the connection */
+    bool dialled;  /* this program dialled that peer, and asked it */
+} sn_announcement_source;
+
+/* Adds one sealed announcement. source: NULL: this program itself. SN_REFUSED with the reason when it is dropped. Bytes
+ * that are known already, and announcements older than a known one, cost no verification. *tag: of the node that it
+ * describes. */
 sn_status sn_directory_update(sn_directory *directory, const void *data, size_t len, int64_t now_unix_ms,
-                              sn_directory_change *change, uint64_t *tag, sn_err *err) SN_MUST_USE;
+                              const sn_announcement_source *source, sn_directory_change *change, uint64_t *tag,
+                              sn_err *err) SN_MUST_USE;
 /* As sn_directory_update, without the report of what changed. */
 sn_status sn_directory_add(sn_directory *directory, const void *data, size_t len, int64_t now_unix_ms,
                            sn_err *err) SN_MUST_USE;
+/* The node with this id is proven until then; ignored when it is not known. */
+void sn_directory_prove(sn_directory *directory, const uint8_t id[SN_KEY_SIZE], int64_t until_unix_ms);
+bool sn_directory_is_proven(const sn_directory *directory, const uint8_t id[SN_KEY_SIZE], int64_t now_unix_ms);
 void sn_directory_expire(sn_directory *directory, int64_t now_unix_ms); /* removes what has expired */
 
 /* The live nodes, ordered by first block, then by id: the same order in every program. Pointers are valid until the

@@ -103,12 +103,16 @@ enum {
     U64(end_block)                             /* exclusive; 0: any block */                                           \
     U64(from_tag)                              /* only nodes with a tag in [from_tag, to_tag] */                       \
     U64(to_tag)                                /* inclusive; 0: up to the last tag */                                  \
+    STR(name, 63)                              /* only nodes of this name; empty: of any name */                       \
     BLOBS(known, 1)                            /* nodes that the asker knows: tag, sequence, 16 bytes each */          \
     BLOBS(announcements, SN_ANNOUNCEMENTS_MAX) /* sealed (net/directory.h), that the sender hands over */
 
-/* PEERS_REPLY: the announcements that were asked for and are newer than those in `known`, in the order of tags. */
+/* PEERS_REPLY: the announcements that were asked for and are newer than those in `known`, in the order of tags. Where
+ * neither `known` nor tags were given, it begins with this node's own and those of nodes that it has proven: with which
+ * it exchanged messages itself. */
 #define SN_FIELDS_PEERS_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                         \
     U64(next_tag)                              /* more follow: ask again with this from_tag; 0: these are all */       \
+    U64(proven)                                /* so many come first: of the node itself, then proven by it */         \
     BLOBS(announcements, SN_ANNOUNCEMENTS_MAX) /* sealed */
 
 /* PING, from any program to a node, answered by PONG at once: the time until the answer is the round trip; with

@@ -158,6 +158,8 @@ sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, 
     if (!status)
         chain->max_tokens = options->max_tokens ? options->max_tokens + options->adapter.n_prompt : chain->hp.n_ctx;
     if (!status) status = chain_fix_rounding(chain, err);
+    if (!status && options->link && options->routing.node_filter.n_only)
+        sn_link_look_for(options->link, options->routing.node_filter.only, options->routing.node_filter.n_only);
     if (!status && !options->plan_only) status = chain_load_local(chain, model, err);
     if (!status) status = sn_chain_learn_hashes(chain, model, err);
     if (!status && !options->plan_only)

@@ -56,6 +56,7 @@ sn_status sn_chain_list_candidates(sn_chain *chain, sn_candidates *out, sn_err *
     sn_candidate_query query = {.directory = link ? sn_link_directory(link) : NULL,
                                 .peer_stats = chain->peer_stats,
                                 .now_us = sn_now_us(),
+                                .unix_ms = sn_unix_ms(),
                                 .model = chain->model,
                                 .n_blocks = chain->hp.n_blocks,
                                 .block_hash = chain->known_hash,

@@ -6,9 +6,11 @@
  * that were given up. `alive` lists the connections that were dialled and are not lost; waiting checks it first, so a
  * lost connection ends a wait at once and not at its deadline.
  *
- * Discovery sends PEERS to every joined node as soon as its CURVE key is known (net/introduction.h), and to a few nodes
- * of the directory, since the joined nodes may be gone. The first answer is enough; where it says that there is more, a
- * few further pages are read from a random place. */
+ * Discovery sends PEERS to every joined node as soon as its CURVE key is known (net/introduction.h), and, when none
+ * answers soon, to a few nodes of the directory, since the joined nodes may be gone. The first answer is enough. It
+ * begins with that node itself and the nodes that it has proven: from a joined node, they count as proven here, too.
+ * Where the answer says that there is more, a few further pages are read from a random place; nodes that the user named
+ * are asked for by name or id. */
 #include "client/net/link.h"
 
 #include "base/clock.h"
@@ -25,6 +27,8 @@ enum {
     KNOWN_ASKED_MAX = 16,    /* nodes of the directory asked by discovery */
     REASK_US = 300000,       /* without an answer, discovery asks again */
     LAST_ANSWERS_US = 50000, /* extra time of a status query in a hurry */
+    PROVEN_MS = 600000,      /* for which a joined node's word proves a node */
+    WANTED_DIGITS_MIN = 4,   /* a shorter word is no beginning of an id */
     PAGES_MAX = 4,           /* further pages of a node's PEERS list */
     PAGE_US = 1000000,       /* to wait for each of them */
     REQUESTS_MAX = 512,      /* asynchronous requests */
@@ -38,7 +42,10 @@ struct sn_link {
     sn_introducer *introducer; /* NULL over other transports */
     sn_directory *directory;
     sn_seed seeds[SEEDS_MAX];
+    sn_peer seed_peers[SEEDS_MAX]; /* 0: not dialled yet */
     size_t n_seeds;
+    char wanted[SN_LINK_WANTED_MAX][2 * SN_KEY_SIZE + 1]; /* names, or first digits of ids */
+    size_t n_wanted;
     char joined[256]; /* the addresses as given, for error messages */
     uint64_t last_correlation_id;
     sn_peer *alive; /* connections that were dialled and are not lost */
@@ -446,74 +453,152 @@ static void link_take_seeds(sn_link *link) {
     }
 }
 
-static sn_status peers_ask(sn_link *link, sn_peer peer, const sn_hash *model, uint64_t correlation_id,
-                           uint64_t from_tag, sn_err *err) {
+/* Which announcements a PEERS asks for. */
+typedef struct peers_query {
+    const sn_hash *model; /* NULL: of every model */
+    uint64_t from_tag, to_tag;
+    const char *name; /* NULL: of any name */
+} peers_query;
+
+static sn_status peers_ask(sn_link *link, sn_peer peer, const peers_query *query, uint64_t correlation_id,
+                           sn_err *err) {
     sn_msg *msg = NULL;
+    const sn_hash *model = query->model;
     sn_status status = sn_msg_new(SN_MSG_PEERS, correlation_id, &msg, err);
     if (status) return status;
     msg->peers.protocol = SN_PROTOCOL_VERSION;
-    msg->peers.from_tag = from_tag;
+    msg->peers.from_tag = query->from_tag;
+    msg->peers.to_tag = query->to_tag;
+    if (query->name) snprintf(msg->peers.name, sizeof msg->peers.name, "%s", query->name);
     if (model) memcpy(msg->peers.model, model->bytes, SN_KEY_SIZE);
     status = sn_link_send(link, peer, &msg, err);
     return status == SN_RETRY ? SN_OK : status; /* this node cannot be reached now; another one may */
 }
 
-static sn_status peers_dial_and_ask(sn_link *link, const char *address, const uint8_t *curve_key, const sn_hash *model,
-                                    uint64_t correlation_id, sn_err *err) {
-    sn_peer peer;
-    sn_status status = sn_link_dial(link, address, curve_key, &peer, err);
+static sn_status peers_dial_and_ask(sn_link *link, const sn_seed *seed, const sn_hash *model, uint64_t correlation_id,
+                                    sn_peer *peer, sn_err *err) {
+    *peer = 0;
+    sn_status status = sn_link_dial(link, seed->address, seed->curve_key, peer, err);
     if (status) return status == SN_RETRY ? SN_OK : status;
-    return peers_ask(link, peer, model, correlation_id, 0, err);
+    return peers_ask(link, *peer, &(peers_query){.model = model}, correlation_id, err);
 }
 
-/* Asks the joined nodes from from_seed on; with from_seed 0 also a few nodes of the directory. */
-static sn_status link_ask_peers(sn_link *link, size_t from_seed, const sn_hash *model, uint64_t correlation_id,
+static sn_status link_ask_seeds(sn_link *link, size_t from, const sn_hash *model, uint64_t correlation_id,
                                 sn_err *err) {
     sn_status status = SN_OK;
-    for (size_t i = from_seed; i < link->n_seeds && !status; i++)
-        status = peers_dial_and_ask(link, link->seeds[i].address, link->seeds[i].curve_key, model, correlation_id, err);
-    for (size_t i = 0; i < sn_directory_count(link->directory) && i < KNOWN_ASKED_MAX && !from_seed && !status; i++) {
-        const sn_announcement *node = sn_directory_at(link->directory, i);
-        status = peers_dial_and_ask(link, node->address, node->curve_key, model, correlation_id, err);
-    }
+    for (size_t i = from; i < link->n_seeds && !status; i++)
+        status = peers_dial_and_ask(link, &link->seeds[i], model, correlation_id, &link->seed_peers[i], err);
     return status;
 }
 
-static void link_take_announcements(sn_link *link, const sn_msg_peers_reply *peers) {
+/* Asks a few nodes of the directory, proven ones first. */
+static sn_status link_ask_known(sn_link *link, const sn_hash *model, uint64_t correlation_id, sn_err *err) {
+    sn_status status = SN_OK;
+    size_t asked = 0;
+    for (int proven = 1; proven >= 0; proven--)
+        for (size_t i = 0; i < sn_directory_count(link->directory) && asked < KNOWN_ASKED_MAX && !status; i++) {
+            const sn_announcement *node = sn_directory_at(link->directory, i);
+            if (sn_directory_is_proven(link->directory, node->node, sn_unix_ms()) != proven) continue;
+            sn_seed known;
+            sn_peer peer;
+            memcpy(known.address, node->address, sizeof known.address);
+            memcpy(known.curve_key, node->curve_key, SN_KEY_SIZE);
+            status = peers_dial_and_ask(link, &known, model, correlation_id, &peer, err);
+            asked++;
+        }
+    return status;
+}
+
+static bool peer_is_seed(const sn_link *link, sn_peer peer) {
+    for (size_t i = 0; i < link->n_seeds; i++)
+        if (link->seed_peers[i] == peer) return true;
+    return false;
+}
+
+static void link_take_announcements(sn_link *link, sn_peer from, const sn_msg_peers_reply *peers) {
     sn_err err;
-    for (size_t i = 0; i < peers->n_announcements; i++)
-        if (sn_directory_add(link->directory, peers->announcements[i].data, peers->announcements[i].len, sn_unix_ms(),
-                             &err))
+    const sn_announcement_source source = {from, true};
+    int64_t now_ms = sn_unix_ms();
+    uint64_t proven = peer_is_seed(link, from) ? peers->proven : 0;
+    for (size_t i = 0; i < peers->n_announcements; i++) {
+        const sn_blob *sealed = &peers->announcements[i];
+        sn_directory_change change;
+        uint64_t tag;
+        if (sn_directory_update(link->directory, sealed->data, sealed->len, now_ms, &source, &change, &tag, &err))
             sn_log(SN_LOG_DEBUG, "announcement dropped", "text=%s", err.text);
+        else if (i < proven)
+            sn_directory_prove(link->directory,
+                               sn_directory_known_at(link->directory, sn_directory_seek(link->directory, tag))->node,
+                               now_ms + PROVEN_MS);
+    }
+}
+
+/* Asks one node, and takes what it answers within PAGE_US. *next: where its next page begins; 0: there is none. */
+static sn_status link_ask_one(sn_link *link, sn_peer from, const peers_query *query, uint64_t *next, sn_err *err) {
+    uint64_t correlation_id = sn_link_next_correlation_id(link);
+    int64_t deadline = sn_now_us() + PAGE_US;
+    sn_msg *msg = NULL;
+    *next = 0;
+    sn_status status = peers_ask(link, from, query, correlation_id, err);
+    while (!status && !msg && sn_now_us() < deadline)
+        status = link_receive_reply(link, correlation_id, deadline, &msg, NULL, err);
+    if (status || !msg) return status;
+    if (msg->kind == SN_MSG_PEERS_REPLY) {
+        link_take_announcements(link, from, &msg->peers_reply);
+        *next = msg->peers_reply.next_tag;
+    }
+    sn_msg_free(&msg);
+    return SN_OK;
 }
 
 /* In a large swarm a node lists its peers page by page. A few further pages from a random place are a sufficient
  * sample; if all clients read the same first pages, all would choose the same nodes. */
 static sn_status link_read_peer_pages(sn_link *link, sn_peer from, const sn_hash *model, sn_err *err) {
     uint64_t tag;
+    sn_status status = SN_OK;
     sn_random(&tag, sizeof tag);
-    for (int page = 0; page < PAGES_MAX && tag; page++) {
-        uint64_t correlation_id = sn_link_next_correlation_id(link);
-        int64_t deadline = sn_now_us() + PAGE_US;
-        sn_msg *msg = NULL;
-        sn_status status = peers_ask(link, from, model, correlation_id, tag, err);
-        while (!status && !msg && sn_now_us() < deadline)
-            status = link_receive_reply(link, correlation_id, deadline, &msg, NULL, err);
-        if (status || !msg) return status;
-        tag = 0;
-        if (msg->kind == SN_MSG_PEERS_REPLY) {
-            link_take_announcements(link, &msg->peers_reply);
-            tag = msg->peers_reply.next_tag;
-        }
-        sn_msg_free(&msg);
+    for (int page = 0; page < PAGES_MAX && tag && !status; page++)
+        status = link_ask_one(link, from, &(peers_query){.model = model, .from_tag = tag}, &tag, err);
+    return status;
+}
+
+/* The range of tags of ids that begin with these hexadecimal digits; false: they are none. */
+static bool tags_of_digits(const char *digits, uint64_t *from, uint64_t *to) {
+    size_t n = strlen(digits);
+    *from = *to = 0;
+    if (n < WANTED_DIGITS_MIN || n != strspn(digits, "0123456789abcdef")) return false;
+    for (size_t i = 0; i < 16; i++) {
+        const char *at = i < n ? strchr("0123456789abcdef", digits[i]) : NULL;
+        uint64_t value = at ? (uint64_t)(at - "0123456789abcdef") : 0;
+        *from = *from << 4 | value;
+        *to = *to << 4 | (at ? value : 15);
     }
-    return SN_OK;
+    return true;
+}
+
+static sn_status link_ask_for_wanted(sn_link *link, sn_peer from, const sn_hash *model, sn_err *err) {
+    sn_status status = SN_OK;
+    uint64_t next;
+    for (size_t i = 0; i < link->n_wanted && !status; i++) {
+        peers_query query = {.model = model};
+        if (tags_of_digits(link->wanted[i], &query.from_tag, &query.to_tag))
+            status = link_ask_one(link, from, &query, &next, err);
+        query = (peers_query){.model = model, .name = link->wanted[i]};
+        if (!status) status = link_ask_one(link, from, &query, &next, err);
+    }
+    return status;
+}
+
+void sn_link_look_for(sn_link *link, const char *const *names, size_t n) {
+    for (size_t i = 0; i < n && i < SN_LINK_WANTED_MAX; i++)
+        snprintf(link->wanted[i], sizeof link->wanted[i], "%s", names[i]);
+    link->n_wanted = n < SN_LINK_WANTED_MAX ? n : SN_LINK_WANTED_MAX;
 }
 
 sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, sn_err *err) {
     int64_t deadline = sn_now_us() + (int64_t)timeout_ms * 1000, ask_again = 0;
     uint64_t correlation_id = sn_link_next_correlation_id(link);
-    size_t asked = 0, refusals = 0;
+    size_t asked = 0, rounds = 0, refusals = 0;
     sn_peer from = 0;
     sn_status status = SN_OK;
     sn_directory_expire(link->directory, sn_unix_ms());
@@ -522,8 +607,9 @@ sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, 
         if (now >= ask_again) {
             asked = 0;
             ask_again = now + REASK_US;
+            if (rounds++ || !link->n_seeds) status = link_ask_known(link, model, correlation_id, err);
         }
-        if (!asked || asked < link->n_seeds) status = link_ask_peers(link, asked, model, correlation_id, err);
+        if (!status) status = link_ask_seeds(link, asked, model, correlation_id, err);
         asked = link->n_seeds;
         sn_msg *msg = NULL;
         if (!status)
@@ -533,10 +619,11 @@ sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, 
         sn_status refused = reply_check(&msg, SN_MSG_PEERS_REPLY, NULL, err);
         if (refused && ++refusals >= link->n_seeds) return refused;
         if (refused) continue; /* another node may accept */
-        link_take_announcements(link, &msg->peers_reply);
+        link_take_announcements(link, from, &msg->peers_reply);
         bool more = msg->peers_reply.next_tag != 0;
         sn_msg_free(&msg);
-        return more ? link_read_peer_pages(link, from, model, err) : SN_OK;
+        status = more ? link_read_peer_pages(link, from, model, err) : SN_OK;
+        return status || !more ? status : link_ask_for_wanted(link, from, model, err);
     }
     if (status) return status;
     return sn_fail(err, SN_RETRY, "no node answered at %s within %.1f seconds: is it running, and the address right?",

@@ -16,6 +16,8 @@
 
 typedef struct sn_link sn_link;
 
+enum { SN_LINK_WANTED_MAX = 16 };
+
 /* -- opening */
 
 /* join: addresses of nodes, HOST:PORT, or HOST:PORT#KEY to pin the node's CURVE key (hexadecimal). identity_path: NULL
@@ -38,6 +40,10 @@ sn_status sn_link_open_transport(sn_transport **transport, const sn_seed *seeds,
 /* Asks the joined nodes, and nodes of the directory, which nodes they know (model NULL: of every model), and waits
  * until one has answered. SN_RETRY: none did within timeout_ms; the message names the addresses. */
 sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, sn_err *err) SN_MUST_USE;
+/* From now on discovery also asks for nodes with these names, or whose ids begin with these hexadecimal digits: in a
+ * large swarm, or a flood of invented nodes, they may not be among those that a node lists. Copies up to
+ * SN_LINK_WANTED_MAX of them. */
+void sn_link_look_for(sn_link *link, const char *const *names, size_t n);
 sn_directory *sn_link_directory(sn_link *link);
 const uint8_t *sn_link_curve_key(const sn_link *link); /* of this client, SN_KEY_SIZE bytes */
 

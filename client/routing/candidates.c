@@ -17,6 +17,7 @@
 
 static const int64_t TIME_US_MAX = 3600LL * 1000000; /* announced times are clamped to an hour */
 enum {
+    CLAIM_GAIN = 4,
     LOAD_MAX = 1000,        /* announced sessions and queued steps are clamped to this */
     SESSIONS_PER_TOKEN = 16 /* so many open sessions count as one queued step */
 };
@@ -114,6 +115,41 @@ static void candidate_estimate(const sn_candidate_query *query, const sn_announc
     uint64_t fitting = query->kv_bytes_per_block ? node->kv_bytes_free / query->kv_bytes_per_block : (uint64_t)span;
     p->blocks_max = fitting < (uint64_t)span ? (int)fitting : (int)span;
     if (!p->blocks_max && p->eligibility == SN_ELIGIBLE) p->eligibility = SN_INELIGIBLE_KV_FULL;
+}
+
+/* -- claims -------------------------------------------------------------------------------------------------------- */
+
+static int compare_ns(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* What a node claims of its speed counts little until it was observed. `known` are the times of a block at nodes that
+ * this client has measured or that are proven: a proven one is believed up to CLAIM_GAIN times their median, a stranger
+ * is taken for half as fast as their median whatever it claims, and costs SN_STRANGER_US besides. */
+static sn_status candidates_doubt_claims(const sn_candidate_query *query, sn_candidates *candidates, sn_err *err) {
+    int64_t *known = NULL;
+    size_t n = 0;
+    if (!query->unix_ms) return SN_OK;
+    sn_status status = sn_calloc(&known, candidates->n, sizeof *known, err);
+    for (size_t i = 0; i < candidates->n && !status; i++) {
+        sn_candidate *p = &candidates->at[i];
+        p->stranger =
+            p->node && !p->block_measured && !sn_directory_is_proven(query->directory, p->node->node, query->unix_ms);
+        if (p->node && p->eligibility == SN_ELIGIBLE && !p->stranger) known[n++] = p->block_ns;
+    }
+    if (!status) qsort(known, n, sizeof *known, compare_ns);
+    int64_t median = n ? known[n / 2] : 0;
+    for (size_t i = 0; i < candidates->n && n; i++) {
+        sn_candidate *p = &candidates->at[i];
+        int64_t least = p->stranger ? 2 * median : median / CLAIM_GAIN;
+        if (!p->node || p->block_measured) continue;
+        if (p->block_ns < least) p->block_ns = least;
+        if (p->prefill_ns < least / 16) p->prefill_ns = least / 16;
+        if (p->stranger) p->queue_ns += SN_STRANGER_US * 1000;
+    }
+    free(known);
+    return status;
 }
 
 /* Of candidates of equal cost the first in the list is chosen. The seed shuffles the list, so that clients with
@@ -237,6 +273,10 @@ sn_status sn_candidates_make(const sn_candidate_query *query, sn_candidates *out
         p->first = (int)node->first_block;
         p->end = (int)node->end_block;
         candidate_estimate(query, node, p);
+    }
+    if ((status = candidates_doubt_claims(query, out, err))) {
+        sn_candidates_fini(out);
+        return status;
     }
     if (query->seed) candidates_shuffle(out->at, out->n, query->seed);
     if (query->local_first < query->local_end)

@@ -10,8 +10,9 @@
 
 #include "client/routing/peer_stats.h"
 
-/* Costs that are assumed where none is known; SN_STEP_OVERHEAD_US is added to the queue time of every node. */
-enum { SN_DEFAULT_RTT_US = 20000, SN_DEFAULT_BLOCK_US = 1000, SN_STEP_OVERHEAD_US = 50 };
+/* Costs that are assumed where none is known; SN_STRANGER_US is added for a stranger; SN_STEP_OVERHEAD_US is added to
+ * the queue time of every node. */
+enum { SN_DEFAULT_RTT_US = 20000, SN_DEFAULT_BLOCK_US = 1000, SN_STEP_OVERHEAD_US = 50, SN_STRANGER_US = 20000 };
 
 typedef enum sn_eligibility {
     SN_ELIGIBLE,
@@ -46,6 +47,7 @@ typedef struct sn_candidate {
     int64_t block_ns;                  /* of one token through one block */
     int64_t prefill_ns;                /* the same for a token among many that are computed together */
     bool rtt_measured, block_measured; /* rtt_ns, block_ns: measured by this client */
+    bool stranger;                     /* neither measured nor proven: its claims do not count */
     double tokens_per_s;               /* through all its blocks, with many tokens at once */
     const sn_candidate_link *links;    /* (n_links): to other candidates, each at most once */
     size_t n_links;
@@ -65,6 +67,7 @@ typedef struct sn_candidate_query {
     const sn_directory *directory;   /* NULL: no nodes */
     const sn_peer_stats *peer_stats; /* NULL: nothing was measured */
     int64_t now_us;                  /* on the clock of peer_stats */
+    int64_t unix_ms;                 /* by which proven nodes are proven; 0: none is, and no node is a stranger */
     sn_hash model;
     int n_blocks;
     const sn_hash *const *block_hash; /* (n_blocks): what each block's weights must hash to, NULL where unknown; the

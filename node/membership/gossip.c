@@ -116,14 +116,20 @@ bool sn_membership_uses(const sn_membership *m, sn_peer peer) {
 
 /* The connection to a former neighbour may carry a session's pushes, so it is kept for some rounds before the node
  * hangs up. */
-static void neighbour_drop(sn_membership *m, size_t i) {
+static void former_add(sn_membership *m, sn_peer peer) {
     sn_gossip *g = &m->gossip;
     sn_peer *slot = &g->former[g->next_former++ % SN_FORMER_NEIGHBOURS_MAX], oldest = *slot;
-    *slot = g->neighbours[i].peer;
-    g->neighbours[i] = g->neighbours[--g->n_neighbours];
+    *slot = peer;
     bool kept = false;
     for (size_t k = 0; k < SN_FORMER_NEIGHBOURS_MAX; k++) kept |= g->former[k] == oldest;
     if (oldest && !kept && !peer_is_in_use(m, oldest)) sn_transport_hang_up(m->setup.transport, oldest);
+}
+
+static void neighbour_drop(sn_membership *m, size_t i) {
+    sn_gossip *g = &m->gossip;
+    sn_peer peer = g->neighbours[i].peer;
+    g->neighbours[i] = g->neighbours[--g->n_neighbours];
+    former_add(m, peer);
 }
 
 static bool announcement_is_live(const sn_announcement *a, int64_t unix_ms) {
@@ -271,6 +277,33 @@ static void rejoin_try(sn_membership *m, int64_t unix_ms) {
     if (sn_transport_dial(m->setup.transport, r->address, r->curve_key, &peer, &err)) return;
     g->neighbours[g->n_neighbours] = (sn_neighbour){.peer = peer};
     memcpy(g->neighbours[g->n_neighbours++].id, r->id, SN_KEY_SIZE);
+}
+
+/* Sends the node's own announcement to some proven nodes. In a flood of invented nodes most neighbours are invented,
+ * and the budget goes into passing on their announcements; the proven nodes hear of each other all the same. */
+void sn_gossip_tell_proven(sn_membership *m, int64_t unix_ms) {
+    sn_gossip *g = &m->gossip;
+    const sn_announcement *chosen[SN_ANCHORS_MAX];
+    size_t seen = 0, own = sn_directory_seek(m->directory, sn_node_tag(m->setup.identity->id));
+    for (size_t i = 0; i < sn_directory_count(m->directory); i++) {
+        const sn_announcement *a = sn_directory_at(m->directory, i);
+        bool self = !memcmp(a->node, m->setup.identity->id, SN_KEY_SIZE);
+        if (self || !announcement_is_live(a, unix_ms)) continue;
+        if (!sn_directory_is_proven(m->directory, a->node, unix_ms)) continue;
+        size_t at = seen < SN_ANCHORS_MAX ? seen : (size_t)sn_rng_below(&g->seed, seen + 1);
+        if (at < SN_ANCHORS_MAX) chosen[at] = a; /* each of them with the same chance */
+        seen++;
+    }
+    if (!m->own.sealed.len) return;
+    for (size_t i = 0; i < SN_ANCHORS_MAX && i < seen; i++) {
+        sn_err err;
+        struct sn_anchor *anchor = &g->anchors[i];
+        if (sn_transport_dial(m->setup.transport, chosen[i]->address, chosen[i]->curve_key, &anchor->peer, &err))
+            continue;
+        memcpy(anchor->id, chosen[i]->node, SN_KEY_SIZE);
+        if (!sn_membership_uses(m, anchor->peer)) former_add(m, anchor->peer);
+        announcements_send(m, &(sn_neighbour){.peer = anchor->peer}, &own, 1);
+    }
 }
 
 void sn_gossip_round(sn_membership *m, int64_t unix_ms) {

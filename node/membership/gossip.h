@@ -9,6 +9,7 @@
 enum {
     SN_NEIGHBOURS_MAX = 6,         /* gossip partners; one of them is replaced in each round */
     SN_FORMER_NEIGHBOURS_MAX = 16, /* connections to former neighbours that are kept for a while */
+    SN_ANCHORS_MAX = 4,            /* proven nodes that are told of this one in each round */
     SN_CHANGE_QUEUE_MAX = 512,
     SN_REJOIN_PEERS_MAX = 16,
     SN_GOSSIP_BYTES_PER_S = 16384, /* of announcements that a node sends at most, however large the swarm is */
@@ -32,6 +33,10 @@ typedef struct sn_gossip {
     size_t n_neighbours;
     sn_peer former[SN_FORMER_NEIGHBOURS_MAX]; /* ring; 0: empty */
     size_t next_former;
+    struct sn_anchor {
+        sn_peer peer;
+        uint8_t id[SN_KEY_SIZE];
+    } anchors[SN_ANCHORS_MAX];                   /* of the newest round */
     sn_change_queue node_changes, stats_changes; /* node_changes are sent first */
     int64_t bytes_per_s, budget, budget_us;      /* budget: bytes that may be sent, as of the time budget_us */
     int64_t push_us, pull_us;                    /* when the next push (0: none is queued) and the next pull are due */

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { PROVEN_MS = 600000 }; /* for which an answer of a node proves it */
+
 sn_status sn_membership_new(const sn_membership_setup *setup, sn_membership **out, sn_err *err) {
     sn_membership *m = NULL;
     *out = NULL;
@@ -108,13 +110,33 @@ void sn_membership_announce(sn_membership *m, int64_t now_us, int64_t unix_ms) {
     uint64_t tag = 0;
     sn_status status = own_announcement_seal(m, unix_ms, &err);
     if (!status)
-        status = sn_directory_update(m->directory, m->own.sealed.data, m->own.sealed.len, unix_ms, &change, &tag, &err);
+        status = sn_directory_update(m->directory, m->own.sealed.data, m->own.sealed.len, unix_ms, NULL, &change, &tag,
+                                     &err);
+    if (!status) sn_directory_prove(m->directory, m->setup.identity->id, INT64_MAX);
     if (status)
         sn_log(SN_LOG_ERROR, "announcement failed", "text=%s", err.text);
     else if (change == SN_CHANGE_NODE)
         sn_gossip_announce_now(m);
     else
         sn_gossip_enqueue(m, tag, change, now_us);
+}
+
+/* -- proven nodes -------------------------------------------------------------------------------------------------- */
+
+static void node_prove(sn_membership *m, const uint8_t id[SN_KEY_SIZE], const uint8_t curve_key[SN_KEY_SIZE],
+                       int64_t unix_ms) {
+    const sn_announcement *a = sn_directory_find(m->directory, id);
+    if (a && !memcmp(a->curve_key, curve_key, SN_KEY_SIZE)) sn_directory_prove(m->directory, id, unix_ms + PROVEN_MS);
+}
+
+void sn_membership_note_answer(sn_membership *m, const sn_event *event, int64_t unix_ms) {
+    for (size_t i = 0; i < m->gossip.n_neighbours; i++)
+        if (m->gossip.neighbours[i].peer == event->peer) node_prove(m, m->gossip.neighbours[i].id, event->key, unix_ms);
+    for (size_t i = 0; i < SN_ANCHORS_MAX; i++)
+        if (m->gossip.anchors[i].peer == event->peer) node_prove(m, m->gossip.anchors[i].id, event->key, unix_ms);
+    for (size_t i = 0; i < m->n_bootstrap_peers; i++)
+        if (m->bootstrap_peers[i].peer == event->peer && m->bootstrap_peers[i].known)
+            node_prove(m, m->bootstrap_peers[i].id, event->key, unix_ms);
 }
 
 /* -- rounds and messages ------------------------------------------------------------------------------------------- */
@@ -126,6 +148,7 @@ bool sn_membership_round(sn_membership *m, int64_t now_us, int64_t unix_ms) {
     sn_directory_expire(m->directory, unix_ms);
     sn_gossip_round(m, unix_ms);
     sn_membership_announce(m, now_us, unix_ms);
+    sn_gossip_tell_proven(m, unix_ms);
     sn_bootstrap_round(m);
     sn_ping_round(m, now_us);
     return true;
@@ -149,6 +172,7 @@ void sn_membership_handle(sn_membership *m, const sn_event *event, int64_t now_u
         break;
     case SN_MSG_PONG:
         sn_ping_on_pong(m, event, now_us);
+        sn_membership_note_answer(m, event, unix_ms);
         break;
     default:
         break;

@@ -10,6 +10,8 @@
 typedef struct sn_bootstrap_peer {
     sn_peer peer;
     bool answered;
+    bool known; /* its id is known: it comes first in its own list */
+    uint8_t id[SN_KEY_SIZE];
     int pages_left; /* pages of its directory that may still be asked for */
 } sn_bootstrap_peer;
 
@@ -26,7 +28,8 @@ struct sn_membership {
     } own;                 /* announcements of this node */
     sn_gossip gossip;
     sn_ping_stats ping_stats;
-    uint64_t last_ping; /* correlation id of the newest PING */
+    sn_announcement scratch; /* of the current message */
+    uint64_t last_ping;      /* correlation id of the newest PING */
     uint64_t ping_rounds;
 };
 
@@ -41,6 +44,8 @@ static inline void sn_membership_refuse(const sn_membership *membership, sn_peer
 sn_msg *sn_membership_new_msg(sn_msg_kind kind, uint64_t correlation_id);
 /* Puts a copy of the node's newest announcement into a new list of one; *n stays 0 when there is none yet. */
 sn_status sn_membership_copy_own(const sn_membership *membership, sn_blob **out, size_t *n, sn_err *err) SN_MUST_USE;
+/* A peer that this node dialled has answered: it proves the node that it is known to be. */
+void sn_membership_note_answer(sn_membership *membership, const sn_event *event, int64_t unix_ms);
 sn_status sn_membership_copy_blob(const sn_blob *from, sn_blob *to, sn_err *err) SN_MUST_USE;
 
 /* -- peers.c: PEERS, PEERS_REPLY, bootstrap peers */
@@ -58,6 +63,8 @@ void sn_gossip_enqueue(sn_membership *membership, uint64_t tag, sn_directory_cha
 void sn_gossip_announce_now(sn_membership *membership);
 /* Once per announcement round: replaces a neighbour. */
 void sn_gossip_round(sn_membership *membership, int64_t unix_ms);
+/* Once per round, when the node's own announcement is new: tells proven nodes. */
+void sn_gossip_tell_proven(sn_membership *membership, int64_t unix_ms);
 /* What is due; returns when to call again. */
 int64_t sn_gossip_tick(sn_membership *membership, int64_t now_us, int64_t unix_ms);
 /* Asks a peer for announcements that are newer than the known ones; with_own: and sends the node's own along. */

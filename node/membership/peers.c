@@ -4,7 +4,9 @@
  * A PEERS carries announcements of the asker, and selects what it wants: a range of tags (sn_node_tag), blocks, a
  * model. It may list what the asker knows already as (tag, sequence) pairs; then the reply holds only newer
  * announcements and is paid from the gossip budget, because nodes ask so all the time. Without the list (clients, nodes
- * that just started) the reply is one page of PAGE_BYTES_MAX, and next_tag says where the next page begins.
+ * that just started) the reply is one page of PAGE_BYTES_MAX, and next_tag says where the next page begins. The first
+ * page begins with the node's own announcement and those of nodes that it has proven (net/directory.h), so that a flood
+ * of invented nodes does not hide them.
  *
  * A bootstrap peer is asked for up to PAGES_MAX pages in every round until it answers; afterwards it is asked like a
  * neighbour, but rarely enough that a swarm which was given one address does not overload that node. */
@@ -18,9 +20,10 @@
 #include <string.h>
 
 enum {
-    PAGE_BYTES_MAX = 65536,  /* of announcements in a reply to a PEERS without a list of what is known */
-    PAGES_MAX = 8,           /* asked of a bootstrap peer */
-    BOOTSTRAP_ASKED_BY = 32, /* nodes of the swarm that ask one bootstrap peer per round, about */
+    PAGE_BYTES_MAX = 65536,                /* of announcements in a reply to a PEERS without a list of what is known */
+    PROVEN_BYTES_MAX = PAGE_BYTES_MAX / 2, /* of them, of proven nodes that come first */
+    PAGES_MAX = 8,                         /* asked of a bootstrap peer */
+    BOOTSTRAP_ASKED_BY = 32,               /* nodes of the swarm that ask one bootstrap peer per round, about */
 };
 
 static bool key_is_zero(const uint8_t key[SN_KEY_SIZE]) {
@@ -57,8 +60,43 @@ static bool announcement_is_known(const sn_msg_peers *peers, const sn_announceme
 static bool announcement_is_wanted(const sn_msg_peers *peers, const sn_announcement *a, int64_t unix_ms) {
     if (a->expires_unix_ms <= (uint64_t)unix_ms) return false;
     if (!key_is_zero(peers->model) && memcmp(a->model, peers->model, SN_KEY_SIZE)) return false;
+    if (*peers->name && strcmp(a->name, peers->name)) return false;
     bool overlaps = a->first_block < peers->end_block && a->end_block > peers->first_block;
     return (!peers->end_block || overlaps) && !announcement_is_known(peers, a);
+}
+
+static bool blob_is_listed(const sn_blob *sealed, const sn_msg_peers_reply *out, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (out->announcements[i].len == sealed->len && !memcmp(out->announcements[i].data, sealed->data, sealed->len))
+            return true;
+    return false;
+}
+
+static sn_status announcement_add(const sn_blob *sealed, sn_msg_peers_reply *out, size_t *bytes, sn_err *err) {
+    sn_status status = sn_membership_copy_blob(sealed, &out->announcements[out->n_announcements], err);
+    if (status) return status;
+    out->n_announcements++;
+    *bytes += sealed->len;
+    return SN_OK;
+}
+
+/* Puts this node itself and other proven nodes first. */
+static sn_status announcements_list_proven(const sn_membership *m, const sn_msg_peers *peers, int64_t unix_ms,
+                                           sn_msg_peers_reply *out, size_t *bytes, sn_err *err) {
+    const sn_directory *d = m->directory;
+    size_t count = sn_directory_known_count(d), own = sn_directory_seek(d, sn_node_tag(m->setup.identity->id));
+    sn_status status = SN_OK;
+    for (size_t k = 0; k < count && !status && *bytes < PROVEN_BYTES_MAX; k++) {
+        size_t i =
+            (own + k) % count; /* this node first; the others from there on, so that each node begins elsewhere */
+        const sn_announcement *a = sn_directory_known_at(d, i);
+        if (out->n_announcements == SN_ANNOUNCEMENTS_MAX / 2) break;
+        if (!sn_directory_is_proven(d, a->node, unix_ms) || !announcement_is_wanted(peers, a, unix_ms)) continue;
+        if (a->state == SN_NODE_OFFLINE) continue;
+        status = announcement_add(sn_directory_known_sealed_at(d, i), out, bytes, err);
+    }
+    out->proven = out->n_announcements;
+    return status;
 }
 
 /* The announcements that the asker wants, from from_tag on, until the message is full; then out->next_tag says where
@@ -68,32 +106,33 @@ static sn_status announcements_list(const sn_membership *m, const sn_msg_peers *
     const sn_directory *d = m->directory;
     size_t count = sn_directory_known_count(d), first = sn_directory_seek(d, peers->from_tag);
     uint64_t last = peers->to_tag ? peers->to_tag : UINT64_MAX;
-    sn_status status = sn_list_new(sn_min_size(count - first, SN_ANNOUNCEMENTS_MAX), SN_ANNOUNCEMENTS_MAX,
+    sn_status status = sn_list_new(sn_min_size(count, SN_ANNOUNCEMENTS_MAX), SN_ANNOUNCEMENTS_MAX,
                                    sizeof *out->announcements, &out->announcements, err);
+    bool first_page = !peers->n_known && !peers->from_tag && !peers->to_tag;
+    if (!status && first_page) status = announcements_list_proven(m, peers, unix_ms, out, bytes, err);
+    size_t n_proven = out->n_announcements;
     for (size_t i = first; i < count && !status; i++) {
         const sn_announcement *a = sn_directory_known_at(d, i);
         const sn_blob *sealed = sn_directory_known_sealed_at(d, i);
         if (sn_node_tag(a->node) > last) break;
-        if (!announcement_is_wanted(peers, a, unix_ms)) continue;
+        if (!announcement_is_wanted(peers, a, unix_ms) || blob_is_listed(sealed, out, n_proven)) continue;
         bool full = out->n_announcements == SN_ANNOUNCEMENTS_MAX || *bytes + sealed->len > bytes_max;
         if (full) {
             out->next_tag = sn_node_tag(a->node);
             break;
         }
-        status = sn_membership_copy_blob(sealed, &out->announcements[out->n_announcements], err);
-        if (status) break;
-        out->n_announcements++;
-        *bytes += sealed->len;
+        status = announcement_add(sealed, out, bytes, err);
     }
     return status;
 }
 
-static void announcements_learn(sn_membership *m, const sn_blob *blobs, size_t n, int64_t now_us, int64_t unix_ms) {
+static void announcements_learn(sn_membership *m, const sn_blob *blobs, size_t n, const sn_announcement_source *source,
+                                int64_t now_us, int64_t unix_ms) {
     sn_err err;
     for (size_t i = 0; i < n; i++) {
         sn_directory_change change;
         uint64_t tag;
-        if (sn_directory_update(m->directory, blobs[i].data, blobs[i].len, unix_ms, &change, &tag, &err))
+        if (sn_directory_update(m->directory, blobs[i].data, blobs[i].len, unix_ms, source, &change, &tag, &err))
             sn_log(SN_LOG_DEBUG, "announcement dropped", "text=%s", err.text);
         else
             sn_gossip_enqueue(m, tag, change, now_us);
@@ -108,7 +147,8 @@ void sn_membership_on_peers(sn_membership *m, const sn_event *event, int64_t now
         sn_membership_refuse(m, event->peer, event->msg, &err);
         return;
     }
-    announcements_learn(m, peers->announcements, peers->n_announcements, now_us, unix_ms);
+    const sn_announcement_source source = {event->peer, false};
+    announcements_learn(m, peers->announcements, peers->n_announcements, &source, now_us, unix_ms);
     sn_msg *msg = sn_membership_new_msg(SN_MSG_PEERS_REPLY, event->msg->correlation_id);
     if (!msg) return;
     size_t most = peers->n_known ? sn_gossip_reply_budget(m, now_us) : PAGE_BYTES_MAX, bytes = 0;
@@ -134,9 +174,26 @@ static void bootstrap_ask(sn_membership *m, const sn_bootstrap_peer *bootstrap_p
     sn_msg_free(&msg);
 }
 
+/* The first announcement of a list is of the node that sends it: thus the id of a bootstrap peer becomes known. */
+static void bootstrap_note_id(sn_membership *m, const sn_event *event, const sn_blob *sealed) {
+    sn_announcement *a = &m->scratch;
+    for (size_t i = 0; i < m->n_bootstrap_peers; i++) {
+        sn_bootstrap_peer *bootstrap_peer = &m->bootstrap_peers[i];
+        if (bootstrap_peer->peer != event->peer || sealed->len <= SN_SIGNATURE_SIZE) continue;
+        if (sn_announcement_parse(sealed->data, sealed->len - SN_SIGNATURE_SIZE, a, NULL)) continue;
+        if (memcmp(a->curve_key, event->key, SN_KEY_SIZE)) continue;
+        bootstrap_peer->known = true;
+        memcpy(bootstrap_peer->id, a->node, SN_KEY_SIZE);
+    }
+}
+
 void sn_membership_on_peers_reply(sn_membership *m, const sn_event *event, int64_t now_us, int64_t unix_ms) {
     const sn_msg_peers_reply *reply = &event->msg->peers_reply;
-    announcements_learn(m, reply->announcements, reply->n_announcements, now_us, unix_ms);
+    const sn_announcement_source source = {event->peer, true};
+    if (!sn_membership_uses(m, event->peer)) return; /* this node has not asked it */
+    announcements_learn(m, reply->announcements, reply->n_announcements, &source, now_us, unix_ms);
+    if (reply->proven && reply->n_announcements) bootstrap_note_id(m, event, &reply->announcements[0]);
+    sn_membership_note_answer(m, event, unix_ms);
     for (size_t i = 0; i < m->n_bootstrap_peers; i++) {
         sn_bootstrap_peer *bootstrap_peer = &m->bootstrap_peers[i];
         if (bootstrap_peer->peer != event->peer) continue;

@@ -52,7 +52,7 @@ def junk(i):
 def announcements(i):
     sealed = [os.urandom(1000) for _ in range(200)]
     return [msgpack.packb(dict(kind="peers", protocol=3, correlation_id=i, model=bytes(32), first_block=0, end_block=0, from_tag=0,
-                               to_tag=0, known=[], announcements=sealed))]
+                               to_tag=0, name="", known=[], announcements=sealed))]
 
 
 MODEL = bytes.fromhex(os.environ.get("MODEL", "00" * 32))

@@ -105,7 +105,7 @@ def difference(a, b):
 
 def find_announcement(node, node_id):
     zero = bytes(32)
-    everything = dict(protocol=3, model=zero, first_block=0, end_block=0, from_tag=0, to_tag=0, known=[], announcements=[])
+    everything = dict(protocol=3, model=zero, first_block=0, end_block=0, from_tag=0, to_tag=0, name="", known=[], announcements=[])
     for sealed in node.ask("peers_reply", "peers", **everything)["announcements"]:
         announcement = msgpack.unpackb(sealed[:-64])
         if announcement["node"] == node_id:
@@ -165,7 +165,7 @@ def main(address, golden, document):
     assert step(4, 6, n) == whole[6 * row:], "a failed step was counted"
     assert node.ask("status_reply", "status", protocol=3)["sessions"] == 1
     assert node.ask("error", "peers", protocol=999, model=bytes(32), first_block=0, end_block=0,
-                    from_tag=0, to_tag=0, known=[], announcements=[])["status"] == 3
+                    from_tag=0, to_tag=0, name="", known=[], announcements=[])["status"] == 3
     assert node.ask("close_reply", "close", session=session)["session"] == session
     assert step(5, 0, 1, "error")["status"] == 2, "the session still exists after it was closed"
     print(f"{n} tokens through blocks 0:{me['n_blocks']}; largest difference from the reference {worst:.1e}")

@@ -305,9 +305,9 @@ Test(directory, reports_what_changed_in_an_announcement) {
         if (i == 3) a.state = SN_NODE_DRAINING;
         if (i == 4) a.end_block = 7;
         sn_buf sealed = seal_announcement(&a, &identity);
-        require_ok(sn_directory_update(d, sealed.data, sealed.len, NOW, &change, &tag, &err), &err);
+        require_ok(sn_directory_update(d, sealed.data, sealed.len, NOW, NULL, &change, &tag, &err), &err);
         cr_assert_eq(change, expected[i], "announcement %d", (int)i);
-        require_ok(sn_directory_update(d, sealed.data, sealed.len, NOW, &change, &tag, &err), &err);
+        require_ok(sn_directory_update(d, sealed.data, sealed.len, NOW, NULL, &change, &tag, &err), &err);
         cr_assert_eq(change, SN_CHANGE_NONE);
         sn_buf_fini(&sealed);
     }
@@ -369,6 +369,70 @@ Test(directory, an_old_announcement_does_not_restore_a_node_that_left) {
     cr_assert_eq(take_announcement(d, &online, &identity, NOW + 20, &err), SN_REFUSED);
     require_ok(take_announcement(d, &back, &identity, NOW + 20, &err), &err);
     cr_assert_eq(sn_directory_count(d), 1);
+    sn_directory_free(&d);
+}
+
+static sn_identity take_from(sn_directory *d, sn_announcement_source source, int64_t life_ms) {
+    sn_err err = {0};
+    sn_directory_change change;
+    uint64_t tag;
+    sn_identity identity = make_identity();
+    sn_announcement a = make_announcement(&identity, 0, 1, 1);
+    a.expires_unix_ms = (uint64_t)(NOW + life_ms);
+    snprintf(a.address, sizeof a.address, "10.%d.0.1:7001", identity.id[0]); /* a flood invents addresses, too */
+    sn_buf sealed = seal_announcement(&a, &identity);
+    if (sn_directory_update(d, sealed.data, sealed.len, NOW, &source, &change, &tag, &err))
+        cr_assert(strstr(err.text, "full"), "%s", err.text);
+    sn_buf_fini(&sealed);
+    return identity;
+}
+
+/* 300 invented nodes for 64 places, with the longest life that is accepted, and 20 nodes that three peers brought. */
+Test(directory, a_flood_of_one_peer_replaces_only_its_own_nodes) {
+    enum { HONEST = 20 };
+    sn_directory *d = make_directory();
+    sn_identity honest[HONEST];
+    sn_directory_limit(d, 64);
+    for (uint64_t i = 0; i < HONEST; i++)
+        honest[i] = take_from(d, (sn_announcement_source){1 + i % 3, i % 3 == 0}, 20000);
+    for (int i = 0; i < 300; i++) take_from(d, (sn_announcement_source){9, false}, SN_ANNOUNCE_LIFE_MS_MAX);
+    cr_expect_eq(sn_directory_count(d), 64);
+    for (int i = 0; i < HONEST; i++) cr_expect(sn_directory_find(d, honest[i].id), "node %d was evicted", i);
+    sn_directory_free(&d);
+}
+
+Test(directory, nodes_of_peers_that_were_dialled_outlast_those_of_many_others) {
+    sn_directory *d = make_directory();
+    sn_identity honest[30];
+    sn_directory_limit(d, 64);
+    for (int i = 0; i < 30; i++) honest[i] = take_from(d, (sn_announcement_source){1, true}, 20000);
+    for (uint64_t i = 0; i < 300; i++) take_from(d, (sn_announcement_source){10 + i, false}, SN_ANNOUNCE_LIFE_MS_MAX);
+    for (int i = 0; i < 30; i++) cr_expect(sn_directory_find(d, honest[i].id), "node %d was evicted", i);
+    sn_directory_free(&d);
+}
+
+Test(directory, a_proven_node_is_not_evicted) {
+    const sn_announcement_source source = {1, false};
+    sn_directory *d = make_directory();
+    sn_directory_limit(d, 4);
+    sn_identity proven = take_from(d, source, 1000);
+    sn_directory_prove(d, proven.id, NOW + 600000);
+    for (int i = 0; i < 20; i++) take_from(d, source, SN_ANNOUNCE_LIFE_MS_MAX);
+    cr_expect(sn_directory_find(d, proven.id));
+    cr_expect(sn_directory_is_proven(d, proven.id, NOW));
+    cr_expect_not(sn_directory_is_proven(d, proven.id, NOW + 600000));
+    cr_expect_eq(sn_directory_count(d), 4);
+    sn_directory_free(&d);
+}
+
+Test(directory, an_announcement_counts_for_a_minute_after_it_arrived_whatever_it_says) {
+    sn_directory *d = make_directory();
+    take_from(d, (sn_announcement_source){1, false}, SN_ANNOUNCE_LIFE_MS_MAX);
+    sn_directory_expire(d, NOW + SN_ANNOUNCE_LIFE_MS - 1);
+    cr_expect_eq(sn_directory_count(d), 1);
+    sn_directory_expire(d, NOW + SN_ANNOUNCE_LIFE_MS);
+    cr_expect_eq(sn_directory_count(d), 0);
+    cr_expect_eq(sn_directory_known_count(d), 1, "an older announcement could be replayed");
     sn_directory_free(&d);
 }
 

@@ -3,6 +3,7 @@
 #include "tests/support/require.h"
 
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -151,5 +152,139 @@ Test(gossip, answers_by_page_and_by_block, .timeout = 60) {
     cr_expect_eq(of_block, 6, "%zu nodes serve block 2 or 3", of_block); /* 2 3 10 11 18 19 */
     sn_msg_free(&event.msg);
     sn_transport_free(&transport);
+    protocol_swarm_free(c);
+}
+
+/* -- invented nodes ------------------------------------------------------------------------------------------------ */
+
+enum { HONEST = 5, INVENTED = 600, DIRECTORY = 256 };
+
+/* A stranger's announcements, and its connections to the honest nodes. */
+static struct {
+    sn_identity identity;
+    sn_transport *transport;
+    sn_peer to[HONEST];
+    sn_buf sealed[INVENTED];
+    size_t next;
+} flood;
+
+static void flood_begin(protocol_swarm *c) {
+    sn_announcement *a = calloc(1, sizeof *a);
+    REQUIRE(sn_identity_new(&flood.identity, &err));
+    REQUIRE(sn_transport_memory_new(c->hub, &flood.identity, &flood.transport, &err));
+    for (int i = 0; i < HONEST; i++) {
+        char address[32];
+        snprintf(address, sizeof address, "node%d:1", i);
+        REQUIRE(sn_transport_dial(flood.transport, address, c->nodes[i].identity.curve_key, &flood.to[i], &err));
+    }
+    for (int i = 0; i < INVENTED; i++) {
+        sn_identity invented;
+        REQUIRE(sn_identity_new(&invented, &err));
+        *a = (sn_announcement){.protocol = SN_PROTOCOL_VERSION,
+                               .sequence = 1,
+                               .expires_unix_ms = (uint64_t)c->unix_ms + SN_ANNOUNCE_LIFE_MS_MAX,
+                               .state = SN_NODE_ONLINE,
+                               .end_block = 1,
+                               .n_blocks = 8};
+        memcpy(a->node, invented.id, SN_KEY_SIZE);
+        memcpy(a->curve_key, invented.curve_key, SN_KEY_SIZE);
+        snprintf(a->address, sizeof a->address, "invented%d:1", i);
+        sn_buf_init(&flood.sealed[i], SN_ANNOUNCEMENT_SIZE_MAX);
+        REQUIRE(sn_announcement_seal(a, &invented, &flood.sealed[i], &err));
+    }
+    free(a);
+}
+
+/* In each time step every honest node gets another two of them. */
+static void flood_step(protocol_swarm *c) {
+    (void)c;
+    sn_event event;
+    do {
+        REQUIRE(sn_transport_recv(flood.transport, 0, &event, &err));
+        sn_msg_free(&event.msg);
+    } while (event.peer);
+    for (int i = 0; i < HONEST; i++) {
+        sn_msg *msg = NULL;
+        REQUIRE(sn_msg_new(SN_MSG_PEERS, 1, &msg, &err));
+        msg->peers.protocol = SN_PROTOCOL_VERSION;
+        msg->peers.from_tag = msg->peers.to_tag = UINT64_MAX;
+        REQUIRE(
+            sn_list_new(2, SN_ANNOUNCEMENTS_MAX, sizeof *msg->peers.announcements, &msg->peers.announcements, &err));
+        for (int k = 0; k < 2; k++) {
+            const sn_buf *sealed = &flood.sealed[flood.next++ % INVENTED];
+            const sn_blob blob = {sealed->data, sealed->len};
+            REQUIRE(sn_membership_copy_blob(&blob, &msg->peers.announcements[msg->peers.n_announcements++], &err));
+        }
+        REQUIRE(sn_transport_send(flood.transport, flood.to[i], &msg, &err));
+    }
+}
+
+static void flood_end(void) {
+    for (int i = 0; i < INVENTED; i++) sn_buf_fini(&flood.sealed[i]);
+    sn_transport_free(&flood.transport);
+}
+
+/* Each directory has place for 256 nodes, and the stranger invents 600. The node that the others joined is gone. */
+Test(gossip, a_flood_of_invented_nodes_does_not_part_the_others, .timeout = 120) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    protocol_swarm_add(c, -1);
+    for (int i = 1; i < HONEST; i++) protocol_swarm_add(c, 0);
+    for (int i = 0; i < HONEST; i++) sn_directory_limit(c->nodes[i].protocol->membership->directory, DIRECTORY);
+    protocol_swarm_run(c, 30);
+    cr_assert_eq(protocol_swarm_least_known(c), HONEST);
+    flood_begin(c);
+    kill_node(c, 0);
+    c->on_step = flood_step;
+    int gone = 0;
+    for (int round = 0; round < 11; round++) {
+        protocol_swarm_run(c, 10);
+        for (int i = 0; i < HONEST * HONEST; i++) {
+            if (i < HONEST || i % HONEST == 0) continue;
+            const sn_directory *d = sn_protocol_directory(c->nodes[i / HONEST].protocol);
+            const sn_announcement *a = sn_directory_find(d, c->nodes[i % HONEST].identity.id);
+            cr_expect(a, "node %d forgot node %d", i / HONEST, i % HONEST);
+            gone += !a || a->expires_unix_ms <= (uint64_t)c->unix_ms;
+        }
+    }
+    cr_expect_gt(protocol_swarm_least_known(c), DIRECTORY / 2, "there was no flood");
+    cr_expect_eq(gone, 0, "%d times a node did not hear of another one in time", gone);
+    flood_end();
+    protocol_swarm_free(c);
+}
+
+Test(gossip, the_first_page_begins_with_the_node_and_those_that_it_has_proven, .timeout = 60) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    protocol_swarm_add(c, -1);
+    for (int i = 1; i < HONEST; i++) protocol_swarm_add(c, 0);
+    protocol_swarm_run(c, 30);
+    flood_begin(c);
+    c->on_step = flood_step;
+    protocol_swarm_run(c, 10);
+    c->on_step = NULL;
+    sn_msg *msg = NULL;
+    sn_event event = {0};
+    REQUIRE(sn_msg_new(SN_MSG_PEERS, 77, &msg, &err));
+    msg->peers.protocol = SN_PROTOCOL_VERSION;
+    REQUIRE(sn_transport_send(flood.transport, flood.to[3], &msg, &err));
+    protocol_swarm_run(c, 0.1);
+    do {
+        sn_msg_free(&event.msg);
+        REQUIRE(sn_transport_recv(flood.transport, 0, &event, &err));
+        cr_assert(event.peer, "no reply");
+    } while (!event.msg || event.msg->correlation_id != 77);
+    const sn_msg_peers_reply *reply = &event.msg->peers_reply;
+    sn_announcement *a = calloc(1, sizeof *a);
+    bool honest[HONEST] = {0};
+    for (size_t i = 0; i < reply->proven; i++) {
+        const sn_blob *sealed = &reply->announcements[i];
+        REQUIRE(sn_announcement_open(sealed->data, sealed->len, c->unix_ms, a, &err));
+        if (!i) cr_expect(!memcmp(a->node, c->nodes[3].identity.id, SN_KEY_SIZE), "another node comes first");
+        for (int k = 0; k < HONEST; k++) honest[k] |= !memcmp(a->node, c->nodes[k].identity.id, SN_KEY_SIZE);
+    }
+    for (int k = 0; k < HONEST; k++) cr_expect(honest[k], "node %d is not proven", k);
+    cr_expect_leq(reply->proven, HONEST + 1);
+    sn_msg_free(&event.msg);
+    free(a);
+    flood_end();
     protocol_swarm_free(c);
 }

@@ -1,0 +1,141 @@
+"""A stranger at a node. Arguments: address, what, number. Prints what the node answered.
+
+invent N: hands over the announcements of N invented nodes, which claim the blocks and the speed of a good one. hoard N: opens sessions until N are open or the node refuses 20 times, and hangs up. dial N: opens a session and
+repeats one step with a new route each time, to N addresses."""
+import os
+import socket
+import sys
+import time
+
+try:
+    import msgpack
+    import zmq
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+    from zmq.utils import z85
+except ImportError as missing:
+    print(f"{missing}: install python3-zmq, python3-msgpack and python3-cryptography")
+    sys.exit(77)
+
+ZERO = bytes(32)
+
+
+def introduce(address):
+    host, port = address.rsplit(":", 1)
+    nonce = os.urandom(8)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.settimeout(0.5)
+        for _ in range(20):
+            s.sendto((b"SWARM?1\0" + nonce).ljust(144, b"\0"), (host, int(port)))
+            try:
+                answer = s.recv(1000)
+            except socket.timeout:
+                continue
+            if len(answer) == 144 and answer[:16] == b"SWARM!1\0" + nonce:
+                return answer[16:48], answer[48:80]
+    raise SystemExit("no introduction received")
+
+
+class Stranger:
+    def __init__(self, address):
+        self.node, key = introduce(address)
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        public, secret = zmq.curve_keypair()
+        self.socket.linger = 0
+        self.socket.curve_serverkey, self.socket.curve_publickey, self.socket.curve_secretkey = z85.encode(key), public, secret
+        self.socket.connect("tcp://" + address)
+        self.asked = 0
+
+    def send(self, kind, tensor=None, **fields):
+        self.asked += 1
+        frames = [dict(fields, kind=kind, correlation_id=self.asked)]
+        if tensor:
+            frames[0]["tensor"] = {"dtype": "F32", "shape": tensor[0]}
+            frames.append(tensor[1])
+        self.socket.send_multipart([msgpack.packb(frames[0])] + frames[1:])
+
+    def receive(self, seconds=10):
+        if not self.socket.poll(1000 * seconds):
+            return None
+        return msgpack.unpackb(self.socket.recv_multipart()[0])
+
+    def peers(self, announcements):
+        self.send("peers", protocol=3, model=ZERO, first_block=0, end_block=0, from_tag=0, to_tag=0, name="", known=[],
+                  announcements=announcements)
+        return self.receive()
+
+    def announcement(self):
+        return msgpack.unpackb(self.peers([])["announcements"][0][:-64])  # the node's own comes first
+
+    def open(self, me, next=()):
+        session = os.urandom(16)
+        self.send("open", protocol=3, session=session, model=me["model"], first_block=me["first_block"], end_block=me["end_block"],
+                  max_tokens=64, predecessor=ZERO, next=list(next), kv_source=ZERO, adapter=ZERO, request_id="stranger")
+        return session, self.receive()
+
+
+def invented(template, i, address=None):
+    key = Ed25519PrivateKey.generate()
+    a = dict(template, node=key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw), curve_key=os.urandom(32), name=f"node{i}",
+             address=address or f"127.{1 + i % 200}.{i // 200 % 250}.1:9", expires_unix_ms=int(time.time() * 1000) + 119000,
+             sequence=int(time.time() * 1000), decode_us=100, tokens_per_s=100000, prompt_tokens_per_s=1000000, kv_bytes_free=1 << 40,
+             first_block=0, end_block=template["n_blocks"], block_hash=[BLOCK_HASH.get(b, ZERO) for b in range(template["n_blocks"])])
+    sealed = msgpack.packb(a)
+    return sealed + key.sign(sealed)
+
+
+BLOCK_HASH = {}
+
+
+def invent(stranger, n):
+    for sealed in stranger.peers([])["announcements"]:
+        template = msgpack.unpackb(sealed[:-64])
+        BLOCK_HASH.update({template["first_block"] + i: h for i, h in enumerate(template["block_hash"])})
+    sent = 0
+    while sent < n:
+        part = [invented(template, sent + i) for i in range(min(200, n - sent))]
+        stranger.peers(part)
+        sent += len(part)
+    print(f"invented {sent} nodes", flush=True)
+
+
+def hoard(stranger, n):
+    me, opened, refused, why = stranger.announcement(), 0, 0, ""
+    while opened < n and refused < 20:
+        answer = stranger.open(me)[1]
+        opened += answer["kind"] == "open_reply"
+        refused += answer["kind"] == "error"
+        why = answer.get("text", why)
+    print(f"opened {opened} {why}", flush=True)
+
+
+def dial(stranger, n):
+    """Without a next node, with invented ones, and with routes that change: the node connects to few of these addresses."""
+    me = stranger.announcement()
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
+    for i, listener in enumerate(listeners):
+        listener.settimeout(0)
+        next_node = invented(me, i, "127.0.0.1:%d" % listener.getsockname()[1])
+        session, answer = stranger.open(me, [next_node])
+        if answer["kind"] != "open_reply":
+            break
+        rows = ([1, 64], bytes(4 * 64))
+        stranger.send("step", rows, session=session, step=1, position=0, reply_dtype=0, timeline=ZERO, trace=[], wants_receipt=0,
+                      receipts=[], request_id="stranger", route=[dict(session=os.urandom(16), dtype=0, timeline=ZERO)])
+        stranger.receive(0.05)
+        stranger.send("close", session=session)
+        stranger.receive(0.2)
+    time.sleep(0.3)
+    dialled = 0
+    for listener in listeners:
+        try:
+            listener.accept()
+            dialled += 1
+        except BlockingIOError:
+            pass
+    print(f"dialled {dialled}", flush=True)
+
+
+if __name__ == "__main__":
+    {"invent": invent, "hoard": hoard, "dial": dial}[sys.argv[2]](Stranger(sys.argv[1]), int(sys.argv[3]))

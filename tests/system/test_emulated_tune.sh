@@ -10,21 +10,27 @@ mkdir "$model"
 cp "$fixtures/golden/llama/config.json" "$fixtures/golden/llama/model.safetensors" "$fixtures/tokenizer/smollm/tokenizer.json" "$model"
 for i in 1 2 3; do echo "{\"text\": \"7-3-9-$i\"}"; done >"$scratch/data.jsonl"
 tune=("$bin/swarm" tune --model "$model" --data "$scratch/data.jsonl" --rank 2 --targets v,down --seq 10
-  --virtual-tokens 2 --batch 1 --accumulate 2 --steps 5 --save-every 1)
+  --virtual-tokens 2 --batch 1 --steps 5 --save-every 1)
 
-# killed_and_resumed NAME OPTION...: trains undisturbed, and again with a kill, and compares the folders.
+# killed_and_resumed NAME OPTION...: trains undisturbed, and again with a kill, and compares the folders. A process that ends
+# before it could be killed is started again.
 killed_and_resumed() {
-  local name=$1 until=$(($(now_ms) + 120000))
+  local name=$1 until tries
   shift
   succeeds "${tune[@]}" "$@" --out "$scratch/$name.whole"
-  start tune "${tune[@]}" "$@" --out "$scratch/$name"
-  until [ -e "$scratch/$name/step-2" ]; do
-    kill -0 "${pid[tune]}" 2>/dev/null || fail "$name: training ended early"
-    [ "$(now_ms)" -lt "$until" ] || fail "$name: no checkpoint within two minutes"
-    sleep 0.01
+  for tries in 1 2 3 4 5; do
+    rm -rf "${scratch:?}/$name"
+    until=$(($(now_ms) + 120000))
+    start tune "${tune[@]}" "$@" --out "$scratch/$name"
+    until [ -e "$scratch/$name/step-2" ]; do
+      kill -0 "${pid[tune]}" 2>/dev/null || fail "$name: training ended early"
+      [ "$(now_ms)" -lt "$until" ] || fail "$name: no checkpoint within two minutes"
+      sleep 0.01
+    done
+    kill_node tune
+    [ -e "$scratch/$name/step-5" ] || break
+    [ "$tries" -lt 5 ] || fail "$name: it ended before it was killed"
   done
-  kill_node tune
-  [ ! -e "$scratch/$name/step-5" ] || fail "$name: it ended before it was killed"
   succeeds "${tune[@]}" "$@" --resume "$scratch/$name"
   grep -q 'resuming at step [1-4]$' "$scratch/run.err" || fail "$name: it does not say at which step it resumes"
   diff -r "$scratch/$name.whole" "$scratch/$name" >"$scratch/diff.err" || fail "$name differs from an undisturbed run"

@@ -54,9 +54,11 @@ static const sn_option chain_options[] = {
                 "keep a KV replica of each session at another node, so that the failure of a node needs no replay of "
                 "the tokens"),
     SN_OPT_DURATION_MS("timeout", &sn_cli_options.timeout_ms, 1000, 86400000,
-                       "limit for one step at a node; after it, another node is looked for, for 3 seconds at most"),
+                       "limit for connecting, and for each step of a token or of up to 512 tokens of a prompt: through "
+                       "all nodes, with "
+                       "every retry and replay. A node that does not answer is replaced after three quarters of it"),
     SN_OPT_INT("max-retries", "N", &sn_cli_options.max_retries, 0, 1000,
-               "failed nodes in a row that are replaced before the command fails"),
+               "failed nodes in a row that are replaced before the command fails, within --timeout"),
     SN_OPT_INT("prefill-depth", "N", &sn_cli_options.prefill_depth, 0, SN_PREFILL_DEPTH_MAX,
                "chunks of a long prompt that may wait at a node while it computes another; 0: one chunk at a time"),
     SN_OPT_STRING("identity", "FILE", &sn_cli_options.identity,

@@ -151,7 +151,6 @@ static sn_status chain_new(const sn_model *model, const sn_chain_options *option
 
 sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, sn_chain **out, sn_err *err) {
     sn_chain *chain = NULL;
-    int retries = options->limits.max_retries;
     *out = NULL;
     sn_status status = chain_new(model, options, &chain, err);
     if (!status) status = chain_check_options(chain, err);
@@ -162,9 +161,10 @@ sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, 
         sn_link_look_for(options->link, options->routing.node_filter.only, options->routing.node_filter.n_only);
     if (!status && !options->plan_only) status = chain_load_local(chain, model, err);
     if (!status) status = sn_chain_learn_hashes(chain, model, err);
+    if (!status) sn_chain_begin_call(chain); /* loading and hashing are work of this machine */
     if (!status && !options->plan_only)
-        status = sn_chain_connect(chain, chain->options.first, chain->options.end, sn_chain_route_wait_ms(chain, 0),
-                                  &retries, chain->hops, &chain->n_hops, err);
+        status = sn_chain_connect(chain, chain->options.first, chain->options.end, SN_CHAIN_WAIT_JOINED, chain->hops,
+                                  &chain->n_hops, err);
     if (!status) status = chain_fix_rounding(chain, err);
     if (status) sn_chain_close(&chain);
     *out = chain;
@@ -188,6 +188,36 @@ void sn_chain_close(sn_chain **chain) {
     free(c);
     *chain = NULL;
 }
+
+/* -- the limits of a call ---------------------------------------------------------------------------------------------
+ */
+
+void sn_chain_begin_call(sn_chain *chain) {
+    chain->call = (sn_chain_call){sn_now_us() + (int64_t)chain->options.limits.timeout_ms * 1000,
+                                  chain->options.limits.max_retries};
+}
+
+sn_chain_call sn_chain_begin_part(sn_chain *chain, int share, int retries) {
+    sn_chain_call whole = chain->call;
+    int64_t now_us = sn_now_us();
+    chain->call = (sn_chain_call){now_us + (whole.deadline_us - now_us) / share, retries};
+    return whole;
+}
+
+int64_t sn_chain_attempt_until_us(const sn_chain *chain) {
+    int64_t now_us = sn_now_us(), left_us = chain->call.deadline_us - now_us;
+    return chain->call.retries > 0 && left_us > 0 ? now_us + left_us / 4 * 3 : chain->call.deadline_us;
+}
+
+/* Milliseconds from now on, within 1 and `most`. */
+static int ms_until(int64_t until_us, int most) {
+    int64_t ms = (until_us - sn_now_us()) / 1000;
+    return ms < 1 ? 1 : ms < most ? (int)ms : most;
+}
+
+int sn_chain_attempt_ms(const sn_chain *chain, int most) { return ms_until(sn_chain_attempt_until_us(chain), most); }
+int sn_chain_left_ms(const sn_chain *chain, int most) { return ms_until(chain->call.deadline_us, most); }
+bool sn_chain_is_late(const sn_chain *chain) { return sn_now_us() >= chain->call.deadline_us; }
 
 /* -- one group --------------------------------------------------------------------------------------------------------
  */
@@ -217,23 +247,30 @@ sn_status sn_chain_verify_step(sn_chain *chain, const sn_hop *hops, size_t n_hop
 }
 
 /* A step that all nodes of the group take at once. A node that limits its clients (--client-steps) answers when to try
- * again: that is not a failure while it falls within the timeout. */
-static sn_status group_step_once(sn_chain *chain, sn_hop *hops, size_t n_hops, const sn_step *step, int64_t until_us,
-                                 size_t *failed, sn_err *err) {
+ * again: that is not a failure while it falls within the call's time. */
+static sn_status group_step_once(sn_chain *chain, sn_hop *hops, size_t n_hops, const sn_step *step, size_t *failed,
+                                 sn_err *err) {
     for (;;) {
         sn_status status =
-            sn_hops_step(hops, n_hops, chain->options.link, step, chain->options.limits.timeout_ms, failed, err);
-        if (status != SN_RETRY || !err->retry_after_ms || sn_now_us() + (int64_t)err->retry_after_ms * 1000 > until_us)
+            sn_hops_step(hops, n_hops, chain->options.link, step, sn_chain_attempt_until_us(chain), failed, err);
+        if (status != SN_RETRY || !err->retry_after_ms ||
+            sn_now_us() + (int64_t)err->retry_after_ms * 1000 > chain->call.deadline_us)
             return status;
         sn_sleep_us((int64_t)err->retry_after_ms * 1000);
     }
 }
 
+sn_status sn_chain_step_local(sn_chain *chain, sn_hop *hop, const sn_step *step, sn_err *err) {
+    int64_t began_us = sn_now_us();
+    sn_status status = sn_hop_step_local(hop, step, err);
+    chain->call.deadline_us += sn_now_us() - began_us;
+    return status;
+}
+
 sn_status sn_chain_step_group(sn_chain *chain, sn_hop *hops, size_t i, size_t j, const sn_step *step, size_t *failed,
                               sn_err *err) {
-    int64_t until_us = sn_now_us() + (int64_t)chain->options.limits.timeout_ms * 1000;
     *failed = 0;
-    if (hops[i].is_local) return sn_hop_step_local(&hops[i], step, err);
+    if (hops[i].is_local) return sn_chain_step_local(chain, &hops[i], step, err);
     int rows_max = step->n;
     for (size_t k = i; k < j; k++)
         if (rows_max > hops[k].remote.step_tokens_max) rows_max = hops[k].remote.step_tokens_max;
@@ -242,7 +279,7 @@ sn_status sn_chain_step_group(sn_chain *chain, sn_hop *hops, size_t i, size_t j,
         int n = step->n - done < rows_max ? step->n - done : rows_max;
         sn_step part = {step->position + done, n, step->n_embd, step->in + at, step->out + at};
         sn_status status = sn_hop_record(&hops[i], &part, chain->hasher, err);
-        if (!status) status = group_step_once(chain, &hops[i], j - i, &part, until_us, failed, err);
+        if (!status) status = group_step_once(chain, &hops[i], j - i, &part, failed, err);
         if (!status) status = sn_chain_verify_step(chain, &hops[i], j - i, &part, err);
         if (status) return status;
         sn_chain_note_step(chain, hops, i, j, n);
@@ -285,8 +322,8 @@ static sn_status chain_step_group_from(sn_chain *chain, size_t i, size_t j, int 
 /* Runs a step through the group that begins at hop *i, with as many failovers as the limits allow. *i becomes the hop
  * after those that the step has passed: after a replacement by several hops, only the first of them. */
 static sn_status chain_step_with_failover(sn_chain *chain, size_t *i, const sn_step *step, sn_err *err) {
-    int retries = chain->options.limits.max_retries, position = step->position;
-    int64_t until_us = sn_now_us() + (int64_t)chain->options.limits.timeout_ms * 1000;
+    int position = step->position;
+    chain->call.retries = chain->options.limits.max_retries; /* they count failures in a row */
     uint8_t rebuilt[SN_KEY_SIZE] = {0}; /* the node that last lost its session: the first time it is not banned */
     for (;;) {
         size_t j = sn_chain_group_end(chain->hops, chain->n_hops, *i), failed = 0;
@@ -308,11 +345,15 @@ static sn_status chain_step_with_failover(sn_chain *chain, size_t *i, const sn_s
                 sn_chain_note_failure(chain, chain->hops, j, *i + failed);
             memcpy(rebuilt, hop->remote.node, SN_KEY_SIZE);
             sn_err_context(err, "%s", hop->report.node);
-            if (retries-- <= 0) return sn_err_context(err, "blocks %d:%d failed too often, last", first, end);
+            if (sn_chain_is_late(chain))
+                return sn_err_context(err, "blocks %d:%d were not passed within --timeout %.1f s, last", first, end,
+                                      chain->options.limits.timeout_ms / 1e3);
+            if (chain->call.retries-- <= 0)
+                return sn_err_context(err, "blocks %d:%d failed too often, last", first, end);
         }
         sn_err cause = *err, why;
         if (known && *i + failed < j && !sn_chain_promote_replica(chain, *i, j, *i + failed, from, &why)) continue;
-        status = sn_chain_replace_group(chain, i, j, position, until_us, &retries, err);
+        status = sn_chain_replace_group(chain, i, j, position, err);
         if (status) return known ? sn_err_context(err, "%.180s; and then", cause.text) : status;
     }
 }
@@ -347,7 +388,8 @@ static sn_step step_rest(const sn_step *step, int done) {
 
 /* A step of any length. Its positions count from the first virtual token. */
 static sn_status chain_run(sn_chain *chain, const sn_step *step, sn_err *err) {
-    sn_chain_poll(chain);
+    sn_chain_begin_call(chain);
+    sn_chain_poll_hops(chain);
     chain->audit_failed = false;
     if (step->n <= DECODE_ROWS_MAX && step->position == chain->length) {
         sn_status status = sn_chain_maybe_reroute(chain, err);
@@ -356,6 +398,7 @@ static sn_status chain_run(sn_chain *chain, const sn_step *step, sn_err *err) {
     chain->length = step->position; /* the step overwrites what the hops hold after it, even when it fails */
     int chunk_rows = sn_chain_chunk_rows(chain, step->n);
     for (int done = 0, rows = 0; done < step->n; done += rows) {
+        if (rows) sn_chain_begin_call(chain); /* the limits are those of each piece of a long input */
         sn_step rest = step_rest(step, done);
         sn_status status = SN_RETRY;
         rows = 0; /* that this round of the loop runs */

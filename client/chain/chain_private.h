@@ -18,10 +18,24 @@
 
 enum { SN_CHAIN_DRAINING_MAX = 64 };
 
+/* How long to wait for nodes that serve missing blocks, within the time of the call. */
+typedef enum sn_chain_patience {
+    SN_CHAIN_WAIT_BRIEFLY, /* for what the session can do without */
+    SN_CHAIN_WAIT_JOINED,  /* a few seconds, and until every joined address has answered */
+    SN_CHAIN_WAIT_CALL,    /* as long as the call lasts */
+} sn_chain_patience;
+
+/* What is left of the limits of the present call. */
+typedef struct sn_chain_call {
+    int64_t deadline_us;
+    int retries; /* how many more nodes may fail in a row */
+} sn_chain_call;
+
 struct sn_chain {
     sn_chain_options options; /* as given, less what was borrowed while opening; link may be NULL */
     sn_hparams hp;
     sn_hash model;
+    sn_chain_call call;
     int max_tokens;             /* of the timeline, with virtual tokens */
     bool push;                  /* options.routing.push, until nodes turn out not to reach each other */
     sn_hash *block_hash;        /* (n_blocks): of the blocks whose weights this machine's file holds */
@@ -60,21 +74,18 @@ void sn_chain_ban(sn_chain *chain, const sn_hop *hop);
 /* Hashes the blocks that this machine's file holds, so that nodes with other weights under the same name are not used.
  */
 sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *err) SN_MUST_USE;
-/* How long to wait for nodes that serve missing blocks: until until_us, but at least a few seconds. */
-int sn_chain_route_wait_ms(const sn_chain *chain, int64_t until_us);
-/* Opens sessions along a route over blocks [first, end) into hops (capacity SN_HOPS_MAX), after waiting up to wait_ms
- * for nodes that serve the blocks. A node that fails to open is banned and another route tried, *retries times in all.
- */
-sn_status sn_chain_connect(sn_chain *chain, int first, int end, int wait_ms, int *retries, sn_hop *hops, size_t *n,
+/* Opens sessions along a route over blocks [first, end) into hops (capacity SN_HOPS_MAX). A node that fails to open is
+ * banned and another route tried, as often as the call allows. */
+sn_status sn_chain_connect(sn_chain *chain, int first, int end, sn_chain_patience patience, sn_hop *hops, size_t *n,
                            sn_err *err) SN_MUST_USE;
 /* All nodes as they are known now. Free with sn_candidates_fini; valid as long as the directory does not change. */
 sn_status sn_chain_list_candidates(sn_chain *chain, sn_candidates *out, sn_err *err) SN_MUST_USE;
 /* A route over these candidates: the fastest, or one drawn by throughput. Not cut yet (sn_chain_cut_route). */
 sn_status sn_chain_choose_route(const sn_chain *chain, const sn_candidates *candidates, int first, int end,
                                 sn_route *out, sn_err *err) SN_MUST_USE;
-/* A route over blocks [first, end), from what is known now, or after waiting up to wait_ms for nodes that serve them.
- */
-sn_status sn_chain_plan_route(sn_chain *chain, int first, int end, int wait_ms, sn_route *out, sn_err *err) SN_MUST_USE;
+/* A route over blocks [first, end), from what is known now, or after waiting for nodes that serve them. */
+sn_status sn_chain_plan_route(sn_chain *chain, int first, int end, sn_chain_patience patience, sn_route *out,
+                              sn_err *err) SN_MUST_USE;
 /* Cuts the legs of a route at every boundary where the chain must be cut. */
 sn_status sn_chain_cut_route(const sn_chain *chain, sn_route *route, sn_err *err) SN_MUST_USE;
 /* Measures round trips to nodes whose round trip is not known: to nodes among which there is a choice, or (`all`) to
@@ -88,7 +99,21 @@ sn_dtype sn_chain_wire_at(const sn_chain *chain, int block);
 
 /* -- chain.c */
 
+/* A new call begins: its time and its retries are those of the options. */
+void sn_chain_begin_call(sn_chain *chain);
+/* A part of the call that is not necessary to it may take 1 / share of the time that is left, and has this many
+ * retries. Returns the call as it was, which the caller restores. */
+sn_chain_call sn_chain_begin_part(sn_chain *chain, int share, int retries);
+/* Until when one node is waited for: three quarters of the time that is left where another one may be tried (of 30 s,
+ * longer than a node lets a step wait for KV pages), else all of it. */
+int64_t sn_chain_attempt_until_us(const sn_chain *chain);
+/* The same in milliseconds from now on, at least 1 and at most `most`; and the time that is left of the call. */
+int sn_chain_attempt_ms(const sn_chain *chain, int most);
+int sn_chain_left_ms(const sn_chain *chain, int most);
+bool sn_chain_is_late(const sn_chain *chain);                           /* the call's time is spent */
 size_t sn_chain_group_end(const sn_hop *hops, size_t n_hops, size_t i); /* j of the group that begins at hop i */
+/* Runs a step through local blocks; its time is added to that of the call. */
+sn_status sn_chain_step_local(sn_chain *chain, sn_hop *hop, const sn_step *step, sn_err *err) SN_MUST_USE;
 /* Runs a step (at most SN_SPAN_ROWS_MAX rows) through the group [i, j), without a retry. *failed: as of sn_hops_step.
  */
 sn_status sn_chain_step_group(sn_chain *chain, sn_hop *hops, size_t i, size_t j, const sn_step *step, size_t *failed,
@@ -116,6 +141,8 @@ sn_status sn_chain_run_audit(sn_chain *chain, bool all, sn_err *err) SN_MUST_USE
 
 /* -- replica.c */
 
+/* sn_chain_poll within a call. */
+void sn_chain_poll_hops(sn_chain *chain);
 /* Whether the node is avoided because it drains, or is the source of the replica that is being opened. */
 bool sn_chain_avoids(const sn_chain *chain, const uint8_t node[SN_KEY_SIZE]);
 /* Continues at `position` with the replica of hop k of the group [i, j); only tokens that the replica lacks are
@@ -138,7 +165,6 @@ sn_status sn_chain_replay(sn_chain *chain, sn_hop *hops, size_t n_hops, const fl
                           sn_err *err) SN_MUST_USE;
 /* Replaces the group [*i, j) by other hops at `position`. *i becomes the first of these. Hops before the group are
  * replaced, too, where they are needed to compute the group's input. */
-sn_status sn_chain_replace_group(sn_chain *chain, size_t *i, size_t j, int position, int64_t until_us, int *retries,
-                                 sn_err *err) SN_MUST_USE;
+sn_status sn_chain_replace_group(sn_chain *chain, size_t *i, size_t j, int position, sn_err *err) SN_MUST_USE;
 
 #endif

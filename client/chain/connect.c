@@ -14,13 +14,15 @@
 #include "base/log.h"
 #include "base/mem.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    ROUTE_WAIT_MIN_MS = 3000, /* least time to wait for nodes that serve missing blocks */
-    OPEN_TIMEOUT_MS = 5000,
-    ROUTE_POLL_US = 200000,
+    OPEN_TIMEOUT_MS = 5000, /* opening computes nothing: a node that does not answer soon is not there */
+    BRIEF_US = 50000,       /* the search for a node that the session can do without */
+    ROUTE_WAIT_US = 3000000,
+    ROUTE_POLL_MS = 200,
     MEASURE_MS = 1000,
     MEASURE_ROUNDS = 3,
     ADAPTER_PUT_TRIES = 3,
@@ -43,11 +45,12 @@ static uint64_t chain_kv_bytes_per_block(const sn_chain *chain) {
            (uint64_t)chain->hp.head_dim;
 }
 
-static bool chain_is_excluded(const sn_chain *chain, const sn_announcement *node) {
+/* What the chain itself has against an otherwise eligible node. */
+static sn_eligibility chain_objection(const sn_chain *chain, const sn_announcement *node) {
     const sn_chain_routing *routing = &chain->options.routing;
     const sn_verifier *verifier = &chain->options.verification.verifier;
-    return (routing->avoid && routing->avoid(routing->avoid_ctx, node->node)) ||
-           (verifier->is_banned && verifier->is_banned(verifier->ctx, node->node));
+    if (verifier->is_banned && verifier->is_banned(verifier->ctx, node->node)) return SN_INELIGIBLE_BANNED;
+    return routing->avoid && routing->avoid(routing->avoid_ctx, node->node) ? SN_INELIGIBLE_PARTY : SN_ELIGIBLE;
 }
 
 sn_status sn_chain_list_candidates(sn_chain *chain, sn_candidates *out, sn_err *err) {
@@ -71,8 +74,8 @@ sn_status sn_chain_list_candidates(sn_chain *chain, sn_candidates *out, sn_err *
     sn_status status = sn_candidates_make(&query, out, err);
     for (size_t i = 0; i < out->n && !status; i++) {
         sn_candidate *candidate = &out->at[i];
-        if (candidate->node && candidate->eligibility == SN_ELIGIBLE && chain_is_excluded(chain, candidate->node))
-            candidate->eligibility = SN_INELIGIBLE_BANNED;
+        if (candidate->node && candidate->eligibility == SN_ELIGIBLE)
+            candidate->eligibility = chain_objection(chain, candidate->node);
     }
     return status;
 }
@@ -125,7 +128,7 @@ static sn_status chain_list_unmeasured(sn_chain *chain, bool all, bool first_rou
 
 /* In a large swarm not every node is measured, but the nodes on the route that is then taken have been: each round
  * measures the route that the results of the round before suggest. The round trip of a node that does not answer in
- * time counts as MEASURE_MS. */
+ * time counts as the longest that was waited for. */
 sn_status sn_chain_measure_rtt(sn_chain *chain, bool all, sn_err *err) {
     const sn_announcement *nodes[MEASURED_MAX];
     sn_node_status statuses[MEASURED_MAX];
@@ -133,10 +136,12 @@ sn_status sn_chain_measure_rtt(sn_chain *chain, bool all, sn_err *err) {
         size_t n;
         sn_status status = chain_list_unmeasured(chain, all, !round, nodes, &n, err);
         if (status || !n) return status;
-        status = sn_link_query_status(chain->options.link, nodes, n, MEASURE_MS, true, statuses, err);
+        int quarter_ms = sn_chain_left_ms(chain, INT_MAX) / 4,
+            measure_ms = quarter_ms < MEASURE_MS ? quarter_ms : MEASURE_MS;
+        status = sn_link_query_status(chain->options.link, nodes, n, measure_ms, true, statuses, err);
         for (size_t i = 0; i < n && !status; i++)
             sn_peer_stats_note_rtt(chain->peer_stats, nodes[i]->node,
-                                   statuses[i].answered ? statuses[i].rtt_us : MEASURE_MS * 1000, sn_now_us());
+                                   statuses[i].answered ? statuses[i].rtt_us : measure_ms * 1000, sn_now_us());
         if (status) return status;
     }
     return SN_OK;
@@ -171,7 +176,7 @@ static sn_status chain_plan_route_now(sn_chain *chain, int first, int end, sn_ro
     sn_status status = sn_chain_list_candidates(chain, &candidates, err);
     for (size_t i = 0; i < candidates.n && !status; i++)
         if (candidates.at[i].node && sn_chain_avoids(chain, candidates.at[i].node->node))
-            candidates.at[i].eligibility = SN_INELIGIBLE_STATE;
+            candidates.at[i].eligibility = chain->being_replicated ? SN_INELIGIBLE_PARTY : SN_INELIGIBLE_STATE;
     if (!status) status = sn_chain_choose_route(chain, &candidates, first, end, out, err);
     if (status == SN_RETRY) { /* waiting for KV pages at a full node is better than no route */
         sn_candidates_ignore_kv(&candidates);
@@ -255,41 +260,43 @@ sn_status sn_chain_cut_route(const sn_chain *chain, sn_route *route, sn_err *err
     return SN_OK;
 }
 
-int sn_chain_route_wait_ms(const sn_chain *chain, int64_t until_us) {
-    int64_t left_ms = (until_us - sn_now_us()) / 1000;
-    int timeout_ms = chain->options.limits.timeout_ms;
-    int least = timeout_ms < ROUTE_WAIT_MIN_MS ? timeout_ms : ROUTE_WAIT_MIN_MS;
-    return left_ms > least ? (int)left_ms : least;
+/* Whether to wait longer for nodes that serve missing blocks, after a search that began at began_us. */
+static bool chain_may_wait(const sn_chain *chain, sn_chain_patience patience, int64_t began_us) {
+    static const int64_t limits_us[] = {BRIEF_US, ROUTE_WAIT_US, INT64_MAX};
+    if (sn_chain_is_late(chain)) return false;
+    return sn_now_us() - began_us < limits_us[patience] ||
+           (patience == SN_CHAIN_WAIT_JOINED && sn_link_unanswered(chain->options.link));
 }
 
-sn_status sn_chain_plan_route(sn_chain *chain, int first, int end, int wait_ms, sn_route *out, sn_err *err) {
+sn_status sn_chain_plan_route(sn_chain *chain, int first, int end, sn_chain_patience patience, sn_route *out,
+                              sn_err *err) {
     sn_link *link = chain->options.link;
-    int64_t until = sn_now_us() + (int64_t)wait_ms * 1000;
+    int64_t began_us = sn_now_us();
     bool discovered = false;
     for (;;) {
         sn_err asking;
         sn_status status = chain_plan_route_now(chain, first, end, out, err);
-        int64_t left_us = until - sn_now_us();
         if (!status) status = sn_chain_cut_route(chain, out, err);
-        if (status != SN_RETRY || !link || left_us <= 0) return status;
-        sn_status asked = sn_link_discover(link, &chain->model, (int)(left_us / 1000) + 1, &asking);
+        if (status != SN_RETRY || !link) return status;
+        if (!chain_may_wait(chain, patience, began_us)) {
+            const char *silent = patience == SN_CHAIN_WAIT_BRIEFLY ? NULL : sn_link_unanswered(link);
+            return silent ? sn_err_context(err, "%s has not answered, and of the nodes that are known", silent)
+                          : status;
+        }
+        int wait_ms = sn_chain_left_ms(chain, patience == SN_CHAIN_WAIT_BRIEFLY ? BRIEF_US / 1000 : INT_MAX);
+        sn_status asked = sn_link_discover(link, &chain->model, wait_ms, &asking);
         discovered = discovered || !asked;
         if (asked && (!discovered || asked != SN_RETRY)) /* the cause: no node could be asked */
             return sn_fail(err, asked, "no route over blocks %d:%d: %s", first, end, asking.text);
         if (chain->options.routing.measure && (status = sn_chain_measure_rtt(chain, false, err))) return status;
-        if (chain_plan_route_now(chain, first, end, out, err))
-            sn_sleep_us(left_us < ROUTE_POLL_US ? left_us : ROUTE_POLL_US);
+        bool found = !chain_plan_route_now(chain, first, end, out, err);
+        if (!found && chain_may_wait(chain, patience, began_us))
+            sn_sleep_us((int64_t)sn_chain_left_ms(chain, ROUTE_POLL_MS) * 1000);
     }
 }
 
 void sn_chain_close_hops(sn_chain *chain, sn_hop *hops, size_t n) {
     for (size_t i = 0; i < n; i++) sn_hop_fini(&hops[i], chain->options.link);
-}
-
-/* Opening computes nothing: a node that does not answer soon is not there. */
-static int hop_open_timeout_ms(const sn_chain *chain) {
-    int timeout_ms = chain->options.limits.timeout_ms;
-    return timeout_ms < OPEN_TIMEOUT_MS ? timeout_ms : OPEN_TIMEOUT_MS;
 }
 
 /* A node that does not hold the adapter answers REBUILD: the adapter is then uploaded first. The node may have unloaded
@@ -300,9 +307,11 @@ static sn_status hop_open_session(sn_chain *chain, const uint8_t *predecessor, c
     const uint8_t *kv_source = chain->being_replicated ? chain->being_replicated->remote.curve_key : NULL;
     const sn_hop_peers peers = {predecessor, kv_source, next};
     for (int tries = 0;; tries++) {
-        sn_status status = sn_hop_open(hop, o->link, chain->max_tokens, &peers, hop_open_timeout_ms(chain), err);
+        sn_status status =
+            sn_hop_open(hop, o->link, chain->max_tokens, &peers, sn_chain_attempt_ms(chain, OPEN_TIMEOUT_MS), err);
         if (status != SN_REBUILD || !o->adapter.bytes || tries == ADAPTER_PUT_TRIES) return status;
-        status = sn_hop_put_adapter(hop, o->link, o->adapter.image, o->adapter.bytes, o->limits.timeout_ms, err);
+        status = sn_hop_put_adapter(hop, o->link, o->adapter.image, o->adapter.bytes,
+                                    sn_chain_attempt_ms(chain, INT_MAX), err);
         if (status) return status;
     }
 }
@@ -346,11 +355,11 @@ static bool chain_needs_adapter_holders(const sn_chain *chain) {
     return !chain->options.adapter.bytes && memcmp(&chain->options.adapter.hash, &none, sizeof none);
 }
 
-sn_status sn_chain_connect(sn_chain *chain, int first, int end, int wait_ms, int *retries, sn_hop *hops, size_t *n,
+sn_status sn_chain_connect(sn_chain *chain, int first, int end, sn_chain_patience patience, sn_hop *hops, size_t *n,
                            sn_err *err) {
     for (;;) {
         sn_route route;
-        sn_status status = sn_chain_plan_route(chain, first, end, wait_ms, &route, err);
+        sn_status status = sn_chain_plan_route(chain, first, end, patience, &route, err);
         if (status)
             return chain_needs_adapter_holders(chain) ? sn_err_context(err, "over nodes that hold the adapter")
                                                       : status;
@@ -368,6 +377,6 @@ sn_status sn_chain_connect(sn_chain *chain, int first, int end, int wait_ms, int
         sn_chain_close_hops(chain, hops, *n);
         if (status == SN_REFUSED && !local)
             status = err->status = SN_RETRY; /* one node refused, for example after moving to other blocks */
-        if (local || status == SN_STOP || (*retries)-- <= 0) return status;
+        if (local || status == SN_STOP || sn_chain_is_late(chain) || chain->call.retries-- <= 0) return status;
     }
 }

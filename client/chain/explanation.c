@@ -17,7 +17,8 @@ sn_status sn_route_explain(sn_chain *chain, sn_route_explanation *out, sn_err *e
     sn_route route; /* of sn_chain_plan_route, which waits for nodes but does not say over which candidates */
     int first = chain->options.first, end = chain->options.end;
     *out = (sn_route_explanation){0};
-    sn_status status = sn_chain_plan_route(chain, first, end, sn_chain_route_wait_ms(chain, 0), &route, &out->no_route);
+    sn_chain_begin_call(chain);
+    sn_status status = sn_chain_plan_route(chain, first, end, SN_CHAIN_WAIT_JOINED, &route, &out->no_route);
     if (status && status != SN_RETRY) return sn_fail(err, status, "%s", out->no_route.text);
     status = chain->options.link ? sn_chain_measure_rtt(chain, true, err) : SN_OK;
     if (!status) status = sn_chain_list_candidates(chain, &out->candidates, err);

@@ -1,7 +1,6 @@
 /* Failover: other hops replace a group that failed, brought to the same position by replay. */
 #include "client/chain/chain_private.h"
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 
@@ -51,18 +50,16 @@ static sn_status gap_find(const sn_chain *chain, size_t i, size_t j, int positio
 
 /* Opens sessions over the blocks of the gap, with a boundary where the group began: *upper is the first hop after it.
  */
-static sn_status gap_connect(sn_chain *chain, const gap *g, int64_t until_us, int *retries, sn_hop *fresh, size_t *n,
-                             size_t *upper, sn_err *err) {
+static sn_status gap_connect(sn_chain *chain, const gap *g, sn_hop *fresh, size_t *n, size_t *upper, sn_err *err) {
     const sn_hop *hops = chain->hops;
-    int wait_ms = sn_chain_route_wait_ms(chain, until_us);
     *n = *upper = 0;
     if (g->low < g->i) {
         sn_status status =
-            sn_chain_connect(chain, hops[g->low].first, hops[g->i - 1].end, wait_ms, retries, fresh, upper, err);
+            sn_chain_connect(chain, hops[g->low].first, hops[g->i - 1].end, SN_CHAIN_WAIT_CALL, fresh, upper, err);
         if (status) return status;
     }
     sn_status status =
-        sn_chain_connect(chain, hops[g->i].first, hops[g->j - 1].end, wait_ms, retries, fresh + *upper, n, err);
+        sn_chain_connect(chain, hops[g->i].first, hops[g->j - 1].end, SN_CHAIN_WAIT_CALL, fresh + *upper, n, err);
     if (status) sn_chain_close_hops(chain, fresh, *upper);
     *n += *upper;
     return status;
@@ -74,8 +71,7 @@ static sn_status gap_replay(sn_chain *chain, const gap *g, sn_hop *fresh, size_t
     return status ? status : sn_chain_replay(chain, fresh, upper, inputs, g->position, g->length, err);
 }
 
-sn_status sn_chain_replace_group(sn_chain *chain, size_t *i, size_t j, int position, int64_t until_us, int *retries,
-                                 sn_err *err) {
+sn_status sn_chain_replace_group(sn_chain *chain, size_t *i, size_t j, int position, sn_err *err) {
     sn_hop *fresh = NULL;
     size_t n = 0, upper = 0;
     gap g;
@@ -83,7 +79,7 @@ sn_status sn_chain_replace_group(sn_chain *chain, size_t *i, size_t j, int posit
     if (!status) status = sn_calloc(&fresh, 2 * SN_HOPS_MAX, sizeof *fresh, err);
     if (status) return status;
     for (;;) {
-        status = gap_connect(chain, &g, until_us, retries, fresh, &n, &upper, err);
+        status = gap_connect(chain, &g, fresh, &n, &upper, err);
         if (status) goto out;
         if (chain->n_hops - (j - g.low) + n > SN_HOPS_MAX) {
             sn_chain_close_hops(chain, fresh, n);
@@ -94,7 +90,7 @@ sn_status sn_chain_replace_group(sn_chain *chain, size_t *i, size_t j, int posit
         status = gap_replay(chain, &g, fresh, n, upper, err);
         if (!status) break;
         sn_chain_close_hops(chain, fresh, n);
-        if (status == SN_STOP || (*retries)-- <= 0) goto out;
+        if (status == SN_STOP || sn_chain_is_late(chain) || chain->call.retries-- <= 0) goto out;
     }
     sn_chain_close_hops(chain, chain->hops + g.low, j - g.low);
     memmove(chain->hops + g.low + n, chain->hops + j, (chain->n_hops - j) * sizeof *chain->hops);

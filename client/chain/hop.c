@@ -25,7 +25,8 @@
 #include <string.h>
 
 enum {
-    PROBE_MS = 1000, /* a living node answers a STATUS within this time */
+    PROBE_MS = 1000, /* a living node answers a STATUS within this time, */
+    PROBE_SHARE = 8, /* or within this part of the time of a short step */
     RESUME_RETRY_US = 5000,
     ADAPTER_RETRY_US = 20000,
     ADAPTER_RETRIES_US = 3000000
@@ -155,9 +156,11 @@ static sn_status hop_send_adapter(const sn_hop *hop, sn_link *link, const void *
 /* A node answers RETRY while it loads or unloads an adapter, and when other sessions' adapters fill its memory. */
 sn_status sn_hop_put_adapter(const sn_hop *hop, sn_link *link, const void *image, size_t bytes, int timeout_ms,
                              sn_err *err) {
-    int64_t until_us = sn_now_us() + ADAPTER_RETRIES_US;
+    int64_t now_us = sn_now_us(), end_us = now_us + (int64_t)timeout_ms * 1000;
+    int64_t until_us = end_us < now_us + ADAPTER_RETRIES_US ? end_us : now_us + ADAPTER_RETRIES_US;
     for (;;) {
-        sn_status status = hop_send_adapter(hop, link, image, bytes, timeout_ms, err);
+        int left_ms = (int)((end_us - sn_now_us()) / 1000);
+        sn_status status = hop_send_adapter(hop, link, image, bytes, left_ms > 1 ? left_ms : 1, err);
         if (status != SN_RETRY || sn_now_us() + ADAPTER_RETRY_US > until_us) return status;
         sn_sleep_us(ADAPTER_RETRY_US);
     }
@@ -369,12 +372,11 @@ static void hops_account_step(sn_hop *hops, size_t n_hops, const sn_msg *result,
 }
 
 /* The hop that caused a failed step: the one that `session` names, else the first one whose node does not answer. */
-static size_t hops_find_failed(const sn_hop *hops, size_t n_hops, sn_link *link, const uint8_t *session,
-                               int timeout_ms) {
+static size_t hops_find_failed(const sn_hop *hops, size_t n_hops, sn_link *link, const uint8_t *session, int probe_ms) {
     size_t i;
     for (i = 0; i < n_hops; i++)
         if (!memcmp(hops[i].remote.session, session, SN_SESSION_ID_SIZE)) return i;
-    int probe_ms = timeout_ms < PROBE_MS ? timeout_ms : PROBE_MS;
+    probe_ms = probe_ms < 1 ? 1 : probe_ms < PROBE_MS ? probe_ms : PROBE_MS;
     for (i = 0; n_hops > 1 && i < n_hops; i++) {
         const sn_hop_remote *r = &hops[i].remote;
         sn_msg *msg = NULL, *alive = NULL;
@@ -389,11 +391,9 @@ static size_t hops_find_failed(const sn_hop *hops, size_t n_hops, sn_link *link,
 }
 
 sn_status sn_hops_send(sn_hop *hops, size_t n_hops, sn_link *link, size_t n_in_flight, const sn_step *step,
-                       int timeout_ms, sn_step_in_flight *out, sn_err *err) {
+                       int64_t deadline_us, sn_step_in_flight *out, sn_err *err) {
     sn_msg *msg = NULL;
-    int64_t now = sn_now_us();
-    int64_t limit_us = (int64_t)timeout_ms * 1000 * (int64_t)(n_in_flight + 1); /* the nodes do earlier steps first */
-    *out = (sn_step_in_flight){sn_link_next_correlation_id(link), *step, now, now + limit_us};
+    *out = (sn_step_in_flight){sn_link_next_correlation_id(link), *step, sn_now_us(), deadline_us};
     sn_status status = step_msg_new(hops, n_hops, out->correlation_id, n_in_flight, step, &msg, err);
     return status ? status : sn_link_send(link, hops[0].remote.peer, &msg, err);
 }
@@ -426,20 +426,21 @@ sn_status sn_hops_receive(sn_hop *hops, size_t n_hops, const sn_step_in_flight *
     return SN_OK;
 }
 
-sn_status sn_hops_step(sn_hop *hops, size_t n_hops, sn_link *link, const sn_step *step, int timeout_ms, size_t *failed,
-                       sn_err *err) {
+sn_status sn_hops_step(sn_hop *hops, size_t n_hops, sn_link *link, const sn_step *step, int64_t deadline_us,
+                       size_t *failed, sn_err *err) {
+    int64_t probe_us = (deadline_us - sn_now_us()) / PROBE_SHARE;
     sn_msg *result = NULL;
     sn_peer peers[SN_HOPS_MAX];
     sn_step_in_flight in_flight;
     *failed = 0;
-    sn_status status = sn_hops_send(hops, n_hops, link, 0, step, timeout_ms, &in_flight, err);
+    sn_status status = sn_hops_send(hops, n_hops, link, 0, step, deadline_us, &in_flight, err);
     sn_wait wait = sn_hops_wait(hops, n_hops, &in_flight, peers);
     if (!status) status = sn_link_wait(link, &wait, &result, err);
     if (status && status != SN_STOP && sn_link_lost(link, &wait)) {
         *failed = wait.lost_peer;
         status = sn_fail(err, SN_REBUILD, "the connection was lost: is the node still running?");
     } else if (status)
-        *failed = hops_find_failed(hops, n_hops, link, wait.session, timeout_ms);
+        *failed = hops_find_failed(hops, n_hops, link, wait.session, (int)(probe_us / 1000));
     else
         status = sn_hops_receive(hops, n_hops, &in_flight, result, failed, err);
     sn_msg_free(&result);

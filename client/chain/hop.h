@@ -7,9 +7,9 @@
  * brought to the same position by replay.
  *
  * Used by the chain that owns the hops, on the chain's thread; audits read the hops. Every function that waits for a
- * node takes a timeout. Errors of a node: SN_RETRY (this step failed; another node may do it), SN_REBUILD (the session
- * there is lost or in another state than expected), SN_REFUSED (the node refuses the request); SN_STOP: out of memory
- * or an interrupt. */
+ * node takes a timeout or a deadline. Errors of a node: SN_RETRY (this step failed; another node may do it), SN_REBUILD
+ * (the session there is lost or in another state than expected), SN_REFUSED (the node refuses the request); SN_STOP:
+ * out of memory or an interrupt. */
 #ifndef SN_CLIENT_CHAIN_HOP_H
 #define SN_CLIENT_CHAIN_HOP_H
 
@@ -148,8 +148,8 @@ sn_status sn_hop_step_local(sn_hop *hop, const sn_step *step, sn_err *err) SN_MU
  * shape, route, hashes and receipts are right and all its numbers are finite. *failed, on failure: index of the hop
  * that caused it; n_hops when every node lives but the hidden states or the reply were lost between them. SN_REBUILD:
  * the session is lost, or its connection broke. */
-sn_status sn_hops_step(sn_hop *hops, size_t n_hops, sn_link *link, const sn_step *step, int timeout_ms, size_t *failed,
-                       sn_err *err) SN_MUST_USE;
+sn_status sn_hops_step(sn_hop *hops, size_t n_hops, sn_link *link, const sn_step *step, int64_t deadline_us,
+                       size_t *failed, sn_err *err) SN_MUST_USE;
 
 /* The same in two halves, so that several steps can be in flight over one group, and replies of several groups can be
  * waited for together. */
@@ -161,7 +161,7 @@ typedef struct sn_step_in_flight {
 /* n_in_flight: steps that are in flight over this group already. With any, the hashes on which pushed hops continue are
  * not known yet, and the nodes do not check them. */
 sn_status sn_hops_send(sn_hop *hops, size_t n_hops, sn_link *link, size_t n_in_flight, const sn_step *step,
-                       int timeout_ms, sn_step_in_flight *out, sn_err *err) SN_MUST_USE;
+                       int64_t deadline_us, sn_step_in_flight *out, sn_err *err) SN_MUST_USE;
 /* What to wait for; fills peers (n_hops of them), which the result borrows. */
 sn_wait sn_hops_wait(const sn_hop *hops, size_t n_hops, const sn_step_in_flight *in_flight, sn_peer *peers);
 /* Checks the reply to the oldest step in flight and decodes it into its step.out. *failed: as above. */

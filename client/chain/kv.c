@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "net/timeline.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -155,13 +156,14 @@ sn_status sn_chain_put_kv(sn_chain *chain, int position, int n, const float *in,
 sn_status sn_chain_resume(sn_chain *chain, int position, const sn_hash *token_timelines, const float *inputs,
                           sn_err *err) {
     const uint8_t *before = NULL;
+    sn_chain_begin_call(chain);
     for (size_t i = 0; i < chain->n_hops; i++) {
         sn_hop *hop = &chain->hops[i];
         int length = 0;
         if (!hop->is_local) {
             sn_resume_point at = {position, 0, hop->pushed ? before : NULL, NULL, token_timelines};
             sn_status status =
-                sn_hop_resume(hop, chain->options.link, &at, chain->options.limits.timeout_ms, &length, err);
+                sn_hop_resume(hop, chain->options.link, &at, sn_chain_left_ms(chain, INT_MAX), &length, err);
             if (!status && length < position)
                 status = sn_fail(err, SN_RETRY, "%s lost a part of the KV cache", hop->report.node);
             if (!status)

@@ -97,6 +97,7 @@ static void prefill_finish_chunk(prefill *f) {
     chunk_notify_observer(f->chain, f->chain->options.end, &through);
     memcpy(f->input->out + (size_t)f->n_done * n_embd, through.rows, (size_t)through.n * n_embd * sizeof(float));
     f->n_done += through.n;
+    sn_chain_begin_call(f->chain); /* the limits are those of each chunk */
     memmove(f->chunks, f->chunks + 1, (f->chunks_max - 1) * sizeof *f->chunks);
     f->chunks[f->chunks_max - 1] = through;
     f->n_chunks--;
@@ -106,7 +107,7 @@ static sn_status chunk_step_local(prefill *f, chunk *c, sn_err *err) {
     sn_chain *chain = f->chain;
     sn_step step = chunk_step(f, c);
     step.out = chain->rows[0];
-    sn_status status = sn_hop_step_local(&chain->hops[c->at], &step, err);
+    sn_status status = sn_chain_step_local(chain, &chain->hops[c->at], &step, err);
     if (!status) memcpy(c->rows, step.out, (size_t)c->n * (size_t)step.n_embd * sizeof *c->rows);
     c->at++;
     return status;
@@ -121,7 +122,7 @@ static sn_status chunk_send(prefill *f, size_t k, sn_err *err) {
     for (size_t i = 0; i < k; i++) n_in_flight += f->chunks[i].at == c->at;
     sn_status status = sn_hop_record(hops, &step, chain->hasher, err);
     if (!status)
-        status = sn_hops_send(hops, n_hops, chain->options.link, n_in_flight, &step, chain->options.limits.timeout_ms,
+        status = sn_hops_send(hops, n_hops, chain->options.link, n_in_flight, &step, sn_chain_attempt_until_us(chain),
                               &c->step, err);
     c->in_flight = !status;
     return status;

@@ -18,13 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    REPLICA_ROUTE_WAIT_MS = 50,
-    REPLICA_RETRY_US = 1000000,
-    DRAINING_AVOID_US = 60000000,
-    RESUME_MS = 2000,
-    RESEND_US = 3000000
-};
+enum { REPLICA_RETRY_US = 1000000, DRAINING_AVOID_US = 60000000, RESUME_MS = 2000, RESEND_US = 3000000 };
 
 void sn_kv_replica_free(sn_kv_replica **replica, sn_link *link) {
     sn_kv_replica *s = *replica;
@@ -95,7 +89,6 @@ static sn_status replica_request_kv(sn_chain *chain, const sn_hop *hop, sn_kv_re
 
 static sn_status replica_begin(sn_chain *chain, sn_hop *hop, sn_err *err) {
     sn_kv_replica *replica = NULL;
-    int retries = 1;
     sn_status status = sn_calloc(&replica, 1, sizeof *replica, err);
     if (!status) status = sn_calloc(&replica->hops, SN_HOPS_MAX, sizeof *replica->hops, err);
     if (status) {
@@ -103,8 +96,8 @@ static sn_status replica_begin(sn_chain *chain, sn_hop *hop, sn_err *err) {
         return status;
     }
     chain->being_replicated = hop;
-    status =
-        sn_chain_connect(chain, hop->first, hop->end, REPLICA_ROUTE_WAIT_MS, &retries, replica->hops, &replica->n, err);
+    chain->call.retries = 1;
+    status = sn_chain_connect(chain, hop->first, hop->end, SN_CHAIN_WAIT_BRIEFLY, replica->hops, &replica->n, err);
     chain->being_replicated = NULL;
     if (status) replica->n = 0;
     for (size_t i = 0; i < replica->n && !status; i++) status = replica_request_kv(chain, hop, replica, i, err);
@@ -182,7 +175,8 @@ static sn_status group_resume_with_replica(sn_chain *chain, size_t i, size_t j, 
                                   next ? chain_announcement(chain, next) : NULL, chain->hops[x].remote.timeline};
             if (next && !at.next)
                 return sn_fail(err, SN_RETRY, "%s does not announce itself any more", next->report.node);
-            status = sn_hop_resume(&hops[m], chain->options.link, &at, RESUME_MS, &length, err);
+            status =
+                sn_hop_resume(&hops[m], chain->options.link, &at, sn_chain_left_ms(chain, RESUME_MS), &length, err);
             if (length < *from) *from = length;
             before = hops[m].remote.curve_key;
         }
@@ -242,7 +236,7 @@ static sn_status replica_send_rest(sn_chain *chain, const sn_hop *hop, sn_err *e
     for (size_t m = 0; m < source->replica->n && !status; m++) {
         sn_msg *msg = NULL, *sent = NULL;
         if ((status = kv_send_msg_new(chain, hop, &source->replica->hops[m], &msg, err))) return status;
-        sn_call call = {source->address, source->curve_key, SN_MSG_KV_SEND_REPLY, RESUME_MS};
+        sn_call call = {source->address, source->curve_key, SN_MSG_KV_SEND_REPLY, sn_chain_left_ms(chain, RESUME_MS)};
         status = sn_link_call(chain->options.link, &call, &msg, NULL, &sent, err);
         sn_msg_free(&sent);
     }
@@ -263,10 +257,11 @@ static void hop_switch_to_replica(sn_chain *chain, size_t k) {
         sn_log(SN_LOG_WARN, "KV replica not promoted", "text=%s", err.text);
 }
 
-void sn_chain_poll(sn_chain *chain) {
+void sn_chain_poll_hops(sn_chain *chain) {
     sn_link *link = chain->options.link;
     if (!link) return;
     sn_link_poll(link);
+    sn_chain_call call = sn_chain_begin_part(chain, 4, 1);
     for (size_t k = 0; k < chain->n_hops; k++) {
         sn_hop *hop = &chain->hops[k];
         sn_hop_remote *r = &hop->remote;
@@ -282,6 +277,12 @@ void sn_chain_poll(sn_chain *chain) {
         hop->report.replicated = r->replica && replica_is_ready(chain, hop);
         if (hop->report.replicated && r->draining) hop_switch_to_replica(chain, k);
     }
+    chain->call = call;
+}
+
+void sn_chain_poll(sn_chain *chain) {
+    sn_chain_begin_call(chain);
+    sn_chain_poll_hops(chain);
 }
 
 sn_status sn_chain_await_replica(sn_chain *chain, size_t k, int timeout_ms, sn_err *err) {

@@ -79,18 +79,19 @@ sn_status sn_chain_maybe_reroute(sn_chain *chain, sn_err *err) {
     if (now_us < chain->reroute_us) return SN_OK;
     sn_candidates candidates = {0};
     size_t i = 0, j = 0;
-    sn_status status = sn_link_discover(link, &chain->model, DISCOVER_MS, err);
+    sn_chain_call call = sn_chain_begin_part(chain, 2, 0);
+    sn_status status = sn_link_discover(link, &chain->model, sn_chain_left_ms(chain, DISCOVER_MS), err);
     if (!status && routing->measure) status = sn_chain_measure_rtt(chain, false, err);
     if (!status) status = sn_chain_list_candidates(chain, &candidates, err);
     bool move = !status && chain_has_better_route(chain, &candidates, &i, &j);
     sn_candidates_fini(&candidates);
     if (move) {
-        int retries = 0;
         uint64_t failovers = chain->failovers;
-        status = sn_chain_replace_group(chain, &i, j, chain->length, 0, &retries, err);
+        status = sn_chain_replace_group(chain, &i, j, chain->length, err);
         if (!status) chain->reroutes++;
         chain->failovers = failovers;
     }
+    chain->call = call;
     chain->reroute_us = sn_now_us() + every_us;
     if (status && status != SN_STOP)
         sn_log(SN_LOG_INFO, "not rerouted", "request_id=%s text=%s", chain->request_id, err->text);

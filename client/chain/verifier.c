@@ -2,8 +2,6 @@
  * position on to run its steps again. */
 #include "client/chain/chain_private.h"
 
-#include "base/clock.h"
-
 static bool group_has_banned(const sn_chain *chain, size_t i, size_t j) {
     const sn_verifier *verifier = &chain->options.verification.verifier;
     for (; i < j; i++)
@@ -12,12 +10,12 @@ static bool group_has_banned(const sn_chain *chain, size_t i, size_t j) {
 }
 
 static sn_status chain_replace_banned(sn_chain *chain, sn_err *err) {
-    int64_t until_us = sn_now_us() + (int64_t)chain->options.limits.timeout_ms * 1000;
+    sn_chain_begin_call(chain); /* the checks have taken their own time */
     for (size_t i = 0, j; i < chain->n_hops; i = j) {
         j = sn_chain_group_end(chain->hops, chain->n_hops, i);
         if (!group_has_banned(chain, i, j)) continue;
-        int retries = chain->options.limits.max_retries;
-        sn_status status = sn_chain_replace_group(chain, &i, j, chain->length, until_us, &retries, err);
+        chain->call.retries = chain->options.limits.max_retries;
+        sn_status status = sn_chain_replace_group(chain, &i, j, chain->length, err);
         if (status) return status;
         j = 0; /* the number of hops has changed: begin again */
     }

@@ -24,14 +24,13 @@
 
 enum {
     SEEDS_MAX = 64,
-    KNOWN_ASKED_MAX = 16,    /* nodes of the directory asked by discovery */
-    REASK_US = 300000,       /* without an answer, discovery asks again */
-    LAST_ANSWERS_US = 50000, /* extra time of a status query in a hurry */
-    PROVEN_MS = 600000,      /* for which a joined node's word proves a node */
-    WANTED_DIGITS_MIN = 4,   /* a shorter word is no beginning of an id */
-    PAGES_MAX = 4,           /* further pages of a node's PEERS list */
-    PAGE_US = 1000000,       /* to wait for each of them */
-    REQUESTS_MAX = 512,      /* asynchronous requests */
+    KNOWN_ASKED_MAX = 16,  /* nodes of the directory asked by discovery */
+    REASK_US = 300000,     /* without an answer, discovery asks again */
+    PROVEN_MS = 600000,    /* for which a joined node's word proves a node */
+    WANTED_DIGITS_MIN = 4, /* a shorter word is no beginning of an id */
+    PAGES_MAX = 4,         /* further pages of a node's PEERS list */
+    PAGE_US = 1000000,     /* to wait for each of them */
+    REQUESTS_MAX = 512,    /* asynchronous requests */
     DRAINING_MAX = 256,
     RETRY_AFTER_MS_MAX = 60000
 };
@@ -43,7 +42,13 @@ struct sn_link {
     sn_directory *directory;
     sn_seed seeds[SEEDS_MAX];
     sn_peer seed_peers[SEEDS_MAX]; /* 0: not dialled yet */
-    size_t n_seeds;
+    struct {
+        bool answered;    /* it has sent a message */
+        sn_msg *late;     /* its list of nodes, which came after the discovery that asked for it; NULL: none */
+    } answers[SEEDS_MAX]; /* of the seeds */
+    uint64_t discovery;   /* correlation id of the discovery that is waiting; 0: none */
+    int64_t discovery_until_us;
+    size_t n_seeds, n_joined; /* n_joined: addresses given, of which those with a known key are seeds */
     char wanted[SN_LINK_WANTED_MAX][2 * SN_KEY_SIZE + 1]; /* names, or first digits of ids */
     size_t n_wanted;
     char joined[256]; /* the addresses as given, for error messages */
@@ -110,6 +115,7 @@ sn_status sn_link_open(const char *const *join, size_t n_join, const char *ident
     for (size_t i = 0; i < n_join && !status; i++) {
         status = sn_introducer_ask(link->introducer, join[i], err);
         link_note_address(link, join[i]);
+        link->n_joined++;
     }
     if (status) sn_link_close(&link);
     *out = link;
@@ -125,7 +131,7 @@ sn_status sn_link_open_transport(sn_transport **transport, const sn_seed *seeds,
     if (status) return status;
     link->transport = *transport;
     *transport = NULL;
-    link->n_seeds = n_seeds;
+    link->n_seeds = link->n_joined = n_seeds;
     for (size_t i = 0; i < n_seeds; i++) {
         link->seeds[i] = seeds[i];
         link_note_address(link, seeds[i].address);
@@ -141,6 +147,7 @@ void sn_link_close(sn_link **link) {
     sn_transport_free(&l->transport);
     sn_directory_free(&l->directory);
     for (size_t i = 0; i < l->n_requests; i++) sn_msg_free(&l->requests[i].reply);
+    for (size_t i = 0; i < l->n_seeds; i++) sn_msg_free(&l->answers[i].late);
     free(l->alive);
     free(l);
     *link = NULL;
@@ -197,6 +204,24 @@ static void link_keep_message(sn_link *link, sn_msg **msg) {
         }
 }
 
+/* The first message of a joined node shows that it is there. A list of nodes that comes after the discovery that asked
+ * for it, because another node was faster, is kept for the next one: the directory changes during discoveries only. */
+static void link_note_answer(sn_link *link, sn_peer from, sn_msg **msg) {
+    for (size_t i = 0; i < link->n_seeds && *msg; i++) {
+        if (link->answers[i].answered || link->seed_peers[i] != from) continue;
+        link->answers[i].answered = true;
+        if ((*msg)->kind != SN_MSG_PEERS_REPLY || (*msg)->correlation_id == link->discovery) continue;
+        link->answers[i].late = *msg;
+        *msg = NULL;
+    }
+}
+
+const char *sn_link_unanswered(const sn_link *link) {
+    for (size_t i = 0; i < link->n_seeds; i++)
+        if (!link->answers[i].answered || link->answers[i].late) return link->seeds[i].address;
+    return link->n_seeds < link->n_joined ? link->joined : NULL;
+}
+
 sn_status sn_link_receive(sn_link *link, int64_t deadline_us, sn_event *event, sn_err *err) {
     sn_status status = sn_transport_recv(link->transport, deadline_us, event, err);
     if (status) return status;
@@ -206,6 +231,7 @@ sn_status sn_link_receive(sn_link *link, int64_t deadline_us, sn_event *event, s
     } else if (!event->msg && event->peer) {
         sn_log(SN_LOG_WARN, "bad message", "text=%s", event->err.text);
     }
+    link_note_answer(link, event->peer, &event->msg);
     link_keep_message(link, &event->msg);
     return SN_OK;
 }
@@ -359,90 +385,6 @@ sn_status sn_link_call(sn_link *link, const sn_call *call, sn_msg **msg, sn_peer
     return status ? sn_err_context(err, "%s", call->address) : SN_OK;
 }
 
-/* -- the status of many nodes
- * ------------------------------------------------------------------------------------------ */
-
-typedef struct status_query {
-    sn_peer peer;
-    int64_t sent_us;
-    bool over;
-} status_query;
-
-static sn_status status_query_send(sn_link *link, const sn_announcement *node, uint64_t correlation_id, status_query *p,
-                                   sn_err *err) {
-    sn_msg *msg = NULL;
-    sn_status status = sn_msg_new(SN_MSG_STATUS, correlation_id, &msg, err);
-    if (status) return status;
-    msg->status.protocol = SN_PROTOCOL_VERSION;
-    status = sn_link_dial(link, node->address, node->curve_key, &p->peer, err);
-    p->sent_us = sn_now_us();
-    if (!status) status = sn_link_send(link, p->peer, &msg, err);
-    sn_msg_free(&msg);
-    return status;
-}
-
-static void status_query_fail(status_query *p, sn_node_status *out, const char *why) {
-    p->over = true;
-    if (!out->answered) snprintf(out->error, sizeof out->error, "%.159s", why);
-}
-
-/* The first reply gives the status; then a second request measures the round trip over the existing connection. */
-static void status_query_take(sn_link *link, const sn_announcement *node, const sn_event *event, uint64_t next,
-                              status_query *p, sn_node_status *out) {
-    sn_err why = {0};
-    bool again = out->answered;
-    if (event->msg->kind != SN_MSG_STATUS_REPLY) {
-        status_query_fail(p, out,
-                          event->msg->kind == SN_MSG_ERROR ? event->msg->error.text : "its reply is of another kind");
-        return;
-    }
-    out->answered = true;
-    out->status = event->msg->status_reply;
-    out->rtt_us = sn_now_us() - p->sent_us;
-    p->over = again || status_query_send(link, node, next, p, &why);
-}
-
-sn_status sn_link_query_status(sn_link *link, const sn_announcement *const *nodes, size_t n, int timeout_ms, bool hurry,
-                               sn_node_status *out, sn_err *err) {
-    int64_t began_us = sn_now_us(), deadline_us = began_us + (int64_t)timeout_ms * 1000;
-    uint64_t base = link->last_correlation_id + 1;
-    status_query *p = NULL;
-    sn_status status = sn_calloc(&p, n, sizeof *p, err);
-    if (status) return status;
-    link->last_correlation_id += 2 * n;
-    memset(out, 0, n * sizeof *out);
-    for (size_t i = 0; i < n && !status; i++) {
-        sn_err why;
-        status = status_query_send(link, nodes[i], base + i, &p[i], &why);
-        if (status) status_query_fail(&p[i], &out[i], why.text);
-        if (status == SN_STOP)
-            *err = why;
-        else
-            status = SN_OK;
-    }
-    for (size_t left = n; left && !status && sn_now_us() < deadline_us;) {
-        sn_event event;
-        status = sn_link_receive(link, deadline_us, &event, err);
-        if (status) break;
-        uint64_t k = event.msg ? event.msg->correlation_id - base : UINT64_MAX;
-        if (k < 2 * n && event.peer == p[k % n].peer)
-            status_query_take(link, nodes[k % n], &event, base + n + k % n, &p[k % n], &out[k % n]);
-        sn_msg_free(&event.msg);
-        left = 0;
-        for (size_t i = 0; i < n; i++) {
-            if (event.lost && event.peer == p[i].peer && !p[i].over) status_query_fail(&p[i], &out[i], CONNECTION_LOST);
-            left += !p[i].over;
-        }
-        int64_t now_us = sn_now_us(), soon_us = now_us + (now_us - began_us) + LAST_ANSWERS_US;
-        if (hurry && 2 * left <= n && soon_us < deadline_us) deadline_us = soon_us;
-        if (2 * left <= n) hurry = false; /* the deadline is set once */
-    }
-    for (size_t i = 0; i < n; i++)
-        if (!p[i].over) status_query_fail(&p[i], &out[i], "no answer in time");
-    free(p);
-    return status;
-}
-
 /* -- discovery ----------------------------------------------------------------------------------------------------- */
 
 static void link_take_seeds(sn_link *link) {
@@ -533,10 +475,19 @@ static void link_take_announcements(sn_link *link, sn_peer from, const sn_msg_pe
     }
 }
 
+static void link_take_late_answers(sn_link *link) {
+    for (size_t i = 0; i < link->n_seeds; i++) {
+        if (link->answers[i].late)
+            link_take_announcements(link, link->seed_peers[i], &link->answers[i].late->peers_reply);
+        sn_msg_free(&link->answers[i].late);
+    }
+}
+
 /* Asks one node, and takes what it answers within PAGE_US. *next: where its next page begins; 0: there is none. */
 static sn_status link_ask_one(sn_link *link, sn_peer from, const peers_query *query, uint64_t *next, sn_err *err) {
     uint64_t correlation_id = sn_link_next_correlation_id(link);
-    int64_t deadline = sn_now_us() + PAGE_US;
+    int64_t page_us = sn_now_us() + PAGE_US, until_us = link->discovery_until_us;
+    int64_t deadline = page_us < until_us ? page_us : until_us;
     sn_msg *msg = NULL;
     *next = 0;
     sn_status status = peers_ask(link, from, query, correlation_id, err);
@@ -595,13 +546,15 @@ void sn_link_look_for(sn_link *link, const char *const *names, size_t n) {
     link->n_wanted = n < SN_LINK_WANTED_MAX ? n : SN_LINK_WANTED_MAX;
 }
 
-sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, sn_err *err) {
+static sn_status link_discover(sn_link *link, const sn_hash *model, int timeout_ms, sn_err *err) {
     int64_t deadline = sn_now_us() + (int64_t)timeout_ms * 1000, ask_again = 0;
-    uint64_t correlation_id = sn_link_next_correlation_id(link);
+    uint64_t correlation_id = link->discovery = sn_link_next_correlation_id(link);
     size_t asked = 0, rounds = 0, refusals = 0;
     sn_peer from = 0;
     sn_status status = SN_OK;
+    link->discovery_until_us = deadline;
     sn_directory_expire(link->directory, sn_unix_ms());
+    link_take_late_answers(link);
     for (int64_t now = sn_now_us(); now < deadline && !status; now = sn_now_us()) {
         link_take_seeds(link);
         if (now >= ask_again) {
@@ -628,4 +581,10 @@ sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, 
     if (status) return status;
     return sn_fail(err, SN_RETRY, "no node answered at %s within %.1f seconds: is it running, and the address right?",
                    *link->joined ? link->joined : "any address (none was given: use --join)", timeout_ms / 1e3);
+}
+
+sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, sn_err *err) {
+    sn_status status = link_discover(link, model, timeout_ms, err);
+    link->discovery = 0;
+    return status;
 }

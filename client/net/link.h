@@ -40,6 +40,9 @@ sn_status sn_link_open_transport(sn_transport **transport, const sn_seed *seeds,
 /* Asks the joined nodes, and nodes of the directory, which nodes they know (model NULL: of every model), and waits
  * until one has answered. SN_RETRY: none did within timeout_ms; the message names the addresses. */
 sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, sn_err *err) SN_MUST_USE;
+/* The address of a joined node that has not answered yet, or whose answer the next discovery takes; NULL: there is
+ * none. */
+const char *sn_link_unanswered(const sn_link *link);
 /* From now on discovery also asks for nodes with these names, or whose ids begin with these hexadecimal digits: in a
  * large swarm, or a flood of invented nodes, they may not be among those that a node lists. Copies up to
  * SN_LINK_WANTED_MAX of them. */

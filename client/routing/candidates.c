@@ -28,11 +28,17 @@ const char *sn_node_state_name(sn_node_state state) {
 }
 
 const char *sn_eligibility_name(sn_eligibility eligibility) {
-    static const char *const names[SN_ELIGIBILITY_COUNT] = {"usable",           "not online",
-                                                            "another protocol", "another model",
-                                                            "other weights",    "not of this --wire-dtype",
-                                                            "not among --only", "denied",
-                                                            "banned",           "without the adapter",
+    static const char *const names[SN_ELIGIBILITY_COUNT] = {"usable",
+                                                            "not online",
+                                                            "another protocol",
+                                                            "another model",
+                                                            "other weights or another --kv-dtype",
+                                                            "not of this --wire-dtype",
+                                                            "not among --only",
+                                                            "denied",
+                                                            "banned",
+                                                            "takes part already",
+                                                            "without the adapter",
                                                             "no KV memory"};
     return (size_t)eligibility < SN_ELIGIBILITY_COUNT ? names[eligibility] : "?";
 }

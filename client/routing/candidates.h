@@ -24,6 +24,7 @@ typedef enum sn_eligibility {
     SN_INELIGIBLE_NOT_IN_ONLY, /* not in the node filter's `only` list */
     SN_INELIGIBLE_DENIED,
     SN_INELIGIBLE_BANNED,
+    SN_INELIGIBLE_PARTY,   /* computes these blocks of the session already: a replica or an audit needs another node */
     SN_INELIGIBLE_ADAPTER, /* does not hold the session's adapter, which this client cannot upload */
     SN_INELIGIBLE_KV_FULL, /* its free KV memory does not suffice for one block of the session */
     SN_ELIGIBILITY_COUNT

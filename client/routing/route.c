@@ -220,11 +220,29 @@ static bool graph_trace_route(const graph *g, int last, sn_route *out) {
     return true;
 }
 
+/* Why known nodes are not used that could be about blocks [first, end): " (known: 2 denied, 1 banned)". */
+static void list_rejections(const sn_candidate *candidates, size_t n, int first, int end, char out[256]) {
+    int counts[SN_ELIGIBILITY_COUNT] = {0};
+    size_t used = 0;
+    for (size_t i = 0; i < n; i++) {
+        bool unrelated =
+            candidates[i].first < candidates[i].end && (candidates[i].end <= first || candidates[i].first >= end);
+        if (candidates[i].node && !unrelated) counts[candidates[i].eligibility]++;
+    }
+    out[0] = 0;
+    for (int k = SN_ELIGIBLE + 1; k < SN_ELIGIBILITY_COUNT && used < 200; k++)
+        if (counts[k])
+            used += (size_t)snprintf(out + used, 256 - used, "%s%d %s",
+                                     used ? ", " : " (nodes that are not used: ", counts[k],
+                                     sn_eligibility_name((sn_eligibility)k));
+    if (used) snprintf(out + used, 256 - used, ")");
+}
+
 /* The error when there is no route, with the blocks that no eligible candidate holds, such as "3:7, 12:13". */
 static sn_status route_fail_gaps(const sn_candidate *candidates, size_t n, int first, int end, sn_err *err) {
-    char gaps[200] = "";
+    char gaps[200] = "", rejections[256];
     size_t used = 0;
-    int from = -1;
+    int from = -1, gap_first = -1, gap_end = -1; /* from the first gap to the last one */
     for (int b = first; b <= end && used + 32 < sizeof gaps; b++) {
         bool held = b == end;
         for (size_t i = 0; i < n && !held; i++)
@@ -232,23 +250,19 @@ static sn_status route_fail_gaps(const sn_candidate *candidates, size_t n, int f
         if (!held && from < 0) from = b;
         if (!held || from < 0) continue;
         used += (size_t)snprintf(gaps + used, sizeof gaps - used, "%s%d:%d", used ? ", " : "", from, b);
+        if (gap_first < 0) gap_first = from;
+        gap_end = b;
         from = -1;
     }
     if (!used)
         return sn_fail(err, SN_RETRY,
                        "the nodes that serve blocks %d:%d have too little free KV memory for this session", first, end);
-    for (size_t i = 0; i < n; i++) {
-        if (candidates[i].first >= end || candidates[i].end <= first) continue;
-        if (candidates[i].eligibility == SN_INELIGIBLE_WIRE)
+    for (size_t i = 0; i < n; i++)
+        if (candidates[i].eligibility == SN_INELIGIBLE_WIRE && candidates[i].first < end && candidates[i].end > first)
             return sn_fail(err, SN_RETRY,
                            "no node serves blocks %s with this --wire-dtype: choose f32, which all nodes accept", gaps);
-        if (candidates[i].eligibility == SN_INELIGIBLE_WEIGHTS)
-            return sn_fail(
-                err, SN_RETRY,
-                "no node serves blocks %s with the weights of this client's model file or adapter: the nodes "
-                "that serve them have other weights",
-                gaps);
-    }
+    list_rejections(candidates, n, gap_first, gap_end, rejections);
+    if (*rejections) return sn_fail(err, SN_RETRY, "no node serves blocks %s for this session%s", gaps, rejections);
     return sn_fail(err, SN_RETRY,
                    "no node serves blocks %s of this model: start a swarm-node for them, or give --local", gaps);
 }

@@ -29,7 +29,8 @@ enum {
     TRIES = 4,
     WRONG_EVERY = 5,
     DRAFT_TOKENS = 6,
-    PAUSE_US = 2 * SECOND_US
+    PAUSE_US = 2 * SECOND_US,
+    AUDIT_CALLS = 12
 };
 
 struct sim_client {
@@ -59,15 +60,16 @@ static void append_report(sim_client *c, const char *format, ...) {
     va_end(args);
 }
 
-/* The longest time that a call may take: each failed node costs the timeout of a step, finding the culprit, waiting
- * for another candidate, opening a session there, and replaying all steps; and this for every hop. */
+/* The longest time that a call may take: its timeout, which connecting, retries and replays share, and a fifth more. An
+ * audit's checks after the call are calls of their own: to open an auditor and to bring it to the present position, the
+ * check, and an arbiter in case of a difference, for every range of blocks. */
 static int64_t limit_of(const sim_client *c) {
-    int64_t one_ms =
-        c->plan.timeout_ms + 2 * SIM_BLOCKS * 1000 + 3000 + SIM_BLOCKS * 5000 + SIM_BLOCKS * c->plan.timeout_ms;
-    return (c->plan.max_retries + 2) * one_ms * SIM_BLOCKS * 1000;
+    int64_t calls = 1 + (c->plan.audit ? AUDIT_CALLS * SIM_BLOCKS : 0);
+    return calls * c->plan.timeout_ms * 1000 * 6 / 5;
 }
 
-static void begin_call(sim_client *c) { c->limit_us = sim_now(c->swarm->time) + limit_of(c); }
+static void begin_calls(sim_client *c, int n) { c->limit_us = sim_now(c->swarm->time) + n * limit_of(c); }
+static void end_calls(sim_client *c) { c->limit_us = 0; }
 
 static void compare_hidden(void *ctx, int block, int position, int n, const float *hidden) {
     sim_client *c = ctx;
@@ -138,8 +140,9 @@ static sn_status open_chain(sim_client *c, sn_err *err) {
         const sim_adapter *a = sim_model_adapter(c->plan.adapter);
         options.adapter = (sn_chain_adapter){.hash = a->hash, .image = a->image.data, .bytes = a->image.len};
     }
-    begin_call(c);
+    begin_calls(c, 1);
     status = sn_chain_open(sim_model_get()->model, &options, &c->chain, err);
+    end_calls(c);
     if (!status && !c->swarm->bits_flipped) sn_chain_observe(c->chain, compare_hidden, c);
     return status;
 }
@@ -166,10 +169,10 @@ static void close_chain(sim_client *c) {
 static sn_status continue_text(sim_client *c, int from, sn_err *err) {
     sn_generation out = {0};
     sn_generate_options options = {.max_tokens = c->plan.tokens};
-    begin_call(c);
+    begin_calls(c, c->plan.tokens + 1);
     c->wrong_from = INT_MAX;
-    c->limit_us += limit_of(c) * c->plan.tokens; /* limit_of is for one step */
     sn_status status = sn_generator_run(c->generator, c->text->ids, (size_t)from, &options, &out, err);
+    end_calls(c);
     /* If a node flips bits, the audit vouches only for a text that is complete and was checked completely. */
     bool vouched = !c->swarm->bits_flipped || (!status && !sn_audit_get_report(c->audit).unchecked);
     for (size_t i = 0; vouched && i < out.ids.n && from + (int)i < SIM_CONTEXT; i++)
@@ -196,15 +199,16 @@ static sn_status move_to_file_and_back(sim_client *c, sn_err *err) {
     snprintf(path, sizeof path, "%s/sim-session-%d-%d", access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm", (int)getpid(),
              c->number);
     sn_model *model = sim_model_get()->model;
-    c->limit_us += limit_of(c) * 2 * SIM_CONTEXT;
+    begin_calls(c, 2 * SIM_CONTEXT);
     sn_status status = sn_session_file_write(path, &key, model, c->chain, c->generator, NULL, err);
     if (!status) status = sn_session_file_open(path, &key, model, &file, err);
     unlink(path);
     if (!status) close_chain(c);
     if (!status) status = open_chain(c, err);
     if (!status) status = open_generator(c, err);
-    if (!status) c->limit_us += limit_of(c) * 2 * SIM_CONTEXT;
+    begin_calls(c, 2 * SIM_CONTEXT);
     if (!status) status = sn_session_file_restore(file, sim_model_get()->head, c->chain, c->generator, err);
+    end_calls(c);
     c->swarm->stats.loads += !status;
     sn_session_file_close(&file);
     return status;
@@ -243,7 +247,7 @@ static sn_status poison(sim_client *c, sn_err *err) {
     for (int i = 0; i < POISONED_TOKENS; i++)
         timeline[i + 1] = sn_timeline_next(hasher, &timeline[i], inputs[i], SIM_EMBD);
     sn_hasher_free(hasher);
-    c->limit_us += limit_of(c) * SIM_CONTEXT;
+    begin_calls(c, SIM_CONTEXT);
     status = sn_chain_put_kv(c->chain, 0, POISONED_TOKENS, zeros, timeline, err);
     if (!status) status = sn_chain_resume(c->chain, POISONED_TOKENS, timeline, inputs[0], err);
     if (!status)
@@ -254,8 +258,7 @@ static sn_status poison(sim_client *c, sn_err *err) {
 }
 
 static sn_status train(sim_client *c, sn_err *err) {
-    begin_call(c);
-    c->limit_us += limit_of(c) * SIM_CONTEXT; /* only failures in a row are limited */
+    begin_calls(c, SIM_CONTEXT); /* only failures in a row are limited */
     sn_status status = sim_train(c->swarm, c->link, c->plan.adapter, c->plan.timeout_ms, c->plan.max_retries, err);
     c->swarm->stats.trained += !status;
     return status;
@@ -265,7 +268,7 @@ static sn_status try_once(sim_client *c, sn_err *err) {
     static sn_status (*const work[])(sim_client *, sn_err *) = {chat, train, poison};
     sn_status status = open_link(c, err);
     if (!status) status = work[c->plan.kind](c, err);
-    c->limit_us = 0;
+    end_calls(c);
     close_chain(c);
     sn_link_close(&c->link);
     return status;
@@ -329,5 +332,6 @@ const char *sim_client_report(const sim_client *client) { return client->report;
 
 void sim_client_check(const sim_client *c) {
     if (c->limit_us && sim_now(c->swarm->time) > c->limit_us)
-        sim_fail(c->swarm, "client %d has not ended in its time", c->number);
+        sim_fail(c->swarm, "client %d has not ended in its time: its timeout is %d ms, of %d retries", c->number,
+                 c->plan.timeout_ms, c->plan.max_retries);
 }

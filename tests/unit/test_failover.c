@@ -179,6 +179,37 @@ Test(failover, gives_up_after_the_configured_number_of_failures) {
     }
 }
 
+/* A node fails in the middle of a text; each one that takes its place fails in the replay. */
+Test(failover, gives_up_after_the_configured_number_of_failed_replays) {
+    enum { FAKE_NODES = 8 };
+    const int retries[] = {1, 3};
+    for (int i = 0; i < 2; i++) {
+        testbed *w = new_testbed();
+        chain_fixture r;
+        fake_node *fakes[FAKE_NODES];
+        int asked = 0;
+        cluster_add(w->cluster, 0, 2);
+        cluster_add(w->cluster, 2, 4);
+        cr_assert_eq(
+            open_with(&r, w, (sn_chain_options){.limits = {TIMEOUT_MS, retries[i], SN_PREFILL_DEPTH_MAX}}, NULL), SN_OK,
+            "%s", r.err.text);
+        chain_fixture_steps(&r, 0, 20, 20);
+        for (int k = 0; k < FAKE_NODES; k++) {
+            char address[32];
+            snprintf(address, sizeof address, "faulty%d:1", k);
+            fakes[k] = fake_node_new(w, address, 2, 4, FAKE_NANS);
+            fake_node_announce_to(fakes[k], r.link);
+        }
+        cluster_cut_off(w->cluster, 1);
+        cr_expect_eq(chain_fixture_try_steps(&r, 20, 21, 1), SN_RETRY);
+        for (int k = 0; k < FAKE_NODES; k++) asked += fake_node_requests(fakes[k]) > 0;
+        cr_expect_eq(asked, retries[i], "%d nodes were tried", asked);
+        chain_fixture_close(&r);
+        for (int k = 0; k < FAKE_NODES; k++) fake_node_free(&fakes[k]);
+        testbed_free(&w);
+    }
+}
+
 /* -- other weights */
 
 Test(failover, a_client_with_the_file_uses_only_nodes_with_its_weights) {

@@ -8,7 +8,10 @@
  *
  * where "dy +=" is the residual connection: x + half(norm(x)) has the gradient dy + d(half). The frozen weights get no
  * gradients; those of LoRA are computed where their matrix is passed (linear_backward). The gradient of a prompt is
- * that of the first rows of x, which train.c reads. */
+ * that of the first rows of x, which train.c reads.
+ *
+ * Every step takes a row by itself, but attention: a row's key and value meet the queries of all later rows. So the
+ * passes over the rows are three: up to attention's result, back to its inputs, and on from dq, dk and dv. */
 #include "blocks/moe.h"
 
 /* This pass as a forward pass, for the functions of block.h. */
@@ -185,8 +188,33 @@ static sn_status ffn_backward(const sn_block *b, const sn_backward_pass *p, sn_e
     return pre_norm_backward(b, p, SN_ROLE_FFN_NORM, ffn_norm_input(p), err);
 }
 
-/* From dattn through the rest of the attention half: dy += the gradient of its input. */
+/* From dattn through attention: dq, and what these rows add to dk and dv. */
 static sn_status attention_backward(const sn_block *b, const sn_backward_pass *p, sn_err *err) {
+    const sn_hparams *hp = p->hp;
+    const sn_grad_scratch *s = p->scratch;
+    /* floats from the sequence's first key to that of this pass */
+    size_t before = (size_t)p->sequence->position * (size_t)hp->n_kv_heads * (size_t)hp->head_dim;
+    const sn_attention_grad attention = {.first = p->sequence->position,
+                                         .n = p->sequence->n_rows,
+                                         .n_heads = hp->n_heads,
+                                         .n_kv_heads = hp->n_kv_heads,
+                                         .head_dim = hp->head_dim,
+                                         .window = sn_window_of(hp, p->number),
+                                         .scale = hp->attn_scale,
+                                         .slopes = b->vector[SN_ROLE_ATTN_SLOPES],
+                                         .sinks = b->vector[SN_ROLE_ATTN_SINKS],
+                                         .q = s->q,
+                                         .dout = s->dattn,
+                                         .k = s->k - before,
+                                         .v = s->v - before,
+                                         .dq = s->dq,
+                                         .dk = s->dk - before,
+                                         .dv = s->dv - before};
+    return p->device->ops->attention_grad(p->device, &attention, err);
+}
+
+/* From dq, dk and dv through the rest of the attention half: dy += the gradient of its input. */
+sn_status sn_block_backward_qkv(const sn_block *b, const sn_backward_pass *p, sn_err *err) {
     sn_device *d = p->device;
     const sn_device_ops *ops = d->ops;
     const sn_hparams *hp = p->hp;
@@ -194,22 +222,6 @@ static sn_status attention_backward(const sn_block *b, const sn_backward_pass *p
     int n = p->sequence->n_rows, heads = hp->n_heads, kv_heads = hp->n_kv_heads, dim = hp->head_dim;
     const sn_rope back = {hp->rope_style == SN_ROPE_NEOX, hp->rope_dim, s->cos_sin_inverse[sn_rope_of(hp, p->number)]};
     const float *u = b->vector[SN_ROLE_ATTN_NORM] ? s->h1 : s->x;
-    const sn_attention_grad attention = {.n = n,
-                                         .n_heads = heads,
-                                         .n_kv_heads = kv_heads,
-                                         .head_dim = dim,
-                                         .window = sn_window_of(hp, p->number),
-                                         .scale = hp->attn_scale,
-                                         .slopes = b->vector[SN_ROLE_ATTN_SLOPES],
-                                         .sinks = b->vector[SN_ROLE_ATTN_SINKS],
-                                         .q = s->q,
-                                         .dout = s->dattn,
-                                         .k = s->k,
-                                         .v = s->v,
-                                         .dq = s->dq,
-                                         .dk = s->dk,
-                                         .dv = s->dv};
-    SN_TRY(ops->attention_grad(d, &attention, err));
     SN_TRY(ops->rope(d, n, heads, dim, s->dq, &back, err));
     SN_TRY(ops->rope(d, n, kv_heads, dim, s->dk, &back, err));
     if (hp->qk_norm) {
@@ -254,14 +266,20 @@ sn_status sn_block_forward_saving(const sn_block *block, const sn_backward_pass 
     return d->ops->add(d, n, s->x, s->mid, err);
 }
 
-sn_status sn_block_backward(const sn_block *block, const sn_backward_pass *pass, sn_err *err) {
+sn_status sn_block_recompute(const sn_block *block, const sn_backward_pass *pass, sn_err *err) {
     sn_scratch view;
     const sn_forward_pass forward = forward_pass_of(pass, &view);
     SN_TRY(sn_block_add_prompt(&forward, err));
-    if (!pass->saved) SN_TRY(recompute_attention(block, pass, &forward, err));
-    if (!pass->saved) SN_TRY(recompute_ffn(block, pass, &forward, err));
+    SN_TRY(recompute_attention(block, pass, &forward, err));
+    return recompute_ffn(block, pass, &forward, err);
+}
+
+sn_status sn_block_backward_halves(const sn_block *block, const sn_backward_pass *pass, sn_err *err) {
+    sn_scratch view;
+    const sn_forward_pass forward = forward_pass_of(pass, &view);
+    if (pass->saved) SN_TRY(sn_block_add_prompt(&forward, err));
     if (pass->saved) SN_TRY(recompute_norms(block, pass, &forward, err));
-    /* dy becomes the gradient of mid, then that of x; parallel: both halves start from the gradient of the output */
+    /* dy becomes the gradient of mid; parallel: both halves start from the gradient of the output */
     SN_TRY(ffn_output_backward(block, pass, err));
     if (pass->hp->parallel) SN_TRY(attention_output_backward(block, pass, err));
     SN_TRY(ffn_backward(block, pass, err));

@@ -1,6 +1,7 @@
 /* The backward pass of one block: from the gradient of its output to the gradient of its input and of its adapter. The
- * intermediate activations of the forward pass were saved, or are recomputed. One sequence per pass, whole, from
- * position 0. Private to blocks/.
+ * intermediate activations of the forward pass were saved, or are recomputed. A pass takes rows of one sequence, some
+ * or all: each of the functions below is called for the rows in their order, from position 0 on, and has taken all of
+ * them before the next function begins. On CPUs the bits do not depend on where the rows are cut. Private to blocks/.
  *
  * Nothing here owns memory: train.c allocates sn_grad_scratch and sn_block_grads, saved_activations.c the saved ones.
  * Used by the devices' thread. d... is the gradient of the loss with respect to the tensor of that name. */
@@ -9,7 +10,8 @@
 
 #include "blocks/block.h"
 
-/* Activations and gradients of one sequence, on the device, each with capacity for the longest sequence. */
+/* Activations and gradients of one sequence, on the device. In a pass each points to the pass's first row; the rows
+ * before it lie before. */
 typedef struct sn_grad_scratch {
     float *x, *mid;         /* (rows, n_embd): the hidden states that enter, and those between the two halves */
     float *h1, *h2;         /* (rows, n_embd): inputs of the two halves after their norms; unused without such norms */
@@ -19,11 +21,11 @@ typedef struct sn_grad_scratch {
     float *gate, *up, *act; /* (rows, n_ff); with experts (rows, n_experts_used, n_ff) */
     float *dy;              /* (rows, n_embd): the gradient of the output; afterwards that of x */
     float *dh;              /* (rows, n_embd): the gradient of a half's input or output */
-    float *dq, *dattn, *dk, *dv, *dgate, *dup; /* shaped like q, attn, k, v, gate, up */
-    float *router_out, *expert_out;            /* with experts only: moe.h */
-    float *dexpert_weights;                    /* (rows, n_experts_used) */
-    /* (rows, n_experts), (rows, n_experts_used, n_embd): they overwrite router_out and expert_out of the scratch, which
-     * are not needed any more then; saved ones lie elsewhere and are not overwritten. */
+    float *dq, *dattn, *dk, *dv, *dgate, *dup;                /* shaped like q, attn, k, v, gate, up */
+    float *logits, *expert_weights, *expert_ids, *expert_out; /* with experts only: moe.h */
+    float *dexpert_weights;                                   /* (rows, n_experts_used) */
+    /* (rows, n_experts), (rows, n_experts_used, n_embd): they overwrite logits and expert_out of the scratch, which are
+     * not needed any more then; saved ones lie elsewhere and are not overwritten. */
     float *dlogits, *dexpert_out;
     float *lora_mid, *dlora_mid; /* (rows, SN_LORA_RANK_MAX) */
     float *lora_out;             /* (rows, widest input or output of a matrix) */
@@ -38,7 +40,7 @@ typedef struct sn_block_grads {
     } lora[SN_ROLE_COUNT];
 } sn_block_grads;
 
-/* The inputs of one block's backward pass; the device is within a batch of this one sequence, whose KV pages hold one
+/* The inputs of a pass over rows of one block; the device is within a batch of these rows, whose KV pages hold one
  * block. */
 typedef struct sn_backward_pass {
     sn_device *device;
@@ -48,16 +50,22 @@ typedef struct sn_backward_pass {
     const sn_block_adapter *adapter; /* NULL: none */
     const sn_block_grads *grads;     /* NULL: none */
     int number;                      /* of the block in the model */
-    bool saved; /* scratch holds what sn_block_forward_saving left in q0 to v, attn, mid, o1, o2, gate, up, router_out
-                   and expert_out: it is not recomputed */
+    bool saved; /* scratch holds what sn_block_forward_saving left in q0 to v, attn, mid, o1, o2, gate, up, and of
+                   experts: it is not recomputed */
 } sn_backward_pass;
 
 /* A forward pass with the bits of sn_block_forward that leaves each intermediate activation in its own place: replaces
  * scratch->x by the block's output. */
 sn_status sn_block_forward_saving(const sn_block *block, const sn_backward_pass *pass, sn_err *err) SN_MUST_USE;
 
-/* In: scratch->x, the hidden states that entered the block (without the prompt); scratch->dy, the gradient of its
- * output. Out: scratch->dy, the gradient of x; pass->grads. */
-sn_status sn_block_backward(const sn_block *block, const sn_backward_pass *pass, sn_err *err) SN_MUST_USE;
+/* The backward pass, in three steps. sn_block_recompute, left out if the intermediate activations were saved: repeats
+ * the forward pass up to the block's last matrix. In: scratch->x, the hidden states that entered (without the prompt).
+ */
+sn_status sn_block_recompute(const sn_block *block, const sn_backward_pass *pass, sn_err *err) SN_MUST_USE;
+/* In: scratch->dy, the gradient of the output; where saved, scratch->x. Out: dy, the gradient of scratch->mid; dq; what
+ * the rows add to dk and dv, which are complete after the last row; pass->grads of the matrices behind q, k and v. */
+sn_status sn_block_backward_halves(const sn_block *block, const sn_backward_pass *pass, sn_err *err) SN_MUST_USE;
+/* Through rope, q, k, v and the norm. Out: scratch->dy, the gradient of x; pass->grads of q, k and v. */
+sn_status sn_block_backward_qkv(const sn_block *block, const sn_backward_pass *pass, sn_err *err) SN_MUST_USE;
 
 #endif

@@ -62,9 +62,13 @@ sn_status sn_moe_forward(const sn_block *b, const sn_forward_pass *p, const floa
 
 static moe_buffers moe_buffers_of(const sn_backward_pass *p) {
     const sn_grad_scratch *s = p->scratch;
-    moe_buffers m = moe_buffers_at(p->hp, p->sequence->n_rows, s->router_out);
-    m.gate = s->gate, m.up = s->up, m.act = s->act, m.expert_out = s->expert_out;
-    return m;
+    return (moe_buffers){.logits = s->logits,
+                         .weights = s->expert_weights,
+                         .ids = (int32_t *)(void *)s->expert_ids,
+                         .gate = s->gate,
+                         .up = s->up,
+                         .act = s->act,
+                         .expert_out = s->expert_out};
 }
 
 sn_status sn_moe_recompute(const sn_block *b, const sn_backward_pass *p, const float *u, sn_err *err) {

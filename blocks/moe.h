@@ -1,8 +1,9 @@
 /* The feed-forward half of a block as a mixture of experts (Shazeer et al. 2017): a router chooses k of the experts for
  * each row, and their outputs are added, each times its weight. Forward and backward. Private to blocks/.
  *
- * The intermediate activations lie in scratch: router_out holds three arrays, logits (n, n_experts), weights (n, k) and
- * ids (n, k); gate, up and act are (n, k, n_ff), expert_out is (n, k, n_embd). k is hp->n_experts_used. */
+ * The intermediate activations lie in scratch: gate, up and act are (n, k, n_ff), expert_out is (n, k, n_embd); what
+ * the router gives is logits (n, n_experts), weights (n, k) and ids (n, k), in a forward pass all three in router_out.
+ * k is hp->n_experts_used. */
 #ifndef SN_BLOCKS_MOE_H
 #define SN_BLOCKS_MOE_H
 
@@ -16,8 +17,8 @@ static inline size_t sn_moe_router_width(const sn_hparams *hp) {
 /* scratch->h (n_rows, n_embd) = feed_forward(u), u (n_rows, n_embd); u may be scratch->h. */
 sn_status sn_moe_forward(const sn_block *block, const sn_forward_pass *pass, const float *u, sn_err *err) SN_MUST_USE;
 
-/* The same up to expert_out, each intermediate activation in its own place: scratch->router_out, gate, up, act,
- * expert_out. */
+/* The same up to expert_out, each intermediate activation in its own place: scratch->logits, expert_weights,
+ * expert_ids, gate, up, act, expert_out. */
 sn_status sn_moe_recompute(const sn_block *block, const sn_backward_pass *pass, const float *u,
                            sn_err *err) SN_MUST_USE;
 /* After it: added (n_rows, n_embd), the weighted sum of expert_out. */

@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-enum { N_INNER = 13 };
+enum { N_INNER = 15 };
 
 /* The inner activations that are saved of a block: every result of a matrix or of attention that the backward pass
  * reads. Results of norms and of the activation are recomputed, because they are cheap. Returns the bytes of one block
@@ -14,7 +14,7 @@ static size_t inner_layout(const sn_hparams *hp, size_t n, char *at, sn_grad_scr
     size_t q = (size_t)hp->n_heads * (size_t)hp->head_dim, kv = (size_t)hp->n_kv_heads * (size_t)hp->head_dim;
     size_t qk_norm = hp->qk_norm ? 1 : 0, post_norm = hp->post_norm ? 1 : 0;
     size_t embd = (size_t)hp->n_embd, ff = (size_t)hp->n_ff;
-    size_t used = (size_t)hp->n_experts_used, router_out = used ? sn_moe_router_width(hp) : 0, bytes = 0;
+    size_t used = (size_t)hp->n_experts_used, bytes = 0;
     if (used) ff *= used;
     const struct {
         float **member;
@@ -30,7 +30,9 @@ static size_t inner_layout(const sn_hparams *hp, size_t n, char *at, sn_grad_scr
                       {&s->o2, embd * post_norm},
                       {&s->gate, ff},
                       {&s->up, ff},
-                      {&s->router_out, router_out},
+                      {&s->logits, (size_t)hp->n_experts},
+                      {&s->expert_weights, used},
+                      {&s->expert_ids, used},
                       {&s->expert_out, used * embd}};
     for (int i = 0; i < N_INNER; i++) {
         if (at && all[i].width) *all[i].member = (float *)(void *)(at + bytes);

@@ -1,16 +1,19 @@
-/* A pass walks over the blocks segment by segment (sn_segment_walk) and calls a visitor for each block. Where two
- * segments lie on different devices, the hidden states or gradients are copied between.
+/* A pass of a sequence through the blocks is cut into pieces, so that others can use the devices in between: sn_train
+ * keeps what stands between two pieces. There are four stages; a stage takes the rows of a block in their order:
  *
- *   visit_forward    downloads the hidden states that enter the block, if they are wanted, and runs its forward pass:
- * the one of block.c, or, where inner activations are saved, the one of block_grad.c that keeps them. visit_backward
- * uploads these hidden states, runs the block's backward pass, and downloads the gradients of its adapter. Blocks come
- * from last to first, so `grads` is filled from its end.
+ *   FORWARD     the block's forward pass; the hidden states that enter it are downloaded where a backward pass needs
+ * them RECOMPUTE, HALVES, QKV     the three steps of its backward pass (block_grad.h); the first one uploads these
+ * hidden states, the last one downloads the gradients of the adapter
  *
- * A backward pass without saved activations repeats the forward pass first, to get the inputs of all blocks but not
- * their outputs: the last block is not run again.
+ * A forward pass goes through the blocks in order with FORWARD alone. A backward pass without saved activations does
+ * so, too, to get the inputs of all blocks but not their outputs (the last block is not run again); then it goes
+ * through the blocks from last to first with the other stages, block by block; RECOMPUTE is left out where inner
+ * activations were saved. A piece is either all stages and rows of some blocks of a segment, which are walked together
+ * so that offloaded blocks are copied ahead, or, where that costs too much, some rows of one stage of one block.
  *
- * The buffers of a device (train_buffers) are one allocation; the KV pages at its end hold one block, because each
- * block overwrites those of the block before. */
+ * Rows that enter a segment come from outside or from the device of the segment before; they are copied with the piece
+ * that uses them first. The buffers of a device (train_buffers) are one allocation for whole sequences; the KV pages at
+ * its end hold one block, because each block overwrites those of the block before. */
 #include "blocks/train.h"
 
 #include "base/mem.h"
@@ -21,7 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { N_BUFFERS = 33 };
+enum { N_BUFFERS = 35, ROWS_MULTIPLE = 8 /* the kernels compute 8 rows at once */ };
 
 /* A device of the span: activations, gradients and KV pages (of one block) of one sequence. */
 typedef struct train_device {
@@ -35,8 +38,28 @@ typedef struct train_device {
     bool has_cos_sin; /* the rope tables are uploaded */
 } train_device;
 
+typedef enum train_stage { STAGE_FORWARD, STAGE_RECOMPUTE, STAGE_HALVES, STAGE_QKV } train_stage;
+
+/* One pass of a sequence, and how far it is. */
+typedef struct train_run {
+    bool active;
+    sn_train_sequence sequence;
+    sn_tensor x, dout; /* as they were given */
+    int n;             /* tokens */
+    float *out;        /* host, (n, n_embd): the result: hidden states, or the gradient of x */
+    float *grads;      /* host: gradients of the adapter */
+    bool backward;
+    float *block_inputs; /* host, (end - first, n, n_embd): hidden states that enter each block; or NULL */
+    const sn_saved_activations *saved;    /* of this sequence, being made or used; NULL: none */
+    sn_saved_activations *made, **result; /* what a forward pass saves, and who gets it at the end */
+    /* The next piece begins with row `row` of this stage of this block. */
+    int block, row;
+    train_stage stage;
+} train_run;
+
 struct sn_train {
     sn_span *span;
+    train_run run;
     int tokens_max;
     train_device devices[SN_PLAN_DEVICES_MAX];
     float *block_inputs;              /* (blocks, tokens_max, n_embd) */
@@ -60,8 +83,7 @@ static size_t train_buffers(const sn_hparams *hp, sn_grad_scratch *s, float **bu
     size_t embd = (size_t)hp->n_embd, ff = (size_t)hp->n_ff, q = (size_t)hp->n_heads * (size_t)hp->head_dim;
     size_t kv = (size_t)hp->n_kv_heads * (size_t)hp->head_dim, rope = (size_t)hp->rope_dim;
     size_t widest = embd > q ? embd : q, post_norm = hp->post_norm ? embd : 0, rope2 = hp->n_ropes > 1 ? rope : 0;
-    size_t used = (size_t)hp->n_experts_used, expert_out = used * embd,
-           router_out = hp->n_experts ? sn_moe_router_width(hp) : 0;
+    size_t used = (size_t)hp->n_experts_used, expert_out = used * embd;
     if (ff > widest) widest = ff;
     if (used) ff *= used;
     const struct {
@@ -97,7 +119,9 @@ static size_t train_buffers(const sn_hparams *hp, sn_grad_scratch *s, float **bu
                         {&s->cos_sin_inverse[0], rope},
                         {&s->cos_sin[1], rope2},
                         {&s->cos_sin_inverse[1], rope2},
-                        {&s->router_out, router_out},
+                        {&s->logits, (size_t)hp->n_experts},
+                        {&s->expert_weights, used},
+                        {&s->expert_ids, used},
                         {&s->dexpert_weights, used},
                         {&s->expert_out, expert_out}};
     for (int i = 0; i < N_BUFFERS; i++) {
@@ -148,7 +172,7 @@ static sn_status train_device_init(const sn_hparams *hp, sn_device *device, int 
     if (status) return status;
     char *at = h->memory;
     for (int i = 0; i < N_BUFFERS; at += buffer_bytes(width[i++], tokens)) *buffer[i] = (float *)(void *)at;
-    h->scratch.dlogits = h->scratch.router_out;
+    h->scratch.dlogits = h->scratch.logits;
     h->scratch.dexpert_out = h->scratch.expert_out;
     for (size_t p = 0; p < n_pages; p++, at += device->ops->kv_page_bytes(device, &shape)) h->pages[p] = at;
     return SN_OK;
@@ -184,6 +208,7 @@ sn_status sn_train_new(sn_span *span, int tokens_max, sn_train **out, sn_err *er
 void sn_train_free(sn_train **train) {
     sn_train *t = *train;
     if (!t) return;
+    sn_saved_activations_free(&t->run.made);
     for (int i = 0; i < SN_PLAN_DEVICES_MAX; i++) {
         train_device *h = &t->devices[i];
         if (h->device) h->device->ops->free(h->device, h->memory, h->bytes);
@@ -198,96 +223,46 @@ void sn_train_free(sn_train **train) {
     *train = NULL;
 }
 
-/* ---- one sequence ---- */
+/* ---- a piece ---- */
 
-typedef struct train_run {
+/* What a piece computes: rows [row, row + n) of the stages [stage, last] of the blocks [first, end) of a segment. */
+typedef struct piece {
     sn_train *train;
+    const train_run *run;
     train_device *dev;
-    int n;             /* tokens */
+    sn_segment *segment;
+    int first, end, row, n;
+    train_stage stage, last;
     sn_kv_shape shape; /* batch_begin keeps the addresses of these two */
     sn_sequence sequence;
-    const sn_adapter *adapter;
-    int first, end;      /* blocks */
-    float *block_inputs; /* host, (end - first, n, n_embd): hidden states that enter each block; or NULL */
-    const sn_saved_activations *saved; /* of this sequence, being made or used; NULL: none */
-    int skip;                          /* a forward pass does not run this block; -1: it runs all */
-    float *grads; /* host: where the gradients end that are not computed yet; moves down from block to block */
-} train_run;
+} piece;
 
-static float *run_block_input(const train_run *j, int block) {
-    return j->block_inputs + (size_t)(block - j->first) * (size_t)j->n * (size_t)j->train->span->hp.n_embd;
-}
-static size_t run_row_bytes(const train_run *j) {
-    return (size_t)j->n * (size_t)j->train->span->hp.n_embd * sizeof(float);
+static size_t run_width(const sn_train *t) { return (size_t)t->span->hp.n_embd; }
+static size_t piece_bytes(const piece *p) { return (size_t)p->n * run_width(p->train) * sizeof(float); }
+
+/* Where the rows of a piece begin in a host array (n, n_embd) of the sequence. */
+static float *piece_rows(const piece *p, float *rows) { return rows + (size_t)p->row * run_width(p->train); }
+static float *piece_block_input(const piece *p, int block) {
+    size_t rows = (size_t)(block - p->run->sequence.first) * (size_t)p->run->n;
+    return piece_rows(p, p->run->block_inputs + rows * run_width(p->train));
 }
 
-/* Copies a tensor from outside, or from another device, to `to` on the current device. */
-static sn_status run_upload(const train_run *j, const sn_tensor *from, float *to, sn_err *err) {
-    const int64_t shape[] = {j->n, j->train->span->hp.n_embd};
-    return sn_guard(from, j->dev->device, 2, shape, to, NULL, err);
-}
-
-static sn_status run_upload_rope(train_run *j, sn_err *err) {
-    const sn_grad_scratch *s = &j->dev->scratch;
-    size_t floats = (size_t)j->train->tokens_max * (size_t)j->train->span->hp.rope_dim, bytes = floats * sizeof(float);
-    sn_device *d = j->dev->device;
-    sn_status status = SN_OK;
-    for (int i = 0; i < j->train->span->hp.n_ropes && !status && !j->dev->has_cos_sin; i++) {
-        status = d->ops->upload(d, s->cos_sin[i], j->train->cos_sin + (size_t)i * floats, bytes, err);
-        if (!status)
-            status =
-                d->ops->upload(d, s->cos_sin_inverse[i], j->train->cos_sin_inverse + (size_t)i * floats, bytes, err);
-    }
-    j->dev->has_cos_sin = !status;
-    return status;
-}
-
-static sn_status run_begin_batch(train_run *j, const sn_segment *segment, sn_err *err) {
-    sn_device *d = segment->device;
-    bool replayed;
-    sn_status status = run_upload_rope(j, err);
-    j->shape = train_kv_shape(&j->train->span->hp);
-    j->sequence = (sn_sequence){j->dev->pages, 0, 0, j->n};
-    const sn_batch batch = {&j->shape, j->n, 1, &j->sequence, 0};
-    return status ? status : d->ops->batch_begin(d, &batch, &replayed, err);
-}
-
-/* The scratch of the current device, with the inner activations of the block where they are saved. */
-static sn_grad_scratch run_scratch(const train_run *j, int block) {
-    sn_grad_scratch s = j->dev->scratch;
-    if (j->saved) sn_saved_activations_bind_inner(j->saved, block, &s);
+/* The scratch of the piece's device from the piece's first row on, with the inner activations of the block where they
+ * are saved. */
+static sn_grad_scratch piece_scratch(const piece *p, int block) {
+    sn_grad_scratch s = p->dev->scratch;
+    float **buffer[N_BUFFERS];
+    size_t width[N_BUFFERS];
+    if (p->run->saved) sn_saved_activations_bind_inner(p->run->saved, block, &s);
+    s.dlogits = p->dev->scratch.logits;
+    s.dexpert_out = p->dev->scratch.expert_out;
+    train_buffers(&p->train->span->hp, &s, buffer, width);
+    for (int i = 0; i < N_BUFFERS; i++)
+        if (width[i]) *buffer[i] += (size_t)p->row * width[i];
+    if (s.dlogits) s.dlogits += (size_t)p->row * (size_t)p->train->span->hp.n_experts;
+    if (s.dexpert_out)
+        s.dexpert_out += (size_t)p->row * (size_t)p->train->span->hp.n_experts_used * run_width(p->train);
     return s;
-}
-
-static sn_status visit_forward(void *ctx, int number, const sn_block *block, sn_err *err) {
-    train_run *j = ctx;
-    sn_device *d = j->dev->device;
-    const sn_grad_scratch *s = &j->dev->scratch;
-    const sn_block_adapter *adapter = j->adapter ? sn_adapter_block(j->adapter, number) : NULL;
-    sn_status status =
-        j->block_inputs ? d->ops->download(d, run_block_input(j, number), s->x, run_row_bytes(j), err) : SN_OK;
-    if (status || number == j->skip) return status;
-    if (j->saved && sn_saved_activations_has_inner(j->saved)) {
-        const sn_grad_scratch saving = run_scratch(j, number);
-        const sn_backward_pass pass = {d, &j->train->span->hp, &saving, &j->sequence, adapter, NULL, number, false};
-        return sn_block_forward_saving(block, &pass, err);
-    }
-    const sn_scratch forward = {.x = s->x,
-                                .h = s->h1,
-                                .ffn_input = s->h2,
-                                .q = s->q,
-                                .attn = s->attn,
-                                .k = s->k,
-                                .v = s->v,
-                                .gate = s->gate,
-                                .up = s->up,
-                                .router_out = s->router_out,
-                                .expert_out = s->expert_out,
-                                .cos_sin = {s->cos_sin[0], s->cos_sin[1]},
-                                .lora_mid = s->lora_mid,
-                                .lora_out = s->lora_out};
-    const sn_forward_pass pass = {d, &j->train->span->hp, &forward, j->n, 1, &j->sequence, adapter, number};
-    return sn_block_forward(block, 0, &pass, err);
 }
 
 static train_device *train_device_of(sn_train *t, const sn_segment *segment) {
@@ -296,73 +271,59 @@ static train_device *train_device_of(sn_train *t, const sn_segment *segment) {
     return h;
 }
 
-static sn_tensor run_tensor(const train_run *j, const char *name, const float *data) {
-    return (sn_tensor){.name = name,
-                       .device = j->dev->device,
-                       .data = data,
-                       .dtype = SN_F32,
-                       .rank = 2,
-                       .shape = {j->n, j->train->span->hp.n_embd}};
+/* Blocks of the run in a segment: [*from, *to). */
+static void run_blocks_of(const train_run *r, const sn_segment *g, int *from, int *to) {
+    *from = r->sequence.first > g->first ? r->sequence.first : g->first;
+    *to = r->sequence.end < g->end ? r->sequence.end : g->end;
 }
 
-/* Runs x through the blocks; the result is scratch.x of j->dev. */
-static sn_status run_forward(train_run *j, const sn_tensor *x, sn_err *err) {
-    sn_span *span = j->train->span;
-    sn_tensor at = *x;
+/* Copies the piece's rows of a tensor from outside to `to`, on the piece's device. */
+static sn_status piece_upload(const piece *p, const sn_tensor *from, float *to, sn_err *err) {
+    const int64_t shape[] = {p->n, p->train->span->hp.n_embd};
+    sn_tensor rows = *from;
+    int64_t stride = from->strides[0] || from->strides[1] ? from->strides[0] : from->shape[1];
+    rows.data = (const char *)from->data + p->row * stride * (int64_t)sn_dtype_bytes(from->dtype);
+    rows.shape[0] = p->n;
+    return sn_guard(&rows, p->dev->device, 2, shape, to, NULL, err);
+}
+
+/* The rows that enter the piece's segment at block `entered`, from outside or from the device of the neighbouring
+ * segment; `name` and `offset` are those of the member of scratch. */
+static sn_status piece_enter(const piece *p, const sn_tensor *outside, int neighbour, size_t offset, sn_err *err) {
+    float *to = *(float **)(void *)((char *)&p->dev->scratch + offset);
+    if (neighbour < p->run->sequence.first || neighbour >= p->run->sequence.end)
+        return piece_upload(p, outside, piece_rows(p, to), err);
+    const sn_segment *g = p->train->span->segments;
+    while (neighbour < g->first || neighbour >= g->end) g++;
+    train_device *other = train_device_of(p->train, g);
+    sn_tensor at = {.name = outside->name,
+                    .device = other->device,
+                    .data = *(float **)(void *)((char *)&other->scratch + offset),
+                    .dtype = SN_F32,
+                    .rank = 2,
+                    .shape = {p->run->n, p->train->span->hp.n_embd}};
+    return other == p->dev ? SN_OK : piece_upload(p, &at, piece_rows(p, to), err);
+}
+
+static sn_status piece_upload_rope(const piece *p, sn_err *err) {
+    const sn_grad_scratch *s = &p->dev->scratch;
+    size_t floats = (size_t)p->train->tokens_max * (size_t)p->train->span->hp.rope_dim, bytes = floats * sizeof(float);
+    sn_device *d = p->dev->device;
     sn_status status = SN_OK;
-    for (int i = 0; i < span->n_segments && !status; i++) {
-        sn_segment *g = &span->segments[i];
-        int from = j->first > g->first ? j->first : g->first, to = j->end < g->end ? j->end : g->end;
-        if (from >= to) continue;
-        j->dev = train_device_of(j->train, g);
-        if (at.data != j->dev->scratch.x) status = run_upload(j, &at, j->dev->scratch.x, err);
-        if (!status) status = run_begin_batch(j, g, err);
-        if (!status) status = sn_segment_walk(g, from, to, false, visit_forward, j, err);
-        if (!status) status = g->device->ops->batch_end(g->device, err);
-        at = run_tensor(j, "hidden states", j->dev->scratch.x);
+    for (int i = 0; i < p->train->span->hp.n_ropes && !status && !p->dev->has_cos_sin; i++) {
+        status = d->ops->upload(d, s->cos_sin[i], p->train->cos_sin + (size_t)i * floats, bytes, err);
+        if (!status)
+            status =
+                d->ops->upload(d, s->cos_sin_inverse[i], p->train->cos_sin_inverse + (size_t)i * floats, bytes, err);
     }
+    p->dev->has_cos_sin = !status;
     return status;
 }
 
-static sn_status run_init(sn_train *train, const sn_train_sequence *sequence, train_run *out, sn_err *err) {
-    const sn_tensor *x = sequence->x;
-    assert(train->span->first <= sequence->first && sequence->first < sequence->end &&
-           sequence->end <= train->span->end);
-    if (x->rank != 2 || x->shape[0] < 1 || x->shape[0] > train->tokens_max || x->shape[1] != train->span->hp.n_embd)
-        return sn_fail(err, SN_REFUSED, "%s of shape (%lld, %lld) are no sequence of at most %d tokens of this model",
-                       x->name, (long long)x->shape[0], (long long)x->shape[1], train->tokens_max);
-    *out = (train_run){.train = train,
-                       .n = (int)x->shape[0],
-                       .adapter = sequence->adapter,
-                       .first = sequence->first,
-                       .end = sequence->end,
-                       .skip = -1};
-    return SN_OK;
-}
-
-sn_status sn_train_forward(sn_train *train, const sn_train_sequence *sequence, float *out, size_t saved_bytes_max,
-                           sn_saved_activations **saved, sn_err *err) {
-    train_run j;
-    sn_saved_activations *k = NULL;
-    sn_status status = run_init(train, sequence, &j, err);
-    if (!status && saved) k = sn_saved_activations_new(train->span, j.first, j.end, j.n, saved_bytes_max);
-    if (k) {
-        j.block_inputs = k->block_inputs;
-        j.saved = k;
-    }
-    if (!status) status = run_forward(&j, sequence->x, err);
-    if (!status) status = j.dev->device->ops->download(j.dev->device, out, j.dev->scratch.x, run_row_bytes(&j), err);
-    if (status) sn_saved_activations_free(&k);
-    if (saved) *saved = k;
-    return status;
-}
-
-/* ---- backward ---- */
-
-/* Zeroes `floats` gradients on the current device, allocating them first if needed. */
-static sn_status run_clear_grads(train_run *j, size_t floats, sn_err *err) {
-    train_device *h = j->dev;
-    sn_train *t = j->train;
+/* Zeroes `floats` gradients on the piece's device, allocating them first if needed. */
+static sn_status piece_clear_grads(const piece *p, size_t floats, sn_err *err) {
+    train_device *h = p->dev;
+    sn_train *t = p->train;
     size_t bytes = floats * sizeof(float);
     if (bytes > h->grads_bytes) {
         void *grown = NULL;
@@ -396,65 +357,265 @@ static sn_block_grads adapter_grads_layout(const sn_block_adapter *adapter, floa
     return grads;
 }
 
-static sn_status visit_backward(void *ctx, int number, const sn_block *block, sn_err *err) {
-    train_run *j = ctx;
-    sn_device *d = j->dev->device;
-    const sn_grad_scratch scratch = run_scratch(j, number), *s = &scratch;
-    const sn_block_adapter *adapter = j->adapter ? sn_adapter_block(j->adapter, number) : NULL;
-    size_t floats = j->adapter ? sn_adapter_n_params(j->adapter, number, number + 1) : 0;
-    size_t prompt = adapter ? (size_t)adapter->n_prompt * (size_t)j->train->span->hp.n_embd : 0, lora = floats - prompt;
-    sn_block_grads grads = {0};
-    sn_status status = d->ops->upload(d, s->x, run_block_input(j, number), run_row_bytes(j), err);
-    if (!status && lora) status = run_clear_grads(j, lora, err);
-    if (lora) grads = adapter_grads_layout(adapter, j->dev->grads);
-    const sn_backward_pass pass = {
-        d,       &j->train->span->hp,  s,      &j->sequence,
-        adapter, lora ? &grads : NULL, number, j->saved && sn_saved_activations_has_inner(j->saved)};
-    if (!status) status = sn_block_backward(block, &pass, err);
-    j->grads -= floats;
+/* Gradients of a block's adapter, in floats. */
+typedef struct adapter_floats {
+    size_t prompt, lora;
+} adapter_floats;
+static adapter_floats piece_adapter_floats(const piece *p, int block) {
+    const sn_adapter *adapter = p->run->sequence.adapter;
+    if (!adapter) return (adapter_floats){0};
+    size_t prompt = (size_t)sn_adapter_block(adapter, block)->n_prompt * run_width(p->train);
+    return (adapter_floats){prompt, sn_adapter_n_params(adapter, block, block + 1) - prompt};
+}
+
+/* After the last row of a block: the gradients of its adapter. */
+static sn_status piece_download_grads(const piece *p, int block, sn_err *err) {
+    sn_device *d = p->dev->device;
+    const adapter_floats n = piece_adapter_floats(p, block);
+    float *at = p->run->grads + sn_adapter_n_params(p->run->sequence.adapter, p->run->sequence.first, block);
     /* A prompt is added to x, so its gradient is that of x, as far as the sequence reaches; beyond, zero. */
-    size_t n_reached = sn_min_size(prompt * sizeof(float), run_row_bytes(j));
-    if (!status && prompt) memset(j->grads, 0, prompt * sizeof(float));
-    if (!status && prompt) status = d->ops->download(d, j->grads, s->dy, n_reached, err);
-    if (!status && lora) status = d->ops->download(d, j->grads + prompt, j->dev->grads, lora * sizeof(float), err);
+    size_t reached = sn_min_size(n.prompt, (size_t)p->run->n * run_width(p->train));
+    memset(at, 0, n.prompt * sizeof(float));
+    if (reached) SN_TRY(d->ops->download(d, at, p->dev->scratch.dy, reached * sizeof(float), err));
+    return n.lora ? d->ops->download(d, at + n.prompt, p->dev->grads, n.lora * sizeof(float), err) : SN_OK;
+}
+
+/* ---- stages of a block ---- */
+
+static sn_backward_pass stage_pass(const piece *p, int block, const sn_grad_scratch *s, const sn_block_grads *grads) {
+    const sn_adapter *adapter = p->run->sequence.adapter;
+    return (sn_backward_pass){.device = p->dev->device,
+                              .hp = &p->train->span->hp,
+                              .scratch = s,
+                              .sequence = &p->sequence,
+                              .adapter = adapter ? sn_adapter_block(adapter, block) : NULL,
+                              .grads = grads,
+                              .number = block,
+                              .saved = p->run->saved && sn_saved_activations_has_inner(p->run->saved)};
+}
+
+static sn_status stage_forward(const piece *p, int number, const sn_block *block, sn_err *err) {
+    sn_device *d = p->dev->device;
+    const train_run *r = p->run;
+    const sn_grad_scratch s = piece_scratch(p, number);
+    const sn_backward_pass pass = stage_pass(p, number, &s, NULL);
+    int from, to;
+    run_blocks_of(r, p->segment, &from, &to);
+    if (number == from) SN_TRY(piece_enter(p, &r->x, number - 1, offsetof(sn_grad_scratch, x), err));
+    if (r->block_inputs) SN_TRY(d->ops->download(d, piece_block_input(p, number), s.x, piece_bytes(p), err));
+    if (r->backward && number == r->sequence.end - 1) return SN_OK; /* its output is not needed */
+    SN_TRY(sn_block_forward_saving(block, &pass, err));
+    if (r->backward || number != r->sequence.end - 1) return SN_OK;
+    return d->ops->download(d, piece_rows(p, r->out), s.x, piece_bytes(p), err);
+}
+
+static train_stage run_first_stage(const train_run *r) {
+    return r->saved && sn_saved_activations_has_inner(r->saved) ? STAGE_HALVES : STAGE_RECOMPUTE;
+}
+
+static sn_status stage_backward(const piece *p, train_stage stage, int number, const sn_block *block, sn_err *err) {
+    sn_device *d = p->dev->device;
+    const train_run *r = p->run;
+    const sn_grad_scratch s = piece_scratch(p, number);
+    sn_block_grads grads = {0};
+    size_t lora = piece_adapter_floats(p, number).lora;
+    int from, to;
+    run_blocks_of(r, p->segment, &from, &to);
+    if (stage == run_first_stage(r)) SN_TRY(d->ops->upload(d, s.x, piece_block_input(p, number), piece_bytes(p), err));
+    if (stage == STAGE_HALVES && !p->row) SN_TRY(piece_clear_grads(p, lora, err));
+    if (stage == STAGE_HALVES && number == to - 1)
+        SN_TRY(piece_enter(p, &r->dout, number + 1, offsetof(sn_grad_scratch, dy), err));
+    if (lora && stage != STAGE_RECOMPUTE)
+        grads = adapter_grads_layout(sn_adapter_block(r->sequence.adapter, number), p->dev->grads);
+    const sn_backward_pass pass = stage_pass(p, number, &s, lora ? &grads : NULL);
+    if (stage == STAGE_RECOMPUTE) return sn_block_recompute(block, &pass, err);
+    if (stage == STAGE_HALVES) return sn_block_backward_halves(block, &pass, err);
+    SN_TRY(sn_block_backward_qkv(block, &pass, err));
+    if (r->sequence.adapter && p->row + p->n == r->n) SN_TRY(piece_download_grads(p, number, err));
+    return number == r->sequence.first ? d->ops->download(d, piece_rows(p, r->out), s.dy, piece_bytes(p), err) : SN_OK;
+}
+
+static sn_status visit_block(void *ctx, int number, const sn_block *block, sn_err *err) {
+    const piece *p = ctx;
+    if (p->stage == STAGE_FORWARD) return stage_forward(p, number, block, err);
+    for (train_stage stage = p->stage; stage <= p->last; stage++) SN_TRY(stage_backward(p, stage, number, block, err));
+    return SN_OK;
+}
+
+static sn_status piece_run(piece *p, sn_err *err) {
+    sn_device *d = p->segment->device;
+    bool replayed;
+    p->shape = train_kv_shape(&p->train->span->hp);
+    p->sequence = (sn_sequence){p->dev->pages, p->row, 0, p->n};
+    const sn_batch batch = {&p->shape, p->n, 1, &p->sequence, 0};
+    SN_TRY(piece_upload_rope(p, err));
+    SN_TRY(d->ops->batch_begin(d, &batch, &replayed, err));
+    SN_TRY(sn_segment_walk(p->segment, p->first, p->end, p->stage != STAGE_FORWARD, visit_block, p, err));
+    return d->ops->batch_end(d, err);
+}
+
+/* ---- cutting a pass into pieces ---- */
+
+/* The cost of rows [row, row + n) of a stage. Measured on CPUs, where the products with weights as float32 and
+ * attention, which grows with the position, take longer than a forward pass over quantised weights. */
+static size_t stage_cost(train_stage stage, int row, int n) {
+    static const size_t row_cost[] = {1, 1, 4, 2}, keys_cost[] = {1, 1, 4, 0};
+    size_t keys = 2 * (size_t)row + (size_t)n; /* twice the mean of those that a row sees */
+    size_t per_row = row_cost[stage] * SN_TRAIN_ROW_COST + keys_cost[stage] * keys * SN_TRAIN_ROW_COST / 2 / 1024;
+    return (size_t)n * per_row;
+}
+
+static train_stage run_last_stage(const train_run *r) { return r->stage == STAGE_FORWARD ? STAGE_FORWARD : STAGE_QKV; }
+static train_stage run_block_stage(const train_run *r) {
+    return r->stage == STAGE_FORWARD ? STAGE_FORWARD : run_first_stage(r);
+}
+
+/* The cost of all stages and rows of a block. */
+static size_t run_block_cost(const sn_train *t) {
+    size_t cost = 0;
+    for (train_stage stage = run_block_stage(&t->run); stage <= run_last_stage(&t->run); stage++)
+        cost += stage_cost(stage, 0, t->run.n);
+    return cost;
+}
+
+/* The next piece that costs at most `budget`, or the smallest one. */
+static piece run_next_piece(sn_train *t, size_t budget, size_t *cost) {
+    const train_run *r = &t->run;
+    piece p = {.train = t, .run = r, .segment = t->span->segments, .first = r->block, .end = r->block + 1};
+    int from, to;
+    while (r->block >= p.segment->end) p.segment++;
+    p.dev = train_device_of(t, p.segment);
+    run_blocks_of(r, p.segment, &from, &to);
+    p.stage = p.last = r->stage;
+    p.row = r->row;
+    *cost = run_block_cost(t);
+    if (r->stage == run_block_stage(r) && !r->row && *cost <= budget) {
+        bool back = r->stage != STAGE_FORWARD;
+        size_t blocks = sn_min_size(budget / *cost, (size_t)(back ? r->block + 1 - from : to - r->block));
+        if (back)
+            p.first = p.end - (int)blocks;
+        else
+            p.end = p.first + (int)blocks;
+        p.last = run_last_stage(r);
+        p.n = r->n;
+        *cost *= blocks;
+        return p;
+    }
+    int left = r->n - r->row;
+    p.n = left < ROWS_MULTIPLE ? left : ROWS_MULTIPLE;
+    while (p.n < left && p.n < SN_SPAN_ROWS_MAX) {
+        int more = left - p.n < ROWS_MULTIPLE ? left : p.n + ROWS_MULTIPLE;
+        if (stage_cost(r->stage, r->row, more) > budget) break;
+        p.n = more;
+    }
+    *cost = stage_cost(r->stage, r->row, p.n);
+    return p;
+}
+
+/* Moves on behind a piece. */
+static void run_advance(train_run *r, const piece *p) {
+    bool back = p->stage != STAGE_FORWARD;
+    r->row = p->row + p->n;
+    if (r->row < r->n) return;
+    r->row = 0;
+    r->stage = p->last + 1;
+    if (back && r->stage <= STAGE_QKV) return;
+    r->block = back ? p->first - 1 : p->end;
+    r->stage = back ? run_first_stage(r) : STAGE_FORWARD;
+    if (!back && r->block == r->sequence.end && r->backward) {
+        r->block--;
+        r->stage = run_first_stage(r);
+    } else if (r->block < r->sequence.first || r->block == r->sequence.end) {
+        r->active = false;
+    }
+}
+
+size_t sn_train_saving(const sn_train *t) { return t->run.made ? sn_saved_activations_bytes(t->run.made) : 0; }
+
+sn_status sn_train_run(sn_train *t, size_t budget, size_t *spent, bool *done, sn_err *err) {
+    train_run *r = &t->run;
+    sn_status status = SN_OK;
+    size_t cost = 0, sum = 0;
+    assert(r->active);
+    do {
+        piece p = run_next_piece(t, budget - sum, &cost);
+        if (sum && cost > budget - sum) break;
+        status = piece_run(&p, err);
+        sum += cost;
+        if (!status) run_advance(r, &p);
+    } while (r->active && !status && sum < budget);
+    if (spent) *spent = sum;
+    *done = status || !r->active;
+    if (!*done) return SN_OK;
+    if (status) sn_saved_activations_free(&r->made);
+    if (r->result) *r->result = r->made;
+    *r = (train_run){0};
     return status;
 }
 
-/* Runs dout back through the blocks, last to first; the result is scratch.dy of j->dev. */
-static sn_status run_backward(train_run *j, const sn_tensor *dout, sn_err *err) {
-    sn_span *span = j->train->span;
-    sn_tensor at = *dout;
-    sn_status status = SN_OK;
-    for (int i = span->n_segments - 1; i >= 0 && !status; i--) {
-        sn_segment *g = &span->segments[i];
-        int from = j->first > g->first ? j->first : g->first, to = j->end < g->end ? j->end : g->end;
-        if (from >= to) continue;
-        j->dev = train_device_of(j->train, g);
-        if (at.data != j->dev->scratch.dy) status = run_upload(j, &at, j->dev->scratch.dy, err);
-        if (!status) status = run_begin_batch(j, g, err);
-        if (!status) status = sn_segment_walk(g, from, to, true, visit_backward, j, err);
-        if (!status) status = g->device->ops->batch_end(g->device, err);
-        at = run_tensor(j, "gradients", j->dev->scratch.dy);
-    }
-    return status;
+/* ---- passes ---- */
+
+static sn_status run_init(sn_train *train, const sn_train_sequence *sequence, sn_err *err) {
+    const sn_tensor *x = sequence->x;
+    assert(!train->run.active && train->span->first <= sequence->first && sequence->first < sequence->end &&
+           sequence->end <= train->span->end);
+    if (x->rank != 2 || x->shape[0] < 1 || x->shape[0] > train->tokens_max || x->shape[1] != train->span->hp.n_embd)
+        return sn_fail(err, SN_REFUSED, "%s of shape (%lld, %lld) are no sequence of at most %d tokens of this model",
+                       x->name, (long long)x->shape[0], (long long)x->shape[1], train->tokens_max);
+    train->run = (train_run){.active = true,
+                             .sequence = *sequence,
+                             .x = *x,
+                             .n = (int)x->shape[0],
+                             .block = sequence->first,
+                             .stage = STAGE_FORWARD};
+    return SN_OK;
+}
+
+sn_status sn_train_start_forward(sn_train *train, const sn_train_sequence *sequence, float *out, size_t saved_bytes_max,
+                                 sn_saved_activations **saved, sn_err *err) {
+    train_run *r = &train->run;
+    if (saved) *saved = NULL;
+    sn_status status = run_init(train, sequence, err);
+    if (status) return status;
+    r->out = out;
+    r->result = saved;
+    if (saved) r->made = sn_saved_activations_new(train->span, sequence->first, sequence->end, r->n, saved_bytes_max);
+    r->saved = r->made;
+    r->block_inputs = r->made ? r->made->block_inputs : NULL;
+    return SN_OK;
+}
+
+sn_status sn_train_start_backward(sn_train *train, const sn_train_sequence *sequence, const sn_saved_activations *saved,
+                                  const sn_tensor *dout, float *dx, float *grads, sn_err *err) {
+    train_run *r = &train->run;
+    if (dout->rank != 2 || dout->shape[0] != sequence->x->shape[0] || dout->shape[1] != sequence->x->shape[1])
+        return sn_fail(err, SN_REFUSED, "the %s do not have the shape of the hidden states", dout->name);
+    sn_status status = run_init(train, sequence, err);
+    if (status) return status;
+    r->backward = true;
+    r->dout = *dout;
+    r->out = dx;
+    r->grads = grads;
+    r->block_inputs = train->block_inputs;
+    if (!saved) return SN_OK;
+    assert(saved->first == sequence->first && saved->end == sequence->end && saved->n == r->n);
+    r->block_inputs = (float *)(uintptr_t)saved->block_inputs; /* only read */
+    r->saved = saved;
+    r->block = sequence->end - 1;
+    r->stage = run_first_stage(r);
+    return SN_OK;
+}
+
+sn_status sn_train_forward(sn_train *train, const sn_train_sequence *sequence, float *out, size_t saved_bytes_max,
+                           sn_saved_activations **saved, sn_err *err) {
+    bool done;
+    sn_status status = sn_train_start_forward(train, sequence, out, saved_bytes_max, saved, err);
+    return status ? status : sn_train_run(train, SIZE_MAX, NULL, &done, err);
 }
 
 sn_status sn_train_backward(sn_train *train, const sn_train_sequence *sequence, const sn_saved_activations *saved,
                             const sn_tensor *dout, float *dx, float *grads, sn_err *err) {
-    train_run j;
-    sn_status status = run_init(train, sequence, &j, err);
-    if (status) return status;
-    j.skip = j.end - 1;
-    j.block_inputs = train->block_inputs;
-    if (saved) {
-        assert(saved->first == j.first && saved->end == j.end && saved->n == j.n);
-        j.block_inputs = (float *)(uintptr_t)saved->block_inputs; /* only read */
-        j.saved = saved;
-    } else {
-        status = run_forward(&j, sequence->x, err);
-    }
-    j.grads = j.adapter ? grads + sn_adapter_n_params(j.adapter, j.first, j.end) : NULL;
-    if (!status) status = run_backward(&j, dout, err);
-    if (!status) status = j.dev->device->ops->download(j.dev->device, dx, j.dev->scratch.dy, run_row_bytes(&j), err);
-    return status;
+    bool done = false;
+    sn_status status = sn_train_start_backward(train, sequence, saved, dout, dx, grads, err);
+    return status ? status : sn_train_run(train, SIZE_MAX, NULL, &done, err);
 }

@@ -2,9 +2,9 @@
  *
  * Central type: sn_train, the memory for one sequence on each of the span's devices. A sequence is computed alone and
  * from position 0, so that (on CPUs) its bits do not depend on how a batch is split. Between the two passes nothing is
- * kept, unless the caller asks for sn_saved_activations. Used by the thread that owns the span's devices. The caller
- * owns sn_train and the saved activations, and frees both before the span. SN_REFUSED for shapes that do not fit,
- * SN_STOP when memory or a device fails. */
+ * kept, unless the caller asks for sn_saved_activations. A pass can be computed in pieces. Used by the thread that owns
+ * the span's devices. The caller owns sn_train and the saved activations, and frees both before the span. SN_REFUSED
+ * for shapes that do not fit, SN_STOP when memory or a device fails. */
 #ifndef SN_BLOCKS_TRAIN_H
 #define SN_BLOCKS_TRAIN_H
 
@@ -48,5 +48,21 @@ sn_status sn_train_forward(sn_train *train, const sn_train_sequence *sequence, f
  * first, end) floats: gets the gradients of the adapter. */
 sn_status sn_train_backward(sn_train *train, const sn_train_sequence *sequence, const sn_saved_activations *saved,
                             const sn_tensor *dout, float *dx, float *grads, sn_err *err) SN_MUST_USE;
+
+/* The same passes in pieces, so that the devices can compute for others in between: start one, then call sn_train_run
+ * until *done, which is set at a failure, too. One pass at a time. All memory that is named here must stay until then,
+ * the tensor's data but not its struct; *saved is set at the end. The results do not depend on the budgets. */
+sn_status sn_train_start_forward(sn_train *train, const sn_train_sequence *sequence, float *out, size_t saved_bytes_max,
+                                 sn_saved_activations **saved, sn_err *err) SN_MUST_USE;
+sn_status sn_train_start_backward(sn_train *train, const sn_train_sequence *sequence, const sn_saved_activations *saved,
+                                  const sn_tensor *dout, float *dx, float *grads, sn_err *err) SN_MUST_USE;
+
+size_t sn_train_saving(const sn_train *train); /* bytes that the pass in progress allocated for *saved */
+
+/* The estimated cost of one row's forward pass through one block: the unit of budgets. */
+enum { SN_TRAIN_ROW_COST = 64 };
+/* Computes as much as `budget` allows, and at least 8 rows of one stage of one block. *spent (NULL allowed): what it
+ * cost. */
+sn_status sn_train_run(sn_train *train, size_t budget, size_t *spent, bool *done, sn_err *err) SN_MUST_USE;
 
 #endif

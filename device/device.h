@@ -203,16 +203,18 @@ typedef struct sn_attention {
                           * share of the softmax (Xiao et al. 2023; learned: gpt-oss, 2025) */
 } sn_attention;
 
-/* The backward pass of attention for one sequence: rows 0..n-1 at positions 0..n-1, with q and k as attention took them
- * (rotated). All pointers: device. */
+/* The backward pass of attention for rows of one sequence: n query rows at positions [first, first + n), and the keys
+ * and values of all positions below first + n, with q and k as attention took them (rotated). Calls for consecutive
+ * rows, from position 0 on, add up dk and dv in the order of the rows. All pointers: device. */
 typedef struct sn_attention_grad {
-    int n, n_heads, n_kv_heads, head_dim;
+    int first, n, n_heads, n_kv_heads, head_dim;
     int window; /* window, scale, slopes and sinks: as in sn_attention */
     float scale;
     const float *slopes, *sinks;
     const float *q, *dout; /* (n, n_heads, head_dim); dout: gradient of attention's result */
-    const float *k, *v;    /* (n, n_kv_heads, head_dim) */
-    float *dq, *dk, *dv;   /* shaped as q, k, v; overwritten */
+    const float *k, *v;    /* (first + n, n_kv_heads, head_dim) */
+    float *dq;             /* as q; overwritten */
+    float *dk, *dv;        /* as k: rows from `first` on are overwritten, those before are added to */
 } sn_attention_grad;
 
 /* -- the table of operations -- */

@@ -206,9 +206,10 @@ sn_status sn_cpu_attention_grad(sn_device *d, const sn_attention_grad *grad, sn_
     sn_cpu *cpu = (sn_cpu *)d;
     if (grad->n <= 0) return SN_OK;
     assert(grad->n_kv_heads > 0 && grad->n_heads % grad->n_kv_heads == 0);
-    attention_grad_job job = {.cpu = cpu, .grad = grad, .n_padded = sn_round_up((size_t)grad->n, SN_LANES)};
+    size_t keys = (size_t)grad->first + (size_t)grad->n;
+    attention_grad_job job = {.cpu = cpu, .grad = grad, .n_padded = sn_round_up(keys, SN_LANES)};
     if (!sn_mul(job.n_padded, 2 * (size_t)grad->head_dim + 2, &job.floats))
-        return sn_fail(err, SN_REFUSED, "gradients of %d tokens are too large", grad->n);
+        return sn_fail(err, SN_REFUSED, "gradients of %zu tokens are too large", keys);
     sn_status status = sn_cpu_grad_scratch_reserve(cpu, job.floats, err);
     if (status) return status;
     sn_pool_run(cpu->pool, (size_t)grad->n_kv_heads, attention_grad_head, &job);

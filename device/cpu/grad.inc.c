@@ -265,16 +265,17 @@ static void attention_grad(const sn_attention_grad_job *job) {
     int group = g->n_heads / g->n_kv_heads;
     size_t dim = (size_t)g->head_dim, stride = dim * (size_t)g->n_heads, kv_stride = dim * (size_t)g->n_kv_heads;
     size_t own = (size_t)job->kv_head * dim;
-    transpose(g->k + own, kv_stride, g->n, g->head_dim, job->keys, job->n_padded);
-    transpose(g->v + own, kv_stride, g->n, g->head_dim, job->values, job->n_padded);
-    for (int j = 0; j < g->n; j++) {
+    transpose(g->k + own, kv_stride, g->first + g->n, g->head_dim, job->keys, job->n_padded);
+    transpose(g->v + own, kv_stride, g->first + g->n, g->head_dim, job->values, job->n_padded);
+    for (int j = g->first; j < g->first + g->n; j++) {
         memset(g->dk + own + (size_t)j * kv_stride, 0, dim * sizeof(float));
         memset(g->dv + own + (size_t)j * kv_stride, 0, dim * sizeof(float));
     }
     for (int i = 0; i < g->n; i++)
         for (int h = 0; h < group; h++) {
-            size_t at = (size_t)i * stride + (size_t)(job->kv_head * group + h) * dim, end = (size_t)i + 1;
-            size_t first = g->window > 0 && i + 1 > g->window ? (size_t)(i + 1 - g->window) : 0;
+            size_t at = (size_t)i * stride + (size_t)(job->kv_head * group + h) * dim;
+            int keys = g->first + i + 1;
+            size_t end = (size_t)keys, first = g->window > 0 && keys > g->window ? (size_t)(keys - g->window) : 0;
             score_grads(job, g->q + at, g->dout + at, job->kv_head * group + h, first, end);
             size_t d = 0;
             for (; dim - d >= 4 * SN_LANES; d += 4 * SN_LANES)

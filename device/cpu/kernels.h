@@ -94,7 +94,7 @@ typedef struct sn_attention_grad_job {
     int kv_head;
     float *keys, *values; /* scratch: this head's keys and values, transposed: (head_dim, n_padded) each */
     float *p, *dp;        /* scratch: (n_padded) each */
-    size_t n_padded;      /* grad->n rounded up to 16 */
+    size_t n_padded;      /* grad->first + grad->n, rounded up to 16 */
 } sn_attention_grad_job;
 
 /* -- the table. Operations mean what they mean in device/device.h, for one row unless a job says otherwise. */

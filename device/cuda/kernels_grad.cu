@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(THREADS)
  * again each time and never stored. */
 
 struct attention_args {
-    int n, n_heads, n_kv_heads, dim, window;
+    int first, n, n_heads, n_kv_heads, dim, window;
     float scale;
     const float *slopes, *sinks, *q, *k, *v, *dout;
 };
@@ -144,8 +144,8 @@ __device__ inline float score_of(const attention_args &h, const float *q, const 
 
 __global__ void __launch_bounds__(THREADS)
     attention_grad_q(const __grid_constant__ attention_args h, float *dq, float *stats) {
-    int item = this_warp(), row = item / h.n_heads, head = item % h.n_heads;
-    if (row >= h.n) return; /* by the whole warp */
+    int item = this_warp(), row = h.first + item / h.n_heads, head = item % h.n_heads;
+    if (row >= h.first + h.n) return; /* by the whole warp */
     size_t at = static_cast<size_t>(item) * h.dim, stride = static_cast<size_t>(h.n_kv_heads) * h.dim;
     size_t own = static_cast<size_t>(head / (h.n_heads / h.n_kv_heads)) * h.dim;
     const float *q = h.q + at, *dout = h.dout + at;
@@ -176,12 +176,12 @@ __global__ void __launch_bounds__(THREADS)
 __global__ void __launch_bounds__(THREADS)
     attention_grad_kv(const __grid_constant__ attention_args h, const float *stats, float *dk, float *dv) {
     int item = this_warp(), key = item / h.n_kv_heads, kv_head = item % h.n_kv_heads, group = h.n_heads / h.n_kv_heads;
-    if (key >= h.n) return;
+    if (key >= h.first + h.n) return;
     size_t at = static_cast<size_t>(item) * h.dim;
-    for (int e = static_cast<int>(threadIdx.x) % 32; e < h.dim; e += 32) dk[at + e] = dv[at + e] = 0;
-    for (int row = key; row < h.n && window_start(h, row) <= key; row++)
+    for (int e = static_cast<int>(threadIdx.x) % 32; key >= h.first && e < h.dim; e += 32) dk[at + e] = dv[at + e] = 0;
+    for (int row = key > h.first ? key : h.first; row < h.first + h.n && window_start(h, row) <= key; row++)
         for (int g = 0; g < group; g++) {
-            size_t query = static_cast<size_t>(row) * h.n_heads + kv_head * group + g;
+            size_t query = static_cast<size_t>(row - h.first) * h.n_heads + kv_head * group + g;
             const float *q = h.q + query * h.dim, *dout = h.dout + query * h.dim, *s = stats + 3 * query;
             float p = expf(score_of(h, q, h.k + at, kv_head * group + g, row, key) - s[0]) / s[1];
             float ds = p * (dot(dout, h.v + at, h.dim) - s[2]) * h.scale;
@@ -239,10 +239,10 @@ extern "C" cudaError_t sn_cuda_activate_grad(cudaStream_t stream, size_t n, sn_a
 }
 
 extern "C" cudaError_t sn_cuda_attention_grad(cudaStream_t stream, const sn_attention_grad *g, float *stats) {
-    const attention_args h = {g->n,      g->n_heads, g->n_kv_heads, g->head_dim, g->window, g->scale,
-                              g->slopes, g->sinks,   g->q,          g->k,        g->v,      g->dout};
+    const attention_args h = {g->first,  g->n,     g->n_heads, g->n_kv_heads, g->head_dim, g->window, g->scale,
+                              g->slopes, g->sinks, g->q,       g->k,          g->v,        g->dout};
     unsigned int queries = blocks_for(static_cast<size_t>(g->n) * g->n_heads * 32);
-    unsigned int keys = blocks_for(static_cast<size_t>(g->n) * g->n_kv_heads * 32);
+    unsigned int keys = blocks_for((static_cast<size_t>(g->first) + g->n) * g->n_kv_heads * 32);
     cudaError_t error = SN_LAUNCH(attention_grad_q, queries, THREADS, 0, stream, h, g->dq, stats);
     if (error != cudaSuccess) return error;
     return SN_LAUNCH(attention_grad_kv, keys, THREADS, 0, stream, h, stats, g->dk, g->dv);

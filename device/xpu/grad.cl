@@ -88,12 +88,12 @@ static float dot_rows(__global const float *a, __global const float *b, uint dim
 static uint window_start(uint row, uint window) { return window > 0 && row + 1 > window ? row + 1 - window : 0; }
 
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
-attention_grad_q(uint n, uint n_heads, uint n_kv_heads, uint dim, uint window, float scale,
+attention_grad_q(uint first, uint n, uint n_heads, uint n_kv_heads, uint dim, uint window, float scale,
                  __global const float *slopes, __global const float *sinks, __global const float *q,
                  __global const float *k, __global const float *v, __global const float *dout, __global float *dq,
                  __global float *stats) {
-    uint item = get_global_id(0), row = item / n_heads, head = item % n_heads;
-    if (row >= n) return;
+    uint item = get_global_id(0), row = first + item / n_heads, head = item % n_heads;
+    if (row >= first + n) return;
     size_t at = (size_t)item * dim, stride = (size_t)n_kv_heads * dim,
            own = (size_t)(head / (n_heads / n_kv_heads)) * dim;
     float max_score = sinks ? sinks[head] : -INFINITY, sum = 0.0f, mean = 0.0f;
@@ -121,17 +121,17 @@ attention_grad_q(uint n, uint n_heads, uint n_kv_heads, uint dim, uint window, f
 }
 
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
-attention_grad_kv(uint n, uint n_heads, uint n_kv_heads, uint dim, uint window, float scale,
+attention_grad_kv(uint first, uint n, uint n_heads, uint n_kv_heads, uint dim, uint window, float scale,
                   __global const float *slopes, __global const float *q, __global const float *k,
                   __global const float *v, __global const float *dout, __global const float *stats, __global float *dk,
                   __global float *dv) {
     uint item = get_global_id(0), key = item / n_kv_heads, kv_head = item % n_kv_heads, group = n_heads / n_kv_heads;
-    if (key >= n) return;
+    if (key >= first + n) return;
     size_t at = (size_t)item * dim;
-    for (uint e = 0; e < dim; e++) dk[at + e] = dv[at + e] = 0.0f;
-    for (uint row = key; row < n && window_start(row, window) <= key; row++)
+    for (uint e = 0; key >= first && e < dim; e++) dk[at + e] = dv[at + e] = 0.0f;
+    for (uint row = max(key, first); row < first + n && window_start(row, window) <= key; row++)
         for (uint g = 0; g < group; g++) {
-            size_t query = (size_t)row * n_heads + kv_head * group + g;
+            size_t query = (size_t)(row - first) * n_heads + kv_head * group + g;
             __global const float *own = q + query * dim, *d = dout + query * dim, *s = stats + 3 * query;
             float p =
                 exp(alibi_score(dot_rows(own, k + at, dim) * scale, slopes, kv_head * group + g, key, row) - s[0]) /

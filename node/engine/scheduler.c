@@ -10,7 +10,7 @@
  *   3. Decode steps are added, then prefill steps, client by client, up to prefill_rows_max.
  *   4. sn_kv_admission_reclaim frees pages for a waiting step; a step that loses its pages thereby ends.
  *   5. batch_run runs one forward pass; completed pages go into the prefix cache.
- *   6. One sequence of training is run, if no step could run or the last one was a second ago.
+ *   6. A piece of training is run, if it is training's turn (training_may_run). Clients take turns, piece by piece.
  * A job is finished when finished_us is set; jobs_collect_finished takes it out of its list. */
 #include "node/engine/scheduler.h"
 
@@ -27,7 +27,8 @@
 enum { KV_READ_WAIT_US = 10000000, OVERTAKEN_US_MAX = 5000000 };
 enum {
     BATCH_KINDS = 8,          /* kinds of batches whose last use is remembered */
-    TRAIN_EVERY_US = 1000000, /* a sequence is trained this often although steps run, so that training never starves */
+    TRAINING_EVERY_US = 1000000, /* a piece is run this often although steps are expected, so that training never starves */
+    STEPS_SHARE = 2,             /* while sessions are busy, steps get this many times the time of training */
 };
 
 /* What the rows of a batch have in common: their blocks and their adapter. */
@@ -41,13 +42,16 @@ struct sn_scheduler {
     sn_kv_pool *pool;
     sn_kv_admission admission;
     sn_job *jobs;          /* in order of priority, then of arrival */
-    sn_job *training_jobs; /* the next one first */
+    sn_job *training_jobs; /* in order of arrival */
     sn_trainer *trainer;
-    int64_t trained_us; /* when the last sequence was trained */
+    uint64_t training_turn;   /* the client whose piece was run last */
+    int64_t trained_us;       /* when the last piece was run */
+    int64_t training_owes_us; /* time that steps get before the next piece */
+    double training_unit_ns;  /* measured time of a piece by its estimated cost; 0: not known */
     uint64_t forward_passes;
     int span_rows; /* rows of the newest batch, if it went over the whole span */
     sn_guard_monitor watch;
-    bool waiting;   /* no job could run in the newest round */
+    bool waiting;   /* nothing could run in the newest round */
     bool kv_copied; /* KV pages were copied in this round: one part per round, to bound the delay */
     batch_kind recent_kinds[BATCH_KINDS]; /* of the newest batches, the newest first */
     sn_job *lead;                         /* the job whose kind the batch has */
@@ -84,13 +88,13 @@ sn_status sn_scheduler_new(sn_span *span, sn_kv_pool *pool, sn_scheduler **out, 
 
 void sn_scheduler_free(sn_scheduler **scheduler) {
     if (!*scheduler) return;
+    sn_trainer_free(&(*scheduler)->trainer);
     sn_job *lists[] = {(*scheduler)->jobs, (*scheduler)->training_jobs};
     for (int i = 0; i < 2; i++)
         for (sn_job *job = lists[i], *next; job; job = next) {
             next = job->next;
             sn_job_free(&job);
         }
-    sn_trainer_free(&(*scheduler)->trainer);
     free(*scheduler);
     *scheduler = NULL;
 }
@@ -130,15 +134,14 @@ int64_t sn_scheduler_batch_wait(const sn_scheduler *s, int64_t now_us) {
         rows += job->n_tokens;
         if (job->arrived_us < came_us) came_us = job->arrived_us;
     }
-    if (!rows || rows >= SN_BATCH_WAIT_ROWS || s->training_jobs || !sn_decoding_sessions_pending(&s->decoding))
-        return 0;
+    if (!rows || rows >= SN_BATCH_WAIT_ROWS || !sn_decoding_sessions_pending(&s->decoding)) return 0;
     int64_t until_us = came_us + s->batch_wait_us;
     return now_us < until_us ? until_us : 0;
 }
 
 bool sn_scheduler_idle(const sn_scheduler *scheduler) { return !scheduler->jobs && !scheduler->training_jobs; }
 bool sn_scheduler_waiting(const sn_scheduler *scheduler) {
-    return scheduler->jobs && scheduler->waiting && !scheduler->training_jobs && !sn_scheduler_swapping(scheduler);
+    return !sn_scheduler_idle(scheduler) && scheduler->waiting && !sn_scheduler_swapping(scheduler);
 }
 /* Also after pages were swapped in this round: a job may have waited for just these. */
 bool sn_scheduler_swapping(const sn_scheduler *scheduler) {
@@ -371,7 +374,6 @@ static void batch_form(sn_scheduler *s, int64_t now_us) {
     s->span_rows = 0;
     jobs_prepare(s, now_us);
     s->lead = batch_choose_lead(s);
-    s->waiting = !s->lead && !s->kv_copied;
     int budget = prefill_rows_max(s, batch_add_decode_jobs(s, now_us), now_us);
     s->batch_number++;
     for (sn_job *job; budget > 0 && (job = prefill_next_job(s));) {
@@ -390,9 +392,11 @@ static void batch_run(sn_scheduler *s) {
     int first = s->chosen[0]->first, end = s->chosen[0]->end;
     uint64_t moved = 0, planned = sn_span_transfer_bytes(s->span, first, end, s->n_chosen, s->parts);
     sn_adapter **adapter = s->chosen[0]->step.adapter;
+    int64_t begun = sn_now_us();
     sn_status status =
         sn_span_forward_adapter(s->span, first, end, adapter ? *adapter : NULL, s->n_chosen, s->parts, &moved, &err);
     int64_t now = sn_now_us();
+    s->training_owes_us -= now > begun ? now - begun : 1;
     sn_guard_monitor_step(&s->watch, moved, planned, now);
     s->forward_passes++;
     memmove(s->recent_kinds + 1, s->recent_kinds, (BATCH_KINDS - 1) * sizeof *s->recent_kinds);
@@ -410,15 +414,61 @@ static void batch_run(sn_scheduler *s) {
     }
 }
 
-/* Trains one sequence of the next training job, then puts the job last. */
-static void training_run_sequence(sn_scheduler *s, int64_t now_us) {
-    sn_job *job = s->training_jobs;
-    if (!job) return;
+/* -- training ------------------------------------------------------------------------------------------------------ */
+
+static bool steps_are_expected(sn_scheduler *s, int64_t now_us) {
+    return s->n_chosen || sn_decoding_sessions_rows(&s->decoding, now_us);
+}
+
+/* Training waits behind steps: while they run or are expected, it gets one part of the device's time, and they
+ * STEPS_SHARE parts. */
+static bool training_may_run(sn_scheduler *s, int64_t now_us) {
+    if (!s->training_jobs) return false;
+    return !steps_are_expected(s, now_us) || s->training_owes_us <= 0 || now_us - s->trained_us > TRAINING_EVERY_US;
+}
+
+/* What a piece may cost: it delays a decode step by no more than prefill rows do. */
+static size_t training_cost_max(sn_scheduler *s, int64_t now_us) {
+    size_t rows = (size_t)prefill_rows_max(s, s->n_chosen > 0, now_us);
+    double ns = (double)rows * (double)s->row_ns;
+    if (ns > 0 && s->training_unit_ns > 0) return (size_t)(ns / s->training_unit_ns);
+    return rows * (size_t)(sn_span_end(s->span) - sn_span_first(s->span)) * SN_TRAIN_ROW_COST;
+}
+
+static uint64_t training_client(const sn_job *job) {
+    uint64_t client;
+    memcpy(&client, job->training->owner, sizeof client);
+    return client;
+}
+
+/* The oldest job of the client whose turn comes first after `turn`; NULL: none. */
+static sn_job *training_next_job(const sn_scheduler *s, uint64_t turn) {
+    sn_job *best = NULL;
+    for (sn_job *job = s->training_jobs; job; job = job->next)
+        if (!best || training_client(job) - turn - 1 < training_client(best) - turn - 1) best = job;
+    return best;
+}
+
+/* Runs a piece of the next client's oldest job, or of another client's if that one waits for memory. False: all wait. */
+static bool training_run_piece(sn_scheduler *s, int64_t now_us) {
+    sn_training_budget budget = {.cost = training_cost_max(s, now_us)};
+    sn_training_result result = SN_TRAINING_WAITS;
+    int64_t begun = sn_now_us();
+    uint64_t turn = s->training_turn;
+    sn_job *const first = training_next_job(s, turn), *job = first;
+    do {
+        turn = training_client(job);
+        result = sn_trainer_work(s->trainer, job, &budget);
+        job = training_next_job(s, turn);
+    } while (result == SN_TRAINING_WAITS && job != first);
+    if (result == SN_TRAINING_WAITS) return false;
+    int64_t took = sn_now_us() - begun;
+    double unit_ns = budget.spent ? (double)took * 1000 / (double)budget.spent : 0;
+    if (unit_ns > 0) s->training_unit_ns += (unit_ns - s->training_unit_ns) / (s->training_unit_ns > 0 ? 4 : 1);
+    s->training_turn = turn;
     s->trained_us = now_us;
-    if (!sn_trainer_work(s->trainer, job)) {
-        s->training_jobs = job->next;
-        sn_scheduler_add(s, job);
-    }
+    s->training_owes_us = STEPS_SHARE * (took > 0 ? took : 1);
+    return true;
 }
 
 sn_job *sn_scheduler_run(sn_scheduler *s, int64_t now_us) {
@@ -427,7 +477,8 @@ sn_job *sn_scheduler_run(sn_scheduler *s, int64_t now_us) {
     sn_job *lost = sn_kv_admission_reclaim(&s->admission, s->jobs);
     if (lost) job_end(lost, lost->err.status, now_us);
     if (s->n_chosen) batch_run(s);
-    if (!s->n_chosen || now_us - s->trained_us > TRAIN_EVERY_US) training_run_sequence(s, now_us);
+    bool trained = training_may_run(s, now_us) && training_run_piece(s, now_us);
+    s->waiting = !s->n_chosen && !s->kv_copied && !trained;
     sn_job *done = NULL;
     jobs_collect_finished(&s->jobs, &done);
     jobs_collect_finished(&s->training_jobs, &done);

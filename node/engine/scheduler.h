@@ -9,7 +9,8 @@
  * prefill rows, in chunks that are bounded while others decode, alternating between clients. A step for which no KV
  * pages are free waits until its deadline (kv_admission.h). Rows whose KV pages the prefix cache has are attached
  * instead of computed; of two steps that compute the same prefix at once, the second waits for the pages of the first.
- * Training runs one sequence at a time, when no step can run, and once per second otherwise.
+ * Training runs in pieces that delay a step no longer than a prompt does: when no step can run or is expected soon, or
+ * after steps had twice the time of the piece before. Clients take turns with it.
  *
  * Errors: a job that fails is returned with job->status and job->err set; SN_RETRY: no KV pages became free in time. */
 #ifndef SN_NODE_ENGINE_SCHEDULER_H
@@ -48,7 +49,7 @@ int64_t sn_scheduler_batch_wait(const sn_scheduler *scheduler, int64_t now_us);
 sn_job *sn_scheduler_run(sn_scheduler *scheduler, int64_t now_us);
 
 bool sn_scheduler_idle(const sn_scheduler *scheduler);     /* holds no jobs */
-bool sn_scheduler_waiting(const sn_scheduler *scheduler);  /* all jobs wait for KV pages, and no swap is going on */
+bool sn_scheduler_waiting(const sn_scheduler *scheduler);  /* all jobs wait, and no swap is going on */
 bool sn_scheduler_swapping(const sn_scheduler *scheduler); /* pages are to be swapped: run it again soon, jobs or not */
 uint64_t sn_scheduler_forward_passes(const sn_scheduler *scheduler);
 /* Rows of the newest round's batch if it went over the whole span; 0 otherwise. */

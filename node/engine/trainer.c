@@ -1,9 +1,10 @@
-/* The trainer: does training tasks on the device thread, one sequence per call, so that decode steps can run in
- * between.
+/* The trainer: does training tasks on the device thread, a piece per call, so that steps can run in between.
  *
- * A node gives task->bytes_max bytes to training. They hold, in order of precedence: the adapters (adapters_bytes); the
- * workspace `train` (blocks/train.h), made for the longest sequence so far when a batch first needs it; and saved
- * activations with what is left. A FORWARD that is to be followed by a BACKWARD saves the activations of each sequence
+ * A node gives task->bytes_max bytes to training. They hold, in order of precedence: the adapters (adapters_bytes);
+ * workspaces (blocks/train.h), one for each sequence in progress, made for the longest one of its batch; and saved
+ * activations with what is left. A workspace is kept for other sequences until its memory is needed. Sequences of
+ * several jobs may be in progress at once, so that one long sequence does not stop other clients' training; a job that
+ * finds no memory beside them waits, and until it got its workspace no other job gets one. A FORWARD that is to be followed by a BACKWARD saves the activations of each sequence
  * under a hash of client, adapter, blocks and input; the BACKWARD finds them there and skips recomputing the forward
  * pass, or recomputes it when they are gone. Both give the same bits. So saved activations are a cache: when memory is
  * short, the intermediate activations of a sequence are dropped first, then the inputs of its blocks, and entries older
@@ -15,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SAVED_MAX = 256 };
+enum { SAVED_MAX = 256, WORKSPACES_MAX = 4 };
 static const int64_t SAVED_US = 60000000; /* saved activations wait so long for their BACKWARD */
 
 /* The saved activations of one sequence. */
@@ -25,10 +26,29 @@ typedef struct saved_entry {
     int64_t since_us;
 } saved_entry;
 
+/* One sequence of a batch. */
+typedef struct sequence {
+    sn_tensor input;                   /* hidden states (tokens, n_embd) */
+    sn_tensor output_grad;             /* of a BACKWARD: gradient of the output (tokens, n_embd) */
+    sn_hash key;                       /* names its saved activations */
+    const sn_adapter *adapter;         /* NULL: none */
+    float *output;                     /* (tokens, n_embd): the output, or the gradient of the input */
+    float *adapter_grad;               /* of a BACKWARD with an adapter: gradient of its parameters */
+    sn_saved_activations *saved;       /* of a BACKWARD: taken from the trainer's; of a FORWARD: made at its end */
+} sequence;
+
+typedef struct workspace {
+    sn_train *train; /* of sequences up to tokens_max; NULL: this entry is free */
+    int tokens_max;
+    size_t bytes, saved_bytes; /* of the workspace; of the activations that its sequence saves or uses */
+    const sn_job *job;         /* whose sequence is in progress; NULL: none */
+    sequence sequence;
+} workspace;
+
 struct sn_trainer {
     sn_span *span;
-    sn_train *train; /* of sequences up to tokens_max */
-    int tokens_max;
+    workspace workspaces[WORKSPACES_MAX];
+    const sn_job *waiting; /* the job that gets the next workspace; NULL: any */
     sn_hasher *hasher;
     saved_entry saved[SAVED_MAX];
     size_t n_saved, saved_bytes, adapters_bytes;
@@ -49,6 +69,12 @@ sn_status sn_trainer_new(sn_span *span, sn_trainer **out, sn_err *err) {
     if ((*out)->hasher) return SN_OK;
     sn_trainer_free(out);
     return sn_fail(err, SN_STOP, "out of memory");
+}
+
+static void workspace_free(workspace *w) {
+    sn_train_free(&w->train);
+    sn_saved_activations_free(&w->sequence.saved);
+    *w = (workspace){0};
 }
 
 /* Bytes for the workspace and saved activations. */
@@ -76,6 +102,14 @@ static bool saved_drop_intermediates(sn_trainer *t) {
     return true;
 }
 
+/* As saved_drop, but the caller gets the activations. */
+static sn_saved_activations *saved_take(sn_trainer *t, size_t i) {
+    sn_saved_activations *saved = t->saved[i].saved;
+    t->saved_bytes -= sn_saved_activations_bytes(saved);
+    t->saved[i] = t->saved[--t->n_saved];
+    return saved;
+}
+
 static void saved_expire(sn_trainer *t, int64_t now_us) {
     for (size_t i = t->n_saved; i-- > 0;)
         if (now_us - t->saved[i].since_us > SAVED_US) saved_drop(t, i);
@@ -91,10 +125,17 @@ static sn_hash saved_key(sn_trainer *t, const sn_training_task *task, const floa
     return sn_hasher_end(t->hasher);
 }
 
+static size_t workspaces_bytes(const sn_trainer *t, bool used_only) {
+    size_t bytes = 0;
+    for (int i = 0; i < WORKSPACES_MAX; i++)
+        if (t->workspaces[i].job || !used_only) bytes += t->workspaces[i].bytes + t->workspaces[i].saved_bytes;
+    return bytes;
+}
+
 /* Bytes that this sequence may save. Intermediate activations of others are dropped until the inputs of its blocks
  * fit. */
 static size_t saved_capacity(sn_trainer *t, const sn_training_task *task, int tokens) {
-    size_t own = sn_train_bytes(t->span, t->tokens_max), most = trainer_free_bytes(t, task);
+    size_t own = workspaces_bytes(t, false), most = trainer_free_bytes(t, task);
     size_t rows = sn_saved_activations_estimate(t->span, task->first, task->end, tokens, false);
     if (own >= most || t->n_saved == SAVED_MAX) return 0;
     size_t all = most - own;
@@ -111,11 +152,12 @@ static size_t saved_find(const sn_trainer *t, const sn_hash *key) {
 
 size_t sn_trainer_saved_bytes(const sn_trainer *t) { return t->saved_bytes; }
 
+
 void sn_trainer_free(sn_trainer **trainer) {
     if (!*trainer) return;
     while ((*trainer)->n_saved) saved_drop(*trainer, 0);
     sn_hasher_free((*trainer)->hasher);
-    sn_train_free(&(*trainer)->train);
+    for (int i = 0; i < WORKSPACES_MAX; i++) workspace_free(&(*trainer)->workspaces[i]);
     free(*trainer);
     *trainer = NULL;
 }
@@ -124,11 +166,6 @@ void sn_trainer_free(sn_trainer **trainer) {
 static void saved_limit(sn_trainer *t, size_t bytes) {
     while (t->n_saved && t->saved_bytes > bytes)
         if (!saved_drop_intermediates(t)) saved_drop(t, 0);
-}
-
-static void trainer_free_workspace(sn_trainer *t) {
-    sn_train_free(&t->train);
-    t->tokens_max = 0;
 }
 
 /* SN_REFUSED: the sequence does not fit beside its own adapter alone. SN_RETRY: other adapters leave too little. */
@@ -147,21 +184,69 @@ static sn_status trainer_refuse_memory(const sn_trainer *t, const sn_training_ta
         tokens, bytes >> 20, (t->adapters_bytes - own) >> 20);
 }
 
-/* A workspace for the longest sequence of the task. */
-static sn_status trainer_reserve_memory(sn_trainer *t, const sn_training_task *task, sn_err *err) {
+static int task_longest(const sn_training_task *task) {
     uint64_t longest = 1; /* checked against the context */
-    size_t most = trainer_free_bytes(t, task);
     for (size_t i = 0; i < task->n_samples; i++)
         if (task->samples[i].tokens > longest) longest = task->samples[i].tokens;
-    int tokens = (int)longest;
-    if (tokens <= t->tokens_max) return SN_OK;
+    return (int)longest;
+}
+
+static workspace *workspace_of(sn_trainer *t, const sn_job *job) {
+    for (int i = 0; i < WORKSPACES_MAX; i++)
+        if (t->workspaces[i].job == job) return &t->workspaces[i];
+    return NULL;
+}
+
+/* The smallest unused workspace for so many tokens; or, after freeing all unused ones, a free entry; NULL: all are in
+ * use. */
+static workspace *workspace_find(sn_trainer *t, int tokens) {
+    workspace *best = NULL;
+    for (int i = 0; i < WORKSPACES_MAX; i++) {
+        workspace *w = &t->workspaces[i];
+        if (w->train && !w->job && w->tokens_max >= tokens && (!best || w->tokens_max < best->tokens_max)) best = w;
+    }
+    for (int i = 0; i < WORKSPACES_MAX && !best; i++)
+        if (!t->workspaces[i].job) workspace_free(best = &t->workspaces[i]);
+    return best;
+}
+
+static void workspaces_free_unused(sn_trainer *t) {
+    for (int i = 0; i < WORKSPACES_MAX; i++)
+        if (!t->workspaces[i].job) workspace_free(&t->workspaces[i]);
+}
+
+/* A workspace for the longest sequence of the job. *out NULL: it waits for that of another job. */
+static sn_status workspace_take(sn_trainer *t, const sn_job *job, workspace **out, sn_err *err) {
+    const sn_training_task *task = job->training;
+    size_t most = trainer_free_bytes(t, task);
+    int tokens = task_longest(task);
+    *out = NULL;
+    if (task->adapter && !*task->adapter)
+        return sn_fail(err, SN_REBUILD, "this adapter could not be loaded here: send it again");
+    if (t->waiting && t->waiting != job) return SN_OK;
+    t->waiting = job;
     size_t bytes = sn_train_bytes(t->span, tokens);
-    if (bytes > most) return trainer_refuse_memory(t, task, tokens, bytes, err);
-    saved_limit(t, most - bytes);
-    trainer_free_workspace(t);
-    sn_status status = sn_train_new(t->span, tokens, &t->train, err);
-    if (!status) t->tokens_max = tokens;
-    return status;
+    if (bytes > most) {
+        t->waiting = NULL;
+        return trainer_refuse_memory(t, task, tokens, bytes, err);
+    }
+    workspace *w = workspace_find(t, tokens);
+    if (!w || (!w->train && bytes > most - sn_min_size(most, workspaces_bytes(t, true)))) return SN_OK;
+    if (!w->train) {
+        workspaces_free_unused(t);
+        saved_limit(t, most - workspaces_bytes(t, true) - bytes);
+        sn_status status = sn_train_new(t->span, tokens, &w->train, err);
+        if (status) {
+            t->waiting = NULL;
+            return status;
+        }
+        w->tokens_max = tokens;
+        w->bytes = bytes;
+    }
+    t->waiting = NULL;
+    w->job = job;
+    *out = w;
+    return SN_OK;
 }
 
 static size_t task_grad_floats(const sn_training_task *task) {
@@ -170,14 +255,10 @@ static size_t task_grad_floats(const sn_training_task *task) {
                : 0;
 }
 
-/* Before the first sequence: the workspace, and the output buffer. */
-static sn_status job_begin(sn_trainer *t, sn_job *job, sn_err *err) {
+/* Before the first sequence: the output buffer. */
+static sn_status job_begin(const sn_trainer *t, sn_job *job, sn_err *err) {
     sn_training_task *task = job->training;
     size_t width = (size_t)sn_span_hparams(t->span)->n_embd, floats, bytes;
-    if (task->adapter && !*task->adapter)
-        return sn_fail(err, SN_REBUILD, "this adapter could not be loaded here: send it again");
-    sn_status status = trainer_reserve_memory(t, task, err);
-    if (status) return status;
     if (!sn_mul(task_grad_floats(task), task->n_samples, &floats) || !sn_add(floats, task->rows * width, &floats) ||
         !sn_mul(floats, sizeof(float), &bytes) || bytes > SN_TENSOR_SIZE_MAX)
         return sn_fail(err, SN_REFUSED,
@@ -186,16 +267,6 @@ static sn_status job_begin(sn_trainer *t, sn_job *job, sn_err *err) {
     task->result = floats;
     return sn_shared_buffer_new(bytes, &job->output, err);
 }
-
-/* One sequence of a batch. */
-typedef struct sequence {
-    sn_tensor input;           /* hidden states (tokens, n_embd) */
-    sn_tensor output_grad;     /* of a BACKWARD: gradient of the output (tokens, n_embd) */
-    sn_hash key;               /* names its saved activations */
-    const sn_adapter *adapter; /* NULL: none */
-    float *output;             /* (tokens, n_embd): the output, or the gradient of the input */
-    float *adapter_grad;       /* of a BACKWARD with an adapter: gradient of its parameters */
-} sequence;
 
 static sn_tensor task_rows(const sn_training_task *task, const char *name, const float *from, size_t n, size_t width) {
     return (sn_tensor){.name = name,
@@ -223,48 +294,73 @@ static sequence job_next_sequence(sn_trainer *t, const sn_job *job) {
     return s;
 }
 
-static sn_status sequence_forward(sn_trainer *t, const sn_training_task *task, const sequence *s, int64_t now_us,
-                                  sn_err *err) {
-    sn_saved_activations *saved = NULL;
-    saved_expire(t, now_us);
+/* Starts the pass of the workspace's sequence. */
+static sn_status sequence_start(sn_trainer *t, const sn_job *job, workspace *w, sn_err *err) {
+    const sn_training_task *task = job->training;
+    sequence *s = &w->sequence;
+    *s = job_next_sequence(t, job);
+    const sn_train_sequence train = {task->first, task->end, s->adapter, &s->input};
+    size_t i = saved_find(t, &s->key);
+    if (task->kind == SN_TRAINING_BACKWARD) {
+        if (i < t->n_saved) s->saved = saved_take(t, i);
+        w->saved_bytes = s->saved ? sn_saved_activations_bytes(s->saved) : 0;
+        return sn_train_start_backward(w->train, &train, s->saved, &s->output_grad, s->output, s->adapter_grad, err);
+    }
+    saved_expire(t, job->arrived_us);
     bool keep = task->request_msg->forward.save_activations && saved_find(t, &s->key) == t->n_saved;
     size_t capacity = keep ? saved_capacity(t, task, (int)s->input.shape[0]) : 0;
-    const sn_train_sequence train = {task->first, task->end, s->adapter, &s->input};
-    sn_status status = sn_train_forward(t->train, &train, s->output, capacity, keep ? &saved : NULL, err);
-    if (saved) {
-        t->saved[t->n_saved++] = (saved_entry){s->key, saved, now_us};
-        t->saved_bytes += sn_saved_activations_bytes(saved);
-    }
+    sn_status status = sn_train_start_forward(w->train, &train, s->output, capacity, keep ? &s->saved : NULL, err);
+    w->saved_bytes = sn_train_saving(w->train);
     return status;
 }
 
-static sn_status sequence_backward(sn_trainer *t, const sn_training_task *task, const sequence *s, sn_err *err) {
-    size_t i = saved_find(t, &s->key);
-    const sn_saved_activations *saved = i < t->n_saved ? t->saved[i].saved : NULL;
-    const sn_train_sequence train = {task->first, task->end, s->adapter, &s->input};
-    sn_status status = sn_train_backward(t->train, &train, saved, &s->output_grad, s->output, s->adapter_grad, err);
-    if (saved) saved_drop(t, i);
-    return status;
-}
-
-static sn_status job_run_sequence(sn_trainer *t, sn_job *job, sn_err *err) {
+/* After the last piece: keeps what a FORWARD saved, as far as other sequences did not take the memory meanwhile. */
+static void sequence_end(sn_trainer *t, sn_job *job, workspace *w) {
     sn_training_task *task = job->training;
-    sn_status status = trainer_reserve_memory(t, task, err); /* an adapter loaded since may have taken the memory */
-    if (status) return status;
-    const sequence s = job_next_sequence(t, job);
-    status = task->kind == SN_TRAINING_FORWARD ? sequence_forward(t, task, &s, job->arrived_us, err)
-                                               : sequence_backward(t, task, &s, err);
-    task->rows_done += (size_t)s.input.shape[0];
+    sequence *s = &w->sequence;
+    w->saved_bytes = 0;
+    size_t most = trainer_free_bytes(t, task), own = workspaces_bytes(t, false);
+    if (s->saved && task->kind == SN_TRAINING_FORWARD) {
+        size_t all = most - sn_min_size(most, own), bytes = sn_saved_activations_bytes(s->saved);
+        while (t->saved_bytes + bytes > all && saved_drop_intermediates(t)) continue;
+        if (t->n_saved < SAVED_MAX && t->saved_bytes + bytes <= all && saved_find(t, &s->key) == t->n_saved) {
+            t->saved[t->n_saved++] = (saved_entry){s->key, s->saved, job->arrived_us};
+            t->saved_bytes += bytes;
+            s->saved = NULL;
+        }
+    }
+    sn_saved_activations_free(&s->saved);
+    task->rows_done += (size_t)s->input.shape[0];
     job->n_done++;
+    w->job = NULL;
+}
+
+/* A piece of the job's present sequence, or of its next one. *waits: it has no workspace yet. */
+static sn_status job_run_piece(sn_trainer *t, sn_job *job, sn_training_budget *budget, bool *waits, sn_err *err) {
+    workspace *w = workspace_of(t, job);
+    bool done = false;
+    sn_status status = SN_OK;
+    if (!w) {
+        status = workspace_take(t, job, &w, err);
+        *waits = !status && !w;
+        if (status || *waits) return status;
+        if (!job->output) status = job_begin(t, job, err);
+        if (status) {
+            w->job = NULL;
+            return status;
+        }
+        status = sequence_start(t, job, w, err);
+    }
+    if (!status) status = sn_train_run(w->train, budget->cost, &budget->spent, &done, err);
+    if (done || status) sequence_end(t, job, w);
     return status;
 }
 
 static sn_status adapter_load(sn_trainer *t, sn_training_task *task, sn_err *err) {
-    size_t most = trainer_free_bytes(t, task), bytes = task->request_msg->tensor.bytes,
-           own = sn_train_bytes(t->span, t->tokens_max);
+    size_t most = trainer_free_bytes(t, task), bytes = task->request_msg->tensor.bytes;
     most -= sn_min_size(most, bytes);
-    saved_limit(t, most - sn_min_size(most, own));
-    if (t->train && own > most) trainer_free_workspace(t);
+    saved_limit(t, most - sn_min_size(most, workspaces_bytes(t, false)));
+    if (workspaces_bytes(t, false) > most) workspaces_free_unused(t);
     sn_status status = sn_adapter_load(t->span, task->request_msg->tensor.data, bytes, task->adapter, err);
     if (status) return status;
     task->result = sn_adapter_bytes(*task->adapter);
@@ -277,18 +373,19 @@ static void adapter_unload(sn_trainer *t, sn_training_task *task) {
     sn_adapter_free(task->adapter);
 }
 
-bool sn_trainer_work(sn_trainer *t, sn_job *job) {
+sn_training_result sn_trainer_work(sn_trainer *t, sn_job *job, sn_training_budget *budget) {
     sn_training_task *task = job->training;
-    bool batch = task->kind == SN_TRAINING_FORWARD || task->kind == SN_TRAINING_BACKWARD;
-    if (!job->started_us) {
-        job->started_us = sn_now_us();
-        if (batch) job->status = job_begin(t, job, &job->err);
-    }
-    if (!batch && task->kind == SN_TRAINING_ADAPTER_LOAD) job->status = adapter_load(t, task, &job->err);
-    if (!batch && task->kind == SN_TRAINING_ADAPTER_UNLOAD) adapter_unload(t, task);
-    if (batch && !job->status && (size_t)job->n_done < task->n_samples)
-        job->status = job_run_sequence(t, job, &job->err);
-    bool over = !batch || job->status || (size_t)job->n_done == task->n_samples;
-    if (over) job->finished_us = sn_now_us();
-    return over;
+    bool batch = task->kind == SN_TRAINING_FORWARD || task->kind == SN_TRAINING_BACKWARD, waits = false;
+    int64_t begun_us = sn_now_us();
+    budget->spent = 0;
+    if (batch) job->status = job_run_piece(t, job, budget, &waits, &job->err);
+    if (waits) return SN_TRAINING_WAITS;
+    if (!job->started_us) job->started_us = begun_us;
+    if (task->kind == SN_TRAINING_ADAPTER_LOAD) job->status = adapter_load(t, task, &job->err);
+    if (task->kind == SN_TRAINING_ADAPTER_UNLOAD) adapter_unload(t, task);
+    int64_t now_us = sn_now_us();
+    task->compute_us += now_us - begun_us;
+    if (batch && !job->status && (size_t)job->n_done < task->n_samples) return SN_TRAINING_CONTINUES;
+    job->finished_us = now_us;
+    return SN_TRAINING_FINISHED;
 }

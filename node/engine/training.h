@@ -2,7 +2,7 @@
  * does them. A task belongs to no session; it travels as a job of kind SN_JOB_TRAIN.
  *
  * Memory: bytes_max of a task is what the node gives to training (--tune-memory). Adapters take their part of it; the
- * rest is for the activations of one sequence at a time, and for activations that are kept from a FORWARD to its
+ * rest is for the activations of the sequences in progress, and for activations that are kept from a FORWARD to its
  * BACKWARD. */
 #ifndef SN_NODE_ENGINE_TRAINING_H
 #define SN_NODE_ENGINE_TRAINING_H
@@ -30,7 +30,8 @@ typedef struct sn_training_task {
     const sn_sample *samples;               /* sequences of the batch, in request_msg; their rows follow one another */
     size_t n_samples, rows;                 /* rows: tokens of all sequences */
     size_t result;    /* result: floats of the output of FORWARD or BACKWARD; bytes of device memory of LOAD */
-    size_t rows_done; /* the trainer's */
+    int64_t compute_us; /* result: the time on the device */
+    size_t rows_done;   /* the trainer's */
 } sn_training_task;
 
 void sn_training_task_free(sn_training_task **task); /* accepts NULL */
@@ -46,8 +47,19 @@ void sn_trainer_free(sn_trainer **trainer); /* accepts NULL; before the span */
  * FORWARD comes. */
 size_t sn_trainer_saved_bytes(const sn_trainer *trainer);
 
-/* Runs one sequence of the job (job->n_done counts them), or loads or unloads its adapter. True: the job is finished,
- * and job->status is set. */
-bool sn_trainer_work(sn_trainer *trainer, sn_job *job);
+/* What a piece may cost, in the units of sn_train_run (blocks/train.h), and what it did. */
+typedef struct sn_training_budget {
+    size_t cost, spent;
+} sn_training_budget;
+
+typedef enum sn_training_result {
+    SN_TRAINING_WAITS,     /* nothing was done: the sequences of other jobs in progress leave too little memory */
+    SN_TRAINING_CONTINUES, /* call again for the next piece */
+    SN_TRAINING_FINISHED,  /* job->status is set */
+} sn_training_result;
+
+/* Runs a piece of a sequence of the job (job->n_done counts whole ones), or loads or unloads its adapter. A job that is
+ * not finished may not be freed before the trainer. */
+sn_training_result sn_trainer_work(sn_trainer *trainer, sn_job *job, sn_training_budget *budget);
 
 #endif

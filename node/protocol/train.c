@@ -105,6 +105,7 @@ static sn_status adapter_put_start(sn_protocol *protocol, sn_event *event, int64
                                .adapter = &entry->adapter,
                                .request_msg = event->msg,
                                .bytes_max = protocol->setup.tune_bytes_max};
+    memcpy(task->owner, event->key, SN_KEY_SIZE);
     /* Set before the task is submitted: from then on entry->adapter belongs to the device thread. */
     *entry = (sn_adapter_entry){.state = SN_ADAPTER_ENTRY_LOADING, .hash = hash, .bytes = t->bytes, .used_us = now_us};
     status = task_submit(protocol, task, event->arrived_us, err);
@@ -233,7 +234,7 @@ static void training_batch_reply(sn_protocol *protocol, const sn_training_task *
         sn_protocol_new_msg(back ? SN_MSG_BACKWARD_REPLY : SN_MSG_FORWARD_REPLY, task->request_msg->correlation_id);
     if (!msg) return;
     uint64_t queue_us = (uint64_t)(job->started_us - job->arrived_us),
-             compute_us = (uint64_t)(job->finished_us - job->started_us);
+             compute_us = (uint64_t)task->compute_us;
     msg->tensor =
         (sn_wire_tensor){SN_F32, 1, {task->result}, sn_shared_buffer_data(job->output), task->result * sizeof(float)};
     if (back) {

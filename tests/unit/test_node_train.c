@@ -162,7 +162,8 @@ static float *train_at(sn_trainer *trainer, const testbed *w, bool backward, int
                                .rows = ROWS};
     sn_job *job = calloc(1, sizeof *job);
     *job = (sn_job){.kind = SN_JOB_TRAIN, .training = task, .arrived_us = at_us};
-    while (!sn_trainer_work(trainer, job)) continue;
+    sn_training_budget budget = {.cost = 1}; /* the smallest pieces */
+    while (sn_trainer_work(trainer, job, &budget) != SN_TRAINING_FINISHED) continue;
     cr_assert_eq(job->status, SN_OK, "%s", job->err.text);
     float *out = malloc((size_t)ROWS * (size_t)w->n_embd * sizeof *out);
     memcpy(out, sn_shared_buffer_data(job->output), (size_t)ROWS * (size_t)w->n_embd * sizeof *out);
@@ -356,7 +357,7 @@ Test(node_train, an_adapter_evicts_saved_activations) {
                                .request_msg = kind == SN_TRAINING_ADAPTER_LOAD ? adapter_put_message(w, &image) : NULL};
         sn_job *job = calloc(1, sizeof *job);
         *job = (sn_job){.kind = SN_JOB_TRAIN, .training = task};
-        cr_assert(sn_trainer_work(trainer, job));
+        cr_assert_eq(sn_trainer_work(trainer, job, &(sn_training_budget){1, 0}), SN_TRAINING_FINISHED);
         cr_assert_eq(job->status, SN_OK, "%s", job->err.text);
         sn_job_free(&job);
         if (kind == SN_TRAINING_ADAPTER_UNLOAD) break;

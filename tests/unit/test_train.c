@@ -263,6 +263,15 @@ static void train_case_free(train_case *w) {
     if (w->path) tiny_model_remove(&w->path);
 }
 
+/* A forward or backward pass in pieces of at most `budget`. */
+static void run_pieces(sn_train *train, size_t budget) {
+    bool done = false;
+    for (size_t spent; !done;) {
+        REQUIRE(sn_train_run(train, budget, &spent, &done, &err));
+        cr_assert(budget == 1 || spent <= budget, "a piece of %zu costs %zu", budget, spent);
+    }
+}
+
 /* dx, and then the gradients of the parameters, through the model cut at `cut` (0: not cut). The caller frees the
  * array. */
 static float *compute_gradients(const train_case *w, sn_device *device, const sn_plan *plan, int cut, size_t *n) {
@@ -285,9 +294,10 @@ static float *compute_gradients(const train_case *w, sn_device *device, const sn
         REQUIRE(sn_train_forward(trains[i], &(sn_train_sequence){ends[i], ends[i + 1], adapters[i], &in}, x[i + 1],
                                  SIZE_MAX, &saved[i], &err));
         cr_assert(saved[i] && sn_saved_activations_has_inner(saved[i]));
-        REQUIRE(sn_train_forward(trains[i], &(sn_train_sequence){ends[i], ends[i + 1], adapters[i], &in}, dy, 0, NULL,
-                                 &err));
-        cr_expect(!memcmp(dy, x[i + 1], row_bytes), "saving intermediate activations changes the hidden states");
+        REQUIRE(sn_train_start_forward(trains[i], &(sn_train_sequence){ends[i], ends[i + 1], adapters[i], &in}, dy, 0,
+                                       NULL, &err));
+        run_pieces(trains[i], 1);
+        cr_expect(!memcmp(dy, x[i + 1], row_bytes), "saving activations or the size of pieces changes hidden states");
     }
     memcpy(dy, w->dout, row_bytes);
     float *grads = all + floats + w->parameters->n;
@@ -297,12 +307,16 @@ static float *compute_gradients(const train_case *w, sn_device *device, const sn
         grads -= sn_adapter_n_params(adapters[i], ends[i], ends[i + 1]);
         float *once = NULL;
         size_t bytes = (floats + w->parameters->n) * sizeof *all;
-        for (int again = 0; again < 4; again++) { /* neither earlier passes nor saved activations change the bits */
+        /* neither earlier passes nor saved activations nor the size of pieces change the bits */
+        const size_t budgets[] = {SIZE_MAX, 1, 1, 200 * SN_TRAIN_ROW_COST};
+        for (int again = 0; again < 4; again++) {
             if (again == 3) sn_saved_activations_drop_inner(saved[i]);
-            REQUIRE(sn_train_backward(trains[i], &(sn_train_sequence){ends[i], ends[i + 1], adapters[i], &in},
-                                      again == 2 ? NULL : saved[i], &out, all, grads, &err));
+            memset(all, 0, floats * sizeof *all);
+            REQUIRE(sn_train_start_backward(trains[i], &(sn_train_sequence){ends[i], ends[i + 1], adapters[i], &in},
+                                            again == 2 ? NULL : saved[i], &out, all, grads, &err));
+            run_pieces(trains[i], budgets[again]);
             if (!again) once = memcpy(malloc(bytes), all, bytes);
-            cr_expect(!memcmp(once, all, bytes), "saved activations change the bits, variant %d", again);
+            cr_expect(!memcmp(once, all, bytes), "the bits of variant %d differ", again);
         }
         free(once);
         sn_saved_activations_free(&saved[i]);

@@ -456,13 +456,21 @@ static sn_status piece_run(piece *p, sn_err *err) {
 
 /* ---- cutting a pass into pieces ---- */
 
-/* The cost of rows [row, row + n) of a stage. Measured on CPUs, where the products with weights as float32 and
- * attention, which grows with the position, take longer than a forward pass over quantised weights. */
-static size_t stage_cost(train_stage stage, int row, int n) {
-    static const size_t row_cost[] = {1, 1, 4, 2}, keys_cost[] = {1, 1, 4, 0};
-    size_t keys = 2 * (size_t)row + (size_t)n; /* twice the mean of those that a row sees */
-    size_t per_row = row_cost[stage] * SN_TRAIN_ROW_COST + keys_cost[stage] * keys * SN_TRAIN_ROW_COST / 2 / 1024;
-    return (size_t)n * per_row;
+/* How many keys make the attention of a row as costly as the row's products with the weights of a block, on CPUs. */
+static size_t keys_per_row_cost(const sn_hparams *hp) {
+    size_t q = (size_t)hp->n_heads * (size_t)hp->head_dim, kv = (size_t)hp->n_kv_heads * (size_t)hp->head_dim;
+    size_t ff = (size_t)hp->n_ff * (hp->n_experts_used ? (size_t)hp->n_experts_used : 1);
+    size_t keys = (size_t)hp->n_embd * (2 * q + 2 * kv + (hp->gated ? 3 : 2) * ff) / (6 * q);
+    return keys ? keys : 1;
+}
+
+/* The cost of rows [row, row + n) of a stage, by what stages take on CPUs: products with weights as float32 take longer
+ * than with quantised ones, and attention's gradients several times as long as attention. */
+static size_t stage_cost(const sn_train *t, train_stage stage, int row, int n) {
+    static const size_t row_cost[] = {1, 1, 4, 1}, keys_cost[] = {1, 1, 8, 0};
+    size_t keys = (size_t)row + (size_t)n / 2; /* the mean of those that a row sees */
+    size_t attention = keys_cost[stage] * keys * SN_TRAIN_ROW_COST / keys_per_row_cost(&t->span->hp);
+    return (size_t)n * (row_cost[stage] * SN_TRAIN_ROW_COST + attention);
 }
 
 static train_stage run_last_stage(const train_run *r) { return r->stage == STAGE_FORWARD ? STAGE_FORWARD : STAGE_QKV; }
@@ -474,7 +482,7 @@ static train_stage run_block_stage(const train_run *r) {
 static size_t run_block_cost(const sn_train *t) {
     size_t cost = 0;
     for (train_stage stage = run_block_stage(&t->run); stage <= run_last_stage(&t->run); stage++)
-        cost += stage_cost(stage, 0, t->run.n);
+        cost += stage_cost(t, stage, 0, t->run.n);
     return cost;
 }
 
@@ -505,10 +513,10 @@ static piece run_next_piece(sn_train *t, size_t budget, size_t *cost) {
     p.n = left < ROWS_MULTIPLE ? left : ROWS_MULTIPLE;
     while (p.n < left && p.n < SN_SPAN_ROWS_MAX) {
         int more = left - p.n < ROWS_MULTIPLE ? left : p.n + ROWS_MULTIPLE;
-        if (stage_cost(r->stage, r->row, more) > budget) break;
+        if (stage_cost(t, r->stage, r->row, more) > budget) break;
         p.n = more;
     }
-    *cost = stage_cost(r->stage, r->row, p.n);
+    *cost = stage_cost(t, r->stage, r->row, p.n);
     return p;
 }
 

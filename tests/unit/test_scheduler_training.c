@@ -1,0 +1,216 @@
+/* Training beside steps on the device thread: how large its pieces are, when they run, and whose. Rows are counted at
+ * the device; the test's clock makes every batch take a millisecond. */
+#include "base/clock.h"
+#include "net/message.h"
+#include "node/engine/scheduler.h"
+#include "node/engine/training.h"
+#include "tests/support/require.h"
+#include "tests/support/tiny_model.h"
+#include "tests/support/virtual_clock.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+enum { EMBD = 64, BLOCKS = 4, CONTEXT = 512, BATCH_US = 1000 };
+
+/* The CPU device's operations, counted. */
+static sn_device_ops ops;
+static const sn_device_ops *cpu_ops;
+static int n_batches, n_rows; /* batches that began; rows of attention, forward and backward, over all blocks */
+static int rows_of_batch;
+
+static sn_status count_batch(sn_device *d, const sn_batch *batch, bool *replayed, sn_err *err) {
+    n_batches++;
+    rows_of_batch = batch->n_rows;
+    sn_sleep_us(BATCH_US);
+    return cpu_ops->batch_begin(d, batch, replayed, err);
+}
+static sn_status count_store(sn_device *d, int block, const float *k, const float *v, sn_err *err) {
+    n_rows += rows_of_batch;
+    return cpu_ops->kv_store(d, block, k, v, err);
+}
+static sn_status count_attention_grad(sn_device *d, const sn_attention_grad *grad, sn_err *err) {
+    n_rows += grad->n;
+    return cpu_ops->attention_grad(d, grad, err);
+}
+
+static sn_device *device;
+static sn_span *span;
+static sn_kv_pool *pool;
+static sn_scheduler *scheduler;
+static sn_kv_cache *kv;
+static float rows[CONTEXT * EMBD];
+
+static void set_up(void) {
+    sn_model *model = NULL;
+    virtual_clock_begin();
+    char *path = tiny_model_make(&(tiny_model_options){.dtype = SN_F32, .n_ctx = CONTEXT});
+    REQUIRE(sn_model_open(path, &model, &err));
+    REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = 1}, &device, &err));
+    cpu_ops = device->ops;
+    ops = *cpu_ops;
+    ops.batch_begin = count_batch;
+    ops.kv_store = count_store;
+    ops.attention_grad = count_attention_grad;
+    device->ops = &ops;
+    REQUIRE(sn_span_load(model, device, 0, BLOCKS, NULL, NULL, &span, &err));
+    sn_model_close(&model);
+    tiny_model_remove(&path);
+    REQUIRE(sn_span_kv_pool(span, 16 << 20, &pool, &err));
+    REQUIRE(sn_scheduler_new(span, pool, &scheduler, &err));
+    for (int i = 0; i < CONTEXT * EMBD; i++) rows[i] = (float)(i % 97) / 97.0f - 0.5f;
+}
+
+static void tear_down(void) {
+    sn_scheduler_free(&scheduler);
+    sn_kv_cache_free(&kv);
+    sn_kv_pool_free(&pool);
+    sn_span_free(&span);
+    sn_device_close(&device);
+}
+
+TestSuite(scheduler_training, .init = set_up, .fini = tear_down);
+
+static void add_decode_step(int position) {
+    sn_job *job = calloc(1, sizeof *job);
+    *job = (sn_job){.kind = SN_JOB_STEP,
+                    .session = &kv,
+                    .kv = &kv,
+                    .end = BLOCKS,
+                    .position = position,
+                    .n_tokens = 1,
+                    .arrived_us = sn_now_us(),
+                    .deadline_us = sn_now_us() + 10000000,
+                    .step.input = {.name = "rows", .data = rows, .dtype = SN_F32, .rank = 2, .shape = {1, EMBD}}};
+    REQUIRE(sn_shared_buffer_new(EMBD * sizeof(float), &job->output, &err));
+    sn_scheduler_add(scheduler, job);
+}
+
+/* A FORWARD, or BACKWARD, of n sequences for a client. */
+static sn_job *add_training(char client, bool backward, int n, int tokens, size_t bytes_max) {
+    sn_training_task *task = calloc(1, sizeof *task);
+    sn_msg *msg = NULL;
+    size_t all = (size_t)(n * tokens);
+    void *data;
+    REQUIRE(sn_msg_new(backward ? SN_MSG_BACKWARD : SN_MSG_FORWARD, 0, &msg, &err));
+    REQUIRE(sn_msg_new_tensor(msg, SN_F32, 3, (uint64_t[]){backward ? 2 : 1, all, EMBD}, &data, &err));
+    for (size_t i = 0; i < (backward ? 2 : 1) * all; i++)
+        memcpy((float *)data + i * EMBD, rows + i % CONTEXT * EMBD, EMBD * sizeof(float));
+    REQUIRE(sn_list_new((size_t)n, SN_SAMPLES_MAX, sizeof *msg->forward.samples, &msg->forward.samples, &err));
+    msg->forward.n_samples = (size_t)n;
+    for (int i = 0; i < n; i++) msg->forward.samples[i].tokens = (uint64_t)tokens;
+    *task = (sn_training_task){.kind = backward ? SN_TRAINING_BACKWARD : SN_TRAINING_FORWARD,
+                               .request_msg = msg,
+                               .owner = {(uint8_t)client},
+                               .end = BLOCKS,
+                               .bytes_max = bytes_max,
+                               .samples = msg->forward.samples,
+                               .n_samples = (size_t)n,
+                               .rows = all};
+    sn_job *job = calloc(1, sizeof *job);
+    *job = (sn_job){.kind = SN_JOB_TRAIN, .training = task, .end = BLOCKS, .arrived_us = sn_now_us()};
+    sn_scheduler_add(scheduler, job);
+    return job;
+}
+
+typedef struct round_result {
+    bool stepped;                    /* a step was in this round */
+    int training_batches, row_visits; /* of training: rows times blocks */
+    char finished;                   /* the client whose job ended; 0: none */
+} round_result;
+
+static round_result run_round(void) {
+    uint64_t passes = sn_scheduler_forward_passes(scheduler);
+    round_result r = {0};
+    n_batches = n_rows = 0;
+    for (sn_job *job = sn_scheduler_run(scheduler, sn_now_us()), *next; job; job = next) {
+        next = job->next;
+        cr_expect_eq(job->status, SN_OK, "%s", job->err.text);
+        if (job->kind == SN_JOB_TRAIN) r.finished = (char)job->training->owner[0];
+        sn_job_free(&job);
+    }
+    r.stepped = sn_scheduler_forward_passes(scheduler) > passes;
+    r.training_batches = n_batches - r.stepped;
+    r.row_visits = n_rows - r.stepped * BLOCKS;
+    return r;
+}
+
+/* Two thirds of the time are for steps while they come, and for those that will come soon; a training job alone gets
+ * all of it. */
+Test(scheduler_training, training_waits_behind_inference) {
+    int steps = 0, trained = 0, most = 0;
+    add_training('a', true, 3, CONTEXT, SIZE_MAX);
+    for (; steps < 200; steps++) {
+        add_decode_step(steps);
+        round_result r = run_round();
+        cr_assert(r.stepped, "step %d was not in the next pass", steps);
+        trained += r.training_batches;
+        if (r.training_batches > most) most = r.training_batches;
+        if (r.training_batches) { /* the session's next step is expected */
+            r = run_round();
+            cr_expect_eq(r.training_batches, 0, "training runs twice between two steps");
+            cr_expect(sn_scheduler_waiting(scheduler), "the device thread does not sleep");
+        }
+    }
+    cr_expect_leq(2 * trained, steps + 2 * most, "%d batches of training beside %d steps", trained, steps);
+    cr_expect_geq(trained, steps / 10, "training starves: %d batches beside %d steps", trained, steps);
+    sn_sleep_us(2000000);
+    for (int i = 0; i < 5; i++) cr_expect(run_round().training_batches, "the device is idle beside a training job");
+}
+
+Test(scheduler_training, a_piece_is_bounded_as_prompts_are) {
+    int decoding = 0, alone = 0;
+    char finished = 0;
+    for (int backward = 0; backward < 2; backward++) {
+        add_training('a', backward, 1, CONTEXT, SIZE_MAX);
+        for (int i = 0; i < 100; i++) {
+            add_decode_step(100 * backward + i);
+            round_result r = run_round();
+            if (r.row_visits > decoding) decoding = r.row_visits;
+        }
+        sn_sleep_us(2000000);
+        for (finished = 0; !finished;) {
+            round_result r = run_round();
+            cr_assert(r.training_batches);
+            finished = r.finished;
+            if (r.row_visits > alone) alone = r.row_visits;
+        }
+    }
+    cr_expect_gt(decoding, 0);
+    cr_expect_leq(decoding, SN_PREFILL_ROWS_CONCURRENT * BLOCKS, "%d rows at once beside a decoding session", decoding);
+    cr_expect_leq(alone, SN_SPAN_ROWS_MAX * BLOCKS, "%d rows at once", alone);
+}
+
+Test(scheduler_training, pieces_shrink_where_rows_take_long) {
+    sn_scheduler_set_throughput(scheduler, 20000, SN_PREFILL_DELAY_US * 1000 / 8); /* 8 rows fit into the delay */
+    add_training('a', false, 1, CONTEXT, SIZE_MAX);
+    add_decode_step(0);
+    cr_expect_leq(run_round().row_visits, 8 * BLOCKS);
+}
+
+Test(scheduler_training, one_clients_training_does_not_stop_anothers) {
+    for (int i = 0; i < 8; i++) add_training('a', true, 1, CONTEXT, SIZE_MAX);
+    add_training('b', true, 2, 8, SIZE_MAX);
+    char first = 0;
+    int rounds = 0;
+    for (; !first; rounds++) {
+        add_decode_step(rounds);
+        first = run_round().finished;
+    }
+    cr_expect_eq(first, 'b', "a short job waited for a long one");
+}
+
+/* With memory for one sequence the next one waits, and gets the memory before the client that has it gets it again. */
+Test(scheduler_training, a_job_without_memory_waits_for_one_sequence) {
+    size_t own = sn_train_bytes(span, CONTEXT);
+    sn_job *a = add_training('a', true, 3, CONTEXT, own + 1000);
+    for (int i = 0; i < 3; i++) run_round();
+    cr_assert_eq(a->n_done, 0);
+    add_training('b', true, 1, CONTEXT / 2, own + 1000);
+    char first = 0;
+    while (!first) first = run_round().finished;
+    cr_expect_eq(first, 'b');
+    cr_expect_eq(a->n_done, 1);
+    while (run_round().finished != 'a') continue;
+    cr_expect(sn_scheduler_idle(scheduler));
+}

@@ -26,9 +26,10 @@
 
 enum { KV_READ_WAIT_US = 10000000, OVERTAKEN_US_MAX = 5000000 };
 enum {
-    BATCH_KINDS = 8,          /* kinds of batches whose last use is remembered */
-    TRAINING_EVERY_US = 1000000, /* a piece is run this often although steps are expected, so that training never starves */
-    STEPS_SHARE = 2,             /* while sessions are busy, steps get this many times the time of training */
+    BATCH_KINDS = 8, /* kinds of batches whose last use is remembered */
+    TRAINING_EVERY_US =
+        1000000,     /* a piece is run this often although steps are expected, so that training never starves */
+    STEPS_SHARE = 2, /* while sessions are busy, steps get this many times the time of training */
 };
 
 /* What the rows of a batch have in common: their blocks and their adapter. */
@@ -449,7 +450,8 @@ static sn_job *training_next_job(const sn_scheduler *s, uint64_t turn) {
     return best;
 }
 
-/* Runs a piece of the next client's oldest job, or of another client's if that one waits for memory. False: all wait. */
+/* Runs a piece of the next client's oldest job, or of another client's if that one waits for memory. False: all wait.
+ */
 static bool training_run_piece(sn_scheduler *s, int64_t now_us) {
     sn_training_budget budget = {.cost = training_cost_max(s, now_us)};
     sn_training_result result = SN_TRAINING_WAITS;

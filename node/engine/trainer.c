@@ -4,11 +4,11 @@
  * workspaces (blocks/train.h), one for each sequence in progress, made for the longest one of its batch; and saved
  * activations with what is left. A workspace is kept for other sequences until its memory is needed. Sequences of
  * several jobs may be in progress at once, so that one long sequence does not stop other clients' training; a job that
- * finds no memory beside them waits, and until it got its workspace no other job gets one. A FORWARD that is to be followed by a BACKWARD saves the activations of each sequence
- * under a hash of client, adapter, blocks and input; the BACKWARD finds them there and skips recomputing the forward
- * pass, or recomputes it when they are gone. Both give the same bits. So saved activations are a cache: when memory is
- * short, the intermediate activations of a sequence are dropped first, then the inputs of its blocks, and entries older
- * than SAVED_US are dropped at the next FORWARD. */
+ * finds no memory beside them waits, and until it got its workspace no other job gets one. A FORWARD that is to be
+ * followed by a BACKWARD saves the activations of each sequence under a hash of client, adapter, blocks and input; the
+ * BACKWARD finds them there and skips recomputing the forward pass, or recomputes it when they are gone. Both give the
+ * same bits. So saved activations are a cache: when memory is short, the intermediate activations of a sequence are
+ * dropped first, then the inputs of its blocks, and entries older than SAVED_US are dropped at the next FORWARD. */
 #include "base/clock.h"
 #include "base/mem.h"
 #include "node/engine/training.h"
@@ -28,13 +28,13 @@ typedef struct saved_entry {
 
 /* One sequence of a batch. */
 typedef struct sequence {
-    sn_tensor input;                   /* hidden states (tokens, n_embd) */
-    sn_tensor output_grad;             /* of a BACKWARD: gradient of the output (tokens, n_embd) */
-    sn_hash key;                       /* names its saved activations */
-    const sn_adapter *adapter;         /* NULL: none */
-    float *output;                     /* (tokens, n_embd): the output, or the gradient of the input */
-    float *adapter_grad;               /* of a BACKWARD with an adapter: gradient of its parameters */
-    sn_saved_activations *saved;       /* of a BACKWARD: taken from the trainer's; of a FORWARD: made at its end */
+    sn_tensor input;             /* hidden states (tokens, n_embd) */
+    sn_tensor output_grad;       /* of a BACKWARD: gradient of the output (tokens, n_embd) */
+    sn_hash key;                 /* names its saved activations */
+    const sn_adapter *adapter;   /* NULL: none */
+    float *output;               /* (tokens, n_embd): the output, or the gradient of the input */
+    float *adapter_grad;         /* of a BACKWARD with an adapter: gradient of its parameters */
+    sn_saved_activations *saved; /* of a BACKWARD: taken from the trainer's; of a FORWARD: made at its end */
 } sequence;
 
 typedef struct workspace {
@@ -151,7 +151,6 @@ static size_t saved_find(const sn_trainer *t, const sn_hash *key) {
 }
 
 size_t sn_trainer_saved_bytes(const sn_trainer *t) { return t->saved_bytes; }
-
 
 void sn_trainer_free(sn_trainer **trainer) {
     if (!*trainer) return;

@@ -29,7 +29,7 @@ typedef struct sn_training_task {
     size_t bytes_max;                       /* memory for training, adapters included */
     const sn_sample *samples;               /* sequences of the batch, in request_msg; their rows follow one another */
     size_t n_samples, rows;                 /* rows: tokens of all sequences */
-    size_t result;    /* result: floats of the output of FORWARD or BACKWARD; bytes of device memory of LOAD */
+    size_t result;      /* result: floats of the output of FORWARD or BACKWARD; bytes of device memory of LOAD */
     int64_t compute_us; /* result: the time on the device */
     size_t rows_done;   /* the trainer's */
 } sn_training_task;

@@ -80,17 +80,20 @@ static bucket *bucket_find(sn_quota *q, const uint8_t key[SN_KEY_SIZE], int64_t 
 }
 
 sn_status sn_quota_step(sn_quota *q, const uint8_t key[SN_KEY_SIZE], int64_t now_us, sn_err *err) {
+    return sn_quota_steps(q, key, 1, now_us, err);
+}
+
+sn_status sn_quota_steps(sn_quota *q, const uint8_t key[SN_KEY_SIZE], int n, int64_t now_us, sn_err *err) {
     int64_t rate = q->limits.steps_per_s, full = rate * SECOND_US;
     if (!rate) return SN_OK;
     bucket *b = bucket_find(q, key, now_us > 0 ? now_us : 1);
     int64_t passed = now_us - b->refilled_us;
-    if (passed > SECOND_US) passed = SECOND_US; /* the bucket is full then */
     if (passed > 0) {
-        b->credit = b->credit + passed * rate < full ? b->credit + passed * rate : full;
+        b->credit = passed < (full - b->credit) / rate ? b->credit + passed * rate : full;
         b->refilled_us = now_us;
     }
     if (b->credit >= SECOND_US) {
-        b->credit -= SECOND_US;
+        b->credit -= n * (int64_t)SECOND_US;
         return SN_OK;
     }
     q->refusals[SN_QUOTA_STEPS]++;

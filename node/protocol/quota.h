@@ -38,6 +38,10 @@ sn_status sn_quota_kv(sn_quota *quota, size_t bytes, sn_err *err) SN_MUST_USE;
 /* May the client with this key take one step now? Its bucket holds the steps of one second and refills with time;
  * err->retry_after_ms says when the next step is allowed. */
 sn_status sn_quota_step(sn_quota *quota, const uint8_t key[SN_KEY_SIZE], int64_t now_us, sn_err *err) SN_MUST_USE;
+/* The same for work that counts as n steps, at most a million. It may begin when one step may, and what the bucket
+ * lacks has to refill before the next one. */
+sn_status sn_quota_steps(sn_quota *quota, const uint8_t key[SN_KEY_SIZE], int n, int64_t now_us,
+                         sn_err *err) SN_MUST_USE;
 
 /* How many checks of this kind failed. */
 uint64_t sn_quota_refusals(const sn_quota *quota, sn_quota_kind kind);

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BATCHES_PER_CLIENT_MAX = 8, BATCH_ROWS_MAX = 65536 };
+enum { BATCHES_PER_CLIENT_MAX = 8, BATCH_ROWS_MAX = 65536, BACKWARD_STEPS = 3 };
 
 _Static_assert(sizeof(sn_msg_forward) == sizeof(sn_msg_backward),
                "both have the same fields and are read by the same code");
@@ -170,20 +170,35 @@ static sn_status training_batch_check(const sn_protocol *protocol, const sn_msg 
     return SN_OK;
 }
 
-/* Limits of the batches that wait in memory: their bytes, their number, and their number per client. */
+/* Limits of the batches that wait in memory: their bytes, their number, and their number per client. A client that has
+ * batches here may take no more memory than is left afterwards, so that others find some. */
 static sn_status training_batch_check_limits(const sn_protocol *protocol, const sn_event *event, sn_err *err) {
-    size_t own = 0, bytes = event->msg->tensor.bytes, most = protocol->setup.tune_bytes_max;
-    for (size_t i = 0; i < protocol->training.n; i++)
-        own += !memcmp(protocol->training.tasks[i]->owner, event->key, SN_KEY_SIZE);
-    if (bytes > most)
-        return sn_fail(err, SN_REFUSED,
-                       "a batch of %zu MiB is more than this node's --tune-memory: send fewer sequences at once",
-                       bytes >> 20);
-    if (own >= BATCHES_PER_CLIENT_MAX || protocol->training.n == SN_TRAINING_BATCHES_MAX ||
-        protocol->training.bytes > most - bytes)
+    size_t own = 0, own_bytes = 0, bytes = event->msg->tensor.bytes, most = protocol->setup.tune_bytes_max;
+    for (size_t i = 0; i < protocol->training.n; i++) {
+        const sn_training_task *task = protocol->training.tasks[i];
+        if (memcmp(task->owner, event->key, SN_KEY_SIZE)) continue;
+        own++;
+        own_bytes += task->request_msg->tensor.bytes;
+    }
+    if (bytes > most / 2)
+        return sn_fail(
+            err, SN_REFUSED,
+            "a batch of %zu MiB is more than half of this node's --tune-memory: send fewer sequences at once",
+            bytes >> 20);
+    size_t left = protocol->training.bytes < most ? most - protocol->training.bytes : 0;
+    if (own >= BATCHES_PER_CLIENT_MAX || protocol->training.n == SN_TRAINING_BATCHES_MAX || bytes > left ||
+        (own && own_bytes + bytes > left - bytes))
         return sn_fail(err, SN_RETRY, "this node has %zu batches to train, %zu of them yours: try again in a moment",
                        protocol->training.n, own);
     return SN_OK;
+}
+
+/* A batch counts as so many steps of its client's quota: by its rows, as steps have them. */
+static sn_status training_batch_quota(sn_protocol *protocol, const sn_event *event, size_t rows, int64_t now_us,
+                                      sn_err *err) {
+    int steps = (int)((rows + SN_SPAN_ROWS_MAX - 1) / SN_SPAN_ROWS_MAX);
+    if (event->msg->kind == SN_MSG_BACKWARD) steps *= BACKWARD_STEPS;
+    return sn_quota_steps(protocol->quota, event->key, steps, now_us, err);
 }
 
 static sn_status training_batch_start(sn_protocol *protocol, sn_event *event, int64_t now_us, sn_err *err) {
@@ -194,6 +209,7 @@ static sn_status training_batch_start(sn_protocol *protocol, sn_event *event, in
     sn_status status = training_batch_check(protocol, event->msg, &rows, err);
     if (!status) status = sn_adapter_table_use(&protocol->adapters, f->adapter, now_us, &entry, err);
     if (!status) status = training_batch_check_limits(protocol, event, err);
+    if (!status) status = training_batch_quota(protocol, event, rows, now_us, err);
     if (!status) status = sn_calloc(&task, 1, sizeof *task, err);
     if (status) return status;
     *task = (sn_training_task){.kind = event->msg->kind == SN_MSG_FORWARD ? SN_TRAINING_FORWARD : SN_TRAINING_BACKWARD,
@@ -233,8 +249,7 @@ static void training_batch_reply(sn_protocol *protocol, const sn_training_task *
     sn_msg *msg =
         sn_protocol_new_msg(back ? SN_MSG_BACKWARD_REPLY : SN_MSG_FORWARD_REPLY, task->request_msg->correlation_id);
     if (!msg) return;
-    uint64_t queue_us = (uint64_t)(job->started_us - job->arrived_us),
-             compute_us = (uint64_t)task->compute_us;
+    uint64_t queue_us = (uint64_t)(job->started_us - job->arrived_us), compute_us = (uint64_t)task->compute_us;
     msg->tensor =
         (sn_wire_tensor){SN_F32, 1, {task->result}, sn_shared_buffer_data(job->output), task->result * sizeof(float)};
     if (back) {

@@ -80,7 +80,7 @@ void protocol_fixture_read(protocol_fixture *b, int64_t now_us) {
 }
 
 void protocol_fixture_run_jobs(protocol_fixture *b, int64_t now_us) {
-    while (b->n_waiting || !sn_scheduler_idle(b->scheduler)) {
+    for (; b->n_waiting || !sn_scheduler_idle(b->scheduler); now_us += 1000) {
         for (int i = 0; i < b->n_waiting; i++) sn_scheduler_add(b->scheduler, b->waiting[i]);
         b->n_waiting = 0;
         for (sn_job *job = sn_scheduler_run(b->scheduler, now_us), *next; job; job = next) {

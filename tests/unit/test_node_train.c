@@ -5,6 +5,7 @@
 #include "node/engine/training.h"
 #include "tests/support/require.h"
 #include "tests/support/node_client.h"
+#include "tests/support/virtual_clock.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
@@ -424,6 +425,67 @@ Test(node_train, invalid_requests_are_refused) {
     sn_buf_fini(&rubbish);
     sn_buf_fini(&image);
     node_client_free(&t);
+    testbed_free(&w);
+}
+
+/* Four batches of 1 row count as 4 steps, a BACKWARD as three more. */
+Test(node_train, training_counts_in_its_clients_quota) {
+    cluster_options options = TRAINING;
+    options.quota.steps_per_s = 4;
+    testbed *w = testbed_new(&options);
+    cluster_add(w->cluster, 0, 4);
+    node_client *t = node_client_new(w, 0), *other = node_client_new(w, 0);
+    sn_msg *msg = batch_message(w, SN_MSG_FORWARD, 0, 4, NULL), *answer = node_client_request(t, &msg);
+    cr_expect_eq(answer->kind, SN_MSG_FORWARD_REPLY);
+    sn_msg_free(&answer);
+    msg = batch_message(w, SN_MSG_BACKWARD, 0, 4, NULL);
+    answer = node_client_request(t, &msg);
+    cr_expect_eq(answer->kind, SN_MSG_BACKWARD_REPLY);
+    sn_msg_free(&answer);
+    msg = batch_message(w, SN_MSG_FORWARD, 0, 4, NULL);
+    cr_expect(is_refusal(node_client_request(t, &msg), SN_RETRY, "4 steps per second"));
+    msg = batch_message(w, SN_MSG_FORWARD, 0, 4, NULL);
+    answer = node_client_request(other, &msg);
+    cr_expect_eq(answer->kind, SN_MSG_FORWARD_REPLY, "clients share a quota");
+    sn_msg_free(&answer);
+    node_client_free(&t), node_client_free(&other);
+    testbed_free(&w);
+}
+
+/* A client keeps sending batches, each of one long sequence, while another one decodes. Each step of the decoding
+ * client passes between two pieces: none of the batches can be done after so few steps, whatever the machine's speed.
+ */
+Test(node_train, a_flood_of_long_sequences_does_not_stop_honest_steps) {
+    enum { BATCHES = 8, TOKENS = 512, STEPS = 40 };
+    virtual_clock_begin();
+    testbed *w = testbed_new(&TRAINING);
+    cluster_add(w->cluster, 0, 0);
+    node_client *t = node_client_new(w, 0), *flood = node_client_new(w, 0);
+    node_session p;
+    uint64_t asked[BATCHES];
+    node_session_init(&p, w, t, 0, 4);
+    node_session_open(&p);
+    cr_expect(node_session_step_ok(&p, 0, 3));
+    for (int i = 0; i < BATCHES; i++) {
+        sn_msg *msg = batch_message(w, SN_MSG_BACKWARD, 0, 4, NULL);
+        void *data;
+        const uint64_t shape[] = {2, TOKENS, (uint64_t)w->n_embd};
+        REQUIRE(sn_msg_new_tensor(msg, SN_F32, 3, shape, &data, &err));
+        for (int k = 0; k < 2 * TOKENS * w->n_embd; k++) ((float *)data)[k] = (float)(k % 101) / 101;
+        msg->backward.n_samples = 1;
+        msg->backward.samples[0].tokens = TOKENS;
+        asked[i] = node_client_send(flood, &msg);
+    }
+    for (int at = 3; at < 3 + STEPS; at++) cr_expect(node_session_step_ok(&p, at, 1), "at %d", at);
+    int done = 0;
+    for (int i = 0; i < BATCHES; i++) {
+        sn_msg *answer = node_client_receive(flood, asked[i], 0);
+        done += answer != NULL;
+        sn_msg_free(&answer);
+    }
+    cr_expect_leq(done, 1, "%d long sequences were trained beside %d steps", done, STEPS);
+    node_session_close(&p);
+    node_client_free(&t), node_client_free(&flood);
     testbed_free(&w);
 }
 

@@ -38,6 +38,22 @@ Test(quota, of_steps_allows_a_burst_of_a_second_then_the_rate) {
     sn_quota_free(&q);
 }
 
+Test(quota, of_steps_counts_larger_work_as_many_steps) {
+    sn_quota *q = quota_of((sn_quota_limits){.steps_per_s = 10});
+    uint8_t one[SN_KEY_SIZE] = {1}, two[SN_KEY_SIZE] = {2};
+    sn_err err;
+    int64_t now = 5 * SECOND;
+    cr_expect_eq(sn_quota_steps(q, one, 35, now, &err), SN_OK); /* more than the bucket holds: it has to refill */
+    cr_expect_eq(sn_quota_step(q, one, now, &err), SN_RETRY);
+    cr_expect_eq(err.retry_after_ms, 2601, "%d ms", err.retry_after_ms);
+    cr_expect_eq(sn_quota_step(q, two, now, &err), SN_OK);
+    cr_expect_eq(sn_quota_step(q, one, now + 2599999, &err), SN_RETRY);
+    cr_expect_eq(sn_quota_step(q, one, now + 2600000, &err), SN_OK);
+    cr_expect_eq(sn_quota_steps(q, one, 1000000, now + 1000 * SECOND, &err), SN_OK);
+    cr_expect_eq(sn_quota_step(q, one, now + 2000 * SECOND, &err), SN_RETRY);
+    sn_quota_free(&q);
+}
+
 Test(quota, of_steps_keeps_a_bounded_table_of_recent_clients) {
     sn_quota *q = quota_of((sn_quota_limits){.steps_per_s = 1});
     sn_err err;

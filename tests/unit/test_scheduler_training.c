@@ -114,9 +114,9 @@ static sn_job *add_training(char client, bool backward, int n, int tokens, size_
 }
 
 typedef struct round_result {
-    bool stepped;                    /* a step was in this round */
+    bool stepped;                     /* a step was in this round */
     int training_batches, row_visits; /* of training: rows times blocks */
-    char finished;                   /* the client whose job ended; 0: none */
+    char finished;                    /* the client whose job ended; 0: none */
 } round_result;
 
 static round_result run_round(void) {

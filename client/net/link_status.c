@@ -77,7 +77,9 @@ sn_status sn_link_query_status(sn_link *link, const sn_announcement *const *node
         sn_msg_free(&event.msg);
         left = 0;
         for (size_t i = 0; i < n; i++) {
-            if (event.lost && event.peer == p[i].peer && !p[i].over) status_query_fail(&p[i], &out[i], "the connection was lost or could not be made: is the node still running?");
+            if (event.lost && event.peer == p[i].peer && !p[i].over)
+                status_query_fail(&p[i], &out[i],
+                                  "the connection was lost or could not be made: is the node still running?");
             left += !p[i].over;
         }
         int64_t now_us = sn_now_us(), soon_us = now_us + (now_us - began_us) + LAST_ANSWERS_US;

@@ -3,6 +3,7 @@
 #ifndef SN_NODE_MEMBERSHIP_MEMBERSHIP_PRIVATE_H
 #define SN_NODE_MEMBERSHIP_MEMBERSHIP_PRIVATE_H
 
+#include "node/membership/allowance.h"
 #include "node/membership/gossip.h"
 #include "node/membership/membership.h"
 #include "node/membership/ping_stats.h"
@@ -27,6 +28,7 @@ struct sn_membership {
         sn_buf sealed;     /* the newest announcement, signed; empty before the first one */
     } own;                 /* announcements of this node */
     sn_gossip gossip;
+    sn_allowance allowance;
     sn_ping_stats ping_stats;
     sn_announcement scratch; /* of the current message */
     uint64_t last_ping;      /* correlation id of the newest PING */

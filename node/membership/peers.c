@@ -8,6 +8,8 @@
  * page begins with the node's own announcement and those of nodes that it has proven (net/directory.h), so that a flood
  * of invented nodes does not hide them.
  *
+ * What one peer gets is bounded (allowance.h): then a page is refused for a while, and a pull gets an empty list.
+ *
  * A bootstrap peer is asked for up to PAGES_MAX pages in every round until it answers; afterwards it is asked like a
  * neighbour, but rarely enough that a swarm which was given one address does not overload that node. */
 #include "node/membership/membership_private.h"
@@ -23,6 +25,8 @@ enum {
     PAGE_BYTES_MAX = 65536,                /* of announcements in a reply to a PEERS without a list of what is known */
     PROVEN_BYTES_MAX = PAGE_BYTES_MAX / 2, /* of them, of proven nodes that come first */
     PAGES_MAX = 8,                         /* asked of a bootstrap peer */
+    PULL_PRICE = 8,                        /* one peer cannot take the whole gossip budget by its pulls */
+    REPLY_BYTES = 64,                      /* of a reply besides its announcements, about */
     BOOTSTRAP_ASKED_BY = 32,               /* nodes of the swarm that ask one bootstrap peer per round, about */
 };
 
@@ -148,15 +152,28 @@ void sn_membership_on_peers(sn_membership *m, const sn_event *event, int64_t now
         return;
     }
     const sn_announcement_source source = {event->peer, false};
+    bool asks_nothing = peers->from_tag == UINT64_MAX; /* a push, which is always answered, by an empty list */
     announcements_learn(m, peers->announcements, peers->n_announcements, &source, now_us, unix_ms);
+    size_t left = sn_allowance_left(&m->allowance, event->key, now_us, &err.retry_after_ms);
+    if (!left && !peers->n_known && !asks_nothing) {
+        int wait_ms = err.retry_after_ms;
+        (void)sn_fail(&err, SN_RETRY, "this node lists %d KiB of announcements a second for one program: ask later",
+                      SN_ALLOWANCE_BYTES_PER_S / 1024);
+        err.retry_after_ms = wait_ms;
+        sn_membership_refuse(m, event->peer, event->msg, &err);
+        return;
+    }
     sn_msg *msg = sn_membership_new_msg(SN_MSG_PEERS_REPLY, event->msg->correlation_id);
     if (!msg) return;
     size_t most = peers->n_known ? sn_gossip_reply_budget(m, now_us) : PAGE_BYTES_MAX, bytes = 0;
+    size_t price = peers->n_known ? PULL_PRICE : 1; /* of a byte */
+    most = sn_min_size(most, left / price);
     if (announcements_list(m, peers, most, unix_ms, &msg->peers_reply, &bytes, &err))
         sn_membership_refuse(m, event->peer, event->msg, &err);
     else
         sn_membership_send(m, event->peer, &msg);
     if (peers->n_known) sn_gossip_reply_sent(m, bytes);
+    sn_allowance_spend(&m->allowance, event->key, price * bytes + REPLY_BYTES, now_us);
     sn_msg_free(&msg);
 }
 

@@ -1,4 +1,5 @@
 /* How announcements spread. */
+#include "base/mem.h"
 #include "tests/support/protocol_swarm.h"
 #include "tests/support/require.h"
 
@@ -155,6 +156,72 @@ Test(gossip, answers_by_page_and_by_block, .timeout = 60) {
     protocol_swarm_free(c);
 }
 
+/* The page is 64 KiB; a stranger that asks again and again gets a burst, and then a rate. Others get theirs. */
+Test(gossip, pages_have_an_allowance_for_each_peer, .timeout = 60) {
+    sn_allowance *allowance = calloc(1, sizeof *allowance);
+    uint8_t key[SN_KEY_SIZE] = {1}, other[SN_KEY_SIZE] = {2};
+    int64_t now_us = 1000000;
+    int wait_ms;
+    size_t got = 0, page;
+    while ((page = sn_min_size(65536, sn_allowance_left(allowance, key, now_us, &wait_ms)))) {
+        sn_allowance_spend(allowance, key, page, now_us);
+        got += page;
+    }
+    cr_expect_eq(got, SN_ALLOWANCE_BURST);
+    cr_expect_gt(wait_ms, 0);
+    cr_expect_eq(sn_allowance_left(allowance, other, now_us, &wait_ms), SN_ALLOWANCE_BURST);
+    now_us += 2000000;
+    cr_expect_eq(sn_allowance_left(allowance, key, now_us, &wait_ms), 2 * SN_ALLOWANCE_BYTES_PER_S);
+    got = 0;
+    for (uint64_t i = 3; i < 3000; i++) { /* keys cost nothing */
+        memcpy(key, &i, sizeof i);
+        got += page = sn_allowance_left(allowance, key, now_us, &wait_ms);
+        sn_allowance_spend(allowance, key, page, now_us);
+    }
+    cr_expect_leq(got, (size_t)SN_ALLOWANCE_ALL_BURST);
+    free(allowance);
+}
+
+Test(gossip, a_program_that_asks_for_page_after_page_is_refused_and_others_are_not, .timeout = 60) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    protocol_swarm_add(c, -1);
+    for (int i = 1; i < 20; i++) protocol_swarm_add(c, 0);
+    protocol_swarm_run(c, 30);
+    size_t lists = 0, refusals = 0, bytes = 0;
+    for (int who = 0; who < 2; who++) {
+        sn_identity identity;
+        sn_transport *transport = NULL;
+        sn_peer peer;
+        REQUIRE(sn_identity_new(&identity, &err));
+        REQUIRE(sn_transport_memory_new(c->hub, &identity, &transport, &err));
+        REQUIRE(sn_transport_dial(transport, "node5:1", c->nodes[5].identity.curve_key, &peer, &err));
+        for (int i = 0; i < (who ? 1 : 200); i++) {
+            sn_msg *msg = NULL;
+            REQUIRE(sn_msg_new(SN_MSG_PEERS, 1, &msg, &err));
+            msg->peers.protocol = SN_PROTOCOL_VERSION;
+            REQUIRE(sn_transport_send(transport, peer, &msg, &err));
+        }
+        protocol_swarm_run(c, 0.1);
+        sn_event event;
+        for (;;) {
+            REQUIRE(sn_transport_recv(transport, 0, &event, &err));
+            if (!event.peer) break;
+            bool list = event.msg && event.msg->kind == SN_MSG_PEERS_REPLY;
+            lists += list;
+            refusals += !list;
+            for (size_t i = 0; list && i < event.msg->peers_reply.n_announcements; i++)
+                bytes += event.msg->peers_reply.announcements[i].len;
+            sn_msg_free(&event.msg);
+        }
+        sn_transport_free(&transport);
+        cr_expect_eq(refusals + lists, who ? 201 : 200);
+        if (!who) cr_expect(refusals > 100 && bytes < SN_ALLOWANCE_BURST + 65536, "%zu bytes", bytes);
+        if (!who) lists = 0, refusals = 200;
+    }
+    cr_expect_eq(lists, 1, "the other program was refused, too");
+    protocol_swarm_free(c);
+}
+
 /* -- invented nodes ------------------------------------------------------------------------------------------------ */
 
 enum { HONEST = 5, INVENTED = 600, DIRECTORY = 256 };
@@ -248,7 +315,7 @@ Test(gossip, a_flood_of_invented_nodes_does_not_part_the_others, .timeout = 120)
             gone += !a || a->expires_unix_ms <= (uint64_t)c->unix_ms;
         }
     }
-    cr_expect_eq(most, DIRECTORY, "there was no flood");
+    cr_expect_gt(most, DIRECTORY / 2, "there was no flood: %zu nodes", most);
     cr_expect_eq(gone, 0, "%d times a node did not hear of another one in time", gone);
     flood_end();
     protocol_swarm_free(c);

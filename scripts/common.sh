@@ -4,7 +4,7 @@ cd "$root" || exit 1
 
 BUILD_PACKAGES="build-essential cmake ninja-build pkg-config libzmq3-dev libsodium-dev libmsgpack-dev libssl-dev libjansson-dev libpcre2-dev libmicrohttpd-dev"
 # OpenDHT (GPL-3) is only for the tests: they build with -DSN_DHT=ON, other builds have no --dht.
-TEST_PACKAGES="libopendht-c-dev iproute2 libcriterion-dev clang libclang-rt-14-dev python3 python3-pip python3-zmq python3-msgpack unzip"
+TEST_PACKAGES="libopendht-c-dev iproute2 libcriterion-dev clang libclang-rt-14-dev python3 python3-pip python3-zmq python3-msgpack unzip ccache slurm-wlm"
 # For the Intel XPU backend: the loader, compilers from OpenCL C to SPIR-V, Intel's compiler as a check, OpenCL on the CPU to run on.
 DEVICE_PACKAGES="libze1 libze-dev clang-15 llvm-spirv-15 spirv-tools intel-opencl-icd pocl-opencl-icd ocl-icd-opencl-dev"
 MODEL_PACKAGES="python3 python3-pip unzip"
@@ -59,6 +59,7 @@ pinned_tool() {
 build() {
   local dir=$1
   shift
+  ! command -v ccache >/dev/null || set -- -DCMAKE_C_COMPILER_LAUNCHER=ccache "$@"
   cmake -G Ninja -B "$dir" "$@" >"$dir.log" 2>&1 || { cat "$dir.log" >&2; die "cmake failed: see its messages above"; }
   ninja -C "$dir" "${TARGETS[@]}" >&2 || die "the build failed: see the messages of the compiler above"
   rm -f "$dir.log"

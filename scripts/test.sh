@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Installs what the tests need, builds, runs all of them, and ends with "N passed, N failed". --quick leaves out sanitizers
-# and fuzzing.
+# Installs what the tests need, builds, runs all of them, and ends with what they cost and "N passed, N failed, N skipped".
+# --quick leaves out sanitizers, fuzzing and mutants. Every test that this machine cannot run is listed by its name as skipped.
 set -uo pipefail
+shopt -s nullglob
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 quick=no
 case "${1:-}" in
@@ -10,11 +11,37 @@ case "${1:-}" in
   *) die "usage: scripts/test.sh [--quick]" ;;
 esac
 FUZZ_SECONDS=${FUZZ_SECONDS:-20}
+MUTANTS=${MUTANTS:-8}
+
+# Under AddressSanitizer and UndefinedBehaviorSanitizer runs what handles bytes from outside or memory with several owners: that is
+# every unit program but these. Their arithmetic takes minutes under sanitizers, and ...
+WITHOUT_ASAN=(
+  test_bits test_train test_tiles test_golden # ... test_cpu_conformance sends the same kernels over awkward shapes
+  test_cuda_conformance test_xpu_conformance test_xpu_validation # ... emulated kernels are compiled without sanitizers
+)
+# The programs themselves run under sanitizers through these system tests: all messages, all kinds of failure, the files.
+WITH_ASAN=(chain failover protocol private_swarm adapter session_file audit status)
+WITH_TSAN=(chain failover adapter)
 
 need_packages $BUILD_PACKAGES $TEST_PACKAGES $DEVICE_PACKAGES
 passed=0 failed=0 skipped=0
+scratch=$(mktemp -d); export scratch; trap 'rm -rf "$scratch"' EXIT
 report() { # report NAME STATUS: one line a test that is no Criterion suite
   if [ "$2" = 0 ]; then passed=$((passed + 1)); echo "  ok      $1"; else failed=$((failed + 1)); echo "  FAILED  $1"; fi
+}
+
+# cost PART NAME COMMAND...: runs the command; "PART NAME SECONDS USER SYSTEM" goes to the list that the run ends with.
+cost() {
+  local part=$1 name=$2 rc times TIMEFORMAT='%R %U %S'; times=$(mktemp -p "$scratch"); shift 2
+  { time "$@" 2>&3; } 3>&2 2>"$times"; rc=$?
+  echo "$part $name $(tail -n 1 "$times")" >>"$scratch/costs"
+  return $rc
+}
+costs() {
+  echo "the ten slowest (seconds, of them on a CPU):"
+  awk '$1 != "builds" {printf "  %6.0f %6.0f  %s %s\n", $3, $4 + $5, $1, $2}' "$scratch/costs" | sort -rn | head
+  echo "CPU minutes:"
+  awk '{part[$1] += $4 + $5; part["in all"] += $4 + $5} END {for (p in part) printf "  %6.1f  %s\n", part[p] / 60, p}' "$scratch/costs" | sort -n
 }
 
 # why_failed OUTPUT: prints the cause first (the reports of Criterion and the sanitizers), and then the end of the output.
@@ -25,57 +52,63 @@ why_failed() {
   tail -n 40 <<<"$1"
 }
 
-# unit_one PROGRAM: runs a Criterion program and prints "PASSED FAILED SKIPPED SECONDS PROGRAM LOG" (Criterion does not count skipped
-# tests as tested). The file LOG holds the output to show.
+# unit_one PART PROGRAM: runs a Criterion program and prints "PASSED FAILED SKIPPED SECONDS PROGRAM LOG" (Criterion does not count
+# skipped tests as tested). The file LOG holds the output to show.
 unit_one() {
   local out rc synthesis t f c began=$SECONDS
-  out=$(timeout 900 "$1" --jobs 2 2>&1); rc=$?
+  out=$(cost "$1" "${2#"$PWD"/}" timeout 900 "$2" --jobs 2 2>&1); rc=$?
   synthesis=$(grep -a 'Synthesis: Tested' <<<"$out" | tail -1)
   t=$(sed -n 's/.*Tested: [^0-9]*\([0-9]*\).*/\1/p' <<<"$synthesis")
   f=$(grep -o 'Failing: [^0-9]*[0-9]*' <<<"$synthesis" | grep -o '[0-9]*$'); c=$(grep -o 'Crashing: [^0-9]*[0-9]*' <<<"$synthesis" | grep -o '[0-9]*$')
   t=${t:-0} f=$((${f:-0} + ${c:-0})); local p=$((t - f))
   if [ -z "$synthesis" ] || { [ $rc -ne 0 ] && [ $f -eq 0 ]; } || grep -aq 'ERROR: LeakSanitizer\|SUMMARY: .*Sanitizer' <<<"$out"; then f=$((f + 1)); fi
-  local log; log=$(mktemp)
-  { grep -a '^skipped: ' <<<"$out" | sort -u | sed 's/^/  /'; [ $f -eq 0 ] || why_failed "$out"; } >"$log"
-  echo "$p $f $(grep -ac '^skipped: ' <<<"$out") $((SECONDS - began)) $1 $log"
+  local log; log=$(mktemp -p "$scratch")
+  { grep -a '^skipped: ' <<<"$out" | sort -u | sed 's/^/  /' | tee "$log.skipped"; [ $f -eq 0 ] || why_failed "$out"; } >"$log"
+  echo "$p $f $(wc -l <"$log.skipped") $((SECONDS - began)) $2 $log"
 }
 
-# program_one SCRIPT: runs a system test and prints "STATUS SECONDS SCRIPT LOG".
+# program_one PART SCRIPT: runs a system test and prints "STATUS SECONDS SCRIPT LOG". A sanitizer's report is a failure, too.
 program_one() {
-  local log rc began=$SECONDS
-  log=$(mktemp)
-  timeout 600 bash "$1" >"$log" 2>&1; rc=$?
+  local log rc began=$SECONDS; log=$(mktemp -p "$scratch")
+  mkdir "$log.reports"
+  export ASAN_OPTIONS="log_path=$log.reports/asan:quarantine_size_mb=16" UBSAN_OPTIONS="log_path=$log.reports/ubsan:print_stacktrace=1"
+  export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp:log_path=$log.reports/tsan"
+  cost "$1" "$2" timeout 600 bash "$2" >"$log" 2>&1; rc=$?
   [ $rc = 0 ] && : >"$log"
-  echo "$rc $((SECONDS - began)) $1 $log"
+  if [ -n "$(ls -A "$log.reports")" ]; then rc=1; head -n 60 "$log.reports"/* >>"$log"; fi
+  echo "$rc $((SECONDS - began)) $2 $log"
 }
-export -f unit_one program_one why_failed
+export -f cost unit_one program_one why_failed
 
-# unit FOLDER: runs every Criterion program of a build, two at a time, the longest first, so that none runs alone at the end.
+# unit PART FOLDER [PROGRAM_NOT_TO_RUN...]: runs the Criterion programs of a build, two at a time, the longest first, so that none
+# runs alone at the end.
 unit() {
-  local p f s seconds program log
+  local p f s seconds program log part=$1 folder=$2
+  shift 2
   while read -r p f s seconds program log; do
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
     if [ "$f" -ne 0 ]; then echo "  FAILED  ${program#"$root"/}"; else echo "  ok      ${program#"$root"/} ($p, $seconds s)"; fi
-    cat "$log"; rm -f "$log"
-  done < <({ for program in emulated_devices cuda_conformance cuda_device xpu_conformance; do find "$1/tests" -maxdepth 1 -name "test_$program" -type f; done
-    find "$1/tests" -maxdepth 1 -name 'test_*' -type f -perm -u+x | sort; } | awk '!seen[$0]++' | xargs -P 2 -I{} bash -c 'unit_one {}')
+    cat "$log"
+  done < <({ for program in emulated_devices cuda_conformance bits cuda_device xpu_conformance; do find "$folder/tests" -maxdepth 1 -name "test_$program" -type f; done
+    find "$folder/tests" -maxdepth 1 -name 'test_*' -type f -perm -u+x | sort; } | awk '!seen[$0]++' |
+    grep -vxF -f <(printf "$folder/tests/%s\n" "$@") | xargs -P 2 -I{} bash -c "unit_one '$part' {}")
 }
 
-# Runs every system test, two at a time: they mostly wait, and each has its own folders and ports.
+# programs PART SCRIPT...: runs system tests, two at a time: they mostly wait, and each has its own folders and ports.
 programs() {
-  local rc seconds script log
+  local rc seconds script log part=$1
+  shift
   while read -r rc seconds script log; do
     if [ "$rc" = 77 ]; then skipped=$((skipped + 1)); echo "  skipped: $script: $(cat "$log")"
     else report "$script ($seconds s)" "$rc"; tail -n 60 "$log"; fi
-    rm -f "$log"
-  done < <(printf '%s\n' tests/system/test_failover.sh tests/system/test_*.sh | awk '!seen[$0]++' | xargs -P 2 -I{} bash -c 'program_one {}')
+  done < <(printf '%s\n' "$@" | awk '!seen[$0]++' | xargs -P 2 -I{} bash -c "program_one '$part' {}")
 }
 
 threads() {
-  local dir=$1 program
+  local dir=$1 program out rc
   for program in "$dir"/tests/threads_*; do
     [ -x "$program" ] || continue
-    out=$(timeout 600 "$program" 2>&1); rc=$?
+    out=$(cost "$dir" "$program" timeout 600 "$program" 2>&1); rc=$?
     report "${program#"$root"/}" $rc
     [ $rc = 0 ] || why_failed "$out"
   done
@@ -84,59 +117,61 @@ threads() {
 # Builds with AddressSanitizer and UndefinedBehaviorSanitizer, with ThreadSanitizer, and with clang for libFuzzer: only the targets
 # that run below.
 sanitizer_builds() {
-  local source
-  TARGETS=(test_sim)
-  for source in tests/unit/test_*.c; do TARGETS+=("$(basename "$source" .c)"); done
-  build build-asan -DSN_TESTS=ON -DSN_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE="address;undefined"
-  TARGETS=()
-  for source in tests/threads/*.c; do TARGETS+=("threads_$(basename "$source" .c)"); done
-  build build-tsan -DSN_TESTS=ON -DSN_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE=thread
-  TARGETS=()
-  for source in tests/fuzz/fuzz_*.c; do TARGETS+=("$(basename "$source" .c)"); done
-  build build-fuzz -DSN_TESTS=ON -DSN_CUDA=OFF -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE="address;undefined" -DSN_FUZZ=ON
+  local names
+  names=$(basename -s .c tests/unit/test_*.c)
+  TARGETS=(test_sim swarm swarm-node $(grep -vxF -f <(printf '%s\n' "${WITHOUT_ASAN[@]}") <<<"$names"))
+  cost builds asan build build-asan -DSN_TESTS=ON -DSN_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE="address;undefined"
+  TARGETS=(swarm swarm-node $(basename -s .c tests/threads/*.c | sed 's/^/threads_/'))
+  cost builds tsan build build-tsan -DSN_TESTS=ON -DSN_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE=thread
+  TARGETS=($(basename -s .c tests/fuzz/fuzz_*.c))
+  cost builds fuzz build build-fuzz -DSN_TESTS=ON -DSN_CUDA=OFF -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE="address;undefined" -DSN_FUZZ=ON
 }
+
+fuzz_one() {
+  local program=$1 name log corpus; name=$(basename "$program"); log=$(mktemp -p "$scratch"); corpus=$(mktemp -d -p "$scratch")
+  if cost fuzz "$name" timeout $((FUZZ_SECONDS + 120)) "$program" -max_total_time="$FUZZ_SECONDS" -rss_limit_mb=2048 -timeout=20 \
+    -close_fd_mask=3 -artifact_prefix="$corpus/" "$corpus" "tests/fuzz/corpus/${name#fuzz_}" >"$log" 2>&1; then echo "ok $name"; else echo "bad $name"; tail -40 "$log" >&2; fi
+}
+export -f fuzz_one; export FUZZ_SECONDS
 
 say "building (release)"
 TARGETS=()
-build build -DCMAKE_BUILD_TYPE=Release -DSN_TESTS=ON -DSN_DHT=ON
+cost builds release build build -DCMAKE_BUILD_TYPE=Release -DSN_TESTS=ON -DSN_DHT=ON
 say "checking includes, lengths, words, format, and what clang-tidy finds"
-scripts/check.sh --tidy; report "scripts/check.sh --tidy finds nothing" $?
+cost checks check.sh scripts/check.sh --tidy; report "scripts/check.sh --tidy finds nothing" $?
 if model=$(real_model); then export SN_TEST_MODEL=$model; else say "no real model: the tests that need it are skipped"; fi
 
 say "unit tests (release)"
-unit build
+unit unit build
 # The system tests mostly wait: the builds with sanitizers run concurrently, with the lowest priority.
-if [ $quick = no ]; then build_log=$(mktemp); sanitizer_builds >"$build_log" 2>&1 & builder=$!; renice -n 19 -p $builder >/dev/null; fi
+if [ $quick = no ]; then build_log=$(mktemp -p "$scratch"); sanitizer_builds >"$build_log" 2>&1 & builder=$!; renice -n 19 -p $builder >/dev/null; fi
 say "programs"
-programs
+programs programs tests/system/test_failover.sh tests/{system,attacks}/test_*.sh
 
 if [ $quick = no ]; then
   say "building with sanitizers, fuzz targets"
   tail -n +1 -f --pid=$builder "$build_log" >&2
   wait $builder || die "a build with sanitizers failed: see the compiler's messages above"
-  rm -f "$build_log"
-  say "unit tests (ASan, UBSan)"
   # Installed GPU drivers load libraries in a way that crashes the sanitizers: only the tests' own driver is used.
   export ZE_ENABLE_ALT_DRIVERS=/nowhere.so
-  unit build-asan
-  say "thread tests (TSan)"
+  say "unit tests (ASan, UBSan)"
+  unit asan build-asan "${WITHOUT_ASAN[@]}"
+  say "programs (ASan, UBSan)"
+  SN_BUILD=$root/build-asan programs asan $(printf 'tests/system/test_%s.sh\n' "${WITH_ASAN[@]}")
+  say "threads, programs (TSan)"
   TSAN_OPTIONS="suppressions=$root/tests/tsan.supp halt_on_error=1" threads build-tsan
+  SN_BUILD=$root/build-tsan programs tsan $(printf 'tests/system/test_%s.sh\n' "${WITH_TSAN[@]}")
   say "fuzzing, $FUZZ_SECONDS s each, two at once"
-  fuzz_one() {
-    local program=$1 name log; name=$(basename "$program"); log=$(mktemp)
-    local scratch; scratch=$(mktemp -d)
-    if timeout $((FUZZ_SECONDS + 120)) "$program" -max_total_time="$FUZZ_SECONDS" -rss_limit_mb=2048 -timeout=20 -close_fd_mask=3 \
-      -artifact_prefix="$scratch/" "$scratch" "tests/fuzz/corpus/${name#fuzz_}" >"$log" 2>&1; then echo "ok $name"; else echo "bad $name"; tail -40 "$log" >&2; fi
-    rm -rf "$log" "$scratch"
-  }
-  export -f fuzz_one; export FUZZ_SECONDS
   while read -r verdict name; do
     [ "$verdict" = ok ]; report "$name" $?
   done < <(find build-fuzz/tests -maxdepth 1 -name 'fuzz_*' -type f -perm -u+x | sort | xargs -P 2 -I{} bash -c 'fuzz_one {}')
+  say "mutants, $MUTANTS drawn by the date"
+  cost mutants mutants scripts/mutants.sh --drawn "$MUTANTS"; report "$MUTANTS protections are missed when they are removed" $?
 else
   threads build
 fi
 
 echo
+costs
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ]

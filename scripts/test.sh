@@ -14,10 +14,12 @@ FUZZ_SECONDS=${FUZZ_SECONDS:-20}
 MUTANTS=${MUTANTS:-8}
 
 # Under AddressSanitizer and UndefinedBehaviorSanitizer runs what handles bytes from outside or memory with several owners: that is
-# every unit program but these. Their arithmetic takes minutes under sanitizers, and ...
+# every unit program but these, whose arithmetic takes minutes under sanitizers:
 WITHOUT_ASAN=(
-  test_bits test_train test_tiles test_golden # ... test_cpu_conformance sends the same kernels over awkward shapes
-  test_cuda_conformance test_xpu_conformance test_xpu_validation # ... emulated kernels are compiled without sanitizers
+  # test_cpu_conformance runs the same kernels over awkward shapes
+  test_bits test_train test_tiles test_golden test_cpu_device test_cpu_attention
+  # the emulations' kernels are compiled without sanitizers; test_cuda_device, test_xpu and test_emulated_devices run their hosts' side
+  test_cuda_conformance test_xpu_conformance test_xpu_validation
 )
 # The programs themselves run under sanitizers through these system tests: all messages, all kinds of failure, the files.
 WITH_ASAN=(chain failover protocol private_swarm adapter session_file audit status)
@@ -143,6 +145,7 @@ if model=$(real_model); then export SN_TEST_MODEL=$model; else say "no real mode
 
 say "unit tests (release)"
 unit unit build
+command -v nvcc >/dev/null || { skipped=$((skipped + 1)); echo "  skipped: the CUDA backend is not compiled, because there is no nvcc"; }
 # The system tests mostly wait: the builds with sanitizers run concurrently, with the lowest priority.
 if [ $quick = no ]; then build_log=$(mktemp -p "$scratch"); sanitizer_builds >"$build_log" 2>&1 & builder=$!; renice -n 19 -p $builder >/dev/null; fi
 say "programs"

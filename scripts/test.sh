@@ -12,6 +12,8 @@ case "${1:-}" in
 esac
 FUZZ_SECONDS=${FUZZ_SECONDS:-20}
 MUTANTS=${MUTANTS:-8}
+# Builds of the same sources in other folders find the same objects.
+export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$root} CCACHE_NOHASHDIR=1
 
 # Under AddressSanitizer and UndefinedBehaviorSanitizer runs what handles bytes from outside or memory with several owners: that is
 # every unit program but these, whose arithmetic takes minutes under sanitizers:

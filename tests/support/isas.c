@@ -1,6 +1,7 @@
-/* Unit tests ask for instruction sets by name, and skip those that this machine lacks. Every such case is listed by name here, so
- * that scripts/test.sh counts it as skipped and not as passed. SN_TEST_ISA=avx2 hides the sets after AVX2: a machine that has all of
- * them then runs the tests as one that has not. The linker puts this function before that of device/cpu/isa.c (--wrap). */
+/* Unit tests ask for instruction sets by name, and skip those that this machine lacks. Every such case is listed by
+ * name here, so that scripts/test.sh counts it as skipped and not as passed. SN_TEST_ISA=avx2 hides the sets after
+ * AVX2: a machine that has all of them then runs the tests as one that has not. The linker puts this function before
+ * that of device/cpu/isa.c (--wrap). */
 #include "device/cpu/kernels.h"
 
 #include <criterion/criterion.h>
@@ -25,9 +26,10 @@ sn_status __wrap_sn_cpu_kernels_find(const char *isa, const sn_cpu_kernels **out
     const char *most = getenv("SN_TEST_ISA");
     int rank = isa_rank(isa);
     if (most && isa_rank(most) < N_ISAS && !isa) isa = most;
-    sn_status status = most && rank < N_ISAS && rank > isa_rank(most)
-                           ? sn_fail(err, SN_REFUSED, "there are no CPU kernels \"%s\" on this machine: it has %s", isa, most)
-                           : __real_sn_cpu_kernels_find(isa, out, err);
+    sn_status status =
+        most && rank < N_ISAS && rank > isa_rank(most)
+            ? sn_fail(err, SN_REFUSED, "there are no CPU kernels \"%s\" on this machine: it has %s", isa, most)
+            : __real_sn_cpu_kernels_find(isa, out, err);
     if (!status || rank == N_ISAS || listed[rank]) return status;
     listed[rank] = true;
     fprintf(stderr, "skipped: %s/%s on %s\n", criterion_current_test->category, criterion_current_test->name, isa);

@@ -3,6 +3,7 @@
 #include "base/text.h"
 #include "net/codec_private.h"
 
+#include <arpa/inet.h>
 #include <assert.h>
 #include <string.h>
 
@@ -15,6 +16,22 @@ sn_status sn_address_check(const char *address, bool to_listen, sn_err *err) {
     if (!sn_is_printable(address, strnlen(address, SN_ADDRESS_MAX + 1)))
         return sn_fail(err, SN_REFUSED, "an address with bytes that are not printable is no address: write HOST:PORT");
     return sn_parse_host_port(address, to_listen ? SN_HOST_PORT_LISTEN : SN_HOST_PORT_DIAL, &parsed, err);
+}
+
+bool sn_address_is_numeric(const char *address) {
+    sn_host_port parsed;
+    uint8_t bytes[16];
+    return !sn_parse_host_port(address, SN_HOST_PORT_DIAL, &parsed, NULL) &&
+           (inet_pton(AF_INET, parsed.host, bytes) == 1 || inet_pton(AF_INET6, parsed.host, bytes) == 1);
+}
+
+sn_status sn_address_check_numeric(const char *address, sn_err *err) {
+    sn_status status = sn_address_check(address, false, err);
+    if (status || sn_address_is_numeric(address)) return status;
+    return sn_fail(err, SN_REFUSED,
+                   "%s has a name for a host, and programs tell each other numeric addresses only, as in "
+                   "192.0.2.1:31330: its node must announce one (--public)",
+                   address);
 }
 
 sn_status sn_address_parse(const char *text, char plain[SN_ADDRESS_MAX + 1], uint8_t key[SN_KEY_SIZE], bool *pinned,

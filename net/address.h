@@ -9,6 +9,11 @@
  * that is safe to print even if the address came from a peer. to_listen: port 0 and the host * are addresses, too. */
 sn_status sn_address_check(const char *address, bool to_listen, sn_err *err) SN_MUST_USE;
 
+/* Whether the host of a valid address is an IPv4 or IPv6 address and no name. */
+bool sn_address_is_numeric(const char *address);
+/* As sn_address_check, for an address that will be dialled; SN_REFUSED for one with a name, too. */
+sn_status sn_address_check_numeric(const char *address, sn_err *err) SN_MUST_USE;
+
 /* Splits "HOST:PORT" or "HOST:PORT#KEY", KEY being 64 hexadecimal digits of a CURVE key. `plain` gets HOST:PORT; `key`
  * gets the key when *pinned is set. SN_REFUSED with a sentence that says what to write. */
 sn_status sn_address_parse(const char *text, char plain[SN_ADDRESS_MAX + 1], uint8_t key[SN_KEY_SIZE], bool *pinned,

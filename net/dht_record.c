@@ -22,7 +22,7 @@ sn_status sn_dht_record_seal(const sn_dht_record *record, const sn_identity *ide
     const void *structure = record;
     uint8_t signature[SN_SIGNATURE_SIZE];
     size_t before = out->len;
-    sn_status status = sn_address_check(record->address, false, err);
+    sn_status status = sn_address_check_numeric(record->address, err);
     if (!status) status = sn_schemas_encode(&schema, &structure, 1, out, err);
     if (!status) status = sn_sign(identity, out->data + before, out->len - before, signature, err);
     if (!status) status = sn_buf_append(out, signature, sizeof signature, err);
@@ -47,7 +47,7 @@ sn_status sn_dht_record_open(const void *data, size_t len, const uint8_t model[S
     if (record.expires_unix_ms <= now) return sn_fail(err, SN_REFUSED, "it has expired");
     if (record.expires_unix_ms - now > SN_DHT_RECORD_LIFE_MS_MAX)
         return sn_fail(err, SN_REFUSED, "it expires more than %d s ahead", SN_DHT_RECORD_LIFE_MS_MAX / 1000);
-    status = sn_address_check(record.address, false, err);
+    status = sn_address_check_numeric(record.address, err);
     if (!status) *out = record;
     return status;
 }

@@ -4,13 +4,19 @@
  * One thread polls four descriptors: an eventfd that wakes it, one socket for each IP version to ask from, and in a
  * node the socket that answers. Each address that the program joins is a query with a random nonce; the thread sends it
  * again until an answer with this nonce and a valid signature arrives. Queries are never removed: a program joins few
- * addresses. The lock guards the list of queries; host names are resolved without it, because that can take seconds. */
+ * addresses. Hosts are looked up elsewhere (net/lookup.h), so that a slow resolver stops neither questions nor answers;
+ * what a query hands out is a numeric address: the one that answered, or, if the key is pinned, the first that was
+ * found. The lock guards the list of queries.
+ *
+ * Answers have a rate for each source address and one for all, because a signature takes 30 us and source addresses of
+ * datagrams can be forged: what is above them is read and dropped, which takes 2 us. */
 #include "net/introduction.h"
 
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "base/text.h"
+#include "net/address_limit.h"
+#include "net/lookup.h"
 
 #include <errno.h>
 #include <netdb.h>
@@ -24,9 +30,15 @@
 #include <unistd.h>
 
 enum {
+    ANSWERS_BURST = 32, /* to one address at once, then */
+    ANSWERS_PER_S = 8,
+    ALL_ANSWERS_PER_S = 4000, /* an eighth of what one core can sign */
+    READS_AT_ONCE = 256,      /* questions, before anything else is done */
+    RECEIVE_BUFFER = 1 << 20,
     QUERIES_MAX = 64,
     RETRY_US = 500000,       /* between the first EAGER_TRIES questions of a query */
     RETRY_SLOW_US = 5000000, /* between the later ones */
+    LOOKUP_POLL_US = 20000,  /* while a host is being looked up, at first */
     EAGER_TRIES = 20,
     MAGIC_SIZE = 8,
     NONCE_SIZE = 8,
@@ -36,9 +48,13 @@ enum {
 static const char QUESTION[MAGIC_SIZE] = "SWARM?1", ANSWER[MAGIC_SIZE] = "SWARM!1";
 
 typedef struct query {
-    char address[SN_ADDRESS_MAX + 1];
+    char address[SN_ADDRESS_MAX + 1]; /* as it was typed */
+    sn_lookup *lookup;                /* of its host; NULL: begins with the next question */
+    char numeric[SN_LOOKUP_ADDRESSES_MAX][SN_ADDRESS_MAX + 1];
+    size_t n_numeric; /* 0: not yet found */
+    bool pinned;
     uint8_t nonce[NONCE_SIZE], key[SN_KEY_SIZE];
-    bool answered, taken; /* answered: `key` is known; taken: sn_introducer_next has handed it out */
+    bool answered, taken; /* answered: `key` is known and numeric[0] has it; taken: was handed out */
     int tries;
     int64_t next_us; /* when the next question is due */
 } query;
@@ -50,76 +66,100 @@ struct sn_introducer {
     void *ctx;
     pthread_t thread;
     bool started;
-    pthread_mutex_t lock; /* guards the members below */
+    sn_address_limit *answers, *all_answers; /* all_answers: counts one address, of zeros */
+    pthread_mutex_t lock;                    /* guards the members below */
     bool stop;
     query queries[QUERIES_MAX];
     size_t n_queries;
 };
 
-/* The UDP addresses of HOST:PORT. to_listen: of an address at which a transport listens. */
-static sn_status address_resolve(const char *address, bool to_listen, struct addrinfo **out, sn_err *err) {
+/* The UDP address of a numeric HOST:PORT. to_listen: where a transport listens. */
+static sn_status address_of(const char *address, bool to_listen, struct addrinfo **out, sn_err *err) {
     sn_host_port at;
     char port[8];
     sn_status status = sn_parse_host_port(address, to_listen ? SN_HOST_PORT_LISTEN : SN_HOST_PORT_DIAL, &at, err);
     if (status) return status;
     snprintf(port, sizeof port, "%d", at.port);
-    struct addrinfo hints = {.ai_socktype = SOCK_DGRAM, .ai_flags = to_listen ? AI_PASSIVE : 0};
+    struct addrinfo hints = {.ai_socktype = SOCK_DGRAM, .ai_flags = AI_NUMERICHOST | (to_listen ? AI_PASSIVE : 0)};
     int rc = getaddrinfo(strcmp(at.host, "*") ? at.host : NULL, port, &hints, out);
-    if (rc) return sn_fail(err, SN_REFUSED, "the host of %s cannot be found: %s", address, gai_strerror(rc));
-    return SN_OK;
+    return rc ? sn_fail(err, SN_REFUSED, "%s is no address: %s", address, gai_strerror(rc)) : SN_OK;
 }
 
 /* -- answering -- */
 
 static sn_status introducer_listen(sn_introducer *in, const char *bound, sn_err *err) {
     struct addrinfo *at = NULL;
-    sn_status status = address_resolve(bound, true, &at, err);
+    sn_status status = address_of(bound, true, &at, err);
     if (status) return status;
     in->serve_fd = socket(at->ai_family, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (in->serve_fd < 0 || bind(in->serve_fd, at->ai_addr, at->ai_addrlen))
         status = sn_fail(err, SN_REFUSED, "the UDP port of %s cannot be used (%s): choose another --listen address",
                          bound, strerror(errno));
     freeaddrinfo(at);
+    int bytes = RECEIVE_BUFFER;
+    if (!status) setsockopt(in->serve_fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
+    if (!status) status = sn_address_limit_new(ANSWERS_BURST, ANSWERS_PER_S, &in->answers, err);
+    if (!status) status = sn_address_limit_new(ALL_ANSWERS_PER_S, ALL_ANSWERS_PER_S, &in->all_answers, err);
     return status;
 }
 
-static void introducer_answer(sn_introducer *in) {
+static bool may_answer(sn_introducer *in, const struct sockaddr_storage *from) {
+    static const uint8_t all[SN_ADDRESS_PREFIX];
+    uint8_t prefix[SN_ADDRESS_PREFIX];
+    int64_t now = sn_now_us();
+    sn_address_prefix(from, prefix);
+    return sn_address_limit_allows(in->answers, prefix, now) && sn_address_limit_allows(in->all_answers, all, now);
+}
+
+/* Reads one question and answers it; false: none waits. */
+static bool introducer_answer(sn_introducer *in) {
     uint8_t data[DATAGRAM_SIZE + 1];
-    struct sockaddr_storage from;
+    struct sockaddr_storage from = {0};
     socklen_t from_len = sizeof from;
     sn_err err;
     ssize_t n = recvfrom(in->serve_fd, data, sizeof data, 0, (struct sockaddr *)&from, &from_len);
-    if (n != DATAGRAM_SIZE || memcmp(data, QUESTION, MAGIC_SIZE)) return;
+    if (n < 0) return false;
+    if (n != DATAGRAM_SIZE || memcmp(data, QUESTION, MAGIC_SIZE) || !may_answer(in, &from)) return true;
     memcpy(data, ANSWER, MAGIC_SIZE); /* the question's nonce stays where it is */
     memcpy(data + MAGIC_SIZE + NONCE_SIZE, in->identity->id, SN_KEY_SIZE);
     memcpy(data + MAGIC_SIZE + NONCE_SIZE + SN_KEY_SIZE, in->identity->curve_key, SN_KEY_SIZE);
-    if (sn_sign(in->identity, data, SIGNED_SIZE, data + SIGNED_SIZE, &err)) return;
+    if (sn_sign(in->identity, data, SIGNED_SIZE, data + SIGNED_SIZE, &err)) return true;
     if (sendto(in->serve_fd, data, DATAGRAM_SIZE, 0, (struct sockaddr *)&from, from_len) < 0)
-        sn_log(SN_LOG_DEBUG, "introduction not sent", "text=%s", strerror(errno));
+        sn_log_rated(SN_LOG_DEBUG, "introduction not sent", "text=%s", strerror(errno));
+    return true;
 }
 
 /* -- asking -- */
 
-static void introducer_send_query(sn_introducer *in, const char *address, const uint8_t nonce[NONCE_SIZE]) {
+static void send_question(sn_introducer *in, const char *address, const uint8_t nonce[NONCE_SIZE]) {
     uint8_t data[DATAGRAM_SIZE] = {0};
     struct addrinfo *at = NULL;
     sn_err err;
     memcpy(data, QUESTION, MAGIC_SIZE);
     memcpy(data + MAGIC_SIZE, nonce, NONCE_SIZE);
-    if (address_resolve(address, false, &at, &err)) {
-        sn_log(SN_LOG_WARN, "introduction failed", "text=%s", err.text);
-        return;
-    }
-    for (struct addrinfo *a = at; a; a = a->ai_next)
-        if (a->ai_family == AF_INET || a->ai_family == AF_INET6)
-            if (sendto(in->ask_fd[a->ai_family == AF_INET6], data, sizeof data, 0, a->ai_addr, a->ai_addrlen) < 0)
-                sn_log(SN_LOG_DEBUG, "introduction not requested", "address=%s text=%s", address, strerror(errno));
+    if (address_of(address, false, &at, &err)) return;
+    if (sendto(in->ask_fd[at->ai_family == AF_INET6], data, sizeof data, 0, at->ai_addr, at->ai_addrlen) < 0)
+        sn_log(SN_LOG_DEBUG, "introduction not requested", "address=%s text=%s", address, strerror(errno));
     freeaddrinfo(at);
+}
+
+/* The query's address that an answer came from; 0 if it came from none of them. */
+static size_t answering_address(const query *q, const struct sockaddr_storage *from, socklen_t len) {
+    char host[NI_MAXHOST], port[NI_MAXSERV], text[SN_ADDRESS_MAX + 1];
+    if (getnameinfo((const struct sockaddr *)from, len, host, sizeof host, port, sizeof port,
+                    NI_NUMERICHOST | NI_NUMERICSERV))
+        return 0;
+    int n = snprintf(text, sizeof text, from->ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
+    for (size_t i = 0; n > 0 && (size_t)n < sizeof text && i < q->n_numeric; i++)
+        if (!strcmp(q->numeric[i], text)) return i;
+    return 0;
 }
 
 static void introducer_receive(sn_introducer *in, int fd) {
     uint8_t data[DATAGRAM_SIZE + 1];
-    ssize_t n = recv(fd, data, sizeof data, 0);
+    struct sockaddr_storage from = {0};
+    socklen_t from_len = sizeof from;
+    ssize_t n = recvfrom(fd, data, sizeof data, 0, (struct sockaddr *)&from, &from_len);
     const uint8_t *nonce = data + MAGIC_SIZE, *id = nonce + NONCE_SIZE, *key = id + SN_KEY_SIZE;
     if (n != DATAGRAM_SIZE || memcmp(data, ANSWER, MAGIC_SIZE) || !sn_verify(id, data, SIGNED_SIZE, data + SIGNED_SIZE))
         return;
@@ -127,33 +167,46 @@ static void introducer_receive(sn_introducer *in, int fd) {
     pthread_mutex_lock(&in->lock);
     for (size_t i = 0; i < in->n_queries; i++) {
         query *q = &in->queries[i];
-        if (q->answered || memcmp(q->nonce, nonce, NONCE_SIZE)) continue;
+        if (q->answered || !q->n_numeric || memcmp(q->nonce, nonce, NONCE_SIZE)) continue;
         memcpy(q->key, key, SN_KEY_SIZE);
+        size_t answering = answering_address(q, &from, from_len);
+        if (answering) memcpy(q->numeric[0], q->numeric[answering], SN_ADDRESS_MAX + 1);
         q->answered = any = true;
     }
     pthread_mutex_unlock(&in->lock);
     if (any) in->on_found(in->ctx);
 }
 
+/* Looks up the query's host, for every question again until it is found. True: its addresses are known. */
+static bool query_is_found(query *q) {
+    sn_err err = {0};
+    if (q->n_numeric) return true;
+    sn_status status = q->lookup ? SN_OK : sn_lookup_start(q->address, &q->lookup, &err);
+    if (!status) status = sn_lookup_wait(q->lookup, 0, q->numeric, &q->n_numeric, &err);
+    if (status != SN_RETRY) sn_lookup_free(&q->lookup);
+    if (status && (status != SN_RETRY || q->tries == EAGER_TRIES))
+        sn_log(SN_LOG_WARN, "introduction failed", "text=%s", err.text);
+    return status == SN_OK;
+}
+
 /* Sends the questions that are due; returns in how many milliseconds the next one is. */
 static int introducer_send_due(sn_introducer *in) {
     int64_t now = sn_now_us(), next = now + 60 * RETRY_SLOW_US;
-    for (size_t i = 0;; i++) {
-        char address[SN_ADDRESS_MAX + 1] = "";
-        uint8_t nonce[NONCE_SIZE] = {0};
-        pthread_mutex_lock(&in->lock);
-        query *q = i < in->n_queries ? &in->queries[i] : NULL;
-        if (q && !q->answered && now >= q->next_us) {
-            memcpy(address, q->address, sizeof address);
-            memcpy(nonce, q->nonce, sizeof nonce);
+    bool any = false;
+    pthread_mutex_lock(&in->lock);
+    for (query *q = in->queries; q < in->queries + in->n_queries; q++) {
+        if (q->answered) continue;
+        if (now >= q->next_us) {
             q->next_us = now + (++q->tries < EAGER_TRIES ? RETRY_US : RETRY_SLOW_US);
+            bool found = query_is_found(q);
+            if (!found && q->lookup && q->tries < EAGER_TRIES) q->next_us = now + LOOKUP_POLL_US;
+            if (found && q->pinned) q->answered = any = true;
+            for (size_t i = 0; found && !q->pinned && i < q->n_numeric; i++) send_question(in, q->numeric[i], q->nonce);
         }
-        if (q && !q->answered && q->next_us < next) next = q->next_us;
-        pthread_mutex_unlock(&in->lock);
-        if (!q) break;
-        if (*address)
-            introducer_send_query(in, address, nonce); /* without the lock: resolving a name can take seconds */
+        if (!q->answered && q->next_us < next) next = q->next_us;
     }
+    pthread_mutex_unlock(&in->lock);
+    if (any) in->on_found(in->ctx);
     return (int)((next - now) / 1000) + 1;
 }
 
@@ -174,7 +227,7 @@ static void *introducer_run(void *arg) {
         if (fds[0].revents && read(in->wake_fd, &woken, sizeof woken) < 0) continue;
         if (fds[1].revents) introducer_receive(in, in->ask_fd[0]);
         if (fds[2].revents) introducer_receive(in, in->ask_fd[1]);
-        if (fds[3].revents) introducer_answer(in);
+        for (int i = 0; fds[3].revents && i < READS_AT_ONCE && introducer_answer(in); i++) {}
     }
 }
 
@@ -219,6 +272,9 @@ void sn_introducer_free(sn_introducer **introducer) {
         introducer_wake(in);
         pthread_join(in->thread, NULL);
     }
+    for (size_t i = 0; i < in->n_queries; i++) sn_lookup_free(&in->queries[i].lookup);
+    sn_address_limit_free(&in->answers);
+    sn_address_limit_free(&in->all_answers);
     const int fds[] = {in->serve_fd, in->ask_fd[0], in->ask_fd[1], in->wake_fd};
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
         if (fds[i] >= 0) close(fds[i]);
@@ -229,8 +285,10 @@ void sn_introducer_free(sn_introducer **introducer) {
 
 sn_status sn_introducer_ask(sn_introducer *in, const char *address, sn_err *err) {
     query new = {0};
-    sn_status status = sn_address_parse(address, new.address, new.key, &new.answered, err);
+    sn_status status = sn_address_parse(address, new.address, new.key, &new.pinned, err);
     if (status) return status;
+    new.answered = new.pinned &&sn_address_is_numeric(new.address);
+    if (new.answered) memcpy(new.numeric[0], new.address, sizeof new.address);
     sn_random(new.nonce, sizeof new.nonce);
     pthread_mutex_lock(&in->lock);
     if (in->n_queries == QUERIES_MAX)
@@ -238,7 +296,7 @@ sn_status sn_introducer_ask(sn_introducer *in, const char *address, sn_err *err)
     else
         in->queries[in->n_queries++] = new;
     pthread_mutex_unlock(&in->lock);
-    if (!status && new.answered) in->on_found(in->ctx); /* the key is pinned: no question is needed */
+    if (!status && new.answered) in->on_found(in->ctx); /* no question is needed */
     introducer_wake(in);
     return status;
 }
@@ -249,7 +307,7 @@ bool sn_introducer_next(sn_introducer *in, char address[SN_ADDRESS_MAX + 1], uin
     for (size_t i = 0; i < in->n_queries && !any; i++) {
         query *q = &in->queries[i];
         if (!q->answered || q->taken) continue;
-        memcpy(address, q->address, sizeof q->address);
+        memcpy(address, q->numeric[0], SN_ADDRESS_MAX + 1);
         memcpy(key, q->key, SN_KEY_SIZE);
         q->taken = any = true;
     }

@@ -24,10 +24,11 @@ sn_status sn_introducer_new(const sn_identity *identity, const char *bound, void
                             sn_introducer **out, sn_err *err) SN_MUST_USE;
 void sn_introducer_free(sn_introducer **introducer); /* accepts NULL; joins the thread */
 
-/* Asks at HOST:PORT or HOST:PORT#KEY until an answer arrives: 20 times every half second, then every five seconds.
- * SN_REFUSED: no address, or too many of them. */
+/* Asks at HOST:PORT or HOST:PORT#KEY, whose host may be a name, until an answer arrives: 20 times every half second,
+ * then every five seconds. SN_REFUSED: no address, or too many of them. */
 sn_status sn_introducer_ask(sn_introducer *introducer, const char *address, sn_err *err) SN_MUST_USE;
-/* Hands out each address that answered (or was pinned) once, with its key. False: there is no new one. */
+/* Hands out the numeric address of each that answered (or was pinned) once, with its key. False: there is no new one.
+ */
 bool sn_introducer_next(sn_introducer *introducer, char address[SN_ADDRESS_MAX + 1], uint8_t key[SN_KEY_SIZE]);
 
 #endif

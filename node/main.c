@@ -129,7 +129,8 @@ static const sn_option network[] = {
     SN_OPT_ADDRESS("listen", "HOST:PORT", &args.listen, SN_HOST_PORT_LISTEN,
                    "address to listen at, with TCP and (for introductions) UDP; port 0: a free port"),
     SN_OPT_ADDRESS("public", "HOST:PORT", &args.public_address, SN_HOST_PORT_DIAL,
-                   "address to announce, when others reach this node by another one (default: as --listen)"),
+                   "address to announce, when others reach this node by another one; a name is looked up at the start "
+                   "(default: as --listen)"),
     SN_OPT_ADDRESSES("join", "HOST:PORT", &args.join, SN_HOST_PORT_PINNED,
                      "address of a node of the swarm; HOST:PORT#KEY also checks its CURVE key"),
     SN_OPT_STRING("dht", "HOST:PORT|on", &args.dht,

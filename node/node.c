@@ -16,12 +16,14 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "net/introduction.h"
+#include "net/lookup.h"
 #include "net/transport/private_swarm.h"
 #include "node/protocol/protocol.h"
 #include "node/metrics.h"
 #include "node/membership/dht_client.h"
 #include "node/serving.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -46,8 +48,9 @@ struct sn_node {
     sn_introducer *introducer;
     sn_dht_client dht_client;
     sn_protocol *protocol;
-    sn_metrics *metrics; /* NULL: no metrics page */
-    char address[SN_ADDRESS_MAX + 1];
+    sn_metrics *metrics;                /* NULL: no metrics page */
+    char address[SN_ADDRESS_MAX + 1];   /* at which it listens */
+    char announced[SN_ADDRESS_MAX + 1]; /* at which others reach it */
     int64_t drain_us;
     atomic_int stop; /* number of calls of sn_node_stop */
 };
@@ -151,11 +154,19 @@ static sn_status node_join_pinned(sn_node *node, const sn_node_config *config, s
     return SN_OK;
 }
 
+/* A name given with --public is looked up here, once: other programs look up no names. */
+static sn_status node_name_announced(sn_node *node, const sn_node_config *config, bool numeric, sn_err *err) {
+    const char *address = config->public_address ? config->public_address : node->address;
+    if (numeric && config->public_address) return sn_lookup_first(address, node->announced, err);
+    snprintf(node->announced, sizeof node->announced, "%s", address);
+    return SN_OK;
+}
+
 static sn_status node_new_protocol(sn_node *node, const sn_node_config *config, sn_err *err) {
     const sn_protocol_setup setup = {
         .transport = node->transport,
         .identity = &node->identity,
-        .address = config->public_address ? config->public_address : node->address,
+        .address = node->announced,
         .name = config->name ? config->name : "",
         .span = {.hp = &node->hp, .first = config->first, .end = config->end},
         .loading = true,
@@ -201,8 +212,7 @@ static void node_publish_metrics(const sn_node *node) {
 /* What is due by time; returns when to call again. */
 static int64_t node_tick(sn_node *node) {
     int64_t protocol_us = sn_protocol_tick(node->protocol, sn_now_us(), sn_unix_ms());
-    int64_t dht_us = sn_dht_client_tick(&node->dht_client, node->introducer, &node->identity,
-                                        node->config.public_address ? node->config.public_address : node->address,
+    int64_t dht_us = sn_dht_client_tick(&node->dht_client, node->introducer, &node->identity, node->announced,
                                         !node->loader && node->serving.engine, sn_now_us(), sn_unix_ms());
     return protocol_us < dht_us ? protocol_us : dht_us;
 }
@@ -295,6 +305,7 @@ sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn
     status = node_load_identity(node, config->identity_path, err);
     if (!status) status = node_listen(node, config, err);
     if (!status && by_introduction) status = node_introduce(node, config, err);
+    if (!status) status = node_name_announced(node, config, by_introduction, err);
     if (!status && config->metrics) status = node_start_metrics(node, config, err);
     if (!status) status = node_describe_model(node, config->model_path, err);
     if (!status && config->dht && by_introduction) status = node_open_dht(node, config, err);

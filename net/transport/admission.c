@@ -8,13 +8,13 @@ static int older(const sn_standing *const *standings, int a, int b) {
 }
 
 int sn_admission_decide(const sn_standing *const *standings, size_t n, size_t capacity,
-                        const uint8_t prefix[SN_ADMISSION_PREFIX], int64_t now_us) {
+                        const uint8_t prefix[SN_ADDRESS_PREFIX], int64_t now_us) {
     size_t count = 0, of_address = 0, unnamed_of_address = 0;
     int unnamed = -1, own_unnamed = -1, idle = -1;
     for (int i = 0; (size_t)i < n; i++) {
         const sn_standing *s = standings[i];
         if (!s) continue;
-        bool own = !memcmp(s->prefix, prefix, SN_ADMISSION_PREFIX);
+        bool own = !memcmp(s->prefix, prefix, SN_ADDRESS_PREFIX);
         count++;
         of_address += own;
         if (s->named) {

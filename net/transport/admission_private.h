@@ -9,18 +9,15 @@
 #ifndef SN_NET_TRANSPORT_ADMISSION_PRIVATE_H
 #define SN_NET_TRANSPORT_ADMISSION_PRIVATE_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "net/address_limit.h"
 
 enum {
-    SN_ADMISSION_PREFIX = 8, /* bytes of an address that name its owner: IPv4, or the network of IPv6 */
     SN_ADMISSION_IDLE_US =
         60000000, /* a named connection may be ended for another one after so long without messages */
 };
 
 typedef struct sn_standing {
-    uint8_t prefix[SN_ADMISSION_PREFIX];
+    uint8_t prefix[SN_ADDRESS_PREFIX];
     bool named;
     int64_t since_us; /* unnamed: when it was opened; named: when its last message came or went */
 } sn_standing;
@@ -29,6 +26,6 @@ enum { SN_ADMIT = -1, SN_ADMIT_NOT = -2 };
 /* What to do with a newcomer, given the connections that there are (`standings`: n pointers, NULL: none): SN_ADMIT,
  * SN_ADMIT_NOT, or the index of the connection that is ended for it. */
 int sn_admission_decide(const sn_standing *const *standings, size_t n, size_t capacity,
-                        const uint8_t prefix[SN_ADMISSION_PREFIX], int64_t now_us);
+                        const uint8_t prefix[SN_ADDRESS_PREFIX], int64_t now_us);
 
 #endif

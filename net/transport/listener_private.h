@@ -7,12 +7,14 @@
  *
  * One thread accepts, encrypts and decrypts; the functions below are for the one thread that owns the transport, which
  * never waits for it. What a stranger can occupy is bounded: places by admission_private.h, handshakes by
- * handshake_limit_private.h, memory by the enumeration in listener.c. */
+ * net/address_limit.h, memory by the enumeration in listener.c. */
 #ifndef SN_NET_TRANSPORT_LISTENER_PRIVATE_H
 #define SN_NET_TRANSPORT_LISTENER_PRIVATE_H
 
 #include "net/transport/transport.h"
 #include "net/transport/zmtp_private.h"
+
+enum { SN_HANDSHAKE_BURST = 256, SN_HANDSHAKES_PER_S = 32 }; /* of one network address */
 
 typedef struct sn_listener sn_listener;
 

@@ -3,8 +3,8 @@
 #ifndef SN_NET_TRANSPORT_LISTENER_STATE_PRIVATE_H
 #define SN_NET_TRANSPORT_LISTENER_STATE_PRIVATE_H
 
+#include "net/address_limit.h"
 #include "net/transport/admission_private.h"
-#include "net/transport/handshake_limit_private.h"
 #include "net/transport/listener_private.h"
 
 #include <pthread.h>
@@ -61,7 +61,7 @@ struct sn_listener {
     int listen_fd, epoll_fd, todo_fd, ready_fd, spare_fd;
     pthread_t thread;
     bool started;
-    sn_handshake_limit *handshakes;
+    sn_address_limit *handshakes;
     size_t capacity, n_slots, n_open, partial; /* partial: bytes of messages that are not complete */
     const sn_standing **standings;             /* (n_slots): of the open connections */
     uint8_t *scratch;

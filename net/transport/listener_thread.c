@@ -60,20 +60,8 @@ static void refuse(int fd, const char *why) {
     sn_log_rated(SN_LOG_INFO, "connection refused", "text=%s", why);
 }
 
-static void prefix_of(const struct sockaddr_storage *from, uint8_t out[SN_ADMISSION_PREFIX]) {
-    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff}; /* IPv4 in IPv6 */
-    memset(out, 0, SN_ADMISSION_PREFIX);
-    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)from;
-    if (from->ss_family == AF_INET)
-        memcpy(out, &((const struct sockaddr_in *)from)->sin_addr, 4);
-    else if (!memcmp(&six->sin6_addr, mapped, sizeof mapped))
-        memcpy(out, six->sin6_addr.s6_addr + sizeof mapped, 4);
-    else
-        memcpy(out, &six->sin6_addr, SN_ADMISSION_PREFIX);
-}
-
 /* Makes room for a newcomer; false: there is none. */
-static bool make_room(sn_listener *l, const uint8_t prefix[SN_ADMISSION_PREFIX], size_t capacity, int64_t now) {
+static bool make_room(sn_listener *l, const uint8_t prefix[SN_ADDRESS_PREFIX], size_t capacity, int64_t now) {
     int decision = sn_admission_decide(l->standings, l->n_slots, capacity, prefix, now);
     if (decision >= 0) {
         sn_log_rated(SN_LOG_INFO, "connection closed", "text=another connection needs its place");
@@ -83,11 +71,11 @@ static bool make_room(sn_listener *l, const uint8_t prefix[SN_ADMISSION_PREFIX],
 }
 
 static void connection_begin(sn_listener *l, int fd, const struct sockaddr_storage *from, int64_t now) {
-    uint8_t prefix[SN_ADMISSION_PREFIX];
+    uint8_t prefix[SN_ADDRESS_PREFIX];
     int one = 1;
     size_t slot = 0;
     sn_err err;
-    prefix_of(from, prefix);
+    sn_address_prefix(from, prefix);
     if (!make_room(l, prefix, l->capacity, now)) {
         refuse(fd, "all places for connections are taken");
         return;
@@ -119,7 +107,7 @@ static void connection_begin(sn_listener *l, int fd, const struct sockaddr_stora
 
 /* Without a descriptor for a newcomer, one is taken from a connection, or the newcomer is told at once. */
 static void accept_without_descriptor(sn_listener *l, int64_t now) {
-    uint8_t none[SN_ADMISSION_PREFIX] = {0};
+    uint8_t none[SN_ADDRESS_PREFIX] = {0};
     if (l->n_open && make_room(l, none, l->n_open, now)) return;
     close(l->spare_fd);
     int fd = accept4(l->listen_fd, NULL, NULL, SOCK_CLOEXEC);
@@ -227,7 +215,7 @@ static const char *take_bytes(sn_listener *l, connection *c, const uint8_t *data
         case SN_ZMTP_MORE:
             break;
         case SN_ZMTP_GREETED:
-            if (!sn_handshake_limit_allows(l->handshakes, c->standing.prefix, SN_ADMISSION_PREFIX, now))
+            if (!sn_address_limit_allows(l->handshakes, c->standing.prefix, now))
                 return "its address opens handshakes too often";
             break;
         case SN_ZMTP_MESSAGE:

@@ -142,7 +142,7 @@ static sn_status zmq_transport_dial(sn_transport *t, const char *address, const 
         *out = d->handle;
         return SN_OK;
     }
-    sn_status status = sn_address_check(address, false, err);
+    sn_status status = sn_address_check_numeric(address, err);
     if (!status) status = dealers_reserve(z, err);
     if (status) return status;
     dealer d = {.handle = z->next_peer};

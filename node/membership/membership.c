@@ -182,7 +182,7 @@ void sn_membership_handle(sn_membership *m, const sn_event *event, int64_t now_u
 /* Bootstrap peers are dialled again for ever. Other peers are dialled again when there is a message for them, so that
  * connections to dead nodes do not accumulate. */
 void sn_membership_peer_lost(sn_membership *m, const sn_event *event) {
-    sn_log(SN_LOG_INFO, "peer lost", "text=%s", event->err.text);
+    sn_log_rated(SN_LOG_INFO, "peer lost", "text=%s", event->err.text);
     sn_gossip_peer_lost(m, event->peer);
     for (size_t i = 0; i < m->n_bootstrap_peers; i++)
         if (m->bootstrap_peers[i].peer == event->peer) {

@@ -30,7 +30,7 @@ void sn_protocol_send(sn_protocol *protocol, sn_peer peer, sn_msg **msg) {
     sn_err err;
     sn_msg_kind kind = (*msg)->kind;
     if (sn_transport_send(protocol->setup.transport, peer, msg, &err))
-        sn_log(SN_LOG_INFO, "message not sent", "kind=%s text=%s", sn_msg_kind_name(kind), err.text);
+        sn_log_rated(SN_LOG_INFO, "message not sent", "kind=%s text=%s", sn_msg_kind_name(kind), err.text);
     sn_msg_free(msg);
 }
 
@@ -52,9 +52,9 @@ void sn_protocol_refuse(sn_protocol *protocol, sn_peer peer, const sn_msg *reque
                          : request->kind == SN_MSG_OPEN ? request->open.request_id
                          : request->kind == SN_MSG_STEP ? request->step.request_id
                                                         : "";
-    sn_log(SN_LOG_INFO, "request refused", "request_id=%s kind=%s text=%s",
-           sn_log_sanitize(called, request_id, sizeof request_id), request ? sn_msg_kind_name(request->kind) : "-",
-           why->text);
+    sn_log_rated(SN_LOG_INFO, "request refused", "request_id=%s kind=%s text=%s",
+                 sn_log_sanitize(called, request_id, sizeof request_id),
+                 request ? sn_msg_kind_name(request->kind) : "-", why->text);
     sn_protocol_send(protocol, peer, &msg);
 }
 

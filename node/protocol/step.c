@@ -258,7 +258,7 @@ void sn_protocol_on_error(sn_protocol *protocol, const sn_event *event) {
     static const uint8_t none[SN_SESSION_ID_SIZE];
     const sn_msg_error *error = &event->msg->error;
     if (!memcmp(error->session, none, sizeof none)) {
-        sn_log(SN_LOG_INFO, "peer refused", "text=%s", error->text);
+        sn_log_rated(SN_LOG_INFO, "peer refused", "text=%s", error->text);
         return;
     }
     for (size_t i = 0; i < sn_sessions_count(protocol->sessions); i++) {
@@ -266,8 +266,8 @@ void sn_protocol_on_error(sn_protocol *protocol, const sn_event *event) {
         if (memcmp(session->pushed.session, error->session, SN_SESSION_ID_SIZE) ||
             error->step != session->last_reply.step || memcmp(session->pushed.key, event->key, SN_KEY_SIZE))
             continue;
-        sn_log(SN_LOG_INFO, "push refused", "request_id=%s step=%llu text=%s", session->request_id,
-               (unsigned long long)error->step, error->text);
+        sn_log_rated(SN_LOG_INFO, "push refused", "request_id=%s step=%llu text=%s", session->request_id,
+                     (unsigned long long)error->step, error->text);
         sn_msg *msg = sn_protocol_new_msg(SN_MSG_ERROR, event->msg->correlation_id);
         if (!msg) return;
         msg->error = *error;

@@ -14,7 +14,7 @@ typedef struct table {
 
 /* A newcomer of an address (10.0.x.y); returns its place, or -1 when it is refused. *ended: the place that it took. */
 static int arrive(table *t, unsigned address, int *ended) {
-    uint8_t prefix[SN_ADMISSION_PREFIX] = {10, 0, (uint8_t)(address >> 8), (uint8_t)address};
+    uint8_t prefix[SN_ADDRESS_PREFIX] = {10, 0, (uint8_t)(address >> 8), (uint8_t)address};
     int decision = sn_admission_decide(t->standings, CAPACITY, CAPACITY, prefix, t->now_us), place = 0;
     *ended = decision >= 0 ? decision : -1;
     if (decision == SN_ADMIT_NOT) return -1;

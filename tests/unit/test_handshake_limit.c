@@ -1,6 +1,7 @@
 /* How often one address may open a handshake: as logic, and over ZeroMQ with real connections. */
 #include "base/clock.h"
-#include "net/transport/handshake_limit_private.h" /* private: the limit with a clock of the test's own */
+#include "net/address_limit.h"
+#include "net/transport/listener_private.h" /* private: its rate */
 #include "tests/support/require.h"
 #include "net/transport/transport.h"
 
@@ -15,27 +16,31 @@
 
 enum { SECOND = 1000000 };
 
-static int count_admitted(sn_handshake_limit *g, const char *address, int n, int64_t now_us) {
+static int count_admitted(sn_address_limit *g, const char *address, int n, int64_t now_us) {
+    struct sockaddr_storage at = {.ss_family = AF_INET};
+    uint8_t prefix[SN_ADDRESS_PREFIX];
     int yes = 0;
-    for (int i = 0; i < n; i++) yes += sn_handshake_limit_allows(g, address, strlen(address), now_us);
+    cr_assert_eq(inet_pton(AF_INET, address, &((struct sockaddr_in *)&at)->sin_addr), 1);
+    sn_address_prefix(&at, prefix);
+    for (int i = 0; i < n; i++) yes += sn_address_limit_allows(g, prefix, now_us);
     return yes;
 }
 
 Test(handshake_limit, limits_handshakes_of_an_address) {
-    sn_handshake_limit *g = NULL;
-    REQUIRE(sn_handshake_limit_new(&g, &err));
+    sn_address_limit *g = NULL;
+    REQUIRE(sn_address_limit_new(SN_HANDSHAKE_BURST, SN_HANDSHAKES_PER_S, &g, &err));
     int64_t now = 9 * SECOND;
     cr_expect_eq(count_admitted(g, "10.0.0.1", 1000, now), SN_HANDSHAKE_BURST);
     cr_expect_eq(count_admitted(g, "10.0.0.2", 10, now), 10, "another address is limited, too");
     cr_expect_eq(count_admitted(g, "10.0.0.1", 1000, now + SECOND), SN_HANDSHAKES_PER_S);
     cr_expect_eq(count_admitted(g, "10.0.0.1", 1000, now + 3600ll * SECOND), SN_HANDSHAKE_BURST);
     cr_expect_eq(count_admitted(g, "10.0.0.1", 1000, now), 0, "setting the clock back admits more");
-    sn_handshake_limit_free(&g);
+    sn_address_limit_free(&g);
 }
 
 Test(handshake_limit, limits_a_frequent_address_among_many_others) {
-    sn_handshake_limit *g = NULL;
-    REQUIRE(sn_handshake_limit_new(&g, &err));
+    sn_address_limit *g = NULL;
+    REQUIRE(sn_address_limit_new(SN_HANDSHAKE_BURST, SN_HANDSHAKES_PER_S, &g, &err));
     char address[32];
     int yes = 0;
     for (int i = 0; i < 50000; i++) { /* every second address is the same */
@@ -44,7 +49,7 @@ Test(handshake_limit, limits_a_frequent_address_among_many_others) {
         yes += count_admitted(g, "192.168.7.7", 1, SECOND + i);
     }
     cr_expect_leq(yes, SN_HANDSHAKE_BURST + 3 * SN_HANDSHAKES_PER_S, "%d", yes);
-    sn_handshake_limit_free(&g);
+    sn_address_limit_free(&g);
 }
 
 /* -- over ZeroMQ */

@@ -193,3 +193,42 @@ Test(introduction, refuses_to_ask_at_what_is_no_address) {
     cr_expect_eq(sn_introducer_ask(introducer, "nowhere", &err), SN_REFUSED);
     sn_introducer_free(&introducer);
 }
+
+/* Asks once from `source`; true: an answer came. */
+static bool is_answered(const char *source, const char *where, int wait_ms) {
+    uint8_t data[DATAGRAM + 1] = "SWARM?1";
+    struct sockaddr_in from = {.sin_family = AF_INET}, to = {.sin_family = AF_INET};
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    inet_pton(AF_INET, source, &from.sin_addr);
+    inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
+    to.sin_port = htons((uint16_t)require_int(strrchr(where, ':') + 1, 1, 65535));
+    cr_assert(fd >= 0 && !bind(fd, (struct sockaddr *)&from, sizeof from));
+    cr_assert_eq(sendto(fd, data, DATAGRAM, 0, (struct sockaddr *)&to, sizeof to), DATAGRAM);
+    struct pollfd answer = {fd, POLLIN, 0};
+    bool any = poll(&answer, 1, wait_ms) > 0;
+    close(fd);
+    return any;
+}
+
+/* One address that asks all the time gets a few answers, and takes none from others. */
+Test(introduction, answers_of_one_address_have_a_rate, .timeout = 60) {
+    char where[64];
+    sn_identity identity;
+    sn_introducer *node = NULL;
+    free_port(where);
+    REQUIRE(sn_identity_new(&identity, &err));
+    REQUIRE(sn_introducer_new(&identity, where, on_wake, NULL, &node, &err));
+    int flooder = 0, others = 0;
+    int64_t began = sn_now_us();
+    for (int i = 0; i < 400; i++) {
+        char source[32];
+        flooder += is_answered("127.0.0.2", where, i < 32 ? 10000 : 2);
+        snprintf(source, sizeof source, "127.0.1.%d", i / 2);
+        if (i % 2 == 0) others += is_answered(source, where, 10000);
+    }
+    int64_t seconds = (sn_now_us() - began) / 1000000 + 1;
+    cr_expect_geq(flooder, 32);
+    cr_expect_leq(flooder, 32 + 8 * seconds, "%d answers in %lld s", flooder, (long long)seconds);
+    cr_expect_eq(others, 200);
+    sn_introducer_free(&node);
+}

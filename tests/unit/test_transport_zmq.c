@@ -198,3 +198,18 @@ Test(zmq, an_address_of_another_machine_cannot_be_listened_on, .timeout = 180) {
     require_ok(sn_transport_listen(node.t, "*:0", bound, &err), &err); /* a valid address can still be listened on */
     endpoint_close(&node);
 }
+
+/* A name would be looked up by libzmq, and a slow one would stop all its connections. */
+Test(zmq, a_name_is_not_dialled, .timeout = 180) {
+    static const char *const names[] = {"localhost:7001", "slow.example.org:7001", "1.2.3:7001"};
+    transport_fixture w = {0};
+    endpoint client;
+    sn_err err = {0};
+    sn_peer peer;
+    endpoint_open(&w, &client, false);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        cr_assert_eq(sn_transport_dial(client.t, names[i], client.identity.curve_key, &peer, &err), SN_REFUSED);
+        cr_assert(strstr(err.text, "numeric") && strstr(err.text, names[i]), "%s", err.text);
+    }
+    endpoint_close(&client);
+}

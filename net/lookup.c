@@ -1,0 +1,140 @@
+#include "net/lookup.h"
+
+#include "base/clock.h"
+#include "base/text.h"
+
+#include <netdb.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Shared by the lookup's owner and its thread; freed by the one that leaves last. */
+struct sn_lookup {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int holders;
+    bool done;
+    int failure; /* of getaddrinfo */
+    size_t n;
+    char found[SN_LOOKUP_ADDRESSES_MAX][SN_ADDRESS_MAX + 1];
+    char address[SN_ADDRESS_MAX + 1];
+    sn_host_port at;
+};
+
+static void lookup_leave(sn_lookup *l) {
+    pthread_mutex_lock(&l->lock);
+    bool last = --l->holders == 0;
+    pthread_mutex_unlock(&l->lock);
+    if (!last) return;
+    pthread_cond_destroy(&l->changed);
+    pthread_mutex_destroy(&l->lock);
+    free(l);
+}
+
+static size_t collect(const struct addrinfo *list, int family, sn_lookup *l, size_t n) {
+    for (const struct addrinfo *a = list; a && n < SN_LOOKUP_ADDRESSES_MAX; a = a->ai_next) {
+        char host[NI_MAXHOST];
+        if (a->ai_family != family ||
+            getnameinfo(a->ai_addr, a->ai_addrlen, host, sizeof host, NULL, 0, NI_NUMERICHOST))
+            continue;
+        int len = snprintf(l->found[n], SN_ADDRESS_MAX + 1, family == AF_INET6 ? "[%s]:%d" : "%s:%d", host, l->at.port);
+        n += len > 0 && len <= SN_ADDRESS_MAX;
+    }
+    return n;
+}
+
+static void *lookup_run(void *arg) {
+    sn_lookup *l = arg;
+    struct addrinfo *list = NULL, hints = {.ai_socktype = SOCK_STREAM};
+    int failure = getaddrinfo(l->at.host, NULL, &hints, &list); /* at.host does not change */
+    pthread_mutex_lock(&l->lock);
+    l->failure = failure;
+    if (!failure) l->n = collect(list, AF_INET6, l, collect(list, AF_INET, l, 0));
+    l->done = true;
+    pthread_cond_signal(&l->changed);
+    pthread_mutex_unlock(&l->lock);
+    if (list) freeaddrinfo(list);
+    lookup_leave(l);
+    return NULL;
+}
+
+static sn_status lookup_begin(sn_lookup *l, sn_err *err) {
+    pthread_t thread;
+    sigset_t all, before; /* the program's own threads handle signals */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    l->holders++;
+    int failed = pthread_create(&thread, NULL, lookup_run, l);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!failed) pthread_detach(thread);
+    if (failed) l->holders--;
+    return failed ? sn_fail(err, SN_STOP, "the thread that looks up %s cannot start", l->address) : SN_OK;
+}
+
+sn_status sn_lookup_start(const char *address, sn_lookup **out, sn_err *err) {
+    sn_host_port at;
+    sn_lookup *l;
+    *out = NULL;
+    sn_status status = sn_parse_host_port(address, SN_HOST_PORT_DIAL, &at, err);
+    if (!status) status = sn_calloc(&l, 1, sizeof *l, err);
+    if (status) return status;
+    pthread_condattr_t attributes; /* deadlines are on the clock of sn_now_us, the monotonic one */
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_cond_init(&l->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    l->holders = 1;
+    l->at = at;
+    snprintf(l->address, sizeof l->address, "%s", address);
+    l->done = sn_address_is_numeric(address);
+    if (l->done)
+        memcpy(l->found[l->n++], l->address, sizeof l->address);
+    else
+        status = lookup_begin(l, err);
+    if (status)
+        lookup_leave(l);
+    else
+        *out = l;
+    return status;
+}
+
+sn_status sn_lookup_wait(sn_lookup *l, int64_t deadline_us, char addresses[SN_LOOKUP_ADDRESSES_MAX][SN_ADDRESS_MAX + 1],
+                         size_t *n, sn_err *err) {
+    struct timespec until = {.tv_sec = deadline_us / 1000000, .tv_nsec = deadline_us % 1000000 * 1000};
+    sn_status status = SN_OK;
+    *n = 0;
+    pthread_mutex_lock(&l->lock);
+    while (!l->done && deadline_us > 0)
+        if (pthread_cond_timedwait(&l->changed, &l->lock, &until)) break;
+    if (!l->done)
+        status = sn_fail(err, SN_RETRY, "the host of %s was not found yet: the resolver is slow", l->address);
+    else if (l->failure || !l->n)
+        status = sn_fail(err, SN_REFUSED, "the host of %s cannot be found: %s", l->address,
+                         l->failure ? gai_strerror(l->failure) : "it has no address");
+    for (; !status && *n < l->n; ++*n) memcpy(addresses[*n], l->found[*n], SN_ADDRESS_MAX + 1);
+    pthread_mutex_unlock(&l->lock);
+    return status;
+}
+
+void sn_lookup_free(sn_lookup **lookup) {
+    if (*lookup) lookup_leave(*lookup);
+    *lookup = NULL;
+}
+
+sn_status sn_lookup_first(const char *address, char out[SN_ADDRESS_MAX + 1], sn_err *err) {
+    char addresses[SN_LOOKUP_ADDRESSES_MAX][SN_ADDRESS_MAX + 1];
+    sn_lookup *lookup;
+    size_t n;
+    sn_status status = sn_lookup_start(address, &lookup, err);
+    if (status) return status;
+    status = sn_lookup_wait(lookup, sn_now_us() + SN_LOOKUP_WAIT_US, addresses, &n, err);
+    if (status == SN_RETRY)
+        status = sn_fail(err, SN_REFUSED, "the host of %s was not found within %d seconds: give a numeric address",
+                         address, SN_LOOKUP_WAIT_US / 1000000);
+    if (!status) memcpy(out, addresses[0], SN_ADDRESS_MAX + 1);
+    sn_lookup_free(&lookup);
+    return status;
+}

@@ -36,24 +36,21 @@ typedef struct chat {
     bool terminal;
     sn_buf input; /* read from stdin, and not yet used */
     bool input_ended;
-    sn_chat_turn turns[TURNS_MAX]; /* texts are owned */
-    size_t n_turns;
+    sn_chat_template *template;
+    json_t *messages; /* the turns so far */
 } chat;
 
 /* -- turns -- */
 
 static void drop_turns(chat *c, size_t from) {
-    while (c->n_turns > from) free((char *)c->turns[--c->n_turns].text);
+    while (json_array_size(c->messages) > from) json_array_remove(c->messages, json_array_size(c->messages) - 1);
 }
 
 static sn_status add_turn(chat *c, const char *role, const char *text, size_t len, sn_err *err) {
-    if (c->n_turns == TURNS_MAX)
+    if (json_array_size(c->messages) == TURNS_MAX)
         return sn_fail(err, SN_REFUSED, "the conversation has %d turns, which is the limit; /reset begins a new one",
                        (int)TURNS_MAX);
-    char *copy = strndup(len ? text : "", len);
-    if (!copy) return sn_fail(err, SN_STOP, "out of memory for the conversation");
-    c->turns[c->n_turns++] = (sn_chat_turn){role, copy};
-    return SN_OK;
+    return sn_chat_add_message(c->messages, role, text, len, err);
 }
 
 static sn_status reset_turns(chat *c, sn_err *err) {
@@ -120,13 +117,8 @@ static sn_status print_retracted(void *ctx, const char *text, size_t kept, sn_er
 
 /* The token ids of the whole conversation. The generator reuses what the session already holds of them. */
 static sn_status encode_turns(chat *c, sn_token_ids *out, sn_err *err) {
-    sn_buf text;
-    sn_buf_init(&text, SN_TEXT_MAX);
-    const sn_tokenizer *tokenizer = c->setup->tokenizer;
-    sn_status status = sn_chat_template_apply(tokenizer, c->turns, c->n_turns, true, true, &text, err);
-    if (!status) status = sn_tokenizer_encode(tokenizer, (const char *)text.data, text.len, true, true, out, err);
-    sn_buf_fini(&text);
-    return status;
+    const sn_chat_request request = {.messages = c->messages};
+    return sn_chat_template_encode(c->template, c->setup->tokenizer, &request, true, out, err);
 }
 
 static void print_context_use(const chat *c, const sn_generation *reply) {
@@ -173,7 +165,7 @@ static sn_status generate_reply(chat *c, const sn_token_ids *prompt, sn_err *err
 
 /* A turn of the user and the reply. After a failure the conversation is as it was before the turn. */
 static sn_status chat_turn(chat *c, const char *line, sn_err *err) {
-    size_t before = c->n_turns;
+    size_t before = json_array_size(c->messages);
     sn_token_ids prompt = {0};
     sn_status status = add_turn(c, "user", line, strlen(line), err);
     if (!status) status = encode_turns(c, &prompt, err);
@@ -214,24 +206,14 @@ static bool second_interrupt(int *in_a_row) {
 
 /* -- in a file -- */
 
-static json_t *turns_json(const chat *c) {
-    json_t *turns = json_array();
-    for (size_t i = 0; i < c->n_turns; i++)
-        json_array_append_new(turns, json_pack("{s:s, s:s}", "role", c->turns[i].role, "text", c->turns[i].text));
-    return turns;
-}
-
-/* The turns of a saved session. Their roles become static strings, as sn_chat_turn borrows them. */
+/* The turns of a saved session. */
 static sn_status restore_turns(chat *c, const json_t *turns, sn_err *err) {
-    static const char *const roles[] = {"system", "user", "assistant"};
     sn_status status = SN_OK;
     for (size_t i = 0; i < json_array_size(turns) && !status; i++) {
-        const char *role = json_string_value(json_object_get(json_array_get(turns, i), "role"));
-        const char *text = json_string_value(json_object_get(json_array_get(turns, i), "text"));
-        size_t k = 0;
-        while (k < 3 && (!role || strcmp(roles[k], role))) k++;
-        if (k == 3 || !text) return sn_fail(err, SN_REFUSED, "the saved session is no conversation");
-        status = add_turn(c, roles[k], text, strlen(text), err);
+        const json_t *turn = json_array_get(turns, i), *text = json_object_get(turn, "content");
+        const char *role = json_string_value(json_object_get(turn, "role"));
+        if (!role || !json_is_string(text)) return sn_fail(err, SN_REFUSED, "the saved session is no conversation");
+        status = add_turn(c, role, json_string_value(text), json_string_length(text), err);
     }
     return status;
 }
@@ -242,13 +224,6 @@ static sn_status begin_chat(chat *c, sn_session_file *saved, sn_err *err) {
         return sn_fail(err, SN_REFUSED, "the saved session is no conversation: continue it with swarm generate --load");
     sn_status status = restore_turns(c, sn_session_file_extra(saved), err);
     return status ? status : sn_session_file_restore(saved, c->setup->lm_head, c->setup->chain, c->generator, err);
-}
-
-static sn_status save_chat(chat *c, sn_err *err) {
-    json_t *turns = turns_json(c);
-    sn_status status = sn_session_save(c->setup, c->generator, turns, err);
-    json_decref(turns);
-    return status;
 }
 
 static sn_status chat_loop(chat *c, sn_session_file *saved, int *code, sn_err *err) {
@@ -277,7 +252,7 @@ static sn_status chat_loop(chat *c, sn_session_file *saved, int *code, sn_err *e
         }
     }
     if (c->terminal && event != LINE_READ) fputc('\n', stderr);
-    return status ? status : save_chat(c, err);
+    return status ? status : sn_session_save(c->setup, c->generator, c->messages, err);
 }
 
 static sn_status open_chat(chat *c, sn_session_file *saved, int *code, sn_err *err) {
@@ -303,8 +278,10 @@ static sn_status chat_main(const sn_options *options, int *code, sn_err *err) {
     sn_status status = sn_calloc(&c, 1, sizeof *c, err);
     if (!status) status = sn_setup_open(&setup, true, err);
     if (!status) status = sn_setup_refuse_classifier(&setup, err);
+    if (!status) status = sn_chat_template_open(setup.tokenizer, &c->template, err);
     if (!status) {
         c->setup = &setup;
+        c->messages = json_array();
         c->terminal = isatty(STDIN_FILENO) && isatty(STDERR_FILENO);
         sn_buf_init(&c->input, LINE_MAX_BYTES);
         sn_session_file *saved = NULL;
@@ -312,7 +289,8 @@ static sn_status chat_main(const sn_options *options, int *code, sn_err *err) {
         if (!status) status = open_chat(c, saved, code, err);
         sn_session_file_close(&saved);
         sn_buf_fini(&c->input);
-        drop_turns(c, 0);
+        json_decref(c->messages);
+        sn_chat_template_close(&c->template);
     }
     free(c);
     sn_setup_close(&setup);

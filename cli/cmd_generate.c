@@ -31,15 +31,16 @@ static sn_status encode_prompt(const sn_setup *setup, const char *text, size_t l
     bool begins = !sn_cli_session.load; /* a loaded session continues: no begin-of-text token */
     if (!given.chat && !begins) return sn_tokenizer_encode_continuation(setup->tokenizer, text, len, true, out, err);
     if (!given.chat) return sn_tokenizer_encode(setup->tokenizer, text, len, true, true, out, err);
-    sn_buf rendered;
-    sn_buf_init(&rendered, SN_TEXT_MAX);
-    sn_chat_turn turns[2] = {{"system", given.system}, {"user", text}};
-    size_t skip = given.system ? 0 : 1;
-    sn_status status = sn_chat_template_apply(setup->tokenizer, turns + skip, 2 - skip, true, true, &rendered, err);
-    if (!status)
-        status =
-            sn_tokenizer_encode(setup->tokenizer, (const char *)rendered.data, rendered.len, begins, true, out, err);
-    sn_buf_fini(&rendered);
+    sn_chat_template *chat = NULL;
+    json_t *messages = json_array();
+    sn_status status = sn_chat_template_open(setup->tokenizer, &chat, err);
+    if (!status && given.system)
+        status = sn_chat_add_message(messages, "system", given.system, strlen(given.system), err);
+    if (!status) status = sn_chat_add_message(messages, "user", text, len, err);
+    const sn_chat_request request = {.messages = messages};
+    if (!status) status = sn_chat_template_encode(chat, setup->tokenizer, &request, begins, out, err);
+    json_decref(messages);
+    sn_chat_template_close(&chat);
     return status;
 }
 

@@ -5,8 +5,8 @@
  *
  * The tokens of a completion are encoded separately from those of the prompt, so the boundary between them is exact.
  * For a conversation, the chat template decides where a message begins: the conversation is rendered once as a whole,
- * and for each message of the assistant twice more, up to its opening and up to its end. The difference of the two
- * lengths gives the tokens that count.
+ * and for each message of the assistant twice more, up to its opening and up to its end. The tokens
+ * between the two lengths count.
  *
  * The order of an epoch is a shuffle from seed and epoch alone, so a resumed training needs no stored order. */
 #include "client/tune/dataset.h"
@@ -27,6 +27,7 @@ typedef struct dataset_reader {
     const sn_dataset_options *options;
     sn_dataset *set;
     size_t capacity;
+    sn_chat_template *chat; /* opened for the first conversation */
 } dataset_reader;
 
 /* Copies ids[0, n) into a new example. The tokens that count are those of `loss_mask`; if it is NULL, those from
@@ -110,30 +111,40 @@ static sn_status add_text(dataset_reader *r, const char *text, const char *compl
     return status;
 }
 
-/* Tokenizes the first n turns. `open`: with the opening of an answer of the assistant at the end. */
-static sn_status render(const dataset_reader *r, const sn_chat_turn *turns, size_t n, bool open, sn_token_ids *out,
+/* Tokenizes the first n messages. `open`: with the opening of an answer of the assistant at the end. */
+static sn_status render(const dataset_reader *r, const json_t *messages, size_t n, bool open, sn_token_ids *out,
                         sn_err *err) {
-    sn_buf text;
-    sn_buf_init(&text, SN_TEXT_MAX);
-    sn_status status = sn_chat_template_apply(r->tokenizer, turns, n, true, open, &text, err);
-    if (!status) status = sn_tokenizer_encode(r->tokenizer, (const char *)text.data, text.len, true, true, out, err);
-    sn_buf_fini(&text);
+    json_t *first = json_array();
+    for (size_t i = 0; i < n; i++) json_array_append(first, json_array_get(messages, i));
+    const sn_chat_request request = {.messages = first, .no_generation_prompt = !open};
+    sn_status status = sn_chat_template_encode(r->chat, r->tokenizer, &request, true, out, err);
+    json_decref(first);
     return status;
 }
 
+static size_t common_length(const sn_token_ids *a, const sn_token_ids *b) {
+    size_t n = 0;
+    while (n < a->n && n < b->n && a->ids[n] == b->ids[n]) n++;
+    return n;
+}
+
 /* The tokens of an answer are those between the lengths of two renderings: the conversation up to the answer's opening,
- * and the conversation up to the answer's end. */
-static sn_status add_turns(dataset_reader *r, const sn_chat_turn *turns, size_t n, sn_err *err) {
+ * and the conversation up to the answer's end. A template may write the same message in another way once others follow
+ * it: only what the whole conversation has in common with the renderings counts. */
+static sn_status add_turns(dataset_reader *r, const json_t *messages, sn_err *err) {
+    size_t n = json_array_size(messages);
     sn_token_ids whole = {0};
     uint8_t *loss_mask = NULL;
-    sn_status status = render(r, turns, n, false, &whole, err);
+    sn_status status = render(r, messages, n, false, &whole, err);
     if (!status) status = sn_calloc(&loss_mask, whole.n, 1, err);
     for (size_t i = 0; i < n && !status; i++) {
         sn_token_ids before = {0}, after = {0};
-        if (strcmp(turns[i].role, "assistant")) continue;
-        status = render(r, turns, i, true, &before, err);
-        if (!status) status = render(r, turns, i + 1, false, &after, err);
-        for (size_t t = before.n; !status && t < after.n && t < whole.n; t++) loss_mask[t] = 1;
+        const char *role = json_string_value(json_object_get(json_array_get(messages, i), "role"));
+        if (strcmp(role, "assistant")) continue;
+        status = render(r, messages, i, true, &before, err);
+        if (!status) status = render(r, messages, i + 1, false, &after, err);
+        size_t end = common_length(&after, &whole);
+        for (size_t t = common_length(&before, &whole); !status && t < end; t++) loss_mask[t] = 1;
         sn_token_ids_fini(&before);
         sn_token_ids_fini(&after);
     }
@@ -145,20 +156,15 @@ static sn_status add_turns(dataset_reader *r, const sn_chat_turn *turns, size_t 
 
 static sn_status add_messages(dataset_reader *r, const json_t *messages, sn_err *err) {
     size_t n = json_array_size(messages);
-    sn_chat_turn *turns = NULL;
     if (!n || n > MESSAGES_MAX)
         return sn_fail(err, SN_REFUSED, "\"messages\" must be a list of 1 to %d messages", MESSAGES_MAX);
-    sn_status status = sn_calloc(&turns, n, sizeof *turns, err);
-    for (size_t i = 0; i < n && !status; i++) {
-        const json_t *turn = json_array_get(messages, i);
-        turns[i] = (sn_chat_turn){json_string_value(json_object_get(turn, "role")),
-                                  json_string_value(json_object_get(turn, "content"))};
-        if (!turns[i].role || !turns[i].text)
-            status = sn_fail(err, SN_REFUSED, "a message must be {\"role\": ..., \"content\": ...}");
+    for (size_t i = 0; i < n; i++) {
+        const json_t *message = json_array_get(messages, i);
+        if (!json_is_string(json_object_get(message, "role")) || !json_object_get(message, "content"))
+            return sn_fail(err, SN_REFUSED, "a message must be {\"role\": ..., \"content\": ...}");
     }
-    if (!status) status = add_turns(r, turns, n, err);
-    free(turns);
-    return status;
+    sn_status status = r->chat ? SN_OK : sn_chat_template_open(r->tokenizer, &r->chat, err);
+    return status ? status : add_turns(r, messages, err);
 }
 
 static sn_status add_line(dataset_reader *r, const char *line, size_t len, sn_err *err) {
@@ -215,7 +221,7 @@ static sn_status read_text(dataset_reader *r, const char *data, size_t len, sn_e
 
 sn_status sn_dataset_read(const char *path, const sn_tokenizer *tokenizer, const sn_dataset_options *options,
                           sn_dataset **out, sn_err *err) {
-    dataset_reader r = {path, tokenizer, options, NULL, 0};
+    dataset_reader r = {path, tokenizer, options, NULL, 0, NULL};
     sn_buf file = {0};
     size_t len = strlen(path);
     bool lines = len > 6 && !strcmp(path + len - 6, ".jsonl"), text = len > 4 && !strcmp(path + len - 4, ".txt");
@@ -232,6 +238,7 @@ sn_status sn_dataset_read(const char *path, const sn_tokenizer *tokenizer, const
     if (!status && !r.set->n)
         status = sn_fail(err, SN_REFUSED, "%s holds no example that can be used for training", path);
     sn_buf_fini(&file);
+    sn_chat_template_close(&r.chat);
     if (status) sn_dataset_free(&r.set);
     *out = r.set;
     return status;

@@ -33,6 +33,7 @@ void sn_tokenizer_close(sn_tokenizer **tokenizer) {
     sn_pretokenizer_free(&(*tokenizer)->pretokenizer);
     for (int pass = 0; pass < SN_TOKENIZER_PASSES; pass++) sn_added_tokens_fini(&(*tokenizer)->added[pass]);
     free((*tokenizer)->chat_template);
+    free((*tokenizer)->tool_template);
     free(*tokenizer);
     *tokenizer = NULL;
 }
@@ -72,22 +73,28 @@ static sn_status escape_added_tokens(sn_tokenizer *tokenizer, sn_added_tokens *a
     return status;
 }
 
-sn_status sn_tokenizer_set_chat_source(sn_tokenizer *tokenizer, const sn_chat_source *source, sn_err *err) {
+static sn_status keep_template(const char *text, size_t len, char **out, size_t *out_len, sn_err *err) {
     /* One byte more than a template may have shows that it is too long. */
-    size_t len = sn_min_size(source->len, (size_t)SN_CHAT_TEMPLATE_MAX + 1);
+    *out_len = sn_min_size(len, (size_t)SN_CHAT_TEMPLATE_MAX + 1);
+    if (!len) return SN_OK;
+    sn_status status = sn_calloc(out, *out_len, 1, err);
+    if (!status) memcpy(*out, text, *out_len);
+    return status;
+}
+
+sn_status sn_tokenizer_set_chat_source(sn_tokenizer *tokenizer, const sn_chat_source *source, sn_err *err) {
     snprintf(tokenizer->bos_text, sizeof tokenizer->bos_text, "%s", source->bos);
     snprintf(tokenizer->eos_text, sizeof tokenizer->eos_text, "%s", source->eos);
-    if (!len) return SN_OK;
-    sn_status status = sn_calloc(&tokenizer->chat_template, len, 1, err);
+    sn_status status =
+        keep_template(source->text, source->len, &tokenizer->chat_template, &tokenizer->chat_template_len, err);
     if (status) return status;
-    memcpy(tokenizer->chat_template, source->text, len);
-    tokenizer->chat_template_len = len;
-    return SN_OK;
+    return keep_template(source->tool_text, source->tool_len, &tokenizer->tool_template, &tokenizer->tool_template_len,
+                         err);
 }
 
 sn_chat_source sn_tokenizer_chat_source(const sn_tokenizer *tokenizer) {
-    return (sn_chat_source){tokenizer->chat_template, tokenizer->chat_template_len, tokenizer->bos_text,
-                            tokenizer->eos_text};
+    return (sn_chat_source){tokenizer->chat_template,     tokenizer->chat_template_len, tokenizer->tool_template,
+                            tokenizer->tool_template_len, tokenizer->bos_text,          tokenizer->eos_text};
 }
 
 sn_status sn_tokenizer_finish(sn_tokenizer *tokenizer, sn_err *err) {
@@ -116,6 +123,7 @@ typedef struct encoding {
     sn_splitter *splitter;
     sn_bpe bpe;
     sn_buf escaped[SN_TOKENIZER_PASSES]; /* a part with its spaces as U+2581: made before and after the second pass */
+    sn_buf escaped_plain;                /* the marks of escaped[0], where there are marks */
     bool parse_special;
     bool continues; /* the text continues another one: no space is put before it */
     sn_err *err;
@@ -125,7 +133,9 @@ typedef struct encoding {
 typedef struct part {
     const char *text;
     size_t len;
-    bool first; /* the part is at the beginning of the text */
+    bool first;           /* the part is at the beginning of the text */
+    const uint8_t *plain; /* (len), of which bit 0 counts: the byte is of no special token; NULL: all may be. Not kept
+                           * up behind the last pass */
 } part;
 
 /* Replaces the part by a copy in `out` with U+2581 for spaces; `prepend`: with one more at the beginning. */
@@ -140,7 +150,25 @@ static sn_status escape_spaces(encoding *e, part *p, sn_buf *out, bool prepend) 
         if (!status && space) status = sn_buf_append(out, SN_SPACE, SN_SPACE_LEN, e->err);
         at = space ? space + 1 : end;
     }
-    *p = (part){(const char *)out->data, out->len, p->first};
+    *p = (part){(const char *)out->data, out->len, p->first, NULL};
+    return status;
+}
+
+/* escape_spaces before the second pass, which looks for special tokens: keeps p->plain up. */
+static sn_status escape_marked_spaces(encoding *e, part *p, bool prepend) {
+    static const uint8_t plain_space[SN_SPACE_LEN] = {1, 1, 1}, free_space[SN_SPACE_LEN];
+    const part before = *p;
+    sn_status status = escape_spaces(e, p, &e->escaped[0], prepend);
+    if (status || !before.plain) return status;
+    e->escaped_plain.len = 0;
+    if (prepend && !(before.first && e->continues))
+        status = sn_buf_append(&e->escaped_plain, free_space, SN_SPACE_LEN, e->err);
+    for (size_t i = 0; !status && i < before.len; i++) {
+        bool space = before.text[i] == ' ';
+        const uint8_t *marks = before.plain[i] & 1 ? plain_space : free_space;
+        status = sn_buf_append(&e->escaped_plain, marks, space ? SN_SPACE_LEN : 1, e->err);
+    }
+    p->plain = e->escaped_plain.data;
     return status;
 }
 
@@ -181,26 +209,40 @@ static sn_status encode_part(encoding *e, part p) {
     return status ? status : sn_splitter_run(e->splitter, p.text, p.len, encode_piece, e, e->err);
 }
 
+/* Whether the token, which stands at `at`, is to stay text. */
+static bool stays_text(const encoding *e, const part *p, const sn_added_token *token, size_t at) {
+    if (token->special && !e->parse_special) return true;
+    bool controls = token->special || sn_tokenizer_is_eog(e->tokenizer, token->id);
+    for (size_t i = at; p->plain && controls && i < at + token->len; i++)
+        if (p->plain[i] & 1) return true;
+    return false;
+}
+
+static part part_of(const part *p, size_t from, size_t to) {
+    return (part){p->text + from, to - from, p->first && !from, p->plain ? p->plain + from : NULL};
+}
+
 /* Finds the added tokens of the pass in a part; the parts between them go to the next pass. */
 static sn_status encode_pass(encoding *e, int pass, part p) {
     const sn_tokenizer *t = e->tokenizer;
     sn_status status = SN_OK;
     if (pass == SN_TOKENIZER_PASSES) return encode_part(e, p);
-    if (pass == 1 && t->escapes_early) status = escape_spaces(e, &p, &e->escaped[0], t->prepend == SN_PREPEND_ALWAYS);
+    if (pass == 1 && t->escapes_early) status = escape_marked_spaces(e, &p, t->prepend == SN_PREPEND_ALWAYS);
     size_t done = 0, from = 0, at;
     const sn_added_token *token;
     while (!status && from <= p.len && (token = sn_added_tokens_find(&t->added[pass], p.text, p.len, from, &at))) {
-        size_t end = from = at + token->len;
-        if (token->special && !e->parse_special) continue; /* the token stays text */
+        size_t end = at + token->len;
+        from = at + (p.plain ? 1 : token->len);
+        if (stays_text(e, &p, token, at)) continue;
         if (token->lstrip) at -= sn_utf8_trailing_space(p.text + done, at - done);
         if (token->rstrip) end += sn_utf8_leading_space(p.text + end, p.len - end);
-        if (at > done) status = encode_pass(e, pass + 1, (part){p.text + done, at - done, p.first && !done});
+        if (at > done) status = encode_pass(e, pass + 1, part_of(&p, done, at));
         if (!status) status = sn_bpe_append(&e->bpe, token->id, e->err);
         done = end;
         from = end;
     }
     if (status || done == p.len) return status;
-    return encode_pass(e, pass + 1, (part){p.text + done, p.len - done, p.first && !done});
+    return encode_pass(e, pass + 1, part_of(&p, done, p.len));
 }
 
 /* Puts a begin-of-sequence token first, unless the text begins with one, as texts from chat templates do. */
@@ -214,23 +256,30 @@ static sn_status prepend_bos(const sn_tokenizer *tokenizer, sn_bpe *bpe, sn_err 
     return SN_OK;
 }
 
-static sn_status encode_text(const sn_tokenizer *tokenizer, const char *text, size_t len, bool add_bos, bool continues,
-                             bool parse_special, sn_token_ids *out, sn_err *err) {
+typedef struct encode_how {
+    bool add_bos, continues, parse_special;
+    const uint8_t *plain;
+} encode_how;
+
+static sn_status encode_text(const sn_tokenizer *tokenizer, const char *text, size_t len, encode_how how,
+                             sn_token_ids *out, sn_err *err) {
     *out = (sn_token_ids){0};
     if (len > SN_TEXT_MAX)
         return sn_fail(err, SN_REFUSED, "the text has %zu bytes; at most %d are taken at once", len, SN_TEXT_MAX);
     if (!sn_utf8_valid(text, len))
         return sn_fail(err, SN_REFUSED, "the text is not valid UTF-8: convert it first (with iconv, for example)");
-    encoding e = {.tokenizer = tokenizer, .parse_special = parse_special, .continues = continues, .err = err};
+    encoding e = {.tokenizer = tokenizer, .parse_special = how.parse_special, .continues = how.continues, .err = err};
+    sn_buf_init(&e.escaped_plain, SN_SPACE_LEN * ((size_t)SN_TEXT_MAX + 1));
     for (int i = 0; i < SN_TOKENIZER_PASSES; i++) sn_buf_init(&e.escaped[i], SN_SPACE_LEN * ((size_t)SN_TEXT_MAX + 1));
     sn_status status = sn_splitter_new(tokenizer->pretokenizer, &e.splitter, err);
-    if (!status && len) status = encode_pass(&e, 0, (part){text, len, true});
-    if (!status && add_bos) status = prepend_bos(tokenizer, &e.bpe, err);
+    if (!status && len) status = encode_pass(&e, 0, (part){text, len, true, how.plain});
+    if (!status && how.add_bos) status = prepend_bos(tokenizer, &e.bpe, err);
     if (!status) {
         *out = e.bpe.out;
         e.bpe.out = (sn_token_ids){0};
     }
     for (int i = 0; i < SN_TOKENIZER_PASSES; i++) sn_buf_fini(&e.escaped[i]);
+    sn_buf_fini(&e.escaped_plain);
     sn_splitter_free(&e.splitter);
     sn_bpe_fini(&e.bpe);
     return status;
@@ -238,12 +287,17 @@ static sn_status encode_text(const sn_tokenizer *tokenizer, const char *text, si
 
 sn_status sn_tokenizer_encode(const sn_tokenizer *tokenizer, const char *text, size_t len, bool add_bos,
                               bool parse_special, sn_token_ids *out, sn_err *err) {
-    return encode_text(tokenizer, text, len, add_bos, false, parse_special, out, err);
+    return encode_text(tokenizer, text, len, (encode_how){add_bos, false, parse_special, NULL}, out, err);
 }
 
 sn_status sn_tokenizer_encode_continuation(const sn_tokenizer *tokenizer, const char *text, size_t len,
                                            bool parse_special, sn_token_ids *out, sn_err *err) {
-    return encode_text(tokenizer, text, len, false, true, parse_special, out, err);
+    return encode_text(tokenizer, text, len, (encode_how){false, true, parse_special, NULL}, out, err);
+}
+
+sn_status sn_tokenizer_encode_marked(const sn_tokenizer *tokenizer, const char *text, size_t len, const uint8_t *plain,
+                                     bool add_bos, sn_token_ids *out, sn_err *err) {
+    return encode_text(tokenizer, text, len, (encode_how){add_bos, false, true, plain}, out, err);
 }
 
 /* ---- decoding and properties ---- */

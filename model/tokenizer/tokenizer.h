@@ -33,6 +33,11 @@ sn_status sn_tokenizer_encode(const sn_tokenizer *tokenizer, const char *text, s
 sn_status sn_tokenizer_encode_continuation(const sn_tokenizer *tokenizer, const char *text, size_t len,
                                            bool parse_special, sn_token_ids *out, sn_err *err) SN_MUST_USE;
 
+/* As sn_tokenizer_encode with parse_special, except that no special token and no EOG token holds a byte i with bit 0 of
+ * plain[i] set: there they stay text. plain: (len). */
+sn_status sn_tokenizer_encode_marked(const sn_tokenizer *tokenizer, const char *text, size_t len, const uint8_t *plain,
+                                     bool add_bos, sn_token_ids *out, sn_err *err) SN_MUST_USE;
+
 /* Appends the bytes of one token. For a special token these are its text, or nothing without with_special; an id that
  * only pads the vocabulary has none. The bytes of one token need not be whole UTF-8: code that prints them holds back
  * the incomplete tail (sn_utf8_complete_prefix). SN_REFUSED for an id outside the vocabulary. */
@@ -46,11 +51,13 @@ bool sn_tokenizer_strips_space(const sn_tokenizer *tokenizer);
 int sn_tokenizer_n_vocab(const sn_tokenizer *tokenizer);
 bool sn_tokenizer_is_eog(const sn_tokenizer *tokenizer, int32_t id); /* end of generation: of text or of turn */
 
-/* The chat template of the model's files, as it stands there; model/chat renders it. */
+/* The chat templates of the model's files, as they stand there; model/chat renders them. */
 enum { SN_CHAT_TEMPLATE_MAX = 1 << 18, SN_CHAT_TOKEN_MAX = 64 };
 typedef struct sn_chat_source {
     const char *text;      /* Jinja; `len` bytes. NULL: the model has no template. Borrowed from the tokenizer */
     size_t len;            /* above SN_CHAT_TEMPLATE_MAX: the template is longer than what is kept of it */
+    const char *tool_text; /* the template that is meant for conversations with tools; NULL: `text` is for both */
+    size_t tool_len;
     const char *bos, *eos; /* the texts of these tokens, "" where the model has none */
 } sn_chat_source;
 sn_chat_source sn_tokenizer_chat_source(const sn_tokenizer *tokenizer);

@@ -172,13 +172,14 @@ static void copy_text(const sn_tokenizer *t, int32_t id, char out[SN_CHAT_TOKEN_
 
 static sn_status read_eog_and_chat(const sn_gguf *gguf, sn_tokenizer *t, sn_err *err) {
     int32_t eos = -1, eot = -1, eom = -1;
-    sn_gguf_str text = {0};
+    sn_gguf_str text = {0}, tool_text = {0};
     sn_status status = read_id(gguf, "tokenizer.ggml.bos_token_id", t, &t->bos, err);
     if (!status) status = read_id(gguf, "tokenizer.ggml.eos_token_id", t, &eos, err);
     if (!status) status = read_id(gguf, "tokenizer.ggml.eot_token_id", t, &eot, err);
     if (!status) status = read_id(gguf, "tokenizer.ggml.eom_token_id", t, &eom, err);
     if (!status) status = sn_gguf_bool(gguf, "tokenizer.ggml.add_bos_token", false, &t->add_bos, err);
     if (!status) status = sn_gguf_string(gguf, "tokenizer.chat_template", false, &text, err);
+    if (!status) status = sn_gguf_string(gguf, "tokenizer.chat_template.tool_use", false, &tool_text, err);
     if (status) return status;
     sn_tokenizer_add_eog(t, eos);
     sn_tokenizer_add_eog(t, eot);
@@ -186,7 +187,8 @@ static sn_status read_eog_and_chat(const sn_gguf *gguf, sn_tokenizer *t, sn_err 
     char bos_text[SN_CHAT_TOKEN_MAX] = "", eos_text[SN_CHAT_TOKEN_MAX] = "";
     copy_text(t, t->bos, bos_text);
     copy_text(t, eos, eos_text);
-    return sn_tokenizer_set_chat_source(t, &(sn_chat_source){text.data, text.len, bos_text, eos_text}, err);
+    return sn_tokenizer_set_chat_source(
+        t, &(sn_chat_source){text.data, text.len, tool_text.data, tool_text.len, bos_text, eos_text}, err);
 }
 
 sn_status sn_tokenizer_from_gguf(const sn_gguf *gguf, sn_tokenizer **out, sn_err *err) {

@@ -211,25 +211,35 @@ static void read_token_text(const json_t *config, const char *key, char out[SN_C
     snprintf(out, SN_CHAT_TOKEN_MAX, "%s", text);
 }
 
-/* "chat_template": a text, or a list of named templates, of which "default" is taken. */
-static const json_t *find_template(const json_t *config) {
+/* "chat_template": a text, or a list of named templates. */
+static const json_t *find_template(const json_t *config, const char *name) {
     const json_t *value = json_object_get(config, "chat_template");
     for (size_t i = 0; i < json_array_size(value); i++)
-        if (!strcmp(sn_json_string(json_array_get(value, i), "name", ""), "default"))
+        if (!strcmp(sn_json_string(json_array_get(value, i), "name", ""), name))
             return json_object_get(json_array_get(value, i), "template");
-    return json_is_string(value) ? value : NULL;
+    return json_is_string(value) && !strcmp(name, "default") ? value : NULL;
 }
 
-static sn_status read_config(sn_tokenizer *t, const json_t *config, const sn_buf *jinja, sn_err *err) {
+static sn_status read_config(sn_tokenizer *t, const json_t *config, const sn_tokenizer_files *files, sn_err *err) {
     char bos[SN_CHAT_TOKEN_MAX] = "", eos[SN_CHAT_TOKEN_MAX] = "";
     read_token_text(config, "bos_token", bos);
     read_token_text(config, "eos_token", eos);
     if (t->bos < 0) t->bos = (int32_t)token_id_of_text(t, bos);
     sn_tokenizer_add_eog(t, token_id_of_text(t, eos));
-    const json_t *template = find_template(config);
-    const char *text = jinja->len ? (const char *)jinja->data : json_string_value(template);
-    size_t len = jinja->len ? jinja->len : json_string_length(template);
-    return sn_tokenizer_set_chat_source(t, &(sn_chat_source){text, len, bos, eos}, err);
+    const json_t *template = find_template(config, "default"), *tools = find_template(config, "tool_use");
+    sn_chat_source source = {.text = json_string_value(template),
+                             .len = json_string_length(template),
+                             .tool_text = json_string_value(tools),
+                             .tool_len = json_string_length(tools),
+                             .bos = bos,
+                             .eos = eos};
+    if (files->chat_template.len) {
+        source.text = (const char *)files->chat_template.data;
+        source.len = files->chat_template.len;
+        source.tool_text = (const char *)files->tool_template.data;
+        source.tool_len = files->tool_template.len;
+    }
+    return sn_tokenizer_set_chat_source(t, &source, err);
 }
 
 static void read_eog_ids(sn_tokenizer *t, const json_t *generation) {
@@ -270,7 +280,7 @@ sn_status sn_tokenizer_from_files(const sn_tokenizer_files *files, sn_tokenizer 
     if (!status) status = read_model(*out, root, err);
     if (!status) status = read_pipeline(*out, root, err);
     if (!status) status = read_post_processor(*out, json_object_get(root, "post_processor"), false, err);
-    if (!status) status = read_config(*out, config, &files->chat_template, err);
+    if (!status) status = read_config(*out, config, files, err);
     if (!status) {
         read_eog_ids(*out, generation);
         status = sn_tokenizer_finish(*out, err);

@@ -28,6 +28,9 @@ static sn_status open_folder(const char *path, sn_tokenizer **out, sn_err *err) 
         status = read_folder_file(path, "generation_config.json", SIDE_FILE_MAX, false, &files.generation_config, err);
     if (!status)
         status = read_folder_file(path, "chat_template.jinja", SN_CHAT_TEMPLATE_MAX, false, &files.chat_template, err);
+    if (!status)
+        status = read_folder_file(path, "additional_chat_templates/tool_use.jinja", SN_CHAT_TEMPLATE_MAX, false,
+                                  &files.tool_template, err);
     if (!status) {
         status = sn_tokenizer_from_files(&files, out, err);
         if (status) sn_err_context(err, "%s", path);
@@ -36,6 +39,7 @@ static sn_status open_folder(const char *path, sn_tokenizer **out, sn_err *err) 
     sn_buf_fini(&files.tokenizer_config);
     sn_buf_fini(&files.generation_config);
     sn_buf_fini(&files.chat_template);
+    sn_buf_fini(&files.tool_template);
     return status;
 }
 

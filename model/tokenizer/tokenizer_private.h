@@ -33,8 +33,8 @@ struct sn_tokenizer {
     bool add_bos;
     int32_t eog_ids[SN_EOG_IDS_MAX];
     size_t n_eog_ids;
-    char *chat_template; /* heap, chat_template_len bytes; NULL: the model has none */
-    size_t chat_template_len;
+    char *chat_template, *tool_template; /* heap, of these lengths; NULL: the model has none */
+    size_t chat_template_len, tool_template_len;
     char bos_text[SN_CHAT_TOKEN_MAX], eos_text[SN_CHAT_TOKEN_MAX];
 };
 
@@ -45,7 +45,7 @@ sn_status sn_tokenizer_add_token(sn_tokenizer *tokenizer, int pass, const sn_add
                                  sn_err *err) SN_MUST_USE;
 /* Adds an id that ends generation; ignores ids outside the vocabulary and ids that are there already. */
 void sn_tokenizer_add_eog(sn_tokenizer *tokenizer, int64_t id);
-/* Keeps the model's chat template: `text` (len bytes, 0: none) and the texts of the two tokens. */
+/* Keeps copies of the model's chat templates (of length 0: none) and of the texts of the two tokens. */
 sn_status sn_tokenizer_set_chat_source(sn_tokenizer *tokenizer, const sn_chat_source *source, sn_err *err) SN_MUST_USE;
 /* Call last: sorts the added tokens, and adds tokens of well-known names to the ids that end generation. */
 sn_status sn_tokenizer_finish(sn_tokenizer *tokenizer, sn_err *err) SN_MUST_USE;
@@ -59,6 +59,7 @@ typedef struct sn_tokenizer_files {
     sn_buf tokenizer_config;  /* tokenizer_config.json: texts of bos and eos, chat template */
     sn_buf generation_config; /* generation_config.json: ids that end generation */
     sn_buf chat_template;     /* chat_template.jinja of newer folders; goes before tokenizer_config's */
+    sn_buf tool_template;     /* additional_chat_templates/tool_use.jinja, the same */
 } sn_tokenizer_files;
 /* Builds the tokenizer from the files of a Hugging Face folder. */
 sn_status sn_tokenizer_from_files(const sn_tokenizer_files *files, sn_tokenizer **out, sn_err *err) SN_MUST_USE;

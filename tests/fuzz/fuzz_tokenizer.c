@@ -37,11 +37,15 @@ static void use_tokenizer(sn_tokenizer *tokenizer) {
     sn_err err;
     round_trip(tokenizer, sample, sizeof sample - 1, true, false);
     round_trip(tokenizer, sample, sizeof sample - 1, false, false);
-    sn_buf out;
-    sn_buf_init(&out, 1 << 20);
-    sn_chat_turn turns[] = {{"user", "one"}, {"assistant", "two"}, {"user", "three"}};
-    if (sn_chat_template_apply(tokenizer, turns, 3, true, true, &out, &err) == SN_OK && !out.len) abort();
-    sn_buf_fini(&out);
+    sn_chat_template *chat;
+    sn_token_ids ids;
+    json_t *messages = json_pack("[{s:s, s:s}]", "role", "user", "content", sample);
+    const sn_chat_request request = {.messages = messages};
+    if (sn_chat_template_open(tokenizer, &chat, &err) == SN_OK) {
+        if (sn_chat_template_encode(chat, tokenizer, &request, true, &ids, &err) == SN_OK) sn_token_ids_fini(&ids);
+        sn_chat_template_close(&chat);
+    }
+    json_decref(messages);
     sn_tokenizer_close(&tokenizer);
 }
 

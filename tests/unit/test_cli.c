@@ -39,8 +39,8 @@ static int run_argv(const char *const *argv, const char *input) {
 
 #define LLAMA SN_FIXTURES "/golden/llama"
 
-static const char *const commands[] = {"generate", "chat",    "forward", "eval",   "bench",  "tune",
-                                       "tokenize", "inspect", "route",   "status", "verify", "keygen"};
+static const char *const commands[] = {"generate", "chat",    "forward", "eval",   "bench",  "tune",  "tokenize",
+                                       "render",   "inspect", "route",   "status", "verify", "keygen"};
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
 static const char *ids_file(const char *json) {

@@ -226,20 +226,20 @@ Test(tokenizer_of_smollm2, gives_the_ids_of_prompts_replies_and_chat) {
         cr_assert(!memcmp(text.data, json_string_value(json_object_get(item, "text")), text.len));
         sn_buf_fini(&text);
     }
-    const json_t *message = json_array_get(json_object_get(chat, "messages"), 0);
-    sn_chat_turn turn = {json_string_value(json_object_get(message, "role")),
-                         json_string_value(json_object_get(message, "content"))};
-    sn_buf text;
+    sn_chat_template *template;
+    sn_chat_prompt prompt;
+    sn_token_ids ids;
     sn_err err;
-    sn_buf_init(&text, 1 << 20);
-    cr_assert_eq(sn_chat_template_apply(t, &turn, 1, true, true, &text, &err), SN_OK, "%s", err.text);
-    cr_assert_eq(text.len, json_string_length(json_object_get(chat, "rendered")));
-    cr_assert(!memcmp(text.data, json_string_value(json_object_get(chat, "rendered")), text.len));
-    sn_token_ids ids = encode(t, (const char *)text.data, text.len, true, true);
+    const sn_chat_request request = {.messages = json_object_get(chat, "messages")};
+    cr_assert_eq(sn_chat_template_open(t, &template, &err), SN_OK, "%s", err.text);
+    cr_assert_eq(sn_chat_template_render(template, &request, &prompt, &err), SN_OK, "%s", err.text);
+    cr_assert_str_eq(prompt.text, json_string_value(json_object_get(chat, "rendered")));
+    cr_assert_eq(sn_chat_template_encode(template, t, &request, true, &ids, &err), SN_OK, "%s", err.text);
     expect_same_ids(&ids, json_object_get(chat, "ids"), "chat");
     cr_assert(sn_tokenizer_is_eog(t, 2));
     sn_token_ids_fini(&ids);
-    sn_buf_fini(&text);
+    sn_chat_prompt_fini(&prompt);
+    sn_chat_template_close(&template);
     json_decref(golden);
     sn_tokenizer_close(&t);
 }

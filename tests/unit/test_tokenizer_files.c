@@ -1,5 +1,4 @@
 /* The sources of a tokenizer: JSON files of a folder, GGUF metadata, patterns. */
-#include "model/chat/chat_template.h"
 #include "model/tokenizer/pattern.h"
 #include "model/tokenizer/tokenizer_private.h" /* private: vocabularies and rules without a file around them */
 #include "tests/support/files.h"
@@ -9,12 +8,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+static void expect_templates(const sn_tokenizer *t, const char *plain, const char *with_tools) {
+    const sn_chat_source source = sn_tokenizer_chat_source(t);
+    cr_assert(source.len == strlen(plain) && !memcmp(source.text, plain, source.len));
+    cr_assert_eq(source.tool_len, with_tools ? strlen(with_tools) : 0);
+    cr_assert(!with_tools || !memcmp(source.tool_text, with_tools, source.tool_len));
+}
+
 Test(tokenizer_files, takes_end_tokens_and_template_from_companion_files) {
     json_t *root = fixture_json("qwen2", "tokenizer.json"),
            *generation = json_pack("{s:[i,i,i]}", "eos_token_id", 7, 9, 999999);
     json_t *config = json_pack("{s:n,s:{s:s},s:[{s:s,s:s},{s:s,s:s}]}", "bos_token", "eos_token", "content", "<sep>",
-                               "chat_template", "name", "tools", "template", "x", "name", "default", "template",
-                               "{{ '<|im_start|>' + x + '<|im_end|>\\n' }}");
+                               "chat_template", "name", "tool_use", "template", "{{ tools }}", "name", "default",
+                               "template", "{{ '<|im_start|>' + x + '<|im_end|>\\n' }}");
     sn_tokenizer *t;
     sn_err err;
     cr_assert_eq(tokenizer_from_json(root, config, generation, NULL, &t, &err), SN_OK, "%s", err.text);
@@ -22,21 +28,13 @@ Test(tokenizer_files, takes_end_tokens_and_template_from_companion_files) {
     for (size_t i = 0; i < 5; i++) cr_assert(sn_tokenizer_is_eog(t, ends[i]), "%d", ends[i]);
     cr_assert(!sn_tokenizer_is_eog(t, 1));
     cr_assert(!sn_tokenizer_is_eog(t, 8));
-    sn_buf out;
-    sn_buf_init(&out, 1000);
-    cr_assert_eq(sn_chat_template_apply(t, &(sn_chat_turn){"user", "hi"}, 1, true, false, &out, &err), SN_OK);
-    static const char rendered[] = "<|im_start|>user\nhi<|im_end|>\n";
-    cr_assert(out.len == sizeof rendered - 1 && !memcmp(out.data, rendered, out.len));
-    sn_buf_fini(&out);
+    expect_templates(t, "{{ '<|im_start|>' + x + '<|im_end|>\\n' }}", "{{ tools }}");
     sn_tokenizer_close(&t);
     json_t *one = json_pack("{s:i}", "eos_token_id", 7);
     cr_assert_eq(tokenizer_from_json(root, NULL, one, "{{ '[INST]' + x + '[/INST]' }}{{ y + eos_token }}", &t, &err),
                  SN_OK);
     cr_assert(sn_tokenizer_is_eog(t, 7));
-    sn_chat_template chat;
-    cr_assert_eq(sn_chat_template_init(&chat, t, &err), SN_OK);
-    cr_assert_eq(chat.family, SN_CHAT_MISTRAL);
-    sn_chat_template_fini(&chat);
+    expect_templates(t, "{{ '[INST]' + x + '[/INST]' }}{{ y + eos_token }}", NULL);
     sn_tokenizer_close(&t);
     json_decref(one);
     json_decref(root);
@@ -238,7 +236,7 @@ static sn_buf gguf_of_fixture(const gguf_options *o) {
     if (o->type) types[300] = (uint32_t)o->type;
     if (o->merge) merges[0] = o->merge;
     sn_buf b = {0};
-    put_gguf_header(&b, 3, 0, 9 - o->no_merges);
+    put_gguf_header(&b, 3, 0, 10 - o->no_merges);
     put_gguf_text(&b, "tokenizer.ggml.model", o->model ? o->model : "gpt2");
     put_gguf_text(&b, "tokenizer.ggml.pre", o->pre ? o->pre : "smollm");
     put_gguf_strings(&b, "tokenizer.ggml.tokens", tokens, N);
@@ -251,6 +249,7 @@ static sn_buf gguf_of_fixture(const gguf_options *o) {
     put_gguf_u32(&b, "tokenizer.ggml.eos_token_id", o->eos ? o->eos : 2);
     put_gguf_bool(&b, "tokenizer.ggml.add_space_prefix", o->prefix);
     put_gguf_text(&b, "tokenizer.chat_template", "{{ '<|im_start|>system\\nBe.<|im_end|>\\n' }}");
+    put_gguf_text(&b, "tokenizer.chat_template.tool_use", "{{ tools }}");
     pad_to(&b, 32);
     json_decref(root);
     return b;
@@ -266,10 +265,7 @@ Test(tokenizer_files, reads_the_same_from_gguf_metadata) {
             json_array_remove(expected, i);
     expect_encodings(t, expected, true, "gguf");
     cr_assert(sn_tokenizer_is_eog(t, 2));
-    sn_chat_template chat;
-    cr_assert_eq(sn_chat_template_init(&chat, t, &err), SN_OK);
-    cr_assert_str_eq(chat.default_system, "Be.");
-    sn_chat_template_fini(&chat);
+    expect_templates(t, "{{ '<|im_start|>system\\nBe.<|im_end|>\\n' }}", "{{ tools }}");
     json_decref(expected);
     sn_tokenizer_close(&t);
 }

@@ -1,6 +1,7 @@
 /* Opening what a command works with, as the options say: model, tokenizer, device, LM head, link, chain. */
 #include "cli/setup.h"
 
+#include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "cli/io.h"
@@ -157,6 +158,11 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
     if (!status) status = sn_setup_link(setup, err);
     if (status) return status;
     options.link = setup->link;
+    char path[1024];
+    if (setup->link)
+        status = sn_slow_nodes_new(sn_slow_nodes_path(path, sizeof path), sn_unix_ms(), &setup->slow_nodes, err);
+    if (status) return status;
+    options.routing.slow_nodes = setup->slow_nodes;
     if (published_adapter_name()) status = find_published_adapter(setup, &options.adapter, err);
     if (!status) status = sn_setup_audit(setup, &options, err);
     if (status) return status;
@@ -173,6 +179,7 @@ void sn_setup_close(sn_setup *setup) {
     sn_chain_close(&setup->chain);
     sn_audit_free(&setup->audit);
     sn_draft_model_close(&setup->draft_model);
+    sn_slow_nodes_free(&setup->slow_nodes);
     sn_link_close(&setup->link);
     sn_loaded_adapter_fini(&setup->adapter);
     sn_lm_head_free(&setup->lm_head);

@@ -27,6 +27,7 @@ typedef struct sn_setup {
     sn_lm_head *lm_head;
     sn_link *link;   /* NULL without --join and --dht */
     sn_audit *audit; /* NULL without --audit */
+    sn_slow_nodes *slow_nodes;
     sn_chain *chain;
     sn_draft draft; /* without a source: no draft tokens */
     sn_draft_model *draft_model;

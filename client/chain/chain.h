@@ -58,7 +58,8 @@ typedef struct sn_chain_routing {
     uint64_t seed;        /* of random draws, and of the choice among equal routes */
     bool measure;         /* measure round trips to nodes before choosing among them */
     int reroute_every_ms; /* how often to look for a faster route while single tokens are decoded; 0: never */
-    sn_node_filter node_filter;                                /* --only and --deny */
+    sn_node_filter node_filter; /* --only and --deny */
+    sn_slow_nodes *slow_nodes;  /* borrowed; gets what this chain measures. NULL: none is kept */
     bool (*avoid)(void *ctx, const uint8_t node[SN_KEY_SIZE]); /* true: the node is not used; NULL: none is avoided */
     void *avoid_ctx;
     bool every_block;   /* cut the route at every block, so that the observer sees the input of each */

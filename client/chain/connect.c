@@ -60,6 +60,7 @@ sn_status sn_chain_list_candidates(sn_chain *chain, sn_candidates *out, sn_err *
                                 .peer_stats = chain->peer_stats,
                                 .now_us = sn_now_us(),
                                 .unix_ms = sn_unix_ms(),
+                                .slow_nodes = o->routing.slow_nodes,
                                 .model = chain->model,
                                 .n_blocks = chain->hp.n_blocks,
                                 .block_hash = chain->known_hash,
@@ -147,6 +148,16 @@ sn_status sn_chain_measure_rtt(sn_chain *chain, bool all, sn_err *err) {
     return SN_OK;
 }
 
+/* Compares the time of a token with what the node announces. */
+static void chain_note_speed(sn_chain *chain, const sn_hop *hop) {
+    const sn_peer_stat *peer = sn_peer_stats_find(chain->peer_stats, hop->remote.node);
+    const sn_announcement *node = sn_directory_find(sn_link_directory(chain->options.link), hop->remote.node);
+    if (!peer || peer->block_ns < 0 || !node || node->end_block <= node->first_block) return;
+    int64_t decode_us = node->decode_us < INT32_MAX ? (int64_t)node->decode_us : INT32_MAX;
+    sn_slow_nodes_note(chain->options.routing.slow_nodes, hop->remote.node,
+                       decode_us * 1000 / (int64_t)(node->end_block - node->first_block), peer->block_ns, sn_unix_ms());
+}
+
 void sn_chain_note_step(sn_chain *chain, const sn_hop *hops, size_t i, size_t j, int n) {
     int64_t now_us = sn_now_us();
     for (size_t k = i; k < j; k++)
@@ -154,6 +165,7 @@ void sn_chain_note_step(sn_chain *chain, const sn_hop *hops, size_t i, size_t j,
             const sn_hop_remote *r = &hops[k].remote;
             sn_peer_stats_note_step(chain->peer_stats, r->node, hops[k].end - hops[k].first, n,
                                     (int64_t)r->last_queue_us, (int64_t)r->last_compute_us, now_us);
+            if (n == 1 && chain->options.routing.slow_nodes) chain_note_speed(chain, &hops[k]);
         }
     /* For several nodes that push to each other the time is not known link by link. */
     if (j - i == 1 && !hops[i].is_local && n == 1)

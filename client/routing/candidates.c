@@ -105,6 +105,8 @@ static void candidate_estimate(const sn_candidate_query *query, const sn_announc
     p->rtt_ns = (p->rtt_measured ? clamp_us((uint64_t)peer->rtt_us) : SN_DEFAULT_RTT_US) * 1000;
     p->block_ns = SN_DEFAULT_BLOCK_US * 1000;
     if (node->decode_us) p->block_ns = clamp_us(node->decode_us) * 1000 / span;
+    int64_t remembered_ns = sn_slow_nodes_block_ns(query->slow_nodes, node->node, query->unix_ms);
+    if (p->block_ns < remembered_ns) p->block_ns = remembered_ns;
     if (p->block_measured) p->block_ns = peer->block_ns < TIME_US_MAX * 1000 ? peer->block_ns : TIME_US_MAX * 1000;
     p->prefill_ns =
         node->prompt_tokens_per_s

@@ -9,6 +9,7 @@
 #define SN_CLIENT_ROUTING_CANDIDATES_H
 
 #include "client/routing/peer_stats.h"
+#include "client/routing/slow_nodes.h"
 
 /* Costs that are assumed where none is known; SN_STRANGER_US is added for a stranger; SN_STEP_OVERHEAD_US is added to
  * the queue time of every node. */
@@ -67,6 +68,7 @@ typedef struct sn_node_filter {
 typedef struct sn_candidate_query {
     const sn_directory *directory;   /* NULL: no nodes */
     const sn_peer_stats *peer_stats; /* NULL: nothing was measured */
+    const sn_slow_nodes *slow_nodes; /* NULL: none is remembered */
     int64_t now_us;                  /* on the clock of peer_stats */
     int64_t unix_ms;                 /* by which proven nodes are proven; 0: none is, and no node is a stranger */
     sn_hash model;

@@ -1,0 +1,125 @@
+/* Nodes that are slower than they claim: what is remembered of them, and what it does to a route. */
+#include "client/routing/candidates.h"
+#include "tests/support/files.h"
+#include "tests/support/require.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { NOW = 1000000000, BLOCKS = 4 };
+
+static sn_slow_nodes *slow_nodes_read(const char *path, int64_t unix_ms) {
+    sn_slow_nodes *nodes = NULL;
+    REQUIRE(sn_slow_nodes_new(path, unix_ms, &nodes, &err));
+    return nodes;
+}
+
+Test(slow_nodes, are_remembered_from_run_to_run_for_a_while) {
+    const uint8_t boaster[SN_KEY_SIZE] = {1}, honest[SN_KEY_SIZE] = {2};
+    char path[] = "/tmp/slow-nodes-XXXXXX";
+    close(mkstemp(path));
+    sn_slow_nodes *nodes = slow_nodes_read(path, NOW);
+    sn_slow_nodes_note(nodes, boaster, 25000, 3000000, NOW);
+    sn_slow_nodes_note(nodes, honest, 1000000, 3000000, NOW); /* three times as slow: it has other clients */
+    sn_slow_nodes_free(&nodes);
+    nodes = slow_nodes_read(path, NOW + 1000);
+    cr_expect_eq(sn_slow_nodes_block_ns(nodes, boaster, NOW + 1000), 3000000);
+    cr_expect_eq(sn_slow_nodes_block_ns(nodes, honest, NOW + 1000), 0);
+    cr_expect_eq(sn_slow_nodes_block_ns(nodes, boaster, NOW + SN_SLOW_MS), 0);
+    sn_slow_nodes_note(nodes, boaster, 2900000, 3000000, NOW + 1000); /* it tells the truth now */
+    sn_slow_nodes_free(&nodes);
+    nodes = slow_nodes_read(path, NOW + 2000);
+    cr_expect_eq(sn_slow_nodes_block_ns(nodes, boaster, NOW + 2000), 0);
+    sn_slow_nodes_free(&nodes);
+    unlink(path);
+}
+
+Test(slow_nodes, a_damaged_file_and_too_many_nodes_do_no_harm) {
+    char path[] = "/tmp/slow-nodes-XXXXXX";
+    int fd = mkstemp(path);
+    const char junk[] = "\xff\x00zz\n0011 5 5\nzz 1\n";
+    cr_assert_eq(write(fd, junk, sizeof junk), (ssize_t)sizeof junk);
+    close(fd);
+    sn_slow_nodes *nodes = slow_nodes_read(path, NOW);
+    for (int i = 0; i < 3 * SN_SLOW_NODES_MAX; i++) {
+        uint8_t id[SN_KEY_SIZE] = {(uint8_t)i, (uint8_t)(i >> 8)};
+        sn_slow_nodes_note(nodes, id, 1000, 1000000, NOW + i);
+    }
+    const uint8_t first[SN_KEY_SIZE] = {0};
+    cr_expect_eq(sn_slow_nodes_block_ns(nodes, first, NOW), 0, "the oldest one is forgotten");
+    sn_slow_nodes_free(&nodes);
+    nodes = slow_nodes_read(path, NOW);
+    sn_slow_nodes_free(&nodes);
+    unlink(path);
+    nodes = slow_nodes_read("/nonexistent/slow-nodes", NOW);
+    sn_slow_nodes_note(nodes, first, 1000, 1000000, NOW);
+    cr_expect_eq(sn_slow_nodes_block_ns(nodes, first, NOW), 1000000);
+    sn_slow_nodes_free(&nodes);
+}
+
+/* -- candidates ---------------------------------------------------------------------------------------------------- */
+
+/* A directory of nodes over all blocks that announce these times of a token, in microseconds. */
+static sn_directory *directory_of(const uint64_t *decode_us, size_t n, sn_identity *identities) {
+    sn_directory *d = NULL;
+    sn_announcement *a = calloc(1, sizeof *a);
+    REQUIRE(sn_directory_new(&d, &err));
+    for (size_t i = 0; i < n; i++) {
+        sn_buf sealed;
+        REQUIRE(sn_identity_new(&identities[i], &err));
+        *a = (sn_announcement){.address = "127.0.0.1:7001",
+                               .protocol = SN_PROTOCOL_VERSION,
+                               .sequence = 1,
+                               .expires_unix_ms = NOW + 50000,
+                               .state = SN_NODE_ONLINE,
+                               .end_block = BLOCKS,
+                               .n_blocks = BLOCKS,
+                               .decode_us = decode_us[i]};
+        memcpy(a->node, identities[i].id, SN_KEY_SIZE);
+        memcpy(a->curve_key, identities[i].curve_key, SN_KEY_SIZE);
+        sn_buf_init(&sealed, SN_ANNOUNCEMENT_SIZE_MAX);
+        REQUIRE(sn_announcement_seal(a, &identities[i], &sealed, &err));
+        REQUIRE(sn_directory_add(d, sealed.data, sealed.len, NOW, &err));
+        sn_buf_fini(&sealed);
+    }
+    free(a);
+    return d;
+}
+
+static int64_t block_ns(const sn_directory *d, const sn_slow_nodes *slow, const sn_identity *node) {
+    sn_candidate_query query = {
+        .directory = d, .slow_nodes = slow, .now_us = 1, .unix_ms = NOW, .n_blocks = BLOCKS, .wire = SN_F32};
+    sn_candidates list;
+    int64_t ns = 0;
+    REQUIRE(sn_candidates_make(&query, &list, &err));
+    for (size_t i = 0; i < list.n; i++)
+        if (!memcmp(list.at[i].node->node, node->id, SN_KEY_SIZE)) ns = list.at[i].block_ns;
+    sn_candidates_fini(&list);
+    return ns;
+}
+
+Test(slow_nodes, the_claim_of_a_stranger_does_not_count_and_that_of_a_proven_node_a_little) {
+    sn_identity node[4];
+    sn_directory *d = directory_of((const uint64_t[]){8000, 8000, 100, 100}, 4, node);
+    for (int i = 0; i < 3; i++) sn_directory_prove(d, node[i].id, NOW + 60000);
+    cr_expect_eq(block_ns(d, NULL, &node[0]), 2000000);
+    cr_expect_eq(block_ns(d, NULL, &node[2]), 500000, "a proven node counts as at most four times as fast as others");
+    cr_expect_eq(block_ns(d, NULL, &node[3]), 4000000, "a stranger counts as half as fast as others");
+    sn_directory_free(&d);
+}
+
+Test(slow_nodes, a_node_that_was_slower_than_it_claimed_is_planned_with_what_was_measured) {
+    sn_identity node[3];
+    sn_directory *d = directory_of((const uint64_t[]){8000, 100, 8000}, 3, node);
+    for (int i = 0; i < 3; i++) sn_directory_prove(d, node[i].id, NOW + 60000);
+    sn_slow_nodes *slow = slow_nodes_read(NULL, NOW);
+    cr_expect_lt(block_ns(d, slow, &node[1]), block_ns(d, slow, &node[0]));
+    sn_slow_nodes_note(slow, node[1].id, 25000, 9000000, NOW);
+    cr_expect_eq(block_ns(d, slow, &node[1]), 9000000);
+    cr_expect_eq(block_ns(d, slow, &node[0]), 2000000);
+    sn_slow_nodes_free(&slow);
+    sn_directory_free(&d);
+}

@@ -179,6 +179,7 @@ void fake_node_free(fake_node **f) {
 
 void fake_node_announce_to(const fake_node *f, sn_link *link) {
     REQUIRE(sn_directory_add(sn_link_directory(link), f->sealed.data, f->sealed.len, sn_unix_ms(), &err));
+    sn_directory_prove(sn_link_directory(link), f->identity.id, INT64_MAX); /* no stranger */
 }
 
 int fake_node_requests(const fake_node *f) { return atomic_load(&f->requests); }

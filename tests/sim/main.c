@@ -50,9 +50,11 @@ typedef struct progress {
     sim_stats sum;
 } progress;
 
+static sim_options options;
+
 static void run_seeds(uint64_t from, uint64_t n, uint64_t jobs, progress *p) {
     for (; p->next < n; p->next += jobs) {
-        sim_stats f = sim_run(from + p->next, (sim_options){0});
+        sim_stats f = sim_run(from + p->next, options);
         sim_stats_add(&p->sum, &f);
     }
     sim_train_free();
@@ -100,29 +102,38 @@ static int run_many(uint64_t from, uint64_t n, uint64_t jobs) {
     return all.failed ? 1 : 0;
 }
 
+static sim_theme theme_of(const char *name) {
+    static const char *const themes[] = {"drawn", "replicas", "prefixes", "sparse", "garbled", "training"};
+    for (int i = 0; i < (int)(sizeof themes / sizeof *themes); i++)
+        if (!strcmp(name, themes[i])) return (sim_theme)i;
+    fprintf(stderr, "there is no theme '%s'\n", name);
+    exit(2);
+}
+
 int main(int argc, char **argv) {
     uint64_t seeds = 1, from = 1, jobs = 1;
-    bool trace = false;
     for (int i = 1; i < argc; i++) {
         bool more = i + 1 < argc;
         if (!strcmp(argv[i], "--trace"))
-            trace = true;
+            options.traced = true;
         else if (!strcmp(argv[i], "--seeds") && more)
             seeds = strtoull(argv[++i], NULL, 10);
         else if (!strcmp(argv[i], "--from") && more)
             from = strtoull(argv[++i], NULL, 10);
+        else if (!strcmp(argv[i], "--theme") && more)
+            options.theme = theme_of(argv[++i]);
         else if (!strcmp(argv[i], "--seed") && more)
             from = strtoull(argv[++i], NULL, 10), seeds = 1;
         else if (!strcmp(argv[i], "--jobs") && more)
             jobs = strtoull(argv[++i], NULL, 10);
         else {
-            fprintf(stderr, "usage: sim [--seeds N] [--from N] [--jobs N] | --seed N [--trace]\n");
+            fprintf(stderr, "usage: sim [--seeds N] [--from N] [--jobs N] [--theme NAME] | --seed N [--trace]\n");
             return 2;
         }
     }
-    sn_log_setup(trace ? SN_LOG_DEBUG : SN_LOG_OFF, false);
+    sn_log_setup(options.traced ? SN_LOG_DEBUG : SN_LOG_OFF, false);
     if (seeds != 1) return run_many(from, seeds, jobs ? jobs : 1);
-    sim_stats f = sim_run(from, (sim_options){.traced = trace});
+    sim_stats f = sim_run(from, options);
     printf("trace %016llx\n", (unsigned long long)f.trace);
     print_stats(&f, 1);
     sim_train_free();

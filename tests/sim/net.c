@@ -384,6 +384,10 @@ static void garble(sim_net *net, sn_msg **msg, packet_kind *kind) {
     sn_msg *garbled = NULL;
     sn_err err;
     net->garbled++;
+    if ((*msg)->kind == SN_MSG_STEP && sim_rng_bernoulli(&net->random, 0.5)) { /* the byte that does most harm */
+        (*msg)->step.position = sim_rng_below(&net->random, (*msg)->step.position + 1);
+        return;
+    }
     net->frame.data[sim_rng_below(&net->random, net->frame.len)] ^= (uint8_t)sim_rng_between(&net->random, 1, 255);
     const sn_wire_tensor *t = &(*msg)->tensor;
     void *data = t->rank ? sim_alloc(t->bytes) : NULL;

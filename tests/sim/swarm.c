@@ -142,7 +142,7 @@ static sim_client_plan draw_chat(swarm *s, int text) {
                              .audit = s->bits_flipped || sim_rng_bernoulli(r, 0.1),
                              .audit_here = sim_rng_bernoulli(r, 0.5),
                              .adapter = draw(s, 0.05, SIM_TRAINING, 0.5) ? (int)sim_rng_between(r, 1, SIM_ADAPTERS) : 0,
-                             .saves = draw(s, 0.15, SIM_PREFIXES, 0.4),
+                             .saves = draw(s, 0.15, SIM_PREFIXES, 0.6),
                              .drafts = sim_rng_bernoulli(r, 0.33)};
 }
 
@@ -156,7 +156,7 @@ static void draw_clients(swarm *s) {
         sim_client_plan plan = draw_chat(s, text);
         plan.timeout_ms = (int)sim_rng_between(r, 500, 6000);
         plan.max_retries = (int)sim_rng_between(r, 1, 6);
-        plan.begin_us = sim_rng_between(r, SECOND_US, FAULTS_US);
+        plan.begin_us = sim_rng_between(r, SECOND_US, s->theme == SIM_PREFIXES ? FAULTS_US / 3 : FAULTS_US);
         if (!i && draw(s, 0.03, SIM_PREFIXES, 0.5)) {
             plan = (sim_client_plan){.kind = SIM_POISONS,
                                      .text = text,
@@ -271,7 +271,7 @@ static void tamper_message(void *ctx, sn_msg *msg) {
     sim_node *node = ctx;
     swarm *s = node->swarm;
     bool step = msg->kind == SN_MSG_STEP_REPLY, kv = msg->kind == SN_MSG_KV_GET_REPLY || msg->kind == SN_MSG_KV_PUT;
-    if ((!step && !kv) || !sim_rng_bernoulli(&node->actor.random, step ? 0.05 : 0.2)) return;
+    if ((!step && !kv) || !sim_rng_bernoulli(&node->actor.random, step ? 0.05 : 0.5)) return;
     s->stats.wrong_replies++;
     float *row = (float *)(uintptr_t)msg->tensor.data;
     if (kv) { /* other keys and values than their hash says */
@@ -296,8 +296,8 @@ static void tamper_message(void *ctx, sn_msg *msg) {
 static void draw_faults(swarm *s) {
     sim_rng *r = &s->random;
     sim_faults *f = sim_net_faults(s->net);
-    if (draw(s, 0.4, SIM_REPLICAS, 0.6)) f->loss = sim_rng_uniform(r) * 0.05;
-    if (draw(s, 0.4, SIM_REPLICAS, 0.6)) f->duplication = sim_rng_uniform(r) * 0.2;
+    if (draw(s, 0.4, SIM_REPLICAS, 0.3)) f->loss = sim_rng_uniform(r) * 0.05;
+    if (draw(s, 0.4, SIM_REPLICAS, 0.9)) f->duplication = sim_rng_uniform(r) * (s->theme == SIM_REPLICAS ? 0.4 : 0.2);
     if (draw(s, 0.4, SIM_REPLICAS, 0.8)) f->reordering = sim_rng_uniform(r) * 0.1;
     if (draw(s, 0.05, SIM_GARBLED, 1)) f->garbling = sim_rng_uniform(r) * 0.05;
     s->garbles = f->garbling > 0;
@@ -307,11 +307,13 @@ static void draw_faults(swarm *s) {
     }
     s->bits_flipped = draw(s, 0.1, SIM_PREFIXES, 0);
     if (s->bits_flipped) s->nodes[sim_rng_below(r, (uint64_t)s->n_nodes)].flips_bits = true;
-    for (int i = 0; i < s->n_nodes && s->bits_flipped; i++) /* an audited session is held twice, by one node at worst */
-        if (s->nodes[i].pages < 8) s->nodes[i].pages = 8;
+    for (int i = 0; i < s->n_nodes && s->bits_flipped; i++) { /* room for a session, its auditor and its replacement */
+        if (s->nodes[i].pages < 12) s->nodes[i].pages = 12;
+        if (s->nodes[i].sessions_max < 4) s->nodes[i].sessions_max = 4;
+    }
     if (sim_rng_bernoulli(r, 0.1))
         s->nodes[sim_rng_below(r, (uint64_t)s->n_nodes)].actor.unix_offset_ms = sim_rng_between(r, -90000, 90000);
-    if (sim_rng_bernoulli(r, 0.8)) next_fault(s, sim_rng_between(r, SECOND_US, 20 * SECOND_US));
+    if (draw(s, 0.8, SIM_PREFIXES, 0.4)) next_fault(s, sim_rng_between(r, SECOND_US, 20 * SECOND_US));
 }
 
 /* -- what must be true */
@@ -393,6 +395,7 @@ static void draw_swarm(swarm *s, sim_options options) {
     static const sim_theme themes[] = {SIM_MIXED,    SIM_MIXED,    SIM_MIXED,  SIM_MIXED,   SIM_REPLICAS,
                                        SIM_REPLICAS, SIM_PREFIXES, SIM_SPARSE, SIM_GARBLED, SIM_TRAINING};
     s->theme = themes[sim_rng_below(&s->random, sizeof themes / sizeof *themes)];
+    if (options.theme) s->theme = options.theme;
     s->nodes = sim_alloc(NODES_MAX * sizeof *s->nodes);
     (s->theme == SIM_SPARSE ? draw_sparse_nodes : draw_dense_nodes)(s);
     draw_faults(s);

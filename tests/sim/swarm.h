@@ -119,7 +119,8 @@ struct swarm {
 
 typedef struct sim_options {
     bool traced;
-    bool flip_bits; /* all nodes flip bits and no client audits: the simulation must fail */
+    sim_theme theme; /* of every seed; SIM_MIXED: drawn */
+    bool flip_bits;  /* all nodes flip bits and no client audits: the simulation must fail */
 } sim_options;
 
 void sim_stats_add(sim_stats *sum, const sim_stats *stats);

@@ -24,7 +24,7 @@ WITHOUT_ASAN=(
   test_cuda_conformance test_xpu_conformance test_xpu_validation
 )
 # The programs themselves run under sanitizers through these system tests: all messages, all kinds of failure, the files.
-WITH_ASAN=(chain failover protocol private_swarm adapter session_file audit status)
+WITH_ASAN=(failover chain flood protocol private_swarm adapter session_file audit status)
 WITH_TSAN=(chain failover adapter)
 
 need_packages $BUILD_PACKAGES $TEST_PACKAGES $DEVICE_PACKAGES
@@ -112,7 +112,7 @@ threads() {
   local dir=$1 program out rc
   for program in "$dir"/tests/threads_*; do
     [ -x "$program" ] || continue
-    out=$(cost "$dir" "$program" timeout 600 "$program" 2>&1); rc=$?
+    out=$(cost threads "$program" timeout 600 "$program" 2>&1); rc=$?
     report "${program#"$root"/}" $rc
     [ $rc = 0 ] || why_failed "$out"
   done

@@ -1,5 +1,7 @@
 #include "base/log.h"
 
+#include "base/terminal.h"
+
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -93,9 +95,17 @@ void sn_log(sn_log_level level, const char *event, const char *pairs_format, ...
         line[n++] = '}';
         line[n++] = '\n';
     } else {
+        for (char *at = pairs; *at; at++) /* one line for each event, whatever a peer has written */
+            if (*at == '\n') *at = ' ';
         n = (size_t)snprintf(line, sizeof line, "%s.%06dZ %-5s %s %s\n", stamp, (int)(now.tv_nsec / 1000),
                              sn_log_level_words[level].name, event, pairs);
         n = n < sizeof line ? n : sizeof line - 1;
+    }
+    if (isatty(STDERR_FILENO)) {
+        char clean[3 * (sizeof line + 4)];
+        n = sn_terminal_clean(&(sn_terminal_text){0}, line, n, clean);
+        if (write(STDERR_FILENO, clean, n) < 0) return;
+        return;
     }
     if (write(STDERR_FILENO, line, n) < 0) return; /* a log that cannot be written must not stop the node */
 }

@@ -1,5 +1,6 @@
 /* swarm status: which nodes serve which blocks, once or repeatedly. */
 #include "base/clock.h"
+#include "base/terminal.h"
 #include "cli/command.h"
 #include "cli/io.h"
 #include "cli/options.h"
@@ -94,7 +95,7 @@ static sn_status watch_status(sn_link *link, const sn_hash *model, sn_err *err) 
         int64_t until_us = sn_now_us() + watch_ms * 1000;
         sn_err reason;
         if (isatty(STDOUT_FILENO) && !sn_cli_options.json)
-            fputs("\033[H\033[J", stdout); /* cursor to the corner, clear */
+            sn_terminal_control(stdout, "\033[H\033[J"); /* cursor to the corner, clear */
         sn_status status = print_status(link, err);
         if (!status && !sn_cli_options.json) putchar('\n');
         if (!status) status = sn_flush_stdout(err);

@@ -6,6 +6,7 @@
  * other values, so that a resumed run gives the same bits as one that was not interrupted. At the end the adapter is
  * written to the folder of --out. */
 #include "base/clock.h"
+#include "base/terminal.h"
 #include "blocks/adapter.h"
 #include "cli/command.h"
 #include "cli/io.h"
@@ -264,10 +265,10 @@ static void print_progress(const tune_run *w, bool terminal, bool last) {
     char bar[21];
     for (int i = 0; i < 20; i++) bar[i] = i < (int)(20 * t->step / steps) ? '#' : '.';
     bar[20] = 0;
-    fprintf(stderr, "%s[%s] step %lld/%lld  loss %.4f  %.0f tok/s  %d:%02d left%s", terminal ? "\r\033[K" : "", bar,
-            (long long)t->step, (long long)steps, t->losses[t->step - 1],
-            seconds > 0 ? (double)(t->tokens - w->first_tokens) / seconds : 0, left / 60, left % 60,
-            terminal && !last ? "" : "\n");
+    if (terminal) sn_terminal_control(stderr, "\r\033[K");
+    fprintf(stderr, "[%s] step %lld/%lld  loss %.4f  %.0f tok/s  %d:%02d left%s", bar, (long long)t->step,
+            (long long)steps, t->losses[t->step - 1], seconds > 0 ? (double)(t->tokens - w->first_tokens) / seconds : 0,
+            left / 60, left % 60, terminal && !last ? "" : "\n");
     fflush(stderr);
 }
 

@@ -85,7 +85,8 @@ void sn_sanitize_text(char *text) {
 }
 
 sn_status sn_print_json(json_t *object, sn_err *err) {
-    int failed = object ? json_dumpf(object, stdout, JSON_REAL_PRECISION(12)) : -1;
+    size_t ascii = isatty(STDOUT_FILENO) ? JSON_ENSURE_ASCII : 0; /* nothing that a terminal would act on */
+    int failed = object ? json_dumpf(object, stdout, JSON_REAL_PRECISION(12) | ascii) : -1;
     json_decref(object);
     if (failed && !ferror(stdout)) return sn_fail(err, SN_STOP, "out of memory for the JSON output");
     putchar('\n');

@@ -1,4 +1,5 @@
 /* The program `swarm`: finds the command in the first argument and runs it with the rest. */
+#include "base/terminal.h"
 #include "cli/command.h"
 
 #include <signal.h>
@@ -21,6 +22,7 @@ static bool is_any_of(const char *word, const char *a, const char *b) { return !
 
 int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
+    sn_terminal_guard();
     if (argc < 2) {
         fputs("swarm: a command is missing; 'swarm --help' lists them all.\n", stderr);
         return SN_EXIT_USAGE;

@@ -1,6 +1,7 @@
 #include "cli/progress.h"
 
 #include "base/clock.h"
+#include "base/terminal.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -29,7 +30,8 @@ static void progress_show(sn_progress_bar *p) {
     size_t done = atomic_load(&p->done), total = atomic_load(&p->total);
     if (total) snprintf(part, sizeof part, " %zu of %zu,", done, total);
     double seconds = (double)(sn_now_us() - p->began_us) / 1e6;
-    fprintf(stderr, p->terminal ? "\r\033[K%s:%s %.0f s" : "%s:%s %.0f s\n", p->what, part, seconds);
+    if (p->terminal) sn_terminal_control(stderr, "\r\033[K");
+    fprintf(stderr, p->terminal ? "%s:%s %.0f s" : "%s:%s %.0f s\n", p->what, part, seconds);
     fflush(stderr);
 }
 
@@ -55,7 +57,7 @@ static void *progress_thread(void *progress) {
         shown = true;
     }
     pthread_mutex_unlock(&p->lock);
-    if (shown && p->terminal) fputs("\r\033[K", stderr);
+    if (shown && p->terminal) sn_terminal_control(stderr, "\r\033[K");
     return NULL;
 }
 

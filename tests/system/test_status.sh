@@ -47,7 +47,7 @@ pid, fd = pty.fork()
 if pid == 0:
     os.execv(sys.argv[1], sys.argv[1:])
 seen, until = b"", time.time() + 20
-while seen.count(b"\x1b[H\x1b[J") < 2 and time.time() < until:
+while (seen.count(b"\x1b[H\x1b[J") < 2 or seen.count(b"RTT") < 2) and time.time() < until:
     if select.select([fd], [], [], 0.1)[0]:
         seen += os.read(fd, 65536)
 os.kill(pid, signal.SIGINT)

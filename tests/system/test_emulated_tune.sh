@@ -27,7 +27,8 @@ killed_and_resumed() {
       [ "$(now_ms)" -lt "$until" ] || fail "$name: no checkpoint within two minutes"
       sleep 0.01
     done
-    kill_node tune
+    kill -KILL "${pid[tune]}" 2>/dev/null
+    wait_end tune 60
     [ -e "$scratch/$name/step-5" ] || break
     [ "$tries" -lt 5 ] || fail "$name: it ended before it was killed"
   done

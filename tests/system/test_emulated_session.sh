@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Sessions on emulated accelerators, through the programs themselves: saved and loaded, swapped out while idle, and migrated when
+# a node drains; between equal devices with the same text, and from one kind of device to another. Memory of the devices faults
+# when the host touches it. tests/support/ says what emulation does not show.
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+emulate
+model=$scratch/model
+mkdir "$model"
+cp "$fixtures/golden/llama/config.json" "$fixtures/golden/llama/model.safetensors" "$fixtures/tokenizer/smollm/tokenizer.json" "$model"
+head -c 32 /dev/urandom >"$scratch/key" && chmod 600 "$scratch/key"
+generate=("$bin/swarm" generate --model "$model" --ignore-eos --json)
+key=(--session-key "$scratch/key")
+
+# text OPTION...: prints the generated ids.
+text() { succeeds "${generate[@]}" "$@"; query "$scratch/run.out" 'd["ids"]'; }
+
+start_node cuda "$model" all --device cuda:0 --swap-to host --swap-after 1 --metrics 0
+start_node xpu "$model" all --device xpu:0 --swap-to host --swap-after 1 --metrics 0
+wait_ready cuda xpu
+
+# Saved on one device, loaded there and on the others.
+for device in cuda xpu; do
+  at=(--join "${address[$device]}" --only "$device")
+  whole=$(text "${at[@]}" --prompt 7-3 --max-tokens 12)
+  first=$(text "${at[@]}" --prompt 7-3 --max-tokens 5 "${key[@]}" --save "$scratch/$device.saved")
+  for to in "--join ${address[cuda]} --only cuda" "--join ${address[xpu]} --only xpu" "--local all"; do # shellcheck disable=SC2086
+    rest=$(text $to --max-tokens 7 "${key[@]}" --load "$scratch/$device.saved")
+    [ "$(query "$scratch/run.out" "$first + d['ids']")" = "$whole" ] || fail "saved on $device, loaded with $to: $first, then $rest, instead of $whole"
+  done
+done
+
+# session_opened NODE N: waits until the node has opened N sessions since its start.
+session_opened() {
+  local until=$(($(now_ms) + 60000))
+  until [ "$(grep -c 'session opened' "$scratch/$1.err")" -ge "$2" ]; do
+    [ "$(now_ms)" -lt "$until" ] || fail "no session opened on $1"
+    sleep 0.03
+  done
+}
+
+# The session of a client that pauses is swapped out; the client goes on as without the pause.
+swapped() {
+  python3 - "$(sed -n 's/.* metrics=\([0-9]*\)$/\1/p' "$scratch/$1.out")" <<'END'
+import re, sys, urllib.request
+page = urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/metrics", timeout=10).read().decode()
+sys.exit(not float(re.search(r"^swarm_node_swapped_bytes ([0-9.]+)$", page, re.M)[1]) > 0)
+END
+}
+for device in cuda xpu; do
+  at=(--join "${address[$device]}" --only "$device" --prompt 7-3 --max-tokens 20)
+  whole=$(text "${at[@]}")
+  opened=$(grep -c 'session opened' "$scratch/$device.err")
+  start client "${generate[@]}" "${at[@]}"
+  session_opened "$device" $((opened + 1))
+  signal client STOP
+  until=$(($(now_ms) + 60000))
+  until swapped "$device"; do
+    [ "$(now_ms)" -lt "$until" ] || fail "no session on $device was swapped out within a minute"
+    sleep 0.2
+  done
+  signal client CONT
+  wait_end client 60
+  [ $rc = 0 ] || fail "a client whose session was swapped out on $device ended with $rc"
+  [ "$(query "$scratch/client.out" 'd["ids"]')" = "$whole" ] || fail "a session that was swapped out on $device gives another text"
+done
+
+# The node that has a client's session drains: the session goes to the other one, with an equal device or of another kind, and
+# nothing is computed again. Which of the two nodes the client chose, their logs say.
+for run in cuda:0+cuda:1,50 xpu:0+xpu:0,120 cuda:0+xpu:0,80; do
+  pair=${run%,*} n=${run#*,}
+  for name in "${!pid[@]}"; do stop_node "$name"; done
+  start_node a "$model" all --device "${pair%+*}"
+  wait_ready a
+  start_node b "$model" all --device "${pair#*+}" --join "${address[a]}"
+  wait_ready b
+  whole=$(text --join "${address[a]}" --prompt 7-3 --max-tokens "$n")
+  before=$(grep -c 'session opened' "$scratch/a.err")
+  start client "${generate[@]}" --join "${address[b]}" --prompt 7-3 --max-tokens "$n"
+  until=$(($(now_ms) + 60000)) from=
+  while [ -z "$from" ]; do
+    [ "$(now_ms)" -lt "$until" ] || fail "$pair: no node has a session"
+    [ "$(grep -c 'session opened' "$scratch/a.err")" -gt "$before" ] && from=a to=b
+    [ "$(grep -c 'session opened' "$scratch/b.err")" -gt $((1 - before)) ] && from=b to=a
+    sleep 0.03
+  done
+  signal client STOP
+  opened=$(grep -c 'session opened' "$scratch/$to.err")
+  signal $from TERM
+  signal client CONT
+  session_opened $to $((opened + 1))
+  signal client STOP # the copy catches up with the session
+  sleep 1
+  signal client CONT
+  wait_end client 100
+  [ $rc = 0 ] || fail "$pair: generate ended with $rc"
+  query "$scratch/client.out" 'd["timings"]["replayed_tokens"], [h["node"].split("@")[0] for h in d["timings"]["hops"]], len(d["ids"])' |
+    grep -qx "(0, \['$to'\], $n)" || fail "$pair: the session did not migrate: $(query "$scratch/client.out" 'd["timings"]')"
+  case $pair in
+  cuda*xpu*) ;; # other devices may give other bits
+  *) [ "$(query "$scratch/client.out" 'd["ids"]')" = "$whole" ] || fail "$pair: another text after the migration" ;;
+  esac
+  wait_end $from 60
+  [ $rc = 0 ] || fail "$pair: $from ended with $rc after its drain"
+done
+for name in "${!pid[@]}"; do stop_node "$name"; done

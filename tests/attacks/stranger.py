@@ -1,7 +1,9 @@
 """A stranger at a node. Arguments: address, what, number. Prints what the node answered.
 
-invent N: hands over the announcements of N invented nodes, which claim the blocks and the speed of a good one. hoard N: opens sessions until N are open or the node refuses 20 times, and hangs up. dial N: opens a session and
-repeats one step with a new route each time, to N addresses."""
+invent N: hands over the announcements of N invented nodes, which claim the blocks and the speed of a good one.
+hoard N: opens sessions until N are open or the node refuses 20 times, and hangs up.
+dial N: opens sessions that push to N addresses, one after the other.
+hold N: opens a session, and does nothing for N seconds."""
 import os
 import socket
 import sys
@@ -111,7 +113,6 @@ def hoard(stranger, n):
 
 
 def dial(stranger, n):
-    """Without a next node, with invented ones, and with routes that change: the node connects to few of these addresses."""
     me = stranger.announcement()
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
     for i, listener in enumerate(listeners):
@@ -137,5 +138,10 @@ def dial(stranger, n):
     print(f"dialled {dialled}", flush=True)
 
 
+def hold(stranger, n):
+    print("held", stranger.open(stranger.announcement())[1]["kind"], flush=True)
+    time.sleep(n)
+
+
 if __name__ == "__main__":
-    {"invent": invent, "hoard": hoard, "dial": dial}[sys.argv[2]](Stranger(sys.argv[1]), int(sys.argv[3]))
+    {"invent": invent, "hoard": hoard, "dial": dial, "hold": hold}[sys.argv[2]](Stranger(sys.argv[1]), int(sys.argv[3]))

@@ -147,7 +147,9 @@ static sn_status generate_reply(chat *c, const sn_token_ids *prompt, sn_err *err
                                    .interrupt = &sn_interrupted};
     sn_status status = sn_generator_run(c->generator, prompt->ids, prompt->n, &options, &out, err);
     sn_progress_bar_end(&bar);
-    if (!status) status = add_turn(c, "assistant", (const char *)out.text.data, out.text.len, err);
+    if (!status)
+        status = sn_chat_add_answer(c->messages, c->setup->tokenizer, &out.ids, (const char *)out.text.data,
+                                    out.text.len, err);
     putchar('\n');
     if (!status) status = sn_flush_stdout(err);
     if (!status) {
@@ -206,16 +208,15 @@ static bool second_interrupt(int *in_a_row) {
 
 /* -- in a file -- */
 
-/* The turns of a saved session. */
+/* The turns of a saved session. The chat template checks what they hold. */
 static sn_status restore_turns(chat *c, const json_t *turns, sn_err *err) {
-    sn_status status = SN_OK;
-    for (size_t i = 0; i < json_array_size(turns) && !status; i++) {
-        const json_t *turn = json_array_get(turns, i), *text = json_object_get(turn, "content");
-        const char *role = json_string_value(json_object_get(turn, "role"));
-        if (!role || !json_is_string(text)) return sn_fail(err, SN_REFUSED, "the saved session is no conversation");
-        status = add_turn(c, role, json_string_value(text), json_string_length(text), err);
+    for (size_t i = 0; i < json_array_size(turns); i++) {
+        json_t *turn = json_array_get(turns, i);
+        if (!json_is_string(json_object_get(turn, "role")) || !json_is_string(json_object_get(turn, "content")))
+            return sn_fail(err, SN_REFUSED, "the saved session is no conversation");
+        json_array_append(c->messages, turn);
     }
-    return status;
+    return SN_OK;
 }
 
 static sn_status begin_chat(chat *c, sn_session_file *saved, sn_err *err) {

@@ -87,6 +87,7 @@ static sn_jvalue filter_wordcount(sn_jcall *c) {
 
 static sn_jvalue filter_truncate(sn_jcall *c) {
     sn_jrun *run = c->r->run;
+    if (c->self.kind == SN_J_UNDEFINED) return c->self;
     if (c->self.kind != SN_J_STRING) sn_jcall_fail(c, "a %s is no text", sn_jtype_name(c->self));
     const sn_jstring *text = text_of(c), *end = sn_jarg_string(c, 2, "...");
     int64_t length = sn_jarg_int(c, 0, 255), leeway = sn_jarg_int(c, 3, 5);

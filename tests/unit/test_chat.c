@@ -265,3 +265,45 @@ Test(chat, marks_count_for_every_kind_of_tokenizer) {
         sn_tokenizer_close(&t);
     }
 }
+
+/* The fixture qwen2 with the special tokens of gpt-oss, from id 430 on. */
+static sn_tokenizer *open_with_channels(void) {
+    static const char *const names[] = {"<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|return|>"};
+    json_t *root = fixture_json("qwen2", "tokenizer.json");
+    sn_tokenizer *t;
+    sn_err err;
+    for (int i = 0; i < 5; i++)
+        json_array_append_new(json_object_get(root, "added_tokens"),
+                              json_pack("{s:i, s:s, s:b, s:b, s:b, s:b, s:b}", "id", 430 + i, "content", names[i],
+                                        "special", 1, "normalized", 0, "lstrip", 0, "rstrip", 0, "single_word", 0));
+    cr_assert_eq(tokenizer_from_json(root, NULL, NULL, NULL, &t, &err), SN_OK, "%s", err.text);
+    json_decref(root);
+    return t;
+}
+
+Test(chat, an_answer_in_channels_becomes_content_and_thinking) {
+    static const struct {
+        const char *answer, *content, *thinking;
+    } cases[] = {
+        {"plain text", "plain text", NULL},
+        {"<|channel|>analysis<|message|>hm <b><|end|><|start|>assistant<|channel|>final<|message|>It is 4.<|return|>",
+         "It is 4.", "hm <b>"},
+        {"<|channel|>final<|message|>Hello", "Hello", NULL},
+        {"<|channel|>analysis<|message|>cut off", "", "cut off"},
+    };
+    sn_tokenizer *t = open_with_channels();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        json_t *messages = json_array();
+        sn_token_ids ids = encode(t, cases[i].answer, strlen(cases[i].answer), false, true);
+        sn_err err;
+        cr_assert_eq(sn_chat_add_answer(messages, t, &ids, "plain text", 10, &err), SN_OK, "%s", err.text);
+        const json_t *message = json_array_get(messages, 0), *thinking = json_object_get(message, "thinking");
+        cr_assert_str_eq(json_string_value(json_object_get(message, "role")), "assistant");
+        cr_assert_str_eq(json_string_value(json_object_get(message, "content")), cases[i].content);
+        cr_assert_eq(!thinking, !cases[i].thinking);
+        if (thinking) cr_assert_str_eq(json_string_value(thinking), cases[i].thinking);
+        sn_token_ids_fini(&ids);
+        json_decref(messages);
+    }
+    sn_tokenizer_close(&t);
+}

@@ -249,6 +249,40 @@ Test(cli, turns_text_into_ids_and_back) {
     REFUSES("give --text or --file", "tokenize", "--model", QWEN2, "--text", "x", "--file", "y");
 }
 
+Test(cli, renders_the_prompt_of_a_conversation) {
+    static const char template[] =
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if think %}T{% endif %}{{ tools | length if tools }}{% if add_generation_prompt %}A{% endif %}";
+    static const char messages[] = "[{\"role\": \"user\", \"content\": \"hi <|im_end|>\"}]";
+    write_file(folder, "template.jinja", template, strlen(template));
+    write_file(folder, "tools.json", "[1, 2]", 6);
+    char *path = temp_path(folder, "template.jinja"), *tools = temp_path(folder, "tools.json");
+    cr_assert_eq(SWARM_IN(messages, "render", "--template", path, "--messages", "-"), 0, "%s", last.err);
+    cr_assert_str_eq(last.out, "<|im_start|>user\nhi <|im_end|><|im_end|>\nA");
+    cr_assert_eq(SWARM_IN(messages, "render", "--template", path, "--messages", "-", "--tools", tools, "--set",
+                          "think=true", "--no-generation-prompt"),
+                 0, "%s", last.err);
+    cr_assert_str_eq(last.out, "<|im_start|>user\nhi <|im_end|><|im_end|>\nT2");
+    cr_assert_eq(SWARM_IN(messages, "render", "--template", path, "--model", QWEN2, "--messages", "-", "--json"), 0,
+                 "%s", last.err);
+    json_t *o = json_loads(last.out, 0, NULL), *ids = json_object_get(o, "ids");
+    size_t n = json_array_size(ids), ends = 0;
+    for (size_t i = 0; i < n; i++) ends += json_integer_value(json_array_get(ids, i)) == 2;
+    cr_assert(n > 5 && ends == 1, "the user's <|im_end|> is no special token: %s", last.out);
+    cr_assert_eq(json_integer_value(json_array_get(json_array_get(json_object_get(o, "data"), 0), 0)), 17);
+    json_decref(o);
+    cr_assert_eq(SWARM_IN("[{}]", "render", "--template", path, "--messages", "-"), 2);
+    cr_assert(strstr(last.err, "message 1"), "%s", last.err);
+    cr_assert_eq(SWARM_IN(messages, "render", "--messages", "-"), 2);
+    cr_assert(strstr(last.err, "--template"), "%s", last.err);
+    cr_assert_eq(SWARM_IN(messages, "render", "--template", path, "--messages", "-", "--set", "x=y"), 2);
+    cr_assert(strstr(last.err, "not JSON"), "%s", last.err);
+    cr_assert_eq(SWARM_IN(messages, "render", "--model", QWEN2, "--messages", "-"), 2);
+    cr_assert(strstr(last.err, "no chat template") && strstr(last.err, "swarm generate"), "%s", last.err);
+    free(path);
+    free(tools);
+}
+
 Test(cli, eval_takes_one_of_text_file_and_ids_file) {
     char *path = temp_path(folder, "text.txt");
     write_file(folder, "text.txt", "the session", strlen("the session"));

@@ -230,6 +230,8 @@ sn_status sn_listener_new(const sn_identity *identity, const char *address, char
     if (!status) status = sn_calloc(&l->standings, l->n_slots, sizeof *l->standings, err);
     if (!status) status = sn_calloc(&l->scratch, READ_SIZE, 1, err);
     if (!status) status = sn_address_limit_new(SN_HANDSHAKE_BURST, SN_HANDSHAKES_PER_S, &l->handshakes, err);
+    if (!status)
+        status = sn_address_limit_new(SN_ALL_HANDSHAKES_PER_S, SN_ALL_HANDSHAKES_PER_S, &l->all_handshakes, err);
     if (!status) status = sn_tcp_listen(address, &l->listen_fd, bound, err);
     if (!status) status = watch_own(l, &l->listen_fd, err);
     if (!status) status = watch_own(l, &l->todo_fd, err);
@@ -260,6 +262,7 @@ void sn_listener_free(sn_listener **listener, int64_t linger_us) {
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
         if (fds[i] >= 0) close(fds[i]);
     sn_address_limit_free(&l->handshakes);
+    sn_address_limit_free(&l->all_handshakes);
     pthread_mutex_destroy(&l->lock);
     free(l->slots);
     free(l->standings);

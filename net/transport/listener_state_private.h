@@ -61,9 +61,9 @@ struct sn_listener {
     int listen_fd, epoll_fd, todo_fd, ready_fd, spare_fd;
     pthread_t thread;
     bool started;
-    sn_address_limit *handshakes;
-    size_t capacity, n_slots, n_open, partial; /* partial: bytes of messages that are not complete */
-    const sn_standing **standings;             /* (n_slots): of the open connections */
+    sn_address_limit *handshakes, *all_handshakes; /* all_handshakes: counts one address, of zeros */
+    size_t capacity, n_slots, n_open, partial;     /* partial: bytes of messages that are not complete */
+    const sn_standing **standings;                 /* (n_slots): of the open connections */
     uint8_t *scratch;
 
     pthread_mutex_t lock; /* guards the members below */

@@ -204,6 +204,12 @@ static bool queue_message(sn_listener *l, connection *c, sn_zmtp_message *messag
     return true;
 }
 
+static bool may_shake_hands(sn_listener *l, const connection *c, int64_t now) {
+    static const uint8_t all[SN_ADDRESS_PREFIX];
+    return sn_address_limit_allows(l->handshakes, c->standing.prefix, now) &&
+           sn_address_limit_allows(l->all_handshakes, all, now);
+}
+
 static const char *const off_protocol = "what it sends is not the protocol of this transport";
 
 /* Takes bytes that have come; returns why the connection must end, or NULL. */
@@ -215,8 +221,7 @@ static const char *take_bytes(sn_listener *l, connection *c, const uint8_t *data
         case SN_ZMTP_MORE:
             break;
         case SN_ZMTP_GREETED:
-            if (!sn_address_limit_allows(l->handshakes, c->standing.prefix, now))
-                return "its address opens handshakes too often";
+            if (!may_shake_hands(l, c, now)) return "there are too many handshakes";
             break;
         case SN_ZMTP_MESSAGE:
             if (!queue_message(l, c, &message, now)) return "there is no memory for its message";

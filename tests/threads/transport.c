@@ -1,4 +1,5 @@
-/* Two transports in two threads, and a third thread that wakes both all the time; first in memory, then over ZeroMQ.
+/* Two transports in two threads, and a third thread that wakes both all the time, while clients come and go; first in
+ * memory, then over ZeroMQ.
  * For ThreadSanitizer, which cannot run under Criterion. */
 #include "base/clock.h"
 #include "net/transport/transport.h"
@@ -8,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { ROUNDS = 300 };
+enum { ROUNDS = 300, VISITORS = 20 };
 
 typedef struct pair {
     sn_transport *node, *client;
@@ -27,7 +28,7 @@ static void *serve_main(void *ctx) {
     while (!p->done) {
         sn_event event;
         require_ok(sn_transport_recv(p->node, sn_now_us() + 100000, &event, &err), &err);
-        if (event.msg) require_ok(sn_transport_send(p->node, event.peer, &event.msg, &err), &err);
+        if (event.msg && sn_transport_send(p->node, event.peer, &event.msg, &err)) sn_msg_free(&event.msg); /* gone */
     }
     return NULL;
 }
@@ -61,6 +62,24 @@ static void request_status(pair *p, sn_peer peer, uint64_t request) {
     sn_msg_free(&event.msg);
 }
 
+/* A client that sends a tensor and leaves, with or without reading the echo. */
+static void visit(sn_hub *hub, const char *address, const uint8_t key[SN_KEY_SIZE], uint64_t number) {
+    sn_err err = {0};
+    sn_identity identity;
+    pair p = {0};
+    sn_peer peer;
+    require_ok(sn_identity_new(&identity, &err), &err);
+    require_ok(hub ? sn_transport_memory_new(hub, &identity, &p.client, &err)
+                   : sn_transport_zmq_new(&identity, &p.client, &err),
+               &err);
+    require_ok(sn_transport_dial(p.client, address, key, &peer, &err), &err);
+    request_status(&p, peer, number);
+    sn_msg *msg = NULL;
+    require_ok(sn_msg_new(SN_MSG_CLOSE_REPLY, number, &msg, &err), &err);
+    if (sn_transport_send(p.client, peer, &msg, &err)) sn_msg_free(&msg);
+    sn_transport_free(&p.client);
+}
+
 static void exercise_hub(sn_hub *hub) {
     sn_err err = {0};
     sn_identity identity;
@@ -78,7 +97,10 @@ static void exercise_hub(sn_hub *hub) {
     require_ok(sn_transport_dial(p.client, bound, identity.curve_key, &peer, &err), &err);
     pthread_t server, waker;
     if (pthread_create(&server, NULL, serve_main, &p) || pthread_create(&waker, NULL, wake_main, &p)) exit(1);
-    for (uint64_t i = 0; i < ROUNDS; i++) request_status(&p, peer, i);
+    for (uint64_t i = 0; i < ROUNDS; i++) {
+        request_status(&p, peer, i);
+        if (i % (ROUNDS / VISITORS) == 0) visit(hub, bound, identity.curve_key, i);
+    }
     p.done = true;
     pthread_join(server, NULL);
     pthread_join(waker, NULL);

@@ -213,3 +213,28 @@ Test(zmq, a_name_is_not_dialled, .timeout = 180) {
     }
     endpoint_close(&client);
 }
+
+/* A peer that sends faster than the owner reads is stopped by TCP: what waits at the owner is bounded. */
+Test(zmq, a_peer_that_is_not_read_is_stopped, .timeout = 180) {
+    enum { FAR_MORE = 8000, STOPPED = 500 };
+    transport_fixture w = {0};
+    endpoint node, client;
+    endpoint_open(&w, &node, true);
+    endpoint_open(&w, &client, false);
+    sn_peer to = endpoint_dial(&client, &node);
+    uint64_t sent = 0;
+    for (int refused = 0; refused < STOPPED && sent < FAR_MORE;) {
+        bool taken = send_message(client.t, to, step_reply_message(sent, 4096)) == SN_OK;
+        sent += taken;
+        refused = taken ? 0 : refused + 1;
+        if (!taken) sn_sleep_us(1000);
+    }
+    cr_assert_lt(sent, FAR_MORE, "no limit");
+    for (uint64_t i = 0; i < sent; i++) {
+        sn_event event = expect_message(node.t);
+        cr_assert_eq(event.msg->correlation_id, i);
+        sn_msg_free(&event.msg);
+    }
+    endpoint_close(&client);
+    endpoint_close(&node);
+}

@@ -109,6 +109,41 @@ Test(span_devices, offloaded_blocks_give_the_bits_of_resident_ones) {
     free(resident);
 }
 
+/* -- the order of copies and computation, seen at the device's queue */
+
+static const sn_device_ops *cpu_ops;
+static int n_copies, n_late, n_attentions, n_streamed;
+
+static sn_status count_copy(sn_device *d, void *device, const void *host, size_t bytes, sn_fence *fence, sn_err *err) {
+    n_copies++;
+    return cpu_ops->copy_begin(d, device, host, bytes, fence, err);
+}
+/* Block i of the streamed ones computes: the copy of block i + 1 must have begun. */
+static sn_status check_attention(sn_device *d, const sn_attention *how, const float *q, float *out, sn_err *err) {
+    int begun = n_attentions % n_streamed + 2, pass = n_attentions / n_streamed;
+    n_late += n_copies < pass * n_streamed + (begun < n_streamed ? begun : n_streamed);
+    n_attentions++;
+    return cpu_ops->attention(d, how, q, out, err);
+}
+
+Test(span_devices, the_next_block_is_copied_while_the_present_one_computes) {
+    static const char *const maps[] = {"0:1=host,1:8=host", "0:1=disk,1:8=disk"};
+    cpu_ops = cpu->ops;
+    sn_device_ops ops = *cpu_ops;
+    ops.copy_begin = count_copy;
+    ops.attention = check_attention;
+    cpu->ops = &ops;
+    for (int m = 0; m < 2; m++) {
+        n_copies = n_late = n_attentions = 0;
+        n_streamed = BLOCKS;
+        free(compute_hidden(maps[m], NULL));
+        cr_expect_gt(n_attentions, BLOCKS);
+        cr_expect_eq(n_copies, n_attentions, "%s: every block is copied once in a pass", maps[m]);
+        cr_expect_eq(n_late, 0, "%s: %d of %d copies begin only when they are needed", maps[m], n_late, n_copies);
+    }
+    cpu->ops = cpu_ops;
+}
+
 static size_t device_bytes(const char *map, const char *preload) {
     sn_plan plan = plan_of(map, preload);
     sn_offload_store *store = NULL;

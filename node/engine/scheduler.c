@@ -28,8 +28,9 @@ enum { KV_READ_WAIT_US = 10000000, OVERTAKEN_US_MAX = 5000000 };
 enum {
     BATCH_KINDS = 8, /* kinds of batches whose last use is remembered */
     TRAINING_EVERY_US =
-        1000000,     /* a piece is run this often although steps are expected, so that training never starves */
-    STEPS_SHARE = 2, /* while sessions are busy, steps get this many times the time of training */
+        1000000,      /* a piece is run this often although steps are expected, so that training never starves */
+    PIECES_ALONE = 4, /* training alone takes so many pieces at once */
+    STEPS_SHARE = 2,  /* while sessions are busy, steps get this many times the time of training */
 };
 
 /* What the rows of a batch have in common: their blocks and their adapter. */
@@ -428,9 +429,10 @@ static bool training_may_run(sn_scheduler *s, int64_t now_us) {
     return !steps_are_expected(s, now_us) || s->training_owes_us <= 0 || now_us - s->trained_us > TRAINING_EVERY_US;
 }
 
-/* What a piece may cost: it delays a decode step by no more than prefill rows do. */
+/* What a piece may cost: it delays a decode step by no more than prefill rows do. The first step of a session that
+ * comes while no session decodes waits a little longer, for fewer copies of offloaded blocks. */
 static size_t training_cost_max(sn_scheduler *s, int64_t now_us) {
-    size_t rows = (size_t)prefill_rows_max(s, s->n_chosen > 0, now_us);
+    size_t rows = (size_t)prefill_rows_max(s, true, now_us) * (steps_are_expected(s, now_us) ? 1 : PIECES_ALONE);
     double ns = (double)rows * (double)s->row_ns;
     if (ns > 0 && s->training_unit_ns > 0) return (size_t)(ns / s->training_unit_ns);
     return rows * (size_t)(sn_span_end(s->span) - sn_span_first(s->span)) * SN_TRAIN_ROW_COST;

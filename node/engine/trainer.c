@@ -289,7 +289,9 @@ static sequence job_next_sequence(sn_trainer *t, const sn_job *job) {
         .output = out + task->rows_done * width,
         .adapter_grad = out + task->rows * width + (size_t)job->n_done * task_grad_floats(task),
     };
-    s.key = saved_key(t, task, s.input.data, n * width * sizeof(float));
+    /* Hashing takes time, too: only where activations are saved, or may have been. */
+    if (task->kind == SN_TRAINING_BACKWARD ? t->n_saved > 0 : task->request_msg->forward.save_activations)
+        s.key = saved_key(t, task, s.input.data, n * width * sizeof(float));
     return s;
 }
 

@@ -1,7 +1,8 @@
 """Floods a node from four clients. Arguments: address, what, seconds. Prints how many messages it sent.
 
 bytes: steps of 1 MiB for sessions that do not exist, and answers are never read; sessions: one OPEN after another, and answers
-are counted; junk: frames that are no messages; announcements: without a valid signature."""
+are counted; junk: frames that are no messages; announcements: without a valid signature; training: a long sequence through all
+blocks in each message, of SHAPE tokens, width, blocks."""
 import os
 import socket
 import sys
@@ -55,8 +56,15 @@ def announcements(i):
                                to_tag=0, name="", known=[], announcements=sealed))]
 
 
+def training(i):
+    tokens, width, blocks = map(int, os.environ["SHAPE"].split(","))
+    head = dict(kind="forward", protocol=3, correlation_id=i, model=MODEL, first_block=0, end_block=blocks, adapter=bytes(32),
+                samples=[dict(tokens=tokens)], save_activations=0, tensor={"dtype": "F32", "shape": [tokens, width]})
+    return [msgpack.packb(head), b"\0\0\0\x3f" * (tokens * width)]
+
+
 MODEL = bytes.fromhex(os.environ.get("MODEL", "00" * 32))
-FLOODS = {"bytes": step, "sessions": open_session, "junk": junk, "announcements": announcements}
+FLOODS = {"bytes": step, "training": training, "sessions": open_session, "junk": junk, "announcements": announcements}
 
 
 def main(address, what, seconds):
@@ -75,6 +83,7 @@ def main(address, what, seconds):
             try:
                 s.send_multipart(make(sent), zmq.DONTWAIT)
                 sent += 1
+                time.sleep(float(os.environ.get("PACE", "0")))
             except zmq.Again:
                 time.sleep(0.0005)
             while what == "sessions" and s.poll(0):

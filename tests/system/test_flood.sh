@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Floods of bytes, junk, announcements and sessions from four unknown clients: another client is served meanwhile with the same
+# Floods of bytes, junk, announcements, training and sessions from four unknown clients: another client is served meanwhile with the same
 # text, the node's memory stays bounded, and the four clients hold no more sessions than --client-sessions allows.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 model=$fixtures/golden/llama
@@ -17,7 +17,8 @@ MODEL=$(query "$scratch/run.out" 'd["nodes"][0]["model"]')
 export MODEL
 memory_mib() { awk '/^VmRSS/ { print int($2 / 1024) }' "/proc/${pid[a]}/status"; }
 before=$(memory_mib)
-for what in bytes junk announcements sessions; do
+export SHAPE=256,64,4
+for what in bytes junk announcements training sessions; do
   start flood $python "$here/flood_client.py" "${address[a]}" $what 2
   sleep 0.7
   succeeds "${text[@]}"

@@ -178,7 +178,7 @@ Test(scheduler_training, a_piece_is_bounded_as_prompts_are) {
     }
     cr_expect_gt(decoding, 0);
     cr_expect_leq(decoding, SN_PREFILL_ROWS_CONCURRENT * BLOCKS, "%d rows at once beside a decoding session", decoding);
-    cr_expect_leq(alone, SN_SPAN_ROWS_MAX * BLOCKS, "%d rows at once", alone);
+    cr_expect_leq(alone, 4 * SN_PREFILL_ROWS_CONCURRENT * BLOCKS, "%d rows at once", alone);
 }
 
 Test(scheduler_training, pieces_shrink_where_rows_take_long) {

@@ -193,7 +193,7 @@ Test(scheduler_training, one_clients_training_does_not_stop_anothers) {
     add_training('b', true, 2, 8, SIZE_MAX);
     char first = 0;
     int rounds = 0;
-    for (; !first; rounds++) {
+    for (; !first && rounds < 100; rounds++) {
         add_decode_step(rounds);
         first = run_round().finished;
     }

@@ -142,6 +142,7 @@ static sn_status generate_reply(chat *c, const sn_token_ids *prompt, sn_err *err
                                    .ignore_eos = o->ignore_eos,
                                    .is_answer = true,
                                    .on_text = print_text,
+                                   .when_checked = sn_cli_holds_text(),
                                    .on_retract = print_retracted,
                                    .ctx = &bar,
                                    .interrupt = &sn_interrupted};

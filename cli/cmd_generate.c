@@ -138,6 +138,7 @@ static sn_status run_generation(sn_setup *setup, const sn_token_ids *prompt, sn_
                                    .ignore_eos = o->ignore_eos,
                                    .is_answer = given.chat,
                                    .on_text = sn_cli_options.json ? NULL : print_text,
+                                   .when_checked = sn_cli_holds_text(),
                                    .on_retract = print_retracted,
                                    .ctx = &bar,
                                    .interrupt = &sn_interrupted};

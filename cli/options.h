@@ -69,6 +69,7 @@ extern const sn_option_group sn_group_session;
 /* The audit, of generate and chat (options_audit.c). */
 extern const sn_option_group sn_group_audit;
 bool sn_cli_wants_audit(void);
+bool sn_cli_holds_text(void); /* text is printed when it was checked: --audit-hold, or --audit into a pipe or file */
 
 /* Whether the options name a swarm: --join or --dht. */
 static inline bool sn_cli_has_swarm(void) { return sn_cli_options.join.n || sn_cli_options.dht; }

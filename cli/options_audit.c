@@ -6,11 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static struct {
     double share;
     int64_t seed;
-    bool local;
+    bool local, hold;
     const char *evidence;
 } given = {.seed = SN_INT_UNSET};
 
@@ -22,6 +23,8 @@ static const sn_option audit_options[] = {
     SN_OPT_INT("audit-seed", "S", &given.seed, 0, 1LL << 53,
                "seed for choosing the steps; nodes must not know it (default: random)"),
     SN_OPT_FLAG("audit-local", &given.local, "recompute in this process, from the model's file, not at other nodes"),
+    SN_OPT_FLAG("audit-hold", &given.hold,
+                "print the text at its end, when it was checked, at a terminal too; pipes and files always get it so"),
     SN_OPT_STRING("evidence", "FOLDER", &given.evidence,
                   "folder for the signed statements of a node whose results are wrong (default: swarm/evidence in "
                   "XDG_STATE_HOME or ~/.local/state)"),
@@ -55,8 +58,9 @@ static sn_status find_evidence_folder(char folder[1024], sn_err *err) {
 
 sn_status sn_setup_audit(sn_setup *setup, const sn_chain_options *chain, sn_err *err) {
     if (!(given.share > 0)) {
-        bool alone = given.seed != SN_INT_UNSET || given.local || given.evidence;
-        return alone ? sn_fail(err, SN_REFUSED, "--audit-seed, --audit-local and --evidence need --audit SHARE")
+        bool alone = given.seed != SN_INT_UNSET || given.local || given.hold || given.evidence;
+        return alone ? sn_fail(err, SN_REFUSED,
+                               "--audit-seed, --audit-local, --audit-hold and --evidence need --audit SHARE")
                      : SN_OK;
     }
     if (!setup->link) return sn_fail(err, SN_REFUSED, "--audit checks nodes: give --join, or leave out --audit");
@@ -81,6 +85,7 @@ sn_status sn_setup_audit(sn_setup *setup, const sn_chain_options *chain, sn_err 
 }
 
 bool sn_cli_wants_audit(void) { return given.share > 0; }
+bool sn_cli_holds_text(void) { return given.share > 0 && (given.hold || !isatty(STDOUT_FILENO)); }
 
 json_t *sn_audit_json(const sn_audit *audit) {
     sn_audit_report r = sn_audit_get_report(audit);

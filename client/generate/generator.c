@@ -206,7 +206,7 @@ static sn_status call_keep_id(generator_call *r, int32_t id, const sn_rng_state 
 /* Gives on_text the text that was added since text[from]. */
 static sn_status call_emit(generator_call *r, size_t from) {
     size_t n = r->out->text.len - from;
-    if (!n || !r->options->on_text || r->mute) return SN_OK;
+    if (!n || !r->options->on_text || r->options->when_checked || r->mute) return SN_OK;
     return r->options->on_text(r->options->ctx, (const char *)r->out->text.data + from, n, r->err);
 }
 
@@ -297,7 +297,7 @@ static sn_status call_retract(generator_call *r, size_t n_prompt) {
     r->mute = true;
     for (size_t i = 0; i < kept && !status; i++) status = call_take_text(r, out->ids.ids[i]);
     r->mute = false;
-    if (status || emitted == out->text.len || !r->options->on_text) return status;
+    if (status || emitted == out->text.len || !r->options->on_text || r->options->when_checked) return status;
     if (!r->options->on_retract)
         return sn_fail(r->err, SN_RETRY, "a node gave wrong results: the text after its first %zu bytes is wrong",
                        out->text.len);
@@ -360,6 +360,8 @@ sn_status sn_generator_run(sn_generator *generator, const int32_t *prompt, size_
     sn_status ended = sn_stop_strings_flush(&r.stop_strings, &out->text, status ? NULL : err);
     if (!ended && !status) status = call_emit(&r, from);
     if (!status) status = ended;
+    if (!status && options->when_checked && options->on_text && out->text.len)
+        status = options->on_text(options->ctx, (const char *)out->text.data, out->text.len, err);
     sn_stop_strings_fini(&r.stop_strings);
     sn_buf_fini(&r.token);
     free(r.rng_states);

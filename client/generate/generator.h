@@ -51,6 +51,8 @@ typedef struct sn_generate_options {
     bool is_answer;  /* the text is a turn of a conversation, not a continuation of the prompt's text */
     /* Gets each piece of text as soon as it is final, valid UTF-8. Any status other than SN_OK ends the generation. */
     sn_status (*on_text)(void *ctx, const char *text, size_t len, sn_err *err);
+    bool
+        when_checked; /* on_text gets all of the text once, after the audit's last check, and nothing after a failure */
     /* After a failed audit check: only the first `kept` bytes of the text that on_text got are right (`text`); what
      * follows them is generated again. NULL: the generation then fails. */
     sn_status (*on_retract)(void *ctx, const char *text, size_t kept, sn_err *err);

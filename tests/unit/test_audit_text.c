@@ -41,14 +41,19 @@ typedef struct test_case {
     bool push;
     bool drafts;  /* over nodes; the honest model drafts tokens */
     double share; /* of the steps that are audited while generating */
+    bool held;    /* the text is emitted when it was checked */
 } test_case;
 
 static sn_generation write_text(const generator_fixture *d, const test_case *s, sn_chain *chain, sn_draft *draft,
                                 text_sink *r) {
     static const int32_t prompt[PROMPT] = {5, 17, 3, 80, 41, 2, 66, 9, 30};
     sn_generator_parts parts = {sn_model_hparams(d->model), d->head, chain, d->tokenizer, CONTEXT, draft};
-    sn_generate_options options = {
-        .max_tokens = TOKENS, .ignore_eos = true, .on_text = on_text, .on_retract = on_retract, .ctx = r};
+    sn_generate_options options = {.max_tokens = TOKENS,
+                                   .ignore_eos = true,
+                                   .on_text = on_text,
+                                   .when_checked = s->held,
+                                   .on_retract = on_retract,
+                                   .ctx = r};
     sn_generator *generator = NULL;
     sn_generation out;
     REQUIRE(sn_generator_new(&parts, &s->sampling, &generator, &err));
@@ -113,7 +118,7 @@ static void expect_honest_text(test_case s) {
         if (!without_audit) {
             cr_expect_eq(sn_audit_get_report(audit).nodes_banned, 1);
             cr_expect_gt(text.timings.retracted, 0);
-            cr_expect_eq(r->retractions, 1, "%d", r->retractions);
+            cr_expect_eq(r->retractions, !s.held, "%d", r->retractions);
         }
         sn_generation_fini(&text);
         sn_audit_free(&audit);
@@ -130,23 +135,29 @@ Test(audit_text, is_the_honest_text_greedy_and_sampled) {
     for (int i = 0; i < 2; i++)
         for (int push = 0; push < 2; push++)
             expect_honest_text(
-                (test_case){samplings[i], {.alter_nth_step = 20, .large_error = true}, push, false, 0.2});
+                (test_case){samplings[i], {.alter_nth_step = 20, .large_error = true}, push, false, 0.2, false});
 }
 
 Test(audit_text, restarts_if_wrong_from_the_prompt_on) {
     const sn_sampling sampling = {.temperature = 1, .top_p = 1, .repeat_penalty = 1, .seed = 5};
-    expect_honest_text((test_case){sampling, {.alter_nth_step = 1, .large_error = true}, false, false, 0.1});
+    expect_honest_text((test_case){sampling, {.alter_nth_step = 1, .large_error = true}, false, false, 0.1, false});
 }
 
 Test(audit_text, is_always_checked_to_its_end) {
     const sn_sampling sampling = {.temperature = 1.5, .top_p = 1, .repeat_penalty = 1, .seed = 5};
-    expect_honest_text((test_case){sampling, {.alter_every_nth = 55, .large_error = true}, false, false, 1e-9});
+    expect_honest_text((test_case){sampling, {.alter_every_nth = 55, .large_error = true}, false, false, 1e-9, false});
+}
+
+/* What goes into a pipe cannot be retracted: it must never hold the wrong text. */
+Test(audit_text, is_emitted_once_and_right_where_it_is_held) {
+    expect_honest_text(
+        (test_case){SN_SAMPLING_DEFAULT, {.alter_nth_step = 20, .large_error = true}, false, false, 0.2, true});
 }
 
 Test(audit_text, is_the_honest_text_with_drafts) {
     const sn_sampling sampling = {.temperature = 1, .top_p = 1, .repeat_penalty = 1, .seed = 5};
     for (int push = 0; push < 2; push++)
         for (int at = 3; at < 10; at += 3)
-            expect_honest_text(
-                (test_case){sampling, {.alter_nth_step = at, .large_error = true}, push, true, at == 9 ? 1e-9 : 0.5});
+            expect_honest_text((test_case){
+                sampling, {.alter_nth_step = at, .large_error = true}, push, true, at == 9 ? 1e-9 : 0.5, false});
 }

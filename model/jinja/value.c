@@ -339,6 +339,12 @@ const char *sn_jtype_name(sn_jvalue v) {
 
 static sn_jlist *jcharacters(sn_jrun *run, const sn_jstring *text) {
     sn_jlist *list = sn_jlist_new(run, text->n_chars);
+    if (text->safe) { /* the characters of a safe text are ordinary texts */
+        sn_jstring *plain = sn_jalloc(run, 1, sizeof *plain);
+        *plain = *text;
+        plain->safe = false;
+        text = plain;
+    }
     for (size_t at = 0, len; at < text->len; at += len) {
         sn_jstring_code(text, at, &len);
         sn_jlist_add(run, list, sn_jstr(sn_jstring_part(run, text, at, at + len)));

@@ -321,7 +321,7 @@ Test(node_protocol, training_batches_are_bounded_per_client_and_in_bytes) {
     sn_msg_free(&answer);
     cr_assert_eq(b.w->n_embd, 64); /* 256 bytes per row: there is memory for 4096 rows */
     cr_expect(is_refusal(protocol_fixture_request(&b, batch_message(&b, 10, 410), T0), SN_REFUSED, "--tune-memory"));
-    sn_msg *half = batch_message(&b, 5, 410), *other = batch_message(&b, 5, 410);
+    sn_msg *half = batch_message(&b, 5, 400), *other = batch_message(&b, 5, 400); /* nearly half of it each */
     node_client_send(&b.client, &half);
     request = node_client_send(&b.client, &other);
     protocol_fixture_read(&b, T0);

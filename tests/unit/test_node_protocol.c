@@ -326,5 +326,12 @@ Test(node_protocol, training_batches_are_bounded_per_client_and_in_bytes) {
     request = node_client_send(&b.client, &other);
     protocol_fixture_read(&b, T0);
     cr_expect(is_refusal(node_client_receive(&b.client, request, 100), SN_RETRY, "1 batches"));
+    node_client second = protocol_fixture_client(&b); /* finds the memory that the first one may not take */
+    sn_msg *small = batch_message(&b, 5, 400);
+    node_client_send(&second, &small);
+    protocol_fixture_read(&b, T0);
+    cr_expect_eq(b.n_waiting, 2, "the batch of another client was refused");
+    protocol_fixture_run_jobs(&b, T0);
+    sn_transport_free(&second.transport);
     protocol_fixture_end(&b);
 }

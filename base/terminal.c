@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char INSTEAD[] = "\xef\xbf\xbd"; /* U+FFFD */
+static const char instead[] = {'\xef', '\xbf', '\xbd'}; /* U+FFFD */
 
 /* Bytes of the character that begins with this byte; 0: none does. */
 static size_t character_bytes(uint8_t first) {
@@ -35,8 +35,8 @@ size_t sn_terminal_clean(sn_terminal_text *state, const char *text, size_t n, ch
         uint8_t byte = (uint8_t)text[i];
         bool continues = state->n_held && (byte & 0xc0) == 0x80;
         if (state->n_held && !continues) { /* the character before it is cut short */
-            memcpy(out + used, INSTEAD, 3);
-            used += 3;
+            memcpy(out + used, instead, sizeof instead);
+            used += sizeof instead;
             state->n_held = 0;
         }
         state->held[state->n_held++] = byte;
@@ -46,8 +46,8 @@ size_t sn_terminal_clean(sn_terminal_text *state, const char *text, size_t n, ch
             memcpy(out + used, state->held, bytes);
             used += bytes;
         } else if (state->held[0] != '\r') {
-            memcpy(out + used, INSTEAD, 3);
-            used += 3;
+            memcpy(out + used, instead, sizeof instead);
+            used += sizeof instead;
         }
         state->n_held = 0;
     }

@@ -40,10 +40,15 @@ static void add(sn_slow_nodes *nodes, const slow_node *node) {
 
 /* A line is the id in hexadecimal, nanoseconds of a block, and when it is forgotten. Other lines are passed over. */
 static void take_line(sn_slow_nodes *nodes, const char *line, int64_t unix_ms) {
-    char digits[2 * SN_KEY_SIZE + 1];
+    enum { DIGITS = 2 * SN_KEY_SIZE };
+    char digits[DIGITS + 1], *at;
     slow_node node;
-    if (sscanf(line, "%64[0-9a-f] %" SCNd64 " %" SCNd64, digits, &node.block_ns, &node.until_unix_ms) != 3) return;
-    if (strlen(digits) != 2 * SN_KEY_SIZE || sn_unhex(digits, node.id, SN_KEY_SIZE, NULL)) return;
+    if (strspn(line, "0123456789abcdef") != DIGITS) return;
+    snprintf(digits, sizeof digits, "%.*s", DIGITS, line);
+    if (sn_unhex(digits, node.id, SN_KEY_SIZE, NULL)) return;
+    node.block_ns = strtoll(line + DIGITS, &at, 10);
+    node.until_unix_ms = strtoll(at, &at, 10);
+    if (*at != '\n') return;
     bool valid = node.block_ns > 0 && node.until_unix_ms > unix_ms && node.until_unix_ms <= unix_ms + SN_SLOW_MS;
     if (valid && !find(nodes, node.id)) add(nodes, &node);
 }

@@ -95,7 +95,7 @@ static void eval_arguments(sn_jrender *r, const sn_jnode *node, sn_jlist **given
 static sn_jvalue eval_call(sn_jrender *r, const sn_jnode *node) {
     sn_jlist *given;
     sn_jdict *named;
-    sn_jvalue on = sn_jeval(r, node->kind == SN_JN_CALL ? node->a : node->a);
+    sn_jvalue on = sn_jeval(r, node->a);
     eval_arguments(r, node, &given, &named);
     if (node->kind == SN_JN_FILTER) return sn_japply_filter(r, node->name, on, given, named);
     if (node->kind == SN_JN_TEST) return sn_jbool(sn_japply_test(r, node->name, on, given, named) != node->flag);

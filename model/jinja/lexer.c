@@ -245,7 +245,8 @@ static void lex_sign(lexer *x, char brackets[], size_t *depth, size_t limit) {
     const char *open = strchr("([{", c), *close = strchr(")]}", c);
     if (open && *depth == limit) sn_jfail(x->run, "", "more than %zu brackets are open", limit);
     if (open) brackets[(*depth)++] = ")]}"[open - "([{"];
-    if (close && (!*depth || brackets[--*depth] != c)) sn_jfail(x->run, "", "unexpected '%c'", c);
+    if (close && (!*depth || brackets[*depth - 1] != c)) sn_jfail(x->run, "", "unexpected '%c'", c);
+    if (close) --*depth;
     add_token(x, SN_JT_SIGN, sn_jword(x->run, signs[i]));
     advance(x, x->at + strlen(signs[i]));
 }

@@ -18,7 +18,7 @@ void sn_jformat_real(double real, char out[40]) {
         snprintf(digits, sizeof digits, "%.*e", precision, real);
         if (strtod(digits, NULL) == real) break;
     }
-    int exponent = atoi(strchr(digits, 'e') + 1), precision = (int)(strchr(digits, 'e') - digits);
+    int exponent = (int)strtol(strchr(digits, 'e') + 1, NULL, 10), precision = (int)(strchr(digits, 'e') - digits);
     precision -= real < 0 || signbit(real) ? 1 : 0;
     precision = precision > 2 ? precision - 2 : 0; /* digits behind the first */
     if (exponent < -4 || exponent >= 16)

@@ -34,8 +34,8 @@ enum {
 static const char message_name[] = "\x07MESSAGE";
 
 static void make_nonce(uint8_t out[NONCE], const char *prefix, const uint8_t *rest) {
-    size_t n = strlen(prefix);
-    memcpy(out, prefix, n);
+    size_t n = 0;
+    for (; prefix[n]; n++) out[n] = (uint8_t)prefix[n];
     memcpy(out + n, rest, NONCE - n);
 }
 

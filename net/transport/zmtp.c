@@ -23,6 +23,7 @@ enum {
     PING_HEAD = 7,                /* name and time to live */
     PONG_HEAD = 5,
     PING_CONTEXT_MAX = 16,
+    PONG_BEHIND_MAX = 4096, /* bytes of output */
 };
 static const uint64_t BODY_MAX = (uint64_t)SN_TENSOR_SIZE_MAX + SN_CURVE_OVERHEAD;
 
@@ -152,10 +153,12 @@ static bool take_body(sn_zmtp *z, const uint8_t **data, size_t *len) {
     return true;
 }
 
-/* PING is answered by PONG with the same context; other commands mean nothing here. */
+/* PING is answered by PONG with the same context; other commands mean nothing here. Behind much output that waits there
+ * is no PONG: the output shows as well that this end lives, and a peer that asks and never reads would make it grow. */
 static bool answer_command(sn_zmtp *z, const uint8_t *command, size_t len) {
     uint8_t pong[PONG_HEAD + PING_CONTEXT_MAX] = "\x04PONG";
     if (len < PING_HEAD || memcmp(command, "\x04PING", PONG_HEAD) != 0) return true;
+    if (z->out_len - z->out_at > PONG_BEHIND_MAX) return true;
     size_t context = sn_min_size(len - PING_HEAD, PING_CONTEXT_MAX);
     memcpy(pong + PONG_HEAD, command + PING_HEAD, context);
     return send_sealed(z, SEALED_COMMAND, pong, PONG_HEAD + context);

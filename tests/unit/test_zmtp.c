@@ -129,6 +129,19 @@ Test(zmtp, short_commands_are_harmless) {
     ends_close(&e);
 }
 
+Test(zmtp, a_peer_that_asks_and_never_reads_costs_no_memory) {
+    enum { PINGS = 1000, WAITS_MAX = 4096 + 256 };
+    ends e;
+    sn_zmtp_message message = {0};
+    const uint8_t *data;
+    ends_connect(&e);
+    for (int i = 0; i < PINGS; i++) curve_client_frame(&e.client, 2, "\x04PING\0\0context", 14, &e.bytes);
+    cr_assert_eq(send_bytes(&e, 4096, &message), SN_ZMTP_MORE);
+    cr_expect_gt(sn_zmtp_output(&e.z, &data), 0);
+    cr_expect_lt(sn_zmtp_output(&e.z, &data), WAITS_MAX);
+    ends_close(&e);
+}
+
 Test(zmtp, other_greetings_are_refused_at_their_first_wrong_byte) {
     static const struct {
         size_t at;

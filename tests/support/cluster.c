@@ -19,7 +19,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { NODES_MAX = 16 };
+enum { NODES_MAX = 32 };
 
 typedef struct member {
     sn_node *node;

@@ -153,6 +153,15 @@ Test(bits, same_bits_wherever_the_model_is_cut) {
     expect_same_in_all(variants, sizeof variants / sizeof *variants);
 }
 
+enum { MANY = 30 }; /* blocks of a deep model, each of which is a span of its own */
+
+Test(bits, same_bits_when_each_of_thirty_blocks_is_a_span) {
+    const variant variants[] = {{"c", 1, 7, MANY}, {"avx2", 2, 0, MANY}, {"avx512", 1, 1, MANY}, {"amx", 2, 19, MANY}};
+    char *path = tiny_model_make(&(tiny_model_options){.dtype = SN_Q4_1, .n_blocks = MANY});
+    expect_same(path, "30 blocks", variants, sizeof variants / sizeof *variants);
+    tiny_model_remove(&path);
+}
+
 /* Eight sessions at different positions of their timelines in every batch; the middle one is that of the reference. */
 static outcome compute_among_others(const char *path, const char *isa, int threads) {
     enum { SESSIONS = 8, MINE = 3 };
@@ -293,6 +302,16 @@ Test(bits, same_bits_over_three_nodes) {
     expect_same_over(c, path, 1, false, 0);
     expect_same_over(c, path, 7, true, 0);
     expect_same_over(c, path, TOKENS, true, 0);
+    cluster_free(&c);
+    tiny_model_remove(&path);
+}
+
+Test(bits, same_bits_over_thirty_nodes) {
+    char *path = tiny_model_make(&(tiny_model_options){.dtype = SN_Q4_1, .n_blocks = MANY});
+    cluster *c = cluster_new(&(cluster_options){.model = path});
+    for (int b = 0; b < MANY; b++) cluster_add(c, b, b + 1);
+    expect_same_over(c, path, 32, false, 0);
+    expect_same_over(c, path, 7, true, 0);
     cluster_free(&c);
     tiny_model_remove(&path);
 }

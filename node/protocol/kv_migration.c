@@ -8,8 +8,10 @@
  * copy is repeated from the last acknowledged token. When the session is rewound while a part is in flight, the part is
  * invalid from the new length on (migration->valid_end), and the copy continues from there.
  *
- * KV_SEND is answered when the copy is complete for the first time after it; afterwards the copy follows the session
- * without replies until the session ends. */
+ * KV_SEND is answered when the copy has every token that the session had when it came, and then little is left: a
+ * client that decodes without a pause is always ahead of its copy, so what it added meanwhile is copied in further
+ * rounds, as long as each is at most half of the one before, or until it fits into one part. The owner then pauses and
+ * asks again for the rest. Afterwards the copy follows the session without replies until the session ends. */
 #include "node/protocol/protocol_private.h"
 
 #include "base/log.h"
@@ -36,6 +38,7 @@ typedef struct sn_kv_migration {
     int64_t reply_due_us;    /* when to send it, or to read the next part, again */
     int attempts;            /* parts in a row that the target did not acknowledge in full */
     bool reply_wanted;       /* the owner waits for a KV_SEND_REPLY */
+    int round_end, round;    /* for it: the length that the copy is to reach next, and how many tokens that takes */
     uint64_t reply_correlation_id;
     bool completed; /* a KV_SEND_REPLY was sent: it counts as a migrated session */
 } sn_kv_migration;
@@ -75,24 +78,36 @@ static void migration_reply(sn_protocol *protocol, sn_kv_migration *migration) {
     sn_msg *msg = sn_protocol_new_msg(SN_MSG_KV_SEND_REPLY, migration->reply_correlation_id);
     if (!msg) return;
     memcpy(msg->kv_send_reply.session, session->id, SN_SESSION_ID_SIZE);
-    msg->kv_send_reply.length = (uint64_t)session->length;
-    memcpy(msg->kv_send_reply.timeline, session->timeline[session->length].bytes, SN_KEY_SIZE);
+    msg->kv_send_reply.length = (uint64_t)migration->acked;
+    memcpy(msg->kv_send_reply.timeline, session->timeline[migration->acked].bytes, SN_KEY_SIZE);
     sn_protocol_send(protocol, session->owner_peer, &msg);
     if (!migration->completed) protocol->counters.sessions_migrated++;
     migration->completed = true;
     migration->reply_wanted = false;
 }
 
-/* Reads the next part, or tells the owner that the copy is complete. */
+static void migration_begin_round(sn_kv_migration *migration) {
+    migration->round_end = migration->session->length;
+    migration->round = migration->round_end - migration->acked;
+}
+
+/* Whether the owner may be told to pause for the rest. Otherwise what is left becomes another round. */
+static bool migration_has_caught_up(sn_kv_migration *migration, int part_tokens) {
+    int left = migration->session->length - migration->acked;
+    if (migration->acked < migration->round_end) return false;
+    if (left <= part_tokens || left > migration->round / 2) return true;
+    migration_begin_round(migration);
+    return false;
+}
+
+/* Reads the next part, and tells the owner that the copy has caught up. */
 static void migration_continue(sn_protocol *protocol, sn_kv_migration *migration, int64_t now_us) {
     sn_session *session = migration->session;
     if (migration->job || migration->sent_end || session->closing) return;
-    if (migration->acked >= session->length) {
-        if (migration->reply_wanted) migration_reply(protocol, migration);
-        return;
-    }
     int n = session->length - migration->acked,
         most = sn_kv_transfer_part_tokens(protocol->hp, migration->end - migration->first);
+    if (migration->reply_wanted && migration_has_caught_up(migration, most)) migration_reply(protocol, migration);
+    if (!n) return;
     migration->valid_end = session->length;
     migration->job = sn_protocol_kv_read(protocol, session, migration->first, migration->end, migration->acked,
                                          n < most ? n : most, migration);
@@ -188,6 +203,7 @@ void sn_kv_migration_on_send(sn_protocol *protocol, const sn_event *event, int64
     migration->session->used_us = now_us;
     migration->reply_wanted = true;
     migration->reply_correlation_id = event->msg->correlation_id;
+    migration_begin_round(migration);
     migration_continue(protocol, migration, now_us);
 }
 
@@ -251,6 +267,7 @@ void sn_kv_migration_rewind(sn_session *session, int position) {
     for (sn_kv_migration *migration = session->migration.outgoing; migration; migration = migration->next) {
         if (migration->acked > position) migration->acked = position;
         if (migration->valid_end > position) migration->valid_end = position;
+        if (migration->round_end > position) migration->round_end = position;
     }
 }
 

@@ -1,0 +1,172 @@
+/* A KV migration catches up with a client that decodes without a pause: every part of the copy is acknowledged only
+ * after further steps, so the copy is never complete, and the owner is told nevertheless. */
+#include "tests/support/protocol_fixture.h"
+#include "tests/support/require.h"
+#include "node/protocol/protocol_private.h" /* private: the test sets how many tokens fit into a part */
+#include "node/engine/kv_transfer.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PART_TOKENS = 8 };
+
+/* The node that gets the copy: it receives parts, and acknowledges one when the test says so. */
+typedef struct target {
+    sn_identity identity;
+    sn_transport *transport;
+    uint8_t session[SN_SESSION_ID_SIZE];
+    sn_event part; /* the part that is not acknowledged yet; msg NULL: none */
+    int parts;
+} target;
+
+static protocol_fixture b;
+static target to;
+static sn_hparams wide; /* of a model whose keys and values are so long that PART_TOKENS of them fill a part */
+static node_session p;
+
+static sn_msg *kv_send_message(void) {
+    sn_msg *msg = NULL;
+    sn_buf sealed;
+    sn_announcement *a = calloc(1, sizeof *a);
+    REQUIRE(sn_msg_new(SN_MSG_KV_SEND, 0, &msg, &err));
+    *a = (sn_announcement){.address = "target:1",
+                           .protocol = SN_PROTOCOL_VERSION,
+                           .sequence = 1,
+                           .expires_unix_ms = (uint64_t)b.unix_ms + 50000,
+                           .state = SN_NODE_ONLINE,
+                           .end_block = 4,
+                           .n_blocks = 4};
+    memcpy(a->node, to.identity.id, SN_KEY_SIZE);
+    memcpy(a->curve_key, to.identity.curve_key, SN_KEY_SIZE);
+    memcpy(a->model, b.w->model.bytes, SN_HASH_SIZE);
+    sn_buf_init(&sealed, SN_ANNOUNCEMENT_SIZE_MAX);
+    REQUIRE(sn_announcement_seal(a, &to.identity, &sealed, &err));
+    REQUIRE(sn_announcement_list(&(sn_blob){sealed.data, sealed.len}, &msg->kv_send.node, &msg->kv_send.n_node, &err));
+    memcpy(msg->kv_send.session, p.id, SN_SESSION_ID_SIZE);
+    memcpy(msg->kv_send.target, to.session, SN_SESSION_ID_SIZE);
+    msg->kv_send.end_block = 4;
+    sn_buf_fini(&sealed);
+    free(a);
+    return msg;
+}
+
+static void set_up(void) {
+    char bound[SN_ADDRESS_MAX + 1];
+    protocol_fixture_begin(&b);
+    wide = *b.protocol->hp;
+    while (sn_kv_transfer_part_tokens(&wide, 4) > PART_TOKENS) wide.n_kv_heads *= 2;
+    cr_assert_eq(sn_kv_transfer_part_tokens(&wide, 4), PART_TOKENS);
+    b.protocol->hp = &wide;
+    to = (target){.session = {7}};
+    to.transport = cluster_transport(b.w->cluster, &to.identity);
+    REQUIRE(sn_transport_listen(to.transport, "target:1", bound, &err));
+    protocol_fixture_open(&b, &p, T0);
+}
+
+static void tear_down(void) {
+    sn_msg_free(&to.part.msg);
+    free(p.timeline);
+    sn_transport_free(&to.transport);
+    protocol_fixture_end(&b);
+}
+
+TestSuite(kv_catch_up, .init = set_up, .fini = tear_down);
+
+static void steps(int n) {
+    for (int i = 0; i < n; i++)
+        cr_assert(node_session_reply_ok(
+            &p, protocol_fixture_request(&b, node_session_step_message(&p, p.length, 1), T0), p.length, 1));
+}
+
+static void receive_part(void) {
+    while (!to.part.msg) {
+        sn_event event;
+        REQUIRE(sn_transport_recv(to.transport, 0, &event, &err));
+        if (!event.peer) return;
+        if (event.msg && event.msg->kind == SN_MSG_KV_PUT)
+            to.part = event, to.parts++;
+        else
+            sn_msg_free(&event.msg);
+    }
+}
+
+/* The target acknowledges the part that it has, and the node reads and sends the next one. */
+static void acknowledge_part(void) {
+    sn_msg *reply = NULL;
+    if (!to.part.msg) return;
+    const sn_msg_kv_put *put = &to.part.msg->kv_put;
+    REQUIRE(sn_msg_new(SN_MSG_KV_PUT_REPLY, 0, &reply, &err));
+    reply->correlation_id = to.part.msg->correlation_id;
+    memcpy(reply->kv_put_reply.session, to.session, SN_SESSION_ID_SIZE);
+    reply->kv_put_reply.length = put->position + put->n_token_timelines;
+    REQUIRE(sn_transport_send(to.transport, to.part.peer, &reply, &err));
+    sn_msg_free(&to.part.msg);
+    protocol_fixture_read(&b, T0);
+    protocol_fixture_run_jobs(&b, T0);
+}
+
+/* Asks for a copy while `per_part` steps come before each acknowledgement, and returns how many tokens the copy lacks
+ * when the node says that it has caught up. *parts: how many parts it took; 0: it was not told until the tokens ran out. */
+static int lag_when_told(int tokens, int per_part, int *parts) {
+    cr_assert(node_session_reply_ok(
+        &p, protocol_fixture_request(&b, node_session_step_message(&p, 0, tokens), T0), 0, tokens));
+    sn_msg *msg = kv_send_message(), *reply = NULL;
+    uint64_t request = node_client_send(&b.client, &msg);
+    protocol_fixture_read(&b, T0);
+    protocol_fixture_run_jobs(&b, T0);
+    int lag = 0;
+    for (*parts = 0; p.length + per_part <= TESTBED_TOKENS; sn_msg_free(&reply)) {
+        receive_part();
+        steps(per_part);
+        acknowledge_part();
+        if (!(reply = node_client_receive(&b.client, request, 1))) continue;
+        cr_assert_eq(reply->kind, SN_MSG_KV_SEND_REPLY);
+        lag = p.length - (int)reply->kv_send_reply.length;
+        cr_expect(!memcmp(reply->kv_send_reply.timeline, p.timeline[reply->kv_send_reply.length].bytes, SN_HASH_SIZE));
+        *parts = to.parts;
+        sn_msg_free(&reply);
+        break;
+    }
+    return lag;
+}
+
+/* Lets the target acknowledge all that is left while the client pauses; returns how many parts it takes. */
+static int parts_of_the_pause(void) {
+    int before = to.parts;
+    sn_msg *msg = kv_send_message(), *reply = NULL;
+    uint64_t request = node_client_send(&b.client, &msg);
+    protocol_fixture_read(&b, T0);
+    for (int i = 0; i < 20 && !reply; i++) {
+        protocol_fixture_run_jobs(&b, T0);
+        receive_part();
+        acknowledge_part();
+        reply = node_client_receive(&b.client, request, 1);
+    }
+    cr_assert(reply && reply->kind == SN_MSG_KV_SEND_REPLY);
+    cr_expect_eq(reply->kv_send_reply.length, p.length);
+    sn_msg_free(&reply);
+    return to.parts - before;
+}
+
+Test(kv_catch_up, an_owner_that_decodes_without_a_pause_is_told) {
+    int parts;
+    cr_expect_eq(lag_when_told(20, 1, &parts), 1); /* the step during the last part */
+    cr_expect_eq(parts, 3);
+    cr_expect_eq(parts_of_the_pause(), 1);
+}
+
+/* Eight parts leave sixteen tokens; these are copied, too, before the owner is told to pause. */
+Test(kv_catch_up, what_is_left_fits_into_one_part) {
+    int parts, lag = lag_when_told(64, 2, &parts);
+    cr_expect(lag > 0 && lag <= PART_TOKENS, "the copy lacked %d tokens after %d parts", lag, parts);
+    cr_expect_eq(parts_of_the_pause(), 1);
+}
+
+/* The copy does not gain on this client: it is told after the first round, and pauses for a longer time. */
+Test(kv_catch_up, an_owner_that_is_faster_than_its_copy_is_told_as_well) {
+    int parts;
+    cr_expect_eq(lag_when_told(16, 9, &parts), 18);
+    cr_expect_eq(parts, 2);
+    cr_expect_geq(parts_of_the_pause(), 2);
+}

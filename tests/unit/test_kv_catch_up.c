@@ -107,10 +107,11 @@ static void acknowledge_part(void) {
 }
 
 /* Asks for a copy while `per_part` steps come before each acknowledgement, and returns how many tokens the copy lacks
- * when the node says that it has caught up. *parts: how many parts it took; 0: it was not told until the tokens ran out. */
+ * when the node says that it has caught up. *parts: how many parts it took; 0: it was not told until the tokens ran
+ * out. */
 static int lag_when_told(int tokens, int per_part, int *parts) {
-    cr_assert(node_session_reply_ok(
-        &p, protocol_fixture_request(&b, node_session_step_message(&p, 0, tokens), T0), 0, tokens));
+    cr_assert(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 0, tokens), T0), 0,
+                                    tokens));
     sn_msg *msg = kv_send_message(), *reply = NULL;
     uint64_t request = node_client_send(&b.client, &msg);
     protocol_fixture_read(&b, T0);

@@ -253,11 +253,11 @@ void sn_listener_free(sn_listener **listener, int64_t linger_us) {
         pthread_mutex_unlock(&l->lock);
         pthread_join(l->thread, NULL);
     }
-    for (size_t i = 0; l->slots && i < l->n_slots; i++) {
-        if (!l->slots[i]) continue;
-        listener_end_connection(l, l->slots[i], "this transport ends");
-        listener_free_connection(l, l->slots[i]);
-    }
+    /* All end before the first is freed: the lists of the others refer to it. */
+    for (size_t i = 0; l->slots && i < l->n_slots; i++)
+        if (l->slots[i]) listener_end_connection(l, l->slots[i], "this transport ends");
+    for (size_t i = 0; l->slots && i < l->n_slots; i++)
+        if (l->slots[i]) listener_free_connection(l, l->slots[i]);
     const int fds[] = {l->listen_fd, l->epoll_fd, l->todo_fd, l->ready_fd, l->spare_fd};
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
         if (fds[i] >= 0) close(fds[i]);

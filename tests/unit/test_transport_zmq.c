@@ -113,6 +113,24 @@ Test(zmq, malformed_frames_are_reported_and_other_peers_continue, .timeout = 180
     endpoint_close(&node);
 }
 
+/* Under AddressSanitizer: what refers to a connection ends before it is freed. */
+Test(zmq, ends_while_several_peers_are_connected, .timeout = 180) {
+    enum { PEERS = 3 };
+    transport_fixture w = {0};
+    endpoint node, clients[PEERS];
+    endpoint_open(&w, &node, true);
+    for (int i = 0; i < PEERS; i++) {
+        endpoint_open(&w, &clients[i], false);
+        expect_service(&node, &clients[i]);
+    }
+    endpoint_close(&node);
+    for (int i = 0; i < PEERS; i++) {
+        sn_event event = receive_event(clients[i].t, WAIT_MS);
+        cr_expect(event.lost, "client %d does not notice the end", i);
+        endpoint_close(&clients[i]);
+    }
+}
+
 Test(zmq, clients_without_curve_are_rejected, .timeout = 180) {
     transport_fixture w = {0};
     endpoint node, client;

@@ -9,6 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
+/* Of a log-probability: activations have 8 bits here and are float in the reference, which they would move as far. */
+#define TOLERANCE 0.15
+
 static const char *model;
 static json_t *reference;
 static program last;
@@ -53,22 +56,62 @@ static const char *finish_of(const json_t *answer) {
     return json_string_value(json_object_get(answer, "finish_reason"));
 }
 
+/* What `swarm eval` says of these token ids. */
+static json_t *run_eval(const json_t *ids) {
+    char *text = json_dumps(ids, 0);
+    SWARM(text, "eval", "--ids-file", "-", "--json");
+    free(text);
+    return program_json(&last);
+}
+
+/* The negative log-probability of all ids but the first, together. */
+static double sum_nll(const json_t *ids) {
+    json_t *o = run_eval(ids);
+    double sum = json_real_value(json_object_get(o, "nll")) * (double)json_integer_value(json_object_get(o, "tokens"));
+    json_decref(o);
+    return sum;
+}
+
+/* The share of a text's tokens that the reference considered the most likely. */
+static double reference_top1(const json_t *text) {
+    const json_t *ids = json_object_get(text, "ids"), *top1 = json_object_get(text, "top1");
+    size_t n = json_array_size(ids), hits = 0;
+    for (size_t i = 1; i < n; i++) hits += (size_t)json_equal(json_array_get(top1, i - 1), json_array_get(ids, i));
+    return (double)hits / (double)(n - 1);
+}
+
 Test(real_model, predicts_the_texts_as_well_as_the_reference) {
     NEEDS_MODEL("predicts_the_texts_as_well_as_the_reference");
     json_t *texts = json_object_get(reference, "text_tokens"), *text;
     size_t i;
     json_array_foreach(texts, i, text) {
-        char *ids = json_dumps(json_object_get(text, "ids"), 0);
-        SWARM(ids, "eval", "--ids-file", "-", "--json");
-        free(ids);
-        json_t *o = program_json(&last);
+        json_t *o = run_eval(json_object_get(text, "ids"));
         double want = json_real_value(json_object_get(text, "nll")), got = json_real_value(json_object_get(o, "nll"));
         cr_assert_lt(fabs(got - want), 0.005 * want, "text %zu: nll %g, the reference's %g", i, got, want);
         cr_assert_eq(json_integer_value(json_object_get(o, "tokens")), 511);
-        cr_assert_gt(json_real_value(json_object_get(o, "top1")), 0.3);
+        want = reference_top1(text), got = json_real_value(json_object_get(o, "top1"));
+        cr_assert_lt(fabs(got - want), 0.01, "text %zu: top-1 %g, the reference's %g", i, got, want);
         json_decref(o);
     }
     cr_assert_eq(i, 2);
+}
+
+/* The difference between a prompt and the prompt with the first token of its reply. */
+Test(real_model, gives_the_first_tokens_of_replies_the_references_probabilities) {
+    NEEDS_MODEL("gives_the_first_tokens_of_replies_the_references_probabilities");
+    json_error_t where;
+    json_t *wanted = json_load_file(SN_FIXTURES "/smollm2_q4_1_first_logprobs.json", 0, &where), *p;
+    size_t i;
+    cr_assert(wanted, "%s", where.text);
+    json_array_foreach(json_object_get(reference, "greedy"), i, p) {
+        json_t *ids = json_object_get(p, "prompt_ids");
+        double prompt = sum_nll(ids);
+        json_array_append(ids, json_array_get(json_object_get(p, "new_ids"), 0));
+        double want = json_real_value(json_array_get(wanted, i)), got = prompt - sum_nll(ids);
+        cr_expect_lt(fabs(got - want), TOLERANCE, "prompt %zu: log-probability %g, the reference's %g", i, got, want);
+    }
+    cr_assert_eq(i, json_array_size(wanted));
+    json_decref(wanted);
 }
 
 Test(real_model, encodes_prompts_and_begins_replies_as_the_reference_does) {
@@ -180,13 +223,47 @@ Test(real_model, survives_a_round_trip_through_tokenize) {
     free(ids);
 }
 
-Test(real_model, keeps_a_conversation_in_one_session) {
-    NEEDS_MODEL("keeps_a_conversation_in_one_session");
-    SWARM("What is 2+2?\n\n/reset\n/nonsense\nSay hello.\n", "chat", "--max-tokens", "12");
-    int lines = 0;
-    for (const char *c = last.out; *c; c++) lines += *c == '\n';
-    cr_assert_geq(lines, 2, "%s", last.out);
+/* The whole conversation as the reference renders one, with other turns; it ends where the next reply begins. */
+static char *conversation(const char *const *turns, size_t n) {
+    const json_t *chat = json_object_get(reference, "chat");
+    const char *rendered = json_string_value(json_object_get(chat, "rendered")),
+               *before = strstr(rendered, "<|im_start|>user");
+    char *text = NULL;
+    size_t len = 0;
+    FILE *out = open_memstream(&text, &len);
+    cr_assert(before && out);
+    fprintf(out, "%.*s", (int)(before - rendered), rendered);
+    for (size_t i = 0; i < n; i++)
+        fprintf(out, "<|im_start|>%s\n%s<|im_end|>\n", i % 2 ? "assistant" : "user", turns[i]);
+    fputs("<|im_start|>assistant\n", out);
+    fclose(out);
+    return text;
+}
+
+/* The reply to these turns in a timeline of their own. */
+static char *reply_to(const char *const *turns, size_t n) {
+    char *text = conversation(turns, n);
+    json_t *o = run_generate(text, "16");
+    char *reply = strdup(text_of(o));
+    json_decref(o);
+    free(text);
+    return reply;
+}
+
+Test(real_model, a_chat_replies_to_all_turns_since_the_reset) {
+    NEEDS_MODEL("a_chat_replies_to_all_turns_since_the_reset");
+    SWARM("My name is Ada. What is 2+2?\n\nWhat is my name?\n/nonsense\n/reset\nWhat is my name?\n", "chat",
+          "--max-tokens", "16");
     cr_assert(strstr(last.err, "there is no command /nonsense"), "%s", last.err);
+    char *said = strdup(last.out);
+    const char *turns[] = {"My name is Ada. What is 2+2?", NULL, "What is my name?"};
+    char *first = reply_to(turns, 1);
+    turns[1] = first;
+    char *second = reply_to(turns, 3), *alone = reply_to(turns + 2, 1), wanted[1024];
+    cr_assert_str_neq(second, alone, "this question has one answer in every conversation");
+    snprintf(wanted, sizeof wanted, "%s\n%s\n%s\n", first, second, alone);
+    cr_expect_str_eq(said, wanted);
+    free(said), free(first), free(second), free(alone);
 }
 
 Test(real_model, refuses_a_prompt_longer_than_the_context) {

@@ -204,6 +204,26 @@ size_t sn_span_bytes(const sn_span *span) {
     return bytes;
 }
 
+uint32_t sn_span_lost_devices(const sn_span *span) {
+    uint32_t lost = 0;
+    for (int i = 0; i < span->n_devices; i++)
+        if (span->devices[i].device->lost) lost |= 1u << i;
+    return lost;
+}
+
+void sn_span_working(const sn_span *span, int *first, int *end) {
+    *first = *end = 0;
+    for (int i = 0, from = span->first; i < span->n_segments; i++) {
+        const sn_segment *segment = &span->segments[i];
+        if (segment->device->lost)
+            from = segment->end;
+        else if (segment->end - from > *end - *first) {
+            *first = from;
+            *end = segment->end;
+        }
+    }
+}
+
 /* ---- KV caches ---- */
 
 sn_hash sn_block_hash_with_kv_dtype(const sn_hash *weights, sn_kv_dtype dtype) {

@@ -52,6 +52,12 @@ const sn_hash *sn_span_block_hash(const sn_span *span, int block); /* block: its
 bool sn_span_has_weights(const sn_span *span, int block, const sn_hash *weights);
 size_t sn_span_bytes(const sn_span *span); /* of the devices' memory: weights and scratch */
 
+/* The longest range of blocks whose devices work (device.h: `lost`), of equal ones the first; *first == *end: none.
+ * Device thread. */
+void sn_span_working(const sn_span *span, int *first, int *end);
+/* Bit i: devices[i] of sn_span_load_plan is lost. Device thread. */
+uint32_t sn_span_lost_devices(const sn_span *span);
+
 /* A description of a span without its weights, for protocol logic and its tests. */
 typedef struct sn_span_info {
     int first, end;

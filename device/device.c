@@ -135,6 +135,25 @@ void sn_device_close(sn_device **device) {
     *device = NULL;
 }
 
+sn_status sn_device_try(sn_device_id id, const sn_device_options *options, sn_err *err) {
+    enum { BYTES = 4096 };
+    uint8_t there[BYTES], back[BYTES] = {0};
+    char name[32];
+    void *memory = NULL;
+    sn_device *d = NULL;
+    memset(there, 0x5a, sizeof there);
+    sn_status status = sn_device_open(id, options, &d, err);
+    if (!status) status = d->ops->alloc(d, BYTES, &memory, err);
+    if (!status) status = d->ops->upload(d, memory, there, BYTES, err);
+    if (!status) status = d->ops->download(d, back, memory, BYTES, err);
+    if (!status && memcmp(there, back, BYTES))
+        status =
+            sn_fail(err, SN_STOP, "%s does not give back the bytes that it was given", sn_device_id_name(id, name));
+    if (memory) d->ops->free(d, memory, BYTES);
+    sn_device_close(&d);
+    return status;
+}
+
 const char *sn_device_describe(const sn_device *device) { return backends[device->id.kind].describe(device); }
 
 static sn_status list_kind(sn_device_kind kind, sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err *err) {

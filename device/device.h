@@ -88,6 +88,9 @@ typedef struct sn_device_options {
 /* options may be NULL. SN_REFUSED with the reason when there is no such device. */
 sn_status sn_device_open(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err) SN_MUST_USE;
 void sn_device_close(sn_device **device); /* accepts NULL in *device; the caller has freed all its allocations */
+/* Whether the device works now: opens it once more, copies bytes to it and back, and closes it. For a device that was
+ * lost; what has it open is not touched. Any thread. */
+sn_status sn_device_try(sn_device_id id, const sn_device_options *options, sn_err *err) SN_MUST_USE;
 /* One line for people: "cpu: 2 threads, avx512". Static, or owned by the device. */
 const char *sn_device_describe(const sn_device *device);
 
@@ -366,6 +369,7 @@ struct sn_device {
     bool host_visible;        /* device memory is host memory */
     unsigned kv_dtypes;       /* 1 << sn_kv_dtype for each type besides SN_KV_F32 that the device can store */
     int timeout_ms;           /* limit of every wait for the device; may be changed */
+    const char *lost;         /* NULL: it works. Else it is lost: the sentence with which every call fails */
     uint64_t graphs_captured; /* batches captured so far: for tests that nothing is captured twice */
 };
 

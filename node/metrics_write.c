@@ -108,6 +108,8 @@ sn_status sn_metrics_write(const sn_metrics_facts *facts, const sn_node_stats *f
         {"kv_max_bytes", "gauge", "Size of the KV pool.", f->kv_bytes_max},
         {"weight_bytes", "gauge", "Weights of the span.", f->weight_bytes},
         {"queued_steps", "gauge", "Steps and other jobs in the engine.", f->engine.queued_steps},
+        {"lost_devices", "gauge", "Devices that are lost and tried again.",
+         (uint64_t)__builtin_popcount(f->engine.lost_devices)},
         {"draining", "gauge", "1 while the node drains.", f->draining},
         {"announcements", "gauge", "Nodes with a live announcement.", f->announcements},
         {"bootstrap_peers", "gauge", "Bootstrap peers that have answered.", f->bootstrap_peers},

@@ -20,6 +20,7 @@
 #include "net/transport/private_swarm.h"
 #include "node/protocol/protocol.h"
 #include "node/metrics.h"
+#include "node/recovery.h"
 #include "node/membership/dht_client.h"
 #include "node/serving.h"
 
@@ -44,6 +45,8 @@ struct sn_node {
     sn_hash model;
     sn_serving serving; /* belongs to the loader while there is one */
     sn_loader *loader;
+    sn_recovery recovery;
+    uint32_t lost_devices; /* of the engine's, those that are known to the protocol; bits as in its stats */
     sn_transport *transport;
     sn_introducer *introducer;
     sn_dht_client dht_client;
@@ -108,10 +111,10 @@ static bool engine_submit(void *ctx, sn_job *job) {
     sn_engine *engine = ((sn_node *)ctx)->serving.engine;
     return engine && sn_engine_submit(engine, job);
 }
+static bool node_is_up(const sn_node *node) { return !node->loader && node->serving.engine; }
 static sn_engine_stats read_stats(void *ctx) {
     const sn_node *node = ctx;
-    if (node->loader || !node->serving.engine) return (sn_engine_stats){0};
-    return sn_engine_read(node->serving.engine);
+    return node_is_up(node) ? sn_engine_read(node->serving.engine) : (sn_engine_stats){0};
 }
 
 static sn_status node_listen(sn_node *node, const sn_node_config *config, sn_err *err) {
@@ -209,11 +212,45 @@ static void node_publish_metrics(const sn_node *node) {
     sn_metrics_publish(node->metrics, &stats);
 }
 
+/* -- devices that are lost */
+
+/* Tells the log, the protocol and the recovery when the engine has lost a device. */
+static void node_watch_devices(sn_node *node) {
+    const sn_engine_stats stats = read_stats(node);
+    uint32_t new = stats.lost_devices & ~node->lost_devices;
+    if (!new) return;
+    node->lost_devices |= new;
+    for (int i = 0; i < node->serving.device_placement.plan.n_devices; i++) {
+        const sn_device *device = node->serving.device_placement.devices[i];
+        char name[32];
+        if (!(new >> i & 1)) continue;
+        sn_log(SN_LOG_ERROR, "device lost", "device=%s blocks=%d:%d text=%s", sn_device_id_name(device->id, name),
+               stats.working_first, stats.working_end, device->lost);
+        sn_recovery_add(&node->recovery, device->id);
+    }
+    sn_recovery_pause(&node->recovery, sn_now_us());
+    sn_protocol_narrow(node->protocol, stats.working_first, stats.working_end, sn_now_us(), sn_unix_ms());
+}
+
+/* Lost devices are tried again when that is due; returns when to call again. */
+static int64_t node_try_devices(sn_node *node) {
+    if (node->loader || !sn_recovery_needed(&node->recovery)) return INT64_MAX;
+    if (sn_recovery_tick(&node->recovery, sn_now_us())) {
+        if (node_is_up(node))
+            sn_protocol_reload(node->protocol, sn_now_us(), sn_unix_ms());
+        else
+            sn_protocol_not_loaded(node->protocol, true, sn_now_us(), sn_unix_ms());
+    }
+    return sn_recovery_due_us(&node->recovery);
+}
+
 /* What is due by time; returns when to call again. */
 static int64_t node_tick(sn_node *node) {
+    int64_t devices_us = node_try_devices(node);
     int64_t protocol_us = sn_protocol_tick(node->protocol, sn_now_us(), sn_unix_ms());
     int64_t dht_us = sn_dht_client_tick(&node->dht_client, node->introducer, &node->identity, node->announced,
-                                        !node->loader && node->serving.engine, sn_now_us(), sn_unix_ms());
+                                        node_is_up(node), sn_now_us(), sn_unix_ms());
+    if (devices_us < protocol_us) protocol_us = devices_us;
     return protocol_us < dht_us ? protocol_us : dht_us;
 }
 
@@ -229,6 +266,7 @@ static sn_status node_poll(sn_node *node, int64_t deadline_us, sn_err *err) {
         more = event.peer != 0;
         deadline_us = 0;
         if (more) sn_protocol_handle(node->protocol, &event, sn_now_us(), sn_unix_ms());
+        node_watch_devices(node); /* before the clients hear of it */
         for (sn_job *job = engine ? sn_engine_next_finished(engine) : NULL; job; job = sn_engine_next_finished(engine))
             sn_protocol_job_done(node->protocol, job, sn_now_us());
     }
@@ -243,6 +281,15 @@ static sn_status node_poll(sn_node *node, int64_t deadline_us, sn_err *err) {
 static sn_status node_start_serving(sn_node *node, sn_err *err) {
     sn_serving *serving = &node->serving;
     sn_status status = sn_loader_join(&node->loader, err);
+    if (status && sn_recovery_needed(&node->recovery)) { /* this may be the reason still: they are tried again */
+        sn_log(SN_LOG_ERROR, "blocks not loaded", "text=%s", err->text);
+        sn_serving_free(serving);
+        sn_recovery_pause(&node->recovery, sn_now_us());
+        sn_protocol_not_loaded(node->protocol, false, sn_now_us(), sn_unix_ms());
+        return SN_OK;
+    }
+    sn_recovery_end(&node->recovery);
+    node->lost_devices = 0;
     if (!status)
         status = sn_engine_new(serving->span, serving->pool, 2 * node->config.sessions_max, serving->throughput,
                                wake_network, node, &serving->engine, err);
@@ -270,8 +317,6 @@ static sn_status node_apply_placement(sn_node *node, sn_progress progress, void 
     return sn_loader_start(&node->serving, &request, wake_network, node, &node->loader, err);
 }
 
-static bool node_is_up(const sn_node *node) { return !node->loader && node->serving.engine; }
-
 /* Runs the loop until the blocks are served, or startup->stop is set. */
 static sn_status node_bring_up(sn_node *node, sn_progress progress, void *ctx, sn_err *err) {
     sn_node_startup *startup = node->config.startup;
@@ -297,6 +342,9 @@ sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn
     node->config = *config;
     node->serving_options = serving_options(config);
     node->drain_us = (int64_t)config->drain_timeout_s * 1000000;
+    node->recovery.options = config->device_placement.device_options;
+    node->recovery.wake = wake_network;
+    node->recovery.ctx = node;
     bool by_introduction = !transport; /* other transports get the keys with the addresses */
     if (transport) {
         node->transport = *transport;
@@ -324,6 +372,7 @@ void sn_node_free(sn_node **node) {
     sn_metrics_free(&n->metrics);
     sn_dht_close(&n->dht_client.dht); /* it wakes the transport */
     if (sn_loader_join(&n->loader, &err)) sn_log(SN_LOG_INFO, "blocks not loaded", "text=%s", err.text);
+    sn_recovery_end(&n->recovery);      /* it wakes the transport */
     sn_engine_free(&n->serving.engine); /* from here on no other thread touches span, pool and sessions */
     sn_protocol_free(&n->protocol);
     sn_introducer_free(&n->introducer); /* it wakes the transport */

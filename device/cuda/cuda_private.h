@@ -92,8 +92,7 @@ typedef struct sn_cuda {
     uint64_t n_batches;
     bool batch_failed; /* an operation of the open batch failed: it is not captured */
 
-    bool stopped;
-    char stop_reason[256];
+    char stop_reason[256]; /* base.lost points to it */
 } sn_cuda;
 
 /* -- queue.c: errors, waits */

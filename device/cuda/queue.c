@@ -14,10 +14,9 @@ static sn_status fail_stopped(const sn_cuda *cuda, sn_err *err) {
 }
 
 static sn_status stop_timed_out(sn_cuda *cuda, sn_err *err) {
-    snprintf(cuda->stop_reason, sizeof cuda->stop_reason,
-             "%s did not answer within %d ms: it is not used any more; restart the program to use it again",
+    snprintf(cuda->stop_reason, sizeof cuda->stop_reason, "%s did not answer within %d ms: it is given up",
              cuda->description, cuda->base.timeout_ms);
-    cuda->stopped = true;
+    cuda->base.lost = cuda->stop_reason;
     return fail_stopped(cuda, err);
 }
 
@@ -34,10 +33,10 @@ sn_status sn_cuda_check(sn_cuda *cuda, cudaError_t error, const char *what, sn_e
         return sn_fail(err, SN_RETRY, "%s: a batch with %s in it cannot be captured (%s): it was not run, try again",
                        cuda->description, what, cudaGetErrorString(error));
     }
-    if (!cuda->stopped)
+    if (!cuda->base.lost)
         snprintf(cuda->stop_reason, sizeof cuda->stop_reason, "%s is lost: %s failed: %s", cuda->description, what,
                  cudaGetErrorString(error));
-    cuda->stopped = true;
+    cuda->base.lost = cuda->stop_reason;
     return fail_stopped(cuda, err);
 }
 
@@ -45,7 +44,7 @@ sn_status sn_cuda_check(sn_cuda *cuda, cudaError_t error, const char *what, sn_e
 static _Thread_local int thread_device = -1;
 
 sn_status sn_cuda_enter(sn_cuda *cuda, sn_err *err) {
-    if (cuda->stopped) return fail_stopped(cuda, err);
+    if (cuda->base.lost) return fail_stopped(cuda, err);
     if (thread_device == cuda->base.id.ordinal) return SN_OK;
     thread_device = -1;
     sn_status status = sn_cuda_check(cuda, cudaSetDevice(cuda->base.id.ordinal), "choosing it", err);
@@ -63,7 +62,7 @@ sn_status sn_cuda_op_done(sn_cuda *cuda, sn_status status) {
 sn_status sn_cuda_enter_uncaptured(sn_cuda *cuda, const char *what, sn_err *err) {
     /* the caller has abandoned the batch */
     if (cuda->state != SN_CUDA_NO_BATCH && cuda->batch_failed) sn_cuda_batch_abort(cuda);
-    if (!cuda->stopped && cuda->state != SN_CUDA_NO_BATCH && cuda->capturable)
+    if (!cuda->base.lost && cuda->state != SN_CUDA_NO_BATCH && cuda->capturable)
         return sn_fail(err, SN_REFUSED,
                        "%s: %s was called within a batch that can be captured: call it before or after",
                        cuda->description, what);
@@ -80,7 +79,7 @@ static bool is_done(cudaEvent_t event, cudaStream_t stream, cudaError_t *error) 
 
 static sn_status wait_until_done(sn_cuda *cuda, cudaEvent_t event, cudaStream_t stream, sn_err *err) {
     cudaError_t error;
-    if (cuda->stopped) return fail_stopped(cuda, err);
+    if (cuda->base.lost) return fail_stopped(cuda, err);
     for (int64_t begin = sn_now_us(), waited; !is_done(event, stream, &error);) {
         waited = sn_now_us() - begin;
         if (waited > (int64_t)cuda->base.timeout_ms * 1000) return stop_timed_out(cuda, err);

@@ -60,8 +60,8 @@ void sn_xpu_free(sn_device *d, void *device, size_t bytes) {
     sn_xpu_orphan *orphan;
     if (!device) return;
     sn_allocations_remove(&x->allocations, device);
-    if (!x->stopped) (void)sn_xpu_finish(d, NULL);
-    if (x->stopped) sn_xpu_wait_stopped(x);
+    if (!x->base.lost) (void)sn_xpu_finish(d, NULL);
+    if (x->base.lost) sn_xpu_wait_stopped(x);
     if (!x->hung) {
         zeMemFree(x->context, device);
         return;

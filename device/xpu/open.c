@@ -138,8 +138,8 @@ static sn_status open_device(sn_xpu *x, sn_err *err) {
  * allocated until the process ends. */
 static void xpu_close(sn_device *d) {
     sn_xpu *x = sn_xpu_of(d);
-    if (!x->stopped) (void)sn_xpu_finish(d, NULL);
-    if (x->stopped) sn_xpu_wait_stopped(x);
+    if (!x->base.lost) (void)sn_xpu_finish(d, NULL);
+    if (x->base.lost) sn_xpu_wait_stopped(x);
     if (x->hung && x->idle) {
         uint64_t limit_ns = (uint64_t)(d->timeout_ms > 0 ? d->timeout_ms : 0) * 1000000;
         bool answers = zeEventHostSynchronize(x->idle, limit_ns) != ZE_RESULT_NOT_READY;

@@ -34,16 +34,16 @@ const char *sn_xpu_result_text(ze_result_t result) {
 }
 
 sn_status sn_xpu_check_alive(const sn_xpu *x, sn_err *err) {
-    return x->stopped ? sn_fail(err, SN_STOP, "%s", x->stop_reason) : SN_OK;
+    return x->base.lost ? sn_fail(err, SN_STOP, "%s", x->stop_reason) : SN_OK;
 }
 
 static sn_status mark_stopped(sn_xpu *x, sn_err *err) {
-    x->stopped = true;
+    x->base.lost = x->stop_reason;
     return sn_xpu_check_alive(x, err);
 }
 
 sn_status sn_xpu_check(sn_xpu *x, ze_result_t result, const char *what, sn_err *err) {
-    if (x->stopped) return sn_xpu_check_alive(x, err);
+    if (x->base.lost) return sn_xpu_check_alive(x, err);
     if (result == ZE_RESULT_SUCCESS) return SN_OK;
     snprintf(x->stop_reason, sizeof x->stop_reason,
              "%s failed while %s: %s (Level Zero result 0x%x): close it, and open it again", x->name, what,

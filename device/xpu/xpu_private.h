@@ -134,8 +134,8 @@ typedef struct sn_xpu {
     bool decode_only;          /* every sequence has at most one row */
     size_t tiles_at, pages_at; /* offsets in batch_table */
     /* -- after SN_STOP */
-    bool stopped, hung;
-    char stop_reason[sizeof(((sn_err *)0)->text)];
+    bool hung;
+    char stop_reason[sizeof(((sn_err *)0)->text)]; /* base.lost points to it */
     sn_xpu_orphan *orphans;
     sn_allocations allocations; /* of alloc */
 } sn_xpu;

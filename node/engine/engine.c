@@ -12,6 +12,7 @@ enum { KV_POLL_US = 2000, IDLE_US = 1000000 };
 
 struct sn_engine {
     sn_scheduler *scheduler;
+    sn_span *span;
     sn_kv_pool *pool;
     sn_queue *inbox, *outbox;
     void (*finished)(void *);
@@ -25,6 +26,8 @@ struct sn_engine {
         swapped_bytes;
     sn_throughput throughput; /* the engine thread's; the next two are published copies */
     _Atomic uint64_t decode_us, prompt_tokens_per_s;
+    _Atomic uint32_t lost_devices;
+    atomic_int working_first, working_end;
 };
 
 static void engine_publish_throughput(sn_engine *e) {
@@ -32,10 +35,20 @@ static void engine_publish_throughput(sn_engine *e) {
     atomic_store(&e->prompt_tokens_per_s, e->throughput.prompt_tokens_per_s);
 }
 
+/* lost_devices comes last, so that a thread that reads it first finds the range that belongs to it, or a newer one. */
+static void engine_publish_working(sn_engine *e) {
+    int first, end;
+    sn_span_working(e->span, &first, &end);
+    atomic_store(&e->working_first, first);
+    atomic_store(&e->working_end, end);
+    atomic_store(&e->lost_devices, sn_span_lost_devices(e->span));
+}
+
 static void engine_publish_stats(sn_engine *e, int64_t busy_us) {
     sn_throughput_update(&e->throughput, sn_scheduler_rows(e->scheduler), busy_us);
     sn_scheduler_set_throughput(e->scheduler, e->throughput.decode_us, e->throughput.row_ns);
     engine_publish_throughput(e);
+    engine_publish_working(e);
     atomic_store(&e->forward_passes, sn_scheduler_forward_passes(e->scheduler));
     atomic_store(&e->device_transfer_bytes, sn_scheduler_watch(e->scheduler)->bytes);
     atomic_store(&e->kv_bytes, sn_kv_pool_bytes_used(e->pool));
@@ -87,12 +100,14 @@ sn_status sn_engine_new(sn_span *span, sn_kv_pool *pool, size_t jobs_max, sn_thr
     sn_engine *e = NULL;
     sn_status status = sn_calloc(&e, 1, sizeof *e, err);
     if (status) return status;
+    e->span = span;
     e->pool = pool;
     e->finished = finished;
     e->ctx = ctx;
     e->jobs_max = jobs_max;
     e->throughput = throughput;
     engine_publish_throughput(e);
+    engine_publish_working(e);
     status = sn_scheduler_new(span, pool, &e->scheduler, err);
     if (!status) status = sn_queue_new(jobs_max, &e->inbox, err);
     if (!status) status = sn_queue_new(jobs_max, &e->outbox, err);
@@ -143,6 +158,7 @@ sn_job *sn_engine_next_finished(sn_engine *e) {
 }
 
 sn_engine_stats sn_engine_read(const sn_engine *e) {
+    uint32_t lost = atomic_load(&e->lost_devices); /* before the range */
     return (sn_engine_stats){.forward_passes = atomic_load(&e->forward_passes),
                              .compute_us = atomic_load(&e->compute_us),
                              .device_transfer_bytes = atomic_load(&e->device_transfer_bytes),
@@ -152,5 +168,8 @@ sn_engine_stats sn_engine_read(const sn_engine *e) {
                              .prompt_tokens_per_s = atomic_load(&e->prompt_tokens_per_s),
                              .shared_pages = atomic_load(&e->shared_pages),
                              .prefix_cached_tokens = atomic_load(&e->prefix_cached_tokens),
-                             .swapped_bytes = atomic_load(&e->swapped_bytes)};
+                             .swapped_bytes = atomic_load(&e->swapped_bytes),
+                             .lost_devices = lost,
+                             .working_first = atomic_load(&e->working_first),
+                             .working_end = atomic_load(&e->working_end)};
 }

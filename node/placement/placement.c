@@ -34,15 +34,21 @@ static void placement_announce(const sn_placement *p, int64_t now_us, int64_t un
     p->setup.host.announce(p->setup.host.ctx, now_us, unix_ms);
 }
 
+/* Blocks [first, end) are those of the node, and none of them lacks its device. */
+static void placement_set_blocks(sn_placement *p, int first, int end) {
+    p->first = p->working_first = first;
+    p->end = p->working_end = end;
+}
+
 void sn_placement_init(sn_placement *p, const sn_placement_setup *setup, int64_t now_us) {
-    *p = (sn_placement){
-        .setup = *setup, .first = setup->first, .end = setup->end, .seed = ~sn_node_tag(setup->node), .due_us = now_us};
+    *p = (sn_placement){.setup = *setup, .seed = ~sn_node_tag(setup->node), .due_us = now_us};
+    placement_set_blocks(p, setup->first, setup->end);
     p->state = setup->policy.auto_blocks ? SN_PLACEMENT_LISTENING
                : setup->loading          ? SN_PLACEMENT_LOADING
                                          : SN_PLACEMENT_SERVING;
     if (p->state == SN_PLACEMENT_LISTENING) {
         p->due_us += LISTEN_US;
-        p->first = p->end = 0;
+        placement_set_blocks(p, 0, 0);
     }
 }
 
@@ -65,8 +71,8 @@ static bool coverage_of_others(const sn_placement *p, uint64_t below, sn_block_c
 
 static void placement_claim(sn_placement *p, const sn_block_coverage *others, int64_t now_us, int64_t unix_ms) {
     int n = p->setup.policy.auto_blocks < p->setup.n_blocks ? p->setup.policy.auto_blocks : p->setup.n_blocks;
-    p->first = sn_block_selection_window(others, n, &p->seed);
-    p->end = p->first + n;
+    int first = sn_block_selection_window(others, n, &p->seed);
+    placement_set_blocks(p, first, first + n);
     p->state = SN_PLACEMENT_CLAIMED;
     p->due_us = now_us + (p->setup.policy.expects_others ? CONFIRM_US : 0);
     p->claims++;
@@ -176,17 +182,35 @@ bool sn_placement_wants_blocks(sn_placement *p, int *first, int *end) {
 }
 
 void sn_placement_serve(sn_placement *p, int first, int end, int64_t now_us) {
-    p->first = first;
-    p->end = end;
+    placement_set_blocks(p, first, end);
     p->state = SN_PLACEMENT_SERVING;
     rebalance_schedule(p, now_us);
 }
 
+void sn_placement_narrow(sn_placement *p, int first, int end) {
+    p->working_first = first;
+    p->working_end = end;
+    if (p->state == SN_PLACEMENT_REBALANCE_PENDING) p->state = SN_PLACEMENT_SERVING;
+    if (p->state == SN_PLACEMENT_SERVING) p->due_us = INT64_MAX;
+}
+
+void sn_placement_reload(sn_placement *p, int64_t now_us, int64_t unix_ms) {
+    if (p->state != SN_PLACEMENT_SERVING) return; /* other blocks are about to be loaded */
+    p->target_first = p->first;
+    p->state = SN_PLACEMENT_REBALANCING;
+    p->due_us = p->working_first < p->working_end ? now_us + p->setup.policy.drain_us_max : now_us;
+    p->setup.host.drain(p->setup.host.ctx, unix_ms);
+}
+
+void sn_placement_not_loaded(sn_placement *p, bool again) {
+    placement_set_blocks(p, p->first, p->end);
+    if (!again) p->working_first = p->working_end = 0;
+    p->load_requested = !again;
+}
+
 void sn_placement_vacate(sn_placement *p) {
-    int n = p->end - p->first;
-    p->first = p->target_first;
-    p->end = p->target_first + n;
+    p->rebalances += p->target_first != p->first;
+    placement_set_blocks(p, p->target_first, p->target_first + p->end - p->first);
     p->state = SN_PLACEMENT_LOADING;
     p->load_requested = false;
-    p->rebalances++;
 }

@@ -12,6 +12,9 @@
  * (REBALANCE_PENDING) and checks again after a few seconds, so that two nodes do not leave the same blocks at once.
  * Then its sessions are migrated (REBALANCING), and it loads the new blocks under the same identity (LOADING).
  *
+ * A device is lost: the node serves the blocks that still work, and announces only these. When the device works again,
+ * the blocks are exchanged for themselves: the sessions are migrated (REBALANCING), and all are loaded anew (LOADING).
+ *
  * node/protocol owns it, in its own storage, and calls it on the network thread. Nothing blocks or fails. The fields
  * may be read by the owner and by tests; only the functions below change them. */
 #ifndef SN_NODE_PLACEMENT_PLACEMENT_H
@@ -65,7 +68,8 @@ typedef struct sn_placement_setup {
 typedef struct sn_placement {
     sn_placement_setup setup;
     sn_placement_state state;
-    int first, end;      /* blocks served, or about to be served */
+    int first, end;                 /* blocks served, or about to be served */
+    int working_first, working_end; /* of these, those that can be announced; equal: none */
     int target_first;    /* in REBALANCE_PENDING and REBALANCING: the first of the blocks that the node moves to */
     bool load_requested; /* sn_placement_wants_blocks has returned these blocks */
     int claims;          /* how often blocks were selected for this start */
@@ -86,6 +90,12 @@ bool sn_placement_serving(const sn_placement *placement); /* blocks are loaded *
 bool sn_placement_wants_blocks(sn_placement *placement, int *first, int *end);
 /* Blocks [first, end) are loaded and served from now on. */
 void sn_placement_serve(sn_placement *placement, int first, int end, int64_t now_us);
+/* A device is lost: of the blocks served, only [first, end) work (equal: none), until sn_placement_reload. */
+void sn_placement_narrow(sn_placement *placement, int first, int end);
+/* All blocks can be served again: leads to sn_placement_vacate, and to loading the same blocks. */
+void sn_placement_reload(sn_placement *placement, int64_t now_us, int64_t unix_ms);
+/* The blocks could not be loaded; with `again` sn_placement_wants_blocks asks for them once more. */
+void sn_placement_not_loaded(sn_placement *placement, bool again);
 /* The blocks were freed for a rebalance: the target blocks are to be loaded. */
 void sn_placement_vacate(sn_placement *placement);
 

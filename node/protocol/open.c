@@ -52,12 +52,13 @@ sn_status sn_protocol_quota_step(sn_protocol *protocol, const sn_session *sessio
 /* -- OPEN and CLOSE ------------------------------------------------------------------------------------------------ */
 
 static sn_status session_check_open(const sn_protocol *protocol, const sn_msg_open *open, sn_err *err) {
-    uint64_t first = (uint64_t)protocol->placement.first, end = (uint64_t)protocol->placement.end;
+    uint64_t first = (uint64_t)protocol->placement.working_first, end = (uint64_t)protocol->placement.working_end;
     if (open->protocol != SN_PROTOCOL_VERSION)
         return sn_fail(err, SN_REFUSED, "this node speaks protocol %d, not %llu: use a matching version",
                        SN_PROTOCOL_VERSION, (unsigned long long)open->protocol);
     if (!sn_placement_serving(&protocol->placement))
         return sn_fail(err, SN_RETRY, "this node is loading its blocks: use another one");
+    if (first == end) return sn_fail(err, SN_RETRY, "this node has lost the device of its blocks: use another one");
     if (protocol->draining || protocol->placement.state == SN_PLACEMENT_REBALANCE_PENDING)
         return sn_fail(err, SN_RETRY, "this node is leaving: use another one");
     if (memcmp(open->model, protocol->setup.model.bytes, SN_HASH_SIZE))

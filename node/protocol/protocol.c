@@ -319,6 +319,20 @@ void sn_protocol_vacate(sn_protocol *protocol, int64_t now_us, int64_t unix_ms) 
     sn_membership_announce(protocol->membership, now_us, unix_ms);
 }
 
+void sn_protocol_narrow(sn_protocol *protocol, int first, int end, int64_t now_us, int64_t unix_ms) {
+    sn_placement_narrow(&protocol->placement, first, end);
+    sn_membership_announce(protocol->membership, now_us, unix_ms);
+}
+
+void sn_protocol_reload(sn_protocol *protocol, int64_t now_us, int64_t unix_ms) {
+    if (!protocol->draining) sn_placement_reload(&protocol->placement, now_us, unix_ms);
+}
+
+void sn_protocol_not_loaded(sn_protocol *protocol, bool again, int64_t now_us, int64_t unix_ms) {
+    sn_placement_not_loaded(&protocol->placement, again);
+    sn_membership_announce(protocol->membership, now_us, unix_ms);
+}
+
 void sn_protocol_drain(sn_protocol *protocol, int64_t unix_ms) {
     protocol->draining = true;
     sn_membership_announce(protocol->membership, 0, unix_ms);

@@ -92,6 +92,13 @@ void sn_protocol_serve(sn_protocol *protocol, const sn_span_info *span, size_t k
 void sn_protocol_publish_adapters(sn_protocol *protocol, sn_adapter_store *store);
 /* True when the node moves to other blocks, and no session and no job uses the present ones any more. */
 bool sn_protocol_wants_rebalance(const sn_protocol *protocol);
+/* A device is lost: of the blocks served, only [first, end) work (equal: none). Announces that. */
+void sn_protocol_narrow(sn_protocol *protocol, int first, int end, int64_t now_us, int64_t unix_ms);
+/* The device works again: the sessions are asked to migrate, and then, as for a rebalance, the same blocks are loaded
+ * once more. */
+void sn_protocol_reload(sn_protocol *protocol, int64_t now_us, int64_t unix_ms);
+/* The blocks were not loaded: announces that none is served, or, with `again`, that they are loaded once more. */
+void sn_protocol_not_loaded(sn_protocol *protocol, bool again, int64_t now_us, int64_t unix_ms);
 /* The engine is freed, the span about to be: frees the adapters that lie on it. */
 void sn_protocol_vacate(sn_protocol *protocol, int64_t now_us, int64_t unix_ms);
 

@@ -11,9 +11,9 @@
 
 static sn_node_state announced_state(const sn_protocol *protocol) {
     if (protocol->leaving) return SN_NODE_OFFLINE;
-    if (!sn_placement_serving(&protocol->placement)) return SN_NODE_JOINING;
-    return protocol->draining || protocol->placement.state == SN_PLACEMENT_REBALANCE_PENDING ? SN_NODE_DRAINING
-                                                                                             : SN_NODE_ONLINE;
+    const sn_placement *p = &protocol->placement;
+    if (!sn_placement_serving(p) || p->working_first == p->working_end) return SN_NODE_JOINING;
+    return protocol->draining || p->state == SN_PLACEMENT_REBALANCE_PENDING ? SN_NODE_DRAINING : SN_NODE_ONLINE;
 }
 
 /* Bytes that one token takes through the network, in and out, as float32. */
@@ -36,11 +36,11 @@ void sn_protocol_describe(const sn_protocol *protocol, sn_announcement *a) {
     sn_engine_stats stats = protocol->setup.read_stats(protocol->setup.ctx);
     a->state = announced_state(protocol);
     memcpy(a->model, protocol->setup.model.bytes, SN_HASH_SIZE);
-    a->first_block = (uint64_t)placement->first;
-    a->end_block = (uint64_t)placement->end;
+    a->first_block = (uint64_t)placement->working_first;
+    a->end_block = (uint64_t)placement->working_end;
     a->n_blocks = (uint64_t)protocol->hp->n_blocks;
-    for (int i = 0; span->block_hash && i < placement->end - placement->first; i++)
-        memcpy(a->block_hash[i], span->block_hash[i].bytes, SN_HASH_SIZE);
+    for (int b = placement->working_first; span->block_hash && b < placement->working_end; b++)
+        memcpy(a->block_hash[b - placement->working_first], span->block_hash[b - placement->first].bytes, SN_HASH_SIZE);
     announce_rates(protocol, &stats, a);
     for (int i = 0; i < SN_WIRE_DTYPES; i++)
         if ((size_t)protocol->hp->n_embd % sn_dtype_block(sn_wire_dtypes[i]) == 0)
@@ -81,8 +81,8 @@ void sn_protocol_on_status(sn_protocol *protocol, const sn_event *event, int64_t
 void sn_protocol_read_stats(const sn_protocol *protocol, sn_node_stats *out) {
     const sn_protocol_setup *setup = &protocol->setup;
     *out = (sn_node_stats){
-        .first = setup->span.first,
-        .end = setup->span.end,
+        .first = protocol->placement.working_first,
+        .end = protocol->placement.working_end,
         .engine = setup->read_stats(setup->ctx),
         .kv_bytes_max = setup->kv_bytes_max,
         .weight_bytes = setup->span.bytes,

@@ -75,6 +75,8 @@ static sn_status request_check(const sn_protocol *protocol, uint64_t version, co
     if (protocol->draining) return sn_fail(err, SN_RETRY, "this node is leaving: use another one");
     if (!sn_placement_serving(&protocol->placement))
         return sn_fail(err, SN_RETRY, "this node is still loading its blocks: use another one");
+    if (protocol->placement.working_first == protocol->placement.working_end)
+        return sn_fail(err, SN_RETRY, "this node has lost the device of its blocks: use another one");
     if (!protocol->setup.tune_bytes_max)
         return sn_fail(err, SN_REFUSED, "this node does not train: its owner gave --tune-memory 0");
     if (memcmp(model, protocol->setup.model.bytes, SN_HASH_SIZE))
@@ -145,7 +147,8 @@ void sn_protocol_on_adapter_put(sn_protocol *protocol, sn_event *event, int64_t 
 static sn_status training_batch_check(const sn_protocol *protocol, const sn_msg *msg, size_t *rows, sn_err *err) {
     const sn_msg_forward *f = &msg->forward;
     const sn_wire_tensor *t = &msg->tensor;
-    uint64_t first = (uint64_t)protocol->setup.span.first, end = (uint64_t)protocol->setup.span.end, sum = 0;
+    uint64_t first = (uint64_t)protocol->placement.working_first, end = (uint64_t)protocol->placement.working_end;
+    uint64_t sum = 0;
     bool back = msg->kind == SN_MSG_BACKWARD;
     sn_status status = request_check(protocol, f->protocol, f->model, err);
     if (status) return status;

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct cuda_event {
     struct cuda_stream *stream; /* stream of the newest record */
@@ -127,6 +128,8 @@ static void clear_list(list *l) {
 /* -- execution */
 
 static bool is_stalled(void) {
+    const char *file = getenv("CUDA_STAND_IN_STALL");
+    if (file && !access(file, F_OK)) return true;
     if (stall_ms) {
         stalled_until = sn_now_us() + (int64_t)stall_ms * 1000;
         stall_ms = 0;

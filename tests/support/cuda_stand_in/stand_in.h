@@ -38,7 +38,8 @@ void cuda_stand_in_capability(int sm);       /* compute capability: 90 */
 void cuda_stand_in_memory(size_t bytes);     /* bytes of each device: 1 GiB */
 void cuda_stand_in_copies_first(bool first); /* false */
 
-/* -- faults; counts begin at the call */
+/* -- faults; counts begin at the call. In programs: while the file exists that the environment variable
+ * CUDA_STAND_IN_STALL names, no kernel and no copy ends. */
 void cuda_stand_in_fail_allocation(int nth); /* the nth cudaMalloc or cudaHostAlloc fails (first: 1), no other */
 void cuda_stand_in_fail_creation(int nth);   /* likewise for streams, events, executable graphs, cuBLAS handles */
 void cuda_stand_in_spoil_capture(int nth);   /* the nth kernel launch during a capture cannot be recorded */

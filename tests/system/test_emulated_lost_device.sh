@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# A device that does not answer, through the programs themselves: it is given up after --device-timeout, the node announces the
+# blocks of its other device and serves them, says so once, tries the device again, and takes its blocks back.
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+emulate
+model=$scratch/model
+mkdir "$model"
+cp "$fixtures/golden/llama/config.json" "$fixtures/golden/llama/model.safetensors" "$fixtures/tokenizer/smollm/tokenizer.json" "$model"
+generate=("$bin/swarm" generate --model "$model" --ignore-eos --json --prompt 7-3 --max-tokens 8)
+export CUDA_STAND_IN_STALL=$scratch/stall # while this file exists, the device does not answer
+
+text() { succeeds "${generate[@]}" "$@"; query "$scratch/run.out" 'd["ids"]'; }
+
+# blocks NAME: "state first:end", as the node announces it.
+blocks() {
+  "$bin/swarm" status --join "${address[plain]}" --json >"$scratch/status.out" || fail "no status"
+  query "$scratch/status.out" "[n['state'] + ' ' + n['blocks'] for n in d['nodes'] if n['name'] == '$1'][0]"
+}
+
+lost_devices() {
+  python3 - "$(sed -n 's/.* metrics=\([0-9]*\)$/\1/p' "$scratch/cuda.out")" <<'END'
+import re, sys, urllib.request
+page = urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/metrics", timeout=10).read().decode()
+print(re.search(r"^swarm_node_lost_devices ([0-9]+)$", page, re.M)[1])
+END
+}
+
+start_node plain "$model" all --device cpu
+wait_ready plain
+start_node cuda "$model" all --device cpu,cuda:0 --device-map 0:1=cuda:0,1:4=cpu --device-timeout 1s --metrics 0 --join "${address[plain]}"
+wait_ready cuda
+whole=$(text --join "${address[cuda]}" --only cuda)
+expected=$(text --join "${address[plain]}" --only plain)
+
+touch "$scratch/stall"
+run "${generate[@]}" --join "${address[cuda]}" --only cuda --timeout 2
+[ $rc != 0 ] || fail "a text was generated on a device that does not answer"
+until=$(($(now_ms) + 60000))
+until grep -q 'device lost' "$scratch/cuda.err"; do
+  [ "$(now_ms)" -lt "$until" ] || fail "the device is not given up"
+  sleep 0.1
+done
+grep -q 'device lost device=cuda:0 blocks=1:4 text=.*did not answer within 1000 ms' "$scratch/cuda.err" ||
+  fail "the log does not say that the device is lost"
+[ "$(blocks cuda)" = "online 1:4" ] || fail "the node announces: $(blocks cuda)"
+[ "$(lost_devices)" = 1 ] || fail "the metrics page shows $(lost_devices) lost devices"
+[ "$(text --join "${address[cuda]}")" = "$expected" ] || fail "another text without the device"
+
+rm "$scratch/stall"
+until=$(($(now_ms) + 60000))
+until [ "$(blocks cuda)" = "online 0:4" ]; do
+  [ "$(now_ms)" -lt "$until" ] || fail "the blocks did not come back: $(blocks cuda)"
+  sleep 0.2
+done
+[ "$(text --join "${address[cuda]}" --only cuda)" = "$whole" ] || fail "another text after the device came back"
+[ "$(lost_devices)" = 0 ] || fail "the metrics page still shows a lost device"
+[ "$(grep -c 'device lost' "$scratch/cuda.err")" = 1 ] || fail "the loss was logged more than once"
+grep -q 'device works again device=cuda:0' "$scratch/cuda.err" || fail "the log does not say that the device is back"
+for name in "${!pid[@]}"; do stop_node "$name"; done

@@ -161,3 +161,23 @@ Test(emulated_node, serves_and_announces_what_works_until_its_lost_device_is_bac
 }
 
 Test(emulated_node, announces_no_block_while_its_only_device_is_lost) { for_each_device(expect_nothing_served); }
+
+/* The device works while it is tried, and fails when the blocks are loaded onto it. */
+Test(emulated_node, blocks_that_cannot_be_loaded_are_tried_again) {
+    enum { NTH_ALLOCATION = 12 }; /* a try has fewer, a try and a load more */
+    node_session all, later;
+    device = "cuda:0";
+    fixture f = fixture_begin(1);
+    expect_opened(&all, &f, 0, 4);
+    lose();
+    cr_expect(is_refusal(step(&all, 0), SN_STOP, device));
+    node_session_close(&all);
+    heal();
+    cuda_stand_in_fail_allocation(NTH_ALLOCATION);
+    await_announced(&f, SN_NODE_JOINING, 0, 0);
+    await_announced(&f, SN_NODE_ONLINE, 0, 4);
+    expect_opened(&later, &f, 0, 4);
+    expect_steps(&later);
+    node_session_close(&later);
+    fixture_end(&f);
+}

@@ -113,6 +113,11 @@ void sn_msg_free(sn_msg **msg) {
     *msg = NULL;
 }
 
+int sn_kv_transfer_tokens(size_t token_bytes) {
+    size_t n = SN_KV_TRANSFER_SIZE_MAX / token_bytes;
+    return n < 1 ? 1 : n < SN_KV_TRANSFER_TOKENS_MAX ? (int)n : SN_KV_TRANSFER_TOKENS_MAX;
+}
+
 sn_status sn_list_new(size_t n, size_t max, size_t size, void *out, sn_err *err) {
     if (n > max) return sn_fail(err, SN_REFUSED, "a list of %zu elements is longer than the %zu allowed", n, max);
     return sn_calloc(out, n, size, err);

@@ -22,14 +22,16 @@
 #include "base/mem.h"
 
 enum {
-    SN_PROTOCOL_VERSION = 3,         /* both sides of a connection must use the same */
-    SN_KEY_SIZE = 32,                /* bytes of a CURVE (X25519) or Ed25519 public key */
-    SN_SESSION_ID_SIZE = 16,         /* bytes, opaque, chosen by the client at random */
-    SN_ADDRESS_MAX = 255,            /* bytes of HOST:PORT */
-    SN_HOPS_MAX = 64,                /* nodes in a chain */
-    SN_KV_TRANSFER_TOKENS_MAX = 512, /* tokens whose KV pages one message carries */
-    SN_SAMPLES_MAX = 1024,           /* sequences of a training batch, in one message */
-    SN_ANNOUNCEMENTS_MAX = 256,      /* announcements in one message */
+    SN_PROTOCOL_VERSION = 3,           /* both sides of a connection must use the same */
+    SN_KEY_SIZE = 32,                  /* bytes of a CURVE (X25519) or Ed25519 public key */
+    SN_SESSION_ID_SIZE = 16,           /* bytes, opaque, chosen by the client at random */
+    SN_ADDRESS_MAX = 255,              /* bytes of HOST:PORT */
+    SN_HOPS_MAX = 64,                  /* nodes in a chain */
+    SN_KV_TRANSFER_TOKENS_MAX = 512,   /* tokens whose KV pages one message carries */
+    SN_KV_TRANSFER_SIZE_MAX = 2 << 20, /* bytes of these KV pages, if they are of several tokens: a node reads or writes
+                                        * as many in one or two milliseconds */
+    SN_SAMPLES_MAX = 1024,             /* sequences of a training batch, in one message */
+    SN_ANNOUNCEMENTS_MAX = 256,        /* announcements in one message */
     SN_ANNOUNCEMENT_SIZE_MAX = 16384,
     SN_PADDINGS_MAX = 16, /* blobs in a PING */
     SN_TEXT_SIZE_MAX = 511,
@@ -438,6 +440,8 @@ typedef struct sn_msg {
 /* A message with zeroed fields. */
 sn_status sn_msg_new(sn_msg_kind kind, uint64_t correlation_id, sn_msg **out, sn_err *err) SN_MUST_USE;
 void sn_msg_free(sn_msg **msg); /* accepts NULL; frees lists, blobs and the tensor's owner */
+/* Tokens whose KV pages one message carries at most, at least 1. token_bytes: of one token in all blocks. */
+int sn_kv_transfer_tokens(size_t token_bytes);
 const char *sn_msg_kind_name(sn_msg_kind kind);
 
 /* Allocates a tensor that the message owns, and sets msg->tensor. *data may be written until the message is sent.

@@ -88,35 +88,60 @@ sn_status sn_chain_get_kv(sn_chain *chain, int position, int n, float *out, sn_e
 /* -- writing
  * ------------------------------------------------------------------------------------------------------------ */
 
-static sn_status hop_put_kv(sn_chain *chain, sn_hop *hop, int position, int n, const float *in,
-                            const sn_hash *token_timelines, sn_err *err) {
-    sn_hop_remote *r = &hop->remote;
-    sn_msg *msg = NULL, *reply = NULL;
+/* KV pages of all blocks, and the timeline that they belong to. */
+typedef struct kv_rows {
+    const float *data; /* (n_blocks, 2, n, width) */
+    int position, n;
+    const sn_hash *token_timelines;
+} kv_rows;
+
+/* A KV_PUT of the hop's blocks for `n` of the tokens, from row `first` on. */
+static sn_status kv_put_msg_new(const sn_chain *chain, const sn_hop *hop, const kv_rows *rows, int first, int n,
+                                sn_msg **out, sn_err *err) {
+    sn_msg *msg = NULL;
     void *data = NULL;
+    const sn_hash *timeline = rows->token_timelines + rows->position + first;
+    size_t width = chain_kv_width(chain), part = (size_t)n * width;
+    const uint64_t shape[] = {(uint64_t)(hop->end - hop->first), 2, (uint64_t)n, width};
     sn_status status = sn_msg_new(SN_MSG_KV_PUT, 0, &msg, err);
     if (status) return status;
+    *out = msg;
     sn_msg_kv_put *put = &msg->kv_put;
-    memcpy(put->session, r->session, SN_SESSION_ID_SIZE);
-    memcpy(put->origin, token_timelines[0].bytes, SN_KEY_SIZE);
-    put->position = (uint64_t)position;
-    uint64_t shape[] = {(uint64_t)(hop->end - hop->first), 2, (uint64_t)n, chain_kv_width(chain)};
+    memcpy(put->session, hop->remote.session, SN_SESSION_ID_SIZE);
+    memcpy(put->origin, rows->token_timelines[0].bytes, SN_KEY_SIZE);
+    memcpy(put->timeline, timeline->bytes, SN_KEY_SIZE);
+    put->position = (uint64_t)(rows->position + first);
     status =
         sn_list_new((size_t)n, SN_KV_TRANSFER_TOKENS_MAX, sizeof *put->token_timelines, &put->token_timelines, err);
-    if (!status) put->n_token_timelines = (size_t)n;
-    for (int i = 0; i < n && !status; i++)
-        memcpy(put->token_timelines[i].timeline, token_timelines[position + i + 1].bytes, SN_KEY_SIZE);
     if (!status) status = sn_msg_new_tensor(msg, SN_F32, 4, shape, &data, err);
-    if (!status) {
-        memcpy(data, in + chain_kv_offset(chain, hop->first, n), msg->tensor.bytes);
-        sn_hash hash = sn_hash_of(data, msg->tensor.bytes);
-        memcpy(put->tensor_hash, hash.bytes, SN_HASH_SIZE);
+    if (status) return status;
+    put->n_token_timelines = (size_t)n;
+    for (int i = 0; i < n; i++) memcpy(put->token_timelines[i].timeline, timeline[i + 1].bytes, SN_KEY_SIZE);
+    const float *from = rows->data + chain_kv_offset(chain, hop->first, rows->n) + (size_t)first * width;
+    float *to = data;
+    for (int half = 2 * hop->first; half < 2 * hop->end; half++, from += (size_t)rows->n * width, to += part)
+        memcpy(to, from, part * sizeof *to);
+    sn_hash hash = sn_hash_of(data, msg->tensor.bytes);
+    memcpy(put->tensor_hash, hash.bytes, SN_HASH_SIZE);
+    return SN_OK;
+}
+
+/* In parts of the size that nodes accept. */
+static sn_status hop_put_kv(sn_chain *chain, sn_hop *hop, const kv_rows *rows, sn_err *err) {
+    sn_hop_remote *r = &hop->remote;
+    sn_status status = SN_OK;
+    int most = sn_kv_transfer_tokens(chain_kv_offset(chain, hop->end - hop->first, 1) * sizeof(float));
+    for (int done = 0, n; done < rows->n && !status; done += n) {
+        sn_msg *msg = NULL, *reply = NULL;
+        n = rows->n - done < most ? rows->n - done : most;
         sn_call call = {r->address, r->curve_key, SN_MSG_KV_PUT_REPLY, chain->options.limits.timeout_ms};
-        status = sn_link_call(chain->options.link, &call, &msg, &r->peer, &reply, err);
+        status = kv_put_msg_new(chain, hop, rows, done, n, &msg, err);
+        if (!status) status = sn_link_call(chain->options.link, &call, &msg, &r->peer, &reply, err);
+        if (!status && reply->kv_put_reply.length != (uint64_t)(rows->position + done + n))
+            status = sn_fail(err, SN_RETRY, "%s did not take the KV pages", hop->report.node);
+        sn_msg_free(&msg);
+        sn_msg_free(&reply);
     }
-    if (!status && reply->kv_put_reply.length != (uint64_t)(position + n))
-        status = sn_fail(err, SN_RETRY, "%s did not take the KV pages", hop->report.node);
-    sn_msg_free(&msg);
-    sn_msg_free(&reply);
     return status;
 }
 
@@ -143,11 +168,11 @@ sn_status sn_chain_put_kv(sn_chain *chain, int position, int n, const float *in,
                           sn_err *err) {
     if (chain->length || position < 0 || n < 1 || n > SN_KV_TRANSFER_TOKENS_MAX || n > chain->max_tokens - position)
         return sn_fail(err, SN_REFUSED, "KV pages of %d tokens do not fit at position %d", n, position);
+    const kv_rows rows = {in, position, n, token_timelines};
     sn_status status = SN_OK;
     for (size_t i = 0; i < chain->n_hops && !status; i++) {
         sn_hop *hop = &chain->hops[i];
-        status = hop->is_local ? hop_put_kv_local(chain, hop, n, in, err)
-                               : hop_put_kv(chain, hop, position, n, in, token_timelines, err);
+        status = hop->is_local ? hop_put_kv_local(chain, hop, n, in, err) : hop_put_kv(chain, hop, &rows, err);
         if (status) sn_err_context(err, "blocks %d:%d", hop->first, hop->end);
     }
     return status;

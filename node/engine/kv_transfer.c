@@ -1,16 +1,15 @@
 #include "node/engine/kv_transfer.h"
 
-#include <string.h>
+#include "net/message.h"
 
-enum { PART_BYTES = 2 << 20, PART_TOKENS_MAX = 512 }; /* reading a part takes one or two milliseconds */
+#include <string.h>
 
 size_t sn_kv_transfer_row_floats(const sn_hparams *hp, int blocks) {
     return (size_t)blocks * 2 * (size_t)hp->n_kv_heads * (size_t)hp->head_dim;
 }
 
 int sn_kv_transfer_part_tokens(const sn_hparams *hp, int blocks) {
-    size_t n = PART_BYTES / (sn_kv_transfer_row_floats(hp, blocks) * sizeof(float));
-    return n < 1 ? 1 : n < PART_TOKENS_MAX ? (int)n : PART_TOKENS_MAX;
+    return sn_kv_transfer_tokens(sn_kv_transfer_row_floats(hp, blocks) * sizeof(float));
 }
 
 sn_status sn_kv_transfer_read(const sn_span *span, sn_job *job) {

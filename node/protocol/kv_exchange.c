@@ -62,6 +62,11 @@ static sn_status kv_put_check(const sn_protocol *protocol, const sn_session *ses
     if (t->shape[2] != msg->kv_put.n_token_timelines)
         return sn_fail(err, SN_REFUSED, "KV pages of %llu tokens need as many timeline hashes, not %zu",
                        (unsigned long long)t->shape[2], msg->kv_put.n_token_timelines);
+    int most = sn_kv_transfer_part_tokens(protocol->hp, session->end - session->first);
+    if (t->shape[2] > (uint64_t)most)
+        return sn_fail(err, SN_REFUSED,
+                       "KV pages of %llu tokens are too many for one message: send those of at most %d tokens at once",
+                       (unsigned long long)t->shape[2], most);
     if (t->shape[2] > (uint64_t)session->max_tokens ||
         msg->kv_put.position > (uint64_t)session->max_tokens - t->shape[2])
         return sn_fail(err, SN_REFUSED, "%llu tokens at position %llu exceed the session's limit of %d tokens",

@@ -214,8 +214,12 @@ static void expect_export_resumes(bool push, int failing) {
     cluster_add(w->cluster, 2, 4);
     chain_fixture_open(&r, w, (sn_chain_options){.routing.push = push});
     chain_fixture_steps(&r, 0, 50, 13);
-    float *rows = malloc(sizeof(float) * 50 * (size_t)w->n_blocks * 2 * 64 * 64);
-    REQUIRE(sn_chain_get_kv(r.chain, 0, 50, rows, &err));
+    float *rows[2];
+    const int parts[2][2] = {{0, 30}, {30, 20}}; /* as of a session file of several chunks */
+    for (int i = 0; i < 2; i++) {
+        rows[i] = malloc(sizeof(float) * 50 * (size_t)w->n_blocks * 2 * 64 * 64);
+        REQUIRE(sn_chain_get_kv(r.chain, parts[i][0], parts[i][1], rows[i], &err));
+    }
     chain_fixture_close(&r);
     for (int twice = 0; twice < 2; twice++)
         for (int i = 0; i < 3; i++) cluster_add(w->cluster, (int[]){0, 1, 3}[i], (int[]){1, 3, 4}[i]);
@@ -223,7 +227,7 @@ static void expect_export_resumes(bool push, int failing) {
     chain_fixture_open(&s, w, (sn_chain_options){.routing.push = push, .routing.node_filter = {only, 6, NULL, 0}});
     sn_hash marks[51];
     for (int i = 0; i <= 50; i++) marks[i] = sn_hash_of(&i, sizeof i);
-    REQUIRE(sn_chain_put_kv(s.chain, 0, 50, rows, marks, &err));
+    for (int i = 0; i < 2; i++) REQUIRE(sn_chain_put_kv(s.chain, parts[i][0], parts[i][1], rows[i], marks, &err));
     REQUIRE(sn_chain_resume(s.chain, 50, marks, w->inputs, &err));
     chain_fixture_steps(&s, 50, 70, 6);
     chain_fixture_steps(&s, 33, 50, 5); /* rewinds into the imported KV cache */
@@ -231,7 +235,7 @@ static void expect_export_resumes(bool push, int failing) {
     cluster_cut_off(w->cluster, cluster_node_of_block(s.chain, failing));
     chain_fixture_steps(&s, 50, TESTBED_TOKENS, 6);
     cr_expect_geq(sn_chain_replayed(s.chain), 50);
-    free(rows);
+    free(rows[0]), free(rows[1]);
     chain_fixture_close(&s);
     testbed_free(&w);
 }

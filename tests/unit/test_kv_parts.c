@@ -1,0 +1,98 @@
+/* KV pages travel in parts of a bounded size, into a node as out of it, so that no part delays the steps of others for
+ * long. Here a part is PART_TOKENS tokens: the linker puts __wrap_sn_kv_transfer_tokens in the place of the function
+ * that says so. */
+#include "tests/support/chain_fixture.h"
+#include "tests/support/require.h"
+
+#include <criterion/criterion.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PART_TOKENS = 8, TOKENS = 50 };
+
+int __wrap_sn_kv_transfer_tokens(size_t token_bytes); /* the linker's name */
+int __wrap_sn_kv_transfer_tokens(size_t token_bytes) {
+    cr_assert(token_bytes);
+    return PART_TOKENS;
+}
+
+static atomic_int parts, largest; /* of the KV_PUTs and KV_GET_REPLYs on the wire */
+
+static sn_hub_action count_parts(void *ctx, const char *from, const char *to, const sn_msg *msg) {
+    (void)ctx, (void)from, (void)to;
+    if (msg->kind != SN_MSG_KV_PUT && msg->kind != SN_MSG_KV_GET_REPLY) return SN_DELIVER;
+    int tokens = (int)msg->tensor.shape[2];
+    parts++;
+    if (tokens > largest) largest = tokens;
+    return SN_DELIVER;
+}
+
+static void expect_parts(int n) {
+    cr_expect_eq(parts, n, "there were %d parts", parts);
+    cr_expect_eq(largest, PART_TOKENS, "a part had %d tokens", largest);
+    parts = largest = 0;
+}
+
+/* A saved session: read from a node, and written to the nodes of another cut. */
+Test(kv_parts, a_client_reads_and_writes_a_session_in_parts) {
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
+    chain_fixture r;
+    sn_hash marks[TOKENS + 1];
+    float *rows = malloc(sizeof(float) * TOKENS * (size_t)w->n_blocks * 2 * 64 * 64);
+    cluster_add(w->cluster, 0, 4);
+    sn_hub_set_filter(cluster_hub(w->cluster), count_parts, NULL);
+    chain_fixture_open(&r, w, (sn_chain_options){0});
+    chain_fixture_steps(&r, 0, TOKENS, 13);
+    REQUIRE(sn_chain_get_kv(r.chain, 0, TOKENS, rows, &err));
+    expect_parts(7); /* of one node */
+    chain_fixture_close(&r);
+    for (int i = 0; i <= TOKENS; i++) marks[i] = sn_hash_of(&i, sizeof i);
+    cluster_add(w->cluster, 0, 1);
+    cluster_add(w->cluster, 1, 4);
+    const char *only[] = {"node1", "node2"};
+    chain_fixture_open(&r, w, (sn_chain_options){.routing.node_filter = {only, 2, NULL, 0}});
+    REQUIRE(sn_chain_put_kv(r.chain, 0, TOKENS, rows, marks, &err));
+    expect_parts(14); /* of two */
+    REQUIRE(sn_chain_resume(r.chain, TOKENS, marks, w->inputs, &err));
+    chain_fixture_steps(&r, TOKENS, TESTBED_TOKENS, 9);
+    cr_expect_eq(sn_chain_replayed(r.chain), 0);
+    chain_fixture_close(&r);
+    sn_hub_set_filter(cluster_hub(w->cluster), NULL, NULL);
+    free(rows);
+    testbed_free(&w);
+}
+
+Test(kv_parts, a_node_refuses_a_larger_part) {
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
+    node_session p;
+    cluster_add(w->cluster, 0, 0);
+    node_client *t = node_client_new(w, 0);
+    node_session_init(&p, w, t, 0, 4);
+    node_session_open(&p);
+    for (int tokens = PART_TOKENS; tokens <= PART_TOKENS + 1; tokens++) {
+        sn_msg *msg = NULL;
+        void *data;
+        REQUIRE(sn_msg_new(SN_MSG_KV_PUT, 0, &msg, &err));
+        REQUIRE(sn_msg_new_tensor(msg, SN_F32, 4, (uint64_t[]){4, 2, (uint64_t)tokens, 32}, &data, &err));
+        memset(data, 0, msg->tensor.bytes);
+        sn_hash hash = sn_hash_of(data, msg->tensor.bytes);
+        sn_msg_kv_put *put = &msg->kv_put;
+        memcpy(put->session, p.id, SN_SESSION_ID_SIZE);
+        memcpy(put->origin, p.timeline[0].bytes, SN_HASH_SIZE);
+        memcpy(put->tensor_hash, hash.bytes, SN_HASH_SIZE);
+        REQUIRE(sn_list_new((size_t)tokens, SN_KV_TRANSFER_TOKENS_MAX, sizeof *put->token_timelines,
+                            &put->token_timelines, &err));
+        put->n_token_timelines = (size_t)tokens;
+        sn_msg *answer = node_client_request(t, &msg);
+        if (tokens > PART_TOKENS) {
+            cr_expect(is_refusal(answer, SN_REFUSED, "send those of at most 8 tokens at once"));
+            continue;
+        }
+        cr_expect_eq(answer->kind, SN_MSG_KV_PUT_REPLY, "%s", answer->kind == SN_MSG_ERROR ? answer->error.text : "?");
+        sn_msg_free(&answer);
+    }
+    node_session_close(&p);
+    node_client_free(&t);
+    testbed_free(&w);
+}

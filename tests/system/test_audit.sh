@@ -23,6 +23,23 @@ for mode in "" --push --audit-local; do
 done
 [ ! -e "$scratch/evidence" ] || fail "there is evidence against honest nodes"
 
+# A pipe gets no text that is not checked yet: all of it comes at once, at the end, and then a line feed. Without an audit it
+# comes token by token.
+mkdir "$scratch/model"
+cp "$model/config.json" "$model/model.safetensors" "$fixtures/tokenizer/smollm/tokenizer.json" "$scratch/model"
+piped=("$bin/swarm" generate --model "$scratch/model" --prompt 7-3 --max-tokens 40 --ignore-eos --join "${address[a]}" --emulate-link 1gbit,10ms)
+# first_piece OPTION...: how many bytes the first read from a pipe returns, and how many there are.
+first_piece() {
+  timeout 100 python3 -c 'import subprocess as s, sys
+out = s.Popen(sys.argv[1:], stdout=s.PIPE, bufsize=0).stdout
+first = len(out.read(65536))
+print(first, first + len(out.readall()))' "${piped[@]}" "$@" 2>"$scratch/run.err"
+}
+read -r first all <<<"$(first_piece "${audit[@]}")"
+[ "${all:-0}" -gt 40 ] && [ "$first" -ge $((all - 1)) ] || fail "with --audit a pipe got $first of $all bytes before the end"
+read -r first all <<<"$(first_piece)"
+[ "${first:-0}" -lt "${all:-0}" ] || fail "without --audit a pipe got nothing before the end"
+
 # A span that only one node serves cannot be audited by another node, but with the model's file.
 for name in b c d; do stop_node $name; done
 start_node b "$model" 2:4 --join "${address[a]}"

@@ -145,7 +145,7 @@ static int parts_of_the_pause(void) {
         reply = node_client_receive(&b.client, request, 1);
     }
     cr_assert(reply && reply->kind == SN_MSG_KV_SEND_REPLY);
-    cr_expect_eq(reply->kv_send_reply.length, p.length);
+    cr_expect_eq((int)reply->kv_send_reply.length, p.length);
     sn_msg_free(&reply);
     return to.parts - before;
 }

@@ -315,6 +315,10 @@ static sn_status chain_step_group_from(sn_chain *chain, size_t i, size_t j, int 
     sn_step longer = {from, step->position - from + step->n, step->n_embd, rows, rows + all};
     status = sn_chain_step_group(chain, chain->hops, i, j, &longer, failed, err);
     if (!status) memcpy(step->out, rows + all + before, (all - before) * sizeof *rows);
+    if (!status && j < chain->n_hops) {
+        const sn_step again = {from, step->position - from, step->n_embd, rows + all, NULL};
+        status = sn_hop_keep_inputs(&chain->hops[j], &again, err);
+    }
     free(rows);
     return status;
 }

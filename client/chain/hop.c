@@ -182,11 +182,25 @@ sn_status sn_hop_record(sn_hop *hop, const sn_step *step, sn_hasher *hasher, sn_
     float *rows = r->inputs + (size_t)step->position * width;
     memmove(rows, step->in, size * sizeof *rows); /* a replay may read its rows from these inputs */
     sn_wire_round(hop->input_dtype, rows, size);
+    if (step->position < r->inputs_from) r->inputs_from = step->position;
     for (int i = 0; i < step->n; i++) {
         sn_hash *hash = &r->timeline[step->position + i];
         hash[1] = sn_timeline_next(hasher, hash, rows + (size_t)i * width, width);
     }
     hop->length = step->position + step->n;
+    return SN_OK;
+}
+
+sn_status sn_hop_keep_inputs(sn_hop *hop, const sn_step *step, sn_err *err) {
+    sn_hop_remote *r = &hop->remote;
+    if (hop->is_local || hop->pushed || r->inputs_from != SN_INPUTS_NONE) return SN_OK;
+    size_t width = (size_t)step->n_embd, size = (size_t)step->n * width;
+    sn_status status = hop_reserve_timeline(hop, step->position + step->n, step->n_embd, err);
+    if (status) return status;
+    float *rows = r->inputs + (size_t)step->position * width;
+    memcpy(rows, step->in, size * sizeof *rows);
+    sn_wire_round(hop->input_dtype, rows, size);
+    r->inputs_from = step->position;
     return SN_OK;
 }
 
@@ -268,7 +282,7 @@ sn_status sn_hop_copy_timeline(sn_hop *hop, sn_hop *source_hop, int position, in
         source->inputs = NULL;
         r->timeline_capacity = source->timeline_capacity;
     }
-    r->inputs_from = inputs ? source->inputs_from : position;
+    r->inputs_from = inputs ? source->inputs_from : SN_INPUTS_NONE;
     hop->length = position;
     return SN_OK;
 }
@@ -281,7 +295,7 @@ sn_status sn_hop_set_timeline(sn_hop *hop, int position, int n_embd, const sn_ha
     for (int i = 1; i <= position; i++) r->timeline[i] = replicated_hash(hop, token_timelines, i);
     bool known = inputs && !hop->pushed;
     if (known) memcpy(r->inputs, inputs, (size_t)position * (size_t)n_embd * sizeof *inputs);
-    r->inputs_from = known ? 0 : position;
+    r->inputs_from = known ? 0 : SN_INPUTS_NONE;
     hop->length = position;
     return SN_OK;
 }

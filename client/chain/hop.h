@@ -18,6 +18,8 @@
 #include "client/routing/route.h"
 #include "net/receipt.h"
 
+#include <limits.h>
+
 struct sn_kv_replica; /* client/chain/replica.h */
 
 /* What a hop has cost since its session was opened. */
@@ -38,6 +40,8 @@ typedef struct sn_hop_local {
     sn_kv_cache *kv;           /* the hop's own */
 } sn_hop_local;
 
+enum { SN_INPUTS_NONE = INT_MAX };
+
 /* A node's session. The timeline has one hash for each position that the session holds: hash [i] commits to the weights
  * and to the first i rows (net/timeline.h). Of a pushed hop the client knows only the hashes that the node's replies
  * state, and no inputs. */
@@ -56,7 +60,7 @@ typedef struct sn_hop_remote {
     int timeline_capacity;
     sn_hash *timeline; /* [i], i <= length; all zero where it is not known */
     float *inputs;     /* (length, n_embd), rounded as they travelled; NULL for a pushed hop */
-    int inputs_from;   /* inputs are known from this position on; above 0 after KV pages came from elsewhere */
+    int inputs_from;   /* inputs are known from this position on; SN_INPUTS_NONE after KV pages came from elsewhere */
 
     bool wants_receipt;               /* every step asks for a receipt */
     sn_dtype kv_dtype;                /* in which the node keeps keys and values; a receipt must say so */
@@ -116,6 +120,9 @@ sn_status sn_hop_put_adapter(const sn_hop *hop, sn_link *link, const void *image
 
 /* Drops positions from step->position on and records the step's input: rows (rounded to the wire type) and hashes. */
 sn_status sn_hop_record(sn_hop *hop, const sn_step *step, sn_hasher *hasher, sn_err *err) SN_MUST_USE;
+/* Rows of the step, which end where the hop's next step begins, become inputs of a hop that knows none: its KV cache
+ * came from elsewhere and lacks them. Does nothing for other hops. */
+sn_status sn_hop_keep_inputs(sn_hop *hop, const sn_step *step, sn_err *err) SN_MUST_USE;
 bool sn_hop_knows_hash(const sn_hop *hop, int position);
 bool sn_hop_can_replay(const sn_hop *hop, int from); /* the inputs are known from position `from` on */
 

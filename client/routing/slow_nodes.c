@@ -117,11 +117,13 @@ int64_t sn_slow_nodes_block_ns(const sn_slow_nodes *nodes, const uint8_t id[SN_K
 }
 
 const char *sn_slow_nodes_path(char *out, size_t size) {
-    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    bool own = cache && *cache;
-    if (!own && !(home && *home)) return NULL;
-    if (snprintf(out, size, "%s%s/swarm-node", own ? cache : home, own ? "" : "/.cache") >= (int)size - 16) return NULL;
+    const char *own = getenv("SWARM_CACHE"), *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    const char *base = own && *own ? own : cache && *cache ? cache : home && *home ? home : NULL;
+    if (!base) return NULL;
+    const char *below = base == own ? "" : base == cache ? "/swarm-node" : "/.cache/swarm-node";
+    int folder = snprintf(out, size, "%s%s", base, below);
+    if (folder < 0 || (size_t)folder >= size) return NULL;
     if (mkdir(out, 0700)) {} /* it is there already, or saving fails */
-    strcat(out, "/slow-nodes");
-    return out;
+    int all = snprintf(out, size, "%s%s/slow-nodes", base, below);
+    return all < 0 || (size_t)all >= size ? NULL : out;
 }

@@ -8,6 +8,7 @@ cd "$here/../.." || exit 1
 mkdir "$scratch/clone"
 git ls-files -co --exclude-standard -z | xargs -0 cp -a --parents -t "$scratch/clone" || fail "the sources cannot be copied"
 cd "$scratch/clone" || exit 1
+if [ -n "$cache" ]; then SWARM_CACHE=$cache; else unset SWARM_CACHE; fi
 export CCACHE_BASEDIR=$scratch/clone CCACHE_NOHASHDIR=1
 timeout -k 5 500 nice scripts/quickstart.sh --prompt "Once upon a time" --max-tokens 8 >"$scratch/text" 2>"$scratch/quickstart.err" </dev/null ||
   fail "the quickstart ended with $?"

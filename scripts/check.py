@@ -14,6 +14,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # the order. A room that stands here before another one never includes it.
 ROOMS = {
     "base": "",
+    "include": "",
     "device": "",
     "device/cpu": "device",
     "device/cuda": "device",
@@ -40,9 +41,11 @@ ROOMS = {
     "client/generate": "client/chain blocks device model model/tokenizer net",
     "client/tune": "client/generate client/chain client/net client/routing blocks device model model/tokenizer model/chat "
     "model/peft net net/transport",
-    "cli": "client/tune client/generate client/audit client/chain client/net client/routing blocks device model "
+    "client/api": "include client/tune client/generate client/audit client/chain client/net client/routing blocks device model "
     "model/tokenizer model/chat model/peft net net/transport",
-    "cli/bench": "cli client/tune client/generate client/chain client/net client/routing blocks device model "
+    "cli": "include client/api client/tune client/generate client/audit client/chain client/net client/routing blocks device model "
+    "model/tokenizer model/chat model/peft net net/transport",
+    "cli/bench": "cli client/api client/tune client/generate client/chain client/net client/routing blocks device model "
     "model/tokenizer net net/transport",
 }
 FILE_LINES_MAX, FUNCTION_LINES_MAX, PARAMETERS_MAX, DESIGN_NOTE_LINES = 650, 75, 7, 200

@@ -6,7 +6,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 fixtures=$here/../fixtures
 bin=${SN_BUILD:-$here/../../build} # folder of the programs
 scratch=$(mktemp -d)
-cache=${SWARM_CACHE-} # of whoever runs the test: scripts keep the real model there
+cache=${SWARM_CACHE-} # of the user: scripts keep the real model there
 export SWARM_CACHE=$scratch/cache # what clients remember of nodes is no other test's, and not the user's
 declare -A pid address
 rc=0

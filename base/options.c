@@ -10,6 +10,7 @@
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Strings from a file live as long as the options: a list of copies. Those of the command line live in argv. */
 struct sn_option_text {
@@ -23,7 +24,9 @@ typedef struct parser {
     const sn_command *command;
     sn_options *out;
     option_source source[SN_OPTIONS_MAX]; /* by the option's number, counted over the groups */
-    const char *config;                   /* value of --config */
+    const char *config;                   /* value of --config, or the standard file */
+    const sn_program *program;            /* of which it is a command; NULL: sections are refused */
+    const sn_command *section;            /* of the file's lines; NULL: they are for all commands */
 } parser;
 
 const sn_common_option sn_common_options[SN_COMMON_OPTIONS] = {
@@ -150,25 +153,58 @@ static size_t without_comment(const char *line, size_t len) {
     return len;
 }
 
+/* "[generate]": lines for this command follow. */
+static sn_status config_read_section(parser *p, const char *line, size_t len, sn_err *err) {
+    const char *names[SN_COMMANDS_MAX];
+    char word[64];
+    size_t n = p->program ? sn_min_size(p->program->n_commands, SN_COMMANDS_MAX) : 0;
+    if (!n) return sn_fail(err, SN_REFUSED, "%s has no commands, so its file has no sections", p->command->program);
+    snprintf(word, sizeof word, "%.*s", (int)sn_min_size(len > 1 ? len - 2 : 0, sizeof word - 1), line + 1);
+    for (size_t i = 0; i < n; i++) {
+        names[i] = p->program->commands[i]->program + strlen(p->program->name) + 1;
+        if (line[len - 1] != ']' || strcmp(names[i], word)) continue;
+        p->section = p->program->commands[i];
+        return SN_OK;
+    }
+    const char *suggestion = sn_nearest_name(word, names, n);
+    return sn_fail(err, SN_REFUSED, "'%.*s' is no section: write the name of a command, as in [%s]",
+                   (int)sn_min_size(len, sizeof word), line, suggestion ? suggestion : names[0]);
+}
+
+static bool another_command_has(const parser *p, const char *name, size_t len) {
+    size_t i, n = p->program ? p->program->n_commands : 0;
+    for (size_t c = 0; c < n; c++)
+        if (find_option(p->program->commands[c], name, len, &i)) return true;
+    return false;
+}
+
+static sn_status config_fail_unknown(const sn_command *command, const char *name, size_t len, sn_err *err) {
+    char word[64];
+    snprintf(word, sizeof word, "%.*s", (int)sn_min_size(len, sizeof word - 1), name);
+    const char *suggestion = nearest_option(command, word);
+    return sn_fail(err, SN_REFUSED, "unknown option '%s'%s%s%s", word, suggestion ? "; did you mean " : "",
+                   suggestion ? suggestion : "", suggestion ? "?" : " (see --help)");
+}
+
 static sn_status config_read_line(parser *p, const char *line, size_t len, sn_err *err) {
     len = without_comment(line, len);
     trim_spaces(&line, &len);
     if (!len) return SN_OK;
     if (memchr(line, 0, len)) return sn_fail(err, SN_REFUSED, "the line holds a zero byte; this is no text file");
+    if (*line == '[') return config_read_section(p, line, len, err);
     const char *equals = memchr(line, '=', len);
     if (!equals) return sn_fail(err, SN_REFUSED, "write name = value (a flag is name = true)");
     const char *name = line, *value = equals + 1;
     size_t name_len = (size_t)(equals - line), value_len = len - name_len - 1, i;
     trim_spaces(&name, &name_len);
     trim_spaces(&value, &value_len);
-    if (!find_option(p->command, name, name_len, &i)) {
-        char word[64];
-        snprintf(word, sizeof word, "%.*s", (int)sn_min_size(name_len, sizeof word - 1), name);
-        const char *suggestion = nearest_option(p->command, word);
-        return sn_fail(err, SN_REFUSED, "unknown option '%s'%s%s%s", word, suggestion ? "; did you mean " : "",
-                       suggestion ? suggestion : "", suggestion ? "?" : " (see --help)");
+    const sn_command *of = p->section ? p->section : p->command;
+    if (!find_option(of, name, name_len, &i)) {
+        if (!p->section && another_command_has(p, name, name_len)) return SN_OK;
+        return config_fail_unknown(of, name, name_len, err);
     }
-    if (!value_len) return sn_fail(err, SN_REFUSED, "%s has no value", sn_command_option(p->command, i)->name);
+    if (!value_len) return sn_fail(err, SN_REFUSED, "%s has no value", sn_command_option(of, i)->name);
+    if (of != p->command) return SN_OK;
     const char *text = NULL;
     sn_status status = options_store_text(p->out, value, value_len, &text, err);
     if (!status) status = option_assign(p, i, text, SOURCE_FILE, err);
@@ -191,13 +227,21 @@ static sn_status config_read_text(parser *p, const char *text, size_t len, const
     return SN_OK;
 }
 
-static sn_status config_read_file(parser *p, sn_err *err) {
+static sn_status config_read_file(parser *p, const char *standard_file, sn_err *err) {
     sn_buf file;
     sn_status status = sn_read_file(p->config, SN_OPTIONS_FILE_MAX, &file, err);
-    if (status) return sn_err_context(err, "--config");
+    if (status) return p->config == standard_file ? status : sn_err_context(err, "--config");
     status = config_read_text(p, (const char *)file.data, file.len, p->config, err);
     sn_buf_fini(&file);
     return status;
+}
+
+/* Which file is read: that of --config, else the standard file, where there is one. */
+static void config_choose(parser *p, const char *standard_file) {
+    if (p->config && p->program && !strcmp(p->config, "none"))
+        p->config = NULL;
+    else if (!p->config && standard_file && !access(standard_file, F_OK))
+        p->config = standard_file;
 }
 
 sn_status sn_options_parse_file(const sn_command *command, const char *text, size_t len, const char *name,
@@ -319,14 +363,20 @@ static sn_status find_help(int argc, char *const *argv, sn_options *out, sn_err 
 }
 
 sn_status sn_options_parse(const sn_command *command, int argc, char *const *argv, sn_options *out, sn_err *err) {
+    return sn_options_parse_command(NULL, NULL, command, argc, argv, out, err);
+}
+
+sn_status sn_options_parse_command(const sn_program *program, const char *standard_file, const sn_command *command,
+                                   int argc, char *const *argv, sn_options *out, sn_err *err) {
     *out = (sn_options){0};
-    parser p = {.command = command, .out = out};
+    parser p = {.command = command, .out = out, .program = program};
     if (sn_command_n_options(command) > SN_OPTIONS_MAX)
         return sn_fail(err, SN_REFUSED, "%s has too many options", command->program);
     sn_status status = find_help(argc, argv, out, err);
     if (status || out->help || out->version) return status;
     status = scan_arguments(&p, argc, argv, false, err);
-    if (!status && p.config) status = config_read_file(&p, err);
+    config_choose(&p, standard_file);
+    if (!status && p.config) status = config_read_file(&p, standard_file, err);
     if (!status) status = scan_arguments(&p, argc, argv, true, err);
     if (!status) status = check_required(&p, err);
     return status;

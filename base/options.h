@@ -11,7 +11,9 @@
  *
  * --config FILE reads lines "name = value". Blank lines and text after a # (at the start of a line or after a space)
  * are ignored; a value reaches to the end of its line, without the spaces around it. The command line wins over the
- * file; a repeatable option on the command line replaces all values of the file.
+ * file; a repeatable option on the command line replaces all values of the file. A file of a program with commands may
+ * hold options of all of them, each command takes its own; lines after "[COMMAND]" are for that command only. Such a
+ * program may have a standard file, which is read where there is no --config; --config none reads no file.
  *
  * Every command has --config, --help and --version. --help=man prints a man page and --help=completion a completion
  * script for bash. */
@@ -25,7 +27,13 @@
 #include <stdint.h>
 #include <stdio.h>
 
-enum { SN_OPTIONS_MAX = 96, SN_OPTIONS_FILE_MAX = 1 << 20, SN_STRINGS_MAX = 1024, SN_INTS_MAX = 16 };
+enum {
+    SN_OPTIONS_MAX = 96,
+    SN_OPTIONS_FILE_MAX = 1 << 20,
+    SN_STRINGS_MAX = 1024,
+    SN_INTS_MAX = 16,
+    SN_COMMANDS_MAX = 64
+};
 
 /* Values of targets for which help shows no default: the option's text says what happens without it. The unset value of
  * a floating-point target is NAN. */
@@ -156,6 +164,12 @@ typedef struct sn_options {
  * set then. Free *out with sn_options_fini in every case, after the last use of the targets. */
 sn_status sn_options_parse(const sn_command *command, int argc, char *const *argv, sn_options *out,
                            sn_err *err) SN_MUST_USE;
+/* The same for a command of a program: its files may hold options of other commands, too. standard_file (NULL: none) is
+ * read where no --config is given; it need not exist. */
+struct sn_program;
+sn_status sn_options_parse_command(const struct sn_program *program, const char *standard_file,
+                                   const sn_command *command, int argc, char *const *argv, sn_options *out,
+                                   sn_err *err) SN_MUST_USE;
 /* As sn_options_parse, for the text of a configuration file alone; error messages call it `name`. */
 sn_status sn_options_parse_file(const sn_command *command, const char *text, size_t len, const char *name,
                                 sn_options *out, sn_err *err) SN_MUST_USE;

@@ -37,9 +37,13 @@ static sn_status find_word(const sn_word *words, const char *text, int *value, s
     return sn_fail(err, SN_REFUSED, "'%.60s' must be %s", text, list_words(words, list, sizeof list));
 }
 
+#define TCP "tcp://"
+
 static sn_status set_string(const sn_option *option, const char *text, sn_err *err) {
     int value;
     sn_host_port address;
+    if (option->kind == SN_OPTION_ADDRESS && !strncmp(text, TCP, strlen(TCP)))
+        text += strlen(TCP); /* as it is pasted */
     sn_status status = option->words ? find_word(option->words, text, &value, err) : SN_OK;
     if (!status && option->kind == SN_OPTION_ADDRESS) status = sn_parse_host_port(text, option->form, &address, err);
     if (status) return status;

@@ -117,7 +117,7 @@ static sn_status read_model_id(sn_hash *id, sn_err *err) {
 }
 
 static sn_status status_main(const sn_options *options, int *code, sn_err *err) {
-    (void)options, (void)code;
+    (void)options;
     sn_link *link = NULL;
     sn_hash id = {{0}};
     sn_bootstrap bootstrap;
@@ -136,6 +136,7 @@ static sn_status status_main(const sn_options *options, int *code, sn_err *err) 
     if (!status && !watch_ms) status = print_status(link, err);
     sn_progress_bar_end(&bar);
     if (!status && watch_ms) status = watch_status(link, model_path ? &id : NULL, err);
+    if (!status && sn_interrupted) *code = SN_EXIT_INTERRUPTED;
     sn_link_close(&link);
     return status;
 }

@@ -1,19 +1,22 @@
 /* Running a command: options, help, log, errors, exit codes. */
 #include "cli/command.h"
 
+#include "base/file.h"
 #include "base/log.h"
 #include "cli/io.h"
 #include "cli/options.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 const sn_exit_code sn_exit_codes[] = {
     {SN_EXIT_OK, "done"},
     {SN_EXIT_NETWORK, "the swarm or the network failed, trying again may help"},
     {SN_EXIT_USAGE, "wrong usage or bad input"},
-    {SN_EXIT_RESOURCES, "out of memory, or a device failed"},
+    {SN_EXIT_RESOURCES, "out of memory, a device failed, or a disk is full"},
     {SN_EXIT_INTERRUPTED, "interrupted"},
+    {SN_EXIT_CLOSED, "what read the output has closed it"},
     {0, NULL},
 };
 
@@ -53,25 +56,38 @@ static void print_help(const sn_command *command, const sn_options *options) {
         sn_options_help(command, stdout);
 }
 
-static int print_failure(const sn_command *command, sn_status status, const sn_err *err) {
+int sn_print_failure(const char *program, sn_status status, const sn_err *err) {
     static const int codes[] = {[SN_OK] = SN_EXIT_OK,
                                 [SN_RETRY] = SN_EXIT_NETWORK,
                                 [SN_REBUILD] = SN_EXIT_NETWORK,
                                 [SN_REFUSED] = SN_EXIT_USAGE,
                                 [SN_STOP] = SN_EXIT_RESOURCES};
     if (sn_interrupted) return SN_EXIT_INTERRUPTED; /* the interrupt is the cause of the failure */
+    if (sn_stdout_closed) return SN_EXIT_CLOSED;
     size_t len = strlen(err->text);
     bool ended = len && strchr(".?!", err->text[len - 1]);
-    fprintf(stderr, "%s: %s%s\n", command->program, err->text, ended ? "" : ".");
+    fprintf(stderr, "%s: %s%s\n", program, err->text, ended ? "" : ".");
     return codes[status];
+}
+
+/* $XDG_CONFIG_HOME/swarm/config, or ~/.config/swarm/config; NULL when neither variable is set. */
+static const char *user_config(char *out, size_t capacity) {
+    const char *config = getenv("XDG_CONFIG_HOME"), *home = getenv("HOME");
+    bool own = config && *config == '/'; /* the XDG specification ignores other values */
+    if (!own && (!home || !*home)) return NULL;
+    int len = own ? snprintf(out, capacity, "%s/swarm/config", config)
+                  : snprintf(out, capacity, "%s/.config/swarm/config", home);
+    return len < (int)capacity ? out : NULL;
 }
 
 int sn_cmd_run(const sn_cli_command *c, int argc, char *const *argv) {
     sn_err err = {0};
     sn_options options;
     int code = SN_EXIT_OK;
+    char path[SN_PATH_SIZE];
     if (c->prepare) c->prepare(argc, argv);
-    sn_status status = sn_options_parse(&c->command, argc, argv, &options, &err);
+    sn_status status = sn_options_parse_command(&sn_swarm_program, user_config(path, sizeof path), &c->command, argc,
+                                                argv, &options, &err);
     if (!status && (options.help || options.version)) {
         print_help(&c->command, &options);
     } else if (!status) {
@@ -79,7 +95,7 @@ int sn_cmd_run(const sn_cli_command *c, int argc, char *const *argv) {
         status = c->run(&options, &code, &err);
     }
     if (!status) status = sn_flush_stdout(&err);
-    if (status) code = print_failure(&c->command, status, &err);
+    if (status) code = sn_print_failure(c->command.program, status, &err);
     sn_options_fini(&c->command, &options);
     return code;
 }

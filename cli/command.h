@@ -5,8 +5,15 @@
 
 #include "base/options.h"
 
-/* Exit codes, of both programs. */
-enum { SN_EXIT_OK = 0, SN_EXIT_NETWORK = 1, SN_EXIT_USAGE = 2, SN_EXIT_RESOURCES = 3, SN_EXIT_INTERRUPTED = 130 };
+/* Exit codes, of both programs. CLOSED: as that of a program that SIGPIPE ends. */
+enum {
+    SN_EXIT_OK = 0,
+    SN_EXIT_NETWORK = 1,
+    SN_EXIT_USAGE = 2,
+    SN_EXIT_RESOURCES = 3,
+    SN_EXIT_INTERRUPTED = 130,
+    SN_EXIT_CLOSED = 141
+};
 extern const sn_exit_code sn_exit_codes[]; /* of all commands but verify */
 
 typedef struct sn_cli_command {
@@ -27,5 +34,8 @@ const sn_cli_command *sn_cmd_find(const char *name);
 /* A command from its options to its exit code: parses argv[1...] (argv[0] is its name), prints help, man page,
  * completion or version when asked to, sets up the log, runs it, and prints an error on stderr. */
 int sn_cmd_run(const sn_cli_command *command, int argc, char *const *argv);
+
+/* Prints a failure of `program` on stderr, and returns its exit code. */
+int sn_print_failure(const char *program, sn_status status, const sn_err *err);
 
 #endif

@@ -3,23 +3,25 @@
 #include "base/text.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { IDS_FILE_MAX = 1 << 28, IDS_MAX = 1 << 24 };
 
-static sn_status read_stdin(size_t limit, sn_buf *out, sn_err *err) {
+static sn_status read_stream(int fd, const char *name, size_t limit, sn_buf *out, sn_err *err) {
     char chunk[65536];
     ssize_t got;
     sn_status status = SN_OK;
     sn_buf_init(out, limit + 1);
-    while (!status && (got = read(STDIN_FILENO, chunk, sizeof chunk)) != 0) {
+    while (!status && (got = read(fd, chunk, sizeof chunk)) != 0) {
         if (got > 0)
             status = sn_buf_append(out, chunk, (size_t)got, err);
         else if (errno != EINTR || sn_interrupted)
-            status = sn_fail(err, SN_REFUSED, "standard input cannot be read: %s", strerror(errno));
+            status = sn_fail(err, SN_REFUSED, "%s cannot be read: %s", name, strerror(errno));
     }
     if (!status) status = sn_buf_append(out, "", 1, err);
     if (status)
@@ -29,8 +31,20 @@ static sn_status read_stdin(size_t limit, sn_buf *out, sn_err *err) {
     return status;
 }
 
+/* A pipe has no size to look at first: <(command) of a shell is one. */
+static bool is_stream(const char *path) {
+    struct stat st;
+    return !stat(path, &st) && (S_ISFIFO(st.st_mode) || S_ISCHR(st.st_mode) || S_ISSOCK(st.st_mode));
+}
+
 sn_status sn_read_input(const char *path, size_t limit, sn_buf *out, sn_err *err) {
-    return strcmp(path, "-") ? sn_read_file(path, limit, out, err) : read_stdin(limit, out, err);
+    if (!strcmp(path, "-")) return read_stream(STDIN_FILENO, "standard input", limit, out, err);
+    if (!is_stream(path)) return sn_read_file(path, limit, out, err);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return sn_fail(err, SN_REFUSED, "%s cannot be opened: %s", path, strerror(errno));
+    sn_status status = read_stream(fd, path, limit, out, err);
+    close(fd);
+    return status;
 }
 
 static sn_status ids_from_json(const json_t *array, const char *path, sn_token_ids *out, sn_err *err) {
@@ -74,9 +88,16 @@ json_t *sn_json_ids(const int32_t *ids, size_t n) {
 
 json_t *sn_json_text(const sn_buf *text) { return json_stringn(text->data ? (const char *)text->data : "", text->len); }
 
+bool sn_stdout_closed;
+
+/* ferror says that an earlier write failed, and errno may be another call's by then: the first failure is kept. */
 sn_status sn_flush_stdout(sn_err *err) {
-    if (!fflush(stdout) && !ferror(stdout)) return SN_OK;
-    return sn_fail(err, SN_REFUSED, "standard output cannot be written: %s", strerror(errno));
+    static int first;
+    bool failed = fflush(stdout) != 0 || ferror(stdout);
+    if (failed && !first) first = errno;
+    if (!failed) return SN_OK;
+    sn_stdout_closed = first == EPIPE;
+    return sn_fail(err, SN_STOP, "standard output cannot be written: %s", strerror(first));
 }
 
 void sn_sanitize_text(char *text) {

@@ -8,7 +8,8 @@
 #include <jansson.h>
 #include <signal.h>
 
-/* The file, or standard input when the path is "-". SN_REFUSED above `limit` bytes. Free *out with sn_buf_fini. */
+/* The file or pipe, or standard input when the path is "-". SN_REFUSED above `limit` bytes. Free *out with sn_buf_fini.
+ */
 sn_status sn_read_input(const char *path, size_t limit, sn_buf *out, sn_err *err) SN_MUST_USE;
 /* A JSON array of token ids. Free *out with sn_token_ids_fini. */
 sn_status sn_read_ids(const char *path, sn_token_ids *out, sn_err *err) SN_MUST_USE;
@@ -21,8 +22,10 @@ json_t *sn_json_text(const sn_buf *text);
 void sn_sanitize_text(char *text);
 /* Prints one object and a newline on stdout, and frees it. */
 sn_status sn_print_json(json_t *object, sn_err *err) SN_MUST_USE;
-/* Flushes stdout; SN_REFUSED when it cannot be written (a closed pipe, a full disk). */
+/* Flushes stdout. SN_STOP: it cannot be written, for example on a full disk; sn_stdout_closed: its reader has
+ * closed the pipe, which the program says with its exit code only. */
 sn_status sn_flush_stdout(sn_err *err) SN_MUST_USE;
+extern bool sn_stdout_closed;
 
 /* After this call, SIGINT sets sn_interrupted; a second SIGINT while it is set ends the process at once. */
 void sn_catch_interrupts(void);

@@ -1,10 +1,12 @@
 /* The program `swarm`: finds the command in the first argument and runs it with the rest. */
 #include "base/terminal.h"
 #include "cli/command.h"
+#include "cli/io.h"
 
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static int fail_unknown_command(const char *word) {
     const char *names[64];
@@ -18,11 +20,34 @@ static int fail_unknown_command(const char *word) {
     return SN_EXIT_USAGE;
 }
 
+/* What to do first, for a user who types the name alone. */
+static void print_first_steps(void) {
+    fputs("swarm runs a language model over the nodes of a swarm. What to do first:\n\n"
+          "  get a model, a GGUF file or a folder with safetensors, for example SmolLM2-135M-Instruct\n"
+          "  swarm chat --model MODEL --local all              chat with it in this process, without a swarm\n"
+          "  swarm-node --model MODEL --blocks all             serve its blocks to others; prints HOST:PORT\n"
+          "  swarm status --join HOST:PORT                     see the nodes and their blocks\n"
+          "  swarm chat --model MODEL --join HOST:PORT         chat over the swarm\n\n"
+          "Options that you give each time may stand in ~/.config/swarm/config, as lines 'join = HOST:PORT'.\n"
+          "'swarm --help' lists all commands, 'swarm help COMMAND' the options of one.\n",
+          stdout);
+}
+
+static int end_of_output(void) {
+    sn_err err = {0};
+    sn_status status = sn_flush_stdout(&err);
+    return status ? sn_print_failure(sn_swarm_program.name, status, &err) : SN_EXIT_OK;
+}
+
 static bool is_any_of(const char *word, const char *a, const char *b) { return !strcmp(word, a) || !strcmp(word, b); }
 
 int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     sn_terminal_guard();
+    if (argc < 2 && isatty(STDOUT_FILENO) && isatty(STDERR_FILENO)) {
+        print_first_steps();
+        return end_of_output();
+    }
     if (argc < 2) {
         fputs("swarm: a command is missing; 'swarm --help' lists them all.\n", stderr);
         return SN_EXIT_USAGE;
@@ -44,5 +69,5 @@ int main(int argc, char **argv) {
         char show_help[] = "--help", *help_argv[] = {argv[0], show_help};
         return help ? sn_cmd_run(command, 2, help_argv) : sn_cmd_run(command, argc - 1, argv + 1);
     }
-    return SN_EXIT_OK;
+    return end_of_output();
 }

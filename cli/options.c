@@ -6,6 +6,8 @@
 #include "base/wire.h"
 #include "client/chain/chain.h"
 
+#include <math.h>
+
 const sn_word sn_cli_route_words[] = {
     {"latency", SN_CLI_ROUTE_LATENCY}, {"throughput", SN_CLI_ROUTE_THROUGHPUT}, {NULL, 0}};
 
@@ -20,7 +22,8 @@ sn_cli_common_options sn_cli_options = {.route = SN_CLI_ROUTE_LATENCY,
                                         .kv_memory = SN_SIZE_UNSET,
                                         .device = "cpu",
                                         .log_level = SN_LOG_WARN};
-sn_sampling_options sn_cli_sampling = {.top_p = 1, .repeat_penalty = 1, .max_tokens = 256, .seed = SN_INT_UNSET};
+sn_sampling_options sn_cli_sampling = {
+    .temperature = NAN, .top_p = 1, .repeat_penalty = 1, .max_tokens = 256, .seed = SN_INT_UNSET};
 
 static const sn_option model_options[] = {
     SN_OPT_REQUIRED("model", "PATH", &sn_cli_options.model,
@@ -92,8 +95,10 @@ static const sn_option log_options[] = {
 static const sn_option sampling_options[] = {
     SN_OPT_INT("max-tokens", "N", &sn_cli_sampling.max_tokens, 0, 1 << 30,
                "limit of generated tokens; 0: until the context is full"),
-    SN_OPT_FLOAT("temperature", "T", &sn_cli_sampling.temperature, 0, 1000,
-                 "0: always the most likely token; 1: sampled with the model's probabilities"),
+    SN_OPT_FLOAT(
+        "temperature", "T", &sn_cli_sampling.temperature, 0, 1000,
+        "0: always the most likely token; 1: sampled with the model's probabilities (default: 0, and 0.8 where "
+        "--top-k, --top-p or --min-p asks for sampling)"),
     SN_OPT_INT("top-k", "K", &sn_cli_sampling.top_k, 0, 1 << 30, "sample among the K most likely tokens; 0: all"),
     SN_OPT_RATIO("top-p", "P", &sn_cli_sampling.top_p, 1e-9,
                  "sample among the fewest tokens that together have this probability"),
@@ -129,9 +134,15 @@ int64_t sn_cli_random_seed(void) {
     return (int64_t)(seed >> 11);
 }
 
+/* Who gives --top-k alone wants to sample; 0.8 is llama.cpp's temperature. */
+static double effective_temperature(const sn_sampling_options *o) {
+    if (!isnan(o->temperature)) return o->temperature;
+    return o->top_k || o->top_p < 1 || o->min_p > 0 ? 0.8 : 0;
+}
+
 sn_sampling sn_cli_make_sampling(void) {
     const sn_sampling_options *o = &sn_cli_sampling;
-    return (sn_sampling){.temperature = o->temperature,
+    return (sn_sampling){.temperature = effective_temperature(o),
                          .top_k = (int)o->top_k,
                          .top_p = o->top_p,
                          .min_p = o->min_p,

@@ -39,7 +39,7 @@ extern const sn_option_group sn_group_log;     /* --log-level, --json-log */
 
 /* Sampling, of generate and chat. */
 typedef struct sn_sampling_options {
-    double temperature, top_p, min_p, repeat_penalty;
+    double temperature, top_p, min_p, repeat_penalty; /* temperature NAN: 0, or 0.8 where others ask for sampling */
     int64_t top_k, seed, max_tokens, ctx; /* seed SN_INT_UNSET: random; max_tokens 0: to the end of the context */
     sn_strings stop;
     bool ignore_eos;

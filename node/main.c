@@ -435,6 +435,7 @@ int main(int argc, char **argv) {
         print_help(&options);
     else if (!status)
         status = program_run(&err);
+    if (!status && fflush(stdout)) status = sn_fail(&err, SN_STOP, "standard output cannot be written");
     if (status) fprintf(stderr, "swarm-node: %s\n", err.text);
     sn_options_fini(&command, &options);
     return status == SN_OK        ? EXIT_OK

@@ -45,6 +45,7 @@ program program_run(const char *const *argv, const char *input) {
     pid_t pid = fork();
     require(pid >= 0, "fork");
     if (!pid) {
+        setenv("XDG_CONFIG_HOME", "/nonexistent", 1); /* the user's own options are not for tests */
         dup2(fileno(in), STDIN_FILENO);
         dup2(fileno(out), STDOUT_FILENO);
         dup2(fileno(err), STDERR_FILENO);

@@ -7,7 +7,6 @@ fixtures=$here/../fixtures
 bin=${SN_BUILD:-$here/../../build} # folder of the programs
 scratch=$(mktemp -d)
 cache=${SWARM_CACHE-} # of the user: scripts keep the real model there
-export XDG_CONFIG_HOME=$scratch/config # the user\'s own options are not for tests
 export SWARM_CACHE=$scratch/cache # what clients remember of nodes is no other test's, and not the user's
 export XDG_CONFIG_HOME=$scratch/config # the user's own options are not for tests
 declare -A pid address

@@ -21,7 +21,7 @@ succeeds "${status[@]}"
 grep -Eq '^0:1 +2 ' "$scratch/run.out" && grep -Eq '^1:3 +1 ' "$scratch/run.out" && grep -Eq '^3:4 +no node$' "$scratch/run.out" ||
   fail "the table: $(cat "$scratch/run.out")"
 
-# Live: one line of JSON each time; a killed node becomes silent and leaves a gap; an interrupt is not an error.
+# Live: one line of JSON each time; a killed node becomes silent and leaves a gap; an interrupt ends it.
 start live "${status[@]}" --json --watch 1
 until_lines() {
   local i
@@ -38,7 +38,7 @@ tail -n 1 "$scratch/live.out" >"$scratch/last"
   fail "a node that was killed still counts: $(cat "$scratch/last")"
 signal live INT
 wait_end live 60
-[ $rc = 0 ] || fail "an interrupted watch ended with $rc"
+[ $rc = 130 ] || fail "an interrupted watch ended with $rc"
 
 # On a terminal it is redrawn in place.
 python3 - "${status[@]}" --watch 1 <<'END' || fail "it is not redrawn in place on a terminal"
@@ -57,7 +57,7 @@ while time.time() < until:
             break
     except OSError:
         break
-assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
 assert seen.count(b"\x1b[H\x1b[J") >= 2 and seen.count(b"RTT") >= 2, seen
 END
 stop_node a

@@ -241,7 +241,7 @@ enum {
 #define SN_FIELDS_RESUME(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
     SID(session)                                                                                                       \
     U64(position)    /* at which the next step begins */                                                               \
-    U64(step)        /* the next step has this number + 1 */                                                           \
+    U64(step)        /* the next step has this number + 1; above that of every step sent */                            \
     KEY(predecessor) /* as in OPEN, from now on */                                                                     \
     BLOBS(next, 1)   /* as in OPEN, from now on; empty: as before */
 

@@ -236,6 +236,7 @@ sn_status sn_hop_resume(sn_hop *hop, sn_link *link, const sn_resume_point *at, i
                         sn_err *err) {
     sn_hop_remote *r = &hop->remote;
     int64_t until = sn_now_us() + (int64_t)timeout_ms * 1000;
+    r->step_sent = at->step;
     sn_msg *msg = NULL, *reply = NULL;
     sn_status status;
     do { /* KV pages may still be coming in, or a step be ending */
@@ -409,7 +410,10 @@ sn_status sn_hops_send(sn_hop *hops, size_t n_hops, sn_link *link, size_t n_in_f
     sn_msg *msg = NULL;
     *out = (sn_step_in_flight){sn_link_next_correlation_id(link), *step, sn_now_us(), deadline_us};
     sn_status status = step_msg_new(hops, n_hops, out->correlation_id, n_in_flight, step, &msg, err);
-    return status ? status : sn_link_send(link, hops[0].remote.peer, &msg, err);
+    if (status) return status;
+    for (size_t i = 0; i < n_hops; i++)
+        if (hops[i].remote.step_sent < msg->step.step) hops[i].remote.step_sent = msg->step.step;
+    return sn_link_send(link, hops[0].remote.peer, &msg, err);
 }
 
 sn_wait sn_hops_wait(const sn_hop *hops, size_t n_hops, const sn_step_in_flight *in_flight, sn_peer *peers) {

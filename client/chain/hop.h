@@ -52,6 +52,7 @@ typedef struct sn_hop_remote {
     sn_peer peer;           /* the connection over which the session was opened; 0: none yet */
     uint8_t session[SN_SESSION_ID_SIZE];
     uint64_t step;         /* number of the newest step that the session has done */
+    uint64_t step_sent;    /* highest number that a STEP or RESUME to the session had: it may have done that one, too */
     int step_tokens_max;   /* rows that the node takes in one step */
     int prefill_depth_max; /* steps that may wait at the node while it computes one; 0: none */
 
@@ -129,7 +130,7 @@ bool sn_hop_can_replay(const sn_hop *hop, int from); /* the inputs are known fro
 /* Where a session that holds KV pages from elsewhere continues. */
 typedef struct sn_resume_point {
     int position;
-    uint64_t step;              /* number of the newest step */
+    uint64_t step;              /* the next step has this number + 1; above step_sent of every hop of the group */
     const uint8_t *predecessor; /* CURVE key of the node that will push into it; NULL: none */
     const sn_blob *next;        /* sealed announcement of the node that it will push to; NULL: as before */
     const sn_hash *timeline;    /* [0, position], of a hop whose blocks include this hop's; all zero where unknown */

@@ -161,7 +161,10 @@ static sn_status group_resume_with_replica(sn_chain *chain, size_t i, size_t j, 
     const sn_hop_remote *old = &chain->hops[k].remote;
     const uint8_t *before = NULL; /* CURVE key of the node that pushes into the next one */
     sn_status status = SN_OK;
+    uint64_t step = 0;
     *from = position;
+    for (size_t x = i; x < j; x++)
+        if (step <= chain->hops[x].remote.step_sent) step = chain->hops[x].remote.step_sent + 1;
     for (size_t x = i; x < j && !status; x++) {
         sn_hop *hops = x == k ? old->replica->hops : &chain->hops[x];
         size_t n = x == k ? old->replica->n : 1;
@@ -171,8 +174,8 @@ static sn_status group_resume_with_replica(sn_chain *chain, size_t i, size_t j, 
             const sn_hop *next = x + 1 == k                          ? &old->replica->hops[0]
                                  : x == k && m + 1 == n && k + 1 < j ? &chain->hops[k + 1]
                                                                      : NULL; /* the others push where they did */
-            sn_resume_point at = {position, old->step, pushed ? before : NULL,
-                                  next ? chain_announcement(chain, next) : NULL, chain->hops[x].remote.timeline};
+            sn_resume_point at = {position, step, pushed ? before : NULL, next ? chain_announcement(chain, next) : NULL,
+                                  chain->hops[x].remote.timeline};
             if (next && !at.next)
                 return sn_fail(err, SN_RETRY, "%s does not announce itself any more", next->report.node);
             status =

@@ -169,6 +169,10 @@ static sn_status resume_check(sn_protocol *protocol, const sn_event *event, sn_s
     sn_status status = sn_protocol_owned_session(protocol, event, resume->session, out, err);
     if (status) return status;
     if ((*out)->pending.job) return sn_fail(err, SN_RETRY, "the session is busy: wait a moment");
+    const sn_last_reply *newest = &(*out)->last_reply; /* without an output: of a RESUME, which may come twice */
+    if (resume->step < newest->step || (resume->step == newest->step && newest->output))
+        return sn_fail(err, SN_REBUILD, "this resume comes too late: step %llu was done after it",
+                       (unsigned long long)newest->step);
     if (resume->position > (uint64_t)(*out)->max_tokens)
         return sn_fail(err, SN_REFUSED, "position %llu exceeds the session's limit of %d tokens",
                        (unsigned long long)resume->position, (*out)->max_tokens);

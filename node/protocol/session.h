@@ -14,7 +14,7 @@
 
 /* The newest step that was done, whose reply is kept so that a repeated request can be answered without computing. */
 typedef struct sn_last_reply {
-    uint64_t step;            /* its number; RESUME sets it, too. 0: none yet */
+    uint64_t step;            /* its number; RESUME sets it, too, and has no output. 0: none yet */
     sn_shared_buffer *output; /* float32 (n_tokens, n_embd); NULL: none is kept */
     sn_trace trace;           /* this node's entry */
     int position, n_tokens;

@@ -158,6 +158,27 @@ Test(kv_migration, a_lagging_copy_reports_its_length) {
     transfer_free(&p);
 }
 
+/* A connection that breaks and a request that is repeated can bring a RESUME again: the answer is the same until a step
+ * has followed it; what was done after it stays. */
+Test(kv_migration, a_late_resume_undoes_no_step) {
+    transfer p = transfer_new(true);
+    cr_assert(node_session_step_ok(&p.from, 0, 30));
+    expect_sent(&p);
+    for (int twice = 0; twice < 2; twice++) expect_resumed(&p.to, 20, 0, 20);
+    for (int at = 20; at < 22; at++) cr_assert(node_session_step_ok(&p.to, at, 1));
+    for (uint64_t step = 0; step <= p.to.step; step++) {
+        sn_msg *msg = resume_message(&p.to, 20, step);
+        cr_expect(is_refusal(node_client_request(p.u, &msg), SN_REBUILD, "comes too late"), "step %d", (int)step);
+    }
+    sn_msg *repeated = node_session_step_message(&p.to, 20, 1);
+    repeated->step.step = 1;
+    cr_expect(is_refusal(node_client_request(p.u, &repeated), SN_REBUILD, "does not follow"));
+    cr_expect(node_session_step_ok(&p.to, 22, 5));
+    expect_resumed(&p.to, 25, p.to.step + 3, 25); /* two steps were sent that did not come here */
+    cr_expect(node_session_step_ok(&p.to, 25, 5));
+    transfer_free(&p);
+}
+
 Test(kv_migration, is_accepted_only_from_the_owner_and_the_named_node) {
     transfer p = transfer_new(false);
     cr_assert(node_session_step_ok(&p.from, 0, 20));

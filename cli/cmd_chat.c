@@ -133,7 +133,7 @@ static void print_context_use(const chat *c, const sn_generation *reply) {
 }
 
 static sn_status generate_reply(chat *c, const sn_token_ids *prompt, sn_err *err) {
-    const sn_sampling_options *o = &sn_cli_sampling;
+    const sn_sampling_settings *o = &sn_program_settings.sampling;
     sn_generation out;
     sn_progress_bar *bar = sn_progress_bar_begin("prefill");
     sn_generate_options options = {.max_tokens = (int)o->max_tokens,
@@ -259,8 +259,9 @@ static sn_status chat_loop(chat *c, sn_session_file *saved, int *code, sn_err *e
 
 static sn_status open_chat(chat *c, sn_session_file *saved, int *code, sn_err *err) {
     sn_generator_parts parts = {c->setup->hp, c->setup->lm_head, NULL, c->setup->tokenizer, 0, NULL};
-    sn_sampling sampling = sn_cli_make_sampling();
-    sn_status status = sn_setup_context(c->setup, sn_cli_sampling.ctx, DEFAULT_CONTEXT, &parts.max_context, err);
+    sn_sampling sampling = sn_settings_sampling(&sn_program_settings);
+    sn_status status =
+        sn_setup_context(c->setup, sn_program_settings.sampling.ctx, DEFAULT_CONTEXT, &parts.max_context, err);
     if (!status) status = sn_setup_chain(c->setup, parts.max_context, false, err);
     if (!status) status = sn_setup_open_draft(c->setup, &sampling, parts.max_context, err);
     parts.chain = c->setup->chain;
@@ -274,7 +275,7 @@ static sn_status open_chat(chat *c, sn_session_file *saved, int *code, sn_err *e
 
 static sn_status chat_main(const sn_options *options, int *code, sn_err *err) {
     (void)options;
-    sn_setup setup = {0};
+    sn_setup setup = sn_cli_setup();
     chat *c = NULL;
     sn_catch_interrupts();
     sn_status status = sn_calloc(&c, 1, sizeof *c, err);
@@ -300,7 +301,7 @@ static sn_status chat_main(const sn_options *options, int *code, sn_err *err) {
 }
 
 static const sn_option_group *const groups[] = {
-    &sn_group_model, &sn_group_adapter, &chat_group,     &sn_group_sampling, &sn_group_draft,
+    &sn_group_model, &sn_group_adapter, &chat_group,     &sn_group_sampling, &sn_group_draft, &sn_group_connection,
     &sn_group_chain, &sn_group_session, &sn_group_audit, &sn_group_device,   &sn_group_log};
 
 const sn_cli_command sn_cmd_chat = {

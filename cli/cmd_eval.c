@@ -32,7 +32,7 @@ static const sn_option input_options[] = {
                   "with a classifier as --adapter: a .jsonl file with {\"text\", \"label\"} on each line; measures the "
                   "accuracy"),
     SN_OPT_INT("ctx", "N", &given.ctx, 8, 1 << 30, "tokens in a window of the text"),
-    SN_OPT_FLAG("json", &sn_cli_options.json,
+    SN_OPT_FLAG("json", &sn_cli_output.json,
                 "print {\"nll\", \"perplexity\", \"top1\", \"tokens\"}, or {\"accuracy\", \"loss\", \"examples\"}"),
 };
 static const sn_option_group input_group = SN_OPTION_GROUP("Input:", input_options);
@@ -143,7 +143,7 @@ static sn_status read_ids(const sn_setup *setup, sn_token_ids *ids, sn_err *err)
 
 static sn_status print_score(const score *s, sn_err *err) {
     double nll = s->nll / (double)s->tokens, perplexity = sn_exp(nll), top1 = (double)s->hits / (double)s->tokens;
-    if (sn_cli_options.json)
+    if (sn_cli_output.json)
         return sn_print_json(json_pack("{sf sf sf sI}", "nll", nll, "perplexity", perplexity, "top1", top1, "tokens",
                                        (json_int_t)s->tokens),
                              err);
@@ -169,7 +169,7 @@ static sn_status run_evaluation(sn_setup *setup, sn_token_ids *ids, int32_t bos,
 
 static sn_status eval_main(const sn_options *options, int *code, sn_err *err) {
     (void)options, (void)code;
-    sn_setup setup = {0};
+    sn_setup setup = sn_cli_setup();
     sn_token_ids ids = {0};
     int32_t bos = -1;
     if (!!given.text + !!given.file + !!given.ids_file + !!given.data != 1)
@@ -192,10 +192,10 @@ static sn_status eval_main(const sn_options *options, int *code, sn_err *err) {
 /* Long inputs and no user who waits for a token: throughput counts. */
 static void eval_prepare(int argc, char *const *argv) {
     (void)argc, (void)argv;
-    sn_cli_options.route = SN_CLI_ROUTE_THROUGHPUT;
+    sn_program_settings.common.route = SN_ROUTE_THROUGHPUT;
 }
 
-static const sn_option_group *const groups[] = {&sn_group_model, &sn_group_adapter, &input_group,
+static const sn_option_group *const groups[] = {&sn_group_model, &sn_group_adapter, &input_group, &sn_group_connection,
                                                 &sn_group_chain, &sn_group_device,  &sn_group_log};
 
 const sn_cli_command sn_cmd_eval = {

@@ -110,7 +110,7 @@ static sn_status forward_ids(sn_setup *setup, const sn_token_ids *ids, sn_err *e
 
 static sn_status forward_main(const sn_options *options, int *code, sn_err *err) {
     (void)options, (void)code;
-    sn_setup setup = {0};
+    sn_setup setup = sn_cli_setup();
     sn_token_ids ids = {0};
     sn_catch_interrupts();
     sn_status status = sn_setup_open(&setup, false, err);
@@ -124,10 +124,10 @@ static sn_status forward_main(const sn_options *options, int *code, sn_err *err)
 /* Long inputs and no user who waits for a token: throughput counts. */
 static void forward_prepare(int argc, char *const *argv) {
     (void)argc, (void)argv;
-    sn_cli_options.route = SN_CLI_ROUTE_THROUGHPUT;
+    sn_program_settings.common.route = SN_ROUTE_THROUGHPUT;
 }
 
-static const sn_option_group *const groups[] = {&sn_group_model, &sn_group_adapter, &files_group,
+static const sn_option_group *const groups[] = {&sn_group_model, &sn_group_adapter, &files_group, &sn_group_connection,
                                                 &sn_group_chain, &sn_group_device,  &sn_group_log};
 
 const sn_cli_command sn_cmd_forward = {

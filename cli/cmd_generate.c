@@ -22,13 +22,13 @@ static const sn_option prompt_options[] = {
     SN_OPT_FLAG("chat", &given.chat, "put the prompt as a user message into the model's chat template"),
     SN_OPT_STRING("system", "TEXT", &given.system,
                   "with --chat: the system message (default: that of the chat template)"),
-    SN_OPT_FLAG("json", &sn_cli_options.json, "print one JSON object at the end instead of the text"),
+    SN_OPT_FLAG("json", &sn_cli_output.json, "print one JSON object at the end instead of the text"),
 };
 static const sn_option_group prompt_group = SN_OPTION_GROUP("Prompt:", prompt_options);
 
 /* The token ids of the prompt's text, plain or in the chat template. */
 static sn_status encode_prompt(const sn_setup *setup, const char *text, size_t len, sn_token_ids *out, sn_err *err) {
-    bool begins = !sn_cli_session.load; /* a loaded session continues: no begin-of-text token */
+    bool begins = !sn_program_settings.session.load; /* a loaded session continues: no begin-of-text token */
     if (!given.chat && !begins) return sn_tokenizer_encode_continuation(setup->tokenizer, text, len, true, out, err);
     if (!given.chat) return sn_tokenizer_encode(setup->tokenizer, text, len, true, true, out, err);
     sn_chat_template *chat = NULL;
@@ -72,7 +72,7 @@ static sn_status prepend_saved_ids(const sn_session_file *saved, sn_token_ids *p
 
 static sn_status check_generate_options(sn_err *err) {
     int sources = !!given.prompt + !!given.prompt_file + !!given.ids_file;
-    if (sources > 1 || (!sources && !sn_cli_session.load))
+    if (sources > 1 || (!sources && !sn_program_settings.session.load))
         return sn_fail(err, SN_REFUSED, "give one of --prompt, --prompt-file and --ids-file, and only one");
     if (given.ids_file && given.chat)
         return sn_fail(err, SN_REFUSED,
@@ -109,7 +109,7 @@ static json_t *generation_json(const sn_token_ids *prompt, const sn_generation *
 
 static sn_status print_generation(const sn_token_ids *prompt, const sn_generation *result, const sn_sampling *sampling,
                                   const sn_chain *chain, const sn_audit *audit, sn_err *err) {
-    if (sn_cli_options.json) return sn_print_json(generation_json(prompt, result, sampling, chain, audit), err);
+    if (sn_cli_output.json) return sn_print_json(generation_json(prompt, result, sampling, chain, audit), err);
     putchar('\n');
     sn_status status = sn_flush_stdout(err);
     if (sampling->temperature > 0) fprintf(stderr, "seed %llu; ", (unsigned long long)sampling->seed);
@@ -120,7 +120,7 @@ static sn_status print_generation(const sn_token_ids *prompt, const sn_generatio
 
 static sn_status run_generation(sn_setup *setup, const sn_token_ids *prompt, sn_session_file *saved, int *code,
                                 sn_err *err) {
-    const sn_sampling_options *o = &sn_cli_sampling;
+    const sn_sampling_settings *o = &sn_program_settings.sampling;
     sn_generator_parts parts = {setup->hp, setup->lm_head, setup->chain, setup->tokenizer, 0, NULL};
     int64_t default_tokens = o->max_tokens ? (int64_t)prompt->n + o->max_tokens : INT32_MAX;
     sn_status status = sn_setup_context(setup, o->ctx, default_tokens, &parts.max_context, err);
@@ -128,7 +128,7 @@ static sn_status run_generation(sn_setup *setup, const sn_token_ids *prompt, sn_
     if (prompt->n > (size_t)parts.max_context)
         return sn_fail(err, SN_REFUSED, "the prompt has %zu tokens and the context %d: shorten the prompt", prompt->n,
                        parts.max_context);
-    sn_sampling sampling = sn_cli_make_sampling();
+    sn_sampling sampling = sn_settings_sampling(&sn_program_settings);
     sn_generator *generator = NULL;
     sn_generation result = {0};
     sn_progress_bar *bar = NULL;
@@ -137,7 +137,7 @@ static sn_status run_generation(sn_setup *setup, const sn_token_ids *prompt, sn_
                                    .n_stops = o->stop.n,
                                    .ignore_eos = o->ignore_eos,
                                    .is_answer = given.chat,
-                                   .on_text = sn_cli_options.json ? NULL : print_text,
+                                   .on_text = sn_cli_output.json ? NULL : print_text,
                                    .when_checked = sn_cli_holds_text(),
                                    .on_retract = print_retracted,
                                    .ctx = &bar,
@@ -148,12 +148,12 @@ static sn_status run_generation(sn_setup *setup, const sn_token_ids *prompt, sn_
     parts.draft = sn_setup_get_draft(setup);
     if (!status) status = sn_generator_new(&parts, &sampling, &generator, err);
     if (!status && saved) status = sn_session_file_restore(saved, setup->lm_head, setup->chain, generator, err);
-    bar = sn_progress_bar_begin(sn_cli_options.json ? "generating" : "prefill");
+    bar = sn_progress_bar_begin(sn_cli_output.json ? "generating" : "prefill");
     if (!status) status = sn_generator_run(generator, prompt->ids, prompt->n, &options, &result, err);
     sn_progress_bar_end(&bar);
     if (!status)
         status = print_generation(prompt, &result, &sampling, setup->chain, setup->audit, err);
-    else if (result.text.len && !sn_cli_options.json)
+    else if (result.text.len && !sn_cli_output.json)
         putchar('\n');
     if (!status) status = sn_session_save(setup, generator, NULL, err);
     if (!status && result.finish == SN_FINISH_INTERRUPTED) *code = SN_EXIT_INTERRUPTED;
@@ -164,7 +164,7 @@ static sn_status run_generation(sn_setup *setup, const sn_token_ids *prompt, sn_
 
 static sn_status generate_main(const sn_options *options, int *code, sn_err *err) {
     (void)options;
-    sn_setup setup = {0};
+    sn_setup setup = sn_cli_setup();
     sn_token_ids prompt = {0};
     sn_catch_interrupts();
     sn_status status = check_generate_options(err);
@@ -183,7 +183,7 @@ static sn_status generate_main(const sn_options *options, int *code, sn_err *err
 }
 
 static const sn_option_group *const groups[] = {
-    &sn_group_model, &sn_group_adapter, &prompt_group,   &sn_group_sampling, &sn_group_draft,
+    &sn_group_model, &sn_group_adapter, &prompt_group,   &sn_group_sampling, &sn_group_draft, &sn_group_connection,
     &sn_group_chain, &sn_group_session, &sn_group_audit, &sn_group_device,   &sn_group_log};
 
 const sn_cli_command sn_cmd_generate = {

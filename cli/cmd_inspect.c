@@ -18,7 +18,7 @@ static struct {
 static const sn_option options_table[] = {
     SN_OPT_FLAG("tensors", &given.tensors, "list every tensor: type, shape, bytes"),
     SN_OPT_FLAG("hashes", &given.hashes, "show the SHA-256 of each block's weights; this reads the whole file"),
-    SN_OPT_FLAG("json", &sn_cli_options.json, "print one JSON object"),
+    SN_OPT_FLAG("json", &sn_cli_output.json, "print one JSON object"),
 };
 static const sn_option_group output_group = SN_OPTION_GROUP("Output:", options_table);
 
@@ -198,11 +198,11 @@ static sn_status inspect_main(const sn_options *options, int *code, sn_err *err)
     sn_err no_tokenizer = {0};
     sn_model *model = NULL;
     sn_tokenizer *tokenizer = NULL;
-    const char *path = sn_cli_options.model;
+    const char *path = sn_program_settings.common.model;
     sn_progress_bar *bar = sn_progress_bar_begin(given.hashes ? "hashing the blocks" : "reading");
     sn_status status = sn_model_open(path, &model, err);
     if (!status && sn_tokenizer_open(path, &tokenizer, &no_tokenizer)) tokenizer = NULL; /* shown, and no failure */
-    if (!status && sn_cli_options.json) {
+    if (!status && sn_cli_output.json) {
         status = print_all_json(model, tokenizer, err);
     } else if (!status) {
         print_hparams(model, tokenizer, no_tokenizer.text);

@@ -15,7 +15,7 @@ static const sn_option options_table[] = {
     SN_OPT_STRING("swarm-key", "FILE", &swarm_path,
                   "write the key of a private swarm to this file instead: a copy of it, given as --swarm-key, admits a "
                   "node or client to the swarm"),
-    SN_OPT_FLAG("json", &sn_cli_options.json, "print {\"id\", \"curve_key\", \"file\"}"),
+    SN_OPT_FLAG("json", &sn_cli_output.json, "print {\"id\", \"curve_key\", \"file\"}"),
 };
 static const sn_option_group output_group = SN_OPTION_GROUP("Output:", options_table);
 
@@ -25,7 +25,7 @@ static sn_status keygen_main(const sn_options *options, int *code, sn_err *err) 
         return sn_fail(err, SN_REFUSED, "give --out FILE for an identity, or --swarm-key FILE");
     if (swarm_path) {
         sn_status made = sn_swarm_key_make(swarm_path, err);
-        if (!made && sn_cli_options.json) return sn_print_json(json_pack("{ss}", "file", swarm_path), err);
+        if (!made && sn_cli_output.json) return sn_print_json(json_pack("{ss}", "file", swarm_path), err);
         if (!made) printf("%s holds the swarm's key: give copies only to members of the swarm.\n", swarm_path);
         return made;
     }
@@ -37,7 +37,7 @@ static sn_status keygen_main(const sn_options *options, int *code, sn_err *err) 
     sn_hex(identity.id, SN_KEY_SIZE, id);
     sn_hex(identity.curve_key, SN_KEY_SIZE, key);
     explicit_bzero(&identity, sizeof identity);
-    if (sn_cli_options.json)
+    if (sn_cli_output.json)
         return sn_print_json(json_pack("{ss ss ss}", "id", id, "curve_key", key, "file", out_path), err);
     printf("id         %s\ncurve key  %s\n%s holds the secret keys: do not share it.\n", id, key, out_path);
     return SN_OK;

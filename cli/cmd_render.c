@@ -27,7 +27,7 @@ static const sn_option render_options[] = {
     SN_OPT_STRINGS("set", "NAME=JSON", &given.set,
                    "a variable of the template, such as enable_thinking=false; repeatable"),
     SN_OPT_FLAG(
-        "json", &sn_cli_options.json,
+        "json", &sn_cli_output.json,
         "print {\"prompt\", \"data\", \"ids\"}: data lists the parts [begin, end) of the prompt, in bytes, that "
         "come from the messages and never become special tokens; ids are there with --model"),
 };
@@ -121,7 +121,7 @@ static sn_status render_main(const sn_options *options, int *code, sn_err *err) 
     for (size_t i = 0; i < given.set.n && !status; i++) status = set_variable(variables, given.set.items[i], err);
     const sn_chat_request request = {messages, tools, variables, given.no_generation_prompt};
     if (!status) status = sn_chat_template_render(chat, &request, &prompt, err);
-    if (!status && sn_cli_options.json)
+    if (!status && sn_cli_output.json)
         status = print_json(tokenizer, &prompt, err);
     else if (!status)
         fwrite(prompt.text, 1, prompt.len, stdout);

@@ -18,7 +18,7 @@ static const sn_option route_options[] = {
     SN_OPT_FLAG("explain", &explain, "also show what each hop costs, and why other nodes are rejected"),
     SN_OPT_INT("ctx", "N", &ctx, 1, 1 << 30,
                "length of the session's timeline in tokens, for which KV memory is needed"),
-    SN_OPT_FLAG("json", &sn_cli_options.json, "print {\"hops\", \"rejected\"}; times in microseconds"),
+    SN_OPT_FLAG("json", &sn_cli_output.json, "print {\"hops\", \"rejected\"}; times in microseconds"),
 };
 static const sn_option_group route_group = SN_OPTION_GROUP("Route:", route_options);
 
@@ -77,12 +77,12 @@ static void print_hops(const sn_route_explanation *p) {
         char blocks[24];
         snprintf(blocks, sizeof blocks, "%d:%d", leg->first, leg->end);
         printf("%-10s %-16s %7.3f ms %7.3f ms %7.3f ms  %s%s\n", blocks, l.name,
-               ns_to_ms(sn_route_network_ns(p->candidates.at, r->legs, r->n, i, sn_cli_options.push)),
+               ns_to_ms(sn_route_network_ns(p->candidates.at, r->legs, r->n, i, sn_program_settings.common.push)),
                ns_to_ms(o->queue_ns), ns_to_ms((leg->end - leg->first) * o->block_ns), l.address,
                leg->node && !o->rtt_measured ? " (round trip not measured)" : "");
     }
     printf("%-10s %-16s %7.3f ms\n", "return", "",
-           ns_to_ms(sn_route_network_ns(p->candidates.at, r->legs, r->n, r->n, sn_cli_options.push)));
+           ns_to_ms(sn_route_network_ns(p->candidates.at, r->legs, r->n, r->n, sn_program_settings.common.push)));
 }
 
 static void print_rejected(const sn_route_explanation *p) {
@@ -129,9 +129,9 @@ static sn_status print_explanation_json(const sn_route_explanation *p, sn_err *e
         const sn_route_leg *leg = &r->legs[i];
         const sn_candidate *o = &p->candidates.at[leg->candidate];
         json_t *hop = candidate_json(leg->node, leg->first, leg->end);
-        json_object_set_new(
-            hop, "network_us",
-            json_real(ns_to_us(sn_route_network_ns(p->candidates.at, r->legs, r->n, i, sn_cli_options.push))));
+        json_object_set_new(hop, "network_us",
+                            json_real(ns_to_us(sn_route_network_ns(p->candidates.at, r->legs, r->n, i,
+                                                                   sn_program_settings.common.push))));
         json_object_set_new(hop, "queue_us", json_real(ns_to_us(o->queue_ns)));
         json_object_set_new(hop, "compute_us", json_real(ns_to_us((leg->end - leg->first) * o->block_ns)));
         json_object_set_new(hop, "rtt_us", json_real(ns_to_us(o->rtt_ns)));
@@ -151,12 +151,12 @@ static sn_status print_explanation_json(const sn_route_explanation *p, sn_err *e
     json_object_set_new(all, "found", json_boolean(!p->no_route.status));
     if (!p->no_route.status) {
         json_object_set_new(all, "cost_us", json_real(ns_to_us(r->cost_ns)));
-        json_object_set_new(
-            all, "return_us",
-            json_real(ns_to_us(sn_route_network_ns(p->candidates.at, r->legs, r->n, r->n, sn_cli_options.push))));
+        json_object_set_new(all, "return_us",
+                            json_real(ns_to_us(sn_route_network_ns(p->candidates.at, r->legs, r->n, r->n,
+                                                                   sn_program_settings.common.push))));
     }
-    json_object_set_new(all, "push", json_boolean(sn_cli_options.push));
-    json_object_set_new(all, "route", json_string(sn_word_name(sn_cli_route_words, sn_cli_options.route)));
+    json_object_set_new(all, "push", json_boolean(sn_program_settings.common.push));
+    json_object_set_new(all, "route", json_string(sn_word_name(sn_route_words, sn_program_settings.common.route)));
     json_object_set_new(all, "hops", hops);
     json_object_set_new(all, "rejected", rejected);
     return sn_print_json(all, err);
@@ -166,18 +166,19 @@ static sn_status print_explanation_json(const sn_route_explanation *p, sn_err *e
 
 static sn_status route_main(const sn_options *options, int *code, sn_err *err) {
     (void)options, (void)code;
-    sn_setup setup = {.plan_only = true};
+    sn_setup setup = sn_cli_setup();
     sn_route_explanation explanation = {0};
     int max_tokens = 0;
-    if (!sn_cli_has_swarm() && !sn_cli_options.local.given)
+    setup.plan_only = true;
+    if (!sn_settings_has_swarm(&sn_program_settings) && !sn_program_settings.common.local.given)
         return sn_fail(err, SN_REFUSED, "give --join HOST:PORT of a node of the swarm, or --dht");
     sn_catch_interrupts();
-    sn_status status = sn_model_open(sn_cli_options.model, &setup.model, err);
+    sn_status status = sn_model_open(sn_program_settings.common.model, &setup.model, err);
     if (!status) setup.hp = sn_model_hparams(setup.model);
     if (!status) max_tokens = ctx < setup.hp->n_ctx ? (int)ctx : setup.hp->n_ctx;
     if (!status) status = sn_setup_chain(&setup, max_tokens, false, err);
     if (!status) status = sn_route_explain(setup.chain, &explanation, err);
-    if (!status && sn_cli_options.json)
+    if (!status && sn_cli_output.json)
         status = print_explanation_json(&explanation, err);
     else if (!status)
         print_explanation(&explanation);
@@ -187,7 +188,8 @@ static sn_status route_main(const sn_options *options, int *code, sn_err *err) {
     return status;
 }
 
-static const sn_option_group *const groups[] = {&sn_group_model, &route_group, &sn_group_chain, &sn_group_log};
+static const sn_option_group *const groups[] = {&sn_group_model, &route_group, &sn_group_connection, &sn_group_chain,
+                                                &sn_group_log};
 
 const sn_cli_command sn_cmd_route = {
     .command = {.program = "swarm route",

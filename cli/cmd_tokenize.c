@@ -20,7 +20,7 @@ static const sn_option input_options[] = {
     SN_OPT_FLAG("no-bos", &given.no_bos, "add no begin-of-text token"),
     SN_OPT_FLAG("no-special", &given.no_special,
                 "treat special tokens that are spelled out as ordinary text; with --decode, leave them out"),
-    SN_OPT_FLAG("json", &sn_cli_options.json, "print {\"ids\"}, with --decode {\"text\"}"),
+    SN_OPT_FLAG("json", &sn_cli_output.json, "print {\"ids\"}, with --decode {\"text\"}"),
 };
 static const sn_option_group input_group = SN_OPTION_GROUP("Input:", input_options);
 
@@ -31,7 +31,7 @@ static sn_status tokenize_text(const sn_tokenizer *tokenizer, sn_err *err) {
     const char *text = given.text ? given.text : (const char *)file.data;
     size_t len = given.text ? strlen(given.text) : file.len;
     if (!status) status = sn_tokenizer_encode(tokenizer, text, len, !given.no_bos, !given.no_special, &ids, err);
-    if (!status && sn_cli_options.json) {
+    if (!status && sn_cli_output.json) {
         json_t *o = json_object();
         json_object_set_new(o, "ids", sn_json_ids(ids.ids, ids.n));
         status = sn_print_json(o, err);
@@ -53,7 +53,7 @@ static sn_status decode_ids(const sn_tokenizer *tokenizer, sn_err *err) {
         status = sn_tokenizer_decode(tokenizer, ids.ids[i], !given.no_special, &text, err);
     if (!status && text.len && text.data[0] == ' ' && sn_tokenizer_strips_space(tokenizer))
         memmove(text.data, text.data + 1, --text.len);
-    if (!status && sn_cli_options.json) {
+    if (!status && sn_cli_output.json) {
         json_t *string = sn_json_text(&text);
         if (!string)
             status = sn_fail(err, SN_REFUSED,
@@ -77,7 +77,7 @@ static sn_status tokenize_main(const sn_options *options, int *code, sn_err *err
                        "--decode reads token ids: give --ids-file, or the token ids on standard input");
     if (!given.decode && given.ids_file) return sn_fail(err, SN_REFUSED, "--ids-file needs --decode");
     sn_tokenizer *tokenizer = NULL;
-    sn_status status = sn_tokenizer_open(sn_cli_options.model, &tokenizer, err);
+    sn_status status = sn_tokenizer_open(sn_program_settings.common.model, &tokenizer, err);
     if (!status) status = given.decode ? decode_ids(tokenizer, err) : tokenize_text(tokenizer, err);
     sn_tokenizer_close(&tokenizer);
     return status;

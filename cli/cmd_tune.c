@@ -84,7 +84,7 @@ static const sn_option out_options[] = {
     SN_OPT_INT("save-every", "N", &given.save_every, 0, 1 << 30,
                "steps between checkpoints; 0: only the last step has one"),
     SN_OPT_STRING("resume", "FOLDER", &given.resume, "continue from the newest checkpoint in this folder of --out"),
-    SN_OPT_FLAG("json", &sn_cli_options.json, "print the result as one JSON object"),
+    SN_OPT_FLAG("json", &sn_cli_output.json, "print the result as one JSON object"),
 };
 static const sn_option_group data_group = SN_OPTION_GROUP("Data:", data_options);
 static const sn_option_group method_group = SN_OPTION_GROUP("Adapter:", method_options);
@@ -186,23 +186,24 @@ static sn_status read_data(tune_run *w, sn_err *err) {
 
 static sn_status open_backbone(tune_run *w, sn_err *err) {
     sn_setup *s = &w->setup;
-    if (sn_cli_options.local.given && !sn_cli_options.local.all &&
-        (sn_cli_options.local.first || sn_cli_options.local.end != s->hp->n_blocks))
+    if (sn_program_settings.common.local.given && !sn_program_settings.common.local.all &&
+        (sn_program_settings.common.local.first || sn_program_settings.common.local.end != s->hp->n_blocks))
         return sn_fail(err, SN_REFUSED,
                        "training needs nodes (--join) or the whole model in this process (--local all)");
-    if (sn_cli_options.local.given) {
+    if (sn_program_settings.common.local.given) {
         int longest = (int)given.seq + (int)given.virtual_tokens;
         return sn_backbone_local(s->model, s->device, longest < s->hp->n_ctx ? longest : s->hp->n_ctx, &w->backbone,
                                  err);
     }
-    if (sn_cli_options.wire_dtype != SN_F32)
+    if (sn_program_settings.common.wire_dtype != SN_F32)
         return sn_fail(err, SN_REFUSED, "training sends hidden states as float32 only: leave out --wire-dtype");
     sn_status status = sn_setup_link(s, err);
-    const sn_backbone_swarm_options options = {.link = s->link,
-                                               .node_filter = {sn_cli_options.only.items, sn_cli_options.only.n,
-                                                               sn_cli_options.deny.items, sn_cli_options.deny.n},
-                                               .timeout_ms = (int)sn_cli_options.timeout_ms,
-                                               .max_retries = (int)sn_cli_options.max_retries};
+    const sn_backbone_swarm_options options = {
+        .link = s->link,
+        .node_filter = {sn_program_settings.common.only.items, sn_program_settings.common.only.n,
+                        sn_program_settings.common.deny.items, sn_program_settings.common.deny.n},
+        .timeout_ms = (int)sn_program_settings.common.timeout_ms,
+        .max_retries = (int)sn_program_settings.common.max_retries};
     return status ? status : sn_backbone_swarm(s->model, &options, &w->backbone, err);
 }
 
@@ -211,7 +212,7 @@ static sn_status open_tuner(tune_run *w, sn_err *err) {
     sn_params *params = NULL;
     sn_tuner_options options = {.batch = (int)given.batch,
                                 .accumulate = (int)given.accumulate,
-                                .threads = (int)sn_cli_options.threads,
+                                .threads = (int)sn_program_settings.common.threads,
                                 .seed = (uint64_t)given.seed};
     uint64_t rng = (uint64_t)given.seed;
     sn_status status = make_shape(w, &shape, err);
@@ -309,7 +310,7 @@ static sn_status print_report(const tune_run *w, sn_err *err) {
     const char *folder = given.resume ? given.resume : given.out;
     double seconds = (double)(sn_now_us() - w->began_us) / 1e6, loss = t->step ? t->losses[t->step - 1] : 0;
     bool classifier = t->params->shape.method == SN_METHOD_HEAD;
-    if (sn_cli_options.json) {
+    if (sn_cli_output.json) {
         json_t *object =
             json_pack("{ss sI sf sf sf sI}", "out", folder, "steps", (json_int_t)t->step, "loss", loss, "seconds",
                       seconds, "tok_s", seconds > 0 ? (double)(t->tokens - w->first_tokens) / seconds : 0, "parameters",
@@ -356,7 +357,7 @@ static sn_status run_tune(tune_run *w, sn_err *err) {
 
 static sn_status tune_main(const sn_options *options, int *code, sn_err *err) {
     (void)options, (void)code;
-    tune_run w = {0};
+    tune_run w = {.setup = sn_cli_setup()};
     if (!given.resume && mkdir(given.out, 0777) && errno != EEXIST)
         return sn_fail(err, SN_REFUSED, "--out %s cannot be made: %s", given.out, strerror(errno));
     sn_catch_interrupts();
@@ -372,8 +373,9 @@ static sn_status tune_main(const sn_options *options, int *code, sn_err *err) {
     return status;
 }
 
-static const sn_option_group *const groups[] = {&sn_group_model, &data_group,     &method_group,    &training_group,
-                                                &out_group,      &sn_group_chain, &sn_group_device, &sn_group_log};
+static const sn_option_group *const groups[] = {&sn_group_model, &data_group,      &method_group,
+                                                &training_group, &out_group,       &sn_group_connection,
+                                                &sn_group_chain, &sn_group_device, &sn_group_log};
 
 const sn_cli_command sn_cmd_tune = {
     .command = {.program = "swarm tune",

@@ -17,7 +17,7 @@
 #include <time.h>
 
 static const sn_option options_table[] = {
-    SN_OPT_FLAG("json", &sn_cli_options.json, "print {\"model\", \"blocks\", \"tokens\", \"proven\", \"statements\"}"),
+    SN_OPT_FLAG("json", &sn_cli_output.json, "print {\"model\", \"blocks\", \"tokens\", \"proven\", \"statements\"}"),
 };
 static const sn_option_group output_group = SN_OPTION_GROUP("Output:", options_table);
 
@@ -58,14 +58,16 @@ static sn_status check_evidence_model(const sn_evidence *e, const sn_model *mode
 static sn_status check_evidence_adapter(const sn_evidence *e, const sn_model *model, sn_loaded_adapter *out,
                                         sn_err *err) {
     static const sn_hash none; /* also of an adapter with virtual tokens only: these are part of the inputs */
-    if (!sn_cli_options.adapter && !memcmp(&e->adapter_hash, &none, sizeof none)) return SN_OK;
-    if (!sn_cli_options.adapter)
+    if (!sn_program_settings.common.adapter && !memcmp(&e->adapter_hash, &none, sizeof none)) return SN_OK;
+    if (!sn_program_settings.common.adapter)
         return sn_fail(err, SN_REFUSED,
                        "the evidence is about a model with an adapter: give the adapter's folder as --adapter");
-    sn_status status = sn_setup_adapter(model, out, err);
+    const sn_setup setup = sn_cli_setup();
+    sn_status status = sn_setup_adapter(&setup, model, out, err);
     sn_hash hash = sn_loaded_adapter_for_chain(out).hash;
     if (!status && memcmp(&hash, &e->adapter_hash, sizeof hash))
-        return sn_fail(err, SN_REFUSED, "the evidence is about another adapter than %s", sn_cli_options.adapter);
+        return sn_fail(err, SN_REFUSED, "the evidence is about another adapter than %s",
+                       sn_program_settings.common.adapter);
     return status;
 }
 
@@ -75,7 +77,8 @@ static sn_status recompute(const sn_evidence *e, const sn_model *model, const sn
     sn_chain *reference = NULL;
     bool *cut_at = NULL, *round_at = NULL;
     int n_blocks = sn_model_hparams(model)->n_blocks;
-    sn_device_options device_options = {.threads = (int)sn_cli_options.threads, .isa = sn_cli_options.isa};
+    sn_device_options device_options = {.threads = (int)sn_program_settings.common.threads,
+                                        .isa = sn_program_settings.common.isa};
     sn_progress_bar *bar = sn_progress_bar_begin("recomputing the step");
     sn_status status = sn_calloc(&cut_at, (size_t)n_blocks, sizeof *cut_at, err);
     if (!status) status = sn_calloc(&round_at, (size_t)n_blocks + 1, sizeof *round_at, err);
@@ -146,7 +149,7 @@ static void print_statement(const sn_statement *s, const sn_verdict *j) {
 }
 
 static sn_status print_verdicts(const sn_evidence *e, const sn_verdict *verdicts, bool proven, sn_err *err) {
-    if (!sn_cli_options.json) {
+    if (!sn_cli_output.json) {
         for (size_t i = 0; i < e->n; i++) print_statement(&e->statements[i], &verdicts[i]);
         puts(proven ? "Proven: a node signed wrong results. Every copy of this file shows the same."
                     : "Not proven: no statement is incorrect.");
@@ -174,7 +177,7 @@ static sn_status verify_main(const sn_options *options, int *code, sn_err *err) 
     if (options->positionals.n != 1)
         return sn_fail(err, SN_REFUSED, "give a file of evidence: swarm verify FILE --model PATH");
     sn_status status = sn_evidence_load(options->positionals.items[0], &e, err);
-    if (!status) status = sn_model_open(sn_cli_options.model, &model, err);
+    if (!status) status = sn_model_open(sn_program_settings.common.model, &model, err);
     if (!status) status = check_evidence_model(&e, model, &dtype, err);
     if (!status) status = check_evidence_adapter(&e, model, &adapter, err);
     if (!status) status = recompute(&e, model, &adapter, dtype, verdicts, err);

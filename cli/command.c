@@ -91,8 +91,9 @@ int sn_cmd_run(const sn_cli_command *c, int argc, char *const *argv) {
     if (!status && (options.help || options.version)) {
         print_help(&c->command, &options);
     } else if (!status) {
-        sn_log_setup((sn_log_level)sn_cli_options.log_level, sn_cli_options.json_log);
-        status = c->run(&options, &code, &err);
+        sn_log_setup((sn_log_level)sn_cli_output.log_level, sn_cli_output.json_log);
+        status = sn_cli_find_folders(&sn_program_settings, &err);
+        if (!status) status = c->run(&options, &code, &err);
     }
     if (!status) status = sn_flush_stdout(&err);
     if (status) code = sn_print_failure(c->command.program, status, &err);

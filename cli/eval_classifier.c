@@ -54,7 +54,7 @@ sn_status sn_eval_classifier(sn_setup *setup, const char *path, sn_err *err) {
     sn_status status = sn_dataset_read(path, setup->tokenizer, &dataset_options, &data, err);
     if (!status) status = classify_all(setup, data, &score, err);
     double n = status ? 1 : (double)data->n, accuracy = (double)score.correct / n, loss = score.loss / n;
-    if (!status && sn_cli_options.json)
+    if (!status && sn_cli_output.json)
         status = sn_print_json(
             json_pack("{sf sf sI}", "accuracy", accuracy, "loss", loss, "examples", (json_int_t)data->n), err);
     else if (!status)

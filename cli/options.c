@@ -1,151 +1,56 @@
-/* The tables of options that several commands share. */
 #include "cli/options.h"
 
-#include "base/hash.h"
+#include "base/file.h"
 #include "base/log.h"
-#include "base/wire.h"
-#include "client/chain/chain.h"
 
-#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
 
-const sn_word sn_cli_route_words[] = {
-    {"latency", SN_CLI_ROUTE_LATENCY}, {"throughput", SN_CLI_ROUTE_THROUGHPUT}, {NULL, 0}};
-
-sn_cli_common_options sn_cli_options = {.route = SN_CLI_ROUTE_LATENCY,
-                                        .route_seed = SN_INT_UNSET,
-                                        .reroute_every_ms = 20000,
-                                        .timeout_ms = 30000,
-                                        .max_retries = 3,
-                                        .prefill_depth = SN_PREFILL_DEPTH_MAX,
-                                        .kv_dtype = SN_KV_F32,
-                                        .wire_dtype = SN_F32,
-                                        .kv_memory = SN_SIZE_UNSET,
-                                        .device = "cpu",
-                                        .log_level = SN_LOG_WARN};
-sn_sampling_options sn_cli_sampling = {
-    .temperature = NAN, .top_p = 1, .repeat_penalty = 1, .max_tokens = 256, .seed = SN_INT_UNSET};
-
-static const sn_option model_options[] = {
-    SN_OPT_REQUIRED("model", "PATH", &sn_cli_options.model,
-                    "a GGUF file, or a folder with config.json, safetensors files and tokenizer.json"),
-};
-
-static const sn_option chain_options[] = {
-    SN_OPT_ADDRESSES("join", "HOST:PORT", &sn_cli_options.join, SN_HOST_PORT_PINNED,
-                     "address of a node of the swarm, through which all other nodes are found; HOST:PORT#KEY also "
-                     "checks the node's CURVE key"),
-    SN_OPT_ADDRESS("dht", "HOST:PORT", &sn_cli_options.dht, SN_HOST_PORT_DIAL,
-                   "address of a DHT node (OpenDHT), through which nodes of this model are found"),
-    SN_OPT_BLOCKS("local", "A:B|all", &sn_cli_options.local,
-                  "blocks that this process computes itself; with all, no node is needed"),
-    SN_OPT_STRINGS("only", "NODE", &sn_cli_options.only,
-                   "use only nodes with this name, or whose id begins with these digits (4 or more)"),
-    SN_OPT_STRINGS("deny", "NODE", &sn_cli_options.deny,
-                   "never use nodes with this name, or whose id begins with these digits (4 or more)"),
-    SN_OPT_ENUM("route", &sn_cli_options.route, sn_cli_route_words,
-                "latency: the route on which a token takes the least time; throughput: a route sampled in proportion "
-                "to the nodes' throughput, which spreads the load of many sessions"),
-    SN_OPT_INT("route-seed", "S", &sn_cli_options.route_seed, 0, 1LL << 53,
-               "seed for sampling the route and for choosing among equal nodes (default: random)"),
-    SN_OPT_DURATION_MS("reroute-every", &sn_cli_options.reroute_every_ms, 0, 86400000,
-                       "interval at which a faster route is looked for during decoding; 0: never"),
-    SN_OPT_STRING("request-id", "ID", &sn_cli_options.request_id,
-                  "identifies this request in the logs of the nodes (default: random, --json shows it)"),
-    SN_OPT_FLAG("push", &sn_cli_options.push,
-                "nodes send hidden states directly to the next node, not back to this process"),
-    SN_OPT_FLAG("kv-replica", &sn_cli_options.kv_replica,
-                "keep a KV replica of each session at another node, so that the failure of a node needs no replay of "
-                "the tokens"),
-    SN_OPT_DURATION_MS("timeout", &sn_cli_options.timeout_ms, 1000, 86400000,
-                       "limit for connecting, and for each step of a token or of up to 512 tokens of a prompt: through "
-                       "all nodes, with "
-                       "every retry and replay. A node that does not answer is replaced after three quarters of it"),
-    SN_OPT_INT("max-retries", "N", &sn_cli_options.max_retries, 0, 1000,
-               "failed nodes in a row that are replaced before the command fails, within --timeout"),
-    SN_OPT_INT("prefill-depth", "N", &sn_cli_options.prefill_depth, 0, SN_PREFILL_DEPTH_MAX,
-               "chunks of a long prompt that may wait at a node while it computes another; 0: one chunk at a time"),
-    SN_OPT_STRING("identity", "FILE", &sn_cli_options.identity,
-                  "keys made by 'swarm keygen' (default: new keys for each run)"),
-    SN_OPT_STRING("swarm-key", "FILE", &sn_cli_options.swarm_key,
-                  "the key of a private swarm, made by 'swarm keygen --swarm-key'"),
-    SN_OPT_STRING("emulate-link", "RATE,RTT[,JITTER]", &sn_cli_options.emulated_link,
-                  "emulate a connection like this, as in 100mbit,100ms, for measurements; the nodes need the same "
-                  "option"),
-    SN_OPT_ENUM("kv-dtype", &sn_cli_options.kv_dtype, sn_kv_dtype_words,
-                "element type of the KV cache: nodes with this type are used, and local blocks use it"),
-    SN_OPT_ENUM("wire-dtype", &sn_cli_options.wire_dtype, sn_wire_dtype_words,
-                "element type of hidden states on the network. f32 is exact. The others are lossy, for slow links: "
-                "the text differs, and depends on where the blocks are cut into nodes"),
-    SN_OPT_SIZE("kv-memory", "SIZE", &sn_cli_options.kv_memory,
-                "memory for the KV cache of local blocks (default: enough for the longest timeline)"),
-};
-
-static const sn_option device_options[] = {
-    SN_OPT_STRING("device", "NAME", &sn_cli_options.device, "device of this process: cpu"),
-    SN_OPT_INT("threads", "N", &sn_cli_options.threads, 0, 1024, "worker threads; 0: one for each core"),
-    SN_OPT_WORD("isa", &sn_cli_options.isa, sn_isa_words,
-                "instruction set of the CPU kernels, for tests (default: the fastest that runs here)"),
-};
+sn_output_options sn_cli_output = {.log_level = SN_LOG_WARN};
 
 static const sn_option log_options[] = {
-    SN_OPT_ENUM("log-level", &sn_cli_options.log_level, sn_log_level_words, "least level of log lines"),
-    SN_OPT_FLAG("json-log", &sn_cli_options.json_log, "log lines are JSON objects"),
+    SN_OPT_ENUM("log-level", &sn_cli_output.log_level, sn_log_level_words, "least level of log lines"),
+    SN_OPT_FLAG("json-log", &sn_cli_output.json_log, "log lines are JSON objects"),
 };
-
-static const sn_option sampling_options[] = {
-    SN_OPT_INT("max-tokens", "N", &sn_cli_sampling.max_tokens, 0, 1 << 30,
-               "limit of generated tokens; 0: until the context is full"),
-    SN_OPT_FLOAT(
-        "temperature", "T", &sn_cli_sampling.temperature, 0, 1000,
-        "0: always the most likely token; 1: sampled with the model's probabilities (default: 0, and 0.8 where "
-        "--top-k, --top-p or --min-p asks for sampling)"),
-    SN_OPT_INT("top-k", "K", &sn_cli_sampling.top_k, 0, 1 << 30, "sample among the K most likely tokens; 0: all"),
-    SN_OPT_RATIO("top-p", "P", &sn_cli_sampling.top_p, 1e-9,
-                 "sample among the fewest tokens that together have this probability"),
-    SN_OPT_RATIO("min-p", "P", &sn_cli_sampling.min_p, 0,
-                 "leave out tokens with less than P times the probability of the most likely one"),
-    SN_OPT_FLOAT("repeat-penalty", "R", &sn_cli_sampling.repeat_penalty, 1e-9, 100,
-                 "above 1: makes the last 64 tokens less likely"),
-    SN_OPT_INT("seed", "S", &sn_cli_sampling.seed, 0, 1LL << 53,
-               "seed of the sampling: the same seed gives the same text on every machine (default: random)"),
-    SN_OPT_STRINGS("stop", "TEXT", &sn_cli_sampling.stop, "end the output before this text"),
-    SN_OPT_FLAG("ignore-eos", &sn_cli_sampling.ignore_eos,
-                "continue after the model's end-of-text token, for measurements"),
-    SN_OPT_INT("ctx", "N", &sn_cli_sampling.ctx, 0, 1 << 30,
-               "limit of the timeline in tokens, prompt and output together; 0: as many as are needed"),
-};
-
-static const sn_option adapter_options[] = {
-    SN_OPT_STRING("adapter", "FOLDER", &sn_cli_options.adapter,
-                  "an adapter made by 'swarm tune', or LoRA or prompt tuning in the format of PEFT; or name:NAME or "
-                  "name:NAME@HASH, an adapter that nodes publish"),
-};
-
-const sn_option_group sn_group_model = SN_OPTION_GROUP("Model:", model_options);
-const sn_option_group sn_group_chain = SN_OPTION_GROUP("Swarm:", chain_options);
-const sn_option_group sn_group_device = SN_OPTION_GROUP("Device:", device_options);
-const sn_option_group sn_group_adapter = SN_OPTION_GROUP("Adapter:", adapter_options);
 const sn_option_group sn_group_log = SN_OPTION_GROUP("Log (on stderr):", log_options);
-const sn_option_group sn_group_sampling = SN_OPTION_GROUP("Sampling:", sampling_options);
 
-int64_t sn_cli_random_seed(void) {
-    uint64_t seed;
-    sn_random(&seed, sizeof seed);
-    return (int64_t)(seed >> 11);
+/* "swarm/evidence" in the user's folder for state, which is created with those above it. */
+static sn_status find_evidence_folder(char folder[SN_PATH_SIZE], sn_err *err) {
+    const char *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
+    char path[SN_PATH_SIZE - 100];
+    if (state && *state == '/')
+        snprintf(path, sizeof path, "%s", state);
+    else if (home && *home == '/')
+        snprintf(path, sizeof path, "%.850s/.local/state", home);
+    else
+        return sn_fail(err, SN_REFUSED, "HOME is not set: give --evidence FOLDER");
+    snprintf(folder, SN_PATH_SIZE, "%s/swarm", path);
+    for (char *at = folder + 1; (at = strchr(at, '/')); at++) { /* its parents, with usual permissions */
+        *at = 0;
+        if (mkdir(folder, 0755)) {} /* an error shows when the evidence is written */
+        *at = '/';
+    }
+    if (mkdir(folder, 0700)) {}
+    snprintf(folder, SN_PATH_SIZE, "%s/swarm/evidence", path);
+    return SN_OK;
 }
 
-/* Who gives --top-k alone wants to sample; 0.8 is llama.cpp's temperature. */
-static double effective_temperature(const sn_sampling_options *o) {
-    if (!isnan(o->temperature)) return o->temperature;
-    return o->top_k || o->top_p < 1 || o->min_p > 0 ? 0.8 : 0;
+/* $SWARM_CACHE, or "swarm-node" in the user's folder for caches; NULL when there is none. */
+static const char *find_cache_folder(char folder[SN_PATH_SIZE]) {
+    const char *own = getenv("SWARM_CACHE"), *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    const char *base = own && *own ? own : cache && *cache ? cache : home && *home ? home : NULL;
+    if (!base) return NULL;
+    const char *below = base == own ? "" : base == cache ? "/swarm-node" : "/.cache/swarm-node";
+    int len = snprintf(folder, SN_PATH_SIZE, "%s%s", base, below);
+    return len > 0 && len < SN_PATH_SIZE ? folder : NULL;
 }
 
-sn_sampling sn_cli_make_sampling(void) {
-    const sn_sampling_options *o = &sn_cli_sampling;
-    return (sn_sampling){.temperature = effective_temperature(o),
-                         .top_k = (int)o->top_k,
-                         .top_p = o->top_p,
-                         .min_p = o->min_p,
-                         .repeat_penalty = o->repeat_penalty,
-                         .seed = (uint64_t)(o->seed == SN_INT_UNSET ? sn_cli_random_seed() : o->seed)};
+sn_status sn_cli_find_folders(sn_settings *settings, sn_err *err) {
+    static char evidence[SN_PATH_SIZE], cache[SN_PATH_SIZE];
+    if (!settings->common.cache) settings->common.cache = find_cache_folder(cache);
+    if (!(settings->audit.share > 0) || settings->audit.evidence) return SN_OK;
+    settings->audit.evidence = evidence;
+    return find_evidence_folder(evidence, err);
 }

@@ -37,18 +37,19 @@ static const sn_word kill_words[] = {{"replay", 0}, {"replica", 0}, {"migration"
 static const sn_option where_options[] = {
     SN_OPT_INTS("nodes", &given.nodes, 1, SN_BENCH_NODES_MAX - 1,
                 "start this many nodes on this machine, which divide the blocks equally, as in 1,3"),
-    SN_OPT_ADDRESSES("join", "HOST:PORT", &sn_cli_options.join, SN_HOST_PORT_PINNED,
+    SN_OPT_ADDRESSES("join", "HOST:PORT", &sn_program_settings.common.join, SN_HOST_PORT_PINNED,
                      "measure the running swarm of this node"),
-    SN_OPT_BLOCKS("local", "all", &sn_cli_options.local, "measure blocks in this process, without a node"),
+    SN_OPT_BLOCKS("local", "all", &sn_program_settings.common.local, "measure blocks in this process, without a node"),
     SN_OPT_STRINGS("emulate-link", "RATE,RTT[,JITTER]", &given.link,
                    "emulate a connection like this between all processes, as in 100mbit,100ms; none: no emulation"),
-    SN_OPT_FLAG("push", &sn_cli_options.push,
+    SN_OPT_FLAG("push", &sn_program_settings.common.push,
                 "nodes send hidden states directly to the next node, not back to this process"),
-    SN_OPT_INT("prefill-depth", "N", &sn_cli_options.prefill_depth, 0, SN_PREFILL_DEPTH_MAX,
+    SN_OPT_INT("prefill-depth", "N", &sn_program_settings.common.prefill_depth, 0, SN_PREFILL_DEPTH_MAX,
                "chunks of a long prompt that may wait at a node while it computes another; 0: one chunk at a time"),
     SN_OPT_STRINGS("node-option", "OPTION", &given.node_options,
                    "an option for the nodes that are started, as in --node-option=--isa=avx2"),
-    SN_OPT_DURATION_MS("timeout", &sn_cli_options.timeout_ms, 1000, 86400000, "limit for one step at a node"),
+    SN_OPT_DURATION_MS("timeout", &sn_program_settings.common.timeout_ms, 1000, 86400000,
+                       "limit for one step at a node"),
 };
 static const sn_option_group where_group = SN_OPTION_GROUP("Swarm:", where_options);
 
@@ -74,16 +75,16 @@ static const sn_option what_options[] = {
     SN_OPT_INT("repeat", "N", &given.repeat, 1, 1000, "repeats of each measurement"),
     SN_OPT_INT("warmup", "N", &given.warmup, 0, 1000, "repeats before these, which are not counted"),
     SN_OPT_INTS("threads", &given.threads, 1, 1024, "worker threads of each node, and of the LM head of this process"),
-    SN_OPT_ENUM("kv-dtype", &sn_cli_options.kv_dtype, sn_kv_dtype_words, "element type of the KV cache"),
-    SN_OPT_ENUM("wire-dtype", &sn_cli_options.wire_dtype, sn_wire_dtype_words,
+    SN_OPT_ENUM("kv-dtype", &sn_program_settings.common.kv_dtype, sn_kv_dtype_words, "element type of the KV cache"),
+    SN_OPT_ENUM("wire-dtype", &sn_program_settings.common.wire_dtype, sn_wire_dtype_words,
                 "element type of hidden states on the network; all but f32 are lossy"),
-    SN_OPT_WORD("isa", &sn_cli_options.isa, sn_isa_words,
+    SN_OPT_WORD("isa", &sn_program_settings.common.isa, sn_isa_words,
                 "instruction set of the CPU kernels (default: the fastest that runs here)"),
 };
 static const sn_option_group what_group = SN_OPTION_GROUP("Measurements:", what_options);
 
 static const sn_option report_options[] = {
-    SN_OPT_FLAG("json", &sn_cli_options.json, "print one JSON object instead of the table"),
+    SN_OPT_FLAG("json", &sn_cli_output.json, "print one JSON object instead of the table"),
     SN_OPT_STRING("json-file", "FILE", &given.json_file, "also write the JSON object to this file"),
     SN_OPT_STRING("csv-file", "FILE", &given.csv_file, "also write the rows to this file, as comma-separated values"),
     SN_OPT_STRING("html-file", "FILE", &given.html_file, "also write a report with plots to this file, as HTML"),
@@ -105,13 +106,15 @@ static int first_of(const sn_ints *list, int64_t otherwise) { return (int)(list-
 static size_t n_links(void) { return given.link.n ? given.link.n : 1; }
 static const char *link_at(size_t i) { return given.link.n ? given.link.items[i] : NULL; }
 
-static bool drafts_given(void) { return sn_cli_draft.method == SN_CLI_DRAFT_NGRAM || sn_cli_draft.model; }
+static bool drafts_given(void) {
+    return sn_program_settings.draft.method == SN_DRAFT_NGRAM || sn_program_settings.draft.model;
+}
 static bool concurrent_prefill_given(void) { return given.concurrent_prefill != SN_INT_UNSET; }
 
 /* Cases over the link of `c`: repetitive and other texts, with each draft that is given and without one. */
 static size_t add_drafts(const sn_bench_case *c, sn_bench_case *out, size_t capacity) {
-    const char *const methods[] = {"off", sn_cli_draft.method == SN_CLI_DRAFT_NGRAM ? "ngram" : NULL,
-                                   sn_cli_draft.model ? "model" : NULL};
+    const char *const methods[] = {"off", sn_program_settings.draft.method == SN_DRAFT_NGRAM ? "ngram" : NULL,
+                                   sn_program_settings.draft.model ? "model" : NULL};
     size_t n = 0;
     for (int repetitive = 1; repetitive >= 0 && drafts_given(); repetitive--)
         for (int k = 0; k < 3; k++) {
@@ -195,14 +198,15 @@ static size_t make_cases(sn_bench_case *out) {
 /* -- checks -- */
 
 static sn_status check_block_source(sn_err *err) {
-    bool many = given.sessions.n > 1 || given.sessions.items[0] > 1, local = sn_cli_options.local.given;
-    bool lossy = sn_cli_options.wire_dtype != SN_F32;
-    if ((given.nodes.n > 0) + (sn_cli_options.join.n > 0) + local != 1)
+    bool many = given.sessions.n > 1 || given.sessions.items[0] > 1, local = sn_program_settings.common.local.given;
+    bool lossy = sn_program_settings.common.wire_dtype != SN_F32;
+    if ((given.nodes.n > 0) + (sn_program_settings.common.join.n > 0) + local != 1)
         return sn_fail(err, SN_REFUSED,
                        "give one of --nodes N (start nodes on this machine), --join HOST:PORT (measure a running "
                        "swarm) and --local all (compute the blocks in this process)");
-    if (local && !sn_cli_options.local.all) return sn_fail(err, SN_REFUSED, "--local must be all");
-    if (given.train.n && (many || concurrent_prefill_given() || given.kill.n || sn_cli_options.push || drafts_given()))
+    if (local && !sn_program_settings.common.local.all) return sn_fail(err, SN_REFUSED, "--local must be all");
+    if (given.train.n &&
+        (many || concurrent_prefill_given() || given.kill.n || sn_program_settings.common.push || drafts_given()))
         return sn_fail(err, SN_REFUSED,
                        "--train measures training only: leave out --sessions, --concurrent-prefill, --kill, --push and "
                        "--draft");
@@ -210,7 +214,7 @@ static sn_status check_block_source(sn_err *err) {
         return sn_fail(err, SN_REFUSED, "training sends hidden states as float32 only: leave out --wire-dtype");
     if (local && !given.train.n && (many || given.batch.n || concurrent_prefill_given()))
         return sn_fail(err, SN_REFUSED, "--local all has one session: give --nodes 1 to measure several sessions");
-    if (local && (given.link.n || sn_cli_options.push || lossy))
+    if (local && (given.link.n || sn_program_settings.common.push || lossy))
         return sn_fail(err, SN_REFUSED, "--local all sends nothing: leave out --emulate-link, --push and --wire-dtype");
     if (!given.nodes.n && given.kill.n)
         return sn_fail(err, SN_REFUSED, "--kill needs --nodes: only nodes that were started here are ended");
@@ -297,9 +301,9 @@ static sn_status write_reports(const sn_bench_plan *plan, const sn_bench_row *ro
     json_t *report = sn_bench_json(plan, command_line, rows, n);
     sn_status status = report ? SN_OK : sn_fail(err, SN_STOP, "out of memory for the report");
     if (!status && given.json_file) status = write_json_file(report, err);
-    if (!status && sn_cli_options.json) status = sn_print_json(json_incref(report), err);
+    if (!status && sn_cli_output.json) status = sn_print_json(json_incref(report), err);
     json_decref(report);
-    if (!sn_cli_options.json) sn_bench_print(stdout, plan, rows, n);
+    if (!sn_cli_output.json) sn_bench_print(stdout, plan, rows, n);
     if (!status && given.csv_file) status = sn_bench_csv(given.csv_file, plan, rows, n, err);
     if (!status && given.html_file) status = sn_bench_html(given.html_file, plan, command_line, rows, n, err);
     return status;
@@ -322,14 +326,14 @@ static sn_status run_benchmark(sn_model *model, sn_err *err) {
                           .extra_tokens_max = (int)max_of_three(
                               given.prompt_tokens + (drafts_given() ? given.new_tokens : 0), given.new_tokens,
                               concurrent_prefill_given() ? given.concurrent_prefill : 0),
-                          .push = sn_cli_options.push,
-                          .local = sn_cli_options.local.given,
-                          .join = sn_cli_options.join,
+                          .push = sn_program_settings.common.push,
+                          .local = sn_program_settings.common.local.given,
+                          .join = sn_program_settings.common.join,
                           .node_options = given.node_options,
-                          .kv_dtype = (sn_kv_dtype)sn_cli_options.kv_dtype,
-                          .wire_dtype = (sn_dtype)sn_cli_options.wire_dtype,
-                          .timeout_ms = (int)sn_cli_options.timeout_ms,
-                          .prefill_depth = (int)sn_cli_options.prefill_depth};
+                          .kv_dtype = (sn_kv_dtype)sn_program_settings.common.kv_dtype,
+                          .wire_dtype = (sn_dtype)sn_program_settings.common.wire_dtype,
+                          .timeout_ms = (int)sn_program_settings.common.timeout_ms,
+                          .prefill_depth = (int)sn_program_settings.common.prefill_depth};
     sn_bench_row *rows = NULL;
     sn_status status = check_lengths(&plan, err);
     if (!status) status = sn_calloc(&rows, n, sizeof *rows, err);
@@ -347,7 +351,7 @@ static sn_status bench_main(const sn_options *options, int *code, sn_err *err) {
     sn_catch_interrupts();
     sn_status status = check_block_source(err);
     if (!status) status = check_links(err);
-    if (!status) status = sn_model_open(sn_cli_options.model, &model, err);
+    if (!status) status = sn_model_open(sn_program_settings.common.model, &model, err);
     if (!status) status = run_benchmark(model, err);
     sn_model_close(&model);
     return status;

@@ -30,17 +30,17 @@ static sn_sampling case_sampling(const sn_bench_case *c, uint64_t seed) {
 
 static sn_status open_draft(sn_bench_draft *d, sn_err *err) {
     const sn_bench_plan *p = d->plan;
-    sn_draft_model_options model_options = {.path = sn_cli_draft.model,
+    sn_draft_model_options model_options = {.path = sn_program_settings.draft.model,
                                             .device = sn_bench_lm_head_device(d->head),
                                             .hp = p->hp,
                                             .sampling = case_sampling(d->config, 0),
                                             .max_context = p->prompt_tokens + p->new_tokens};
-    d->draft = sn_draft_make(sn_draft_ngram, NULL, (int)sn_cli_draft.tokens);
+    d->draft = sn_draft_make(sn_draft_ngram, NULL, (int)sn_program_settings.draft.tokens);
     if (strcmp(d->config->draft, "model")) return SN_OK;
-    if (sn_tokenizer_open(sn_cli_options.model, &d->tokenizer, err) == SN_STOP) return SN_STOP;
+    if (sn_tokenizer_open(sn_program_settings.common.model, &d->tokenizer, err) == SN_STOP) return SN_STOP;
     model_options.tokenizer = d->tokenizer;
     sn_status status = sn_draft_model_open(&model_options, &d->model, err);
-    d->draft = sn_draft_make(sn_draft_model_propose, d->model, (int)sn_cli_draft.tokens);
+    d->draft = sn_draft_make(sn_draft_model_propose, d->model, (int)sn_program_settings.draft.tokens);
     return status;
 }
 

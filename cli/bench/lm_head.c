@@ -41,7 +41,7 @@ struct sn_bench_lm_head {
 sn_status sn_bench_lm_head_new(const sn_model *model, int threads, int sessions, sn_bench_lm_head **out, sn_err *err) {
     sn_bench_lm_head *h = NULL;
     const sn_hparams *hp = sn_model_hparams(model);
-    sn_device_options options = {.threads = threads, .isa = sn_cli_options.isa};
+    sn_device_options options = {.threads = threads, .isa = sn_program_settings.common.isa};
     sn_status status = sn_calloc(&h, 1, sizeof *h, err);
     if (status) return status;
     pthread_mutex_init(&h->lock, NULL);

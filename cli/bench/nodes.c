@@ -82,7 +82,7 @@ static void fill_arguments(const sn_bench_nodes *nodes, size_t i, arguments *a) 
     const process *p = &nodes->all[i];
     add_argument(a, nodes->program);
     add_argument(a, "--model");
-    add_argument(a, sn_cli_options.model);
+    add_argument(a, sn_program_settings.common.model);
     add_argument(a, "--blocks");
     add_formatted_argument(a, "%d:%d", p->first, p->end);
     add_argument(a, "--name");
@@ -102,10 +102,10 @@ static void fill_arguments(const sn_bench_nodes *nodes, size_t i, arguments *a) 
         add_argument(a, nodes->config.link);
     }
     add_argument(a, "--kv-dtype");
-    add_argument(a, sn_word_name(sn_kv_dtype_words, sn_cli_options.kv_dtype));
-    if (sn_cli_options.isa) {
+    add_argument(a, sn_word_name(sn_kv_dtype_words, sn_program_settings.common.kv_dtype));
+    if (sn_program_settings.common.isa) {
         add_argument(a, "--isa");
-        add_argument(a, sn_cli_options.isa);
+        add_argument(a, sn_program_settings.common.isa);
     }
     for (size_t k = 0; k < nodes->n; k++) { /* any node that is ready */
         if (k == i || !nodes->all[k].pid || !*nodes->all[k].address) continue;

@@ -59,10 +59,10 @@ static json_t *row_json(const sn_bench_plan *p, const sn_bench_row *row) {
     if (c->kind == SN_BENCH_DRAFT) {
         set_spread(o, "decode_tok_s", &row->decode_tok_s);
         json_object_update_new(o, json_pack("{s:s,s:b,s:i,s:i,s:i,s:i,s:i,s:b}", "draft", c->draft, "repetitive",
-                                            c->repetitive, "draft_tokens", (int)sn_cli_draft.tokens, "decode_tokens",
-                                            (int)row->decode_tokens, "decode_steps", (int)row->decode_steps, "drafted",
-                                            (int)row->n_drafted, "accepted", (int)row->n_accepted, "same_text",
-                                            row->same_text));
+                                            c->repetitive, "draft_tokens", (int)sn_program_settings.draft.tokens,
+                                            "decode_tokens", (int)row->decode_tokens, "decode_steps",
+                                            (int)row->decode_steps, "drafted", (int)row->n_drafted, "accepted",
+                                            (int)row->n_accepted, "same_text", row->same_text));
     }
     if (c->kind == SN_BENCH_TRAIN) {
         json_object_set_new(o, "method", json_string(c->train));

@@ -68,6 +68,7 @@ bool sn_audit_is_banned(void *ctx, const uint8_t node[SN_KEY_SIZE]) {
 
 sn_audit_report sn_audit_get_report(const sn_audit *audit) {
     sn_audit_report report = audit->report;
+    report.seed = audit->options.seed;
     for (size_t i = 0; i < audit->n_logs; i++) report.unchecked += audit->logs[i].n;
     return report;
 }

@@ -41,6 +41,7 @@ sn_verifier sn_audit_verifier(sn_audit *audit);
 bool sn_audit_is_banned(void *ctx, const uint8_t node[SN_KEY_SIZE]);
 
 typedef struct sn_audit_report {
+    uint64_t seed;                      /* of the draws */
     uint64_t steps, checked, unchecked; /* steps of nodes; unchecked: not yet, or no auditor was found */
     uint64_t checks;                    /* draws that asked for a check */
     uint64_t nodes_banned;

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 enum { LINE_MAX_BYTES = 2 * SN_KEY_SIZE + 48 };
 
@@ -114,16 +113,4 @@ void sn_slow_nodes_note(sn_slow_nodes *nodes, const uint8_t id[SN_KEY_SIZE], int
 int64_t sn_slow_nodes_block_ns(const sn_slow_nodes *nodes, const uint8_t id[SN_KEY_SIZE], int64_t unix_ms) {
     const slow_node *node = find(nodes, id);
     return node && node->until_unix_ms > unix_ms ? node->block_ns : 0;
-}
-
-const char *sn_slow_nodes_path(char *out, size_t size) {
-    const char *own = getenv("SWARM_CACHE"), *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    const char *base = own && *own ? own : cache && *cache ? cache : home && *home ? home : NULL;
-    if (!base) return NULL;
-    const char *below = base == own ? "" : base == cache ? "/swarm-node" : "/.cache/swarm-node";
-    int folder = snprintf(out, size, "%s%s", base, below);
-    if (folder < 0 || (size_t)folder >= size) return NULL;
-    if (mkdir(out, 0700)) {} /* it is there already, or saving fails */
-    int all = snprintf(out, size, "%s%s/slow-nodes", base, below);
-    return all < 0 || (size_t)all >= size ? NULL : out;
 }

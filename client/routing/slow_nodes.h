@@ -25,8 +25,4 @@ void sn_slow_nodes_note(sn_slow_nodes *nodes, const uint8_t node[SN_KEY_SIZE], i
 /* The time of a block that is remembered of this node; 0: none. Accepts NULL. */
 int64_t sn_slow_nodes_block_ns(const sn_slow_nodes *nodes, const uint8_t node[SN_KEY_SIZE], int64_t unix_ms);
 
-/* "slow-nodes" in the folder $SWARM_CACHE, or in "swarm-node" of the user's cache folder. The folder is made. NULL when
- * there is none, or its name does not fit. Returns out. */
-const char *sn_slow_nodes_path(char *out, size_t size);
-
 #endif

@@ -1,0 +1,197 @@
+/* The tables of options, and the values before an option is given. */
+#include "client/api/settings.h"
+
+#include "base/hash.h"
+#include "base/wire.h"
+#include "client/chain/chain.h"
+#include "client/generate/draft.h"
+
+#include <math.h>
+
+const sn_word sn_route_words[] = {{"latency", SN_ROUTE_LATENCY}, {"throughput", SN_ROUTE_THROUGHPUT}, {NULL, 0}};
+static const sn_word draft_words[] = {{"off", SN_DRAFT_OFF}, {"ngram", SN_DRAFT_NGRAM}, {NULL, 0}};
+
+#define DEFAULTS                                                                                                       \
+    {                                                                                                                  \
+        .common = {.route = SN_ROUTE_LATENCY,                                                                          \
+                   .route_seed = SN_INT_UNSET,                                                                         \
+                   .reroute_every_ms = 20000,                                                                          \
+                   .timeout_ms = 30000,                                                                                \
+                   .max_retries = 3,                                                                                   \
+                   .prefill_depth = SN_PREFILL_DEPTH_MAX,                                                              \
+                   .kv_dtype = SN_KV_F32,                                                                              \
+                   .wire_dtype = SN_F32,                                                                               \
+                   .kv_memory = SN_SIZE_UNSET,                                                                         \
+                   .device = "cpu"},                                                                                   \
+        .sampling = {.temperature = NAN, .top_p = 1, .repeat_penalty = 1, .max_tokens = 256, .seed = SN_INT_UNSET},  \
+        .draft = {.tokens = SN_DRAFT_TOKENS},                                                                          \
+        .audit = {.seed = SN_INT_UNSET},                                                                               \
+    }
+sn_settings sn_program_settings = DEFAULTS;
+
+static const sn_option model_options[] = {
+    SN_OPT_REQUIRED("model", "PATH", &sn_program_settings.common.model,
+                    "a GGUF file, or a folder with config.json, safetensors files and tokenizer.json"),
+};
+
+static const sn_option connection_options[] = {
+    SN_OPT_ADDRESSES("join", "HOST:PORT", &sn_program_settings.common.join, SN_HOST_PORT_PINNED,
+                     "address of a node of the swarm, through which all other nodes are found; HOST:PORT#KEY also "
+                     "checks the node's CURVE key"),
+    SN_OPT_ADDRESS("dht", "HOST:PORT", &sn_program_settings.common.dht, SN_HOST_PORT_DIAL,
+                   "address of a DHT node (OpenDHT), through which nodes of this model are found"),
+    SN_OPT_DURATION_MS("timeout", &sn_program_settings.common.timeout_ms, 1000, 86400000,
+                       "limit for connecting, and for each step of a token or of up to 512 tokens of a prompt: through "
+                       "all nodes, with "
+                       "every retry and replay. A node that does not answer is replaced after three quarters of it"),
+    SN_OPT_STRING("identity", "FILE", &sn_program_settings.common.identity,
+                  "keys made by 'swarm keygen' (default: new keys for each run)"),
+    SN_OPT_STRING("swarm-key", "FILE", &sn_program_settings.common.swarm_key,
+                  "the key of a private swarm, made by 'swarm keygen --swarm-key'"),
+    SN_OPT_STRING("emulate-link", "RATE,RTT[,JITTER]", &sn_program_settings.common.emulated_link,
+                  "emulate a connection like this, as in 100mbit,100ms, for measurements; the nodes need the same "
+                  "option"),
+    SN_OPT_STRING("cache", "FOLDER", &sn_program_settings.common.cache,
+                  "folder of what is remembered from run to run, such as slow nodes (default: SWARM_CACHE, or "
+                  "swarm-node in XDG_CACHE_HOME or ~/.cache)"),
+};
+
+static const sn_option chain_options[] = {
+    SN_OPT_BLOCKS("local", "A:B|all", &sn_program_settings.common.local,
+                  "blocks that this process computes itself; with all, no node is needed"),
+    SN_OPT_STRINGS("only", "NODE", &sn_program_settings.common.only,
+                   "use only nodes with this name, or whose id begins with these digits (4 or more)"),
+    SN_OPT_STRINGS("deny", "NODE", &sn_program_settings.common.deny,
+                   "never use nodes with this name, or whose id begins with these digits (4 or more)"),
+    SN_OPT_ENUM("route", &sn_program_settings.common.route, sn_route_words,
+                "latency: the route on which a token takes the least time; throughput: a route sampled in proportion "
+                "to the nodes' throughput, which spreads the load of many sessions"),
+    SN_OPT_INT("route-seed", "S", &sn_program_settings.common.route_seed, 0, 1LL << 53,
+               "seed for sampling the route and for choosing among equal nodes (default: random)"),
+    SN_OPT_DURATION_MS("reroute-every", &sn_program_settings.common.reroute_every_ms, 0, 86400000,
+                       "interval at which a faster route is looked for during decoding; 0: never"),
+    SN_OPT_STRING("request-id", "ID", &sn_program_settings.common.request_id,
+                  "identifies this request in the logs of the nodes (default: random, --json shows it)"),
+    SN_OPT_FLAG("push", &sn_program_settings.common.push,
+                "nodes send hidden states directly to the next node, not back to this process"),
+    SN_OPT_FLAG("kv-replica", &sn_program_settings.common.kv_replica,
+                "keep a KV replica of each session at another node, so that the failure of a node needs no replay of "
+                "the tokens"),
+    SN_OPT_INT("max-retries", "N", &sn_program_settings.common.max_retries, 0, 1000,
+               "failed nodes in a row that are replaced before the command fails, within --timeout"),
+    SN_OPT_INT("prefill-depth", "N", &sn_program_settings.common.prefill_depth, 0, SN_PREFILL_DEPTH_MAX,
+               "chunks of a long prompt that may wait at a node while it computes another; 0: one chunk at a time"),
+    SN_OPT_ENUM("kv-dtype", &sn_program_settings.common.kv_dtype, sn_kv_dtype_words,
+                "element type of the KV cache: nodes with this type are used, and local blocks use it"),
+    SN_OPT_ENUM("wire-dtype", &sn_program_settings.common.wire_dtype, sn_wire_dtype_words,
+                "element type of hidden states on the network. f32 is exact. The others are lossy, for slow links: "
+                "the text differs, and depends on where the blocks are cut into nodes"),
+    SN_OPT_SIZE("kv-memory", "SIZE", &sn_program_settings.common.kv_memory,
+                "memory for the KV cache of local blocks (default: enough for the longest timeline)"),
+};
+
+static const sn_option device_options[] = {
+    SN_OPT_STRING("device", "NAME", &sn_program_settings.common.device, "device of this process: cpu"),
+    SN_OPT_INT("threads", "N", &sn_program_settings.common.threads, 0, 1024, "worker threads; 0: one for each core"),
+    SN_OPT_WORD("isa", &sn_program_settings.common.isa, sn_isa_words,
+                "instruction set of the CPU kernels, for tests (default: the fastest that runs here)"),
+};
+
+static const sn_option sampling_options[] = {
+    SN_OPT_INT("max-tokens", "N", &sn_program_settings.sampling.max_tokens, 0, 1 << 30,
+               "limit of generated tokens; 0: until the context is full"),
+    SN_OPT_FLOAT("temperature", "T", &sn_program_settings.sampling.temperature, 0, 1000,
+                 "0: always the most likely token; 1: sampled with the model's probabilities (default: 0, and 0.8 where "
+                 "--top-k, --top-p or --min-p asks for sampling)"),
+    SN_OPT_INT("top-k", "K", &sn_program_settings.sampling.top_k, 0, 1 << 30,
+               "sample among the K most likely tokens; 0: all"),
+    SN_OPT_RATIO("top-p", "P", &sn_program_settings.sampling.top_p, 1e-9,
+                 "sample among the fewest tokens that together have this probability"),
+    SN_OPT_RATIO("min-p", "P", &sn_program_settings.sampling.min_p, 0,
+                 "leave out tokens with less than P times the probability of the most likely one"),
+    SN_OPT_FLOAT("repeat-penalty", "R", &sn_program_settings.sampling.repeat_penalty, 1e-9, 100,
+                 "above 1: makes the last 64 tokens less likely"),
+    SN_OPT_INT("seed", "S", &sn_program_settings.sampling.seed, 0, 1LL << 53,
+               "seed of the sampling: the same seed gives the same text on every machine (default: random)"),
+    SN_OPT_STRINGS("stop", "TEXT", &sn_program_settings.sampling.stop, "end the output before this text"),
+    SN_OPT_FLAG("ignore-eos", &sn_program_settings.sampling.ignore_eos,
+                "continue after the model's end-of-text token, for measurements"),
+    SN_OPT_INT("ctx", "N", &sn_program_settings.sampling.ctx, 0, 1 << 30,
+               "limit of the timeline in tokens, prompt and output together; 0: as many as are needed"),
+};
+
+static const sn_option adapter_options[] = {
+    SN_OPT_STRING("adapter", "FOLDER", &sn_program_settings.common.adapter,
+                  "an adapter made by 'swarm tune', or LoRA or prompt tuning in the format of PEFT; or name:NAME or "
+                  "name:NAME@HASH, an adapter that nodes publish"),
+};
+
+static const sn_option draft_options[] = {
+    SN_OPT_ENUM("draft", &sn_program_settings.draft.method, draft_words,
+                "ngram: draft the tokens that followed the same n-gram earlier in the text, and check several of them "
+                "in one forward pass. The text stays the same"),
+    SN_OPT_STRING("draft-model", "PATH", &sn_program_settings.draft.model,
+                  "draft with a smaller model of the same vocabulary, computed in this process"),
+    SN_OPT_INT("draft-tokens", "N", &sn_program_settings.draft.tokens, 1, SN_DRAFT_TOKENS_MAX,
+               "limit of draft tokens in one forward pass; fewer are drafted while they are not accepted"),
+};
+
+static const sn_option session_options[] = {
+    SN_OPT_STRING("save", "FILE", &sn_program_settings.session.save,
+                  "at the end, write the session to this file: its text, and the KV cache of all blocks"),
+    SN_OPT_STRING("load", "FILE", &sn_program_settings.session.load,
+                  "continue the session of this file, over the nodes that the swarm has now"),
+    SN_OPT_STRING("session-key", "FILE", &sn_program_settings.session.key,
+                  "the session's file is encrypted with the content of this file, 16 or more random bytes (default: "
+                  "the file of --identity)"),
+};
+
+static const sn_option audit_options[] = {
+    SN_OPT_RATIO("audit", "SHARE", &sn_program_settings.audit.share, 0,
+                 "check a node after this share of its steps, chosen at random: its results since the last check are "
+                 "recomputed elsewhere and compared. What is not checked yet at the end of the text is checked then. "
+                 "0: no audit"),
+    SN_OPT_INT("audit-seed", "S", &sn_program_settings.audit.seed, 0, 1LL << 53,
+               "seed for choosing the steps; nodes must not know it (default: random)"),
+    SN_OPT_FLAG("audit-local", &sn_program_settings.audit.local,
+                "recompute in this process, from the model's file, not at other nodes"),
+    SN_OPT_FLAG("audit-hold", &sn_program_settings.audit.hold,
+                "print the text at its end, when it was checked, at a terminal too; pipes and files always get it so"),
+    SN_OPT_STRING("evidence", "FOLDER", &sn_program_settings.audit.evidence,
+                  "folder for the signed statements of a node whose results are wrong (default: swarm/evidence in "
+                  "XDG_STATE_HOME or ~/.local/state)"),
+};
+
+const sn_option_group sn_group_model = SN_OPTION_GROUP("Model:", model_options);
+const sn_option_group sn_group_connection = SN_OPTION_GROUP("Swarm:", connection_options);
+const sn_option_group sn_group_chain = SN_OPTION_GROUP("Route:", chain_options);
+const sn_option_group sn_group_device = SN_OPTION_GROUP("Device:", device_options);
+const sn_option_group sn_group_adapter = SN_OPTION_GROUP("Adapter:", adapter_options);
+const sn_option_group sn_group_sampling = SN_OPTION_GROUP("Sampling:", sampling_options);
+const sn_option_group sn_group_draft = SN_OPTION_GROUP("Draft tokens:", draft_options);
+const sn_option_group sn_group_bench_draft = SN_OPTION_GROUP(
+    "Draft tokens (measured against none, on a text that repeats itself and on one that does not):", draft_options);
+const sn_option_group sn_group_session = SN_OPTION_GROUP("Session in a file:", session_options);
+const sn_option_group sn_group_audit = SN_OPTION_GROUP("Audit:", audit_options);
+
+int64_t sn_random_seed(void) {
+    uint64_t seed;
+    sn_random(&seed, sizeof seed);
+    return (int64_t)(seed >> 11);
+}
+
+/* Who gives --top-k alone wants to sample; 0.8 is llama.cpp's temperature. */
+static double effective_temperature(const sn_sampling_settings *o) {
+    if (!isnan(o->temperature)) return o->temperature;
+    return o->top_k || o->top_p < 1 || o->min_p > 0 ? 0.8 : 0;
+}
+
+sn_sampling sn_settings_sampling(const sn_settings *settings) {
+    const sn_sampling_settings *o = &settings->sampling;
+    return (sn_sampling){.temperature = effective_temperature(o),
+                         .top_k = (int)o->top_k,
+                         .top_p = o->top_p,
+                         .min_p = o->min_p,
+                         .repeat_penalty = o->repeat_penalty,
+                         .seed = (uint64_t)(o->seed == SN_INT_UNSET ? sn_random_seed() : o->seed)};
+}

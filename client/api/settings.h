@@ -1,0 +1,96 @@
+/* Settings: everything that a user may say about a session over a swarm, from addresses to sampling, with the tables of
+ * options (base/options.h) that give each value its word, its range and its help text.
+ *
+ * The tables are shared by the command line of `swarm` and by the keys of swarm_options_set. Their targets point into
+ * sn_program_settings, the one instance of the program, which the command line's parser fills. Every other instance
+ * (sn_settings_init, of the handles of include/swarm.h) is filled by sn_settings_set, which takes from a target only
+ * its place in the struct; the library neither reads nor writes sn_program_settings.
+ *
+ * An instance belongs to one thread until it is filled, and does not change afterwards. It borrows the texts that it is
+ * given. */
+#ifndef SN_CLIENT_API_SETTINGS_H
+#define SN_CLIENT_API_SETTINGS_H
+
+#include "base/options.h"
+#include "client/generate/sampler.h"
+
+typedef enum sn_route_choice { SN_ROUTE_LATENCY, SN_ROUTE_THROUGHPUT } sn_route_choice;
+extern const sn_word sn_route_words[];
+
+typedef struct sn_common_settings {
+    const char *model, *adapter;
+    sn_strings join;
+    const char *dht, *identity, *swarm_key, *emulated_link;
+    sn_strings only, deny;
+    sn_block_range local;
+    int route;          /* sn_route_choice */
+    int64_t route_seed; /* SN_INT_UNSET: random */
+    int64_t reroute_every_ms, timeout_ms, max_retries, prefill_depth;
+    const char *request_id;   /* NULL: random */
+    int kv_dtype, wire_dtype; /* sn_kv_dtype, sn_dtype */
+    size_t kv_memory;         /* of local blocks; SN_SIZE_UNSET: what the longest timeline needs */
+    bool push, kv_replica;
+    const char *device, *isa; /* isa NULL: the best */
+    int64_t threads;
+    const char *cache; /* folder of what is remembered from run to run; NULL: nothing is */
+} sn_common_settings;
+
+typedef struct sn_sampling_settings {
+    double temperature, top_p, min_p, repeat_penalty; /* temperature NAN: 0, or 0.8 where others ask for sampling */
+    int64_t top_k, seed, max_tokens, ctx; /* seed SN_INT_UNSET: random; max_tokens 0: to the end of the context */
+    sn_strings stop;
+    bool ignore_eos;
+} sn_sampling_settings;
+
+/* At most one of method and model is set. */
+typedef enum sn_draft_method { SN_DRAFT_OFF, SN_DRAFT_NGRAM } sn_draft_method;
+typedef struct sn_draft_settings {
+    int method;        /* sn_draft_method */
+    const char *model; /* path of a draft model, or NULL */
+    int64_t tokens;
+} sn_draft_settings;
+
+/* A session in a file. */
+typedef struct sn_session_settings {
+    const char *save, *load, *key;
+} sn_session_settings;
+
+typedef struct sn_audit_settings {
+    double share; /* 0: no audit */
+    int64_t seed; /* SN_INT_UNSET: random */
+    bool local, hold;
+    const char *evidence; /* folder; NULL: no evidence is saved */
+} sn_audit_settings;
+
+typedef struct sn_settings {
+    sn_common_settings common;
+    sn_sampling_settings sampling;
+    sn_draft_settings draft;
+    sn_session_settings session;
+    sn_audit_settings audit;
+} sn_settings;
+
+/* The settings into which the tables' targets point: the defaults, until the program parses a command line. */
+extern sn_settings sn_program_settings;
+
+extern const sn_option_group sn_group_model;      /* --model */
+extern const sn_option_group sn_group_adapter;    /* --adapter */
+extern const sn_option_group sn_group_connection; /* --join, --dht, --identity, ... */
+extern const sn_option_group sn_group_chain;      /* --local, --only, --push, ... */
+extern const sn_option_group sn_group_device;     /* --threads, --device, --isa */
+extern const sn_option_group sn_group_sampling;   /* --max-tokens, --temperature, ... */
+extern const sn_option_group sn_group_draft;      /* --draft, --draft-model, --draft-tokens */
+extern const sn_option_group sn_group_bench_draft;
+extern const sn_option_group sn_group_session; /* --save, --load, --session-key */
+extern const sn_option_group sn_group_audit;   /* --audit, ... */
+
+/* Whether the settings name a swarm: join or dht. */
+static inline bool sn_settings_has_swarm(const sn_settings *s) { return s->common.join.n || s->common.dht; }
+
+/* The sampling that the settings describe, with a random seed when none is given. */
+sn_sampling sn_settings_sampling(const sn_settings *settings);
+
+/* A random number for --seed and others like it: 53 bits, which JSON readers that hold numbers as doubles keep. */
+int64_t sn_random_seed(void);
+
+#endif

@@ -1,0 +1,203 @@
+/* Opening what a session works with, as the settings say: model, tokenizer, device, LM head, link, chain. */
+#include "client/api/setup.h"
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "client/net/adapter_lookup.h"
+#include "model/peft/peft.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+void sn_setup_phase(const sn_setup *setup, const char *what) {
+    if (setup->hooks.phase) setup->hooks.phase(setup->hooks.ctx, what);
+}
+
+/* The name in "name:NAME", an adapter that nodes publish; NULL when the adapter is a folder or missing. */
+static const char *published_adapter_name(const sn_setup *setup) {
+    const char *adapter = setup->settings->common.adapter;
+    bool named = adapter && !strncmp(adapter, "name:", strlen("name:"));
+    return named ? adapter + strlen("name:") : NULL;
+}
+
+static sn_status open_device(const sn_common_settings *o, sn_device **out, sn_err *err) {
+    sn_device_id id;
+    sn_device_options options = {.threads = (int)o->threads, .isa = o->isa};
+    sn_status status = sn_device_id_parse(o->device, &id, err);
+    if (status) return sn_err_context(err, "--device");
+    return sn_device_open(id, &options, out, err);
+}
+
+static sn_status open_tokenizer(sn_setup *setup, bool needed, sn_err *err) {
+    sn_err reason = {0};
+    sn_status status = sn_tokenizer_open(setup->settings->common.model, &setup->tokenizer, needed ? err : &reason);
+    if (status && needed) return sn_err_context(err, "text needs the model's tokenizer");
+    if (!status) return SN_OK;
+    return reason.status == SN_STOP ? sn_fail(err, SN_STOP, "%s", reason.text) : SN_OK;
+}
+
+sn_status sn_setup_adapter(const sn_setup *setup, const sn_model *model, sn_loaded_adapter *out, sn_err *err) {
+    const char *folder = setup->settings->common.adapter;
+    char name[SN_PEFT_NAME_SIZE], sentence[SN_PEFT_NAME_SIZE + 1200];
+    sn_status status = sn_loaded_adapter_load(folder, sn_model_hparams(model), out, err);
+    if (!status) status = sn_base_weights_check_client(&out->base, model, err);
+    if (status || out->base.n_blocks || !setup->hooks.warning) return status;
+    sn_peft_base_name(folder, name);
+    snprintf(sentence, sizeof sentence, "%.1000s does not say which weights it was trained for%s%s", folder,
+             *name ? ", only the name of a model: " : "", name);
+    setup->hooks.warning(setup->hooks.ctx, sentence);
+    return SN_OK;
+}
+
+sn_status sn_setup_open(sn_setup *setup, bool needs_tokenizer, sn_err *err) {
+    const sn_settings *s = setup->settings;
+    if (!sn_settings_has_swarm(s) && !s->common.local.given)
+        return sn_fail(err, SN_REFUSED,
+                       "no node is given to compute the model: give --join HOST:PORT of a node, or --local all to "
+                       "compute the whole model in this process");
+    sn_setup_phase(setup, "loading the embedding and the LM head");
+    sn_status status = sn_model_open(s->common.model, &setup->model, err);
+    if (!status) setup->hp = sn_model_hparams(setup->model);
+    if (!status && s->common.adapter && !published_adapter_name(setup))
+        status = sn_setup_adapter(setup, setup->model, &setup->adapter, err);
+    if (!status) status = open_tokenizer(setup, needs_tokenizer, err);
+    if (!status) status = open_device(&s->common, &setup->device, err);
+    if (!status) status = sn_lm_head_load(setup->model, setup->device, &setup->lm_head, err);
+    sn_setup_phase(setup, NULL);
+    return status;
+}
+
+sn_status sn_setup_refuse_classifier(const sn_setup *setup, sn_err *err) {
+    const char *adapter = setup->settings->common.adapter;
+    if (!setup->adapter.folder.params || setup->adapter.method != SN_METHOD_HEAD) return SN_OK;
+    return sn_fail(err, SN_REFUSED,
+                   "%s is a classifier and generates no text: swarm eval --adapter %s --data FILE.jsonl measures its "
+                   "accuracy",
+                   adapter, adapter);
+}
+
+sn_status sn_setup_context(const sn_setup *setup, int64_t asked, int64_t default_tokens, int *out, sn_err *err) {
+    int before = sn_loaded_adapter_for_chain(&setup->adapter).n_prompt, most = setup->hp->n_ctx - before;
+    if (asked > most || most < 1)
+        return sn_fail(err, SN_REFUSED, "--ctx %lld is more than the %d tokens that this model was made for%s",
+                       (long long)asked, most, before ? ", less the adapter's virtual tokens" : "");
+    int64_t wanted = asked ? asked : default_tokens;
+    *out = wanted < most ? (int)wanted : most;
+    return SN_OK;
+}
+
+sn_status sn_setup_bootstrap(const sn_setup *setup, sn_bootstrap *out, const sn_hash *model, sn_err *err) {
+    const sn_common_settings *o = &setup->settings->common;
+    sn_bootstrap_options options = {o->join.items, o->join.n, o->dht, setup->interrupt};
+    return sn_bootstrap_find(out, &options, model, (int)o->timeout_ms, err);
+}
+
+sn_status sn_setup_link(sn_setup *setup, sn_err *err) {
+    const sn_common_settings *o = &setup->settings->common;
+    sn_emulated_link emulated = {0};
+    sn_bootstrap bootstrap;
+    sn_hash id = sn_model_id(setup->model);
+    sn_status status = o->emulated_link ? sn_emulated_link_parse(o->emulated_link, &emulated, err) : SN_OK;
+    if (status) return sn_err_context(err, "--emulate-link");
+    status = sn_setup_bootstrap(setup, &bootstrap, &id, err);
+    if (status || !bootstrap.n) return status;
+    return sn_link_open(bootstrap.items, bootstrap.n, o->identity, o->swarm_key, &emulated, &setup->link, err);
+}
+
+static sn_status find_published_adapter(sn_setup *setup, sn_chain_adapter *out, sn_err *err) {
+    sn_hash model = sn_model_id(setup->model);
+    const sn_common_settings *o = &setup->settings->common;
+    if (!setup->link)
+        return sn_fail(err, SN_REFUSED, "--adapter %.100s is an adapter that nodes publish: give --join", o->adapter);
+    return sn_adapter_lookup(setup->link, &model, published_adapter_name(setup), (int)o->timeout_ms, &out->hash, err);
+}
+
+/* The nodes that were slow in earlier runs, from a file in the folder of the settings. */
+static sn_status open_slow_nodes(sn_setup *setup, sn_err *err) {
+    const char *folder = setup->settings->common.cache;
+    char path[SN_PATH_SIZE];
+    if (folder && mkdir(folder, 0700)) {} /* it is there already, or saving fails */
+    sn_status status = folder ? sn_path_join(path, folder, "slow-nodes", err) : SN_OK;
+    return status ? status : sn_slow_nodes_new(folder ? path : NULL, sn_unix_ms(), &setup->slow_nodes, err);
+}
+
+static sn_status check_request_id(const char *id, sn_err *err) {
+    char word[SN_REQUEST_ID_MAX + 2];
+    if (!id || (*id && !strcmp(sn_log_sanitize(id, word, sizeof word), id) && strlen(word) <= SN_REQUEST_ID_MAX))
+        return SN_OK;
+    return sn_fail(err, SN_REFUSED, "--request-id must have 1 to %d letters, digits or characters of . : - _ +",
+                   SN_REQUEST_ID_MAX);
+}
+
+static sn_status set_local_blocks(const sn_setup *setup, sn_chain_options *options, sn_err *err) {
+    const sn_common_settings *o = &setup->settings->common;
+    const sn_block_range *local = &o->local;
+    if (!local->given) return SN_OK;
+    options->local.first = local->all ? 0 : local->first;
+    options->local.end = local->all ? setup->hp->n_blocks : local->end;
+    if (o->kv_memory != SN_SIZE_UNSET) options->local.kv_memory = o->kv_memory;
+    if (options->local.end <= setup->hp->n_blocks) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "--local %d:%d: this model has blocks 0:%d", options->local.first,
+                   options->local.end, setup->hp->n_blocks);
+}
+
+static uint64_t route_seed(const sn_common_settings *o) {
+    uint64_t seed = (uint64_t)o->route_seed;
+    if (o->route_seed == SN_INT_UNSET) sn_random(&seed, sizeof seed);
+    return seed;
+}
+
+sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_err *err) {
+    const sn_common_settings *o = &setup->settings->common;
+    sn_chain_options options = sn_chain_options_default();
+    options.max_tokens = max_tokens;
+    options.request_id = o->request_id;
+    options.plan_only = setup->plan_only;
+    options.limits = (sn_chain_limits){
+        .timeout_ms = (int)o->timeout_ms, .max_retries = (int)o->max_retries, .prefill_depth = (int)o->prefill_depth};
+    options.local.device = setup->device;
+    options.kv = (sn_chain_kv){.dtype = (sn_kv_dtype)o->kv_dtype, .replica = o->kv_replica};
+    options.wire.dtype = (sn_dtype)o->wire_dtype;
+    options.routing = (sn_chain_routing){.push = o->push,
+                                         .throughput = o->route == SN_ROUTE_THROUGHPUT,
+                                         .seed = route_seed(o),
+                                         .measure = true,
+                                         .reroute_every_ms = (int)o->reroute_every_ms,
+                                         .every_block = every_block,
+                                         .node_filter = {o->only.items, o->only.n, o->deny.items, o->deny.n}};
+    options.adapter = sn_loaded_adapter_for_chain(&setup->adapter);
+    sn_status status = check_request_id(o->request_id, err);
+    if (!status) status = set_local_blocks(setup, &options, err);
+    if (!status) status = sn_setup_link(setup, err);
+    if (status) return status;
+    options.link = setup->link;
+    if (setup->link) status = open_slow_nodes(setup, err);
+    if (status) return status;
+    options.routing.slow_nodes = setup->slow_nodes;
+    if (published_adapter_name(setup)) status = find_published_adapter(setup, &options.adapter, err);
+    if (!status) status = sn_setup_audit(setup, &options, err);
+    if (status) return status;
+    options.verification.verifier = sn_audit_verifier(setup->audit);
+    sn_setup_phase(setup, setup->plan_only ? "asking the swarm"
+                          : setup->link    ? "opening the chain"
+                                           : "loading the blocks");
+    status = sn_chain_open(setup->model, &options, &setup->chain, err);
+    sn_setup_phase(setup, NULL);
+    return status;
+}
+
+void sn_setup_close(sn_setup *setup) {
+    sn_chain_close(&setup->chain);
+    sn_audit_free(&setup->audit);
+    sn_draft_model_close(&setup->draft_model);
+    sn_slow_nodes_free(&setup->slow_nodes);
+    sn_link_close(&setup->link);
+    sn_loaded_adapter_fini(&setup->adapter);
+    sn_lm_head_free(&setup->lm_head);
+    sn_device_close(&setup->device);
+    sn_tokenizer_close(&setup->tokenizer);
+    sn_model_close(&setup->model);
+}

@@ -11,7 +11,7 @@
 
 const sn_word sn_log_level_words[] = {{"debug", SN_LOG_DEBUG}, {"info", SN_LOG_INFO}, {"warn", SN_LOG_WARN},
                                       {"error", SN_LOG_ERROR}, {"off", SN_LOG_OFF},   {NULL, 0}};
-static atomic_int threshold = SN_LOG_WARN;
+static atomic_int threshold = SN_LOG_OFF;
 static atomic_bool as_json;
 
 void sn_log_setup(sn_log_level level, bool json) {

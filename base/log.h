@@ -12,7 +12,7 @@
 
 typedef enum sn_log_level { SN_LOG_DEBUG, SN_LOG_INFO, SN_LOG_WARN, SN_LOG_ERROR, SN_LOG_OFF } sn_log_level;
 
-/* Called once, before threads start. */
+/* Called once, before threads start, by a program. Before it, nothing is logged. */
 void sn_log_setup(sn_log_level level, bool json);
 extern const sn_word sn_log_level_words[]; /* "debug", "info", "warn", "error", "off" */
 

@@ -23,7 +23,7 @@ static const sn_word draft_words[] = {{"off", SN_DRAFT_OFF}, {"ngram", SN_DRAFT_
                    .wire_dtype = SN_F32,                                                                               \
                    .kv_memory = SN_SIZE_UNSET,                                                                         \
                    .device = "cpu"},                                                                                   \
-        .sampling = {.temperature = NAN, .top_p = 1, .repeat_penalty = 1, .max_tokens = 256, .seed = SN_INT_UNSET},  \
+        .sampling = {.temperature = NAN, .top_p = 1, .repeat_penalty = 1, .max_tokens = 256, .seed = SN_INT_UNSET},    \
         .draft = {.tokens = SN_DRAFT_TOKENS},                                                                          \
         .audit = {.seed = SN_INT_UNSET},                                                                               \
     }
@@ -100,9 +100,10 @@ static const sn_option device_options[] = {
 static const sn_option sampling_options[] = {
     SN_OPT_INT("max-tokens", "N", &sn_program_settings.sampling.max_tokens, 0, 1 << 30,
                "limit of generated tokens; 0: until the context is full"),
-    SN_OPT_FLOAT("temperature", "T", &sn_program_settings.sampling.temperature, 0, 1000,
-                 "0: always the most likely token; 1: sampled with the model's probabilities (default: 0, and 0.8 where "
-                 "--top-k, --top-p or --min-p asks for sampling)"),
+    SN_OPT_FLOAT(
+        "temperature", "T", &sn_program_settings.sampling.temperature, 0, 1000,
+        "0: always the most likely token; 1: sampled with the model's probabilities (default: 0, and 0.8 where "
+        "--top-k, --top-p or --min-p asks for sampling)"),
     SN_OPT_INT("top-k", "K", &sn_program_settings.sampling.top_k, 0, 1 << 30,
                "sample among the K most likely tokens; 0: all"),
     SN_OPT_RATIO("top-p", "P", &sn_program_settings.sampling.top_p, 1e-9,

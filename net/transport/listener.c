@@ -7,6 +7,7 @@
  * end. */
 #include "net/transport/listener_private.h"
 
+#include "base/clock.h"
 #include "base/hash.h"
 #include "net/transport/listener_state_private.h"
 #include "net/transport/tcp_listen_private.h"
@@ -29,6 +30,7 @@ enum {
     SLOT_BITS = 13,
 };
 static_assert(2 * CAPACITY_MAX <= 1 << SLOT_BITS, "a handle names every slot");
+static const size_t HELD_MAX = (size_t)2 << 30; /* bytes of all messages that arrive or wait for the owner */
 
 /* -- the queues between the owner and the thread; all with the lock -- */
 
@@ -70,13 +72,20 @@ void listener_drop_sent(connection *c) {
     c->n_sent = c->sent_bytes = 0;
 }
 
-void listener_free_connection(sn_listener *l, connection *c) {
+void listener_drop_received(sn_listener *l, connection *c) {
     for (incoming *m = c->received, *next; m; m = next) {
         next = m->next;
         sn_zmtp_message_free(&m->message);
         free(m);
     }
+    c->received = NULL;
+    c->received_end = &c->received;
     l->received_bytes -= c->received_bytes;
+    c->n_received = c->received_bytes = 0;
+}
+
+void listener_free_connection(sn_listener *l, connection *c) {
+    listener_drop_received(l, c);
     listener_drop_sent(c);
     l->slots[c->slot] = NULL;
     free(c);
@@ -206,8 +215,8 @@ static sn_status listener_start(sn_listener *l, sn_err *err) {
     return failed ? sn_fail(err, SN_STOP, "the thread that listens cannot start: %s", strerror(failed)) : SN_OK;
 }
 
-sn_status sn_listener_new(const sn_identity *identity, const char *address, char bound[SN_ADDRESS_MAX + 1],
-                          sn_listener **out, sn_err *err) {
+sn_status listener_open(const sn_identity *identity, const char *address, char bound[SN_ADDRESS_MAX + 1],
+                        sn_listener **out, sn_err *err) {
     struct rlimit descriptors = {.rlim_cur = 2 * CAPACITY_MAX};
     sn_listener *l;
     *out = NULL;
@@ -215,7 +224,9 @@ sn_status sn_listener_new(const sn_identity *identity, const char *address, char
     sn_status status = sn_calloc(&l, 1, sizeof *l, err);
     if (status) return status;
     getrlimit(RLIMIT_NOFILE, &descriptors);
-    *l = (sn_listener){.identity = identity, .listen_fd = -1, .linger_us = -1, .ready_end = &l->ready};
+    *l = (sn_listener){
+        .identity = identity, .listen_fd = -1, .linger_us = -1, .ready_end = &l->ready, .held_max = HELD_MAX};
+    l->turned_us = l->sweep_us = sn_now_us();
     l->capacity = (size_t)(descriptors.rlim_cur / 2 < CAPACITY_MAX ? descriptors.rlim_cur / 2 : CAPACITY_MAX);
     if (l->capacity < CAPACITY_MIN) l->capacity = CAPACITY_MIN;
     l->n_slots = 2 * l->capacity;
@@ -235,11 +246,18 @@ sn_status sn_listener_new(const sn_identity *identity, const char *address, char
     if (!status) status = sn_tcp_listen(address, &l->listen_fd, bound, err);
     if (!status) status = watch_own(l, &l->listen_fd, err);
     if (!status) status = watch_own(l, &l->todo_fd, err);
-    if (!status) status = listener_start(l, err);
     if (status)
         sn_listener_free(&l, 0);
     else
         *out = l;
+    return status;
+}
+
+sn_status sn_listener_new(const sn_identity *identity, const char *address, char bound[SN_ADDRESS_MAX + 1],
+                          sn_listener **out, sn_err *err) {
+    sn_status status = listener_open(identity, address, bound, out, err);
+    if (!status) status = listener_start(*out, err);
+    if (status) sn_listener_free(out, 0);
     return status;
 }
 

@@ -63,6 +63,7 @@ struct sn_listener {
     bool started;
     sn_address_limit *handshakes, *all_handshakes; /* all_handshakes: counts one address, of zeros */
     size_t capacity, n_slots, n_open, partial;     /* partial: bytes of messages that are not complete */
+    int64_t turned_us, sweep_us;                   /* when the last turn ended, when the next sweep is due */
     const sn_standing **standings;                 /* (n_slots): of the open connections */
     uint8_t *scratch;
 
@@ -70,8 +71,8 @@ struct sn_listener {
     connection **slots;   /* (n_slots); only the thread writes */
     connection *ready, **ready_end, *todo;
     uint64_t last_number;
-    size_t received_bytes;
-    int64_t linger_us; /* -1: runs */
+    size_t received_bytes, held_max; /* held_max: of received_bytes and partial together */
+    int64_t linger_us;               /* -1: runs */
 };
 
 /* -- with the lock -- */
@@ -81,11 +82,19 @@ void listener_clear(int fd);
 void listener_make_ready(sn_listener *l, connection *c); /* the owner has something to read of it */
 void listener_make_todo(sn_listener *l, connection *c);  /* the thread has something to do for it */
 void listener_drop_sent(connection *c);
+void listener_drop_received(sn_listener *l, connection *c);
 void listener_free_connection(sn_listener *l, connection *c);
+
+/* A listener without its thread: a test takes the turns of it itself. */
+sn_status listener_open(const sn_identity *identity, const char *address, char bound[SN_ADDRESS_MAX + 1],
+                        sn_listener **out, sn_err *err) SN_MUST_USE;
 
 /* -- the thread -- */
 
 void *listener_run(void *listener);
+/* One turn of the thread: waits for events at most wait_ms (-1: for ever), handles them, and sweeps when that is due.
+ */
+void listener_turn(sn_listener *l, int wait_ms);
 /* Closes a connection; on the thread, or when it has ended. */
 void listener_end_connection(sn_listener *l, connection *c, const char *why);
 

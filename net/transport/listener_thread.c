@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -31,7 +32,6 @@ enum {
     EVENTS = 64,
     ACCEPTS_AT_ONCE = 64,
 };
-static const size_t HELD_MAX = (size_t)2 << 30; /* bytes of messages that arrive or wait for the owner */
 
 /* -- the life of a connection, on the listener's thread -- */
 
@@ -47,7 +47,7 @@ void listener_end_connection(sn_listener *l, connection *c, const char *why) {
     pthread_mutex_lock(&l->lock);
     c->gone = why;
     listener_drop_sent(c);
-    if (c->known || c->received)
+    if (c->known || c->received || c->is_ready)
         listener_make_ready(l, c);
     else
         c->drained = true;
@@ -115,6 +115,11 @@ static void accept_without_descriptor(sn_listener *l, int64_t now) {
     l->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
+static bool newcomer_waits(const sn_listener *l) {
+    struct pollfd fd = {.fd = l->listen_fd, .events = POLLIN};
+    return poll(&fd, 1, 0) > 0;
+}
+
 static void accept_newcomers(sn_listener *l, int64_t now) {
     for (int i = 0; i < ACCEPTS_AT_ONCE; i++) {
         struct sockaddr_storage from = {0};
@@ -122,7 +127,7 @@ static void accept_newcomers(sn_listener *l, int64_t now) {
         int fd = accept4(l->listen_fd, (struct sockaddr *)&from, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd >= 0)
             connection_begin(l, fd, &from, now);
-        else if (errno == EMFILE || errno == ENFILE)
+        else if ((errno == EMFILE || errno == ENFILE) && newcomer_waits(l)) /* these errors come without one, too */
             accept_without_descriptor(l, now);
         else if (errno != EINTR && errno != ECONNABORTED)
             return;
@@ -233,13 +238,14 @@ static const char *take_bytes(sn_listener *l, connection *c, const uint8_t *data
     return NULL;
 }
 
-/* While all connections together hold too much, the one that holds most ends. */
+/* While all connections together hold too much, the one that holds most ends, and what it sent is dropped: it would
+ * hold its memory until the owner reads it. */
 static void bound_memory(sn_listener *l, connection *c) {
     size_t partial = sn_zmtp_partial(&c->zmtp);
     l->partial = l->partial - c->partial + partial;
     c->partial = partial;
     pthread_mutex_lock(&l->lock);
-    bool within = l->partial + l->received_bytes <= HELD_MAX;
+    bool within = l->partial + l->received_bytes <= l->held_max;
     connection *most = NULL;
     for (size_t i = 0; !within && i < l->n_slots; i++) {
         connection *other = l->slots[i];
@@ -247,9 +253,11 @@ static void bound_memory(sn_listener *l, connection *c) {
             (!most || other->partial + other->received_bytes > most->partial + most->received_bytes))
             most = other;
     }
+    if (most) listener_drop_received(l, most);
     pthread_mutex_unlock(&l->lock);
     if (!most) return;
-    sn_log_rated(SN_LOG_WARN, "connection closed", "text=messages that arrive hold more than %zu MiB", HELD_MAX >> 20);
+    sn_log_rated(SN_LOG_WARN, "connection closed", "text=messages that arrive hold more than %zu MiB",
+                 l->held_max >> 20);
     listener_end_connection(l, most, "it held the most memory of all");
 }
 
@@ -356,6 +364,17 @@ static void listener_round(sn_listener *l, int wait_ms) {
     do_todo(l, now);
 }
 
+void listener_turn(sn_listener *l, int wait_ms) {
+    listener_round(l, wait_ms);
+    int64_t now = sn_now_us();
+    bool stalled = l->n_open && now - l->turned_us > STALL_US;
+    if (now >= l->sweep_us) {
+        sweep(l, now, stalled);
+        l->sweep_us = now + SWEEP_US;
+    }
+    l->turned_us = now;
+}
+
 static int64_t linger_of(sn_listener *l) {
     pthread_mutex_lock(&l->lock);
     int64_t linger_us = l->linger_us;
@@ -365,17 +384,8 @@ static int64_t linger_of(sn_listener *l) {
 
 void *listener_run(void *arg) {
     sn_listener *l = arg;
-    int64_t linger_us, last = sn_now_us(), next_sweep = last;
-    while ((linger_us = linger_of(l)) < 0) {
-        listener_round(l, l->n_open ? SWEEP_US / 1000 : -1);
-        int64_t now = sn_now_us();
-        bool stalled = l->n_open && now - last > STALL_US;
-        if (now >= next_sweep) {
-            sweep(l, now, stalled);
-            next_sweep = now + SWEEP_US;
-        }
-        last = now;
-    }
+    int64_t linger_us;
+    while ((linger_us = linger_of(l)) < 0) listener_turn(l, l->n_open ? SWEEP_US / 1000 : -1);
     epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, l->listen_fd, NULL);
     for (int64_t until = sn_now_us() + linger_us; has_output(l) && sn_now_us() < until;) listener_round(l, 10);
     return NULL;

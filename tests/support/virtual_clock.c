@@ -64,7 +64,7 @@ static struct {
         /* read with the lock held, changed without it: a thread that was woken must not wait for the lock unnoticed */
         changes;
 } all = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
-static atomic_bool begun;
+static atomic_bool begun, still; /* still: processor time does not count */
 static _Atomic int64_t leapt_us, last_us;
 static int64_t begin_us, begin_unix_ms, begin_cpu_us;
 
@@ -76,7 +76,8 @@ static int64_t read_us(clockid_t id) {
 
 int64_t __wrap_sn_now_us(void) {
     if (!atomic_load(&begun)) return __real_sn_now_us();
-    int64_t now = begin_us + read_us(CLOCK_PROCESS_CPUTIME_ID) - begin_cpu_us + atomic_load(&leapt_us);
+    int64_t cpu_us = atomic_load(&still) ? 0 : read_us(CLOCK_PROCESS_CPUTIME_ID) - begin_cpu_us;
+    int64_t now = begin_us + cpu_us + atomic_load(&leapt_us);
     int64_t last = atomic_load(&last_us);
     while (last < now && !atomic_compare_exchange_weak(&last_us, &last, now)) {}
     return last < now ? now : last;
@@ -262,3 +263,10 @@ void virtual_clock_begin(void) {
     pthread_detach(watcher);
     atomic_store(&begun, true);
 }
+
+void virtual_clock_begin_still(void) {
+    atomic_store(&still, true);
+    virtual_clock_begin();
+}
+
+void virtual_clock_advance(int64_t us) { atomic_fetch_add(&leapt_us, us); }

@@ -11,7 +11,12 @@
 #ifndef SN_TESTS_VIRTUAL_CLOCK_H
 #define SN_TESTS_VIRTUAL_CLOCK_H
 
+#include <stdint.h>
+
 /* Starts the virtual clock for the rest of the process; until then time is real. May be called more than once. */
 void virtual_clock_begin(void);
+/* As virtual_clock_begin, but processor time does not count: time passes when a test says so, or in a leap. */
+void virtual_clock_begin_still(void);
+void virtual_clock_advance(int64_t us);
 
 #endif

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "tests/support/require.h"
+#include "tests/support/virtual_clock.h"
 
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
@@ -230,5 +231,62 @@ Test(introduction, answers_of_one_address_have_a_rate, .timeout = 60) {
     cr_expect_geq(flooder, 32);
     cr_expect_leq(flooder, 32 + 8 * seconds, "%d answers in %lld s", flooder, (long long)seconds);
     cr_expect_eq(others, 200);
+    sn_introducer_free(&node);
+}
+
+/* Asks `n` times, each time with another question; the answers lie in the socket afterwards. */
+static void ask_often(int fd, const struct sockaddr_in *to, int n) {
+    uint8_t data[DATAGRAM] = "SWARM?1";
+    for (int i = 0; i < n; i++) {
+        memcpy(data + 8, &i, sizeof i);
+        send_to(fd, to, data, DATAGRAM);
+    }
+}
+
+static int count_answers(int fd, int at_most, int wait_ms) {
+    uint8_t data[DATAGRAM];
+    int n = 0;
+    struct pollfd p = {fd, POLLIN, 0};
+    while (n < at_most && poll(&p, 1, wait_ms) > 0 && recv(fd, data, sizeof data, MSG_DONTWAIT) > 0) n++;
+    return n;
+}
+
+/* Addresses of questions can be forged, so their number costs a stranger nothing: there is a rate for all of them
+ * together. The clock stands still, so the number of answers is exact. */
+Test(introduction, answers_of_all_addresses_have_a_rate, .timeout = 120) {
+    enum { OF_ALL = 4000, OF_ONE = 32, ADDRESSES = 160 };
+    char where[64];
+    sn_identity identity;
+    sn_introducer *node = NULL;
+    virtual_clock_begin_still();
+    free_port(where);
+    REQUIRE(sn_identity_new(&identity, &err));
+    REQUIRE(sn_introducer_new(&identity, where, on_wake, NULL, &node, &err));
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    to.sin_port = htons((uint16_t)require_int(strrchr(where, ':') + 1, 1, 65535));
+    int fds[ADDRESSES], answers = 0, beyond = 0;
+    for (int i = 0; i < ADDRESSES; i++) {
+        struct sockaddr_in from = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0x7f000201 + (uint32_t)i)};
+        fds[i] = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+        cr_assert(fds[i] >= 0 && !bind(fds[i], (struct sockaddr *)&from, sizeof from));
+        ask_often(fds[i], &to, OF_ONE);
+        int due = OF_ALL - answers < OF_ONE ? OF_ALL - answers : OF_ONE;
+        answers += count_answers(fds[i], due, WAIT_MS);
+    }
+    cr_expect_eq(answers, OF_ALL);
+    int tries = 0;
+    bool answered = false;
+    while (!answered && ++tries < 25) { /* when this question is answered, all others were read */
+        char source[32];
+        snprintf(source, sizeof source, "127.0.3.%d", tries);
+        virtual_clock_advance(10000);
+        answered = is_answered(source, where, 1000);
+    }
+    cr_expect(answered, "later others are answered again");
+    for (int i = 0; i < ADDRESSES; i++) {
+        beyond += count_answers(fds[i], OF_ONE, 0);
+        close(fds[i]);
+    }
+    cr_expect_leq(beyond, tries * OF_ALL / 100, "%d answers beyond the rate", beyond);
     sn_introducer_free(&node);
 }

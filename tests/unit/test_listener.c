@@ -1,0 +1,344 @@
+/* What strangers can occupy of a listener: memory, time, descriptors. The test takes the turns of the listener's thread
+ * itself and moves the clock, so nothing here depends on how busy the machine is: what was sent is waited for, and
+ * takes no time of that clock. */
+#include "base/clock.h"
+#include "net/transport/listener_state_private.h" /* private: turns, and limits that a test can reach */
+#include "tests/support/curve_client.h"
+#include "tests/support/require.h"
+#include "tests/support/virtual_clock.h"
+
+#include <arpa/inet.h>
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { SECOND = 1000000, TURNS_MAX = 4000, KIB = 1024 };
+
+typedef struct client {
+    curve_client curve;
+    int fd;
+} client;
+
+static sn_identity identity;
+static sn_listener *l;
+static char address[SN_ADDRESS_MAX + 1];
+
+/* Takes turns until the condition holds. */
+#define UNTIL(condition)                                                                                               \
+    do {                                                                                                               \
+        for (int i_ = 0; !(condition) && i_ < TURNS_MAX; i_++) listener_turn(l, 5);                                    \
+        cr_assert(condition, "the listener does not reach: %s", #condition);                                           \
+    } while (0)
+
+static void listener_begin(void) {
+    virtual_clock_begin_still();
+    REQUIRE(sn_identity_new(&identity, &err));
+    REQUIRE(listener_open(&identity, "127.0.0.1:0", address, &l, &err));
+}
+
+/* Lets the time pass, as it does for a thread that is never held up. */
+static void pass(int seconds) {
+    for (int i = 0; i < 2 * seconds; i++) {
+        virtual_clock_advance(SECOND / 2);
+        listener_turn(l, 0);
+    }
+}
+
+/* Connections of which something was read at this time. */
+static size_t n_heard(void) {
+    size_t n = 0;
+    for (size_t i = 0; i < l->n_slots; i++)
+        n += l->slots[i] && l->slots[i]->fd >= 0 && l->slots[i]->heard_us == sn_now_us();
+    return n;
+}
+
+/* Messages that wait for the owner. */
+static size_t n_waiting(void) {
+    size_t n = 0;
+    for (size_t i = 0; i < l->n_slots; i++) n += l->slots[i] ? l->slots[i]->n_received : 0;
+    return n;
+}
+
+static int new_socket(void) {
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    cr_assert_geq(fd, 0);
+    return fd;
+}
+
+/* The kernel completes the connection; the listener accepts it with one of its next turns. */
+static void dial(int fd) {
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    to.sin_port = htons((uint16_t)require_int(strrchr(address, ':') + 1, 1, 65535));
+    cr_assert(!connect(fd, (struct sockaddr *)&to, sizeof to));
+}
+
+static client client_new(void) {
+    client c = {.fd = new_socket()};
+    size_t before = l->n_open;
+    dial(c.fd);
+    UNTIL(l->n_open > before);
+    return c;
+}
+
+/* Takes turns until `len` bytes have come, or the listener has closed the connection. Returns how many came. */
+static size_t read_bytes(const client *c, uint8_t *out, size_t len) {
+    size_t have = 0;
+    for (int i = 0; have < len && i < TURNS_MAX; i++) {
+        ssize_t n = recv(c->fd, out + have, len - have, MSG_DONTWAIT);
+        if (n == 0 || (n < 0 && errno != EAGAIN)) return have;
+        if (n > 0) have += (size_t)n;
+        if (n < 0) listener_turn(l, 5);
+    }
+    cr_assert_eq(have, len, "%zu of %zu bytes came", have, len);
+    return have;
+}
+
+static void expect_closed(const client *c) {
+    uint8_t bytes[4096];
+    for (int i = 0; i < TURNS_MAX; i++) {
+        ssize_t n = recv(c->fd, bytes, sizeof bytes, MSG_DONTWAIT);
+        if (n == 0 || (n < 0 && errno != EAGAIN)) return;
+        listener_turn(l, 5);
+    }
+    cr_assert(false, "the connection is still open");
+}
+
+static void send_bytes(const client *c, const void *data, size_t len) {
+    for (size_t sent = 0; sent < len;) {
+        ssize_t n = send(c->fd, (const uint8_t *)data + sent, len - sent, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (n < 0 && errno != EAGAIN) return; /* closed: the test looks at that */
+        if (n > 0) sent += (size_t)n;
+        listener_turn(l, 0);
+    }
+}
+
+/* False: the listener has closed the connection. */
+static bool shake_hands(client *c) {
+    uint8_t answer[SN_ZMTP_GREETING_SIZE + 170], ready;
+    sn_buf bytes;
+    sn_buf_init(&bytes, 4096);
+    curve_client_init(&c->curve, &identity);
+    curve_client_greeting(&bytes);
+    curve_client_hello(&c->curve, &bytes);
+    send_bytes(c, bytes.data, bytes.len);
+    bool ok = read_bytes(c, answer, sizeof answer) == sizeof answer;
+    bytes.len = 0;
+    if (ok) curve_client_initiate(&c->curve, answer + SN_ZMTP_GREETING_SIZE + 2, &bytes);
+    if (ok) send_bytes(c, bytes.data, bytes.len);
+    ok = ok && read_bytes(c, &ready, 1) == 1;
+    sn_buf_fini(&bytes);
+    return ok;
+}
+
+/* Sends the first `part` bytes of a frame of zeros; SIZE_MAX: all of it, a message. */
+static void send_part(client *c, size_t len, size_t part) {
+    uint8_t *zeros = calloc(1, len);
+    sn_buf bytes;
+    sn_buf_init(&bytes, len + 4096);
+    curve_client_frame(&c->curve, 0, zeros, len, &bytes);
+    send_bytes(c, bytes.data, sn_min_size(part, bytes.len));
+    sn_buf_fini(&bytes);
+    free(zeros);
+}
+
+static void send_command(client *c, const char *command, size_t len) {
+    sn_buf bytes;
+    sn_buf_init(&bytes, 4096);
+    curve_client_frame(&c->curve, 2, command, len, &bytes);
+    send_bytes(c, bytes.data, bytes.len);
+    sn_buf_fini(&bytes);
+}
+
+/* A connection that was answered is open. */
+static void expect_open(client *c) {
+    uint8_t bytes[4096];
+    while (recv(c->fd, bytes, sizeof bytes, MSG_DONTWAIT) > 0) {}
+    send_command(c, "\4PING\0\0", 7);
+    cr_assert_eq(read_bytes(c, bytes, 1), 1, "the connection was closed");
+}
+
+/* A client whose first message has come. */
+static client named_client(void) {
+    client c = client_new();
+    size_t before = n_waiting();
+    cr_assert(shake_hands(&c));
+    send_part(&c, 1, SIZE_MAX);
+    UNTIL(n_waiting() > before);
+    return c;
+}
+
+/* Takes everything that has come; returns how many messages, and in *gone how many ends. */
+static int receive_all(int *gone) {
+    int messages = 0;
+    sn_inbound in;
+    *gone = 0;
+    for (sn_listener_receive(l, &in); in.peer; sn_listener_receive(l, &in)) {
+        messages += !in.gone;
+        *gone += in.gone != NULL;
+        sn_zmtp_message_free(&in.message);
+    }
+    return messages;
+}
+
+/* -- memory */
+
+Test(listener, bytes_of_all_connections_together_are_bounded) {
+    listener_begin();
+    l->held_max = 256 * KIB;
+    int gone;
+    client waiting[4], greedy = named_client();
+    for (int i = 0; i < 4; i++) { /* half of a message, which waits for the rest */
+        waiting[i] = named_client();
+        send_part(&waiting[i], 40 * KIB, 20 * KIB);
+    }
+    cr_expect_eq(receive_all(&gone), 5);
+    UNTIL(l->partial >= (size_t)4 * 20 * KIB);
+    send_part(&greedy, 1024 * KIB, 300 * KIB); /* far below the limit of one connection */
+    expect_closed(&greedy);
+    cr_expect_leq(l->partial, l->held_max);
+    cr_expect_eq(l->n_open, 4, "those that hold less stay");
+    receive_all(&gone);
+    cr_expect_eq(gone, 1);
+    sn_listener_free(&l, 0);
+}
+
+/* Messages that the owner has not read count, too, and go with the connection that ended. */
+Test(listener, messages_that_wait_for_the_owner_are_bounded_and_end_with_their_connection) {
+    listener_begin();
+    l->held_max = 256 * KIB;
+    int gone;
+    client honest = named_client(), greedy = named_client();
+    cr_assert_eq(receive_all(&gone), 2);
+    send_part(&honest, 10 * KIB, SIZE_MAX);
+    UNTIL(n_waiting() == 1);
+    for (int i = 0; i < 10; i++) send_part(&greedy, 50 * KIB, SIZE_MAX);
+    expect_closed(&greedy);
+    UNTIL(n_waiting() == 1);
+    for (int i = 0; i < 15; i++) send_part(&honest, 10 * KIB, SIZE_MAX);
+    UNTIL(n_waiting() == 16);
+    cr_expect_eq(receive_all(&gone), 16);
+    cr_expect_eq(gone, 1);
+    expect_open(&honest);
+    sn_listener_free(&l, 0);
+}
+
+/* -- time */
+
+Test(listener, a_handshake_has_five_seconds_however_slowly_its_bytes_come) {
+    static const uint8_t greeting[] = {0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 1, 'C', 'U', 'R', 'V', 'E'};
+    enum { N = sizeof greeting };
+    listener_begin();
+    client stalling[N], quick = named_client();
+    for (size_t i = 0; i < N; i++) {
+        stalling[i] = client_new();
+        send_bytes(&stalling[i], greeting, i);
+    }
+    UNTIL(n_heard() == 1 + N);
+    for (size_t s = 0; s < 5; s++) { /* some send a byte each second */
+        pass(1);
+        for (size_t i = 0; i < N - 5; i += 2) send_bytes(&stalling[i], greeting + i + s, 1);
+        UNTIL(n_heard() == (N - 4) / 2);
+    }
+    cr_expect_eq(l->n_open, 1 + N, "some had less than their time");
+    pass(1);
+    for (size_t i = 0; i < N; i++) expect_closed(&stalling[i]);
+    expect_open(&quick);
+    sn_listener_free(&l, 0);
+}
+
+Test(listener, the_first_message_has_ten_seconds_when_half_of_the_places_are_taken) {
+    listener_begin();
+    l->capacity = 8;
+    client named = named_client(), silent = client_new(), others[3];
+    cr_assert(shake_hands(&silent));
+    for (int s = 0; s < 3; s++) {
+        pass(4);
+        expect_open(&named);
+        expect_open(&silent); /* there is room for it */
+    }
+    for (int i = 0; i < 3; i++) others[i] = named_client();
+    pass(1);
+    expect_closed(&silent);
+    for (int i = 0; i < 3; i++) expect_open(&others[i]);
+    expect_open(&named);
+    sn_listener_free(&l, 0);
+}
+
+Test(listener, a_peer_that_answers_nothing_for_fifteen_seconds_is_gone) {
+    listener_begin();
+    int gone;
+    client lives = named_client(), dead = named_client();
+    cr_assert_eq(receive_all(&gone), 2);
+    for (int i = 0; i < 2; i++) {
+        uint8_t ping[2 + SN_CURVE_OVERHEAD + 7 + 16];
+        pass(6);
+        cr_assert_geq(read_bytes(&lives, ping, 2), 2, "the peers are not asked whether they live");
+        while (recv(lives.fd, ping, sizeof ping, MSG_DONTWAIT) > 0) {}
+        send_command(&lives, "\4PONG", 5);
+        UNTIL(n_heard() == 1);
+    }
+    pass(3);
+    cr_expect_eq(l->n_open, 2, "it had less than its time");
+    pass(1);
+    expect_closed(&dead);
+    expect_open(&lives);
+    receive_all(&gone);
+    cr_expect_eq(gone, 1, "the owner hears of it");
+    sn_listener_free(&l, 0);
+}
+
+/* A machine that stops for a minute, or a program under a debugger, loses no connection. */
+Test(listener, time_in_which_the_listener_did_not_run_is_no_silence) {
+    listener_begin();
+    client peer = named_client();
+    virtual_clock_advance(60 * SECOND);
+    listener_turn(l, 0);
+    cr_expect_eq(l->n_open, 1);
+    pass(16);
+    expect_closed(&peer);
+    sn_listener_free(&l, 0);
+}
+
+/* -- descriptors */
+
+/* From now on the process can open no descriptor; returns the limit before. */
+static struct rlimit take_all_descriptors(void) {
+    struct rlimit before, limit;
+    getrlimit(RLIMIT_NOFILE, &before);
+    int free_fd = fcntl(l->listen_fd, F_DUPFD_CLOEXEC, 0);
+    close(free_fd);
+    limit = (struct rlimit){.rlim_cur = (rlim_t)free_fd, .rlim_max = before.rlim_max};
+    cr_assert(!setrlimit(RLIMIT_NOFILE, &limit));
+    return before;
+}
+
+Test(listener, without_a_descriptor_newcomers_are_told_at_once) {
+    listener_begin();
+    client busy = named_client(), newcomers[3] = {{.fd = new_socket()}, {.fd = new_socket()}, {.fd = new_socket()}};
+    struct rlimit before = take_all_descriptors();
+    for (int i = 0; i < 3; i++) {
+        dial(newcomers[i].fd);
+        expect_closed(&newcomers[i]);
+    }
+    expect_open(&busy); /* a connection that sends messages keeps its place */
+    setrlimit(RLIMIT_NOFILE, &before);
+    client late = client_new();
+    cr_expect(shake_hands(&late));
+    sn_listener_free(&l, 0);
+}
+
+Test(listener, without_a_descriptor_a_silent_connection_makes_room) {
+    listener_begin();
+    client busy = named_client(), silent = client_new(), newcomer = {.fd = new_socket()};
+    struct rlimit before = take_all_descriptors();
+    dial(newcomer.fd);
+    cr_expect(shake_hands(&newcomer));
+    expect_closed(&silent);
+    expect_open(&busy);
+    setrlimit(RLIMIT_NOFILE, &before);
+    sn_listener_free(&l, 0);
+}

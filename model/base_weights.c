@@ -2,12 +2,15 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "model/config.h"
 
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+enum { FILE_SIZE_MAX = 1 << 20 };
 
 sn_status sn_base_weights_init(sn_base_weights *out, const sn_model *model, const sn_hash *blocks, sn_err *err) {
     const sn_hparams *hp = sn_model_hparams(model);
@@ -48,31 +51,41 @@ static bool hash_read(const json_t *value, sn_hash *out) {
     return hex && !sn_unhex(hex, out->bytes, SN_HASH_SIZE, NULL);
 }
 
-static sn_status base_weights_parse(const json_t *mark, const char *path, sn_base_weights *out, sn_err *err) {
+static sn_status base_weights_read(const json_t *mark, const char *path, sn_base_weights *out, sn_err *err) {
     const json_t *blocks = json_object_get(mark, "blocks");
     const char *model = json_string_value(json_object_get(mark, "model"));
     size_t n = json_array_size(blocks);
     bool valid = n && n <= SN_BLOCKS_MAX && hash_read(json_object_get(mark, "client"), &out->client);
-    snprintf(out->model, sizeof out->model, "%s", model ? model : "a model of no name");
-    sn_status status = sn_calloc(&out->blocks, n, sizeof *out->blocks, err);
+    sn_status status = valid ? sn_calloc(&out->blocks, n, sizeof *out->blocks, err) : SN_OK;
     if (status) return status;
     for (size_t b = 0; b < n && valid; b++) valid = hash_read(json_array_get(blocks, b), &out->blocks[b]);
     if (!valid) return sn_fail(err, SN_REFUSED, "%s does not name weights: remove it, or save the adapter again", path);
+    if (!model) model = "a model of no name";
+    sn_config_copy_name(out->model, model, strlen(model));
     out->n_blocks = (int)n;
     return SN_OK;
 }
 
-sn_status sn_base_weights_load(const char *folder, sn_base_weights *out, sn_err *err) {
-    char path[SN_PATH_SIZE];
+sn_status sn_base_weights_parse(const char *text, size_t len, const char *path, sn_base_weights *out, sn_err *err) {
     json_error_t error;
     *out = (sn_base_weights){0};
-    snprintf(out->folder, sizeof out->folder, "%s", folder);
+    json_t *mark = json_loadb(text, len, JSON_REJECT_DUPLICATES, &error);
+    sn_status status = mark ? base_weights_read(mark, path, out, err)
+                            : sn_fail(err, SN_REFUSED, "%s cannot be read: %.100s", path, error.text);
+    json_decref(mark);
+    return status;
+}
+
+sn_status sn_base_weights_load(const char *folder, sn_base_weights *out, sn_err *err) {
+    char path[SN_PATH_SIZE];
+    sn_buf text = {0};
+    *out = (sn_base_weights){0};
     sn_status status = sn_path_join(path, folder, "swarm.json", err);
     if (status || access(path, F_OK)) return status;
-    json_t *mark = json_load_file(path, 0, &error);
-    status = mark ? base_weights_parse(mark, path, out, err)
-                  : sn_fail(err, SN_REFUSED, "%s cannot be read: %.100s", path, error.text);
-    json_decref(mark);
+    status = sn_read_file(path, FILE_SIZE_MAX, &text, err);
+    if (!status) status = sn_base_weights_parse((const char *)text.data, text.len, path, out, err);
+    snprintf(out->folder, sizeof out->folder, "%s", folder);
+    sn_buf_fini(&text);
     return status;
 }
 

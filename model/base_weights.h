@@ -25,6 +25,9 @@ void sn_base_weights_fini(sn_base_weights *weights); /* accepts a zeroed struct 
 
 /* Writes swarm.json to the folder. */
 sn_status sn_base_weights_save(const sn_base_weights *weights, const char *folder, sn_err *err) SN_MUST_USE;
+/* Reads the text of such a file; `path` names it in sentences. Free *out in any case. */
+sn_status sn_base_weights_parse(const char *text, size_t len, const char *path, sn_base_weights *out,
+                                sn_err *err) SN_MUST_USE;
 /* Reads it; n_blocks is 0 when there is none. Free *out in any case. */
 sn_status sn_base_weights_load(const char *folder, sn_base_weights *out, sn_err *err) SN_MUST_USE;
 

@@ -2,6 +2,7 @@
 
 #include "base/math.h"
 #include "base/mem.h"
+#include "base/terminal.h"
 
 #include <math.h>
 #include <string.h>
@@ -143,9 +144,15 @@ sn_status sn_config_finish(sn_hparams *h, const sn_family *family, const sn_rope
     return status;
 }
 
-void sn_config_set_name(sn_hparams *hparams, const char *name, size_t len) {
-    len = sn_min_size(len, sizeof hparams->name - 1);
-    for (size_t i = 0; i < len; i++)
-        hparams->name[i] = (unsigned char)name[i] < 0x20 || name[i] == 0x7f ? '?' : name[i];
-    hparams->name[len] = 0;
+void sn_config_copy_name(char out[SN_MODEL_NAME_SIZE], const char *name, size_t len) {
+    sn_terminal_text state = {0};
+    size_t used = 0;
+    for (size_t i = 0; i < len; i++) {
+        char byte = (unsigned char)name[i] < 0x20 || name[i] == 0x7f ? '?' : name[i], clean[3 * (1 + 4)];
+        size_t n = sn_terminal_clean(&state, &byte, 1, clean);
+        if (used + n >= SN_MODEL_NAME_SIZE) break;
+        memcpy(out + used, clean, n);
+        used += n;
+    }
+    out[used] = 0;
 }

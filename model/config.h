@@ -46,7 +46,8 @@ typedef struct sn_rope_scaling {
 sn_status sn_config_finish(sn_hparams *hparams, const sn_family *family, const sn_rope_scaling scaling[SN_ROPES_MAX],
                            sn_err *err) SN_MUST_USE;
 
-/* Sets hparams->name: unprintable bytes are replaced, a long name is cut. */
-void sn_config_set_name(sn_hparams *hparams, const char *name, size_t len);
+/* Copies a model's name as a file has it: out is valid UTF-8, without control characters and bytes that form no
+ * character (replaced); a long name is cut after a character. */
+void sn_config_copy_name(char out[SN_MODEL_NAME_SIZE], const char *name, size_t len);
 
 #endif

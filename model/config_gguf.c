@@ -104,7 +104,7 @@ static sn_status read_family(reader *r, sn_hparams *h, const sn_family **family)
     r->architecture = (*family)->gguf_architecture;
     snprintf(h->family, sizeof h->family, "%s", (*family)->name);
     if (sn_gguf_string(r->gguf, "general.name", false, &text, NULL) == SN_OK && sn_gguf_find(r->gguf, "general.name"))
-        sn_config_set_name(h, text.data, text.len);
+        sn_config_copy_name(h->name, text.data, text.len);
     return check_keys(r);
 }
 

@@ -470,7 +470,7 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     if (!status) status = read_text(config, "_name_or_path", false, &name, err);
     if (status) return status;
     snprintf(h->family, sizeof h->family, "%s", (*family)->name);
-    sn_config_set_name(h, name, strlen(name));
+    sn_config_copy_name(h->name, name, strlen(name));
     h->rope_style = SN_ROPE_NEOX;
     h->norm_plus_one = (*family)->norm_plus_one;
     h->qkv_bias = (*family)->qkv_bias == SN_ALWAYS || ((*family)->qkv_bias == SN_IF_DECLARED && bias);

@@ -389,7 +389,7 @@ static void name_by_path(sn_hparams *hparams, const char *path) {
     size_t start = end;
     while (start > 0 && path[start - 1] != '/') start--;
     if (end - start > 5 && !strncmp(path + end - 5, ".gguf", 5)) end -= 5;
-    sn_config_set_name(hparams, path + start, end - start);
+    sn_config_copy_name(hparams->name, path + start, end - start);
 }
 
 static sn_status open_gguf(sn_model *m, const char *path, sn_err *err) {

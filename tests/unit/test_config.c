@@ -233,8 +233,13 @@ Test(config, replaces_control_characters_in_a_name_and_cuts_it) {
     cr_assert_str_eq(h.name, "a?b");
     char name[300];
     memset(name, 'x', sizeof name);
-    sn_config_set_name(&h, name, sizeof name);
+    sn_config_copy_name(h.name, name, sizeof name);
     cr_assert_eq(strlen(h.name), SN_MODEL_NAME_SIZE - 1);
+    memcpy(name + SN_MODEL_NAME_SIZE - 3, "\xe2\x82\xac", 3); /* a character that does not fit is left out whole */
+    sn_config_copy_name(h.name, name, sizeof name);
+    cr_assert_eq(strlen(h.name), SN_MODEL_NAME_SIZE - 3);
+    sn_config_copy_name(h.name, "mod\xe8le \xc3\xa8", 9);
+    cr_assert_str_eq(h.name, "mod\xef\xbf\xbdle \xc3\xa8");
 }
 
 /* -- families with settings of their own */

@@ -43,7 +43,8 @@ ROOMS = {
     "model/peft net net/transport",
     "client/api": "include client/tune client/generate client/audit client/chain client/net client/routing blocks device model "
     "model/tokenizer model/chat model/peft net net/transport",
-    "cli": "include client/api client/tune client/generate client/audit client/chain client/net client/routing blocks device model "
+    "cli/terminal": "",
+    "cli": "cli/terminal include client/api client/tune client/generate client/audit client/chain client/net client/routing blocks device model "
     "model/tokenizer model/chat model/peft net net/transport",
     "cli/bench": "cli client/api client/tune client/generate client/chain client/net client/routing blocks device model "
     "model/tokenizer net net/transport",

@@ -70,6 +70,7 @@ static sn_status query_nodes(sn_link *link, sn_status_row **rows, size_t *n, sn_
     if (!status) status = sn_link_query_status(link, nodes, *n, QUERY_TIMEOUT_MS, false, polls, err);
     for (size_t i = 0; i < *n && !status; i++) {
         (*rows)[i].reply = polls[i];
+        sn_sanitize_text((*rows)[i].reply.status.model_name);
         query_adapters(link, &(*rows)[i]);
     }
     free(nodes);

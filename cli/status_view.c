@@ -1,3 +1,5 @@
+/* The table has a part for each model: its nodes, then a line for each run of blocks with the same coverage. It fits
+ * 120 columns with IPv4 addresses. The JSON has all that the nodes say. */
 #include "cli/status_view.h"
 
 #include "base/text.h"
@@ -47,7 +49,7 @@ static int coverage_run_end(const sn_status_row *rows, size_t n, const uint8_t m
 static void print_node(const sn_status_row *r) {
     const sn_announcement *a = &r->announcement;
     const sn_msg_status_reply *s = &r->reply.status;
-    char id[9], model[9], blocks[48], free_kv[32] = "", sessions[48] = "", queue[24] = "", rate[24] = "-", rtt[24] = "";
+    char id[9], blocks[48], free_kv[32] = "", sessions[48] = "", queue[24] = "", rate[24] = "-", rtt[24] = "";
     snprintf(blocks, sizeof blocks, "%llu:%llu", (unsigned long long)a->first_block, (unsigned long long)a->end_block);
     if (a->tokens_per_s) snprintf(rate, sizeof rate, "%llu", (unsigned long long)a->tokens_per_s);
     if (r->reply.answered) {
@@ -57,22 +59,24 @@ static void print_node(const sn_status_row *r) {
         snprintf(queue, sizeof queue, "%llu", (unsigned long long)s->queued_steps);
         snprintf(rtt, sizeof rtt, "%.1f ms", (double)r->reply.rtt_us / 1000);
     }
-    printf("%-16.16s %-8s %-9s %-8s %-8s %8s %9s %5s %10s %9s  %-9.9s %s\n", *a->name ? a->name : "-",
-           sn_hex(a->node, 4, id), blocks, r->reply.answered ? sn_node_state_name(a->state) : "no reply",
-           sn_hex(a->model, 4, model), rate, sessions, queue, free_kv, rtt, a->version, a->address);
-    if (!r->reply.answered) printf("%-16s %s\n", "", r->reply.error);
+    printf("%-14.14s %-8s %-9s %-8s %8s %8s %5s %10s %9s  %-8.8s %s\n", *a->name ? a->name : "-",
+           sn_hex(a->node, 4, id), blocks, r->reply.answered ? sn_node_state_name(a->state) : "no reply", rate,
+           sessions, queue, free_kv, rtt, a->version, a->address);
+    if (!r->reply.answered) printf("%-14s %s\n", "", r->reply.error);
+    if (r->reply.answered && s->joined && !s->bootstrap_peers)
+        printf("%-14s no node answers at the %llu %s that it joined\n", "", (unsigned long long)s->joined,
+               s->joined == 1 ? "address" : "addresses");
     for (size_t i = 0; i < r->n_adapters; i++) {
         char hash[17];
-        printf("%-16s adapter %s@%s\n", "", r->adapters[i].name, sn_hex(r->adapters[i].hash, 8, hash));
+        printf("%-14s adapter %s@%s\n", "", r->adapters[i].name, sn_hex(r->adapters[i].hash, 8, hash));
     }
 }
 
 /* A line for each run of blocks with the same coverage. */
 static void print_coverage(const sn_status_row *rows, size_t n, const sn_announcement *of) {
-    char model[9], blocks[32];
+    char blocks[32];
     int end = n_blocks_shown(of), missing = 0;
-    printf("\nmodel %s, %llu blocks\n%-11s %5s %8s\n", sn_hex(of->model, 4, model), (unsigned long long)of->n_blocks,
-           "BLOCKS", "NODES", "TOKENS/S");
+    printf("\n%-11s %5s %8s\n", "BLOCKS", "NODES", "TOKENS/S");
     for (int b = 0, e; b < end; b = e) {
         e = coverage_run_end(rows, n, of->model, b, end);
         sn_status_coverage cover = sn_status_block_coverage(rows, n, of->model, (uint64_t)b);
@@ -88,12 +92,33 @@ static void print_coverage(const sn_status_row *rows, size_t n, const sn_announc
     if (missing) printf("%d of its blocks are not served\n", missing);
 }
 
-void sn_status_print(const sn_status_row *rows, size_t n) {
-    printf("%-16s %-8s %-9s %-8s %-8s %8s %9s %5s %10s %9s  %-9s %s\n", "NAME", "ID", "BLOCKS", "STATE", "MODEL",
-           "TOKENS/S", "SESSIONS", "QUEUE", "FREE KV", "RTT", "VERSION", "ADDRESS");
-    for (size_t i = 0; i < n; i++) print_node(&rows[i]);
+/* The name that a node of this model gives it; "" when none has answered. */
+static const char *model_name(const sn_status_row *rows, size_t n, const uint8_t model[SN_KEY_SIZE]) {
     for (size_t i = 0; i < n; i++)
-        if (is_first_of_model(rows, i)) print_coverage(rows, n, &rows[i].announcement);
+        if (rows[i].reply.answered && !memcmp(rows[i].announcement.model, model, SN_KEY_SIZE))
+            return rows[i].reply.status.model_name;
+    return "";
+}
+
+/* The nodes of a model, and how many serve each of its blocks. */
+static void print_model(const sn_status_row *rows, size_t n, const sn_announcement *of) {
+    char id[9];
+    const char *name = model_name(rows, n, of->model);
+    printf("%s (%s), %llu blocks\n", *name ? name : "model", sn_hex(of->model, 4, id),
+           (unsigned long long)of->n_blocks);
+    printf("%-14s %-8s %-9s %-8s %8s %8s %5s %10s %9s  %-8s %s\n", "NAME", "ID", "BLOCKS", "STATE", "TOKENS/S",
+           "SESSIONS", "QUEUE", "FREE KV", "RTT", "VERSION", "ADDRESS");
+    for (size_t i = 0; i < n; i++)
+        if (!memcmp(rows[i].announcement.model, of->model, SN_KEY_SIZE)) print_node(&rows[i]);
+    print_coverage(rows, n, of);
+}
+
+void sn_status_print(const sn_status_row *rows, size_t n) {
+    for (size_t i = 0, models = 0; i < n; i++) {
+        if (!is_first_of_model(rows, i)) continue;
+        if (models++) putchar('\n');
+        print_model(rows, n, &rows[i].announcement);
+    }
 }
 
 /* -- for scripts -- */
@@ -136,7 +161,9 @@ static json_t *node_json(const sn_status_row *r) {
                  {"device_transfer_bytes", s->device_transfer_bytes},
                  {"shared_pages", s->shared_pages},
                  {"prefix_cached_tokens", s->prefix_cached_tokens},
-                 {"swapped_bytes", s->swapped_bytes}};
+                 {"swapped_bytes", s->swapped_bytes},
+                 {"joined", s->joined},
+                 {"bootstrap_peers", s->bootstrap_peers}};
     for (size_t i = 0; i < sizeof stats / sizeof *stats; i++) set_number(o, stats[i].name, stats[i].value);
     json_t *adapters = json_array();
     for (size_t i = 0; i < r->n_adapters; i++) {
@@ -145,6 +172,7 @@ static json_t *node_json(const sn_status_row *r) {
                                                   sn_hex(r->adapters[i].hash, SN_HASH_SIZE, hash)));
     }
     json_object_set_new(o, "adapters", adapters);
+    json_object_set_new(o, "model_name", json_string(s->model_name));
     json_object_set_new(o, "draining", json_boolean(s->draining));
     return o;
 }

@@ -164,7 +164,7 @@ static sn_status list_kind(sn_device_kind kind, sn_device_info out[SN_DEVICES_MA
     if (!status) return SN_OK;
     if (status != SN_REFUSED || kind == SN_DEVICE_CPU) return sn_fail(err, status, "%s", reason.text);
     if (!atomic_exchange(&logged[kind], true))
-        sn_log(SN_LOG_INFO, "backend unavailable", "backend=%s text=%s", b->name, reason.text);
+        sn_log(SN_LOG_DEBUG, "backend unavailable", "backend=%s text=%s", b->name, reason.text);
     return SN_OK;
 }
 

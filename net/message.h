@@ -35,6 +35,7 @@ enum {
     SN_ANNOUNCEMENT_SIZE_MAX = 16384,
     SN_PADDINGS_MAX = 16, /* blobs in a PING */
     SN_TEXT_SIZE_MAX = 511,
+    SN_MODEL_NAME_MAX = 95,
     SN_REQUEST_ID_MAX = 40,    /* bytes of the client's name for the work that sessions and steps belong to */
     SN_MAP_SIZE_MAX = 5 << 20, /* bytes of frame 0 */
     SN_ADAPTERS_MAX = 8,       /* adapters that a node publishes */
@@ -328,7 +329,10 @@ enum {
     U64(draining)              /* 1: the node leaves */                                                                \
     U64(shared_pages)          /* KV pages that two or more sessions use */                                            \
     U64(prefix_cached_tokens)  /* of `tokens`: attached from the prefix cache instead of computed */                   \
-    U64(swapped_bytes)         /* of idle sessions, swapped out of the KV cache */
+    U64(swapped_bytes)         /* of idle sessions, swapped out of the KV cache */                                     \
+    U64(joined)                /* addresses given with --join */                                                       \
+    U64(bootstrap_peers)       /* nodes that answered there */                                                         \
+    STR(model_name, SN_MODEL_NAME_MAX)
 
 /* ERROR, node to the sender of a request, in place of the answer; the ERROR of a pushed STEP goes to the client. */
 #define SN_FIELDS_ERROR(U64, KEY, SID, STR, LIST, BLOBS)                                                               \

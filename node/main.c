@@ -222,6 +222,32 @@ static void show_progress(void *ctx, int done, int of) {
 
 static void show_plan(const char *table) { fputs(table, stderr); }
 
+/* A word of a shell's command line. */
+static void print_word(const char *name, const char *word) {
+    bool plain =
+        *word && word[strspn(word, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/._-+:@%,")] == 0;
+    printf(" --%s %s", name, plain ? word : "'");
+    for (; !plain && *word; word++) printf(*word == '\'' ? "'\\''" : "%c", *word);
+    if (!plain) putchar('\'');
+}
+
+/* A line to copy, to use this node. Others cannot dial an address such as 0.0.0.0, which stands for all
+ * interfaces. */
+static void print_invitation(const sn_node *node) {
+    const char *address = sn_node_announced(node), *port = strrchr(address, ':');
+    bool everywhere = !strncmp(address, "0.0.0.0:", 8) || !strncmp(address, "[::]:", 5) || *address == '*';
+    char here[32];
+    snprintf(here, sizeof here, "127.0.0.1%s", port ? port : "");
+    printf("use it%s: swarm generate", everywhere ? " on this machine" : "");
+    print_word("model", args.model);
+    print_word("join", everywhere ? here : address);
+    if (args.swarm_key) print_word("swarm-key", args.swarm_key);
+    puts(" --prompt 'Once upon a time'");
+    if (everywhere)
+        sn_log(SN_LOG_WARN, "announced address not reachable", "address=%s text=%s", address,
+               "other machines cannot use this node: give --public HOST:PORT, the address at which they reach it");
+}
+
 static void print_ready(const sn_node *node) {
     char id[2 * SN_KEY_SIZE + 1], key[2 * SN_KEY_SIZE + 1], weights[32], cache[32];
     const sn_hparams *hp = sn_span_hparams(sn_node_span(node));
@@ -232,7 +258,9 @@ static void print_ready(const sn_node *node) {
            hp->n_blocks, sn_format_size(sn_node_weight_bytes(node), weights), sn_format_size(args.kv_memory, cache),
            sn_node_kv_tokens(node));
     if (sn_node_metrics_port(node)) printf(" metrics=%d", sn_node_metrics_port(node));
+    if (args.join.n) printf(" joined=%zu/%zu", sn_node_joined(node), args.join.n);
     putchar('\n');
+    print_invitation(node);
     fflush(stdout);
 }
 
@@ -403,7 +431,10 @@ static sn_status node_serve(const blocks *b, sn_err *err) {
 static sn_status program_run(sn_err *err) {
     blocks b = {0};
     sn_log_setup((sn_log_level)args.log_level, args.json_log);
-    if (args.list_devices) return devices_print(err);
+    if (args.list_devices) {
+        sn_log_setup(SN_LOG_DEBUG, args.json_log); /* why a backend is missing */
+        return devices_print(err);
+    }
     sn_status status = blocks_read(&b, err);
     if (status) return status;
     return args.plan ? print_plan(b.first, b.end, err) : node_serve(&b, err);

@@ -112,6 +112,7 @@ sn_status sn_metrics_write(const sn_metrics_facts *facts, const sn_node_stats *f
          (uint64_t)__builtin_popcount(f->engine.lost_devices)},
         {"draining", "gauge", "1 while the node drains.", f->draining},
         {"announcements", "gauge", "Nodes with a live announcement.", f->announcements},
+        {"joined_addresses", "gauge", "Addresses given with --join.", f->joined},
         {"bootstrap_peers", "gauge", "Bootstrap peers that have answered.", f->bootstrap_peers},
         {"shared_pages", "gauge", "KV pages that two or more sessions share.", f->engine.shared_pages},
         {"swapped_bytes", "gauge", "KV pages of idle sessions, swapped out.", f->engine.swapped_bytes},

@@ -34,6 +34,8 @@ enum {
     LEAVE_WAIT_US = 100000,
     ROUND_EVENTS_MAX = 256,
     PORTS_TRIED = 20,
+    LONELY_FIRST_US = 5000000, /* without an answer of a joined node, until the log says so; then each minute */
+    LONELY_EVERY_US = 60000000,
     REBALANCE_DRAIN_US = 30000000, /* drain limit before a rebalance when --drain-timeout is 0 */
 };
 
@@ -55,7 +57,9 @@ struct sn_node {
     char address[SN_ADDRESS_MAX + 1];   /* at which it listens */
     char announced[SN_ADDRESS_MAX + 1]; /* at which others reach it */
     int64_t drain_us;
-    atomic_int stop; /* number of calls of sn_node_stop */
+    int64_t lonely_due_us; /* when the log says that no joined node answers; 0: not set */
+    bool lonely;           /* it has said so */
+    atomic_int stop;       /* number of calls of sn_node_stop */
 };
 
 static sn_serving_options serving_options(const sn_node_config *config) {
@@ -185,6 +189,7 @@ static sn_status node_new_protocol(sn_node *node, const sn_node_config *config, 
         .tune_bytes_max = config->tune_memory,
         .prefix_cache_shared = config->prefix_cache_shared,
         .quota = config->quota,
+        .n_joined = config->n_join,
         .submit = engine_submit,
         .read_stats = read_stats,
         .ctx = node,
@@ -244,13 +249,38 @@ static int64_t node_try_devices(sn_node *node) {
     return sn_recovery_due_us(&node->recovery);
 }
 
+/* Says in the log that no joined node answers, which is a node on its own: a mistyped address, or another swarm key. A
+ * node that loads its blocks for minutes says it meanwhile. Returns when to call again. */
+static int64_t node_watch_joined(sn_node *node) {
+    const sn_node_config *config = &node->config;
+    int64_t now_us = sn_now_us();
+    size_t answered = sn_protocol_bootstrap_answered(node->protocol);
+    if (!node->lonely_due_us) node->lonely_due_us = now_us + LONELY_FIRST_US;
+    if (!config->n_join || answered) {
+        if (config->n_join && node->lonely) sn_log(SN_LOG_INFO, "joined", "nodes=%zu", answered);
+        node->lonely = false;
+        return INT64_MAX;
+    }
+    if (now_us < node->lonely_due_us) return node->lonely_due_us;
+    node->lonely = true;
+    node->lonely_due_us = now_us + LONELY_EVERY_US;
+    sn_log(SN_LOG_WARN, "no joined node answers", "joined=%s addresses=%zu text=%s", config->join[0], config->n_join,
+           config->swarm_key_path ? "this node is alone: is a node running there, is the address right, and has it the "
+                                    "same --swarm-key?"
+                                  : "this node is alone: is a node running there, is the address right, and is that "
+                                    "swarm without a --swarm-key?");
+    return node->lonely_due_us;
+}
+
 /* What is due by time; returns when to call again. */
 static int64_t node_tick(sn_node *node) {
     int64_t devices_us = node_try_devices(node);
     int64_t protocol_us = sn_protocol_tick(node->protocol, sn_now_us(), sn_unix_ms());
     int64_t dht_us = sn_dht_client_tick(&node->dht_client, node->introducer, &node->identity, node->announced,
                                         node_is_up(node), sn_now_us(), sn_unix_ms());
+    int64_t joined_us = node_watch_joined(node);
     if (devices_us < protocol_us) protocol_us = devices_us;
+    if (joined_us < protocol_us) protocol_us = joined_us;
     return protocol_us < dht_us ? protocol_us : dht_us;
 }
 
@@ -423,6 +453,8 @@ bool sn_node_loading(const sn_node *node) { return node->loader != NULL; }
 const char *sn_node_address(const sn_node *node) { return node->address; }
 const uint8_t *sn_node_id(const sn_node *node) { return node->identity.id; }
 const uint8_t *sn_node_curve_key(const sn_node *node) { return node->identity.curve_key; }
+size_t sn_node_joined(const sn_node *node) { return sn_protocol_bootstrap_answered(node->protocol); }
+const char *sn_node_announced(const sn_node *node) { return node->announced; }
 int sn_node_metrics_port(const sn_node *node) { return node->metrics ? sn_metrics_port(node->metrics) : 0; }
 size_t sn_node_weight_bytes(const sn_node *node) { return sn_span_bytes(node->serving.span); }
 size_t sn_node_kv_tokens(const sn_node *node) { return sn_kv_pool_tokens(node->serving.pool); }

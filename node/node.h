@@ -69,7 +69,9 @@ sn_status sn_node_run(sn_node *node, sn_err *err) SN_MUST_USE;
 void sn_node_stop(sn_node *node);          /* from any thread; a second call ends the drain at once */
 bool sn_node_loading(const sn_node *node); /* blocks are being loaded: sn_node_free would wait */
 
-const char *sn_node_address(const sn_node *node);
+const char *sn_node_address(const sn_node *node);      /* at which it listens */
+const char *sn_node_announced(const sn_node *node);    /* at which others reach it */
+size_t sn_node_joined(const sn_node *node);            /* joined nodes that have answered */
 const uint8_t *sn_node_id(const sn_node *node);        /* SN_KEY_SIZE bytes */
 const uint8_t *sn_node_curve_key(const sn_node *node); /* SN_KEY_SIZE bytes */
 int sn_node_metrics_port(const sn_node *node);         /* 0: none */

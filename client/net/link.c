@@ -26,6 +26,7 @@ enum {
     SEEDS_MAX = 64,
     KNOWN_ASKED_MAX = 16,  /* nodes of the directory asked by discovery */
     REASK_US = 300000,     /* without an answer, discovery asks again */
+    REJECTIONS = 2,        /* messages of another swarm after which a joined node is given up */
     PROVEN_MS = 600000,    /* for which a joined node's word proves a node */
     WANTED_DIGITS_MIN = 4, /* a shorter word is no beginning of an id */
     PAGES_MAX = 4,         /* further pages of a node's PEERS list */
@@ -44,6 +45,7 @@ struct sn_link {
     sn_peer seed_peers[SEEDS_MAX]; /* 0: not dialled yet */
     struct {
         bool answered;    /* it has sent a message */
+        int rejections;   /* of what it sent, bytes that are no message of this swarm */
         sn_msg *late;     /* its list of nodes, which came after the discovery that asked for it; NULL: none */
     } answers[SEEDS_MAX]; /* of the seeds */
     uint64_t discovery;   /* correlation id of the discovery that is waiting; 0: none */
@@ -52,6 +54,7 @@ struct sn_link {
     char wanted[SN_LINK_WANTED_MAX][2 * SN_KEY_SIZE + 1]; /* names, or first digits of ids */
     size_t n_wanted;
     char joined[256]; /* the addresses as given, for error messages */
+    sn_err rejected;  /* why what a joined node sent last was no message */
     uint64_t last_correlation_id;
     sn_peer *alive; /* connections that were dialled and are not lost */
     size_t n_alive, alive_capacity;
@@ -204,6 +207,25 @@ static void link_keep_message(sn_link *link, sn_msg **msg) {
         }
 }
 
+/* What a joined node sends is no message: it has another swarm key, for example. It is asked again and again, so the
+ * log says it once. */
+static void link_note_rejection(sn_link *link, const sn_event *event) {
+    sn_log_level level = SN_LOG_WARN;
+    for (size_t i = 0; i < link->n_seeds; i++) {
+        if (link->seed_peers[i] != event->peer) continue;
+        if (link->answers[i].rejections++) level = SN_LOG_DEBUG;
+        link->rejected = event->err;
+    }
+    sn_log(level, "bad message", "text=%s", event->err.text);
+}
+
+/* Whether no joined node can be used: each has sent what is no message, more than once, and nothing else. */
+static bool link_is_rejected(const sn_link *link) {
+    for (size_t i = 0; i < link->n_seeds; i++)
+        if (link->answers[i].rejections < REJECTIONS || link->answers[i].answered) return false;
+    return link->n_seeds && link->n_seeds == link->n_joined && !sn_directory_count(link->directory);
+}
+
 /* The first message of a joined node shows that it is there. A list of nodes that comes after the discovery that asked
  * for it, because another node was faster, is kept for the next one: the directory changes during discoveries only. */
 static void link_note_answer(sn_link *link, sn_peer from, sn_msg **msg) {
@@ -229,7 +251,7 @@ sn_status sn_link_receive(sn_link *link, int64_t deadline_us, sn_event *event, s
         sn_log(SN_LOG_INFO, "node lost", "text=%s", event->err.text);
         link_forget_peer(link, event->peer);
     } else if (!event->msg && event->peer) {
-        sn_log(SN_LOG_WARN, "bad message", "text=%s", event->err.text);
+        link_note_rejection(link, event);
     }
     link_note_answer(link, event->peer, &event->msg);
     link_keep_message(link, &event->msg);
@@ -568,6 +590,8 @@ static sn_status link_discover(sn_link *link, const sn_hash *model, int timeout_
         if (!status)
             status =
                 link_receive_reply(link, correlation_id, ask_again < deadline ? ask_again : deadline, &msg, &from, err);
+        if (!status && link_is_rejected(link))
+            return sn_fail(err, SN_REFUSED, "%s: %s", link->joined, link->rejected.text);
         if (status || !msg) continue;
         sn_status refused = reply_check(&msg, SN_MSG_PEERS_REPLY, NULL, err);
         if (refused && ++refusals >= link->n_seeds) return refused;

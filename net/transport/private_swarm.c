@@ -157,7 +157,8 @@ static bool filter_event(private_swarm *p, sn_event *event) {
         return false;
     }
     sn_msg_free(&event->msg);
-    (void)sn_fail(&event->err, SN_REFUSED, "the node has not proven that it holds this swarm's key");
+    (void)sn_fail(&event->err, SN_REFUSED,
+                  "the node has not proven that it holds this swarm's key: give --swarm-key with the key of its swarm");
     return true;
 }
 

@@ -350,6 +350,9 @@ void sn_protocol_leave(sn_protocol *protocol, int64_t unix_ms) {
     sn_membership_announce(protocol->membership, 0, unix_ms);
 }
 
+size_t sn_protocol_bootstrap_answered(const sn_protocol *protocol) {
+    return sn_membership_bootstrap_answered(protocol->membership);
+}
 size_t sn_protocol_session_count(const sn_protocol *protocol) { return sn_sessions_count(protocol->sessions); }
 
 bool sn_protocol_busy(const sn_protocol *protocol) { return protocol->jobs > 0; }

@@ -59,6 +59,7 @@ typedef struct sn_protocol_setup {
     size_t tune_bytes_max;      /* memory for training: at most half for adapters, the rest to compute in; as much again
                                  * may lie in batches that wait. 0: the node does not train */
     sn_quota_limits quota;      /* of each client; its priorities are copied */
+    size_t n_joined;            /* addresses given with --join, for the statistics */
     /* Hands a job to the engine, which returns it through sn_protocol_job_done. False: the engine is full, and the job
      * stays the protocol's. */
     bool (*submit)(void *ctx, sn_job *job);
@@ -109,8 +110,9 @@ void sn_protocol_vacate(sn_protocol *protocol, int64_t now_us, int64_t unix_ms);
 void sn_protocol_drain(sn_protocol *protocol, int64_t unix_ms);
 /* From now on no step is served either. */
 void sn_protocol_leave(sn_protocol *protocol, int64_t unix_ms);
-size_t sn_protocol_session_count(const sn_protocol *protocol); /* open sessions: 0 when a drain is complete */
-bool sn_protocol_busy(const sn_protocol *protocol);            /* jobs are in the engine */
+size_t sn_protocol_bootstrap_answered(const sn_protocol *protocol); /* bootstrap peers that answered */
+size_t sn_protocol_session_count(const sn_protocol *protocol);      /* open sessions: 0 when a drain is complete */
+bool sn_protocol_busy(const sn_protocol *protocol);                 /* jobs are in the engine */
 
 /* -- observation */
 

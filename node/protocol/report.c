@@ -53,6 +53,14 @@ void sn_protocol_describe(const sn_protocol *protocol, sn_announcement *a) {
 
 /* -- STATUS and statistics ----------------------------------------------------------------------------------------- */
 
+/* A name from a file, of which a message takes no control characters. */
+static void copy_printable(const char *text, char *out, size_t capacity) {
+    size_t n = 0;
+    for (; *text && n + 1 < capacity; text++) out[n++] = *text;
+    for (out[n] = 0; n-- > 0;)
+        if (out[n] < ' ' || out[n] > '~') out[n] = '?';
+}
+
 void sn_protocol_on_status(sn_protocol *protocol, const sn_event *event, int64_t now_us) {
     sn_msg *msg = sn_protocol_new_msg(SN_MSG_STATUS_REPLY, event->msg->correlation_id);
     if (!msg) return;
@@ -74,7 +82,10 @@ void sn_protocol_on_status(sn_protocol *protocol, const sn_event *event, int64_t
         .shared_pages = stats.shared_pages,
         .prefix_cached_tokens = stats.prefix_cached_tokens,
         .swapped_bytes = stats.swapped_bytes,
+        .joined = protocol->setup.n_joined,
+        .bootstrap_peers = sn_membership_bootstrap_answered(protocol->membership),
     };
+    copy_printable(protocol->hp->name, msg->status_reply.model_name, sizeof msg->status_reply.model_name);
     sn_protocol_send(protocol, event->peer, &msg);
 }
 
@@ -94,6 +105,7 @@ void sn_protocol_read_stats(const sn_protocol *protocol, sn_node_stats *out) {
         .sessions_migrated = protocol->counters.sessions_migrated,
         .announcements = sn_directory_count(sn_membership_directory(protocol->membership)),
         .bootstrap_peers = sn_membership_bootstrap_answered(protocol->membership),
+        .joined = setup->n_joined,
         .step = protocol->counters.step_us,
         .queue = protocol->counters.queue_us,
     };

@@ -23,7 +23,8 @@ typedef struct sn_node_stats {
     uint64_t sessions_migrated;              /* sessions whose KV pages another node received */
     uint64_t refusals[SN_STOP + 1];          /* ERRORs sent, by their status */
     uint64_t quota_refusals[SN_QUOTA_KINDS]; /* those that a quota caused */
-    uint64_t announcements, bootstrap_peers; /* live announcements known; bootstrap peers that answered */
+    uint64_t announcements, joined,
+        bootstrap_peers; /* live announcements known; addresses joined; who answered there */
     sn_histogram step,
         queue; /* of each step: from arrival to reply, and from arrival to the start of its computation */
 } sn_node_stats;

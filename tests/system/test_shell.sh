@@ -33,6 +33,22 @@ signal watch INT
 wait_end watch 60
 [ $rc = 130 ] || fail "status --watch ends with $rc after Ctrl-C"
 
+# After the ready line of a node comes a line to copy, quoted for a shell; its log is not about missing devices.
+grep -qF "use it: swarm generate --model $llama --join ${address[a]} --prompt " "$scratch/a.out" || fail "the node says: $(cat "$scratch/a.out")"
+grep -q 'backend unavailable' "$scratch/a.err" && fail "the log names missing devices: $(cat "$scratch/a.err")"
+ln -s "$(realpath "$llama")" "$scratch/it's a model"
+start_node quoted "$scratch/it's a model" all
+wait_ready quoted
+eval "words=($(sed -n 's/^use it: //p' "$scratch/quoted.out"))"
+[ "${words[3]}" = "$scratch/it's a model" ] || fail "the line cannot be copied: $(cat "$scratch/quoted.out")"
+stop_node quoted
+if unshare -rn true 2>/dev/null; then # every interface, of a network of its own
+  start open unshare -rn sh -c "ip link set lo up 2>/dev/null; exec '$bin/swarm-node' --model '$llama' --blocks all --listen 0.0.0.0:0"
+  until grep -q '^use it on this machine: .* --join 127.0.0.1:[0-9]* ' "$scratch/open.out"; do kill -0 "${pid[open]}" || fail "no line to copy"; sleep 0.05; done
+  until grep -q 'warn .*--public HOST:PORT' "$scratch/open.err"; do kill -0 "${pid[open]}" || fail "no hint at --public"; sleep 0.05; done
+  kill_node open
+fi
+
 # Pipes as files; addresses as they are pasted.
 succeeds "${generate[@]}" --ids-file "$scratch/ids" --json
 ids=$(query "$scratch/run.out" 'd["ids"]')

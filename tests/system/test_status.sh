@@ -18,6 +18,8 @@ done
   fail "the statistics of a node: $(cat "$scratch/run.out")"
 [ "$(query "$scratch/run.out" 'len(d["coverage"][0]["tokens_per_s_per_block"])')" = 4 ] || fail "no throughput for each block"
 succeeds "${status[@]}"
+grep -Eq '^llama \([0-9a-f]{8}\), 4 blocks$' "$scratch/run.out" || fail "the model has no name: $(cat "$scratch/run.out")"
+awk 'length > 120 { exit 1 }' "$scratch/run.out" || fail "lines are longer than 120 columns: $(cat "$scratch/run.out")"
 grep -Eq '^0:1 +2 ' "$scratch/run.out" && grep -Eq '^1:3 +1 ' "$scratch/run.out" && grep -Eq '^3:4 +no node$' "$scratch/run.out" ||
   fail "the table: $(cat "$scratch/run.out")"
 

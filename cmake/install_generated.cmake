@@ -1,6 +1,6 @@
 # Runs at installation and writes what is generated: the systemd unit with the paths of this installation, the node's
 # configuration, and man pages and bash completion, which the programs print from their option tables. install.cmake
-# sets sn_source, sn_binary and sn_bindir. file(INSTALL) honours DESTDIR.
+# sets the variables sn_*. file(INSTALL) honours DESTDIR.
 set(generated "${sn_binary}/install")
 
 # What a program prints when it is called with arguments, as a file of the installation.

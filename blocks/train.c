@@ -561,6 +561,11 @@ sn_status sn_train_run(sn_train *t, size_t budget, size_t *spent, bool *done, sn
     return status;
 }
 
+void sn_train_cancel(sn_train *t) {
+    sn_saved_activations_free(&t->run.made);
+    t->run = (train_run){0};
+}
+
 /* ---- passes ---- */
 
 static sn_status run_init(sn_train *train, const sn_train_sequence *sequence, sn_err *err) {

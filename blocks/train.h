@@ -57,6 +57,9 @@ sn_status sn_train_start_forward(sn_train *train, const sn_train_sequence *seque
 sn_status sn_train_start_backward(sn_train *train, const sn_train_sequence *sequence, const sn_saved_activations *saved,
                                   const sn_tensor *dout, float *dx, float *grads, sn_err *err) SN_MUST_USE;
 
+/* Ends the pass in progress, if there is one, without a result. */
+void sn_train_cancel(sn_train *train);
+
 size_t sn_train_saving(const sn_train *train); /* bytes that the pass in progress allocated for *saved */
 
 /* The estimated cost of one row's forward pass through one block: the unit of budgets. */

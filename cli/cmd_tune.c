@@ -192,8 +192,9 @@ static sn_status open_backbone(tune_run *w, sn_err *err) {
                        "training needs nodes (--join) or the whole model in this process (--local all)");
     if (sn_program_settings.common.local.given) {
         int longest = (int)given.seq + (int)given.virtual_tokens;
-        return sn_backbone_local(s->model, s->device, longest < s->hp->n_ctx ? longest : s->hp->n_ctx, &w->backbone,
-                                 err);
+        const sn_backbone_local_options local = {.device = s->device,
+                                                 .tokens_max = longest < s->hp->n_ctx ? longest : s->hp->n_ctx};
+        return sn_backbone_local(s->model, &local, &w->backbone, err);
     }
     if (sn_program_settings.common.wire_dtype != SN_F32)
         return sn_fail(err, SN_REFUSED, "training sends hidden states as float32 only: leave out --wire-dtype");

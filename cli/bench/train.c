@@ -41,8 +41,9 @@ static sn_status open_backbone(training *t, const sn_bench_plan *p, const sn_ben
                                sn_err *err) {
     if (p->local) {
         int longest = p->prompt_tokens + SN_BENCH_VIRTUAL_TOKENS;
-        return sn_backbone_local(p->model, t->device, longest < p->hp->n_ctx ? longest : p->hp->n_ctx, &t->backbone,
-                                 err);
+        const sn_backbone_local_options local = {.device = t->device,
+                                                 .tokens_max = longest < p->hp->n_ctx ? longest : p->hp->n_ctx};
+        return sn_backbone_local(p->model, &local, &t->backbone, err);
     }
     sn_status status = sn_bench_link(p, c, nodes, &t->link, err);
     const sn_backbone_swarm_options options = {.link = t->link, .timeout_ms = p->timeout_ms};

@@ -1,8 +1,8 @@
-/* The backbone: the frozen blocks that a client trains through, either in this process (sn_backbone_local) or at the
- * nodes of a swarm (sn_backbone_swarm). Each micro-batch makes a forward pass to the last block, the caller computes
- * the loss and its gradient there (sn_loss_callback), and a backward pass returns the gradients; over nodes, several
- * micro-batches are in flight concurrently. The results have the same bits for every route, for every division of the
- * blocks over nodes, and for every grouping of sequences into micro-batches.
+/* The backbone: the frozen blocks that a client trains through, all of the model or a range, either in this process
+ * (sn_backbone_local) or at the nodes of a swarm (sn_backbone_swarm). Each micro-batch makes a forward pass to the last
+ * block, the caller computes the loss and its gradient there (sn_loss_callback), and a backward pass returns the
+ * gradients; over nodes, several micro-batches are in flight concurrently. The results have the same bits for every
+ * route, for every division of the blocks over nodes, and for every grouping of sequences into micro-batches.
  *
  * The tuner calls a backbone, and one thread uses it. Errors: SN_RETRY when too many nodes failed or no route exists;
  * SN_STOP when memory is exhausted; errors of the blocks are passed on. */
@@ -14,12 +14,14 @@
 #include "client/tune/params.h"
 #include "device/device.h"
 
+#include <signal.h>
+
 /* Sequences whose rows are concatenated. The caller owns all memory. */
 typedef struct sn_micro_batch {
     int n_sequences, rows; /* rows: the sum of lengths */
     const int *lengths;    /* (n_sequences): rows of each sequence */
-    const float *x;        /* (rows, n_embd): input of block 0 */
-    float *dx;             /* (rows, n_embd): output, the gradient of x */
+    const float *x;        /* (rows, n_embd): input of the first block */
+    float *dx;             /* (rows, n_embd): output, the gradient of x; NULL: no run has a backward pass */
     float *grads; /* (n_sequences, n_floats): output, each sequence's gradients of the blocks' parameters in the range
                      that sn_params_block_range gives; NULL: not wanted */
 } sn_micro_batch;
@@ -40,13 +42,23 @@ typedef struct sn_backbone_ops {
 } sn_backbone_ops;
 struct sn_backbone {
     const sn_backbone_ops *ops; /* each implementation has this struct as its first member */
-    const sn_hash *weights; /* (n_blocks): the hash of each block's weights (sn_model_block_hash), which no later run
+    const sn_hash *weights; /* (end - first): the hash of each block's weights (sn_model_block_hash), which no later run
                                changes */
 };
 
-/* A backbone with all blocks on `device`. tokens_max: rows of the longest sequence. The model may be closed afterwards;
- * the device must outlive the backbone. */
-sn_status sn_backbone_local(const sn_model *model, sn_device *device, int tokens_max, sn_backbone **out,
+/* Blocks [first, end) of a backbone. end 0: all. */
+typedef struct sn_backbone_blocks {
+    int first, end;
+} sn_backbone_blocks;
+
+typedef struct sn_backbone_local_options {
+    sn_device *device; /* must outlive the backbone */
+    sn_backbone_blocks blocks;
+    int tokens_max;                         /* rows of the longest sequence */
+    const volatile sig_atomic_t *interrupt; /* a run ends with SN_RETRY soon after it is set; NULL: nothing does */
+} sn_backbone_local_options;
+/* A backbone in this process. The model may be closed afterwards. */
+sn_status sn_backbone_local(const sn_model *model, const sn_backbone_local_options *options, sn_backbone **out,
                             sn_err *err) SN_MUST_USE;
 
 typedef struct sn_backbone_swarm_options {
@@ -54,8 +66,10 @@ typedef struct sn_backbone_swarm_options {
     sn_node_filter node_filter; /* nodes that a route may use */
     int timeout_ms;             /* for one micro-batch at one node */
     int max_retries;            /* failures of nodes in a row that a run tolerates */
+    sn_backbone_blocks blocks;
+    const volatile sig_atomic_t *interrupt; /* as of sn_backbone_local_options; it ends opening, too */
 } sn_backbone_swarm_options;
-/* A backbone over nodes. Waits for a few seconds until a route over all blocks exists. It uses only nodes with the
+/* A backbone over nodes. Waits for a few seconds until a route over its blocks exists. It uses only nodes with the
  * weights of the model's file; where the file lacks a block, only nodes with the weights of the first route. */
 sn_status sn_backbone_swarm(const sn_model *model, const sn_backbone_swarm_options *options, sn_backbone **out,
                             sn_err *err) SN_MUST_USE;

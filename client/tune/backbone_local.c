@@ -1,6 +1,6 @@
-/* The backbone in this process: one span with all blocks. Sequences are computed one after the other. Activations of
- * the forward pass are saved for the backward pass up to SAVED_BYTES_MAX for each micro-batch; what is not saved is
- * computed again. */
+/* The backbone in this process: one span. Sequences are computed one after the other, in pieces, so that an interrupt
+ * is noticed between them. Activations of the forward pass are saved for the backward pass up to SAVED_BYTES_MAX for
+ * each micro-batch; what is not saved is computed again. */
 #include "client/tune/backbone.h"
 
 #include "base/mem.h"
@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 static const size_t SAVED_BYTES_MAX = (size_t)1 << 30;
+static const size_t PIECE = (size_t)512 * SN_TRAIN_ROW_COST; /* rows times blocks between two looks at the interrupt */
 
 typedef struct local_backbone {
     sn_backbone base;
@@ -16,9 +17,10 @@ typedef struct local_backbone {
     sn_train *train;
     sn_adapter *adapter;
     sn_saved_activations *saved[SN_SAMPLES_MAX]; /* of each sequence, from forward to backward pass */
-    int n_blocks, n_embd;
-    float *out, *dout; /* (capacity, n_embd): output of the last block and its gradient, for a micro-batch */
-    size_t capacity;   /* rows */
+    const volatile sig_atomic_t *interrupt;
+    int first, end, n_embd; /* blocks [first, end) */
+    float *out, *dout;      /* (capacity, n_embd): output of the last block and its gradient, for a micro-batch */
+    size_t capacity;        /* rows */
 } local_backbone;
 
 static sn_status local_set_params(sn_backbone *backbone, const sn_params *params, sn_err *err) {
@@ -26,7 +28,7 @@ static sn_status local_set_params(sn_backbone *backbone, const sn_params *params
     sn_buf image;
     sn_buf_init(&image, (size_t)1 << 30);
     sn_adapter_free(&l->adapter);
-    sn_status status = sn_params_image(params, 0, l->n_blocks, &image, err);
+    sn_status status = sn_params_image(params, l->first, l->end, &image, err);
     if (!status && image.len) status = sn_adapter_load(l->span, image.data, image.len, &l->adapter, err);
     sn_buf_fini(&image);
     return status;
@@ -61,17 +63,31 @@ static void local_free_saved(local_backbone *l) {
     for (int i = 0; i < SN_SAMPLES_MAX; i++) sn_saved_activations_free(&l->saved[i]);
 }
 
+/* Runs the pass that was started to its end, or until an interrupt. */
+static sn_status local_finish_pass(local_backbone *l, sn_err *err) {
+    for (bool done = false; !done;) {
+        if (l->interrupt && *l->interrupt) {
+            sn_train_cancel(l->train);
+            return sn_fail(err, SN_RETRY, "interrupted");
+        }
+        sn_status status = sn_train_run(l->train, PIECE, NULL, &done, err);
+        if (status) return status;
+    }
+    return SN_OK;
+}
+
 static sn_status local_run_one(local_backbone *l, size_t i, const sn_micro_batch *m, bool back,
                                sn_loss_callback loss_callback, void *ctx, sn_err *err) {
-    size_t width = (size_t)l->n_embd, floats = l->adapter ? sn_adapter_n_params(l->adapter, 0, l->n_blocks) : 0;
+    size_t width = (size_t)l->n_embd, floats = l->adapter ? sn_adapter_n_params(l->adapter, l->first, l->end) : 0;
     size_t bytes_left = SAVED_BYTES_MAX;
     sn_status status = local_reserve(l, m->rows, err);
     for (int s = 0, at = 0; s < m->n_sequences && !status; at += m->lengths[s++]) {
         sn_tensor x = sequence_rows(l, "hidden states", m->x, at, m->lengths[s]);
         bool keep = back && s < SN_SAMPLES_MAX;
-        const sn_train_sequence sequence = {0, l->n_blocks, l->adapter, &x};
-        status = sn_train_forward(l->train, &sequence, l->out + (size_t)at * width, bytes_left,
-                                  keep ? &l->saved[s] : NULL, err);
+        const sn_train_sequence sequence = {l->first, l->end, l->adapter, &x};
+        status = sn_train_start_forward(l->train, &sequence, l->out + (size_t)at * width, bytes_left,
+                                        keep ? &l->saved[s] : NULL, err);
+        if (!status) status = local_finish_pass(l, err);
         if (keep && l->saved[s]) bytes_left -= sn_saved_activations_bytes(l->saved[s]);
     }
     if (!status) status = loss_callback(ctx, i, l->out, back ? l->dout : NULL, err);
@@ -79,9 +95,10 @@ static sn_status local_run_one(local_backbone *l, size_t i, const sn_micro_batch
         sn_tensor x = sequence_rows(l, "hidden states", m->x, at, m->lengths[s]);
         sn_tensor dout = sequence_rows(l, "gradients", l->dout, at, m->lengths[s]);
         float *grads = m->grads ? m->grads + (size_t)s * floats : NULL;
-        const sn_train_sequence sequence = {0, l->n_blocks, l->adapter, &x};
-        status = sn_train_backward(l->train, &sequence, s < SN_SAMPLES_MAX ? l->saved[s] : NULL, &dout,
-                                   m->dx + (size_t)at * width, grads, err);
+        const sn_train_sequence sequence = {l->first, l->end, l->adapter, &x};
+        status = sn_train_start_backward(l->train, &sequence, s < SN_SAMPLES_MAX ? l->saved[s] : NULL, &dout,
+                                         m->dx + (size_t)at * width, grads, err);
+        if (!status) status = local_finish_pass(l, err);
         if (s < SN_SAMPLES_MAX) sn_saved_activations_free(&l->saved[s]);
     }
     local_free_saved(l);
@@ -106,18 +123,20 @@ static void local_free(sn_backbone *backbone) {
     free(l);
 }
 
-sn_status sn_backbone_local(const sn_model *model, sn_device *device, int tokens_max, sn_backbone **out, sn_err *err) {
+sn_status sn_backbone_local(const sn_model *model, const sn_backbone_local_options *o, sn_backbone **out, sn_err *err) {
     static const sn_backbone_ops ops = {local_set_params, local_run, local_free};
     local_backbone *l = NULL;
     *out = NULL;
     sn_status status = sn_calloc(&l, 1, sizeof *l, err);
     if (status) return status;
     l->base.ops = &ops;
-    l->n_blocks = sn_model_hparams(model)->n_blocks;
+    l->interrupt = o->interrupt;
+    l->first = o->blocks.first;
+    l->end = o->blocks.end ? o->blocks.end : sn_model_hparams(model)->n_blocks;
     l->n_embd = sn_model_hparams(model)->n_embd;
-    status = sn_span_load(model, device, 0, l->n_blocks, NULL, NULL, &l->span, err);
+    status = sn_span_load(model, o->device, l->first, l->end, NULL, NULL, &l->span, err);
     if (!status) l->base.weights = sn_span_describe(l->span).block_hash;
-    if (!status) status = sn_train_new(l->span, tokens_max, &l->train, err);
+    if (!status) status = sn_train_new(l->span, o->tokens_max, &l->train, err);
     if (status)
         local_free(&l->base);
     else

@@ -8,9 +8,9 @@
  * busy replies SN_RETRY and is asked again after BUSY_RETRY_US, for at most the timeout.
  *
  * When a node fails (lost connection, no reply in time, invalid reply), a new route without it is planned, and all
- * unfinished traversals begin again from block 0. Their results have the same bits, because a node's computation does
- * not depend on the division into hops. swarm_run_all is the event loop; it and all other functions run on the caller's
- * thread. */
+ * unfinished traversals begin again from the first block. Their results have the same bits, because a node's
+ * computation does not depend on the division into hops. swarm_run_all is the event loop; it and all other functions
+ * run on the caller's thread. */
 #include "client/tune/backbone.h"
 
 #include "base/clock.h"
@@ -26,6 +26,7 @@ enum {
     BUSY_RETRY_US = 20000,
     ROUTE_WAIT_US = 3000000,
     ROUTE_POLL_US = 200000,
+    DISCOVER_SLICE_US = 500000,
     ADAPTER_IMAGE_MAX = 1 << 30
 };
 
@@ -55,11 +56,11 @@ typedef struct traversal {
 
 typedef struct swarm_backbone {
     sn_backbone base;
-    sn_backbone_swarm_options options;
+    sn_backbone_swarm_options options; /* options.blocks.end is set */
     const sn_hparams *hp;
     sn_hash model;
     sn_hash *block_hash;
-    const sn_hash **known_hash;
+    const sn_hash **known_hash; /* (n_blocks): into block_hash; NULL: not known yet */
     sn_peer_stats *peer_stats;
     hop hops[SN_HOPS_MAX];
     size_t n_hops;
@@ -69,6 +70,8 @@ typedef struct swarm_backbone {
     bool back;   /* this run has a backward pass */
     int retries; /* node failures left */
 } swarm_backbone;
+
+static bool swarm_interrupted(const swarm_backbone *s) { return s->options.interrupt && *s->options.interrupt; }
 
 /* -- the route */
 
@@ -88,11 +91,14 @@ static sn_status swarm_plan_now(swarm_backbone *s, sn_route *route, sn_err *err)
                                       .node_filter = s->options.node_filter};
     sn_status status = sn_candidates_make(&query, &candidates, err);
     sn_candidates_ignore_kv(&candidates); /* training uses no KV cache */
-    if (!status) status = sn_route_shortest(candidates.at, candidates.n, false, 0, s->hp->n_blocks, route, err);
+    if (!status)
+        status = sn_route_shortest(candidates.at, candidates.n, false, s->options.blocks.first, s->options.blocks.end,
+                                   route, err);
     sn_candidates_fini(&candidates);
     return status;
 }
 
+/* Discovery is asked in slices, between which an interrupt is noticed. */
 static sn_status swarm_plan_route(swarm_backbone *s, sn_route *route, sn_err *err) {
     int64_t until_us = sn_now_us() + ROUTE_WAIT_US;
     bool discovered = false;
@@ -100,11 +106,12 @@ static sn_status swarm_plan_route(swarm_backbone *s, sn_route *route, sn_err *er
         sn_err discover_err;
         sn_status status = swarm_plan_now(s, route, err);
         int64_t left_us = until_us - sn_now_us();
-        if (status != SN_RETRY || left_us <= 0) return status;
-        sn_status discover_status =
-            sn_link_discover(s->options.link, &s->model, (int)(left_us / 1000) + 1, &discover_err);
+        if (status != SN_RETRY || left_us <= 0 || swarm_interrupted(s)) return status;
+        bool last = left_us <= DISCOVER_SLICE_US;
+        sn_status discover_status = sn_link_discover(
+            s->options.link, &s->model, (int)((last ? left_us : DISCOVER_SLICE_US) / 1000) + 1, &discover_err);
         discovered = discovered || !discover_status;
-        if (discover_status && (!discovered || discover_status != SN_RETRY))
+        if (discover_status && (discover_status != SN_RETRY || (last && !discovered)))
             return sn_fail(err, discover_status, "%s", discover_err.text);
         sn_sleep_us(ROUTE_POLL_US);
     }
@@ -299,7 +306,7 @@ static void traversal_backward(swarm_backbone *s, traversal *t, const sn_msg *re
     const hop *h = &s->hops[t->at];
     memcpy(t->grad, reply->tensor.data, bytes);
     if (t->micro_batch->grads) {
-        sn_params_block_range(s->params, 0, s->hp->n_blocks, &begin, &floats);
+        sn_params_block_range(s->params, s->options.blocks.first, s->options.blocks.end, &begin, &floats);
         sn_params_block_range(s->params, h->first, h->end, &at, &n);
         const char *from = (const char *)reply->tensor.data + bytes;
         for (size_t i = 0; i < (size_t)t->micro_batch->n_sequences && n; i++)
@@ -428,6 +435,7 @@ static bool swarm_all_done(const swarm_backbone *s) {
 static sn_status swarm_run_all(swarm_backbone *s, bool back, sn_loss_callback loss_callback, void *ctx, sn_err *err) {
     while (!swarm_all_done(s)) {
         sn_event event = {0};
+        if (swarm_interrupted(s)) return sn_fail(err, SN_RETRY, "interrupted");
         sn_status status = swarm_send_all(s, err);
         if (!status) status = sn_link_receive(s->options.link, swarm_next_deadline(s), &event, err);
         if (!status && event.msg) status = swarm_take_reply(s, &event, back, loss_callback, ctx, err);
@@ -479,9 +487,9 @@ static sn_status swarm_learn_hashes(swarm_backbone *s, const sn_model *model, sn
     size_t n = (size_t)s->hp->n_blocks;
     sn_status status = sn_calloc(&s->block_hash, n, sizeof *s->block_hash, err);
     if (!status) status = sn_calloc(&s->known_hash, n, sizeof *s->known_hash, err);
-    for (size_t b = 0; b < n && !status; b++) {
-        if (!sn_model_has_block(model, (int)b)) continue;
-        status = sn_model_block_hash(model, (int)b, &s->block_hash[b], err);
+    for (int b = s->options.blocks.first; b < s->options.blocks.end && !status; b++) {
+        if (!sn_model_has_block(model, b)) continue;
+        status = sn_model_block_hash(model, b, &s->block_hash[b], err);
         s->known_hash[b] = &s->block_hash[b];
     }
     return status;
@@ -497,11 +505,12 @@ sn_status sn_backbone_swarm(const sn_model *model, const sn_backbone_swarm_optio
     s->base.ops = &ops;
     s->options = *options;
     s->hp = sn_model_hparams(model);
+    if (!s->options.blocks.end) s->options.blocks.end = s->hp->n_blocks;
     s->model = sn_model_id(model);
     status = sn_peer_stats_new(&s->peer_stats, err);
     if (!status) status = swarm_learn_hashes(s, model, err);
     if (!status) status = swarm_take_route(s, err);
-    s->base.weights = s->block_hash;
+    s->base.weights = s->block_hash + s->options.blocks.first;
     if (status)
         swarm_free(&s->base);
     else

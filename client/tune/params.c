@@ -5,7 +5,7 @@
  * (blocks/adapter.h), so the gradients of a span can be copied into one range of the array.
  *
  * Nodes know nothing of alpha and rank: an adapter image holds B already scaled by alpha / rank. A node's gradient of B
- * is therefore that of the scaled B and is multiplied by the same factor (sn_param_scale). */
+ * is therefore that of the scaled B and is multiplied by the same factor (param_scale). */
 #include "client/tune/params.h"
 
 #include "base/mem.h"
@@ -185,8 +185,22 @@ void sn_params_block_range(const sn_params *p, int first, int end, size_t *at, s
     }
 }
 
-float sn_param_scale(const sn_params *p, const sn_param *param) {
+/* The factor for a node's gradient of this tensor. It is alpha / rank for B, because the node received the scaled B,
+ * and 1 for all others. */
+static float param_scale(const sn_params *p, const sn_param *param) {
     return param->b ? (float)(p->shape.alpha / p->shape.rank) : 1;
+}
+
+void sn_params_sum_gradients(const sn_params *p, int first, int end, size_t n, const float *grads, float *sum) {
+    size_t at, floats;
+    sn_params_block_range(p, first, end, &at, &floats);
+    for (size_t i = 0; i < n; i++)
+        for (size_t k = 0; k < floats; k++) sum[at + k] += grads[i * floats + k];
+    for (size_t i = 0; i < p->n; i++) {
+        const sn_param *param = &p->list[i];
+        if (!param->b || param->block < first || param->block >= end) continue;
+        for (size_t k = 0; k < param->rows * param->cols; k++) sum[param->at + k] *= param_scale(p, param);
+    }
 }
 
 sn_status sn_params_image(const sn_params *p, int first, int end, sn_buf *out, sn_err *err) {
@@ -200,7 +214,7 @@ sn_status sn_params_image(const sn_params *p, int first, int end, sn_buf *out, s
     for (size_t i = 0; i < p->n && !status; i++) {
         const sn_param *param = &p->list[i];
         if (param->block < 0 || param->block < first || param->block >= end) continue;
-        float *to = scaled + (param->at - at), scale = sn_param_scale(p, param);
+        float *to = scaled + (param->at - at), scale = param_scale(p, param);
         for (size_t k = 0; k < param->rows * param->cols; k++) to[k] = p->values[param->at + k] * scale;
         entries[n++] = (sn_safetensors_entry){param->name, SN_F32, 2, {param->rows, param->cols}, to};
     }

@@ -191,20 +191,14 @@ static const sn_example *tuner_next_example(sn_tuner *t) {
     return &t->data->at[t->order[t->position++]];
 }
 
-/* Sums the gradients over the sequences, in their order, and applies the scale of B (sn_param_scale). */
+/* Sums the gradients over the sequences, in their order. */
 static void tuner_sum_gradients(batch *b) {
     sn_tuner *t = b->tuner;
     const float *prompt;
-    size_t embd = (size_t)t->hp->n_embd, before = (size_t)sn_params_prompt(t->params, &prompt), row = 0, at, n;
-    sn_params_block_range(t->params, 0, t->params->n_blocks, &at, &n);
-    for (size_t i = 0; i < b->n; row += (size_t)b->lengths[i++]) {
+    size_t embd = (size_t)t->hp->n_embd, before = (size_t)sn_params_prompt(t->params, &prompt), row = 0;
+    for (size_t i = 0; i < b->n; row += (size_t)b->lengths[i++])
         for (size_t k = 0; k < before * embd; k++) t->gradients[k] += b->dx[row * embd + k];
-        for (size_t k = 0; k < n; k++) t->gradients[at + k] += b->grads[i * b->floats + k];
-    }
-    for (size_t i = 0; i < t->params->n; i++) {
-        const sn_param *p = &t->params->list[i];
-        for (size_t k = 0; p->b && k < p->rows * p->cols; k++) t->gradients[p->at + k] *= sn_param_scale(t->params, p);
-    }
+    sn_params_sum_gradients(t->params, 0, t->params->n_blocks, b->n, b->grads, t->gradients);
 }
 
 static sn_status tuner_note_loss(sn_tuner *t, double loss, sn_err *err) {

@@ -1,0 +1,215 @@
+/* Grammars of JSON schemas: which texts they allow, which schemas they refuse, and masks over a vocabulary. */
+#include "gateway/grammar/grammar.h"
+#include "gateway/grammar/token_mask.h"
+#include "tests/support/require.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static sn_grammar *grammar_of(const char *schema) {
+    json_t *json = json_loads(schema, JSON_DECODE_ANY, NULL);
+    sn_grammar *grammar = NULL;
+    cr_assert(json, "%s", schema);
+    REQUIRE(sn_grammar_from_schema(json, &grammar, &err));
+    json_decref(json); /* a grammar keeps nothing of its schema */
+    return grammar;
+}
+
+static bool allows(sn_grammar *grammar, const char *text) {
+    int state;
+    REQUIRE(sn_grammar_advance(grammar, sn_grammar_begin(grammar), text, strlen(text), &state, &err));
+    return sn_grammar_may_end(grammar, state);
+}
+
+/* A schema; texts that it allows, and texts that it does not, each list separated by new lines. */
+typedef struct schema_case {
+    const char *schema, *allowed, *refused;
+} schema_case;
+
+#define PERSON                                                                                                         \
+    "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\"},\"age\":{\"type\":\"integer\"}},"             \
+    "\"required\":[\"name\"],\"additionalProperties\":false}"
+#define LIST                                                                                                           \
+    "{\"$defs\":{\"node\":{\"type\":\"object\",\"properties\":{\"next\":{\"anyOf\":[{\"$ref\":\"#/$defs/node\"},"      \
+    "{\"type\":\"null\"}]}},\"required\":[\"next\"],\"additionalProperties\":false}},\"$ref\":\"#/$defs/node\"}"
+
+static const schema_case cases[] = {
+    {"true", "{\"a\":[1,{\"b\":null}]}\n[]\n\"x\"\n-1.5e+7\n[ 1, 2 ]",
+     "{\n[1,]\n01\n\"\x01\"\n\"\\q\"\n\"\xC3\"\n\"\\ud800\""},
+    {"{\"type\":\"object\"}", "{}\n{\"a\":1, \"b\": [true]}", "[]\n{\"a\"}\n{,}"},
+    {PERSON, "{\"name\":\"x\"}\n{\"name\": \"x\", \"age\": 3}",
+     "{}\n{\"age\":3}\n{\"age\":3,\"name\":\"x\"}\n{\"name\":\"x\",\"b\":1}\n{\"name\":1}"},
+    {"{\"properties\":{\"ab\":{\"type\":\"null\"}},\"type\":\"object\"}", "{\"ab\":null,\"a\":1,\"abc\":2}\n{\"b\":1}",
+     "{\"ab\":1}\n{\"a\":1,\"ab\":null}"},
+    {LIST, "{\"next\":null}\n{\"next\":{\"next\":{\"next\":null}}}", "{\"next\":{}}\n{\"next\":{\"next\":null}"},
+    {"{\"enum\":[\"a\\\"b\",3,null]}", "\"a\\\"b\"\n3\nnull", "\"a\"\n33\ntrue"},
+    {"{\"enum\":[1,\"x\",2],\"type\":\"integer\"}", "1\n2", "\"x\"\n3"},
+    {"{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"minItems\":1,\"maxItems\":2}", "[1]\n[1,2]",
+     "[]\n[1,2,3]\n[1.5]"},
+    {"{\"type\":\"array\",\"prefixItems\":[{\"type\":\"null\"}],\"items\":{\"type\":\"boolean\"}}",
+     "[]\n[null]\n[null,true,false]", "[true]\n[null,null]"},
+    {"{\"type\":\"string\",\"minLength\":1,\"maxLength\":2}",
+     "\"a\"\n\"\xF0\x9F\x98\x80\xC3\xA9\"\n\"\\u00e9\\n\"\n\"\\ud83d\\ude00\"", "\"\"\n\"abc\""},
+    {"{\"type\":\"string\",\"pattern\":\"^a(b|c)+[0-9]{2}$\"}", "\"ab12\"\n\"abcb00\"",
+     "\"a12\"\n\"ab1\"\n\"ab123\"\n\"xab12\""},
+    {"{\"type\":\"string\",\"pattern\":\"b\\\\d\"}", "\"b1\"\n\"aab1zz\"", "\"b\"\n\"ab\""},
+    {"{\"type\":\"string\",\"pattern\":\"^[^a]\\\"$\"}", "\"b\\\"\"\n\"\\n\\\"\"", "\"a\\\"\"\n\"b\""},
+    {"{\"type\":\"string\",\"format\":\"date\"}", "\"2026-11-22\"", "\"2026-13-01\"\n\"2026-02-30\"\n\"26-01-01\""},
+    {"{\"type\":\"string\",\"format\":\"uuid\"}", "\"123e4567-e89b-12d3-a456-426614174000\"", "\"123e4567\""},
+    {"{\"type\":\"integer\",\"minimum\":-12,\"maximum\":105}", "-12\n-1\n0\n99\n105", "-13\n106\n-0\n1.0\n1000"},
+    {"{\"type\":\"integer\",\"exclusiveMinimum\":9}", "10\n99\n123456789", "9\n0\n-10"},
+    {"{\"type\":\"number\",\"minimum\":-1.25,\"exclusiveMaximum\":2}", "-1.25\n-1.2\n0\n0.5\n1.999",
+     "-1.26\n2\n2.0\n-2\n1e1"},
+    {"{\"type\":\"number\",\"exclusiveMinimum\":0,\"exclusiveMaximum\":1}", "0.1\n0.999\n0.001", "0\n0.0\n1\n-0.5"},
+    {"{\"type\":[\"string\",\"null\"],\"maxLength\":1}", "null\n\"a\"", "\"ab\"\n1"},
+    {"{\"allOf\":[{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1}},\"required\":[\"a\"]},{\"properties\":{"
+     "\"b\":{\"const\":2}},\"required\":[\"b\"]}]}",
+     "{\"a\":1,\"b\":2}", "{\"a\":1}\n{\"a\":2,\"b\":2}"},
+    {"{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]}", "\"x\"\nnull", "1"},
+};
+
+/* Whether the grammar allows each of the texts, or none of them. */
+static void expect_all(const schema_case *c, sn_grammar *grammar, const char *texts, bool expected) {
+    char *copy = strdup(texts), *state = NULL;
+    for (char *text = strtok_r(copy, "\n", &state); text; text = strtok_r(NULL, "\n", &state))
+        cr_expect_eq(allows(grammar, text), expected, "%s: %s", c->schema, text);
+    free(copy);
+}
+
+Test(grammar, allows_what_the_schema_allows_and_nothing_else) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        sn_grammar *grammar = grammar_of(cases[i].schema);
+        expect_all(&cases[i], grammar, cases[i].allowed, true);
+        expect_all(&cases[i], grammar, cases[i].refused, false);
+        sn_grammar_free(&grammar);
+    }
+}
+
+Test(grammar, allows_a_line_and_an_indent_between_members) {
+    sn_grammar *grammar = grammar_of(PERSON);
+    cr_expect(allows(grammar, "{\n  \"name\": \"x\",\n\t\"age\": 3\n}"));
+    cr_expect_not(allows(grammar, "{\n\n\"name\":\"x\"}"));
+    sn_grammar_free(&grammar);
+}
+
+Test(grammar, refuses_a_schema_that_it_cannot_keep_exactly) {
+    static const char *const schemas[][2] = {
+        {"{\"not\":{}}", "not"},
+        {"{\"type\":\"array\",\"uniqueItems\":true}", "uniqueItems"},
+        {"{\"type\":\"number\",\"multipleOf\":3}", "multipleOf"},
+        {"{\"type\":\"string\",\"pattern\":\"(?=a)\"}", "look-around"},
+        {"{\"type\":\"string\",\"pattern\":\"a{9999}\"}", "too often"},
+        {"{\"type\":\"string\",\"pattern\":\"(a\"}", "not closed"},
+        {"{\"type\":\"string\",\"pattern\":\"a\",\"minLength\":3}", "two of"},
+        {"{\"type\":\"string\",\"format\":\"iri\"}", "iri"},
+        {"{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"string\",\"maxLength\":3}]}", "anyOf"},
+        {"{\"$ref\":\"#/nowhere\"}", "leads nowhere"},
+        {"{\"type\":\"whole\"}", "whole"},
+        {"{\"type\":\"string\",\"maxLength\":-1}", "maxLength"},
+        {"{\"type\":\"string\",\"maxLength\":999999999}", "maxLength"},
+        {"false", "no JSON"},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}", "no JSON"},
+        {"3", "object, true or false"},
+    };
+    for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++) {
+        json_t *json = json_loads(schemas[i][0], JSON_DECODE_ANY, NULL);
+        sn_grammar *grammar = NULL;
+        sn_err err = {0};
+        cr_expect_eq(sn_grammar_from_schema(json, &grammar, &err), SN_REFUSED, "%s", schemas[i][0]);
+        cr_expect(strstr(err.text, schemas[i][1]), "%s: %s", schemas[i][0], err.text);
+        cr_expect_null(grammar);
+        json_decref(json);
+    }
+}
+
+Test(grammar, never_leads_to_a_dead_end) {
+    sn_grammar *grammar = grammar_of("{\"type\":\"number\",\"exclusiveMinimum\":0,\"exclusiveMaximum\":1}");
+    int state;
+    REQUIRE(sn_grammar_advance(grammar, sn_grammar_begin(grammar), "1", 1, &state, &err));
+    cr_expect_eq(state, SN_GRAMMAR_DEAD, "no number below 1 begins with 1");
+    sn_grammar_free(&grammar);
+}
+
+Test(grammar, bounds_how_deep_json_nests) {
+    sn_grammar *grammar = grammar_of("true");
+    char text[2048];
+    int state;
+    memset(text, '[', sizeof text);
+    REQUIRE(sn_grammar_advance(grammar, sn_grammar_begin(grammar), text, sizeof text, &state, &err));
+    cr_expect_eq(state, SN_GRAMMAR_DEAD);
+    memset(text, '[', 16);
+    memset(text + 16, ']', 16);
+    text[32] = 0;
+    cr_expect(allows(grammar, text));
+    sn_grammar_free(&grammar);
+}
+
+/* Tokens: every byte, and pieces of JSON that cross the limits of strings and members. */
+typedef struct vocabulary {
+    char bytes[512][8];
+    const char *at[512];
+    size_t lengths[512], n;
+} vocabulary;
+static void add_token(vocabulary *v, const char *bytes, size_t len) {
+    memcpy(v->bytes[v->n], bytes, len);
+    v->at[v->n] = v->bytes[v->n];
+    v->lengths[v->n++] = len;
+}
+static sn_token_bytes *make_vocabulary(vocabulary *v) {
+    static const char *const pieces[] = {"{\"", "\":",   "\",\"", "},", "name",     "na",       "me\"",
+                                         "age", " \"",   "{\n  ", "12", "\xC3\xA9", "\xF0\x9F", "true",
+                                         "tru", "null}", "[[",    "]]", "",         "\"}"};
+    sn_token_bytes *tokens = NULL;
+    v->n = 0;
+    for (int b = 0; b < 256; b++) add_token(v, (char[]){(char)b}, 1);
+    for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) add_token(v, pieces[i], strlen(pieces[i]));
+    REQUIRE(sn_token_bytes_new(v->at, v->lengths, v->n, &tokens, &err));
+    return tokens;
+}
+
+Test(token_masks, have_exactly_the_tokens_that_the_grammar_allows_one_by_one) {
+    vocabulary v;
+    sn_token_bytes *tokens = make_vocabulary(&v);
+    uint64_t seed = 7;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        sn_grammar *grammar = grammar_of(cases[i].schema);
+        sn_token_masks *masks = NULL;
+        REQUIRE(sn_token_masks_new(tokens, grammar, &masks, &err));
+        int state = sn_grammar_begin(grammar);
+        for (int step = 0; step < 40; step++) { /* a random text of allowed tokens */
+            const uint64_t *mask;
+            int chosen = SN_GRAMMAR_DEAD;
+            size_t allowed = 0;
+            REQUIRE(sn_token_masks_get(masks, state, &mask, &err));
+            for (size_t id = 0; id < v.n; id++) {
+                int next;
+                REQUIRE(sn_grammar_advance(grammar, state, v.at[id], v.lengths[id], &next, &err));
+                bool may = v.lengths[id] && next != SN_GRAMMAR_DEAD;
+                cr_assert_eq((bool)(mask[id / 64] >> (id % 64) & 1), may, "%s: token %zu", cases[i].schema, id);
+                seed = seed * 6364136223846793005u + 1442695040888963407u;
+                if (may && (seed >> 33) % ++allowed == 0) chosen = next;
+            }
+            cr_assert(allowed || sn_grammar_may_end(grammar, state), "%s: a dead end", cases[i].schema);
+            if (!allowed) break;
+            state = chosen;
+        }
+        sn_token_masks_free(&masks);
+        sn_grammar_free(&grammar);
+    }
+    sn_token_bytes_free(&tokens);
+}
+
+Test(token_masks, of_a_text_that_is_not_allowed_are_refused) {
+    vocabulary v;
+    sn_token_bytes *tokens = make_vocabulary(&v);
+    sn_grammar *grammar = grammar_of("true");
+    sn_token_masks *masks = NULL;
+    const uint64_t *mask;
+    REQUIRE(sn_token_masks_new(tokens, grammar, &masks, &err));
+    cr_expect_eq(sn_token_masks_get(masks, SN_GRAMMAR_DEAD, &mask, NULL), SN_REFUSED);
+    sn_token_masks_free(&masks);
+    sn_grammar_free(&grammar);
+    sn_token_bytes_free(&tokens);
+}

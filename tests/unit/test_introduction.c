@@ -221,15 +221,15 @@ Test(introduction, answers_of_one_address_have_a_rate, .timeout = 60) {
     REQUIRE(sn_introducer_new(&identity, where, on_wake, NULL, &node, &err));
     int flooder = 0, others = 0;
     int64_t began = sn_now_us();
-    for (int i = 0; i < 400; i++) {
+    for (int i = 0; i < 1200; i++) {
         char source[32];
-        flooder += is_answered("127.0.0.2", where, i < 32 ? 10000 : 2);
-        snprintf(source, sizeof source, "127.0.1.%d", i / 2);
-        if (i % 2 == 0) others += is_answered(source, where, 10000);
+        flooder += is_answered("127.0.0.2", where, i < 128 ? 10000 : 2);
+        snprintf(source, sizeof source, "127.0.1.%d", i / 6);
+        if (i % 6 == 0) others += is_answered(source, where, 10000);
     }
     int64_t seconds = (sn_now_us() - began) / 1000000 + 1;
-    cr_expect_geq(flooder, 32);
-    cr_expect_leq(flooder, 32 + 8 * seconds, "%d answers in %lld s", flooder, (long long)seconds);
+    cr_expect_geq(flooder, 128);
+    cr_expect_leq(flooder, 128 + 64 * seconds, "%d answers in %lld s", flooder, (long long)seconds);
     cr_expect_eq(others, 200);
     sn_introducer_free(&node);
 }

@@ -26,6 +26,7 @@ static const sn_word draft_words[] = {{"off", SN_DRAFT_OFF}, {"ngram", SN_DRAFT_
         .sampling = {.temperature = NAN, .top_p = 1, .repeat_penalty = 1, .max_tokens = 256, .seed = SN_INT_UNSET},    \
         .draft = {.tokens = SN_DRAFT_TOKENS},                                                                          \
         .audit = {.seed = SN_INT_UNSET},                                                                               \
+        .training = SN_TRAINING_DEFAULTS,                                                                              \
     }
 sn_settings sn_program_settings = DEFAULTS;
 

@@ -13,6 +13,7 @@
 
 #include "base/options.h"
 #include "client/generate/sampler.h"
+#include "client/tune/training.h"
 
 typedef enum sn_route_choice { SN_ROUTE_LATENCY, SN_ROUTE_THROUGHPUT } sn_route_choice;
 extern const sn_word sn_route_words[];
@@ -68,6 +69,7 @@ typedef struct sn_settings {
     sn_draft_settings draft;
     sn_session_settings session;
     sn_audit_settings audit;
+    sn_training_settings training;
 } sn_settings;
 
 /* The settings into which the tables' targets point: the defaults, until the program parses a command line. */
@@ -83,6 +85,11 @@ extern const sn_option_group sn_group_draft;      /* --draft, --draft-model, --d
 extern const sn_option_group sn_group_bench_draft;
 extern const sn_option_group sn_group_session; /* --save, --load, --session-key */
 extern const sn_option_group sn_group_audit;   /* --audit, ... */
+
+/* Of a training (settings_training.c). */
+extern const sn_option_group sn_group_data;     /* --data, --eval-data, --seq */
+extern const sn_option_group sn_group_method;   /* --method, --rank, ... */
+extern const sn_option_group sn_group_training; /* --steps, --lr, --resume, ... */
 
 /* Whether the settings name a swarm: join or dht. */
 static inline bool sn_settings_has_swarm(const sn_settings *s) { return s->common.join.n || s->common.dht; }

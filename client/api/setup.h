@@ -15,6 +15,7 @@
 #include "client/generate/session_file.h"
 #include "client/net/bootstrap.h"
 #include "client/net/link.h"
+#include "client/tune/backbone.h"
 #include "client/tune/loaded_adapter.h"
 #include "model/tokenizer/tokenizer.h"
 
@@ -91,6 +92,13 @@ sn_status sn_session_open(const sn_setup *setup, sn_session_file **out, sn_err *
 /* Writes the session to the file of the settings; without one nothing is written. */
 sn_status sn_session_save(const sn_setup *setup, const sn_generator *generator, const json_t *extra,
                           sn_err *err) SN_MUST_USE;
+
+/* -- training (setup_training.c) -- */
+
+/* A backbone over these blocks, at nodes (opening the link) or in this process, as the settings say. rows_max: of the
+ * longest sequence. */
+sn_status sn_setup_backbone(sn_setup *setup, sn_backbone_blocks blocks, int rows_max, sn_backbone **out,
+                            sn_err *err) SN_MUST_USE;
 
 /* Calls the hook. */
 void sn_setup_phase(const sn_setup *setup, const char *what);

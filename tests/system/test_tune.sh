@@ -46,6 +46,15 @@ succeeds "${tune[@]}" --join "${address[a]}" --resume "$scratch/killed"
 grep -q 'resuming at step [1-5]$' "$scratch/run.err" || fail "it does not say at which step it resumes"
 equal "$scratch/killed"
 
+# Interrupted within a step, then resumed.
+start tune "${tune[@]}" --join "${address[a]}" --out "$scratch/interrupted"
+wait_checkpoint "$scratch/interrupted" 1
+signal tune INT
+wait_end tune 60
+[ $rc = 130 ] || fail "after Ctrl-C it ended with $rc"
+succeeds "${tune[@]}" --join "${address[a]}" --resume "$scratch/interrupted"
+equal "$scratch/interrupted"
+
 # A node is killed during a step, and another one replaces it. The program is stopped until the other one is ready.
 start tune "${tune[@]}" --join "${address[a]}" --out "$scratch/lost"
 wait_checkpoint "$scratch/lost" 2

@@ -182,6 +182,7 @@ void sn_chain_close(sn_chain **chain) {
     sn_peer_stats_free(&c->peer_stats);
     for (int i = 0; i < 2; i++) free(c->rows[i]);
     free(c->block_hash);
+    free(c->file_hash);
     free(c->weights);
     free(c->round_at);
     free(c->known_hash);

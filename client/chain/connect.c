@@ -24,6 +24,7 @@ enum {
     ROUTE_WAIT_US = 3000000,
     ROUTE_POLL_MS = 200,
     MEASURE_MS = 1000,
+    OTHER_MODELS_MS = 1000,
     MEASURE_ROUNDS = 3,
     ADAPTER_PUT_TRIES = 3,
     MEASURED_MAX = 32, /* nodes measured at once; of more nodes the seed decides which */
@@ -43,6 +44,20 @@ void sn_chain_ban(sn_chain *chain, const sn_hop *hop) {
 static uint64_t chain_kv_bytes_per_block(const sn_chain *chain) {
     return 2u * sizeof(float) * (uint64_t)chain->max_tokens * (uint64_t)chain->hp.n_kv_heads *
            (uint64_t)chain->hp.head_dim;
+}
+
+/* Whether the node has the weights of this machine's file, and only its KV cache is of another type: *dtype. */
+static bool node_differs_in_kv_dtype(const sn_chain *chain, const sn_announcement *node, const char **dtype) {
+    for (const sn_word *w = sn_kv_dtype_words; w->name; w++) {
+        int b = (int)node->first_block, end = (int)node->end_block;
+        for (; b < end && chain->known_hash[b] == &chain->block_hash[b]; b++) {
+            sn_hash hash = sn_block_hash_with_kv_dtype(&chain->file_hash[b], (sn_kv_dtype)w->value);
+            if (memcmp(hash.bytes, node->block_hash[b - (int)node->first_block], SN_HASH_SIZE)) break;
+        }
+        *dtype = w->name;
+        if (b == end) return true;
+    }
+    return false;
 }
 
 /* What the chain itself has against an otherwise eligible node. */
@@ -77,6 +92,9 @@ sn_status sn_chain_list_candidates(sn_chain *chain, sn_candidates *out, sn_err *
         sn_candidate *candidate = &out->at[i];
         if (candidate->node && candidate->eligibility == SN_ELIGIBLE)
             candidate->eligibility = chain_objection(chain, candidate->node);
+        if (candidate->eligibility == SN_INELIGIBLE_WEIGHTS &&
+            node_differs_in_kv_dtype(chain, candidate->node, &candidate->kv_dtype))
+            candidate->eligibility = SN_INELIGIBLE_KV_DTYPE;
     }
     return status;
 }
@@ -200,12 +218,14 @@ static sn_status chain_plan_route_now(sn_chain *chain, int first, int end, sn_ro
 
 static void chain_know_hash(sn_chain *chain, int block, const sn_hash *weights) {
     chain->block_hash[block] = sn_block_hash_with_kv_dtype(weights, chain->options.kv.dtype);
+    chain->file_hash[block] = *weights;
     chain->known_hash[block] = &chain->block_hash[block];
 }
 
 sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *err) {
     size_t n = (size_t)chain->hp.n_blocks, budget = VERIFY_BYTES_MAX;
     sn_status status = sn_calloc(&chain->block_hash, n, sizeof *chain->block_hash, err);
+    if (!status) status = sn_calloc(&chain->file_hash, n, sizeof *chain->file_hash, err);
     if (!status) status = sn_calloc(&chain->known_hash, n, sizeof *chain->known_hash, err);
     const sn_chain *like = chain->options.verification.hashes_from;
     const sn_base_weights *base = chain->options.adapter.base;
@@ -272,12 +292,32 @@ sn_status sn_chain_cut_route(const sn_chain *chain, sn_route *route, sn_err *err
     return SN_OK;
 }
 
+/* No node of this model is known: whether there are nodes of other ones, which then are the reason. */
+static bool chain_sees_other_models(sn_chain *chain) {
+    sn_link *link = chain->options.link;
+    sn_err ignored;
+    return !sn_directory_count(sn_link_directory(link)) && !sn_link_discover(link, NULL, OTHER_MODELS_MS, &ignored) &&
+           sn_directory_count(sn_link_directory(link));
+}
+
 /* Whether to wait longer for nodes that serve missing blocks, after a search that began at began_us. */
 static bool chain_may_wait(const sn_chain *chain, sn_chain_patience patience, int64_t began_us) {
     static const int64_t limits_us[] = {BRIEF_US, ROUTE_WAIT_US, INT64_MAX};
     if (sn_chain_is_late(chain)) return false;
     return sn_now_us() - began_us < limits_us[patience] ||
            (patience == SN_CHAIN_WAIT_JOINED && sn_link_unanswered(chain->options.link));
+}
+
+/* There is no swarm for what the local blocks leave over; *err holds what the route lacks. */
+static sn_status chain_fail_local(const sn_chain *chain, int first, int end, sn_err *err) {
+    int from = chain->options.local.first, to = chain->options.local.end;
+    if (from <= first && to >= end) return SN_RETRY;
+    if (from <= first && to > first) first = to;
+    if (to >= end && from < end) end = from;
+    return sn_fail(err, SN_REFUSED,
+                   "blocks %d:%d are missing, and this program computes blocks %d:%d only (--local): give --join "
+                   "HOST:PORT of a node for the others, or --local all",
+                   first, end, from, to);
 }
 
 sn_status sn_chain_plan_route(sn_chain *chain, int first, int end, sn_chain_patience patience, sn_route *out,
@@ -289,8 +329,10 @@ sn_status sn_chain_plan_route(sn_chain *chain, int first, int end, sn_chain_pati
         sn_err asking;
         sn_status status = chain_plan_route_now(chain, first, end, out, err);
         if (!status) status = sn_chain_cut_route(chain, out, err);
-        if (status != SN_RETRY || !link) return status;
+        if (status == SN_RETRY && !link) return chain_fail_local(chain, first, end, err);
+        if (status != SN_RETRY) return status;
         if (!chain_may_wait(chain, patience, began_us)) {
+            if (patience == SN_CHAIN_WAIT_JOINED && chain_sees_other_models(chain)) continue;
             const char *silent = patience == SN_CHAIN_WAIT_BRIEFLY ? NULL : sn_link_unanswered(link);
             return silent ? sn_err_context(err, "%s has not answered, and of the nodes that are known", silent)
                           : status;

@@ -33,6 +33,7 @@ const char *sn_eligibility_name(sn_eligibility eligibility) {
                                                             "another protocol",
                                                             "another model",
                                                             "other weights or another --kv-dtype",
+                                                            "another --kv-dtype",
                                                             "not of this --wire-dtype",
                                                             "not among --only",
                                                             "denied",
@@ -57,12 +58,13 @@ static bool node_matches_any(const sn_announcement *node, const char *const *nam
     return false;
 }
 
-static bool node_has_weights(const sn_candidate_query *query, const sn_announcement *node) {
+/* The first block with other weights than the session needs; -1: none. */
+static int node_other_block(const sn_candidate_query *query, const sn_announcement *node) {
     for (int b = (int)node->first_block; b < (int)node->end_block; b++) {
         const sn_hash *want = query->block_hash ? query->block_hash[b] : NULL;
-        if (want && memcmp(want->bytes, node->block_hash[b - (int)node->first_block], SN_HASH_SIZE)) return false;
+        if (want && memcmp(want->bytes, node->block_hash[b - (int)node->first_block], SN_HASH_SIZE)) return b;
     }
-    return true;
+    return -1;
 }
 
 static bool node_accepts_dtype(const sn_announcement *node, sn_dtype dtype) {
@@ -82,7 +84,7 @@ static sn_eligibility node_eligibility(const sn_candidate_query *query, const sn
     if (memcmp(node->model, query->model.bytes, SN_HASH_SIZE) || node->n_blocks != (uint64_t)query->n_blocks)
         return SN_INELIGIBLE_MODEL;
     if (node->state != SN_NODE_ONLINE) return SN_INELIGIBLE_STATE;
-    if (!node_has_weights(query, node)) return SN_INELIGIBLE_WEIGHTS;
+    if (node_other_block(query, node) >= 0) return SN_INELIGIBLE_WEIGHTS;
     if (!node_accepts_dtype(node, query->wire)) return SN_INELIGIBLE_WIRE;
     if (node_matches_any(node, query->node_filter.deny, query->node_filter.n_deny)) return SN_INELIGIBLE_DENIED;
     if (query->node_filter.n_only && !node_matches_any(node, query->node_filter.only, query->node_filter.n_only))
@@ -276,6 +278,7 @@ sn_status sn_candidates_make(const sn_candidate_query *query, sn_candidates *out
         const sn_announcement *node = sn_directory_at(query->directory, i);
         sn_candidate *p = &out->at[out->n++];
         *p = (sn_candidate){.node = node, .eligibility = node_eligibility(query, node)};
+        if (p->eligibility == SN_INELIGIBLE_WEIGHTS) p->other_block = node_other_block(query, node);
         if (p->eligibility == SN_INELIGIBLE_MODEL || p->eligibility == SN_INELIGIBLE_PROTOCOL)
             continue; /* its blocks mean nothing here */
         p->first = (int)node->first_block;

@@ -21,6 +21,7 @@ typedef enum sn_eligibility {
     SN_INELIGIBLE_PROTOCOL,
     SN_INELIGIBLE_MODEL,       /* another model, or another number of blocks */
     SN_INELIGIBLE_WEIGHTS,     /* other weights under the same name */
+    SN_INELIGIBLE_KV_DTYPE,    /* the weights are the same, the element type of the KV cache is another one */
     SN_INELIGIBLE_WIRE,        /* does not accept hidden states in the session's wire type */
     SN_INELIGIBLE_NOT_IN_ONLY, /* not in the node filter's `only` list */
     SN_INELIGIBLE_DENIED,
@@ -49,6 +50,8 @@ typedef struct sn_candidate {
     int64_t block_ns;                  /* of one token through one block */
     int64_t prefill_ns;                /* the same for a token among many that are computed together */
     bool rtt_measured, block_measured; /* rtt_ns, block_ns: measured by this client */
+    int other_block;                   /* of WEIGHTS: the first block that differs */
+    const char *kv_dtype;              /* of KV_DTYPE: the name of the node's, static */
     bool stranger;                     /* neither measured nor proven: its claims do not count */
     double tokens_per_s;               /* through all its blocks, with many tokens at once */
     const sn_candidate_link *links;    /* (n_links): to other candidates, each at most once */

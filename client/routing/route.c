@@ -10,6 +10,7 @@
  * mirror is the cost of leaving in the swarm. */
 #include "client/routing/route.h"
 
+#include "base/hash.h"
 #include "base/mem.h"
 
 #include <stdio.h>
@@ -238,6 +239,42 @@ static void list_rejections(const sn_candidate *candidates, size_t n, int first,
     if (used) snprintf(out + used, 256 - used, ")");
 }
 
+/* The reason for which most of those nodes are not used. */
+static const sn_candidate *main_rejection(const sn_candidate *candidates, size_t n, int first, int end) {
+    const sn_candidate *example[SN_ELIGIBILITY_COUNT] = {NULL}, *most = NULL;
+    int counts[SN_ELIGIBILITY_COUNT] = {0};
+    for (size_t i = 0; i < n; i++) {
+        const sn_candidate *c = &candidates[i];
+        if (!c->node || c->eligibility == SN_ELIGIBLE || (c->first < c->end && (c->end <= first || c->first >= end)))
+            continue;
+        if (!counts[c->eligibility]++) example[c->eligibility] = c;
+        if (!most || counts[c->eligibility] > counts[most->eligibility]) most = example[c->eligibility];
+    }
+    return most;
+}
+
+/* ": what to do", for the reason for which this candidate is not used. */
+static void advise(const sn_candidate *candidate, char out[200]) {
+    static const char *const advice[SN_ELIGIBILITY_COUNT] = {
+        [SN_INELIGIBLE_STATE] = ": they start or leave; try again soon",
+        [SN_INELIGIBLE_PROTOCOL] = ": their programs are of another version",
+        [SN_INELIGIBLE_MODEL] = ": they serve another model, or another file of this one; 'swarm status' names it",
+        [SN_INELIGIBLE_NOT_IN_ONLY] = ": --only leaves them out",
+        [SN_INELIGIBLE_DENIED] = ": --deny leaves them out",
+        [SN_INELIGIBLE_BANNED] = ": they failed a moment ago; try again later",
+        [SN_INELIGIBLE_PARTY] = ": a replica or an audit needs another node with these blocks",
+        [SN_INELIGIBLE_ADAPTER] = ": give --adapter FOLDER to bring the adapter along",
+    };
+    char id[9];
+    const char *text = advice[candidate->eligibility];
+    snprintf(out, 200, "%s", text ? text : "");
+    if (candidate->eligibility == SN_INELIGIBLE_WEIGHTS)
+        snprintf(out, 200, ": block %d of node %s has other weights; one of the files is damaged or another version",
+                 candidate->other_block, sn_hex(candidate->node->node, 4, id));
+    else if (candidate->eligibility == SN_INELIGIBLE_KV_DTYPE)
+        snprintf(out, 200, ": give --kv-dtype %s", candidate->kv_dtype);
+}
+
 /* The error when there is no route, with the blocks that no eligible candidate holds, such as "3:7, 12:13". */
 static sn_status route_fail_gaps(const sn_candidate *candidates, size_t n, int first, int end, sn_err *err) {
     char gaps[200] = "", rejections[256];
@@ -262,7 +299,12 @@ static sn_status route_fail_gaps(const sn_candidate *candidates, size_t n, int f
             return sn_fail(err, SN_RETRY,
                            "no node serves blocks %s with this --wire-dtype: choose f32, which all nodes accept", gaps);
     list_rejections(candidates, n, gap_first, gap_end, rejections);
-    if (*rejections) return sn_fail(err, SN_RETRY, "no node serves blocks %s for this session%s", gaps, rejections);
+    const sn_candidate *rejected = main_rejection(candidates, n, gap_first, gap_end);
+    if (rejected) {
+        char what[200];
+        advise(rejected, what);
+        return sn_fail(err, SN_RETRY, "no node serves blocks %s for this session%s%s", gaps, rejections, what);
+    }
     return sn_fail(err, SN_RETRY,
                    "no node serves blocks %s of this model: start a swarm-node for them, or give --local", gaps);
 }

@@ -247,12 +247,13 @@ Test(route, missing_blocks_come_with_the_reasons_why_known_nodes_are_not_used) {
     add_online_node(m, 0, 6);
     add_node(m, (node_spec){5, 10, .state = SN_NODE_DRAINING});
     add_node(m, (node_spec){0, 5, .state = SN_NODE_DRAINING}); /* has none of the missing blocks */
-    cr_expect(strstr(route_text(m, 0, 10),
-                     "no node serves blocks 6:10 for this session (nodes that are not used: 1 not online)"),
+    cr_expect(strstr(route_text(m, 0, 10), "no node serves blocks 6:10 for this session (nodes that are not used: 1 "
+                                           "not online): they start or leave; try again soon"),
               "%s", m->err.text);
     m->query.node_filter = (sn_node_filter){.only = deny, .n_only = 1};
     cr_expect(strstr(route_text(m, 0, 10), "blocks 0:10"), "%s", m->err.text);
     cr_expect(strstr(m->err.text, "1 not among --only"), "%s", m->err.text);
+    cr_expect(strstr(m->err.text, "2 not online, 1 not among --only): they start or leave"), "%s", m->err.text);
     fixture_free(&m);
 }
 

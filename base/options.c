@@ -104,13 +104,30 @@ static const char *nearest_option(const sn_command *command, const char *word) {
     return sn_nearest_name(word, names, n + SN_COMMON_OPTIONS);
 }
 
+static void forget_given(sn_options *out, const sn_option *option) {
+    size_t n = 0;
+    for (size_t i = 0; i < out->n_given; i++)
+        if (out->given[i].option != option) out->given[n++] = out->given[i];
+    out->n_given = n;
+}
+
+static sn_status note_given(sn_options *out, const sn_option *option, const char *text, sn_err *err) {
+    sn_written_option *grown = realloc(out->given, (out->n_given + 1) * sizeof *grown);
+    if (!grown) return sn_fail(err, SN_STOP, "out of memory for the options");
+    grown[out->n_given++] = (sn_written_option){option, text};
+    out->given = grown;
+    return SN_OK;
+}
+
 /* `from` is where the value was found. The file is read before the values of the command line are stored. */
 static sn_status option_assign(parser *p, size_t i, const char *text, option_source from, sn_err *err) {
     const sn_option *option = sn_command_option(p->command, i);
-    if (from == SOURCE_COMMAND_LINE && p->source[i] == SOURCE_FILE && option->repeatable)
-        ((sn_strings *)option->target)->n = 0;
+    bool first = from == SOURCE_COMMAND_LINE && p->source[i] == SOURCE_FILE;
+    if (first && option->repeatable) ((sn_strings *)option->target)->n = 0;
+    if (first || !option->repeatable) forget_given(p->out, option);
     p->source[i] = from;
-    return sn_option_set(option, text, err);
+    sn_status status = sn_option_set(option, text, err);
+    return status ? status : note_given(p->out, option, text, err);
 }
 
 static bool find_option(const sn_command *command, const char *name, size_t len, size_t *out) {
@@ -401,5 +418,6 @@ void sn_options_fini(const sn_command *command, sn_options *options) {
         options->texts = next;
     }
     free(options->positionals.items);
+    free(options->given);
     *options = (sn_options){0};
 }

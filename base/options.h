@@ -152,11 +152,18 @@ typedef enum sn_help {
     SN_HELP_COMPLETION, /* --help=completion */
 } sn_help;
 
+typedef struct sn_written_option {
+    const sn_option *option;
+    const char *text;
+} sn_written_option;
+
 /* What sn_options_parse found besides the values of the targets. It owns the strings that the targets point to. */
 typedef struct sn_options {
-    sn_help help;           /* asked for: print it and exit. Nothing else was parsed, the targets hold the defaults */
-    bool version;           /* the same for the version */
-    sn_strings positionals; /* positional arguments */
+    sn_help help;             /* asked for: print it and exit. Nothing else was parsed, the targets hold the defaults */
+    bool version;             /* the same for the version */
+    sn_strings positionals;   /* positional arguments */
+    sn_written_option *given; /* (n_given): the values that count, as they were written */
+    size_t n_given;
     struct sn_option_text *texts;
 } sn_options;
 
@@ -174,6 +181,17 @@ sn_status sn_options_parse_command(const struct sn_program *program, const char 
 sn_status sn_options_parse_file(const sn_command *command, const char *text, size_t len, const char *name,
                                 sn_options *out, sn_err *err) SN_MUST_USE;
 void sn_options_fini(const sn_command *command, sn_options *options); /* sets string targets to NULL */
+
+/* -- one option by itself, for values that come from elsewhere -- */
+
+/* Stores the value that `text` spells. SN_REFUSED with a sentence that does not name the option. `text` of a string
+ * must live as long as the target. */
+sn_status sn_option_set(const sn_option *option, const char *text, sn_err *err) SN_MUST_USE;
+/* What stands for the value in help: the metavar, or the words joined by "|". "" for a flag. Returns out. */
+char *sn_option_value_name(const sn_option *option, char *out, size_t capacity);
+/* The present value of the target, spelled as the option accepts it; "" when it is unset. Returns out. */
+char *sn_option_format(const sn_option *option, char *out, size_t capacity);
+/* -- help -- */
 
 /* The three texts show the present values of the targets as defaults: print them before parsing, or after a parse that
  * found a request for help. */

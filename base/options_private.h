@@ -18,15 +18,8 @@ const sn_option *sn_command_option(const sn_command *command, size_t i);
 /* The letter of an option's short form, or 0. An option name has the same letter in every command. */
 char sn_option_letter(const char *name);
 
-/* Stores the value that `text` spells. SN_REFUSED with a sentence that does not name the option. `text` of a string
- * must live as long as the target. */
-sn_status sn_option_set(const sn_option *option, const char *text, sn_err *err) SN_MUST_USE;
 sn_status sn_strings_add(sn_strings *list, const char *text, sn_err *err) SN_MUST_USE;
 
-/* What stands for the value in help: the metavar, or the words joined by "|". "" for a flag. Returns out. */
-char *sn_option_value_name(const sn_option *option, char *out, size_t capacity);
-/* The present value of the target, spelled as the option accepts it; "" when it is unset. Returns out. */
-char *sn_option_format(const sn_option *option, char *out, size_t capacity);
 /* The help text with what the table knows: "TEXT; may be repeated (default VALUE)". Returns out. */
 char *sn_option_describe(const sn_option *option, char *out, size_t capacity);
 

@@ -177,3 +177,8 @@ sn_status sn_read_file(const char *path, size_t limit, sn_buf *out, sn_err *err)
     close(fd);
     return status;
 }
+
+void sn_sanitize_text(char *text) {
+    for (; *text; text++)
+        if (*text < ' ' || *text > '~') *text = '?';
+}

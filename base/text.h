@@ -55,4 +55,7 @@ bool sn_word_value(const sn_word *words, const char *name, int *value); /* false
  * be read, or is larger than `limit` bytes. */
 sn_status sn_read_file(const char *path, size_t limit, sn_buf *out, sn_err *err) SN_MUST_USE;
 
+/* Replaces what is not printable ASCII: names that nodes announce go to terminals. */
+void sn_sanitize_text(char *text);
+
 #endif

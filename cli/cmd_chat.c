@@ -9,8 +9,8 @@
 #include "cli/command.h"
 #include "cli/io.h"
 #include "cli/progress.h"
-#include "cli/report.h"
 #include "cli/setup.h"
+#include "client/api/report.h"
 #include "model/chat/chat_template.h"
 
 #include <errno.h>
@@ -145,7 +145,7 @@ static sn_status generate_reply(chat *c, const sn_token_ids *prompt, sn_err *err
                                    .when_checked = sn_cli_holds_text(),
                                    .on_retract = print_retracted,
                                    .ctx = &bar,
-                                   .interrupt = &sn_interrupted};
+                                   .cancel = &sn_interrupted};
     sn_status status = sn_generator_run(c->generator, prompt->ids, prompt->n, &options, &out, err);
     sn_progress_bar_end(&bar);
     if (!status)

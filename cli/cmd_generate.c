@@ -4,6 +4,7 @@
 #include "cli/progress.h"
 #include "cli/report.h"
 #include "cli/setup.h"
+#include "client/api/report.h"
 #include "model/chat/chat_template.h"
 
 #include <stdio.h>
@@ -113,7 +114,9 @@ static sn_status print_generation(const sn_token_ids *prompt, const sn_generatio
     putchar('\n');
     sn_status status = sn_flush_stdout(err);
     if (sampling->temperature > 0) fprintf(stderr, "seed %llu; ", (unsigned long long)sampling->seed);
-    sn_report_print(&result->timings, chain, result->ids.n);
+    json_t *timings = sn_report_json(&result->timings, chain);
+    sn_report_print(timings, result->ids.n);
+    json_decref(timings);
     if (audit) sn_audit_print(audit);
     return status;
 }
@@ -141,7 +144,7 @@ static sn_status run_generation(sn_setup *setup, const sn_token_ids *prompt, sn_
                                    .when_checked = sn_cli_holds_text(),
                                    .on_retract = print_retracted,
                                    .ctx = &bar,
-                                   .interrupt = &sn_interrupted};
+                                   .cancel = &sn_interrupted};
     status = sn_setup_chain(setup, parts.max_context, false, err);
     if (!status) status = sn_setup_open_draft(setup, &sampling, parts.max_context, err);
     parts.chain = setup->chain;

@@ -7,13 +7,13 @@
 #include "cli/progress.h"
 #include "cli/setup.h"
 #include "cli/status_view.h"
-#include "client/net/adapter_lookup.h"
+#include "client/api/entry.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { QUERY_TIMEOUT_MS = 2000, SLEEP_US = 50000 };
+enum { SLEEP_US = 50000 };
 
 static const char *model_path;
 static int64_t watch_ms;
@@ -37,51 +37,10 @@ static const sn_option options_table[] = {
 };
 static const sn_option_group status_group = SN_OPTION_GROUP("Status:", options_table);
 
-/* Asks a node that publishes adapters for their names. */
-static void query_adapters(sn_link *link, sn_status_row *row) {
-    sn_msg *reply = NULL;
-    sn_err err;
-    if (!row->reply.answered || !row->announcement.n_adapters ||
-        sn_adapter_lookup_list(link, &row->announcement, QUERY_TIMEOUT_MS, &reply, &err))
-        return;
-    for (row->n_adapters = 0; row->n_adapters < reply->adapters_reply.n_adapters; row->n_adapters++) {
-        row->adapters[row->n_adapters] = reply->adapters_reply.adapters[row->n_adapters];
-        sn_sanitize_text(row->adapters[row->n_adapters].name);
-    }
-    sn_msg_free(&reply);
-}
-
-/* Asks all known nodes for their status, concurrently. */
-static sn_status query_nodes(sn_link *link, sn_status_row **rows, size_t *n, sn_err *err) {
-    const sn_directory *directory = sn_link_directory(link);
-    const sn_announcement **nodes = NULL;
-    sn_node_status *polls = NULL;
-    *n = sn_directory_count(directory);
-    sn_status status = sn_calloc(rows, *n, sizeof **rows, err);
-    if (!status) status = sn_calloc(&nodes, *n, sizeof *nodes, err);
-    if (!status) status = sn_calloc(&polls, *n, sizeof *polls, err);
-    for (size_t i = 0; i < *n && !status; i++) {
-        nodes[i] = sn_directory_at(directory, i);
-        sn_announcement_copy(&(*rows)[i].announcement, nodes[i]);
-        sn_sanitize_text((*rows)[i].announcement.name);
-        sn_sanitize_text((*rows)[i].announcement.version);
-        sn_sanitize_text((*rows)[i].announcement.address);
-    }
-    if (!status) status = sn_link_query_status(link, nodes, *n, QUERY_TIMEOUT_MS, false, polls, err);
-    for (size_t i = 0; i < *n && !status; i++) {
-        (*rows)[i].reply = polls[i];
-        sn_sanitize_text((*rows)[i].reply.status.model_name);
-        query_adapters(link, &(*rows)[i]);
-    }
-    free(nodes);
-    free(polls);
-    return status;
-}
-
 static sn_status print_status(sn_link *link, sn_err *err) {
     sn_status_row *rows = NULL;
     size_t n = 0;
-    sn_status status = query_nodes(link, &rows, &n, err);
+    sn_status status = sn_status_query(link, &rows, &n, err);
     if (!status && sn_interrupted && !watch_ms) status = sn_fail(err, SN_RETRY, "interrupted");
     if (!status && sn_cli_output.json)
         status = sn_print_json(sn_status_json(rows, n), err);
@@ -122,8 +81,7 @@ static sn_status status_main(const sn_options *options, int *code, sn_err *err) 
     (void)options;
     sn_link *link = NULL;
     sn_hash id = {{0}};
-    sn_bootstrap bootstrap;
-    const sn_setup setup = sn_cli_setup();
+    sn_entry entry;
     if (!sn_settings_has_swarm(&sn_program_settings))
         return sn_fail(err, SN_REFUSED, "give --join HOST:PORT of a node of the swarm, or --dht");
     if (sn_program_settings.common.dht && !model_path)
@@ -132,10 +90,8 @@ static sn_status status_main(const sn_options *options, int *code, sn_err *err) 
     sn_status status = model_path ? read_model_id(&id, err) : SN_OK;
     if (status) return status;
     sn_progress_bar *bar = sn_progress_bar_begin("asking the swarm");
-    status = sn_setup_bootstrap(&setup, &bootstrap, &id, err);
-    if (!status)
-        status = sn_link_open(bootstrap.items, bootstrap.n, sn_program_settings.common.identity,
-                              sn_program_settings.common.swarm_key, NULL, &link, err);
+    status = sn_entry_find(&entry, &sn_program_settings, &id, &sn_interrupted, err);
+    if (!status) status = sn_link_open(&entry.link, &link, err);
     if (!status)
         status = sn_link_discover(link, model_path ? &id : NULL, (int)sn_program_settings.common.timeout_ms, err);
     if (!status && !watch_ms) status = print_status(link, err);

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,11 +101,6 @@ sn_status sn_flush_stdout(sn_err *err) {
     return sn_fail(err, SN_STOP, "standard output cannot be written: %s", strerror(first));
 }
 
-void sn_sanitize_text(char *text) {
-    for (; *text; text++)
-        if (*text < ' ' || *text > '~') *text = '?';
-}
-
 sn_status sn_print_json(json_t *object, sn_err *err) {
     size_t ascii = isatty(STDOUT_FILENO) ? JSON_ENSURE_ASCII : 0; /* nothing that a terminal would act on */
     int failed = object ? json_dumpf(object, stdout, JSON_REAL_PRECISION(12) | ascii) : -1;
@@ -114,7 +110,7 @@ sn_status sn_print_json(json_t *object, sn_err *err) {
     return sn_flush_stdout(err);
 }
 
-volatile sig_atomic_t sn_interrupted;
+sn_cancel sn_interrupted;
 
 static void on_interrupt(int signal_number) {
     if (sn_interrupted) { /* the second one ends the process, even if a call hangs */

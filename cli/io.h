@@ -2,11 +2,11 @@
 #ifndef SN_CLI_IO_H
 #define SN_CLI_IO_H
 
+#include "base/cancel.h"
 #include "base/mem.h"
 #include "model/tokenizer/tokenizer.h"
 
 #include <jansson.h>
-#include <signal.h>
 
 /* The file or pipe, or standard input when the path is "-". SN_REFUSED above `limit` bytes. Free *out with sn_buf_fini.
  */
@@ -18,8 +18,6 @@ sn_status sn_read_ids(const char *path, sn_token_ids *out, sn_err *err) SN_MUST_
 json_t *sn_json_ids(const int32_t *ids, size_t n);
 json_t *sn_json_text(const sn_buf *text);
 
-/* Replaces what is not printable ASCII: names that nodes announce go to terminals. */
-void sn_sanitize_text(char *text);
 /* Prints one object and a newline on stdout, and frees it. */
 sn_status sn_print_json(json_t *object, sn_err *err) SN_MUST_USE;
 /* Flushes stdout. SN_STOP: it cannot be written, for example on a full disk; sn_stdout_closed: its reader has
@@ -29,6 +27,6 @@ extern bool sn_stdout_closed;
 
 /* After this call, SIGINT sets sn_interrupted; a second SIGINT while it is set ends the process at once. */
 void sn_catch_interrupts(void);
-extern volatile sig_atomic_t sn_interrupted;
+extern sn_cancel sn_interrupted;
 
 #endif

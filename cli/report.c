@@ -1,91 +1,32 @@
 #include "cli/report.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
-double sn_tokens_per_second(size_t tokens, int64_t us) { return us > 0 ? (double)tokens * 1e6 / (double)us : 0; }
+static double number(const json_t *o, const char *name) { return json_number_value(json_object_get(o, name)); }
+static long long count(const json_t *o, const char *name) { return (long long)number(o, name); }
+static const char *word(const json_t *o, const char *name) { return json_string_value(json_object_get(o, name)); }
 
-static double us_to_ms(uint64_t us) { return (double)us / 1000; }
-static double us_to_ms_per_step(uint64_t us, uint64_t steps) { return steps ? us_to_ms(us) / (double)steps : 0; }
-
-/* The reports of all hops; free with free(). *n is 0 when memory is out. */
-static sn_hop_report *report_hops(const sn_chain *chain, size_t *n) {
-    *n = sn_chain_hops(chain, NULL, 0);
-    sn_hop_report *hops = calloc(*n ? *n : 1, sizeof *hops);
-    if (hops)
-        *n = sn_min_size(*n, sn_chain_hops(chain, hops, *n));
-    else
-        *n = 0;
-    return hops;
+static double hop_ms(const json_t *hop) {
+    return number(hop, "network_ms") + number(hop, "queue_ms") + number(hop, "compute_ms");
 }
 
-static json_t *hop_json(const sn_hop_report *h) {
-    char blocks[32];
-    snprintf(blocks, sizeof blocks, "%d:%d", h->first_block, h->end_block);
-    json_t *o = json_object();
-    json_object_set_new(o, "node", json_string(h->node));
-    json_object_set_new(o, "blocks", json_string(blocks));
-    json_object_set_new(o, "steps", json_integer((json_int_t)h->steps));
-    json_object_set_new(o, "tokens", json_integer((json_int_t)h->tokens));
-    json_object_set_new(o, "network_ms", json_real(us_to_ms(h->network_us)));
-    json_object_set_new(o, "queue_ms", json_real(us_to_ms(h->queue_us)));
-    json_object_set_new(o, "compute_ms", json_real(us_to_ms(h->compute_us)));
-    json_object_set_new(o, "network_ms_per_step", json_real(us_to_ms_per_step(h->network_us, h->steps)));
-    json_object_set_new(o, "queue_ms_per_step", json_real(us_to_ms_per_step(h->queue_us, h->steps)));
-    json_object_set_new(o, "compute_ms_per_step", json_real(us_to_ms_per_step(h->compute_us, h->steps)));
-    json_object_set_new(o, "replicated", json_boolean(h->replicated));
-    return o;
-}
-
-json_t *sn_report_json(const sn_generate_timings *t, const sn_chain *chain) {
-    size_t n, fed = t->prompt_tokens - t->reused_tokens;
-    sn_hop_report *hops = report_hops(chain, &n);
-    json_t *list = json_array(), *o = json_object();
-    for (size_t i = 0; i < n; i++) json_array_append_new(list, hop_json(&hops[i]));
-    free(hops);
-    json_object_set_new(o, "ttft_ms", json_real(us_to_ms((uint64_t)t->first_token_us)));
-    json_object_set_new(o, "prefill_tokens", json_integer((json_int_t)fed));
-    json_object_set_new(o, "reused_tokens", json_integer((json_int_t)t->reused_tokens));
-    json_object_set_new(o, "prefill_ms", json_real(us_to_ms((uint64_t)t->prefill_us)));
-    json_object_set_new(o, "prefill_tok_s", json_real(sn_tokens_per_second(fed, t->prefill_us)));
-    json_object_set_new(o, "decode_tokens", json_integer((json_int_t)t->decode_tokens));
-    json_object_set_new(o, "decode_steps", json_integer((json_int_t)t->decode_steps));
-    json_object_set_new(o, "drafted", json_integer((json_int_t)t->n_drafted));
-    json_object_set_new(o, "accepted", json_integer((json_int_t)t->n_accepted));
-    json_object_set_new(o, "draft_ms", json_real(us_to_ms((uint64_t)t->draft_us)));
-    json_object_set_new(o, "decode_ms", json_real(us_to_ms((uint64_t)t->decode_us)));
-    json_object_set_new(o, "decode_tok_s", json_real(sn_tokens_per_second(t->decode_tokens, t->decode_us)));
-    json_object_set_new(o, "client_ms", json_real(us_to_ms((uint64_t)t->client_us)));
-    json_object_set_new(o, "request_id", json_string(sn_chain_request_id(chain)));
-    json_object_set_new(o, "failovers", json_integer((json_int_t)sn_chain_failovers(chain)));
-    json_object_set_new(o, "replicas_promoted", json_integer((json_int_t)sn_chain_replicas_promoted(chain)));
-    json_object_set_new(o, "replayed_tokens", json_integer((json_int_t)sn_chain_replayed(chain)));
-    json_object_set_new(o, "hops", list);
-    return o;
-}
-
-void sn_report_print(const sn_generate_timings *t, const sn_chain *chain, size_t n_generated) {
-    size_t n, fed = t->prompt_tokens - t->reused_tokens;
-    sn_hop_report *hops = report_hops(chain, &n);
-    fprintf(stderr, "prompt %zu tokens, %.1f tok/s; first token after %.0f ms; %zu tokens", fed,
-            sn_tokens_per_second(fed, t->prefill_us), us_to_ms((uint64_t)t->first_token_us), n_generated);
-    if (t->decode_tokens) fprintf(stderr, ", %.1f tok/s", sn_tokens_per_second(t->decode_tokens, t->decode_us));
-    if (t->n_drafted)
-        fprintf(stderr, " in %zu forward passes; %zu of %zu drafted tokens accepted", t->decode_steps, t->n_accepted,
-                t->n_drafted);
-    if (sn_chain_failovers(chain))
-        fprintf(stderr, "; %llu nodes replaced", (unsigned long long)sn_chain_failovers(chain));
-    uint64_t all = (uint64_t)(t->client_us + t->draft_us);
-    for (size_t i = 0; i < n; i++) all += hops[i].network_us + hops[i].queue_us + hops[i].compute_us;
-    double percent = all ? 100 / (double)all : 0;
-    fprintf(stderr, "\n  %4.1f %%  client: embedding, LM head, sampling\n", (double)t->client_us * percent);
-    if (t->draft_us) fprintf(stderr, "  %4.1f %%  client: drafting\n", (double)t->draft_us * percent);
-    for (size_t i = 0; i < n; i++) {
-        const sn_hop_report *h = &hops[i];
-        fprintf(stderr, "  %4.1f %%  blocks %d:%d at %s; a step: %.2f ms compute, %.2f ms queue, %.2f ms network\n",
-                (double)(h->network_us + h->queue_us + h->compute_us) * percent, h->first_block, h->end_block, h->node,
-                us_to_ms_per_step(h->compute_us, h->steps), us_to_ms_per_step(h->queue_us, h->steps),
-                us_to_ms_per_step(h->network_us, h->steps));
-    }
-    free(hops);
+void sn_report_print(const json_t *t, size_t n_generated) {
+    const json_t *hops = json_object_get(t, "hops"), *hop;
+    size_t i;
+    fprintf(stderr, "prompt %lld tokens, %.1f tok/s; first token after %.0f ms; %zu tokens", count(t, "prefill_tokens"),
+            number(t, "prefill_tok_s"), number(t, "ttft_ms"), n_generated);
+    if (count(t, "decode_tokens")) fprintf(stderr, ", %.1f tok/s", number(t, "decode_tok_s"));
+    if (count(t, "drafted"))
+        fprintf(stderr, " in %lld forward passes; %lld of %lld drafted tokens accepted", count(t, "decode_steps"),
+                count(t, "accepted"), count(t, "drafted"));
+    if (count(t, "failovers")) fprintf(stderr, "; %lld nodes replaced", count(t, "failovers"));
+    double all = number(t, "client_ms") + number(t, "draft_ms");
+    json_array_foreach(hops, i, hop) all += hop_ms(hop);
+    double percent = all > 0 ? 100 / all : 0;
+    fprintf(stderr, "\n  %4.1f %%  client: embedding, LM head, sampling\n", number(t, "client_ms") * percent);
+    if (number(t, "draft_ms") > 0) fprintf(stderr, "  %4.1f %%  client: drafting\n", number(t, "draft_ms") * percent);
+    json_array_foreach(hops, i, hop)
+        fprintf(stderr, "  %4.1f %%  blocks %s at %s; a step: %.2f ms compute, %.2f ms queue, %.2f ms network\n",
+                hop_ms(hop) * percent, word(hop, "blocks"), word(hop, "node"), number(hop, "compute_ms_per_step"),
+                number(hop, "queue_ms_per_step"), number(hop, "network_ms_per_step"));
 }

@@ -25,8 +25,8 @@
  * handles. After fork, only the parent may use handles.
  *
  * The interface only grows: within libswarm.so.0 no function, constant or key disappears or changes its meaning. */
-#ifndef SN_INCLUDE_SWARM_H
-#define SN_INCLUDE_SWARM_H
+#ifndef SWARM_H
+#define SWARM_H
 
 #include <stddef.h>
 #include <stdint.h>

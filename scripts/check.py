@@ -138,7 +138,7 @@ def check_functions(path, text):
         if path.startswith("device/") and " ".join(head[head.index("(") + 1 : head.rindex(")")].split()) in DEVICE_OPERATIONS:
             continue
         before = text.split("\n")[max(0, line - 8) : line]
-        if n > PARAMETERS_MAX + ("sn_err *err" in head) and not any("parameters:" in b for b in before):
+        if n > PARAMETERS_MAX + ("sn_err *err" in head or "swarm_error **error" in head) and not any("parameters:" in b for b in before):
             breach(f"{path}:{line}: {name} takes {n} parameters: {PARAMETERS_MAX} at most beside err, or a reason above it")
 
 
@@ -149,7 +149,7 @@ def check_file(path, text):
     if lines > DESIGN_NOTE_LINES and path.endswith(".c") and not text.startswith("/*"):
         breach(f"{path} has {lines} lines and no comment at its top that says how it works")
     if path.endswith(".h") and not path.endswith(".inc.h"):
-        guard = "SN_" + re.sub(r"[/.]", "_", path).upper()
+        guard = "SWARM_H" if path == "include/swarm.h" else "SN_" + re.sub(r"[/.]", "_", path).upper()
         if f"#define {guard}" not in text:
             breach(f"{path}: its include guard is not {guard}")
 

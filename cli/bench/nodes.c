@@ -246,7 +246,7 @@ static sn_status wait_discovered(const sn_bench_nodes *nodes, size_t which, sn_e
         if (i != which) join[n++] = nodes->all[i].address;
     sn_hash model = sn_model_id(nodes->plan->model);
     int64_t until = sn_now_us() + (int64_t)DISCOVERED_MS * 1000;
-    sn_status status = sn_link_open(join, n, NULL, NULL, NULL, &link, err);
+    sn_status status = sn_link_open(&(sn_link_options){.join = join, .n_join = n}, &link, err);
     while (!status && !known && sn_now_us() < until) {
         status = sn_link_discover(link, &model, DISCOVERED_MS, err);
         const sn_directory *directory = status ? NULL : sn_link_directory(link);

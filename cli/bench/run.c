@@ -12,6 +12,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -90,7 +91,8 @@ sn_status sn_bench_link(const sn_bench_plan *p, const sn_bench_case *c, const sn
     else
         for (; n_join < p->join.n && n_join < SN_BENCH_NODES_MAX; n_join++) join[n_join] = p->join.items[n_join];
     sn_status status = c->link ? sn_emulated_link_parse(c->link, &emulated, err) : SN_OK;
-    return status ? status : sn_link_open(join, n_join, NULL, NULL, &emulated, out, err);
+    return status ? status
+                  : sn_link_open(&(sn_link_options){.join = join, .n_join = n_join, .shape = emulated}, out, err);
 }
 
 /* For sn_chain_routing.avoid: nodes that an earlier repeat has ended, and that are still announced. The measurement

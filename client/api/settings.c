@@ -7,8 +7,11 @@
 #include "client/generate/draft.h"
 
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 const sn_word sn_route_words[] = {{"latency", SN_ROUTE_LATENCY}, {"throughput", SN_ROUTE_THROUGHPUT}, {NULL, 0}};
+static const sn_word parts_words[] = {{"all", SN_PARTS_ALL}, {"tokenizer", SN_PARTS_TOKENIZER}, {NULL, 0}};
 static const sn_word draft_words[] = {{"off", SN_DRAFT_OFF}, {"ngram", SN_DRAFT_NGRAM}, {NULL, 0}};
 
 #define DEFAULTS                                                                                                       \
@@ -27,8 +30,10 @@ static const sn_word draft_words[] = {{"off", SN_DRAFT_OFF}, {"ngram", SN_DRAFT_
         .draft = {.tokens = SN_DRAFT_TOKENS},                                                                          \
         .audit = {.seed = SN_INT_UNSET},                                                                               \
         .training = SN_TRAINING_DEFAULTS,                                                                              \
+        .api = {.logprobs = -1},                                                                                       \
     }
 sn_settings sn_program_settings = DEFAULTS;
+static const sn_settings defaults = DEFAULTS;
 
 static const sn_option model_options[] = {
     SN_OPT_REQUIRED("model", "PATH", &sn_program_settings.common.model,
@@ -164,6 +169,20 @@ static const sn_option audit_options[] = {
                   "XDG_STATE_HOME or ~/.local/state)"),
 };
 
+static const sn_option api_options[] = {
+    SN_OPT_BLOCKS("blocks", "A:B", &sn_program_settings.api.blocks,
+                  "blocks that hidden states go through (default: all)"),
+    SN_OPT_INT("logprobs", "N", &sn_program_settings.api.logprobs, -1, 1000,
+               "with each token its log-probability, and those of the N most likely tokens; -1: none"),
+    SN_OPT_FLAG("answer", &sn_program_settings.api.answer,
+                "the text is a turn of a conversation, not a continuation of the prompt's text"),
+    SN_OPT_ENUM("parts", &sn_program_settings.api.parts, parts_words,
+                "tokenizer: only the tokenizer is read, and nothing can be computed"),
+    SN_OPT_FLAG("hashes", &sn_program_settings.api.hashes,
+                "the description has the SHA-256 of each block's weights, for which the whole file is read"),
+    SN_OPT_FLAG("tensors", &sn_program_settings.api.tensors, "the description lists every tensor"),
+};
+
 const sn_option_group sn_group_model = SN_OPTION_GROUP("Model:", model_options);
 const sn_option_group sn_group_connection = SN_OPTION_GROUP("Swarm:", connection_options);
 const sn_option_group sn_group_chain = SN_OPTION_GROUP("Route:", chain_options);
@@ -175,6 +194,79 @@ const sn_option_group sn_group_bench_draft = SN_OPTION_GROUP(
     "Draft tokens (measured against none, on a text that repeats itself and on one that does not):", draft_options);
 const sn_option_group sn_group_session = SN_OPTION_GROUP("Session in a file:", session_options);
 const sn_option_group sn_group_audit = SN_OPTION_GROUP("Audit:", audit_options);
+
+static const sn_option_group api_group = SN_OPTION_GROUP("C API:", api_options);
+
+/* -- settings by key -- */
+
+static const sn_option_group *const groups[] = {&sn_group_model,   &sn_group_connection, &sn_group_chain,
+                                                &sn_group_device,  &sn_group_sampling,   &sn_group_draft,
+                                                &sn_group_session, &sn_group_audit,      &api_group, NULL};
+
+/* A kind of options: its keys, and the groups in which they are looked for, since a word may mean different settings of
+ * different kinds. */
+static const struct {
+    const char *name, *keys;
+    const sn_option_group *const *groups; /* ends with NULL */
+} kinds[] = {
+    {"connection", "join dht model timeout identity swarm-key emulate-link cache", groups},
+    {"model", "device threads isa parts hashes tensors", groups},
+    {"session",
+     "local only deny route route-seed reroute-every request-id push kv-replica timeout max-retries prefill-depth "
+     "kv-dtype wire-dtype kv-memory device threads isa ctx draft draft-model draft-tokens audit audit-seed audit-local "
+     "evidence blocks",
+     groups},
+    {"generation",
+     "max-tokens temperature top-k top-p min-p repeat-penalty seed stop ignore-eos audit-hold logprobs answer", groups},
+};
+enum { N_KINDS = sizeof kinds / sizeof *kinds };
+
+const char *sn_settings_keys(const char *of) {
+    for (size_t i = 0; i < N_KINDS; i++)
+        if (!strcmp(kinds[i].name, of)) return kinds[i].keys;
+    return NULL;
+}
+
+static bool list_has(const char *keys, const char *key) {
+    size_t len = strlen(key);
+    for (const char *at = keys; len && (at = strstr(at, key)); at += len)
+        if ((at == keys || at[-1] == ' ') && (!at[len] || at[len] == ' ')) return !strchr(key, ' ');
+    return false;
+}
+
+const sn_option *sn_settings_find(const char *of, const char *key) {
+    for (size_t k = 0; k < N_KINDS; k++) {
+        if ((of && strcmp(kinds[k].name, of)) || !list_has(kinds[k].keys, key)) continue;
+        for (const sn_option_group *const *g = kinds[k].groups; *g; g++)
+            for (size_t i = 0; i < (*g)->n; i++)
+                if (!strcmp((*g)->options[i].name, key)) return &(*g)->options[i];
+    }
+    return NULL;
+}
+
+sn_option sn_settings_option(sn_settings *settings, const sn_option *option) {
+    sn_option own = *option;
+    own.target = (char *)settings + ((char *)option->target - (char *)&sn_program_settings);
+    return own;
+}
+
+sn_status sn_settings_set(sn_settings *settings, const char *of, const char *key, const char *text, sn_err *err) {
+    const sn_option *option = sn_settings_find(of, key);
+    if (!option) return sn_fail(err, SN_REFUSED, "'%.60s' is no option of a %s", key, of);
+    const sn_option own = sn_settings_option(settings, option);
+    return sn_option_set(&own, text, err) ? sn_err_context(err, "%s", key) : SN_OK;
+}
+
+void sn_settings_init(sn_settings *settings) { *settings = defaults; }
+
+void sn_settings_fini(sn_settings *settings) {
+    sn_strings *lists[] = {&settings->common.join, &settings->common.only, &settings->common.deny,
+                           &settings->sampling.stop};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        free(lists[i]->items);
+        *lists[i] = (sn_strings){0};
+    }
+}
 
 int64_t sn_random_seed(void) {
     uint64_t seed;

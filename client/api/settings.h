@@ -63,6 +63,16 @@ typedef struct sn_audit_settings {
     const char *evidence; /* folder; NULL: no evidence is saved */
 } sn_audit_settings;
 
+/* What only the C API has. */
+typedef struct sn_api_settings {
+    sn_block_range blocks; /* of a session of hidden states */
+    int64_t logprobs;      /* tokens that a token's event lists; -1: not even its own probability is computed */
+    bool answer;           /* the text is a turn of a conversation */
+    int parts;             /* sn_model_parts */
+    bool hashes, tensors;  /* in the description of a model */
+} sn_api_settings;
+typedef enum sn_model_parts { SN_PARTS_ALL, SN_PARTS_TOKENIZER } sn_model_parts;
+
 typedef struct sn_settings {
     sn_common_settings common;
     sn_sampling_settings sampling;
@@ -70,6 +80,7 @@ typedef struct sn_settings {
     sn_session_settings session;
     sn_audit_settings audit;
     sn_training_settings training;
+    sn_api_settings api;
 } sn_settings;
 
 /* The settings into which the tables' targets point: the defaults, until the program parses a command line. */
@@ -90,6 +101,21 @@ extern const sn_option_group sn_group_audit;   /* --audit, ... */
 extern const sn_option_group sn_group_data;     /* --data, --eval-data, --seq */
 extern const sn_option_group sn_group_method;   /* --method, --rank, ... */
 extern const sn_option_group sn_group_training; /* --steps, --lr, --resume, ... */
+
+/* -- settings by key, for the C API */
+
+void sn_settings_init(sn_settings *settings); /* the defaults */
+void sn_settings_fini(sn_settings *settings); /* accepts a zeroed struct */
+/* Sets one value; of: "connection", "model", "session" or "generation", which the key must belong to. `text` must live
+ * as long as the settings. SN_REFUSED with a sentence that names the key. */
+sn_status sn_settings_set(sn_settings *settings, const char *of, const char *key, const char *text,
+                          sn_err *err) SN_MUST_USE;
+/* The option of a key; NULL: these settings have none of this name. of NULL: any. */
+const sn_option *sn_settings_find(const char *of, const char *key);
+/* The keys of a kind of settings, separated by spaces; NULL: there is no such kind. */
+const char *sn_settings_keys(const char *of);
+/* Copies of an option whose target lies in these settings. */
+sn_option sn_settings_option(sn_settings *settings, const sn_option *option);
 
 /* Whether the settings name a swarm: join or dht. */
 static inline bool sn_settings_has_swarm(const sn_settings *s) { return s->common.join.n || s->common.dht; }

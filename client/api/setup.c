@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "client/api/entry.h"
 #include "client/net/adapter_lookup.h"
 #include "model/peft/peft.h"
 
@@ -23,7 +24,8 @@ static const char *published_adapter_name(const sn_setup *setup) {
     return named ? adapter + strlen("name:") : NULL;
 }
 
-static sn_status open_device(const sn_common_settings *o, sn_device **out, sn_err *err) {
+sn_status sn_setup_device(const sn_settings *settings, sn_device **out, sn_err *err) {
+    const sn_common_settings *o = &settings->common;
     sn_device_id id;
     sn_device_options options = {.threads = (int)o->threads, .isa = o->isa};
     sn_status status = sn_device_id_parse(o->device, &id, err);
@@ -64,7 +66,7 @@ sn_status sn_setup_open(sn_setup *setup, bool needs_tokenizer, sn_err *err) {
     if (!status && s->common.adapter && !published_adapter_name(setup))
         status = sn_setup_adapter(setup, setup->model, &setup->adapter, err);
     if (!status) status = open_tokenizer(setup, needs_tokenizer, err);
-    if (!status) status = open_device(&s->common, &setup->device, err);
+    if (!status) status = sn_setup_device(s, &setup->device, err);
     if (!status) status = sn_lm_head_load(setup->model, setup->device, &setup->lm_head, err);
     sn_setup_phase(setup, NULL);
     return status;
@@ -89,22 +91,12 @@ sn_status sn_setup_context(const sn_setup *setup, int64_t asked, int64_t default
     return SN_OK;
 }
 
-sn_status sn_setup_bootstrap(const sn_setup *setup, sn_bootstrap *out, const sn_hash *model, sn_err *err) {
-    const sn_common_settings *o = &setup->settings->common;
-    sn_bootstrap_options options = {o->join.items, o->join.n, o->dht, setup->interrupt};
-    return sn_bootstrap_find(out, &options, model, (int)o->timeout_ms, err);
-}
-
 sn_status sn_setup_link(sn_setup *setup, sn_err *err) {
-    const sn_common_settings *o = &setup->settings->common;
-    sn_emulated_link emulated = {0};
-    sn_bootstrap bootstrap;
+    sn_entry entry;
     sn_hash id = sn_model_id(setup->model);
-    sn_status status = o->emulated_link ? sn_emulated_link_parse(o->emulated_link, &emulated, err) : SN_OK;
-    if (status) return sn_err_context(err, "--emulate-link");
-    status = sn_setup_bootstrap(setup, &bootstrap, &id, err);
-    if (status || !bootstrap.n) return status;
-    return sn_link_open(bootstrap.items, bootstrap.n, o->identity, o->swarm_key, &emulated, &setup->link, err);
+    sn_status status = sn_entry_find(&entry, setup->settings, &id, setup->cancel, err);
+    if (status || !entry.link.n_join) return status;
+    return sn_link_open(&entry.link, &setup->link, err);
 }
 
 static sn_status find_published_adapter(sn_setup *setup, sn_chain_adapter *out, sn_err *err) {
@@ -154,6 +146,8 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
     const sn_common_settings *o = &setup->settings->common;
     sn_chain_options options = sn_chain_options_default();
     options.max_tokens = max_tokens;
+    options.first = setup->settings->api.blocks.first;
+    options.end = setup->settings->api.blocks.end;
     options.request_id = o->request_id;
     options.plan_only = setup->plan_only;
     options.limits = (sn_chain_limits){
@@ -170,8 +164,11 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
                                          .node_filter = {o->only.items, o->only.n, o->deny.items, o->deny.n}};
     options.adapter = sn_loaded_adapter_for_chain(&setup->adapter);
     sn_status status = check_request_id(o->request_id, err);
+    if (!status && options.end > setup->hp->n_blocks)
+        status = sn_fail(err, SN_REFUSED, "blocks %d:%d: this model has blocks 0:%d", options.first, options.end,
+                         setup->hp->n_blocks);
     if (!status) status = set_local_blocks(setup, &options, err);
-    if (!status) status = sn_setup_link(setup, err);
+    if (!status && !setup->link) status = sn_setup_link(setup, err);
     if (status) return status;
     options.link = setup->link;
     if (setup->link) status = open_slow_nodes(setup, err);
@@ -195,9 +192,11 @@ void sn_setup_close(sn_setup *setup) {
     sn_draft_model_close(&setup->draft_model);
     sn_slow_nodes_free(&setup->slow_nodes);
     sn_link_close(&setup->link);
-    sn_loaded_adapter_fini(&setup->adapter);
-    sn_lm_head_free(&setup->lm_head);
+    if (!setup->borrows_model) {
+        sn_loaded_adapter_fini(&setup->adapter);
+        sn_lm_head_free(&setup->lm_head);
+        sn_tokenizer_close(&setup->tokenizer);
+        sn_model_close(&setup->model);
+    }
     sn_device_close(&setup->device);
-    sn_tokenizer_close(&setup->tokenizer);
-    sn_model_close(&setup->model);
 }

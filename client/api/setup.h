@@ -13,7 +13,6 @@
 #include "client/generate/generator.h"
 #include "client/generate/lm_head.h"
 #include "client/generate/session_file.h"
-#include "client/net/bootstrap.h"
 #include "client/net/link.h"
 #include "client/tune/backbone.h"
 #include "client/tune/loaded_adapter.h"
@@ -32,9 +31,10 @@ typedef struct sn_setup {
     /* Given by the owner; borrowed. */
     const sn_settings *settings;
     sn_setup_hooks hooks;
-    const volatile sig_atomic_t *interrupt; /* ends waiting when it is set; NULL: nothing does */
-    bool plan_only;                         /* the chain opens no sessions */
+    const sn_cancel *cancel; /* ends waits and work; NULL: nothing does */
+    bool plan_only;          /* the chain opens no sessions */
 
+    bool borrows_model; /* model, tokenizer, LM head and adapter are another's, who filled them in */
     sn_model *model;
     const sn_hparams *hp;
     sn_tokenizer *tokenizer; /* NULL when the model has none and none is needed */
@@ -51,6 +51,7 @@ typedef struct sn_setup {
 
 /* Opens model, adapter, tokenizer, device and LM head. A model without a tokenizer is accepted unless needed. */
 sn_status sn_setup_open(sn_setup *setup, bool needs_tokenizer, sn_err *err) SN_MUST_USE;
+sn_status sn_setup_device(const sn_settings *settings, sn_device **out, sn_err *err) SN_MUST_USE; /* a device alone */
 void sn_setup_close(sn_setup *setup); /* accepts a setup of which nothing was opened */
 
 /* Loads the adapter's folder of the settings. SN_REFUSED when the folder says that it was trained for another
@@ -66,11 +67,10 @@ sn_status sn_setup_refuse_classifier(const sn_setup *setup, sn_err *err) SN_MUST
 sn_status sn_setup_context(const sn_setup *setup, int64_t asked, int64_t default_tokens, int *out,
                            sn_err *err) SN_MUST_USE;
 
-/* The first addresses to ask for nodes of this model. */
-sn_status sn_setup_bootstrap(const sn_setup *setup, sn_bootstrap *out, const sn_hash *model, sn_err *err) SN_MUST_USE;
 /* Opens the link to the swarm into setup->link; without a swarm in the settings nothing is opened. */
 sn_status sn_setup_link(sn_setup *setup, sn_err *err) SN_MUST_USE;
-/* Opens link, audit and chain, for timelines of at most max_tokens. every_block: the route is cut at every block. */
+/* Opens link, if there is none yet, audit and chain, for timelines of at most max_tokens. every_block: the route is cut
+ * at every block. */
 sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_err *err) SN_MUST_USE;
 
 /* -- draft tokens (setup_draft.c) -- */

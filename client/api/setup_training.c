@@ -9,7 +9,7 @@ static sn_status open_backbone(sn_setup *setup, sn_backbone_blocks blocks, int r
                        "training needs nodes (--join) or the whole model in this process (--local all)");
     if (o->local.given) {
         const sn_backbone_local_options local = {
-            .device = setup->device, .blocks = blocks, .tokens_max = rows_max, .interrupt = setup->interrupt};
+            .device = setup->device, .blocks = blocks, .tokens_max = rows_max, .cancel = setup->cancel};
         return sn_backbone_local(setup->model, &local, out, err);
     }
     if (o->wire_dtype != SN_F32)
@@ -20,7 +20,7 @@ static sn_status open_backbone(sn_setup *setup, sn_backbone_blocks blocks, int r
                                                .timeout_ms = (int)o->timeout_ms,
                                                .max_retries = (int)o->max_retries,
                                                .blocks = blocks,
-                                               .interrupt = setup->interrupt};
+                                               .cancel = setup->cancel};
     return status ? status : sn_backbone_swarm(setup->model, &options, out, err);
 }
 

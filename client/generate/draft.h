@@ -57,6 +57,8 @@ typedef struct sn_draft_model_options {
 /* SN_REFUSED: a token id has another meaning in the two models. */
 sn_status sn_draft_model_open(const sn_draft_model_options *options, sn_draft_model **out, sn_err *err) SN_MUST_USE;
 void sn_draft_model_close(sn_draft_model **model); /* accepts NULL */
+/* The text is sampled so from now on. */
+sn_status sn_draft_model_set_sampling(sn_draft_model *model, const sn_sampling *sampling, sn_err *err) SN_MUST_USE;
 sn_status sn_draft_model_propose(void *model, const int32_t *ids, size_t n, const sn_rng_state *rng_state, size_t n_max,
                                  int32_t *out, size_t *n_out, sn_err *err) SN_MUST_USE;
 

@@ -118,6 +118,15 @@ void sn_draft_model_close(sn_draft_model **model) {
     *model = NULL;
 }
 
+sn_status sn_draft_model_set_sampling(sn_draft_model *model, const sn_sampling *sampling, sn_err *err) {
+    sn_sampler *sampler = NULL;
+    sn_status status = sn_sampler_new(sampling, model->hp->n_vocab, &sampler, err);
+    if (status) return status;
+    sn_sampler_free(&model->sampler);
+    model->sampler = sampler;
+    return SN_OK;
+}
+
 /* -- proposing ----------------------------------------------------------------------------------------------------- */
 
 /* Runs ids[length, n) through the chain; the logits are then those of the token at n. */

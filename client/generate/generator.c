@@ -91,6 +91,17 @@ void sn_generator_free(sn_generator **generator) {
     *generator = NULL;
 }
 
+sn_status sn_generator_set_sampling(sn_generator *g, const sn_sampling *sampling, bool keep_rng, sn_err *err) {
+    sn_sampler *sampler = NULL;
+    sn_rng_state rng_state = sn_sampler_rng_state(g->sampler);
+    sn_status status = sn_sampler_new(sampling, g->parts.hp->n_vocab, &sampler, err);
+    if (status) return status;
+    if (keep_rng) sn_sampler_set_rng_state(sampler, &rng_state);
+    sn_sampler_free(&g->sampler);
+    g->sampler = sampler;
+    return SN_OK;
+}
+
 const int32_t *sn_generator_ids(const sn_generator *generator, size_t *n) {
     *n = generator->length + generator->chosen;
     return generator->timeline;
@@ -118,7 +129,76 @@ void sn_generation_fini(sn_generation *generation) {
     *generation = (sn_generation){0};
 }
 
-static bool call_is_interrupted(const generator_call *r) { return r->options->interrupt && *r->options->interrupt; }
+/* -- in steps -- */
+
+static sn_status generator_check_ids(const sn_generator *g, const int32_t *ids, size_t n, sn_err *err) {
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= g->parts.hp->n_vocab)
+            return sn_fail(err, SN_REFUSED, "token %d at index %zu is not in this model's vocabulary of %d", ids[i], i,
+                           g->parts.hp->n_vocab);
+    return SN_OK;
+}
+
+/* Runs timeline[length, end) through the chain. logits (end - from, n_vocab): of the tokens from `from` on; may be
+ * NULL. The output of the last token is the last row of g->output. */
+static sn_status generator_feed(sn_generator *g, size_t end, size_t from, float *logits, sn_err *err) {
+    size_t n_embd = (size_t)g->parts.hp->n_embd, n_vocab = (size_t)g->parts.hp->n_vocab;
+    sn_status status = SN_OK;
+    for (size_t n; g->length < end && !status; g->length += status ? 0 : n) {
+        n = sn_min_size(CHUNK_ROWS, end - g->length);
+        status = sn_lm_head_embed(g->parts.head, g->timeline + g->length, (int)n, g->hidden, err);
+        if (!status) status = sn_chain_step(g->parts.chain, (int)g->length, (int)n, g->hidden, g->output, err);
+        size_t skip = from > g->length ? sn_min_size(from - g->length, n) : 0;
+        if (!status && logits && skip < n)
+            status = sn_lm_head_logits(g->parts.head, g->output + skip * n_embd, (int)(n - skip),
+                                       logits + (g->length + skip - from) * n_vocab, err);
+        if (!status) memmove(g->output, g->output + (n - 1) * n_embd, n_embd * sizeof *g->output);
+    }
+    return status;
+}
+
+sn_status sn_generator_append(sn_generator *g, const int32_t *ids, size_t n, float *logits, sn_err *err) {
+    size_t length = g->length, from = length + g->chosen, end = from + n;
+    bool chosen = g->chosen;
+    if (n > (size_t)g->parts.max_context - from)
+        return sn_fail(err, SN_REFUSED, "%zu more tokens do not fit: the timeline has %zu, and the context holds %d", n,
+                       from, g->parts.max_context);
+    sn_status status = generator_check_ids(g, ids, n, err);
+    if (status || !n) return status;
+    memcpy(g->timeline + from, ids, n * sizeof *ids);
+    status = generator_feed(g, end, from, logits, err);
+    if (status == SN_REBUILD && sn_chain_audit_failed(g->parts.chain))
+        length = sn_min_size(length, (size_t)sn_chain_length(g->parts.chain));
+    if (status) sn_chain_rewind(g->parts.chain, (int)length);
+    if (status) g->length = length;
+    g->chosen = status && chosen && length + 1 == from;
+    return status;
+}
+
+sn_status sn_generator_next_logits(sn_generator *g, float **logits, sn_err *err) {
+    size_t end = g->length + g->chosen;
+    if (!end) return sn_fail(err, SN_REFUSED, "the timeline is empty: append a token first");
+    if (!g->chosen) g->length--; /* its output is not kept: the last token is computed again */
+    g->chosen = true;
+    sn_status status = generator_feed(g, end, end, NULL, err);
+    if (status) return status;
+    g->chosen = false;
+    *logits = g->logits;
+    return sn_lm_head_logits(g->parts.head, g->output, 1, g->logits, err);
+}
+
+void sn_generator_rewind(sn_generator *g, size_t n) {
+    if (n > g->length) return;
+    g->length = n;
+    g->chosen = false;
+    sn_chain_rewind(g->parts.chain, (int)n);
+}
+
+/* -- a call -- */
+
+static bool call_is_interrupted(const generator_call *r) {
+    return sn_is_cancelled(r->options->cancel) || (r->options->stop && *r->options->stop);
+}
 
 /* Writes draft tokens to timeline[end], but only when a single token is to be computed: at most as many as can still be
  * sampled, less one, because the last token is sampled and never computed. */
@@ -172,10 +252,8 @@ static sn_status call_begin(generator_call *r, const int32_t *prompt, size_t n_p
         return sn_fail(r->err, SN_REFUSED,
                        "the prompt has %zu tokens, and the context holds %d: shorten it, or raise --ctx", n_prompt,
                        g->parts.max_context);
-    for (size_t i = 0; i < n_prompt; i++)
-        if (prompt[i] < 0 || prompt[i] >= g->parts.hp->n_vocab)
-            return sn_fail(r->err, SN_REFUSED, "token %d at index %zu is not in this model's vocabulary of %d",
-                           prompt[i], i, g->parts.hp->n_vocab);
+    sn_status status = generator_check_ids(g, prompt, n_prompt, r->err);
+    if (status) return status;
     size_t known = sn_min_size(g->length, (size_t)sn_chain_length(g->parts.chain)), same = 0;
     while (same < known && same + 1 < n_prompt && g->timeline[same] == prompt[same]) same++;
     memcpy(g->timeline, prompt, n_prompt * sizeof *prompt);
@@ -226,14 +304,16 @@ static sn_status call_take_text(generator_call *r, int32_t id) {
 }
 
 /* Samples the next token from its logits; sets *done and out->finish when it is the last one. */
-static sn_status call_choose(generator_call *r, const float *logits, bool *done) {
+static sn_status call_choose(generator_call *r, float *logits, bool *done) {
     sn_generator *g = r->g;
     int32_t id;
     int64_t before = sn_now_us();
     sn_rng_state rng_state = sn_sampler_rng_state(g->sampler);
+    if (r->options->change_logits) r->options->change_logits(r->options->ctx, g->timeline, g->length, logits);
     sn_status status = sn_sampler_sample(g->sampler, logits, g->timeline, g->length, &id, r->err);
     r->out->timings.client_us += sn_now_us() - before;
     if (!status) status = call_keep_id(r, id, &rng_state);
+    if (!status && r->options->on_token) status = r->options->on_token(r->options->ctx, id, logits, r->err);
     if (status) return status;
     if (r->out->ids.n == 1) r->out->timings.first_token_us = sn_now_us() - r->began_us;
     g->timeline[g->length] = id;
@@ -264,7 +344,7 @@ static sn_status call_choose_accepted(generator_call *r, bool *done) {
     size_t n_accepted = 0;
     sn_status status;
     for (;;) {
-        const float *logits = g->logits + n_accepted * (size_t)g->parts.hp->n_vocab;
+        float *logits = g->logits + n_accepted * (size_t)g->parts.hp->n_vocab;
         int32_t expected = g->timeline[g->length];
         status = call_choose(r, logits, done);
         if (status || n_accepted == g->n_drafted || g->timeline[g->length] != expected) break;

@@ -11,13 +11,12 @@
 #ifndef SN_CLIENT_GENERATE_GENERATOR_H
 #define SN_CLIENT_GENERATE_GENERATOR_H
 
+#include "base/cancel.h"
 #include "client/chain/chain.h"
 #include "client/generate/draft.h"
 #include "client/generate/lm_head.h"
 #include "client/generate/sampler.h"
 #include "model/tokenizer/tokenizer.h"
-
-#include <signal.h>
 
 typedef struct sn_generator sn_generator;
 
@@ -34,12 +33,15 @@ typedef struct sn_generator_parts {
 sn_status sn_generator_new(const sn_generator_parts *parts, const sn_sampling *sampling, sn_generator **out,
                            sn_err *err) SN_MUST_USE;
 void sn_generator_free(sn_generator **generator); /* accepts NULL; the chain stays open */
+/* From now on tokens are sampled so. keep_rng: the random numbers go on, and the seed is not used. */
+sn_status sn_generator_set_sampling(sn_generator *generator, const sn_sampling *sampling, bool keep_rng,
+                                    sn_err *err) SN_MUST_USE;
 
 typedef enum sn_finish {
     SN_FINISH_STOP,        /* a token that ends the text or the turn; it is the last of the ids */
     SN_FINISH_STOP_TEXT,   /* a stop string: the text ends before it, the ids with the token that completed it */
     SN_FINISH_LENGTH,      /* max_tokens, or the context is full */
-    SN_FINISH_INTERRUPTED, /* *interrupt was set */
+    SN_FINISH_INTERRUPTED, /* cancel or stop was set */
 } sn_finish;
 const char *sn_finish_name(sn_finish finish); /* "stop", "stop_text", "length", "interrupted" */
 
@@ -56,8 +58,14 @@ typedef struct sn_generate_options {
     /* After a failed audit check: only the first `kept` bytes of the text that on_text got are right (`text`); what
      * follows them is generated again. NULL: the generation then fails. */
     sn_status (*on_retract)(void *ctx, const char *text, size_t kept, sn_err *err);
+    /* A token was sampled, from these logits (n_vocab). NULL: not wanted. */
+    sn_status (*on_token)(void *ctx, int32_t id, const float *logits, sn_err *err);
+    /* Changes the logits (n_vocab) of the token after ids (n), before it is sampled; a function of the ids alone. NULL:
+     * they stay. */
+    void (*change_logits)(void *ctx, const int32_t *ids, size_t n, float *logits);
     void *ctx;
-    const volatile sig_atomic_t *interrupt; /* checked between tokens; NULL: never */
+    const sn_cancel *cancel; /* checked between tokens; NULL: never */
+    const bool *stop;        /* the same, for the functions above */
 } sn_generate_options;
 
 typedef struct sn_generate_timings {
@@ -93,6 +101,16 @@ sn_rng_state sn_generator_rng_state(const sn_generator *generator);
  * - 1. SN_REFUSED: they do not fit into the context. */
 sn_status sn_generator_resume(sn_generator *generator, const int32_t *ids, size_t n, size_t seen,
                               const sn_rng_state *rng_state, sn_err *err) SN_MUST_USE;
+
+/* -- the timeline in steps -- */
+
+/* Appends ids (n), and computes them and a token that was sampled before them. logits (n, n_vocab): of each; NULL: not
+ * wanted. After a failure the timeline is as it was. SN_REBUILD: as sn_chain_step; the timeline ends there. */
+sn_status sn_generator_append(sn_generator *generator, const int32_t *ids, size_t n, float *logits,
+                              sn_err *err) SN_MUST_USE;
+/* Computes the logits (n_vocab) of the token that follows the timeline, which is not empty. */
+sn_status sn_generator_next_logits(sn_generator *generator, float **logits, sn_err *err) SN_MUST_USE;
+void sn_generator_rewind(sn_generator *generator, size_t n); /* to the first n tokens; n <= *n of sn_generator_ids */
 
 /* Tokens that the chain has computed. */
 size_t sn_generator_length(const sn_generator *generator);

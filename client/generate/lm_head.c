@@ -13,12 +13,14 @@
 #include "device/guard.h"
 #include "device/weight.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 
 /* Rows of one device call: enough for full speed, and few enough that the logits of a large vocabulary stay small. */
 enum { HEAD_ROWS = 64 };
 
 struct sn_lm_head {
+    pthread_mutex_t lock; /* one call at a time uses the device and the scratch below */
     sn_device *device;
     size_t n_embd, n_vocab;
     float norm_eps, embed_scale;
@@ -106,6 +108,7 @@ sn_status sn_lm_head_load(const sn_model *model, sn_device *device, sn_lm_head *
     sn_status status = sn_calloc(&head, 1, sizeof *head, err);
     if (status) return status;
     *head = (sn_lm_head){.device = device, .n_embd = (size_t)hp->n_embd, .n_vocab = (size_t)hp->n_vocab};
+    pthread_mutex_init(&head->lock, NULL);
     head->norm_eps = hp->norm_eps;
     head->embed_scale = hp->embed_scale;
     head->layer_norm = hp->layer_norm;
@@ -136,11 +139,12 @@ void sn_lm_head_free(sn_lm_head **out) {
     ops->free(head->device, head->x, HEAD_ROWS * head->n_embd * sizeof(float));
     ops->free(head->device, head->h, HEAD_ROWS * head->n_embd * sizeof(float));
     if (head->logits) ops->free(head->device, head->logits, HEAD_ROWS * head->n_vocab * sizeof(float));
+    pthread_mutex_destroy(&head->lock);
     free(head);
     *out = NULL;
 }
 
-sn_status sn_lm_head_embed(sn_lm_head *head, const int32_t *ids, int n, float *hidden, sn_err *err) {
+static sn_status embed_rows(sn_lm_head *head, const int32_t *ids, int n, float *hidden, sn_err *err) {
     const sn_device_ops *ops = head->device->ops;
     for (int i = 0; i < n; i++)
         if (ids[i] < 0 || (size_t)ids[i] >= head->n_vocab)
@@ -161,7 +165,7 @@ sn_status sn_lm_head_embed(sn_lm_head *head, const int32_t *ids, int n, float *h
     return SN_OK;
 }
 
-sn_status sn_lm_head_logits(sn_lm_head *head, const float *hidden, int n, float *logits, sn_err *err) {
+static sn_status logits_of_rows(sn_lm_head *head, const float *hidden, int n, float *logits, sn_err *err) {
     const sn_device_ops *ops = head->device->ops;
     sn_device *d = head->device;
     for (int done = 0; done < n; done += HEAD_ROWS) {
@@ -184,8 +188,8 @@ sn_status sn_lm_head_logits(sn_lm_head *head, const float *hidden, int n, float 
     return SN_OK;
 }
 
-sn_status sn_lm_head_logits_grad(sn_lm_head *head, const float *hidden, int n, const float *dlogits, float *dhidden,
-                                 sn_err *err) {
+static sn_status grad_of_rows(sn_lm_head *head, const float *hidden, int n, const float *dlogits, float *dhidden,
+                              sn_err *err) {
     const sn_device_ops *ops = head->device->ops;
     sn_device *d = head->device;
     size_t width = head->n_embd;
@@ -208,7 +212,7 @@ sn_status sn_lm_head_logits_grad(sn_lm_head *head, const float *hidden, int n, c
     return SN_OK;
 }
 
-sn_status sn_lm_head_norm(sn_lm_head *head, const float *hidden, int n, float *out, sn_err *err) {
+static sn_status norm_of_rows(sn_lm_head *head, const float *hidden, int n, float *out, sn_err *err) {
     const sn_device_ops *ops = head->device->ops;
     sn_device *d = head->device;
     for (int done = 0; done < n; done += HEAD_ROWS) {
@@ -220,4 +224,38 @@ sn_status sn_lm_head_norm(sn_lm_head *head, const float *hidden, int n, float *o
         if (status) return status;
     }
     return SN_OK;
+}
+
+/* -- one call at a time -----------------------------------------------------------------------------------------------
+ *
+ * Sessions of several threads share a head. Those that wait here in sn_lm_head_logits at the same time could be
+ * computed together: the matrix would be read once for all their rows, which is most of the time of one row. */
+
+sn_status sn_lm_head_embed(sn_lm_head *head, const int32_t *ids, int n, float *hidden, sn_err *err) {
+    pthread_mutex_lock(&head->lock);
+    sn_status status = embed_rows(head, ids, n, hidden, err);
+    pthread_mutex_unlock(&head->lock);
+    return status;
+}
+
+sn_status sn_lm_head_logits(sn_lm_head *head, const float *hidden, int n, float *logits, sn_err *err) {
+    pthread_mutex_lock(&head->lock);
+    sn_status status = logits_of_rows(head, hidden, n, logits, err);
+    pthread_mutex_unlock(&head->lock);
+    return status;
+}
+
+sn_status sn_lm_head_logits_grad(sn_lm_head *head, const float *hidden, int n, const float *dlogits, float *dhidden,
+                                 sn_err *err) {
+    pthread_mutex_lock(&head->lock);
+    sn_status status = grad_of_rows(head, hidden, n, dlogits, dhidden, err);
+    pthread_mutex_unlock(&head->lock);
+    return status;
+}
+
+sn_status sn_lm_head_norm(sn_lm_head *head, const float *hidden, int n, float *out, sn_err *err) {
+    pthread_mutex_lock(&head->lock);
+    sn_status status = norm_of_rows(head, hidden, n, out, err);
+    pthread_mutex_unlock(&head->lock);
+    return status;
 }

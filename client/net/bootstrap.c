@@ -23,8 +23,7 @@ sn_status sn_bootstrap_find(sn_bootstrap *c, const sn_bootstrap_options *options
     sn_status status = sn_dht_open(options->dht, 0, model->bytes, ignore_wake, NULL, &dht, err);
     if (status) return status;
     int64_t now = sn_now_us(), until = now + (int64_t)timeout_ms * 1000, search = now + SEARCH_US;
-    for (; now < until && n_found < SN_BOOTSTRAP_FOUND_MAX && !(options->interrupt && *options->interrupt);
-         now = sn_now_us()) {
+    for (; now < until && n_found < SN_BOOTSTRAP_FOUND_MAX && !sn_is_cancelled(options->cancel); now = sn_now_us()) {
         bool before = n_found > 0;
         bootstrap_take_found(c, &n_found, dht);
         if (n_found && !before && now + MORE_US < until) until = now + MORE_US; /* further ones may follow at once */

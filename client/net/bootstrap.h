@@ -3,10 +3,9 @@
 #ifndef SN_CLIENT_NET_BOOTSTRAP_H
 #define SN_CLIENT_NET_BOOTSTRAP_H
 
+#include "base/cancel.h"
 #include "model/model.h"
 #include "net/message.h"
-
-#include <signal.h>
 
 enum { SN_BOOTSTRAP_FOUND_MAX = 8, SN_BOOTSTRAP_MAX = 64 };
 
@@ -19,8 +18,8 @@ typedef struct sn_bootstrap {
 typedef struct sn_bootstrap_options {
     const char *const *join; /* addresses, borrowed */
     size_t n_join;
-    const char *dht;                        /* HOST:PORT of any node of the DHT, or NULL: the DHT is not asked */
-    const volatile sig_atomic_t *interrupt; /* ends the search when it becomes true; NULL: nothing does */
+    const char *dht;         /* HOST:PORT of any node of the DHT, or NULL: the DHT is not asked */
+    const sn_cancel *cancel; /* ends the search; NULL: nothing does */
 } sn_bootstrap_options;
 
 /* Copies the given addresses and, with a DHT, searches it until some are found. SN_RETRY: no address was given, and

@@ -100,24 +100,25 @@ static sn_status link_make_private(sn_link *link, const char *path, sn_err *err)
     return status;
 }
 
-sn_status sn_link_open(const char *const *join, size_t n_join, const char *identity_path, const char *swarm_key_path,
-                       const sn_emulated_link *shape, sn_link **out, sn_err *err) {
+sn_status sn_link_open(const sn_link_options *options, sn_link **out, sn_err *err) {
     sn_link *link = NULL;
     *out = NULL;
     sn_status status = link_new(&link, err);
     if (status) return status;
-    status =
-        identity_path ? sn_identity_load(identity_path, &link->identity, err) : sn_identity_new(&link->identity, err);
+    if (options->identity)
+        link->identity = *options->identity;
+    else
+        status = sn_identity_new(&link->identity, err);
     if (!status) status = sn_transport_zmq_new(&link->identity, &link->transport, err);
-    if (!status && shape && !sn_emulated_link_is_none(shape)) {
+    if (!status && !sn_emulated_link_is_none(&options->shape)) {
         sn_transport *inner = link->transport;
-        status = sn_transport_emulated_new(&inner, shape, NULL, &link->transport, err);
+        status = sn_transport_emulated_new(&inner, &options->shape, NULL, &link->transport, err);
     }
-    if (!status && swarm_key_path) status = link_make_private(link, swarm_key_path, err);
+    if (!status && options->swarm_key_path) status = link_make_private(link, options->swarm_key_path, err);
     if (!status) status = sn_introducer_new(NULL, NULL, link_wake, link, &link->introducer, err);
-    for (size_t i = 0; i < n_join && !status; i++) {
-        status = sn_introducer_ask(link->introducer, join[i], err);
-        link_note_address(link, join[i]);
+    for (size_t i = 0; i < options->n_join && !status; i++) {
+        status = sn_introducer_ask(link->introducer, options->join[i], err);
+        link_note_address(link, options->join[i]);
         link->n_joined++;
     }
     if (status) sn_link_close(&link);

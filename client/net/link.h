@@ -12,6 +12,7 @@
 #define SN_CLIENT_NET_LINK_H
 
 #include "net/directory.h"
+#include "net/identity.h"
 #include "net/transport/emulated_link.h"
 
 typedef struct sn_link sn_link;
@@ -20,11 +21,15 @@ enum { SN_LINK_WANTED_MAX = 16 };
 
 /* -- opening */
 
-/* join: addresses of nodes, HOST:PORT, or HOST:PORT#KEY to pin the node's CURVE key (hexadecimal). identity_path: NULL
- * makes a fresh identity. swarm_key_path: of a private swarm; NULL: none. shape: an emulated link; NULL: none. Does not
- * connect yet. */
-sn_status sn_link_open(const char *const *join, size_t n_join, const char *identity_path, const char *swarm_key_path,
-                       const sn_emulated_link *shape, sn_link **out, sn_err *err) SN_MUST_USE;
+typedef struct sn_link_options {
+    const char *const *join; /* (n_join): HOST:PORT, or HOST:PORT#KEY to pin the node's CURVE key (hexadecimal) */
+    size_t n_join;
+    const sn_identity *identity; /* copied; NULL: a fresh one is made */
+    const char *swarm_key_path;  /* of a private swarm; NULL: none */
+    sn_emulated_link shape;      /* zeroed: none */
+} sn_link_options;
+/* Does not connect yet. All that the options point to is borrowed for the call. */
+sn_status sn_link_open(const sn_link_options *options, sn_link **out, sn_err *err) SN_MUST_USE;
 void sn_link_close(sn_link **link); /* accepts NULL */
 
 typedef struct sn_seed {

@@ -9,12 +9,12 @@
 #ifndef SN_CLIENT_TUNE_BACKBONE_H
 #define SN_CLIENT_TUNE_BACKBONE_H
 
+#include "base/cancel.h"
 #include "client/net/link.h"
 #include "client/routing/candidates.h"
 #include "client/tune/params.h"
 #include "device/device.h"
 
-#include <signal.h>
 
 /* Sequences whose rows are concatenated. The caller owns all memory. */
 typedef struct sn_micro_batch {
@@ -55,7 +55,7 @@ typedef struct sn_backbone_local_options {
     sn_device *device; /* must outlive the backbone */
     sn_backbone_blocks blocks;
     int tokens_max;                         /* rows of the longest sequence */
-    const volatile sig_atomic_t *interrupt; /* a run ends with SN_RETRY soon after it is set; NULL: nothing does */
+    const sn_cancel *cancel; /* a run ends with SN_RETRY soon after it is set; NULL: nothing does */
 } sn_backbone_local_options;
 /* A backbone in this process. The model may be closed afterwards. */
 sn_status sn_backbone_local(const sn_model *model, const sn_backbone_local_options *options, sn_backbone **out,
@@ -67,7 +67,7 @@ typedef struct sn_backbone_swarm_options {
     int timeout_ms;             /* for one micro-batch at one node */
     int max_retries;            /* failures of nodes in a row that a run tolerates */
     sn_backbone_blocks blocks;
-    const volatile sig_atomic_t *interrupt; /* as of sn_backbone_local_options; it ends opening, too */
+    const sn_cancel *cancel; /* as of sn_backbone_local_options; it ends opening, too */
 } sn_backbone_swarm_options;
 /* A backbone over nodes. Waits for a few seconds until a route over its blocks exists. It uses only nodes with the
  * weights of the model's file; where the file lacks a block, only nodes with the weights of the first route. */

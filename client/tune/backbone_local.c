@@ -17,7 +17,7 @@ typedef struct local_backbone {
     sn_train *train;
     sn_adapter *adapter;
     sn_saved_activations *saved[SN_SAMPLES_MAX]; /* of each sequence, from forward to backward pass */
-    const volatile sig_atomic_t *interrupt;
+    const sn_cancel *cancel;
     int first, end, n_embd; /* blocks [first, end) */
     float *out, *dout;      /* (capacity, n_embd): output of the last block and its gradient, for a micro-batch */
     size_t capacity;        /* rows */
@@ -66,7 +66,7 @@ static void local_free_saved(local_backbone *l) {
 /* Runs the pass that was started to its end, or until an interrupt. */
 static sn_status local_finish_pass(local_backbone *l, sn_err *err) {
     for (bool done = false; !done;) {
-        if (l->interrupt && *l->interrupt) {
+        if (sn_is_cancelled(l->cancel)) {
             sn_train_cancel(l->train);
             return sn_fail(err, SN_RETRY, "interrupted");
         }
@@ -130,7 +130,7 @@ sn_status sn_backbone_local(const sn_model *model, const sn_backbone_local_optio
     sn_status status = sn_calloc(&l, 1, sizeof *l, err);
     if (status) return status;
     l->base.ops = &ops;
-    l->interrupt = o->interrupt;
+    l->cancel = o->cancel;
     l->first = o->blocks.first;
     l->end = o->blocks.end ? o->blocks.end : sn_model_hparams(model)->n_blocks;
     l->n_embd = sn_model_hparams(model)->n_embd;

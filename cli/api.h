@@ -1,0 +1,24 @@
+/* The commands that stand on the C API (include/swarm.h): from the options of the command line to handles, and from the
+ * API's errors to those of the program. */
+#ifndef SN_CLI_API_H
+#define SN_CLI_API_H
+
+#include "base/options.h"
+#include "include/swarm.h"
+
+#include <jansson.h>
+
+/* The error of a call of the API as one of the program; error is consumed. */
+sn_status sn_cli_status(swarm_code code, swarm_error *error, sn_err *err) SN_MUST_USE;
+
+/* The values of a command line that belong to options of this kind ("model", "session"...). NULL after a failure. */
+swarm_options *sn_cli_api_options(const sn_options *given, const char *of, sn_err *err);
+
+/* The model of --model. */
+sn_status sn_cli_open_model(const sn_options *given, swarm_model **out, sn_err *err) SN_MUST_USE;
+sn_status sn_cli_describe_model(const swarm_model *model, json_t **out, sn_err *err) SN_MUST_USE;
+
+/* Parses a JSON text of the API, and frees it. */
+sn_status sn_cli_json(char *text, json_t **out, sn_err *err) SN_MUST_USE;
+
+#endif

@@ -1,0 +1,139 @@
+/* What the handles of include/swarm.h are, and what the files of the C API share.
+ *
+ * error.c       errors, cancel flags, memory
+ * options.c     options as text
+ * connection.c  a swarm: identity, addresses, one link behind a lock
+ * model.c       tokenizer, embedding and LM head
+ * session.c     a timeline: opening, events, steps
+ * generate.c    generation and sampling in a session
+ *
+ * Functions of the C API check what they are given, call the layers below with an sn_err, and hand its sentence to the
+ * caller (sn_api_end). A handle keeps a copy of its options, from which its settings borrow. */
+#ifndef SN_CLIENT_API_API_PRIVATE_H
+#define SN_CLIENT_API_API_PRIVATE_H
+
+#include "client/api/entry.h"
+#include "client/api/setup.h"
+#include "include/swarm.h"
+#include "model/chat/chat_template.h"
+
+#include <pthread.h>
+
+struct swarm_cancel {
+    sn_cancel flag;
+};
+
+static inline const sn_cancel *sn_api_flag(const swarm_cancel *cancel) { return cancel ? &cancel->flag : NULL; }
+
+struct swarm_options {
+    struct sn_key_value {
+        char *key, *value; /* one allocation, that of key */
+    } *given;
+    size_t n;
+};
+
+/* Options of a handle: a copy, and the settings that it gives. */
+typedef struct sn_api_options {
+    swarm_options copy;
+    sn_settings settings;
+} sn_api_options;
+
+/* of: a kind of options. like: the settings before the options; NULL: the defaults. SN_REFUSED names the key. Free *out
+ * with sn_api_options_fini in any case. */
+sn_status sn_api_options_init(sn_api_options *out, const swarm_options *given, const char *of, const sn_settings *like,
+                              sn_err *err) SN_MUST_USE;
+void sn_api_options_fini(sn_api_options *options);
+
+/* The end of a function of the C API: its code, and after a failure *error. cancel (NULL allowed): a failure while it
+ * is set is SWARM_CANCELLED. */
+swarm_code sn_api_end(sn_status status, const sn_err *err, const swarm_cancel *cancel, swarm_error **error);
+swarm_code sn_api_fail(swarm_code code, swarm_error **error, const char *format, ...) SN_PRINTF(3, 4);
+
+/* Moves a JSON value to the caller as text; `value` is consumed, NULL: memory is out. */
+sn_status sn_api_json(json_t *value, char **text, size_t *length, sn_err *err) SN_MUST_USE;
+/* Copies bytes to the caller, with a NUL behind them. */
+sn_status sn_api_text(const void *data, size_t len, char **text, size_t *length, sn_err *err) SN_MUST_USE;
+
+struct swarm_connection {
+    sn_api_options options;
+    sn_entry entry;
+    swarm_cancel *cancel; /* borrowed; may be NULL */
+    sn_hash model;        /* whose nodes are looked for; meaningful if has_model */
+    bool has_model;
+    /* Opens a link of this connection's identity. For tests over another transport it is replaced before the first call
+     * that needs one. */
+    sn_status (*open_link)(void *ctx, sn_link **out, sn_err *err);
+    void *open_link_ctx;
+    pthread_mutex_t lock; /* of what follows */
+    sn_link *link;
+    bool discovered; /* the directory is new */
+};
+/* A connection without a link, over links that `open_link` makes. */
+sn_status sn_connection_new(const swarm_options *options, swarm_cancel *cancel, swarm_connection **out,
+                            sn_err *err) SN_MUST_USE;
+
+struct swarm_model {
+    sn_api_options options;
+    char *path;
+    sn_model *model; /* NULL: only the tokenizer was read */
+    const sn_hparams *hp;
+    sn_tokenizer *tokenizer; /* NULL: the model has none, for the reason below */
+    sn_err no_tokenizer;
+    sn_chat_template *chat; /* NULL: the same */
+    sn_err no_chat;
+    pthread_mutex_t lock; /* of what follows, which the first call that needs it opens */
+    sn_device *device;
+    sn_lm_head *lm_head;
+};
+/* The LM head, opened. */
+sn_status sn_model_open_head(const swarm_model *model, sn_lm_head **out, sn_err *err) SN_MUST_USE;
+
+struct swarm_adapter {
+    const swarm_model *model;
+    sn_loaded_adapter loaded; /* zeroed: nodes hold it */
+    char *name;               /* "name:NAME@HASH", or the folder */
+};
+
+enum { SN_EVENT_NUMBERS = 4 };
+struct swarm_event {
+    swarm_event_kind kind;
+    const char *text;
+    size_t length;
+    struct {
+        const char *name;
+        double value;
+    } numbers[SN_EVENT_NUMBERS];
+    const int32_t *top_ids;
+    const double *top_logprobs;
+    size_t n_top;
+};
+
+struct swarm_session {
+    const swarm_model *model;
+    swarm_connection *connection;
+    swarm_cancel *cancel;
+    sn_api_options options;
+    sn_setup setup;
+    sn_generator *generator;
+    int context; /* tokens of the longest timeline */
+    bool seeded; /* the random numbers of the sampler have begun */
+    bool of_hidden_states;
+    swarm_event_callback on_event;
+    void *event_ctx;
+    swarm_logits_callback on_logits;
+    void *logits_ctx;
+    bool stop;           /* a callback asked to stop */
+    size_t prompt, done; /* tokens of the prompt in progress; 0: none */
+    int n_top;           /* the option "logprobs" of the call in progress */
+    int32_t *top_ids;
+    double *top_logprobs;
+    size_t top_capacity;
+    sn_buf text; /* of the event in progress, with a NUL */
+    sn_buf extra;
+    bool has_extra;
+};
+void sn_session_emit(swarm_session *s, const swarm_event *event);
+/* SN_REFUSED: the session has been used for hidden states, or for tokens. */
+sn_status sn_session_needs_tokens(const swarm_session *s, sn_err *err) SN_MUST_USE;
+
+#endif

@@ -1,0 +1,100 @@
+#include "client/api/api_private.h"
+
+#include "client/api/status.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static sn_status open_link(void *ctx, sn_link **out, sn_err *err) {
+    const swarm_connection *c = ctx;
+    return sn_link_open(&c->entry.link, out, err);
+}
+
+static sn_status read_model_id(const char *path, sn_hash *out, sn_err *err) {
+    sn_model *model = NULL;
+    sn_status status = sn_model_open(path, &model, err);
+    if (!status) *out = sn_model_id(model);
+    sn_model_close(&model);
+    return status;
+}
+
+sn_status sn_connection_new(const swarm_options *options, swarm_cancel *cancel, swarm_connection **out, sn_err *err) {
+    swarm_connection *c = NULL;
+    *out = NULL;
+    sn_status status = sn_calloc(&c, 1, sizeof *c, err);
+    if (status) return status;
+    pthread_mutex_init(&c->lock, NULL);
+    c->cancel = cancel;
+    c->open_link = open_link;
+    c->open_link_ctx = c;
+    status = sn_api_options_init(&c->options, options, "connection", NULL, err);
+    const char *model = c->options.settings.common.model;
+    c->has_model = model != NULL;
+    if (!status && model) status = read_model_id(model, &c->model, err);
+    if (status) {
+        swarm_disconnect(c);
+        return status;
+    }
+    *out = c;
+    return SN_OK;
+}
+
+static sn_status connection_open(swarm_connection *c, sn_err *err) {
+    const sn_settings *s = &c->options.settings;
+    if (!sn_settings_has_swarm(s)) return sn_fail(err, SN_REFUSED, "give join, the HOST:PORT of a node, or dht");
+    if (s->common.dht && !c->has_model)
+        return sn_fail(err, SN_REFUSED, "dht finds the nodes of one model: give the path of this model, too");
+    sn_status status = sn_entry_find(&c->entry, s, &c->model, sn_api_flag(c->cancel), err);
+    if (!status) status = c->open_link(c->open_link_ctx, &c->link, err);
+    if (!status) status = sn_link_discover(c->link, c->has_model ? &c->model : NULL, (int)s->common.timeout_ms, err);
+    c->discovered = !status;
+    return status;
+}
+
+swarm_code swarm_connect(const swarm_options *options, swarm_cancel *cancel, swarm_connection **connection,
+                         swarm_error **error) {
+    sn_err err;
+    swarm_connection *c = NULL;
+    sn_status status = sn_connection_new(options, cancel, &c, &err);
+    if (!status) status = connection_open(c, &err);
+    if (!status)
+        *connection = c;
+    else
+        swarm_disconnect(c);
+    return sn_api_end(status, &err, cancel, error);
+}
+
+void swarm_disconnect(swarm_connection *c) {
+    if (!c) return;
+    sn_link_close(&c->link);
+    explicit_bzero(&c->entry.identity, sizeof c->entry.identity);
+    sn_api_options_fini(&c->options);
+    pthread_mutex_destroy(&c->lock);
+    free(c);
+}
+
+/* The directory is asked for again before each status but the first, which follows the discovery of the connection.
+ * When no node answers now, those that are known are asked. */
+static sn_status connection_status(swarm_connection *c, json_t **out, sn_err *err) {
+    sn_status_row *rows = NULL;
+    size_t n = 0;
+    const int64_t timeout_ms = c->options.settings.common.timeout_ms;
+    sn_status status = SN_OK;
+    if (!c->discovered) status = sn_link_discover(c->link, c->has_model ? &c->model : NULL, (int)timeout_ms, err);
+    c->discovered = false;
+    if (status == SN_RETRY && sn_directory_count(sn_link_directory(c->link))) status = SN_OK;
+    if (!status) status = sn_status_query(c->link, &rows, &n, err);
+    if (!status) *out = sn_status_json(rows, n);
+    free(rows);
+    return status;
+}
+
+swarm_code swarm_connection_status(swarm_connection *c, char **json, size_t *length, swarm_error **error) {
+    sn_err err;
+    json_t *value = NULL;
+    pthread_mutex_lock(&c->lock);
+    sn_status status = connection_status(c, &value, &err);
+    pthread_mutex_unlock(&c->lock);
+    if (!status) status = sn_api_json(value, json, length, &err);
+    return sn_api_end(status, &err, c->cancel, error);
+}

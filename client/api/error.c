@@ -1,0 +1,79 @@
+#include "client/api/api_private.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct swarm_error {
+    swarm_code code;
+    int64_t retry_after_ms;
+    char text[sizeof((sn_err *)0)->text];
+};
+
+/* When there is no memory for an error. */
+static const swarm_error no_memory = {SWARM_STOP, 0, "out of memory"};
+
+const char *swarm_version(void) { return SN_VERSION; }
+
+void swarm_free(void *memory) { free(memory); }
+
+swarm_code swarm_error_code(const swarm_error *error) { return error ? error->code : SWARM_OK; }
+const char *swarm_error_text(const swarm_error *error) { return error ? error->text : ""; }
+int64_t swarm_error_retry_after_ms(const swarm_error *error) { return error ? error->retry_after_ms : 0; }
+
+void swarm_error_free(swarm_error *error) {
+    if (error != &no_memory) free(error);
+}
+
+static swarm_error *error_new(swarm_code code, const char *text, int64_t retry_after_ms) {
+    swarm_error *error = calloc(1, sizeof *error);
+    if (!error) return (swarm_error *)(uintptr_t)&no_memory;
+    error->code = code;
+    error->retry_after_ms = retry_after_ms;
+    snprintf(error->text, sizeof error->text, "%s", text);
+    return error;
+}
+
+swarm_code sn_api_end(sn_status status, const sn_err *err, const swarm_cancel *cancel, swarm_error **error) {
+    if (!status) return SWARM_OK;
+    bool cancelled = sn_is_cancelled(sn_api_flag(cancel));
+    swarm_code code = cancelled ? SWARM_CANCELLED : (swarm_code)status;
+    if (error)
+        *error = error_new(code, cancelled ? "the call was cancelled" : err->text, cancelled ? 0 : err->retry_after_ms);
+    return code;
+}
+
+swarm_code sn_api_fail(swarm_code code, swarm_error **error, const char *format, ...) {
+    char text[sizeof((sn_err *)0)->text];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (error) *error = error_new(code, text, 0);
+    return code;
+}
+
+sn_status sn_api_text(const void *data, size_t len, char **text, size_t *length, sn_err *err) {
+    sn_status status = sn_calloc(text, len + 1, 1, err);
+    if (status) return status;
+    if (len) memcpy(*text, data, len);
+    if (length) *length = len;
+    return SN_OK;
+}
+
+sn_status sn_api_json(json_t *value, char **text, size_t *length, sn_err *err) {
+    char *dumped = value ? json_dumps(value, JSON_REAL_PRECISION(12)) : NULL;
+    json_decref(value);
+    if (!dumped) return sn_fail(err, SN_STOP, "out of memory for a JSON text");
+    *text = dumped;
+    if (length) *length = strlen(dumped);
+    return SN_OK;
+}
+
+/* -- cancelling -- */
+
+swarm_cancel *swarm_cancel_new(void) { return calloc(1, sizeof(swarm_cancel)); }
+void swarm_cancel_set(swarm_cancel *cancel) { atomic_store(&cancel->flag, 1); }
+void swarm_cancel_clear(swarm_cancel *cancel) { atomic_store(&cancel->flag, 0); }
+void swarm_cancel_free(swarm_cancel *cancel) { free(cancel); }

@@ -1,0 +1,310 @@
+/* A model: tokenizer and chat template are read when it is opened, headers and all; the embedding and the LM head with
+ * the device that they rest on are loaded by the first call that computes with them, since many callers only tokenize.
+ * Everything but these two is immutable, and the LM head takes one call at a time (client/generate/lm_head.h): so any
+ * thread may call any function. */
+#include "client/api/api_private.h"
+
+#include "client/api/describe.h"
+#include "model/tokenizer/utf8.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static sn_status model_open(swarm_model *m, const char *path, const swarm_options *options, sn_err *err) {
+    sn_status status = sn_api_options_init(&m->options, options, "model", NULL, err);
+    if (!status) status = sn_api_text(path, strlen(path), &m->path, NULL, err);
+    bool whole = !status && m->options.settings.api.parts == SN_PARTS_ALL;
+    if (whole) status = sn_model_open(path, &m->model, err);
+    if (status) return status;
+    if (whole) m->hp = sn_model_hparams(m->model);
+    if (sn_tokenizer_open(path, &m->tokenizer, &m->no_tokenizer)) {
+        m->tokenizer = NULL;
+        *err = m->no_tokenizer;
+        return whole && err->status != SN_STOP ? SN_OK : err->status;
+    }
+    if (sn_chat_template_open(m->tokenizer, &m->chat, &m->no_chat)) m->chat = NULL;
+    if (m->no_chat.status == SN_STOP) *err = m->no_chat;
+    return m->no_chat.status == SN_STOP ? SN_STOP : SN_OK;
+}
+
+swarm_code swarm_model_open(const char *path, const swarm_options *options, swarm_model **model, swarm_error **error) {
+    sn_err err;
+    swarm_model *m = NULL;
+    sn_status status = sn_calloc(&m, 1, sizeof *m, &err);
+    if (!status) {
+        pthread_mutex_init(&m->lock, NULL);
+        status = model_open(m, path, options, &err);
+    }
+    if (!status)
+        *model = m;
+    else
+        swarm_model_close(m);
+    return sn_api_end(status, &err, NULL, error);
+}
+
+void swarm_model_close(swarm_model *m) {
+    if (!m) return;
+    sn_lm_head_free(&m->lm_head);
+    sn_device_close(&m->device);
+    sn_chat_template_close(&m->chat);
+    sn_tokenizer_close(&m->tokenizer);
+    sn_model_close(&m->model);
+    sn_api_options_fini(&m->options);
+    pthread_mutex_destroy(&m->lock);
+    free(m->path);
+    free(m);
+}
+
+int32_t swarm_model_blocks(const swarm_model *m) { return m->hp ? m->hp->n_blocks : 0; }
+int32_t swarm_model_width(const swarm_model *m) { return m->hp ? m->hp->n_embd : 0; }
+int32_t swarm_model_context(const swarm_model *m) { return m->hp ? m->hp->n_ctx : 0; }
+int32_t swarm_model_vocab(const swarm_model *m) { return m->hp ? m->hp->n_vocab : sn_tokenizer_n_vocab(m->tokenizer); }
+
+static sn_status needs_weights(const swarm_model *m, sn_err *err) {
+    return m->model ? SN_OK : sn_fail(err, SN_REFUSED, "the model was opened with parts=tokenizer: open all of it");
+}
+
+static sn_status needs_tokenizer(const swarm_model *m, sn_err *err) {
+    if (m->tokenizer) return SN_OK;
+    *err = m->no_tokenizer;
+    return sn_err_context(err, "text needs the model's tokenizer");
+}
+
+sn_status sn_model_open_head(const swarm_model *model, sn_lm_head **out, sn_err *err) {
+    swarm_model *m = (swarm_model *)(uintptr_t)model; /* constant for callers; the lock is for what is opened late */
+    sn_status status = needs_weights(m, err);
+    if (status) return status;
+    pthread_mutex_lock(&m->lock);
+    if (!m->device) status = sn_setup_device(&m->options.settings, &m->device, err);
+    if (!status && !m->lm_head) status = sn_lm_head_load(m->model, m->device, &m->lm_head, err);
+    *out = m->lm_head;
+    pthread_mutex_unlock(&m->lock);
+    return status;
+}
+
+static sn_status describe(const swarm_model *m, json_t **out, sn_err *err) {
+    const sn_api_settings *o = &m->options.settings.api;
+    sn_status status = needs_weights(m, err);
+    if (!status) status = sn_model_json(m->model, o->hashes, o->tensors, out, err);
+    if (status) return status;
+    json_object_set_new(*out, "tokenizer_vocab",
+                        m->tokenizer ? json_integer(sn_tokenizer_n_vocab(m->tokenizer)) : json_null());
+    if (!m->tokenizer) json_object_set_new(*out, "no_tokenizer", json_string(m->no_tokenizer.text));
+    return SN_OK;
+}
+
+swarm_code swarm_model_describe(const swarm_model *m, char **json, size_t *length, swarm_error **error) {
+    sn_err err;
+    json_t *value = NULL;
+    sn_status status = describe(m, &value, &err);
+    if (!status) status = sn_api_json(value, json, length, &err);
+    return sn_api_end(status, &err, NULL, error);
+}
+
+/* -- text -- */
+
+/* Moves token ids to the caller. */
+static void give_ids(sn_token_ids *from, int32_t **ids, size_t *n) {
+    *ids = from->ids;
+    *n = from->n;
+    *from = (sn_token_ids){0};
+}
+
+swarm_code swarm_model_tokenize(const swarm_model *m, const char *text, size_t length, int flags, int32_t **ids,
+                                size_t *n, swarm_error **error) {
+    sn_err err;
+    sn_token_ids out = {0};
+    bool special = flags & SWARM_TEXT_SPECIAL;
+    sn_status status = needs_tokenizer(m, &err);
+    if (!status)
+        status = flags & SWARM_TEXT_BEGINS
+                     ? sn_tokenizer_encode(m->tokenizer, text, length, true, special, &out, &err)
+                     : sn_tokenizer_encode_continuation(m->tokenizer, text, length, special, &out, &err);
+    if (!status) give_ids(&out, ids, n);
+    sn_token_ids_fini(&out);
+    return sn_api_end(status, &err, NULL, error);
+}
+
+/* Appends U+FFFD for what is not valid UTF-8. */
+static sn_status append_valid(sn_buf *out, const char *text, size_t len, sn_err *err) {
+    sn_status status = SN_OK;
+    uint32_t code;
+    for (size_t at = 0, end; at < len && !status; at = end) {
+        for (end = at; end < len;) {
+            size_t n = sn_utf8_decode(text + end, len - end, &code);
+            if (!n) break;
+            end += n;
+        }
+        status = sn_buf_append(out, text + at, end - at, err);
+        if (status || end == len) continue;
+        do end++;
+        while (end < len && ((uint8_t)text[end] & 0xc0) == 0x80);
+        status = sn_buf_append(out, "\xef\xbf\xbd", 3, err);
+    }
+    return status;
+}
+
+static sn_status detokenize(const swarm_model *m, const int32_t *ids, size_t n, int flags, sn_buf *out, sn_err *err) {
+    sn_buf bytes;
+    sn_buf_init(&bytes, (size_t)1 << 30);
+    sn_status status = needs_tokenizer(m, err);
+    for (size_t i = 0; i < n && !status; i++)
+        if (ids[i] < 0 || (ids[i] >= swarm_model_vocab(m) && ids[i] >= sn_tokenizer_n_vocab(m->tokenizer)))
+            status = sn_fail(err, SN_REFUSED, "token %d at index %zu is not in this model's vocabulary of %d", ids[i],
+                             i, swarm_model_vocab(m));
+        else if (ids[i] < sn_tokenizer_n_vocab(m->tokenizer)) /* models round their vocabulary up */
+            status = sn_tokenizer_decode(m->tokenizer, ids[i], flags & SWARM_TEXT_SPECIAL, &bytes, err);
+    size_t skip = flags & SWARM_TEXT_BEGINS && bytes.len && bytes.data[0] == ' ' && !status &&
+                  sn_tokenizer_strips_space(m->tokenizer);
+    if (!status) status = append_valid(out, (const char *)bytes.data + skip, bytes.len - skip, err);
+    sn_buf_fini(&bytes);
+    return status;
+}
+
+swarm_code swarm_model_detokenize(const swarm_model *m, const int32_t *ids, size_t n, int flags, char **text,
+                                  size_t *length, swarm_error **error) {
+    sn_err err;
+    sn_buf out;
+    sn_buf_init(&out, SIZE_MAX);
+    sn_status status = detokenize(m, ids, n, flags, &out, &err);
+    if (!status) status = sn_api_text(out.data, out.len, text, length, &err);
+    sn_buf_fini(&out);
+    return sn_api_end(status, &err, NULL, error);
+}
+
+int swarm_model_ends(const swarm_model *m, int32_t id) {
+    return m->tokenizer && id >= 0 && id < sn_tokenizer_n_vocab(m->tokenizer) && sn_tokenizer_is_eog(m->tokenizer, id);
+}
+
+/* -- chats -- */
+
+static sn_status needs_chat(const swarm_model *m, sn_err *err) {
+    sn_status status = needs_tokenizer(m, err);
+    if (status || m->chat) return status;
+    *err = m->no_chat;
+    return err->status;
+}
+
+/* Reads {"messages", "tools", "add_generation_prompt", "variables"}; the result borrows from the JSON value. */
+static sn_status read_request(const json_t *value, sn_chat_request *out, sn_err *err) {
+    static const char *const names[] = {"messages", "tools", "add_generation_prompt", "variables"};
+    const char *key;
+    json_t *field;
+    if (!json_is_object(value)) return sn_fail(err, SN_REFUSED, "a chat request is a JSON object with \"messages\"");
+    json_object_foreach((json_t *)(uintptr_t)value, key, field) {
+        size_t i = 0;
+        while (i < 4 && strcmp(names[i], key)) i++;
+        if (i == 4) return sn_fail(err, SN_REFUSED, "a chat request has no \"%.60s\"", key);
+    }
+    const json_t *opens = json_object_get(value, "add_generation_prompt");
+    *out = (sn_chat_request){.messages = json_object_get(value, "messages"),
+                             .tools = json_object_get(value, "tools"),
+                             .variables = json_object_get(value, "variables"),
+                             .no_generation_prompt = json_is_false(opens)};
+    if (json_is_null(out->tools)) out->tools = NULL;
+    if (!json_is_array(out->messages)) return sn_fail(err, SN_REFUSED, "\"messages\" of a chat request is a list");
+    if (out->tools && !json_is_array(out->tools))
+        return sn_fail(err, SN_REFUSED, "\"tools\" of a chat request is a list");
+    if (opens && !json_is_boolean(opens))
+        return sn_fail(err, SN_REFUSED, "\"add_generation_prompt\" of a chat request is true or false");
+    if (out->variables && !json_is_object(out->variables))
+        return sn_fail(err, SN_REFUSED, "\"variables\" of a chat request is an object");
+    return SN_OK;
+}
+
+typedef struct rendered {
+    sn_chat_prompt prompt;
+    sn_token_ids ids;
+} rendered;
+
+static sn_status render_chat(const swarm_model *m, const char *request, size_t length, bool with_ids, rendered *out,
+                             sn_err *err) {
+    json_error_t why;
+    sn_chat_request parsed;
+    sn_status status = needs_chat(m, err);
+    if (status) return status;
+    json_t *value = json_loadb(request, length, 0, &why);
+    if (!value) return sn_fail(err, SN_REFUSED, "the chat request is no JSON: %.200s at line %d", why.text, why.line);
+    status = read_request(value, &parsed, err);
+    if (!status) status = sn_chat_template_render(m->chat, &parsed, &out->prompt, err);
+    if (!status && with_ids)
+        status = sn_tokenizer_encode_marked(m->tokenizer, out->prompt.text, out->prompt.len, out->prompt.marks, true,
+                                            &out->ids, err);
+    json_decref(value);
+    return status;
+}
+
+swarm_code swarm_model_render_chat(const swarm_model *m, const char *request, size_t request_length, char **text,
+                                   size_t *length, int32_t **ids, size_t *n, swarm_error **error) {
+    sn_err err;
+    rendered out = {0};
+    sn_status status = render_chat(m, request, request_length, ids != NULL, &out, &err);
+    if (!status && text) {
+        *text = out.prompt.text;
+        if (length) *length = out.prompt.len;
+        out.prompt.text = NULL;
+    }
+    if (!status && ids) give_ids(&out.ids, ids, n);
+    sn_chat_prompt_fini(&out.prompt);
+    sn_token_ids_fini(&out.ids);
+    return sn_api_end(status, &err, NULL, error);
+}
+
+swarm_code swarm_model_read_answer(const swarm_model *m, const int32_t *ids, size_t n, char **json, size_t *length,
+                                   swarm_error **error) {
+    sn_err err;
+    sn_buf text;
+    sn_token_ids answer = {0};
+    json_t *messages = json_array();
+    sn_buf_init(&text, SIZE_MAX);
+    sn_status status = detokenize(m, ids, n, SWARM_TEXT_BEGINS, &text, &err);
+    if (!status) status = sn_calloc(&answer.ids, n, sizeof *ids, &err);
+    for (size_t i = answer.n = 0; i < n && !status; i++)
+        if (ids[i] < sn_tokenizer_n_vocab(m->tokenizer)) answer.ids[answer.n++] = ids[i]; /* others have no text */
+    if (!status)
+        status = sn_chat_add_answer(messages, m->tokenizer, &answer, text.len ? (const char *)text.data : "", text.len,
+                                    &err);
+    if (!status) status = sn_api_json(json_incref(json_array_get(messages, 0)), json, length, &err);
+    sn_token_ids_fini(&answer);
+    sn_buf_fini(&text);
+    json_decref(messages);
+    return sn_api_end(status, &err, NULL, error);
+}
+
+/* -- the ends -- */
+
+/* Rows go through the ends in pieces, so that a count is an int and the lock is free in between. */
+enum { ROWS = 512 };
+
+swarm_code swarm_model_embed(const swarm_model *m, const int32_t *ids, size_t n, float *hidden, swarm_error **error) {
+    sn_err err;
+    sn_lm_head *head = NULL;
+    sn_status status = sn_model_open_head(m, &head, &err);
+    for (size_t at = 0; at < n && !status; at += ROWS)
+        status =
+            sn_lm_head_embed(head, ids + at, (int)sn_min_size(ROWS, n - at), hidden + at * (size_t)m->hp->n_embd, &err);
+    return sn_api_end(status, &err, NULL, error);
+}
+
+swarm_code swarm_model_logits(const swarm_model *m, const float *hidden, size_t n, float *logits, swarm_error **error) {
+    sn_err err;
+    sn_lm_head *head = NULL;
+    sn_status status = sn_model_open_head(m, &head, &err);
+    for (size_t at = 0; at < n && !status; at += ROWS)
+        status = sn_lm_head_logits(head, hidden + at * (size_t)m->hp->n_embd, (int)sn_min_size(ROWS, n - at),
+                                   logits + at * (size_t)m->hp->n_vocab, &err);
+    return sn_api_end(status, &err, NULL, error);
+}
+
+swarm_code swarm_model_logits_backward(const swarm_model *m, const float *hidden, size_t n,
+                                       const float *logits_gradient, float *hidden_gradient, swarm_error **error) {
+    sn_err err;
+    sn_lm_head *head = NULL;
+    sn_status status = sn_model_open_head(m, &head, &err);
+    for (size_t at = 0; at < n && !status; at += ROWS) {
+        size_t row = at * (size_t)m->hp->n_embd;
+        status = sn_lm_head_logits_grad(head, hidden + row, (int)sn_min_size(ROWS, n - at),
+                                        logits_gradient + at * (size_t)m->hp->n_vocab, hidden_gradient + row, &err);
+    }
+    return sn_api_end(status, &err, NULL, error);
+}

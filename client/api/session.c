@@ -1,0 +1,182 @@
+/* A session: a setup (setup.h) over the parts of a model, with a link, a device and a chain of its own, so that
+ * sessions of several threads meet only in the model's LM head. The generator knows the tokens of the timeline; a
+ * session that is used for hidden states leaves it empty and steps the chain itself.
+ *
+ * Events come out of callbacks of the layers below, on the thread of the call: progress from the chain's observer, when
+ * rows have left the last block; tokens and text from the generator (generate.c). */
+#include "client/api/api_private.h"
+
+#include "client/api/report.h"
+
+#include <limits.h>
+#include <stdlib.h>
+
+enum { DEFAULT_CONTEXT = 8192 };
+
+void sn_session_emit(swarm_session *s, const swarm_event *event) {
+    if (s->on_event && s->on_event(s->event_ctx, event)) s->stop = true;
+}
+
+static void note_progress(void *ctx, int block, int position, int n, const float *hidden) {
+    swarm_session *s = ctx;
+    (void)hidden;
+    const sn_block_range *blocks = &s->options.settings.api.blocks;
+    int end = blocks->end ? blocks->end : s->setup.hp->n_blocks;
+    int before = sn_loaded_adapter_for_chain(&s->setup.adapter).n_prompt;
+    if (block != end || s->done >= s->prompt || position + n <= before) return;
+    s->done = sn_min_size(s->prompt, (size_t)(position + n - before));
+    const swarm_event event = {.kind = SWARM_EVENT_PROGRESS,
+                               .numbers = {{"done", (double)s->done}, {"total", (double)s->prompt}}};
+    sn_session_emit(s, &event);
+}
+
+/* -- opening -- */
+
+static sn_status session_connect(swarm_session *s, const swarm_adapter *adapter, sn_err *err) {
+    sn_settings *o = &s->options.settings;
+    const swarm_model *m = s->model;
+    if (!s->connection && !o->common.local.given) {
+        o->common.local = o->api.blocks;
+        o->common.local.all = !o->api.blocks.end;
+        o->common.local.given = true;
+    }
+    o->common.cache = s->connection ? s->connection->options.settings.common.cache : NULL;
+    if (adapter) o->common.adapter = adapter->name;
+    s->setup = (sn_setup){.settings = o,
+                          .cancel = sn_api_flag(s->cancel),
+                          .borrows_model = true,
+                          .model = m->model,
+                          .hp = m->hp,
+                          .tokenizer = m->tokenizer};
+    if (adapter) s->setup.adapter = adapter->loaded;
+    sn_status status = sn_model_open_head(m, &s->setup.lm_head, err);
+    if (!status) status = sn_setup_refuse_classifier(&s->setup, err);
+    if (!status) status = sn_setup_device(o, &s->setup.device, err);
+    if (!status && s->connection) status = s->connection->open_link(s->connection->open_link_ctx, &s->setup.link, err);
+    if (!status) status = sn_setup_context(&s->setup, o->sampling.ctx, DEFAULT_CONTEXT, &s->context, err);
+    return status ? status : sn_setup_chain(&s->setup, s->context, false, err);
+}
+
+static sn_status session_open(swarm_session *s, const swarm_options *options, const swarm_adapter *adapter,
+                              sn_err *err) {
+    sn_sampling sampling = SN_SAMPLING_DEFAULT;
+    sn_status status = sn_api_options_init(&s->options, options, "session", &s->model->options.settings, err);
+    if (!status) status = session_connect(s, adapter, err);
+    if (status) return status;
+    sn_chain_observe(s->setup.chain, note_progress, s);
+    s->of_hidden_states = s->options.settings.api.blocks.end > 0;
+    if (s->of_hidden_states) return SN_OK;
+    status = sn_setup_open_draft(&s->setup, &sampling, s->context, err);
+    const sn_generator_parts parts = {s->setup.hp,        s->setup.lm_head, s->setup.chain,
+                                      s->setup.tokenizer, s->context,       sn_setup_get_draft(&s->setup)};
+    return status ? status : sn_generator_new(&parts, &sampling, &s->generator, err);
+}
+
+swarm_code swarm_session_open(const swarm_model *model, swarm_connection *connection, const swarm_options *options,
+                              const swarm_adapter *adapter, swarm_cancel *cancel, swarm_session **session,
+                              swarm_error **error) {
+    sn_err err;
+    swarm_session *s = NULL;
+    sn_status status = sn_calloc(&s, 1, sizeof *s, &err);
+    if (!status) {
+        s->model = model;
+        s->connection = connection;
+        s->cancel = cancel;
+        s->n_top = -1;
+        sn_buf_init(&s->extra, SIZE_MAX);
+        sn_buf_init(&s->text, SIZE_MAX);
+        status = session_open(s, options, adapter, &err);
+    }
+    if (!status)
+        *session = s;
+    else
+        swarm_session_close(s);
+    return sn_api_end(status, &err, cancel, error);
+}
+
+void swarm_session_close(swarm_session *s) {
+    if (!s) return;
+    sn_generator_free(&s->generator);
+    sn_setup_close(&s->setup);
+    sn_api_options_fini(&s->options);
+    sn_buf_fini(&s->extra);
+    sn_buf_fini(&s->text);
+    free(s->top_ids);
+    free(s->top_logprobs);
+    free(s);
+}
+
+void swarm_session_on_event(swarm_session *session, swarm_event_callback callback, void *context) {
+    session->on_event = callback;
+    session->event_ctx = context;
+}
+
+void swarm_session_on_logits(swarm_session *session, swarm_logits_callback callback, void *context) {
+    session->on_logits = callback;
+    session->logits_ctx = context;
+}
+
+sn_status sn_session_needs_tokens(const swarm_session *s, sn_err *err) {
+    if (!s->of_hidden_states) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "this session is used for hidden states and has no tokens: open another one");
+}
+
+/* -- the timeline -- */
+
+const int32_t *swarm_session_tokens(const swarm_session *s, size_t *n) {
+    *n = 0;
+    return s->generator ? sn_generator_ids(s->generator, n) : NULL;
+}
+
+swarm_code swarm_session_rewind(swarm_session *s, size_t n, swarm_error **error) {
+    sn_err err;
+    size_t length = 0;
+    sn_status status = sn_session_needs_tokens(s, &err);
+    if (!status) (void)sn_generator_ids(s->generator, &length);
+    if (!status && n > length)
+        status = sn_fail(&err, SN_REFUSED, "the timeline has %zu tokens: it cannot be shortened to %zu", length, n);
+    if (!status) sn_generator_rewind(s->generator, n);
+    return sn_api_end(status, &err, NULL, error);
+}
+
+/* Hidden states through the chain, in pieces of which each is a call with the limits of a call. */
+static sn_status session_forward(swarm_session *s, size_t position, size_t n, const float *in, float *out,
+                                 sn_err *err) {
+    size_t length = (size_t)sn_chain_length(s->setup.chain), tokens = 0;
+    if (s->generator) (void)sn_generator_ids(s->generator, &tokens);
+    if (tokens) return sn_fail(err, SN_REFUSED, "this session has tokens: open another one for hidden states");
+    if (position > length)
+        return sn_fail(err, SN_REFUSED, "the timeline has %zu positions, so position %zu cannot be next", length,
+                       position);
+    if (n > (size_t)s->context - position)
+        return sn_fail(err, SN_REFUSED, "%zu rows at position %zu do not fit into the context of %d: raise ctx", n,
+                       position, s->context);
+    s->of_hidden_states = true;
+    if (n) return sn_chain_step(s->setup.chain, (int)position, (int)n, in, out, err);
+    sn_chain_rewind(s->setup.chain, (int)position);
+    return SN_OK;
+}
+
+swarm_code swarm_session_forward(swarm_session *s, size_t position, size_t n, const float *in, float *out,
+                                 swarm_error **error) {
+    sn_err err;
+    return sn_api_end(session_forward(s, position, n, in, out, &err), &err, s->cancel, error);
+}
+
+/* -- what it is -- */
+
+swarm_code swarm_session_describe(const swarm_session *s, char **json, size_t *length, swarm_error **error) {
+    sn_err err;
+    const sn_chain *chain = s->setup.chain;
+    json_t *o = json_object();
+    json_object_set_new(o, "request_id", json_string(sn_chain_request_id(chain)));
+    json_object_set_new(o, "context", json_integer(s->context));
+    json_object_set_new(o, "length", json_integer(sn_chain_length(chain)));
+    json_object_set_new(o, "hops", sn_report_hops_json(chain));
+    json_object_set_new(o, "failovers", json_integer((json_int_t)sn_chain_failovers(chain)));
+    json_object_set_new(o, "replicas_promoted", json_integer((json_int_t)sn_chain_replicas_promoted(chain)));
+    json_object_set_new(o, "replayed_tokens", json_integer((json_int_t)sn_chain_replayed(chain)));
+    json_object_set_new(o, "reroutes", json_integer((json_int_t)sn_chain_reroutes(chain)));
+    json_object_set_new(o, "audit", s->setup.audit ? sn_audit_json(s->setup.audit) : json_null());
+    return sn_api_end(sn_api_json(o, json, length, &err), &err, NULL, error);
+}

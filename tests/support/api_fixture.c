@@ -1,0 +1,69 @@
+#include "tests/support/api_fixture.h"
+
+#include "client/api/api_private.h" /* private: a connection over the cluster's transport */
+#include "tests/support/files.h"
+#include "tests/support/require.h"
+
+#include <stdarg.h>
+#include <string.h>
+
+char *api_folder(void) {
+    static const char config[] =
+        "{\"chat_template\": \"{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+        "{% if add_generation_prompt %}>{% endif %}\"}";
+    char *folder = temp_folder();
+    copy_file(SN_FIXTURES "/golden/llama", folder, "config.json");
+    copy_file(SN_FIXTURES "/golden/llama", folder, "model.safetensors");
+    copy_file(SN_FIXTURES "/tokenizer/sentencepiece", folder, "tokenizer.json");
+    write_file(folder, "tokenizer_config.json", config, strlen(config));
+    return folder;
+}
+
+void api_folder_remove(char **folder) { temp_folder_remove(folder); }
+
+swarm_options *api_options(const char *key, ...) {
+    swarm_options *options = swarm_options_new();
+    va_list rest;
+    va_start(rest, key);
+    for (; key; key = va_arg(rest, const char *))
+        API(swarm_options_set(options, key, va_arg(rest, const char *), &error));
+    va_end(rest);
+    return options;
+}
+
+swarm_model *api_model(const char *folder) {
+    swarm_model *model = NULL;
+    swarm_options *options = api_options("threads", "1", NULL);
+    API(swarm_model_open(folder, options, &model, &error));
+    swarm_options_free(options);
+    return model;
+}
+
+static sn_status open_cluster_link(void *ctx, sn_link **out, sn_err *err) {
+    (void)err;
+    *out = cluster_link(ctx);
+    return SN_OK;
+}
+
+swarm_connection *api_connection(cluster *c, swarm_cancel *cancel) {
+    swarm_connection *connection = NULL;
+    REQUIRE(sn_connection_new(NULL, cancel, &connection, &err));
+    connection->open_link = open_cluster_link;
+    connection->open_link_ctx = c;
+    connection->link = cluster_link(c);
+    return connection;
+}
+
+void api_fail(const char *file, int line, const swarm_error *error) {
+    fprintf(stderr, "%s:%d: code %d: %s\n", file, line, (int)swarm_error_code(error), swarm_error_text(error));
+    abort();
+}
+
+json_t *api_json(char *text) {
+    json_error_t why;
+    json_t *value = json_loads(text, JSON_ALLOW_NUL, &why);
+    if (!value) fprintf(stderr, "no JSON: %s\n%.400s\n", why.text, text);
+    if (!value) abort();
+    swarm_free(text);
+    return value;
+}

@@ -199,9 +199,9 @@ static const sn_option_group api_group = SN_OPTION_GROUP("C API:", api_options);
 
 /* -- settings by key -- */
 
-static const sn_option_group *const groups[] = {&sn_group_model,   &sn_group_connection, &sn_group_chain,
-                                                &sn_group_device,  &sn_group_sampling,   &sn_group_draft,
-                                                &sn_group_session, &sn_group_audit,      &api_group, NULL};
+static const sn_option_group *const groups[] = {
+    &sn_group_model, &sn_group_connection, &sn_group_chain, &sn_group_device, &sn_group_sampling,
+    &sn_group_draft, &sn_group_session,    &sn_group_audit, &api_group,       NULL};
 
 /* A kind of options: its keys, and the groups in which they are looked for, since a word may mean different settings of
  * different kinds. */

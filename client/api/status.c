@@ -164,7 +164,8 @@ json_t *sn_status_json(const sn_status_row *rows, size_t n) {
     json_t *nodes = json_array(), *coverage = json_array();
     for (size_t i = 0; i < n; i++) {
         json_array_append_new(nodes, node_json(&rows[i]));
-        if (sn_status_is_first_of_model(rows, i)) json_array_append_new(coverage, coverage_json(rows, n, &rows[i].announcement));
+        if (sn_status_is_first_of_model(rows, i))
+            json_array_append_new(coverage, coverage_json(rows, n, &rows[i].announcement));
     }
     return json_pack("{so so}", "nodes", nodes, "coverage", coverage);
 }

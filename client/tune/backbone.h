@@ -15,7 +15,6 @@
 #include "client/tune/params.h"
 #include "device/device.h"
 
-
 /* Sequences whose rows are concatenated. The caller owns all memory. */
 typedef struct sn_micro_batch {
     int n_sequences, rows; /* rows: the sum of lengths */
@@ -54,7 +53,7 @@ typedef struct sn_backbone_blocks {
 typedef struct sn_backbone_local_options {
     sn_device *device; /* must outlive the backbone */
     sn_backbone_blocks blocks;
-    int tokens_max;                         /* rows of the longest sequence */
+    int tokens_max;          /* rows of the longest sequence */
     const sn_cancel *cancel; /* a run ends with SN_RETRY soon after it is set; NULL: nothing does */
 } sn_backbone_local_options;
 /* A backbone in this process. The model may be closed afterwards. */

@@ -71,7 +71,7 @@ typedef struct swarm_backbone {
     int retries; /* node failures left */
 } swarm_backbone;
 
-static bool swarm_interrupted(const swarm_backbone *s) { return s->options.interrupt && *s->options.interrupt; }
+static bool swarm_interrupted(const swarm_backbone *s) { return sn_is_cancelled(s->options.cancel); }
 
 /* -- the route */
 

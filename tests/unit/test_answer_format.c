@@ -1,0 +1,262 @@
+/* Answers taken apart by what the chat template shows: thoughts, content and calls of tools, whole and at every cut. */
+#include "model/chat/answer_format.h"
+#include "tests/support/require.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LOOP    "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content }}</u>{% else %}<a>"
+#define CALLS   "{% for c in m.tool_calls %}{% set f = c.function %}"
+#define END     "{% endfor %}</a>{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+#define CONTENT "{{ m.content }}"
+
+/* Templates in the manner of model families; `calls` is what each would write for the two calls below. */
+typedef struct family {
+    const char *name, *template, *calls;
+    bool one_call; /* its template knows one call only */
+} family;
+static const family families[] = {
+    {"tags around JSON",
+     LOOP CONTENT CALLS
+     "<tool_call>\n{\"name\": \"{{ f.name }}\", \"arguments\": {{ f.arguments | tojson }}}\n</tool_call>\n" END,
+     "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\", \"days\": 3}}\n</tool_call>\n"
+     "<tool_call>{\"name\":\"ask\",\"arguments\":{\"q\":\"a\\\"}\"}}</tool_call>",
+     false},
+    {"a list of JSON",
+     LOOP CONTENT "[TOOLS][" CALLS
+                  "{\"name\": \"{{ f.name }}\", \"arguments\": {{ f.arguments | tojson }}, \"id\": \"{{ c.id }}\"}"
+                  "{% if not loop.last %}, {% endif %}{% endfor %}]</a>{% endif %}{% endfor %}{% if "
+                  "add_generation_prompt %}<a>{% endif %}",
+     "[TOOLS][{\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\", \"days\": 3}, \"id\": \"x\"}, "
+     "{\"arguments\": {\"q\": \"a\\\"}\"}, \"name\": \"ask\"}]",
+     false},
+    {"an object by name",
+     LOOP CONTENT "<tools>[" CALLS "{\"{{ f.name }}\": {{ f.arguments | tojson }}}{% if not loop.last %}, {% endif %}"
+                  "{% endfor %}]</tools></a>{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}",
+     "<tools>[{\"weather\": {\"city\": \"Bern\", \"days\": 3}}, {\"ask\": {\"q\": \"a\\\"}\"}}]</tools>", false},
+    {"bare JSON",
+     LOOP "{% if m.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}" CONTENT CALLS
+          "{\"name\": \"{{ f.name }}\", \"parameters\": {{ f.arguments | tojson }}}" END,
+     "{\"name\": \"weather\", \"parameters\": {\"city\": \"Bern\", \"days\": 3}}", true},
+    {"a name, then JSON",
+     LOOP CONTENT
+     "<|calls|>" CALLS
+     "<|call|>functions.{{ f.name }}:{{ loop.index0 }}<|args|>{{ f.arguments | tojson }}<|end|>{% endfor %}<|done|>"
+     "</a>{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}",
+     "<|calls|><|call|>functions.weather:0<|args|>{\"city\": \"Bern\", \"days\": 3}<|end|>"
+     "<|call|>functions.ask:1<|args|>{\"q\": \"a\\\"}\"}<|end|><|done|>",
+     false},
+    {"an id, a name, JSON", LOOP CONTENT CALLS "[CALL]{{ c.id }}[NAME]{{ f.name }}[ARGS]{{ f.arguments | tojson }}" END,
+     "[CALL]a1b2[NAME]weather[ARGS]{\"city\": \"Bern\", \"days\": 3}[CALL]zz[NAME]ask[ARGS]{\"q\": \"a\\\"}\"}", false},
+    {"a tag for each argument",
+     LOOP CONTENT CALLS "<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments | items %}<parameter={{ k "
+                        "}}>\n{{ v }}\n</parameter>\n"
+                        "{% endfor %}</function>\n</tool_call>" END,
+     "<tool_call>\n<function=weather>\n<parameter=city>\nBern\n</parameter>\n<parameter=days>\n3\n</parameter>\n</"
+     "function>\n</tool_call>\n"
+     "<tool_call>\n<function=ask>\n<parameter=q>\na\"}\n</parameter>\n</function>\n</tool_call>",
+     false},
+    {"keys and values in tags",
+     LOOP CONTENT CALLS "<tool_call>{{ f.name }}\n{% for k, v in f.arguments | items %}<arg_key>{{ k "
+                        "}}</arg_key>\n<arg_value>{{ v }}</arg_value>\n"
+                        "{% endfor %}</tool_call>\n" END,
+     "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bern</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</"
+     "arg_value>\n</tool_call>\n"
+     "<tool_call>ask\n<arg_key>q</arg_key>\n<arg_value>a\"}</arg_value>\n</tool_call>",
+     false},
+    {"values that say whether they are text",
+     LOOP CONTENT "<calls>\n" CALLS
+                  "<invoke name=\"{{ f.name }}\">\n{% for k, v in f.arguments | items %}<parameter name=\"{{ k }}\" "
+                  "string=\"{{ 'true' if v is string else 'false' }}\">{{ v }}</parameter>\n{% endfor %}</invoke>\n{% "
+                  "endfor %}</calls>"
+                  "</a>{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}",
+     "<calls>\n<invoke name=\"weather\">\n<parameter name=\"city\" string=\"true\">Bern</parameter>\n<parameter "
+     "name=\"days\" string=\"false\">3"
+     "</parameter>\n</invoke>\n<invoke name=\"ask\">\n<parameter name=\"q\" "
+     "string=\"true\">a\"}</parameter>\n</invoke>\n</calls>",
+     false},
+};
+
+static const char tools_text[] =
+    "[{\"type\":\"function\",\"function\":{\"name\":\"weather\",\"parameters\":{\"type\":\"object\",\"properties\":{"
+    "\"city\":{\"type\":\"string\"},\"days\":{\"type\":\"integer\"}}}}},"
+    "{\"type\":\"function\",\"function\":{\"name\":\"ask\",\"parameters\":{\"type\":\"object\",\"properties\":{\"q\":{"
+    "\"type\":\"string\"}}}}}]";
+
+static sn_answer_format *format_of(const char *template) {
+    const sn_chat_source source = {.text = template, .len = strlen(template), .bos = "<s>", .eos = "</s>"};
+    sn_chat_template *chat = NULL;
+    sn_answer_format *format = NULL;
+    REQUIRE(sn_chat_template_parse(&source, &chat, &err));
+    REQUIRE(sn_answer_format_open(chat, &format, &err));
+    sn_chat_template_close(&chat);
+    return format;
+}
+
+static const char *text_of(const json_t *message, const char *key) {
+    const char *text = json_string_value(json_object_get(message, key));
+    return text ? text : "";
+}
+static const json_t *call_of(const json_t *message, size_t i) {
+    return json_object_get(json_array_get(json_object_get(message, "tool_calls"), i), "function");
+}
+static bool continues(const char *longer, const char *shorter) { return !strncmp(longer, shorter, strlen(shorter)); }
+
+/* What is read of a longer beginning continues what was read of a shorter one. */
+static void expect_growth(const char *what, const json_t *before, const json_t *after) {
+    cr_assert(continues(text_of(after, "content"), text_of(before, "content")), "%s: content", what);
+    cr_assert(continues(text_of(after, "reasoning_content"), text_of(before, "reasoning_content")), "%s: thought",
+              what);
+    size_t n = json_array_size(json_object_get(before, "tool_calls"));
+    cr_assert_leq(n, json_array_size(json_object_get(after, "tool_calls")), "%s: a call is gone", what);
+    for (size_t i = 0; i < n; i++) {
+        cr_assert_str_eq(text_of(call_of(after, i), "name"), text_of(call_of(before, i), "name"), "%s", what);
+        cr_assert(continues(text_of(call_of(after, i), "arguments"), text_of(call_of(before, i), "arguments")),
+                  "%s: '%s' does not continue '%s'", what, text_of(call_of(after, i), "arguments"),
+                  text_of(call_of(before, i), "arguments"));
+    }
+}
+
+/* Reads the text cut behind each of its bytes; returns the message of the whole. */
+static json_t *read_at_every_cut(const sn_answer_format *format, const char *text, const uint8_t *special,
+                                 bool thinks) {
+    json_t *tools = json_loads(tools_text, 0, NULL), *before = NULL, *after = NULL;
+    size_t len = strlen(text);
+    for (size_t cut = 0; cut <= len; cut++) {
+        if (special && cut < len && special[cut] && text[cut] != '<') continue; /* special tokens come whole */
+        const sn_answer answer = {text, special, cut, thinks, cut == len, tools};
+        REQUIRE(sn_answer_read(format, &answer, &after, &err));
+        if (before) expect_growth(text, before, after);
+        json_decref(before);
+        before = after;
+    }
+    json_decref(tools);
+    return before;
+}
+
+static void expect_calls(const family *f, const json_t *message, const char *content) {
+    static const char *const names[] = {"weather", "ask"};
+    static const char *const arguments[] = {"{\"city\": \"Bern\", \"days\": 3}", "{\"q\": \"a\\\"}\"}"};
+    cr_expect_str_eq(text_of(message, "content"), content, "%s", f->name);
+    cr_expect_eq(json_array_size(json_object_get(message, "tool_calls")), f->one_call ? 1 : 2, "%s", f->name);
+    for (size_t i = 0; i < (f->one_call ? 1 : 2); i++) {
+        json_t *got = json_loads(text_of(call_of(message, i), "arguments"), 0, NULL),
+               *want = json_loads(arguments[i], 0, NULL);
+        cr_expect_str_eq(text_of(call_of(message, i), "name"), names[i], "%s", f->name);
+        cr_expect(json_equal(got, want), "%s: %s", f->name, text_of(call_of(message, i), "arguments"));
+        json_decref(got);
+        json_decref(want);
+    }
+}
+
+Test(answer_format, reads_the_calls_that_a_template_shows_at_every_cut) {
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        const family *f = &families[i];
+        sn_answer_format *format = format_of(f->template);
+        cr_assert(sn_answer_format_calls_tools(format), "%s", f->name);
+        json_t *message = read_at_every_cut(format, f->calls, NULL, false);
+        expect_calls(f, message, "");
+        json_decref(message);
+        sn_answer_format_close(&format);
+    }
+}
+
+Test(answer_format, keeps_the_text_before_calls_and_thoughts_apart) {
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        const family *f = &families[i];
+        sn_answer_format *format = format_of(f->template);
+        char text[2048];
+        if (f->one_call) continue; /* bare JSON is the whole answer */
+        snprintf(text, sizeof text, "<think>\nWhich <tool_call>? [\n</think>\n\nI look it up. <b> %s", f->calls);
+        json_t *message = read_at_every_cut(format, text, NULL, false);
+        expect_calls(f, message, "I look it up. <b>");
+        cr_expect_str_eq(text_of(message, "reasoning_content"), "Which <tool_call>? [", "%s", f->name);
+        json_decref(message);
+        sn_answer_format_close(&format);
+    }
+}
+
+Test(answer_format, leaves_an_answer_without_calls_as_it_is) {
+    static const char *const texts[] = {"Hello.\n\n {\"name\": 1} ", "{\"a\": [1, 2]}", "a < b, [TOOL", "<tool", "  "};
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        sn_answer_format *format = format_of(families[i].template);
+        for (size_t k = 0; k < sizeof texts / sizeof *texts; k++) {
+            json_t *message = read_at_every_cut(format, texts[k], NULL, false);
+            cr_expect_str_eq(text_of(message, "content"), texts[k], "%s", families[i].name);
+            cr_expect_null(json_object_get(message, "tool_calls"), "%s: %s", families[i].name, texts[k]);
+            json_decref(message);
+        }
+        sn_answer_format_close(&format);
+    }
+}
+
+Test(answer_format, reads_no_calls_when_the_request_has_no_tools) {
+    sn_answer_format *format = format_of(families[0].template);
+    const sn_answer answer = {.text = families[0].calls, .len = strlen(families[0].calls), .ended = true};
+    json_t *message = NULL;
+    REQUIRE(sn_answer_read(format, &answer, &message, &err));
+    cr_expect_str_eq(text_of(message, "content"), families[0].calls);
+    cr_expect_null(json_object_get(message, "tool_calls"));
+    json_decref(message);
+    sn_answer_format_close(&format);
+}
+
+Test(answer_format, finds_the_marks_of_thoughts_in_the_template) {
+    static const char template[] =
+        "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content }}</u>{% else %}<a>[THINK]{{ "
+        "m.reasoning_content }}"
+        "[/THINK]{{ m.content }}</a>{% endif %}{% endfor %}{% if add_generation_prompt %}<a>[THINK]\n{% endif %}";
+    sn_answer_format *format = format_of(template);
+    static const char prompt[] = "<u>hi</u><a>[THINK]\n";
+    cr_expect(sn_answer_format_prompt_thinks(format, prompt, strlen(prompt)));
+    cr_expect_not(sn_answer_format_prompt_thinks(format, "<u>hi</u><a>", strlen("<u>hi</u><a>")));
+    json_t *message = read_at_every_cut(format, "2 + 2 is\n4[/TH] [/THINK] Four.", NULL, true);
+    cr_expect_str_eq(text_of(message, "reasoning_content"), "2 + 2 is\n4[/TH]");
+    cr_expect_str_eq(text_of(message, "content"), "Four.");
+    json_decref(message);
+    sn_answer_format_close(&format);
+}
+
+Test(answer_format, reads_channels) {
+    static const char template[] =
+        "{% for m in messages %}{% if m.role == 'user' %}<|start|>user<|message|>{{ m.content }}<|end|>{% elif "
+        "m.tool_calls %}"
+        "<|start|>assistant to=functions.{{ m.tool_calls[0].function.name }}<|channel|>commentary json<|message|>"
+        "{{ m.tool_calls[0].function.arguments | tojson }}<|call|>{% else "
+        "%}<|start|>assistant<|channel|>final<|message|>"
+        "{{ m.content }}<|return|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}";
+    static const char text[] = "<|channel|>analysis<|message|>Bern? <|end|><|start|>assistant<|channel|>commentary "
+                               "to=functions.weather <|constrain|>json<|message|>{\"city\":\"Bern\"}<|call|>"
+                               "<|start|>assistant<|channel|>final<|message|>It rains <|here|>.<|return|>";
+    uint8_t special[sizeof text] = {0};
+    for (size_t i = 0, in = 0; i < sizeof text - 1; i++) {
+        in = in ? in : !strncmp(text + i, "<|", 2) && strncmp(text + i, "<|here|>", 8);
+        special[i] = (uint8_t)in;
+        if (text[i] == '>') in = 0;
+    }
+    sn_answer_format *format = format_of(template);
+    json_t *message = read_at_every_cut(format, text, special, false);
+    cr_expect_str_eq(text_of(message, "reasoning_content"), "Bern? ");
+    cr_expect_str_eq(text_of(message, "content"), "It rains <|here|>.");
+    cr_expect_str_eq(text_of(call_of(message, 0), "name"), "weather");
+    cr_expect_str_eq(text_of(call_of(message, 0), "arguments"), "{\"city\":\"Bern\"}");
+    json_decref(message);
+    sn_answer_format_close(&format);
+}
+
+Test(answer_format, leaves_special_tokens_out_of_the_content) {
+    sn_answer_format *format = format_of(families[0].template);
+    static const char text[] = "Hi<|im_end|>";
+    const uint8_t special[] = {0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    json_t *message = read_at_every_cut(format, text, special, false);
+    cr_expect_str_eq(text_of(message, "content"), "Hi");
+    json_decref(message);
+    sn_answer_format_close(&format);
+}
+
+Test(answer_format, of_a_template_without_calls_has_none) {
+    sn_answer_format *format = format_of("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}");
+    cr_expect_not(sn_answer_format_calls_tools(format));
+    sn_answer_format_close(&format);
+}

@@ -7,6 +7,8 @@
 
 typedef struct planner {
     const sn_plan_query *query;
+    sn_plan_query tight; /* the query with the devices below, whose budgets are less by keep_free */
+    sn_plan_device tight_devices[SN_PLAN_DEVICES_MAX];
     int n; /* blocks */
     sn_tie_table ties;
     sn_plan_ledger ledger; /* of the current attempt */
@@ -18,6 +20,12 @@ static sn_status planner_init(planner *p, const sn_plan_query *query, sn_err *er
     sn_status status = sn_plan_check_query(query, err);
     if (status) return status;
     p->query = query;
+    p->tight = *query;
+    p->tight.devices = p->tight_devices;
+    for (int i = 0; i < query->n_devices; i++) {
+        p->tight_devices[i] = query->devices[i];
+        p->tight_devices[i].budget -= sn_min_size(query->devices[i].budget, query->keep_free);
+    }
     p->n = query->end - query->first;
     sn_tie_table_make(query, &p->ties);
     sn_plan_ledger_init(&p->ledger, query, &p->ties);
@@ -71,11 +79,29 @@ static bool place_runs(planner *p, size_t reserved, cuts *c) {
     return true;
 }
 
-static bool place_resident(planner *p) {
+static bool place_within_budgets(planner *p) {
     cuts c;
     if (!place_runs(p, 0, &c)) return false;
     if (c.end[0][0] == p->n || place_runs(p, largest_weights(p), &c)) return true;
     return place_runs(p, 0, &c); /* without the reserve: the table holds the last attempt */
+}
+
+static int count_devices(const planner *p) {
+    int n = 0;
+    for (int b = 0; b < p->n; b++) n += !b || p->placements[b].device != p->placements[b - 1].device;
+    return n;
+}
+
+static bool place_resident(planner *p) {
+    const sn_plan_query *query = p->query;
+    sn_block_placement placements[SN_PLAN_BLOCKS_MAX];
+    if (!place_within_budgets(p)) return false;
+    int n_devices = count_devices(p);
+    memcpy(placements, p->placements, sizeof placements);
+    p->query = &p->tight;
+    if (!place_within_budgets(p) || count_devices(p) > n_devices) memcpy(p->placements, placements, sizeof placements);
+    p->query = query;
+    return true;
 }
 
 /* ---- with offload ---- */
@@ -185,5 +211,9 @@ int sn_plan_n_fitting(const sn_plan_query *query) {
     planner p;
     if (planner_init(&p, query, NULL)) return 0;
     memset(p.preload, 0, sizeof p.preload);
+    sn_plan_ledger_init(&p.ledger, &p.tight, &p.ties);
+    int n = fill_devices(&p, NULL, NULL);
+    if (n) return n;
+    sn_plan_ledger_init(&p.ledger, query, &p.ties);
     return fill_devices(&p, NULL, NULL);
 }

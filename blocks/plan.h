@@ -13,7 +13,8 @@
  *   1. If all blocks fit on the first device, they go there.
  *   2. Else the cuts between runs are chosen so that the fewest bytes of tied weights are held twice; among those, so
  * that earlier devices get the most blocks. The first device keeps space for the largest block, unless the blocks fit
- * only without that space.
+ * only without that space. In both cases each device keeps query->keep_free
+ * bytes free, unless that takes more devices.
  *   3. If the blocks do not fit, and offload is allowed, as few blocks as possible are streamed: the last ones that are
  * not preloaded. They compute on the first device that has the space for it; the other blocks fill the devices in
  * order. Blocks that are too large for two slots stay resident.
@@ -78,6 +79,7 @@ typedef struct sn_plan_query {
     sn_residence offload; /* where blocks may be offloaded; SN_ON_DEVICE: nowhere */
     bool offload_all;     /* every block that is not preloaded is offloaded, even if all would fit */
     const char *preload;  /* blocks, "10:12,15:16" or "all"; NULL: none */
+    size_t keep_free;     /* bytes of each device that stay free if that takes no further device: for training */
 } sn_plan_query;
 
 sn_status sn_plan_auto(const sn_plan_query *query, sn_plan *out, sn_err *err) SN_MUST_USE;
@@ -87,8 +89,8 @@ sn_status sn_plan_auto(const sn_plan_query *query, sn_plan *out, sn_err *err) SN
  * wrong: a block that is not covered or covered twice, an unknown device, or devices that have too little memory. */
 sn_status sn_plan_explicit(const sn_plan_query *query, const char *map, sn_plan *out, sn_err *err) SN_MUST_USE;
 
-/* The number of blocks from query->first on (at most to query->end) that fit on the devices without offload; for
- * --blocks auto. */
+/* The number of blocks from query->first on (at most to query->end) that fit on the devices without offload, with
+ * query->keep_free bytes left free or, where then not one fits, without them; for --blocks auto. */
 int sn_plan_n_fitting(const sn_plan_query *query);
 
 /* Prints a table: a line for each run of blocks with equal placement, then one for each device. */

@@ -82,7 +82,7 @@ static sn_status segment_measure(sn_segment *g, const sn_model *model, const sn_
         sn_status status = sn_block_layout_of(model, g->device, b, &r->layout, err);
         if (status) return status;
         if (r->residence != SN_ON_DEVICE)
-            g->slot_bytes = r->layout.bytes > g->slot_bytes ? r->layout.bytes : g->slot_bytes;
+            g->slots->bytes = r->layout.bytes > g->slots->bytes ? r->layout.bytes : g->slots->bytes;
         else if (!sn_add(g->resident_bytes, r->layout.bytes, &g->resident_bytes))
             return sn_fail(err, SN_REFUSED, "blocks %d to %d are too large", g->first, b);
     }
@@ -113,26 +113,40 @@ static sn_status segment_load_block(sn_segment *g, const sn_model *model, int nu
     case SN_IN_HOST:
         return store_in_host(model, g->device, number, r, err);
     case SN_ON_DISK:
-        g->reads_disk = true;
+        g->slots->reads_disk = true;
         return store_on_disk(model, g->device, g->store, number, r, err);
     }
     return SN_OK;
 }
 
-sn_status sn_segment_load(sn_segment *g, const sn_segment_source *source, sn_device *device, const sn_scratch *scratch,
-                          int first, int end, sn_err *err) {
+sn_status sn_segment_load(sn_segment *g, const sn_segment_source *source, int first, int end, sn_err *err) {
     static _Atomic uint64_t last_id;
-    *g = (sn_segment){.device = device, .scratch = scratch, .store = source->store, .first = first, .end = end};
+    g->store = source->store;
+    g->first = first;
+    g->end = end;
     g->id = atomic_fetch_add(&last_id, 1) + 1;
     sn_status status = sn_calloc(&g->blocks, (size_t)(end - first), sizeof *g->blocks, err);
     if (!status) status = segment_measure(g, source->model, source->plan, err);
     if (!status) status = segment_reserve(g, err);
     for (int b = first; b < end && !status; b++) status = segment_load_block(g, source->model, b, err);
-    for (int i = 0; i < 2 && g->slot_bytes && !status; i++) {
-        status = device->ops->alloc(device, g->slot_bytes, &g->slots[i], err);
-        if (!status && g->reads_disk) status = device->ops->host_alloc(device, g->slot_bytes, &g->staging[i], err);
+    return status;
+}
+
+sn_status sn_slots_alloc(sn_slots *s, sn_device *device, sn_err *err) {
+    sn_status status = SN_OK;
+    for (int i = 0; i < 2 && s->bytes && !status; i++) {
+        status = device->ops->alloc(device, s->bytes, &s->at[i], err);
+        if (!status && s->reads_disk) status = device->ops->host_alloc(device, s->bytes, &s->staging[i], err);
     }
     return status;
+}
+
+void sn_slots_free(sn_slots *s, sn_device *device) {
+    for (int i = 0; i < 2; i++) {
+        if (s->at[i]) device->ops->free(device, s->at[i], s->bytes);
+        if (s->staging[i]) device->ops->host_free(device, s->staging[i], s->bytes);
+    }
+    *s = (sn_slots){0};
 }
 
 void sn_segment_unload(sn_segment *g) {
@@ -144,17 +158,13 @@ void sn_segment_unload(sn_segment *g) {
         else
             g->device->ops->host_free(g->device, r->image, r->layout.bytes);
     }
-    for (int i = 0; i < 2; i++) {
-        if (g->slots[i]) g->device->ops->free(g->device, g->slots[i], g->slot_bytes);
-        if (g->staging[i]) g->device->ops->host_free(g->device, g->staging[i], g->slot_bytes);
-    }
     if (g->resident) g->device->ops->free(g->device, g->resident, g->resident_bytes);
     free(g->blocks);
     *g = (sn_segment){0};
 }
 
 size_t sn_segment_bytes(const sn_segment *g) {
-    size_t bytes = g->slots[0] ? 2 * g->slot_bytes : 0;
+    size_t bytes = 0;
     for (int b = g->first; b < g->end; b++)
         if (g->blocks[b - g->first].residence == SN_ON_DEVICE) bytes += g->blocks[b - g->first].layout.bytes;
     return bytes;
@@ -173,14 +183,15 @@ static int segment_next_streamed(const sn_segment *g, int b, int end, int step) 
 static sn_status segment_begin_copy(sn_segment *g, int b, int slot, sn_err *err) {
     const sn_block_storage *r = &g->blocks[b - g->first];
     const sn_device_ops *ops = g->device->ops;
+    sn_slots *s = g->slots;
     const void *host = r->image;
     if (r->residence == SN_ON_DISK) {
-        sn_status status = g->fences[slot] ? ops->copy_wait(g->device, g->fences[slot], err) : SN_OK;
-        if (!status) status = sn_offload_store_get(g->store, &r->key, g->staging[slot], r->layout.bytes, err);
+        sn_status status = s->fences[slot] ? ops->copy_wait(g->device, s->fences[slot], err) : SN_OK;
+        if (!status) status = sn_offload_store_get(g->store, &r->key, s->staging[slot], r->layout.bytes, err);
         if (status) return status;
-        host = g->staging[slot];
+        host = s->staging[slot];
     }
-    return ops->copy_begin(g->device, g->slots[slot], host, r->layout.bytes, &g->fences[slot], err);
+    return ops->copy_begin(g->device, s->at[slot], host, r->layout.bytes, &s->fences[slot], err);
 }
 
 sn_status sn_segment_walk(sn_segment *g, int first, int end, bool backwards, sn_block_visitor visit, void *ctx,
@@ -192,8 +203,8 @@ sn_status sn_segment_walk(sn_segment *g, int first, int end, bool backwards, sn_
         const sn_block_storage *r = &g->blocks[b - g->first];
         const void *image = r->image;
         if (b == next) {
-            image = g->slots[slot];
-            status = g->device->ops->copy_join(g->device, g->fences[slot], err);
+            image = g->slots->at[slot];
+            status = g->device->ops->copy_join(g->device, g->slots->fences[slot], err);
             next = segment_next_streamed(g, b + step, to, step);
             slot ^= 1;
             if (!status && next != to) status = segment_begin_copy(g, next, slot, err);
@@ -257,8 +268,11 @@ sn_status sn_segment_forward(sn_segment *g, const sn_hparams *hp, int first, int
     /* Streamed blocks change their addresses from batch to batch, and adapters add operations: neither is recorded. */
     if (!streams && !adapters)
         own.graph_key = g->id << 32 | (uint64_t)(first - g->first) << 16 | (uint64_t)(end - g->first);
-    sn_status status = g->device->ops->batch_begin(g->device, &own, &replayed, err);
-    if (!status && !replayed) status = sn_segment_walk(g, first, end, false, visit_forward, &visit, err);
-    if (!status) status = g->device->ops->batch_end(g->device, err);
+    sn_status status = SN_RETRY;
+    for (int i = 0; i < 2 && status == SN_RETRY; i++) { /* SN_RETRY: it was not captured, and not run */
+        status = g->device->ops->batch_begin(g->device, &own, &replayed, err);
+        if (!status && !replayed) status = sn_segment_walk(g, first, end, false, visit_forward, &visit, err);
+        if (!status) status = g->device->ops->batch_end(g->device, err);
+    }
     return status;
 }

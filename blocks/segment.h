@@ -20,20 +20,29 @@ typedef struct sn_block_storage {
     sn_hash key; /* SN_ON_DISK: the key in the offload store */
 } sn_block_storage;
 
+/* Where streamed blocks lie on a device; its segments share them, one after the other. */
+typedef struct sn_slots {
+    size_t bytes;       /* of each: the largest streamed block's; 0: nothing is streamed */
+    bool reads_disk;    /* staging is needed */
+    void *at[2];        /* device */
+    void *staging[2];   /* host: what was read from disk for the slot of the same number */
+    sn_fence fences[2]; /* of the last copy to each slot */
+} sn_slots;
+
+/* Allocates what the segments that were loaded with these slots need. After a failure, too, the caller frees. */
+sn_status sn_slots_alloc(sn_slots *slots, sn_device *device, sn_err *err) SN_MUST_USE;
+void sn_slots_free(sn_slots *slots, sn_device *device);
+
 typedef struct sn_segment {
     sn_device *device;
     const sn_scratch *scratch; /* of the device, shared by its segments */
+    sn_slots *slots;           /* likewise */
     sn_offload_store *store;   /* NULL: no block is on disk */
     int first, end;            /* blocks */
     uint64_t id;               /* unique in this process */
     sn_block_storage *blocks;  /* [end - first] */
     void *resident; /* device->host_visible: the images of all SN_ON_DEVICE blocks, in one piece; else NULL */
     size_t resident_bytes;
-    void *slots[2];     /* device, slot_bytes each; NULL: nothing is streamed */
-    void *staging[2];   /* host: what was read from disk for the slot of the same number */
-    sn_fence fences[2]; /* of the last copy to each slot */
-    size_t slot_bytes;
-    bool reads_disk;
 } sn_segment;
 
 /* What all segments of a span are loaded from. */
@@ -43,11 +52,12 @@ typedef struct sn_segment_source {
     sn_offload_store *store; /* for blocks on disk; else NULL */
 } sn_segment_source;
 
-/* Loads blocks [first, end) to the device. After a failure, too, the caller unloads. */
-sn_status sn_segment_load(sn_segment *segment, const sn_segment_source *source, sn_device *device,
-                          const sn_scratch *scratch, int first, int end, sn_err *err) SN_MUST_USE;
+/* Loads blocks [first, end) to segment->device, where its scratch and its slots belong. Before the first pass, slots
+ * are allocated for all segments of the device. After a failure, too, the caller unloads. */
+sn_status sn_segment_load(sn_segment *segment, const sn_segment_source *source, int first, int end,
+                          sn_err *err) SN_MUST_USE;
 void sn_segment_unload(sn_segment *segment);        /* accepts a zeroed or partly loaded segment */
-size_t sn_segment_bytes(const sn_segment *segment); /* of the device's memory */
+size_t sn_segment_bytes(const sn_segment *segment); /* of the device's memory, without the slots */
 
 /* Replaces scratch->x (n_rows, n_embd) by its value after blocks [first, end) of the segment. adapters: one for each
  * block of the segment, or NULL. Aborts the process when a tensor that attention uses does not lie on the segment's

@@ -20,19 +20,28 @@
 
 /* ---- scratch ---- */
 
-enum { N_BUFFERS = 13 };
+enum { N_BUFFERS = 15 };
 
 typedef struct scratch_buffer {
     float **at;
     size_t width; /* elements of a row */
 } scratch_buffer;
 
-/* The buffers of a scratch that every forward pass needs. */
+/* The longest row that a matrix reads or writes. */
+static size_t widest_row(const sn_hparams *hp) {
+    size_t q = (size_t)hp->n_heads * (size_t)hp->head_dim, widest = (size_t)hp->n_embd;
+    if (q > widest) widest = q;
+    return (size_t)hp->n_ff > widest ? (size_t)hp->n_ff : widest;
+}
+
+/* The buffers of a scratch. */
 static void scratch_buffers(const sn_hparams *hp, sn_scratch *s, scratch_buffer out[N_BUFFERS]) {
     size_t embd = (size_t)hp->n_embd, dim = (size_t)hp->head_dim, rope = (size_t)hp->rope_dim;
     size_t q = (size_t)hp->n_heads * dim, kv = (size_t)hp->n_kv_heads * dim;
     size_t used = (size_t)hp->n_experts_used, ff = (size_t)hp->n_ff * (used ? used : 1);
-    const scratch_buffer all[N_BUFFERS] = {{&s->x, embd},
+    const scratch_buffer all[N_BUFFERS] = {{&s->lora_mid, SN_LORA_RANK_MAX},
+                                           {&s->lora_out, widest_row(hp)},
+                                           {&s->x, embd},
                                            {&s->h, embd},
                                            {&s->ffn_input, hp->parallel ? embd : 0},
                                            {&s->q, q},
@@ -46,13 +55,6 @@ static void scratch_buffers(const sn_hparams *hp, sn_scratch *s, scratch_buffer 
                                            {&s->router_out, hp->n_experts ? sn_moe_router_width(hp) : 0},
                                            {&s->expert_out, used * embd}};
     memcpy(out, all, sizeof all);
-}
-
-/* The longest row that a matrix reads or writes. */
-static size_t widest_row(const sn_hparams *hp) {
-    size_t q = (size_t)hp->n_heads * (size_t)hp->head_dim, widest = (size_t)hp->n_embd;
-    if (q > widest) widest = q;
-    return (size_t)hp->n_ff > widest ? (size_t)hp->n_ff : widest;
 }
 
 static size_t buffer_bytes(size_t width) { return sn_round_up(width * SN_SPAN_ROWS_MAX * sizeof(float), 64); }
@@ -69,13 +71,19 @@ static size_t scratch_bytes(const sn_hparams *hp) {
     return bytes;
 }
 
+static sn_device_limits span_limits(const sn_hparams *hp) {
+    return (sn_device_limits){.rows = SN_SPAN_ROWS_MAX,
+                              .width = (int)widest_row(hp),
+                              .context = hp->n_ctx,
+                              .heads = hp->n_heads,
+                              .head_dim = hp->head_dim,
+                              .experts = hp->n_experts,
+                              .experts_used = hp->n_experts_used};
+}
+
 static sn_status span_device_init(sn_span_device *h, const sn_hparams *hp, sn_err *err) {
     scratch_buffer buffers[N_BUFFERS];
-    const sn_device_limits limits = {.rows = SN_SPAN_ROWS_MAX,
-                                     .width = (int)widest_row(hp),
-                                     .context = hp->n_ctx,
-                                     .experts = hp->n_experts,
-                                     .experts_used = hp->n_experts_used};
+    const sn_device_limits limits = span_limits(hp);
     h->bytes = scratch_bytes(hp);
     sn_status status = h->device->ops->prepare(h->device, &limits, err);
     if (!status) status = h->device->ops->alloc(h->device, h->bytes, &h->memory, err);
@@ -86,23 +94,13 @@ static sn_status span_device_init(sn_span_device *h, const sn_hparams *hp, sn_er
     return SN_OK;
 }
 
-/* Allocates the buffers that only passes with an adapter need, at the first of them. */
-static sn_status span_device_add_adapter(sn_span_device *h, const sn_hparams *hp, sn_err *err) {
-    size_t low = buffer_bytes(SN_LORA_RANK_MAX);
-    if (h->adapter_memory) return SN_OK;
-    h->adapter_bytes = low + buffer_bytes(widest_row(hp));
-    sn_status status = h->device->ops->alloc(h->device, h->adapter_bytes, &h->adapter_memory, err);
-    if (status) return status;
-    h->scratch.lora_mid = h->adapter_memory;
-    h->scratch.lora_out = h->scratch.lora_mid + low / sizeof(float);
-    return SN_OK;
-}
-
 /* ---- loading ---- */
 
 sn_status sn_span_costs(const sn_model *model, const sn_device *device, int first, int end, size_t kv_budget,
                         sn_block_cost *costs, size_t *scratch, sn_err *err) {
-    *scratch = scratch_bytes(sn_model_hparams(model));
+    const sn_device_limits limits = span_limits(sn_model_hparams(model));
+    if (!sn_add(scratch_bytes(sn_model_hparams(model)), device->ops->prepare_bytes(device, &limits), scratch))
+        *scratch = SIZE_MAX;
     for (int b = first; b < end; b++) {
         sn_block_layout layout;
         sn_status status = sn_block_layout_of(model, device, b, &layout, err);
@@ -124,7 +122,9 @@ static sn_status load_segments(sn_span *span, const sn_segment_source *source, s
             return sn_fail(err, SN_REFUSED, "the blocks change devices more than %d times: give a simpler --device-map",
                            SN_KV_PARTS_MAX - 1);
         sn_span_device *h = &span->devices[device];
-        status = sn_segment_load(&span->segments[span->n_segments++], source, h->device, &h->scratch, b, next, err);
+        sn_segment *segment = &span->segments[span->n_segments++];
+        *segment = (sn_segment){.device = h->device, .scratch = &h->scratch, .slots = &h->slots};
+        status = sn_segment_load(segment, source, b, next, err);
         if (!status && progress) progress(ctx, next - span->first, span->end - span->first);
     }
     return status;
@@ -154,6 +154,8 @@ sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_devic
         status = span_device_init(&span->devices[i], hp, err);
     }
     if (!status) status = load_segments(span, &source, progress, ctx, err);
+    for (int i = 0; i < span->n_devices && !status; i++)
+        status = sn_slots_alloc(&span->devices[i].slots, devices[i], err);
     if (status) sn_span_free(&span);
     *out = span;
     return status;
@@ -174,9 +176,9 @@ void sn_span_free(sn_span **span) {
     if (!s) return;
     for (int i = 0; i < s->n_segments; i++) sn_segment_unload(&s->segments[i]);
     for (int i = 0; i < s->n_devices; i++) {
-        const sn_span_device *h = &s->devices[i];
+        sn_span_device *h = &s->devices[i];
+        sn_slots_free(&h->slots, h->device);
         if (h->memory) h->device->ops->free(h->device, h->memory, h->bytes);
-        if (h->adapter_memory) h->device->ops->free(h->device, h->adapter_memory, h->adapter_bytes);
     }
     free(s->hashes);
     free(s->cos_sin);
@@ -199,9 +201,15 @@ sn_span_info sn_span_describe(const sn_span *span) {
 
 size_t sn_span_bytes(const sn_span *span) {
     size_t bytes = 0;
-    for (int i = 0; i < span->n_devices; i++) bytes += span->devices[i].bytes;
+    for (int i = 0; i < span->n_devices; i++) bytes += span->devices[i].bytes + 2 * span->devices[i].slots.bytes;
     for (int i = 0; i < span->n_segments; i++) bytes += sn_segment_bytes(&span->segments[i]);
     return bytes;
+}
+
+size_t sn_span_memory_left(const sn_span *span) {
+    size_t left = SIZE_MAX;
+    for (int i = 0; i < span->n_devices; i++) left = sn_min_size(left, sn_device_memory_left(span->devices[i].device));
+    return left;
 }
 
 uint32_t sn_span_lost_devices(const sn_span *span) {
@@ -422,8 +430,6 @@ sn_status sn_span_forward_adapter(sn_span *span, int first, int end, const sn_ad
         assert(sequences[i].n_rows > 0 && pass.n_rows + sequences[i].n_rows <= SN_SPAN_ROWS_MAX);
         pass.n_rows += sequences[i].n_rows;
     }
-    for (int i = 0; i < span->n_devices && adapter && !status; i++)
-        status = span_device_add_adapter(&span->devices[i], &span->hp, err);
     for (int i = 0; i < span->n_segments && !status; i++) {
         if (span->segments[i].end <= first || span->segments[i].first >= end) continue;
         sn_span_device *next = sn_span_device_of(span, &span->segments[i]);

@@ -38,7 +38,8 @@ sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_devic
 void sn_span_free(sn_span **span); /* accepts NULL; KV pools and adapters of the span must be freed before */
 
 /* The costs of blocks [first, end) on a device, as input for a plan: bytes of weights in the device's layout, and an
- * equal share of the KV budget each. costs: [end - first]. *scratch: bytes of activations that a device needs once. */
+ * equal share of the KV budget each. costs: [end - first]. *scratch: bytes that a device needs once: for activations,
+ * and for itself (prepare_bytes of device.h). */
 sn_status sn_span_costs(const sn_model *model, const sn_device *device, int first, int end, size_t kv_budget,
                         sn_block_cost *costs, size_t *scratch, sn_err *err) SN_MUST_USE;
 
@@ -51,6 +52,9 @@ const sn_hash *sn_span_block_hash(const sn_span *span, int block); /* block: its
 /* Whether the block's weights have this hash (sn_model_block_hash), in whatever type keys and values are kept. */
 bool sn_span_has_weights(const sn_span *span, int block, const sn_hash *weights);
 size_t sn_span_bytes(const sn_span *span); /* of the devices' memory: weights and scratch */
+
+/* Bytes that may still be allocated of the device that has least left (device.h: memory_max). Device thread. */
+size_t sn_span_memory_left(const sn_span *span);
 
 /* The longest range of blocks whose devices work (device.h: `lost`), of equal ones the first; *first == *end: none.
  * Device thread. */

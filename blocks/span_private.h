@@ -10,10 +10,9 @@
 typedef struct sn_span_device {
     sn_device *device;
     sn_scratch scratch;
+    sn_slots slots;
     void *memory; /* device: the buffers of scratch */
     size_t bytes;
-    void *adapter_memory; /* device: lora_mid and lora_out; NULL until the first pass with an adapter */
-    size_t adapter_bytes;
 } sn_span_device;
 
 struct sn_span {

@@ -19,24 +19,13 @@
 #include "base/mem.h"
 #include "blocks/moe.h"
 #include "blocks/saved_activations.h"
+#include "blocks/train_device.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { N_BUFFERS = 35, ROWS_MULTIPLE = 8 /* the kernels compute 8 rows at once */ };
-
-/* A device of the span: activations, gradients and KV pages (of one block) of one sequence. */
-typedef struct train_device {
-    sn_device *device;
-    sn_grad_scratch scratch;
-    void *memory; /* device: the buffers of scratch, then the KV pages */
-    size_t bytes;
-    void **pages;
-    float *grads; /* device: gradients of one block's LoRA matrices; reallocated when a block has more */
-    size_t grads_bytes;
-    bool has_cos_sin; /* the rope tables are uploaded */
-} train_device;
+enum { ROWS_MULTIPLE = 8 /* the kernels compute 8 rows at once */ };
 
 typedef enum train_stage { STAGE_FORWARD, STAGE_RECOMPUTE, STAGE_HALVES, STAGE_QKV } train_stage;
 
@@ -61,7 +50,7 @@ struct sn_train {
     sn_span *span;
     train_run run;
     int tokens_max;
-    train_device devices[SN_PLAN_DEVICES_MAX];
+    sn_train_device devices[SN_PLAN_DEVICES_MAX];
     float *block_inputs;              /* (blocks, tokens_max, n_embd) */
     float *cos_sin, *cos_sin_inverse; /* (n_ropes, tokens_max, rope_dim) */
     float *zeros;                     /* [n_zeros], to clear grads with */
@@ -69,79 +58,6 @@ struct sn_train {
 };
 
 /* ---- memory ---- */
-
-static size_t count_pages(int tokens) { return ((size_t)tokens + SN_KV_PAGE_TOKENS - 1) / SN_KV_PAGE_TOKENS; }
-static sn_kv_shape train_kv_shape(const sn_hparams *hp) {
-    return (sn_kv_shape){1, hp->n_kv_heads, hp->head_dim, SN_KV_PAGE_TOKENS, SN_KV_F32};
-}
-
-/* The members of sn_grad_scratch with the elements per row of each. Returns the widest row that a matrix reads or
- * writes.
- */
-static size_t train_buffers(const sn_hparams *hp, sn_grad_scratch *s, float **buffer[N_BUFFERS],
-                            size_t width[N_BUFFERS]) {
-    size_t embd = (size_t)hp->n_embd, ff = (size_t)hp->n_ff, q = (size_t)hp->n_heads * (size_t)hp->head_dim;
-    size_t kv = (size_t)hp->n_kv_heads * (size_t)hp->head_dim, rope = (size_t)hp->rope_dim;
-    size_t widest = embd > q ? embd : q, post_norm = hp->post_norm ? embd : 0, rope2 = hp->n_ropes > 1 ? rope : 0;
-    size_t used = (size_t)hp->n_experts_used, expert_out = used * embd;
-    if (ff > widest) widest = ff;
-    if (used) ff *= used;
-    const struct {
-        float **at;
-        size_t width;
-    } all[N_BUFFERS] = {{&s->x, embd},
-                        {&s->mid, embd},
-                        {&s->h1, embd},
-                        {&s->h2, embd},
-                        {&s->dy, embd},
-                        {&s->dh, embd},
-                        {&s->q0, q},
-                        {&s->q, q},
-                        {&s->attn, q},
-                        {&s->dq, q},
-                        {&s->dattn, q},
-                        {&s->k0, kv},
-                        {&s->k, kv},
-                        {&s->v, kv},
-                        {&s->dk, kv},
-                        {&s->dv, kv},
-                        {&s->gate, ff},
-                        {&s->up, ff},
-                        {&s->act, ff},
-                        {&s->dgate, ff},
-                        {&s->dup, ff},
-                        {&s->lora_mid, SN_LORA_RANK_MAX},
-                        {&s->dlora_mid, SN_LORA_RANK_MAX},
-                        {&s->lora_out, widest},
-                        {&s->o1, post_norm},
-                        {&s->o2, post_norm},
-                        {&s->cos_sin[0], rope},
-                        {&s->cos_sin_inverse[0], rope},
-                        {&s->cos_sin[1], rope2},
-                        {&s->cos_sin_inverse[1], rope2},
-                        {&s->logits, (size_t)hp->n_experts},
-                        {&s->expert_weights, used},
-                        {&s->expert_ids, used},
-                        {&s->dexpert_weights, used},
-                        {&s->expert_out, expert_out}};
-    for (int i = 0; i < N_BUFFERS; i++) {
-        buffer[i] = all[i].at;
-        width[i] = all[i].width;
-    }
-    return widest;
-}
-
-static size_t buffer_bytes(size_t width, int tokens) { return sn_round_up(width * (size_t)tokens * sizeof(float), 64); }
-
-static size_t train_device_bytes(const sn_hparams *hp, const sn_device *device, int tokens) {
-    sn_grad_scratch none;
-    float **buffer[N_BUFFERS];
-    size_t width[N_BUFFERS], bytes = 0;
-    const sn_kv_shape shape = train_kv_shape(hp);
-    train_buffers(hp, &none, buffer, width);
-    for (int i = 0; i < N_BUFFERS; i++) bytes += buffer_bytes(width[i], tokens);
-    return bytes + count_pages(tokens) * device->ops->kv_page_bytes(device, &shape);
-}
 
 static size_t train_host_floats(const sn_span *span, int tokens) {
     return (size_t)tokens * ((size_t)(span->end - span->first) * (size_t)span->hp.n_embd +
@@ -151,31 +67,8 @@ static size_t train_host_floats(const sn_span *span, int tokens) {
 size_t sn_train_bytes(const sn_span *span, int tokens_max) {
     size_t bytes = train_host_floats(span, tokens_max) * sizeof(float);
     for (int i = 0; i < span->n_devices; i++)
-        bytes += train_device_bytes(&span->hp, span->devices[i].device, tokens_max);
+        bytes += sn_train_device_bytes(&span->hp, span->devices[i].device, tokens_max);
     return bytes;
-}
-
-static sn_status train_device_init(const sn_hparams *hp, sn_device *device, int tokens, train_device *h, sn_err *err) {
-    float **buffer[N_BUFFERS];
-    size_t width[N_BUFFERS], widest = train_buffers(hp, &h->scratch, buffer, width), n_pages = count_pages(tokens);
-    const sn_kv_shape shape = train_kv_shape(hp);
-    sn_device_limits limits = {.rows = tokens,
-                               .width = (int)widest,
-                               .context = tokens,
-                               .experts = hp->n_experts,
-                               .experts_used = hp->n_experts_used};
-    h->device = device;
-    h->bytes = train_device_bytes(hp, device, tokens);
-    sn_status status = sn_calloc(&h->pages, n_pages, sizeof *h->pages, err);
-    if (!status) status = device->ops->prepare(device, &limits, err);
-    if (!status) status = device->ops->alloc(device, h->bytes, &h->memory, err);
-    if (status) return status;
-    char *at = h->memory;
-    for (int i = 0; i < N_BUFFERS; at += buffer_bytes(width[i++], tokens)) *buffer[i] = (float *)(void *)at;
-    h->scratch.dlogits = h->scratch.logits;
-    h->scratch.dexpert_out = h->scratch.expert_out;
-    for (size_t p = 0; p < n_pages; p++, at += device->ops->kv_page_bytes(device, &shape)) h->pages[p] = at;
-    return SN_OK;
 }
 
 sn_status sn_train_new(sn_span *span, int tokens_max, sn_train **out, sn_err *err) {
@@ -199,7 +92,7 @@ sn_status sn_train_new(sn_span *span, int tokens_max, sn_train **out, sn_err *er
             t->cos_sin_inverse[p * width + i] = i % 2 ? -t->cos_sin[p * width + i] : t->cos_sin[p * width + i];
     }
     for (int i = 0; i < span->n_devices && !status; i++)
-        status = train_device_init(&span->hp, span->devices[i].device, tokens_max, &t->devices[i], err);
+        status = sn_train_device_init(&span->hp, span->devices[i].device, tokens_max, &t->devices[i], err);
     if (status) sn_train_free(&t);
     *out = t;
     return status;
@@ -209,12 +102,7 @@ void sn_train_free(sn_train **train) {
     sn_train *t = *train;
     if (!t) return;
     sn_saved_activations_free(&t->run.made);
-    for (int i = 0; i < SN_PLAN_DEVICES_MAX; i++) {
-        train_device *h = &t->devices[i];
-        if (h->device) h->device->ops->free(h->device, h->memory, h->bytes);
-        if (h->device) h->device->ops->free(h->device, h->grads, h->grads_bytes);
-        free(h->pages);
-    }
+    for (int i = 0; i < SN_PLAN_DEVICES_MAX; i++) sn_train_device_fini(&t->devices[i]);
     free(t->block_inputs);
     free(t->cos_sin);
     free(t->cos_sin_inverse);
@@ -229,7 +117,7 @@ void sn_train_free(sn_train **train) {
 typedef struct piece {
     sn_train *train;
     const train_run *run;
-    train_device *dev;
+    sn_train_device *dev;
     sn_segment *segment;
     int first, end, row, n;
     train_stage stage, last;
@@ -251,13 +139,13 @@ static float *piece_block_input(const piece *p, int block) {
  * are saved. */
 static sn_grad_scratch piece_scratch(const piece *p, int block) {
     sn_grad_scratch s = p->dev->scratch;
-    float **buffer[N_BUFFERS];
-    size_t width[N_BUFFERS];
+    float **buffer[SN_TRAIN_BUFFERS];
+    size_t width[SN_TRAIN_BUFFERS];
     if (p->run->saved) sn_saved_activations_bind_inner(p->run->saved, block, &s);
     s.dlogits = p->dev->scratch.logits;
     s.dexpert_out = p->dev->scratch.expert_out;
-    train_buffers(&p->train->span->hp, &s, buffer, width);
-    for (int i = 0; i < N_BUFFERS; i++)
+    sn_train_buffers(&p->train->span->hp, &s, buffer, width);
+    for (int i = 0; i < SN_TRAIN_BUFFERS; i++)
         if (width[i]) *buffer[i] += (size_t)p->row * width[i];
     if (s.dlogits) s.dlogits += (size_t)p->row * (size_t)p->train->span->hp.n_experts;
     if (s.dexpert_out)
@@ -265,8 +153,8 @@ static sn_grad_scratch piece_scratch(const piece *p, int block) {
     return s;
 }
 
-static train_device *train_device_of(sn_train *t, const sn_segment *segment) {
-    train_device *h = t->devices;
+static sn_train_device *train_device_of(sn_train *t, const sn_segment *segment) {
+    sn_train_device *h = t->devices;
     while (h->device != segment->device) h++;
     return h;
 }
@@ -295,7 +183,7 @@ static sn_status piece_enter(const piece *p, const sn_tensor *outside, int neigh
         return piece_upload(p, outside, piece_rows(p, to), err);
     const sn_segment *g = p->train->span->segments;
     while (neighbour < g->first || neighbour >= g->end) g++;
-    train_device *other = train_device_of(p->train, g);
+    sn_train_device *other = train_device_of(p->train, g);
     sn_tensor at = {.name = outside->name,
                     .device = other->device,
                     .data = *(float **)(void *)((char *)&other->scratch + offset),
@@ -322,7 +210,7 @@ static sn_status piece_upload_rope(const piece *p, sn_err *err) {
 
 /* Zeroes `floats` gradients on the piece's device, allocating them first if needed. */
 static sn_status piece_clear_grads(const piece *p, size_t floats, sn_err *err) {
-    train_device *h = p->dev;
+    sn_train_device *h = p->dev;
     sn_train *t = p->train;
     size_t bytes = floats * sizeof(float);
     if (bytes > h->grads_bytes) {
@@ -445,7 +333,7 @@ static sn_status visit_block(void *ctx, int number, const sn_block *block, sn_er
 static sn_status piece_run(piece *p, sn_err *err) {
     sn_device *d = p->segment->device;
     bool replayed;
-    p->shape = train_kv_shape(&p->train->span->hp);
+    p->shape = sn_train_kv_shape(&p->train->span->hp);
     p->sequence = (sn_sequence){p->dev->pages, p->row, 0, p->n};
     const sn_batch batch = {&p->shape, p->n, 1, &p->sequence, 0};
     SN_TRY(piece_upload_rope(p, err));

@@ -18,6 +18,10 @@ typedef struct sn_train sn_train;
 sn_status sn_train_new(sn_span *span, int tokens_max, sn_train **out, sn_err *err) SN_MUST_USE;
 void sn_train_free(sn_train **train);                       /* accepts NULL */
 size_t sn_train_bytes(const sn_span *span, int tokens_max); /* what sn_train_new allocates, on devices and host */
+/* Whether each device has memory left within its limit (device.h: memory_max) for such an sn_train, and for passes of
+ * it with this adapter (NULL: none). SN_RETRY: not now; the sentence names the device. */
+sn_status sn_train_check_memory(const sn_span *span, int tokens_max, const sn_adapter *adapter,
+                                sn_err *err) SN_MUST_USE;
 
 /* The saved activations of one sequence: the inputs of each block, on the host, so that the backward pass needs no
  * second forward pass; and, where memory allows, the inner (intermediate) activations of the blocks, on their devices,

@@ -1,3 +1,5 @@
+/* What all backends share: the table of backends, names of devices, opening and listing them, joining limits, and the
+ * count of the memory that is allocated of a device. */
 #include "device/device.h"
 
 #include "base/log.h"
@@ -135,8 +137,46 @@ void sn_device_close(sn_device **device) {
     *device = NULL;
 }
 
+static int max_int(int a, int b) { return a > b ? a : b; }
+
+sn_device_limits sn_device_limits_join(const sn_device_limits *a, const sn_device_limits *b) {
+    int rows = max_int(a->rows, b->rows);
+    return (sn_device_limits){.rows = rows,
+                              .width = max_int(a->width, b->width),
+                              .context = max_int(a->context, b->context),
+                              .sequences =
+                                  max_int(a->sequences ? a->sequences : a->rows, b->sequences ? b->sequences : b->rows),
+                              .heads = max_int(a->heads, b->heads),
+                              .head_dim = max_int(a->head_dim, b->head_dim),
+                              .experts = max_int(a->experts, b->experts),
+                              .experts_used = max_int(a->experts_used, b->experts_used),
+                              .grad_tokens = max_int(a->grad_tokens, b->grad_tokens)};
+}
+
+size_t sn_device_memory_max(const sn_device_options *options) {
+    return options && options->memory_max ? options->memory_max : SIZE_MAX;
+}
+
+size_t sn_device_memory_left(const sn_device *d) {
+    return d->memory_max == SIZE_MAX ? SIZE_MAX : d->memory_max - d->memory_used;
+}
+
+sn_status sn_device_take_memory(sn_device *d, size_t bytes, sn_err *err) {
+    char name[32], wanted[32], most[32], used[32];
+    if (bytes > sn_device_memory_left(d))
+        return sn_fail(err, SN_STOP,
+                       "%s may use %s of its memory, %s are in use, and %s more do not fit: give a larger "
+                       "--device-memory, fewer blocks or a smaller --kv-memory",
+                       sn_device_id_name(d->id, name), sn_format_size(d->memory_max, most),
+                       sn_format_size(d->memory_used, used), sn_format_size(bytes, wanted));
+    d->memory_used += bytes;
+    return SN_OK;
+}
+
+void sn_device_give_memory(sn_device *d, size_t bytes) { d->memory_used -= bytes; }
+
 sn_status sn_device_try(sn_device_id id, const sn_device_options *options, sn_err *err) {
-    enum { BYTES = 4096 };
+    enum { BYTES = SN_DEVICE_TRY_BYTES };
     uint8_t there[BYTES], back[BYTES] = {0};
     char name[32];
     void *memory = NULL;

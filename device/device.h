@@ -82,12 +82,14 @@ typedef struct sn_device_options {
     int threads; /* cpu: workers, the calling thread included; 0: one per core */
     /* cpu, for tests and reports: one of sn_isa_words, or NULL for the best of this machine. */
     const char *isa;
-    int timeout_ms; /* limit of every wait for the device; 0: 60,000 */
+    int timeout_ms;    /* limit of every wait for the device; 0: 60,000 */
+    size_t memory_max; /* bytes of its memory that may be allocated; 0: as many as it has */
 } sn_device_options;
 
 /* options may be NULL. SN_REFUSED with the reason when there is no such device. */
 sn_status sn_device_open(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err) SN_MUST_USE;
 void sn_device_close(sn_device **device); /* accepts NULL in *device; the caller has freed all its allocations */
+enum { SN_DEVICE_TRY_BYTES = 4096 };      /* of its memory that a try takes */
 /* Whether the device works now: opens it once more, copies bytes to it and back, and closes it. For a device that was
  * lost; what has it open is not touched. Any thread. */
 sn_status sn_device_try(sn_device_id id, const sn_device_options *options, sn_err *err) SN_MUST_USE;
@@ -99,8 +101,13 @@ typedef struct sn_device_limits {
     int rows;                  /* of one call */
     int width;                 /* elements of a row of any input or output */
     int context;               /* positions that attention attends to */
+    int sequences;             /* of one batch; 0: as many as rows */
+    int heads, head_dim;       /* query heads of attention, and elements of each */
     int experts, experts_used; /* of a mixture of experts, and of these per row; 0: no mixture */
+    int grad_tokens;           /* of a sequence in the backward pass; 0: none will come */
 } sn_device_limits;
+/* For each member the larger one of both. */
+sn_device_limits sn_device_limits_join(const sn_device_limits *a, const sn_device_limits *b);
 
 /* -- weights -- */
 
@@ -237,8 +244,12 @@ typedef struct sn_device_ops {
     sn_status (*download)(sn_device *d, void *host, const void *device, size_t bytes, sn_err *err);
     /* Waits until the queue is empty. */
     sn_status (*finish)(sn_device *d, sn_err *err);
-    /* Allocates what the largest calls need. May be called again with larger limits. */
+    /* Allocates what the largest calls need. May be called again with larger limits; after a failure those before are
+     * still prepared. */
     sn_status (*prepare)(sn_device *d, const sn_device_limits *limits, sn_err *err);
+    /* At most the bytes of device memory that prepare with these limits takes beside those that are in use now, during
+     * the call and afterwards. SIZE_MAX: too many. */
+    size_t (*prepare_bytes)(const sn_device *d, const sn_device_limits *limits);
 
     /* ---- memory of the host, and copies concurrent with the queue ---- */
 
@@ -323,8 +334,7 @@ typedef struct sn_device_ops {
      *
      * dT is the gradient of a loss with respect to tensor T. With `accumulate` the result is added to dx, else it
      * replaces it. Not within a batch that is captured. On the CPU a row's results depend on that row alone, and sums
-     * over rows are one chain in the order of the rows: the same bits whatever the threads and the instruction set.
-     * These operations may allocate, once for each size. */
+     * over rows are one chain in the order of the rows: the same bits whatever the threads and the instruction set. */
 
     /* dx (n, cols) = dy (n, rows) . weight, the weight as float32, as get_rows gives it. A quantised linear rounds its
      * inputs: the rounding is not differentiated (straight-through estimator, Bengio et al. 2013). */
@@ -371,6 +381,16 @@ struct sn_device {
     int timeout_ms;           /* limit of every wait for the device; may be changed */
     const char *lost;         /* NULL: it works. Else it is lost: the sentence with which every call fails */
     uint64_t graphs_captured; /* batches captured so far: for tests that nothing is captured twice */
+    size_t memory_max;        /* bytes of its memory that may be allocated; SIZE_MAX: as many as it has */
+    size_t memory_used;       /* bytes that are allocated; backends count with the next two functions */
+    size_t memory_extra;      /* bytes beside all others with which it is faster: captured batches */
 };
+
+/* For backends: memory_max of a device that is opened with these options (or NULL). */
+size_t sn_device_memory_max(const sn_device_options *options);
+/* Counts bytes that a backend is about to allocate. SN_STOP with a sentence: they go beyond memory_max. */
+sn_status sn_device_take_memory(sn_device *d, size_t bytes, sn_err *err) SN_MUST_USE;
+void sn_device_give_memory(sn_device *d, size_t bytes); /* they are freed, or could not be allocated */
+size_t sn_device_memory_left(const sn_device *d);       /* that may be allocated; of a device without limit SIZE_MAX */
 
 #endif

@@ -340,6 +340,7 @@ static sn_device_placement_options device_placement_options(void) {
         .preload = args.preload,
         .device_options = {.threads = (int)args.threads, .isa = args.isa, .timeout_ms = (int)args.device_timeout_ms},
         .kv_memory = args.kv_memory,
+        .tune_memory = args.tune_memory,
     };
 }
 

@@ -63,7 +63,7 @@ struct sn_node {
 };
 
 static sn_serving_options serving_options(const sn_node_config *config) {
-    return (sn_serving_options){
+    sn_serving_options options = {
         .model_path = config->model_path,
         .device_placement = config->device_placement,
         .kv_dtype = config->kv_dtype,
@@ -75,6 +75,8 @@ static sn_serving_options serving_options(const sn_node_config *config) {
         .adapters = config->adapters,
         .on_plan = config->on_plan,
     };
+    options.device_placement.tune_memory = config->tune_memory;
+    return options;
 }
 
 /* The model's parameters and id, needed before any block is loaded. */

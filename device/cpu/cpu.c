@@ -21,13 +21,16 @@
 /* -- memory */
 
 static sn_status cpu_alloc(sn_device *d, size_t bytes, void **device, sn_err *err) {
-    (void)d;
     *device = NULL;
-    return sn_pages_alloc(device, bytes, err);
+    sn_status status = sn_device_take_memory(d, bytes, err);
+    if (status) return status;
+    status = sn_pages_alloc(device, bytes, err);
+    if (status) sn_device_give_memory(d, bytes);
+    return status;
 }
 
 static void cpu_free(sn_device *d, void *device, size_t bytes) {
-    (void)d;
+    if (device) sn_device_give_memory(d, bytes);
     sn_pages_free(&device, bytes);
 }
 
@@ -58,8 +61,16 @@ static bool cpu_owns(const sn_device *d, const void *device, size_t bytes) {
     return device;
 }
 
+/* Memory of the host is not counted: it is for what does not compute here. */
 static sn_status cpu_host_alloc(sn_device *d, size_t bytes, void **host, sn_err *err) {
-    return cpu_alloc(d, bytes, host, err);
+    (void)d;
+    *host = NULL;
+    return sn_pages_alloc(host, bytes, err);
+}
+
+static void cpu_host_free(sn_device *d, void *host, size_t bytes) {
+    (void)d;
+    sn_pages_free(&host, bytes);
 }
 
 static sn_status cpu_copy_begin(sn_device *d, void *device, const void *host, size_t bytes, sn_fence *fence,
@@ -93,41 +104,73 @@ static sn_status cpu_batch_end(sn_device *d, sn_err *err) {
     return cpu_finish(d, err);
 }
 
-sn_status sn_cpu_scratch_reserve(void *pages, size_t *bytes, size_t wanted, sn_err *err) {
+/* Floats of a row of scores. */
+static size_t scores_stride(const sn_device_limits *l) {
+    return sn_round_up((size_t)l->context, SN_LANES) + 2 * SN_LANES;
+}
+
+sn_status sn_cpu_scratch_reserve(sn_cpu *cpu, void *pages, size_t *bytes, size_t wanted, sn_err *err) {
     void *grown = NULL, **old = pages;
     if (wanted <= *bytes) return SN_OK;
-    sn_status status = sn_pages_alloc(&grown, wanted, err);
+    sn_status status = cpu_alloc(&cpu->base, wanted, &grown, err);
     if (status) return status;
-    sn_pages_free(old, *bytes);
+    cpu_free(&cpu->base, *old, *bytes);
     *old = grown;
     *bytes = wanted;
     return SN_OK;
 }
 
-static int max_int(int a, int b) { return a > b ? a : b; }
+/* A buffer of scratch memory, and the bytes that certain limits need. */
+typedef struct scratch_need {
+    void *pages; /* as of sn_cpu_scratch_reserve */
+    size_t *bytes, wanted;
+} scratch_need;
+
+enum { SCRATCHES = 6 };
+
+/* The bytes of all scratch memory for these limits. */
+static sn_status scratch_needs(sn_cpu *cpu, const sn_device_limits *l, scratch_need out[SCRATCHES], sn_err *err) {
+    size_t xq, scores, moe = 0, grad = 0, moe_grad = 0, threads = (size_t)sn_pool_threads(cpu->pool);
+    size_t sums = threads * SN_SCORE_ROWS * sizeof(float);
+    if (l->rows < 0 || l->width < 0 || l->context < 0 || l->grad_tokens < 0)
+        return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are not possible", l->rows,
+                       l->width, l->context);
+    if (!sn_mul((size_t)l->rows * sizeof(sn_xblock), sn_xq_stride((size_t)l->width), &xq) ||
+        !sn_mul(sums, scores_stride(l), &scores) || !sn_mul(threads, sn_cpu_grad_bytes(l), &grad) ||
+        !sn_cpu_moe_grad_bytes(l, &moe_grad))
+        return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are too large", l->rows, l->width,
+                       l->context);
+    sn_status status = sn_cpu_moe_bytes(l, &moe, err);
+    const scratch_need all[SCRATCHES] = {{&cpu->xq, &cpu->xq_bytes, xq},
+                                         {&cpu->scores, &cpu->scores_bytes, scores},
+                                         {&cpu->sums, &cpu->sums_bytes, sums},
+                                         {&cpu->moe_scratch, &cpu->moe_scratch_bytes, moe},
+                                         {&cpu->grad_scratch, &cpu->grad_scratch_bytes, grad},
+                                         {&cpu->moe_grad_scratch, &cpu->moe_grad_scratch_bytes, moe_grad}};
+    memcpy(out, all, sizeof all);
+    return status;
+}
+
+static size_t cpu_prepare_bytes(const sn_device *d, const sn_device_limits *limits) {
+    sn_cpu *cpu = (sn_cpu *)(uintptr_t)d; /* only read */
+    const sn_device_limits all = sn_device_limits_join(&cpu->limits, limits);
+    scratch_need needs[SCRATCHES];
+    size_t sum = 0;
+    if (scratch_needs(cpu, &all, needs, NULL)) return SIZE_MAX;
+    for (int i = 0; i < SCRATCHES; i++)
+        if (needs[i].wanted > *needs[i].bytes && !sn_add(sum, needs[i].wanted, &sum)) return SIZE_MAX;
+    return sum;
+}
 
 static sn_status cpu_prepare(sn_device *d, const sn_device_limits *limits, sn_err *err) {
     sn_cpu *cpu = (sn_cpu *)d;
-    if (limits->rows < 0 || limits->width < 0 || limits->context < 0)
-        return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are not possible", limits->rows,
-                       limits->width, limits->context);
-    sn_device_limits all = {.rows = max_int(limits->rows, cpu->limits.rows),
-                            .width = max_int(limits->width, cpu->limits.width),
-                            .context = max_int(limits->context, cpu->limits.context),
-                            .experts = max_int(limits->experts, cpu->limits.experts),
-                            .experts_used = max_int(limits->experts_used, cpu->limits.experts_used)};
-    size_t xq_bytes, scores_stride = sn_round_up((size_t)all.context, SN_LANES) + 2 * SN_LANES, scores_bytes;
-    size_t sums_bytes = (size_t)sn_pool_threads(cpu->pool) * SN_SCORE_ROWS * sizeof(float);
-    if (!sn_mul((size_t)all.rows * sizeof(sn_xblock), sn_xq_stride((size_t)all.width), &xq_bytes) ||
-        !sn_mul(sums_bytes, scores_stride, &scores_bytes))
-        return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are too large", all.rows,
-                       all.width, all.context);
-    sn_status status = sn_cpu_scratch_reserve(&cpu->xq, &cpu->xq_bytes, xq_bytes, err);
-    if (!status) status = sn_cpu_scratch_reserve(&cpu->scores, &cpu->scores_bytes, scores_bytes, err);
-    if (!status) status = sn_cpu_scratch_reserve(&cpu->sums, &cpu->sums_bytes, sums_bytes, err);
-    if (!status) status = sn_cpu_moe_prepare(cpu, &all, err);
+    const sn_device_limits all = sn_device_limits_join(&cpu->limits, limits);
+    scratch_need needs[SCRATCHES];
+    sn_status status = scratch_needs(cpu, &all, needs, err);
+    for (int i = 0; i < SCRATCHES && !status; i++)
+        status = sn_cpu_scratch_reserve(cpu, needs[i].pages, needs[i].bytes, needs[i].wanted, err);
     if (status) return status;
-    cpu->scores_stride = scores_stride;
+    cpu->scores_stride = scores_stride(&all);
     cpu->limits = all;
     return SN_OK;
 }
@@ -361,13 +404,12 @@ static sn_status cpu_get_rows(sn_device *d, const sn_weight *weight, int n, cons
 
 static void cpu_close(sn_device *d) {
     sn_cpu *cpu = (sn_cpu *)d;
-    void *xq = cpu->xq, *scores = cpu->scores, *sums = cpu->sums, *grad_scratch = cpu->grad_scratch;
-    sn_pages_free(&cpu->moe_scratch, cpu->moe_scratch_bytes);
-    sn_pages_free(&cpu->moe_grad_scratch, cpu->moe_grad_scratch_bytes);
-    sn_pages_free(&xq, cpu->xq_bytes);
-    sn_pages_free(&scores, cpu->scores_bytes);
-    sn_pages_free(&sums, cpu->sums_bytes);
-    sn_pages_free(&grad_scratch, cpu->grad_scratch_bytes);
+    cpu_free(d, cpu->moe_scratch, cpu->moe_scratch_bytes);
+    cpu_free(d, cpu->moe_grad_scratch, cpu->moe_grad_scratch_bytes);
+    cpu_free(d, cpu->xq, cpu->xq_bytes);
+    cpu_free(d, cpu->scores, cpu->scores_bytes);
+    cpu_free(d, cpu->sums, cpu->sums_bytes);
+    cpu_free(d, cpu->grad_scratch, cpu->grad_scratch_bytes);
     sn_pool_free(&cpu->pool);
     free(cpu);
 }
@@ -380,8 +422,9 @@ static const sn_device_ops cpu_ops = {
     .download = cpu_download,
     .finish = cpu_finish,
     .prepare = cpu_prepare,
+    .prepare_bytes = cpu_prepare_bytes,
     .host_alloc = cpu_host_alloc,
-    .host_free = cpu_free,
+    .host_free = cpu_host_free,
     .copy_begin = cpu_copy_begin,
     .copy_join = cpu_copy_join,
     .copy_wait = cpu_copy_join,
@@ -421,8 +464,11 @@ sn_status sn_cpu_open(sn_device_id id, const sn_device_options *options, sn_devi
     *out = NULL;
     sn_status status = sn_calloc(&cpu, 1, sizeof *cpu, err);
     if (status) return status;
-    cpu->base =
-        (sn_device){.ops = &cpu_ops, .id = id, .host_visible = true, .kv_dtypes = 1 << SN_KV_F16 | 1 << SN_KV_Q8};
+    cpu->base = (sn_device){.ops = &cpu_ops,
+                            .id = id,
+                            .host_visible = true,
+                            .kv_dtypes = 1 << SN_KV_F16 | 1 << SN_KV_Q8,
+                            .memory_max = sn_device_memory_max(options)};
     status = sn_cpu_kernels_find(options ? options->isa : NULL, &cpu->kernels, err);
     if (!status) status = sn_pool_new(options ? options->threads : 0, &cpu->pool, err);
     if (status) {

@@ -33,7 +33,7 @@ typedef struct sn_cpu {
     size_t sums_bytes;
     float *grad_scratch; /* of the gradients, per worker; grows (sn_cpu_grad_scratch_reserve) */
     size_t grad_scratch_bytes;
-    void *moe_scratch; /* of moe_linear (experts.c); 0 bytes until sn_cpu_moe_prepare */
+    void *moe_scratch; /* of moe_linear (experts.c), for limits.rows rows at a time; 0 bytes without experts */
     size_t moe_scratch_bytes;
     void *moe_grad_scratch; /* of moe_linear_grad; grows */
     size_t moe_grad_scratch_bytes;
@@ -42,7 +42,7 @@ typedef struct sn_cpu {
 
 /* Makes *pages (the address of a pointer of any type) at least `wanted` bytes; the old contents are lost when it grows.
  * SN_STOP when memory is out; *pages is then as before. */
-sn_status sn_cpu_scratch_reserve(void *pages, size_t *bytes, size_t wanted, sn_err *err) SN_MUST_USE;
+sn_status sn_cpu_scratch_reserve(sn_cpu *cpu, void *pages, size_t *bytes, size_t wanted, sn_err *err) SN_MUST_USE;
 
 /* -- attention.c */
 
@@ -83,6 +83,8 @@ typedef struct sn_cpu_linear_input_grad_job {
 /* Item `item` of the job: SN_CPU_GRAD_COLS columns of dx from SN_CPU_GRAD_COLS * item on, all rows. The caller has
  * reserved SN_CPU_GRAD_TILE floats of scratch memory before. */
 void sn_cpu_linear_input_grad_columns(const sn_cpu_linear_input_grad_job *job, size_t item, int worker);
+/* Bytes of grad_scratch per worker that these limits need. */
+size_t sn_cpu_grad_bytes(const sn_device_limits *limits);
 /* Makes grad_scratch at least `floats` per worker. SN_REFUSED when the size overflows, SN_STOP when memory is out. */
 sn_status sn_cpu_grad_scratch_reserve(sn_cpu *cpu, size_t floats, sn_err *err) SN_MUST_USE;
 
@@ -100,8 +102,9 @@ sn_status sn_cpu_moe_combine_grad(sn_device *d, const sn_moe_selection *selectio
                                   const float *dy, float *dx, float *dweights, sn_err *err);
 sn_status sn_cpu_moe_gate_grad(sn_device *d, const sn_moe_selection *selection, bool softmax_over_all,
                                const float *logits, const float *dweights, float *dlogits, sn_err *err);
-/* Allocates the scratch memory of moe_linear, for limits->rows rows at a time. SN_REFUSED when the limits are not
- * possible. */
-sn_status sn_cpu_moe_prepare(sn_cpu *cpu, const sn_device_limits *limits, sn_err *err) SN_MUST_USE;
+/* Bytes of moe_scratch that these limits need. SN_REFUSED when the limits are not possible. */
+sn_status sn_cpu_moe_bytes(const sn_device_limits *limits, size_t *bytes, sn_err *err) SN_MUST_USE;
+/* Bytes of moe_grad_scratch that these limits need; false: too many. */
+bool sn_cpu_moe_grad_bytes(const sn_device_limits *limits, size_t *bytes);
 
 #endif

@@ -49,16 +49,21 @@ static size_t moe_buffers_layout(const sn_device_limits *l, char *base, moe_buff
     return at;
 }
 
-sn_status sn_cpu_moe_prepare(sn_cpu *cpu, const sn_device_limits *limits, sn_err *err) {
+sn_status sn_cpu_moe_bytes(const sn_device_limits *limits, size_t *bytes, sn_err *err) {
     moe_buffers m;
+    *bytes = 0;
     if (!limits->experts) return SN_OK;
-    size_t bytes = limits->experts > SN_EXPERTS_MAX || limits->experts_used > SN_EXPERTS_USED_MAX
-                       ? 0
-                       : moe_buffers_layout(limits, NULL, &m);
-    if (!bytes || limits->experts_used < 1 || limits->experts_used > limits->experts)
+    if (limits->experts <= SN_EXPERTS_MAX && limits->experts_used <= SN_EXPERTS_USED_MAX)
+        *bytes = moe_buffers_layout(limits, NULL, &m);
+    if (!*bytes || limits->experts_used < 1 || limits->experts_used > limits->experts)
         return sn_fail(err, SN_REFUSED, "%d experts, of which a row uses %d, are not possible", limits->experts,
                        limits->experts_used);
-    return sn_cpu_scratch_reserve(&cpu->moe_scratch, &cpu->moe_scratch_bytes, bytes, err);
+    return SN_OK;
+}
+
+bool sn_cpu_moe_grad_bytes(const sn_device_limits *l, size_t *bytes) {
+    size_t pairs = (size_t)l->grad_tokens * (size_t)l->experts_used;
+    return sn_mul(pairs * sizeof(float), 2 * (size_t)l->width, bytes);
 }
 
 static sn_status moe_check_selection(const sn_cpu *cpu, const sn_moe_selection *c, sn_err *err) {
@@ -286,7 +291,7 @@ sn_status sn_cpu_moe_linear_grad(sn_device *d, const sn_moe_selection *c, bool p
     if (!status && !sn_mul(pairs * sizeof(float), rows + cols, &bytes))
         status = sn_fail(err, SN_REFUSED, "gradients of %zu rows are too large", pairs);
     if (!status) status = sn_cpu_grad_scratch_reserve(cpu, SN_CPU_GRAD_TILE, err);
-    if (!status) status = sn_cpu_scratch_reserve(&cpu->moe_grad_scratch, &cpu->moe_grad_scratch_bytes, bytes, err);
+    if (!status) status = sn_cpu_scratch_reserve(cpu, &cpu->moe_grad_scratch, &cpu->moe_grad_scratch_bytes, bytes, err);
     if (status) return status;
     moe_buffers_layout(&cpu->limits, cpu->moe_scratch, &m);
     if ((status = moe_sort_pairs(c, &m, err))) return status;

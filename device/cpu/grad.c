@@ -19,11 +19,17 @@ enum {
     CHUNK_ELEMENTS = 4096, /* of an item, at least */
 };
 
+size_t sn_cpu_grad_bytes(const sn_device_limits *l) {
+    size_t attention = sn_round_up((size_t)l->grad_tokens, SN_LANES) * (2 * (size_t)l->head_dim + 2);
+    if (!l->grad_tokens) return 0;
+    return sizeof(float) * (attention > SN_CPU_GRAD_TILE ? attention : SN_CPU_GRAD_TILE);
+}
+
 sn_status sn_cpu_grad_scratch_reserve(sn_cpu *cpu, size_t floats, sn_err *err) {
     size_t bytes;
     if (!sn_mul(floats, sizeof(float) * (size_t)sn_pool_threads(cpu->pool), &bytes))
         return sn_fail(err, SN_REFUSED, "gradients of %zu elements are too large", floats);
-    return sn_cpu_scratch_reserve(&cpu->grad_scratch, &cpu->grad_scratch_bytes, bytes, err);
+    return sn_cpu_scratch_reserve(cpu, &cpu->grad_scratch, &cpu->grad_scratch_bytes, bytes, err);
 }
 
 /* Unpacks each tile of the weight once. */

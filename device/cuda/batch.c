@@ -27,23 +27,37 @@ static int count_tiles(int n_rows, int n_sequences) {
     return n_rows / SN_CUDA_TILE_ROWS + (n_sequences < n_rows ? n_sequences : n_rows);
 }
 
-sn_status sn_cuda_table_reserve(sn_cuda *cuda, size_t rows, size_t sequences, size_t pages, sn_err *err) {
+/* A table with room for so many, and not less than this one: capacities only. */
+static sn_cuda table_grown(const sn_cuda *c, size_t rows, size_t sequences, size_t pages) {
     size_t tiles = rows / SN_CUDA_TILE_ROWS + sn_min_size(sequences, rows);
+    return (sn_cuda){.rows_capacity = (int)rows > c->rows_capacity ? (int)rows : c->rows_capacity,
+                     .tiles_capacity = (int)tiles > c->tiles_capacity ? (int)tiles : c->tiles_capacity,
+                     .pages_capacity = (int)pages > c->pages_capacity ? (int)pages : c->pages_capacity};
+}
+
+static size_t table_bytes(const sn_cuda *c) { return table_pages_at(c) + (size_t)c->pages_capacity * sizeof(void *); }
+
+size_t sn_cuda_table_pages(const sn_device_limits *l) {
+    size_t sequences = (size_t)(l->sequences ? l->sequences : l->rows);
+    return sequences * ((size_t)l->context / 16 + 1);
+}
+
+size_t sn_cuda_table_bytes(const sn_cuda *cuda, size_t rows, size_t sequences, size_t pages) {
+    const sn_cuda grown = table_grown(cuda, rows, sequences, pages);
+    return table_bytes(&grown);
+}
+
+sn_status sn_cuda_table_reserve(sn_cuda *cuda, size_t rows, size_t sequences, size_t pages, sn_err *err) {
     if (rows > INT_MAX / 4 || pages > INT_MAX / 2)
         return sn_fail(err, SN_REFUSED, "a batch of %zu rows with %zu pages is too large", rows, pages);
-    if ((int)rows <= cuda->rows_capacity && (int)tiles <= cuda->tiles_capacity && (int)pages <= cuda->pages_capacity)
-        return SN_OK;
-    sn_cuda grown = {.rows_capacity = (int)rows > cuda->rows_capacity ? (int)rows : cuda->rows_capacity,
-                     .tiles_capacity = (int)tiles > cuda->tiles_capacity ? (int)tiles : cuda->tiles_capacity,
-                     .pages_capacity =
-                         (int)pages > cuda->pages_capacity ? (int)(pages + pages / 2) : cuda->pages_capacity};
-    size_t bytes = table_pages_at(&grown) + (size_t)grown.pages_capacity * sizeof(void *);
+    const sn_cuda grown = table_grown(cuda, rows, sequences, pages);
+    size_t bytes = table_bytes(&grown);
+    if (bytes <= table_bytes(cuda)) return SN_OK;
     void *host = NULL;
     sn_status status = sn_calloc(&host, bytes, 1, err);
     if (!status) status = sn_cuda_buffer_reserve(cuda, &cuda->batch_table, bytes, err);
     if (status) {
         free(host);
-        if (!cuda->batch_table.at) cuda->rows_capacity = cuda->tiles_capacity = cuda->pages_capacity = 0;
         return status;
     }
     free(cuda->batch_table_host);
@@ -136,14 +150,33 @@ sn_cuda_kv sn_cuda_kv_of(const sn_cuda *cuda, const sn_kv_shape *shape, int bloc
 
 /* -- graphs */
 
-static void graph_reset(sn_cuda_graph *cached) {
+static void graph_reset(sn_cuda *cuda, sn_cuda_graph *cached) {
     if (cached->exec) cudaGraphExecDestroy(cached->exec); /* CUDA destroys a running graph when it has finished */
+    sn_device_give_memory(&cuda->base, cached->bytes);
     *cached = (sn_cuda_graph){0};
 }
 
 void sn_cuda_graphs_clear(sn_cuda *cuda) {
-    for (int i = 0; i < SN_CUDA_GRAPHS_MAX; i++) graph_reset(&cuda->graphs[i]);
+    for (int i = 0; i < SN_CUDA_GRAPHS_MAX; i++) graph_reset(cuda, &cuda->graphs[i]);
     cuda->graph = NULL;
+}
+
+/* Counts the memory of a graph before it is made executable; graphs that were not used for long make room. */
+static bool graph_take_memory(sn_cuda *cuda, sn_cuda_graph *cached, cudaGraph_t graph) {
+    size_t nodes = 0, bytes;
+    if (cudaGraphGetNodes(graph, NULL, &nodes) != cudaSuccess || !sn_mul(nodes, SN_CUDA_NODE_BYTES, &bytes))
+        return false;
+    while (bytes > sn_device_memory_left(&cuda->base)) {
+        sn_cuda_graph *oldest = NULL;
+        for (int i = 0; i < SN_CUDA_GRAPHS_MAX; i++) {
+            sn_cuda_graph *other = &cuda->graphs[i];
+            if (other->exec && (!oldest || other->last_used < oldest->last_used)) oldest = other;
+        }
+        if (!oldest || cuda->n_batches - oldest->last_used < SN_CUDA_GRAPHS_MAX) return false;
+        graph_reset(cuda, oldest);
+    }
+    cached->bytes = bytes;
+    return !sn_device_take_memory(&cuda->base, bytes, NULL);
 }
 
 /* The entry of this batch, or a new one in the place of the entry unused for longest. *seen_before: the entry existed.
@@ -156,7 +189,7 @@ static sn_cuda_graph *graph_find(sn_cuda *cuda, const sn_batch *batch, bool *see
         if (r->key == batch->graph_key && r->n_rows == batch->n_rows && r->n_sequences == batch->n_sequences) return r;
         if (r->last_used < oldest->last_used) oldest = r;
     }
-    graph_reset(oldest);
+    graph_reset(cuda, oldest);
     *seen_before = false;
     oldest->key = batch->graph_key;
     oldest->n_rows = batch->n_rows;
@@ -212,7 +245,9 @@ static sn_status graph_capture_end(sn_cuda *cuda, sn_err *err) {
     cudaGraph_t graph = NULL;
     sn_cuda_graph *cached = cuda->graph;
     cudaError_t error = cudaStreamEndCapture(cuda->work, &graph);
-    if (error == cudaSuccess && !cuda->batch_failed) error = cudaGraphInstantiate(&cached->exec, graph, 0);
+    if (error == cudaSuccess && !cuda->batch_failed)
+        error = graph_take_memory(cuda, cached, graph) ? cudaGraphInstantiate(&cached->exec, graph, 0)
+                                                       : cudaErrorMemoryAllocation;
     if (graph) cudaGraphDestroy(graph);
     if (error != cudaSuccess) cudaGetLastError(); /* not an error of the device: the next launch must not report it */
     if (cuda->batch_failed) return sn_fail(err, SN_RETRY, "%s: an operation of the batch failed", cuda->description);
@@ -220,7 +255,9 @@ static sn_status graph_capture_end(sn_cuda *cuda, sn_err *err) {
         cuda->base.graphs_captured++;
         return SN_OK;
     }
+    sn_device_give_memory(&cuda->base, cached->bytes);
     cached->exec = NULL;
+    cached->bytes = 0;
     cached->uncapturable = true;
     return sn_fail(err, SN_RETRY, "%s: the batch could not be captured (%s): it was not run, try again",
                    cuda->description, cudaGetErrorString(error));

@@ -1,9 +1,9 @@
 /* Opening, closing, preparing and listing CUDA devices; the table of operations.
  *
  * Opening checks the device (sm_80 or newer), loads cuBLAS, creates both streams, their events, the pinned stages of
- * uploads and downloads, and cuBLAS with a workspace of its own. `prepare` reserves the buffers of linear and the batch
- * table. Closing waits for both streams with the device's timeout. A device that hangs keeps its memory, streams and
- * events: CUDA's functions that free them would wait for it without limit. */
+ * uploads and downloads, and cuBLAS. `prepare` reserves all memory that the device itself takes. Closing waits for both
+ * streams with the device's timeout. A device that hangs keeps its memory, streams and events: CUDA's functions that
+ * free them would wait for it without limit. */
 #include "base/mem.h"
 #include "base/text.h"
 #include "device/cuda/cuda_private.h"
@@ -36,25 +36,68 @@ static sn_status describe_device(int ordinal, char name[64], int *capability, sn
     return SN_OK;
 }
 
-static int max_int(int a, int b) { return a > b ? a : b; }
+/* A buffer of the device itself, and the bytes that certain limits need. */
+typedef struct buffer_need {
+    sn_cuda_buffer *buffer;
+    size_t bytes;
+} buffer_need;
+
+enum { BUFFERS = 8 };
+
+/* The bytes of all buffers for these limits. */
+static sn_status buffer_needs(sn_cuda *cuda, const sn_device_limits *l, buffer_need out[BUFFERS], sn_err *err) {
+    size_t rows = (size_t)l->rows, width = sn_cuda_pad((size_t)l->width, 8), x = sn_cuda_x_bytes(l);
+    if (l->rows < 0 || l->width < 0 || l->context < 0 || l->sequences < 0 || l->grad_tokens < 0 || x > PTRDIFF_MAX)
+        return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are not possible", l->rows,
+                       l->width, l->context);
+    size_t tile = sn_min_size(width * width * sizeof(uint16_t), SN_CUDA_TILE_BYTES);
+    tile = tile > width * sizeof(uint16_t) ? tile : width * sizeof(uint16_t); /* one row at least */
+    const buffer_need all[BUFFERS] = {
+        {&cuda->blas_workspace, SN_CUDA_BLAS_BYTES},
+        {&cuda->x, x},
+        {&cuda->tile, l->rows > SN_CUDA_FEW_ROWS ? tile : 0},
+        {&cuda->ids, rows * sizeof(int32_t)},
+        {&cuda->kv_staging, sn_cuda_kv_staging_bytes(l)},
+        {&cuda->partial, sn_cuda_partial_bytes(l)},
+        {&cuda->grad, 3 * sizeof(float) * (size_t)l->grad_tokens * (size_t)l->heads},
+        {&cuda->batch_table, sn_cuda_table_bytes(cuda, rows, (size_t)l->sequences, sn_cuda_table_pages(l))},
+    };
+    memcpy(out, all, sizeof all);
+    return SN_OK;
+}
+
+static size_t cuda_prepare_bytes(const sn_device *d, const sn_device_limits *limits) {
+    sn_cuda *cuda = (sn_cuda *)(uintptr_t)d; /* only read */
+    const sn_device_limits all = sn_device_limits_join(&cuda->limits, limits);
+    buffer_need needs[BUFFERS];
+    size_t sum = 0;
+    if (buffer_needs(cuda, &all, needs, NULL)) return SIZE_MAX;
+    for (int i = 0; i < BUFFERS; i++)
+        if (needs[i].bytes > needs[i].buffer->bytes && !sn_add(sum, needs[i].bytes, &sum)) return SIZE_MAX;
+    return sum;
+}
+
+/* A workspace and a stream of its own: cuBLAS then gives the same bits from run to run. */
+static sn_status blas_prepare(sn_cuda *cuda, sn_err *err) {
+    sn_status status = sn_cuda_buffer_reserve(cuda, &cuda->blas_workspace, SN_CUDA_BLAS_BYTES, err);
+    if (status) return status;
+    cublasStatus_t result = cublasSetWorkspace_v2(cuda->blas, cuda->blas_workspace.at, SN_CUDA_BLAS_BYTES);
+    if (result == CUBLAS_STATUS_SUCCESS) return SN_OK;
+    return sn_fail(err, SN_STOP, "%s: cuBLAS takes no workspace: %s", cuda->description, cublasGetStatusString(result));
+}
 
 static sn_status cuda_prepare(sn_device *d, const sn_device_limits *limits, sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
+    const sn_device_limits all = sn_device_limits_join(&cuda->limits, limits);
+    buffer_need needs[BUFFERS];
     sn_status status = sn_cuda_enter_uncaptured(cuda, "prepare", err);
-    if (status) return status;
-    sn_device_limits all = {.rows = max_int(limits->rows, cuda->limits.rows),
-                            .width = max_int(limits->width, cuda->limits.width),
-                            .context = max_int(limits->context, cuda->limits.context)};
-    size_t x_bytes = sn_cuda_x_bytes(&all), width = sn_cuda_pad((size_t)all.width, 8);
-    if (limits->rows < 0 || limits->width < 0 || limits->context < 0 || x_bytes > PTRDIFF_MAX)
-        return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are not possible", limits->rows,
-                       limits->width, limits->context);
-    size_t tile = sn_min_size(width * width * sizeof(uint16_t), SN_CUDA_TILE_BYTES);
-    tile = tile > width * sizeof(uint16_t) ? tile : width * sizeof(uint16_t); /* one row at least */
-    size_t pages = (size_t)all.context / 16 + 16 * (size_t)all.rows;
-    status = sn_cuda_buffer_reserve(cuda, &cuda->x, x_bytes, err);
-    if (!status && all.rows > SN_CUDA_FEW_ROWS) status = sn_cuda_buffer_reserve(cuda, &cuda->tile, tile, err);
-    if (!status) status = sn_cuda_table_reserve(cuda, (size_t)all.rows, (size_t)all.rows, pages, err);
+    if (!status) status = buffer_needs(cuda, &all, needs, err);
+    if (!status) status = blas_prepare(cuda, err);
+    if (!status)
+        status = sn_cuda_table_reserve(cuda, (size_t)all.rows, (size_t)all.sequences, sn_cuda_table_pages(&all), err);
+    for (int i = 0; i < BUFFERS && !status; i++)
+        if (needs[i].buffer != &cuda->batch_table)
+            status = sn_cuda_buffer_reserve(cuda, needs[i].buffer, needs[i].bytes, err);
     if (!status) cuda->limits = all;
     return status;
 }
@@ -102,6 +145,7 @@ static const sn_device_ops cuda_ops = {
     .download = sn_cuda_download,
     .finish = sn_cuda_finish,
     .prepare = cuda_prepare,
+    .prepare_bytes = cuda_prepare_bytes,
     .host_alloc = sn_cuda_host_alloc,
     .host_free = sn_cuda_host_free,
     .copy_begin = sn_cuda_copy_begin,
@@ -158,14 +202,9 @@ static sn_status open_streams(sn_cuda *cuda, sn_err *err) {
     return status;
 }
 
-/* One workspace and one stream of its own: cuBLAS then gives the same bits from run to run. */
 static sn_status open_blas(sn_cuda *cuda, sn_err *err) {
-    sn_status status = sn_cuda_buffer_reserve(cuda, &cuda->blas_workspace, SN_CUDA_BLAS_BYTES, err);
-    if (status) return status;
     cublasStatus_t result = cublasCreate_v2(&cuda->blas);
     if (result == CUBLAS_STATUS_SUCCESS) result = cublasSetStream_v2(cuda->blas, cuda->work);
-    if (result == CUBLAS_STATUS_SUCCESS)
-        result = cublasSetWorkspace_v2(cuda->blas, cuda->blas_workspace.at, SN_CUDA_BLAS_BYTES);
     if (result == CUBLAS_STATUS_SUCCESS) return SN_OK;
     return sn_fail(err, SN_STOP, "%s: cuBLAS could not start: %s", cuda->description, cublasGetStatusString(result));
 }
@@ -193,8 +232,11 @@ sn_status sn_cuda_open(sn_device_id id, const sn_device_options *options, sn_dev
     *out = NULL;
     sn_status status = sn_calloc(&cuda, 1, sizeof *cuda, err);
     if (status) return status;
-    cuda->base = (sn_device){
-        .ops = &cuda_ops, .id = id, .timeout_ms = options && options->timeout_ms ? options->timeout_ms : TIMEOUT_MS};
+    cuda->base = (sn_device){.ops = &cuda_ops,
+                             .id = id,
+                             .timeout_ms = options && options->timeout_ms ? options->timeout_ms : TIMEOUT_MS,
+                             .memory_max = sn_device_memory_max(options),
+                             .memory_extra = SN_CUDA_GRAPHS_BYTES};
     status = open_device(cuda, err);
     if (status)
         cuda_close(&cuda->base);

@@ -26,6 +26,10 @@ enum {
 #define SN_CUDA_STAGE_BYTES ((size_t)1 << 20)
 #define SN_CUDA_TILE_BYTES  ((size_t)64 << 20) /* at most, of a matrix that is converted to bfloat16 for cuBLAS */
 #define SN_CUDA_BLAS_BYTES  ((size_t)32 << 20) /* workspace of cuBLAS: NVIDIA's recommendation for Hopper */
+/* What a captured kernel or copy is taken to cost of the device's memory (64 KiB were measured with CUDA 11.2), and
+ * what all captures should have. */
+#define SN_CUDA_NODE_BYTES   ((size_t)64 << 10)
+#define SN_CUDA_GRAPHS_BYTES ((size_t)64 << 20)
 
 /* Device memory that the backend uses itself; it only grows. */
 typedef struct sn_cuda_buffer {
@@ -39,6 +43,7 @@ typedef struct sn_cuda_graph {
     int n_rows, n_sequences;
     bool uncapturable; /* the capture failed: the batch runs eagerly */
     cudaGraphExec_t exec;
+    size_t bytes;       /* counted for exec: SN_CUDA_NODE_BYTES for each node */
     uint64_t last_used; /* value of n_batches at the last use */
 } sn_cuda_graph;
 
@@ -129,7 +134,7 @@ sn_status sn_cuda_copy_begin(sn_device *d, void *device, const void *host, size_
 sn_status sn_cuda_copy_join(sn_device *d, sn_fence fence, sn_err *err);
 sn_status sn_cuda_copy_wait(sn_device *d, sn_fence fence, sn_err *err);
 /* Makes the buffer at least `bytes`; its old contents are lost. When it grows, it waits and drops all graphs, which
- * contain the old address. */
+ * contain the old address. After a failure it is as before. */
 sn_status sn_cuda_buffer_reserve(sn_cuda *cuda, sn_cuda_buffer *buffer, size_t bytes, sn_err *err) SN_MUST_USE;
 /* As upload, without the check of sn_cuda_enter_uncaptured: for batch_begin. */
 sn_status sn_cuda_upload_staged(sn_cuda *cuda, void *device, const void *host, size_t bytes, sn_err *err) SN_MUST_USE;
@@ -145,6 +150,10 @@ sn_status sn_cuda_batch_begin(sn_device *d, const sn_batch *batch, bool *replaye
 sn_status sn_cuda_batch_end(sn_device *d, sn_err *err);
 void sn_cuda_graphs_clear(sn_cuda *cuda);
 void sn_cuda_batch_abort(sn_cuda *cuda); /* ends the open batch without keeping anything of it */
+/* The most pages that a batch within these limits has. */
+size_t sn_cuda_table_pages(const sn_device_limits *limits);
+/* Bytes of the batch table for this many rows, sequences and pages, and not less than it has room for now. */
+size_t sn_cuda_table_bytes(const sn_cuda *cuda, size_t rows, size_t sequences, size_t pages);
 /* Reserves room in the batch table for this many rows, sequences and pages. */
 sn_status sn_cuda_table_reserve(sn_cuda *cuda, size_t rows, size_t sequences, size_t pages, sn_err *err) SN_MUST_USE;
 /* Fills and uploads the batch table for these sequences. */
@@ -168,6 +177,9 @@ sn_status sn_cuda_kv_read(sn_device *d, const sn_kv_shape *shape, int block, voi
 sn_status sn_cuda_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                            const float *k, const float *v, sn_err *err);
 sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err);
+/* Bytes of cuda->kv_staging and cuda->partial for calls within these limits. */
+size_t sn_cuda_kv_staging_bytes(const sn_device_limits *limits);
+size_t sn_cuda_partial_bytes(const sn_device_limits *limits);
 size_t sn_cuda_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape);
 
 /* -- rowwise.c */

@@ -5,6 +5,11 @@
 /* Bytes of keys and values in one chunk of an export or import. */
 #define KV_COPY_BYTES ((size_t)4 << 20)
 
+size_t sn_cuda_kv_staging_bytes(const sn_device_limits *l) {
+    size_t row = 2 * sizeof(float) * (size_t)l->width;
+    return row > KV_COPY_BYTES ? row : KV_COPY_BYTES;
+}
+
 size_t sn_cuda_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape) {
     (void)d;
     return (size_t)shape->n_blocks * (size_t)shape->n_kv_heads * 2 * (size_t)shape->page_tokens *
@@ -69,6 +74,8 @@ static sn_status kv_copy_all(sn_cuda *cuda, kv_copy t, sn_err *err) {
                          t.position, t.n, t.shape->n_blocks);
     size_t row = (size_t)t.shape->n_kv_heads * (size_t)t.shape->head_dim;
     size_t chunk_max = KV_COPY_BYTES / (2 * row * sizeof(float));
+    if (cuda->limits.rows)
+        chunk_max = sn_min_size(chunk_max, (size_t)cuda->limits.rows); /* as the batch table has room */
     for (int left = t.n; left > 0 && !status; left -= t.n) {
         t.n = (size_t)left < chunk_max ? left : chunk_max ? (int)chunk_max : 1;
         status = kv_copy_chunk(cuda, &t, err);
@@ -94,6 +101,15 @@ sn_status sn_cuda_kv_write(sn_device *d, const sn_kv_shape *shape, int block, vo
 /* The number of parts that each row's keys are split into: enough blocks for the whole device, whatever the number of
  * rows. It depends only on what identifies a captured batch. */
 static int attention_n_splits(int n_rows) { return n_rows <= 16 ? SN_CUDA_SPLITS : n_rows <= 128 ? 4 : 1; }
+
+size_t sn_cuda_partial_bytes(const sn_device_limits *l) {
+    size_t most = 0;
+    for (int rows = l->rows; rows > 0; rows = rows > 128 ? 128 : rows > 16 ? 16 : 0) {
+        size_t parts = (size_t)rows * (size_t)attention_n_splits(rows);
+        if (parts > most) most = parts;
+    }
+    return most * (size_t)l->heads * (sn_cuda_pad((size_t)l->head_dim, 4) + 2) * sizeof(float);
+}
 
 static sn_status attention_by_splits(sn_cuda *cuda, sn_cuda_attention *a, sn_err *err) {
     int n_splits = attention_n_splits(cuda->n_rows);

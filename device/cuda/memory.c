@@ -29,11 +29,20 @@ static sn_status fail_out_of_memory(const sn_cuda *cuda, size_t bytes, const cha
         cuda->description, sn_format_size(bytes, wanted), kind, sn_format_size(free_bytes, free_text));
 }
 
+/* Captured batches make room for what is needed. */
+static sn_status take_memory(sn_cuda *cuda, size_t bytes, sn_err *err) {
+    if (bytes > sn_device_memory_left(&cuda->base)) sn_cuda_graphs_clear(cuda);
+    return sn_device_take_memory(&cuda->base, bytes, err);
+}
+
 static sn_status device_malloc(sn_cuda *cuda, size_t bytes, void **device, sn_err *err) {
     *device = NULL;
+    sn_status status = take_memory(cuda, bytes, err);
+    if (status) return status;
     cudaError_t error = cudaMalloc(device, bytes ? bytes : 1);
     if (error != cudaSuccess) {
         *device = NULL;
+        sn_device_give_memory(&cuda->base, bytes);
         return fail_out_of_memory(cuda, bytes, "memory", error, err);
     }
     return sn_cuda_check(cuda, cudaMemsetAsync(*device, 0, bytes ? bytes : 1, cuda->work), "clearing memory", err);
@@ -64,10 +73,11 @@ static bool wait_before_free(sn_cuda *cuda) {
 
 void sn_cuda_free(sn_device *d, void *device, size_t bytes) {
     sn_cuda *cuda = (sn_cuda *)d;
-    (void)bytes;
     if (!device) return;
     sn_allocations_remove(&cuda->allocations, device);
-    if (wait_before_free(cuda)) cudaFree(device);
+    if (!wait_before_free(cuda)) return;
+    cudaFree(device);
+    sn_device_give_memory(d, bytes);
 }
 
 bool sn_cuda_owns(const sn_device *d, const void *device, size_t bytes) {
@@ -96,13 +106,17 @@ sn_status sn_cuda_buffer_reserve(sn_cuda *cuda, sn_cuda_buffer *buffer, size_t b
         return sn_fail(err, SN_REFUSED,
                        "%s: a batch that is being captured needs more memory than the same batch before it",
                        cuda->description);
+    void *grown = NULL;
+    sn_status status = sn_cuda_enter(cuda, err);
+    if (!status) status = device_malloc(cuda, bytes, &grown, err);
+    if (status) {
+        sn_cuda_free(&cuda->base, grown, bytes);
+        return status;
+    }
     if (buffer->at) sn_cuda_graphs_clear(cuda); /* graphs contain the old address */
     sn_cuda_free(&cuda->base, buffer->at, buffer->bytes);
-    *buffer = (sn_cuda_buffer){NULL, 0};
-    sn_status status = sn_cuda_enter(cuda, err);
-    if (!status) status = device_malloc(cuda, bytes, &buffer->at, err);
-    if (!status) buffer->bytes = bytes;
-    return status;
+    *buffer = (sn_cuda_buffer){grown, bytes};
+    return SN_OK;
 }
 
 /* -- copies */

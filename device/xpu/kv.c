@@ -45,6 +45,11 @@ static table_size table_measure(const sn_batch *batch) {
     return size;
 }
 
+size_t sn_xpu_table_bytes(const sn_device_limits *l) {
+    size_t rows = (size_t)l->rows, sequences = (size_t)(l->sequences ? l->sequences : l->rows);
+    return 2 * 64 + rows * (8 + 16) + sequences * ((size_t)l->context / 16 + 1) * 8;
+}
+
 static void table_fill(const sn_batch *batch, uint32_t (*rows)[2], uint32_t (*tiles)[4], uint64_t *pages) {
     uint32_t first_page = 0;
     for (int s = 0; s < batch->n_sequences; s++) {
@@ -198,6 +203,12 @@ static sn_status kv_copy_chunk(sn_xpu *x, const kv_copy *t, int n_pages, sn_err 
     if (!status && t->write) return sn_xpu_wait(x, err);
     if (!status) status = sn_xpu_download(d, t->k, keys, bytes, err);
     return status ? status : sn_xpu_download(d, t->v, values, bytes, err);
+}
+
+static size_t chunk_bytes(size_t row_floats) { return KV_COPY_BYTES + row_floats * sizeof(float); }
+
+size_t sn_xpu_kv_staging_bytes(const sn_device_limits *l) {
+    return 2 * 64 + ((size_t)l->context / 16 + 1) * 8 + 2 * chunk_bytes((size_t)l->width);
 }
 
 static sn_status kv_copy_all(sn_xpu *x, kv_copy t, sn_err *err) {

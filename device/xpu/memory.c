@@ -23,12 +23,14 @@ static sn_status device_malloc(sn_xpu *x, size_t bytes, void **device, sn_err *e
     *device = NULL;
     sn_status status = sn_xpu_check_alive(x, err);
     if (status) return status;
-    if (bytes == 0) bytes = 1;
     if (bytes > x->allocation_max)
         return sn_fail(err, SN_STOP, "%s allocates at most %zu bytes at once, not %zu", x->name, x->allocation_max,
                        bytes);
-    ze_result_t result = zeMemAllocDevice(x->context, &desc, bytes, ALIGNMENT, x->device, device);
+    status = sn_device_take_memory(&x->base, bytes, err);
+    if (status) return status;
+    ze_result_t result = zeMemAllocDevice(x->context, &desc, bytes ? bytes : 1, ALIGNMENT, x->device, device);
     if (!result) return SN_OK;
+    sn_device_give_memory(&x->base, bytes);
     *device = NULL;
     return fail_out_of_memory(x, result, "device", bytes, err);
 }
@@ -53,22 +55,26 @@ sn_status sn_xpu_alloc(sn_device *d, size_t bytes, void **device, sn_err *err) {
     return status;
 }
 
-/* Waits first, because queued work may still use the memory. */
-void sn_xpu_free(sn_device *d, void *device, size_t bytes) {
-    (void)bytes;
-    sn_xpu *x = sn_xpu_of(d);
+/* Waits first, because queued work may still use the memory. False: the device hangs, and the memory is kept. */
+static bool memory_free(sn_xpu *x, void *memory) {
     sn_xpu_orphan *orphan;
-    if (!device) return;
-    sn_allocations_remove(&x->allocations, device);
-    if (!x->base.lost) (void)sn_xpu_finish(d, NULL);
+    if (!x->base.lost) (void)sn_xpu_finish(&x->base, NULL);
     if (x->base.lost) sn_xpu_wait_stopped(x);
     if (!x->hung) {
-        zeMemFree(x->context, device);
-        return;
+        zeMemFree(x->context, memory);
+        return true;
     }
-    if (sn_calloc(&orphan, 1, sizeof *orphan, NULL)) return; /* the memory leaks: nothing else can be done */
-    *orphan = (sn_xpu_orphan){x->orphans, device};
+    if (sn_calloc(&orphan, 1, sizeof *orphan, NULL)) return false; /* the memory leaks: nothing else can be done */
+    *orphan = (sn_xpu_orphan){x->orphans, memory};
     x->orphans = orphan;
+    return false;
+}
+
+void sn_xpu_free(sn_device *d, void *device, size_t bytes) {
+    sn_xpu *x = sn_xpu_of(d);
+    if (!device) return;
+    sn_allocations_remove(&x->allocations, device);
+    if (memory_free(x, device)) sn_device_give_memory(d, bytes);
 }
 
 bool sn_xpu_owns(const sn_device *d, const void *device, size_t bytes) {
@@ -96,15 +102,20 @@ sn_status sn_xpu_host_alloc(sn_device *d, size_t bytes, void **host, sn_err *err
     return fail_out_of_memory(x, result, "pinned host", bytes, err);
 }
 
-void sn_xpu_host_free(sn_device *d, void *host, size_t bytes) { sn_xpu_free(d, host, bytes); }
+void sn_xpu_host_free(sn_device *d, void *host, size_t bytes) {
+    (void)bytes;
+    if (host) memory_free(sn_xpu_of(d), host);
+}
+
+size_t sn_xpu_buffer_bytes(size_t bytes) { return sn_round_up(bytes, 4096); }
 
 sn_status sn_xpu_buffer_reserve(sn_xpu *x, sn_xpu_buffer *buffer, size_t bytes, sn_err *err) {
     void *grown;
     if (bytes <= buffer->bytes) return sn_xpu_check_alive(x, err);
-    sn_status status = device_malloc(x, sn_round_up(bytes, 4096), &grown, err);
+    sn_status status = device_malloc(x, sn_xpu_buffer_bytes(bytes), &grown, err);
     if (status) return status;
     sn_xpu_free(&x->base, buffer->device, buffer->bytes);
-    *buffer = (sn_xpu_buffer){grown, sn_round_up(bytes, 4096)};
+    *buffer = (sn_xpu_buffer){grown, sn_xpu_buffer_bytes(bytes)};
     return SN_OK;
 }
 

@@ -147,11 +147,11 @@ static void xpu_close(sn_device *d) {
             answers = !x->copy[i].used || zeEventHostSynchronize(x->copy[i].done, limit_ns) != ZE_RESULT_NOT_READY;
         x->hung = !answers;
     }
-    sn_xpu_free(d, x->ids.device, 0);
-    sn_xpu_free(d, x->batch_table.device, 0);
-    sn_xpu_free(d, x->kv_staging.device, 0);
-    sn_xpu_free(d, x->grad_stats.device, 0);
-    sn_xpu_free(d, x->staging, 0);
+    sn_xpu_free(d, x->ids.device, x->ids.bytes);
+    sn_xpu_free(d, x->batch_table.device, x->batch_table.bytes);
+    sn_xpu_free(d, x->kv_staging.device, x->kv_staging.bytes);
+    sn_xpu_free(d, x->grad_stats.device, x->grad_stats.bytes);
+    sn_xpu_host_free(d, x->staging, 0);
     sn_xpu_release_orphans(x);
     if (x->hung) {
         sn_log(SN_LOG_WARN, "memory of hung device not freed", "device=%s", x->name);
@@ -164,15 +164,48 @@ static void xpu_close(sn_device *d) {
     free(x);
 }
 
-/* Reserves the batch table for one sequence of the context's length; more sequences make it grow later. */
+/* A buffer of the device itself, and the bytes that certain limits need. */
+typedef struct buffer_need {
+    sn_xpu_buffer *buffer;
+    size_t bytes;
+} buffer_need;
+
+enum { BUFFERS = 4 };
+
+/* The bytes of all buffers for these limits. */
+static sn_status buffer_needs(sn_xpu *x, const sn_device_limits *l, buffer_need out[BUFFERS], sn_err *err) {
+    if (l->rows < 0 || l->width < 0 || l->context < 0 || l->sequences < 0 || l->grad_tokens < 0)
+        return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are not possible", l->rows,
+                       l->width, l->context);
+    const buffer_need all[BUFFERS] = {
+        {&x->ids, sn_xpu_buffer_bytes((size_t)l->rows * sizeof(int32_t))},
+        {&x->batch_table, sn_xpu_buffer_bytes(sn_xpu_table_bytes(l))},
+        {&x->kv_staging, sn_xpu_buffer_bytes(sn_xpu_kv_staging_bytes(l))},
+        {&x->grad_stats, sn_xpu_buffer_bytes(3 * sizeof(float) * (size_t)l->grad_tokens * (size_t)l->heads)}};
+    memcpy(out, all, sizeof all);
+    return SN_OK;
+}
+
+static size_t xpu_prepare_bytes(const sn_device *d, const sn_device_limits *limits) {
+    sn_xpu *x = (sn_xpu *)(uintptr_t)d; /* only read */
+    const sn_device_limits all = sn_device_limits_join(&x->limits, limits);
+    buffer_need needs[BUFFERS];
+    size_t sum = 0;
+    if (buffer_needs(x, &all, needs, NULL)) return SIZE_MAX;
+    for (int i = 0; i < BUFFERS; i++)
+        if (needs[i].bytes > needs[i].buffer->bytes && !sn_add(sum, needs[i].bytes, &sum)) return SIZE_MAX;
+    return sum;
+}
+
 static sn_status xpu_prepare(sn_device *d, const sn_device_limits *limits, sn_err *err) {
     sn_xpu *x = sn_xpu_of(d);
-    if (limits->rows < 0 || limits->width < 0 || limits->context < 0)
-        return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are not possible", limits->rows,
-                       limits->width, limits->context);
-    size_t rows = (size_t)limits->rows, pages = (size_t)limits->context / 16 + rows + 1;
-    sn_status status = sn_xpu_buffer_reserve(x, &x->ids, rows * sizeof(int32_t), err);
-    return status ? status : sn_xpu_buffer_reserve(x, &x->batch_table, rows * 24 + 128 + pages * 8, err);
+    const sn_device_limits all = sn_device_limits_join(&x->limits, limits);
+    buffer_need needs[BUFFERS];
+    sn_status status = buffer_needs(x, &all, needs, err);
+    for (int i = 0; i < BUFFERS && !status; i++)
+        status = sn_xpu_buffer_reserve(x, needs[i].buffer, needs[i].bytes, err);
+    if (!status) x->limits = all;
+    return status;
 }
 
 static const sn_device_ops xpu_ops = {
@@ -183,6 +216,7 @@ static const sn_device_ops xpu_ops = {
     .download = sn_xpu_download,
     .finish = sn_xpu_finish,
     .prepare = xpu_prepare,
+    .prepare_bytes = xpu_prepare_bytes,
     .host_alloc = sn_xpu_host_alloc,
     .host_free = sn_xpu_host_free,
     .copy_begin = sn_xpu_copy_begin,
@@ -224,7 +258,8 @@ sn_status sn_xpu_open(sn_device_id id, const sn_device_options *options, sn_devi
     *out = NULL;
     sn_status status = sn_calloc(&x, 1, sizeof *x, err);
     if (status) return status;
-    x->base = (sn_device){.ops = &xpu_ops, .id = id, .timeout_ms = TIMEOUT_MS};
+    x->base =
+        (sn_device){.ops = &xpu_ops, .id = id, .timeout_ms = TIMEOUT_MS, .memory_max = sn_device_memory_max(options)};
     if (options && options->timeout_ms > 0) x->base.timeout_ms = options->timeout_ms;
     sn_device_id_name(id, x->name);
     status = open_device(x, err);

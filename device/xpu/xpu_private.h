@@ -128,6 +128,7 @@ typedef struct sn_xpu {
     uint8_t *staging; /* uploads and downloads go through it */
     size_t staged;    /* bytes of it that may be in use */
     sn_xpu_buffer ids, batch_table, kv_staging, grad_stats;
+    sn_device_limits limits; /* for which these are prepared */
     /* -- the batch */
     sn_kv_shape shape;
     int batch_rows, batch_tiles;
@@ -180,9 +181,14 @@ sn_status sn_xpu_upload(sn_device *d, void *device, const void *host, size_t byt
 sn_status sn_xpu_download(sn_device *d, void *host, const void *device, size_t bytes, sn_err *err);
 sn_status sn_xpu_host_alloc(sn_device *d, size_t bytes, void **host, sn_err *err);
 void sn_xpu_host_free(sn_device *d, void *host, size_t bytes);
-/* Makes the buffer at least `bytes`; its old contents are lost when it grows. */
+size_t sn_xpu_buffer_bytes(size_t bytes); /* that a buffer of at least `bytes` takes */
+/* Makes the buffer at least `bytes`; its old contents are lost when it grows. After a failure it is as before. */
 sn_status sn_xpu_buffer_reserve(sn_xpu *x, sn_xpu_buffer *buffer, size_t bytes, sn_err *err);
 void sn_xpu_release_orphans(sn_xpu *x);
+
+/* -- kv.c: bytes of batch_table and kv_staging for calls within these limits */
+size_t sn_xpu_table_bytes(const sn_device_limits *limits);
+size_t sn_xpu_kv_staging_bytes(const sn_device_limits *limits);
 
 /* -- modules.c */
 sn_status sn_xpu_load_block(sn_xpu *x, sn_err *err);

@@ -214,6 +214,20 @@ static void workspaces_free_unused(sn_trainer *t) {
         if (!t->workspaces[i].job) workspace_free(&t->workspaces[i]);
 }
 
+/* Makes room for a workspace on devices whose memory is limited: what is only saved is dropped. SN_RETRY: there is none
+ * while workspaces are in use, or others' adapters are there; SN_REFUSED: there never is. */
+static sn_status devices_make_room(sn_trainer *t, const sn_training_task *task, int tokens, sn_err *err) {
+    const sn_adapter *adapter = task->adapter ? *task->adapter : NULL;
+    sn_status status = sn_train_check_memory(t->span, tokens, adapter, err);
+    while (status && t->n_saved) {
+        saved_limit(t, t->saved_bytes - 1);
+        status = sn_train_check_memory(t->span, tokens, adapter, err);
+    }
+    bool others = workspaces_bytes(t, true) || t->adapters_bytes > (adapter ? sn_adapter_bytes(adapter) : 0);
+    if (status && !others) status = err->status = SN_REFUSED;
+    return status;
+}
+
 /* A workspace for the longest sequence of the job. *out NULL: it waits for that of another job. */
 static sn_status workspace_take(sn_trainer *t, const sn_job *job, workspace **out, sn_err *err) {
     const sn_training_task *task = job->training;
@@ -230,11 +244,16 @@ static sn_status workspace_take(sn_trainer *t, const sn_job *job, workspace **ou
         return trainer_refuse_memory(t, task, tokens, bytes, err);
     }
     workspace *w = workspace_find(t, tokens);
+    /* Its adapter may have larger gradients than those before. */
+    if (w && w->train && sn_train_check_memory(t->span, 0, task->adapter ? *task->adapter : NULL, NULL))
+        workspace_free(w);
     if (!w || (!w->train && bytes > most - sn_min_size(most, workspaces_bytes(t, true)))) return SN_OK;
     if (!w->train) {
         workspaces_free_unused(t);
         saved_limit(t, most - workspaces_bytes(t, true) - bytes);
-        sn_status status = sn_train_new(t->span, tokens, &w->train, err);
+        sn_status status = devices_make_room(t, task, tokens, err);
+        if (status == SN_RETRY && workspaces_bytes(t, true)) return SN_OK;
+        if (!status) status = sn_train_new(t->span, tokens, &w->train, err);
         if (status) {
             t->waiting = NULL;
             return status;
@@ -362,7 +381,12 @@ static sn_status adapter_load(sn_trainer *t, sn_training_task *task, sn_err *err
     most -= sn_min_size(most, bytes);
     saved_limit(t, most - sn_min_size(most, workspaces_bytes(t, false)));
     if (workspaces_bytes(t, false) > most) workspaces_free_unused(t);
+    if (sn_span_memory_left(t->span) / 2 < bytes) { /* as float32 it may take twice its bytes */
+        saved_limit(t, 0);
+        workspaces_free_unused(t);
+    }
     sn_status status = sn_adapter_load(t->span, task->request_msg->tensor.data, bytes, task->adapter, err);
+    if (status == SN_STOP && !sn_span_lost_devices(t->span)) status = err->status = SN_RETRY; /* memory is short */
     if (status) return status;
     task->result = sn_adapter_bytes(*task->adapter);
     t->adapters_bytes += task->result;

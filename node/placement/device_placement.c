@@ -1,3 +1,6 @@
+/* sn_device_placement_make lists the devices (device_set), applies --device-memory to their budgets, opens them with
+ * these limits, asks the span what blocks and scratch cost on each (blocks_count_costs), and plans. Devices that the
+ * plan does not use are closed again. */
 #include "node/placement/device_placement.h"
 
 #include "base/text.h"
@@ -8,6 +11,7 @@
 /* The devices that may be used, each with its memory budget. */
 typedef struct device_set {
     sn_plan_device devices[SN_PLAN_DEVICES_MAX];
+    size_t limits[SN_PLAN_DEVICES_MAX]; /* of --device-memory; 0: none */
     sn_device *open[SN_PLAN_DEVICES_MAX];
     int n;
 } device_set;
@@ -71,9 +75,30 @@ static sn_status device_set_limit_memory(const char *text, device_set *c, sn_err
     name[equals - text] = 0;
     sn_status status = sn_device_id_parse(name, &id, err);
     if (!status) status = sn_parse_size(equals + 1, &bytes, err);
-    for (int i = 0; i < c->n && !status; i++)
-        if (sn_device_id_equal(c->devices[i].id, id) && bytes < c->devices[i].budget) c->devices[i].budget = bytes;
-    return status;
+    if (status) return status;
+    if (bytes <= SN_DEVICE_TRY_BYTES)
+        return sn_fail(err, SN_REFUSED, "--device-memory '%.80s' is too little for any block", text);
+    bytes -= SN_DEVICE_TRY_BYTES; /* they stay free for a try of a lost device, whose memory is still in use */
+    for (int i = 0; i < c->n; i++)
+        if (sn_device_id_equal(c->devices[i].id, id)) {
+            c->limits[i] = bytes;
+            c->devices[i].budget = sn_min_size(c->devices[i].budget, bytes);
+        }
+    return SN_OK;
+}
+
+/* The KV memory of a block where the pool is shared by n. On a device that keeps keys and values in more bytes than
+ * others, a block takes more than an equal share. */
+static size_t block_cache(const sn_device_placement_options *options, const sn_hparams *hp, const device_set *c,
+                          size_t n) {
+    const sn_kv_shape shape = {1, hp->n_kv_heads, hp->head_dim, SN_KV_PAGE_TOKENS, SN_KV_F32};
+    size_t least = SIZE_MAX, most = 0;
+    for (int i = 0; i < c->n; i++) {
+        size_t bytes = c->open[i]->ops->kv_page_bytes(c->open[i], &shape);
+        least = sn_min_size(least, bytes);
+        if (bytes > most) most = bytes;
+    }
+    return options->kv_memory / n / least * most + options->kv_memory / n % least * most / least;
 }
 
 /* The cost of a block is its cost on the device that needs most memory for it. */
@@ -83,37 +108,44 @@ static sn_status blocks_count_costs(const sn_device_placement_options *options, 
     size_t n = (size_t)(end - first);
     sn_status status = sn_calloc(&on_device, n, sizeof *on_device, err);
     for (int i = 0; i < c->n && !status; i++) {
-        status = sn_device_open(c->devices[i].id, &options->device_options, &c->open[i], err);
+        sn_device_options own = options->device_options;
+        own.memory_max = c->limits[i];
+        status = sn_device_open(c->devices[i].id, &own, &c->open[i], err);
         if (!status)
             status = sn_span_costs(model, c->open[i], first, end, options->kv_memory, on_device, &c->devices[i].scratch,
                                    err);
         for (size_t b = 0; b < n && !status; b++)
             if (on_device[b].weights > costs[b].weights) costs[b] = on_device[b];
     }
+    for (size_t b = 0; b < n && !status; b++) costs[b].cache = block_cache(options, sn_model_hparams(model), c, n);
     free(on_device);
     return status;
 }
 
 /* The largest number of blocks from query->first on that fit, when they share the KV memory among themselves. */
-static sn_status plan_fit_blocks(const sn_device_placement_options *options, sn_block_cost *costs, sn_plan_query *query,
-                                 sn_err *err) {
+static sn_status plan_fit_blocks(const sn_device_placement_options *options, const sn_hparams *hp, const device_set *c,
+                                 sn_block_cost *costs, sn_plan_query *query, sn_err *err) {
     for (int n = query->end - query->first; n > 0; n--) {
-        for (int b = 0; b < n; b++) costs[b].cache = options->kv_memory / (size_t)n;
+        for (int b = 0; b < n; b++) costs[b].cache = block_cache(options, hp, c, (size_t)n);
         query->end = query->first + n;
         if (sn_plan_n_fitting(query) >= n) return SN_OK;
     }
     return sn_fail(err, SN_REFUSED, "not even one block fits: lower --kv-memory, or use devices with more memory");
 }
 
-static sn_status plan_make(const sn_device_placement_options *options, const device_set *c, sn_block_cost *costs,
-                           sn_plan_query *query, sn_plan *plan, int *end, sn_err *err) {
+static sn_status plan_make(const sn_device_placement_options *options, const sn_hparams *hp, const device_set *c,
+                           sn_block_cost *costs, sn_plan_query *query, sn_plan *plan, int *end, sn_err *err) {
     query->devices = c->devices;
     query->n_devices = c->n;
     query->preload = options->preload;
     query->offload = options->offload;
     query->offload_all = options->offload_all;
+    query->keep_free = options->tune_memory;
+    for (int i = 0; i < c->n; i++)
+        if (c->open[i]->memory_extra && !sn_add(options->tune_memory, c->open[i]->memory_extra, &query->keep_free))
+            query->keep_free = SIZE_MAX;
     if (*end == query->first) {
-        sn_status status = plan_fit_blocks(options, costs, query, err);
+        sn_status status = plan_fit_blocks(options, hp, c, costs, query, err);
         if (status) return status;
         *end = query->end;
     }
@@ -154,7 +186,7 @@ sn_status sn_device_placement_make(const sn_device_placement_options *options, c
         status = device_set_limit_memory(options->device_memory[i], &c, err);
     if (!status) status = blocks_count_costs(options, model, first, last, &c, costs, err);
     sn_plan_query query = {.first = first, .end = last, .costs = costs};
-    if (!status) status = plan_make(options, &c, costs, &query, &out->plan, end, err);
+    if (!status) status = plan_make(options, hp, &c, costs, &query, &out->plan, end, err);
     if (!status) placement_take_devices(&c, out);
     sn_buf_init(&out->table, 1 << 20);
     if (!status) status = sn_plan_print(&out->plan, &query, &out->table, err);

@@ -17,6 +17,7 @@ typedef struct sn_device_placement_options {
     const char *preload;              /* "10:12,15:16", "all", or NULL */
     sn_device_options device_options; /* for every device opened */
     size_t kv_memory;                 /* bytes reserved for the KV pool */
+    size_t tune_memory;               /* bytes that training may take where blocks leave them */
 } sn_device_placement_options;
 
 typedef struct sn_device_placement {

@@ -107,6 +107,8 @@ static void start_member(cluster *c, member *m) {
         .name = name,
         .device_placement = {.device = c->options.device ? c->options.device : "cpu",
                              .device_map = c->options.device_map,
+                             .device_memory = &c->options.device_memory,
+                             .n_device_memory = c->options.device_memory ? 1 : 0,
                              .device_options = {.threads = c->options.threads, .isa = c->options.isa},
                              .kv_memory = c->options.kv_memory},
         .sessions_max = (size_t)c->options.sessions_max,

@@ -13,6 +13,7 @@ typedef struct cluster_options {
     const char *model;               /* path */
     const char *isa;                 /* NULL: the best */
     const char *device, *device_map; /* NULL: cpu; none */
+    const char *device_memory;       /* as of --device-memory; NULL: none */
     int threads;                     /* 0: 1 */
     size_t kv_memory;                /* 0: 64 MiB */
     size_t tune_memory;              /* 0: none */

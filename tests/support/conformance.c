@@ -29,11 +29,30 @@ void conformance_fail(conformance *c, const char *format, ...) {
 }
 
 /* The limits given to prepare: no case exceeds them. */
-static const sn_device_limits limits = {.rows = 80, .width = 1024, .context = 512, .experts = 128, .experts_used = 8};
+static const sn_device_limits limits = {.rows = 80,
+                                        .width = 1024,
+                                        .context = 512,
+                                        .heads = 16,
+                                        .head_dim = 256,
+                                        .experts = 128,
+                                        .experts_used = 8,
+                                        .grad_tokens = 80};
 
 static void open_device(conformance *c) {
     CONFORMANCE_OK(c, sn_device_open(c->id, &c->options, &c->device, &c->err));
+    c->prepare_bytes = c->device->ops->prepare_bytes(c->device, &limits);
     CONFORMANCE_OK(c, c->device->ops->prepare(c->device, &limits, &c->err));
+    CONFORMANCE_CHECK(c, c->device->memory_used <= c->prepare_bytes, "prepare took %zu bytes and said %zu",
+                      c->device->memory_used, c->prepare_bytes);
+}
+
+/* Operations take no memory: what the device still has is what prepare took, and captured batches. */
+static void check_memory(conformance *c) {
+    const sn_device *d = c->device;
+    if (d->lost) return;
+    CONFORMANCE_CHECK(c, d->memory_used <= c->prepare_bytes + (d->graphs_captured ? d->memory_extra : 0),
+                      "the operations left %zu bytes in use where %zu were to be prepared", d->memory_used,
+                      c->prepare_bytes);
 }
 
 static bool run_guarded(conformance *c, void (*step)(conformance *c)) {
@@ -51,6 +70,7 @@ bool conformance_run(conformance *c, conformance_case which) {
     bool passed = run_guarded(c, open_device) && run_guarded(c, cases[which].run);
     if (c->faults) c->faults->heal();
     if (c->device) conformance_release(c, 0);
+    if (passed && c->device) passed = run_guarded(c, check_memory);
     sn_device_close(&c->device);
     if (passed && c->memory_used && c->memory_used() != before) {
         snprintf(c->failure, sizeof c->failure, "%zu bytes of device memory were in use before, %zu are after", before,

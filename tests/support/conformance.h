@@ -104,6 +104,7 @@ typedef struct conformance {
 
     /* -- the suite's own */
     sn_device *device;
+    size_t prepare_bytes; /* the device's word about the memory that it takes for itself */
     sn_err err;
     jmp_buf on_failure;
     char failure[1024]; /* "" after a case that passed */

@@ -101,6 +101,30 @@ Test(plan, scratch_is_counted_on_each_device_that_computes_and_on_no_other) {
     expect_auto_refused(&query, "cpu would need 1 bytes more");
 }
 
+Test(plan, memory_is_kept_free_where_that_takes_no_further_device) {
+    sn_plan_device devices[] = {{CUDA(0), 300, 0}, {CUDA(1), 300, 0}};
+    sn_plan_query query = even_query(4, 100, 0, devices, 2);
+    expect_auto_plan(&query, "0 0 1 1");
+    query = even_query(3, 100, 0, devices, 2);
+    query.keep_free = 100;
+    expect_auto_plan(&query, "0 0 0"); /* a second device would be needed */
+    cr_assert_eq(sn_plan_n_fitting(&query), 3);
+    query = even_query(6, 100, 0, devices, 2);
+    cr_assert_eq(sn_plan_n_fitting(&query), 6);
+    query.keep_free = 100;
+    cr_assert_eq(sn_plan_n_fitting(&query), 4);
+    query.keep_free = SIZE_MAX; /* cannot be kept: then it does not count */
+    cr_assert_eq(sn_plan_n_fitting(&query), 6);
+    devices[0].budget = 400;
+    query = even_query(5, 100, 0, devices, 2);
+    expect_auto_plan(&query, "0 0 0 1 1");
+    query.keep_free = 150;
+    expect_auto_plan(&query, "0 0 0 1 1");
+    devices[1].budget = 500;
+    query.keep_free = 200;
+    expect_auto_plan(&query, "0 0 1 1 1");
+}
+
 Test(plan, the_first_device_reserves_the_largest_block_unless_needed) {
     sn_plan_device devices[] = {{CUDA(0), 300, 0}, {CUDA(1), 200, 0}};
     sn_plan_query query = even_query(4, 100, 0, devices, 2);

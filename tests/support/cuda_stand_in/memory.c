@@ -15,7 +15,7 @@ typedef struct allocation {
 
 static allocation *allocations;
 static size_t n_allocations, capacity;
-static size_t limit = (size_t)1 << 30, used[CUDA_STAND_IN_DEVICES], pinned;
+static size_t limit = (size_t)1 << 30, used[CUDA_STAND_IN_DEVICES], peak, pinned;
 static int fail_nth;
 
 static size_t pages_for(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
@@ -63,14 +63,29 @@ void cuda_memory_close(int device) { protect_device(device, PROT_NONE); }
 bool cuda_memory_holds(int device, const void *at, size_t bytes) { return find_allocation(at, bytes, device); }
 bool cuda_memory_pinned(const void *at, size_t bytes) { return find_allocation(at, bytes, -1); }
 
+__attribute__((constructor)) static void read_limit(void) {
+    const char *text = getenv("CUDA_STAND_IN_MEMORY");
+    if (text) limit = strtoull(text, NULL, 10);
+}
+
+bool cuda_memory_take(int device, size_t bytes) {
+    if (used[device] > limit || bytes > limit - used[device]) return false;
+    used[device] += bytes;
+    if (used[device] > peak) peak = used[device];
+    return true;
+}
+
+void cuda_memory_give(int device, size_t bytes) { used[device] -= bytes; }
+
 static cudaError_t allocate_memory(void **out, size_t bytes, int device) {
     cudaError_t error = cuda_begin_uncapturable();
     if (error) return error;
     if (cuda_count_down(&fail_nth)) return cudaErrorMemoryAllocation;
     if (!bytes) return cudaErrorInvalidValue;
-    if (device >= 0 && bytes > limit - used[device]) return cudaErrorMemoryAllocation;
+    if (device >= 0 && !cuda_memory_take(device, bytes)) return cudaErrorMemoryAllocation;
     error = add_allocation(bytes, device, out);
-    if (!error) *(device >= 0 ? &used[device] : &pinned) += bytes;
+    if (!error && device < 0) pinned += bytes;
+    if (error && device >= 0) cuda_memory_give(device, bytes);
     return error;
 }
 
@@ -129,6 +144,14 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
 void cuda_stand_in_memory(size_t bytes) { limit = bytes; }
 void cuda_stand_in_fail_allocation(int nth) { fail_nth = nth; }
 size_t cuda_stand_in_pinned(void) { return pinned; }
+
+size_t cuda_stand_in_peak(void) { return peak; }
+
+void cuda_stand_in_peak_reset(void) {
+    peak = 0;
+    for (int i = 0; i < CUDA_STAND_IN_DEVICES; i++)
+        if (used[i] > peak) peak = used[i];
+}
 
 size_t cuda_stand_in_used(void) {
     size_t all = 0;

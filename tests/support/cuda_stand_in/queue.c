@@ -58,6 +58,8 @@ struct cuda_graph {
 };
 struct cuda_graph_exec {
     list items;
+    int device;
+    size_t bytes;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -443,13 +445,31 @@ static void copy_list(list *to, const list *from) {
     for (const item *i = from->first; i; i = i->next) append_item(to, *i);
 }
 
+static size_t count_items(const list *l) {
+    size_t n = 0;
+    for (const item *i = l->first; i; i = i->next) n++;
+    return n;
+}
+
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, void *nodes, size_t *n) {
+    if (nodes) return cudaErrorInvalidValue; /* the backend only counts them */
+    *n = count_items(&graph->items);
+    return cudaSuccess;
+}
+
+/* An executable graph takes memory of the device for each of its nodes. */
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags) {
+    enum { NODE_BYTES = 60000 };
     (void)flags;
     cuda_lock();
+    size_t bytes = NODE_BYTES * count_items(&graph->items);
     cudaError_t error = cuda_begin_uncapturable();
-    if (!error && cuda_creation_fails()) error = cudaErrorMemoryAllocation;
+    if (!error && (cuda_creation_fails() || !cuda_memory_take(cuda_this_device(), bytes)))
+        error = cudaErrorMemoryAllocation;
     if (!error) {
         *exec = cuda_new_object(sizeof **exec);
+        (*exec)->device = cuda_this_device();
+        (*exec)->bytes = bytes;
         copy_list(&(*exec)->items, &graph->items);
     }
     cuda_result(error);
@@ -477,6 +497,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
     cuda_lock();
+    cuda_memory_give(exec->device, exec->bytes);
     clear_list(&exec->items);
     cuda_free_object(exec);
     cuda_unlock();
@@ -503,6 +524,7 @@ void cuda_stand_in_heal(void) {
 void cuda_stand_in_reset(void) {
     cuda_stand_in_heal();
     cuda_stand_in_memory((size_t)1 << 30);
+    cuda_stand_in_peak_reset();
     n_devices = 2;
     capability = 90;
     copies_first = false;

@@ -33,9 +33,10 @@ enum { CUDA_STAND_IN_DEVICES = 4 };
 
 /* Resets everything but memory: faults healed, settings to the defaults below, counters to 0. */
 void cuda_stand_in_reset(void);
-void cuda_stand_in_devices(int n);           /* number of devices: 2. 0: no driver */
-void cuda_stand_in_capability(int sm);       /* compute capability: 90 */
-void cuda_stand_in_memory(size_t bytes);     /* bytes of each device: 1 GiB */
+void cuda_stand_in_devices(int n);     /* number of devices: 2. 0: no driver */
+void cuda_stand_in_capability(int sm); /* compute capability: 90 */
+/* bytes of each device: 1 GiB, in programs those of the environment variable CUDA_STAND_IN_MEMORY */
+void cuda_stand_in_memory(size_t bytes);
 void cuda_stand_in_copies_first(bool first); /* false */
 
 /* -- faults; counts begin at the call. In programs: while the file exists that the environment variable
@@ -48,9 +49,11 @@ void cuda_stand_in_lose(int nth);            /* from its nth kernel or copy on, 
 void cuda_stand_in_heal(void);               /* ends all of these */
 
 /* -- counters */
-size_t cuda_stand_in_used(void);   /* bytes of device memory, of all devices */
-size_t cuda_stand_in_pinned(void); /* bytes of pinned host memory */
-int cuda_stand_in_objects(void);   /* streams, events, graphs, executable graphs, cuBLAS handles */
+size_t cuda_stand_in_used(void);     /* bytes of device memory, of all devices, executable graphs included */
+size_t cuda_stand_in_peak(void);     /* the most that one device had in use, since the reset or the next call */
+void cuda_stand_in_peak_reset(void); /* from what is in use now */
+size_t cuda_stand_in_pinned(void);   /* bytes of pinned host memory */
+int cuda_stand_in_objects(void);     /* streams, events, graphs, executable graphs, cuBLAS handles */
 uint64_t cuda_stand_in_captures(void);
 uint64_t cuda_stand_in_launches(void); /* of single kernels, not from graphs */
 uint64_t cuda_stand_in_graph_launches(void);

@@ -31,6 +31,9 @@ cudaError_t cuda_stand_in_launch(cudaStream_t stream, const unsigned grid[3], un
 void cuda_memory_open(int device);
 void cuda_memory_close(int device);
 bool cuda_memory_holds(int device, const void *at, size_t bytes); /* inside one allocation */
+/* Counts bytes that are no allocation; false: the device has not so many left. */
+bool cuda_memory_take(int device, size_t bytes);
+void cuda_memory_give(int device, size_t bytes);
 bool cuda_memory_pinned(const void *at, size_t bytes);
 
 /* queue.c */

@@ -110,7 +110,9 @@ typedef struct driver {
     allocation *allocations;
     struct _ze_command_list_handle_t *lists;
     uint64_t newest;
-    size_t memory_used, memory;
+    size_t memory_used;                      /* of allocations of the devices and of the host */
+    size_t device_used, device_peak, memory; /* of the devices: used, the most since a reset, the limit */
+    size_t allocation_max;
     uint32_t n_devices;
     int fail_allocation, fail_create, stall_ms, lose; /* 0: none */
     int healed;                                       /* how often heal was called */

@@ -43,7 +43,7 @@ static ze_result_t allocate_memory(bool device, size_t bytes, size_t alignment, 
     size_t used = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT, map_bytes = (used + PAGE - 1) / PAGE * PAGE + PAGE;
     allocation *a = calloc(1, sizeof *a);
     void *map = MAP_FAILED;
-    if (a && !fails && ze_test.memory_used + bytes <= ze_test.memory)
+    if (a && !fails && (!device || ze_test.device_used + bytes <= ze_test.memory))
         map = mmap(NULL, map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     ze_result_t result = ze_test.lost ? ZE_RESULT_ERROR_DEVICE_LOST : ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY;
     if (map == MAP_FAILED || ze_test.lost) {
@@ -59,6 +59,8 @@ static ze_result_t allocate_memory(bool device, size_t bytes, size_t alignment, 
         if (!device) mprotect(map, map_bytes - PAGE, PROT_READ | PROT_WRITE);
         ze_test.allocations = a;
         ze_test.memory_used += bytes;
+        if (device) ze_test.device_used += bytes;
+        if (ze_test.device_used > ze_test.device_peak) ze_test.device_peak = ze_test.device_used;
         *out = a->base;
         result = ZE_RESULT_SUCCESS;
     }
@@ -91,6 +93,7 @@ ze_result_t memory_free(ze_context_handle_t context, void *memory) {
         }
         *link = a->next;
         ze_test.memory_used -= a->bytes;
+        if (a->device) ze_test.device_used -= a->bytes;
         munmap(a->map, a->map_bytes);
         free(a);
     }
@@ -141,6 +144,20 @@ size_t ze_test_memory_used(void) {
     size_t used = ze_test.memory_used;
     pthread_mutex_unlock(&ze_test.lock);
     return used;
+}
+
+void ze_test_memory(size_t bytes) {
+    pthread_mutex_lock(&ze_test.lock);
+    ze_test.memory = bytes;
+    pthread_mutex_unlock(&ze_test.lock);
+}
+
+size_t ze_test_peak(bool reset) {
+    pthread_mutex_lock(&ze_test.lock);
+    size_t peak = ze_test.device_peak;
+    if (reset) ze_test.device_peak = ze_test.device_used;
+    pthread_mutex_unlock(&ze_test.lock);
+    return peak;
 }
 
 int ze_test_objects(void) {

@@ -50,6 +50,7 @@ static ze_result_t driver_init(ze_init_flags_t flags) {
     if (ze_test.context) return ZE_RESULT_SUCCESS;
     ze_test.n_devices = (uint32_t)number_from("ZE_TEST_DEVICES", 1);
     ze_test.memory = number_from("ZE_TEST_MEMORY", (size_t)4 << 30);
+    ze_test.allocation_max = ze_test.memory / 2;
     if (ze_test.n_devices > DEVICES_MAX || !(ze_test.device = find_cpu())) return ZE_RESULT_ERROR_UNINITIALIZED;
     ze_test.context = clCreateContext(NULL, 1, &ze_test.device, NULL, NULL, &failed);
     pthread_condattr_init(&attributes);
@@ -98,7 +99,7 @@ static ze_result_t device_properties(ze_device_handle_t d, ze_device_properties_
     out->vendorId = 0x8086;
     out->deviceId = (uint32_t)(d - the_devices);
     out->flags = 0;
-    out->maxMemAllocSize = ze_test.memory / 2;
+    out->maxMemAllocSize = ze_test.allocation_max;
     out->numSlices = out->numSubslicesPerSlice = out->numEUsPerSubslice = out->numThreadsPerEU = 1;
     out->physicalEUSimdWidth = 16;
     snprintf(out->name, sizeof out->name, "emulated on the CPU");

@@ -12,6 +12,8 @@
 
 /* The functions of faults.h, found in the driver at run time. */
 static size_t (*ze_test_memory_used)(void);
+static size_t (*ze_test_peak)(bool reset);
+static void (*ze_test_memory)(size_t bytes);
 static void (*ze_test_fail_create)(int nth);
 static int (*ze_test_objects)(void);
 static conformance_faults ze_test_faults;
@@ -32,6 +34,8 @@ __attribute__((constructor)) static void use_ze_test_driver(void) {
         abort();
     }
     find_in_driver(driver, "ze_test_memory_used", &ze_test_memory_used);
+    find_in_driver(driver, "ze_test_peak", &ze_test_peak);
+    find_in_driver(driver, "ze_test_memory", &ze_test_memory);
     find_in_driver(driver, "ze_test_fail_create", &ze_test_fail_create);
     find_in_driver(driver, "ze_test_objects", &ze_test_objects);
     find_in_driver(driver, "ze_test_fail_allocation", &ze_test_faults.fail_allocation);

@@ -10,7 +10,8 @@
  *   3. Decode steps are added, then prefill steps, client by client, up to prefill_rows_max.
  *   4. sn_kv_admission_reclaim frees pages for a waiting step; a step that loses its pages thereby ends.
  *   5. batch_run runs one forward pass; completed pages go into the prefix cache.
- *   6. A piece of training is run, if it is training's turn (training_may_run). Clients take turns, piece by piece.
+ *   6. Training jobs that are cancelled end, and a piece of another one is run, if it is training's turn
+ *      (training_may_run). Clients take turns, piece by piece.
  * A job is finished when finished_us is set; jobs_collect_finished takes it out of its list. */
 #include "node/engine/scheduler.h"
 
@@ -475,15 +476,26 @@ static bool training_run_piece(sn_scheduler *s, int64_t now_us) {
     return true;
 }
 
+/* Ends the jobs of clients that are gone. */
+static void training_drop_cancelled(sn_scheduler *s, int64_t now_us) {
+    for (sn_job *job = s->training_jobs; job; job = job->next) {
+        if (!atomic_load(&job->cancelled)) continue;
+        sn_trainer_drop(s->trainer, job);
+        job_end(job, sn_fail(&job->err, SN_REFUSED, "the connection of the client has ended"), now_us);
+    }
+}
+
 sn_job *sn_scheduler_run(sn_scheduler *s, int64_t now_us) {
+    sn_job *done = NULL;
     sn_kv_admission_begin(&s->admission, s->jobs, now_us);
     batch_form(s, now_us);
     sn_job *lost = sn_kv_admission_reclaim(&s->admission, s->jobs);
     if (lost) job_end(lost, lost->err.status, now_us);
     if (s->n_chosen) batch_run(s);
+    training_drop_cancelled(s, now_us);
+    jobs_collect_finished(&s->training_jobs, &done);
     bool trained = training_may_run(s, now_us) && training_run_piece(s, now_us);
     s->waiting = !s->n_chosen && !s->kv_copied && !trained;
-    sn_job *done = NULL;
     jobs_collect_finished(&s->jobs, &done);
     jobs_collect_finished(&s->training_jobs, &done);
     return done;

@@ -4,7 +4,8 @@
  * workspaces (blocks/train.h), one for each sequence in progress, made for the longest one of its batch; and saved
  * activations with what is left. A workspace is kept for other sequences until its memory is needed. Sequences of
  * several jobs may be in progress at once, so that one long sequence does not stop other clients' training; a job that
- * finds no memory beside them waits, and until it got its workspace no other job gets one. A FORWARD that is to be
+ * finds no memory beside them waits, and until it got its workspace no other job gets one. Before that a job gets the
+ * memory for its whole output, for which there are as many bytes again; a job waits for it in the same way. A FORWARD that is to be
  * followed by a BACKWARD saves the activations of each sequence under a hash of client, adapter, blocks and input; the
  * BACKWARD finds them there and skips recomputing the forward pass, or recomputes it when they are gone. Both give the
  * same bits. So saved activations are a cache: when memory is short, the intermediate activations of a sequence are
@@ -49,6 +50,8 @@ struct sn_trainer {
     sn_span *span;
     workspace workspaces[WORKSPACES_MAX];
     const sn_job *waiting; /* the job that gets the next workspace; NULL: any */
+    const sn_job *waiting_for_output; /* the job that gets the next output; NULL: any */
+    size_t outputs_bytes;             /* of the jobs that have begun */
     sn_hasher *hasher;
     saved_entry saved[SAVED_MAX];
     size_t n_saved, saved_bytes, adapters_bytes;
@@ -234,8 +237,6 @@ static sn_status workspace_take(sn_trainer *t, const sn_job *job, workspace **ou
     size_t most = trainer_free_bytes(t, task);
     int tokens = task_longest(task);
     *out = NULL;
-    if (task->adapter && !*task->adapter)
-        return sn_fail(err, SN_REBUILD, "this adapter could not be loaded here: send it again");
     if (t->waiting && t->waiting != job) return SN_OK;
     t->waiting = job;
     size_t bytes = sn_train_bytes(t->span, tokens);
@@ -273,17 +274,36 @@ static size_t task_grad_floats(const sn_training_task *task) {
                : 0;
 }
 
-/* Before the first sequence: the output buffer. */
-static sn_status job_begin(const sn_trainer *t, sn_job *job, sn_err *err) {
+static size_t job_output_bytes(const sn_job *job) { return job->output ? job->training->result * sizeof(float) : 0; }
+
+/* Before the first sequence: the output buffer. *waits: those of others leave too little of task->bytes_max for it; the
+ * job that waits gets the next one. A job alone gets what it needs. */
+static sn_status job_begin(sn_trainer *t, sn_job *job, bool *waits, sn_err *err) {
     sn_training_task *task = job->training;
+    if (task->adapter && !*task->adapter)
+        return sn_fail(err, SN_REBUILD, "this adapter could not be loaded here: send it again");
     size_t width = (size_t)sn_span_hparams(t->span)->n_embd, floats, bytes;
     if (!sn_mul(task_grad_floats(task), task->n_samples, &floats) || !sn_add(floats, task->rows * width, &floats) ||
         !sn_mul(floats, sizeof(float), &bytes) || bytes > SN_TENSOR_SIZE_MAX)
         return sn_fail(err, SN_REFUSED,
                        "the gradients of %zu sequences are too large for one message: send fewer at once",
                        task->n_samples);
+    bool other = t->waiting_for_output && t->waiting_for_output != job;
+    *waits = other || (t->outputs_bytes && bytes > task->bytes_max - sn_min_size(task->bytes_max, t->outputs_bytes));
+    if (*waits && !other) t->waiting_for_output = job;
+    if (*waits) return SN_OK;
+    t->waiting_for_output = NULL;
     task->result = floats;
-    return sn_shared_buffer_new(bytes, &job->output, err);
+    sn_status status = sn_shared_buffer_new(bytes, &job->output, err);
+    if (!status) t->outputs_bytes += bytes;
+    return status;
+}
+
+/* The job has ended, or is dropped: what it waits for and what is counted for it is free for others. */
+static void job_release(sn_trainer *t, const sn_job *job) {
+    if (t->waiting == job) t->waiting = NULL;
+    if (t->waiting_for_output == job) t->waiting_for_output = NULL;
+    t->outputs_bytes -= job_output_bytes(job);
 }
 
 static sn_tensor task_rows(const sn_training_task *task, const char *name, const float *from, size_t n, size_t width) {
@@ -361,14 +381,11 @@ static sn_status job_run_piece(sn_trainer *t, sn_job *job, sn_training_budget *b
     bool done = false;
     sn_status status = SN_OK;
     if (!w) {
+        if (!job->output) status = job_begin(t, job, waits, err);
+        if (status || *waits) return status;
         status = workspace_take(t, job, &w, err);
         *waits = !status && !w;
         if (status || *waits) return status;
-        if (!job->output) status = job_begin(t, job, err);
-        if (status) {
-            w->job = NULL;
-            return status;
-        }
         status = sequence_start(t, job, w, err);
     }
     if (!status) status = sn_train_run(w->train, budget->cost, &budget->spent, &done, err);
@@ -398,6 +415,16 @@ static void adapter_unload(sn_trainer *t, sn_training_task *task) {
     sn_adapter_free(task->adapter);
 }
 
+void sn_trainer_drop(sn_trainer *t, const sn_job *job) {
+    workspace *w = workspace_of(t, job);
+    job_release(t, job);
+    if (!w) return;
+    sn_train_cancel(w->train);
+    sn_saved_activations_free(&w->sequence.saved);
+    w->saved_bytes = 0;
+    w->job = NULL;
+}
+
 sn_training_result sn_trainer_work(sn_trainer *t, sn_job *job, sn_training_budget *budget) {
     sn_training_task *task = job->training;
     bool batch = task->kind == SN_TRAINING_FORWARD || task->kind == SN_TRAINING_BACKWARD, waits = false;
@@ -411,6 +438,7 @@ sn_training_result sn_trainer_work(sn_trainer *t, sn_job *job, sn_training_budge
     int64_t now_us = sn_now_us();
     task->compute_us += now_us - begun_us;
     if (batch && !job->status && (size_t)job->n_done < task->n_samples) return SN_TRAINING_CONTINUES;
+    if (batch) job_release(t, job);
     job->finished_us = now_us;
     return SN_TRAINING_FINISHED;
 }

@@ -58,8 +58,11 @@ typedef enum sn_training_result {
     SN_TRAINING_FINISHED,  /* job->status is set */
 } sn_training_result;
 
+/* Stops work on a job, which is not finished and will not be given to sn_trainer_work again. */
+void sn_trainer_drop(sn_trainer *trainer, const sn_job *job);
+
 /* Runs a piece of a sequence of the job (job->n_done counts whole ones), or loads or unloads its adapter. A job that is
- * not finished may not be freed before the trainer. */
+ * neither finished nor dropped may not be freed before the trainer. */
 sn_training_result sn_trainer_work(sn_trainer *trainer, sn_job *job, sn_training_budget *budget);
 
 #endif

@@ -1,4 +1,5 @@
-/* Sessions that end without their owner's request.
+/* Sessions that end without their owner's request, and training that nobody waits for: a batch is dropped when the
+ * connection that brought it has ended, because its reply could go nowhere else.
  *
  * A session is closed after session_timeout_us without a message of its owner, and SN_OWNER_GONE_US after the
  * connection of its owner has ended, unless a message of the same CURVE key arrives on another connection before. A
@@ -19,6 +20,7 @@ void sn_protocol_peer_gone(sn_protocol *protocol, sn_peer peer, int64_t now_us) 
         session->owner_gone_us = now_us > 0 ? now_us : 1;
         protocol->orphans++;
     }
+    sn_protocol_cancel_training(protocol, peer);
 }
 
 void sn_protocol_owner_is_here(sn_protocol *protocol, const sn_event *event) {

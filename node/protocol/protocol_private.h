@@ -21,7 +21,7 @@ enum { SN_TRAINING_BATCHES_MAX = 32 };
 
 /* FORWARD and BACKWARD batches in the engine (train.c). */
 typedef struct sn_training_batches {
-    const sn_training_task *tasks[SN_TRAINING_BATCHES_MAX];
+    sn_job *jobs[SN_TRAINING_BATCHES_MAX];
     size_t n, bytes; /* bytes: of their tensors */
 } sn_training_batches;
 
@@ -168,6 +168,7 @@ int64_t sn_kv_migration_tick(sn_protocol *protocol, int64_t now_us); /* returns 
 void sn_protocol_on_adapter_put(sn_protocol *protocol, sn_event *event, int64_t now_us);
 void sn_protocol_on_adapters(sn_protocol *protocol, const sn_event *event);
 void sn_protocol_on_training_batch(sn_protocol *protocol, sn_event *event, int64_t now_us); /* FORWARD or BACKWARD */
+void sn_protocol_cancel_training(sn_protocol *protocol, sn_peer peer); /* its connection has ended */
 void sn_protocol_training_done(sn_protocol *protocol, sn_job *job, int64_t now_us);
 
 /* -- report.c */

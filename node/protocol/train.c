@@ -23,7 +23,8 @@ _Static_assert(sizeof(sn_msg_forward) == sizeof(sn_msg_backward),
 
 /* -- tasks for the engine ------------------------------------------------------------------------------------------ */
 
-static sn_status task_submit(sn_protocol *protocol, sn_training_task *task, int64_t arrived_us, sn_err *err) {
+static sn_status task_submit(sn_protocol *protocol, sn_training_task *task, int64_t arrived_us, sn_job **out,
+                             sn_err *err) {
     sn_job *job = NULL;
     sn_status status = sn_calloc(&job, 1, sizeof *job, err);
     if (status) return status;
@@ -36,6 +37,7 @@ static sn_status task_submit(sn_protocol *protocol, sn_training_task *task, int6
     }
     protocol->jobs++;
     if (task->adapter_entry) task->adapter_entry->users++;
+    *out = job;
     return SN_OK;
 }
 
@@ -43,9 +45,10 @@ static sn_status task_submit(sn_protocol *protocol, sn_training_task *task, int6
 static void adapter_unload(sn_protocol *protocol, sn_adapter_entry *entry, int64_t now_us) {
     sn_err err;
     sn_training_task *task = NULL;
+    sn_job *job;
     if (sn_calloc(&task, 1, sizeof *task, &err)) return;
     *task = (sn_training_task){.kind = SN_TRAINING_ADAPTER_UNLOAD, .adapter_entry = entry, .adapter = &entry->adapter};
-    if (task_submit(protocol, task, now_us, &err))
+    if (task_submit(protocol, task, now_us, &job, &err))
         sn_training_task_free(&task);
     else
         entry->state = SN_ADAPTER_ENTRY_UNLOADING;
@@ -89,6 +92,7 @@ static sn_status adapter_put_start(sn_protocol *protocol, sn_event *event, int64
     const sn_wire_tensor *t = &event->msg->tensor;
     sn_training_task *task = NULL;
     sn_adapter_entry *entry = NULL;
+    sn_job *job;
     sn_status status = request_check(protocol, put->protocol, put->model, err);
     if (status) return status;
     if (t->dtype != SN_F32 || t->rank != 1)
@@ -110,7 +114,7 @@ static sn_status adapter_put_start(sn_protocol *protocol, sn_event *event, int64
     memcpy(task->owner, event->key, SN_KEY_SIZE);
     /* Set before the task is submitted: from then on entry->adapter belongs to the device thread. */
     *entry = (sn_adapter_entry){.state = SN_ADAPTER_ENTRY_LOADING, .hash = hash, .bytes = t->bytes, .used_us = now_us};
-    status = task_submit(protocol, task, event->arrived_us, err);
+    status = task_submit(protocol, task, event->arrived_us, &job, err);
     if (status) {
         *entry = (sn_adapter_entry){0};
         task->request_msg = NULL;
@@ -178,7 +182,7 @@ static sn_status training_batch_check(const sn_protocol *protocol, const sn_msg 
 static sn_status training_batch_check_limits(const sn_protocol *protocol, const sn_event *event, sn_err *err) {
     size_t own = 0, own_bytes = 0, bytes = event->msg->tensor.bytes, most = protocol->setup.tune_bytes_max;
     for (size_t i = 0; i < protocol->training.n; i++) {
-        const sn_training_task *task = protocol->training.tasks[i];
+        const sn_training_task *task = protocol->training.jobs[i]->training;
         if (memcmp(task->owner, event->key, SN_KEY_SIZE)) continue;
         own++;
         own_bytes += task->request_msg->tensor.bytes;
@@ -208,6 +212,7 @@ static sn_status training_batch_start(sn_protocol *protocol, sn_event *event, in
     const sn_msg_forward *f = &event->msg->forward;
     sn_training_task *task = NULL;
     sn_adapter_entry *entry = NULL;
+    sn_job *job;
     size_t rows = 0;
     sn_status status = training_batch_check(protocol, event->msg, &rows, err);
     if (!status) status = sn_adapter_table_use(&protocol->adapters, f->adapter, now_us, &entry, err);
@@ -227,13 +232,13 @@ static sn_status training_batch_start(sn_protocol *protocol, sn_event *event, in
                                .n_samples = f->n_samples,
                                .rows = rows};
     memcpy(task->owner, event->key, SN_KEY_SIZE);
-    status = task_submit(protocol, task, event->arrived_us, err);
+    status = task_submit(protocol, task, event->arrived_us, &job, err);
     if (status) {
         task->request_msg = NULL;
         sn_training_task_free(&task);
         return status;
     }
-    protocol->training.tasks[protocol->training.n++] = task;
+    protocol->training.jobs[protocol->training.n++] = job;
     protocol->training.bytes += event->msg->tensor.bytes;
     event->msg = NULL;
     return SN_OK;
@@ -243,6 +248,12 @@ void sn_protocol_on_training_batch(sn_protocol *protocol, sn_event *event, int64
     sn_err err;
     if (training_batch_start(protocol, event, now_us, &err))
         sn_protocol_refuse(protocol, event->peer, event->msg, &err);
+}
+
+void sn_protocol_cancel_training(sn_protocol *protocol, sn_peer peer) {
+    for (size_t i = 0; i < protocol->training.n; i++)
+        if (protocol->training.jobs[i]->training->requester == peer)
+            atomic_store(&protocol->training.jobs[i]->cancelled, true);
 }
 
 /* -- finished tasks ------------------------------------------------------------------------------------------------ */
@@ -285,8 +296,8 @@ void sn_protocol_training_done(sn_protocol *protocol, sn_job *job, int64_t now_u
             entry->bytes = task->result;
     } else {
         size_t i = 0;
-        while (protocol->training.tasks[i] != task) i++;
-        protocol->training.tasks[i] = protocol->training.tasks[--protocol->training.n];
+        while (protocol->training.jobs[i] != job) i++;
+        protocol->training.jobs[i] = protocol->training.jobs[--protocol->training.n];
         protocol->training.bytes -= task->request_msg->tensor.bytes;
         /* SN_RETRY: the adapters leave too little memory for the batch. */
         sn_adapter_entry *old = job->status == SN_RETRY ? sn_adapter_table_find_oldest(&protocol->adapters) : NULL;

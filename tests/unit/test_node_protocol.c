@@ -1,4 +1,5 @@
 /* What a node decides about sessions, steps, drains and training, message by message. */
+#include "node/engine/training.h"
 #include "tests/support/protocol_fixture.h"
 #include "tests/support/require.h"
 
@@ -293,6 +294,56 @@ static sn_msg *batch_message(const protocol_fixture *b, size_t sequences, uint64
     msg->forward.n_samples = sequences;
     for (size_t i = 0; i < sequences; i++) msg->forward.samples[i].tokens = tokens;
     return msg;
+}
+
+/* Many clients that send large batches, while none is computed: those that wait have no more bytes than training has. */
+Test(node_protocol, training_batches_of_many_clients_wait_within_the_memory_of_training) {
+    enum { CLIENTS = 12, EACH = 2 };
+    protocol_fixture b;
+    node_client clients[CLIENTS];
+    size_t bytes = 0, sent = 0;
+    protocol_fixture_begin(&b);
+    b.queue_max = 16;
+    for (int i = 0; i < CLIENTS; i++) {
+        clients[i] = protocol_fixture_client(&b);
+        for (int k = 0; k < EACH; k++) {
+            sn_msg *msg = batch_message(&b, 2, 200); /* 100 KiB */
+            sent += msg->tensor.bytes;
+            node_client_send(&clients[i], &msg);
+        }
+        protocol_fixture_read(&b, T0);
+    }
+    for (int i = 0; i < b.n_waiting; i++) bytes += b.waiting[i]->training->request_msg->tensor.bytes;
+    cr_expect_gt(sent, 2 * TUNE_BYTES);
+    cr_expect_leq(bytes, TUNE_BYTES);
+    cr_expect_gt(bytes, TUNE_BYTES / 2);
+    protocol_fixture_run_jobs(&b, T0);
+    for (int i = 0; i < CLIENTS; i++) sn_transport_free(&clients[i].transport);
+    protocol_fixture_end(&b);
+}
+
+Test(node_protocol, training_of_a_client_that_hung_up_is_cancelled) {
+    protocol_fixture b;
+    protocol_fixture_begin(&b);
+    node_client second = protocol_fixture_client(&b);
+    sn_event event;
+    sn_msg *msg = batch_message(&b, 1, 5);
+    node_client_send(&second, &msg);
+    protocol_fixture_read(&b, T0);
+    msg = batch_message(&b, 1, 5);
+    uint64_t request = node_client_send(&b.client, &msg);
+    REQUIRE(sn_transport_recv(b.transport, 0, &event, &err));
+    sn_peer peer = event.peer;
+    sn_protocol_handle(b.protocol, &event, T0, b.unix_ms);
+    cr_assert_eq(b.n_waiting, 2);
+    event = (sn_event){.peer = peer, .gone = true};
+    sn_protocol_handle(b.protocol, &event, T0, b.unix_ms);
+    cr_expect(!atomic_load(&b.waiting[0]->cancelled), "another client's");
+    cr_expect(atomic_load(&b.waiting[1]->cancelled));
+    protocol_fixture_run_jobs(&b, T0);
+    cr_expect(is_refusal(node_client_receive(&b.client, request, 100), SN_REFUSED, "has ended"));
+    sn_transport_free(&second.transport);
+    protocol_fixture_end(&b);
 }
 
 Test(node_protocol, training_batches_are_bounded_per_client_and_in_bytes) {

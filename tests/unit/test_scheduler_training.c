@@ -200,6 +200,48 @@ Test(scheduler_training, one_clients_training_does_not_stop_anothers) {
     cr_expect_eq(first, 'b', "a short job waited for a long one");
 }
 
+/* The work of a client that hung up ends between two pieces, and leaves its memory to others. */
+Test(scheduler_training, cancelled_jobs_are_dropped_at_the_next_piece) {
+    size_t own = sn_train_bytes(span, CONTEXT) + 1000;
+    sn_job *running = add_training('a', true, 3, CONTEXT, own), *waiting = add_training('a', true, 3, CONTEXT, own);
+    for (int i = 0; i < 3; i++) cr_assert(run_round().training_batches);
+    add_training('b', true, 1, CONTEXT, own);
+    atomic_store(&running->cancelled, true);
+    atomic_store(&waiting->cancelled, true);
+    int dropped = 0;
+    n_batches = 0;
+    for (sn_job *job = sn_scheduler_run(scheduler, sn_now_us()), *next; job; job = next) {
+        next = job->next;
+        dropped += job->status == SN_REFUSED && job->n_done == 0;
+        sn_job_free(&job);
+    }
+    cr_expect_eq(dropped, 2);
+    cr_expect_gt(n_batches, 0, "the memory was not free for the other client");
+    while (run_round().finished != 'b') continue;
+    cr_expect(sn_scheduler_idle(scheduler));
+}
+
+/* Whole outputs of jobs that have begun take no more than the memory for training has, however many clients there are. */
+Test(scheduler_training, outputs_of_many_clients_are_bounded) {
+    enum { CLIENTS = 12, SEQUENCES = 8, TOKENS = 64, OUTPUT = SEQUENCES * TOKENS * EMBD * (int)sizeof(float) };
+    size_t most = sn_train_bytes(span, TOKENS) + 1000;
+    sn_job *jobs[CLIENTS];
+    int largest = 0, finished = 0;
+    cr_assert(2 * OUTPUT < most && most < 6 * OUTPUT);
+    for (int i = 0; i < CLIENTS; i++) jobs[i] = add_training((char)('a' + i), true, SEQUENCES, TOKENS, most);
+    while (finished < CLIENTS) {
+        round_result r = run_round();
+        if (r.finished) jobs[r.finished - 'a'] = NULL;
+        finished += r.finished != 0;
+        int begun = 0;
+        for (int i = 0; i < CLIENTS; i++) begun += jobs[i] && jobs[i]->output;
+        if (begun > largest) largest = begun;
+    }
+    cr_expect_leq((size_t)largest * OUTPUT, most, "%d jobs have begun", largest);
+    cr_expect_gt(largest, 1);
+    cr_expect(sn_scheduler_idle(scheduler));
+}
+
 /* With memory for one sequence the next one waits, and gets the memory before the client that has it gets it again. */
 Test(scheduler_training, a_job_without_memory_waits_for_one_sequence) {
     size_t own = sn_train_bytes(span, CONTEXT);

@@ -13,7 +13,7 @@ sn_kv_shape sn_train_kv_shape(const sn_hparams *hp) {
 }
 
 size_t sn_train_buffers(const sn_hparams *hp, sn_grad_scratch *s, float **buffer[SN_TRAIN_BUFFERS],
-                            size_t width[SN_TRAIN_BUFFERS]) {
+                        size_t width[SN_TRAIN_BUFFERS]) {
     size_t embd = (size_t)hp->n_embd, ff = (size_t)hp->n_ff, q = (size_t)hp->n_heads * (size_t)hp->head_dim;
     size_t kv = (size_t)hp->n_kv_heads * (size_t)hp->head_dim, rope = (size_t)hp->rope_dim;
     size_t widest = embd > q ? embd : q, post_norm = hp->post_norm ? embd : 0, rope2 = hp->n_ropes > 1 ? rope : 0;
@@ -24,40 +24,40 @@ size_t sn_train_buffers(const sn_hparams *hp, sn_grad_scratch *s, float **buffer
         float **at;
         size_t width;
     } all[SN_TRAIN_BUFFERS] = {{&s->x, embd},
-                        {&s->mid, embd},
-                        {&s->h1, embd},
-                        {&s->h2, embd},
-                        {&s->dy, embd},
-                        {&s->dh, embd},
-                        {&s->q0, q},
-                        {&s->q, q},
-                        {&s->attn, q},
-                        {&s->dq, q},
-                        {&s->dattn, q},
-                        {&s->k0, kv},
-                        {&s->k, kv},
-                        {&s->v, kv},
-                        {&s->dk, kv},
-                        {&s->dv, kv},
-                        {&s->gate, ff},
-                        {&s->up, ff},
-                        {&s->act, ff},
-                        {&s->dgate, ff},
-                        {&s->dup, ff},
-                        {&s->lora_mid, SN_LORA_RANK_MAX},
-                        {&s->dlora_mid, SN_LORA_RANK_MAX},
-                        {&s->lora_out, widest},
-                        {&s->o1, post_norm},
-                        {&s->o2, post_norm},
-                        {&s->cos_sin[0], rope},
-                        {&s->cos_sin_inverse[0], rope},
-                        {&s->cos_sin[1], rope2},
-                        {&s->cos_sin_inverse[1], rope2},
-                        {&s->logits, (size_t)hp->n_experts},
-                        {&s->expert_weights, used},
-                        {&s->expert_ids, used},
-                        {&s->dexpert_weights, used},
-                        {&s->expert_out, expert_out}};
+                               {&s->mid, embd},
+                               {&s->h1, embd},
+                               {&s->h2, embd},
+                               {&s->dy, embd},
+                               {&s->dh, embd},
+                               {&s->q0, q},
+                               {&s->q, q},
+                               {&s->attn, q},
+                               {&s->dq, q},
+                               {&s->dattn, q},
+                               {&s->k0, kv},
+                               {&s->k, kv},
+                               {&s->v, kv},
+                               {&s->dk, kv},
+                               {&s->dv, kv},
+                               {&s->gate, ff},
+                               {&s->up, ff},
+                               {&s->act, ff},
+                               {&s->dgate, ff},
+                               {&s->dup, ff},
+                               {&s->lora_mid, SN_LORA_RANK_MAX},
+                               {&s->dlora_mid, SN_LORA_RANK_MAX},
+                               {&s->lora_out, widest},
+                               {&s->o1, post_norm},
+                               {&s->o2, post_norm},
+                               {&s->cos_sin[0], rope},
+                               {&s->cos_sin_inverse[0], rope},
+                               {&s->cos_sin[1], rope2},
+                               {&s->cos_sin_inverse[1], rope2},
+                               {&s->logits, (size_t)hp->n_experts},
+                               {&s->expert_weights, used},
+                               {&s->expert_ids, used},
+                               {&s->dexpert_weights, used},
+                               {&s->expert_out, expert_out}};
     for (int i = 0; i < SN_TRAIN_BUFFERS; i++) {
         buffer[i] = all[i].at;
         width[i] = all[i].width;
@@ -91,7 +91,8 @@ static sn_device_limits train_limits(const sn_hparams *hp, int tokens, size_t wi
 
 sn_status sn_train_device_init(const sn_hparams *hp, sn_device *device, int tokens, sn_train_device *h, sn_err *err) {
     float **buffer[SN_TRAIN_BUFFERS];
-    size_t width[SN_TRAIN_BUFFERS], widest = sn_train_buffers(hp, &h->scratch, buffer, width), n_pages = count_pages(tokens);
+    size_t width[SN_TRAIN_BUFFERS], widest = sn_train_buffers(hp, &h->scratch, buffer, width),
+                                    n_pages = count_pages(tokens);
     const sn_kv_shape shape = sn_train_kv_shape(hp);
     const sn_device_limits limits = train_limits(hp, tokens, widest);
     h->device = device;
@@ -130,7 +131,8 @@ sn_status sn_train_check_memory(const sn_span *span, int tokens_max, const sn_ad
     float **buffer[SN_TRAIN_BUFFERS];
     size_t width[SN_TRAIN_BUFFERS];
     char name[32], needed[32], there[32];
-    const sn_device_limits limits = train_limits(&span->hp, tokens_max, sn_train_buffers(&span->hp, &none, buffer, width));
+    const sn_device_limits limits =
+        train_limits(&span->hp, tokens_max, sn_train_buffers(&span->hp, &none, buffer, width));
     for (int i = 0; i < span->n_devices; i++) {
         const sn_device *d = span->devices[i].device;
         size_t bytes = sn_train_device_bytes(&span->hp, d, tokens_max), left = sn_device_memory_left(d);
@@ -143,4 +145,3 @@ sn_status sn_train_check_memory(const sn_span *span, int tokens_max, const sn_ad
     }
     return SN_OK;
 }
-

@@ -5,11 +5,12 @@
  * activations with what is left. A workspace is kept for other sequences until its memory is needed. Sequences of
  * several jobs may be in progress at once, so that one long sequence does not stop other clients' training; a job that
  * finds no memory beside them waits, and until it got its workspace no other job gets one. Before that a job gets the
- * memory for its whole output, for which there are as many bytes again; a job waits for it in the same way. A FORWARD that is to be
- * followed by a BACKWARD saves the activations of each sequence under a hash of client, adapter, blocks and input; the
- * BACKWARD finds them there and skips recomputing the forward pass, or recomputes it when they are gone. Both give the
- * same bits. So saved activations are a cache: when memory is short, the intermediate activations of a sequence are
- * dropped first, then the inputs of its blocks, and entries older than SAVED_US are dropped at the next FORWARD. */
+ * memory for its whole output, for which there are as many bytes again; a job waits for it in the same way. A FORWARD
+ * that is to be followed by a BACKWARD saves the activations of each sequence under a hash of client, adapter, blocks
+ * and input; the BACKWARD finds them there and skips recomputing the forward pass, or recomputes it when they are gone.
+ * Both give the same bits. So saved activations are a cache: when memory is short, the intermediate activations of a
+ * sequence are dropped first, then the inputs of its blocks, and entries older than SAVED_US are dropped at the next
+ * FORWARD. */
 #include "base/clock.h"
 #include "base/mem.h"
 #include "node/engine/training.h"
@@ -49,7 +50,7 @@ typedef struct workspace {
 struct sn_trainer {
     sn_span *span;
     workspace workspaces[WORKSPACES_MAX];
-    const sn_job *waiting; /* the job that gets the next workspace; NULL: any */
+    const sn_job *waiting;            /* the job that gets the next workspace; NULL: any */
     const sn_job *waiting_for_output; /* the job that gets the next output; NULL: any */
     size_t outputs_bytes;             /* of the jobs that have begun */
     sn_hasher *hasher;

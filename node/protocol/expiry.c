@@ -1,5 +1,5 @@
-/* Sessions that end without their owner's request, and training that nobody waits for: a batch is dropped when the
- * connection that brought it has ended, because its reply could go nowhere else.
+/* Sessions that end without their owner's request, and training whose reply can reach no client: a batch is dropped
+ * when the connection that brought it has ended, because its reply could go nowhere else.
  *
  * A session is closed after session_timeout_us without a message of its owner, and SN_OWNER_GONE_US after the
  * connection of its owner has ended, unless a message of the same CURVE key arrives on another connection before. A

@@ -128,7 +128,8 @@ static sn_msg *kv_get_message(const node_session *p) {
     return msg;
 }
 
-/* Two sessions with the same prompt: prefill, the prefix cache, decode steps that are captured, and a read of KV pages. */
+/* Two sessions with the same prompt: prefill, the prefix cache, decode steps that are captured, and a read of KV pages.
+ */
 static void expect_serving(fixture *f) {
     node_session p[2];
     for (int i = 0; i < 2; i++) {

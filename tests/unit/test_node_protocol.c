@@ -296,7 +296,8 @@ static sn_msg *batch_message(const protocol_fixture *b, size_t sequences, uint64
     return msg;
 }
 
-/* Many clients that send large batches, while none is computed: those that wait have no more bytes than training has. */
+/* Many clients that send large batches, while none is computed: those that wait have no more bytes than training has.
+ */
 Test(node_protocol, training_batches_of_many_clients_wait_within_the_memory_of_training) {
     enum { CLIENTS = 12, EACH = 2 };
     protocol_fixture b;

@@ -221,7 +221,8 @@ Test(scheduler_training, cancelled_jobs_are_dropped_at_the_next_piece) {
     cr_expect(sn_scheduler_idle(scheduler));
 }
 
-/* Whole outputs of jobs that have begun take no more than the memory for training has, however many clients there are. */
+/* Whole outputs of jobs that have begun take no more than the memory for training has, however many clients there are.
+ */
 Test(scheduler_training, outputs_of_many_clients_are_bounded) {
     enum { CLIENTS = 12, SEQUENCES = 8, TOKENS = 64, OUTPUT = SEQUENCES * TOKENS * EMBD * (int)sizeof(float) };
     size_t most = sn_train_bytes(span, TOKENS) + 1000;

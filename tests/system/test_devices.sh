@@ -61,10 +61,10 @@ cp "$file" "$scratch/damaged"
 same repaired --device-map 0:1=cpu,1:4=disk --offload-dir "$scratch/files"
 ! cmp -s "$file" "$scratch/damaged" || fail "a damaged file was not rebuilt"
 
-# Little memory: blocks that do not fit are streamed, or refused.
-plan --device cpu --device-memory cpu=2400KiB --offload host
+# Little memory: blocks that do not fit are streamed, or refused. Each thread takes memory, so their number is given.
+plan --device cpu --threads 1 --device-memory cpu=3300KiB --offload host
 says ' in host memory, streamed$'
-same little --kv-memory 1MiB --device cpu --device-memory cpu=2400KiB --offload host
+same little --kv-memory 1MiB --device cpu --threads 1 --device-memory cpu=3300KiB --offload host
 grep -q 'in host memory, streamed' "$scratch/little.err" || fail "nothing was streamed"
 small 'too little|missing|more' --device cpu --device-memory cpu=1MiB
 
@@ -83,7 +83,7 @@ small 'preload.* 3:5' --preload 3:5
 small 'DEVICE=SIZE' --device-memory 1GiB
 
 # As many blocks as fit in addition to the KV cache.
-start_node fitting "$llama" auto --kv-memory 1MiB --device cpu --device-memory cpu=2300KiB
+start_node fitting "$llama" auto --kv-memory 1MiB --device cpu --threads 1 --device-memory cpu=3300KiB
 wait_ready fitting
 served=$(sed -n 's/.* blocks=0:\([0-9]*\)\/4 .*/\1/p' "$scratch/fitting.out")
 [ -n "$served" ] && [ "$served" -ge 1 ] && [ "$served" -lt 4 ] || fail "served with too little memory: $(cat "$scratch/fitting.out")"
@@ -92,7 +92,8 @@ start_node rest "$llama" "$served:auto" --device cpu
 wait_ready rest
 grep -q " blocks=$served:4/4 " "$scratch/rest.out" || fail "the rest: $(cat "$scratch/rest.out")"
 stop_node rest
-refuses 2 'not even one block fits' "$node" --model "$llama" --blocks auto --device cpu --device-memory cpu=1KiB
+refuses 2 'not even one block fits' "$node" --model "$llama" --blocks auto --device cpu --device-memory cpu=8KiB
+refuses 2 'too little for any block' "$node" --model "$llama" --blocks auto --device cpu --device-memory cpu=1KiB
 
 # Absent accelerators: a named one is refused, auto uses the present devices.
 small 'no device "cuda:99" here: there is cpu' --device cuda:99

@@ -13,6 +13,7 @@
  * byte of it: nothing that was not authenticated leaves this file. */
 #include "base/encrypted_file.h"
 
+#include "base/file.h"
 #include "base/hash.h"
 #include "base/mem.h"
 
@@ -121,7 +122,7 @@ static sn_status file_write_all(sn_encrypted_file *f, const void *data, size_t l
         if (n < 0 && errno == EINTR)
             n = 0;
         else if (n < 0)
-            return sn_fail(err, SN_REFUSED, "%s cannot be written: %s", f->path, strerror(errno));
+            return sn_fail_write(err, f->path, errno);
     }
     return SN_OK;
 }
@@ -193,7 +194,7 @@ sn_status sn_encrypted_file_create(const char *path, const char magic[17], const
     f->fd = mkostemp(f->temp_path, O_CLOEXEC); /* mode 0600 */
     if (f->fd < 0) {
         f->temp_path[0] = 0;
-        status = sn_fail(err, SN_REFUSED, "%s cannot be written: %s", path, strerror(errno));
+        status = sn_fail_write(err, path, errno);
     }
     sn_random(salt, sizeof salt);
     if (!status) status = derive_key(secret, salt, magic, f->key, err);
@@ -228,8 +229,7 @@ static void sync_folder(const char *path) {
 sn_status sn_encrypted_file_commit(sn_encrypted_file *f, sn_err *err) {
     sn_status status = chunk_write(f, true, err);
     if (status) return status;
-    if (fsync(f->fd) || rename(f->temp_path, f->path))
-        return sn_fail(err, SN_REFUSED, "%s cannot be written: %s", f->path, strerror(errno));
+    if (fsync(f->fd) || rename(f->temp_path, f->path)) return sn_fail_write(err, f->path, errno);
     f->temp_path[0] = 0;
     sync_folder(f->path);
     return SN_OK;

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,8 +65,13 @@ sn_status sn_path_join(char out[SN_PATH_SIZE], const char *folder, const char *n
 
 /* ---- new files ---- */
 
+sn_status sn_fail_write(sn_err *err, const char *path, int error) {
+    bool disk = error == ENOSPC || error == EDQUOT || error == EIO;
+    return sn_fail(err, disk ? SN_STOP : SN_REFUSED, "%s cannot be written: %s", path, strerror(error));
+}
+
 static sn_status write_failed(const sn_new_file *file, int error, sn_err *err) {
-    return sn_fail(err, SN_REFUSED, "%s cannot be written: %s", file->path, strerror(error));
+    return sn_fail_write(err, file->path, error);
 }
 
 sn_status sn_new_file_create(const char *path, sn_new_file *out, sn_err *err) {

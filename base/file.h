@@ -1,7 +1,7 @@
 /* Reading and writing of files as a whole: calls that transfer all bytes or fail, hashes of files of any size, and new
  * files that appear under their name only when they are complete and on the disk. Sizes and offsets have 64 bits, and
  * no call holds a file in memory. Any thread may call these functions; an sn_new_file belongs to one thread. SN_REFUSED
- * with a sentence that names the path and the cause. */
+ * with a sentence that names the path and the cause; SN_STOP when the disk is full or fails. */
 #ifndef SN_BASE_FILE_H
 #define SN_BASE_FILE_H
 
@@ -38,6 +38,9 @@ sn_status sn_new_file_write(sn_new_file *file, const void *data, size_t bytes, s
 sn_status sn_new_file_commit(sn_new_file *file, sn_err *err) SN_MUST_USE;
 /* Removes a file that was not committed. Does nothing after a commit. */
 void sn_new_file_discard(sn_new_file *file);
+
+/* What a failed write of a result means, with its errno: SN_STOP when the disk is full or fails, else SN_REFUSED. */
+sn_status sn_fail_write(sn_err *err, const char *path, int error);
 
 /* All of this for bytes in memory. */
 sn_status sn_file_replace(const char *path, const void *data, size_t bytes, sn_err *err) SN_MUST_USE;

@@ -113,7 +113,8 @@ static sn_status forward_main(const sn_options *options, int *code, sn_err *err)
     sn_setup setup = sn_cli_setup();
     sn_token_ids ids = {0};
     sn_catch_interrupts();
-    sn_status status = sn_setup_open(&setup, false, err);
+    sn_status status = sn_check_output("--out", given.out, err);
+    if (!status) status = sn_setup_open(&setup, false, err);
     if (!status) status = sn_read_ids(given.ids_file, &ids, err);
     if (!status) status = forward_ids(&setup, &ids, err);
     sn_token_ids_fini(&ids);
@@ -127,8 +128,9 @@ static void forward_prepare(int argc, char *const *argv) {
     sn_program_settings.common.route = SN_ROUTE_THROUGHPUT;
 }
 
-static const sn_option_group *const groups[] = {&sn_group_model, &sn_group_adapter, &files_group, &sn_group_connection,
-                                                &sn_group_chain, &sn_group_device,  &sn_group_log};
+static const sn_option_group *const groups[] = {&sn_group_model,  &sn_group_adapter,    &files_group,
+                                                &sn_group_force,  &sn_group_connection, &sn_group_chain,
+                                                &sn_group_device, &sn_group_log};
 
 const sn_cli_command sn_cmd_forward = {
     .command = {.program = "swarm forward",

@@ -186,8 +186,8 @@ static sn_status generate_main(const sn_options *options, int *code, sn_err *err
 }
 
 static const sn_option_group *const groups[] = {
-    &sn_group_model, &sn_group_adapter, &prompt_group,   &sn_group_sampling, &sn_group_draft, &sn_group_connection,
-    &sn_group_chain, &sn_group_session, &sn_group_audit, &sn_group_device,   &sn_group_log};
+    &sn_group_model, &sn_group_adapter, &prompt_group,   &sn_group_sampling, &sn_group_draft,  &sn_group_connection,
+    &sn_group_chain, &sn_group_session, &sn_group_force, &sn_group_audit,    &sn_group_device, &sn_group_log};
 
 const sn_cli_command sn_cmd_generate = {
     .command = {.program = "swarm generate",

@@ -84,6 +84,13 @@ static void print_progress(const tune_run *w, bool terminal, bool last) {
     fflush(stderr);
 }
 
+/* The exit code says that it was interrupted; how to go on is said here. */
+static sn_status interrupted(const tune_run *w, sn_err *err) {
+    fprintf(stderr, "interrupted after step %lld of %lld; swarm tune --resume %s continues\n",
+            (long long)w->training.tuner->step, (long long)w->training.tuner->options.optimizer.steps, w->folder);
+    return sn_fail(err, SN_RETRY, "interrupted");
+}
+
 static sn_status train_steps(tune_run *w, sn_err *err) {
     sn_tuner *t = w->training.tuner;
     bool terminal = isatty(STDERR_FILENO);
@@ -102,7 +109,7 @@ static sn_status train_steps(tune_run *w, sn_err *err) {
     if (!status)
         status =
             sn_training_checkpoint(&w->training, w->folder, err); /* also after an interrupt, so that --resume works */
-    return status ? status : sn_interrupted ? sn_fail(err, SN_RETRY, "interrupted: continue with --resume") : SN_OK;
+    return status ? status : sn_interrupted ? interrupted(w, err) : SN_OK;
 }
 
 static sn_status evaluate_loss(tune_run *w, double *loss, double *accuracy, sn_err *err) {
@@ -158,18 +165,21 @@ static sn_status tune_main(const sn_options *options, int *code, sn_err *err) {
     tune_run w = {.setup = sn_cli_setup()};
     const char *resumed = w.setup.settings->training.resume;
     w.folder = resumed ? resumed : given.out;
-    if (!resumed && mkdir(given.out, 0777) && errno != EEXIST)
-        return sn_fail(err, SN_REFUSED, "--out %s cannot be made: %s", given.out, strerror(errno));
     sn_catch_interrupts();
-    sn_status status = run_tune(&w, err);
+    sn_status status = resumed ? SN_OK
+                               : sn_check_output_folder("--out", given.out,
+                                                        "--resume continues a training, --out names another "
+                                                        "folder, and --force replaces the results",
+                                                        err);
+    if (!status) status = run_tune(&w, err);
     sn_training_fini(&w.training);
     sn_setup_close(&w.setup);
     return status;
 }
 
-static const sn_option_group *const groups[] = {&sn_group_model,    &sn_group_data,   &sn_group_method,
-                                                &sn_group_training, &out_group,       &sn_group_connection,
-                                                &sn_group_chain,    &sn_group_device, &sn_group_log};
+static const sn_option_group *const groups[] = {
+    &sn_group_model, &sn_group_data,       &sn_group_method, &sn_group_training, &out_group,
+    &sn_group_force, &sn_group_connection, &sn_group_chain,  &sn_group_device,   &sn_group_log};
 
 const sn_cli_command sn_cmd_tune = {
     .command = {.program = "swarm tune",

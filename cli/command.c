@@ -80,6 +80,14 @@ static const char *user_config(char *out, size_t capacity) {
     return len < (int)capacity ? out : NULL;
 }
 
+/* --save of every command that has it: before the session that it is to hold begins. A file that was loaded may be
+ * replaced. */
+static sn_status check_save(sn_err *err) {
+    const sn_session_settings *o = &sn_program_settings.session;
+    if (!o->save || (o->load && !strcmp(o->save, o->load))) return SN_OK;
+    return sn_check_output("--save", o->save, err);
+}
+
 int sn_cmd_run(const sn_cli_command *c, int argc, char *const *argv) {
     sn_err err = {0};
     sn_options options;
@@ -93,6 +101,7 @@ int sn_cmd_run(const sn_cli_command *c, int argc, char *const *argv) {
     } else if (!status) {
         sn_log_setup((sn_log_level)sn_cli_output.log_level, sn_cli_output.json_log);
         status = sn_cli_find_folders(&sn_program_settings, &err);
+        if (!status) status = check_save(&err);
         if (!status) status = c->run(&options, &code, &err);
     }
     if (!status) status = sn_flush_stdout(&err);

@@ -1,7 +1,9 @@
 #include "cli/io.h"
 
+#include "base/file.h"
 #include "base/text.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -46,6 +48,51 @@ sn_status sn_read_input(const char *path, size_t limit, sn_buf *out, sn_err *err
     sn_status status = read_stream(fd, path, limit, out, err);
     close(fd);
     return status;
+}
+
+/* -- results: tried before the work, and replaced only with --force -- */
+
+static bool force;
+static const sn_option force_options[] = {
+    SN_OPT_FLAG("force", &force, "replace results of an earlier run"),
+};
+const sn_option_group sn_group_force = SN_OPTION_GROUP("Results:", force_options);
+
+sn_status sn_check_output(const char *option, const char *path, sn_err *err) {
+    struct stat st;
+    sn_new_file trial;
+    bool exists = !stat(path, &st);
+    if (exists && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode)) return SN_OK;
+    if (exists && S_ISDIR(st.st_mode)) return sn_fail(err, SN_REFUSED, "%s: %s is a folder", option, path);
+    if (exists && !force)
+        return sn_fail(err, SN_REFUSED, "%s: %s exists already: give another name, or --force to replace it", option,
+                       path);
+    sn_status status = sn_new_file_create(path, &trial, err);
+    sn_new_file_discard(&trial);
+    return status ? sn_err_context(err, "%s", option) : SN_OK;
+}
+
+/* Whether it holds more than "." and ".."; false where it cannot be read. */
+static bool folder_has_files(const char *path) {
+    DIR *folder = opendir(path);
+    int n = 0;
+    while (folder && n < 3 && readdir(folder)) n++;
+    if (folder) closedir(folder);
+    return n > 2;
+}
+
+sn_status sn_check_output_folder(const char *option, const char *path, const char *advice, sn_err *err) {
+    char file[SN_PATH_SIZE];
+    sn_new_file trial;
+    if (mkdir(path, 0777) && errno != EEXIST)
+        return sn_fail(err, SN_REFUSED, "%s %s cannot be made: %s", option, path, strerror(errno));
+    if (!force && folder_has_files(path))
+        return sn_fail(err, SN_REFUSED, "%s: the folder %s is not empty: %s", option, path, advice);
+    sn_status status = sn_path_join(file, path, "trial", err);
+    if (status) return status;
+    status = sn_new_file_create(file, &trial, err);
+    sn_new_file_discard(&trial);
+    return status ? sn_err_context(err, "%s", option) : SN_OK;
 }
 
 static sn_status ids_from_json(const json_t *array, const char *path, sn_token_ids *out, sn_err *err) {

@@ -4,6 +4,7 @@
 
 #include "base/cancel.h"
 #include "base/mem.h"
+#include "base/options.h"
 #include "model/tokenizer/tokenizer.h"
 
 #include <jansson.h>
@@ -13,6 +14,13 @@
 sn_status sn_read_input(const char *path, size_t limit, sn_buf *out, sn_err *err) SN_MUST_USE;
 /* A JSON array of token ids. Free *out with sn_token_ids_fini. */
 sn_status sn_read_ids(const char *path, sn_token_ids *out, sn_err *err) SN_MUST_USE;
+
+/* Tries a path for a result before the work that makes it: SN_REFUSED when the file exists already and --force is not
+ * given, or when it cannot be made there. Devices and pipes may be there. */
+sn_status sn_check_output(const char *option, const char *path, sn_err *err) SN_MUST_USE;
+/* The same for a folder, which may exist when it is empty. Makes it. */
+sn_status sn_check_output_folder(const char *option, const char *path, const char *advice, sn_err *err) SN_MUST_USE;
+extern const sn_option_group sn_group_force; /* --force */
 
 /* Values for JSON objects. NULL when memory is out, which the json_*_set_new functions accept. */
 json_t *sn_json_ids(const int32_t *ids, size_t n);

@@ -5,11 +5,13 @@
  * same nodes are measured over the same processes; those that kill a node come last, because they start one more node.
  * cli/bench/run.c measures a case, train.c a case of training, nodes.c starts the nodes, report.c and html.c write the
  * results. */
+#include "base/file.h"
 #include "base/wire.h"
 #include "cli/bench/bench.h"
 #include "cli/command.h"
 #include "client/tune/params.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -245,6 +247,15 @@ static sn_status check_lengths(const sn_bench_plan *p, sn_err *err) {
     return SN_OK;
 }
 
+static sn_status check_reports(sn_err *err) {
+    const char *const reports[][2] = {
+        {"--json-file", given.json_file}, {"--csv-file", given.csv_file}, {"--html-file", given.html_file}};
+    sn_status status = SN_OK;
+    for (size_t i = 0; i < 3 && !status; i++)
+        if (reports[i][1]) status = sn_check_output(reports[i][0], reports[i][1], err);
+    return status;
+}
+
 /* -- running -- */
 
 static bool same_nodes(const sn_bench_case *a, const sn_bench_case *b) {
@@ -267,9 +278,23 @@ static sn_status run_case(const sn_bench_plan *plan, const sn_bench_case *c, sn_
     return status;
 }
 
-/* Measures all cases, grouped by the nodes that they need; rows[i] is the result of cases[i]. */
+/* Moves the rows of measured cases to the front, and returns how many they are. */
+static size_t keep_measured(sn_bench_row *rows, const bool measured[CASES_MAX], size_t n) {
+    size_t m = 0;
+    for (size_t i = 0; i < n; i++) {
+        sn_bench_row row = rows[i];
+        rows[i] = (sn_bench_row){0};
+        if (measured[i])
+            rows[m++] = row;
+        else
+            sn_bench_row_fini(&row);
+    }
+    return m;
+}
+
+/* Measures the cases, grouped by the nodes that they need; rows[i] is the result of cases[i] where measured[i]. */
 static sn_status run_cases(const sn_bench_plan *plan, const sn_bench_case *cases, size_t n, sn_bench_row *rows,
-                           sn_err *err) {
+                           bool measured[CASES_MAX], sn_err *err) {
     bool done[CASES_MAX] = {false};
     sn_status status = SN_OK;
     for (size_t i = 0; i < n && !status; i++) {
@@ -282,6 +307,7 @@ static sn_status run_cases(const sn_bench_plan *plan, const sn_bench_case *cases
                 if (done[k] || !same_nodes(&cases[i], &cases[k]) || (cases[k].kind == SN_BENCH_KILL) != kills) continue;
                 status = run_case(plan, &cases[k], nodes, &duplicated, &rows[k], err);
                 done[k] = true;
+                measured[k] = !status;
             }
         sn_bench_nodes_stop(&nodes);
     }
@@ -294,12 +320,15 @@ static char command_line[4096];
 
 static sn_status write_json_file(json_t *report, sn_err *err) {
     bool failed = json_dump_file(report, given.json_file, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
-    return failed ? sn_fail(err, SN_REFUSED, "--json-file: %s cannot be written", given.json_file) : SN_OK;
+    return failed ? sn_fail_write(err, given.json_file, errno) : SN_OK;
 }
 
-static sn_status write_reports(const sn_bench_plan *plan, const sn_bench_row *rows, size_t n, sn_err *err) {
+/* failure: why cases are missing; NULL: none is. */
+static sn_status write_reports(const sn_bench_plan *plan, const sn_bench_row *rows, size_t n, const char *failure,
+                               sn_err *err) {
     json_t *report = sn_bench_json(plan, command_line, rows, n);
     sn_status status = report ? SN_OK : sn_fail(err, SN_STOP, "out of memory for the report");
+    if (failure) json_object_set_new(report, "failure", json_string(failure));
     if (!status && given.json_file) status = write_json_file(report, err);
     if (!status && sn_cli_output.json) status = sn_print_json(json_incref(report), err);
     json_decref(report);
@@ -337,9 +366,16 @@ static sn_status run_benchmark(sn_model *model, sn_err *err) {
     sn_bench_row *rows = NULL;
     sn_status status = check_lengths(&plan, err);
     if (!status) status = sn_calloc(&rows, n, sizeof *rows, err);
-    if (!status) status = run_cases(&plan, cases, n, rows, err);
-    if (!status) sn_bench_draft_compare(rows, n);
-    if (!status) status = write_reports(&plan, rows, n, err);
+    bool measured[CASES_MAX] = {false};
+    if (!status) status = run_cases(&plan, cases, n, rows, measured, err);
+    size_t m = rows ? keep_measured(rows, measured, n) : 0;
+    if (m) sn_bench_draft_compare(rows, m);
+    if (m && status) { /* what was measured is not lost; the exit code is that of the failure */
+        sn_err writing;
+        if (write_reports(&plan, rows, m, err->text, &writing)) fprintf(stderr, "swarm bench: %s\n", writing.text);
+    } else if (!status) {
+        status = write_reports(&plan, rows, m, NULL, err);
+    }
     for (size_t i = 0; i < n && rows; i++) sn_bench_row_fini(&rows[i]);
     free(rows);
     return status;
@@ -351,6 +387,7 @@ static sn_status bench_main(const sn_options *options, int *code, sn_err *err) {
     sn_catch_interrupts();
     sn_status status = check_block_source(err);
     if (!status) status = check_links(err);
+    if (!status) status = check_reports(err);
     if (!status) status = sn_model_open(sn_program_settings.common.model, &model, err);
     if (!status) status = run_benchmark(model, err);
     sn_model_close(&model);
@@ -364,8 +401,8 @@ static void bench_prepare(int argc, char *const *argv) {
         len += (size_t)snprintf(command_line + len, sizeof command_line - len, "%s%s", i ? " " : "swarm ", argv[i]);
 }
 
-static const sn_option_group *const groups[] = {&sn_group_model,       &where_group,  &what_group,
-                                                &sn_group_bench_draft, &report_group, &sn_group_log};
+static const sn_option_group *const groups[] = {&sn_group_model, &where_group,    &what_group,  &sn_group_bench_draft,
+                                                &report_group,   &sn_group_force, &sn_group_log};
 
 const sn_cli_command sn_cmd_bench = {
     .command = {.program = "swarm bench",

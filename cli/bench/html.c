@@ -4,6 +4,7 @@
  * differ from the first in that value only, sweep_plot), the distribution of inter-token latencies of each row
  * (itl_plot), and the machine. Plots are inline SVG: a frame maps values to pixels, from 0 to a maximum that the ticks
  * divide. */
+#include "base/file.h"
 #include "cli/bench/bench.h"
 
 #include <errno.h>
@@ -155,6 +156,27 @@ static void itl_plot(FILE *out, const sn_bench_row *row) {
 
 /* -- tables -- */
 
+/* The columns of medians; one that no row has is left out. */
+static const struct {
+    const char *name;
+    size_t offset;
+} columns[] = {
+    {"prefill tok/s", offsetof(sn_bench_row, prefill_tok_s)}, {"ttft ms", offsetof(sn_bench_row, ttft_ms)},
+    {"decode tok/s", offsetof(sn_bench_row, decode_tok_s)},   {"forward tok/s", offsetof(sn_bench_row, forward_tok_s)},
+    {"training tok/s", offsetof(sn_bench_row, train_tok_s)},  {"recovery ms", offsetof(sn_bench_row, recovery_ms)},
+};
+enum { N_COLUMNS = sizeof columns / sizeof *columns };
+
+static const sn_bench_spread *spread_at(const sn_bench_row *row, size_t column) {
+    return (const sn_bench_spread *)(const void *)((const char *)row + columns[column].offset);
+}
+
+static bool column_is_used(const sn_bench_row *rows, size_t n, size_t column) {
+    for (size_t i = 0; i < n; i++)
+        if (spread_at(&rows[i], column)->median > 0) return true;
+    return false;
+}
+
 static void html_cell(FILE *out, const sn_bench_spread *s) {
     if (s->median > 0)
         fprintf(out, "<td>%.1f <small>(%.1f to %.1f)</small></td>", s->median, s->low, s->high);
@@ -163,14 +185,16 @@ static void html_cell(FILE *out, const sn_bench_spread *s) {
 }
 
 static void html_table(FILE *out, const sn_bench_row *rows, size_t n) {
-    fputs(
-        "<table><tr><th>test<th>nodes<th>threads<th>link<th>sessions<th>context<th>prefill tok/s<th>ttft ms<th>decode "
-        "tok/s<th>forward tok/s<th>training tok/s<th>recovery ms<th>itl p50<th>p95<th>p99 ms</tr>\n",
-        out);
+    bool used[N_COLUMNS], latencies = false;
+    for (size_t i = 0; i < n; i++) latencies = latencies || rows[i].n_itl;
+    fputs("<table><tr><th>row<th>test<th>nodes<th>threads<th>link<th>sessions<th>context", out);
+    for (size_t k = 0; k < N_COLUMNS; k++)
+        if ((used[k] = column_is_used(rows, n, k))) fprintf(out, "<th>%s", columns[k].name);
+    fputs(latencies ? "<th>itl p50<th>p95<th>p99 ms</tr>\n" : "</tr>\n", out);
     for (size_t i = 0; i < n; i++) {
         const sn_bench_row *r = &rows[i];
         const sn_bench_case *c = &r->config;
-        fprintf(out, "<tr><td>%s", sn_bench_test_name(c));
+        fprintf(out, "<tr><td>%zu<td>%s", i + 1, sn_bench_test_name(c));
         if (c->draft)
             fprintf(out, " %s, %s, %.2f tokens per forward pass", c->draft,
                     c->repetitive ? "repetitive" : "not repetitive",
@@ -178,14 +202,11 @@ static void html_table(FILE *out, const sn_bench_row *rows, size_t n) {
         fprintf(out, "<td>%d<td>%d<td>", c->nodes, c->threads);
         html_escape(out, c->link ? c->link : "none");
         fprintf(out, "<td>%d<td>%d</td>", c->sessions, c->context);
-        html_cell(out, &r->prefill_tok_s);
-        html_cell(out, &r->ttft_ms);
-        html_cell(out, &r->decode_tok_s);
-        html_cell(out, &r->forward_tok_s);
-        html_cell(out, &r->train_tok_s);
-        html_cell(out, &r->recovery_ms);
+        for (size_t k = 0; k < N_COLUMNS; k++)
+            if (used[k]) html_cell(out, spread_at(r, k));
         static const double percents[] = {0.5, 0.95, 0.99};
-        for (size_t k = 0; k < 3; k++) fprintf(out, "<td>%.2f", sn_bench_percentile(r->itl_ms, r->n_itl, percents[k]));
+        for (size_t k = 0; k < 3 && latencies; k++)
+            fprintf(out, r->n_itl ? "<td>%.2f" : "<td>", sn_bench_percentile(r->itl_ms, r->n_itl, percents[k]));
         fputs("</tr>\n", out);
     }
     fputs("</table>\n<h2>Where a step's time goes</h2><table><tr><th>row<th>blocks<th>node<th>network ms<th>queue "
@@ -220,7 +241,7 @@ sn_status sn_bench_html(const char *path, const sn_bench_plan *plan, const char 
                         size_t n, sn_err *err) {
     static const char *const names[] = {"concurrent sessions", "context in tokens", "nodes", "threads of each node"};
     FILE *out = fopen(path, "w");
-    if (!out) return sn_fail(err, SN_REFUSED, "%s cannot be written: %s", path, strerror(errno));
+    if (!out) return sn_fail_write(err, path, errno);
     fputs(html_head, out);
     fputs("<h1>swarm bench</h1><p><code>", out);
     html_escape(out, command);
@@ -240,6 +261,6 @@ sn_status sn_bench_html(const char *path, const sn_bench_plan *plan, const char 
     html_machine(out);
     fputs("</html>\n", out);
     bool failed = ferror(out) != 0;
-    if (fclose(out) || failed) return sn_fail(err, SN_REFUSED, "%s cannot be written: %s", path, strerror(errno));
+    if (fclose(out) || failed) return sn_fail_write(err, path, errno);
     return SN_OK;
 }

@@ -2,6 +2,7 @@
  *
  * Each kind of case fills other fields of a row. The table and the JSON object show those of the row's kind, and the
  * CSV file has a column for every field. */
+#include "base/file.h"
 #include "cli/bench/bench.h"
 
 #include <errno.h>
@@ -110,11 +111,11 @@ static void print_number(FILE *out, int width, double value) {
     print_column(out, width, text);
 }
 
-static void print_row(FILE *out, const sn_bench_row *row) {
+static void print_row(FILE *out, size_t number, const sn_bench_row *row) {
     char text[64];
     const sn_bench_case *c = &row->config;
-    fprintf(out, "%-11s%6d%8d  %-20s%9d%9d", sn_bench_test_name(c), c->nodes, c->threads, link_of(c), c->sessions,
-            c->context);
+    fprintf(out, "%3zu  %-11s%6d%8d  %-20s%9d%9d", number, sn_bench_test_name(c), c->nodes, c->threads, link_of(c),
+            c->sessions, c->context);
     switch (c->kind) {
     case SN_BENCH_SPEED:
         print_column(out, 15, format_spread(&row->prefill_tok_s, text));
@@ -182,10 +183,10 @@ void sn_bench_print(FILE *out, const sn_bench_plan *p, const sn_bench_row *rows,
     sn_bench_workload(p, rows, n, what);
     fprintf(out, "%s; medians of %d repeats and the largest deviation, after %d warm-up repeats%s; %s on the wire\n\n",
             what, p->repeat, p->warmup, p->push ? "; nodes push" : "", sn_dtype_name(p->wire_dtype));
-    fprintf(out, "%-11s%6s%8s  %-20s%9s%9s%15s%15s%15s%9s%9s%9s\n", "test", "nodes", "threads", "link", "sessions",
+    fprintf(out, "row  %-11s%6s%8s  %-20s%9s%9s%15s%15s%15s%9s%9s%9s\n", "test", "nodes", "threads", "link", "sessions",
             "context", "prefill tok/s", "ttft ms", "decode tok/s", "itl p50", "p95", "p99");
     for (size_t i = 0; i < n; i++) {
-        print_row(out, &rows[i]);
+        print_row(out, i + 1, &rows[i]);
         print_hops(out, &rows[i]);
     }
 }
@@ -214,7 +215,7 @@ static void csv_row(FILE *out, const sn_bench_plan *p, const sn_bench_row *row) 
 
 sn_status sn_bench_csv(const char *path, const sn_bench_plan *p, const sn_bench_row *rows, size_t n, sn_err *err) {
     FILE *out = fopen(path, "w");
-    if (!out) return sn_fail(err, SN_REFUSED, "%s cannot be written: %s", path, strerror(errno));
+    if (!out) return sn_fail_write(err, path, errno);
     fprintf(out, "test,nodes,threads,link,push,wire_dtype,sessions,context,prompt_tokens,new_tokens");
     static const char *const spreads[] = {"prefill_tok_s", "ttft_ms",     "decode_tok_s",
                                           "forward_tok_s", "recovery_ms", "train_tok_s"};
@@ -223,6 +224,6 @@ sn_status sn_bench_csv(const char *path, const sn_bench_plan *p, const sn_bench_
     fprintf(out, ",itl_p50_ms,itl_p95_ms,itl_p99_ms,draft,repetitive,decode_tokens,decode_steps,drafted,accepted\n");
     for (size_t i = 0; i < n; i++) csv_row(out, p, &rows[i]);
     bool failed = ferror(out) != 0;
-    if (fclose(out) || failed) return sn_fail(err, SN_REFUSED, "%s cannot be written: %s", path, strerror(errno));
+    if (fclose(out) || failed) return sn_fail_write(err, path, errno);
     return SN_OK;
 }

@@ -425,7 +425,10 @@ static sn_status measure_kill(bench *b, int at, int32_t *reference, sn_bench_row
     b->results[3][at] = longest;
     row->same_text = row->same_text && !memcmp(reference, s->text, bytes);
     store_itl(b, row);
-    return sn_bench_nodes_restart(b->nodes, b->victim, err);
+    status = sn_bench_nodes_restart(b->nodes, b->victim, err);
+    sn_hash model = sn_model_id(b->plan->model);
+    /* The next kill may take the last node that this client knows: it learns of the new one before. */
+    return status ? status : sn_link_discover(s->link, &model, b->plan->timeout_ms, err);
 }
 
 static sn_status measure_draft(bench *b, int at, hop_sums *total, sn_bench_row *row, sn_err *err) {

@@ -23,7 +23,7 @@ wait_no_nodes() {
 succeeds "${bench[@]}" --nodes 2,1 --context 0,9 --sessions 1,3 --threads 1,2 --batch 2 --concurrent-prefill 20 --kill replay --emulate-link none \
   --emulate-link 1gbit,4ms,1ms --json-file "$scratch/b.json" --csv-file "$scratch/b.csv" --html-file "$scratch/b.html"
 [ -z "$(nodes_left)" ] || fail "nodes outlive the benchmark"
-[ "$(grep -c '^speed ' "$scratch/run.out")" = 6 ] || fail "the table does not have the requested lines"
+[ "$(grep -Ec '^ *[0-9]+  speed ' "$scratch/run.out")" = 6 ] || fail "the table does not have the requested lines"
 query "$scratch/b.json" 'all([
   [(r["test"], r["nodes"], r["threads"], r["link"], r["sessions"], r["context"]) for r in d["rows"]] == [
     ("speed", 2, 1, "none", 1, 0), ("speed", 2, 1, "none", 1, 9), ("speed", 2, 1, "none", 3, 0), ("speed", 2, 2, "none", 1, 0),
@@ -117,6 +117,23 @@ refuses 2 "sends nothing" "${bench[@]}" --local all --emulate-link 1gbit,1ms
 refuses 2 "needs --nodes" "${bench[@]}" --local all --kill replay
 refuses 2 "wire-dtype: .q4. must be f32, bf16, f16 or q8" "${bench[@]}" --nodes 2 --wire-dtype q4
 refuses 2 "leave out --wire-dtype" "${bench[@]}" --nodes 2 --wire-dtype q8 --train lora
+# One node: the client learns of the node that takes the place of the one that it lost.
+succeeds "${bench[@]}" --nodes 1 --kill replay --json
+query "$scratch/run.out" 'd["rows"][1]["same_text"] and d["rows"][1]["recovery_ms"] > 0' | grep -qx True || fail "a lost node changed the text"
+
+# A case that fails: what was measured before it is reported and written. Two nodes cannot have one port.
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+refuses 2 "did not start.*in use" "${bench[@]}" --nodes 1,2 --node-option="--listen=127.0.0.1:$port" --json-file "$scratch/part.json" --html-file "$scratch/part.html"
+[ "$(query "$scratch/part.json" 'len(d["rows"]), "in use" in d["failure"]')" = "(1, True)" ] || fail "the report lacks what was measured"
+grep -Eq '^ +1  speed' "$scratch/run.out" || fail "the table lacks what was measured: $(cat "$scratch/run.out")"
+grep -q '<th>row<th>test' "$scratch/part.html" || fail "rows have no numbers"
+grep -Eq 'training tok/s|recovery ms' "$scratch/part.html" && fail "the report has empty columns"
+
+# Reports are tried before anything is measured, and replaced only with --force.
+refuses 2 "json-file: .*part.json exists already.*--force" "$bin/swarm" bench --model /nonexistent --local all --json-file "$scratch/part.json"
+succeeds "${bench[@]}" --local all --json-file "$scratch/part.json" --force
+[ "$(query "$scratch/part.json" '"failure" in d')" = False ] || fail "--force does not replace a report"
+
 refuses 2 "replay, replica or migration" "${bench[@]}" --nodes 2 --kill fire
 refuses 2 "is no link" "${bench[@]}" --nodes 2 --emulate-link 1gbit
 refuses 2 "draft: .oracle. must be off or ngram" "${bench[@]}" --nodes 2 --draft oracle
@@ -128,4 +145,4 @@ refuses 2 "sessions: .x." "${bench[@]}" --nodes 2 --sessions 1,x
 refuses 2 "exceed the context of this model, 256" "${bench[@]}" --nodes 2 --context 250
 refuses 2 "nodes that --nodes starts" "${bench[@]}" --local all --node-option=--isa=c
 refuses 2 "did not start.*toaster" "${bench[@]}" --nodes 1 --node-option=--isa=toaster
-refuses 2 "cannot be written" "${bench[@]}" --local all --csv-file /nonexistent/b.csv
+refuses 2 "cannot be written" "$bin/swarm" bench --model /nonexistent --local all --csv-file /nonexistent/b.csv

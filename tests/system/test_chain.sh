@@ -4,11 +4,11 @@
 
 compare() { # compare MODEL IDS: nodes a, b and c must be running
   local model=$1 ids=$2 join="--join ${address[a]}"
-  succeeds "$bin/swarm" forward --model "$model" --local all --ids-file "$ids" --out "$scratch/local" --every-block
-  succeeds "$bin/swarm" forward --model "$model" $join --ids-file "$ids" --out "$scratch/nodes" --every-block
+  succeeds "$bin/swarm" forward --model "$model" --local all --ids-file "$ids" --force --out "$scratch/local" --every-block
+  succeeds "$bin/swarm" forward --model "$model" $join --ids-file "$ids" --force --out "$scratch/nodes" --every-block
   cmp "$scratch/local" "$scratch/nodes" || fail "$model: hidden states or logits over nodes differ from local ones"
-  succeeds "$bin/swarm" forward --model "$model" --local all --ids-file "$ids" --out "$scratch/local"
-  succeeds "$bin/swarm" forward --model "$model" $join --push --ids-file "$ids" --out "$scratch/pushed"
+  succeeds "$bin/swarm" forward --model "$model" --local all --ids-file "$ids" --force --out "$scratch/local"
+  succeeds "$bin/swarm" forward --model "$model" $join --push --ids-file "$ids" --force --out "$scratch/pushed"
   cmp "$scratch/local" "$scratch/pushed" || fail "$model: logits over nodes that push differ from local ones"
   local mode n=0 tokens
   for mode in "--local all" "$join" "$join --push" "$join --local 0:2"; do

@@ -33,10 +33,10 @@ END
 record() {
   local item=$1 model=$2 ids=$3 isa
   shift 3
-  succeeds "$bin/swarm" forward --model "$model" --local all --ids-file "$ids" --out "$scratch/out" --every-block
+  succeeds "$bin/swarm" forward --model "$model" --local all --ids-file "$ids" --force --out "$scratch/out" --every-block
   hash_tensors "$scratch/out" "$item/forward"
   for isa; do
-    succeeds "$bin/swarm" forward --model "$model" --local all --ids-file "$ids" --out "$scratch/isa" --every-block --isa "$isa"
+    succeeds "$bin/swarm" forward --model "$model" --local all --ids-file "$ids" --force --out "$scratch/isa" --every-block --isa "$isa"
     cmp -s "$scratch/out" "$scratch/isa" || fail "$item: --isa $isa gives other bits than the default"
   done
 }

@@ -16,7 +16,7 @@ ids() { query "$scratch/run.out" 'd["ids"]'; }
 same_text() {
   generate --ids-file "$scratch/ids" --local all --max-tokens 40 "$@"
   local whole=$(ids)
-  generate --ids-file "$scratch/ids" --join "${address[a]}" --only a --only b --only c --max-tokens 25 --save "$file" --session-key "$scratch/key" "$@"
+  generate --ids-file "$scratch/ids" --join "${address[a]}" --only a --only b --only c --max-tokens 25 --force --save "$file" --session-key "$scratch/key" "$@"
   local first=$(ids)
   [ "$(stat -c %a "$file")" = 600 ] || fail "other users may read the file"
   for mode in "--join ${address[a]} --only d --only e" "--join ${address[a]} --only d --only e --push" "--join ${address[a]} --local 0:1 --only b --only c" "--local all"; do
@@ -37,13 +37,18 @@ same_text "${sampled[@]}"
 # Saved again after it resumed, with local blocks, and then over nodes again.
 generate --ids-file "$scratch/ids" --local all --max-tokens 30
 whole=$(ids)
-generate --ids-file "$scratch/ids" --join "${address[a]}" --max-tokens 10 --save "$file" --session-key "$scratch/key"
+generate --ids-file "$scratch/ids" --join "${address[a]}" --max-tokens 10 --save "$file" --session-key "$scratch/key" --force
 parts=$(ids)
 for mode in "--local all" "--join ${address[a]} --push"; do
   generate --load "$file" --session-key "$scratch/key" --max-tokens 10 $mode --save "$file"
   parts=$(python3 -c "print($parts + $(ids))")
 done
 [ "$parts" = "$whole" ] || fail "tokens differ after three parts"
+
+# A file is tried before the text is computed, and replaced only where it was loaded or with --force.
+for bad in "$file" /nonexistent/s "$scratch"; do
+  refuses 2 '^swarm generate: --save: ' "$bin/swarm" generate --model /nonexistent --local all --ids-file "$scratch/ids" --save "$bad"
+done
 
 load=("$bin/swarm" generate --model "$model" --local all --max-tokens 2 --json --load)
 refuses 2 'another key, or is damaged' "${load[@]}" "$file" --session-key "$scratch/other-key"

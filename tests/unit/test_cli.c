@@ -356,7 +356,7 @@ Test(cli, forward_agrees_with_the_reference_at_every_block_of_every_family) {
         char model[512], *ids;
         sn_safetensors *golden = open_golden(FAMILIES[f], model, &ids), *got;
         cr_assert_eq(SWARM_IN(ids, "forward", "--model", model, "--local", "all", "--ids-file", "-", "--out", out_path,
-                              "--every-block"),
+                              "--every-block", "--force"),
                      0, "%s: %s", FAMILIES[f], last.err);
         REQUIRE(sn_safetensors_open(out_path, &got, &err));
         cr_assert_eq(sn_safetensors_n_tensors(got), 6, "hidden.0 to hidden.4, and logits");

@@ -83,7 +83,8 @@ int main(int argc, char **argv) {
         must(swarm_session_generate(session, prompt, n_prompt, options, NULL, NULL, &error));
         printf("\n");
 
-        must(swarm_model_read_answer(model, answer, n_answer, &message, &n_message, &error));
+        must(
+            swarm_model_read_answer(model, NULL, 0, SWARM_ANSWER_ENDS, answer, n_answer, &message, &n_message, &error));
         fprintf(messages, ",%s", message); /* {"role":"assistant",...} */
         swarm_free(message);
         swarm_free(prompt);

@@ -135,10 +135,20 @@ SWARM_API int swarm_model_ends(const swarm_model *model, int32_t id);
 SWARM_API swarm_code swarm_model_render_chat(const swarm_model *model, const char *request, size_t request_length,
                                              char **text, size_t *length, int32_t **ids, size_t *n,
                                              swarm_error **error);
-/* The message that a generated answer is, as JSON for the next request: {"role": "assistant", "content", ...}, with
- * what the model thought apart from its answer where its template keeps them apart. */
-SWARM_API swarm_code swarm_model_read_answer(const swarm_model *model, const int32_t *ids, size_t n, char **json,
-                                             size_t *length, swarm_error **error);
+enum {
+    SWARM_ANSWER_ENDS = 1,   /* the answer is whole */
+    SWARM_ANSWER_THINKS = 2, /* it begins within a thought: swarm_model_prompt_thinks */
+};
+/* Whether an answer to this prompt (text of swarm_model_render_chat) begins within a thought: 1 or 0. */
+SWARM_API int swarm_model_prompt_thinks(const swarm_model *model, const char *prompt, size_t length);
+/* The message that a generated answer is, as JSON for the next request: {"role": "assistant", "content"}, and where
+ * there are any "reasoning_content" and "tool_calls", taken apart as the model's template writes them. tools: the JSON
+ * list of the request; NULL: none, and nothing is read as a call. flags: SWARM_ANSWER_ bits. Without SWARM_ANSWER_ENDS
+ * the tokens are a beginning, and every text of the message (the "arguments" of a call too) begins the one that more
+ * tokens give: what was added can be streamed. */
+SWARM_API swarm_code swarm_model_read_answer(const swarm_model *model, const char *tools, size_t tools_length,
+                                             int flags, const int32_t *ids, size_t n, char **json, size_t *length,
+                                             swarm_error **error);
 
 /* The ends of the model, for programs that compute with hidden states. All arrays are float32, row after row. */
 /* hidden (n, width): the embeddings of ids (n). */

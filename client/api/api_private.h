@@ -15,7 +15,7 @@
 #include "client/api/entry.h"
 #include "client/api/setup.h"
 #include "include/swarm.h"
-#include "model/chat/chat_template.h"
+#include "model/chat/answer_format.h"
 
 #include <pthread.h>
 
@@ -84,6 +84,7 @@ struct swarm_model {
     pthread_mutex_t lock; /* of what follows, which the first call that needs it opens */
     sn_device *device;
     sn_lm_head *lm_head;
+    sn_answer_format *answers;
 };
 /* The LM head, opened. */
 sn_status sn_model_open_head(const swarm_model *model, sn_lm_head **out, sn_err *err) SN_MUST_USE;

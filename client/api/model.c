@@ -46,6 +46,7 @@ void swarm_model_close(swarm_model *m) {
     if (!m) return;
     sn_lm_head_free(&m->lm_head);
     sn_device_close(&m->device);
+    sn_answer_format_close(&m->answers);
     sn_chat_template_close(&m->chat);
     sn_tokenizer_close(&m->tokenizer);
     sn_model_close(&m->model);
@@ -250,24 +251,99 @@ swarm_code swarm_model_render_chat(const swarm_model *m, const char *request, si
     return sn_api_end(status, &err, NULL, error);
 }
 
-swarm_code swarm_model_read_answer(const swarm_model *m, const int32_t *ids, size_t n, char **json, size_t *length,
-                                   swarm_error **error) {
+/* How the model writes answers, opened by the first call. */
+static sn_status open_answers(const swarm_model *model, const sn_answer_format **out, sn_err *err) {
+    swarm_model *m = (swarm_model *)(uintptr_t)model; /* as in sn_model_open_head */
+    sn_status status = needs_chat(m, err);
+    if (status) return status;
+    pthread_mutex_lock(&m->lock);
+    if (!m->answers) status = sn_answer_format_open(m->chat, &m->answers, err);
+    *out = m->answers;
+    pthread_mutex_unlock(&m->lock);
+    return status;
+}
+
+int swarm_model_prompt_thinks(const swarm_model *m, const char *prompt, size_t length) {
     sn_err err;
-    sn_buf text;
-    sn_token_ids answer = {0};
-    json_t *messages = json_array();
-    sn_buf_init(&text, SIZE_MAX);
-    sn_status status = detokenize(m, ids, n, SWARM_TEXT_BEGINS, &text, &err);
-    if (!status) status = sn_calloc(&answer.ids, n, sizeof *ids, &err);
-    for (size_t i = answer.n = 0; i < n && !status; i++)
-        if (ids[i] < sn_tokenizer_n_vocab(m->tokenizer)) answer.ids[answer.n++] = ids[i]; /* others have no text */
-    if (!status)
-        status = sn_chat_add_answer(messages, m->tokenizer, &answer, text.len ? (const char *)text.data : "", text.len,
-                                    &err);
-    if (!status) status = sn_api_json(json_incref(json_array_get(messages, 0)), json, length, &err);
-    sn_token_ids_fini(&answer);
+    const sn_answer_format *answers;
+    return !open_answers(m, &answers, &err) && sn_answer_format_prompt_thinks(answers, prompt, length);
+}
+
+/* The text of an answer with special tokens spelled out, and which of its bytes belong to these. */
+static sn_status spell_answer(const swarm_model *m, const int32_t *ids, size_t n, sn_buf *text, sn_buf *special,
+                              sn_err *err) {
+    sn_buf plain;
+    sn_buf_init(&plain, SIZE_MAX);
+    sn_status status = SN_OK;
+    for (size_t i = 0; i < n && !status; i++) {
+        if (ids[i] >= sn_tokenizer_n_vocab(m->tokenizer) && ids[i] < swarm_model_vocab(m)) continue; /* no text */
+        size_t before = text->len;
+        plain.len = 0;
+        status = sn_tokenizer_decode(m->tokenizer, ids[i], true, text, err);
+        if (!status) status = sn_tokenizer_decode(m->tokenizer, ids[i], false, &plain, err);
+        const uint8_t mark = !plain.len;
+        for (; special->len < text->len && !status;) status = sn_buf_append(special, &mark, 1, err);
+        if (before || !text->len || text->data[0] != ' ' || !sn_tokenizer_strips_space(m->tokenizer)) continue;
+        memmove(text->data, text->data + 1, --text->len); /* the space that the tokenizer puts before a text */
+        special->len--;
+    }
+    sn_buf_fini(&plain);
+    return status;
+}
+
+/* Replaces what is not UTF-8 by U+FFFD, and cuts a character that more tokens may complete. */
+static sn_status make_valid(sn_buf *text, sn_buf *special, bool ends, sn_err *err) {
+    sn_buf valid, marks;
+    sn_buf_init(&valid, text->limit);
+    sn_buf_init(&marks, text->limit);
+    const char *bytes = (const char *)text->data;
+    size_t len = ends || !text->len ? text->len : sn_utf8_complete_prefix(bytes, text->len);
+    sn_status status = SN_OK;
+    uint32_t code;
+    for (size_t at = 0, n; at < len && !status; at += n) {
+        n = sn_utf8_decode(bytes + at, len - at, &code);
+        status = n ? sn_buf_append(&valid, bytes + at, n, err) : sn_buf_append(&valid, "\xef\xbf\xbd", 3, err);
+        if (!n) n = 1;
+        for (; marks.len < valid.len && !status;) status = sn_buf_append(&marks, &special->data[at], 1, err);
+    }
+    sn_buf_fini(text);
+    sn_buf_fini(special);
+    *text = valid;
+    *special = marks;
+    return status;
+}
+
+static sn_status read_answer(const swarm_model *m, const json_t *tools, int flags, const int32_t *ids, size_t n,
+                             json_t **out, sn_err *err) {
+    const sn_answer_format *answers = NULL;
+    sn_buf text, special;
+    sn_buf_init(&text, (size_t)1 << 30);
+    sn_buf_init(&special, (size_t)1 << 30);
+    sn_status status = open_answers(m, &answers, err);
+    if (!status) status = spell_answer(m, ids, n, &text, &special, err);
+    if (!status) status = make_valid(&text, &special, flags & SWARM_ANSWER_ENDS, err);
+    const sn_answer answer = {.text = text.len ? (const char *)text.data : "",
+                              .special = text.len ? special.data : NULL,
+                              .len = text.len,
+                              .thinks = flags & SWARM_ANSWER_THINKS,
+                              .ended = flags & SWARM_ANSWER_ENDS,
+                              .tools = tools};
+    if (!status) status = sn_answer_read(answers, &answer, out, err);
     sn_buf_fini(&text);
-    json_decref(messages);
+    sn_buf_fini(&special);
+    return status;
+}
+
+/* 9 parameters: two texts, one list of ids and one result with their lengths */
+swarm_code swarm_model_read_answer(const swarm_model *m, const char *tools, size_t tools_length, int flags,
+                                   const int32_t *ids, size_t n, char **json, size_t *length, swarm_error **error) {
+    sn_err err;
+    json_t *message = NULL, *list = tools ? json_loadb(tools, tools_length, 0, NULL) : NULL;
+    sn_status status =
+        tools && !json_is_array(list) ? sn_fail(&err, SN_REFUSED, "the tools are not a JSON list") : SN_OK;
+    if (!status) status = read_answer(m, list, flags, ids, n, &message, &err);
+    if (!status) status = sn_api_json(message, json, length, &err);
+    json_decref(list);
     return sn_api_end(status, &err, NULL, error);
 }
 

@@ -202,11 +202,14 @@ Test(api, renders_chats_and_reads_answers) {
     for (size_t i = 0; i < n; i++)
         cr_assert_not(swarm_model_ends(model, ids[i]), "a user's text became a special token");
     char *json = NULL;
-    API(swarm_model_read_answer(model, ids, n, &json, NULL, &error));
+    API(swarm_model_read_answer(model, NULL, 0, SWARM_ANSWER_ENDS, ids, n, &json, NULL, &error));
     json_t *answer = api_json(json);
     cr_assert_str_eq(json_string_value(json_object_get(answer, "role")), "assistant");
     cr_assert(strstr(json_string_value(json_object_get(answer, "content")), "</s>"));
     json_decref(answer);
+    API_FAILS(swarm_model_read_answer(model, "{}", 2, 0, ids, n, &json, NULL, &error), SWARM_REFUSED, "list");
+    cr_assert_eq(swarm_model_prompt_thinks(model, "user:hi;<think>\n", strlen("user:hi;<think>\n")), 1);
+    cr_assert_eq(swarm_model_prompt_thinks(model, "user:hi;", strlen("user:hi;")), 0);
     swarm_free(ids);
     static const char *const wrong[] = {
         "",

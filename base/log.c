@@ -2,6 +2,7 @@
 
 #include "base/terminal.h"
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -13,6 +14,13 @@ const sn_word sn_log_level_words[] = {{"debug", SN_LOG_DEBUG}, {"info", SN_LOG_I
                                       {"error", SN_LOG_ERROR}, {"off", SN_LOG_OFF},   {NULL, 0}};
 static atomic_int threshold = SN_LOG_OFF;
 static atomic_bool as_json;
+
+static struct {
+    pthread_mutex_t lock;
+    bool on;
+    sn_buf lines;
+    unsigned lost;
+} kept = {.lock = PTHREAD_MUTEX_INITIALIZER, .lines = {.limit = SN_LOG_KEPT_BYTES}};
 
 void sn_log_setup(sn_log_level level, bool json) {
     atomic_store(&threshold, (int)level);
@@ -75,6 +83,54 @@ bool sn_log_rate_allows(sn_log_rate *rate, int64_t now_us, const char *event) {
     return atomic_fetch_add(&rate->lines, 1) < SN_LOG_RATE_LINES;
 }
 
+static void write_lines(const char *lines, size_t n) {
+    if (!isatty(STDERR_FILENO)) {
+        if (write(STDERR_FILENO, lines, n) < 0) return; /* a log that cannot be written must not stop the node */
+        return;
+    }
+    sn_terminal_text state = {0};
+    for (size_t at = 0, part; at < n; at += part) {
+        char clean[3 * (2048 + 4)];
+        part = sn_min_size(n - at, 2048);
+        size_t bytes = sn_terminal_clean(&state, lines + at, part, clean);
+        if (write(STDERR_FILENO, clean, bytes) < 0) return;
+    }
+}
+
+/* -- lines that are kept -- */
+
+static bool keep_line(const char *line, size_t n) {
+    pthread_mutex_lock(&kept.lock);
+    bool on = kept.on;
+    if (on && sn_buf_append(&kept.lines, line, n, NULL)) kept.lost++;
+    pthread_mutex_unlock(&kept.lock);
+    return on;
+}
+
+void sn_log_take(sn_buf *out) {
+    pthread_mutex_lock(&kept.lock);
+    sn_status status = kept.lines.len ? sn_buf_append(out, kept.lines.data, kept.lines.len, NULL) : SN_OK;
+    if (!status && kept.lost) status = sn_buf_printf(out, NULL, "%u more log lines were not kept\n", kept.lost);
+    if (!status) kept.lost = 0;
+    kept.lines.len = 0;
+    pthread_mutex_unlock(&kept.lock);
+}
+
+void sn_log_keep(bool on) {
+    sn_buf lines;
+    sn_buf_init(&lines, (size_t)2 * SN_LOG_KEPT_BYTES);
+    pthread_mutex_lock(&kept.lock);
+    kept.on = on;
+    pthread_mutex_unlock(&kept.lock);
+    if (!on) {
+        sn_log_take(&lines);
+        if (lines.len) write_lines((char *)lines.data, lines.len);
+        sn_buf_fini(&kept.lines);
+        sn_buf_init(&kept.lines, SN_LOG_KEPT_BYTES);
+    }
+    sn_buf_fini(&lines);
+}
+
 void sn_log(sn_log_level level, const char *event, const char *pairs_format, ...) {
     if ((int)level < atomic_load_explicit(&threshold, memory_order_relaxed) || level >= SN_LOG_OFF) return;
     char pairs[1024], line[2048], stamp[32];
@@ -101,11 +157,5 @@ void sn_log(sn_log_level level, const char *event, const char *pairs_format, ...
                              sn_log_level_words[level].name, event, pairs);
         n = n < sizeof line ? n : sizeof line - 1;
     }
-    if (isatty(STDERR_FILENO)) {
-        char clean[3 * (sizeof line + 4)];
-        n = sn_terminal_clean(&(sn_terminal_text){0}, line, n, clean);
-        if (write(STDERR_FILENO, clean, n) < 0) return;
-        return;
-    }
-    if (write(STDERR_FILENO, line, n) < 0) return; /* a log that cannot be written must not stop the node */
+    if (!keep_line(line, n)) write_lines(line, n);
 }

@@ -4,6 +4,7 @@
 #define SN_BASE_LOG_H
 
 #include "base/clock.h"
+#include "base/mem.h"
 #include "base/text.h"
 
 #include <stdatomic.h>
@@ -15,6 +16,13 @@ typedef enum sn_log_level { SN_LOG_DEBUG, SN_LOG_INFO, SN_LOG_WARN, SN_LOG_ERROR
 /* Called once, before threads start, by a program. Before it, nothing is logged. */
 void sn_log_setup(sn_log_level level, bool json);
 extern const sn_word sn_log_level_words[]; /* "debug", "info", "warn", "error", "off" */
+
+/* While it is on, lines are kept instead of written, SN_LOG_KEPT_BYTES at most: a program that talks to a person shows
+ * them where they do not break into a text. Switching it off writes what is kept. Any thread. */
+enum { SN_LOG_KEPT_BYTES = 1 << 18 };
+void sn_log_keep(bool on);
+/* Moves the lines that are kept to the end of `out`; those that find no room there are lost. */
+void sn_log_take(sn_buf *out);
 
 /* `event` is a short constant phrase; the rest is a printf of key=value pairs separated by spaces. Values contain no
  * spaces, except the last one, which must then be text=... */

@@ -217,6 +217,10 @@ void sn_program_man(const sn_program *program, FILE *out);
  * `commands`, whose `program` is the program's name. */
 void sn_program_completion(const sn_program *program, FILE *out);
 
+/* The present value of an option's target, spelled as the option accepts it: the i-th one of a repeatable option. NULL:
+ * there is none, the target is unset, or a flag is off. The text is the target's, or in out (64 bytes or more). */
+const char *sn_option_value(const sn_option *option, size_t i, char *out, size_t capacity);
+
 /* The name among `names` that is most like `name`, or NULL when none is near. For "did you mean". */
 const char *sn_nearest_name(const char *name, const char *const *names, size_t n);
 

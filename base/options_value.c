@@ -191,6 +191,33 @@ char *sn_option_format(const sn_option *option, char *out, size_t capacity) {
     return out;
 }
 
+const char *sn_option_value(const sn_option *option, size_t i, char *out, size_t capacity) {
+    const sn_block_range *blocks = option->target;
+    const sn_strings *list = option->target;
+    if (option->repeatable) return i < list->n ? list->items[i] : NULL;
+    if (i) return NULL;
+    switch (option->kind) {
+    case SN_OPTION_STRING:
+    case SN_OPTION_ADDRESS:
+        return *(const char **)option->target;
+    case SN_OPTION_FLAG:
+        return *(bool *)option->target ? "true" : NULL;
+    case SN_OPTION_BLOCKS:
+        if (!blocks->given || blocks->all) return blocks->given ? "all" : NULL;
+        snprintf(out, capacity, "%d:%d", blocks->first, blocks->end);
+        return out;
+    case SN_OPTION_FLOAT:
+    case SN_OPTION_RATIO:
+        if (isnan(*(double *)option->target)) return NULL;
+        snprintf(out, capacity, "%.15g", *(double *)option->target);
+        if (strtod(out, NULL) != *(double *)option->target) /* it needs all of its digits */
+            snprintf(out, capacity, "%.17g", *(double *)option->target);
+        return out;
+    default:
+        return *sn_option_format(option, out, capacity) ? out : NULL;
+    }
+}
+
 char *sn_option_describe(const sn_option *option, char *out, size_t capacity) {
     char preset[128];
     bool shown = *sn_option_format(option, preset, sizeof preset);

@@ -25,6 +25,23 @@ swarm_options *sn_cli_api_options(const sn_options *given, const char *of, sn_er
     return NULL;
 }
 
+swarm_options *sn_cli_group_options(const sn_option_group *group, const char *of, sn_err *err) {
+    char text[64];
+    const char *value;
+    swarm_options *options = swarm_options_new();
+    swarm_error *error = NULL;
+    sn_status status = options ? SN_OK : sn_fail(err, SN_STOP, "out of memory for the options");
+    for (size_t i = 0; i < group->n; i++) {
+        const sn_option *option = &group->options[i];
+        if (!sn_settings_find(of, option->name)) continue;
+        for (size_t k = 0; !status && (value = sn_option_value(option, k, text, sizeof text)); k++)
+            status = sn_cli_status(swarm_options_set(options, option->name, value, &error), error, err);
+    }
+    if (!status) return options;
+    swarm_options_free(options);
+    return NULL;
+}
+
 sn_status sn_cli_open_model(const sn_options *given, swarm_model **out, sn_err *err) {
     swarm_error *error = NULL;
     swarm_options *options = sn_cli_api_options(given, "model", err);

@@ -14,6 +14,10 @@ sn_status sn_cli_status(swarm_code code, swarm_error *error, sn_err *err) SN_MUS
 /* The values of a command line that belong to options of this kind ("model", "session"...). NULL after a failure. */
 swarm_options *sn_cli_api_options(const sn_options *given, const char *of, sn_err *err);
 
+/* The present values of the options of a group that are options of this kind, whether they were given or not. NULL
+ * after a failure. */
+swarm_options *sn_cli_group_options(const sn_option_group *group, const char *of, sn_err *err);
+
 /* The model of --model. */
 sn_status sn_cli_open_model(const sn_options *given, swarm_model **out, sn_err *err) SN_MUST_USE;
 sn_status sn_cli_describe_model(const swarm_model *model, json_t **out, sn_err *err) SN_MUST_USE;

@@ -1,302 +1,359 @@
-/* swarm chat: a conversation in one session.
+/* swarm chat: opening, reading what the user writes, and the end.
  *
- * The conversation is a list of turns. For each new turn of the user, the chat template renders the whole list, and the
- * generator computes only the tokens that its session does not hold yet; the reply becomes the next turn. Input is read
- * line by line from stdin, one turn a line; while the program waits for a line it polls the chain, so that a draining
- * node can migrate its KV cache. On a terminal a prompt mark ("> ") and figures are shown on stderr, and a failed turn
- * is reported and can be repeated; with other input the first failure ends the chat. --save stores the turns as the
- * extra JSON of the session file, and --load restores them. */
+ * Where a person types (standard input and standard error are terminals), the line editor reads messages; a failed turn
+ * is reported, and the chat goes on. Other input has one turn in each line, and the first failed turn ends the chat.
+ * While input is awaited, the session is polled, so that a draining node can move it. Log lines wait while a person
+ * reads an answer: they appear behind it, or above the prompt. */
+#include "base/log.h"
+#include "cli/api.h"
+#include "cli/chat.h"
+#include "cli/chat_conversation.h"
 #include "cli/command.h"
 #include "cli/io.h"
+#include "cli/options.h"
 #include "cli/progress.h"
-#include "cli/setup.h"
-#include "client/api/report.h"
-#include "model/chat/chat_template.h"
+#include "cli/terminal/history.h"
+#include "cli/terminal/lines.h"
 
-#include <errno.h>
-#include <poll.h>
+#include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { POLL_MS = 200, TURNS_MAX = 4096, LINE_MAX_BYTES = 1 << 20, DEFAULT_CONTEXT = 8192, NEARLY_FULL = 8 };
+enum { PRESSES_MAX = 3 };
 
 static const char *system_text;
+static sn_sampling_settings *const sampling = &sn_program_settings.sampling;
 
 static const sn_option chat_options[] = {
     SN_OPT_STRING("system", "TEXT", &system_text, "the system message (default: that of the chat template)"),
 };
 static const sn_option_group chat_group = SN_OPTION_GROUP("Conversation:", chat_options);
 
-typedef struct chat {
-    sn_setup *setup;
-    sn_generator *generator;
-    int context;
-    bool terminal;
-    sn_buf input; /* read from stdin, and not yet used */
-    bool input_ended;
-    sn_chat_template *template;
-    json_t *messages; /* the turns so far */
-} chat;
+/* -- Ctrl-C -- */
 
-/* -- turns -- */
+static swarm_cancel *cancel_of_signal;
 
-static void drop_turns(chat *c, size_t from) {
-    while (json_array_size(c->messages) > from) json_array_remove(c->messages, json_array_size(c->messages) - 1);
+/* The first one stops the call in progress; a third one ends the process, even if a call hangs. */
+static void on_interrupt(int number) {
+    sn_interrupted++;
+    swarm_cancel_set(cancel_of_signal);
+    if (sn_interrupted < PRESSES_MAX) return;
+    sn_editor_restore_terminal();
+    signal(number, SIG_DFL);
+    raise(number);
 }
 
-static sn_status add_turn(chat *c, const char *role, const char *text, size_t len, sn_err *err) {
-    if (json_array_size(c->messages) == TURNS_MAX)
-        return sn_fail(err, SN_REFUSED, "the conversation has %d turns, which is the limit; /reset begins a new one",
-                       (int)TURNS_MAX);
-    return sn_chat_add_message(c->messages, role, text, len, err);
+static void catch_interrupts(swarm_cancel *cancel) {
+    struct sigaction action = {.sa_handler = on_interrupt}; /* no SA_RESTART: waits return */
+    cancel_of_signal = cancel;
+    sigaction(SIGINT, &action, NULL);
 }
 
-static sn_status reset_turns(chat *c, sn_err *err) {
-    drop_turns(c, 0);
-    return system_text ? add_turn(c, "system", system_text, strlen(system_text), err) : SN_OK;
+/* -- sampling -- */
+
+/* What neither the command line nor the model says: answers that vary a little, until the model stops. */
+static void leave_sampling_open(void) {
+    sampling->temperature = sampling->top_p = sampling->min_p = sampling->repeat_penalty = NAN;
+    sampling->top_k = SN_INT_UNSET;
+    sampling->max_tokens = 0;
 }
 
-/* -- reading -- */
-
-/* Moves the first line of c->input to *line (free with free()); false when there is no whole line yet. */
-static bool pop_line(chat *c, char **line) {
-    char *end = c->input.len ? memchr(c->input.data, '\n', c->input.len) : NULL;
-    size_t len = end ? (size_t)(end - (char *)c->input.data) : c->input.len;
-    if (!end && !(c->input_ended && c->input.len)) return false;
-    *line = strndup((char *)c->input.data, len);
-    size_t used = len + (end != NULL);
-    memmove(c->input.data, c->input.data + used, c->input.len - used);
-    c->input.len -= used;
-    return true;
+static void prepare(int argc, char *const *argv) {
+    (void)argc, (void)argv;
+    leave_sampling_open();
 }
 
-typedef enum line_event { LINE_READ, LINE_END, LINE_INTERRUPT } line_event;
-
-/* Waits a moment for input. Polls the chain meanwhile: a draining node migrates its sessions in time. */
-static bool wait_for_input(chat *c) {
-    struct pollfd in = {.fd = STDIN_FILENO, .events = POLLIN};
-    int ready = poll(&in, 1, POLL_MS);
-    if (!ready) sn_chain_poll(c->setup->chain);
-    return ready > 0 && !sn_interrupted; /* also true at the end of the input and for errors, which read() reports */
+static void fill_float(double *value, const json_t *recommended, const char *name, double preset) {
+    const json_t *number = json_object_get(recommended, name);
+    if (isnan(*value)) *value = json_is_number(number) ? json_number_value(number) : preset;
 }
 
-/* The next line; LINE_INTERRUPT: Ctrl-C was pressed during the wait. */
-static sn_status read_line(chat *c, char **line, line_event *event, sn_err *err) {
-    char chunk[4096];
-    *line = NULL;
-    for (;;) {
-        *event = LINE_READ;
-        if (pop_line(c, line)) return *line ? SN_OK : sn_fail(err, SN_STOP, "out of memory for a line");
-        *event = sn_interrupted ? LINE_INTERRUPT : LINE_END;
-        if (c->input_ended || sn_interrupted) return SN_OK;
-        if (!wait_for_input(c)) continue;
-        ssize_t n = read(STDIN_FILENO, chunk, sizeof chunk);
-        if (n == 0) c->input_ended = true;
-        if (n < 0 && errno != EINTR) return sn_fail(err, SN_REFUSED, "the input cannot be read: %s", strerror(errno));
-        if (n > 0) {
-            sn_status status = sn_buf_append(&c->input, chunk, (size_t)n, err);
-            if (status) return sn_err_context(err, "a line of the chat is too long");
-        }
-    }
+static void fill_sampling(const json_t *recommended) {
+    const json_t *top_k = json_object_get(recommended, "top_k");
+    fill_float(&sampling->temperature, recommended, "temperature", 0.7);
+    fill_float(&sampling->top_p, recommended, "top_p", 0.95);
+    fill_float(&sampling->min_p, recommended, "min_p", 0);
+    fill_float(&sampling->repeat_penalty, recommended, "repeat_penalty", 1);
+    if (sampling->top_k == SN_INT_UNSET) sampling->top_k = json_is_integer(top_k) ? json_integer_value(top_k) : 0;
 }
 
-/* -- replies -- */
+/* -- a turn -- */
 
-static sn_status print_text(void *ctx, const char *text, size_t len, sn_err *err) {
-    sn_progress_bar_end(ctx);
-    fwrite(text, 1, len, stdout);
-    return sn_flush_stdout(err);
-}
-
-static sn_status print_retracted(void *ctx, const char *text, size_t kept, sn_err *err) {
-    (void)ctx;
-    return sn_retract_print(text, kept, err);
-}
-
-/* The token ids of the whole conversation. The generator reuses what the session already holds of them. */
-static sn_status encode_turns(chat *c, sn_token_ids *out, sn_err *err) {
-    const sn_chat_request request = {.messages = c->messages};
-    return sn_chat_template_encode(c->template, c->setup->tokenizer, &request, true, out, err);
-}
-
-static void print_context_use(const chat *c, const sn_generation *reply) {
-    size_t used = sn_generator_length(c->generator), all = (size_t)c->context;
-    if (reply->finish == SN_FINISH_LENGTH && used + 1 >= all)
-        fprintf(stderr, "[the context of %zu tokens is full and the reply is cut; /reset begins a new conversation]\n",
-                all);
-    else if (reply->finish == SN_FINISH_LENGTH)
-        fprintf(stderr, "[the reply is cut after %zu tokens; --max-tokens sets the limit]\n", reply->ids.n);
-    else if (all - used <= all / NEARLY_FULL)
-        fprintf(stderr, "[%zu of %zu tokens of the context are used; /reset begins a new conversation]\n", used, all);
-}
-
-static sn_status generate_reply(chat *c, const sn_token_ids *prompt, sn_err *err) {
-    const sn_sampling_settings *o = &sn_program_settings.sampling;
-    sn_generation out;
-    sn_progress_bar *bar = sn_progress_bar_begin("prefill");
-    sn_generate_options options = {.max_tokens = (int)o->max_tokens,
-                                   .stops = o->stop.items,
-                                   .n_stops = o->stop.n,
-                                   .ignore_eos = o->ignore_eos,
-                                   .is_answer = true,
-                                   .on_text = print_text,
-                                   .when_checked = sn_cli_holds_text(),
-                                   .on_retract = print_retracted,
-                                   .ctx = &bar,
-                                   .cancel = &sn_interrupted};
-    sn_status status = sn_generator_run(c->generator, prompt->ids, prompt->n, &options, &out, err);
-    sn_progress_bar_end(&bar);
-    if (!status)
-        status = sn_chat_add_answer(c->messages, c->setup->tokenizer, &out.ids, (const char *)out.text.data,
-                                    out.text.len, err);
-    putchar('\n');
-    if (!status) status = sn_flush_stdout(err);
-    if (!status) {
-        if (out.finish == SN_FINISH_INTERRUPTED) fprintf(stderr, "[interrupted]\n");
-        if (c->setup->audit) sn_audit_print(c->setup->audit);
-        print_context_use(c, &out);
-        if (c->terminal)
-            fprintf(stderr, "[%zu tokens, %.1f tok/s]\n", out.ids.n,
-                    sn_tokens_per_second(out.timings.decode_tokens, out.timings.decode_us));
-    }
-    sn_generation_fini(&out);
-    sn_interrupted = 0;
-    return status;
-}
-
-/* A turn of the user and the reply. After a failure the conversation is as it was before the turn. */
-static sn_status chat_turn(chat *c, const char *line, sn_err *err) {
+static sn_status take_turn(sn_chat *c, const char *text, size_t n, sn_err *err) {
     size_t before = json_array_size(c->messages);
-    sn_token_ids prompt = {0};
-    sn_status status = add_turn(c, "user", line, strlen(line), err);
-    if (!status) status = encode_turns(c, &prompt, err);
-    if (!status) status = generate_reply(c, &prompt, err);
-    sn_token_ids_fini(&prompt);
-    if (status) drop_turns(c, before);
-    return status;
+    sn_status status = sn_conversation_add(c->messages, "user", text, n, err);
+    return status ? status : sn_chat_answer(c, before, err);
 }
 
-/* -- the conversation -- */
-
-static void print_chat_help(void) {
-    puts("/reset  begin a new conversation\n/help   show this text\n/quit   end the chat, as Ctrl-D does\n"
-         "Ctrl-C  stop a reply; twice in a row while the program waits for input: end the chat");
+/* "/word ..." in one line; "/usr/bin is ..." is none. */
+static bool is_command(const char *text, size_t n) {
+    size_t word = strcspn(text, " \t\n");
+    return *text == '/' && !memchr(text + 1, '/', word - 1) && !memchr(text, '\n', n) && strlen(text) == n;
 }
 
-/* Runs a line that begins with a slash. False when the line is no command, but a turn. */
-static bool run_chat_command(chat *c, const char *line, bool *quit, sn_status *status, sn_err *err) {
-    if (*line != '/') return false;
-    if (!strcmp(line, "/quit") || !strcmp(line, "/exit"))
-        *quit = true;
-    else if (!strcmp(line, "/reset"))
-        *status = reset_turns(c, err);
-    else if (!strcmp(line, "/help"))
-        print_chat_help();
-    else
-        fprintf(stderr, "[there is no command %.40s; /help lists them]\n", line);
-    return true;
+/* A line or message: a command or a turn. What a person can repeat or mend is reported, and is no failure. */
+static sn_status take_input(sn_chat *c, const char *text, size_t n, sn_err *err) {
+    if (!n) return SN_OK;
+    bool command = is_command(text, n);
+    sn_status status = command ? sn_chat_run_command(c, text, err) : take_turn(c, text, n, err);
+    bool mendable = c->terminal || (command && status == SN_REFUSED);
+    if (status && mendable && status != SN_STOP && !ferror(stdout)) {
+        fprintf(stderr, "[%s]\n", err->text);
+        sn_interrupted = 0;
+        status = SN_OK;
+    }
+    return status ? status : sn_flush_stdout(err);
 }
 
-/* Ctrl-C while the program waits for input: true the second time in a row, which ends the chat. */
+static void poll_session(void *chat) {
+    const sn_chat *c = chat;
+    swarm_error *error = NULL;
+    if (swarm_session_poll(c->session, &error)) swarm_error_free(error); /* the next turn meets the failure, too */
+}
+
+/* Ctrl-C at an empty prompt: true the second time in a row, which ends the chat. */
 static bool second_interrupt(int *in_a_row) {
     sn_interrupted = 0;
     if (++*in_a_row > 1) return true;
-    fprintf(stderr, "\n[Ctrl-C again, /quit or Ctrl-D ends the chat]\n");
+    fputs("[Ctrl-C again, /quit or Ctrl-D ends the chat]\n", stderr);
     return false;
 }
 
-/* -- in a file -- */
+/* -- reading from a person -- */
 
-/* The turns of a saved session. The chat template checks what they hold. */
-static sn_status restore_turns(chat *c, const json_t *turns, sn_err *err) {
-    for (size_t i = 0; i < json_array_size(turns); i++) {
-        json_t *turn = json_array_get(turns, i);
-        if (!json_is_string(json_object_get(turn, "role")) || !json_is_string(json_object_get(turn, "content")))
-            return sn_fail(err, SN_REFUSED, "the saved session is no conversation");
-        json_array_append(c->messages, turn);
-    }
-    return SN_OK;
+static void take_log(void *chat, sn_buf *out) {
+    (void)chat;
+    sn_log_take(out);
 }
 
-static sn_status begin_chat(chat *c, sn_session_file *saved, sn_err *err) {
-    if (!saved) return reset_turns(c, err);
-    if (!sn_session_file_extra(saved))
-        return sn_fail(err, SN_REFUSED, "the saved session is no conversation: continue it with swarm generate --load");
-    sn_status status = restore_turns(c, sn_session_file_extra(saved), err);
-    return status ? status : sn_session_file_restore(saved, c->setup->lm_head, c->setup->chain, c->generator, err);
-}
-
-static sn_status chat_loop(chat *c, sn_session_file *saved, int *code, sn_err *err) {
-    bool quit = false;
+static sn_status talk(sn_chat *c, sn_editor *editor, int *code, sn_err *err) {
     int interrupts = 0;
-    line_event event = LINE_READ;
-    sn_status status = begin_chat(c, saved, err);
-    if (!status && c->terminal) fprintf(stderr, "[%s; /help lists commands]\n", c->setup->hp->name);
-    while (!status && !quit) {
-        char *line;
-        if (c->terminal) fputs("> ", stderr);
-        status = read_line(c, &line, &event, err);
-        if (status || event == LINE_END) break;
-        if (event == LINE_INTERRUPT) {
-            quit = second_interrupt(&interrupts);
-            if (quit) *code = SN_EXIT_INTERRUPTED;
-            continue;
-        }
-        interrupts = 0;
-        if (*line && !run_chat_command(c, line, &quit, &status, err)) status = chat_turn(c, line, err);
-        free(line);
-        if (status && c->terminal && status != SN_STOP && !ferror(stdout)) { /* the user can try again */
+    sn_status status = SN_OK;
+    while (!status && !c->quit) {
+        sn_buf message;
+        sn_editor_event event;
+        sn_buf_init(&message, SN_EDITOR_PASTE_MAX);
+        status = sn_editor_read(editor, &message, &event, err);
+        if (event == SN_EDITOR_INTERRUPT)
+            c->quit = second_interrupt(&interrupts);
+        else
+            interrupts = 0;
+        if (c->quit) *code = SN_EXIT_INTERRUPTED;
+        if (event == SN_EDITOR_END) c->quit = true;
+        if (event == SN_EDITOR_DROPPED) sn_interrupted = 0;
+        if (event == SN_EDITOR_MESSAGE && !status) status = take_input(c, (char *)message.data, message.len, err);
+        sn_buf_fini(&message);
+        if (status == SN_REFUSED && !ferror(stdout)) { /* a paste beyond the limit */
             fprintf(stderr, "[%s]\n", err->text);
-            sn_interrupted = 0;
             status = SN_OK;
         }
     }
-    if (c->terminal && event != LINE_READ) fputc('\n', stderr);
-    return status ? status : sn_session_save(c->setup, c->generator, c->messages, err);
-}
-
-static sn_status open_chat(chat *c, sn_session_file *saved, int *code, sn_err *err) {
-    sn_generator_parts parts = {c->setup->hp, c->setup->lm_head, NULL, c->setup->tokenizer, 0, NULL};
-    sn_sampling sampling = sn_settings_sampling(&sn_program_settings);
-    sn_status status =
-        sn_setup_context(c->setup, sn_program_settings.sampling.ctx, DEFAULT_CONTEXT, &parts.max_context, err);
-    if (!status) status = sn_setup_chain(c->setup, parts.max_context, false, err);
-    if (!status) status = sn_setup_open_draft(c->setup, &sampling, parts.max_context, err);
-    parts.chain = c->setup->chain;
-    parts.draft = sn_setup_get_draft(c->setup);
-    c->context = parts.max_context;
-    if (!status) status = sn_generator_new(&parts, &sampling, &c->generator, err);
-    if (!status) status = chat_loop(c, saved, code, err);
-    sn_generator_free(&c->generator);
     return status;
 }
 
-static sn_status chat_main(const sn_options *options, int *code, sn_err *err) {
-    (void)options;
-    sn_setup setup = sn_cli_setup();
-    chat *c = NULL;
-    sn_catch_interrupts();
-    sn_status status = sn_calloc(&c, 1, sizeof *c, err);
-    if (!status) status = sn_setup_open(&setup, true, err);
-    if (!status) status = sn_setup_refuse_classifier(&setup, err);
-    if (!status) status = sn_chat_template_open(setup.tokenizer, &c->template, err);
-    if (!status) {
-        c->setup = &setup;
-        c->messages = json_array();
-        c->terminal = isatty(STDIN_FILENO) && isatty(STDERR_FILENO);
-        sn_buf_init(&c->input, LINE_MAX_BYTES);
-        sn_session_file *saved = NULL;
-        status = sn_session_open(&setup, &saved, err);
-        if (!status) status = open_chat(c, saved, code, err);
-        sn_session_file_close(&saved);
-        sn_buf_fini(&c->input);
-        json_decref(c->messages);
-        sn_chat_template_close(&c->template);
+static sn_status chat_at_terminal(sn_chat *c, int *code, sn_err *err) {
+    char history[SN_PATH_SIZE];
+    const char *no_color = getenv("NO_COLOR");
+    sn_editor *editor;
+    sn_editor_options options = {.program = "swarm",
+                                 .prompt = "> ",
+                                 .history = sn_history_path(history) ? history : NULL,
+                                 .styles = !no_color || !*no_color,
+                                 .interrupt = &sn_interrupted,
+                                 .ctx = c,
+                                 .idle = poll_session,
+                                 .notices = take_log,
+                                 .complete = sn_chat_complete};
+    const char *name = json_string_value(json_object_get(c->description, "name"));
+    fprintf(stderr, "[%s; /help lists commands]\n", name ? name : c->path);
+    sn_status status = sn_editor_open(&options, &editor, err);
+    if (status) return status;
+    sn_log_keep(true);
+    status = talk(c, editor, code, err);
+    sn_editor_close(&editor);
+    sn_log_keep(false);
+    return status;
+}
+
+/* -- reading lines -- */
+
+static sn_status chat_in_lines(sn_chat *c, int *code, sn_err *err) {
+    sn_lines lines;
+    sn_lines_init(&lines);
+    lines.interrupt = &sn_interrupted;
+    lines.idle = poll_session;
+    lines.ctx = c;
+    int interrupts = 0;
+    sn_status status = SN_OK;
+    while (!status && !c->quit) {
+        const char *line;
+        size_t n;
+        sn_line_event event;
+        status = sn_lines_next(&lines, &line, &n, &event, err);
+        if (status || event == SN_LINE_END) break;
+        if (event == SN_LINE_INTERRUPT) {
+            c->quit = second_interrupt(&interrupts);
+            if (c->quit) *code = SN_EXIT_INTERRUPTED;
+            continue;
+        }
+        interrupts = 0;
+        status = take_input(c, line, n, err);
     }
-    free(c);
-    sn_setup_close(&setup);
+    sn_lines_fini(&lines);
+    return status;
+}
+
+/* -- opening and saving -- */
+
+static const char *session_key(void) {
+    const sn_settings *s = &sn_program_settings;
+    return s->session.key ? s->session.key : s->common.identity;
+}
+
+/* Wrong combinations are told before anything is opened. */
+static sn_status check_settings(sn_err *err) {
+    const sn_settings *s = &sn_program_settings;
+    if (!sn_settings_has_swarm(s) && !s->common.local.given)
+        return sn_fail(err, SN_REFUSED,
+                       "no node is given to compute the model: give --join HOST:PORT of a node, or --local all to "
+                       "compute the whole model in this process");
+    if (s->session.key && !s->session.save && !s->session.load)
+        return sn_fail(err, SN_REFUSED,
+                       "--session-key is for the file that --save writes or --load reads: give one of them");
+    if ((s->session.save || s->session.load) && !session_key())
+        return sn_fail(err, SN_REFUSED,
+                       "a saved session is encrypted: give --session-key FILE (made by: head -c 32 /dev/urandom > "
+                       "FILE; chmod 600 FILE), or --identity");
+    if (s->session.load && s->audit.share > 0)
+        return sn_fail(err, SN_REFUSED,
+                       "--audit cannot check a KV cache that comes from a file: leave out --load or --audit");
+    return SN_OK;
+}
+
+/* A model without a chat template is refused before the session is opened. */
+static sn_status check_template(const sn_chat *c, sn_err *err) {
+    static const char request[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}";
+    char *text;
+    size_t n;
+    swarm_error *error = NULL;
+    sn_status status = sn_cli_status(
+        swarm_model_render_chat(c->model, request, sizeof request - 1, &text, &n, NULL, NULL, &error), error, err);
+    if (!status) swarm_free(text);
+    return status;
+}
+
+static sn_status open_model(sn_chat *c, sn_err *err) {
+    sn_status status = sn_cli_open_model(c->given, &c->model, err);
+    if (!status) status = sn_cli_describe_model(c->model, &c->description, err);
+    if (status) return status;
+    fill_sampling(json_object_get(c->description, "sampling"));
+    return check_template(c, err);
+}
+
+static sn_status open_connection(sn_chat *c, sn_err *err) {
+    swarm_error *error = NULL;
+    swarm_options *options = sn_cli_api_options(c->given, "connection", err);
+    if (!options) return err->status;
+    sn_status status = sn_cli_status(swarm_connect(options, c->cancel, &c->connection, &error), error, err);
+    swarm_options_free(options);
+    return status;
+}
+
+static sn_status open_session(sn_chat *c, sn_err *err) {
+    swarm_error *error = NULL;
+    char *text = NULL;
+    json_t *session;
+    swarm_options *options = sn_cli_api_options(c->given, "session", err);
+    if (!options) return err->status;
+    swarm_code code = swarm_session_open(c->model, c->connection, options, c->adapter, c->cancel, &c->session, &error);
+    swarm_options_free(options);
+    if (!code) code = swarm_session_describe(c->session, &text, NULL, &error);
+    sn_status status = sn_cli_status(code, error, err);
+    if (!status) status = sn_cli_json(text, &session, err);
+    if (status) return status;
+    c->context = (size_t)json_integer_value(json_object_get(session, "context"));
+    json_decref(session);
+    return SN_OK;
+}
+
+static sn_status open_swarm(sn_chat *c, sn_err *err) {
+    const char *adapter = sn_program_settings.common.adapter;
+    swarm_error *error = NULL;
+    sn_status status = sn_settings_has_swarm(&sn_program_settings) ? open_connection(c, err) : SN_OK;
+    if (!status && adapter)
+        status = sn_cli_status(swarm_adapter_open(c->model, c->connection, adapter, &c->adapter, &error), error, err);
+    return status ? status : open_session(c, err);
+}
+
+/* The conversation of --load, or a new one. */
+static sn_status begin_conversation(sn_chat *c, sn_err *err) {
+    const char *path = sn_program_settings.session.load;
+    swarm_error *error = NULL;
+    size_t n;
+    if (!path) return system_text ? sn_conversation_set_system(c->messages, system_text, err) : SN_OK;
+    sn_status status = sn_cli_status(swarm_session_load(c->session, path, session_key(), &error), error, err);
+    if (status) return status;
+    const char *extra = swarm_session_extra(c->session, &n);
+    json_t *messages = extra ? json_loadb(extra, n, 0, NULL) : NULL;
+    if (!messages || sn_conversation_check(messages, err)) {
+        json_decref(messages);
+        return sn_fail(err, SN_REFUSED, "the saved session is no conversation: continue it with swarm generate --load");
+    }
+    json_decref(c->messages);
+    c->messages = messages;
+    return SN_OK;
+}
+
+static sn_status save_session(const sn_chat *c, sn_err *err) {
+    const char *path = sn_program_settings.session.save;
+    swarm_error *error = NULL;
+    char *extra = path ? json_dumps(c->messages, JSON_COMPACT) : NULL;
+    if (!path) return SN_OK;
+    if (!extra) return sn_fail(err, SN_STOP, "out of memory for the conversation");
+    sn_progress_bar *bar = sn_progress_bar_begin("saving the session");
+    sn_status status =
+        sn_cli_status(swarm_session_save(c->session, path, session_key(), extra, strlen(extra), &error), error, err);
+    sn_progress_bar_end(&bar);
+    free(extra);
+    return status;
+}
+
+static void close_chat(sn_chat *c) {
+    swarm_session_close(c->session);
+    swarm_adapter_close(c->adapter);
+    swarm_model_close(c->model);
+    swarm_disconnect(c->connection);
+    signal(SIGINT, SIG_DFL); /* the handler uses the flag */
+    swarm_cancel_free(c->cancel);
+    json_decref(c->description);
+    json_decref(c->messages);
+    free(c->file);
+    sn_answer_view_fini(&c->view);
+}
+
+static sn_status chat_main(const sn_options *options, int *code, sn_err *err) {
+    sn_chat c = {.given = options,
+                 .cancel = swarm_cancel_new(),
+                 .messages = json_array(),
+                 .path = sn_program_settings.common.model,
+                 .terminal = isatty(STDIN_FILENO) && isatty(STDERR_FILENO)};
+    sn_answer_view_init(&c.view, sn_view_kind_of_stdout());
+    sn_status status = c.cancel && c.messages ? SN_OK : sn_fail(err, SN_STOP, "out of memory for a chat");
+    if (!status) status = check_settings(err);
+    if (!status) {
+        catch_interrupts(c.cancel);
+        status = open_model(&c, err);
+    }
+    sn_progress_bar *bar = status ? NULL : sn_progress_bar_begin("opening the session");
+    if (!status) status = open_swarm(&c, err);
+    sn_progress_bar_end(&bar);
+    if (!status) status = begin_conversation(&c, err);
+    if (!status) status = c.terminal ? chat_at_terminal(&c, code, err) : chat_in_lines(&c, code, err);
+    if (!status) status = save_session(&c, err);
+    close_chat(&c);
     return status;
 }
 
@@ -310,10 +367,15 @@ const sn_cli_command sn_cmd_chat = {
                 .synopsis = "--model PATH (--join HOST:PORT... | --local all) [options]",
                 .about =
                     "Chats with the model in the model's chat template. The conversation stays in one session: for "
-                    "each turn, only the new tokens are computed. Ctrl-C stops a reply, Ctrl-D ends the chat, "
-                    "/help lists the commands. When standard input is no terminal, each line is one turn.",
+                    "each turn, only the new tokens are computed. /help lists the commands. Ctrl-C stops an "
+                    "answer, Ctrl-D ends the chat. When standard input is no terminal, each line is one turn.\n\n"
+                    "What the options do not set is sampled as the model recommends (generation_config.json, or "
+                    "the metadata of its GGUF file), else with temperature 0.7 and top-p 0.95. --temperature 0 "
+                    "gives always the same answers. The lines that were entered are kept in swarm/history in "
+                    "XDG_STATE_HOME or ~/.local/state.",
                 .groups = groups,
                 .n_groups = sizeof groups / sizeof *groups,
                 .exit_codes = sn_exit_codes},
+    .prepare = prepare,
     .run = chat_main,
 };

@@ -16,6 +16,7 @@
 #include <langinfo.h>
 #include <locale.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -274,7 +275,7 @@ static bool read_keys(sn_editor *e) {
 static bool wait_for_keys(sn_editor *e) {
     struct pollfd in = {.fd = STDIN_FILENO, .events = POLLIN};
     int ready = poll(&in, 1, IDLE_MS);
-    if (*e->options.interrupt) {
+    if (sn_is_cancelled(e->options.interrupt)) {
         e->interrupted = true;
         return false;
     }

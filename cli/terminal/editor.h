@@ -11,9 +11,8 @@
 #ifndef SN_CLI_TERMINAL_EDITOR_H
 #define SN_CLI_TERMINAL_EDITOR_H
 
+#include "base/cancel.h"
 #include "base/mem.h"
-
-#include <signal.h>
 
 typedef struct sn_editor sn_editor;
 
@@ -30,7 +29,7 @@ typedef struct sn_editor_options {
     const char *program, *prompt; /* borrowed */
     const char *history;          /* path of the file, borrowed; NULL: none is kept */
     bool styles;                  /* the prompt may be bold */
-    const volatile sig_atomic_t *interrupt;
+    const sn_cancel *interrupt;
     void *ctx;
     void (*idle)(void *ctx); /* called about five times a second while a message is awaited; may be NULL */
     /* Appends lines that are to be shown above the prompt; may be NULL. */

@@ -59,8 +59,8 @@ sn_status sn_lines_next(sn_lines *l, const char **line, size_t *n, sn_line_event
     for (;;) {
         *event = SN_LINE_READ;
         if (pop_line(l, line, n, &status, err) || status) return status;
-        *event = *l->interrupt ? SN_LINE_INTERRUPT : SN_LINE_END;
-        if (l->ended || *l->interrupt) return SN_OK;
+        *event = sn_is_cancelled(l->interrupt) ? SN_LINE_INTERRUPT : SN_LINE_END;
+        if (l->ended || sn_is_cancelled(l->interrupt)) return SN_OK;
         status = read_more(l, err);
         if (status) return status;
     }

@@ -3,14 +3,13 @@
 #ifndef SN_CLI_TERMINAL_LINES_H
 #define SN_CLI_TERMINAL_LINES_H
 
+#include "base/cancel.h"
 #include "base/mem.h"
-
-#include <signal.h>
 
 typedef struct sn_lines {
     int fd;
-    const volatile sig_atomic_t *interrupt; /* borrowed, as are ctx and idle */
-    void (*idle)(void *ctx);                /* called about five times a second while a line is awaited; may be NULL */
+    const sn_cancel *interrupt; /* borrowed, as are ctx and idle */
+    void (*idle)(void *ctx);    /* called about five times a second while a line is awaited; may be NULL */
     void *ctx;
     sn_buf input;        /* read, and not given out yet */
     size_t used, looked; /* of it: given out; of the rest: known to hold no line break */

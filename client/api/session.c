@@ -180,3 +180,9 @@ swarm_code swarm_session_describe(const swarm_session *s, char **json, size_t *l
     json_object_set_new(o, "audit", s->setup.audit ? sn_audit_json(s->setup.audit) : json_null());
     return sn_api_end(sn_api_json(o, json, length, &err), &err, NULL, error);
 }
+
+swarm_code swarm_session_poll(swarm_session *s, swarm_error **error) {
+    sn_err err;
+    sn_chain_poll(s->setup.chain);
+    return sn_api_end(SN_OK, &err, NULL, error);
+}

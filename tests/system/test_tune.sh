@@ -88,7 +88,7 @@ END
 # Also in a chat of two turns.
 printf 'The colour number 3 is\nThe colour number 5 is\n' >"$scratch/turns"
 chat() {
-  timeout -k 2 60 "$bin/swarm" chat --model "$model" --max-tokens 12 "${@:2}" <"$scratch/turns" >"$scratch/$1" 2>"$scratch/chat.err" ||
+  timeout -k 2 60 "$bin/swarm" chat --model "$model" --max-tokens 12 --temperature 0 "${@:2}" <"$scratch/turns" >"$scratch/$1" 2>"$scratch/chat.err" ||
     fail "chat ${*:2} ended with $?"
 }
 chat chat.plain --local all

@@ -1,7 +1,8 @@
-/* Log lines that strangers cause have a rate. */
+/* Log lines: those that strangers cause have a rate; those that a program keeps wait. */
 #include "base/log.h"
 
 #include <criterion/criterion.h>
+#include <string.h>
 
 Test(log, lines_of_one_place_have_a_rate) {
     sn_log_rate rate = {0}, other = {0};
@@ -13,4 +14,39 @@ Test(log, lines_of_one_place_have_a_rate) {
     now += SN_LOG_RATE_S * 1000000;
     for (int i = 0; i < 1000; i++) written += sn_log_rate_allows(&rate, now + i, "event");
     cr_expect_eq(written, 2 * SN_LOG_RATE_LINES);
+}
+
+Test(log, lines_wait_while_they_are_kept) {
+    sn_buf lines;
+    sn_buf_init(&lines, 1 << 20);
+    sn_log_setup(SN_LOG_WARN, false);
+    sn_log_keep(true);
+    sn_log(SN_LOG_WARN, "first", "n=%d", 1);
+    sn_log(SN_LOG_INFO, "too low", "n=%d", 2);
+    sn_log(SN_LOG_ERROR, "second", "n=%d", 3);
+    sn_log_take(&lines);
+    cr_assert_eq(sn_buf_append(&lines, "", 1, NULL), SN_OK);
+    const char *text = (char *)lines.data, *first = strstr(text, "warn  first n=1\n"),
+               *second = strstr(text, "error second n=3\n");
+    cr_expect(first && second && first < second && !strstr(text, "too low"), "%s", text);
+    lines.len = 0;
+    sn_log_take(&lines);
+    cr_expect_eq(lines.len, 0, "they are taken once");
+    sn_log_keep(false);
+    sn_log_take(&lines);
+    cr_expect_eq(lines.len, 0);
+    sn_buf_fini(&lines);
+}
+
+Test(log, few_lines_are_kept_and_the_others_are_counted) {
+    sn_buf lines;
+    sn_buf_init(&lines, 1 << 20);
+    sn_log_setup(SN_LOG_WARN, false);
+    sn_log_keep(true);
+    for (int i = 0; i < 10000; i++) sn_log(SN_LOG_WARN, "line", "text=%0100d", i);
+    sn_log_take(&lines);
+    cr_assert_eq(sn_buf_append(&lines, "", 1, NULL), SN_OK);
+    cr_expect(lines.len < SN_LOG_KEPT_BYTES + 100, "%zu bytes", lines.len);
+    cr_expect(strstr((char *)lines.data, " more log lines were not kept\n"));
+    sn_buf_fini(&lines);
 }

@@ -253,7 +253,7 @@ static char *reply_to(const char *const *turns, size_t n) {
 Test(real_model, a_chat_replies_to_all_turns_since_the_reset) {
     NEEDS_MODEL("a_chat_replies_to_all_turns_since_the_reset");
     SWARM("My name is Ada. What is 2+2?\n\nWhat is my name?\n/nonsense\n/reset\nWhat is my name?\n", "chat",
-          "--max-tokens", "16");
+          "--max-tokens", "16", "--temperature", "0");
     cr_assert(strstr(last.err, "there is no command /nonsense"), "%s", last.err);
     char *said = strdup(last.out);
     const char *turns[] = {"My name is Ada. What is 2+2?", NULL, "What is my name?"};

@@ -4,6 +4,7 @@
 #include "net/address.h"
 #include "net/codec_private.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* An announcement as it is in the map: some fields have another type in sn_announcement. */
@@ -136,6 +137,26 @@ sn_status sn_announcement_parse(const void *map, size_t len, sn_announcement *ou
     return SN_OK;
 }
 
+sn_status sn_announcement_peek(const void *data, size_t len, uint8_t node[SN_KEY_SIZE], uint64_t *sequence,
+                               sn_err *err) {
+    typedef struct head {
+        uint8_t node[SN_KEY_SIZE];
+        uint64_t sequence;
+    } head;
+    static const sn_field fields[] = {{"node", SN_FIELD_BIN, offsetof(head, node), 0, SN_KEY_SIZE, NULL},
+                                      {"sequence", SN_FIELD_U64, offsetof(head, sequence), 0, 0, NULL}};
+    static const sn_schema schema = {fields, 2, sizeof(head)};
+    if (len <= SN_SIGNATURE_SIZE || len > SN_ANNOUNCEMENT_SIZE_MAX)
+        return sn_fail(err, SN_REFUSED, "%zu bytes are no announcement", len);
+    head h = {0};
+    sn_msgpack_reader reader = {data, (const uint8_t *)data + len - SN_SIGNATURE_SIZE, 0};
+    sn_status status = sn_schema_decode(&reader, &schema, &h, err);
+    if (status) return status;
+    memcpy(node, h.node, SN_KEY_SIZE);
+    *sequence = h.sequence;
+    return SN_OK;
+}
+
 size_t sn_announcement_size(const sn_announcement *a) {
     return offsetof(sn_announcement, block_hash) + (size_t)(a->end_block - a->first_block) * SN_KEY_SIZE;
 }
@@ -182,3 +203,19 @@ sn_status sn_announcement_open(const void *data, size_t len, int64_t now_unix_ms
     *out = a;
     return SN_OK;
 }
+
+sn_status sn_opened_new(const void *data, size_t len, int64_t now_unix_ms, const sn_opened **out, sn_err *err) {
+    sn_announcement a;
+    sn_opened *opened = NULL;
+    sn_status status = sn_announcement_open(data, len, now_unix_ms, &a, err);
+    if (status) return status;
+    size_t size = offsetof(sn_opened, a) + sn_announcement_size(&a);
+    if ((status = sn_calloc(&opened, size + len, 1, err))) return status;
+    sn_announcement_copy(&opened->a, &a);
+    opened->sealed = (sn_blob){(uint8_t *)opened + size, len};
+    memcpy(opened->sealed.data, data, len);
+    *out = opened;
+    return SN_OK;
+}
+
+void sn_opened_release(const sn_opened *opened) { free((void *)(uintptr_t)opened); }

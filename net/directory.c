@@ -1,10 +1,11 @@
-/* The directory (net/directory.h): two sorted arrays of pointers to the same entries. `by_id` holds all entries, for
+/* The directory (net/directory.h): entries, and two sorted arrays of their indices. `by_id` holds all entries, for
  * look-ups and for gossip, which goes by tag; `listed` holds those that are not OFFLINE by (first block, id), which is
- * the order in which routes are planned.
+ * the order in which routes are planned. Both arrays repeat what they are sorted by, so that a look-up reads one small
+ * array and then one entry.
  *
- * An update first decodes the announcement without verifying it and compares its sequence number with the known
- * entry's, because most announcements that arrive by gossip are known already and verification is what costs. Only a
- * newer one is verified and replaces the entry.
+ * An update first reads which node the announcement is of and compares its sequence number with the known entry's,
+ * because most announcements that arrive by gossip are known already, and decoding and verification are what costs.
+ * Only a newer one is opened and replaces the one in the entry.
  *
  * A full directory evicts, of the entries that are not proven: expired ones first, then those that peers brought which
  * dialled this program, then the others; in each class those of the source with most entries, in it those of the
@@ -12,12 +13,14 @@
  * The new entry is one of the candidates, so a peer that floods only replaces its own. */
 #include "net/directory.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct entry {
-    sn_announcement *a; /* allocated up to the last hash of its span */
-    sn_blob sealed;
+    sn_known_node known;
+    uint8_t id[SN_KEY_SIZE];
+    const sn_opened *opened; /* NULL: the entry is free */
     /* The latest expiry in any announcement of this node. The entry is kept until then, even if its newest announcement
      * expires sooner: otherwise an attacker could replay an older announcement with a later expiry, and a node that has
      * left would be listed again. */
@@ -25,35 +28,45 @@ typedef struct entry {
     uint64_t proven_until_unix_ms;
     sn_announcement_source source;
     uint16_t source_bucket, prefix_bucket;
+    bool listed;
+    uint32_t next_free; /* of a free entry */
 } entry;
+
+typedef struct listed_place {
+    uint64_t first_block, tag;
+    uint32_t entry;
+} listed_place;
 
 enum { COUNT_BUCKETS = 4096 };
 
 struct sn_directory {
-    entry **by_id, **listed; /* (capacity) each */
+    entry *entries;       /* (capacity) */
+    uint64_t *tags;       /* (capacity); the first n: of the entries in by_id */
+    uint32_t *by_id;      /* (capacity) */
+    listed_place *listed; /* (capacity) */
     size_t n, n_listed, capacity, max;
-    uint32_t of_source[COUNT_BUCKETS], of_prefix[COUNT_BUCKETS]; /* entries */
-    uint64_t seed;                                               /* of the buckets */
-    sn_announcement parsed;                                      /* scratch: the announcement of the current update */
+    uint32_t first_free;                                         /* entry; capacity: none */
+    uint64_t seed;                                               /* of the buckets: */
+    uint16_t of_source[COUNT_BUCKETS], of_prefix[COUNT_BUCKETS]; /* entries */
 };
-
-typedef int (*entry_order)(const entry *x, const entry *y);
-
-static int by_id(const entry *x, const entry *y) { return memcmp(x->a->node, y->a->node, SN_KEY_SIZE); }
-
-static int by_first_block(const entry *x, const entry *y) {
-    if (x->a->first_block != y->a->first_block) return x->a->first_block < y->a->first_block ? -1 : 1;
-    return by_id(x, y);
-}
+static_assert(SN_DIRECTORY_MAX < UINT16_MAX, "a bucket counts all entries of a directory");
 
 /* -- sorted arrays -- */
 
-/* The index of x, or the index at which x would be inserted. */
-static size_t entries_lower_bound(entry *const *array, size_t n, const entry *x, entry_order compare) {
-    size_t low = 0, high = n;
+/* The index of the first tag that is not less. Ids are random: a tag is near to where even gaps would place it. From
+ * there the steps double, so that no choice of ids makes it slow. */
+static size_t tags_lower_bound(const uint64_t *tags, size_t n, uint64_t tag) {
+    size_t low = 0, high = n, at = (size_t)(((tag >> 32) * n) >> 32), step = 4;
+    if (at < n && tags[at] < tag) {
+        for (low = at + 1; (at += step) < n && tags[at] < tag; step *= 2) low = at + 1;
+        high = at < n ? at : n;
+    } else {
+        for (high = at; at > 0 && tags[at = at > step ? at - step : 0] >= tag; step *= 2) high = at;
+        low = at < high ? at + 1 : at;
+    }
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        if (compare(array[middle], x) < 0)
+        if (tags[middle] < tag)
             low = middle + 1;
         else
             high = middle;
@@ -61,37 +74,68 @@ static size_t entries_lower_bound(entry *const *array, size_t n, const entry *x,
     return low;
 }
 
-static void entries_insert(entry **array, size_t *n, entry *x, entry_order compare) {
-    size_t at = entries_lower_bound(array, *n, x, compare);
-    memmove(array + at + 1, array + at, (*n - at) * sizeof *array);
-    array[at] = x;
-    ++*n;
+/* The index in by_id of the node's entry, or the index at which it would be inserted. */
+static size_t by_id_lower_bound(const sn_directory *d, const uint8_t *id) {
+    uint64_t tag = sn_node_tag(id);
+    size_t low = tags_lower_bound(d->tags, d->n, tag);
+    while (low < d->n && d->tags[low] == tag && memcmp(d->entries[d->by_id[low]].id, id, SN_KEY_SIZE) < 0) low++;
+    return low;
 }
 
-/* Does nothing if x is not in the array. */
-static void entries_remove(entry **array, size_t *n, const entry *x, entry_order compare) {
-    size_t at = entries_lower_bound(array, *n, x, compare);
-    if (at == *n || array[at] != x) return;
-    --*n;
-    memmove(array + at, array + at + 1, (*n - at) * sizeof *array);
+static bool listed_is_before(const sn_directory *d, const listed_place *p, const listed_place *q) {
+    if (p->first_block != q->first_block) return p->first_block < q->first_block;
+    if (p->tag != q->tag) return p->tag < q->tag;
+    return memcmp(d->entries[p->entry].id, d->entries[q->entry].id, SN_KEY_SIZE) < 0;
+}
+
+static listed_place listed_place_of(const sn_directory *d, const entry *e) {
+    return (listed_place){e->opened->a.first_block, e->known.tag, (uint32_t)(e - d->entries)};
+}
+
+/* As by_id_lower_bound. */
+static size_t listed_lower_bound(const sn_directory *d, const listed_place *p) {
+    size_t low = 0, high = d->n_listed;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (listed_is_before(d, &d->listed[middle], p))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static void listed_insert(sn_directory *d, entry *e) {
+    listed_place p = listed_place_of(d, e);
+    size_t at = listed_lower_bound(d, &p);
+    memmove(d->listed + at + 1, d->listed + at, (d->n_listed++ - at) * sizeof *d->listed);
+    d->listed[at] = p;
+    e->listed = true;
+}
+
+/* Before the entry's announcement changes. */
+static void listed_remove(sn_directory *d, entry *e) {
+    if (!e->listed) return;
+    listed_place p = listed_place_of(d, e);
+    size_t at = listed_lower_bound(d, &p);
+    memmove(d->listed + at, d->listed + at + 1, (--d->n_listed - at) * sizeof *d->listed);
+    e->listed = false;
 }
 
 /* -- entries -- */
 
-static void entry_free(entry **e) {
-    if (!*e) return;
-    free((*e)->sealed.data);
-    free((*e)->a);
-    free(*e);
-    *e = NULL;
+static void entry_count(sn_directory *d, const entry *e, int n) {
+    d->of_source[e->source_bucket] = (uint16_t)(d->of_source[e->source_bucket] + n);
+    d->of_prefix[e->prefix_bucket] = (uint16_t)(d->of_prefix[e->prefix_bucket] + n);
 }
 
-static void directory_drop(sn_directory *d, entry *e) {
-    entries_remove(d->listed, &d->n_listed, e, by_first_block);
-    entries_remove(d->by_id, &d->n, e, by_id);
-    d->of_source[e->source_bucket]--;
-    d->of_prefix[e->prefix_bucket]--;
-    entry_free(&e);
+/* Before the entry is taken out of by_id. */
+static void entry_free(sn_directory *d, entry *e) {
+    listed_remove(d, e);
+    entry_count(d, e, -1);
+    sn_opened_release(e->opened);
+    *e = (entry){.next_free = d->first_free};
+    d->first_free = (uint32_t)(e - d->entries);
 }
 
 sn_status sn_directory_new(sn_directory **out, sn_err *err) {
@@ -107,37 +151,27 @@ void sn_directory_limit(sn_directory *d, size_t max) { d->max = max < SN_DIRECTO
 void sn_directory_free(sn_directory **directory) {
     sn_directory *d = *directory;
     if (!d) return;
-    for (size_t i = 0; i < d->n; i++) entry_free(&d->by_id[i]);
+    for (size_t i = 0; i < d->n; i++) sn_opened_release(d->entries[d->by_id[i]].opened);
+    free(d->entries);
+    free(d->tags);
     free(d->by_id);
     free(d->listed);
     free(d);
     *directory = NULL;
 }
 
-/* The index of the node's entry, or the index at which it would be inserted. */
-static size_t directory_lower_bound(const sn_directory *d, const uint8_t *id) {
-    size_t low = 0, high = d->n;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (memcmp(d->by_id[middle]->a->node, id, SN_KEY_SIZE) < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 static entry *directory_find_entry(const sn_directory *d, const uint8_t *id) {
-    size_t at = directory_lower_bound(d, id);
-    return at < d->n && !memcmp(d->by_id[at]->a->node, id, SN_KEY_SIZE) ? d->by_id[at] : NULL;
+    size_t at = by_id_lower_bound(d, id);
+    entry *e = at < d->n ? &d->entries[d->by_id[at]] : NULL;
+    return e && !memcmp(e->id, id, SN_KEY_SIZE) ? e : NULL;
 }
 
 /* SN_OK: newer than the known one. SN_RETRY: the same bytes again, nothing to do. */
-static sn_status entry_check_sequence(const entry *known, const sn_announcement *a, const void *data, size_t len,
-                                      sn_err *err) {
-    if (a->sequence > known->a->sequence) return SN_OK;
-    if (a->sequence < known->a->sequence) return sn_fail(err, SN_REFUSED, "a newer announcement of this node is known");
-    if (known->sealed.len == len && !memcmp(known->sealed.data, data, len)) return SN_RETRY;
+static sn_status entry_check_sequence(const entry *e, uint64_t sequence, const void *data, size_t len, sn_err *err) {
+    if (sequence > e->known.sequence) return SN_OK;
+    if (sequence < e->known.sequence) return sn_fail(err, SN_REFUSED, "a newer announcement of this node is known");
+    const sn_blob *sealed = &e->opened->sealed;
+    if (sealed->data == data || (sealed->len == len && !memcmp(sealed->data, data, len))) return SN_RETRY;
     return sn_fail(err, SN_REFUSED, "this node signed two different announcements with one sequence number");
 }
 
@@ -161,7 +195,7 @@ static size_t prefix_len(const char *address) {
 static void entry_set_source(const sn_directory *d, entry *e, const sn_announcement_source *source) {
     e->source = source ? *source : (sn_announcement_source){.dialled = true};
     e->source_bucket = bucket_of(d, &e->source.peer, sizeof e->source.peer);
-    e->prefix_bucket = bucket_of(d, e->a->address, prefix_len(e->a->address));
+    e->prefix_bucket = bucket_of(d, e->opened->a.address, prefix_len(e->opened->a.address));
 }
 
 /* Of a newcomer and of entries: who is evicted first has the greater class, count of the source, count of the prefix,
@@ -173,9 +207,9 @@ typedef struct rank {
 } rank;
 
 static rank entry_rank(const sn_directory *d, const entry *e, const entry *newcomer, uint64_t now) {
-    int class = e->a->expires_unix_ms <= now ? 2 : e->source.dialled ? 0 : 1;
-    return (rank){class, d->of_source[e->source_bucket] + (e->source_bucket == newcomer->source_bucket),
-                  d->of_prefix[e->prefix_bucket] + (e->prefix_bucket == newcomer->prefix_bucket),
+    int class = e->known.expires_unix_ms <= now ? 2 : e->source.dialled ? 0 : 1;
+    return (rank){class, d->of_source[e->source_bucket] + 1u * (e->source_bucket == newcomer->source_bucket),
+                  d->of_prefix[e->prefix_bucket] + 1u * (e->prefix_bucket == newcomer->prefix_bucket),
                   e->keep_until_unix_ms};
 }
 
@@ -189,47 +223,40 @@ static bool rank_goes_before(const rank *a, const rank *b) {
 /* Makes room in a full directory; SN_REFUSED if the new entry would be the first to go. */
 static sn_status directory_evict(sn_directory *d, const entry *newcomer, uint64_t now, sn_err *err) {
     if (d->n < d->max) return SN_OK;
-    entry *first = NULL;
+    size_t first = d->n;
     rank first_rank = entry_rank(d, newcomer, newcomer, now);
     for (size_t i = 0; i < d->n; i++) {
-        if (d->by_id[i]->proven_until_unix_ms > now) continue;
-        rank r = entry_rank(d, d->by_id[i], newcomer, now);
+        const entry *e = &d->entries[d->by_id[i]];
+        if (e->proven_until_unix_ms > now) continue;
+        rank r = entry_rank(d, e, newcomer, now);
         if (!rank_goes_before(&r, &first_rank)) continue;
-        first = d->by_id[i];
+        first = i;
         first_rank = r;
     }
-    if (!first) return sn_fail(err, SN_REFUSED, "the directory is full: its %zu nodes have a better claim", d->n);
-    directory_drop(d, first);
+    if (first == d->n)
+        return sn_fail(err, SN_REFUSED, "the directory is full: its %zu nodes have a better claim", d->n);
+    entry_free(d, &d->entries[d->by_id[first]]);
+    --d->n;
+    memmove(d->tags + first, d->tags + first + 1, (d->n - first) * sizeof *d->tags);
+    memmove(d->by_id + first, d->by_id + first + 1, (d->n - first) * sizeof *d->by_id);
     return SN_OK;
+}
+
+static void *grow(void *array, size_t n, size_t size) {
+    void **at = array, *grown = realloc(*at, n * size);
+    if (grown) *at = grown;
+    return grown;
 }
 
 static sn_status directory_grow(sn_directory *d, sn_err *err) {
     if (d->n < d->capacity) return SN_OK;
     size_t capacity = d->capacity ? 2 * d->capacity : 16;
-    entry **by_id = realloc(d->by_id, capacity * sizeof(entry *));
-    if (by_id) d->by_id = by_id;
-    entry **listed = by_id ? realloc(d->listed, capacity * sizeof(entry *)) : NULL;
-    if (!listed) return sn_fail(err, SN_STOP, "out of memory: no space for another node");
-    d->listed = listed;
+    bool grown = grow(&d->entries, capacity, sizeof *d->entries) && grow(&d->tags, capacity, sizeof *d->tags) &&
+                 grow(&d->by_id, capacity, sizeof *d->by_id) && grow(&d->listed, capacity, sizeof *d->listed);
+    if (!grown) return sn_fail(err, SN_STOP, "out of memory: no space for another node");
+    for (size_t i = d->capacity; i < capacity; i++) d->entries[i] = (entry){.next_free = (uint32_t)(i + 1)};
+    d->first_free = (uint32_t)d->capacity; /* all were in use */
     d->capacity = capacity;
-    return SN_OK;
-}
-
-static sn_status entry_new(const sn_announcement *a, const void *data, size_t len, entry **out, sn_err *err) {
-    entry *e;
-    sn_status status = sn_calloc(&e, 1, sizeof *e, err);
-    if (status) return status;
-    status = sn_calloc(&e->a, sn_announcement_size(a), 1, err);
-    if (!status) status = sn_calloc(&e->sealed.data, len, 1, err);
-    if (status) {
-        entry_free(&e);
-        return status;
-    }
-    sn_announcement_copy(e->a, a);
-    memcpy(e->sealed.data, data, len);
-    e->sealed.len = len;
-    e->keep_until_unix_ms = a->expires_unix_ms;
-    *out = e;
     return SN_OK;
 }
 
@@ -253,47 +280,76 @@ static void entry_inherit(const sn_directory *d, entry *e, const entry *known) {
     e->source_bucket = known->source_bucket;
 }
 
-/* Replaces the entry of the node by the verified announcement in d->parsed. */
-static sn_status directory_put(sn_directory *d, const void *data, size_t len, uint64_t now,
-                               const sn_announcement_source *source, sn_directory_change *change, sn_err *err) {
-    entry *e = NULL, *known = directory_find_entry(d, d->parsed.node);
-    sn_status status = entry_new(&d->parsed, data, len, &e, err);
-    if (status) return status;
-    if (e->a->expires_unix_ms > now + SN_ANNOUNCE_LIFE_MS) e->a->expires_unix_ms = now + SN_ANNOUNCE_LIFE_MS;
-    entry_set_source(d, e, source);
-    if (!known) status = directory_evict(d, e, now, err);
+/* Of a node that has no entry yet; makes room. */
+static sn_status directory_insert(sn_directory *d, const entry *e, uint64_t now, sn_err *err) {
+    sn_status status = directory_evict(d, e, now, err);
     if (!status) status = directory_grow(d, err);
-    if (status) {
-        entry_free(&e);
+    if (status) return status;
+    uint32_t free_entry = d->first_free;
+    entry *added = &d->entries[free_entry];
+    d->first_free = added->next_free;
+    *added = *e;
+    size_t at = by_id_lower_bound(d, e->id);
+    memmove(d->tags + at + 1, d->tags + at, (d->n - at) * sizeof *d->tags);
+    memmove(d->by_id + at + 1, d->by_id + at, (d->n - at) * sizeof *d->by_id);
+    d->n++;
+    d->tags[at] = e->known.tag;
+    d->by_id[at] = free_entry;
+    entry_count(d, added, 1);
+    if (e->opened->a.state != SN_NODE_OFFLINE) listed_insert(d, added);
+    return SN_OK;
+}
+
+/* Replaces the announcement in an entry. */
+static void directory_replace(sn_directory *d, entry *known, entry *e) {
+    const sn_announcement *a = &e->opened->a;
+    entry_inherit(d, e, known);
+    e->listed = known->listed && a->state != SN_NODE_OFFLINE && a->first_block == known->opened->a.first_block;
+    if (!e->listed) listed_remove(d, known);
+    entry_count(d, known, -1);
+    entry_count(d, e, 1);
+    sn_opened_release(known->opened);
+    *known = *e;
+    if (!e->listed && a->state != SN_NODE_OFFLINE) listed_insert(d, known);
+}
+
+/* known: the node's entry; NULL: it has none. Takes the announcement unless it fails. */
+static sn_status directory_put(sn_directory *d, entry *known, const sn_opened *opened, uint64_t now,
+                               const sn_announcement_source *source, sn_directory_change *change, sn_err *err) {
+    const sn_announcement *a = &opened->a;
+    uint64_t expires = a->expires_unix_ms, latest = now + SN_ANNOUNCE_LIFE_MS;
+    entry e = {.known = {sn_node_tag(a->node), a->sequence, expires < latest ? expires : latest},
+               .opened = opened,
+               .keep_until_unix_ms = expires};
+    memcpy(e.id, a->node, SN_KEY_SIZE);
+    entry_set_source(d, &e, source);
+    if (!known) {
+        sn_status status = directory_insert(d, &e, now, err);
+        if (!status) *change = SN_CHANGE_NODE;
         return status;
     }
-    *change = known ? announcement_diff(known->a, e->a) : SN_CHANGE_NODE;
-    if (known) {
-        entry_inherit(d, e, known);
-        directory_drop(d, known);
-    }
-    d->of_source[e->source_bucket]++;
-    d->of_prefix[e->prefix_bucket]++;
-    entries_insert(d->by_id, &d->n, e, by_id);
-    if (e->a->state != SN_NODE_OFFLINE) entries_insert(d->listed, &d->n_listed, e, by_first_block);
+    *change = announcement_diff(&known->opened->a, a);
+    directory_replace(d, known, &e);
     return SN_OK;
 }
 
 sn_status sn_directory_update(sn_directory *d, const void *data, size_t len, int64_t now_unix_ms,
                               const sn_announcement_source *source, sn_directory_change *change, uint64_t *tag,
                               sn_err *err) {
+    uint8_t node[SN_KEY_SIZE];
+    uint64_t sequence = 0;
+    const sn_opened *opened = NULL;
     *change = SN_CHANGE_NONE;
-    if (len <= SN_SIGNATURE_SIZE || len > SN_ANNOUNCEMENT_SIZE_MAX)
-        return sn_fail(err, SN_REFUSED, "%zu bytes are no announcement", len);
-    sn_status status = sn_announcement_parse(data, len - SN_SIGNATURE_SIZE, &d->parsed, err);
+    sn_status status = sn_announcement_peek(data, len, node, &sequence, err);
     if (status) return status;
-    *tag = sn_node_tag(d->parsed.node);
-    const entry *known = directory_find_entry(d, d->parsed.node);
-    status = known ? entry_check_sequence(known, &d->parsed, data, len, err) : SN_OK;
+    *tag = sn_node_tag(node);
+    entry *known = directory_find_entry(d, node);
+    status = known ? entry_check_sequence(known, sequence, data, len, err) : SN_OK;
     if (status) return status == SN_RETRY ? SN_OK : status;
-    status = sn_announcement_open(data, len, now_unix_ms, &d->parsed, err);
-    uint64_t now = now_unix_ms > 0 ? (uint64_t)now_unix_ms : 0;
-    return status ? status : directory_put(d, data, len, now, source, change, err);
+    if ((status = sn_opened_new(data, len, now_unix_ms, &opened, err))) return status;
+    status = directory_put(d, known, opened, now_unix_ms > 0 ? (uint64_t)now_unix_ms : 0, source, change, err);
+    if (status) sn_opened_release(opened);
+    return status;
 }
 
 sn_status sn_directory_add(sn_directory *d, const void *data, size_t len, int64_t now_unix_ms, sn_err *err) {
@@ -308,49 +364,68 @@ void sn_directory_prove(sn_directory *d, const uint8_t id[SN_KEY_SIZE], int64_t 
     if (e && e->proven_until_unix_ms < until) e->proven_until_unix_ms = until;
 }
 
+static bool entry_is_proven(const entry *e, int64_t now_unix_ms) {
+    return e->proven_until_unix_ms > (now_unix_ms > 0 ? (uint64_t)now_unix_ms : 0);
+}
+
 bool sn_directory_is_proven(const sn_directory *d, const uint8_t id[SN_KEY_SIZE], int64_t now_unix_ms) {
     const entry *e = directory_find_entry(d, id);
-    return e && e->proven_until_unix_ms > (now_unix_ms > 0 ? (uint64_t)now_unix_ms : 0);
+    return e && entry_is_proven(e, now_unix_ms);
 }
 
 void sn_directory_expire(sn_directory *d, int64_t now_unix_ms) {
     uint64_t now = now_unix_ms > 0 ? (uint64_t)now_unix_ms : 0;
     size_t n = 0, n_listed = 0;
-    for (size_t i = 0; i < d->n_listed; i++) /* first: `listed` points to entries that the second loop frees */
-        if (d->listed[i]->a->expires_unix_ms > now) d->listed[n_listed++] = d->listed[i];
+    for (size_t i = 0; i < d->n_listed; i++) {
+        entry *e = &d->entries[d->listed[i].entry];
+        e->listed = e->known.expires_unix_ms > now;
+        if (e->listed) d->listed[n_listed++] = d->listed[i];
+    }
+    d->n_listed = n_listed;
     for (size_t i = 0; i < d->n; i++) {
-        if (d->by_id[i]->keep_until_unix_ms > now)
+        entry *e = &d->entries[d->by_id[i]];
+        if (e->keep_until_unix_ms > now) {
+            d->tags[n] = d->tags[i];
             d->by_id[n++] = d->by_id[i];
-        else {
-            d->of_source[d->by_id[i]->source_bucket]--;
-            d->of_prefix[d->by_id[i]->prefix_bucket]--;
-            entry_free(&d->by_id[i]);
+        } else {
+            entry_free(d, e);
         }
     }
     d->n = n;
-    d->n_listed = n_listed;
 }
+
+static const entry *entry_at(const sn_directory *d, size_t i) { return &d->entries[d->listed[i].entry]; }
+static const entry *known_at(const sn_directory *d, size_t i) { return &d->entries[d->by_id[i]]; }
 
 size_t sn_directory_count(const sn_directory *d) { return d->n_listed; }
-const sn_announcement *sn_directory_at(const sn_directory *d, size_t i) { return d->listed[i]->a; }
-const sn_blob *sn_directory_sealed_at(const sn_directory *d, size_t i) { return &d->listed[i]->sealed; }
+const sn_announcement *sn_directory_at(const sn_directory *d, size_t i) { return &entry_at(d, i)->opened->a; }
+const sn_blob *sn_directory_sealed_at(const sn_directory *d, size_t i) { return &entry_at(d, i)->opened->sealed; }
+uint64_t sn_directory_expiry_at(const sn_directory *d, size_t i) { return entry_at(d, i)->known.expires_unix_ms; }
+bool sn_directory_is_proven_at(const sn_directory *d, size_t i, int64_t now_unix_ms) {
+    return entry_is_proven(entry_at(d, i), now_unix_ms);
+}
 
 size_t sn_directory_known_count(const sn_directory *d) { return d->n; }
-const sn_announcement *sn_directory_known_at(const sn_directory *d, size_t i) { return d->by_id[i]->a; }
-const sn_blob *sn_directory_known_sealed_at(const sn_directory *d, size_t i) { return &d->by_id[i]->sealed; }
-
-size_t sn_directory_seek(const sn_directory *d, uint64_t tag) {
-    uint8_t id[SN_KEY_SIZE] = {0};
-    for (int i = 0; i < 8; i++) id[i] = (uint8_t)(tag >> (56 - 8 * i));
-    return directory_lower_bound(d, id);
+const sn_known_node *sn_directory_known(const sn_directory *d, size_t i) { return &known_at(d, i)->known; }
+bool sn_directory_known_is_proven(const sn_directory *d, size_t i, int64_t now_unix_ms) {
+    return entry_is_proven(known_at(d, i), now_unix_ms);
 }
+const sn_announcement *sn_directory_known_at(const sn_directory *d, size_t i) { return &known_at(d, i)->opened->a; }
+const sn_blob *sn_directory_known_sealed_at(const sn_directory *d, size_t i) { return &known_at(d, i)->opened->sealed; }
+
+size_t sn_directory_seek(const sn_directory *d, uint64_t tag) { return tags_lower_bound(d->tags, d->n, tag); }
 
 const sn_announcement *sn_directory_find(const sn_directory *d, const uint8_t id[SN_KEY_SIZE]) {
     const entry *e = directory_find_entry(d, id);
-    return e ? e->a : NULL;
+    return e ? &e->opened->a : NULL;
 }
 
 const sn_blob *sn_directory_find_sealed(const sn_directory *d, const uint8_t id[SN_KEY_SIZE]) {
     const entry *e = directory_find_entry(d, id);
-    return e ? &e->sealed : NULL;
+    return e ? &e->opened->sealed : NULL;
+}
+
+uint64_t sn_directory_find_expiry(const sn_directory *d, const uint8_t id[SN_KEY_SIZE]) {
+    const entry *e = directory_find_entry(d, id);
+    return e ? e->known.expires_unix_ms : 0;
 }

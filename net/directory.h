@@ -79,12 +79,26 @@ sn_status sn_announcement_seal(const sn_announcement *a, const sn_identity *iden
 /* Opens a sealed announcement: decodes it and checks everything that needs no directory. */
 sn_status sn_announcement_open(const void *data, size_t len, int64_t now_unix_ms, sn_announcement *out,
                                sn_err *err) SN_MUST_USE;
+/* Reads only whose announcement it is, and its sequence number; checks nothing else. */
+sn_status sn_announcement_peek(const void *data, size_t len, uint8_t node[SN_KEY_SIZE], uint64_t *sequence,
+                               sn_err *err) SN_MUST_USE;
 /* Decodes only the map of an announcement and checks its values: neither signature nor expiry. For announcements that
  * were opened before, and for the fuzz target. */
 sn_status sn_announcement_parse(const void *map, size_t len, sn_announcement *out, sn_err *err) SN_MUST_USE;
 
 /* Puts a copy of a sealed announcement into a new list of one, for a message. NULL: the list stays empty. */
 sn_status sn_announcement_list(const sn_blob *sealed, sn_blob **out, size_t *n, sn_err *err) SN_MUST_USE;
+
+/* A sealed announcement and what it says, which never change: directories own theirs, and free it by releasing it. */
+typedef struct sn_opened {
+    sn_blob sealed;
+    sn_announcement a; /* allocated up to the last hash of its span */
+} sn_opened;
+
+/* As sn_announcement_open, into new memory with a copy of the bytes. */
+sn_status sn_opened_new(const void *data, size_t len, int64_t now_unix_ms, const sn_opened **out,
+                        sn_err *err) SN_MUST_USE;
+void sn_opened_release(const sn_opened *opened);
 
 typedef struct sn_directory sn_directory;
 
@@ -122,14 +136,22 @@ bool sn_directory_is_proven(const sn_directory *directory, const uint8_t id[SN_K
 void sn_directory_expire(sn_directory *directory, int64_t now_unix_ms); /* removes what has expired */
 
 /* The live nodes, ordered by first block, then by id: the same order in every program. Pointers are valid until the
- * next update or expire. */
+ * next update or expire. An announcement says what its node signed; it counts until the expiry of the directory, which
+ * is no later. */
 size_t sn_directory_count(const sn_directory *directory);
 const sn_announcement *sn_directory_at(const sn_directory *directory, size_t i);
+uint64_t sn_directory_expiry_at(const sn_directory *directory, size_t i);
+bool sn_directory_is_proven_at(const sn_directory *directory, size_t i, int64_t now_unix_ms);
 const sn_blob *sn_directory_sealed_at(const sn_directory *directory, size_t i);
 
 /* The newest announcement of every remembered node, of nodes that have left, too, ordered by id and so by tag. Some
  * have expired: they are kept until no older announcement of the node can be valid. */
+typedef struct sn_known_node {
+    uint64_t tag, sequence, expires_unix_ms; /* expiry: of the directory */
+} sn_known_node;
 size_t sn_directory_known_count(const sn_directory *directory);
+const sn_known_node *sn_directory_known(const sn_directory *directory, size_t i);
+bool sn_directory_known_is_proven(const sn_directory *directory, size_t i, int64_t now_unix_ms);
 const sn_announcement *sn_directory_known_at(const sn_directory *directory, size_t i);
 const sn_blob *sn_directory_known_sealed_at(const sn_directory *directory, size_t i);
 /* The index of the first remembered node with this tag or a greater one. */
@@ -137,5 +159,7 @@ size_t sn_directory_seek(const sn_directory *directory, uint64_t tag);
 /* The newest announcement of a node, or NULL. */
 const sn_announcement *sn_directory_find(const sn_directory *directory, const uint8_t id[SN_KEY_SIZE]);
 const sn_blob *sn_directory_find_sealed(const sn_directory *directory, const uint8_t id[SN_KEY_SIZE]);
+/* Until when the newest announcement of a node counts; 0: the node is not known. */
+uint64_t sn_directory_find_expiry(const sn_directory *directory, const uint8_t id[SN_KEY_SIZE]);
 
 #endif

@@ -377,8 +377,9 @@ static sn_status hop_open_session(sn_chain *chain, const uint8_t *predecessor, c
 static const sn_blob *route_push_target(const sn_chain *chain, const sn_route *route, size_t i, int64_t unix_ms) {
     const sn_announcement *from = route->legs[i].node, *to = i + 1 < route->n ? route->legs[i + 1].node : NULL;
     if (!chain->push || !from || !to || !memcmp(from->node, to->node, SN_KEY_SIZE)) return NULL;
-    if (to->expires_unix_ms <= (uint64_t)(unix_ms + OPEN_TIMEOUT_MS)) return NULL;
-    return sn_directory_find_sealed(sn_link_directory(chain->options.link), to->node);
+    const sn_directory *directory = sn_link_directory(chain->options.link);
+    if (sn_directory_find_expiry(directory, to->node) <= (uint64_t)(unix_ms + OPEN_TIMEOUT_MS)) return NULL;
+    return sn_directory_find_sealed(directory, to->node);
 }
 
 /* next: as route_push_target says of this leg. */

@@ -132,8 +132,9 @@ static void neighbour_drop(sn_membership *m, size_t i) {
     former_add(m, peer);
 }
 
-static bool announcement_is_live(const sn_announcement *a, int64_t unix_ms) {
-    return a && a->state != SN_NODE_OFFLINE && a->expires_unix_ms > (uint64_t)unix_ms;
+static bool node_is_live(const sn_membership *m, const uint8_t *id, int64_t unix_ms) {
+    const sn_announcement *a = sn_directory_find(m->directory, id);
+    return a && a->state != SN_NODE_OFFLINE && sn_directory_find_expiry(m->directory, id) > (uint64_t)unix_ms;
 }
 
 static void rejoin_remember(sn_gossip *g, const sn_announcement *a) {
@@ -152,11 +153,13 @@ static void neighbours_fill(sn_membership *m, int64_t unix_ms) {
     sn_gossip *g = &m->gossip;
     size_t count = sn_directory_count(m->directory), from = (size_t)sn_rng_below(&g->seed, count);
     for (size_t i = 0; i < count && g->n_neighbours < SN_NEIGHBOURS_MAX; i++) {
-        const sn_announcement *a = sn_directory_at(m->directory, (from + i) % count);
+        size_t at = (from + i) % count;
+        const sn_announcement *a = sn_directory_at(m->directory, at);
         sn_peer peer;
         sn_err err;
         bool self = !memcmp(a->node, m->setup.identity->id, SN_KEY_SIZE);
-        if (self || !announcement_is_live(a, unix_ms) || node_is_neighbour(g, a->node)) continue;
+        bool live = sn_directory_expiry_at(m->directory, at) > (uint64_t)unix_ms;
+        if (self || !live || node_is_neighbour(g, a->node)) continue;
         if (sn_transport_dial(m->setup.transport, a->address, a->curve_key, &peer, &err)) continue;
         g->neighbours[g->n_neighbours] = (sn_neighbour){.peer = peer};
         memcpy(g->neighbours[g->n_neighbours++].id, a->node, SN_KEY_SIZE);
@@ -176,14 +179,14 @@ static sn_status peers_add_known(const sn_membership *m, size_t first, sn_msg_pe
     peers->n_known = 1;
     peers->known[0].len = 16 * n;
     for (size_t i = 0; i < n; i++) {
-        const sn_announcement *a = sn_directory_known_at(m->directory, first + i);
-        for (int k = 0; k < 8; k++) {
-            peers->known[0].data[16 * i + (size_t)k] = a->node[k];
-            peers->known[0].data[16 * i + 8 + (size_t)k] = (uint8_t)(a->sequence >> (56 - 8 * k));
+        const sn_known_node *known = sn_directory_known(m->directory, first + i);
+        for (size_t k = 0; k < 8; k++) {
+            peers->known[0].data[16 * i + k] = (uint8_t)(known->tag >> (56 - 8 * k));
+            peers->known[0].data[16 * i + 8 + k] = (uint8_t)(known->sequence >> (56 - 8 * k));
         }
     }
-    if (first) peers->from_tag = sn_node_tag(sn_directory_known_at(m->directory, first)->node);
-    if (first + n < count) peers->to_tag = sn_node_tag(sn_directory_known_at(m->directory, first + n - 1)->node);
+    if (first) peers->from_tag = sn_directory_known(m->directory, first)->tag;
+    if (first + n < count) peers->to_tag = sn_directory_known(m->directory, first + n - 1)->tag;
     return SN_OK;
 }
 
@@ -213,8 +216,8 @@ static size_t changes_collect(sn_membership *m, size_t bytes_max, int64_t unix_m
            (change_pop(&g->node_changes, &tag) || change_pop(&g->stats_changes, &tag))) {
         size_t at = sn_directory_seek(m->directory, tag);
         if (at == sn_directory_known_count(m->directory)) continue;
-        const sn_announcement *a = sn_directory_known_at(m->directory, at);
-        if (sn_node_tag(a->node) != tag || a->expires_unix_ms <= (uint64_t)unix_ms) continue;
+        const sn_known_node *known = sn_directory_known(m->directory, at);
+        if (known->tag != tag || known->expires_unix_ms <= (uint64_t)unix_ms) continue;
         indices[n++] = at;
         bytes += sn_directory_known_sealed_at(m->directory, at)->len;
     }
@@ -271,9 +274,7 @@ static void rejoin_try(sn_membership *m, int64_t unix_ms) {
     const struct sn_rejoin_peer *r = &g->rejoin[sn_rng_below(&g->seed, SN_REJOIN_PEERS_MAX)];
     sn_peer peer;
     sn_err err;
-    if (!*r->address || announcement_is_live(sn_directory_find(m->directory, r->id), unix_ms) ||
-        g->n_neighbours == SN_NEIGHBOURS_MAX)
-        return;
+    if (!*r->address || node_is_live(m, r->id, unix_ms) || g->n_neighbours == SN_NEIGHBOURS_MAX) return;
     if (sn_transport_dial(m->setup.transport, r->address, r->curve_key, &peer, &err)) return;
     g->neighbours[g->n_neighbours] = (sn_neighbour){.peer = peer};
     memcpy(g->neighbours[g->n_neighbours++].id, r->id, SN_KEY_SIZE);
@@ -286,10 +287,10 @@ void sn_gossip_tell_proven(sn_membership *m, int64_t unix_ms) {
     const sn_announcement *chosen[SN_ANCHORS_MAX];
     size_t seen = 0, own = sn_directory_seek(m->directory, sn_node_tag(m->setup.identity->id));
     for (size_t i = 0; i < sn_directory_count(m->directory); i++) {
+        if (!sn_directory_is_proven_at(m->directory, i, unix_ms)) continue;
         const sn_announcement *a = sn_directory_at(m->directory, i);
         bool self = !memcmp(a->node, m->setup.identity->id, SN_KEY_SIZE);
-        if (self || !announcement_is_live(a, unix_ms)) continue;
-        if (!sn_directory_is_proven(m->directory, a->node, unix_ms)) continue;
+        if (self || sn_directory_expiry_at(m->directory, i) <= (uint64_t)unix_ms) continue;
         size_t at = seen < SN_ANCHORS_MAX ? seen : (size_t)sn_rng_below(&g->seed, seen + 1);
         if (at < SN_ANCHORS_MAX) chosen[at] = a; /* each of them with the same chance */
         seen++;
@@ -309,7 +310,7 @@ void sn_gossip_tell_proven(sn_membership *m, int64_t unix_ms) {
 void sn_gossip_round(sn_membership *m, int64_t unix_ms) {
     sn_gossip *g = &m->gossip;
     for (size_t i = g->n_neighbours; i-- > 0;)
-        if (!announcement_is_live(sn_directory_find(m->directory, g->neighbours[i].id), unix_ms)) neighbour_drop(m, i);
+        if (!node_is_live(m, g->neighbours[i].id, unix_ms)) neighbour_drop(m, i);
     if (g->n_neighbours == SN_NEIGHBOURS_MAX) neighbour_drop(m, (size_t)sn_rng_below(&g->seed, SN_NEIGHBOURS_MAX));
     rejoin_try(m, unix_ms);
     neighbours_fill(m, unix_ms);

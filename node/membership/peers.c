@@ -46,27 +46,28 @@ static uint64_t read_u64(const uint8_t *bytes) {
 
 /* Whether the asker's list holds this announcement or a later one of the same node. The list is to be sorted by tag; an
  * unsorted list only makes the reply longer than it need be. */
-static bool announcement_is_known(const sn_msg_peers *peers, const sn_announcement *a) {
+static bool announcement_is_known(const sn_msg_peers *peers, const sn_known_node *node) {
     if (!peers->n_known) return false;
     const uint8_t *list = peers->known[0].data;
     size_t low = 0, high = peers->known[0].len / 16, end = high;
-    uint64_t tag = sn_node_tag(a->node);
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        if (read_u64(list + 16 * middle) < tag)
+        if (read_u64(list + 16 * middle) < node->tag)
             low = middle + 1;
         else
             high = middle;
     }
-    return low < end && read_u64(list + 16 * low) == tag && read_u64(list + 16 * low + 8) >= a->sequence;
+    return low < end && read_u64(list + 16 * low) == node->tag && read_u64(list + 16 * low + 8) >= node->sequence;
 }
 
-static bool announcement_is_wanted(const sn_msg_peers *peers, const sn_announcement *a, int64_t unix_ms) {
-    if (a->expires_unix_ms <= (uint64_t)unix_ms) return false;
+static bool announcement_is_wanted(const sn_msg_peers *peers, const sn_directory *d, size_t i, int64_t unix_ms) {
+    const sn_known_node *node = sn_directory_known(d, i);
+    if (node->expires_unix_ms <= (uint64_t)unix_ms || announcement_is_known(peers, node)) return false;
+    const sn_announcement *a = sn_directory_known_at(d, i);
     if (!key_is_zero(peers->model) && memcmp(a->model, peers->model, SN_KEY_SIZE)) return false;
     if (*peers->name && strcmp(a->name, peers->name)) return false;
     bool overlaps = a->first_block < peers->end_block && a->end_block > peers->first_block;
-    return (!peers->end_block || overlaps) && !announcement_is_known(peers, a);
+    return !peers->end_block || overlaps;
 }
 
 static bool blob_is_listed(const sn_blob *sealed, const sn_msg_peers_reply *out, size_t n) {
@@ -93,10 +94,9 @@ static sn_status announcements_list_proven(const sn_membership *m, const sn_msg_
     for (size_t k = 0; k < count && !status && *bytes < PROVEN_BYTES_MAX; k++) {
         size_t i =
             (own + k) % count; /* this node first; the others from there on, so that each node begins elsewhere */
-        const sn_announcement *a = sn_directory_known_at(d, i);
         if (out->n_announcements == SN_ANNOUNCEMENTS_MAX / 2) break;
-        if (!sn_directory_is_proven(d, a->node, unix_ms) || !announcement_is_wanted(peers, a, unix_ms)) continue;
-        if (a->state == SN_NODE_OFFLINE) continue;
+        if (!sn_directory_known_is_proven(d, i, unix_ms) || !announcement_is_wanted(peers, d, i, unix_ms)) continue;
+        if (sn_directory_known_at(d, i)->state == SN_NODE_OFFLINE) continue;
         status = announcement_add(sn_directory_known_sealed_at(d, i), out, bytes, err);
     }
     out->proven = out->n_announcements;
@@ -110,19 +110,20 @@ static sn_status announcements_list(const sn_membership *m, const sn_msg_peers *
     const sn_directory *d = m->directory;
     size_t count = sn_directory_known_count(d), first = sn_directory_seek(d, peers->from_tag);
     uint64_t last = peers->to_tag ? peers->to_tag : UINT64_MAX;
-    sn_status status = sn_list_new(sn_min_size(count, SN_ANNOUNCEMENTS_MAX), SN_ANNOUNCEMENTS_MAX,
-                                   sizeof *out->announcements, &out->announcements, err);
     bool first_page = !peers->n_known && !peers->from_tag && !peers->to_tag;
+    sn_status status = sn_list_new(sn_min_size(first_page ? count : count - first, SN_ANNOUNCEMENTS_MAX),
+                                   SN_ANNOUNCEMENTS_MAX, sizeof *out->announcements, &out->announcements, err);
     if (!status && first_page) status = announcements_list_proven(m, peers, unix_ms, out, bytes, err);
     size_t n_proven = out->n_announcements;
     for (size_t i = first; i < count && !status; i++) {
-        const sn_announcement *a = sn_directory_known_at(d, i);
+        uint64_t tag = sn_directory_known(d, i)->tag;
+        if (tag > last) break;
+        if (!announcement_is_wanted(peers, d, i, unix_ms)) continue;
         const sn_blob *sealed = sn_directory_known_sealed_at(d, i);
-        if (sn_node_tag(a->node) > last) break;
-        if (!announcement_is_wanted(peers, a, unix_ms) || blob_is_listed(sealed, out, n_proven)) continue;
+        if (blob_is_listed(sealed, out, n_proven)) continue;
         bool full = out->n_announcements == SN_ANNOUNCEMENTS_MAX || *bytes + sealed->len > bytes_max;
         if (full) {
-            out->next_tag = sn_node_tag(a->node);
+            out->next_tag = tag;
             break;
         }
         status = announcement_add(sealed, out, bytes, err);

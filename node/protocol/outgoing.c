@@ -20,7 +20,7 @@ static sn_status target_from_directory(const sn_protocol *protocol, const sn_blo
     sn_status status = sn_announcement_parse(sealed->data, len, a, err);
     if (status) return status;
     const sn_announcement *known = sn_directory_find(sn_protocol_directory(protocol), a->node);
-    if (!known || known->expires_unix_ms <= (uint64_t)protocol->unix_ms)
+    if (!known || sn_directory_find_expiry(sn_protocol_directory(protocol), a->node) <= (uint64_t)protocol->unix_ms)
         return sn_fail(err, SN_RETRY, "the announcement of the next node has expired: ask for a newer one");
     sn_announcement_copy(a, known);
     return SN_OK;

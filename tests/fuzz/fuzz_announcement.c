@@ -18,6 +18,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     sn_err err;
     static sn_announcement a, b;
     require(sn_announcement_open(data, size, 0, &a, &err) == SN_REFUSED); /* a random signature is never valid */
+    uint8_t node[SN_KEY_SIZE];
+    uint64_t sequence;
+    if (sn_announcement_peek(data, size, node, &sequence, &err)) require(*err.text);
     if (sn_announcement_parse(data, size, &a, &err)) {
         require(*err.text);
         return 0;
@@ -29,6 +32,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     require(sn_announcement_seal(&a, &identity, &sealed, &err) == SN_OK);
     require(sn_announcement_open(sealed.data, sealed.len, 0, &b, &err) == SN_OK);
     require(!memcmp(&a, &b, sizeof a));
+    require(sn_announcement_peek(sealed.data, sealed.len, node, &sequence, &err) == SN_OK);
+    require(!memcmp(node, a.node, SN_KEY_SIZE) && sequence == a.sequence);
     sn_buf_fini(&sealed);
     return 0;
 }

@@ -41,6 +41,8 @@ typedef struct link {
     uint8_t key[SN_KEY_SIZE];
     sn_msg **parked; /* messages that wait for a connection */
     size_t n_parked, capacity;
+    size_t n_events; /* that lead to this link */
+    size_t at;       /* in sim_net.links */
 } link;
 
 typedef struct packet {
@@ -50,6 +52,7 @@ typedef struct packet {
     packet_kind kind;
     sn_msg *msg;  /* of a MESSAGE */
     sn_peer peer; /* the sender, as the receiver knows it */
+    void *ctx;    /* of the program that received messages there when it was posted; may be gone */
 } packet;
 
 typedef struct program {
@@ -70,6 +73,7 @@ typedef struct host {
     sim_actor *actor;
     uint8_t key[SN_KEY_SIZE];
     program *program;
+    void *ctx;            /* of the newest program that receives messages */
     uint64_t incarnation; /* of the program; 0: none runs */
     bool listens, silent; /* silent: the last program ended without closing its connections */
     int side, x, y;
@@ -86,11 +90,14 @@ struct sim_net {
     sim_faults faults;
     host *hosts;
     size_t n_hosts, hosts_capacity;
-    link **links; /* all that were ever made */
+    link **links; /* all that were ever made; of those that hand over, all that may still be used */
     size_t n_links, links_capacity;
     link **handles; /* [peer - 1] */
     size_t n_handles, handles_capacity;
     uint64_t incarnations;
+    bool hands_over;
+    size_t fixed_size[SN_MSG_KIND_COUNT]; /* bytes of a message beside varying_size; 0: not known yet */
+    uint64_t n_sized;
     sn_buf frame;
     uint64_t garbled;
     sim_traffic traffic;
@@ -137,6 +144,7 @@ void sim_net_free(sim_net **net) {
     *net = NULL;
 }
 
+void sim_net_hand_over(sim_net *net) { net->hands_over = true; }
 sim_faults *sim_net_faults(sim_net *net) { return &net->faults; }
 uint64_t sim_net_garbled(const sim_net *net) { return net->garbled; }
 const sim_traffic *sim_net_traffic(const sim_net *net) { return &net->traffic; }
@@ -168,6 +176,28 @@ int64_t sim_net_latency_us(const sim_net *net, int from, int to) {
 static bool end_is_alive(const link *l, int end) {
     return l->incarnations[end] && l->incarnations[end] == l->net->hosts[l->ends[end]].incarnation;
 }
+static void forget_handle(link *l, int end) {
+    if (l->peers[end]) l->net->handles[l->peers[end] - 1] = NULL;
+    l->peers[end] = 0;
+}
+
+/* Frees a link that never comes up again and that no event leads to. Not where faults pick links by their number. */
+static void free_dead_link(link *l) {
+    sim_net *net = l->net;
+    if (!net->hands_over || l->n_events || end_is_alive(l, 0)) return;
+    host *to = &net->hosts[l->ends[1]];
+    size_t i = 0;
+    while (i < to->n_incoming && to->incoming[i] != l) i++;
+    if (i < to->n_incoming)
+        memmove(to->incoming + i, to->incoming + i + 1, (--to->n_incoming - i) * sizeof *to->incoming);
+    net->links[l->at] = net->links[--net->n_links];
+    net->links[l->at]->at = l->at;
+    for (int end = 0; end < 2; end++) forget_handle(l, end);
+    drop_parked(l);
+    free(l->parked);
+    free(l);
+}
+
 static bool is_partitioned(const link *l) { return l->net->hosts[l->ends[0]].side != l->net->hosts[l->ends[1]].side; }
 static bool link_is_up(const link *l) { return end_is_alive(l, 0) && end_is_alive(l, 1); }
 
@@ -214,11 +244,45 @@ static void deliver_packet(void *owner, void *what, uint64_t which, bool ending)
     }
     sn_msg_free(&p->msg);
     free(p);
+    l->n_events--;
+    free_dead_link(l);
+}
+
+const void *sim_net_prepare(sim_action action, const void *what, int level) {
+    const packet *p = what;
+    if (action != deliver_packet) return NULL;
+    if (!level) {
+        __builtin_prefetch(p);
+        __builtin_prefetch((const char *)p + 64);
+        return NULL;
+    }
+    if (level == 1) {
+        __builtin_prefetch(p->link);
+        __builtin_prefetch((const char *)p->link + 64);
+        for (size_t i = 0; i < 5; i++) __builtin_prefetch((const char *)p->msg + 64 * i);
+    }
+    if (level == 1 || !p->msg) return p->ctx;
+    const sn_msg *msg = p->msg;
+    const host *to = &p->link->net->hosts[p->link->ends[p->end]];
+    if (level == 2) __builtin_prefetch(to);
+    if (level == 2) __builtin_prefetch((const char *)to + 64);
+    size_t n = msg->kind == SN_MSG_PEERS ? msg->peers.n_announcements : 0;
+    if (msg->kind == SN_MSG_PEERS_REPLY) n = msg->peers_reply.n_announcements;
+    const sn_blob *blobs = msg->kind == SN_MSG_PEERS ? msg->peers.announcements : msg->peers_reply.announcements;
+    if (level == 2) {
+        if (n) __builtin_prefetch(blobs);
+        return p->ctx;
+    }
+    __builtin_prefetch(to->program);
+    for (size_t i = 0; i < n; i++) __builtin_prefetch(blobs[i].data + blobs[i].len - SN_SIGNATURE_SIZE);
+    return p->ctx;
 }
 
 static void post_packet(link *l, int end, packet_kind kind, sn_msg *msg, int64_t delay_us, bool in_order) {
     packet *p = sim_alloc(sizeof *p);
-    *p = (packet){l, l->epoch, l->net->hosts[l->ends[end]].incarnation, end, kind, msg, l->peers[end]};
+    l->n_events++;
+    const host *to = &l->net->hosts[l->ends[end]];
+    *p = (packet){l, l->epoch, to->incarnation, end, kind, msg, l->peers[end], to->ctx};
     int64_t at = sim_now(l->net->time) + delay_us;
     if (in_order && at < l->arrival_us[end]) at = l->arrival_us[end];
     if (in_order) l->arrival_us[end] = at;
@@ -254,6 +318,7 @@ static bool connect_link(link *l) {
         return false;
     }
     l->incarnations[1] = to->incarnation;
+    forget_handle(l, 1);
     l->peers[1] = new_handle(l);
     l->loss_reported = false;
     l->arrival_us[1] = sim_now(net->time) + 2 * delay_of(l); /* the handshake */
@@ -262,18 +327,28 @@ static bool connect_link(link *l) {
     return true;
 }
 
+static void retry_connect(void *owner, void *what, uint64_t which, bool ending);
+
+static void retry_later(link *l) {
+    l->n_events++;
+    sim_schedule(l->net->time, sim_now(l->net->time) + RECONNECT_US, retry_connect, l, 0);
+}
+
 static void retry_connect(void *owner, void *what, uint64_t which, bool ending) {
     (void)owner;
     (void)which;
     link *l = what;
-    if (ending || !l->n_parked) return;
-    if (!end_is_alive(l, 0)) {
+    l->n_events--;
+    if (ending || !l->n_parked) {
+        free_dead_link(l);
+    } else if (!end_is_alive(l, 0)) {
         drop_parked(l);
+        free_dead_link(l);
     } else if (connect_link(l)) {
         for (size_t i = 0; i < l->n_parked; i++) post_packet(l, 1, MESSAGE, l->parked[i], delay_of(l), true);
         l->n_parked = 0;
     } else {
-        sim_schedule(l->net->time, sim_now(l->net->time) + RECONNECT_US, retry_connect, l, 0);
+        retry_later(l);
     }
 }
 
@@ -281,7 +356,7 @@ static void retry_connect(void *owner, void *what, uint64_t which, bool ending) 
 static sn_status park_message(link *l, sn_msg **msg, sn_err *err) {
     if (l->n_parked == PARKED_MAX) return sn_fail(err, SN_RETRY, "the queue of this peer is full: try again later");
     l->parked = grow_array(l->parked, l->n_parked, &l->capacity, sizeof *l->parked);
-    if (!l->n_parked) sim_schedule(l->net->time, sim_now(l->net->time) + RECONNECT_US, retry_connect, l, 0);
+    if (!l->n_parked) retry_later(l);
     l->parked[l->n_parked++] = *msg;
     *msg = NULL;
     return SN_OK;
@@ -299,7 +374,9 @@ static void drop_program(host *p, bool silent) {
         report_loss(l, silent || is_partitioned(l));
     }
     for (size_t i = 0; i < p->n_dialled; i++) report_gone(p->dialled[i], silent || is_partitioned(p->dialled[i]));
-    p->n_incoming = p->n_dialled = 0;
+    p->n_incoming = 0;
+    for (size_t i = 0; i < p->n_dialled; i++) free_dead_link(p->dialled[i]);
+    p->n_dialled = 0;
 }
 
 void sim_host_crash(sim_net *net, int number, bool silent) { drop_program(&net->hosts[number], silent); }
@@ -348,6 +425,7 @@ static sn_status op_dial(sn_transport *t, const char *address, const uint8_t key
     memcpy(l->key, key, SN_KEY_SIZE);
     *out = l->peers[0] = new_handle(l);
     net->links = grow_array(net->links, net->n_links, &net->links_capacity, sizeof *net->links);
+    l->at = net->n_links;
     net->links[net->n_links++] = l;
     from->dialled = grow_array(from->dialled, from->n_dialled, &from->dialled_capacity, sizeof *from->dialled);
     from->dialled[from->n_dialled++] = l;
@@ -366,6 +444,46 @@ static sn_msg *copy_message(sim_net *net, const sn_msg *msg) {
         memcpy(data, msg->tensor.data, msg->tensor.bytes);
     }
     return copy;
+}
+
+/* -- the bytes of a message that is handed over */
+
+static size_t uint_size(uint64_t n) {
+    return n < 128 ? 1 : n <= UINT8_MAX ? 2 : n <= UINT16_MAX ? 3 : n <= UINT32_MAX ? 5 : 9;
+}
+
+static size_t blobs_size(const sn_blob *blobs, size_t n) {
+    size_t size = n < 16 ? 1 : 3;
+    for (size_t i = 0; i < n; i++) size += blobs[i].len + (blobs[i].len <= UINT8_MAX ? 2 : 3);
+    return size;
+}
+
+/* The bytes of what differs between messages of a kind. */
+static size_t varying_size(const sn_msg *msg) {
+    const sn_msg_peers *p = &msg->peers;
+    size_t size = uint_size(msg->correlation_id);
+    if (msg->kind == SN_MSG_PEERS)
+        return size + uint_size(p->first_block) + uint_size(p->end_block) + uint_size(p->from_tag) +
+               uint_size(p->to_tag) + strlen(p->name) + (strlen(p->name) > 31) + blobs_size(p->known, p->n_known) +
+               blobs_size(p->announcements, p->n_announcements);
+    if (msg->kind == SN_MSG_PEERS_REPLY)
+        return size + uint_size(msg->peers_reply.next_tag) + uint_size(msg->peers_reply.proven) +
+               blobs_size(msg->peers_reply.announcements, msg->peers_reply.n_announcements);
+    if (msg->kind == SN_MSG_PING) return size + blobs_size(msg->ping.padding, msg->ping.n_padding);
+    if (msg->kind == SN_MSG_PONG) return size + uint_size(msg->pong.padding_bytes);
+    return 0;
+}
+
+/* Where kinds have no varying_size, and now and then to check it, the message is encoded. */
+static size_t message_size(sim_net *net, const sn_msg *msg) {
+    size_t varying = varying_size(msg), *fixed = &net->fixed_size[msg->kind];
+    if (varying && *fixed && ++net->n_sized % 1024) return *fixed + varying;
+    net->frame.len = 0;
+    REQUIRE(sn_msg_encode(msg, &net->frame, &err));
+    if (!varying) return net->frame.len + msg->tensor.bytes;
+    if (!*fixed) *fixed = net->frame.len - varying;
+    if (*fixed + varying != net->frame.len) abort();
+    return net->frame.len;
 }
 
 /* Nothing but CURVE protects these: the wire types of a route, and batches of training, which no hash covers. */
@@ -437,17 +555,23 @@ static sn_status op_send(sn_transport *t, sn_peer peer, sn_msg **msg, sn_err *er
     int end = 0;
     link *l = find_link(p, peer, &end);
     if (!l || (end && !link_is_up(l))) return sn_fail(err, SN_RETRY, "this peer is gone");
-    sn_msg *copy = copy_message(net, *msg);
+    sn_msg *copy = net->hands_over ? *msg : copy_message(net, *msg);
+    size_t size = net->hands_over ? message_size(net, copy) : net->frame.len + copy->tensor.bytes;
+    if (net->hands_over) *msg = NULL;
     if (from->tamper) from->tamper(from->tamper_ctx, copy);
     net->traffic.messages[copy->kind]++;
-    net->traffic.bytes[copy->kind] += net->frame.len + copy->tensor.bytes;
-    from->sent += net->frame.len + copy->tensor.bytes;
-    sim_trace_bytes(net->time, net->frame.data, net->frame.len);
+    net->traffic.bytes[copy->kind] += size;
+    from->sent += size;
+    if (!net->hands_over) sim_trace_bytes(net->time, net->frame.data, net->frame.len);
     sn_status status = SN_OK;
     if (end || connect_link(l)) {
         if (!is_partitioned(l)) send_message(l, 1 - end, &copy);
     } else {
         status = park_message(l, &copy, err);
+    }
+    if (status && net->hands_over) {
+        *msg = copy;
+        return status;
     }
     sn_msg_free(&copy);
     if (!status) sn_msg_free(msg);
@@ -485,12 +609,13 @@ static void op_hang_up(sn_transport *t, sn_peer peer) {
     if (!l) return;
     l->epoch++;
     l->incarnations[end] = 0;
-    l->peers[end] = 0;
+    forget_handle(l, end);
     drop_parked(l);
     if (end) return;
     report_gone(l, is_partitioned(l));
     for (size_t i = 0; i < from->n_dialled; i++)
         if (from->dialled[i] == l) from->dialled[i] = from->dialled[--from->n_dialled];
+    free_dead_link(l);
 }
 
 static void op_wake(sn_transport *t) {
@@ -517,6 +642,7 @@ sn_transport *sim_transport_new(sim_net *net, int number, sim_receive receive, v
     host *at = &net->hosts[number];
     if (at->incarnation) abort();
     at->program = p;
+    if (receive) at->ctx = ctx;
     at->incarnation = ++net->incarnations;
     at->silent = false;
     return &p->base;

@@ -22,6 +22,14 @@ typedef void (*sim_receive)(void *ctx, sn_event *event);
 
 sim_net *sim_net_new(sim_time *time, sim_rng random);
 void sim_net_free(sim_net **net);
+/* Messages are handed over instead of being encoded and decoded again, which takes most of the time where thousands of
+ * nodes gossip; their bytes are counted. Not together with faults. */
+void sim_net_hand_over(sim_net *net);
+/* A part of a sim_prepare: returns the ctx of the program that is to receive a message, or NULL. */
+const void *sim_net_prepare(sim_action action, const void *what, int level);
+/* From now on a signature is a hash of the bytes and of the signer's id (memo.c), for programs in which no node forges
+ * any. */
+void sim_fake_signatures(void);
 sim_faults *sim_net_faults(sim_net *net); /* may be changed at any time */
 
 /* Adds a host: a machine (which has its own clock) with an identity. Its number is its address. */

@@ -4,6 +4,7 @@
 #ifndef SN_TESTS_SIM_SCALE_H
 #define SN_TESTS_SIM_SCALE_H
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -16,10 +17,15 @@ typedef struct sim_scale_plan {
     int warm_s;    /* before measurements begin */
     int measure_s; /* duration of the measurements */
     int heal_s;    /* duration of the measurement after a tenth of the nodes leaves at once */
+    int sample_s;  /* between two samples */
+    /* The present stage (warm-up, measurement, healing) ends soon when this is not 0; then it is set to 0. NULL: never
+     */
+    volatile sig_atomic_t *skip;
     bool progress; /* progress on stderr */
 } sim_scale_plan;
 
 typedef struct sim_scale_stats {
+    double watched_s, healed_s; /* virtual time measured: less than planned where a stage was ended */
     /* means over the time measured */
     double nodes;                    /* that serve */
     double covered;                  /* share of the time in which every block was served */

@@ -34,11 +34,20 @@ static void print_stats(const sim_scale_plan *p, const sim_scale_stats *f) {
         {"events simulated, millions", "%.1f", f->events / 1e6},
     };
     printf("| nodes | %d |\n| --- | --- |\n", p->nodes);
+    if (f->watched_s < p->measure_s) printf("| ended after, s watched | %.0f |\n", f->watched_s);
+    if (f->healed_s < p->heal_s) printf("| ended after, s of healing | %.0f |\n", f->healed_s);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char value[32];
         snprintf(value, sizeof value, rows[i].format, rows[i].value);
         printf("| %s | %s |\n", rows[i].name, value);
     }
+}
+
+static volatile sig_atomic_t skip;
+
+static void on_signal(int number) {
+    (void)number;
+    skip = 1;
 }
 
 int main(int argc, char **argv) {
@@ -49,6 +58,8 @@ int main(int argc, char **argv) {
                            .warm_s = 600,
                            .measure_s = 600,
                            .heal_s = 600,
+                           .sample_s = 10,
+                           .skip = &skip,
                            .progress = true};
     for (int i = 1; i < argc; i++) {
         bool more = i + 1 < argc;
@@ -66,15 +77,20 @@ int main(int argc, char **argv) {
             plan.warm_s = require_int(argv[++i], 0, 1000000);
         else if (!strcmp(argv[i], "--watch") && more)
             plan.measure_s = require_int(argv[++i], 1, 1000000);
+        else if (!strcmp(argv[i], "--sample") && more)
+            plan.sample_s = require_int(argv[++i], 1, 1000000);
         else if (!strcmp(argv[i], "--heal") && more)
             plan.heal_s = require_int(argv[++i], 0, 1000000);
         else {
-            fprintf(stderr,
-                    "usage: sim_scale [--nodes N] [--blocks N] [--seed N] [--stay S] [--warm S] [--watch S] [--heal S] "
-                    "[--quiet]\n");
+            fprintf(
+                stderr,
+                "usage: sim_scale [--nodes N] [--blocks N] [--seed N] [--stay S] [--warm S] [--watch S] [--sample S] "
+                "[--heal S] [--quiet]\nSIGTERM and SIGINT end the present stage.\n");
             return 2;
         }
     }
+    signal(SIGINT, on_signal);
+    signal(SIGTERM, on_signal);
     sn_log_setup(SN_LOG_OFF, false);
     sim_scale_stats f = sim_scale(&plan);
     print_stats(&plan, &f);

@@ -1,6 +1,6 @@
 /* Virtual time (time.h).
  *
- * How it works: events are kept in a binary heap, ordered by time and then by the order in which they were
+ * How it works: events are kept in a heap of four children, ordered by time and then by the order in which they were
  * scheduled, so that a run depends on the seed only. sim_run_next advances the time to the next event and runs its
  * action. sim_set_actor selects the machine whose clock and random numbers the wrapped functions (sn_now_us,
  * sn_unix_ms, sn_sleep_us, sn_random) return; without an actor they are the real ones. Every traced event changes a
@@ -24,6 +24,7 @@ typedef struct event {
     sim_action action;
     void *what;
     uint64_t which;
+    int prepared; /* levels */
 } event;
 
 struct sim_time {
@@ -33,6 +34,7 @@ struct sim_time {
     size_t n, capacity;
     uint64_t order, done, hash;
     bool traced;
+    sim_prepare prepare;
 };
 
 static sim_time *current_time;
@@ -80,7 +82,7 @@ int64_t sim_global_us(const sim_actor *actor, int64_t local_us) {
     return us;
 }
 
-/* -- events: a binary heap */
+/* -- events: a heap, in which each event has four children */
 
 static bool event_is_before(const event *x, const event *y) {
     return x->at_us != y->at_us ? x->at_us < y->at_us : x->order < y->order;
@@ -97,8 +99,10 @@ sim_time *sim_time_new(void *owner) {
 static event take_first(sim_time *time) {
     event first = time->heap[0], last = time->heap[--time->n];
     size_t i = 0;
-    for (size_t child; (child = 2 * i + 1) < time->n; i = child) {
-        if (child + 1 < time->n && event_is_before(&time->heap[child + 1], &time->heap[child])) child++;
+    for (size_t child, end; (child = 4 * i + 1) < time->n; i = child) {
+        end = child + 4 < time->n ? child + 4 : time->n;
+        for (size_t k = child + 1; k < end; k++)
+            if (event_is_before(&time->heap[k], &time->heap[child])) child = k;
         if (!event_is_before(&time->heap[child], &last)) break;
         time->heap[i] = time->heap[child];
     }
@@ -128,10 +132,23 @@ void sim_schedule(sim_time *time, int64_t at_us, sim_action action, void *what, 
         if (!grown) abort();
         time->heap = grown;
     }
-    event e = {at_us > time->now_us ? at_us : time->now_us, time->order++, action, what, which};
+    event e = {at_us > time->now_us ? at_us : time->now_us, time->order++, action, what, which, 0};
     size_t i = time->n++;
-    for (; i && event_is_before(&e, &time->heap[(i - 1) / 2]); i = (i - 1) / 2) time->heap[i] = time->heap[(i - 1) / 2];
+    for (; i && event_is_before(&e, &time->heap[(i - 1) / 4]); i = (i - 1) / 4) time->heap[i] = time->heap[(i - 1) / 4];
     time->heap[i] = e;
+}
+
+void sim_set_prepare(sim_time *time, sim_prepare prepare) { time->prepare = prepare; }
+
+/* The nearer an event is to the top of the heap, the more of what it needs is known. */
+static void prepare_events(sim_time *time) {
+    size_t n = time->n < 21 ? time->n : 21;
+    for (size_t i = 0; i < n; i++) {
+        event *e = &time->heap[i];
+        int levels = i > 4 ? 2 : i > 0 ? 3 : 4;
+        if (e->prepared >= levels) continue;
+        time->prepare(e->action, e->what, e->prepared++);
+    }
 }
 
 bool sim_run_next(sim_time *time, int64_t until_us) {
@@ -142,6 +159,7 @@ bool sim_run_next(sim_time *time, int64_t until_us) {
     event e = take_first(time);
     time->now_us = e.at_us;
     time->done++;
+    if (time->prepare) prepare_events(time);
     e.action(time->owner, e.what, e.which, false);
     return true;
 }

@@ -56,6 +56,10 @@ typedef void (*sim_action)(void *owner, void *what, uint64_t which, bool ending)
 sim_time *sim_time_new(void *owner);
 void sim_time_free(sim_time **time); /* runs the remaining actions with `ending` */
 int64_t sim_now(const sim_time *time);
+/* Is called for events that are soon due, before they run, level 0 first, so that their data are on the way from
+ * memory then. Changes nothing. */
+typedef void (*sim_prepare)(sim_action action, const void *what, int level);
+void sim_set_prepare(sim_time *time, sim_prepare prepare);
 void sim_schedule(sim_time *time, int64_t at_us, sim_action action, void *what, uint64_t which);
 /* Runs the next event; false if there is none up to until_us, which is then the time. */
 bool sim_run_next(sim_time *time, int64_t until_us);

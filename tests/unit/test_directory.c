@@ -338,6 +338,28 @@ Test(directory, finds_announcements_by_id_and_tag_also_of_nodes_that_left) {
     sn_directory_free(&d);
 }
 
+/* Look-ups begin where evenly spread ids would be; these are at one end, and one is at the other. */
+Test(directory, finds_nodes_whose_ids_are_not_spread_evenly) {
+    enum { N = 24 };
+    sn_directory *d = make_directory();
+    sn_err err = {0};
+    sn_identity identities[N];
+    for (int end = 0; end < 2; end++) {
+        for (int i = 0; i < N; i++) {
+            do identities[i] = make_identity();
+            while (identities[i].id[0] >> 5 != ((i == N - 1) ^ end ? 7 : 0));
+            sn_announcement a = make_announcement(&identities[i], 0, 1, 1);
+            require_ok(take_announcement(d, &a, &identities[i], NOW, &err), &err);
+            for (int k = 0; k <= i; k++) cr_assert(sn_directory_find(d, identities[k].id), "%d of %d", k, i);
+        }
+        for (size_t i = 1; i < sn_directory_known_count(d); i++)
+            cr_assert_lt(sn_directory_known(d, i - 1)->tag, sn_directory_known(d, i)->tag);
+        sn_directory_expire(d, NOW + SN_ANNOUNCE_LIFE_MS);
+        cr_assert_eq(sn_directory_known_count(d), 0);
+    }
+    sn_directory_free(&d);
+}
+
 Test(directory, bounds_the_number_of_nodes) {
     sn_directory *d = make_directory();
     sn_err err = {0};

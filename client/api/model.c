@@ -5,8 +5,10 @@
 #include "client/api/api_private.h"
 
 #include "client/api/describe.h"
+#include "model/sampling_hint.h"
 #include "model/tokenizer/utf8.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -83,6 +85,22 @@ sn_status sn_model_open_head(const swarm_model *model, sn_lm_head **out, sn_err 
     return status;
 }
 
+static json_t *sampling_json(const char *path) {
+    const sn_sampling_hint hint = sn_sampling_hint_read(path);
+    const struct {
+        const char *name;
+        double value;
+    } fields[] = {{"temperature", hint.temperature},
+                  {"top_p", hint.top_p},
+                  {"min_p", hint.min_p},
+                  {"repeat_penalty", hint.repeat_penalty}};
+    json_t *o = json_object();
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (!isnan(fields[i].value)) json_object_set_new(o, fields[i].name, json_real(fields[i].value));
+    if (!isnan(hint.top_k)) json_object_set_new(o, "top_k", json_integer((json_int_t)hint.top_k));
+    return o;
+}
+
 static sn_status describe(const swarm_model *m, json_t **out, sn_err *err) {
     const sn_api_settings *o = &m->options.settings.api;
     sn_status status = needs_weights(m, err);
@@ -90,6 +108,7 @@ static sn_status describe(const swarm_model *m, json_t **out, sn_err *err) {
     if (status) return status;
     json_object_set_new(*out, "tokenizer_vocab",
                         m->tokenizer ? json_integer(sn_tokenizer_n_vocab(m->tokenizer)) : json_null());
+    json_object_set_new(*out, "sampling", sampling_json(m->path));
     if (!m->tokenizer) json_object_set_new(*out, "no_tokenizer", json_string(m->no_tokenizer.text));
     return SN_OK;
 }

@@ -4,7 +4,11 @@
     scripts/terminal_svg.py docs/quickstart.svg 'scripts/quickstart.sh --prompt "The capital of France is" --max-tokens 24'
 
 Each argument after the file is a shell command; it runs in the repository's root and must end by itself. The picture has
-the text as it stands at the end: a carriage return begins the line again, "erase line" empties it, bold stays bold.
+the text as it stands at the end: a carriage return begins the line again, "erase line" empties it, styles stay.
+
+    scripts/terminal_svg.py docs/chat.svg --screen FILE
+
+draws a screen that `tmux capture-pane -e -p` wrote to FILE (scripts/captures.sh).
 """
 import html
 import os
@@ -41,15 +45,24 @@ def capture(command):
     return b"".join(chunks).decode("utf8", "replace")
 
 
+def styled(style, codes):
+    """A style, which is a set of bold, dim, italic, underline, code, after "ESC [ codes m"."""
+    on = {"1": "bold", "2": "dim", "3": "italic", "4": "underline", "36": "code"}
+    off = {"22": {"bold", "dim"}, "23": {"italic"}, "24": {"underline"}, "39": {"code"}}
+    for code in (codes or "0").split(";"):
+        style = frozenset() if code in ("", "0") else (style | {on[code]} if code in on else style - off.get(code, set()))
+    return style
+
+
 def render(text):
-    """The lines on the screen at the end: lists of (character, bold)."""
-    lines, at, bold = [[]], 0, False
+    """The lines on the screen at the end: lists of (character, style)."""
+    lines, at, style = [[]], 0, frozenset()
     i = 0
     while i < len(text):
         m = ESCAPE.match(text, i)
         if m:
             if m.group(2) == "m":
-                bold = "1" in (m.group(1) or "0").split(";")
+                style = styled(style, m.group(1))
             elif m.group(2) == "K":
                 del lines[-1][0 if m.group(1) == "2" else at :]
             i = m.end()
@@ -66,8 +79,8 @@ def render(text):
                 lines.append([])
                 at = 0
             row = lines[-1]
-            row.extend([(" ", False)] * (at + 1 - len(row)))
-            row[at] = (c, bold)
+            row.extend([(" ", frozenset())] * (at + 1 - len(row)))
+            row[at] = (c, style)
             at += 1
     while lines and not lines[-1]:
         lines.pop()
@@ -75,14 +88,18 @@ def render(text):
 
 
 def spans(row):
-    """Runs of characters of one weight."""
+    """Runs of characters of one style."""
     out = []
-    for c, bold in row:
-        if out and out[-1][1] == bold:
+    for c, style in row:
+        if out and out[-1][1] == style:
             out[-1][0] += c
         else:
-            out.append([c, bold])
+            out.append([c, style])
     return out
+
+
+ATTRIBUTES = {"bold": ' font-weight="bold" fill="#ffffff"', "dim": ' fill="#7d828c"', "italic": ' font-style="italic"',
+              "underline": ' text-decoration="underline"', "code": ' fill="#6cc7d8"'}
 
 
 def svg(lines):
@@ -93,10 +110,10 @@ def svg(lines):
            '<g font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="13" fill="#d6d9de" xml:space="preserve">']
     for n, row in enumerate(lines):
         y, x = BAR + MARGIN + n * LINE_HEIGHT, MARGIN
-        for text, bold in spans(row):
+        for text, style in spans(row):
             if text.strip():
-                weight = ' font-weight="bold" fill="#ffffff"' if bold else ""
-                out.append(f'<text x="{x:.1f}" y="{y}" textLength="{len(text) * CHAR_WIDTH:.1f}"{weight}>{html.escape(text)}</text>')
+                look = "".join(ATTRIBUTES[s] for s in sorted(style))
+                out.append(f'<text x="{x:.1f}" y="{y}" textLength="{len(text) * CHAR_WIDTH:.1f}"{look}>{html.escape(text)}</text>')
             x += len(text) * CHAR_WIDTH
     return "\n".join([*out, "</g>", "</svg>"]) + "\n"
 
@@ -105,8 +122,11 @@ def main():
     if len(sys.argv) < 3:
         sys.exit(__doc__)
     lines = []
-    for command in sys.argv[2:]:
-        lines += [[(c, True) for c in "$ " + command], *render(capture(command)), []]
+    if sys.argv[2] == "--screen":
+        with open(sys.argv[3], encoding="utf8") as f:
+            lines = [*render(f.read()), []]
+    for command in [] if lines else sys.argv[2:]:
+        lines += [[(c, frozenset({"bold"})) for c in "$ " + command], *render(capture(command)), []]
     with open(sys.argv[1], "w", encoding="utf8") as f:
         f.write(svg(lines[:-1]))
 

@@ -34,6 +34,7 @@ typedef struct answer {
     size_t n_specials;
     char *prompt; /* its text, n_prompt bytes */
     size_t n_prompt;
+    bool thinks; /* it ends within a thought */
     int32_t *prompt_ids;
     size_t n_prompt_ids;
     int64_t began_us, first_us, last_us;
@@ -85,7 +86,7 @@ static sn_status retract(answer *a, size_t kept, size_t kept_tokens) {
     sn_answer_view *view = &a->chat->view;
     sn_status status = sn_answer_view_end(view, a->err);
     fputs("[audit failed: the text above is wrong, it is printed again]\n", stderr);
-    sn_answer_view_begin(view, a->prompt, a->n_prompt);
+    sn_answer_view_begin(view, a->thinks);
     a->n = sn_min_size(kept_tokens, a->n);
     a->text.len = sn_min_size(kept, a->text.len);
     while (a->n_specials && a->specials[a->n_specials - 1].at > a->text.len) a->n_specials--;
@@ -153,7 +154,8 @@ static sn_status generate(answer *a, char finish[32]) {
     swarm_code code = swarm_options_set(options, "answer", "true", &error);
     if (!code && hold) code = swarm_options_set(options, "audit-hold", "true", &error); /* text that was checked */
     swarm_session_on_event(c->session, on_event, a);
-    sn_answer_view_begin(&c->view, a->prompt, a->n_prompt);
+    a->thinks = swarm_model_prompt_thinks(c->model, a->prompt, a->n_prompt);
+    sn_answer_view_begin(&c->view, a->thinks);
     a->bar = sn_progress_bar_begin("prompt");
     a->began_us = sn_now_us();
     if (!code) code = swarm_session_generate(c->session, a->prompt_ids, a->n_prompt_ids, options, &json, &n, &error);
@@ -185,8 +187,9 @@ static sn_status append_answer(answer *a, bool *empty) {
     char *json;
     size_t n;
     swarm_error *error = NULL;
-    sn_status status =
-        sn_cli_status(swarm_model_read_answer(a->chat->model, a->ids, a->n, &json, &n, &error), error, a->err);
+    int flags = SWARM_ANSWER_ENDS | (a->thinks ? SWARM_ANSWER_THINKS : 0);
+    sn_status status = sn_cli_status(
+        swarm_model_read_answer(a->chat->model, NULL, 0, flags, a->ids, a->n, &json, &n, &error), error, a->err);
     if (status) return status;
     json_t *message = json_loadb(json, n, 0, NULL);
     swarm_free(json);

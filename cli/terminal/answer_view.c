@@ -73,8 +73,8 @@ void sn_answer_view_fini(sn_answer_view *v) {
     sn_buf_fini(&v->out);
 }
 
-void sn_answer_view_begin(sn_answer_view *v, const char *prompt, size_t n) {
-    sn_reasoning_begin(&v->reasoning, prompt, n);
+void sn_answer_view_begin(sn_answer_view *v, bool thinks) {
+    sn_reasoning_begin(&v->reasoning, thinks);
     v->part = SN_VIEW_NOTHING;
 }
 

@@ -28,8 +28,8 @@ sn_view_kind sn_view_kind_of_stdout(void);
 void sn_answer_view_init(sn_answer_view *view, sn_view_kind kind);
 void sn_answer_view_fini(sn_answer_view *view);
 
-/* An answer to this prompt (n bytes of text) begins. */
-void sn_answer_view_begin(sn_answer_view *view, const char *prompt, size_t n);
+/* An answer begins; thinks: within a thought. */
+void sn_answer_view_begin(sn_answer_view *view, bool thinks);
 sn_status sn_answer_view_text(sn_answer_view *view, const char *text, size_t n, sn_err *err) SN_MUST_USE;
 /* A special token of the answer, by its spelling. */
 sn_status sn_answer_view_special(sn_answer_view *view, const char *token, sn_err *err) SN_MUST_USE;

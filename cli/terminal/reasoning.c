@@ -6,11 +6,8 @@ static const char opening[] = "<think>", closing[] = "</think>";
 
 static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
-void sn_reasoning_begin(sn_reasoning *r, const char *prompt, size_t n) {
-    while (n && is_blank(prompt[n - 1])) n--;
-    size_t tag = sizeof opening - 1;
-    bool within = n >= tag && !memcmp(prompt + n - tag, opening, tag);
-    r->state = within ? SN_REASONING_THOUGHT : SN_REASONING_BEGIN;
+void sn_reasoning_begin(sn_reasoning *r, bool thinks) {
+    r->state = thinks ? SN_REASONING_THOUGHT : SN_REASONING_BEGIN;
     r->blank = true;
     r->n_held = 0;
     r->in_channel = false;

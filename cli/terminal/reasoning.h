@@ -1,8 +1,8 @@
 /* What a model thinks, apart from what it answers, while its text streams.
  *
- * Two forms are known. Models that think in tags write <think>...</think> before the answer, or begin within them when
- * the prompt ends with <think>. gpt-oss writes channels by special tokens: <|channel|>NAME<|message|>TEXT; the answer
- * is the channel "final". A model of neither form answers only.
+ * Two forms are known. Models that think in tags write <think>...</think> before the answer, or begin within them.
+ * gpt-oss writes channels by special tokens: <|channel|>NAME<|message|>TEXT; the answer is the channel "final". A model
+ * of neither form answers only.
  *
  * The caller pushes text as it comes, and special tokens by their spelling. What may be the beginning of a tag is held
  * back, so the result does not depend on the cuts. One thread. */
@@ -23,8 +23,8 @@ typedef struct sn_reasoning {
     char name[16];   /* ... and read so far */
 } sn_reasoning;
 
-/* Begins an answer to a prompt (text, n bytes). The callback and its ctx stay. */
-void sn_reasoning_begin(sn_reasoning *r, const char *prompt, size_t n);
+/* Begins an answer; thinks: within a thought, because the prompt ends so. The callback and its ctx stay. */
+void sn_reasoning_begin(sn_reasoning *r, bool thinks);
 sn_status sn_reasoning_push(sn_reasoning *r, const char *text, size_t n, sn_err *err) SN_MUST_USE;
 /* A special token by its spelling ("<|channel|>"). Unknown ones count for nothing. */
 sn_status sn_reasoning_special(sn_reasoning *r, const char *token, sn_err *err) SN_MUST_USE;

@@ -141,10 +141,14 @@ swarm_code swarm_model_render_chat(const swarm_model *model, const char *request
     return SWARM_OK;
 }
 
-swarm_code swarm_model_read_answer(const swarm_model *model, const int32_t *ids, size_t n, char **json, size_t *length,
-                                   swarm_error **error) {
+int swarm_model_prompt_thinks(const swarm_model *model, const char *prompt, size_t length) {
+    return model && length > 7 && !strcmp(prompt + length - 7, "<think>");
+}
+
+swarm_code swarm_model_read_answer(const swarm_model *model, const char *tools, size_t tools_length, int flags,
+                                   const int32_t *ids, size_t n, char **json, size_t *length, swarm_error **error) {
     char *text = calloc(1, n + 1);
-    (void)model, (void)error;
+    (void)model, (void)tools, (void)tools_length, (void)flags, (void)error;
     for (size_t i = 0, used = 0; text && i < n; i++)
         if (ids[i] < 256) text[used++] = (char)ids[i];
     json_t *message = json_pack("{s:s, s:s}", "role", "assistant", "content", text ? text : "");

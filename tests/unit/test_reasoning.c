@@ -30,12 +30,12 @@ static void push(sn_reasoning *r, const char *text, size_t cut) {
     cr_assert_eq(sn_reasoning_push(r, text + cut, n - cut, &err), SN_OK);
 }
 
-static void expect_parts(const char *prompt, const char *text, const char *expected) {
+static void expect_parts(bool thinks, const char *text, const char *expected) {
     for (size_t cut = 0; cut <= strlen(text); cut++) {
         parts p = {0};
         sn_err err = {0};
         sn_reasoning r = {.on_text = add, .ctx = &p};
-        sn_reasoning_begin(&r, prompt, strlen(prompt));
+        sn_reasoning_begin(&r, thinks);
         push(&r, text, cut);
         cr_assert_eq(sn_reasoning_end(&r, &err), SN_OK);
         cr_expect_str_eq(p.text, expected, "cut at %zu: %s", cut, text);
@@ -43,18 +43,18 @@ static void expect_parts(const char *prompt, const char *text, const char *expec
 }
 
 Test(reasoning, tags_part_the_thought_from_the_answer) {
-    expect_parts("", "<think>\nhm < 3 </thin> so\n</think>\n\nFour. <b>", "|T:hm < 3 </thin> so\n|A:Four. <b>");
-    expect_parts("", "\n <think></think>Four.", "|A:Four.");
-    expect_parts("<|im_start|>assistant\n<think>\n", "hm</think>Four.", "|T:hm|A:Four.");
-    expect_parts("", "<think>never ends", "|T:never ends");
+    expect_parts(false, "<think>\nhm < 3 </thin> so\n</think>\n\nFour. <b>", "|T:hm < 3 </thin> so\n|A:Four. <b>");
+    expect_parts(false, "\n <think></think>Four.", "|A:Four.");
+    expect_parts(true, "hm</think>Four.", "|T:hm|A:Four.");
+    expect_parts(false, "<think>never ends", "|T:never ends");
 }
 
 Test(reasoning, text_without_a_thought_is_the_answer) {
-    expect_parts("", "The tag <think> begins a thought, </think> ends it.",
+    expect_parts(false, "The tag <think> begins a thought, </think> ends it.",
                  "|A:The tag <think> begins a thought, </think> ends it.");
-    expect_parts("", "<thing>", "|A:<thing>");
-    expect_parts("", "<thi", "|A:<thi");
-    expect_parts("", "", "");
+    expect_parts(false, "<thing>", "|A:<thing>");
+    expect_parts(false, "<thi", "|A:<thi");
+    expect_parts(false, "", "");
 }
 
 Test(reasoning, channels_part_the_thought_from_the_answer) {
@@ -65,7 +65,7 @@ Test(reasoning, channels_part_the_thought_from_the_answer) {
         static const char *const stream[] = {"<|channel|>", "analysis",    "<|message|>", "hm </think>",
                                              "<|end|>",     "<|start|>",   "assistant",   "<|channel|>",
                                              "final",       "<|message|>", "Four.",       "<|return|>"};
-        sn_reasoning_begin(&r, "<|start|>assistant", 18);
+        sn_reasoning_begin(&r, false);
         for (size_t i = 0; i < sizeof stream / sizeof *stream; i++)
             if (stream[i][1] == '|')
                 cr_assert_eq(sn_reasoning_special(&r, stream[i], &err), SN_OK);
@@ -80,7 +80,7 @@ Test(reasoning, tags_may_be_special_tokens_and_messages_may_lack_a_channel) {
     parts p = {0};
     sn_err err = {0};
     sn_reasoning r = {.on_text = add, .ctx = &p};
-    sn_reasoning_begin(&r, "", 0);
+    sn_reasoning_begin(&r, false);
     cr_assert_eq(sn_reasoning_special(&r, "<think>", &err), SN_OK);
     push(&r, "hm", 1);
     cr_assert_eq(sn_reasoning_special(&r, "</think>", &err), SN_OK);

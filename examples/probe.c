@@ -43,7 +43,9 @@ static void print_best(const swarm_model *model, int blocks, float *logits) {
         for (size_t id = 1; id < vocab; id++)
             if (logits[id] > logits[best]) best = (int32_t)id;
         must(swarm_model_detokenize(model, &best, 1, SWARM_TEXT_SPECIAL, &text, &length, &error));
-        printf(" \"%.*s\"", (int)length, text);
+        for (size_t i = 0; i < length; i++)
+            if ((unsigned char)text[i] < ' ') text[i] = '~'; /* a line break */
+        printf(" \"%s\"", text);
         swarm_free(text);
         logits[best] = -1e30f; /* the next best one comes next */
     }

@@ -16,7 +16,7 @@ scratch=$(mktemp -d); trap 'rm -rf "$scratch"' EXIT
 
 # Only what the header declares, and nothing that depends on the machine or the place of the sources.
 abidw --headers-dir "$(dirname "$header")" --drop-private-types --exported-interfaces-only --no-corpus-path --no-comp-dir-path \
-  --no-show-locs --no-elf-needed --no-parameter-names "$library" | sed "s/ path='[^']*'//" >"$scratch/libswarm.abi"
+  --no-show-locs --no-elf-needed --no-parameter-names "$library" | sed "s,path='[^']*/client/,path='client/," >"$scratch/libswarm.abi"
 grep -oE '\bSWARM_[A-Z_]+ = [0-9]+' "$header" | sort >"$scratch/constants"
 [ -s "$scratch/constants" ] || die "$header has no constants"
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The Debian package: it is built from the build folder, installed into a bare root that holds only the packages that it
-# declares (and what these declare), the programs run there, and after a purge nothing is left. The bare root is made of
-# copies of this machine's packages, so that the test needs no network and takes seconds.
+# The Debian packages (programs, library, what is needed to build with it): they are built from the build folder, installed
+# into a bare root that holds only the packages that they declare (and what these declare), the programs and one that is
+# built with libswarm-dev run there, and after a purge nothing is left. The bare root is made of copies of this machine's
+# packages, so that the test needs no network and takes seconds.
 . "$(dirname "$0")/lib.sh"
 for tool in cpack dpkg dpkg-deb dpkg-shlibdeps chroot python3; do
   command -v $tool >/dev/null || skip "needs $tool"
@@ -9,30 +10,38 @@ done
 [ "$(id -u)" = 0 ] || skip "needs root: dpkg and chroot into a bare root"
 [ -f "$bin/CPackConfig.cmake" ] || skip "no CPackConfig.cmake in $bin"
 
-root=$scratch/root
+root=$scratch/root names=()
 mkdir -p "$root"
 (cd "$bin" && cpack -G DEB -B "$scratch/package" -D CPACK_DEBIAN_COMPRESSION_TYPE=gzip) >"$scratch/cpack.err" 2>&1 || fail "cpack failed"
-deb=$(echo "$scratch"/package/*.deb)
-[ -f "$deb" ] || fail "cpack made no package"
+debs=("$scratch"/package/*.deb)
 
 field() { dpkg-deb -f "$deb" "$1"; }
-name=$(field Package)
-case $name in
-  swarm-node) ;;
-  swarm-node-dht) # a package of its own, because the licence differs
-    [[ $(field Description) == *GPL-3* ]] || fail "the description of $name does not say that it is under GPL-3"
-    [[ $(field Depends) == *libopendht* ]] || fail "$name does not depend on OpenDHT"
-    [ "$(field Conflicts)" = swarm-node ] || fail "$name may be installed beside swarm-node" ;;
-  *) fail "the package is called $name" ;;
-esac
-[ "$(basename "$deb")" = "${name}_$(field Version)_$(dpkg --print-architecture).deb" ] || fail "its file is called $(basename "$deb")"
-for required in Description Section Maintainer Depends; do
-  [ -n "$(field $required)" ] || fail "the package has no field $required"
+depends=()
+for deb in "${debs[@]}"; do
+  name=$(field Package)
+  case $name in
+    swarm-node | libswarm0 | libswarm-dev) ;;
+    swarm-node-dht | libswarm0-dht | libswarm-dht-dev) # packages of their own, because the licence differs
+      [[ $(field Description) == *GPL-3* ]] || fail "the description of $name does not say that it is under GPL-3"
+      [ "$(field Conflicts)" = "${name/-dht/}" ] || fail "$name may be installed beside ${name/-dht/}" ;;
+    *) fail "a package is called $name" ;;
+  esac
+  [[ $name != *-dht || $(field Depends) == *libopendht* ]] || fail "$name does not depend on OpenDHT"
+  [ "$(basename "$deb")" = "${name}_$(field Version)_$(dpkg --print-architecture).deb" ] || fail "its file is called $(basename "$deb")"
+  for required in Description Section Maintainer Depends; do
+    [ -n "$(field $required)" ] || fail "$name has no field $required"
+  done
+  names+=("$name")
+  [[ $name == *-dev ]] || depends+=("$(field Depends)")
 done
+[ ${#names[@]} = 3 ] || fail "cpack made the packages ${names[*]}"
+for name in "${names[@]}"; do case $name in swarm-node*) programs=$name ;; *-dev) development=$name ;; *) library=$name ;; esac; done
+deb=$(echo "$scratch/package/${development}"_*)
+[[ $(field Depends) == "$library (= "* ]] || fail "$development does not depend on its own version of $library"
 
 # The declared packages, and what these declare, as far as this machine has them: names on standard output; entries of
-# dpkg's status file in the bare root. dash and coreutils are essential: maintainer scripts use them without declaring them.
-python3 - "$root" "$(field Depends),dash,coreutils" >"$scratch/packages" <<'END' || fail "the dependencies could not be resolved"
+# dpkg's status file in the bare root. dash, coreutils and libc-bin are essential: maintainer scripts use them without declaring them.
+python3 - "$root" "$(IFS=,; echo "${depends[*]}"),dash,coreutils,libc-bin" >"$scratch/packages" <<'END' || fail "the dependencies could not be resolved"
 import os, re, sys
 root, wanted = sys.argv[1], sys.argv[2]
 entries, providers = {}, {}
@@ -70,9 +79,10 @@ dpkg -L "${packages[@]}" 2>/dev/null | sort -u | grep -v '^/usr/share/\(doc\|man
 
 # What lies in the root, without dpkg's own records.
 listing() { find "$root" -path "$root/var/lib/dpkg" -prune -o -path "$root/var/log" -prune -o -print | sort; }
+chroot "$root" ldconfig # makes its cache, as the library's installation does
 listing >"$scratch/before"
 
-succeeds dpkg --root="$root" --force-not-root --log=/dev/null -i "$deb"
+succeeds dpkg --root="$root" --force-not-root --log=/dev/null -i "${debs[@]}"
 succeeds chroot "$root" /usr/bin/swarm-node --help
 grep -q -- '--blocks' "$scratch/run.out" || fail "swarm-node --help does not explain --blocks"
 succeeds chroot "$root" /usr/bin/swarm --help
@@ -88,14 +98,24 @@ done
 for program in swarm swarm-node; do
   bash -c '. "$1" && complete -p "$2"' - "$root/usr/share/bash-completion/completions/$program" $program >/dev/null || fail "no completion of $program"
 done
-for path in etc/swarm/node.conf usr/lib/systemd/system/swarm-node.service usr/share/doc/$name/copyright; do
+for path in etc/swarm/node.conf usr/lib/systemd/system/swarm-node.service "${names[@]/#/usr/share/doc/}"; do
+  [ -d "$root/$path" ] && path=$path/copyright
   [ -s "$root/$path" ] || fail "/$path was not installed"
 done
 grep -q '^ExecStart=/usr/bin/swarm-node --config /etc/swarm/node.conf' "$root/usr/lib/systemd/system/swarm-node.service" ||
   fail "the unit starts another program than the installed one"
-rm -f "$root/tmp/id"
 
-succeeds dpkg --root="$root" --force-not-root --log=/dev/null --purge "$name"
+# A program is built with libswarm-dev and runs with libswarm0.
+succeeds cc "$root/usr/share/doc/$development/examples/generate.c" -o "$root/tmp/generate" -I"$root/usr/include" -L"$root/usr/lib" -lswarm \
+  -Wl,--unresolved-symbols=ignore-in-shared-libs
+refuses 2 '^usage: ' chroot "$root" /tmp/generate
+refuses 1 '/nowhere' chroot "$root" /tmp/generate /nowhere text
+grep -q '^\.SH NAME' "$root/usr/share/man/man3/swarm.3" || fail "swarm.h has no man page"
+rm -f "$root/tmp/id" "$root/tmp/generate"
+
+succeeds dpkg --root="$root" --force-not-root --log=/dev/null --purge "${names[@]}"
 listing >"$scratch/after"
 cmp -s "$scratch/before" "$scratch/after" || fail "a purge leaves: $(comm -13 "$scratch/before" "$scratch/after" | sed "s|$root||" | tr '\n' ' ')"
-[ -z "$(find "$root/var/lib/dpkg/info" -name "$name.*")" ] || fail "dpkg still knows files of $name"
+for name in "${names[@]}"; do
+  [ -z "$(find "$root/var/lib/dpkg/info" -name "$name.*")" ] || fail "dpkg still knows files of $name"
+done

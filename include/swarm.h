@@ -269,13 +269,14 @@ SWARM_API swarm_code swarm_blocks_open(const swarm_model *model, swarm_connectio
                                        const swarm_options *options, swarm_cancel *cancel, swarm_blocks **blocks,
                                        swarm_error **error);
 SWARM_API void swarm_blocks_close(swarm_blocks *blocks);
-/* Trainable values inside the blocks, by the options "method" (lora, deep-prompt), "rank", "targets", "virtual-tokens":
- * how many floats; 0: none. docs/API.md says their order. */
+/* Trainable values inside the blocks, by the options "method" (lora, deep-prompt), "rank", "alpha", "targets",
+ * "virtual-tokens", "seed": how many floats; 0: no method was given. docs/FINE-TUNING.md says their order. */
 SWARM_API size_t swarm_blocks_parameters(const swarm_blocks *blocks);
 /* Copies the values (of swarm_blocks_parameters) for later calls; initial values are those of `swarm tune`. */
 SWARM_API swarm_code swarm_blocks_set(swarm_blocks *blocks, const float *values, swarm_error **error);
 SWARM_API swarm_code swarm_blocks_get(const swarm_blocks *blocks, float *values, swarm_error **error);
-/* out (rows, width) of in (rows, width): `sequences` sequences one after another, of lengths (sequences) rows. */
+/* out (rows, width) of in (rows, width): `sequences` sequences one after another, of lengths (sequences) rows. The
+ * arrays of these two functions must not overlap. After a failure what they hold is undefined. */
 SWARM_API swarm_code swarm_blocks_forward(swarm_blocks *blocks, size_t sequences, const int32_t *lengths,
                                           const float *in, float *out, swarm_error **error);
 /* in_gradient (rows, width) and, unless NULL, gradient (of swarm_blocks_parameters, summed over the sequences), from

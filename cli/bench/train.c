@@ -40,9 +40,7 @@ static sn_status make_examples(training *t, const sn_bench_plan *p, size_t n, bo
 static sn_status open_backbone(training *t, const sn_bench_plan *p, const sn_bench_case *c, sn_bench_nodes *nodes,
                                sn_err *err) {
     if (p->local) {
-        int longest = p->prompt_tokens + SN_BENCH_VIRTUAL_TOKENS;
-        const sn_backbone_local_options local = {.device = t->device,
-                                                 .tokens_max = longest < p->hp->n_ctx ? longest : p->hp->n_ctx};
+        const sn_backbone_local_options local = {.device = t->device};
         return sn_backbone_local(p->model, &local, &t->backbone, err);
     }
     sn_status status = sn_bench_link(p, c, nodes, &t->link, err);

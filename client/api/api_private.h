@@ -6,6 +6,9 @@
  * model.c       tokenizer, embedding and LM head
  * session.c     a timeline: opening, events, steps
  * generate.c    generation and sampling in a session
+ * blocks.c      forward and backward passes of hidden states through blocks
+ * training.c    a training run
+ * api_setup.c   what the last four have in common
  *
  * Functions of the C API check what they are given, call the layers below with an sn_err, and hand its sentence to the
  * caller (sn_api_end). A handle keeps a copy of its options, from which its settings borrow. */
@@ -88,6 +91,14 @@ struct swarm_model {
 };
 /* The LM head, opened. */
 sn_status sn_model_open_head(const swarm_model *model, sn_lm_head **out, sn_err *err) SN_MUST_USE;
+
+/* SN_REFUSED with the reason when the model has no tokenizer. */
+sn_status sn_model_needs_tokenizer(const swarm_model *model, sn_err *err) SN_MUST_USE;
+
+/* A setup for a handle over this model: its LM head, a device of its own, and a link of the connection; without a
+ * connection this process computes the blocks. Close *out with sn_setup_close in any case. */
+sn_status sn_api_setup(sn_setup *out, const swarm_model *model, swarm_connection *connection,
+                       const swarm_cancel *cancel, sn_settings *settings, sn_err *err) SN_MUST_USE;
 
 struct swarm_adapter {
     const swarm_model *model;

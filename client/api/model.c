@@ -67,7 +67,7 @@ static sn_status needs_weights(const swarm_model *m, sn_err *err) {
     return m->model ? SN_OK : sn_fail(err, SN_REFUSED, "the model was opened with parts=tokenizer: open all of it");
 }
 
-static sn_status needs_tokenizer(const swarm_model *m, sn_err *err) {
+sn_status sn_model_needs_tokenizer(const swarm_model *m, sn_err *err) {
     if (m->tokenizer) return SN_OK;
     *err = m->no_tokenizer;
     return sn_err_context(err, "text needs the model's tokenizer");
@@ -135,7 +135,7 @@ swarm_code swarm_model_tokenize(const swarm_model *m, const char *text, size_t l
     sn_err err;
     sn_token_ids out = {0};
     bool special = flags & SWARM_TEXT_SPECIAL;
-    sn_status status = needs_tokenizer(m, &err);
+    sn_status status = sn_model_needs_tokenizer(m, &err);
     if (!status)
         status = flags & SWARM_TEXT_BEGINS
                      ? sn_tokenizer_encode(m->tokenizer, text, length, true, special, &out, &err)
@@ -167,7 +167,7 @@ static sn_status append_valid(sn_buf *out, const char *text, size_t len, sn_err 
 static sn_status detokenize(const swarm_model *m, const int32_t *ids, size_t n, int flags, sn_buf *out, sn_err *err) {
     sn_buf bytes;
     sn_buf_init(&bytes, (size_t)1 << 30);
-    sn_status status = needs_tokenizer(m, err);
+    sn_status status = sn_model_needs_tokenizer(m, err);
     for (size_t i = 0; i < n && !status; i++)
         if (ids[i] < 0 || (ids[i] >= swarm_model_vocab(m) && ids[i] >= sn_tokenizer_n_vocab(m->tokenizer)))
             status = sn_fail(err, SN_REFUSED, "token %d at index %zu is not in this model's vocabulary of %d", ids[i],
@@ -199,7 +199,7 @@ int swarm_model_ends(const swarm_model *m, int32_t id) {
 /* -- chats -- */
 
 static sn_status needs_chat(const swarm_model *m, sn_err *err) {
-    sn_status status = needs_tokenizer(m, err);
+    sn_status status = sn_model_needs_tokenizer(m, err);
     if (status || m->chat) return status;
     *err = m->no_chat;
     return err->status;

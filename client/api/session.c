@@ -34,25 +34,10 @@ static void note_progress(void *ctx, int block, int position, int n, const float
 
 static sn_status session_connect(swarm_session *s, const swarm_adapter *adapter, sn_err *err) {
     sn_settings *o = &s->options.settings;
-    const swarm_model *m = s->model;
-    if (!s->connection && !o->common.local.given) {
-        o->common.local = o->api.blocks;
-        o->common.local.all = !o->api.blocks.end;
-        o->common.local.given = true;
-    }
-    o->common.cache = s->connection ? s->connection->options.settings.common.cache : NULL;
     if (adapter) o->common.adapter = adapter->name;
-    s->setup = (sn_setup){.settings = o,
-                          .cancel = sn_api_flag(s->cancel),
-                          .borrows_model = true,
-                          .model = m->model,
-                          .hp = m->hp,
-                          .tokenizer = m->tokenizer};
+    sn_status status = sn_api_setup(&s->setup, s->model, s->connection, s->cancel, o, err);
     if (adapter) s->setup.adapter = adapter->loaded;
-    sn_status status = sn_model_open_head(m, &s->setup.lm_head, err);
     if (!status) status = sn_setup_refuse_classifier(&s->setup, err);
-    if (!status) status = sn_setup_device(o, &s->setup.device, err);
-    if (!status && s->connection) status = s->connection->open_link(s->connection->open_link_ctx, &s->setup.link, err);
     if (!status) status = sn_setup_context(&s->setup, o->sampling.ctx, DEFAULT_CONTEXT, &s->context, err);
     return status ? status : sn_setup_chain(&s->setup, s->context, false, err);
 }

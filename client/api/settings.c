@@ -203,6 +203,10 @@ static const sn_option_group *const groups[] = {
     &sn_group_model, &sn_group_connection, &sn_group_chain, &sn_group_device, &sn_group_sampling,
     &sn_group_draft, &sn_group_session,    &sn_group_audit, &api_group,       NULL};
 
+static const sn_option_group *const training_groups[] = {
+    &sn_group_data,       &sn_group_method, &sn_group_training, &sn_group_chain,
+    &sn_group_connection, &sn_group_device, &api_group,         NULL};
+
 /* A kind of options: its keys, and the groups in which they are looked for, since a word may mean different settings of
  * different kinds. */
 static const struct {
@@ -218,6 +222,12 @@ static const struct {
      groups},
     {"generation",
      "max-tokens temperature top-k top-p min-p repeat-penalty seed stop ignore-eos audit-hold logprobs answer", groups},
+    {"blocks", "blocks only deny timeout max-retries device threads isa method rank alpha targets virtual-tokens seed",
+     training_groups},
+    {"training",
+     "data eval-data seq method virtual-tokens rank alpha targets steps epochs batch accumulate lr schedule "
+     "warmup-steps clip weight-decay seed resume only deny timeout max-retries device threads isa",
+     training_groups},
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 

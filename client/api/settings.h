@@ -106,7 +106,7 @@ extern const sn_option_group sn_group_training; /* --steps, --lr, --resume, ... 
 
 void sn_settings_init(sn_settings *settings); /* the defaults */
 void sn_settings_fini(sn_settings *settings); /* accepts a zeroed struct */
-/* Sets one value; of: "connection", "model", "session" or "generation", which the key must belong to. `text` must live
+/* Sets one value; of: a kind of options, as swarm_options_describe has, which the key must belong to. `text` must live
  * as long as the settings. SN_REFUSED with a sentence that names the key. */
 sn_status sn_settings_set(sn_settings *settings, const char *of, const char *key, const char *text,
                           sn_err *err) SN_MUST_USE;

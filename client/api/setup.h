@@ -95,10 +95,8 @@ sn_status sn_session_save(const sn_setup *setup, const sn_generator *generator, 
 
 /* -- training (setup_training.c) -- */
 
-/* A backbone over these blocks, at nodes (opening the link) or in this process, as the settings say. rows_max: of the
- * longest sequence. */
-sn_status sn_setup_backbone(sn_setup *setup, sn_backbone_blocks blocks, int rows_max, sn_backbone **out,
-                            sn_err *err) SN_MUST_USE;
+/* A backbone over these blocks, at nodes (opening the link) or in this process, as the settings say. */
+sn_status sn_setup_backbone(sn_setup *setup, sn_backbone_blocks blocks, sn_backbone **out, sn_err *err) SN_MUST_USE;
 
 /* Calls the hook. */
 void sn_setup_phase(const sn_setup *setup, const char *what);

@@ -1,15 +1,14 @@
 /* Opening the backbone of a training, as the settings say. */
 #include "client/api/setup.h"
 
-static sn_status open_backbone(sn_setup *setup, sn_backbone_blocks blocks, int rows_max, sn_backbone **out,
-                               sn_err *err) {
+static sn_status open_backbone(sn_setup *setup, sn_backbone_blocks blocks, sn_backbone **out, sn_err *err) {
     const sn_common_settings *o = &setup->settings->common;
-    if (o->local.given && !o->local.all && (o->local.first || o->local.end != setup->hp->n_blocks))
+    int end = blocks.end ? blocks.end : setup->hp->n_blocks;
+    if (o->local.given && !o->local.all && (o->local.first > blocks.first || o->local.end < end))
         return sn_fail(err, SN_REFUSED,
                        "training needs nodes (--join) or the whole model in this process (--local all)");
     if (o->local.given) {
-        const sn_backbone_local_options local = {
-            .device = setup->device, .blocks = blocks, .tokens_max = rows_max, .cancel = setup->cancel};
+        const sn_backbone_local_options local = {.device = setup->device, .blocks = blocks, .cancel = setup->cancel};
         return sn_backbone_local(setup->model, &local, out, err);
     }
     if (o->wire_dtype != SN_F32)
@@ -24,10 +23,10 @@ static sn_status open_backbone(sn_setup *setup, sn_backbone_blocks blocks, int r
     return status ? status : sn_backbone_swarm(setup->model, &options, out, err);
 }
 
-sn_status sn_setup_backbone(sn_setup *setup, sn_backbone_blocks blocks, int rows_max, sn_backbone **out, sn_err *err) {
+sn_status sn_setup_backbone(sn_setup *setup, sn_backbone_blocks blocks, sn_backbone **out, sn_err *err) {
     *out = NULL;
     sn_setup_phase(setup, "comparing and opening the blocks");
-    sn_status status = open_backbone(setup, blocks, rows_max, out, err);
+    sn_status status = open_backbone(setup, blocks, out, err);
     sn_setup_phase(setup, NULL);
     return status;
 }

@@ -53,7 +53,6 @@ typedef struct sn_backbone_blocks {
 typedef struct sn_backbone_local_options {
     sn_device *device; /* must outlive the backbone */
     sn_backbone_blocks blocks;
-    int tokens_max;          /* rows of the longest sequence */
     const sn_cancel *cancel; /* a run ends with SN_RETRY soon after it is set; NULL: nothing does */
 } sn_backbone_local_options;
 /* A backbone in this process. The model may be closed afterwards. */

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 static const size_t SAVED_BYTES_MAX = (size_t)1 << 30;
+enum { TOKENS_STEP = 128 };
 static const size_t PIECE = (size_t)512 * SN_TRAIN_ROW_COST; /* rows times blocks between two looks at the interrupt */
 
 typedef struct local_backbone {
@@ -21,6 +22,7 @@ typedef struct local_backbone {
     int first, end, n_embd; /* blocks [first, end) */
     float *out, *dout;      /* (capacity, n_embd): output of the last block and its gradient, for a micro-batch */
     size_t capacity;        /* rows */
+    int tokens_max;         /* of a sequence that `train` has memory for */
 } local_backbone;
 
 static sn_status local_set_params(sn_backbone *backbone, const sn_params *params, sn_err *err) {
@@ -34,11 +36,27 @@ static sn_status local_set_params(sn_backbone *backbone, const sn_params *params
     return status;
 }
 
-static sn_status local_reserve(local_backbone *l, int rows, sn_err *err) {
+/* Memory for the longest sequence, and for some more tokens, since the next ones may be longer. */
+static sn_status local_reserve_train(local_backbone *l, const sn_micro_batch *m, sn_err *err) {
+    int longest = 1, n_ctx = sn_span_hparams(l->span)->n_ctx;
+    for (int i = 0; i < m->n_sequences; i++) longest = m->lengths[i] > longest ? m->lengths[i] : longest;
+    if (longest <= l->tokens_max) return SN_OK;
+    int tokens = (longest + TOKENS_STEP - 1) / TOKENS_STEP * TOKENS_STEP;
+    if (tokens > n_ctx && longest <= n_ctx) tokens = n_ctx;
+    sn_train_free(&l->train);
+    l->tokens_max = 0;
+    sn_status status = sn_train_new(l->span, tokens, &l->train, err);
+    if (!status) l->tokens_max = tokens;
+    return status;
+}
+
+static sn_status local_reserve(local_backbone *l, const sn_micro_batch *m, sn_err *err) {
     float *out = NULL, *dout = NULL;
-    if ((size_t)rows <= l->capacity) return SN_OK;
-    sn_status status = sn_calloc(&out, (size_t)rows * (size_t)l->n_embd, sizeof *out, err);
-    if (!status) status = sn_calloc(&dout, (size_t)rows * (size_t)l->n_embd, sizeof *dout, err);
+    size_t rows = (size_t)m->rows, floats = rows * (size_t)l->n_embd;
+    sn_status status = local_reserve_train(l, m, err);
+    if (status || rows <= l->capacity) return status;
+    status = sn_calloc(&out, floats, sizeof *out, err);
+    if (!status) status = sn_calloc(&dout, floats, sizeof *dout, err);
     if (status) {
         free(out);
         return status;
@@ -47,7 +65,7 @@ static sn_status local_reserve(local_backbone *l, int rows, sn_err *err) {
     free(l->dout);
     l->out = out;
     l->dout = dout;
-    l->capacity = (size_t)rows;
+    l->capacity = rows;
     return SN_OK;
 }
 
@@ -80,7 +98,7 @@ static sn_status local_run_one(local_backbone *l, size_t i, const sn_micro_batch
                                sn_loss_callback loss_callback, void *ctx, sn_err *err) {
     size_t width = (size_t)l->n_embd, floats = l->adapter ? sn_adapter_n_params(l->adapter, l->first, l->end) : 0;
     size_t bytes_left = SAVED_BYTES_MAX;
-    sn_status status = local_reserve(l, m->rows, err);
+    sn_status status = local_reserve(l, m, err);
     for (int s = 0, at = 0; s < m->n_sequences && !status; at += m->lengths[s++]) {
         sn_tensor x = sequence_rows(l, "hidden states", m->x, at, m->lengths[s]);
         bool keep = back && s < SN_SAMPLES_MAX;
@@ -136,7 +154,6 @@ sn_status sn_backbone_local(const sn_model *model, const sn_backbone_local_optio
     l->n_embd = sn_model_hparams(model)->n_embd;
     status = sn_span_load(model, o->device, l->first, l->end, NULL, NULL, &l->span, err);
     if (!status) l->base.weights = sn_span_describe(l->span).block_hash;
-    if (!status) status = sn_train_new(l->span, o->tokens_max, &l->train, err);
     if (status)
         local_free(&l->base);
     else

@@ -194,12 +194,13 @@ static float param_scale(const sn_params *p, const sn_param *param) {
 void sn_params_sum_gradients(const sn_params *p, int first, int end, size_t n, const float *grads, float *sum) {
     size_t at, floats;
     sn_params_block_range(p, first, end, &at, &floats);
+    for (size_t k = 0; k < floats; k++) sum[k] = 0;
     for (size_t i = 0; i < n; i++)
-        for (size_t k = 0; k < floats; k++) sum[at + k] += grads[i * floats + k];
+        for (size_t k = 0; k < floats; k++) sum[k] += grads[i * floats + k];
     for (size_t i = 0; i < p->n; i++) {
         const sn_param *param = &p->list[i];
         if (!param->b || param->block < first || param->block >= end) continue;
-        for (size_t k = 0; k < param->rows * param->cols; k++) sum[param->at + k] *= param_scale(p, param);
+        for (size_t k = 0; k < param->rows * param->cols; k++) sum[param->at - at + k] *= param_scale(p, param);
     }
 }
 

@@ -69,8 +69,8 @@ void sn_params_block_range(const sn_params *params, int first, int end, size_t *
 /* Serialises the parameters of blocks [first, end) as the adapter image that a node accepts (blocks/adapter.h), with B
  * scaled by alpha / rank. The image is empty when there are no such parameters. */
 sn_status sn_params_image(const sn_params *params, int first, int end, sn_buf *out, sn_err *err) SN_MUST_USE;
-/* Adds the gradients that a backbone gave for n sequences, (n, floats) of blocks [first, end), to `sum`, in the order
- * of the sequences. sum: of all parameters (n_floats), where those of these blocks are zero before. */
+/* sum (floats): the sum over n sequences, in their order, of the gradients (n, floats) that a backbone gave for the
+ * parameters of blocks [first, end). */
 void sn_params_sum_gradients(const sn_params *params, int first, int end, size_t n, const float *grads, float *sum);
 
 #endif

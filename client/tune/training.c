@@ -125,8 +125,6 @@ sn_status sn_training_read(sn_training *t, const sn_training_model *model, sn_er
     return status ? status : compare_weights(t, err);
 }
 
-int sn_training_rows_max(const sn_training *t) { return (int)t->settings->seq + virtual_tokens(t->settings); }
-
 sn_status sn_training_open(sn_training *t, sn_backbone **backbone, int threads, sn_err *err) {
     const sn_training_settings *s = t->settings;
     const sn_hparams *hp = sn_model_hparams(t->model.model);

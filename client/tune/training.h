@@ -64,7 +64,6 @@ typedef struct sn_training {
 /* settings: borrowed until sn_training_fini, which is due in any case. */
 sn_status sn_training_begin(sn_training *training, const sn_training_settings *settings, sn_err *err) SN_MUST_USE;
 sn_status sn_training_read(sn_training *training, const sn_training_model *model, sn_err *err) SN_MUST_USE;
-int sn_training_rows_max(const sn_training *training); /* of a sequence, with its virtual tokens */
 /* Takes *backbone and sets it to NULL, also on failure. threads: as of sn_tuner_options. The tuner is new: the next
  * call brings it to where the checkpoint was. */
 sn_status sn_training_open(sn_training *training, sn_backbone **backbone, int threads, sn_err *err) SN_MUST_USE;

@@ -195,10 +195,11 @@ static const sn_example *tuner_next_example(sn_tuner *t) {
 static void tuner_sum_gradients(batch *b) {
     sn_tuner *t = b->tuner;
     const float *prompt;
-    size_t embd = (size_t)t->hp->n_embd, before = (size_t)sn_params_prompt(t->params, &prompt), row = 0;
+    size_t embd = (size_t)t->hp->n_embd, before = (size_t)sn_params_prompt(t->params, &prompt), row = 0, at, n;
     for (size_t i = 0; i < b->n; row += (size_t)b->lengths[i++])
         for (size_t k = 0; k < before * embd; k++) t->gradients[k] += b->dx[row * embd + k];
-    sn_params_sum_gradients(t->params, 0, t->params->n_blocks, b->n, b->grads, t->gradients);
+    sn_params_block_range(t->params, 0, t->params->n_blocks, &at, &n);
+    sn_params_sum_gradients(t->params, 0, t->params->n_blocks, b->n, b->grads, t->gradients + at);
 }
 
 static sn_status tuner_note_loss(sn_tuner *t, double loss, sn_err *err) {

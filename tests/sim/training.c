@@ -77,7 +77,7 @@ static const round_of_batches *expected_round(int number) {
     const sim_adapter *adapter = sim_model_adapter(number);
     sn_backbone *backbone = NULL;
     expected[number - 1] = round_new(adapter);
-    const sn_backbone_local_options options = {.device = sim_model_get()->device, .tokens_max = ROWS_MAX};
+    const sn_backbone_local_options options = {.device = sim_model_get()->device};
     REQUIRE(sn_backbone_local(sim_model_get()->model, &options, &backbone, &err));
     REQUIRE(round_run(expected[number - 1], backbone, adapter, &err));
     sn_backbone_free(&backbone);

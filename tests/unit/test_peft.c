@@ -135,7 +135,7 @@ Test(peft, one_span_trains_as_the_reference_does) {
     for (int m = 0; m < 2; m++) {
         reference *r = reference_open(METHODS[m]);
         sn_backbone *backbone = NULL;
-        const sn_backbone_local_options options = {.device = r->device, .tokens_max = ROWS_MAX};
+        const sn_backbone_local_options options = {.device = r->device};
         REQUIRE(sn_backbone_local(r->model, &options, &backbone, &err));
         sn_tuner *t = tuner_new(r, backbone);
         expect_as_reference(r, t, METHODS[m], "one span");

@@ -93,7 +93,7 @@ static void run_steps(sn_tuner *t, int n) {
 
 static sn_backbone *local_backbone(fixture *b) {
     sn_backbone *backbone = NULL;
-    const sn_backbone_local_options options = {.device = b->device, .tokens_max = LONGEST + 4};
+    const sn_backbone_local_options options = {.device = b->device};
     REQUIRE(sn_backbone_local(b->model, &options, &backbone, &err));
     return backbone;
 }

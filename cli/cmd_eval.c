@@ -158,6 +158,7 @@ static sn_status run_evaluation(sn_setup *setup, sn_token_ids *ids, int32_t bos,
     if (!status) status = sn_calloc(&e.hidden, longest * (size_t)setup->hp->n_embd, sizeof *e.hidden, err);
     if (!status) status = sn_calloc(&e.logits, SCORE_ROWS * (size_t)setup->hp->n_vocab, sizeof *e.logits, err);
     e.bar = sn_progress_bar_begin("scoring");
+    sn_progress_bar_unit(e.bar, "windows");
     if (!status)
         status = given.ids_file ? score_window(&e, ids->ids, ids->n, 0, err) : score_windows(&e, ids, bos, err);
     sn_progress_bar_end(&e.bar);

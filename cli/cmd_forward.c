@@ -46,6 +46,7 @@ static void collect_hidden(void *ctx, int block, int position, int n, const floa
 static sn_status run_tokens(sn_setup *setup, const sn_token_ids *ids, collector *c, float *logits, sn_err *err) {
     float *hidden = NULL;
     sn_progress_bar *bar = sn_progress_bar_begin("computing");
+    sn_progress_bar_unit(bar, "tokens");
     sn_status status = sn_calloc(&hidden, c->n_tokens * c->n_embd, sizeof *hidden, err);
     if (!status) status = sn_lm_head_embed(setup->lm_head, ids->ids, (int)ids->n, hidden, err);
     sn_chain_observe(setup->chain, collect_hidden, c);

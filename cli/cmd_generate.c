@@ -90,6 +90,11 @@ static sn_status print_text(void *ctx, const char *text, size_t len, sn_err *err
     return sn_flush_stdout(err);
 }
 
+static void show_prefill(void *ctx, size_t done, size_t total) {
+    sn_progress_bar **bar = ctx;
+    sn_progress_bar_set(*bar, done < total ? done : 0, done < total ? total : 0); /* what follows shows its time only */
+}
+
 static sn_status print_retracted(void *ctx, const char *text, size_t kept, sn_err *err) {
     (void)ctx;
     return sn_retract_print(text, kept, err);
@@ -143,6 +148,7 @@ static sn_status run_generation(sn_setup *setup, const sn_token_ids *prompt, sn_
                                    .on_text = sn_cli_output.json ? NULL : print_text,
                                    .when_checked = sn_cli_holds_text(),
                                    .on_retract = print_retracted,
+                                   .on_prefill = show_prefill,
                                    .ctx = &bar,
                                    .cancel = &sn_interrupted};
     status = sn_setup_chain(setup, parts.max_context, false, err);
@@ -152,6 +158,7 @@ static sn_status run_generation(sn_setup *setup, const sn_token_ids *prompt, sn_
     if (!status) status = sn_generator_new(&parts, &sampling, &generator, err);
     if (!status && saved) status = sn_session_file_restore(saved, setup->lm_head, setup->chain, generator, err);
     bar = sn_progress_bar_begin(sn_cli_output.json ? "generating" : "prefill");
+    sn_progress_bar_unit(bar, "tokens");
     if (!status) status = sn_generator_run(generator, prompt->ids, prompt->n, &options, &result, err);
     sn_progress_bar_end(&bar);
     if (!status)

@@ -6,6 +6,7 @@
 #include "cli/options.h"
 #include "cli/progress.h"
 
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -60,12 +61,50 @@ static void print_hparams(const json_t *o) {
         printf("tokenizer   %d tokens\n", number(o, "tokenizer_vocab"));
     else
         printf("tokenizer   none: %s\n", word(o, "no_tokenizer"));
+    if (json_is_integer(json_object_get(o, "chat_template_bytes")))
+        printf("chat        a template of %d bytes%s\n", number(o, "chat_template_bytes"),
+               is(o, "tool_template") ? ", and another one for tools" : "");
+    else
+        puts("chat        no template");
+}
+
+/* "135 M": with three digits. */
+static void print_parameters(double n) {
+    static const char *const units[] = {"", " k", " M", " G", " T"};
+    int unit = 0;
+    for (; n >= 999.5 && unit < 4; unit++) n /= 1000;
+    printf("parameters  %.*f%s\n", !unit || n >= 99.95 ? 0 : n >= 9.995 ? 1 : 2, n, units[unit]);
+}
+
+/* The types of the weights, with their share of the bytes; the largest first. */
+static void print_types(const json_t *types) {
+    double shares[64], all = 0;
+    const char *names[64], *name;
+    json_t *value;
+    size_t n = 0;
+    json_object_foreach((json_t *)(uintptr_t)types, name, value) {
+        double bytes = json_number_value(value);
+        size_t at = n;
+        all += bytes;
+        if (n == 64) continue;
+        for (n++; at && shares[at - 1] < bytes; at--) {
+            shares[at] = shares[at - 1];
+            names[at] = names[at - 1];
+        }
+        shares[at] = bytes;
+        names[at] = name;
+    }
+    printf("weights     ");
+    for (size_t i = 0; i < n; i++) printf("%s%s %.3g %%", i ? ", " : "", names[i], all > 0 ? 100 * shares[i] / all : 0);
+    putchar('\n');
 }
 
 static void print_sizes(const json_t *o) {
     const json_t *blocks = json_object_get(o, "blocks"), *block;
     char size[32], average[32];
     size_t b, all = 0, held = 0, n = json_array_size(blocks);
+    print_parameters(json_number_value(json_object_get(o, "parameters")));
+    print_types(json_object_get(o, "type_bytes"));
     printf("client      %s: embedding, output norm and LM head\n", bytes_of(o, "client_bytes", size));
     json_array_foreach(blocks, b, block) {
         size_t bytes = (size_t)json_integer_value(json_object_get(block, "bytes"));

@@ -21,15 +21,23 @@ struct sn_progress_bar {
     pthread_cond_t ended;
     bool end, terminal;
     atomic_size_t done, total;
+    _Atomic(const char *) unit;
     int64_t began_us;
     char what[96];
 };
 
 static void progress_show(sn_progress_bar *p) {
-    char part[64] = "";
+    char part[96] = "", left[32] = "";
     size_t done = atomic_load(&p->done), total = atomic_load(&p->total);
-    if (total) snprintf(part, sizeof part, " %zu of %zu,", done, total);
+    const char *unit = atomic_load(&p->unit);
     double seconds = (double)(sn_now_us() - p->began_us) / 1e6;
+    if (total && done && done < total) {
+        int64_t s = (int64_t)(seconds / (double)done * (double)(total - done));
+        snprintf(left, sizeof left, " %lld:%02lld left,", (long long)(s / 60), (long long)(s % 60));
+    }
+    if (total)
+        snprintf(part, sizeof part, " %zu of %zu%s%s, %d %%,%s", done, total, unit ? " " : "", unit ? unit : "",
+                 (int)(100.0 * (double)done / (double)total), left);
     if (p->terminal) sn_terminal_control(stderr, "\r\033[K");
     fprintf(stderr, p->terminal ? "%s:%s %.0f s" : "%s:%s %.0f s\n", p->what, part, seconds);
     fflush(stderr);
@@ -90,6 +98,10 @@ void sn_progress_bar_set(sn_progress_bar *p, size_t done, size_t total) {
     if (!p) return;
     atomic_store(&p->done, done);
     atomic_store(&p->total, total);
+}
+
+void sn_progress_bar_unit(sn_progress_bar *p, const char *unit) {
+    if (p) atomic_store(&p->unit, unit);
 }
 
 void sn_progress_bar_end(sn_progress_bar **bar) {

@@ -273,6 +273,7 @@ static sn_status run_case(const sn_bench_plan *plan, const sn_bench_case *c, sn_
         *duplicated = true;
     }
     sn_progress_bar *bar = sn_progress_bar_begin(what);
+    sn_progress_bar_unit(bar, "repeats");
     if (!status) status = (c->kind == SN_BENCH_TRAIN ? sn_bench_train : sn_bench_run)(plan, c, nodes, row, bar, err);
     sn_progress_bar_end(&bar);
     return status;

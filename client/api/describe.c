@@ -1,6 +1,7 @@
 #include "client/api/describe.h"
 
 #include <stdio.h>
+#include <string.h>
 
 /* Bytes of the tensors with roles [first_role, end_role) of a block, or of the client's part (embedding, LM head). */
 static sn_status model_part_bytes(const sn_model *model, int first_role, int end_role, int block, size_t *bytes,
@@ -77,6 +78,27 @@ static json_t *tensors_json(const sn_model *model) {
     return list;
 }
 
+/* How many parameters the files hold, and in how many bytes of each type. Of split MXFP4, "..._blocks" are bytes with
+ * two parameters each, and their scales are none. */
+static void add_weights_json(const sn_model *model, json_t *o) {
+    json_t *types = json_object();
+    json_int_t parameters = 0;
+    for (size_t i = 0, n = sn_model_n_tensors(model); i < n; i++) {
+        const char *name, *type;
+        sn_model_tensor t;
+        sn_model_tensor_at(model, i, &name, &type, &t);
+        size_t len = strlen(name), suffix = strlen("_blocks");
+        if (t.dtype != SN_DTYPE_COUNT)
+            parameters += (json_int_t)(t.rows * t.cols);
+        else if (len > suffix && !strcmp(name + len - suffix, "_blocks"))
+            parameters += 2 * (json_int_t)t.bytes;
+        json_int_t bytes = json_integer_value(json_object_get(types, type)) + (json_int_t)t.bytes;
+        json_object_set_new(types, type, json_integer(bytes));
+    }
+    json_object_set_new(o, "parameters", json_integer(parameters));
+    json_object_set_new(o, "type_bytes", types);
+}
+
 static sn_status blocks_json(const sn_model *model, bool hashes, json_t *list, sn_err *err) {
     char hex[2 * SN_HASH_SIZE + 1];
     size_t bytes;
@@ -106,6 +128,7 @@ sn_status sn_model_json(const sn_model *model, bool hashes, bool tensors, json_t
                           hp->family, "id", sn_hex(id.bytes, SN_HASH_SIZE, hex), "hparams", hparams_json(hp),
                           "client_bytes", (json_int_t)bytes, "blocks", blocks);
     json_object_set_new(o, "n_tensors", json_integer((json_int_t)sn_model_n_tensors(model)));
+    add_weights_json(model, o);
     if (tensors) json_object_set_new(o, "tensors", tensors_json(model));
     *out = o;
     return o ? SN_OK : sn_fail(err, SN_STOP, "out of memory for a JSON text");

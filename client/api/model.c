@@ -110,6 +110,9 @@ static sn_status describe(const swarm_model *m, json_t **out, sn_err *err) {
                         m->tokenizer ? json_integer(sn_tokenizer_n_vocab(m->tokenizer)) : json_null());
     json_object_set_new(*out, "sampling", sampling_json(m->path));
     if (!m->tokenizer) json_object_set_new(*out, "no_tokenizer", json_string(m->no_tokenizer.text));
+    sn_chat_source chat = m->tokenizer ? sn_tokenizer_chat_source(m->tokenizer) : (sn_chat_source){0};
+    json_object_set_new(*out, "chat_template_bytes", chat.text ? json_integer((json_int_t)chat.len) : json_null());
+    json_object_set_new(*out, "tool_template", json_boolean(chat.tool_text != NULL));
     return SN_OK;
 }
 

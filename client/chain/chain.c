@@ -473,6 +473,11 @@ uint64_t sn_chain_replicas_promoted(const sn_chain *chain) { return chain->repli
 uint64_t sn_chain_replayed(const sn_chain *chain) { return chain->replayed; }
 uint64_t sn_chain_reroutes(const sn_chain *chain) { return chain->reroutes; }
 
+void sn_chain_watch(sn_chain *chain, void (*watcher)(void *ctx, int rows), void *ctx) {
+    chain->watcher = watcher;
+    chain->watcher_ctx = ctx;
+}
+
 void sn_chain_observe(sn_chain *chain, sn_chain_observer observer, void *ctx) {
     chain->observer = observer;
     chain->observer_ctx = ctx;

@@ -131,6 +131,8 @@ void sn_chain_poll(sn_chain *chain);
 sn_status sn_chain_audit(sn_chain *chain, sn_err *err) SN_MUST_USE;
 bool sn_chain_audit_failed(const sn_chain *chain); /* by the newest sn_chain_step or sn_chain_audit */
 
+/* Calls `watcher` during a long step, with the rows of it that have passed all hops; NULL ends that. */
+void sn_chain_watch(sn_chain *chain, void (*watcher)(void *ctx, int rows), void *ctx);
 /* Called with the hidden states (n, n_embd) that enter `block`, at each boundary between hops, the first and the last
  * (block == n_blocks) included. A replacement of a hop may show the same positions again. */
 typedef void (*sn_chain_observer)(void *ctx, int block, int position, int n, const float *hidden);

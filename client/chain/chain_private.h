@@ -64,6 +64,8 @@ struct sn_chain {
     const sn_hop *being_replicated; /* while sessions for its replica are opened: its node is the source of KV pages,
                                        and is avoided */
     uint64_t failovers, reroutes, replicas_promoted, replayed;
+    void (*watcher)(void *ctx, int rows); /* NULL: none */
+    void *watcher_ctx;
     sn_chain_observer observer;
     void *observer_ctx;
 };

@@ -97,6 +97,7 @@ static void prefill_finish_chunk(prefill *f) {
     chunk_notify_observer(f->chain, f->chain->options.end, &through);
     memcpy(f->input->out + (size_t)f->n_done * n_embd, through.rows, (size_t)through.n * n_embd * sizeof(float));
     f->n_done += through.n;
+    if (f->chain->watcher) f->chain->watcher(f->chain->watcher_ctx, f->n_done);
     sn_chain_begin_call(f->chain); /* the limits are those of each chunk */
     memmove(f->chunks, f->chunks + 1, (f->chunks_max - 1) * sizeof *f->chunks);
     f->chunks[f->chunks_max - 1] = through;

@@ -16,15 +16,17 @@
 #include "client/generate/generator.h"
 
 #include "base/clock.h"
+#include "client/chain/hop.h"
 #include "client/generate/stop_strings.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    CHUNK_ROWS = 2048,
+    CHUNK_ROWS = 2048, /* an interrupt is noticed between two steps of so many rows */
+    LOCAL_ROWS = 512,
     TEXT_CAP = 1 << 28
-}; /* CHUNK_ROWS: an interrupt is noticed between two steps of so many rows */
+};
 
 struct sn_generator {
     sn_generator_parts parts;
@@ -217,14 +219,38 @@ static sn_status call_draft(generator_call *r, size_t end) {
     return status;
 }
 
+typedef struct prefill_watch {
+    const sn_generate_options *options;
+    size_t before, total; /* tokens: computed before this step, and in all */
+} prefill_watch;
+
+static void tell_prefill(void *watch, int rows) {
+    const prefill_watch *w = watch;
+    w->options->on_prefill(w->options->ctx, w->before + (size_t)rows, w->total);
+}
+
+/* Local blocks compute one step in batches of so many rows anyway; between two of them progress can be told. */
+static size_t step_rows_max(const sn_chain *chain) {
+    size_t n, i = 0;
+    const sn_hop *hops = sn_chain_route_hops(chain, &n);
+    while (i < n && hops[i].is_local) i++;
+    return i == n ? LOCAL_ROWS : CHUNK_ROWS;
+}
+
 /* Runs timeline[length, end) and draft tokens after it through the chain, and computes the logits of the token at `end`
  * and of the token after each draft token. */
 static sn_status call_feed(generator_call *r, size_t end) {
     sn_generator *g = r->g;
     size_t n_embd = (size_t)g->parts.hp->n_embd, n = 0;
+    sn_chain *chain = g->parts.chain;
+    bool watched = r->options->on_prefill && !r->out->ids.n;
+    prefill_watch watch = {r->options, 0, end - g->length};
+    size_t first = g->length, most = step_rows_max(chain);
     sn_status status = call_draft(r, end);
+    if (watched) tell_prefill(&watch, 0);
+    if (watched) sn_chain_watch(chain, tell_prefill, &watch);
     for (size_t all = end + g->n_drafted; !status && g->length < all;) {
-        n = sn_min_size(CHUNK_ROWS, all - g->length);
+        n = sn_min_size(most, all - g->length);
         int64_t before = sn_now_us();
         status = sn_lm_head_embed(g->parts.head, g->timeline + g->length, (int)n, g->hidden, r->err);
         r->out->timings.client_us += sn_now_us() - before;
@@ -232,8 +258,11 @@ static sn_status call_feed(generator_call *r, size_t end) {
         if (status) break;
         g->length += n;
         g->chosen = false;
+        watch.before = g->length - first;
+        if (watched) tell_prefill(&watch, 0);
         if (call_is_interrupted(r)) break;
     }
+    sn_chain_watch(chain, NULL, NULL);
     if (status) return status;
     g->length -= g->n_drafted;
     int64_t before = sn_now_us();

@@ -58,6 +58,8 @@ typedef struct sn_generate_options {
     /* After a failed audit check: only the first `kept` bytes of the text that on_text got are right (`text`); what
      * follows them is generated again. NULL: the generation then fails. */
     sn_status (*on_retract)(void *ctx, const char *text, size_t kept, sn_err *err);
+    /* Of the prompt's tokens that are to be computed, `done` are; first with 0. NULL: not wanted. */
+    void (*on_prefill)(void *ctx, size_t done, size_t total);
     /* A token was sampled, from these logits (n_vocab). NULL: not wanted. */
     sn_status (*on_token)(void *ctx, int32_t id, const float *logits, sn_err *err);
     /* Changes the logits (n_vocab) of the token after ids (n), before it is sampled; a function of the ids alone. NULL:

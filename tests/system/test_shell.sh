@@ -116,4 +116,14 @@ status = pty.spawn([sys.argv[1]], lambda fd: os.read(fd, 65536))
 sys.exit(os.waitstatus_to_exitcode(status))
 PY
 [ "$(grep -c . "$scratch/first")" -le 10 ] && grep -q -- '--local all' "$scratch/first" || fail "swarm alone says: $(cat "$scratch/first")"
+
+# Progress of a long prompt at a terminal: tokens, share, time left.
+if [ -n "${SN_TEST_MODEL:-}" ]; then
+  python3 -c 'print("The swarm computes blocks of a model. " * 300)' >"$scratch/long"
+  python3 - "$bin/swarm" generate --model "$SN_TEST_MODEL" --local all --prompt-file "$scratch/long" --max-tokens 1 >"$scratch/progress" <<'PY'
+import os, pty, sys
+pty.spawn(sys.argv[1:], lambda fd: os.read(fd, 65536))
+PY
+  grep -aEq 'prefill: (512|1024|1536|2048) of 2[0-9]* tokens, [0-9]+ %, [0-9]+:[0-9]+ left' "$scratch/progress" || fail "progress: $(cat -v "$scratch/progress")"
+fi
 stop_node a

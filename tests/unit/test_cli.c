@@ -303,9 +303,13 @@ Test(cli, inspects_a_model) {
     cr_assert_gt(json_integer_value(json_object_get(json_array_get(blocks, 3), "bytes")), 0);
     cr_assert_eq((json_int_t)json_array_size(json_object_get(o, "tensors")),
                  json_integer_value(json_object_get(o, "n_tensors")));
+    cr_expect_eq(json_integer_value(json_object_get(o, "parameters")), 143936); /* all of float32: */
+    cr_expect_eq(json_integer_value(json_object_get(json_object_get(o, "type_bytes"), "F32")), 4 * 143936);
     json_decref(o);
     cr_assert_eq(SWARM("inspect", "--model", LLAMA, "--tensors"), 0);
     cr_assert(strstr(last.out, "model.embed_tokens.weight") && strstr(last.out, "family      llama"), "%s", last.out);
+    cr_expect(strstr(last.out, "parameters  144 k\nweights     F32 100 %\n"), "%s", last.out);
+    cr_expect(strstr(last.out, "chat        no template\n"), "%s", last.out);
     REFUSES("cannot be opened", "inspect", "--model", "/nonexistent");
     cr_assert_eq(SWARM("inspect", "--model", SN_FIXTURES "/golden/gemma3"), 0);
     cr_assert(strstr(last.out, "window      8 tokens, in 2 of 4 blocks"), "%s", last.out);

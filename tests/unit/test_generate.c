@@ -86,6 +86,28 @@ Test(generate, gives_the_references_greedy_tokens) {
     cr_assert_gt(out.timings.first_token_us, 0);
 }
 
+typedef struct prefill_log {
+    size_t calls, last, total;
+    bool right;
+} prefill_log;
+static void log_prefill(void *ctx, size_t done, size_t total) {
+    prefill_log *log = ctx;
+    log->right = (log->calls ? done >= log->last && total == log->total : !done) && done <= total;
+    log->calls += log->right;
+    log->last = done;
+    log->total = total;
+}
+
+Test(generate, tells_how_much_of_the_prompt_is_computed) {
+    prefill_log log = {0};
+    RUN(prompt, n_prompt, .max_tokens = 4, .on_prefill = log_prefill, .ctx = &log);
+    cr_expect(log.right && log.calls >= 2 && log.last == n_prompt && log.total == n_prompt, "%zu calls, %zu of %zu",
+              log.calls, log.last, log.total);
+    log = (prefill_log){0};
+    RUN(prompt, n_prompt, .max_tokens = 4, .on_prefill = log_prefill, .ctx = &log);
+    cr_expect(log.right && log.last == 1 && log.total == 1, "of a known prompt only the last token is computed");
+}
+
 Test(generate, computes_only_new_tokens_of_a_continued_prompt) {
     int32_t longer[PROMPT_MAX];
     RUN(prompt, n_prompt, .max_tokens = 4);

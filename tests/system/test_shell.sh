@@ -117,6 +117,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 PY
 [ "$(grep -c . "$scratch/first")" -le 10 ] && grep -q -- '--local all' "$scratch/first" || fail "swarm alone says: $(cat "$scratch/first")"
 
+rm "$config"
 # Progress of a long prompt at a terminal: tokens, share, time left.
 if [ -n "${SN_TEST_MODEL:-}" ]; then
   python3 -c 'print("The swarm computes blocks of a model. " * 300)' >"$scratch/long"

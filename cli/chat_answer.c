@@ -39,6 +39,7 @@ typedef struct answer {
     size_t n_prompt_ids;
     int64_t began_us, first_us, last_us;
     sn_progress_bar *bar;
+    json_t *audit;    /* its report, of a call that ended; NULL: none */
     sn_status status; /* of the callback */
     sn_err *err;
 } answer;
@@ -177,6 +178,7 @@ static sn_status generate(answer *a, char finish[32]) {
     if (reason) snprintf(finish, 32, "%s", reason);
     json_t *timings = json_object_get(result, "timings");
     c->last.reused_tokens = (size_t)json_integer_value(json_object_get(timings, "reused_tokens"));
+    a->audit = json_incref(json_object_get(result, "audit"));
     json_decref(result);
     swarm_free(json);
     return status;
@@ -199,6 +201,18 @@ static sn_status append_answer(answer *a, bool *empty) {
     else if (json_array_append_new(a->chat->messages, message))
         return sn_fail(a->err, SN_STOP, "out of memory for the conversation");
     return SN_OK;
+}
+
+static void print_audit(const json_t *audit) {
+    const char *verdict = json_string_value(json_object_get(audit, "verdict")),
+               *evidence = json_string_value(json_object_get(audit, "evidence"));
+    if (!audit) return;
+    fprintf(stderr, "[audit: %lld of %lld steps of nodes checked, %s]\n",
+            (long long)json_integer_value(json_object_get(audit, "checked")),
+            (long long)json_integer_value(json_object_get(audit, "steps")),
+            json_integer_value(json_object_get(audit, "nodes_banned")) ? "wrong results found" : "all results correct");
+    if (verdict) fprintf(stderr, "[audit: %s]\n", verdict);
+    if (evidence) fprintf(stderr, "[audit: evidence is in %s; see 'swarm verify']\n", evidence);
 }
 
 double sn_chat_tokens_per_second(const sn_chat_figures *f) {
@@ -257,12 +271,14 @@ sn_status sn_chat_answer(sn_chat *c, size_t kept, sn_err *err) {
     if (!status) status = append_answer(a, &empty);
     if (status || empty) sn_conversation_cut(c->messages, kept);
     sn_chat_show_log();
+    if (!status) print_audit(a->audit);
     if (!status) print_outcome(c, finish, !strcmp(finish, "interrupted"), empty);
     sn_interrupted = 0;
     swarm_cancel_clear(c->cancel);
     sn_buf_fini(&a->text);
     swarm_free(a->prompt);
     swarm_free(a->prompt_ids);
+    json_decref(a->audit);
     free(a->ids);
     free(a);
     return status;

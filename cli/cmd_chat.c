@@ -230,7 +230,9 @@ static sn_status check_settings(sn_err *err) {
     if (s->session.load && s->audit.share > 0)
         return sn_fail(err, SN_REFUSED,
                        "--audit cannot check a KV cache that comes from a file: leave out --load or --audit");
-    return SN_OK;
+    const char *save = s->session.save, *load = s->session.load;
+    bool continued = save && load && !strcmp(save, load);
+    return save && !continued ? sn_check_output("--save", save, err) : SN_OK;
 }
 
 /* A model without a chat template is refused before the session is opened. */
@@ -358,8 +360,8 @@ static sn_status chat_main(const sn_options *options, int *code, sn_err *err) {
 }
 
 static const sn_option_group *const groups[] = {
-    &sn_group_model, &sn_group_adapter, &chat_group,     &sn_group_sampling, &sn_group_draft, &sn_group_connection,
-    &sn_group_chain, &sn_group_session, &sn_group_audit, &sn_group_device,   &sn_group_log};
+    &sn_group_model, &sn_group_adapter, &chat_group,     &sn_group_sampling, &sn_group_draft,  &sn_group_connection,
+    &sn_group_chain, &sn_group_session, &sn_group_force, &sn_group_audit,    &sn_group_device, &sn_group_log};
 
 const sn_cli_command sn_cmd_chat = {
     .command = {.program = "swarm chat",

@@ -56,10 +56,4 @@ sn_status sn_chat_template_encode(const sn_chat_template *chat, const sn_tokeniz
 sn_status sn_chat_add_message(json_t *messages, const char *role, const char *text, size_t len,
                               sn_err *err) SN_MUST_USE;
 
-/* Appends the answer that a model generated, as templates expect it in the messages of the next turn: `text` (len
- * bytes), or, of a model that writes in channels (gpt-oss: "<|channel|>final<|message|>..."), what is in the channel
- * "final" as content and what is in "analysis" as thinking. `ids` are the tokens of the answer. */
-sn_status sn_chat_add_answer(json_t *messages, const sn_tokenizer *tokenizer, const sn_token_ids *ids, const char *text,
-                             size_t len, sn_err *err) SN_MUST_USE;
-
 #endif

@@ -245,7 +245,7 @@ void sn_chat_show_log(void) {
     sn_buf lines;
     sn_buf_init(&lines, (size_t)2 * SN_LOG_KEPT_BYTES);
     sn_log_take(&lines);
-    fwrite(lines.data, 1, lines.len, stderr);
+    if (lines.len) fwrite(lines.data, 1, lines.len, stderr);
     sn_buf_fini(&lines);
 }
 

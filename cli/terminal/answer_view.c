@@ -18,7 +18,7 @@ sn_view_kind sn_view_kind_of_stdout(void) {
 static sn_status flush_view(sn_answer_view *v, sn_err *err) {
     sn_status status = SN_OK;
     if (v->kind == SN_VIEW_EXACT) {
-        fwrite(v->out.data, 1, v->out.len, stdout);
+        if (v->out.len) fwrite(v->out.data, 1, v->out.len, stdout);
         fflush(stdout);
     } else if (v->out.len) {
         status = sn_buf_append(&v->out, "", 1, err);

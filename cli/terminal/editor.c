@@ -514,9 +514,9 @@ static void bind_keys(EditLine *el) {
         {"\033OC", "ed-next-char"},    {"\033OD", "ed-prev-char"},    {"\033OH", "ed-move-to-beg"},
         {"\033OF", "ed-move-to-end"},
     };
-    el_set(el, EL_ADDFN, "swarm-insert", "insert the text that waits", insert_text);
-    el_set(el, EL_ADDFN, "swarm-newline", "begin a new line of the message", insert_newline);
-    el_set(el, EL_ADDFN, "swarm-complete", "complete a command", complete_text);
+    el_wset(el, EL_ADDFN, L"swarm-insert", L"insert the text that waits", insert_text);
+    el_wset(el, EL_ADDFN, L"swarm-newline", L"begin a new line of the message", insert_newline);
+    el_wset(el, EL_ADDFN, L"swarm-complete", L"complete a command", complete_text);
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) el_set(el, EL_BIND, keys[i][0], keys[i][1], NULL);
 }
 

@@ -106,9 +106,9 @@ static sn_key next_in_paste(sn_keys *keys, sn_buf *paste, sn_status *status, sn_
 sn_key sn_keys_next(sn_keys *keys, uint32_t *character, sn_buf *paste, sn_status *status, sn_err *err) {
     *status = SN_OK;
     if (keys->in_paste) return next_in_paste(keys, paste, status, err);
-    const uint8_t *text = keys->bytes.data + keys->used;
     size_t n = keys->bytes.len - keys->used;
     if (!n) return SN_KEY_NONE;
+    const uint8_t *text = keys->bytes.data + keys->used;
     if (*text == ESC && !memcmp(text, SN_KEYS_PASTE_BEGINS, sn_min_size(n, PASTE_MARK))) {
         if (n < PASTE_MARK) return SN_KEY_NONE;
         keys->used += PASTE_MARK;
@@ -161,7 +161,7 @@ sn_status sn_keys_typed_ahead(sn_keys *keys, sn_buf *out, sn_err *err) {
     while (out->len > begin && out->data[out->len - 1] == '\n') out->len--;
     size_t lead = begin;
     while (lead < out->len && out->data[lead] == '\n') lead++;
-    memmove(out->data + begin, out->data + lead, out->len - lead);
+    if (lead > begin) memmove(out->data + begin, out->data + lead, out->len - lead);
     out->len -= lead - begin;
     return status;
 }

@@ -17,11 +17,12 @@ void sn_lines_fini(sn_lines *lines) { sn_buf_fini(&lines->input); }
 
 /* Gives out the first line, if there is a whole one. */
 static bool pop_line(sn_lines *l, const char **line, size_t *n, sn_status *status, sn_err *err) {
-    char *text = (char *)l->input.data + l->used;
     size_t left = l->input.len - l->used;
-    char *end = left > l->looked ? memchr(text + l->looked, '\n', left - l->looked) : NULL;
+    if (!left) return false;
+    char *text = (char *)l->input.data + l->used,
+         *end = left > l->looked ? memchr(text + l->looked, '\n', left - l->looked) : NULL;
     l->looked = end ? 0 : left;
-    if (!end && !(l->ended && left)) return false;
+    if (!end && !l->ended) return false;
     if (!end) { /* the last line has no line break */
         *status = sn_buf_append(&l->input, "\n", 1, err);
         if (*status) return true;

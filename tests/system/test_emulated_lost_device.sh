@@ -18,7 +18,7 @@ blocks() {
 }
 
 lost_devices() {
-  python3 - "$(sed -n 's/.* metrics=\([0-9]*\)$/\1/p' "$scratch/cuda.out")" <<'END'
+  python3 - "$(sed -n 's/.* metrics=\([0-9]*\).*/\1/p' "$scratch/cuda.out")" <<'END'
 import re, sys, urllib.request
 page = urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/metrics", timeout=10).read().decode()
 print(re.search(r"^swarm_node_lost_devices ([0-9]+)$", page, re.M)[1])

@@ -40,7 +40,7 @@ session_opened() {
 
 # The session of a client that pauses is swapped out; the client goes on as without the pause.
 swapped() {
-  python3 - "$(sed -n 's/.* metrics=\([0-9]*\)$/\1/p' "$scratch/$1.out")" <<'END'
+  python3 - "$(sed -n 's/.* metrics=\([0-9]*\).*/\1/p' "$scratch/$1.out")" <<'END'
 import re, sys, urllib.request
 page = urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/metrics", timeout=10).read().decode()
 sys.exit(not float(re.search(r"^swarm_node_swapped_bytes ([0-9.]+)$", page, re.M)[1]) > 0)

@@ -22,7 +22,17 @@ typedef struct sn_adapter sn_adapter;
 /* Loads an image of `len` bytes, which is not needed afterwards. SN_REFUSED with the tensor's name when it does not fit
  * the model; SN_STOP when a device has too little memory. */
 sn_status sn_adapter_load(sn_span *span, const void *image, size_t len, sn_adapter **out, sn_err *err) SN_MUST_USE;
-void sn_adapter_free(sn_adapter **adapter); /* accepts NULL; free it before its span */
+
+/* The same in pieces, so that the devices can compute for others in between: start, then run until *done, which is set
+ * at a failure, too. The image must stay until then. */
+typedef struct sn_adapter_loader sn_adapter_loader;
+sn_status sn_adapter_load_start(sn_span *span, const void *image, size_t len, sn_adapter_loader **out,
+                                sn_err *err) SN_MUST_USE;
+/* Loads about `bytes` bytes of the image, and at least 16 rows of a tensor. *out: the adapter, at the end. */
+sn_status sn_adapter_load_run(sn_adapter_loader *loader, size_t bytes, bool *done, sn_adapter **out,
+                              sn_err *err) SN_MUST_USE;
+void sn_adapter_loader_free(sn_adapter_loader **loader); /* accepts NULL; frees what was loaded and not given out */
+void sn_adapter_free(sn_adapter **adapter);              /* accepts NULL; free it before its span */
 
 size_t sn_adapter_bytes(const sn_adapter *adapter); /* of the devices' memory */
 

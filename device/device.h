@@ -270,7 +270,8 @@ typedef struct sn_device_ops {
     sn_status (*weight_size)(const sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t *bytes, sn_err *err);
     /* Converts rows x cols elements of `dtype`, as in the model file, to the device's layout in host memory (`image`,
      * weight_size bytes, aligned to 64), ready to be copied to the device unchanged. Where device->host_visible, image
-     * may be the device's memory itself. */
+     * may be the device's memory itself. The image of a float32 matrix consists of the images of its parts of 16 rows
+     * (the last one may have fewer), one after the other. */
     sn_status (*weight_pack)(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *host, void *image,
                              sn_err *err);
 

@@ -47,8 +47,17 @@ typedef struct workspace {
     sequence sequence;
 } workspace;
 
+/* The adapter that is being loaded. */
+typedef struct loading {
+    const sn_job *job; /* NULL: none */
+    sn_hasher *hasher; /* of the bytes of the image; NULL: they have the right hash */
+    size_t hashed;     /* bytes */
+    sn_adapter_loader *loader;
+} loading;
+
 struct sn_trainer {
     sn_span *span;
+    loading loading;
     workspace workspaces[WORKSPACES_MAX];
     const sn_job *waiting;            /* the job that gets the next workspace; NULL: any */
     const sn_job *waiting_for_output; /* the job that gets the next output; NULL: any */
@@ -159,6 +168,8 @@ size_t sn_trainer_saved_bytes(const sn_trainer *t) { return t->saved_bytes; }
 void sn_trainer_free(sn_trainer **trainer) {
     if (!*trainer) return;
     while ((*trainer)->n_saved) saved_drop(*trainer, 0);
+    sn_adapter_loader_free(&(*trainer)->loading.loader);
+    sn_hasher_free((*trainer)->loading.hasher);
     sn_hasher_free((*trainer)->hasher);
     for (int i = 0; i < WORKSPACES_MAX; i++) workspace_free(&(*trainer)->workspaces[i]);
     free(*trainer);
@@ -394,8 +405,12 @@ static sn_status job_run_piece(sn_trainer *t, sn_job *job, sn_training_budget *b
     return status;
 }
 
-static sn_status adapter_load(sn_trainer *t, sn_training_task *task, sn_err *err) {
+/* Makes room for the adapter, whose bytes count from now on. */
+static sn_status adapter_load_begin(sn_trainer *t, const sn_job *job, sn_err *err) {
+    const sn_training_task *task = job->training;
     size_t most = trainer_free_bytes(t, task), bytes = task->request_msg->tensor.bytes;
+    t->loading.hasher = sn_hasher_new();
+    if (!t->loading.hasher) return sn_fail(err, SN_STOP, "out of memory");
     most -= sn_min_size(most, bytes);
     saved_limit(t, most - sn_min_size(most, workspaces_bytes(t, false)));
     if (workspaces_bytes(t, false) > most) workspaces_free_unused(t);
@@ -403,12 +418,59 @@ static sn_status adapter_load(sn_trainer *t, sn_training_task *task, sn_err *err
         saved_limit(t, 0);
         workspaces_free_unused(t);
     }
-    sn_status status = sn_adapter_load(t->span, task->request_msg->tensor.data, bytes, task->adapter, err);
+    t->adapters_bytes += bytes;
+    t->loading.job = job;
+    return SN_OK;
+}
+
+/* A piece of the image is hashed; at its end the hash must be that of the request. */
+static sn_status adapter_hash_piece(loading *l, const sn_training_task *task, sn_err *err) {
+    const sn_wire_tensor *image = &task->request_msg->tensor;
+    size_t n = sn_min_size(image->bytes - l->hashed, SN_ADAPTER_PIECE_BYTES);
+    sn_hasher_add(l->hasher, (const char *)image->data + l->hashed, n);
+    l->hashed += n;
+    if (l->hashed < image->bytes) return SN_OK;
+    sn_hash hash = sn_hasher_end(l->hasher);
+    sn_hasher_free(l->hasher);
+    l->hasher = NULL;
+    return memcmp(hash.bytes, task->request_msg->adapter_put.hash, SN_HASH_SIZE)
+               ? sn_fail(err, SN_REFUSED, "the adapter was damaged in transit: send it again")
+               : SN_OK;
+}
+
+static sn_status adapter_load_end(sn_trainer *t, sn_training_task *task, sn_status status, sn_err *err) {
+    sn_adapter_loader_free(&t->loading.loader);
+    sn_hasher_free(t->loading.hasher);
+    t->loading = (loading){0};
+    t->adapters_bytes -= task->request_msg->tensor.bytes;
     if (status == SN_STOP && !sn_span_lost_devices(t->span)) status = err->status = SN_RETRY; /* memory is short */
     if (status) return status;
     task->result = sn_adapter_bytes(*task->adapter);
     t->adapters_bytes += task->result;
     return SN_OK;
+}
+
+/* A piece of the work: first all bytes are hashed, then they are loaded. *waits: another adapter is being loaded. */
+static sn_status adapter_load_piece(sn_trainer *t, const sn_job *job, bool *waits, bool *done, sn_err *err) {
+    sn_training_task *task = job->training;
+    loading *l = &t->loading;
+    const sn_wire_tensor *image = &task->request_msg->tensor;
+    *waits = l->job && l->job != job;
+    *done = false;
+    if (*waits) return SN_OK;
+    sn_status status = l->job ? SN_OK : adapter_load_begin(t, job, err);
+    if (!l->job) {
+        *done = true;
+        return status;
+    }
+    if (l->hasher) {
+        status = adapter_hash_piece(l, task, err);
+    } else {
+        if (!l->loader) status = sn_adapter_load_start(t->span, image->data, image->bytes, &l->loader, err);
+        if (!status) status = sn_adapter_load_run(l->loader, SN_ADAPTER_PIECE_BYTES, done, task->adapter, err);
+    }
+    *done |= status != SN_OK;
+    return *done ? adapter_load_end(t, task, status, err) : SN_OK;
 }
 
 static void adapter_unload(sn_trainer *t, sn_training_task *task) {
@@ -428,18 +490,21 @@ void sn_trainer_drop(sn_trainer *t, const sn_job *job) {
 
 sn_training_result sn_trainer_work(sn_trainer *t, sn_job *job, sn_training_budget *budget) {
     sn_training_task *task = job->training;
-    bool batch = task->kind == SN_TRAINING_FORWARD || task->kind == SN_TRAINING_BACKWARD, waits = false;
+    bool load = task->kind == SN_TRAINING_ADAPTER_LOAD, unload = task->kind == SN_TRAINING_ADAPTER_UNLOAD;
+    bool waits = false, done = false;
     int64_t begun_us = sn_now_us();
     budget->spent = 0;
-    if (batch) job->status = job_run_piece(t, job, budget, &waits, &job->err);
+    if (load)
+        job->status = adapter_load_piece(t, job, &waits, &done, &job->err);
+    else if (!unload)
+        job->status = job_run_piece(t, job, budget, &waits, &job->err);
     if (waits) return SN_TRAINING_WAITS;
     if (!job->started_us) job->started_us = begun_us;
-    if (task->kind == SN_TRAINING_ADAPTER_LOAD) job->status = adapter_load(t, task, &job->err);
-    if (task->kind == SN_TRAINING_ADAPTER_UNLOAD) adapter_unload(t, task);
+    if (unload) adapter_unload(t, task);
     int64_t now_us = sn_now_us();
     task->compute_us += now_us - begun_us;
-    if (batch && !job->status && (size_t)job->n_done < task->n_samples) return SN_TRAINING_CONTINUES;
-    if (batch) job_release(t, job);
+    if (load ? !done : !unload && !job->status && (size_t)job->n_done < task->n_samples) return SN_TRAINING_CONTINUES;
+    if (!load && !unload) job_release(t, job);
     job->finished_us = now_us;
     return SN_TRAINING_FINISHED;
 }

@@ -12,7 +12,7 @@
 #include "node/engine/job.h"
 
 typedef enum sn_training_task_kind {
-    SN_TRAINING_ADAPTER_LOAD,   /* make *adapter from the tensor's bytes */
+    SN_TRAINING_ADAPTER_LOAD,   /* make *adapter from the tensor's bytes, if they have the hash of the request */
     SN_TRAINING_ADAPTER_UNLOAD, /* free *adapter */
     SN_TRAINING_FORWARD,
     SN_TRAINING_BACKWARD,
@@ -51,9 +51,12 @@ size_t sn_trainer_saved_bytes(const sn_trainer *trainer);
 typedef struct sn_training_budget {
     size_t cost, spent;
 } sn_training_budget;
+/* An adapter is hashed and loaded in pieces of so many bytes of its image, as KV pages are in parts. */
+enum { SN_ADAPTER_PIECE_BYTES = 2 << 20 };
 
 typedef enum sn_training_result {
-    SN_TRAINING_WAITS,     /* nothing was done: the sequences of other jobs in progress leave too little memory */
+    SN_TRAINING_WAITS,     /* nothing was done: the sequences of other jobs in progress leave too little memory, or
+                            * another adapter is being loaded */
     SN_TRAINING_CONTINUES, /* call again for the next piece */
     SN_TRAINING_FINISHED,  /* job->status is set */
 } sn_training_result;
@@ -61,8 +64,8 @@ typedef enum sn_training_result {
 /* Stops work on a job, which is not finished and will not be given to sn_trainer_work again. */
 void sn_trainer_drop(sn_trainer *trainer, const sn_job *job);
 
-/* Runs a piece of a sequence of the job (job->n_done counts whole ones), or loads or unloads its adapter. A job that is
- * neither finished nor dropped may not be freed before the trainer. */
+/* Runs a piece of a sequence of the job (job->n_done counts whole ones), loads a piece of its adapter, or unloads it. A
+ * job that is neither finished nor dropped may not be freed before the trainer. */
 sn_training_result sn_trainer_work(sn_trainer *trainer, sn_job *job, sn_training_budget *budget);
 
 #endif

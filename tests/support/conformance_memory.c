@@ -222,3 +222,28 @@ void conformance_invalid_weights_are_refused(conformance *c) {
                           sn_dtype_name(bad[i].dtype), bad[i].rows, bad[i].cols);
     }
 }
+
+/* A float matrix may be packed some rows at a time, 16 or a multiple but for the last. */
+void conformance_parts_of_a_float_matrix_are_its_image(conformance *c) {
+    enum { ROWS_MAX = 70, COLS_MAX = 133 };
+    static const struct {
+        size_t rows, cols, part;
+    } shapes[] = {{70, 133, 16}, {70, 64, 48}, {33, 1, 16}, {16, 40, 16}, {5, 9, 16}};
+    const sn_device_ops *ops = c->device->ops;
+    static float host[ROWS_MAX * COLS_MAX];
+    for (size_t i = 0; i < sizeof host / sizeof *host; i++) host[i] = (float)i + 0.5f;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        size_t rows = shapes[i].rows, cols = shapes[i].cols, bytes, before = 0, part;
+        CONFORMANCE_OK(c, ops->weight_size(c->device, SN_F32, rows, cols, &bytes, &c->err));
+        uint8_t *whole = conformance_heap(c, bytes), *parts = conformance_heap(c, bytes);
+        CONFORMANCE_OK(c, ops->weight_pack(c->device, SN_F32, rows, cols, host, whole, &c->err));
+        for (size_t row = 0, n; row < rows; row += n) {
+            n = rows - row < shapes[i].part ? rows - row : shapes[i].part;
+            if (row) CONFORMANCE_OK(c, ops->weight_size(c->device, SN_F32, row, cols, &before, &c->err));
+            CONFORMANCE_OK(c, ops->weight_size(c->device, SN_F32, n, cols, &part, &c->err));
+            CONFORMANCE_CHECK(c, before + part <= bytes, "part %zu of (%zu, %zu) does not fit", row, rows, cols);
+            CONFORMANCE_OK(c, ops->weight_pack(c->device, SN_F32, n, cols, host + row * cols, parts + before, &c->err));
+        }
+        CONFORMANCE_CHECK(c, !memcmp(whole, parts, bytes), "parts of (%zu, %zu) differ from the whole", rows, cols);
+    }
+}

@@ -1,6 +1,8 @@
 /* Training beside steps on the device thread: how large its pieces are, when they run, and whose. Rows are counted at
  * the device; the test's clock makes every batch take a millisecond. */
 #include "base/clock.h"
+#include "blocks/block.h"
+#include "model/safetensors.h"
 #include "net/message.h"
 #include "node/engine/scheduler.h"
 #include "node/engine/training.h"
@@ -9,6 +11,7 @@
 #include "tests/support/virtual_clock.h"
 
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { EMBD = 64, BLOCKS = 4, CONTEXT = 512, BATCH_US = 1000 };
@@ -28,6 +31,12 @@ static sn_status count_batch(sn_device *d, const sn_batch *batch, bool *replayed
 static sn_status count_store(sn_device *d, int block, const float *k, const float *v, sn_err *err) {
     n_rows += rows_of_batch;
     return cpu_ops->kv_store(d, block, k, v, err);
+}
+static size_t packed_bytes; /* of weights, since the test set it */
+static sn_status count_pack(sn_device *d, sn_dtype dtype, size_t n, size_t cols, const void *host, void *image,
+                            sn_err *err) {
+    packed_bytes += n * cols * sizeof(float);
+    return cpu_ops->weight_pack(d, dtype, n, cols, host, image, err);
 }
 static sn_status count_attention_grad(sn_device *d, const sn_attention_grad *grad, sn_err *err) {
     n_rows += grad->n;
@@ -52,6 +61,7 @@ static void set_up(void) {
     ops.batch_begin = count_batch;
     ops.kv_store = count_store;
     ops.attention_grad = count_attention_grad;
+    ops.weight_pack = count_pack;
     device->ops = &ops;
     REQUIRE(sn_span_load(model, device, 0, BLOCKS, NULL, NULL, &span, &err));
     sn_model_close(&model);
@@ -198,6 +208,88 @@ Test(scheduler_training, one_clients_training_does_not_stop_anothers) {
         first = run_round().finished;
     }
     cr_expect_eq(first, 'b', "a short job waited for a long one");
+}
+
+/* An adapter of several MiB: a prompt and all matrices of every block. */
+static sn_buf adapter_image(void) {
+    static const sn_role roles[] = {SN_ROLE_ATTN_Q,   SN_ROLE_ATTN_K, SN_ROLE_ATTN_V,  SN_ROLE_ATTN_O,
+                                    SN_ROLE_FFN_GATE, SN_ROLE_FFN_UP, SN_ROLE_FFN_DOWN};
+    enum { ROLES = sizeof roles / sizeof *roles, TENSORS = BLOCKS * (1 + 2 * ROLES) };
+    static char names[TENSORS][32];
+    static float values[1 << 18];
+    sn_safetensors_entry entries[TENSORS];
+    sn_buf image;
+    int n = 0;
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) values[i] = (float)(i * 7919 % 1001) / 1001;
+    for (int b = 0; b < BLOCKS; b++) {
+        snprintf(names[n], sizeof *names, "prompt.%d", b);
+        entries[n] = (sn_safetensors_entry){names[n], SN_F32, 2, {CONTEXT, EMBD}, values};
+        n++;
+        for (int i = 0; i < ROLES; i++) {
+            size_t outputs, inputs;
+            sn_role_shape(sn_span_hparams(span), roles[i], &outputs, &inputs);
+            snprintf(names[n], sizeof *names, "lora_a.%d.%s", b, sn_adapter_target(roles[i]));
+            entries[n] = (sn_safetensors_entry){names[n], SN_F32, 2, {SN_LORA_RANK_MAX - 1, inputs}, values + i};
+            snprintf(names[n + 1], sizeof *names, "lora_b.%d.%s", b, sn_adapter_target(roles[i]));
+            entries[n + 1] =
+                (sn_safetensors_entry){names[n + 1], SN_F32, 2, {outputs, SN_LORA_RANK_MAX - 1}, values + 7 * i};
+            n += 2;
+        }
+    }
+    sn_buf_init(&image, 64 << 20);
+    REQUIRE(sn_safetensors_serialize(entries, (size_t)n, &image, &err));
+    return image;
+}
+
+static bool matrices_equal(const sn_weight *a, const sn_weight *b) {
+    return a->rows == b->rows && a->bytes == b->bytes && !memcmp(a->device, b->device, a->bytes);
+}
+
+/* Steps are computed between the pieces, and the adapter is that which is loaded at once. */
+Test(scheduler_training, an_adapter_is_loaded_in_pieces_between_steps) {
+    sn_buf image = adapter_image();
+    sn_adapter *whole = NULL, *loaded = NULL;
+    sn_msg *msg = NULL;
+    void *data;
+    REQUIRE(sn_msg_new(SN_MSG_ADAPTER_PUT, 0, &msg, &err));
+    REQUIRE(sn_msg_new_tensor(msg, SN_F32, 1, (uint64_t[]){image.len / 4}, &data, &err));
+    memcpy(data, image.data, image.len);
+    sn_hash hash = sn_hash_of(image.data, image.len);
+    memcpy(msg->adapter_put.hash, hash.bytes, SN_HASH_SIZE);
+    sn_training_task *task = calloc(1, sizeof *task);
+    *task = (sn_training_task){.kind = SN_TRAINING_ADAPTER_LOAD,
+                               .request_msg = msg,
+                               .owner = {'a'},
+                               .adapter = &loaded,
+                               .bytes_max = SIZE_MAX};
+    sn_job *job = calloc(1, sizeof *job);
+    *job = (sn_job){.kind = SN_JOB_TRAIN, .training = task, .arrived_us = sn_now_us()};
+    sn_scheduler_add(scheduler, job);
+    int least = 2 * (int)((image.len + SN_ADAPTER_PIECE_BYTES - 1) / SN_ADAPTER_PIECE_BYTES),
+        steps = 0; /* hash, load */
+    cr_assert_gt(least, 4);
+    for (char finished = 0; !finished; steps++) {
+        cr_assert_lt(steps, CONTEXT);
+        packed_bytes = 0;
+        add_decode_step(steps);
+        round_result r = run_round();
+        finished = r.finished;
+        cr_expect(r.stepped, "a step waited for the adapter");
+        cr_expect_leq(packed_bytes, SN_ADAPTER_PIECE_BYTES + 16 * SN_LORA_RANK_MAX * sizeof(float));
+    }
+    cr_expect_geq(steps, least, "%d steps while the adapter was loaded", steps);
+    REQUIRE(sn_adapter_load(span, image.data, image.len, &whole, &err));
+    for (int b = 0; b < BLOCKS; b++) {
+        const sn_block_adapter *have = sn_adapter_block(loaded, b), *want = sn_adapter_block(whole, b);
+        cr_expect(!memcmp(have->prompt, want->prompt, CONTEXT * EMBD * sizeof(float)), "prompt of block %d", b);
+        for (int i = 0; i < SN_ROLE_COUNT; i++) {
+            if (!sn_adapter_target((sn_role)i)) continue;
+            cr_expect(matrices_equal(&have->lora[i].a, &want->lora[i].a), "A %d of block %d", i, b);
+            cr_expect(matrices_equal(&have->lora[i].b, &want->lora[i].b), "B %d of block %d", i, b);
+        }
+    }
+    sn_adapter_free(&whole), sn_adapter_free(&loaded);
+    sn_buf_fini(&image);
 }
 
 /* The work of a client that hung up ends between two pieces, and leaves its memory to others. */

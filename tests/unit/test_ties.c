@@ -1,4 +1,5 @@
 #include "blocks/ties.h"
+#include "client/generate/lm_head.h"
 #include "tests/support/far_device.h"
 
 #include <criterion/criterion.h>
@@ -216,4 +217,47 @@ Test(ties, cpu_memory_returns_too) {
     }
     cr_assert_leq(resident_pages() - before, 256, "more than 1 MiB of 64 MiB was not freed");
     sn_device_close(&cpu);
+}
+
+/* -- the client's head, the one place where a model shares weights */
+
+static sn_device_ops counting;
+static const sn_device_ops *plain;
+static size_t matrix_bytes;
+static int n_matrices; /* allocations of the size of the token embeddings */
+
+static sn_status count_alloc(sn_device *d, size_t bytes, void **device, sn_err *why) {
+    n_matrices += bytes == matrix_bytes;
+    return plain->alloc(d, bytes, device, why);
+}
+
+/* How often the embeddings' bytes lie in memory where a model of this family is opened by a client. */
+static int matrices_of_head(const char *path) {
+    sn_model *model = NULL;
+    sn_device *device = NULL;
+    sn_lm_head *head = NULL;
+    sn_model_tensor embeddings;
+    cr_assert_eq(sn_model_open(path, &model, &err), SN_OK);
+    cr_assert_eq(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = 1}, &device, &err),
+                 SN_OK);
+    cr_assert_eq(sn_model_find(model, SN_ROLE_TOKEN_EMBEDDING, 0, &embeddings, &err), SN_OK);
+    cr_assert_eq(
+        device->ops->weight_size(device, embeddings.dtype, embeddings.rows, embeddings.cols, &matrix_bytes, &err),
+        SN_OK);
+    plain = device->ops;
+    counting = *plain;
+    counting.alloc = count_alloc;
+    device->ops = &counting;
+    n_matrices = 0;
+    cr_assert_eq(sn_lm_head_load(model, device, &head, &err), SN_OK);
+    int n = n_matrices;
+    sn_lm_head_free(&head);
+    sn_device_close(&device);
+    sn_model_close(&model);
+    return n;
+}
+
+Test(ties, a_client_holds_tied_embeddings_once) {
+    cr_expect_eq(matrices_of_head(SN_FIXTURES "/golden/llama"), 1, "the embeddings are the LM head as well");
+    cr_expect_eq(matrices_of_head(SN_FIXTURES "/golden/mistral"), 2, "here they are not");
 }

@@ -158,6 +158,7 @@ static sn_status generate(answer *a, char finish[32]) {
     a->thinks = swarm_model_prompt_thinks(c->model, a->prompt, a->n_prompt);
     sn_answer_view_begin(&c->view, a->thinks);
     a->bar = sn_progress_bar_begin("prompt");
+    sn_progress_bar_unit(a->bar, "tokens");
     a->began_us = sn_now_us();
     if (!code) code = swarm_session_generate(c->session, a->prompt_ids, a->n_prompt_ids, options, &json, &n, &error);
     sn_progress_bar_end(&a->bar);

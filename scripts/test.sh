@@ -24,7 +24,7 @@ WITHOUT_ASAN=(
   test_cuda_conformance test_xpu_conformance test_xpu_validation
 )
 # The programs themselves run under sanitizers through these system tests: all messages, all kinds of failure, the files.
-WITH_ASAN=(failover chain flood protocol private_swarm adapter session_file audit status)
+WITH_ASAN=(chat failover chain flood protocol private_swarm adapter session_file audit status)
 WITH_TSAN=(chain failover adapter)
 
 need_packages $BUILD_PACKAGES $TEST_PACKAGES $DEVICE_PACKAGES
@@ -123,7 +123,7 @@ threads() {
 sanitizer_builds() {
   local names
   names=$(basename -s .c tests/unit/test_*.c)
-  TARGETS=(test_sim swarm swarm-node $(grep -vxF -f <(printf '%s\n' "${WITHOUT_ASAN[@]}") <<<"$names"))
+  TARGETS=(test_sim swarm swarm-node scripted_chat $(grep -vxF -f <(printf '%s\n' "${WITHOUT_ASAN[@]}") <<<"$names"))
   cost builds asan build build-asan -DSN_TESTS=ON -DSN_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE="address;undefined"
   TARGETS=(swarm swarm-node $(basename -s .c tests/threads/*.c | sed 's/^/threads_/'))
   cost builds tsan build build-tsan -DSN_TESTS=ON -DSN_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE=thread

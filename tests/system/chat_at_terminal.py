@@ -113,7 +113,7 @@ def stopping():
     t.expect("[stopped before the answer began: the message is not in the conversation]")
     t.prompt()
     t.send("prefill 100000\r")
-    t.expect("100", "10000000")  # progress in tokens
+    t.expect("prompt: ", " of 10000000 tokens, 0 %, ", " left")
     t.send("\x03")
     t.expect("[stopped before")
     t.prompt()

@@ -399,6 +399,19 @@ sn_status sn_options_parse_command(const sn_program *program, const char *standa
     return status;
 }
 
+bool sn_options_has(const sn_options *options, const char *name) {
+    for (size_t i = 0; i < options->n_given; i++)
+        if (!strcmp(options->given[i].option->name, name)) return true;
+    return false;
+}
+
+sn_status sn_options_assign(const sn_command *command, const char *name, const char *text, sn_err *err) {
+    size_t i;
+    if (!find_option(command, name, strlen(name), &i))
+        return sn_fail(err, SN_REFUSED, "%s has no option '%.60s'", command->program, name);
+    return sn_option_set(sn_command_option(command, i), text, err) ? sn_err_context(err, "%s", name) : SN_OK;
+}
+
 void sn_options_fini(const sn_command *command, sn_options *options) {
     size_t n = sn_command_n_options(command);
     for (size_t i = 0; i < n; i++) {

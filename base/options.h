@@ -177,6 +177,10 @@ struct sn_program;
 sn_status sn_options_parse_command(const struct sn_program *program, const char *standard_file,
                                    const sn_command *command, int argc, char *const *argv, sn_options *out,
                                    sn_err *err) SN_MUST_USE;
+/* Whether the command line or a file gives the option of this name; and a value for it as a file would give it, which
+ * must live as long as the target (SN_REFUSED also when there is no such option). */
+bool sn_options_has(const sn_options *options, const char *name);
+sn_status sn_options_assign(const sn_command *command, const char *name, const char *text, sn_err *err) SN_MUST_USE;
 /* As sn_options_parse, for the text of a configuration file alone; error messages call it `name`. */
 sn_status sn_options_parse_file(const sn_command *command, const char *text, size_t len, const char *name,
                                 sn_options *out, sn_err *err) SN_MUST_USE;

@@ -145,6 +145,25 @@ static sn_status print_report(const tune_run *w, sn_err *err) {
     return SN_OK;
 }
 
+/* With --resume, options that are not given are those of the checkpoint. The checkpoint stays open as long as the
+ * options, which point into its texts. */
+static sn_status take_options(const sn_options *options, sn_checkpoint *checkpoint, sn_err *err) {
+    const char *folder = sn_program_settings.training.resume, *key;
+    json_t *value;
+    sn_status status = folder ? sn_checkpoint_open(folder, checkpoint, err) : SN_OK;
+    if (status || !folder) return status;
+    json_object_foreach(checkpoint->options, key, value) {
+        const char *name = strcmp(key, "data-file") ? key : "data", *text = json_string_value(value);
+        char number[64];
+        bool steps = !strcmp(key, "steps") && sn_options_has(options, "epochs");
+        if (!strcmp(key, "data") || steps || sn_options_has(options, name)) continue;
+        snprintf(number, sizeof number, "%.17g", json_number_value(value));
+        status = sn_options_assign(&sn_cmd_tune.command, name, text ? text : number, err);
+        if (status) return sn_err_context(err, "the checkpoint in %s", folder);
+    }
+    return SN_OK;
+}
+
 static sn_status run_tune(tune_run *w, sn_err *err) {
     const sn_training_settings *settings = &w->setup.settings->training;
     sn_status status = sn_training_begin(&w->training, settings, err);
@@ -160,7 +179,7 @@ static sn_status run_tune(tune_run *w, sn_err *err) {
 }
 
 static sn_status tune_main(const sn_options *options, int *code, sn_err *err) {
-    (void)options, (void)code;
+    (void)code;
     tune_run w = {.setup = sn_cli_setup()};
     const char *resumed = w.setup.settings->training.resume;
     w.folder = resumed ? resumed : given.out;
@@ -170,9 +189,12 @@ static sn_status tune_main(const sn_options *options, int *code, sn_err *err) {
                                                         "--resume continues a training, --out names another "
                                                         "folder, and --force replaces the results",
                                                         err);
+    sn_checkpoint checkpoint = {0};
+    if (!status) status = take_options(options, &checkpoint, err);
     if (!status) status = run_tune(&w, err);
     sn_training_fini(&w.training);
     sn_setup_close(&w.setup);
+    sn_checkpoint_close(&checkpoint);
     return status;
 }
 

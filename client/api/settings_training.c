@@ -4,9 +4,9 @@
 #include "blocks/adapter.h"
 
 static const sn_option data_options[] = {
-    SN_OPT_REQUIRED("data", "FILE", &sn_program_settings.training.data,
-                    "training data: a .txt file, or a .jsonl file with {\"text\"}, {\"prompt\", \"completion\"}, "
-                    "{\"messages\"} or {\"text\", \"label\"} on each line"),
+    SN_OPT_STRING("data", "FILE", &sn_program_settings.training.data,
+                  "training data: a .txt file, or a .jsonl file with {\"text\"}, {\"prompt\", \"completion\"}, "
+                  "{\"messages\"} or {\"text\", \"label\"} on each line"),
     SN_OPT_STRING("eval-data", "FILE", &sn_program_settings.training.eval_data,
                   "evaluation data in the same format: the loss over it is shown before and after training"),
     SN_OPT_INT("seq", "N", &sn_program_settings.training.seq, 2, 1 << 20,

@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define DATA_FILE "data-file"
+
 static double effective_alpha(const sn_training_settings *s) {
     return isnan(s->alpha) ? 2 * (double)s->rank : s->alpha;
 }
@@ -62,7 +64,17 @@ static json_t *settings_json(const sn_training *t, const sn_optimizer_options *o
         s->clip, "weight-decay", s->weight_decay, "seed", (json_int_t)s->seed);
     if (t->data || s->steps != SN_INT_UNSET) json_object_set_new(all, "steps", json_integer(o->steps));
     if (t->data) json_object_set_new(all, "data", json_string(sn_hex(t->data->hash.bytes, SN_HASH_SIZE, hex)));
+    char *path = realpath(s->data, NULL);
+    if (path) json_object_set_new(all, DATA_FILE, json_string(path)); /* for a run that resumes without --data */
+    free(path);
     return all;
+}
+
+/* Whether the run that resumes may have another value: the place of the data, and more steps than the earlier one. With
+ * a constant learning rate, the bits are then those of one run of all steps. */
+static bool may_differ(const char *key, const json_t *value, const json_t *was) {
+    if (!strcmp(key, DATA_FILE)) return true;
+    return !strcmp(key, "steps") && json_integer_value(value) > json_integer_value(was);
 }
 
 static sn_status compare_settings(const json_t *now, const json_t *then, sn_err *err) {
@@ -70,7 +82,7 @@ static sn_status compare_settings(const json_t *now, const json_t *then, sn_err 
     json_t *value;
     json_object_foreach((json_t *)(uintptr_t)now, key, value) {
         json_t *was = json_object_get(then, key);
-        if (was && json_equal(value, was)) continue;
+        if ((was && json_equal(value, was)) || may_differ(key, value, was)) continue;
         if (!strcmp(key, "data")) return sn_fail(err, SN_REFUSED, "--data differs from the data of the checkpoint");
         char *old = was ? json_dumps(was, JSON_ENCODE_ANY) : NULL;
         sn_status status =
@@ -102,6 +114,7 @@ static sn_status compare_weights(const sn_training *t, sn_err *err) {
 
 sn_status sn_training_begin(sn_training *t, const sn_training_settings *settings, sn_err *err) {
     *t = (sn_training){.settings = settings};
+    if (!settings->data) return sn_fail(err, SN_REFUSED, "--data FILE is missing: the texts to train with");
     sn_status status = settings->resume ? sn_checkpoint_open(settings->resume, &t->checkpoint, err) : SN_OK;
     return status ? status : note_settings(t, err);
 }

@@ -55,6 +55,22 @@ wait_end tune 60
 succeeds "${tune[@]}" --join "${address[a]}" --resume "$scratch/interrupted"
 equal "$scratch/interrupted"
 
+# A run that resumes takes its options, and the place of its data, from the checkpoint; more steps extend it. With a constant
+# learning rate it has the bits of one run of all steps.
+extend=("$bin/swarm" tune --model "$model" --local all)
+succeeds "${extend[@]}" "${same[@]}" --schedule constant --steps 2 --out "$scratch/extended"
+succeeds "${extend[@]}" --resume "$scratch/extended" --steps 4
+succeeds "${extend[@]}" "${same[@]}" --schedule constant --steps 4 --out "$scratch/at-once"
+for file in adapter_model.safetensors loss.csv; do
+  cmp "$scratch/extended/$file" "$scratch/at-once/$file" || fail "an extended run differs from one of all steps: $file"
+done
+start extended "${extend[@]}" --resume "$scratch/extended" --steps 4000
+until grep -q 'resuming at step 4$' "$scratch/extended.err"; do kill -0 "${pid[extended]}" || fail "it does not resume"; sleep 0.05; done
+signal extended INT
+wait_end extended 60
+[ $rc = 130 ] && grep -q "interrupted after step [0-9]* of 4000; swarm tune --resume $scratch/extended continues" "$scratch/extended.err" ||
+  fail "an interrupted run does not say how to go on: $(cat "$scratch/extended.err")"
+
 # A node is killed during a step, and another one replaces it. The program is stopped until the other one is ready.
 start tune "${tune[@]}" --join "${address[a]}" --out "$scratch/lost"
 wait_checkpoint "$scratch/lost" 2
@@ -101,7 +117,9 @@ cmp -s "$scratch/chat.here" "$scratch/chat.plain" && fail "an adapter changes no
 here=("${tune[@]}" --local all)
 refuses 2 'rank conflicts with the checkpoint, which has 4' "${here[@]}" --resume "$scratch/whole" --rank 8
 refuses 2 'method conflicts with the checkpoint, which has "lora"' "${here[@]}" --resume "$scratch/whole" --method prompt
-refuses 2 'steps conflicts with the checkpoint, which has 6' "${here[@]}" --resume "$scratch/whole" --steps 7
+refuses 2 'steps conflicts with the checkpoint, which has 6' "${here[@]}" --resume "$scratch/whole" --steps 5
+refuses 2 'out: the folder .* is not empty: --resume continues' "${here[@]}" --model /nowhere --out "$scratch/whole"
+refuses 2 'data FILE is missing' "$bin/swarm" tune --model "$model" --local all --out "$scratch/none"
 refuses 2 'either --steps or --epochs' "${here[@]}" --out "$scratch/none" --epochs 2
 refuses 2 'holds no checkpoint' "${here[@]}" --resume "$scratch/none"
 refuses 2 'targets q,x: name them' "${here[@]}" --out "$scratch/none" --targets q,x

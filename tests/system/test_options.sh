@@ -126,7 +126,7 @@ grep -q 'in host memory, preloaded' "$scratch/configured.err" || fail "the file'
 [ "$(ls "$scratch/blocks")" ] || fail "the file's offload-dir is ignored"
 succeeds "$bin/swarm" keygen --out "$scratch/client-id"
 example client.conf "model=$llama" "join=${address[a]}" local=0:2 only=a "identity=$scratch/client-id" temperature=0 \
-  kv-dtype=f32 "evidence=$scratch/evidence" "adapter=$fixtures/peft/lora/end"
+  "cache=$scratch/cache" kv-dtype=f32 "evidence=$scratch/evidence" "adapter=$fixtures/peft/lora/end"
 succeeds "$bin/swarm" generate --config "$scratch/client.conf" --ids-file "$scratch/ids" --max-tokens 5 --json
 [ "$(query "$scratch/run.out" 'len(d["ids"])')" = 5 ] || fail "the command line does not override the file"
 echo "colour = red" >>"$scratch/node.conf"

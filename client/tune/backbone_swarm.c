@@ -27,6 +27,7 @@ enum {
     ROUTE_WAIT_US = 3000000,
     ROUTE_POLL_US = 200000,
     DISCOVER_SLICE_US = 500000,
+    CANCEL_POLL_US = 500000, /* between two looks at the cancel flag */
     ADAPTER_IMAGE_MAX = 1 << 30
 };
 
@@ -414,7 +415,7 @@ static sn_status swarm_find_failures(swarm_backbone *s, sn_err *err) {
 }
 
 static int64_t swarm_next_deadline(const swarm_backbone *s) {
-    int64_t now = sn_now_us(), next = now + 1000000;
+    int64_t now = sn_now_us(), next = now + CANCEL_POLL_US;
     for (size_t i = 0; i < s->n_traversals; i++) {
         const traversal *t = &s->traversals[i];
         int64_t at = t->correlation_id ? t->deadline_us : t->not_before_us;

@@ -105,6 +105,10 @@ static sn_status segment_reserve(sn_segment *g, sn_err *err) {
     return SN_OK;
 }
 
+static sn_status check_cancel(const sn_device *device, sn_err *err) {
+    return sn_is_cancelled(device->cancel) ? sn_fail(err, SN_STOP, "the computation was cancelled") : SN_OK;
+}
+
 static sn_status segment_load_block(sn_segment *g, const sn_model *model, int number, sn_err *err) {
     sn_block_storage *r = &g->blocks[number - g->first];
     switch (r->residence) {
@@ -128,7 +132,10 @@ sn_status sn_segment_load(sn_segment *g, const sn_segment_source *source, int fi
     sn_status status = sn_calloc(&g->blocks, (size_t)(end - first), sizeof *g->blocks, err);
     if (!status) status = segment_measure(g, source->model, source->plan, err);
     if (!status) status = segment_reserve(g, err);
-    for (int b = first; b < end && !status; b++) status = segment_load_block(g, source->model, b, err);
+    for (int b = first; b < end && !status; b++) {
+        status = check_cancel(g->device, err);
+        if (!status) status = segment_load_block(g, source->model, b, err);
+    }
     return status;
 }
 
@@ -211,7 +218,8 @@ sn_status sn_segment_walk(sn_segment *g, int first, int end, bool backwards, sn_
             if (status) return status;
         }
         sn_block block = sn_block_at(&r->layout, image);
-        status = visit(ctx, b, &block, err);
+        status = check_cancel(g->device, err);
+        if (!status) status = visit(ctx, b, &block, err);
     }
     return status;
 }

@@ -161,12 +161,15 @@ static sn_status run_generation(sn_setup *setup, const sn_token_ids *prompt, sn_
     sn_progress_bar_unit(bar, "tokens");
     if (!status) status = sn_generator_run(generator, prompt->ids, prompt->n, &options, &result, err);
     sn_progress_bar_end(&bar);
+    if (!status && result.finish == SN_FINISH_INTERRUPTED) {
+        *code = SN_EXIT_INTERRUPTED;
+        sn_interrupted = 0; /* what follows is not to be interrupted */
+    }
     if (!status)
         status = print_generation(prompt, &result, &sampling, setup->chain, setup->audit, err);
     else if (result.text.len && !sn_cli_output.json)
         putchar('\n');
     if (!status) status = sn_session_save(setup, generator, NULL, err);
-    if (!status && result.finish == SN_FINISH_INTERRUPTED) *code = SN_EXIT_INTERRUPTED;
     sn_generation_fini(&result);
     sn_generator_free(&generator);
     return status;

@@ -28,6 +28,7 @@
 #ifndef SN_DEVICE_DEVICE_H
 #define SN_DEVICE_DEVICE_H
 
+#include "base/cancel.h"
 #include "base/activation.h"
 #include "base/dtype.h"
 #include "base/text.h"
@@ -385,6 +386,8 @@ struct sn_device {
     size_t memory_max;        /* bytes of its memory that may be allocated; SIZE_MAX: as many as it has */
     size_t memory_used;       /* bytes that are allocated; backends count with the next two functions */
     size_t memory_extra;      /* bytes beside all others with which it is faster: captured batches */
+    const sn_cancel *cancel;  /* of a CPU device: between two blocks it ends loading and forward passes with SN_STOP;
+                                 NULL: nothing does. Borrowed; set by the device's owner */
 };
 
 /* For backends: memory_max of a device that is opened with these options (or NULL). */

@@ -46,6 +46,7 @@ static sn_status connection_open(swarm_connection *c, sn_err *err) {
         return sn_fail(err, SN_REFUSED, "dht finds the nodes of one model: give the path of this model, too");
     sn_status status = sn_entry_find(&c->entry, s, &c->model, sn_api_flag(c->cancel), err);
     if (!status) status = c->open_link(c->open_link_ctx, &c->link, err);
+    if (!status) sn_link_set_cancel(c->link, sn_api_flag(c->cancel));
     if (!status) status = sn_link_discover(c->link, c->has_model ? &c->model : NULL, (int)s->common.timeout_ms, err);
     c->discovered = !status;
     return status;

@@ -78,7 +78,7 @@ sn_status sn_model_open_head(const swarm_model *model, sn_lm_head **out, sn_err 
     sn_status status = needs_weights(m, err);
     if (status) return status;
     pthread_mutex_lock(&m->lock);
-    if (!m->device) status = sn_setup_device(&m->options.settings, &m->device, err);
+    if (!m->device) status = sn_setup_device(&m->options.settings, NULL, &m->device, err);
     if (!status && !m->lm_head) status = sn_lm_head_load(m->model, m->device, &m->lm_head, err);
     *out = m->lm_head;
     pthread_mutex_unlock(&m->lock);

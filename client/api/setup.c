@@ -24,13 +24,15 @@ static const char *published_adapter_name(const sn_setup *setup) {
     return named ? adapter + strlen("name:") : NULL;
 }
 
-sn_status sn_setup_device(const sn_settings *settings, sn_device **out, sn_err *err) {
+sn_status sn_setup_device(const sn_settings *settings, const sn_cancel *cancel, sn_device **out, sn_err *err) {
     const sn_common_settings *o = &settings->common;
     sn_device_id id;
     sn_device_options options = {.threads = (int)o->threads, .isa = o->isa};
     sn_status status = sn_device_id_parse(o->device, &id, err);
     if (status) return sn_err_context(err, "--device");
-    return sn_device_open(id, &options, out, err);
+    status = sn_device_open(id, &options, out, err);
+    if (!status && (*out)->host_visible) (*out)->cancel = cancel;
+    return status;
 }
 
 static sn_status open_tokenizer(sn_setup *setup, bool needed, sn_err *err) {
@@ -66,7 +68,7 @@ sn_status sn_setup_open(sn_setup *setup, bool needs_tokenizer, sn_err *err) {
     if (!status && s->common.adapter && !published_adapter_name(setup))
         status = sn_setup_adapter(setup, setup->model, &setup->adapter, err);
     if (!status) status = open_tokenizer(setup, needs_tokenizer, err);
-    if (!status) status = sn_setup_device(s, &setup->device, err);
+    if (!status) status = sn_setup_device(s, setup->cancel, &setup->device, err);
     if (!status) status = sn_lm_head_load(setup->model, setup->device, &setup->lm_head, err);
     sn_setup_phase(setup, NULL);
     return status;
@@ -170,6 +172,7 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
     if (!status) status = set_local_blocks(setup, &options, err);
     if (!status && !setup->link) status = sn_setup_link(setup, err);
     if (status) return status;
+    if (setup->link) sn_link_set_cancel(setup->link, setup->cancel);
     options.link = setup->link;
     if (setup->link) status = open_slow_nodes(setup, err);
     if (status) return status;

@@ -51,7 +51,9 @@ typedef struct sn_setup {
 
 /* Opens model, adapter, tokenizer, device and LM head. A model without a tokenizer is accepted unless needed. */
 sn_status sn_setup_open(sn_setup *setup, bool needs_tokenizer, sn_err *err) SN_MUST_USE;
-sn_status sn_setup_device(const sn_settings *settings, sn_device **out, sn_err *err) SN_MUST_USE; /* a device alone */
+/* A device alone. cancel: of what it computes; NULL: nothing ends that. */
+sn_status sn_setup_device(const sn_settings *settings, const sn_cancel *cancel, sn_device **out,
+                          sn_err *err) SN_MUST_USE;
 void sn_setup_close(sn_setup *setup); /* accepts a setup of which nothing was opened */
 
 /* Loads the adapter's folder of the settings. SN_REFUSED when the folder says that it was trained for another

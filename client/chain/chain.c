@@ -257,7 +257,8 @@ static sn_status group_step_once(sn_chain *chain, sn_hop *hops, size_t n_hops, c
         if (status != SN_RETRY || !err->retry_after_ms ||
             sn_now_us() + (int64_t)err->retry_after_ms * 1000 > chain->call.deadline_us)
             return status;
-        sn_sleep_us((int64_t)err->retry_after_ms * 1000);
+        status = sn_link_pause(chain->options.link, (int64_t)err->retry_after_ms * 1000, err);
+        if (status) return status;
     }
 }
 
@@ -391,16 +392,8 @@ static sn_step step_rest(const sn_step *step, int done) {
     return (sn_step){step->position + done, step->n - done, step->n_embd, step->in + at, step->out + at};
 }
 
-/* A step of any length. Its positions count from the first virtual token. */
-static sn_status chain_run(sn_chain *chain, const sn_step *step, sn_err *err) {
-    sn_chain_begin_call(chain);
-    sn_chain_poll_hops(chain);
-    chain->audit_failed = false;
-    if (step->n <= DECODE_ROWS_MAX && step->position == chain->length) {
-        sn_status status = sn_chain_maybe_reroute(chain, err);
-        if (status) return status;
-    }
-    chain->length = step->position; /* the step overwrites what the hops hold after it, even when it fails */
+/* The pieces of a step. */
+static sn_status chain_run_pieces(sn_chain *chain, const sn_step *step, sn_err *err) {
     int chunk_rows = sn_chain_chunk_rows(chain, step->n);
     for (int done = 0, rows = 0; done < step->n; done += rows) {
         if (rows) sn_chain_begin_call(chain); /* the limits are those of each piece of a long input */
@@ -420,6 +413,22 @@ static sn_status chain_run(sn_chain *chain, const sn_step *step, sn_err *err) {
         status = chain_step_all_hops(chain, &rest, err);
         if (status) return status;
     }
+    return SN_OK;
+}
+
+/* A step of any length. Its positions count from the first virtual token. */
+static sn_status chain_run(sn_chain *chain, const sn_step *step, sn_err *err) {
+    sn_status status = SN_OK;
+    sn_chain_begin_call(chain);
+    if (chain->unsettled) status = sn_chain_settle(chain, step->position, err);
+    if (status) return status;
+    sn_chain_poll_hops(chain);
+    chain->audit_failed = false;
+    if (step->n <= DECODE_ROWS_MAX && step->position == chain->length) status = sn_chain_maybe_reroute(chain, err);
+    chain->length = step->position; /* the step overwrites what the hops hold after it, even when it fails */
+    if (!status) status = chain_run_pieces(chain, step, err);
+    chain->unsettled = status == SN_STOP;
+    if (status) return status;
     chain->length = step->position + step->n;
     return sn_chain_run_audit(chain, false, err);
 }

@@ -10,7 +10,9 @@
  *
  * Errors: SN_RETRY: no node can take over for a failed one, or serves the blocks; the message names them, and another
  * try may succeed. SN_REBUILD: the timeline was shortened (see sn_chain_step); the caller continues from its end.
- * SN_REFUSED: the arguments or the model do not allow it. SN_STOP: out of memory, an interrupt, or a failed device. */
+ * SN_REFUSED: the arguments or the model do not allow it. SN_STOP: out of memory, a failed device, or a call that
+ * was cancelled (sn_link_set_cancel, sn_device.cancel): the timeline ends where the call began, and the next call goes
+ * on from there with the same nodes. */
 #ifndef SN_CLIENT_CHAIN_CHAIN_H
 #define SN_CLIENT_CHAIN_CHAIN_H
 

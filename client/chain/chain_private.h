@@ -8,6 +8,7 @@
  * reroute.c    moving to a faster route
  * kv.c         the KV cache of all blocks, read and written
  * verifier.c   what happens after a failed check
+ * settle.c     after a cancelled call
  *
  * Inside these files positions count from the first virtual token. A group is a row of remote hops that push to each
  * other, stepped and replaced as one; every other hop is a group of its own. Groups are named by their hops [i, j). */
@@ -56,6 +57,7 @@ struct sn_chain {
     int64_t reroute_us;        /* when to look for a faster route again; 0: before the first token */
     char request_id[SN_REQUEST_ID_MAX + 1];
     bool audit_failed;
+    bool unsettled; /* a call was cancelled: steps may still be on their way (settle.c) */
     struct {
         uint8_t node[SN_KEY_SIZE];
         int64_t until_us;
@@ -152,6 +154,17 @@ bool sn_chain_avoids(const sn_chain *chain, const uint8_t node[SN_KEY_SIZE]);
  * replayed. On failure the chain is as before, without the replica, or the group must be replaced. */
 sn_status sn_chain_promote_replica(sn_chain *chain, size_t i, size_t j, size_t k, int position,
                                    sn_err *err) SN_MUST_USE;
+
+/* Tells every session of the group [i, j), with the replica in the place of hop k (j: with none), to continue at
+ * `position`. *from: the position up to which all of them hold the KV cache. */
+sn_status sn_chain_resume_group(sn_chain *chain, size_t i, size_t j, size_t k, int position, int *from,
+                                sn_err *err) SN_MUST_USE;
+
+/* -- settle.c */
+
+/* After a call that was cancelled: brings the sessions at the nodes to `position`, as far as they answer; the others
+ * are replaced by the next step. SN_STOP only. */
+sn_status sn_chain_settle(sn_chain *chain, int position, sn_err *err) SN_MUST_USE;
 
 /* -- prefill.c */
 

@@ -345,7 +345,8 @@ sn_status sn_chain_plan_route(sn_chain *chain, int first, int end, sn_chain_pati
         if (chain->options.routing.measure && (status = sn_chain_measure_rtt(chain, false, err))) return status;
         bool found = !chain_plan_route_now(chain, first, end, out, err);
         if (!found && chain_may_wait(chain, patience, began_us))
-            sn_sleep_us((int64_t)sn_chain_left_ms(chain, ROUTE_POLL_MS) * 1000);
+            status = sn_link_pause(link, (int64_t)sn_chain_left_ms(chain, ROUTE_POLL_MS) * 1000, err);
+        if (status == SN_STOP) return status;
     }
 }
 
@@ -428,7 +429,7 @@ sn_status sn_chain_connect(sn_chain *chain, int first, int end, sn_chain_patienc
             if (!chain->known_hash[b]) chain->known_hash[b] = &chain->weights[b];
         if (!status) return SN_OK;
         bool local = hops[*n - 1].is_local;
-        if (!local) sn_chain_ban(chain, &hops[*n - 1]);
+        if (!local && status != SN_STOP) sn_chain_ban(chain, &hops[*n - 1]);
         sn_chain_close_hops(chain, hops, *n);
         if (status == SN_REFUSED && !local)
             status = err->status = SN_RETRY; /* one node refused, for example after moving to other blocks */

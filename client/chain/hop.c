@@ -162,7 +162,8 @@ sn_status sn_hop_put_adapter(const sn_hop *hop, sn_link *link, const void *image
         int left_ms = (int)((end_us - sn_now_us()) / 1000);
         sn_status status = hop_send_adapter(hop, link, image, bytes, left_ms > 1 ? left_ms : 1, err);
         if (status != SN_RETRY || sn_now_us() + ADAPTER_RETRY_US > until_us) return status;
-        sn_sleep_us(ADAPTER_RETRY_US);
+        status = sn_link_pause(link, ADAPTER_RETRY_US, err);
+        if (status) return status;
     }
 }
 
@@ -253,7 +254,7 @@ sn_status sn_hop_resume(sn_hop *hop, sn_link *link, const sn_resume_point *at, i
         int left_ms = (int)((until - sn_now_us()) / 1000);
         sn_call call = {r->address, r->curve_key, SN_MSG_RESUME_REPLY, left_ms > 1 ? left_ms : 1};
         status = sn_link_call(link, &call, &msg, &r->peer, &reply, err);
-        if (status == SN_RETRY && sn_now_us() < until) sn_sleep_us(RESUME_RETRY_US);
+        if (status == SN_RETRY && sn_now_us() < until && sn_link_pause(link, RESUME_RETRY_US, err)) status = SN_STOP;
     } while (status == SN_RETRY && sn_now_us() < until);
     if (status) return status;
     uint64_t there = reply->resume_reply.length;

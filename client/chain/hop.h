@@ -9,7 +9,7 @@
  * Used by the chain that owns the hops, on the chain's thread; audits read the hops. Every function that waits for a
  * node takes a timeout or a deadline. Errors of a node: SN_RETRY (this step failed; another node may do it), SN_REBUILD
  * (the session there is lost or in another state than expected), SN_REFUSED (the node refuses the request); SN_STOP:
- * out of memory or an interrupt. */
+ * out of memory, or the wait was cancelled. */
 #ifndef SN_CLIENT_CHAIN_HOP_H
 #define SN_CLIENT_CHAIN_HOP_H
 

@@ -70,7 +70,8 @@ sn_status sn_chain_get_kv(sn_chain *chain, int position, int n, float *out, sn_e
         return sn_fail(err, SN_REFUSED, "%d tokens at position %d are not in the timeline of %d", n, position,
                        chain->length);
     size_t half = (size_t)n * chain_kv_width(chain);
-    sn_status status = SN_OK;
+    sn_chain_begin_call(chain);
+    sn_status status = chain->unsettled ? sn_chain_settle(chain, chain->length, err) : SN_OK;
     for (size_t i = 0; i < chain->n_hops && !status; i++) {
         sn_hop *hop = &chain->hops[i];
         for (int b = hop->first; b < hop->end && hop->is_local && !status; b++) {

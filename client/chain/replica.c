@@ -154,11 +154,8 @@ static bool replica_is_ready(sn_chain *chain, sn_hop *hop) {
 
 /* -- promoting it ------------------------------------------------------------------------------------------------ */
 
-/* Tells every session of the group [i, j), with the replica in the place of hop k, to continue at `position`. *from:
- * the position up to which all of them hold the KV cache. */
-static sn_status group_resume_with_replica(sn_chain *chain, size_t i, size_t j, size_t k, int position, int *from,
-                                           sn_err *err) {
-    const sn_hop_remote *old = &chain->hops[k].remote;
+sn_status sn_chain_resume_group(sn_chain *chain, size_t i, size_t j, size_t k, int position, int *from, sn_err *err) {
+    const sn_kv_replica *replica = k < j ? chain->hops[k].remote.replica : NULL;
     const uint8_t *before = NULL; /* CURVE key of the node that pushes into the next one */
     sn_status status = SN_OK;
     uint64_t step = 0;
@@ -166,12 +163,12 @@ static sn_status group_resume_with_replica(sn_chain *chain, size_t i, size_t j, 
     for (size_t x = i; x < j; x++)
         if (step <= chain->hops[x].remote.step_sent) step = chain->hops[x].remote.step_sent + 1;
     for (size_t x = i; x < j && !status; x++) {
-        sn_hop *hops = x == k ? old->replica->hops : &chain->hops[x];
-        size_t n = x == k ? old->replica->n : 1;
+        sn_hop *hops = x == k ? replica->hops : &chain->hops[x];
+        size_t n = x == k ? replica->n : 1;
         for (size_t m = 0; m < n && !status; m++) {
             int length = 0;
             bool pushed = m ? hops[m].pushed : x > i;
-            const sn_hop *next = x + 1 == k                          ? &old->replica->hops[0]
+            const sn_hop *next = replica && x + 1 == k               ? &replica->hops[0]
                                  : x == k && m + 1 == n && k + 1 < j ? &chain->hops[k + 1]
                                                                      : NULL; /* the others push where they did */
             sn_resume_point at = {position, step, pushed ? before : NULL, next ? chain_announcement(chain, next) : NULL,
@@ -214,7 +211,7 @@ sn_status sn_chain_promote_replica(sn_chain *chain, size_t i, size_t j, size_t k
     if (position < 0 || !hop->remote.replica || !replica_is_ready(chain, hop))
         return sn_fail(err, SN_RETRY, "there is no KV replica");
     size_t n = hop->remote.replica->n;
-    sn_status status = group_resume_with_replica(chain, i, j, k, position, &from, err);
+    sn_status status = sn_chain_resume_group(chain, i, j, k, position, &from, err);
     if (!status) status = replica_put_in_place(chain, k, position, err);
     if (status) {
         if (chain->hops[k].remote.replica) replica_drop(chain, &chain->hops[k], err->text);

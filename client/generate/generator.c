@@ -427,6 +427,13 @@ static sn_status call_check_lead_space(generator_call *r, const int32_t *prompt,
     return status;
 }
 
+/* A cancelled step ends a generation as an interrupt does; text that is not to be seen unchecked stays unseen. */
+static bool call_was_cancelled(generator_call *r, sn_status status) {
+    if (status != SN_STOP || !call_is_interrupted(r) || r->options->when_checked) return false;
+    r->out->finish = SN_FINISH_INTERRUPTED;
+    return true;
+}
+
 static sn_status call_generate(generator_call *r, size_t n_prompt) {
     sn_generate_timings *t = &r->out->timings;
     sn_chain *chain = r->g->parts.chain;
@@ -434,6 +441,7 @@ static sn_status call_generate(generator_call *r, size_t n_prompt) {
     for (bool done = false; !status && !done;) {
         size_t before = r->out->ids.n;
         status = call_feed(r, n_prompt + before);
+        if (call_was_cancelled(r, status)) return SN_OK;
         if (!t->prefill_us)
             t->prefill_us = sn_now_us() - r->began_us;
         else if (!status)
@@ -445,6 +453,7 @@ static sn_status call_generate(generator_call *r, size_t n_prompt) {
         if (!status) status = call_choose_accepted(r, &done);
         if (before) t->decode_tokens += r->out->ids.n - before;
         if (!status && done) status = sn_chain_audit(chain, r->err);
+        if (call_was_cancelled(r, status)) return SN_OK;
         if (status == SN_REBUILD && sn_chain_audit_failed(chain)) {
             status = call_retract(r, n_prompt);
             done = false;

@@ -33,12 +33,14 @@ enum {
     PAGE_US = 1000000,     /* to wait for each of them */
     REQUESTS_MAX = 512,    /* asynchronous requests */
     DRAINING_MAX = 256,
-    RETRY_AFTER_MS_MAX = 60000
+    RETRY_AFTER_MS_MAX = 60000,
+    CANCEL_POLL_US = 100000 /* how often a wait looks at the flag that ends it; a signal ends the wait at once */
 };
 
 struct sn_link {
     sn_identity identity;
     sn_transport *transport;
+    const sn_cancel *cancel;   /* NULL: none */
     sn_introducer *introducer; /* NULL over other transports */
     sn_directory *directory;
     sn_seed seeds[SEEDS_MAX];
@@ -245,8 +247,38 @@ const char *sn_link_unanswered(const sn_link *link) {
     return link->n_seeds < link->n_joined ? link->joined : NULL;
 }
 
+void sn_link_set_cancel(sn_link *link, const sn_cancel *cancel) { link->cancel = cancel; }
+
+static sn_status link_check_cancel(const sn_link *link, sn_err *err) {
+    return sn_is_cancelled(link->cancel) ? sn_fail(err, SN_STOP, "the wait for a node was cancelled") : SN_OK;
+}
+
+/* The end of this part of a wait: the deadline, or sooner, when the flag is to be looked at. */
+static int64_t next_look_us(const sn_link *link, int64_t deadline_us) {
+    int64_t look_us = sn_now_us() + CANCEL_POLL_US;
+    return link->cancel && look_us < deadline_us ? look_us : deadline_us;
+}
+
+sn_status sn_link_pause(const sn_link *link, int64_t us, sn_err *err) {
+    int64_t until_us = sn_now_us() + us;
+    sn_status status;
+    while (!(status = link_check_cancel(link, err)) && sn_now_us() < until_us)
+        sn_sleep_us(next_look_us(link, until_us) - sn_now_us());
+    return status;
+}
+
+static sn_status link_receive(sn_link *link, int64_t deadline_us, sn_event *event, sn_err *err) {
+    for (;;) {
+        int64_t until_us = next_look_us(link, deadline_us);
+        sn_status status = link_check_cancel(link, err);
+        if (!status) status = sn_transport_recv(link->transport, until_us, event, err);
+        bool quiet = !status && !event->peer && !event->msg;
+        if (!quiet || until_us == deadline_us || sn_now_us() < until_us) return status;
+    }
+}
+
 sn_status sn_link_receive(sn_link *link, int64_t deadline_us, sn_event *event, sn_err *err) {
-    sn_status status = sn_transport_recv(link->transport, deadline_us, event, err);
+    sn_status status = link_receive(link, deadline_us, event, err);
     if (status) return status;
     if (event->lost) {
         sn_log(SN_LOG_INFO, "node lost", "text=%s", event->err.text);

@@ -7,10 +7,12 @@
  *
  * Errors: SN_RETRY: no answer in time, a lost connection, or an answer of another kind. An ERROR message from a node
  * becomes its status and its sentence, with retry_after_ms where the node names a time; SN_STOP of a node becomes
- * SN_RETRY, because another node may do it. SN_STOP: out of memory, an interrupt, or the transport cannot go on. */
+ * SN_RETRY, because another node may do it. SN_STOP: out of memory, a wait was
+ * cancelled, or the transport cannot go on. */
 #ifndef SN_CLIENT_NET_LINK_H
 #define SN_CLIENT_NET_LINK_H
 
+#include "base/cancel.h"
 #include "net/directory.h"
 #include "net/identity.h"
 #include "net/transport/emulated_link.h"
@@ -52,6 +54,10 @@ const char *sn_link_unanswered(const sn_link *link);
  * large swarm, or a flood of invented nodes, they may not be among those that a node lists. Copies up to
  * SN_LINK_WANTED_MAX of them. */
 void sn_link_look_for(sn_link *link, const char *const *names, size_t n);
+/* From now on every wait ends soon after the flag is set, with SN_STOP, as long as it is set. Borrowed; NULL: none. */
+void sn_link_set_cancel(sn_link *link, const sn_cancel *cancel);
+/* Sleeps; SN_STOP when that was cancelled. */
+sn_status sn_link_pause(const sn_link *link, int64_t us, sn_err *err) SN_MUST_USE;
 sn_directory *sn_link_directory(sn_link *link);
 const uint8_t *sn_link_curve_key(const sn_link *link); /* of this client, SN_KEY_SIZE bytes */
 

@@ -51,6 +51,7 @@ swarm_connection *api_connection(cluster *c, swarm_cancel *cancel) {
     connection->open_link = open_cluster_link;
     connection->open_link_ctx = c;
     connection->link = cluster_link(c);
+    sn_link_set_cancel(connection->link, sn_api_flag(cancel));
     return connection;
 }
 

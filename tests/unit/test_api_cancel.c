@@ -1,0 +1,192 @@
+/* Cancelling calls of the C API: they end within a second of the virtual clock, and the handles stay usable. */
+#include "base/clock.h"
+#include "tests/support/api_fixture.h"
+
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <string.h>
+
+enum { WIDTH = 64, VOCAB = 320, LONG = 240, SECOND_US = 1000000 };
+
+static char *folder;
+static swarm_model *model;
+static cluster *nodes;
+static swarm_cancel *cancel;
+static swarm_connection *connection;
+static int32_t prompt[LONG];
+
+static void set_up(void) {
+    folder = api_folder();
+    model = api_model(folder);
+    nodes = cluster_new(&(cluster_options){.model = folder});
+    cluster_add(nodes, 0, 2);
+    cluster_add(nodes, 2, 4);
+    cancel = swarm_cancel_new();
+    connection = api_connection(nodes, cancel);
+    for (int i = 0; i < LONG; i++) prompt[i] = 3 + i * 7 % 300;
+}
+
+static void tear_down(void) {
+    swarm_disconnect(connection);
+    swarm_cancel_free(cancel);
+    cluster_free(&nodes);
+    swarm_model_close(model);
+    api_folder_remove(&folder);
+}
+
+TestSuite(api_cancel, .init = set_up, .fini = tear_down);
+
+static swarm_session *open_session(swarm_connection *over, const swarm_options *options) {
+    swarm_session *session = NULL;
+    API(swarm_session_open(model, over, options, NULL, cancel, &session, &error));
+    return session;
+}
+
+static json_t *generate(swarm_session *session, size_t n, const swarm_options *options) {
+    char *text = NULL;
+    API(swarm_session_generate(session, prompt, n, options, &text, NULL, &error));
+    return api_json(text);
+}
+
+/* Sets the flag after so many events of a kind. */
+typedef struct at_event {
+    swarm_event_kind kind;
+    int left;
+} at_event;
+
+static int cancel_at(void *context, const swarm_event *event) {
+    at_event *at = context;
+    if (swarm_event_get_kind(event) == at->kind && --at->left == 0) swarm_cancel_set(cancel);
+    return 0;
+}
+
+static double number(swarm_session *session, const char *name) {
+    char *text = NULL;
+    API(swarm_session_describe(session, &text, NULL, &error));
+    json_t *o = api_json(text);
+    double value = json_number_value(json_object_get(o, name));
+    json_decref(o);
+    return value;
+}
+
+/* A generation that is cancelled at an event, and then done: its tokens are those of one that was not, and no node was
+ * replaced for it. */
+static void expect_the_same_after_cancelling(size_t n, at_event at, const char *key, const char *value) {
+    swarm_options *generation = api_options("max-tokens", "8", "ignore-eos", "true", NULL);
+    swarm_options *options = api_options(key, value, NULL);
+    swarm_session *plain = open_session(NULL, NULL), *session = open_session(connection, options);
+    json_t *expected = generate(plain, n, generation);
+    swarm_session_on_event(session, cancel_at, &at);
+    char *text = NULL;
+    int32_t id;
+    API_FAILS(swarm_session_generate(session, prompt, n, generation, &text, NULL, &error), SWARM_CANCELLED,
+              "cancelled");
+    cr_assert_null(text);
+    cr_assert_leq(at.left, 0);
+    API_FAILS(swarm_session_generate(session, prompt, n, generation, NULL, NULL, &error), SWARM_CANCELLED, "cancelled");
+    API_FAILS(swarm_session_append(session, prompt, 1, NULL, &error), SWARM_CANCELLED, "cancelled");
+    API_FAILS(swarm_session_sample(session, NULL, &id, &error), SWARM_CANCELLED, "cancelled");
+    swarm_cancel_clear(cancel);
+    json_t *done = generate(session, n, generation);
+    cr_expect(json_equal(json_object_get(expected, "ids"), json_object_get(done, "ids")));
+    cr_expect_eq(number(session, "failovers"), 0);
+    cr_expect_eq(number(session, "replayed_tokens"), 0);
+    json_decref(expected);
+    json_decref(done);
+    swarm_session_close(plain);
+    swarm_session_close(session);
+    swarm_options_free(options);
+    swarm_options_free(generation);
+}
+
+Test(api_cancel, a_step_of_a_token_is_cancelled_and_the_session_goes_on) {
+    expect_the_same_after_cancelling(5, (at_event){SWARM_EVENT_TOKEN, 3}, "push", "false");
+}
+
+Test(api_cancel, a_step_that_nodes_push_is_cancelled_and_the_session_goes_on) {
+    expect_the_same_after_cancelling(5, (at_event){SWARM_EVENT_TOKEN, 3}, "push", "true");
+}
+
+Test(api_cancel, a_prefill_with_chunks_in_flight_is_cancelled_and_the_session_goes_on) {
+    expect_the_same_after_cancelling(LONG, (at_event){SWARM_EVENT_PROGRESS, 1}, "prefill-depth", "8");
+}
+
+Test(api_cancel, a_cancelled_append_leaves_the_timeline_as_it_was) {
+    static float logits[LONG * VOCAB], expected[LONG * VOCAB];
+    swarm_session *session = open_session(connection, NULL), *plain = open_session(NULL, NULL);
+    size_t n;
+    API(swarm_session_append(session, prompt, 100, NULL, &error));
+    API(swarm_session_append(plain, prompt, 100, NULL, &error));
+    swarm_cancel_set(cancel);
+    API_FAILS(swarm_session_append(session, prompt + 100, 100, NULL, &error), SWARM_CANCELLED, "cancelled");
+    swarm_cancel_clear(cancel);
+    (void)swarm_session_tokens(session, &n);
+    cr_assert_eq(n, 100);
+    API(swarm_session_append(session, prompt + 150, 20, logits, &error));
+    API(swarm_session_append(plain, prompt + 150, 20, expected, &error));
+    cr_assert_arr_eq(logits, expected, 20 * VOCAB * sizeof *logits);
+    swarm_session_close(session);
+    swarm_session_close(plain);
+}
+
+/* -- a node that does not answer -- */
+
+static void *cancel_later(void *ctx) {
+    (void)ctx;
+    sn_sleep_us(3 * SECOND_US);
+    swarm_cancel_set(cancel);
+    return NULL;
+}
+
+Test(api_cancel, waiting_for_a_silent_node_ends_within_a_second) {
+    swarm_session *session = open_session(connection, NULL);
+    pthread_t other;
+    API(swarm_session_append(session, prompt, 5, NULL, &error));
+    cluster_cut_off(nodes, 1);
+    cr_assert_eq(pthread_create(&other, NULL, cancel_later, NULL), 0);
+    int64_t began_us = sn_now_us();
+    API_FAILS(swarm_session_append(session, prompt, 1, NULL, &error), SWARM_CANCELLED, "cancelled");
+    int64_t took_us = sn_now_us() - began_us;
+    cr_expect_geq(took_us, 2 * SECOND_US, "%lld", (long long)took_us);
+    cr_expect_lt(took_us, 4 * SECOND_US, "%lld", (long long)took_us);
+    pthread_join(other, NULL);
+    swarm_cancel_clear(cancel);
+    cluster_add(nodes, 2, 4);
+    API(swarm_session_append(session, prompt, 1, NULL, &error)); /* over the other node */
+    swarm_session_close(session);
+}
+
+Test(api_cancel, the_status_ends_too) {
+    char *text = NULL;
+    swarm_cancel_set(cancel);
+    API_FAILS(swarm_connection_status(connection, &text, NULL, &error), SWARM_CANCELLED, "cancelled");
+    swarm_cancel_clear(cancel);
+    API(swarm_connection_status(connection, &text, NULL, &error));
+    swarm_free(text);
+}
+
+Test(api_cancel, connecting_ends_too) {
+    swarm_options *options = api_options("join", "127.0.0.1:9", NULL);
+    swarm_connection *other = NULL;
+    swarm_cancel_set(cancel);
+    API_FAILS(swarm_connect(options, cancel, &other, &error), SWARM_CANCELLED, "cancelled");
+    swarm_options_free(options);
+}
+
+/* -- here -- */
+
+Test(api_cancel, blocks_of_this_process_stop_between_two_blocks) {
+    static float in[5 * WIDTH], out[5 * WIDTH], again[5 * WIDTH];
+    swarm_session *session = open_session(NULL, NULL), *plain = open_session(NULL, NULL);
+    API(swarm_model_embed(model, prompt, 5, in, &error));
+    swarm_cancel_set(cancel);
+    API_FAILS(swarm_session_forward(session, 0, 5, in, out, &error), SWARM_CANCELLED, "cancelled");
+    swarm_session *third = NULL;
+    API_FAILS(swarm_session_open(model, NULL, NULL, NULL, cancel, &third, &error), SWARM_CANCELLED, "cancelled");
+    swarm_cancel_clear(cancel);
+    API(swarm_session_forward(session, 0, 5, in, out, &error));
+    API(swarm_session_forward(plain, 0, 5, in, again, &error));
+    cr_assert_arr_eq(out, again, sizeof out);
+    swarm_session_close(session);
+    swarm_session_close(plain);
+}

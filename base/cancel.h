@@ -7,10 +7,15 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-typedef atomic_int sn_cancel; /* 0: go on */
+typedef struct sn_cancel {
+    atomic_int set;               /* 0: go on */
+    const struct sn_cancel *also; /* another flag that counts like this one; NULL: none. Set before others look */
+} sn_cancel;
 
 static inline bool sn_is_cancelled(const sn_cancel *cancel) { /* accepts NULL */
-    return cancel && atomic_load_explicit(cancel, memory_order_relaxed);
+    for (; cancel; cancel = cancel->also)
+        if (atomic_load_explicit(&cancel->set, memory_order_relaxed)) return true;
+    return false;
 }
 
 #endif

@@ -162,7 +162,7 @@ static sn_status chat_at_terminal(sn_chat *c, int *code, sn_err *err) {
                                  .prompt = "> ",
                                  .history = sn_history_path(history) ? history : NULL,
                                  .styles = !no_color || !*no_color,
-                                 .interrupt = &sn_interrupted,
+                                 .interrupt = &sn_interrupt,
                                  .ctx = c,
                                  .idle = poll_session,
                                  .notices = take_log,
@@ -183,7 +183,7 @@ static sn_status chat_at_terminal(sn_chat *c, int *code, sn_err *err) {
 static sn_status chat_in_lines(sn_chat *c, int *code, sn_err *err) {
     sn_lines lines;
     sn_lines_init(&lines);
-    lines.interrupt = &sn_interrupted;
+    lines.interrupt = &sn_interrupt;
     lines.idle = poll_session;
     lines.ctx = c;
     int interrupts = 0;

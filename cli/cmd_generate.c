@@ -150,7 +150,7 @@ static sn_status run_generation(sn_setup *setup, const sn_token_ids *prompt, sn_
                                    .on_retract = print_retracted,
                                    .on_prefill = show_prefill,
                                    .ctx = &bar,
-                                   .cancel = &sn_interrupted};
+                                   .cancel = &sn_interrupt};
     status = sn_setup_chain(setup, parts.max_context, false, err);
     if (!status) status = sn_setup_open_draft(setup, &sampling, parts.max_context, err);
     parts.chain = setup->chain;

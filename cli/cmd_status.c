@@ -90,7 +90,7 @@ static sn_status status_main(const sn_options *options, int *code, sn_err *err) 
     sn_status status = model_path ? read_model_id(&id, err) : SN_OK;
     if (status) return status;
     sn_progress_bar *bar = sn_progress_bar_begin("asking the swarm");
-    status = sn_entry_find(&entry, &sn_program_settings, &id, &sn_interrupted, err);
+    status = sn_entry_find(&entry, &sn_program_settings, &id, &sn_interrupt, err);
     if (!status) status = sn_link_open(&entry.link, &link, err);
     if (!status)
         status = sn_link_discover(link, model_path ? &id : NULL, (int)sn_program_settings.common.timeout_ms, err);

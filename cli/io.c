@@ -157,7 +157,7 @@ sn_status sn_print_json(json_t *object, sn_err *err) {
     return sn_flush_stdout(err);
 }
 
-sn_cancel sn_interrupted;
+sn_cancel sn_interrupt;
 
 static void on_interrupt(int signal_number) {
     if (sn_interrupted) { /* the second one ends the process, even if a call hangs */

@@ -33,8 +33,9 @@ sn_status sn_print_json(json_t *object, sn_err *err) SN_MUST_USE;
 sn_status sn_flush_stdout(sn_err *err) SN_MUST_USE;
 extern bool sn_stdout_closed;
 
-/* After this call, SIGINT sets sn_interrupted; a second SIGINT while it is set ends the process at once. */
+/* After this call, SIGINT sets sn_interrupt; a second SIGINT while it is set ends the process at once. */
 void sn_catch_interrupts(void);
-extern sn_cancel sn_interrupted;
+extern sn_cancel sn_interrupt;
+#define sn_interrupted sn_interrupt.set
 
 #endif

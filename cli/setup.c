@@ -21,7 +21,7 @@ static void print_warning(void *ctx, const char *sentence) {
 sn_setup sn_cli_setup(void) {
     return (sn_setup){.settings = &sn_program_settings,
                       .hooks = {.phase = show_phase, .warning = print_warning},
-                      .cancel = &sn_interrupted};
+                      .cancel = &sn_interrupt};
 }
 
 bool sn_cli_holds_text(void) {

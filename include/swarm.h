@@ -51,10 +51,10 @@ SWARM_API void swarm_free(void *memory);
 
 typedef enum swarm_code {
     SWARM_OK = 0,
-    SWARM_RETRY = 1,     /* the call was right, but no node could do it now: try again later */
-    SWARM_REBUILD = 2,   /* the session's state is lost: open a new one and give it its tokens again */
-    SWARM_REFUSED = 3,   /* an argument, option or file is wrong: do not repeat the call unchanged */
-    SWARM_STOP = 4,      /* this process cannot go on with the handle: memory is out, or a device failed */
+    SWARM_RETRY = 1,   /* the call was right, but no node could do it now: try again later */
+    SWARM_REBUILD = 2, /* an audit failed: the timeline ends before the wrong result, and other nodes continue there */
+    SWARM_REFUSED = 3, /* an argument, option or file is wrong: do not repeat the call unchanged */
+    SWARM_STOP = 4,    /* this process cannot go on with the handle: memory is out, or a device failed */
     SWARM_CANCELLED = 5, /* the cancel flag was set, or a callback stopped the call; the handle stays usable */
 } swarm_code;
 
@@ -217,17 +217,18 @@ SWARM_API void swarm_session_on_logits(swarm_session *session, swarm_logits_call
 /* Makes prompt (n) the timeline and continues it. What it shares with the present timeline is not computed again.
  * options: of "generation" (sampling, "max-tokens", "stop"), NULL allowed. *json: {"ids", "text", "finish_reason",
  * "timings"} as `swarm generate --json` prints it; json NULL: not wanted. A node's failure is not noticed but in
- * events. */
+ * events. After a failure the timeline holds what was computed, which the next call does not compute again. Without
+ * "seed" the session's random numbers go on. */
 SWARM_API swarm_code swarm_session_generate(swarm_session *session, const int32_t *prompt, size_t n,
                                             const swarm_options *options, char **json, size_t *length,
                                             swarm_error **error);
 
 /* The same in steps. Appends ids (n) to the timeline and computes them. logits (n, vocab) gets those of each, NULL: not
- * wanted. After a failure the timeline is as before. */
+ * wanted. After a failure the timeline is as before, but for SWARM_REBUILD. */
 SWARM_API swarm_code swarm_session_append(swarm_session *session, const int32_t *ids, size_t n, float *logits,
                                           swarm_error **error);
-/* Samples the token that follows the timeline, without appending it. options: of "generation"; with a "seed", the token
- * depends on nothing but seed and timeline. */
+/* Samples the token that follows the timeline, without appending it. options: of "generation", NULL allowed; with a
+ * "seed", the token depends on nothing but seed and timeline. */
 SWARM_API swarm_code swarm_session_sample(swarm_session *session, const swarm_options *options, int32_t *id,
                                           swarm_error **error);
 /* The timeline, borrowed; *n: its tokens. */
@@ -245,7 +246,8 @@ SWARM_API swarm_code swarm_session_forward(swarm_session *session, size_t positi
  * content of key_path, 16 or more random bytes. */
 SWARM_API swarm_code swarm_session_save(swarm_session *session, const char *path, const char *key_path,
                                         const char *extra, size_t length, swarm_error **error);
-/* Reads such a file into a session that has just been opened, over any route: it continues with the same bits. */
+/* Reads such a file into a session that has just been opened, over any route: it continues with the same bits. After a
+ * failure the session can only be closed. */
 SWARM_API swarm_code swarm_session_load(swarm_session *session, const char *path, const char *key_path,
                                         swarm_error **error);
 SWARM_API const char *swarm_session_extra(const swarm_session *session, size_t *length); /* NULL: none was loaded */

@@ -91,7 +91,7 @@ sn_status sn_bench_draft_generate(sn_bench_draft *d, sn_chain *chain, int repeat
                                 .chain = chain,
                                 .max_context = p->prompt_tokens + p->new_tokens,
                                 .draft = strcmp(d->config->draft, "off") ? &d->draft : NULL};
-    sn_generate_options options = {.max_tokens = p->new_tokens, .cancel = &sn_interrupted};
+    sn_generate_options options = {.max_tokens = p->new_tokens, .cancel = &sn_interrupt};
     sn_generator *generator = NULL;
     sn_generation text = {0};
     make_prompt(d, seed);

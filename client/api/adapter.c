@@ -1,31 +1,58 @@
 #include "client/api/api_private.h"
 
+#include "base/file.h"
+#include "client/net/adapter_lookup.h"
+
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+static const char PUBLISHED[] = "name:";
+
+/* "name:NAME" becomes "name:NAME@HASH": the same adapter for every session that is opened with it. */
+static sn_status find_published(swarm_adapter *a, swarm_connection *c, const char *name, sn_err *err) {
+    const char *wanted = name + strlen(PUBLISHED);
+    sn_hash model = sn_model_id(a->model->model), hash;
+    char hex[2 * SN_HASH_SIZE + 1];
+    size_t len = strcspn(wanted, "@");
+    if (!c) return sn_fail(err, SN_REFUSED, "%.100s is an adapter that nodes publish: give a connection", name);
+    pthread_mutex_lock(&c->lock);
+    sn_status status =
+        sn_adapter_lookup(c->link, &model, wanted, (int)c->options.settings.common.timeout_ms, &hash, err);
+    pthread_mutex_unlock(&c->lock);
+    size_t size = sizeof PUBLISHED + len + 1 + sizeof hex;
+    if (!status) status = sn_calloc(&a->name, size, 1, err);
+    if (!status)
+        snprintf(a->name, size, "%s%.*s@%s", PUBLISHED, (int)len, wanted, sn_hex(hash.bytes, SN_HASH_SIZE, hex));
+    return status;
+}
+
+static sn_status adapter_open(swarm_adapter *a, swarm_connection *c, const char *name, sn_err *err) {
+    if (!a->model->model) return sn_fail(err, SN_REFUSED, "an adapter needs a model that was opened whole");
+    if (strlen(name) > SN_PATH_SIZE) return sn_fail(err, SN_REFUSED, "the name of the adapter is too long");
+    if (!strncmp(name, PUBLISHED, strlen(PUBLISHED))) return find_published(a, c, name, err);
+    sn_settings settings;
+    sn_settings_init(&settings);
+    settings.common.adapter = name;
+    const sn_setup setup = {.settings = &settings};
+    sn_status status = sn_setup_adapter(&setup, a->model->model, &a->loaded, err);
+    return status ? status : sn_api_text(name, strlen(name), &a->name, NULL, err);
+}
 
 swarm_code swarm_adapter_open(const swarm_model *model, swarm_connection *connection, const char *name,
                               swarm_adapter **adapter, swarm_error **error) {
     sn_err err;
     swarm_adapter *a = NULL;
-    bool published = !strncmp(name, "name:", 5);
-    sn_settings settings;
     sn_status status = sn_calloc(&a, 1, sizeof *a, &err);
-    if (!status && published && !connection)
-        status = sn_fail(&err, SN_REFUSED, "%.100s is an adapter that nodes publish: connect to a swarm", name);
-    if (!status && !(a->name = strdup(name))) status = sn_fail(&err, SN_STOP, "out of memory for an adapter");
-    if (!status && !published) {
-        sn_settings_init(&settings);
-        settings.common.adapter = a->name;
-        const sn_setup setup = {.settings = &settings};
-        status = sn_setup_adapter(&setup, model->model, &a->loaded, &err);
-    }
     if (!status) {
         a->model = model;
-        *adapter = a;
-    } else {
-        swarm_adapter_close(a);
+        status = adapter_open(a, connection, name, &err);
     }
-    return sn_api_end(status, &err, NULL, error);
+    if (!status)
+        *adapter = a;
+    else
+        swarm_adapter_close(a);
+    return sn_api_end(status, &err, connection ? sn_api_flag(connection->cancel) : NULL, error);
 }
 
 void swarm_adapter_close(swarm_adapter *a) {

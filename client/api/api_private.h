@@ -6,6 +6,8 @@
  * model.c       tokenizer, embedding and LM head
  * session.c     a timeline: opening, events, steps
  * generate.c    generation and sampling in a session
+ * session_file.c  a session in a file
+ * adapter.c     adapters
  * blocks.c      forward and backward passes of hidden states through blocks
  * training.c    a training run
  * api_setup.c   what the last four have in common
@@ -49,7 +51,7 @@ void sn_api_options_fini(sn_api_options *options);
 
 /* The end of a function of the C API: its code, and after a failure *error. cancel (NULL allowed): a failure while it
  * is set is SWARM_CANCELLED. */
-swarm_code sn_api_end(sn_status status, const sn_err *err, const swarm_cancel *cancel, swarm_error **error);
+swarm_code sn_api_end(sn_status status, const sn_err *err, const sn_cancel *cancel, swarm_error **error);
 swarm_code sn_api_fail(swarm_code code, swarm_error **error, const char *format, ...) SN_PRINTF(3, 4);
 
 /* Moves a JSON value to the caller as text; `value` is consumed, NULL: memory is out. */
@@ -97,8 +99,8 @@ sn_status sn_model_needs_tokenizer(const swarm_model *model, sn_err *err) SN_MUS
 
 /* A setup for a handle over this model: its LM head, a device of its own, and a link of the connection; without a
  * connection this process computes the blocks. Close *out with sn_setup_close in any case. */
-sn_status sn_api_setup(sn_setup *out, const swarm_model *model, swarm_connection *connection,
-                       const swarm_cancel *cancel, sn_settings *settings, sn_err *err) SN_MUST_USE;
+sn_status sn_api_setup(sn_setup *out, const swarm_model *model, swarm_connection *connection, const sn_cancel *cancel,
+                       sn_settings *settings, sn_err *err) SN_MUST_USE;
 
 struct swarm_adapter {
     const swarm_model *model;
@@ -134,17 +136,24 @@ struct swarm_session {
     void *event_ctx;
     swarm_logits_callback on_logits;
     void *logits_ctx;
-    bool stop;           /* a callback asked to stop */
+    sn_cancel stop;      /* set when a callback asks for it; the caller's flag is its `also` */
     size_t prompt, done; /* tokens of the prompt in progress; 0: none */
     int n_top;           /* the option "logprobs" of the call in progress */
     int32_t *top_ids;
     double *top_logprobs;
     size_t top_capacity;
+    struct {
+        uint64_t failovers, moves, bans;
+    } noted;     /* what there were events about */
     sn_buf text; /* of the event in progress, with a NUL */
     sn_buf extra;
     bool has_extra;
 };
+/* Around the work of a call that may take long. `status`, `err`: of the work. */
+void sn_session_begin(swarm_session *s);
+swarm_code sn_session_end(swarm_session *s, sn_status status, const sn_err *err, swarm_error **error);
 void sn_session_emit(swarm_session *s, const swarm_event *event);
+void sn_session_note_changes(swarm_session *s); /* events about what chain and audit have done since the last time */
 /* SN_REFUSED: the session has been used for hidden states, or for tokens. */
 sn_status sn_session_needs_tokens(const swarm_session *s, sn_err *err) SN_MUST_USE;
 

@@ -1,8 +1,8 @@
 /* What sessions, blocks and training runs have in common: a setup over the parts of a model. */
 #include "client/api/api_private.h"
 
-sn_status sn_api_setup(sn_setup *out, const swarm_model *model, swarm_connection *connection,
-                       const swarm_cancel *cancel, sn_settings *settings, sn_err *err) {
+sn_status sn_api_setup(sn_setup *out, const swarm_model *model, swarm_connection *connection, const sn_cancel *cancel,
+                       sn_settings *settings, sn_err *err) {
     sn_common_settings *o = &settings->common;
     if (!connection && !o->local.given) {
         o->local = settings->api.blocks;
@@ -11,13 +11,14 @@ sn_status sn_api_setup(sn_setup *out, const swarm_model *model, swarm_connection
     }
     o->cache = connection ? connection->options.settings.common.cache : NULL;
     *out = (sn_setup){.settings = settings,
-                      .cancel = sn_api_flag(cancel),
+                      .cancel = cancel,
                       .borrows_model = true,
                       .model = model->model,
                       .hp = model->hp,
                       .tokenizer = model->tokenizer};
     sn_status status = sn_model_open_head(model, &out->lm_head, err);
-    if (!status) status = sn_setup_device(settings, &out->device, err);
+    if (!status) status = sn_setup_device(settings, cancel, &out->device, err);
     if (!status && connection) status = connection->open_link(connection->open_link_ctx, &out->link, err);
+    if (!status && connection) sn_link_set_cancel(out->link, cancel);
     return status;
 }

@@ -40,7 +40,7 @@ static sn_status blocks_make_params(swarm_blocks *b, sn_err *err) {
 static sn_status blocks_open(swarm_blocks *b, const swarm_model *model, swarm_connection *connection,
                              const swarm_options *options, sn_err *err) {
     sn_status status = sn_api_options_init(&b->options, options, "blocks", &model->options.settings, err);
-    if (!status) status = sn_api_setup(&b->setup, model, connection, b->cancel, &b->options.settings, err);
+    if (!status) status = sn_api_setup(&b->setup, model, connection, sn_api_flag(b->cancel), &b->options.settings, err);
     if (status) return status;
     const sn_block_range *given = &b->options.settings.api.blocks;
     int all = b->setup.hp->n_blocks;
@@ -64,7 +64,7 @@ swarm_code swarm_blocks_open(const swarm_model *model, swarm_connection *connect
         *blocks = b;
     else
         swarm_blocks_close(b);
-    return sn_api_end(status, &err, cancel, error);
+    return sn_api_end(status, &err, sn_api_flag(cancel), error);
 }
 
 void swarm_blocks_close(swarm_blocks *b) {
@@ -164,12 +164,12 @@ swarm_code swarm_blocks_forward(swarm_blocks *b, size_t sequences, const int32_t
                                 swarm_error **error) {
     sn_err err;
     call c = {.blocks = b, .n_sequences = sequences, .in = in, .out = out};
-    return sn_api_end(call_run(&c, lengths, NULL, NULL, &err), &err, b->cancel, error);
+    return sn_api_end(call_run(&c, lengths, NULL, NULL, &err), &err, sn_api_flag(b->cancel), error);
 }
 
 swarm_code swarm_blocks_backward(swarm_blocks *b, size_t sequences, const int32_t *lengths, const float *in,
                                  const float *out_gradient, float *in_gradient, float *gradient, swarm_error **error) {
     sn_err err;
     call c = {.blocks = b, .n_sequences = sequences, .in = in, .dout = out_gradient};
-    return sn_api_end(call_run(&c, lengths, in_gradient, gradient, &err), &err, b->cancel, error);
+    return sn_api_end(call_run(&c, lengths, in_gradient, gradient, &err), &err, sn_api_flag(b->cancel), error);
 }

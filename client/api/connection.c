@@ -62,7 +62,7 @@ swarm_code swarm_connect(const swarm_options *options, swarm_cancel *cancel, swa
         *connection = c;
     else
         swarm_disconnect(c);
-    return sn_api_end(status, &err, cancel, error);
+    return sn_api_end(status, &err, sn_api_flag(cancel), error);
 }
 
 void swarm_disconnect(swarm_connection *c) {
@@ -97,5 +97,5 @@ swarm_code swarm_connection_status(swarm_connection *c, char **json, size_t *len
     sn_status status = connection_status(c, &value, &err);
     pthread_mutex_unlock(&c->lock);
     if (!status) status = sn_api_json(value, json, length, &err);
-    return sn_api_end(status, &err, c->cancel, error);
+    return sn_api_end(status, &err, sn_api_flag(c->cancel), error);
 }

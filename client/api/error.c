@@ -35,9 +35,9 @@ static swarm_error *error_new(swarm_code code, const char *text, int64_t retry_a
     return error;
 }
 
-swarm_code sn_api_end(sn_status status, const sn_err *err, const swarm_cancel *cancel, swarm_error **error) {
+swarm_code sn_api_end(sn_status status, const sn_err *err, const sn_cancel *cancel, swarm_error **error) {
     if (!status) return SWARM_OK;
-    bool cancelled = sn_is_cancelled(sn_api_flag(cancel));
+    bool cancelled = sn_is_cancelled(cancel);
     swarm_code code = cancelled ? SWARM_CANCELLED : (swarm_code)status;
     if (error)
         *error = error_new(code, cancelled ? "the call was cancelled" : err->text, cancelled ? 0 : err->retry_after_ms);
@@ -74,6 +74,6 @@ sn_status sn_api_json(json_t *value, char **text, size_t *length, sn_err *err) {
 /* -- cancelling -- */
 
 swarm_cancel *swarm_cancel_new(void) { return calloc(1, sizeof(swarm_cancel)); }
-void swarm_cancel_set(swarm_cancel *cancel) { atomic_store(&cancel->flag, 1); }
-void swarm_cancel_clear(swarm_cancel *cancel) { atomic_store(&cancel->flag, 0); }
+void swarm_cancel_set(swarm_cancel *cancel) { atomic_store(&cancel->flag.set, 1); }
+void swarm_cancel_clear(swarm_cancel *cancel) { atomic_store(&cancel->flag.set, 0); }
 void swarm_cancel_free(swarm_cancel *cancel) { free(cancel); }

@@ -66,6 +66,7 @@ static sn_status on_token(void *ctx, int32_t id, const float *logits, sn_err *er
         event.top_logprobs = s->top_logprobs;
     }
     sn_session_emit(s, &event);
+    sn_session_note_changes(s);
     return SN_OK;
 }
 
@@ -80,8 +81,13 @@ static sn_status on_text(void *ctx, const char *text, size_t len, sn_err *err) {
 }
 
 static sn_status on_retract(void *ctx, const char *text, size_t kept, sn_err *err) {
+    swarm_session *s = ctx;
+    size_t n, kept_ids = 0; /* of the generated tokens: those that the timeline still has */
+    (void)sn_generator_ids(s->generator, &n);
+    if (n > s->prompt) kept_ids = n - s->prompt;
     (void)err, (void)text;
-    sn_session_emit(ctx, &(swarm_event){.kind = SWARM_EVENT_RETRACT, .numbers = {{"kept", (double)kept}}});
+    sn_session_emit(ctx, &(swarm_event){.kind = SWARM_EVENT_RETRACT,
+                                        .numbers = {{"kept", (double)kept}, {"kept_tokens", (double)kept_ids}}});
     return SN_OK;
 }
 
@@ -148,16 +154,15 @@ static sn_status session_generate(swarm_session *s, const int32_t *prompt, size_
                                          .on_token = on_token,
                                          .change_logits = s->on_logits ? change_logits : NULL,
                                          .ctx = s,
-                                         .cancel = sn_api_flag(s->cancel),
-                                         .stop = &s->stop};
-    s->stop = false;
+                                         .cancel = &s->stop};
     s->prompt = n;
     s->done = 0;
     if (o->sampling.seed == SN_INT_UNSET && !s->seeded) o->sampling.seed = sn_random_seed();
     sn_status status = reserve_top(s, o->api.logprobs, err);
     if (!status) status = set_sampling(s, o, &sampling, err);
     if (!status) status = sn_generator_run(s->generator, prompt, n, &options, &result, err);
-    if (!status && sn_is_cancelled(options.cancel)) status = sn_fail(err, SN_RETRY, "the generation was cancelled");
+    if (!status && sn_is_cancelled(sn_api_flag(s->cancel)))
+        status = sn_fail(err, SN_RETRY, "the generation was cancelled");
     if (!status && json) *json = generation_json(s, &result, o, sampling.temperature > 0);
     s->prompt = 0;
     sn_generation_fini(&result);
@@ -169,21 +174,30 @@ swarm_code swarm_session_generate(swarm_session *s, const int32_t *prompt, size_
     sn_err err;
     sn_api_options own = {0};
     json_t *value = NULL;
+    sn_session_begin(s);
     sn_status status = sn_session_needs_tokens(s, &err);
     if (!status) status = sn_api_options_init(&own, options, "generation", NULL, &err);
     if (!status) status = session_generate(s, prompt, n, &own.settings, json ? &value : NULL, &err);
     if (!status && json) status = sn_api_json(value, json, length, &err);
     sn_api_options_fini(&own);
-    return sn_api_end(status, &err, s->cancel, error);
+    return sn_session_end(s, status, &err, error);
 }
 
 /* -- in steps -- */
 
 swarm_code swarm_session_append(swarm_session *s, const int32_t *ids, size_t n, float *logits, swarm_error **error) {
     sn_err err;
+    size_t length;
+    sn_session_begin(s);
     sn_status status = sn_session_needs_tokens(s, &err);
-    if (!status) status = sn_generator_append(s->generator, ids, n, logits, &err);
-    return sn_api_end(status, &err, s->cancel, error);
+    if (!status) {
+        (void)sn_generator_ids(s->generator, &length);
+        s->done = length;
+        s->prompt = n > (size_t)s->context - length ? 0 : length + n;
+        status = sn_generator_append(s->generator, ids, n, logits, &err);
+        s->prompt = 0;
+    }
+    return sn_session_end(s, status, &err, error);
 }
 
 /* The seed of one position: samples of a timeline's tokens do not repeat one random number. */
@@ -209,9 +223,10 @@ static sn_status session_sample(swarm_session *s, const sn_settings *o, int32_t 
 swarm_code swarm_session_sample(swarm_session *s, const swarm_options *options, int32_t *id, swarm_error **error) {
     sn_err err;
     sn_api_options own = {0};
+    sn_session_begin(s);
     sn_status status = sn_session_needs_tokens(s, &err);
     if (!status) status = sn_api_options_init(&own, options, "generation", NULL, &err);
     if (!status) status = session_sample(s, &own.settings, id, &err);
     sn_api_options_fini(&own);
-    return sn_api_end(status, &err, s->cancel, error);
+    return sn_session_end(s, status, &err, error);
 }

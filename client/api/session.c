@@ -10,11 +10,37 @@
 
 #include <limits.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { DEFAULT_CONTEXT = 8192 };
 
 void sn_session_emit(swarm_session *s, const swarm_event *event) {
-    if (s->on_event && s->on_event(s->event_ctx, event)) s->stop = true;
+    if (s->on_event && s->on_event(s->event_ctx, event)) atomic_store(&s->stop.set, 1);
+}
+
+void sn_session_note_changes(swarm_session *s) {
+    const sn_chain *chain = s->setup.chain;
+    uint64_t drains = sn_chain_drains(chain), failovers = sn_chain_failovers(chain) - drains,
+             moves = sn_chain_reroutes(chain) + drains;
+    bool failed = failovers > s->noted.failovers, moved = moves > s->noted.moves;
+    s->noted.failovers = failovers;
+    s->noted.moves = moves;
+    if (failed) sn_session_emit(s, &(swarm_event){.kind = SWARM_EVENT_FAILOVER});
+    if (moved) sn_session_emit(s, &(swarm_event){.kind = SWARM_EVENT_MOVE});
+    if (!s->setup.audit) return;
+    const sn_audit_report report = sn_audit_get_report(s->setup.audit);
+    bool banned = report.nodes_banned > s->noted.bans;
+    s->noted.bans = report.nodes_banned;
+    if (banned)
+        sn_session_emit(
+            s, &(swarm_event){.kind = SWARM_EVENT_AUDIT, .text = report.verdict, .length = strlen(report.verdict)});
+}
+
+void sn_session_begin(swarm_session *s) { atomic_store(&s->stop.set, 0); }
+
+swarm_code sn_session_end(swarm_session *s, sn_status status, const sn_err *err, swarm_error **error) {
+    if (s->setup.chain) sn_session_note_changes(s);
+    return sn_api_end(status, err, &s->stop, error);
 }
 
 static void note_progress(void *ctx, int block, int position, int n, const float *hidden) {
@@ -22,8 +48,10 @@ static void note_progress(void *ctx, int block, int position, int n, const float
     (void)hidden;
     const sn_block_range *blocks = &s->options.settings.api.blocks;
     int end = blocks->end ? blocks->end : s->setup.hp->n_blocks;
-    int before = sn_loaded_adapter_for_chain(&s->setup.adapter).n_prompt;
-    if (block != end || s->done >= s->prompt || position + n <= before) return;
+    int before = sn_chain_get_adapter(s->setup.chain)->n_prompt;
+    if (block != end) return;
+    sn_session_note_changes(s);
+    if (s->done >= s->prompt || position + n <= before) return;
     s->done = sn_min_size(s->prompt, (size_t)(position + n - before));
     const swarm_event event = {.kind = SWARM_EVENT_PROGRESS,
                                .numbers = {{"done", (double)s->done}, {"total", (double)s->prompt}}};
@@ -35,7 +63,7 @@ static void note_progress(void *ctx, int block, int position, int n, const float
 static sn_status session_connect(swarm_session *s, const swarm_adapter *adapter, sn_err *err) {
     sn_settings *o = &s->options.settings;
     if (adapter) o->common.adapter = adapter->name;
-    sn_status status = sn_api_setup(&s->setup, s->model, s->connection, s->cancel, o, err);
+    sn_status status = sn_api_setup(&s->setup, s->model, s->connection, &s->stop, o, err);
     if (adapter) s->setup.adapter = adapter->loaded;
     if (!status) status = sn_setup_refuse_classifier(&s->setup, err);
     if (!status) status = sn_setup_context(&s->setup, o->sampling.ctx, DEFAULT_CONTEXT, &s->context, err);
@@ -67,6 +95,7 @@ swarm_code swarm_session_open(const swarm_model *model, swarm_connection *connec
         s->model = model;
         s->connection = connection;
         s->cancel = cancel;
+        s->stop.also = sn_api_flag(cancel);
         s->n_top = -1;
         sn_buf_init(&s->extra, SIZE_MAX);
         sn_buf_init(&s->text, SIZE_MAX);
@@ -76,7 +105,7 @@ swarm_code swarm_session_open(const swarm_model *model, swarm_connection *connec
         *session = s;
     else
         swarm_session_close(s);
-    return sn_api_end(status, &err, cancel, error);
+    return sn_api_end(status, &err, sn_api_flag(cancel), error);
 }
 
 void swarm_session_close(swarm_session *s) {
@@ -145,7 +174,28 @@ static sn_status session_forward(swarm_session *s, size_t position, size_t n, co
 swarm_code swarm_session_forward(swarm_session *s, size_t position, size_t n, const float *in, float *out,
                                  swarm_error **error) {
     sn_err err;
-    return sn_api_end(session_forward(s, position, n, in, out, &err), &err, s->cancel, error);
+    sn_session_begin(s);
+    return sn_session_end(s, session_forward(s, position, n, in, out, &err), &err, error);
+}
+
+/* -- between calls -- */
+
+swarm_code swarm_session_audit(swarm_session *s, swarm_error **error) {
+    sn_err err;
+    size_t n;
+    sn_session_begin(s);
+    sn_status status = sn_chain_audit(s->setup.chain, &err);
+    if (s->generator) {
+        (void)sn_generator_ids(s->generator, &n);
+        sn_generator_rewind(s->generator, n); /* to what is right */
+    }
+    return sn_session_end(s, status, &err, error);
+}
+
+swarm_code swarm_session_poll(swarm_session *s, swarm_error **error) {
+    sn_session_begin(s);
+    sn_chain_poll(s->setup.chain);
+    return sn_session_end(s, SN_OK, NULL, error);
 }
 
 /* -- what it is -- */
@@ -162,12 +212,7 @@ swarm_code swarm_session_describe(const swarm_session *s, char **json, size_t *l
     json_object_set_new(o, "replicas_promoted", json_integer((json_int_t)sn_chain_replicas_promoted(chain)));
     json_object_set_new(o, "replayed_tokens", json_integer((json_int_t)sn_chain_replayed(chain)));
     json_object_set_new(o, "reroutes", json_integer((json_int_t)sn_chain_reroutes(chain)));
+    json_object_set_new(o, "drains", json_integer((json_int_t)sn_chain_drains(chain)));
     json_object_set_new(o, "audit", s->setup.audit ? sn_audit_json(s->setup.audit) : json_null());
     return sn_api_end(sn_api_json(o, json, length, &err), &err, NULL, error);
-}
-
-swarm_code swarm_session_poll(swarm_session *s, swarm_error **error) {
-    sn_err err;
-    sn_chain_poll(s->setup.chain);
-    return sn_api_end(SN_OK, &err, NULL, error);
 }

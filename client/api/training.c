@@ -23,7 +23,7 @@ static sn_status training_open(swarm_training *t, const swarm_model *model, swar
     if (!status && !s->training.data) status = sn_fail(err, SN_REFUSED, "give data, the file to train with");
     if (!status) status = sn_training_begin(&t->run, &s->training, err);
     if (!status) status = sn_model_needs_tokenizer(model, err);
-    if (!status) status = sn_api_setup(&t->setup, model, connection, t->cancel, &t->options.settings, err);
+    if (!status) status = sn_api_setup(&t->setup, model, connection, sn_api_flag(t->cancel), &t->options.settings, err);
     if (status) return status;
     const sn_training_model parts = {model->model, model->tokenizer, t->setup.lm_head};
     status = sn_training_read(&t->run, &parts, err);
@@ -45,7 +45,7 @@ swarm_code swarm_training_open(const swarm_model *model, swarm_connection *conne
         *training = t;
     else
         swarm_training_close(t);
-    return sn_api_end(status, &err, cancel, error);
+    return sn_api_end(status, &err, sn_api_flag(cancel), error);
 }
 
 void swarm_training_close(swarm_training *t) {
@@ -64,14 +64,14 @@ swarm_code swarm_training_step(swarm_training *t, double *loss, int *done, swarm
                                                  : sn_tuner_step(tuner, &err);
     if (!status && loss) *loss = tuner->losses[tuner->step - 1];
     if (!status && done) *done = sn_training_done(&t->run);
-    return sn_api_end(status, &err, t->cancel, error);
+    return sn_api_end(status, &err, sn_api_flag(t->cancel), error);
 }
 
 swarm_code swarm_training_evaluate(swarm_training *t, double *loss, swarm_error **error) {
     sn_err err;
     sn_status status = t->run.eval ? sn_tuner_evaluate(t->run.tuner, t->run.eval, loss, NULL, &err)
                                    : sn_fail(&err, SN_REFUSED, "give eval-data, the file to evaluate with");
-    return sn_api_end(status, &err, t->cancel, error);
+    return sn_api_end(status, &err, sn_api_flag(t->cancel), error);
 }
 
 swarm_code swarm_training_checkpoint(swarm_training *t, const char *folder, swarm_error **error) {

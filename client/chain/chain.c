@@ -481,6 +481,7 @@ uint64_t sn_chain_failovers(const sn_chain *chain) { return chain->failovers; }
 uint64_t sn_chain_replicas_promoted(const sn_chain *chain) { return chain->replicas_promoted; }
 uint64_t sn_chain_replayed(const sn_chain *chain) { return chain->replayed; }
 uint64_t sn_chain_reroutes(const sn_chain *chain) { return chain->reroutes; }
+uint64_t sn_chain_drains(const sn_chain *chain) { return chain->drains; }
 
 void sn_chain_watch(sn_chain *chain, void (*watcher)(void *ctx, int rows), void *ctx) {
     chain->watcher = watcher;

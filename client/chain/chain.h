@@ -171,6 +171,7 @@ uint64_t sn_chain_failovers(const sn_chain *chain);         /* groups of hops th
 uint64_t sn_chain_replicas_promoted(const sn_chain *chain); /* of those: by a KV replica, without a replay */
 uint64_t sn_chain_replayed(const sn_chain *chain);          /* tokens that nodes computed again */
 uint64_t sn_chain_reroutes(const sn_chain *chain);          /* moves to a faster route; no failovers */
+uint64_t sn_chain_drains(const sn_chain *chain);            /* of the failovers: moves away from a node that drains */
 
 /* Waits until the replica of hop k holds its whole KV cache. SN_RETRY: it does not within timeout_ms. */
 sn_status sn_chain_await_replica(sn_chain *chain, size_t k, int timeout_ms, sn_err *err) SN_MUST_USE;

@@ -65,7 +65,7 @@ struct sn_chain {
     size_t n_draining;
     const sn_hop *being_replicated; /* while sessions for its replica are opened: its node is the source of KV pages,
                                        and is avoided */
-    uint64_t failovers, reroutes, replicas_promoted, replayed;
+    uint64_t failovers, reroutes, drains, replicas_promoted, replayed;
     void (*watcher)(void *ctx, int rows); /* NULL: none */
     void *watcher_ctx;
     sn_chain_observer observer;

@@ -255,6 +255,8 @@ static void hop_switch_to_replica(sn_chain *chain, size_t k) {
         replica_drop(chain, hop, err.text);
     else if (sn_chain_promote_replica(chain, i, j, k, sn_chain_known_from(chain, i, j, chain->length), &err))
         sn_log(SN_LOG_WARN, "KV replica not promoted", "text=%s", err.text);
+    else
+        chain->drains++;
 }
 
 void sn_chain_poll_hops(sn_chain *chain) {

@@ -131,6 +131,16 @@ void sn_generation_fini(sn_generation *generation) {
     *generation = (sn_generation){0};
 }
 
+/* After a call that may have failed: the generator and its chain have the same timeline. */
+static void generator_agree(sn_generator *g) {
+    size_t computed = (size_t)sn_chain_length(g->parts.chain);
+    if (computed < g->length) {
+        g->length = computed;
+        g->chosen = false;
+    }
+    sn_chain_rewind(g->parts.chain, (int)g->length);
+}
+
 /* -- in steps -- */
 
 static sn_status generator_check_ids(const sn_generator *g, const int32_t *ids, size_t n, sn_err *err) {
@@ -169,11 +179,9 @@ sn_status sn_generator_append(sn_generator *g, const int32_t *ids, size_t n, flo
     if (status || !n) return status;
     memcpy(g->timeline + from, ids, n * sizeof *ids);
     status = generator_feed(g, end, from, logits, err);
-    if (status == SN_REBUILD && sn_chain_audit_failed(g->parts.chain))
-        length = sn_min_size(length, (size_t)sn_chain_length(g->parts.chain));
-    if (status) sn_chain_rewind(g->parts.chain, (int)length);
     if (status) g->length = length;
-    g->chosen = status && chosen && length + 1 == from;
+    g->chosen = status && chosen;
+    generator_agree(g);
     return status;
 }
 
@@ -190,17 +198,16 @@ sn_status sn_generator_next_logits(sn_generator *g, float **logits, sn_err *err)
 }
 
 void sn_generator_rewind(sn_generator *g, size_t n) {
-    if (n > g->length) return;
-    g->length = n;
-    g->chosen = false;
-    sn_chain_rewind(g->parts.chain, (int)n);
+    if (n <= g->length) {
+        g->length = n;
+        g->chosen = false;
+    }
+    generator_agree(g);
 }
 
 /* -- a call -- */
 
-static bool call_is_interrupted(const generator_call *r) {
-    return sn_is_cancelled(r->options->cancel) || (r->options->stop && *r->options->stop);
-}
+static bool call_is_interrupted(const generator_call *r) { return sn_is_cancelled(r->options->cancel); }
 
 /* Writes draft tokens to timeline[end], but only when a single token is to be computed: at most as many as can still be
  * sampled, less one, because the last token is sampled and never computed. */
@@ -483,5 +490,6 @@ sn_status sn_generator_run(sn_generator *generator, const int32_t *prompt, size_
     sn_stop_strings_fini(&r.stop_strings);
     sn_buf_fini(&r.token);
     free(r.rng_states);
+    generator_agree(generator);
     return status;
 }

@@ -41,7 +41,7 @@ typedef enum sn_finish {
     SN_FINISH_STOP,        /* a token that ends the text or the turn; it is the last of the ids */
     SN_FINISH_STOP_TEXT,   /* a stop string: the text ends before it, the ids with the token that completed it */
     SN_FINISH_LENGTH,      /* max_tokens, or the context is full */
-    SN_FINISH_INTERRUPTED, /* cancel or stop was set */
+    SN_FINISH_INTERRUPTED, /* it was cancelled */
 } sn_finish;
 const char *sn_finish_name(sn_finish finish); /* "stop", "stop_text", "length", "interrupted" */
 
@@ -66,8 +66,7 @@ typedef struct sn_generate_options {
      * they stay. */
     void (*change_logits)(void *ctx, const int32_t *ids, size_t n, float *logits);
     void *ctx;
-    const sn_cancel *cancel; /* checked between tokens; NULL: never */
-    const bool *stop;        /* the same, for the functions above */
+    const sn_cancel *cancel; /* checked between tokens; the functions above may set it. NULL: never */
 } sn_generate_options;
 
 typedef struct sn_generate_timings {
@@ -112,7 +111,8 @@ sn_status sn_generator_append(sn_generator *generator, const int32_t *ids, size_
                               sn_err *err) SN_MUST_USE;
 /* Computes the logits (n_vocab) of the token that follows the timeline, which is not empty. */
 sn_status sn_generator_next_logits(sn_generator *generator, float **logits, sn_err *err) SN_MUST_USE;
-void sn_generator_rewind(sn_generator *generator, size_t n); /* to the first n tokens; n <= *n of sn_generator_ids */
+/* Shortens the timeline to its first n tokens, and to what the chain still has after a failed audit. */
+void sn_generator_rewind(sn_generator *generator, size_t n);
 
 /* Tokens that the chain has computed. */
 size_t sn_generator_length(const sn_generator *generator);

@@ -124,7 +124,7 @@ static sn_status header_read(sn_session_file *s, const char *path, sn_err *err) 
     if (len > TEXT_MAX) return sn_fail(err, SN_REFUSED, "%s is not a saved session", path);
     status = sn_calloc(&text, len + 1, 1, err);
     if (!status) status = sn_encrypted_file_read(s->file, text, len, err);
-    if (!status && !(s->header = json_loadb(text, len, 0, NULL)))
+    if (!status && !(s->header = json_loadb(text, len, JSON_ALLOW_NUL, NULL)))
         status = sn_fail(err, SN_REFUSED, "%s is not a saved session", path);
     free(text);
     return status;

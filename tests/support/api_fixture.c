@@ -4,6 +4,7 @@
 #include "tests/support/files.h"
 #include "tests/support/require.h"
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <string.h>
 
@@ -40,8 +41,11 @@ swarm_model *api_model(const char *folder) {
 }
 
 static sn_status open_cluster_link(void *ctx, sn_link **out, sn_err *err) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* a cluster is for one thread */
     (void)err;
+    pthread_mutex_lock(&lock);
     *out = cluster_link(ctx);
+    pthread_mutex_unlock(&lock);
     return SN_OK;
 }
 

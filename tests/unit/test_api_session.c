@@ -1,10 +1,13 @@
 /* Sessions of the C API: over local blocks, and over the nodes of a cluster. */
+#include "base/clock.h"
 #include "tests/support/api_fixture.h"
+#include "tests/support/files.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum { WIDTH = 64, VOCAB = 320, PROMPT = 5 };
 static const int32_t prompt[PROMPT] = {1, 40, 41, 42, 43};
@@ -336,4 +339,165 @@ Test(api_session, blocks_that_no_node_serves_are_named) {
     swarm_session *session = NULL;
     cluster_stop(nodes, 1);
     API_FAILS(swarm_session_open(model, connection, NULL, NULL, NULL, &session, &error), SWARM_RETRY, "2:4");
+}
+
+/* -- in a file -- */
+
+Test(api_session, a_saved_session_continues_with_the_same_bits_over_another_route) {
+    static float logits[VOCAB], expected[VOCAB];
+    static const char extra[] = "turns \0 and \xc3\xa9";
+    char *place = temp_folder(), *path = temp_path(place, "session"), *key = temp_path(place, "key");
+    swarm_options *options =
+        api_options("max-tokens", "6", "ignore-eos", "true", "temperature", "1", "seed", "3", NULL);
+    swarm_options *unseeded = api_options("max-tokens", "6", "ignore-eos", "true", "temperature", "1", NULL);
+    write_file(place, "key", "0123456789abcdef0123", 20);
+    chmod(key, 0600);
+    swarm_session *session = open_session(connection, NULL), *other = open_session(NULL, NULL);
+    size_t n, n_other, length;
+    json_t *o = generate(session, prompt, PROMPT, options);
+    json_decref(o);
+    cr_assert_null(swarm_session_extra(other, &length));
+    API(swarm_session_save(session, path, key, extra, sizeof extra - 1, &error));
+    API(swarm_session_load(other, path, key, &error));
+    cr_assert_eq(memcmp(swarm_session_extra(other, &length), extra, sizeof extra), 0);
+    cr_assert_eq(length, sizeof extra - 1);
+    const int32_t *ids = swarm_session_tokens(session, &n), *loaded = swarm_session_tokens(other, &n_other);
+    cr_assert_eq(n, n_other);
+    cr_assert_arr_eq(ids, loaded, n * sizeof *ids);
+    json_t *a = generate(session, ids, n, unseeded), *b = generate(other, loaded, n_other, unseeded);
+    cr_assert(json_equal(json_object_get(a, "ids"), json_object_get(b, "ids")), "the random numbers go on");
+    json_decref(a);
+    json_decref(b);
+    API(swarm_session_append(session, prompt, 1, expected, &error));
+    API(swarm_session_append(other, prompt, 1, logits, &error));
+    cr_assert_arr_eq(logits, expected, sizeof logits);
+    API(swarm_session_save(other, path, key, "\xff\xfe", 2, &error)); /* not UTF-8 */
+    API_FAILS(swarm_session_load(other, path, key, &error), SWARM_REFUSED, "just been opened");
+    swarm_session_close(other);
+    other = open_session(NULL, NULL);
+    API(swarm_session_load(other, path, key, &error));
+    cr_assert_eq(memcmp(swarm_session_extra(other, &length), "\xff\xfe", 3), 0);
+    cr_assert_eq(length, 2);
+    swarm_session_close(other);
+    other = open_session(NULL, NULL);
+    API_FAILS(swarm_session_load(other, "/nonexistent", key, &error), SWARM_REFUSED, "/nonexistent");
+    API_FAILS(swarm_session_load(other, path, "/nonexistent", &error), SWARM_REFUSED, "/nonexistent");
+    API_FAILS(swarm_session_save(other, path, key, extra, SIZE_MAX / 4, &error), SWARM_REFUSED, "extra");
+    swarm_session_close(session);
+    swarm_session_close(other);
+    swarm_options_free(options);
+    swarm_options_free(unseeded);
+    free(path);
+    free(key);
+    temp_folder_remove(&place);
+}
+
+/* -- adapters -- */
+
+Test(api_session, adapters_that_do_not_fit_are_refused) {
+    swarm_adapter *adapter = NULL;
+    API_FAILS(swarm_adapter_open(model, NULL, "/nonexistent", &adapter, &error), SWARM_REFUSED, "/nonexistent");
+    API_FAILS(swarm_adapter_open(model, NULL, "name:shakespeare", &adapter, &error), SWARM_REFUSED, "connection");
+    API_FAILS(swarm_adapter_open(model, connection, "name:shakespeare", &adapter, &error), SWARM_RETRY, "shakespeare");
+    char *name = calloc(1 << 16, 1);
+    memset(name, 'x', (1 << 16) - 1);
+    API_FAILS(swarm_adapter_open(model, connection, name, &adapter, &error), SWARM_REFUSED, "too long");
+    free(name);
+    swarm_adapter_close(NULL);
+}
+
+/* -- failures -- */
+
+typedef struct kinds {
+    int failovers, moves;
+} kinds;
+
+static int count_kinds(void *context, const swarm_event *event) {
+    kinds *k = context;
+    k->failovers += swarm_event_get_kind(event) == SWARM_EVENT_FAILOVER;
+    k->moves += swarm_event_get_kind(event) == SWARM_EVENT_MOVE;
+    cr_assert(*swarm_event_text(event, NULL) || swarm_event_get_kind(event) == SWARM_EVENT_TEXT);
+    return 0;
+}
+
+Test(api_session, a_failed_node_shows_in_events_only) {
+    swarm_options *options = api_options("max-tokens", "10", "ignore-eos", "true", NULL);
+    swarm_session *plain = open_session(NULL, NULL), *session = open_session(connection, NULL);
+    kinds k = {0};
+    json_t *expected = generate(plain, prompt, PROMPT, options);
+    cluster_add(nodes, 2, 4);
+    swarm_session_on_event(session, count_kinds, &k);
+    cluster_cut_off_at_step(nodes, 1, 4);
+    json_t *o = generate(session, prompt, PROMPT, options);
+    cr_assert(json_equal(json_object_get(expected, "ids"), json_object_get(o, "ids")));
+    cr_assert_eq(k.failovers, 1);
+    cr_assert_eq(k.moves, 0);
+    json_decref(expected);
+    json_decref(o);
+    swarm_session_close(plain);
+    swarm_session_close(session);
+    swarm_options_free(options);
+}
+
+Test(api_session, a_session_that_is_polled_moves_away_from_a_node_that_drains) {
+    swarm_session *session = open_session(connection, NULL);
+    kinds k = {0};
+    API(swarm_session_append(session, prompt, PROMPT, NULL, &error));
+    cluster_add(nodes, 2, 4);
+    swarm_session_on_event(session, count_kinds, &k);
+    cluster_drain(nodes, 1);
+    for (int i = 0; i < 100 && !k.moves; i++) {
+        API(swarm_session_poll(session, &error));
+        sn_sleep_us(100000);
+    }
+    cr_assert_eq(k.failovers, 0);
+    API(swarm_session_append(session, prompt, 1, NULL, &error));
+    swarm_session_close(session);
+}
+
+Test(api_session, without_an_audit_there_is_nothing_to_check) {
+    swarm_session *session = open_session(connection, NULL);
+    API(swarm_session_append(session, prompt, PROMPT, NULL, &error));
+    API(swarm_session_audit(session, &error));
+    swarm_session_close(session);
+}
+
+Test(api_session, audited_steps_are_counted) {
+    cluster_add(nodes, 0, 4);
+    swarm_options *audited = api_options("audit", "1", "audit-seed", "7", NULL);
+    swarm_session *session = open_session(connection, audited);
+    char *text = NULL;
+    API(swarm_session_append(session, prompt, PROMPT, NULL, &error));
+    API(swarm_session_audit(session, &error));
+    API(swarm_session_describe(session, &text, NULL, &error));
+    json_t *o = api_json(text), *audit = json_object_get(o, "audit");
+    cr_assert_eq(json_integer_value(json_object_get(audit, "seed")), 7);
+    cr_assert_gt(json_integer_value(json_object_get(audit, "checked")), 0);
+    json_decref(o);
+    swarm_session_close(session);
+    swarm_options_free(audited);
+}
+
+/* -- callbacks that stop a call in steps -- */
+
+static int stop_now(void *context, const swarm_event *event) {
+    (void)context;
+    return swarm_event_get_kind(event) == SWARM_EVENT_PROGRESS;
+}
+
+Test(api_session, a_callback_stops_the_prefill) {
+    static int32_t longer[200];
+    for (int i = 0; i < 200; i++) longer[i] = 3 + i;
+    swarm_session *session = open_session(connection, NULL);
+    size_t n;
+    swarm_session_on_event(session, stop_now, NULL);
+    API_FAILS(swarm_session_append(session, longer, 200, NULL, &error), SWARM_CANCELLED, "cancelled");
+    (void)swarm_session_tokens(session, &n);
+    cr_assert_eq(n, 0);
+    json_t *o = generate(session, longer, 200, NULL);
+    cr_assert_str_eq(json_string_value(json_object_get(o, "finish_reason")), "interrupted");
+    json_decref(o);
+    swarm_session_on_event(session, NULL, NULL);
+    API(swarm_session_append(session, longer, 200, NULL, &error));
+    swarm_session_close(session);
 }

@@ -146,11 +146,11 @@ Test(generate, ends_when_the_context_is_full) {
 }
 
 Test(generate, ends_when_it_is_interrupted) {
-    sn_cancel interrupt = 1;
+    sn_cancel interrupt = {.set = 1};
     RUN(prompt, n_prompt, .max_tokens = 9, .cancel = &interrupt);
     cr_assert_eq(out.finish, SN_FINISH_INTERRUPTED);
     cr_assert_eq(out.ids.n, 0);
-    interrupt = 0;
+    interrupt.set = 0;
     RUN(prompt, n_prompt, .max_tokens = (int)n_greedy, .cancel = &interrupt);
     cr_assert_arr_eq(out.ids.ids, greedy, n_greedy * sizeof *greedy);
 }

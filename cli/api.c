@@ -2,6 +2,8 @@
 
 #include "cli/options.h"
 
+#include <string.h>
+
 sn_status sn_cli_status(swarm_code code, swarm_error *error, sn_err *err) {
     static const sn_status statuses[] = {
         [SWARM_OK] = SN_OK,           [SWARM_RETRY] = SN_RETRY, [SWARM_REBUILD] = SN_REBUILD,
@@ -20,6 +22,11 @@ swarm_options *sn_cli_api_options(const sn_options *given, const char *of, sn_er
         if (known && known->target == option->target) /* a command may have a help text of its own for it */
             status = sn_cli_status(swarm_options_set(options, option->name, given->given[i].text, &error), error, err);
     }
+    const char *cache = sn_program_settings.common.cache, *evidence = sn_program_settings.audit.evidence;
+    if (!status && cache && !strcmp(of, "connection")) /* the program has found folders where none are given */
+        status = sn_cli_status(swarm_options_set(options, "cache", cache, &error), error, err);
+    if (!status && evidence && !strcmp(of, "session"))
+        status = sn_cli_status(swarm_options_set(options, "evidence", evidence, &error), error, err);
     if (!status) return options;
     swarm_options_free(options);
     return NULL;
@@ -37,6 +44,11 @@ swarm_options *sn_cli_group_options(const sn_option_group *group, const char *of
         for (size_t k = 0; !status && (value = sn_option_value(option, k, text, sizeof text)); k++)
             status = sn_cli_status(swarm_options_set(options, option->name, value, &error), error, err);
     }
+    const char *cache = sn_program_settings.common.cache, *evidence = sn_program_settings.audit.evidence;
+    if (!status && cache && !strcmp(of, "connection")) /* the program has found folders where none are given */
+        status = sn_cli_status(swarm_options_set(options, "cache", cache, &error), error, err);
+    if (!status && evidence && !strcmp(of, "session"))
+        status = sn_cli_status(swarm_options_set(options, "evidence", evidence, &error), error, err);
     if (!status) return options;
     swarm_options_free(options);
     return NULL;

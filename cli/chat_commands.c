@@ -219,10 +219,9 @@ static sn_status run_help(sn_chat *c, const char *argument, sn_err *err) {
     for (size_t i = 0; i < N_COMMANDS; i++)
         if (commands[i].help) printf("%-8s %-13s %s\n", commands[i].name, commands[i].argument, commands[i].help);
     if (c->terminal)
-        puts("\nAlt-Enter begins a new line of a message, and so does Enter between \"\"\" and \"\"\". Ctrl-C stops an "
-             "answer,\n"
-             "and drops a line; twice at an empty line it ends the chat. Up and Ctrl-R find earlier lines, Tab "
-             "completes.");
+        puts("\nAlt-Enter begins a new line of a message; so does Enter between two \"\"\".\n"
+             "Ctrl-C stops an answer and drops a line; twice at an empty line it ends the\n"
+             "chat. Up and Ctrl-R find earlier lines, Tab completes.");
     return SN_OK;
 }
 

@@ -23,13 +23,13 @@ static int fail_unknown_command(const char *word) {
 /* What to do first, for a user who types the name alone. */
 static void print_first_steps(void) {
     fputs("swarm runs a language model over the nodes of a swarm. What to do first:\n\n"
-          "  get a model, a GGUF file or a folder with safetensors, for example SmolLM2-135M-Instruct\n"
-          "  swarm chat --model MODEL --local all              chat with it in this process, without a swarm\n"
-          "  swarm-node --model MODEL --blocks all             serve its blocks to others; prints HOST:PORT\n"
-          "  swarm status --join HOST:PORT                     see the nodes and their blocks\n"
-          "  swarm chat --model MODEL --join HOST:PORT         chat over the swarm\n\n"
-          "Options that you give each time may stand in ~/.config/swarm/config, as lines 'join = HOST:PORT'.\n"
-          "'swarm --help' lists all commands, 'swarm help COMMAND' the options of one.\n",
+          "  get a model: a GGUF file, or a folder with safetensors\n"
+          "  swarm chat -m MODEL --local all        chat with it, without any other machine\n"
+          "  swarm-node -m MODEL --blocks all       serve its blocks; prints HOST:PORT\n"
+          "  swarm status -j HOST:PORT              see the nodes and their blocks\n"
+          "  swarm chat -m MODEL -j HOST:PORT       chat over the swarm\n\n"
+          "Options that you give each time may stand in ~/.config/swarm/config,\n"
+          "as lines 'join = HOST:PORT'. 'swarm --help' lists all commands.\n",
           stdout);
 }
 

@@ -245,26 +245,50 @@ static bool matrices_equal(const sn_weight *a, const sn_weight *b) {
     return a->rows == b->rows && a->bytes == b->bytes && !memcmp(a->device, b->device, a->bytes);
 }
 
-/* Steps are computed between the pieces, and the adapter is that which is loaded at once. */
-Test(scheduler_training, an_adapter_is_loaded_in_pieces_between_steps) {
-    sn_buf image = adapter_image();
-    sn_adapter *whole = NULL, *loaded = NULL;
+/* A job that loads this adapter. */
+static sn_job *load_job(const sn_buf *image, sn_adapter **adapter) {
     sn_msg *msg = NULL;
     void *data;
     REQUIRE(sn_msg_new(SN_MSG_ADAPTER_PUT, 0, &msg, &err));
-    REQUIRE(sn_msg_new_tensor(msg, SN_F32, 1, (uint64_t[]){image.len / 4}, &data, &err));
-    memcpy(data, image.data, image.len);
-    sn_hash hash = sn_hash_of(image.data, image.len);
+    REQUIRE(sn_msg_new_tensor(msg, SN_F32, 1, (uint64_t[]){image->len / 4}, &data, &err));
+    memcpy(data, image->data, image->len);
+    sn_hash hash = sn_hash_of(image->data, image->len);
     memcpy(msg->adapter_put.hash, hash.bytes, SN_HASH_SIZE);
     sn_training_task *task = calloc(1, sizeof *task);
     *task = (sn_training_task){.kind = SN_TRAINING_ADAPTER_LOAD,
                                .request_msg = msg,
                                .owner = {'a'},
-                               .adapter = &loaded,
+                               .adapter = adapter,
                                .bytes_max = SIZE_MAX};
     sn_job *job = calloc(1, sizeof *job);
     *job = (sn_job){.kind = SN_JOB_TRAIN, .training = task, .arrived_us = sn_now_us()};
-    sn_scheduler_add(scheduler, job);
+    return job;
+}
+
+/* Hashing and loading take a piece for each 2 MiB. */
+Test(scheduler_training, an_adapter_takes_as_many_pieces_as_its_bytes_do) {
+    sn_buf image = adapter_image();
+    sn_adapter *adapter = NULL;
+    sn_trainer *trainer = NULL;
+    sn_job *job = load_job(&image, &adapter);
+    sn_training_budget budget = {.cost = SIZE_MAX};
+    int pieces = 1, least = 2 * (int)((image.len + SN_ADAPTER_PIECE_BYTES - 1) / SN_ADAPTER_PIECE_BYTES);
+    REQUIRE(sn_trainer_new(span, &trainer, &err));
+    for (; sn_trainer_work(trainer, job, &budget) == SN_TRAINING_CONTINUES; pieces++) continue;
+    cr_expect_eq(job->status, SN_OK, "%s", job->err.text);
+    cr_assert_gt(least, 4);
+    cr_expect(least <= pieces && pieces <= 2 * least, "%d pieces where %d are needed", pieces, least);
+    sn_job_free(&job);
+    sn_adapter_free(&adapter);
+    sn_trainer_free(&trainer);
+    sn_buf_fini(&image);
+}
+
+/* Steps are computed between the pieces, and the adapter is that which is loaded at once. */
+Test(scheduler_training, an_adapter_is_loaded_in_pieces_between_steps) {
+    sn_buf image = adapter_image();
+    sn_adapter *whole = NULL, *loaded = NULL;
+    sn_scheduler_add(scheduler, load_job(&image, &loaded));
     int least = 2 * (int)((image.len + SN_ADAPTER_PIECE_BYTES - 1) / SN_ADAPTER_PIECE_BYTES),
         steps = 0; /* hash, load */
     cr_assert_gt(least, 4);

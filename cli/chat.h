@@ -43,6 +43,8 @@ typedef struct sn_chat {
 /* Generates the answer to the messages, shows it and appends it. After a failure, and when the answer was stopped
  * before it began, the messages are the first `kept` ones again. */
 sn_status sn_chat_answer(sn_chat *chat, size_t kept, sn_err *err) SN_MUST_USE;
+/* Ctrl-C was heard, and what it asked for is done. */
+void sn_chat_clear_interrupt(sn_chat *chat);
 /* The speed of the last answer, after its first token; 0: there was none. */
 double sn_chat_tokens_per_second(const sn_chat_figures *figures);
 /* Shows the log lines that were kept. */

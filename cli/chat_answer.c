@@ -250,12 +250,15 @@ void sn_chat_show_log(void) {
     sn_buf_fini(&lines);
 }
 
+void sn_chat_clear_interrupt(sn_chat *c) {
+    sn_interrupted = 0;
+    swarm_cancel_clear(c->cancel);
+}
+
 sn_status sn_chat_answer(sn_chat *c, size_t kept, sn_err *err) {
     answer *a = NULL;
     char finish[32] = "";
     bool empty = true;
-    sn_interrupted = 0;
-    swarm_cancel_clear(c->cancel);
     sn_status status = sn_calloc(&a, 1, sizeof *a, err);
     if (status) return status;
     a->chat = c;
@@ -265,7 +268,8 @@ sn_status sn_chat_answer(sn_chat *c, size_t kept, sn_err *err) {
     if (!status) {
         status = generate(a, finish);
         sn_err ended; /* the first failure is the one to be told */
-        sn_status shown = !status || a->text.len ? sn_answer_view_end(&c->view, &ended) : SN_OK;
+        bool any = a->text.len || (!status && strcmp(finish, "interrupted") != 0);
+        sn_status shown = any ? sn_answer_view_end(&c->view, &ended) : SN_OK;
         if (!status && shown) status = sn_fail(err, shown, "%s", ended.text);
     }
     if (!status) status = sn_flush_stdout(err);
@@ -274,8 +278,7 @@ sn_status sn_chat_answer(sn_chat *c, size_t kept, sn_err *err) {
     sn_chat_show_log();
     if (!status) print_audit(a->audit);
     if (!status) print_outcome(c, finish, !strcmp(finish, "interrupted"), empty);
-    sn_interrupted = 0;
-    swarm_cancel_clear(c->cancel);
+    sn_chat_clear_interrupt(c);
     sn_buf_fini(&a->text);
     swarm_free(a->prompt);
     swarm_free(a->prompt_ids);

@@ -88,10 +88,12 @@ static sn_status take_turn(sn_chat *c, const char *text, size_t n, sn_err *err) 
     return status ? status : sn_chat_answer(c, before, err);
 }
 
-/* "/word ..." in one line; "/usr/bin is ..." is none. */
+/* "/word ..." in one line (a system message may have several); "/usr/bin is ..." and "/" followed by a star are none.
+ */
 static bool is_command(const char *text, size_t n) {
     size_t word = strcspn(text, " \t\n");
-    return *text == '/' && !memchr(text + 1, '/', word - 1) && !memchr(text, '\n', n) && strlen(text) == n;
+    if (*text != '/' || strchr("* \t\n", text[1]) || memchr(text + 1, '/', word - 1) || strlen(text) != n) return false;
+    return !memchr(text, '\n', n) || !strncmp(text, "/system ", strlen("/system "));
 }
 
 /* A line or message: a command or a turn. What a person can repeat or mend is reported, and is no failure. */
@@ -102,7 +104,7 @@ static sn_status take_input(sn_chat *c, const char *text, size_t n, sn_err *err)
     bool mendable = c->terminal || (command && status == SN_REFUSED);
     if (status && mendable && status != SN_STOP && !ferror(stdout)) {
         fprintf(stderr, "[%s]\n", err->text);
-        sn_interrupted = 0;
+        sn_chat_clear_interrupt(c);
         status = SN_OK;
     }
     return status ? status : sn_flush_stdout(err);
@@ -115,8 +117,8 @@ static void poll_session(void *chat) {
 }
 
 /* Ctrl-C at an empty prompt: true the second time in a row, which ends the chat. */
-static bool second_interrupt(int *in_a_row) {
-    sn_interrupted = 0;
+static bool second_interrupt(sn_chat *c, int *in_a_row) {
+    sn_chat_clear_interrupt(c);
     if (++*in_a_row > 1) return true;
     fputs("[Ctrl-C again, /quit or Ctrl-D ends the chat]\n", stderr);
     return false;
@@ -138,12 +140,12 @@ static sn_status talk(sn_chat *c, sn_editor *editor, int *code, sn_err *err) {
         sn_buf_init(&message, SN_EDITOR_PASTE_MAX);
         status = sn_editor_read(editor, &message, &event, err);
         if (event == SN_EDITOR_INTERRUPT)
-            c->quit = second_interrupt(&interrupts);
+            c->quit = second_interrupt(c, &interrupts);
         else
             interrupts = 0;
         if (c->quit) *code = SN_EXIT_INTERRUPTED;
         if (event == SN_EDITOR_END) c->quit = true;
-        if (event == SN_EDITOR_DROPPED) sn_interrupted = 0;
+        if (event == SN_EDITOR_DROPPED) sn_chat_clear_interrupt(c);
         if (event == SN_EDITOR_MESSAGE && !status) status = take_input(c, (char *)message.data, message.len, err);
         sn_buf_fini(&message);
         if (status == SN_REFUSED && !ferror(stdout)) { /* a paste beyond the limit */
@@ -195,7 +197,7 @@ static sn_status chat_in_lines(sn_chat *c, int *code, sn_err *err) {
         status = sn_lines_next(&lines, &line, &n, &event, err);
         if (status || event == SN_LINE_END) break;
         if (event == SN_LINE_INTERRUPT) {
-            c->quit = second_interrupt(&interrupts);
+            c->quit = second_interrupt(c, &interrupts);
             if (c->quit) *code = SN_EXIT_INTERRUPTED;
             continue;
         }

@@ -109,7 +109,7 @@ static const sn_option sampling_options[] = {
     SN_OPT_FLOAT(
         "temperature", "T", &sn_program_settings.sampling.temperature, 0, 1000,
         "0: always the most likely token; 1: sampled with the model's probabilities (default: 0, and 0.8 where "
-        "--top-k, --top-p or --min-p asks for sampling)"),
+        "--top-k, --top-p or --min-p asks for sampling; of a chat: what the model recommends, else 0.7)"),
     SN_OPT_INT("top-k", "K", &sn_program_settings.sampling.top_k, 0, 1 << 30,
                "sample among the K most likely tokens; 0: all"),
     SN_OPT_RATIO("top-p", "P", &sn_program_settings.sampling.top_p, 1e-9,

@@ -6,6 +6,7 @@
  *   turns         answers with the contents of all messages
  *   endless       answers words until it is stopped
  *   prefill N     takes N steps of 20 ms before it answers, with progress
+ *   wait PATH     answers when the file is there
  *   stuck         never answers, and hears nothing but the cancel flag
  *   noise TEXT    writes log lines while it answers TEXT
  *   fail          fails as a swarm without nodes does
@@ -282,6 +283,10 @@ static swarm_code follow(swarm_session *s, const char *script, size_t n, bool *s
     if (!strcmp(script, "stuck")) {
         while (!atomic_load(&s->cancel->set)) usleep(STEP_US);
         return SWARM_CANCELLED;
+    }
+    if (!strncmp(script, "wait ", 5)) {
+        while (access(script + 5, F_OK) && !atomic_load(&s->cancel->set)) usleep(STEP_US);
+        return atomic_load(&s->cancel->set) ? SWARM_CANCELLED : say(s, "ready", 5, 0, stopped);
     }
     if (!strcmp(script, "endless")) {
         swarm_code code = SWARM_OK;

@@ -28,6 +28,11 @@ def leave(t):
     t.end()
 
 
+def make(path):
+    with open(path, "w", encoding="utf8"):
+        pass
+
+
 def summary(text):
     data = text.encode()
     return f"{len(data)} bytes, sum {sum(data)}"
@@ -88,9 +93,11 @@ def history():
 
 def typed_ahead():
     t = chat()
-    t.send("prefill 40\r")
+    go_on = os.path.join(folder, "go_on")
+    t.send(f"wait {go_on}\r")
     t.expect("\r\n")
     t.send("next \x1b[Aquestion\r\r")
+    make(go_on)
     t.expect("ready")
     t.expect(t.mark, "next question")  # text of the line, and no turn
     t.enter("!", summary("next question!"))
@@ -155,6 +162,9 @@ def commands():
     t.enter("/system none", "[the system message is gone]")
     t.enter("/system Be kind.", "[the system message is set]")
     t.enter("/system", "Be kind.")
+    t.enter("/system Be kind.\x1b\rAlways.", "[the system message is set]")
+    t.enter("/system", "Be kind.\r\nAlways.")
+    t.enter("/system Be kind.", "[the system message is set]")
     t.enter("/reset", "[a new conversation; the system message stays]")
     t.enter("turns", "Be kind.|turns")
     t.enter("fail", "[no node serves blocks 0:1 of the script]")
@@ -164,7 +174,8 @@ def commands():
     t.enter("turns", "Be brief.|say one|one|turns|Be brief.|say one|one|turns|turns")
     t.enter("/model", "Script")
     t.enter("/stats", "last answer", "tok/s", "blocks 0:1", "1.5 ms compute")
-    t.enter("/home/x is a path", summary("/home/x is a path"))
+    for text in ("/home/x is a path", "/* a comment */", "/"):
+        t.enter(text, summary(text))
     t.send("/exit\r")
     t.end()
     check([m["role"] for m in json.load(open(file))["messages"]] == ["system", "user", "assistant", "user", "assistant"],
@@ -276,6 +287,36 @@ def signals():
     os.kill(t.pid, signal.SIGHUP)
     t.expect("\x1b[?2004l")
     t.end(-signal.SIGHUP)
+
+
+def suspending():
+    os.makedirs(STATE, exist_ok=True)
+    t = Terminal(["bash", "--norc", "-i"], {"XDG_STATE_HOME": STATE, "PS1": "shell: "})
+    t.expect("shell: ")
+    t.send(f"{program} --model script --local all\r")
+    t.prompt()
+    t.send("kept text")
+    t.expect("kept text")
+    t.send("\x1a")
+    t.expect("\x1b[?2004l", "Stopped", "shell: ")
+    t.send("fg\r")
+    t.expect("\x1b[?2004h", t.mark, "kept text")
+    t.enter("", summary("kept text"))
+    go_on = os.path.join(folder, "go_on_again")
+    t.send(f"wait {go_on}\r")
+    t.expect("\r\n")
+    t.send("\x1a")
+    t.expect("Stopped", "shell: ")
+    t.send("fg\r")
+    t.expect("\x1b[?2004h")
+    make(go_on)
+    t.expect("ready")
+    t.prompt()
+    check(not t.echoes(), "keys are echoed after fg")
+    t.send("/quit\r")
+    t.expect("shell: ")
+    t.send("exit\r")
+    t.end()
 
 
 for case in sys.argv[3:]:

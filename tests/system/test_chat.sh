@@ -5,7 +5,7 @@
 
 scripted=$bin/scripted_chat
 [ -x "$scripted" ] || skip "scripted_chat is not built in $bin"
-for case in ${CASES:-editing several_lines pastes history typed_ahead stopping commands sampling completion styles harmless log_lines signals}; do
+for case in ${CASES:-editing several_lines pastes history typed_ahead stopping commands sampling completion styles harmless log_lines signals suspending}; do
   timeout -k 2 100 python3 "$here/chat_at_terminal.py" "$scripted" "$scratch" "$case" || fail "a chat at a terminal: $case"
 done
 

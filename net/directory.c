@@ -8,8 +8,9 @@
  * Only a newer one is opened and replaces the one in the entry.
  *
  * A full directory evicts, of the entries that are not proven: expired ones first, then those that peers brought which
- * dialled this program, then the others; in each class those of the source with most entries, in it those of the
- * address prefix with most, and of these the one that expires first. Sources and prefixes are counted in hash buckets.
+ * dialled this program, then the others; in each class those of the network with most entries, of these those of the
+ * connection with most, then those of the announced address prefix with most, and then the one that expires first. All
+ * are counted in hash buckets.
  * The new entry is one of the candidates, so a peer that floods only replaces its own. */
 #include "net/directory.h"
 
@@ -27,7 +28,7 @@ typedef struct entry {
     uint64_t keep_until_unix_ms;
     uint64_t proven_until_unix_ms;
     sn_announcement_source source;
-    uint16_t source_bucket, prefix_bucket;
+    uint16_t network_bucket, source_bucket, prefix_bucket;
     bool listed;
     uint32_t next_free; /* of a free entry */
 } entry;
@@ -45,9 +46,9 @@ struct sn_directory {
     uint32_t *by_id;      /* (capacity) */
     listed_place *listed; /* (capacity) */
     size_t n, n_listed, capacity, max;
-    uint32_t first_free;                                         /* entry; capacity: none */
-    uint64_t seed;                                               /* of the buckets: */
-    uint16_t of_source[COUNT_BUCKETS], of_prefix[COUNT_BUCKETS]; /* entries */
+    uint32_t first_free;                                                                    /* entry; capacity: none */
+    uint64_t seed;                                                                          /* of the buckets: */
+    uint16_t of_network[COUNT_BUCKETS], of_source[COUNT_BUCKETS], of_prefix[COUNT_BUCKETS]; /* entries */
 };
 static_assert(SN_DIRECTORY_MAX < UINT16_MAX, "a bucket counts all entries of a directory");
 
@@ -125,6 +126,7 @@ static void listed_remove(sn_directory *d, entry *e) {
 /* -- entries -- */
 
 static void entry_count(sn_directory *d, const entry *e, int n) {
+    d->of_network[e->network_bucket] = (uint16_t)(d->of_network[e->network_bucket] + n);
     d->of_source[e->source_bucket] = (uint16_t)(d->of_source[e->source_bucket] + n);
     d->of_prefix[e->prefix_bucket] = (uint16_t)(d->of_prefix[e->prefix_bucket] + n);
 }
@@ -194,27 +196,30 @@ static size_t prefix_len(const char *address) {
 /* Fills in where an entry is counted. */
 static void entry_set_source(const sn_directory *d, entry *e, const sn_announcement_source *source) {
     e->source = source ? *source : (sn_announcement_source){.dialled = true};
+    e->network_bucket = bucket_of(d, e->source.network, sizeof e->source.network);
     e->source_bucket = bucket_of(d, &e->source.peer, sizeof e->source.peer);
     e->prefix_bucket = bucket_of(d, e->opened->a.address, prefix_len(e->opened->a.address));
 }
 
-/* Of a newcomer and of entries: who is evicted first has the greater class, count of the source, count of the prefix,
- * and the lesser expiry. */
+/* Of a newcomer and of entries: who is evicted first has the greater class, count of the source's network, of the
+ * source, of the announced address, and the lesser expiry. */
 typedef struct rank {
     int class; /* 0: fetched from a peer that was dialled, 1: brought by a peer that dialled, 2: expired */
-    uint32_t of_source, of_prefix;
+    uint32_t of_network, of_source, of_prefix;
     uint64_t keep_until_unix_ms;
 } rank;
 
 static rank entry_rank(const sn_directory *d, const entry *e, const entry *newcomer, uint64_t now) {
     int class = e->known.expires_unix_ms <= now ? 2 : e->source.dialled ? 0 : 1;
-    return (rank){class, d->of_source[e->source_bucket] + 1u * (e->source_bucket == newcomer->source_bucket),
+    return (rank){class, d->of_network[e->network_bucket] + 1u * (e->network_bucket == newcomer->network_bucket),
+                  d->of_source[e->source_bucket] + 1u * (e->source_bucket == newcomer->source_bucket),
                   d->of_prefix[e->prefix_bucket] + 1u * (e->prefix_bucket == newcomer->prefix_bucket),
                   e->keep_until_unix_ms};
 }
 
 static bool rank_goes_before(const rank *a, const rank *b) {
     if (a->class != b->class) return a->class > b->class;
+    if (a->of_network != b->of_network) return a->of_network > b->of_network;
     if (a->of_source != b->of_source) return a->of_source > b->of_source;
     if (a->of_prefix != b->of_prefix) return a->of_prefix > b->of_prefix;
     return a->keep_until_unix_ms < b->keep_until_unix_ms;
@@ -272,11 +277,13 @@ static sn_directory_change announcement_diff(const sn_announcement *before, cons
 static void entry_inherit(const sn_directory *d, entry *e, const entry *known) {
     if (known->keep_until_unix_ms > e->keep_until_unix_ms) e->keep_until_unix_ms = known->keep_until_unix_ms;
     e->proven_until_unix_ms = known->proven_until_unix_ms;
-    bool better = known->source.dialled != e->source.dialled
-                      ? known->source.dialled
-                      : d->of_source[known->source_bucket] <= d->of_source[e->source_bucket];
+    uint32_t of_network = d->of_network[known->network_bucket], other = d->of_network[e->network_bucket];
+    bool better = known->source.dialled != e->source.dialled ? known->source.dialled
+                  : of_network != other                      ? of_network < other
+                                        : d->of_source[known->source_bucket] <= d->of_source[e->source_bucket];
     if (!better) return;
     e->source = known->source;
+    e->network_bucket = known->network_bucket;
     e->source_bucket = known->source_bucket;
 }
 
@@ -412,6 +419,10 @@ bool sn_directory_known_is_proven(const sn_directory *d, size_t i, int64_t now_u
 }
 const sn_announcement *sn_directory_known_at(const sn_directory *d, size_t i) { return &known_at(d, i)->opened->a; }
 const sn_blob *sn_directory_known_sealed_at(const sn_directory *d, size_t i) { return &known_at(d, i)->opened->sealed; }
+
+const sn_announcement_source *sn_directory_known_source_at(const sn_directory *d, size_t i) {
+    return &known_at(d, i)->source;
+}
 
 size_t sn_directory_seek(const sn_directory *d, uint64_t tag) { return tags_lower_bound(d->tags, d->n, tag); }
 

@@ -4,9 +4,10 @@
  * Its Ed25519 key signs it, its sequence number only grows, and it expires after about a minute. Sealed means encoded
  * and signed. A directory keeps the newest announcement of each node, and drops with a reason: a bad signature, another
  * node's id, an old sequence number, an expiry that has passed or lies too far ahead, blocks that are no range, and
- * nodes beyond its capacity. Ids cost nothing, so a full directory is fair by source: it evicts nodes that the peer
- * brought which brought most, nodes of peers that dialled this program before those of peers that it dialled, and never
- * a proven node: this one, one that it was told to join, one with which it has exchanged messages itself.
+ * nodes beyond its capacity. Ids cost nothing, so a full directory is fair by source: it evicts nodes that the network
+ * address brought which brought most, then the peer, nodes of peers that dialled this program before those of peers
+ * that it dialled, and never a proven node: this one, one that it was told to join, one with which it has exchanged
+ * messages itself.
  *
  * Logic only: bytes and the time are arguments, nothing here reads a clock or a socket. A directory belongs to one
  * thread (in a node and a client the network thread) and owns its copies of the announcements. Functions without a
@@ -15,6 +16,7 @@
 #ifndef SN_NET_DIRECTORY_H
 #define SN_NET_DIRECTORY_H
 
+#include "net/address_limit.h"
 #include "net/identity.h"
 
 enum {
@@ -117,8 +119,9 @@ void sn_directory_limit(sn_directory *directory, size_t max);
 
 /* Who brought an announcement. */
 typedef struct sn_announcement_source {
-    uint64_t peer; /* handle of the connection */
-    bool dialled;  /* this program dialled that peer, and asked it */
+    uint64_t peer;                      /* handle of the connection */
+    bool dialled;                       /* this program dialled that peer, and asked it */
+    uint8_t network[SN_ADDRESS_PREFIX]; /* sn_event.network */
 } sn_announcement_source;
 
 /* Adds one sealed announcement. source: NULL: this program itself. SN_REFUSED with the reason when it is dropped. Bytes
@@ -154,6 +157,8 @@ const sn_known_node *sn_directory_known(const sn_directory *directory, size_t i)
 bool sn_directory_known_is_proven(const sn_directory *directory, size_t i, int64_t now_unix_ms);
 const sn_announcement *sn_directory_known_at(const sn_directory *directory, size_t i);
 const sn_blob *sn_directory_known_sealed_at(const sn_directory *directory, size_t i);
+/* Who brought it, of those who brought announcements of this node the one with the better claim. */
+const sn_announcement_source *sn_directory_known_source_at(const sn_directory *directory, size_t i);
 /* The index of the first remembered node with this tag or a greater one. */
 size_t sn_directory_seek(const sn_directory *directory, uint64_t tag);
 /* The newest announcement of a node, or NULL. */

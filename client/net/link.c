@@ -514,7 +514,7 @@ static bool peer_is_seed(const sn_link *link, sn_peer peer) {
 
 static void link_take_announcements(sn_link *link, sn_peer from, const sn_msg_peers_reply *peers) {
     sn_err err;
-    const sn_announcement_source source = {from, true};
+    const sn_announcement_source source = {.peer = from, .dialled = true};
     int64_t now_ms = sn_unix_ms();
     uint64_t proven = peer_is_seed(link, from) ? peers->proven : 0;
     for (size_t i = 0; i < peers->n_announcements; i++) {

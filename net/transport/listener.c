@@ -119,6 +119,7 @@ static void take_next(sn_listener *l, connection *c, sn_inbound *out) {
     if (c->known) {
         out->peer = SN_LISTENER_PEERS | c->number << SLOT_BITS | c->slot;
         memcpy(out->key, c->key, SN_KEY_SIZE);
+        memcpy(out->network, c->standing.prefix, SN_ADDRESS_PREFIX);
     }
     c->known = c->known && !out->gone;
     c->drained = c->gone && !c->received && !c->known;

@@ -26,7 +26,7 @@ typedef struct sn_listener sn_listener;
 /* A message of a peer, or its end. */
 typedef struct sn_inbound {
     sn_peer peer; /* 0: nothing has happened */
-    uint8_t key[SN_KEY_SIZE];
+    uint8_t key[SN_KEY_SIZE], network[SN_ADDRESS_PREFIX];
     const char *gone; /* why the connection has ended; NULL: `message` has come, which the receiver owns */
     sn_zmtp_message message;
 } sn_inbound;

@@ -15,6 +15,7 @@
 #ifndef SN_NET_TRANSPORT_TRANSPORT_H
 #define SN_NET_TRANSPORT_TRANSPORT_H
 
+#include "net/address_limit.h"
 #include "net/identity.h"
 
 typedef uint64_t sn_peer; /* 0: none */
@@ -27,8 +28,11 @@ typedef struct sn_event {
     sn_msg *msg;              /* owned by the receiver of the event */
     sn_peer peer;             /* the sender: where to send the answer */
     uint8_t key[SN_KEY_SIZE]; /* the peer's CURVE public key, which the handshake has proven */
-    int64_t arrived_us;       /* sn_now_us when the message was taken from the socket */
-    sn_err err;               /* if msg is NULL */
+    /* Of a peer that had dialled this transport: the part of its network address that names its owner. Zeros: this
+     * transport dialled it, or has no such addresses. */
+    uint8_t network[SN_ADDRESS_PREFIX];
+    int64_t arrived_us; /* sn_now_us when the message was taken from the socket */
+    sn_err err;         /* if msg is NULL */
     /* An outage: the connection to a dialled peer was lost, or could not be made (err is SN_RETRY and says which).
      * Messages sent before may not have arrived. Reported once until the connection is up again: the transport keeps
      * connecting, and messages sent meanwhile wait in the queue, until hang_up. A peer that becomes silent without

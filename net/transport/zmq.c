@@ -360,6 +360,7 @@ static sn_status receive_inbound(zmq *z, sn_event *out, sn_err *err) {
     if (!inbound.peer) return SN_OK;
     out->peer = inbound.peer;
     memcpy(out->key, inbound.key, SN_KEY_SIZE);
+    memcpy(out->network, inbound.network, SN_ADDRESS_PREFIX);
     out->gone = inbound.gone != NULL;
     sn_status status = inbound.gone ? sn_fail(&out->err, SN_RETRY, "%s", inbound.gone)
                                     : decode_inbound(&inbound.message, &out->msg, &out->err);

@@ -7,9 +7,11 @@
  * replicated database maintenance", 1987). Pull: every few seconds one neighbour is sent the list of (tag, sequence)
  * pairs that this node knows, and replies with what is newer; so nodes that the push missed catch up.
  *
- * Pushes, pulls and replies to pulls are paid from a budget of bytes per second (a token bucket). In a swarm of up to
- * about a hundred nodes every node so knows all others; in a larger swarm each node knows a random sample of some
- * hundreds, because an announcement that is not passed on in time expires. docs/SCALE.md has measurements.
+ * Pushes, pulls and replies to pulls are paid from a budget of bytes per second (a token bucket), of which replies get
+ * half at most, because strangers can ask for them. What is pushed first is fair by who brought it (change_queue.h). In
+ * a swarm of up to about a hundred nodes every node so knows all others; in a larger swarm each node knows a random
+ * sample of some hundreds, because an announcement that is not passed on in time expires. docs/SCALE.md has
+ * measurements.
  *
  * Rejoin peers are a random sample of nodes that this node once knew: one that is not known any more is dialled again,
  * because the swarm may have split and that node may be in the other part. */
@@ -27,7 +29,8 @@ enum {
     CHANGES_WAIT_US = 150000, /* so that several changes go in one message */
     STATS_WAIT_US = 1000000,
     PULL_EVERY_US = 5000000,
-    BURST_S = 4, /* seconds for which the budget may accumulate */
+    BURST_S = 4,      /* seconds for which the budget may accumulate */
+    REPLIES_PART = 2, /* replies to pulls get one part of so many */
     PUSH_BYTES_MAX = 32768,
     KNOWN_MAX = 512, /* (tag, sequence) pairs in one pull */
 };
@@ -39,10 +42,16 @@ void sn_gossip_init(sn_gossip *g, uint64_t seed, size_t bytes_per_s) {
 
 /* -- the budget ---------------------------------------------------------------------------------------------------- */
 
+static int64_t refilled(int64_t budget, int64_t passed_us, int64_t bytes_per_s) {
+    budget += passed_us * bytes_per_s / 1000000;
+    return budget > BURST_S * bytes_per_s ? BURST_S * bytes_per_s : budget;
+}
+
 static int64_t budget_refill(sn_gossip *g, int64_t now_us) {
     int64_t passed = now_us - g->budget_us, most = BURST_S * 1000000;
-    g->budget += (passed < 0 ? 0 : passed > most ? most : passed) * g->bytes_per_s / 1000000;
-    if (g->budget > BURST_S * g->bytes_per_s) g->budget = BURST_S * g->bytes_per_s;
+    passed = passed < 0 ? 0 : passed > most ? most : passed;
+    g->budget = refilled(g->budget, passed, g->bytes_per_s);
+    g->reply_budget = refilled(g->reply_budget, passed, g->bytes_per_s / REPLIES_PART);
     g->budget_us = now_us;
     return g->budget;
 }
@@ -54,36 +63,22 @@ static void budget_spend(sn_gossip *g, size_t bytes) {
 
 size_t sn_gossip_reply_budget(sn_membership *m, int64_t now_us) {
     int64_t left = budget_refill(&m->gossip, now_us);
+    if (left > m->gossip.reply_budget) left = m->gossip.reply_budget;
     return left < 0 ? 0 : left > PUSH_BYTES_MAX ? PUSH_BYTES_MAX : (size_t)left;
 }
 
-void sn_gossip_reply_sent(sn_membership *m, size_t bytes) { budget_spend(&m->gossip, bytes); }
-
-/* -- queues of changes --------------------------------------------------------------------------------------------- */
-
-static void change_push(sn_change_queue *q, uint64_t tag) {
-    for (size_t i = 0; i < q->n; i++)
-        if (q->tag[(q->first + i) % SN_CHANGE_QUEUE_MAX] == tag)
-            return; /* it is queued: the newest announcement of this node will be sent */
-    if (q->n == SN_CHANGE_QUEUE_MAX) {
-        q->first++;
-        q->n--;
-    }
-    q->tag[(q->first + q->n++) % SN_CHANGE_QUEUE_MAX] = tag;
-}
-
-/* The newest change first: when the budget does not allow all, the oldest are worth least. */
-static bool change_pop(sn_change_queue *q, uint64_t *tag) {
-    if (!q->n) return false;
-    *tag = q->tag[(q->first + --q->n) % SN_CHANGE_QUEUE_MAX];
-    return true;
+void sn_gossip_reply_sent(sn_membership *m, size_t bytes) {
+    budget_spend(&m->gossip, bytes);
+    m->gossip.reply_budget -= (int64_t)bytes;
 }
 
 void sn_gossip_enqueue(sn_membership *m, uint64_t tag, sn_directory_change change, int64_t now_us) {
     sn_gossip *g = &m->gossip;
-    if (change == SN_CHANGE_NONE) return;
-    change_push(change == SN_CHANGE_NODE ? &g->node_changes : &g->stats_changes, tag);
-    int64_t due = now_us + (change == SN_CHANGE_NODE ? CHANGES_WAIT_US : STATS_WAIT_US);
+    size_t at = sn_directory_seek(m->directory, tag);
+    if (change == SN_CHANGE_NONE || at == sn_directory_known_count(m->directory)) return;
+    bool of_node = change == SN_CHANGE_NODE;
+    sn_change_queue_add(&g->changes, tag, sn_directory_known_source_at(m->directory, at), of_node);
+    int64_t due = now_us + (of_node ? CHANGES_WAIT_US : STATS_WAIT_US);
     if (due < g->push_us || !g->push_us) g->push_us = due;
 }
 
@@ -206,14 +201,14 @@ void sn_gossip_pull(sn_membership *m, sn_peer peer, bool with_own) {
     sn_msg_free(&msg);
 }
 
-/* Takes changes from the queues, as many as the bytes allow, and writes their indices in the directory. The others stay
+/* Takes changes from the queue, as many as the bytes allow, and writes their indices in the directory. The others stay
  * queued. */
 static size_t changes_collect(sn_membership *m, size_t bytes_max, int64_t unix_ms, size_t *indices) {
     sn_gossip *g = &m->gossip;
     size_t n = 0, bytes = 0;
     uint64_t tag;
     while (n < SN_ANNOUNCEMENTS_MAX && bytes < bytes_max &&
-           (change_pop(&g->node_changes, &tag) || change_pop(&g->stats_changes, &tag))) {
+           sn_change_queue_take(&g->changes, sn_rng_next(&g->seed), &tag)) {
         size_t at = sn_directory_seek(m->directory, tag);
         if (at == sn_directory_known_count(m->directory)) continue;
         const sn_known_node *known = sn_directory_known(m->directory, at);
@@ -248,7 +243,8 @@ static void announcements_send(sn_membership *m, const sn_neighbour *neighbour, 
 
 static void changes_send(sn_membership *m, int64_t now_us, int64_t unix_ms) {
     sn_gossip *g = &m->gossip;
-    size_t fanout = g->node_changes.n ? FANOUT_OF_NODE_CHANGES : FANOUT, indices[SN_ANNOUNCEMENTS_MAX];
+    size_t fanout = sn_change_queue_has_of_node(&g->changes) ? FANOUT_OF_NODE_CHANGES : FANOUT,
+           indices[SN_ANNOUNCEMENTS_MAX];
     int64_t left = budget_refill(g, now_us) / (int64_t)fanout;
     if (!g->n_neighbours || left <= 0) return;
     size_t n = changes_collect(m, (size_t)left < PUSH_BYTES_MAX ? (size_t)left : PUSH_BYTES_MAX, unix_ms, indices);
@@ -321,7 +317,7 @@ int64_t sn_gossip_tick(sn_membership *m, int64_t now_us, int64_t unix_ms) {
     if (g->push_us && now_us >= g->push_us) {
         neighbours_fill(m, unix_ms);
         changes_send(m, now_us, unix_ms);
-        g->push_us = g->node_changes.n || g->stats_changes.n ? now_us + STATS_WAIT_US : 0;
+        g->push_us = g->changes.n ? now_us + STATS_WAIT_US : 0;
     }
     for (size_t i = 0; i < g->n_neighbours; i++) {
         if (g->neighbours[i].greeted) continue;

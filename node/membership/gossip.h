@@ -3,23 +3,16 @@
 #ifndef SN_NODE_MEMBERSHIP_GOSSIP_H
 #define SN_NODE_MEMBERSHIP_GOSSIP_H
 
-#include "net/directory.h"
 #include "net/transport/transport.h"
+#include "node/membership/change_queue.h"
 
 enum {
     SN_NEIGHBOURS_MAX = 6,         /* gossip partners; one of them is replaced in each round */
     SN_FORMER_NEIGHBOURS_MAX = 16, /* connections to former neighbours that are kept for a while */
     SN_ANCHORS_MAX = 4,            /* proven nodes that are told of this one in each round */
-    SN_CHANGE_QUEUE_MAX = 512,
     SN_REJOIN_PEERS_MAX = 16,
     SN_GOSSIP_BYTES_PER_S = 16384, /* of announcements that a node sends at most, however large the swarm is */
 };
-
-/* A ring of the tags of nodes whose announcements are to be passed on. When it is full, the oldest is dropped. */
-typedef struct sn_change_queue {
-    uint64_t tag[SN_CHANGE_QUEUE_MAX];
-    size_t first, n;
-} sn_change_queue;
 
 typedef struct sn_neighbour {
     sn_peer peer;
@@ -36,10 +29,11 @@ typedef struct sn_gossip {
     struct sn_anchor {
         sn_peer peer;
         uint8_t id[SN_KEY_SIZE];
-    } anchors[SN_ANCHORS_MAX];                   /* of the newest round */
-    sn_change_queue node_changes, stats_changes; /* node_changes are sent first */
-    int64_t bytes_per_s, budget, budget_us;      /* budget: bytes that may be sent, as of the time budget_us */
-    int64_t push_us, pull_us;                    /* when the next push (0: none is queued) and the next pull are due */
+    } anchors[SN_ANCHORS_MAX]; /* of the newest round */
+    sn_change_queue changes;   /* announcements to pass on */
+    /* Bytes that may be sent, as of the time budget_us; reply_budget: of them, in replies to pulls. */
+    int64_t bytes_per_s, budget, reply_budget, budget_us;
+    int64_t push_us, pull_us; /* when the next push (0: none is queued) and the next pull are due */
     struct sn_rejoin_peer {
         char address[SN_ADDRESS_MAX + 1]; /* empty: none */
         uint8_t id[SN_KEY_SIZE], curve_key[SN_KEY_SIZE];

@@ -152,7 +152,8 @@ void sn_membership_on_peers(sn_membership *m, const sn_event *event, int64_t now
         sn_membership_refuse(m, event->peer, event->msg, &err);
         return;
     }
-    const sn_announcement_source source = {event->peer, false};
+    sn_announcement_source source = {.peer = event->peer};
+    memcpy(source.network, event->network, SN_ADDRESS_PREFIX);
     bool asks_nothing = peers->from_tag == UINT64_MAX; /* a push, which is always answered, by an empty list */
     announcements_learn(m, peers->announcements, peers->n_announcements, &source, now_us, unix_ms);
     size_t left = sn_allowance_left(&m->allowance, event->key, now_us, &err.retry_after_ms);
@@ -207,7 +208,7 @@ static void bootstrap_note_id(sn_membership *m, const sn_event *event, const sn_
 
 void sn_membership_on_peers_reply(sn_membership *m, const sn_event *event, int64_t now_us, int64_t unix_ms) {
     const sn_msg_peers_reply *reply = &event->msg->peers_reply;
-    const sn_announcement_source source = {event->peer, true};
+    const sn_announcement_source source = {.peer = event->peer, .dialled = true};
     if (!sn_membership_uses(m, event->peer)) return; /* this node has not asked it */
     announcements_learn(m, reply->announcements, reply->n_announcements, &source, now_us, unix_ms);
     if (reply->proven && reply->n_announcements) bootstrap_note_id(m, event, &reply->announcements[0]);

@@ -416,8 +416,8 @@ Test(directory, a_flood_of_one_peer_replaces_only_its_own_nodes) {
     sn_identity honest[HONEST];
     sn_directory_limit(d, 64);
     for (uint64_t i = 0; i < HONEST; i++)
-        honest[i] = take_from(d, (sn_announcement_source){1 + i % 3, i % 3 == 0}, 20000);
-    for (int i = 0; i < 300; i++) take_from(d, (sn_announcement_source){9, false}, SN_ANNOUNCE_LIFE_MS_MAX);
+        honest[i] = take_from(d, (sn_announcement_source){.peer = 1 + i % 3, .dialled = i % 3 == 0}, 20000);
+    for (int i = 0; i < 300; i++) take_from(d, (sn_announcement_source){.peer = 9}, SN_ANNOUNCE_LIFE_MS_MAX);
     cr_expect_eq(sn_directory_count(d), 64);
     for (int i = 0; i < HONEST; i++) cr_expect(sn_directory_find(d, honest[i].id), "node %d was evicted", i);
     sn_directory_free(&d);
@@ -427,14 +427,27 @@ Test(directory, nodes_of_peers_that_were_dialled_outlast_those_of_many_others) {
     sn_directory *d = make_directory();
     sn_identity honest[30];
     sn_directory_limit(d, 64);
-    for (int i = 0; i < 30; i++) honest[i] = take_from(d, (sn_announcement_source){1, true}, 20000);
-    for (uint64_t i = 0; i < 300; i++) take_from(d, (sn_announcement_source){10 + i, false}, SN_ANNOUNCE_LIFE_MS_MAX);
+    for (int i = 0; i < 30; i++) honest[i] = take_from(d, (sn_announcement_source){.peer = 1, .dialled = true}, 20000);
+    for (uint64_t i = 0; i < 300; i++) take_from(d, (sn_announcement_source){.peer = 10 + i}, SN_ANNOUNCE_LIFE_MS_MAX);
     for (int i = 0; i < 30; i++) cr_expect(sn_directory_find(d, honest[i].id), "node %d was evicted", i);
     sn_directory_free(&d);
 }
 
+/* Each connection of the flood brings one node, an honest connection twenty. */
+Test(directory, a_flood_over_many_connections_of_one_network_replaces_only_its_own_nodes) {
+    sn_directory *d = make_directory();
+    sn_identity honest[20];
+    sn_directory_limit(d, 64);
+    for (int i = 0; i < 20; i++)
+        honest[i] = take_from(d, (sn_announcement_source){.peer = 1, .network = {10, 1}}, 20000);
+    for (uint64_t i = 0; i < 300; i++)
+        take_from(d, (sn_announcement_source){.peer = 10 + i, .network = {10, 2}}, SN_ANNOUNCE_LIFE_MS_MAX);
+    for (int i = 0; i < 20; i++) cr_expect(sn_directory_find(d, honest[i].id), "node %d was evicted", i);
+    sn_directory_free(&d);
+}
+
 Test(directory, a_proven_node_is_not_evicted) {
-    const sn_announcement_source source = {1, false};
+    const sn_announcement_source source = {.peer = 1};
     sn_directory *d = make_directory();
     sn_directory_limit(d, 4);
     sn_identity proven = take_from(d, source, 1000);
@@ -449,7 +462,7 @@ Test(directory, a_proven_node_is_not_evicted) {
 
 Test(directory, an_announcement_counts_for_a_minute_after_it_arrived_whatever_it_says) {
     sn_directory *d = make_directory();
-    take_from(d, (sn_announcement_source){1, false}, SN_ANNOUNCE_LIFE_MS_MAX);
+    take_from(d, (sn_announcement_source){.peer = 1}, SN_ANNOUNCE_LIFE_MS_MAX);
     sn_directory_expire(d, NOW + SN_ANNOUNCE_LIFE_MS - 1);
     cr_expect_eq(sn_directory_count(d), 1);
     sn_directory_expire(d, NOW + SN_ANNOUNCE_LIFE_MS);

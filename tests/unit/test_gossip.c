@@ -228,15 +228,32 @@ enum { HONEST = 5, INVENTED = 600, DIRECTORY = 256 };
 
 /* A stranger's announcements, and its connections to the honest nodes. */
 static struct {
-    sn_identity identity;
+    sn_identity identity, invented[INVENTED];
     sn_transport *transport;
     sn_peer to[HONEST];
     sn_buf sealed[INVENTED];
     size_t next;
+    bool renews; /* each time an announcement is handed over again it is a new one */
 } flood;
 
-static void flood_begin(protocol_swarm *c) {
+/* Seals what this invented node says now. */
+static void flood_announce(const protocol_swarm *c, int i) {
     sn_announcement *a = calloc(1, sizeof *a);
+    *a = (sn_announcement){.protocol = SN_PROTOCOL_VERSION,
+                           .sequence = (uint64_t)c->unix_ms,
+                           .expires_unix_ms = (uint64_t)c->unix_ms + SN_ANNOUNCE_LIFE_MS_MAX,
+                           .state = SN_NODE_ONLINE,
+                           .end_block = 1,
+                           .n_blocks = 8};
+    memcpy(a->node, flood.invented[i].id, SN_KEY_SIZE);
+    memcpy(a->curve_key, flood.invented[i].curve_key, SN_KEY_SIZE);
+    snprintf(a->address, sizeof a->address, "invented%d:1", i);
+    flood.sealed[i].len = 0;
+    REQUIRE(sn_announcement_seal(a, &flood.invented[i], &flood.sealed[i], &err));
+    free(a);
+}
+
+static void flood_begin(protocol_swarm *c) {
     REQUIRE(sn_identity_new(&flood.identity, &err));
     REQUIRE(sn_transport_memory_new(c->hub, &flood.identity, &flood.transport, &err));
     for (int i = 0; i < HONEST; i++) {
@@ -245,26 +262,14 @@ static void flood_begin(protocol_swarm *c) {
         REQUIRE(sn_transport_dial(flood.transport, address, c->nodes[i].identity.curve_key, &flood.to[i], &err));
     }
     for (int i = 0; i < INVENTED; i++) {
-        sn_identity invented;
-        REQUIRE(sn_identity_new(&invented, &err));
-        *a = (sn_announcement){.protocol = SN_PROTOCOL_VERSION,
-                               .sequence = 1,
-                               .expires_unix_ms = (uint64_t)c->unix_ms + SN_ANNOUNCE_LIFE_MS_MAX,
-                               .state = SN_NODE_ONLINE,
-                               .end_block = 1,
-                               .n_blocks = 8};
-        memcpy(a->node, invented.id, SN_KEY_SIZE);
-        memcpy(a->curve_key, invented.curve_key, SN_KEY_SIZE);
-        snprintf(a->address, sizeof a->address, "invented%d:1", i);
+        REQUIRE(sn_identity_new(&flood.invented[i], &err));
         sn_buf_init(&flood.sealed[i], SN_ANNOUNCEMENT_SIZE_MAX);
-        REQUIRE(sn_announcement_seal(a, &invented, &flood.sealed[i], &err));
+        flood_announce(c, i);
     }
-    free(a);
 }
 
 /* In each time step every honest node gets another two of them. */
 static void flood_step(protocol_swarm *c) {
-    (void)c;
     sn_event event;
     do {
         REQUIRE(sn_transport_recv(flood.transport, 0, &event, &err));
@@ -278,7 +283,9 @@ static void flood_step(protocol_swarm *c) {
         REQUIRE(
             sn_list_new(2, SN_ANNOUNCEMENTS_MAX, sizeof *msg->peers.announcements, &msg->peers.announcements, &err));
         for (int k = 0; k < 2; k++) {
-            const sn_buf *sealed = &flood.sealed[flood.next++ % INVENTED];
+            size_t at = flood.next++ % INVENTED;
+            const sn_buf *sealed = &flood.sealed[at];
+            if (flood.renews) flood_announce(c, (int)at);
             const sn_blob blob = {sealed->data, sealed->len};
             REQUIRE(sn_membership_copy_blob(&blob, &msg->peers.announcements[msg->peers.n_announcements++], &err));
         }
@@ -318,6 +325,61 @@ Test(gossip, a_flood_of_invented_nodes_does_not_part_the_others, .timeout = 120)
     cr_expect_gt(most, DIRECTORY / 2, "there was no flood: %zu nodes", most);
     cr_expect_eq(gone, 0, "%d times a node did not hear of another one in time", gone);
     flood_end();
+    protocol_swarm_free(c);
+}
+
+/* Twelve nodes with little bandwidth, to five of which a stranger brings four times as much as they could pass on. */
+Test(gossip, a_flood_of_announcements_does_not_hold_up_those_of_others, .timeout = 120) {
+    enum { NODES = 12 };
+    protocol_swarm *c = protocol_swarm_new(8, 4096);
+    protocol_swarm_add(c, -1);
+    for (int i = 1; i < NODES; i++) protocol_swarm_add(c, 0);
+    protocol_swarm_run(c, 60);
+    int64_t age_sum[2] = {0}, oldest = 0;
+    for (int flooded = 0; flooded < 2; flooded++) {
+        if (flooded) {
+            flood_begin(c);
+            flood.renews = true;
+            c->on_step = flood_step;
+            protocol_swarm_run(c, 20);
+        }
+        for (int round = 0; round < 15; round++) {
+            protocol_swarm_run(c, 2);
+            for (int i = 0; i < NODES * NODES; i++) {
+                const sn_directory *d = sn_protocol_directory(c->nodes[i / NODES].protocol);
+                const sn_announcement *a = sn_directory_find(d, c->nodes[i % NODES].identity.id);
+                int64_t age = a ? c->unix_ms - (int64_t)a->sequence : 2 * SN_ANNOUNCE_LIFE_MS;
+                age_sum[flooded] += age;
+                if (age > oldest) oldest = age;
+            }
+        }
+    }
+    cr_expect_lt(oldest, SN_ANNOUNCE_LIFE_MS, "a node did not hear of another one for %lld ms", (long long)oldest);
+    cr_expect_lt(age_sum[1], age_sum[0] * 3 / 2, "with the flood, what nodes know is %lld%% as old as before",
+                 (long long)(100 * age_sum[1] / age_sum[0]));
+    flood_end();
+    protocol_swarm_free(c);
+}
+
+/* Strangers with many keys may pull all the time: announcements are passed on all the same. */
+Test(gossip, replies_to_pulls_leave_half_of_the_bandwidth_to_pushes) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    protocol_swarm_add(c, -1);
+    sn_membership *m = c->nodes[0].protocol->membership;
+    int64_t now_us = c->now_us, begin_us = now_us;
+    size_t replied = 0, pushed = 0, bytes;
+    for (; now_us < begin_us + 60 * (int64_t)PROTOCOL_SWARM_SECOND; now_us += 10000) {
+        while ((bytes = sn_gossip_reply_budget(m, now_us))) {
+            sn_gossip_reply_sent(m, bytes);
+            replied += bytes;
+        }
+        bytes = m->gossip.budget > 0 ? (size_t)m->gossip.budget : 0;
+        m->gossip.budget -= (int64_t)bytes; /* as a push does */
+        pushed += bytes;
+    }
+    cr_expect_leq(replied, 65 * SN_GOSSIP_BYTES_PER_S / 2, "%zu bytes", replied);
+    cr_expect_geq(pushed, 59 * SN_GOSSIP_BYTES_PER_S / 2, "%zu bytes", pushed);
+    cr_expect_leq(replied + pushed, (size_t)65 * SN_GOSSIP_BYTES_PER_S);
     protocol_swarm_free(c);
 }
 

@@ -14,6 +14,8 @@
  * The new entry is one of the candidates, so a peer that floods only replaces its own. */
 #include "net/directory.h"
 
+#include "net/address.h"
+
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,6 +48,7 @@ struct sn_directory {
     uint32_t *by_id;      /* (capacity) */
     listed_place *listed; /* (capacity) */
     size_t n, n_listed, capacity, max;
+    bool accepts_names;
     uint32_t first_free;                                                                    /* entry; capacity: none */
     uint64_t seed;                                                                          /* of the buckets: */
     uint16_t of_network[COUNT_BUCKETS], of_source[COUNT_BUCKETS], of_prefix[COUNT_BUCKETS]; /* entries */
@@ -148,6 +151,7 @@ sn_status sn_directory_new(sn_directory **out, sn_err *err) {
     return SN_OK;
 }
 
+void sn_directory_accept_names(sn_directory *d) { d->accepts_names = true; }
 void sn_directory_limit(sn_directory *d, size_t max) { d->max = max < SN_DIRECTORY_MAX ? max : SN_DIRECTORY_MAX; }
 
 void sn_directory_free(sn_directory **directory) {
@@ -354,7 +358,11 @@ sn_status sn_directory_update(sn_directory *d, const void *data, size_t len, int
     status = known ? entry_check_sequence(known, sequence, data, len, err) : SN_OK;
     if (status) return status == SN_RETRY ? SN_OK : status;
     if ((status = sn_opened_new(data, len, now_unix_ms, &opened, err))) return status;
-    status = directory_put(d, known, opened, now_unix_ms > 0 ? (uint64_t)now_unix_ms : 0, source, change, err);
+    if (!d->accepts_names) status = sn_address_check_numeric(opened->a.address, err);
+    if (status)
+        *change = SN_CHANGE_NAMED;
+    else
+        status = directory_put(d, known, opened, now_unix_ms > 0 ? (uint64_t)now_unix_ms : 0, source, change, err);
     if (status) sn_opened_release(opened);
     return status;
 }

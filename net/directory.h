@@ -3,11 +3,11 @@
  * An announcement is a node's signed description of itself: what it serves, where it listens, what was measured there.
  * Its Ed25519 key signs it, its sequence number only grows, and it expires after about a minute. Sealed means encoded
  * and signed. A directory keeps the newest announcement of each node, and drops with a reason: a bad signature, another
- * node's id, an old sequence number, an expiry that has passed or lies too far ahead, blocks that are no range, and
- * nodes beyond its capacity. Ids cost nothing, so a full directory is fair by source: it evicts nodes that the network
- * address brought which brought most, then the peer, nodes of peers that dialled this program before those of peers
- * that it dialled, and never a proven node: this one, one that it was told to join, one with which it has exchanged
- * messages itself.
+ * node's id, a name instead of a numeric address, an old sequence number, an expiry that has passed or lies too far
+ * ahead, blocks that are no range, and nodes beyond its capacity. Ids cost nothing, so a full directory is fair by
+ * source: it evicts nodes that the network address brought which brought most, then the peer, nodes of peers that
+ * dialled this program before those of peers that it dialled, and never a proven node: this one, one that it was told
+ * to join, one with which it has exchanged messages itself.
  *
  * Logic only: bytes and the time are arguments, nothing here reads a clock or a socket. A directory belongs to one
  * thread (in a node and a client the network thread) and owns its copies of the announcements. Functions without a
@@ -109,11 +109,14 @@ typedef enum sn_directory_change {
     SN_CHANGE_NONE,  /* nothing: it was known */
     SN_CHANGE_STATS, /* the node's expiry, load or rates */
     SN_CHANGE_NODE,  /* the node is new, or its state, address, keys or blocks are */
+    SN_CHANGE_NAMED, /* nothing: it was refused because it announces a name, which its owner should know */
 } sn_directory_change;
 
 sn_status sn_directory_new(sn_directory **out, sn_err *err) SN_MUST_USE;
 void sn_directory_free(sn_directory **directory); /* accepts NULL */
 
+/* From now on announced addresses may be names, too: for a transport that dials them. */
+void sn_directory_accept_names(sn_directory *directory);
 /* Limits the directory to max nodes from now on (at most SN_DIRECTORY_MAX). */
 void sn_directory_limit(sn_directory *directory, size_t max);
 
@@ -157,7 +160,7 @@ const sn_known_node *sn_directory_known(const sn_directory *directory, size_t i)
 bool sn_directory_known_is_proven(const sn_directory *directory, size_t i, int64_t now_unix_ms);
 const sn_announcement *sn_directory_known_at(const sn_directory *directory, size_t i);
 const sn_blob *sn_directory_known_sealed_at(const sn_directory *directory, size_t i);
-/* Who brought it, of those who brought announcements of this node the one with the better claim. */
+/* Who brought it: of several, the one with the better claim. */
 const sn_announcement_source *sn_directory_known_source_at(const sn_directory *directory, size_t i);
 /* The index of the first remembered node with this tag or a greater one. */
 size_t sn_directory_seek(const sn_directory *directory, uint64_t tag);

@@ -137,6 +137,7 @@ sn_status sn_link_open_transport(sn_transport **transport, const sn_seed *seeds,
     if (status) return status;
     link->transport = *transport;
     *transport = NULL;
+    if (link->transport->dials_names) sn_directory_accept_names(link->directory);
     link->n_seeds = link->n_joined = n_seeds;
     for (size_t i = 0; i < n_seeds; i++) {
         link->seeds[i] = seeds[i];
@@ -522,7 +523,8 @@ static void link_take_announcements(sn_link *link, sn_peer from, const sn_msg_pe
         sn_directory_change change;
         uint64_t tag;
         if (sn_directory_update(link->directory, sealed->data, sealed->len, now_ms, &source, &change, &tag, &err))
-            sn_log(SN_LOG_DEBUG, "announcement dropped", "text=%s", err.text);
+            sn_log_rated(change == SN_CHANGE_NAMED ? SN_LOG_INFO : SN_LOG_DEBUG, "announcement dropped", "text=%s",
+                         err.text);
         else if (i < proven)
             sn_directory_prove(link->directory,
                                sn_directory_known_at(link->directory, sn_directory_seek(link->directory, tag))->node,

@@ -248,7 +248,10 @@ sn_status sn_transport_emulated_new(sn_transport **inner, const sn_emulated_link
         sn_transport_free(inner);
         return status;
     }
-    *e = (emulated){.base.ops = &emulated_ops, .inner = *inner, .link = *link, .now_us = now_us ? now_us : sn_now_us};
+    *e = (emulated){.base = {&emulated_ops, (*inner)->dials_names},
+                    .inner = *inner,
+                    .link = *link,
+                    .now_us = now_us ? now_us : sn_now_us};
     sn_buf_init(&e->frame, SN_MAP_SIZE_MAX);
     *inner = NULL;
     *out = &e->base;

@@ -373,7 +373,7 @@ sn_status sn_transport_memory_new(sn_hub *hub, const sn_identity *identity, sn_t
     *out = NULL;
     sn_status status = sn_calloc(&m, 1, sizeof *m, err);
     if (status) return status;
-    m->base.ops = &memory_ops;
+    m->base = (sn_transport){&memory_ops, .dials_names = true};
     m->hub = hub;
     m->last = &m->first;
     memcpy(m->key, identity->curve_key, SN_KEY_SIZE);

@@ -203,7 +203,7 @@ sn_status sn_transport_private_swarm_new(sn_transport **inner, const sn_identity
         sn_transport_free(inner);
         return status;
     }
-    p->base.ops = &private_ops;
+    p->base = (sn_transport){&private_ops, (*inner)->dials_names};
     p->inner = *inner;
     *inner = NULL;
     memcpy(p->key, key, sizeof p->key);

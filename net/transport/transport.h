@@ -68,6 +68,7 @@ typedef struct sn_transport_ops {
 
 struct sn_transport {
     const sn_transport_ops *ops; /* first member of every implementation */
+    bool dials_names;            /* addresses that it dials may be names: those of a hub */
 };
 
 static inline sn_status SN_MUST_USE sn_transport_listen(sn_transport *t, const char *address,

@@ -1,8 +1,8 @@
 /* The nodes whose announcements are to be passed on, and in which order, when there are more than the budget of gossip
- * allows. The order is fair by who brought them: networks take turns, and within a network its connections, so an
- * address that brings thousands delays those of others by one announcement each. A full queue drops the oldest of the
- * network, and within it of the connection, that has most. A part of sn_gossip, plain data; used on the network thread.
- */
+ * allows. Half of the turns go to the newest change of a node. The other half is fair by who brought the announcements:
+ * networks take turns, and within a network its connections, so an address that brings thousands leaves others their
+ * share. A full queue drops the oldest of the network, and within it of the connection, that has most. A part of
+ * sn_gossip, plain data; used on the network thread. */
 #ifndef SN_NODE_MEMBERSHIP_CHANGE_QUEUE_H
 #define SN_NODE_MEMBERSHIP_CHANGE_QUEUE_H
 
@@ -23,8 +23,9 @@ typedef struct sn_change_queue {
 
 /* source: who brought the newest announcement of the node. A tag that is queued stays in its place. */
 void sn_change_queue_add(sn_change_queue *queue, uint64_t tag, const sn_announcement_source *source, bool of_node);
-/* Takes the next one; false: there is none. random: of a generator, it chooses whose turn it is. Of one connection the
- * newest comes first: when the budget does not allow all, the oldest are worth least. */
+/* Takes the next one; false: there is none. random: of a generator, it chooses whose turn it is. Of one connection, and
+ * where no fairness is asked for, changes of nodes and then newer ones come first: when the budget does not allow all,
+ * the oldest are worth least. */
 bool sn_change_queue_take(sn_change_queue *queue, uint64_t random, uint64_t *tag);
 /* Whether a change of a node waits. */
 bool sn_change_queue_has_of_node(const sn_change_queue *queue);

@@ -25,6 +25,7 @@ sn_status sn_membership_new(const sn_membership_setup *setup, sn_membership **ou
     sn_buf_init(&m->own.sealed, SN_ANNOUNCEMENT_SIZE_MAX);
     sn_gossip_init(&m->gossip, sn_node_tag(setup->identity->id), setup->gossip_bytes_per_s);
     status = sn_directory_new(&m->directory, err);
+    if (!status && setup->transport->dials_names) sn_directory_accept_names(m->directory);
     if (!status && setup->directory_max) sn_directory_limit(m->directory, setup->directory_max);
     if (status) sn_membership_free(&m);
     *out = m;

@@ -137,10 +137,12 @@ static void announcements_learn(sn_membership *m, const sn_blob *blobs, size_t n
     for (size_t i = 0; i < n; i++) {
         sn_directory_change change;
         uint64_t tag;
-        if (sn_directory_update(m->directory, blobs[i].data, blobs[i].len, unix_ms, source, &change, &tag, &err))
-            sn_log(SN_LOG_DEBUG, "announcement dropped", "text=%s", err.text);
-        else
+        if (!sn_directory_update(m->directory, blobs[i].data, blobs[i].len, unix_ms, source, &change, &tag, &err))
             sn_gossip_enqueue(m, tag, change, now_us);
+        else if (change == SN_CHANGE_NAMED)
+            sn_log_rated(SN_LOG_INFO, "announcement dropped", "text=%s", err.text);
+        else
+            sn_log(SN_LOG_DEBUG, "announcement dropped", "text=%s", err.text);
     }
 }
 

@@ -7,6 +7,8 @@
  * are left to membership. */
 #include "node/protocol/protocol_private.h"
 
+#include "net/address.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +36,7 @@ sn_status sn_protocol_read_target(const sn_protocol *protocol, const sn_blob *se
     status = sn_announcement_open(sealed->data, sealed->len, protocol->unix_ms, a, err);
     if (status) status = target_from_directory(protocol, sealed, a, err);
     if (!status && a->state == SN_NODE_OFFLINE) status = sn_fail(err, SN_RETRY, "the next node has left");
+    if (!status && !protocol->setup.transport->dials_names) status = sn_address_check_numeric(a->address, err);
     if (!status) {
         memcpy(out->address, a->address, sizeof out->address);
         memcpy(out->curve_key, a->curve_key, SN_KEY_SIZE);

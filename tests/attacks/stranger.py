@@ -1,6 +1,5 @@
 """A stranger at a node. Arguments: address, what, number. Prints what the node answered.
 
-invent N: hands over the announcements of N invented nodes, which claim the blocks and the speed of a good one.
 hoard N: opens sessions until N are open or the node refuses 20 times, and hangs up.
 dial N: opens sessions that push to N addresses, one after the other.
 hold N: opens a session, and does nothing for N seconds."""
@@ -82,24 +81,9 @@ def invented(template, i, address=None):
     a = dict(template, node=key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw), curve_key=os.urandom(32), name=f"node{i}",
              address=address or f"127.{1 + i % 200}.{i // 200 % 250}.1:9", expires_unix_ms=int(time.time() * 1000) + 119000,
              sequence=int(time.time() * 1000), decode_us=100, tokens_per_s=100000, prompt_tokens_per_s=1000000, kv_bytes_free=1 << 40,
-             first_block=0, end_block=template["n_blocks"], block_hash=[BLOCK_HASH.get(b, ZERO) for b in range(template["n_blocks"])])
+             first_block=0, end_block=template["n_blocks"], block_hash=[ZERO] * template["n_blocks"])
     sealed = msgpack.packb(a)
     return sealed + key.sign(sealed)
-
-
-BLOCK_HASH = {}
-
-
-def invent(stranger, n):
-    for sealed in stranger.peers([])["announcements"]:
-        template = msgpack.unpackb(sealed[:-64])
-        BLOCK_HASH.update({template["first_block"] + i: h for i, h in enumerate(template["block_hash"])})
-    sent = 0
-    while sent < n:
-        part = [invented(template, sent + i) for i in range(min(200, n - sent))]
-        stranger.peers(part)
-        sent += len(part)
-    print(f"invented {sent} nodes", flush=True)
 
 
 def hoard(stranger, n):
@@ -144,4 +128,4 @@ def hold(stranger, n):
 
 
 if __name__ == "__main__":
-    {"invent": invent, "hoard": hoard, "dial": dial, "hold": hold}[sys.argv[2]](Stranger(sys.argv[1]), int(sys.argv[3]))
+    {"hoard": hoard, "dial": dial, "hold": hold}[sys.argv[2]](Stranger(sys.argv[1]), int(sys.argv[3]))

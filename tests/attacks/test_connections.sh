@@ -3,9 +3,7 @@
 # and come as other sockets. New clients are served meanwhile with the same text, and the node lives.
 . "$(dirname "${BASH_SOURCE[0]}")/../system/lib.sh"
 model=$fixtures/golden/llama
-python=python3
-[ -x /usr/bin/python3 ] && python=/usr/bin/python3
-$python -c 'import zmq' 2>/dev/null || skip "python3-zmq is missing"
+python3 -c 'import zmq' 2>/dev/null || skip "python3-zmq is missing"
 ulimit -Sn 1024
 golden_ids llama "$scratch/ids"
 start_node a "$model" all --log-level info --drain-timeout 0
@@ -17,7 +15,7 @@ ids=$(query "$scratch/run.out" 'd["ids"]')
 # attack WHAT SOURCE: three new clients are served during the attack.
 attack() {
   rm -f "$scratch/end"
-  start attacker $python "$fixtures/../attacks/connections.py" "${address[a]}" "$1" "$2" "$scratch/end"
+  start attacker python3 "$fixtures/../attacks/connections.py" "${address[a]}" "$1" "$2" "$scratch/end"
   sleep 1.5
   for _ in 1 2 3; do
     succeeds "${text[@]}"

@@ -5,27 +5,25 @@
 . "$(dirname "${BASH_SOURCE[0]}")/../system/lib.sh"
 model=$fixtures/golden/llama
 golden_ids llama "$scratch/ids"
-python=python3
-[ -x /usr/bin/python3 ] && python=/usr/bin/python3
-$python -c 'import zmq, msgpack, cryptography' 2>/dev/null || skip "python3-zmq, python3-msgpack or python3-cryptography is missing"
+python3 -c 'import zmq, msgpack, cryptography' 2>/dev/null || skip "python3-zmq, python3-msgpack or python3-cryptography is missing"
 start_node a "$model" all --log-level warn # at its default limits
 wait_ready a
 text=("$bin/swarm" generate --model "$model" --ids-file "$scratch/ids" --max-tokens 8 --json --join "${address[a]}")
 succeeds "${text[@]}"
 ids=$(query "$scratch/run.out" 'd["ids"]')
 sessions() { succeeds "$bin/swarm" status --join "${address[a]}" --json; query "$scratch/run.out" 'd["nodes"][0]["sessions"]'; }
-succeeds $python "$here/../attacks/stranger.py" "${address[a]}" hoard 64
+succeeds python3 "$here/../attacks/stranger.py" "${address[a]}" hoard 64
 grep -q '^opened 16 .*sessions per client' "$scratch/run.out" || fail "the stranger got: $(cat "$scratch/run.out")"
 succeeds "${text[@]}"
 [ "$(query "$scratch/run.out" 'd["ids"]')" = "$ids" ] || fail "the text differs"
 for ((i = 0; i < 60; i++)); do n=$(sessions); [ "$n" = 0 ] && break; sleep 0.5; done
 [ "$n" = 0 ] || fail "$n sessions of a client that hung up are still open after 30 seconds"
-succeeds $python "$here/../attacks/stranger.py" "${address[a]}" dial 40
+succeeds python3 "$here/../attacks/stranger.py" "${address[a]}" dial 40
 dialled=$(sed -n 's/^dialled //p' "$scratch/run.out")
 [ "$dialled" -ge 1 ] && [ "$dialled" -le 8 ] || fail "the node dialled $dialled addresses for one client"
 succeeds "${text[@]}"
 [ "$(query "$scratch/run.out" 'd["ids"]')" = "$ids" ] || fail "the text differs after the routes"
-start crashing $python "$here/../attacks/stranger.py" "${address[a]}" hold 300
+start crashing python3 "$here/../attacks/stranger.py" "${address[a]}" hold 300
 for ((i = 0; i < 100; i++)); do grep -q '^held open_reply' "$scratch/crashing.out" && break; sleep 0.1; done
 kill_node crashing
 began=$(now_ms)

@@ -1,11 +1,11 @@
 /* Speed of the CPU kernels: GB/s of packed weights with one row (decode), GOP/s with many rows (prefill), for each
- * layout and instruction set; attention by depth; the cost of dividing work between threads. The best of several
- * repeats.
+ * layout and instruction set; experts; attention by depth; gradients; the cost of dividing work between threads. The
+ * best of several repeats.
  *
  * Usage: bench_kernels [THREADS [ISA [PART]]]     default: 1 and 2 threads; every instruction set of the machine; all
  * parts
  *
- * Parts: memory, peak, linear, rows, token, large, attention, small, pack. */
+ * Parts: memory, peak, linear, rows, token, large, experts, attention, grad, small, pack. */
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/pool.h"
@@ -60,7 +60,8 @@ static double time_linear(sn_device *d, const matrices *m, int n, const float *x
 }
 
 static void bench_linear(sn_device *d) {
-    static const sn_dtype types[] = {SN_Q4_1, SN_Q4_K, SN_MXFP4, SN_Q8_0, SN_Q5_1, SN_Q6_K, SN_BF16, SN_F16, SN_F32};
+    static const sn_dtype types[] = {SN_Q4_1, SN_Q4_K, SN_MXFP4, SN_Q8_0, SN_Q5_0,
+                                     SN_Q5_1, SN_Q6_K, SN_BF16,  SN_F16,  SN_F32};
     bool plain = strstr(sn_device_describe(d), ", c");
     int rows = plain ? 16 : 256;
     float *x = test_random_floats((size_t)rows * 576, 3), *y = malloc((size_t)rows * 1536 * sizeof *y);
@@ -88,8 +89,8 @@ static void bench_linear(sn_device *d) {
  * of them. */
 static void bench_rows(sn_device *d) {
     enum { ROWS = 16, OUTPUTS = 16384, TURNS = 12, COLD_BYTES = 96 << 20 };
-    static const sn_dtype types[] = {SN_Q4_0, SN_Q4_1, SN_Q4_K, SN_Q8_0, SN_Q5_1, SN_Q5_K,
-                                     SN_Q3_K, SN_Q6_K, SN_BF16, SN_F16,  SN_F32};
+    static const sn_dtype types[] = {SN_Q4_0, SN_Q4_1, SN_Q4_K, SN_Q8_0, SN_Q5_0, SN_Q5_1,
+                                     SN_Q5_K, SN_Q3_K, SN_Q6_K, SN_BF16, SN_F16,  SN_F32};
     float *x = test_random_floats((size_t)ROWS * 576, 3), *y = malloc((size_t)ROWS * OUTPUTS * sizeof *y);
     printf("  %d outputs of 576 (K: 512), us by rows:\n  %-5s", OUTPUTS, "");
     for (int n = 1; n <= ROWS; n++) printf(" %5d", n);
@@ -199,6 +200,98 @@ static void bench_attention(sn_device *d, sn_kv_dtype dtype, int depth, int rows
            sn_kv_dtype_name(dtype), rows, depth, best, read / best * 1e-3, ops / best * 1e-3);
     d->ops->free(d, pool, bytes * (size_t)n_pages);
     free(pages), free(kv), free(q), free(out);
+}
+
+/* The least microseconds of a call, of several repeats. */
+#define BEST_US(call)                                                                                                  \
+    ({                                                                                                                 \
+        double best_ = 1e9;                                                                                            \
+        for (int r_ = 0; r_ < REPEATS; r_++) {                                                                         \
+            int64_t start_ = sn_now_us();                                                                              \
+            require_ok(call);                                                                                          \
+            double us_ = (double)(sn_now_us() - start_);                                                               \
+            best_ = us_ < best_ ? us_ : best_;                                                                         \
+        }                                                                                                              \
+        best_;                                                                                                         \
+    })
+
+/* A mixture of 32 experts, 4 of them a row, each a matrix of SmolLM2's feed-forward network; forward and back. */
+enum { EXPERTS = 32, EXPERTS_USED = 4, EXPERT_ROWS = 1536, EXPERT_COLS = 576, MOE_ROWS = 256 };
+
+static sn_experts put_experts(sn_device *d, sn_dtype dtype, void **image, size_t *size) {
+    sn_experts e = {.n = EXPERTS};
+    require_ok(d->ops->weight_size(d, dtype, EXPERT_ROWS, EXPERT_COLS, &e.stride, &err));
+    e.stride = (e.stride + 63) / 64 * 64;
+    *size = EXPERTS * e.stride;
+    require_ok(d->ops->alloc(d, *size, image, &err));
+    for (size_t i = EXPERTS; i-- > 0;)
+        put_random(d, dtype, EXPERT_ROWS, EXPERT_COLS, (uint8_t *)*image + i * e.stride, &e.first);
+    return e;
+}
+
+static void bench_experts(sn_device *d) {
+    static const sn_dtype types[] = {SN_Q4_1, SN_MXFP4, SN_Q5_0, SN_Q8_0, SN_BF16};
+    float *x = test_random_floats((size_t)MOE_ROWS * EXPERT_COLS, 3),
+          *logits = test_random_floats(MOE_ROWS * EXPERTS, 4);
+    float *y = malloc(sizeof *y * MOE_ROWS * EXPERTS_USED * EXPERT_ROWS),
+          *weights = malloc(sizeof *y * MOE_ROWS * EXPERTS_USED);
+    int32_t *ids = malloc(sizeof *ids * MOE_ROWS * EXPERTS_USED);
+    require_ok(d->ops->moe_gate(d, MOE_ROWS, EXPERTS, EXPERTS_USED, false, logits, ids, weights, &err));
+    printf("  %d of %d experts of 1536 x 576: %12s %14s %14s %16s\n", EXPERTS_USED, EXPERTS, "1 row, us",
+           "16 rows GOP/s", "256 rows GOP/s", "256 rows back");
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        void *image;
+        size_t size;
+        const sn_experts e = put_experts(d, types[t], &image, &size);
+        const sn_moe_linear l = {&e, NULL, y};
+        const sn_moe_selection one = {1, EXPERTS, EXPERTS_USED, ids, weights},
+                               few = {16, EXPERTS, EXPERTS_USED, ids, weights},
+                               many = {MOE_ROWS, EXPERTS, EXPERTS_USED, ids, weights};
+        double ops = 2e-3 * EXPERTS_USED * EXPERT_ROWS * EXPERT_COLS;
+        printf("  %-6s %38.1f", sn_dtype_name(types[t]), BEST_US(d->ops->moe_linear(d, &one, false, x, 1, &l, &err)));
+        printf(" %14.1f", 16 * ops / BEST_US(d->ops->moe_linear(d, &few, false, x, 1, &l, &err)));
+        printf(" %14.1f", MOE_ROWS * ops / BEST_US(d->ops->moe_linear(d, &many, false, x, 1, &l, &err)));
+        printf(" %16.1f\n", MOE_ROWS * ops / BEST_US(d->ops->moe_linear_grad(d, &many, false, y, &e, false, x, &err)));
+        d->ops->free(d, image, size);
+    }
+    free(x), free(logits), free(y), free(weights), free(ids);
+}
+
+/* The backward pass of 256 rows of SmolLM2's shapes. */
+static void bench_grad(sn_device *d) {
+    enum { ROWS = 256, IN = 576, OUT = 1536 };
+    static const sn_dtype types[] = {SN_Q4_1, SN_Q4_K, SN_Q5_0, SN_Q8_0, SN_BF16, SN_F16, SN_F32};
+    float *x = test_random_floats((size_t)ROWS * OUT, 3), *dy = test_random_floats((size_t)ROWS * OUT, 4);
+    float *dx = malloc(sizeof *dx * ROWS * OUT), *dw = calloc(OUT * IN, sizeof *dw),
+          *dz = malloc(sizeof *dz * ROWS * OUT);
+    printf("  backward through 1536 x 576 (K: 512), 256 rows, GFLOP/s:");
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        size_t cols = sn_dtype_block(types[t]) == 256 ? 512 : IN;
+        matrices m = make_matrices(d, types[t], OUT, cols, 1);
+        double us = BEST_US(d->ops->linear_input_grad(d, ROWS, dy, m.w[0], false, dx, &err));
+        printf(" %s %.1f", sn_dtype_name(types[t]), 2e-3 * ROWS * OUT * (double)cols / us);
+        test_weight_drop(d, &m.w[0]);
+    }
+    printf("\n  gradient of a matrix, 256 rows, GFLOP/s: 1536 x 576 %.1f, 16 x 576 (LoRA) %.1f\n",
+           2e-3 * ROWS * OUT * IN / BEST_US(d->ops->linear_weight_grad(d, ROWS, OUT, IN, dy, x, dw, &err)),
+           2e-3 * ROWS * 16 * IN / BEST_US(d->ops->linear_weight_grad(d, ROWS, 16, IN, dy, x, dw, &err)));
+    const sn_attention_grad a = {.n = ROWS,
+                                 .n_heads = 9,
+                                 .n_kv_heads = 3,
+                                 .head_dim = 64,
+                                 .scale = 0.125f,
+                                 .q = x,
+                                 .k = x,
+                                 .v = x,
+                                 .dout = dy,
+                                 .dq = dx,
+                                 .dk = dw,
+                                 .dv = dz};
+    printf("  256 rows, us: attention_grad %.0f, rms_norm_grad %.0f, activate_grad %.0f\n",
+           BEST_US(d->ops->attention_grad(d, &a, &err)),
+           BEST_US(d->ops->rms_norm_grad(d, ROWS, IN, x, dw, 1e-5f, dy, false, dx, &err)),
+           BEST_US(d->ops->activate_grad(d, ROWS * OUT, SN_SILU, x, x, dy, dx, dz, &err)));
+    free(x), free(dy), free(dx), free(dw), free(dz);
 }
 
 static void bench_small(sn_device *d) {
@@ -423,6 +516,8 @@ static void bench_device(sn_device *d, sn_pool *pool, const char *part, bool pla
             if (!plain) bench_attention(d, (sn_kv_dtype)t, 0, 512);
         }
     }
+    if (!plain && (all || !strcmp(part, "experts"))) bench_experts(d);
+    if (!plain && (all || !strcmp(part, "grad"))) bench_grad(d);
     if (all || !strcmp(part, "small")) bench_small(d);
     if (all || !strcmp(part, "pack")) bench_pack(d);
 }
@@ -444,7 +539,9 @@ int main(int argc, char **argv) {
             sn_device *d;
             if (argc > 2 && strcmp(argv[2], isas[i])) continue;
             if (sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &d, &err)) continue;
-            require_ok(d->ops->prepare(d, &(sn_device_limits){.rows = 512, .width = LARGE_FF, .context = 8192}, &err));
+            const sn_device_limits limits = {
+                .rows = 512, .width = LARGE_FF, .context = 8192, .experts = EXPERTS, .experts_used = EXPERTS_USED};
+            require_ok(d->ops->prepare(d, &limits, &err));
             printf("%s\n", sn_device_describe(d));
             bench_device(d, pool, part, i == 0);
             sn_device_close(&d);

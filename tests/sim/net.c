@@ -638,7 +638,7 @@ static const sn_transport_ops ops = {op_listen, op_dial, op_send, op_recv, op_ha
 
 sn_transport *sim_transport_new(sim_net *net, int number, sim_receive receive, void *ctx) {
     program *p = sim_alloc(sizeof *p);
-    *p = (program){.base.ops = &ops, .net = net, .host = number, .receive = receive, .ctx = ctx};
+    *p = (program){.base = {&ops, .dials_names = true}, .net = net, .host = number, .receive = receive, .ctx = ctx};
     host *at = &net->hosts[number];
     if (at->incarnation) abort();
     at->program = p;

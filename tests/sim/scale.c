@@ -158,9 +158,8 @@ static void prepare_event(sim_action action, const void *what, int level) {
     prefetch(&p->outgoing.n, &p->counters);
     prefetch(&c->setup, &c->setup + 1);
     prefetch(&c->directory, &c->bootstrap_peers[2]);
-    prefetch(&c->n_bootstrap_peers, &g->node_changes.tag[0]);
-    prefetch(&g->node_changes.first, &g->stats_changes.tag[0]);
-    prefetch(&g->stats_changes.first, &g->rejoin[0]);
+    prefetch(&c->n_bootstrap_peers, &g->changes.changes[0]);
+    prefetch(&g->changes.n, &g->rejoin[0]);
     prefetch(&c->allowance.all, &c->allowance.all + 1);
 }
 
@@ -273,6 +272,7 @@ static sn_status plan_over(const scale *s, const sn_directory *directory, sn_rou
 static sn_status plan_with_full_knowledge(scale *s, sn_route *out, sn_err *err) {
     sn_directory *all = NULL;
     sn_status status = sn_directory_new(&all, err);
+    if (!status) sn_directory_accept_names(all);
     for (int i = 0; i < s->n_members && !status; i++) {
         const member *m = &s->members[i];
         if (!m->serving) continue;

@@ -9,6 +9,8 @@ scratch=$(mktemp -d)
 cache=${SWARM_CACHE-} # of the user: scripts keep the real model there
 export SWARM_CACHE=$scratch/cache # what clients remember of nodes is no other test's, and not the user's
 export XDG_CONFIG_HOME=$scratch/config # the user's own options are not for tests
+# python3 is the system's where there is one: what stands before it in PATH may be a script that takes half a second.
+[ ! -x /usr/bin/python3 ] || { mkdir "$scratch/bin" && ln -s /usr/bin/python3 "$scratch/bin" && PATH=$scratch/bin:$PATH; }
 declare -A pid address
 rc=0
 
@@ -38,6 +40,10 @@ emulate() {
   bin=$bin/emulated
 }
 
+# pause SECONDS: sleeps without starting a process: tests wait often, and at once, and a process costs more than the wait.
+exec {nothing}<> <(:)
+pause() { read -r -t "$1" <&"$nothing" || :; }
+
 now_ms() { local t=${EPOCHREALTIME/[.,]/}; echo $((t / 1000)); }
 
 # start NAME COMMAND...: runs the command in the background; its output goes to NAME.out and NAME.err.
@@ -47,7 +53,7 @@ start() {
   rm -f "$scratch/$name.out" # of an earlier process of this name: it must not be read before the new file exists
   "$@" >"$scratch/$name.out" 2>"$scratch/$name.err" </dev/null &
   pid[$name]=$!
-  while [ "/proc/$!/exe" -ef /proc/$$/exe ]; do sleep 0.001; done # until exec: before it, the process is a copy of this shell
+  while [ "/proc/$!/exe" -ef /proc/$$/exe ]; do pause 0.002; done # until exec: before it, the process is a copy of this shell
 }
 
 # start_node NAME MODEL BLOCKS [option...]: starts a node at a free port.
@@ -66,7 +72,7 @@ wait_ready() {
     until grep -q '^ready:' "$scratch/$name.out" 2>/dev/null; do
       kill -0 "${pid[$name]}" 2>/dev/null || fail "$name did not start"
       [ "$(now_ms)" -lt "$until" ] || fail "$name was not ready within a minute"
-      sleep 0.01
+      pause 0.02
     done
     address[$name]=$(sed -n 's/^ready: address=\([^ ]*\).*/\1/p' "$scratch/$name.out")
   done
@@ -77,7 +83,7 @@ wait_end() {
   local until=$(($(now_ms) + $2 * 1000))
   while kill -0 "${pid[$1]}" 2>/dev/null; do
     [ "$(now_ms)" -lt "$until" ] || fail "$1 had not ended after $2 seconds"
-    sleep 0.01
+    pause 0.02
   done
   wait "${pid[$1]}" 2>/dev/null # the shell reports killed processes
   rc=$?
@@ -127,7 +133,7 @@ refuses() {
 }
 
 # query FILE EXPRESSION: evaluates a Python expression about the JSON document d.
-query() { python3 -c 'import json, sys; d = json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$1" "$2"; }
+query() { python3 -S -E -c 'import json, sys; d = json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$1" "$2"; }
 
 # golden_ids MODEL FILE [N]: writes the first N tokens of a fixture's reference to a file for --ids-file.
 golden_ids() {
@@ -140,6 +146,28 @@ with open(sys.argv[1], "rb") as f:
     ids = struct.unpack("<%dq" % ((end - begin) // 8), f.read(end - begin))
 json.dump((list(ids) * 100)[: int(sys.argv[3])], open(sys.argv[2], "w"))
 END
+}
+
+# metric NAME METRIC: prints the value of swarm_node_METRIC of a node that was started with --metrics 0. No process is started, so
+# that a test may ask often.
+metric() {
+  local ready line value= page
+  read -r ready <"$scratch/$1.out"
+  [[ $ready =~ \ metrics=([0-9]+) ]] && exec {page}<>"/dev/tcp/127.0.0.1/${BASH_REMATCH[1]}" || fail "$1 has no page of metrics"
+  printf 'GET /metrics HTTP/1.0\r\n\r\n' >&"$page"
+  while read -r -t 60 line <&"$page"; do
+    case $line in "swarm_node_$2 "*) value=${line##* } ;; esac
+  done
+  exec {page}>&-
+  echo "$value"
+}
+# wait_metric NAME METRIC N SECONDS: waits until the value is at least N.
+wait_metric() {
+  local until=$(($(now_ms) + $4 * 1000))
+  until [ "$(metric "$1" "$2")" -ge "$3" ]; do
+    [ "$(now_ms)" -lt "$until" ] || fail "$2 of $1 is not $3 after $4 seconds"
+    pause 0.02
+  done
 }
 
 # slow NAME: stops and continues a node all the time, so that a small model takes seconds. Ends with the node.

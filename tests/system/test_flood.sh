@@ -4,9 +4,7 @@
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 model=$fixtures/golden/llama
 golden_ids llama "$scratch/ids"
-python=python3
-[ -x /usr/bin/python3 ] && python=/usr/bin/python3
-$python -c 'import zmq, msgpack' 2>/dev/null || skip "python3-zmq and python3-msgpack are missing"
+python3 -c 'import zmq, msgpack' 2>/dev/null || skip "python3-zmq and python3-msgpack are missing"
 start_node a "$model" all --max-sessions 64 --log-level warn --client-sessions 4 --drain-timeout 0
 wait_ready a
 text=("$bin/swarm" generate --model "$model" --ids-file "$scratch/ids" --max-tokens 8 --json --join "${address[a]}")
@@ -19,7 +17,7 @@ memory_mib() { awk '/^VmRSS/ { print int($2 / 1024) }' "/proc/${pid[a]}/status";
 before=$(memory_mib)
 export SHAPE=256,64,4
 for what in bytes junk announcements training sessions; do
-  start flood $python "$here/flood_client.py" "${address[a]}" $what 2
+  start flood python3 "$here/flood_client.py" "${address[a]}" $what 2
   sleep 0.7
   succeeds "${text[@]}"
   [ "$(query "$scratch/run.out" 'd["ids"]')" = "$ids" ] || fail "the text differs during a flood of $what"

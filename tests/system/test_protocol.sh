@@ -3,9 +3,7 @@
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 start_node a "$fixtures/golden/llama" all
 wait_ready a
-python=python3
-[ -x /usr/bin/python3 ] && python=/usr/bin/python3 # the version for which Debian's packages are built
-run $python "$here/protocol_client.py" "${address[a]}" "$fixtures/golden/llama/golden.safetensors" "$here/../../docs/PROTOCOL.md"
+run python3 "$here/protocol_client.py" "${address[a]}" "$fixtures/golden/llama/golden.safetensors" "$here/../../docs/PROTOCOL.md"
 [ $rc = 77 ] && skip "$(cat "$scratch/run.out")"
 [ $rc = 0 ] || { cat "$scratch/run.err" >&2; fail "the client written from the document failed"; }
 cat "$scratch/run.out"

@@ -446,6 +446,27 @@ Test(directory, a_flood_over_many_connections_of_one_network_replaces_only_its_o
     sn_directory_free(&d);
 }
 
+/* No program would dial it: what a resolver is asked, and how long that takes, is not a stranger's choice. */
+Test(directory, announced_names_are_refused_when_they_arrive) {
+    sn_directory *d = make_directory();
+    sn_identity identity = make_identity();
+    sn_announcement a = make_announcement(&identity, 0, 1, 1);
+    sn_err err = {0};
+    sn_directory_change change;
+    uint64_t tag;
+    static const char *const names[] = {"node.example.org:31330", "localhost:7001", "1.2.3:7001", "127.0.0.1.:7001"};
+    for (size_t i = 0; i <= 4; i++) {
+        snprintf(a.address, sizeof a.address, "%s", i < 4 ? names[i] : "[::1]:7001");
+        sn_buf sealed = seal_announcement(&a, &identity);
+        sn_status status = sn_directory_update(d, sealed.data, sealed.len, NOW, NULL, &change, &tag, &err);
+        cr_expect_eq(status, i < 4 ? SN_REFUSED : SN_OK, "%s: %s", a.address, err.text);
+        cr_expect_eq(change, i < 4 ? SN_CHANGE_NAMED : SN_CHANGE_NODE);
+        cr_expect_eq(sn_directory_known_count(d), i < 4 ? 0 : 1);
+        sn_buf_fini(&sealed);
+    }
+    sn_directory_free(&d);
+}
+
 Test(directory, a_proven_node_is_not_evicted) {
     const sn_announcement_source source = {.peer = 1};
     sn_directory *d = make_directory();

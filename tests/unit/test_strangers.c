@@ -196,6 +196,21 @@ static bool opened(sn_msg *answer) {
     return ok;
 }
 
+Test(strangers, a_next_node_whose_address_is_a_name_is_refused_at_once) {
+    protocol_fixture b;
+    node_session p;
+    protocol_fixture_begin(&b);
+    b.transport->dials_names = false; /* as that of every node is, but not that of a test's hub */
+    invented named = invent(&b, 1);
+    sn_buf sealed = announce(&b, &named, b.unix_ms + 10000);
+    node_session_init(&p, b.w, &b.client, 0, 4);
+    cr_expect(is_refusal(protocol_fixture_request(&b, open_with_next(&p, &sealed), T0), SN_REFUSED, "has a name"));
+    sn_buf_fini(&sealed);
+    free(p.timeline);
+    sn_transport_free(&named.transport);
+    protocol_fixture_end(&b);
+}
+
 Test(strangers, a_session_pushes_only_to_the_node_that_it_was_opened_with) {
     protocol_fixture b;
     node_session p, plain;

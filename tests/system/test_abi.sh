@@ -58,6 +58,9 @@ check
 succeeds "$record" --check "$library"
 others=$(nm -D --defined-only "$library" | awk '{print $3}' | sed 's/@.*//' | grep -v '^swarm_\|^LIBSWARM_')
 [ -z "$others" ] || fail "libswarm exports more than swarm_*:" $others
+for function in $(sed -n 's/^SWARM_API [^(]*\(swarm_[a-z_]*\)(.*/\1/p' "$sources/include/swarm.h"); do
+  nm -D --defined-only "$library" | grep -q " $function\(@\|$\)" || fail "swarm.h declares $function, which libswarm does not export"
+done
 
 # What a library must not call: it ends no process, prints nothing, handles no signals, reads no environment. The exceptions:
 allowed="

@@ -10,6 +10,7 @@
  * gets a graph key by which the device may record it once and replay it. */
 #include "blocks/segment.h"
 
+#include "base/cancel.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "device/weight.h"

@@ -28,7 +28,6 @@
 #ifndef SN_DEVICE_DEVICE_H
 #define SN_DEVICE_DEVICE_H
 
-#include "base/cancel.h"
 #include "base/activation.h"
 #include "base/dtype.h"
 #include "base/text.h"
@@ -374,20 +373,22 @@ typedef struct sn_device_ops {
     void (*close)(sn_device *d); /* sn_device_close calls it */
 } sn_device_ops;
 
+struct sn_cancel; /* base/cancel.h, which C++ cannot read */
+
 /* The first member of every backend's device. */
 struct sn_device {
     const sn_device_ops *ops;
     sn_device_id id;
-    bool host_visible;        /* device memory is host memory */
-    unsigned kv_dtypes;       /* 1 << sn_kv_dtype for each type besides SN_KV_F32 that the device can store */
-    int timeout_ms;           /* limit of every wait for the device; may be changed */
-    const char *lost;         /* NULL: it works. Else it is lost: the sentence with which every call fails */
-    uint64_t graphs_captured; /* batches captured so far: for tests that nothing is captured twice */
-    size_t memory_max;        /* bytes of its memory that may be allocated; SIZE_MAX: as many as it has */
-    size_t memory_used;       /* bytes that are allocated; backends count with the next two functions */
-    size_t memory_extra;      /* bytes beside all others with which it is faster: captured batches */
-    const sn_cancel *cancel;  /* of a CPU device: between two blocks it ends loading and forward passes with SN_STOP;
-                                 NULL: nothing does. Borrowed; set by the device's owner */
+    bool host_visible;              /* device memory is host memory */
+    unsigned kv_dtypes;             /* 1 << sn_kv_dtype for each type besides SN_KV_F32 that the device can store */
+    int timeout_ms;                 /* limit of every wait for the device; may be changed */
+    const char *lost;               /* NULL: it works. Else it is lost: the sentence with which every call fails */
+    uint64_t graphs_captured;       /* batches captured so far: for tests that nothing is captured twice */
+    size_t memory_max;              /* bytes of its memory that may be allocated; SIZE_MAX: as many as it has */
+    size_t memory_used;             /* bytes that are allocated; backends count with the next two functions */
+    size_t memory_extra;            /* bytes beside all others with which it is faster: captured batches */
+    const struct sn_cancel *cancel; /* of a CPU device: between two blocks it ends loading and forward passes with
+                                 SN_STOP; NULL: nothing does. Borrowed; set by the device's owner */
 };
 
 /* For backends: memory_max of a device that is opened with these options (or NULL). */

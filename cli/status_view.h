@@ -2,8 +2,9 @@
 #ifndef SN_CLI_STATUS_VIEW_H
 #define SN_CLI_STATUS_VIEW_H
 
-#include "client/api/status.h"
+#include <jansson.h>
 
-void sn_status_print(const sn_status_row *rows, size_t n);
+/* Prints the JSON of swarm_connection_status (docs/CLIENT.md) on stdout. */
+void sn_status_print(const json_t *status);
 
 #endif

@@ -53,8 +53,8 @@ sn_status sn_status_query(sn_link *link, sn_status_row **rows, size_t *n, sn_err
     return status;
 }
 
-sn_status_coverage sn_status_block_coverage(const sn_status_row *rows, size_t n, const uint8_t model[SN_KEY_SIZE],
-                                            uint64_t block) {
+static sn_status_coverage block_coverage(const sn_status_row *rows, size_t n, const uint8_t model[SN_KEY_SIZE],
+                                         uint64_t block) {
     sn_status_coverage cover = {0};
     for (size_t i = 0; i < n; i++) {
         const sn_announcement *a = &rows[i].announcement;
@@ -66,21 +66,21 @@ sn_status_coverage sn_status_block_coverage(const sn_status_row *rows, size_t n,
     return cover;
 }
 
-int sn_status_blocks_shown(const sn_announcement *a) {
+static int blocks_shown(const sn_announcement *a) {
     return a->n_blocks < BLOCKS_SHOWN_MAX ? (int)a->n_blocks : BLOCKS_SHOWN_MAX;
 }
 
-bool sn_status_is_first_of_model(const sn_status_row *rows, size_t i) {
+static bool is_first_of_model(const sn_status_row *rows, size_t i) {
     for (size_t k = 0; k < i; k++)
         if (!memcmp(rows[k].announcement.model, rows[i].announcement.model, SN_KEY_SIZE)) return false;
     return true;
 }
 
 /* The end of the run of blocks from `block` on that have the same coverage. */
-int sn_status_run_end(const sn_status_row *rows, size_t n, const uint8_t model[SN_KEY_SIZE], int block, int end) {
-    sn_status_coverage cover = sn_status_block_coverage(rows, n, model, (uint64_t)block);
+static int run_end(const sn_status_row *rows, size_t n, const uint8_t model[SN_KEY_SIZE], int block, int end) {
+    sn_status_coverage cover = block_coverage(rows, n, model, (uint64_t)block);
     for (block++; block < end; block++) {
-        sn_status_coverage next = sn_status_block_coverage(rows, n, model, (uint64_t)block);
+        sn_status_coverage next = block_coverage(rows, n, model, (uint64_t)block);
         if (next.nodes != cover.nodes || next.tokens_per_s != cover.tokens_per_s) break;
     }
     return block;
@@ -143,29 +143,28 @@ static json_t *node_json(const sn_status_row *r) {
 static json_t *coverage_json(const sn_status_row *rows, size_t n, const sn_announcement *of) {
     char model[2 * SN_KEY_SIZE + 1];
     json_t *counts = json_array(), *rates = json_array(), *gaps = json_array();
-    int end = sn_status_blocks_shown(of);
+    int end = blocks_shown(of);
     for (int b = 0; b < end; b++) {
-        sn_status_coverage cover = sn_status_block_coverage(rows, n, of->model, (uint64_t)b);
+        sn_status_coverage cover = block_coverage(rows, n, of->model, (uint64_t)b);
         json_array_append_new(counts, json_integer(cover.nodes));
         json_array_append_new(rates, json_integer((json_int_t)cover.tokens_per_s));
     }
     for (int b = 0, e; b < end; b = e) {
         char blocks[32];
-        e = sn_status_run_end(rows, n, of->model, b, end);
+        e = run_end(rows, n, of->model, b, end);
         snprintf(blocks, sizeof blocks, "%d:%d", b, e);
-        if (!sn_status_block_coverage(rows, n, of->model, (uint64_t)b).nodes)
-            json_array_append_new(gaps, json_string(blocks));
+        if (!block_coverage(rows, n, of->model, (uint64_t)b).nodes) json_array_append_new(gaps, json_string(blocks));
     }
-    return json_pack("{ss so so so}", "model", sn_hex(of->model, SN_KEY_SIZE, model), "nodes_per_block", counts,
-                     "tokens_per_s_per_block", rates, "gaps", gaps);
+    return json_pack("{ss sI so so so}", "model", sn_hex(of->model, SN_KEY_SIZE, model), "n_blocks",
+                     (json_int_t)of->n_blocks, "nodes_per_block", counts, "tokens_per_s_per_block", rates, "gaps",
+                     gaps);
 }
 
 json_t *sn_status_json(const sn_status_row *rows, size_t n) {
     json_t *nodes = json_array(), *coverage = json_array();
     for (size_t i = 0; i < n; i++) {
         json_array_append_new(nodes, node_json(&rows[i]));
-        if (sn_status_is_first_of_model(rows, i))
-            json_array_append_new(coverage, coverage_json(rows, n, &rows[i].announcement));
+        if (is_first_of_model(rows, i)) json_array_append_new(coverage, coverage_json(rows, n, &rows[i].announcement));
     }
     return json_pack("{so so}", "nodes", nodes, "coverage", coverage);
 }

@@ -19,18 +19,10 @@ typedef struct sn_status_coverage {
     int nodes;
     uint64_t tokens_per_s; /* sum over the nodes; 0 of a node that has not measured it */
 } sn_status_coverage;
-sn_status_coverage sn_status_block_coverage(const sn_status_row *rows, size_t n, const uint8_t model[SN_KEY_SIZE],
-                                            uint64_t block);
 
 /* Asks all nodes that the link knows, at once; takes up to two seconds. Free *rows with free(). SN_STOP only. */
 sn_status sn_status_query(sn_link *link, sn_status_row **rows, size_t *n, sn_err *err) SN_MUST_USE;
 
 json_t *sn_status_json(const sn_status_row *rows, size_t n); /* docs/CLIENT.md describes the fields */
-
-/* For lists by model: whether row i is the first of its model; how many blocks of it are listed; the end of the run of
- * blocks from `block` on that have the same coverage. */
-bool sn_status_is_first_of_model(const sn_status_row *rows, size_t i);
-int sn_status_blocks_shown(const sn_announcement *node);
-int sn_status_run_end(const sn_status_row *rows, size_t n, const uint8_t model[SN_KEY_SIZE], int block, int end);
 
 #endif

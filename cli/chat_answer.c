@@ -171,10 +171,11 @@ static sn_status generate(answer *a, char finish[32]) {
                                 .decode_us = a->n ? a->last_us - a->first_us : 0};
     if (a->status || (code == SWARM_CANCELLED && sn_interrupted)) {
         swarm_error_free(error);
+        swarm_free(json); /* the events have told it */
         return a->status;
     }
     sn_status status = sn_cli_status(code, error, a->err);
-    json_t *result = status ? NULL : json_loadb(json, n, 0, NULL);
+    json_t *result = !json ? NULL : json_loadb(json, n, 0, NULL);
     const char *reason = json_string_value(json_object_get(result, "finish_reason"));
     if (reason) snprintf(finish, 32, "%s", reason);
     json_t *timings = json_object_get(result, "timings");

@@ -216,9 +216,11 @@ SWARM_API void swarm_session_on_logits(swarm_session *session, swarm_logits_call
 
 /* Makes prompt (n) the timeline and continues it. What it shares with the present timeline is not computed again.
  * options: of "generation" (sampling, "max-tokens", "stop"), NULL allowed. *json: {"ids", "text", "finish_reason",
- * "timings"} as `swarm generate --json` prints it; json NULL: not wanted. A node's failure is not noticed but in
- * events. After a failure the timeline holds what was computed, which the next call does not compute again. Without
- * "seed" the session's random numbers go on. */
+ * "timings"} as `swarm generate --json` prints it; json NULL: not wanted. With SWARM_CANCELLED, too, *json has what was
+ * generated until then, "interrupted" (with "audit-hold" only what was checked), or is NULL if the generation had not
+ * begun; after other failures it is NULL. A node's failure is not noticed but in events. After a failure the timeline
+ * holds what was computed, which the next call does not compute again. Without "seed" the session's random numbers go
+ * on. */
 SWARM_API swarm_code swarm_session_generate(swarm_session *session, const int32_t *prompt, size_t n,
                                             const swarm_options *options, char **json, size_t *length,
                                             swarm_error **error);

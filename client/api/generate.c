@@ -139,6 +139,13 @@ static json_t *generation_json(const swarm_session *s, const sn_generation *resu
     return all;
 }
 
+/* A cancelled call of the layers below is a failure there. What was generated stays, but for text that is not to be
+ * seen unchecked. */
+static void drop_unchecked(sn_generation *result, bool hold) {
+    result->finish = SN_FINISH_INTERRUPTED;
+    if (hold) result->ids.n = result->text.len = 0;
+}
+
 static sn_status session_generate(swarm_session *s, const int32_t *prompt, size_t n, sn_settings *o, json_t **json,
                                   sn_err *err) {
     sn_generation result = {0};
@@ -160,10 +167,12 @@ static sn_status session_generate(swarm_session *s, const int32_t *prompt, size_
     if (o->sampling.seed == SN_INT_UNSET && !s->seeded) o->sampling.seed = sn_random_seed();
     sn_status status = reserve_top(s, o->api.logprobs, err);
     if (!status) status = set_sampling(s, o, &sampling, err);
+    bool begun = !status;
     if (!status) status = sn_generator_run(s->generator, prompt, n, &options, &result, err);
-    if (!status && sn_is_cancelled(sn_api_flag(s->cancel)))
-        status = sn_fail(err, SN_RETRY, "the generation was cancelled");
-    if (!status && json) *json = generation_json(s, &result, o, sampling.temperature > 0);
+    bool cancelled = begun && sn_is_cancelled(sn_api_flag(s->cancel));
+    if (cancelled && status) drop_unchecked(&result, o->audit.hold);
+    if ((!status || cancelled) && json) *json = generation_json(s, &result, o, sampling.temperature > 0);
+    if (!status && cancelled) status = sn_fail(err, SN_RETRY, "the generation was cancelled");
     s->prompt = 0;
     sn_generation_fini(&result);
     return status;
@@ -175,10 +184,12 @@ swarm_code swarm_session_generate(swarm_session *s, const int32_t *prompt, size_
     sn_api_options own = {0};
     json_t *value = NULL;
     sn_session_begin(s);
+    if (json) *json = NULL;
     sn_status status = sn_session_needs_tokens(s, &err);
     if (!status) status = sn_api_options_init(&own, options, "generation", NULL, &err);
     if (!status) status = session_generate(s, prompt, n, &own.settings, json ? &value : NULL, &err);
-    if (!status && json) status = sn_api_json(value, json, length, &err);
+    sn_status told = value || (!status && json) ? sn_api_json(value, json, length, &err) : SN_OK;
+    if (!status) status = told;
     sn_api_options_fini(&own);
     return sn_session_end(s, status, &err, error);
 }

@@ -69,6 +69,21 @@ static double number(swarm_session *session, const char *name) {
     return value;
 }
 
+/* The JSON of a cancelled generation: the first n tokens of the whole one, and their text. */
+static void expect_partial(char *json, const json_t *whole, size_t n) {
+    cr_assert_not_null(json);
+    json_t *o = api_json(json), *ids = json_object_get(o, "ids"), *all = json_object_get(whole, "ids");
+    const char *text = json_string_value(json_object_get(o, "text")),
+               *all_text = json_string_value(json_object_get(whole, "text"));
+    cr_assert_str_eq(json_string_value(json_object_get(o, "finish_reason")), "interrupted");
+    cr_assert_eq(json_array_size(ids), n);
+    for (size_t i = 0; i < n; i++) cr_assert(json_equal(json_array_get(ids, i), json_array_get(all, i)));
+    cr_assert_eq(*text != 0, n > 0);
+    cr_assert_eq(strncmp(all_text, text, strlen(text)), 0, "'%s' does not begin '%s'", text, all_text);
+    cr_assert(json_is_object(json_object_get(o, "timings")));
+    json_decref(o);
+}
+
 /* A generation that is cancelled at an event, and then done: its tokens are those of one that was not, and no node was
  * replaced for it. */
 static void expect_the_same_after_cancelling(size_t n, at_event at, const char *key, const char *value) {
@@ -81,7 +96,7 @@ static void expect_the_same_after_cancelling(size_t n, at_event at, const char *
     int32_t id;
     API_FAILS(swarm_session_generate(session, prompt, n, generation, &text, NULL, &error), SWARM_CANCELLED,
               "cancelled");
-    cr_assert_null(text);
+    expect_partial(text, expected, at.kind == SWARM_EVENT_TOKEN ? 3 : 0);
     cr_assert_leq(at.left, 0);
     API_FAILS(swarm_session_generate(session, prompt, n, generation, NULL, NULL, &error), SWARM_CANCELLED, "cancelled");
     API_FAILS(swarm_session_append(session, prompt, 1, NULL, &error), SWARM_CANCELLED, "cancelled");
@@ -109,6 +124,42 @@ Test(api_cancel, a_step_that_nodes_push_is_cancelled_and_the_session_goes_on) {
 
 Test(api_cancel, a_prefill_with_chunks_in_flight_is_cancelled_and_the_session_goes_on) {
     expect_the_same_after_cancelling(LONG, (at_event){SWARM_EVENT_PROGRESS, 1}, "prefill-depth", "8");
+}
+
+/* The end of the text is checked last, which the flag stops. */
+Test(api_cancel, text_that_was_not_checked_is_not_given) {
+    cluster_add(nodes, 0, 4);
+    swarm_options *audited = api_options("audit", "0.000001", "audit-seed", "7", NULL);
+    swarm_session *session = open_session(connection, audited);
+    for (int hold = 0; hold < 2; hold++) {
+        swarm_options *generation = api_options("max-tokens", "8", "audit-hold", hold ? "true" : "false", NULL);
+        at_event at = {SWARM_EVENT_TOKEN, 3};
+        char *text = NULL;
+        swarm_session_on_event(session, cancel_at, &at);
+        API_FAILS(swarm_session_generate(session, prompt, 5, generation, &text, NULL, &error), SWARM_CANCELLED,
+                  "cancelled");
+        swarm_cancel_clear(cancel);
+        cr_assert_not_null(text);
+        json_t *o = api_json(text);
+        cr_expect_eq(json_array_size(json_object_get(o, "ids")), hold ? 0 : 3);
+        cr_expect_eq(json_string_length(json_object_get(o, "text")) > 0, !hold);
+        json_decref(o);
+        swarm_options_free(generation);
+    }
+    swarm_session_close(session);
+    swarm_options_free(audited);
+}
+
+Test(api_cancel, a_generation_that_did_not_begin_has_no_json) {
+    swarm_options *wrong = api_options("top-p", "7", NULL);
+    swarm_session *session = open_session(NULL, NULL);
+    char *text = (char *)prompt;
+    swarm_cancel_set(cancel);
+    API_FAILS(swarm_session_generate(session, prompt, 5, wrong, &text, NULL, &error), SWARM_CANCELLED, "cancelled");
+    swarm_cancel_clear(cancel);
+    cr_assert_null(text);
+    swarm_session_close(session);
+    swarm_options_free(wrong);
 }
 
 Test(api_cancel, a_cancelled_append_leaves_the_timeline_as_it_was) {

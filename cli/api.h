@@ -8,8 +8,9 @@
 
 #include <jansson.h>
 
-/* The error of a call of the API as one of the program; error is consumed. */
-sn_status sn_cli_status(swarm_code code, swarm_error *error, sn_err *err) SN_MUST_USE;
+/* The error of a call of the API as one of the program; *error is freed and becomes NULL. A pointer, because the call
+ * is often an argument here, and C may read another argument before it. */
+sn_status sn_cli_status(swarm_code code, swarm_error **error, sn_err *err) SN_MUST_USE;
 
 /* The values of a command line that belong to options of this kind ("model", "session"...). NULL after a failure. */
 swarm_options *sn_cli_api_options(const sn_options *given, const char *of, sn_err *err);

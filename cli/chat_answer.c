@@ -136,7 +136,7 @@ static sn_status render(answer *a) {
     sn_status status =
         text ? sn_cli_status(swarm_model_render_chat(a->chat->model, text, strlen(text), &a->prompt, &a->n_prompt,
                                                      &a->prompt_ids, &a->n_prompt_ids, &error),
-                             error, a->err)
+                             &error, a->err)
              : sn_fail(a->err, SN_STOP, "out of memory for the conversation");
     free(text);
     json_decref(request);
@@ -174,7 +174,7 @@ static sn_status generate(answer *a, char finish[32]) {
         swarm_free(json); /* the events have told it */
         return a->status;
     }
-    sn_status status = sn_cli_status(code, error, a->err);
+    sn_status status = sn_cli_status(code, &error, a->err);
     json_t *result = !json ? NULL : json_loadb(json, n, 0, NULL);
     const char *reason = json_string_value(json_object_get(result, "finish_reason"));
     if (reason) snprintf(finish, 32, "%s", reason);
@@ -193,7 +193,7 @@ static sn_status append_answer(answer *a, bool *empty) {
     swarm_error *error = NULL;
     int flags = SWARM_ANSWER_ENDS | (a->thinks ? SWARM_ANSWER_THINKS : 0);
     sn_status status = sn_cli_status(
-        swarm_model_read_answer(a->chat->model, NULL, 0, flags, a->ids, a->n, &json, &n, &error), error, a->err);
+        swarm_model_read_answer(a->chat->model, NULL, 0, flags, a->ids, a->n, &json, &n, &error), &error, a->err);
     if (status) return status;
     json_t *message = json_loadb(json, n, 0, NULL);
     swarm_free(json);

@@ -173,7 +173,7 @@ static sn_status run_stats(sn_chat *c, const char *argument, sn_err *err) {
         printf("last answer   %zu tokens, %.1f tok/s; first token after %.1f s; prompt %zu tokens, %zu of them known\n",
                f->answer_tokens, sn_chat_tokens_per_second(f), (double)f->first_token_us / 1e6, f->prompt_tokens,
                f->reused_tokens);
-    sn_status status = sn_cli_status(swarm_session_describe(c->session, &text, &n, &error), error, err);
+    sn_status status = sn_cli_status(swarm_session_describe(c->session, &text, &n, &error), &error, err);
     if (status) return status;
     json_t *session = json_loadb(text, n, 0, NULL), *hops = json_object_get(session, "hops");
     swarm_free(text);

@@ -244,7 +244,7 @@ static sn_status check_template(const sn_chat *c, sn_err *err) {
     size_t n;
     swarm_error *error = NULL;
     sn_status status = sn_cli_status(
-        swarm_model_render_chat(c->model, request, sizeof request - 1, &text, &n, NULL, NULL, &error), error, err);
+        swarm_model_render_chat(c->model, request, sizeof request - 1, &text, &n, NULL, NULL, &error), &error, err);
     if (!status) swarm_free(text);
     return status;
 }
@@ -261,7 +261,7 @@ static sn_status open_connection(sn_chat *c, sn_err *err) {
     swarm_error *error = NULL;
     swarm_options *options = sn_cli_api_options(c->given, "connection", err);
     if (!options) return err->status;
-    sn_status status = sn_cli_status(swarm_connect(options, c->cancel, &c->connection, &error), error, err);
+    sn_status status = sn_cli_status(swarm_connect(options, c->cancel, &c->connection, &error), &error, err);
     swarm_options_free(options);
     return status;
 }
@@ -275,7 +275,7 @@ static sn_status open_session(sn_chat *c, sn_err *err) {
     swarm_code code = swarm_session_open(c->model, c->connection, options, c->adapter, c->cancel, &c->session, &error);
     swarm_options_free(options);
     if (!code) code = swarm_session_describe(c->session, &text, NULL, &error);
-    sn_status status = sn_cli_status(code, error, err);
+    sn_status status = sn_cli_status(code, &error, err);
     if (!status) status = sn_cli_json(text, &session, err);
     if (status) return status;
     c->context = (size_t)json_integer_value(json_object_get(session, "context"));
@@ -288,7 +288,7 @@ static sn_status open_swarm(sn_chat *c, sn_err *err) {
     swarm_error *error = NULL;
     sn_status status = sn_settings_has_swarm(&sn_program_settings) ? open_connection(c, err) : SN_OK;
     if (!status && adapter)
-        status = sn_cli_status(swarm_adapter_open(c->model, c->connection, adapter, &c->adapter, &error), error, err);
+        status = sn_cli_status(swarm_adapter_open(c->model, c->connection, adapter, &c->adapter, &error), &error, err);
     return status ? status : open_session(c, err);
 }
 
@@ -298,7 +298,7 @@ static sn_status begin_conversation(sn_chat *c, sn_err *err) {
     swarm_error *error = NULL;
     size_t n;
     if (!path) return system_text ? sn_conversation_set_system(c->messages, system_text, err) : SN_OK;
-    sn_status status = sn_cli_status(swarm_session_load(c->session, path, session_key(), &error), error, err);
+    sn_status status = sn_cli_status(swarm_session_load(c->session, path, session_key(), &error), &error, err);
     if (status) return status;
     const char *extra = swarm_session_extra(c->session, &n);
     json_t *messages = extra ? json_loadb(extra, n, 0, NULL) : NULL;
@@ -319,7 +319,7 @@ static sn_status save_session(const sn_chat *c, sn_err *err) {
     if (!extra) return sn_fail(err, SN_STOP, "out of memory for the conversation");
     sn_progress_bar *bar = sn_progress_bar_begin("saving the session");
     sn_status status =
-        sn_cli_status(swarm_session_save(c->session, path, session_key(), extra, strlen(extra), &error), error, err);
+        sn_cli_status(swarm_session_save(c->session, path, session_key(), extra, strlen(extra), &error), &error, err);
     sn_progress_bar_end(&bar);
     free(extra);
     return status;

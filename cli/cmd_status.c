@@ -38,7 +38,7 @@ static sn_status print_status(swarm_connection *connection, sn_err *err) {
     swarm_error *error = NULL;
     char *text = NULL;
     json_t *o = NULL;
-    sn_status status = sn_cli_status(swarm_connection_status(connection, &text, NULL, &error), error, err);
+    sn_status status = sn_cli_status(swarm_connection_status(connection, &text, NULL, &error), &error, err);
     if (!status) status = sn_cli_json(text, &o, err);
     if (!status && sn_interrupted && !watch_ms) status = sn_fail(err, SN_RETRY, "interrupted");
     if (!status && sn_cli_output.json)
@@ -75,7 +75,7 @@ static sn_status status_main(const sn_options *options, int *code, sn_err *err) 
     swarm_options *given = sn_cli_api_options(options, "connection", err);
     if (!given) return err->status;
     sn_progress_bar *bar = sn_progress_bar_begin("asking the swarm");
-    sn_status status = sn_cli_status(swarm_connect(given, NULL, &connection, &error), error, err);
+    sn_status status = sn_cli_status(swarm_connect(given, NULL, &connection, &error), &error, err);
     if (!status && !watch_ms) status = print_status(connection, err);
     sn_progress_bar_end(&bar);
     if (!status && watch_ms) status = watch_status(connection, err);

@@ -137,7 +137,10 @@ static void skip_sequence(sn_keys *keys) {
 }
 
 static void remove_last_character(sn_buf *out, size_t begin) {
-    while (out->len > begin && (out->data[--out->len] & 0xc0) == 0x80) {}
+    while (out->len > begin) {
+        out->len--;
+        if ((out->data[out->len] & 0xc0) != 0x80) return;
+    }
 }
 
 sn_status sn_keys_typed_ahead(sn_keys *keys, sn_buf *out, sn_err *err) {

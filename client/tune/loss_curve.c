@@ -39,13 +39,15 @@ static void write_line(FILE *file, const char *class, double x1, double x2, doub
 /* The grid with its numbers, both axes and their names. */
 static void write_axes(FILE *file, const frame *f) {
     double right = WIDTH - RIGHT, bottom = HEIGHT - BOTTOM, step = grid_step(f->high - f->low);
-    for (double y = ceil(f->low / step) * step; y <= f->high + step * 1e-6; y += step) {
+    int first = (int)ceil(f->low / step), last = (int)floor(f->high / step + 1e-6);
+    for (int i = first; i <= last; i++) {
+        double y = i * step;
         write_line(file, "g", LEFT, right, at_y(f, y), at_y(f, y));
-        fprintf(file, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%.4g</text>\n", LEFT - 6, at_y(f, y) + 4,
-                fabs(y) < step * 1e-6 ? 0 : y);
+        fprintf(file, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%.4g</text>\n", LEFT - 6, at_y(f, y) + 4, y);
     }
     step = f->n > 5 ? ceil(grid_step((double)f->n)) : 1;
-    for (double x = step; x <= (double)f->n; x += step) {
+    for (int i = 1; i * step <= (double)f->n; i++) {
+        double x = i * step;
         write_line(file, "g", at_x(f, x), at_x(f, x), TOP, bottom);
         fprintf(file, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%.0f</text>\n", at_x(f, x), bottom + 16, x);
     }

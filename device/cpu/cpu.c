@@ -132,9 +132,6 @@ enum { SCRATCHES = 6 };
 static sn_status scratch_needs(sn_cpu *cpu, const sn_device_limits *l, scratch_need out[SCRATCHES], sn_err *err) {
     size_t xq, scores, moe = 0, grad = 0, moe_grad = 0, threads = (size_t)sn_pool_threads(cpu->pool);
     size_t sums = threads * SN_SCORE_ROWS * sizeof(float);
-    if (l->rows < 0 || l->width < 0 || l->context < 0 || l->grad_tokens < 0)
-        return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are not possible", l->rows,
-                       l->width, l->context);
     if (!sn_mul((size_t)l->rows * sizeof(sn_xblock), sn_xq_stride((size_t)l->width), &xq) ||
         !sn_mul(sums, scores_stride(l), &scores) || !sn_mul(threads, sn_cpu_grad_bytes(l), &grad) ||
         !sn_cpu_moe_grad_bytes(l, &moe_grad))
@@ -151,12 +148,19 @@ static sn_status scratch_needs(sn_cpu *cpu, const sn_device_limits *l, scratch_n
     return status;
 }
 
+/* Of limits as they are given: joined with earlier ones, a negative number does not show. */
+static sn_status check_limits(const sn_device_limits *l, sn_err *err) {
+    if (l->rows >= 0 && l->width >= 0 && l->context >= 0 && l->grad_tokens >= 0) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are not possible", l->rows, l->width,
+                   l->context);
+}
+
 static size_t cpu_prepare_bytes(const sn_device *d, const sn_device_limits *limits) {
     sn_cpu *cpu = (sn_cpu *)(uintptr_t)d; /* only read */
     const sn_device_limits all = sn_device_limits_join(&cpu->limits, limits);
     scratch_need needs[SCRATCHES];
     size_t sum = 0;
-    if (scratch_needs(cpu, &all, needs, NULL)) return SIZE_MAX;
+    if (check_limits(limits, NULL) || scratch_needs(cpu, &all, needs, NULL)) return SIZE_MAX;
     for (int i = 0; i < SCRATCHES; i++)
         if (needs[i].wanted > *needs[i].bytes && !sn_add(sum, needs[i].wanted, &sum)) return SIZE_MAX;
     return sum;
@@ -166,7 +170,8 @@ static sn_status cpu_prepare(sn_device *d, const sn_device_limits *limits, sn_er
     sn_cpu *cpu = (sn_cpu *)d;
     const sn_device_limits all = sn_device_limits_join(&cpu->limits, limits);
     scratch_need needs[SCRATCHES];
-    sn_status status = scratch_needs(cpu, &all, needs, err);
+    sn_status status = check_limits(limits, err);
+    if (!status) status = scratch_needs(cpu, &all, needs, err);
     for (int i = 0; i < SCRATCHES && !status; i++)
         status = sn_cpu_scratch_reserve(cpu, needs[i].pages, needs[i].bytes, needs[i].wanted, err);
     if (status) return status;

@@ -270,7 +270,7 @@ static int add_anything(sn_grammar *g, int next) {
 /* The outer alternatives, each with its own anchors. */
 static int add_alternatives(parser *p, int next) {
     int all = -1;
-    do {
+    for (bool more = true; more; p->at += more) {
         bool begins = *p->at == '^';
         p->at += begins;
         int tree = parse_sequence(p);
@@ -280,7 +280,8 @@ static int add_alternatives(parser *p, int next) {
         int one = add_tree(p, tree, ends ? next : add_anything(p->g, next));
         if (!begins) one = add_anything(p->g, one);
         all = all < 0 ? one : sn_add_split(p->g, all, one);
-    } while (*p->at == '|' && p->at++);
+        more = *p->at == '|';
+    }
     return *p->at ? refuse(p, "a ) closes nothing") : all;
 }
 

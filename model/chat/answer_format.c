@@ -10,6 +10,7 @@
 
 static const char name_1[] = "FIRST_FUNCTION", name_2[] = "OTHER_FUNCTION", id_1[] = "call00001", id_2[] = "call00002";
 static const char key_1[] = "KEY_ONE", key_2[] = "KEY_TWO", value_1[] = "VALUE_ONE", value_2[] = "123457";
+enum { VALUE_2 = 123457 };
 static const char thought[] = "THOUGHT_TEXT", content[] = "CONTENT_TEXT";
 
 /* -- marks -- */
@@ -78,7 +79,7 @@ static json_t *example_tools(void) {
 
 static json_t *example_call(const char *id, const char *name) {
     return json_pack("{s:s, s:s, s:{s:s, s:{s:s, s:i}}}", "id", id, "type", "function", "function", "name", name,
-                     "arguments", key_1, value_1, key_2, atoi(value_2));
+                     "arguments", key_1, value_1, key_2, VALUE_2);
 }
 
 /* The conversation of a user's message and the message of an assistant (NULL: the prompt for it; else it is taken). An

@@ -156,7 +156,7 @@ void __wrap_sn_schema_fini(const sn_schema *schema, void *structure) {
     for (const sn_field *f = schema->fields; f < schema->fields + schema->n_fields; f++) {
         if (f->type != SN_FIELD_BLOBS) continue;
         sn_blob *blobs;
-        memcpy(&blobs, (uint8_t *)structure + f->offset, sizeof blobs);
+        memcpy(&blobs, (uint8_t *)structure + f->offset, sizeof(sn_blob *));
         size_t n = blobs ? *(size_t *)((uint8_t *)structure + f->n_offset) : 0;
         for (size_t i = 0; i < n; i++) {
             memo *m = blobs[i].data ? find_memo(blobs[i].data, blobs[i].len) : NULL;

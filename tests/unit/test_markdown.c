@@ -21,7 +21,7 @@ static char *shown(const char *text, size_t cut, size_t step) {
         at = end;
     }
     cr_assert_eq(sn_markdown_end(&m, &out, &err), SN_OK);
-    char *result = strndup((char *)out.data, out.len);
+    char *result = strndup(out.len ? (char *)out.data : "", out.len);
     sn_buf_fini(&out);
     sn_markdown_fini(&m);
     return result;

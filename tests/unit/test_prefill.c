@@ -88,6 +88,7 @@ static void fixture_open_chain(fixture *r, sn_chain_options options, int n_nodes
     r->counting_transport =
         (counting_transport){.base.ops = &count_ops, .inner = cluster_transport(r->w->cluster, &identity)};
     sn_transport *t = &r->counting_transport.base;
+    t->dials_names = r->counting_transport.inner->dials_names;
     sn_device_options device_options = {.threads = 1};
     REQUIRE(sn_link_open_transport(&t, seeds, (size_t)n_nodes, &r->link, &err));
     REQUIRE(sn_model_open(r->w->path, &r->model, &err));

@@ -65,10 +65,21 @@ unit_one() {
   t=$(sed -n 's/.*Tested: [^0-9]*\([0-9]*\).*/\1/p' <<<"$synthesis")
   f=$(grep -o 'Failing: [^0-9]*[0-9]*' <<<"$synthesis" | grep -o '[0-9]*$'); c=$(grep -o 'Crashing: [^0-9]*[0-9]*' <<<"$synthesis" | grep -o '[0-9]*$')
   t=${t:-0} f=$((${f:-0} + ${c:-0})); local p=$((t - f))
-  if [ -z "$synthesis" ] || { [ $rc -ne 0 ] && [ $f -eq 0 ]; } || grep -aq 'ERROR: LeakSanitizer\|SUMMARY: .*Sanitizer' <<<"$out"; then f=$((f + 1)); fi
+  local broken=no
+  if [ $rc -ne 0 ] && [ $f -eq 0 ] || grep -aq 'ERROR: LeakSanitizer\|SUMMARY: .*Sanitizer' <<<"$out"; then broken=yes; fi
+  if only_foreign_leaks "$out"; then broken=no; fi
+  if [ -z "$synthesis" ] || [ $broken = yes ]; then f=$((f + 1)); fi
   local log; log=$(mktemp -p "$scratch")
   { grep -a '^skipped: ' <<<"$out" | sort -u | sed 's/^/  /' | tee "$log.skipped"; [ $f -eq 0 ] || why_failed "$out"; } >"$log"
   echo "$p $f $(wc -l <"$log.skipped") $((SECONDS - began)) $2 $log"
+}
+
+# only_foreign_leaks OUTPUT: whether its sanitizer reports are leaks that begin inside Criterion or pocl, which at times do not free
+# what they made before they end: the allocation is theirs when the frame above the allocator is.
+only_foreign_leaks() {
+  ! grep -aq 'ERROR: AddressSanitizer\|runtime error:\|ThreadSanitizer' <<<"$1" &&
+    awk '/^Direct leak of/ { all++; first = 1 } first && /#1 / { first = 0; if (/libcriterion\.so|libpocl\.so/) theirs++ }
+      END { exit !(all > 0 && all == theirs) }' <<<"$1"
 }
 
 # program_one PART SCRIPT: runs a system test and prints "STATUS SECONDS SCRIPT LOG". A sanitizer's report is a failure, too.
@@ -82,7 +93,7 @@ program_one() {
   if [ -n "$(ls -A "$log.reports")" ]; then rc=1; head -n 60 "$log.reports"/* >>"$log"; fi
   echo "$rc $((SECONDS - began)) $2 $log"
 }
-export -f cost unit_one program_one why_failed
+export -f cost unit_one only_foreign_leaks program_one why_failed
 
 # unit PART FOLDER [PROGRAM_NOT_TO_RUN...]: runs the Criterion programs of a build, two at a time, the longest first, so that none
 # runs alone at the end.

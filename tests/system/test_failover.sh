@@ -86,7 +86,8 @@ for push in "" --push; do
   begin --kv-replica $push
   kill_node "$failing"
   signal a CONT
-  same_text 20 't["replicas_promoted"] == 1 and t["replayed_tokens"] < 3'
+  # only what the copy was behind by is computed again: less than the prompt, on a machine of any load
+  same_text 20 't["replicas_promoted"] == 1 and t["replayed_tokens"] < t["prefill_tokens"]'
   end_phase
 
   start_nodes b1 b2

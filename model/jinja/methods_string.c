@@ -109,8 +109,8 @@ static sn_jvalue method_format(sn_jcall *c) {
         const sn_jstring *field = sn_jstring_part(run, text, at + 1, end);
         int64_t index = field->len ? 0 : (int64_t)next++;
         bool digits = true;
-        for (size_t i = 0; i < field->len && index < 1 << 20; i++) {
-            digits = digits && field->text[i] >= '0' && field->text[i] <= '9';
+        for (size_t i = 0; i < field->len && digits && index < 1 << 20; i++) {
+            digits = field->text[i] >= '0' && field->text[i] <= '9';
             index = 10 * index + (field->text[i] - '0');
         }
         if (!digits && strcspn(field->text, ":!.[") < field->len)

@@ -64,6 +64,16 @@ sn_status sn_cli_open_model(const sn_options *given, swarm_model **out, sn_err *
     return sn_cli_status(code, &error, err);
 }
 
+sn_status sn_cli_open_tokenizer(const char *path, swarm_model **out, sn_err *err) {
+    swarm_error *error = NULL;
+    swarm_options *options = swarm_options_new();
+    if (!options) return sn_fail(err, SN_STOP, "out of memory for the options");
+    swarm_code code = swarm_options_set(options, "parts", "tokenizer", &error);
+    if (!code) code = swarm_model_open(path, options, out, &error);
+    swarm_options_free(options);
+    return sn_cli_status(code, &error, err);
+}
+
 sn_status sn_cli_json(char *text, json_t **out, sn_err *err) {
     *out = json_loads(text, JSON_ALLOW_NUL, NULL);
     swarm_free(text);

@@ -21,6 +21,8 @@ swarm_options *sn_cli_group_options(const sn_option_group *group, const char *of
 
 /* The model of --model. */
 sn_status sn_cli_open_model(const sn_options *given, swarm_model **out, sn_err *err) SN_MUST_USE;
+/* Only the tokenizer of the model at a path. */
+sn_status sn_cli_open_tokenizer(const char *path, swarm_model **out, sn_err *err) SN_MUST_USE;
 sn_status sn_cli_describe_model(const swarm_model *model, json_t **out, sn_err *err) SN_MUST_USE;
 
 /* Parses a JSON text of the API, and frees it. */

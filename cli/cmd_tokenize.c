@@ -1,4 +1,5 @@
-/* swarm tokenize: text to token ids and back. */
+/* swarm tokenize: text to token ids and back, by the C API. */
+#include "cli/api.h"
 #include "cli/command.h"
 #include "cli/io.h"
 #include "cli/options.h"
@@ -24,35 +25,54 @@ static const sn_option input_options[] = {
 };
 static const sn_option_group input_group = SN_OPTION_GROUP("Input:", input_options);
 
-static sn_status tokenize_text(const sn_tokenizer *tokenizer, sn_err *err) {
+static sn_status tokenize_text(const swarm_model *model, sn_err *err) {
     sn_buf file = {0};
-    sn_token_ids ids = {0};
+    int32_t *ids = NULL;
+    size_t n = 0;
+    int flags =
+        SWARM_TEXT_BEGINS | (given.no_bos ? SWARM_TEXT_NO_BOS : 0) | (given.no_special ? 0 : SWARM_TEXT_SPECIAL);
+    swarm_error *error = NULL;
     sn_status status = given.text ? SN_OK : sn_read_input(given.file ? given.file : "-", SN_TEXT_MAX, &file, err);
     const char *text = given.text ? given.text : (const char *)file.data;
     size_t len = given.text ? strlen(given.text) : file.len;
-    if (!status) status = sn_tokenizer_encode(tokenizer, text, len, !given.no_bos, !given.no_special, &ids, err);
+    if (!status) status = sn_cli_status(swarm_model_tokenize(model, text, len, flags, &ids, &n, &error), &error, err);
     if (!status && sn_cli_output.json) {
         json_t *o = json_object();
-        json_object_set_new(o, "ids", sn_json_ids(ids.ids, ids.n));
+        json_object_set_new(o, "ids", sn_json_ids(ids, n));
         status = sn_print_json(o, err);
     } else if (!status) {
-        for (size_t i = 0; i < ids.n; i++) printf("%s%d", i ? " " : "", ids.ids[i]);
+        for (size_t i = 0; i < n; i++) printf("%s%d", i ? " " : "", ids[i]);
         putchar('\n');
     }
-    sn_token_ids_fini(&ids);
+    swarm_free(ids);
     sn_buf_fini(&file);
     return status;
 }
 
-static sn_status decode_ids(const sn_tokenizer *tokenizer, sn_err *err) {
+static sn_status append_token(const swarm_model *model, int32_t id, int flags, sn_buf *out, sn_err *err) {
+    char *bytes = NULL;
+    size_t n = 0;
+    swarm_error *error = NULL;
+    sn_status status = sn_cli_status(swarm_model_token_bytes(model, id, flags, &bytes, &n, &error), &error, err);
+    if (!status) status = sn_buf_append(out, bytes, n, err);
+    swarm_free(bytes);
+    return status;
+}
+
+static sn_status decode_ids(const swarm_model *model, sn_err *err) {
     sn_token_ids ids;
     sn_buf text;
+    bool begins = true;
+    const int flags = given.no_special ? 0 : SWARM_TEXT_SPECIAL;
     sn_buf_init(&text, (size_t)1 << 30);
     sn_status status = sn_read_ids(given.ids_file ? given.ids_file : "-", &ids, err);
-    for (size_t i = 0; i < ids.n && !status; i++)
-        status = sn_tokenizer_decode(tokenizer, ids.ids[i], !given.no_special, &text, err);
-    if (!status && text.len && text.data[0] == ' ' && sn_tokenizer_strips_space(tokenizer))
-        memmove(text.data, text.data + 1, --text.len);
+    for (size_t i = 0; i < ids.n && !status; i++) {
+        status = append_token(model, ids.ids[i], flags, &text, err);
+        if (status || !begins || !text.len) continue;
+        begins = false; /* the first token that has bytes */
+        text.len = 0;
+        status = append_token(model, ids.ids[i], flags | SWARM_TEXT_BEGINS, &text, err);
+    }
     if (!status && sn_cli_output.json) {
         json_t *string = sn_json_text(&text);
         if (!string)
@@ -76,10 +96,10 @@ static sn_status tokenize_main(const sn_options *options, int *code, sn_err *err
         return sn_fail(err, SN_REFUSED,
                        "--decode reads token ids: give --ids-file, or the token ids on standard input");
     if (!given.decode && given.ids_file) return sn_fail(err, SN_REFUSED, "--ids-file needs --decode");
-    sn_tokenizer *tokenizer = NULL;
-    sn_status status = sn_tokenizer_open(sn_program_settings.common.model, &tokenizer, err);
-    if (!status) status = given.decode ? decode_ids(tokenizer, err) : tokenize_text(tokenizer, err);
-    sn_tokenizer_close(&tokenizer);
+    swarm_model *model = NULL;
+    sn_status status = sn_cli_open_tokenizer(sn_program_settings.common.model, &model, err);
+    if (!status) status = given.decode ? decode_ids(model, err) : tokenize_text(model, err);
+    swarm_model_close(model);
     return status;
 }
 

@@ -119,6 +119,7 @@ SWARM_API int32_t swarm_model_context(const swarm_model *model); /* tokens of th
 enum {
     SWARM_TEXT_BEGINS = 1,  /* the text is the beginning: with the begin-of-sequence token, if the model wants one */
     SWARM_TEXT_SPECIAL = 2, /* special tokens that are spelled out count as such; never for text of strangers */
+    SWARM_TEXT_NO_BOS = 4,  /* with SWARM_TEXT_BEGINS: the begin-of-sequence token is left out */
 };
 /* The token ids of a text; *ids is freed with swarm_free. flags: SWARM_TEXT_ bits. */
 SWARM_API swarm_code swarm_model_tokenize(const swarm_model *model, const char *text, size_t length, int flags,
@@ -127,6 +128,11 @@ SWARM_API swarm_code swarm_model_tokenize(const swarm_model *model, const char *
  * sequence at the end becomes U+FFFD. */
 SWARM_API swarm_code swarm_model_detokenize(const swarm_model *model, const int32_t *ids, size_t n, int flags,
                                             char **text, size_t *length, swarm_error **error);
+/* The exact bytes of one token, which need not be whole UTF-8; those of a text's tokens, one after another, are the
+ * text. A special token has bytes with SWARM_TEXT_SPECIAL only. With SWARM_TEXT_BEGINS the token is the first of a
+ * text: the space that some tokenizers put there is left out. */
+SWARM_API swarm_code swarm_model_token_bytes(const swarm_model *model, int32_t id, int flags, char **bytes,
+                                             size_t *length, swarm_error **error);
 /* Whether a token ends a text or a turn: 1 or 0. */
 SWARM_API int swarm_model_ends(const swarm_model *model, int32_t id);
 /* Renders a conversation with the model's chat template. request: JSON {"messages": [{"role", "content"}...], "tools":

@@ -140,9 +140,10 @@ swarm_code swarm_model_tokenize(const swarm_model *m, const char *text, size_t l
     bool special = flags & SWARM_TEXT_SPECIAL;
     sn_status status = sn_model_needs_tokenizer(m, &err);
     if (!status)
-        status = flags & SWARM_TEXT_BEGINS
-                     ? sn_tokenizer_encode(m->tokenizer, text, length, true, special, &out, &err)
-                     : sn_tokenizer_encode_continuation(m->tokenizer, text, length, special, &out, &err);
+        status =
+            flags & SWARM_TEXT_BEGINS
+                ? sn_tokenizer_encode(m->tokenizer, text, length, !(flags & SWARM_TEXT_NO_BOS), special, &out, &err)
+                : sn_tokenizer_encode_continuation(m->tokenizer, text, length, special, &out, &err);
     if (!status) give_ids(&out, ids, n);
     sn_token_ids_fini(&out);
     return sn_api_end(status, &err, NULL, error);
@@ -167,19 +168,29 @@ static sn_status append_valid(sn_buf *out, const char *text, size_t len, sn_err 
     return status;
 }
 
+/* Appends the bytes of a token. */
+static sn_status append_token(const swarm_model *m, int32_t id, bool special, sn_buf *out, sn_err *err) {
+    bool pads = id >= sn_tokenizer_n_vocab(m->tokenizer) && id < swarm_model_vocab(m); /* models round it up */
+    return pads ? SN_OK : sn_tokenizer_decode(m->tokenizer, id, special, out, err);
+}
+
+/* Removes the space that the tokenizer puts before a text, and says whether there was one. */
+static bool drop_space(const swarm_model *m, sn_buf *text) {
+    if (!text->len || text->data[0] != ' ' || !sn_tokenizer_strips_space(m->tokenizer)) return false;
+    memmove(text->data, text->data + 1, --text->len);
+    return true;
+}
+
 static sn_status detokenize(const swarm_model *m, const int32_t *ids, size_t n, int flags, sn_buf *out, sn_err *err) {
     sn_buf bytes;
     sn_buf_init(&bytes, (size_t)1 << 30);
     sn_status status = sn_model_needs_tokenizer(m, err);
-    for (size_t i = 0; i < n && !status; i++)
-        if (ids[i] < 0 || (ids[i] >= swarm_model_vocab(m) && ids[i] >= sn_tokenizer_n_vocab(m->tokenizer)))
-            status = sn_fail(err, SN_REFUSED, "token %d at index %zu is not in this model's vocabulary of %d", ids[i],
-                             i, swarm_model_vocab(m));
-        else if (ids[i] < sn_tokenizer_n_vocab(m->tokenizer)) /* models round their vocabulary up */
-            status = sn_tokenizer_decode(m->tokenizer, ids[i], flags & SWARM_TEXT_SPECIAL, &bytes, err);
-    size_t skip = flags & SWARM_TEXT_BEGINS && bytes.len && bytes.data[0] == ' ' && !status &&
-                  sn_tokenizer_strips_space(m->tokenizer);
-    if (!status) status = append_valid(out, (const char *)bytes.data + skip, bytes.len - skip, err);
+    for (size_t i = 0; i < n && !status; i++) {
+        status = append_token(m, ids[i], flags & SWARM_TEXT_SPECIAL, &bytes, err);
+        if (status) sn_err_context(err, "the token at index %zu", i);
+    }
+    if (!status && flags & SWARM_TEXT_BEGINS) drop_space(m, &bytes);
+    if (!status) status = append_valid(out, (const char *)bytes.data, bytes.len, err);
     sn_buf_fini(&bytes);
     return status;
 }
@@ -191,6 +202,19 @@ swarm_code swarm_model_detokenize(const swarm_model *m, const int32_t *ids, size
     sn_buf_init(&out, SIZE_MAX);
     sn_status status = detokenize(m, ids, n, flags, &out, &err);
     if (!status) status = sn_api_text(out.data, out.len, text, length, &err);
+    sn_buf_fini(&out);
+    return sn_api_end(status, &err, NULL, error);
+}
+
+swarm_code swarm_model_token_bytes(const swarm_model *m, int32_t id, int flags, char **bytes, size_t *length,
+                                   swarm_error **error) {
+    sn_err err;
+    sn_buf out;
+    sn_buf_init(&out, SIZE_MAX);
+    sn_status status = sn_model_needs_tokenizer(m, &err);
+    if (!status) status = append_token(m, id, flags & SWARM_TEXT_SPECIAL, &out, &err);
+    if (!status && flags & SWARM_TEXT_BEGINS) drop_space(m, &out);
+    if (!status) status = sn_api_text(out.data, out.len, bytes, length, &err);
     sn_buf_fini(&out);
     return sn_api_end(status, &err, NULL, error);
 }
@@ -298,16 +322,13 @@ static sn_status spell_answer(const swarm_model *m, const int32_t *ids, size_t n
     sn_buf_init(&plain, SIZE_MAX);
     sn_status status = SN_OK;
     for (size_t i = 0; i < n && !status; i++) {
-        if (ids[i] >= sn_tokenizer_n_vocab(m->tokenizer) && ids[i] < swarm_model_vocab(m)) continue; /* no text */
         size_t before = text->len;
         plain.len = 0;
-        status = sn_tokenizer_decode(m->tokenizer, ids[i], true, text, err);
-        if (!status) status = sn_tokenizer_decode(m->tokenizer, ids[i], false, &plain, err);
+        status = append_token(m, ids[i], true, text, err);
+        if (!status) status = append_token(m, ids[i], false, &plain, err);
         const uint8_t mark = !plain.len;
         for (; special->len < text->len && !status;) status = sn_buf_append(special, &mark, 1, err);
-        if (before || !text->len || text->data[0] != ' ' || !sn_tokenizer_strips_space(m->tokenizer)) continue;
-        memmove(text->data, text->data + 1, --text->len); /* the space that the tokenizer puts before a text */
-        special->len--;
+        if (!before && drop_space(m, text)) special->len--;
     }
     sn_buf_fini(&plain);
     return status;

@@ -158,6 +158,59 @@ Test(api, text_becomes_ids_and_ids_become_text) {
               "vocabulary");
 }
 
+/* The tokenizer is SentencePiece's: <s> is 1, and a text begins with a space. */
+Test(api, a_text_begins_with_or_without_the_begin_of_sequence_token) {
+    int32_t *with = NULL, *without = NULL, *continued = NULL;
+    size_t n_with = 0, n_without = 0, n_continued = 0;
+    const int begins = SWARM_TEXT_BEGINS, no_bos = SWARM_TEXT_NO_BOS;
+    API(swarm_model_tokenize(model, "Hello", 5, begins, &with, &n_with, &error));
+    API(swarm_model_tokenize(model, "Hello", 5, begins | no_bos, &without, &n_without, &error));
+    API(swarm_model_tokenize(model, "Hello", 5, no_bos, &continued, &n_continued, &error));
+    cr_assert_eq(with[0], 1);
+    cr_assert_eq(n_without, n_with - 1);
+    cr_assert_arr_eq(without, with + 1, n_without * sizeof *with);
+    cr_assert(n_continued != n_without || memcmp(continued, without, n_without * sizeof *without),
+              "a continuation has the space of a beginning");
+    swarm_free(with);
+    swarm_free(without);
+    swarm_free(continued);
+}
+
+static void expect_bytes(int32_t id, int flags, const char *expected) {
+    char *bytes = NULL;
+    size_t length = 99;
+    API(swarm_model_token_bytes(model, id, flags, &bytes, &length, &error));
+    cr_assert_str_eq(bytes, expected, "token %d, flags %d", id, flags);
+    cr_assert_eq(length, strlen(expected));
+    swarm_free(bytes);
+}
+
+Test(api, a_token_has_exact_bytes) {
+    static const char text[] = "Hello \xf0\x9f\x92\xa9"; /* ends with byte tokens */
+    int32_t *ids = NULL;
+    char joined[64], *bytes = NULL;
+    size_t n, length, all = 0;
+    API(swarm_model_tokenize(model, text, sizeof text - 1, SWARM_TEXT_BEGINS | SWARM_TEXT_NO_BOS, &ids, &n, &error));
+    for (size_t i = 0; i < n; i++, all += length) {
+        API(swarm_model_token_bytes(model, ids[i], i ? 0 : SWARM_TEXT_BEGINS, &bytes, &length, &error));
+        cr_assert_eq(bytes[length], 0);
+        memcpy(joined + all, bytes, length);
+        swarm_free(bytes);
+    }
+    cr_assert_eq(all, sizeof text - 1);
+    cr_assert_arr_eq(joined, text, all);
+    expect_bytes(ids[n - 1], 0, "\xa9");
+    swarm_free(ids);
+    API(swarm_model_tokenize(model, " ", 1, 0, &ids, &n, &error));
+    expect_bytes(ids[0], 0, " ");
+    expect_bytes(ids[0], SWARM_TEXT_BEGINS, "");
+    expect_bytes(1, 0, "");
+    expect_bytes(1, SWARM_TEXT_SPECIAL, "<s>");
+    API_FAILS(swarm_model_token_bytes(model, -1, 0, &bytes, NULL, &error), SWARM_REFUSED, "-1");
+    API_FAILS(swarm_model_token_bytes(model, 560, 0, &bytes, NULL, &error), SWARM_REFUSED, "vocabulary");
+    swarm_free(ids);
+}
+
 Test(api, an_incomplete_character_becomes_a_replacement_character) {
     int32_t *ids = NULL;
     size_t n = 0, length = 0;

@@ -244,7 +244,9 @@ Test(cli, turns_text_into_ids_and_back) {
     cr_assert_eq(SWARM_IN("[86, 260, 294]", "tokenize", "--model", QWEN2, "--decode", "--json"), 0, "%s", last.err);
     cr_assert_str_eq(last.out, "{\"text\": \"the session\"}\n");
     cr_assert_eq(SWARM_IN("[99999]", "tokenize", "--model", QWEN2, "--decode"), 2);
+    cr_assert(strstr(last.err, "99999 is no token"), "%s", last.err);
     cr_assert_eq(SWARM_IN("\xff", "tokenize", "--model", QWEN2), 2);
+    cr_assert(strstr(last.err, "UTF-8"), "%s", last.err);
     REFUSES("give --text or --file", "tokenize", "--model", QWEN2, "--text", "x", "--file", "y");
 }
 

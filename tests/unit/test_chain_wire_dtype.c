@@ -179,8 +179,10 @@ Test(chain_wire_dtype, a_failed_node_changes_no_bit_with_one_larger_span) {
             fixture_steps(&r, 0, 30, 30);
             cluster_add(r.w->cluster, 0, 4);
             for (int64_t until = sn_now_us() + 10000000;
-                 sn_directory_count(sn_link_directory(r.link)) < 3 && sn_now_us() < until;)
+                 sn_directory_count(sn_link_directory(r.link)) < 3 && sn_now_us() < until;) {
                 REQUIRE(sn_link_discover(r.link, NULL, TIMEOUT_MS, &err));
+                sn_sleep_us(50000); /* a node lists only so much a second for one program */
+            }
             cluster_cut_off(r.w->cluster, 0);
             cluster_cut_off(r.w->cluster, 1);
             fixture_steps(&r, 30, 60, 8);

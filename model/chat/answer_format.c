@@ -200,6 +200,7 @@ static bool read_named_calls(sn_answer_format *f, const char *answer, const char
     while (*begin && (!key || begin < key) && !(value = load_value(begin, &end))) begin++;
     bool known = json_object_get(value, key_1);
     json_decref(value);
+    if (second && second < end) second = NULL; /* it is part of the first call's arguments */
     f->kind = SN_CALLS_NAMED;
     return known &&
            set_call_marks(f, answer, (size_t)(at - answer), second ? end : NULL, second ? (size_t)(second - end) : 0);

@@ -335,28 +335,21 @@ Test(gossip, a_flood_of_announcements_does_not_hold_up_those_of_others, .timeout
     protocol_swarm_add(c, -1);
     for (int i = 1; i < NODES; i++) protocol_swarm_add(c, 0);
     protocol_swarm_run(c, 60);
-    int64_t age_sum[2] = {0}, oldest = 0;
-    for (int flooded = 0; flooded < 2; flooded++) {
-        if (flooded) {
-            flood_begin(c);
-            flood.renews = true;
-            c->on_step = flood_step;
-            protocol_swarm_run(c, 20);
-        }
-        for (int round = 0; round < 15; round++) {
-            protocol_swarm_run(c, 2);
-            for (int i = 0; i < NODES * NODES; i++) {
-                const sn_directory *d = sn_protocol_directory(c->nodes[i / NODES].protocol);
-                const sn_announcement *a = sn_directory_find(d, c->nodes[i % NODES].identity.id);
-                int64_t age = a ? c->unix_ms - (int64_t)a->sequence : 2 * SN_ANNOUNCE_LIFE_MS;
-                age_sum[flooded] += age;
-                if (age > oldest) oldest = age;
-            }
+    flood_begin(c);
+    flood.renews = true;
+    c->on_step = flood_step;
+    protocol_swarm_run(c, 20);
+    int old = 0, n = 0;
+    for (int round = 0; round < 45; round++) {
+        protocol_swarm_run(c, 2);
+        for (int i = 0; i < NODES * NODES; i++, n++) {
+            const sn_directory *d = sn_protocol_directory(c->nodes[i / NODES].protocol);
+            const sn_announcement *a = sn_directory_find(d, c->nodes[i % NODES].identity.id);
+            old += !a || c->unix_ms - (int64_t)a->sequence > SN_ANNOUNCE_LIFE_MS / 2;
         }
     }
-    cr_expect_lt(oldest, SN_ANNOUNCE_LIFE_MS, "a node did not hear of another one for %lld ms", (long long)oldest);
-    cr_expect_lt(age_sum[1], age_sum[0] * 3 / 2, "with the flood, what nodes know is %lld%% as old as before",
-                 (long long)(100 * age_sum[1] / age_sum[0]));
+    /* The keys are random: 1 to 5 % are old in a run, and 8 to 17 % where the newest is always passed on first. */
+    cr_expect_lt(200 * old, 15 * n, "in %d of %d cases a node had not heard of another one for half a minute", old, n);
     flood_end();
     protocol_swarm_free(c);
 }

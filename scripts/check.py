@@ -44,6 +44,7 @@ ROOMS = {
     "client/api": "include client/tune client/generate client/audit client/chain client/net client/routing blocks device model "
     "model/tokenizer model/chat model/peft net net/transport",
     "gateway/grammar": "",
+    "gateway/openai": "include gateway/grammar",
     "cli/terminal": "",
     "cli": "cli/terminal include client/api client/tune client/generate client/audit client/chain client/net client/routing blocks device model "
     "model/tokenizer model/chat model/peft net net/transport",

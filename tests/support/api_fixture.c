@@ -59,6 +59,23 @@ swarm_connection *api_connection(cluster *c, swarm_cancel *cancel) {
     return connection;
 }
 
+api_swarm api_swarm_begin(size_t tune_memory, swarm_cancel *cancel) {
+    api_swarm s = {.folder = api_folder()};
+    s.model = api_model(s.folder);
+    s.nodes = cluster_new(&(cluster_options){.model = s.folder, .tune_memory = tune_memory});
+    cluster_add(s.nodes, 0, 2);
+    cluster_add(s.nodes, 2, 4);
+    s.connection = api_connection(s.nodes, cancel);
+    return s;
+}
+
+void api_swarm_end(api_swarm *s) {
+    swarm_disconnect(s->connection);
+    cluster_free(&s->nodes);
+    swarm_model_close(s->model);
+    api_folder_remove(&s->folder);
+}
+
 void api_fail(const char *file, int line, const swarm_error *error) {
     fprintf(stderr, "%s:%d: code %d: %s\n", file, line, (int)swarm_error_code(error), swarm_error_text(error));
     abort();

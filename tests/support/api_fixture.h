@@ -19,6 +19,16 @@ swarm_model *api_model(const char *folder);
 /* A connection over the cluster's transport. */
 swarm_connection *api_connection(cluster *c, swarm_cancel *cancel);
 
+/* The model of such a folder, two nodes that serve a half of its blocks each, and a connection to them. */
+typedef struct api_swarm {
+    char *folder;
+    swarm_model *model;
+    cluster *nodes;
+    swarm_connection *connection;
+} api_swarm;
+api_swarm api_swarm_begin(size_t tune_memory, swarm_cancel *cancel);
+void api_swarm_end(api_swarm *s);
+
 /* Ends the test with the error's text if the call failed. */
 #define API(call)                                                                                                      \
     do {                                                                                                               \

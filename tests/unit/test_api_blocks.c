@@ -12,28 +12,17 @@
 enum { WIDTH = 64, VOCAB = 320, TOKENS = 24, SEQUENCES = 3, ROWS = 5 + 1 + 9 };
 static const int32_t lengths[SEQUENCES] = {5, 1, 9};
 
-static char *folder;
-static swarm_model *model;
-static cluster *nodes;
-static swarm_connection *connection;
+static api_swarm api;
 static swarm_cancel *cancel;
 
 static void set_up(void) {
-    folder = api_folder();
-    model = api_model(folder);
-    nodes = cluster_new(&(cluster_options){.model = folder, .tune_memory = 64 << 20});
-    cluster_add(nodes, 0, 2);
-    cluster_add(nodes, 2, 4);
-    connection = api_connection(nodes, NULL);
     cancel = swarm_cancel_new();
+    api = api_swarm_begin(64 << 20, NULL);
 }
 
 static void tear_down(void) {
+    api_swarm_end(&api);
     swarm_cancel_free(cancel);
-    swarm_disconnect(connection);
-    cluster_free(&nodes);
-    swarm_model_close(model);
-    api_folder_remove(&folder);
 }
 
 TestSuite(api_blocks, .init = set_up, .fini = tear_down);
@@ -41,7 +30,7 @@ TestSuite(api_blocks, .init = set_up, .fini = tear_down);
 /* Blocks with these options, which are consumed. */
 static swarm_blocks *open_blocks(swarm_connection *over, swarm_options *options) {
     swarm_blocks *blocks = NULL;
-    API(swarm_blocks_open(model, over, options, cancel, &blocks, &error));
+    API(swarm_blocks_open(api.model, over, options, cancel, &blocks, &error));
     swarm_options_free(options);
     return blocks;
 }
@@ -83,14 +72,15 @@ Test(api_blocks, gradients_over_nodes_match_the_reference) {
     static float want[TOKENS * WIDTH];
     memcpy(want, sn_safetensors_find(golden, "grad_input")->data, sizeof want);
     for (int t = 0; t < TOKENS; t++) memcpy(&ids[t], golden_ids + 8 * t, sizeof *ids); /* of I64 */
-    API(swarm_model_embed(model, ids, TOKENS, hidden[0], &error));
-    swarm_blocks *low = open_blocks(connection, api_options("blocks", "0:1", NULL)), /* a part of what a node serves */
-        *high = open_blocks(connection, api_options("blocks", "1:4", NULL));
+    API(swarm_model_embed(api.model, ids, TOKENS, hidden[0], &error));
+    swarm_blocks *low =
+                     open_blocks(api.connection, api_options("blocks", "0:1", NULL)), /* a part of what a node serves */
+        *high = open_blocks(api.connection, api_options("blocks", "1:4", NULL));
     API(swarm_blocks_forward(low, 1, &n, hidden[0], hidden[1], &error));
     API(swarm_blocks_forward(high, 1, &n, hidden[1], hidden[2], &error));
-    API(swarm_model_logits(model, hidden[2], TOKENS, logits, &error));
+    API(swarm_model_logits(api.model, hidden[2], TOKENS, logits, &error));
     loss_gradient(logits, ids, dlogits);
-    API(swarm_model_logits_backward(model, hidden[2], TOKENS, dlogits, d[2], &error));
+    API(swarm_model_logits_backward(api.model, hidden[2], TOKENS, dlogits, d[2], &error));
     API(swarm_blocks_backward(high, 1, &n, hidden[1], d[2], d[1], NULL, &error));
     API(swarm_blocks_backward(low, 1, &n, hidden[0], d[1], d[0], NULL, &error));
     for (int i = 0; i < TOKENS * WIDTH; i++) {
@@ -142,7 +132,7 @@ Test(api_blocks, values_inside_blocks_have_the_same_gradients_here_and_over_node
             const char *range = whole ? "0:4" : "1:3"; /* which ends inside both nodes */
             swarm_blocks *at[2];
             for (int k = 0; k < 2; k++)
-                at[k] = open_blocks(k ? connection : NULL,
+                at[k] = open_blocks(k ? api.connection : NULL,
                                     api_options("blocks", range, "method", methods[m][0], "targets", methods[m][1],
                                                 "rank", "2", "virtual-tokens", "3", NULL));
             size_t n = swarm_blocks_parameters(at[0]);
@@ -166,7 +156,7 @@ Test(api_blocks, values_inside_blocks_have_the_same_gradients_here_and_over_node
 Test(api_blocks, a_cut_changes_no_bit_and_blocks_compute_what_sessions_do) {
     static float hidden[ROWS * WIDTH], dhidden[ROWS * WIDTH], in[ROWS * WIDTH], dout[ROWS * WIDTH], out[ROWS * WIDTH];
     swarm_blocks *all = open_blocks(NULL, NULL), *low = open_blocks(NULL, api_options("blocks", "0:3", NULL)),
-                 *high = open_blocks(connection, api_options("blocks", "3:4", NULL));
+                 *high = open_blocks(api.connection, api_options("blocks", "3:4", NULL));
     swarm_session *session = NULL;
     passes *whole = run(all, NULL), *parts = calloc(1, sizeof *parts);
     parts->gradient = calloc(1, sizeof(float));
@@ -177,7 +167,7 @@ Test(api_blocks, a_cut_changes_no_bit_and_blocks_compute_what_sessions_do) {
     API(swarm_blocks_backward(high, SEQUENCES, lengths, hidden, dout, dhidden, NULL, &error));
     API(swarm_blocks_backward(low, SEQUENCES, lengths, in, dhidden, parts->dx, NULL, &error));
     expect_same(whole, parts, 0, "0:3 and 3:4");
-    API(swarm_session_open(model, NULL, NULL, NULL, NULL, &session, &error));
+    API(swarm_session_open(api.model, NULL, NULL, NULL, NULL, &session, &error));
     API(swarm_session_forward(session, 0, (size_t)lengths[0], in, out, &error));
     cr_expect(!memcmp(out, whole->out, (size_t)lengths[0] * WIDTH * sizeof *out), "a session computes other bits");
     swarm_session_close(session);
@@ -261,7 +251,7 @@ Test(api_blocks, initial_values_change_nothing_and_are_those_of_a_training) {
 static void expect_refused(const char *key, const char *value, const char *word) {
     swarm_blocks *blocks = NULL;
     swarm_options *options = api_options(key, value, NULL);
-    API_FAILS(swarm_blocks_open(model, NULL, options, NULL, &blocks, &error), SWARM_REFUSED, word);
+    API_FAILS(swarm_blocks_open(api.model, NULL, options, NULL, &blocks, &error), SWARM_REFUSED, word);
     swarm_options_free(options);
 }
 
@@ -281,7 +271,7 @@ Test(api_blocks, what_cannot_be_is_refused) {
 Test(api_blocks, a_cancelled_call_leaves_the_blocks_usable) {
     static float in[ROWS * WIDTH], out[ROWS * WIDTH];
     for (int over = 0; over < 2; over++) {
-        swarm_blocks *blocks = open_blocks(over ? connection : NULL, api_options("method", "lora", NULL));
+        swarm_blocks *blocks = open_blocks(over ? api.connection : NULL, api_options("method", "lora", NULL));
         passes *before = run(blocks, NULL), *after;
         swarm_cancel_set(cancel);
         API_FAILS(swarm_blocks_forward(blocks, SEQUENCES, lengths, in, out, &error), SWARM_CANCELLED, "cancelled");

@@ -8,37 +8,26 @@
 
 enum { WIDTH = 64, VOCAB = 320, LONG = 240, SECOND_US = 1000000 };
 
-static char *folder;
-static swarm_model *model;
-static cluster *nodes;
+static api_swarm api;
 static swarm_cancel *cancel;
-static swarm_connection *connection;
 static int32_t prompt[LONG];
 
 static void set_up(void) {
-    folder = api_folder();
-    model = api_model(folder);
-    nodes = cluster_new(&(cluster_options){.model = folder});
-    cluster_add(nodes, 0, 2);
-    cluster_add(nodes, 2, 4);
     cancel = swarm_cancel_new();
-    connection = api_connection(nodes, cancel);
+    api = api_swarm_begin(0, cancel);
     for (int i = 0; i < LONG; i++) prompt[i] = 3 + i * 7 % 300;
 }
 
 static void tear_down(void) {
-    swarm_disconnect(connection);
+    api_swarm_end(&api);
     swarm_cancel_free(cancel);
-    cluster_free(&nodes);
-    swarm_model_close(model);
-    api_folder_remove(&folder);
 }
 
 TestSuite(api_cancel, .init = set_up, .fini = tear_down);
 
 static swarm_session *open_session(swarm_connection *over, const swarm_options *options) {
     swarm_session *session = NULL;
-    API(swarm_session_open(model, over, options, NULL, cancel, &session, &error));
+    API(swarm_session_open(api.model, over, options, NULL, cancel, &session, &error));
     return session;
 }
 
@@ -89,7 +78,7 @@ static void expect_partial(char *json, const json_t *whole, size_t n) {
 static void expect_the_same_after_cancelling(size_t n, at_event at, const char *key, const char *value) {
     swarm_options *generation = api_options("max-tokens", "8", "ignore-eos", "true", NULL);
     swarm_options *options = api_options(key, value, NULL);
-    swarm_session *plain = open_session(NULL, NULL), *session = open_session(connection, options);
+    swarm_session *plain = open_session(NULL, NULL), *session = open_session(api.connection, options);
     json_t *expected = generate(plain, n, generation);
     swarm_session_on_event(session, cancel_at, &at);
     char *text = NULL;
@@ -128,9 +117,9 @@ Test(api_cancel, a_prefill_with_chunks_in_flight_is_cancelled_and_the_session_go
 
 /* The end of the text is checked last, which the flag stops. */
 Test(api_cancel, text_that_was_not_checked_is_not_given) {
-    cluster_add(nodes, 0, 4);
+    cluster_add(api.nodes, 0, 4);
     swarm_options *audited = api_options("audit", "0.000001", "audit-seed", "7", NULL);
-    swarm_session *session = open_session(connection, audited);
+    swarm_session *session = open_session(api.connection, audited);
     for (int hold = 0; hold < 2; hold++) {
         swarm_options *generation = api_options("max-tokens", "8", "audit-hold", hold ? "true" : "false", NULL);
         at_event at = {SWARM_EVENT_TOKEN, 3};
@@ -164,7 +153,7 @@ Test(api_cancel, a_generation_that_did_not_begin_has_no_json) {
 
 Test(api_cancel, a_cancelled_append_leaves_the_timeline_as_it_was) {
     static float logits[LONG * VOCAB], expected[LONG * VOCAB];
-    swarm_session *session = open_session(connection, NULL), *plain = open_session(NULL, NULL);
+    swarm_session *session = open_session(api.connection, NULL), *plain = open_session(NULL, NULL);
     size_t n;
     API(swarm_session_append(session, prompt, 100, NULL, &error));
     API(swarm_session_append(plain, prompt, 100, NULL, &error));
@@ -190,10 +179,10 @@ static void *cancel_later(void *ctx) {
 }
 
 Test(api_cancel, waiting_for_a_silent_node_ends_within_a_second) {
-    swarm_session *session = open_session(connection, NULL);
+    swarm_session *session = open_session(api.connection, NULL);
     pthread_t other;
     API(swarm_session_append(session, prompt, 5, NULL, &error));
-    cluster_cut_off(nodes, 1);
+    cluster_cut_off(api.nodes, 1);
     cr_assert_eq(pthread_create(&other, NULL, cancel_later, NULL), 0);
     int64_t began_us = sn_now_us();
     API_FAILS(swarm_session_append(session, prompt, 1, NULL, &error), SWARM_CANCELLED, "cancelled");
@@ -202,7 +191,7 @@ Test(api_cancel, waiting_for_a_silent_node_ends_within_a_second) {
     cr_expect_lt(took_us, 4 * SECOND_US, "%lld", (long long)took_us);
     pthread_join(other, NULL);
     swarm_cancel_clear(cancel);
-    cluster_add(nodes, 2, 4);
+    cluster_add(api.nodes, 2, 4);
     API(swarm_session_append(session, prompt, 1, NULL, &error)); /* over the other node */
     swarm_session_close(session);
 }
@@ -210,9 +199,9 @@ Test(api_cancel, waiting_for_a_silent_node_ends_within_a_second) {
 Test(api_cancel, the_status_ends_too) {
     char *text = NULL;
     swarm_cancel_set(cancel);
-    API_FAILS(swarm_connection_status(connection, &text, NULL, &error), SWARM_CANCELLED, "cancelled");
+    API_FAILS(swarm_connection_status(api.connection, &text, NULL, &error), SWARM_CANCELLED, "cancelled");
     swarm_cancel_clear(cancel);
-    API(swarm_connection_status(connection, &text, NULL, &error));
+    API(swarm_connection_status(api.connection, &text, NULL, &error));
     swarm_free(text);
 }
 
@@ -229,11 +218,11 @@ Test(api_cancel, connecting_ends_too) {
 Test(api_cancel, blocks_of_this_process_stop_between_two_blocks) {
     static float in[5 * WIDTH], out[5 * WIDTH], again[5 * WIDTH];
     swarm_session *session = open_session(NULL, NULL), *plain = open_session(NULL, NULL);
-    API(swarm_model_embed(model, prompt, 5, in, &error));
+    API(swarm_model_embed(api.model, prompt, 5, in, &error));
     swarm_cancel_set(cancel);
     API_FAILS(swarm_session_forward(session, 0, 5, in, out, &error), SWARM_CANCELLED, "cancelled");
     swarm_session *third = NULL;
-    API_FAILS(swarm_session_open(model, NULL, NULL, NULL, cancel, &third, &error), SWARM_CANCELLED, "cancelled");
+    API_FAILS(swarm_session_open(api.model, NULL, NULL, NULL, cancel, &third, &error), SWARM_CANCELLED, "cancelled");
     swarm_cancel_clear(cancel);
     API(swarm_session_forward(session, 0, 5, in, out, &error));
     API(swarm_session_forward(plain, 0, 5, in, again, &error));

@@ -12,32 +12,16 @@
 enum { WIDTH = 64, VOCAB = 320, PROMPT = 5 };
 static const int32_t prompt[PROMPT] = {1, 40, 41, 42, 43};
 
-static char *folder;
-static swarm_model *model;
-static cluster *nodes;
-static swarm_connection *connection;
+static api_swarm api;
 
-static void set_up(void) {
-    folder = api_folder();
-    model = api_model(folder);
-    nodes = cluster_new(&(cluster_options){.model = folder});
-    cluster_add(nodes, 0, 2);
-    cluster_add(nodes, 2, 4);
-    connection = api_connection(nodes, NULL);
-}
-
-static void tear_down(void) {
-    swarm_disconnect(connection);
-    cluster_free(&nodes);
-    swarm_model_close(model);
-    api_folder_remove(&folder);
-}
+static void set_up(void) { api = api_swarm_begin(0, NULL); }
+static void tear_down(void) { api_swarm_end(&api); }
 
 TestSuite(api_session, .init = set_up, .fini = tear_down);
 
 static swarm_session *open_session(swarm_connection *over, const swarm_options *options) {
     swarm_session *session = NULL;
-    API(swarm_session_open(model, over, options, NULL, NULL, &session, &error));
+    API(swarm_session_open(api.model, over, options, NULL, NULL, &session, &error));
     return session;
 }
 
@@ -49,7 +33,7 @@ static json_t *generate(swarm_session *session, const int32_t *ids, size_t n, co
 
 Test(api_session, local_blocks_and_nodes_generate_the_same_tokens) {
     swarm_options *options = api_options("max-tokens", "12", "ignore-eos", "true", NULL);
-    swarm_session *here = open_session(NULL, NULL), *there = open_session(connection, NULL);
+    swarm_session *here = open_session(NULL, NULL), *there = open_session(api.connection, NULL);
     json_t *a = generate(here, prompt, PROMPT, options), *b = generate(there, prompt, PROMPT, options);
     cr_assert_eq(json_array_size(json_object_get(a, "ids")), 12);
     cr_assert(json_equal(json_object_get(a, "ids"), json_object_get(b, "ids")));
@@ -70,7 +54,7 @@ Test(api_session, local_blocks_and_nodes_generate_the_same_tokens) {
 
 Test(api_session, the_status_lists_the_nodes) {
     char *text = NULL;
-    API(swarm_connection_status(connection, &text, NULL, &error));
+    API(swarm_connection_status(api.connection, &text, NULL, &error));
     json_t *o = api_json(text);
     cr_assert_eq(json_array_size(json_object_get(o, "nodes")), 2);
     cr_assert_eq(json_array_size(json_object_get(o, "coverage")), 1);
@@ -79,7 +63,7 @@ Test(api_session, the_status_lists_the_nodes) {
 
 Test(api_session, what_a_prompt_shares_with_the_timeline_is_not_computed_again) {
     swarm_options *options = api_options("max-tokens", "4", "ignore-eos", "true", NULL);
-    swarm_session *session = open_session(connection, NULL);
+    swarm_session *session = open_session(api.connection, NULL);
     json_t *first = generate(session, prompt, PROMPT, options), *again = generate(session, prompt, PROMPT, options);
     cr_assert(json_equal(json_object_get(first, "ids"), json_object_get(again, "ids")));
     const json_t *timings = json_object_get(again, "timings");
@@ -95,6 +79,7 @@ Test(api_session, what_a_prompt_shares_with_the_timeline_is_not_computed_again) 
 typedef struct seen {
     size_t tokens, texts, progress, stop_after; /* stop_after: tokens; 0: never */
     char text[1024];
+    size_t text_len;
     double done, total, logprob[64];
     size_t n_top;
     int32_t best[64], ids[64];
@@ -118,7 +103,9 @@ static int watch(void *context, const swarm_event *event) {
         break;
     case SWARM_EVENT_TEXT:
         s->texts++;
-        strcat(s->text, text);
+        cr_assert_lt(s->text_len + length, sizeof s->text);
+        memcpy(s->text + s->text_len, text, length);
+        s->text_len += length;
         break;
     case SWARM_EVENT_PROGRESS:
         s->progress++;
@@ -134,7 +121,7 @@ static int watch(void *context, const swarm_event *event) {
 
 Test(api_session, events_show_progress_tokens_and_text) {
     swarm_options *options = api_options("max-tokens", "6", "ignore-eos", "true", "logprobs", "3", NULL);
-    swarm_session *session = open_session(connection, NULL);
+    swarm_session *session = open_session(api.connection, NULL);
     seen s = {0};
     swarm_session_on_event(session, watch, &s);
     json_t *o = generate(session, prompt, PROMPT, options);
@@ -198,7 +185,7 @@ Test(api_session, a_callback_may_change_the_logits) {
 
 Test(api_session, steps_give_the_tokens_that_generating_gives) {
     swarm_options *options = api_options("max-tokens", "8", "ignore-eos", "true", NULL);
-    swarm_session *whole = open_session(NULL, NULL), *steps = open_session(connection, NULL);
+    swarm_session *whole = open_session(NULL, NULL), *steps = open_session(api.connection, NULL);
     json_t *o = generate(whole, prompt, PROMPT, options), *ids = json_object_get(o, "ids");
     int32_t id;
     size_t n;
@@ -223,7 +210,7 @@ Test(api_session, steps_give_the_tokens_that_generating_gives) {
 
 Test(api_session, logits_do_not_depend_on_how_tokens_are_appended) {
     static float all[PROMPT * VOCAB], one[PROMPT * VOCAB];
-    swarm_session *session = open_session(connection, NULL);
+    swarm_session *session = open_session(api.connection, NULL);
     size_t n;
     API(swarm_session_append(session, prompt, PROMPT, all, &error));
     API(swarm_session_rewind(session, 2, &error));
@@ -284,10 +271,10 @@ Test(api_session, hidden_states_go_through_any_range_of_blocks) {
     static float in[PROMPT * WIDTH], half[PROMPT * WIDTH], whole[PROMPT * WIDTH], logits[VOCAB],
         expected[PROMPT * VOCAB];
     swarm_options *low = api_options("blocks", "0:2", NULL), *high = api_options("blocks", "2:4", NULL);
-    swarm_session *a = open_session(connection, low), *b = open_session(NULL, high),
-                  *all = open_session(connection, NULL);
+    swarm_session *a = open_session(api.connection, low), *b = open_session(NULL, high),
+                  *all = open_session(api.connection, NULL);
     swarm_session *tokens = open_session(NULL, NULL);
-    API(swarm_model_embed(model, prompt, PROMPT, in, &error));
+    API(swarm_model_embed(api.model, prompt, PROMPT, in, &error));
     API(swarm_session_forward(a, 0, PROMPT, in, half, &error));
     API(swarm_session_forward(b, 0, PROMPT, half, half, &error));
     API(swarm_session_forward(all, 0, PROMPT, in, whole, &error));
@@ -295,7 +282,7 @@ Test(api_session, hidden_states_go_through_any_range_of_blocks) {
     API(swarm_session_forward(all, 3, 2, in + 3 * WIDTH, half + 3 * WIDTH, &error)); /* rewinds */
     cr_assert_arr_eq(half, whole, sizeof whole);
     API(swarm_session_append(tokens, prompt, PROMPT, expected, &error));
-    API(swarm_model_logits(model, whole + 4 * WIDTH, 1, logits, &error));
+    API(swarm_model_logits(api.model, whole + 4 * WIDTH, 1, logits, &error));
     cr_assert_arr_eq(logits, expected + 4 * VOCAB, sizeof logits);
     API_FAILS(swarm_session_append(all, prompt, 1, NULL, &error), SWARM_REFUSED, "hidden states");
     API_FAILS(swarm_session_append(a, prompt, 1, NULL, &error), SWARM_REFUSED, "hidden states");
@@ -318,7 +305,7 @@ Test(api_session, wrong_options_and_prompts_are_refused) {
     swarm_session *session = NULL;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         swarm_options *options = api_options(wrong[i][0], wrong[i][1], NULL);
-        API_FAILS(swarm_session_open(model, NULL, options, NULL, NULL, &session, &error), SWARM_REFUSED, "");
+        API_FAILS(swarm_session_open(api.model, NULL, options, NULL, NULL, &session, &error), SWARM_REFUSED, "");
         swarm_options_free(options);
     }
     cr_assert_null(session);
@@ -337,8 +324,8 @@ Test(api_session, wrong_options_and_prompts_are_refused) {
 
 Test(api_session, blocks_that_no_node_serves_are_named) {
     swarm_session *session = NULL;
-    cluster_stop(nodes, 1);
-    API_FAILS(swarm_session_open(model, connection, NULL, NULL, NULL, &session, &error), SWARM_RETRY, "2:4");
+    cluster_stop(api.nodes, 1);
+    API_FAILS(swarm_session_open(api.model, api.connection, NULL, NULL, NULL, &session, &error), SWARM_RETRY, "2:4");
 }
 
 /* -- in a file -- */
@@ -352,7 +339,7 @@ Test(api_session, a_saved_session_continues_with_the_same_bits_over_another_rout
     swarm_options *unseeded = api_options("max-tokens", "6", "ignore-eos", "true", "temperature", "1", NULL);
     write_file(place, "key", "0123456789abcdef0123", 20);
     chmod(key, 0600);
-    swarm_session *session = open_session(connection, NULL), *other = open_session(NULL, NULL);
+    swarm_session *session = open_session(api.connection, NULL), *other = open_session(NULL, NULL);
     size_t n, n_other, length;
     json_t *o = generate(session, prompt, PROMPT, options);
     json_decref(o);
@@ -396,12 +383,13 @@ Test(api_session, a_saved_session_continues_with_the_same_bits_over_another_rout
 
 Test(api_session, adapters_that_do_not_fit_are_refused) {
     swarm_adapter *adapter = NULL;
-    API_FAILS(swarm_adapter_open(model, NULL, "/nonexistent", &adapter, &error), SWARM_REFUSED, "/nonexistent");
-    API_FAILS(swarm_adapter_open(model, NULL, "name:shakespeare", &adapter, &error), SWARM_REFUSED, "connection");
-    API_FAILS(swarm_adapter_open(model, connection, "name:shakespeare", &adapter, &error), SWARM_RETRY, "shakespeare");
+    API_FAILS(swarm_adapter_open(api.model, NULL, "/nonexistent", &adapter, &error), SWARM_REFUSED, "/nonexistent");
+    API_FAILS(swarm_adapter_open(api.model, NULL, "name:shakespeare", &adapter, &error), SWARM_REFUSED, "connection");
+    API_FAILS(swarm_adapter_open(api.model, api.connection, "name:shakespeare", &adapter, &error), SWARM_RETRY,
+              "shakespeare");
     char *name = calloc(1 << 16, 1);
     memset(name, 'x', (1 << 16) - 1);
-    API_FAILS(swarm_adapter_open(model, connection, name, &adapter, &error), SWARM_REFUSED, "too long");
+    API_FAILS(swarm_adapter_open(api.model, api.connection, name, &adapter, &error), SWARM_REFUSED, "too long");
     free(name);
     swarm_adapter_close(NULL);
 }
@@ -422,12 +410,12 @@ static int count_kinds(void *context, const swarm_event *event) {
 
 Test(api_session, a_failed_node_shows_in_events_only) {
     swarm_options *options = api_options("max-tokens", "10", "ignore-eos", "true", NULL);
-    swarm_session *plain = open_session(NULL, NULL), *session = open_session(connection, NULL);
+    swarm_session *plain = open_session(NULL, NULL), *session = open_session(api.connection, NULL);
     kinds k = {0};
     json_t *expected = generate(plain, prompt, PROMPT, options);
-    cluster_add(nodes, 2, 4);
+    cluster_add(api.nodes, 2, 4);
     swarm_session_on_event(session, count_kinds, &k);
-    cluster_cut_off_at_step(nodes, 1, 4);
+    cluster_cut_off_at_step(api.nodes, 1, 4);
     json_t *o = generate(session, prompt, PROMPT, options);
     cr_assert(json_equal(json_object_get(expected, "ids"), json_object_get(o, "ids")));
     cr_assert_eq(k.failovers, 1);
@@ -440,12 +428,12 @@ Test(api_session, a_failed_node_shows_in_events_only) {
 }
 
 Test(api_session, a_session_that_is_polled_moves_away_from_a_node_that_drains) {
-    swarm_session *session = open_session(connection, NULL);
+    swarm_session *session = open_session(api.connection, NULL);
     kinds k = {0};
     API(swarm_session_append(session, prompt, PROMPT, NULL, &error));
-    cluster_add(nodes, 2, 4);
+    cluster_add(api.nodes, 2, 4);
     swarm_session_on_event(session, count_kinds, &k);
-    cluster_drain(nodes, 1);
+    cluster_drain(api.nodes, 1);
     for (int i = 0; i < 100 && !k.moves; i++) {
         API(swarm_session_poll(session, &error));
         sn_sleep_us(100000);
@@ -456,16 +444,16 @@ Test(api_session, a_session_that_is_polled_moves_away_from_a_node_that_drains) {
 }
 
 Test(api_session, without_an_audit_there_is_nothing_to_check) {
-    swarm_session *session = open_session(connection, NULL);
+    swarm_session *session = open_session(api.connection, NULL);
     API(swarm_session_append(session, prompt, PROMPT, NULL, &error));
     API(swarm_session_audit(session, &error));
     swarm_session_close(session);
 }
 
 Test(api_session, audited_steps_are_counted) {
-    cluster_add(nodes, 0, 4);
+    cluster_add(api.nodes, 0, 4);
     swarm_options *audited = api_options("audit", "1", "audit-seed", "7", NULL);
-    swarm_session *session = open_session(connection, audited);
+    swarm_session *session = open_session(api.connection, audited);
     char *text = NULL;
     API(swarm_session_append(session, prompt, PROMPT, NULL, &error));
     API(swarm_session_audit(session, &error));
@@ -488,7 +476,7 @@ static int stop_now(void *context, const swarm_event *event) {
 Test(api_session, a_callback_stops_the_prefill) {
     static int32_t longer[200];
     for (int i = 0; i < 200; i++) longer[i] = 3 + i;
-    swarm_session *session = open_session(connection, NULL);
+    swarm_session *session = open_session(api.connection, NULL);
     size_t n;
     swarm_session_on_event(session, stop_now, NULL);
     API_FAILS(swarm_session_append(session, longer, 200, NULL, &error), SWARM_CANCELLED, "cancelled");

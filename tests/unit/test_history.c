@@ -11,23 +11,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static char folder[64], path[SN_PATH_SIZE];
+static char *folder, path[SN_PATH_SIZE];
 static char entries[4][64];
 static size_t n_entries;
 
 static void begin(void) {
-    strcpy(folder, "/tmp/sn_history_XXXXXX");
-    cr_assert_not_null(mkdtemp(folder));
+    folder = temp_folder();
     setenv("XDG_STATE_HOME", folder, 1);
     cr_assert(sn_history_path(path));
 }
 
 static void end(void) {
-    char state[SN_PATH_SIZE];
-    unlink(path);
-    snprintf(state, sizeof state, "%s/swarm", folder);
-    rmdir(state);
-    rmdir(folder);
+    remove_tree(folder);
+    free(folder);
 }
 
 static void keep(void *ctx, const char *text) {

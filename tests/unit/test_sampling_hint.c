@@ -10,26 +10,13 @@
 #include <string.h>
 #include <unistd.h>
 
-static char folder[64], path[128];
+static char *folder;
 
-static void begin(void) {
-    strcpy(folder, "/tmp/sn_hint_XXXXXX");
-    cr_assert_not_null(mkdtemp(folder));
-}
-
-static void end(void) {
-    if (*path) unlink(path);
-    rmdir(folder);
-}
-
-static void write_new(const char *name, const void *data, size_t n) {
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    FILE *file = fopen(path, "w");
-    cr_assert(file && fwrite(data, 1, n, file) == n && !fclose(file));
-}
+static void begin(void) { folder = temp_folder(); }
+static void end(void) { temp_folder_remove(&folder); }
 
 static sn_sampling_hint of_config(const char *text) {
-    write_new("generation_config.json", text, strlen(text));
+    write_file(folder, "generation_config.json", text, strlen(text));
     return sn_sampling_hint_read(folder);
 }
 
@@ -62,10 +49,12 @@ Test(sampling_hint, a_gguf_file_recommends_by_its_metadata, .init = begin, .fini
     put_gguf_key(&b, "general.sampling.top_k", 5), put_bytes(&b, &(int32_t){40}, 4);
     put_gguf_f32(&b, "general.sampling.top_p", 7);
     pad_to(&b, 32);
-    write_new("model.gguf", b.data, b.len);
+    write_file(folder, "model.gguf", b.data, b.len);
+    char *path = temp_path(folder, "model.gguf");
     sn_sampling_hint h = sn_sampling_hint_read(path);
     cr_expect_eq(h.temperature, 0.6);
     cr_expect_eq(h.top_k, 40);
     cr_expect(isnan(h.top_p), "a probability of 7");
+    free(path);
     free(b.data);
 }

@@ -63,7 +63,8 @@ size_t sn_plan_ledger_tied_cost(const sn_plan_ledger *ledger, int index, int dev
     return sum;
 }
 
-size_t sn_plan_ledger_cost(const sn_plan_ledger *ledger, int index, int device, bool streamed) {
+/* The bytes that the device needs in addition when it takes the block. */
+static size_t cost_of(const sn_plan_ledger *ledger, int index, int device, bool streamed) {
     const sn_block_cost *cost = &ledger->query->costs[index];
     size_t slot = ledger->slot[device], sum = cost->cache;
     if (!ledger->used[device]) sum = sn_plan_add_sizes(sum, ledger->query->devices[device].scratch);
@@ -76,8 +77,7 @@ size_t sn_plan_ledger_cost(const sn_plan_ledger *ledger, int index, int device, 
 
 void sn_plan_ledger_add(sn_plan_ledger *ledger, int index, int device, bool streamed) {
     size_t weights = ledger->query->costs[index].weights;
-    ledger->bytes[device] =
-        sn_plan_add_sizes(ledger->bytes[device], sn_plan_ledger_cost(ledger, index, device, streamed));
+    ledger->bytes[device] = sn_plan_add_sizes(ledger->bytes[device], cost_of(ledger, index, device, streamed));
     ledger->used[device] = true;
     if (streamed && weights > ledger->slot[device]) ledger->slot[device] = weights;
     for (int t = 0; t < ledger->ties->n_of[index]; t++)
@@ -86,7 +86,7 @@ void sn_plan_ledger_add(sn_plan_ledger *ledger, int index, int device, bool stre
 
 bool sn_plan_ledger_try_add(sn_plan_ledger *ledger, int index, int device, bool streamed) {
     size_t budget = ledger->query->devices[device].budget, used = ledger->bytes[device];
-    size_t extra = sn_plan_ledger_cost(ledger, index, device, streamed);
+    size_t extra = cost_of(ledger, index, device, streamed);
     if (extra == SIZE_MAX || used > budget || extra > budget - used) return false;
     sn_plan_ledger_add(ledger, index, device, streamed);
     return true;

@@ -32,9 +32,9 @@ sn_status sn_plan_check_query(const sn_plan_query *query, sn_err *err) SN_MUST_U
 void sn_tie_table_make(const sn_plan_query *query, sn_tie_table *out);
 
 void sn_plan_ledger_init(sn_plan_ledger *ledger, const sn_plan_query *query, const sn_tie_table *ties);
-/* The bytes that the device needs in addition when it takes the block; index: of the block in the query. */
-size_t sn_plan_ledger_cost(const sn_plan_ledger *ledger, int index, int device, bool streamed);
-size_t sn_plan_ledger_tied_cost(const sn_plan_ledger *ledger, int index, int device); /* of these, the tied weights */
+/* The bytes of tied weights that the device needs in addition when it takes the block; index: of the block in the
+ * query. */
+size_t sn_plan_ledger_tied_cost(const sn_plan_ledger *ledger, int index, int device);
 void sn_plan_ledger_add(sn_plan_ledger *ledger, int index, int device, bool streamed);
 /* Adds the block if the device's budget allows it; false: it does not. */
 bool sn_plan_ledger_try_add(sn_plan_ledger *ledger, int index, int device, bool streamed);

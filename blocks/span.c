@@ -300,7 +300,8 @@ void sn_span_rope_row(const sn_hparams *hp, int rope, int position, float *row) 
     }
 }
 
-sn_span_device *sn_span_device_of(sn_span *span, const sn_segment *segment) {
+/* The device of the span on which the segment computes. */
+static sn_span_device *device_of(sn_span *span, const sn_segment *segment) {
     sn_span_device *h = span->devices;
     while (h->device != segment->device) h++;
     return h;
@@ -432,7 +433,7 @@ sn_status sn_span_forward_adapter(sn_span *span, int first, int end, const sn_ad
     }
     for (int i = 0; i < span->n_segments && !status; i++) {
         if (span->segments[i].end <= first || span->segments[i].first >= end) continue;
-        sn_span_device *next = sn_span_device_of(span, &span->segments[i]);
+        sn_span_device *next = device_of(span, &span->segments[i]);
         if (!at) status = upload_sequences(&pass, next, err);
         if (!status) status = transfer_hidden_states(&pass, at, next, has_table[next - span->devices], err);
         has_table[next - span->devices] = true;

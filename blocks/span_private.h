@@ -29,9 +29,6 @@ struct sn_span {
     sn_sequence sequences[SN_SPAN_ROWS_MAX];
 };
 
-/* The device of the span on which the segment computes. */
-sn_span_device *sn_span_device_of(sn_span *span, const sn_segment *segment);
-
 /* Writes the row of a rope's table for a position: (rope_dim/2, 2) cosines and sines. The angle of pair i is position *
  * freq[i] as a float32 product, like the reference's; cosine and sine come from base/math.h, the same on every machine,
  * and are multiplied by the rope's scale. */

@@ -47,8 +47,6 @@ sn_status sn_chat_answer(sn_chat *chat, size_t kept, sn_err *err) SN_MUST_USE;
 void sn_chat_clear_interrupt(sn_chat *chat);
 /* The speed of the last answer, after its first token; 0: there was none. */
 double sn_chat_tokens_per_second(const sn_chat_figures *figures);
-/* Shows the log lines that were kept. */
-void sn_chat_show_log(void);
 
 /* Runs a line that begins with a slash. */
 sn_status sn_chat_run_command(sn_chat *chat, const char *line, sn_err *err) SN_MUST_USE;

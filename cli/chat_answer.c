@@ -243,7 +243,8 @@ static void print_outcome(const sn_chat *c, const char *finish, bool stopped, bo
         fprintf(stderr, "[%zu tokens, %.1f tok/s]\n", f->answer_tokens, sn_chat_tokens_per_second(f));
 }
 
-void sn_chat_show_log(void) {
+/* Shows the log lines that were kept. */
+static void show_log(void) {
     sn_buf lines;
     sn_buf_init(&lines, (size_t)2 * SN_LOG_KEPT_BYTES);
     sn_log_take(&lines);
@@ -276,7 +277,7 @@ sn_status sn_chat_answer(sn_chat *c, size_t kept, sn_err *err) {
     if (!status) status = sn_flush_stdout(err);
     if (!status) status = append_answer(a, &empty);
     if (status || empty) sn_conversation_cut(c->messages, kept);
-    sn_chat_show_log();
+    show_log();
     if (!status) print_audit(a->audit);
     if (!status) print_outcome(c, finish, !strcmp(finish, "interrupted"), empty);
     sn_chat_clear_interrupt(c);

@@ -182,13 +182,6 @@ uint64_t sn_node_tag(const uint8_t id[SN_KEY_SIZE]) {
     return tag;
 }
 
-uint64_t sn_announcement_round_trip(const sn_announcement *a, const uint8_t id[SN_KEY_SIZE]) {
-    uint64_t tag = sn_node_tag(id);
-    for (size_t i = 0; i < a->n_round_trip; i++)
-        if (a->round_trip[i].node == tag) return a->round_trip[i].us;
-    return 0;
-}
-
 sn_status sn_announcement_open(const void *data, size_t len, int64_t now_unix_ms, sn_announcement *out, sn_err *err) {
     if (len <= SN_SIGNATURE_SIZE || len > SN_ANNOUNCEMENT_SIZE_MAX)
         return sn_fail(err, SN_REFUSED, "%zu bytes are no announcement", len);

@@ -72,8 +72,6 @@ void sn_announcement_copy(sn_announcement *to, const sn_announcement *from);
 
 /* The first 8 bytes of an id, big-endian: tells the nodes of a swarm apart where no security depends on it. */
 uint64_t sn_node_tag(const uint8_t id[SN_KEY_SIZE]);
-/* The round trip that the node has measured to the node with this id, in microseconds; 0: it reports none. */
-uint64_t sn_announcement_round_trip(const sn_announcement *a, const uint8_t id[SN_KEY_SIZE]);
 
 /* Appends the sealed announcement to *out: a msgpack map, then 64 bytes of signature over it. */
 sn_status sn_announcement_seal(const sn_announcement *a, const sn_identity *identity, sn_buf *out,

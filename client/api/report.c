@@ -3,7 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-double sn_tokens_per_second(size_t tokens, int64_t us) { return us > 0 ? (double)tokens * 1e6 / (double)us : 0; }
+/* 0 when no time was measured. */
+static double tokens_per_second(size_t tokens, int64_t us) { return us > 0 ? (double)tokens * 1e6 / (double)us : 0; }
 
 static double us_to_ms(uint64_t us) { return (double)us / 1000; }
 static double us_to_ms_per_step(uint64_t us, uint64_t steps) { return steps ? us_to_ms(us) / (double)steps : 0; }
@@ -53,14 +54,14 @@ json_t *sn_report_json(const sn_generate_timings *t, const sn_chain *chain) {
     json_object_set_new(o, "prefill_tokens", json_integer((json_int_t)fed));
     json_object_set_new(o, "reused_tokens", json_integer((json_int_t)t->reused_tokens));
     json_object_set_new(o, "prefill_ms", json_real(us_to_ms((uint64_t)t->prefill_us)));
-    json_object_set_new(o, "prefill_tok_s", json_real(sn_tokens_per_second(fed, t->prefill_us)));
+    json_object_set_new(o, "prefill_tok_s", json_real(tokens_per_second(fed, t->prefill_us)));
     json_object_set_new(o, "decode_tokens", json_integer((json_int_t)t->decode_tokens));
     json_object_set_new(o, "decode_steps", json_integer((json_int_t)t->decode_steps));
     json_object_set_new(o, "drafted", json_integer((json_int_t)t->n_drafted));
     json_object_set_new(o, "accepted", json_integer((json_int_t)t->n_accepted));
     json_object_set_new(o, "draft_ms", json_real(us_to_ms((uint64_t)t->draft_us)));
     json_object_set_new(o, "decode_ms", json_real(us_to_ms((uint64_t)t->decode_us)));
-    json_object_set_new(o, "decode_tok_s", json_real(sn_tokens_per_second(t->decode_tokens, t->decode_us)));
+    json_object_set_new(o, "decode_tok_s", json_real(tokens_per_second(t->decode_tokens, t->decode_us)));
     json_object_set_new(o, "client_ms", json_real(us_to_ms((uint64_t)t->client_us)));
     json_object_set_new(o, "request_id", json_string(sn_chain_request_id(chain)));
     json_object_set_new(o, "failovers", json_integer((json_int_t)sn_chain_failovers(chain)));

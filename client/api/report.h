@@ -7,9 +7,6 @@
 
 #include <jansson.h>
 
-/* Tokens per second; 0 when no time was measured. */
-double sn_tokens_per_second(size_t tokens, int64_t us);
-
 /* {"ttft_ms", "prefill_tokens", "reused_tokens", "prefill_ms", "prefill_tok_s", "decode_tokens", "decode_ms",
  * "decode_tok_s", "client_ms", "request_id", "failovers", "hops": [{"node", "blocks": "0:10", "steps", "tokens",
  * "network_ms", "queue_ms", "compute_ms", "network_ms_per_step", "queue_ms_per_step", "compute_ms_per_step"}]}: *_ms of

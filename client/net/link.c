@@ -161,7 +161,6 @@ void sn_link_close(sn_link **link) {
 }
 
 sn_directory *sn_link_directory(sn_link *link) { return link->directory; }
-const uint8_t *sn_link_curve_key(const sn_link *link) { return link->identity.curve_key; }
 uint64_t sn_link_next_correlation_id(sn_link *link) { return ++link->last_correlation_id; }
 
 /* -- requests ------------------------------------------------------------------------------------------------------ */

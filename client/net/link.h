@@ -59,7 +59,6 @@ void sn_link_set_cancel(sn_link *link, const sn_cancel *cancel);
 /* Sleeps; SN_STOP when that was cancelled. */
 sn_status sn_link_pause(const sn_link *link, int64_t us, sn_err *err) SN_MUST_USE;
 sn_directory *sn_link_directory(sn_link *link);
-const uint8_t *sn_link_curve_key(const sn_link *link); /* of this client, SN_KEY_SIZE bytes */
 
 typedef struct sn_node_status {
     bool answered;

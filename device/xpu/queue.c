@@ -5,7 +5,7 @@
  * signalled by the queue when all earlier work is done and starts the copy; `done` is signalled by the copy; `joined`
  * is signalled by the queue when it has passed the barrier of copy_join, and tells that the events may be reset.
  *
- * Waits go through sn_xpu_wait_event, which has the device's timeout (after a stop: sn_xpu_wait_stopped, with the same
+ * Waits go through wait_event, which has the device's timeout (after a stop: sn_xpu_wait_stopped, with the same
  * timeout). When it expires, the device counts as hung: it stops, and its memory is no longer freed (memory.c). */
 #include "device/xpu/xpu_private.h"
 
@@ -129,7 +129,7 @@ sn_status sn_xpu_barrier(sn_xpu *x, sn_err *err) {
     return sn_xpu_check(x, zeCommandListAppendBarrier(x->queue, NULL, 0, NULL), "ordering work", err);
 }
 
-sn_status sn_xpu_wait_event(sn_xpu *x, ze_event_handle_t event, const char *what, sn_err *err) {
+static sn_status wait_event(sn_xpu *x, ze_event_handle_t event, const char *what, sn_err *err) {
     sn_status status = sn_xpu_check_alive(x, err);
     if (status) return status;
     uint64_t limit_ns = (uint64_t)(x->base.timeout_ms > 0 ? x->base.timeout_ms : 0) * 1000000;
@@ -147,7 +147,7 @@ sn_status sn_xpu_wait(sn_xpu *x, sn_err *err) {
     sn_status status = sn_xpu_check_alive(x, err);
     if (status || !x->busy) return status;
     status = sn_xpu_check(x, zeCommandListAppendBarrier(x->queue, x->idle, 0, NULL), "finishing its work", err);
-    if (!status) status = sn_xpu_wait_event(x, x->idle, "finishing its work", err);
+    if (!status) status = wait_event(x, x->idle, "finishing its work", err);
     if (!status) status = sn_xpu_check(x, zeEventHostReset(x->idle), "finishing its work", err);
     if (status) return status;
     x->busy = false;
@@ -172,8 +172,7 @@ sn_status sn_xpu_finish(sn_device *d, sn_err *err) {
     sn_xpu *x = sn_xpu_of(d);
     sn_status status = sn_xpu_wait(x, err);
     for (int i = 0; i < SN_XPU_COPIES && !status; i++)
-        if (x->copy[i].used && !x->copy[i].is_joined)
-            status = sn_xpu_wait_event(x, x->copy[i].done, "copying to it", err);
+        if (x->copy[i].used && !x->copy[i].is_joined) status = wait_event(x, x->copy[i].done, "copying to it", err);
     return status;
 }
 
@@ -199,7 +198,7 @@ sn_status sn_xpu_launch(sn_xpu *x, ze_kernel_handle_t kernel, size_t groups_x, s
 /* Frees the slot of the next copy: waits until its last copy, and the join of it, are over. */
 static sn_status copy_slot_acquire(sn_xpu *x, sn_xpu_copy *copy, sn_err *err) {
     if (!copy->used) return sn_xpu_check_alive(x, err);
-    sn_status status = sn_xpu_wait_event(x, copy->is_joined ? copy->joined : copy->done, "copying to it", err);
+    sn_status status = wait_event(x, copy->is_joined ? copy->joined : copy->done, "copying to it", err);
     ze_event_handle_t events[] = {copy->before, copy->done, copy->joined};
     for (int i = 0; i < 3 && !status; i++) status = sn_xpu_check(x, zeEventHostReset(events[i]), "copying to it", err);
     if (!status) copy->used = copy->is_joined = false;
@@ -243,5 +242,5 @@ sn_status sn_xpu_copy_wait(sn_device *d, sn_fence fence, sn_err *err) {
     sn_xpu *x = sn_xpu_of(d);
     sn_status status = sn_xpu_check_alive(x, err);
     sn_xpu_copy *copy = copy_slot_find(x, fence);
-    return status || !copy ? status : sn_xpu_wait_event(x, copy->done, "copying to it", err);
+    return status || !copy ? status : wait_event(x, copy->done, "copying to it", err);
 }

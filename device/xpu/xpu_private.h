@@ -154,9 +154,8 @@ const char *sn_xpu_result_text(ze_result_t result); /* the result in words */
 sn_status sn_xpu_queue_open(sn_xpu *x, sn_err *err);
 void sn_xpu_queue_close(sn_xpu *x);
 sn_status sn_xpu_barrier(sn_xpu *x, sn_err *err); /* work queued later starts when all earlier work is done */
-sn_status sn_xpu_wait_event(sn_xpu *x, ze_event_handle_t event, const char *what, sn_err *err);
-sn_status sn_xpu_wait(sn_xpu *x, sn_err *err); /* waits until the queue is empty */
-void sn_xpu_wait_stopped(sn_xpu *x);           /* the same after a stop, as far as possible */
+sn_status sn_xpu_wait(sn_xpu *x, sn_err *err);    /* waits until the queue is empty */
+void sn_xpu_wait_stopped(sn_xpu *x);              /* the same after a stop, as far as possible */
 sn_status sn_xpu_finish(sn_device *d, sn_err *err);
 sn_status sn_xpu_copy_begin(sn_device *d, void *device, const void *host, size_t bytes, sn_fence *fence, sn_err *err);
 sn_status sn_xpu_copy_join(sn_device *d, sn_fence fence, sn_err *err);

@@ -86,7 +86,7 @@ static void bind_parameters(sn_jcall *call, const char *parameters) {
         if (!call->has[i]) sn_jcall_fail(call, "it needs %zu arguments (%s)", needed, parameters);
 }
 
-sn_jvalue sn_jcall_builtin(sn_jcall *call, const sn_jbuiltin *builtin) {
+static sn_jvalue call_builtin(sn_jcall *call, const sn_jbuiltin *builtin) {
     call->name = builtin->name;
     if (*builtin->parameters != '*') bind_parameters(call, builtin->parameters);
     return builtin->call(call);
@@ -174,7 +174,7 @@ sn_jvalue sn_jcall_value(sn_jrender *r, sn_jvalue callee, const sn_jlist *given,
     if (callee.kind != SN_J_FUNCTION) sn_jfail(r->run, "call", "a %s cannot be called", sn_jtype_name(callee));
     if (callee.function->macro) return call_macro(r, callee.function, given, named);
     sn_jcall call = {.r = r, .self = callee.function->self, .given = given, .named = named};
-    return sn_jcall_builtin(&call, callee.function->builtin);
+    return call_builtin(&call, callee.function->builtin);
 }
 
 /* ---- filters and tests by name ---- */
@@ -192,12 +192,12 @@ sn_jvalue sn_japply_filter(sn_jrender *r, const sn_jstring *name, sn_jvalue on, 
     if (!filter) filter = sn_jfind_builtin(sn_jlist_filters, name);
     if (!filter) refuse_name(r, "filter", name);
     sn_jcall call = {.r = r, .self = on, .given = given, .named = named};
-    return sn_jcall_builtin(&call, filter);
+    return call_builtin(&call, filter);
 }
 
 bool sn_japply_test(sn_jrender *r, const sn_jstring *name, sn_jvalue on, const sn_jlist *given, const sn_jdict *named) {
     const sn_jbuiltin *test = sn_jfind_builtin(sn_jtests, name);
     if (!test) refuse_name(r, "test", name);
     sn_jcall call = {.r = r, .self = on, .given = given, .named = named};
-    return sn_jtruth(sn_jcall_builtin(&call, test));
+    return sn_jtruth(call_builtin(&call, test));
 }

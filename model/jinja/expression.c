@@ -1,7 +1,7 @@
 /* Expressions: sn_jeval gives the value of a node. */
 #include "model/jinja/render_private.h"
 
-sn_jvalue sn_jlookup(sn_jrender *r, const sn_jstring *name) {
+static sn_jvalue lookup(sn_jrender *r, const sn_jstring *name) {
     for (const sn_jscope *scope = r->scope; scope; scope = scope->parent)
         for (size_t i = 0; i < scope->n; i++)
             if (sn_jstring_equal(r->run, scope->at[i].name, name)) return scope->at[i].value;
@@ -113,7 +113,7 @@ static sn_jvalue eval_node(sn_jrender *r, const sn_jnode *node) {
     case SN_JN_CONST:
         return node->value;
     case SN_JN_NAME:
-        return sn_jlookup(r, node->name);
+        return lookup(r, node->name);
     case SN_JN_LIST:
         return sn_jlist_value(eval_items(r, node));
     case SN_JN_TUPLE:

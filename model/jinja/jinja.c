@@ -12,14 +12,12 @@ enum { PARSE_STEPS = 1 << 24, PARSE_MEMORY = 512 << 20, PARSE_DEPTH = 400 };
 struct sn_jinja {
     sn_jrun run; /* owns the memory of the tree */
     sn_jnodes body;
-    bool generation;
 };
 
 static void parse_source(sn_jinja *t, const char *source, size_t len) {
     if (setjmp(t->run.out)) return;
     sn_jparser p = {.run = &t->run, .at = sn_jlex(&t->run, source, len)};
     t->body = sn_jparse(&p);
-    t->generation = p.generation;
 }
 
 sn_status sn_jinja_parse(const char *source, size_t len, sn_jinja **out, sn_err *err) {
@@ -48,8 +46,6 @@ void sn_jinja_free(sn_jinja **template) {
     free(*template);
     *template = NULL;
 }
-
-bool sn_jinja_marks_generation(const sn_jinja *template) { return template->generation; }
 
 sn_jinja_limits sn_jinja_default_limits(void) {
     return (sn_jinja_limits){.steps = 20000000, .memory = (size_t)512 << 20, .output = (size_t)32 << 20, .depth = 800};

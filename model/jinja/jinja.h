@@ -62,7 +62,4 @@ void sn_jinja_text_fini(sn_jinja_text *text);
 sn_status sn_jinja_render(const sn_jinja *template, const sn_jinja_input *input, sn_jinja_text *out,
                           sn_err *err) SN_MUST_USE;
 
-/* Whether the template has {% generation %} blocks. */
-bool sn_jinja_marks_generation(const sn_jinja *template);
-
 #endif

@@ -190,7 +190,6 @@ static sn_jnode *parse_loop_control(sn_jparser *p, sn_jnode_kind kind) {
 
 static sn_jnode *parse_generation(sn_jparser *p) {
     sn_jnode *node = sn_jnode_new(p, SN_JN_GENERATION);
-    p->generation = true;
     node->items = parse_macro_body(p, "endgeneration");
     return node;
 }

@@ -54,7 +54,6 @@ sn_jvalue sn_jloop_recurse(sn_jrender *r, sn_jloop *loop, sn_jvalue over);
 /* ---- expressions ---- */
 
 sn_jvalue sn_jeval(sn_jrender *r, const sn_jnode *node);
-sn_jvalue sn_jlookup(sn_jrender *r, const sn_jstring *name);
 sn_jvalue sn_joperate(sn_jrender *r, sn_jsign sign, sn_jvalue a, sn_jvalue b);
 bool sn_jcontains(sn_jrender *r, sn_jvalue item, sn_jvalue in);
 sn_jvalue sn_jattribute(sn_jrender *r, sn_jvalue on, const sn_jstring *name); /* on.name */
@@ -94,7 +93,6 @@ struct sn_jfunction {
 
 sn_jvalue sn_jfunction_value(sn_jrender *r, const sn_jbuiltin *builtin, sn_jvalue self);
 sn_jvalue sn_jmacro_value(sn_jrender *r, const sn_jnode *macro);
-sn_jvalue sn_jcall_builtin(sn_jcall *call, const sn_jbuiltin *builtin);
 sn_jvalue sn_jcall_value(sn_jrender *r, sn_jvalue callee, const sn_jlist *given, const sn_jdict *named);
 
 /* Arguments of a call as numbers and texts; the wrong kind fails. */

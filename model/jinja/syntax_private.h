@@ -110,7 +110,6 @@ typedef struct sn_jparser {
     sn_jrun *run;
     const sn_jtoken *at; /* the current token */
     int loops;           /* for loops around it, in this macro */
-    bool generation;     /* there was a generation block */
 } sn_jparser;
 
 sn_jnode *sn_jnode_new(sn_jparser *p, sn_jnode_kind kind);

@@ -162,7 +162,6 @@ typedef struct sn_jjson {
     const sn_jstring *item_separator, *key_separator;
 } sn_jjson;
 void sn_jwrite_json(sn_jtext *out, sn_jvalue v, const sn_jjson *how);
-void sn_jformat_real(double real, char out[40]); /* repr of a float */
 
 /* JSON as values (from_json.c). `is_own` may be NULL; `mark` is that of all texts. */
 sn_jvalue sn_jfrom_json(sn_jrun *run, const json_t *json, bool (*is_own)(const char *key, const char *text),

@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* The shortest decimal number that reads back as the same float, in the form of Python's repr. */
-void sn_jformat_real(double real, char out[40]) {
+static void format_real(double real, char out[40]) {
     if (isnan(real) || isinf(real)) {
         snprintf(out, 40, "%s", isnan(real) ? "nan" : real > 0 ? "inf" : "-inf");
         return;
@@ -106,7 +106,7 @@ void sn_jwrite(sn_jtext *out, sn_jvalue v) {
         sn_jtext_word(out, number, 0);
         return;
     case SN_J_FLOAT:
-        sn_jformat_real(v.real, number);
+        format_real(v.real, number);
         sn_jtext_word(out, number, 0);
         return;
     case SN_J_STRING:
@@ -177,7 +177,7 @@ static void write_json_scalar(json_writer *w, sn_jvalue v) {
         snprintf(number, sizeof number, "%" PRId64, v.integer);
         sn_jtext_word(w->out, number, SN_JINJA_DATA);
     } else if (v.kind == SN_J_FLOAT) {
-        sn_jformat_real(v.real, number);
+        format_real(v.real, number);
         sn_jtext_word(w->out,
                       isnan(v.real)    ? "NaN"
                       : !isinf(v.real) ? number

@@ -167,7 +167,8 @@ void sim_host_set_tamper(sim_net *net, int number, void (*tamper)(void *ctx, sn_
 }
 
 /* By the distance on the map: the same in both directions. */
-int64_t sim_net_latency_us(const sim_net *net, int from, int to) {
+/* one way, without jitter */
+static int64_t latency_between(const sim_net *net, int from, int to) {
     const host *a = &net->hosts[from], *b = &net->hosts[to];
     int dx = abs(a->x - b->x), dy = abs(a->y - b->y);
     return LATENCY_MIN_US + (int64_t)(dx > dy ? dx : dy) * LATENCY_FAR_US / 1000;
@@ -290,7 +291,7 @@ static void post_packet(link *l, int end, packet_kind kind, sn_msg *msg, int64_t
 }
 
 static int64_t delay_of(link *l) {
-    int64_t latency_us = sim_net_latency_us(l->net, l->ends[0], l->ends[1]);
+    int64_t latency_us = latency_between(l->net, l->ends[0], l->ends[1]);
     return latency_us + (int64_t)sim_rng_below(&l->net->random, (uint64_t)latency_us / 4 + 100);
 }
 

@@ -52,7 +52,6 @@ typedef struct sim_traffic {
 } sim_traffic;
 uint64_t sim_net_garbled(const sim_net *net); /* messages of which a byte was changed */
 const sim_traffic *sim_net_traffic(const sim_net *net);
-uint64_t sim_host_bytes_sent(const sim_net *net, int host);       /* bytes since the beginning */
-int64_t sim_net_latency_us(const sim_net *net, int from, int to); /* one way, without jitter */
+uint64_t sim_host_bytes_sent(const sim_net *net, int host); /* bytes since the beginning */
 
 #endif

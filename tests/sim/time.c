@@ -71,7 +71,7 @@ static int64_t local_of(const sim_actor *actor, int64_t us) {
 }
 
 int64_t sim_local_us(const sim_time *time, const sim_actor *actor) { return local_of(actor, time->now_us); }
-int64_t sim_unix_ms(const sim_time *time, const sim_actor *actor) {
+static int64_t unix_ms_of(const sim_time *time, const sim_actor *actor) {
     return UNIX_BEGIN_MS + time->now_us / 1000 + actor->unix_offset_ms;
 }
 
@@ -218,7 +218,7 @@ int64_t __wrap_sn_now_us(void) {
     return current_actor ? sim_local_us(current_time, current_actor) : __real_sn_now_us();
 }
 int64_t __wrap_sn_unix_ms(void) {
-    return current_actor ? sim_unix_ms(current_time, current_actor) : __real_sn_unix_ms();
+    return current_actor ? unix_ms_of(current_time, current_actor) : __real_sn_unix_ms();
 }
 
 void __wrap_sn_sleep_us(int64_t us) {

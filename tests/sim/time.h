@@ -44,7 +44,6 @@ typedef struct sim_actor {
 typedef struct sim_time sim_time;
 
 int64_t sim_local_us(const sim_time *time, const sim_actor *actor);
-int64_t sim_unix_ms(const sim_time *time, const sim_actor *actor);
 /* The time at which the actor's clock shows local_us; never too early. */
 int64_t sim_global_us(const sim_actor *actor, int64_t local_us);
 

@@ -51,7 +51,6 @@ void write_faults_holes(void) {
     faults.holes = true;
 }
 
-uint64_t write_faults_units(void) { return faults.units; }
 uint64_t write_faults_calls(void) { return faults.calls; }
 
 /* ---- what is not on the disk */

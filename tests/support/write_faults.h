@@ -23,7 +23,6 @@ void write_faults_fail(uint64_t nth, int error);
 /* Zeros that are written become holes, so that a large file of zeros costs neither time nor space. */
 void write_faults_holes(void);
 void write_faults_none(void); /* heals; the counts begin again */
-uint64_t write_faults_units(void);
 uint64_t write_faults_calls(void);
 
 #endif

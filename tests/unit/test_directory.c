@@ -99,14 +99,6 @@ Test(announcement, may_name_no_blocks_only_while_its_node_joins) {
     sn_buf_fini(&sealed);
 }
 
-Test(announcement, carries_the_round_trip_to_another_node) {
-    sn_identity identity = make_identity(), other = make_identity();
-    sn_announcement a = make_announcement(&identity, 0, 2, 1);
-    a.round_trip[1] = (struct sn_round_trip){sn_node_tag(other.id), 4321};
-    cr_assert_eq(sn_announcement_round_trip(&a, other.id), 4321);
-    cr_assert_eq(sn_announcement_round_trip(&a, identity.id), 0);
-}
-
 Test(announcement, refuses_any_changed_byte) {
     sn_identity identity = make_identity();
     sn_announcement a = make_announcement(&identity, 0, 2, 1), back;

@@ -61,7 +61,7 @@ static void protect_device(int device, int protection) {
 void cuda_memory_open(int device) { protect_device(device, PROT_READ | PROT_WRITE); }
 void cuda_memory_close(int device) { protect_device(device, PROT_NONE); }
 bool cuda_memory_holds(int device, const void *at, size_t bytes) { return find_allocation(at, bytes, device); }
-bool cuda_memory_pinned(const void *at, size_t bytes) { return find_allocation(at, bytes, -1); }
+static bool is_pinned_memory(const void *at, size_t bytes) { return find_allocation(at, bytes, -1); }
 
 __attribute__((constructor)) static void read_limit(void) {
     const char *text = getenv("CUDA_STAND_IN_MEMORY");
@@ -196,7 +196,7 @@ static cudaError_t copy_between(void *to, const void *from, size_t bytes, enum c
     const void *device = up ? to : from, *host = up ? from : to;
     if (!up && kind != cudaMemcpyDeviceToHost) return cudaErrorInvalidValue; /* the backend uses no other kinds */
     if (!cuda_memory_holds(cuda_this_device(), device, bytes)) return cudaErrorInvalidValue;
-    bool is_pinned = cuda_memory_pinned(host, bytes);
+    bool is_pinned = is_pinned_memory(host, bytes);
     if (!is_pinned && (error = cuda_begin_uncapturable())) return error;
     error = queue_copy(stream, to, from, bytes, 0, up && !is_pinned);
     if (!error && !up && !is_pinned) cuda_drain(cuda_this_device());

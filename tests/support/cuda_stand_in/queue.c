@@ -69,7 +69,7 @@ static struct cuda_stream *streams;
 static int n_devices = 2, capability = 90, n_objects, lose_nth, fail_creation, spoil_nth, stall_ms;
 static bool copies_first, lost;
 static int64_t stalled_until;
-static uint64_t captures, launches, graph_launches;
+static uint64_t captures, graph_launches;
 
 void cuda_lock(void) { pthread_mutex_lock(&lock); }
 void cuda_unlock(void) { pthread_mutex_unlock(&lock); }
@@ -220,7 +220,6 @@ cudaError_t cuda_stand_in_launch(cudaStream_t stream, const unsigned grid[3], un
         stream->capture->spoilt = true;
         error = cudaErrorStreamCaptureUnsupported;
     }
-    if (!error && !stream->capture) launches++;
     cuda_result(error);
     cuda_unlock();
     return error;
@@ -528,10 +527,9 @@ void cuda_stand_in_reset(void) {
     n_devices = 2;
     capability = 90;
     copies_first = false;
-    captures = launches = graph_launches = 0;
+    captures = graph_launches = 0;
 }
 
 int cuda_stand_in_objects(void) { return n_objects; }
 uint64_t cuda_stand_in_captures(void) { return captures; }
-uint64_t cuda_stand_in_launches(void) { return launches; }
 uint64_t cuda_stand_in_graph_launches(void) { return graph_launches; }

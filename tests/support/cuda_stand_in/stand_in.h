@@ -55,7 +55,6 @@ void cuda_stand_in_peak_reset(void); /* from what is in use now */
 size_t cuda_stand_in_pinned(void);   /* bytes of pinned host memory */
 int cuda_stand_in_objects(void);     /* streams, events, graphs, executable graphs, cuBLAS handles */
 uint64_t cuda_stand_in_captures(void);
-uint64_t cuda_stand_in_launches(void); /* of single kernels, not from graphs */
 uint64_t cuda_stand_in_graph_launches(void);
 
 #ifdef __cplusplus

@@ -34,7 +34,6 @@ bool cuda_memory_holds(int device, const void *at, size_t bytes); /* inside one 
 /* Counts bytes that are no allocation; false: the device has not so many left. */
 bool cuda_memory_take(int device, size_t bytes);
 void cuda_memory_give(int device, size_t bytes);
-bool cuda_memory_pinned(const void *at, size_t bytes);
 
 /* queue.c */
 void cuda_lock(void);

@@ -135,10 +135,6 @@ void allocations_close(const command *c);
  * them for such binaries. */
 int spirv_kernels(const void *words, size_t n_words, kernel_info *out, int capacity);
 
-/* lists.c */
-/* releases the commands queued since the last barrier for execution; the caller holds the lock */
-void flush_lists(void);
-
 /* The functions of the loader's tables. */
 ze_result_t memory_device(ze_context_handle_t, const ze_device_mem_alloc_desc_t *, size_t, size_t, ze_device_handle_t,
                           void **);

@@ -86,7 +86,8 @@ static void flush_list(struct _ze_command_list_handle_t *list) {
     pthread_cond_broadcast(&ze_test.changed);
 }
 
-void flush_lists(void) {
+/* releases the commands queued since the last barrier for execution; the caller holds the lock */
+static void flush_lists(void) {
     for (struct _ze_command_list_handle_t *l = ze_test.lists; l; l = l->next) flush_list(l);
 }
 

@@ -11,34 +11,13 @@ import struct
 import sys
 import time
 
-try:
-    import zmq
-    from zmq.utils import z85
-except ImportError as missing:
-    print(f"{missing}: install python3-zmq")
-    sys.exit(77)
+from swarm_peer import connect, introduce, zmq
 
 ADDRESS, WHAT, SOURCE, END = sys.argv[1:]
 HOST, PORT = ADDRESS.rsplit(":", 1)
 GREETING = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01CURVE".ljust(64, b"\0")
 HELLO = b"\x04\xc8\x05HELLO\x01\0"
 FIRST_ID = 0xE43C9869  # of the second ROUTER of a process
-
-
-def introduce():
-    nonce = os.urandom(8)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        s.bind((SOURCE, 0))
-        s.settimeout(0.5)
-        for _ in range(20):
-            s.sendto((b"SWARM?1\0" + nonce).ljust(144, b"\0"), (HOST, int(PORT)))
-            try:
-                answer = s.recv(1000)
-            except socket.timeout:
-                continue
-            if len(answer) == 144 and answer[:16] == b"SWARM!1\0" + nonce:
-                return answer[48:80]
-    raise SystemExit("no introduction received")
 
 
 def goes_on(seconds=0.0):
@@ -86,18 +65,11 @@ def hold(n, first_bytes):
 
 
 def zmq_socket(context, key, kind, routing_id=None):
-    public, secret = zmq.curve_keypair()
-    s = context.socket(kind)
-    s.linger = 0
-    s.curve_serverkey, s.curve_publickey, s.curve_secretkey = z85.encode(key), public, secret
-    if routing_id is not None:
-        s.routing_id = routing_id
-    s.connect(f"tcp://{SOURCE}:0;{ADDRESS}")
-    return s
+    return connect(context, ADDRESS, key, kind, SOURCE, **({"routing_id": routing_id} if routing_id else {}))
 
 
 def routing_ids():
-    key, context, n = introduce(), zmq.Context(), 0
+    key, context, n = introduce(ADDRESS, SOURCE)[1], zmq.Context(), 0
     context.max_sockets = 2000
     claims = []
     while goes_on(0.02) and n < 200:
@@ -114,7 +86,7 @@ def routing_ids():
 
 
 def sockets():
-    key, context, held = introduce(), zmq.Context(), []
+    key, context, held = introduce(ADDRESS, SOURCE)[1], zmq.Context(), []
     while goes_on(0.02):
         kind = (zmq.SUB, zmq.XSUB, zmq.PUSH, zmq.ROUTER, zmq.REQ, zmq.DEALER)[len(held) % 6]
         s = zmq_socket(context, key, kind, None if kind in (zmq.SUB, zmq.XSUB, zmq.PUSH) else b"\0\0\0\0\1")

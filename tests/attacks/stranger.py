@@ -8,53 +8,27 @@ import socket
 import sys
 import time
 
+from swarm_peer import connect, encode, introduce, msgpack, zmq
+
 try:
-    import msgpack
-    import zmq
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-    from zmq.utils import z85
 except ImportError as missing:
-    print(f"{missing}: install python3-zmq, python3-msgpack and python3-cryptography")
+    print(f"{missing}: install python3-cryptography")
     sys.exit(77)
 
 ZERO = bytes(32)
 
 
-def introduce(address):
-    host, port = address.rsplit(":", 1)
-    nonce = os.urandom(8)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        s.settimeout(0.5)
-        for _ in range(20):
-            s.sendto((b"SWARM?1\0" + nonce).ljust(144, b"\0"), (host, int(port)))
-            try:
-                answer = s.recv(1000)
-            except socket.timeout:
-                continue
-            if len(answer) == 144 and answer[:16] == b"SWARM!1\0" + nonce:
-                return answer[16:48], answer[48:80]
-    raise SystemExit("no introduction received")
-
-
 class Stranger:
     def __init__(self, address):
         self.node, key = introduce(address)
-        self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.DEALER)
-        public, secret = zmq.curve_keypair()
-        self.socket.linger = 0
-        self.socket.curve_serverkey, self.socket.curve_publickey, self.socket.curve_secretkey = z85.encode(key), public, secret
-        self.socket.connect("tcp://" + address)
+        self.socket = connect(zmq.Context.instance(), address, key)
         self.asked = 0
 
-    def send(self, kind, tensor=None, **fields):
+    def send(self, kind, shape=None, data=None, **fields):
         self.asked += 1
-        frames = [dict(fields, kind=kind, correlation_id=self.asked)]
-        if tensor:
-            frames[0]["tensor"] = {"dtype": "F32", "shape": tensor[0]}
-            frames.append(tensor[1])
-        self.socket.send_multipart([msgpack.packb(frames[0])] + frames[1:])
+        self.socket.send_multipart(encode(kind, shape, data, correlation_id=self.asked, **fields))
 
     def receive(self, seconds=10):
         if not self.socket.poll(1000 * seconds):
@@ -105,8 +79,7 @@ def dial(stranger, n):
         session, answer = stranger.open(me, [next_node])
         if answer["kind"] != "open_reply":
             break
-        rows = ([1, 64], bytes(4 * 64))
-        stranger.send("step", rows, session=session, step=1, position=0, reply_dtype=0, timeline=ZERO, trace=[], wants_receipt=0,
+        stranger.send("step", [1, 64], bytes(4 * 64), session=session, step=1, position=0, reply_dtype=0, timeline=ZERO, trace=[], wants_receipt=0,
                       receipts=[], request_id="stranger", route=[dict(session=os.urandom(16), dtype=0, timeline=ZERO)])
         stranger.receive(0.05)
         stranger.send("close", session=session)

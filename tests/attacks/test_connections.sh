@@ -3,7 +3,7 @@
 # and come as other sockets. New clients are served meanwhile with the same text, and the node lives.
 . "$(dirname "${BASH_SOURCE[0]}")/../system/lib.sh"
 model=$fixtures/golden/llama
-python3 -c 'import zmq' 2>/dev/null || skip "python3-zmq is missing"
+python3 -c 'import zmq, msgpack' 2>/dev/null || skip "python3-zmq or python3-msgpack is missing"
 ulimit -Sn 1024
 golden_ids llama "$scratch/ids"
 start_node a "$model" all --log-level info --drain-timeout 0

@@ -94,8 +94,7 @@ def history():
 def typed_ahead():
     t = chat()
     go_on = os.path.join(folder, "go_on")
-    t.send(f"wait {go_on}\r")
-    t.expect("\r\n")
+    t.begin(f"wait {go_on}")
     t.send("next \x1b[Aquestion\r\r")
     make(go_on)
     t.expect("ready")
@@ -105,40 +104,32 @@ def typed_ahead():
     leave(t)
 
 
+def interrupt(t, *texts):
+    """Types Ctrl-C, and awaits the texts and the prompt."""
+    t.send("\x03")
+    t.expect(*texts)
+    t.prompt()
+
+
 def stopping():
     t = chat()
-    t.send("endless\r")
-    t.expect("word word")
-    t.send("\x03")
-    t.expect("[stopped after ", " tokens: they stay in the conversation, /undo removes the turn]\r\n")
-    t.prompt()
+    t.begin("endless", "word word")
+    interrupt(t, "[stopped after ", " tokens: they stay in the conversation, /undo removes the turn]\r\n")
     shown = t.enter("turns", "|turns")
     check(b"endless|word word" in shown, f"the stopped answer is not in the conversation: {shown!r}")
-    t.send("stuck\r")
-    t.expect("\r\n")
-    t.send("\x03")
-    t.expect("[stopped before the answer began: the message is not in the conversation]")
-    t.prompt()
-    t.send("prefill 100000\r")
-    t.expect("prompt: ", " of 10000000 tokens, 0 %, ", " left")
-    t.send("\x03")
-    t.expect("[stopped before")
-    t.prompt()
+    t.begin("stuck")
+    interrupt(t, "[stopped before the answer began: the message is not in the conversation]")
+    t.begin("prefill 100000", "prompt: ", " of 10000000 tokens, 0 %, ", " left")
+    interrupt(t, "[stopped before")
     check(b"first token after 0" not in t.enter("/stats", "conversation"), "figures of an answer that never began")
     shown = t.enter("turns", "|turns")
     check(b"stuck" not in shown and b"prefill" not in shown, f"messages without an answer stay: {shown!r}")
     t.send("dropped line")
     t.expect("dropped line")
-    t.send("\x03")
-    t.expect("^C\r\n")
-    t.prompt()
-    t.send("\x03")
-    t.expect("[Ctrl-C again, /quit or Ctrl-D ends the chat]")
-    t.prompt()
+    interrupt(t, "^C\r\n")
+    interrupt(t, "[Ctrl-C again, /quit or Ctrl-D ends the chat]")
     t.enter("still here", summary("still here"))
-    t.send("\x03")
-    t.expect("[Ctrl-C again")
-    t.prompt()
+    interrupt(t, "[Ctrl-C again")
     t.send("\x03")
     t.end(130)
 
@@ -240,8 +231,7 @@ def styles():
     leave(t)
     for env in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
         t = chat(**env)
-        t.send(script + "\r")
-        t.expect("\r\n")
+        t.begin(script)
         shown = t.expect("# Title\r\nSome **bold**, *italic* and `code`.\r\n\r\n- one\r\n```c\r\nint a;\r\n```\r\nend\r\n")
         check(b"\x1b" not in shown, f"there are styles: {shown!r}")
         t.prompt()
@@ -276,17 +266,14 @@ def log_lines():
 
 
 def signals():
-    t = chat()
-    check(not t.echoes(), "keys are echoed")
-    os.kill(t.pid, signal.SIGTERM)
-    t.expect("\x1b[?2004l")
-    t.end(-signal.SIGTERM)
-    t = chat()
-    t.send("stuck\r")
-    t.expect("\r\n")
-    os.kill(t.pid, signal.SIGHUP)
-    t.expect("\x1b[?2004l")
-    t.end(-signal.SIGHUP)
+    for answering, number in ((False, signal.SIGTERM), (True, signal.SIGHUP)):
+        t = chat()
+        check(not t.echoes(), "keys are echoed")
+        if answering:
+            t.begin("stuck")
+        os.kill(t.pid, number)
+        t.expect("\x1b[?2004l")
+        t.end(-number)
 
 
 def suspending():
@@ -303,8 +290,7 @@ def suspending():
     t.expect("\x1b[?2004h", t.mark, "kept text")
     t.enter("", summary("kept text"))
     go_on = os.path.join(folder, "go_on_again")
-    t.send(f"wait {go_on}\r")
-    t.expect("\r\n")
+    t.begin(f"wait {go_on}")
     t.send("\x1a")
     t.expect("Stopped", "shell: ")
     t.send("fg\r")

@@ -4,46 +4,21 @@ bytes: steps of 1 MiB for sessions that do not exist, and answers are never read
 are counted; junk: frames that are no messages; announcements: without a valid signature; training: a long sequence through all
 blocks in each message, of SHAPE tokens, width, blocks."""
 import os
-import socket
 import sys
 import time
 
-try:
-    import msgpack
-    import zmq
-    from zmq.utils import z85
-except ImportError as missing:
-    print(f"{missing}: install python3-zmq and python3-msgpack")
-    sys.exit(77)
-
-
-def introduce(address):
-    host, port = address.rsplit(":", 1)
-    nonce = os.urandom(8)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        s.settimeout(0.5)
-        for _ in range(20):
-            s.sendto((b"SWARM?1\0" + nonce).ljust(144, b"\0"), (host, int(port)))
-            try:
-                answer = s.recv(1000)
-            except socket.timeout:
-                continue
-            if len(answer) == 144 and answer[:16] == b"SWARM!1\0" + nonce:
-                return answer[48:80]
-    raise SystemExit("no introduction received")
+from swarm_peer import connect, encode, introduce, msgpack, zmq
 
 
 def step(i):
     rows = 4096
-    head = dict(kind="step", correlation_id=i, session=os.urandom(16), step=1, position=0, reply_dtype=0, timeline=bytes(32), route=[],
-                trace=[], wants_receipt=0, receipts=[], request_id="flood", tensor={"dtype": "F32", "shape": [rows, 64]})
-    return [msgpack.packb(head), bytes(4 * 64 * rows)]
+    return encode("step", [rows, 64], bytes(4 * 64 * rows), correlation_id=i, session=os.urandom(16), step=1, position=0,
+                  reply_dtype=0, timeline=bytes(32), route=[], trace=[], wants_receipt=0, receipts=[], request_id="flood")
 
 
 def open_session(i):
-    head = dict(kind="open", protocol=3, correlation_id=i, session=os.urandom(16), model=MODEL, first_block=0, end_block=4,
-                max_tokens=64, predecessor=bytes(32), next=[], kv_source=bytes(32), adapter=bytes(32), request_id="flood")
-    return [msgpack.packb(head)]
+    return encode("open", protocol=3, correlation_id=i, session=os.urandom(16), model=MODEL, first_block=0, end_block=4,
+                  max_tokens=64, predecessor=bytes(32), next=[], kv_source=bytes(32), adapter=bytes(32), request_id="flood")
 
 
 def junk(i):
@@ -52,15 +27,14 @@ def junk(i):
 
 def announcements(i):
     sealed = [os.urandom(1000) for _ in range(200)]
-    return [msgpack.packb(dict(kind="peers", protocol=3, correlation_id=i, model=bytes(32), first_block=0, end_block=0, from_tag=0,
-                               to_tag=0, name="", known=[], announcements=sealed))]
+    return encode("peers", protocol=3, correlation_id=i, model=bytes(32), first_block=0, end_block=0, from_tag=0, to_tag=0, name="",
+                  known=[], announcements=sealed)
 
 
 def training(i):
     tokens, width, blocks = map(int, os.environ["SHAPE"].split(","))
-    head = dict(kind="forward", protocol=3, correlation_id=i, model=MODEL, first_block=0, end_block=blocks, adapter=bytes(32),
-                samples=[dict(tokens=tokens)], save_activations=0, tensor={"dtype": "F32", "shape": [tokens, width]})
-    return [msgpack.packb(head), b"\0\0\0\x3f" * (tokens * width)]
+    return encode("forward", [tokens, width], b"\0\0\0\x3f" * (tokens * width), protocol=3, correlation_id=i, model=MODEL,
+                  first_block=0, end_block=blocks, adapter=bytes(32), samples=[dict(tokens=tokens)], save_activations=0)
 
 
 MODEL = bytes.fromhex(os.environ.get("MODEL", "00" * 32))
@@ -68,16 +42,10 @@ FLOODS = {"bytes": step, "training": training, "sessions": open_session, "junk":
 
 
 def main(address, what, seconds):
-    key, context, make = introduce(address), zmq.Context(), FLOODS[what]
+    key, context, make = introduce(address)[1], zmq.Context(), FLOODS[what]
     until, sent = time.monotonic() + float(seconds), 0
-    sockets, answers = [], {}
-    for _ in range(4): # four clients, each with a key of its own
-        public, secret = zmq.curve_keypair()
-        s = context.socket(zmq.DEALER)
-        s.linger, s.sndhwm, s.rcvhwm = 0, 16, 4
-        s.curve_serverkey, s.curve_publickey, s.curve_secretkey = z85.encode(key), public, secret
-        s.connect("tcp://" + address)
-        sockets.append(s)
+    sockets = [connect(context, address, key, sndhwm=16, rcvhwm=4) for _ in range(4)]  # each with a key of its own
+    answers = {}
     while time.monotonic() < until:
         for s in sockets:
             try:

@@ -8,6 +8,7 @@ bin=${SN_BUILD:-$here/../../build} # folder of the programs
 scratch=$(mktemp -d)
 cache=${SWARM_CACHE-} # of the user: scripts keep the real model there
 export SWARM_CACHE=$scratch/cache # what clients remember of nodes is no other test's, and not the user's
+export PYTHONPATH=$here/../support # swarm_peer
 export XDG_CONFIG_HOME=$scratch/config # the user's own options are not for tests
 # python3 is the system's where there is one: what stands before it in PATH may be a script that takes half a second.
 [ ! -x /usr/bin/python3 ] || { mkdir "$scratch/bin" && ln -s /usr/bin/python3 "$scratch/bin" && PATH=$scratch/bin:$PATH; }

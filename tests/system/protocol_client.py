@@ -5,18 +5,11 @@ import hashlib
 import json
 import os
 import re
-import socket
 import struct
 import sys
 import time
 
-try:
-    import msgpack
-    import zmq
-    from zmq.utils import z85
-except ImportError as missing:
-    print(f"{missing}: install python3-zmq and python3-msgpack")
-    sys.exit(77)
+from swarm_peer import connect, encode, introduce, msgpack, zmq
 
 TIMEOUT_S = 10
 
@@ -38,41 +31,16 @@ def check_example(document):
         assert re.search(rf"T\({i}\) +{t.hex()}\n", text), f"T({i}) of the document's example is not {t.hex()}"
 
 
-def introduce(address):
-    """The node's id and CURVE key, by UDP. (Its signature is not checked here: this client has no Ed25519.)"""
-    host, port = address.rsplit(":", 1)
-    nonce = os.urandom(8)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        s.settimeout(0.5)
-        for _ in range(2 * TIMEOUT_S):
-            s.sendto((b"SWARM?1\0" + nonce).ljust(144, b"\0"), (host, int(port)))
-            try:
-                answer = s.recv(1000)
-            except socket.timeout:
-                continue
-            if len(answer) == 144 and answer[:16] == b"SWARM!1\0" + nonce:
-                return answer[16:48], answer[48:80]
-    raise SystemExit("no introduction received")
-
-
 class Node:
     def __init__(self, address, key):
-        public, secret = zmq.curve_keypair()
         self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.DEALER)
-        self.socket.linger = 0
-        self.socket.curve_serverkey, self.socket.curve_publickey, self.socket.curve_secretkey = (
-            z85.encode(key), public, secret)
-        self.socket.connect("tcp://" + address)
+        self.socket = connect(self.context, address, key)
         self.requests = 0
 
     def send(self, kind, rows=None, n_embd=0, **fields):
         self.requests += 1
-        frames = [dict(fields, kind=kind, correlation_id=self.requests)]
-        if rows is not None:
-            frames[0]["tensor"] = {"dtype": "F32", "shape": [len(rows) // (4 * n_embd), n_embd]}
-            frames.append(rows)
-        self.socket.send_multipart([msgpack.packb(frames[0])] + frames[1:])
+        shape = [len(rows) // (4 * n_embd), n_embd] if rows is not None else None
+        self.socket.send_multipart(encode(kind, shape, rows, correlation_id=self.requests, **fields))
         return self.requests
 
     def receive(self, request):

@@ -61,11 +61,14 @@ class Terminal:
     def prompt(self):
         return self.expect(self.mark)
 
-    def enter(self, line, *texts):
-        """Sends a line, awaits the texts, and the next prompt. Returns what came with them."""
+    def begin(self, line, *texts):
+        """Sends a line and awaits the texts behind it. Returns what came with them."""
         self.send(line + "\r")
-        shown = self.expect("\r\n", *texts)
-        return shown + self.prompt()
+        return self.expect("\r\n", *texts)
+
+    def enter(self, line, *texts):
+        """The same, and awaits the next prompt."""
+        return self.begin(line, *texts) + self.prompt()
 
     def end(self, code=0):
         """Awaits the end of the program and its exit code; a negative one is a signal."""

@@ -33,7 +33,7 @@ ROOMS = {
     "node/membership": "net net/transport",
     "node/placement": "blocks device model net",
     "node/protocol": "node/engine node/membership node/placement blocks kvcache device model net net/transport",
-    "node": "node/engine node/membership node/placement node/protocol blocks kvcache device model net net/transport",
+    "node": "gateway/pages node/engine node/membership node/placement node/protocol blocks kvcache device model net net/transport",
     "client/net": "model net net/transport",
     "client/routing": "model net",
     "client/chain": "client/net client/routing blocks kvcache device model net net/transport",
@@ -45,6 +45,7 @@ ROOMS = {
     "model/tokenizer model/chat model/peft net net/transport",
     "gateway/grammar": "",
     "gateway/openai": "include gateway/grammar",
+    "gateway/pages": "",
     "cli/terminal": "",
     "cli": "cli/terminal include client/api client/tune client/generate client/audit client/chain client/net client/routing blocks device model "
     "model/tokenizer model/chat model/peft net net/transport",

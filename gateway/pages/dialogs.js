@@ -1,0 +1,59 @@
+// The dialogs: a question, the settings, the list of shortcuts. A dialog that is closed by Escape was cancelled.
+import { byId } from "./dom.js";
+import { readText, writeText } from "./store.js";
+import { apiKey, setApiKey } from "./stream.js";
+
+function show(dialog) {
+  if (dialog.open) return Promise.resolve("");
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue), { once: true }));
+}
+
+export const showHelp = () => show(byId("help"));
+
+// Asks for a text (with `text`, which may be empty) or for a yes. Gives the text or true; null: cancelled.
+export async function ask(question, { text, ok = "OK", danger = false, secret = false } = {}) {
+  const input = byId("ask-input");
+  byId("ask-text").textContent = question;
+  byId("ask-ok").textContent = ok;
+  byId("ask-ok").className = danger ? "danger" : "primary";
+  input.hidden = text === undefined;
+  input.type = secret ? "password" : "text";
+  input.value = text || "";
+  const shown = show(byId("ask"));
+  if (!input.hidden) input.select();
+  if ((await shown) !== "ok") return null;
+  return input.hidden ? true : input.value.trim();
+}
+
+/* -- settings: {system, options: {temperature: 0.7, ...}} */
+
+const fields = () => document.querySelectorAll("#settings [data-option]");
+
+export function settings() {
+  let read = null;
+  try {
+    read = JSON.parse(readText("settings"));
+  } catch {} // none yet
+  const options = {};
+  for (const { dataset } of fields()) {
+    const value = read?.options?.[dataset.option];
+    if (Number.isFinite(value)) options[dataset.option] = value;
+  }
+  return { system: typeof read?.system === "string" ? read.system : "", options };
+}
+
+// Lets the user change them; `system` is that of the conversation in front. Gives the new settings; null: cancelled.
+export async function changeSettings(system) {
+  const { options } = settings();
+  byId("system").value = system;
+  byId("key").value = apiKey();
+  for (const field of fields()) field.value = options[field.dataset.option] ?? "";
+  if ((await show(byId("settings"))) !== "ok") return null;
+  const chosen = { system: byId("system").value, options: {} };
+  for (const field of fields()) if (field.value !== "") chosen.options[field.dataset.option] = Number(field.value);
+  writeText("settings", JSON.stringify(chosen));
+  setApiKey(byId("key").value.trim());
+  return chosen;
+}

@@ -15,8 +15,8 @@ typedef struct sn_page {
 /* The page of a path (without a query); NULL: there is none. */
 const sn_page *sn_page_find(const char *path);
 
-/* What a reply with a page must have: the browser then loads and runs nothing but these files, and shows them in no other
- * page. */
+/* What a reply with a page must have: the browser then loads and runs nothing but these files, and shows them in no
+ * other page. */
 enum { SN_PAGE_HEADERS = 6 };
 extern const struct sn_page_header {
     const char *name, *value;

@@ -3,8 +3,12 @@
  * Every function works on HEAD_ROWS rows at a time, in two scratch buffers on the device: x holds hidden states, h
  * normed ones. Embedding: rows of the embedding matrix, normed for families that norm them, scaled on the host. Logits:
  * the hidden states come from outside, so they pass the guard (device/guard.h); then norm, then the output matrix. On a
- * device whose memory the host can read, the logits are written straight into the caller's array. Where the model ties
- * embedding and output matrix, both hold one parameter (blocks/ties.h). */
+ * device whose memory the host can read, the logits of one caller are written straight into its array. Where the model
+ * ties embedding and output matrix, both hold one parameter (blocks/ties.h).
+ *
+ * Sessions of several threads share a head, whose matrix is read once for all rows of a pass, and that is most of the
+ * time of a row. So callers stand in a queue: its first leads the next pass once none runs, and takes along all rows
+ * that wait for their logits then. No caller waits for rows that are still to come. */
 #include "client/generate/lm_head.h"
 
 #include "base/mem.h"
@@ -19,8 +23,23 @@
 /* Rows of one device call: enough for full speed, and few enough that the logits of a large vocabulary stay small. */
 enum { HEAD_ROWS = 64 };
 
+/* A caller in the queue, for the device and the scratch or for the logits of at most HEAD_ROWS rows. It lies on the
+ * stack of its thread. */
+typedef struct head_call {
+    struct head_call *next;
+    pthread_cond_t changed; /* signalled when it is the first in the queue, or done */
+    bool wants_logits, done;
+    const float *hidden;
+    float *logits;
+    int n;
+    sn_status status;
+    sn_err *err;
+} head_call;
+
 struct sn_lm_head {
-    pthread_mutex_t lock; /* one call at a time uses the device and the scratch below */
+    pthread_mutex_t lock; /* of the queue */
+    head_call *first, **last;
+    bool busy; /* a thread uses what follows */
     sn_device *device;
     size_t n_embd, n_vocab;
     float norm_eps, embed_scale;
@@ -31,7 +50,7 @@ struct sn_lm_head {
     float *norm, *norm_bias;             /* device, (n_embd); NULL: the family has none */
     float *embed_norm, *embed_norm_bias; /* the same, for the embeddings */
     float *x, *h;                        /* device, (HEAD_ROWS, n_embd): hidden states; normed ones */
-    float *logits; /* device, (HEAD_ROWS, n_vocab); NULL: the device writes into the caller's memory */
+    float *logits; /* device, (HEAD_ROWS, n_vocab); where the host can read it, made by the first pass of two callers */
 };
 
 static sn_status matrix_upload(void *tensor, sn_device *device, void *memory, sn_err *err) {
@@ -109,6 +128,7 @@ sn_status sn_lm_head_load(const sn_model *model, sn_device *device, sn_lm_head *
     if (status) return status;
     *head = (sn_lm_head){.device = device, .n_embd = (size_t)hp->n_embd, .n_vocab = (size_t)hp->n_vocab};
     pthread_mutex_init(&head->lock, NULL);
+    head->last = &head->first;
     head->norm_eps = hp->norm_eps;
     head->embed_scale = hp->embed_scale;
     head->layer_norm = hp->layer_norm;
@@ -165,27 +185,43 @@ static sn_status embed_rows(sn_lm_head *head, const int32_t *ids, int n, float *
     return SN_OK;
 }
 
-static sn_status logits_of_rows(sn_lm_head *head, const float *hidden, int n, float *logits, sn_err *err) {
+/* Copies the rows of a caller to head->x, from row `at` on. */
+static sn_status logits_enter(sn_lm_head *head, const head_call *call, int at) {
+    const sn_tensor outside = {.name = "hidden states",
+                               .data = call->hidden,
+                               .dtype = SN_F32,
+                               .rank = 2,
+                               .shape = {call->n, (int64_t)head->n_embd}};
+    return sn_guard(&outside, head->device, 2, outside.shape, head->x + (size_t)at * head->n_embd, NULL, call->err);
+}
+
+/* head->logits, or `out`, of the rows that have entered. */
+static sn_status logits_of_rows(sn_lm_head *head, int rows, float *out, sn_err *err) {
+    sn_linear linear = {.weight = &head->output, .y = out};
+    sn_status status = lm_head_norm_rows(head, rows, head->norm, head->norm_bias, err);
+    if (!status) status = head->device->ops->linear(head->device, rows, head->h, 1, &linear, err);
+    return status ? status : head->device->ops->finish(head->device, err);
+}
+
+/* The logits of callers, HEAD_ROWS rows at most. Each has a status of its own: a failure of the device is everyone's.
+ */
+static void logits_of_calls(sn_lm_head *head, head_call *calls) {
     const sn_device_ops *ops = head->device->ops;
-    sn_device *d = head->device;
-    for (int done = 0; done < n; done += HEAD_ROWS) {
-        int rows = n - done < HEAD_ROWS ? n - done : HEAD_ROWS;
-        size_t row = head->n_embd;
-        sn_tensor outside = {.name = "hidden states",
-                             .data = hidden + (size_t)done * row,
-                             .dtype = SN_F32,
-                             .rank = 2,
-                             .shape = {rows, (int64_t)row}};
-        float *out = logits + (size_t)done * head->n_vocab;
-        sn_linear linear = {.weight = &head->output, .y = head->logits ? head->logits : out};
-        sn_status status = sn_guard(&outside, d, 2, outside.shape, head->x, NULL, err);
-        if (!status) status = lm_head_norm_rows(head, rows, head->norm, head->norm_bias, err);
-        if (!status) status = ops->linear(d, rows, head->h, 1, &linear, err);
-        size_t bytes = (size_t)rows * head->n_vocab * sizeof(float);
-        if (!status) status = head->logits ? ops->download(d, out, head->logits, bytes, err) : ops->finish(d, err);
-        if (status) return status;
+    bool direct = !calls->next && head->device->host_visible;
+    sn_err err;
+    int rows = 0;
+    for (head_call *c = calls; c; c = c->next)
+        if (!(c->status = logits_enter(head, c, rows))) rows += c->n;
+    sn_status status = rows ? logits_of_rows(head, rows, direct ? calls->logits : head->logits, &err) : SN_OK;
+    const float *from = head->logits;
+    for (head_call *c = calls; c; c = c->next) {
+        if (c->status) continue;
+        if (status) *c->err = err;
+        c->status = status;
+        size_t floats = (size_t)c->n * head->n_vocab;
+        if (!status && !direct) c->status = ops->download(head->device, c->logits, from, floats * sizeof *from, c->err);
+        if (!direct) from += floats;
     }
-    return SN_OK;
 }
 
 static sn_status grad_of_rows(sn_lm_head *head, const float *hidden, int n, const float *dlogits, float *dhidden,
@@ -226,36 +262,118 @@ static sn_status norm_of_rows(sn_lm_head *head, const float *hidden, int n, floa
     return SN_OK;
 }
 
-/* -- one call at a time -----------------------------------------------------------------------------------------------
- *
- * Sessions of several threads share a head. Those that wait here in sn_lm_head_logits at the same time could be
- * computed together: the matrix would be read once for all their rows, which is most of the time of one row. */
+/* -- the queue -- */
 
-sn_status sn_lm_head_embed(sn_lm_head *head, const int32_t *ids, int n, float *hidden, sn_err *err) {
+/* Returns when the caller is the first and no pass runs: then it leads, until queue_leave; or when it was taken along.
+ */
+static bool queue_enter(sn_lm_head *head, head_call *call) {
+    pthread_cond_init(&call->changed, NULL);
     pthread_mutex_lock(&head->lock);
-    sn_status status = embed_rows(head, ids, n, hidden, err);
+    *head->last = call;
+    head->last = &call->next;
+    while (!call->done && (head->busy || head->first != call)) pthread_cond_wait(&call->changed, &head->lock);
+    bool leads = !call->done;
+    if (leads) head->busy = true;
     pthread_mutex_unlock(&head->lock);
-    return status;
+    return leads;
+}
+
+/* Moves the leader, who is the first, and with it all callers that want logits out of the queue, while they fit into a
+ * pass. Returns their list. */
+static head_call *queue_take(sn_lm_head *head) {
+    pthread_mutex_lock(&head->lock);
+    head_call *taken = head->first, **end = &taken->next, **at = &head->first;
+    bool many = taken->wants_logits && taken->next;
+    if (many && !head->logits) /* without memory everyone's rows are a pass */
+        many = !lm_head_alloc(head, HEAD_ROWS, head->n_vocab, &head->logits, NULL);
+    head->first = taken->next;
+    for (int rows = taken->n; many && *at;) {
+        head_call *c = *at;
+        if (!c->wants_logits || c->n > HEAD_ROWS - rows) {
+            at = &c->next;
+            continue;
+        }
+        rows += c->n;
+        *at = c->next;
+        *end = c;
+        end = &c->next;
+    }
+    *end = NULL;
+    for (head->last = &head->first; *head->last;) head->last = &(*head->last)->next;
+    pthread_mutex_unlock(&head->lock);
+    return taken;
+}
+
+/* Ends a pass: who was taken along returns, and the first of the queue leads. */
+static void queue_leave(sn_lm_head *head, head_call *taken) {
+    pthread_mutex_lock(&head->lock);
+    head->busy = false;
+    for (head_call *c = taken, *next; c; c = next) {
+        next = c->next; /* read before its thread may return */
+        c->done = true;
+        pthread_cond_signal(&c->changed);
+    }
+    if (head->first) pthread_cond_signal(&head->first->changed);
+    pthread_mutex_unlock(&head->lock);
+}
+
+/* The device and the scratch for one caller, until lm_head_give. */
+static void lm_head_take(sn_lm_head *head, head_call *call) {
+    (void)queue_enter(head, call); /* no other caller takes it along: it leads */
+    (void)queue_take(head);
+}
+
+static void lm_head_give(sn_lm_head *head, head_call *call) {
+    queue_leave(head, call);
+    pthread_cond_destroy(&call->changed);
+}
+
+/* logits_of_calls, with at most HEAD_ROWS rows of this caller. */
+static sn_status logits_in_turn(sn_lm_head *head, const float *hidden, int n, float *logits, sn_err *err) {
+    sn_err own;
+    head_call call = {.wants_logits = true, .hidden = hidden, .logits = logits, .n = n, .err = &own};
+    if (queue_enter(head, &call)) {
+        head_call *taken = queue_take(head);
+        logits_of_calls(head, taken);
+        queue_leave(head, taken);
+    }
+    pthread_cond_destroy(&call.changed);
+    if (call.status && err) *err = own;
+    return call.status;
 }
 
 sn_status sn_lm_head_logits(sn_lm_head *head, const float *hidden, int n, float *logits, sn_err *err) {
-    pthread_mutex_lock(&head->lock);
-    sn_status status = logits_of_rows(head, hidden, n, logits, err);
-    pthread_mutex_unlock(&head->lock);
+    sn_status status = SN_OK;
+    for (int rows; n > 0 && !status; n -= rows) {
+        rows = n < HEAD_ROWS ? n : HEAD_ROWS;
+        status = logits_in_turn(head, hidden, rows, logits, err);
+        hidden += (size_t)rows * head->n_embd;
+        logits += (size_t)rows * head->n_vocab;
+    }
+    return status;
+}
+
+sn_status sn_lm_head_embed(sn_lm_head *head, const int32_t *ids, int n, float *hidden, sn_err *err) {
+    head_call call = {0};
+    lm_head_take(head, &call);
+    sn_status status = embed_rows(head, ids, n, hidden, err);
+    lm_head_give(head, &call);
     return status;
 }
 
 sn_status sn_lm_head_logits_grad(sn_lm_head *head, const float *hidden, int n, const float *dlogits, float *dhidden,
                                  sn_err *err) {
-    pthread_mutex_lock(&head->lock);
+    head_call call = {0};
+    lm_head_take(head, &call);
     sn_status status = grad_of_rows(head, hidden, n, dlogits, dhidden, err);
-    pthread_mutex_unlock(&head->lock);
+    lm_head_give(head, &call);
     return status;
 }
 
 sn_status sn_lm_head_norm(sn_lm_head *head, const float *hidden, int n, float *out, sn_err *err) {
-    pthread_mutex_lock(&head->lock);
+    head_call call = {0};
+    lm_head_take(head, &call);
     sn_status status = norm_of_rows(head, hidden, n, out, err);
-    pthread_mutex_unlock(&head->lock);
+    lm_head_give(head, &call);
     return status;
 }

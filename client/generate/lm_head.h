@@ -1,9 +1,10 @@
 /* Embedding and LM head: what a client holds of a model besides the blocks. Token embeddings before the first block;
  * final norm and output matrix after the last one.
  *
- * Central type: sn_lm_head, on one device, which no other thread uses. Several threads may call it: calls
- * wait for each other. All arrays are host memory, row-major. Errors: SN_REFUSED: an id outside the vocabulary, or a
- * tensor of the file cannot be used; SN_STOP: out of memory, or the device failed. */
+ * Central type: sn_lm_head, on one device, which no other thread uses. Several threads may call it: they take
+ * turns, in their order, and those that wait for sn_lm_head_logits at the same time are computed in one pass over the
+ * output matrix, each with a status of its own. All arrays are host memory, row-major. Errors: SN_REFUSED: an id
+ * outside the vocabulary, or a tensor of the file cannot be used; SN_STOP: out of memory, or the device failed. */
 #ifndef SN_CLIENT_GENERATE_LM_HEAD_H
 #define SN_CLIENT_GENERATE_LM_HEAD_H
 

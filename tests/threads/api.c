@@ -1,4 +1,4 @@
-/* One model and one connection of the C API, used by three threads: two have sessions, over nodes and over local blocks
+/* One model and one connection of the C API, used by five threads: four have sessions, over nodes and over local blocks
  * in turn, one asks for the status and tokenizes. Every session must generate the same tokens. For ThreadSanitizer,
  * which cannot run under Criterion. */
 #include "tests/support/api_fixture.h"
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROUNDS = 3, PROMPT = 5 };
+enum { ROUNDS = 3, PROMPT = 5, SESSIONS = 4 };
 
 static swarm_model *model;
 static swarm_connection *connection;
@@ -59,22 +59,23 @@ static void *ask(void *ctx) {
 }
 
 int main(void) {
-    char *folder = api_folder(), *ids[2] = {NULL, NULL};
+    char *folder = api_folder(), *ids[SESSIONS] = {NULL};
     model = api_model(folder);
     cluster *nodes = cluster_new(&(cluster_options){.model = folder});
     cluster_add(nodes, 0, 2);
     cluster_add(nodes, 2, 4);
     connection = api_connection(nodes, NULL);
-    pthread_t threads[3];
-    for (int i = 0; i < 3; i++)
-        if (pthread_create(&threads[i], NULL, i < 2 ? run_sessions : ask, i < 2 ? &ids[i] : NULL)) abort();
-    for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
-    if (strcmp(ids[0], ids[1])) {
-        fprintf(stderr, "other tokens: %s and %s\n", ids[0], ids[1]);
+    pthread_t threads[SESSIONS + 1];
+    for (int i = 0; i <= SESSIONS; i++)
+        if (pthread_create(&threads[i], NULL, i < SESSIONS ? run_sessions : ask, i < SESSIONS ? &ids[i] : NULL))
+            abort();
+    for (int i = 0; i <= SESSIONS; i++) pthread_join(threads[i], NULL);
+    for (int i = 1; i < SESSIONS; i++) {
+        if (!strcmp(ids[0], ids[i])) continue;
+        fprintf(stderr, "other tokens: %s and %s\n", ids[0], ids[i]);
         return 1;
     }
-    free(ids[0]);
-    free(ids[1]);
+    for (int i = 0; i < SESSIONS; i++) free(ids[i]);
     swarm_disconnect(connection);
     cluster_free(&nodes);
     swarm_model_close(model);

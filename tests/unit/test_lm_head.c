@@ -130,7 +130,8 @@ Test(lm_head_of_threads, a_pass_that_fails_is_a_failure_of_its_callers_only) {
     failed = 0;
     for (size_t i = 0; i < THREADS; i++) callers[i] = (caller){.from = i, .n = 1};
     run_callers(callers, THREADS);
-    for (size_t i = 0; i < THREADS; i++) failed += callers[i].status == SN_RETRY && strstr(callers[i].err.text, "failed");
+    for (size_t i = 0; i < THREADS; i++)
+        failed += callers[i].status == SN_RETRY && strstr(callers[i].err.text, "failed");
     cr_expect_eq(failed, THREADS - 1);
     free_callers(callers, THREADS);
 }

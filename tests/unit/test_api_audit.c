@@ -1,0 +1,127 @@
+/* A node that lies to a session of the C API: wrong text is retracted, the node is banned, and events say so. */
+#include "client/api/api_private.h" /* private: links that know the lying node */
+#include "tests/support/api_fixture.h"
+#include "tests/support/byzantine_node.h"
+#include "tests/support/require.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+enum { PROMPT = 5, TOKENS = 40 };
+static const int32_t prompt[PROMPT] = {1, 40, 41, 42, 43};
+
+static api_swarm api;
+static testbed described; /* the swarm, as the lying node needs it */
+static byzantine_node *byzantine;
+
+static sn_status open_link(void *ctx, sn_link **out, sn_err *err) {
+    (void)ctx, (void)err;
+    *out = cluster_link(api.nodes);
+    byzantine_node_announce_to(byzantine, *out);
+    return SN_OK;
+}
+
+static void set_up(void) {
+    sn_model *model = NULL;
+    api = api_swarm_begin(0, NULL);
+    described = (testbed){.path = api.folder, .cluster = api.nodes, .n_blocks = 4};
+    REQUIRE(sn_model_open(api.folder, &model, &err));
+    described.model = sn_model_id(model);
+    for (int b = 0; b < 4; b++) {
+        REQUIRE(sn_model_block_hash(model, b, &described.block_hash[b], &err));
+        described.block_hash[b] = sn_block_hash_with_kv_dtype(&described.block_hash[b], SN_KV_F32);
+    }
+    sn_model_close(&model);
+    const byzantine_faults faults = {.alter_nth_step = 20, .large_error = true};
+    byzantine = byzantine_node_new(&described, "byzantine:1", 2, 4, faults);
+    api.connection->open_link = open_link;
+    cluster_stop(api.nodes, 1);
+}
+
+/* A session over the lying node, which is the only one of its blocks until the first tokens are computed. */
+static swarm_session *open_over_byzantine(void) {
+    swarm_options *options =
+        api_options("audit", "0.2", "audit-seed", "3", "push", "false", "reroute-every", "0", NULL);
+    swarm_session *session = NULL;
+    API(swarm_session_open(api.model, api.connection, options, NULL, NULL, &session, &error));
+    API(swarm_session_append(session, prompt, PROMPT - 1, NULL, &error));
+    for (int i = 0; i < 2; i++) {
+        cluster_add(api.nodes, 0, 2);
+        cluster_add(api.nodes, 2, 4);
+    }
+    swarm_options_free(options);
+    return session;
+}
+
+static void tear_down(void) {
+    byzantine_node_free(&byzantine);
+    api_swarm_end(&api);
+}
+
+/* What a reader of the events has; what was retracted is gone. */
+typedef struct reader {
+    char text[1024];
+    int32_t ids[2 * TOKENS];
+    size_t n_text, n_ids, retractions, bans;
+} reader;
+
+static int read_event(void *context, const swarm_event *event) {
+    reader *r = context;
+    size_t length;
+    const char *text = swarm_event_text(event, &length);
+    switch (swarm_event_get_kind(event)) {
+    case SWARM_EVENT_TOKEN:
+        cr_assert_lt(r->n_ids, 2 * TOKENS);
+        r->ids[r->n_ids++] = (int32_t)swarm_event_number(event, "id");
+        break;
+    case SWARM_EVENT_TEXT:
+        cr_assert_lt(r->n_text + length, sizeof r->text);
+        memcpy(r->text + r->n_text, text, length);
+        r->n_text += length;
+        break;
+    case SWARM_EVENT_RETRACT:
+        cr_assert_lt(swarm_event_number(event, "kept"), r->n_text);
+        cr_assert_lt(swarm_event_number(event, "kept_tokens"), r->n_ids);
+        r->n_text = (size_t)swarm_event_number(event, "kept");
+        r->n_ids = (size_t)swarm_event_number(event, "kept_tokens");
+        r->retractions++;
+        break;
+    case SWARM_EVENT_AUDIT:
+        cr_expect(strstr(text, "2:4"), "the verdict is '%s'", text);
+        r->bans++;
+        break;
+    default:
+        break;
+    }
+    return 0;
+}
+
+static json_t *generate(swarm_session *session, const swarm_options *options) {
+    char *text = NULL;
+    API(swarm_session_generate(session, prompt, PROMPT, options, &text, NULL, &error));
+    return api_json(text);
+}
+
+Test(api_audit, wrong_text_is_retracted_and_the_node_banned, .init = set_up, .fini = tear_down) {
+    swarm_options *generation = api_options("max-tokens", "40", "ignore-eos", "true", NULL);
+    swarm_session *plain = NULL, *session = open_over_byzantine();
+    reader r = {0};
+    API(swarm_session_open(api.model, NULL, NULL, NULL, NULL, &plain, &error));
+    swarm_session_on_event(session, read_event, &r);
+    json_t *expected = generate(plain, generation), *o = generate(session, generation);
+    const json_t *ids = json_object_get(o, "ids"), *text = json_object_get(o, "text");
+    cr_expect(json_equal(ids, json_object_get(expected, "ids")), "the lie is in the text");
+    cr_expect_eq(json_integer_value(json_object_get(json_object_get(o, "audit"), "nodes_banned")), 1);
+    cr_expect_eq(r.bans, 1);
+    cr_expect_eq(r.retractions, 1);
+    cr_expect_eq(r.n_ids, json_array_size(ids));
+    for (size_t i = 0; i < json_array_size(ids); i++)
+        cr_expect_eq(r.ids[i], json_integer_value(json_array_get(ids, i)), "token %zu", i);
+    cr_expect_eq(r.n_text, json_string_length(text));
+    cr_expect(!memcmp(r.text, json_string_value(text), json_string_length(text)), "the events give another text");
+    json_decref(expected);
+    json_decref(o);
+    swarm_session_close(plain);
+    swarm_session_close(session);
+    swarm_options_free(generation);
+}

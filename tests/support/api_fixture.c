@@ -59,10 +59,11 @@ swarm_connection *api_connection(cluster *c, swarm_cancel *cancel) {
     return connection;
 }
 
-api_swarm api_swarm_begin(size_t tune_memory, swarm_cancel *cancel) {
+api_swarm api_swarm_begin(cluster_options nodes, swarm_cancel *cancel) {
     api_swarm s = {.folder = api_folder()};
     s.model = api_model(s.folder);
-    s.nodes = cluster_new(&(cluster_options){.model = s.folder, .tune_memory = tune_memory});
+    nodes.model = s.folder;
+    s.nodes = cluster_new(&nodes);
     cluster_add(s.nodes, 0, 2);
     cluster_add(s.nodes, 2, 4);
     s.connection = api_connection(s.nodes, cancel);

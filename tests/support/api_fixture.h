@@ -26,7 +26,7 @@ typedef struct api_swarm {
     cluster *nodes;
     swarm_connection *connection;
 } api_swarm;
-api_swarm api_swarm_begin(size_t tune_memory, swarm_cancel *cancel);
+api_swarm api_swarm_begin(cluster_options nodes, swarm_cancel *cancel); /* nodes.model is ignored */
 void api_swarm_end(api_swarm *s);
 
 /* Ends the test with the error's text if the call failed. */

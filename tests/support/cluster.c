@@ -118,6 +118,7 @@ static void start_member(cluster *c, member *m) {
         .kv_dtype = c->options.kv_dtype,
         .prefix_cache_memory = c->options.prefix_cache_memory,
         .tune_memory = c->options.tune_memory,
+        .adapters = c->options.adapters,
         .prefix_cache_shared = c->options.prefix_cache_shared,
         .swap_to = c->options.swap_to,
         .swap_dir = c->options.swap_dir,

@@ -17,6 +17,7 @@ typedef struct cluster_options {
     int threads;                     /* 0: 1 */
     size_t kv_memory;                /* 0: 64 MiB */
     size_t tune_memory;              /* 0: none */
+    const char *adapters;            /* folder of the adapters that nodes publish; NULL: none */
     int sessions_max;                /* 0: 64 */
     int kv_timeout_s;                /* 0: 1 */
     int drain_timeout_s;             /* 0: nodes that are stopped leave at once */

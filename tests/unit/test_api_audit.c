@@ -23,7 +23,7 @@ static sn_status open_link(void *ctx, sn_link **out, sn_err *err) {
 
 static void set_up(void) {
     sn_model *model = NULL;
-    api = api_swarm_begin(0, NULL);
+    api = api_swarm_begin((cluster_options){0}, NULL);
     described = (testbed){.path = api.folder, .cluster = api.nodes, .n_blocks = 4};
     REQUIRE(sn_model_open(api.folder, &model, &err));
     described.model = sn_model_id(model);

@@ -17,7 +17,7 @@ static swarm_cancel *cancel;
 
 static void set_up(void) {
     cancel = swarm_cancel_new();
-    api = api_swarm_begin(64 << 20, NULL);
+    api = api_swarm_begin((cluster_options){.tune_memory = 64 << 20}, NULL);
 }
 
 static void tear_down(void) {

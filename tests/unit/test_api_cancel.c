@@ -14,7 +14,7 @@ static int32_t prompt[LONG];
 
 static void set_up(void) {
     cancel = swarm_cancel_new();
-    api = api_swarm_begin(0, cancel);
+    api = api_swarm_begin((cluster_options){0}, cancel);
     for (int i = 0; i < LONG; i++) prompt[i] = 3 + i * 7 % 300;
 }
 

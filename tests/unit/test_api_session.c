@@ -14,7 +14,7 @@ static const int32_t prompt[PROMPT] = {1, 40, 41, 42, 43};
 
 static api_swarm api;
 
-static void set_up(void) { api = api_swarm_begin(0, NULL); }
+static void set_up(void) { api = api_swarm_begin((cluster_options){0}, NULL); }
 static void tear_down(void) { api_swarm_end(&api); }
 
 TestSuite(api_session, .init = set_up, .fini = tear_down);

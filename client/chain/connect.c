@@ -296,7 +296,8 @@ sn_status sn_chain_cut_route(const sn_chain *chain, sn_route *route, sn_err *err
 static bool chain_sees_other_models(sn_chain *chain) {
     sn_link *link = chain->options.link;
     sn_err ignored;
-    return !sn_directory_count(sn_link_directory(link)) && !sn_link_discover(link, NULL, OTHER_MODELS_MS, &ignored) &&
+    return !sn_directory_count(sn_link_directory(link)) &&
+           !sn_link_discover(link, NULL, sn_chain_left_ms(chain, OTHER_MODELS_MS), &ignored) &&
            sn_directory_count(sn_link_directory(link));
 }
 

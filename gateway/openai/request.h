@@ -76,7 +76,7 @@ typedef struct sn_request {
     sn_tool_choice tool_choice;
     const char *tool_name; /* with SN_TOOLS_NAMED */
     bool parallel_calls;   /* false: one call at most */
-    bool strict_tools;     /* the arguments of some tool must follow its schema exactly */
+    json_t *functions;     /* [{"name", "parameters", "strict"}], whatever the choice is */
 
     /* Completion, embedding, tokenize: prompts. Detokenize: one list of ids. */
     sn_prompt *prompts; /* (n_prompts) */

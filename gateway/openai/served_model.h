@@ -18,7 +18,8 @@ void sn_served_model_free(sn_served_model **served); /* accepts NULL */
 const swarm_model *sn_served_model_get(const sn_served_model *served);
 const char *sn_served_model_name(const sn_served_model *served);
 const sn_token_bytes *sn_served_model_tokens(const sn_served_model *served);
-bool sn_served_model_ends(const sn_served_model *served, int32_t id); /* as swarm_model_ends, from a table */
+bool sn_served_model_ends(const sn_served_model *served, int32_t id);            /* as swarm_model_ends, from a table */
+const int32_t *sn_served_model_ending(const sn_served_model *served, size_t *n); /* those that do */
 
 /* A compiled schema and its masks, for one constraint at a time. Those that were given back are kept (a few, by the
  * text of the schema), so that a schema which many requests name is compiled once for each that runs at once. */
@@ -29,6 +30,7 @@ typedef struct sn_compiled_schema {
 } sn_compiled_schema;
 sn_status sn_served_model_take_schema(sn_served_model *served, const json_t *schema, sn_compiled_schema **out,
                                       sn_err *err) SN_MUST_USE;
-void sn_served_model_return_schema(sn_served_model *served, sn_compiled_schema **compiled); /* accepts NULL */
+/* usable: false when it failed, so that it is not used again. Accepts NULL. */
+void sn_served_model_return_schema(sn_served_model *served, sn_compiled_schema **compiled, bool usable);
 
 #endif

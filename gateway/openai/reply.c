@@ -1,0 +1,417 @@
+/* A reply keeps the tokens that each choice was told of. Of a chat the whole answer so far is read again after each
+ * token, and what its texts gained since the last time is sent; so no delta depends on where tokens end. A text is held
+ * back where a stop string may begin. Events wait in `out` until they are taken. */
+#include "gateway/openai/reply_private.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool is_chat(const sn_reply *r) {
+    return r->request->kind == SN_REQUEST_CHAT || r->request->kind == SN_REQUEST_RESPONSE;
+}
+
+static size_t n_ids(const sn_choice *c) { return c->ids.len / sizeof(int32_t); }
+
+/* -- beginning and end -- */
+
+static const sn_reply_form *form_of(sn_request_kind kind) {
+    return kind == SN_REQUEST_CHAT         ? &sn_chat_form
+           : kind == SN_REQUEST_COMPLETION ? &sn_completion_form
+           : kind == SN_REQUEST_RESPONSE   ? &sn_response_form
+                                           : &sn_embedding_form;
+}
+
+static uint64_t hash_text(const char *text) {
+    uint64_t h = 0xcbf29ce484222325u; /* FNV-1a */
+    for (; *text; text++) h = (h ^ (uint8_t)*text) * 0x100000001b3u;
+    return h;
+}
+
+bool sn_reply_new(const sn_request *request, const sn_served_model *served, const sn_reply_head *head, sn_reply **out,
+                  sn_openai_error *error) {
+    sn_err err;
+    sn_reply *r = NULL;
+    *out = NULL;
+    if (sn_calloc(&r, 1, sizeof *r, &err)) return sn_openai_fail_err(error, &err);
+    r->request = request;
+    r->served = served;
+    r->form = form_of(request->kind);
+    r->created = head->created;
+    r->n_prompts = request->n_prompts ? request->n_prompts : 1;
+    sn_buf_init(&r->out, SIZE_MAX);
+    snprintf(r->id, sizeof r->id, "%s%s", r->form->id_prefix, head->id);
+    r->id_hash = hash_text(r->id);
+    bool generates = request->kind != SN_REQUEST_EMBEDDING;
+    size_t n = generates ? sn_request_choices(request) : 0;
+    sn_status status = sn_calloc(&r->choices, n, sizeof *r->choices, &err);
+    if (!status) status = sn_calloc(&r->prompts, r->n_prompts, sizeof *r->prompts, &err);
+    if (!status) status = sn_calloc(&r->embeddings, generates ? 0 : r->n_prompts, sizeof *r->embeddings, &err);
+    if (!status) r->n_choices = n;
+    for (size_t i = 0; i < r->n_choices; i++) {
+        sn_choice *c = &r->choices[i];
+        c->index = i;
+        c->prompt = i / (size_t)request->n;
+        sn_buf *bufs[] = {&c->ids, &c->told, &c->alternatives, &c->text, &c->calls_sent};
+        for (size_t k = 0; k < sizeof bufs / sizeof *bufs; k++) sn_buf_init(bufs[k], SIZE_MAX);
+    }
+    if (status) sn_reply_free(&r);
+    *out = r;
+    return status ? sn_openai_fail_err(error, &err) : true;
+}
+
+void sn_reply_free(sn_reply **reply) {
+    sn_reply *r = *reply;
+    if (!r) return;
+    for (size_t i = 0; i < r->n_choices; i++) {
+        sn_choice *c = &r->choices[i];
+        sn_buf *bufs[] = {&c->ids, &c->told, &c->alternatives, &c->text, &c->calls_sent};
+        for (size_t k = 0; k < sizeof bufs / sizeof *bufs; k++) sn_buf_fini(bufs[k]);
+        json_decref(c->answer);
+    }
+    for (size_t i = 0; r->embeddings && i < r->n_prompts && r->request->kind == SN_REQUEST_EMBEDDING; i++)
+        json_decref(r->embeddings[i]);
+    sn_response_state_free(&r->response);
+    free(r->embeddings);
+    free(r->choices);
+    free(r->prompts);
+    sn_buf_fini(&r->out);
+    free(r);
+    *reply = NULL;
+}
+
+/* -- sending -- */
+
+static void put(sn_reply *r, const void *bytes, size_t len) {
+    sn_err err;
+    if (sn_buf_append(&r->out, bytes, len, &err)) r->no_memory = true;
+}
+
+static int put_json(const char *bytes, size_t len, void *reply) {
+    put(reply, bytes, len);
+    return 0;
+}
+
+void sn_reply_send_text(sn_reply *r, const char *text) { put(r, text, strlen(text)); }
+
+void sn_reply_send(sn_reply *r, const char *name, json_t *data) {
+    if (name) {
+        sn_reply_send_text(r, "event: ");
+        sn_reply_send_text(r, name);
+        sn_reply_send_text(r, "\n");
+    }
+    if (r->request->stream) sn_reply_send_text(r, "data: ");
+    if (!data || json_dump_callback(data, put_json, r, JSON_COMPACT)) r->no_memory = true;
+    if (r->request->stream) sn_reply_send_text(r, "\n\n");
+    json_decref(data);
+}
+
+void sn_reply_set(sn_reply *r, json_t *object, const char *key, json_t *value) {
+    if (json_object_set_new(object, key, value)) r->no_memory = true;
+}
+
+const char *sn_reply_take(sn_reply *r, size_t *len) {
+    size_t rest = r->out.len - r->taken;
+    if (r->taken && rest) memmove(r->out.data, r->out.data + r->taken, rest);
+    r->out.len = r->taken = rest;
+    *len = rest;
+    return rest ? (const char *)r->out.data : "";
+}
+
+/* Called first by everything that may send: what was taken is no longer borrowed. */
+static void open_out(sn_reply *r) {
+    size_t rest = r->out.len - r->taken;
+    if (r->taken && rest) memmove(r->out.data, r->out.data + r->taken, rest);
+    r->out.len = rest;
+    r->taken = 0;
+    if (!r->begun && r->request->stream && r->form->begin) r->form->begin(r);
+    r->begun = true;
+}
+
+static bool done(const sn_reply *r, sn_openai_error *error) {
+    return !r->no_memory || sn_openai_fail(error, 500, NULL, NULL, "the server is out of memory for this reply");
+}
+
+json_t *sn_reply_start(sn_reply *r, const char *object) {
+    json_t *start = json_pack("{s:s, s:s, s:I, s:s, s:s}", "id", r->id, "object", object, "created",
+                              (json_int_t)r->created, "model", sn_served_model_name(r->served), "system_fingerprint",
+                              "swarm-" SN_VERSION);
+    if (!start) r->no_memory = true;
+    return start;
+}
+
+void sn_reply_call_id(const sn_reply *r, size_t choice, size_t call, char out[SN_CALL_ID_BYTES]) {
+    static const char digits[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    uint64_t h = (r->id_hash ^ (choice * 1024 + call + 1)) * 0x9e3779b97f4a7c15u;
+    h ^= h >> 29;
+    h *= 0xbf58476d1ce4e5b9u;
+    h ^= h >> 32;
+    for (int i = 0; i < SN_CALL_ID_BYTES - 1; i++, h /= 62) out[i] = digits[h % 62];
+    out[SN_CALL_ID_BYTES - 1] = 0;
+}
+
+/* -- usage -- */
+
+void sn_reply_prompt(sn_reply *r, size_t prompt, size_t n_tokens, size_t cached, bool thinks) {
+    r->prompts[prompt] = (sn_prompt_usage){n_tokens, cached, thinks};
+}
+
+size_t sn_reply_tokens(const sn_reply *r) {
+    size_t n = 0;
+    for (size_t i = 0; i < r->n_choices; i++) n += n_ids(&r->choices[i]);
+    return n;
+}
+
+sn_usage sn_reply_count(const sn_reply *r) {
+    sn_usage u = {.completion = sn_reply_tokens(r)};
+    for (size_t i = 0; i < r->n_prompts; i++) {
+        u.prompt += r->prompts[i].tokens;
+        u.cached += r->prompts[i].cached;
+    }
+    for (size_t i = 0; i < r->n_choices; i++) u.reasoning += r->choices[i].n_reasoning;
+    return u;
+}
+
+json_t *sn_reply_usage(sn_reply *r) {
+    const sn_usage u = sn_reply_count(r);
+    json_t *usage = json_pack("{s:I, s:I, s:I, s:{s:I}, s:{s:I}}", "prompt_tokens", (json_int_t)u.prompt,
+                              "completion_tokens", (json_int_t)u.completion, "total_tokens",
+                              (json_int_t)(u.prompt + u.completion), "prompt_tokens_details", "cached_tokens",
+                              (json_int_t)u.cached, "completion_tokens_details", "reasoning_tokens",
+                              (json_int_t)u.reasoning);
+    if (!usage) r->no_memory = true;
+    return usage;
+}
+
+/* -- the answer of a chat -- */
+
+/* How many of the len bytes are final: those before a stop string, and before what may be the beginning of one. Only
+ * places from `from` on are looked at, since those before were final already. */
+static size_t cut_at_stop(const sn_request *q, const char *text, size_t from, size_t len, bool ended) {
+    for (size_t at = from; at < len && q->n_stops; at++)
+        for (size_t i = 0; i < q->n_stops; i++) {
+            size_t n = strlen(q->stops[i]), here = sn_min_size(n, len - at);
+            if (!memcmp(text + at, q->stops[i], here) && (here == n || !ended)) return at;
+        }
+    return len;
+}
+
+const char *sn_choice_text(const sn_reply *r, const sn_choice *c, const char *key, size_t *len) {
+    const json_t *value = json_object_get(c->answer, key);
+    const char *text = json_string_value(value);
+    size_t from = *key == 'c' ? c->text_sent : c->reasoning_sent;
+    *len = json_string_length(value);
+    if (from < *len) *len = cut_at_stop(r->request, text, from, *len, c->finish != NULL);
+    return text ? text : "";
+}
+
+size_t sn_choice_calls(const sn_reply *r, const sn_choice *c) {
+    size_t n = json_array_size(json_object_get(c->answer, "tool_calls"));
+    return n > 1 && !r->request->parallel_calls ? 1 : n;
+}
+
+const json_t *sn_choice_call(const sn_choice *c, size_t call) {
+    return json_object_get(json_array_get(json_object_get(c->answer, "tool_calls"), call), "function");
+}
+
+/* The message that the first n tokens are; a new reference. */
+static json_t *read_answer(const sn_reply *r, const sn_choice *c, size_t n, bool ends, sn_openai_error *error) {
+    char *json = NULL;
+    size_t len = 0;
+    swarm_error *cause = NULL;
+    const sn_request *q = r->request;
+    int flags = (ends ? SWARM_ANSWER_ENDS : 0) | (r->prompts[c->prompt].thinks ? SWARM_ANSWER_THINKS : 0);
+    if (swarm_model_read_answer(sn_served_model_get(r->served), q->tools, q->tools_len, flags,
+                                n ? (const int32_t *)(const void *)c->ids.data : NULL, n, &json, &len, &cause)) {
+        sn_openai_fail_swarm(error, cause);
+        return NULL;
+    }
+    json_t *answer = json_loadb(json, len, JSON_ALLOW_NUL, NULL);
+    swarm_free(json);
+    if (!answer) sn_openai_fail(error, 500, NULL, NULL, "the server is out of memory for an answer");
+    return answer;
+}
+
+static bool update_answer(sn_reply *r, sn_choice *c, sn_openai_error *error) {
+    json_t *answer = read_answer(r, c, n_ids(c), c->finish != NULL, error);
+    if (!answer) return false;
+    json_decref(c->answer);
+    c->answer = answer;
+    return true;
+}
+
+static void send_text(sn_reply *r, sn_choice *c, sn_answer_part part, const char *key, size_t *sent) {
+    size_t len;
+    const char *text = sn_choice_text(r, c, key, &len);
+    if (len <= *sent) return;
+    r->form->delta(r, c, part, 0, text + *sent, len - *sent);
+    *sent = len;
+}
+
+static void send_calls(sn_reply *r, sn_choice *c) {
+    sn_err err;
+    for (size_t i = 0; i < sn_choice_calls(r, c); i++) {
+        const json_t *arguments = json_object_get(sn_choice_call(c, i), "arguments");
+        const char *text = json_string_value(arguments);
+        size_t len = json_string_length(arguments), none = 0;
+        bool begins = i == c->calls_sent.len / sizeof none;
+        if (begins && sn_buf_append(&c->calls_sent, &none, sizeof none, &err)) {
+            r->no_memory = true;
+            return;
+        }
+        size_t *sent = (size_t *)(void *)c->calls_sent.data + i;
+        if (begins || len > *sent) r->form->delta(r, c, SN_PART_CALL, i, text + *sent, len - *sent);
+        *sent = len;
+    }
+}
+
+static void send_news(sn_reply *r, sn_choice *c) {
+    if (!r->request->stream) return;
+    if (!is_chat(r)) {
+        const char *text = c->text.len ? (const char *)c->text.data : "";
+        if (c->text.len > c->text_sent)
+            r->form->delta(r, c, SN_PART_CONTENT, 0, text + c->text_sent, c->text.len - c->text_sent);
+        c->text_sent = c->text.len;
+        return;
+    }
+    send_text(r, c, SN_PART_REASONING, "reasoning_content", &c->reasoning_sent);
+    send_text(r, c, SN_PART_CONTENT, "content", &c->text_sent);
+    send_calls(r, c);
+}
+
+/* How many tokens the thought took: the fewest that hold all of it. */
+static bool count_reasoning(sn_reply *r, sn_choice *c, sn_openai_error *error) {
+    size_t all = json_string_length(json_object_get(c->answer, "reasoning_content")), low = 0, high = n_ids(c);
+    while (all && low < high) {
+        size_t middle = low + (high - low) / 2;
+        json_t *answer = read_answer(r, c, middle, false, error);
+        if (!answer) return false;
+        if (json_string_length(json_object_get(answer, "reasoning_content")) < all)
+            low = middle + 1;
+        else
+            high = middle;
+        json_decref(answer);
+    }
+    c->n_reasoning = all ? high : 0;
+    return true;
+}
+
+/* -- what happens -- */
+
+static bool keep_token(sn_choice *c, const sn_reply_token *token, sn_err *err) {
+    sn_told_token told = {token->id, token->logprob, c->alternatives.len / sizeof(sn_alternative), token->n_top};
+    for (size_t i = 0; i < token->n_top; i++) {
+        const sn_alternative a = {token->top_ids[i], token->top_logprobs[i]};
+        if (sn_buf_append(&c->alternatives, &a, sizeof a, err)) return false;
+    }
+    return !sn_buf_append(&c->told, &told, sizeof told, err);
+}
+
+bool sn_reply_echo(sn_reply *r, size_t choice, const sn_reply_token *tokens, size_t n, sn_openai_error *error) {
+    sn_choice *c = &r->choices[choice];
+    sn_err err;
+    swarm_error *cause = NULL;
+    char *text = NULL;
+    size_t len = 0;
+    int32_t *ids = NULL;
+    open_out(r);
+    sn_status status = sn_calloc(&ids, n, sizeof *ids, &err);
+    for (size_t i = 0; i < n && !status; i++) {
+        ids[i] = tokens[i].id;
+        if (r->request->logprobs >= 0 && !keep_token(c, &tokens[i], &err)) status = err.status;
+    }
+    bool ok = !status || sn_openai_fail_err(error, &err);
+    if (ok && swarm_model_detokenize(sn_served_model_get(r->served), ids, n, 0, &text, &len, &cause))
+        ok = sn_openai_fail_swarm(error, cause);
+    if (ok && sn_buf_append(&c->text, text, len, &err)) ok = sn_openai_fail_err(error, &err);
+    c->n_echo = c->told.len / sizeof(sn_told_token);
+    c->echo_bytes = c->text.len;
+    swarm_free(text);
+    free(ids);
+    return ok;
+}
+
+bool sn_reply_add_token(sn_reply *r, size_t choice, const sn_reply_token *token, sn_openai_error *error) {
+    sn_choice *c = &r->choices[choice];
+    sn_err err;
+    open_out(r);
+    if (sn_buf_append(&c->ids, &token->id, sizeof token->id, &err)) return sn_openai_fail_err(error, &err);
+    bool shown = r->request->logprobs >= 0 && (r->request->ignore_eos || !sn_served_model_ends(r->served, token->id));
+    if (shown && !keep_token(c, token, &err)) return sn_openai_fail_err(error, &err);
+    if (!is_chat(r) || !r->request->stream) return true;
+    if (!update_answer(r, c, error)) return false;
+    send_news(r, c);
+    return done(r, error);
+}
+
+bool sn_reply_add_text(sn_reply *r, size_t choice, const char *text, size_t len, sn_openai_error *error) {
+    sn_choice *c = &r->choices[choice];
+    sn_err err;
+    if (is_chat(r)) return true;
+    open_out(r);
+    if (sn_buf_append(&c->text, text, len, &err)) return sn_openai_fail_err(error, &err);
+    send_news(r, c);
+    return done(r, error);
+}
+
+bool sn_reply_retract(sn_reply *r, size_t choice, size_t kept_bytes, size_t kept_tokens, sn_openai_error *error) {
+    sn_choice *c = &r->choices[choice];
+    size_t kept_told = c->n_echo + kept_tokens;
+    open_out(r);
+    if (kept_tokens < n_ids(c)) c->ids.len = kept_tokens * sizeof(int32_t);
+    if (kept_told * sizeof(sn_told_token) < c->told.len) c->told.len = kept_told * sizeof(sn_told_token);
+    if (!is_chat(r) && c->echo_bytes + kept_bytes < c->text.len) c->text.len = c->echo_bytes + kept_bytes;
+    if (!r->request->stream) return true;
+    bool sent = c->told_sent > kept_told || c->text.len < c->text_sent;
+    if (is_chat(r)) {
+        size_t content, reasoning, *calls = (size_t *)(void *)c->calls_sent.data;
+        if (!update_answer(r, c, error)) return false;
+        (void)sn_choice_text(r, c, "content", &content);
+        (void)sn_choice_text(r, c, "reasoning_content", &reasoning);
+        sent = c->told_sent > kept_told || content < c->text_sent || reasoning < c->reasoning_sent;
+        for (size_t i = 0; i < c->calls_sent.len / sizeof *calls; i++)
+            sent |= i >= sn_choice_calls(r, c) ||
+                    json_string_length(json_object_get(sn_choice_call(c, i), "arguments")) < calls[i];
+    }
+    return !sent || sn_openai_fail(error, 503, "audit_failed", NULL,
+                                   "an audit found that text which was sent is wrong: ask again for the answer");
+}
+
+bool sn_reply_end(sn_reply *r, size_t choice, const char *finish_reason, sn_openai_error *error) {
+    sn_choice *c = &r->choices[choice];
+    open_out(r);
+    if (c->finish) return true;
+    c->finish = !strcmp(finish_reason, "length") ? "length" : "stop";
+    if (is_chat(r) && (!update_answer(r, c, error) || !count_reasoning(r, c, error))) return false;
+    send_news(r, c);
+    if (!strcmp(c->finish, "stop") && sn_choice_calls(r, c)) c->finish = "tool_calls";
+    if (++r->n_ended == r->n_choices)
+        r->last = c;
+    else if (r->request->stream)
+        r->form->end(r, c, NULL);
+    return done(r, error);
+}
+
+bool sn_reply_finish(sn_reply *r, json_t *swarm, sn_openai_error *error) {
+    if (r->closed) return true;
+    open_out(r);
+    if (r->request->stream && r->last) r->form->end(r, r->last, r->request->include_usage ? NULL : swarm);
+    if (r->request->stream)
+        r->form->finish(r, swarm);
+    else
+        sn_reply_send(r, NULL, r->form->whole(r, swarm));
+    r->closed = true;
+    return done(r, error);
+}
+
+void sn_reply_fail(sn_reply *r, const sn_openai_error *error) {
+    if (r->closed) return;
+    open_out(r);
+    r->no_memory = false;
+    if (r->request->stream)
+        r->form->fail(r, error);
+    else
+        sn_reply_send(r, NULL, sn_openai_error_json(error));
+    r->closed = true;
+}

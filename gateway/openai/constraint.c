@@ -1,5 +1,5 @@
-/* Penalties and biases change logits; a mask then takes away the tokens that the schema does not allow. The state of the
- * grammar after each token of the answer is kept: a draft that was not accepted only shortens the list. */
+/* Penalties and biases change logits; a mask then takes away the tokens that the schema does not allow. The state of
+ * the grammar after each token of the answer is kept: a draft that was not accepted only shortens the list. */
 #include "gateway/openai/constraint.h"
 
 #include "base/mem.h"

@@ -53,7 +53,8 @@ static bool read_field(const sn_field *f, const char *path, const json_t *value,
         *(bool *)at = json_is_true(value);
         return true;
     case SN_FIELD_INT:
-    case SN_FIELD_NUMBER: return read_number(f, path, value, at, error);
+    case SN_FIELD_NUMBER:
+        return read_number(f, path, value, at, error);
     case SN_FIELD_TEXT:
         if (!json_is_string(value)) return wrong_type(path, "a string", error);
         *(const char **)at = json_string_value(value);
@@ -64,10 +65,14 @@ static bool read_field(const sn_field *f, const char *path, const json_t *value,
     case SN_FIELD_LIST:
         if (!json_is_array(value)) return wrong_type(path, "a list", error);
         break;
-    case SN_FIELD_ANY: break;
-    case SN_FIELD_UNUSED_TEXT: return json_is_string(value) || wrong_type(path, "a string", error);
-    case SN_FIELD_UNUSED_OBJECT: return json_is_object(value) || wrong_type(path, "an object", error);
-    case SN_FIELD_UNUSED_LIST: return json_is_array(value) || wrong_type(path, "a list", error);
+    case SN_FIELD_ANY:
+        break;
+    case SN_FIELD_UNUSED_TEXT:
+        return json_is_string(value) || wrong_type(path, "a string", error);
+    case SN_FIELD_UNUSED_OBJECT:
+        return json_is_object(value) || wrong_type(path, "an object", error);
+    case SN_FIELD_UNUSED_LIST:
+        return json_is_array(value) || wrong_type(path, "a list", error);
     case SN_FIELD_ONLY:
         return (json_is_string(value) && sn_is_word(f->words, json_string_value(value))) ||
                sn_openai_fail(error, 400, NULL, path, "'%s' must be one of: %s", path, f->words);
@@ -85,7 +90,7 @@ bool sn_read_fields(const json_t *object, const char *path, const sn_field *fiel
     json_t *value;
     char here[SN_PATH_MAX];
     if (!json_is_object(object)) return wrong_type(*path ? path : "body", "an object", error);
-    json_object_foreach ((json_t *)(uintptr_t)object, name, value) {
+    json_object_foreach((json_t *)(uintptr_t)object, name, value) {
         const sn_field *f = fields;
         while (f->name && strcmp(f->name, name)) f++;
         sn_path(here, path, name, 0);

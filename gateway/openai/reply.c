@@ -12,7 +12,7 @@ static bool is_chat(const sn_reply *r) {
     return r->request->kind == SN_REQUEST_CHAT || r->request->kind == SN_REQUEST_RESPONSE;
 }
 
-static size_t n_ids(const sn_choice *c) { return c->ids.len / sizeof(int32_t); }
+static size_t n_ids(const sn_reply_choice *c) { return c->ids.len / sizeof(int32_t); }
 
 /* -- beginning and end -- */
 
@@ -50,7 +50,7 @@ bool sn_reply_new(const sn_request *request, const sn_served_model *served, cons
     if (!status) status = sn_calloc(&r->embeddings, generates ? 0 : r->n_prompts, sizeof *r->embeddings, &err);
     if (!status) r->n_choices = n;
     for (size_t i = 0; i < r->n_choices; i++) {
-        sn_choice *c = &r->choices[i];
+        sn_reply_choice *c = &r->choices[i];
         c->index = i;
         c->prompt = i / (size_t)request->n;
         sn_buf *bufs[] = {&c->ids, &c->told, &c->alternatives, &c->text, &c->calls_sent};
@@ -65,7 +65,7 @@ void sn_reply_free(sn_reply **reply) {
     sn_reply *r = *reply;
     if (!r) return;
     for (size_t i = 0; i < r->n_choices; i++) {
-        sn_choice *c = &r->choices[i];
+        sn_reply_choice *c = &r->choices[i];
         sn_buf *bufs[] = {&c->ids, &c->told, &c->alternatives, &c->text, &c->calls_sent};
         for (size_t k = 0; k < sizeof bufs / sizeof *bufs; k++) sn_buf_fini(bufs[k]);
         json_decref(c->answer);
@@ -134,9 +134,9 @@ static bool done(const sn_reply *r, sn_openai_error *error) {
 }
 
 json_t *sn_reply_start(sn_reply *r, const char *object) {
-    json_t *start = json_pack("{s:s, s:s, s:I, s:s, s:s}", "id", r->id, "object", object, "created",
-                              (json_int_t)r->created, "model", sn_served_model_name(r->served), "system_fingerprint",
-                              "swarm-" SN_VERSION);
+    json_t *start =
+        json_pack("{s:s, s:s, s:I, s:s, s:s}", "id", r->id, "object", object, "created", (json_int_t)r->created,
+                  "model", sn_served_model_name(r->served), "system_fingerprint", "swarm-" SN_VERSION);
     if (!start) r->no_memory = true;
     return start;
 }
@@ -175,11 +175,11 @@ sn_usage sn_reply_count(const sn_reply *r) {
 
 json_t *sn_reply_usage(sn_reply *r) {
     const sn_usage u = sn_reply_count(r);
-    json_t *usage = json_pack("{s:I, s:I, s:I, s:{s:I}, s:{s:I}}", "prompt_tokens", (json_int_t)u.prompt,
-                              "completion_tokens", (json_int_t)u.completion, "total_tokens",
-                              (json_int_t)(u.prompt + u.completion), "prompt_tokens_details", "cached_tokens",
-                              (json_int_t)u.cached, "completion_tokens_details", "reasoning_tokens",
-                              (json_int_t)u.reasoning);
+    json_t *usage =
+        json_pack("{s:I, s:I, s:I, s:{s:I}, s:{s:I}}", "prompt_tokens", (json_int_t)u.prompt, "completion_tokens",
+                  (json_int_t)u.completion, "total_tokens", (json_int_t)(u.prompt + u.completion),
+                  "prompt_tokens_details", "cached_tokens", (json_int_t)u.cached, "completion_tokens_details",
+                  "reasoning_tokens", (json_int_t)u.reasoning);
     if (!usage) r->no_memory = true;
     return usage;
 }
@@ -197,7 +197,7 @@ static size_t cut_at_stop(const sn_request *q, const char *text, size_t from, si
     return len;
 }
 
-const char *sn_choice_text(const sn_reply *r, const sn_choice *c, const char *key, size_t *len) {
+const char *sn_choice_text(const sn_reply *r, const sn_reply_choice *c, const char *key, size_t *len) {
     const json_t *value = json_object_get(c->answer, key);
     const char *text = json_string_value(value);
     size_t from = *key == 'c' ? c->text_sent : c->reasoning_sent;
@@ -206,17 +206,17 @@ const char *sn_choice_text(const sn_reply *r, const sn_choice *c, const char *ke
     return text ? text : "";
 }
 
-size_t sn_choice_calls(const sn_reply *r, const sn_choice *c) {
+size_t sn_choice_calls(const sn_reply *r, const sn_reply_choice *c) {
     size_t n = json_array_size(json_object_get(c->answer, "tool_calls"));
     return n > 1 && !r->request->parallel_calls ? 1 : n;
 }
 
-const json_t *sn_choice_call(const sn_choice *c, size_t call) {
+const json_t *sn_choice_call(const sn_reply_choice *c, size_t call) {
     return json_object_get(json_array_get(json_object_get(c->answer, "tool_calls"), call), "function");
 }
 
 /* The message that the first n tokens are; a new reference. */
-static json_t *read_answer(const sn_reply *r, const sn_choice *c, size_t n, bool ends, sn_openai_error *error) {
+static json_t *read_answer(const sn_reply *r, const sn_reply_choice *c, size_t n, bool ends, sn_openai_error *error) {
     char *json = NULL;
     size_t len = 0;
     swarm_error *cause = NULL;
@@ -233,7 +233,7 @@ static json_t *read_answer(const sn_reply *r, const sn_choice *c, size_t n, bool
     return answer;
 }
 
-static bool update_answer(sn_reply *r, sn_choice *c, sn_openai_error *error) {
+static bool update_answer(sn_reply *r, sn_reply_choice *c, sn_openai_error *error) {
     json_t *answer = read_answer(r, c, n_ids(c), c->finish != NULL, error);
     if (!answer) return false;
     json_decref(c->answer);
@@ -241,7 +241,7 @@ static bool update_answer(sn_reply *r, sn_choice *c, sn_openai_error *error) {
     return true;
 }
 
-static void send_text(sn_reply *r, sn_choice *c, sn_answer_part part, const char *key, size_t *sent) {
+static void send_text(sn_reply *r, sn_reply_choice *c, sn_answer_part part, const char *key, size_t *sent) {
     size_t len;
     const char *text = sn_choice_text(r, c, key, &len);
     if (len <= *sent) return;
@@ -249,7 +249,7 @@ static void send_text(sn_reply *r, sn_choice *c, sn_answer_part part, const char
     *sent = len;
 }
 
-static void send_calls(sn_reply *r, sn_choice *c) {
+static void send_calls(sn_reply *r, sn_reply_choice *c) {
     sn_err err;
     for (size_t i = 0; i < sn_choice_calls(r, c); i++) {
         const json_t *arguments = json_object_get(sn_choice_call(c, i), "arguments");
@@ -266,7 +266,7 @@ static void send_calls(sn_reply *r, sn_choice *c) {
     }
 }
 
-static void send_news(sn_reply *r, sn_choice *c) {
+static void send_news(sn_reply *r, sn_reply_choice *c) {
     if (!r->request->stream) return;
     if (!is_chat(r)) {
         const char *text = c->text.len ? (const char *)c->text.data : "";
@@ -281,7 +281,7 @@ static void send_news(sn_reply *r, sn_choice *c) {
 }
 
 /* How many tokens the thought took: the fewest that hold all of it. */
-static bool count_reasoning(sn_reply *r, sn_choice *c, sn_openai_error *error) {
+static bool count_reasoning(sn_reply *r, sn_reply_choice *c, sn_openai_error *error) {
     size_t all = json_string_length(json_object_get(c->answer, "reasoning_content")), low = 0, high = n_ids(c);
     while (all && low < high) {
         size_t middle = low + (high - low) / 2;
@@ -299,7 +299,7 @@ static bool count_reasoning(sn_reply *r, sn_choice *c, sn_openai_error *error) {
 
 /* -- what happens -- */
 
-static bool keep_token(sn_choice *c, const sn_reply_token *token, sn_err *err) {
+static bool keep_token(sn_reply_choice *c, const sn_reply_token *token, sn_err *err) {
     sn_told_token told = {token->id, token->logprob, c->alternatives.len / sizeof(sn_alternative), token->n_top};
     for (size_t i = 0; i < token->n_top; i++) {
         const sn_alternative a = {token->top_ids[i], token->top_logprobs[i]};
@@ -309,7 +309,7 @@ static bool keep_token(sn_choice *c, const sn_reply_token *token, sn_err *err) {
 }
 
 bool sn_reply_echo(sn_reply *r, size_t choice, const sn_reply_token *tokens, size_t n, sn_openai_error *error) {
-    sn_choice *c = &r->choices[choice];
+    sn_reply_choice *c = &r->choices[choice];
     sn_err err;
     swarm_error *cause = NULL;
     char *text = NULL;
@@ -333,7 +333,7 @@ bool sn_reply_echo(sn_reply *r, size_t choice, const sn_reply_token *tokens, siz
 }
 
 bool sn_reply_add_token(sn_reply *r, size_t choice, const sn_reply_token *token, sn_openai_error *error) {
-    sn_choice *c = &r->choices[choice];
+    sn_reply_choice *c = &r->choices[choice];
     sn_err err;
     open_out(r);
     if (sn_buf_append(&c->ids, &token->id, sizeof token->id, &err)) return sn_openai_fail_err(error, &err);
@@ -346,7 +346,7 @@ bool sn_reply_add_token(sn_reply *r, size_t choice, const sn_reply_token *token,
 }
 
 bool sn_reply_add_text(sn_reply *r, size_t choice, const char *text, size_t len, sn_openai_error *error) {
-    sn_choice *c = &r->choices[choice];
+    sn_reply_choice *c = &r->choices[choice];
     sn_err err;
     if (is_chat(r)) return true;
     open_out(r);
@@ -356,7 +356,7 @@ bool sn_reply_add_text(sn_reply *r, size_t choice, const char *text, size_t len,
 }
 
 bool sn_reply_retract(sn_reply *r, size_t choice, size_t kept_bytes, size_t kept_tokens, sn_openai_error *error) {
-    sn_choice *c = &r->choices[choice];
+    sn_reply_choice *c = &r->choices[choice];
     size_t kept_told = c->n_echo + kept_tokens;
     open_out(r);
     if (kept_tokens < n_ids(c)) c->ids.len = kept_tokens * sizeof(int32_t);
@@ -379,7 +379,7 @@ bool sn_reply_retract(sn_reply *r, size_t choice, size_t kept_bytes, size_t kept
 }
 
 bool sn_reply_end(sn_reply *r, size_t choice, const char *finish_reason, sn_openai_error *error) {
-    sn_choice *c = &r->choices[choice];
+    sn_reply_choice *c = &r->choices[choice];
     open_out(r);
     if (c->finish) return true;
     c->finish = !strcmp(finish_reason, "length") ? "length" : "stop";

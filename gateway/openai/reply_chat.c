@@ -7,7 +7,7 @@
 static json_t *or_null(json_t *value) { return value ? value : json_null(); }
 
 /* One chunk with one choice. delta: taken. finish: NULL: it goes on. */
-static void send_chunk(sn_reply *r, sn_choice *c, json_t *delta, const char *finish, json_t *swarm) {
+static void send_chunk(sn_reply *r, sn_reply_choice *c, json_t *delta, const char *finish, json_t *swarm) {
     json_t *chunk = sn_reply_start(r, "chat.completion.chunk"), *logprobs = NULL;
     if (r->request->logprobs >= 0) logprobs = json_pack("{s:o, s:n}", "content", sn_chat_logprobs(r, c), "refusal");
     json_t *choice = json_pack("{s:I, s:o, s:o, s:s?}", "index", (json_int_t)c->index, "delta", delta, "logprobs",
@@ -19,7 +19,7 @@ static void send_chunk(sn_reply *r, sn_choice *c, json_t *delta, const char *fin
     sn_reply_send(r, NULL, chunk);
 }
 
-static void begin_choice(sn_reply *r, sn_choice *c) {
+static void begin_choice(sn_reply *r, sn_reply_choice *c) {
     if (c->begun) return;
     c->begun = true;
     size_t told = c->told.len;
@@ -28,14 +28,15 @@ static void begin_choice(sn_reply *r, sn_choice *c) {
     c->told.len = told;
 }
 
-static json_t *call_json(const sn_reply *r, const sn_choice *c, size_t call, const char *arguments, size_t len) {
+static json_t *call_json(const sn_reply *r, const sn_reply_choice *c, size_t call, const char *arguments, size_t len) {
     char id[SN_CALL_ID_BYTES];
     sn_reply_call_id(r, c->index, call, id);
     return json_pack("{s:s, s:s, s:{s:O, s:s%}}", "id", id, "type", "function", "function", "name",
                      json_object_get(sn_choice_call(c, call), "name"), "arguments", arguments, len);
 }
 
-static void chat_delta(sn_reply *r, sn_choice *c, sn_answer_part part, size_t call, const char *text, size_t len) {
+static void chat_delta(sn_reply *r, sn_reply_choice *c, sn_answer_part part, size_t call, const char *text,
+                       size_t len) {
     begin_choice(r, c);
     if (part != SN_PART_CALL) {
         const char *key = part == SN_PART_CONTENT ? "content" : "reasoning_content";
@@ -45,13 +46,14 @@ static void chat_delta(sn_reply *r, sn_choice *c, sn_answer_part part, size_t ca
     const char *arguments = json_string_value(json_object_get(sn_choice_call(c, call), "arguments"));
     json_t *head = json_pack("{s:I}", "index", (json_int_t)call);
     bool begins = text == arguments;
-    json_t *rest = begins ? call_json(r, c, call, text, len) : json_pack("{s:{s:s%}}", "function", "arguments", text, len);
+    json_t *rest =
+        begins ? call_json(r, c, call, text, len) : json_pack("{s:{s:s%}}", "function", "arguments", text, len);
     if (json_object_update(head, rest)) r->no_memory = true;
     json_decref(rest);
     send_chunk(r, c, json_pack("{s:[o]}", "tool_calls", head), NULL, NULL);
 }
 
-static void chat_end(sn_reply *r, sn_choice *c, json_t *swarm) {
+static void chat_end(sn_reply *r, sn_reply_choice *c, json_t *swarm) {
     begin_choice(r, c);
     send_chunk(r, c, json_object(), c->finish, swarm);
 }
@@ -67,7 +69,7 @@ static void chat_finish(sn_reply *r, json_t *swarm) {
     sn_reply_send_text(r, "data: [DONE]\n\n");
 }
 
-static json_t *message_json(sn_reply *r, sn_choice *c) {
+static json_t *message_json(sn_reply *r, sn_reply_choice *c) {
     size_t content_len, reasoning_len, n_calls = sn_choice_calls(r, c);
     const char *content = sn_choice_text(r, c, "content", &content_len);
     const char *reasoning = sn_choice_text(r, c, "reasoning_content", &reasoning_len);
@@ -78,8 +80,8 @@ static json_t *message_json(sn_reply *r, sn_choice *c) {
     json_t *calls = n_calls ? json_array() : NULL;
     for (size_t i = 0; i < n_calls; i++) {
         const json_t *arguments = json_object_get(sn_choice_call(c, i), "arguments");
-        if (json_array_append_new(
-                calls, call_json(r, c, i, json_string_value(arguments), json_string_length(arguments))))
+        if (json_array_append_new(calls,
+                                  call_json(r, c, i, json_string_value(arguments), json_string_length(arguments))))
             r->no_memory = true;
     }
     if (calls) sn_reply_set(r, message, "tool_calls", calls);
@@ -89,7 +91,7 @@ static json_t *message_json(sn_reply *r, sn_choice *c) {
 static json_t *chat_whole(sn_reply *r, json_t *swarm) {
     json_t *body = sn_reply_start(r, "chat.completion"), *choices = json_array();
     for (size_t i = 0; i < r->n_choices; i++) {
-        sn_choice *c = &r->choices[i];
+        sn_reply_choice *c = &r->choices[i];
         json_t *logprobs = NULL;
         if (r->request->logprobs >= 0) logprobs = json_pack("{s:o, s:n}", "content", sn_chat_logprobs(r, c), "refusal");
         if (json_array_append_new(choices, json_pack("{s:I, s:o, s:o, s:s?}", "index", (json_int_t)i, "message",

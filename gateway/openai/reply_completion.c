@@ -5,7 +5,7 @@
 #include <string.h>
 
 /* {"index", "text", "logprobs", "finish_reason"}, with the log-probabilities that the client does not have yet. */
-static json_t *choice_json(sn_reply *r, sn_choice *c, const char *text, size_t len) {
+static json_t *choice_json(sn_reply *r, sn_reply_choice *c, const char *text, size_t len) {
     json_t *logprobs = r->request->logprobs >= 0 ? sn_completion_logprobs(r, c) : json_null();
     return json_pack("{s:I, s:s%, s:o, s:s?}", "index", (json_int_t)c->index, "text", text, len, "logprobs", logprobs,
                      "finish_reason", c->finish);
@@ -19,7 +19,7 @@ static void send_chunk(sn_reply *r, json_t *choices, bool usage, json_t *swarm) 
     sn_reply_send(r, NULL, chunk);
 }
 
-static void completion_delta(sn_reply *r, sn_choice *c, sn_answer_part part, size_t call, const char *text,
+static void completion_delta(sn_reply *r, sn_reply_choice *c, sn_answer_part part, size_t call, const char *text,
                              size_t len) {
     const char *finish = c->finish;
     (void)part, (void)call;
@@ -28,7 +28,7 @@ static void completion_delta(sn_reply *r, sn_choice *c, sn_answer_part part, siz
     c->finish = finish;
 }
 
-static void completion_end(sn_reply *r, sn_choice *c, json_t *swarm) {
+static void completion_end(sn_reply *r, sn_reply_choice *c, json_t *swarm) {
     send_chunk(r, json_pack("[o]", choice_json(r, c, "", 0)), r->request->continuous_usage, swarm);
 }
 
@@ -40,8 +40,9 @@ static void completion_finish(sn_reply *r, json_t *swarm) {
 static json_t *completion_whole(sn_reply *r, json_t *swarm) {
     json_t *body = sn_reply_start(r, "text_completion"), *choices = json_array();
     for (size_t i = 0; i < r->n_choices; i++) {
-        sn_choice *c = &r->choices[i];
-        if (json_array_append_new(choices, choice_json(r, c, c->text.len ? (const char *)c->text.data : "", c->text.len)))
+        sn_reply_choice *c = &r->choices[i];
+        if (json_array_append_new(choices,
+                                  choice_json(r, c, c->text.len ? (const char *)c->text.data : "", c->text.len)))
             r->no_memory = true;
     }
     sn_reply_set(r, body, "choices", choices);
@@ -84,7 +85,8 @@ bool sn_reply_embedding(sn_reply *r, size_t prompt, const float *embedding, size
     json_decref(r->embeddings[prompt]);
     r->embeddings[prompt] = values;
     return (values && !r->no_memory) ||
-           sn_openai_fail(error, 500, NULL, NULL, "the server is out of memory for this reply, or a value is not finite");
+           sn_openai_fail(error, 500, NULL, NULL,
+                          "the server is out of memory for this reply, or a value is not finite");
 }
 
 static json_t *embedding_whole(sn_reply *r, json_t *swarm) {
@@ -127,9 +129,9 @@ static json_t *piece_json(const sn_served_model *served, int32_t id) {
 char *sn_reply_tokenize(const sn_request *request, const sn_served_model *served, const int32_t *ids, size_t n) {
     json_t *list = json_array();
     for (size_t i = 0; i < n; i++)
-        json_array_append_new(list, request->with_pieces
-                                        ? json_pack("{s:I, s:o}", "id", (json_int_t)ids[i], "piece", piece_json(served, ids[i]))
-                                        : json_integer(ids[i]));
+        json_array_append_new(list, request->with_pieces ? json_pack("{s:I, s:o}", "id", (json_int_t)ids[i], "piece",
+                                                                     piece_json(served, ids[i]))
+                                                         : json_integer(ids[i]));
     return dump(json_pack("{s:o, s:I}", "tokens", list, "count", (json_int_t)n));
 }
 

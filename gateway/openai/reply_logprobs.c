@@ -29,12 +29,12 @@ static size_t characters(const char *bytes, size_t len) {
     return n;
 }
 
-static const sn_told_token *told(const sn_choice *c, size_t *n) {
+static const sn_told_token *told(const sn_reply_choice *c, size_t *n) {
     *n = c->told.len / sizeof(sn_told_token);
     return (const sn_told_token *)(const void *)c->told.data;
 }
 
-static const sn_alternative *alternatives(const sn_choice *c, const sn_told_token *t) {
+static const sn_alternative *alternatives(const sn_reply_choice *c, const sn_told_token *t) {
     return (const sn_alternative *)(const void *)c->alternatives.data + t->top;
 }
 
@@ -77,7 +77,7 @@ static json_t *entry_json(const sn_reply *r, int32_t id, double logprob) {
     return entry;
 }
 
-json_t *sn_chat_logprobs(sn_reply *r, sn_choice *c) {
+json_t *sn_chat_logprobs(sn_reply *r, sn_reply_choice *c) {
     size_t n;
     const sn_told_token *tokens = told(c, &n);
     json_t *list = json_array();
@@ -120,7 +120,7 @@ static void add_top(sn_reply *r, json_t *top, int32_t id, double logprob) {
     json_decref(value);
 }
 
-json_t *sn_completion_logprobs(sn_reply *r, sn_choice *c) {
+json_t *sn_completion_logprobs(sn_reply *r, sn_reply_choice *c) {
     size_t n, n_characters;
     const sn_told_token *all = told(c, &n);
     json_t *tokens = json_array(), *logprobs = json_array(), *tops = json_array(), *offsets = json_array();

@@ -23,20 +23,20 @@ typedef enum sn_answer_part { SN_PART_REASONING, SN_PART_CONTENT, SN_PART_CALL }
 
 enum { SN_CALL_ID_BYTES = 10 }; /* 9 letters and digits, which some templates insist on, and a NUL */
 
-typedef struct sn_choice {
+typedef struct sn_reply_choice {
     size_t index, prompt;
-    sn_buf ids;                        /* int32_t: the answer so far */
-    sn_buf told, alternatives;         /* sn_told_token, of the echoed prompt, too; sn_alternative */
-    size_t n_echo, echo_bytes;         /* of told and text: the echoed prompt */
-    size_t told_sent, offset;          /* tokens that the client got; characters of text before the next one */
-    sn_buf text;                       /* completion: the text so far */
-    json_t *answer;                    /* chat: the message so far, NULL before the first token */
-    size_t text_sent, reasoning_sent;  /* bytes that the client got, of a chat those of the content */
-    sn_buf calls_sent;                 /* size_t for each call that the client knows: bytes of its arguments */
-    size_t n_reasoning;                /* tokens of the thought, known at the end */
+    sn_buf ids;                       /* int32_t: the answer so far */
+    sn_buf told, alternatives;        /* sn_told_token, of the echoed prompt, too; sn_alternative */
+    size_t n_echo, echo_bytes;        /* of told and text: the echoed prompt */
+    size_t told_sent, offset;         /* tokens that the client got; characters of text before the next one */
+    sn_buf text;                      /* completion: the text so far */
+    json_t *answer;                   /* chat: the message so far, NULL before the first token */
+    size_t text_sent, reasoning_sent; /* bytes that the client got, of a chat those of the content */
+    sn_buf calls_sent;                /* size_t for each call that the client knows: bytes of its arguments */
+    size_t n_reasoning;               /* tokens of the thought, known at the end */
     bool begun;
-    const char *finish;                /* "stop", "length", "tool_calls"; NULL before the end */
-} sn_choice;
+    const char *finish; /* "stop", "length", "tool_calls"; NULL before the end */
+} sn_reply_choice;
 
 typedef struct sn_prompt_usage {
     size_t tokens, cached;
@@ -47,10 +47,11 @@ typedef struct sn_reply_form {
     const char *id_prefix;
     void (*begin)(sn_reply *r); /* before the first event of a stream; NULL: nothing */
     /* Of a stream: text that is new in a part. The first of a call may be empty, and begins it. */
-    void (*delta)(sn_reply *r, sn_choice *c, sn_answer_part part, size_t call, const char *text, size_t len);
-    void (*end)(sn_reply *r, sn_choice *c, json_t *swarm); /* of a stream: the choice's end; swarm of the last: or NULL */
-    void (*finish)(sn_reply *r, json_t *swarm);     /* of a stream: what follows the last choice */
-    json_t *(*whole)(sn_reply *r, json_t *swarm);   /* the body, a new reference */
+    void (*delta)(sn_reply *r, sn_reply_choice *c, sn_answer_part part, size_t call, const char *text, size_t len);
+    void (*end)(sn_reply *r, sn_reply_choice *c,
+                json_t *swarm);                   /* of a stream: the choice's end; swarm of the last: or NULL */
+    void (*finish)(sn_reply *r, json_t *swarm);   /* of a stream: what follows the last choice */
+    json_t *(*whole)(sn_reply *r, json_t *swarm); /* the body, a new reference */
     void (*fail)(sn_reply *r, const sn_openai_error *error); /* of a stream */
 } sn_reply_form;
 extern const sn_reply_form sn_chat_form, sn_completion_form, sn_response_form, sn_embedding_form;
@@ -62,14 +63,14 @@ struct sn_reply {
     char id[80];      /* with its prefix */
     uint64_t id_hash; /* for the ids of calls and items */
     int64_t created;
-    sn_choice *choices; /* (n_choices) */
+    sn_reply_choice *choices; /* (n_choices) */
     size_t n_choices, n_ended;
     sn_prompt_usage *prompts; /* (n_prompts) */
     size_t n_prompts;
     json_t **embeddings; /* (n_prompts) of an embedding */
     sn_buf out;
     size_t taken;
-    sn_choice *last; /* the choice that ended last: its end is told with what sn_reply_finish brings */
+    sn_reply_choice *last; /* the choice that ended last: its end is told with what sn_reply_finish brings */
     bool begun, closed, no_memory;
     struct sn_response_state *response; /* of reply_response.c; NULL: none */
 };
@@ -96,14 +97,15 @@ sn_usage sn_reply_count(const sn_reply *r);
 /* An id of 9 letters and digits for a part of this reply. */
 void sn_reply_call_id(const sn_reply *r, size_t choice, size_t call, char out[SN_CALL_ID_BYTES]);
 /* A text of the choice's answer, as far as it is final: cut where a stop string begins or may begin. */
-const char *sn_choice_text(const sn_reply *r, const sn_choice *c, const char *key, size_t *len);
+const char *sn_choice_text(const sn_reply *r, const sn_reply_choice *c, const char *key, size_t *len);
 /* Calls of the choice's answer; with parallel calls not wanted, the first. NULL: none. */
-size_t sn_choice_calls(const sn_reply *r, const sn_choice *c);
+size_t sn_choice_calls(const sn_reply *r, const sn_reply_choice *c);
 /* A call's {"name", "arguments"}. */
-const json_t *sn_choice_call(const sn_choice *c, size_t call);
+const json_t *sn_choice_call(const sn_reply_choice *c, size_t call);
 
 /* -- log-probabilities (reply_logprobs.c): of tokens [told_sent, told), which then count as sent -- */
-json_t *sn_chat_logprobs(sn_reply *r, sn_choice *c);      /* a list of {"token", "logprob", "bytes", "top_logprobs"} */
-json_t *sn_completion_logprobs(sn_reply *r, sn_choice *c); /* {"tokens", "token_logprobs", "top_logprobs", "text_offset"} */
+json_t *sn_chat_logprobs(sn_reply *r, sn_reply_choice *c); /* a list of {"token", "logprob", "bytes", "top_logprobs"} */
+json_t *sn_completion_logprobs(sn_reply *r,
+                               sn_reply_choice *c); /* {"tokens", "token_logprobs", "top_logprobs", "text_offset"} */
 
 #endif

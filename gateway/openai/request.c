@@ -1,5 +1,6 @@
 /* A body becomes a request: its JSON is loaded within limits, read by the table of its kind (request_fields.c), and put
- * together subject by subject. Memory that the request's lists need hangs on a chain of blocks that is freed with it. */
+ * together subject by subject. Memory that the request's lists need hangs on a chain of blocks that is freed with it.
+ */
 #include "gateway/openai/request_private.h"
 
 #include <limits.h>
@@ -100,7 +101,8 @@ static bool take_stop(sn_parse *p, const json_t *stop, const char *path) {
     size_t len = json_string_length(stop);
     if (!json_is_string(stop)) return sn_openai_fail(p->error, 400, NULL, path, "'%s' must be a string", path);
     if (!len || len > SN_REQUEST_STOP_MAX)
-        return sn_openai_fail(p->error, 400, NULL, path, "'%s' must have 1 to %d bytes", path, (int)SN_REQUEST_STOP_MAX);
+        return sn_openai_fail(p->error, 400, NULL, path, "'%s' must have 1 to %d bytes", path,
+                              (int)SN_REQUEST_STOP_MAX);
     p->r->stops[p->r->n_stops++] = json_string_value(stop);
     return true;
 }
@@ -125,8 +127,7 @@ static bool parse_stream(sn_parse *p) {
     struct {
         bool usage, continuous, obfuscation;
     } options = {0};
-#define OPTION(name, member)                                                                                           \
-    {name, SN_FIELD_FLAG, (size_t)((char *)&options.member - (char *)&options), 0, 0, NULL}
+#define OPTION(name, member) {name, SN_FIELD_FLAG, (size_t)((char *)&options.member - (char *)&options), 0, 0, NULL}
     const sn_field fields[] = {OPTION("include_usage", usage),
                                OPTION("continuous_usage_stats", continuous),
                                OPTION("include_obfuscation", obfuscation),
@@ -156,7 +157,7 @@ bool sn_parse_logit_bias(sn_parse *p) {
     if (!json_object_size(all)) return true;
     p->r->biases = sn_parse_alloc(p, json_object_size(all), sizeof *p->r->biases);
     if (!p->r->biases) return false;
-    json_object_foreach ((json_t *)(uintptr_t)all, key, value) {
+    json_object_foreach((json_t *)(uintptr_t)all, key, value) {
         char *end = NULL;
         long id = *key >= '0' && *key <= '9' ? strtol(key, &end, 10) : -1;
         double bias = json_number_value(value);
@@ -256,9 +257,10 @@ static bool dump_chat(sn_parse *p) {
 static bool check_answer(sn_parse *p) {
     const sn_request *r = p->r;
     if (r->schema && r->tools)
-        return sn_openai_fail(p->error, 400, "unsupported_parameter", "response_format",
-                              "an answer in a response format and calls of tools cannot be asked for at once: leave out "
-                              "the tools, or set 'tool_choice' to \"none\"");
+        return sn_openai_fail(
+            p->error, 400, "unsupported_parameter", "response_format",
+            "an answer in a response format and calls of tools cannot be asked for at once: leave out "
+            "the tools, or set 'tool_choice' to \"none\"");
     if (r->ignore_eos && (r->schema || r->tool_choice >= SN_TOOLS_REQUIRED))
         return sn_openai_fail(p->error, 400, NULL, "ignore_eos",
                               "'ignore_eos' cannot go with an answer of a given form, which has an end");
@@ -384,10 +386,11 @@ bool sn_request_check_length(const sn_request *r, size_t n_tokens, const sn_requ
                               "the prompt has %zu tokens, and the context holds %zu with the answer: shorten it",
                               n_tokens, context);
     if (answer > context - n_tokens)
-        return sn_openai_fail(error, 400, "context_length_exceeded", param,
-                              "%zu tokens of the prompt and %zu of the answer do not fit into the context of %zu: shorten "
-                              "one of them",
-                              n_tokens, answer, context);
+        return sn_openai_fail(
+            error, 400, "context_length_exceeded", param,
+            "%zu tokens of the prompt and %zu of the answer do not fit into the context of %zu: shorten "
+            "one of them",
+            n_tokens, answer, context);
     return true;
 }
 

@@ -1,24 +1,24 @@
 /* The fields of each kind of body. docs/SERVER.md explains them one by one. */
 #include "gateway/openai/request_private.h"
 
-#define AT(member)                 offsetof(sn_body, member)
-#define FLAG(name, member)         {name, SN_FIELD_FLAG, AT(member), 0, 0, NULL}
-#define INT(name, member, lo, hi)  {name, SN_FIELD_INT, AT(member), lo, hi, NULL}
-#define NUM(name, member, lo, hi)  {name, SN_FIELD_NUMBER, AT(member), lo, hi, NULL}
-#define TEXT(name, member)         {name, SN_FIELD_TEXT, AT(member), 0, 0, NULL}
-#define OBJECT(name, member)       {name, SN_FIELD_OBJECT, AT(member), 0, 0, NULL}
-#define LIST(name, member)         {name, SN_FIELD_LIST, AT(member), 0, 0, NULL}
-#define ANY(name, member)          {name, SN_FIELD_ANY, AT(member), 0, 0, NULL}
-#define ONLY(name, words)          {name, SN_FIELD_ONLY, 0, 0, 0, words}
-#define UNUSED_TEXT(name)          {name, SN_FIELD_UNUSED_TEXT, 0, 0, 0, NULL}
-#define UNUSED_OBJECT(name)        {name, SN_FIELD_UNUSED_OBJECT, 0, 0, 0, NULL}
-#define REFUSED(name, why)         {name, SN_FIELD_REFUSED, 0, 0, 0, why}
-#define END                        {NULL, SN_FIELD_ANY, 0, 0, 0, NULL}
+#define AT(member)                offsetof(sn_body, member)
+#define FLAG(name, member)        {name, SN_FIELD_FLAG, AT(member), 0, 0, NULL}
+#define INT(name, member, lo, hi) {name, SN_FIELD_INT, AT(member), lo, hi, NULL}
+#define NUM(name, member, lo, hi) {name, SN_FIELD_NUMBER, AT(member), lo, hi, NULL}
+#define TEXT(name, member)        {name, SN_FIELD_TEXT, AT(member), 0, 0, NULL}
+#define OBJECT(name, member)      {name, SN_FIELD_OBJECT, AT(member), 0, 0, NULL}
+#define LIST(name, member)        {name, SN_FIELD_LIST, AT(member), 0, 0, NULL}
+#define ANY(name, member)         {name, SN_FIELD_ANY, AT(member), 0, 0, NULL}
+#define ONLY(name, words)         {name, SN_FIELD_ONLY, 0, 0, 0, words}
+#define UNUSED_TEXT(name)         {name, SN_FIELD_UNUSED_TEXT, 0, 0, 0, NULL}
+#define UNUSED_OBJECT(name)       {name, SN_FIELD_UNUSED_OBJECT, 0, 0, 0, NULL}
+#define REFUSED(name, why)        {name, SN_FIELD_REFUSED, 0, 0, 0, why}
+#define END                       {NULL, SN_FIELD_ANY, 0, 0, 0, NULL}
 
 enum { INT_MOST = 1 << 30 };
 
-/* Who asks, where and for what price: nothing here depends on it. */
-#define WHO_ASKS                                                                                                       \
+/* The user, the place and the price of a request: nothing here depends on them. */
+#define ORIGIN                                                                                                         \
     UNUSED_TEXT("user"), UNUSED_TEXT("safety_identifier"), UNUSED_TEXT("prompt_cache_key"),                            \
         UNUSED_TEXT("prompt_cache_retention"), UNUSED_OBJECT("metadata"), ONLY("service_tier", "auto|default"),        \
         TEXT("model", model)
@@ -32,7 +32,7 @@ enum { INT_MOST = 1 << 30 };
         OBJECT("stream_options", stream_options)
 
 const sn_field sn_chat_fields[] = {
-    WHO_ASKS,
+    ORIGIN,
     SAMPLING,
     LIST("messages", messages),
     INT("n", n, 1, INT_MOST),
@@ -60,7 +60,7 @@ const sn_field sn_chat_fields[] = {
 };
 
 const sn_field sn_completion_fields[] = {
-    WHO_ASKS,
+    ORIGIN,
     SAMPLING,
     ANY("prompt", prompt),
     INT("n", n, 1, INT_MOST),
@@ -74,15 +74,11 @@ const sn_field sn_completion_fields[] = {
 };
 
 const sn_field sn_embedding_fields[] = {
-    WHO_ASKS,
-    ANY("input", prompt),
-    TEXT("encoding_format", encoding),
-    INT("dimensions", dimensions, 1, INT_MOST),
-    END,
+    ORIGIN, ANY("input", prompt), TEXT("encoding_format", encoding), INT("dimensions", dimensions, 1, INT_MOST), END,
 };
 
 const sn_field sn_response_fields[] = {
-    WHO_ASKS,
+    ORIGIN,
     SAMPLING,
     ANY("input", prompt),
     TEXT("instructions", instructions),

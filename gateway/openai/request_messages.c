@@ -12,8 +12,8 @@ static const char *part_text(sn_parse *p, const json_t *part, const char *path, 
     const char *type = json_string_value(json_object_get(part, "type"));
     const json_t *text = json_object_get(part, type && !strcmp(type, "refusal") ? "refusal" : "text");
     if (!type || !sn_is_word(types, type)) {
-        sn_openai_fail(p->error, 400, "unsupported_content", path, "'%s' is a part of type '%.40s': the model reads text",
-                       path, type ? type : "");
+        sn_openai_fail(p->error, 400, "unsupported_content", path,
+                       "'%s' is a part of type '%.40s': the model reads text", path, type ? type : "");
         return NULL;
     }
     if (!json_is_string(text)) {
@@ -37,8 +37,9 @@ json_t *sn_parse_content(sn_parse *p, const json_t *content, const char *path, c
     sn_buf_init(&joined, SIZE_MAX);
     for (size_t i = 0; i < json_array_size(content) && ok; i++) {
         const char *text = part_text(p, json_array_get(content, i), sn_path(here, path, NULL, i), types);
-        ok = text && ((!sn_buf_append(&joined, "\n", i > 0, &err) && !sn_buf_append(&joined, text, strlen(text), &err)) ||
-                      sn_openai_fail_err(p->error, &err));
+        ok = text &&
+             ((!sn_buf_append(&joined, "\n", i > 0, &err) && !sn_buf_append(&joined, text, strlen(text), &err)) ||
+              sn_openai_fail_err(p->error, &err));
     }
     if (ok) out = json_stringn(joined.len ? (const char *)joined.data : "", joined.len);
     if (ok && !out) sn_out_of_memory(p->error);
@@ -125,7 +126,8 @@ static bool check_message(sn_parse *p, const message *m, const char *path) {
     bool assistant = !strcmp(role, "assistant"), tool = !strcmp(role, "tool");
     if (!assistant && (m->calls || m->reasoning || m->refusal))
         return sn_openai_fail(p->error, 400, NULL, path,
-                              "'%s' has tool_calls, a refusal or reasoning_content, which only the assistant has", path);
+                              "'%s' has tool_calls, a refusal or reasoning_content, which only the assistant has",
+                              path);
     if (tool != (m->call_id != NULL))
         return sn_openai_fail(p->error, 400, NULL, path, "'%s' %s a tool_call_id", path,
                               tool ? "is the result of a tool and needs" : "is no result of a tool and cannot have");
@@ -158,8 +160,7 @@ bool sn_parse_messages(sn_parse *p) {
     const json_t *given = p->body.messages;
     char path[SN_PATH_MAX];
     size_t n = json_array_size(given);
-    if (!given)
-        return sn_openai_fail(p->error, 400, "missing_required_parameter", "messages", "'messages' is missing");
+    if (!given) return sn_openai_fail(p->error, 400, "missing_required_parameter", "messages", "'messages' is missing");
     if (!n || n > SN_REQUEST_MESSAGES_MAX)
         return sn_openai_fail(p->error, 400, NULL, "messages", "'messages' has %zu messages: it must have 1 to %d", n,
                               (int)SN_REQUEST_MESSAGES_MAX);

@@ -14,8 +14,8 @@ typedef enum sn_field_kind {
     SN_FIELD_TEXT,   /* a string into a const char * */
     SN_FIELD_OBJECT, /* an object or list into a const json_t *, checked later */
     SN_FIELD_LIST,
-    SN_FIELD_ANY,           /* any value into a const json_t * */
-    SN_FIELD_UNUSED_TEXT,   /* a string, object or list that means nothing here */
+    SN_FIELD_ANY,         /* any value into a const json_t * */
+    SN_FIELD_UNUSED_TEXT, /* a string, object or list that means nothing here */
     SN_FIELD_UNUSED_OBJECT,
     SN_FIELD_UNUSED_LIST,
     SN_FIELD_ONLY,    /* a string, one of `words` ("auto|default"), which mean nothing here */

@@ -11,7 +11,8 @@ typedef struct item {
 
 #define AT(member) offsetof(item, member), 0, 0, NULL
 #define END        {NULL, SN_FIELD_ANY, 0, 0, 0, NULL}
-#define COMMON     {"type", SN_FIELD_TEXT, AT(type)}, {"id", SN_FIELD_TEXT, AT(id)}, {"status", SN_FIELD_TEXT, AT(status)}
+#define COMMON                                                                                                         \
+    {"type", SN_FIELD_TEXT, AT(type)}, {"id", SN_FIELD_TEXT, AT(id)}, { "status", SN_FIELD_TEXT, AT(status) }
 static const sn_field message_fields[] = {
     COMMON,
     {"role", SN_FIELD_TEXT, AT(role)},
@@ -60,10 +61,11 @@ static bool add_message(sn_parse *p, const item *m, const char *path) {
     const char *role = sn_parse_role(m->role);
     bool assistant = role && !strcmp(role, "assistant");
     if (!role || !strcmp(role, "tool"))
-        return sn_openai_fail(p->error, 400, NULL, path, "the role of '%s' must be system, developer, user or assistant",
-                              path);
+        return sn_openai_fail(p->error, 400, NULL, path,
+                              "the role of '%s' must be system, developer, user or assistant", path);
     sn_path(here, path, "content", 0);
-    json_t *content = sn_parse_content(p, m->content, here, assistant ? "output_text|refusal|input_text" : "input_text");
+    json_t *content =
+        sn_parse_content(p, m->content, here, assistant ? "output_text|refusal|input_text" : "input_text");
     if (!content) return false;
     if (!assistant) {
         p->assistant_is_open = false;
@@ -97,7 +99,8 @@ static bool add_output(sn_parse *p, const item *m, const char *path) {
     if (!m->call_id) return sn_openai_fail(p->error, 400, NULL, path, "'%s' must have a call_id", path);
     json_t *output = sn_parse_content(p, m->output, sn_path(here, path, "output", 0), "input_text|output_text");
     p->assistant_is_open = false;
-    return output && append(p, json_pack("{s:s, s:s, s:o}", "role", "tool", "tool_call_id", m->call_id, "content", output));
+    return output &&
+           append(p, json_pack("{s:s, s:s, s:o}", "role", "tool", "tool_call_id", m->call_id, "content", output));
 }
 
 /* A thought as the model wrote it; a summary is none. */
@@ -138,8 +141,7 @@ static bool parse_input(sn_parse *p) {
         return sn_openai_fail(p->error, 400, input ? NULL : "missing_required_parameter", "input",
                               "'input' must be a string or a list of items");
     if (json_object_set_new(p->chat, "messages", json_array())) return sn_out_of_memory(p->error);
-    if (p->body.instructions &&
-        !append(p, json_pack("{s:s, s:s}", "role", "system", "content", p->body.instructions)))
+    if (p->body.instructions && !append(p, json_pack("{s:s, s:s}", "role", "system", "content", p->body.instructions)))
         return false;
     if (json_is_string(input))
         return append(p, json_pack("{s:s, s:O}", "role", "user", "content", (json_t *)(uintptr_t)input));
@@ -148,8 +150,7 @@ static bool parse_input(sn_parse *p) {
                               (int)SN_REQUEST_MESSAGES_MAX);
     for (size_t i = 0; i < n; i++)
         if (!add_item(p, json_array_get(input, i), sn_path(path, "input", NULL, i))) return false;
-    return json_array_size(messages_of(p)) ||
-           sn_openai_fail(p->error, 400, NULL, "input", "'input' has no message");
+    return json_array_size(messages_of(p)) || sn_openai_fail(p->error, 400, NULL, "input", "'input' has no message");
 }
 
 /* -- the other fields -- */

@@ -56,7 +56,8 @@ static bool add_tool(sn_parse *p, const json_t *tool, const char *path, json_t *
     if (!sn_read_fields(tool, path, flat ? flat_fields : tool_fields, &f, p->error)) return false;
     sn_path(here, path, flat ? "" : "function", 0);
     if (!f.type || (!flat && !f.function))
-        return sn_openai_fail(p->error, 400, NULL, path, "'%s' must have a type%s", path, flat ? "" : " and a function");
+        return sn_openai_fail(p->error, 400, NULL, path, "'%s' must have a type%s", path,
+                              flat ? "" : " and a function");
     if (!flat && !sn_read_fields(f.function, here, function_fields, &f, p->error)) return false;
     if (!check_name(p, f.name, path)) return false;
     if (is_known(tools, f.name))
@@ -80,8 +81,8 @@ static bool named_tool(sn_parse *p, const json_t *tools) {
         return sn_openai_fail(p->error, 400, NULL, "tool_choice",
                               "'tool_choice' must be \"none\", \"auto\", \"required\" or name a function");
     if (!is_known(tools, json_string_value(name)))
-        return sn_openai_fail(p->error, 400, NULL, "tool_choice", "'tool_choice' names '%.64s', which is no tool of 'tools'",
-                              json_string_value(name));
+        return sn_openai_fail(p->error, 400, NULL, "tool_choice",
+                              "'tool_choice' names '%.64s', which is no tool of 'tools'", json_string_value(name));
     p->r->tool_choice = SN_TOOLS_NAMED;
     p->r->tool_name = json_string_value(name);
     return true;
@@ -97,7 +98,9 @@ static bool parse_choice(sn_parse *p, const json_t *tools) {
         p->r->tool_choice = SN_TOOLS_NONE;
         return true;
     }
-    if (!any) return sn_openai_fail(p->error, 400, NULL, "tool_choice", "'tool_choice' asks for a call, but there are no tools");
+    if (!any)
+        return sn_openai_fail(p->error, 400, NULL, "tool_choice",
+                              "'tool_choice' asks for a call, but there are no tools");
     if (!word || strcmp(word, "required")) return named_tool(p, tools);
     p->r->tool_choice = SN_TOOLS_REQUIRED;
     return true;
@@ -110,8 +113,9 @@ bool sn_parse_tools(sn_parse *p) {
     size_t n = json_array_size(given);
     json_t *tools = json_array();
     p->r->functions = json_array();
-    bool ok = n <= SN_REQUEST_TOOLS_MAX || sn_openai_fail(p->error, 400, NULL, "tools", "'tools' has %zu tools: %d at most",
-                                                          n, (int)SN_REQUEST_TOOLS_MAX);
+    bool ok =
+        n <= SN_REQUEST_TOOLS_MAX ||
+        sn_openai_fail(p->error, 400, NULL, "tools", "'tools' has %zu tools: %d at most", n, (int)SN_REQUEST_TOOLS_MAX);
     if (n && p->limits->no_tools && ok)
         ok = sn_openai_fail(p->error, 400, "unsupported_parameter", "tools",
                             "this model's chat template calls no tools: leave out 'tools'");
@@ -150,7 +154,8 @@ static bool take_schema(sn_parse *p, const format *f, const char *path) {
     char here[SN_PATH_MAX];
     if (!check_name(p, f->name, path)) return false;
     if (!json_is_object(f->schema) && !json_is_boolean(f->schema))
-        return sn_openai_fail(p->error, 400, NULL, sn_path(here, path, "schema", 0), "'%s' must be a JSON schema", here);
+        return sn_openai_fail(p->error, 400, NULL, sn_path(here, path, "schema", 0), "'%s' must be a JSON schema",
+                              here);
     p->r->schema = json_incref((json_t *)(uintptr_t)f->schema);
     return true;
 }

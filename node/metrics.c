@@ -1,19 +1,17 @@
 #include "node/metrics.h"
 
+#include "base/listen.h"
 #include "base/text.h"
 
 #include <errno.h>
 #include <microhttpd.h>
-#include <netdb.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <netinet/in.h>
 #include <unistd.h>
 
-enum { PAGE_SIZE_MAX = 64 << 10, CONNECTIONS_MAX = 16, CONNECTION_BYTES_MAX = 16 << 10, SILENCE_S = 10, BACKLOG = 16 };
+enum { PAGE_SIZE_MAX = 64 << 10, CONNECTIONS_MAX = 16, CONNECTION_BYTES_MAX = 16 << 10, SILENCE_S = 10 };
 
 struct sn_metrics {
     char node[80], name[64];
@@ -65,7 +63,7 @@ static enum MHD_Result http_handle(void *ctx, struct MHD_Connection *connection,
 /* -- start and end ------------------------------------------------------------------------------------------------- */
 
 /* "9100", "host:9100", "[::1]:9100" -> host, port. */
-static sn_status address_split(const char *address, char host[256], char port[8], sn_err *err) {
+static sn_status address_split(const char *address, char host[256], int *port, sn_err *err) {
     const char *colon = strrchr(address, ':'), *digits = colon ? colon + 1 : address;
     size_t n = colon ? (size_t)(colon - address) : 0;
     int64_t number;
@@ -75,41 +73,8 @@ static sn_status address_split(const char *address, char host[256], char port[8]
     bool bracketed = n > 2 && address[0] == '[' && address[n - 1] == ']';
     snprintf(host, 256, "%.*s", (int)(bracketed ? n - 2 : n), bracketed ? address + 1 : address);
     if (!n) snprintf(host, 256, "127.0.0.1");
-    snprintf(port, 8, "%s", digits);
+    *port = (int)number;
     return SN_OK;
-}
-
-static int socket_bound_port(int fd) {
-    struct sockaddr_storage at;
-    socklen_t len = sizeof at;
-    char text[8] = "";
-    int64_t port = 0;
-    sn_err why;
-    if (!getsockname(fd, (struct sockaddr *)&at, &len) &&
-        !getnameinfo((struct sockaddr *)&at, len, NULL, 0, text, sizeof text, NI_NUMERICSERV) &&
-        sn_parse_int(text, 0, 65535, &port, &why))
-        port = 0; /* unknown */
-    return (int)port;
-}
-
-static sn_status metrics_listen(const char *address, int *out, sn_err *err) {
-    char host[256], port[8];
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
-    sn_status status = address_split(address, host, port, err);
-    if (status) return status;
-    int code = getaddrinfo(host, port, &hints, &found);
-    if (code) return sn_fail(err, SN_REFUSED, "--metrics %s: %s", address, gai_strerror(code));
-    int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), yes = 1;
-    bool ready = fd >= 0 && !setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) &&
-                 !bind(fd, found->ai_addr, found->ai_addrlen) && !listen(fd, BACKLOG);
-    if (!ready) {
-        status = sn_fail(err, SN_RETRY, "--metrics %s: cannot listen there: %s", address, strerror(errno));
-        if (fd >= 0) close(fd);
-        fd = -1;
-    }
-    freeaddrinfo(found);
-    *out = fd;
-    return status;
 }
 
 static void metrics_copy_facts(sn_metrics *m, const sn_metrics_facts *facts) {
@@ -121,17 +86,19 @@ static void metrics_copy_facts(sn_metrics *m, const sn_metrics_facts *facts) {
 }
 
 sn_status sn_metrics_new(const char *address, const sn_metrics_facts *facts, sn_metrics **out, sn_err *err) {
-    int fd = -1;
+    char host[256];
+    int fd = -1, port;
     sn_metrics *m = NULL;
     *out = NULL;
-    sn_status status = metrics_listen(address, &fd, err);
+    sn_status status = address_split(address, host, &port, err);
+    if (!status && sn_listen_tcp(host, port, &fd, &port, err)) status = sn_err_context(err, "--metrics %s", address);
     if (!status) status = sn_calloc(&m, 1, sizeof *m, err);
     if (status) {
         if (fd >= 0) close(fd);
         return status;
     }
     metrics_copy_facts(m, facts);
-    m->port = socket_bound_port(fd);
+    m->port = port;
     pthread_mutex_init(&m->lock, NULL);
     m->server = MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, http_handle, m, MHD_OPTION_LISTEN_SOCKET,
                                  fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MAX,

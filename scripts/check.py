@@ -47,7 +47,10 @@ ROOMS = {
     "gateway/openai": "include gateway/grammar",
     "gateway/pages": "",
     "cli/terminal": "",
-    "cli": "cli/terminal include client/api client/tune client/generate client/audit client/chain client/net client/routing blocks device model "
+    "gateway/openai": "include gateway/grammar",
+    "gateway/engine": "include",
+    "gateway/http": "include gateway/engine gateway/openai gateway/pages",
+    "cli": "cli/terminal gateway/http gateway/engine include client/api client/tune client/generate client/audit client/chain client/net client/routing blocks device model "
     "model/tokenizer model/chat model/peft net net/transport",
     "cli/bench": "cli client/api client/tune client/generate client/chain client/net client/routing blocks device model "
     "model/tokenizer net net/transport",

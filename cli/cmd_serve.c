@@ -1,0 +1,284 @@
+/* swarm serve: an OpenAI-compatible server over a swarm, or over a node of its own. The main thread starts everything,
+ * waits for a signal, and ends everything in order. Signals are blocked in all threads, and this one takes them. */
+#include "base/clock.h"
+#include "base/log.h"
+#include "cli/api.h"
+#include "cli/command.h"
+#include "cli/local_node.h"
+#include "cli/options.h"
+#include "gateway/http/server.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { LOOK_MS = 500, LOCAL_OPTIONS_MAX = 32, KV_SHARE = 4 };
+
+static struct {
+    const char *listen, *api_key_file, *tls_cert, *tls_key, *served_model_name;
+    sn_strings cors, host;
+    sn_block_range local;
+    int64_t max_sessions, queue, ctx, session_idle_ms, drain_timeout_ms;
+    bool anyone;
+} given = {.listen = "127.0.0.1:8080", .max_sessions = 16, .queue = 64, .session_idle_ms = 60000,
+           .drain_timeout_ms = 30000};
+
+static const sn_option serve_options[] = {
+    SN_OPT_ADDRESS("listen", "HOST:PORT", &given.listen, SN_HOST_PORT_LISTEN,
+                   "address to listen at, with HTTP; port 0: a free port"),
+    SN_OPT_STRING("api-key-file", "FILE", &given.api_key_file,
+                  "keys, one in each line, of which a client must show one as 'Authorization: Bearer KEY'"),
+    SN_OPT_FLAG("allow-anyone", &given.anyone,
+                "serve clients without a key at an address that other machines reach"),
+    SN_OPT_STRING("tls-cert", "FILE", &given.tls_cert, "serve HTTPS with this certificate (PEM)"),
+    SN_OPT_STRING("tls-key", "FILE", &given.tls_key, "the key of --tls-cert (PEM)"),
+    SN_OPT_STRINGS("host", "NAME", &given.host,
+                   "a name by which clients call this server; IP addresses and localhost are always accepted"),
+    SN_OPT_STRINGS("cors", "ORIGIN", &given.cors,
+                   "web pages of this origin may use the server, as in https://example.org"),
+    SN_OPT_STRING("served-model-name", "NAME", &given.served_model_name,
+                  "what requests call the model (default: the name of its file)"),
+    SN_OPT_INT("max-sessions", "N", &given.max_sessions, 1, 1024, "answers that are generated at once"),
+    SN_OPT_INT("queue", "N", &given.queue, 0, 65536, "answers that may wait for a session; more are refused"),
+    SN_OPT_INT("ctx", "N", &sn_program_settings.sampling.ctx, 0, 1 << 30,
+               "limit of a prompt and its answer together, in tokens; 0: 8192, or the model's limit if that is less"),
+    SN_OPT_DURATION_MS("session-idle", &given.session_idle_ms, 0, 86400000,
+                       "a session is kept this long after an answer, for a request that continues it"),
+    SN_OPT_DURATION_MS("drain-timeout", &given.drain_timeout_ms, 0, 86400000,
+                       "limit for finishing answers when the server is told to stop"),
+};
+static const sn_option_group serve_group = SN_OPTION_GROUP("Server:", serve_options);
+
+/* What is open; closed in the opposite order. */
+typedef struct serving {
+    const sn_options *options;
+    sn_local_node node;
+    swarm_connection *connection;
+    swarm_model *model;
+    swarm_options *session;
+    sn_engine *engine;
+    sn_server *server;
+    sn_server_options server_options;
+    sn_host_port listen;
+    char name[256];
+} serving;
+
+/* -- checks -- */
+
+static bool is_loopback(const char *host) {
+    return !strcmp(host, "localhost") || !strcmp(host, "::1") || !strncmp(host, "127.", 4);
+}
+
+static sn_status check_settings(serving *s, sn_err *err) {
+    const sn_settings *o = &sn_program_settings;
+    const sn_block_range *local = &o->common.local;
+    if (!sn_settings_has_swarm(o) && !local->given)
+        return sn_fail(err, SN_REFUSED,
+                       "no node is given to compute the model: give --join HOST:PORT of a node, or --local all to "
+                       "start a node of its own");
+    if (local->given && (!local->all || sn_settings_has_swarm(o)))
+        return sn_fail(err, SN_REFUSED, "a server computes all blocks itself (--local all) or none (--join)");
+    if (!given.tls_cert != !given.tls_key)
+        return sn_fail(err, SN_REFUSED, "--tls-cert and --tls-key belong together: give both, or neither");
+    sn_status status = sn_parse_host_port(given.listen, SN_HOST_PORT_LISTEN, &s->listen, err);
+    if (status) return status;
+    if (!is_loopback(s->listen.host) && !given.api_key_file && !given.anyone)
+        return sn_fail(err, SN_REFUSED,
+                       "other machines may reach %s: give --api-key-file FILE, or --allow-anyone to serve everybody",
+                       given.listen);
+    for (size_t i = 0; i < given.cors.n && !status; i++)
+        if (sn_access_check_origin(given.cors.items[i], err)) status = sn_err_context(err, "--cors");
+    return status;
+}
+
+/* -- opening -- */
+
+/* A quarter of the memory: the pages are taken when they are used. */
+static void default_kv_memory(char out[32]) {
+    size_t bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE) / KV_SHARE;
+    snprintf(out, 32, "%zu", bytes);
+}
+
+static bool is_any(const char *word, const char *const *words) {
+    while (*words && strcmp(word, *words)) words++;
+    return *words != NULL;
+}
+
+/* The node has the options of the command line that concern computing. */
+static sn_status start_node(serving *s, sn_err *err) {
+    static const char *const passed[] = {"device", "threads", "isa", "kv-dtype", "kv-memory", "swarm-key", NULL};
+    char memory[32], names[8][40], sessions[24];
+    size_t n = 0, k = 0;
+    const char *argv[LOCAL_OPTIONS_MAX + 1] = {"--model",        sn_program_settings.common.model, "--blocks", "all",
+                                               "--name",         "local", "--client-sessions", "0",
+                                               "--log-level",    "warn",  "--max-sessions",    sessions};
+    snprintf(sessions, sizeof sessions, "%lld", (long long)given.max_sessions * 2 + 16);
+    while (argv[n]) n++;
+    if (sn_program_settings.common.kv_memory == SN_SIZE_UNSET) {
+        default_kv_memory(memory);
+        argv[n++] = "--kv-memory";
+        argv[n++] = memory;
+    }
+    for (size_t i = 0; i < s->options->n_given && k < 8; i++) {
+        const sn_written_option *o = &s->options->given[i];
+        if (!is_any(o->option->name, passed)) continue;
+        snprintf(names[k], sizeof names[k], "--%s", o->option->name);
+        argv[n++] = names[k++];
+        argv[n++] = o->text;
+    }
+    return sn_local_node_start(argv, &s->node, err);
+}
+
+static sn_status connect_swarm(serving *s, sn_err *err) {
+    swarm_error *error = NULL;
+    swarm_options *options = sn_cli_api_options(s->options, "connection", err);
+    if (!options) return err->status;
+    sn_status status = SN_OK;
+    if (s->node.pid) status = sn_cli_status(swarm_options_set(options, "join", s->node.address, &error), &error, err);
+    if (!status) status = sn_cli_status(swarm_connect(options, NULL, &s->connection, &error), &error, err);
+    swarm_options_free(options);
+    return status;
+}
+
+/* Options of each session: those of the command line but for what a session would compute itself. */
+static sn_status session_options(serving *s, sn_err *err) {
+    static const char *const left_out[] = {"local", "kv-memory", "device", "threads", "isa", "request-id", NULL};
+    swarm_error *error = NULL;
+    sn_written_option kept[SN_OPTIONS_MAX];
+    sn_options options = *s->options;
+    options.given = kept;
+    options.n_given = 0;
+    for (size_t i = 0; i < s->options->n_given && options.n_given < SN_OPTIONS_MAX; i++)
+        if (!is_any(s->options->given[i].option->name, left_out))
+            kept[options.n_given++] = s->options->given[i];
+    s->session = sn_cli_api_options(&options, "session", err);
+    if (!s->session) return err->status;
+    return sn_cli_status(swarm_options_set(s->session, "threads", "1", &error), &error, err);
+}
+
+/* "folder/Name.gguf" -> "Name". */
+static const char *model_name(char out[256]) {
+    static const char suffix[] = ".gguf";
+    const char *path = sn_program_settings.common.model;
+    if (given.served_model_name) return given.served_model_name;
+    size_t len = strlen(path);
+    while (len > 1 && path[len - 1] == '/') len--;
+    const char *slash = memrchr(path, '/', len), *name = slash && slash + 1 < path + len ? slash + 1 : path;
+    snprintf(out, 256, "%.*s", (int)(path + len - name), name);
+    len = strlen(out);
+    if (len > strlen(suffix) && !strcmp(out + len - strlen(suffix), suffix)) out[len - strlen(suffix)] = 0;
+    return out;
+}
+
+static int32_t session_context(const serving *s) {
+    enum { DEFAULT_CONTEXT = 8192 };
+    int32_t most = swarm_model_context(s->model);
+    int64_t asked = sn_program_settings.sampling.ctx ? sn_program_settings.sampling.ctx : DEFAULT_CONTEXT;
+    return asked < most ? (int32_t)asked : most;
+}
+
+static sn_status open_server(serving *s, sn_err *err) {
+    const sn_engine_options engine = {.model = s->model,
+                                      .connection = s->connection,
+                                      .session = s->session,
+                                      .sessions_max = (size_t)given.max_sessions,
+                                      .queue_max = (size_t)given.queue,
+                                      .idle_ms = given.session_idle_ms};
+    s->server_options = (sn_server_options){.model = s->model,
+                                            .connection = s->connection,
+                                            .access = {.hosts = given.host.items,
+                                                       .n_hosts = given.host.n,
+                                                       .origins = given.cors.items,
+                                                       .n_origins = given.cors.n},
+                                            .model_name = model_name(s->name),
+                                            .context = session_context(s),
+                                            .host = s->listen.host,
+                                            .port = s->listen.port,
+                                            .tls_cert = given.tls_cert,
+                                            .tls_key = given.tls_key};
+    sn_status status = SN_OK;
+    if (given.api_key_file && sn_access_read_keys(&s->server_options.access, given.api_key_file, err))
+        status = sn_err_context(err, "--api-key-file");
+    if (!status) status = sn_engine_new(&engine, &s->engine, err);
+    s->server_options.engine = s->engine;
+    return status ? status : sn_server_new(&s->server_options, &s->server, err);
+}
+
+static sn_status open_all(serving *s, sn_err *err) {
+    sn_status status = check_settings(s, err);
+    if (!status && sn_program_settings.common.local.given) status = start_node(s, err);
+    if (!status) status = sn_cli_open_model(s->options, &s->model, err);
+    if (!status) status = connect_swarm(s, err);
+    if (!status) status = session_options(s, err);
+    return status ? status : open_server(s, err);
+}
+
+static void close_all(serving *s) {
+    sn_server_free(&s->server);
+    sn_engine_free(&s->engine);
+    swarm_options_free(s->session);
+    swarm_disconnect(s->connection);
+    swarm_model_close(s->model);
+    sn_local_node_stop(&s->node);
+    sn_access_fini(&s->server_options.access);
+}
+
+/* -- serving -- */
+
+static sn_status print_ready(const serving *s, sn_err *err) {
+    const bool v6 = strchr(s->listen.host, ':'), all = !strcmp(s->listen.host, "*") || !strcmp(s->listen.host, "0.0.0.0");
+    const char *host = all ? "127.0.0.1" : s->listen.host;
+    char address[300];
+    snprintf(address, sizeof address, "%s%s%s:%d", v6 ? "[" : "", host, v6 ? "]" : "", sn_server_port(s->server));
+    printf("ready: address=%s url=http%s://%s model=\"%s\"\n", address, given.tls_cert ? "s" : "", address,
+           s->server_options.model_name);
+    if (fflush(stdout)) return sn_fail(err, SN_STOP, "cannot write to standard output");
+    return SN_OK;
+}
+
+static sn_status serve(serving *s, const sigset_t *signals, sn_err *err) {
+    const struct timespec look = {.tv_nsec = LOOK_MS * 1000000};
+    int number;
+    while ((number = sigtimedwait(signals, NULL, &look)) <= 0)
+        if (sn_local_node_has_ended(&s->node)) return sn_fail(err, SN_RETRY, "the node of --local all has ended");
+    sn_log(SN_LOG_INFO, "draining", "signal=%d limit_ms=%lld", number, (long long)given.drain_timeout_ms);
+    if (!sn_server_drain(s->server, sn_now_us() + given.drain_timeout_ms * 1000))
+        sn_log(SN_LOG_WARN, "answers cancelled", "limit_ms=%lld", (long long)given.drain_timeout_ms);
+    return SN_OK;
+}
+
+static sn_status serve_main(const sn_options *options, int *code, sn_err *err) {
+    serving s = {.options = options};
+    sigset_t signals;
+    (void)code;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &signals, NULL);
+    sn_status status = open_all(&s, err);
+    if (!status) status = print_ready(&s, err);
+    if (!status) status = serve(&s, &signals, err);
+    close_all(&s);
+    return status;
+}
+
+static const sn_option_group *const groups[] = {&sn_group_model,      &serve_group,     &sn_group_draft,
+                                                &sn_group_connection, &sn_group_chain,  &sn_group_audit,
+                                                &sn_group_device,     &sn_group_log};
+
+const sn_cli_command sn_cmd_serve = {
+    .command = {.program = "swarm serve",
+                .summary = "serve the OpenAI API, and pages for a browser, over a swarm",
+                .synopsis = "--model PATH (--join HOST:PORT... | --local all) [options]",
+                .about =
+                    "Serves programs that speak the OpenAI API, and a browser: chat at /, a map of the swarm at "
+                    "/swarm. Prints one line 'ready: address=HOST:PORT url=URL model=NAME' on standard output. "
+                    "With --local all it starts a node of its own, which ends with it.\n\n"
+                    "SIGTERM or SIGINT ends the server: requests in progress are finished within --drain-timeout, new "
+                    "ones are refused. docs/SERVER.md lists the routes.",
+                .groups = groups,
+                .n_groups = sizeof groups / sizeof *groups,
+                .exit_codes = sn_exit_codes},
+    .run = serve_main,
+};

@@ -1,0 +1,337 @@
+/* One lock protects the queue and what is known about workers. A worker holds it except while it opens, uses, polls or
+ * closes its session. Dispatching happens where the state changes: when jobs come, and when a worker becomes free.
+ *
+ * A worker is free when it has no job. A free worker polls its session every second, so that its KV cache moves when a
+ * node drains; a job that is given to it meanwhile waits for the end of that call, which takes no time. */
+#include "gateway/engine/engine.h"
+
+#include "base/log.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { POLL_MS = 1000, RETRY_AFTER_MS = 2000, WORKER_STACK = 2 << 20 };
+
+typedef struct sn_worker {
+    sn_engine *engine;
+    pthread_t thread;
+    pthread_cond_t wake;
+    swarm_cancel *cancel;
+    swarm_session *session; /* of its thread; others look only whether there is one */
+    sn_job *job;            /* NULL: free */
+    int32_t *ids;           /* (n_ids): the session's tokens at the end of the last job */
+    size_t n_ids, ids_capacity;
+    int64_t used_us; /* end of the last job */
+    bool started;
+} sn_worker;
+
+struct sn_engine {
+    sn_engine_options options;
+    pthread_mutex_t lock;
+    pthread_cond_t ended; /* a job has ended */
+    sn_worker *workers;   /* (options.sessions_max) */
+    sn_job *first, *last; /* the queue */
+    size_t queued, running;
+    bool draining, stopping;
+};
+
+/* -- the choice of a worker -- */
+
+static size_t common_beginning(const sn_worker *w, const sn_job *job) {
+    size_t n = sn_min_size(w->n_ids, job->n_prompt), same = 0;
+    while (same < n && w->ids[same] == job->prompt[same]) same++;
+    return same;
+}
+
+/* The free worker that a job goes to; NULL: all work. A session that the prompt continues for more than half of its
+ * tokens is taken; else a worker without a session, else the one that was used longest ago. */
+static sn_worker *choose_worker(sn_engine *e, const sn_job *job) {
+    sn_worker *longest = NULL, *other = NULL;
+    size_t most = 0;
+    for (size_t i = 0; i < e->options.sessions_max; i++) {
+        sn_worker *w = &e->workers[i];
+        if (w->job) continue;
+        size_t same = common_beginning(w, job);
+        if (same > most && same > w->n_ids / 2) longest = w, most = same;
+        bool better = !other || (other->session && (!w->session || w->used_us < other->used_us));
+        if (better) other = w;
+    }
+    return longest ? longest : other;
+}
+
+static void dispatch(sn_engine *e) {
+    while (e->first) {
+        sn_job *job = e->first;
+        sn_worker *w = choose_worker(e, job);
+        if (!w) return;
+        e->first = job->next;
+        if (!e->first) e->last = NULL;
+        e->queued--;
+        e->running++;
+        job->waits = false;
+        job->worker = w;
+        w->job = job;
+        pthread_cond_signal(&w->wake);
+    }
+}
+
+/* -- a worker -- */
+
+static void wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t ms) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += ms % 1000 * 1000000;
+    until.tv_sec += ms / 1000 + until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    (void)pthread_cond_timedwait(cond, lock, &until);
+}
+
+static void close_session(sn_worker *w) {
+    swarm_session *session = w->session;
+    w->session = NULL;
+    w->n_ids = 0;
+    pthread_mutex_unlock(&w->engine->lock);
+    swarm_session_close(session);
+    pthread_mutex_lock(&w->engine->lock);
+}
+
+static void care_for_idle_session(sn_worker *w) {
+    sn_engine *e = w->engine;
+    if (!w->session) return;
+    if (sn_now_us() - w->used_us > e->options.idle_ms * 1000) {
+        close_session(w);
+        return;
+    }
+    swarm_error *error = NULL;
+    pthread_mutex_unlock(&e->lock);
+    if (swarm_session_poll(w->session, &error)) swarm_error_free(error); /* the next job meets the failure, too */
+    pthread_mutex_lock(&e->lock);
+}
+
+/* Remembers the session's tokens; without memory for them it is as if it had none. */
+static void note_tokens(sn_worker *w) {
+    size_t n = 0;
+    const int32_t *ids = w->session ? swarm_session_tokens(w->session, &n) : NULL;
+    w->n_ids = 0;
+    if (n > w->ids_capacity) {
+        int32_t *more = realloc(w->ids, n * sizeof *more);
+        if (!more) return;
+        w->ids = more;
+        w->ids_capacity = n;
+    }
+    if (n) memcpy(w->ids, ids, n * sizeof *ids);
+    w->n_ids = n;
+}
+
+static swarm_code open_session(sn_worker *w, swarm_session **session, swarm_error **error) {
+    const sn_engine_options *o = &w->engine->options;
+    return swarm_session_open(o->model, o->connection, o->session, NULL, w->cancel, session, error);
+}
+
+static swarm_code run_in_session(sn_worker *w, sn_job *job, swarm_error **error) {
+    swarm_session *session = NULL;
+    swarm_code code = job->fresh || !w->session ? open_session(w, &session, error) : SWARM_OK;
+    if (code) return code;
+    if (job->fresh) {
+        code = job->run(job->ctx, session, error);
+        swarm_session_close(session);
+        return code;
+    }
+    if (session) {
+        pthread_mutex_lock(&w->engine->lock);
+        w->session = session;
+        pthread_mutex_unlock(&w->engine->lock);
+    }
+    return job->run(job->ctx, w->session, error);
+}
+
+static void run_job(sn_worker *w) {
+    sn_engine *e = w->engine;
+    sn_job *job = w->job;
+    swarm_error *error = NULL;
+    swarm_code code = SWARM_CANCELLED;
+    bool run = !job->cancelled;
+    if (run) swarm_cancel_clear(w->cancel);
+    pthread_mutex_unlock(&e->lock);
+    if (run) code = run_in_session(w, job, &error);
+    if (code && code != SWARM_CANCELLED) sn_log_rated(SN_LOG_WARN, "job failed", "text=%s", swarm_error_text(error));
+    job->end(job->ctx, code, error);
+    swarm_error_free(error);
+    pthread_mutex_lock(&e->lock);
+    w->used_us = sn_now_us();
+    if (code && code != SWARM_CANCELLED && w->session)
+        close_session(w); /* the next job finds another route */
+    else
+        note_tokens(w);
+    w->job = NULL;
+    e->running--;
+    job->ended = true;
+    pthread_cond_broadcast(&e->ended);
+    dispatch(e);
+}
+
+static void *work(void *worker) {
+    sn_worker *w = worker;
+    sn_engine *e = w->engine;
+    pthread_mutex_lock(&e->lock);
+    for (;;) {
+        if (w->job)
+            run_job(w);
+        else if (e->stopping)
+            break;
+        else {
+            care_for_idle_session(w);
+            if (!w->job && !e->stopping) wait_ms(&w->wake, &e->lock, POLL_MS);
+        }
+    }
+    if (w->session) close_session(w);
+    pthread_mutex_unlock(&e->lock);
+    return NULL;
+}
+
+/* -- jobs -- */
+
+sn_status sn_engine_submit(sn_engine *e, sn_job *const *jobs, size_t n, sn_err *err) {
+    sn_status status = SN_OK;
+    pthread_mutex_lock(&e->lock);
+    size_t free_workers = e->options.sessions_max - e->running; /* of those that wait, none is free */
+    if (e->draining)
+        status = sn_fail(err, SN_RETRY, "the server is shutting down");
+    else if (n > free_workers + e->options.queue_max - e->queued || e->queued > e->options.queue_max)
+        status = sn_fail(err, SN_RETRY, "%zu requests wait already: try again later", e->queued);
+    if (status) err->retry_after_ms = e->draining ? 0 : RETRY_AFTER_MS;
+    for (size_t i = 0; i < n && !status; i++) {
+        sn_job *job = jobs[i];
+        job->next = NULL;
+        job->worker = NULL;
+        job->waits = true;
+        job->cancelled = job->ended = false;
+        if (e->last)
+            e->last->next = job;
+        else
+            e->first = job;
+        e->last = job;
+        e->queued++;
+    }
+    dispatch(e);
+    pthread_mutex_unlock(&e->lock);
+    return status;
+}
+
+static void remove_from_queue(sn_engine *e, sn_job *job) {
+    sn_job **at = &e->first, *before = NULL;
+    while (*at && *at != job) before = *at, at = &before->next;
+    if (!*at) return;
+    *at = job->next;
+    if (e->last == job) e->last = before;
+    e->queued--;
+}
+
+static void cancel_job(sn_engine *e, sn_job *job) {
+    if (job->ended || job->cancelled) return;
+    job->cancelled = true;
+    if (!job->waits) {
+        swarm_cancel_set(job->worker->cancel);
+        return;
+    }
+    remove_from_queue(e, job);
+    job->end(job->ctx, SWARM_CANCELLED, NULL);
+    job->ended = true;
+    pthread_cond_broadcast(&e->ended);
+}
+
+void sn_engine_cancel(sn_engine *e, sn_job *job) {
+    pthread_mutex_lock(&e->lock);
+    cancel_job(e, job);
+    pthread_mutex_unlock(&e->lock);
+}
+
+void sn_engine_cancel_all(sn_engine *e) {
+    pthread_mutex_lock(&e->lock);
+    while (e->first) cancel_job(e, e->first);
+    for (size_t i = 0; i < e->options.sessions_max; i++)
+        if (e->workers[i].job) cancel_job(e, e->workers[i].job);
+    pthread_mutex_unlock(&e->lock);
+}
+
+void sn_engine_finish(sn_engine *e, sn_job *job) {
+    pthread_mutex_lock(&e->lock);
+    while (!job->ended) pthread_cond_wait(&e->ended, &e->lock);
+    pthread_mutex_unlock(&e->lock);
+}
+
+void sn_engine_drain(sn_engine *e) {
+    pthread_mutex_lock(&e->lock);
+    e->draining = true;
+    pthread_mutex_unlock(&e->lock);
+}
+
+sn_engine_load sn_engine_get_load(sn_engine *e) {
+    pthread_mutex_lock(&e->lock);
+    sn_engine_load load = {.running = e->running, .queued = e->queued, .draining = e->draining};
+    for (size_t i = 0; i < e->options.sessions_max; i++) load.sessions += e->workers[i].session != NULL;
+    pthread_mutex_unlock(&e->lock);
+    return load;
+}
+
+/* -- start and end -- */
+
+static sn_status start_worker(sn_worker *w, sn_engine *e, const pthread_condattr_t *monotonic, sn_err *err) {
+    pthread_attr_t attributes;
+    w->engine = e;
+    pthread_cond_init(&w->wake, monotonic);
+    w->cancel = swarm_cancel_new();
+    if (!w->cancel) return sn_fail(err, SN_STOP, "out of memory for a session");
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, WORKER_STACK);
+    int code = pthread_create(&w->thread, &attributes, work, w);
+    pthread_attr_destroy(&attributes);
+    if (code) return sn_fail(err, SN_STOP, "cannot start a thread for a session: %s", strerror(code));
+    w->started = true;
+    return SN_OK;
+}
+
+sn_status sn_engine_new(const sn_engine_options *options, sn_engine **out, sn_err *err) {
+    sn_engine *e = NULL;
+    pthread_condattr_t monotonic;
+    *out = NULL;
+    sn_status status = sn_calloc(&e, 1, sizeof *e, err);
+    if (status) return status;
+    e->options = *options;
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->ended, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    status = sn_calloc(&e->workers, options->sessions_max, sizeof *e->workers, err);
+    for (size_t i = 0; i < options->sessions_max && !status; i++)
+        status = start_worker(&e->workers[i], e, &monotonic, err);
+    pthread_condattr_destroy(&monotonic);
+    if (status) sn_engine_free(&e);
+    *out = e;
+    return status;
+}
+
+void sn_engine_free(sn_engine **engine) {
+    sn_engine *e = *engine;
+    if (!e) return;
+    pthread_mutex_lock(&e->lock);
+    e->stopping = true;
+    for (size_t i = 0; e->workers && i < e->options.sessions_max; i++)
+        if (e->workers[i].started) pthread_cond_signal(&e->workers[i].wake);
+    pthread_mutex_unlock(&e->lock);
+    for (size_t i = 0; e->workers && i < e->options.sessions_max; i++) {
+        sn_worker *w = &e->workers[i];
+        if (w->started) pthread_join(w->thread, NULL);
+        if (w->engine) pthread_cond_destroy(&w->wake);
+        swarm_cancel_free(w->cancel);
+        free(w->ids);
+    }
+    free(e->workers);
+    pthread_cond_destroy(&e->ended);
+    pthread_mutex_destroy(&e->lock);
+    free(e);
+    *engine = NULL;
+}

@@ -1,0 +1,68 @@
+/* Many requests over one swarm: a bounded queue of jobs, and workers that run them, each on a thread and in a session
+ * of its own.
+ *
+ * Central types: sn_job, one generation that a caller describes by a prompt and a function; sn_engine. A worker keeps
+ * its session open when a job has ended. A job goes to the idle worker whose session has the longest beginning in
+ * common with the prompt, if it continues most of that session; else to one whose session is of least use, so that
+ * conversations that go on find theirs. A session that nobody used for a while is closed.
+ *
+ * Any thread may call these functions. A job belongs to the caller, who waits for its end (sn_engine_finish) before its
+ * memory goes. */
+#ifndef SN_GATEWAY_ENGINE_ENGINE_H
+#define SN_GATEWAY_ENGINE_ENGINE_H
+
+#include "base/mem.h"
+#include "include/swarm.h"
+
+#include <stdint.h>
+
+typedef struct sn_engine sn_engine;
+
+typedef struct sn_engine_options {
+    const swarm_model *model;
+    swarm_connection *connection;
+    const swarm_options *session; /* of "session"; may be NULL */
+    size_t sessions_max, queue_max;
+    int64_t idle_ms; /* a session without a job for this time is closed */
+} sn_engine_options; /* all borrowed for the engine's life */
+
+typedef struct sn_job {
+    const int32_t *prompt; /* (n_prompt), for the choice of a session; borrowed until the end */
+    size_t n_prompt;
+    bool fresh; /* needs a session without tokens, which is opened for it and closed at its end */
+    void *ctx;
+    /* The work, on a worker's thread. */
+    swarm_code (*run)(void *ctx, swarm_session *session, swarm_error **error);
+    /* Called once for a job that was submitted, after run or instead of it (no session could be opened; the job was
+     * cancelled while it waited: then by the thread that cancels). The error is borrowed. It must not call functions of
+     * the engine. */
+    void (*end)(void *ctx, swarm_code code, const swarm_error *error);
+    /* The engine's. */
+    struct sn_job *next;
+    struct sn_worker *worker;
+    bool waits, cancelled, ended;
+} sn_job;
+
+sn_status sn_engine_new(const sn_engine_options *options, sn_engine **out, sn_err *err) SN_MUST_USE;
+/* All jobs have ended. */
+void sn_engine_free(sn_engine **engine);
+
+/* Puts n jobs into the queue, all or none. SN_RETRY: the queue has no room for them (retry_after_ms says when there may
+ * be), or the engine drains. */
+sn_status sn_engine_submit(sn_engine *engine, sn_job *const *jobs, size_t n, sn_err *err) SN_MUST_USE;
+/* Ends a job early, within about a second: it is taken out of the queue, or its session is cancelled. */
+void sn_engine_cancel(sn_engine *engine, sn_job *job);
+void sn_engine_cancel_all(sn_engine *engine);
+/* Waits for the end of a job. */
+void sn_engine_finish(sn_engine *engine, sn_job *job);
+
+/* From now on submits are refused. */
+void sn_engine_drain(sn_engine *engine);
+
+typedef struct sn_engine_load {
+    size_t running, queued, sessions; /* jobs, jobs, sessions that are open */
+    bool draining;
+} sn_engine_load;
+sn_engine_load sn_engine_get_load(sn_engine *engine);
+
+#endif

@@ -1,0 +1,100 @@
+#include "gateway/http/access.h"
+
+#include "base/text.h"
+
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+static sn_status add_key(sn_access *access, const char *key, size_t len, sn_err *err) {
+    if (len < SN_KEY_CHARS_MIN)
+        return sn_fail(err, SN_REFUSED,
+                       "key %zu has %zu characters: a key needs %d or more, as 'openssl rand -hex 32' makes",
+                       access->n_keys + 1, len, SN_KEY_CHARS_MIN);
+    if (access->n_keys == SN_KEYS_MAX) return sn_fail(err, SN_REFUSED, "there are more than %d keys", SN_KEYS_MAX);
+    access->keys[access->n_keys++] = sn_hash_of(key, len);
+    return SN_OK;
+}
+
+sn_status sn_access_read_keys(sn_access *access, const char *path, sn_err *err) {
+    sn_buf text = {0};
+    sn_status status = sn_read_file(path, SN_KEY_FILE_MAX, &text, err);
+    if (!status) status = sn_calloc(&access->keys, SN_KEYS_MAX, sizeof *access->keys, err);
+    const char *at = (const char *)text.data, *end = at + text.len;
+    while (!status && at < end) {
+        const char *line = at, *newline = memchr(at, '\n', (size_t)(end - at));
+        size_t len = (size_t)((newline ? newline : end) - line);
+        at += len + 1;
+        while (len && strchr(" \t\r", line[len - 1])) len--;
+        if (len && *line != '#') status = add_key(access, line, len, err);
+    }
+    if (!status && !access->n_keys) status = sn_fail(err, SN_REFUSED, "there is no key in it");
+    if (text.data) explicit_bzero(text.data, text.len);
+    sn_buf_fini(&text);
+    return status ? sn_err_context(err, "%s", path) : SN_OK;
+}
+
+void sn_access_fini(sn_access *access) {
+    free(access->keys);
+    access->keys = NULL;
+    access->n_keys = 0;
+}
+
+static uint8_t difference(const sn_hash *a, const sn_hash *b) {
+    uint8_t bits = 0;
+    for (size_t i = 0; i < sizeof a->bytes; i++) bits |= (uint8_t)(a->bytes[i] ^ b->bytes[i]);
+    return bits;
+}
+
+bool sn_access_has_key(const sn_access *access, const char *authorization) {
+    static const char scheme[] = "Bearer ";
+    if (!access->n_keys) return true;
+    if (!authorization || strncasecmp(authorization, scheme, sizeof scheme - 1)) return false;
+    const char *key = authorization + sizeof scheme - 1;
+    const sn_hash given = sn_hash_of(key, strlen(key));
+    bool found = false;
+    for (size_t i = 0; i < access->n_keys; i++) found |= !difference(&access->keys[i], &given);
+    return found;
+}
+
+/* The name in "name", "name:port", "[address]:port"; false: it is none of these. */
+static bool host_name(const char *host, char out[256]) {
+    const bool bracketed = *host == '[';
+    const char *name = host + bracketed, *end = bracketed ? strchr(name, ']') : name + strcspn(name, ":");
+    if (!end || end == name || end - name > 255) return false;
+    const char *rest = end + bracketed;
+    if (*rest == ':') rest += 1 + strspn(rest + 1, "0123456789");
+    if (*rest) return false;
+    snprintf(out, 256, "%.*s", (int)(end - name), name);
+    return true;
+}
+
+bool sn_access_knows_host(const sn_access *access, const char *host) {
+    char name[256];
+    struct in6_addr address;
+    if (!host || !host_name(host, name)) return false;
+    if (inet_pton(*host == '[' ? AF_INET6 : AF_INET, name, &address) == 1) return true;
+    if (!strcasecmp(name, "localhost")) return true;
+    for (size_t i = 0; i < access->n_hosts; i++)
+        if (!strcasecmp(name, access->hosts[i])) return true;
+    return false;
+}
+
+sn_origin sn_access_origin(const sn_access *access, const char *origin, const char *host) {
+    if (!origin) return SN_ORIGIN_SAME;
+    for (size_t i = 0; i < access->n_origins; i++)
+        if (!strcasecmp(origin, access->origins[i])) return SN_ORIGIN_NAMED;
+    const char *authority = strstr(origin, "://");
+    bool web = authority && (!strncmp(origin, "http://", 7) || !strncmp(origin, "https://", 8));
+    return web && host && !strcasecmp(authority + 3, host) ? SN_ORIGIN_SAME : SN_ORIGIN_REFUSED;
+}
+
+sn_status sn_access_check_origin(const char *origin, sn_err *err) {
+    const char *authority = strstr(origin, "://");
+    char name[256];
+    if (authority && authority != origin && host_name(authority + 3, name) && !strpbrk(name, "*/ \t")) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "'%.100s' is no origin: write a scheme and a host, as in https://example.org",
+                   origin);
+}

@@ -1,0 +1,241 @@
+/* From a request to jobs of the engine, and from the bytes of its reply to the client.
+ *
+ * Jobs run on the engine's threads and fill `out`; the connection's thread waits for bytes, looks five times a second
+ * whether the client is still there, and sends. A stream's headers go out at once, and while nothing is ready a comment
+ * line each second, so that neither the client nor what is between takes silence for an end. */
+#include "gateway/http/answer_private.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { LOOK_MS = 200, SILENCE_MS = 1000, OUT_MAX = 256 << 20, STREAM_BLOCK = 16 << 10 };
+
+/* -- the reply's bytes -- */
+
+void sn_answer_fail(sn_answer *a, const sn_openai_error *error) {
+    if (a->error.status) return;
+    a->error = *error;
+    sn_reply_fail(a->reply, error);
+}
+
+void sn_answer_collect(sn_answer *a) {
+    size_t len;
+    sn_err err;
+    const char *bytes;
+    if (a->sent == a->out.len) a->sent = a->out.len = 0;
+    while ((bytes = sn_reply_take(a->reply, &len), len)) {
+        if (!sn_buf_append(&a->out, bytes, len, &err)) continue;
+        (void)sn_openai_fail(&a->error, 500, NULL, NULL, "The answer is too long for the memory of the server.");
+        break;
+    }
+    pthread_cond_broadcast(&a->changed);
+}
+
+/* Waits until there are bytes to send, the answer is complete, or the time is over. Under the lock. */
+static void wait_for_bytes(sn_answer *a, int64_t until_us) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    int64_t ns = until.tv_nsec + sn_min_size(LOOK_MS * 1000, (size_t)(until_us - sn_now_us())) * 1000;
+    until.tv_sec += ns / 1000000000;
+    until.tv_nsec = ns % 1000000000;
+    (void)pthread_cond_timedwait(&a->changed, &a->lock, &until);
+}
+
+/* libmicrohttpd asks for bytes of a stream, on the connection's thread. */
+static ssize_t read_stream(void *exchange, uint64_t at, char *out, size_t max) {
+    static const char comment[] = ":\n\n";
+    const sn_exchange *x = exchange;
+    sn_answer *a = x->answer;
+    const int64_t until_us = sn_now_us() + SILENCE_MS * 1000;
+    (void)at;
+    pthread_mutex_lock(&a->lock);
+    bool left = false;
+    while (a->sent == a->out.len && !a->finished && !left && sn_now_us() < until_us) {
+        wait_for_bytes(a, until_us);
+        left = sn_exchange_is_left(x);
+    }
+    size_t n = sn_min_size(max, a->out.len - a->sent);
+    if (n) memcpy(out, a->out.data + a->sent, n);
+    a->sent += n;
+    bool ended = a->finished && a->sent == a->out.len;
+    pthread_mutex_unlock(&a->lock);
+    if (left) return MHD_CONTENT_READER_END_WITH_ERROR;
+    if (n) return (ssize_t)n;
+    if (ended) return MHD_CONTENT_READER_END_OF_STREAM;
+    n = sn_min_size(max, sizeof comment - 1);
+    memcpy(out, comment, n);
+    return (ssize_t)n;
+}
+
+static enum MHD_Result send_stream(sn_exchange *x) {
+    struct MHD_Response *response =
+        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, read_stream, x, NULL);
+    if (response) {
+        MHD_add_response_header(response, "Content-Type", "text/event-stream; charset=utf-8");
+        MHD_add_response_header(response, "Cache-Control", "no-cache");
+        MHD_add_response_header(response, "X-Accel-Buffering", "no"); /* of a proxy */
+    }
+    return sn_reply_queue(x, 200, response);
+}
+
+static enum MHD_Result send_whole(sn_exchange *x) {
+    sn_answer *a = x->answer;
+    bool left = false;
+    pthread_mutex_lock(&a->lock);
+    while (!a->finished && !left) {
+        wait_for_bytes(a, INT64_MAX);
+        pthread_mutex_unlock(&a->lock);
+        left = sn_exchange_is_left(x);
+        pthread_mutex_lock(&a->lock);
+    }
+    pthread_mutex_unlock(&a->lock);
+    if (left) return MHD_NO;
+    if (a->error.status) return sn_reply_refuse(x, &a->error);
+    return sn_reply_send(x, 200, "application/json", a->out.data, a->out.len);
+}
+
+/* -- prompts -- */
+
+static bool render_chat(sn_answer *a, sn_answer_prompt *prompt, sn_openai_error *error) {
+    const swarm_model *model = a->server->options.model;
+    swarm_error *cause = NULL;
+    char *text = NULL;
+    size_t len = 0;
+    if (swarm_model_render_chat(model, a->request->chat, a->request->chat_len, &text, &len, &prompt->ids, &prompt->n,
+                                &cause))
+        return sn_openai_fail_swarm(error, cause);
+    prompt->thinks = swarm_model_prompt_thinks(model, text, len);
+    swarm_free(text);
+    return true;
+}
+
+/* Prompts of completions are as 'swarm generate' takes them: special tokens may be spelled out. */
+static bool read_prompt(sn_answer *a, const sn_prompt *from, sn_answer_prompt *prompt, sn_openai_error *error) {
+    swarm_error *cause = NULL;
+    prompt->own = !from->ids;
+    if (from->ids) {
+        prompt->ids = (int32_t *)(uintptr_t)from->ids; /* which nobody changes */
+        prompt->n = from->n;
+        return true;
+    }
+    const int flags = SWARM_TEXT_BEGINS | (a->request->kind == SN_REQUEST_COMPLETION ? SWARM_TEXT_SPECIAL : 0);
+    return !swarm_model_tokenize(a->server->options.model, from->text, from->len, flags, &prompt->ids, &prompt->n,
+                                 &cause) ||
+           sn_openai_fail_swarm(error, cause);
+}
+
+static bool make_prompts(sn_answer *a, sn_openai_error *error) {
+    sn_err err;
+    const sn_request *r = a->request;
+    const bool chat = r->kind == SN_REQUEST_CHAT || r->kind == SN_REQUEST_RESPONSE;
+    a->n_prompts = chat ? 1 : r->n_prompts;
+    if (sn_calloc(&a->prompts, a->n_prompts, sizeof *a->prompts, &err)) return sn_openai_fail_err(error, &err);
+    for (size_t i = 0; i < a->n_prompts; i++) {
+        sn_answer_prompt *prompt = &a->prompts[i];
+        prompt->own = true;
+        if (!(chat ? render_chat(a, prompt, error) : read_prompt(a, &r->prompts[i], prompt, error))) return false;
+        if (!sn_request_check_length(r, prompt->n, &a->server->limits, error)) return false;
+    }
+    return true;
+}
+
+/* -- choices -- */
+
+static bool make_choice(sn_answer *a, size_t index, sn_openai_error *error) {
+    const sn_request *r = a->request;
+    sn_choice *c = &a->choices[index];
+    const bool embeds = r->kind == SN_REQUEST_EMBEDDING;
+    const size_t n = r->n > 1 ? (size_t)r->n : 1;
+    *c = (sn_choice){.answer = a, .index = index, .prompt_index = index / n, .prompt = &a->prompts[index / n]};
+    c->job = (sn_job){.prompt = c->prompt->ids,
+                      .n_prompt = c->prompt->n,
+                      .ctx = c,
+                      .run = embeds ? sn_choice_embed : sn_choice_run,
+                      .end = sn_choice_end,
+                      .fresh = embeds};
+    if (embeds || !r->max_tokens) return true;
+    return sn_request_generation(r, index, &c->generation, error) &&
+           sn_constraint_new(r, a->server->served, c->prompt->n, &c->constraint, error);
+}
+
+static bool submit(sn_answer *a, sn_openai_error *error) {
+    sn_job **jobs;
+    sn_err err;
+    if (sn_calloc(&jobs, a->n_choices, sizeof *jobs, &err)) return sn_openai_fail_err(error, &err);
+    for (size_t i = 0; i < a->n_choices; i++) jobs[i] = &a->choices[i].job;
+    sn_status status = sn_engine_submit(a->server->options.engine, jobs, a->n_choices, &err);
+    free(jobs);
+    if (!status) a->submitted = a->n_choices;
+    if (status != SN_RETRY) return !status || sn_openai_fail_err(error, &err);
+    bool drains = atomic_load(&a->server->draining);
+    (void)sn_openai_fail(error, drains ? 503 : 429, drains ? "shutting_down" : "queue_full", NULL, "%s.", err.text);
+    error->retry_after_ms = err.retry_after_ms;
+    return false;
+}
+
+static bool prepare(sn_exchange *x, sn_answer *a, sn_request_kind kind, sn_openai_error *error) {
+    sn_server *s = x->server;
+    sn_err err;
+    const sn_reply_head head = {.id = x->id, .created = sn_unix_ms() / 1000};
+    if (!sn_request_parse(kind, (const char *)x->body.data, x->body.len, &s->limits, &a->request, error)) return false;
+    if (!make_prompts(a, error)) return false;
+    const size_t n = kind == SN_REQUEST_EMBEDDING ? a->n_prompts : sn_request_choices(a->request);
+    if (sn_calloc(&a->choices, n, sizeof *a->choices, &err)) return sn_openai_fail_err(error, &err);
+    a->n_choices = n;
+    for (size_t i = 0; i < n; i++)
+        if (!make_choice(a, i, error)) return false;
+    if (!sn_reply_new(a->request, s->served, &head, &a->reply, error)) return false;
+    for (size_t i = 0; i < a->n_prompts; i++)
+        sn_reply_prompt(a->reply, i, a->prompts[i].n, 0, a->prompts[i].thinks);
+    return submit(a, error);
+}
+
+static enum MHD_Result answer(sn_exchange *x, sn_request_kind kind) {
+    sn_openai_error error = {0};
+    sn_err err;
+    pthread_condattr_t monotonic;
+    if (sn_calloc(&x->answer, 1, sizeof *x->answer, &err)) {
+        (void)sn_openai_fail_err(&error, &err);
+        return sn_reply_refuse(x, &error);
+    }
+    sn_answer *a = x->answer;
+    a->server = x->server;
+    a->arrived_us = x->arrived_us;
+    sn_buf_init(&a->out, OUT_MAX);
+    pthread_mutex_init(&a->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&a->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    if (!prepare(x, a, kind, &error)) return sn_reply_refuse(x, &error);
+    return a->request->stream ? send_stream(x) : send_whole(x);
+}
+
+enum MHD_Result sn_answer_chat(sn_exchange *x) { return answer(x, SN_REQUEST_CHAT); }
+enum MHD_Result sn_answer_completion(sn_exchange *x) { return answer(x, SN_REQUEST_COMPLETION); }
+enum MHD_Result sn_answer_embedding(sn_exchange *x) { return answer(x, SN_REQUEST_EMBEDDING); }
+enum MHD_Result sn_answer_response(sn_exchange *x) { return answer(x, SN_REQUEST_RESPONSE); }
+
+void sn_answer_free(sn_answer **answer) {
+    sn_answer *a = *answer;
+    if (!a) return;
+    for (size_t i = 0; i < a->submitted; i++) sn_engine_cancel(a->server->options.engine, &a->choices[i].job);
+    for (size_t i = 0; i < a->submitted; i++) sn_engine_finish(a->server->options.engine, &a->choices[i].job);
+    for (size_t i = 0; i < a->n_choices; i++) {
+        sn_constraint_free(&a->choices[i].constraint);
+        swarm_options_free(a->choices[i].generation);
+    }
+    sn_reply_free(&a->reply);
+    for (size_t i = 0; a->prompts && i < a->n_prompts; i++)
+        if (a->prompts[i].own) swarm_free(a->prompts[i].ids);
+    sn_request_free(&a->request);
+    free(a->prompts);
+    free(a->choices);
+    json_decref(a->hops);
+    sn_buf_fini(&a->out);
+    pthread_cond_destroy(&a->changed);
+    pthread_mutex_destroy(&a->lock);
+    free(a);
+    *answer = NULL;
+}

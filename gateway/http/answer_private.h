@@ -1,0 +1,59 @@
+/* An answer: the jobs of a request, and the bytes that its client gets. Shared by answer.c, which knows requests and
+ * connections, and generation.c, which knows sessions. */
+#ifndef SN_GATEWAY_HTTP_ANSWER_PRIVATE_H
+#define SN_GATEWAY_HTTP_ANSWER_PRIVATE_H
+
+#include "gateway/http/http_private.h"
+#include "gateway/openai/constraint.h"
+
+typedef struct sn_answer_prompt {
+    int32_t *ids; /* (n) */
+    size_t n;
+    bool own, thinks; /* own: ids are freed with swarm_free */
+} sn_answer_prompt;
+
+/* One of the request's choices, a job. */
+typedef struct sn_choice {
+    sn_answer *answer;
+    size_t index;
+    const sn_answer_prompt *prompt;
+    size_t prompt_index;
+    sn_job job;
+    swarm_options *generation; /* NULL: nothing is generated */
+    sn_constraint *constraint; /* NULL: none */
+} sn_choice;
+
+struct sn_answer {
+    sn_server *server;
+    sn_request *request;
+    sn_answer_prompt *prompts; /* (n_prompts) */
+    sn_choice *choices;        /* (n_choices) */
+    size_t n_prompts, n_choices, submitted;
+    int64_t arrived_us;
+    pthread_mutex_t lock; /* of what follows, and of calls on the reply. No function of the engine is called under it */
+    pthread_cond_t changed;
+    sn_reply *reply;
+    sn_openai_error error; /* the first; status 0: none */
+    size_t ended;          /* choices */
+    bool begun, finished;  /* a token came; the reply is complete */
+    json_t *hops;          /* of the choice that ended last */
+    size_t failovers;
+    bool checked; /* every step was audited */
+    sn_buf out;   /* bytes for the client, of which `sent` are on their way */
+    size_t sent;
+};
+
+/* The job of a choice: what sn_job_run and its end are. ctx: sn_choice. */
+swarm_code sn_choice_run(void *choice, swarm_session *session, swarm_error **error);
+swarm_code sn_choice_embed(void *choice, swarm_session *session, swarm_error **error);
+void sn_choice_end(void *choice, swarm_code code, const swarm_error *error);
+
+/* Moves what the reply has made to `out` and wakes the connection. Under the lock. */
+void sn_answer_collect(sn_answer *a);
+/* The answer fails with this error, unless it has failed already. Under the lock. */
+void sn_answer_fail(sn_answer *a, const sn_openai_error *error);
+
+/* With "echo" and "logprobs": computes the prompt and tells the reply its tokens (echo.c). */
+swarm_code sn_choice_echo(sn_choice *c, swarm_session *session, swarm_error **error);
+
+#endif

@@ -1,0 +1,206 @@
+/* A choice in a session, on a worker's thread: the session's events become calls of the reply, under the lock of the
+ * answer, since other choices of the request do the same. */
+#include "gateway/http/answer_private.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* -- events -- */
+
+static bool tell_token(sn_choice *c, const swarm_event *event, sn_openai_error *error) {
+    sn_answer *a = c->answer;
+    sn_reply_token token = {.id = (int32_t)swarm_event_number(event, "id"),
+                            .logprob = swarm_event_number(event, "logprob")};
+    token.n_top = swarm_event_top(event, &token.top_ids, &token.top_logprobs);
+    atomic_fetch_add(&a->server->counters.generated_tokens, 1);
+    if (!a->begun) sn_counters_first_token(&a->server->counters, sn_now_us() - a->arrived_us);
+    a->begun = true;
+    return sn_reply_add_token(a->reply, c->index, &token, error);
+}
+
+static bool tell(sn_choice *c, const swarm_event *event, sn_openai_error *error) {
+    sn_answer *a = c->answer;
+    const char *text;
+    size_t len;
+    switch (swarm_event_get_kind(event)) {
+    case SWARM_EVENT_TOKEN: return tell_token(c, event, error);
+    case SWARM_EVENT_TEXT:
+        text = swarm_event_text(event, &len);
+        return sn_reply_add_text(a->reply, c->index, text, len, error);
+    case SWARM_EVENT_RETRACT:
+        atomic_fetch_add(&a->server->counters.retractions, 1);
+        return sn_reply_retract(a->reply, c->index, (size_t)swarm_event_number(event, "kept"),
+                                (size_t)swarm_event_number(event, "kept_tokens"), error);
+    case SWARM_EVENT_FAILOVER:
+        atomic_fetch_add(&a->server->counters.failovers, 1);
+        a->failovers++;
+        return true;
+    case SWARM_EVENT_PROGRESS:
+    case SWARM_EVENT_MOVE:
+    case SWARM_EVENT_AUDIT: return true;
+    }
+    return true;
+}
+
+static int on_event(void *choice, const swarm_event *event) {
+    sn_choice *c = choice;
+    sn_answer *a = c->answer;
+    sn_openai_error error = {0};
+    pthread_mutex_lock(&a->lock);
+    if (!a->error.status && !tell(c, event, &error)) sn_answer_fail(a, &error);
+    int stop = a->error.status != 0;
+    sn_answer_collect(a);
+    pthread_mutex_unlock(&a->lock);
+    return stop;
+}
+
+/* -- the run -- */
+
+/* Tokens of the prompt that the session has: all but the last can be used. */
+static size_t cached_tokens(const sn_choice *c, const swarm_session *session) {
+    size_t n, same = 0;
+    const int32_t *ids = swarm_session_tokens(session, &n);
+    n = sn_min_size(n, c->prompt->n);
+    while (same < n && ids[same] == c->prompt->ids[same]) same++;
+    return same == c->prompt->n && same ? same - 1 : same;
+}
+
+static void tell_prompt(sn_choice *c, size_t cached) {
+    sn_answer *a = c->answer;
+    if (c->index % (size_t)a->request->n) return; /* choices of one prompt count it once */
+    pthread_mutex_lock(&a->lock);
+    sn_reply_prompt(a->reply, c->prompt_index, c->prompt->n, cached, c->prompt->thinks);
+    pthread_mutex_unlock(&a->lock);
+    atomic_fetch_add(&a->server->counters.prompt_tokens, c->prompt->n);
+    atomic_fetch_add(&a->server->counters.cached_tokens, cached);
+}
+
+/* Where the choice was computed, for our own member of the reply. */
+static void note_session(sn_choice *c, const swarm_session *session) {
+    sn_answer *a = c->answer;
+    char *text = NULL;
+    swarm_error *error = NULL;
+    if (swarm_session_describe(session, &text, NULL, &error)) {
+        swarm_error_free(error);
+        return;
+    }
+    json_t *o = json_loads(text, 0, NULL), *hop, *hops = json_array();
+    const json_t *audit = json_object_get(o, "audit");
+    size_t i;
+    json_array_foreach(json_object_get(o, "hops"), i, hop) {
+        json_array_append_new(hops, json_pack("{sO* sO* sO*}", "node", json_object_get(hop, "node"), "name",
+                                              json_object_get(hop, "name"), "blocks", json_object_get(hop, "blocks")));
+    }
+    pthread_mutex_lock(&a->lock);
+    json_decref(a->hops);
+    a->hops = hops;
+    a->checked = json_is_object(audit) && !json_integer_value(json_object_get(audit, "unchecked"));
+    pthread_mutex_unlock(&a->lock);
+    json_decref(o);
+    swarm_free(text);
+}
+
+static void end_choice(sn_choice *c, const char *json) {
+    sn_answer *a = c->answer;
+    sn_openai_error error = {0};
+    json_t *o = json ? json_loads(json, JSON_ALLOW_NUL, NULL) : NULL;
+    const char *reason = o ? json_string_value(json_object_get(o, "finish_reason")) : "length";
+    pthread_mutex_lock(&a->lock);
+    bool failed = c->constraint && sn_constraint_failed(c->constraint, &error);
+    if (!failed && !a->error.status) failed = !sn_reply_end(a->reply, c->index, reason ? reason : "length", &error);
+    if (failed) sn_answer_fail(a, &error);
+    pthread_mutex_unlock(&a->lock);
+    json_decref(o);
+}
+
+swarm_code sn_choice_run(void *choice, swarm_session *session, swarm_error **error) {
+    sn_choice *c = choice;
+    const sn_request *r = c->answer->request;
+    swarm_code code = SWARM_OK;
+    char *json = NULL;
+    tell_prompt(c, cached_tokens(c, session));
+    if (r->echo) code = sn_choice_echo(c, session, error);
+    swarm_session_on_event(session, on_event, c);
+    if (c->constraint) swarm_session_on_logits(session, sn_constraint_apply, c->constraint);
+    if (!code && c->generation)
+        code = swarm_session_generate(session, c->prompt->ids, c->prompt->n, c->generation, &json, NULL, error);
+    swarm_session_on_event(session, NULL, NULL);
+    swarm_session_on_logits(session, NULL, NULL);
+    note_session(c, session);
+    if (!code) end_choice(c, json);
+    swarm_free(json);
+    return code;
+}
+
+/* The mean over all tokens of the hidden states that leave the last block, of length 1. */
+static void pool(const float *hidden, size_t n, size_t width, float *out) {
+    double length = 0;
+    for (size_t i = 0; i < width; i++) {
+        double sum = 0;
+        for (size_t k = 0; k < n; k++) sum += (double)hidden[k * width + i];
+        out[i] = (float)(sum / (double)n);
+        length += (double)out[i] * (double)out[i];
+    }
+    length = sqrt(length);
+    for (size_t i = 0; i < width && length > 0; i++) out[i] = (float)((double)out[i] / length);
+}
+
+swarm_code sn_choice_embed(void *choice, swarm_session *session, swarm_error **error) {
+    sn_choice *c = choice;
+    sn_answer *a = c->answer;
+    const swarm_model *model = a->server->options.model;
+    const size_t n = c->prompt->n, width = (size_t)swarm_model_width(model);
+    sn_openai_error failure = {0};
+    float *hidden;
+    sn_err err;
+    tell_prompt(c, 0);
+    if (sn_calloc(&hidden, (n + 1) * width, sizeof *hidden, &err)) return SWARM_STOP;
+    float *mean = hidden + n * width;
+    swarm_code code = swarm_model_embed(model, c->prompt->ids, n, hidden, error);
+    if (!code) code = swarm_session_forward(session, 0, n, hidden, hidden, error);
+    if (!code) {
+        pool(hidden, n, width, mean);
+        pthread_mutex_lock(&a->lock);
+        if (!sn_reply_embedding(a->reply, c->prompt_index, mean, width, &failure)) sn_answer_fail(a, &failure);
+        pthread_mutex_unlock(&a->lock);
+        note_session(c, session);
+    }
+    free(hidden);
+    return code;
+}
+
+/* -- the end -- */
+
+/* The retry-after of a borrowed error, as the reply's error. */
+static void fail_with(sn_answer *a, swarm_code code, const swarm_error *error) {
+    sn_openai_error failure = {0};
+    int status = code == SWARM_REFUSED ? 400 : code == SWARM_RETRY || code == SWARM_REBUILD ? 503 : 500;
+    if (code == SWARM_CANCELLED)
+        (void)sn_openai_fail(&failure, 503, "cancelled", NULL, "The server is shutting down.");
+    else
+        (void)sn_openai_fail(&failure, status, NULL, NULL, "%s", error ? swarm_error_text(error) : "Out of memory.");
+    failure.retry_after_ms = swarm_error_retry_after_ms(error);
+    sn_answer_fail(a, &failure);
+}
+
+static json_t *describe_answer(const sn_answer *a) {
+    return json_pack("{sO? sI sb}", "hops", a->hops, "failovers", (json_int_t)a->failovers, "checked", a->checked);
+}
+
+void sn_choice_end(void *choice, swarm_code code, const swarm_error *error) {
+    sn_choice *c = choice;
+    sn_answer *a = c->answer;
+    sn_openai_error failure = {0};
+    pthread_mutex_lock(&a->lock);
+    if (code) fail_with(a, code, error);
+    if (++a->ended == a->n_choices) {
+        json_t *swarm = describe_answer(a);
+        if (!a->error.status && !sn_reply_finish(a->reply, swarm, &failure)) sn_answer_fail(a, &failure);
+        json_decref(swarm);
+        a->finished = true;
+    }
+    sn_answer_collect(a);
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
+}

@@ -1,0 +1,89 @@
+/* What the files of the HTTP server share.
+ *
+ * server.c    the daemon, from a connection to a checked request with its body
+ * reply.c     sending: headers of every reply, errors, whether the client is still there
+ * routes.c    the table of routes, and the small ones
+ * answer.c    chat, completions, embeddings: from a request to jobs of the engine, and from their tokens to bytes
+ * echo.c      log-probabilities of prompts
+ * view.c      the state of the swarm, asked for away from requests */
+#ifndef SN_GATEWAY_HTTP_HTTP_PRIVATE_H
+#define SN_GATEWAY_HTTP_HTTP_PRIVATE_H
+
+#include "base/clock.h"
+#include "gateway/http/counters.h"
+#include "gateway/http/server.h"
+#include "gateway/openai/reply.h"
+
+#include <microhttpd.h>
+#include <pthread.h>
+
+enum {
+    SN_BODY_MAX = 32 << 20,    /* of a request */
+    SN_BODIES_MAX = 256 << 20, /* of all requests at once */
+    SN_REQUEST_NAME_MAX = 64
+};
+
+typedef struct sn_view sn_view;
+typedef struct sn_answer sn_answer;
+
+struct sn_server {
+    sn_server_options options;
+    sn_served_model *served;
+    const char *models[1];
+    sn_request_limits limits;
+    sn_view *view;
+    sn_counters counters;
+    struct MHD_Daemon *daemon;
+    char *cert, *key; /* PEM texts */
+    int port;
+    int64_t started_unix_s;
+    atomic_bool draining;
+    atomic_size_t open;  /* requests that are not answered yet */
+    atomic_size_t bodies; /* bytes */
+};
+
+/* A request and its reply, on the thread of their connection. */
+typedef struct sn_exchange {
+    sn_server *server;
+    struct MHD_Connection *connection;
+    const struct sn_route *route;
+    sn_buf body;
+    const char *path, *host, *origin; /* of libmicrohttpd; the last two are headers, NULL: missing */
+    sn_origin from;
+    char id[SN_REQUEST_NAME_MAX + 1];
+    int64_t arrived_us;
+    unsigned code; /* of the reply; 0: none yet */
+    sn_answer *answer;
+} sn_exchange;
+
+typedef struct sn_route {
+    const char *method, *path;
+    bool open; /* needs no key */
+    enum MHD_Result (*handle)(sn_exchange *exchange);
+} sn_route;
+/* The route of a method and path; NULL: *known says whether the path is that of another method. */
+const sn_route *sn_route_find(const char *method, const char *path, bool *known);
+
+/* Replies. The data is copied. */
+enum MHD_Result sn_reply_send(sn_exchange *x, unsigned code, const char *type, const void *data, size_t len);
+/* text is freed; NULL: memory is out. */
+enum MHD_Result sn_reply_send_json(sn_exchange *x, unsigned code, char *text);
+enum MHD_Result sn_reply_refuse(sn_exchange *x, const sn_openai_error *error);
+/* Adds the headers of every reply and queues it. Takes the response. */
+enum MHD_Result sn_reply_queue(sn_exchange *x, unsigned code, struct MHD_Response *response);
+/* Whether the client has closed its connection. */
+bool sn_exchange_is_left(const sn_exchange *x);
+
+enum MHD_Result sn_answer_chat(sn_exchange *x);
+enum MHD_Result sn_answer_completion(sn_exchange *x);
+enum MHD_Result sn_answer_embedding(sn_exchange *x);
+enum MHD_Result sn_answer_response(sn_exchange *x);
+void sn_answer_free(sn_answer **answer); /* cancels what still runs; accepts NULL */
+
+sn_status sn_view_new(sn_server *server, sn_view **out, sn_err *err) SN_MUST_USE;
+void sn_view_free(sn_view **view); /* accepts NULL */
+/* The state of the swarm as a JSON text, a second old at most where nodes answer in time; freed with free(). NULL: none
+ * is known yet. */
+char *sn_view_get(sn_view *view);
+
+#endif

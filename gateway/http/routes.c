@@ -1,0 +1,134 @@
+#include "gateway/http/http_private.h"
+#include "gateway/pages/pages.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static enum MHD_Result answer_models(sn_exchange *x) {
+    const sn_server *s = x->server;
+    return sn_reply_send_json(x, 200, sn_reply_models(s->served, s->started_unix_s, s->options.context));
+}
+
+/* 200 as long as requests are taken: what balances load over servers asks here. */
+static enum MHD_Result answer_health(sn_exchange *x) {
+    const sn_engine_load load = sn_engine_get_load(x->server->options.engine);
+    char text[160];
+    snprintf(text, sizeof text, "{\"status\":\"%s\",\"running\":%zu,\"queued\":%zu}",
+             load.draining ? "shutting down" : "ok", load.running, load.queued);
+    return sn_reply_send(x, load.draining ? 503 : 200, "application/json", text, strlen(text));
+}
+
+static enum MHD_Result answer_metrics(sn_exchange *x) {
+    enum { PAGE_MAX = 64 << 10 };
+    const sn_engine_load load = sn_engine_get_load(x->server->options.engine);
+    sn_openai_error error = {0};
+    sn_buf page;
+    sn_err err;
+    sn_buf_init(&page, PAGE_MAX);
+    enum MHD_Result result;
+    if (!sn_counters_write(&x->server->counters, &load, &page, &err)) {
+        result = sn_reply_send(x, 200, "text/plain; version=0.0.4; charset=utf-8", page.data, page.len);
+    } else {
+        (void)sn_openai_fail_err(&error, &err);
+        result = sn_reply_refuse(x, &error);
+    }
+    sn_buf_fini(&page);
+    return result;
+}
+
+static enum MHD_Result answer_swarm(sn_exchange *x) {
+    sn_openai_error error = {0};
+    char *text = sn_view_get(x->server->view);
+    if (text) return sn_reply_send_json(x, 200, text);
+    (void)sn_openai_fail(&error, 503, NULL, NULL, "No node of the swarm answers now.");
+    return sn_reply_refuse(x, &error);
+}
+
+static bool parse(sn_exchange *x, sn_request_kind kind, sn_request **out, sn_openai_error *error) {
+    return sn_request_parse(kind, (const char *)x->body.data, x->body.len, &x->server->limits, out, error);
+}
+
+static enum MHD_Result answer_tokenize(sn_exchange *x) {
+    const swarm_model *model = x->server->options.model;
+    sn_openai_error error = {0};
+    sn_request *request = NULL;
+    swarm_error *cause = NULL;
+    int32_t *ids = NULL;
+    size_t n = 0;
+    enum MHD_Result result;
+    bool good = parse(x, SN_REQUEST_TOKENIZE, &request, &error);
+    if (good) {
+        const int flags =
+            (request->add_special ? SWARM_TEXT_BEGINS : 0) | (request->parse_special ? SWARM_TEXT_SPECIAL : 0);
+        const sn_prompt *text = request->prompts;
+        good = !swarm_model_tokenize(model, text->text, text->len, flags, &ids, &n, &cause) ||
+               sn_openai_fail_swarm(&error, cause);
+    }
+    result = good ? sn_reply_send_json(x, 200, sn_reply_tokenize(request, x->server->served, ids, n))
+                  : sn_reply_refuse(x, &error);
+    swarm_free(ids);
+    sn_request_free(&request);
+    return result;
+}
+
+static enum MHD_Result answer_detokenize(sn_exchange *x) {
+    const swarm_model *model = x->server->options.model;
+    sn_openai_error error = {0};
+    sn_request *request = NULL;
+    swarm_error *cause = NULL;
+    char *text = NULL;
+    size_t len = 0;
+    bool good = parse(x, SN_REQUEST_DETOKENIZE, &request, &error);
+    if (good) {
+        const sn_prompt *ids = request->prompts;
+        good = !swarm_model_detokenize(model, ids->ids, ids->n, SWARM_TEXT_SPECIAL, &text, &len, &cause) ||
+               sn_openai_fail_swarm(&error, cause);
+    }
+    enum MHD_Result result =
+        good ? sn_reply_send_json(x, 200, sn_reply_detokenize(text, len)) : sn_reply_refuse(x, &error);
+    swarm_free(text);
+    sn_request_free(&request);
+    return result;
+}
+
+/* The chat, the map, and what they load. They need no key: they ask their user for it. */
+static enum MHD_Result answer_page(sn_exchange *x) {
+    const sn_page *page = sn_page_find(x->path);
+    struct MHD_Response *response =
+        MHD_create_response_from_buffer(page->len, (void *)(uintptr_t)page->data, MHD_RESPMEM_PERSISTENT);
+    if (response) MHD_add_response_header(response, "Content-Type", page->type);
+    for (size_t i = 0; response && i < SN_PAGE_HEADERS; i++)
+        MHD_add_response_header(response, sn_page_headers[i].name, sn_page_headers[i].value);
+    return sn_reply_queue(x, 200, response);
+}
+
+static const sn_route page_route = {"GET", "/", true, answer_page};
+
+static const sn_route routes[] = {
+    {"GET", "/health", true, answer_health},
+    {"GET", "/v1/models", false, answer_models},
+    {"GET", "/metrics", false, answer_metrics},
+    {"GET", "/api/swarm", false, answer_swarm},
+    {"POST", "/v1/chat/completions", false, sn_answer_chat},
+    {"POST", "/v1/completions", false, sn_answer_completion},
+    {"POST", "/v1/embeddings", false, sn_answer_embedding},
+    {"POST", "/v1/responses", false, sn_answer_response},
+    {"POST", "/tokenize", false, answer_tokenize},
+    {"POST", "/detokenize", false, answer_detokenize},
+};
+
+const sn_route *sn_route_find(const char *method, const char *path, bool *known) {
+    const char *wanted = strcmp(method, "HEAD") ? method : "GET";
+    *known = false;
+    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
+        if (strcmp(path, routes[i].path)) continue;
+        if (!strcmp(wanted, routes[i].method)) return &routes[i];
+        *known = true;
+    }
+    if (!*known && sn_page_find(path)) {
+        *known = true;
+        return strcmp(wanted, "GET") ? NULL : &page_route;
+    }
+    return NULL;
+}

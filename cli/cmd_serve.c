@@ -21,16 +21,15 @@ static struct {
     sn_block_range local;
     int64_t max_sessions, queue, ctx, session_idle_ms, drain_timeout_ms;
     bool anyone;
-} given = {.listen = "127.0.0.1:8080", .max_sessions = 16, .queue = 64, .session_idle_ms = 60000,
-           .drain_timeout_ms = 30000};
+} given = {
+    .listen = "127.0.0.1:8080", .max_sessions = 16, .queue = 64, .session_idle_ms = 60000, .drain_timeout_ms = 30000};
 
 static const sn_option serve_options[] = {
     SN_OPT_ADDRESS("listen", "HOST:PORT", &given.listen, SN_HOST_PORT_LISTEN,
                    "address to listen at, with HTTP; port 0: a free port"),
     SN_OPT_STRING("api-key-file", "FILE", &given.api_key_file,
                   "keys, one in each line, of which a client must show one as 'Authorization: Bearer KEY'"),
-    SN_OPT_FLAG("allow-anyone", &given.anyone,
-                "serve clients without a key at an address that other machines reach"),
+    SN_OPT_FLAG("allow-anyone", &given.anyone, "serve clients without a key at an address that other machines reach"),
     SN_OPT_STRING("tls-cert", "FILE", &given.tls_cert, "serve HTTPS with this certificate (PEM)"),
     SN_OPT_STRING("tls-key", "FILE", &given.tls_key, "the key of --tls-cert (PEM)"),
     SN_OPT_STRINGS("host", "NAME", &given.host,
@@ -84,9 +83,10 @@ static sn_status check_settings(serving *s, sn_err *err) {
     sn_status status = sn_parse_host_port(given.listen, SN_HOST_PORT_LISTEN, &s->listen, err);
     if (status) return status;
     if (!is_loopback(s->listen.host) && !given.api_key_file && !given.anyone)
-        return sn_fail(err, SN_REFUSED,
-                       "other machines may reach %s: give --api-key-file FILE, or --allow-anyone to serve everybody",
-                       given.listen);
+        return sn_fail(
+            err, SN_REFUSED,
+            "other machines may reach %s: give --api-key-file FILE, or --allow-anyone to serve clients without a key",
+            given.listen);
     for (size_t i = 0; i < given.cors.n && !status; i++)
         if (sn_access_check_origin(given.cors.items[i], err)) status = sn_err_context(err, "--cors");
     return status;
@@ -110,9 +110,18 @@ static sn_status start_node(serving *s, sn_err *err) {
     static const char *const passed[] = {"device", "threads", "isa", "kv-dtype", "kv-memory", "swarm-key", NULL};
     char memory[32], names[8][40], sessions[24];
     size_t n = 0, k = 0;
-    const char *argv[LOCAL_OPTIONS_MAX + 1] = {"--model",        sn_program_settings.common.model, "--blocks", "all",
-                                               "--name",         "local", "--client-sessions", "0",
-                                               "--log-level",    "warn",  "--max-sessions",    sessions};
+    const char *argv[LOCAL_OPTIONS_MAX + 1] = {"--model",
+                                               sn_program_settings.common.model,
+                                               "--blocks",
+                                               "all",
+                                               "--name",
+                                               "local",
+                                               "--client-sessions",
+                                               "0",
+                                               "--log-level",
+                                               "warn",
+                                               "--max-sessions",
+                                               sessions};
     snprintf(sessions, sizeof sessions, "%lld", (long long)given.max_sessions * 2 + 16);
     while (argv[n]) n++;
     if (sn_program_settings.common.kv_memory == SN_SIZE_UNSET) {
@@ -150,8 +159,7 @@ static sn_status session_options(serving *s, sn_err *err) {
     options.given = kept;
     options.n_given = 0;
     for (size_t i = 0; i < s->options->n_given && options.n_given < SN_OPTIONS_MAX; i++)
-        if (!is_any(s->options->given[i].option->name, left_out))
-            kept[options.n_given++] = s->options->given[i];
+        if (!is_any(s->options->given[i].option->name, left_out)) kept[options.n_given++] = s->options->given[i];
     s->session = sn_cli_api_options(&options, "session", err);
     if (!s->session) return err->status;
     return sn_cli_status(swarm_options_set(s->session, "threads", "1", &error), &error, err);
@@ -227,7 +235,8 @@ static void close_all(serving *s) {
 /* -- serving -- */
 
 static sn_status print_ready(const serving *s, sn_err *err) {
-    const bool v6 = strchr(s->listen.host, ':'), all = !strcmp(s->listen.host, "*") || !strcmp(s->listen.host, "0.0.0.0");
+    const bool v6 = strchr(s->listen.host, ':'),
+               all = !strcmp(s->listen.host, "*") || !strcmp(s->listen.host, "0.0.0.0");
     const char *host = all ? "127.0.0.1" : s->listen.host;
     char address[300];
     snprintf(address, sizeof address, "%s%s%s:%d", v6 ? "[" : "", host, v6 ? "]" : "", sn_server_port(s->server));
@@ -263,8 +272,8 @@ static sn_status serve_main(const sn_options *options, int *code, sn_err *err) {
     return status;
 }
 
-static const sn_option_group *const groups[] = {&sn_group_model,      &serve_group,     &sn_group_draft,
-                                                &sn_group_connection, &sn_group_chain,  &sn_group_audit,
+static const sn_option_group *const groups[] = {&sn_group_model,      &serve_group,    &sn_group_draft,
+                                                &sn_group_connection, &sn_group_chain, &sn_group_audit,
                                                 &sn_group_device,     &sn_group_log};
 
 const sn_cli_command sn_cmd_serve = {

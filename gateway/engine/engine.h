@@ -4,10 +4,10 @@
  * Central types: sn_job, one generation that a caller describes by a prompt and a function; sn_engine. A worker keeps
  * its session open when a job has ended. A job goes to the idle worker whose session has the longest beginning in
  * common with the prompt, if it continues most of that session; else to one whose session is of least use, so that
- * conversations that go on find theirs. A session that nobody used for a while is closed.
+ * conversations that go on find theirs. A session without a job for a while is closed.
  *
- * Any thread may call these functions. A job belongs to the caller, who waits for its end (sn_engine_finish) before its
- * memory goes. */
+ * Any thread may call these functions. A job belongs to the caller, which waits for its end (sn_engine_finish) before
+ * its memory goes. */
 #ifndef SN_GATEWAY_ENGINE_ENGINE_H
 #define SN_GATEWAY_ENGINE_ENGINE_H
 

@@ -12,7 +12,7 @@
 enum { SN_KEYS_MAX = 1024, SN_KEY_CHARS_MIN = 16, SN_KEY_FILE_MAX = 1 << 20 };
 
 typedef struct sn_access {
-    sn_hash *keys; /* (n_keys) of the keys' text; none: everybody may use the server */
+    sn_hash *keys; /* (n_keys) of the keys' text; none: all clients may use the server */
     size_t n_keys;
     const char *const *hosts; /* (n_hosts) borrowed */
     size_t n_hosts;

@@ -76,7 +76,7 @@ static enum MHD_Result send_stream(sn_exchange *x) {
         MHD_add_response_header(response, "Cache-Control", "no-cache");
         MHD_add_response_header(response, "X-Accel-Buffering", "no"); /* of a proxy */
     }
-    return sn_reply_queue(x, 200, response);
+    return sn_exchange_queue(x, 200, response);
 }
 
 static enum MHD_Result send_whole(sn_exchange *x) {
@@ -91,8 +91,8 @@ static enum MHD_Result send_whole(sn_exchange *x) {
     }
     pthread_mutex_unlock(&a->lock);
     if (left) return MHD_NO;
-    if (a->error.status) return sn_reply_refuse(x, &a->error);
-    return sn_reply_send(x, 200, "application/json", a->out.data, a->out.len);
+    if (a->error.status) return sn_exchange_refuse(x, &a->error);
+    return sn_exchange_send(x, 200, "application/json", a->out.data, a->out.len);
 }
 
 /* -- prompts -- */
@@ -115,7 +115,7 @@ static bool read_prompt(sn_answer *a, const sn_prompt *from, sn_answer_prompt *p
     swarm_error *cause = NULL;
     prompt->own = !from->ids;
     if (from->ids) {
-        prompt->ids = (int32_t *)(uintptr_t)from->ids; /* which nobody changes */
+        prompt->ids = (int32_t *)(uintptr_t)from->ids; /* which are only read */
         prompt->n = from->n;
         return true;
     }
@@ -144,19 +144,19 @@ static bool make_prompts(sn_answer *a, sn_openai_error *error) {
 
 static bool make_choice(sn_answer *a, size_t index, sn_openai_error *error) {
     const sn_request *r = a->request;
-    sn_choice *c = &a->choices[index];
+    sn_answer_choice *c = &a->choices[index];
     const bool embeds = r->kind == SN_REQUEST_EMBEDDING;
     const size_t n = r->n > 1 ? (size_t)r->n : 1;
-    *c = (sn_choice){.answer = a, .index = index, .prompt_index = index / n, .prompt = &a->prompts[index / n]};
+    *c = (sn_answer_choice){.answer = a, .index = index, .prompt_index = index / n, .prompt = &a->prompts[index / n]};
     c->job = (sn_job){.prompt = c->prompt->ids,
                       .n_prompt = c->prompt->n,
                       .ctx = c,
-                      .run = embeds ? sn_choice_embed : sn_choice_run,
-                      .end = sn_choice_end,
+                      .run = embeds ? sn_answer_embed : sn_answer_run_choice,
+                      .end = sn_answer_end_choice,
                       .fresh = embeds};
     if (embeds || !r->max_tokens) return true;
     return sn_request_generation(r, index, &c->generation, error) &&
-           sn_constraint_new(r, a->server->served, c->prompt->n, &c->constraint, error);
+           sn_constraint_new(r, a->server->served, c->prompt->n, c->prompt->thinks, &c->constraint, error);
 }
 
 static bool submit(sn_answer *a, sn_openai_error *error) {
@@ -186,8 +186,7 @@ static bool prepare(sn_exchange *x, sn_answer *a, sn_request_kind kind, sn_opena
     for (size_t i = 0; i < n; i++)
         if (!make_choice(a, i, error)) return false;
     if (!sn_reply_new(a->request, s->served, &head, &a->reply, error)) return false;
-    for (size_t i = 0; i < a->n_prompts; i++)
-        sn_reply_prompt(a->reply, i, a->prompts[i].n, 0, a->prompts[i].thinks);
+    for (size_t i = 0; i < a->n_prompts; i++) sn_reply_prompt(a->reply, i, a->prompts[i].n, 0, a->prompts[i].thinks);
     return submit(a, error);
 }
 
@@ -197,7 +196,7 @@ static enum MHD_Result answer(sn_exchange *x, sn_request_kind kind) {
     pthread_condattr_t monotonic;
     if (sn_calloc(&x->answer, 1, sizeof *x->answer, &err)) {
         (void)sn_openai_fail_err(&error, &err);
-        return sn_reply_refuse(x, &error);
+        return sn_exchange_refuse(x, &error);
     }
     sn_answer *a = x->answer;
     a->server = x->server;
@@ -208,7 +207,7 @@ static enum MHD_Result answer(sn_exchange *x, sn_request_kind kind) {
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&a->changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    if (!prepare(x, a, kind, &error)) return sn_reply_refuse(x, &error);
+    if (!prepare(x, a, kind, &error)) return sn_exchange_refuse(x, &error);
     return a->request->stream ? send_stream(x) : send_whole(x);
 }
 

@@ -13,7 +13,7 @@ typedef struct sn_answer_prompt {
 } sn_answer_prompt;
 
 /* One of the request's choices, a job. */
-typedef struct sn_choice {
+typedef struct sn_answer_choice {
     sn_answer *answer;
     size_t index;
     const sn_answer_prompt *prompt;
@@ -21,13 +21,13 @@ typedef struct sn_choice {
     sn_job job;
     swarm_options *generation; /* NULL: nothing is generated */
     sn_constraint *constraint; /* NULL: none */
-} sn_choice;
+} sn_answer_choice;
 
 struct sn_answer {
     sn_server *server;
     sn_request *request;
     sn_answer_prompt *prompts; /* (n_prompts) */
-    sn_choice *choices;        /* (n_choices) */
+    sn_answer_choice *choices; /* (n_choices) */
     size_t n_prompts, n_choices, submitted;
     int64_t arrived_us;
     pthread_mutex_t lock; /* of what follows, and of calls on the reply. No function of the engine is called under it */
@@ -43,10 +43,10 @@ struct sn_answer {
     size_t sent;
 };
 
-/* The job of a choice: what sn_job_run and its end are. ctx: sn_choice. */
-swarm_code sn_choice_run(void *choice, swarm_session *session, swarm_error **error);
-swarm_code sn_choice_embed(void *choice, swarm_session *session, swarm_error **error);
-void sn_choice_end(void *choice, swarm_code code, const swarm_error *error);
+/* The job of a choice: what the functions of sn_job are. ctx: sn_answer_choice. */
+swarm_code sn_answer_run_choice(void *choice, swarm_session *session, swarm_error **error);
+swarm_code sn_answer_embed(void *choice, swarm_session *session, swarm_error **error);
+void sn_answer_end_choice(void *choice, swarm_code code, const swarm_error *error);
 
 /* Moves what the reply has made to `out` and wakes the connection. Under the lock. */
 void sn_answer_collect(sn_answer *a);
@@ -54,6 +54,6 @@ void sn_answer_collect(sn_answer *a);
 void sn_answer_fail(sn_answer *a, const sn_openai_error *error);
 
 /* With "echo" and "logprobs": computes the prompt and tells the reply its tokens (echo.c). */
-swarm_code sn_choice_echo(sn_choice *c, swarm_session *session, swarm_error **error);
+swarm_code sn_answer_echo(sn_answer_choice *c, swarm_session *session, swarm_error **error);
 
 #endif

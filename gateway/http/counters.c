@@ -2,7 +2,7 @@
 
 #include <inttypes.h>
 
-static const int64_t first_token_bounds_ms[SN_FIRST_TOKEN_BOUNDS] = {25,   50,   100,   250,   500,
+static const int64_t first_token_bounds_ms[SN_FIRST_TOKEN_BOUNDS] = {25,   50,   100,  250,   500,
                                                                      1000, 2500, 5000, 15000, 60000};
 
 void sn_counters_first_token(sn_counters *c, int64_t us) {

@@ -29,12 +29,12 @@ static double read_row(const float *logits, size_t vocab, int32_t id, size_t n, 
 }
 
 typedef struct echo {
-    sn_choice *choice;
+    sn_answer_choice *choice;
     size_t vocab, n_top;
-    float *logits;         /* (ROWS, vocab) */
+    float *logits;          /* (ROWS, vocab) */
     sn_reply_token *tokens; /* (prompt) */
-    int32_t *top_ids;      /* (prompt, n_top) */
-    double *top_logprobs;  /* the same */
+    int32_t *top_ids;       /* (prompt, n_top) */
+    double *top_logprobs;   /* the same */
 } echo;
 
 static swarm_code compute(echo *e, swarm_session *session, swarm_error **error) {
@@ -55,7 +55,7 @@ static swarm_code compute(echo *e, swarm_session *session, swarm_error **error) 
     return code;
 }
 
-static sn_status echo_init(echo *e, sn_choice *c, sn_err *err) {
+static sn_status echo_init(echo *e, sn_answer_choice *c, sn_err *err) {
     const sn_request *r = c->answer->request;
     const size_t n = c->prompt->n;
     *e = (echo){.choice = c,
@@ -69,7 +69,7 @@ static sn_status echo_init(echo *e, sn_choice *c, sn_err *err) {
     return status;
 }
 
-swarm_code sn_choice_echo(sn_choice *c, swarm_session *session, swarm_error **error) {
+swarm_code sn_answer_echo(sn_answer_choice *c, swarm_session *session, swarm_error **error) {
     sn_answer *a = c->answer;
     sn_openai_error failure = {0};
     sn_err err;

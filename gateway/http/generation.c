@@ -8,7 +8,7 @@
 
 /* -- events -- */
 
-static bool tell_token(sn_choice *c, const swarm_event *event, sn_openai_error *error) {
+static bool tell_token(sn_answer_choice *c, const swarm_event *event, sn_openai_error *error) {
     sn_answer *a = c->answer;
     sn_reply_token token = {.id = (int32_t)swarm_event_number(event, "id"),
                             .logprob = swarm_event_number(event, "logprob")};
@@ -19,12 +19,13 @@ static bool tell_token(sn_choice *c, const swarm_event *event, sn_openai_error *
     return sn_reply_add_token(a->reply, c->index, &token, error);
 }
 
-static bool tell(sn_choice *c, const swarm_event *event, sn_openai_error *error) {
+static bool tell(sn_answer_choice *c, const swarm_event *event, sn_openai_error *error) {
     sn_answer *a = c->answer;
     const char *text;
     size_t len;
     switch (swarm_event_get_kind(event)) {
-    case SWARM_EVENT_TOKEN: return tell_token(c, event, error);
+    case SWARM_EVENT_TOKEN:
+        return tell_token(c, event, error);
     case SWARM_EVENT_TEXT:
         text = swarm_event_text(event, &len);
         return sn_reply_add_text(a->reply, c->index, text, len, error);
@@ -38,13 +39,14 @@ static bool tell(sn_choice *c, const swarm_event *event, sn_openai_error *error)
         return true;
     case SWARM_EVENT_PROGRESS:
     case SWARM_EVENT_MOVE:
-    case SWARM_EVENT_AUDIT: return true;
+    case SWARM_EVENT_AUDIT:
+        return true;
     }
     return true;
 }
 
 static int on_event(void *choice, const swarm_event *event) {
-    sn_choice *c = choice;
+    sn_answer_choice *c = choice;
     sn_answer *a = c->answer;
     sn_openai_error error = {0};
     pthread_mutex_lock(&a->lock);
@@ -58,7 +60,7 @@ static int on_event(void *choice, const swarm_event *event) {
 /* -- the run -- */
 
 /* Tokens of the prompt that the session has: all but the last can be used. */
-static size_t cached_tokens(const sn_choice *c, const swarm_session *session) {
+static size_t cached_tokens(const sn_answer_choice *c, const swarm_session *session) {
     size_t n, same = 0;
     const int32_t *ids = swarm_session_tokens(session, &n);
     n = sn_min_size(n, c->prompt->n);
@@ -66,7 +68,7 @@ static size_t cached_tokens(const sn_choice *c, const swarm_session *session) {
     return same == c->prompt->n && same ? same - 1 : same;
 }
 
-static void tell_prompt(sn_choice *c, size_t cached) {
+static void tell_prompt(sn_answer_choice *c, size_t cached) {
     sn_answer *a = c->answer;
     if (c->index % (size_t)a->request->n) return; /* choices of one prompt count it once */
     pthread_mutex_lock(&a->lock);
@@ -77,7 +79,7 @@ static void tell_prompt(sn_choice *c, size_t cached) {
 }
 
 /* Where the choice was computed, for our own member of the reply. */
-static void note_session(sn_choice *c, const swarm_session *session) {
+static void note_session(sn_answer_choice *c, const swarm_session *session) {
     sn_answer *a = c->answer;
     char *text = NULL;
     swarm_error *error = NULL;
@@ -101,7 +103,7 @@ static void note_session(sn_choice *c, const swarm_session *session) {
     swarm_free(text);
 }
 
-static void end_choice(sn_choice *c, const char *json) {
+static void end_choice(sn_answer_choice *c, const char *json) {
     sn_answer *a = c->answer;
     sn_openai_error error = {0};
     json_t *o = json ? json_loads(json, JSON_ALLOW_NUL, NULL) : NULL;
@@ -114,13 +116,13 @@ static void end_choice(sn_choice *c, const char *json) {
     json_decref(o);
 }
 
-swarm_code sn_choice_run(void *choice, swarm_session *session, swarm_error **error) {
-    sn_choice *c = choice;
+swarm_code sn_answer_run_choice(void *choice, swarm_session *session, swarm_error **error) {
+    sn_answer_choice *c = choice;
     const sn_request *r = c->answer->request;
     swarm_code code = SWARM_OK;
     char *json = NULL;
     tell_prompt(c, cached_tokens(c, session));
-    if (r->echo) code = sn_choice_echo(c, session, error);
+    if (r->echo) code = sn_answer_echo(c, session, error);
     swarm_session_on_event(session, on_event, c);
     if (c->constraint) swarm_session_on_logits(session, sn_constraint_apply, c->constraint);
     if (!code && c->generation)
@@ -146,8 +148,8 @@ static void pool(const float *hidden, size_t n, size_t width, float *out) {
     for (size_t i = 0; i < width && length > 0; i++) out[i] = (float)((double)out[i] / length);
 }
 
-swarm_code sn_choice_embed(void *choice, swarm_session *session, swarm_error **error) {
-    sn_choice *c = choice;
+swarm_code sn_answer_embed(void *choice, swarm_session *session, swarm_error **error) {
+    sn_answer_choice *c = choice;
     sn_answer *a = c->answer;
     const swarm_model *model = a->server->options.model;
     const size_t n = c->prompt->n, width = (size_t)swarm_model_width(model);
@@ -188,8 +190,8 @@ static json_t *describe_answer(const sn_answer *a) {
     return json_pack("{sO? sI sb}", "hops", a->hops, "failovers", (json_int_t)a->failovers, "checked", a->checked);
 }
 
-void sn_choice_end(void *choice, swarm_code code, const swarm_error *error) {
-    sn_choice *c = choice;
+void sn_answer_end_choice(void *choice, swarm_code code, const swarm_error *error) {
+    sn_answer_choice *c = choice;
     sn_answer *a = c->answer;
     sn_openai_error failure = {0};
     pthread_mutex_lock(&a->lock);

@@ -1,9 +1,10 @@
 /* What the files of the HTTP server share.
  *
  * server.c    the daemon, from a connection to a checked request with its body
- * reply.c     sending: headers of every reply, errors, whether the client is still there
+ * exchange.c  sending: headers of every reply, errors, whether the client is still there
  * routes.c    the table of routes, and the small ones
- * answer.c    chat, completions, embeddings: from a request to jobs of the engine, and from their tokens to bytes
+ * answer.c    chat, completions, embeddings: from a request to jobs of the engine, and from their bytes to the client
+ * generation.c  a job in a session: from its events to the reply
  * echo.c      log-probabilities of prompts
  * view.c      the state of the swarm, asked for away from requests */
 #ifndef SN_GATEWAY_HTTP_HTTP_PRIVATE_H
@@ -38,7 +39,7 @@ struct sn_server {
     int port;
     int64_t started_unix_s;
     atomic_bool draining;
-    atomic_size_t open;  /* requests that are not answered yet */
+    atomic_size_t open;   /* requests that are not answered yet */
     atomic_size_t bodies; /* bytes */
 };
 
@@ -65,12 +66,12 @@ typedef struct sn_route {
 const sn_route *sn_route_find(const char *method, const char *path, bool *known);
 
 /* Replies. The data is copied. */
-enum MHD_Result sn_reply_send(sn_exchange *x, unsigned code, const char *type, const void *data, size_t len);
+enum MHD_Result sn_exchange_send(sn_exchange *x, unsigned code, const char *type, const void *data, size_t len);
 /* text is freed; NULL: memory is out. */
-enum MHD_Result sn_reply_send_json(sn_exchange *x, unsigned code, char *text);
-enum MHD_Result sn_reply_refuse(sn_exchange *x, const sn_openai_error *error);
+enum MHD_Result sn_exchange_send_json(sn_exchange *x, unsigned code, char *text);
+enum MHD_Result sn_exchange_refuse(sn_exchange *x, const sn_openai_error *error);
 /* Adds the headers of every reply and queues it. Takes the response. */
-enum MHD_Result sn_reply_queue(sn_exchange *x, unsigned code, struct MHD_Response *response);
+enum MHD_Result sn_exchange_queue(sn_exchange *x, unsigned code, struct MHD_Response *response);
 /* Whether the client has closed its connection. */
 bool sn_exchange_is_left(const sn_exchange *x);
 

@@ -7,7 +7,7 @@
 
 static enum MHD_Result answer_models(sn_exchange *x) {
     const sn_server *s = x->server;
-    return sn_reply_send_json(x, 200, sn_reply_models(s->served, s->started_unix_s, s->options.context));
+    return sn_exchange_send_json(x, 200, sn_reply_models(s->served, s->started_unix_s, s->options.context));
 }
 
 /* 200 as long as requests are taken: what balances load over servers asks here. */
@@ -16,7 +16,7 @@ static enum MHD_Result answer_health(sn_exchange *x) {
     char text[160];
     snprintf(text, sizeof text, "{\"status\":\"%s\",\"running\":%zu,\"queued\":%zu}",
              load.draining ? "shutting down" : "ok", load.running, load.queued);
-    return sn_reply_send(x, load.draining ? 503 : 200, "application/json", text, strlen(text));
+    return sn_exchange_send(x, load.draining ? 503 : 200, "application/json", text, strlen(text));
 }
 
 static enum MHD_Result answer_metrics(sn_exchange *x) {
@@ -28,10 +28,10 @@ static enum MHD_Result answer_metrics(sn_exchange *x) {
     sn_buf_init(&page, PAGE_MAX);
     enum MHD_Result result;
     if (!sn_counters_write(&x->server->counters, &load, &page, &err)) {
-        result = sn_reply_send(x, 200, "text/plain; version=0.0.4; charset=utf-8", page.data, page.len);
+        result = sn_exchange_send(x, 200, "text/plain; version=0.0.4; charset=utf-8", page.data, page.len);
     } else {
         (void)sn_openai_fail_err(&error, &err);
-        result = sn_reply_refuse(x, &error);
+        result = sn_exchange_refuse(x, &error);
     }
     sn_buf_fini(&page);
     return result;
@@ -40,9 +40,9 @@ static enum MHD_Result answer_metrics(sn_exchange *x) {
 static enum MHD_Result answer_swarm(sn_exchange *x) {
     sn_openai_error error = {0};
     char *text = sn_view_get(x->server->view);
-    if (text) return sn_reply_send_json(x, 200, text);
+    if (text) return sn_exchange_send_json(x, 200, text);
     (void)sn_openai_fail(&error, 503, NULL, NULL, "No node of the swarm answers now.");
-    return sn_reply_refuse(x, &error);
+    return sn_exchange_refuse(x, &error);
 }
 
 static bool parse(sn_exchange *x, sn_request_kind kind, sn_request **out, sn_openai_error *error) {
@@ -65,8 +65,8 @@ static enum MHD_Result answer_tokenize(sn_exchange *x) {
         good = !swarm_model_tokenize(model, text->text, text->len, flags, &ids, &n, &cause) ||
                sn_openai_fail_swarm(&error, cause);
     }
-    result = good ? sn_reply_send_json(x, 200, sn_reply_tokenize(request, x->server->served, ids, n))
-                  : sn_reply_refuse(x, &error);
+    result = good ? sn_exchange_send_json(x, 200, sn_reply_tokenize(request, x->server->served, ids, n))
+                  : sn_exchange_refuse(x, &error);
     swarm_free(ids);
     sn_request_free(&request);
     return result;
@@ -86,7 +86,7 @@ static enum MHD_Result answer_detokenize(sn_exchange *x) {
                sn_openai_fail_swarm(&error, cause);
     }
     enum MHD_Result result =
-        good ? sn_reply_send_json(x, 200, sn_reply_detokenize(text, len)) : sn_reply_refuse(x, &error);
+        good ? sn_exchange_send_json(x, 200, sn_reply_detokenize(text, len)) : sn_exchange_refuse(x, &error);
     swarm_free(text);
     sn_request_free(&request);
     return result;
@@ -100,7 +100,7 @@ static enum MHD_Result answer_page(sn_exchange *x) {
     if (response) MHD_add_response_header(response, "Content-Type", page->type);
     for (size_t i = 0; response && i < SN_PAGE_HEADERS; i++)
         MHD_add_response_header(response, sn_page_headers[i].name, sn_page_headers[i].value);
-    return sn_reply_queue(x, 200, response);
+    return sn_exchange_queue(x, 200, response);
 }
 
 static const sn_route page_route = {"GET", "/", true, answer_page};

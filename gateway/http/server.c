@@ -49,7 +49,8 @@ static bool body_may_come(sn_exchange *x, sn_openai_error *error) {
     int64_t n = 0;
     sn_err err;
     if (length && (sn_parse_int(length, 0, INT64_MAX, &n, &err) || n > SN_BODY_MAX))
-        return sn_openai_fail(error, 413, "request_too_large", NULL, "A request may have %d bytes at most.", SN_BODY_MAX);
+        return sn_openai_fail(error, 413, "request_too_large", NULL, "A request may have %d bytes at most.",
+                              SN_BODY_MAX);
     return true;
 }
 
@@ -68,7 +69,8 @@ static bool admit(sn_exchange *x, const char *method, const char *path, sn_opena
     if (!x->route && !strcmp(method, MHD_HTTP_METHOD_OPTIONS)) return true;
     if (!x->route) x->route = sn_route_find(method, path, &known);
     if (!x->route && known)
-        return sn_openai_fail(error, 405, "method_not_allowed", NULL, "%s has another method than %.16s.", path, method);
+        return sn_openai_fail(error, 405, "method_not_allowed", NULL, "%s has another method than %.16s.", path,
+                              method);
     if (!x->route) return sn_openai_fail(error, 404, "not_found", NULL, "This server has no %.100s.", path);
     if (!x->route->open && !sn_access_has_key(access, header(x, "Authorization")))
         return sn_openai_fail(error, 401, "invalid_api_key", NULL,
@@ -86,7 +88,7 @@ static enum MHD_Result answer_preflight(sn_exchange *x) {
         MHD_add_response_header(response, "Access-Control-Allow-Headers", "authorization, content-type, x-request-id");
         MHD_add_response_header(response, "Access-Control-Max-Age", "600");
     }
-    return sn_reply_queue(x, 204, response);
+    return sn_exchange_queue(x, 204, response);
 }
 
 static enum MHD_Result begin(sn_server *server, struct MHD_Connection *connection, const char *method, const char *path,
@@ -106,7 +108,7 @@ static enum MHD_Result begin(sn_server *server, struct MHD_Connection *connectio
     x->from = sn_access_origin(&server->options.access, x->origin, x->host);
     name_request(x);
     atomic_fetch_add(&server->open, 1);
-    if (!admit(x, method, path, &error)) return sn_reply_refuse(x, &error);
+    if (!admit(x, method, path, &error)) return sn_exchange_refuse(x, &error);
     if (!x->route) return answer_preflight(x);
     return MHD_YES;
 }
@@ -122,12 +124,12 @@ static enum MHD_Result take_piece(sn_exchange *x, const char *data, size_t *len)
     if (atomic_fetch_add(&x->server->bodies, n) + n > SN_BODIES_MAX) {
         atomic_fetch_sub(&x->server->bodies, n);
         (void)sn_openai_fail(&error, 503, "overloaded", NULL, "Too many large requests are in progress: try again.");
-        return sn_reply_refuse(x, &error);
+        return sn_exchange_refuse(x, &error);
     }
     if (!sn_buf_append(&x->body, data, n, &err)) return MHD_YES;
     atomic_fetch_sub(&x->server->bodies, n);
     (void)sn_openai_fail(&error, 413, "request_too_large", NULL, "A request may have %d bytes at most.", SN_BODY_MAX);
-    return sn_reply_refuse(x, &error);
+    return sn_exchange_refuse(x, &error);
 }
 
 /* 8 parameters: the callback type of libmicrohttpd */
@@ -174,9 +176,8 @@ static sn_status read_pem(const char *option, const char *path, char **out, sn_e
 
 static sn_status start_daemon(sn_server *s, int fd, sn_err *err) {
     unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL;
-    struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_MEM_CERT, 0, s->cert},
-                                   {MHD_OPTION_HTTPS_MEM_KEY, 0, s->key},
-                                   {MHD_OPTION_END, 0, NULL}};
+    struct MHD_OptionItem tls[] = {
+        {MHD_OPTION_HTTPS_MEM_CERT, 0, s->cert}, {MHD_OPTION_HTTPS_MEM_KEY, 0, s->key}, {MHD_OPTION_END, 0, NULL}};
     if (s->cert) flags |= MHD_USE_TLS;
     if (!s->cert) tls[0].option = MHD_OPTION_END;
     s->daemon = MHD_start_daemon(

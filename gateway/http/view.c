@@ -46,8 +46,7 @@ static json_t *describe(const sn_view *v, json_t *status) {
     json_array_foreach(json_object_get(status, "nodes"), i, item) {
         json_t *error = json_object_get(item, "error");
         if (error)
-            json_array_append_new(errors,
-                                  json_pack("{sO sO}", "node", json_object_get(item, "name"), "error", error));
+            json_array_append_new(errors, json_pack("{sO sO}", "node", json_object_get(item, "name"), "error", error));
     }
     json_t *model = json_deep_copy(v->model), *coverage = json_object_get(status, "coverage");
     if (json_array_size(coverage) == 1) /* else it is not known which of them this model is */

@@ -11,7 +11,7 @@ bool sn_exchange_is_left(const sn_exchange *x) {
     return poll(&fd, 1, 0) > 0 && fd.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL);
 }
 
-enum MHD_Result sn_reply_queue(sn_exchange *x, unsigned code, struct MHD_Response *response) {
+enum MHD_Result sn_exchange_queue(sn_exchange *x, unsigned code, struct MHD_Response *response) {
     if (!response) return MHD_NO;
     MHD_add_response_header(response, "x-request-id", x->id);
     if (!MHD_get_response_header(response, "X-Content-Type-Options"))
@@ -28,24 +28,25 @@ enum MHD_Result sn_reply_queue(sn_exchange *x, unsigned code, struct MHD_Respons
     return result;
 }
 
-enum MHD_Result sn_reply_send(sn_exchange *x, unsigned code, const char *type, const void *data, size_t len) {
-    struct MHD_Response *response = MHD_create_response_from_buffer(len, (void *)(uintptr_t)data, MHD_RESPMEM_MUST_COPY);
+enum MHD_Result sn_exchange_send(sn_exchange *x, unsigned code, const char *type, const void *data, size_t len) {
+    struct MHD_Response *response =
+        MHD_create_response_from_buffer(len, (void *)(uintptr_t)data, MHD_RESPMEM_MUST_COPY);
     if (response) MHD_add_response_header(response, "Content-Type", type);
-    return sn_reply_queue(x, code, response);
+    return sn_exchange_queue(x, code, response);
 }
 
-enum MHD_Result sn_reply_send_json(sn_exchange *x, unsigned code, char *text) {
-    static const char no_memory[] =
-        "{\"error\":{\"message\":\"The server is out of memory.\",\"type\":\"server_error\",\"param\":null,\"code\":null}}";
-    enum MHD_Result result = text ? sn_reply_send(x, code, "application/json", text, strlen(text))
-                                  : sn_reply_send(x, 500, "application/json", no_memory, sizeof no_memory - 1);
+enum MHD_Result sn_exchange_send_json(sn_exchange *x, unsigned code, char *text) {
+    static const char no_memory[] = "{\"error\":{\"message\":\"The server is out of "
+                                    "memory.\",\"type\":\"server_error\",\"param\":null,\"code\":null}}";
+    enum MHD_Result result = text ? sn_exchange_send(x, code, "application/json", text, strlen(text))
+                                  : sn_exchange_send(x, 500, "application/json", no_memory, sizeof no_memory - 1);
     free(text);
     return result;
 }
 
-enum MHD_Result sn_reply_refuse(sn_exchange *x, const sn_openai_error *error) {
+enum MHD_Result sn_exchange_refuse(sn_exchange *x, const sn_openai_error *error) {
     char *text = sn_openai_error_text(error), seconds[24], ms[24];
-    if (!text) return sn_reply_send_json(x, 500, NULL);
+    if (!text) return sn_exchange_send_json(x, 500, NULL);
     struct MHD_Response *response = MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_MUST_FREE);
     if (response) MHD_add_response_header(response, "Content-Type", "application/json");
     if (response && error->retry_after_ms) {
@@ -55,5 +56,5 @@ enum MHD_Result sn_reply_refuse(sn_exchange *x, const sn_openai_error *error) {
         MHD_add_response_header(response, "retry-after-ms", ms);
     }
     if (response && error->status == 401) MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
-    return sn_reply_queue(x, (unsigned)error->status, response);
+    return sn_exchange_queue(x, (unsigned)error->status, response);
 }

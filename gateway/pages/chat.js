@@ -46,7 +46,9 @@ function draw() {
   messages.replaceChildren(...shown);
   byId("send").hidden = locked;
   byId("stop").hidden = !locked;
-  if (id) messages.querySelector(`[data-id="${CSS.escape(id)}"] [data-action="${action}"]`)?.focus();
+  if (!id) return;
+  const button = messages.querySelector(`[data-id="${id}"] [data-action="${action}"]`);
+  (button?.disabled ? button.parentElement.querySelector("button:enabled") : button)?.focus();
 }
 
 // A button of a message keeps the focus when the messages are drawn anew; turning to another version, its neighbour has it.

@@ -5,10 +5,17 @@ import { apiKey, setApiKey } from "./stream.js";
 
 function show(dialog) {
   if (dialog.open) return Promise.resolve("");
+  const before = document.activeElement;
   dialog.returnValue = "";
   dialog.showModal();
-  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue), { once: true }));
+  return new Promise((resolve) => dialog.addEventListener("close", () => {
+    before.blur(); // Chromium gives the focus back to a text box, but no caret, after a click in the dialog
+    before.focus();
+    resolve(dialog.returnValue);
+  }, { once: true }));
 }
+
+for (const button of document.querySelectorAll("dialog [data-cancel]")) button.addEventListener("click", () => button.closest("dialog").close());
 
 export const showHelp = () => show(byId("help"));
 

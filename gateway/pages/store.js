@@ -113,11 +113,12 @@ export function exported(list) {
 }
 
 const isText = (v) => typeof v === "string";
+const isId = (v) => isText(v) && /^[0-9a-f]{1,64}$/.test(v); // as newId makes them
 const whole = (v) => (Number.isFinite(v) ? v : Date.now());
 
 // Keeps of a stranger's message what a message has, each with its type.
 function checkedMessage(m, known, where) {
-  if (!m || !isText(m.id) || !isText(m.content) || !["user", "assistant"].includes(m.role)) throw new Error(`${where} is not a message`);
+  if (!m || !isId(m.id) || !isText(m.content) || !["user", "assistant"].includes(m.role)) throw new Error(`${where} is not a message`);
   if (known.has(m.id)) throw new Error(`${where} has the id of an earlier one`);
   if (m.parent !== null && !known.has(m.parent)) throw new Error(`${where} answers a message that is not before it`);
   const made = { id: m.id, parent: m.parent, role: m.role, content: m.content, created: whole(m.created) };
@@ -129,7 +130,7 @@ function checkedMessage(m, known, where) {
 
 function checkedConversation(c, number) {
   const where = `conversation ${number}`;
-  if (!c || !isText(c.id) || !c.id || c.id.length > 64 || !Array.isArray(c.messages)) throw new Error(`${where} has no id or no messages`);
+  if (!c || !isId(c.id) || !Array.isArray(c.messages)) throw new Error(`${where} has no id or no messages`);
   const known = new Set();
   const messages = c.messages.map((m, i) => {
     const made = checkedMessage(m, known, `message ${i + 1} of ${where}`);

@@ -8,8 +8,9 @@ from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
-WAIT_S = 60  # a limit that even a slow machine does not reach
+WAIT_S = 6  # a limit that even a slow machine does not reach
 
 
 def start(folder):
@@ -71,6 +72,11 @@ class Browser:
             chain.key_up(key)
         chain.perform()
 
+    def retype(self, *keys):
+        """Keys in place of all that stands in what has the focus."""
+        self.chord(Keys.CONTROL, "a")
+        self.type(*keys)
+
     def say(self, text):
         """Sends a message, and waits until it has its answer, whole or not."""
         self.begin(text)
@@ -118,7 +124,7 @@ const luminance = (c) => { const [r, g, b] = c.map((v) => (v /= 255) <= .04045 ?
 const backOf = (e) => { for (; e; e = e.parentElement) { const c = rgb(getComputedStyle(e).backgroundColor); if (c[3] > 0.99) return c; } return rgb(getComputedStyle(document.body).backgroundColor); };
 const problems = [];
 for (const e of document.querySelectorAll('a[href], button, input, select, textarea, summary, dialog, [role=region], nav, aside, article'))
-  if ((seen(e) || e.tagName === 'DIALOG') && e.type !== 'file' && !name(e)) problems.push('no name: ' + e.outerHTML.slice(0, 120));
+  if (seen(e) && e.type !== 'file' && !name(e)) problems.push('no name: ' + e.outerHTML.slice(0, 120));
 const ids = [...document.querySelectorAll('[id]')].map((e) => e.id);
 for (const id of ids) if (ids.indexOf(id) !== ids.lastIndexOf(id)) problems.push('two elements have the id ' + id);
 const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);

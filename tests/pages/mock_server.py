@@ -87,8 +87,12 @@ class Server(http.server.ThreadingHTTPServer):
     key = None  # with one, requests need it
     gap = False
     pace = 0.01  # seconds between the parts of an answer
-    asked = []  # bodies of the requests for an answer
-    left = threading.Event()  # a client left before its answer was whole
+    down = False  # connections end without a reply
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.asked = []  # bodies of the requests for an answer
+        self.left = threading.Event()  # a client left before its answer was whole
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -107,6 +111,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def refuse(self, status, message, *headers):
         self.reply({"error": {"message": message, "type": "error", "param": None, "code": None}}, "application/json", status, headers)
+
+    def parse_request(self):
+        if self.server.down:
+            self.close_connection = True
+            return False
+        return super().parse_request()
 
     def allowed(self):
         if self.server.key and self.headers.get("Authorization") != "Bearer " + self.server.key:

@@ -255,13 +255,14 @@ static void send_calls(sn_reply *r, sn_reply_choice *c) {
         const json_t *arguments = json_object_get(sn_choice_call(c, i), "arguments");
         const char *text = json_string_value(arguments);
         size_t len = json_string_length(arguments), none = 0;
-        bool begins = i == c->calls_sent.len / sizeof none;
-        if (begins && sn_buf_append(&c->calls_sent, &none, sizeof none, &err)) {
-            r->no_memory = true;
-            return;
+        if (i == c->calls_sent.len / sizeof none) {
+            r->no_memory |= sn_buf_append(&c->calls_sent, &none, sizeof none, &err) != SN_OK;
+            if (r->no_memory) return;
+            r->form->delta(r, c, SN_PART_CALL_BEGINS, i, "", 0);
         }
         size_t *sent = (size_t *)(void *)c->calls_sent.data + i;
-        if (begins || len > *sent) r->form->delta(r, c, SN_PART_CALL, i, text + *sent, len - *sent);
+        if (len <= *sent) continue;
+        r->form->delta(r, c, SN_PART_CALL, i, text + *sent, len - *sent);
         *sent = len;
     }
 }

@@ -38,16 +38,14 @@ static json_t *call_json(const sn_reply *r, const sn_reply_choice *c, size_t cal
 static void chat_delta(sn_reply *r, sn_reply_choice *c, sn_answer_part part, size_t call, const char *text,
                        size_t len) {
     begin_choice(r, c);
-    if (part != SN_PART_CALL) {
+    if (part == SN_PART_CONTENT || part == SN_PART_REASONING) {
         const char *key = part == SN_PART_CONTENT ? "content" : "reasoning_content";
         send_chunk(r, c, json_pack("{s:s%}", key, text, len), NULL, NULL);
         return;
     }
-    const char *arguments = json_string_value(json_object_get(sn_choice_call(c, call), "arguments"));
     json_t *head = json_pack("{s:I}", "index", (json_int_t)call);
-    bool begins = text == arguments;
-    json_t *rest =
-        begins ? call_json(r, c, call, text, len) : json_pack("{s:{s:s%}}", "function", "arguments", text, len);
+    json_t *rest = part == SN_PART_CALL_BEGINS ? call_json(r, c, call, text, len)
+                                               : json_pack("{s:{s:s%}}", "function", "arguments", text, len);
     if (json_object_update(head, rest)) r->no_memory = true;
     json_decref(rest);
     send_chunk(r, c, json_pack("{s:[o]}", "tool_calls", head), NULL, NULL);

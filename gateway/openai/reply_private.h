@@ -18,8 +18,8 @@ typedef struct sn_alternative {
     double logprob;
 } sn_alternative;
 
-/* The texts of a chat's answer: a thought, the content, and the arguments of calls. */
-typedef enum sn_answer_part { SN_PART_REASONING, SN_PART_CONTENT, SN_PART_CALL } sn_answer_part;
+/* The texts of a chat's answer: a thought, the content, and the arguments of calls, each after an empty beginning. */
+typedef enum sn_answer_part { SN_PART_REASONING, SN_PART_CONTENT, SN_PART_CALL_BEGINS, SN_PART_CALL } sn_answer_part;
 
 enum { SN_CALL_ID_BYTES = 10 }; /* 9 letters and digits, which some templates insist on, and a NUL */
 
@@ -46,7 +46,7 @@ typedef struct sn_prompt_usage {
 typedef struct sn_reply_form {
     const char *id_prefix;
     void (*begin)(sn_reply *r); /* before the first event of a stream; NULL: nothing */
-    /* Of a stream: text that is new in a part. The first of a call may be empty, and begins it. */
+    /* Of a stream: text that is new in a part */
     void (*delta)(sn_reply *r, sn_reply_choice *c, sn_answer_part part, size_t call, const char *text, size_t len);
     void (*end)(sn_reply *r, sn_reply_choice *c,
                 json_t *swarm);                   /* of a stream: the choice's end; swarm of the last: or NULL */

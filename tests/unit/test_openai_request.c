@@ -1,0 +1,362 @@
+/* Requests of the OpenAI API: what each field becomes, and which bodies are refused, with which sentence and field. */
+#include "gateway/openai/request.h"
+#include "tests/support/require.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const names[] = {"small", "other"};
+static const sn_request_limits limits = {.models = names,
+                                         .n_models = 2,
+                                         .vocab = 100,
+                                         .context = 64,
+                                         .width = 8,
+                                         .n_max = 4,
+                                         .prompts_max = 8,
+                                         .choices_max = 8};
+
+static sn_request *parse(sn_request_kind kind, const char *body) {
+    sn_request *request = NULL;
+    sn_openai_error error = {0};
+    cr_assert(sn_request_parse(kind, body, strlen(body), &limits, &request, &error), "%s: %s", body, error.message);
+    return request;
+}
+
+#define HI "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
+
+Test(openai_request, a_chat_has_the_defaults_of_the_api) {
+    sn_request *r = parse(SN_REQUEST_CHAT, "{\"model\":\"other\"," HI "}");
+    cr_expect_str_eq(r->model, "other");
+    cr_expect_str_eq(r->chat, "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"variables\":{}}");
+    cr_expect_eq(r->chat_len, strlen(r->chat));
+    cr_expect(!r->tools && r->tool_choice == SN_TOOLS_NONE && !r->schema && !r->stream);
+    cr_expect(r->n == 1 && r->max_tokens == -1 && r->seed == -1 && r->logprobs == -1 && r->top_k == 0);
+    cr_expect(r->temperature == 1 && r->top_p == 1 && r->min_p == 0 && r->repeat_penalty == 1);
+    cr_expect_eq(sn_request_choices(r), 1);
+    sn_request_free(&r);
+}
+
+Test(openai_request, every_setting_of_the_sampling_is_taken) {
+    sn_request *r = parse(SN_REQUEST_CHAT,
+                          "{" HI ",\"n\":2,\"stop\":[\"a\",\"b\"],\"seed\":-1,\"temperature\":0,\"top_p\":0.5,"
+                          "\"top_k\":-1,\"min_p\":0.1,\"repetition_penalty\":1.1,\"presence_penalty\":-2,"
+                          "\"frequency_penalty\":2,\"logit_bias\":{\"5\":-100,\"7\":1.5},\"logprobs\":true,"
+                          "\"top_logprobs\":3,\"max_completion_tokens\":5,\"ignore_eos\":true,\"stream\":true,"
+                          "\"stream_options\":{\"include_usage\":true,\"continuous_usage_stats\":true},\"user\":\"u\","
+                          "\"metadata\":{\"a\":\"b\"},\"store\":false,\"service_tier\":\"auto\"}");
+    cr_expect(r->n == 2 && r->n_stops == 2 && !strcmp(r->stops[1], "b") && r->seed == (INT64_C(1) << 52) - 1);
+    cr_expect(r->temperature == 0 && r->top_p == 0.5 && r->top_k == 0 && r->min_p == 0.1);
+    cr_expect(r->repeat_penalty == 1.1 && r->presence_penalty == -2 && r->frequency_penalty == 2);
+    cr_expect(r->n_biases == 2 && r->biases[0].id == 5 && r->biases[0].bias == -100 && r->biases[1].bias == 1.5F);
+    cr_expect(r->logprobs == 3 && r->max_tokens == 5 && r->ignore_eos);
+    cr_expect(r->stream && r->include_usage && r->continuous_usage);
+    swarm_options *options = NULL;
+    sn_openai_error error;
+    for (size_t choice = 0; choice < 2; choice++) {
+        cr_expect(sn_request_generation(r, choice, &options, &error), "%s", error.message);
+        swarm_options_free(options);
+    }
+    sn_request_free(&r);
+    cr_assert_null(r);
+}
+
+Test(openai_request, a_field_that_is_null_is_a_missing_one) {
+    sn_request *r = parse(SN_REQUEST_CHAT, "{" HI ",\"temperature\":null,\"stop\":null,\"tools\":null,\"n\":null}");
+    cr_expect(r->temperature == 1 && !r->n_stops && r->n == 1);
+    sn_request_free(&r);
+}
+
+/* -- conversations -- */
+
+static void expect_chat(sn_request_kind kind, const char *body, const char *chat) {
+    sn_request *r = parse(kind, body);
+    cr_expect_str_eq(r->chat, chat, "%s\nbecomes %s", body, r->chat);
+    sn_request_free(&r);
+}
+
+Test(openai_request, messages_are_written_as_templates_expect_them) {
+    expect_chat(SN_REQUEST_CHAT,
+                "{\"messages\":[{\"role\":\"developer\",\"content\":\"d\"},{\"role\":\"user\",\"name\":\"n\",\"content\":"
+                "[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"b\"}]},{\"role\":\"assistant\","
+                "\"content\":null,\"refusal\":null,\"annotations\":[],\"audio\":null,\"function_call\":null,"
+                "\"reasoning_content\":\"r\",\"tool_calls\":[{\"id\":\"i\",\"type\":\"function\",\"function\":{"
+                "\"name\":\"f\",\"arguments\":\"{\\\"x\\\":1}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"i\","
+                "\"content\":\"t\"}]}",
+                "{\"messages\":[{\"role\":\"system\",\"content\":\"d\"},{\"role\":\"user\",\"content\":\"a\\nb\",\"name\":"
+                "\"n\"},{\"role\":\"assistant\",\"content\":\"\",\"reasoning_content\":\"r\",\"tool_calls\":[{\"id\":\"i\","
+                "\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":{\"x\":1}}}]},{\"role\":\"tool\","
+                "\"content\":\"t\",\"tool_call_id\":\"i\"}],\"variables\":{}}");
+    expect_chat(SN_REQUEST_CHAT,
+                "{" HI ",\"reasoning_effort\":\"low\",\"chat_template_kwargs\":{\"enable_thinking\":false}}",
+                "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"variables\":{\"enable_thinking\":false,"
+                "\"reasoning_effort\":\"low\"}}");
+}
+
+Test(openai_request, items_of_a_response_become_messages) {
+    expect_chat(SN_REQUEST_RESPONSE, "{\"input\":\"hi\",\"instructions\":\"be kind\"}",
+                "{\"messages\":[{\"role\":\"system\",\"content\":\"be kind\"},{\"role\":\"user\",\"content\":\"hi\"}],"
+                "\"variables\":{}}");
+    expect_chat(SN_REQUEST_RESPONSE,
+                "{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":\"q\"}]},{\"type\":"
+                "\"reasoning\",\"id\":\"rs\",\"summary\":[],\"content\":[{\"type\":\"reasoning_text\",\"text\":\"t\"}]},{"
+                "\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"f\",\"arguments\":\"{}\"},{\"type\":"
+                "\"function_call_output\",\"call_id\":\"c\",\"output\":\"o\"},{\"type\":\"message\",\"id\":\"m\",\"status\":"
+                "\"completed\",\"role\":\"assistant\",\"content\":[{\"type\":\"output_text\",\"text\":\"a\",\"annotations\":"
+                "[],\"logprobs\":[]}]},{\"role\":\"user\",\"content\":\"z\"}]}",
+                "{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"\","
+                "\"reasoning_content\":\"t\",\"tool_calls\":[{\"id\":\"c\",\"type\":\"function\",\"function\":{\"name\":"
+                "\"f\",\"arguments\":{}}}]},{\"role\":\"tool\",\"tool_call_id\":\"c\",\"content\":\"o\"},{\"role\":"
+                "\"assistant\",\"content\":\"a\"},{\"role\":\"user\",\"content\":\"z\"}],\"variables\":{}}");
+}
+
+/* -- tools and forms -- */
+
+#define TOOL(name) "{\"type\":\"function\",\"function\":{\"name\":\"" name "\",\"parameters\":{\"type\":\"object\"}}}"
+
+Test(openai_request, tools_are_shown_unless_the_choice_is_none) {
+    sn_request *r = parse(SN_REQUEST_CHAT, "{" HI ",\"tools\":[" TOOL("f") "," TOOL("g") "],\"tool_choice\":{\"type\":"
+                                           "\"function\",\"function\":{\"name\":\"g\"}},\"parallel_tool_calls\":false}");
+    cr_expect_str_eq(r->tools, "[" TOOL("f") "," TOOL("g") "]");
+    cr_expect(strstr(r->chat, "\"tools\":[{"));
+    cr_expect(r->tool_choice == SN_TOOLS_NAMED && !strcmp(r->tool_name, "g") && !r->parallel_calls);
+    sn_request_free(&r);
+    r = parse(SN_REQUEST_CHAT, "{" HI ",\"tools\":[" TOOL("f") "],\"tool_choice\":\"none\"}");
+    cr_expect(!r->tools && !strstr(r->chat, "\"tools\"") && r->tool_choice == SN_TOOLS_NONE);
+    sn_request_free(&r);
+    r = parse(SN_REQUEST_RESPONSE,
+              "{\"input\":\"hi\",\"tools\":[{\"type\":\"function\",\"name\":\"f\",\"description\":\"d\",\"parameters\":{},"
+              "\"strict\":true}],\"tool_choice\":\"required\"}");
+    cr_expect_str_eq(r->tools, "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":\"d\",\"parameters\":{}}}]");
+    cr_expect(r->tool_choice == SN_TOOLS_REQUIRED && r->parallel_calls);
+    cr_expect(json_is_true(json_object_get(json_array_get(r->functions, 0), "strict")));
+    sn_request_free(&r);
+}
+
+static void expect_schema(sn_request_kind kind, const char *body, const char *schema) {
+    sn_request *r = parse(kind, body);
+    char *text = json_dumps(r->schema, JSON_COMPACT | JSON_ENCODE_ANY);
+    cr_expect_str_eq(text ? text : "none", schema);
+    free(text);
+    sn_request_free(&r);
+}
+
+Test(openai_request, the_form_of_an_answer_is_a_schema) {
+    expect_schema(SN_REQUEST_CHAT, "{" HI ",\"response_format\":{\"type\":\"text\"}}", "none");
+    expect_schema(SN_REQUEST_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_object\"}}", "{\"type\":\"object\"}");
+    expect_schema(SN_REQUEST_CHAT,
+                  "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\",\"strict\":true,"
+                  "\"schema\":{\"type\":\"null\"}}}}",
+                  "{\"type\":\"null\"}");
+    expect_schema(SN_REQUEST_RESPONSE,
+                  "{\"input\":\"x\",\"text\":{\"format\":{\"type\":\"json_schema\",\"name\":\"n\",\"schema\":true}}}", "true");
+}
+
+/* -- prompts -- */
+
+Test(openai_request, a_prompt_is_a_text_or_ids_or_several) {
+    sn_request *r = parse(SN_REQUEST_COMPLETION, "{\"prompt\":\"a\",\"n\":2}");
+    cr_expect(r->n_prompts == 1 && !strcmp(r->prompts->text, "a") && r->max_tokens == 16 && !r->prompts->ids);
+    cr_expect_eq(sn_request_choices(r), 2);
+    sn_request_free(&r);
+    r = parse(SN_REQUEST_COMPLETION, "{\"prompt\":[1,99],\"echo\":true,\"logprobs\":1,\"max_tokens\":0}");
+    cr_expect(r->n_prompts == 1 && r->prompts->n == 2 && r->prompts->ids[1] == 99 && !r->prompts->text);
+    cr_expect(r->echo && r->logprobs == 1 && r->max_tokens == 0);
+    sn_request_free(&r);
+    r = parse(SN_REQUEST_EMBEDDING, "{\"input\":[[3],[4,5]],\"encoding_format\":\"base64\",\"dimensions\":8}");
+    cr_expect(r->n_prompts == 2 && r->prompts[1].n == 2 && r->prompts[1].ids[0] == 4 && r->base64);
+    sn_request_free(&r);
+    r = parse(SN_REQUEST_EMBEDDING, "{\"input\":[\"a\",\"\"]}");
+    cr_expect(r->n_prompts == 2 && r->prompts[1].text && !r->prompts[1].len && !r->base64);
+    sn_request_free(&r);
+}
+
+Test(openai_request, texts_are_tokenized_and_ids_detokenized) {
+    sn_request *r = parse(SN_REQUEST_TOKENIZE, "{\"content\":\"ab\",\"add_special\":true,\"with_pieces\":true}");
+    cr_expect(r->prompts->len == 2 && r->add_special && !r->parse_special && r->with_pieces);
+    sn_request_free(&r);
+    r = parse(SN_REQUEST_DETOKENIZE, "{\"tokens\":[1,2,3]}");
+    cr_expect(r->prompts->n == 3 && r->prompts->ids[2] == 3);
+    sn_request_free(&r);
+    r = parse(SN_REQUEST_DETOKENIZE, "{\"tokens\":[]}");
+    cr_expect(r->n_prompts == 1 && !r->prompts->n);
+    sn_request_free(&r);
+}
+
+Test(openai_request, the_prompt_and_the_answer_fit_into_the_context) {
+    sn_openai_error error;
+    sn_request *r = parse(SN_REQUEST_CHAT, "{" HI ",\"max_tokens\":10}");
+    cr_expect(sn_request_check_length(r, 54, &limits, &error));
+    cr_expect_not(sn_request_check_length(r, 55, &limits, &error));
+    cr_expect_str_eq(error.code, "context_length_exceeded");
+    cr_expect_not(sn_request_check_length(r, SIZE_MAX, &limits, &error));
+    cr_expect_not(sn_request_check_length(r, 0, &limits, &error));
+    sn_request_free(&r);
+    r = parse(SN_REQUEST_CHAT, "{" HI "}");
+    cr_expect(sn_request_check_length(r, 63, &limits, &error));
+    cr_expect_not(sn_request_check_length(r, 64, &limits, &error));
+    sn_request_free(&r);
+}
+
+/* -- what is refused -- */
+
+typedef struct refused_case {
+    sn_request_kind kind;
+    const char *body, *param, *word;
+} refused_case;
+
+#define CHAT(rest)     SN_REQUEST_CHAT, "{" HI "," rest "}"
+#define MESSAGES(list) SN_REQUEST_CHAT, "{\"messages\":" list "}"
+#define COMPLETE(rest) SN_REQUEST_COMPLETION, "{\"prompt\":\"a\"," rest "}"
+#define RESPOND(rest)  SN_REQUEST_RESPONSE, "{\"input\":\"a\"," rest "}"
+#define ITEMS(list)    SN_REQUEST_RESPONSE, "{\"input\":" list "}"
+
+static const refused_case cases[] = {
+    {SN_REQUEST_CHAT, "", "", "not JSON"},
+    {SN_REQUEST_CHAT, "{", "", "not JSON"},
+    {SN_REQUEST_CHAT, "[]", "body", "an object"},
+    {SN_REQUEST_CHAT, "{}", "messages", "missing"},
+    {SN_REQUEST_CHAT, "{\"a\":1,\"a\":1}", "", "duplicate"},
+    {SN_REQUEST_CHAT, "{\"messages\":\"\\u0000\"}", "", "not JSON"},
+    {SN_REQUEST_CHAT, "{\"n\":1e999}", "", "not JSON"},
+    {CHAT("\"n\":NaN"), "", "not JSON"},
+    {CHAT("\"colour\":1"), "colour", "not known"},
+    {CHAT("\"model\":\"big\""), "model", "not served"},
+    {CHAT("\"model\":5"), "model", "a string"},
+    {CHAT("\"n\":0"), "n", "from 1"},
+    {CHAT("\"n\":5"), "n", "4 choices"},
+    {CHAT("\"n\":1.0"), "n", "an integer"},
+    {CHAT("\"n\":9223372036854775807"), "n", "from 1"},
+    {CHAT("\"temperature\":2.1"), "temperature", "from 0 to 2"},
+    {CHAT("\"temperature\":-0.1"), "temperature", "from 0 to 2"},
+    {CHAT("\"temperature\":\"1\""), "temperature", "a number"},
+    {CHAT("\"top_p\":1.5"), "top_p", "from 0 to 1"},
+    {CHAT("\"top_k\":-2"), "top_k", "from -1"},
+    {CHAT("\"min_p\":2"), "min_p", "from 0"},
+    {CHAT("\"presence_penalty\":3"), "presence_penalty", "from -2"},
+    {CHAT("\"frequency_penalty\":-3"), "frequency_penalty", "from -2"},
+    {CHAT("\"repeat_penalty\":0"), "repeat_penalty", "from 0.01"},
+    {CHAT("\"repeat_penalty\":1,\"repetition_penalty\":1"), "repetition_penalty", "one setting"},
+    {CHAT("\"max_tokens\":0"), "max_tokens", "from 1"},
+    {CHAT("\"max_tokens\":1,\"max_completion_tokens\":2"), "max_tokens", "one limit"},
+    {CHAT("\"stop\":5"), "stop", "a string"},
+    {CHAT("\"stop\":[\"\"]"), "stop[0]", "1 to 256"},
+    {CHAT("\"stop\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]"), "stop", "16 at most"},
+    {CHAT("\"stream\":1"), "stream", "true or false"},
+    {CHAT("\"stream_options\":{\"include_usage\":true}"), "stream_options", "needs 'stream'"},
+    {CHAT("\"stream\":true,\"stream_options\":{\"x\":true}"), "stream_options.x", "not known"},
+    {CHAT("\"logit_bias\":{\"100\":1}"), "logit_bias.100", "from 0 to 99"},
+    {CHAT("\"logit_bias\":{\"-1\":1}"), "logit_bias.-1", "from 0 to 99"},
+    {CHAT("\"logit_bias\":{\"1x\":1}"), "logit_bias.1x", "from 0 to 99"},
+    {CHAT("\"logit_bias\":{\"\":1}"), "logit_bias.", "from 0 to 99"},
+    {CHAT("\"logit_bias\":{\"1\":101}"), "logit_bias.1", "-100 to 100"},
+    {CHAT("\"top_logprobs\":2"), "top_logprobs", "needs 'logprobs'"},
+    {CHAT("\"logprobs\":true,\"top_logprobs\":21"), "top_logprobs", "to 20"},
+    {CHAT("\"store\":true"), "store", "keeps no answers"},
+    {CHAT("\"functions\":[{}]"), "functions", "use 'tools'"},
+    {CHAT("\"modalities\":[\"audio\"]"), "modalities", "text"},
+    {CHAT("\"service_tier\":\"flex\""), "service_tier", "auto|default"},
+    {CHAT("\"tools\":[5]"), "tools[0]", "an object"},
+    {CHAT("\"tools\":[{\"type\":\"web\"}]"), "tools[0]", "type 'function'"},
+    {CHAT("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"a b\"}}]"), "tools[0]", "letters"},
+    {CHAT("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"<|im_end|>\"}}]"), "tools[0]", "letters"},
+    {CHAT("\"tools\":[" TOOL("f") "," TOOL("f") "]"), "tools[1]", "two tools"},
+    {CHAT("\"tool_choice\":\"required\""), "tool_choice", "no tools"},
+    {CHAT("\"tools\":[" TOOL("f") "],\"tool_choice\":\"some\""), "tool_choice", "must be"},
+    {CHAT("\"tools\":[" TOOL("f") "],\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}}"), "tool_choice",
+     "no tool"},
+    {CHAT("\"tools\":[" TOOL("f") "],\"response_format\":{\"type\":\"json_object\"}"), "response_format", "at once"},
+    {CHAT("\"response_format\":{\"type\":\"xml\"}"), "response_format.type", "must be"},
+    {CHAT("\"response_format\":{\"type\":\"json_schema\"}"), "response_format.json_schema", "missing"},
+    {CHAT("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\",\"schema\":5}}"),
+     "response_format.json_schema.schema", "a JSON schema"},
+    {CHAT("\"response_format\":{\"type\":\"json_object\"},\"ignore_eos\":true"), "ignore_eos", "an end"},
+    {MESSAGES("[]"), "messages", "0 messages"},
+    {MESSAGES("[5]"), "messages[0]", "an object"},
+    {MESSAGES("[{\"role\":\"x\",\"content\":\"\"}]"), "messages[0]", "role"},
+    {MESSAGES("[{\"role\":\"user\"}]"), "messages[0]", "no content"},
+    {MESSAGES("[{\"role\":\"user\",\"content\":5}]"), "messages[0].content", "a string"},
+    {MESSAGES("[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":{}}]}]"), "messages[0].content[0]",
+     "reads text"},
+    {MESSAGES("[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]"), "messages[0].content[0]", "a text"},
+    {MESSAGES("[{\"role\":\"user\",\"content\":\"\",\"tool_calls\":[]}]"), "messages[0]", "only the assistant"},
+    {MESSAGES("[{\"role\":\"tool\",\"content\":\"\"}]"), "messages[0]", "tool_call_id"},
+    {MESSAGES("[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"i\"}]}]"), "messages[0].tool_calls[0]", "must be"},
+    {SN_REQUEST_COMPLETION, "{}", "prompt", "missing"},
+    {SN_REQUEST_COMPLETION, "{\"prompt\":[]}", "prompt", "0 entries"},
+    {SN_REQUEST_COMPLETION, "{\"prompt\":[[]]}", "prompt[0]", "0 tokens"},
+    {SN_REQUEST_COMPLETION, "{\"prompt\":[100]}", "prompt[0]", "from 0 to 99"},
+    {SN_REQUEST_COMPLETION, "{\"prompt\":[-1]}", "prompt[0]", "from 0 to 99"},
+    {SN_REQUEST_COMPLETION, "{\"prompt\":[1,\"a\"]}", "prompt[1]", "from 0 to 99"},
+    {SN_REQUEST_COMPLETION, "{\"prompt\":[\"a\",1]}", "prompt[1]", "a string"},
+    {SN_REQUEST_COMPLETION, "{\"prompt\":[\"a\",\"a\",\"a\"],\"n\":3}", "n", "8 at most"},
+    {COMPLETE("\"suffix\":\"b\""), "suffix", "not supported"},
+    {COMPLETE("\"best_of\":2"), "best_of", "not supported"},
+    {COMPLETE("\"logprobs\":21"), "logprobs", "to 20"},
+    {COMPLETE("\"messages\":[]"), "messages", "not known"},
+    {SN_REQUEST_EMBEDDING, "{\"input\":\"a\",\"dimensions\":4}", "dimensions", "8 dimensions"},
+    {SN_REQUEST_EMBEDDING, "{\"input\":\"a\",\"encoding_format\":\"int8\"}", "encoding_format", "float"},
+    {RESPOND("\"previous_response_id\":\"x\""), "previous_response_id", "keeps no responses"},
+    {RESPOND("\"store\":true"), "store", "keeps no responses"},
+    {RESPOND("\"background\":true"), "background", "not supported"},
+    {RESPOND("\"truncation\":\"auto\""), "truncation", "disabled"},
+    {RESPOND("\"include\":[\"reasoning.encrypted_content\"]"), "include", "logprobs"},
+    {RESPOND("\"tools\":[{\"type\":\"web_search\"}]"), "tools[0]", "type 'function'"},
+    {SN_REQUEST_RESPONSE, "{}", "input", "a string"},
+    {ITEMS("[]"), "input", "0 items"},
+    {ITEMS("[{\"type\":\"item_reference\",\"id\":\"x\"}]"), "input[0]", "must be"},
+    {ITEMS("[{\"role\":\"user\",\"content\":[{\"type\":\"input_image\"}]}]"), "input[0].content[0]", "reads text"},
+    {ITEMS("[{\"type\":\"function_call\",\"name\":\"f\"}]"), "input[0]", "call_id"},
+    {SN_REQUEST_TOKENIZE, "{}", "content", "missing"},
+    {SN_REQUEST_TOKENIZE, "{\"content\":5}", "content", "a string"},
+    {SN_REQUEST_DETOKENIZE, "{\"tokens\":[\"a\"]}", "tokens", "ids"},
+    {SN_REQUEST_DETOKENIZE, "{\"tokens\":[1000]}", "tokens[0]", "from 0"},
+};
+
+Test(openai_request, what_cannot_be_done_is_refused_with_its_field) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const refused_case *c = &cases[i];
+        sn_request *request = NULL;
+        sn_openai_error error = {0};
+        cr_assert_not(sn_request_parse(c->kind, c->body, strlen(c->body), &limits, &request, &error), "%s", c->body);
+        cr_expect_null(request);
+        cr_expect_eq(error.status, !strcmp(c->word, "not served") ? 404 : 400, "%s", c->body);
+        cr_expect_str_eq(error.param, c->param, "%s: %s", c->body, error.message);
+        cr_expect(strstr(error.message, c->word), "%s: %s", c->body, error.message);
+    }
+}
+
+Test(openai_request, a_body_that_nests_too_deep_is_refused_before_it_is_read) {
+    enum { DEEP = 100000 };
+    static char body[2 * DEEP];
+    sn_request *request = NULL;
+    sn_openai_error error = {0};
+    memset(body, '[', sizeof body);
+    cr_assert_not(sn_request_parse(SN_REQUEST_CHAT, body, sizeof body, &limits, &request, &error));
+    cr_expect(strstr(error.message, "nests more than 64"), "%s", error.message);
+    char fits[200];
+    snprintf(fits, sizeof fits, "{" HI ",\"user\":\"%.64s \\\"[[\"}", body); /* brackets in a string do not nest */
+    sn_request *r = parse(SN_REQUEST_CHAT, fits);
+    sn_request_free(&r);
+}
+
+Test(openai_request, tools_are_refused_where_the_template_has_none) {
+    sn_request_limits without = limits;
+    sn_request *request = NULL;
+    sn_openai_error error = {0};
+    without.no_tools = true;
+    const char *body = "{" HI ",\"tools\":[" TOOL("f") "]}";
+    cr_assert_not(sn_request_parse(SN_REQUEST_CHAT, body, strlen(body), &without, &request, &error));
+    cr_expect_str_eq(error.param, "tools");
+}
+
+Test(openai_request, an_error_is_written_as_clients_read_it) {
+    sn_openai_error error;
+    cr_expect_not(sn_openai_fail(&error, 429, "queue_full", NULL, "come \xff back%s", "\xc3"));
+    char *text = sn_openai_error_text(&error);
+    cr_expect_str_eq(text, "{\"error\":{\"message\":\"come ? back?\",\"type\":\"rate_limit_error\",\"param\":null,"
+                           "\"code\":\"queue_full\"}}");
+    free(text);
+}

@@ -212,8 +212,8 @@ Test(openai_reply, a_completion_is_one_body) {
 
 Test(openai_reply, a_completion_streams_its_text) {
     exchange e = answered(SN_REQUEST_COMPLETION,
-                          "{\"prompt\":\"a\",\"stream\":true,\"stream_options\":{\"continuous_usage_stats\":true}}", plain,
-                          1, "stop_text");
+                          "{\"prompt\":\"a\",\"stream\":true,\"stream_options\":{\"continuous_usage_stats\":true}}",
+                          plain, 1, "stop_text");
     expect_fixture(&e, "completion.sse");
 }
 
@@ -292,7 +292,8 @@ static heard hear(const char *stream) {
 static int32_t *ids_cut(const char *text, size_t cut, size_t *n) {
     char *first = strndup(text, cut);
     size_t n_first, n_rest;
-    int32_t *a = ids_of(first, &n_first), *b = ids_of(text + cut, &n_rest), *all = calloc(n_first + n_rest, sizeof *all);
+    int32_t *a = ids_of(first, &n_first), *b = ids_of(text + cut, &n_rest),
+            *all = calloc(n_first + n_rest, sizeof *all);
     memcpy(all, a, n_first * sizeof *a);
     memcpy(all + n_first, b, n_rest * sizeof *b);
     *n = n_first + n_rest;
@@ -332,7 +333,8 @@ Test(openai_reply, deltas_add_up_to_the_same_wherever_tokens_are_cut) {
 }
 
 Test(openai_reply, every_chunk_is_whole_utf8) {
-    const char *answer = "\xe6\x97\xa5\xe6\x9c\xac \xf0\x9f\x98\x80 na\xc3\xafve"; /* of several tokens for a character */
+    const char *answer =
+        "\xe6\x97\xa5\xe6\x9c\xac \xf0\x9f\x98\x80 na\xc3\xafve"; /* of several tokens for a character */
     heard h = hear_cut("{" HI USAGE "}", answer, 0);
     cr_expect_str_eq(h.content, answer);
 }
@@ -351,7 +353,8 @@ static heard hear_stop(const char *answer, const char *finish) {
     int32_t *ids = ids_of(answer, &n);
     generate(&e, 0, ids, n);
     heard before = hear(text_of(&e));
-    cr_expect_str_eq(before.content, strstr(answer, "three") ? answer : "zero ", "the beginning of a stop string was sent");
+    cr_expect_str_eq(before.content, strstr(answer, "three") ? answer : "zero ",
+                     "the beginning of a stop string was sent");
     OK(sn_reply_end(e.reply, 0, finish, &error));
     OK(sn_reply_finish(e.reply, NULL, &error));
     heard h = hear(text_of(&e));
@@ -452,10 +455,11 @@ static void fill(sn_constraint *c, char *text, size_t capacity) {
 }
 
 Test(openai_reply, a_schema_leaves_only_texts_that_it_allows) {
-    exchange e = begin(SN_REQUEST_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":"
-                                        "\"n\",\"schema\":{\"type\":\"object\",\"properties\":{\"one\":{\"enum\":["
-                                        "\"session\"]},\"two\":{\"type\":\"boolean\"}},\"required\":[\"one\",\"two\"],"
-                                        "\"additionalProperties\":false}}}}");
+    exchange e =
+        begin(SN_REQUEST_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":"
+                               "\"n\",\"schema\":{\"type\":\"object\",\"properties\":{\"one\":{\"enum\":["
+                               "\"session\"]},\"two\":{\"type\":\"boolean\"}},\"required\":[\"one\",\"two\"],"
+                               "\"additionalProperties\":false}}}}");
     for (int round = 0; round < 2; round++) { /* the second takes the compiled schema of the first */
         char text[256] = "";
         sn_constraint *c = constraint_of(&e, 1);
@@ -471,8 +475,9 @@ Test(openai_reply, a_schema_leaves_only_texts_that_it_allows) {
 }
 
 Test(openai_reply, a_schema_that_cannot_be_kept_is_refused) {
-    exchange e = begin(SN_REQUEST_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":"
-                                        "\"n\",\"schema\":{\"not\":{}}}}}");
+    exchange e =
+        begin(SN_REQUEST_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":"
+                               "\"n\",\"schema\":{\"not\":{}}}}}");
     sn_constraint *c = NULL;
     sn_openai_error error = {0};
     cr_assert_not(sn_constraint_new(e.request, served, 1, false, &c, &error));

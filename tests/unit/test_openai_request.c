@@ -78,17 +78,18 @@ static void expect_chat(sn_request_kind kind, const char *body, const char *chat
 }
 
 Test(openai_request, messages_are_written_as_templates_expect_them) {
-    expect_chat(SN_REQUEST_CHAT,
-                "{\"messages\":[{\"role\":\"developer\",\"content\":\"d\"},{\"role\":\"user\",\"name\":\"n\",\"content\":"
-                "[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"b\"}]},{\"role\":\"assistant\","
-                "\"content\":null,\"refusal\":null,\"annotations\":[],\"audio\":null,\"function_call\":null,"
-                "\"reasoning_content\":\"r\",\"tool_calls\":[{\"id\":\"i\",\"type\":\"function\",\"function\":{"
-                "\"name\":\"f\",\"arguments\":\"{\\\"x\\\":1}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"i\","
-                "\"content\":\"t\"}]}",
-                "{\"messages\":[{\"role\":\"system\",\"content\":\"d\"},{\"role\":\"user\",\"content\":\"a\\nb\",\"name\":"
-                "\"n\"},{\"role\":\"assistant\",\"content\":\"\",\"reasoning_content\":\"r\",\"tool_calls\":[{\"id\":\"i\","
-                "\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":{\"x\":1}}}]},{\"role\":\"tool\","
-                "\"content\":\"t\",\"tool_call_id\":\"i\"}],\"variables\":{}}");
+    expect_chat(
+        SN_REQUEST_CHAT,
+        "{\"messages\":[{\"role\":\"developer\",\"content\":\"d\"},{\"role\":\"user\",\"name\":\"n\",\"content\":"
+        "[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"b\"}]},{\"role\":\"assistant\","
+        "\"content\":null,\"refusal\":null,\"annotations\":[],\"audio\":null,\"function_call\":null,"
+        "\"reasoning_content\":\"r\",\"tool_calls\":[{\"id\":\"i\",\"type\":\"function\",\"function\":{"
+        "\"name\":\"f\",\"arguments\":\"{\\\"x\\\":1}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"i\","
+        "\"content\":\"t\"}]}",
+        "{\"messages\":[{\"role\":\"system\",\"content\":\"d\"},{\"role\":\"user\",\"content\":\"a\\nb\",\"name\":"
+        "\"n\"},{\"role\":\"assistant\",\"content\":\"\",\"reasoning_content\":\"r\",\"tool_calls\":[{\"id\":\"i\","
+        "\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":{\"x\":1}}}]},{\"role\":\"tool\","
+        "\"content\":\"t\",\"tool_call_id\":\"i\"}],\"variables\":{}}");
     expect_chat(SN_REQUEST_CHAT,
                 "{" HI ",\"reasoning_effort\":\"low\",\"chat_template_kwargs\":{\"enable_thinking\":false}}",
                 "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"variables\":{\"enable_thinking\":false,"
@@ -99,17 +100,18 @@ Test(openai_request, items_of_a_response_become_messages) {
     expect_chat(SN_REQUEST_RESPONSE, "{\"input\":\"hi\",\"instructions\":\"be kind\"}",
                 "{\"messages\":[{\"role\":\"system\",\"content\":\"be kind\"},{\"role\":\"user\",\"content\":\"hi\"}],"
                 "\"variables\":{}}");
-    expect_chat(SN_REQUEST_RESPONSE,
-                "{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":\"q\"}]},{\"type\":"
-                "\"reasoning\",\"id\":\"rs\",\"summary\":[],\"content\":[{\"type\":\"reasoning_text\",\"text\":\"t\"}]},{"
-                "\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"f\",\"arguments\":\"{}\"},{\"type\":"
-                "\"function_call_output\",\"call_id\":\"c\",\"output\":\"o\"},{\"type\":\"message\",\"id\":\"m\",\"status\":"
-                "\"completed\",\"role\":\"assistant\",\"content\":[{\"type\":\"output_text\",\"text\":\"a\",\"annotations\":"
-                "[],\"logprobs\":[]}]},{\"role\":\"user\",\"content\":\"z\"}]}",
-                "{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"\","
-                "\"reasoning_content\":\"t\",\"tool_calls\":[{\"id\":\"c\",\"type\":\"function\",\"function\":{\"name\":"
-                "\"f\",\"arguments\":{}}}]},{\"role\":\"tool\",\"tool_call_id\":\"c\",\"content\":\"o\"},{\"role\":"
-                "\"assistant\",\"content\":\"a\"},{\"role\":\"user\",\"content\":\"z\"}],\"variables\":{}}");
+    expect_chat(
+        SN_REQUEST_RESPONSE,
+        "{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":\"q\"}]},{\"type\":"
+        "\"reasoning\",\"id\":\"rs\",\"summary\":[],\"content\":[{\"type\":\"reasoning_text\",\"text\":\"t\"}]},{"
+        "\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"f\",\"arguments\":\"{}\"},{\"type\":"
+        "\"function_call_output\",\"call_id\":\"c\",\"output\":\"o\"},{\"type\":\"message\",\"id\":\"m\",\"status\":"
+        "\"completed\",\"role\":\"assistant\",\"content\":[{\"type\":\"output_text\",\"text\":\"a\",\"annotations\":"
+        "[],\"logprobs\":[]}]},{\"role\":\"user\",\"content\":\"z\"}]}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"\","
+        "\"reasoning_content\":\"t\",\"tool_calls\":[{\"id\":\"c\",\"type\":\"function\",\"function\":{\"name\":"
+        "\"f\",\"arguments\":{}}}]},{\"role\":\"tool\",\"tool_call_id\":\"c\",\"content\":\"o\"},{\"role\":"
+        "\"assistant\",\"content\":\"a\"},{\"role\":\"user\",\"content\":\"z\"}],\"variables\":{}}");
 }
 
 /* -- tools and forms -- */
@@ -117,8 +119,10 @@ Test(openai_request, items_of_a_response_become_messages) {
 #define TOOL(name) "{\"type\":\"function\",\"function\":{\"name\":\"" name "\",\"parameters\":{\"type\":\"object\"}}}"
 
 Test(openai_request, tools_are_shown_unless_the_choice_is_none) {
-    sn_request *r = parse(SN_REQUEST_CHAT, "{" HI ",\"tools\":[" TOOL("f") "," TOOL("g") "],\"tool_choice\":{\"type\":"
-                                           "\"function\",\"function\":{\"name\":\"g\"}},\"parallel_tool_calls\":false}");
+    sn_request *r =
+        parse(SN_REQUEST_CHAT, "{" HI ",\"tools\":[" TOOL("f") "," TOOL(
+                                   "g") "],\"tool_choice\":{\"type\":"
+                                        "\"function\",\"function\":{\"name\":\"g\"}},\"parallel_tool_calls\":false}");
     cr_expect_str_eq(r->tools, "[" TOOL("f") "," TOOL("g") "]");
     cr_expect(strstr(r->chat, "\"tools\":[{"));
     cr_expect(r->tool_choice == SN_TOOLS_NAMED && !strcmp(r->tool_name, "g") && !r->parallel_calls);
@@ -126,10 +130,12 @@ Test(openai_request, tools_are_shown_unless_the_choice_is_none) {
     r = parse(SN_REQUEST_CHAT, "{" HI ",\"tools\":[" TOOL("f") "],\"tool_choice\":\"none\"}");
     cr_expect(!r->tools && !strstr(r->chat, "\"tools\"") && r->tool_choice == SN_TOOLS_NONE);
     sn_request_free(&r);
-    r = parse(SN_REQUEST_RESPONSE,
-              "{\"input\":\"hi\",\"tools\":[{\"type\":\"function\",\"name\":\"f\",\"description\":\"d\",\"parameters\":{},"
-              "\"strict\":true}],\"tool_choice\":\"required\"}");
-    cr_expect_str_eq(r->tools, "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":\"d\",\"parameters\":{}}}]");
+    r = parse(
+        SN_REQUEST_RESPONSE,
+        "{\"input\":\"hi\",\"tools\":[{\"type\":\"function\",\"name\":\"f\",\"description\":\"d\",\"parameters\":{},"
+        "\"strict\":true}],\"tool_choice\":\"required\"}");
+    cr_expect_str_eq(r->tools,
+                     "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":\"d\",\"parameters\":{}}}]");
     cr_expect(r->tool_choice == SN_TOOLS_REQUIRED && r->parallel_calls);
     cr_expect(json_is_true(json_object_get(json_array_get(r->functions, 0), "strict")));
     sn_request_free(&r);
@@ -147,11 +153,13 @@ Test(openai_request, the_form_of_an_answer_is_a_schema) {
     expect_schema(SN_REQUEST_CHAT, "{" HI ",\"response_format\":{\"type\":\"text\"}}", "none");
     expect_schema(SN_REQUEST_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_object\"}}", "{\"type\":\"object\"}");
     expect_schema(SN_REQUEST_CHAT,
-                  "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\",\"strict\":true,"
+                  "{" HI
+                  ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\",\"strict\":true,"
                   "\"schema\":{\"type\":\"null\"}}}}",
                   "{\"type\":\"null\"}");
     expect_schema(SN_REQUEST_RESPONSE,
-                  "{\"input\":\"x\",\"text\":{\"format\":{\"type\":\"json_schema\",\"name\":\"n\",\"schema\":true}}}", "true");
+                  "{\"input\":\"x\",\"text\":{\"format\":{\"type\":\"json_schema\",\"name\":\"n\",\"schema\":true}}}",
+                  "true");
 }
 
 /* -- prompts -- */
@@ -265,8 +273,8 @@ static const refused_case cases[] = {
     {CHAT("\"tools\":[" TOOL("f") "," TOOL("f") "]"), "tools[1]", "two tools"},
     {CHAT("\"tool_choice\":\"required\""), "tool_choice", "no tools"},
     {CHAT("\"tools\":[" TOOL("f") "],\"tool_choice\":\"some\""), "tool_choice", "must be"},
-    {CHAT("\"tools\":[" TOOL("f") "],\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}}"), "tool_choice",
-     "no tool"},
+    {CHAT("\"tools\":[" TOOL("f") "],\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}}"),
+     "tool_choice", "no tool"},
     {CHAT("\"tools\":[" TOOL("f") "],\"response_format\":{\"type\":\"json_object\"}"), "response_format", "at once"},
     {CHAT("\"response_format\":{\"type\":\"xml\"}"), "response_format.type", "must be"},
     {CHAT("\"response_format\":{\"type\":\"json_schema\"}"), "response_format.json_schema", "missing"},
@@ -278,8 +286,8 @@ static const refused_case cases[] = {
     {MESSAGES("[{\"role\":\"x\",\"content\":\"\"}]"), "messages[0]", "role"},
     {MESSAGES("[{\"role\":\"user\"}]"), "messages[0]", "no content"},
     {MESSAGES("[{\"role\":\"user\",\"content\":5}]"), "messages[0].content", "a string"},
-    {MESSAGES("[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":{}}]}]"), "messages[0].content[0]",
-     "reads text"},
+    {MESSAGES("[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":{}}]}]"),
+     "messages[0].content[0]", "reads text"},
     {MESSAGES("[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]"), "messages[0].content[0]", "a text"},
     {MESSAGES("[{\"role\":\"user\",\"content\":\"\",\"tool_calls\":[]}]"), "messages[0]", "only the assistant"},
     {MESSAGES("[{\"role\":\"tool\",\"content\":\"\"}]"), "messages[0]", "tool_call_id"},

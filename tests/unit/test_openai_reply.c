@@ -145,6 +145,7 @@ static exchange answered(sn_request_kind kind, const char *body, const char *con
 static void expect_fixture(exchange *e, const char *name) {
     char path[512];
     sn_buf expected;
+    take(e);
     snprintf(path, sizeof path, SN_FIXTURES "/openai/%s", name);
     if (getenv("SN_WRITE_FIXTURES")) {
         char dir[] = SN_FIXTURES "/openai";

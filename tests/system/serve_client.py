@@ -1,0 +1,290 @@
+"""A client of `swarm serve` for tests: `serve_client.py SCENARIO URL [argument...]` runs one of the functions below and fails
+by an assertion. Plain sockets, so that a test decides when a connection ends."""
+import http.client
+import json
+import os
+import socket
+import sys
+import threading
+import time
+
+LIMIT = 60  # seconds for whatever is waited for
+MODEL = "tiny"
+
+
+def address(url):
+    host, port = url.removeprefix("http://").split(":")
+    return host, int(port)
+
+
+def call(url, path, body=None, headers=None, method=None):
+    """(status, headers, body) of one request."""
+    c = http.client.HTTPConnection(*address(url), timeout=LIMIT)
+    data = None if body is None else json.dumps(body) if isinstance(body, (dict, list)) else body
+    c.request(method or ("GET" if body is None else "POST"), path, data, headers or {})
+    r = c.getresponse()
+    text = r.read()
+    c.close()
+    return r.status, {k.lower(): v for k, v in r.getheaders()}, text
+
+
+def post(url, path, **body):
+    status, _, text = call(url, path, {"model": MODEL} | body)
+    assert status == 200, (status, text)
+    return json.loads(text)
+
+
+class Stream:
+    """A streaming request; the connection is closed with close()."""
+
+    def __init__(self, url, path, key=None, **body):
+        data = json.dumps({"model": MODEL, "stream": True} | body).encode()
+        self.socket = socket.create_connection(address(url), timeout=LIMIT)
+        auth = f"Authorization: Bearer {key}\r\n" if key else ""
+        self.socket.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{auth}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        self.response = http.client.HTTPResponse(self.socket)
+        self.response.begin()
+        self.status = self.response.status
+
+    def lines(self):
+        while line := self.response.readline():
+            yield line.decode().rstrip("\n")
+
+    def events(self):
+        for line in self.lines():
+            if line == "data: [DONE]":
+                return
+            if line.startswith("data: "):
+                yield json.loads(line[6:])
+        raise AssertionError("the stream ended without [DONE]")
+
+    def close(self):
+        self.response.close()
+        self.socket.close()
+
+
+def text_of(event):
+    if not event["choices"]:
+        return ""
+    choice = event["choices"][0]
+    return choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+
+
+def metric(url, name):
+    _, _, page = call(url, "/metrics")
+    return int(next(line.split()[1] for line in page.decode().splitlines() if line.startswith(f"swarm_serve_{name} ")))
+
+
+def wait_metric(url, name, value):
+    until = time.time() + LIMIT
+    while metric(url, name) != value:
+        assert time.time() < until, f"{name} is {metric(url, name)}, not {value}"
+        time.sleep(0.05)
+
+
+def same_text(url, expected):
+    """Stream, whole reply and `swarm generate` give one text, also sampled."""
+    for want in json.loads(expected):
+        request = want["request"]
+        whole = post(url, "/v1/completions", **request)
+        assert whole["choices"][0]["text"] == want["text"], (whole, want)
+        stream = Stream(url, "/v1/completions", **request)
+        assert "".join(map(text_of, stream.events())) == want["text"]
+    chat = {"messages": [{"role": "user", "content": "Name one colour."}], "max_tokens": 12, "temperature": 0}
+    whole = post(url, "/v1/chat/completions", **chat)
+    events = list(Stream(url, "/v1/chat/completions", stream_options={"include_usage": True}, **chat).events())
+    assert "".join(map(text_of, events)) == whole["choices"][0]["message"]["content"]
+    assert events[-1]["choices"] == [] and events[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    assert events[-1]["swarm"]["hops"] and events[-1]["swarm"]["failovers"] == 0
+    several = post(url, "/v1/completions", prompt="One, two,", n=3, max_tokens=4, temperature=0)
+    assert len({c["text"] for c in several["choices"]}) == 1 and [c["index"] for c in several["choices"]] == [0, 1, 2]
+
+
+def prefixes(url):
+    """A request that continues a conversation finds its session; another one leaves it alone."""
+    chat = [{"role": "user", "content": "Name one colour."}]
+    first = post(url, "/v1/chat/completions", messages=chat, max_tokens=8, temperature=0)
+    post(url, "/v1/completions", prompt="Something else", max_tokens=2, temperature=0)
+    chat += [first["choices"][0]["message"], {"role": "user", "content": "Another one?"}]
+    second = post(url, "/v1/chat/completions", messages=chat, max_tokens=8, temperature=0)
+    had = first["usage"]["prompt_tokens"]
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= had, second["usage"]
+
+
+def echo(url):
+    """Log-probabilities of a prompt do not depend on what the session held before."""
+    request = {"prompt": "The capital of France is", "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 2}
+    first = post(url, "/v1/completions", **request)["choices"][0]
+    assert first["text"].startswith("The capital of France is") and first["logprobs"]["token_logprobs"][0] is None
+    assert post(url, "/v1/completions", **request)["choices"][0] == first
+    vector = post(url, "/v1/embeddings", input=["a", "b"])["data"]
+    assert len(vector) == 2 and abs(sum(x * x for x in vector[0]["embedding"]) - 1) < 1e-3
+
+
+def leaving(url):
+    """Clients that leave free their session: before the first token, in an answer, in the queue, without a stream. The server
+    has one session and a queue of one."""
+    long = {"prompt": "word " * 300, "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+    s = Stream(url, "/v1/completions", **long)
+    assert s.status == 200 and next(s.lines()) == ":", "there is no comment before the first token"
+    s.close()
+    wait_metric(url, "running", 0)
+    tokens = metric(url, "generated_tokens_total")
+    assert tokens == 0, f"{tokens} tokens came before the client left"
+
+    s = Stream(url, "/v1/completions", prompt="Once", max_tokens=4000, temperature=0, ignore_eos=True)
+    events = s.events()
+    for _ in range(3):
+        next(events)
+    waiting = Stream(url, "/v1/completions", prompt="Twice", max_tokens=1, temperature=0)
+    wait_metric(url, "queued", 1)
+    status, headers, text = call(url, "/v1/completions", {"model": MODEL, "prompt": "x", "max_tokens": 1})
+    assert status == 429 and int(headers["retry-after"]) > 0 and json.loads(text)["error"]["message"], (status, text)
+    status, _, text = call(url, "/v1/completions", {"model": MODEL, "prompt": "x", "max_tokens": 1, "n": 2})
+    assert status == 429, (status, text)
+    waiting.close()
+    wait_metric(url, "queued", 0)
+    assert metric(url, "running") == 1
+    s.close()
+    wait_metric(url, "running", 0)
+
+    c = socket.create_connection(address(url))
+    body = json.dumps({"model": MODEL, "prompt": "Once", "max_tokens": 4000, "ignore_eos": True}).encode()
+    c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    wait_metric(url, "running", 1)
+    c.close()
+    wait_metric(url, "running", 0)
+    assert metric(url, "generated_tokens_total") < 1000 and metric(url, "cancelled_total") == 4
+    post(url, "/v1/completions", prompt="x", max_tokens=1)  # the session is free
+
+
+def access(url, key):
+    """Keys, names in Host, origins, methods, sizes."""
+    right = {"Authorization": f"Bearer {key}"}
+    for headers in ({}, {"Authorization": "Bearer "}, {"Authorization": f"Bearer {key[:-1]}"}, {"Authorization": key},
+                    {"Authorization": f"Bearer {key}x"}, {"Authorization": f"Bearer # {key}"}):
+        status, _, text = call(url, "/v1/models", headers=headers)
+        assert status == 401 and json.loads(text)["error"]["code"] == "invalid_api_key", (headers, status)
+        assert call(url, "/metrics", headers=headers)[0] == call(url, "/api/swarm", headers=headers)[0] == 401
+    for k in (key, "the-second-key-of-the-file"):
+        assert call(url, "/v1/models", headers={"Authorization": f"bearer {k}"})[0] == 200
+    assert call(url, "/health")[0] == call(url, "/")[0] == call(url, "/swarm")[0] == 200
+    page = call(url, "/")[1]
+    assert "script-src 'self'" in page["content-security-policy"] and page["x-content-type-options"] == "nosniff"
+
+    for host, status in (("evil.example", 403), ("evil.example:80", 403), ("127.0.0.1.evil.example", 403), ("localhost", 200),
+                         ("localhost:9", 200), ("LOCALHOST", 200), ("10.1.2.3", 200), ("[::1]:80", 200), ("[::1", 403), ("", 403),
+                         ("served.example", 200), ("localhost:80@evil.example", 403), ("localhost/x", 403)):
+        got = call(url, "/v1/models", headers=right | {"Host": host})[0]
+        assert got == status, f"Host: {host} gives {got}"
+    for origin, status in (("http://evil.example", 403), ("null", 403), ("http://localhost", 403), (url, 200),
+                           ("https://app.example", 200), ("https://app.example.evil", 403), ("ftp://" + url[7:], 403)):
+        got, headers, _ = call(url, "/v1/models", headers=right | {"Origin": origin})
+        assert got == status, f"Origin: {origin} gives {got}"
+        allowed = headers.get("access-control-allow-origin")
+        assert allowed == (origin if origin == "https://app.example" else None), (origin, allowed)
+    preflight = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+    status, headers, _ = call(url, "/v1/chat/completions", headers=preflight, method="OPTIONS")
+    assert status == 204 and "authorization" in headers["access-control-allow-headers"]
+    assert call(url, "/v1/chat/completions", headers=preflight | {"Origin": "https://evil.example"}, method="OPTIONS")[0] == 403
+
+    assert call(url, "/v1/nothing", headers=right)[0] == 404 and call(url, "/v1/models", {}, right)[0] == 405
+    status, headers, _ = call(url, "/v1/models", headers=right | {"x-request-id": "mine-1"})
+    assert headers["x-request-id"] == "mine-1"
+    assert call(url, "/v1/models", headers=right | {"x-request-id": "a b"})[1]["x-request-id"] != "a b"
+    assert call(url, "/v1/completions", b"{", right)[0] == 400
+    nested = b'{"model":"tiny","prompt":' + b"[" * 100000
+    assert call(url, "/v1/completions", nested, right)[0] == 400
+
+    c = socket.create_connection(address(url), timeout=LIMIT)
+    c.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\nContent-Length: 99999999999\r\n\r\n".encode())
+    assert b" 413 " in c.recv(100)
+    c.close()
+    c = socket.create_connection(address(url), timeout=LIMIT)
+    c.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+    piece = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+    try:
+        for _ in range(40):
+            c.sendall(piece)
+    except OSError:
+        pass  # it was refused in the middle
+    else:
+        assert b" 413 " in c.recv(100)
+    c.close()
+
+
+def computing(url):
+    """The name of the node that has a session."""
+    until = time.time() + LIMIT
+    while True:
+        nodes = json.loads(call(url, "/api/swarm")[2])["nodes"]
+        if names := [n["name"] for n in nodes if n.get("sessions")]:
+            return names[0]
+        assert time.time() < until, "no node has a session"
+        time.sleep(0.2)
+
+
+def steady(url, expected, ready, killed):
+    """An answer whose node is killed in the middle is the same."""
+    s = Stream(url, "/v1/completions", prompt="Once upon a time", max_tokens=60, temperature=0, ignore_eos=True)
+    text = ""
+    for i, event in enumerate(s.events()):
+        text += text_of(event)
+        if i == 3:
+            with open(ready + ".part", "w") as f:
+                f.write(computing(url))
+            os.rename(ready + ".part", ready)
+            until = time.time() + LIMIT
+            while True:
+                try:
+                    open(killed).close()
+                    break
+                except FileNotFoundError:
+                    assert time.time() < until, "the node was not killed"
+                    time.sleep(0.02)
+    assert text == expected, (text, expected)
+    assert metric(url, "failovers_total") >= 1
+
+
+def view(url):
+    d = json.loads(call(url, "/api/swarm")[2])
+    assert d["blocks"] == d["model"]["blocks"] == 30 and not d["gaps"] and d["nodes"][0]["answered"], d
+
+
+def ending(url, ready):
+    """SIGTERM: an answer in progress is finished, a new request is refused."""
+    s = Stream(url, "/v1/completions", prompt="Once", max_tokens=100, temperature=0, ignore_eos=True)
+    events = s.events()
+    next(events)
+    health = http.client.HTTPConnection(*address(url), timeout=LIMIT)
+    open(ready, "w").close()
+    until = time.time() + LIMIT
+    while True:
+        health.request("GET", "/health")
+        r = health.getresponse()
+        r.read()
+        if r.status == 503:
+            break
+        assert time.time() < until, "the server does not drain"
+        time.sleep(0.02)
+    assert call(url, "/v1/completions", {"model": MODEL, "prompt": "x"})[0] == 503
+    tokens = sum(1 for e in events if e["choices"] and e["choices"][0]["finish_reason"] is None)
+    assert tokens > 20, f"only {tokens} tokens came after SIGTERM"
+
+
+def together(url):
+    """Eight at once, over four sessions, give each the text that it gives alone."""
+    prompts = [f"The number {i} is" for i in range(8)]
+    ask = lambda p: post(url, "/v1/completions", prompt=p, max_tokens=12, temperature=0)["choices"][0]["text"]
+    alone = [ask(p) for p in prompts]
+    got = [None] * len(prompts)
+    threads = [threading.Thread(target=lambda i=i: got.__setitem__(i, ask(prompts[i]))) for i in range(len(prompts))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert got == alone, (got, alone)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# swarm serve: the same text as swarm generate, whoever asks and however many; clients that leave; a queue; keys, names, origins;
+# a node killed in the middle of an answer; SIGTERM. The bodies of requests and replies have tests of their own.
+. "$(dirname "$0")/lib.sh"
+[ -n "${SN_TEST_MODEL:-}" ] || skip "text needs SN_TEST_MODEL"
+model=$SN_TEST_MODEL
+# serve NAME [option...]: starts a server at a free port; url is its address.
+serve() {
+  local name=$1
+  shift
+  start "$name" "$bin/swarm" serve --model "$model" --served-model-name tiny --listen 127.0.0.1:0 --log-level info "$@"
+  wait_ready "$name"
+  url=http://${address[$name]}
+}
+client() { timeout -k 2 120 python3 "$here/serve_client.py" "$@" || fail "$1"; }
+generate() { succeeds "$bin/swarm" generate --model "$model" --join "${address[a]}" --json "$@"; query "$scratch/run.out" 'd["text"]'; }
+# wait_file NAME: waits until the client has made the file.
+wait_file() {
+  local until=$(($(now_ms) + 60000))
+  until [ -e "$scratch/$1" ]; do
+    [ "$(now_ms)" -lt "$until" ] || fail "the client did not come to $1"
+    pause 0.02
+  done
+}
+refused() { refuses 2 "$1" "$bin/swarm" serve --model "$model" "${@:2}"; }
+
+# -- what is refused at once
+refused '^swarm serve: no node is given' --listen 127.0.0.1:0
+refused 'give --api-key-file FILE' --local all --listen 0.0.0.0:0
+refused 'belong together' --local all --tls-cert x
+refused 'is no origin' --local all --cors '*'
+printf 'short\n' >"$scratch/short"
+start_node a "$model" all --client-sessions 0
+wait_ready a
+refused 'key 1 has 5 characters' --join "${address[a]}" --api-key-file "$scratch/short"
+
+# -- one text, over four sessions
+serve server --join "${address[a]}" --max-sessions 4
+greedy=$(generate --prompt "The capital of France is" --max-tokens 16)
+sampled=$(generate --prompt "Once upon a time" --max-tokens 16 --temperature 0.9 --top-p 0.9 --seed 7)
+client same_text "$url" "$(python3 -c 'import json, sys; print(json.dumps([
+  {"text": sys.argv[1], "request": {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0}},
+  {"text": sys.argv[2], "request": {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0.9, "top_p": 0.9, "seed": 7}}]))' "$greedy" "$sampled")"
+client prefixes "$url"
+client together "$url"
+client echo "$url"
+client view "$url"
+stop_node server
+
+# -- keys, names, origins, sizes
+printf '# keys\n\nthe-first-key-of-the-file\r\nthe-second-key-of-the-file  \n' >"$scratch/keys"
+serve closed --join "${address[a]}" --api-key-file "$scratch/keys" --host served.example --cors https://app.example
+client access "$url" the-first-key-of-the-file
+stop_node closed
+
+# -- clients that leave, a full queue, SIGTERM, over a node that takes its time
+slow a
+serve small --join "${address[a]}" --max-sessions 1 --queue 1
+client leaving "$url"
+client ending "$url" "$scratch/answering" &
+asking=$!
+wait_file answering
+signal small TERM
+wait "$asking" || fail "SIGTERM in the middle of an answer"
+wait_end small 60
+[ $rc = 0 ] || fail "after SIGTERM the server ended with exit code $rc"
+kill -KILL "${pid[slow]}"; wait "${pid[slow]}" 2>/dev/null; unset "pid[slow]"
+kill -CONT "${pid[a]}"
+
+# -- a node is killed in the middle of an answer
+expected=$(generate --prompt "Once upon a time" --max-tokens 60 --ignore-eos)
+start_node b "$model" all --join "${address[a]}"
+wait_ready b
+serve server --join "${address[a]}" --join "${address[b]}" --max-sessions 2
+client steady "$url" "$expected" "$scratch/begun" "$scratch/killed" &
+asking=$!
+wait_file begun
+kill_node "$(cat "$scratch/begun")"
+touch "$scratch/killed"
+wait "$asking" || fail "a node was killed in the middle of an answer"
+stop_node server
+
+# -- a node of its own ends with the server, however that ends
+serve own --local all --max-sessions 2
+child=$(cat "/proc/${pid[own]}/task/${pid[own]}/children")
+[ -n "$child" ] || fail "--local all starts no node"
+client view "$url"
+kill_node own
+for ((i = 0; i < 3000; i++)); do kill -0 $child 2>/dev/null || break; pause 0.02; done
+kill -0 $child 2>/dev/null && fail "the node outlives a server that was killed"
+serve own --local all --max-sessions 2
+child=$(cat "/proc/${pid[own]}/task/${pid[own]}/children")
+stop_node own
+kill -0 $child 2>/dev/null && fail "the node outlives its server"
+exit 0

@@ -5,27 +5,32 @@ set -euo pipefail
 
 usage() {
   cat <<'EOF'
-usage: scripts/quickstart.sh [--prompt TEXT] [--nodes N] [--max-tokens N] [--model PATH]
+usage: scripts/quickstart.sh [--prompt TEXT | --serve] [--nodes N] [--max-tokens N] [--model PATH]
 
 Installs what the build needs (with apt; nothing if it is there), builds, fetches SmolLM2-135M-Instruct (kept for the next
 run), starts N nodes on 127.0.0.1 that share the model's blocks, and generates text from the prompt. Without --prompt, on a
-terminal, it opens a chat. The nodes end with the script.
+terminal, it opens a chat; with --serve it serves the OpenAI API and pages for a browser, and prints their address. The
+nodes end with the script.
 
   -p, --prompt TEXT     text to continue
+      --serve           serve HTTP until Ctrl-C
+      --listen HOST:PORT  where (default 127.0.0.1:8080)
       --nodes N         nodes that share the blocks (default 3)
   -n, --max-tokens N    limit of generated tokens (default 64)
   -m, --model PATH      another model: a GGUF file or a Hugging Face folder
 EOF
 }
 
-prompt="" nodes=3 max_tokens=64 model="" has_prompt=no
+prompt="" nodes=3 max_tokens=64 model="" has_prompt=no serve=no listen=127.0.0.1:8080
 while [ $# -gt 0 ]; do
   case "$1" in
     --help | -h) usage; exit 0 ;;
-    --prompt | -p | --nodes | --max-tokens | -n | --model | -m)
+    --serve) serve=yes; shift ;;
+    --prompt | -p | --listen | --nodes | --max-tokens | -n | --model | -m)
       [ $# -ge 2 ] || die "$1 needs a value: see --help"
       case "$1" in
         --prompt | -p) prompt=$2 has_prompt=yes ;;
+        --listen) listen=$2 ;;
         --nodes) nodes=$2 ;;
         --max-tokens | -n) max_tokens=$2 ;;
         --model | -m) model=$2 ;;
@@ -85,7 +90,14 @@ for ((k = 0; k < nodes; k++)); do
   sed -n "s|^ready: address=\([^ ]*\).* blocks=\([^ ]*\)/\([0-9]*\) weights=\([^ ]* [^ ]*\).*|  node$k at \1: blocks \2 of \3, \4 of weights|p" "$logs/$k.out" >&2
 done
 
-if [ "$has_prompt" = no ] && [ -t 0 ] && [ -t 1 ]; then
+if [ "$serve" = yes ]; then
+  build/swarm serve --model "$model" "${join[@]}" --listen "$listen" >"$logs/$nodes.out" &
+  pids[nodes]=$!
+  wait_ready "$nodes"
+  url=$(sed -n 's/^ready: .* url=\([^ ]*\) .*/\1/p' "$logs/$nodes.out")
+  printf 'chat in a browser:  %s/\nmap of the swarm:   %s/swarm\nOpenAI API:         %s/v1\n' "$url" "$url" "$url"
+  wait "${pids[nodes]}"
+elif [ "$has_prompt" = no ] && [ -t 0 ] && [ -t 1 ]; then
   build/swarm chat --model "$model" "${join[@]}"
 else
   [ "$has_prompt" = yes ] || prompt="The three most important things in life are"

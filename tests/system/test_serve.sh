@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# swarm serve: the same text as swarm generate, whoever asks and however many; clients that leave; a queue; keys, names, origins;
+# swarm serve: the same text as swarm generate, for one client and for many at once; clients that leave; a queue; keys, names, origins;
 # a node killed in the middle of an answer; SIGTERM. The bodies of requests and replies have tests of their own.
 . "$(dirname "$0")/lib.sh"
 [ -n "${SN_TEST_MODEL:-}" ] || skip "text needs SN_TEST_MODEL"
@@ -52,6 +52,18 @@ printf '# keys\n\nthe-first-key-of-the-file\r\nthe-second-key-of-the-file  \n' >
 serve closed --join "${address[a]}" --api-key-file "$scratch/keys" --host served.example --cors https://app.example
 client access "$url" the-first-key-of-the-file
 stop_node closed
+
+# -- HTTPS
+if command -v openssl >/dev/null && command -v curl >/dev/null; then
+  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1 \
+    -keyout "$scratch/key.pem" -out "$scratch/cert.pem" 2>/dev/null || fail "openssl makes no certificate"
+  refused 'see whether --tls-cert and --tls-key' --join "${address[a]}" --listen 127.0.0.1:0 --tls-cert "$scratch/keys" --tls-key "$scratch/keys"
+  serve tls --join "${address[a]}" --tls-cert "$scratch/cert.pem" --tls-key "$scratch/key.pem"
+  succeeds curl -sS --max-time 60 --cacert "$scratch/cert.pem" "https://${address[tls]}/v1/completions" \
+    -d '{"model": "tiny", "prompt": "x", "max_tokens": 2, "stream": true}'
+  grep -q '^data: \[DONE\]' "$scratch/run.out" || fail "no stream over HTTPS: $(cat "$scratch/run.out")"
+  stop_node tls
+fi
 
 # -- clients that leave, a full queue, SIGTERM, over a node that takes its time
 slow a

@@ -127,8 +127,8 @@ static void end_silent_requests(session *s) {
         client *c = &s->clients[i];
         int64_t heard_us = c->stream.last_us ? c->stream.last_us : c->began_us;
         if (!c->running || sn_now_us() - heard_us < (int64_t)s->plan->timeout_ms * 1000) continue;
-        c->status = sn_fail(&c->err, SN_RETRY, "%s sent no token for %g seconds", s->endpoint,
-                            s->plan->timeout_ms / 1000.0);
+        c->status =
+            sn_fail(&c->err, SN_RETRY, "%s sent no token for %g seconds", s->endpoint, s->plan->timeout_ms / 1000.0);
         end_request(s, c, CURLE_OPERATION_TIMEDOUT);
     }
 }
@@ -177,7 +177,8 @@ static void add_round(const session *s, sn_server_row *row, double *tok_s) {
         row->between_ms[row->n_first++] =
             answer > 1 ? (double)(t->last_us - t->first_us) / 1000 / (double)(answer - 1) : 0;
         row->answer_tokens += answer;
-        row->prompt_tokens = t->prompt_tokens < 0 || row->prompt_tokens < 0 ? -1 : row->prompt_tokens + t->prompt_tokens;
+        row->prompt_tokens =
+            t->prompt_tokens < 0 || row->prompt_tokens < 0 ? -1 : row->prompt_tokens + t->prompt_tokens;
     }
     *tok_s = last > first ? (double)tokens * 1e6 / (double)(last - first) : 0;
 }

@@ -19,9 +19,10 @@ typedef struct sn_server_plan {
 
 typedef struct sn_server_row {
     int clients;
-    sn_bench_spread tok_s;         /* of all clients together, over the repeats */
-    double *first_ms, *between_ms; /* of requests that succeeded: to the first token; between tokens, its mean. Sorted */
-    size_t n_first, errors;        /* requests that succeeded, and others; of both lists the length is n_first */
+    sn_bench_spread tok_s; /* of all clients together, over the repeats */
+    double *first_ms,
+        *between_ms;        /* of requests that succeeded: to the first token; between tokens, its mean. Sorted */
+    size_t n_first, errors; /* requests that succeeded, and others; of both lists the length is n_first */
     int64_t prompt_tokens, answer_tokens; /* of requests that succeeded; prompt_tokens -1: the server did not say */
     sn_err error;                         /* the first one */
 } sn_server_row;
@@ -32,8 +33,8 @@ typedef struct sn_server_result {
     size_t n;
 } sn_server_result;
 
-/* SN_RETRY: the server does not answer, or every request of a case failed; *out holds the cases until then. Free it with
- * sn_server_result_fini in any case. */
+/* SN_RETRY: the server does not answer, or every request of a case failed; *out holds the cases until then. Free it
+ * with sn_server_result_fini in any case. */
 sn_status sn_server_measure(const sn_server_plan *plan, sn_server_result *out, sn_err *err) SN_MUST_USE;
 void sn_server_result_fini(sn_server_result *result);
 

@@ -8,11 +8,11 @@
 enum { SN_STREAM_LINE_MAX = 1 << 20 };
 
 typedef struct sn_bench_stream {
-    sn_buf line;                           /* the beginning of a line whose end has not come */
-    int64_t first_us, last_us;             /* when the first and the last chunk with text came; 0: none has */
-    int64_t chunks;                        /* with text */
-    int64_t prompt_tokens, answer_tokens;  /* of the usage; -1: it was not told */
-    bool done;                             /* "[DONE]" */
+    sn_buf line;                          /* the beginning of a line whose end has not come */
+    int64_t first_us, last_us;            /* when the first and the last chunk with text came; 0: none has */
+    int64_t chunks;                       /* with text */
+    int64_t prompt_tokens, answer_tokens; /* of the usage; -1: it was not told */
+    bool done;                            /* "[DONE]" */
 } sn_bench_stream;
 
 void sn_bench_stream_init(sn_bench_stream *stream);

@@ -118,13 +118,25 @@ PY
 [ "$(grep -c . "$scratch/first")" -le 10 ] && grep -q -- '--local all' "$scratch/first" || fail "swarm alone says: $(cat "$scratch/first")"
 
 rm "$config"
-# Progress of a long prompt at a terminal: tokens, share, time left.
-if [ -n "${SN_TEST_MODEL:-}" ]; then
-  python3 -c 'print("The swarm computes blocks of a model. " * 300)' >"$scratch/long"
-  python3 - "$bin/swarm" generate --model "$SN_TEST_MODEL" --local all --prompt-file "$scratch/long" --max-tokens 1 >"$scratch/progress" <<'PY'
-import os, pty, sys
-pty.spawn(sys.argv[1:], lambda fd: os.read(fd, 65536))
+# Progress at a terminal: how much, its share, time left. The work is longer than the wait, and Ctrl-C ends it.
+mkdir "$scratch/model"
+cp "$llama/config.json" "$llama/model.safetensors" "$fixtures/tokenizer/smollm/tokenizer.json" "$scratch/model"
+python3 -c 'print("7-3-9" * 100000)' >"$scratch/long"
+cat >"$scratch/progress.py" <<'PY'
+import sys
+from terminal import Terminal
+t = Terminal(sys.argv[3:], columns=200)
+t.expect(sys.argv[1], f" {sys.argv[2]}, ", " %, ", " left,")
+t.send("\x03\x03")
+while t.read():
+    pass
 PY
-  grep -aEq 'prefill: (512|1024|1536|2048) of 2[0-9]* tokens, [0-9]+ %, [0-9]+:[0-9]+ left' "$scratch/progress" || fail "progress: $(cat -v "$scratch/progress")"
-fi
+shows_progress() { # shows_progress WHAT UNIT COMMAND...
+  PYTHONPATH=$here timeout -k 2 100 python3 "$scratch/progress.py" "$@" >"$scratch/out" 2>&1 || fail "no progress of ${*:3:2}: $(cat "$scratch/out")"
+}
+here_alone=(--model "$scratch/model" --local all --threads 1)
+shows_progress "scoring: " windows "$bin/swarm" eval "${here_alone[@]}" --file "$scratch/long" --ctx 64
+shows_progress ", context 0" repeats "$bin/swarm" bench "${here_alone[@]}" --prompt-tokens 64 --new-tokens 150 --repeat 1000
+head -c 7900 "$scratch/long" >"$scratch/prompt"
+[ -z "${SN_TEST_MODEL:-}" ] || shows_progress "prefill: " tokens "$bin/swarm" generate --model "$SN_TEST_MODEL" --local all --prompt-file "$scratch/prompt" --max-tokens 1
 stop_node a

@@ -37,7 +37,7 @@ static struct {
 
 enum { TRAIN_BATCH = 4 }; /* sequences of a training step without --batch */
 
-static const sn_word kill_words[] = {{"replay", 0}, {"replica", 0}, {"migration", 0}, {NULL, 0}};
+static const sn_word kill_words[] = {{"replay", 0}, {"replica", 0}, {"migration", 0}, {"none", 0}, {NULL, 0}};
 
 static const sn_option model_options[] = {
     SN_OPT_STRING("model", "PATH", &sn_program_settings.common.model,
@@ -84,8 +84,8 @@ static const sn_option what_options[] = {
                "tokens"),
     SN_OPT_WORDS("kill", &given.kill, kill_words,
                  "also measure the recovery from the loss of a node during decoding: replay (the node is killed, and "
-                 "the tokens are replayed at another), replica (the same with --kv-replica) or migration (the node is "
-                 "drained); needs --nodes"),
+                 "the tokens are replayed at another), replica (the same with --kv-replica), migration (the node is "
+                 "drained) or none (the client begins the text again); needs --nodes"),
     SN_OPT_WORDS("train", &given.train, sn_method_words,
                  "measure training steps instead, forward and backward, of --batch sequences (4 without it) of "
                  "--prompt-tokens"),

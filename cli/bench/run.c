@@ -29,7 +29,8 @@ typedef struct session {
     sn_chain *chain;
     float *in, *out; /* (CHUNK, n_embd) */
     int32_t *ids;    /* CHUNK */
-    uint64_t rng_state;
+    uint64_t seed, rng_state;
+    bool begun_again; /* of KILL none: the node that was killed is known to be gone */
     pthread_t thread;
     /* of the last phase */
     int64_t began_us, ended_us, first_token_us;
@@ -105,28 +106,25 @@ static bool node_was_ended(void *ctx, const uint8_t node[SN_KEY_SIZE]) {
     for (size_t i = 0; i < sn_directory_count(d); i++)
         if (!memcmp(sn_directory_at(d, i)->node, node, SN_KEY_SIZE)) address = sn_directory_at(d, i)->address;
     for (size_t i = 0; i < n && address; i++)
-        if (!strcmp(address, live[i])) return false;
+        if (!strcmp(address, live[i])) return s->begun_again && i == s->b->victim;
     return address != NULL;
 }
 
-static sn_status open_session(bench *b, session *s, uint64_t seed, sn_err *err) {
+static bool is_kill(const bench *b, const char *how) {
+    return b->config->kind == SN_BENCH_KILL && !strcmp(b->config->kill, how);
+}
+
+static sn_status open_chain(session *s, sn_err *err) {
+    const bench *b = s->b;
     const sn_bench_plan *p = b->plan;
-    size_t n_embd = (size_t)p->hp->n_embd;
-    s->b = b;
-    s->rng_state = seed;
-    sn_status status = sn_calloc(&s->in, CHUNK * n_embd, sizeof *s->in, err);
-    if (!status) status = sn_calloc(&s->out, CHUNK * n_embd, sizeof *s->out, err);
-    if (!status) status = sn_calloc(&s->ids, CHUNK, sizeof *s->ids, err);
-    if (!status) status = sn_calloc(&s->itl_ms, (size_t)p->new_tokens, sizeof *s->itl_ms, err);
-    if (!status) status = sn_calloc(&s->text, (size_t)p->new_tokens, sizeof *s->text, err);
-    if (!status && !p->local) status = sn_bench_link(p, b->config, b->nodes, &s->link, err);
     sn_chain_options options = sn_chain_options_default();
     options.link = s->link;
     options.max_tokens = b->config->context + p->extra_tokens_max;
     options.limits.timeout_ms = p->timeout_ms;
     options.limits.prefill_depth = p->prefill_depth;
     options.kv.dtype = p->kv_dtype;
-    options.kv.replica = b->config->kind == SN_BENCH_KILL && !strcmp(b->config->kill, "replica");
+    if (is_kill(b, "none")) options.limits.max_retries = 0;
+    options.kv.replica = is_kill(b, "replica");
     options.routing.push = p->push;
     options.routing.avoid = b->config->kind == SN_BENCH_KILL ? node_was_ended : NULL;
     options.routing.avoid_ctx = s;
@@ -138,7 +136,21 @@ static sn_status open_session(bench *b, session *s, uint64_t seed, sn_err *err) 
         options.local = (sn_chain_local){
             .device = device, .end = p->hp->n_blocks, .kv_memory = pages * device->ops->kv_page_bytes(device, &shape)};
     }
-    return status ? status : sn_chain_open(p->model, &options, &s->chain, err);
+    return sn_chain_open(p->model, &options, &s->chain, err);
+}
+
+static sn_status open_session(bench *b, session *s, uint64_t seed, sn_err *err) {
+    const sn_bench_plan *p = b->plan;
+    size_t n_embd = (size_t)p->hp->n_embd;
+    s->b = b;
+    s->seed = s->rng_state = seed;
+    sn_status status = sn_calloc(&s->in, CHUNK * n_embd, sizeof *s->in, err);
+    if (!status) status = sn_calloc(&s->out, CHUNK * n_embd, sizeof *s->out, err);
+    if (!status) status = sn_calloc(&s->ids, CHUNK, sizeof *s->ids, err);
+    if (!status) status = sn_calloc(&s->itl_ms, (size_t)p->new_tokens, sizeof *s->itl_ms, err);
+    if (!status) status = sn_calloc(&s->text, (size_t)p->new_tokens, sizeof *s->text, err);
+    if (!status && !p->local) status = sn_bench_link(p, b->config, b->nodes, &s->link, err);
+    return status ? status : open_chain(s, err);
 }
 
 static void close_session(session *s) {
@@ -205,23 +217,48 @@ static sn_status do_forward(session *s) {
 static void signal_victim(session *s) {
     sn_hop_report hops[SN_HOPS_MAX];
     size_t n = sn_chain_hops(s->chain, hops, SN_HOPS_MAX);
-    int how = strcmp(s->b->config->kill, "migration") ? SIGKILL : SIGTERM;
+    int how = is_kill(s->b, "migration") ? SIGTERM : SIGKILL;
     if (!n || !sn_bench_nodes_signal(s->b->nodes, hops[n / 2].node, how, &s->b->victim)) s->b->victim = SIZE_MAX;
+}
+
+/* Each session begins with another token. */
+static int32_t first_id(const session *s) {
+    return (int32_t)((s->b->first_id + 7919 * (s - s->b->sessions)) % s->b->plan->hp->n_vocab);
+}
+
+/* Token i of the text, from the one before it. */
+static sn_status decode_token(session *s, int i, int32_t *id) {
+    sn_status status = sn_bench_lm_head_embed(s->b->head, id, 1, s->in, &s->err);
+    if (!status) status = step_for_head(s, s->b->config->context + i, 1);
+    if (!status) status = sn_bench_lm_head_argmax(s->b->head, s->out, id, &s->err);
+    s->text[i] = *id;
+    return status;
+}
+
+/* What a client without recovery does: everything before token i once more, over another route. */
+static sn_status begin_again(session *s, int i, int32_t *id) {
+    s->begun_again = true;
+    sn_chain_close(&s->chain);
+    sn_status status = open_chain(s, &s->err);
+    s->rng_state = s->seed;
+    if (!status && s->b->config->context) status = do_fill(s);
+    *id = first_id(s);
+    for (int k = 0; k <= i && !status; k++) status = decode_token(s, k, id);
+    return status;
 }
 
 static sn_status do_decode(session *s) {
     const sn_bench_plan *p = s->b->plan;
     sn_status status = SN_OK;
-    int32_t id = (int32_t)((s->b->first_id + 7919 * (s - s->b->sessions)) %
-                           p->hp->n_vocab); /* each session begins with another token */
+    int32_t id = first_id(s);
+    s->begun_again = false;
     for (int i = 0; i < p->new_tokens && !status; i++) {
         int64_t before = sn_now_us();
         if (sn_interrupted) return sn_fail(&s->err, SN_RETRY, "interrupted");
         if (i == s->b->kill_at) signal_victim(s);
-        status = sn_bench_lm_head_embed(s->b->head, &id, 1, s->in, &s->err);
-        if (!status) status = step_for_head(s, s->b->config->context + i, 1);
-        if (!status) status = sn_bench_lm_head_argmax(s->b->head, s->out, &id, &s->err);
-        s->text[i] = id;
+        status = decode_token(s, i, &id);
+        if (status && is_kill(s->b, "none") && s->b->kill_at >= 0 && i >= s->b->kill_at && !s->begun_again)
+            status = begin_again(s, i, &id);
         s->itl_ms[i] = (double)(sn_now_us() - before) / 1000;
     }
     return status;
@@ -415,7 +452,7 @@ static sn_status measure_kill(bench *b, int at, int32_t *reference, sn_bench_row
     memcpy(reference, s->text, bytes);
     if (at < 0) return SN_OK;
     b->kill_at = b->plan->new_tokens / 2;
-    if (!strcmp(b->config->kill, "replica")) status = run_phase(b, wait_replica, &wall_s, err);
+    if (is_kill(b, "replica")) status = run_phase(b, wait_replica, &wall_s, err);
     if (status) return status;
     status = run_phase(b, do_decode, &wall_s, err);
     if (status) return status;

@@ -49,8 +49,8 @@ for p in plots: tree.fromstring("<svg" + p.split("</svg>")[0] + "</svg>")
 assert "src=" not in text and "href=" not in text
 END
 
-succeeds "${bench[@]}" --nodes 2 --kill migration --kill replica --prompt-tokens 5 --new-tokens 40 --repeat 3 --warmup 0 --json
-query "$scratch/run.out" '[r["test"] for r in d["rows"]] == ["speed", "migration", "replica"] and all(
+succeeds "${bench[@]}" --nodes 2 --kill migration --kill replica --kill none --context 20 --prompt-tokens 5 --new-tokens 40 --repeat 3 --warmup 0 --json
+query "$scratch/run.out" '[r["test"] for r in d["rows"]] == ["speed", "migration", "replica", "none"] and all(
   r["same_text"] and r["recovery_ms"] > 0 for r in d["rows"][1:])' | grep -qx True || fail "a lost node changed the text"
 
 # Texts with and without draft tokens, which must be the same.
@@ -134,7 +134,7 @@ refuses 2 "json-file: .*part.json exists already.*--force" "$bin/swarm" bench --
 succeeds "${bench[@]}" --local all --json-file "$scratch/part.json" --force
 [ "$(query "$scratch/part.json" '"failure" in d')" = False ] || fail "--force does not replace a report"
 
-refuses 2 "replay, replica or migration" "${bench[@]}" --nodes 2 --kill fire
+refuses 2 "replay, replica, migration or none" "${bench[@]}" --nodes 2 --kill fire
 refuses 2 "is no link" "${bench[@]}" --nodes 2 --emulate-link 1gbit
 refuses 2 "draft: .oracle. must be off or ngram" "${bench[@]}" --nodes 2 --draft oracle
 refuses 2 "measures training only" "${bench[@]}" --local all --train lora --sessions 2

@@ -150,16 +150,18 @@ bool sn_word_value(const sn_word *words, const char *name, int *value) {
     return words->name != NULL;
 }
 
-static sn_status read_open_file(int fd, const char *path, size_t limit, sn_buf *out, sn_err *err) {
+static sn_status read_open_file(int fd, const char *path, bool pipes, size_t limit, sn_buf *out, sn_err *err) {
     struct stat st;
-    if (fstat(fd, &st) || !S_ISREG(st.st_mode)) return sn_fail(err, SN_REFUSED, "%s is no regular file", path);
-    if ((size_t)st.st_size > limit)
+    bool regular = !fstat(fd, &st) && S_ISREG(st.st_mode);
+    if (!regular && !pipes) return sn_fail(err, SN_REFUSED, "%s is no regular file", path);
+    if (regular && (size_t)st.st_size > limit)
         return sn_fail(err, SN_REFUSED, "%s has %zu bytes; at most %zu are taken", path, (size_t)st.st_size, limit);
     sn_buf_init(out, limit + 1);
     char chunk[65536];
     ssize_t got;
     sn_status status = SN_OK;
-    while (!status && (got = read(fd, chunk, sizeof chunk)) > 0) status = sn_buf_append(out, chunk, (size_t)got, err);
+    while (!status && ((got = read(fd, chunk, sizeof chunk)) > 0 || (got < 0 && errno == EINTR)))
+        if (got > 0) status = sn_buf_append(out, chunk, (size_t)got, err);
     if (!status && got < 0) status = sn_fail(err, SN_REFUSED, "%s cannot be read: %s", path, strerror(errno));
     if (!status) status = sn_buf_append(out, "", 1, err);
     if (status)
@@ -169,13 +171,21 @@ static sn_status read_open_file(int fd, const char *path, size_t limit, sn_buf *
     return status;
 }
 
-sn_status sn_read_file(const char *path, size_t limit, sn_buf *out, sn_err *err) {
+static sn_status read_file(const char *path, bool pipes, size_t limit, sn_buf *out, sn_err *err) {
     *out = (sn_buf){0};
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return sn_fail(err, SN_REFUSED, "%s cannot be opened: %s", path, strerror(errno));
-    sn_status status = read_open_file(fd, path, limit, out, err);
+    sn_status status = read_open_file(fd, path, pipes, limit, out, err);
     close(fd);
     return status;
+}
+
+sn_status sn_read_file(const char *path, size_t limit, sn_buf *out, sn_err *err) {
+    return read_file(path, false, limit, out, err);
+}
+
+sn_status sn_read_file_or_pipe(const char *path, size_t limit, sn_buf *out, sn_err *err) {
+    return read_file(path, true, limit, out, err);
 }
 
 void sn_sanitize_text(char *text) {

@@ -2,6 +2,7 @@
 
 #include "cli/options.h"
 
+#include <stdio.h>
 #include <string.h>
 
 sn_status sn_cli_status(swarm_code code, swarm_error **error, sn_err *err) {
@@ -14,50 +15,42 @@ sn_status sn_cli_status(swarm_code code, swarm_error **error, sn_err *err) {
     return statuses[code];
 }
 
-swarm_options *sn_cli_api_options(const sn_options *given, const char *of, sn_err *err) {
-    swarm_options *options = swarm_options_new();
-    swarm_error *error = NULL;
-    sn_status status = options ? SN_OK : sn_fail(err, SN_STOP, "out of memory for the options");
-    for (size_t i = 0; i < given->n_given && !status; i++) {
-        const sn_option *option = given->given[i].option, *known = sn_settings_find(of, option->name);
-        if (known && known->target == option->target) /* a command may have a help text of its own for it */
-            status = sn_cli_status(swarm_options_set(options, option->name, given->given[i].text, &error), &error, err);
-    }
-    const char *cache = sn_program_settings.common.cache, *evidence = sn_program_settings.audit.evidence;
-    if (!status && cache && !strcmp(of, "connection")) /* the program has found folders where none are given */
-        status = sn_cli_status(swarm_options_set(options, "cache", cache, &error), &error, err);
-    if (!status && evidence && !strcmp(of, "session"))
-        status = sn_cli_status(swarm_options_set(options, "evidence", evidence, &error), &error, err);
-    if (!status) return options;
-    swarm_options_free(options);
-    return NULL;
-}
-
-swarm_options *sn_cli_group_options(const sn_option_group *group, const char *of, sn_err *err) {
+/* Sets a key of the settings, whose values stand in the program's. */
+static sn_status take_values(swarm_options *options, const sn_option *option, sn_err *err) {
     char text[64];
     const char *value;
-    swarm_options *options = swarm_options_new();
     swarm_error *error = NULL;
+    sn_status status = SN_OK;
+    for (size_t i = 0; !status && (value = sn_option_value(option, i, text, sizeof text)); i++)
+        status = sn_cli_status(swarm_options_set(options, option->name, value, &error), &error, err);
+    return status;
+}
+
+static bool has_word(const char *words, const char *word) {
+    size_t n = strlen(word);
+    for (const char *at = words; at && (at = strstr(at, word)); at += n)
+        if ((at == words || at[-1] == ' ') && (!at[n] || at[n] == ' ')) return true;
+    return false;
+}
+
+swarm_options *sn_cli_options(const char *of, const char *except, sn_err *err) {
+    char key[64];
+    swarm_options *options = swarm_options_new();
     sn_status status = options ? SN_OK : sn_fail(err, SN_STOP, "out of memory for the options");
-    for (size_t i = 0; i < group->n; i++) {
-        const sn_option *option = &group->options[i];
-        if (!sn_settings_find(of, option->name)) continue;
-        for (size_t k = 0; !status && (value = sn_option_value(option, k, text, sizeof text)); k++)
-            status = sn_cli_status(swarm_options_set(options, option->name, value, &error), &error, err);
+    const char *keys = sn_settings_keys(of);
+    for (size_t len; *keys && !status; keys += len + (keys[len] == ' ')) {
+        len = strcspn(keys, " ");
+        snprintf(key, sizeof key, "%.*s", (int)len, keys);
+        if (!has_word(except, key)) status = take_values(options, sn_settings_find(of, key), err);
     }
-    const char *cache = sn_program_settings.common.cache, *evidence = sn_program_settings.audit.evidence;
-    if (!status && cache && !strcmp(of, "connection")) /* the program has found folders where none are given */
-        status = sn_cli_status(swarm_options_set(options, "cache", cache, &error), &error, err);
-    if (!status && evidence && !strcmp(of, "session"))
-        status = sn_cli_status(swarm_options_set(options, "evidence", evidence, &error), &error, err);
     if (!status) return options;
     swarm_options_free(options);
     return NULL;
 }
 
-sn_status sn_cli_open_model(const sn_options *given, swarm_model **out, sn_err *err) {
+sn_status sn_cli_open_model(swarm_model **out, sn_err *err) {
     swarm_error *error = NULL;
-    swarm_options *options = sn_cli_api_options(given, "model", err);
+    swarm_options *options = sn_cli_options("model", NULL, err);
     if (!options) return err->status;
     swarm_code code = swarm_model_open(sn_program_settings.common.model, options, out, &error);
     swarm_options_free(options);

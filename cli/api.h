@@ -3,7 +3,7 @@
 #ifndef SN_CLI_API_H
 #define SN_CLI_API_H
 
-#include "base/options.h"
+#include "base/err.h"
 #include "include/swarm.h"
 
 #include <jansson.h>
@@ -12,15 +12,13 @@
  * is often an argument here, and C may read another argument before it. */
 sn_status sn_cli_status(swarm_code code, swarm_error **error, sn_err *err) SN_MUST_USE;
 
-/* The values of a command line that belong to options of this kind ("model", "session"...). NULL after a failure. */
-swarm_options *sn_cli_api_options(const sn_options *given, const char *of, sn_err *err);
-
-/* The present values of the options of a group that are options of this kind, whether they were given or not. NULL
- * after a failure. */
-swarm_options *sn_cli_group_options(const sn_option_group *group, const char *of, sn_err *err);
+/* The present settings of the program (client/api/settings.h) as options of this kind ("model", "session"...): what the
+ * command line gave, and the defaults and folders that the program has found. except: keys that are left out, separated
+ * by spaces; NULL: none. NULL after a failure. */
+swarm_options *sn_cli_options(const char *of, const char *except, sn_err *err);
 
 /* The model of --model. */
-sn_status sn_cli_open_model(const sn_options *given, swarm_model **out, sn_err *err) SN_MUST_USE;
+sn_status sn_cli_open_model(swarm_model **out, sn_err *err) SN_MUST_USE;
 /* Only the tokenizer of the model at a path. */
 sn_status sn_cli_open_tokenizer(const char *path, swarm_model **out, sn_err *err) SN_MUST_USE;
 sn_status sn_cli_describe_model(const swarm_model *model, json_t **out, sn_err *err) SN_MUST_USE;

@@ -6,10 +6,9 @@
 #ifndef SN_CLI_CHAT_H
 #define SN_CLI_CHAT_H
 
-#include "base/options.h"
+#include "cli/session.h"
 #include "cli/terminal/answer_view.h"
 #include "cli/terminal/editor.h"
-#include "include/swarm.h"
 
 #include <jansson.h>
 
@@ -21,12 +20,7 @@ typedef struct sn_chat_figures {
 } sn_chat_figures;
 
 typedef struct sn_chat {
-    const sn_options *given; /* of the command line; borrowed */
-    swarm_cancel *cancel;
-    swarm_connection *connection; /* NULL: this process computes all blocks */
-    swarm_model *model;
-    swarm_adapter *adapter; /* NULL: none */
-    swarm_session *session;
+    sn_cli_session swarm;
     json_t *description; /* of the model */
     const char *path;    /* of the model, borrowed */
     size_t context;      /* tokens of the session */

@@ -16,7 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { SPECIALS_MAX = 256, TEXT_MAX = 1 << 30, NEARLY_FULL = 8 };
 
@@ -70,7 +69,8 @@ static sn_status take_token(answer *a, int32_t id) {
     a->last_us = sn_now_us();
     if (a->n == 1) a->first_us = a->last_us;
     special *s = &a->specials[a->n_specials];
-    if (a->n_specials == SPECIALS_MAX || !find_special(a->chat->model, id, s->token, sizeof s->token)) return SN_OK;
+    if (a->n_specials == SPECIALS_MAX || !find_special(a->chat->swarm.model, id, s->token, sizeof s->token))
+        return SN_OK;
     s->at = a->text.len;
     a->n_specials++;
     return sn_answer_view_special(&a->chat->view, s->token, a->err);
@@ -134,7 +134,7 @@ static sn_status render(answer *a) {
     json_t *request = json_pack("{s:O}", "messages", a->chat->messages);
     char *text = request ? json_dumps(request, JSON_COMPACT) : NULL;
     sn_status status =
-        text ? sn_cli_status(swarm_model_render_chat(a->chat->model, text, strlen(text), &a->prompt, &a->n_prompt,
+        text ? sn_cli_status(swarm_model_render_chat(a->chat->swarm.model, text, strlen(text), &a->prompt, &a->n_prompt,
                                                      &a->prompt_ids, &a->n_prompt_ids, &error),
                              &error, a->err)
              : sn_fail(a->err, SN_STOP, "out of memory for the conversation");
@@ -149,20 +149,19 @@ static sn_status generate(answer *a, char finish[32]) {
     swarm_error *error = NULL;
     char *json = NULL;
     size_t n = 0;
-    swarm_options *options = sn_cli_group_options(&sn_group_sampling, "generation", a->err);
+    swarm_options *options = sn_cli_options("generation", NULL, a->err);
     if (!options) return a->err->status;
-    bool hold = sn_program_settings.audit.hold || (sn_program_settings.audit.share > 0 && !isatty(STDOUT_FILENO));
     swarm_code code = swarm_options_set(options, "answer", "true", &error);
-    if (!code && hold) code = swarm_options_set(options, "audit-hold", "true", &error); /* text that was checked */
-    swarm_session_on_event(c->session, on_event, a);
-    a->thinks = swarm_model_prompt_thinks(c->model, a->prompt, a->n_prompt);
+    swarm_session_on_event(c->swarm.session, on_event, a);
+    a->thinks = swarm_model_prompt_thinks(c->swarm.model, a->prompt, a->n_prompt);
     sn_answer_view_begin(&c->view, a->thinks);
     a->bar = sn_progress_bar_begin("prompt");
     sn_progress_bar_unit(a->bar, "tokens");
     a->began_us = sn_now_us();
-    if (!code) code = swarm_session_generate(c->session, a->prompt_ids, a->n_prompt_ids, options, &json, &n, &error);
+    if (!code)
+        code = swarm_session_generate(c->swarm.session, a->prompt_ids, a->n_prompt_ids, options, &json, &n, &error);
     sn_progress_bar_end(&a->bar);
-    swarm_session_on_event(c->session, NULL, NULL);
+    swarm_session_on_event(c->swarm.session, NULL, NULL);
     swarm_options_free(options);
     snprintf(finish, 32, "interrupted");
     c->last = (sn_chat_figures){.prompt_tokens = a->n_prompt_ids,
@@ -193,7 +192,7 @@ static sn_status append_answer(answer *a, bool *empty) {
     swarm_error *error = NULL;
     int flags = SWARM_ANSWER_ENDS | (a->thinks ? SWARM_ANSWER_THINKS : 0);
     sn_status status = sn_cli_status(
-        swarm_model_read_answer(a->chat->model, NULL, 0, flags, a->ids, a->n, &json, &n, &error), &error, a->err);
+        swarm_model_read_answer(a->chat->swarm.model, NULL, 0, flags, a->ids, a->n, &json, &n, &error), &error, a->err);
     if (status) return status;
     json_t *message = json_loadb(json, n, 0, NULL);
     swarm_free(json);
@@ -205,18 +204,6 @@ static sn_status append_answer(answer *a, bool *empty) {
     return SN_OK;
 }
 
-static void print_audit(const json_t *audit) {
-    const char *verdict = json_string_value(json_object_get(audit, "verdict")),
-               *evidence = json_string_value(json_object_get(audit, "evidence"));
-    if (!audit) return;
-    fprintf(stderr, "[audit: %lld of %lld steps of nodes checked, %s]\n",
-            (long long)json_integer_value(json_object_get(audit, "checked")),
-            (long long)json_integer_value(json_object_get(audit, "steps")),
-            json_integer_value(json_object_get(audit, "nodes_banned")) ? "wrong results found" : "all results correct");
-    if (verdict) fprintf(stderr, "[audit: %s]\n", verdict);
-    if (evidence) fprintf(stderr, "[audit: evidence is in %s; see 'swarm verify']\n", evidence);
-}
-
 double sn_chat_tokens_per_second(const sn_chat_figures *f) {
     return f->answer_tokens > 1 && f->decode_us > 0 ? (double)(f->answer_tokens - 1) * 1e6 / (double)f->decode_us : 0;
 }
@@ -224,7 +211,7 @@ double sn_chat_tokens_per_second(const sn_chat_figures *f) {
 static void print_outcome(const sn_chat *c, const char *finish, bool stopped, bool empty) {
     size_t used, all = c->context;
     const sn_chat_figures *f = &c->last;
-    swarm_session_tokens(c->session, &used);
+    swarm_session_tokens(c->swarm.session, &used);
     if (stopped && empty)
         fputs("[stopped before the answer began: the message is not in the conversation]\n", stderr);
     else if (stopped)
@@ -254,7 +241,7 @@ static void show_log(void) {
 
 void sn_chat_clear_interrupt(sn_chat *c) {
     sn_interrupted = 0;
-    swarm_cancel_clear(c->cancel);
+    swarm_cancel_clear(c->swarm.cancel);
 }
 
 sn_status sn_chat_answer(sn_chat *c, size_t kept, sn_err *err) {
@@ -278,7 +265,7 @@ sn_status sn_chat_answer(sn_chat *c, size_t kept, sn_err *err) {
     if (!status) status = append_answer(a, &empty);
     if (status || empty) sn_conversation_cut(c->messages, kept);
     show_log();
-    if (!status) print_audit(a->audit);
+    if (!status) sn_cli_audit_print(a->audit, "[", "]");
     if (!status) print_outcome(c, finish, !strcmp(finish, "interrupted"), empty);
     sn_chat_clear_interrupt(c);
     sn_buf_fini(&a->text);

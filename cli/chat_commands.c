@@ -155,8 +155,8 @@ static const char *text_of(const json_t *object, const char *key) {
 static sn_status run_model(sn_chat *c, const char *argument, sn_err *err) {
     (void)argument, (void)err;
     printf("name     %s\nfamily   %s\nblocks   %d, width %d\ncontext  %zu of %d tokens\nfile     %s\n",
-           text_of(c->description, "name"), text_of(c->description, "family"), swarm_model_blocks(c->model),
-           swarm_model_width(c->model), c->context, swarm_model_context(c->model), c->path);
+           text_of(c->description, "name"), text_of(c->description, "family"), swarm_model_blocks(c->swarm.model),
+           swarm_model_width(c->swarm.model), c->context, swarm_model_context(c->swarm.model), c->path);
     return SN_OK;
 }
 
@@ -166,14 +166,14 @@ static sn_status run_stats(sn_chat *c, const char *argument, sn_err *err) {
     char *text;
     swarm_error *error = NULL;
     (void)argument;
-    swarm_session_tokens(c->session, &used);
+    swarm_session_tokens(c->swarm.session, &used);
     printf("conversation  %zu turns, %zu of %zu tokens of the context\n", sn_conversation_turns(c->messages), used,
            c->context);
     if (f->answer_tokens)
         printf("last answer   %zu tokens, %.1f tok/s; first token after %.1f s; prompt %zu tokens, %zu of them known\n",
                f->answer_tokens, sn_chat_tokens_per_second(f), (double)f->first_token_us / 1e6, f->prompt_tokens,
                f->reused_tokens);
-    sn_status status = sn_cli_status(swarm_session_describe(c->session, &text, &n, &error), &error, err);
+    sn_status status = sn_cli_status(swarm_session_describe(c->swarm.session, &text, &n, &error), &error, err);
     if (status) return status;
     json_t *session = json_loadb(text, n, 0, NULL), *hops = json_object_get(session, "hops");
     swarm_free(text);

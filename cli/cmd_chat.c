@@ -16,13 +16,12 @@
 #include "cli/terminal/lines.h"
 
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { PRESSES_MAX = 3 };
+enum { PRESSES_MAX = 3 }; /* Ctrl-C: the first one stops the call in progress, the third one ends the process */
 
 static const char *system_text;
 static sn_sampling_settings *const sampling = &sn_program_settings.sampling;
@@ -31,26 +30,6 @@ static const sn_option chat_options[] = {
     SN_OPT_STRING("system", "TEXT", &system_text, "the system message (default: that of the chat template)"),
 };
 static const sn_option_group chat_group = SN_OPTION_GROUP("Conversation:", chat_options);
-
-/* -- Ctrl-C -- */
-
-static swarm_cancel *cancel_of_signal;
-
-/* The first one stops the call in progress; a third one ends the process, even if a call hangs. */
-static void on_interrupt(int number) {
-    sn_interrupted++;
-    swarm_cancel_set(cancel_of_signal);
-    if (sn_interrupted < PRESSES_MAX) return;
-    sn_editor_restore_terminal();
-    signal(number, SIG_DFL);
-    raise(number);
-}
-
-static void catch_interrupts(swarm_cancel *cancel) {
-    struct sigaction action = {.sa_handler = on_interrupt}; /* no SA_RESTART: waits return */
-    cancel_of_signal = cancel;
-    sigaction(SIGINT, &action, NULL);
-}
 
 /* -- sampling -- */
 
@@ -113,7 +92,8 @@ static sn_status take_input(sn_chat *c, const char *text, size_t n, sn_err *err)
 static void poll_session(void *chat) {
     const sn_chat *c = chat;
     swarm_error *error = NULL;
-    if (swarm_session_poll(c->session, &error)) swarm_error_free(error); /* the next turn meets the failure, too */
+    if (swarm_session_poll(c->swarm.session, &error))
+        swarm_error_free(error); /* the next turn meets the failure, too */
 }
 
 /* Ctrl-C at an empty prompt: true the second time in a row, which ends the chat. */
@@ -210,33 +190,6 @@ static sn_status chat_in_lines(sn_chat *c, int *code, sn_err *err) {
 
 /* -- opening and saving -- */
 
-static const char *session_key(void) {
-    const sn_settings *s = &sn_program_settings;
-    return s->session.key ? s->session.key : s->common.identity;
-}
-
-/* Wrong combinations are told before anything is opened. */
-static sn_status check_settings(sn_err *err) {
-    const sn_settings *s = &sn_program_settings;
-    if (!sn_settings_has_swarm(s) && !s->common.local.given)
-        return sn_fail(err, SN_REFUSED,
-                       "no node is given to compute the model: give --join HOST:PORT of a node, or --local all to "
-                       "compute the whole model in this process");
-    if (s->session.key && !s->session.save && !s->session.load)
-        return sn_fail(err, SN_REFUSED,
-                       "--session-key is for the file that --save writes or --load reads: give one of them");
-    if ((s->session.save || s->session.load) && !session_key())
-        return sn_fail(err, SN_REFUSED,
-                       "a saved session is encrypted: give --session-key FILE (made by: head -c 32 /dev/urandom > "
-                       "FILE; chmod 600 FILE), or --identity");
-    if (s->session.load && s->audit.share > 0)
-        return sn_fail(err, SN_REFUSED,
-                       "--audit cannot check a KV cache that comes from a file: leave out --load or --audit");
-    const char *save = s->session.save, *load = s->session.load;
-    bool continued = save && load && !strcmp(save, load);
-    return save && !continued ? sn_check_output("--save", save, err) : SN_OK;
-}
-
 /* A model without a chat template is refused before the session is opened. */
 static sn_status check_template(const sn_chat *c, sn_err *err) {
     static const char request[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}";
@@ -244,38 +197,27 @@ static sn_status check_template(const sn_chat *c, sn_err *err) {
     size_t n;
     swarm_error *error = NULL;
     sn_status status = sn_cli_status(
-        swarm_model_render_chat(c->model, request, sizeof request - 1, &text, &n, NULL, NULL, &error), &error, err);
+        swarm_model_render_chat(c->swarm.model, request, sizeof request - 1, &text, &n, NULL, NULL, &error), &error,
+        err);
     if (!status) swarm_free(text);
     return status;
 }
 
 static sn_status open_model(sn_chat *c, sn_err *err) {
-    sn_status status = sn_cli_open_model(c->given, &c->model, err);
-    if (!status) status = sn_cli_describe_model(c->model, &c->description, err);
+    sn_status status = sn_cli_open_model(&c->swarm.model, err);
+    if (!status) status = sn_cli_describe_model(c->swarm.model, &c->description, err);
     if (status) return status;
     fill_sampling(json_object_get(c->description, "sampling"));
     return check_template(c, err);
-}
-
-static sn_status open_connection(sn_chat *c, sn_err *err) {
-    swarm_error *error = NULL;
-    swarm_options *options = sn_cli_api_options(c->given, "connection", err);
-    if (!options) return err->status;
-    sn_status status = sn_cli_status(swarm_connect(options, c->cancel, &c->connection, &error), &error, err);
-    swarm_options_free(options);
-    return status;
 }
 
 static sn_status open_session(sn_chat *c, sn_err *err) {
     swarm_error *error = NULL;
     char *text = NULL;
     json_t *session;
-    swarm_options *options = sn_cli_api_options(c->given, "session", err);
-    if (!options) return err->status;
-    swarm_code code = swarm_session_open(c->model, c->connection, options, c->adapter, c->cancel, &c->session, &error);
-    swarm_options_free(options);
-    if (!code) code = swarm_session_describe(c->session, &text, NULL, &error);
-    sn_status status = sn_cli_status(code, &error, err);
+    sn_status status = sn_cli_session_open(&c->swarm, sn_program_settings.api.timeline, err);
+    if (status) return status;
+    status = sn_cli_status(swarm_session_describe(c->swarm.session, &text, NULL, &error), &error, err);
     if (!status) status = sn_cli_json(text, &session, err);
     if (status) return status;
     c->context = (size_t)json_integer_value(json_object_get(session, "context"));
@@ -283,24 +225,12 @@ static sn_status open_session(sn_chat *c, sn_err *err) {
     return SN_OK;
 }
 
-static sn_status open_swarm(sn_chat *c, sn_err *err) {
-    const char *adapter = sn_program_settings.common.adapter;
-    swarm_error *error = NULL;
-    sn_status status = sn_settings_has_swarm(&sn_program_settings) ? open_connection(c, err) : SN_OK;
-    if (!status && adapter)
-        status = sn_cli_status(swarm_adapter_open(c->model, c->connection, adapter, &c->adapter, &error), &error, err);
-    return status ? status : open_session(c, err);
-}
-
 /* The conversation of --load, or a new one. */
 static sn_status begin_conversation(sn_chat *c, sn_err *err) {
-    const char *path = sn_program_settings.session.load;
-    swarm_error *error = NULL;
     size_t n;
-    if (!path) return system_text ? sn_conversation_set_system(c->messages, system_text, err) : SN_OK;
-    sn_status status = sn_cli_status(swarm_session_load(c->session, path, session_key(), &error), &error, err);
-    if (status) return status;
-    const char *extra = swarm_session_extra(c->session, &n);
+    if (!sn_program_settings.session.load)
+        return system_text ? sn_conversation_set_system(c->messages, system_text, err) : SN_OK;
+    const char *extra = swarm_session_extra(c->swarm.session, &n);
     json_t *messages = extra ? json_loadb(extra, n, 0, NULL) : NULL;
     if (!messages || sn_conversation_check(messages, err)) {
         json_decref(messages);
@@ -312,26 +242,15 @@ static sn_status begin_conversation(sn_chat *c, sn_err *err) {
 }
 
 static sn_status save_session(const sn_chat *c, sn_err *err) {
-    const char *path = sn_program_settings.session.save;
-    swarm_error *error = NULL;
-    char *extra = path ? json_dumps(c->messages, JSON_COMPACT) : NULL;
-    if (!path) return SN_OK;
-    if (!extra) return sn_fail(err, SN_STOP, "out of memory for the conversation");
-    sn_progress_bar *bar = sn_progress_bar_begin("saving the session");
-    sn_status status =
-        sn_cli_status(swarm_session_save(c->session, path, session_key(), extra, strlen(extra), &error), &error, err);
-    sn_progress_bar_end(&bar);
+    char *extra = json_dumps(c->messages, JSON_COMPACT);
+    sn_status status = extra ? sn_cli_session_save(&c->swarm, extra, err)
+                             : sn_fail(err, SN_STOP, "out of memory for the conversation");
     free(extra);
     return status;
 }
 
 static void close_chat(sn_chat *c) {
-    swarm_session_close(c->session);
-    swarm_adapter_close(c->adapter);
-    swarm_model_close(c->model);
-    swarm_disconnect(c->connection);
-    signal(SIGINT, SIG_DFL); /* the handler uses the flag */
-    swarm_cancel_free(c->cancel);
+    sn_cli_session_close(&c->swarm);
     json_decref(c->description);
     json_decref(c->messages);
     free(c->file);
@@ -339,21 +258,19 @@ static void close_chat(sn_chat *c) {
 }
 
 static sn_status chat_main(const sn_options *options, int *code, sn_err *err) {
-    sn_chat c = {.given = options,
-                 .cancel = swarm_cancel_new(),
+    sn_chat c = {.swarm.cancel = swarm_cancel_new(),
                  .messages = json_array(),
                  .path = sn_program_settings.common.model,
                  .terminal = isatty(STDIN_FILENO) && isatty(STDERR_FILENO)};
+    (void)options;
     sn_answer_view_init(&c.view, sn_view_kind_of_stdout());
-    sn_status status = c.cancel && c.messages ? SN_OK : sn_fail(err, SN_STOP, "out of memory for a chat");
-    if (!status) status = check_settings(err);
+    sn_status status = c.swarm.cancel && c.messages ? SN_OK : sn_fail(err, SN_STOP, "out of memory for a chat");
+    if (!status) status = sn_cli_session_check(err);
     if (!status) {
-        catch_interrupts(c.cancel);
+        sn_catch_interrupts_with(c.swarm.cancel, PRESSES_MAX, sn_editor_restore_terminal);
         status = open_model(&c, err);
     }
-    sn_progress_bar *bar = status ? NULL : sn_progress_bar_begin("opening the session");
-    if (!status) status = open_swarm(&c, err);
-    sn_progress_bar_end(&bar);
+    if (!status) status = open_session(&c, err);
     if (!status) status = begin_conversation(&c, err);
     if (!status) status = c.terminal ? chat_at_terminal(&c, code, err) : chat_in_lines(&c, code, err);
     if (!status) status = save_session(&c, err);

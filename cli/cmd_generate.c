@@ -1,15 +1,19 @@
-/* swarm generate: text from a prompt, printed token by token. */
+/* swarm generate: text from a prompt, printed token by token. The session of the C API does the work; here are the
+ * prompt, the events as they become text on standard output, and the report. */
+#include "cli/api.h"
+#include "cli/chat_conversation.h"
 #include "cli/command.h"
 #include "cli/io.h"
+#include "cli/options.h"
 #include "cli/progress.h"
 #include "cli/report.h"
-#include "cli/setup.h"
-#include "client/api/report.h"
-#include "model/chat/chat_template.h"
+#include "cli/session.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { PRESSES_MAX = 2, TEXT_MAX = 1 << 28 }; /* Ctrl-C: the second one ends the process */
 
 static struct {
     const char *prompt, *prompt_file, *ids_file, *system;
@@ -27,43 +31,52 @@ static const sn_option prompt_options[] = {
 };
 static const sn_option_group prompt_group = SN_OPTION_GROUP("Prompt:", prompt_options);
 
-/* The token ids of the prompt's text, plain or in the chat template. */
-static sn_status encode_prompt(const sn_setup *setup, const char *text, size_t len, sn_token_ids *out, sn_err *err) {
-    bool begins = !sn_program_settings.session.load; /* a loaded session continues: no begin-of-text token */
-    if (!given.chat && !begins) return sn_tokenizer_encode_continuation(setup->tokenizer, text, len, true, out, err);
-    if (!given.chat) return sn_tokenizer_encode(setup->tokenizer, text, len, true, true, out, err);
-    sn_chat_template *chat = NULL;
+/* The prompt's text in the chat template. A loaded session continues: no begin-of-text token. */
+static sn_status render_prompt(const swarm_model *model, const char *text, size_t n, sn_token_ids *out, sn_err *err) {
     json_t *messages = json_array();
-    sn_status status = sn_chat_template_open(setup->tokenizer, &chat, err);
-    if (!status && given.system)
-        status = sn_chat_add_message(messages, "system", given.system, strlen(given.system), err);
-    if (!status) status = sn_chat_add_message(messages, "user", text, len, err);
-    const sn_chat_request request = {.messages = messages};
-    if (!status) status = sn_chat_template_encode(chat, setup->tokenizer, &request, begins, out, err);
+    swarm_error *error = NULL;
+    sn_status status = given.system ? sn_conversation_set_system(messages, given.system, err) : SN_OK;
+    if (!status) status = sn_conversation_add(messages, "user", text, n, err);
+    json_t *request =
+        json_pack("{s:O, s:b}", "messages", messages, "continues", sn_program_settings.session.load != NULL);
+    char *dumped = request ? json_dumps(request, JSON_COMPACT) : NULL;
+    if (!status && !dumped) status = sn_fail(err, SN_STOP, "out of memory for the prompt");
+    if (!status)
+        status = sn_cli_status(
+            swarm_model_render_chat(model, dumped, strlen(dumped), NULL, NULL, &out->ids, &out->n, &error), &error,
+            err);
+    free(dumped);
+    json_decref(request);
     json_decref(messages);
-    sn_chat_template_close(&chat);
     return status;
 }
 
-static sn_status read_prompt(const sn_setup *setup, sn_token_ids *out, sn_err *err) {
+static sn_status encode_prompt(const swarm_model *model, const char *text, size_t n, sn_token_ids *out, sn_err *err) {
+    int flags = SWARM_TEXT_SPECIAL | (sn_program_settings.session.load ? 0 : SWARM_TEXT_BEGINS);
+    swarm_error *error = NULL;
+    if (given.chat) return render_prompt(model, text, n, out, err);
+    return sn_cli_status(swarm_model_tokenize(model, text, n, flags, &out->ids, &out->n, &error), &error, err);
+}
+
+static sn_status read_prompt(const swarm_model *model, sn_token_ids *out, sn_err *err) {
     if (given.ids_file) return sn_read_ids(given.ids_file, out, err);
-    if (given.prompt) return encode_prompt(setup, given.prompt, strlen(given.prompt), out, err);
+    if (given.prompt) return encode_prompt(model, given.prompt, strlen(given.prompt), out, err);
     if (!given.prompt_file) return SN_OK; /* --load without a prompt continues the session */
     sn_buf text;
     sn_status status = sn_read_input(given.prompt_file, SN_TEXT_MAX, &text, err);
     if (status) return status;
-    status = encode_prompt(setup, (const char *)text.data, text.len, out, err);
+    status = encode_prompt(model, (const char *)text.data, text.len, out, err);
     sn_buf_fini(&text);
     return status;
 }
 
-/* Puts the token ids of a saved session before those of the prompt. */
-static sn_status prepend_saved_ids(const sn_session_file *saved, sn_token_ids *prompt, sn_err *err) {
+/* Puts the tokens of a loaded session before those of the prompt. */
+static sn_status prepend_timeline(const swarm_session *session, sn_token_ids *prompt, sn_err *err) {
     size_t n;
-    const int32_t *ids = sn_session_file_ids(saved, &n);
+    const int32_t *ids = swarm_session_tokens(session, &n);
     sn_token_ids all = {.n = n + prompt->n};
-    sn_status status = sn_calloc(&all.ids, all.n, sizeof *all.ids, err);
-    if (status) return status;
+    sn_status status = n ? sn_calloc(&all.ids, all.n, sizeof *all.ids, err) : SN_OK;
+    if (status || !n) return status;
     memcpy(all.ids, ids, n * sizeof *ids);
     if (prompt->n) memcpy(all.ids + n, prompt->ids, prompt->n * sizeof *ids);
     sn_token_ids_fini(prompt);
@@ -84,114 +97,143 @@ static sn_status check_generate_options(sn_err *err) {
     return SN_OK;
 }
 
-static sn_status print_text(void *ctx, const char *text, size_t len, sn_err *err) {
-    sn_progress_bar_end(ctx); /* from here on the text shows the progress */
-    fwrite(text, 1, len, stdout);
-    return sn_flush_stdout(err);
+/* -- events -- */
+
+typedef struct output {
+    sn_progress_bar *bar;
+    sn_buf text; /* that was printed, for the case that a part of it is retracted */
+    sn_status status;
+    sn_err *err;
+} output;
+
+static sn_status print_text(output *o, const char *text, size_t n) {
+    sn_progress_bar_end(&o->bar); /* from here on the text shows the progress */
+    sn_status status = sn_buf_append(&o->text, text, n, o->err);
+    fwrite(text, 1, n, stdout);
+    return status ? status : sn_flush_stdout(o->err);
 }
 
-static void show_prefill(void *ctx, size_t done, size_t total) {
-    sn_progress_bar **bar = ctx;
-    sn_progress_bar_set(*bar, done < total ? done : 0, done < total ? total : 0); /* what follows shows its time only */
+/* An audit found that the text is wrong from byte `kept` on: what stands is printed again. */
+static sn_status retract(output *o, size_t kept) {
+    sn_status status = sn_flush_stdout(o->err);
+    fputs("\n[audit failed: the text above is wrong, it is printed again]\n", stderr);
+    o->text.len = sn_min_size(kept, o->text.len);
+    if (!status && o->text.len) fwrite(o->text.data, 1, o->text.len, stdout);
+    return status ? status : sn_flush_stdout(o->err);
 }
 
-static sn_status print_retracted(void *ctx, const char *text, size_t kept, sn_err *err) {
-    (void)ctx;
-    return sn_retract_print(text, kept, err);
+static void show_progress(sn_progress_bar *bar, const swarm_event *event) {
+    double reused = swarm_event_number(event, "reused"), done = swarm_event_number(event, "done") - reused,
+           total = swarm_event_number(event, "total") - reused;
+    if (done >= total) done = total = 0; /* what follows shows its time only */
+    sn_progress_bar_set(bar, (size_t)done, (size_t)total);
 }
 
-static json_t *generation_json(const sn_token_ids *prompt, const sn_generation *result, const sn_sampling *sampling,
-                               const sn_chain *chain, const sn_audit *audit) {
-    json_t *o = json_object();
-    json_object_set_new(o, "prompt_ids", sn_json_ids(prompt->ids, prompt->n));
-    json_object_set_new(o, "ids", sn_json_ids(result->ids.ids, result->ids.n));
-    json_object_set_new(o, "text", sn_json_text(&result->text));
-    json_object_set_new(o, "finish_reason", json_string(sn_finish_name(result->finish)));
-    if (sampling->temperature > 0) json_object_set_new(o, "seed", json_integer((json_int_t)sampling->seed));
-    json_object_set_new(o, "timings", sn_report_json(&result->timings, chain));
-    if (audit) json_object_set_new(o, "audit", sn_audit_json(audit));
-    return o;
+static int on_event(void *context, const swarm_event *event) {
+    output *o = context;
+    size_t n;
+    const char *text = swarm_event_text(event, &n);
+    swarm_event_kind kind = swarm_event_get_kind(event);
+    if (kind == SWARM_EVENT_PROGRESS) show_progress(o->bar, event);
+    if (kind == SWARM_EVENT_TEXT && !sn_cli_output.json) o->status = print_text(o, text, n);
+    if (kind == SWARM_EVENT_RETRACT && !sn_cli_output.json)
+        o->status = retract(o, (size_t)swarm_event_number(event, "kept"));
+    return o->status != SN_OK;
 }
 
-static sn_status print_generation(const sn_token_ids *prompt, const sn_generation *result, const sn_sampling *sampling,
-                                  const sn_chain *chain, const sn_audit *audit, sn_err *err) {
-    if (sn_cli_output.json) return sn_print_json(generation_json(prompt, result, sampling, chain, audit), err);
+/* -- the generation -- */
+
+/* The result of the API with the prompt before it. */
+static sn_status print_generation(const sn_token_ids *prompt, const json_t *result, sn_err *err) {
+    const json_t *seed = json_object_get(result, "seed");
+    if (sn_cli_output.json) {
+        json_t *o = json_object();
+        json_object_set_new(o, "prompt_ids", sn_json_ids(prompt->ids, prompt->n));
+        json_object_update(o, (json_t *)(uintptr_t)result);
+        return sn_print_json(o, err);
+    }
     putchar('\n');
     sn_status status = sn_flush_stdout(err);
-    if (sampling->temperature > 0) fprintf(stderr, "seed %llu; ", (unsigned long long)sampling->seed);
-    json_t *timings = sn_report_json(&result->timings, chain);
-    sn_report_print(timings, result->ids.n);
-    json_decref(timings);
-    if (audit) sn_audit_print(audit);
+    if (seed) fprintf(stderr, "seed %lld; ", (long long)json_integer_value(seed));
+    sn_report_print(json_object_get(result, "timings"), json_array_size(json_object_get(result, "ids")));
+    sn_cli_audit_print(json_object_get(result, "audit"), "", "");
     return status;
 }
 
-static sn_status run_generation(sn_setup *setup, const sn_token_ids *prompt, sn_session_file *saved, int *code,
-                                sn_err *err) {
-    const sn_sampling_settings *o = &sn_program_settings.sampling;
-    sn_generator_parts parts = {setup->hp, setup->lm_head, setup->chain, setup->tokenizer, 0, NULL};
-    int64_t default_tokens = o->max_tokens ? (int64_t)prompt->n + o->max_tokens : INT32_MAX;
-    sn_status status = sn_setup_context(setup, o->ctx, default_tokens, &parts.max_context, err);
-    if (status) return status;
-    if (prompt->n > (size_t)parts.max_context)
-        return sn_fail(err, SN_REFUSED, "the prompt has %zu tokens and the context %d: shorten the prompt", prompt->n,
-                       parts.max_context);
-    sn_sampling sampling = sn_settings_sampling(&sn_program_settings);
-    sn_generator *generator = NULL;
-    sn_generation result = {0};
-    sn_progress_bar *bar = NULL;
-    sn_generate_options options = {.max_tokens = (int)o->max_tokens,
-                                   .stops = o->stop.items,
-                                   .n_stops = o->stop.n,
-                                   .ignore_eos = o->ignore_eos,
-                                   .is_answer = given.chat,
-                                   .on_text = sn_cli_output.json ? NULL : print_text,
-                                   .when_checked = sn_cli_holds_text(),
-                                   .on_retract = print_retracted,
-                                   .on_prefill = show_prefill,
-                                   .ctx = &bar,
-                                   .cancel = &sn_interrupt};
-    status = sn_setup_chain(setup, parts.max_context, false, err);
-    if (!status) status = sn_setup_open_draft(setup, &sampling, parts.max_context, err);
-    parts.chain = setup->chain;
-    parts.draft = sn_setup_get_draft(setup);
-    if (!status) status = sn_generator_new(&parts, &sampling, &generator, err);
-    if (!status && saved) status = sn_session_file_restore(saved, setup->lm_head, setup->chain, generator, err);
-    bar = sn_progress_bar_begin(sn_cli_output.json ? "generating" : "prefill");
-    sn_progress_bar_unit(bar, "tokens");
-    if (!status) status = sn_generator_run(generator, prompt->ids, prompt->n, &options, &result, err);
-    sn_progress_bar_end(&bar);
-    if (!status && result.finish == SN_FINISH_INTERRUPTED) {
+static sn_status generate(const sn_cli_session *s, const sn_token_ids *prompt, output *o, json_t **result,
+                          sn_err *err) {
+    swarm_error *error = NULL;
+    char *json = NULL;
+    /* A loaded session goes on with its own random numbers. */
+    swarm_options *options = sn_cli_options("generation", sn_program_settings.session.load ? "seed" : NULL, err);
+    if (!options) return err->status;
+    swarm_code code = swarm_options_set(options, "answer", given.chat ? "true" : "false", &error);
+    swarm_session_on_event(s->session, on_event, o);
+    if (!code) code = swarm_session_generate(s->session, prompt->ids, prompt->n, options, &json, NULL, &error);
+    swarm_session_on_event(s->session, NULL, NULL);
+    swarm_options_free(options);
+    if (code == SWARM_CANCELLED && json) { /* what was generated until then is a result */
+        swarm_error_free(error);
+        code = SWARM_OK;
+    }
+    sn_status status = code ? sn_cli_status(code, &error, err) : sn_cli_json(json, result, err);
+    return o->status ? o->status : status;
+}
+
+static sn_status run_generation(const sn_cli_session *s, const sn_token_ids *prompt, int *code, sn_err *err) {
+    sn_err failed;
+    output o = {.err = &failed};
+    json_t *result = NULL;
+    sn_buf_init(&o.text, TEXT_MAX);
+    o.bar = sn_progress_bar_begin(sn_cli_output.json ? "generating" : "prefill");
+    sn_progress_bar_unit(o.bar, "tokens");
+    sn_status status = generate(s, prompt, &o, &result, err);
+    sn_progress_bar_end(&o.bar);
+    if (o.status) *err = failed;
+    if (!status && !strcmp(json_string_value(json_object_get(result, "finish_reason")), "interrupted")) {
         *code = SN_EXIT_INTERRUPTED;
         sn_interrupted = 0; /* what follows is not to be interrupted */
+        swarm_cancel_clear(s->cancel);
     }
     if (!status)
-        status = print_generation(prompt, &result, &sampling, setup->chain, setup->audit, err);
-    else if (result.text.len && !sn_cli_output.json)
+        status = print_generation(prompt, result, err);
+    else if (o.text.len)
         putchar('\n');
-    if (!status) status = sn_session_save(setup, generator, NULL, err);
-    sn_generation_fini(&result);
-    sn_generator_free(&generator);
+    sn_buf_fini(&o.text);
+    json_decref(result);
     return status;
+}
+
+/* Tokens that the timeline gets beside those of --load. */
+static int64_t expected_tokens(const sn_token_ids *prompt) {
+    int64_t max_tokens = sn_program_settings.sampling.max_tokens;
+    return max_tokens ? (int64_t)prompt->n + max_tokens : 1 << 30; /* then until the model's context is full */
+}
+
+static sn_status check_length(const swarm_model *model, const sn_token_ids *prompt, sn_err *err) {
+    int64_t ctx = sn_program_settings.sampling.ctx, most = swarm_model_context(model);
+    if (ctx && ctx < most) most = ctx;
+    if ((int64_t)prompt->n <= most) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "the prompt has %zu tokens and the context %lld: shorten the prompt", prompt->n,
+                   (long long)most);
 }
 
 static sn_status generate_main(const sn_options *options, int *code, sn_err *err) {
     (void)options;
-    sn_setup setup = sn_cli_setup();
+    sn_cli_session s = {.cancel = swarm_cancel_new()};
     sn_token_ids prompt = {0};
-    sn_catch_interrupts();
-    sn_status status = check_generate_options(err);
-    sn_session_file *saved = NULL;
-    bool text = given.prompt || given.prompt_file;
-    if (!status) status = sn_setup_open(&setup, text, err);
-    if (!status) status = sn_setup_refuse_classifier(&setup, err);
-    if (!status) status = sn_session_open(&setup, &saved, err);
-    if (!status) status = read_prompt(&setup, &prompt, err);
-    if (!status && saved) status = prepend_saved_ids(saved, &prompt, err);
-    if (!status) status = run_generation(&setup, &prompt, saved, code, err);
-    sn_session_file_close(&saved);
+    sn_catch_interrupts_with(s.cancel, PRESSES_MAX, NULL);
+    sn_status status = s.cancel ? check_generate_options(err) : sn_fail(err, SN_STOP, "out of memory");
+    if (!status) status = sn_cli_session_check(err);
+    if (!status) status = sn_cli_open_model(&s.model, err);
+    if (!status) status = read_prompt(s.model, &prompt, err);
+    if (!status) status = check_length(s.model, &prompt, err);
+    if (!status) status = sn_cli_session_open(&s, expected_tokens(&prompt), err);
+    if (!status) status = prepend_timeline(s.session, &prompt, err);
+    if (!status) status = run_generation(&s, &prompt, code, err);
+    if (!status) status = sn_cli_session_save(&s, NULL, err);
     sn_token_ids_fini(&prompt);
-    sn_setup_close(&setup);
+    sn_cli_session_close(&s);
     return status;
 }
 

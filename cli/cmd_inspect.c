@@ -135,11 +135,11 @@ static void print_tensors(const json_t *o) {
 }
 
 static sn_status inspect_main(const sn_options *options, int *code, sn_err *err) {
-    (void)code;
+    (void)options, (void)code;
     json_t *o = NULL;
     swarm_model *model = NULL;
     sn_progress_bar *bar = sn_progress_bar_begin(sn_program_settings.api.hashes ? "hashing the blocks" : "reading");
-    sn_status status = sn_cli_open_model(options, &model, err);
+    sn_status status = sn_cli_open_model(&model, err);
     if (!status) status = sn_cli_describe_model(model, &o, err);
     sn_progress_bar_end(&bar);
     if (!status && sn_cli_output.json) {

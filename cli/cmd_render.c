@@ -1,10 +1,11 @@
-/* swarm render: the prompt that a chat template makes of a conversation. */
+/* swarm render: the prompt that a chat template makes of a conversation, by the C API. */
+#include "cli/api.h"
 #include "cli/command.h"
 #include "cli/io.h"
 #include "cli/options.h"
-#include "model/chat/chat_template.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { JSON_FILE_MAX = 64 << 20 };
@@ -62,75 +63,61 @@ static sn_status set_variable(json_t *variables, const char *text, sn_err *err) 
     return SN_OK;
 }
 
-/* The template of --template, with the texts of the model's bos and eos tokens if there is a model; or the model's. */
-static sn_status open_template(const sn_tokenizer *tokenizer, sn_chat_template **out, sn_err *err) {
-    if (!given.template) return sn_chat_template_open(tokenizer, out, err);
-    sn_buf file = {0};
-    sn_chat_source source = tokenizer ? sn_tokenizer_chat_source(tokenizer) : (sn_chat_source){.bos = "", .eos = ""};
-    sn_status status = sn_read_input(given.template, SN_CHAT_TEMPLATE_MAX, &file, err);
-    source = (sn_chat_source){.text = (const char *)file.data, .len = file.len, .bos = source.bos, .eos = source.eos};
-    if (!status && !file.len) status = sn_fail(err, SN_REFUSED, "%s is empty", given.template);
-    if (!status) {
-        status = sn_chat_template_parse(&source, out, err);
-        if (status) sn_err_context(err, "%s", given.template);
-    }
-    sn_buf_fini(&file);
-    return status;
+/* The model of --model, with the template of --template; or this template alone. */
+static sn_status open_model(swarm_model **out, sn_err *err) {
+    swarm_error *error = NULL;
+    const char *path = given.template && !strcmp(given.template, "-") ? "/dev/stdin" : given.template;
+    swarm_options *options = swarm_options_new();
+    if (!options) return sn_fail(err, SN_STOP, "out of memory for the options");
+    swarm_code code = swarm_options_set(options, "parts", "tokenizer", &error);
+    if (!code && path) code = swarm_options_set(options, "template", path, &error);
+    if (!code) code = swarm_model_open(given.model, options, out, &error);
+    swarm_options_free(options);
+    return sn_cli_status(code, &error, err);
 }
 
-static json_t *data_json(const sn_chat_prompt *prompt) {
-    json_t *parts = json_array();
-    for (size_t at = 0, begin; at < prompt->len; at++) {
-        if (!(prompt->marks[at] & 1)) continue;
-        for (begin = at; at < prompt->len && prompt->marks[at] & 1;) at++;
-        json_array_append_new(parts, json_pack("[I, I]", (json_int_t)begin, (json_int_t)at));
-    }
-    return parts;
+/* The conversation as the API takes it. */
+static sn_status make_request(json_t **out, sn_err *err) {
+    json_t *messages = NULL, *tools = NULL, *variables = json_object();
+    sn_status status = read_json(given.messages, "--messages needs a list of {\"role\", \"content\"}", &messages, err);
+    if (!status && given.tools) status = read_json(given.tools, "--tools needs a list", &tools, err);
+    for (size_t i = 0; i < given.set.n && !status; i++) status = set_variable(variables, given.set.items[i], err);
+    if (!status)
+        *out = json_pack("{s:O, s:O*, s:O, s:b}", "messages", messages, "tools", tools, "variables", variables,
+                         "add_generation_prompt", !given.no_generation_prompt);
+    json_decref(messages);
+    json_decref(tools);
+    json_decref(variables);
+    return status || *out ? status : sn_fail(err, SN_STOP, "out of memory for the conversation");
 }
 
-static sn_status print_json(const sn_tokenizer *tokenizer, const sn_chat_prompt *prompt, sn_err *err) {
-    sn_token_ids ids = {0};
-    json_t *o = json_object();
-    json_object_set_new(o, "prompt", json_stringn(prompt->text, prompt->len));
-    json_object_set_new(o, "data", data_json(prompt));
-    sn_status status =
-        tokenizer ? sn_tokenizer_encode_marked(tokenizer, prompt->text, prompt->len, prompt->marks, true, &ids, err)
-                  : SN_OK;
-    if (tokenizer && !status) json_object_set_new(o, "ids", sn_json_ids(ids.ids, ids.n));
-    sn_token_ids_fini(&ids);
-    if (!status) return sn_print_json(o, err);
+static sn_status render(const swarm_model *model, const json_t *request, sn_err *err) {
+    char *json = NULL, *text = json_dumps(request, JSON_COMPACT | JSON_REAL_PRECISION(17));
+    json_t *o = NULL;
+    swarm_error *error = NULL;
+    sn_status status = text ? SN_OK : sn_fail(err, SN_STOP, "out of memory for the conversation");
+    if (!status)
+        status = sn_cli_status(swarm_model_render_parts(model, text, strlen(text), &json, NULL, &error), &error, err);
+    free(text);
+    if (!status) status = sn_cli_json(json, &o, err);
+    if (status) return status;
+    if (sn_cli_output.json) return sn_print_json(o, err);
+    const json_t *prompt = json_object_get(o, "prompt");
+    fwrite(json_string_value(prompt), 1, json_string_length(prompt), stdout);
     json_decref(o);
-    return status;
+    return SN_OK;
 }
 
 static sn_status render_main(const sn_options *options, int *code, sn_err *err) {
     (void)options, (void)code;
-    sn_tokenizer *tokenizer = NULL;
-    sn_chat_template *chat = NULL;
-    sn_chat_prompt prompt = {0};
-    json_t *messages = NULL, *tools = NULL, *variables = json_object();
-    if (!given.model && !given.template) {
-        json_decref(variables);
-        return sn_fail(err, SN_REFUSED, "give --template FILE or --model PATH");
-    }
-    sn_status status = given.model ? sn_tokenizer_open(given.model, &tokenizer, err) : SN_OK;
-    if (!status) status = open_template(tokenizer, &chat, err);
-    if (!status)
-        status = read_json(given.messages, "--messages needs a list of {\"role\", \"content\"}", &messages, err);
-    if (!status && given.tools) status = read_json(given.tools, "--tools needs a list", &tools, err);
-    for (size_t i = 0; i < given.set.n && !status; i++) status = set_variable(variables, given.set.items[i], err);
-    const sn_chat_request request = {messages, tools, variables, given.no_generation_prompt};
-    if (!status) status = sn_chat_template_render(chat, &request, &prompt, err);
-    if (!status && sn_cli_output.json)
-        status = print_json(tokenizer, &prompt, err);
-    else if (!status)
-        fwrite(prompt.text, 1, prompt.len, stdout);
-    sn_chat_prompt_fini(&prompt);
-    json_decref(messages);
-    json_decref(tools);
-    json_decref(variables);
-    sn_chat_template_close(&chat);
-    sn_tokenizer_close(&tokenizer);
+    swarm_model *model = NULL;
+    json_t *request = NULL;
+    if (!given.model && !given.template) return sn_fail(err, SN_REFUSED, "give --template FILE or --model PATH");
+    sn_status status = open_model(&model, err);
+    if (!status) status = make_request(&request, err);
+    if (!status) status = render(model, request, err);
+    json_decref(request);
+    swarm_model_close(model);
     return status;
 }
 

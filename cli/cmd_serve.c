@@ -141,7 +141,7 @@ static sn_status start_node(serving *s, sn_err *err) {
 
 static sn_status connect_swarm(serving *s, sn_err *err) {
     swarm_error *error = NULL;
-    swarm_options *options = sn_cli_api_options(s->options, "connection", err);
+    swarm_options *options = sn_cli_options("connection", NULL, err);
     if (!options) return err->status;
     sn_status status = SN_OK;
     if (s->node.pid) status = sn_cli_status(swarm_options_set(options, "join", s->node.address, &error), &error, err);
@@ -152,15 +152,8 @@ static sn_status connect_swarm(serving *s, sn_err *err) {
 
 /* Options of each session: those of the command line but for what a session would compute itself. */
 static sn_status session_options(serving *s, sn_err *err) {
-    static const char *const left_out[] = {"local", "kv-memory", "device", "threads", "isa", "request-id", NULL};
     swarm_error *error = NULL;
-    sn_written_option kept[SN_OPTIONS_MAX];
-    sn_options options = *s->options;
-    options.given = kept;
-    options.n_given = 0;
-    for (size_t i = 0; i < s->options->n_given && options.n_given < SN_OPTIONS_MAX; i++)
-        if (!is_any(s->options->given[i].option->name, left_out)) kept[options.n_given++] = s->options->given[i];
-    s->session = sn_cli_api_options(&options, "session", err);
+    s->session = sn_cli_options("session", "local kv-memory device threads isa request-id", err);
     if (!s->session) return err->status;
     return sn_cli_status(swarm_options_set(s->session, "threads", "1", &error), &error, err);
 }
@@ -216,7 +209,7 @@ static sn_status open_server(serving *s, sn_err *err) {
 static sn_status open_all(serving *s, sn_err *err) {
     sn_status status = check_settings(s, err);
     if (!status && sn_program_settings.common.local.given) status = start_node(s, err);
-    if (!status) status = sn_cli_open_model(s->options, &s->model, err);
+    if (!status) status = sn_cli_open_model(&s->model, err);
     if (!status) status = connect_swarm(s, err);
     if (!status) status = session_options(s, err);
     return status ? status : open_server(s, err);

@@ -72,7 +72,8 @@ static sn_status status_main(const sn_options *options, int *code, sn_err *err) 
         return sn_fail(err, SN_REFUSED, "give --join HOST:PORT of a node of the swarm, or --dht");
     if (o->dht && !o->model) return sn_fail(err, SN_REFUSED, "--dht finds the nodes of one model: give --model, too");
     sn_catch_interrupts();
-    swarm_options *given = sn_cli_api_options(options, "connection", err);
+    (void)options;
+    swarm_options *given = sn_cli_options("connection", NULL, err);
     if (!given) return err->status;
     sn_progress_bar *bar = sn_progress_bar_begin("asking the swarm");
     sn_status status = sn_cli_status(swarm_connect(given, NULL, &connection, &error), &error, err);

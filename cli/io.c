@@ -159,16 +159,33 @@ sn_status sn_print_json(json_t *object, sn_err *err) {
 
 sn_cancel sn_interrupt;
 
-static void on_interrupt(int signal_number) {
-    if (sn_interrupted) { /* the second one ends the process, even if a call hangs */
-        signal(signal_number, SIG_DFL);
-        raise(signal_number);
-    }
-    sn_interrupted = 1;
+static struct {
+    swarm_cancel *cancel;
+    int presses;
+    void (*restore)(void);
+} at_interrupt;
+
+static void on_interrupt(int number) {
+    sn_interrupted++;
+    if (at_interrupt.cancel) swarm_cancel_set(at_interrupt.cancel);
+    if (sn_interrupted < at_interrupt.presses) return;
+    if (at_interrupt.restore) at_interrupt.restore();
+    signal(number, SIG_DFL);
+    raise(number);
 }
 
-void sn_catch_interrupts(void) {
+void sn_catch_interrupts_with(swarm_cancel *cancel, int presses, void (*restore)(void)) {
     struct sigaction action = {.sa_handler = on_interrupt}; /* no SA_RESTART: a blocking read returns */
+    at_interrupt.cancel = cancel;
+    at_interrupt.presses = presses;
+    at_interrupt.restore = restore;
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
+}
+
+void sn_catch_interrupts(void) { sn_catch_interrupts_with(NULL, 2, NULL); }
+
+void sn_release_interrupts(void) {
+    signal(SIGINT, SIG_DFL);
+    at_interrupt.cancel = NULL;
 }

@@ -5,6 +5,7 @@
 #include "base/cancel.h"
 #include "base/mem.h"
 #include "base/options.h"
+#include "include/swarm.h"
 #include "model/tokenizer/tokenizer.h"
 
 #include <jansson.h>
@@ -33,8 +34,13 @@ sn_status sn_print_json(json_t *object, sn_err *err) SN_MUST_USE;
 sn_status sn_flush_stdout(sn_err *err) SN_MUST_USE;
 extern bool sn_stdout_closed;
 
-/* After this call, SIGINT sets sn_interrupt; a second SIGINT while it is set ends the process at once. */
+/* After this call, SIGINT counts sn_interrupted up; a second SIGINT before it is 0 again ends the process at once. */
 void sn_catch_interrupts(void);
+/* The same, and SIGINT sets a flag, too (NULL: none). The SIGINT of number `presses` ends the process, after `restore`
+ * (NULL: nothing is to be done before). */
+void sn_catch_interrupts_with(swarm_cancel *cancel, int presses, void (*restore)(void));
+/* SIGINT ends the process again: the flag may be freed. */
+void sn_release_interrupts(void);
 extern sn_cancel sn_interrupt;
 #define sn_interrupted sn_interrupt.set
 

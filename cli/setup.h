@@ -9,12 +9,6 @@
 /* A setup of which nothing is opened. */
 sn_setup sn_cli_setup(void);
 
-void sn_audit_print(const sn_audit *audit); /* on stderr */
-/* Whether text is printed when it was checked: with --audit-hold, or with --audit into a pipe or file. */
-bool sn_cli_holds_text(void);
-/* Text that was printed on stdout is retracted: says so on stderr and prints the part that stands again. */
-sn_status sn_retract_print(const char *kept, size_t len, sn_err *err) SN_MUST_USE;
-
 /* `swarm eval` of a classifier (eval_classifier.c): its accuracy over the labelled texts of a file. */
 sn_status sn_eval_classifier(sn_setup *setup, const char *path, sn_err *err) SN_MUST_USE;
 

@@ -105,7 +105,8 @@ SWARM_API swarm_code swarm_connection_status(swarm_connection *connection, char 
 
 typedef struct swarm_model swarm_model;
 /* Opens a model by its path: a GGUF file, or a folder with config.json and safetensors. It needs no blocks unless a
- * session computes some itself ("local"). options: of "model"; NULL: the defaults. */
+ * session computes some itself ("local"). options: of "model"; NULL: the defaults. With the option "template" the path
+ * may be NULL: such a model renders chats as text, and does nothing else. */
 SWARM_API swarm_code swarm_model_open(const char *path, const swarm_options *options, swarm_model **model,
                                       swarm_error **error);
 SWARM_API void swarm_model_close(swarm_model *model);
@@ -136,11 +137,16 @@ SWARM_API swarm_code swarm_model_token_bytes(const swarm_model *model, int32_t i
 /* Whether a token ends a text or a turn: 1 or 0. */
 SWARM_API int swarm_model_ends(const swarm_model *model, int32_t id);
 /* Renders a conversation with the model's chat template. request: JSON {"messages": [{"role", "content"}...], "tools":
- * [...], "add_generation_prompt": true, "variables": {...}}; all but messages may be missing. The prompt comes as text,
- * as ids, or both: the other results may be NULL. Only what the template itself writes becomes special tokens. */
+ * [...], "add_generation_prompt": true, "variables": {...}, "continues": false}; all but messages may be missing. The
+ * prompt comes as text, as ids, or both: the other results may be NULL. Only what the template itself writes becomes
+ * special tokens. The ids begin with the begin-of-sequence token, if the model wants one, unless the prompt continues a
+ * timeline. */
 SWARM_API swarm_code swarm_model_render_chat(const swarm_model *model, const char *request, size_t request_length,
                                              char **text, size_t *length, int32_t **ids, size_t *n,
                                              swarm_error **error);
+/* The same as JSON, as `swarm render --json` prints it (docs/CLIENT.md): which bytes come from the request, too. */
+SWARM_API swarm_code swarm_model_render_parts(const swarm_model *model, const char *request, size_t request_length,
+                                              char **json, size_t *length, swarm_error **error);
 enum {
     SWARM_ANSWER_ENDS = 1,   /* the answer is whole */
     SWARM_ANSWER_THINKS = 2, /* it begins within a thought: swarm_model_prompt_thinks */
@@ -176,13 +182,17 @@ typedef struct swarm_adapter swarm_adapter;
 SWARM_API swarm_code swarm_adapter_open(const swarm_model *model, swarm_connection *connection, const char *name,
                                         swarm_adapter **adapter, swarm_error **error);
 SWARM_API void swarm_adapter_close(swarm_adapter *adapter);
+/* What its user should know, as that it does not say which weights it was trained for: a sentence, borrowed. NULL:
+ * nothing. */
+SWARM_API const char *swarm_adapter_warning(const swarm_adapter *adapter);
 
 /* -- events */
 
 /* What happens during calls on a session, given to its callback on the thread of the call. An event is valid during the
  * callback. */
 typedef enum swarm_event_kind {
-    SWARM_EVENT_PROGRESS = 1, /* tokens of a prompt are computed: number "done" of "total" */
+    SWARM_EVENT_PROGRESS = 1, /* tokens of a prompt are computed: number "done" of "total", of which "reused" were in
+                                 the timeline before the call */
     SWARM_EVENT_TOKEN = 2,    /* a token was sampled: number "id", "logprob" with the option "logprobs" */
     SWARM_EVENT_TEXT = 3,     /* text is final: swarm_event_text */
     SWARM_EVENT_RETRACT = 4,  /* an audit failed: of the text so far only the first number "kept" bytes stand, and of
@@ -209,7 +219,8 @@ typedef int (*swarm_event_callback)(void *context, const swarm_event *event);
 /* A timeline of tokens and its KV cache, wherever the blocks are. Positions count tokens from 0. */
 typedef struct swarm_session swarm_session;
 /* connection NULL: this process computes all blocks ("local" is then "all"). options: of "session", NULL allowed.
- * adapter, cancel: may be NULL; borrowed for the session's life. SWARM_RETRY names the blocks that no node serves. */
+ * adapter, cancel: may be NULL; borrowed for the session's life. With "load" it begins as swarm_session_load does.
+ * SWARM_RETRY names the blocks that no node serves. */
 SWARM_API swarm_code swarm_session_open(const swarm_model *model, swarm_connection *connection,
                                         const swarm_options *options, const swarm_adapter *adapter,
                                         swarm_cancel *cancel, swarm_session **session, swarm_error **error);
@@ -251,7 +262,7 @@ SWARM_API swarm_code swarm_session_forward(swarm_session *session, size_t positi
                                            float *out, swarm_error **error);
 
 /* Writes tokens, KV cache and `extra` (length bytes, given back by swarm_session_extra) to a file, encrypted with the
- * content of key_path, 16 or more random bytes. */
+ * content of key_path, 16 or more random bytes; NULL: that of the options "session-key", else "identity". */
 SWARM_API swarm_code swarm_session_save(swarm_session *session, const char *path, const char *key_path,
                                         const char *extra, size_t length, swarm_error **error);
 /* Reads such a file into a session that has just been opened, over any route: it continues with the same bits. After a

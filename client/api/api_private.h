@@ -56,6 +56,7 @@ swarm_code sn_api_fail(swarm_code code, swarm_error **error, const char *format,
 
 /* Moves a JSON value to the caller as text; `value` is consumed, NULL: memory is out. */
 sn_status sn_api_json(json_t *value, char **text, size_t *length, sn_err *err) SN_MUST_USE;
+json_t *sn_api_ids_json(const sn_token_ids *ids);
 /* Copies bytes to the caller, with a NUL behind them. */
 sn_status sn_api_text(const void *data, size_t len, char **text, size_t *length, sn_err *err) SN_MUST_USE;
 
@@ -70,9 +71,14 @@ struct swarm_connection {
     sn_status (*open_link)(void *ctx, sn_link **out, sn_err *err);
     void *open_link_ctx;
     pthread_mutex_t lock; /* of what follows */
-    sn_link *link;
-    bool discovered; /* the directory is new */
+    sn_link *link;        /* NULL: a session has taken it over */
+    bool discovered;      /* the directory is new, of this time */
+    int64_t discovered_us;
 };
+/* Opens the link if there is none. With the lock held. */
+sn_status sn_connection_needs_link(swarm_connection *connection, sn_err *err) SN_MUST_USE;
+/* A link for a session: the connection's own while it is new, else another one. */
+sn_status sn_connection_give_link(swarm_connection *connection, sn_link **out, sn_err *err) SN_MUST_USE;
 /* A connection without a link, over links that `open_link` makes. */
 sn_status sn_connection_new(const swarm_options *options, swarm_cancel *cancel, swarm_connection **out,
                             sn_err *err) SN_MUST_USE;
@@ -80,11 +86,11 @@ sn_status sn_connection_new(const swarm_options *options, swarm_cancel *cancel, 
 struct swarm_model {
     sn_api_options options;
     char *path;
-    sn_model *model; /* NULL: only the tokenizer was read */
+    sn_model *model; /* NULL: only the tokenizer, or only a chat template, was read */
     const sn_hparams *hp;
     sn_tokenizer *tokenizer; /* NULL: the model has none, for the reason below */
     sn_err no_tokenizer;
-    sn_chat_template *chat; /* NULL: the same */
+    sn_chat_template *chat; /* of the model, or of the option; NULL: the same */
     sn_err no_chat;
     pthread_mutex_t lock; /* of what follows, which the first call that needs it opens */
     sn_device *device;
@@ -106,6 +112,7 @@ struct swarm_adapter {
     const swarm_model *model;
     sn_loaded_adapter loaded; /* zeroed: nodes hold it */
     char *name;               /* "name:NAME@HASH", or the folder */
+    char *warning;            /* NULL: none */
 };
 
 enum { SN_EVENT_NUMBERS = 4 };
@@ -138,6 +145,7 @@ struct swarm_session {
     void *logits_ctx;
     sn_cancel stop;      /* set when a callback asks for it; the caller's flag is its `also` */
     size_t prompt, done; /* tokens of the prompt in progress; 0: none */
+    size_t reused;       /* of them: in the timeline already */
     int n_top;           /* the option "logprobs" of the call in progress */
     int32_t *top_ids;
     double *top_logprobs;
@@ -154,6 +162,11 @@ void sn_session_begin(swarm_session *s);
 swarm_code sn_session_end(swarm_session *s, sn_status status, const sn_err *err, swarm_error **error);
 void sn_session_emit(swarm_session *s, const swarm_event *event);
 void sn_session_note_changes(swarm_session *s); /* events about what chain and audit have done since the last time */
+/* Opens a file whose session this one is to continue. key_path NULL: the key of the options, or the identity. Then
+ * restores it, once. */
+sn_status sn_session_open_saved(const swarm_session *s, const char *path, const char *key_path, sn_session_file **out,
+                                sn_err *err) SN_MUST_USE;
+sn_status sn_session_restore(swarm_session *s, sn_session_file *saved, sn_err *err) SN_MUST_USE;
 /* SN_REFUSED: the session has been used for hidden states, or for tokens. */
 sn_status sn_session_needs_tokens(const swarm_session *s, sn_err *err) SN_MUST_USE;
 

@@ -1,9 +1,14 @@
+/* A connection to a swarm. Its link answers questions about the swarm; the first session that is opened soon after the
+ * connection takes it over, so that a program with one session has one link. */
 #include "client/api/api_private.h"
 
+#include "base/clock.h"
 #include "client/api/status.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+enum { FRESH_US = 10 * 1000 * 1000 }; /* what the link knows of the swarm is new for so long */
 
 static sn_status open_link(void *ctx, sn_link **out, sn_err *err) {
     const swarm_connection *c = ctx;
@@ -45,11 +50,28 @@ static sn_status connection_open(swarm_connection *c, sn_err *err) {
     if (s->common.dht && !c->has_model)
         return sn_fail(err, SN_REFUSED, "dht finds the nodes of one model: give the path of this model, too");
     sn_status status = sn_entry_find(&c->entry, s, &c->model, sn_api_flag(c->cancel), err);
-    if (!status) status = c->open_link(c->open_link_ctx, &c->link, err);
-    if (!status) sn_link_set_cancel(c->link, sn_api_flag(c->cancel));
+    if (!status) status = sn_connection_needs_link(c, err);
     if (!status) status = sn_link_discover(c->link, c->has_model ? &c->model : NULL, (int)s->common.timeout_ms, err);
     c->discovered = !status;
+    c->discovered_us = sn_now_us();
     return status;
+}
+
+sn_status sn_connection_needs_link(swarm_connection *c, sn_err *err) {
+    if (c->link) return SN_OK;
+    sn_status status = c->open_link(c->open_link_ctx, &c->link, err);
+    if (!status) sn_link_set_cancel(c->link, sn_api_flag(c->cancel));
+    return status;
+}
+
+sn_status sn_connection_give_link(swarm_connection *c, sn_link **out, sn_err *err) {
+    pthread_mutex_lock(&c->lock);
+    bool fresh = c->discovered && sn_now_us() - c->discovered_us < FRESH_US;
+    *out = fresh ? c->link : NULL;
+    if (fresh) c->link = NULL;
+    if (fresh) c->discovered = false;
+    pthread_mutex_unlock(&c->lock);
+    return *out ? SN_OK : c->open_link(c->open_link_ctx, out, err);
 }
 
 swarm_code swarm_connect(const swarm_options *options, swarm_cancel *cancel, swarm_connection **connection,
@@ -80,8 +102,9 @@ static sn_status connection_status(swarm_connection *c, json_t **out, sn_err *er
     sn_status_row *rows = NULL;
     size_t n = 0;
     const int64_t timeout_ms = c->options.settings.common.timeout_ms;
-    sn_status status = SN_OK;
-    if (!c->discovered) status = sn_link_discover(c->link, c->has_model ? &c->model : NULL, (int)timeout_ms, err);
+    sn_status status = sn_connection_needs_link(c, err);
+    if (!status && !c->discovered)
+        status = sn_link_discover(c->link, c->has_model ? &c->model : NULL, (int)timeout_ms, err);
     c->discovered = false;
     if (status == SN_RETRY && sn_directory_count(sn_link_directory(c->link))) status = SN_OK;
     if (!status) status = sn_status_query(c->link, &rows, &n, err);

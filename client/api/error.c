@@ -62,6 +62,12 @@ sn_status sn_api_text(const void *data, size_t len, char **text, size_t *length,
     return SN_OK;
 }
 
+json_t *sn_api_ids_json(const sn_token_ids *ids) {
+    json_t *list = json_array();
+    for (size_t i = 0; i < ids->n; i++) json_array_append_new(list, json_integer(ids->ids[i]));
+    return list;
+}
+
 sn_status sn_api_json(json_t *value, char **text, size_t *length, sn_err *err) {
     char *dumped = value ? json_dumps(value, JSON_REAL_PRECISION(12)) : NULL;
     json_decref(value);

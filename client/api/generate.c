@@ -120,17 +120,11 @@ static sn_status set_sampling(swarm_session *s, const sn_settings *o, sn_samplin
     return status;
 }
 
-static json_t *ids_json(const sn_token_ids *ids) {
-    json_t *list = json_array();
-    for (size_t i = 0; i < ids->n; i++) json_array_append_new(list, json_integer(ids->ids[i]));
-    return list;
-}
-
 static json_t *generation_json(const swarm_session *s, const sn_generation *result, const sn_settings *o,
                                bool sampled) {
     const sn_buf *text = &result->text;
     json_t *all = json_object();
-    json_object_set_new(all, "ids", ids_json(&result->ids));
+    json_object_set_new(all, "ids", sn_api_ids_json(&result->ids));
     json_object_set_new(all, "text", json_stringn(text->len ? (const char *)text->data : "", text->len));
     json_object_set_new(all, "finish_reason", json_string(sn_finish_name(result->finish)));
     if (o->sampling.seed != SN_INT_UNSET && sampled) json_object_set_new(all, "seed", json_integer(o->sampling.seed));
@@ -150,27 +144,28 @@ static sn_status session_generate(swarm_session *s, const int32_t *prompt, size_
                                   sn_err *err) {
     sn_generation result = {0};
     sn_sampling sampling;
+    const bool hold = o->audit.hold || s->options.settings.audit.hold;
     const sn_generate_options options = {.max_tokens = (int)o->sampling.max_tokens,
                                          .stops = o->sampling.stop.items,
                                          .n_stops = o->sampling.stop.n,
                                          .ignore_eos = o->sampling.ignore_eos,
                                          .is_answer = o->api.answer,
                                          .on_text = on_text,
-                                         .when_checked = o->audit.hold,
+                                         .when_checked = hold,
                                          .on_retract = on_retract,
                                          .on_token = on_token,
                                          .change_logits = s->on_logits ? change_logits : NULL,
                                          .ctx = s,
                                          .cancel = &s->stop};
     s->prompt = n;
-    s->done = 0;
+    s->done = s->reused = 0;
     if (o->sampling.seed == SN_INT_UNSET && !s->seeded) o->sampling.seed = sn_random_seed();
     sn_status status = reserve_top(s, o->api.logprobs, err);
     if (!status) status = set_sampling(s, o, &sampling, err);
     bool begun = !status;
     if (!status) status = sn_generator_run(s->generator, prompt, n, &options, &result, err);
     bool cancelled = begun && sn_is_cancelled(sn_api_flag(s->cancel));
-    if (cancelled && status) drop_unchecked(&result, o->audit.hold);
+    if (cancelled && status) drop_unchecked(&result, hold);
     if ((!status || cancelled) && json) *json = generation_json(s, &result, o, sampling.temperature > 0);
     if (!status && cancelled) status = sn_fail(err, SN_RETRY, "the generation was cancelled");
     s->prompt = 0;
@@ -203,7 +198,7 @@ swarm_code swarm_session_append(swarm_session *s, const int32_t *ids, size_t n, 
     sn_status status = sn_session_needs_tokens(s, &err);
     if (!status) {
         (void)sn_generator_ids(s->generator, &length);
-        s->done = length;
+        s->done = s->reused = length;
         s->prompt = n > (size_t)s->context - length ? 0 : length + n;
         status = sn_generator_append(s->generator, ids, n, logits, &err);
         s->prompt = 0;

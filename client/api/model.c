@@ -4,6 +4,7 @@
  * thread may call any function. */
 #include "client/api/api_private.h"
 
+#include "base/text.h"
 #include "client/api/describe.h"
 #include "model/sampling_hint.h"
 #include "model/tokenizer/utf8.h"
@@ -12,21 +13,47 @@
 #include <stdlib.h>
 #include <string.h>
 
-static sn_status model_open(swarm_model *m, const char *path, const swarm_options *options, sn_err *err) {
-    sn_status status = sn_api_options_init(&m->options, options, "model", NULL, err);
-    if (!status) status = sn_api_text(path, strlen(path), &m->path, NULL, err);
-    bool whole = !status && m->options.settings.api.parts == SN_PARTS_ALL;
-    if (whole) status = sn_model_open(path, &m->model, err);
+/* The template of the option "template", with the texts of the model's bos and eos tokens if there is a model. */
+static sn_status read_template(swarm_model *m, const char *path, sn_err *err) {
+    sn_buf file = {0};
+    sn_chat_source source = {.bos = "", .eos = ""};
+    if (m->tokenizer) source = sn_tokenizer_chat_source(m->tokenizer);
+    sn_status status = sn_read_file_or_pipe(path, SN_CHAT_TEMPLATE_MAX, &file, err);
     if (status) return status;
-    if (whole) m->hp = sn_model_hparams(m->model);
-    if (sn_tokenizer_open(path, &m->tokenizer, &m->no_tokenizer)) {
-        m->tokenizer = NULL;
-        *err = m->no_tokenizer;
-        return whole && err->status != SN_STOP ? SN_OK : err->status;
-    }
+    source = (sn_chat_source){.text = (const char *)file.data, .len = file.len, .bos = source.bos, .eos = source.eos};
+    status = file.len ? sn_chat_template_parse(&source, &m->chat, err) : sn_fail(err, SN_REFUSED, "it is empty");
+    sn_buf_fini(&file);
+    return status ? sn_err_context(err, "%s", path) : SN_OK;
+}
+
+static sn_status open_chat(swarm_model *m, sn_err *err) {
+    const char *path = m->options.settings.api.chat_template;
+    if (path) return read_template(m, path, err);
+    if (!m->tokenizer) return SN_OK;
     if (sn_chat_template_open(m->tokenizer, &m->chat, &m->no_chat)) m->chat = NULL;
     if (m->no_chat.status == SN_STOP) *err = m->no_chat;
     return m->no_chat.status == SN_STOP ? SN_STOP : SN_OK;
+}
+
+/* path NULL: nothing but the chat template of the options. */
+static sn_status model_open(swarm_model *m, const char *path, const swarm_options *options, sn_err *err) {
+    sn_status status = sn_api_options_init(&m->options, options, "model", NULL, err);
+    const sn_api_settings *o = &m->options.settings.api;
+    if (!status && !path && !o->chat_template)
+        status = sn_fail(err, SN_REFUSED, "give the path of a model, or a template");
+    if (!status && path) status = sn_api_text(path, strlen(path), &m->path, NULL, err);
+    bool whole = !status && path && o->parts == SN_PARTS_ALL;
+    if (whole) status = sn_model_open(path, &m->model, err);
+    if (status) return status;
+    if (whole) m->hp = sn_model_hparams(m->model);
+    if (!path) {
+        (void)sn_fail(&m->no_tokenizer, SN_REFUSED, "no model was opened, only a chat template");
+    } else if (sn_tokenizer_open(path, &m->tokenizer, &m->no_tokenizer)) {
+        m->tokenizer = NULL;
+        *err = m->no_tokenizer;
+        if (!whole || err->status == SN_STOP) return err->status;
+    }
+    return open_chat(m, err);
 }
 
 swarm_code swarm_model_open(const char *path, const swarm_options *options, swarm_model **model, swarm_error **error) {
@@ -61,10 +88,13 @@ void swarm_model_close(swarm_model *m) {
 int32_t swarm_model_blocks(const swarm_model *m) { return m->hp ? m->hp->n_blocks : 0; }
 int32_t swarm_model_width(const swarm_model *m) { return m->hp ? m->hp->n_embd : 0; }
 int32_t swarm_model_context(const swarm_model *m) { return m->hp ? m->hp->n_ctx : 0; }
-int32_t swarm_model_vocab(const swarm_model *m) { return m->hp ? m->hp->n_vocab : sn_tokenizer_n_vocab(m->tokenizer); }
+int32_t swarm_model_vocab(const swarm_model *m) {
+    return m->hp ? m->hp->n_vocab : m->tokenizer ? sn_tokenizer_n_vocab(m->tokenizer) : 0;
+}
 
 static sn_status needs_weights(const swarm_model *m, sn_err *err) {
-    return m->model ? SN_OK : sn_fail(err, SN_REFUSED, "the model was opened with parts=tokenizer: open all of it");
+    return m->model ? SN_OK
+                    : sn_fail(err, SN_REFUSED, "only the tokenizer or a template was opened: open the whole model");
 }
 
 sn_status sn_model_needs_tokenizer(const swarm_model *m, sn_err *err) {
@@ -226,24 +256,28 @@ int swarm_model_ends(const swarm_model *m, int32_t id) {
 /* -- chats -- */
 
 static sn_status needs_chat(const swarm_model *m, sn_err *err) {
-    sn_status status = sn_model_needs_tokenizer(m, err);
-    if (status || m->chat) return status;
+    if (m->chat) return SN_OK;
+    if (!m->tokenizer) return sn_model_needs_tokenizer(m, err);
     *err = m->no_chat;
     return err->status;
 }
 
-/* Reads {"messages", "tools", "add_generation_prompt", "variables"}; the result borrows from the JSON value. */
-static sn_status read_request(const json_t *value, sn_chat_request *out, sn_err *err) {
-    static const char *const names[] = {"messages", "tools", "add_generation_prompt", "variables"};
+/* Reads {"messages", "tools", "add_generation_prompt", "variables", "continues"}; the result borrows from the JSON
+ * value. *begins: the prompt is the beginning of a timeline. */
+static sn_status read_request(const json_t *value, sn_chat_request *out, bool *begins, sn_err *err) {
+    static const char *const names[] = {"messages", "tools", "add_generation_prompt", "variables", "continues"};
+    enum { N = sizeof names / sizeof *names };
     const char *key;
     json_t *field;
     if (!json_is_object(value)) return sn_fail(err, SN_REFUSED, "a chat request is a JSON object with \"messages\"");
     json_object_foreach((json_t *)(uintptr_t)value, key, field) {
         size_t i = 0;
-        while (i < 4 && strcmp(names[i], key)) i++;
-        if (i == 4) return sn_fail(err, SN_REFUSED, "a chat request has no \"%.60s\"", key);
+        while (i < N && strcmp(names[i], key)) i++;
+        if (i == N) return sn_fail(err, SN_REFUSED, "a chat request has no \"%.60s\"", key);
     }
-    const json_t *opens = json_object_get(value, "add_generation_prompt");
+    const json_t *opens = json_object_get(value, "add_generation_prompt"),
+                 *continues = json_object_get(value, "continues");
+    *begins = !json_is_true(continues);
     *out = (sn_chat_request){.messages = json_object_get(value, "messages"),
                              .tools = json_object_get(value, "tools"),
                              .variables = json_object_get(value, "variables"),
@@ -254,6 +288,8 @@ static sn_status read_request(const json_t *value, sn_chat_request *out, sn_err 
         return sn_fail(err, SN_REFUSED, "\"tools\" of a chat request is a list");
     if (opens && !json_is_boolean(opens))
         return sn_fail(err, SN_REFUSED, "\"add_generation_prompt\" of a chat request is true or false");
+    if (continues && !json_is_boolean(continues))
+        return sn_fail(err, SN_REFUSED, "\"continues\" of a chat request is true or false");
     if (out->variables && !json_is_object(out->variables))
         return sn_fail(err, SN_REFUSED, "\"variables\" of a chat request is an object");
     return SN_OK;
@@ -268,14 +304,16 @@ static sn_status render_chat(const swarm_model *m, const char *request, size_t l
                              sn_err *err) {
     json_error_t why;
     sn_chat_request parsed;
+    bool begins = true;
     sn_status status = needs_chat(m, err);
+    if (!status && with_ids) status = sn_model_needs_tokenizer(m, err);
     if (status) return status;
     json_t *value = json_loadb(request, length, 0, &why);
     if (!value) return sn_fail(err, SN_REFUSED, "the chat request is no JSON: %.200s at line %d", why.text, why.line);
-    status = read_request(value, &parsed, err);
+    status = read_request(value, &parsed, &begins, err);
     if (!status) status = sn_chat_template_render(m->chat, &parsed, &out->prompt, err);
     if (!status && with_ids)
-        status = sn_tokenizer_encode_marked(m->tokenizer, out->prompt.text, out->prompt.len, out->prompt.marks, true,
+        status = sn_tokenizer_encode_marked(m->tokenizer, out->prompt.text, out->prompt.len, out->prompt.marks, begins,
                                             &out->ids, err);
     json_decref(value);
     return status;
@@ -292,6 +330,36 @@ swarm_code swarm_model_render_chat(const swarm_model *m, const char *request, si
         out.prompt.text = NULL;
     }
     if (!status && ids) give_ids(&out.ids, ids, n);
+    sn_chat_prompt_fini(&out.prompt);
+    sn_token_ids_fini(&out.ids);
+    return sn_api_end(status, &err, NULL, error);
+}
+
+/* The parts [begin, end) of the prompt that come from the request. */
+static json_t *data_json(const sn_chat_prompt *prompt) {
+    json_t *parts = json_array();
+    for (size_t at = 0, begin; at < prompt->len; at++) {
+        if (!(prompt->marks[at] & 1)) continue;
+        for (begin = at; at < prompt->len && prompt->marks[at] & 1;) at++;
+        json_array_append_new(parts, json_pack("[I, I]", (json_int_t)begin, (json_int_t)at));
+    }
+    return parts;
+}
+
+swarm_code swarm_model_render_parts(const swarm_model *m, const char *request, size_t request_length, char **json,
+                                    size_t *length, swarm_error **error) {
+    sn_err err;
+    rendered out = {0};
+    sn_status status = render_chat(m, request, request_length, m->tokenizer != NULL, &out, &err);
+    json_t *prompt = status ? NULL : json_stringn(out.prompt.text, out.prompt.len);
+    if (!status && !prompt) status = sn_fail(&err, SN_REFUSED, "the template gives no valid UTF-8 text");
+    if (!status) {
+        json_t *o = json_object();
+        json_object_set_new(o, "prompt", prompt);
+        json_object_set_new(o, "data", data_json(&out.prompt));
+        if (m->tokenizer) json_object_set_new(o, "ids", sn_api_ids_json(&out.ids));
+        status = sn_api_json(o, json, length, &err);
+    }
     sn_chat_prompt_fini(&out.prompt);
     sn_token_ids_fini(&out.ids);
     return sn_api_end(status, &err, NULL, error);
@@ -362,7 +430,8 @@ static sn_status read_answer(const swarm_model *m, const json_t *tools, int flag
     sn_buf text, special;
     sn_buf_init(&text, (size_t)1 << 30);
     sn_buf_init(&special, (size_t)1 << 30);
-    sn_status status = open_answers(m, &answers, err);
+    sn_status status = sn_model_needs_tokenizer(m, err);
+    if (!status) status = open_answers(m, &answers, err);
     if (!status) status = spell_answer(m, ids, n, &text, &special, err);
     if (!status) status = make_valid(&text, &special, flags & SWARM_ANSWER_ENDS, err);
     const sn_answer answer = {.text = text.len ? (const char *)text.data : "",

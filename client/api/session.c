@@ -12,8 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_CONTEXT = 8192 };
-
 void sn_session_emit(swarm_session *s, const swarm_event *event) {
     if (s->on_event && s->on_event(s->event_ctx, event)) atomic_store(&s->stop.set, 1);
 }
@@ -52,37 +50,51 @@ static void note_progress(void *ctx, int block, int position, int n, const float
     if (block != end) return;
     sn_session_note_changes(s);
     if (s->done >= s->prompt || position + n <= before) return;
+    if (!s->done) s->reused = (size_t)(position > before ? position - before : 0);
     s->done = sn_min_size(s->prompt, (size_t)(position + n - before));
-    const swarm_event event = {.kind = SWARM_EVENT_PROGRESS,
-                               .numbers = {{"done", (double)s->done}, {"total", (double)s->prompt}}};
+    const swarm_event event = {
+        .kind = SWARM_EVENT_PROGRESS,
+        .numbers = {{"done", (double)s->done}, {"total", (double)s->prompt}, {"reused", (double)s->reused}}};
     sn_session_emit(s, &event);
 }
 
 /* -- opening -- */
 
-static sn_status session_connect(swarm_session *s, const swarm_adapter *adapter, sn_err *err) {
+/* Opens the chain, and the saved session whose length is a part of the context's. */
+static sn_status session_connect(swarm_session *s, const swarm_adapter *adapter, sn_session_file **saved, sn_err *err) {
     sn_settings *o = &s->options.settings;
+    size_t n = 0;
     if (adapter) o->common.adapter = adapter->name;
     sn_status status = sn_api_setup(&s->setup, s->model, s->connection, &s->stop, o, err);
     if (adapter) s->setup.adapter = adapter->loaded;
     if (!status) status = sn_setup_refuse_classifier(&s->setup, err);
-    if (!status) status = sn_setup_context(&s->setup, o->sampling.ctx, DEFAULT_CONTEXT, &s->context, err);
+    if (!status && o->session.load) status = sn_session_open_saved(s, o->session.load, NULL, saved, err);
+    if (!status && *saved) (void)sn_session_file_ids(*saved, &n);
+    if (!status) status = sn_setup_context(&s->setup, o->sampling.ctx, (int64_t)n + o->api.timeline, &s->context, err);
     return status ? status : sn_setup_chain(&s->setup, s->context, false, err);
+}
+
+static sn_status session_open_generator(swarm_session *s, sn_err *err) {
+    sn_sampling sampling = SN_SAMPLING_DEFAULT;
+    sn_status status = sn_setup_open_draft(&s->setup, &sampling, s->context, err);
+    const sn_generator_parts parts = {s->setup.hp,        s->setup.lm_head, s->setup.chain,
+                                      s->setup.tokenizer, s->context,       sn_setup_get_draft(&s->setup)};
+    return status ? status : sn_generator_new(&parts, &sampling, &s->generator, err);
 }
 
 static sn_status session_open(swarm_session *s, const swarm_options *options, const swarm_adapter *adapter,
                               sn_err *err) {
-    sn_sampling sampling = SN_SAMPLING_DEFAULT;
+    sn_session_file *saved = NULL;
+    const sn_settings *o = &s->options.settings;
     sn_status status = sn_api_options_init(&s->options, options, "session", &s->model->options.settings, err);
-    if (!status) status = session_connect(s, adapter, err);
-    if (status) return status;
-    sn_chain_observe(s->setup.chain, note_progress, s);
-    s->of_hidden_states = s->options.settings.api.blocks.end > 0;
-    if (s->of_hidden_states) return SN_OK;
-    status = sn_setup_open_draft(&s->setup, &sampling, s->context, err);
-    const sn_generator_parts parts = {s->setup.hp,        s->setup.lm_head, s->setup.chain,
-                                      s->setup.tokenizer, s->context,       sn_setup_get_draft(&s->setup)};
-    return status ? status : sn_generator_new(&parts, &sampling, &s->generator, err);
+    s->of_hidden_states = o->api.blocks.end > 0;
+    if (!status && o->session.load) status = sn_session_needs_tokens(s, err);
+    if (!status) status = session_connect(s, adapter, &saved, err);
+    if (!status) sn_chain_observe(s->setup.chain, note_progress, s);
+    if (!status && !s->of_hidden_states) status = session_open_generator(s, err);
+    if (!status && saved) status = sn_session_restore(s, saved, err);
+    sn_session_file_close(&saved);
+    return status;
 }
 
 swarm_code swarm_session_open(const swarm_model *model, swarm_connection *connection, const swarm_options *options,

@@ -19,6 +19,15 @@ static sn_status make_extra(const char *extra, size_t length, json_t **out, sn_e
     return status || *out ? status : sn_fail(err, SN_STOP, "out of memory for a JSON text");
 }
 
+static sn_status load_key(const swarm_session *s, const char *path, sn_file_key *out, sn_err *err) {
+    if (!path) path = s->options.settings.session.key;
+    if (!path && s->connection) path = s->connection->options.settings.common.identity;
+    if (path) return sn_file_key_load(path, out, err);
+    return sn_fail(err, SN_REFUSED,
+                   "a saved session is encrypted: give --session-key FILE (made by: head -c 32 /dev/urandom > FILE; "
+                   "chmod 600 FILE), or --identity");
+}
+
 swarm_code swarm_session_save(swarm_session *s, const char *path, const char *key_path, const char *extra,
                               size_t length, swarm_error **error) {
     sn_err err;
@@ -26,7 +35,7 @@ swarm_code swarm_session_save(swarm_session *s, const char *path, const char *ke
     sn_file_key secret = {0};
     sn_session_begin(s);
     sn_status status = sn_session_needs_tokens(s, &err);
-    if (!status) status = sn_file_key_load(key_path, &secret, &err);
+    if (!status) status = load_key(s, key_path, &secret, &err);
     if (!status) status = make_extra(extra, length, &value, &err);
     if (!status)
         status = sn_session_file_write(path, &secret, s->setup.model, s->setup.chain, s->generator, value, &err);
@@ -59,30 +68,41 @@ static sn_status take_extra(swarm_session *s, const json_t *extra, sn_err *err) 
     return status;
 }
 
-static sn_status session_load(swarm_session *s, const char *path, const sn_file_key *secret, sn_err *err) {
+sn_status sn_session_open_saved(const swarm_session *s, const char *path, const char *key_path, sn_session_file **out,
+                                sn_err *err) {
+    sn_file_key secret = {0};
+    if (s->options.settings.audit.share > 0)
+        return sn_fail(err, SN_REFUSED,
+                       "--audit cannot check a KV cache that comes from a file: leave out --load or --audit");
+    sn_status status = load_key(s, key_path, &secret, err);
+    if (!status) status = sn_session_file_open(path, &secret, s->setup.model, out, err);
+    sn_file_key_fini(&secret);
+    return status;
+}
+
+sn_status sn_session_restore(swarm_session *s, sn_session_file *saved, sn_err *err) {
+    sn_status status = sn_session_file_restore(saved, s->setup.lm_head, s->setup.chain, s->generator, err);
+    if (!status) status = take_extra(s, sn_session_file_extra(saved), err);
+    s->seeded = !status;
+    return status;
+}
+
+static sn_status session_load(swarm_session *s, const char *path, const char *key_path, sn_err *err) {
     size_t n;
     sn_session_file *file = NULL;
     (void)sn_generator_ids(s->generator, &n);
     if (n || s->seeded) return sn_fail(err, SN_REFUSED, "a file is read into a session that has just been opened");
-    if (s->setup.audit)
-        return sn_fail(err, SN_REFUSED,
-                       "the audit cannot check a KV cache that comes from a file: open the session without audit");
-    sn_status status = sn_session_file_open(path, secret, s->setup.model, &file, err);
-    if (!status) status = sn_session_file_restore(file, s->setup.lm_head, s->setup.chain, s->generator, err);
-    if (!status) status = take_extra(s, sn_session_file_extra(file), err);
-    s->seeded = !status;
+    sn_status status = sn_session_open_saved(s, path, key_path, &file, err);
+    if (!status) status = sn_session_restore(s, file, err);
     sn_session_file_close(&file);
     return status;
 }
 
 swarm_code swarm_session_load(swarm_session *s, const char *path, const char *key_path, swarm_error **error) {
     sn_err err;
-    sn_file_key secret = {0};
     sn_session_begin(s);
     sn_status status = sn_session_needs_tokens(s, &err);
-    if (!status) status = sn_file_key_load(key_path, &secret, &err);
-    if (!status) status = session_load(s, path, &secret, &err);
-    sn_file_key_fini(&secret);
+    if (!status) status = session_load(s, path, key_path, &err);
     return sn_session_end(s, status, &err, error);
 }
 

@@ -30,7 +30,7 @@ static const sn_word draft_words[] = {{"off", SN_DRAFT_OFF}, {"ngram", SN_DRAFT_
         .draft = {.tokens = SN_DRAFT_TOKENS},                                                                          \
         .audit = {.seed = SN_INT_UNSET},                                                                               \
         .training = SN_TRAINING_DEFAULTS,                                                                              \
-        .api = {.logprobs = -1},                                                                                       \
+        .api = {.timeline = 8192, .logprobs = -1},                                                                     \
     }
 sn_settings sn_program_settings = DEFAULTS;
 static const sn_settings defaults = DEFAULTS;
@@ -172,12 +172,17 @@ static const sn_option audit_options[] = {
 static const sn_option api_options[] = {
     SN_OPT_BLOCKS("blocks", "A:B", &sn_program_settings.api.blocks,
                   "blocks that hidden states go through (default: all)"),
+    SN_OPT_INT("timeline", "N", &sn_program_settings.api.timeline, 1, 1 << 30,
+               "expected tokens of the session, beside those of load: without ctx the context is so long, and never "
+               "longer than the model's"),
     SN_OPT_INT("logprobs", "N", &sn_program_settings.api.logprobs, -1, 1000,
                "with each token its log-probability, and those of the N most likely tokens; -1: none"),
     SN_OPT_FLAG("answer", &sn_program_settings.api.answer,
                 "the text is a turn of a conversation, not a continuation of the prompt's text"),
     SN_OPT_ENUM("parts", &sn_program_settings.api.parts, parts_words,
                 "tokenizer: only the tokenizer is read, and nothing can be computed"),
+    SN_OPT_STRING("template", "FILE", &sn_program_settings.api.chat_template,
+                  "a file with a chat template, instead of the model's"),
     SN_OPT_FLAG("hashes", &sn_program_settings.api.hashes,
                 "the description has the SHA-256 of each block's weights, for which the whole file is read"),
     SN_OPT_FLAG("tensors", &sn_program_settings.api.tensors, "the description lists every tensor"),
@@ -214,11 +219,11 @@ static const struct {
     const sn_option_group *const *groups; /* ends with NULL */
 } kinds[] = {
     {"connection", "join dht model timeout identity swarm-key emulate-link cache", groups},
-    {"model", "device threads isa parts hashes tensors", groups},
+    {"model", "device threads isa parts template hashes tensors", groups},
     {"session",
      "local only deny route route-seed reroute-every request-id push kv-replica timeout max-retries prefill-depth "
-     "kv-dtype wire-dtype kv-memory device threads isa ctx draft draft-model draft-tokens audit audit-seed audit-local "
-     "evidence blocks",
+     "kv-dtype wire-dtype kv-memory device threads isa ctx timeline load session-key draft draft-model draft-tokens "
+     "audit audit-seed audit-local audit-hold evidence blocks",
      groups},
     {"generation",
      "max-tokens temperature top-k top-p min-p repeat-penalty seed stop ignore-eos audit-hold logprobs answer", groups},

@@ -65,11 +65,13 @@ typedef struct sn_audit_settings {
 
 /* What only the C API has. */
 typedef struct sn_api_settings {
-    sn_block_range blocks; /* of a session of hidden states */
-    int64_t logprobs;      /* tokens that a token's event lists; -1: not even its own probability is computed */
-    bool answer;           /* the text is a turn of a conversation */
-    int parts;             /* sn_model_parts */
-    bool hashes, tensors;  /* in the description of a model */
+    sn_block_range blocks;     /* of a session of hidden states */
+    int64_t timeline;          /* expected tokens of a session, beside those of a saved one */
+    int64_t logprobs;          /* tokens that a token's event lists; -1: not even its own probability is computed */
+    bool answer;               /* the text is a turn of a conversation */
+    int parts;                 /* sn_model_parts */
+    const char *chat_template; /* file with a chat template, instead of the model's */
+    bool hashes, tensors;      /* in the description of a model */
 } sn_api_settings;
 typedef enum sn_model_parts { SN_PARTS_ALL, SN_PARTS_TOKENIZER } sn_model_parts;
 

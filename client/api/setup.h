@@ -87,14 +87,6 @@ sn_draft *sn_setup_get_draft(sn_setup *setup); /* NULL: no draft tokens */
 sn_status sn_setup_audit(sn_setup *setup, const sn_chain_options *chain, sn_err *err) SN_MUST_USE;
 json_t *sn_audit_json(const sn_audit *audit);
 
-/* -- a session in a file (setup_session.c) -- */
-
-/* Checks the settings before anything is computed; *out: the session to load, or NULL. */
-sn_status sn_session_open(const sn_setup *setup, sn_session_file **out, sn_err *err) SN_MUST_USE;
-/* Writes the session to the file of the settings; without one nothing is written. */
-sn_status sn_session_save(const sn_setup *setup, const sn_generator *generator, const json_t *extra,
-                          sn_err *err) SN_MUST_USE;
-
 /* -- training (setup_training.c) -- */
 
 /* A backbone over these blocks, at nodes (opening the link) or in this process, as the settings say. */

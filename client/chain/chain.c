@@ -162,6 +162,9 @@ sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, 
     if (!status && !options->plan_only) status = chain_load_local(chain, model, err);
     if (!status) status = sn_chain_learn_hashes(chain, model, err);
     if (!status) sn_chain_begin_call(chain); /* loading and hashing are work of this machine */
+    /* Of a link that knows nodes already the first plan asks no node. */
+    if (!status && !options->plan_only && options->link && options->routing.measure)
+        status = sn_chain_measure_rtt(chain, false, err);
     if (!status && !options->plan_only)
         status = sn_chain_connect(chain, chain->options.first, chain->options.end, SN_CHAIN_WAIT_JOINED, chain->hops,
                                   &chain->n_hops, err);

@@ -1,5 +1,6 @@
 #include "tests/support/api_fixture.h"
 
+#include "base/clock.h"
 #include "client/api/api_private.h" /* private: a connection over the cluster's transport */
 #include "tests/support/files.h"
 #include "tests/support/require.h"
@@ -40,11 +41,22 @@ swarm_model *api_model(const char *folder) {
     return model;
 }
 
+static size_t links_opened;
+
+size_t api_links_opened(void) { return links_opened; }
+
+void api_connection_is_new(swarm_connection *connection) {
+    REQUIRE(sn_link_discover(connection->link, NULL, 10000, &err));
+    connection->discovered = true;
+    connection->discovered_us = sn_now_us();
+}
+
 static sn_status open_cluster_link(void *ctx, sn_link **out, sn_err *err) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* a cluster is for one thread */
     (void)err;
     pthread_mutex_lock(&lock);
     *out = cluster_link(ctx);
+    links_opened++;
     pthread_mutex_unlock(&lock);
     return SN_OK;
 }

@@ -18,6 +18,9 @@ swarm_options *api_options(const char *key, ...);
 swarm_model *api_model(const char *folder);
 /* A connection over the cluster's transport. */
 swarm_connection *api_connection(cluster *c, swarm_cancel *cancel);
+/* The connection is as swarm_connect leaves it. */
+void api_connection_is_new(swarm_connection *connection);
+size_t api_links_opened(void); /* by connections, after their first */
 
 /* The model of such a folder, two nodes that serve a half of its blocks each, and a connection to them. */
 typedef struct api_swarm {

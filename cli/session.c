@@ -1,0 +1,125 @@
+#include "cli/session.h"
+
+#include "cli/api.h"
+#include "cli/io.h"
+#include "cli/options.h"
+#include "cli/progress.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *session_key(void) {
+    const sn_settings *s = &sn_program_settings;
+    return s->session.key ? s->session.key : s->common.identity;
+}
+
+sn_status sn_cli_session_check(sn_err *err) {
+    const sn_settings *s = &sn_program_settings;
+    bool file = s->session.save || s->session.load;
+    if (!sn_settings_has_swarm(s) && !s->common.local.given)
+        return sn_fail(err, SN_REFUSED,
+                       "no node is given to compute the model: give --join HOST:PORT of a node, or --local all to "
+                       "compute the whole model in this process");
+    if (s->session.key && !file)
+        return sn_fail(err, SN_REFUSED,
+                       "--session-key is for the file that --save writes or --load reads: give one of them");
+    if (file && !session_key())
+        return sn_fail(err, SN_REFUSED,
+                       "a saved session is encrypted: give --session-key FILE (made by: head -c 32 /dev/urandom > "
+                       "FILE; chmod 600 FILE), or --identity");
+    if (s->session.load && s->audit.share > 0)
+        return sn_fail(err, SN_REFUSED,
+                       "--audit cannot check a KV cache that comes from a file: leave out --load or --audit");
+    return SN_OK;
+}
+
+/* -- opening -- */
+
+static sn_status open_connection(sn_cli_session *s, sn_err *err) {
+    swarm_error *error = NULL;
+    swarm_options *options = sn_cli_options("connection", NULL, err);
+    if (!options) return err->status;
+    sn_status status = sn_cli_status(swarm_connect(options, s->cancel, &s->connection, &error), &error, err);
+    swarm_options_free(options);
+    return status;
+}
+
+/* published: nodes hold the adapter, so a connection is there already; a folder is read before. */
+static sn_status open_adapter(sn_cli_session *s, bool published, sn_err *err) {
+    const char *name = sn_program_settings.common.adapter;
+    swarm_error *error = NULL;
+    if (!name || published != !strncmp(name, "name:", strlen("name:"))) return SN_OK;
+    sn_status status =
+        sn_cli_status(swarm_adapter_open(s->model, s->connection, name, &s->adapter, &error), &error, err);
+    const char *warning = status ? NULL : swarm_adapter_warning(s->adapter);
+    if (warning) fprintf(stderr, "swarm: %s\n", warning);
+    return status;
+}
+
+/* Text goes into a pipe or file only when it was checked. */
+static bool holds_text(void) { return sn_program_settings.audit.share > 0 && !isatty(STDOUT_FILENO); }
+
+static sn_status open_session(sn_cli_session *s, int64_t timeline, sn_err *err) {
+    char number[32];
+    swarm_error *error = NULL;
+    swarm_options *options = sn_cli_options("session", NULL, err);
+    if (!options) return err->status;
+    snprintf(number, sizeof number, "%lld", (long long)timeline);
+    swarm_code code = swarm_options_set(options, "timeline", number, &error);
+    if (!code && session_key()) code = swarm_options_set(options, "session-key", session_key(), &error);
+    if (!code && holds_text()) code = swarm_options_set(options, "audit-hold", "true", &error);
+    if (!code) code = swarm_session_open(s->model, s->connection, options, s->adapter, s->cancel, &s->session, &error);
+    swarm_options_free(options);
+    return sn_cli_status(code, &error, err);
+}
+
+sn_status sn_cli_session_open(sn_cli_session *s, int64_t timeline, sn_err *err) {
+    bool swarm = sn_settings_has_swarm(&sn_program_settings);
+    sn_status status = open_adapter(s, false, err);
+    sn_progress_bar *bar = status ? NULL : sn_progress_bar_begin(swarm ? "opening the session" : "loading the blocks");
+    if (!status && swarm) status = open_connection(s, err);
+    if (!status) status = open_adapter(s, true, err);
+    if (!status) status = open_session(s, timeline, err);
+    sn_progress_bar_end(&bar);
+    return status;
+}
+
+sn_status sn_cli_session_save(const sn_cli_session *s, const char *extra, sn_err *err) {
+    const char *path = sn_program_settings.session.save;
+    swarm_error *error = NULL;
+    if (!path) return SN_OK;
+    sn_progress_bar *bar = sn_progress_bar_begin("saving the session");
+    swarm_code code = swarm_session_save(s->session, path, NULL, extra, extra ? strlen(extra) : 0, &error);
+    sn_progress_bar_end(&bar);
+    return sn_cli_status(code, &error, err);
+}
+
+void sn_cli_session_close(sn_cli_session *s) {
+    swarm_session_close(s->session);
+    swarm_adapter_close(s->adapter);
+    swarm_model_close(s->model);
+    swarm_disconnect(s->connection);
+    sn_release_interrupts(); /* the handler uses the flag */
+    swarm_cancel_free(s->cancel);
+    *s = (sn_cli_session){0};
+}
+
+/* -- the audit -- */
+
+void sn_cli_audit_print(const json_t *audit, const char *open, const char *close) {
+    const char *verdict = json_string_value(json_object_get(audit, "verdict")),
+               *evidence = json_string_value(json_object_get(audit, "evidence"));
+    long long unchecked = json_integer_value(json_object_get(audit, "unchecked"));
+    if (!audit) return;
+    fprintf(stderr, "%saudit: %lld of %lld steps of nodes checked, %s (audit seed %lld)%s\n", open,
+            (long long)json_integer_value(json_object_get(audit, "checked")),
+            (long long)json_integer_value(json_object_get(audit, "steps")),
+            json_integer_value(json_object_get(audit, "nodes_banned")) ? "wrong results found" : "all results correct",
+            (long long)json_integer_value(json_object_get(audit, "seed")), close);
+    if (unchecked)
+        fprintf(stderr, "%saudit: %lld steps could not be checked: no other node serves their blocks%s\n", open,
+                unchecked, close);
+    if (verdict) fprintf(stderr, "%saudit: %s%s\n", open, verdict, close);
+    if (evidence) fprintf(stderr, "%saudit: evidence is in %s; see 'swarm verify'%s\n", open, evidence, close);
+}

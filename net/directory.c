@@ -20,6 +20,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+const char *sn_node_state_name(sn_node_state state) {
+    static const char *const names[] = {"joining", "online", "draining", "offline"};
+    return (size_t)state < sizeof names / sizeof *names ? names[state] : "?";
+}
+
 typedef struct entry {
     sn_known_node known;
     uint8_t id[SN_KEY_SIZE];

@@ -67,6 +67,7 @@ typedef struct sn_announcement {
     uint8_t block_hash[SN_SPAN_BLOCKS_MAX][SN_KEY_SIZE];
 } sn_announcement;
 
+const char *sn_node_state_name(sn_node_state state);   /* "online", ... */
 size_t sn_announcement_size(const sn_announcement *a); /* bytes of the struct up to the last hash of its span */
 void sn_announcement_copy(sn_announcement *to, const sn_announcement *from);
 

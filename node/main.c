@@ -147,7 +147,8 @@ static const sn_option network[] = {
 
 static const sn_option logging[] = {
     SN_OPT_STRING("metrics", "[HOST:]PORT", &args.metrics,
-                  "serve Prometheus metrics at http://HOST:PORT/metrics; without HOST, to this machine only"),
+                  "serve Prometheus metrics at http://HOST:PORT/metrics, and a map of the swarm at /swarm; without "
+                  "HOST, to this machine only"),
     SN_OPT_ENUM("log-level", &args.log_level, sn_log_level_words, "least level of log lines"),
     SN_OPT_FLAG("json-log", &args.json_log, "log lines are JSON objects"),
 };

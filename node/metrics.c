@@ -1,25 +1,33 @@
 #include "node/metrics.h"
 
+#include "base/clock.h"
 #include "base/listen.h"
 #include "base/text.h"
+#include "gateway/pages/pages.h"
 
 #include <errno.h>
 #include <microhttpd.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 enum { PAGE_SIZE_MAX = 64 << 10, CONNECTIONS_MAX = 16, CONNECTION_BYTES_MAX = 16 << 10, SILENCE_S = 10 };
+enum { MAP_AGE_US = 1000000, MAP_WAIT_S = 2 };
 
 struct sn_metrics {
     char node[80], name[64];
     sn_metrics_facts facts;
     struct MHD_Daemon *server;
     int port;
-    pthread_mutex_t lock; /* protects `stats`; held only while they are copied */
+    pthread_mutex_t lock; /* protects what follows it; held only while that is copied */
     sn_node_stats stats;
+    char *map; /* the newest; NULL: none yet */
+    int64_t map_made_us;
+    pthread_cond_t map_changed;
+    atomic_bool wants_map, ends;
 };
 
 /* -- replies (the server's thread) --------------------------------------------------------------------------------- */
@@ -29,6 +37,8 @@ static enum MHD_Result http_reply(struct MHD_Connection *connection, unsigned co
     struct MHD_Response *response = MHD_create_response_from_buffer(len, (void *)text, MHD_RESPMEM_MUST_COPY);
     if (!response) return MHD_NO;
     MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+    for (int i = 0; i < SN_PAGE_HEADERS; i++)
+        MHD_add_response_header(response, sn_page_headers[i].name, sn_page_headers[i].value);
     enum MHD_Result result = MHD_queue_response(connection, code, response);
     MHD_destroy_response(response);
     return result;
@@ -38,14 +48,7 @@ static enum MHD_Result http_refuse(struct MHD_Connection *connection, unsigned c
     return http_reply(connection, code, "text/plain; charset=utf-8", text, strlen(text));
 }
 
-/* 8 parameters: the callback type of libmicrohttpd */
-static enum MHD_Result http_handle(void *ctx, struct MHD_Connection *connection, const char *url, const char *method,
-                                   const char *version, const char *upload, size_t *upload_size, void **state) {
-    (void)version, (void)upload, (void)upload_size, (void)state;
-    sn_metrics *metrics = ctx;
-    if (strcmp(method, MHD_HTTP_METHOD_GET) && strcmp(method, MHD_HTTP_METHOD_HEAD))
-        return http_refuse(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "this server answers only GET\n");
-    if (strcmp(url, "/metrics")) return http_refuse(connection, MHD_HTTP_NOT_FOUND, "this server has only /metrics\n");
+static enum MHD_Result http_metrics(sn_metrics *metrics, struct MHD_Connection *connection) {
     pthread_mutex_lock(&metrics->lock);
     sn_node_stats stats = metrics->stats;
     pthread_mutex_unlock(&metrics->lock);
@@ -58,6 +61,47 @@ static enum MHD_Result http_handle(void *ctx, struct MHD_Connection *connection,
             : http_reply(connection, MHD_HTTP_OK, "text/plain; version=0.0.4; charset=utf-8", page.data, page.len);
     sn_buf_fini(&page);
     return result;
+}
+
+/* A copy of a map that is a second old at most, for which the network thread is asked; NULL: it made none in time. */
+static char *map_copy(sn_metrics *m) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += MAP_WAIT_S;
+    pthread_mutex_lock(&m->lock);
+    int64_t oldest_us = sn_now_us() - MAP_AGE_US;
+    if (!m->map || m->map_made_us < oldest_us) {
+        atomic_store(&m->wants_map, true);
+        m->facts.wake(m->facts.ctx);
+    }
+    while ((!m->map || m->map_made_us < oldest_us) && !atomic_load(&m->ends))
+        if (pthread_cond_timedwait(&m->map_changed, &m->lock, &until)) break;
+    char *copy = m->map && m->map_made_us >= oldest_us ? strdup(m->map) : NULL;
+    pthread_mutex_unlock(&m->lock);
+    return copy;
+}
+
+static enum MHD_Result http_map(sn_metrics *metrics, struct MHD_Connection *connection) {
+    char *map = metrics->facts.wake ? map_copy(metrics) : NULL;
+    enum MHD_Result result =
+        map ? http_reply(connection, MHD_HTTP_OK, "application/json", map, strlen(map))
+            : http_refuse(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "the node is busy: try again in a moment\n");
+    free(map);
+    return result;
+}
+
+/* 8 parameters: the callback type of libmicrohttpd */
+static enum MHD_Result http_handle(void *ctx, struct MHD_Connection *connection, const char *url, const char *method,
+                                   const char *version, const char *upload, size_t *upload_size, void **state) {
+    (void)version, (void)upload, (void)upload_size, (void)state;
+    sn_metrics *metrics = ctx;
+    if (strcmp(method, MHD_HTTP_METHOD_GET) && strcmp(method, MHD_HTTP_METHOD_HEAD))
+        return http_refuse(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "this server answers only GET\n");
+    if (!strcmp(url, "/metrics")) return http_metrics(metrics, connection);
+    if (!strcmp(url, "/api/swarm")) return http_map(metrics, connection);
+    const sn_page *page = strcmp(url, "/") ? sn_page_find(url) : NULL; /* a node has no chat */
+    if (page) return http_reply(connection, MHD_HTTP_OK, page->type, page->data, page->len);
+    return http_refuse(connection, MHD_HTTP_NOT_FOUND, "this server has /metrics, /swarm and /api/swarm\n");
 }
 
 /* -- start and end ------------------------------------------------------------------------------------------------- */
@@ -99,7 +143,12 @@ sn_status sn_metrics_new(const char *address, const sn_metrics_facts *facts, sn_
     }
     metrics_copy_facts(m, facts);
     m->port = port;
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&m->lock, NULL);
+    pthread_cond_init(&m->map_changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     m->server = MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, http_handle, m, MHD_OPTION_LISTEN_SOCKET,
                                  fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MAX,
                                  MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES_MAX,
@@ -116,8 +165,14 @@ sn_status sn_metrics_new(const char *address, const sn_metrics_facts *facts, sn_
 void sn_metrics_free(sn_metrics **metrics) {
     sn_metrics *m = *metrics;
     if (!m) return;
+    pthread_mutex_lock(&m->lock);
+    atomic_store(&m->ends, true);
+    pthread_cond_broadcast(&m->map_changed);
+    pthread_mutex_unlock(&m->lock);
     if (m->server) MHD_stop_daemon(m->server);
+    pthread_cond_destroy(&m->map_changed);
     pthread_mutex_destroy(&m->lock);
+    free(m->map);
     free(m);
     *metrics = NULL;
 }
@@ -128,4 +183,17 @@ void sn_metrics_publish(sn_metrics *metrics, const sn_node_stats *stats) {
     if (pthread_mutex_trylock(&metrics->lock)) return;
     metrics->stats = *stats;
     pthread_mutex_unlock(&metrics->lock);
+}
+
+bool sn_metrics_wants_map(const sn_metrics *metrics) { return atomic_load(&metrics->wants_map); }
+
+void sn_metrics_publish_map(sn_metrics *metrics, char **json) {
+    pthread_mutex_lock(&metrics->lock);
+    free(metrics->map);
+    metrics->map = *json;
+    metrics->map_made_us = sn_now_us();
+    atomic_store(&metrics->wants_map, false);
+    pthread_cond_broadcast(&metrics->map_changed);
+    pthread_mutex_unlock(&metrics->lock);
+    *json = NULL;
 }

@@ -1,7 +1,9 @@
-/* Metrics for Prometheus: an HTTP server on a thread of its own that answers GET /metrics.
+/* The HTTP server of a node, on a thread of its own: metrics for Prometheus (/metrics), and the map of the swarm for
+ * people (/swarm, a page of gateway/pages, with its data at /api/swarm). It only reads.
  *
- * sn_metrics holds a copy of the newest statistics, which the network thread publishes after each round of its loop.
- * The text format is https://prometheus.io/docs/instrumenting/exposition_formats/, version 0.0.4. */
+ * sn_metrics holds a copy of the newest statistics, which the network thread publishes after each round of its loop,
+ * and of the map, which the network thread makes when a browser asks: at most once a second. The format of the metrics
+ * is https://prometheus.io/docs/instrumenting/exposition_formats/, version 0.0.4. */
 #ifndef SN_NODE_METRICS_H
 #define SN_NODE_METRICS_H
 
@@ -12,6 +14,9 @@
 typedef struct sn_metrics_facts {
     const char *node, *name; /* id in hexadecimal; name for people; both are copied */
     int64_t started_unix_ms;
+    /* Called on the server's thread when the map is asked for: wakes the network thread. NULL: there is no map. */
+    void (*wake)(void *ctx);
+    void *ctx;
 } sn_metrics_facts;
 
 typedef struct sn_metrics sn_metrics;
@@ -25,7 +30,11 @@ int sn_metrics_port(const sn_metrics *metrics);
 /* On the network thread. Never waits: while the server copies the statistics, new ones are skipped. */
 void sn_metrics_publish(sn_metrics *metrics, const sn_node_stats *stats);
 
-/* Writes the page. */
+/* Whether the map is asked for. On the network thread, which then publishes it (sn_swarm_map): *json is taken. */
+bool sn_metrics_wants_map(const sn_metrics *metrics);
+void sn_metrics_publish_map(sn_metrics *metrics, char **json);
+
+/* Writes the page of the metrics. */
 sn_status sn_metrics_write(const sn_metrics_facts *facts, const sn_node_stats *stats, sn_buf *out,
                            sn_err *err) SN_MUST_USE;
 

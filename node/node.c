@@ -23,6 +23,7 @@
 #include "node/recovery.h"
 #include "node/membership/dht_client.h"
 #include "node/serving.h"
+#include "node/swarm_map.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -209,7 +210,7 @@ static sn_status node_open_dht(sn_node *node, const sn_node_config *config, sn_e
 static sn_status node_start_metrics(sn_node *node, const sn_node_config *config, sn_err *err) {
     char id[2 * SN_KEY_SIZE + 1];
     const sn_metrics_facts facts = {sn_hex(node->identity.id, SN_KEY_SIZE, id), config->name ? config->name : "",
-                                    sn_unix_ms()};
+                                    sn_unix_ms(), wake_network, node};
     return sn_metrics_new(config->metrics, &facts, &node->metrics, err);
 }
 
@@ -217,6 +218,14 @@ static void node_publish_metrics(const sn_node *node) {
     sn_node_stats stats;
     sn_protocol_read_stats(node->protocol, &stats);
     sn_metrics_publish(node->metrics, &stats);
+    if (!sn_metrics_wants_map(node->metrics)) return;
+    const sn_swarm_map_view view = {node->identity.id, node->model.bytes, node->announced, node->hp.name,
+                                    node->hp.n_blocks};
+    char *map = NULL;
+    sn_err err;
+    if (sn_swarm_map(sn_protocol_directory(node->protocol), &view, &map, &err))
+        sn_log(SN_LOG_WARN, "no map of the swarm", "text=%s", err.text);
+    sn_metrics_publish_map(node->metrics, &map);
 }
 
 /* -- devices that are lost */

@@ -22,11 +22,6 @@ enum {
     SESSIONS_PER_TOKEN = 16 /* so many open sessions count as one queued step */
 };
 
-const char *sn_node_state_name(sn_node_state state) {
-    static const char *const names[] = {"joining", "online", "draining", "offline"};
-    return (size_t)state < sizeof names / sizeof *names ? names[state] : "?";
-}
-
 const char *sn_eligibility_name(sn_eligibility eligibility) {
     static const char *const names[SN_ELIGIBILITY_COUNT] = {"usable",
                                                             "not online",

@@ -31,7 +31,6 @@ typedef enum sn_eligibility {
     SN_INELIGIBLE_KV_FULL, /* its free KV memory does not suffice for one block of the session */
     SN_ELIGIBILITY_COUNT
 } sn_eligibility;
-const char *sn_node_state_name(sn_node_state state);         /* "online", ... */
 const char *sn_eligibility_name(sn_eligibility eligibility); /* "banned", ... */
 
 /* A measured round trip between two candidates; listed at both of them. */

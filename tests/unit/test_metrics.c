@@ -11,7 +11,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-static const sn_metrics_facts facts = {"0badcafe", "a \"quoted\\ name\nof two lines", 1500};
+static const sn_metrics_facts facts = {"0badcafe", "a \"quoted\\ name\nof two lines", 1500, NULL, NULL};
 
 static bool has_line(const char *page, const char *line) {
     for (const char *at = page; (at = strstr(at, line)); at++)

@@ -156,7 +156,9 @@ let missingBefore = null;
 
 function draw(data) {
   const id = data.model?.id;
-  const all = list(data.coverage).map(coverageOf).sort((a, b) => (b.model === id) - (a.model === id));
+  const nothing = { model: id, nodes_per_block: Array(Math.min(CELLS_MAX, Math.max(0, number(data.blocks) ?? 0))).fill(0) };
+  const given = list(data.coverage);
+  const all = (given.length ? given : [nothing]).map(coverageOf).sort((a, b) => (b.model === id) - (a.model === id));
   const names = new Map(list(data.nodes).filter((n) => n.model_name).map((n) => [n.model, String(n.model_name)]));
   data.blocks = number(data.blocks) ?? number(data.model?.blocks) ?? all[0]?.holders.length ?? null;
   const gaps = gapsOf(data, all);

@@ -1,7 +1,7 @@
-"""The pages in a real Chromium, over the answers of mock_server.py: test_pages.py [--pictures FOLDER] [NAME...]
+"""The pages in a real Chromium, over the answers of mock_server.py: test_pages.py [NAME...]
 
 Each test has a server, and so an origin and a storage, of its own. After each one the console must hold no error and no
-violation of the Content-Security-Policy. With --pictures the screenshots of the README are written.
+violation of the Content-Security-Policy.
 """
 import contextlib
 import glob
@@ -379,7 +379,7 @@ def test_the_map_shows_coverage_nodes_and_gaps(b, server, address):
 
 
 def test_the_map_works_when_fields_are_missing(b, server, address):
-    shapes = [{}, {"nodes": None, "coverage": 5, "gaps": [{"blocks": "x"}], "errors": [1]}, {"nodes": [{}, None, {"blocks": "9:3", "tokens": "x", "adapters": [None, {"name": 5}]}]},
+    shapes = [{}, {"blocks": 3, "nodes": [], "coverage": []}, {"nodes": None, "coverage": 5, "gaps": [{"blocks": "x"}], "errors": [1]}, {"nodes": [{}, None, {"blocks": "9:3", "tokens": "x", "adapters": [None, {"name": 5}]}]},
               {"coverage": [{"n_blocks": 4, "nodes_per_block": [1, 0, 0, 1]}], "nodes": [{"id": "ab", "address": "h:1"}]}]
     original = mock_server.swarm_map
     try:
@@ -388,41 +388,18 @@ def test_the_map_works_when_fields_are_missing(b, server, address):
             b.open(address + "/swarm")
             b.until_text("#updated", "as of")
             assert b.text("#problem") == "", b.text("#problem")
+            assert ("Blocks 0 to 2" in b.text("#gaps")) == (shape.get("blocks") == 3), "a model without any node has no gap"
         assert "swarm-node --model PATH --blocks 1:3 --join h:1" in b.text("#gaps"), "the page does not find the gaps by itself"
     finally:
         mock_server.swarm_map = original
 
 
-def pictures(b, folder):
-    """The screenshots of the README."""
-    server, address = mock_server.start()
-    b.size(1100, 720)
-    mock_server.ANSWERS["Show me how to add two numbers in Python, and explain it."] = (
-        "Here is a function that adds two numbers:\n\n```python\ndef add(a, b):\n    return a + b\n\nprint(add(2, 3))  # 5\n```\n\n1. `def` names the function and its **two parameters**.\n"
-        "2. `return` gives the sum back to the caller.\n\nStrings and lists can be added in the same way.")
-    ready(b, address)
-    b.say("Name three rivers of Europe.")
-    b.click("#new")
-    b.say("Show me how to add two numbers in Python, and explain it.")
-    b.js("document.activeElement.blur(); document.querySelector('main').scrollTop = 0")
-    b.picture(f"{folder}/chat.png")
-    server.gap = True
-    b.open(address + "/swarm")
-    b.until_text("#gaps", "swarm-node")
-    b.picture(f"{folder}/swarm-map.png")
-    server.shutdown()
-
-
 def main():
-    arguments = sys.argv[1:]
-    folder = arguments.pop(arguments.index("--pictures") + 1) if "--pictures" in arguments else None
-    names = [a for a in arguments if a != "--pictures"] or ([] if folder else [n for n in globals() if n.startswith("test_")])
+    names = sys.argv[1:] or [n for n in globals() if n.startswith("test_")]
     failed = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         b = browsers.start(scratch)
         try:
-            if folder:
-                pictures(b, folder)
             for name in names:
                 server, address = mock_server.start()
                 began = time.monotonic()

@@ -3,6 +3,7 @@
 
 #include "base/mem.h"
 #include "blocks/weights.h"
+#include "model/source.h"
 
 #include <stdlib.h>
 
@@ -76,6 +77,8 @@ static sn_status pack_weight(const sn_model *model, sn_device *device, int numbe
 
 sn_status sn_block_pack(const sn_model *model, sn_device *device, int number, const sn_block_layout *layout,
                         void *image, sn_err *err) {
+    sn_status needed = sn_model_need_block(model, number, err);
+    if (needed) return needed;
     for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++) {
         const sn_weight_layout *part = &layout->parts[role];
         for (int i = 0; part->rows && i < part->n_matrices; i++) {

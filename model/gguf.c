@@ -42,6 +42,7 @@ typedef struct cursor {
     const uint8_t *data;
     size_t len, pos;
     sn_err *err;
+    bool ended; /* the bytes ended before what they hold: a longer beginning of the file may be read */
 } cursor;
 
 static const struct {
@@ -79,7 +80,8 @@ static const struct {
 static size_t cursor_left(const cursor *c) { return c->len - c->pos; }
 
 static sn_status cursor_take(cursor *c, size_t n, const char *what, const uint8_t **out) {
-    if (n > cursor_left(c))
+    c->ended = n > cursor_left(c);
+    if (c->ended)
         return sn_fail(c->err, SN_REFUSED, "the file ends within %s, at byte %zu: it is cut off, fetch it again", what,
                        c->len);
     *out = c->data + c->pos;
@@ -167,7 +169,8 @@ static sn_status read_array(cursor *c, sn_gguf_value *value, const char *what) {
         return sn_fail(c->err, SN_REFUSED, "metadata key '%.*s' is an array of unknown type %u", (int)value->key.len,
                        value->key.data, element);
     size_t each = value_types[element].bytes ? value_types[element].bytes : sizeof(uint64_t); /* a string: its length */
-    if (n > cursor_left(c) / each)
+    c->ended = n > cursor_left(c) / each;
+    if (c->ended)
         return sn_fail(c->err, SN_REFUSED, "metadata key '%.*s' claims %llu elements; the file is too short for them",
                        (int)value->key.len, value->key.data, (unsigned long long)n);
     value->element = (sn_gguf_type)element;
@@ -200,7 +203,8 @@ static sn_status read_value(cursor *c, sn_gguf_value *value) {
 }
 
 static sn_status read_values(cursor *c, sn_gguf *g, uint64_t n) {
-    if (n > VALUES_MAX || n > cursor_left(c) / VALUE_BYTES_MIN)
+    c->ended = n <= VALUES_MAX && n > cursor_left(c) / VALUE_BYTES_MIN;
+    if (c->ended || n > VALUES_MAX)
         return sn_fail(c->err, SN_REFUSED, "the file claims %llu metadata keys; it is too short for them, or damaged",
                        (unsigned long long)n);
     sn_status status = sn_calloc(&g->values, n, sizeof *g->values, c->err);
@@ -318,27 +322,30 @@ static sn_status check_tensors(sn_gguf *g, sn_err *err) {
     return SN_OK;
 }
 
-static sn_status read_tensors(cursor *c, sn_gguf *g, uint64_t n) {
-    uint64_t *offsets = NULL;
-    if (n > TENSORS_MAX || n > cursor_left(c) / TENSOR_BYTES_MIN)
+/* Reads the directory, which ends the header; *offsets (freed by the caller) are relative to the data behind it. */
+static sn_status read_directory(cursor *c, sn_gguf *g, uint64_t n, uint64_t **offsets) {
+    c->ended = n <= TENSORS_MAX && n > cursor_left(c) / TENSOR_BYTES_MIN;
+    if (c->ended || n > TENSORS_MAX)
         return sn_fail(c->err, SN_REFUSED, "the file claims %llu tensors; it is too short for them, or damaged",
                        (unsigned long long)n);
     sn_status status = sn_calloc(&g->tensors, n, sizeof *g->tensors, c->err);
-    if (!status) status = sn_calloc(&offsets, n, sizeof *offsets, c->err);
-    for (size_t i = 0; !status && i < n; i++) status = read_tensor(c, &g->tensors[i], &offsets[i]);
-    if (status) goto out;
-    g->n_tensors = n;
-    c->pos = sn_min_size(sn_round_up(c->pos, g->alignment), c->len);
-    for (size_t i = 0; !status && i < n; i++) status = locate_tensor(c, &g->tensors[i], offsets[i], g->alignment);
-    if (!status) status = check_tensors(g, c->err);
-out:
-    free(offsets);
+    if (!status) status = sn_calloc(offsets, n, sizeof **offsets, c->err);
+    for (size_t i = 0; !status && i < n; i++) status = read_tensor(c, &g->tensors[i], &(*offsets)[i]);
+    if (!status) g->n_tensors = n;
     return status;
+}
+
+static sn_status locate_tensors(cursor *c, sn_gguf *g, const uint64_t *offsets) {
+    sn_status status = SN_OK;
+    c->pos = sn_min_size(sn_round_up(c->pos, g->alignment), c->len);
+    for (size_t i = 0; !status && i < g->n_tensors; i++)
+        status = locate_tensor(c, &g->tensors[i], offsets[i], g->alignment);
+    return status ? status : check_tensors(g, c->err);
 }
 
 /* ---- the file ---- */
 
-static sn_status read_header(cursor *c, sn_gguf *g) {
+static sn_status read_header(cursor *c, sn_gguf *g, uint64_t **offsets) {
     uint32_t magic, version;
     uint64_t n_tensors, n_values;
     sn_status status = cursor_take_u32(c, "the header", &magic);
@@ -354,19 +361,36 @@ static sn_status read_header(cursor *c, sn_gguf *g) {
     status = cursor_take_u64(c, "the header", &n_tensors);
     if (!status) status = cursor_take_u64(c, "the header", &n_values);
     if (!status) status = read_values(c, g, n_values);
-    if (!status) status = read_tensors(c, g, n_tensors);
+    if (!status) status = read_directory(c, g, n_tensors, offsets);
     return status;
+}
+
+sn_status sn_gguf_header_bytes(const void *prefix, size_t len, size_t *header_bytes, sn_err *err) {
+    sn_gguf *g = NULL;
+    uint64_t *offsets = NULL;
+    cursor c = {.data = prefix, .len = len, .err = err};
+    *header_bytes = 0;
+    sn_status status = sn_calloc(&g, 1, sizeof *g, err);
+    if (status) return status;
+    status = read_header(&c, g, &offsets);
+    if (!status) *header_bytes = c.pos;
+    free(offsets);
+    sn_gguf_close(&g);
+    return c.ended ? SN_OK : status;
 }
 
 sn_status sn_gguf_open_memory(const void *data, size_t len, const char *name, sn_gguf **out, sn_err *err) {
     sn_gguf *g = NULL;
+    uint64_t *offsets = NULL;
     *out = NULL;
     sn_status status = sn_calloc(&g, 1, sizeof *g, err);
     if (status) return status;
     g->data = data;
     g->len = len;
     cursor c = {.data = data, .len = len, .err = err};
-    status = read_header(&c, g);
+    status = read_header(&c, g, &offsets);
+    if (!status) status = locate_tensors(&c, g, offsets);
+    free(offsets);
     if (status) {
         sn_gguf_close(&g);
         sn_err_context(err, "%s", name);
@@ -399,6 +423,10 @@ void sn_gguf_close(sn_gguf **gguf) {
     sn_mapped_file_close(&g->map);
     free(g);
     *gguf = NULL;
+}
+
+bool sn_gguf_file_of(const sn_gguf *gguf, const void *bytes, const char **path, uint64_t *offset) {
+    return sn_mapped_file_has(&gguf->map, bytes, path, offset);
 }
 
 int sn_gguf_version(const sn_gguf *gguf) { return gguf->version; }

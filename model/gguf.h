@@ -68,6 +68,11 @@ sn_status sn_gguf_open(const char *path, sn_gguf **out, sn_err *err) SN_MUST_USE
  */
 sn_status sn_gguf_open_memory(const void *data, size_t len, const char *name, sn_gguf **out, sn_err *err) SN_MUST_USE;
 void sn_gguf_close(sn_gguf **gguf); /* accepts NULL */
+/* How many bytes at the beginning of a file come before the tensors' data, by the first `len` bytes of it;
+ * *header_bytes is 0 when a longer beginning is needed. */
+sn_status sn_gguf_header_bytes(const void *prefix, size_t len, size_t *header_bytes, sn_err *err) SN_MUST_USE;
+/* As sn_model_file_of. */
+bool sn_gguf_file_of(const sn_gguf *gguf, const void *bytes, const char **path, uint64_t *offset);
 int sn_gguf_version(const sn_gguf *gguf);
 
 /* The value of a key; NULL: the file does not have it. */

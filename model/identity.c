@@ -3,6 +3,8 @@
  * family adds hyperparameters or roles. The texts are part of the hashes: never change one. */
 #include "model/identity.h"
 
+#include "model/source.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
@@ -83,7 +85,7 @@ static sn_status add_matrix(sn_hasher *hasher, const sn_model *model, sn_role ro
 sn_status sn_model_block_hash(const sn_model *model, int block, sn_hash *out, sn_err *err) {
     sn_hasher *hasher = sn_hasher_new();
     if (!hasher) return sn_fail(err, SN_STOP, "out of memory for a hash");
-    sn_status status = SN_OK;
+    sn_status status = sn_model_need_block(model, block, err);
     const sn_hparams *h = sn_model_hparams(model);
     if (block >= 0 && block < h->n_blocks) add_hparams(hasher, h, sn_window_of(h, block), sn_rope_of(h, block));
     for (int role = SN_ROLE_FIRST_OF_BLOCK; !status && role < SN_ROLE_COUNT; role++) {
@@ -99,7 +101,7 @@ sn_status sn_model_client_hash(const sn_model *model, sn_hash *out, sn_err *err)
     const sn_hparams *h = sn_model_hparams(model);
     sn_hasher *hasher = sn_hasher_new();
     if (!hasher) return sn_fail(err, SN_STOP, "out of memory for a hash");
-    sn_status status = SN_OK;
+    sn_status status = sn_model_need_ends(model, err);
     add_line(hasher, "n_embd=%d\nn_vocab=%d\nnorm_eps=%08" PRIx32 "\nlayer_norm=%d\nembed_scale=%08" PRIx32 "\n",
              h->n_embd, h->n_vocab, float_bits(h->norm_eps), h->layer_norm, float_bits(h->embed_scale));
     for (int role = 0; !status && role < SN_ROLE_FIRST_OF_BLOCK; role++)

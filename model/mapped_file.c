@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -14,8 +15,10 @@ static sn_status mapped_file_map(int fd, const char *path, sn_mapped_file *out, 
     if (st.st_size == 0) return sn_fail(err, SN_REFUSED, "%s is empty: fetch the file again", path);
     void *data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED) return sn_fail(err, SN_STOP, "%s cannot be mapped into memory: %s", path, strerror(errno));
-    *out = (sn_mapped_file){.data = data, .len = (size_t)st.st_size};
-    return SN_OK;
+    *out = (sn_mapped_file){.data = data, .len = (size_t)st.st_size, .path = strdup(path)};
+    if (out->path) return SN_OK;
+    sn_mapped_file_close(out);
+    return sn_fail(err, SN_STOP, "out of memory for the name of a file");
 }
 
 sn_status sn_mapped_file_open(const char *path, sn_mapped_file *out, sn_err *err) {
@@ -29,5 +32,14 @@ sn_status sn_mapped_file_open(const char *path, sn_mapped_file *out, sn_err *err
 
 void sn_mapped_file_close(sn_mapped_file *map) {
     if (map->data) munmap((void *)map->data, map->len);
+    free(map->path);
     *map = (sn_mapped_file){0};
+}
+
+bool sn_mapped_file_has(const sn_mapped_file *map, const void *bytes, const char **path, uint64_t *offset) {
+    uintptr_t at = (uintptr_t)bytes, begin = (uintptr_t)map->data;
+    if (!map->data || at < begin || at - begin >= map->len) return false;
+    *path = map->path;
+    *offset = at - begin;
+    return true;
 }

@@ -4,6 +4,7 @@
 
 #include "base/err.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -12,6 +13,7 @@ enum { SN_MAPPED_FILE_PATH_MAX = 4096 };
 typedef struct sn_mapped_file {
     const uint8_t *data; /* NULL when nothing is mapped */
     size_t len;
+    char *path; /* as it was opened */
 } sn_mapped_file;
 
 /* SN_REFUSED for a file that is not regular, is empty, or cannot be read. If another process shortens the file while it
@@ -19,5 +21,7 @@ typedef struct sn_mapped_file {
  * writing into them. */
 sn_status sn_mapped_file_open(const char *path, sn_mapped_file *out, sn_err *err) SN_MUST_USE;
 void sn_mapped_file_close(sn_mapped_file *map); /* accepts a zeroed one */
+/* Whether `bytes` points into the file; then *path is the file's, and *offset the place in it. */
+bool sn_mapped_file_has(const sn_mapped_file *map, const void *bytes, const char **path, uint64_t *offset);
 
 #endif

@@ -11,7 +11,9 @@
 #include "model/config.h"
 #include "model/identity.h"
 #include "model/mapped_file.h"
+#include "model/partial_file.h"
 #include "model/safetensors.h"
+#include "model/source.h"
 #include "model/tensor_view.h"
 
 #include <errno.h>
@@ -44,6 +46,7 @@ struct sn_model {
     const entry **roles; /* indexed by slot_of; roles that belong to no block are in block 0; NULL: not in the files */
     sn_hash id;
     float slopes[SN_HEADS_MAX]; /* SN_ROLE_ATTN_SLOPES */
+    sn_model_source source;
 };
 
 /* ---- the list of tensors ---- */
@@ -459,12 +462,33 @@ sn_status sn_model_open(const char *path, sn_model **out, sn_err *err) {
 void sn_model_close(sn_model **model) {
     sn_model *m = *model;
     if (!m) return;
+    if (m->source.free) m->source.free(m->source.context);
     free(m->roles);
     free(m->entries);
     sn_gguf_close(&m->gguf);
     sn_safetensors_close(&m->safetensors);
     free(m);
     *model = NULL;
+}
+
+void sn_model_set_source(sn_model *model, const sn_model_source *source) { model->source = *source; }
+
+const sn_model_source *sn_model_get_source(const sn_model *model) { return &model->source; }
+
+bool sn_model_file_of(const sn_model *model, const void *bytes, const char **path, uint64_t *offset) {
+    return model->gguf ? sn_gguf_file_of(model->gguf, bytes, path, offset)
+                       : sn_safetensors_file_of(model->safetensors, bytes, path, offset);
+}
+
+bool sn_model_has_holes(const sn_model *model) {
+    const char *path, *last = NULL;
+    uint64_t offset;
+    for (size_t i = 0; i < model->n_entries; i++) {
+        if (!sn_model_file_of(model, model->entries[i].tensor.data, &path, &offset) || path == last) continue;
+        if (sn_partial_file_exists(path)) return true;
+        last = path;
+    }
+    return false;
 }
 
 /* ---- looking up ---- */

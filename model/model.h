@@ -183,6 +183,10 @@ sn_status sn_model_find_expert(const sn_model *model, sn_role role, int block, i
 /* Whether the files contain every tensor of the block (a client's copy may have only embedding and LM head). */
 bool sn_model_has_block(const sn_model *model, int block);
 
+/* Where bytes of a tensor lie: the path of the file, as it was opened, and the offset in it. False: they are in no file
+ * (ATTN_SLOPES). */
+bool sn_model_file_of(const sn_model *model, const void *bytes, const char **path, uint64_t *offset);
+
 /* Tells the operating system that the tensor's pages in memory are not needed soon; its data stays readable. */
 void sn_model_release_pages(const sn_model *model, const sn_model_tensor *tensor);
 

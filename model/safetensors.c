@@ -358,6 +358,12 @@ void sn_safetensors_close(sn_safetensors **file) {
     *file = NULL;
 }
 
+bool sn_safetensors_file_of(const sn_safetensors *file, const void *bytes, const char **path, uint64_t *offset) {
+    for (size_t i = 0; i < file->n_maps; i++)
+        if (sn_mapped_file_has(&file->maps[i], bytes, path, offset)) return true;
+    return false;
+}
+
 size_t sn_safetensors_n_tensors(const sn_safetensors *file) { return file->n_tensors; }
 
 const sn_safetensors_tensor *sn_safetensors_tensor_at(const sn_safetensors *file, size_t i) {

@@ -42,6 +42,8 @@ sn_status sn_safetensors_open_memory(const void *data, size_t len, const char *n
 void sn_safetensors_close(sn_safetensors **file); /* accepts NULL */
 
 /* Tensors, sorted by name; find returns NULL when there is none of that name. */
+/* As sn_model_file_of. */
+bool sn_safetensors_file_of(const sn_safetensors *file, const void *bytes, const char **path, uint64_t *offset);
 size_t sn_safetensors_n_tensors(const sn_safetensors *file);
 const sn_safetensors_tensor *sn_safetensors_tensor_at(const sn_safetensors *file, size_t i);
 const sn_safetensors_tensor *sn_safetensors_find(const sn_safetensors *file, const char *name);

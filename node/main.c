@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "base/options.h"
 #include "base/text.h"
+#include "model/hub/environment.h"
 #include "node/node.h"
 
 #include <pthread.h>
@@ -23,7 +24,7 @@ enum { EXIT_OK = 0, EXIT_NETWORK = 1, EXIT_USAGE = 2, EXIT_RESOURCES = 3 };
 /* -- options -- */
 
 static struct {
-    const char *model, *blocks, *adapters, *name;
+    const char *model, *cache, *blocks, *adapters, *name;
     const char *listen, *public_address, *dht, *identity, *swarm_key, *link, *metrics;
     const char *device, *device_map, *offload_dir, *preload, *isa, *swap_dir;
     sn_strings join, device_memory, priority;
@@ -54,7 +55,10 @@ static const sn_word residence_words[] = {{"off", SN_ON_DEVICE}, {"host", SN_IN_
 
 static const sn_option serving[] = {
     SN_OPT_STRING("model", "PATH", &args.model,
-                  "a GGUF file, or a folder with config.json, safetensors files and tokenizer.json"),
+                  "a GGUF file, or a folder with config.json, safetensors files and tokenizer.json; or, to fetch what "
+                  "is needed of it, ORG/NAME[:FILE][@REVISION] of a hub or the URL of a GGUF file"),
+    SN_OPT_STRING("cache", "FOLDER", &args.cache,
+                  "folder of fetched models (default: SWARM_CACHE, or swarm-node in the user's folder for caches)"),
     SN_OPT_STRING("blocks", "A:B", &args.blocks,
                   "blocks to serve, end exclusive, as in 10:20; or all; auto (also A:auto): as many as fit, from block "
                   "0 or A on; auto:N: the N blocks that the swarm needs most"),
@@ -221,6 +225,16 @@ static void show_progress(void *ctx, int done, int of) {
     if (isatty(STDERR_FILENO)) fprintf(stderr, "\rloading blocks: %d of %d%s", done, of, done == of ? "\n" : "");
 }
 
+static void show_fetched(void *ctx, const sn_hub_progress *p) {
+    char done[32], total[32], rate[32];
+    (void)ctx;
+    if (!isatty(STDERR_FILENO)) return;
+    double left_s = p->bytes_per_s > 0 ? (double)(p->total - p->done) / p->bytes_per_s : 0;
+    fprintf(stderr, "\rfetching %s: %s of %s, %s/s, %.0f s left   %s", p->what, sn_format_size(p->done, done),
+            sn_format_size(p->total, total), sn_format_size((size_t)p->bytes_per_s, rate), left_s,
+            p->done >= p->total ? "\n" : "");
+}
+
 static void show_plan(const char *table) { fputs(table, stderr); }
 
 /* A word of a shell's command line. */
@@ -318,10 +332,28 @@ static sn_status blocks_parse(const sn_model *model, blocks *out, sn_err *err) {
     return automatic ? blocks_parse_auto(text, n_blocks, out, err) : sn_parse_blocks(text, &out->first, &out->end, err);
 }
 
+static sn_hub_settings hub;
+static char model_name[SN_URL_SIZE];
+
+/* A model by name stays the version that it is now, however often it is opened. */
+static sn_status model_pin(sn_err *err) {
+    sn_status status = sn_model_name_is_remote(args.model) ? sn_hub_settings_read(args.cache, &hub, err) : SN_OK;
+    hub.progress = show_fetched;
+    if (!status) status = sn_hub_pin(args.model, &hub, model_name, err);
+    if (!status) args.model = model_name;
+    return status ? sn_err_context(err, "--model") : SN_OK;
+}
+
+static sn_status model_open(sn_model **out, sn_err *err) {
+    char path[SN_PATH_SIZE];
+    return sn_hub_open_model(args.model, &hub, path, out, err);
+}
+
 static sn_status blocks_read(blocks *out, sn_err *err) {
     sn_model *model = NULL;
     if (!args.model || !args.blocks) return sn_fail(err, SN_REFUSED, "--model and --blocks are missing: see --help");
-    sn_status status = sn_model_open(args.model, &model, err);
+    sn_status status = model_pin(err);
+    if (!status) status = model_open(&model, err);
     if (!status && blocks_parse(model, out, err)) status = sn_err_context(err, "--blocks");
     sn_model_close(&model);
     return status;
@@ -349,7 +381,7 @@ static sn_status print_plan(int first, int end, sn_err *err) {
     sn_model *model = NULL;
     sn_device_placement placement = {0};
     sn_device_placement_options options = device_placement_options();
-    sn_status status = sn_model_open(args.model, &model, err);
+    sn_status status = model_open(&model, err);
     if (!status) status = sn_device_placement_make(&options, model, first, &end, &placement, err);
     if (!status) fputs((const char *)placement.table.data, stdout);
     sn_device_placement_close(&placement);
@@ -377,6 +409,7 @@ static sn_status node_serve(const blocks *b, sn_err *err) {
     if (status) return sn_err_context(err, "--emulate-link");
     sn_node_config config = {
         .model_path = args.model,
+        .hub = &hub,
         .first = b->first,
         .end = b->end,
         .auto_blocks = b->n_auto,

@@ -66,6 +66,7 @@ struct sn_node {
 static sn_serving_options serving_options(const sn_node_config *config) {
     sn_serving_options options = {
         .model_path = config->model_path,
+        .hub = config->hub,
         .device_placement = config->device_placement,
         .kv_dtype = config->kv_dtype,
         .prefix_cache_memory = config->prefix_cache_memory,
@@ -81,9 +82,10 @@ static sn_serving_options serving_options(const sn_node_config *config) {
 }
 
 /* The model's parameters and id, needed before any block is loaded. */
-static sn_status node_describe_model(sn_node *node, const char *path, sn_err *err) {
+static sn_status node_describe_model(sn_node *node, const sn_node_config *config, sn_err *err) {
     sn_model *model = NULL;
-    sn_status status = sn_model_open(path, &model, err);
+    char path[SN_PATH_SIZE];
+    sn_status status = sn_hub_open_model(config->model_path, config->hub, path, &model, err);
     if (status) return status;
     node->hp = *sn_model_hparams(model);
     node->model = sn_model_id(model);
@@ -396,7 +398,7 @@ sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn
     if (!status && by_introduction) status = node_introduce(node, config, err);
     if (!status) status = node_name_announced(node, config, by_introduction, err);
     if (!status && config->metrics) status = node_start_metrics(node, config, err);
-    if (!status) status = node_describe_model(node, config->model_path, err);
+    if (!status) status = node_describe_model(node, config, err);
     if (!status && config->dht && by_introduction) status = node_open_dht(node, config, err);
     if (!status) status = node_new_protocol(node, config, err);
     if (!status && !by_introduction) status = node_join_pinned(node, config, err);

@@ -8,12 +8,14 @@
 
 #include "node/placement/device_placement.h"
 #include "node/protocol/quota.h"
+#include "model/hub/hub.h"
 #include "net/transport/emulated_link.h"
 
 #include <stdatomic.h>
 
 typedef struct sn_node_config {
-    const char *model_path;
+    const char *model_path;     /* or a name, if hub is given */
+    const sn_hub_settings *hub; /* how models are fetched by name; NULL: they are paths. Borrowed */
     int first, end;             /* blocks; equal: from first on as many as fit */
     int auto_blocks;            /* the node selects so many blocks itself; 0: it serves first, end */
     int rebalance_every_s;      /* with auto_blocks: mean time between two considerations of other blocks; 0: never */

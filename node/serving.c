@@ -21,7 +21,8 @@ sn_status sn_serving_load(sn_serving *serving, const sn_load_request *request, s
     int end = request->end;
     sn_model *model = NULL;
     sn_device_placement *placement = &serving->device_placement;
-    sn_status status = sn_model_open(options->model_path, &model, err);
+    char path[SN_PATH_SIZE];
+    sn_status status = sn_hub_open_model(options->model_path, options->hub, path, &model, err);
     if (!status)
         status = sn_device_placement_make(&options->device_placement, model, request->first, &end, placement, err);
     if (!status && options->on_plan) options->on_plan((const char *)placement->table.data);

@@ -16,6 +16,7 @@
 #include "blocks/weights.h"
 #include "device/guard.h"
 #include "device/weight.h"
+#include "model/source.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -139,6 +140,7 @@ sn_status sn_lm_head_load(const sn_model *model, sn_device *device, sn_lm_head *
     if (!status) status = lm_head_alloc(head, HEAD_ROWS, head->n_embd, &head->x, err);
     if (!status) status = lm_head_alloc(head, HEAD_ROWS, head->n_embd, &head->h, err);
     if (!status && !device->host_visible) status = lm_head_alloc(head, HEAD_ROWS, head->n_vocab, &head->logits, err);
+    if (!status) status = sn_model_need_ends(model, err);
     if (!status) status = lm_head_load_weights(head, model, err);
     if (status) sn_lm_head_free(&head);
     *out = head;

@@ -196,6 +196,24 @@ Test(gguf, refuses_a_file_cut_off_at_any_byte) {
     sn_buf_fini(&b);
 }
 
+/* A beginning that is too short asks for more, and is never refused; the tensors' data need not be there. */
+Test(gguf, knows_the_length_of_its_header_from_the_beginning_of_a_file) {
+    sn_buf b = small_file(3);
+    size_t header = 0, bytes = 0;
+    for (size_t len = 1; len <= b.len; len++) {
+        uint8_t *prefix = malloc(len); /* its end is the end of what may be read */
+        memcpy(prefix, b.data, len);
+        cr_assert_eq(sn_gguf_header_bytes(prefix, len, &bytes, NULL), SN_OK);
+        free(prefix);
+        if (!header && bytes) header = bytes;
+        cr_assert_eq(bytes, header, "%zu bytes: %zu", len, bytes);
+    }
+    cr_expect(header > 100 && header < b.len, "%zu of %zu", header, b.len);
+    b.data[0] = 'X';
+    cr_expect_eq(sn_gguf_header_bytes(b.data, 16, &bytes, NULL), SN_REFUSED);
+    sn_buf_fini(&b);
+}
+
 Test(gguf, survives_any_changed_byte) {
     sn_buf b = small_file(3);
     for (size_t at = 0; at < b.len; at++)

@@ -1,0 +1,240 @@
+/* A model that is fetched is a list of parts, one for each file that it may read, and a fetcher that owns them. Opening
+ * adds the parts and brings configuration, tokenizer and headers; after that the model calls fetcher_want and
+ * fetcher_fetch, from any thread. */
+#include "model/hub/hub_private.h"
+
+#include "base/text.h"
+#include "model/source.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { SMALL_MAX = 256 << 20, PARTS_MAX = 4096 };
+
+/* What a model that is here in part needs to fetch the rest; freed with the model. */
+typedef struct fetcher {
+    sn_hub_settings settings;
+    sn_http *http;
+    pthread_mutex_t lock; /* any thread may need tensors */
+    size_t n_parts;
+    sn_hub_part *parts; /* [PARTS_MAX], n_parts used */
+} fetcher;
+
+static void fetcher_free(void *context) {
+    fetcher *f = context;
+    for (size_t i = 0; i < f->n_parts; i++) sn_range_set_fini(&f->parts[i].wanted);
+    pthread_mutex_destroy(&f->lock);
+    sn_http_free(&f->http);
+    free(f->parts);
+    free(f);
+}
+
+static sn_status fetcher_new(const sn_hub_settings *settings, fetcher **out, sn_err *err) {
+    sn_status status = sn_calloc(out, 1, sizeof **out, err);
+    if (status) return status;
+    fetcher *f = *out;
+    f->settings = *settings;
+    pthread_mutex_init(&f->lock, NULL);
+    status = sn_http_new(&settings->http, &f->http, err);
+    if (!status) status = sn_calloc(&f->parts, PARTS_MAX, sizeof *f->parts, err);
+    if (!status) return SN_OK;
+    fetcher_free(f);
+    *out = NULL;
+    return status;
+}
+
+static sn_status fetcher_want(void *context, const char *path, uint64_t from, uint64_t bytes, sn_err *err) {
+    fetcher *f = context;
+    sn_status status = SN_OK;
+    pthread_mutex_lock(&f->lock);
+    for (size_t i = 0; i < f->n_parts; i++)
+        if (!strcmp(f->parts[i].path, path)) status = sn_range_set_add(&f->parts[i].wanted, from, from + bytes, err);
+    pthread_mutex_unlock(&f->lock);
+    return status;
+}
+
+static sn_status fetcher_fetch(void *context, const char *what, sn_err *err) {
+    fetcher *f = context;
+    sn_status status = SN_OK;
+    pthread_mutex_lock(&f->lock);
+    for (size_t i = 0; !status && i < f->n_parts; i++)
+        status = sn_hub_part_fetch(&f->settings, f->http, &f->parts[i], what, err);
+    pthread_mutex_unlock(&f->lock);
+    return status ? sn_err_context(err, "%s", what) : SN_OK;
+}
+
+static sn_status fetcher_add(fetcher *f, const char *path, const char *url, uint64_t size, const char *etag,
+                             sn_hub_part **out, sn_err *err) {
+    if (f->n_parts == PARTS_MAX) return sn_fail(err, SN_REFUSED, "the model has more than %d files", PARTS_MAX);
+    sn_hub_part *part = &f->parts[f->n_parts];
+    *part = (sn_hub_part){.size = size};
+    if (snprintf(part->path, sizeof part->path, "%s", path) >= (int)sizeof part->path ||
+        snprintf(part->url, sizeof part->url, "%s", url) >= (int)sizeof part->url)
+        return sn_fail(err, SN_REFUSED, "the path of the cache or the URL is too long");
+    snprintf(part->etag, sizeof part->etag, "%s", etag);
+    f->n_parts++;
+    *out = part;
+    return SN_OK;
+}
+
+/* The part of a file of the repository; its folder exists afterwards. */
+static sn_status add_repo_file(fetcher *f, const sn_hub_repo *repo, const char *file, sn_hub_part **out, sn_err *err) {
+    char url[SN_URL_SIZE], path[SN_PATH_SIZE], folder[SN_PATH_SIZE];
+    const char *etag;
+    uint64_t size;
+    if (!sn_hub_repo_has(repo, file, &size, &etag))
+        return sn_fail(err, SN_REFUSED, "%s has no file %s", repo->name.repo, file);
+    if (snprintf(url, sizeof url, "%s/%s/resolve/%s/%s", f->settings.http.endpoint, repo->name.repo, repo->commit,
+                 file) >= (int)sizeof url)
+        return sn_fail(err, SN_REFUSED, "the hub's address is too long");
+    sn_status status = sn_path_join(path, repo->folder, file, err);
+    if (status) return status;
+    snprintf(folder, sizeof folder, "%s", path);
+    *strrchr(folder, '/') = 0;
+    status = sn_hub_make_folders(folder, err);
+    return status ? status : fetcher_add(f, path, url, size, etag, out, err);
+}
+
+/* Fetches a file whole. */
+static sn_status fetch_whole(fetcher *f, const sn_hub_repo *repo, const char *file, sn_err *err) {
+    sn_hub_part *part;
+    sn_status status = add_repo_file(f, repo, file, &part, err);
+    if (status) return status;
+    if (part->size > SMALL_MAX)
+        return sn_fail(err, SN_REFUSED, "%s of %s is too large for its kind", file, repo->name.repo);
+    status = sn_range_set_add(&part->wanted, 0, part->size, err);
+    return status ? status : sn_hub_part_fetch(&f->settings, f->http, part, file, err);
+}
+
+/* Configuration and tokenizer of a folder, then the headers of its shards. */
+static sn_status fetch_folder(fetcher *f, const sn_hub_repo *repo, sn_err *err) {
+    static const char *const small[] = {"config.json",         "generation_config.json",
+                                        "tokenizer.json",      "tokenizer_config.json",
+                                        "chat_template.jinja", "model.safetensors.index.json"};
+    static const char ending[] = ".safetensors";
+    const char *name, *etag;
+    json_t *entry;
+    uint64_t size;
+    sn_status status = SN_OK;
+    for (size_t i = 0; !status && i < sizeof small / sizeof *small; i++)
+        if (sn_hub_repo_has(repo, small[i], &size, &etag) && size) status = fetch_whole(f, repo, small[i], err);
+    json_object_foreach(repo->files, name, entry) {
+        size_t len = strlen(name), n = sizeof ending - 1;
+        sn_hub_part *part;
+        if (status || strncmp(name, "model", 5) || strchr(name, '/') || len < n || strcmp(name + len - n, ending))
+            continue;
+        status = add_repo_file(f, repo, name, &part, err);
+        if (!status) status = sn_hub_part_fetch_header(&f->settings, f->http, part, err);
+    }
+    return status;
+}
+
+/* The folder of the snapshot in the cache of Hugging Face's tools, if what is needed of it is there whole. */
+static bool find_in_hf_cache(const sn_hub_repo *repo, const char *file, char path[SN_PATH_SIZE]) {
+    const char *name, *root = repo->settings->hf_cache, *slash = strchr(repo->name.repo, '/');
+    json_t *entry;
+    char at[2 * SN_PATH_SIZE];
+    if (!*root ||
+        snprintf(path, SN_PATH_SIZE, "%s/models--%.*s--%s/snapshots/%s%s%s", root, (int)(slash - repo->name.repo),
+                 repo->name.repo, slash + 1, repo->commit, *file ? "/" : "", file) >= SN_PATH_SIZE)
+        return false;
+    if (*file) return !access(path, R_OK);
+    json_object_foreach(repo->files, name, entry) {
+        size_t len = strlen(name);
+        bool weights =
+            len > 12 && !strcmp(name + len - 12, ".safetensors") && !strncmp(name, "model", 5) && !strchr(name, '/');
+        snprintf(at, sizeof at, "%s/%s", path, name);
+        if ((weights || !strcmp(name, "config.json") || !strcmp(name, "tokenizer.json")) && access(at, R_OK))
+            return false;
+    }
+    return true;
+}
+
+static sn_status fetch_repo(fetcher *f, const sn_model_name *name, char path[SN_PATH_SIZE], sn_err *err) {
+    sn_hub_repo repo;
+    sn_hub_part *part;
+    char file[SN_HUB_FILE_SIZE];
+    sn_status status = sn_hub_repo_open(&f->settings, f->http, name, &repo, err);
+    if (status) return status;
+    status = sn_hub_repo_choose(&repo, file, err);
+    if (!status && !find_in_hf_cache(&repo, file, path)) {
+        snprintf(path, SN_PATH_SIZE, "%s", repo.folder);
+        if (*file) {
+            status = add_repo_file(f, &repo, file, &part, err);
+            if (!status) snprintf(path, SN_PATH_SIZE, "%s", part->path);
+            if (!status) status = sn_hub_part_fetch_header(&f->settings, f->http, part, err);
+        } else {
+            status = fetch_folder(f, &repo, err);
+        }
+    }
+    sn_hub_repo_close(&repo);
+    return status;
+}
+
+/* The folder of a URL's file is named by URL and version, so another version never mixes with it. */
+static sn_status fetch_url(fetcher *f, const char *url, char path[SN_PATH_SIZE], sn_err *err) {
+    sn_http_file file;
+    sn_hub_part *part;
+    char folder[SN_PATH_SIZE], shown[SN_URL_SIZE], version[SN_URL_SIZE + SN_ETAG_SIZE + 2];
+    snprintf(shown, sizeof shown, "%.*s", (int)strcspn(url, "?#"), url);
+    const char *name = strrchr(shown, '/') + 1;
+    size_t len = strlen(name);
+    if (len < 6 || len >= SN_HUB_FILE_SIZE || strcmp(name + len - 5, ".gguf") || !sn_hub_path_is_safe(name))
+        return sn_fail(err, SN_REFUSED, "the URL of a model ends with the name of a .gguf file, and %.200s does not",
+                       shown);
+    sn_status status = sn_http_describe(f->http, url, &file, err);
+    if (status) return status;
+    snprintf(version, sizeof version, "%s %s", url, file.etag);
+    sn_hash hash = sn_hash_of(version, strlen(version));
+    if (snprintf(folder, sizeof folder, "%s/models/url/%02x%02x%02x%02x%02x%02x%02x%02x", f->settings.cache,
+                 hash.bytes[0], hash.bytes[1], hash.bytes[2], hash.bytes[3], hash.bytes[4], hash.bytes[5],
+                 hash.bytes[6], hash.bytes[7]) >= (int)sizeof folder)
+        return sn_fail(err, SN_REFUSED, "the path of the cache is too long");
+    status = sn_hub_make_folders(folder, err);
+    if (!status) status = sn_path_join(path, folder, name, err);
+    if (!status) status = fetcher_add(f, path, url, file.size, file.etag, &part, err);
+    return status ? status : sn_hub_part_fetch_header(&f->settings, f->http, part, err);
+}
+
+sn_status sn_hub_open_model(const char *name, const sn_hub_settings *settings, char path[SN_PATH_SIZE], sn_model **out,
+                            sn_err *err) {
+    sn_model_name parsed;
+    fetcher *f = NULL;
+    *out = NULL;
+    if (!settings || !sn_model_name_is_remote(name)) {
+        if (snprintf(path, SN_PATH_SIZE, "%s", name) >= SN_PATH_SIZE)
+            return sn_fail(err, SN_REFUSED, "the path is too long");
+        return sn_model_open(path, out, err);
+    }
+    sn_status status = sn_model_name_parse(name, &parsed, err);
+    if (!status) status = fetcher_new(settings, &f, err);
+    if (!status) status = *parsed.url ? fetch_url(f, parsed.url, path, err) : fetch_repo(f, &parsed, path, err);
+    if (!status) status = sn_model_open(path, out, err);
+    if (!status)
+        sn_model_set_source(*out, &(sn_model_source){fetcher_want, fetcher_fetch, fetcher_free, f});
+    else if (f)
+        fetcher_free(f);
+    return status;
+}
+
+sn_status sn_hub_pin(const char *name, const sn_hub_settings *settings, char out[SN_URL_SIZE], sn_err *err) {
+    sn_model_name parsed = {0};
+    sn_hub_repo repo = {0};
+    sn_http *http = NULL;
+    char file[SN_HUB_FILE_SIZE];
+    if (strlen(name) >= SN_URL_SIZE) return sn_fail(err, SN_REFUSED, "the name of the model is too long");
+    snprintf(out, SN_URL_SIZE, "%s", name);
+    if (!sn_model_name_is_remote(name)) return SN_OK;
+    sn_status status = sn_model_name_parse(name, &parsed, err);
+    if (status || *parsed.url) return status;
+    status = sn_http_new(&settings->http, &http, err);
+    if (!status) status = sn_hub_repo_open(settings, http, &parsed, &repo, err);
+    if (!status) status = sn_hub_repo_choose(&repo, file, err);
+    if (!status) snprintf(out, SN_URL_SIZE, "%s%s%s@%s", parsed.repo, *file ? ":" : "", file, repo.commit);
+    sn_hub_repo_close(&repo);
+    sn_http_free(&http);
+    return status;
+}

@@ -1,0 +1,40 @@
+/* Models by name: opens a model from a hub (or a URL) and fetches only the bytes that are needed. Headers,
+ * configuration and tokenizer come when the model is opened, tensors before they are read (model/source.h).
+ *
+ * Files lie in `cache`/models/ORG--NAME/COMMIT/, with holes where nothing was fetched (partial_file.h); what is there
+ * is not fetched again, by no process. A file that Hugging Face's tools have in their cache is used from there. The
+ * commit is fixed when the model is opened: a repository that changes under way does not mix versions.
+ *
+ * Any thread may call these functions. Errors are those of http.h and model.h. */
+#ifndef SN_MODEL_HUB_HUB_H
+#define SN_MODEL_HUB_HUB_H
+
+#include "model/hub/http.h"
+#include "model/model.h"
+
+typedef struct sn_hub_progress {
+    const char *what;     /* "block 12" */
+    uint64_t done, total; /* bytes of this part */
+    double bytes_per_s;   /* so far, of this part */
+} sn_hub_progress;
+
+typedef struct sn_hub_settings {
+    sn_http_settings http;       /* endpoint: the hub's */
+    char cache[SN_PATH_SIZE];    /* our folder of fetched models */
+    char hf_cache[SN_PATH_SIZE]; /* the one of Hugging Face's tools (HF_HUB_CACHE); "": it is not looked at */
+    void (*progress)(void *context, const sn_hub_progress *progress); /* NULL: silent; a few times a second */
+    void *context;
+} sn_hub_settings;
+
+/* Opens the model that `name` names: a path, or what sn_model_name_is_remote says is to be fetched. `path` is then
+ * where its files are, for tokenizer and chat template. SN_REFUSED lists the files when a repository has several
+ * models. */
+/* settings NULL: only paths. */
+sn_status sn_hub_open_model(const char *name, const sn_hub_settings *settings, char path[SN_PATH_SIZE], sn_model **out,
+                            sn_err *err) SN_MUST_USE;
+
+/* The name with file and commit as they are now: "ORG/NAME:FILE@COMMIT". A program that opens a model more than once
+ * pins its name first, so that all are one version, and the hub is asked once. A path or URL stays as it is. */
+sn_status sn_hub_pin(const char *name, const sn_hub_settings *settings, char out[SN_URL_SIZE], sn_err *err) SN_MUST_USE;
+
+#endif

@@ -1,0 +1,124 @@
+"""A model hub for tests, with faults: hub_server.py FOLDER [--faults]
+
+FOLDER/ORG/NAME/FILE are the files of repositories. Prints "PORT STORE_PORT" when it listens on 127.0.0.1. Files are
+described by the first port and sent by the second one, as by hubs whose bytes lie in a store elsewhere. GET /-/counts
+says how many bytes of files were sent, and how often the store saw the token. With --faults the store answers many
+requests as real servers now and then do: bodies that end too soon, 429, 500, the whole file instead of a range, gzip,
+locations that have expired. POST /-/commit changes the commit, as a push to the repository does.
+"""
+import gzip, hashlib, json, os, sys, threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+root, faulty = sys.argv[1], "--faults" in sys.argv
+counts = {"bytes": 0, "requests": 0, "token": 0, "described": 0, "trees": 0}
+state = {"commit": "1" * 40, "nth": 0}
+lock = threading.Lock()
+
+
+def sha256(path):
+    with open(path, "rb") as f:
+        return hashlib.sha256(f.read()).hexdigest()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args):
+        pass
+
+    def answer(self, code, body=b"", **headers):
+        self.send_response(code)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        if "Content_Length" not in headers:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_POST(self):
+        with lock:
+            state["commit"] = "2" * 40
+        self.answer(200, b"{}")
+
+
+class Hub(Handler):
+    def do_GET(self):
+        path = self.path.split("?")[0]
+        if path == "/-/counts":
+            return self.answer(200, json.dumps(counts).encode())
+        parts = path.strip("/").split("/")
+        if parts[:2] == ["api", "models"] and len(parts) == 6 and parts[4] == "revision":
+            return self.tree("/".join(parts[2:4]), parts[5])
+        if len(parts) >= 5 and parts[2] == "resolve":
+            return self.resolve("/".join(parts[:2]), "/".join(parts[4:]))
+        self.answer(404)
+
+    def tree(self, repo, revision):
+        folder = os.path.join(root, repo)
+        counts["trees"] += 1
+        if not os.path.isdir(folder) or revision not in ("main", "1" * 40, "2" * 40):
+            return self.answer(404)
+        if self.headers.get("Authorization") != "Bearer secret" and repo.startswith("closed/"):
+            return self.answer(401)
+        files = [{"rfilename": name, "size": os.path.getsize(os.path.join(folder, name)),
+                  "lfs": {"sha256": sha256(os.path.join(folder, name))}} for name in sorted(os.listdir(folder))]
+        self.answer(200, json.dumps({"sha": state["commit"], "siblings": files}).encode())
+
+    def resolve(self, repo, name):
+        path = os.path.join(root, repo, name)
+        counts["described"] += 1
+        if not os.path.isfile(path):
+            return self.answer(404)
+        self.answer(302, Location=f"http://127.0.0.1:{store.server_port}/{repo}/{name}?signature=1",
+                    X_Repo_Commit=state["commit"], X_Linked_Etag='"' + sha256(path) + '"',
+                    X_Linked_Size=str(os.path.getsize(path)))
+
+
+class Store(Handler):
+    def do_GET(self):
+        path = os.path.join(root, self.path.split("?")[0].lstrip("/"))
+        if not os.path.isfile(path):
+            return self.answer(404)
+        with open(path, "rb") as f:
+            data = f.read()
+        with lock:
+            counts["requests"] += 1
+            counts["token"] += "Authorization" in self.headers
+            state["nth"] += faulty
+            nth = state["nth"]
+        begin, end, code = 0, len(data), 200
+        wanted = self.headers.get("Range")
+        if wanted and nth % 11 != 3:
+            first, last = wanted.removeprefix("bytes=").split("-")
+            begin, end, code = int(first), min(int(last) + 1, len(data)), 206
+        headers = {"Content_Range": f"bytes {begin}-{end - 1}/{len(data)}"} if code == 206 else {}
+        body = data[begin:end]
+        if faulty and nth % 7 == 1:
+            return self.answer(429, b"slow down", Retry_After="0")
+        if faulty and nth % 7 == 2:
+            return self.answer(500, b"x" * 100000)
+        if faulty and nth % 13 == 5:
+            return self.answer(403, b"expired")
+        if faulty and code == 200 and nth % 2:
+            packed = gzip.compress(body)
+            return self.answer(200, packed, Content_Encoding="gzip")
+        with lock:
+            counts["bytes"] += len(body)
+        if faulty and nth % 3 == 0 and len(body) > 100:  # the connection breaks off in the middle
+            self.answer(code, body[: len(body) // 3], Content_Length=str(len(body)), **headers)
+            self.close_connection = True
+            return None
+        self.answer(code, body, **headers)
+
+
+store = ThreadingHTTPServer(("127.0.0.1", 0), Store)
+hub = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+for server in store, hub:
+    server.daemon_threads = True
+threading.Thread(target=store.serve_forever, daemon=True).start()
+print(hub.server_port, store.server_port, flush=True)
+hub.serve_forever()

@@ -1,0 +1,86 @@
+#!/bin/bash
+# Models by name: a node fetches what it needs and nothing else, from a hub that works and from one that fails in many ways; what
+# it has fetched it does not fetch again; the token stays with the hub; what is not there is never computed with.
+. "$(dirname "$0")/lib.sh"
+
+hub=$scratch/hub
+mkdir -p "$hub/org/folder" "$hub/org/two" "$hub/closed/one"
+cp "$fixtures"/golden/llama/{config.json,model.safetensors} "$hub/org/folder/" || fail "no fixture"
+[ -n "${SN_TEST_MODEL:-}" ] || skip "a model with many blocks: SN_TEST_MODEL"
+mkdir "$hub/org/real"
+cp "$SN_TEST_MODEL" "$hub/org/real/model.gguf"
+for n in a b; do cp "$fixtures"/golden/llama/config.json "$hub/org/two/$n.gguf"; done
+cp "$fixtures"/golden/llama/config.json "$hub/closed/one/a.gguf"
+
+# start_hub [--faults]: HF_ENDPOINT is its address from here on.
+start_hub() {
+  start hub python3 "$here/../support/hub_server.py" "$hub" "$@"
+  local until=$(($(now_ms) + 30000)) port store
+  until read -r port store <"$scratch/hub.out" 2>/dev/null && [ -n "$store" ]; do
+    [ "$(now_ms)" -lt "$until" ] || fail "the hub did not start"
+    pause 0.02
+  done
+  export HF_ENDPOINT=http://127.0.0.1:$port HF_HOME=$scratch/hf HF_TOKEN=secret
+}
+count() { python3 -c 'import json,sys,urllib.request as u; print(json.load(u.urlopen(sys.argv[1] + "/-/counts"))[sys.argv[2]])' "$HF_ENDPOINT" "$1"; }
+
+# 2 of 30 blocks and the header, of 98 MB. The second time, nothing.
+start_hub
+start_node a org/real 10:12
+wait_ready a
+bytes=$(count bytes)
+[ "$bytes" -lt 12000000 ] || fail "2 of 30 blocks took $bytes bytes of $(stat -c %s "$SN_TEST_MODEL")"
+[ "$bytes" -gt 4000000 ] || fail "$bytes bytes cannot be two blocks"
+[ "$(count token)" = 0 ] || fail "the token went to another host"
+[ "$(count trees)" = 1 ] || fail "the hub was asked $(count trees) times what the repository holds"
+stop_node a
+start_node a org/real 10:12
+wait_ready a
+[ "$(count bytes)" = "$bytes" ] || fail "what had been fetched was fetched again"
+
+# With the blocks that others have from a file, the text is that of the file.
+start_node b "$SN_TEST_MODEL" 0:10 --join "${address[a]}"
+start_node c "$SN_TEST_MODEL" 12:30 --join "${address[a]}"
+wait_ready b c
+say=(--prompt "The capital of France is" --max-tokens 8 --temperature 0)
+succeeds "$bin/swarm" generate --model "$SN_TEST_MODEL" --join "${address[a]}" "${say[@]}"
+cp "$scratch/run.out" "$scratch/together"
+succeeds "$bin/swarm" generate --model "$SN_TEST_MODEL" --local all "${say[@]}"
+cmp -s "$scratch/run.out" "$scratch/together" || fail "the fetched blocks compute another text"
+for n in a b c; do stop_node $n; done
+
+# The path in the cache is no whole model, and says so. A repository that changes under way keeps its version.
+part=$(echo "$SWARM_CACHE"/models/org--real/*/model.gguf)
+refuses 2 'fetched in part only' "$bin/swarm-node" --model "$part" --blocks 3:4 --listen 127.0.0.1:0
+refuses 2 'has 2 models.*a.gguf.*b.gguf' "$bin/swarm-node" --model org/two --blocks all
+refuses 2 'does not exist' "$bin/swarm-node" --model org/none --blocks all
+refuses 2 'no file x.gguf' "$bin/swarm-node" --model org/real:x.gguf --blocks all
+HF_TOKEN=wrong refuses 2 'give a token' "$bin/swarm-node" --model closed/one --blocks all
+kill_node hub
+
+# A hub that cannot be reached: what is there is served; what is not is missed in a sentence.
+start_node a org/real 10:12
+wait_ready a
+stop_node a
+refuses 1 'block 13.*cannot be fetched' "$bin/swarm-node" --model org/real --blocks 13:14 --listen 127.0.0.1:0
+
+# A hub that fails in many ways gives the same blocks.
+rm -rf "$SWARM_CACHE"
+start_hub --faults
+start_node a org/real 20:22
+wait_ready a
+part=$(echo "$SWARM_CACHE"/models/org--real/*/model.gguf)
+python3 - "$part" "$SN_TEST_MODEL" <<'PY' || fail "the hub's faults came through"
+import sys
+part, whole = (open(p, "rb") for p in sys.argv[1:])
+ranges = [tuple(map(int, l.split())) for l in open(sys.argv[1] + ".ranges").readlines()[1:]]
+for begin, end in ranges:
+    part.seek(begin), whole.seek(begin)
+    assert part.read(end - begin) == whole.read(end - begin), (begin, end)
+assert sum(end - begin for begin, end in ranges) > 4000000
+PY
+stop_node a
+start_node a org/folder 0:1
+wait_ready a
+stop_node a
+echo "ok"

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # A session is swapped out to host memory while the device of its blocks is lost, through the programs themselves: its client
-# goes on with the same text when the device is back, and on another node when it is not.
+# goes on with the same text when the device is back, and on another node when it is not. On an emulated CUDA device and on an
+# emulated XPU.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 emulate
 model=$scratch/model
 mkdir "$model"
 cp "$fixtures/golden/llama/config.json" "$fixtures/golden/llama/model.safetensors" "$fixtures/tokenizer/smollm/tokenizer.json" "$model"
 generate=("$bin/swarm" generate --model "$model" --ignore-eos --json --prompt 7-3 --max-tokens 40 --timeout 100 --max-retries 100)
-export CUDA_STAND_IN_STALL=$scratch/stall # while this file exists, the device does not answer
+export CUDA_STAND_IN_STALL=$scratch/stall ZE_TEST_STALL=$scratch/stall # while this file exists, the device does not answer
 
 text() { succeeds "${generate[@]}" "$@"; query "$scratch/run.out" 'd["ids"]'; }
 
@@ -19,9 +20,9 @@ await() {
     sleep 0.05
   done
 }
-lines() { [ "$(grep -c "$1" "$scratch/cuda.err")" -ge "$2" ]; } # lines TEXT N: the node's log has N such lines
+lines() { [ "$(grep -c "$1" "$scratch/$device.err")" -ge "$2" ]; } # lines TEXT N: the node's log has N such lines
 swapped() {
-  python3 - "$(sed -n 's/.* metrics=\([0-9]*\).*/\1/p' "$scratch/cuda.out")" <<'END'
+  python3 - "$(sed -n 's/.* metrics=\([0-9]*\).*/\1/p' "$scratch/$device.out")" <<'END'
 import re, sys, urllib.request
 page = urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/metrics", timeout=10).read().decode()
 sys.exit(not float(re.search(r"^swarm_node_swapped_bytes ([0-9.]+)$", page, re.M)[1]) > 0)
@@ -30,7 +31,7 @@ END
 
 # swapped_client N: a client whose session, the Nth of the node, is swapped out; it is stopped.
 swapped_client() {
-  start client "${generate[@]}" --join "${address[cuda]}"
+  start client "${generate[@]}" --join "${address[$device]}"
   await "no session is opened" lines 'session opened' "$1"
   signal client STOP
   await "the session is not swapped out" swapped
@@ -41,27 +42,29 @@ ends_with_the_text() { # ends_with_the_text WHERE
   [ "$(query "$scratch/client.out" 'd["ids"]')" = "$whole" ] || fail "$1: another text: $(query "$scratch/client.out" 'd["ids"]')"
 }
 
-start_node cuda "$model" all --device cuda:0 --device-timeout 1s --swap-to host --swap-after 1 --metrics 0
-wait_ready cuda
-whole=$(text --join "${address[cuda]}")
+for device in cuda xpu; do
+  start_node $device "$model" all --device $device:0 --device-timeout 1s --swap-to host --swap-after 1 --metrics 0
+  wait_ready $device
+  whole=$(text --join "${address[$device]}")
 
-swapped_client 2
-touch "$scratch/stall"
-signal client CONT
-await "the device is not given up" lines 'device lost' 1
-rm "$scratch/stall"
-ends_with_the_text "after the device came back"
-grep -q 'device works again device=cuda:0' "$scratch/cuda.err" || fail "the device did not come back"
-lines 'session opened' 3 || fail "the client did not open its session again"
+  swapped_client 2
+  touch "$scratch/stall"
+  signal client CONT
+  await "the device is not given up" lines 'device lost' 1
+  rm "$scratch/stall"
+  ends_with_the_text "after the device came back"
+  grep -q 'device works again device='$device:0 "$scratch/$device.err" || fail "the device did not come back"
+  lines 'session opened' 3 || fail "the client did not open its session again"
 
-opened=$(grep -c 'session opened' "$scratch/cuda.err")
-swapped_client $((opened + 1))
-start_node other "$model" all --device cpu --join "${address[cuda]}"
-wait_ready other
-touch "$scratch/stall"
-signal client CONT
-ends_with_the_text "on another node"
-lines 'device lost' 2 || fail "the device was not lost"
-grep -q 'session opened' "$scratch/other.err" || fail "the client did not go to the other node"
-rm "$scratch/stall"
-for name in "${!pid[@]}"; do stop_node "$name"; done
+  opened=$(grep -c 'session opened' "$scratch/$device.err")
+  swapped_client $((opened + 1))
+  start_node other "$model" all --device cpu --join "${address[$device]}"
+  wait_ready other
+  touch "$scratch/stall"
+  signal client CONT
+  ends_with_the_text "on another node"
+  lines 'device lost' 2 || fail "the device was not lost"
+  grep -q 'session opened' "$scratch/other.err" || fail "the client did not go to the other node"
+  rm "$scratch/stall"
+  for name in "${!pid[@]}"; do stop_node "$name"; done
+done

@@ -12,7 +12,8 @@
  *   aborts.
  *
  * Functions that the backend does not use are missing: the loader returns UNSUPPORTED_FEATURE. Environment
- * variables: ZE_TEST_DEVICES (number of devices, 1), ZE_TEST_MEMORY (bytes per device, 4 GiB). */
+ * variables: ZE_TEST_DEVICES (number of devices, 1), ZE_TEST_MEMORY (bytes per device, 4 GiB), ZE_TEST_STALL (while
+ * this file exists, no kernel and no copy ends). */
 #ifndef SN_TESTS_ZE_DRIVER_DRIVER_H
 #define SN_TESTS_ZE_DRIVER_DRIVER_H
 

@@ -230,6 +230,43 @@ Test(openai_reply, an_embedding_is_floats_or_base64) {
     end(&e);
 }
 
+/* -- responses -- */
+
+#define FLAT_TOOLS                                                                                                     \
+    ",\"tools\":[{\"type\":\"function\",\"name\":\"get\",\"parameters\":{\"type\":\"object\",\"properties\":{"         \
+    "\"of\":{\"type\":\"string\"}}}},{\"type\":\"function\",\"name\":\"put\"}]"
+
+Test(openai_reply, a_response_is_a_list_of_items) {
+    exchange e = answered(SN_REQUEST_RESPONSE, "{\"input\":\"hi\"" FLAT_TOOLS "}", calling, 1, "stop");
+    expect_fixture(&e, "response.json");
+    e = answered(SN_REQUEST_RESPONSE, "{\"input\":\"hi\",\"include\":[\"message.output_text.logprobs\"]}", thinking, 1,
+                 "length");
+    expect_fixture(&e, "response_thought.json");
+}
+
+Test(openai_reply, a_response_streams_items_parts_and_texts) {
+    exchange e = answered(SN_REQUEST_RESPONSE, "{\"input\":\"hi\",\"stream\":true}", plain, 1, "stop");
+    expect_fixture(&e, "response.sse");
+    e = answered(SN_REQUEST_RESPONSE, "{\"input\":\"hi\",\"stream\":true}", thinking, 1, "length");
+    cr_expect(strstr(text_of(&e), "event: response.reasoning_text.delta\n"));
+    cr_expect(strstr(text_of(&e), "event: response.incomplete\n"));
+    end(&e);
+    e = answered(SN_REQUEST_RESPONSE, "{\"input\":\"hi\",\"stream\":true" FLAT_TOOLS "}", calling, 1, "stop");
+    cr_expect(strstr(text_of(&e), "event: response.function_call_arguments.delta\n"));
+    cr_expect(strstr(text_of(&e), "\"output_index\":2,\"item\":{"));
+    end(&e);
+}
+
+Test(openai_reply, a_response_that_fails_says_so_in_events) {
+    exchange e = begin(SN_REQUEST_RESPONSE, "{\"input\":\"hi\",\"stream\":true}");
+    sn_openai_error error;
+    sn_openai_fail(&error, 503, NULL, NULL, "no node");
+    sn_reply_fail(e.reply, &error);
+    cr_expect(strstr(text_of(&e), "event: error\ndata: {\"type\":\"error\",\"sequence_number\":2,"));
+    cr_expect(strstr(text_of(&e), "event: response.failed\n"));
+    end(&e);
+}
+
 /* -- echo, as evaluation harnesses read it -- */
 
 Test(openai_reply, an_echoed_prompt_has_its_logprobs) {

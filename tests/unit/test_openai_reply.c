@@ -164,7 +164,10 @@ static void expect_fixture(exchange *e, const char *name) {
 #define USAGE ",\"stream\":true,\"stream_options\":{\"include_usage\":true}"
 #define TOOLS                                                                                                          \
     ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get\",\"parameters\":{\"type\":\"object\","           \
-    "\"properties\":{\"of\":{\"type\":\"string\"}}}}},{\"type\":\"function\",\"function\":{\"name\":\"put\"}}]"
+    "\"properties\":{\"of\":{\"type\":\"string\"}}}}},{\"type\":\"function\",\"function\":{\"name\":\"put\","          \
+    "\"parameters\":{\"type\":"                                                                                        \
+    "\"object\",\"properties\":{\"done\":{\"type\":\"boolean\"}},\"required\":[\"done\"],\"additionalProperties\":"    \
+    "false}}}]"
 #define CALL                                                                                                           \
     "Let me see.\n<tool_call>\n{\"name\": \"get\", \"arguments\": {\"of\": \"caf\xc3\xa9\"}}\n</tool_call>\n"          \
     "<tool_call>\n{\"name\": \"put\", \"arguments\": {}}\n</tool_call><|im_end|>"
@@ -468,8 +471,14 @@ Test(openai_reply, biases_and_penalties_change_logits) {
     end(&e);
 }
 
-/* The text of an answer in which each token is the allowed one with the highest id of those in `wanted`, else the
- * lowest: it ends where only the end is allowed. */
+/* How fast a token brings an answer to its end. */
+static int haste(size_t id) {
+    size_t len;
+    const char *bytes = sn_token_bytes_of(sn_served_model_tokens(served), id, &len);
+    return swarm_model_ends(model, (int32_t)id) ? 3 : len && bytes[0] == '}' ? 2 : len && bytes[0] == '"' ? 1 : 0;
+}
+
+/* The text of an answer of which each token is the one that is allowed and brings the end fastest. */
 static void fill(sn_constraint *c, char *text, size_t capacity) {
     size_t vocab = (size_t)swarm_model_vocab(model), len = 0, n = 1;
     float *logits = calloc(vocab, sizeof *logits);
@@ -479,7 +488,7 @@ static void fill(sn_constraint *c, char *text, size_t capacity) {
         for (size_t id = 0; id < vocab; id++) logits[id] = 0;
         sn_constraint_apply(c, ids, n, logits, vocab);
         for (size_t id = 0; id < vocab; id++)
-            if (!isinf(logits[id]) && (best == vocab || swarm_model_ends(model, (int32_t)id))) best = id;
+            if (!isinf(logits[id]) && (best == vocab || haste(id) > haste(best))) best = id;
         cr_assert_lt(best, vocab, "nothing is allowed after '%s'", text);
         ids[n] = (int32_t)best;
         if (swarm_model_ends(model, (int32_t)best)) break;
@@ -522,5 +531,43 @@ Test(openai_reply, a_schema_that_cannot_be_kept_is_refused) {
     cr_expect_eq(error.status, 400);
     cr_expect_str_eq(error.param, "response_format.json_schema.schema");
     cr_expect(strstr(error.message, "not"), "%s", error.message);
+    end(&e);
+}
+
+static void expect_call(const char *choice, const char *name, const char *key) {
+    char body[1024], text[512] = "", *json = NULL;
+    snprintf(body, sizeof body, "{" HI TOOLS ",\"tool_choice\":%s}", choice);
+    exchange e = begin(SN_REQUEST_CHAT, body);
+    sn_constraint *c = constraint_of(&e, 1);
+    fill(c, text, sizeof text);
+    size_t n;
+    int32_t *ids = ids_of(text, &n);
+    API(swarm_model_read_answer(model, e.request->tools, e.request->tools_len, SWARM_ANSWER_ENDS, ids, n, &json, NULL,
+                                &error));
+    json_t *answer = api_json(json);
+    const json_t *call = json_object_get(json_array_get(json_object_get(answer, "tool_calls"), 0), "function");
+    cr_assert(call, "%s", text);
+    cr_expect_str_eq(json_string_value(json_object_get(call, "name")), name, "%s", text);
+    json_t *arguments = json_loads(json_string_value(json_object_get(call, "arguments")), 0, NULL);
+    cr_expect(json_is_object(arguments), "%s", text);
+    cr_expect(!key || json_is_boolean(json_object_get(arguments, key)), "%s", text);
+    json_decref(arguments);
+    json_decref(answer);
+    sn_constraint_free(&c);
+    swarm_free(ids);
+    end(&e);
+}
+
+Test(openai_reply, a_tool_that_must_be_called_is_called) {
+    expect_call("\"required\"", "get", NULL);
+    expect_call("{\"type\":\"function\",\"function\":{\"name\":\"put\"}}", "put", "done");
+}
+
+Test(openai_reply, a_form_cannot_be_forced_on_an_answer_that_thinks_first) {
+    exchange e = begin(SN_REQUEST_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_object\"}}");
+    sn_constraint *c = NULL;
+    sn_openai_error error = {0};
+    cr_assert_not(sn_constraint_new(e.request, served, 1, true, &c, &error));
+    cr_expect_str_eq(error.param, "response_format");
     end(&e);
 }

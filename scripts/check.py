@@ -3,6 +3,7 @@
 
 Prints one line for each breach, and exits with 1 if there is any. scripts/check.sh runs it with the checks of format.
 """
+import ast
 import os
 import re
 import subprocess
@@ -213,6 +214,25 @@ def check_documents():
                 breach(f"{page}: names {name}, which does not exist")
 
 
+def check_python():
+    """The Python package: lengths, nothing but its own modules, numpy and the standard library where no extra is named, and the
+    declarations of include/swarm.h."""
+    extras = {"python/swarmnode/nn.py": {"torch"}, "python/swarmnode/hf.py": {"torch", "transformers"}}
+    for path in tracked("python/*.py", "examples/python/*.py"):
+        text = read(path)
+        if text.count("\n") > FILE_LINES_MAX:
+            breach(f"{path} has {text.count(chr(10))} lines: one subject a file, {FILE_LINES_MAX} at most")
+        if path.startswith("python/swarmnode/"):
+            nodes = list(ast.walk(ast.parse(text)))
+            imported = {a.name.split(".")[0] for n in nodes if isinstance(n, ast.Import) for a in n.names}
+            imported |= {n.module.split(".")[0] for n in nodes if isinstance(n, ast.ImportFrom) and not n.level and n.module}
+            for name in sorted(imported - sys.stdlib_module_names - {"numpy"} - extras.get(path, set())):
+                breach(f"{path} imports {name}: the package needs numpy alone (scripts/check.py)")
+    made = subprocess.run([sys.executable, "scripts/python_binding.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    if made.returncode:
+        breach(made.stderr.strip())
+
+
 def check_mutants():
     """Every patch of tests/mutants says what it removes and which test notices, and applies to the tree (scripts/mutants.sh)."""
     for patch in tracked("tests/mutants/*.patch"):
@@ -245,6 +265,7 @@ def main():
         check_test_includes(path, read(path))
     check_protocol_page()
     check_documents()
+    check_python()
     check_mutants()
     if os.path.isfile(os.path.join(ROOT, "docs/retired_words.txt")):
         check_words()

@@ -3,7 +3,7 @@
 # tests/fixtures/abi: libswarm.abi (functions and types, by abidw) and constants (of include/swarm.h).
 #
 # usage: scripts/record_abi.sh [--check] [LIBRARY] [HEADER] [FOLDER]    (build/libswarm.so, include/swarm.h, tests/fixtures/abi)
-# Records the interface of the library, after additions. It refuses what breaks such programs: a function or constant that is
+# Records the interface of the library, after additions, also in the declarations of the Python package (python_binding.py). It refuses what breaks such programs: a function or constant that is
 # gone, a parameter or value that changed. With --check it records nothing, and fails also when an addition was not recorded.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -32,4 +32,5 @@ if [ $check = yes ]; then
 else
   mkdir -p "$folder"
   cp "$scratch"/* "$folder"
+  python3 scripts/python_binding.py
 fi

@@ -177,3 +177,21 @@ slow() {
   (while kill -STOP "$node"; do sleep 0.05; kill -CONT "$node"; sleep 0.001; done) 2>/dev/null &
   pid[slow]=$!
 }
+
+# python_tests FILE...: the Python package's tests in these files of python/tests, with the build's library and programs. SN_TEST_PYTHON:
+# a Python that has what they need; else the system's, with packages that pip fetches at the first use.
+python_tests() {
+  local packages=${cache:-${XDG_CACHE_HOME:-$HOME/.cache}/swarm-node}/tools/python-tests-1 root=$here/../..
+  [ -f "$bin/libswarm.so" ] || skip "no libswarm.so in $bin"
+  if [ -z "${SN_TEST_PYTHON:-}" ] && [ ! -d "$packages" ]; then
+    python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target "$scratch/packages" \
+      numpy==2.4.6 pytest==9.2.0 mypy==2.4.1 scikit-build-core==1.1.2 >&2 || skip "pip could not install numpy, pytest, mypy and scikit-build-core"
+    mkdir -p "$(dirname "$packages")"
+    mv -T "$scratch/packages" "$packages" 2>/dev/null || [ -d "$packages" ]
+  fi
+  python() { "${SN_TEST_PYTHON:-python3}" "$@"; }
+  [ -n "${SN_TEST_PYTHON:-}" ] || export PYTHONPATH=$packages
+  export PYTHONPATH=$(realpath "$root/python")${PYTHONPATH:+:$PYTHONPATH} SWARM_LIBRARY=$(realpath "$bin/libswarm.so") SWARM_BUILD=$(realpath "$bin")
+  export PYTHONDONTWRITEBYTECODE=1
+  [ $# = 0 ] || (cd "$root/python/tests" && python -m pytest -q -p no:cacheprovider --basetemp "$scratch/pytest" "$@") >&2 || fail "see above"
+}

@@ -1,0 +1,101 @@
+"""Remote blocks with numpy."""
+
+import struct
+
+import numpy as np
+import pytest
+
+import swarmnode
+from conftest import FIXTURES
+
+
+def golden(name, dtype=np.float32):
+    """An array of the reference: PyTorch's numbers for the tiny model."""
+    import json
+
+    data = (FIXTURES / "golden/llama/golden.safetensors").read_bytes()
+    n = struct.unpack("<Q", data[:8])[0]
+    entry = json.loads(data[8 : 8 + n])[name]
+    begin, end = entry["data_offsets"]
+    return np.frombuffer(data[8 + n + begin : 8 + n + end], dtype).reshape(entry["shape"])
+
+
+def close(a, b, tolerance=1e-4):
+    return np.abs(np.asarray(a) - b).max() <= tolerance * np.abs(b).max()
+
+
+def test_every_range_has_the_hidden_states_of_pytorch(tiny):
+    blocks = swarmnode.RemoteBlocks(tiny, 0, 4)
+    assert len(blocks) == 4 and len(blocks[1:]) == 3 and len(blocks[-1]) == 1 and repr(blocks[1:3][1]).find("2:3") > 0
+    assert close(tiny.embed(golden("input_ids", np.int64)), golden("hidden.0"), 1e-6)
+    assert close(blocks(golden("hidden.0")), golden("hidden.4"))
+    assert close(blocks[1:3](golden("hidden.1")), golden("hidden.3"))
+    assert close(tiny.logits(golden("hidden.4")), golden("logits"))
+    for wrong in (lambda: blocks[4:], lambda: blocks[::2], lambda: swarmnode.RemoteBlocks(tiny, 3, 9)):
+        with pytest.raises(swarmnode.Refused):
+            wrong()
+    with pytest.raises(IndexError):
+        blocks[4]
+
+
+def test_a_batch_is_its_sequences_here_and_over_nodes(tiny, tiny_here):
+    x = np.random.default_rng(0).standard_normal((3, 5, 64), np.float32)
+    blocks, here = swarmnode.RemoteBlocks(tiny, 1, 4), swarmnode.RemoteBlocks(tiny_here, 1, 4)
+    out = blocks(x)
+    assert out.shape == x.shape and np.array_equal(out, here(x))
+    assert np.array_equal(out[1], blocks(x[1]))
+    ragged = np.concatenate([x[0], x[1, :2], x[2, :1]])
+    assert np.array_equal(blocks(ragged, lengths=[5, 2, 1])[5:7], out[1, :2])
+    for wrong in (lambda: blocks(x.astype(np.float64)), lambda: blocks(x[..., :63]), lambda: blocks(ragged, lengths=[5, 2])):
+        with pytest.raises(swarmnode.Refused):
+            wrong()
+
+
+def test_gradients_are_the_references(tiny):
+    ids, hidden = golden("input_ids", np.int64), golden("hidden.4")
+    logits = tiny.logits(hidden)[:-1].astype(np.float64)
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    p[np.arange(len(ids) - 1), ids[1:]] -= 1
+    of_logits = np.concatenate([p / (len(ids) - 1), np.zeros((1, tiny.vocab))]).astype(np.float32)
+    blocks = swarmnode.RemoteBlocks(tiny)
+    gradient, values = blocks.backward(golden("hidden.0"), tiny.logits_backward(hidden, of_logits))
+    assert values.size == 0 and close(gradient, golden("grad_input"))
+
+
+def test_an_inference_session_continues_and_rewinds(tiny):
+    x = np.random.default_rng(1).standard_normal((2, 6, 64), np.float32)
+    blocks = swarmnode.RemoteBlocks(tiny, 1, 3)
+    expected = blocks(x)
+    with blocks.inference_session(max_length=16) as session:
+        assert np.array_equal(session.step(x[:, :4]), expected[:, :4])
+        assert session.position == 4
+        session.step(np.zeros((2, 1, 64), np.float32))
+        session.position = 4
+        assert np.array_equal(session.step(x[:, 4:]), expected[:, 4:])
+        with pytest.raises(swarmnode.Refused):
+            session.step(x[0, :1])
+        with pytest.raises(swarmnode.Refused):
+            session.position = 7
+
+
+def test_a_contiguous_array_is_not_copied(tiny, monkeypatch):
+    blocks = swarmnode.RemoteBlocks(tiny, 0, 2)
+    x = np.random.default_rng(2).standard_normal((8, 64), np.float32)
+    seen = []
+    forward_at = blocks.forward_at
+    monkeypatch.setattr(blocks, "forward_at", lambda n, at, out: (seen.append((at, out)), forward_at(n, at, out)))
+    out = blocks(x)
+    assert seen == [(x.ctypes.data, out.ctypes.data)]
+
+
+def test_values_of_lora_are_set_and_read(tiny):
+    blocks = swarmnode.RemoteBlocks(tiny, 1, 3, method="lora", rank=2, targets="q,o")
+    assert blocks.n_values == 2 * 2 * 2 * (64 + 64)
+    x = np.random.default_rng(3).standard_normal((4, 64), np.float32)
+    plain = blocks(x)
+    assert np.array_equal(plain, swarmnode.RemoteBlocks(tiny, 1, 3)(x))  # B is zero at first
+    blocks.values = np.full(blocks.n_values, 0.1, np.float32)
+    assert (blocks.values == np.float32(0.1)).all() and not np.array_equal(blocks(x), plain)
+    with pytest.raises(swarmnode.Refused):
+        blocks.values = np.zeros(3)

@@ -1,0 +1,90 @@
+"""Remote blocks as PyTorch modules: PyTorch's own gradients, and the losses of `swarm tune`."""
+
+import json
+import subprocess
+
+import numpy as np
+import pytest
+
+import swarmnode
+from conftest import BUILD
+from test_blocks import close, golden
+from test_examples import run as run_example
+
+torch = pytest.importorskip("torch")
+nn = pytest.importorskip("swarmnode.nn")
+
+
+def test_autograd_gives_the_gradients_of_pytorch(tiny):
+    ids = torch.from_numpy(golden("input_ids", np.int64).copy())
+    hidden = nn.embed(tiny, ids).requires_grad_()
+    low, high = nn.RemoteSequential(tiny, 0, 1), nn.RemoteSequential(tiny, 1)  # a part of what a node serves
+    logits = nn.logits(tiny, high(low(hidden)))
+    loss = torch.nn.functional.cross_entropy(logits[:-1], ids[1:])
+    loss.backward()
+    assert abs(loss.item() - golden("loss").item()) < 1e-5
+    assert close(hidden.grad, golden("grad_input"))
+
+
+def test_gradients_have_the_bits_of_the_c_functions(tiny):
+    module = nn.RemoteSequential(tiny, 1, 4, method="lora", rank=3, targets="all")
+    with torch.no_grad():
+        module.values.normal_(std=0.1, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    weight = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(2))
+    out = module(x)
+    (out * weight).sum().backward()
+    blocks = swarmnode.RemoteBlocks(tiny, 1, 4, method="lora", rank=3, targets="all")
+    blocks.values = module.values.detach().numpy()
+    assert np.array_equal(blocks(x.detach().numpy()), out.detach().numpy())
+    gradient, values = blocks.backward(x.detach().numpy(), weight.numpy())
+    assert np.array_equal(gradient, x.grad.numpy()) and np.array_equal(values, module.values.grad.numpy())
+
+
+def test_the_gradient_belongs_to_the_values_of_the_forward_pass(tiny):
+    module = nn.RemoteSequential(tiny, 0, 1, method="lora")
+    out = module(torch.ones(2, 64))
+    with torch.no_grad():
+        module.values += 1
+    with pytest.raises(RuntimeError, match="modified"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("given", [{"method": "lora", "rank": 2, "targets": "k,down"}, {"method": "deep-prompt", "virtual_tokens": 3}])
+def test_parts_of_the_values_have_names(tiny, given):
+    module = nn.RemoteSequential(tiny, 1, 3, **given)
+    parts = dict(module.named_values())
+    assert sum(p.numel() for p in parts.values()) == module.blocks.n_values
+    if given["method"] == "lora":
+        assert parts["1.k.B"].shape == (32, 2) and parts["2.down.A"].shape == (2, 96)
+        assert (parts["1.k.B"] == 0).all() and (parts["2.down.B"] == 0).all() and (parts["1.k.A"] != 0).all()
+
+
+def test_what_is_not_float32_is_refused(tiny):
+    module = nn.RemoteSequential(tiny)
+    with pytest.raises(swarmnode.Refused, match=r"float\(\)"):
+        module(torch.zeros(2, 64, dtype=torch.bfloat16))
+    with torch.no_grad(), module.inference_session(8) as session:
+        assert torch.equal(session.step(torch.ones(1, 2, 64)), module(torch.ones(1, 2, 64)))
+
+
+def test_a_loop_in_pytorch_has_the_losses_of_swarm_tune(tiny_path, nodes, tmp_path):
+    texts = ["the quick brown fox jumps", "over the lazy dog and runs away", "a short one", "all work and no play makes"]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    subprocess.run([BUILD / "swarm", "tune", "--model", tiny_path, "--local", "all", "--data", tmp_path / "texts.jsonl",
+                    "--batch", "4", "--steps", "12", "--schedule", "constant", "--out", tmp_path / "tuned"],
+                   check=True, capture_output=True, timeout=120)
+    rows = (tmp_path / "tuned/loss.csv").read_text().split()
+    expected = [float(row.split(",")[1]) for row in rows[1:]]
+    out = run_example("tune.py", tiny_path, tmp_path / "texts.jsonl", "12", nodes.addresses[0])
+    losses = [float(word) for word in out.split()[1::2]]
+    assert len(losses) == len(expected) == 12 and expected[-1] < expected[0] - 0.01
+    assert np.abs(np.subtract(losses, expected)).max() < 1e-5
+
+
+def test_a_classifier_learns(tiny_path, nodes, tmp_path):
+    examples = [{"text": t, "label": label} for label, ts in
+                (("greeting", ["hello there", "hi you", "good day", "hello hello"]), ("farewell", ["bye", "see you", "good night", "leaving"]))
+                for t in ts]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(e) + "\n" for e in examples))
+    assert run_example("classify.py", tiny_path, tmp_path / "texts.jsonl", nodes.addresses[0]) == "100% of 8 texts\n"

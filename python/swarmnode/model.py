@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -247,3 +248,6 @@ class Adapter(Handle):
             swarm = model.swarm._pointer if model.swarm else None
             call(lib.swarm_adapter_open, m, swarm, os.fsencode(os.fspath(name)), ctypes.byref(pointer))
         self._begin(pointer, lib.swarm_adapter_close, model)
+        warning = lib.swarm_adapter_warning(pointer)
+        if warning:
+            logging.getLogger("swarmnode").warning("%s", warning.decode())

@@ -26,7 +26,7 @@ log = logging.getLogger("swarmnode")
 class EventKind(IntEnum):
     """What an event is; its numbers in brackets."""
 
-    PROGRESS = _swarm_h.SWARM_EVENT_PROGRESS  # tokens of a prompt are computed (done, total)
+    PROGRESS = _swarm_h.SWARM_EVENT_PROGRESS  # tokens of a prompt are computed (done of total, reused)
     TOKEN = _swarm_h.SWARM_EVENT_TOKEN  # a token was sampled (id, logprob)
     TEXT = _swarm_h.SWARM_EVENT_TEXT  # text is final
     RETRACT = _swarm_h.SWARM_EVENT_RETRACT  # an audit failed: of the text only the first bytes stand (kept, kept_tokens)
@@ -35,7 +35,7 @@ class EventKind(IntEnum):
     AUDIT = _swarm_h.SWARM_EVENT_AUDIT  # a node gave a wrong result and was banned
 
 
-_NUMBERS = {EventKind.PROGRESS: ("done", "total"), EventKind.TOKEN: ("id", "logprob"),
+_NUMBERS = {EventKind.PROGRESS: ("done", "total", "reused"), EventKind.TOKEN: ("id", "logprob"),
             EventKind.RETRACT: ("kept", "kept_tokens")}
 
 

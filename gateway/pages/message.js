@@ -58,13 +58,16 @@ function show(place, parts) {
 
 const count = (n, one, many = one + "s") => `${formatNumber(n)} ${n === 1 ? one : many}`;
 
+// Of "NAME@HOST:PORT" the name, of a node without one the address; of an id its beginning.
+const hopName = (node) => (node.includes("@") ? node.split("@")[0] || node.slice(1) : node.slice(0, 8)) || "a node";
+
 // The speed, and what only a swarm has. A server that is none sends no `swarm`; each of its fields may be missing.
 function facts(m, live) {
   const swarm = m.swarm || {};
   const hops = (Array.isArray(swarm.hops) ? swarm.hops : []).filter((h) => h && typeof h === "object");
   const failovers = Number(swarm.failovers) || 0;
   const cached = Number(swarm.cached_tokens) || 0;
-  const names = hops.map((h) => `${h.name || String(h.node || "a node").slice(0, 8)} ${h.blocks || ""}`.trim());
+  const names = hops.map((h) => `${h.name || hopName(String(h.node || ""))} ${h.blocks || ""}`.trim());
   return [
     live && !m.tokens && el("span", { class: "waiting" }, m.content || m.reasoning ? "answering" : "waiting for the first token"),
     m.tokens > 0 && count(m.tokens, "token"),

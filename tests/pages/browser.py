@@ -10,7 +10,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-WAIT_S = 6  # a limit that even a slow machine does not reach
+WAIT_S = 60  # a limit that even a slow machine does not reach
 
 
 def start(folder):
@@ -52,7 +52,7 @@ class Browser:
     def until(self, what, condition):
         end = time.monotonic() + WAIT_S
         while not (value := condition()):
-            assert time.monotonic() < end, f"{what}: not within {WAIT_S} seconds; the page shows: {self.text('body')[:800]}"
+            assert time.monotonic() < end, f"the page shows: {self.text('body')[:800]}\n{what}: not within {WAIT_S} seconds"
             time.sleep(0.03)
         return value
 

@@ -57,6 +57,33 @@ stop_node a
 [ "$(value 'quota_refusals_total{quota="kv"}')" = 0.0 ] || fail "quota refusals are counted without a quota"
 start_node b "$model" 0:4 --metrics "127.0.0.1:$port" --client-kv 1KiB
 wait_ready b
+# The map of the swarm as the node sees it: this node lacks no block, a node of three of the four blocks names the gap.
+start_node c "$model" 1:4 --metrics 0
+wait_ready c
+python3 - "$port" "$(sed -n 's/.* metrics=\([0-9]*\)$/\1/p' "$scratch/c.out")" "${address[c]}" <<'END' || fail "the map of the swarm is not as it should be"
+import http.client, json, sys, time
+def get(port, path, method="GET"):
+    c = http.client.HTTPConnection("127.0.0.1", int(port), timeout=10)
+    c.request(method, path)
+    answer = c.getresponse()
+    return answer.status, answer.headers, answer.read().decode()
+for path, kind in (("/swarm", "text/html; charset=utf-8"), ("/pages/swarm.js", "text/javascript; charset=utf-8"), ("/api/swarm", "application/json")):
+    status, headers, _ = get(sys.argv[1], path)
+    assert status == 200 and headers["Content-Type"] == kind and "script-src 'self'" in headers["Content-Security-Policy"], (path, status, headers)
+for path in ("/", "/swarm/", "/pages/", "/pages/../swarm", "/v1/models"):
+    assert get(sys.argv[1], path)[0] == 404, path
+assert get(sys.argv[1], "/api/swarm", "POST")[0] == 405
+for _ in range(600): # until both have announced what they serve
+    whole, part = (json.loads(get(port, "/api/swarm")[2]) for port in sys.argv[1:3])
+    if all(m["nodes"] and m["nodes"][0]["state"] == "online" for m in (whole, part)): break
+    time.sleep(0.1)
+assert whole["blocks"] == 4 and whole["gaps"] == [] and whole["coverage"][0]["nodes_per_block"] == [1] * 4, whole
+node, = whole["nodes"]
+assert node["id"] == whole["self"] and node["name"] == "b" and node["state"] == "online" and node["blocks"] == "0:4" and node["kv_bytes_free"] > 0, node
+assert part["coverage"][0]["nodes_per_block"] == [0, 1, 1, 1], part
+assert part["gaps"] == [{"blocks": "0:1", "command": "swarm-node --model PATH --blocks 0:1 --join " + sys.argv[3]}], part
+END
+stop_node c
 refuses 1 "metrics 127.0.0.1:$port: cannot listen there" "$bin/swarm-node" --model "$model" --blocks all --listen 127.0.0.1:0 \
   --metrics "127.0.0.1:$port"
 refuses 2 "metrics nowhere: write HOST:PORT" "$bin/swarm-node" --model "$model" --blocks all --listen 127.0.0.1:0 --metrics nowhere

@@ -1,4 +1,5 @@
 #include "gateway/http/http_private.h"
+#include "gateway/openai/openapi.h"
 #include "gateway/pages/pages.h"
 
 #include <stdio.h>
@@ -92,6 +93,8 @@ static enum MHD_Result answer_detokenize(sn_exchange *x) {
     return result;
 }
 
+static enum MHD_Result answer_openapi(sn_exchange *x) { return sn_exchange_send_json(x, 200, sn_openapi_text()); }
+
 /* The chat, the map, and what they load. They need no key: they ask their user for it. */
 static enum MHD_Result answer_page(sn_exchange *x) {
     const sn_page *page = sn_page_find(x->path);
@@ -107,6 +110,7 @@ static const sn_route page_route = {"GET", "/", true, answer_page};
 
 static const sn_route routes[] = {
     {"GET", "/health", true, answer_health},
+    {"GET", "/openapi.json", true, answer_openapi},
     {"GET", "/v1/models", false, answer_models},
     {"GET", "/metrics", false, answer_metrics},
     {"GET", "/api/swarm", false, answer_swarm},

@@ -1,4 +1,5 @@
 /* Requests of the OpenAI API: what each field becomes, and which bodies are refused, with which sentence and field. */
+#include "gateway/openai/openapi.h"
 #include "gateway/openai/request.h"
 #include "tests/support/require.h"
 
@@ -366,5 +367,25 @@ Test(openai_request, an_error_is_written_as_clients_read_it) {
     char *text = sn_openai_error_text(&error);
     cr_expect_str_eq(text, "{\"error\":{\"message\":\"come ? back?\",\"type\":\"rate_limit_error\",\"param\":null,"
                            "\"code\":\"queue_full\"}}");
+    free(text);
+}
+
+/* -- the document of the routes -- */
+
+Test(openai_request, the_document_says_what_requests_may_have) {
+    char *text = sn_openapi_text();
+    cr_assert(text);
+    json_t *document = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
+    const json_t *chat = json_object_get(json_object_get(document, "paths"), "/v1/chat/completions");
+    for (const char *const *key = (const char *const[]){"post", "requestBody", "content", "application/json", "schema",
+                                                        "properties", NULL};
+         *key; key++)
+        chat = json_object_get(chat, *key);
+    cr_expect_eq(json_integer_value(json_object_get(json_object_get(chat, "max_tokens"), "minimum")), 1);
+    cr_expect_eq(json_real_value(json_object_get(json_object_get(chat, "temperature"), "maximum")), 2);
+    cr_expect(json_object_get(chat, "messages"));
+    cr_expect_not(json_object_get(chat, "functions"), "a refused field is in the document");
+    cr_expect_eq(json_object_size(json_object_get(document, "paths")), 11);
+    json_decref(document);
     free(text);
 }

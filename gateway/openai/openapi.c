@@ -11,8 +11,8 @@
 #define ID        "{\"type\":\"integer\",\"minimum\":0}"
 #define ID_LIST   "{\"type\":\"array\",\"minItems\":1,\"items\":" ID "}"
 #define PROMPT                                                                                                         \
-    "{\"oneOf\":[{\"type\":\"string\"}," TEXT_LIST "," ID_LIST ",{\"type\":\"array\",\"minItems\":1,\"items\":" ID_LIST  \
-    "}]}"
+    "{\"oneOf\":[{\"type\":\"string\"}," TEXT_LIST "," ID_LIST                                                         \
+    ",{\"type\":\"array\",\"minItems\":1,\"items\":" ID_LIST "}]}"
 #define CHOICE                                                                                                         \
     "{\"oneOf\":[{\"enum\":[\"none\",\"auto\",\"required\"]},{\"type\":\"object\",\"required\":[\"type\"],"            \
     "\"properties\":{\"type\":{\"const\":\"function\"}}}]}"
@@ -34,13 +34,14 @@ static const struct {
     {"prompt", "{\"type\":\"string\"}", SN_REQUEST_TOKENIZE, true},
     {"prompt", PROMPT, 0, false},
     {"stop", "{\"oneOf\":[{\"type\":\"string\"}," TEXT_LIST "]}", 0, false},
-    {"tools", "{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"type\"],\"properties\":{\"type\":{"
-              "\"const\":\"function\"}}}}",
+    {"tools",
+     "{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"type\"],\"properties\":{\"type\":{"
+     "\"const\":\"function\"}}}}",
      0, false},
     {"tool_choice", CHOICE, 0, false},
     {"tokens", "{\"type\":\"array\",\"items\":" ID "}", 0, false},
-    {"logit_bias", "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"number\",\"minimum\":-100,\"maximum\":100}}",
-     0, false},
+    {"logit_bias",
+     "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"number\",\"minimum\":-100,\"maximum\":100}}", 0, false},
     {"encoding_format", "{\"enum\":[\"float\",\"base64\"]}", 0, false},
     {"modalities", "{\"type\":\"array\",\"items\":{\"const\":\"text\"}}", 0, false},
     {"include", "{\"type\":\"array\",\"items\":{\"const\":\"message.output_text.logprobs\"}}", 0, false},
@@ -108,9 +109,10 @@ static json_t *responses(const char *type, bool computes) {
     json_object_set_new(all, "200", reply("The answer.", body));
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++)
         if (computes || !refusals[i].of_computing)
-            json_object_set_new(all, refusals[i].status,
-                                reply(refusals[i].description,
-                                      content("application/json", json_pack("{s:s}", "$ref", "#/components/schemas/Error"))));
+            json_object_set_new(
+                all, refusals[i].status,
+                reply(refusals[i].description,
+                      content("application/json", json_pack("{s:s}", "$ref", "#/components/schemas/Error"))));
     return all;
 }
 
@@ -155,10 +157,10 @@ char *sn_openapi_text(void) {
                                "\"string\"},\"type\":{\"type\":\"string\"},\"param\":{\"type\":[\"string\",\"null\"]},"
                                "\"code\":{\"type\":[\"string\",\"null\"]}}}}}",
                                0, NULL);
-    json_t *document = json_pack(
-        "{s:s, s:{s:s, s:s}, s:[{s:[]}, {}], s:o, s:{s:{s:o}, s:{s:{s:s, s:s}}}}", "openapi", "3.1.0", "info", "title",
-        "swarm serve", "version", SN_VERSION, "security", "key", "paths", paths_json(), "components", "schemas", "Error",
-        error, "securitySchemes", "key", "type", "http", "scheme", "bearer");
+    json_t *document =
+        json_pack("{s:s, s:{s:s, s:s}, s:[{s:[]}, {}], s:o, s:{s:{s:o}, s:{s:{s:s, s:s}}}}", "openapi", "3.1.0", "info",
+                  "title", "swarm serve", "version", SN_VERSION, "security", "key", "paths", paths_json(), "components",
+                  "schemas", "Error", error, "securitySchemes", "key", "type", "http", "scheme", "bearer");
     char *text = document ? json_dumps(document, JSON_COMPACT) : NULL;
     json_decref(document);
     return text;

@@ -377,8 +377,8 @@ Test(openai_request, the_document_says_what_requests_may_have) {
     cr_assert(text);
     json_t *document = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
     const json_t *chat = json_object_get(json_object_get(document, "paths"), "/v1/chat/completions");
-    for (const char *const *key = (const char *const[]){"post", "requestBody", "content", "application/json", "schema",
-                                                        "properties", NULL};
+    for (const char *const *key =
+             (const char *const[]){"post", "requestBody", "content", "application/json", "schema", "properties", NULL};
          *key; key++)
         chat = json_object_get(chat, *key);
     cr_expect_eq(json_integer_value(json_object_get(json_object_get(chat, "max_tokens"), "minimum")), 1);

@@ -78,6 +78,10 @@ static sn_status check_settings(serving *s, sn_err *err) {
                        "start a node of its own");
     if (local->given && (!local->all || sn_settings_has_swarm(o)))
         return sn_fail(err, SN_REFUSED, "a server computes all blocks itself (--local all) or none (--join)");
+    if (o->audit.hold)
+        return sn_fail(err, SN_REFUSED,
+                       "--audit-hold is for a terminal: with --audit a request without \"stream\" gets text that was "
+                       "checked");
     if (!given.tls_cert != !given.tls_key)
         return sn_fail(err, SN_REFUSED, "--tls-cert and --tls-key belong together: give both, or neither");
     sn_status status = sn_parse_host_port(given.listen, SN_HOST_PORT_LISTEN, &s->listen, err);

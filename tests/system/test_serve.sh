@@ -30,7 +30,7 @@ refused 'give --api-key-file FILE' --local all --listen 0.0.0.0:0
 refused 'belong together' --local all --tls-cert x
 refused 'is no origin' --local all --cors '*'
 printf 'short\n' >"$scratch/short"
-start_node a "$model" all --client-sessions 0
+start_node a "$model" all --client-sessions 0 --device cpu
 wait_ready a
 refused 'key 1 has 5 characters' --join "${address[a]}" --api-key-file "$scratch/short"
 
@@ -81,7 +81,7 @@ kill -CONT "${pid[a]}"
 
 # -- a node is killed in the middle of an answer
 expected=$(generate --prompt "Once upon a time" --max-tokens 60 --ignore-eos)
-start_node b "$model" all --join "${address[a]}"
+start_node b "$model" all --device cpu --join "${address[a]}"
 wait_ready b
 serve server --join "${address[a]}" --join "${address[b]}" --max-sessions 2
 client steady "$url" "$expected" "$scratch/begun" "$scratch/killed" &
@@ -93,14 +93,14 @@ wait "$asking" || fail "a node was killed in the middle of an answer"
 stop_node server
 
 # -- a node of its own ends with the server, however that ends
-serve own --local all --max-sessions 2
+serve own --local all --device cpu --max-sessions 2
 child=$(cat "/proc/${pid[own]}/task/${pid[own]}/children")
 [ -n "$child" ] || fail "--local all starts no node"
 client view "$url"
 kill_node own
 for ((i = 0; i < 3000; i++)); do kill -0 $child 2>/dev/null || break; pause 0.02; done
 kill -0 $child 2>/dev/null && fail "the node outlives a server that was killed"
-serve own --local all --max-sessions 2
+serve own --local all --device cpu --max-sessions 2
 child=$(cat "/proc/${pid[own]}/task/${pid[own]}/children")
 stop_node own
 kill -0 $child 2>/dev/null && fail "the node outlives its server"

@@ -200,7 +200,7 @@ sn_status sn_engine_submit(sn_engine *e, sn_job *const *jobs, size_t n, sn_err *
     size_t free_workers = e->options.sessions_max - e->running; /* of those that wait, none is free */
     if (e->draining)
         status = sn_fail(err, SN_RETRY, "the server is shutting down");
-    else if (n > free_workers + e->options.queue_max - e->queued || e->queued > e->options.queue_max)
+    else if (n > free_workers + e->options.queue_max - e->queued)
         status = sn_fail(err, SN_RETRY, "%zu requests wait already: try again later", e->queued);
     if (status) err->retry_after_ms = e->draining ? 0 : RETRY_AFTER_MS;
     for (size_t i = 0; i < n && !status; i++) {

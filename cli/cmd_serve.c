@@ -10,6 +10,7 @@
 
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -53,6 +54,7 @@ static const sn_option_group serve_group = SN_OPTION_GROUP("Server:", serve_opti
 typedef struct serving {
     const sn_options *options;
     sn_local_node node;
+    swarm_cancel *stop; /* of the connection, whose status may take seconds */
     swarm_connection *connection;
     swarm_model *model;
     swarm_options *session;
@@ -61,6 +63,7 @@ typedef struct serving {
     sn_server_options server_options;
     sn_host_port listen;
     char name[256];
+    sn_strings hosts; /* of --host, and the one of --listen */
 } serving;
 
 /* -- checks -- */
@@ -149,7 +152,7 @@ static sn_status connect_swarm(serving *s, sn_err *err) {
     if (!options) return err->status;
     sn_status status = SN_OK;
     if (s->node.pid) status = sn_cli_status(swarm_options_set(options, "join", s->node.address, &error), &error, err);
-    if (!status) status = sn_cli_status(swarm_connect(options, NULL, &s->connection, &error), &error, err);
+    if (!status) status = sn_cli_status(swarm_connect(options, s->stop, &s->connection, &error), &error, err);
     swarm_options_free(options);
     return status;
 }
@@ -183,6 +186,14 @@ static int32_t session_context(const serving *s) {
     return asked < most ? (int32_t)asked : most;
 }
 
+static sn_status list_hosts(serving *s, sn_err *err) {
+    sn_status status = sn_calloc(&s->hosts.items, given.host.n + 1, sizeof *s->hosts.items, err);
+    if (status) return status;
+    for (size_t i = 0; i < given.host.n; i++) s->hosts.items[s->hosts.n++] = given.host.items[i];
+    s->hosts.items[s->hosts.n++] = s->listen.host;
+    return SN_OK;
+}
+
 static sn_status open_server(serving *s, sn_err *err) {
     const sn_engine_options engine = {.model = s->model,
                                       .connection = s->connection,
@@ -192,12 +203,13 @@ static sn_status open_server(serving *s, sn_err *err) {
                                       .idle_ms = given.session_idle_ms};
     s->server_options = (sn_server_options){.model = s->model,
                                             .connection = s->connection,
-                                            .access = {.hosts = given.host.items,
-                                                       .n_hosts = given.host.n,
+                                            .access = {.hosts = s->hosts.items,
+                                                       .n_hosts = s->hosts.n,
                                                        .origins = given.cors.items,
                                                        .n_origins = given.cors.n},
                                             .model_name = model_name(s->name),
                                             .context = session_context(s),
+                                            .choices_max = (size_t)(given.max_sessions + given.queue),
                                             .host = s->listen.host,
                                             .port = s->listen.port,
                                             .tls_cert = given.tls_cert,
@@ -216,17 +228,21 @@ static sn_status open_all(serving *s, sn_err *err) {
     if (!status) status = sn_cli_open_model(&s->model, err);
     if (!status) status = connect_swarm(s, err);
     if (!status) status = session_options(s, err);
+    if (!status) status = list_hosts(s, err);
     return status ? status : open_server(s, err);
 }
 
 static void close_all(serving *s) {
+    swarm_cancel_set(s->stop);
     sn_server_free(&s->server);
     sn_engine_free(&s->engine);
     swarm_options_free(s->session);
     swarm_disconnect(s->connection);
+    swarm_cancel_free(s->stop);
     swarm_model_close(s->model);
     sn_local_node_stop(&s->node);
     sn_access_fini(&s->server_options.access);
+    free(s->hosts.items);
 }
 
 /* -- serving -- */
@@ -255,13 +271,14 @@ static sn_status serve(serving *s, const sigset_t *signals, sn_err *err) {
 }
 
 static sn_status serve_main(const sn_options *options, int *code, sn_err *err) {
-    serving s = {.options = options};
+    serving s = {.options = options, .stop = swarm_cancel_new()};
     sigset_t signals;
     (void)code;
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
     pthread_sigmask(SIG_BLOCK, &signals, NULL);
+    if (!s.stop) return sn_fail(err, SN_STOP, "out of memory for a server");
     sn_status status = open_all(&s, err);
     if (!status) status = print_ready(&s, err);
     if (!status) status = serve(&s, &signals, err);

@@ -44,6 +44,9 @@ static sn_status read_ready(sn_local_node *node, int fd, sn_err *err) {
     size_t n = 0;
     for (int ms = 0; ms < READY_MS && n + 1 < sizeof line; ms += LOOK_MS) {
         struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
+        sigset_t pending;
+        if (!sigpending(&pending) && (sigismember(&pending, SIGTERM) == 1 || sigismember(&pending, SIGINT) == 1))
+            return sn_fail(err, SN_RETRY, "interrupted");
         if (poll(&poll_fd, 1, LOOK_MS) <= 0) continue;
         ssize_t got = read(fd, line + n, sizeof line - 1 - n);
         if (got <= 0) break;

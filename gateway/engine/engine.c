@@ -54,7 +54,7 @@ static sn_worker *choose_worker(sn_engine *e, const sn_job *job) {
     for (size_t i = 0; i < e->options.sessions_max; i++) {
         sn_worker *w = &e->workers[i];
         if (w->job) continue;
-        size_t same = common_beginning(w, job);
+        size_t same = job->fresh ? 0 : common_beginning(w, job);
         if (same > most && same > w->n_ids / 2) longest = w, most = same;
         bool better = !other || (other->session && (!w->session || w->used_us < other->used_us));
         if (better) other = w;
@@ -133,6 +133,11 @@ static swarm_code open_session(sn_worker *w, swarm_session **session, swarm_erro
 
 static swarm_code run_in_session(sn_worker *w, sn_job *job, swarm_error **error) {
     swarm_session *session = NULL;
+    if (job->fresh && w->session) { /* nodes count a client's sessions */
+        pthread_mutex_lock(&w->engine->lock);
+        close_session(w);
+        pthread_mutex_unlock(&w->engine->lock);
+    }
     swarm_code code = job->fresh || !w->session ? open_session(w, &session, error) : SWARM_OK;
     if (code) return code;
     if (job->fresh) {

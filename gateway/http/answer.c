@@ -180,7 +180,7 @@ static bool prepare(sn_exchange *x, sn_answer *a, sn_request_kind kind, sn_opena
     const sn_reply_head head = {.id = x->id, .created = sn_unix_ms() / 1000};
     if (!sn_request_parse(kind, (const char *)x->body.data, x->body.len, &s->limits, &a->request, error)) return false;
     if (!make_prompts(a, error)) return false;
-    const size_t n = kind == SN_REQUEST_EMBEDDING ? a->n_prompts : sn_request_choices(a->request);
+    const size_t n = kind == SN_REQUEST_EMBEDDING ? 1 : sn_request_choices(a->request); /* one job for all inputs */
     if (sn_calloc(&a->choices, n, sizeof *a->choices, &err)) return sn_openai_fail_err(error, &err);
     a->n_choices = n;
     for (size_t i = 0; i < n; i++)

@@ -148,27 +148,34 @@ static void pool(const float *hidden, size_t n, size_t width, float *out) {
     for (size_t i = 0; i < width && length > 0; i++) out[i] = (float)((double)out[i] / length);
 }
 
-swarm_code sn_answer_embed(void *choice, swarm_session *session, swarm_error **error) {
-    sn_answer_choice *c = choice;
-    sn_answer *a = c->answer;
+static swarm_code embed_prompt(sn_answer *a, size_t index, swarm_session *session, swarm_error **error) {
     const swarm_model *model = a->server->options.model;
-    const size_t n = c->prompt->n, width = (size_t)swarm_model_width(model);
+    const sn_answer_prompt *prompt = &a->prompts[index];
+    const size_t n = prompt->n, width = (size_t)swarm_model_width(model);
     sn_openai_error failure = {0};
     float *hidden;
     sn_err err;
-    tell_prompt(c, 0);
     if (sn_calloc(&hidden, (n + 1) * width, sizeof *hidden, &err)) return SWARM_STOP;
     float *mean = hidden + n * width;
-    swarm_code code = swarm_model_embed(model, c->prompt->ids, n, hidden, error);
+    swarm_code code = swarm_model_embed(model, prompt->ids, n, hidden, error);
     if (!code) code = swarm_session_forward(session, 0, n, hidden, hidden, error);
     if (!code) {
         pool(hidden, n, width, mean);
         pthread_mutex_lock(&a->lock);
-        if (!sn_reply_embedding(a->reply, c->prompt_index, mean, width, &failure)) sn_answer_fail(a, &failure);
+        if (!sn_reply_embedding(a->reply, index, mean, width, &failure)) sn_answer_fail(a, &failure);
         pthread_mutex_unlock(&a->lock);
-        note_session(c, session);
+        atomic_fetch_add(&a->server->counters.prompt_tokens, n);
     }
     free(hidden);
+    return code;
+}
+
+swarm_code sn_answer_embed(void *choice, swarm_session *session, swarm_error **error) {
+    sn_answer_choice *c = choice;
+    sn_answer *a = c->answer;
+    swarm_code code = SWARM_OK;
+    for (size_t i = 0; i < a->n_prompts && !code && !a->error.status; i++) code = embed_prompt(a, i, session, error);
+    note_session(c, session);
     return code;
 }
 
@@ -182,6 +189,7 @@ static void fail_with(sn_answer *a, swarm_code code, const swarm_error *error) {
         (void)sn_openai_fail(&failure, 503, "cancelled", NULL, "The server is shutting down.");
     else
         (void)sn_openai_fail(&failure, status, NULL, NULL, "%s", error ? swarm_error_text(error) : "Out of memory.");
+    if (status == 503 && !failure.code) failure.code = "no_node";
     failure.retry_after_ms = swarm_error_retry_after_ms(error);
     sn_answer_fail(a, &failure);
 }

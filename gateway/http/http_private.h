@@ -53,7 +53,9 @@ typedef struct sn_exchange {
     sn_origin from;
     char id[SN_REQUEST_NAME_MAX + 1];
     int64_t arrived_us;
-    unsigned code; /* of the reply; 0: none yet */
+    size_t received;         /* bytes of the body */
+    sn_openai_error refusal; /* for the end of the body; status 0: none */
+    unsigned code;           /* of the reply; 0: none yet */
     sn_answer *answer;
 } sn_exchange;
 

@@ -17,6 +17,7 @@ enum {
     CONNECTIONS_OF_ADDRESS_MAX = 256,
     HEADER_BYTES_MAX = 32 << 10, /* and the buffer in which a body is read */
     SILENCE_S = 30,
+    BODY_S = 120, /* for a whole body */
     STACK_BYTES = 2 << 20, /* for nested JSON and chat templates */
     PEM_BYTES_MAX = 1 << 20,
     CANCEL_MS = 3000, /* for requests that were cancelled when the server ends */
@@ -115,21 +116,25 @@ static enum MHD_Result begin(sn_server *server, struct MHD_Connection *connectio
 
 /* -- the body -- */
 
+/* A reply has to wait for the end of the body; what comes until then, within limits, is dropped. */
 static enum MHD_Result take_piece(sn_exchange *x, const char *data, size_t *len) {
-    sn_openai_error error = {0};
     sn_err err;
     size_t n = *len;
     *len = 0;
-    if (x->code) return MHD_YES; /* it was refused already */
+    x->received += n;
+    if (x->received > 2 * (size_t)SN_BODY_MAX || sn_now_us() - x->arrived_us > BODY_S * 1000000LL) return MHD_NO;
+    if (x->code || x->refusal.status) return MHD_YES;
     if (atomic_fetch_add(&x->server->bodies, n) + n > SN_BODIES_MAX) {
         atomic_fetch_sub(&x->server->bodies, n);
-        (void)sn_openai_fail(&error, 503, "overloaded", NULL, "Too many large requests are in progress: try again.");
-        return sn_exchange_refuse(x, &error);
+        (void)sn_openai_fail(&x->refusal, 503, "overloaded", NULL,
+                             "Too many large requests are in progress: try again.");
+        return MHD_YES;
     }
     if (!sn_buf_append(&x->body, data, n, &err)) return MHD_YES;
     atomic_fetch_sub(&x->server->bodies, n);
-    (void)sn_openai_fail(&error, 413, "request_too_large", NULL, "A request may have %d bytes at most.", SN_BODY_MAX);
-    return sn_exchange_refuse(x, &error);
+    (void)sn_openai_fail(&x->refusal, 413, "request_too_large", NULL, "A request may have %d bytes at most.",
+                         SN_BODY_MAX);
+    return MHD_YES;
 }
 
 /* 8 parameters: the callback type of libmicrohttpd */
@@ -140,6 +145,7 @@ static enum MHD_Result handle(void *ctx, struct MHD_Connection *connection, cons
     if (!x) return begin(ctx, connection, method, path, state);
     if (*upload_size) return take_piece(x, upload, upload_size);
     if (x->code) return MHD_YES;
+    if (x->refusal.status) return sn_exchange_refuse(x, &x->refusal);
     /* An answer may take longer than a client may be silent. */
     MHD_set_connection_option(connection, MHD_CONNECTION_OPTION_TIMEOUT, 0u);
     enum MHD_Result result = x->route->handle(x);
@@ -206,9 +212,9 @@ sn_status sn_server_new(const sn_server_options *options, sn_server **out, sn_er
                                     .vocab = swarm_model_vocab(options->model),
                                     .context = options->context,
                                     .width = swarm_model_width(options->model),
-                                    .n_max = N_CHOICES_MAX,
+                                    .n_max = (int)sn_min_size(N_CHOICES_MAX, options->choices_max),
                                     .prompts_max = N_PROMPTS_MAX,
-                                    .choices_max = N_CHOICES_MAX};
+                                    .choices_max = (int)sn_min_size(N_CHOICES_MAX, options->choices_max)};
     status = sn_served_model_new(options->model, options->model_name, &s->served, err);
     if (!status) status = sn_view_new(s, &s->view, err);
     if (!status && options->tls_cert) status = read_pem("--tls-cert", options->tls_cert, &s->cert, err);

@@ -19,6 +19,7 @@ typedef struct sn_server_options {
     sn_access access;       /* its lists are borrowed */
     const char *model_name; /* as requests call the model */
     int32_t context;        /* tokens of the longest timeline */
+    size_t choices_max;     /* of one request; those that the engine can take */
     const char *host;       /* to listen at, and port (0: a free one) */
     int port;
     const char *tls_cert, *tls_key; /* PEM files; NULL: no TLS */

@@ -16,7 +16,8 @@ typedef struct sn_local_node {
 } sn_local_node;
 
 /* Starts `swarm-node` of the folder of this program with these options (ends with NULL) besides its address, and waits
- * until it is ready, or until SIGTERM or SIGINT, which are blocked, are pending. Called before the process has threads. SN_RETRY: it ended before; what it said is on stderr. */
+ * until it is ready, or until SIGTERM or SIGINT, which are blocked, are pending. Called before the process has threads.
+ * SN_RETRY: it ended before; what it said is on stderr. */
 sn_status sn_local_node_start(const char *const *options, sn_local_node *out, sn_err *err) SN_MUST_USE;
 /* Whether it has ended by itself. */
 bool sn_local_node_has_ended(sn_local_node *node);

@@ -17,7 +17,7 @@ enum {
     CONNECTIONS_OF_ADDRESS_MAX = 256,
     HEADER_BYTES_MAX = 32 << 10, /* and the buffer in which a body is read */
     SILENCE_S = 30,
-    BODY_S = 120, /* for a whole body */
+    BODY_S = 120,          /* for a whole body */
     STACK_BYTES = 2 << 20, /* for nested JSON and chat templates */
     PEM_BYTES_MAX = 1 << 20,
     CANCEL_MS = 3000, /* for requests that were cancelled when the server ends */

@@ -3,4 +3,4 @@
 . "$(dirname "$0")/lib.sh"
 python_tests
 python -c "import torch" 2>/dev/null || skip "needs PyTorch: SN_TEST_PYTHON=a Python that has torch, transformers, peft, numpy and pytest"
-python_tests test_torch.py
+python_tests test_torch.py test_transformers.py -W ignore::FutureWarning

@@ -49,7 +49,7 @@ class DistributedModelForCausalLM(PreTrainedModel, GenerationMixin):
         self.generation_config.use_cache = False
 
     @classmethod
-    def from_pretrained(cls, name: str | os.PathLike[str], *, swarm: Swarm | None = None,  # type: ignore[override]
+    def from_pretrained(cls, name: str | os.PathLike[str], *, swarm: Swarm | None = None,
                         **given: Any) -> DistributedModelForCausalLM:
         """name: as for `swarmnode.Model`. swarm: None computes the blocks here. Options: those of
         `swarmnode.nn.RemoteSequential` ("method", "only", "deny", ...)."""
@@ -60,7 +60,8 @@ class DistributedModelForCausalLM(PreTrainedModel, GenerationMixin):
                              num_attention_heads=hp["n_heads"], max_position_embeddings=model.context,
                              tie_word_embeddings=False, eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0,
                              use_cache=False)
-        return cls(config, model, **given).eval()
+        made: DistributedModelForCausalLM = cls(config, model, **given).eval()
+        return made
 
     def _init_weights(self, module: Any) -> None:
         """Nothing is initialised: weights come from the model."""

@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/wire.h"
 #include "cli/bench/bench.h"
+#include "cli/bench/server.h"
 #include "cli/command.h"
 #include "client/tune/params.h"
 
@@ -19,13 +20,15 @@
 enum { CASES_MAX = 128 };
 
 static struct {
-    sn_ints nodes, threads, sessions, context, batch;
+    sn_ints nodes, threads, sessions, context, batch, clients;
     sn_strings link, kill, node_options, train;
-    const char *json_file, *csv_file, *html_file;
+    const char *json_file, *csv_file, *html_file, *server, *api_key_file;
+    bool chat;
     int64_t prompt_tokens, new_tokens, concurrent_prefill, repeat, warmup;
 } given = {.threads = {{1}, 1},
            .sessions = {{1}, 1},
            .context = {{0}, 1},
+           .clients = {{1, 4, 16, 64}, 4},
            .prompt_tokens = 512,
            .new_tokens = 128,
            .concurrent_prefill = SN_INT_UNSET,
@@ -36,12 +39,21 @@ enum { TRAIN_BATCH = 4 }; /* sequences of a training step without --batch */
 
 static const sn_word kill_words[] = {{"replay", 0}, {"replica", 0}, {"migration", 0}, {"none", 0}, {NULL, 0}};
 
+static const sn_option model_options[] = {
+    SN_OPT_STRING("model", "PATH", &sn_program_settings.common.model,
+                  "the model: a GGUF file, or a folder with config.json and safetensors; not with --server"),
+};
+static const sn_option_group model_group = SN_OPTION_GROUP("Model:", model_options);
+
 static const sn_option where_options[] = {
     SN_OPT_INTS("nodes", &given.nodes, 1, SN_BENCH_NODES_MAX - 1,
                 "start this many nodes on this machine, which divide the blocks equally, as in 1,3"),
     SN_OPT_ADDRESSES("join", "HOST:PORT", &sn_program_settings.common.join, SN_HOST_PORT_PINNED,
                      "measure the running swarm of this node"),
     SN_OPT_BLOCKS("local", "all", &sn_program_settings.common.local, "measure blocks in this process, without a node"),
+    SN_OPT_STRING("server", "URL", &given.server,
+                  "measure a server of the OpenAI API, as in http://127.0.0.1:8080, with --clients"),
+    SN_OPT_STRING("api-key-file", "FILE", &given.api_key_file, "a file with the key that this server wants"),
     SN_OPT_STRINGS("emulate-link", "RATE,RTT[,JITTER]", &given.link,
                    "emulate a connection like this between all processes, as in 100mbit,100ms; none: no emulation"),
     SN_OPT_FLAG("push", &sn_program_settings.common.push,
@@ -61,6 +73,9 @@ static const sn_option what_options[] = {
     SN_OPT_INTS("context", &given.context, 0, 1 << 24, "tokens in the session before both, as in 0,512,4000"),
     SN_OPT_INTS("sessions", &given.sessions, 1, SN_BENCH_SESSIONS_MAX,
                 "concurrent sessions, each of its own client, as in 1,2,4,8,16"),
+    SN_OPT_INTS("clients", &given.clients, 1, SN_BENCH_SESSIONS_MAX,
+                "of --server: concurrent clients, each with a prompt of its own of --prompt-tokens words, as in 1,16"),
+    SN_OPT_FLAG("chat", &given.chat, "of --server: ask /v1/chat/completions, not /v1/completions"),
     SN_OPT_INTS("batch", &given.batch, 1, SN_BENCH_SESSIONS_MAX,
                 "also measure forward passes, without LM head and sampling, of this many concurrent sequences of "
                 "--prompt-tokens"),
@@ -382,10 +397,54 @@ static sn_status run_benchmark(sn_model *model, sn_err *err) {
     return status;
 }
 
+/* -- a server -- */
+
+static sn_status write_server_reports(const sn_server_plan *plan, const sn_server_result *result, sn_err *err) {
+    json_t *report = sn_server_json(plan, command_line, result);
+    sn_status status = report ? SN_OK : sn_fail(err, SN_STOP, "out of memory for the report");
+    if (!status && given.json_file) status = write_json_file(report, err);
+    if (!status && sn_cli_output.json) status = sn_print_json(json_incref(report), err);
+    json_decref(report);
+    if (!sn_cli_output.json) sn_server_print(stdout, plan, result);
+    if (!status && given.csv_file) status = sn_server_csv(given.csv_file, plan, result, err);
+    if (!status && given.html_file) status = sn_server_html(given.html_file, plan, command_line, result, err);
+    return status;
+}
+
+static sn_status run_server(sn_err *err) {
+    const sn_server_plan plan = {.url = given.server,
+                                 .api_key_file = given.api_key_file,
+                                 .chat = given.chat,
+                                 .clients = given.clients,
+                                 .prompt_words = (int)given.prompt_tokens,
+                                 .new_tokens = (int)given.new_tokens,
+                                 .repeat = (int)given.repeat,
+                                 .warmup = (int)given.warmup,
+                                 .timeout_ms = (int)sn_program_settings.common.timeout_ms};
+    sn_server_result result;
+    if (sn_program_settings.common.model || given.nodes.n || sn_program_settings.common.join.n ||
+        sn_program_settings.common.local.given)
+        return sn_fail(err, SN_REFUSED, "--server measures a server: leave out --model, --nodes, --join and --local");
+    sn_status status = check_reports(err);
+    if (status) return status;
+    status = sn_server_measure(&plan, &result, err);
+    if (result.n && status) { /* what was measured is not lost */
+        sn_err writing;
+        if (write_server_reports(&plan, &result, &writing)) fprintf(stderr, "swarm bench: %s\n", writing.text);
+    } else if (!status) {
+        status = write_server_reports(&plan, &result, err);
+    }
+    sn_server_result_fini(&result);
+    return status;
+}
+
 static sn_status bench_main(const sn_options *options, int *code, sn_err *err) {
     (void)options, (void)code;
     sn_model *model = NULL;
     sn_catch_interrupts();
+    if (given.server) return run_server(err);
+    if (!sn_program_settings.common.model)
+        return sn_fail(err, SN_REFUSED, "--model is missing: give the model to measure, or --server URL");
     sn_status status = check_block_source(err);
     if (!status) status = check_links(err);
     if (!status) status = check_reports(err);
@@ -402,27 +461,34 @@ static void bench_prepare(int argc, char *const *argv) {
         len += (size_t)snprintf(command_line + len, sizeof command_line - len, "%s%s", i ? " " : "swarm ", argv[i]);
 }
 
-static const sn_option_group *const groups[] = {&sn_group_model, &where_group,    &what_group,  &sn_group_bench_draft,
-                                                &report_group,   &sn_group_force, &sn_group_log};
+static const sn_option_group *const groups[] = {&model_group,  &where_group,    &what_group,  &sn_group_bench_draft,
+                                                &report_group, &sn_group_force, &sn_group_log};
 
 const sn_cli_command sn_cmd_bench = {
     .command = {.program = "swarm bench",
                 .summary = "measure the speed of a swarm",
-                .synopsis = "--model PATH (--nodes LIST | --join HOST:PORT... | --local all) [options]",
+                .synopsis =
+                    "(--server URL | --model PATH (--nodes LIST | --join HOST:PORT... | --local all)) [options]",
                 .about = "Measures prefill, time to first token, decoding and inter-token latency, and prints a table: "
                          "medians over the repeats, with the largest deviation of a repeat. Each list is swept by "
                          "itself, with the first value of the others.\n\n"
                          "A prompt is prefilled, and tokens are decoded, after a context of the given length; each "
                          "session and each repeat has other tokens. Tokens per second are those of all sessions "
-                         "together. Below each row follow the times of one step of one session at each hop.",
+                         "together. Below each row follow the times of one step of one session at each hop.\n\n"
+                         "--server measures any server of the OpenAI API by streams instead: tokens per second of all "
+                         "clients, and the time to the first token.",
                 .groups = groups,
                 .n_groups = sizeof groups / sizeof *groups,
-                .notes = "--json prints {\"command\", \"machine\", \"model\", \"rows\": [{\"test\", \"nodes\", "
-                         "\"threads\", \"link\", \"push\", \"wire_dtype\", \"sessions\", \"context\", "
-                         "\"prefill_tok_s\", \"ttft_ms\", \"decode_tok_s\", \"itl_ms\": {\"p50\", \"p95\", "
-                         "\"p99\"}, \"hops\"}]}. Each median has the range of the repeats as *_range; a row of --train "
-                         "has \"method\" and \"train_tok_s\", one of --draft \"draft\", \"repetitive\", "
-                         "\"decode_tokens\", \"decode_steps\", \"drafted\", \"accepted\" and \"same_text\".",
+                .notes =
+                    "--json prints {\"command\", \"machine\", \"model\", \"rows\": [{\"test\", \"nodes\", "
+                    "\"threads\", \"link\", \"push\", \"wire_dtype\", \"sessions\", \"context\", "
+                    "\"prefill_tok_s\", \"ttft_ms\", \"decode_tok_s\", \"itl_ms\": {\"p50\", \"p95\", "
+                    "\"p99\"}, \"hops\"}]}. Each median has the range of the repeats as *_range; a row of --train "
+                    "has \"method\" and \"train_tok_s\", one of --draft \"draft\", \"repetitive\", "
+                    "\"decode_tokens\", \"decode_steps\", \"drafted\", \"accepted\" and \"same_text\". With --server: "
+                    "\"server\" in place of \"model\", and rows of \"clients\", \"tok_s\", \"first_ms_p50\", "
+                    "\"first_ms_p99\", \"between_ms_p50\", \"between_ms_p99\", \"prompt_tokens\", "
+                    "\"answer_tokens\", \"requests\" and \"errors\".",
                 .exit_codes = sn_exit_codes},
     .prepare = bench_prepare,
     .run = bench_main,

@@ -6,6 +6,7 @@
  * divide. */
 #include "base/file.h"
 #include "cli/bench/bench.h"
+#include "cli/bench/html.h"
 
 #include <errno.h>
 #include <math.h>
@@ -24,7 +25,7 @@ static const char html_head[] =
     "text{font:12px system-ui,sans-serif;fill:#333}.t{font-weight:600;font-size:14px}.g{stroke:#ddd}.a{stroke:#888}"
     ".l{fill:none;stroke:#2563ab;stroke-width:2}.p{fill:#2563ab}.w{stroke:#2563ab}</style>\n";
 
-static void html_escape(FILE *out, const char *text) {
+void sn_html_escape(FILE *out, const char *text) {
     for (; *text; text++) switch (*text) {
         case '<':
             fputs("&lt;", out);
@@ -45,10 +46,6 @@ static void html_escape(FILE *out, const char *text) {
 
 /* -- plots -- */
 
-typedef struct point {
-    double x, y, low, high;
-} point;
-
 /* The distance of ticks: 1, 2 or 5 times a power of ten, about TICKS of them up to `most`. */
 static double tick_for(double most) {
     double rough = most / TICKS, power = pow(10, floor(log10(rough > 0 ? rough : 1)));
@@ -65,7 +62,7 @@ static double at_y(const frame *f, double y) { return HEIGHT - BOTTOM - y / f->y
 static void svg_axes(FILE *out, const frame *f, const char *title, const char *x_name) {
     fprintf(out, "<svg width=\"%d\" height=\"%d\" role=\"img\"><text class=\"t\" x=\"%d\" y=\"20\">", WIDTH, HEIGHT,
             LEFT);
-    html_escape(out, title);
+    sn_html_escape(out, title);
     fputs("</text>", out);
     double step = tick_for(f->y_max);
     for (int i = 0; i * step <= f->y_max * 1.001; i++) {
@@ -83,11 +80,11 @@ static void svg_axes(FILE *out, const frame *f, const char *title, const char *x
         out,
         "<line class=\"a\" x1=\"%d\" x2=\"%d\" y1=\"%d\" y2=\"%d\"/><text x=\"%d\" y=\"%d\" text-anchor=\"middle\">",
         LEFT, WIDTH - RIGHT, HEIGHT - BOTTOM, HEIGHT - BOTTOM, (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8);
-    html_escape(out, x_name);
+    sn_html_escape(out, x_name);
     fputs("</text>\n", out);
 }
 
-static void svg_plot(FILE *out, const char *title, const char *x_name, const point *points, size_t n, bool dots) {
+void sn_html_plot(FILE *out, const char *title, const char *x_name, const sn_html_point *points, size_t n, bool dots) {
     frame f = {0};
     for (size_t i = 0; i < n; i++) {
         if (points[i].x > f.x_max) f.x_max = points[i].x;
@@ -123,35 +120,35 @@ static bool differs_only_in(const sn_bench_case *a, const sn_bench_case *b, int 
 }
 
 static void sweep_plot(FILE *out, const sn_bench_row *rows, size_t n, int dimension, const char *name, bool prefill) {
-    point points[POINTS_MAX];
+    sn_html_point points[POINTS_MAX];
     char title[96];
     size_t m = 0;
     for (size_t i = 0; i < n && m < POINTS_MAX; i++) {
         if (rows[i].config.kind != SN_BENCH_SPEED || !differs_only_in(&rows[0].config, &rows[i].config, dimension))
             continue;
         const sn_bench_spread *s = prefill ? &rows[i].prefill_tok_s : &rows[i].decode_tok_s;
-        point made = {sweep_value(&rows[i].config, dimension), s->median, s->low, s->high};
+        sn_html_point made = {sweep_value(&rows[i].config, dimension), s->median, s->low, s->high};
         size_t at = m++; /* insertion sort by x */
         for (; at && points[at - 1].x > made.x; at--) points[at] = points[at - 1];
         points[at] = made;
     }
     snprintf(title, sizeof title, "%s tokens/s against %s", prefill ? "prefill" : "decode", name);
-    if (m > 1) svg_plot(out, title, name, points, m, true);
+    if (m > 1) sn_html_plot(out, title, name, points, m, true);
 }
 
 /* The cumulative distribution of inter-token latencies, up to the percentile 99.9. */
 static void itl_plot(FILE *out, const sn_bench_row *row) {
-    point points[POINTS_MAX];
+    sn_html_point points[POINTS_MAX];
     char title[128];
     enum { STEPS = 200 };
     for (size_t i = 0; i <= STEPS; i++) {
         double p = i == STEPS ? 0.999 : (double)i / STEPS;
-        points[i] = (point){sn_bench_percentile(row->itl_ms, row->n_itl, p), 100 * p, 100 * p, 100 * p};
+        points[i] = (sn_html_point){sn_bench_percentile(row->itl_ms, row->n_itl, p), 100 * p, 100 * p, 100 * p};
     }
     snprintf(title, sizeof title, "%% of tokens within x ms: %s, %d sessions, context %d, %d nodes, link %.30s",
              sn_bench_test_name(&row->config), row->config.sessions, row->config.context, row->config.nodes,
              row->config.link ? row->config.link : "none");
-    svg_plot(out, title, "inter-token latency in ms", points, STEPS + 1, false);
+    sn_html_plot(out, title, "inter-token latency in ms", points, STEPS + 1, false);
 }
 
 /* -- tables -- */
@@ -200,7 +197,7 @@ static void html_table(FILE *out, const sn_bench_row *rows, size_t n) {
                     c->repetitive ? "repetitive" : "not repetitive",
                     r->decode_steps ? (double)r->decode_tokens / (double)r->decode_steps : 0);
         fprintf(out, "<td>%d<td>%d<td>", c->nodes, c->threads);
-        html_escape(out, c->link ? c->link : "none");
+        sn_html_escape(out, c->link ? c->link : "none");
         fprintf(out, "<td>%d<td>%d</td>", c->sessions, c->context);
         for (size_t k = 0; k < N_COLUMNS; k++)
             if (used[k]) html_cell(out, spread_at(r, k));
@@ -216,7 +213,7 @@ static void html_table(FILE *out, const sn_bench_row *rows, size_t n) {
         for (size_t k = 0; k < rows[i].n_hops; k++) {
             const sn_bench_hop *h = &rows[i].hops[k];
             fprintf(out, "<tr><td>%zu<td>%d:%d<td>", i + 1, h->first, h->end);
-            html_escape(out, h->node);
+            sn_html_escape(out, h->node);
             fprintf(out, "<td>%.2f<td>%.2f<td>%.2f</tr>\n", h->network_ms, h->queue_ms, h->compute_ms);
         }
     fputs("</table>\n", out);
@@ -229,7 +226,7 @@ static void html_machine(FILE *out) {
     json_object_foreach(m, name, value) {
         fprintf(out, "<tr><td>%s<td style=\"text-align:left\">", name);
         char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
-        html_escape(out, json_is_string(value) ? json_string_value(value) : text ? text : "");
+        sn_html_escape(out, json_is_string(value) ? json_string_value(value) : text ? text : "");
         free(text);
         fputs("</tr>", out);
     }
@@ -237,16 +234,30 @@ static void html_machine(FILE *out) {
     json_decref(m);
 }
 
+FILE *sn_html_begin(const char *path, const char *command) {
+    FILE *out = fopen(path, "w");
+    if (!out) return NULL;
+    fputs(html_head, out);
+    fputs("<h1>swarm bench</h1><p><code>", out);
+    sn_html_escape(out, command);
+    fputs("</code></p><p>", out);
+    return out;
+}
+
+sn_status sn_html_end(FILE *out, const char *path, sn_err *err) {
+    fputs("<h2>Machine</h2>\n", out);
+    html_machine(out);
+    fputs("</html>\n", out);
+    bool failed = ferror(out) != 0;
+    return fclose(out) || failed ? sn_fail_write(err, path, errno) : SN_OK;
+}
+
 sn_status sn_bench_html(const char *path, const sn_bench_plan *plan, const char *command, const sn_bench_row *rows,
                         size_t n, sn_err *err) {
     static const char *const names[] = {"concurrent sessions", "context in tokens", "nodes", "threads of each node"};
-    FILE *out = fopen(path, "w");
+    FILE *out = sn_html_begin(path, command);
     if (!out) return sn_fail_write(err, path, errno);
-    fputs(html_head, out);
-    fputs("<h1>swarm bench</h1><p><code>", out);
-    html_escape(out, command);
-    fputs("</code></p><p>", out);
-    html_escape(out, plan->hp->name);
+    sn_html_escape(out, plan->hp->name);
     char what[80];
     sn_bench_workload(plan, rows, n, what);
     fprintf(out, ", %d blocks; %s; medians of %d repeats (and their range) after %d warm-up repeats.</p>\n",
@@ -257,10 +268,5 @@ sn_status sn_bench_html(const char *path, const sn_bench_plan *plan, const char 
         for (int prefill = 0; prefill < 2; prefill++) sweep_plot(out, rows, n, d, names[d], prefill);
     for (size_t i = 0; i < n; i++)
         if (rows[i].config.kind <= SN_BENCH_CONCURRENT && rows[i].n_itl) itl_plot(out, &rows[i]);
-    fputs("<h2>Machine</h2>\n", out);
-    html_machine(out);
-    fputs("</html>\n", out);
-    bool failed = ferror(out) != 0;
-    if (fclose(out) || failed) return sn_fail_write(err, path, errno);
-    return SN_OK;
+    return sn_html_end(out, path, err);
 }

@@ -19,6 +19,7 @@
 #include "model/source.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 
 /* Rows of one device call: enough for full speed, and few enough that the logits of a large vocabulary stay small. */
@@ -335,6 +336,7 @@ static sn_status logits_in_turn(sn_lm_head *head, const float *hidden, int n, fl
     sn_err own;
     head_call call = {.wants_logits = true, .hidden = hidden, .logits = logits, .n = n, .err = &own};
     if (queue_enter(head, &call)) {
+        sched_yield(); /* threads that are ready to run put their rows into the queue before it is taken */
         head_call *taken = queue_take(head);
         logits_of_calls(head, taken);
         queue_leave(head, taken);

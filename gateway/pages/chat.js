@@ -96,6 +96,7 @@ function requestBody(conversation, parent) {
 // Makes an answer to the message with the id `parent`.
 async function answer(parent) {
   const conversation = current;
+  if (!byId("model").value) await loadModels(); // the server was not there when the page was opened
   const body = requestBody(conversation, parent);
   const m = store.add(conversation, parent, "assistant", "");
   const abort = new AbortController();

@@ -110,6 +110,10 @@ def test_errors_are_sentences_and_can_be_tried_again(b, server, address):
     server.down = True
     b.say("hello")
     assert "cannot be reached" in b.text("article.assistant .problem")
+    b.js("document.getElementById('model').replaceChildren()")  # as when the page was opened now
+    server.down = False
+    b.say("again")
+    assert b.text(ANSWER) == "An answer to: again" and server.asked[-1].get("model"), server.asked[-1]
     return ["429", "ERR_EMPTY_RESPONSE"]
 
 

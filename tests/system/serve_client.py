@@ -168,6 +168,9 @@ def access(url, key):
         assert call(url, "/metrics", headers=headers)[0] == call(url, "/api/swarm", headers=headers)[0] == 401
     for k in (key, "the-second-key-of-the-file"):
         assert call(url, "/v1/models", headers={"Authorization": f"bearer {k}"})[0] == 200
+    paths = json.loads(call(url, "/openapi.json")[2])["paths"]
+    for path in paths:
+        assert call(url, path, headers=right)[0] != 404, f"{path} is described and not there"
     assert call(url, "/health")[0] == call(url, "/")[0] == call(url, "/swarm")[0] == 200
     page = call(url, "/")[1]
     assert "script-src 'self'" in page["content-security-policy"] and page["x-content-type-options"] == "nosniff"

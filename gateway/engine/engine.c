@@ -16,7 +16,7 @@
 enum { POLL_MS = 1000, RETRY_AFTER_MS = 2000, WORKER_STACK = 2 << 20 };
 
 typedef struct sn_worker {
-    sn_engine *engine;
+    sn_server_engine *engine;
     pthread_t thread;
     pthread_cond_t wake;
     swarm_cancel *cancel;
@@ -28,8 +28,8 @@ typedef struct sn_worker {
     bool started;
 } sn_worker;
 
-struct sn_engine {
-    sn_engine_options options;
+struct sn_server_engine {
+    sn_server_engine_options options;
     pthread_mutex_t lock;
     pthread_cond_t ended; /* a job has ended */
     sn_worker *workers;   /* (options.sessions_max) */
@@ -48,7 +48,7 @@ static size_t common_beginning(const sn_worker *w, const sn_job *job) {
 
 /* The free worker that a job goes to; NULL: all work. A session that the prompt continues for more than half of its
  * tokens is taken; else a worker without a session, else the one that was used longest ago. */
-static sn_worker *choose_worker(sn_engine *e, const sn_job *job) {
+static sn_worker *choose_worker(sn_server_engine *e, const sn_job *job) {
     sn_worker *longest = NULL, *other = NULL;
     size_t most = 0;
     for (size_t i = 0; i < e->options.sessions_max; i++) {
@@ -62,7 +62,7 @@ static sn_worker *choose_worker(sn_engine *e, const sn_job *job) {
     return longest ? longest : other;
 }
 
-static void dispatch(sn_engine *e) {
+static void dispatch(sn_server_engine *e) {
     while (e->first) {
         sn_job *job = e->first;
         sn_worker *w = choose_worker(e, job);
@@ -99,7 +99,7 @@ static void close_session(sn_worker *w) {
 }
 
 static void care_for_idle_session(sn_worker *w) {
-    sn_engine *e = w->engine;
+    sn_server_engine *e = w->engine;
     if (!w->session) return;
     if (sn_now_us() - w->used_us > e->options.idle_ms * 1000) {
         close_session(w);
@@ -127,7 +127,7 @@ static void note_tokens(sn_worker *w) {
 }
 
 static swarm_code open_session(sn_worker *w, swarm_session **session, swarm_error **error) {
-    const sn_engine_options *o = &w->engine->options;
+    const sn_server_engine_options *o = &w->engine->options;
     return swarm_session_open(o->model, o->connection, o->session, NULL, w->cancel, session, error);
 }
 
@@ -154,7 +154,7 @@ static swarm_code run_in_session(sn_worker *w, sn_job *job, swarm_error **error)
 }
 
 static void run_job(sn_worker *w) {
-    sn_engine *e = w->engine;
+    sn_server_engine *e = w->engine;
     sn_job *job = w->job;
     swarm_error *error = NULL;
     swarm_code code = SWARM_CANCELLED;
@@ -180,7 +180,7 @@ static void run_job(sn_worker *w) {
 
 static void *work(void *worker) {
     sn_worker *w = worker;
-    sn_engine *e = w->engine;
+    sn_server_engine *e = w->engine;
     pthread_mutex_lock(&e->lock);
     for (;;) {
         if (w->job)
@@ -199,7 +199,7 @@ static void *work(void *worker) {
 
 /* -- jobs -- */
 
-sn_status sn_engine_submit(sn_engine *e, sn_job *const *jobs, size_t n, sn_err *err) {
+sn_status sn_server_engine_submit(sn_server_engine *e, sn_job *const *jobs, size_t n, sn_err *err) {
     sn_status status = SN_OK;
     pthread_mutex_lock(&e->lock);
     size_t free_workers = e->options.sessions_max - e->running; /* of those that wait, none is free */
@@ -226,7 +226,7 @@ sn_status sn_engine_submit(sn_engine *e, sn_job *const *jobs, size_t n, sn_err *
     return status;
 }
 
-static void remove_from_queue(sn_engine *e, sn_job *job) {
+static void remove_from_queue(sn_server_engine *e, sn_job *job) {
     sn_job **at = &e->first, *before = NULL;
     while (*at && *at != job) before = *at, at = &before->next;
     if (!*at) return;
@@ -235,7 +235,7 @@ static void remove_from_queue(sn_engine *e, sn_job *job) {
     e->queued--;
 }
 
-static void cancel_job(sn_engine *e, sn_job *job) {
+static void cancel_job(sn_server_engine *e, sn_job *job) {
     if (job->ended || job->cancelled) return;
     job->cancelled = true;
     if (!job->waits) {
@@ -248,13 +248,13 @@ static void cancel_job(sn_engine *e, sn_job *job) {
     pthread_cond_broadcast(&e->ended);
 }
 
-void sn_engine_cancel(sn_engine *e, sn_job *job) {
+void sn_server_engine_cancel(sn_server_engine *e, sn_job *job) {
     pthread_mutex_lock(&e->lock);
     cancel_job(e, job);
     pthread_mutex_unlock(&e->lock);
 }
 
-void sn_engine_cancel_all(sn_engine *e) {
+void sn_server_engine_cancel_all(sn_server_engine *e) {
     pthread_mutex_lock(&e->lock);
     while (e->first) cancel_job(e, e->first);
     for (size_t i = 0; i < e->options.sessions_max; i++)
@@ -262,21 +262,21 @@ void sn_engine_cancel_all(sn_engine *e) {
     pthread_mutex_unlock(&e->lock);
 }
 
-void sn_engine_finish(sn_engine *e, sn_job *job) {
+void sn_server_engine_finish(sn_server_engine *e, sn_job *job) {
     pthread_mutex_lock(&e->lock);
     while (!job->ended) pthread_cond_wait(&e->ended, &e->lock);
     pthread_mutex_unlock(&e->lock);
 }
 
-void sn_engine_drain(sn_engine *e) {
+void sn_server_engine_drain(sn_server_engine *e) {
     pthread_mutex_lock(&e->lock);
     e->draining = true;
     pthread_mutex_unlock(&e->lock);
 }
 
-sn_engine_load sn_engine_get_load(sn_engine *e) {
+sn_server_engine_load sn_server_engine_get_load(sn_server_engine *e) {
     pthread_mutex_lock(&e->lock);
-    sn_engine_load load = {.running = e->running, .queued = e->queued, .draining = e->draining};
+    sn_server_engine_load load = {.running = e->running, .queued = e->queued, .draining = e->draining};
     for (size_t i = 0; i < e->options.sessions_max; i++) load.sessions += e->workers[i].session != NULL;
     pthread_mutex_unlock(&e->lock);
     return load;
@@ -284,7 +284,7 @@ sn_engine_load sn_engine_get_load(sn_engine *e) {
 
 /* -- start and end -- */
 
-static sn_status start_worker(sn_worker *w, sn_engine *e, const pthread_condattr_t *monotonic, sn_err *err) {
+static sn_status start_worker(sn_worker *w, sn_server_engine *e, const pthread_condattr_t *monotonic, sn_err *err) {
     pthread_attr_t attributes;
     w->engine = e;
     pthread_cond_init(&w->wake, monotonic);
@@ -299,8 +299,8 @@ static sn_status start_worker(sn_worker *w, sn_engine *e, const pthread_condattr
     return SN_OK;
 }
 
-sn_status sn_engine_new(const sn_engine_options *options, sn_engine **out, sn_err *err) {
-    sn_engine *e = NULL;
+sn_status sn_server_engine_new(const sn_server_engine_options *options, sn_server_engine **out, sn_err *err) {
+    sn_server_engine *e = NULL;
     pthread_condattr_t monotonic;
     *out = NULL;
     sn_status status = sn_calloc(&e, 1, sizeof *e, err);
@@ -314,13 +314,13 @@ sn_status sn_engine_new(const sn_engine_options *options, sn_engine **out, sn_er
     for (size_t i = 0; i < options->sessions_max && !status; i++)
         status = start_worker(&e->workers[i], e, &monotonic, err);
     pthread_condattr_destroy(&monotonic);
-    if (status) sn_engine_free(&e);
+    if (status) sn_server_engine_free(&e);
     *out = e;
     return status;
 }
 
-void sn_engine_free(sn_engine **engine) {
-    sn_engine *e = *engine;
+void sn_server_engine_free(sn_server_engine **engine) {
+    sn_server_engine *e = *engine;
     if (!e) return;
     pthread_mutex_lock(&e->lock);
     e->stopping = true;

@@ -1,13 +1,13 @@
 /* Many requests over one swarm: a bounded queue of jobs, and workers that run them, each on a thread and in a session
  * of its own.
  *
- * Central types: sn_job, one generation that a caller describes by a prompt and a function; sn_engine. A worker keeps
- * its session open when a job has ended. A job goes to the idle worker whose session has the longest beginning in
+ * Central types: sn_job, one generation that a caller describes by a prompt and a function; sn_server_engine. A worker
+ * keeps its session open when a job has ended. A job goes to the idle worker whose session has the longest beginning in
  * common with the prompt, if it continues most of that session; else to one whose session is of least use, so that
  * conversations that go on find theirs. A session without a job for a while is closed.
  *
- * Any thread may call these functions. A job belongs to the caller, which waits for its end (sn_engine_finish) before
- * its memory goes. */
+ * Any thread may call these functions. A job belongs to the caller, which waits for its end (sn_server_engine_finish)
+ * before its memory goes. */
 #ifndef SN_GATEWAY_ENGINE_ENGINE_H
 #define SN_GATEWAY_ENGINE_ENGINE_H
 
@@ -16,15 +16,15 @@
 
 #include <stdint.h>
 
-typedef struct sn_engine sn_engine;
+typedef struct sn_server_engine sn_server_engine;
 
-typedef struct sn_engine_options {
+typedef struct sn_server_engine_options {
     const swarm_model *model;
     swarm_connection *connection;
     const swarm_options *session; /* of "session"; may be NULL */
     size_t sessions_max, queue_max;
-    int64_t idle_ms; /* a session without a job for this time is closed */
-} sn_engine_options; /* all borrowed for the engine's life */
+    int64_t idle_ms;        /* a session without a job for this time is closed */
+} sn_server_engine_options; /* all borrowed for the engine's life */
 
 typedef struct sn_job {
     const int32_t *prompt; /* (n_prompt), for the choice of a session; borrowed until the end */
@@ -43,26 +43,27 @@ typedef struct sn_job {
     bool waits, cancelled, ended;
 } sn_job;
 
-sn_status sn_engine_new(const sn_engine_options *options, sn_engine **out, sn_err *err) SN_MUST_USE;
+sn_status sn_server_engine_new(const sn_server_engine_options *options, sn_server_engine **out,
+                               sn_err *err) SN_MUST_USE;
 /* All jobs have ended. */
-void sn_engine_free(sn_engine **engine);
+void sn_server_engine_free(sn_server_engine **engine);
 
 /* Puts n jobs into the queue, all or none. SN_RETRY: the queue has no room for them (retry_after_ms says when there may
  * be), or the engine drains. */
-sn_status sn_engine_submit(sn_engine *engine, sn_job *const *jobs, size_t n, sn_err *err) SN_MUST_USE;
+sn_status sn_server_engine_submit(sn_server_engine *engine, sn_job *const *jobs, size_t n, sn_err *err) SN_MUST_USE;
 /* Ends a job early, within about a second: it is taken out of the queue, or its session is cancelled. */
-void sn_engine_cancel(sn_engine *engine, sn_job *job);
-void sn_engine_cancel_all(sn_engine *engine);
+void sn_server_engine_cancel(sn_server_engine *engine, sn_job *job);
+void sn_server_engine_cancel_all(sn_server_engine *engine);
 /* Waits for the end of a job. */
-void sn_engine_finish(sn_engine *engine, sn_job *job);
+void sn_server_engine_finish(sn_server_engine *engine, sn_job *job);
 
 /* From now on submits are refused. */
-void sn_engine_drain(sn_engine *engine);
+void sn_server_engine_drain(sn_server_engine *engine);
 
-typedef struct sn_engine_load {
+typedef struct sn_server_engine_load {
     size_t running, queued, sessions; /* jobs, jobs, sessions that are open */
     bool draining;
-} sn_engine_load;
-sn_engine_load sn_engine_get_load(sn_engine *engine);
+} sn_server_engine_load;
+sn_server_engine_load sn_server_engine_get_load(sn_server_engine *engine);
 
 #endif

@@ -164,7 +164,7 @@ static bool submit(sn_answer *a, sn_openai_error *error) {
     sn_err err;
     if (sn_calloc(&jobs, a->n_choices, sizeof *jobs, &err)) return sn_openai_fail_err(error, &err);
     for (size_t i = 0; i < a->n_choices; i++) jobs[i] = &a->choices[i].job;
-    sn_status status = sn_engine_submit(a->server->options.engine, jobs, a->n_choices, &err);
+    sn_status status = sn_server_engine_submit(a->server->options.engine, jobs, a->n_choices, &err);
     free(jobs);
     if (!status) a->submitted = a->n_choices;
     if (status != SN_RETRY) return !status || sn_openai_fail_err(error, &err);
@@ -219,8 +219,8 @@ enum MHD_Result sn_answer_response(sn_exchange *x) { return answer(x, SN_REQUEST
 void sn_answer_free(sn_answer **answer) {
     sn_answer *a = *answer;
     if (!a) return;
-    for (size_t i = 0; i < a->submitted; i++) sn_engine_cancel(a->server->options.engine, &a->choices[i].job);
-    for (size_t i = 0; i < a->submitted; i++) sn_engine_finish(a->server->options.engine, &a->choices[i].job);
+    for (size_t i = 0; i < a->submitted; i++) sn_server_engine_cancel(a->server->options.engine, &a->choices[i].job);
+    for (size_t i = 0; i < a->submitted; i++) sn_server_engine_finish(a->server->options.engine, &a->choices[i].job);
     for (size_t i = 0; i < a->n_choices; i++) {
         sn_constraint_free(&a->choices[i].constraint);
         swarm_options_free(a->choices[i].generation);

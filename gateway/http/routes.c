@@ -13,7 +13,7 @@ static enum MHD_Result answer_models(sn_exchange *x) {
 
 /* 200 as long as requests are taken: what balances load over servers asks here. */
 static enum MHD_Result answer_health(sn_exchange *x) {
-    const sn_engine_load load = sn_engine_get_load(x->server->options.engine);
+    const sn_server_engine_load load = sn_server_engine_get_load(x->server->options.engine);
     char text[160];
     snprintf(text, sizeof text, "{\"status\":\"%s\",\"running\":%zu,\"queued\":%zu}",
              load.draining ? "shutting down" : "ok", load.running, load.queued);
@@ -22,7 +22,7 @@ static enum MHD_Result answer_health(sn_exchange *x) {
 
 static enum MHD_Result answer_metrics(sn_exchange *x) {
     enum { PAGE_MAX = 64 << 10 };
-    const sn_engine_load load = sn_engine_get_load(x->server->options.engine);
+    const sn_server_engine_load load = sn_server_engine_get_load(x->server->options.engine);
     sn_openai_error error = {0};
     sn_buf page;
     sn_err err;

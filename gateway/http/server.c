@@ -237,9 +237,9 @@ static bool wait_until_idle(sn_server *s, int64_t deadline_us) {
 
 bool sn_server_drain(sn_server *s, int64_t deadline_us) {
     atomic_store(&s->draining, true);
-    sn_engine_drain(s->options.engine);
+    sn_server_engine_drain(s->options.engine);
     if (wait_until_idle(s, deadline_us)) return true;
-    sn_engine_cancel_all(s->options.engine);
+    sn_server_engine_cancel_all(s->options.engine);
     (void)wait_until_idle(s, sn_now_us() + CANCEL_MS * 1000);
     return false;
 }

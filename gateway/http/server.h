@@ -15,7 +15,7 @@ typedef struct sn_server sn_server;
 typedef struct sn_server_options {
     const swarm_model *model;
     swarm_connection *connection;
-    sn_engine *engine;
+    sn_server_engine *engine;
     sn_access access;       /* its lists are borrowed */
     const char *model_name; /* as requests call the model */
     int32_t context;        /* tokens of the longest timeline */

@@ -204,7 +204,7 @@ static sn_status check_template(const sn_chat *c, sn_err *err) {
 }
 
 static sn_status open_model(sn_chat *c, sn_err *err) {
-    sn_status status = sn_cli_open_model(&c->swarm.model, err);
+    sn_status status = sn_cli_session_begin(&c->swarm, PRESSES_MAX, sn_editor_restore_terminal, err);
     if (!status) status = sn_cli_describe_model(c->swarm.model, &c->description, err);
     if (status) return status;
     fill_sampling(json_object_get(c->description, "sampling"));
@@ -258,18 +258,12 @@ static void close_chat(sn_chat *c) {
 }
 
 static sn_status chat_main(const sn_options *options, int *code, sn_err *err) {
-    sn_chat c = {.swarm.cancel = swarm_cancel_new(),
-                 .messages = json_array(),
+    sn_chat c = {.messages = json_array(),
                  .path = sn_program_settings.common.model,
                  .terminal = isatty(STDIN_FILENO) && isatty(STDERR_FILENO)};
     (void)options;
     sn_answer_view_init(&c.view, sn_view_kind_of_stdout());
-    sn_status status = c.swarm.cancel && c.messages ? SN_OK : sn_fail(err, SN_STOP, "out of memory for a chat");
-    if (!status) status = sn_cli_session_check(err);
-    if (!status) {
-        sn_catch_interrupts_with(c.swarm.cancel, PRESSES_MAX, sn_editor_restore_terminal);
-        status = open_model(&c, err);
-    }
+    sn_status status = c.messages ? open_model(&c, err) : sn_fail(err, SN_STOP, "out of memory for a chat");
     if (!status) status = open_session(&c, err);
     if (!status) status = begin_conversation(&c, err);
     if (!status) status = c.terminal ? chat_at_terminal(&c, code, err) : chat_in_lines(&c, code, err);

@@ -3,12 +3,16 @@
  * A text is tokenized and cut into windows of --ctx tokens that do not overlap. Each window is run from an empty
  * timeline, and the tokens of its second half are scored, each by the logits after the token before it; this is what
  * llama-perplexity does. Token ids of --ids-file are one timeline, of which every token but the first is scored. The
- * hidden states of a whole window are computed first, then the logits of SCORE_ROWS rows at a time. */
+ * hidden states of a whole window are computed first, then the logits of SCORE_ROWS rows at a time. A session of the C
+ * API computes them. */
 #include "base/math.h"
+#include "cli/api.h"
 #include "cli/command.h"
+#include "cli/eval_classifier.h"
 #include "cli/io.h"
 #include "cli/progress.h"
-#include "cli/setup.h"
+#include "cli/session.h"
+#include "cli/options.h"
 #include "client/generate/logprob.h"
 
 #include <stdio.h>
@@ -16,7 +20,7 @@
 #include <string.h>
 
 /* Rows whose logits are held at once. */
-enum { SCORE_ROWS = 64, DEFAULT_WINDOW = 512 };
+enum { SCORE_ROWS = 64, STEP_ROWS = 512, DEFAULT_WINDOW = 512, PRESSES_MAX = 2 };
 
 static struct {
     const char *text, *file, *ids_file, *data;
@@ -43,7 +47,7 @@ typedef struct score {
 } score;
 
 typedef struct evaluation {
-    sn_setup *setup;
+    sn_cli_session swarm;
     float *hidden; /* (longest window, n_embd) */
     float *logits; /* (SCORE_ROWS, n_vocab) */
     score total;
@@ -52,10 +56,12 @@ typedef struct evaluation {
 
 /* Scores the tokens ids[first + 1, end), each by the hidden state of the token before it. */
 static sn_status score_rows(evaluation *e, const int32_t *ids, size_t first, size_t end, sn_err *err) {
-    size_t n_embd = (size_t)e->setup->hp->n_embd, n_vocab = (size_t)e->setup->hp->n_vocab;
+    size_t width = (size_t)swarm_model_width(e->swarm.model), n_vocab = (size_t)swarm_model_vocab(e->swarm.model);
+    swarm_error *error = NULL;
     for (size_t at = first; at + 1 < end && !sn_interrupted;) {
         size_t n = sn_min_size(SCORE_ROWS, end - 1 - at);
-        sn_status status = sn_lm_head_logits(e->setup->lm_head, e->hidden + at * n_embd, (int)n, e->logits, err);
+        sn_status status = sn_cli_status(
+            swarm_model_logits(e->swarm.model, e->hidden + at * width, n, e->logits, &error), &error, err);
         for (size_t i = 0; i < n && !status; i++, at++) {
             const float *row = e->logits + i * n_vocab;
             int32_t best;
@@ -72,12 +78,15 @@ static sn_status score_rows(evaluation *e, const int32_t *ids, size_t first, siz
 
 /* Runs ids[0, n) from an empty timeline and scores those after `first`. */
 static sn_status score_window(evaluation *e, const int32_t *ids, size_t n, size_t first, sn_err *err) {
-    sn_status status = sn_lm_head_embed(e->setup->lm_head, ids, (int)n, e->hidden, err);
-    for (size_t done = 0, rows; done < n && !status && !sn_interrupted; done += rows) {
-        rows = sn_min_size(SN_SPAN_ROWS_MAX, n - done);
-        float *at = e->hidden + done * (size_t)e->setup->hp->n_embd;
-        status = sn_chain_step(e->setup->chain, (int)done, (int)rows, at, at, err);
+    size_t width = (size_t)swarm_model_width(e->swarm.model);
+    swarm_error *error = NULL;
+    swarm_code code = swarm_model_embed(e->swarm.model, ids, n, e->hidden, &error);
+    for (size_t done = 0, rows; done < n && !code; done += rows) {
+        rows = sn_min_size(STEP_ROWS, n - done);
+        float *at = e->hidden + done * width;
+        code = swarm_session_forward(e->swarm.session, done, rows, at, at, &error);
     }
+    sn_status status = sn_cli_status(code, &error, err);
     if (!status) status = score_rows(e, ids, first, n, err);
     return status ? status : sn_interrupted ? sn_fail(err, SN_RETRY, "interrupted") : SN_OK;
 }
@@ -96,48 +105,52 @@ static sn_status score_windows(evaluation *e, sn_token_ids *ids, int32_t bos, sn
     return status;
 }
 
-/* The begin-of-text token that the tokenizer puts before a text, or -1. */
-static sn_status find_bos(const sn_tokenizer *tokenizer, int32_t *bos, sn_err *err) {
-    sn_token_ids ids;
-    sn_status status = sn_tokenizer_encode(tokenizer, "", 0, true, false, &ids, err);
-    if (status) return status;
-    *bos = ids.n ? ids.ids[0] : -1;
-    sn_token_ids_fini(&ids);
-    return SN_OK;
+static sn_status tokenize(const swarm_model *model, const char *text, size_t n, sn_token_ids *out, sn_err *err) {
+    swarm_error *error = NULL;
+    return sn_cli_status(swarm_model_tokenize(model, text, n, SWARM_TEXT_BEGINS, &out->ids, &out->n, &error), &error,
+                         err);
 }
 
-static sn_status read_text(const sn_setup *setup, sn_token_ids *ids, int32_t *bos, sn_err *err) {
+/* The begin-of-text token that the tokenizer puts before a text, or -1. */
+static sn_status find_bos(const swarm_model *model, int32_t *bos, sn_err *err) {
+    sn_token_ids ids = {0};
+    sn_status status = tokenize(model, "", 0, &ids, err);
+    if (!status) *bos = ids.n ? ids.ids[0] : -1;
+    sn_token_ids_fini(&ids);
+    return status;
+}
+
+static sn_status read_text(const swarm_model *model, sn_token_ids *ids, int32_t *bos, sn_err *err) {
     sn_buf file = {0};
-    sn_status status = find_bos(setup->tokenizer, bos, err);
-    if (!status && given.file) status = sn_read_input(given.file, SN_TEXT_MAX, &file, err);
+    sn_status status = find_bos(model, bos, err);
+    if (!status && given.file) status = sn_read_input(given.file, SN_INPUT_MAX, &file, err);
     const char *text = given.text ? given.text : (const char *)file.data;
     size_t len = given.text ? strlen(given.text) : file.len;
-    if (!status) status = sn_tokenizer_encode(setup->tokenizer, text, len, true, false, ids, err);
+    if (!status) status = tokenize(model, text, len, ids, err);
     sn_buf_fini(&file);
     if (status) return status;
-    int most;
-    status = sn_setup_context(setup, given.ctx, given.ctx, &most, err);
-    if (status) return status;
+    if (given.ctx > swarm_model_context(model))
+        return sn_fail(err, SN_REFUSED, "--ctx %lld is more than the %d tokens that this model was made for",
+                       (long long)given.ctx, swarm_model_context(model));
     if (ids->n < (size_t)given.ctx)
         return sn_fail(err, SN_REFUSED,
                        "the text has %zu tokens, less than one window: give a longer text or a smaller --ctx", ids->n);
     return SN_OK;
 }
 
-static sn_status read_ids(const sn_setup *setup, sn_token_ids *ids, sn_err *err) {
-    int most = setup->hp->n_ctx - sn_loaded_adapter_for_chain(&setup->adapter).n_prompt;
+static sn_status read_ids(const swarm_model *model, sn_token_ids *ids, sn_err *err) {
     sn_status status = sn_read_ids(given.ids_file, ids, err);
     if (!status && ids->n < 2)
         status =
             sn_fail(err, SN_REFUSED, "%s has %zu tokens; at least two are needed to score one", given.ids_file, ids->n);
-    if (!status && (most < 0 || ids->n > (size_t)most))
-        status =
-            sn_fail(err, SN_REFUSED, "%s has %zu tokens; this model's context holds %d", given.ids_file, ids->n, most);
+    if (!status && ids->n > (size_t)swarm_model_context(model))
+        status = sn_fail(err, SN_REFUSED, "%s has %zu tokens; this model's context holds %d", given.ids_file, ids->n,
+                         swarm_model_context(model));
     for (size_t i = 0; i < ids->n && !status;
          i++) /* the last token is scored and never embedded: only this loop checks its id */
-        if (ids->ids[i] >= setup->hp->n_vocab)
+        if (ids->ids[i] >= swarm_model_vocab(model))
             status = sn_fail(err, SN_REFUSED, "%s: token %d is not in this model's vocabulary of %d", given.ids_file,
-                             ids->ids[i], setup->hp->n_vocab);
+                             ids->ids[i], swarm_model_vocab(model));
     return status;
 }
 
@@ -151,42 +164,38 @@ static sn_status print_score(const score *s, sn_err *err) {
     return SN_OK;
 }
 
-static sn_status run_evaluation(sn_setup *setup, sn_token_ids *ids, int32_t bos, sn_err *err) {
-    evaluation e = {.setup = setup};
+static sn_status run_evaluation(evaluation *e, sn_token_ids *ids, int32_t bos, sn_err *err) {
+    const swarm_model *model = e->swarm.model;
     size_t longest = given.ids_file ? ids->n : (size_t)given.ctx;
-    sn_status status = sn_setup_chain(setup, (int)longest, false, err);
-    if (!status) status = sn_calloc(&e.hidden, longest * (size_t)setup->hp->n_embd, sizeof *e.hidden, err);
-    if (!status) status = sn_calloc(&e.logits, SCORE_ROWS * (size_t)setup->hp->n_vocab, sizeof *e.logits, err);
-    e.bar = sn_progress_bar_begin("scoring");
-    sn_progress_bar_unit(e.bar, "windows");
-    if (!status)
-        status = given.ids_file ? score_window(&e, ids->ids, ids->n, 0, err) : score_windows(&e, ids, bos, err);
-    sn_progress_bar_end(&e.bar);
-    if (!status) status = print_score(&e.total, err);
-    free(e.hidden);
-    free(e.logits);
-    return status;
+    /* Hidden states go through all blocks, and the session needs nothing else. */
+    sn_program_settings.api.blocks = (sn_block_range){.end = swarm_model_blocks(model), .given = true};
+    sn_program_settings.sampling.ctx = (int64_t)longest;
+    sn_status status = sn_cli_session_open(&e->swarm, (int64_t)longest, err);
+    if (!status) status = sn_calloc(&e->hidden, longest * (size_t)swarm_model_width(model), sizeof *e->hidden, err);
+    if (!status) status = sn_calloc(&e->logits, SCORE_ROWS * (size_t)swarm_model_vocab(model), sizeof *e->logits, err);
+    e->bar = sn_progress_bar_begin("scoring");
+    sn_progress_bar_unit(e->bar, "windows");
+    if (!status) status = given.ids_file ? score_window(e, ids->ids, ids->n, 0, err) : score_windows(e, ids, bos, err);
+    sn_progress_bar_end(&e->bar);
+    return status ? status : print_score(&e->total, err);
 }
 
 static sn_status eval_main(const sn_options *options, int *code, sn_err *err) {
     (void)options, (void)code;
-    sn_setup setup = sn_cli_setup();
+    evaluation e = {0};
     sn_token_ids ids = {0};
     int32_t bos = -1;
     if (!!given.text + !!given.file + !!given.ids_file + !!given.data != 1)
         return sn_fail(err, SN_REFUSED, "give one of --text, --file and --ids-file, or --data with a classifier");
-    sn_catch_interrupts();
-    sn_status status = sn_setup_open(&setup, !given.ids_file, err);
-    if (!status && given.data) {
-        status = sn_eval_classifier(&setup, given.data, err);
-        sn_setup_close(&setup);
-        return status;
-    }
-    if (!status) status = sn_setup_refuse_classifier(&setup, err);
-    if (!status) status = given.ids_file ? read_ids(&setup, &ids, err) : read_text(&setup, &ids, &bos, err);
-    if (!status) status = run_evaluation(&setup, &ids, bos, err);
+    if (given.data) return sn_eval_classifier(given.data, err);
+    sn_status status = sn_cli_session_begin(&e.swarm, PRESSES_MAX, NULL, err);
+    if (!status)
+        status = given.ids_file ? read_ids(e.swarm.model, &ids, err) : read_text(e.swarm.model, &ids, &bos, err);
+    if (!status) status = run_evaluation(&e, &ids, bos, err);
+    free(e.hidden);
+    free(e.logits);
     sn_token_ids_fini(&ids);
-    sn_setup_close(&setup);
+    sn_cli_session_close(&e.swarm);
     return status;
 }
 

@@ -63,7 +63,7 @@ static sn_status read_prompt(const swarm_model *model, sn_token_ids *out, sn_err
     if (given.prompt) return encode_prompt(model, given.prompt, strlen(given.prompt), out, err);
     if (!given.prompt_file) return SN_OK; /* --load without a prompt continues the session */
     sn_buf text;
-    sn_status status = sn_read_input(given.prompt_file, SN_TEXT_MAX, &text, err);
+    sn_status status = sn_read_input(given.prompt_file, SN_INPUT_MAX, &text, err);
     if (status) return status;
     status = encode_prompt(model, (const char *)text.data, text.len, out, err);
     sn_buf_fini(&text);
@@ -220,12 +220,10 @@ static sn_status check_length(const swarm_model *model, const sn_token_ids *prom
 
 static sn_status generate_main(const sn_options *options, int *code, sn_err *err) {
     (void)options;
-    sn_cli_session s = {.cancel = swarm_cancel_new()};
+    sn_cli_session s = {0};
     sn_token_ids prompt = {0};
-    sn_catch_interrupts_with(s.cancel, PRESSES_MAX, NULL);
-    sn_status status = s.cancel ? check_generate_options(err) : sn_fail(err, SN_STOP, "out of memory");
-    if (!status) status = sn_cli_session_check(err);
-    if (!status) status = sn_cli_open_model(&s.model, err);
+    sn_status status = check_generate_options(err);
+    if (!status) status = sn_cli_session_begin(&s, PRESSES_MAX, NULL, err);
     if (!status) status = read_prompt(s.model, &prompt, err);
     if (!status) status = check_length(s.model, &prompt, err);
     if (!status) status = sn_cli_session_open(&s, expected_tokens(&prompt), err);

@@ -32,7 +32,7 @@ static sn_status tokenize_text(const swarm_model *model, sn_err *err) {
     int flags =
         SWARM_TEXT_BEGINS | (given.no_bos ? SWARM_TEXT_NO_BOS : 0) | (given.no_special ? 0 : SWARM_TEXT_SPECIAL);
     swarm_error *error = NULL;
-    sn_status status = given.text ? SN_OK : sn_read_input(given.file ? given.file : "-", SN_TEXT_MAX, &file, err);
+    sn_status status = given.text ? SN_OK : sn_read_input(given.file ? given.file : "-", SN_INPUT_MAX, &file, err);
     const char *text = given.text ? given.text : (const char *)file.data;
     size_t len = given.text ? strlen(given.text) : file.len;
     if (!status) status = sn_cli_status(swarm_model_tokenize(model, text, len, flags, &ids, &n, &error), &error, err);

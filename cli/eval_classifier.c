@@ -1,4 +1,6 @@
-/* swarm eval of a classifier: loss and accuracy over labelled texts. */
+/* Loss and accuracy over labelled texts. The C API has no classifiers, so a setup (client/api/setup.h) is opened. */
+#include "cli/eval_classifier.h"
+
 #include "cli/io.h"
 #include "cli/progress.h"
 #include "cli/setup.h"
@@ -41,7 +43,7 @@ static sn_status classify_all(sn_setup *setup, const sn_dataset *data, classifie
     return status;
 }
 
-sn_status sn_eval_classifier(sn_setup *setup, const char *path, sn_err *err) {
+static sn_status eval_file(sn_setup *setup, const char *path, sn_err *err) {
     const sn_loaded_adapter *trained = &setup->adapter;
     sn_dataset *data = NULL;
     classifier_score score = {0};
@@ -60,5 +62,14 @@ sn_status sn_eval_classifier(sn_setup *setup, const char *path, sn_err *err) {
     else if (!status)
         printf("accuracy %.1f %%, loss %.4f, %zu examples\n", 100 * accuracy, loss, data->n);
     sn_dataset_free(&data);
+    return status;
+}
+
+sn_status sn_eval_classifier(const char *path, sn_err *err) {
+    sn_setup setup = sn_cli_setup();
+    sn_catch_interrupts();
+    sn_status status = sn_setup_open(&setup, true, err);
+    if (!status) status = eval_file(&setup, path, err);
+    sn_setup_close(&setup);
     return status;
 }

@@ -6,10 +6,11 @@
 #include "base/mem.h"
 #include "base/options.h"
 #include "include/swarm.h"
-#include "model/tokenizer/tokenizer.h"
+#include "model/tokenizer/ids.h"
 
 #include <jansson.h>
 
+enum { SN_INPUT_MAX = 64 << 20 }; /* bytes of a text */
 /* The file or pipe, or standard input when the path is "-". SN_REFUSED above `limit` bytes. Free *out with sn_buf_fini.
  */
 sn_status sn_read_input(const char *path, size_t limit, sn_buf *out, sn_err *err) SN_MUST_USE;

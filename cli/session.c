@@ -14,7 +14,7 @@ static const char *session_key(void) {
     return s->session.key ? s->session.key : s->common.identity;
 }
 
-sn_status sn_cli_session_check(sn_err *err) {
+static sn_status check_settings(sn_err *err) {
     const sn_settings *s = &sn_program_settings;
     bool file = s->session.save || s->session.load;
     if (!sn_settings_has_swarm(s) && !s->common.local.given)
@@ -35,6 +35,15 @@ sn_status sn_cli_session_check(sn_err *err) {
 }
 
 /* -- opening -- */
+
+sn_status sn_cli_session_begin(sn_cli_session *s, int presses, void (*restore)(void), sn_err *err) {
+    *s = (sn_cli_session){.cancel = swarm_cancel_new()};
+    if (!s->cancel) return sn_fail(err, SN_STOP, "out of memory for a session");
+    sn_status status = check_settings(err);
+    if (status) return status;
+    sn_catch_interrupts_with(s->cancel, presses, restore);
+    return sn_cli_open_model(&s->model, err);
+}
 
 static sn_status open_connection(sn_cli_session *s, sn_err *err) {
     swarm_error *error = NULL;

@@ -1,5 +1,5 @@
-/* What `swarm chat` and `swarm generate` open: model, connection, adapter and session of the C API, as the settings
- * (client/api/settings.h) say. Messages go to stderr. Everything runs on the main thread. */
+/* What `swarm chat`, `swarm generate` and `swarm eval` open: model, connection, adapter and session of the C API, as
+ * the settings (client/api/settings.h) say. Messages go to stderr. Everything runs on the main thread. */
 #ifndef SN_CLI_SESSION_H
 #define SN_CLI_SESSION_H
 
@@ -17,9 +17,10 @@ typedef struct sn_cli_session {
     swarm_session *session;
 } sn_cli_session;
 
-/* SN_REFUSED: the settings do not go together. Before anything is opened. */
-sn_status sn_cli_session_check(sn_err *err) SN_MUST_USE;
-/* Opens the rest, when cancel and model are there. timeline: expected tokens beside those of --load. */
+/* Opens cancel and model, and catches interrupts (sn_catch_interrupts_with). SN_REFUSED: the settings do not go
+ * together; that is told before anything is opened. Close *session in any case. */
+sn_status sn_cli_session_begin(sn_cli_session *session, int presses, void (*restore)(void), sn_err *err) SN_MUST_USE;
+/* Opens the rest. timeline: expected tokens beside those of --load. */
 sn_status sn_cli_session_open(sn_cli_session *session, int64_t timeline, sn_err *err) SN_MUST_USE;
 /* Writes the file of --save, if there is one. extra: NULL or a text that is saved with it. */
 sn_status sn_cli_session_save(const sn_cli_session *session, const char *extra, sn_err *err) SN_MUST_USE;

@@ -5,7 +5,10 @@
  * of neither form answers only.
  *
  * The caller pushes text as it comes, and special tokens by their spelling. What may be the beginning of a tag is held
- * back, so the result does not depend on the cuts. One thread. */
+ * back, so the result does not depend on the cuts. One thread.
+ *
+ * The message of a finished answer comes from swarm_model_read_answer, which knows more forms. It reads from the
+ * beginning at each call, and a view that asked it after each token would take time with the square of the length. */
 #ifndef SN_CLI_TERMINAL_REASONING_H
 #define SN_CLI_TERMINAL_REASONING_H
 

@@ -117,7 +117,7 @@ static sn_status render(const dataset_reader *r, const json_t *messages, size_t 
     json_t *first = json_array();
     for (size_t i = 0; i < n; i++) json_array_append(first, json_array_get(messages, i));
     const sn_chat_request request = {.messages = first, .no_generation_prompt = !open};
-    sn_status status = sn_chat_template_encode(r->chat, r->tokenizer, &request, true, out, err);
+    sn_status status = sn_chat_template_encode(r->chat, r->tokenizer, &request, out, err);
     json_decref(first);
     return status;
 }

@@ -134,19 +134,11 @@ void sn_chat_prompt_fini(sn_chat_prompt *prompt) {
 }
 
 sn_status sn_chat_template_encode(const sn_chat_template *chat, const sn_tokenizer *tokenizer,
-                                  const sn_chat_request *request, bool add_bos, sn_token_ids *out, sn_err *err) {
+                                  const sn_chat_request *request, sn_token_ids *out, sn_err *err) {
     sn_chat_prompt prompt;
     *out = (sn_token_ids){0};
     sn_status status = sn_chat_template_render(chat, request, &prompt, err);
-    if (!status)
-        status = sn_tokenizer_encode_marked(tokenizer, prompt.text, prompt.len, prompt.marks, add_bos, out, err);
+    if (!status) status = sn_tokenizer_encode_marked(tokenizer, prompt.text, prompt.len, prompt.marks, true, out, err);
     sn_chat_prompt_fini(&prompt);
     return status;
-}
-
-sn_status sn_chat_add_message(json_t *messages, const char *role, const char *text, size_t len, sn_err *err) {
-    json_t *message = json_pack("{s:s, s:o}", "role", role, "content", json_stringn(len ? text : "", len));
-    if (!message) return sn_fail(err, SN_REFUSED, "the %s message is not valid UTF-8", role);
-    if (json_array_append_new(messages, message)) return sn_fail(err, SN_STOP, "out of memory for a conversation");
-    return SN_OK;
 }

@@ -46,14 +46,9 @@ enum { SN_CHAT_MESSAGES_MAX = 1 << 16 };
 sn_status sn_chat_template_render(const sn_chat_template *chat, const sn_chat_request *request, sn_chat_prompt *out,
                                   sn_err *err) SN_MUST_USE;
 
-/* Renders and tokenizes. add_bos: the token ids begin with the begin-of-sequence token if the model wants one, whether
- * the template writes it or not. Free *out with sn_token_ids_fini. */
+/* Renders and tokenizes. The token ids begin with the begin-of-sequence token if the model wants one, whether the
+ * template writes it or not. Free *out with sn_token_ids_fini. */
 sn_status sn_chat_template_encode(const sn_chat_template *chat, const sn_tokenizer *tokenizer,
-                                  const sn_chat_request *request, bool add_bos, sn_token_ids *out,
-                                  sn_err *err) SN_MUST_USE;
-
-/* Appends {"role": role, "content": text} to the messages. SN_REFUSED for text that is not valid UTF-8. */
-sn_status sn_chat_add_message(json_t *messages, const char *role, const char *text, size_t len,
-                              sn_err *err) SN_MUST_USE;
+                                  const sn_chat_request *request, sn_token_ids *out, sn_err *err) SN_MUST_USE;
 
 #endif

@@ -42,7 +42,7 @@ static void use_tokenizer(sn_tokenizer *tokenizer) {
     json_t *messages = json_pack("[{s:s, s:s}]", "role", "user", "content", sample);
     const sn_chat_request request = {.messages = messages};
     if (sn_chat_template_open(tokenizer, &chat, &err) == SN_OK) {
-        if (sn_chat_template_encode(chat, tokenizer, &request, true, &ids, &err) == SN_OK) sn_token_ids_fini(&ids);
+        if (sn_chat_template_encode(chat, tokenizer, &request, &ids, &err) == SN_OK) sn_token_ids_fini(&ids);
         sn_chat_template_close(&chat);
     }
     json_decref(messages);

@@ -234,7 +234,7 @@ Test(tokenizer_of_smollm2, gives_the_ids_of_prompts_replies_and_chat) {
     cr_assert_eq(sn_chat_template_open(t, &template, &err), SN_OK, "%s", err.text);
     cr_assert_eq(sn_chat_template_render(template, &request, &prompt, &err), SN_OK, "%s", err.text);
     cr_assert_str_eq(prompt.text, json_string_value(json_object_get(chat, "rendered")));
-    cr_assert_eq(sn_chat_template_encode(template, t, &request, true, &ids, &err), SN_OK, "%s", err.text);
+    cr_assert_eq(sn_chat_template_encode(template, t, &request, &ids, &err), SN_OK, "%s", err.text);
     expect_same_ids(&ids, json_object_get(chat, "ids"), "chat");
     cr_assert(sn_tokenizer_is_eog(t, 2));
     sn_token_ids_fini(&ids);

@@ -216,6 +216,7 @@ sn_status sn_server_new(const sn_server_options *options, sn_server **out, sn_er
                                     .prompts_max = N_PROMPTS_MAX,
                                     .choices_max = (int)sn_min_size(N_CHOICES_MAX, options->choices_max)};
     status = sn_served_model_new(options->model, options->model_name, &s->served, err);
+    if (!status) s->limits.no_tools = !sn_served_model_calls_tools(s->served);
     if (!status) status = sn_view_new(s, &s->view, err);
     if (!status && options->tls_cert) status = read_pem("--tls-cert", options->tls_cert, &s->cert, err);
     if (!status && options->tls_key) status = read_pem("--tls-key", options->tls_key, &s->key, err);

@@ -95,6 +95,21 @@ const int32_t *sn_served_model_ending(const sn_served_model *s, size_t *n) {
     return s->ending;
 }
 
+bool sn_served_model_calls_tools(const sn_served_model *s) {
+    static const char conversation[] =
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"\", "
+        "\"tool_calls\": [{\"id\": \"call00000\", \"type\": \"function\", \"function\": {\"name\": \"sn_tool\", "
+        "\"arguments\": {}}}]}], \"add_generation_prompt\": false, \"tools\": [{\"type\": \"function\", \"function\": "
+        "{\"name\": \"sn_tool\", \"description\": \"d\", \"parameters\": {\"type\": \"object\", \"properties\": {}}}}]}";
+    char *text = NULL;
+    size_t len;
+    if (swarm_model_render_chat(s->model, conversation, strlen(conversation), &text, &len, NULL, NULL, NULL))
+        return false;
+    bool shown = strstr(text, "sn_tool") != NULL;
+    swarm_free(text);
+    return shown;
+}
+
 /* -- schemas -- */
 
 static sn_compiled_schema *take_kept(sn_served_model *s, const char *text) {

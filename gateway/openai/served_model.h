@@ -21,6 +21,9 @@ const sn_token_bytes *sn_served_model_tokens(const sn_served_model *served);
 bool sn_served_model_ends(const sn_served_model *served, int32_t id);            /* as swarm_model_ends, from a table */
 const int32_t *sn_served_model_ending(const sn_served_model *served, size_t *n); /* those that do */
 
+/* Whether the model's chat template shows tools, or calls of them: else requests with tools can only be refused. */
+bool sn_served_model_calls_tools(const sn_served_model *served);
+
 /* A compiled schema and its masks, for one constraint at a time. Those that were given back are kept (a few, by the
  * text of the schema), so that a schema which many requests name is compiled once for each that runs at once. */
 typedef struct sn_compiled_schema {

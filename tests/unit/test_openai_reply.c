@@ -195,6 +195,7 @@ Test(openai_reply, a_stream_without_usage_has_a_choice_in_each_chunk) {
 }
 
 Test(openai_reply, calls_of_tools_are_one_body) {
+    cr_expect(sn_served_model_calls_tools(served));
     exchange e = answered(SN_REQUEST_CHAT, "{" HI TOOLS "}", calling, 1, "stop");
     expect_fixture(&e, "calls.json");
 }

@@ -100,7 +100,8 @@ bool sn_served_model_calls_tools(const sn_served_model *s) {
         "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"\", "
         "\"tool_calls\": [{\"id\": \"call00000\", \"type\": \"function\", \"function\": {\"name\": \"sn_tool\", "
         "\"arguments\": {}}}]}], \"add_generation_prompt\": false, \"tools\": [{\"type\": \"function\", \"function\": "
-        "{\"name\": \"sn_tool\", \"description\": \"d\", \"parameters\": {\"type\": \"object\", \"properties\": {}}}}]}";
+        "{\"name\": \"sn_tool\", \"description\": \"d\", \"parameters\": {\"type\": \"object\", \"properties\": "
+        "{}}}}]}";
     char *text = NULL;
     size_t len;
     if (swarm_model_render_chat(s->model, conversation, strlen(conversation), &text, &len, NULL, NULL, NULL))

@@ -19,6 +19,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -34,6 +35,11 @@ typedef struct entry {
     sn_model_tensor tensor;
 } entry;
 
+typedef struct known_hash {
+    bool known;
+    sn_hash hash;
+} known_hash;
+
 struct sn_model {
     sn_gguf *gguf; /* of the two containers one is open, the other NULL */
     sn_safetensors *safetensors;
@@ -47,6 +53,8 @@ struct sn_model {
     sn_hash id;
     float slopes[SN_HEADS_MAX]; /* SN_ROLE_ATTN_SLOPES */
     sn_model_source source;
+    pthread_mutex_t lock;     /* of what follows */
+    known_hash *known_hashes; /* (n_blocks) */
 };
 
 /* ---- the list of tensors ---- */
@@ -447,7 +455,10 @@ sn_status sn_model_open(const char *path, sn_model **out, sn_err *err) {
     sn_model *m = NULL;
     *out = NULL;
     sn_status status = sn_calloc(&m, 1, sizeof *m, err);
-    if (!status) status = open_path(m, path, err);
+    if (status) return status;
+    pthread_mutex_init(&m->lock, NULL);
+    status = open_path(m, path, err);
+    if (!status) status = sn_calloc(&m->known_hashes, (size_t)m->hparams.n_blocks, sizeof *m->known_hashes, err);
     if (!status) fill_slopes(m->slopes, m->hparams.n_heads);
     if (!status) status = sn_model_compute_id(m, &m->id, err);
     if (status) {
@@ -465,6 +476,8 @@ void sn_model_close(sn_model **model) {
     if (m->source.free) m->source.free(m->source.context);
     free(m->roles);
     free(m->entries);
+    free(m->known_hashes);
+    pthread_mutex_destroy(&m->lock);
     sn_gguf_close(&m->gguf);
     sn_safetensors_close(&m->safetensors);
     free(m);
@@ -552,6 +565,18 @@ void sn_model_release_pages(const sn_model *model, const sn_model_tensor *tensor
 }
 
 sn_hash sn_model_id(const sn_model *model) { return model->id; }
+
+sn_status sn_model_known_block_hash(const sn_model *model, int block, sn_hash *out, sn_err *err) {
+    sn_model *m = (sn_model *)(uintptr_t)model; /* constant for callers; the lock is for what is computed late */
+    known_hash *known = &m->known_hashes[block];
+    sn_status status = SN_OK;
+    pthread_mutex_lock(&m->lock);
+    if (!known->known) status = sn_model_block_hash(m, block, &known->hash, err);
+    known->known = !status;
+    *out = known->hash;
+    pthread_mutex_unlock(&m->lock);
+    return status;
+}
 
 size_t sn_model_n_tensors(const sn_model *model) { return model->n_entries; }
 

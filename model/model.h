@@ -194,7 +194,12 @@ void sn_model_release_pages(const sn_model *model, const sn_model_tensor *tensor
  * the order of SN_ROLES dtype, rows, cols and bytes. Reads the block's tensors and releases their pages. */
 sn_status sn_model_block_hash(const sn_model *model, int block, sn_hash *out, sn_err *err) SN_MUST_USE;
 
-/* The same for the weights that a client computes with itself: embedding, its norm, the last norm, LM head. */
+/* The same of a block of the model, computed by the first call and kept, so that a client that opens many sessions
+ * reads the weights once. Any thread. */
+sn_status sn_model_known_block_hash(const sn_model *model, int block, sn_hash *out, sn_err *err) SN_MUST_USE;
+
+/* As sn_model_block_hash, for the weights that a client computes with itself: embedding, its norm, the last norm, LM
+ * head. */
 sn_status sn_model_client_hash(const sn_model *model, sn_hash *out, sn_err *err) SN_MUST_USE;
 
 /* SHA-256 that identifies the model without reading weights: of the hyperparameters, and of name, dtype and shape of

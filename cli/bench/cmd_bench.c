@@ -24,7 +24,7 @@ static struct {
     sn_strings link, kill, node_options, train;
     const char *json_file, *csv_file, *html_file, *server, *api_key_file;
     bool chat;
-    int64_t prompt_tokens, new_tokens, concurrent_prefill, repeat, warmup;
+    int64_t prompt_tokens, new_tokens, concurrent_prefill, repeat, warmup, seed;
 } given = {.threads = {{1}, 1},
            .sessions = {{1}, 1},
            .context = {{0}, 1},
@@ -75,6 +75,8 @@ static const sn_option what_options[] = {
                 "concurrent sessions, each of its own client, as in 1,2,4,8,16"),
     SN_OPT_INTS("clients", &given.clients, 1, SN_BENCH_SESSIONS_MAX,
                 "of --server: concurrent clients, each with a prompt of its own of --prompt-tokens words, as in 1,16"),
+    SN_OPT_INT("seed", "N", &given.seed, 0, INT32_MAX,
+               "of --server: another seed makes other prompts, which the server has not in its cache"),
     SN_OPT_FLAG("chat", &given.chat, "of --server: ask /v1/chat/completions, not /v1/completions"),
     SN_OPT_INTS("batch", &given.batch, 1, SN_BENCH_SESSIONS_MAX,
                 "also measure forward passes, without LM head and sampling, of this many concurrent sequences of "
@@ -420,6 +422,7 @@ static sn_status run_server(sn_err *err) {
                                  .new_tokens = (int)given.new_tokens,
                                  .repeat = (int)given.repeat,
                                  .warmup = (int)given.warmup,
+                                 .seed = (int)given.seed,
                                  .timeout_ms = (int)sn_program_settings.common.timeout_ms};
     sn_server_result result;
     if (sn_program_settings.common.model || given.nodes.n || sn_program_settings.common.join.n ||

@@ -46,7 +46,7 @@ static const char *const words[] = {
 };
 
 static char *prompt_of(const sn_server_plan *p, int client_index, int round) {
-    uint64_t state = (uint64_t)(round + 1) * 1000003 + (uint64_t)client_index;
+    uint64_t state = ((uint64_t)p->seed << 32) + (uint64_t)(round + 1) * 1000003 + (uint64_t)client_index;
     size_t n_words = sizeof words / sizeof *words, size = (size_t)p->prompt_words * 8 + 1, at = 0;
     char *text = malloc(size);
     for (int i = 0; text && i < p->prompt_words; i++)

@@ -1,9 +1,9 @@
 /* swarm bench --server: the speed of a server that speaks the OpenAI API.
  *
  * A case is a number of clients that send one request each at once and read its stream. Every client and repeat has a
- * prompt of its own, of common words in an order that depends on both only: all servers get the same prompts, and no
- * two have a prefix in common. One thread runs all clients (libcurl's multi interface). Tokens are counted as the
- * server's usage says, or else by chunks. */
+ * prompt of its own, of common words in an order that depends on both and the seed only: all servers get the same
+ * prompts, and no two have a prefix in common. One thread runs all clients (libcurl's multi interface). Tokens are
+ * counted as the server's usage says, or else by chunks. */
 #ifndef SN_CLI_BENCH_SERVER_H
 #define SN_CLI_BENCH_SERVER_H
 
@@ -13,7 +13,7 @@ typedef struct sn_server_plan {
     const char *url, *api_key_file; /* api_key_file: NULL: no key is sent */
     bool chat;                      /* /v1/chat/completions, else /v1/completions */
     sn_ints clients;
-    int prompt_words, new_tokens, repeat, warmup;
+    int prompt_words, new_tokens, repeat, warmup, seed;
     int timeout_ms; /* of silence: without a token a request ends */
 } sn_server_plan;
 

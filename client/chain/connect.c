@@ -248,7 +248,7 @@ sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *
             if (!status) budget -= sn_min_size(budget, t.data ? t.bytes : 0);
         }
         if (status || !budget) continue;
-        status = sn_model_block_hash(model, b, &hash, err);
+        status = sn_model_known_block_hash(model, b, &hash, err);
         if (!status && base && base->n_blocks && memcmp(&hash, &base->blocks[b], sizeof hash))
             status = sn_base_weights_block_differs(base, b, err);
         if (!status) chain_know_hash(chain, b, &hash);

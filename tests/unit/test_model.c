@@ -8,6 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+#include <sys/stat.h>
+#include <sys/mman.h>
+#include <fcntl.h>
 
 #define GOLDEN SN_FIXTURES "/golden/"
 
@@ -340,6 +344,34 @@ static sn_hash hash_of_block(const char *path, int block) {
     cr_assert_eq(sn_model_block_hash(m, block, &hash, &err), SN_OK, "%s", err.text);
     sn_model_close(&m);
     return hash;
+}
+
+/* A file that changes under the model shows which hash is read from it. */
+Test(model, keeps_the_hash_of_a_block_for_clients_with_many_sessions) {
+    char *folder = temp_folder(), *path = gguf_model(folder, &(gguf_options){0});
+    sn_model *m = open_model(path);
+    sn_model_tensor t;
+    sn_hash kept, again, read;
+    sn_err err;
+    cr_assert_eq(sn_model_known_block_hash(m, 0, &kept, &err), SN_OK, "%s", err.text);
+    cr_assert_eq(sn_model_block_hash(m, 0, &read, &err), SN_OK);
+    cr_assert_arr_eq(&kept, &read, sizeof kept);
+    cr_assert_eq(sn_model_find(m, SN_ROLE_FFN_UP, 0, &t, &err), SN_OK);
+    int fd = open(path, O_RDWR);
+    struct stat st;
+    cr_assert(fd >= 0 && !fstat(fd, &st));
+    char *file = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    cr_assert(file != MAP_FAILED);
+    char *weights = memmem(file, (size_t)st.st_size, t.data, t.bytes);
+    cr_assert_not_null(weights);
+    weights[0] ^= 1;
+    cr_assert_eq(sn_model_known_block_hash(m, 0, &again, &err), SN_OK);
+    cr_assert_arr_eq(&kept, &again, sizeof kept);
+    munmap(file, (size_t)st.st_size);
+    close(fd);
+    sn_model_close(&m);
+    free(path);
+    temp_folder_remove(&folder);
 }
 
 static sn_hash id_of(const char *path) {

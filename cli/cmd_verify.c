@@ -9,6 +9,7 @@
 #include "cli/progress.h"
 #include "cli/setup.h"
 #include "client/audit/evidence.h"
+#include "model/source.h"
 #include "net/directory.h"
 
 #include <stdio.h>
@@ -42,7 +43,7 @@ static sn_status check_evidence_model(const sn_evidence *e, const sn_model *mode
                        "the evidence is about blocks %d:%d and %d tokens, which this model does not have", e->first,
                        e->end, e->n_tokens);
     for (int b = e->first; b < e->end; b++) {
-        if (!sn_model_has_block(model, b))
+        if (!sn_model_holds_block(model, b))
             return sn_fail(err, SN_REFUSED, "block %d is not in this file: give a file with the whole model", b);
         sn_status status = sn_model_block_hash(model, b, &hash, err);
         if (status) return status;

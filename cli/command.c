@@ -1,6 +1,8 @@
 /* Running a command: options, help, log, errors, exit codes. */
 #include "cli/command.h"
 
+#include "cli/fetch_model.h"
+
 #include "base/file.h"
 #include "base/log.h"
 #include "cli/io.h"
@@ -103,6 +105,7 @@ int sn_cmd_run(const sn_cli_command *c, int argc, char *const *argv) {
         sn_log_setup((sn_log_level)sn_cli_output.log_level, sn_cli_output.json_log);
         status = sn_cli_find_folders(&sn_program_settings, &err);
         if (!status) status = check_save(&err);
+        if (!status) status = sn_cli_fetch_model(c->command.program, &err);
         if (!status) status = c->run(&options, &code, &err);
     }
     if (!status) status = sn_flush_stdout(&err);

@@ -69,3 +69,8 @@ sn_status sn_model_need_ends(const sn_model *model, sn_err *err) {
     sn_status status = want_roles(model, 0, SN_ROLE_FIRST_OF_BLOCK, 0, err);
     return status || !source->want ? status : source->fetch(source->context, "embedding and LM head", err);
 }
+
+bool sn_model_holds_block(const sn_model *model, int block) {
+    return sn_model_has_block(model, block) &&
+           (sn_model_get_source(model)->want || !sn_model_need_block(model, block, NULL));
+}

@@ -23,6 +23,9 @@ const sn_model_source *sn_model_get_source(const sn_model *model); /* zeroed: th
 /* Whether a file of the model says that it has holes (model/partial_file.h). */
 bool sn_model_has_holes(const sn_model *model);
 
+/* sn_model_has_block, of what is here now or can be fetched. */
+bool sn_model_holds_block(const sn_model *model, int block);
+
 /* SN_REFUSED: the files have holes here, and the model has no source. */
 sn_status sn_model_need_block(const sn_model *model, int block, sn_err *err) SN_MUST_USE;
 /* Embedding, its norm, the last norm and the LM head. */

@@ -225,14 +225,11 @@ static void show_progress(void *ctx, int done, int of) {
     if (isatty(STDERR_FILENO)) fprintf(stderr, "\rloading blocks: %d of %d%s", done, of, done == of ? "\n" : "");
 }
 
-static void show_fetched(void *ctx, const sn_hub_progress *p) {
-    char done[32], total[32], rate[32];
+static void show_fetched(void *ctx, const sn_hub_progress *progress) {
+    char line[SN_HUB_PROGRESS_SIZE];
     (void)ctx;
     if (!isatty(STDERR_FILENO)) return;
-    double left_s = p->bytes_per_s > 0 ? (double)(p->total - p->done) / p->bytes_per_s : 0;
-    fprintf(stderr, "\rfetching %s: %s of %s, %s/s, %.0f s left   %s", p->what, sn_format_size(p->done, done),
-            sn_format_size(p->total, total), sn_format_size((size_t)p->bytes_per_s, rate), left_s,
-            p->done >= p->total ? "\n" : "");
+    fprintf(stderr, "\r%s   %s", sn_hub_progress_text(progress, line), progress->done < progress->total ? "" : "\n");
 }
 
 static void show_plan(const char *table) { fputs(table, stderr); }

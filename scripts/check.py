@@ -43,7 +43,7 @@ ROOMS = {
     "client/generate": "client/chain blocks device model model/tokenizer net",
     "client/tune": "client/generate client/chain client/net client/routing blocks device model model/tokenizer model/chat "
     "model/peft net net/transport",
-    "client/api": "include client/tune client/generate client/audit client/chain client/net client/routing blocks device model "
+    "client/api": "include client/tune client/generate client/audit client/chain client/net client/routing blocks device model model/hub "
     "model/tokenizer model/chat model/peft net net/transport",
     "gateway/grammar": "",
     "gateway/openai": "include gateway/grammar",
@@ -71,7 +71,8 @@ INNER = {
     "cli/cmd_keygen.c": "net/identity.h net/transport/private_swarm.h",
     "cli/cmd_route.c": "cli/setup.h client/chain/explanation.h",
     "cli/cmd_tune.c": "cli/setup.h",
-    "cli/cmd_verify.c": "cli/setup.h client/audit/evidence.h net/directory.h",
+    "cli/cmd_verify.c": "cli/setup.h client/audit/evidence.h model/source.h net/directory.h",
+    "cli/fetch_model.c": "model/hub/environment.h model/source.h",
 }
 FILE_LINES_MAX, FUNCTION_LINES_MAX, PARAMETERS_MAX, DESIGN_NOTE_LINES = 650, 75, 7, 200
 

@@ -1,5 +1,7 @@
 #include "client/api/describe.h"
 
+#include "model/source.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -26,7 +28,7 @@ static sn_status inspect_block(const sn_model *model, int block, bool hashes, si
     sn_hash hash;
     *bytes = 0;
     *hex = 0;
-    if (!sn_model_has_block(model, block)) return SN_OK;
+    if (!sn_model_holds_block(model, block)) return SN_OK;
     sn_status status = model_part_bytes(model, SN_ROLE_FIRST_OF_BLOCK, SN_ROLE_COUNT, block, bytes, err);
     if (!status && hashes) status = sn_model_block_hash(model, block, &hash, err);
     if (!status && hashes) sn_hex(hash.bytes, SN_HASH_SIZE, hex);

@@ -36,8 +36,11 @@ sn_settings sn_program_settings = DEFAULTS;
 static const sn_settings defaults = DEFAULTS;
 
 static const sn_option model_options[] = {
-    SN_OPT_REQUIRED("model", "PATH", &sn_program_settings.common.model,
-                    "a GGUF file, or a folder with config.json, safetensors files and tokenizer.json"),
+    SN_OPT_REQUIRED(
+        "model", "PATH", &sn_program_settings.common.model,
+        "a GGUF file, or a folder with config.json, safetensors files and tokenizer.json; the program "
+        "swarm also takes ORG/NAME[:FILE][@REVISION] of a hub or the URL of a GGUF file, and fetches what it "
+        "needs"),
 };
 
 static const sn_option connection_options[] = {

@@ -1,6 +1,8 @@
 /* The audit of the settings. */
 #include "client/api/setup.h"
 
+#include "model/source.h"
+
 sn_status sn_setup_audit(sn_setup *setup, const sn_chain_options *chain, sn_err *err) {
     const sn_audit_settings *given = &setup->settings->audit;
     if (!(given->share > 0)) {
@@ -11,7 +13,7 @@ sn_status sn_setup_audit(sn_setup *setup, const sn_chain_options *chain, sn_err 
     }
     if (!setup->link) return sn_fail(err, SN_REFUSED, "--audit checks nodes: give --join, or leave out --audit");
     for (int b = 0; b < setup->hp->n_blocks && given->local; b++)
-        if (!sn_model_has_block(setup->model, b))
+        if (!sn_model_holds_block(setup->model, b))
             return sn_fail(err, SN_REFUSED,
                            "--audit-local needs every block in the model's file; block %d is not in it", b);
     const sn_audit_options options = {.model = setup->model,

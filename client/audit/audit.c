@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/random.h"
+#include "model/source.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -221,7 +222,7 @@ static bool audit_excludes_node(void *ctx, const uint8_t node[SN_KEY_SIZE]) {
 
 static bool audit_holds_blocks(const sn_audit *a, const sn_audit_log *l) {
     for (int b = l->first; b < l->end; b++)
-        if (!sn_model_has_block(a->options.model, b)) return false;
+        if (!sn_model_holds_block(a->options.model, b)) return false;
     return a->options.device != NULL;
 }
 

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "model/source.h"
 #include "net/directory.h"
 
 #include <stdio.h>
@@ -39,7 +40,7 @@ static sn_status dispute_fill_hashes(dispute *d, sn_kv_dtype dtype, sn_err *err)
     static const sn_hash none;
     for (int b = e->first; b < e->end && !status; b++) {
         sn_hash *hash = &e->block_hash[b - e->first];
-        if (memcmp(hash, &none, sizeof none) || !sn_model_has_block(d->a->options.model, b)) continue;
+        if (memcmp(hash, &none, sizeof none) || !sn_model_holds_block(d->a->options.model, b)) continue;
         status = sn_model_block_hash(d->a->options.model, b, hash, err);
         if (!status) *hash = sn_block_hash_with_kv_dtype(hash, dtype);
     }

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "model/source.h"
 
 #include <limits.h>
 #include <stdlib.h>
@@ -241,7 +242,7 @@ sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *
         bool here = b >= chain->options.local.first && b < chain->options.local.end;
         if (here || !chain->options.link) continue;
         if (base && base->n_blocks) chain_know_hash(chain, b, &base->blocks[b]);
-        if (!budget || !sn_model_has_block(model, b)) continue;
+        if (!budget || !sn_model_holds_block(model, b)) continue;
         for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT && !status; role++) {
             sn_model_tensor t;
             status = sn_model_find(model, (sn_role)role, b, &t, err);

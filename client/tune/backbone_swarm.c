@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "client/routing/route.h"
+#include "model/source.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -489,7 +490,7 @@ static sn_status swarm_learn_hashes(swarm_backbone *s, const sn_model *model, sn
     sn_status status = sn_calloc(&s->block_hash, n, sizeof *s->block_hash, err);
     if (!status) status = sn_calloc(&s->known_hash, n, sizeof *s->known_hash, err);
     for (int b = s->options.blocks.first; b < s->options.blocks.end && !status; b++) {
-        if (!sn_model_has_block(model, b)) continue;
+        if (!sn_model_holds_block(model, b)) continue;
         status = sn_model_block_hash(model, b, &s->block_hash[b], err);
         s->known_hash[b] = &s->block_hash[b];
     }

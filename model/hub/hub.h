@@ -18,6 +18,10 @@ typedef struct sn_hub_progress {
     double bytes_per_s;   /* so far, of this part */
 } sn_hub_progress;
 
+enum { SN_HUB_PROGRESS_SIZE = 200 };
+/* "fetching block 12: 1.0 MiB of 4.0 MiB, 2.0 MiB/s, 2 s left", into out; returns out. */
+const char *sn_hub_progress_text(const sn_hub_progress *progress, char out[SN_HUB_PROGRESS_SIZE]);
+
 typedef struct sn_hub_settings {
     sn_http_settings http;       /* endpoint: the hub's */
     char cache[SN_PATH_SIZE];    /* our folder of fetched models */

@@ -43,10 +43,17 @@ start_node b "$SN_TEST_MODEL" 0:10 --join "${address[a]}"
 start_node c "$SN_TEST_MODEL" 12:30 --join "${address[a]}"
 wait_ready b c
 say=(--prompt "The capital of France is" --max-tokens 8 --temperature 0)
-succeeds "$bin/swarm" generate --model "$SN_TEST_MODEL" --join "${address[a]}" "${say[@]}"
+before=$(count bytes)
+succeeds "$bin/swarm" generate --model org/real --join "${address[a]}" "${say[@]}"
+bytes=$(($(count bytes) - before))
+[ "$bytes" -gt 10000000 ] && [ "$bytes" -lt 60000000 ] || fail "embedding and LM head took $bytes bytes"
+succeeds "$bin/swarm" tokenize --model org/real --text hello
+succeeds "$bin/swarm" generate --model org/real --join "${address[a]}" "${say[@]}"
+[ $(($(count bytes) - before)) = "$bytes" ] || fail "the client fetched twice"
 cp "$scratch/run.out" "$scratch/together"
 succeeds "$bin/swarm" generate --model "$SN_TEST_MODEL" --local all "${say[@]}"
 cmp -s "$scratch/run.out" "$scratch/together" || fail "the fetched blocks compute another text"
+refuses 2 'fetched in part only' "$bin/swarm" generate --model "$(echo "$SWARM_CACHE"/models/org--real/*/model.gguf)" --local all "${say[@]}"
 for n in a b c; do stop_node $n; done
 
 # The path in the cache is no whole model, and says so. A repository that changes under way keeps its version.

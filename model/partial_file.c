@@ -4,6 +4,7 @@
 #include "base/mem.h"
 #include "base/text.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -27,18 +28,30 @@ typedef struct ranges_file {
     char etag[SN_ETAG_SIZE];
 } ranges_file;
 
+/* The next word as a number; false where there is none. */
+static bool take_number(const char **at, uint64_t *out) {
+    char *end;
+    while (**at == ' ' || **at == '\n') ++*at;
+    if (!isdigit((unsigned char)**at)) return false;
+    errno = 0;
+    *out = strtoull(*at, &end, 10);
+    *at = end;
+    return !errno;
+}
+
 static sn_status read_ranges_file(const char *path, ranges_file *out, sn_range_set *present, sn_err *err) {
     char name[SN_PATH_SIZE + 16];
     sn_buf text = {0};
     uint64_t from, to;
-    int used = 0;
     sn_status status = SN_OK;
     *out = (ranges_file){0};
     snprintf(name, sizeof name, "%s.ranges", path);
     sn_buf_init(&text, RANGES_FILE_MAX);
     const char *at = sn_read_file(name, RANGES_FILE_MAX - 1, &text, NULL) ? "" : (const char *)text.data;
-    out->found = sscanf(at, "%" SCNu64 " %159s%n", &out->size, out->etag, &used) == 2;
-    while (out->found && !status && sscanf(at += used, "%" SCNu64 " %" SCNu64 "%n", &from, &to, &used) == 2)
+    size_t len = take_number(&at, &out->size) && *at == ' ' ? strcspn(++at, " \n") : 0;
+    out->found = len > 0 && len < sizeof out->etag;
+    if (out->found) snprintf(out->etag, sizeof out->etag, "%.*s", (int)len, at);
+    for (at += len; out->found && !status && take_number(&at, &from) && take_number(&at, &to);)
         if (to <= out->size) status = sn_range_set_add(present, from, to, err);
     sn_buf_fini(&text);
     return status;

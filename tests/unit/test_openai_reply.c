@@ -336,8 +336,8 @@ static int32_t *ids_cut(const char *text, size_t cut, size_t *n) {
     size_t n_first, n_rest;
     int32_t *a = ids_of(first, &n_first), *b = ids_of(text + cut, &n_rest),
             *all = calloc(n_first + n_rest, sizeof *all);
-    memcpy(all, a, n_first * sizeof *a);
-    memcpy(all + n_first, b, n_rest * sizeof *b);
+    if (n_first) memcpy(all, a, n_first * sizeof *a);
+    if (n_rest) memcpy(all + n_first, b, n_rest * sizeof *b);
     *n = n_first + n_rest;
     free(first);
     swarm_free(a);

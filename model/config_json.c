@@ -4,9 +4,8 @@
  * not change the mathematics and are ignored. Defaults that differ between families are in the family's descriptor.
  *
  * null counts as absent. Spellings of transformers 4 and 5 are both read. */
-#include "model/config.h"
+#include "model/config_private.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -49,51 +48,6 @@ static const struct {
 static const char *const must_be_absent[] = {"no_rope_layers", "text_config", "vision_config", "query_pre_attn_scalar",
                                              "scale_depth"};
 
-/* ---- fields ---- */
-
-/* NULL: absent or null. */
-static const json_t *json_field(const json_t *object, const char *name) {
-    const json_t *value = json_object_get(object, name);
-    return json_is_null(value) ? NULL : value;
-}
-
-static sn_status read_int(const json_t *object, const char *name, bool required, int *out, sn_err *err) {
-    const json_t *value = json_field(object, name);
-    if (!value && !required) return SN_OK;
-    if (!value) return sn_fail(err, SN_REFUSED, "'%s' is missing", name);
-    json_int_t wide = json_integer_value(value);
-    if (!json_is_integer(value) || wide < INT32_MIN || wide > INT32_MAX)
-        return sn_fail(err, SN_REFUSED, "'%s' must be a whole number", name);
-    *out = (int)wide;
-    return SN_OK;
-}
-
-static sn_status read_number(const json_t *object, const char *name, bool required, double *out, sn_err *err) {
-    const json_t *value = json_field(object, name);
-    if (!value && !required) return SN_OK;
-    if (!value) return sn_fail(err, SN_REFUSED, "'%s' is missing", name);
-    if (!json_is_number(value)) return sn_fail(err, SN_REFUSED, "'%s' must be a number", name);
-    *out = json_number_value(value);
-    return SN_OK;
-}
-
-static sn_status read_bool(const json_t *object, const char *name, bool *out, sn_err *err) {
-    const json_t *value = json_field(object, name);
-    if (!value) return SN_OK;
-    if (!json_is_boolean(value)) return sn_fail(err, SN_REFUSED, "'%s' must be true or false", name);
-    *out = json_is_true(value);
-    return SN_OK;
-}
-
-static sn_status read_text(const json_t *object, const char *name, bool required, const char **out, sn_err *err) {
-    const json_t *value = json_field(object, name);
-    if (!value && !required) return SN_OK;
-    if (!value) return sn_fail(err, SN_REFUSED, "'%s' is missing", name);
-    if (!json_is_string(value)) return sn_fail(err, SN_REFUSED, "'%s' must be a text", name);
-    *out = json_string_value(value);
-    return SN_OK;
-}
-
 /* ---- fields that are refused ---- */
 
 static bool family_reads(const sn_family *family, const char *name) {
@@ -104,14 +58,14 @@ static bool family_reads(const sn_family *family, const char *name) {
 
 static sn_status check_neutral(const json_t *config, const sn_family *family, sn_err *err) {
     for (size_t i = 0; i < sizeof must_be_neutral / sizeof *must_be_neutral; i++) {
-        const json_t *value = json_field(config, must_be_neutral[i].field);
+        const json_t *value = sn_config_field(config, must_be_neutral[i].field);
         bool neutral = !value || json_is_false(value) ||
                        (json_is_number(value) && json_number_value(value) == must_be_neutral[i].neutral);
         if (!neutral && !family_reads(family, must_be_neutral[i].field))
             return sn_fail(err, SN_REFUSED, "'%s' is set, which is not supported for this family",
                            must_be_neutral[i].field);
     }
-    const json_t *quantised = json_field(config, "quantization_config");
+    const json_t *quantised = sn_config_field(config, "quantization_config");
     const char *method = json_string_value(json_object_get(quantised, "quant_method"));
     bool known = method && !strcmp(method, "mxfp4") && family_reads(family, "quantization_config");
     if (quantised && !known)
@@ -120,7 +74,7 @@ static sn_status check_neutral(const json_t *config, const sn_family *family, sn
             "'quantization_config' is set, which is not supported for this family: the weights are quantised (GPTQ, "
             "AWQ, ...); use float32, float16 or bfloat16 weights, of gpt-oss also MXFP4, or a GGUF file");
     for (size_t i = 0; i < sizeof must_be_absent / sizeof *must_be_absent; i++)
-        if (json_field(config, must_be_absent[i]) && !family_reads(family, must_be_absent[i]))
+        if (sn_config_field(config, must_be_absent[i]) && !family_reads(family, must_be_absent[i]))
             return sn_fail(err, SN_REFUSED, "'%s' is set, which is not supported for this family", must_be_absent[i]);
     return SN_OK;
 }
@@ -130,15 +84,15 @@ static sn_status check_neutral(const json_t *config, const sn_family *family, sn
 /* The first of the spellings (NULL-terminated) that is present; the first of all when none is. */
 static const char *find_spelling(const json_t *config, const char *const *names) {
     for (const char *const *at = names; *at; at++)
-        if (json_field(config, *at)) return *at;
+        if (sn_config_field(config, *at)) return *at;
     return *names;
 }
 
 /* The clamped activation has constants, and only its published ones are implemented. config.json calls it silu. */
 static sn_status check_clamps(const json_t *config, const char *name, sn_err *err) {
     double alpha = 1.702, limit = 7;
-    sn_status status = read_number(config, "swiglu_alpha", false, &alpha, err);
-    if (!status) status = read_number(config, "swiglu_limit", false, &limit, err);
+    sn_status status = sn_config_number(config, "swiglu_alpha", false, &alpha, err);
+    if (!status) status = sn_config_number(config, "swiglu_limit", false, &limit, err);
     if (!status && (alpha != 1.702 || limit != 7))
         return sn_fail(err, SN_REFUSED, "'swiglu_alpha' is %g and 'swiglu_limit' %g; only 1.702 and 7 are known", alpha,
                        limit);
@@ -159,7 +113,7 @@ static sn_status read_activation(const json_t *config, const sn_family *family, 
     static const char *const names[] = {"hidden_activation", "hidden_act", "activation", NULL};
     const char *name = NULL;
     h->activation = family->activation_default;
-    sn_status status = read_text(config, find_spelling(config, names), false, &name, err);
+    sn_status status = sn_config_text(config, find_spelling(config, names), false, &name, err);
     if (!status && h->activation == SN_SWIGLU_CLAMPED) return check_clamps(config, name, err);
     if (status || !name) return status;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
@@ -199,17 +153,17 @@ static sn_status read_yarn(const json_t *rope, sn_rope_scaling *s, sn_err *err) 
     s->beta_fast = 32;
     s->beta_slow = 1;
     s->truncate = true;
-    sn_status status = read_number(rope, "original_max_position_embeddings", true, &s->original_ctx, err);
-    if (!status) status = read_number(rope, "beta_fast", false, &s->beta_fast, err);
-    if (!status) status = read_number(rope, "beta_slow", false, &s->beta_slow, err);
-    if (!status) status = read_number(rope, "attention_factor", false, &s->attention_factor, err);
-    return status ? status : read_bool(rope, "truncate", &s->truncate, err);
+    sn_status status = sn_config_number(rope, "original_max_position_embeddings", true, &s->original_ctx, err);
+    if (!status) status = sn_config_number(rope, "beta_fast", false, &s->beta_fast, err);
+    if (!status) status = sn_config_number(rope, "beta_slow", false, &s->beta_slow, err);
+    if (!status) status = sn_config_number(rope, "attention_factor", false, &s->attention_factor, err);
+    return status ? status : sn_config_bool(rope, "truncate", &s->truncate, err);
 }
 
 static sn_status read_rope_kind(const json_t *rope, sn_rope_scaling *s, sn_err *err) {
     const char *type = "default";
-    sn_status status = read_text(rope, "type", false, &type, err); /* old spelling */
-    if (!status) status = read_text(rope, "rope_type", false, &type, err);
+    sn_status status = sn_config_text(rope, "type", false, &type, err); /* old spelling */
+    if (!status) status = sn_config_text(rope, "rope_type", false, &type, err);
     if (status) return status;
     if (!strcmp(type, "default"))
         s->kind = SN_ROPE_SCALING_NONE;
@@ -222,12 +176,12 @@ static sn_status read_rope_kind(const json_t *rope, sn_rope_scaling *s, sn_err *
     else
         return sn_fail(err, SN_REFUSED, "rope type '%.64s' is not known; default, linear, llama3 and yarn are", type);
     if (s->kind == SN_ROPE_SCALING_NONE) return SN_OK;
-    status = read_number(rope, "factor", true, &s->factor, err);
+    status = sn_config_number(rope, "factor", true, &s->factor, err);
     if (status || s->kind == SN_ROPE_SCALING_LINEAR) return status;
     if (s->kind == SN_ROPE_SCALING_YARN) return read_yarn(rope, s, err);
-    status = read_number(rope, "low_freq_factor", true, &s->low_freq_factor, err);
-    if (!status) status = read_number(rope, "high_freq_factor", true, &s->high_freq_factor, err);
-    if (!status) status = read_number(rope, "original_max_position_embeddings", true, &s->original_ctx, err);
+    status = sn_config_number(rope, "low_freq_factor", true, &s->low_freq_factor, err);
+    if (!status) status = sn_config_number(rope, "high_freq_factor", true, &s->high_freq_factor, err);
+    if (!status) status = sn_config_number(rope, "original_max_position_embeddings", true, &s->original_ctx, err);
     return status;
 }
 
@@ -238,8 +192,8 @@ static sn_status read_rope_object(const json_t *rope, const char *where, double 
     if (!rope) return SN_OK;
     if (!json_is_object(rope)) return sn_fail(err, SN_REFUSED, "'%s' must be an object", where);
     sn_status status = check_rope_fields(rope, err);
-    if (!status) status = read_number(rope, "rope_theta", false, &s->theta, err);
-    if (!status) status = read_number(rope, "partial_rotary_factor", false, rotated, err);
+    if (!status) status = sn_config_number(rope, "rope_theta", false, &s->theta, err);
+    if (!status) status = sn_config_number(rope, "partial_rotary_factor", false, rotated, err);
     if (!status) status = read_rope_kind(rope, s, err);
     if (status) sn_err_context(err, "'%s'", where);
     return status;
@@ -250,10 +204,10 @@ static sn_status read_rope_object(const json_t *rope, const char *where, double 
 static sn_status read_two_ropes(const json_t *config, const json_t *both, double *rotated,
                                 sn_rope_scaling s[SN_ROPES_MAX], sn_err *err) {
     double local_rotated = *rotated;
-    sn_status status = read_number(config, "rope_local_base_freq", false, &s[0].theta, err);
+    sn_status status = sn_config_number(config, "rope_local_base_freq", false, &s[0].theta, err);
     if (status) return status;
-    if (!both) return read_rope_object(json_field(config, "rope_scaling"), "rope_scaling", rotated, &s[1], err);
-    const json_t *local = json_field(both, "sliding_attention"), *full = json_field(both, "full_attention");
+    if (!both) return read_rope_object(sn_config_field(config, "rope_scaling"), "rope_scaling", rotated, &s[1], err);
+    const json_t *local = sn_config_field(both, "sliding_attention"), *full = sn_config_field(both, "full_attention");
     if (!json_is_object(both) || json_object_size(both) != (size_t)(!!local + !!full))
         return sn_fail(err, SN_REFUSED, "'rope_parameters' must hold sliding_attention and full_attention");
     status = read_rope_object(local, "sliding_attention", &local_rotated, &s[0], err);
@@ -268,21 +222,21 @@ static sn_status read_two_ropes(const json_t *config, const json_t *both, double
  * of its own. */
 static sn_status read_rope(const json_t *config, const sn_family *family, sn_hparams *h,
                            sn_rope_scaling s[SN_ROPES_MAX], sn_err *err) {
-    const json_t *rope = json_field(config, "rope_parameters");
+    const json_t *rope = sn_config_field(config, "rope_parameters");
     double rotated = 1;
-    if (family->rope_required && !rope && !json_field(config, "rope_scaling"))
+    if (family->rope_required && !rope && !sn_config_field(config, "rope_scaling"))
         return sn_fail(err, SN_REFUSED, "'rope_parameters' is missing");
     h->n_ropes = family->local_theta > 0 ? 2 : 1;
     sn_rope_scaling *usual = &s[h->n_ropes - 1];
     s[0].theta = family->local_theta;
     usual->theta = family->theta_default > 0 ? family->theta_default : 10000;
-    sn_status status = read_number(config, "rope_theta", false, &usual->theta, err);
-    if (!status) status = read_number(config, "partial_rotary_factor", false, &rotated, err);
+    sn_status status = sn_config_number(config, "rope_theta", false, &usual->theta, err);
+    if (!status) status = sn_config_number(config, "partial_rotary_factor", false, &rotated, err);
     if (status) return status;
     if (h->n_ropes > 1)
         status = read_two_ropes(config, rope, &rotated, s, err);
     else
-        status = read_rope_object(rope ? rope : json_field(config, "rope_scaling"),
+        status = read_rope_object(rope ? rope : sn_config_field(config, "rope_scaling"),
                                   rope ? "rope_parameters" : "rope_scaling", &rotated, s, err);
     if (status) return status;
     if (!(rotated > 0 && rotated <= 1))
@@ -296,7 +250,7 @@ static sn_status read_rope(const json_t *config, const sn_family *family, sn_hpa
 /* layer_types lists the blocks one by one. *sliding: whether any block has the window. */
 static sn_status read_layer_types(const json_t *config, int n_blocks, bool *full_attention, bool *sliding,
                                   sn_err *err) {
-    const json_t *list = json_field(config, "layer_types");
+    const json_t *list = sn_config_field(config, "layer_types");
     if (!list) return SN_OK;
     if (!json_is_array(list) || json_array_size(list) != (size_t)n_blocks)
         return sn_fail(err, SN_REFUSED, "'layer_types' must list the kinds of all %d blocks", n_blocks);
@@ -318,8 +272,8 @@ static sn_status read_layer_types(const json_t *config, int n_blocks, bool *full
 /* Every n-th block has full attention, unless layer_types says otherwise. */
 static sn_status read_pattern(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
     int pattern = family->window_pattern;
-    sn_status status = read_int(config, "_sliding_window_pattern", false, &pattern, err);
-    if (!status) status = read_int(config, "sliding_window_pattern", false, &pattern, err);
+    sn_status status = sn_config_int(config, "_sliding_window_pattern", false, &pattern, err);
+    if (!status) status = sn_config_int(config, "sliding_window_pattern", false, &pattern, err);
     if (!status && pattern < 1) return sn_fail(err, SN_REFUSED, "'sliding_window_pattern' is %d", pattern);
     for (int i = 0; i < h->n_blocks && !status; i++) h->full_attention[i] = (i + 1) % pattern == 0;
     return status;
@@ -331,7 +285,7 @@ static sn_status read_scales(const json_t *config, const sn_family *family, sn_h
     h->tied_output = family->tied_default;
     if (family->scales_embeddings) h->embed_scale = sqrtf((float)h->n_embd);
     if (!(scalar > 0)) return SN_OK;
-    sn_status status = read_number(config, "query_pre_attn_scalar", false, &scalar, err);
+    sn_status status = sn_config_number(config, "query_pre_attn_scalar", false, &scalar, err);
     if (!status && !(scalar > 0 && scalar <= 1e9))
         return sn_fail(err, SN_REFUSED, "'query_pre_attn_scalar' is %g; it must lie from 0 to 1e9", scalar);
     h->attn_scale = 1.0f / sqrtf((float)scalar);
@@ -342,14 +296,14 @@ static sn_status read_window(const json_t *config, const sn_family *family, sn_h
     if (family->window == SN_WINDOW_NONE) return SN_OK;
     bool sliding = true;
     int window = json_object_get(config, "sliding_window") ? 0 : family->window_default, first_sliding = 0;
-    sn_status status = read_int(config, "sliding_window", false, &window, err);
+    sn_status status = sn_config_int(config, "sliding_window", false, &window, err);
     if (status) return status;
     if (family->window == SN_WINDOW_SWITCHED) {
         sliding = false;
-        status = read_bool(config, "use_sliding_window", &sliding, err);
-        if (!status) status = read_int(config, "max_window_layers", sliding, &first_sliding, err);
+        status = sn_config_bool(config, "use_sliding_window", &sliding, err);
+        if (!status) status = sn_config_int(config, "max_window_layers", sliding, &first_sliding, err);
         if (status) return status;
-        if (sliding && !json_field(config, "layer_types")) {
+        if (sliding && !sn_config_field(config, "layer_types")) {
             sliding = first_sliding < h->n_blocks;
             for (int i = 0; i < first_sliding && sliding; i++) h->full_attention[i] = true;
         }
@@ -361,36 +315,6 @@ static sn_status read_window(const json_t *config, const sn_family *family, sn_h
     return status;
 }
 
-/* ---- experts ---- */
-
-static sn_status read_experts(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
-    const sn_moe_config *m = family->moe;
-    const json_t *dense = json_field(config, "mlp_only_layers");
-    bool slides = false, shares = !m || !m->softmax_over_all;
-    int step = 1;
-    if (!m) return SN_OK;
-    h->n_experts = m->n_experts;
-    h->n_experts_used = m->n_experts_used;
-    h->n_ff = m->n_ff;
-    sn_status status = read_int(config, "num_experts", false, &h->n_experts, err); /* two spellings */
-    if (!status) status = read_int(config, "num_local_experts", false, &h->n_experts, err);
-    if (!status) status = read_int(config, "num_experts_per_tok", false, &h->n_experts_used, err);
-    if (!status) status = read_int(config, m->width, false, &h->n_ff, err);
-    if (!status && m->softmax_over_all) status = read_bool(config, "norm_topk_prob", &shares, err);
-    if (!status) status = read_int(config, "decoder_sparse_step", false, &step, err);
-    if (!status) status = read_bool(config, "use_sliding_window", &slides, err);
-    if (status) return status;
-    h->experts_over_all = !shares;
-    if (h->n_experts < 1) return sn_fail(err, SN_REFUSED, "the model claims %d experts", h->n_experts);
-    if (step != 1 || (dense && (!json_is_array(dense) || json_array_size(dense))))
-        return sn_fail(err, SN_REFUSED,
-                       "'decoder_sparse_step' or 'mlp_only_layers' mixes blocks with and without experts, which is not "
-                       "supported");
-    if (slides && family->window == SN_WINDOW_NONE)
-        return sn_fail(err, SN_REFUSED, "'use_sliding_window' is set, which is not supported for this family");
-    return SN_OK;
-}
-
 /* ---- config.json ---- */
 
 static sn_status read_sizes(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
@@ -400,22 +324,22 @@ static sn_status read_sizes(const json_t *config, const sn_family *family, sn_hp
     static const char *const ff[] = {"intermediate_size", "ffn_hidden_size", "n_inner", NULL};
     static const char *const ctx[] = {"max_position_embeddings", "seq_length", NULL};
     double eps = family->layer_norm ? 1e-5 : 1e-6;
-    sn_status status = read_int(config, find_spelling(config, blocks), true, &h->n_blocks, err);
-    if (!status) status = read_int(config, find_spelling(config, embd), true, &h->n_embd, err);
-    if (!status) status = read_int(config, find_spelling(config, heads), true, &h->n_heads, err);
+    sn_status status = sn_config_int(config, find_spelling(config, blocks), true, &h->n_blocks, err);
+    if (!status) status = sn_config_int(config, find_spelling(config, embd), true, &h->n_embd, err);
+    if (!status) status = sn_config_int(config, find_spelling(config, heads), true, &h->n_heads, err);
     if (!status && h->n_embd > 0 && h->n_embd <= INT32_MAX / 8) h->n_ff = family->ff_multiple * h->n_embd;
-    if (!status) status = read_int(config, find_spelling(config, ff), !family->ff_multiple, &h->n_ff, err);
-    if (!status) status = read_int(config, "vocab_size", true, &h->n_vocab, err);
+    if (!status) status = sn_config_int(config, find_spelling(config, ff), !family->ff_multiple, &h->n_ff, err);
+    if (!status) status = sn_config_int(config, "vocab_size", true, &h->n_vocab, err);
     h->n_ctx = family->ctx_default;
-    if (!status) status = read_int(config, find_spelling(config, ctx), !family->ctx_default, &h->n_ctx, err);
+    if (!status) status = sn_config_int(config, find_spelling(config, ctx), !family->ctx_default, &h->n_ctx, err);
     if (!status)
-        status = read_number(config, family->layer_norm ? "layer_norm_epsilon" : "rms_norm_eps", false, &eps, err);
+        status = sn_config_number(config, family->layer_norm ? "layer_norm_epsilon" : "rms_norm_eps", false, &eps, err);
     if (status) return status;
     h->norm_eps = (float)eps;
     h->n_kv_heads = h->n_heads;
     h->head_dim = family->head_dim_default;
-    status = read_int(config, "num_key_value_heads", false, &h->n_kv_heads, err);
-    if (!status) status = read_int(config, "head_dim", false, &h->head_dim, err);
+    status = sn_config_int(config, "num_key_value_heads", false, &h->n_kv_heads, err);
+    if (!status) status = sn_config_int(config, "head_dim", false, &h->head_dim, err);
     if (status) return status;
     if (h->n_heads < 1) return sn_fail(err, SN_REFUSED, "'num_attention_heads' is %d", h->n_heads);
     if (!h->head_dim && h->n_embd % h->n_heads)
@@ -433,12 +357,12 @@ static sn_status read_sizes(const json_t *config, const sn_family *family, sn_hp
 static sn_status read_falcon(const json_t *config, const sn_family **family, sn_hparams *h, bool *bias, sn_err *err) {
     bool late = false, parallel = true, multi_query = true;
     int norms = 2;
-    sn_status status = read_bool(config, "new_decoder_architecture", &late, err);
-    if (!status) status = read_bool(config, "parallel_attn", &parallel, err);
-    if (!status) status = read_bool(config, "multi_query", &multi_query, err);
-    if (!status) status = read_bool(config, "bias", bias, err);
-    if (!status) status = read_int(config, "num_ln_in_parallel_attn", false, &norms, err);
-    if (!status && late) status = read_int(config, "num_kv_heads", false, &h->n_kv_heads, err);
+    sn_status status = sn_config_bool(config, "new_decoder_architecture", &late, err);
+    if (!status) status = sn_config_bool(config, "parallel_attn", &parallel, err);
+    if (!status) status = sn_config_bool(config, "multi_query", &multi_query, err);
+    if (!status) status = sn_config_bool(config, "bias", bias, err);
+    if (!status) status = sn_config_int(config, "num_ln_in_parallel_attn", false, &norms, err);
+    if (!status && late) status = sn_config_int(config, "num_kv_heads", false, &h->n_kv_heads, err);
     if (status) return status;
     if (late && norms != 1 && norms != 2)
         return sn_fail(err, SN_REFUSED, "'num_ln_in_parallel_attn' is %d; 1 and 2 are known", norms);
@@ -452,7 +376,7 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     bool bias;
     sn_rope_scaling scaling[SN_ROPES_MAX] = {0};
     if (!json_is_object(config)) return sn_fail(err, SN_REFUSED, "it is not a JSON object");
-    sn_status status = read_text(config, "model_type", true, &type, err);
+    sn_status status = sn_config_text(config, "model_type", true, &type, err);
     if (!status) status = sn_family_find(SN_CONTAINER_SAFETENSORS, type, family, err);
     if (status) return status;
     bias = (*family)->bias_default;
@@ -464,10 +388,10 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     if (!status) status = read_window(config, *family, h, err);
     if (!status) status = read_activation(config, *family, h, err);
     if (!status) status = read_scales(config, *family, h, err);
-    if (!status) status = read_experts(config, *family, h, err);
-    if (!status) status = read_bool(config, "attention_bias", &bias, err);
-    if (!status) status = read_bool(config, "tie_word_embeddings", &h->tied_output, err);
-    if (!status) status = read_text(config, "_name_or_path", false, &name, err);
+    if (!status) status = sn_config_read_experts(config, *family, h, err);
+    if (!status) status = sn_config_bool(config, "attention_bias", &bias, err);
+    if (!status) status = sn_config_bool(config, "tie_word_embeddings", &h->tied_output, err);
+    if (!status) status = sn_config_text(config, "_name_or_path", false, &name, err);
     if (status) return status;
     snprintf(h->family, sizeof h->family, "%s", (*family)->name);
     sn_config_copy_name(h->name, name, strlen(name));

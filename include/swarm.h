@@ -153,6 +153,12 @@ enum {
 };
 /* Whether an answer to this prompt (text of swarm_model_render_chat) begins within a thought: 1 or 0. */
 SWARM_API int swarm_model_prompt_thinks(const swarm_model *model, const char *prompt, size_t length);
+/* Where the parts of an answer begin, as JSON, for programs that steer what is generated: {"thought": [BEGIN, END],
+ * "calls": [MARK...]}. These are the texts at which swarm_model_read_answer sees a thought and calls; white space in
+ * one stands for any or none. "calls": an empty list where an object that is the whole answer is a call, null where
+ * the template has no calls or no mark says where one begins. "thought" is null where marks do not say it. */
+SWARM_API swarm_code swarm_model_answer_marks(const swarm_model *model, char **json, size_t *length,
+                                              swarm_error **error);
 /* The message that a generated answer is, as JSON for the next request: {"role": "assistant", "content"}, and where
  * there are any "reasoning_content" and "tool_calls", taken apart as the model's template writes them. tools: the JSON
  * list of the request; NULL: none, and nothing is read as a call. flags: SWARM_ANSWER_ bits. Without SWARM_ANSWER_ENDS

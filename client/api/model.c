@@ -383,6 +383,14 @@ int swarm_model_prompt_thinks(const swarm_model *m, const char *prompt, size_t l
     return !open_answers(m, &answers, &err) && sn_answer_format_prompt_thinks(answers, prompt, length);
 }
 
+swarm_code swarm_model_answer_marks(const swarm_model *m, char **json, size_t *length, swarm_error **error) {
+    sn_err err;
+    const sn_answer_format *answers = NULL;
+    sn_status status = open_answers(m, &answers, &err);
+    if (!status) status = sn_api_json(sn_answer_format_marks(answers), json, length, &err);
+    return sn_api_end(status, &err, NULL, error);
+}
+
 /* The text of an answer with special tokens spelled out, and which of its bytes belong to these. */
 static sn_status spell_answer(const swarm_model *m, const int32_t *ids, size_t n, sn_buf *text, sn_buf *special,
                               sn_err *err) {

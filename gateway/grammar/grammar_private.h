@@ -64,6 +64,20 @@ int sn_add_plain_char(sn_grammar *g, const sn_char_class *c, int next);
 /* The next code point of valid UTF-8; advances *at. */
 uint32_t sn_next_code_point(const char **at);
 
+/* -- parts of answers -- */
+
+/* Any text up to the first of the marks (not empty), which continues behind it, or which ends at `end`, a node. White
+ * space in a mark stands for any or none. SN_SPECIAL_EDGE (answer_grammar.h) counts for nothing. (search.c) */
+typedef struct sn_search_mark {
+    const char *text;
+    bool first; /* it counts at the beginning of the text alone, behind white space */
+    int next;
+} sn_search_mark;
+int sn_add_search(sn_grammar *g, const sn_search_mark *marks, size_t n, int end);
+
+/* JSON of a schema (json_schema.c). */
+int sn_add_schema(sn_grammar *g, const json_t *schema, int next);
+
 /* -- parts of schemas -- */
 
 /* The inside of a JSON string that matches a regular expression (ECMA-262, without look-around and back references),

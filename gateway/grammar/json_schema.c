@@ -617,22 +617,23 @@ static void make_rules(compiler *c) {
     json_decref(anything);
 }
 
-sn_status sn_grammar_from_schema(const json_t *schema, sn_grammar **out, sn_err *err) {
-    compiler *c = NULL;
-    *out = NULL;
-    sn_status status = sn_calloc(&c, 1, sizeof *c, err);
-    if (!status) status = sn_grammar_new(out, err);
-    if (status) {
-        free(c);
-        return status;
-    }
-    c->g = *out;
+int sn_add_schema(sn_grammar *g, const json_t *schema, int next) {
+    compiler *c = calloc(1, sizeof *c);
+    if (!c) return sn_grammar_fail(g, SN_STOP, "out of memory for a schema");
+    c->g = g;
     c->root = schema;
     make_rules(c);
-    sn_set_begin(*out, add_schema(c, schema, SN_END));
-    status = sn_grammar_finish(*out, err);
+    int at = add_schema(c, schema, next);
     for (int i = 0; i < c->n_temporaries; i++) json_decref(c->temporaries[i]);
     free(c);
+    return at;
+}
+
+sn_status sn_grammar_from_schema(const json_t *schema, sn_grammar **out, sn_err *err) {
+    sn_status status = sn_grammar_new(out, err);
+    if (status) return status;
+    sn_set_begin(*out, sn_add_schema(*out, schema, SN_END));
+    status = sn_grammar_finish(*out, err);
     if (status) sn_grammar_free(out);
     return status;
 }

@@ -1,5 +1,5 @@
-/* The conversation is rendered twice: as the prompt, and with an answer that calls the tool with known arguments. What
- * the second has beyond the first is the call. */
+/* A short conversation is rendered as a prompt, and with an answer that calls the tool with known arguments, once and
+ * twice. What the answers have beyond the prompt are the calls. */
 #include "gateway/openai/call_form.h"
 
 #include <stdlib.h>
@@ -7,61 +7,100 @@
 
 #define KNOWN "sn_argument"
 
-/* The request's chat; with_call: with a call of the function as its last message. */
-static char *render(const sn_request *request, const sn_served_model *served, const json_t *function, bool with_call,
-                    size_t *len) {
-    char *text = NULL;
-    json_t *chat = json_loadb(request->chat, request->chat_len, 0, NULL);
-    json_t *call = json_pack("{s:s, s:s, s:[{s:s, s:s, s:{s:O, s:{s:i}}}]}", "role", "assistant", "content", "",
-                             "tool_calls", "id", "call00000", "type", "function", "function", "name",
-                             json_object_get(function, "name"), "arguments", KNOWN, 1);
-    if (with_call) {
-        json_array_append(json_object_get(chat, "messages"), call);
-        json_object_set_new(chat, "add_generation_prompt", json_false());
-    }
+/* The conversation, with n_calls of the function in its last message; *text is NULL where the template refuses it.
+ * Freed with swarm_free. */
+static void render(const sn_served_model *served, const json_t *variables, const json_t *function, int n_calls,
+                   char **text) {
+    swarm_error *error = NULL;
+    json_t *name = json_object_get(function, "name"), *calls = json_array();
+    for (int i = 0; i < n_calls; i++)
+        json_array_append_new(calls, json_pack("{s:s, s:s, s:{s:O, s:{s:i}}}", "id", i ? "call00001" : "call00000",
+                                               "type", "function", "function", "name", name, "arguments", KNOWN, 1));
+    json_t *chat =
+        json_pack("{s:[{s:s, s:s}], s:[{s:s, s:{s:O, s:s, s:O}}], s:O*, s:b}", "messages", "role", "user", "content",
+                  "hello", "tools", "type", "function", "function", "name", name, "description", "", "parameters",
+                  json_object_get(function, "parameters"), "variables", variables, "add_generation_prompt", !n_calls);
+    if (n_calls)
+        json_array_append_new(json_object_get(chat, "messages"),
+                              json_pack("{s:s, s:s, s:O}", "role", "assistant", "content", "", "tool_calls", calls));
     char *json = chat ? json_dumps(chat, JSON_COMPACT) : NULL;
-    if (!json || swarm_model_render_chat(sn_served_model_get(served), json, strlen(json), &text, len, NULL, NULL, NULL))
-        text = NULL;
-    json_decref(call);
+    *text = NULL;
+    if (json)
+        (void)swarm_model_render_chat(sn_served_model_get(served), json, strlen(json), text, NULL, NULL, NULL, &error);
+    swarm_error_free(error);
+    json_decref(calls);
     json_decref(chat);
     free(json);
-    return text;
 }
 
-static bool tokenize(const sn_served_model *served, const char *text, size_t len, int32_t **ids, size_t *n) {
-    int32_t *own = NULL;
-    size_t count = 0;
-    if (swarm_model_tokenize(sn_served_model_get(served), text, len, SWARM_TEXT_SPECIAL, &own, &count, NULL))
+/* Behind what the answer shares with the prompt, but not within a tag, which the prompt may have opened for a thought;
+ * and behind the thought. */
+static const char *skip_prompt(const char *prompt, const char *answer, const char *thought_end) {
+    size_t n = 0;
+    while (prompt[n] && prompt[n] == answer[n]) n++;
+    for (size_t back = 1; prompt[n] && back <= 24 && back <= n; back++)
+        if (answer[n - back] == '<' || answer[n - back] == '[') {
+            n -= back;
+            break;
+        }
+    const char *at = answer + n, *arguments = strstr(at, "{\"" KNOWN "\"");
+    for (const char *end; thought_end && (end = strstr(at, thought_end)) && end < arguments;)
+        at = end + strlen(thought_end);
+    return at;
+}
+
+/* Ends the text where the turn ends, which is not part of the call. */
+static bool cut_turn(const sn_served_model *served, char *text) {
+    int32_t *ids = NULL;
+    size_t n = 0, at = 0;
+    bool found = true;
+    if (swarm_model_tokenize(sn_served_model_get(served), text, strlen(text), SWARM_TEXT_SPECIAL, &ids, &n, NULL))
         return false;
-    *n = 0;
-    while (*n < count && !sn_served_model_ends(served, own[*n])) ++*n; /* what ends the turn is not part of the call */
-    *ids = own;
-    return true;
+    while (at < n && !sn_served_model_ends(served, ids[at])) at++;
+    if (at < n) {
+        char *ending = NULL;
+        found = !swarm_model_token_bytes(sn_served_model_get(served), ids[at], SWARM_TEXT_SPECIAL, &ending, NULL, NULL);
+        char *end = found ? strstr(text, ending) : NULL;
+        if (end) *end = 0;
+        swarm_free(ending);
+    }
+    swarm_free(ids);
+    return found;
+}
+
+/* What stands before the arguments, and *end: behind them; NULL: there are none. */
+static char *take_until_arguments(const char *from, const char **end) {
+    const char *at = strstr(from, "{\"" KNOWN "\""), *close = at ? strchr(at, '}') : NULL;
+    *end = close ? close + 1 : NULL;
+    return close ? strndup(from, (size_t)(at - from)) : NULL;
 }
 
 bool sn_call_form_init(sn_call_form *form, const sn_request *request, const sn_served_model *served,
-                       const json_t *function, sn_openai_error *error) {
-    size_t n_prompt = 0, n_call = 0;
+                       const json_t *function) {
+    json_t *chat = json_loadb(request->chat, request->chat_len, 0, NULL);
+    const json_t *variables = json_object_get(chat, "variables");
+    const char *thought_end = sn_served_model_marks(served)->thought_end, *end = NULL;
+    char *prompt, *one, *two;
+    render(served, variables, function, 0, &prompt);
+    render(served, variables, function, 1, &one);
+    render(served, variables, function, 2, &two);
     *form = (sn_call_form){0};
-    char *prompt = render(request, served, function, false, &n_prompt);
-    char *call = render(request, served, function, true, &n_call);
-    const char *begin = NULL, *end = NULL;
-    if (prompt && call && n_call > n_prompt && !memcmp(prompt, call, n_prompt))
-        begin = strstr(call + n_prompt, "{\"" KNOWN "\"");
-    if (begin) end = strchr(begin, '}');
-    bool ok =
-        end && tokenize(served, call + n_prompt, (size_t)(begin - call) - n_prompt, &form->before, &form->n_before) &&
-        tokenize(served, end + 1, (size_t)(call + n_call - end - 1), &form->after, &form->n_after) && form->n_before;
+    if (prompt && one) form->before = take_until_arguments(skip_prompt(prompt, one, thought_end), &end);
+    if (end) form->after = strdup(end);
+    if (two) free(take_until_arguments(two, &end));
+    if (two && end) form->again = take_until_arguments(end, &end);
     swarm_free(prompt);
-    swarm_free(call);
-    if (ok) return true;
+    swarm_free(one);
+    swarm_free(two);
+    json_decref(chat);
+    if (form->before && *form->before && form->after && cut_turn(served, form->after)) return true;
     sn_call_form_fini(form);
-    return sn_openai_fail(error, 400, "unsupported_parameter", "tool_choice",
-                          "with this model's chat template a call cannot be forced: set 'tool_choice' to \"auto\"");
+    return false;
 }
 
 void sn_call_form_fini(sn_call_form *form) {
-    swarm_free(form->before);
-    swarm_free(form->after);
+    free(form->before);
+    free(form->again);
+    free(form->after);
     *form = (sn_call_form){0};
 }

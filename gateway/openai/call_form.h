@@ -1,5 +1,5 @@
-/* How the model writes a call of one tool, as its chat template shows: the tokens before and after the arguments. With
- * them an answer can be made to be this call.
+/* How the model writes calls of one tool, as its chat template shows: the texts around the arguments, in which special
+ * tokens are spelled out.
  *
  * Central type: sn_call_form, made for one request. */
 #ifndef SN_GATEWAY_OPENAI_CALL_FORM_H
@@ -9,14 +9,14 @@
 #include "gateway/openai/served_model.h"
 
 typedef struct sn_call_form {
-    int32_t *before, *after; /* (n_before, n_after), heap */
-    size_t n_before, n_after;
+    char *before, *after; /* heap */
+    char *again;          /* between the arguments of two calls; NULL: the template shows one call at most */
 } sn_call_form;
 
 /* function: one of the request's functions. False: the template writes calls otherwise than with JSON arguments behind
- * the prompt, or not at all, so that none can be forced. */
+ * the prompt, or not at all. */
 bool sn_call_form_init(sn_call_form *form, const sn_request *request, const sn_served_model *served,
-                       const json_t *function, sn_openai_error *error) SN_MUST_USE;
+                       const json_t *function) SN_MUST_USE;
 void sn_call_form_fini(sn_call_form *form);
 
 #endif

@@ -1,8 +1,7 @@
 /* Penalties and biases change logits; a mask then takes away the tokens that are not allowed.
  *
- * What is allowed is a walk through places: the tokens before a forced call's arguments, the states of a schema's
- * grammar, the tokens behind the arguments, and the end. An answer in a response format is the middle part alone. The
- * place after each token of the answer is kept, so that a draft which was not accepted only shortens the list. */
+ * What is allowed is a grammar of the whole answer, from a free thought to the end. Its state behind each token of the
+ * answer is kept, so that a draft which was not accepted only shortens the list. */
 #include "gateway/openai/constraint.h"
 
 #include "base/mem.h"
@@ -12,73 +11,160 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What may be written: a text of a schema; of a call, what stands around it, too. */
-typedef struct way {
-    sn_call_form form; /* empty: the text alone */
-    sn_compiled_schema *schema;
-} way;
-
-typedef enum phase { PHASE_BEFORE, PHASE_SCHEMA, PHASE_AFTER } phase;
-
 /* Behind a token of the answer. */
 typedef struct place {
     int32_t id;
-    phase phase;
-    size_t way; /* from PHASE_SCHEMA on */
-    size_t at;  /* tokens of form.before or form.after that are written */
-    int state;  /* of the grammar, from PHASE_SCHEMA on */
+    int state;
 } place;
 
 struct sn_constraint {
     const sn_request *request;
     sn_served_model *served;
     size_t n_prompt;
-    way *ways; /* (n_ways) one of them; 0: all texts are allowed */
-    size_t n_ways;
-    sn_buf places;     /* place: of the answer so far */
-    uint32_t *count;   /* (vocab) how often each token occurs in the answer, 0 between calls; NULL: no penalties */
-    uint64_t *allowed; /* (vocab) bits, while a mask is made */
-    size_t words;      /* of allowed */
+    sn_compiled_answer *answer; /* NULL: all texts are allowed */
+    sn_buf places;              /* place: of the answer so far */
+    uint32_t *count; /* (vocab) how often each token occurs in the answer, 0 between calls; NULL: no penalties */
     bool failed;
     sn_openai_error error;
 };
 
-/* -- making one -- */
+/* -- what the answer may be -- */
 
-static bool take_schema(sn_constraint *c, const json_t *schema, const char *param, sn_compiled_schema **out,
-                        sn_openai_error *error) {
+/* A text as grammars know it: special tokens between their edges. NULL: memory is out. */
+static char *mark_special(const sn_served_model *served, const char *text) {
+    int32_t *ids = NULL;
+    size_t n = 0, len;
     sn_err err;
-    sn_status status = sn_served_model_take_schema(c->served, schema, out, &err);
-    if (!status) return true;
-    sn_openai_fail_err(error, &err);
-    if (status == SN_REFUSED) sn_openai_fail(error, 400, "unsupported_schema", param, "%s", err.text);
-    return false;
+    sn_buf out;
+    sn_buf_init(&out, SIZE_MAX);
+    bool ok =
+        !swarm_model_tokenize(sn_served_model_get(served), text, strlen(text), SWARM_TEXT_SPECIAL, &ids, &n, NULL);
+    for (size_t i = 0; i < n && ok; i++) {
+        const char *bytes = sn_token_bytes_of(sn_served_model_tokens(served), (size_t)ids[i], &len);
+        bool begins = !out.len && len && *bytes == ' ' && *text != ' '; /* the space that a tokenizer adds */
+        ok = !sn_buf_append(&out, bytes + begins, len - begins, &err);
+    }
+    ok = ok && !sn_buf_append(&out, "", 1, &err);
+    swarm_free(ids);
+    if (ok) return (char *)out.data;
+    sn_buf_fini(&out);
+    return NULL;
 }
 
-/* The arguments follow the tool's schema; one that cannot be kept exactly, and need not be, stands for any object. */
-static bool add_call(sn_constraint *c, const json_t *function, sn_openai_error *error) {
-    way *w = &c->ways[c->n_ways++];
-    if (!sn_call_form_init(&w->form, c->request, c->served, function, error)) return false;
-    json_t *parameters = json_copy(json_object_get(function, "parameters"));
-    json_object_set_new(parameters, "type", json_string("object"));
-    bool ok = take_schema(c, parameters, "tools", &w->schema, error);
-    json_decref(parameters);
-    if (ok || json_is_true(json_object_get(function, "strict")) || error->status != 400) return ok;
-    json_t *any = json_pack("{s:s}", "type", "object");
-    ok = take_schema(c, any, "tools", &w->schema, error);
-    json_decref(any);
-    return ok;
+static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
+
+/* Behind a mark in the text, white space of the mark standing for any or none; NULL: it is not there. */
+static const char *behind_mark(const char *text, const char *mark) {
+    for (; *text; text++) {
+        const char *at = text, *m = mark;
+        while (*m && (is_space(*m) || *m == *at)) {
+            if (!is_space(*m)) at++;
+            while (is_space(*m) && is_space(*at)) at++;
+            m++;
+        }
+        if (!*m) return at;
+    }
+    return NULL;
 }
 
-static bool add_calls(sn_constraint *c, sn_openai_error *error) {
-    const sn_request *q = c->request;
+static bool cannot_call(const sn_request *q, sn_openai_error *error) {
+    if (q->tool_choice >= SN_TOOLS_REQUIRED)
+        return sn_openai_fail(error, 400, "unsupported_parameter", "tool_choice",
+                              "with this model's chat template a call cannot be forced: set 'tool_choice' to \"auto\"");
+    return sn_openai_fail(error, 400, "unsupported_parameter", q->schema ? "response_format" : "tools",
+                          "this model's chat template does not show where a call begins and ends: leave out %s",
+                          q->schema ? "the tools or the form of the answer" : "'strict'");
+}
+
+/* One tool's call; false: memory is out, or nothing shows how it is written. */
+static bool add_call(sn_answer_shape *s, const sn_request *q, const sn_served_model *served, const json_t *function) {
+    sn_call_shape *call = &s->calls[s->n_calls++];
+    sn_call_form form;
+    bool one = q->tool_choice >= SN_TOOLS_REQUIRED || !q->parallel_calls, known = false;
+    call->strict = json_is_true(json_object_get(function, "strict"));
+    call->schema = json_copy(json_object_get(function, "parameters"));
+    if (json_object_set_new(call->schema, "type", json_string("object")) ||
+        !sn_call_form_init(&form, q, served, function))
+        return false;
+    for (size_t i = 0; i < (s->n_marks ? s->n_marks : 1); i++) {
+        const char *before = form.before;
+        while (s->thinks && !s->text && is_space(*before)) before++;
+        if (s->text) before = behind_mark(before, s->n_marks ? s->marks[i] : "{");
+        call->before[i] = before ? mark_special(served, before) : NULL;
+        known |= call->before[i] != NULL;
+    }
+    call->again = form.again && !one ? mark_special(served, form.again) : NULL;
+    char *after = mark_special(served, form.after);
+    known = known && after && (!s->after || !strcmp(s->after, after));
+    if (s->after)
+        free(after);
+    else
+        s->after = after;
+    sn_call_form_fini(&form);
+    return known;
+}
+
+static bool add_calls(sn_answer_shape *s, const sn_request *q, const sn_served_model *served, sn_openai_error *error) {
+    sn_err err;
+    if (sn_calloc(&s->calls, json_array_size(q->functions), sizeof *s->calls, &err))
+        return sn_openai_fail_err(error, &err);
     for (size_t i = 0; i < json_array_size(q->functions); i++) {
         const json_t *function = json_array_get(q->functions, i);
         const char *name = json_string_value(json_object_get(function, "name"));
         if (q->tool_choice == SN_TOOLS_NAMED && strcmp(name, q->tool_name)) continue;
-        if (!add_call(c, function, error)) return false;
+        if (!add_call(s, q, served, function)) return cannot_call(q, error);
     }
     return true;
+}
+
+static void shape_fini(sn_answer_shape *s) {
+    for (size_t i = 0; i < s->n_calls; i++) {
+        for (size_t k = 0; k < SN_CALL_MARKS_MAX; k++) free(s->calls[i].before[k]);
+        free(s->calls[i].again);
+        json_decref(s->calls[i].schema);
+    }
+    free(s->calls);
+    free(s->after);
+}
+
+static bool any_strict(const sn_request *q) {
+    for (size_t i = 0; i < json_array_size(q->functions); i++)
+        if (json_is_true(json_object_get(json_array_get(q->functions, i), "strict"))) return true;
+    return false;
+}
+
+/* Who demands what: a call that is forced is the whole answer; a form counts for answers that are no calls. */
+static bool take_answer(sn_constraint *c, bool thinks, sn_openai_error *error) {
+    const sn_request *q = c->request;
+    const sn_answer_marks *marks = sn_served_model_marks(c->served);
+    const bool forced = q->tool_choice >= SN_TOOLS_REQUIRED, calls = forced || q->tool_choice == SN_TOOLS_AUTO;
+    sn_answer_shape shape = {.thought = marks->thought,
+                             .thought_end = marks->thought_end,
+                             .thinks = thinks,
+                             .text = !forced && !q->schema,
+                             .schema = forced ? NULL : q->schema};
+    sn_err err;
+    if (thinks && !marks->thought_end)
+        return sn_openai_fail(error, 400, "unsupported_parameter", forced ? "tool_choice" : "response_format",
+                              "this model's answers begin with a thought, whose end is not known: switch thinking off, "
+                              "as by 'chat_template_kwargs': {\"enable_thinking\": false}");
+    if (shape.text) {
+        if (!marks->calls_known) return cannot_call(q, error);
+        memcpy(shape.marks, marks->calls, sizeof shape.marks);
+        shape.n_marks = marks->n_calls;
+    }
+    bool ok = !calls || add_calls(&shape, q, c->served, error);
+    sn_status status = ok ? sn_served_model_take_answer(c->served, &shape, &c->answer, &err) : SN_OK;
+    if (status) ok = sn_openai_fail_err(error, &err);
+    if (status == SN_REFUSED) {
+        sn_grammar *alone = NULL;
+        bool form = shape.schema && sn_grammar_from_schema(shape.schema, &alone, &err) == SN_REFUSED;
+        const char *param = q->kind == SN_REQUEST_CHAT ? "response_format.json_schema.schema" : "text.format.schema";
+        sn_openai_fail(error, 400, "unsupported_schema", form ? param : "tools", "%s", err.text);
+        sn_grammar_free(&alone);
+    }
+    shape_fini(&shape);
+    return ok;
 }
 
 bool sn_constraint_new(const sn_request *request, sn_served_model *served, size_t n_prompt, bool thinks,
@@ -86,31 +172,18 @@ bool sn_constraint_new(const sn_request *request, sn_served_model *served, size_
     sn_err err;
     sn_constraint *c = NULL;
     bool penalties = request->presence_penalty != 0 || request->frequency_penalty != 0;
-    bool calls = request->tool_choice >= SN_TOOLS_REQUIRED, masks = request->schema || calls;
-    size_t vocab = (size_t)swarm_model_vocab(sn_served_model_get(served));
+    bool forms = request->schema || request->tool_choice >= SN_TOOLS_REQUIRED ||
+                 (request->tool_choice == SN_TOOLS_AUTO && any_strict(request));
     *out = NULL;
-    if (masks && thinks)
-        return sn_openai_fail(
-            error, 400, "unsupported_parameter", calls ? "tool_choice" : "response_format",
-            "this model's answers begin with a thought, whose end is not known: switch thinking off, as "
-            "by 'chat_template_kwargs': {\"enable_thinking\": false}");
-    if (!penalties && !request->n_biases && !masks) return true;
+    if (!penalties && !request->n_biases && !forms) return true;
     if (sn_calloc(&c, 1, sizeof *c, &err)) return sn_openai_fail_err(error, &err);
     c->request = request;
     c->served = served;
     c->n_prompt = n_prompt;
-    c->words = (vocab + 63) / 64;
     sn_buf_init(&c->places, SIZE_MAX);
-    sn_status status = sn_calloc(&c->ways, calls ? json_array_size(request->functions) : 1, sizeof *c->ways, &err);
-    if (!status && penalties) status = sn_calloc(&c->count, vocab, sizeof *c->count, &err);
-    if (!status) status = sn_calloc(&c->allowed, c->words, sizeof *c->allowed, &err);
-    bool ok = !status || sn_openai_fail_err(error, &err);
-    if (ok && calls) ok = add_calls(c, error);
-    if (ok && request->schema) {
-        const char *param =
-            request->kind == SN_REQUEST_CHAT ? "response_format.json_schema.schema" : "text.format.schema";
-        ok = take_schema(c, request->schema, param, &c->ways[c->n_ways++].schema, error);
-    }
+    size_t vocab = (size_t)swarm_model_vocab(sn_served_model_get(served));
+    bool ok = !penalties || !sn_calloc(&c->count, vocab, sizeof *c->count, &err) || sn_openai_fail_err(error, &err);
+    if (ok && forms) ok = take_answer(c, thinks, error);
     if (!ok) sn_constraint_free(&c);
     *out = c;
     return ok;
@@ -119,14 +192,9 @@ bool sn_constraint_new(const sn_request *request, sn_served_model *served, size_
 void sn_constraint_free(sn_constraint **constraint) {
     sn_constraint *c = *constraint;
     if (!c) return;
-    for (size_t i = 0; i < c->n_ways; i++) {
-        sn_call_form_fini(&c->ways[i].form);
-        sn_served_model_return_schema(c->served, &c->ways[i].schema, !c->failed);
-    }
+    sn_served_model_return_answer(c->served, &c->answer, !c->failed);
     sn_buf_fini(&c->places);
-    free(c->ways);
     free(c->count);
-    free(c->allowed);
     free(c);
     *constraint = NULL;
 }
@@ -150,103 +218,41 @@ static void apply_penalties(sn_constraint *c, const int32_t *answer, size_t n, f
     }
 }
 
-/* -- the walk -- */
+/* -- the mask -- */
 
-/* Whether the first n tokens of the answer begin what stands before this way's text. */
-static bool begins(const way *w, const int32_t *answer, size_t n) {
-    return n <= w->form.n_before && (!n || !memcmp(w->form.before, answer, n * sizeof *answer));
-}
-
-/* The place behind the first n tokens of the answer, all of which are `before` some way's text. */
-static place before_text(const sn_constraint *c, const int32_t *answer, size_t n) {
-    for (size_t i = 0; i < c->n_ways; i++)
-        if (n == c->ways[i].form.n_before && begins(&c->ways[i], answer, n))
-            return (place){.phase = PHASE_SCHEMA, .way = i, .state = sn_grammar_begin(c->ways[i].schema->grammar)};
-    return (place){.phase = PHASE_BEFORE, .at = n};
-}
-
-static sn_status take_step(const sn_constraint *c, const int32_t *answer, size_t n, const place *from, place *to,
-                           sn_err *err) {
-    const int32_t id = answer[n - 1];
-    size_t len;
-    if (from->phase == PHASE_BEFORE) {
-        *to = before_text(c, answer, n);
-    } else {
-        const way *w = &c->ways[from->way];
-        sn_grammar *grammar = w->schema->grammar;
-        *to = *from;
-        bool leaves = from->phase == PHASE_SCHEMA && w->form.n_after && w->form.after[0] == id &&
-                      sn_grammar_may_end(grammar, from->state);
-        if (leaves || from->phase == PHASE_AFTER) {
-            to->phase = PHASE_AFTER;
-            to->at++;
-        } else {
-            const char *bytes = sn_token_bytes_of(sn_served_model_tokens(c->served), (size_t)id, &len);
-            sn_status status = sn_grammar_advance(grammar, from->state, bytes, len, &to->state, err);
-            if (status) return status;
-        }
-    }
-    to->id = id;
-    return SN_OK;
-}
-
-/* The place behind the answer. */
-static sn_status follow(sn_constraint *c, const int32_t *answer, size_t n, place *out, sn_err *err) {
-    size_t known = 0, have = c->places.len / sizeof(place);
+/* The state behind the answer. */
+static sn_status follow(sn_constraint *c, const int32_t *answer, size_t n, int *state, sn_err *err) {
+    sn_grammar *grammar = c->answer->grammar;
+    size_t known = 0, have = c->places.len / sizeof(place), len;
     const place *places = (const place *)(const void *)c->places.data;
     while (known < have && known < n && places[known].id == answer[known]) known++;
-    *out = known ? places[known - 1] : before_text(c, answer, 0);
+    *state = known ? places[known - 1].state : sn_grammar_begin(grammar);
     c->places.len = known * sizeof(place);
     for (; known < n; known++) {
-        const place from = *out;
-        sn_status status = take_step(c, answer, known + 1, &from, out, err);
-        if (!status) status = sn_buf_append(&c->places, out, sizeof *out, err);
+        const char *bytes = sn_token_bytes_of(sn_served_model_tokens(c->served), (size_t)answer[known], &len);
+        sn_status status = sn_grammar_advance(grammar, *state, bytes, len, state, err);
+        const place here = {answer[known], *state};
+        if (!status) status = sn_buf_append(&c->places, &here, sizeof here, err);
         if (status) return status;
     }
-    return SN_OK;
-}
-
-static void allow(sn_constraint *c, int32_t id) { c->allowed[id / 64] |= UINT64_C(1) << (id % 64); }
-
-static void allow_end(sn_constraint *c) {
-    size_t n;
-    const int32_t *ending = sn_served_model_ending(c->served, &n);
-    for (size_t i = 0; i < n; i++) allow(c, ending[i]);
-}
-
-static sn_status collect_allowed(sn_constraint *c, const int32_t *answer, size_t n, const place *here, sn_err *err) {
-    const way *w = &c->ways[here->way];
-    const uint64_t *mask = NULL;
-    memset(c->allowed, 0, c->words * sizeof *c->allowed);
-    if (here->phase == PHASE_BEFORE) {
-        for (size_t i = 0; i < c->n_ways; i++)
-            if (n < c->ways[i].form.n_before && begins(&c->ways[i], answer, n)) allow(c, c->ways[i].form.before[n]);
-        return SN_OK;
-    }
-    size_t at = here->phase == PHASE_AFTER ? here->at : 0;
-    bool text_may_end = here->phase == PHASE_AFTER || sn_grammar_may_end(w->schema->grammar, here->state);
-    if (here->phase == PHASE_SCHEMA) {
-        sn_status status = sn_token_masks_get(w->schema->masks, here->state, &mask, err);
-        if (status) return status;
-        memcpy(c->allowed, mask, c->words * sizeof *mask);
-    }
-    if (text_may_end && at < w->form.n_after) allow(c, w->form.after[at]);
-    if (text_may_end && at == w->form.n_after) allow_end(c);
     return SN_OK;
 }
 
 static void apply_mask(sn_constraint *c, const int32_t *answer, size_t n, float *logits, size_t vocab) {
     sn_err err;
-    place here;
-    sn_status status = follow(c, answer, n, &here, &err);
-    if (!status) status = collect_allowed(c, answer, n, &here, &err);
+    int state;
+    const uint64_t *mask;
+    sn_status status = follow(c, answer, n, &state, &err);
+    if (!status) status = sn_token_masks_get(c->answer->masks, state, &mask, &err);
     if (status) {
         c->failed = true;
         sn_openai_fail_err(&c->error, &err);
         return;
     }
+    const bool may_end = sn_grammar_may_end(c->answer->grammar, state);
     for (size_t id = 0; id < vocab; id++)
-        if (!(c->allowed[id / 64] >> (id % 64) & 1)) logits[id] = -INFINITY;
+        if (!(mask[id / 64] >> (id % 64) & 1) && !(may_end && sn_served_model_ends(c->served, (int32_t)id)))
+            logits[id] = -INFINITY;
 }
 
 void sn_constraint_apply(void *constraint, const int32_t *ids, size_t n, float *logits, size_t vocab) {
@@ -255,5 +261,5 @@ void sn_constraint_apply(void *constraint, const int32_t *ids, size_t n, float *
     if (c->failed || n < c->n_prompt) return;
     if (c->count) apply_penalties(c, ids + c->n_prompt, n - c->n_prompt, logits);
     for (size_t i = 0; i < q->n_biases; i++) logits[q->biases[i].id] += q->biases[i].bias;
-    if (c->n_ways) apply_mask(c, ids + c->n_prompt, n - c->n_prompt, logits, vocab);
+    if (c->answer) apply_mask(c, ids + c->n_prompt, n - c->n_prompt, logits, vocab);
 }

@@ -11,8 +11,8 @@
 typedef struct sn_constraint sn_constraint;
 
 /* *out is NULL if the request demands nothing: then the session needs no callback. n_prompt: tokens of the prompt,
- * which the answer follows. thinks: the answer begins within a thought, which is free. Borrows both. False: the schema
- * cannot be kept exactly, or a tool cannot be forced. */
+ * which the answer follows. thinks: the answer begins within a thought, which is free. Borrows both. False: a schema
+ * cannot be kept exactly, or the model's template does not show how calls are written. */
 bool sn_constraint_new(const sn_request *request, sn_served_model *served, size_t n_prompt, bool thinks,
                        sn_constraint **out, sn_openai_error *error) SN_MUST_USE;
 void sn_constraint_free(sn_constraint **constraint); /* accepts NULL */

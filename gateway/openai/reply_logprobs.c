@@ -14,13 +14,11 @@ static json_t *logprob_json(double logprob) {
     return json_real(isfinite(logprob) ? logprob : LOGPROB_LEAST);
 }
 
-/* The bytes of a token; special tokens are spelled out, in memory that *owned holds. */
-static const char *bytes_of(const sn_reply *r, int32_t id, size_t *len, char **owned) {
-    const char *bytes = sn_token_bytes_of(sn_served_model_tokens(r->served), (size_t)id, len);
-    *owned = NULL;
-    if (*len || id < 0) return bytes;
-    if (swarm_model_token_bytes(sn_served_model_get(r->served), id, SWARM_TEXT_SPECIAL, owned, len, NULL)) *len = 0;
-    return *owned ? *owned : "";
+/* The bytes of a token, special ones spelled out. Freed with swarm_free. */
+static char *bytes_of(const sn_reply *r, int32_t id, size_t *len) {
+    char *bytes = NULL;
+    if (swarm_model_token_bytes(sn_served_model_get(r->served), id, SWARM_TEXT_SPECIAL, &bytes, len, NULL)) *len = 0;
+    return bytes;
 }
 
 static size_t characters(const char *bytes, size_t len) {
@@ -67,13 +65,12 @@ static json_t *text_json(const char *bytes, size_t len) {
 
 static json_t *entry_json(const sn_reply *r, int32_t id, double logprob) {
     size_t len;
-    char *owned;
-    const char *bytes = bytes_of(r, id, &len, &owned);
+    char *bytes = bytes_of(r, id, &len);
     json_t *list = json_array();
     for (size_t i = 0; i < len; i++) json_array_append_new(list, json_integer((unsigned char)bytes[i]));
     json_t *entry =
         json_pack("{s:o, s:o, s:o}", "token", text_json(bytes, len), "logprob", logprob_json(logprob), "bytes", list);
-    swarm_free(owned);
+    swarm_free(bytes);
     return entry;
 }
 
@@ -97,17 +94,18 @@ json_t *sn_chat_logprobs(sn_reply *r, sn_reply_choice *c) {
 /* The token as a key: its text, or its bytes spelled out. */
 static json_t *key_json(const sn_reply *r, int32_t id, size_t *n_characters) {
     size_t len;
-    char *owned, *spelled = NULL;
-    const char *bytes = bytes_of(r, id, &len, &owned);
-    json_t *key = json_stringn(bytes, len);
-    if (!key && (spelled = malloc(sizeof "bytes:" + 4 * len))) {
-        int at = sprintf(spelled, "bytes:");
-        for (size_t i = 0; i < len; i++) at += sprintf(spelled + at, "\\x%02x", (unsigned)(unsigned char)bytes[i]);
+    char *bytes = bytes_of(r, id, &len), *spelled = NULL;
+    json_t *key = json_stringn(bytes ? bytes : "", len);
+    const size_t size = sizeof "bytes:" + 4 * len;
+    if (!key && (spelled = malloc(size))) {
+        size_t at = (size_t)snprintf(spelled, size, "bytes:");
+        for (size_t i = 0; i < len; i++)
+            at += (size_t)snprintf(spelled + at, size - at, "\\x%02x", (unsigned)(unsigned char)bytes[i]);
         key = json_string(spelled);
     }
-    if (n_characters) *n_characters = owned ? 0 : characters(bytes, len);
+    if (n_characters) *n_characters = sn_served_model_writes(r->served, id) ? characters(bytes, len) : 0;
     free(spelled);
-    swarm_free(owned);
+    swarm_free(bytes);
     return key;
 }
 

@@ -256,11 +256,6 @@ static bool dump_chat(sn_parse *p) {
 /* Combinations of which each part alone is right. */
 static bool check_answer(sn_parse *p) {
     const sn_request *r = p->r;
-    if (r->schema && r->tools)
-        return sn_openai_fail(
-            p->error, 400, "unsupported_parameter", "response_format",
-            "an answer in a response format and calls of tools cannot be asked for at once: leave out "
-            "the tools, or set 'tool_choice' to \"none\"");
     if (r->ignore_eos && (r->schema || r->tool_choice >= SN_TOOLS_REQUIRED))
         return sn_openai_fail(p->error, 400, NULL, "ignore_eos",
                               "'ignore_eos' cannot go with an answer of a given form, which has an end");

@@ -287,3 +287,12 @@ bool sn_answer_format_prompt_thinks(const sn_answer_format *f, const char *promp
     while (len && is_space(prompt[len - 1])) len--;
     return f->kind != SN_CALLS_CHANNELS && len >= n && !memcmp(prompt + len - n, f->thought, n);
 }
+
+json_t *sn_answer_format_marks(const sn_answer_format *f) {
+    if (f->kind == SN_CALLS_CHANNELS) return json_pack("{s:n, s:n}", "thought", "calls");
+    json_t *calls = f->kind == SN_CALLS_NONE ? json_null() : json_array();
+    const char *const marks[] = {f->section, strcmp(f->section, f->call) ? f->call : ""};
+    for (size_t i = 0; i < 2; i++)
+        if (*marks[i]) json_array_append_new(calls, json_string(marks[i]));
+    return json_pack("{s:[s, s], s:o}", "thought", f->thought, f->thought_end, "calls", calls);
+}

@@ -24,6 +24,9 @@ bool sn_answer_format_calls_tools(const sn_answer_format *format);
 /* Whether an answer to this prompt (len bytes) begins within a thought. */
 bool sn_answer_format_prompt_thinks(const sn_answer_format *format, const char *prompt, size_t len);
 
+/* The marks as JSON, as swarm_model_answer_marks gives them; NULL: memory is out. */
+json_t *sn_answer_format_marks(const sn_answer_format *format);
+
 /* An answer or its beginning. All is borrowed. */
 typedef struct sn_answer {
     const char *text; /* (len), with special tokens spelled out */

@@ -58,6 +58,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "swarm_model_render_chat": (c_int, [c_void_p, c_char_p, c_size_t, POINTER(c_void_p), POINTER(c_size_t), POINTER(c_void_p), POINTER(c_size_t), POINTER(c_void_p)]),
     "swarm_model_render_parts": (c_int, [c_void_p, c_char_p, c_size_t, POINTER(c_void_p), POINTER(c_size_t), POINTER(c_void_p)]),
     "swarm_model_prompt_thinks": (c_int, [c_void_p, c_char_p, c_size_t]),
+    "swarm_model_answer_marks": (c_int, [c_void_p, POINTER(c_void_p), POINTER(c_size_t), POINTER(c_void_p)]),
     "swarm_model_read_answer": (c_int, [c_void_p, c_char_p, c_size_t, c_int, c_void_p, c_size_t, POINTER(c_void_p), POINTER(c_size_t), POINTER(c_void_p)]),
     "swarm_model_embed": (c_int, [c_void_p, c_void_p, c_size_t, c_void_p, POINTER(c_void_p)]),
     "swarm_model_logits": (c_int, [c_void_p, c_void_p, c_size_t, c_void_p, POINTER(c_void_p)]),

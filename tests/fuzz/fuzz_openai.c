@@ -1,6 +1,6 @@
 /* The input's first byte chooses the kind of a body, the rest is the body. It is refused with a sentence that is UTF-8,
  * or gives a request whose numbers are in their ranges. */
-#include "gateway/openai/request.h"
+#include "tests/support/openai_fixture.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -18,15 +18,7 @@ static void expect_ranges(const sn_request *r, const sn_request_limits *limits) 
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static const char *const names[] = {"m"};
-    const sn_request_limits limits = {.models = names,
-                                      .n_models = 1,
-                                      .vocab = 100,
-                                      .context = 64,
-                                      .width = 8,
-                                      .n_max = 4,
-                                      .prompts_max = 8,
-                                      .choices_max = 16};
+    const sn_request_limits limits = OPENAI_LIMITS(100, 64);
     sn_request *request = NULL;
     sn_openai_error error = {0};
     if (!size) return 0;

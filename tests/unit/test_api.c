@@ -264,6 +264,9 @@ Test(api, renders_chats_and_reads_answers) {
     cr_assert_eq(swarm_model_prompt_thinks(model, "user:hi;<think>\n", strlen("user:hi;<think>\n")), 1);
     cr_assert_eq(swarm_model_prompt_thinks(model, "user:hi;", strlen("user:hi;")), 0);
     swarm_free(ids);
+    API(swarm_model_answer_marks(model, &json, NULL, &error));
+    cr_assert_str_eq(json, "{\"thought\": [\"<think>\", \"</think>\"], \"calls\": null}");
+    swarm_free(json);
     static const char *const wrong[] = {
         "",
         "[]",

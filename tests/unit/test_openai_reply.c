@@ -1,9 +1,9 @@
 /* Replies of the OpenAI API over a real tokenizer and template: bodies byte by byte (fixtures/openai), and the rules
  * that hold however an answer is cut into tokens. */
-#include "gateway/openai/constraint.h"
 #include "gateway/openai/reply.h"
 #include "tests/support/api_fixture.h"
 #include "tests/support/files.h"
+#include "tests/support/openai_fixture.h"
 #include "tests/support/require.h"
 
 #include <criterion/criterion.h>
@@ -12,33 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static char *folder;
-static swarm_model *model;
-static sn_served_model *served;
+static openai_fixture fixture;
 
-/* In the manner of Hermes and Qwen. */
-static const char config[] =
-    "{\"eos_token\": \"<|im_end|>\", \"chat_template\": \"{% for m in messages %}<|im_start|>{{ m.role }}\\n"
-    "{% if m.reasoning_content %}<think>\\n{{ m.reasoning_content }}\\n</think>\\n\\n{% endif %}{{ m.content }}"
-    "{% for c in m.tool_calls %}\\n<tool_call>\\n{\\\"name\\\": \\\"{{ c.function.name }}\\\", \\\"arguments\\\": "
-    "{{ c.function.arguments | tojson }}}\\n</tool_call>{% endfor %}<|im_end|>\\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\\n{% endif %}\"}";
-
-static void open_model(void) {
-    swarm_options *options = api_options("parts", "tokenizer", NULL);
-    folder = temp_folder();
-    copy_file(SN_FIXTURES "/tokenizer/gpt2", folder, "tokenizer.json");
-    write_file(folder, "tokenizer_config.json", config, strlen(config));
-    API(swarm_model_open(folder, options, &model, &error));
-    REQUIRE(sn_served_model_new(model, "small", &served, &err));
-    swarm_options_free(options);
-}
-
-static void close_model(void) {
-    sn_served_model_free(&served);
-    swarm_model_close(model);
-    temp_folder_remove(&folder);
-}
+static void open_model(void) { fixture = openai_fixture_open(openai_template); }
+static void close_model(void) { openai_fixture_close(&fixture); }
 
 TestSuite(openai_reply, .init = open_model, .fini = close_model);
 
@@ -51,19 +28,9 @@ typedef struct exchange {
 } exchange;
 
 static exchange begin(sn_request_kind kind, const char *body) {
-    static const char *const names[] = {"small"};
-    const sn_request_limits limits = {.models = names,
-                                      .n_models = 1,
-                                      .vocab = swarm_model_vocab(model),
-                                      .context = 256,
-                                      .width = 3,
-                                      .n_max = 4,
-                                      .prompts_max = 4,
-                                      .choices_max = 8};
-    exchange e = {0};
+    exchange e = {.request = openai_request(&fixture, kind, body)};
     sn_openai_error error = {0};
-    cr_assert(sn_request_parse(kind, body, strlen(body), &limits, &e.request, &error), "%s", error.message);
-    cr_assert(sn_reply_new(e.request, served, &(sn_reply_head){"1", 1700000000}, &e.reply, &error));
+    cr_assert(sn_reply_new(e.request, fixture.served, &(sn_reply_head){"1", 1700000000}, &e.reply, &error));
     sn_buf_init(&e.out, SIZE_MAX);
     for (size_t i = 0; i < (e.request->n_prompts ? e.request->n_prompts : 1); i++)
         sn_reply_prompt(e.reply, i, 7, 2, false);
@@ -95,13 +62,6 @@ static void end(exchange *e) {
         cr_assert((call), "%s", error.message);                                                                        \
     } while (0)
 
-/* The ids of a text in which special tokens are spelled out. */
-static int32_t *ids_of(const char *text, size_t *n) {
-    int32_t *ids = NULL;
-    API(swarm_model_tokenize(model, text, strlen(text), SWARM_TEXT_SPECIAL, &ids, n, &error));
-    return ids;
-}
-
 /* One token after the other, as a session tells them; of completions their texts, too. */
 static void generate(exchange *e, size_t choice, const int32_t *ids, size_t n) {
     const int32_t top[] = {5, 6};
@@ -112,10 +72,10 @@ static void generate(exchange *e, size_t choice, const int32_t *ids, size_t n) {
                                       .top_logprobs = (const double[]){-0.5, -2.25},
                                       .n_top = e->request->logprobs > 0 ? 2 : 0};
         OK(sn_reply_add_token(e->reply, choice, &token, &error));
-        if (e->request->kind == SN_REQUEST_COMPLETION && !swarm_model_ends(model, ids[i])) {
+        if (e->request->kind == SN_REQUEST_COMPLETION && !swarm_model_ends(fixture.model, ids[i])) {
             char *text;
             size_t len;
-            API(swarm_model_token_bytes(model, ids[i], 0, &text, &len, &error));
+            API(swarm_model_token_bytes(fixture.model, ids[i], 0, &text, &len, &error));
             OK(sn_reply_add_text(e->reply, choice, text, len, &error));
             swarm_free(text);
         }
@@ -130,7 +90,7 @@ static exchange answered(sn_request_kind kind, const char *body, const char *con
     json_t *swarm = json_pack("{s:[], s:i}", "hops", "failovers", 0);
     for (size_t choice = 0; choice < n; choice++) {
         size_t n_ids;
-        int32_t *ids = ids_of(answers[choice], &n_ids);
+        int32_t *ids = openai_ids(&fixture, answers[choice], &n_ids);
         generate(&e, choice, ids, n_ids);
         OK(sn_reply_end(e.reply, choice, finish, &error));
         swarm_free(ids);
@@ -195,7 +155,7 @@ Test(openai_reply, a_stream_without_usage_has_a_choice_in_each_chunk) {
 }
 
 Test(openai_reply, calls_of_tools_are_one_body) {
-    cr_expect(sn_served_model_calls_tools(served));
+    cr_expect(sn_served_model_calls_tools(fixture.served));
     exchange e = answered(SN_REQUEST_CHAT, "{" HI TOOLS "}", calling, 1, "stop");
     expect_fixture(&e, "calls.json");
 }
@@ -276,7 +236,7 @@ Test(openai_reply, a_response_that_fails_says_so_in_events) {
 Test(openai_reply, an_echoed_prompt_has_its_logprobs) {
     exchange e = begin(SN_REQUEST_COMPLETION, "{\"prompt\":[1,2],\"echo\":true,\"logprobs\":1,\"max_tokens\":1}");
     size_t n;
-    int32_t *ids = ids_of("The one", &n);
+    int32_t *ids = openai_ids(&fixture, "The one", &n);
     sn_reply_token tokens[8] = {0};
     const double best = -0.25;
     cr_assert(n > 1 && n < 8);
@@ -334,7 +294,7 @@ static heard hear(const char *stream) {
 static int32_t *ids_cut(const char *text, size_t cut, size_t *n) {
     char *first = strndup(text, cut);
     size_t n_first, n_rest;
-    int32_t *a = ids_of(first, &n_first), *b = ids_of(text + cut, &n_rest),
+    int32_t *a = openai_ids(&fixture, first, &n_first), *b = openai_ids(&fixture, text + cut, &n_rest),
             *all = calloc(n_first + n_rest, sizeof *all);
     if (n_first) memcpy(all, a, n_first * sizeof *a);
     if (n_rest) memcpy(all + n_first, b, n_rest * sizeof *b);
@@ -392,7 +352,7 @@ Test(openai_reply, one_call_is_given_where_calls_are_not_parallel) {
 static heard hear_stop(const char *answer, const char *finish) {
     exchange e = begin(SN_REQUEST_CHAT, "{" HI ",\"stream\":true,\"stop\":[\"one two\",\"\\n\\n\"]}");
     size_t n;
-    int32_t *ids = ids_of(answer, &n);
+    int32_t *ids = openai_ids(&fixture, answer, &n);
     generate(&e, 0, ids, n);
     heard before = hear(text_of(&e));
     cr_expect_str_eq(before.content, strstr(answer, "three") ? answer : "zero ",
@@ -416,7 +376,7 @@ Test(openai_reply, a_stop_string_is_never_sent) {
 Test(openai_reply, what_was_not_sent_can_be_retracted) {
     exchange e = begin(SN_REQUEST_CHAT, "{" HI "}");
     size_t n;
-    int32_t *ids = ids_of("The session is", &n);
+    int32_t *ids = openai_ids(&fixture, "The session is", &n);
     generate(&e, 0, ids, n);
     OK(sn_reply_retract(e.reply, 0, 3, 1, &error));
     OK(sn_reply_end(e.reply, 0, "length", &error));
@@ -445,130 +405,5 @@ Test(openai_reply, a_failed_reply_is_an_error_body) {
     sn_reply_fail(e.reply, &error);
     cr_expect_str_eq(text_of(&e), "{\"error\":{\"message\":\"no node serves the blocks 0:4\",\"type\":\"server_error\","
                                   "\"param\":null,\"code\":\"no_node\"}}");
-    end(&e);
-}
-
-/* -- constraints -- */
-
-static sn_constraint *constraint_of(const exchange *e, size_t n_prompt) {
-    sn_constraint *c = NULL;
-    OK(sn_constraint_new(e->request, served, n_prompt, false, &c, &error));
-    return c;
-}
-
-Test(openai_reply, biases_and_penalties_change_logits) {
-    exchange e = begin(SN_REQUEST_CHAT, "{" HI ",\"logit_bias\":{\"3\":-100},\"presence_penalty\":0.5,"
-                                        "\"frequency_penalty\":0.25}");
-    sn_constraint *c = constraint_of(&e, 2);
-    float *logits = calloc((size_t)swarm_model_vocab(model), sizeof *logits);
-    const int32_t ids[] = {7, 7, 8, 9, 8};
-    sn_constraint_apply(c, ids, 5, logits, (size_t)swarm_model_vocab(model));
-    cr_expect(logits[3] == -100 && logits[7] == 0 && logits[8] == -1 && logits[9] == -0.75F && logits[10] == 0);
-    sn_constraint_free(&c);
-    free(logits);
-    end(&e);
-    e = begin(SN_REQUEST_CHAT, "{" HI "}");
-    cr_expect_null(constraint_of(&e, 2));
-    end(&e);
-}
-
-/* How fast a token brings an answer to its end. */
-static int haste(size_t id) {
-    size_t len;
-    const char *bytes = sn_token_bytes_of(sn_served_model_tokens(served), id, &len);
-    return swarm_model_ends(model, (int32_t)id) ? 3 : len && bytes[0] == '}' ? 2 : len && bytes[0] == '"' ? 1 : 0;
-}
-
-/* The text of an answer of which each token is the one that is allowed and brings the end fastest. */
-static void fill(sn_constraint *c, char *text, size_t capacity) {
-    size_t vocab = (size_t)swarm_model_vocab(model), len = 0, n = 1;
-    float *logits = calloc(vocab, sizeof *logits);
-    int32_t ids[256] = {0};
-    for (; n < 256; n++) {
-        size_t best = vocab, bytes;
-        for (size_t id = 0; id < vocab; id++) logits[id] = 0;
-        sn_constraint_apply(c, ids, n, logits, vocab);
-        for (size_t id = 0; id < vocab; id++)
-            if (!isinf(logits[id]) && (best == vocab || haste(id) > haste(best))) best = id;
-        cr_assert_lt(best, vocab, "nothing is allowed after '%s'", text);
-        ids[n] = (int32_t)best;
-        if (swarm_model_ends(model, (int32_t)best)) break;
-        const char *token = sn_token_bytes_of(sn_served_model_tokens(served), best, &bytes);
-        cr_assert_lt(len + bytes, capacity);
-        memcpy(text + len, token, bytes);
-        text[len += bytes] = 0;
-    }
-    cr_assert_lt(n, 256, "it does not end: %s", text);
-    free(logits);
-}
-
-Test(openai_reply, a_schema_leaves_only_texts_that_it_allows) {
-    exchange e =
-        begin(SN_REQUEST_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":"
-                               "\"n\",\"schema\":{\"type\":\"object\",\"properties\":{\"one\":{\"enum\":["
-                               "\"session\"]},\"two\":{\"type\":\"boolean\"}},\"required\":[\"one\",\"two\"],"
-                               "\"additionalProperties\":false}}}}");
-    for (int round = 0; round < 2; round++) { /* the second takes the compiled schema of the first */
-        char text[256] = "";
-        sn_constraint *c = constraint_of(&e, 1);
-        fill(c, text, sizeof text);
-        json_t *json = json_loads(text, 0, NULL);
-        cr_expect_str_eq(json_string_value(json_object_get(json, "one")), "session", "%s", text);
-        cr_expect(json_is_boolean(json_object_get(json, "two")), "%s", text);
-        json_decref(json);
-        cr_expect_not(sn_constraint_failed(c, &(sn_openai_error){0}));
-        sn_constraint_free(&c);
-    }
-    end(&e);
-}
-
-Test(openai_reply, a_schema_that_cannot_be_kept_is_refused) {
-    exchange e =
-        begin(SN_REQUEST_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":"
-                               "\"n\",\"schema\":{\"not\":{}}}}}");
-    sn_constraint *c = NULL;
-    sn_openai_error error = {0};
-    cr_assert_not(sn_constraint_new(e.request, served, 1, false, &c, &error));
-    cr_expect_eq(error.status, 400);
-    cr_expect_str_eq(error.param, "response_format.json_schema.schema");
-    cr_expect(strstr(error.message, "not"), "%s", error.message);
-    end(&e);
-}
-
-static void expect_call(const char *choice, const char *name, const char *key) {
-    char body[1024], text[512] = "", *json = NULL;
-    snprintf(body, sizeof body, "{" HI TOOLS ",\"tool_choice\":%s}", choice);
-    exchange e = begin(SN_REQUEST_CHAT, body);
-    sn_constraint *c = constraint_of(&e, 1);
-    fill(c, text, sizeof text);
-    size_t n;
-    int32_t *ids = ids_of(text, &n);
-    API(swarm_model_read_answer(model, e.request->tools, e.request->tools_len, SWARM_ANSWER_ENDS, ids, n, &json, NULL,
-                                &error));
-    json_t *answer = api_json(json);
-    const json_t *call = json_object_get(json_array_get(json_object_get(answer, "tool_calls"), 0), "function");
-    cr_assert(call, "%s", text);
-    cr_expect_str_eq(json_string_value(json_object_get(call, "name")), name, "%s", text);
-    json_t *arguments = json_loads(json_string_value(json_object_get(call, "arguments")), 0, NULL);
-    cr_expect(json_is_object(arguments), "%s", text);
-    cr_expect(!key || json_is_boolean(json_object_get(arguments, key)), "%s", text);
-    json_decref(arguments);
-    json_decref(answer);
-    sn_constraint_free(&c);
-    swarm_free(ids);
-    end(&e);
-}
-
-Test(openai_reply, a_tool_that_must_be_called_is_called) {
-    expect_call("\"required\"", "get", NULL);
-    expect_call("{\"type\":\"function\",\"function\":{\"name\":\"put\"}}", "put", "done");
-}
-
-Test(openai_reply, a_form_cannot_be_forced_on_an_answer_that_thinks_first) {
-    exchange e = begin(SN_REQUEST_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_object\"}}");
-    sn_constraint *c = NULL;
-    sn_openai_error error = {0};
-    cr_assert_not(sn_constraint_new(e.request, served, 1, true, &c, &error));
-    cr_expect_str_eq(error.param, "response_format");
     end(&e);
 }

@@ -1,6 +1,7 @@
 /* Requests of the OpenAI API: what each field becomes, and which bodies are refused, with which sentence and field. */
 #include "gateway/openai/openapi.h"
 #include "gateway/openai/request.h"
+#include "tests/support/openai_fixture.h"
 #include "tests/support/require.h"
 
 #include <criterion/criterion.h>
@@ -9,15 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const names[] = {"small", "other"};
-static const sn_request_limits limits = {.models = names,
-                                         .n_models = 2,
-                                         .vocab = 100,
-                                         .context = 64,
-                                         .width = 8,
-                                         .n_max = 4,
-                                         .prompts_max = 8,
-                                         .choices_max = 8};
+static const sn_request_limits limits = OPENAI_LIMITS(100, 64);
 
 static sn_request *parse(sn_request_kind kind, const char *body) {
     sn_request *request = NULL;
@@ -276,7 +269,6 @@ static const refused_case cases[] = {
     {CHAT("\"tools\":[" TOOL("f") "],\"tool_choice\":\"some\""), "tool_choice", "must be"},
     {CHAT("\"tools\":[" TOOL("f") "],\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}}"),
      "tool_choice", "no tool"},
-    {CHAT("\"tools\":[" TOOL("f") "],\"response_format\":{\"type\":\"json_object\"}"), "response_format", "at once"},
     {CHAT("\"response_format\":{\"type\":\"xml\"}"), "response_format.type", "must be"},
     {CHAT("\"response_format\":{\"type\":\"json_schema\"}"), "response_format.json_schema", "missing"},
     {CHAT("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\",\"schema\":5}}"),

@@ -126,7 +126,7 @@ static sn_status block_feed_forward(const sn_block *b, const sn_forward_pass *p,
     const sn_hparams *hp = p->hp;
     const sn_scratch *s = p->scratch;
     int n = p->n_rows;
-    if (hp->n_experts) return sn_moe_forward(b, p, u, err);
+    if (sn_block_has_experts(b)) return sn_moe_forward(b, p, u, err);
 
     /* gated: up, gate (n, n_ff) = u Wup^T + bup, u Wgate^T;  else gate = u Wup^T + bup */
     float *up = hp->gated ? s->up : s->gate;
@@ -139,7 +139,7 @@ static sn_status block_feed_forward(const sn_block *b, const sn_forward_pass *p,
 
     /* gate (n, n_ff) = activation(gate) * up;  else gate = activation(gate) */
     SN_TRY(
-        ops->activate(d, (size_t)n * (size_t)hp->n_ff, hp->activation, s->gate, hp->gated ? up : NULL, s->gate, err));
+        ops->activate(d, (size_t)n * sn_block_n_ff(b), hp->activation, s->gate, hp->gated ? up : NULL, s->gate, err));
 
     /* h (n, n_embd) = gate Wdown^T + bdown */
     const sn_linear down = {

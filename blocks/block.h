@@ -53,6 +53,10 @@ sn_status sn_block_pack(const sn_model *model, sn_device *device, int number, co
 /* The block whose image lies at `image` on the device. */
 sn_block sn_block_at(const sn_block_layout *layout, const void *image);
 
+/* Whether the feed-forward is a mixture of experts; else its width. */
+static inline bool sn_block_has_experts(const sn_block *block) { return block->experts[0].n; }
+static inline size_t sn_block_n_ff(const sn_block *block) { return block->matrix[SN_ROLE_FFN_UP].rows; }
+
 /* ---- forward pass ---- */
 
 /* Activations of a forward pass, on the device, each with capacity for SN_SPAN_ROWS_MAX rows. */
@@ -62,13 +66,30 @@ typedef struct sn_scratch {
     float *ffn_input;  /* (rows, n_embd): hp->parallel: x after the norm of the feed-forward; else unused */
     float *q, *attn;   /* (rows, n_heads, head_dim) */
     float *k, *v;      /* (rows, n_kv_heads, head_dim) */
-    float *gate, *up;  /* (rows, n_ff); with experts (rows, n_experts_used, n_ff) */
+    float *gate, *up;  /* (rows, sn_ff_width): (n, n_ff), or with experts (n, n_experts_used, n_ff) */
     float *router_out; /* (rows, sn_moe_router_width), with experts only: see moe.h */
+    float *shared_out; /* (rows, n_embd), with a shared expert only: its output */
     float *expert_out; /* (rows, n_experts_used, n_embd), with experts only: outputs of the experts of a row */
     float *cos_sin[SN_ROPES_MAX]; /* (rows, rope_dim/2, 2) each: the tables of the model's ropes */
     float *lora_mid;              /* (rows, SN_LORA_RANK_MAX); these two only in a pass with an adapter */
     float *lora_out;              /* (rows, widest input or output of a matrix) */
 } sn_scratch;
+
+/* Elements of scratch->gate and scratch->up per row: as many as the block that needs most. */
+static inline size_t sn_ff_width(const sn_hparams *hp) {
+    size_t most = (size_t)hp->n_ff * (hp->n_experts ? (size_t)hp->n_experts_used : 1);
+    if ((size_t)hp->n_ff_dense > most) most = (size_t)hp->n_ff_dense;
+    return (size_t)hp->n_ff_shared > most ? (size_t)hp->n_ff_shared : most;
+}
+
+/* The longest row that a matrix reads or writes. */
+static inline size_t sn_widest_row(const sn_hparams *hp) {
+    const size_t widths[] = {(size_t)hp->n_embd, (size_t)hp->n_heads * (size_t)hp->head_dim, (size_t)hp->n_ff,
+                             (size_t)hp->n_ff_dense, (size_t)hp->n_ff_shared};
+    size_t widest = 0;
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) widest = widths[i] > widest ? widths[i] : widest;
+    return widest;
+}
 
 /* The adapter of one block (adapter.h), on the block's device. Zeroed: none. */
 typedef struct sn_block_adapter {

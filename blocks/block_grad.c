@@ -101,9 +101,14 @@ static const float *ffn_norm_input(const sn_backward_pass *p) {
     return p->hp->parallel ? p->scratch->x : p->scratch->mid;
 }
 
-static sn_status recompute_activation(const sn_backward_pass *p, sn_err *err) {
+/* What the feed-forward itself reads, which recompute_pre_norm left there. */
+static const float *ffn_input(const sn_block *b, const sn_backward_pass *p) {
+    return b->vector[SN_ROLE_FFN_NORM] ? p->scratch->h2 : ffn_norm_input(p);
+}
+
+static sn_status recompute_activation(const sn_block *b, const sn_backward_pass *p, sn_err *err) {
     const sn_grad_scratch *s = p->scratch;
-    size_t n = (size_t)p->sequence->n_rows * (size_t)p->hp->n_ff;
+    size_t n = (size_t)p->sequence->n_rows * sn_block_n_ff(b);
     return p->device->ops->activate(p->device, n, p->hp->activation, s->gate, p->hp->gated ? s->up : NULL, s->act, err);
 }
 
@@ -116,9 +121,9 @@ static sn_status recompute_ffn(const sn_block *b, const sn_backward_pass *p, con
     float *up = gated ? s->up : s->gate;
     const float *u;
     SN_TRY(recompute_pre_norm(b, f, SN_ROLE_FFN_NORM, ffn_norm_input(p), s->h2, &u, err));
-    if (p->hp->n_experts) {
+    if (sn_block_has_experts(b)) {
         SN_TRY(sn_moe_recompute(b, p, u, err));
-        return b->vector[SN_ROLE_FFN_POST_NORM] ? sn_moe_combine(p, s->o2, err) : SN_OK;
+        return b->vector[SN_ROLE_FFN_POST_NORM] ? sn_moe_combine(b, p, u, s->o2, err) : SN_OK;
     }
     const sn_linear up_gate[] = {
         {.weight = &b->matrix[SN_ROLE_FFN_UP], .bias = b->vector[SN_ROLE_FFN_UP_BIAS], .y = up},
@@ -126,7 +131,7 @@ static sn_status recompute_ffn(const sn_block *b, const sn_backward_pass *p, con
     SN_TRY(d->ops->linear(d, n, u, gated ? 2 : 1, up_gate, err));
     SN_TRY(sn_block_add_lora(f, SN_ROLE_FFN_GATE, u, s->gate, err));
     SN_TRY(sn_block_add_lora(f, SN_ROLE_FFN_UP, u, up, err));
-    SN_TRY(recompute_activation(p, err));
+    SN_TRY(recompute_activation(b, p, err));
     if (!b->vector[SN_ROLE_FFN_POST_NORM]) return SN_OK;
     const sn_linear down = {
         .weight = &b->matrix[SN_ROLE_FFN_DOWN], .bias = b->vector[SN_ROLE_FFN_DOWN_BIAS], .y = s->o2};
@@ -161,7 +166,7 @@ static sn_status linear_backward(const sn_block *b, const sn_backward_pass *p, s
 static sn_status ffn_output_backward(const sn_block *b, const sn_backward_pass *p, sn_err *err) {
     const float *added;
     SN_TRY(post_norm_backward(b, p, SN_ROLE_FFN_POST_NORM, p->scratch->o2, &added, err));
-    if (p->hp->n_experts) return sn_moe_backward(b, p, added, err);
+    if (sn_block_has_experts(b)) return sn_moe_backward(b, p, ffn_input(b, p), added, err);
     return linear_backward(b, p, SN_ROLE_FFN_DOWN, p->scratch->act, added, false, p->scratch->dup, err);
 }
 
@@ -178,10 +183,10 @@ static sn_status ffn_backward(const sn_block *b, const sn_backward_pass *p, sn_e
     const sn_hparams *hp = p->hp;
     const sn_grad_scratch *s = p->scratch;
     int n = p->sequence->n_rows;
-    if (hp->n_experts) return pre_norm_backward(b, p, SN_ROLE_FFN_NORM, ffn_norm_input(p), err);
+    if (sn_block_has_experts(b)) return pre_norm_backward(b, p, SN_ROLE_FFN_NORM, ffn_norm_input(p), err);
     bool gated = hp->gated;
-    const float *u = b->vector[SN_ROLE_FFN_NORM] ? s->h2 : ffn_norm_input(p);
-    SN_TRY(d->ops->activate_grad(d, (size_t)n * (size_t)hp->n_ff, hp->activation, s->gate, gated ? s->up : NULL, s->dup,
+    const float *u = ffn_input(b, p);
+    SN_TRY(d->ops->activate_grad(d, (size_t)n * sn_block_n_ff(b), hp->activation, s->gate, gated ? s->up : NULL, s->dup,
                                  gated ? s->dgate : s->dup, gated ? s->dup : NULL, err));
     if (gated) SN_TRY(linear_backward(b, p, SN_ROLE_FFN_GATE, u, s->dgate, false, s->dh, err));
     SN_TRY(linear_backward(b, p, SN_ROLE_FFN_UP, u, s->dup, gated, s->dh, err));
@@ -238,10 +243,10 @@ sn_status sn_block_backward_qkv(const sn_block *b, const sn_backward_pass *p, sn
 static sn_status recompute_norms(const sn_block *b, const sn_backward_pass *p, const sn_forward_pass *f, sn_err *err) {
     const sn_grad_scratch *s = p->scratch;
     const float *u;
-    if (!p->grads) return SN_OK;
-    SN_TRY(recompute_pre_norm(b, f, SN_ROLE_ATTN_NORM, s->x, s->h1, &u, err));
-    SN_TRY(recompute_pre_norm(b, f, SN_ROLE_FFN_NORM, ffn_norm_input(p), s->h2, &u, err));
-    return p->grads->lora[SN_ROLE_FFN_DOWN].a ? recompute_activation(p, err) : SN_OK;
+    bool shared = b->matrix[SN_ROLE_SHARED_UP].rows; /* the shared expert is computed again: see moe.h */
+    if (p->grads) SN_TRY(recompute_pre_norm(b, f, SN_ROLE_ATTN_NORM, s->x, s->h1, &u, err));
+    if (p->grads || shared) SN_TRY(recompute_pre_norm(b, f, SN_ROLE_FFN_NORM, ffn_norm_input(p), s->h2, &u, err));
+    return p->grads && p->grads->lora[SN_ROLE_FFN_DOWN].a ? recompute_activation(b, p, err) : SN_OK;
 }
 
 sn_status sn_block_forward_saving(const sn_block *block, const sn_backward_pass *pass, sn_err *err) {
@@ -257,8 +262,8 @@ sn_status sn_block_forward_saving(const sn_block *block, const sn_backward_pass 
     SN_TRY(recompute_ffn(block, pass, &forward, err));
     if (block->vector[SN_ROLE_FFN_POST_NORM]) {
         SN_TRY(sn_block_norm(block, &forward, SN_ROLE_FFN_POST_NORM, s->o2, s->x, err));
-    } else if (pass->hp->n_experts) {
-        SN_TRY(sn_moe_combine(pass, s->x, err));
+    } else if (sn_block_has_experts(block)) {
+        SN_TRY(sn_moe_combine(block, pass, ffn_input(block, pass), s->x, err));
     } else {
         SN_TRY(d->ops->linear(d, forward.n_rows, s->act, 1, &down, err));
         SN_TRY(sn_block_add_lora(&forward, SN_ROLE_FFN_DOWN, s->act, s->x, err));

@@ -18,7 +18,7 @@ typedef struct sn_grad_scratch {
     float *o1, *o2;         /* (rows, n_embd): outputs of the two halves before their post-norms; unused without such */
     float *q0, *q, *attn;   /* (rows, n_heads, head_dim); q0: before its norm; unused without such a norm, as k0 */
     float *k0, *k, *v;      /* (rows, n_kv_heads, head_dim) */
-    float *gate, *up, *act; /* (rows, n_ff); with experts (rows, n_experts_used, n_ff) */
+    float *gate, *up, *act; /* (rows, sn_ff_width): (n, n_ff), or with experts (n, n_experts_used, n_ff) */
     float *dy;              /* (rows, n_embd): the gradient of the output; afterwards that of x */
     float *dh;              /* (rows, n_embd): the gradient of a half's input or output */
     float *dq, *dattn, *dk, *dv, *dgate, *dup;                /* shaped like q, attn, k, v, gate, up */
@@ -27,6 +27,8 @@ typedef struct sn_grad_scratch {
     /* (rows, n_experts), (rows, n_experts_used, n_embd): they overwrite logits and expert_out of the scratch, which are
      * not needed any more then; saved ones lie elsewhere and are not overwritten. */
     float *dlogits, *dexpert_out;
+    float *shared_out,
+        *shared_weight;          /* with a shared expert only: (rows, n_embd) its output; (rows) the weight of it */
     float *lora_mid, *dlora_mid; /* (rows, SN_LORA_RANK_MAX) */
     float *lora_out;             /* (rows, widest input or output of a matrix) */
     /* (rows, rope_dim/2, 2) of each rope: its table, and the table that rotates back. */

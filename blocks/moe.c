@@ -1,3 +1,6 @@
+/* The mixture and the shared expert each have a set of buffers (moe_buffers, shared_buffers), because a forward pass
+ * uses those of sn_scratch, and a backward pass those of sn_grad_scratch. The steps are written once for both. The
+ * shared expert comes first in a forward pass, since the mixture's result overwrites its input. */
 #include "blocks/moe.h"
 
 _Static_assert((int)SN_MODEL_EXPERTS_MAX <= (int)SN_EXPERTS_MAX &&
@@ -18,6 +21,15 @@ static moe_buffers moe_buffers_at(const sn_hparams *hp, int n, float *router_out
     return (moe_buffers){.logits = router_out, .weights = weights, .ids = (int32_t *)(void *)ids};
 }
 
+static sn_moe_router moe_router_of(const sn_block *b, const sn_hparams *hp) {
+    return (sn_moe_router){.n_experts = hp->n_experts,
+                           .k = hp->n_experts_used,
+                           .scoring = hp->router_scoring,
+                           .correction = b->vector[SN_ROLE_ROUTER_CORRECTION],
+                           .normalised = hp->router_normalised,
+                           .scale = hp->router_scale};
+}
+
 static sn_moe_selection moe_selection_of(const sn_hparams *hp, int n, const moe_buffers *m) {
     return (sn_moe_selection){n, hp->n_experts, hp->n_experts_used, m->ids, m->weights};
 }
@@ -31,11 +43,11 @@ static sn_status moe_run_experts(const sn_block *b, sn_device *d, const sn_hpara
                                  const moe_buffers *m, sn_err *err) {
     const sn_device_ops *ops = d->ops;
     const sn_moe_selection selection = moe_selection_of(hp, n, m);
-    /* logits (n, n_experts) = u Wr^T + br; ids (n, k): the k largest of a row; weights (n, k): their softmax */
-    const sn_linear router = {&b->matrix[SN_ROLE_ROUTER], b->vector[SN_ROLE_ROUTER_BIAS], m->logits, true};
-    SN_TRY(ops->linear(d, n, u, 1, &router, err));
-    SN_TRY(ops->moe_gate(d, n, hp->n_experts, hp->n_experts_used, hp->experts_over_all, m->logits, m->ids, m->weights,
-                         err));
+    const sn_moe_router router = moe_router_of(b, hp);
+    /* logits (n, n_experts) = u Wr^T + br; ids (n, k): the chosen experts of a row; weights (n, k) */
+    const sn_linear logits = {&b->matrix[SN_ROLE_ROUTER], b->vector[SN_ROLE_ROUTER_BIAS], m->logits, true};
+    SN_TRY(ops->linear(d, n, u, 1, &logits, err));
+    SN_TRY(ops->moe_gate(d, n, &router, m->logits, m->ids, m->weights, err));
     /* of each chosen expert e: gate, up (n, k, n_ff) = u Wgate_e^T + bgate_e, u Wup_e^T + bup_e */
     const sn_moe_linear gate_up[] = {
         {moe_experts(b, SN_ROLE_EXPERTS_GATE), b->vector[SN_ROLE_EXPERTS_GATE_BIAS], m->gate},
@@ -50,14 +62,94 @@ static sn_status moe_run_experts(const sn_block *b, sn_device *d, const sn_hpara
     return ops->moe_linear(d, &selection, true, m->act, 1, &down, err);
 }
 
+/* -- the shared expert */
+
+/* Where the activations of the shared expert lie; out is its output before it is weighed, weight what it is multiplied
+ * by, the sigmoid of logit. */
+typedef struct shared_buffers {
+    float *gate, *up, *act; /* (n, n_ff_shared); act may be gate */
+    float *logit, *weight;  /* (n); weight may be logit */
+    float *out;             /* (n, n_embd) */
+} shared_buffers;
+
+/* The shared expert's activations for u (n, n_embd); all but `out`, which only a weight needs in a backward pass. */
+static sn_status shared_inner(const sn_block *b, sn_device *d, const sn_hparams *hp, int n, const float *u,
+                              const shared_buffers *m, sn_err *err) {
+    const sn_linear gate_up[] = {{.weight = &b->matrix[SN_ROLE_SHARED_GATE], .y = m->gate, .high_precision = true},
+                                 {.weight = &b->matrix[SN_ROLE_SHARED_UP], .y = m->up, .high_precision = true}};
+    const sn_linear logit = {.weight = &b->matrix[SN_ROLE_SHARED_ROUTER], .y = m->logit, .high_precision = true};
+    SN_TRY(d->ops->linear(d, n, u, 2, gate_up, err));
+    SN_TRY(d->ops->activate(d, (size_t)n * (size_t)hp->n_ff_shared, hp->activation, m->gate, m->up, m->act, err));
+    if (!hp->shared_gated) return SN_OK;
+    SN_TRY(d->ops->linear(d, n, u, 1, &logit, err));
+    return d->ops->activate(d, (size_t)n, SN_SIGMOID, m->logit, NULL, m->weight, err);
+}
+
+static sn_status shared_down(const sn_block *b, sn_device *d, int n, const shared_buffers *m, sn_err *err) {
+    const sn_linear down = {.weight = &b->matrix[SN_ROLE_SHARED_DOWN], .y = m->out, .high_precision = true};
+    return d->ops->linear(d, n, m->act, 1, &down, err);
+}
+
+/* out (n, n_embd) = weight * (act Wdown^T), of u (n, n_embd) */
+static sn_status shared_forward(const sn_block *b, sn_device *d, const sn_hparams *hp, int n, const float *u,
+                                const shared_buffers *m, sn_err *err) {
+    SN_TRY(shared_inner(b, d, hp, n, u, m, err));
+    SN_TRY(shared_down(b, d, n, m, err));
+    return hp->shared_gated ? d->ops->scale(d, n, hp->n_embd, m->out, 1, m->weight, m->out, err) : SN_OK;
+}
+
+/* Buffers of a backward pass that are free while the shared expert needs them. */
+static shared_buffers shared_buffers_of(const sn_backward_pass *p) {
+    const sn_grad_scratch *s = p->scratch;
+    return (shared_buffers){.gate = s->dgate,
+                            .up = s->dup,
+                            .act = s->act,
+                            .logit = s->dexpert_weights,
+                            .weight = s->shared_weight,
+                            .out = s->shared_out};
+}
+
+/* scratch->dh += the gradient of u, from d_added. With y = w o, o = act Wdown^T: dw = d_added . o, do = w d_added. */
+static sn_status shared_backward(const sn_block *b, const sn_backward_pass *p, const float *u, const float *d_added,
+                                 sn_err *err) {
+    sn_device *d = p->device;
+    const sn_device_ops *ops = d->ops;
+    const sn_hparams *hp = p->hp;
+    const shared_buffers m = shared_buffers_of(p);
+    const float *d_out = d_added;
+    float *dh = p->scratch->dh, *dlogit = p->scratch->dlogits;
+    int n = p->sequence->n_rows;
+    SN_TRY(shared_inner(b, d, hp, n, u, &m, err));
+    if (hp->shared_gated) {
+        SN_TRY(shared_down(b, d, n, &m, err));
+        SN_TRY(ops->dot_rows(d, n, hp->n_embd, d_added, m.out, dlogit, err));
+        SN_TRY(ops->activate_grad(d, (size_t)n, SN_SIGMOID, m.logit, NULL, dlogit, dlogit, NULL, err));
+        SN_TRY(ops->linear_input_grad(d, n, dlogit, &b->matrix[SN_ROLE_SHARED_ROUTER], true, dh, err));
+        SN_TRY(ops->scale(d, n, hp->n_embd, d_added, 1, m.weight, m.out, err));
+        d_out = m.out;
+    }
+    SN_TRY(ops->linear_input_grad(d, n, d_out, &b->matrix[SN_ROLE_SHARED_DOWN], false, m.act, err));
+    SN_TRY(ops->activate_grad(d, (size_t)n * (size_t)hp->n_ff_shared, hp->activation, m.gate, m.up, m.act, m.gate, m.up,
+                              err));
+    SN_TRY(ops->linear_input_grad(d, n, m.gate, &b->matrix[SN_ROLE_SHARED_GATE], true, dh, err));
+    return ops->linear_input_grad(d, n, m.up, &b->matrix[SN_ROLE_SHARED_UP], true, dh, err);
+}
+
+/* -- the mixture */
+
 sn_status sn_moe_forward(const sn_block *b, const sn_forward_pass *p, const float *u, sn_err *err) {
     const sn_scratch *s = p->scratch;
-    moe_buffers m = moe_buffers_at(p->hp, p->n_rows, s->router_out);
+    const sn_hparams *hp = p->hp;
+    const shared_buffers shared = {s->gate, s->up, s->gate, s->router_out, s->router_out, s->shared_out};
+    moe_buffers m = moe_buffers_at(hp, p->n_rows, s->router_out);
     m.gate = s->gate, m.up = s->up, m.act = s->gate, m.expert_out = s->expert_out;
-    SN_TRY(moe_run_experts(b, p->device, p->hp, p->n_rows, u, &m, err));
-    /* h (n, n_embd) = the sum over k of weights * expert_out */
-    const sn_moe_selection selection = moe_selection_of(p->hp, p->n_rows, &m);
-    return p->device->ops->moe_combine(p->device, &selection, p->hp->n_embd, m.expert_out, s->h, err);
+    if (hp->n_ff_shared) SN_TRY(shared_forward(b, p->device, hp, p->n_rows, u, &shared, err));
+    SN_TRY(moe_run_experts(b, p->device, hp, p->n_rows, u, &m, err));
+    /* h (n, n_embd) = the sum over k of weights * expert_out, then shared_out */
+    const sn_moe_selection selection = moe_selection_of(hp, p->n_rows, &m);
+    SN_TRY(p->device->ops->moe_combine(p->device, &selection, hp->n_embd, m.expert_out, s->h, err));
+    size_t n_out = (size_t)p->n_rows * (size_t)hp->n_embd;
+    return hp->n_ff_shared ? p->device->ops->add(p->device, n_out, s->h, s->shared_out, err) : SN_OK;
 }
 
 static moe_buffers moe_buffers_of(const sn_backward_pass *p) {
@@ -76,19 +168,27 @@ sn_status sn_moe_recompute(const sn_block *b, const sn_backward_pass *p, const f
     return moe_run_experts(b, p->device, p->hp, p->sequence->n_rows, u, &m, err);
 }
 
-sn_status sn_moe_combine(const sn_backward_pass *p, float *added, sn_err *err) {
+sn_status sn_moe_combine(const sn_block *b, const sn_backward_pass *p, const float *u, float *added, sn_err *err) {
+    sn_device *d = p->device;
     const moe_buffers m = moe_buffers_of(p);
-    const sn_moe_selection selection = moe_selection_of(p->hp, p->sequence->n_rows, &m);
-    return p->device->ops->moe_combine(p->device, &selection, p->hp->n_embd, m.expert_out, added, err);
+    const shared_buffers shared = shared_buffers_of(p);
+    int n = p->sequence->n_rows;
+    const sn_moe_selection selection = moe_selection_of(p->hp, n, &m);
+    SN_TRY(d->ops->moe_combine(d, &selection, p->hp->n_embd, m.expert_out, added, err));
+    if (!p->hp->n_ff_shared) return SN_OK;
+    SN_TRY(shared_forward(b, d, p->hp, n, u, &shared, err));
+    return d->ops->add(d, (size_t)n * (size_t)p->hp->n_embd, added, shared.out, err);
 }
 
-sn_status sn_moe_backward(const sn_block *b, const sn_backward_pass *p, const float *d_added, sn_err *err) {
+sn_status sn_moe_backward(const sn_block *b, const sn_backward_pass *p, const float *u, const float *d_added,
+                          sn_err *err) {
     sn_device *d = p->device;
     const sn_device_ops *ops = d->ops;
     const sn_hparams *hp = p->hp;
     const sn_grad_scratch *s = p->scratch;
     const moe_buffers m = moe_buffers_of(p);
     int n = p->sequence->n_rows;
+    const sn_moe_router router = moe_router_of(b, hp);
     const sn_moe_selection selection = moe_selection_of(hp, n, &m);
     size_t n_act = (size_t)n * (size_t)hp->n_experts_used * (size_t)hp->n_ff;
     /* through the weighted sum: dexpert_out (n, k, n_embd), dexpert_weights (n, k) */
@@ -102,6 +202,7 @@ sn_status sn_moe_backward(const sn_block *b, const sn_backward_pass *p, const fl
         ops->moe_linear_grad(d, &selection, false, s->dgate, moe_experts(b, SN_ROLE_EXPERTS_GATE), false, s->dh, err));
     SN_TRY(ops->moe_linear_grad(d, &selection, false, s->dup, moe_experts(b, SN_ROLE_EXPERTS_UP), true, s->dh, err));
     /* through the router: dlogits (n, n_experts), added to dh */
-    SN_TRY(ops->moe_gate_grad(d, &selection, hp->experts_over_all, m.logits, s->dexpert_weights, s->dlogits, err));
-    return ops->linear_input_grad(d, n, s->dlogits, &b->matrix[SN_ROLE_ROUTER], true, s->dh, err);
+    SN_TRY(ops->moe_gate_grad(d, &selection, &router, m.logits, s->dexpert_weights, s->dlogits, err));
+    SN_TRY(ops->linear_input_grad(d, n, s->dlogits, &b->matrix[SN_ROLE_ROUTER], true, s->dh, err));
+    return hp->n_ff_shared ? shared_backward(b, p, u, d_added, err) : SN_OK;
 }

@@ -1,5 +1,6 @@
 /* The feed-forward half of a block as a mixture of experts (Shazeer et al. 2017): a router chooses k of the experts for
- * each row, and their outputs are added, each times its weight. Forward and backward. Private to blocks/.
+ * each row, and their outputs are added, each times its weight; some families add a shared expert, which takes every
+ * row (Dai et al. 2024). Forward and backward. Private to blocks/.
  *
  * The intermediate activations lie in scratch: gate, up and act are (n, k, n_ff), expert_out is (n, k, n_embd); what
  * the router gives is logits (n, n_experts), weights (n, k) and ids (n, k), in a forward pass all three in router_out.
@@ -21,11 +22,13 @@ sn_status sn_moe_forward(const sn_block *block, const sn_forward_pass *pass, con
  * expert_ids, gate, up, act, expert_out. */
 sn_status sn_moe_recompute(const sn_block *block, const sn_backward_pass *pass, const float *u,
                            sn_err *err) SN_MUST_USE;
-/* After it: added (n_rows, n_embd), the weighted sum of expert_out. */
-sn_status sn_moe_combine(const sn_backward_pass *pass, float *added, sn_err *err) SN_MUST_USE;
-/* scratch->dh (n_rows, n_embd) = the gradient of u, from d_added, the gradient of the sum, which may be scratch->dh.
- * The intermediate activations are those of sn_moe_recompute; they stay as they are. */
-sn_status sn_moe_backward(const sn_block *block, const sn_backward_pass *pass, const float *d_added,
+/* After it: added (n_rows, n_embd), the weighted sum of expert_out, and of the shared expert's output. */
+sn_status sn_moe_combine(const sn_block *block, const sn_backward_pass *pass, const float *u, float *added,
+                         sn_err *err) SN_MUST_USE;
+/* scratch->dh (n_rows, n_embd) = the gradient of u, from d_added, the gradient of the sum, which may be scratch->dh
+ * where there is no shared expert. The intermediate activations are those of sn_moe_recompute; they stay as they are.
+ * Those of a shared expert are computed again. */
+sn_status sn_moe_backward(const sn_block *block, const sn_backward_pass *pass, const float *u, const float *d_added,
                           sn_err *err) SN_MUST_USE;
 
 #endif

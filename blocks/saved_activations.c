@@ -13,9 +13,8 @@ enum { N_INNER = 15 };
 static size_t inner_layout(const sn_hparams *hp, size_t n, char *at, sn_grad_scratch *s) {
     size_t q = (size_t)hp->n_heads * (size_t)hp->head_dim, kv = (size_t)hp->n_kv_heads * (size_t)hp->head_dim;
     size_t qk_norm = hp->qk_norm ? 1 : 0, post_norm = hp->post_norm ? 1 : 0;
-    size_t embd = (size_t)hp->n_embd, ff = (size_t)hp->n_ff;
+    size_t embd = (size_t)hp->n_embd, ff = sn_ff_width(hp);
     size_t used = (size_t)hp->n_experts_used, bytes = 0;
-    if (used) ff *= used;
     const struct {
         float **member;
         size_t width;

@@ -20,27 +20,20 @@
 
 /* ---- scratch ---- */
 
-enum { N_BUFFERS = 15 };
+enum { N_BUFFERS = 16 };
 
 typedef struct scratch_buffer {
     float **at;
     size_t width; /* elements of a row */
 } scratch_buffer;
 
-/* The longest row that a matrix reads or writes. */
-static size_t widest_row(const sn_hparams *hp) {
-    size_t q = (size_t)hp->n_heads * (size_t)hp->head_dim, widest = (size_t)hp->n_embd;
-    if (q > widest) widest = q;
-    return (size_t)hp->n_ff > widest ? (size_t)hp->n_ff : widest;
-}
-
 /* The buffers of a scratch. */
 static void scratch_buffers(const sn_hparams *hp, sn_scratch *s, scratch_buffer out[N_BUFFERS]) {
     size_t embd = (size_t)hp->n_embd, dim = (size_t)hp->head_dim, rope = (size_t)hp->rope_dim;
     size_t q = (size_t)hp->n_heads * dim, kv = (size_t)hp->n_kv_heads * dim;
-    size_t used = (size_t)hp->n_experts_used, ff = (size_t)hp->n_ff * (used ? used : 1);
+    size_t used = (size_t)hp->n_experts_used, ff = sn_ff_width(hp);
     const scratch_buffer all[N_BUFFERS] = {{&s->lora_mid, SN_LORA_RANK_MAX},
-                                           {&s->lora_out, widest_row(hp)},
+                                           {&s->lora_out, sn_widest_row(hp)},
                                            {&s->x, embd},
                                            {&s->h, embd},
                                            {&s->ffn_input, hp->parallel ? embd : 0},
@@ -53,7 +46,8 @@ static void scratch_buffers(const sn_hparams *hp, sn_scratch *s, scratch_buffer 
                                            {&s->cos_sin[0], rope},
                                            {&s->cos_sin[1], hp->n_ropes > 1 ? rope : 0},
                                            {&s->router_out, hp->n_experts ? sn_moe_router_width(hp) : 0},
-                                           {&s->expert_out, used * embd}};
+                                           {&s->expert_out, used * embd},
+                                           {&s->shared_out, hp->n_ff_shared ? embd : 0}};
     memcpy(out, all, sizeof all);
 }
 
@@ -73,7 +67,7 @@ static size_t scratch_bytes(const sn_hparams *hp) {
 
 static sn_device_limits span_limits(const sn_hparams *hp) {
     return (sn_device_limits){.rows = SN_SPAN_ROWS_MAX,
-                              .width = (int)widest_row(hp),
+                              .width = (int)sn_widest_row(hp),
                               .context = hp->n_ctx,
                               .heads = hp->n_heads,
                               .head_dim = hp->head_dim,

@@ -14,12 +14,11 @@ sn_kv_shape sn_train_kv_shape(const sn_hparams *hp) {
 
 size_t sn_train_buffers(const sn_hparams *hp, sn_grad_scratch *s, float **buffer[SN_TRAIN_BUFFERS],
                         size_t width[SN_TRAIN_BUFFERS]) {
-    size_t embd = (size_t)hp->n_embd, ff = (size_t)hp->n_ff, q = (size_t)hp->n_heads * (size_t)hp->head_dim;
+    size_t embd = (size_t)hp->n_embd, ff = sn_ff_width(hp), q = (size_t)hp->n_heads * (size_t)hp->head_dim;
     size_t kv = (size_t)hp->n_kv_heads * (size_t)hp->head_dim, rope = (size_t)hp->rope_dim;
-    size_t widest = embd > q ? embd : q, post_norm = hp->post_norm ? embd : 0, rope2 = hp->n_ropes > 1 ? rope : 0;
+    size_t widest = sn_widest_row(hp), post_norm = hp->post_norm ? embd : 0, rope2 = hp->n_ropes > 1 ? rope : 0;
     size_t used = (size_t)hp->n_experts_used, expert_out = used * embd;
-    if (ff > widest) widest = ff;
-    if (used) ff *= used;
+    size_t shared = hp->n_ff_shared ? embd : 0;
     const struct {
         float **at;
         size_t width;
@@ -57,7 +56,9 @@ size_t sn_train_buffers(const sn_hparams *hp, sn_grad_scratch *s, float **buffer
                                {&s->expert_weights, used},
                                {&s->expert_ids, used},
                                {&s->dexpert_weights, used},
-                               {&s->expert_out, expert_out}};
+                               {&s->expert_out, expert_out},
+                               {&s->shared_out, shared},
+                               {&s->shared_weight, shared ? 1 : 0}};
     for (int i = 0; i < SN_TRAIN_BUFFERS; i++) {
         buffer[i] = all[i].at;
         width[i] = all[i].width;

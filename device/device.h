@@ -30,6 +30,7 @@
 
 #include "base/activation.h"
 #include "base/dtype.h"
+#include "base/router.h"
 #include "base/text.h"
 
 #include <stdbool.h>
@@ -137,6 +138,17 @@ typedef struct sn_experts {
 } sn_experts;
 
 enum { SN_EXPERTS_MAX = 1024, SN_EXPERTS_USED_MAX = 64 };
+
+/* How the logits of a row become its experts and their weights. */
+typedef struct sn_moe_router {
+    int n_experts, k; /* experts of the mixture; experts per row */
+    sn_router_scoring scoring;
+    /* Device, (n_experts), or NULL; SN_ROUTER_SIGMOID only: it is added to the scores to choose experts, and is no part
+     * of their weights. It may be negative. Wang et al. 2024 */
+    const float *correction;
+    bool normalised; /* SN_ROUTER_SIGMOID only: the weights of a row add up to 1, before they are scaled */
+    float scale;     /* of all weights; usually 1 */
+} sn_moe_router;
 
 /* The experts of each row and their weights; moe_gate computes them. */
 typedef struct sn_moe_selection {
@@ -313,16 +325,21 @@ typedef struct sn_device_ops {
     sn_status (*activate)(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y,
                           sn_err *err);
     sn_status (*add)(sn_device *d, size_t n, float *y, const float *x, sn_err *err); /* y (n) += x */
+    /* y (n, width) = x * factor * factors[i] of row i; factors (n), or NULL: 1 for each row. y may be x. */
+    sn_status (*scale)(sn_device *d, int n, int width, const float *x, float factor, const float *factors, float *y,
+                       sn_err *err);
+    /* y (n) = the sum of a * b over the width of each row; a and b (n, width). */
+    sn_status (*dot_rows)(sn_device *d, int n, int width, const float *a, const float *b, float *y, sn_err *err);
     /* y (n, cols) = row ids[i] of the weight, as float32. ids: host, each below weight->rows (checked). */
     sn_status (*get_rows)(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err);
 
     /* ---- mixtures of experts, forward ---- */
 
-    /* ids and weights (n, k): the experts with the k largest of a row's logits (n, n_experts), the largest first, of
-     * equal ones the lower id first; and the softmax of these logits, over the selected experts or over all. At most
-     * SN_EXPERTS_MAX experts, SN_EXPERTS_USED_MAX per row. A row of NaN gets valid ids, and weights of NaN. */
-    sn_status (*moe_gate)(sn_device *d, int n, int n_experts, int k, bool softmax_over_all, const float *logits,
-                          int32_t *ids, float *weights, sn_err *err);
+    /* ids and weights (n, k): the experts with the k largest of a row's logits (n, n_experts), or of its scores plus
+     * the correction, the largest first, of equal ones the lower id first; and their weights by router->scoring. At
+     * most SN_EXPERTS_MAX experts, SN_EXPERTS_USED_MAX per row. A row of NaN gets valid ids, and weights of NaN. */
+    sn_status (*moe_gate)(sn_device *d, int n, const sn_moe_router *router, const float *logits, int32_t *ids,
+                          float *weights, sn_err *err);
     /* y (n, k, rows) = x . expert ids[i, j]^T + bias, for several matrices and the same x: (n, cols), one row for all k
      * experts, or with `per_expert` (n, k, cols). On the CPU, the bits of linear. */
     sn_status (*moe_linear)(sn_device *d, const sn_moe_selection *selection, bool per_expert, const float *x,
@@ -350,7 +367,8 @@ typedef struct sn_device_ops {
     /* dx (n, width): the gradient of the x of layer_norm. Without `accumulate` dx may be dy. */
     sn_status (*layer_norm_grad)(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
                                  const float *dy, bool accumulate, float *dx, sn_err *err);
-    /* dgate, dup (n) from the inputs of activate and dy (n), which may be dgate or dup. up NULL: dup is not written. */
+    /* dgate, dup (n) from the inputs of activate and dy (n), which may be dgate or dup; dgate may be gate, and dup may
+     * be up. up NULL: dup is not written. */
     sn_status (*activate_grad)(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up,
                                const float *dy, float *dgate, float *dup, sn_err *err);
     /* Allocates memory for a row of scores, never for a matrix of scores (Dao et al. 2022). */
@@ -364,7 +382,7 @@ typedef struct sn_device_ops {
                                   const float *dy, float *dx, float *dweights, sn_err *err);
     /* dlogits (n, n_experts) from the result of moe_gate; the selection of experts counts as constant. dlogits may be
      * logits. */
-    sn_status (*moe_gate_grad)(sn_device *d, const sn_moe_selection *selection, bool softmax_over_all,
+    sn_status (*moe_gate_grad)(sn_device *d, const sn_moe_selection *selection, const sn_moe_router *router,
                                const float *logits, const float *dweights, float *dlogits, sn_err *err);
 
     /* ---- sizes, and the end ---- */

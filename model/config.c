@@ -23,6 +23,8 @@ static sn_status check_ranges(const sn_hparams *h, sn_err *err) {
         {"number of experts", h->n_experts, 0, SN_MODEL_EXPERTS_MAX},
         {"number of experts for a token", h->n_experts_used, h->n_experts ? 1 : 0,
          h->n_experts < SN_MODEL_EXPERTS_USED_MAX ? h->n_experts : SN_MODEL_EXPERTS_USED_MAX},
+        {"width of a dense feed-forward layer", h->n_ff_dense, 0, 1 << 20},
+        {"width of the shared expert", h->n_ff_shared, 0, 1 << 20},
         {"size of the vocabulary", h->n_vocab, 1, 1 << 22},
         {"context length", h->n_ctx, 1, 1 << 26},
         {"sliding window", h->window, 0, 1 << 26},
@@ -135,6 +137,7 @@ sn_status sn_config_finish(sn_hparams *h, const sn_family *family, const sn_rope
     h->post_norm = family->naming[SN_CONTAINER_SAFETENSORS]->names[SN_ROLE_ATTN_POST_NORM];
     if (h->attn_scale <= 0) h->attn_scale = 1.0f / sqrtf((float)h->head_dim);
     if (h->embed_scale <= 0) h->embed_scale = 1;
+    if (h->router_scale <= 0) h->router_scale = 1;
     if (h->n_ropes < 1) h->n_ropes = 1;
     for (int i = 0; i < h->n_ropes && !status; i++) {
         status = check_scaling(&scaling[i], err);

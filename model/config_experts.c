@@ -1,29 +1,93 @@
+/* Reads what config.json says about a mixture of experts: the numbers of experts, what the router does with its logits,
+ * the shared expert, and which blocks have a plain feed-forward instead. */
 #include "model/config_private.h"
 
-sn_status sn_config_read_experts(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
-    const sn_moe_config *m = family->moe;
-    const json_t *dense = sn_config_field(config, "mlp_only_layers");
-    bool slides = false, shares = !m || !m->softmax_over_all;
-    int step = 1;
-    if (!m) return SN_OK;
+static sn_status read_counts(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
+    static const char *const spellings[] = {"num_experts", "num_local_experts", "n_routed_experts"};
+    sn_status status = SN_OK;
     h->n_experts = m->n_experts;
     h->n_experts_used = m->n_experts_used;
     h->n_ff = m->n_ff;
-    sn_status status = sn_config_int(config, "num_experts", false, &h->n_experts, err); /* two spellings */
-    if (!status) status = sn_config_int(config, "num_local_experts", false, &h->n_experts, err);
+    for (size_t i = 0; i < sizeof spellings / sizeof *spellings && !status; i++)
+        status = sn_config_int(config, spellings[i], false, &h->n_experts, err);
     if (!status) status = sn_config_int(config, "num_experts_per_tok", false, &h->n_experts_used, err);
     if (!status) status = sn_config_int(config, m->width, false, &h->n_ff, err);
-    if (!status && m->softmax_over_all) status = sn_config_bool(config, "norm_topk_prob", &shares, err);
-    if (!status) status = sn_config_int(config, "decoder_sparse_step", false, &step, err);
-    if (!status) status = sn_config_bool(config, "use_sliding_window", &slides, err);
-    if (status) return status;
-    h->experts_over_all = !shares;
-    if (h->n_experts < 1) return sn_fail(err, SN_REFUSED, "the model claims %d experts", h->n_experts);
-    if (step != 1 || (dense && (!json_is_array(dense) || json_array_size(dense))))
-        return sn_fail(err, SN_REFUSED,
-                       "'decoder_sparse_step' or 'mlp_only_layers' mixes blocks with and without experts, which is not "
-                       "supported");
-    if (slides && family->window == SN_WINDOW_NONE)
-        return sn_fail(err, SN_REFUSED, "'use_sliding_window' is set, which is not supported for this family");
+    if (!status && (h->n_experts < 1 || h->n_experts > SN_MODEL_EXPERTS_MAX))
+        return sn_fail(err, SN_REFUSED, "the model claims %d experts", h->n_experts);
+    return status;
+}
+
+static sn_status read_router(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
+    bool normalised = m->normalised == SN_ALWAYS || m->normalised_default;
+    double scale = 1;
+    sn_status status = SN_OK;
+    if (m->normalised == SN_IF_DECLARED) status = sn_config_bool(config, "norm_topk_prob", &normalised, err);
+    if (!status) status = sn_config_number(config, "routed_scaling_factor", false, &scale, err);
+    if (!status && !(scale > 0 && scale <= 1e6))
+        return sn_fail(err, SN_REFUSED, "'routed_scaling_factor' is %g; it must lie from 0 to 1e6", scale);
+    h->router_scoring = m->scoring == SN_ROUTER_SOFTMAX_ALL && normalised ? SN_ROUTER_SOFTMAX : m->scoring;
+    h->router_normalised = m->scoring == SN_ROUTER_SIGMOID && normalised;
+    h->router_correction = m->correction;
+    h->router_scale = (float)scale;
+    return status;
+}
+
+static sn_status read_shared(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
+    enum { SHARED_MAX = 64, WIDTH_MAX = 1 << 20 };
+    int n = m->n_shared;
+    sn_status status = SN_OK;
+    h->n_ff_shared = m->n_ff_shared;
+    h->shared_gated = m->shared_gated;
+    if (m->shared_width) return sn_config_int(config, m->shared_width, false, &h->n_ff_shared, err);
+    if (n) status = sn_config_int(config, "n_shared_experts", false, &n, err);
+    if (!status && (n < 0 || n > SHARED_MAX || h->n_ff < 1 || h->n_ff > WIDTH_MAX))
+        return sn_fail(err, SN_REFUSED, "%d shared experts of width %d are not possible", n, h->n_ff);
+    h->n_ff_shared = n * h->n_ff;
+    return status;
+}
+
+/* Marks the blocks that mlp_only_layers lists. */
+static sn_status read_dense_list(const json_t *config, sn_hparams *h, sn_err *err) {
+    const json_t *list = sn_config_field(config, "mlp_only_layers");
+    if (list && !json_is_array(list)) return sn_fail(err, SN_REFUSED, "'mlp_only_layers' must be a list");
+    for (size_t i = 0; list && i < json_array_size(list); i++) {
+        const json_t *block = json_array_get(list, i);
+        json_int_t number = json_integer_value(block);
+        if (!json_is_integer(block) || number < 0)
+            return sn_fail(err, SN_REFUSED, "'mlp_only_layers' must hold the numbers of blocks");
+        if (number < h->n_blocks) h->dense[number] = true;
+    }
     return SN_OK;
+}
+
+/* Which blocks have no experts: the first ones, those of a list, and all but every n-th. */
+static sn_status read_dense(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
+    int first = m->n_dense, step = 1;
+    bool any = false;
+    sn_status status = sn_config_int(config, "first_k_dense_replace", false, &first, err);
+    if (!status) status = sn_config_int(config, "decoder_sparse_step", false, &step, err);
+    if (!status && (first < 0 || step < 1))
+        return sn_fail(err, SN_REFUSED, "'first_k_dense_replace' is %d and 'decoder_sparse_step' %d", first, step);
+    for (int i = 0; i < h->n_blocks && !status; i++) h->dense[i] = i < first || (i + 1) % step != 0;
+    if (!status) status = read_dense_list(config, h, err);
+    for (int i = 0; i < h->n_blocks && !status; i++) any |= h->dense[i];
+    if (!status && any && !m->dense_width)
+        return sn_fail(err, SN_REFUSED,
+                       "'decoder_sparse_step', 'mlp_only_layers' or 'first_k_dense_replace' mixes blocks with and "
+                       "without experts, which is not supported for this family");
+    return !status && any ? sn_config_int(config, m->dense_width, true, &h->n_ff_dense, err) : status;
+}
+
+sn_status sn_config_read_experts(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    const sn_moe_config *m = family->moe;
+    bool slides = false;
+    if (!m) return SN_OK;
+    sn_status status = read_counts(config, m, h, err);
+    if (!status) status = read_router(config, m, h, err);
+    if (!status) status = read_shared(config, m, h, err);
+    if (!status) status = read_dense(config, m, h, err);
+    if (!status) status = sn_config_bool(config, "use_sliding_window", &slides, err);
+    if (!status && slides && family->window == SN_WINDOW_NONE)
+        return sn_fail(err, SN_REFUSED, "'use_sliding_window' is set, which is not supported for this family");
+    return status;
 }

@@ -42,7 +42,8 @@ static const sn_moe_config qwen3_experts = {
     .n_experts = 128,
     .n_experts_used = 8,
     .n_ff = 768,
-    .softmax_over_all = true,
+    .scoring = SN_ROUTER_SOFTMAX_ALL,
+    .normalised = SN_IF_DECLARED,
 };
 static const char *const moe_reads[] = {"num_experts", "num_local_experts", NULL};
 

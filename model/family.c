@@ -2,6 +2,7 @@
 #include "model/family_private.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const sn_family *const lists[] = {sn_families_dense, sn_families_experts};
@@ -61,7 +62,7 @@ bool sn_family_stacks_experts(const sn_family *family, sn_container container, s
     return name && role >= SN_ROLE_EXPERTS_GATE && role <= SN_ROLE_EXPERTS_DOWN && !strchr(name, '*');
 }
 
-bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_role role) {
+bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_role role, int block) {
     switch (role) {
     case SN_ROLE_ATTN_Q_BIAS:
     case SN_ROLE_ATTN_K_BIAS:
@@ -79,20 +80,37 @@ bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_r
     case SN_ROLE_EXPERTS_GATE:
     case SN_ROLE_EXPERTS_UP:
     case SN_ROLE_EXPERTS_DOWN:
-        return hparams->n_experts;
+        return sn_has_experts(hparams, block);
+    case SN_ROLE_ROUTER_CORRECTION:
+        return sn_has_experts(hparams, block) && hparams->router_correction;
+    case SN_ROLE_SHARED_GATE:
+    case SN_ROLE_SHARED_UP:
+    case SN_ROLE_SHARED_DOWN:
+        return sn_has_experts(hparams, block) && hparams->n_ff_shared;
+    case SN_ROLE_SHARED_ROUTER:
+        return sn_has_experts(hparams, block) && hparams->shared_gated;
     case SN_ROLE_FFN_GATE:
     case SN_ROLE_FFN_UP:
     case SN_ROLE_FFN_DOWN:
-        if (hparams->n_experts) return false;
+        if (sn_has_experts(hparams, block)) return false;
         __attribute__((fallthrough));
     default:
         return family->naming[SN_CONTAINER_SAFETENSORS]->names[role] != NULL;
     }
 }
 
-bool sn_family_ignores(const char *tensor_name) {
+/* The number of the block that the tensor belongs to, as the family names it; -1: none. */
+static long block_of(const sn_tensor_naming *naming, const char *tensor_name) {
+    size_t len = strlen(naming->block_prefix);
+    bool numbered =
+        !strncmp(tensor_name, naming->block_prefix, len) && tensor_name[len] >= '0' && tensor_name[len] <= '9';
+    return numbered ? strtol(tensor_name + len, NULL, 10) : -1;
+}
+
+bool sn_family_ignores(const sn_family *family, sn_container container, int n_blocks, const char *tensor_name) {
     static const char *const endings[] = {"rope_freqs.weight", ".rotary_emb.inv_freq"};
     size_t len = strlen(tensor_name);
+    if (family->further_blocks && block_of(family->naming[container], tensor_name) >= n_blocks) return true;
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
         size_t ending = strlen(endings[i]);
         if (len >= ending && !strcmp(tensor_name + len - ending, endings[i])) return true;

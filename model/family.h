@@ -49,7 +49,17 @@ typedef struct sn_tensor_naming {
 typedef struct sn_moe_config {
     const char *width; /* the field with the n_ff of an expert */
     int n_experts, n_experts_used, n_ff;
-    bool softmax_over_all; /* unless norm_topk_prob is true */
+    sn_router_scoring scoring;
+    /* SN_ROUTER_SOFTMAX_ALL and SN_ROUTER_SIGMOID: SN_NEVER or SN_ALWAYS, or what norm_topk_prob says, with its
+     * default. Normalised, SN_ROUTER_SOFTMAX_ALL is SN_ROUTER_SOFTMAX. */
+    sn_trait normalised;
+    bool normalised_default;
+    bool correction;         /* the router has a correction */
+    const char *dense_width; /* the field with the n_ff of blocks without experts; NULL: all blocks have experts */
+    const char
+        *shared_width; /* the field with the n_ff of the shared expert; NULL: n_shared_experts times an expert's */
+    int n_shared, n_ff_shared, n_dense; /* defaults of n_shared_experts, shared_width and first_k_dense_replace */
+    bool shared_gated;
 } sn_moe_config;
 
 typedef struct sn_family {
@@ -78,7 +88,8 @@ typedef struct sn_family {
     bool scales_embeddings; /* embeddings are multiplied by sqrt(n_embd) */
     const sn_tensor_naming *naming[SN_CONTAINER_COUNT]; /* NULL: no such files exist */
     const sn_moe_config *moe;                           /* NULL: no mixture of experts */
-    bool gguf_moe; /* GGUF files of the family may be mixtures; softmax over the chosen experts */
+    bool further_blocks; /* files may hold blocks after the last one, which predict several tokens; they are not used */
+    bool gguf_moe;       /* GGUF files of the family may be mixtures; softmax over the chosen experts */
     /* NULL-terminated, or NULL: fields of config.json that change the mathematics and that this family may set; in
      * other families they are refused. */
     const char *const *config_fields;
@@ -103,10 +114,11 @@ bool sn_family_tensor_name(const sn_family *family, sn_container container, sn_r
 /* Whether all matrices of the role are stacked in one tensor. */
 bool sn_family_stacks_experts(const sn_family *family, sn_container container, sn_role role);
 
-/* Whether a model of the family with these hyperparameters has the role. */
-bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_role role);
+/* Whether a model of the family with these hyperparameters has the role, in this block if it belongs to one. */
+bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_role role, int block);
 
-/* Whether a tensor that some files contain is not needed, because its contents follow from the hyperparameters. */
-bool sn_family_ignores(const char *tensor_name);
+/* Whether a tensor that some files contain is not needed: its contents follow from the hyperparameters, or it belongs
+ * to a further block (family->further_blocks). */
+bool sn_family_ignores(const sn_family *family, sn_container container, int n_blocks, const char *tensor_name);
 
 #endif

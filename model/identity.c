@@ -48,7 +48,9 @@ static void add_hparams(sn_hasher *hasher, const sn_hparams *h, int window, int 
     if (h->norm_plus_one) add_line(hasher, "norm_plus_one=1\n");
     if (h->n_experts)
         add_line(hasher, "n_experts=%d\nn_experts_used=%d\nexperts_over_all=%d\n", h->n_experts, h->n_experts_used,
-                 h->experts_over_all);
+                 h->router_scoring == SN_ROUTER_SOFTMAX_ALL);
+    if (h->router_scoring == SN_ROUTER_SIGMOID) add_line(hasher, "sigmoid_normalised=%d\n", h->router_normalised);
+    if (h->router_scale != 1) add_line(hasher, "router_scale=%08" PRIx32 "\n", float_bits(h->router_scale));
 }
 
 static void add_tensor(sn_hasher *hasher, sn_role role, const sn_model_tensor *tensor) {

@@ -109,132 +109,6 @@ static entry *find_entry(const sn_model *m, const char *name) {
 
 /* ---- roles ---- */
 
-const char *sn_role_name(sn_role role) {
-    static const char *const names[] = {
-#define X(name) #name,
-        SN_ROLES(X)
-#undef X
-    };
-    return names[role];
-}
-
-/* Every role is named, so that the compiler reports a forgotten one. */
-void sn_role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
-    size_t embd = (size_t)h->n_embd, ff = (size_t)h->n_ff, head = (size_t)h->head_dim;
-    size_t q = (size_t)h->n_heads * head, kv = (size_t)h->n_kv_heads * head;
-    *rows = 1;
-    *cols = embd;
-    switch (role) {
-    case SN_ROLE_TOKEN_EMBEDDING:
-    case SN_ROLE_OUTPUT:
-        *rows = (size_t)h->n_vocab;
-        break;
-    case SN_ROLE_ATTN_Q:
-        *rows = q;
-        break;
-    case SN_ROLE_ATTN_K:
-    case SN_ROLE_ATTN_V:
-        *rows = kv;
-        break;
-    case SN_ROLE_ATTN_O:
-        *rows = embd, *cols = q;
-        break;
-    case SN_ROLE_ATTN_Q_BIAS:
-        *cols = q;
-        break;
-    case SN_ROLE_ATTN_K_BIAS:
-    case SN_ROLE_ATTN_V_BIAS:
-        *cols = kv;
-        break;
-    case SN_ROLE_ATTN_SLOPES:
-    case SN_ROLE_ATTN_SINKS:
-        *cols = (size_t)h->n_heads;
-        break;
-    case SN_ROLE_ROUTER_BIAS:
-        *cols = (size_t)h->n_experts;
-        break;
-    case SN_ROLE_EXPERTS_GATE_BIAS:
-    case SN_ROLE_EXPERTS_UP_BIAS:
-    case SN_ROLE_EXPERTS_DOWN_BIAS:
-        *cols = (size_t)h->n_experts * (role == SN_ROLE_EXPERTS_DOWN_BIAS ? embd : ff);
-        break;
-    case SN_ROLE_FFN_UP_BIAS:
-        *cols = ff;
-        break;
-    case SN_ROLE_ATTN_Q_NORM:
-        *cols = h->qk_norm_wide ? q : head;
-        break;
-    case SN_ROLE_ATTN_K_NORM:
-        *cols = h->qk_norm_wide ? kv : head;
-        break;
-    case SN_ROLE_ROUTER:
-        *rows = (size_t)h->n_experts;
-        break;
-    case SN_ROLE_EXPERTS_GATE:
-    case SN_ROLE_EXPERTS_UP:
-    case SN_ROLE_FFN_GATE:
-    case SN_ROLE_FFN_UP:
-        *rows = ff;
-        break;
-    case SN_ROLE_EXPERTS_DOWN:
-    case SN_ROLE_FFN_DOWN:
-        *rows = embd, *cols = ff;
-        break;
-    case SN_ROLE_EMBED_NORM:
-    case SN_ROLE_EMBED_NORM_BIAS:
-    case SN_ROLE_OUTPUT_NORM:
-    case SN_ROLE_OUTPUT_NORM_BIAS:
-    case SN_ROLE_ATTN_NORM:
-    case SN_ROLE_ATTN_NORM_BIAS:
-    case SN_ROLE_ATTN_O_BIAS:
-    case SN_ROLE_ATTN_POST_NORM:
-    case SN_ROLE_FFN_NORM:
-    case SN_ROLE_FFN_NORM_BIAS:
-    case SN_ROLE_FFN_DOWN_BIAS:
-    case SN_ROLE_FFN_POST_NORM:
-    case SN_ROLE_COUNT: /* no role */
-        break;          /* (1, n_embd) */
-    }
-}
-
-bool sn_role_is_norm(sn_role role) {
-    switch (role) {
-    case SN_ROLE_EMBED_NORM:
-    case SN_ROLE_OUTPUT_NORM:
-    case SN_ROLE_ATTN_NORM:
-    case SN_ROLE_ATTN_POST_NORM:
-    case SN_ROLE_FFN_NORM:
-    case SN_ROLE_FFN_POST_NORM:
-    case SN_ROLE_ATTN_Q_NORM:
-    case SN_ROLE_ATTN_K_NORM:
-        return true;
-    default:
-        return false;
-    }
-}
-
-static const struct {
-    sn_role of, bias;
-} biases[] = {{SN_ROLE_EMBED_NORM, SN_ROLE_EMBED_NORM_BIAS}, {SN_ROLE_OUTPUT_NORM, SN_ROLE_OUTPUT_NORM_BIAS},
-              {SN_ROLE_ATTN_NORM, SN_ROLE_ATTN_NORM_BIAS},   {SN_ROLE_FFN_NORM, SN_ROLE_FFN_NORM_BIAS},
-              {SN_ROLE_ATTN_Q, SN_ROLE_ATTN_Q_BIAS},         {SN_ROLE_ATTN_K, SN_ROLE_ATTN_K_BIAS},
-              {SN_ROLE_ATTN_V, SN_ROLE_ATTN_V_BIAS},         {SN_ROLE_ATTN_O, SN_ROLE_ATTN_O_BIAS},
-              {SN_ROLE_FFN_UP, SN_ROLE_FFN_UP_BIAS},         {SN_ROLE_FFN_DOWN, SN_ROLE_FFN_DOWN_BIAS},
-              {SN_ROLE_ROUTER, SN_ROLE_ROUTER_BIAS},         {SN_ROLE_EXPERTS_GATE, SN_ROLE_EXPERTS_GATE_BIAS},
-              {SN_ROLE_EXPERTS_UP, SN_ROLE_EXPERTS_UP_BIAS}, {SN_ROLE_EXPERTS_DOWN, SN_ROLE_EXPERTS_DOWN_BIAS}};
-
-sn_role sn_role_bias(sn_role role) {
-    for (size_t i = 0; i < sizeof biases / sizeof *biases; i++)
-        if (biases[i].of == role) return biases[i].bias;
-    return SN_ROLE_COUNT;
-}
-
-bool sn_role_is_vector(sn_role role) {
-    bool vector = sn_role_is_norm(role) || role == SN_ROLE_ATTN_SLOPES || role == SN_ROLE_ATTN_SINKS;
-    for (size_t i = 0; i < sizeof biases / sizeof *biases; i++) vector |= biases[i].bias == role;
-    return vector;
-}
-
 /* A block has one slot for each role, then the slots of experts 1 and up for the roles that have several matrices. */
 static size_t slots_per_block(const sn_hparams *h) {
     size_t further = h->n_experts > 1 ? (size_t)h->n_experts - 1 : 0;
@@ -330,7 +204,7 @@ static sn_status find_packed(const sn_model *m, const char *name, entry **out, s
 static sn_status bind_role(sn_model *m, sn_role role, int block, int expert, sn_err *err) {
     char name[SN_TENSOR_NAME_MAX];
     const entry **slot = slot_of(m, role, block, expert);
-    if (!sn_family_has_role(m->family, &m->hparams, role)) return SN_OK;
+    if (!sn_family_has_role(m->family, &m->hparams, role, block)) return SN_OK;
     if (!sn_family_tensor_name(m->family, m->container, role, block, expert, name)) return SN_OK;
     entry *own = find_named(m, name);
     sn_status status = SN_OK;
@@ -356,7 +230,7 @@ static sn_status bind_roles(sn_model *m, sn_err *err) {
                 status = bind_role(m, (sn_role)role, block, i, err);
     for (size_t i = 0; i < m->n_entries; i++) m->entries[i].tensor.tie = i + 1;
     for (size_t i = 0; !status && i < m->n_entries; i++)
-        if (!m->entries[i].used && !sn_family_ignores(m->entries[i].name))
+        if (!m->entries[i].used && !sn_family_ignores(m->family, m->container, m->hparams.n_blocks, m->entries[i].name))
             status = sn_fail(err, SN_REFUSED,
                              "tensor '%s' has no part in a %s model of %d blocks as it is known here; "
                              "without it the results would be wrong",
@@ -521,7 +395,7 @@ sn_status sn_model_find_expert(const sn_model *model, sn_role role, int block, i
         return sn_fail(err, SN_REFUSED, "the model has blocks 0 to %d, and none of number %d",
                        model->hparams.n_blocks - 1, block);
     if (role == SN_ROLE_ATTN_SLOPES && model->hparams.alibi) *out = alibi_slopes(model);
-    if (!sn_family_has_role(model->family, &model->hparams, role) ||
+    if (!sn_family_has_role(model->family, &model->hparams, role, block) ||
         !sn_family_tensor_name(model->family, model->container, role, block, expert, name))
         return SN_OK;
     if (expert < 0 || expert >= sn_role_n_matrices(&model->hparams, role))

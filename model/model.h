@@ -14,6 +14,7 @@
 #include "base/activation.h"
 #include "base/dtype.h"
 #include "base/hash.h"
+#include "base/router.h"
 
 #include <stdbool.h>
 
@@ -56,7 +57,12 @@
     X(ROUTER_BIAS)       /* (n_experts)                       the family's experts have biases: these four */          \
     X(EXPERTS_GATE_BIAS) /* (n_experts * n_ff)                of all experts, one after the other */                   \
     X(EXPERTS_UP_BIAS)   /* (n_experts * n_ff)                likewise */                                              \
-    X(EXPERTS_DOWN_BIAS) /* (n_experts * n_embd)              likewise */
+    X(EXPERTS_DOWN_BIAS) /* (n_experts * n_embd)              likewise */                                              \
+    X(ROUTER_CORRECTION) /* (n_experts)                       router_correction */                                     \
+    X(SHARED_GATE)       /* (n_ff_shared, n_embd)             n_ff_shared: the expert that takes every row */          \
+    X(SHARED_UP)         /* (n_ff_shared, n_embd)             likewise */                                              \
+    X(SHARED_DOWN)       /* (n_embd, n_ff_shared)             likewise */                                              \
+    X(SHARED_ROUTER)     /* (1, n_embd)                       shared_gated */
 
 typedef enum sn_role {
 #define X(name) SN_ROLE_##name,
@@ -98,21 +104,26 @@ typedef struct sn_hparams {
     int window; /* sliding window: a token attends to itself and window-1 before it; 0: to all */
     bool full_attention[SN_BLOCKS_MAX]; /* blocks that attend to all positions, whatever the window */
     int n_experts, n_experts_used;      /* of a mixture of experts (n_ff is then one expert's); 0: there is none */
-    bool experts_over_all;              /* experts' weights: softmax over all experts, not over the chosen ones */
-    bool qkv_bias;                      /* Q, K and V have biases */
-    bool tied_output;                   /* the LM head is the embedding */
-    bool qk_norm, qk_norm_wide;         /* Q and K have norms; wide: over all heads of a row, not over each head */
-    bool post_norm;                     /* the output of each half of a block has a norm before it is added */
-    bool layer_norm;                    /* norms subtract the mean and have biases; else they are RMS norms */
-    bool o_bias;                        /* the output matrix of attention has a bias */
-    bool linear_bias;                   /* the matrices of a feed-forward without gates have biases */
-    bool parallel;                      /* both halves of a block read the block's input, each through its own norm */
-    bool gated;                         /* the feed-forward has gates */
-    bool alibi;                         /* attention is biased by ATTN_SLOPES; such models have no rope */
-    sn_activation activation;           /* of the feed-forward; of its gate, if it is gated */
-    bool norm_plus_one;                 /* the file stores w where norms multiply by 1 + w */
-    float attn_scale;                   /* of query times key: 1 / sqrt(head_dim) unless the model says otherwise */
-    float embed_scale;                  /* embeddings are multiplied by it before the first block; usually 1 */
+    bool dense[SN_BLOCKS_MAX];          /* of a mixture: blocks with a feed-forward of n_ff_dense instead of experts */
+    int n_ff_dense, n_ff_shared;        /* n_ff_shared: of the expert that takes every row; 0: there is none */
+    bool shared_gated;                  /* its output is multiplied by the sigmoid of SHARED_ROUTER times the row */
+    sn_router_scoring router_scoring;   /* with router_normalised and router_scale: sn_moe_router, device/device.h */
+    bool router_correction, router_normalised; /* both only with SN_ROUTER_SIGMOID */
+    float router_scale;                        /* of the experts' weights; usually 1 */
+    bool qkv_bias;                             /* Q, K and V have biases */
+    bool tied_output;                          /* the LM head is the embedding */
+    bool qk_norm, qk_norm_wide; /* Q and K have norms; wide: over all heads of a row, not over each head */
+    bool post_norm;             /* the output of each half of a block has a norm before it is added */
+    bool layer_norm;            /* norms subtract the mean and have biases; else they are RMS norms */
+    bool o_bias;                /* the output matrix of attention has a bias */
+    bool linear_bias;           /* the matrices of a feed-forward without gates have biases */
+    bool parallel;              /* both halves of a block read the block's input, each through its own norm */
+    bool gated;                 /* the feed-forward has gates */
+    bool alibi;                 /* attention is biased by ATTN_SLOPES; such models have no rope */
+    sn_activation activation;   /* of the feed-forward; of its gate, if it is gated */
+    bool norm_plus_one;         /* the file stores w where norms multiply by 1 + w */
+    float attn_scale;           /* of query times key: 1 / sqrt(head_dim) unless the model says otherwise */
+    float embed_scale;          /* embeddings are multiplied by it before the first block; usually 1 */
     sn_rope_style rope_style;
     int rope_dim; /* rotated dimensions of a head (even, <= head_dim); 0: no rope */
     /* The angle of pair i at position p is p * rope_freq[i], in radians. Scaling (linear, llama3, yarn) is included.
@@ -129,6 +140,8 @@ static inline int sn_rope_of(const sn_hparams *hp, int block) { return hp->n_rop
 static inline const float *sn_rope_freqs(const sn_hparams *hp, int rope) {
     return rope ? hp->rope_freq_full : hp->rope_freq;
 }
+
+static inline bool sn_has_experts(const sn_hparams *hp, int block) { return hp->n_experts && !hp->dense[block]; }
 
 /* The shape of one matrix of the role, (outputs, inputs); of a vector (1, width). */
 void sn_role_shape(const sn_hparams *hparams, sn_role role, size_t *rows, size_t *cols);

@@ -45,6 +45,7 @@ INLINE vf factor_lanes(sn_activation kind, vf up) {
 
 INLINE vf activation_lanes(sn_activation kind, vf x) {
     if (kind == SN_SILU) return times_sigmoid(x, x);
+    if (kind == SN_SIGMOID) return sigmoid_lanes(x);
     if (kind == SN_SWIGLU_CLAMPED) return times_sigmoid(capped(x), vf_mul(capped(x), vf_set(1.702f)));
     if (kind == SN_GELU) return vf_mul(x, normal_lanes(x, bell_lanes(x)));
     return times_sigmoid(x, gelu_inner(x));
@@ -67,6 +68,7 @@ static void activate(sn_activation kind, size_t n, const float *gate, const floa
     if (kind == SN_GELU) activate_kind(SN_GELU, n, gate, up, y);
     if (kind == SN_GELU_TANH) activate_kind(SN_GELU_TANH, n, gate, up, y);
     if (kind == SN_SWIGLU_CLAMPED) activate_kind(SN_SWIGLU_CLAMPED, n, gate, up, y);
+    if (kind == SN_SIGMOID) activate_kind(SN_SIGMOID, n, gate, up, y);
 }
 
 /* The activation at x (to *y) and its slope. With s = 1 / (1 + exp(-v)), the slope of x s is s + x s (1 - s) v'. */
@@ -76,6 +78,10 @@ INLINE vf activation_slope(sn_activation kind, vf x, vf *y) {
         vf m = capped(x), s = sigmoid_lanes(vf_mul(m, vf_set(1.702f)));
         *y = vf_mul(m, s);
         return vf_if_less(vf_set(7), x, vf_set(0), vf_fma(*y, vf_mul(vf_sub(one, s), vf_set(1.702f)), s));
+    }
+    if (kind == SN_SIGMOID) {
+        *y = sigmoid_lanes(x);
+        return vf_mul(*y, vf_sub(one, *y));
     }
     if (kind == SN_GELU) {
         vf bell = bell_lanes(x), share = normal_lanes(x, bell);
@@ -116,4 +122,5 @@ static void activate_grad(sn_activation kind, size_t n, const float *gate, const
     if (kind == SN_GELU) activate_grad_kind(SN_GELU, n, gate, up, dy, dgate, dup);
     if (kind == SN_GELU_TANH) activate_grad_kind(SN_GELU_TANH, n, gate, up, dy, dgate, dup);
     if (kind == SN_SWIGLU_CLAMPED) activate_grad_kind(SN_SWIGLU_CLAMPED, n, gate, up, dy, dgate, dup);
+    if (kind == SN_SIGMOID) activate_grad_kind(SN_SIGMOID, n, gate, up, dy, dgate, dup);
 }

@@ -274,7 +274,7 @@ typedef struct rowwise_job {
     size_t n, chunk; /* rows or elements in all; of an item */
     size_t width;
     const float *a, *b, *bias;
-    float *y, eps;
+    float *y, eps, factor;
     sn_activation kind;
     int n_heads;
     const sn_rope *rope;
@@ -387,6 +387,42 @@ static sn_status cpu_add(sn_device *d, size_t n, float *y, const float *x, sn_er
     return SN_OK;
 }
 
+static void scale_rows(void *ctx, size_t item, int worker) {
+    (void)worker;
+    const rowwise_job *job = ctx;
+    for (size_t i = item * job->chunk, end = rowwise_end(job, item); i < end; i++)
+        job->cpu->kernels->scale(job->width, job->a + i * job->width, job->b ? job->factor * job->b[i] : job->factor,
+                                 job->y + i * job->width);
+}
+
+static sn_status cpu_scale(sn_device *d, int n, int width, const float *x, float factor, const float *factors, float *y,
+                           sn_err *err) {
+    (void)err;
+    rowwise_job job = {.cpu = (sn_cpu *)d,
+                       .n = n > 0 ? (size_t)n : 0,
+                       .width = (size_t)width,
+                       .factor = factor,
+                       .a = x,
+                       .b = factors,
+                       .y = y};
+    rowwise_run(&job, scale_rows);
+    return SN_OK;
+}
+
+static void dot_rows(void *ctx, size_t item, int worker) {
+    (void)worker;
+    const rowwise_job *job = ctx;
+    for (size_t i = item * job->chunk, end = rowwise_end(job, item); i < end; i++)
+        job->y[i] = job->cpu->kernels->dot(job->width, job->a + i * job->width, job->b + i * job->width);
+}
+
+static sn_status cpu_dot_rows(sn_device *d, int n, int width, const float *a, const float *b, float *y, sn_err *err) {
+    (void)err;
+    rowwise_job job = {.cpu = (sn_cpu *)d, .n = n > 0 ? (size_t)n : 0, .width = (size_t)width, .a = a, .b = b, .y = y};
+    rowwise_run(&job, dot_rows);
+    return SN_OK;
+}
+
 static void get_rows_item(void *ctx, size_t item, int worker) {
     (void)worker;
     const rowwise_job *job = ctx;
@@ -447,6 +483,8 @@ static const sn_device_ops cpu_ops = {
     .attention = sn_cpu_attention,
     .activate = cpu_activate,
     .add = cpu_add,
+    .scale = cpu_scale,
+    .dot_rows = cpu_dot_rows,
     .get_rows = cpu_get_rows,
     .linear_input_grad = sn_cpu_linear_input_grad,
     .linear_weight_grad = sn_cpu_linear_weight_grad,

@@ -90,8 +90,8 @@ sn_status sn_cpu_grad_scratch_reserve(sn_cpu *cpu, size_t floats, sn_err *err) S
 
 /* -- experts.c */
 
-sn_status sn_cpu_moe_gate(sn_device *d, int n, int n_experts, int k, bool softmax_over_all, const float *logits,
-                          int32_t *ids, float *weights, sn_err *err);
+sn_status sn_cpu_moe_gate(sn_device *d, int n, const sn_moe_router *router, const float *logits, int32_t *ids,
+                          float *weights, sn_err *err);
 sn_status sn_cpu_moe_linear(sn_device *d, const sn_moe_selection *selection, bool per_expert, const float *x,
                             int n_linears, const sn_moe_linear *linears, sn_err *err);
 sn_status sn_cpu_moe_combine(sn_device *d, const sn_moe_selection *selection, int width, const float *x, float *y,
@@ -100,7 +100,7 @@ sn_status sn_cpu_moe_linear_grad(sn_device *d, const sn_moe_selection *selection
                                  const sn_experts *experts, bool accumulate, float *dx, sn_err *err);
 sn_status sn_cpu_moe_combine_grad(sn_device *d, const sn_moe_selection *selection, int width, const float *x,
                                   const float *dy, float *dx, float *dweights, sn_err *err);
-sn_status sn_cpu_moe_gate_grad(sn_device *d, const sn_moe_selection *selection, bool softmax_over_all,
+sn_status sn_cpu_moe_gate_grad(sn_device *d, const sn_moe_selection *selection, const sn_moe_router *router,
                                const float *logits, const float *dweights, float *dlogits, sn_err *err);
 /* Bytes of moe_scratch that these limits need. SN_REFUSED when the limits are not possible. */
 sn_status sn_cpu_moe_bytes(const sn_device_limits *limits, size_t *bytes, sn_err *err) SN_MUST_USE;

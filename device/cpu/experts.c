@@ -324,8 +324,7 @@ sn_status sn_cpu_moe_linear_grad(sn_device *d, const sn_moe_selection *c, bool p
 typedef struct moe_rows_job {
     const sn_cpu *cpu;
     size_t n, chunk, width, k;
-    int n_experts;
-    bool softmax_over_all;
+    const sn_moe_router *router;
     const float *x, *dy, *weights, *dweights;
     const int32_t *ids;
     float *y, *out;
@@ -341,20 +340,19 @@ static void moe_gate_rows(void *ctx, size_t item, int worker) {
     (void)worker;
     const moe_rows_job *j = ctx;
     for (size_t i = item * j->chunk, end = sn_min_size(i + j->chunk, j->n); i < end; i++)
-        j->cpu->kernels->moe_gate(j->n_experts, (int)j->k, j->softmax_over_all, j->x + i * j->width,
-                                  j->out_ids + i * j->k, j->out + i * j->k);
+        j->cpu->kernels->moe_gate(j->router, j->x + i * j->width, j->out_ids + i * j->k, j->out + i * j->k);
 }
 
-sn_status sn_cpu_moe_gate(sn_device *d, int n, int n_experts, int k, bool softmax_over_all, const float *logits,
-                          int32_t *ids, float *weights, sn_err *err) {
-    if (k < 1 || k > n_experts || k > SN_EXPERTS_USED_MAX || n_experts > SN_EXPERTS_MAX)
-        return sn_fail(err, SN_REFUSED, "%d of %d experts cannot be selected", k, n_experts);
+sn_status sn_cpu_moe_gate(sn_device *d, int n, const sn_moe_router *router, const float *logits, int32_t *ids,
+                          float *weights, sn_err *err) {
+    if (router->k < 1 || router->k > router->n_experts || router->k > SN_EXPERTS_USED_MAX ||
+        router->n_experts > SN_EXPERTS_MAX)
+        return sn_fail(err, SN_REFUSED, "%d of %d experts cannot be selected", router->k, router->n_experts);
     moe_rows_job job = {.cpu = (sn_cpu *)d,
                         .n = n > 0 ? (size_t)n : 0,
-                        .width = (size_t)n_experts,
-                        .k = (size_t)k,
-                        .n_experts = n_experts,
-                        .softmax_over_all = softmax_over_all,
+                        .width = (size_t)router->n_experts,
+                        .k = (size_t)router->k,
+                        .router = router,
                         .x = logits,
                         .out_ids = ids,
                         .out = weights};
@@ -363,12 +361,8 @@ sn_status sn_cpu_moe_gate(sn_device *d, int n, int n_experts, int k, bool softma
 }
 
 static moe_rows_job moe_rows_of(sn_device *d, const sn_moe_selection *c) {
-    return (moe_rows_job){.cpu = (sn_cpu *)d,
-                          .n = c->n > 0 ? (size_t)c->n : 0,
-                          .k = (size_t)c->k,
-                          .n_experts = c->n_experts,
-                          .ids = c->ids,
-                          .weights = c->weights};
+    return (moe_rows_job){
+        .cpu = (sn_cpu *)d, .n = c->n > 0 ? (size_t)c->n : 0, .k = (size_t)c->k, .ids = c->ids, .weights = c->weights};
 }
 
 static void moe_combine_rows(void *ctx, size_t item, int worker) {
@@ -415,18 +409,17 @@ static void moe_gate_grad_rows(void *ctx, size_t item, int worker) {
     (void)worker;
     const moe_rows_job *j = ctx;
     for (size_t i = item * j->chunk, end = sn_min_size(i + j->chunk, j->n); i < end; i++)
-        j->cpu->kernels->moe_gate_grad(j->n_experts, (int)j->k, j->softmax_over_all, j->x + i * j->width,
-                                       j->ids + i * j->k, j->weights + i * j->k, j->dweights + i * j->k,
-                                       j->y + i * j->width);
+        j->cpu->kernels->moe_gate_grad(j->router, j->x + i * j->width, j->ids + i * j->k, j->weights + i * j->k,
+                                       j->dweights + i * j->k, j->y + i * j->width);
 }
 
-sn_status sn_cpu_moe_gate_grad(sn_device *d, const sn_moe_selection *c, bool softmax_over_all, const float *logits,
-                               const float *dweights, float *dlogits, sn_err *err) {
+sn_status sn_cpu_moe_gate_grad(sn_device *d, const sn_moe_selection *c, const sn_moe_router *router,
+                               const float *logits, const float *dweights, float *dlogits, sn_err *err) {
     (void)err;
     moe_rows_job job = moe_rows_of(d, c);
     assert(c->n_experts <= SN_EXPERTS_MAX);
     job.width = (size_t)c->n_experts;
-    job.softmax_over_all = softmax_over_all;
+    job.router = router;
     job.x = logits;
     job.dweights = dweights;
     job.y = dlogits;

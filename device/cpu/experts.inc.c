@@ -31,14 +31,36 @@ static void topk_select(int n_experts, int k, const float *logits, int32_t *ids)
     }
 }
 
-static void moe_gate(int n_experts, int k, bool softmax_over_all, const float *logits, int32_t *ids, float *weights) {
-    float all[SN_EXPERTS_MAX];
-    topk_select(n_experts, k, logits, ids);
-    float max_logit = logits[ids[0]];
-    for (int j = 0; j < k; j++) weights[j] = logits[ids[j]];
-    float sum = softmax_exp((size_t)k, weights, max_logit, weights);
-    if (softmax_over_all) sum = softmax_exp((size_t)n_experts, logits, max_logit, all);
-    softmax_divide((size_t)k, weights, sum);
+/* out (n) = 1 / (1 + exp(-x)) */
+static void sigmoid_scores(size_t n, const float *x, float *out) {
+    for (size_t i = 0; i < n; i += SN_LANES) {
+        size_t lanes = n - i < SN_LANES ? n - i : SN_LANES;
+        vf_store_n(out + i, sigmoid_lanes(vf_load_n(x + i, lanes)), lanes);
+    }
+}
+
+static void moe_gate_by_sigmoid(const sn_moe_router *r, const float *logits, int32_t *ids, float *weights) {
+    float scores[SN_EXPERTS_MAX], ranks[SN_EXPERTS_MAX], sum = 1e-20f; /* as the reference adds it */
+    sigmoid_scores((size_t)r->n_experts, logits, scores);
+    for (int e = 0; e < r->n_experts; e++) ranks[e] = r->correction ? scores[e] + r->correction[e] : logits[e];
+    topk_select(r->n_experts, r->k, ranks, ids);
+    for (int j = 0; j < r->k; j++) sum += weights[j] = scores[ids[j]];
+    if (r->normalised) softmax_divide((size_t)r->k, weights, sum);
+}
+
+static void moe_gate(const sn_moe_router *r, const float *logits, int32_t *ids, float *weights) {
+    if (r->scoring == SN_ROUTER_SIGMOID) {
+        moe_gate_by_sigmoid(r, logits, ids, weights);
+    } else {
+        float all[SN_EXPERTS_MAX];
+        topk_select(r->n_experts, r->k, logits, ids);
+        float max_logit = logits[ids[0]];
+        for (int j = 0; j < r->k; j++) weights[j] = logits[ids[j]];
+        float sum = softmax_exp((size_t)r->k, weights, max_logit, weights);
+        if (r->scoring == SN_ROUTER_SOFTMAX_ALL) sum = softmax_exp((size_t)r->n_experts, logits, max_logit, all);
+        softmax_divide((size_t)r->k, weights, sum);
+    }
+    scale_row((size_t)r->k, weights, r->scale, weights);
 }
 
 static void moe_combine(int k, size_t width, const float *weights, const float *x, float *y) {
@@ -64,17 +86,22 @@ static void moe_combine_grad(int k, size_t width, const float *weights, const fl
     }
 }
 
-/* With w = softmax(l): dl = w * (dw - sum(w dw)), over the experts that the softmax covers. 8 parameters: the signature
- * in sn_cpu_kernels. */
-static void moe_gate_grad(int n_experts, int k, bool softmax_over_all, const float *logits, const int32_t *ids,
-                          const float *weights, const float *dweights, float *dlogits) {
-    float mean = 0;
-    for (int j = 0; j < k; j++) mean += weights[j] * dweights[j];
-    if (softmax_over_all) {
-        softmax_divide((size_t)n_experts, dlogits, softmax_exp((size_t)n_experts, logits, logits[ids[0]], dlogits));
-        for (int e = 0; e < n_experts; e++) dlogits[e] = -dlogits[e] * mean;
+/* With w = scale * softmax(l): dl = w * (dw - sum(w dw) / scale), over the experts that the softmax covers. With w =
+ * scale * s / sum(s) and s the sigmoid of l: the same times 1 - s; without the division dl = w * dw * (1 - s). */
+static void moe_gate_grad(const sn_moe_router *r, const float *logits, const int32_t *ids, const float *weights,
+                          const float *dweights, float *dlogits) {
+    float total = 0, slopes[SN_EXPERTS_USED_MAX];
+    size_t n = (size_t)r->n_experts;
+    bool sigmoid = r->scoring == SN_ROUTER_SIGMOID;
+    for (int j = 0; j < r->k; j++) total += weights[j] * dweights[j];
+    for (int j = 0; j < r->k; j++) slopes[j] = logits[ids[j]];
+    sigmoid_scores((size_t)r->k, slopes, slopes);
+    float mean = sigmoid && !r->normalised ? 0 : total / r->scale;
+    if (r->scoring == SN_ROUTER_SOFTMAX_ALL) {
+        softmax_divide(n, dlogits, softmax_exp(n, logits, logits[ids[0]], dlogits));
+        for (size_t e = 0; e < n; e++) dlogits[e] = -dlogits[e] * total;
     } else {
-        for (int e = 0; e < n_experts; e++) dlogits[e] = 0;
+        for (size_t e = 0; e < n; e++) dlogits[e] = 0;
     }
-    for (int j = 0; j < k; j++) dlogits[ids[j]] = weights[j] * (dweights[j] - mean);
+    for (int j = 0; j < r->k; j++) dlogits[ids[j]] = weights[j] * (dweights[j] - mean) * (sigmoid ? 1 - slopes[j] : 1);
 }

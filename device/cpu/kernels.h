@@ -114,6 +114,8 @@ typedef struct sn_cpu_kernels {
     void (*values)(const sn_attention_job *job, int first, int end);
     void (*activate)(sn_activation kind, size_t n, const float *gate, const float *up, float *y);
     void (*add)(size_t n, float *y, const float *x);
+    void (*scale)(size_t n, const float *x, float factor, float *y);
+    float (*dot)(size_t n, const float *a, const float *b);
     void (*multiply)(const sn_multiply_job *job);
     /* Columns [first, end) of a panel's rows as float32, with the bits of sn_cpu_weight_dequantize_row: out (SN_LANES,
      * stride). first is a multiple of 32, and so is end where the layout is quantised. */
@@ -125,12 +127,12 @@ typedef struct sn_cpu_kernels {
     void (*activate_grad)(sn_activation kind, size_t n, const float *gate, const float *up, const float *dy,
                           float *dgate, float *dup);
     void (*attention_grad)(const sn_attention_grad_job *job);
-    void (*moe_gate)(int n_experts, int k, bool softmax_over_all, const float *logits, int32_t *ids, float *weights);
+    void (*moe_gate)(const sn_moe_router *router, const float *logits, int32_t *ids, float *weights);
     void (*moe_combine)(int k, size_t width, const float *weights, const float *x, float *y);
     void (*moe_combine_grad)(int k, size_t width, const float *weights, const float *x, const float *dy, float *dx,
                              float *dweights);
-    void (*moe_gate_grad)(int n_experts, int k, bool softmax_over_all, const float *logits, const int32_t *ids,
-                          const float *weights, const float *dweights, float *dlogits);
+    void (*moe_gate_grad)(const sn_moe_router *router, const float *logits, const int32_t *ids, const float *weights,
+                          const float *dweights, float *dlogits);
 } sn_cpu_kernels;
 
 extern const sn_cpu_kernels sn_cpu_kernels_c;

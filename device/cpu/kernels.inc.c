@@ -299,6 +299,19 @@ static void add(size_t n, float *y, const float *x) {
     for (size_t i = 0; i < n; i++) y[i] += x[i];
 }
 
+static void scale_row(size_t n, const float *x, float factor, float *y) {
+    for (size_t i = 0; i < n; i++) y[i] = x[i] * factor;
+}
+
+static float dot_row(size_t n, const float *a, const float *b) {
+    vf sum = vf_set(0);
+    for (size_t i = 0; i < n; i += SN_LANES) {
+        size_t lanes = n - i < SN_LANES ? n - i : SN_LANES;
+        sum = vf_fma(vf_load_n(a + i, lanes), vf_load_n(b + i, lanes), sum);
+    }
+    return tree_sum(sum);
+}
+
 #include "device/cpu/activate.inc.c"
 #include "device/cpu/layer_norm.inc.c"
 #include "device/cpu/attention.inc.c"
@@ -317,6 +330,8 @@ const sn_cpu_kernels LANES_KERNELS = {
     .values = values,
     .activate = activate,
     .add = add,
+    .scale = scale_row,
+    .dot = dot_row,
     .multiply = multiply,
     .unpack = unpack,
     .rms_norm_grad = rms_norm_grad,

@@ -191,6 +191,9 @@ sn_status sn_cuda_rope_op(sn_device *d, int n, int n_heads, int head_dim, float 
 sn_status sn_cuda_activate_op(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y,
                               sn_err *err);
 sn_status sn_cuda_add_op(sn_device *d, size_t n, float *y, const float *x, sn_err *err);
+sn_status sn_cuda_scale_op(sn_device *d, int n, int width, const float *x, float factor, const float *factors, float *y,
+                           sn_err *err);
+sn_status sn_cuda_dot_rows_op(sn_device *d, int n, int width, const float *a, const float *b, float *y, sn_err *err);
 sn_status sn_cuda_get_rows_op(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err);
 
 /* -- grad.c */
@@ -207,8 +210,8 @@ sn_status sn_cuda_activate_grad_op(sn_device *d, size_t n, sn_activation kind, c
 sn_status sn_cuda_attention_grad_op(sn_device *d, const sn_attention_grad *grad, sn_err *err);
 
 /* -- experts.c */
-sn_status sn_cuda_moe_gate_op(sn_device *d, int n, int n_experts, int k, bool softmax_over_all, const float *logits,
-                              int32_t *ids, float *weights, sn_err *err);
+sn_status sn_cuda_moe_gate_op(sn_device *d, int n, const sn_moe_router *router, const float *logits, int32_t *ids,
+                              float *weights, sn_err *err);
 sn_status sn_cuda_moe_linear_op(sn_device *d, const sn_moe_selection *selection, bool per_expert, const float *x,
                                 int n_linears, const sn_moe_linear *linears, sn_err *err);
 sn_status sn_cuda_moe_combine_op(sn_device *d, const sn_moe_selection *selection, int width, const float *x, float *y,
@@ -217,7 +220,7 @@ sn_status sn_cuda_moe_linear_grad_op(sn_device *d, const sn_moe_selection *selec
                                      const sn_experts *experts, bool accumulate, float *dx, sn_err *err);
 sn_status sn_cuda_moe_combine_grad_op(sn_device *d, const sn_moe_selection *selection, int width, const float *x,
                                       const float *dy, float *dx, float *dweights, sn_err *err);
-sn_status sn_cuda_moe_gate_grad_op(sn_device *d, const sn_moe_selection *selection, bool softmax_over_all,
+sn_status sn_cuda_moe_gate_grad_op(sn_device *d, const sn_moe_selection *selection, const sn_moe_router *router,
                                    const float *logits, const float *dweights, float *dlogits, sn_err *err);
 
 #endif

@@ -15,16 +15,15 @@ static sn_status check_selection(const sn_moe_selection *c, size_t width, sn_err
                    width, c->k, c->n_experts);
 }
 
-sn_status sn_cuda_moe_gate_op(sn_device *d, int n, int n_experts, int k, bool softmax_over_all, const float *logits,
-                              int32_t *ids, float *weights, sn_err *err) {
+sn_status sn_cuda_moe_gate_op(sn_device *d, int n, const sn_moe_router *router, const float *logits, int32_t *ids,
+                              float *weights, sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
-    const sn_moe_selection c = {.n = n, .n_experts = n_experts, .k = k};
+    const sn_moe_selection c = {.n = n, .n_experts = router->n_experts, .k = router->k};
     sn_status status = sn_cuda_enter(cuda, err);
     if (!status) status = check_selection(&c, 0, err);
     if (!status && n > 0)
-        status = sn_cuda_check_launch(
-            cuda, sn_cuda_moe_gate(cuda->work, n, n_experts, k, softmax_over_all, logits, ids, weights), "moe_gate",
-            err);
+        status =
+            sn_cuda_check_launch(cuda, sn_cuda_moe_gate(cuda->work, n, router, logits, ids, weights), "moe_gate", err);
     return sn_cuda_op_done(cuda, status);
 }
 
@@ -81,14 +80,13 @@ sn_status sn_cuda_moe_combine_grad_op(sn_device *d, const sn_moe_selection *c, i
     return sn_cuda_op_done(cuda, status);
 }
 
-sn_status sn_cuda_moe_gate_grad_op(sn_device *d, const sn_moe_selection *c, bool softmax_over_all, const float *logits,
-                                   const float *dweights, float *dlogits, sn_err *err) {
+sn_status sn_cuda_moe_gate_grad_op(sn_device *d, const sn_moe_selection *c, const sn_moe_router *router,
+                                   const float *logits, const float *dweights, float *dlogits, sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
     sn_status status = sn_cuda_enter_uncaptured(cuda, "moe_gate_grad", err);
     if (!status) status = check_selection(c, 0, err);
     if (!status && c->n > 0)
-        status = sn_cuda_check_launch(cuda,
-                                      sn_cuda_moe_gate_grad(cuda->work, c, softmax_over_all, logits, dweights, dlogits),
+        status = sn_cuda_check_launch(cuda, sn_cuda_moe_gate_grad(cuda->work, c, router, logits, dweights, dlogits),
                                       "moe_gate_grad", err);
     return sn_cuda_op_done(cuda, status);
 }

@@ -67,7 +67,10 @@ __device__ inline float factor(int kind, float up) {
     return kind == SN_SWIGLU_CLAMPED ? 1.0f + (up < -7.0f ? -7.0f : capped(up)) : up;
 }
 
+__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
 __device__ inline float activation(int kind, float x) {
+    if (kind == SN_SIGMOID) return sigmoid(x);
     if (kind == SN_GELU) return x * normal_share(x);
     if (kind == SN_SWIGLU_CLAMPED) return capped(x) / (1.0f + expf(-1.702f * capped(x)));
     return x / (1.0f + expf(kind == SN_SILU ? -x : -gelu_inner(x)));

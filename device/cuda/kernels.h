@@ -76,6 +76,9 @@ cudaError_t sn_cuda_rope(cudaStream_t stream, int n, int n_heads, int head_dim, 
 cudaError_t sn_cuda_activate(cudaStream_t stream, size_t n, sn_activation kind, const float *gate, const float *up,
                              float *y);
 cudaError_t sn_cuda_add(cudaStream_t stream, size_t n, float *y, const float *x);
+cudaError_t sn_cuda_scale(cudaStream_t stream, int n, int width, const float *x, float factor, const float *factors,
+                          float *y);
+cudaError_t sn_cuda_dot_rows(cudaStream_t stream, int n, int width, const float *a, const float *b, float *y);
 /* ids (n): row numbers that the host has checked. */
 cudaError_t sn_cuda_get_rows(cudaStream_t stream, const sn_cuda_matrix *weight, int n, const int32_t *ids, float *y);
 
@@ -86,8 +89,8 @@ typedef struct sn_cuda_experts {
     size_t stride;
 } sn_cuda_experts;
 
-cudaError_t sn_cuda_moe_gate(cudaStream_t stream, int n, int n_experts, int k, bool softmax_over_all,
-                             const float *logits, int32_t *ids, float *weights);
+cudaError_t sn_cuda_moe_gate(cudaStream_t stream, int n, const sn_moe_router *router, const float *logits, int32_t *ids,
+                             float *weights);
 cudaError_t sn_cuda_moe_linear(cudaStream_t stream, const sn_moe_selection *selection, bool per_expert, const float *x,
                                const sn_cuda_experts *experts, const float *bias, float *y);
 cudaError_t sn_cuda_moe_combine(cudaStream_t stream, const sn_moe_selection *selection, int width, const float *x,
@@ -96,7 +99,7 @@ cudaError_t sn_cuda_moe_linear_grad(cudaStream_t stream, const sn_moe_selection 
                                     const float *dy, const sn_cuda_experts *experts, bool accumulate, float *dx);
 cudaError_t sn_cuda_moe_combine_grad(cudaStream_t stream, const sn_moe_selection *selection, int width, const float *x,
                                      const float *dy, float *dx, float *dweights);
-cudaError_t sn_cuda_moe_gate_grad(cudaStream_t stream, const sn_moe_selection *selection, bool softmax_over_all,
+cudaError_t sn_cuda_moe_gate_grad(cudaStream_t stream, const sn_moe_selection *selection, const sn_moe_router *router,
                                   const float *logits, const float *dweights, float *dlogits);
 
 /* -- the KV cache. A page holds for each block and each key-value head the keys (page_tokens, padded_dim), then the

@@ -22,18 +22,25 @@ __device__ inline bool ranks_before(candidate b, candidate a) {
     return b.value > a.value || (b.value == a.value && b.id < a.id);
 }
 
+/* By what expert e is chosen; own: the row's logits. */
+__device__ inline float rank_of(const sn_moe_router &router, const float *own, int e) {
+    return router.correction ? sigmoid(own[e]) + router.correction[e] : own[e];
+}
+
 /* One warp per row. Finds the k largest one by one, each by a tree over the lanes. */
 __global__ void __launch_bounds__(THREADS)
-    moe_gate(int n, int n_experts, int k, bool softmax_over_all, const float *logits, int32_t *ids, float *weights) {
+    moe_gate(int n, const __grid_constant__ sn_moe_router router, const float *logits, int32_t *ids, float *weights) {
+    const int n_experts = router.n_experts, k = router.k;
+    const bool by_sigmoid = router.scoring == SN_ROUTER_SIGMOID;
     int row = static_cast<int>(this_item() / 32), lane = this_lane();
     if (row >= n) return; /* by the whole warp */
     const float *own = logits + static_cast<size_t>(row) * n_experts;
     unsigned int taken = 0;
-    float max_logit = 0, sum = 0;
+    float max_logit = 0, sum = by_sigmoid ? 1e-20f : 0.0f; /* as the reference adds it */
     for (int j = 0; j < k; j++) {
         candidate best = {0, -1};
         for (int i = 0; i < PER_LANE && i * 32 + lane < n_experts; i++) {
-            float x = own[i * 32 + lane];
+            float x = rank_of(router, own, i * 32 + lane);
             candidate c = {x == x ? x : -INFINITY, i * 32 + lane}; /* NaN ranks last in all lanes */
             if (!(taken >> i & 1) && ranks_before(c, best)) best = c;
         }
@@ -44,20 +51,21 @@ __global__ void __launch_bounds__(THREADS)
         }
         if (best.id % 32 == lane) taken |= 1u << best.id / 32;
         if (j == 0) max_logit = own[best.id];
-        float e = expf(own[best.id] - max_logit);
+        float e = by_sigmoid ? sigmoid(own[best.id]) : expf(own[best.id] - max_logit);
         sum += e;
         if (lane == 0) {
             ids[static_cast<size_t>(row) * k + j] = best.id;
             weights[static_cast<size_t>(row) * k + j] = e;
         }
     }
-    if (softmax_over_all) {
+    if (by_sigmoid && !router.normalised) sum = 1;
+    if (router.scoring == SN_ROUTER_SOFTMAX_ALL) {
         sum = 0;
         for (int e = lane; e < n_experts; e += 32) sum += expf(own[e] - max_logit);
         sum = warp_sum(sum);
     }
     if (lane == 0)
-        for (int j = 0; j < k; j++) weights[static_cast<size_t>(row) * k + j] /= sum;
+        for (int j = 0; j < k; j++) weights[static_cast<size_t>(row) * k + j] *= router.scale / sum;
 }
 
 __device__ inline sn_cuda_matrix expert_at(const sn_cuda_experts &experts, int e) {
@@ -161,21 +169,27 @@ __global__ void __launch_bounds__(THREADS)
     if (this_lane() == 0) dweights[pair] = sum;
 }
 
-/* One warp per row. With w = softmax(l): dl = w * (dw - sum(w dw)), over the experts that the softmax covers. */
+/* One warp per row. With w = scale * softmax(l): dl = w * (dw - sum(w dw) / scale), over the experts that the softmax
+ * covers. With w = scale * s / sum(s) and s the sigmoid of l: the same times 1 - s; without the division dl = w * dw *
+ * (1 - s). */
 __global__ void __launch_bounds__(THREADS)
-    moe_gate_grad(int n, int n_experts, int k, bool softmax_over_all, const float *logits, const int32_t *ids,
+    moe_gate_grad(int n, const __grid_constant__ sn_moe_router router, const float *logits, const int32_t *ids,
                   const float *weights, const float *dweights, float *dlogits) {
+    const int n_experts = router.n_experts, k = router.k;
+    const bool by_sigmoid = router.scoring == SN_ROUTER_SIGMOID;
     int row = static_cast<int>(this_item() / 32), lane = this_lane();
     if (row >= n) return;
     size_t at = static_cast<size_t>(row) * n_experts, own = static_cast<size_t>(row) * k;
-    float max_logit = logits[at + ids[own]], sum = 0, mean = 0;
-    for (int j = 0; j < k; j++) mean += weights[own + j] * dweights[own + j];
+    float max_logit = logits[at + ids[own]], sum = 0, total = 0;
+    for (int j = 0; j < k; j++) total += weights[own + j] * dweights[own + j];
+    float mean = by_sigmoid && !router.normalised ? 0.0f : total / router.scale;
     for (int e = lane; e < n_experts; e += 32) sum += expf(logits[at + e] - max_logit);
     sum = warp_sum(sum);
     for (int e = lane; e < n_experts; e += 32) {
-        float g = softmax_over_all ? -(expf(logits[at + e] - max_logit) / sum) * mean : 0.0f;
+        float slope = by_sigmoid ? 1.0f - sigmoid(logits[at + e]) : 1.0f;
+        float g = router.scoring == SN_ROUTER_SOFTMAX_ALL ? -(expf(logits[at + e] - max_logit) / sum) * total : 0.0f;
         for (int j = 0; j < k; j++)
-            if (ids[own + j] == e) g = weights[own + j] * (dweights[own + j] - mean);
+            if (ids[own + j] == e) g = weights[own + j] * (dweights[own + j] - mean) * slope;
         dlogits[at + e] = g;
     }
 }
@@ -201,10 +215,10 @@ __global__ void __launch_bounds__(THREADS)
     }                                                                                                                  \
     return cudaErrorInvalidValue
 
-extern "C" cudaError_t sn_cuda_moe_gate(cudaStream_t stream, int n, int n_experts, int k, bool softmax_over_all,
-                                        const float *logits, int32_t *ids, float *weights) {
-    return SN_LAUNCH(moe_gate, blocks_for(static_cast<size_t>(n) * 32), THREADS, 0, stream, n, n_experts, k,
-                     softmax_over_all, logits, ids, weights);
+extern "C" cudaError_t sn_cuda_moe_gate(cudaStream_t stream, int n, const sn_moe_router *router, const float *logits,
+                                        int32_t *ids, float *weights) {
+    return SN_LAUNCH(moe_gate, blocks_for(static_cast<size_t>(n) * 32), THREADS, 0, stream, n, *router, logits, ids,
+                     weights);
 }
 
 extern "C" cudaError_t sn_cuda_moe_linear(cudaStream_t stream, const sn_moe_selection *selection, bool per_expert,
@@ -237,9 +251,8 @@ extern "C" cudaError_t sn_cuda_moe_combine_grad(cudaStream_t stream, const sn_mo
 }
 
 extern "C" cudaError_t sn_cuda_moe_gate_grad(cudaStream_t stream, const sn_moe_selection *selection,
-                                             bool softmax_over_all, const float *logits, const float *dweights,
+                                             const sn_moe_router *router, const float *logits, const float *dweights,
                                              float *dlogits) {
     return SN_LAUNCH(moe_gate_grad, blocks_for(static_cast<size_t>(selection->n) * 32), THREADS, 0, stream,
-                     selection->n, selection->n_experts, selection->k, softmax_over_all, logits, selection->ids,
-                     selection->weights, dweights, dlogits);
+                     selection->n, *router, logits, selection->ids, selection->weights, dweights, dlogits);
 }

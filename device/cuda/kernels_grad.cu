@@ -101,6 +101,8 @@ __global__ void __launch_bounds__(THREADS)
     float g = gate[i], d = dy[i], slope;
     if (kind == SN_GELU) {
         slope = normal_share(g) + g * 0.3989422804f * expf(-0.5f * g * g);
+    } else if (kind == SN_SIGMOID) {
+        slope = sigmoid(g) * (1.0f - sigmoid(g));
     } else if (kind == SN_SWIGLU_CLAMPED) {
         float s = 1.0f / (1.0f + expf(-1.702f * capped(g)));
         slope = g > 7.0f ? 0.0f : s + g * s * ((1.0f - s) * 1.702f);

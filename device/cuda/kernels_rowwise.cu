@@ -66,6 +66,22 @@ __global__ void __launch_bounds__(THREADS) add(size_t n, float *y, const float *
     if (i < n) y[i] += x[i];
 }
 
+__global__ void __launch_bounds__(THREADS)
+    scale(size_t n, int width, const float *x, float factor_all, const float *factors, float *y) {
+    size_t i = this_item();
+    if (i < n) y[i] = x[i] * (factors ? factor_all * factors[i / width] : factor_all);
+}
+
+/* One block per row. */
+__global__ void __launch_bounds__(THREADS) dot_rows(int width, const float *a, const float *b, float *y) {
+    __shared__ float shared[THREADS / 32];
+    size_t row = static_cast<size_t>(blockIdx.x) * width;
+    float sum = 0;
+    for (int i = threadIdx.x; i < width; i += THREADS) sum += a[row + i] * b[row + i];
+    sum = block_sum<THREADS>(sum, shared);
+    if (threadIdx.x == 0) y[blockIdx.x] = sum;
+}
+
 __global__ void __launch_bounds__(THREADS) add_bias(size_t n, int rows, const float *bias, float *y) {
     size_t i = this_item();
     if (i < n) y[i] += bias[i % rows];
@@ -166,6 +182,17 @@ extern "C" cudaError_t sn_cuda_activate(cudaStream_t stream, size_t n, sn_activa
 
 extern "C" cudaError_t sn_cuda_add(cudaStream_t stream, size_t n, float *y, const float *x) {
     return SN_LAUNCH(add, blocks_for(n), THREADS, 0, stream, n, y, x);
+}
+
+extern "C" cudaError_t sn_cuda_scale(cudaStream_t stream, int n, int width, const float *x, float factor,
+                                     const float *factors, float *y) {
+    size_t items = static_cast<size_t>(n) * width;
+    return SN_LAUNCH(scale, blocks_for(items), THREADS, 0, stream, items, width, x, factor, factors, y);
+}
+
+extern "C" cudaError_t sn_cuda_dot_rows(cudaStream_t stream, int n, int width, const float *a, const float *b,
+                                        float *y) {
+    return SN_LAUNCH(dot_rows, n, THREADS, 0, stream, width, a, b, y);
 }
 
 extern "C" cudaError_t sn_cuda_add_bias(cudaStream_t stream, int n, int rows, const float *bias, float *y) {

@@ -49,6 +49,23 @@ sn_status sn_cuda_add_op(sn_device *d, size_t n, float *y, const float *x, sn_er
     return sn_cuda_op_done(cuda, status);
 }
 
+sn_status sn_cuda_scale_op(sn_device *d, int n, int width, const float *x, float factor, const float *factors, float *y,
+                           sn_err *err) {
+    sn_cuda *cuda = (sn_cuda *)d;
+    sn_status status = sn_cuda_enter(cuda, err);
+    if (!status && n > 0 && width > 0)
+        status = sn_cuda_check_launch(cuda, sn_cuda_scale(cuda->work, n, width, x, factor, factors, y), "scale", err);
+    return sn_cuda_op_done(cuda, status);
+}
+
+sn_status sn_cuda_dot_rows_op(sn_device *d, int n, int width, const float *a, const float *b, float *y, sn_err *err) {
+    sn_cuda *cuda = (sn_cuda *)d;
+    sn_status status = sn_cuda_enter(cuda, err);
+    if (!status && n > 0)
+        status = sn_cuda_check_launch(cuda, sn_cuda_dot_rows(cuda->work, n, width, a, b, y), "dot_rows", err);
+    return sn_cuda_op_done(cuda, status);
+}
+
 sn_status sn_cuda_get_rows_op(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
     sn_status status = sn_cuda_enter_uncaptured(cuda, "get_rows", err);

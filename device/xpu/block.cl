@@ -60,6 +60,26 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void add(ulong n, __glo
     if (i < n) y[i] += x[i];
 }
 
+/* y (n, width) = x * factor * factors[row] */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void scale(ulong n, uint width, __global const float *x,
+                                                                    float factor_all, __global const float *factors,
+                                                                    __global float *y) {
+    size_t i = get_global_id(0);
+    if (i < n) y[i] = x[i] * (factors ? factor_all * factors[i / width] : factor_all);
+}
+
+/* y (n) = the sum of a * b over each row. One group of 64 per row. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void dot_rows(uint width, __global const float *a,
+                                                                       __global const float *b, __global float *y) {
+    __local float partial[64];
+    uint lane = get_local_id(0);
+    size_t row = (size_t)get_group_id(0) * width;
+    float sum = 0.0f;
+    for (uint i = lane; i < width; i += 64) sum += a[row + i] * b[row + i];
+    sum = group_sum(sum, partial);
+    if (lane == 0) y[get_group_id(0)] = sum;
+}
+
 /* -- the KV cache. A page holds for each block and key-value head the keys as (tile of 16 positions, head_dim, 16), so
  * that 16 items with one position each read contiguously, then the values as (position, head_dim). kv.c depends on this
  * layout (sn_xpu_kv_page_bytes).
@@ -233,17 +253,23 @@ attention_tile(__global const uint4 *tiles, __global const ulong *pages, uint bl
 
 /* -- mixtures of experts */
 
-/* Whether expert b ranks before a (-1: none): the larger logit, of equal ones the lower id. NaN ranks last. */
-static bool comes_before(__global const float *logits, int b, int a) {
+/* By what expert e is chosen; NaN ranks last. */
+static float rank_of(__global const float *logits, __global const float *correction, int e) {
+    float rank = correction ? sigmoid(logits[e]) + correction[e] : logits[e];
+    return isnan(rank) ? -INFINITY : rank;
+}
+
+/* Whether expert b ranks before a (-1: none): the larger rank, of equal ones the lower id. */
+static bool comes_before(__global const float *logits, __global const float *correction, int b, int a) {
     if (b < 0 || a < 0) return a < 0 && b >= 0;
-    float vb = isnan(logits[b]) ? -INFINITY : logits[b], va = isnan(logits[a]) ? -INFINITY : logits[a];
+    float vb = rank_of(logits, correction, b), va = rank_of(logits, correction, a);
     return vb > va || (vb == va && b < a);
 }
 
-/* One group of 64 per row: the k largest logits and their softmax. An item looks at every 64th of up to 1024. */
-__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void moe_gate(uint n_experts, uint k, uint softmax_over_all,
-                                                                       __global const float *logits, __global int *ids,
-                                                                       __global float *weights) {
+/* One group of 64 per row: the k largest ranks and their weights. An item looks at every 64th of up to 1024. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
+moe_gate(uint n_experts, uint k, uint scoring, __global const float *correction, uint normalised, float scale_all,
+         __global const float *logits, __global int *ids, __global float *weights) {
     __local int best[64];
     __local float partial[64];
     uint lane = get_local_id(0), taken = 0;
@@ -251,15 +277,15 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void moe_gate(uint n_ex
     logits += row * n_experts;
     ids += row * k;
     weights += row * k;
-    float max_score = 0.0f, sum = 0.0f;
+    float max_score = 0.0f, sum = scoring == BY_SIGMOID ? 1e-20f : 0.0f; /* as the reference adds it */
     for (uint j = 0; j < k; j++) {
         int own = -1;
         for (uint i = 0; 64 * i + lane < n_experts; i++)
-            if (!(taken >> i & 1) && comes_before(logits, 64 * i + lane, own)) own = 64 * i + lane;
+            if (!(taken >> i & 1) && comes_before(logits, correction, 64 * i + lane, own)) own = 64 * i + lane;
         best[lane] = own;
         barrier(CLK_LOCAL_MEM_FENCE);
         for (uint half_count = 32; half_count > 0; half_count /= 2) {
-            if (lane < half_count && comes_before(logits, best[lane + half_count], best[lane]))
+            if (lane < half_count && comes_before(logits, correction, best[lane + half_count], best[lane]))
                 best[lane] = best[lane + half_count];
             barrier(CLK_LOCAL_MEM_FENCE);
         }
@@ -267,11 +293,12 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void moe_gate(uint n_ex
         barrier(CLK_LOCAL_MEM_FENCE); /* all items have read it */
         if (chosen % 64 == lane) taken |= 1u << chosen / 64;
         if (j == 0) max_score = logits[chosen];
-        float e = exp(logits[chosen] - max_score);
+        float e = scoring == BY_SIGMOID ? sigmoid(logits[chosen]) : exp(logits[chosen] - max_score);
         sum += e;
         if (lane == 0) ids[j] = chosen, weights[j] = e;
     }
-    if (softmax_over_all) {
+    if (scoring == BY_SIGMOID && !normalised) sum = 1.0f;
+    if (scoring == BY_SOFTMAX_ALL) {
         sum = 0.0f;
         for (uint e = lane; e < n_experts; e += 64) sum += exp(logits[e] - max_score);
         partial[lane] = sum;
@@ -283,7 +310,7 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void moe_gate(uint n_ex
         sum = partial[0];
     }
     if (lane == 0)
-        for (uint j = 0; j < k; j++) weights[j] /= sum;
+        for (uint j = 0; j < k; j++) weights[j] *= scale_all / sum;
 }
 
 /* y (n, width) = the sum over j of weights[i, j] * x[i, j]. */

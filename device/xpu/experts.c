@@ -14,13 +14,20 @@ static sn_status check_selection(const sn_moe_selection *c, sn_err *err) {
                    c->n_experts);
 }
 
-sn_status sn_xpu_moe_gate(sn_device *d, int n, int n_experts, int k, bool softmax_over_all, const float *logits,
-                          int32_t *ids, float *weights, sn_err *err) {
+sn_status sn_xpu_moe_gate(sn_device *d, int n, const sn_moe_router *router, const float *logits, int32_t *ids,
+                          float *weights, sn_err *err) {
     sn_xpu *xpu = sn_xpu_of(d);
-    const sn_moe_selection c = {.n = n, .n_experts = n_experts, .k = k};
-    uint32_t all = softmax_over_all;
-    sn_xpu_arg args[] = {SN_XPU_ARG(n_experts), SN_XPU_ARG(k),   SN_XPU_ARG(all),
-                         SN_XPU_ARG(logits),    SN_XPU_ARG(ids), SN_XPU_ARG(weights)};
+    const sn_moe_selection c = {.n = n, .n_experts = router->n_experts, .k = router->k};
+    uint32_t scoring = (uint32_t)router->scoring, normalised = router->normalised;
+    sn_xpu_arg args[] = {SN_XPU_ARG(router->n_experts),
+                         SN_XPU_ARG(router->k),
+                         SN_XPU_ARG(scoring),
+                         SN_XPU_ARG(router->correction),
+                         SN_XPU_ARG(normalised),
+                         SN_XPU_ARG(router->scale),
+                         SN_XPU_ARG(logits),
+                         SN_XPU_ARG(ids),
+                         SN_XPU_ARG(weights)};
     sn_status status = check_selection(&c, err);
     if (!status) status = sn_xpu_barrier(xpu, err);
     if (status || n <= 0) return status;
@@ -111,13 +118,14 @@ sn_status sn_xpu_moe_combine_grad(sn_device *d, const sn_moe_selection *c, int w
                          args, err);
 }
 
-sn_status sn_xpu_moe_gate_grad(sn_device *d, const sn_moe_selection *c, bool softmax_over_all, const float *logits,
-                               const float *dweights, float *dlogits, sn_err *err) {
+sn_status sn_xpu_moe_gate_grad(sn_device *d, const sn_moe_selection *c, const sn_moe_router *router,
+                               const float *logits, const float *dweights, float *dlogits, sn_err *err) {
     sn_xpu *xpu = sn_xpu_of(d);
     sn_status status = moe_grad_begin(xpu, err);
-    uint32_t all = softmax_over_all;
-    sn_xpu_arg args[] = {SN_XPU_ARG(c->n_experts), SN_XPU_ARG(c->k),       SN_XPU_ARG(all),      SN_XPU_ARG(logits),
-                         SN_XPU_ARG(c->ids),       SN_XPU_ARG(c->weights), SN_XPU_ARG(dweights), SN_XPU_ARG(dlogits)};
+    uint32_t scoring = (uint32_t)router->scoring, normalised = router->normalised;
+    sn_xpu_arg args[] = {SN_XPU_ARG(c->n_experts),  SN_XPU_ARG(c->k),   SN_XPU_ARG(scoring), SN_XPU_ARG(normalised),
+                         SN_XPU_ARG(router->scale), SN_XPU_ARG(logits), SN_XPU_ARG(c->ids),  SN_XPU_ARG(c->weights),
+                         SN_XPU_ARG(dweights),      SN_XPU_ARG(dlogits)};
     if (status || c->n <= 0) return status;
     return sn_xpu_launch(xpu, xpu->grads[SN_XPU_GRAD_moe_gate_grad], (size_t)c->n, 1, COUNT(args), args, err);
 }

@@ -163,21 +163,26 @@ moe_combine_grad(uint k, uint width, __global const float *weights, __global con
     if (lane == 0) dweights[pair] = sum;
 }
 
-/* One group of 64 per row. With w = softmax(l): dl = w * (dw - sum(w dw)), over the experts that the softmax covers. */
+/* One group of 64 per row. With w = scale * softmax(l): dl = w * (dw - sum(w dw) / scale), over the experts that the
+ * softmax covers. With w = scale * s / sum(s) and s the sigmoid of l: the same times 1 - s; without the division dl = w
+ * * dw * (1 - s). */
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
-moe_gate_grad(uint n_experts, uint k, uint softmax_over_all, __global const float *logits, __global const int *ids,
-              __global const float *weights, __global const float *dweights, __global float *dlogits) {
+moe_gate_grad(uint n_experts, uint k, uint scoring, uint normalised, float scale_all, __global const float *logits,
+              __global const int *ids, __global const float *weights, __global const float *dweights,
+              __global float *dlogits) {
     __local float partial[64];
     uint lane = get_local_id(0);
     size_t at = (size_t)get_group_id(0) * n_experts, own = (size_t)get_group_id(0) * k;
-    float max_score = logits[at + ids[own]], sum = 0.0f, mean = 0.0f;
-    for (uint j = 0; j < k; j++) mean += weights[own + j] * dweights[own + j];
+    float max_score = logits[at + ids[own]], sum = 0.0f, total = 0.0f;
+    for (uint j = 0; j < k; j++) total += weights[own + j] * dweights[own + j];
+    float mean = scoring == BY_SIGMOID && !normalised ? 0.0f : total / scale_all;
     for (uint e = lane; e < n_experts; e += 64) sum += exp(logits[at + e] - max_score);
     sum = group_sum(sum, partial); /* all items have read `max_score` */
     for (uint e = lane; e < n_experts; e += 64) {
-        float g = softmax_over_all ? -(exp(logits[at + e] - max_score) / sum) * mean : 0.0f;
+        float slope = scoring == BY_SIGMOID ? 1.0f - sigmoid(logits[at + e]) : 1.0f;
+        float g = scoring == BY_SOFTMAX_ALL ? -(exp(logits[at + e] - max_score) / sum) * total : 0.0f;
         for (uint j = 0; j < k; j++)
-            if (ids[own + j] == (int)e) g = weights[own + j] * (dweights[own + j] - mean);
+            if (ids[own + j] == (int)e) g = weights[own + j] * (dweights[own + j] - mean) * slope;
         dlogits[at + e] = g;
     }
 }

@@ -97,6 +97,26 @@ sn_status sn_xpu_add(sn_device *d, size_t n, float *y, const float *x, sn_err *e
     return status ? status : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_add], groups_of(n, 64), 1, COUNT(args), args, err);
 }
 
+sn_status sn_xpu_scale(sn_device *d, int n, int width, const float *x, float factor, const float *factors, float *y,
+                       sn_err *err) {
+    sn_xpu *xpu = sn_xpu_of(d);
+    uint64_t count = n > 0 ? (uint64_t)n * (uint64_t)width : 0;
+    sn_xpu_arg args[] = {SN_XPU_ARG(count),  SN_XPU_ARG(width),   SN_XPU_ARG(x),
+                         SN_XPU_ARG(factor), SN_XPU_ARG(factors), SN_XPU_ARG(y)};
+    sn_status status = sn_xpu_barrier(xpu, err);
+    return status ? status
+                  : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_scale], groups_of((size_t)count, 64), 1, COUNT(args), args,
+                                  err);
+}
+
+sn_status sn_xpu_dot_rows(sn_device *d, int n, int width, const float *a, const float *b, float *y, sn_err *err) {
+    sn_xpu *xpu = sn_xpu_of(d);
+    assert(n >= 0 && width >= 0);
+    sn_xpu_arg args[] = {SN_XPU_ARG(width), SN_XPU_ARG(a), SN_XPU_ARG(b), SN_XPU_ARG(y)};
+    sn_status status = sn_xpu_barrier(xpu, err);
+    return status ? status : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_dot_rows], (size_t)n, 1, COUNT(args), args, err);
+}
+
 sn_status sn_xpu_get_rows(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err) {
     sn_xpu *xpu = sn_xpu_of(d);
     sn_xpu_layout layout;

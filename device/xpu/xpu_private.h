@@ -27,6 +27,8 @@
     X(rope, 64, 1)                                                                                                     \
     X(activate, 64, 1)                                                                                                 \
     X(add, 64, 1)                                                                                                      \
+    X(scale, 64, 1)                                                                                                    \
+    X(dot_rows, 64, 1)                                                                                                 \
     X(kv_store, 64, 1)                                                                                                 \
     X(kv_copy, 64, 1)                                                                                                  \
     X(attention_row, 64, 1)                                                                                            \
@@ -216,6 +218,9 @@ sn_status sn_xpu_layer_norm(sn_device *d, int n, int width, const float *x, cons
 sn_status sn_xpu_activate(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y,
                           sn_err *err);
 sn_status sn_xpu_add(sn_device *d, size_t n, float *y, const float *x, sn_err *err);
+sn_status sn_xpu_scale(sn_device *d, int n, int width, const float *x, float factor, const float *factors, float *y,
+                       sn_err *err);
+sn_status sn_xpu_dot_rows(sn_device *d, int n, int width, const float *a, const float *b, float *y, sn_err *err);
 sn_status sn_xpu_get_rows(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err);
 
 /* -- grad.c */
@@ -232,8 +237,8 @@ sn_status sn_xpu_activate_grad(sn_device *d, size_t n, sn_activation kind, const
 sn_status sn_xpu_attention_grad(sn_device *d, const sn_attention_grad *grad, sn_err *err);
 
 /* -- experts.c */
-sn_status sn_xpu_moe_gate(sn_device *d, int n, int n_experts, int k, bool softmax_over_all, const float *logits,
-                          int32_t *ids, float *weights, sn_err *err);
+sn_status sn_xpu_moe_gate(sn_device *d, int n, const sn_moe_router *router, const float *logits, int32_t *ids,
+                          float *weights, sn_err *err);
 sn_status sn_xpu_moe_linear(sn_device *d, const sn_moe_selection *selection, bool per_expert, const float *x,
                             int n_linears, const sn_moe_linear *linears, sn_err *err);
 sn_status sn_xpu_moe_combine(sn_device *d, const sn_moe_selection *selection, int width, const float *x, float *y,
@@ -242,7 +247,7 @@ sn_status sn_xpu_moe_linear_grad(sn_device *d, const sn_moe_selection *selection
                                  const sn_experts *experts, bool accumulate, float *dx, sn_err *err);
 sn_status sn_xpu_moe_combine_grad(sn_device *d, const sn_moe_selection *selection, int width, const float *x,
                                   const float *dy, float *dx, float *dweights, sn_err *err);
-sn_status sn_xpu_moe_gate_grad(sn_device *d, const sn_moe_selection *selection, bool softmax_over_all,
+sn_status sn_xpu_moe_gate_grad(sn_device *d, const sn_moe_selection *selection, const sn_moe_router *router,
                                const float *logits, const float *dweights, float *dlogits, sn_err *err);
 
 /* -- kv.c */

@@ -28,7 +28,8 @@ int sn_peft_modules(const sn_hparams *hp, sn_peft_module out[SN_PEFT_MODULES_MAX
     int n = 0;
     for (int i = 0; i < N_ADAPTED; i++) {
         sn_role role = adapted[i];
-        if (!sn_family_has_role(family, hp, role)) continue;
+        bool feed_forward = role == SN_ROLE_FFN_GATE || role == SN_ROLE_FFN_UP || role == SN_ROLE_FFN_DOWN;
+        if (!sn_family_has_role(family, hp, role, 0) || (hp->n_experts && feed_forward)) continue;
         size_t outputs, len = strlen(naming->names[role]) - strlen(".weight");
         sn_peft_module *module = n ? &out[n - 1] : NULL; /* roles of one module are neighbours in `adapted` */
         if (!module || strncmp(module->name, naming->names[role], len) || module->name[len]) {

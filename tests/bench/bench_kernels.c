@@ -236,7 +236,8 @@ static void bench_experts(sn_device *d) {
     float *y = malloc(sizeof *y * MOE_ROWS * EXPERTS_USED * EXPERT_ROWS),
           *weights = malloc(sizeof *y * MOE_ROWS * EXPERTS_USED);
     int32_t *ids = malloc(sizeof *ids * MOE_ROWS * EXPERTS_USED);
-    require_ok(d->ops->moe_gate(d, MOE_ROWS, EXPERTS, EXPERTS_USED, false, logits, ids, weights, &err));
+    const sn_moe_router router = {.n_experts = EXPERTS, .k = EXPERTS_USED, .scale = 1};
+    require_ok(d->ops->moe_gate(d, MOE_ROWS, &router, logits, ids, weights, &err));
     printf("  %d of %d experts of 1536 x 576: %12s %14s %14s %16s\n", EXPERTS_USED, EXPERTS, "1 row, us",
            "16 rows GOP/s", "256 rows GOP/s", "256 rows back");
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {

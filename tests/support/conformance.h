@@ -40,6 +40,8 @@
     X(layer_norm_keeps_nan_in_its_row)                                                                                 \
     X(activations_over_the_whole_range)                                                                                \
     X(add_is_exact)                                                                                                    \
+    X(scale_by_a_number_and_by_rows)                                                                                   \
+    X(dot_rows_of_awkward_widths)                                                                                      \
     X(get_rows_of_every_type)                                                                                          \
     X(get_rows_refuses_rows_out_of_range)                                                                              \
     X(kv_loads_back_unchanged)                                                                                         \
@@ -54,6 +56,7 @@
     X(attention_of_a_batch_without_rows)                                                                               \
     X(attention_keeps_nan_in_its_head)                                                                                 \
     X(moe_gate_takes_the_largest)                                                                                      \
+    X(moe_gate_weighs_without_the_correction)                                                                          \
     X(moe_gate_keeps_nan_in_its_row)                                                                                   \
     X(moe_linear_of_every_type)                                                                                        \
     X(moe_linear_of_nothing)                                                                                           \

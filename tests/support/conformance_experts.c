@@ -21,21 +21,29 @@ typedef struct selection {
     sn_moe_selection device;
 } selection;
 
-static void naive_gate(int n_experts, int k, bool softmax_over_all, const double *logits, int32_t *ids,
-                       double *weights) {
+/* By what expert e is chosen. */
+static double naive_rank(const sn_moe_router *r, const double *logits, int e) {
+    return r->correction ? 1 / (1 + exp(-logits[e])) + (double)r->correction[e] : logits[e];
+}
+
+/* router->correction: host. */
+static void naive_gate(const sn_moe_router *r, const double *logits, int32_t *ids, double *weights) {
     bool taken[SN_EXPERTS_MAX] = {false};
     double sum = 0;
-    for (int j = 0; j < k; j++) {
+    for (int j = 0; j < r->k; j++) {
         int best = -1;
-        for (int e = 0; e < n_experts; e++)
-            if (!taken[e] && (best < 0 || logits[e] > logits[best])) best = e;
+        for (int e = 0; e < r->n_experts; e++)
+            if (!taken[e] && (best < 0 || naive_rank(r, logits, e) > naive_rank(r, logits, best))) best = e;
         taken[best] = true;
         ids[j] = best;
-        weights[j] = exp(logits[best] - logits[ids[0]]);
+        bool sigmoid = r->scoring == SN_ROUTER_SIGMOID;
+        weights[j] = sigmoid ? 1 / (1 + exp(-logits[best])) : exp(logits[best] - logits[ids[0]]);
+        sum += weights[j];
     }
-    for (int e = 0; e < n_experts; e++)
-        if (softmax_over_all || taken[e]) sum += exp(logits[e] - logits[ids[0]]);
-    for (int j = 0; j < k; j++) weights[j] /= sum;
+    for (int e = 0; e < r->n_experts; e++)
+        if (r->scoring == SN_ROUTER_SOFTMAX_ALL && !taken[e]) sum += exp(logits[e] - logits[ids[0]]);
+    if (r->scoring == SN_ROUTER_SIGMOID && !r->normalised) sum = 1;
+    for (int j = 0; j < r->k; j++) weights[j] *= (double)r->scale / sum;
 }
 
 static void *upload_bytes(conformance *c, const void *host, size_t bytes) {
@@ -51,8 +59,8 @@ static void *download_bytes(conformance *c, const void *device, size_t bytes) {
 }
 
 /* The experts selected for n rows with these logits, on the host and on the device. */
-static selection make_selection(conformance *c, int n, int n_experts, int k, bool softmax_over_all,
-                                const float *logits) {
+static selection make_selection(conformance *c, int n, const sn_moe_router *router, const float *logits) {
+    int n_experts = router->n_experts, k = router->k;
     size_t pairs = (size_t)(n * k);
     selection o = {
         n,  n_experts, k, conformance_heap(c, pairs * sizeof(int32_t)), conformance_heap(c, pairs * sizeof(double)),
@@ -61,12 +69,17 @@ static selection make_selection(conformance *c, int n, int n_experts, int k, boo
     float *weights = conformance_heap(c, pairs * sizeof *weights);
     for (int i = 0; i < n; i++) {
         for (int e = 0; e < n_experts; e++) row[e] = (double)logits[i * n_experts + e];
-        naive_gate(n_experts, k, softmax_over_all, row, o.ids + i * k, o.weights + i * k);
+        naive_gate(router, row, o.ids + i * k, o.weights + i * k);
     }
     for (size_t p = 0; p < pairs; p++) weights[p] = (float)o.weights[p];
     o.device = (sn_moe_selection){n, n_experts, k, upload_bytes(c, o.ids, pairs * sizeof *o.ids),
                                   upload_bytes(c, weights, pairs * sizeof *weights)};
     return o;
+}
+
+/* The same by the softmax of the chosen experts. */
+static selection select_plainly(conformance *c, int n, int n_experts, int k, const float *logits) {
+    return make_selection(c, n, &(sn_moe_router){.n_experts = n_experts, .k = k, .scale = 1}, logits);
 }
 
 /* Makes logits of several magnitudes; some rows hold many equal logits. */
@@ -77,24 +90,63 @@ static float *make_logits(conformance *c, int n, int n_experts) {
     return logits;
 }
 
-static void try_moe_gate(conformance *c, int n, int n_experts, int k, bool softmax_over_all) {
+/* The router with its correction, if it has one, on the device. */
+static sn_moe_router router_on_device(conformance *c, const sn_moe_router *router) {
+    sn_moe_router own = *router;
+    if (own.correction) own.correction = conformance_upload(c, router->correction, (size_t)router->n_experts);
+    return own;
+}
+
+/* Calls `try` with every kind of router for n rows. */
+static void with_routers(conformance *c, int n, int n_experts, int k,
+                         void (*try)(conformance *c, int n, const sn_moe_router *router)) {
     int mark = c->n_buffers;
+    float *correction = conformance_random(c, (size_t)n_experts, 12); /* of both signs */
+    const sn_moe_router routers[] = {{n_experts, k, SN_ROUTER_SOFTMAX, NULL, false, 1},
+                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 1},
+                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 4},
+                                     {n_experts, k, SN_ROUTER_SIGMOID, NULL, false, 1},
+                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, false, 1.5f},
+                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, true, 2.5f}};
+    for (size_t i = 0; i < sizeof routers / sizeof *routers; i++) try(c, n, &routers[i]);
+    conformance_release(c, mark);
+}
+
+/* How far the rank of a row's expert lies from that of another one, both by naive arithmetic: ranks that differ by
+ * rounding alone may stand in either order. */
+static bool ranks_are_close(const sn_moe_router *r, const float *logits, int a, int b) {
+    const double two[] = {(double)logits[a], (double)logits[b]};
+    if (!r->correction) return two[0] == two[1];
+    const float corrections[] = {r->correction[a], r->correction[b]};
+    const sn_moe_router pair = {.correction = corrections};
+    return fabs(naive_rank(&pair, two, 0) - naive_rank(&pair, two, 1)) < 4 * CONFORMANCE_EPSILON;
+}
+
+static void try_moe_gate(conformance *c, int n, const sn_moe_router *r) {
+    int mark = c->n_buffers, k = r->k;
     size_t pairs = (size_t)(n * k);
-    float *logits = make_logits(c, n, n_experts);
-    selection want = make_selection(c, n, n_experts, k, softmax_over_all, logits);
+    float *logits = make_logits(c, n, r->n_experts);
+    selection want = make_selection(c, n, r, logits);
+    const sn_moe_router own = router_on_device(c, r);
     int32_t *ids = conformance_bytes(c, pairs * sizeof *ids);
     float *weights = conformance_bytes(c, pairs * sizeof *weights);
-    CONFORMANCE_OK(c, c->device->ops->moe_gate(c->device, n, n_experts, k, softmax_over_all,
-                                               conformance_upload(c, logits, (size_t)(n * n_experts)), ids, weights,
+    CONFORMANCE_OK(c, c->device->ops->moe_gate(c->device, n, &own,
+                                               conformance_upload(c, logits, (size_t)(n * r->n_experts)), ids, weights,
                                                &c->err));
     const int32_t *got = download_bytes(c, ids, pairs * sizeof *got);
     const float *shares = conformance_download(c, weights, pairs);
     for (size_t p = 0; p < pairs; p++) {
-        double error = want.weights[p] * (n_experts + 16) * CONFORMANCE_EPSILON * 4 + 1e-36;
-        CONFORMANCE_CHECK(c, got[p] == want.ids[p], "%d of %d experts: row %zu takes %d at place %zu, not %d", k,
-                          n_experts, p / (size_t)k, (int)got[p], p % (size_t)k, (int)want.ids[p]);
+        double error = fmax(want.weights[p], (double)r->scale * 1e-6) * (r->n_experts + 16) * CONFORMANCE_EPSILON * 4;
+        CONFORMANCE_CHECK(c,
+                          got[p] == want.ids[p] ||
+                              (got[p] >= 0 && got[p] < r->n_experts &&
+                               ranks_are_close(r, logits + p / (size_t)k * (size_t)r->n_experts, got[p], want.ids[p]) &&
+                               r->correction),
+                          "%d of %d experts: row %zu takes %d at place %zu, not %d", k, r->n_experts, p / (size_t)k,
+                          (int)got[p], p % (size_t)k, (int)want.ids[p]);
+        if (got[p] != want.ids[p]) continue;
         CONFORMANCE_CHECK(c, conformance_close((double)shares[p], want.weights[p], error),
-                          "%d of %d experts: weight %zu of row %zu is %g, not %g +- %g", k, n_experts, p % (size_t)k,
+                          "%d of %d experts: weight %zu of row %zu is %g, not %g +- %g", k, r->n_experts, p % (size_t)k,
                           p / (size_t)k, (double)shares[p], want.weights[p], error);
     }
     conformance_release(c, mark);
@@ -103,21 +155,41 @@ static void try_moe_gate(conformance *c, int n, int n_experts, int k, bool softm
 void conformance_moe_gate_takes_the_largest(conformance *c) {
     static const int shapes[][3] = {{1, 1, 1},    {1, 4, 2},    {7, 6, 2},   {3, 33, 8},
                                     {40, 128, 8}, {2, 100, 64}, {2, 1024, 3}};
+    const sn_moe_router impossible = {.n_experts = 4, .k = 5, .scale = 1};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int softmax_over_all = 0; softmax_over_all < 2; softmax_over_all++)
-            try_moe_gate(c, shapes[i][0], shapes[i][1], shapes[i][2], softmax_over_all);
-    CONFORMANCE_CHECK(c, c->device->ops->moe_gate(c->device, 1, 4, 5, false, NULL, NULL, NULL, &c->err) == SN_REFUSED,
+        with_routers(c, shapes[i][0], shapes[i][1], shapes[i][2], try_moe_gate);
+    CONFORMANCE_CHECK(c, c->device->ops->moe_gate(c->device, 1, &impossible, NULL, NULL, NULL, &c->err) == SN_REFUSED,
                       "five of four experts were chosen");
 }
 
-void conformance_moe_gate_keeps_nan_in_its_row(conformance *c) {
+/* An expert with a negative correction is chosen by its score, as one with a positive score is not. */
+void conformance_moe_gate_weighs_without_the_correction(conformance *c) {
+    static const float logits[4] = {3, -4, 1, -5}, corrections[4] = {-2, 0.5f, -1.5f, -0.1f};
+    const sn_moe_router r = {4, 2, SN_ROUTER_SIGMOID, conformance_upload(c, corrections, 4), false, 2};
+    int32_t *ids = conformance_bytes(c, 2 * sizeof *ids);
+    float *weights = conformance_bytes(c, 2 * sizeof *weights);
+    CONFORMANCE_OK(c,
+                   c->device->ops->moe_gate(c->device, 1, &r, conformance_upload(c, logits, 4), ids, weights, &c->err));
+    const int32_t *got = download_bytes(c, ids, 2 * sizeof *got);
+    const float *shares = conformance_download(c, weights, 2);
+    CONFORMANCE_CHECK(c, got[0] == 1 && got[1] == 3, "experts %d and %d were chosen, not 1 and 3", (int)got[0],
+                      (int)got[1]);
+    for (int j = 0; j < 2; j++)
+        CONFORMANCE_CHECK(c, conformance_close((double)shares[j], 2 / (1 + exp(-(double)logits[got[j]])), 1e-7),
+                          "weight %d is %g", j, (double)shares[j]);
+}
+
+static void try_nan_in_gate(conformance *c, bool sigmoid) {
     enum { N = 3, EXPERTS = 70, K = 8 };
     float *logits = make_logits(c, N, EXPERTS);
     for (int e = 0; e < EXPERTS; e++) logits[EXPERTS + e] = NAN;
     int32_t *ids = conformance_bytes(c, N * K * sizeof *ids);
     float *weights = conformance_bytes(c, N * K * sizeof *weights);
     float *device_logits = conformance_upload(c, logits, (size_t)N * EXPERTS);
-    CONFORMANCE_OK(c, c->device->ops->moe_gate(c->device, N, EXPERTS, K, false, device_logits, ids, weights, &c->err));
+    const sn_moe_router by_softmax = {EXPERTS, K, SN_ROUTER_SOFTMAX, NULL, false, 1},
+                        by_sigmoid = {EXPERTS, K, SN_ROUTER_SIGMOID, device_logits, true, 1};
+    CONFORMANCE_OK(c, c->device->ops->moe_gate(c->device, N, sigmoid ? &by_sigmoid : &by_softmax, device_logits, ids,
+                                               weights, &c->err));
     const int32_t *got = download_bytes(c, ids, N * K * sizeof *got);
     const float *shares = conformance_download(c, weights, (size_t)N * K);
     for (int p = 0; p < N * K; p++) {
@@ -126,6 +198,11 @@ void conformance_moe_gate_keeps_nan_in_its_row(conformance *c) {
             CONFORMANCE_CHECK(c, got[q] != got[p], "row %d takes expert %d twice", p / K, (int)got[p]);
         CONFORMANCE_CHECK(c, isnan(shares[p]) == (p / K == 1), "weight %d is %g", p, (double)shares[p]);
     }
+}
+
+void conformance_moe_gate_keeps_nan_in_its_row(conformance *c) {
+    try_nan_in_gate(c, false);
+    try_nan_in_gate(c, true);
 }
 
 /* -- the experts' matrices */
@@ -183,7 +260,7 @@ static void try_moe_linear(conformance *c, sn_dtype dtype, int n, int n_experts,
                            bool each) {
     int mark = c->n_buffers;
     stack s[2] = {random_experts(c, dtype, n_experts, rows, cols), random_experts(c, SN_F32, n_experts, 3, cols)};
-    selection o = make_selection(c, n, n_experts, k, false, make_logits(c, n, n_experts));
+    selection o = select_plainly(c, n, n_experts, k, make_logits(c, n, n_experts));
     size_t n_x = (size_t)(each ? n * k : n) * cols, pairs = (size_t)(n * k);
     float *x = conformance_random(c, n_x, 7), *bias = conformance_random(c, (size_t)n_experts * rows, 8);
     const sn_moe_linear routed[] = {{&s[0].experts, conformance_upload(c, bias, (size_t)n_experts * rows),
@@ -211,7 +288,8 @@ void conformance_moe_linear_of_nothing(conformance *c) {
     float mark = 5, *y = conformance_upload(c, &mark, 1);
     int32_t *ids = conformance_bytes(c, sizeof *ids);
     const sn_moe_selection none = {0, 2, 1, ids, y};
-    CONFORMANCE_OK(c, c->device->ops->moe_gate(c->device, 0, 2, 1, false, y, ids, y, &c->err));
+    const sn_moe_router router = {.n_experts = 2, .k = 1, .scale = 1};
+    CONFORMANCE_OK(c, c->device->ops->moe_gate(c->device, 0, &router, y, ids, y, &c->err));
     CONFORMANCE_OK(
         c, c->device->ops->moe_linear(c->device, &none, false, y, 1, &(sn_moe_linear){&s.experts, NULL, y}, &c->err));
     CONFORMANCE_OK(
@@ -219,7 +297,7 @@ void conformance_moe_linear_of_nothing(conformance *c) {
     CONFORMANCE_OK(c, c->device->ops->moe_combine(c->device, &none, 3, y, y, &c->err));
     CONFORMANCE_OK(c, c->device->ops->moe_linear_grad(c->device, &none, false, y, &s.experts, false, y, &c->err));
     CONFORMANCE_OK(c, c->device->ops->moe_combine_grad(c->device, &none, 3, y, y, y, y, &c->err));
-    CONFORMANCE_OK(c, c->device->ops->moe_gate_grad(c->device, &none, false, y, y, y, &c->err));
+    CONFORMANCE_OK(c, c->device->ops->moe_gate_grad(c->device, &none, &router, y, y, y, &c->err));
     CONFORMANCE_CHECK(c, *conformance_download(c, y, 1) == 5, "a call of no rows wrote something");
 }
 
@@ -227,7 +305,7 @@ void conformance_moe_combine_adds_up_in_order(conformance *c) {
     static const int shapes[][3] = {{1, 1, 1}, {3, 2, 7}, {5, 8, 64}, {33, 3, 100}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         int mark = c->n_buffers, n = shapes[i][0], k = shapes[i][1], width = shapes[i][2];
-        selection o = make_selection(c, n, 9, k, true, make_logits(c, n, 9));
+        selection o = select_plainly(c, n, 9, k, make_logits(c, n, 9));
         float *x = conformance_random(c, (size_t)(n * k * width), 3),
               *y = conformance_bytes(c, (size_t)(n * width) * sizeof *y);
         CONFORMANCE_OK(c, c->device->ops->moe_combine(c->device, &o.device, width,
@@ -258,21 +336,27 @@ static void expect_grad(conformance *c, const char *name, size_t i, double got, 
 }
 
 /* sum(dw * weights) of the selected experts. */
-static double moe_gate_formula(int n_experts, int k, bool softmax_over_all, const double *logits, const int32_t *ids,
-                               const float *dw) {
-    double sum = 0, total = 0;
-    for (int e = 0; e < n_experts && softmax_over_all; e++) sum += exp(logits[e] - logits[ids[0]]);
-    for (int j = 0; j < k && !softmax_over_all; j++) sum += exp(logits[ids[j]] - logits[ids[0]]);
-    for (int j = 0; j < k; j++) total += (double)dw[j] * exp(logits[ids[j]] - logits[ids[0]]) / sum;
+static double moe_gate_formula(const sn_moe_router *r, const double *logits, const int32_t *ids, const float *dw) {
+    bool sigmoid = r->scoring == SN_ROUTER_SIGMOID;
+    double sum = 0, total = 0, shares[SN_EXPERTS_USED_MAX];
+    for (int j = 0; j < r->k; j++) {
+        shares[j] = sigmoid ? 1 / (1 + exp(-logits[ids[j]])) : exp(logits[ids[j]] - logits[ids[0]]);
+        if (r->scoring != SN_ROUTER_SOFTMAX_ALL) sum += shares[j];
+    }
+    for (int e = 0; e < r->n_experts && r->scoring == SN_ROUTER_SOFTMAX_ALL; e++)
+        sum += exp(logits[e] - logits[ids[0]]);
+    if (sigmoid && !r->normalised) sum = 1;
+    for (int j = 0; j < r->k; j++) total += (double)dw[j] * shares[j] * (double)r->scale / sum;
     return total;
 }
 
-static void try_moe_gate_grad(conformance *c, int n, int n_experts, int k, bool softmax_over_all) {
-    int mark = c->n_buffers;
+static void try_moe_gate_grad(conformance *c, int n, const sn_moe_router *r) {
+    int mark = c->n_buffers, n_experts = r->n_experts, k = r->k;
     float *logits = conformance_random(c, (size_t)(n * n_experts), 1), *dw = conformance_random(c, (size_t)(n * k), 2);
-    selection o = make_selection(c, n, n_experts, k, softmax_over_all, logits);
+    selection o = make_selection(c, n, r, logits);
+    const sn_moe_router own = router_on_device(c, r);
     float *in_place = conformance_upload(c, logits, (size_t)(n * n_experts));
-    CONFORMANCE_OK(c, c->device->ops->moe_gate_grad(c->device, &o.device, softmax_over_all, in_place,
+    CONFORMANCE_OK(c, c->device->ops->moe_gate_grad(c->device, &o.device, &own, in_place,
                                                     conformance_upload(c, dw, (size_t)(n * k)), in_place, &c->err));
     float *got = conformance_download(c, in_place, (size_t)(n * n_experts));
     for (int i = 0; i < n; i++) {
@@ -281,30 +365,28 @@ static void try_moe_gate_grad(conformance *c, int n, int n_experts, int k, bool 
         for (int e = 0; e < n_experts; e++) {
             double at = x[e];
             x[e] = at + step;
-            double high = moe_gate_formula(n_experts, k, softmax_over_all, x, o.ids + i * k, dw + i * k);
+            double high = moe_gate_formula(r, x, o.ids + i * k, dw + i * k);
             x[e] = at - step;
-            double low = moe_gate_formula(n_experts, k, softmax_over_all, x, o.ids + i * k, dw + i * k);
+            double low = moe_gate_formula(r, x, o.ids + i * k, dw + i * k);
             x[e] = at;
             expect_grad(c, "route", (size_t)(i * n_experts + e), (double)got[i * n_experts + e],
-                        (high - low) / (2 * step), 4);
+                        (high - low) / (2 * step), 4 * (double)r->scale);
         }
     }
     conformance_release(c, mark);
 }
 
 void conformance_moe_gate_grad_by_differences(conformance *c) {
-    for (int softmax_over_all = 0; softmax_over_all < 2; softmax_over_all++) {
-        try_moe_gate_grad(c, 1, 1, 1, softmax_over_all);
-        try_moe_gate_grad(c, 5, 6, 2, softmax_over_all);
-        try_moe_gate_grad(c, 3, 70, 8, softmax_over_all);
-    }
+    with_routers(c, 1, 1, 1, try_moe_gate_grad);
+    with_routers(c, 5, 6, 2, try_moe_gate_grad);
+    with_routers(c, 3, 70, 8, try_moe_gate_grad);
 }
 
 static void try_moe_linear_grad(conformance *c, sn_dtype dtype, int n, int n_experts, int k, size_t rows, size_t cols,
                                 bool each, bool grow) {
     int mark = c->n_buffers;
     stack s = random_experts(c, dtype, n_experts, rows, cols);
-    selection o = make_selection(c, n, n_experts, k, false, make_logits(c, n, n_experts));
+    selection o = select_plainly(c, n, n_experts, k, make_logits(c, n, n_experts));
     size_t pairs = (size_t)(n * k), results = each ? pairs : (size_t)n, per = pairs / results;
     float *dy = conformance_random(c, pairs * rows, 5), *before = conformance_random(c, results * cols, 6);
     float *dx = conformance_upload(c, before, results * cols);
@@ -342,7 +424,7 @@ void conformance_moe_combine_grad_by_differences(conformance *c) {
     static const int shapes[][3] = {{1, 1, 1}, {3, 2, 7}, {5, 8, 64}, {3, 3, 100}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         int mark = c->n_buffers, n = shapes[i][0], k = shapes[i][1], width = shapes[i][2], pairs = n * k;
-        selection o = make_selection(c, n, 9, k, false, make_logits(c, n, 9));
+        selection o = select_plainly(c, n, 9, k, make_logits(c, n, 9));
         float *x = conformance_random(c, (size_t)(pairs * width), 3),
               *dy = conformance_random(c, (size_t)(n * width), 4);
         float *in_place = conformance_upload(c, x, (size_t)(pairs * width));
@@ -382,15 +464,16 @@ void conformance_a_recorded_batch_follows_its_experts(conformance *c) {
     const sn_batch pass = {&shape, N, 1, &sequence, 77};
     const sn_moe_selection now = {N, EXPERTS, K, ids, weights};
     const sn_moe_linear routed = {&s.experts, NULL, each};
+    const sn_moe_router router = {.n_experts = EXPERTS, .k = K, .scale = 1};
     const sn_device_ops *ops = c->device->ops;
     for (int turn = 0; turn < 4; turn++) {
         float *own = conformance_random(c, N * EXPERTS, 100 + (uint64_t)turn);
-        selection want = make_selection(c, N, EXPERTS, K, false, own);
+        selection want = select_plainly(c, N, EXPERTS, K, own);
         bool recorded = false;
         CONFORMANCE_OK(c, ops->upload(c->device, logits, own, N * EXPERTS * sizeof *own, &c->err));
         CONFORMANCE_OK(c, ops->batch_begin(c->device, &pass, &recorded, &c->err));
         if (!recorded) {
-            CONFORMANCE_OK(c, ops->moe_gate(c->device, N, EXPERTS, K, false, logits, ids, weights, &c->err));
+            CONFORMANCE_OK(c, ops->moe_gate(c->device, N, &router, logits, ids, weights, &c->err));
             CONFORMANCE_OK(c, ops->moe_linear(c->device, &now, false, device_x, 1, &routed, &c->err));
             CONFORMANCE_OK(c, ops->moe_combine(c->device, &now, ROWS, each, y, &c->err));
         }

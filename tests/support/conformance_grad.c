@@ -180,6 +180,7 @@ static double activation_formula(const void *ctx, const double *x) { /* x: gate,
     double sum = 0, inner = sqrt(2 / acos(-1));
     for (size_t i = 0; i < a->n; i++) {
         double g = x[i], y = g / (1 + exp(-g)), u = a->gated ? x[a->n + i] : 1;
+        if (a->kind == SN_SIGMOID) y = 1 / (1 + exp(-g));
         if (a->kind == SN_GELU) y = g / 2 * (1 + erf(g * sqrt(0.5)));
         if (a->kind == SN_GELU_TANH) y = g / 2 * (1 + tanh(inner * (g + 0.044715 * g * g * g)));
         if (a->kind == SN_SWIGLU_CLAMPED) y = fmin(g, 7) / (1 + exp(-1.702 * fmin(g, 7)));

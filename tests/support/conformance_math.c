@@ -328,6 +328,7 @@ void conformance_rope_of_both_styles(conformance *c) {
 
 static double activation_formula(sn_activation kind, double x) {
     if (kind == SN_SILU) return x / (1 + exp(-x));
+    if (kind == SN_SIGMOID) return 1 / (1 + exp(-x));
     if (kind == SN_GELU) return x * 0.5 * erfc(-x * sqrt(0.5));
     if (kind == SN_SWIGLU_CLAMPED) return (x > 7 ? 7 : x) / (1 + exp(-1.702 * (x > 7 ? 7 : x)));
     return x * 0.5 * (1 + tanh(sqrt(2 / acos(-1)) * (x + 0.044715 * x * x * x)));
@@ -392,6 +393,54 @@ void conformance_add_is_exact(conformance *c) {
             CONFORMANCE_CHECK(c, got[i] == want || (isnan(got[i]) && isnan(want)), "%d elements: %d is %g, not %g", n,
                               i, (double)got[i], (double)want);
         }
+        conformance_release(c, mark);
+    }
+}
+
+void conformance_scale_by_a_number_and_by_rows(conformance *c) {
+    enum { N = 9, WIDTH = 133 };
+    float *x = conformance_random(c, N * WIDTH, 1), *factors = conformance_random(c, N, 2);
+    x[0] = NAN, x[WIDTH] = INFINITY;
+    for (int by_rows = 0; by_rows < 2; by_rows++)
+        for (int in_place = 0; in_place < 2; in_place++)
+            for (int n = 0; n <= N; n += n < 2 ? 1 : 7) {
+                int mark = c->n_buffers;
+                float *device_x = conformance_upload(c, x, N * WIDTH),
+                      *device_factors = by_rows ? conformance_upload(c, factors, N) : NULL,
+                      *y = in_place ? device_x : conformance_upload(c, x, N * WIDTH);
+                CONFORMANCE_OK(c,
+                               c->device->ops->scale(c->device, n, WIDTH, device_x, -0.3f, device_factors, y, &c->err));
+                float *got = conformance_download(c, y, N * WIDTH);
+                for (int i = 0; i < N * WIDTH; i++) {
+                    double want = (double)x[i];
+                    if (i < n * WIDTH) want *= (double)-0.3f * (by_rows ? (double)factors[i / WIDTH] : 1);
+                    CONFORMANCE_CHECK(c, conformance_close((double)got[i], want, fabs(want) * 4 * CONFORMANCE_EPSILON),
+                                      "%d rows: element %d is %g, not %g", n, i, (double)got[i], want);
+                }
+                conformance_release(c, mark);
+            }
+}
+
+void conformance_dot_rows_of_awkward_widths(conformance *c) {
+    static const int widths[] = {1, 15, 64, 100, 1025};
+    enum { N = 5 };
+    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
+        int mark = c->n_buffers, width = widths[w];
+        size_t all = (size_t)(N * width);
+        float *a = conformance_random(c, all, 1), *b = conformance_random(c, all, 2), *y = conformance_upload(c, a, N);
+        CONFORMANCE_OK(c, c->device->ops->dot_rows(c->device, N - 1, width, conformance_upload(c, a, all),
+                                                   conformance_upload(c, b, all), y, &c->err));
+        float *got = conformance_download(c, y, N);
+        for (int i = 0; i < N - 1; i++) {
+            double want = 0, size = 0;
+            for (int e = 0; e < width; e++) {
+                want += (double)a[i * width + e] * (double)b[i * width + e];
+                size += fabs((double)a[i * width + e] * (double)b[i * width + e]);
+            }
+            CONFORMANCE_CHECK(c, conformance_close((double)got[i], want, size * (width + 4) * CONFORMANCE_EPSILON),
+                              "width %d: row %d is %g, not %g", width, i, (double)got[i], want);
+        }
+        CONFORMANCE_CHECK(c, got[N - 1] == a[N - 1], "wrote beyond the rows");
         conformance_release(c, mark);
     }
 }

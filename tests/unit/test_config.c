@@ -336,7 +336,7 @@ Test(config, reads_gpt_oss) {
     "{\"model_type\":\"gpt_oss\",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":32,\"truncate\":false,"           \
     "\"original_max_position_embeddings\":4096},"
     const sn_hparams h = expect_accepted(GPT_OSS "\"num_local_experts\":8,\"swiglu_limit\":7.0}");
-    cr_assert(h.n_experts == 8 && h.n_experts_used == 4 && h.n_ff == 96 && !h.experts_over_all);
+    cr_assert(h.n_experts == 8 && h.n_experts_used == 4 && h.n_ff == 96 && h.router_scoring == SN_ROUTER_SOFTMAX);
     cr_assert(h.activation == SN_SWIGLU_CLAMPED && h.qkv_bias && h.o_bias && h.head_dim == 64 && h.window == 128);
     for (int b = 0; b < 4; b++) cr_assert_eq(sn_window_of(&h, b), b % 2 ? 0 : 128);
     cr_assert(!expect_accepted(GPT_OSS "\"attention_bias\":false}").qkv_bias &&
@@ -353,17 +353,18 @@ Test(config, reads_gpt_oss) {
 
 Test(config, reads_mixtures_of_experts) {
     sn_hparams h = expect_accepted("{\"model_type\":\"mixtral\",\"num_local_experts\":4,\"num_experts_per_tok\":3}");
-    cr_assert(h.n_experts == 4 && h.n_experts_used == 3 && h.n_ff == 96 && !h.experts_over_all);
+    cr_assert(h.n_experts == 4 && h.n_experts_used == 3 && h.n_ff == 96 && h.router_scoring == SN_ROUTER_SOFTMAX);
     h = expect_accepted("{\"model_type\":\"mixtral\"}");
     cr_assert(h.n_experts == 8 && h.n_experts_used == 2);
 #define QWEN3_MOE "{\"model_type\":\"qwen3_moe\","
     h = expect_accepted(QWEN3_MOE "\"moe_intermediate_size\":48,\"num_experts\":16}");
-    cr_assert(h.n_experts == 16 && h.n_experts_used == 8 && h.n_ff == 48 && h.experts_over_all && h.qk_norm);
-    cr_assert(!expect_accepted(QWEN3_MOE "\"norm_topk_prob\":true}").experts_over_all);
+    cr_assert(h.n_experts == 16 && h.n_experts_used == 8 && h.n_ff == 48 && h.router_scoring == SN_ROUTER_SOFTMAX_ALL &&
+              h.qk_norm);
+    cr_assert(expect_accepted(QWEN3_MOE "\"norm_topk_prob\":true}").router_scoring == SN_ROUTER_SOFTMAX);
     cr_assert_eq(expect_accepted("{}").n_experts, 0);
     expect_refused("{\"num_experts\":8}", "'num_experts' is set, which");
-    expect_refused(QWEN3_MOE "\"mlp_only_layers\":[1]}", "'mlp_only_layers' mixes");
-    expect_refused(QWEN3_MOE "\"decoder_sparse_step\":2}", "'decoder_sparse_step' or");
+    expect_refused(QWEN3_MOE "\"mlp_only_layers\":[1]}", "'mlp_only_layers' or 'first_k_dense_replace' mixes");
+    expect_refused(QWEN3_MOE "\"decoder_sparse_step\":2}", "'decoder_sparse_step', 'mlp_only_layers' or");
     expect_refused(QWEN3_MOE "\"use_sliding_window\":true}", "'use_sliding_window' is set, which");
     expect_refused(QWEN3_MOE "\"num_experts\":0}", "claims 0 experts");
     expect_refused(QWEN3_MOE "\"num_experts\":4}", "experts for a token is 8");

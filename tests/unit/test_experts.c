@@ -11,6 +11,7 @@ static sn_err err;
 #define OK(call) cr_assert_eq(call, SN_OK, "%s", err.text)
 
 enum { N = 37, EXPERTS = 6, K = 3, ROWS = 21 };
+static const sn_moe_router plain_router = {.n_experts = EXPERTS, .k = K, .scale = 1};
 static const sn_device_limits LIMITS = {.rows = N, .width = 256, .experts = EXPERTS, .experts_used = K};
 
 static void expect_same_bits(const float *want, const float *got, size_t n, const sn_device *d, const char *what) {
@@ -68,7 +69,7 @@ static void run_experts(sn_device *d, const fixture *f, bool each, int chunk, fl
     int32_t ids[N * K];
     float weights[N * K];
     size_t results = each ? K : 1;
-    OK(d->ops->moe_gate(d, N, EXPERTS, K, false, f->logits, ids, weights, &err));
+    OK(d->ops->moe_gate(d, N, &plain_router, f->logits, ids, weights, &err));
     for (int at = 0; at < N; at += chunk) {
         size_t row = (size_t)at;
         const sn_moe_selection c = {N - at < chunk ? N - at : chunk, EXPERTS, K, ids + at * K, weights + at * K};
@@ -85,7 +86,7 @@ static void expect_bits_of_linear(sn_device *d, const fixture *f, bool each, con
     sn_experts experts = load_experts(d, f);
     int32_t ids[N * K];
     float weights[N * K], one[ROWS];
-    OK(d->ops->moe_gate(d, N, EXPERTS, K, false, f->logits, ids, weights, &err));
+    OK(d->ops->moe_gate(d, N, &plain_router, f->logits, ids, weights, &err));
     for (size_t p = 0; p < N * K; p++) {
         sn_weight w = experts.first;
         w.device = (const char *)w.device + (size_t)ids[p] * experts.stride;
@@ -128,7 +129,11 @@ Test(experts, are_selected_and_combined_with_the_same_bits_everywhere) {
     test_devices devices = test_devices_open(&(sn_device_limits){.rows = N, .width = WIDTH});
     float *logits = test_random_floats(N * MANY, 1), *x = test_random_floats(N * USED * WIDTH, 2);
     float *dy = test_random_floats(N * WIDTH, 3);
-    for (int softmax_over_all = 0; softmax_over_all < 2; softmax_over_all++) {
+    const sn_moe_router routers[] = {{MANY, USED, SN_ROUTER_SOFTMAX, NULL, false, 1},
+                                     {MANY, USED, SN_ROUTER_SOFTMAX_ALL, NULL, false, 1},
+                                     {MANY, USED, SN_ROUTER_SIGMOID, NULL, false, 1},
+                                     {MANY, USED, SN_ROUTER_SIGMOID, logits, true, 2.5f}};
+    for (size_t r = 0; r < sizeof routers / sizeof *routers; r++) {
         float *want[5] = {0};
         int32_t want_ids[N * USED];
         for (int d = 0; d < devices.n; d++) {
@@ -138,10 +143,10 @@ Test(experts, are_selected_and_combined_with_the_same_bits_everywhere) {
             float *got[5];
             for (int i = 0; i < 5; i++) got[i] = malloc(sizes[i] * sizeof(float));
             const sn_moe_selection c = {N, MANY, USED, ids, got[0]};
-            OK(device->ops->moe_gate(device, N, MANY, USED, softmax_over_all, logits, ids, got[0], &err));
+            OK(device->ops->moe_gate(device, N, &routers[r], logits, ids, got[0], &err));
             OK(device->ops->moe_combine(device, &c, WIDTH, x, got[1], &err));
             OK(device->ops->moe_combine_grad(device, &c, WIDTH, x, dy, got[2], got[3], &err));
-            OK(device->ops->moe_gate_grad(device, &c, softmax_over_all, logits, got[3], got[4], &err));
+            OK(device->ops->moe_gate_grad(device, &c, &routers[r], logits, got[3], got[4], &err));
             if (!d) memcpy(want_ids, ids, sizeof ids);
             cr_assert(!memcmp(want_ids, ids, sizeof ids), "%s selects other experts", sn_device_describe(device));
             for (int i = 0; i < 5; i++) {

@@ -1,0 +1,188 @@
+/* What each role of a tensor is: its name, its shape, whether it is a vector, and which bias belongs to it. */
+#include "model/model.h"
+
+const char *sn_role_name(sn_role role) {
+    static const char *const names[] = {
+#define X(name) #name,
+        SN_ROLES(X)
+#undef X
+    };
+    return names[role];
+}
+
+/* Every role is named in one of these functions, so that the compiler reports a forgotten one. Each changes the shape
+ * (1, n_embd) that most roles have. */
+
+static void attention_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
+    size_t head = (size_t)h->head_dim, q = (size_t)h->n_heads * head, kv = (size_t)h->n_kv_heads * head;
+    switch (role) {
+    case SN_ROLE_ATTN_Q:
+        *rows = q;
+        break;
+    case SN_ROLE_ATTN_K:
+    case SN_ROLE_ATTN_V:
+        *rows = kv;
+        break;
+    case SN_ROLE_ATTN_O:
+        *rows = (size_t)h->n_embd, *cols = q;
+        break;
+    case SN_ROLE_ATTN_Q_BIAS:
+        *cols = q;
+        break;
+    case SN_ROLE_ATTN_K_BIAS:
+    case SN_ROLE_ATTN_V_BIAS:
+        *cols = kv;
+        break;
+    case SN_ROLE_ATTN_SLOPES:
+    case SN_ROLE_ATTN_SINKS:
+        *cols = (size_t)h->n_heads;
+        break;
+    case SN_ROLE_ATTN_Q_NORM:
+        *cols = h->qk_norm_wide ? q : head;
+        break;
+    case SN_ROLE_ATTN_K_NORM:
+        *cols = h->qk_norm_wide ? kv : head;
+        break;
+    default:
+        break;
+    }
+}
+
+static void experts_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
+    size_t embd = (size_t)h->n_embd, ff = (size_t)h->n_ff, experts = (size_t)h->n_experts;
+    switch (role) {
+    case SN_ROLE_ROUTER:
+        *rows = experts;
+        break;
+    case SN_ROLE_ROUTER_BIAS:
+    case SN_ROLE_ROUTER_CORRECTION:
+        *cols = experts;
+        break;
+    case SN_ROLE_EXPERTS_GATE:
+    case SN_ROLE_EXPERTS_UP:
+        *rows = ff;
+        break;
+    case SN_ROLE_EXPERTS_DOWN:
+        *rows = embd, *cols = ff;
+        break;
+    case SN_ROLE_EXPERTS_GATE_BIAS:
+    case SN_ROLE_EXPERTS_UP_BIAS:
+        *cols = experts * ff;
+        break;
+    case SN_ROLE_EXPERTS_DOWN_BIAS:
+        *cols = experts * embd;
+        break;
+    case SN_ROLE_SHARED_GATE:
+    case SN_ROLE_SHARED_UP:
+        *rows = (size_t)h->n_ff_shared;
+        break;
+    case SN_ROLE_SHARED_DOWN:
+        *rows = embd, *cols = (size_t)h->n_ff_shared;
+        break;
+    default:
+        break;
+    }
+}
+
+void sn_role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
+    size_t n_ff = (size_t)(h->n_experts ? h->n_ff_dense : h->n_ff);
+    *rows = 1;
+    *cols = (size_t)h->n_embd;
+    switch (role) {
+    case SN_ROLE_TOKEN_EMBEDDING:
+    case SN_ROLE_OUTPUT:
+        *rows = (size_t)h->n_vocab;
+        break;
+    case SN_ROLE_ATTN_Q:
+    case SN_ROLE_ATTN_K:
+    case SN_ROLE_ATTN_V:
+    case SN_ROLE_ATTN_O:
+    case SN_ROLE_ATTN_Q_BIAS:
+    case SN_ROLE_ATTN_K_BIAS:
+    case SN_ROLE_ATTN_V_BIAS:
+    case SN_ROLE_ATTN_SLOPES:
+    case SN_ROLE_ATTN_SINKS:
+    case SN_ROLE_ATTN_Q_NORM:
+    case SN_ROLE_ATTN_K_NORM:
+        attention_shape(h, role, rows, cols);
+        break;
+    case SN_ROLE_FFN_GATE:
+    case SN_ROLE_FFN_UP:
+        *rows = n_ff;
+        break;
+    case SN_ROLE_FFN_DOWN:
+        *rows = (size_t)h->n_embd, *cols = n_ff;
+        break;
+    case SN_ROLE_FFN_UP_BIAS:
+        *cols = n_ff;
+        break;
+    case SN_ROLE_ROUTER:
+    case SN_ROLE_ROUTER_BIAS:
+    case SN_ROLE_ROUTER_CORRECTION:
+    case SN_ROLE_EXPERTS_GATE:
+    case SN_ROLE_EXPERTS_UP:
+    case SN_ROLE_EXPERTS_DOWN:
+    case SN_ROLE_EXPERTS_GATE_BIAS:
+    case SN_ROLE_EXPERTS_UP_BIAS:
+    case SN_ROLE_EXPERTS_DOWN_BIAS:
+    case SN_ROLE_SHARED_GATE:
+    case SN_ROLE_SHARED_UP:
+    case SN_ROLE_SHARED_DOWN:
+        experts_shape(h, role, rows, cols);
+        break;
+    case SN_ROLE_EMBED_NORM:
+    case SN_ROLE_EMBED_NORM_BIAS:
+    case SN_ROLE_OUTPUT_NORM:
+    case SN_ROLE_OUTPUT_NORM_BIAS:
+    case SN_ROLE_ATTN_NORM:
+    case SN_ROLE_ATTN_NORM_BIAS:
+    case SN_ROLE_ATTN_O_BIAS:
+    case SN_ROLE_ATTN_POST_NORM:
+    case SN_ROLE_FFN_NORM:
+    case SN_ROLE_FFN_NORM_BIAS:
+    case SN_ROLE_FFN_DOWN_BIAS:
+    case SN_ROLE_FFN_POST_NORM:
+    case SN_ROLE_SHARED_ROUTER:
+    case SN_ROLE_COUNT: /* no role */
+        break;
+    }
+}
+
+bool sn_role_is_norm(sn_role role) {
+    switch (role) {
+    case SN_ROLE_EMBED_NORM:
+    case SN_ROLE_OUTPUT_NORM:
+    case SN_ROLE_ATTN_NORM:
+    case SN_ROLE_ATTN_POST_NORM:
+    case SN_ROLE_FFN_NORM:
+    case SN_ROLE_FFN_POST_NORM:
+    case SN_ROLE_ATTN_Q_NORM:
+    case SN_ROLE_ATTN_K_NORM:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static const struct {
+    sn_role of, bias;
+} biases[] = {{SN_ROLE_EMBED_NORM, SN_ROLE_EMBED_NORM_BIAS}, {SN_ROLE_OUTPUT_NORM, SN_ROLE_OUTPUT_NORM_BIAS},
+              {SN_ROLE_ATTN_NORM, SN_ROLE_ATTN_NORM_BIAS},   {SN_ROLE_FFN_NORM, SN_ROLE_FFN_NORM_BIAS},
+              {SN_ROLE_ATTN_Q, SN_ROLE_ATTN_Q_BIAS},         {SN_ROLE_ATTN_K, SN_ROLE_ATTN_K_BIAS},
+              {SN_ROLE_ATTN_V, SN_ROLE_ATTN_V_BIAS},         {SN_ROLE_ATTN_O, SN_ROLE_ATTN_O_BIAS},
+              {SN_ROLE_FFN_UP, SN_ROLE_FFN_UP_BIAS},         {SN_ROLE_FFN_DOWN, SN_ROLE_FFN_DOWN_BIAS},
+              {SN_ROLE_ROUTER, SN_ROLE_ROUTER_BIAS},         {SN_ROLE_EXPERTS_GATE, SN_ROLE_EXPERTS_GATE_BIAS},
+              {SN_ROLE_EXPERTS_UP, SN_ROLE_EXPERTS_UP_BIAS}, {SN_ROLE_EXPERTS_DOWN, SN_ROLE_EXPERTS_DOWN_BIAS}};
+
+sn_role sn_role_bias(sn_role role) {
+    for (size_t i = 0; i < sizeof biases / sizeof *biases; i++)
+        if (biases[i].of == role) return biases[i].bias;
+    return SN_ROLE_COUNT;
+}
+
+bool sn_role_is_vector(sn_role role) {
+    bool vector = sn_role_is_norm(role) || role == SN_ROLE_ATTN_SLOPES || role == SN_ROLE_ATTN_SINKS ||
+                  role == SN_ROLE_ROUTER_CORRECTION;
+    for (size_t i = 0; i < sizeof biases / sizeof *biases; i++) vector |= biases[i].bias == role;
+    return vector;
+}

@@ -17,6 +17,7 @@ enum { SN_BENCH_VIRTUAL_TOKENS = 16 }; /* of prompts that are trained */
 
 typedef enum sn_bench_kind {
     SN_BENCH_SPEED,      /* prefill, time to first token, decode */
+    SN_BENCH_ANSWERS,    /* a prompt and its text, each session by itself, as clients of a server do */
     SN_BENCH_FORWARD,    /* forward passes of the chain, without LM head and sampling */
     SN_BENCH_CONCURRENT, /* decode during the prefills of another client */
     SN_BENCH_KILL,       /* a node is lost during decoding */
@@ -44,7 +45,7 @@ typedef struct sn_bench_plan {
     const sn_hparams *hp;
     int prompt_tokens, new_tokens, repeat, warmup;
     int sessions_max, context_max; /* over all cases */
-    int extra_tokens_max;          /* most tokens after the context: a prompt, or new tokens */
+    int extra_tokens_max;          /* most tokens after the context: a prompt, new tokens, or both */
     bool push, local;
     sn_kv_dtype kv_dtype;
     sn_dtype wire_dtype;
@@ -70,6 +71,7 @@ typedef struct sn_bench_hop {
 typedef struct sn_bench_row {
     sn_bench_case config;
     sn_bench_spread prefill_tok_s, decode_tok_s, ttft_ms; /* tokens/s of all sessions together */
+    sn_bench_spread answer_tok_s;                         /* of ANSWERS: from the first prompt to the last token */
     sn_bench_spread forward_tok_s;                        /* of FORWARD */
     sn_bench_spread train_tok_s;                          /* of TRAIN: forward and backward, without virtual tokens */
     sn_bench_spread recovery_ms;                          /* of KILL: longest time between tokens after the kill */
@@ -101,31 +103,12 @@ sn_status sn_bench_nodes_restart(sn_bench_nodes *nodes, size_t which, sn_err *er
 size_t sn_bench_nodes_addresses(const sn_bench_nodes *nodes, const char **out, size_t capacity);
 void sn_bench_nodes_stop(sn_bench_nodes **nodes); /* accepts NULL */
 
-/* -- lm_head.c: embedding and greedy sampling for sessions on many threads. Rows that arrive together are computed as
- * one batch -- */
-
-typedef struct sn_bench_lm_head sn_bench_lm_head;
-
-sn_status sn_bench_lm_head_new(const sn_model *model, int threads, int sessions, sn_bench_lm_head **out,
-                               sn_err *err) SN_MUST_USE;
-void sn_bench_lm_head_free(sn_bench_lm_head **head);
-/* Its device (for local blocks) and LM head. Only for a caller that knows that no thread calls the functions below. */
-sn_device *sn_bench_lm_head_device(sn_bench_lm_head *head);
-sn_lm_head *sn_bench_lm_head_get(sn_bench_lm_head *head);
-sn_status sn_bench_lm_head_embed(sn_bench_lm_head *head, const int32_t *ids, int n, float *rows,
-                                 sn_err *err) SN_MUST_USE;
-/* Announces a call of argmax, before a session's step: other sessions wait a moment for it, to form a batch. Every
- * expect is followed by an argmax or, when the step has failed, by an unexpect. */
-void sn_bench_lm_head_expect(sn_bench_lm_head *head);
-void sn_bench_lm_head_unexpect(sn_bench_lm_head *head);
-/* The most likely token after `row` (n_embd). */
-sn_status sn_bench_lm_head_argmax(sn_bench_lm_head *head, const float *row, int32_t *out, sn_err *err) SN_MUST_USE;
-
 /* -- draft.c: decoding by a generator, with draft tokens or without -- */
 
 typedef struct sn_bench_draft sn_bench_draft;
 
-sn_status sn_bench_draft_new(const sn_bench_plan *plan, const sn_bench_case *c, sn_bench_lm_head *head,
+/* device: of the draft model. */
+sn_status sn_bench_draft_new(const sn_bench_plan *plan, const sn_bench_case *c, sn_device *device, sn_lm_head *head,
                              sn_bench_draft **out, sn_err *err) SN_MUST_USE;
 void sn_bench_draft_free(sn_bench_draft **draft);
 /* Generates the text of this repeat (negative: warm-up) over the chain, and adds to the row. */
@@ -155,7 +138,7 @@ json_t *sn_bench_machine(void);
 /* {"command", "machine", "model", "rows": [{"test", "nodes", ..., "prefill_tok_s", "decode_tok_s", "ttft_ms", "itl_ms":
  * {"p50", "p95", "p99"}, "hops"}]}: medians, each with the range of the repeats as *_range. */
 json_t *sn_bench_json(const sn_bench_plan *plan, const char *command, const sn_bench_row *rows, size_t n);
-/* "speed", "forward", "concurrent", "draft", "train", or of KILL how the node is lost. */
+/* "speed", "answers", "forward", "concurrent", "draft", "train", or of KILL how the node is lost. */
 const char *sn_bench_test_name(const sn_bench_case *c);
 /* The lengths of prompts and outputs, or of training sequences, as text. */
 void sn_bench_workload(const sn_bench_plan *plan, const sn_bench_row *rows, size_t n, char out[80]);

@@ -23,7 +23,7 @@ static struct {
     sn_ints nodes, threads, sessions, context, batch, clients;
     sn_strings link, kill, node_options, train;
     const char *json_file, *csv_file, *html_file, *server, *api_key_file;
-    bool chat;
+    bool chat, answers;
     int64_t prompt_tokens, new_tokens, concurrent_prefill, repeat, warmup, seed;
 } given = {.threads = {{1}, 1},
            .sessions = {{1}, 1},
@@ -78,6 +78,9 @@ static const sn_option what_options[] = {
     SN_OPT_INT("seed", "N", &given.seed, 0, INT32_MAX,
                "of --server: another seed makes other prompts, which the server has not in its cache"),
     SN_OPT_FLAG("chat", &given.chat, "of --server: ask /v1/chat/completions, not /v1/completions"),
+    SN_OPT_FLAG("answers", &given.answers,
+                "measure whole answers instead of prefill and decoding: each session decodes after its prompt, as soon "
+                "as that is computed, as clients of a server do"),
     SN_OPT_INTS("batch", &given.batch, 1, SN_BENCH_SESSIONS_MAX,
                 "also measure forward passes, without LM head and sampling, of this many concurrent sequences of "
                 "--prompt-tokens"),
@@ -176,7 +179,8 @@ static size_t make_training_cases(sn_bench_case *out) {
 
 /* Each list is swept by itself, the others at their first value; forward passes and kills over every link. */
 static size_t make_cases(sn_bench_case *out) {
-    const sn_bench_case base = {.nodes = first_of(&given.nodes, 0),
+    const sn_bench_case base = {.kind = given.answers ? SN_BENCH_ANSWERS : SN_BENCH_SPEED,
+                                .nodes = first_of(&given.nodes, 0),
                                 .threads = first_of(&given.threads, 1),
                                 .link = link_at(0),
                                 .sessions = first_of(&given.sessions, 1),
@@ -371,8 +375,8 @@ static sn_status run_benchmark(sn_model *model, sn_err *err) {
                           .sessions_max = sessions > batch ? sessions : batch,
                           .context_max = largest(&given.context),
                           .extra_tokens_max = (int)max_of_three(
-                              given.prompt_tokens + (drafts_given() ? given.new_tokens : 0), given.new_tokens,
-                              concurrent_prefill_given() ? given.concurrent_prefill : 0),
+                              given.prompt_tokens + (drafts_given() || given.answers ? given.new_tokens : 0),
+                              given.new_tokens, concurrent_prefill_given() ? given.concurrent_prefill : 0),
                           .push = sn_program_settings.common.push,
                           .local = sn_program_settings.common.local.given,
                           .join = sn_program_settings.common.join,
@@ -486,8 +490,9 @@ const sn_cli_command sn_cmd_bench = {
                     "--json prints {\"command\", \"machine\", \"model\", \"rows\": [{\"test\", \"nodes\", "
                     "\"threads\", \"link\", \"push\", \"wire_dtype\", \"sessions\", \"context\", "
                     "\"prefill_tok_s\", \"ttft_ms\", \"decode_tok_s\", \"itl_ms\": {\"p50\", \"p95\", "
-                    "\"p99\"}, \"hops\"}]}. Each median has the range of the repeats as *_range; a row of --train "
-                    "has \"method\" and \"train_tok_s\", one of --draft \"draft\", \"repetitive\", "
+                    "\"p99\"}, \"hops\"}]}. Each median has the range of the repeats as *_range; a row of --answers "
+                    "has \"answer_tok_s\", one of --train \"method\" and \"train_tok_s\", one of --draft \"draft\", "
+                    "\"repetitive\", "
                     "\"decode_tokens\", \"decode_steps\", \"drafted\", \"accepted\" and \"same_text\". With --server: "
                     "\"server\" in place of \"model\", and rows of \"clients\", \"tok_s\", \"first_ms_p50\", "
                     "\"first_ms_p99\", \"between_ms_p50\", \"between_ms_p99\", \"prompt_tokens\", "

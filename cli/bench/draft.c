@@ -12,7 +12,8 @@ enum { PASSAGES = 4 }; /* times that a repetitive prompt has the same passage */
 struct sn_bench_draft {
     const sn_bench_plan *plan;
     const sn_bench_case *config;
-    sn_bench_lm_head *head;
+    sn_device *device;
+    sn_lm_head *head;
     sn_tokenizer *tokenizer; /* to compare vocabularies; NULL: the model has none */
     sn_draft_model *model;   /* of the draft "model" */
     sn_draft draft;
@@ -31,7 +32,7 @@ static sn_sampling case_sampling(const sn_bench_case *c, uint64_t seed) {
 static sn_status open_draft(sn_bench_draft *d, sn_err *err) {
     const sn_bench_plan *p = d->plan;
     sn_draft_model_options model_options = {.path = sn_program_settings.draft.model,
-                                            .device = sn_bench_lm_head_device(d->head),
+                                            .device = d->device,
                                             .hp = p->hp,
                                             .sampling = case_sampling(d->config, 0),
                                             .max_context = p->prompt_tokens + p->new_tokens};
@@ -44,7 +45,7 @@ static sn_status open_draft(sn_bench_draft *d, sn_err *err) {
     return status;
 }
 
-sn_status sn_bench_draft_new(const sn_bench_plan *plan, const sn_bench_case *c, sn_bench_lm_head *head,
+sn_status sn_bench_draft_new(const sn_bench_plan *plan, const sn_bench_case *c, sn_device *device, sn_lm_head *head,
                              sn_bench_draft **out, sn_err *err) {
     sn_bench_draft *d = NULL;
     *out = NULL;
@@ -52,6 +53,7 @@ sn_status sn_bench_draft_new(const sn_bench_plan *plan, const sn_bench_case *c, 
     if (status) return status;
     d->plan = plan;
     d->config = c;
+    d->device = device;
     d->head = head;
     d->hasher = sn_hasher_new();
     if (!d->hasher) status = sn_fail(err, SN_STOP, "out of memory");
@@ -87,7 +89,7 @@ sn_status sn_bench_draft_generate(sn_bench_draft *d, sn_chain *chain, int repeat
     const uint64_t seed = (uint64_t)(repeat + p->warmup + 1);
     sn_sampling sampling = case_sampling(d->config, seed);
     sn_generator_parts parts = {.hp = p->hp,
-                                .head = sn_bench_lm_head_get(d->head),
+                                .head = d->head,
                                 .chain = chain,
                                 .max_context = p->prompt_tokens + p->new_tokens,
                                 .draft = strcmp(d->config->draft, "off") ? &d->draft : NULL};

@@ -160,7 +160,8 @@ static const struct {
 } columns[] = {
     {"prefill tok/s", offsetof(sn_bench_row, prefill_tok_s)}, {"ttft ms", offsetof(sn_bench_row, ttft_ms)},
     {"decode tok/s", offsetof(sn_bench_row, decode_tok_s)},   {"forward tok/s", offsetof(sn_bench_row, forward_tok_s)},
-    {"training tok/s", offsetof(sn_bench_row, train_tok_s)},  {"recovery ms", offsetof(sn_bench_row, recovery_ms)},
+    {"answers tok/s", offsetof(sn_bench_row, answer_tok_s)},  {"training tok/s", offsetof(sn_bench_row, train_tok_s)},
+    {"recovery ms", offsetof(sn_bench_row, recovery_ms)},
 };
 enum { N_COLUMNS = sizeof columns / sizeof *columns };
 

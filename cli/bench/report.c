@@ -10,7 +10,7 @@
 #include <string.h>
 
 const char *sn_bench_test_name(const sn_bench_case *c) {
-    static const char *const names[] = {"speed", "forward", "concurrent", NULL, "draft", "train"};
+    static const char *const names[] = {"speed", "answers", "forward", "concurrent", NULL, "draft", "train"};
     return c->kind == SN_BENCH_KILL ? c->kill : names[c->kind];
 }
 static const char *link_of(const sn_bench_case *c) { return c->link ? c->link : "none"; }
@@ -46,6 +46,10 @@ static json_t *row_json(const sn_bench_plan *p, const sn_bench_row *row) {
         set_spread(o, "prefill_tok_s", &row->prefill_tok_s);
         set_spread(o, "ttft_ms", &row->ttft_ms);
         set_spread(o, "decode_tok_s", &row->decode_tok_s);
+    }
+    if (c->kind == SN_BENCH_ANSWERS) {
+        set_spread(o, "ttft_ms", &row->ttft_ms);
+        set_spread(o, "answer_tok_s", &row->answer_tok_s);
     }
     if (c->kind == SN_BENCH_CONCURRENT) {
         json_object_set_new(o, "concurrent_prefill_tokens", json_integer(c->concurrent_prefill));
@@ -121,6 +125,10 @@ static void print_row(FILE *out, size_t number, const sn_bench_row *row) {
         print_column(out, 15, format_spread(&row->prefill_tok_s, text));
         print_column(out, 15, format_spread(&row->ttft_ms, text));
         print_column(out, 15, format_spread(&row->decode_tok_s, text));
+        break;
+    case SN_BENCH_ANSWERS:
+        print_column(out, 30, format_spread(&row->ttft_ms, text));
+        print_column(out, 15, format_spread(&row->answer_tok_s, text));
         break;
     case SN_BENCH_FORWARD:
         print_column(out, 15, format_spread(&row->forward_tok_s, text));
@@ -204,6 +212,7 @@ static void csv_row(FILE *out, const sn_bench_plan *p, const sn_bench_row *row) 
     csv_spread(out, &row->prefill_tok_s);
     csv_spread(out, &row->ttft_ms);
     csv_spread(out, &row->decode_tok_s);
+    csv_spread(out, &row->answer_tok_s);
     csv_spread(out, &row->forward_tok_s);
     csv_spread(out, &row->recovery_ms);
     csv_spread(out, &row->train_tok_s);
@@ -217,7 +226,7 @@ sn_status sn_bench_csv(const char *path, const sn_bench_plan *p, const sn_bench_
     FILE *out = fopen(path, "w");
     if (!out) return sn_fail_write(err, path, errno);
     fprintf(out, "test,nodes,threads,link,push,wire_dtype,sessions,context,prompt_tokens,new_tokens");
-    static const char *const spreads[] = {"prefill_tok_s", "ttft_ms",     "decode_tok_s",
+    static const char *const spreads[] = {"prefill_tok_s", "ttft_ms",     "decode_tok_s", "answer_tok_s",
                                           "forward_tok_s", "recovery_ms", "train_tok_s"};
     for (size_t i = 0; i < sizeof spreads / sizeof *spreads; i++)
         fprintf(out, ",%s,%s_low,%s_high", spreads[i], spreads[i], spreads[i]);

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/random.h"
+#include "client/generate/logprob.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -28,6 +29,7 @@ typedef struct session {
     sn_link *link;
     sn_chain *chain;
     float *in, *out; /* (CHUNK, n_embd) */
+    float *logits;   /* (n_vocab) */
     int32_t *ids;    /* CHUNK */
     uint64_t seed, rng_state;
     bool begun_again; /* of KILL none: the node that was killed is known to be gone */
@@ -45,7 +47,8 @@ struct bench {
     const sn_bench_plan *plan;
     const sn_bench_case *config;
     sn_bench_nodes *nodes;
-    sn_bench_lm_head *head;
+    sn_device *device; /* of the LM head, and of local blocks */
+    sn_lm_head *head;
     session *sessions; /* n; of CONCURRENT one more, which prefills */
     int n;
     atomic_bool prefill_stop; /* of CONCURRENT: start no further prompt */
@@ -53,7 +56,7 @@ struct bench {
     int kill_at;              /* of KILL: the node is killed before this token; -1: it is not */
     size_t victim;
     sn_bench_draft *draft; /* of DRAFT */
-    double *results[4];    /* per repeat: prefill tok/s, decode tok/s, ttft ms, and that of FORWARD or KILL */
+    double *results[4];    /* per repeat: prefill tok/s, decode tok/s, ttft ms, and that of another kind */
 };
 
 /* -- figures -- */
@@ -130,7 +133,7 @@ static sn_status open_chain(session *s, sn_err *err) {
     options.routing.avoid_ctx = s;
     options.wire.dtype = p->wire_dtype;
     if (p->local) {
-        sn_device *device = sn_bench_lm_head_device(b->head);
+        sn_device *device = b->device;
         sn_kv_shape shape = {p->hp->n_blocks, p->hp->n_kv_heads, p->hp->head_dim, SN_KV_PAGE_TOKENS, p->kv_dtype};
         size_t pages = (size_t)options.max_tokens / SN_KV_PAGE_TOKENS + 2;
         options.local = (sn_chain_local){
@@ -146,6 +149,7 @@ static sn_status open_session(bench *b, session *s, uint64_t seed, sn_err *err) 
     s->seed = s->rng_state = seed;
     sn_status status = sn_calloc(&s->in, CHUNK * n_embd, sizeof *s->in, err);
     if (!status) status = sn_calloc(&s->out, CHUNK * n_embd, sizeof *s->out, err);
+    if (!status) status = sn_calloc(&s->logits, (size_t)p->hp->n_vocab, sizeof *s->logits, err);
     if (!status) status = sn_calloc(&s->ids, CHUNK, sizeof *s->ids, err);
     if (!status) status = sn_calloc(&s->itl_ms, (size_t)p->new_tokens, sizeof *s->itl_ms, err);
     if (!status) status = sn_calloc(&s->text, (size_t)p->new_tokens, sizeof *s->text, err);
@@ -158,21 +162,28 @@ static void close_session(session *s) {
     sn_link_close(&s->link);
     free(s->in);
     free(s->out);
+    free(s->logits);
     free(s->ids);
     free(s->itl_ms);
     free(s->text);
 }
 
-/* A step whose last row goes to sn_bench_lm_head_argmax, unless it fails. */
+/* A step whose last row goes to most_likely, unless it fails. */
 static sn_status step_for_head(session *s, int position, int n) {
-    sn_bench_lm_head_expect(s->b->head);
+    sn_lm_head_expect(s->b->head);
     sn_status status = sn_chain_step(s->chain, position, n, s->in, s->out, &s->err);
-    if (status) sn_bench_lm_head_unexpect(s->b->head);
+    sn_lm_head_unexpect(s->b->head);
     return status;
 }
 
+/* The most likely token after `row` (n_embd). */
+static sn_status most_likely(session *s, const float *row, int32_t *id) {
+    sn_status status = sn_lm_head_logits(s->b->head, row, 1, s->logits, &s->err);
+    return status ? status : sn_logits_argmax(s->logits, (size_t)s->b->plan->hp->n_vocab, id, &s->err);
+}
+
 /* Runs n new tokens at `position`. last: set to the row of the last token, with which the caller calls
- * sn_bench_lm_head_argmax; NULL: the caller needs no token. */
+ * most_likely; NULL: the caller needs no token. */
 static sn_status run_rows(session *s, int position, int n, bool embed, float **last) {
     size_t n_embd = (size_t)s->b->plan->hp->n_embd;
     sn_status status = SN_OK;
@@ -180,7 +191,7 @@ static sn_status run_rows(session *s, int position, int n, bool embed, float **l
         chunk = n - done < CHUNK ? n - done : CHUNK;
         if (sn_interrupted) return sn_fail(&s->err, SN_RETRY, "interrupted");
         if (embed) make_ids(s, chunk);
-        if (embed) status = sn_bench_lm_head_embed(s->b->head, s->ids, chunk, s->in, &s->err);
+        if (embed) status = sn_lm_head_embed(s->b->head, s->ids, chunk, s->in, &s->err);
         if (status) break;
         status = last && done + chunk == n ? step_for_head(s, position + done, chunk)
                                            : sn_chain_step(s->chain, position + done, chunk, s->in, s->out, &s->err);
@@ -195,10 +206,9 @@ static sn_status do_fill(session *s) { return run_rows(s, 0, s->b->config->conte
 
 static sn_status do_prompt(session *s) {
     float *last;
-    int32_t id;
     sn_status status = run_rows(s, s->b->config->context, s->b->plan->prompt_tokens, true, &last);
     int64_t fed = sn_now_us();
-    if (!status) status = sn_bench_lm_head_argmax(s->b->head, last, &id, &s->err);
+    if (!status) status = most_likely(s, last, &s->text[0]);
     s->first_token_us = sn_now_us() - s->began_us;
     s->ended_us = fed;
     return status;
@@ -207,7 +217,7 @@ static sn_status do_prompt(session *s) {
 /* FORWARD: the rows are embedded before the forward passes that are measured. */
 static sn_status do_prepare(session *s) {
     make_ids(s, CHUNK);
-    return sn_bench_lm_head_embed(s->b->head, s->ids, CHUNK, s->in, &s->err);
+    return sn_lm_head_embed(s->b->head, s->ids, CHUNK, s->in, &s->err);
 }
 
 static sn_status do_forward(session *s) {
@@ -226,12 +236,32 @@ static int32_t first_id(const session *s) {
     return (int32_t)((s->b->first_id + 7919 * (s - s->b->sessions)) % s->b->plan->hp->n_vocab);
 }
 
+/* The token after the one at `position`. */
+static sn_status decode_at(session *s, int position, int32_t *id) {
+    sn_status status = sn_lm_head_embed(s->b->head, id, 1, s->in, &s->err);
+    if (!status) status = step_for_head(s, position, 1);
+    return status ? status : most_likely(s, s->out, id);
+}
+
 /* Token i of the text, from the one before it. */
 static sn_status decode_token(session *s, int i, int32_t *id) {
-    sn_status status = sn_bench_lm_head_embed(s->b->head, id, 1, s->in, &s->err);
-    if (!status) status = step_for_head(s, s->b->config->context + i, 1);
-    if (!status) status = sn_bench_lm_head_argmax(s->b->head, s->out, id, &s->err);
+    sn_status status = decode_at(s, s->b->config->context + i, id);
     s->text[i] = *id;
+    return status;
+}
+
+/* A prompt and its text, without waiting for other sessions in between. */
+static sn_status do_answer(session *s) {
+    const sn_bench_plan *p = s->b->plan;
+    sn_status status = do_prompt(s);
+    for (int i = 1; i < p->new_tokens && !status; i++) {
+        int64_t before = sn_now_us();
+        if (sn_interrupted) return sn_fail(&s->err, SN_RETRY, "interrupted");
+        s->text[i] = s->text[i - 1];
+        status = decode_at(s, s->b->config->context + p->prompt_tokens + i - 1, &s->text[i]);
+        s->itl_ms[i] = (double)(sn_now_us() - before) / 1000;
+    }
+    s->ended_us = sn_now_us();
     return status;
 }
 
@@ -353,27 +383,48 @@ static void store_hops(const hop_sums *total, sn_bench_row *row) {
 
 /* -- a repeat of each kind -- */
 
-static void store_itl(const bench *b, sn_bench_row *row) {
+/* From token `first` of the texts on. */
+static void store_itl(const bench *b, int first, sn_bench_row *row) {
+    const size_t n = (size_t)(b->plan->new_tokens - first);
     for (int i = 0; i < b->n; i++) {
-        memcpy(row->itl_ms + row->n_itl, b->sessions[i].itl_ms, (size_t)b->plan->new_tokens * sizeof *row->itl_ms);
-        row->n_itl += (size_t)b->plan->new_tokens;
+        memcpy(row->itl_ms + row->n_itl, b->sessions[i].itl_ms + first, n * sizeof *row->itl_ms);
+        row->n_itl += n;
     }
 }
 
+static double median_ttft_ms(const bench *b) {
+    double ttft[SN_BENCH_SESSIONS_MAX];
+    for (int i = 0; i < b->n; i++) ttft[i] = (double)b->sessions[i].first_token_us / 1000;
+    return sn_bench_spread_of(ttft, (size_t)b->n).median;
+}
+
 static sn_status measure_speed(bench *b, int at, hop_sums *total, sn_bench_row *row, sn_err *err) {
-    double prompt_s, decode_s, ttft[SN_BENCH_SESSIONS_MAX];
+    double prompt_s, decode_s, ttft_ms;
     hop_sums before;
     sn_status status = run_phase(b, do_prompt, &prompt_s, err);
     if (status) return status;
-    for (int i = 0; i < b->n; i++) ttft[i] = (double)b->sessions[i].first_token_us / 1000;
+    ttft_ms = median_ttft_ms(b);
     read_hop_sums(b, &before);
     status = run_phase(b, do_decode, &decode_s, err);
     if (status || at < 0) return status;
     add_hops(b, &before, total);
     b->results[0][at] = (double)b->n * b->plan->prompt_tokens / prompt_s;
     b->results[1][at] = (double)b->n * b->plan->new_tokens / decode_s;
-    b->results[2][at] = sn_bench_spread_of(ttft, (size_t)b->n).median;
-    store_itl(b, row);
+    b->results[2][at] = ttft_ms;
+    store_itl(b, 0, row);
+    return SN_OK;
+}
+
+static sn_status measure_answers(bench *b, int at, hop_sums *total, sn_bench_row *row, sn_err *err) {
+    double wall_s;
+    hop_sums before;
+    read_hop_sums(b, &before);
+    sn_status status = run_phase(b, do_answer, &wall_s, err);
+    if (status || at < 0) return status;
+    add_hops(b, &before, total);
+    b->results[2][at] = median_ttft_ms(b);
+    b->results[3][at] = (double)b->n * b->plan->new_tokens / wall_s;
+    store_itl(b, 1, row);
     return SN_OK;
 }
 
@@ -398,7 +449,7 @@ static sn_status do_concurrent_prefill(session *s) {
     s->first_token_us = s->prefilled = 0;
     while (!status && !atomic_load(&s->b->prefill_stop)) {
         status = run_rows(s, 0, s->b->config->concurrent_prefill, true, &last);
-        if (!status) status = sn_bench_lm_head_argmax(s->b->head, last, &id, &s->err);
+        if (!status) status = most_likely(s, last, &id);
         if (atomic_load(&s->b->prefill_stop) && s->prefilled)
             break; /* this prompt ended after the others had stopped */
         s->prefilled += s->b->config->concurrent_prefill;
@@ -427,7 +478,7 @@ static sn_status measure_concurrent(bench *b, int at, hop_sums *total, sn_bench_
     add_hops(b, &before, total);
     b->results[0][at] = other->first_token_us ? other->prefilled * 1e6 / (double)other->first_token_us : 0;
     b->results[1][at] = (double)b->n * b->plan->new_tokens / wall_s;
-    store_itl(b, row);
+    store_itl(b, 0, row);
     return SN_OK;
 }
 
@@ -461,7 +512,7 @@ static sn_status measure_kill(bench *b, int at, int32_t *reference, sn_bench_row
         if (s->itl_ms[i] > longest) longest = s->itl_ms[i];
     b->results[3][at] = longest;
     row->same_text = row->same_text && !memcmp(reference, s->text, bytes);
-    store_itl(b, row);
+    store_itl(b, 0, row);
     status = sn_bench_nodes_restart(b->nodes, b->victim, err);
     sn_hash model = sn_model_id(b->plan->model);
     /* The next kill may take the last node that this client knows: it learns of the new one before. */
@@ -494,6 +545,9 @@ static sn_status run_repeats(bench *b, sn_bench_row *row, sn_progress_bar *bar, 
         case SN_BENCH_SPEED:
             status = measure_speed(b, i, &total, row, err);
             break;
+        case SN_BENCH_ANSWERS:
+            status = measure_answers(b, i, &total, row, err);
+            break;
         case SN_BENCH_FORWARD:
             status = measure_forward(b, i, &total, err);
             break;
@@ -524,6 +578,8 @@ static void store_results(bench *b, sn_bench_row *row) {
     sn_bench_spread last = sn_bench_spread_of(b->results[3], n);
     if (b->config->kind == SN_BENCH_KILL)
         row->recovery_ms = last;
+    else if (b->config->kind == SN_BENCH_ANSWERS)
+        row->answer_tok_s = last;
     else
         row->forward_tok_s = last;
 }
@@ -533,7 +589,9 @@ sn_status sn_bench_run(const sn_bench_plan *plan, const sn_bench_case *c, sn_ben
     bench b = {.plan = plan, .config = c, .nodes = nodes, .n = c->sessions, .kill_at = -1};
     *row = (sn_bench_row){.config = *c};
     int n_all = b.n + (c->kind == SN_BENCH_CONCURRENT);
-    sn_status status = sn_bench_lm_head_new(plan->model, c->threads, n_all, &b.head, err);
+    const sn_device_options device = {.threads = c->threads, .isa = sn_program_settings.common.isa};
+    sn_status status = sn_device_open((sn_device_id){0}, &device, &b.device, err);
+    if (!status) status = sn_lm_head_load(plan->model, b.device, &b.head, err);
     if (!status) status = sn_calloc(&b.sessions, (size_t)n_all, sizeof *b.sessions, err);
     for (int i = 0; i < 4 && !status; i++) status = sn_calloc(&b.results[i], (size_t)plan->repeat, sizeof(double), err);
     if (!status)
@@ -541,14 +599,16 @@ sn_status sn_bench_run(const sn_bench_plan *plan, const sn_bench_case *c, sn_ben
             sn_calloc(&row->itl_ms, (size_t)plan->repeat * (size_t)b.n * (size_t)plan->new_tokens, sizeof(double), err);
     for (int i = 0; i < n_all && !status; i++)
         status = open_session(&b, &b.sessions[i], 0x5eed + (uint64_t)i * 1000003, err);
-    if (!status && c->kind == SN_BENCH_DRAFT) status = sn_bench_draft_new(plan, &row->config, b.head, &b.draft, err);
+    if (!status && c->kind == SN_BENCH_DRAFT)
+        status = sn_bench_draft_new(plan, &row->config, b.device, b.head, &b.draft, err);
     if (!status) status = run_repeats(&b, row, bar, err);
     if (!status) store_results(&b, row);
     for (int i = 0; i < n_all && b.sessions; i++) close_session(&b.sessions[i]);
     for (int i = 0; i < 4; i++) free(b.results[i]);
     free(b.sessions);
     sn_bench_draft_free(&b.draft);
-    sn_bench_lm_head_free(&b.head);
+    sn_lm_head_free(&b.head);
+    sn_device_close(&b.device);
     return status;
 }
 

@@ -261,7 +261,10 @@ static sn_status call_feed(generator_call *r, size_t end) {
         int64_t before = sn_now_us();
         status = sn_lm_head_embed(g->parts.head, g->timeline + g->length, (int)n, g->hidden, r->err);
         r->out->timings.client_us += sn_now_us() - before;
+        const bool last = g->length + n == all;
+        if (last) sn_lm_head_expect(g->parts.head);
         if (!status) status = sn_chain_step(g->parts.chain, (int)g->length, (int)n, g->hidden, g->output, r->err);
+        if (last) sn_lm_head_unexpect(g->parts.head);
         if (status) break;
         g->length += n;
         g->chosen = false;

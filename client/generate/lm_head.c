@@ -8,9 +8,13 @@
  *
  * Sessions of several threads share a head, whose matrix is read once for all rows of a pass, and that is most of the
  * time of a row. So callers stand in a queue: its first leads the next pass once none runs, and takes along all rows
- * that wait for their logits then. No caller waits for rows that are still to come. */
+ * that wait for their logits then. While steps are in flight (sn_lm_head_expect) it gathers before: rows of one batch
+ * at a node arrive shortly after each other, and a pass of a few rows takes hardly longer than one of one row. It stops
+ * when it has GATHERED_ROWS, or no row came for a third of the time of a row. Who does not want logits need not wait
+ * for a leader that gathers. */
 #include "client/generate/lm_head.h"
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "blocks/ties.h"
 #include "blocks/weights.h"
@@ -19,11 +23,12 @@
 #include "model/source.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
+#include <time.h>
 
 /* Rows of one device call: enough for full speed, and few enough that the logits of a large vocabulary stay small. */
 enum { HEAD_ROWS = 64 };
+enum { GATHERED_ROWS = 4 };
 
 /* A caller in the queue, for the device and the scratch or for the logits of at most HEAD_ROWS rows. It lies on the
  * stack of its thread. */
@@ -40,8 +45,12 @@ typedef struct head_call {
 
 struct sn_lm_head {
     pthread_mutex_t lock; /* of the queue */
+    pthread_condattr_t monotonic;
     head_call *first, **last;
-    bool busy; /* a thread uses what follows */
+    head_call *gathers; /* the first in the queue, which leads and waits for more rows; NULL: none */
+    int in_flight;      /* steps whose rows will come */
+    bool busy;          /* a thread uses what follows */
+    int64_t row_us;     /* time of the newest pass of one row; 0: not known */
     sn_device *device;
     size_t n_embd, n_vocab;
     float norm_eps, embed_scale;
@@ -130,6 +139,8 @@ sn_status sn_lm_head_load(const sn_model *model, sn_device *device, sn_lm_head *
     if (status) return status;
     *head = (sn_lm_head){.device = device, .n_embd = (size_t)hp->n_embd, .n_vocab = (size_t)hp->n_vocab};
     pthread_mutex_init(&head->lock, NULL);
+    pthread_condattr_init(&head->monotonic);
+    pthread_condattr_setclock(&head->monotonic, CLOCK_MONOTONIC);
     head->last = &head->first;
     head->norm_eps = hp->norm_eps;
     head->embed_scale = hp->embed_scale;
@@ -162,6 +173,7 @@ void sn_lm_head_free(sn_lm_head **out) {
     ops->free(head->device, head->x, HEAD_ROWS * head->n_embd * sizeof(float));
     ops->free(head->device, head->h, HEAD_ROWS * head->n_embd * sizeof(float));
     if (head->logits) ops->free(head->device, head->logits, HEAD_ROWS * head->n_vocab * sizeof(float));
+    pthread_condattr_destroy(&head->monotonic);
     pthread_mutex_destroy(&head->lock);
     free(head);
     *out = NULL;
@@ -267,15 +279,37 @@ static sn_status norm_of_rows(sn_lm_head *head, const float *hidden, int n, floa
 
 /* -- the queue -- */
 
+static int rows_in_queue(const sn_lm_head *head) {
+    int rows = 0;
+    for (const head_call *c = head->first; c; c = c->next) rows += c->wants_logits ? c->n : 0;
+    return rows;
+}
+
+/* With the lock held, by the first in the queue. */
+static void gather_rows(sn_lm_head *head, head_call *call) {
+    head->gathers = call;
+    for (int rows = rows_in_queue(head), before = 0; rows > before && rows < GATHERED_ROWS && head->in_flight;) {
+        const int64_t until_us = sn_now_us() + head->row_us / 3;
+        const struct timespec until = {until_us / 1000000, until_us % 1000000 * 1000};
+        before = rows;
+        while (rows == before && !pthread_cond_timedwait(&call->changed, &head->lock, &until))
+            rows = rows_in_queue(head);
+    }
+    head->gathers = NULL;
+}
+
 /* Returns when the caller is the first and no pass runs: then it leads, until queue_leave; or when it was taken along.
  */
 static bool queue_enter(sn_lm_head *head, head_call *call) {
-    pthread_cond_init(&call->changed, NULL);
+    pthread_cond_init(&call->changed, &head->monotonic);
     pthread_mutex_lock(&head->lock);
     *head->last = call;
     head->last = &call->next;
+    if (head->gathers) pthread_cond_signal(&head->gathers->changed);
     while (!call->done && (head->busy || head->first != call)) pthread_cond_wait(&call->changed, &head->lock);
     bool leads = !call->done;
+    if (leads && call->wants_logits) gather_rows(head, call);
+    while (leads && head->busy) pthread_cond_wait(&call->changed, &head->lock);
     if (leads) head->busy = true;
     pthread_mutex_unlock(&head->lock);
     return leads;
@@ -322,6 +356,14 @@ static void queue_leave(sn_lm_head *head, head_call *taken) {
 
 /* The device and the scratch for one caller, until lm_head_give. */
 static void lm_head_take(sn_lm_head *head, head_call *call) {
+    pthread_mutex_lock(&head->lock);
+    const bool passes_by = head->gathers && !head->busy;
+    if (passes_by) head->busy = true;
+    pthread_mutex_unlock(&head->lock);
+    if (passes_by) {
+        pthread_cond_init(&call->changed, NULL);
+        return;
+    }
     (void)queue_enter(head, call); /* no other caller takes it along: it leads */
     (void)queue_take(head);
 }
@@ -336,14 +378,27 @@ static sn_status logits_in_turn(sn_lm_head *head, const float *hidden, int n, fl
     sn_err own;
     head_call call = {.wants_logits = true, .hidden = hidden, .logits = logits, .n = n, .err = &own};
     if (queue_enter(head, &call)) {
-        sched_yield(); /* threads that are ready to run put their rows into the queue before it is taken */
         head_call *taken = queue_take(head);
+        const int64_t began_us = sn_now_us();
         logits_of_calls(head, taken);
+        if (n == 1 && !taken->next) head->row_us = sn_now_us() - began_us;
         queue_leave(head, taken);
     }
     pthread_cond_destroy(&call.changed);
     if (call.status && err) *err = own;
     return call.status;
+}
+
+void sn_lm_head_expect(sn_lm_head *head) {
+    pthread_mutex_lock(&head->lock);
+    head->in_flight++;
+    pthread_mutex_unlock(&head->lock);
+}
+
+void sn_lm_head_unexpect(sn_lm_head *head) {
+    pthread_mutex_lock(&head->lock);
+    head->in_flight--;
+    pthread_mutex_unlock(&head->lock);
 }
 
 sn_status sn_lm_head_logits(sn_lm_head *head, const float *hidden, int n, float *logits, sn_err *err) {

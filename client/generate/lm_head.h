@@ -21,6 +21,10 @@ void sn_lm_head_free(sn_lm_head **head); /* accepts NULL */
 sn_status sn_lm_head_embed(sn_lm_head *head, const int32_t *ids, int n, float *hidden, sn_err *err) SN_MUST_USE;
 /* logits (n, n_vocab), of hidden (n, n_embd) as it leaves the last block. */
 sn_status sn_lm_head_logits(sn_lm_head *head, const float *hidden, int n, float *logits, sn_err *err) SN_MUST_USE;
+/* Around a step at nodes after which the caller wants logits: callers that have their rows wait a moment for it, less
+ * than the time of a row. */
+void sn_lm_head_expect(sn_lm_head *head);
+void sn_lm_head_unexpect(sn_lm_head *head);
 /* out (n, n_embd): the hidden states after the final norm. */
 sn_status sn_lm_head_norm(sn_lm_head *head, const float *hidden, int n, float *out, sn_err *err) SN_MUST_USE;
 /* Backward pass of sn_lm_head_logits: dhidden (n, n_embd) from dlogits (n, n_vocab), the gradient of the logits. */

@@ -8,54 +8,6 @@
 
 enum { LANES = 16 }; /* values in one step of a loop, so that compilers make vector code */
 
-/* The greatest value of the row without NaN; -infinity for an empty row. *bad: there is a NaN or +infinity. */
-static float row_greatest(const float *logits, size_t n, bool *bad) {
-    float top[LANES];
-    int odd[LANES] = {0};
-    size_t whole = n / LANES * LANES;
-    for (int lane = 0; lane < LANES; lane++) top[lane] = -INFINITY;
-    for (size_t i = 0; i < whole; i += LANES)
-        for (int lane = 0; lane < LANES; lane++) {
-            float x = logits[i + (size_t)lane];
-            odd[lane] |= !(x < INFINITY);
-            top[lane] = x > top[lane] ? x : top[lane];
-        }
-    for (size_t i = whole; i < n; i++) {
-        odd[0] |= !(logits[i] < INFINITY);
-        top[0] = logits[i] > top[0] ? logits[i] : top[0];
-    }
-    *bad = odd[0];
-    for (int lane = 1; lane < LANES; lane++) {
-        *bad |= odd[lane];
-        top[0] = top[lane] > top[0] ? top[lane] : top[0];
-    }
-    return top[0];
-}
-
-/* Index of the first occurrence of a value that the row contains. */
-static size_t row_index_of(const float *logits, size_t n, float value) {
-    size_t i = 0;
-    for (; n - i >= LANES; i += LANES) {
-        int here = 0;
-        for (size_t lane = 0; lane < LANES; lane++) here |= logits[i + lane] == value;
-        if (here) break;
-    }
-    while (logits[i] != value) i++;
-    return i;
-}
-
-sn_status sn_logits_argmax(const float *logits, size_t n, int32_t *id, sn_err *err) {
-    bool bad;
-    float top = row_greatest(logits, n, &bad);
-    if (bad || !(top > -INFINITY))
-        return sn_fail(
-            err, SN_RETRY,
-            "the logits are not finite (NaN or infinity), so no token can be chosen: a node or the model file is "
-            "faulty");
-    *id = (int32_t)row_index_of(logits, n, top);
-    return SN_OK;
-}
-
 /* sn_exp of base/math.h in a form that compilers turn into vector code: coefficients instead of divisions, and 2^n made
  * from the bits that the rounding with MAGIC leaves. -700 <= x <= 0. */
 static inline __attribute__((always_inline)) double exp_negative(double x) {
@@ -92,6 +44,51 @@ static double tree_sum(double part[16]) {
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* The greatest value of the row without NaN; -infinity for an empty row. *bad: there is a NaN or +infinity. */
+INLINE float row_greatest(const float *logits, size_t n, bool *bad) {
+    float top[LANES];
+    int odd[LANES] = {0};
+    size_t whole = n / LANES * LANES;
+    for (int lane = 0; lane < LANES; lane++) top[lane] = -INFINITY;
+    for (size_t i = 0; i < whole; i += LANES)
+        for (int lane = 0; lane < LANES; lane++) {
+            float x = logits[i + (size_t)lane];
+            odd[lane] |= !(x < INFINITY);
+            top[lane] = x > top[lane] ? x : top[lane];
+        }
+    for (size_t i = whole; i < n; i++) {
+        odd[0] |= !(logits[i] < INFINITY);
+        top[0] = logits[i] > top[0] ? logits[i] : top[0];
+    }
+    *bad = odd[0];
+    for (int lane = 1; lane < LANES; lane++) {
+        *bad |= odd[lane];
+        top[0] = top[lane] > top[0] ? top[lane] : top[0];
+    }
+    return top[0];
+}
+
+/* Index of the first occurrence of a value that the row contains. */
+INLINE size_t row_index_of(const float *logits, size_t n, float value) {
+    size_t i = 0;
+    for (; n - i >= LANES; i += LANES) {
+        int here = 0;
+        for (size_t lane = 0; lane < LANES; lane++) here |= logits[i + lane] == value;
+        if (here) break;
+    }
+    while (logits[i] != value) i++;
+    return i;
+}
+
+/* The first of the greatest values. False: there is a NaN or +infinity, or all are -infinity. */
+INLINE bool argmax_row(const float *logits, size_t n, int32_t *id) {
+    bool bad;
+    float top = row_greatest(logits, n, &bad);
+    if (bad || !(top > -INFINITY)) return false;
+    *id = (int32_t)row_index_of(logits, n, top);
+    return true;
+}
+
 INLINE void exp_row(const float *logits, size_t n, double top, double temperature, double *out) {
     for (size_t i = 0; i < n; i++) out[i] = weight(logits[i], top, temperature);
 }
@@ -116,6 +113,7 @@ INLINE double exp_sum_row(const float *logits, size_t n, double top, double *out
 }
 
 typedef struct loops {
+    bool (*argmax)(const float *logits, size_t n, int32_t *id);
     void (*exp)(const float *logits, size_t n, double top, double temperature, double *out);
     double (*sum)(const float *logits, size_t n, double top);
     double (*exp_sum)(const float *logits, size_t n, double top, double *out);
@@ -123,6 +121,7 @@ typedef struct loops {
 
 /* `target` is an attribute, which parentheses would break. NOLINTBEGIN(bugprone-macro-parentheses) */
 #define LOOPS(name, target)                                                                                            \
+    target static bool argmax_##name(const float *logits, size_t n, int32_t *id) { return argmax_row(logits, n, id); } \
     target static void exp_##name(const float *logits, size_t n, double top, double temperature, double *out) {        \
         exp_row(logits, n, top, temperature, out);                                                                     \
     }                                                                                                                  \
@@ -130,7 +129,7 @@ typedef struct loops {
     target static double exp_sum_##name(const float *logits, size_t n, double top, double *out) {                      \
         return exp_sum_row(logits, n, top, out);                                                                       \
     }                                                                                                                  \
-    static const loops name = {exp_##name, sum_##name, exp_sum_##name};
+    static const loops name = {argmax_##name, exp_##name, sum_##name, exp_sum_##name};
 
 /* NOLINTEND(bugprone-macro-parentheses) */
 LOOPS(plain, )
@@ -145,6 +144,13 @@ static const loops *loops_best(void) {
     if (__builtin_cpu_supports("avx2")) return &avx2;
 #endif
     return &plain;
+}
+
+sn_status sn_logits_argmax(const float *logits, size_t n, int32_t *id, sn_err *err) {
+    if (loops_best()->argmax(logits, n, id)) return SN_OK;
+    return sn_fail(
+        err, SN_RETRY,
+        "the logits are not finite (NaN or infinity), so no token can be chosen: a node or the model file is faulty");
 }
 
 void sn_logits_exp(const float *logits, size_t n, double top, double temperature, double *out) {

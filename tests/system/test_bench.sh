@@ -39,7 +39,7 @@ query "$scratch/b.json" 'all([
   d["machine"]["cores"] > 0, d["machine"]["cpu"], d["model"]["n_blocks"] == 4])' | grep -qx True ||
   fail "the report is not the requested one: $(cat "$scratch/b.json")"
 [ "$(wc -l <"$scratch/b.csv")" = 13 ] || fail "the CSV has a wrong number of lines"
-[ "$(head -1 "$scratch/b.csv" | tr ',' '\n' | wc -l)" = 37 ] || fail "the CSV has a wrong number of columns"
+[ "$(head -1 "$scratch/b.csv" | tr ',' '\n' | wc -l)" = 40 ] || fail "the CSV has a wrong number of columns"
 python3 - "$scratch/b.html" <<'END' || fail "the HTML report is not complete"
 import sys, xml.etree.ElementTree as tree
 text = open(sys.argv[1]).read()
@@ -48,6 +48,11 @@ assert len(plots) == 4 * 2 + 8, len(plots)
 for p in plots: tree.fromstring("<svg" + p.split("</svg>")[0] + "</svg>")
 assert "src=" not in text and "href=" not in text
 END
+
+succeeds "${bench[@]}" --nodes 2 --answers --sessions 1,3 --json
+query "$scratch/run.out" '[(r["test"], r["sessions"]) for r in d["rows"]] == [("answers", 1), ("answers", 3)] and all(
+  r["answer_tok_s"] > 0 and r["ttft_ms"] > 0 and r["itl_ms"]["p50"] > 0 and "decode_tok_s" not in r for r in d["rows"])' |
+  grep -qx True || fail "whole answers are not measured: $(cat "$scratch/run.out")"
 
 succeeds "${bench[@]}" --nodes 2 --kill migration --kill replica --kill none --context 20 --prompt-tokens 5 --new-tokens 40 --repeat 3 --warmup 0 --json
 query "$scratch/run.out" '[r["test"] for r in d["rows"]] == ["speed", "migration", "replica", "none"] and all(

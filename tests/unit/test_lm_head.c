@@ -1,5 +1,6 @@
 /* An LM head that several threads use: rows that wait at the same time are one pass. The device is held up in a sleep
- * of the virtual clock, which ends when all other threads wait for something. */
+ * of the virtual clock, which ends when all other threads wait for something. While steps are in flight, a row waits
+ * for others, for less than the time of a row. */
 #include "base/clock.h"
 #include "client/generate/lm_head.h"
 #include "tests/support/require.h"
@@ -148,4 +149,65 @@ Test(lm_head_of_threads, computes_more_rows_than_fit_into_a_pass) {
     for (size_t i = 0; i < MANY; i++) expect_bits_of_alone(&callers[i]);
     cr_expect_eq(passes, MANY, "two callers of %d rows do not fit: %d passes", EACH, passes);
     free_callers(callers, MANY);
+}
+
+/* A step of `step_us` at a node, and what follows it at the head. */
+typedef struct stepper {
+    caller call;
+    pthread_t thread;
+    int64_t step_us, ended_us;
+    bool expected;
+} stepper;
+
+static void *step_and_call(void *ctx) {
+    stepper *s = ctx;
+    sn_sleep_us(s->step_us);
+    if (s->expected) sn_lm_head_unexpect(head);
+    (void)call_logits(&s->call);
+    s->ended_us = sn_now_us();
+    return NULL;
+}
+
+/* After a pass of one row, which shows that a row takes HELD_US. Returns the passes of the steppers. */
+static int run_steppers(stepper *steppers, size_t n) {
+    caller first = {.n = 1};
+    run_callers(&first, 1);
+    free(first.logits);
+    const int before = atomic_load(&passes);
+    const int64_t began_us = sn_now_us();
+    for (size_t i = 0; i < n; i++)
+        if (steppers[i].expected) sn_lm_head_expect(head);
+    for (size_t i = 0; i < n; i++) {
+        steppers[i].call.logits = calloc(n_vocab + n_embd, sizeof(float));
+        cr_assert_eq(pthread_create(&steppers[i].thread, NULL, step_and_call, &steppers[i]), 0);
+    }
+    for (size_t i = 0; i < n; i++) {
+        pthread_join(steppers[i].thread, NULL);
+        steppers[i].ended_us -= began_us;
+        if (steppers[i].call.n) expect_bits_of_alone(&steppers[i].call);
+        free(steppers[i].call.logits);
+    }
+    return atomic_load(&passes) - before;
+}
+
+Test(lm_head_of_threads, gathers_the_rows_of_steps_that_end_shortly_after_each_other) {
+    stepper steppers[4] = {{.step_us = 0}};
+    for (size_t i = 0; i < 4; i++)
+        steppers[i] = (stepper){.call = {.from = i, .n = 1}, .step_us = (int64_t)i * HELD_US / 4, .expected = true};
+    cr_expect_eq(run_steppers(steppers, 4), 1);
+}
+
+Test(lm_head_of_threads, waits_less_than_a_row_for_a_step_that_takes_long) {
+    stepper steppers[] = {{.call = {.from = 0, .n = 1}, .expected = true},
+                          {.call = {.from = 1, .n = 1}, .step_us = 100 * HELD_US, .expected = true}};
+    cr_expect_eq(run_steppers(steppers, 2), 2);
+    cr_expect_lt(steppers[0].ended_us, 2 * HELD_US);
+}
+
+Test(lm_head_of_threads, embeds_while_a_row_waits_for_others) {
+    stepper steppers[] = {{.call = {.from = 0, .n = 1}, .expected = true},
+                          {.call = {.from = 1, .n = 1}, .step_us = 100 * HELD_US, .expected = true},
+                          {.step_us = HELD_US / 10}};
+    run_steppers(steppers, 3);
+    cr_expect_lt(steppers[2].ended_us, HELD_US / 3);
 }

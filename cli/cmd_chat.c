@@ -272,14 +272,15 @@ static sn_status chat_main(const sn_options *options, int *code, sn_err *err) {
     return status;
 }
 
-static const sn_option_group *const groups[] = {
-    &sn_group_model, &sn_group_adapter, &chat_group,     &sn_group_sampling, &sn_group_draft,  &sn_group_connection,
-    &sn_group_chain, &sn_group_session, &sn_group_force, &sn_group_audit,    &sn_group_device, &sn_group_log};
+static const sn_option_group *const groups[] = {&sn_group_chosen_model, &sn_group_adapter, &chat_group,
+                                                &sn_group_sampling,     &sn_group_draft,   &sn_group_connection,
+                                                &sn_group_chain,        &sn_group_session, &sn_group_force,
+                                                &sn_group_audit,        &sn_group_device,  &sn_group_log};
 
 const sn_cli_command sn_cmd_chat = {
     .command = {.program = "swarm chat",
                 .summary = "chat with the model",
-                .synopsis = "--model PATH (--join HOST:PORT... | --local all) [options]",
+                .synopsis = "[--model PATH] (--join HOST:PORT... | --local all) [options]",
                 .about =
                     "Chats with the model in the model's chat template. The conversation stays in one session: for "
                     "each turn, only the new tokens are computed. /help lists the commands. Ctrl-C stops an "

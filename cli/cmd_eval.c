@@ -205,14 +205,16 @@ static void eval_prepare(int argc, char *const *argv) {
     sn_program_settings.common.route = SN_ROUTE_THROUGHPUT;
 }
 
-static const sn_option_group *const groups[] = {&sn_group_model, &sn_group_adapter, &input_group, &sn_group_connection,
-                                                &sn_group_chain, &sn_group_device,  &sn_group_log};
+static const sn_option_group *const groups[] = {&sn_group_chosen_model, &sn_group_adapter, &input_group,
+                                                &sn_group_connection,   &sn_group_chain,   &sn_group_device,
+                                                &sn_group_log};
 
 const sn_cli_command sn_cmd_eval = {
     .command = {.program = "swarm eval",
                 .summary = "measure how well the model predicts a text",
-                .synopsis = "--model PATH (--join HOST:PORT... | --local all) (--text TEXT | --file FILE | --ids-file "
-                            "FILE | --data FILE) [options]",
+                .synopsis =
+                    "[--model PATH] (--join HOST:PORT... | --local all) (--text TEXT | --file FILE | --ids-file "
+                    "FILE | --data FILE) [options]",
                 .about =
                     "Measures the mean negative log-likelihood per token (nll, natural logarithm), the perplexity "
                     "exp(nll), and the share of tokens that the model considered the most likely (top-1).\n"

@@ -235,14 +235,15 @@ static sn_status generate_main(const sn_options *options, int *code, sn_err *err
     return status;
 }
 
-static const sn_option_group *const groups[] = {
-    &sn_group_model, &sn_group_adapter, &prompt_group,   &sn_group_sampling, &sn_group_draft,  &sn_group_connection,
-    &sn_group_chain, &sn_group_session, &sn_group_force, &sn_group_audit,    &sn_group_device, &sn_group_log};
+static const sn_option_group *const groups[] = {&sn_group_chosen_model, &sn_group_adapter, &prompt_group,
+                                                &sn_group_sampling,     &sn_group_draft,   &sn_group_connection,
+                                                &sn_group_chain,        &sn_group_session, &sn_group_force,
+                                                &sn_group_audit,        &sn_group_device,  &sn_group_log};
 
 const sn_cli_command sn_cmd_generate = {
     .command = {.program = "swarm generate",
                 .summary = "generate text from a prompt",
-                .synopsis = "--model PATH (--join HOST:PORT... | --local all) --prompt TEXT [options]",
+                .synopsis = "[--model PATH] (--join HOST:PORT... | --local all) --prompt TEXT [options]",
                 .about =
                     "Generates text from a prompt and prints it on standard output, token by token; timings follow "
                     "on standard error.\n"

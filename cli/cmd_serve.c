@@ -286,14 +286,14 @@ static sn_status serve_main(const sn_options *options, int *code, sn_err *err) {
     return status;
 }
 
-static const sn_option_group *const groups[] = {&sn_group_model,      &serve_group,    &sn_group_draft,
-                                                &sn_group_connection, &sn_group_chain, &sn_group_audit,
-                                                &sn_group_device,     &sn_group_log};
+static const sn_option_group *const groups[] = {&sn_group_chosen_model, &serve_group,    &sn_group_draft,
+                                                &sn_group_connection,   &sn_group_chain, &sn_group_audit,
+                                                &sn_group_device,       &sn_group_log};
 
 const sn_cli_command sn_cmd_serve = {
     .command = {.program = "swarm serve",
                 .summary = "serve the OpenAI API, and pages for a browser, over a swarm",
-                .synopsis = "--model PATH (--join HOST:PORT... | --local all) [options]",
+                .synopsis = "[--model PATH] (--join HOST:PORT... | --local all) [options]",
                 .about =
                     "Serves programs that speak the OpenAI API, and a browser: chat at /, a map of the swarm at "
                     "/swarm. Prints one line 'ready: address=HOST:PORT url=URL model=NAME' on standard output. "

@@ -31,6 +31,7 @@ static const sn_schema *announcement_schema(void) {
         U64(expires_unix_ms),
         {"state", SN_FIELD_U64, offsetof(announcement_wire, state), 0, 0, NULL},
         KEY(model),
+        KEY(manifest),
         U64(first_block),
         U64(end_block),
         U64(n_blocks),

@@ -44,7 +44,8 @@ typedef struct sn_announcement {
     char version[32];                 /* of its software */
     uint64_t protocol, sequence, expires_unix_ms;
     sn_node_state state;
-    uint8_t model[SN_KEY_SIZE];                /* sn_model_id */
+    uint8_t model[SN_KEY_SIZE];    /* sn_model_id */
+    uint8_t manifest[SN_KEY_SIZE]; /* of the files that it shares (model/hub/manifest.h); all zero: it shares none */
     uint64_t first_block, end_block, n_blocks; /* [first_block, end_block) of the model's n_blocks; an empty range only
                                                 * while JOINING, or OFFLINE */
     /* Measured by the node; 0: not yet measured. Forward passes run over the whole span; the cost of one block is an

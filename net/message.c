@@ -36,6 +36,7 @@ DEFINE_SCHEMA(TRACE, trace)
 DEFINE_SCHEMA(TOKEN_TIMELINE, token_timeline)
 DEFINE_SCHEMA(SAMPLE, sample)
 DEFINE_SCHEMA(ADAPTER_INFO, adapter_info)
+DEFINE_SCHEMA(BYTE_RANGE, byte_range)
 #define X(KIND, name, tensor) DEFINE_SCHEMA(KIND, msg_##name)
 SN_MESSAGES(X)
 #undef X

@@ -34,6 +34,8 @@ enum {
     SN_ANNOUNCEMENTS_MAX = 256,        /* announcements in one message */
     SN_ANNOUNCEMENT_SIZE_MAX = 16384,
     SN_PADDINGS_MAX = 16, /* blobs in a PING */
+    SN_BYTE_RANGES_MAX = 4096,
+    SN_WEIGHTS_SIZE_MAX = 1 << 17, /* bytes of a model's file in one message */
     SN_TEXT_SIZE_MAX = 511,
     SN_MODEL_NAME_MAX = 95,
     SN_REQUEST_ID_MAX = 40,    /* bytes of the client's name for the work that sessions and steps belong to */
@@ -307,6 +309,33 @@ enum {
     U64(queue_us)   /* as in a trace */                                                                                \
     U64(compute_us)
 
+/* -- weights from peers -- */
+
+/* Bytes [from, to) of a file. */
+#define SN_FIELDS_BYTE_RANGE(U64, KEY, SID, STR, LIST, BLOBS)                                                          \
+    U64(from)                                                                                                          \
+    U64(to) /* exclusive */
+
+/* WEIGHTS_OFFER, from any program to a node, answered by WEIGHTS_OFFER_REPLY: which bytes of a file of the model the
+ * node has. */
+#define SN_FIELDS_WEIGHTS_OFFER(U64, KEY, SID, STR, LIST, BLOBS)                                                       \
+    KEY(manifest) /* its id (model/hub/manifest.h), as in announcements */                                             \
+    U64(file)     /* 1, 2, ...: in the order of the manifest */
+
+#define SN_FIELDS_WEIGHTS_OFFER_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                 \
+    LIST(ranges, byte_range, SN_BYTE_RANGES_MAX) /* in order; what is beyond the limit is left out */
+
+/* WEIGHTS, from any program to a node, answered by WEIGHTS_REPLY: bytes of a file of the model, or of the manifest. */
+#define SN_FIELDS_WEIGHTS(U64, KEY, SID, STR, LIST, BLOBS)                                                             \
+    KEY(manifest) /* as in WEIGHTS_OFFER */                                                                            \
+    U64(file)     /* 0: the manifest itself */                                                                         \
+    U64(from)     /* the first byte */                                                                                 \
+    U64(bytes)    /* at most SN_WEIGHTS_SIZE_MAX */
+
+#define SN_FIELDS_WEIGHTS_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                       \
+    U64(size)                     /* of the whole file */                                                              \
+    BLOBS(bytes, SN_PADDINGS_MAX) /* one after the other; all but the last have 16384 bytes */
+
 /* -- status and errors -- */
 
 /* STATUS, from any program to a node, answered by STATUS_REPLY: what the node does; counters begin when it starts. */
@@ -370,6 +399,10 @@ enum {
     X(FORWARD_REPLY, forward_reply, 1)                                                                                 \
     X(BACKWARD, backward, 1)                                                                                           \
     X(BACKWARD_REPLY, backward_reply, 1)                                                                               \
+    X(WEIGHTS_OFFER, weights_offer, 0)                                                                                 \
+    X(WEIGHTS_OFFER_REPLY, weights_offer_reply, 0)                                                                     \
+    X(WEIGHTS, weights, 0)                                                                                             \
+    X(WEIGHTS_REPLY, weights_reply, 0)                                                                                 \
     X(CLOSE, close, 0)                                                                                                 \
     X(CLOSE_REPLY, close_reply, 0)                                                                                     \
     X(STATUS, status, 0)                                                                                               \
@@ -412,6 +445,7 @@ SN_STRUCT(TRACE, trace)
 SN_STRUCT(TOKEN_TIMELINE, token_timeline)
 SN_STRUCT(SAMPLE, sample)
 SN_STRUCT(ADAPTER_INFO, adapter_info)
+SN_STRUCT(BYTE_RANGE, byte_range)
 #define X(KIND, name, tensor) SN_STRUCT(KIND, msg_##name)
 SN_MESSAGES(X)
 #undef X

@@ -19,12 +19,13 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { SHARE_BYTES_PER_S = 16 << 20, SHARE_BYTES_PER_S_MAX = 1 << 30 };
 enum { EXIT_OK = 0, EXIT_NETWORK = 1, EXIT_USAGE = 2, EXIT_RESOURCES = 3 };
 
 /* -- options -- */
 
 static struct {
-    const char *model, *cache, *blocks, *adapters, *name;
+    const char *model, *model_id, *share_weights, *cache, *blocks, *adapters, *name;
     const char *listen, *public_address, *dht, *identity, *swarm_key, *link, *metrics;
     const char *device, *device_map, *offload_dir, *preload, *isa, *swap_dir;
     sn_strings join, device_memory, priority;
@@ -33,7 +34,8 @@ static struct {
     int64_t threads, sessions_max, client_sessions, client_steps, dht_port, rebalance_gain;
     int64_t session_timeout_s, kv_timeout_s, swap_after_s, drain_timeout_s, rebalance_every_s, device_timeout_ms;
     bool json_log, plan, list_devices, offload_all;
-} args = {.listen = "127.0.0.1:31330",
+} args = {.share_weights = "on",
+          .listen = "127.0.0.1:31330",
           .device = "auto",
           .kv_memory = (size_t)512 << 20,
           .prefix_cache_memory = SN_SIZE_UNSET,
@@ -56,7 +58,14 @@ static const sn_word residence_words[] = {{"off", SN_ON_DEVICE}, {"host", SN_IN_
 static const sn_option serving[] = {
     SN_OPT_STRING("model", "PATH", &args.model,
                   "a GGUF file, or a folder with config.json, safetensors files and tokenizer.json; or, to fetch what "
-                  "is needed of it, ORG/NAME[:FILE][@REVISION] of a hub or the URL of a GGUF file"),
+                  "is needed of it, ORG/NAME[:FILE][@REVISION] of a hub or the URL of a GGUF file; with --join and "
+                  "without --model: a model of the swarm, fetched from its nodes"),
+    SN_OPT_STRING("model-id", "DIGITS", &args.model_id,
+                  "with --join and without --model: serve the model of the swarm whose id begins with these digits"),
+    SN_OPT_STRING(
+        "share-weights", "on|off|RATE", &args.share_weights,
+        "give the model's files to nodes and clients that ask for them, after the steps of all sessions: at 16 MiB a "
+        "second (on), at another RATE in bytes a second, as in 2MiB, or not at all"),
     SN_OPT_STRING("cache", "FOLDER", &args.cache,
                   "folder of fetched models (default: SWARM_CACHE, or swarm-node in the user's folder for caches)"),
     SN_OPT_STRING("blocks", "A:B", &args.blocks,
@@ -175,7 +184,7 @@ static const sn_exit_code exit_codes[] = {{EXIT_OK, "stopped by a signal"},
 static const sn_command command = {
     .program = "swarm-node",
     .summary = "serve blocks of a language model to a swarm",
-    .synopsis = "--model PATH --blocks A:B [options]",
+    .synopsis = "--model PATH --blocks A:B [options] | --join HOST:PORT [options]",
     .about =
         "Serves a span of a language model's transformer blocks to the swarm. Prints one line on stdout when it is "
         "ready. SIGTERM or SIGINT drains the node: it opens no new sessions, migrates its sessions to other nodes "
@@ -223,13 +232,6 @@ static void *wait_for_signal(void *unused) {
 static void show_progress(void *ctx, int done, int of) {
     (void)ctx;
     if (isatty(STDERR_FILENO)) fprintf(stderr, "\rloading blocks: %d of %d%s", done, of, done == of ? "\n" : "");
-}
-
-static void show_fetched(void *ctx, const sn_hub_progress *progress) {
-    char line[SN_HUB_PROGRESS_SIZE];
-    (void)ctx;
-    if (!isatty(STDERR_FILENO)) return;
-    fprintf(stderr, "\r%s   %s", sn_hub_progress_text(progress, line), progress->done < progress->total ? "" : "\n");
 }
 
 static void show_plan(const char *table) { fputs(table, stderr); }
@@ -330,12 +332,40 @@ static sn_status blocks_parse(const sn_model *model, blocks *out, sn_err *err) {
 }
 
 static sn_hub_settings hub;
+static sn_swarm_access swarm;
 static char model_name[SN_URL_SIZE];
+
+/* Where models come from. Without a folder for caches, only paths are left, and nothing is shared. */
+static sn_status sources_read(sn_err *err) {
+    bool fetches = !args.model || sn_model_name_is_remote(args.model) || sn_swarm_name_is(args.model);
+    sn_status status = sn_hub_settings_read(args.cache, &hub, err);
+    hub.progress = sn_hub_show_progress;
+    swarm = (sn_swarm_access){.join = args.join.items,
+                              .n_join = args.join.n,
+                              .swarm_key_path = args.swarm_key,
+                              .cache = hub.cache,
+                              .progress = sn_hub_show_progress};
+    return fetches ? status : SN_OK;
+}
+
+/* Without --model: the model of the swarm that needs this node most, and as many of its blocks as fit. */
+static sn_status model_choose(sn_err *err) {
+    char sentence[SN_SWARM_SENTENCE_SIZE];
+    uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 10 * 8;
+    const sn_swarm_query query = {args.model_id, memory > args.kv_memory ? memory - args.kv_memory : 1};
+    sn_status status = sn_swarm_choose(&swarm, &query, model_name, sentence, err);
+    if (status) return status;
+    args.model = model_name;
+    printf("chose %s\n", sentence);
+    fflush(stdout);
+    return SN_OK;
+}
 
 /* A model by name stays the version that it is now, however often it is opened. */
 static sn_status model_pin(sn_err *err) {
-    sn_status status = sn_model_name_is_remote(args.model) ? sn_hub_settings_read(args.cache, &hub, err) : SN_OK;
-    hub.progress = show_fetched;
+    sn_status status = sources_read(err);
+    if (!status && !args.model) return model_choose(err);
+    if (!status) status = args.model_id ? sn_fail(err, SN_REFUSED, "give it, or --model-id, and not both") : SN_OK;
     if (!status) status = sn_hub_pin(args.model, &hub, model_name, err);
     if (!status) args.model = model_name;
     return status ? sn_err_context(err, "--model") : SN_OK;
@@ -343,14 +373,42 @@ static sn_status model_pin(sn_err *err) {
 
 static sn_status model_open(sn_model **out, sn_err *err) {
     char path[SN_PATH_SIZE];
-    return sn_hub_open_model(args.model, &hub, path, out, err);
+    return sn_swarm_open_model(args.model, &swarm, &hub, path, out, err);
+}
+
+static sn_device_placement_options device_placement_options(void);
+
+/* --blocks that were not given: as many as fit, of those that the swarm needs most. */
+static sn_status blocks_fit(sn_model *model, sn_err *err) {
+    static char text[32];
+    sn_device_placement placement = {0};
+    sn_device_placement_options options = device_placement_options();
+    int end = 0;
+    sn_status status = sn_device_placement_make(&options, model, 0, &end, &placement, err);
+    sn_device_placement_close(&placement);
+    snprintf(text, sizeof text, "auto:%d", end < SN_SPAN_BLOCKS_MAX ? end : SN_SPAN_BLOCKS_MAX);
+    args.blocks = text;
+    return status;
+}
+
+/* on, off, or bytes a second. */
+static sn_status share_parse(size_t *out, sn_err *err) {
+    bool on = !strcmp(args.share_weights, "on"), off = !strcmp(args.share_weights, "off");
+    *out = on ? SHARE_BYTES_PER_S : 0;
+    if (on || off) return SN_OK;
+    if (sn_parse_size(args.share_weights, out, err) || !*out || *out > SHARE_BYTES_PER_S_MAX)
+        return sn_fail(err, SN_REFUSED, "--share-weights is on, off, or a rate in bytes a second, as in 2MiB");
+    return SN_OK;
 }
 
 static sn_status blocks_read(blocks *out, sn_err *err) {
     sn_model *model = NULL;
-    if (!args.model || !args.blocks) return sn_fail(err, SN_REFUSED, "--model and --blocks are missing: see --help");
+    if (!args.model && !args.join.n)
+        return sn_fail(err, SN_REFUSED, "--model and --blocks are missing, or --join alone: see --help");
+    if (args.model && !args.blocks) return sn_fail(err, SN_REFUSED, "--blocks is missing: see --help");
     sn_status status = model_pin(err);
     if (!status) status = model_open(&model, err);
+    if (!status && !args.blocks) status = blocks_fit(model, err);
     if (!status && blocks_parse(model, out, err)) status = sn_err_context(err, "--blocks");
     sn_model_close(&model);
     return status;
@@ -407,6 +465,7 @@ static sn_status node_serve(const blocks *b, sn_err *err) {
     sn_node_config config = {
         .model_path = args.model,
         .hub = &hub,
+        .swarm = *hub.cache ? &swarm : NULL,
         .first = b->first,
         .end = b->end,
         .auto_blocks = b->n_auto,
@@ -441,7 +500,8 @@ static sn_status node_serve(const blocks *b, sn_err *err) {
         .startup = &startup,
         .on_plan = show_plan,
     };
-    status = config_read_quota(&config, err);
+    status = share_parse(&config.share_bytes_per_s, err);
+    if (!status) status = config_read_quota(&config, err);
     if (status) return status;
     pthread_t signals;
     if (pthread_create(&signals, NULL, wait_for_signal, NULL)) return sn_fail(err, SN_STOP, "no thread can be started");

@@ -23,6 +23,7 @@
 #include "node/recovery.h"
 #include "node/membership/dht_client.h"
 #include "node/serving.h"
+#include "node/shelf.h"
 #include "node/swarm_map.h"
 
 #include <stdio.h>
@@ -48,6 +49,10 @@ struct sn_node {
     sn_hash model;
     sn_serving serving; /* belongs to the loader while there is one */
     sn_loader *loader;
+    sn_shelf *shelf; /* NULL: the node shares nothing */
+    sn_swarm_access swarm;
+    const char **sources; /* of `swarm`: addresses of nodes that know others */
+    char own_source[SN_ADDRESS_MAX + 2 * SN_KEY_SIZE + 2];
     sn_recovery recovery;
     uint32_t lost_devices; /* of the engine's, those that are known to the protocol; bits as in its stats */
     sn_transport *transport;
@@ -67,6 +72,7 @@ static sn_serving_options serving_options(const sn_node_config *config) {
     sn_serving_options options = {
         .model_path = config->model_path,
         .hub = config->hub,
+        .keep_ends = config->share_bytes_per_s > 0,
         .device_placement = config->device_placement,
         .kv_dtype = config->kv_dtype,
         .prefix_cache_memory = config->prefix_cache_memory,
@@ -81,15 +87,37 @@ static sn_serving_options serving_options(const sn_node_config *config) {
     return options;
 }
 
+static void wake_network(void *ctx) { sn_transport_wake(((sn_node *)ctx)->transport); }
+
 /* The model's parameters and id, needed before any block is loaded. */
 static sn_status node_describe_model(sn_node *node, const sn_node_config *config, sn_err *err) {
     sn_model *model = NULL;
     char path[SN_PATH_SIZE];
-    sn_status status = sn_hub_open_model(config->model_path, config->hub, path, &model, err);
+    sn_status status =
+        sn_swarm_open_model(config->model_path, node->serving_options.swarm, config->hub, path, &model, err);
     if (status) return status;
     node->hp = *sn_model_hparams(model);
     node->model = sn_model_id(model);
     sn_model_close(&model);
+    if (!config->share_bytes_per_s || !config->swarm) return SN_OK;
+    return sn_shelf_new(path, config->swarm->cache, wake_network, node, &node->shelf, err);
+}
+
+/* The node asks itself for other nodes, before those that it joined, because it knows more of them, and those may be
+ * gone. */
+static sn_status node_swarm_access(sn_node *node, const sn_node_config *config, sn_err *err) {
+    char key[2 * SN_KEY_SIZE + 1];
+    if (!config->swarm) return SN_OK;
+    node->swarm = *config->swarm;
+    node->serving_options.swarm = &node->swarm;
+    sn_status status = sn_calloc(&node->sources, config->n_join + 1, sizeof *node->sources, err);
+    if (status) return status;
+    snprintf(node->own_source, sizeof node->own_source, "%s#%s", node->address,
+             sn_hex(node->identity.curve_key, SN_KEY_SIZE, key));
+    node->sources[0] = node->own_source;
+    for (size_t i = 0; i < config->n_join; i++) node->sources[i + 1] = config->join[i];
+    node->swarm.join = node->sources;
+    node->swarm.n_join = config->n_join + 1;
     return SN_OK;
 }
 
@@ -115,7 +143,6 @@ static sn_status node_make_private(sn_node *node, const char *path, sn_err *err)
     return status;
 }
 
-static void wake_network(void *ctx) { sn_transport_wake(((sn_node *)ctx)->transport); }
 static bool engine_submit(void *ctx, sn_job *job) {
     sn_engine *engine = ((sn_node *)ctx)->serving.engine;
     return engine && sn_engine_submit(engine, job);
@@ -195,6 +222,7 @@ static sn_status node_new_protocol(sn_node *node, const sn_node_config *config, 
         .prefix_cache_shared = config->prefix_cache_shared,
         .quota = config->quota,
         .n_joined = config->n_join,
+        .share = {config->share_bytes_per_s, sn_shelf_offer, sn_shelf_read, node->shelf},
         .submit = engine_submit,
         .read_stats = read_stats,
         .ctx = node,
@@ -287,6 +315,9 @@ static int64_t node_watch_joined(sn_node *node) {
 
 /* What is due by time; returns when to call again. */
 static int64_t node_tick(sn_node *node) {
+    sn_hash manifest;
+    if (node->shelf && sn_shelf_take(node->shelf, &manifest))
+        sn_protocol_share(node->protocol, &manifest, sn_now_us(), sn_unix_ms());
     int64_t devices_us = node_try_devices(node);
     int64_t protocol_us = sn_protocol_tick(node->protocol, sn_now_us(), sn_unix_ms());
     int64_t dht_us = sn_dht_client_tick(&node->dht_client, node->introducer, &node->identity, node->announced,
@@ -398,6 +429,7 @@ sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn
     if (!status && by_introduction) status = node_introduce(node, config, err);
     if (!status) status = node_name_announced(node, config, by_introduction, err);
     if (!status && config->metrics) status = node_start_metrics(node, config, err);
+    if (!status) status = node_swarm_access(node, config, err);
     if (!status) status = node_describe_model(node, config, err);
     if (!status && config->dht && by_introduction) status = node_open_dht(node, config, err);
     if (!status) status = node_new_protocol(node, config, err);
@@ -417,10 +449,12 @@ void sn_node_free(sn_node **node) {
     if (sn_loader_join(&n->loader, &err)) sn_log(SN_LOG_INFO, "blocks not loaded", "text=%s", err.text);
     sn_recovery_end(&n->recovery);      /* it wakes the transport */
     sn_engine_free(&n->serving.engine); /* from here on no other thread touches span, pool and sessions */
+    sn_shelf_free(&n->shelf);           /* its thread wakes the transport */
     sn_protocol_free(&n->protocol);
     sn_introducer_free(&n->introducer); /* it wakes the transport */
     sn_transport_free(&n->transport);
     sn_serving_free(&n->serving);
+    free(n->sources);
     free(n);
     *node = NULL;
 }

@@ -7,15 +7,17 @@
 #ifndef SN_NODE_SERVING_H
 #define SN_NODE_SERVING_H
 
-#include "model/hub/hub.h"
 #include "node/engine/adapter_store.h"
 #include "node/engine/engine.h"
 #include "node/placement/device_placement.h"
+#include "sharing/swarm_model.h"
 
 /* What the owner of a node wants of the blocks' memory. Borrowed as long as a load runs. */
 typedef struct sn_serving_options {
-    const char *model_path;     /* or a name, if hub is given */
-    const sn_hub_settings *hub; /* NULL: models are paths */
+    const char *model_path;       /* or a name, if hub is given */
+    const sn_hub_settings *hub;   /* NULL: models are paths */
+    const sn_swarm_access *swarm; /* for models of the swarm */
+    bool keep_ends;               /* fetch embedding and LM head, too, which clients without a file ask for */
     sn_device_placement_options device_placement;
     sn_kv_dtype kv_dtype;
     size_t prefix_cache_memory; /* host memory of the prefix cache; 0: none */

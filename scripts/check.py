@@ -35,7 +35,8 @@ ROOMS = {
     "node/membership": "net net/transport",
     "node/placement": "blocks device model net",
     "node/protocol": "node/engine node/membership node/placement blocks kvcache device model net net/transport",
-    "node": "gateway/pages model/hub node/engine node/membership node/placement node/protocol blocks kvcache device model net net/transport",
+    "sharing": "client/net model model/hub net net/transport",
+    "node": "gateway/pages model/hub sharing node/engine node/membership node/placement node/protocol blocks kvcache device model net net/transport",
     "client/net": "model net net/transport",
     "client/routing": "model net",
     "client/chain": "client/net client/routing blocks kvcache device model net net/transport",
@@ -72,7 +73,7 @@ INNER = {
     "cli/cmd_route.c": "cli/setup.h client/chain/explanation.h",
     "cli/cmd_tune.c": "cli/setup.h",
     "cli/cmd_verify.c": "cli/setup.h client/audit/evidence.h model/source.h net/directory.h",
-    "cli/fetch_model.c": "model/hub/environment.h model/source.h",
+    "cli/fetch_model.c": "model/hub/environment.h model/source.h sharing/swarm_model.h",
 }
 FILE_LINES_MAX, FUNCTION_LINES_MAX, PARAMETERS_MAX, DESIGN_NOTE_LINES = 650, 75, 7, 200
 

@@ -35,12 +35,21 @@ static const sn_word draft_words[] = {{"off", SN_DRAFT_OFF}, {"ngram", SN_DRAFT_
 sn_settings sn_program_settings = DEFAULTS;
 static const sn_settings defaults = DEFAULTS;
 
+#define MODEL_HELP                                                                                                     \
+    "a GGUF file, or a folder with config.json, safetensors files and tokenizer.json; the program "                    \
+    "swarm also takes ORG/NAME[:FILE][@REVISION] of a hub or the URL of a GGUF file, and fetches what it "             \
+    "needs"
+
 static const sn_option model_options[] = {
-    SN_OPT_REQUIRED(
-        "model", "PATH", &sn_program_settings.common.model,
-        "a GGUF file, or a folder with config.json, safetensors files and tokenizer.json; the program "
-        "swarm also takes ORG/NAME[:FILE][@REVISION] of a hub or the URL of a GGUF file, and fetches what it "
-        "needs"),
+    SN_OPT_REQUIRED("model", "PATH", &sn_program_settings.common.model, MODEL_HELP),
+};
+
+static const sn_option chosen_model_options[] = {
+    SN_OPT_STRING("model", "PATH", &sn_program_settings.common.model,
+                  MODEL_HELP "; with --join and without --model: a model of the swarm, of which the client's part is "
+                             "fetched from nodes"),
+    SN_OPT_STRING("model-id", "DIGITS", &sn_program_settings.common.model_id,
+                  "without --model: the model of the swarm whose id begins with these digits"),
 };
 
 static const sn_option connection_options[] = {
@@ -192,6 +201,7 @@ static const sn_option api_options[] = {
 };
 
 const sn_option_group sn_group_model = SN_OPTION_GROUP("Model:", model_options);
+const sn_option_group sn_group_chosen_model = SN_OPTION_GROUP("Model:", chosen_model_options);
 const sn_option_group sn_group_connection = SN_OPTION_GROUP("Swarm:", connection_options);
 const sn_option_group sn_group_chain = SN_OPTION_GROUP("Route:", chain_options);
 const sn_option_group sn_group_device = SN_OPTION_GROUP("Device:", device_options);

@@ -19,7 +19,7 @@ typedef enum sn_route_choice { SN_ROUTE_LATENCY, SN_ROUTE_THROUGHPUT } sn_route_
 extern const sn_word sn_route_words[];
 
 typedef struct sn_common_settings {
-    const char *model, *adapter;
+    const char *model, *model_id, *adapter;
     sn_strings join;
     const char *dht, *identity, *swarm_key, *emulated_link;
     sn_strings only, deny;
@@ -88,13 +88,14 @@ typedef struct sn_settings {
 /* The settings into which the tables' targets point: the defaults, until the program parses a command line. */
 extern sn_settings sn_program_settings;
 
-extern const sn_option_group sn_group_model;      /* --model */
-extern const sn_option_group sn_group_adapter;    /* --adapter */
-extern const sn_option_group sn_group_connection; /* --join, --dht, --identity, ... */
-extern const sn_option_group sn_group_chain;      /* --local, --only, --push, ... */
-extern const sn_option_group sn_group_device;     /* --threads, --device, --isa */
-extern const sn_option_group sn_group_sampling;   /* --max-tokens, --temperature, ... */
-extern const sn_option_group sn_group_draft;      /* --draft, --draft-model, --draft-tokens */
+extern const sn_option_group sn_group_model;        /* --model */
+extern const sn_option_group sn_group_chosen_model; /* the same, of commands that use a model of the swarm without it */
+extern const sn_option_group sn_group_adapter;      /* --adapter */
+extern const sn_option_group sn_group_connection;   /* --join, --dht, --identity, ... */
+extern const sn_option_group sn_group_chain;        /* --local, --only, --push, ... */
+extern const sn_option_group sn_group_device;       /* --threads, --device, --isa */
+extern const sn_option_group sn_group_sampling;     /* --max-tokens, --temperature, ... */
+extern const sn_option_group sn_group_draft;        /* --draft, --draft-model, --draft-tokens */
 extern const sn_option_group sn_group_bench_draft;
 extern const sn_option_group sn_group_session; /* --save, --load, --session-key */
 extern const sn_option_group sn_group_audit;   /* --audit, ... */

@@ -109,12 +109,23 @@ static sn_status fetch_whole(fetcher *f, const sn_hub_repo *repo, const char *fi
     return status ? status : sn_hub_part_fetch(&f->settings, f->http, part, file, err);
 }
 
+static const char *const small[] = {"config.json",           "generation_config.json", "tokenizer.json",
+                                    "tokenizer_config.json", "chat_template.jinja",    "model.safetensors.index.json"};
+
+static bool is_shard(const char *name) {
+    static const char ending[] = ".safetensors";
+    size_t len = strlen(name), n = sizeof ending - 1;
+    return !strncmp(name, "model", 5) && !strchr(name, '/') && len >= n && !strcmp(name + len - n, ending);
+}
+
+bool sn_hub_is_model_file(const char *name) {
+    for (size_t i = 0; i < sizeof small / sizeof *small; i++)
+        if (!strcmp(name, small[i])) return true;
+    return is_shard(name);
+}
+
 /* Configuration and tokenizer of a folder, then the headers of its shards. */
 static sn_status fetch_folder(fetcher *f, const sn_hub_repo *repo, sn_err *err) {
-    static const char *const small[] = {"config.json",         "generation_config.json",
-                                        "tokenizer.json",      "tokenizer_config.json",
-                                        "chat_template.jinja", "model.safetensors.index.json"};
-    static const char ending[] = ".safetensors";
     const char *name, *etag;
     json_t *entry;
     uint64_t size;
@@ -122,10 +133,8 @@ static sn_status fetch_folder(fetcher *f, const sn_hub_repo *repo, sn_err *err) 
     for (size_t i = 0; !status && i < sizeof small / sizeof *small; i++)
         if (sn_hub_repo_has(repo, small[i], &size, &etag) && size) status = fetch_whole(f, repo, small[i], err);
     json_object_foreach(repo->files, name, entry) {
-        size_t len = strlen(name), n = sizeof ending - 1;
         sn_hub_part *part;
-        if (status || strncmp(name, "model", 5) || strchr(name, '/') || len < n || strcmp(name + len - n, ending))
-            continue;
+        if (status || !is_shard(name)) continue;
         status = add_repo_file(f, repo, name, &part, err);
         if (!status) status = sn_hub_part_fetch_header(&f->settings, f->http, part, err);
     }
@@ -143,11 +152,8 @@ static bool find_in_hf_cache(const sn_hub_repo *repo, const char *file, char pat
         return false;
     if (*file) return !access(path, R_OK);
     json_object_foreach(repo->files, name, entry) {
-        size_t len = strlen(name);
-        bool weights =
-            len > 12 && !strcmp(name + len - 12, ".safetensors") && !strncmp(name, "model", 5) && !strchr(name, '/');
         snprintf(at, sizeof at, "%s/%s", path, name);
-        if ((weights || !strcmp(name, "config.json") || !strcmp(name, "tokenizer.json")) && access(at, R_OK))
+        if ((is_shard(name) || !strcmp(name, "config.json") || !strcmp(name, "tokenizer.json")) && access(at, R_OK))
             return false;
     }
     return true;

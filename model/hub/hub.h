@@ -22,6 +22,9 @@ enum { SN_HUB_PROGRESS_SIZE = 200 };
 /* "fetching block 12: 1.0 MiB of 4.0 MiB, 2.0 MiB/s, 2 s left", into out; returns out. */
 const char *sn_hub_progress_text(const sn_hub_progress *progress, char out[SN_HUB_PROGRESS_SIZE]);
 
+/* A function for `progress` of programs: shows the line on standard error, if that is a terminal. */
+void sn_hub_show_progress(void *context, const sn_hub_progress *progress);
+
 typedef struct sn_hub_settings {
     sn_http_settings http;       /* endpoint: the hub's */
     char cache[SN_PATH_SIZE];    /* our folder of fetched models */
@@ -29,6 +32,12 @@ typedef struct sn_hub_settings {
     void (*progress)(void *context, const sn_hub_progress *progress); /* NULL: silent; a few times a second */
     void *context;
 } sn_hub_settings;
+
+/* Whether a file of this name in a folder of safetensors is read when the model is opened or computed: configuration,
+ * tokenizer, weights. */
+bool sn_hub_is_model_file(const char *name);
+
+sn_status sn_hub_make_folders(const char *path, sn_err *err) SN_MUST_USE; /* a folder and those above it */
 
 /* Opens the model that `name` names: a path, or what sn_model_name_is_remote says is to be fetched. `path` is then
  * where its files are, for tokenizer and chat template. SN_REFUSED lists the files when a repository has several

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <unistd.h>
 
 enum {
     GAP = 64 << 10,         /* bytes that are fetched rather than asking twice */
@@ -32,6 +32,13 @@ const char *sn_hub_progress_text(const sn_hub_progress *p, char out[SN_HUB_PROGR
              sn_format_size(p->done, done), sn_format_size(p->total, total),
              sn_format_size((size_t)p->bytes_per_s, rate), left_s);
     return out;
+}
+
+void sn_hub_show_progress(void *context, const sn_hub_progress *progress) {
+    char line[SN_HUB_PROGRESS_SIZE];
+    (void)context;
+    if (!isatty(STDERR_FILENO)) return;
+    fprintf(stderr, "\r%s   %s", sn_hub_progress_text(progress, line), progress->done < progress->total ? "" : "\n");
 }
 
 static void tell(receiving *r, bool now) {

@@ -37,7 +37,4 @@ sn_status sn_hub_part_fetch(const sn_hub_settings *settings, sn_http *http, sn_h
 sn_status sn_hub_part_fetch_header(const sn_hub_settings *settings, sn_http *http, sn_hub_part *part,
                                    sn_err *err) SN_MUST_USE;
 
-/* Makes a folder and those above it. */
-sn_status sn_hub_make_folders(const char *path, sn_err *err) SN_MUST_USE;
-
 #endif

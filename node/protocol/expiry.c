@@ -14,6 +14,7 @@
 /* -- owners that are gone ------------------------------------------------------------------------------------------ */
 
 void sn_protocol_peer_gone(sn_protocol *protocol, sn_peer peer, int64_t now_us) {
+    sn_protocol_sharing_gone(protocol, peer);
     for (size_t i = 0; i < sn_sessions_count(protocol->sessions); i++) {
         sn_session *session = sn_sessions_at(protocol->sessions, i);
         if (session->owner_peer != peer || session->owner_gone_us) continue;

@@ -188,6 +188,7 @@ void sn_protocol_handle(sn_protocol *protocol, sn_event *event, int64_t now_us, 
         sn_protocol_on_open(protocol, event, now_us);
         break;
     case SN_MSG_STEP:
+        protocol->sharing.stepped_us = now_us;
         sn_protocol_on_step(protocol, event, now_us);
         break;
     case SN_MSG_CLOSE:
@@ -219,6 +220,12 @@ void sn_protocol_handle(sn_protocol *protocol, sn_event *event, int64_t now_us, 
         break;
     case SN_MSG_ADAPTERS:
         sn_protocol_on_adapters(protocol, event);
+        break;
+    case SN_MSG_WEIGHTS_OFFER:
+        sn_protocol_on_weights_offer(protocol, event);
+        break;
+    case SN_MSG_WEIGHTS:
+        sn_protocol_on_weights(protocol, event);
         break;
     case SN_MSG_FORWARD:
     case SN_MSG_BACKWARD:
@@ -275,6 +282,8 @@ int64_t sn_protocol_tick(sn_protocol *protocol, int64_t now_us, int64_t unix_ms)
     int64_t migration_us = sn_kv_migration_tick(protocol, now_us);
     int64_t placement_us = protocol_tick_placement(protocol, now_us, unix_ms);
     int64_t next_us = sn_membership_tick(protocol->membership, now_us, unix_ms);
+    int64_t sharing_us = sn_protocol_sharing_tick(protocol, now_us);
+    if (sharing_us < next_us) next_us = sharing_us;
     if (outgoing_us < next_us) next_us = outgoing_us;
     if (orphans_us < next_us) next_us = orphans_us;
     if (migration_us < next_us) next_us = migration_us;

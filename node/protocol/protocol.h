@@ -24,6 +24,7 @@
 #ifndef SN_NODE_PROTOCOL_PROTOCOL_H
 #define SN_NODE_PROTOCOL_PROTOCOL_H
 
+#include "model/range_set.h"
 #include "node/engine/adapter_store.h"
 #include "node/placement/placement.h"
 #include "node/protocol/quota.h"
@@ -36,6 +37,18 @@ enum {
     SN_OWNER_GONE_US = 10000000,   /* for which a session survives the connection of its owner */
     SN_UNUSED_SESSION_US = 2000000 /* for which a session without a step is safe from newcomers of a full node */
 };
+
+/* What the node has of its model's files, for others. Both functions are called on the network thread and do not wait.
+ * file: 1, 2, ... in the order of the manifest (model/hub/manifest.h); 0: the manifest itself, for `read` only. */
+typedef struct sn_share {
+    size_t bytes_per_s; /* at most; 0: the node shares nothing */
+    /* Adds the bytes of the file that are here to *out. */
+    sn_status (*offer)(void *ctx, uint64_t file, sn_range_set *out, sn_err *err);
+    /* Reads exactly these bytes; *size is the size of the whole file. SN_RETRY: they are read from the disk now, ask
+     * again in some milliseconds. SN_REFUSED: they are not here. */
+    sn_status (*read)(void *ctx, uint64_t file, uint64_t from, size_t bytes, void *out, uint64_t *size, sn_err *err);
+    void *ctx;
+} sn_share;
 
 typedef struct sn_protocol_setup {
     sn_transport *transport; /* the protocol sends, dials and hangs up; its owner receives */
@@ -59,6 +72,7 @@ typedef struct sn_protocol_setup {
     size_t tune_bytes_max;      /* memory for training: at most half for adapters, the rest to compute in; as much again
                                  * may lie in batches that wait. 0: the node does not train */
     sn_quota_limits quota;      /* of each client; its priorities are copied */
+    sn_share share;             /* copied */
     size_t n_joined;            /* addresses given with --join, for the statistics */
     /* Hands a job to the engine, which returns it through sn_protocol_job_done. False: the engine is full, and the job
      * stays the protocol's. */
@@ -102,6 +116,9 @@ void sn_protocol_reload(sn_protocol *protocol, int64_t now_us, int64_t unix_ms);
 void sn_protocol_not_loaded(sn_protocol *protocol, bool again, int64_t now_us, int64_t unix_ms);
 /* The engine is freed, the span about to be: frees the adapters that lie on it. */
 void sn_protocol_vacate(sn_protocol *protocol, int64_t now_us, int64_t unix_ms);
+
+/* From now on the node shares the files of this manifest (its id), and announces that. NULL: nothing any more. */
+void sn_protocol_share(sn_protocol *protocol, const sn_hash *manifest, int64_t now_us, int64_t unix_ms);
 
 /* -- leaving, in two stages: both are announced */
 

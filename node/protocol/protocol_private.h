@@ -8,6 +8,7 @@
  *   kv_exchange.c   KV_PUT, KV_GET, RESUME: KV pages into and out of a session
  *   kv_migration.c  KV_SEND: copying a session's KV pages to another node
  *   train.c         ADAPTER_PUT, ADAPTERS, FORWARD, BACKWARD
+ *   weights.c       WEIGHTS_OFFER, WEIGHTS: bytes of the model's files for others
  *   report.c        what the node tells about itself: announcement, STATUS_REPLY, statistics */
 #ifndef SN_NODE_PROTOCOL_PROTOCOL_PRIVATE_H
 #define SN_NODE_PROTOCOL_PROTOCOL_PRIVATE_H
@@ -40,6 +41,27 @@ typedef struct sn_outgoing {
     size_t n;
 } sn_outgoing;
 
+enum { SN_SHARING_WAITING_MAX = 256 };
+
+/* A WEIGHTS that waits (weights.c). */
+typedef struct sn_weights_request {
+    sn_peer peer;
+    uint8_t key[SN_KEY_SIZE];
+    uint64_t correlation_id, file, from;
+    size_t bytes;
+    int tries; /* to read its bytes, which were not in memory */
+    int64_t not_before_us;
+} sn_weights_request;
+
+typedef struct sn_sharing {
+    bool shares;
+    sn_hash manifest;
+    int64_t left, refilled_us; /* bytes that may be sent now; below zero: owed */
+    int64_t stepped_us;        /* when the newest step arrived */
+    sn_weights_request waiting[SN_SHARING_WAITING_MAX];
+    size_t n;
+} sn_sharing;
+
 struct sn_protocol {
     sn_protocol_setup setup; /* without address and name, which membership has copied */
     const sn_hparams *hp;    /* of the model */
@@ -50,6 +72,7 @@ struct sn_protocol {
     sn_adapter_table adapters;
     sn_training_batches training;
     sn_outgoing outgoing;
+    sn_sharing sharing;
     sn_hasher *hasher;
     size_t orphans;                  /* sessions whose owner's connection has ended */
     size_t jobs, kv_reads;           /* in the engine; kv_reads: those of them that read KV pages */
@@ -60,6 +83,7 @@ struct sn_protocol {
     int64_t unix_ms, unix_offset_ms; /* wall clock as of the newest call, and its difference to now_us */
     struct {                         /* counters since the start */
         uint64_t steps, tokens;
+        uint64_t shared_bytes;          /* of the model's files, given to others */
         uint64_t sessions_migrated;     /* sessions whose KV pages another node received */
         uint64_t refusals[SN_STOP + 1]; /* ERRORs sent, by status */
         sn_histogram step_us, queue_us; /* from arrival to reply, and from arrival to the start of the computation */
@@ -170,6 +194,13 @@ void sn_protocol_on_adapters(sn_protocol *protocol, const sn_event *event);
 void sn_protocol_on_training_batch(sn_protocol *protocol, sn_event *event, int64_t now_us); /* FORWARD or BACKWARD */
 void sn_protocol_cancel_training(sn_protocol *protocol, sn_peer peer); /* its connection has ended */
 void sn_protocol_training_done(sn_protocol *protocol, sn_job *job, int64_t now_us);
+
+/* -- weights.c */
+
+void sn_protocol_on_weights_offer(sn_protocol *protocol, const sn_event *event);
+void sn_protocol_on_weights(sn_protocol *protocol, const sn_event *event);
+void sn_protocol_sharing_gone(sn_protocol *protocol, sn_peer peer);      /* its connection has ended */
+int64_t sn_protocol_sharing_tick(sn_protocol *protocol, int64_t now_us); /* returns when to call again */
 
 /* -- report.c */
 

@@ -36,6 +36,8 @@ void sn_protocol_describe(const sn_protocol *protocol, sn_announcement *a) {
     sn_engine_stats stats = protocol->setup.read_stats(protocol->setup.ctx);
     a->state = announced_state(protocol);
     memcpy(a->model, protocol->setup.model.bytes, SN_HASH_SIZE);
+    if (protocol->sharing.shares && !protocol->leaving)
+        memcpy(a->manifest, protocol->sharing.manifest.bytes, SN_HASH_SIZE);
     a->first_block = (uint64_t)placement->working_first;
     a->end_block = (uint64_t)placement->working_end;
     a->n_blocks = (uint64_t)protocol->hp->n_blocks;

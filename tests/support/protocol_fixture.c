@@ -18,6 +18,24 @@ static sn_engine_stats read_stats(void *ctx) {
     return (sn_engine_stats){.kv_bytes = sn_kv_pool_bytes_used(b->pool), .queued_steps = (uint64_t)b->n_waiting};
 }
 
+/* The file that is shared, once sn_protocol_share was called: byte i is i / 1000. */
+static sn_status offer_file(void *ctx, uint64_t file, sn_range_set *out, sn_err *err) {
+    (void)ctx;
+    if (file != 1) return sn_fail(err, SN_REFUSED, "there is one file");
+    return sn_range_set_add(out, 0, SHARED_FILE_BYTES, err);
+}
+
+static sn_status read_file(void *ctx, uint64_t file, uint64_t from, size_t bytes, void *out, uint64_t *size,
+                           sn_err *err) {
+    protocol_fixture *b = ctx;
+    if (file != 1 || from > SHARED_FILE_BYTES || bytes > SHARED_FILE_BYTES - from)
+        return sn_fail(err, SN_REFUSED, "these bytes of the file are not here");
+    if (b->not_in_memory && b->not_in_memory--) return sn_fail(err, SN_RETRY, "not in memory");
+    for (size_t i = 0; i < bytes; i++) ((uint8_t *)out)[i] = (uint8_t)((from + i) / 1000);
+    *size = SHARED_FILE_BYTES;
+    return SN_OK;
+}
+
 node_client protocol_fixture_client(protocol_fixture *b) {
     node_client client = {0};
     client.transport = cluster_transport(b->w->cluster, &client.identity);
@@ -50,6 +68,7 @@ void protocol_fixture_begin(protocol_fixture *b) {
                                      .tune_bytes_max = TUNE_BYTES,
                                      .session_timeout_us = 60 * SECOND,
                                      .kv_timeout_us = SECOND,
+                                     .share = {SHARED_BYTES_PER_S, offer_file, read_file, b},
                                      .submit = submit_job,
                                      .read_stats = read_stats,
                                      .ctx = b};

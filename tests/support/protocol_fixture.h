@@ -7,7 +7,14 @@
 #include "node/protocol/protocol.h"
 #include "tests/support/node_client.h"
 
-enum { SECOND = 1000000, T0 = 100 * SECOND, TUNE_BYTES = 1 << 20, FIXTURE_SESSIONS_MAX = 8 };
+enum {
+    SECOND = 1000000,
+    T0 = 100 * SECOND,
+    TUNE_BYTES = 1 << 20,
+    FIXTURE_SESSIONS_MAX = 8,
+    SHARED_BYTES_PER_S = 1 << 20,
+    SHARED_FILE_BYTES = 64 << 20
+};
 
 typedef struct protocol_fixture {
     testbed *w; /* for its model and numbers; its cluster has no nodes */
@@ -20,7 +27,8 @@ typedef struct protocol_fixture {
     sn_protocol *protocol;
     sn_job *waiting[16];
     int n_waiting, queue_max;
-    int64_t unix_ms; /* constant unless the test changes it */
+    int64_t unix_ms;   /* constant unless the test changes it */
+    int not_in_memory; /* of reads of the shared file: so many find nothing in memory */
     node_client client;
 } protocol_fixture;
 

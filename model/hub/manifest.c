@@ -1,0 +1,135 @@
+#include "model/hub/manifest.h"
+
+#include "base/file.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void sn_manifest_fini(sn_manifest *m) {
+    free(m->blocks);
+    free(m->files);
+    free(m->pieces);
+    *m = (sn_manifest){0};
+}
+
+/* The lines of the text, one at a time. */
+typedef struct reader {
+    const char *at, *end;
+    size_t line;
+} reader;
+
+static sn_status fail(const reader *r, const char *what, sn_err *err) {
+    return sn_fail(err, SN_REFUSED, "the manifest is wrong in line %zu: %s", r->line, what);
+}
+
+/* Takes "word " at the beginning of the next line. */
+static bool take_word(reader *r, const char *word) {
+    size_t n = strlen(word);
+    if ((size_t)(r->end - r->at) <= n || memcmp(r->at, word, n) || r->at[n] != ' ') return false;
+    r->at += n + 1;
+    r->line++;
+    return true;
+}
+
+/* The rest of the line, without its end. */
+static bool take_rest(reader *r, char *out, size_t size) {
+    const char *newline = memchr(r->at, '\n', (size_t)(r->end - r->at));
+    if (!newline || (size_t)(newline - r->at) >= size) return false;
+    snprintf(out, size, "%.*s", (int)(newline - r->at), r->at);
+    r->at = newline + 1;
+    return true;
+}
+
+static bool take_hash(reader *r, sn_hash *out) {
+    char hex[2 * SN_HASH_SIZE + 1];
+    return take_rest(r, hex, sizeof hex) && !sn_unhex(hex, out->bytes, SN_HASH_SIZE, NULL);
+}
+
+/* Digits and the blank after them. */
+static bool take_number(reader *r, uint64_t *out) {
+    size_t n = 0;
+    for (*out = 0; r->at < r->end && isdigit((unsigned char)*r->at) && n < 19; n++)
+        *out = *out * 10 + (uint64_t)(*r->at++ - '0');
+    return n && r->at < r->end && *r->at++ == ' ';
+}
+
+static size_t count_lines(const char *text, size_t len, const char *word) {
+    size_t count = 0, n = strlen(word);
+    for (const char *at = text, *end = text + len; at && (size_t)(end - at) > n;) {
+        count += !memcmp(at, word, n);
+        at = memchr(at, '\n', (size_t)(end - at));
+        if (at) at++;
+    }
+    return count;
+}
+
+static sn_status read_pieces(reader *r, sn_manifest *m, sn_manifest_file *file, sn_err *err) {
+    uint64_t at = 0, bytes;
+    file->first_piece = m->n_pieces;
+    while (take_word(r, "piece")) {
+        sn_piece *piece = &m->pieces[m->n_pieces++];
+        if (!take_number(r, &bytes) || !bytes || bytes > SN_PIECE_MAX || bytes > file->size - at ||
+            !take_hash(r, &piece->hash))
+            return fail(r, "a piece has 1 to 1048576 bytes of its file, and a hash", err);
+        piece->from = at;
+        piece->to = at += bytes;
+    }
+    file->n_pieces = m->n_pieces - file->first_piece;
+    return at == file->size ? SN_OK : fail(r, "the pieces before it are not the whole file", err);
+}
+
+static sn_status read_file(reader *r, sn_manifest *m, sn_err *err) {
+    sn_manifest_file *file = &m->files[m->n_files];
+    if (!take_number(r, &file->size) || !take_number(r, &file->header) ||
+        !take_rest(r, file->name, sizeof file->name) || !file->size || file->size > INT64_MAX ||
+        file->header > file->size)
+        return fail(r, "a file has a size, the length of its header and a name", err);
+    if (!sn_hub_path_is_safe(file->name) || strchr(file->name, '/'))
+        return fail(r, "this is no plain name of a file", err);
+    for (size_t i = 0; i < m->n_files; i++)
+        if (!strcmp(m->files[i].name, file->name)) return fail(r, "the file is named twice", err);
+    m->n_files++;
+    return read_pieces(r, m, file, err);
+}
+
+sn_status sn_manifest_parse(const char *text, size_t len, sn_manifest *m, sn_err *err) {
+    reader r = {text, text + len, 0};
+    char version[8];
+    size_t n_blocks = count_lines(text, len, "block "), n_files = count_lines(text, len, "file ");
+    *m = (sn_manifest){.id = sn_hash_of(text, len)};
+    if (len > SN_MANIFEST_MAX || !n_blocks || n_blocks > SN_BLOCKS_MAX || !n_files || n_files > SN_MANIFEST_FILES_MAX ||
+        memchr(text, 0, len))
+        return sn_fail(err, SN_REFUSED, "this is no manifest: make one with 'swarm hash'");
+    sn_status status = sn_calloc(&m->blocks, n_blocks, sizeof *m->blocks, err);
+    if (!status) status = sn_calloc(&m->files, n_files, sizeof *m->files, err);
+    if (!status) status = sn_calloc(&m->pieces, count_lines(text, len, "piece ") + 1, sizeof *m->pieces, err);
+    if (status) return status;
+    if (!take_word(&r, "swarm manifest") || !take_rest(&r, version, sizeof version) || strcmp(version, "1"))
+        return fail(&r, "it must be 'swarm manifest 1'", err);
+    if (!take_word(&r, "name") || !take_rest(&r, m->name, sizeof m->name)) return fail(&r, "a name is due", err);
+    if (!take_word(&r, "model") || !take_hash(&r, &m->model)) return fail(&r, "the model's hash is due", err);
+    if (!take_word(&r, "ends") || !take_hash(&r, &m->ends)) return fail(&r, "the hash of the ends is due", err);
+    while (take_word(&r, "block"))
+        if (!take_hash(&r, &m->blocks[m->n_blocks++])) return fail(&r, "a block has a hash", err);
+    while (!status && take_word(&r, "file")) status = read_file(&r, m, err);
+    if (!status && (r.at != r.end || !m->n_blocks || !m->n_files)) status = fail(&r, "what follows it is unknown", err);
+    for (char *c = m->name; *c; c++)
+        if (*c < ' ' || *c > '~') *c = '?'; /* it goes to terminals */
+    return status;
+}
+
+const sn_piece *sn_manifest_piece_at(const sn_manifest *m, const sn_manifest_file *file, uint64_t at) {
+    size_t low = file->first_piece, high = low + file->n_pieces;
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (m->pieces[middle].from <= at)
+            low = middle;
+        else
+            high = middle;
+    }
+    return &m->pieces[low];
+}

@@ -1,0 +1,65 @@
+/* A manifest: what the files of a model are, as hashes, so that their bytes can be taken from anybody.
+ *
+ * It is a text: the model's name and id, the hash of what a client computes itself, the hash of each block, and then
+ * the files, each cut into pieces of at most 1 MiB with a hash each. Pieces end where a block ends, so a program that
+ * has some blocks has their pieces whole. The manifest's id is the SHA-256 of the text: a program that knows the id
+ * needs to trust no other one for the rest.
+ *
+ *     swarm manifest 1
+ *     name SmolLM2 135M Instruct
+ *     model HASH
+ *     ends HASH
+ *     block HASH                     (one line for each block, in order)
+ *     file SIZE HEADER NAME          (one for each file; HEADER: bytes at its beginning that opening the model reads)
+ *     piece BYTES HASH               (those of the file, in order)
+ *
+ * Central type: sn_manifest, immutable; any thread may read it. */
+#ifndef SN_MODEL_HUB_MANIFEST_H
+#define SN_MODEL_HUB_MANIFEST_H
+
+#include "base/cancel.h"
+#include "base/mem.h"
+#include "model/hub/model_name.h"
+#include "model/model.h"
+#include "model/range_set.h"
+
+enum { SN_PIECE_MAX = 1 << 20, SN_MANIFEST_MAX = 64 << 20, SN_MANIFEST_FILES_MAX = 1024 };
+
+/* The name of the manifest in the folder of a model that was fetched by it. */
+#define SN_MANIFEST_NAME "swarm.manifest"
+
+typedef struct sn_piece {
+    uint64_t from, to; /* bytes of the file */
+    sn_hash hash;
+} sn_piece;
+
+typedef struct sn_manifest_file {
+    char name[SN_HUB_FILE_SIZE]; /* without a folder; sn_hub_path_is_safe */
+    uint64_t size, header;
+    size_t first_piece, n_pieces; /* of sn_manifest.pieces */
+} sn_manifest_file;
+
+typedef struct sn_manifest {
+    sn_hash id;
+    char name[SN_MODEL_NAME_SIZE]; /* of the model, for people */
+    sn_hash model, ends;           /* sn_model_id, sn_model_client_hash */
+    sn_hash *blocks;               /* (n_blocks): sn_model_block_hash */
+    int n_blocks;
+    sn_manifest_file *files;
+    size_t n_files;
+    sn_piece *pieces;
+    size_t n_pieces;
+} sn_manifest;
+
+/* Reads a manifest that may come from anybody. SN_REFUSED says in which line it is wrong. Free *out in any case. */
+sn_status sn_manifest_parse(const char *text, size_t len, sn_manifest *out, sn_err *err) SN_MUST_USE;
+void sn_manifest_fini(sn_manifest *manifest); /* accepts a zeroed struct */
+
+/* Appends the manifest of the model at `path` to *text. Reads all of its bytes. SN_REFUSED: the files have holes or are
+ * not complete. SN_RETRY: cancelled (NULL: never). */
+sn_status sn_manifest_make(const char *path, const sn_cancel *cancel, sn_buf *text, sn_err *err) SN_MUST_USE;
+
+/* The piece of the file that holds byte `at`; at < file->size. */
+const sn_piece *sn_manifest_piece_at(const sn_manifest *manifest, const sn_manifest_file *file, uint64_t at);
+
+#endif

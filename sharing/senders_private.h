@@ -1,0 +1,45 @@
+/* The nodes that share the files of one manifest, and what each of them has. */
+#ifndef SN_SHARING_SENDERS_PRIVATE_H
+#define SN_SHARING_SENDERS_PRIVATE_H
+
+#include "sharing/fetcher.h"
+
+enum { SN_SENDERS_MAX = 64, SN_PIECES_PER_SENDER = 8 };
+
+typedef struct sn_sender {
+    uint8_t node[SN_KEY_SIZE], curve_key[SN_KEY_SIZE];
+    char address[SN_ADDRESS_MAX + 1], name[64];
+    sn_peer peer;           /* 0: not connected */
+    bool dropped;           /* nothing is taken from it any more */
+    int pieces;             /* that it is asked for now */
+    int64_t not_before_us;  /* it is left alone until then */
+    uint64_t offer_id;      /* correlation id of the question what it has; 0: none is open */
+    size_t offer_file;      /* of that question */
+    int64_t offer_until_us; /* for which its answer is waited */
+    bool *asked;            /* (n_files): it was asked what it has of the file, or has answered */
+    sn_range_set *present;  /* (n_files) */
+} sn_sender;
+
+typedef struct sn_senders {
+    sn_sender all[SN_SENDERS_MAX];
+    size_t n, n_files;
+    sn_hash manifest; /* its id */
+} sn_senders;
+
+void sn_senders_init(sn_senders *senders, const sn_hash *manifest, size_t n_files);
+void sn_senders_fini(sn_senders *senders);
+/* Adds the nodes of the directory that announce the manifest. */
+sn_status sn_senders_update(sn_senders *senders, const sn_directory *directory, sn_err *err) SN_MUST_USE;
+/* Asks those that were not asked yet what they have of the file. */
+sn_status sn_senders_ask(sn_senders *senders, sn_link *link, size_t file, int64_t now_us, sn_err *err) SN_MUST_USE;
+void sn_senders_ask_again(sn_senders *senders); /* the next sn_senders_ask asks all: they may have more by now */
+/* Takes an answer, or an error, to that question; false: the message is none. */
+bool sn_senders_take(sn_senders *senders, const sn_msg *msg);
+/* The sender that is asked for least now and has these bytes; SN_SENDERS_MAX: none. */
+size_t sn_senders_choose(const sn_senders *senders, size_t file, uint64_t from, uint64_t to, int64_t now_us);
+/* It did not answer, or its connection is lost: it is left alone for a while and then asked anew what it has. */
+void sn_sender_rest(sn_senders *senders, size_t sender, int64_t now_us);
+/* Says in the log why nothing more is taken from this node. */
+void sn_sender_drop(sn_sender *sender, const char *what);
+
+#endif

@@ -1,0 +1,122 @@
+/* Manifests: what is made of a model's files can be read, and nothing else can. */
+#include "base/file.h"
+#include "base/text.h"
+#include "model/hub/manifest.h"
+#include "model/model.h"
+#include "tests/support/require.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static const char folder[] = SN_FIXTURES "/golden/llama";
+
+static sn_buf make(void) {
+    sn_buf text;
+    sn_buf_init(&text, SN_MANIFEST_MAX);
+    REQUIRE(sn_manifest_make(folder, NULL, &text, &err));
+    return text;
+}
+
+Test(manifest, names_every_byte_of_the_files) {
+    sn_buf text = make();
+    sn_manifest m;
+    REQUIRE(sn_manifest_parse((const char *)text.data, text.len, &m, &err));
+    cr_assert_geq(m.n_files, 2);
+    for (size_t i = 0; i < m.n_files; i++) {
+        const sn_manifest_file *file = &m.files[i];
+        char path[SN_PATH_SIZE];
+        sn_buf bytes = {0};
+        uint64_t at = 0;
+        REQUIRE(sn_path_join(path, folder, file->name, &err));
+        REQUIRE(sn_read_file(path, 1 << 30, &bytes, &err));
+        cr_assert_eq(bytes.len, file->size);
+        for (size_t p = file->first_piece; p < file->first_piece + file->n_pieces; p++) {
+            const sn_piece *piece = &m.pieces[p];
+            sn_hash hash = sn_hash_of(bytes.data + piece->from, (size_t)(piece->to - piece->from));
+            cr_assert_eq(piece->from, at);
+            cr_assert(!memcmp(&hash, &piece->hash, sizeof hash));
+            cr_assert_eq(sn_manifest_piece_at(&m, file, piece->from), piece);
+            cr_assert_eq(sn_manifest_piece_at(&m, file, piece->to - 1), piece);
+            at = piece->to;
+        }
+        cr_assert_eq(at, file->size);
+        sn_buf_fini(&bytes);
+    }
+    sn_manifest_fini(&m);
+    sn_buf_fini(&text);
+}
+
+Test(manifest, says_what_the_model_says) {
+    sn_buf text = make();
+    sn_manifest m;
+    sn_model *model = NULL;
+    sn_hash hash;
+    REQUIRE(sn_manifest_parse((const char *)text.data, text.len, &m, &err));
+    REQUIRE(sn_model_open(folder, &model, &err));
+    sn_hash id = sn_model_id(model);
+    cr_expect(!memcmp(&id, &m.model, sizeof id));
+    cr_expect_eq(m.n_blocks, sn_model_hparams(model)->n_blocks);
+    for (int b = 0; b < m.n_blocks; b++) {
+        REQUIRE(sn_model_block_hash(model, b, &hash, &err));
+        cr_expect(!memcmp(&hash, &m.blocks[b], sizeof hash));
+    }
+    REQUIRE(sn_model_client_hash(model, &hash, &err));
+    cr_expect(!memcmp(&hash, &m.ends, sizeof hash));
+    sn_model_close(&model);
+    sn_manifest_fini(&m);
+    sn_buf_fini(&text);
+}
+
+/* Whether the manifest with one text in place of another is refused. */
+static bool is_refused(const sn_buf *text, const char *old, const char *new) {
+    char *copy = malloc(text->len + strlen(new) + 1);
+    const char *at = memmem(text->data, text->len, old, strlen(old));
+    sn_manifest m;
+    sn_err err = {0};
+    cr_assert(at && copy, "the manifest has no '%s'", old);
+    size_t before = (size_t)(at - (const char *)text->data), rest = text->len - before - strlen(old);
+    memcpy(copy, text->data, before);
+    memcpy(copy + before, new, strlen(new));
+    memcpy(copy + before + strlen(new), at + strlen(old), rest);
+    bool refused = sn_manifest_parse(copy, before + strlen(new) + rest, &m, &err) == SN_REFUSED && *err.text;
+    sn_manifest_fini(&m);
+    free(copy);
+    return refused;
+}
+
+Test(manifest, refuses_names_that_leave_the_folder) {
+    sn_buf text = make();
+    const char *const names[] = {
+        "../config.json", "/etc/passwd", "a/config.json", ".hidden", "..", "con\\fig.json", "", "model.safetensors"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char line[64];
+        snprintf(line, sizeof line, " %s\n", names[i]);
+        cr_expect(is_refused(&text, " config.json\n", line), "'%s' was taken", names[i]);
+    }
+    sn_buf_fini(&text);
+}
+
+Test(manifest, refuses_what_does_not_add_up) {
+    sn_buf text = make();
+    cr_expect(is_refused(&text, "swarm manifest 1", "swarm manifest 2"));
+    cr_expect(is_refused(&text, "model ", "model x"));
+    cr_expect(is_refused(&text, "\nends ", "\nEnds "));
+    cr_expect(is_refused(&text, "\nblock ", "\nblock 0"));
+    cr_expect(is_refused(&text, "\npiece ", "\npiece 1"));
+    cr_expect(is_refused(&text, "\npiece ", "\npiece 99999999999999999999 "));
+    cr_expect(is_refused(&text, "\npiece ", "\npiece -"));
+    cr_expect(is_refused(&text, "\nfile ", "\nfile 1"));
+    cr_expect(is_refused(&text, "\nfile ", "\nfile 9223372036854775808 0 x\nfile "));
+    cr_expect(is_refused(&text, "\nfile ", "\nx\nfile "));
+    for (size_t len = 0; len < text.len; len += 7) { /* a text that breaks off */
+        sn_manifest m;
+        sn_err err = {0};
+        bool at_a_file = len && !memcmp(text.data + len - 1, "\nfile", sn_min_size(5, text.len - len));
+        cr_expect(at_a_file || sn_manifest_parse((const char *)text.data, len, &m, &err), "%zu bytes were taken", len);
+        if (!at_a_file) sn_manifest_fini(&m);
+    }
+    sn_buf_fini(&text);
+}

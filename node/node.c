@@ -316,8 +316,11 @@ static int64_t node_watch_joined(sn_node *node) {
 /* What is due by time; returns when to call again. */
 static int64_t node_tick(sn_node *node) {
     sn_hash manifest;
-    if (node->shelf && sn_shelf_take(node->shelf, &manifest))
+    char id[2 * SN_HASH_SIZE + 1];
+    if (node->shelf && sn_shelf_take(node->shelf, &manifest)) {
+        sn_log(SN_LOG_INFO, "weights shared", "model=swarm:%s", sn_hex(manifest.bytes, SN_HASH_SIZE, id));
         sn_protocol_share(node->protocol, &manifest, sn_now_us(), sn_unix_ms());
+    }
     int64_t devices_us = node_try_devices(node);
     int64_t protocol_us = sn_protocol_tick(node->protocol, sn_now_us(), sn_unix_ms());
     int64_t dht_us = sn_dht_client_tick(&node->dht_client, node->introducer, &node->identity, node->announced,

@@ -105,7 +105,7 @@ static size_t on_header(char *line, size_t each, size_t n, void *context) {
     if (header_is(line, len, "retry-after", &value)) {
         int64_t seconds = take_number(&value, end); /* a date is taken as "not said" */
         a->retry_after_ms = seconds < 0                           ? -1
-                            : seconds * 1000 > RETRY_AFTER_MAX_MS ? RETRY_AFTER_MAX_MS
+                            : seconds > RETRY_AFTER_MAX_MS / 1000 ? RETRY_AFTER_MAX_MS
                                                                   : seconds * 1000;
     }
     return len;

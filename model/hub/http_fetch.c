@@ -46,7 +46,7 @@ typedef struct fetching {
     CURLM *multi;
     slot slots[SLOTS];
     bool located_again; /* the location was asked for again since bytes arrived */
-    int redirects;
+    int redirects;      /* since bytes arrived */
 } fetching;
 
 static bool is_http_error(const slot *s) { return s->answer.code != 200 && s->answer.code != 206; }
@@ -88,7 +88,7 @@ static size_t on_bytes(char *data, size_t each, size_t n, void *context) {
     if (bytes) s->status = s->all->sink(s->all->context, s->at, data + skip, bytes, &s->err);
     if (s->status) return 0;
     s->at += bytes;
-    if (bytes) s->tried = 0, s->all->located_again = false;
+    if (bytes) s->tried = 0, s->all->located_again = false, s->all->redirects = 0;
     return s->at == s->to && skip + bytes < len ? 0 : len; /* enough: more is not read */
 }
 

@@ -54,7 +54,9 @@ static bool take_number(reader *r, uint64_t *out) {
     size_t n = 0;
     for (*out = 0; r->at < r->end && isdigit((unsigned char)*r->at) && n < 19; n++)
         *out = *out * 10 + (uint64_t)(*r->at++ - '0');
-    return n && r->at < r->end && *r->at++ == ' ';
+    if (!n || r->at == r->end || *r->at != ' ') return false;
+    r->at++;
+    return true;
 }
 
 static size_t count_lines(const char *text, size_t len, const char *word) {

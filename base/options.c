@@ -32,7 +32,7 @@ typedef struct parser {
 const sn_common_option sn_common_options[SN_COMMON_OPTIONS] = {
     {"config", "FILE", "read options from lines 'name = value' of a file; the command line wins over it"},
     {"help", "", "show this text"},
-    {"version", "", "show the version"},
+    {"version", "", "show the version; with --json also how it was built, and the licences"},
 };
 
 size_t sn_command_n_options(const sn_command *command) {
@@ -365,6 +365,7 @@ static sn_status find_help(int argc, char *const *argv, sn_options *out, sn_err 
     for (int i = 1; i < argc && strcmp(argv[i], "--"); i++) {
         const char *form = argv[i] + strlen(help);
         out->version = out->version || !strcmp(argv[i], "--version");
+        out->version_json = out->version_json || !strcmp(argv[i], "--json");
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h"))
             out->help = SN_HELP_TEXT;
         else if (strncmp(argv[i], help, strlen(help)))

@@ -161,6 +161,7 @@ typedef struct sn_written_option {
 typedef struct sn_options {
     sn_help help;             /* asked for: print it and exit. Nothing else was parsed, the targets hold the defaults */
     bool version;             /* the same for the version */
+    bool version_json;        /* as JSON: --json stands beside --version */
     sn_strings positionals;   /* positional arguments */
     sn_written_option *given; /* (n_given): the values that count, as they were written */
     size_t n_given;

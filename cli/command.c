@@ -5,6 +5,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/version.h"
 #include "cli/io.h"
 #include "cli/options.h"
 
@@ -50,7 +51,7 @@ const sn_cli_command *sn_cmd_find(const char *name) {
 
 static void print_help(const sn_command *command, const sn_options *options) {
     if (options->version)
-        printf("swarm %s\n", SN_VERSION);
+        sn_version_print("swarm", options->version_json, stdout);
     else if (options->help == SN_HELP_MAN)
         sn_options_man(command, sn_swarm_program.name, stdout);
     else if (options->help == SN_HELP_COMPLETION)

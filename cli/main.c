@@ -1,5 +1,6 @@
 /* The program `swarm`: finds the command in the first argument and runs it with the rest. */
 #include "base/terminal.h"
+#include "base/version.h"
 #include "cli/command.h"
 #include "cli/io.h"
 
@@ -61,7 +62,7 @@ int main(int argc, char **argv) {
     } else if (!strcmp(word, "--help=completion")) {
         sn_program_completion(&sn_swarm_program, stdout);
     } else if (!strcmp(word, "--version")) {
-        printf("swarm %s\n", SN_VERSION);
+        sn_version_print("swarm", argc > 2 && !strcmp(argv[2], "--json"), stdout);
     } else {
         if (help) word = argv[2];
         const sn_cli_command *command = sn_cmd_find(word);

@@ -4,7 +4,7 @@
 #     lib/                       libswarm.so.0, which programs that use the C API load; for building them libswarm.so,
 #                                pkgconfig/swarm.pc, and include/swarm.h
 #     lib/systemd/system/        swarm-node.service, with the paths of this installation
-#     share/swarm-node/          examples: configuration files, a launcher over ssh, a Slurm job
+#     share/swarm-node/          examples: configuration files, a launcher over ssh, a Slurm job, containers
 #     share/doc/swarm-node/      README, changelog, licence, the documents of docs/
 #     share/man/man1/            man pages, made from the option tables of the programs
 #     share/man/man3/            man pages of the C API, made from the comments of include/swarm.h (needs scdoc, python3)
@@ -24,7 +24,8 @@ set(sn_doc ${CMAKE_INSTALL_DATADIR}/doc/${SN_PACKAGE})
 set(sn_share ${CMAKE_INSTALL_DATADIR}/swarm-node)
 
 install(TARGETS swarm swarm-node RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT programs)
-install(FILES configs/node.conf configs/client.conf configs/slurm.sbatch DESTINATION ${sn_share} COMPONENT programs)
+install(FILES configs/node.conf configs/client.conf configs/slurm.sbatch configs/compose.yaml configs/kubernetes.yaml
+        DESTINATION ${sn_share} COMPONENT programs)
 install(PROGRAMS configs/launch.sh DESTINATION ${sn_share} COMPONENT programs)
 file(GLOB sn_documents CONFIGURE_DEPENDS docs/*.md docs/*.svg)
 install(FILES README.md CHANGELOG.md DESTINATION ${sn_doc} COMPONENT programs)

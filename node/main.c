@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "base/options.h"
 #include "base/text.h"
+#include "base/version.h"
 #include "model/hub/environment.h"
 #include "node/node.h"
 
@@ -534,7 +535,7 @@ static sn_status program_run(sn_err *err) {
 
 static void print_help(const sn_options *options) {
     if (options->version)
-        printf("swarm-node %s\n", SN_VERSION);
+        sn_version_print("swarm-node", options->version_json, stdout);
     else if (options->help == SN_HELP_MAN)
         sn_options_man(&command, "swarm", stdout);
     else if (options->help == SN_HELP_COMPLETION)

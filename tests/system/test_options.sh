@@ -10,6 +10,15 @@ for program in "$bin/swarm" "$node"; do
   grep -q 'Exit codes' "$scratch/run.out" || fail "$program --help does not list exit codes"
   succeeds "$program" --version
   grep -Eq "^$(basename "$program") [0-9]" "$scratch/run.out" || fail "$program --version prints no version"
+  succeeds "$program" --version --json
+  needed=$(objdump -p "$program" | sed -n 's/^ *NEEDED *//p')
+  for library in $(query "$scratch/run.out" '" ".join(l["name"] for l in d["libraries"] if l["version"] and l["licence"])'); do
+    case $library in msgpack-c) continue ;; openssl) name=libcrypto ;; pcre2) name=libpcre2-8 ;; *) name=lib${library#lib} ;; esac
+    needed=$(grep -v "^$name" <<<"$needed")
+  done
+  needed=$(grep -Ev '^(libc|libm|libstdc\+\+|ld-linux.*)\.so' <<<"$needed")
+  [ -z "$needed" ] || fail "$program --version --json has no licence of $needed"
+  [ "$(query "$scratch/run.out" 'd["program"], d["version"], d["licence"], d["build"]["dht"]')" != "" ] || fail "it says nothing of the build"
 done
 refuses 2 "genrate.*generate" "$bin/swarm" genrate
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The Debian packages (programs, library, what is needed to build with it): they are built from the build folder, installed
 # into a bare root that holds only the packages that they declare (and what these declare), the programs and one that is
-# built with libswarm-dev run there, and after a purge nothing is left. The bare root is made of copies of this machine's
-# packages, so that the test needs no network and takes seconds.
+# built with libswarm-dev run there, and after a purge nothing is left.
 . "$(dirname "$0")/lib.sh"
+. "$(dirname "$0")/bare_root.sh"
 for tool in cpack dpkg dpkg-deb dpkg-shlibdeps chroot python3; do
   command -v $tool >/dev/null || skip "needs $tool"
 done
@@ -11,7 +11,6 @@ done
 [ -f "$bin/CPackConfig.cmake" ] || skip "no CPackConfig.cmake in $bin"
 
 root=$scratch/root names=()
-mkdir -p "$root"
 (cd "$bin" && cpack -G DEB -B "$scratch/package" -D CPACK_DEBIAN_COMPRESSION_TYPE=gzip) >"$scratch/cpack.err" 2>&1 || fail "cpack failed"
 debs=("$scratch"/package/*.deb)
 
@@ -39,47 +38,10 @@ for name in "${names[@]}"; do case $name in swarm-node*) programs=$name ;; *-dev
 deb=$(echo "$scratch/package/${development}"_*)
 [[ $(field Depends) == "$library (= "* ]] || fail "$development does not depend on its own version of $library"
 
-# The declared packages, and what these declare, as far as this machine has them: names on standard output; entries of
-# dpkg's status file in the bare root. dash, coreutils and libc-bin are essential: maintainer scripts use them without declaring them.
-python3 - "$root" "$(IFS=,; echo "${depends[*]}"),dash,coreutils,libc-bin" >"$scratch/packages" <<'END' || fail "the dependencies could not be resolved"
-import os, re, sys
-root, wanted = sys.argv[1], sys.argv[2]
-entries, providers = {}, {}
-for text in open("/var/lib/dpkg/status", encoding="utf8").read().split("\n\n"):
-    e = dict(re.findall(r"^([A-Za-z-]+): (.*)$", text, re.M))
-    if e.get("Status", "").endswith(" installed"):
-        entries[e["Package"]] = (e, text)
-        for p in re.findall(r"[^ ,()]+(?= *\(|,|$)", e.get("Provides", "")):
-            providers.setdefault(p, e["Package"])
-def names(field):
-    for group in filter(None, (g.strip() for g in field.split(","))):
-        options = [re.split(r"[ (:]", o.strip())[0] for o in group.split("|")]
-        found = [o if o in entries else providers.get(o) for o in options if o in entries or o in providers]
-        if not found:
-            sys.exit(f"'{group}' is not installed here")
-        yield found[0]
-closure, todo = set(), list(names(wanted))
-while todo:
-    p = todo.pop()
-    if p not in closure:
-        closure.add(p)
-        e = entries[p][0]
-        todo += names(",".join(e.get(f, "") for f in ("Depends", "Pre-Depends")))
-os.makedirs(root + "/var/lib/dpkg/info"), os.makedirs(root + "/var/lib/dpkg/updates")
-open(root + "/var/lib/dpkg/status", "w").write("".join(entries[p][1] + "\n\n" for p in sorted(closure)))
-for p in closure:
-    print(p if entries[p][0].get("Multi-Arch") != "same" else p + ":" + entries[p][0]["Architecture"])
-END
-for folder in bin sbin lib lib64; do mkdir -p "$root/usr/$folder"; ln -s "usr/$folder" "$root/$folder"; done
-mkdir -p "$root/tmp" "$root/dev"
-mapfile -t packages <"$scratch/packages"
-for package in "${packages[@]}"; do cp "/var/lib/dpkg/info/$package.list" "$root/var/lib/dpkg/info/"; done
-dpkg -L "${packages[@]}" 2>/dev/null | sort -u | grep -v '^/usr/share/\(doc\|man\|locale\|info\|perl\)\|^$' |
-  tar -C / -c --no-recursion --ignore-failed-read -T - 2>/dev/null | tar -C "$root" -x --keep-directory-symlink || fail "copying the packages failed"
+bare_root "$root" "$(IFS=,; echo "${depends[*]}")"
 
 # What lies in the root, without dpkg's own records.
 listing() { find "$root" -path "$root/var/lib/dpkg" -prune -o -path "$root/var/log" -prune -o -print | sort; }
-chroot "$root" ldconfig # makes its cache, as the library's installation does
 listing >"$scratch/before"
 
 succeeds dpkg --root="$root" --force-not-root --log=/dev/null -i "${debs[@]}"

@@ -4,6 +4,8 @@
 if(SKBUILD)
   option(SN_BUNDLE "the wheel holds the libraries that libswarm needs; else it uses the system's" ON)
   install(PROGRAMS $<TARGET_FILE:swarm_shared> DESTINATION swarmnode RENAME libswarm.so.0 COMPONENT python)
+  install(CODE "execute_process(COMMAND \"${CMAKE_STRIP}\" --strip-unneeded \"\${CMAKE_INSTALL_PREFIX}/swarmnode/libswarm.so.0\")"
+    COMPONENT python)
   install(TARGETS swarm swarm-node RUNTIME DESTINATION swarmnode/bin COMPONENT python)
   install(FILES LICENSE DESTINATION swarmnode/licences COMPONENT python)
   foreach(program swarm swarm-node)

@@ -146,7 +146,7 @@ class DistributedModelForCausalLM(PreTrainedModel, GenerationMixin):
         self.generation_config.use_cache = False
 
     @classmethod
-    def from_pretrained(cls, name: str | os.PathLike[str], *, swarm: Swarm | None = None,  # type: ignore[override]
+    def from_pretrained(cls, name: str | os.PathLike[str], *, swarm: Swarm | None = None,
                         initial_peers: str | Sequence[str] | None = None, tuning_mode: str | None = None,
                         pre_seq_len: int = 16, **given: Any) -> DistributedModelForCausalLM:
         """name: as for `swarmnode.Model`. swarm, or initial_peers ("HOST:PORT" of its nodes): who computes the blocks;
@@ -182,13 +182,13 @@ class DistributedModelForCausalLM(PreTrainedModel, GenerationMixin):
         """`generate()` of transformers. With a session `inputs` (batch, tokens) are what follows its tokens (None: nothing
         but them), and the result begins with `inputs`."""
         if session is None:
-            return super().generate(inputs, *args, **given)  # type: ignore[misc]
+            return super().generate(inputs, *args, **given)
         new = given.pop("input_ids", None) if inputs is None else inputs
         before = session.position
         tokens, given["attention_mask"] = session._append(new, given.get("attention_mask"))
         active = _active.set(session)
         try:
-            result = super().generate(tokens, *args, **given)  # type: ignore[misc]
+            result = super().generate(tokens, *args, **given)
         finally:
             _active.reset(active)
         whole = result if isinstance(result, torch.Tensor) else result.sequences

@@ -168,6 +168,28 @@ SWARM_API swarm_code swarm_model_read_answer(const swarm_model *model, const cha
                                              int flags, const int32_t *ids, size_t n, char **json, size_t *length,
                                              swarm_error **error);
 
+/* An answer that is read while it is generated: after each addition its texts are those of swarm_model_read_answer for
+ * all tokens so far, and the work is proportional to what was added. */
+typedef struct swarm_answer swarm_answer;
+/* As swarm_model_read_answer; flags: 0 or SWARM_ANSWER_THINKS. The model is borrowed. */
+SWARM_API swarm_code swarm_answer_open(const swarm_model *model, const char *tools, size_t tools_length, int flags,
+                                       swarm_answer **answer, swarm_error **error);
+SWARM_API void swarm_answer_close(swarm_answer *answer); /* accepts NULL */
+/* What follows, n tokens. flags: SWARM_ANSWER_ENDS with the last ones, else 0. After a failure the answer can only be
+ * closed. */
+SWARM_API swarm_code swarm_answer_add(swarm_answer *answer, const int32_t *ids, size_t n, int flags,
+                                      swarm_error **error);
+typedef enum swarm_answer_part {
+    SWARM_ANSWER_CONTENT = 1,
+    SWARM_ANSWER_THOUGHT = 2,
+    SWARM_ANSWER_CALL = 3,      /* the name of the function that a call is for */
+    SWARM_ANSWER_ARGUMENTS = 4, /* of a call: JSON, or its beginning */
+} swarm_answer_part;
+/* A text of the answer, borrowed until the next addition. call: from 0, of the last two parts. NULL: there is no such
+ * call. */
+SWARM_API const char *swarm_answer_text(const swarm_answer *answer, swarm_answer_part part, size_t call,
+                                        size_t *length);
+
 /* The ends of the model, for programs that compute with hidden states. All arrays are float32, row after row. */
 /* hidden (n, width): the embeddings of ids (n). */
 SWARM_API swarm_code swarm_model_embed(const swarm_model *model, const int32_t *ids, size_t n, float *hidden,

@@ -4,6 +4,7 @@
  * options.c     options as text
  * connection.c  a swarm: identity, addresses, one link behind a lock
  * model.c       tokenizer, embedding and LM head
+ * answer.c      answers taken apart, also while they grow
  * session.c     a timeline: opening, events, steps
  * generate.c    generation and sampling in a session
  * session_file.c  a session in a file
@@ -102,6 +103,13 @@ sn_status sn_model_open_head(const swarm_model *model, sn_lm_head **out, sn_err 
 
 /* SN_REFUSED with the reason when the model has no tokenizer. */
 sn_status sn_model_needs_tokenizer(const swarm_model *model, sn_err *err) SN_MUST_USE;
+
+/* Appends the bytes of a token; those of a special one only if `special`. */
+sn_status sn_model_spell_token(const swarm_model *m, int32_t id, bool special, sn_buf *out, sn_err *err) SN_MUST_USE;
+/* Removes the space that the tokenizer puts before a text, and says whether there was one. */
+bool sn_model_drop_space(const swarm_model *m, sn_buf *text);
+/* How the model writes answers, opened by the first call. */
+sn_status sn_model_open_answers(const swarm_model *model, const sn_answer_format **out, sn_err *err) SN_MUST_USE;
 
 /* A setup for a handle over this model: its LM head, a device of its own, and a link of the connection; without a
  * connection this process computes the blocks. Close *out with sn_setup_close in any case. */

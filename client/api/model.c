@@ -198,14 +198,12 @@ static sn_status append_valid(sn_buf *out, const char *text, size_t len, sn_err 
     return status;
 }
 
-/* Appends the bytes of a token. */
-static sn_status append_token(const swarm_model *m, int32_t id, bool special, sn_buf *out, sn_err *err) {
+sn_status sn_model_spell_token(const swarm_model *m, int32_t id, bool special, sn_buf *out, sn_err *err) {
     bool pads = id >= sn_tokenizer_n_vocab(m->tokenizer) && id < swarm_model_vocab(m); /* models round it up */
     return pads ? SN_OK : sn_tokenizer_decode(m->tokenizer, id, special, out, err);
 }
 
-/* Removes the space that the tokenizer puts before a text, and says whether there was one. */
-static bool drop_space(const swarm_model *m, sn_buf *text) {
+bool sn_model_drop_space(const swarm_model *m, sn_buf *text) {
     if (!text->len || text->data[0] != ' ' || !sn_tokenizer_strips_space(m->tokenizer)) return false;
     memmove(text->data, text->data + 1, --text->len);
     return true;
@@ -216,10 +214,10 @@ static sn_status detokenize(const swarm_model *m, const int32_t *ids, size_t n, 
     sn_buf_init(&bytes, (size_t)1 << 30);
     sn_status status = sn_model_needs_tokenizer(m, err);
     for (size_t i = 0; i < n && !status; i++) {
-        status = append_token(m, ids[i], flags & SWARM_TEXT_SPECIAL, &bytes, err);
+        status = sn_model_spell_token(m, ids[i], flags & SWARM_TEXT_SPECIAL, &bytes, err);
         if (status) sn_err_context(err, "the token at index %zu", i);
     }
-    if (!status && flags & SWARM_TEXT_BEGINS) drop_space(m, &bytes);
+    if (!status && flags & SWARM_TEXT_BEGINS) sn_model_drop_space(m, &bytes);
     if (!status) status = append_valid(out, (const char *)bytes.data, bytes.len, err);
     sn_buf_fini(&bytes);
     return status;
@@ -242,8 +240,8 @@ swarm_code swarm_model_token_bytes(const swarm_model *m, int32_t id, int flags, 
     sn_buf out;
     sn_buf_init(&out, SIZE_MAX);
     sn_status status = sn_model_needs_tokenizer(m, &err);
-    if (!status) status = append_token(m, id, flags & SWARM_TEXT_SPECIAL, &out, &err);
-    if (!status && flags & SWARM_TEXT_BEGINS) drop_space(m, &out);
+    if (!status) status = sn_model_spell_token(m, id, flags & SWARM_TEXT_SPECIAL, &out, &err);
+    if (!status && flags & SWARM_TEXT_BEGINS) sn_model_drop_space(m, &out);
     if (!status) status = sn_api_text(out.data, out.len, bytes, length, &err);
     sn_buf_fini(&out);
     return sn_api_end(status, &err, NULL, error);
@@ -365,8 +363,7 @@ swarm_code swarm_model_render_parts(const swarm_model *m, const char *request, s
     return sn_api_end(status, &err, NULL, error);
 }
 
-/* How the model writes answers, opened by the first call. */
-static sn_status open_answers(const swarm_model *model, const sn_answer_format **out, sn_err *err) {
+sn_status sn_model_open_answers(const swarm_model *model, const sn_answer_format **out, sn_err *err) {
     swarm_model *m = (swarm_model *)(uintptr_t)model; /* as in sn_model_open_head */
     sn_status status = needs_chat(m, err);
     if (status) return status;
@@ -375,96 +372,6 @@ static sn_status open_answers(const swarm_model *model, const sn_answer_format *
     *out = m->answers;
     pthread_mutex_unlock(&m->lock);
     return status;
-}
-
-int swarm_model_prompt_thinks(const swarm_model *m, const char *prompt, size_t length) {
-    sn_err err;
-    const sn_answer_format *answers;
-    return !open_answers(m, &answers, &err) && sn_answer_format_prompt_thinks(answers, prompt, length);
-}
-
-swarm_code swarm_model_answer_marks(const swarm_model *m, char **json, size_t *length, swarm_error **error) {
-    sn_err err;
-    const sn_answer_format *answers = NULL;
-    sn_status status = open_answers(m, &answers, &err);
-    if (!status) status = sn_api_json(sn_answer_format_marks(answers), json, length, &err);
-    return sn_api_end(status, &err, NULL, error);
-}
-
-/* The text of an answer with special tokens spelled out, and which of its bytes belong to these. */
-static sn_status spell_answer(const swarm_model *m, const int32_t *ids, size_t n, sn_buf *text, sn_buf *special,
-                              sn_err *err) {
-    sn_buf plain;
-    sn_buf_init(&plain, SIZE_MAX);
-    sn_status status = SN_OK;
-    for (size_t i = 0; i < n && !status; i++) {
-        size_t before = text->len;
-        plain.len = 0;
-        status = append_token(m, ids[i], true, text, err);
-        if (!status) status = append_token(m, ids[i], false, &plain, err);
-        const uint8_t mark = !plain.len;
-        for (; special->len < text->len && !status;) status = sn_buf_append(special, &mark, 1, err);
-        if (!before && drop_space(m, text)) special->len--;
-    }
-    sn_buf_fini(&plain);
-    return status;
-}
-
-/* Replaces what is not UTF-8 by U+FFFD, and cuts a character that more tokens may complete. */
-static sn_status make_valid(sn_buf *text, sn_buf *special, bool ends, sn_err *err) {
-    sn_buf valid, marks;
-    sn_buf_init(&valid, text->limit);
-    sn_buf_init(&marks, text->limit);
-    const char *bytes = (const char *)text->data;
-    size_t len = ends || !text->len ? text->len : sn_utf8_complete_prefix(bytes, text->len);
-    sn_status status = SN_OK;
-    uint32_t code;
-    for (size_t at = 0, n; at < len && !status; at += n) {
-        n = sn_utf8_decode(bytes + at, len - at, &code);
-        status = n ? sn_buf_append(&valid, bytes + at, n, err) : sn_buf_append(&valid, "\xef\xbf\xbd", 3, err);
-        if (!n) n = 1;
-        for (; marks.len < valid.len && !status;) status = sn_buf_append(&marks, &special->data[at], 1, err);
-    }
-    sn_buf_fini(text);
-    sn_buf_fini(special);
-    *text = valid;
-    *special = marks;
-    return status;
-}
-
-static sn_status read_answer(const swarm_model *m, const json_t *tools, int flags, const int32_t *ids, size_t n,
-                             json_t **out, sn_err *err) {
-    const sn_answer_format *answers = NULL;
-    sn_buf text, special;
-    sn_buf_init(&text, (size_t)1 << 30);
-    sn_buf_init(&special, (size_t)1 << 30);
-    sn_status status = sn_model_needs_tokenizer(m, err);
-    if (!status) status = open_answers(m, &answers, err);
-    if (!status) status = spell_answer(m, ids, n, &text, &special, err);
-    if (!status) status = make_valid(&text, &special, flags & SWARM_ANSWER_ENDS, err);
-    const sn_answer answer = {.text = text.len ? (const char *)text.data : "",
-                              .special = text.len ? special.data : NULL,
-                              .len = text.len,
-                              .thinks = flags & SWARM_ANSWER_THINKS,
-                              .ended = flags & SWARM_ANSWER_ENDS,
-                              .tools = tools};
-    if (!status) status = sn_answer_read(answers, &answer, out, err);
-    sn_buf_fini(&text);
-    sn_buf_fini(&special);
-    return status;
-}
-
-/* 9 parameters: two texts, one list of ids and one result with their lengths */
-swarm_code swarm_model_read_answer(const swarm_model *m, const char *tools, size_t tools_length, int flags,
-                                   const int32_t *ids, size_t n, char **json, size_t *length, swarm_error **error) {
-    sn_err err;
-    json_t *message = NULL, *list = tools ? json_loadb(tools, tools_length, 0, NULL) : NULL;
-    sn_status status =
-        tools && !json_is_array(list) ? sn_fail(&err, SN_REFUSED, "the tools are not a JSON list") : SN_OK;
-    if (!status) status = read_answer(m, list, flags, ids, n, &message, &err);
-    if (!status) status = sn_api_json(message, json, length, &err);
-    json_decref(list);
-    return sn_api_end(status, &err, NULL, error);
 }
 
 /* -- the ends -- */

@@ -1,5 +1,5 @@
-/* A reply keeps the tokens that each choice was told of. Of a chat the whole answer so far is read again after each
- * token, and what its texts gained since the last time is sent; so no delta depends on where tokens end. A text is held
+/* A reply keeps the tokens that each choice was told of. Of a chat the answer so far is read on with each token, and
+ * what its texts gained since the last time is sent; so no delta depends on where tokens end. A text is held
  * back where a stop string may begin. Events wait in `out` until they are taken. */
 #include "gateway/openai/reply_private.h"
 
@@ -68,7 +68,7 @@ void sn_reply_free(sn_reply **reply) {
         sn_reply_choice *c = &r->choices[i];
         sn_buf *bufs[] = {&c->ids, &c->told, &c->alternatives, &c->text, &c->calls_sent};
         for (size_t k = 0; k < sizeof bufs / sizeof *bufs; k++) sn_buf_fini(bufs[k]);
-        json_decref(c->answer);
+        swarm_answer_close(c->answer);
     }
     for (size_t i = 0; r->embeddings && i < r->n_prompts && r->request->kind == SN_REQUEST_EMBEDDING; i++)
         json_decref(r->embeddings[i]);
@@ -197,53 +197,66 @@ static size_t cut_at_stop(const sn_request *q, const char *text, size_t from, si
     return len;
 }
 
-const char *sn_choice_text(const sn_reply *r, const sn_reply_choice *c, const char *key, size_t *len) {
-    const json_t *value = json_object_get(c->answer, key);
-    const char *text = json_string_value(value);
-    size_t from = *key == 'c' ? c->text_sent : c->reasoning_sent;
-    *len = json_string_length(value);
-    if (from < *len) *len = cut_at_stop(r->request, text, from, *len, c->finish != NULL);
+static const char *answer_text(const sn_reply_choice *c, swarm_answer_part part, size_t call, size_t *len) {
+    *len = 0;
+    const char *text = c->answer ? swarm_answer_text(c->answer, part, call, len) : NULL;
     return text ? text : "";
 }
 
+const char *sn_choice_text(const sn_reply *r, const sn_reply_choice *c, sn_answer_part part, size_t *len) {
+    bool content = part == SN_PART_CONTENT;
+    const char *text = answer_text(c, content ? SWARM_ANSWER_CONTENT : SWARM_ANSWER_THOUGHT, 0, len);
+    size_t from = content ? c->text_sent : c->reasoning_sent;
+    if (from < *len) *len = cut_at_stop(r->request, text, from, *len, c->finish != NULL);
+    return text;
+}
+
 size_t sn_choice_calls(const sn_reply *r, const sn_reply_choice *c) {
-    size_t n = json_array_size(json_object_get(c->answer, "tool_calls"));
-    return n > 1 && !r->request->parallel_calls ? 1 : n;
+    size_t n = 0, len, most = r->request->parallel_calls ? SIZE_MAX : 1;
+    while (n < most && c->answer && swarm_answer_text(c->answer, SWARM_ANSWER_CALL, n, &len)) n++;
+    return n;
 }
 
-const json_t *sn_choice_call(const sn_reply_choice *c, size_t call) {
-    return json_object_get(json_array_get(json_object_get(c->answer, "tool_calls"), call), "function");
+const char *sn_choice_call_name(const sn_reply_choice *c, size_t call, size_t *len) {
+    return answer_text(c, SWARM_ANSWER_CALL, call, len);
 }
 
-/* The message that the first n tokens are; a new reference. */
-static json_t *read_answer(const sn_reply *r, const sn_reply_choice *c, size_t n, bool ends, sn_openai_error *error) {
-    char *json = NULL;
-    size_t len = 0;
+const char *sn_choice_arguments(const sn_reply_choice *c, size_t call, size_t *len) {
+    return answer_text(c, SWARM_ANSWER_ARGUMENTS, call, len);
+}
+
+/* Reads on to the first n tokens of the answer. The thought took the fewest tokens that hold all of it. */
+static bool read_on(sn_reply *r, sn_reply_choice *c, size_t n, sn_openai_error *error) {
     swarm_error *cause = NULL;
     const sn_request *q = r->request;
-    int flags = (ends ? SWARM_ANSWER_ENDS : 0) | (r->prompts[c->prompt].thinks ? SWARM_ANSWER_THINKS : 0);
-    if (swarm_model_read_answer(sn_served_model_get(r->served), q->tools, q->tools_len, flags,
-                                n ? (const int32_t *)(const void *)c->ids.data : NULL, n, &json, &len, &cause)) {
-        sn_openai_fail_swarm(error, cause);
-        return NULL;
-    }
-    json_t *answer = json_loadb(json, len, JSON_ALLOW_NUL, NULL);
-    swarm_free(json);
-    if (!answer) sn_openai_fail(error, 500, NULL, NULL, "the server is out of memory for an answer");
-    return answer;
-}
-
-static bool update_answer(sn_reply *r, sn_reply_choice *c, sn_openai_error *error) {
-    json_t *answer = read_answer(r, c, n_ids(c), c->finish != NULL, error);
-    if (!answer) return false;
-    json_decref(c->answer);
-    c->answer = answer;
+    const int32_t *ids = (const int32_t *)(const void *)c->ids.data;
+    size_t before, after;
+    const int flags = r->prompts[c->prompt].thinks ? SWARM_ANSWER_THINKS : 0;
+    const int ends = c->finish ? SWARM_ANSWER_ENDS : 0;
+    if (!c->answer &&
+        swarm_answer_open(sn_served_model_get(r->served), q->tools, q->tools_len, flags, &c->answer, &cause))
+        return sn_openai_fail_swarm(error, cause);
+    do {
+        const size_t add = c->n_read < n;
+        (void)answer_text(c, SWARM_ANSWER_THOUGHT, 0, &before);
+        if (swarm_answer_add(c->answer, add ? ids + c->n_read : NULL, add, ends, &cause))
+            return sn_openai_fail_swarm(error, cause);
+        c->n_read += add;
+        (void)answer_text(c, SWARM_ANSWER_THOUGHT, 0, &after);
+        if (after > before) c->n_reasoning = c->n_read;
+    } while (c->n_read < n);
     return true;
 }
 
-static void send_text(sn_reply *r, sn_reply_choice *c, sn_answer_part part, const char *key, size_t *sent) {
+static void forget_answer(sn_reply_choice *c) {
+    swarm_answer_close(c->answer);
+    c->answer = NULL;
+    c->n_read = c->n_reasoning = 0;
+}
+
+static void send_text(sn_reply *r, sn_reply_choice *c, sn_answer_part part, size_t *sent) {
     size_t len;
-    const char *text = sn_choice_text(r, c, key, &len);
+    const char *text = sn_choice_text(r, c, part, &len);
     if (len <= *sent) return;
     r->form->delta(r, c, part, 0, text + *sent, len - *sent);
     *sent = len;
@@ -251,10 +264,10 @@ static void send_text(sn_reply *r, sn_reply_choice *c, sn_answer_part part, cons
 
 static void send_calls(sn_reply *r, sn_reply_choice *c) {
     sn_err err;
-    for (size_t i = 0; i < sn_choice_calls(r, c); i++) {
-        const json_t *arguments = json_object_get(sn_choice_call(c, i), "arguments");
-        const char *text = json_string_value(arguments);
-        size_t len = json_string_length(arguments), none = 0;
+    const size_t n = sn_choice_calls(r, c);
+    for (size_t i = c->calls_done; i < n; i++) {
+        size_t len, none = 0;
+        const char *text = sn_choice_arguments(c, i, &len);
         if (i == c->calls_sent.len / sizeof none) {
             r->no_memory |= sn_buf_append(&c->calls_sent, &none, sizeof none, &err) != SN_OK;
             if (r->no_memory) return;
@@ -265,6 +278,7 @@ static void send_calls(sn_reply *r, sn_reply_choice *c) {
         r->form->delta(r, c, SN_PART_CALL, i, text + *sent, len - *sent);
         *sent = len;
     }
+    c->calls_done = n ? n - 1 : 0; /* the last one may go on */
 }
 
 static void send_news(sn_reply *r, sn_reply_choice *c) {
@@ -276,26 +290,9 @@ static void send_news(sn_reply *r, sn_reply_choice *c) {
         c->text_sent = c->text.len;
         return;
     }
-    send_text(r, c, SN_PART_REASONING, "reasoning_content", &c->reasoning_sent);
-    send_text(r, c, SN_PART_CONTENT, "content", &c->text_sent);
+    send_text(r, c, SN_PART_REASONING, &c->reasoning_sent);
+    send_text(r, c, SN_PART_CONTENT, &c->text_sent);
     send_calls(r, c);
-}
-
-/* How many tokens the thought took: the fewest that hold all of it. */
-static bool count_reasoning(sn_reply *r, sn_reply_choice *c, sn_openai_error *error) {
-    size_t all = json_string_length(json_object_get(c->answer, "reasoning_content")), low = 0, high = n_ids(c);
-    while (all && low < high) {
-        size_t middle = low + (high - low) / 2;
-        json_t *answer = read_answer(r, c, middle, false, error);
-        if (!answer) return false;
-        if (json_string_length(json_object_get(answer, "reasoning_content")) < all)
-            low = middle + 1;
-        else
-            high = middle;
-        json_decref(answer);
-    }
-    c->n_reasoning = all ? high : 0;
-    return true;
 }
 
 /* -- what happens -- */
@@ -340,8 +337,8 @@ bool sn_reply_add_token(sn_reply *r, size_t choice, const sn_reply_token *token,
     if (sn_buf_append(&c->ids, &token->id, sizeof token->id, &err)) return sn_openai_fail_err(error, &err);
     bool shown = r->request->logprobs >= 0 && (r->request->ignore_eos || !sn_served_model_ends(r->served, token->id));
     if (shown && !keep_token(c, token, &err)) return sn_openai_fail_err(error, &err);
-    if (!is_chat(r) || !r->request->stream) return true;
-    if (!update_answer(r, c, error)) return false;
+    if (!is_chat(r)) return true;
+    if (!read_on(r, c, n_ids(c), error)) return false;
     send_news(r, c);
     return done(r, error);
 }
@@ -363,17 +360,18 @@ bool sn_reply_retract(sn_reply *r, size_t choice, size_t kept_bytes, size_t kept
     if (kept_tokens < n_ids(c)) c->ids.len = kept_tokens * sizeof(int32_t);
     if (kept_told * sizeof(sn_told_token) < c->told.len) c->told.len = kept_told * sizeof(sn_told_token);
     if (!is_chat(r) && c->echo_bytes + kept_bytes < c->text.len) c->text.len = c->echo_bytes + kept_bytes;
+    forget_answer(c);
+    c->calls_done = 0;
+    if (is_chat(r) && !read_on(r, c, n_ids(c), error)) return false;
     if (!r->request->stream) return true;
     bool sent = c->told_sent > kept_told || c->text.len < c->text_sent;
     if (is_chat(r)) {
-        size_t content, reasoning, *calls = (size_t *)(void *)c->calls_sent.data;
-        if (!update_answer(r, c, error)) return false;
-        (void)sn_choice_text(r, c, "content", &content);
-        (void)sn_choice_text(r, c, "reasoning_content", &reasoning);
+        size_t content, reasoning, len, *calls = (size_t *)(void *)c->calls_sent.data;
+        (void)sn_choice_text(r, c, SN_PART_CONTENT, &content);
+        (void)sn_choice_text(r, c, SN_PART_REASONING, &reasoning);
         sent = c->told_sent > kept_told || content < c->text_sent || reasoning < c->reasoning_sent;
         for (size_t i = 0; i < c->calls_sent.len / sizeof *calls; i++)
-            sent |= i >= sn_choice_calls(r, c) ||
-                    json_string_length(json_object_get(sn_choice_call(c, i), "arguments")) < calls[i];
+            sent |= i >= sn_choice_calls(r, c) || (sn_choice_arguments(c, i, &len), len < calls[i]);
     }
     return !sent || sn_openai_fail(error, 503, "audit_failed", NULL,
                                    "an audit found that text which was sent is wrong: ask again for the answer");
@@ -384,7 +382,7 @@ bool sn_reply_end(sn_reply *r, size_t choice, const char *finish_reason, sn_open
     open_out(r);
     if (c->finish) return true;
     c->finish = !strcmp(finish_reason, "length") ? "length" : "stop";
-    if (is_chat(r) && (!update_answer(r, c, error) || !count_reasoning(r, c, error))) return false;
+    if (is_chat(r) && !read_on(r, c, n_ids(c), error)) return false;
     send_news(r, c);
     if (!strcmp(c->finish, "stop") && sn_choice_calls(r, c)) c->finish = "tool_calls";
     if (++r->n_ended == r->n_choices)

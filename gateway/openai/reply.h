@@ -2,7 +2,7 @@
  *
  * A reply is told of prompts, tokens and texts, in the order of a choice's events; choices may alternate. With "stream"
  * it makes server-sent events at once, else one body at the end. Either way sn_reply_take gives the bytes that are
- * ready to be sent. Of a chat the text comes from the tokens so far (swarm_model_read_answer), so deltas do not depend
+ * ready to be sent. Of a chat the text comes from the tokens so far (swarm_answer_add), so deltas do not depend
  * on how tokens are cut; of a completion from the session's texts, in which stop strings are done with.
  *
  * Central type: sn_reply, used by one thread at a time. */

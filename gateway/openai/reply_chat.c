@@ -30,9 +30,11 @@ static void begin_choice(sn_reply *r, sn_reply_choice *c) {
 
 static json_t *call_json(const sn_reply *r, const sn_reply_choice *c, size_t call, const char *arguments, size_t len) {
     char id[SN_CALL_ID_BYTES];
+    size_t n_name;
+    const char *name = sn_choice_call_name(c, call, &n_name);
     sn_reply_call_id(r, c->index, call, id);
-    return json_pack("{s:s, s:s, s:{s:O, s:s%}}", "id", id, "type", "function", "function", "name",
-                     json_object_get(sn_choice_call(c, call), "name"), "arguments", arguments, len);
+    return json_pack("{s:s, s:s, s:{s:s%, s:s%}}", "id", id, "type", "function", "function", "name", name, n_name,
+                     "arguments", arguments, len);
 }
 
 static void chat_delta(sn_reply *r, sn_reply_choice *c, sn_answer_part part, size_t call, const char *text,
@@ -69,18 +71,16 @@ static void chat_finish(sn_reply *r, json_t *swarm) {
 
 static json_t *message_json(sn_reply *r, sn_reply_choice *c) {
     size_t content_len, reasoning_len, n_calls = sn_choice_calls(r, c);
-    const char *content = sn_choice_text(r, c, "content", &content_len);
-    const char *reasoning = sn_choice_text(r, c, "reasoning_content", &reasoning_len);
+    const char *content = sn_choice_text(r, c, SN_PART_CONTENT, &content_len);
+    const char *reasoning = sn_choice_text(r, c, SN_PART_REASONING, &reasoning_len);
     json_t *message = json_pack("{s:s, s:o, s:n}", "role", "assistant", "content",
                                 !content_len && n_calls ? json_null() : json_stringn(content, content_len), "refusal");
-    if (json_object_get(c->answer, "reasoning_content"))
-        sn_reply_set(r, message, "reasoning_content", json_stringn(reasoning, reasoning_len));
+    if (c->n_reasoning) sn_reply_set(r, message, "reasoning_content", json_stringn(reasoning, reasoning_len));
     json_t *calls = n_calls ? json_array() : NULL;
     for (size_t i = 0; i < n_calls; i++) {
-        const json_t *arguments = json_object_get(sn_choice_call(c, i), "arguments");
-        if (json_array_append_new(calls,
-                                  call_json(r, c, i, json_string_value(arguments), json_string_length(arguments))))
-            r->no_memory = true;
+        size_t len;
+        const char *arguments = sn_choice_arguments(c, i, &len);
+        if (json_array_append_new(calls, call_json(r, c, i, arguments, len))) r->no_memory = true;
     }
     if (calls) sn_reply_set(r, message, "tool_calls", calls);
     return message;

@@ -25,15 +25,17 @@ enum { SN_CALL_ID_BYTES = 10 }; /* 9 letters and digits, which some templates in
 
 typedef struct sn_reply_choice {
     size_t index, prompt;
-    sn_buf ids;                       /* int32_t: the answer so far */
-    sn_buf told, alternatives;        /* sn_told_token, of the echoed prompt, too; sn_alternative */
-    size_t n_echo, echo_bytes;        /* of told and text: the echoed prompt */
-    size_t told_sent, offset;         /* tokens that the client got; characters of text before the next one */
-    sn_buf text;                      /* completion: the text so far */
-    json_t *answer;                   /* chat: the message so far, NULL before the first token */
+    sn_buf ids;                /* int32_t: the answer so far */
+    sn_buf told, alternatives; /* sn_told_token, of the echoed prompt, too; sn_alternative */
+    size_t n_echo, echo_bytes; /* of told and text: the echoed prompt */
+    size_t told_sent, offset;  /* tokens that the client got; characters of text before the next one */
+    sn_buf text;               /* completion: the text so far */
+    swarm_answer *answer;      /* chat: the message that the first n_read tokens are; NULL before them */
+    size_t n_read;
     size_t text_sent, reasoning_sent; /* bytes that the client got, of a chat those of the content */
     sn_buf calls_sent;                /* size_t for each call that the client knows: bytes of its arguments */
-    size_t n_reasoning;               /* tokens of the thought, known at the end */
+    size_t calls_done;                /* calls that the client has */
+    size_t n_reasoning;               /* tokens of the thought */
     bool begun;
     const char *finish; /* "stop", "length", "tool_calls"; NULL before the end */
 } sn_reply_choice;
@@ -96,12 +98,13 @@ typedef struct sn_usage {
 sn_usage sn_reply_count(const sn_reply *r);
 /* An id of 9 letters and digits for a part of this reply. */
 void sn_reply_call_id(const sn_reply *r, size_t choice, size_t call, char out[SN_CALL_ID_BYTES]);
-/* A text of the choice's answer, as far as it is final: cut where a stop string begins or may begin. */
-const char *sn_choice_text(const sn_reply *r, const sn_reply_choice *c, const char *key, size_t *len);
-/* Calls of the choice's answer; with parallel calls not wanted, the first. NULL: none. */
+/* The content or the thought of the choice's answer, as far as it is final: cut where a stop string begins or may
+ * begin. */
+const char *sn_choice_text(const sn_reply *r, const sn_reply_choice *c, sn_answer_part part, size_t *len);
+/* Calls of the choice's answer; with parallel calls not wanted, the first. */
 size_t sn_choice_calls(const sn_reply *r, const sn_reply_choice *c);
-/* A call's {"name", "arguments"}. */
-const json_t *sn_choice_call(const sn_reply_choice *c, size_t call);
+const char *sn_choice_call_name(const sn_reply_choice *c, size_t call, size_t *len);
+const char *sn_choice_arguments(const sn_reply_choice *c, size_t call, size_t *len);
 
 /* -- log-probabilities (reply_logprobs.c): of tokens [told_sent, told), which then count as sent -- */
 json_t *sn_chat_logprobs(sn_reply *r, sn_reply_choice *c); /* a list of {"token", "logprob", "bytes", "top_logprobs"} */

@@ -64,25 +64,24 @@ static json_t *text_part(const sn_reply *r, const char *text, size_t len) {
 
 /* done: with what it holds; else as it begins. */
 static json_t *item_json(sn_reply *r, sn_reply_choice *c, const item *i, bool done, const char *status) {
-    size_t len = 0;
+    size_t len = 0, n_name;
     json_t *id = item_id(r, i), *parts = json_array();
     if (i->part == SN_PART_CALL) {
         char call_id[SN_CALL_ID_BYTES];
-        const json_t *call = sn_choice_call(c, i->call), *arguments = json_object_get(call, "arguments");
+        const char *name = sn_choice_call_name(c, i->call, &n_name), *arguments = sn_choice_arguments(c, i->call, &len);
         json_decref(parts);
         sn_reply_call_id(r, c->index, i->call, call_id);
-        return json_pack("{s:o, s:s, s:s, s:s, s:O, s:s%}", "id", id, "type", "function_call", "status", status,
-                         "call_id", call_id, "name", json_object_get(call, "name"), "arguments",
-                         done ? json_string_value(arguments) : "", done ? json_string_length(arguments) : 0);
+        return json_pack("{s:o, s:s, s:s, s:s, s:s%, s:s%}", "id", id, "type", "function_call", "status", status,
+                         "call_id", call_id, "name", name, n_name, "arguments", arguments, done ? len : 0);
     }
     if (i->part == SN_PART_REASONING) {
-        const char *thought = sn_choice_text(r, c, "reasoning_content", &len);
+        const char *thought = sn_choice_text(r, c, SN_PART_REASONING, &len);
         if (done)
             json_array_append_new(parts, json_pack("{s:s, s:s%}", "type", "reasoning_text", "text", thought, len));
         return json_pack("{s:o, s:s, s:s, s:[], s:o}", "id", id, "type", "reasoning", "status", status, "summary",
                          "content", parts);
     }
-    const char *content = sn_choice_text(r, c, "content", &len);
+    const char *content = sn_choice_text(r, c, SN_PART_CONTENT, &len);
     if (done) json_array_append_new(parts, text_part(r, content, len));
     return json_pack("{s:o, s:s, s:s, s:s, s:o}", "id", id, "type", "message", "status", status, "role", "assistant",
                      "content", parts);
@@ -218,13 +217,13 @@ static void send_done(sn_reply *r, sn_reply_choice *c, size_t at) {
     const item i = *item_at(r->response, at);
     size_t len;
     if (i.part == SN_PART_CALL) {
-        const json_t *call = sn_choice_call(c, i.call);
-        json_t *data = with(place(r, at), "name", json_incref(json_object_get(call, "name")));
-        send(r, "response.function_call_arguments.done",
-             with(data, "arguments", json_incref(json_object_get(call, "arguments"))));
+        const char *text = sn_choice_call_name(c, i.call, &len);
+        json_t *data = with(place(r, at), "name", json_stringn(text, len));
+        text = sn_choice_arguments(c, i.call, &len);
+        send(r, "response.function_call_arguments.done", with(data, "arguments", json_stringn(text, len)));
     } else {
         bool content = i.part == SN_PART_CONTENT;
-        const char *text = sn_choice_text(r, c, content ? "content" : "reasoning_content", &len);
+        const char *text = sn_choice_text(r, c, i.part, &len);
         json_t *done = with(part_place(r, at), "text", json_stringn(text, len));
         if (content) with(done, "logprobs", json_copy(r->response->logprobs));
         send(r, content ? "response.output_text.done" : "response.reasoning_text.done", done);
@@ -264,8 +263,8 @@ static json_t *response_whole(sn_reply *r, json_t *swarm) {
         json_decref(r->response->logprobs);
         r->response->logprobs = sn_chat_logprobs(r, c);
     }
-    (void)sn_choice_text(r, c, "content", &content);
-    (void)sn_choice_text(r, c, "reasoning_content", &reasoning);
+    (void)sn_choice_text(r, c, SN_PART_CONTENT, &content);
+    (void)sn_choice_text(r, c, SN_PART_REASONING, &reasoning);
     if (reasoning) add_item(r, SN_PART_REASONING, 0);
     if (content || !n_calls) add_item(r, SN_PART_CONTENT, 0);
     for (size_t i = 0; i < n_calls; i++) add_item(r, SN_PART_CALL, i);

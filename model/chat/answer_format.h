@@ -44,4 +44,22 @@ typedef struct sn_answer {
 sn_status sn_answer_read(const sn_answer_format *format, const sn_answer *answer, json_t **out,
                          sn_err *err) SN_MUST_USE;
 
+/* The same for an answer that grows: after each addition the reader has what sn_answer_read gives of all of it. Borrows
+ * the format. */
+typedef struct sn_answer_reader sn_answer_reader;
+sn_status sn_answer_reader_open(const sn_answer_format *format, bool thinks, const json_t *tools,
+                                sn_answer_reader **out, sn_err *err) SN_MUST_USE;
+void sn_answer_reader_close(sn_answer_reader **reader); /* accepts NULL */
+/* text (len), special (len, NULL: none): what follows. After `ended` nothing can be added. */
+sn_status sn_answer_reader_add(sn_answer_reader *reader, const char *text, const uint8_t *special, size_t len,
+                               bool ended, sn_err *err) SN_MUST_USE;
+/* Borrowed until the next addition. */
+const char *sn_answer_reader_content(const sn_answer_reader *reader, size_t *len);
+const char *sn_answer_reader_thought(const sn_answer_reader *reader, size_t *len);
+size_t sn_answer_reader_calls(const sn_answer_reader *reader);
+const char *sn_answer_reader_name(const sn_answer_reader *reader, size_t call, size_t *len);
+const char *sn_answer_reader_arguments(const sn_answer_reader *reader, size_t call, size_t *len);
+/* A new reference; NULL: the answer is not UTF-8, or memory is out. */
+json_t *sn_answer_reader_json(const sn_answer_reader *reader);
+
 #endif

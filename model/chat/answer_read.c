@@ -1,5 +1,6 @@
-/* Taking an answer apart by the marks of its format. Everything that may still become something else is held back until
- * the answer goes on or has ended, so results only grow. */
+/* Taking an answer apart by the marks of its format, while it grows. Everything that may still become something else is
+ * held back until the answer goes on or has ended, so results only grow. What has been decided is not looked at again:
+ * the work is proportional to the text, but for the arguments of calls that are written one by one. */
 #include "model/chat/answer_format_private.h"
 
 #include "base/mem.h"
@@ -8,30 +9,60 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct reader {
+/* A call so far. The arguments are a part of the text, or where they were put together (`own`) a text of their own. */
+typedef struct read_call {
+    char *name; /* heap */
+    size_t n_name, from, to;
+    sn_buf own;
+} read_call;
+
+typedef enum stage { STAGE_BEGIN, STAGE_THOUGHT, STAGE_CONTENT, STAGE_CALLS } stage;
+
+struct sn_answer_reader {
     const sn_answer_format *f;
-    const sn_answer *a;
-    const char *text;
+    json_t *tools;
+    bool thinks, ended;
+    sn_buf text_buf, special; /* as sn_answer_reader_add gets them */
+    const char *text;         /* (len) of text_buf */
     size_t len;
     sn_buf content, thought;
-    json_t *calls;
+    sn_buf calls; /* read_call: of which n_done are whole */
+    size_t n_done;
+    stage stage;
+    size_t at;       /* where the stage begins; of STAGE_CALLS, where the next call is looked for */
+    bool skips;      /* white space at `at` does not count */
+    bool no_call;    /* the content is not an object that is a call */
+    size_t taken;    /* the text before it is in `content` or `thought`, or is none of them */
+    size_t searched; /* no mark begins before it */
+    struct {
+        size_t from, at;
+        int depth;
+        bool in_string;
+    } scan; /* of the value that was not whole last time */
+    struct {
+        size_t at, header, text; /* what is looked at next; where the present message's header and text begin */
+        bool in_text;
+    } channel;
     sn_err *err;
     sn_status status;
-} reader;
+};
+
+typedef struct sn_answer_reader reader;
 
 static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 static size_t skip_space(const reader *r, size_t at) {
     while (at < r->len && is_space(r->text[at])) at++;
     return at;
 }
-static bool is_special(const reader *r, size_t at) { return r->a->special && r->a->special[at]; }
+static bool is_special(const reader *r, size_t at) { return r->special.data[at]; }
 
-/* Appends the bytes [from, to) that belong to no special token; without white space at the end unless it is final. */
-static void take_text(reader *r, sn_buf *out, size_t from, size_t to, bool final) {
-    while (!final && to > from && is_space(r->text[to - 1])) to--;
-    for (size_t i = from, end; i < to && !r->status; i = end) {
-        for (end = i; end < to && !is_special(r, end); end++) {}
-        if (end > i) r->status = sn_buf_append(out, r->text + i, end - i, r->err);
+/* Appends what was not taken yet up to `to`, but for special tokens; without white space at the end unless it is
+ * final. */
+static void take_text(reader *r, sn_buf *out, size_t to, bool final) {
+    while (!final && to > r->taken && is_space(r->text[to - 1])) to--;
+    for (size_t end; r->taken < to && !r->status; r->taken = end) {
+        for (end = r->taken; end < to && !is_special(r, end); end++) {}
+        if (end > r->taken) r->status = sn_buf_append(out, r->text + r->taken, end - r->taken, r->err);
         while (end < to && is_special(r, end)) end++;
     }
 }
@@ -40,31 +71,28 @@ static void take_text(reader *r, sn_buf *out, size_t from, size_t to, bool final
 
 /* The end of the value at `at`; *whole false: the text ends before it does. Of text that is no JSON any end is right:
  * who uses the value parses it. */
-static size_t scan_value(const reader *r, size_t at, bool *whole) {
+static size_t scan_value(reader *r, size_t at, bool *whole) {
+    const size_t from = at;
     int depth = 0;
     bool in_string = false;
-    *whole = false;
+    *whole = true;
+    if (r->scan.from == from) at = r->scan.at, depth = r->scan.depth, in_string = r->scan.in_string;
     for (; at < r->len; at++) {
         char c = r->text[at];
         if (in_string) {
             at += c == '\\';
             in_string = c != '"';
             if (in_string || depth) continue;
-            *whole = true;
             return at + 1;
         }
-        if (!depth && (c == ',' || c == '}' || c == ']' || is_space(c))) { /* behind a number or a word */
-            *whole = true;
-            return at;
-        }
+        if (!depth && (c == ',' || c == '}' || c == ']' || is_space(c))) return at; /* behind a number or a word */
         in_string = c == '"';
         depth += c == '{' || c == '[';
         depth -= c == '}' || c == ']';
-        if ((c == '}' || c == ']') && depth <= 0) {
-            *whole = true;
-            return at + 1;
-        }
+        if ((c == '}' || c == ']') && depth <= 0) return at + 1;
     }
+    *whole = false;
+    r->scan.from = from, r->scan.at = at, r->scan.depth = depth, r->scan.in_string = in_string;
     return r->len;
 }
 
@@ -74,14 +102,26 @@ static json_t *load_text(const reader *r, size_t from, size_t to) {
 
 /* -- calls -- */
 
-static void add_call(reader *r, const char *name, size_t n_name, const char *arguments, size_t n_arguments) {
-    json_t *call = json_pack("{s:s, s:{s:s%, s:s%}}", "type", "function", "function", "name", name, n_name, "arguments",
-                             arguments, n_arguments);
-    if (!call) /* a cut within a character: the rest of it comes later */
-        while (!call && n_arguments--)
-            call = json_pack("{s:s, s:{s:s%, s:s%}}", "type", "function", "function", "name", name, n_name, "arguments",
-                             arguments, n_arguments);
-    if (call) json_array_append_new(r->calls, call);
+static size_t n_calls(const reader *r) { return r->calls.len / sizeof(read_call); }
+static read_call *call_at(const reader *r, size_t i) { return (read_call *)(void *)r->calls.data + i; }
+
+/* Forgets all calls but the first n. */
+static void drop_calls(reader *r, size_t n) {
+    for (; n_calls(r) > n; r->calls.len -= sizeof(read_call)) {
+        free(call_at(r, n_calls(r) - 1)->name);
+        sn_buf_fini(&call_at(r, n_calls(r) - 1)->own);
+    }
+}
+
+/* Arguments [from, to) of the text, or `own`, which is taken; NULL: none. */
+static void add_call(reader *r, const char *name, size_t n_name, size_t from, size_t to, sn_buf *own) {
+    read_call c = {strndup(name, n_name), n_name, from, to, {0}};
+    if (own) c.own = *own;
+    if (!r->status && !c.name) r->status = sn_fail(r->err, SN_STOP, "out of memory for an answer");
+    if (!r->status) r->status = sn_buf_append(&r->calls, &c, sizeof c, r->err);
+    if (!r->status) return;
+    free(c.name);
+    sn_buf_fini(&c.own);
 }
 
 /* An object with a name and arguments, at its brace. *end: behind it; false: it is not whole. */
@@ -119,8 +159,7 @@ static bool read_json_call(reader *r, size_t at, size_t *end) {
         }
     }
     if (json_is_string(name)) /* arguments that are a string hold JSON as text */
-        add_call(r, json_string_value(name), json_string_length(name), arguments ? r->text + arguments : "",
-                 arguments_end - arguments);
+        add_call(r, json_string_value(name), json_string_length(name), arguments, arguments_end, NULL);
     json_decref(name);
     *end = at;
     return closed;
@@ -139,7 +178,7 @@ static bool read_named_call(reader *r, size_t at, size_t *end) {
     if (name_end == r->len) return false;
     while (arguments < r->len && r->text[arguments] != '{') arguments++;
     *end = arguments < r->len ? scan_value(r, arguments, &whole) : r->len;
-    add_call(r, r->text + name, name_end - name, r->text + arguments, *end - arguments);
+    add_call(r, r->text + name, name_end - name, arguments, *end, NULL);
     return whole;
 }
 
@@ -179,7 +218,7 @@ static bool read_argument(reader *r, sn_buf *arguments, const char *name, size_t
     (void)sn_mark_match(before_value, r->text, r->len, at_value, &value);
     size_t value_end = sn_mark_find(f->value_end, r->text, r->len, value, &match);
     if (match != SN_MATCH_YES) return false;
-    int is_text = is_text_parameter(r->a->tools, name, n_name, r->text + key, key_end - key);
+    int is_text = is_text_parameter(r->tools, name, n_name, r->text + key, key_end - key);
     if (*f->string_value && is_text < 0)
         is_text = sn_mark_match(f->string_value, r->text, r->len, key_end, &unused) == SN_MATCH_YES;
     json_t *word = json_stringn(r->text + key, key_end - key);
@@ -195,7 +234,7 @@ static bool read_tagged_call(reader *r, size_t at, size_t *end) {
     size_t name = skip_space(r, at), name_end = scan_name(r, name);
     sn_buf arguments;
     sn_buf_init(&arguments, SN_TEXT_MAX);
-    if (name_end == r->len && !r->a->ended) return false;
+    if (name_end == r->len && !r->ended) return false;
     r->status = sn_buf_append(&arguments, "{", 1, r->err);
     size_t gap = name_end; /* what may stand between the name and the first argument */
     bool whole = false;
@@ -204,7 +243,7 @@ static bool read_tagged_call(reader *r, size_t at, size_t *end) {
         size_t key = sn_mark_find(r->f->key, r->text, r->len, at, &is_key);
         size_t call = sn_mark_find(r->f->call, r->text, r->len, at, &is_call);
         if (is_key != SN_MATCH_YES || key - at > SN_MARK_MAX || (is_call == SN_MATCH_YES && call < key)) {
-            whole = r->a->ended || r->len - at > 2 * SN_MARK_MAX || is_call == SN_MATCH_YES; /* no argument follows */
+            whole = r->ended || r->len - at > 2 * SN_MARK_MAX || is_call == SN_MATCH_YES; /* no argument follows */
             break;
         }
         if (sn_mark_match(r->f->key, r->text, r->len, key, &at) != SN_MATCH_YES) break;
@@ -212,82 +251,128 @@ static bool read_tagged_call(reader *r, size_t at, size_t *end) {
         gap = at;
     }
     if (whole && !r->status) r->status = sn_buf_append(&arguments, "}", 1, r->err);
-    add_call(r, r->text + name, name_end - name, (const char *)arguments.data, arguments.len);
-    sn_buf_fini(&arguments);
+    add_call(r, r->text + name, name_end - name, 0, 0, &arguments);
     *end = gap;
     return whole;
 }
 
 /* The calls from `at` on: nothing behind the first one is content. */
-static void read_calls(reader *r, size_t at) {
+static void read_calls(reader *r) {
     bool whole = true;
-    for (sn_match match = SN_MATCH_YES; whole && !r->status && at < r->len;) {
-        size_t begin = at;
-        if (*r->f->call) begin = sn_mark_find(r->f->call, r->text, r->len, at, &match);
-        if (match != SN_MATCH_YES ||
-            (*r->f->call && sn_mark_match(r->f->call, r->text, r->len, begin, &begin) != SN_MATCH_YES))
-            return;
+    drop_calls(r, r->n_done);
+    for (sn_match match = SN_MATCH_YES; whole && !r->status && r->at < r->len;) {
+        size_t begin = r->at, end;
+        if (*r->f->call) begin = r->at = sn_mark_find(r->f->call, r->text, r->len, r->at, &match);
+        if (match != SN_MATCH_YES) return;
+        if (*r->f->call && sn_mark_match(r->f->call, r->text, r->len, begin, &begin) != SN_MATCH_YES) return;
         if (r->f->kind == SN_CALLS_JSON) {
             while (begin < r->len && r->text[begin] != '{') begin++;
-            whole = begin < r->len && read_json_call(r, begin, &at);
+            whole = begin < r->len && read_json_call(r, begin, &end);
         } else {
-            whole = r->f->kind == SN_CALLS_NAMED ? read_named_call(r, begin, &at) : read_tagged_call(r, begin, &at);
+            whole = r->f->kind == SN_CALLS_NAMED ? read_named_call(r, begin, &end) : read_tagged_call(r, begin, &end);
         }
+        if (whole) r->at = end, r->n_done = n_calls(r);
     }
 }
 
-/* -- the whole -- */
+/* -- the whole, stage by stage: each function returns whether the next stage has begun -- */
 
-/* Calls without a mark before them: an object that is the whole answer, with a name among the tools. */
-static bool read_bare_call(reader *r, size_t at) {
-    size_t begin = skip_space(r, at), end;
-    if (begin == r->len || r->text[begin] != '{') return false;
-    read_json_call(r, begin, &end);
-    const json_t *name = json_object_get(json_object_get(json_array_get(r->calls, 0), "function"), "name");
-    for (size_t i = 0; i < json_array_size(r->a->tools) && name; i++)
-        if (json_equal(name, json_object_get(json_object_get(json_array_get(r->a->tools, i), "function"), "name")))
-            return true;
-    json_array_clear(r->calls);
-    return !name && !r->a->ended; /* it may still become one */
+static bool start(reader *r, stage next, size_t at, bool skips) {
+    r->stage = next;
+    r->at = r->taken = r->searched = at;
+    r->skips = skips;
+    return true;
 }
 
-static void read_content(reader *r, size_t at) {
+/* Skips white space where it does not count; false: there is nothing else yet. */
+static bool skip_to_text(reader *r) {
+    if (r->skips) r->at = r->taken = r->searched = skip_space(r, r->at);
+    r->skips &= r->at == r->len;
+    return !r->skips;
+}
+
+static bool read_beginning(reader *r) {
     const sn_answer_format *f = r->f;
-    bool wanted = json_array_size(r->a->tools) && f->kind != SN_CALLS_NONE;
+    size_t at = skip_space(r, 0), end;
+    if (r->thinks) return start(r, STAGE_THOUGHT, 0, true);
+    sn_match match = sn_mark_match(f->thought, r->text, r->len, at, &end);
+    if (match == SN_MATCH_YES) return start(r, STAGE_THOUGHT, end, true);
+    if (match == SN_MATCH_BEGINS && !r->ended) return false;
+    match = sn_mark_match(f->thought_end, r->text, r->len, at, &end); /* of a thought that the model leaves out */
+    if (match == SN_MATCH_YES) return start(r, STAGE_CONTENT, end, true);
+    if (match == SN_MATCH_BEGINS && at < r->len && !r->ended) return false;
+    return start(r, STAGE_CONTENT, 0, false);
+}
+
+static bool read_thought(reader *r) {
+    sn_match match;
+    size_t end;
+    if (!skip_to_text(r)) return false;
+    r->searched = sn_mark_find(r->f->thought_end, r->text, r->len, r->searched, &match);
+    take_text(r, &r->thought, match == SN_MATCH_BEGINS && r->ended ? r->len : r->searched, false);
+    if (match != SN_MATCH_YES || sn_mark_match(r->f->thought_end, r->text, r->len, r->searched, &end) != SN_MATCH_YES)
+        return false;
+    return start(r, STAGE_CONTENT, end, true);
+}
+
+/* Calls without a mark before them: an object that is the whole answer, with a name among the tools. True while the
+ * answer is one, or may become one. */
+static bool read_bare_call(reader *r) {
+    size_t begin = skip_space(r, r->at), end;
+    if (begin == r->len) return !r->ended;
+    r->no_call = r->text[begin] != '{';
+    if (r->no_call) return false;
+    drop_calls(r, 0);
+    read_json_call(r, begin, &end);
+    const char *name = n_calls(r) ? call_at(r, 0)->name : NULL;
+    for (size_t i = 0; i < json_array_size(r->tools) && name; i++) {
+        const json_t *function = json_object_get(json_array_get(r->tools, i), "function");
+        const char *known = json_string_value(json_object_get(function, "name"));
+        if (known && !strcmp(name, known)) return true;
+    }
+    drop_calls(r, 0);
+    r->no_call = name || r->ended;
+    return !r->no_call;
+}
+
+static bool read_content(reader *r) {
+    const sn_answer_format *f = r->f;
+    bool wanted = json_array_size(r->tools) && f->kind != SN_CALLS_NONE;
     const char *mark = *f->section ? f->section : f->call;
     sn_match match = SN_MATCH_NO;
+    if (!skip_to_text(r)) return false;
+    if (wanted && !*mark && !r->no_call && read_bare_call(r)) return false;
     size_t to = r->len;
-    if (wanted && !*mark && read_bare_call(r, at)) return;
     if (wanted && *mark) {
-        to = sn_mark_find(mark, r->text, r->len, at, &match);
         sn_match other = SN_MATCH_NO;
-        size_t call = *f->call ? sn_mark_find(f->call, r->text, r->len, at, &other) : r->len;
+        to = sn_mark_find(mark, r->text, r->len, r->searched, &match);
+        size_t call = *f->call ? sn_mark_find(f->call, r->text, r->len, r->searched, &other) : r->len;
         if (call < to) to = call, match = other; /* a call without what should stand before all */
     }
-    if (match == SN_MATCH_YES) read_calls(r, to);
-    if (match == SN_MATCH_BEGINS && r->a->ended) to = r->len;
-    take_text(r, &r->content, at, to, match == SN_MATCH_NO && r->a->ended);
+    r->searched = to;
+    if (match == SN_MATCH_BEGINS && r->ended) to = r->len;
+    take_text(r, &r->content, to, match == SN_MATCH_NO && r->ended);
+    return match == SN_MATCH_YES && start(r, STAGE_CALLS, to, false);
 }
 
 static void read_plain_answer(reader *r) {
-    const sn_answer_format *f = r->f;
-    size_t at = skip_space(r, 0), begin = at;
-    sn_match match = SN_MATCH_NO;
-    if (!r->a->thinks) match = sn_mark_match(f->thought, r->text, r->len, at, &begin);
-    if (match == SN_MATCH_BEGINS && !r->a->ended) return;
-    if (!r->a->thinks && match != SN_MATCH_YES) {
-        size_t end_mark; /* of a thought that the model leaves out */
-        match = sn_mark_match(f->thought_end, r->text, r->len, at, &end_mark);
-        if (match == SN_MATCH_BEGINS && at < r->len && !r->a->ended) return;
-        read_content(r, match == SN_MATCH_YES ? skip_space(r, end_mark) : 0);
-        return;
+    bool next = true;
+    while (next && !r->status) {
+        switch (r->stage) {
+        case STAGE_BEGIN:
+            next = read_beginning(r);
+            break;
+        case STAGE_THOUGHT:
+            next = read_thought(r);
+            break;
+        case STAGE_CONTENT:
+            next = read_content(r);
+            break;
+        case STAGE_CALLS:
+            read_calls(r);
+            return;
+        }
     }
-    begin = skip_space(r, begin);
-    size_t end = sn_mark_find(f->thought_end, r->text, r->len, begin, &match);
-    if (match == SN_MATCH_BEGINS && r->a->ended) end = r->len;
-    take_text(r, &r->thought, begin, end, false);
-    if (match == SN_MATCH_YES && sn_mark_match(f->thought_end, r->text, r->len, end, &end) == SN_MATCH_YES)
-        read_content(r, skip_space(r, end));
 }
 
 /* -- channels -- */
@@ -302,8 +387,11 @@ static bool special_is(const reader *r, size_t at, size_t n, const char *name) {
     return n == strlen(name) && !memcmp(r->text + at, name, n);
 }
 
-/* A message: its header (which names the channel, and the function that it is for) and its text. */
-static void take_message(reader *r, const char *header, size_t n_header, size_t from, size_t to, bool closed) {
+/* The present message: its header (which names the channel, and the function that it is for) and its text up to `to`.
+ */
+static void take_message(reader *r, size_t to, bool closed) {
+    const char *header = r->text + r->channel.header;
+    size_t n_header = r->channel.text - r->channel.header, from = r->channel.text;
     const char *function = memmem(header, n_header, "to=functions.", 13);
     const char *channel = memmem(header, n_header, "<|channel|>", 11);
     bool analysis = channel && !strncmp(channel + 11, "analysis", 8);
@@ -312,57 +400,131 @@ static void take_message(reader *r, const char *header, size_t n_header, size_t 
         size_t n = 0;
         while (name + n < header + n_header && (isalnum((unsigned char)name[n]) || strchr("_.-", name[n]))) n++;
         while (from < to && is_space(r->text[from])) from++;
-        add_call(r, name, n, r->text + from, to - from);
+        drop_calls(r, r->n_done);
+        add_call(r, name, n, from, to, NULL);
+        if (closed) r->n_done = n_calls(r);
     } else {
-        take_text(r, analysis ? &r->thought : &r->content, from, to, closed);
+        if (r->taken < from) r->taken = from;
+        take_text(r, analysis ? &r->thought : &r->content, to, closed);
     }
 }
 
 static void read_channels(reader *r) {
-    size_t header = 0, text = 0;
-    bool in_text = false;
-    for (size_t at = 0; at < r->len && !r->status; at++) {
-        size_t n = special_at(r, at);
+    size_t *at = &r->channel.at;
+    for (; *at < r->len && !r->status; ++*at) {
+        size_t n = special_at(r, *at);
         if (!n) continue;
-        if (in_text) take_message(r, r->text + header, text - header, text, at, true);
-        bool message = special_is(r, at, n, "<|message|>");
-        if (in_text) header = at;
-        in_text = message;
-        text = at + n;
-        at += n - 1;
+        if (r->channel.in_text) take_message(r, *at, true);
+        bool message = special_is(r, *at, n, "<|message|>");
+        if (r->channel.in_text) r->channel.header = *at;
+        r->channel.in_text = message;
+        r->channel.text = *at + n;
+        *at += n - 1;
     }
-    if (in_text) take_message(r, r->text + header, text - header, text, r->len, r->a->ended);
-    bool no_header = r->len && !special_at(r, 0) && !r->content.len && !r->thought.len && !json_array_size(r->calls);
-    if (no_header && r->a->ended) take_text(r, &r->content, 0, r->len, true); /* a model that forgot its channels */
+    if (r->channel.in_text) take_message(r, r->len, r->ended);
+    bool no_header = r->len && !special_at(r, 0) && !r->content.len && !r->thought.len && !n_calls(r);
+    if (no_header && r->ended) take_text(r, &r->content, r->len, true); /* a model that forgot its channels */
 }
 
-static json_t *text_json(const sn_buf *text) {
-    size_t n = text->len; /* an incomplete character at the end is held back */
-    json_t *out = json_stringn(n ? (const char *)text->data : "", n);
-    for (int i = 0; i < 3 && !out && n; i++) out = json_stringn((const char *)text->data, --n);
+/* -- the reader -- */
+
+sn_status sn_answer_reader_open(const sn_answer_format *format, bool thinks, const json_t *tools,
+                                sn_answer_reader **out, sn_err *err) {
+    reader *r = NULL;
+    sn_status status = sn_calloc(&r, 1, sizeof *r, err);
+    *out = r;
+    if (status) return status;
+    sn_buf *bufs[] = {&r->text_buf, &r->special, &r->content, &r->thought, &r->calls};
+    for (size_t i = 0; i < sizeof bufs / sizeof *bufs; i++) sn_buf_init(bufs[i], SN_TEXT_MAX);
+    r->f = format;
+    r->thinks = thinks;
+    r->tools = json_incref((json_t *)(uintptr_t)tools);
+    r->scan.from = SIZE_MAX;
+    return SN_OK;
+}
+
+void sn_answer_reader_close(sn_answer_reader **reader_) {
+    reader *r = *reader_;
+    if (!r) return;
+    drop_calls(r, 0);
+    sn_buf *bufs[] = {&r->text_buf, &r->special, &r->content, &r->thought, &r->calls};
+    for (size_t i = 0; i < sizeof bufs / sizeof *bufs; i++) sn_buf_fini(bufs[i]);
+    json_decref(r->tools);
+    free(r);
+    *reader_ = NULL;
+}
+
+sn_status sn_answer_reader_add(sn_answer_reader *r, const char *text, const uint8_t *special, size_t len, bool ended,
+                               sn_err *err) {
+    static const uint8_t none = 0;
+    r->status = sn_buf_append(&r->text_buf, text, len, err);
+    if (!r->status && special) r->status = sn_buf_append(&r->special, special, len, err);
+    while (!r->status && r->special.len < r->text_buf.len) r->status = sn_buf_append(&r->special, &none, 1, err);
+    if (r->status) return r->status;
+    r->text = r->text_buf.len ? (const char *)r->text_buf.data : "";
+    r->len = r->text_buf.len;
+    r->ended = ended;
+    r->err = err;
+    if (r->f->kind == SN_CALLS_CHANNELS)
+        read_channels(r);
+    else
+        read_plain_answer(r);
+    return r->status;
+}
+
+static const char *text_of(const sn_buf *buf, size_t *len) {
+    *len = buf->len;
+    return buf->len ? (const char *)buf->data : "";
+}
+
+const char *sn_answer_reader_content(const sn_answer_reader *r, size_t *len) { return text_of(&r->content, len); }
+const char *sn_answer_reader_thought(const sn_answer_reader *r, size_t *len) { return text_of(&r->thought, len); }
+size_t sn_answer_reader_calls(const sn_answer_reader *r) { return n_calls(r); }
+
+const char *sn_answer_reader_name(const sn_answer_reader *r, size_t i, size_t *len) {
+    *len = call_at(r, i)->n_name;
+    return call_at(r, i)->name;
+}
+
+const char *sn_answer_reader_arguments(const sn_answer_reader *r, size_t i, size_t *len) {
+    const read_call *c = call_at(r, i);
+    if (c->own.len) return text_of(&c->own, len);
+    *len = c->to - c->from;
+    return r->text + c->from;
+}
+
+/* An incomplete character at the end is held back. */
+static json_t *text_json(const char *text, size_t n) {
+    json_t *out = json_stringn(text, n);
+    for (int i = 0; i < 3 && !out && n; i++) out = json_stringn(text, --n);
+    return out;
+}
+
+json_t *sn_answer_reader_json(const sn_answer_reader *r) {
+    size_t n, n_arguments;
+    const char *text = sn_answer_reader_content(r, &n);
+    json_t *calls = json_array(), *out = json_pack("{s:s, s:o}", "role", "assistant", "content", text_json(text, n));
+    text = sn_answer_reader_thought(r, &n);
+    if (out && n) json_object_set_new(out, "reasoning_content", text_json(text, n));
+    for (size_t i = 0; i < n_calls(r); i++) {
+        const char *name = sn_answer_reader_name(r, i, &n);
+        const char *arguments = sn_answer_reader_arguments(r, i, &n_arguments);
+        json_t *one = json_pack("{s:s, s:{s:o, s:o}}", "type", "function", "function", "name", text_json(name, n),
+                                "arguments", text_json(arguments, n_arguments));
+        if (one) json_array_append_new(calls, one);
+    }
+    if (out && json_array_size(calls)) json_object_set(out, "tool_calls", calls);
+    json_decref(calls);
     return out;
 }
 
 sn_status sn_answer_read(const sn_answer_format *format, const sn_answer *answer, json_t **out, sn_err *err) {
-    reader r = {.f = format, .a = answer, .text = answer->text, .len = answer->len, .calls = json_array(), .err = err};
-    sn_buf_init(&r.content, SN_TEXT_MAX);
-    sn_buf_init(&r.thought, SN_TEXT_MAX);
-    if (format->kind == SN_CALLS_CHANNELS)
-        read_channels(&r);
-    else
-        read_plain_answer(&r);
-    json_t *content = text_json(&r.content), *thought = text_json(&r.thought);
+    reader *r = NULL;
     *out = NULL;
-    if (!r.status && (!content || !thought || !r.calls))
-        r.status = sn_fail(err, SN_REFUSED, "the answer is not valid UTF-8");
-    if (!r.status) *out = json_pack("{s:s, s:O}", "role", "assistant", "content", content);
-    if (!r.status && !*out) r.status = sn_fail(err, SN_STOP, "out of memory for an answer");
-    if (*out && r.thought.len) json_object_set(*out, "reasoning_content", thought);
-    if (*out && json_array_size(r.calls)) json_object_set(*out, "tool_calls", r.calls);
-    json_decref(content);
-    json_decref(thought);
-    json_decref(r.calls);
-    sn_buf_fini(&r.content);
-    sn_buf_fini(&r.thought);
-    return r.status;
+    sn_status status = sn_answer_reader_open(format, answer->thinks, answer->tools, &r, err);
+    if (!status) status = sn_answer_reader_add(r, answer->text, answer->special, answer->len, answer->ended, err);
+    if (!status && !(*out = sn_answer_reader_json(r)))
+        status = sn_fail(err, SN_REFUSED, "the answer is not valid UTF-8");
+    sn_answer_reader_close(&r);
+    return status;
 }

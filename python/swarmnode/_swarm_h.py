@@ -14,6 +14,10 @@ SWARM_TEXT_SPECIAL = 2
 SWARM_TEXT_NO_BOS = 4
 SWARM_ANSWER_ENDS = 1
 SWARM_ANSWER_THINKS = 2
+SWARM_ANSWER_CONTENT = 1
+SWARM_ANSWER_THOUGHT = 2
+SWARM_ANSWER_CALL = 3
+SWARM_ANSWER_ARGUMENTS = 4
 SWARM_EVENT_PROGRESS = 1
 SWARM_EVENT_TOKEN = 2
 SWARM_EVENT_TEXT = 3
@@ -60,6 +64,10 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "swarm_model_prompt_thinks": (c_int, [c_void_p, c_char_p, c_size_t]),
     "swarm_model_answer_marks": (c_int, [c_void_p, POINTER(c_void_p), POINTER(c_size_t), POINTER(c_void_p)]),
     "swarm_model_read_answer": (c_int, [c_void_p, c_char_p, c_size_t, c_int, c_void_p, c_size_t, POINTER(c_void_p), POINTER(c_size_t), POINTER(c_void_p)]),
+    "swarm_answer_open": (c_int, [c_void_p, c_char_p, c_size_t, c_int, POINTER(c_void_p), POINTER(c_void_p)]),
+    "swarm_answer_close": (None, [c_void_p]),
+    "swarm_answer_add": (c_int, [c_void_p, c_void_p, c_size_t, c_int, POINTER(c_void_p)]),
+    "swarm_answer_text": (c_void_p, [c_void_p, c_int, c_size_t, POINTER(c_size_t)]),
     "swarm_model_embed": (c_int, [c_void_p, c_void_p, c_size_t, c_void_p, POINTER(c_void_p)]),
     "swarm_model_logits": (c_int, [c_void_p, c_void_p, c_size_t, c_void_p, POINTER(c_void_p)]),
     "swarm_model_logits_backward": (c_int, [c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, POINTER(c_void_p)]),

@@ -118,19 +118,28 @@ static void expect_growth(const char *what, const json_t *before, const json_t *
     }
 }
 
-/* Reads the text cut behind each of its bytes; returns the message of the whole. */
+/* Reads the text cut behind each of its bytes, as a whole and as it grows; returns the message of the whole. */
 static json_t *read_at_every_cut(const sn_answer_format *format, const char *text, const uint8_t *special,
                                  bool thinks) {
     json_t *tools = json_loads(tools_text, 0, NULL), *before = NULL, *after = NULL;
-    size_t len = strlen(text);
+    size_t len = strlen(text), added = 0;
+    sn_answer_reader *reader = NULL;
+    REQUIRE(sn_answer_reader_open(format, thinks, tools, &reader, &err));
     for (size_t cut = 0; cut <= len; cut++) {
         if (special && cut < len && special[cut] && text[cut] != '<') continue; /* special tokens come whole */
         const sn_answer answer = {text, special, cut, thinks, cut == len, tools};
         REQUIRE(sn_answer_read(format, &answer, &after, &err));
+        REQUIRE(sn_answer_reader_add(reader, text + added, special ? special + added : NULL, cut - added, cut == len,
+                                     &err));
+        added = cut;
+        json_t *grown = sn_answer_reader_json(reader);
+        cr_expect(json_equal(grown, after), "the first %zu bytes of %s: %s", cut, text, json_dumps(grown, 0));
+        json_decref(grown);
         if (before) expect_growth(text, before, after);
         json_decref(before);
         before = after;
     }
+    sn_answer_reader_close(&reader);
     json_decref(tools);
     return before;
 }
@@ -268,5 +277,31 @@ Test(answer_format, reads_a_call_whose_template_names_another_function) {
     cr_expect_str_eq(text_of(call_of(message, 0), "name"), "ask");
     cr_expect_str_eq(text_of(call_of(message, 0), "arguments"), "{\"q\": \"a\\\"}\"}");
     json_decref(message);
+    sn_answer_format_close(&format);
+}
+
+/* Byte by byte. If each looked at all bytes before it, this would take minutes. */
+Test(answer_format, a_long_answer_is_read_in_one_go) {
+    enum { PART = 100 << 10 };
+    static const char begin_call[] = "<tool_call>\n{\"name\": \"ask\", \"arguments\": {\"q\": \"";
+    static const char end_call[] = "\"}}\n</tool_call>";
+    sn_answer_format *format = format_of(families[0].template);
+    json_t *tools = json_loads(tools_text, 0, NULL);
+    sn_answer_reader *reader = NULL;
+    REQUIRE(sn_answer_reader_open(format, false, tools, &reader, &err));
+    const char *const pieces[] = {"<think>", NULL, "</think>", NULL, begin_call, NULL, end_call};
+    for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++)
+        for (size_t k = 0; k < (pieces[i] ? strlen(pieces[i]) : PART); k++)
+            REQUIRE(sn_answer_reader_add(reader, pieces[i] ? pieces[i] + k : k % 7 ? "a" : " ", NULL, 1, false, &err));
+    size_t content, thought, arguments;
+    REQUIRE(sn_answer_reader_add(reader, "", NULL, 0, true, &err));
+    (void)sn_answer_reader_content(reader, &content);
+    (void)sn_answer_reader_thought(reader, &thought);
+    cr_expect(content == PART - 1 && thought == PART - 1, "%zu %zu", content, thought); /* without the first space */
+    cr_assert_eq(sn_answer_reader_calls(reader), 1);
+    (void)sn_answer_reader_arguments(reader, 0, &arguments);
+    cr_expect_eq(arguments, PART + strlen("{\"q\": \"\"}"));
+    sn_answer_reader_close(&reader);
+    json_decref(tools);
     sn_answer_format_close(&format);
 }

@@ -197,6 +197,10 @@ SWARM_API swarm_code swarm_model_embed(const swarm_model *model, const int32_t *
 /* logits (n, vocab) of hidden (n, width) as it leaves the last block: final norm and LM head. */
 SWARM_API swarm_code swarm_model_logits(const swarm_model *model, const float *hidden, size_t n, float *logits,
                                         swarm_error **error);
+/* The log-probability of a token in a row of logits (vocab), and the n_top most likely tokens of the row, best first
+ * (n_top at most vocab): the numbers that events of tokens have. SWARM_RETRY: the row holds NaN or +infinity. */
+SWARM_API swarm_code swarm_model_logprob(const swarm_model *model, const float *logits, int32_t id, double *logprob,
+                                         size_t n_top, int32_t *top_ids, double *top_logprobs, swarm_error **error);
 /* The gradient of hidden (n, width) from that of logits (n, vocab). */
 SWARM_API swarm_code swarm_model_logits_backward(const swarm_model *model, const float *hidden, size_t n,
                                                  const float *logits_gradient, float *hidden_gradient,

@@ -36,20 +36,6 @@ size_t swarm_event_top(const swarm_event *event, const int32_t **ids, const doub
     return event->n_top;
 }
 
-/* The n_top most likely tokens, best first, the lower id first among equals. */
-static size_t list_top(swarm_session *s, const float *logits, float top) {
-    size_t n = 0, n_vocab = (size_t)s->setup.hp->n_vocab, most = sn_min_size((size_t)s->n_top, n_vocab);
-    for (size_t id = 0; id < n_vocab && most; id++) {
-        if (n == most && !(logits[id] > logits[s->top_ids[n - 1]])) continue;
-        size_t at = n < most ? n++ : n - 1;
-        for (; at && logits[id] > logits[s->top_ids[at - 1]]; at--) s->top_ids[at] = s->top_ids[at - 1];
-        s->top_ids[at] = (int32_t)id;
-    }
-    double log_sum = sn_logits_logprob(logits, n_vocab, (double)top, s->top_ids[0]) - (double)logits[s->top_ids[0]];
-    for (size_t i = 0; i < n; i++) s->top_logprobs[i] = (double)logits[s->top_ids[i]] + log_sum;
-    return n;
-}
-
 static sn_status on_token(void *ctx, int32_t id, const float *logits, sn_err *err) {
     swarm_session *s = ctx;
     swarm_event event = {.kind = SWARM_EVENT_TOKEN, .numbers = {{"id", id}}};
@@ -61,7 +47,8 @@ static sn_status on_token(void *ctx, int32_t id, const float *logits, sn_err *er
         if (status) return status;
         event.numbers[1].name = "logprob";
         event.numbers[1].value = sn_logits_logprob(logits, n_vocab, (double)logits[best], id);
-        if (s->n_top) event.n_top = list_top(s, logits, logits[best]);
+        event.n_top = s->n_top > 0 ? sn_min_size((size_t)s->n_top, n_vocab) : 0;
+        sn_logits_top(logits, n_vocab, (double)logits[best], event.n_top, s->top_ids, s->top_logprobs);
         event.top_ids = s->top_ids;
         event.top_logprobs = s->top_logprobs;
     }

@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "client/api/describe.h"
+#include "client/generate/logprob.h"
 #include "model/sampling_hint.h"
 #include "model/tokenizer/utf8.h"
 
@@ -396,6 +397,22 @@ swarm_code swarm_model_logits(const swarm_model *m, const float *hidden, size_t 
     for (size_t at = 0; at < n && !status; at += ROWS)
         status = sn_lm_head_logits(head, hidden + at * (size_t)m->hp->n_embd, (int)sn_min_size(ROWS, n - at),
                                    logits + at * (size_t)m->hp->n_vocab, &err);
+    return sn_api_end(status, &err, NULL, error);
+}
+
+swarm_code swarm_model_logprob(const swarm_model *m, const float *logits, int32_t id, double *logprob, size_t n_top,
+                               int32_t *top_ids, double *top_logprobs, swarm_error **error) {
+    sn_err err;
+    const size_t vocab = (size_t)swarm_model_vocab(m);
+    int32_t best;
+    sn_status status =
+        id < 0 || (size_t)id >= vocab || n_top > vocab
+            ? sn_fail(&err, SN_REFUSED, "the model has %zu tokens: one outside of them was asked for", vocab)
+            : sn_logits_argmax(logits, vocab, &best, &err);
+    if (!status) {
+        *logprob = sn_logits_logprob(logits, vocab, (double)logits[best], id);
+        sn_logits_top(logits, vocab, (double)logits[best], n_top, top_ids, top_logprobs);
+    }
     return sn_api_end(status, &err, NULL, error);
 }
 

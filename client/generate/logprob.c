@@ -166,3 +166,16 @@ double sn_logits_exp_and_sum(const float *logits, size_t n, double top, double *
 double sn_logits_logprob(const float *logits, size_t n, double top, int32_t id) {
     return ((double)logits[id] - top) - sn_ln(sn_logits_sum_exp(logits, n, top));
 }
+
+void sn_logits_top(const float *logits, size_t n, double top, size_t n_top, int32_t *ids, double *logprobs) {
+    size_t found = 0;
+    for (size_t id = 0; id < n && n_top; id++) {
+        if (found == n_top && !(logits[id] > logits[ids[found - 1]])) continue;
+        size_t at = found < n_top ? found++ : found - 1;
+        for (; at && logits[id] > logits[ids[at - 1]]; at--) ids[at] = ids[at - 1];
+        ids[at] = (int32_t)id;
+    }
+    if (!n_top) return;
+    double log_sum = sn_logits_logprob(logits, n, top, ids[0]) - (double)logits[ids[0]];
+    for (size_t i = 0; i < found; i++) logprobs[i] = (double)logits[ids[i]] + log_sum;
+}

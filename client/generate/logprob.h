@@ -24,4 +24,8 @@ double sn_logits_exp_and_sum(const float *logits, size_t n, double top, double *
 /* log(softmax(logits)[id]), given the greatest logit. */
 double sn_logits_logprob(const float *logits, size_t n, double top, int32_t id);
 
+/* The n_top most likely tokens (n_top <= n), best first, the lower id first among equals, with their log-probabilities.
+ */
+void sn_logits_top(const float *logits, size_t n, double top, size_t n_top, int32_t *ids, double *logprobs);
+
 #endif

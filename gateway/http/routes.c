@@ -46,51 +46,46 @@ static enum MHD_Result answer_swarm(sn_exchange *x) {
     return sn_exchange_refuse(x, &error);
 }
 
-static bool parse(sn_exchange *x, sn_request_kind kind, sn_request **out, sn_openai_error *error) {
-    return sn_request_parse(kind, (const char *)x->body.data, x->body.len, &x->server->limits, out, error);
-}
-
-static enum MHD_Result answer_tokenize(sn_exchange *x) {
-    const swarm_model *model = x->server->options.model;
-    sn_openai_error error = {0};
-    sn_request *request = NULL;
+static char *tokenize(const sn_server *s, const sn_request *r, sn_openai_error *error) {
     swarm_error *cause = NULL;
     int32_t *ids = NULL;
     size_t n = 0;
-    enum MHD_Result result;
-    bool good = parse(x, SN_REQUEST_TOKENIZE, &request, &error);
-    if (good) {
-        const int flags =
-            (request->add_special ? SWARM_TEXT_BEGINS : 0) | (request->parse_special ? SWARM_TEXT_SPECIAL : 0);
-        const sn_prompt *text = request->prompts;
-        good = !swarm_model_tokenize(model, text->text, text->len, flags, &ids, &n, &cause) ||
-               sn_openai_fail_swarm(&error, cause);
-    }
-    result = good ? sn_exchange_send_json(x, 200, sn_reply_tokenize(request, x->server->served, ids, n))
-                  : sn_exchange_refuse(x, &error);
+    const int flags = (r->add_special ? SWARM_TEXT_BEGINS : 0) | (r->parse_special ? SWARM_TEXT_SPECIAL : 0);
+    const bool good =
+        !swarm_model_tokenize(s->options.model, r->prompts->text, r->prompts->len, flags, &ids, &n, &cause) ||
+        sn_openai_fail_swarm(error, cause);
+    char *json = good ? sn_reply_tokenize(r, s->served, ids, n) : NULL;
     swarm_free(ids);
-    sn_request_free(&request);
-    return result;
+    return json;
 }
 
-static enum MHD_Result answer_detokenize(sn_exchange *x) {
-    const swarm_model *model = x->server->options.model;
-    sn_openai_error error = {0};
-    sn_request *request = NULL;
+static char *detokenize(const sn_server *s, const sn_request *r, sn_openai_error *error) {
     swarm_error *cause = NULL;
     char *text = NULL;
     size_t len = 0;
-    bool good = parse(x, SN_REQUEST_DETOKENIZE, &request, &error);
-    if (good) {
-        const sn_prompt *ids = request->prompts;
-        good = !swarm_model_detokenize(model, ids->ids, ids->n, SWARM_TEXT_SPECIAL, &text, &len, &cause) ||
-               sn_openai_fail_swarm(&error, cause);
-    }
-    enum MHD_Result result =
-        good ? sn_exchange_send_json(x, 200, sn_reply_detokenize(text, len)) : sn_exchange_refuse(x, &error);
+    const bool good = !swarm_model_detokenize(s->options.model, r->prompts->ids, r->prompts->n, SWARM_TEXT_SPECIAL,
+                                              &text, &len, &cause) ||
+                      sn_openai_fail_swarm(error, cause);
+    char *json = good ? sn_reply_detokenize(text, len) : NULL;
     swarm_free(text);
+    return json;
+}
+
+/* convert: makes the JSON of the reply, freed with free(); NULL, and *error may say why. */
+static enum MHD_Result answer_conversion(sn_exchange *x, sn_request_kind kind,
+                                         char *(*convert)(const sn_server *, const sn_request *, sn_openai_error *)) {
+    sn_openai_error error = {0};
+    sn_request *request = NULL;
+    char *json = NULL;
+    if (sn_request_parse(kind, (const char *)x->body.data, x->body.len, &x->server->limits, &request, &error))
+        json = convert(x->server, request, &error);
     sn_request_free(&request);
-    return result;
+    return error.status ? sn_exchange_refuse(x, &error) : sn_exchange_send_json(x, 200, json);
+}
+
+static enum MHD_Result answer_tokenize(sn_exchange *x) { return answer_conversion(x, SN_REQUEST_TOKENIZE, tokenize); }
+static enum MHD_Result answer_detokenize(sn_exchange *x) {
+    return answer_conversion(x, SN_REQUEST_DETOKENIZE, detokenize);
 }
 
 static enum MHD_Result answer_openapi(sn_exchange *x) { return sn_exchange_send_json(x, 200, sn_openapi_text()); }

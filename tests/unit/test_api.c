@@ -307,6 +307,12 @@ Test(api, the_ends_of_the_model_and_their_gradient_agree) {
     API(swarm_model_embed(model, (int32_t[]){7, 11}, 2, hidden, &error));
     API(swarm_model_logits(model, hidden, 2, logits, &error));
     for (int i = 0; i < 2 * VOCAB; i++) dlogits[i] = i == VOCAB + 5;
+    int32_t top[2];
+    double logprob, top_logprobs[2];
+    API(swarm_model_logprob(model, logits, 0, &logprob, 2, top, top_logprobs, &error));
+    API(swarm_model_logprob(model, logits, top[1], &logprob, 0, NULL, NULL, &error));
+    cr_expect(logprob == top_logprobs[1] && logits[top[0]] >= logits[top[1]] && top_logprobs[0] >= logprob);
+    API_FAILS(swarm_model_logprob(model, logits, -1, &logprob, 0, NULL, NULL, &error), SWARM_REFUSED, "tokens");
     API(swarm_model_logits_backward(model, hidden, 2, dlogits, dhidden, &error));
     float step = 1e-2f;
     for (int i = 0; i < WIDTH; i += 17) {

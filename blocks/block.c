@@ -66,10 +66,12 @@ static sn_status block_pre_norm(const sn_block *b, const sn_forward_pass *p, sn_
     return b->vector[role] ? sn_block_norm(b, p, role, p->scratch->x, h, err) : SN_OK;
 }
 
-/* x += h (n, n_embd), or norm(h) where the family has a post-norm. */
+/* x += h (n, n_embd), or norm(h) where the family has a post-norm, times residual_scale. */
 static sn_status block_add_residual(const sn_block *b, const sn_forward_pass *p, sn_role role, sn_err *err) {
     const sn_scratch *s = p->scratch;
+    float scale = p->hp->residual_scale;
     if (b->vector[role]) SN_TRY(sn_block_norm(b, p, role, s->h, s->h, err));
+    if (scale != 1) SN_TRY(p->device->ops->scale(p->device, p->n_rows, p->hp->n_embd, s->h, scale, NULL, s->h, err));
     return p->device->ops->add(p->device, (size_t)p->n_rows * (size_t)p->hp->n_embd, s->x, s->h, err);
 }
 
@@ -97,10 +99,11 @@ static sn_status block_attention(const sn_block *b, int index, const sn_forward_
     if (b->vector[SN_ROLE_ATTN_Q_NORM]) SN_TRY(sn_block_norm(b, p, SN_ROLE_ATTN_Q_NORM, s->q, s->q, err));
     if (b->vector[SN_ROLE_ATTN_K_NORM]) SN_TRY(sn_block_norm(b, p, SN_ROLE_ATTN_K_NORM, s->k, s->k, err));
 
-    /* q, k rotated by their positions (Su et al. 2021) */
+    /* q, k rotated by their positions (Su et al. 2021); q multiplied by a factor that grows with the position */
     const sn_rope rope = {hp->rope_style == SN_ROPE_NEOX, hp->rope_dim, s->cos_sin[sn_rope_of(hp, p->number)]};
-    SN_TRY(ops->rope(d, n, heads, dim, s->q, &rope, err));
-    SN_TRY(ops->rope(d, n, kv_heads, dim, s->k, &rope, err));
+    if (!hp->no_rope[p->number]) SN_TRY(ops->rope(d, n, heads, dim, s->q, &rope, err));
+    if (!hp->no_rope[p->number]) SN_TRY(ops->rope(d, n, kv_heads, dim, s->k, &rope, err));
+    if (sn_q_grows(hp, p->number)) SN_TRY(ops->scale(d, n, heads * dim, s->q, 1, s->q_factors, s->q, err));
 
     /* k, v join the KV cache;  attn (n, heads, dim) = softmax(q K^T * scale) V over the positions up to each row's own
      */
@@ -126,13 +129,13 @@ static sn_status block_feed_forward(const sn_block *b, const sn_forward_pass *p,
     const sn_hparams *hp = p->hp;
     const sn_scratch *s = p->scratch;
     int n = p->n_rows;
+    bool precise = hp->n_experts; /* as in block_attention */
     if (sn_block_has_experts(b)) return sn_moe_forward(b, p, u, err);
 
     /* gated: up, gate (n, n_ff) = u Wup^T + bup, u Wgate^T;  else gate = u Wup^T + bup */
     float *up = hp->gated ? s->up : s->gate;
-    const sn_linear up_gate[] = {
-        {.weight = &b->matrix[SN_ROLE_FFN_UP], .bias = b->vector[SN_ROLE_FFN_UP_BIAS], .y = up},
-        {.weight = &b->matrix[SN_ROLE_FFN_GATE], .y = s->gate}};
+    const sn_linear up_gate[] = {{&b->matrix[SN_ROLE_FFN_UP], b->vector[SN_ROLE_FFN_UP_BIAS], up, precise},
+                                 {&b->matrix[SN_ROLE_FFN_GATE], NULL, s->gate, precise}};
     SN_TRY(ops->linear(d, n, u, hp->gated ? 2 : 1, up_gate, err));
     SN_TRY(sn_block_add_lora(p, SN_ROLE_FFN_GATE, u, s->gate, err));
     SN_TRY(sn_block_add_lora(p, SN_ROLE_FFN_UP, u, up, err));
@@ -142,8 +145,7 @@ static sn_status block_feed_forward(const sn_block *b, const sn_forward_pass *p,
         ops->activate(d, (size_t)n * sn_block_n_ff(b), hp->activation, s->gate, hp->gated ? up : NULL, s->gate, err));
 
     /* h (n, n_embd) = gate Wdown^T + bdown */
-    const sn_linear down = {
-        .weight = &b->matrix[SN_ROLE_FFN_DOWN], .bias = b->vector[SN_ROLE_FFN_DOWN_BIAS], .y = s->h};
+    const sn_linear down = {&b->matrix[SN_ROLE_FFN_DOWN], b->vector[SN_ROLE_FFN_DOWN_BIAS], s->h, precise};
     SN_TRY(ops->linear(d, n, s->gate, 1, &down, err));
     return sn_block_add_lora(p, SN_ROLE_FFN_DOWN, s->gate, s->h, err);
 }

@@ -71,6 +71,7 @@ typedef struct sn_scratch {
     float *shared_out; /* (rows, n_embd), with a shared expert only: its output */
     float *expert_out; /* (rows, n_experts_used, n_embd), with experts only: outputs of the experts of a row */
     float *cos_sin[SN_ROPES_MAX]; /* (rows, rope_dim/2, 2) each: the tables of the model's ropes */
+    float *q_factors;             /* (rows), with hp->q_growth only: sn_span_q_factor of their positions */
     float *lora_mid;              /* (rows, SN_LORA_RANK_MAX); these two only in a pass with an adapter */
     float *lora_out;              /* (rows, widest input or output of a matrix) */
 } sn_scratch;

@@ -37,12 +37,22 @@ static sn_status norm_backward(const sn_block *b, const sn_backward_pass *p, sn_
                                                                            p->hp->norm_eps, dy, accumulate, dx, err);
 }
 
-/* *d_out, the gradient of a half's output `out`: dh, through the post-norm, or dy itself where there is none. */
+/* to (n, n_embd) = from * residual_scale; from may be to. */
+static sn_status scale_residual(const sn_backward_pass *p, const float *from, float *to, sn_err *err) {
+    float scale = p->hp->residual_scale;
+    if (scale == 1 && from == to) return SN_OK;
+    return p->device->ops->scale(p->device, p->sequence->n_rows, p->hp->n_embd, from, scale, NULL, to, err);
+}
+
+/* *d_out, the gradient of a half's output `out`: dh, through the post-norm and the residual's scale, or dy itself where
+ * there are none. */
 static sn_status post_norm_backward(const sn_block *b, const sn_backward_pass *p, sn_role role, const float *out,
                                     const float **d_out, sn_err *err) {
     const sn_grad_scratch *s = p->scratch;
-    *d_out = b->vector[role] ? s->dh : s->dy;
-    return b->vector[role] ? norm_backward(b, p, role, out, s->dy, false, s->dh, err) : SN_OK;
+    const float *d_scaled = p->hp->residual_scale != 1 ? s->dh : s->dy;
+    if (d_scaled == s->dh) SN_TRY(scale_residual(p, s->dy, s->dh, err));
+    *d_out = b->vector[role] ? s->dh : d_scaled;
+    return b->vector[role] ? norm_backward(b, p, role, out, d_scaled, false, s->dh, err) : SN_OK;
 }
 
 /* dy += dh, the gradient of a half's input, through its norm where there is one. */
@@ -80,8 +90,9 @@ static sn_status recompute_attention(const sn_block *b, const sn_backward_pass *
         SN_TRY(sn_block_norm(b, f, SN_ROLE_ATTN_Q_NORM, q, s->q, err));
         SN_TRY(sn_block_norm(b, f, SN_ROLE_ATTN_K_NORM, k, s->k, err));
     }
-    SN_TRY(ops->rope(d, n, heads, dim, s->q, &rope, err));
-    SN_TRY(ops->rope(d, n, kv_heads, dim, s->k, &rope, err));
+    if (!hp->no_rope[p->number]) SN_TRY(ops->rope(d, n, heads, dim, s->q, &rope, err));
+    if (!hp->no_rope[p->number]) SN_TRY(ops->rope(d, n, kv_heads, dim, s->k, &rope, err));
+    if (sn_q_grows(hp, p->number)) SN_TRY(ops->scale(d, n, heads * dim, s->q, 1, s->q_factors, s->q, err));
     SN_TRY(ops->kv_store(d, 0, s->k, s->v, err));
     const sn_attention attention = {.n_heads = heads,
                                     .window = sn_window_of(hp, p->number),
@@ -93,6 +104,7 @@ static sn_status recompute_attention(const sn_block *b, const sn_backward_pass *
     SN_TRY(ops->linear(d, n, s->attn, 1, &o, err));
     SN_TRY(sn_block_add_lora(f, SN_ROLE_ATTN_O, s->attn, out, err));
     if (out == s->o1) SN_TRY(sn_block_norm(b, f, SN_ROLE_ATTN_POST_NORM, s->o1, s->mid, err));
+    SN_TRY(scale_residual(p, s->mid, s->mid, err));
     return ops->add(d, (size_t)n * (size_t)hp->n_embd, s->mid, s->x, err);
 }
 
@@ -117,7 +129,7 @@ static sn_status recompute_ffn(const sn_block *b, const sn_backward_pass *p, con
     sn_device *d = p->device;
     const sn_grad_scratch *s = p->scratch;
     int n = p->sequence->n_rows;
-    bool gated = p->hp->gated;
+    bool gated = p->hp->gated, precise = p->hp->n_experts; /* as in block_attention */
     float *up = gated ? s->up : s->gate;
     const float *u;
     SN_TRY(recompute_pre_norm(b, f, SN_ROLE_FFN_NORM, ffn_norm_input(p), s->h2, &u, err));
@@ -125,16 +137,14 @@ static sn_status recompute_ffn(const sn_block *b, const sn_backward_pass *p, con
         SN_TRY(sn_moe_recompute(b, p, u, err));
         return b->vector[SN_ROLE_FFN_POST_NORM] ? sn_moe_combine(b, p, u, s->o2, err) : SN_OK;
     }
-    const sn_linear up_gate[] = {
-        {.weight = &b->matrix[SN_ROLE_FFN_UP], .bias = b->vector[SN_ROLE_FFN_UP_BIAS], .y = up},
-        {.weight = &b->matrix[SN_ROLE_FFN_GATE], .y = s->gate}};
+    const sn_linear up_gate[] = {{&b->matrix[SN_ROLE_FFN_UP], b->vector[SN_ROLE_FFN_UP_BIAS], up, precise},
+                                 {&b->matrix[SN_ROLE_FFN_GATE], NULL, s->gate, precise}};
     SN_TRY(d->ops->linear(d, n, u, gated ? 2 : 1, up_gate, err));
     SN_TRY(sn_block_add_lora(f, SN_ROLE_FFN_GATE, u, s->gate, err));
     SN_TRY(sn_block_add_lora(f, SN_ROLE_FFN_UP, u, up, err));
     SN_TRY(recompute_activation(b, p, err));
     if (!b->vector[SN_ROLE_FFN_POST_NORM]) return SN_OK;
-    const sn_linear down = {
-        .weight = &b->matrix[SN_ROLE_FFN_DOWN], .bias = b->vector[SN_ROLE_FFN_DOWN_BIAS], .y = s->o2};
+    const sn_linear down = {&b->matrix[SN_ROLE_FFN_DOWN], b->vector[SN_ROLE_FFN_DOWN_BIAS], s->o2, precise};
     SN_TRY(d->ops->linear(d, n, s->act, 1, &down, err));
     return sn_block_add_lora(f, SN_ROLE_FFN_DOWN, s->act, s->o2, err);
 }
@@ -227,8 +237,9 @@ sn_status sn_block_backward_qkv(const sn_block *b, const sn_backward_pass *p, sn
     int n = p->sequence->n_rows, heads = hp->n_heads, kv_heads = hp->n_kv_heads, dim = hp->head_dim;
     const sn_rope back = {hp->rope_style == SN_ROPE_NEOX, hp->rope_dim, s->cos_sin_inverse[sn_rope_of(hp, p->number)]};
     const float *u = b->vector[SN_ROLE_ATTN_NORM] ? s->h1 : s->x;
-    SN_TRY(ops->rope(d, n, heads, dim, s->dq, &back, err));
-    SN_TRY(ops->rope(d, n, kv_heads, dim, s->dk, &back, err));
+    if (sn_q_grows(hp, p->number)) SN_TRY(ops->scale(d, n, heads * dim, s->dq, 1, s->q_factors, s->dq, err));
+    if (!hp->no_rope[p->number]) SN_TRY(ops->rope(d, n, heads, dim, s->dq, &back, err));
+    if (!hp->no_rope[p->number]) SN_TRY(ops->rope(d, n, kv_heads, dim, s->dk, &back, err));
     if (hp->qk_norm) {
         SN_TRY(norm_backward(b, p, SN_ROLE_ATTN_Q_NORM, s->q0, s->dq, false, s->dq, err));
         SN_TRY(norm_backward(b, p, SN_ROLE_ATTN_K_NORM, s->k0, s->dk, false, s->dk, err));
@@ -254,8 +265,8 @@ sn_status sn_block_forward_saving(const sn_block *block, const sn_backward_pass 
     const sn_forward_pass forward = forward_pass_of(pass, &view);
     sn_device *d = pass->device;
     const sn_grad_scratch *s = pass->scratch;
-    const sn_linear down = {
-        .weight = &block->matrix[SN_ROLE_FFN_DOWN], .bias = block->vector[SN_ROLE_FFN_DOWN_BIAS], .y = s->x};
+    const sn_linear down = {&block->matrix[SN_ROLE_FFN_DOWN], block->vector[SN_ROLE_FFN_DOWN_BIAS], s->x,
+                            pass->hp->n_experts};
     size_t n = (size_t)forward.n_rows * (size_t)pass->hp->n_embd;
     SN_TRY(sn_block_add_prompt(&forward, err));
     SN_TRY(recompute_attention(block, pass, &forward, err));
@@ -268,6 +279,7 @@ sn_status sn_block_forward_saving(const sn_block *block, const sn_backward_pass 
         SN_TRY(d->ops->linear(d, forward.n_rows, s->act, 1, &down, err));
         SN_TRY(sn_block_add_lora(&forward, SN_ROLE_FFN_DOWN, s->act, s->x, err));
     }
+    SN_TRY(scale_residual(pass, s->x, s->x, err));
     return d->ops->add(d, n, s->x, s->mid, err);
 }
 

@@ -33,6 +33,7 @@ typedef struct sn_grad_scratch {
     float *lora_out;             /* (rows, widest input or output of a matrix) */
     /* (rows, rope_dim/2, 2) of each rope: its table, and the table that rotates back. */
     float *cos_sin[SN_ROPES_MAX], *cos_sin_inverse[SN_ROPES_MAX];
+    float *q_factors; /* as in sn_scratch */
 } sn_grad_scratch;
 
 /* The gradients of a block's LoRA matrices, on the device; a backward pass adds to them. */

@@ -20,7 +20,7 @@
 
 /* ---- scratch ---- */
 
-enum { N_BUFFERS = 16 };
+enum { N_BUFFERS = 17 };
 
 typedef struct scratch_buffer {
     float **at;
@@ -45,6 +45,7 @@ static void scratch_buffers(const sn_hparams *hp, sn_scratch *s, scratch_buffer 
                                            {&s->up, ff},
                                            {&s->cos_sin[0], rope},
                                            {&s->cos_sin[1], hp->n_ropes > 1 ? rope : 0},
+                                           {&s->q_factors, hp->q_growth > 0 ? 1 : 0},
                                            {&s->router_out, hp->n_experts ? sn_moe_router_width(hp) : 0},
                                            {&s->expert_out, used * embd},
                                            {&s->shared_out, hp->n_ff_shared ? embd : 0}};
@@ -283,6 +284,11 @@ sn_status sn_span_kv_import(const sn_span *span, sn_kv_cache *kv, int block, int
 
 /* ---- forward pass ---- */
 
+float sn_span_q_factor(const sn_hparams *hp, int position) {
+    int64_t turns = ((int64_t)position + hp->q_growth_offset) / hp->q_growth_step;
+    return (float)(1 + (double)hp->q_growth * sn_ln(1 + (double)turns));
+}
+
 void sn_span_rope_row(const sn_hparams *hp, int rope, int position, float *row) {
     const float *freqs = sn_rope_freqs(hp, rope);
     for (int i = 0; i < hp->rope_dim / 2; i++) {
@@ -358,6 +364,8 @@ static sn_status upload_sequences(const span_pass *pass, const sn_span_device *t
         const sn_span_sequence *sequence = &pass->sequences[i];
         sn_status status = upload_sequence(pass, to, sequence, row, err);
         if (status) return status;
+        for (int r = 0; r < sequence->n_rows && hp->q_growth > 0; r++)
+            pass->span->q_factors[row + r] = sn_span_q_factor(hp, sn_kv_cache_length(sequence->kv) + r);
         for (int rope = 0; rope < hp->n_ropes; rope++)
             for (int r = 0; r < sequence->n_rows; r++)
                 sn_span_rope_row(hp, rope, sn_kv_cache_length(sequence->kv) + r,
@@ -387,6 +395,9 @@ static sn_status transfer_hidden_states(const span_pass *pass, const sn_span_dev
         status = to->device->ops->upload(to->device, to->scratch.cos_sin[rope],
                                          pass->span->cos_sin + (size_t)rope * table_floats(hp),
                                          (size_t)pass->n_rows * (size_t)hp->rope_dim * sizeof(float), err);
+    if (!status && !has_table && hp->q_growth > 0)
+        status = to->device->ops->upload(to->device, to->scratch.q_factors, pass->span->q_factors,
+                                         (size_t)pass->n_rows * sizeof(float), err);
     return status;
 }
 

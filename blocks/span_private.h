@@ -25,7 +25,8 @@ struct sn_span {
     sn_segment
         segments[SN_KV_PARTS_MAX]; /* in the order of their blocks; segment i's KV pages are part i of the pool */
     int n_segments;
-    float *cos_sin; /* host, (n_ropes, SN_SPAN_ROWS_MAX, rope_dim): the rope tables of a batch */
+    float *cos_sin;                    /* host, (n_ropes, SN_SPAN_ROWS_MAX, rope_dim): the rope tables of a batch */
+    float q_factors[SN_SPAN_ROWS_MAX]; /* of its rows, where hp.q_growth is not 0 */
     sn_sequence sequences[SN_SPAN_ROWS_MAX];
 };
 
@@ -33,5 +34,8 @@ struct sn_span {
  * freq[i] as a float32 product, like the reference's; cosine and sine come from base/math.h, the same on every machine,
  * and are multiplied by the rope's scale. */
 void sn_span_rope_row(const sn_hparams *hp, int rope, int position, float *row);
+
+/* By what the query at a position is multiplied where hp->q_growth is not 0. */
+float sn_span_q_factor(const sn_hparams *hp, int position);
 
 #endif

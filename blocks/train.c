@@ -53,6 +53,7 @@ struct sn_train {
     sn_train_device devices[SN_PLAN_DEVICES_MAX];
     float *block_inputs;              /* (blocks, tokens_max, n_embd) */
     float *cos_sin, *cos_sin_inverse; /* (n_ropes, tokens_max, rope_dim) */
+    float *q_factors;                 /* (tokens_max) */
     float *zeros;                     /* [n_zeros], to clear grads with */
     size_t n_zeros;
 };
@@ -86,6 +87,9 @@ sn_status sn_train_new(sn_span *span, int tokens_max, sn_train **out, sn_err *er
                        sizeof(float), err);
     if (!status) status = sn_calloc(&t->cos_sin, ropes * rows * width, sizeof(float), err);
     if (!status) status = sn_calloc(&t->cos_sin_inverse, ropes * rows * width, sizeof(float), err);
+    if (!status) status = sn_calloc(&t->q_factors, rows, sizeof(float), err);
+    for (size_t i = 0; i < rows && !status && span->hp.q_growth > 0; i++)
+        t->q_factors[i] = sn_span_q_factor(&span->hp, (int)i);
     for (size_t p = 0; p < ropes * rows && !status; p++) {
         sn_span_rope_row(&span->hp, (int)(p / rows), (int)(p % rows), t->cos_sin + p * width);
         for (size_t i = 0; i < width; i++)
@@ -106,6 +110,7 @@ void sn_train_free(sn_train **train) {
     free(t->block_inputs);
     free(t->cos_sin);
     free(t->cos_sin_inverse);
+    free(t->q_factors);
     free(t->zeros);
     free(t);
     *train = NULL;
@@ -204,6 +209,9 @@ static sn_status piece_upload_rope(const piece *p, sn_err *err) {
             status =
                 d->ops->upload(d, s->cos_sin_inverse[i], p->train->cos_sin_inverse + (size_t)i * floats, bytes, err);
     }
+    if (!status && !p->dev->has_cos_sin && p->train->span->hp.q_growth > 0)
+        status =
+            d->ops->upload(d, s->q_factors, p->train->q_factors, (size_t)p->train->tokens_max * sizeof(float), err);
     p->dev->has_cos_sin = !status;
     return status;
 }

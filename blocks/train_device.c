@@ -58,7 +58,8 @@ size_t sn_train_buffers(const sn_hparams *hp, sn_grad_scratch *s, float **buffer
                                {&s->dexpert_weights, used},
                                {&s->expert_out, expert_out},
                                {&s->shared_out, shared},
-                               {&s->shared_weight, shared ? 1 : 0}};
+                               {&s->shared_weight, shared ? 1 : 0},
+                               {&s->q_factors, hp->q_growth > 0 ? 1 : 0}};
     for (int i = 0; i < SN_TRAIN_BUFFERS; i++) {
         buffer[i] = all[i].at;
         width[i] = all[i].width;

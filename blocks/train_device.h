@@ -6,7 +6,7 @@
 #include "blocks/span_private.h"
 #include "blocks/train.h"
 
-enum { SN_TRAIN_BUFFERS = 37 };
+enum { SN_TRAIN_BUFFERS = 38 };
 
 /* A device of the span: activations, gradients and KV pages (of one block) of one sequence. */
 typedef struct sn_train_device {

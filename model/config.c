@@ -37,6 +37,9 @@ static sn_status check_ranges(const sn_hparams *h, sn_err *err) {
     if (h->n_heads % h->n_kv_heads)
         return sn_fail(err, SN_REFUSED, "the model's %d heads cannot share %d key/value heads evenly", h->n_heads,
                        h->n_kv_heads);
+    if (!(h->q_growth >= 0 && h->q_growth <= 1e3f) || (h->q_growth > 0 && h->q_growth_step < 1))
+        return sn_fail(err, SN_REFUSED, "the model's queries grow by %g every %d positions, which is not possible",
+                       (double)h->q_growth, h->q_growth_step);
     if (h->rope_dim % 2)
         return sn_fail(err, SN_REFUSED, "the model rotates %d dimensions of a head; they come in pairs", h->rope_dim);
     if (!(h->norm_eps > 0 && h->norm_eps < 1))
@@ -54,7 +57,8 @@ static sn_status check_scaling(const sn_rope_scaling *s, sn_err *err) {
     if (s->kind == SN_ROPE_SCALING_LINEAR) return SN_OK;
     if (s->kind == SN_ROPE_SCALING_YARN &&
         !(s->beta_slow > 0 && s->beta_slow <= s->beta_fast && s->beta_fast <= 1e6 && s->theta > 1 &&
-          s->original_ctx >= 1 && s->original_ctx <= 1e9 && s->attention_factor >= 0 && s->attention_factor <= 1e3))
+          s->original_ctx >= 1 && s->original_ctx <= 1e9 && s->attention_factor >= 0 && s->attention_factor <= 1e3 &&
+          s->mscale >= 0 && s->mscale <= 1e3 && s->mscale_all_dim >= 0 && s->mscale_all_dim <= 1e3))
         return sn_fail(err, SN_REFUSED,
                        "the model's yarn rope scaling is impossible: beta_fast %g, beta_slow %g, attention_factor %g, "
                        "original_max_position_embeddings %g, rope_theta %g",
@@ -95,10 +99,16 @@ static float yarn_scaled(float slow, const sn_rope_scaling *s, int i, int dim) {
     return divided * (1.0f - kept) + 1.0f / slow * kept;
 }
 
+static double yarn_growth(const sn_rope_scaling *s, double mscale) {
+    return s->factor > 1 ? 0.1 * mscale * sn_ln(s->factor) + 1 : 1;
+}
+
 /* The factor of cosines and sines. */
 static float rope_scale_of(const sn_rope_scaling *s) {
     if (s->kind != SN_ROPE_SCALING_YARN) return 1;
-    return (float)(s->attention_factor > 0 ? s->attention_factor : s->factor > 1 ? 0.1 * sn_ln(s->factor) + 1 : 1);
+    if (s->attention_factor > 0) return (float)s->attention_factor;
+    bool both = s->mscale > 0 && s->mscale_all_dim > 0;
+    return (float)(yarn_growth(s, both ? s->mscale : 1) / (both ? yarn_growth(s, s->mscale_all_dim) : 1));
 }
 
 static sn_status fill_rope(const sn_hparams *h, const sn_rope_scaling *s, float *freqs, sn_err *err) {
@@ -132,11 +142,13 @@ sn_status sn_config_finish(sn_hparams *h, const sn_family *family, const sn_rope
     h->layer_norm = family->layer_norm;
     h->parallel = family->parallel;
     h->gated = family->naming[SN_CONTAINER_SAFETENSORS]->names[SN_ROLE_FFN_GATE];
-    h->qk_norm = family->qk_norm;
+    h->qk_norm = h->qk_norm || family->qk_norm == SN_ALWAYS;
     h->qk_norm_wide = family->qk_norm_wide;
     h->post_norm = family->naming[SN_CONTAINER_SAFETENSORS]->names[SN_ROLE_ATTN_POST_NORM];
     if (h->attn_scale <= 0) h->attn_scale = 1.0f / sqrtf((float)h->head_dim);
     if (h->embed_scale <= 0) h->embed_scale = 1;
+    if (h->residual_scale <= 0) h->residual_scale = 1;
+    if (h->logit_scale <= 0) h->logit_scale = 1;
     if (h->router_scale <= 0) h->router_scale = 1;
     if (h->n_ropes < 1) h->n_ropes = 1;
     for (int i = 0; i < h->n_ropes && !status; i++) {

@@ -34,10 +34,12 @@ typedef enum sn_rope_scaling_kind {
 typedef struct sn_rope_scaling {
     sn_rope_scaling_kind kind;
     double theta, factor, low_freq_factor, high_freq_factor, original_ctx;
-    double beta_fast, beta_slow; /* yarn: rotations above which a pair is kept, and below which it is divided */
-    double attention_factor;     /* yarn: 0: computed from `factor` */
-    bool truncate;               /* yarn: round the limits of the interpolated pairs to whole pairs */
-    const uint8_t *freq_factors; /* or NULL: float32 [rope_dim / 2], unaligned: divisors of the frequencies */
+    double beta_fast, beta_slow;   /* yarn: rotations above which a pair is kept, and below which it is divided */
+    double attention_factor;       /* yarn: 0: computed from `factor` and the next two */
+    double mscale, mscale_all_dim; /* yarn: DeepSeek-V2, 2024; 0: not given */
+    double q_growth;               /* with original_ctx: sn_hparams; 0: none */
+    bool truncate;                 /* yarn: round the limits of the interpolated pairs to whole pairs */
+    const uint8_t *freq_factors;   /* or NULL: float32 [rope_dim / 2], unaligned: divisors of the frequencies */
 } sn_rope_scaling;
 
 /* Checks that the hyperparameters are consistent and within the program's limits; then fills in what follows from the

@@ -2,6 +2,8 @@
  * the shared expert, and which blocks have a plain feed-forward instead. */
 #include "model/config_private.h"
 
+#include <string.h>
+
 static sn_status read_counts(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
     static const char *const spellings[] = {"num_experts", "num_local_experts", "n_routed_experts"};
     sn_status status = SN_OK;
@@ -21,7 +23,11 @@ static sn_status read_router(const json_t *config, const sn_moe_config *m, sn_hp
     bool normalised = m->normalised == SN_ALWAYS || m->normalised_default;
     double scale = 1;
     sn_status status = SN_OK;
-    if (m->normalised == SN_IF_DECLARED) status = sn_config_bool(config, "norm_topk_prob", &normalised, err);
+    const char *word = m->scoring == SN_ROUTER_SIGMOID ? "sigmoid" : "softmax", *scoring = word;
+    status = sn_config_text(config, "scoring_func", false, &scoring, err);
+    if (!status && strcmp(scoring, word))
+        return sn_fail(err, SN_REFUSED, "'scoring_func' is %.64s; in this family %s is known", scoring, word);
+    if (!status && m->normalised == SN_IF_DECLARED) status = sn_config_bool(config, "norm_topk_prob", &normalised, err);
     if (!status) status = sn_config_number(config, "routed_scaling_factor", false, &scale, err);
     if (!status && !(scale > 0 && scale <= 1e6))
         return sn_fail(err, SN_REFUSED, "'routed_scaling_factor' is %g; it must lie from 0 to 1e6", scale);

@@ -40,6 +40,16 @@ static const char *const known_keys[] = {
 /* Keys that are known only in families where some blocks have a window, and where these blocks have their own rope. */
 static const char *const pattern_keys[] = {"attention.sliding_window_pattern"};
 static const char *const two_ropes_keys[] = {"rope.freq_base_swa"};
+/* Those of mixtures of experts; of families with further blocks; of families with multipliers; of families whose
+ * queries grow with the position. */
+static const char *const experts_keys[] = {"expert_shared_count",      "expert_shared_feed_forward_length",
+                                           "expert_weights_scale",     "expert_weights_norm",
+                                           "expert_gating_func",       "expert_group_count",
+                                           "expert_group_used_count",  "leading_dense_block_count",
+                                           "interleave_moe_layer_step"};
+static const char *const further_keys[] = {"nextn_predict_layers"};
+static const char *const multiplier_keys[] = {"embedding_scale", "attention.scale", "residual_scale", "logit_scale"};
+static const char *const growth_keys[] = {"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"};
 
 typedef struct reader {
     const sn_gguf *gguf;
@@ -81,7 +91,13 @@ static sn_status check_keys(const reader *r) {
         bool known = is_among(key, prefix, known_keys, sizeof known_keys / sizeof *known_keys);
         if (r->family->window_pattern)
             known |= is_among(key, prefix, pattern_keys, sizeof pattern_keys / sizeof *pattern_keys);
-        if (r->family->local_theta > 0)
+        if (r->family->moe) known |= is_among(key, prefix, experts_keys, sizeof experts_keys / sizeof *experts_keys);
+        if (r->family->further_blocks)
+            known |= is_among(key, prefix, further_keys, sizeof further_keys / sizeof *further_keys);
+        if (r->family->multipliers)
+            known |= is_among(key, prefix, multiplier_keys, sizeof multiplier_keys / sizeof *multiplier_keys);
+        if (r->family->wrapped) known |= is_among(key, prefix, growth_keys, sizeof growth_keys / sizeof *growth_keys);
+        if (r->family->local_theta > 0 || r->family->local_unscaled)
             known |= is_among(key, prefix, two_ropes_keys, sizeof two_ropes_keys / sizeof *two_ropes_keys);
         if (!known)
             return sn_fail(r->err, SN_REFUSED,
@@ -100,8 +116,12 @@ static sn_status read_family(reader *r, sn_hparams *h, const sn_family **family)
     memcpy(name, text.data, text.len);
     status = sn_family_find(SN_CONTAINER_GGUF, name, family, r->err);
     if (status) return status;
-    r->family = *family;
+    char key[KEY_SIZE];
     r->architecture = (*family)->gguf_architecture;
+    if ((*family)->windowed && sn_gguf_find(r->gguf, full_key(r, "attention.sliding_window", key)))
+        status = sn_family_find(SN_CONTAINER_SAFETENSORS, (*family)->windowed, family, r->err);
+    if (status) return status;
+    r->family = *family;
     snprintf(h->family, sizeof h->family, "%s", (*family)->name);
     if (sn_gguf_string(r->gguf, "general.name", false, &text, NULL) == SN_OK && sn_gguf_find(r->gguf, "general.name"))
         sn_config_copy_name(h->name, text.data, text.len);
@@ -121,7 +141,12 @@ static sn_status read_vocab(const reader *r, int *out) {
 }
 
 static sn_status read_sizes(const reader *r, sn_hparams *h) {
+    int further = 0;
     sn_status status = read_int(r, "block_count", true, &h->n_blocks);
+    if (!status) status = read_int(r, "nextn_predict_layers", false, &further);
+    if (!status && (further < 0 || further >= h->n_blocks) && further)
+        return sn_fail(r->err, SN_REFUSED, "%d of %d blocks cannot predict further tokens", further, h->n_blocks);
+    h->n_blocks -= further;
     if (!status) status = read_int(r, "context_length", true, &h->n_ctx);
     if (!status) status = read_int(r, "embedding_length", true, &h->n_embd);
     if (!status) status = read_int(r, "feed_forward_length", true, &h->n_ff);
@@ -157,14 +182,47 @@ static sn_status check_neutral(const reader *r) {
     return SN_OK;
 }
 
+/* What the router does, the shared expert, and the blocks without experts. */
+static sn_status read_moe(const reader *r, const sn_moe_config *m, sn_hparams *h) {
+    char key[KEY_SIZE];
+    int func = 0, groups = 1, n_shared = 0, n_dense = 0, step = 1;
+    float weights_scale = 1;
+    bool normalised = m->gguf_normalised;
+    sn_status status = read_int(r, "expert_gating_func", false, &func);
+    if (!status) status = read_int(r, "expert_group_count", false, &groups);
+    if (!status) status = read_int(r, "expert_shared_count", false, &n_shared);
+    if (!status) status = read_int(r, "expert_shared_feed_forward_length", false, &h->n_ff_shared);
+    if (!status) status = read_int(r, "leading_dense_block_count", false, &n_dense);
+    if (!status) status = read_int(r, "interleave_moe_layer_step", false, &step);
+    if (!status) status = read_float(r, "expert_weights_scale", false, &weights_scale);
+    if (!status) status = sn_gguf_bool(r->gguf, full_key(r, "expert_weights_norm", key), false, &normalised, r->err);
+    if (status) return status;
+    bool sigmoid = m->scoring == SN_ROUTER_SIGMOID;
+    if ((func && func != (sigmoid ? 2 : 1)) || groups > 1)
+        return sn_fail(r->err, SN_REFUSED, "a router of function %d over %d groups is not known in this family", func,
+                       groups);
+    if (n_shared < 0 || n_shared > 64 || n_dense < 0 || step < 1)
+        return sn_fail(r->err, SN_REFUSED, "%d shared experts and %d leading dense blocks are not possible", n_shared,
+                       n_dense);
+    h->router_scoring = m->scoring == SN_ROUTER_SOFTMAX_ALL && normalised ? SN_ROUTER_SOFTMAX : m->scoring;
+    h->router_normalised = sigmoid && normalised;
+    h->router_correction = m->correction;
+    h->router_scale = weights_scale;
+    h->shared_gated = m->shared_gated;
+    if (n_shared && !h->n_ff_shared && h->n_ff <= 1 << 20) h->n_ff_shared = n_shared * h->n_ff;
+    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) h->dense[i] = i < n_dense || (i + 1) % step != 0;
+    return SN_OK;
+}
+
 /* Files of the llama architecture that are mixtures (Mixtral) give an expert's width as feed_forward_length. */
 static sn_status read_experts(const reader *r, const sn_family *family, sn_hparams *h) {
     sn_status status = read_int(r, "expert_count", family->moe, &h->n_experts);
     if (!status) status = read_int(r, "expert_used_count", h->n_experts && family->gguf_moe, &h->n_experts_used);
     if (!status && (h->n_experts || h->n_experts_used) && !family->gguf_moe)
         return sn_fail(r->err, SN_REFUSED, "mixtures of experts of this architecture are not taken");
+    h->n_ff_dense = family->moe && family->moe->dense_width ? h->n_ff : 0;
     if (!status && h->n_experts) status = read_int(r, "expert_feed_forward_length", family->moe, &h->n_ff);
-    return status;
+    return !status && family->moe ? read_moe(r, family->moe, h) : status;
 }
 
 static sn_status read_rope_freq_factors(const reader *r, const sn_hparams *h, sn_rope_scaling *s) {
@@ -180,14 +238,19 @@ static sn_status read_rope_freq_factors(const reader *r, const sn_hparams *h, sn
 /* Defaults are those of the reference. */
 static sn_status read_yarn(const reader *r, const sn_hparams *h, sn_rope_scaling *s) {
     int original = h->n_ctx;
-    float fast = 32, slow = 1;
+    float fast = 32, slow = 1, log_multiplier = 0, growth = 0;
     sn_status status = read_int(r, "rope.scaling.original_context_length", false, &original);
     if (!status) status = read_float(r, "rope.scaling.yarn_beta_fast", false, &fast);
     if (!status) status = read_float(r, "rope.scaling.yarn_beta_slow", false, &slow);
+    if (!status) status = read_float(r, "rope.scaling.yarn_log_multiplier", false, &log_multiplier);
+    if (!status) status = read_float(r, "attention.temperature_scale", false, &growth);
     s->kind = SN_ROPE_SCALING_YARN;
     s->original_ctx = original;
     s->beta_fast = (double)fast;
     s->beta_slow = (double)slow;
+    s->mscale = log_multiplier > 0; /* the file does not say another one than 1 */
+    s->mscale_all_dim = (double)log_multiplier;
+    s->q_growth = (double)growth;
     s->truncate = !r->family->yarn_untruncated;
     return status;
 }
@@ -235,8 +298,8 @@ static sn_status read_pattern(const reader *r, sn_hparams *h) {
 }
 
 /* The rope of the blocks with a window, without scaling. */
-static sn_status read_window_rope(const reader *r, sn_hparams *h, sn_rope_scaling *local) {
-    float theta = (float)r->family->local_theta;
+static sn_status read_window_rope(const reader *r, double usual_theta, sn_hparams *h, sn_rope_scaling *local) {
+    float theta = (float)(r->family->local_unscaled ? usual_theta : r->family->local_theta);
     sn_status status = read_float(r, "rope.freq_base_swa", false, &theta);
     h->n_ropes = 2;
     local->theta = (double)theta;
@@ -246,7 +309,17 @@ static sn_status read_window_rope(const reader *r, sn_hparams *h, sn_rope_scalin
 /* The scales of embeddings and attention. */
 static sn_status read_scales(const reader *r, sn_hparams *h) {
     enum { GEMMA3_27B_BLOCKS = 62 }; /* the one size of Gemma 3 whose attention is not scaled by head_dim */
+    float logits = 1;
     if (r->family->scales_embeddings) h->embed_scale = sqrtf((float)h->n_embd);
+    if (r->family->multipliers) {
+        sn_status status = read_float(r, "embedding_scale", false, &h->embed_scale);
+        if (!status) status = read_float(r, "attention.scale", false, &h->attn_scale);
+        if (!status) status = read_float(r, "residual_scale", false, &h->residual_scale);
+        if (!status) status = read_float(r, "logit_scale", false, &logits);
+        if (!status && !(logits > 0)) return sn_fail(r->err, SN_REFUSED, "'logit_scale' is %g", (double)logits);
+        h->logit_scale = 1 / logits;
+        return status;
+    }
     if (r->family->attn_scalar_default > 0 && h->n_blocks == GEMMA3_27B_BLOCKS)
         return sn_fail(
             r->err, SN_REFUSED,
@@ -262,12 +335,14 @@ sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn
     if (!status) status = check_neutral(&r);
     if (!status) status = read_sizes(&r, hparams);
     if (!status) status = read_experts(&r, *family, hparams);
-    bool two = !status && (*family)->local_theta > 0;
+    bool two = !status && ((*family)->local_theta > 0 || (*family)->local_unscaled);
     if (!status) status = read_rope(&r, hparams, &scaling[two]);
-    if (!status && two) status = read_window_rope(&r, hparams, &scaling[0]);
+    if (!status && two) status = read_window_rope(&r, scaling[1].theta, hparams, &scaling[0]);
     if (!status) status = read_pattern(&r, hparams);
     if (!status) status = read_scales(&r, hparams);
     if (status) return status;
+    for (int i = 0; (*family)->no_rope_interval && i < hparams->n_blocks && i < SN_BLOCKS_MAX; i++)
+        hparams->no_rope[i] = (i + 1) % (*family)->no_rope_interval == 0; /* files do not say it */
     /* Falcon's variants: a norm for each half, or one for both */
     if (sn_family_variant(*family, 1) && !sn_gguf_tensor_find(gguf, "blk.0.attn_norm_2.weight"))
         *family = sn_family_variant(*family, 1);
@@ -278,6 +353,9 @@ sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn
                         ((*family)->qkv_bias == SN_IF_DECLARED && sn_gguf_tensor_find(gguf, "blk.0.attn_q.bias"));
     hparams->o_bias = hparams->linear_bias ||
                       ((*family)->qkv_bias == SN_IF_DECLARED && sn_gguf_tensor_find(gguf, "blk.0.attn_output.bias"));
+    hparams->qk_norm = (*family)->qk_norm == SN_IF_DECLARED && sn_gguf_tensor_find(gguf, "blk.0.attn_q_norm.weight");
+    hparams->q_growth = (float)scaling[two].q_growth;
+    hparams->q_growth_step = scaling[two].original_ctx <= 1e9 ? (int)scaling[two].original_ctx : 0;
     hparams->tied_output = !sn_gguf_tensor_find(gguf, "output.weight");
     return sn_config_finish(hparams, *family, scaling, err);
 }

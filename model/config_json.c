@@ -32,6 +32,9 @@ static const struct {
     {"final_logit_softcapping", 0},
     {"num_experts", 0},
     {"num_local_experts", 0},
+    {"n_group", 1},
+    {"topk_group", 1},
+    {"shared_intermediate_size", 0},
     {"n_routed_experts", 0},
     {"attention_chunk_size", 0},
     {"swiglu_alpha", 0},
@@ -138,7 +141,11 @@ static sn_status check_rope_fields(const json_t *rope, sn_err *err) {
                                         "beta_fast",
                                         "beta_slow",
                                         "attention_factor",
-                                        "truncate"};
+                                        "truncate",
+                                        "mscale",
+                                        "mscale_all_dim",
+                                        "llama_4_scaling_beta",
+                                        "max_position_embeddings"};
     const char *name;
     json_t *value;
     json_object_foreach((json_t *)rope, name, value) {
@@ -157,6 +164,9 @@ static sn_status read_yarn(const json_t *rope, sn_rope_scaling *s, sn_err *err) 
     if (!status) status = sn_config_number(rope, "beta_fast", false, &s->beta_fast, err);
     if (!status) status = sn_config_number(rope, "beta_slow", false, &s->beta_slow, err);
     if (!status) status = sn_config_number(rope, "attention_factor", false, &s->attention_factor, err);
+    if (!status) status = sn_config_number(rope, "mscale", false, &s->mscale, err);
+    if (!status) status = sn_config_number(rope, "mscale_all_dim", false, &s->mscale_all_dim, err);
+    if (!status) status = sn_config_number(rope, "llama_4_scaling_beta", false, &s->q_growth, err);
     return status ? status : sn_config_bool(rope, "truncate", &s->truncate, err);
 }
 
@@ -223,16 +233,20 @@ static sn_status read_two_ropes(const json_t *config, const json_t *both, double
 static sn_status read_rope(const json_t *config, const sn_family *family, sn_hparams *h,
                            sn_rope_scaling s[SN_ROPES_MAX], sn_err *err) {
     const json_t *rope = sn_config_field(config, "rope_parameters");
-    double rotated = 1;
+    double rotated = family->rotated_default > 0 ? family->rotated_default : 1;
+    int rotary_dim = 0;
     if (family->rope_required && !rope && !sn_config_field(config, "rope_scaling"))
         return sn_fail(err, SN_REFUSED, "'rope_parameters' is missing");
-    h->n_ropes = family->local_theta > 0 ? 2 : 1;
+    h->n_ropes = family->local_theta > 0 || family->local_unscaled ? 2 : 1;
     sn_rope_scaling *usual = &s[h->n_ropes - 1];
     s[0].theta = family->local_theta;
     usual->theta = family->theta_default > 0 ? family->theta_default : 10000;
     sn_status status = sn_config_number(config, "rope_theta", false, &usual->theta, err);
     if (!status) status = sn_config_number(config, "partial_rotary_factor", false, &rotated, err);
+    if (!status && family_reads(family, "rotary_dim"))
+        status = sn_config_int(config, "rotary_dim", false, &rotary_dim, err);
     if (status) return status;
+    if (family->local_unscaled) s[0].theta = usual->theta;
     if (h->n_ropes > 1)
         status = read_two_ropes(config, rope, &rotated, s, err);
     else
@@ -241,7 +255,9 @@ static sn_status read_rope(const json_t *config, const sn_family *family, sn_hpa
     if (status) return status;
     if (!(rotated > 0 && rotated <= 1))
         return sn_fail(err, SN_REFUSED, "'partial_rotary_factor' is %g; it must lie from 0 to 1", rotated);
-    h->rope_dim = (int)(h->head_dim * rotated);
+    h->rope_dim = rotary_dim ? rotary_dim : (int)(h->head_dim * rotated);
+    h->q_growth = (float)usual->q_growth;
+    h->q_growth_step = usual->original_ctx >= 1 && usual->original_ctx <= 1e9 ? (int)usual->original_ctx : 0;
     return SN_OK;
 }
 
@@ -279,11 +295,48 @@ static sn_status read_pattern(const json_t *config, const sn_family *family, sn_
     return status;
 }
 
+/* Blocks without rope: those with a 0 in the list, or every n-th. */
+static sn_status read_no_rope(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    const json_t *list = sn_config_field(config, "no_rope_layers");
+    int interval = family->no_rope_interval;
+    if (!interval) return SN_OK;
+    sn_status status = sn_config_int(config, "no_rope_layer_interval", false, &interval, err);
+    if (status) return status;
+    if (interval < 1) return sn_fail(err, SN_REFUSED, "'no_rope_layer_interval' is %d", interval);
+    if (list && (!json_is_array(list) || (json_array_size(list) && json_array_size(list) != (size_t)h->n_blocks)))
+        return sn_fail(err, SN_REFUSED, "'no_rope_layers' must list all %d blocks", h->n_blocks);
+    bool listed = list && json_array_size(list);
+    for (int i = 0; i < h->n_blocks; i++)
+        h->no_rope[i] = listed ? json_integer_value(json_array_get(list, (size_t)i)) == 0 : (i + 1) % interval == 0;
+    return SN_OK;
+}
+
+/* Granite's four factors. */
+static sn_status read_multipliers(const json_t *config, sn_hparams *h, sn_err *err) {
+    double embeddings = 1, attention = 1, residual = 1, logits = 1;
+    sn_status status = sn_config_number(config, "embedding_multiplier", false, &embeddings, err);
+    if (!status) status = sn_config_number(config, "attention_multiplier", false, &attention, err);
+    if (!status) status = sn_config_number(config, "residual_multiplier", false, &residual, err);
+    if (!status) status = sn_config_number(config, "logits_scaling", false, &logits, err);
+    if (!status && !(embeddings > 0 && embeddings <= 1e6 && attention > 0 && attention <= 1e6 && residual > 0 &&
+                     residual <= 1e6 && logits > 0 && logits <= 1e6))
+        return sn_fail(err, SN_REFUSED,
+                       "'embedding_multiplier' %g, 'attention_multiplier' %g, 'residual_multiplier' %g and "
+                       "'logits_scaling' %g must lie from 0 to 1e6",
+                       embeddings, attention, residual, logits);
+    h->embed_scale = (float)embeddings;
+    h->attn_scale = (float)attention;
+    h->residual_scale = (float)residual;
+    h->logit_scale = (float)(1 / logits);
+    return status;
+}
+
 /* The scales of embeddings and attention, and the default of tied_output. */
 static sn_status read_scales(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
     double scalar = family->attn_scalar_default;
-    h->tied_output = family->tied_default;
+    h->tied_output = h->tied_output || family->tied_default;
     if (family->scales_embeddings) h->embed_scale = sqrtf((float)h->n_embd);
+    if (family->multipliers) return read_multipliers(config, h, err);
     if (!(scalar > 0)) return SN_OK;
     sn_status status = sn_config_number(config, "query_pre_attn_scalar", false, &scalar, err);
     if (!status && !(scalar > 0 && scalar <= 1e9))
@@ -371,12 +424,30 @@ static sn_status read_falcon(const json_t *config, const sn_family **family, sn_
     return SN_OK;
 }
 
+/* Where the model has an image encoder, too, the fields of the text model are in text_config; *config becomes that. */
+static sn_status unwrap(const json_t **config, sn_hparams *h, sn_err *err) {
+    const json_t *text = sn_config_field(*config, "text_config");
+    const char *type = NULL;
+    const sn_family *family;
+    if (!text || sn_config_text(text, "model_type", true, &type, NULL) ||
+        sn_family_find(SN_CONTAINER_SAFETENSORS, type, &family, NULL) || !family->wrapped)
+        return SN_OK;
+    if (sn_config_field(*config, "quantization_config"))
+        return sn_fail(err, SN_REFUSED,
+                       "'quantization_config' is set, which is not supported for this family: use float32, float16 or "
+                       "bfloat16 weights, or a GGUF file");
+    sn_status status = sn_config_bool(*config, "tie_word_embeddings", &h->tied_output, err);
+    *config = text;
+    return status;
+}
+
 static sn_status read_config(const json_t *config, sn_hparams *h, const sn_family **family, sn_err *err) {
     const char *type = "", *name = "";
     bool bias;
     sn_rope_scaling scaling[SN_ROPES_MAX] = {0};
     if (!json_is_object(config)) return sn_fail(err, SN_REFUSED, "it is not a JSON object");
-    sn_status status = sn_config_text(config, "model_type", true, &type, err);
+    sn_status status = unwrap(&config, h, err);
+    if (!status) status = sn_config_text(config, "model_type", true, &type, err);
     if (!status) status = sn_family_find(SN_CONTAINER_SAFETENSORS, type, family, err);
     if (status) return status;
     bias = (*family)->bias_default;
@@ -386,10 +457,13 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
         status = read_falcon(config, family, h, &bias, err);
     if (!status) status = read_rope(config, *family, h, scaling, err);
     if (!status) status = read_window(config, *family, h, err);
+    if (!status) status = read_no_rope(config, *family, h, err);
     if (!status) status = read_activation(config, *family, h, err);
     if (!status) status = read_scales(config, *family, h, err);
     if (!status) status = sn_config_read_experts(config, *family, h, err);
     if (!status) status = sn_config_bool(config, "attention_bias", &bias, err);
+    if (!status && (*family)->qk_norm == SN_IF_DECLARED)
+        status = sn_config_bool(config, "use_qk_norm", &h->qk_norm, err);
     if (!status) status = sn_config_bool(config, "tie_word_embeddings", &h->tied_output, err);
     if (!status) status = sn_config_text(config, "_name_or_path", false, &name, err);
     if (status) return status;
@@ -399,7 +473,7 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     h->norm_plus_one = (*family)->norm_plus_one;
     h->qkv_bias = (*family)->qkv_bias == SN_ALWAYS || ((*family)->qkv_bias == SN_IF_DECLARED && bias);
     h->linear_bias = (*family)->linear_bias == SN_ALWAYS || ((*family)->linear_bias == SN_IF_DECLARED && bias);
-    h->o_bias = h->linear_bias || ((*family)->qkv_bias == SN_IF_DECLARED && bias);
+    h->o_bias = h->linear_bias || ((*family)->qkv_bias == SN_IF_DECLARED && bias && !(*family)->no_o_bias);
     return sn_config_finish(h, *family, scaling, err);
 }
 

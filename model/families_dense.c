@@ -219,6 +219,10 @@ static const char *const falcon_reads[] = {"parallel_attn", "new_decoder_archite
     .linear_bias = SN_IF_DECLARED, .layer_norm = true, .activation_default = SN_GELU, .tied_default = true,            \
     .ff_multiple = 4, .ctx_default = 2048, .config_fields = falcon_reads
 
+static const char *const smollm3_reads[] = {"no_rope_layers", NULL};
+static const char *const granite_reads[] = {"embedding_multiplier", "attention_multiplier", "residual_multiplier",
+                                            "logits_scaling", NULL};
+
 #define USUAL_NAMES {[SN_CONTAINER_SAFETENSORS] = &naming_hf, [SN_CONTAINER_GGUF] = &sn_naming_gguf}
 
 const sn_family sn_families_dense[] = {
@@ -249,7 +253,7 @@ const sn_family sn_families_dense[] = {
         .gguf_architecture = "qwen3",
         .gguf_rope = SN_ROPE_NEOX,
         .qkv_bias = SN_IF_DECLARED,
-        .qk_norm = true,
+        .qk_norm = SN_ALWAYS,
         .window = SN_WINDOW_SWITCHED,
         .naming = USUAL_NAMES,
     },
@@ -265,16 +269,60 @@ const sn_family sn_families_dense[] = {
         .gguf_architecture = "olmo2",
         .gguf_rope = SN_ROPE_NEOX,
         .qkv_bias = SN_IF_DECLARED,
-        .qk_norm = true,
+        .qk_norm = SN_ALWAYS,
         .qk_norm_wide = true,
+        .windowed = "olmo3",
         .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_olmo2, [SN_CONTAINER_GGUF] = &naming_gguf_olmo2},
+    },
+    {
+        .name = "olmo3",
+        .gguf_rope = SN_ROPE_NEOX,
+        .qkv_bias = SN_IF_DECLARED,
+        .qk_norm = SN_ALWAYS,
+        .qk_norm_wide = true,
+        .window = SN_WINDOW_GIVEN,
+        .window_default = 4096,
+        .window_pattern = 4,
+        .theta_default = 5e5,
+        .local_unscaled = true,
+        .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_olmo2, [SN_CONTAINER_GGUF] = &naming_gguf_olmo2},
+    },
+    {
+        .name = "smollm3",
+        .gguf_architecture = "smollm3",
+        .gguf_rope = SN_ROPE_INTERLEAVED,
+        .qkv_bias = SN_IF_DECLARED,
+        .window = SN_WINDOW_SWITCHED,
+        .theta_default = 2e6,
+        .tied_default = true,
+        .no_rope_interval = 4,
+        .config_fields = smollm3_reads,
+        .naming = USUAL_NAMES,
+    },
+    {
+        .name = "granite",
+        .gguf_architecture = "granite",
+        .gguf_rope = SN_ROPE_INTERLEAVED,
+        .qkv_bias = SN_IF_DECLARED,
+        .multipliers = true,
+        .config_fields = granite_reads,
+        .naming = USUAL_NAMES,
+    },
+    {
+        .name = "ministral3",
+        .gguf_architecture = "mistral3",
+        .gguf_rope = SN_ROPE_INTERLEAVED,
+        .window = SN_WINDOW_GIVEN,
+        .theta_default = 1e6,
+        .wrapped = true,
+        .naming = USUAL_NAMES,
     },
     {
         .name = "gemma3_text",
         .gguf_architecture = "gemma3",
         .gguf_rope = SN_ROPE_NEOX,
         .qkv_bias = SN_IF_DECLARED,
-        .qk_norm = true,
+        .qk_norm = SN_ALWAYS,
         .window = SN_WINDOW_GIVEN,
         .window_default = 4096,
         .window_pattern = 6,

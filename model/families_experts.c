@@ -4,6 +4,15 @@
 
 #include <stddef.h>
 
+#define HF_MIXTRAL_EXPERTS                                                                                             \
+    [SN_ROLE_ROUTER] = "block_sparse_moe.gate.weight",                                                                 \
+    [SN_ROLE_EXPERTS_GATE] = "block_sparse_moe.experts.*.w1.weight",                                                   \
+    [SN_ROLE_EXPERTS_UP] = "block_sparse_moe.experts.*.w3.weight",                                                     \
+    [SN_ROLE_EXPERTS_DOWN] = "block_sparse_moe.experts.*.w2.weight"
+#define HF_QWEN_EXPERTS                                                                                                \
+    [SN_ROLE_ROUTER] = "mlp.gate.weight", [SN_ROLE_EXPERTS_GATE] = "mlp.experts.*.gate_proj.weight",                   \
+    [SN_ROLE_EXPERTS_UP] = "mlp.experts.*.up_proj.weight", [SN_ROLE_EXPERTS_DOWN] = "mlp.experts.*.down_proj.weight"
+
 /* Mixtures of experts: the names of Mixtral and of Qwen 3. */
 static const sn_tensor_naming naming_hf_mixtral = {
     .block_prefix = "model.layers.",
@@ -12,10 +21,7 @@ static const sn_tensor_naming naming_hf_mixtral = {
             HF_ENDS,
             HF_ATTENTION,
             HF_NORMS,
-            [SN_ROLE_ROUTER] = "block_sparse_moe.gate.weight",
-            [SN_ROLE_EXPERTS_GATE] = "block_sparse_moe.experts.*.w1.weight",
-            [SN_ROLE_EXPERTS_UP] = "block_sparse_moe.experts.*.w3.weight",
-            [SN_ROLE_EXPERTS_DOWN] = "block_sparse_moe.experts.*.w2.weight",
+            HF_MIXTRAL_EXPERTS,
         },
 };
 static const sn_tensor_naming naming_hf_qwen3_moe = {
@@ -25,10 +31,7 @@ static const sn_tensor_naming naming_hf_qwen3_moe = {
             HF_ENDS,
             HF_ATTENTION,
             HF_NORMS,
-            [SN_ROLE_ROUTER] = "mlp.gate.weight",
-            [SN_ROLE_EXPERTS_GATE] = "mlp.experts.*.gate_proj.weight",
-            [SN_ROLE_EXPERTS_UP] = "mlp.experts.*.up_proj.weight",
-            [SN_ROLE_EXPERTS_DOWN] = "mlp.experts.*.down_proj.weight",
+            HF_QWEN_EXPERTS,
         },
 };
 static const sn_moe_config mixtral_experts = {
@@ -44,7 +47,104 @@ static const sn_moe_config qwen3_experts = {
     .n_ff = 768,
     .scoring = SN_ROUTER_SOFTMAX_ALL,
     .normalised = SN_IF_DECLARED,
+    .gguf_normalised = true,
 };
+/* Qwen 2: a shared expert behind a sigmoid. GLM 4: a shared expert, a correction; blocks without experts come first. */
+static const sn_tensor_naming naming_hf_qwen2_moe = {
+    .block_prefix = "model.layers.",
+    .names =
+        {
+            HF_ENDS,
+            HF_ATTENTION,
+            HF_FEED_FORWARD,
+            HF_NORMS,
+            HF_QWEN_EXPERTS,
+            [SN_ROLE_SHARED_GATE] = "mlp.shared_expert.gate_proj.weight",
+            [SN_ROLE_SHARED_UP] = "mlp.shared_expert.up_proj.weight",
+            [SN_ROLE_SHARED_DOWN] = "mlp.shared_expert.down_proj.weight",
+            [SN_ROLE_SHARED_ROUTER] = "mlp.shared_expert_gate.weight",
+        },
+};
+static const sn_tensor_naming naming_hf_glm4_moe = {
+    .block_prefix = "model.layers.",
+    .names =
+        {
+            HF_ENDS,
+            HF_ATTENTION,
+            HF_FEED_FORWARD,
+            HF_NORMS,
+            HF_QWEN_EXPERTS,
+            [SN_ROLE_ROUTER_CORRECTION] = "mlp.gate.e_score_correction_bias",
+            [SN_ROLE_SHARED_GATE] = "mlp.shared_experts.gate_proj.weight",
+            [SN_ROLE_SHARED_UP] = "mlp.shared_experts.up_proj.weight",
+            [SN_ROLE_SHARED_DOWN] = "mlp.shared_experts.down_proj.weight",
+        },
+};
+static const sn_tensor_naming naming_hf_minimax_m2 = {
+    .block_prefix = "model.layers.",
+    .names =
+        {
+            HF_ENDS,
+            HF_ATTENTION,
+            HF_NORMS,
+            HF_MIXTRAL_EXPERTS,
+            [SN_ROLE_ROUTER_CORRECTION] = "block_sparse_moe.e_score_correction_bias",
+        },
+};
+static const sn_tensor_naming naming_gguf_shared = {
+    .block_prefix = "blk.",
+    .names = {GGUF_ENDS, GGUF_ATTENTION, GGUF_FEED_FORWARD, GGUF_EXPERTS, GGUF_SHARED, GGUF_NORMS},
+};
+static const sn_tensor_naming naming_gguf_glm4_moe = {
+    .block_prefix = "blk.",
+    .names =
+        {
+            GGUF_ENDS,
+            GGUF_ATTENTION,
+            GGUF_FEED_FORWARD,
+            GGUF_EXPERTS,
+            GGUF_SHARED,
+            [SN_ROLE_ATTN_NORM] = "attn_norm.weight",
+            [SN_ROLE_FFN_NORM] = "post_attention_norm.weight",
+        },
+};
+static const sn_moe_config qwen2_experts = {
+    .width = "moe_intermediate_size",
+    .n_experts = 60,
+    .n_experts_used = 4,
+    .n_ff = 1408,
+    .scoring = SN_ROUTER_SOFTMAX_ALL,
+    .normalised = SN_IF_DECLARED,
+    .dense_width = "intermediate_size",
+    .shared_width = "shared_expert_intermediate_size",
+    .n_ff_shared = 5632,
+    .shared_gated = true,
+};
+static const sn_moe_config glm4_experts = {
+    .width = "moe_intermediate_size",
+    .n_experts = 128,
+    .n_experts_used = 8,
+    .n_ff = 1408,
+    .scoring = SN_ROUTER_SIGMOID,
+    .normalised = SN_IF_DECLARED,
+    .normalised_default = true,
+    .correction = true,
+    .dense_width = "intermediate_size",
+    .n_shared = 1,
+    .n_dense = 1,
+};
+static const sn_moe_config minimax_experts = {
+    .width = "intermediate_size",
+    .n_experts = 8,
+    .n_experts_used = 2,
+    .n_ff = 14336,
+    .scoring = SN_ROUTER_SIGMOID,
+    .normalised = SN_ALWAYS,
+    .gguf_normalised = true,
+    .correction = true,
+};
+static const char *const glm4_reads[] = {"num_experts", "num_local_experts", "n_routed_experts", "use_qk_norm", NULL};
+static const char *const minimax_reads[] = {"num_local_experts", "use_qk_norm", "rotary_dim", NULL};
 static const char *const moe_reads[] = {"num_experts", "num_local_experts", NULL};
 
 /* gpt-oss: biases of all matrices, attention sinks, experts stored transposed. */
@@ -106,11 +206,49 @@ const sn_family sn_families_experts[] = {
         .gguf_architecture = "qwen3moe",
         .gguf_rope = SN_ROPE_NEOX,
         .qkv_bias = SN_IF_DECLARED,
-        .qk_norm = true,
+        .qk_norm = SN_ALWAYS,
         .moe = &qwen3_experts,
         .gguf_moe = true,
         .config_fields = moe_reads,
         .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_qwen3_moe, [SN_CONTAINER_GGUF] = &sn_naming_gguf},
+    },
+    {
+        .name = "qwen2_moe",
+        .gguf_architecture = "qwen2moe",
+        .gguf_rope = SN_ROPE_NEOX,
+        .qkv_bias = SN_ALWAYS,
+        .window = SN_WINDOW_SWITCHED,
+        .moe = &qwen2_experts,
+        .gguf_moe = true,
+        .config_fields = moe_reads,
+        .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_qwen2_moe, [SN_CONTAINER_GGUF] = &naming_gguf_shared},
+    },
+    {
+        .name = "glm4_moe",
+        .gguf_architecture = "glm4moe",
+        .gguf_rope = SN_ROPE_NEOX,
+        .qkv_bias = SN_IF_DECLARED,
+        .no_o_bias = true,
+        .qk_norm = SN_IF_DECLARED,
+        .rotated_default = 0.5,
+        .moe = &glm4_experts,
+        .gguf_moe = true,
+        .further_blocks = true,
+        .config_fields = glm4_reads,
+        .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_glm4_moe, [SN_CONTAINER_GGUF] = &naming_gguf_glm4_moe},
+    },
+    {
+        .name = "minimax_m2",
+        .gguf_architecture = "minimax-m2",
+        .gguf_rope = SN_ROPE_NEOX,
+        .qk_norm = SN_ALWAYS,
+        .qk_norm_wide = true,
+        .theta_default = 5e6,
+        .moe = &minimax_experts,
+        .gguf_moe = true,
+        .further_blocks = true,
+        .config_fields = minimax_reads,
+        .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_minimax_m2, [SN_CONTAINER_GGUF] = &naming_gguf_shared},
     },
     {
         .name = "gpt_oss",

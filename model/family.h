@@ -45,6 +45,9 @@ typedef struct sn_tensor_naming {
     const char *base;        /* prefix that files of the model without its LM head leave out of their names; or NULL */
 } sn_tensor_naming;
 
+/* Before the names of a wrapped family's tensors where the files hold an image encoder, too. */
+#define SN_WRAPPER_PREFIX "language_model."
+
 /* How config.json describes a mixture of experts, and the defaults of its fields. */
 typedef struct sn_moe_config {
     const char *width; /* the field with the n_ff of an expert */
@@ -53,8 +56,8 @@ typedef struct sn_moe_config {
     /* SN_ROUTER_SOFTMAX_ALL and SN_ROUTER_SIGMOID: SN_NEVER or SN_ALWAYS, or what norm_topk_prob says, with its
      * default. Normalised, SN_ROUTER_SOFTMAX_ALL is SN_ROUTER_SOFTMAX. */
     sn_trait normalised;
-    bool normalised_default;
-    bool correction;         /* the router has a correction */
+    bool normalised_default, gguf_normalised; /* the latter: where a GGUF file does not say it */
+    bool correction;                          /* the router has a correction */
     const char *dense_width; /* the field with the n_ff of blocks without experts; NULL: all blocks have experts */
     const char
         *shared_width; /* the field with the n_ff of the shared expert; NULL: n_shared_experts times an expert's */
@@ -67,10 +70,12 @@ typedef struct sn_family {
     const char *gguf_architecture; /* NULL: none, or its GGUF files have another family's */
     sn_rope_style gguf_rope;       /* in safetensors always SN_ROPE_NEOX */
     sn_trait qkv_bias;
-    bool qk_norm, qk_norm_wide;
+    sn_trait qk_norm;
+    bool qk_norm_wide;
     bool layer_norm, parallel, alibi;
     sn_trait linear_bias;
     bool bias_default; /* attention_bias where config.json does not say it */
+    bool no_o_bias;    /* attention_bias is not about the output matrix */
     /* Where config.json does not say them: n_ff as a multiple of n_embd, and n_ctx; 0: config.json must say them. */
     int ff_multiple, ctx_default;
     sn_window_rule window;
@@ -82,6 +87,12 @@ typedef struct sn_family {
     bool tied_default;
     sn_activation activation_default;
     double local_theta;     /* rope theta of the blocks with a window; 0: that of the others */
+    bool local_unscaled;    /* blocks with a window have the same rope theta, without scaling */
+    const char *windowed;   /* the name of the family that its GGUF files with a window belong to; or NULL */
+    double rotated_default; /* partial_rotary_factor */
+    int no_rope_interval;   /* config.json may list no_rope_layers; without the list every n-th block has no rope */
+    bool multipliers;       /* embeddings, scores, residuals and logits are multiplied by numbers of the file */
+    bool wrapped;           /* config.json may have these fields in text_config, beside those of an image encoder */
     bool rope_required;     /* config.json must have rope_parameters or rope_scaling */
     bool yarn_untruncated;  /* GGUF: sn_rope_scaling.truncate is false */
     bool norm_plus_one;     /* safetensors store the factors of norms minus 1 */
@@ -118,7 +129,7 @@ bool sn_family_stacks_experts(const sn_family *family, sn_container container, s
 bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_role role, int block);
 
 /* Whether a tensor that some files contain is not needed: its contents follow from the hyperparameters, or it belongs
- * to a further block (family->further_blocks). */
+ * to a further block (family->further_blocks) or an image encoder (family->wrapped). */
 bool sn_family_ignores(const sn_family *family, sn_container container, int n_blocks, const char *tensor_name);
 
 #endif

@@ -34,6 +34,10 @@
 #define GGUF_EXPERTS                                                                                                   \
     [SN_ROLE_ROUTER] = "ffn_gate_inp.weight", [SN_ROLE_EXPERTS_GATE] = "ffn_gate_exps.weight",                         \
     [SN_ROLE_EXPERTS_UP] = "ffn_up_exps.weight", [SN_ROLE_EXPERTS_DOWN] = "ffn_down_exps.weight"
+#define GGUF_SHARED                                                                                                    \
+    [SN_ROLE_SHARED_GATE] = "ffn_gate_shexp.weight", [SN_ROLE_SHARED_UP] = "ffn_up_shexp.weight",                      \
+    [SN_ROLE_SHARED_DOWN] = "ffn_down_shexp.weight", [SN_ROLE_SHARED_ROUTER] = "ffn_gate_inp_shexp.weight",            \
+    [SN_ROLE_ROUTER_CORRECTION] = "exp_probs_b.bias"
 #define GGUF_NORMS [SN_ROLE_ATTN_NORM] = "attn_norm.weight", [SN_ROLE_FFN_NORM] = "ffn_norm.weight"
 #define GGUF_POST_NORMS                                                                                                \
     [SN_ROLE_ATTN_POST_NORM] = "post_attention_norm.weight", [SN_ROLE_FFN_POST_NORM] = "post_ffw_norm.weight"

@@ -42,6 +42,10 @@ static void add_hparams(sn_hasher *hasher, const sn_hparams *h, int window, int 
     if (h->rope_scale[rope] != 1) add_line(hasher, "rope_scale=%08" PRIx32 "\n", float_bits(h->rope_scale[rope]));
     if (h->attn_scale != 1.0f / sqrtf((float)h->head_dim))
         add_line(hasher, "attn_scale=%08" PRIx32 "\n", float_bits(h->attn_scale));
+    if (h->residual_scale != 1) add_line(hasher, "residual_scale=%08" PRIx32 "\n", float_bits(h->residual_scale));
+    if (h->q_growth > 0)
+        add_line(hasher, "q_growth=%08" PRIx32 " %d %d\n", float_bits(h->q_growth), h->q_growth_step,
+                 h->q_growth_offset);
     if (h->layer_norm) add_line(hasher, "layer_norm=1\n");
     if (h->parallel) add_line(hasher, "parallel=1\n");
     if (h->activation) add_line(hasher, "activation=%d\n", (int)h->activation);
@@ -90,6 +94,7 @@ sn_status sn_model_block_hash(const sn_model *model, int block, sn_hash *out, sn
     sn_status status = sn_model_need_block(model, block, err);
     const sn_hparams *h = sn_model_hparams(model);
     if (block >= 0 && block < h->n_blocks) add_hparams(hasher, h, sn_window_of(h, block), sn_rope_of(h, block));
+    if (block >= 0 && block < h->n_blocks && h->no_rope[block]) add_line(hasher, "no_rope=1\n");
     for (int role = SN_ROLE_FIRST_OF_BLOCK; !status && role < SN_ROLE_COUNT; role++) {
         for (int i = 0; !status && i < sn_role_n_matrices(h, (sn_role)role); i++)
             status = add_matrix(hasher, model, (sn_role)role, block, i, err);
@@ -106,6 +111,7 @@ sn_status sn_model_client_hash(const sn_model *model, sn_hash *out, sn_err *err)
     sn_status status = sn_model_need_ends(model, err);
     add_line(hasher, "n_embd=%d\nn_vocab=%d\nnorm_eps=%08" PRIx32 "\nlayer_norm=%d\nembed_scale=%08" PRIx32 "\n",
              h->n_embd, h->n_vocab, float_bits(h->norm_eps), h->layer_norm, float_bits(h->embed_scale));
+    if (h->logit_scale != 1) add_line(hasher, "logit_scale=%08" PRIx32 "\n", float_bits(h->logit_scale));
     for (int role = 0; !status && role < SN_ROLE_FIRST_OF_BLOCK; role++)
         if (role != SN_ROLE_OUTPUT || !h->tied_output) /* else it is the embedding, which is hashed already */
             status = add_matrix(hasher, model, (sn_role)role, 0, 0, err);
@@ -122,9 +128,11 @@ sn_status sn_model_compute_id(const sn_model *model, sn_hash *out, sn_err *err) 
     add_hparams(hasher, h, h->window, 0);
     add_line(hasher, "n_blocks=%d\nn_vocab=%d\n", h->n_blocks, h->n_vocab);
     if (h->embed_scale != 1) add_line(hasher, "embed_scale=%08" PRIx32 "\n", float_bits(h->embed_scale));
+    if (h->logit_scale != 1) add_line(hasher, "logit_scale=%08" PRIx32 "\n", float_bits(h->logit_scale));
     if (h->n_ropes > 1) add_hparams(hasher, h, 0, 1);
     for (int block = 0; block < h->n_blocks; block++) {
         if (sn_window_of(h, block) != h->window || sn_rope_of(h, block)) add_line(hasher, "%d looks_back\n", block);
+        if (h->no_rope[block]) add_line(hasher, "%d no_rope\n", block);
         for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++) {
             for (int i = 0; i < sn_role_n_matrices(h, (sn_role)role); i++) {
                 if (sn_model_find_expert(model, (sn_role)role, block, i, &tensor, NULL))

@@ -165,6 +165,11 @@ static entry *find_named(const sn_model *m, const char *name) {
     const char *base = m->family->naming[m->container]->base;
     size_t len = base ? strlen(base) : 0;
     entry *found = find_entry(m, name);
+    if (!found && m->family->wrapped && m->container == SN_CONTAINER_SAFETENSORS) {
+        char wrapped[SN_TENSOR_NAME_MAX + sizeof SN_WRAPPER_PREFIX];
+        snprintf(wrapped, sizeof wrapped, SN_WRAPPER_PREFIX "%s", name);
+        found = find_entry(m, wrapped);
+    }
     return found || !len || strncmp(name, base, len) ? found : find_entry(m, name + len);
 }
 

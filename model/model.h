@@ -103,11 +103,16 @@ typedef struct sn_hparams {
     float norm_eps;
     int window; /* sliding window: a token attends to itself and window-1 before it; 0: to all */
     bool full_attention[SN_BLOCKS_MAX]; /* blocks that attend to all positions, whatever the window */
-    int n_experts, n_experts_used;      /* of a mixture of experts (n_ff is then one expert's); 0: there is none */
-    bool dense[SN_BLOCKS_MAX];          /* of a mixture: blocks with a feed-forward of n_ff_dense instead of experts */
-    int n_ff_dense, n_ff_shared;        /* n_ff_shared: of the expert that takes every row; 0: there is none */
-    bool shared_gated;                  /* its output is multiplied by the sigmoid of SHARED_ROUTER times the row */
-    sn_router_scoring router_scoring;   /* with router_normalised and router_scale: sn_moe_router, device/device.h */
+    bool no_rope[SN_BLOCKS_MAX];        /* blocks whose queries and keys are not rotated */
+    /* q is multiplied by 1 + q_growth * ln(1 + (position + q_growth_offset) / q_growth_step), a whole number inside the
+     * brackets; 0: it is not. */
+    float q_growth;
+    int q_growth_step, q_growth_offset;
+    int n_experts, n_experts_used;    /* of a mixture of experts (n_ff is then one expert's); 0: there is none */
+    bool dense[SN_BLOCKS_MAX];        /* of a mixture: blocks with a feed-forward of n_ff_dense instead of experts */
+    int n_ff_dense, n_ff_shared;      /* n_ff_shared: of the expert that takes every row; 0: there is none */
+    bool shared_gated;                /* its output is multiplied by the sigmoid of SHARED_ROUTER times the row */
+    sn_router_scoring router_scoring; /* with router_normalised and router_scale: sn_moe_router, device/device.h */
     bool router_correction, router_normalised; /* both only with SN_ROUTER_SIGMOID */
     float router_scale;                        /* of the experts' weights; usually 1 */
     bool qkv_bias;                             /* Q, K and V have biases */
@@ -124,6 +129,8 @@ typedef struct sn_hparams {
     bool norm_plus_one;         /* the file stores w where norms multiply by 1 + w */
     float attn_scale;           /* of query times key: 1 / sqrt(head_dim) unless the model says otherwise */
     float embed_scale;          /* embeddings are multiplied by it before the first block; usually 1 */
+    float residual_scale;       /* what each half of a block adds is multiplied by it; usually 1 */
+    float logit_scale;          /* logits are multiplied by it; usually 1 */
     sn_rope_style rope_style;
     int rope_dim; /* rotated dimensions of a head (even, <= head_dim); 0: no rope */
     /* The angle of pair i at position p is p * rope_freq[i], in radians. Scaling (linear, llama3, yarn) is included.
@@ -141,6 +148,7 @@ static inline const float *sn_rope_freqs(const sn_hparams *hp, int rope) {
     return rope ? hp->rope_freq_full : hp->rope_freq;
 }
 
+static inline bool sn_q_grows(const sn_hparams *hp, int block) { return hp->q_growth > 0 && block >= 0; }
 static inline bool sn_has_experts(const sn_hparams *hp, int block) { return hp->n_experts && !hp->dense[block]; }
 
 /* The shape of one matrix of the role, (outputs, inputs); of a vector (1, width). */

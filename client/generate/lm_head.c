@@ -53,7 +53,7 @@ struct sn_lm_head {
     int64_t row_us;     /* time of the newest pass of one row; 0: not known */
     sn_device *device;
     size_t n_embd, n_vocab;
-    float norm_eps, embed_scale;
+    float norm_eps, embed_scale, logit_scale;
     bool layer_norm;
     sn_ties *ties;
     sn_tie embedding_tie, output_tie; /* two holders of one parameter where the model ties them */
@@ -131,6 +131,13 @@ static sn_status lm_head_norm_rows(sn_lm_head *head, int rows, const float *weig
                : ops->rms_norm(head->device, rows, width, head->x, weight, head->norm_eps, head->h, err);
 }
 
+/* h = h * logit_scale: of logits by way of the rows that they are made of, and of their gradient. */
+static sn_status lm_head_scale(sn_lm_head *head, int rows, sn_err *err) {
+    if (head->logit_scale == 1) return SN_OK;
+    return head->device->ops->scale(head->device, rows, (int)head->n_embd, head->h, head->logit_scale, NULL, head->h,
+                                    err);
+}
+
 sn_status sn_lm_head_load(const sn_model *model, sn_device *device, sn_lm_head **out, sn_err *err) {
     const sn_hparams *hp = sn_model_hparams(model);
     sn_lm_head *head = NULL;
@@ -144,6 +151,7 @@ sn_status sn_lm_head_load(const sn_model *model, sn_device *device, sn_lm_head *
     head->last = &head->first;
     head->norm_eps = hp->norm_eps;
     head->embed_scale = hp->embed_scale;
+    head->logit_scale = hp->logit_scale;
     head->layer_norm = hp->layer_norm;
     sn_device_limits limits = {
         .rows = HEAD_ROWS, .width = hp->n_vocab > hp->n_embd ? hp->n_vocab : hp->n_embd, .context = 1};
@@ -214,6 +222,7 @@ static sn_status logits_enter(sn_lm_head *head, const head_call *call, int at) {
 static sn_status logits_of_rows(sn_lm_head *head, int rows, float *out, sn_err *err) {
     sn_linear linear = {.weight = &head->output, .y = out};
     sn_status status = lm_head_norm_rows(head, rows, head->norm, head->norm_bias, err);
+    if (!status) status = lm_head_scale(head, rows, err);
     if (!status) status = head->device->ops->linear(head->device, rows, head->h, 1, &linear, err);
     return status ? status : head->device->ops->finish(head->device, err);
 }
@@ -254,6 +263,7 @@ static sn_status grad_of_rows(sn_lm_head *head, const float *hidden, int n, cons
         if (!status)
             status =
                 ops->linear_input_grad(d, rows, head->logits ? head->logits : dy, &head->output, false, head->h, err);
+        if (!status) status = lm_head_scale(head, rows, err);
         if (!status)
             status = (head->layer_norm ? ops->layer_norm_grad : ops->rms_norm_grad)(
                 d, rows, (int)width, head->x, head->norm, head->norm_eps, head->h, false, head->h, err);

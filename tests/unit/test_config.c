@@ -163,8 +163,9 @@ Test(config, refuses_unknown_rope_types) {
     expect_refused(YARN "\"beta_slow\":64}}", "yarn rope scaling is impossible: beta_fast 32, beta_slow 64");
     expect_refused(YARN "\"attention_factor\":-1}}", "attention_factor -1");
     expect_refused(YARN "\"truncate\":1}}", "'truncate' must be true or false");
-    expect_refused(YARN "\"mscale\":1}}", "'mscale' is not known");
-    expect_refused("{\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":4,\"mscale\":1}}", "'mscale' is not known");
+    expect_refused(YARN "\"mscales\":1}}", "'mscales' is not known");
+    expect_refused("{\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":4,\"mscales\":1}}",
+                   "'mscales' is not known");
     expect_refused("{\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\"}}}",
                    "'full_attention' is not known");
     expect_refused("{\"rope_parameters\":[]}", "must be an object");
@@ -369,4 +370,57 @@ Test(config, reads_mixtures_of_experts) {
     expect_refused(QWEN3_MOE "\"num_experts\":0}", "claims 0 experts");
     expect_refused(QWEN3_MOE "\"num_experts\":4}", "experts for a token is 8");
     expect_refused(QWEN3_MOE "\"norm_topk_prob\":1}", "'norm_topk_prob' must be true or false");
+}
+
+Test(config, reads_blocks_without_rope) {
+    sn_hparams h = expect_accepted("{\"model_type\":\"smollm3\",\"no_rope_layers\":[0,1,1,0]}");
+    cr_assert(h.no_rope[0] && !h.no_rope[1] && !h.no_rope[2] && h.no_rope[3]);
+    h = expect_accepted("{\"model_type\":\"smollm3\"}");
+    cr_assert(!h.no_rope[0] && !h.no_rope[2] && h.no_rope[3] && h.tied_output);
+    h = expect_accepted("{\"model_type\":\"smollm3\",\"no_rope_layer_interval\":2}");
+    cr_assert(!h.no_rope[0] && h.no_rope[1] && h.no_rope[3]);
+    expect_refused("{\"model_type\":\"smollm3\",\"no_rope_layers\":[1]}", "must list all 4 blocks");
+    expect_refused("{\"model_type\":\"smollm3\",\"no_rope_layer_interval\":0}", "'no_rope_layer_interval' is 0");
+    expect_refused("{\"no_rope_layers\":[1,1,1,1]}", "'no_rope_layers' is set, which");
+}
+
+Test(config, reads_multipliers) {
+#define GRANITE "{\"model_type\":\"granite\","
+    sn_hparams h = expect_accepted(GRANITE "\"embedding_multiplier\":12,\"attention_multiplier\":0.5,"
+                                           "\"residual_multiplier\":0.25,\"logits_scaling\":8}");
+    cr_assert(h.embed_scale == 12 && h.attn_scale == 0.5f && h.residual_scale == 0.25f && h.logit_scale == 0.125f);
+    expect_refused(GRANITE "\"logits_scaling\":0}", "'logits_scaling' 0 must lie");
+    expect_refused("{\"logits_scaling\":8}", "'logits_scaling' is set, which");
+}
+
+Test(config, reads_queries_that_grow_and_wrapped_models) {
+#define GROWING                                                                                                        \
+    "\"model_type\":\"ministral3\",\"rope_parameters\":{\"rope_type\":\"yarn\",\"rope_theta\":1e6,\"factor\":16,"      \
+    "\"original_max_position_embeddings\":64,\"mscale\":1,\"mscale_all_dim\":1,\"llama_4_scaling_beta\":0.1}"
+    sn_hparams h = expect_accepted("{" GROWING "}");
+    cr_assert(h.q_growth == 0.1f && h.q_growth_step == 64 && h.q_growth_offset == 0);
+    cr_assert_eq(h.rope_scale[0], 1, "mscale over mscale_all_dim");
+    expect_refused("{" GROWING ",\"text_config\":{\"model_type\":\"llama\"}}", "'text_config' is set, which");
+}
+
+Test(config, reads_routers_and_blocks_without_experts) {
+#define QWEN2_MOE "{\"model_type\":\"qwen2_moe\",\"moe_intermediate_size\":48,"
+    sn_hparams h = expect_accepted(QWEN2_MOE "\"mlp_only_layers\":[1],\"decoder_sparse_step\":3}");
+    cr_assert(h.dense[0] && h.dense[1] && !h.dense[2] && h.dense[3] && h.n_ff_dense == 96 && h.n_ff == 48);
+    cr_assert(h.n_ff_shared == 5632 && h.shared_gated && h.router_scoring == SN_ROUTER_SOFTMAX_ALL);
+    expect_refused(QWEN2_MOE "\"mlp_only_layers\":[-1]}", "must hold the numbers");
+    expect_refused(QWEN2_MOE "\"scoring_func\":\"sigmoid\"}", "'scoring_func' is sigmoid");
+#define GLM4_MOE "{\"model_type\":\"glm4_moe\",\"moe_intermediate_size\":48,"
+    h = expect_accepted(GLM4_MOE "\"n_routed_experts\":16,\"routed_scaling_factor\":2.5,\"attention_bias\":true}");
+    cr_assert(h.router_scoring == SN_ROUTER_SIGMOID && h.router_normalised && h.router_correction && !h.qk_norm);
+    cr_assert(h.dense[0] && !h.dense[1] && h.n_ff_shared == 48 && !h.shared_gated && h.router_scale == 2.5f);
+    cr_assert(h.qkv_bias && !h.o_bias && h.rope_dim == h.head_dim / 2);
+    cr_assert(expect_accepted(GLM4_MOE "\"use_qk_norm\":true}").qk_norm);
+    expect_refused(GLM4_MOE "\"n_group\":4}", "'n_group' is set, which");
+    expect_refused(GLM4_MOE "\"n_shared_experts\":-1}", "shared experts of width 48 are not possible");
+#define MINIMAX "{\"model_type\":\"minimax_m2\","
+    h = expect_accepted(MINIMAX "\"num_local_experts\":16,\"rotary_dim\":8,\"use_qk_norm\":true}");
+    cr_assert(h.rope_dim == 8 && h.qk_norm_wide && h.router_normalised && h.n_ff == 96 && !h.n_ff_shared);
+    expect_refused(MINIMAX "\"num_local_experts\":16,\"shared_intermediate_size\":8}",
+                   "'shared_intermediate_size' is set");
 }

@@ -201,6 +201,10 @@ SWARM_API swarm_code swarm_model_logits(const swarm_model *model, const float *h
  * (n_top at most vocab): the numbers that events of tokens have. SWARM_RETRY: the row holds NaN or +infinity. */
 SWARM_API swarm_code swarm_model_logprob(const swarm_model *model, const float *logits, int32_t id, double *logprob,
                                          size_t n_top, int32_t *top_ids, double *top_logprobs, swarm_error **error);
+/* out (n, width): hidden (n, width) as it leaves the last block, after the final norm; they may be one array. What a
+ * text means is read from such rows (embeddings). */
+SWARM_API swarm_code swarm_model_norm(const swarm_model *model, const float *hidden, size_t n, float *out,
+                                      swarm_error **error);
 /* The gradient of hidden (n, width) from that of logits (n, vocab). */
 SWARM_API swarm_code swarm_model_logits_backward(const swarm_model *model, const float *hidden, size_t n,
                                                  const float *logits_gradient, float *hidden_gradient,

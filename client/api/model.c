@@ -416,6 +416,17 @@ swarm_code swarm_model_logprob(const swarm_model *m, const float *logits, int32_
     return sn_api_end(status, &err, NULL, error);
 }
 
+swarm_code swarm_model_norm(const swarm_model *m, const float *hidden, size_t n, float *out, swarm_error **error) {
+    sn_err err;
+    sn_lm_head *head = NULL;
+    sn_status status = sn_model_open_head(m, &head, &err);
+    for (size_t at = 0; at < n && !status; at += ROWS) {
+        size_t row = at * (size_t)m->hp->n_embd;
+        status = sn_lm_head_norm(head, hidden + row, (int)sn_min_size(ROWS, n - at), out + row, &err);
+    }
+    return sn_api_end(status, &err, NULL, error);
+}
+
 swarm_code swarm_model_logits_backward(const swarm_model *m, const float *hidden, size_t n,
                                        const float *logits_gradient, float *hidden_gradient, swarm_error **error) {
     sn_err err;

@@ -25,7 +25,7 @@ sn_status sn_lm_head_logits(sn_lm_head *head, const float *hidden, int n, float 
  * than the time of a row. */
 void sn_lm_head_expect(sn_lm_head *head);
 void sn_lm_head_unexpect(sn_lm_head *head);
-/* out (n, n_embd): the hidden states after the final norm. */
+/* out (n, n_embd): the hidden states after the final norm; hidden and out may be one array. */
 sn_status sn_lm_head_norm(sn_lm_head *head, const float *hidden, int n, float *out, sn_err *err) SN_MUST_USE;
 /* Backward pass of sn_lm_head_logits: dhidden (n, n_embd) from dlogits (n, n_vocab), the gradient of the logits. */
 sn_status sn_lm_head_logits_grad(sn_lm_head *head, const float *hidden, int n, const float *dlogits, float *dhidden,

@@ -5,6 +5,7 @@
  * node drains; a job that is given to it meanwhile waits for the end of that call, which takes no time. */
 #include "gateway/engine/engine.h"
 
+#include "base/clock.h"
 #include "base/log.h"
 
 #include <errno.h>
@@ -81,11 +82,8 @@ static void dispatch(sn_server_engine *e) {
 /* -- a worker -- */
 
 static void wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t ms) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += ms % 1000 * 1000000;
-    until.tv_sec += ms / 1000 + until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
+    const int64_t until_us = sn_now_us() + ms * 1000;
+    const struct timespec until = {until_us / 1000000, until_us % 1000000 * 1000};
     (void)pthread_cond_timedwait(cond, lock, &until);
 }
 
@@ -235,6 +233,7 @@ static void remove_from_queue(sn_server_engine *e, sn_job *job) {
     e->queued--;
 }
 
+/* With the lock held, which is free while a job of the queue is told its end: that takes other locks. */
 static void cancel_job(sn_server_engine *e, sn_job *job) {
     if (job->ended || job->cancelled) return;
     job->cancelled = true;
@@ -243,7 +242,9 @@ static void cancel_job(sn_server_engine *e, sn_job *job) {
         return;
     }
     remove_from_queue(e, job);
+    pthread_mutex_unlock(&e->lock);
     job->end(job->ctx, SWARM_CANCELLED, NULL);
+    pthread_mutex_lock(&e->lock);
     job->ended = true;
     pthread_cond_broadcast(&e->ended);
 }

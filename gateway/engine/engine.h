@@ -34,8 +34,8 @@ typedef struct sn_job {
     /* The work, on a worker's thread. */
     swarm_code (*run)(void *ctx, swarm_session *session, swarm_error **error);
     /* Called once for a job that was submitted, after run or instead of it (no session could be opened; the job was
-     * cancelled while it waited: then by the thread that cancels). The error is borrowed. It must not call functions of
-     * the engine. */
+     * cancelled while it waited: then by the thread that cancels). The error is borrowed. No lock of the
+     * engine is held; it must not wait for a job's end. */
     void (*end)(void *ctx, swarm_code code, const swarm_error *error);
     /* The engine's. */
     struct sn_job *next;
@@ -54,7 +54,9 @@ sn_status sn_server_engine_submit(sn_server_engine *engine, sn_job *const *jobs,
 /* Ends a job early, within about a second: it is taken out of the queue, or its session is cancelled. */
 void sn_server_engine_cancel(sn_server_engine *engine, sn_job *job);
 void sn_server_engine_cancel_all(sn_server_engine *engine);
-/* Waits for the end of a job. */
+/* Waits for the end of a job. Of one that was cancelled that is within about a second, as calls of the C API end within
+ * a second then (swarm_cancel_set) and what `run` does besides waits for nothing; else when `run` has done its work,
+ * whose steps have the limit of the session's option "timeout". */
 void sn_server_engine_finish(sn_server_engine *engine, sn_job *job);
 
 /* From now on submits are refused. */

@@ -1,8 +1,8 @@
 /* A choice in a session, on a worker's thread: the session's events become calls of the reply, under the lock of the
  * answer, since other choices of the request do the same. */
+#include "gateway/engine/embedding.h"
 #include "gateway/http/answer_private.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -135,38 +135,22 @@ swarm_code sn_answer_run_choice(void *choice, swarm_session *session, swarm_erro
     return code;
 }
 
-/* The mean over all tokens of the hidden states that leave the last block, of length 1. */
-static void pool(const float *hidden, size_t n, size_t width, float *out) {
-    double length = 0;
-    for (size_t i = 0; i < width; i++) {
-        double sum = 0;
-        for (size_t k = 0; k < n; k++) sum += (double)hidden[k * width + i];
-        out[i] = (float)(sum / (double)n);
-        length += (double)out[i] * (double)out[i];
-    }
-    length = sqrt(length);
-    for (size_t i = 0; i < width && length > 0; i++) out[i] = (float)((double)out[i] / length);
-}
-
 static swarm_code embed_prompt(sn_answer *a, size_t index, swarm_session *session, swarm_error **error) {
     const swarm_model *model = a->server->options.model;
     const sn_answer_prompt *prompt = &a->prompts[index];
-    const size_t n = prompt->n, width = (size_t)swarm_model_width(model);
+    const size_t width = (size_t)swarm_model_width(model);
     sn_openai_error failure = {0};
-    float *hidden;
+    float *embedding;
     sn_err err;
-    if (sn_calloc(&hidden, (n + 1) * width, sizeof *hidden, &err)) return SWARM_STOP;
-    float *mean = hidden + n * width;
-    swarm_code code = swarm_model_embed(model, prompt->ids, n, hidden, error);
-    if (!code) code = swarm_session_forward(session, 0, n, hidden, hidden, error);
+    if (sn_calloc(&embedding, width, sizeof *embedding, &err)) return SWARM_STOP;
+    swarm_code code = sn_embed(model, session, prompt->ids, prompt->n, embedding, error);
     if (!code) {
-        pool(hidden, n, width, mean);
         pthread_mutex_lock(&a->lock);
-        if (!sn_reply_embedding(a->reply, index, mean, width, &failure)) sn_answer_fail(a, &failure);
+        if (!sn_reply_embedding(a->reply, index, embedding, width, &failure)) sn_answer_fail(a, &failure);
         pthread_mutex_unlock(&a->lock);
-        atomic_fetch_add(&a->server->counters.prompt_tokens, n);
+        atomic_fetch_add(&a->server->counters.prompt_tokens, prompt->n);
     }
-    free(hidden);
+    free(embedding);
     return code;
 }
 

@@ -71,6 +71,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "swarm_model_embed": (c_int, [c_void_p, c_void_p, c_size_t, c_void_p, POINTER(c_void_p)]),
     "swarm_model_logits": (c_int, [c_void_p, c_void_p, c_size_t, c_void_p, POINTER(c_void_p)]),
     "swarm_model_logprob": (c_int, [c_void_p, c_void_p, c_int32, POINTER(c_double), c_size_t, c_void_p, POINTER(c_double), POINTER(c_void_p)]),
+    "swarm_model_norm": (c_int, [c_void_p, c_void_p, c_size_t, c_void_p, POINTER(c_void_p)]),
     "swarm_model_logits_backward": (c_int, [c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, POINTER(c_void_p)]),
     "swarm_adapter_open": (c_int, [c_void_p, c_void_p, c_char_p, POINTER(c_void_p), POINTER(c_void_p)]),
     "swarm_adapter_close": (None, [c_void_p]),

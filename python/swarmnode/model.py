@@ -222,6 +222,14 @@ class Model(Handle):
             call(lib.swarm_model_logits, pointer, array.ctypes.data, array.size // self.width, out.ctypes.data)
         return out
 
+    def norm(self, hidden: Any) -> NDArray[np.float32]:
+        """Hidden states (..., width) as they leave the last block, after the final norm: what embeddings are made of."""
+        array = self.rows(hidden)
+        out = np.empty_like(array)
+        with self._use() as pointer:
+            call(lib.swarm_model_norm, pointer, array.ctypes.data, array.size // self.width, out.ctypes.data)
+        return out
+
     def logits_backward(self, hidden: Any, logits_gradient: Any) -> NDArray[np.float32]:
         """The gradient of hidden states (..., width) from that of their logits (..., vocab)."""
         array, gradient = self.rows(hidden), self.rows(logits_gradient, self.vocab, "gradients of logits")

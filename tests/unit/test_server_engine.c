@@ -1,0 +1,244 @@
+/* The server's engine: jobs in sessions over nodes of this process, under the virtual clock. */
+#include "base/clock.h"
+#include "gateway/engine/engine.h"
+#include "tests/support/api_fixture.h"
+#include "tests/support/require.h"
+
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <string.h>
+
+enum { PROMPT = 12, SECOND_US = 1000000, IDLE_MS = 60000 };
+
+static api_swarm api;
+static sn_server_engine *engine;
+
+/* A job that generates `tokens` after its prompt. While it is held, it stops after its first token. */
+typedef struct work {
+    sn_job job;
+    int32_t prompt[2 * PROMPT];
+    const char *tokens; /* "max-tokens" */
+    bool asks_engine;   /* at its end */
+    atomic_int events, ends;
+    atomic_bool runs, held;
+    const swarm_session *session;
+    size_t had, queued_at_end; /* tokens in the session before; jobs in the queue at the end */
+    swarm_code code;
+} work;
+
+static int count(void *ctx, const swarm_event *event) {
+    work *w = ctx;
+    atomic_fetch_add(&w->events, swarm_event_get_kind(event) == SWARM_EVENT_TOKEN);
+    while (atomic_load(&w->events) && atomic_load(&w->held)) sn_sleep_us(1000);
+    return 0;
+}
+
+static swarm_code run(void *ctx, swarm_session *session, swarm_error **error) {
+    work *w = ctx;
+    swarm_options *options = api_options("max-tokens", w->tokens, "ignore-eos", "true", "temperature", "0", NULL);
+    w->session = session;
+    (void)swarm_session_tokens(session, &w->had);
+    atomic_store(&w->runs, true);
+    swarm_session_on_event(session, count, w);
+    swarm_code code = swarm_session_generate(session, w->job.prompt, w->job.n_prompt, options, NULL, NULL, error);
+    swarm_session_on_event(session, NULL, NULL);
+    swarm_options_free(options);
+    return code;
+}
+
+static void end(void *ctx, swarm_code code, const swarm_error *error) {
+    work *w = ctx;
+    (void)error;
+    w->code = code;
+    if (w->asks_engine) w->queued_at_end = sn_server_engine_get_load(engine).queued;
+    atomic_fetch_add(&w->ends, 1);
+}
+
+static void begin(size_t sessions, size_t queue) {
+    const sn_server_engine_options options = {.model = api.model,
+                                              .connection = api.connection,
+                                              .sessions_max = sessions,
+                                              .queue_max = queue,
+                                              .idle_ms = IDLE_MS};
+    REQUIRE(sn_server_engine_new(&options, &engine, &err));
+}
+
+static void set_up(void) { api = api_swarm_begin((cluster_options){0}, NULL); }
+static void tear_down(void) {
+    sn_server_engine_free(&engine);
+    api_swarm_end(&api);
+}
+
+TestSuite(server_engine, .init = set_up, .fini = tear_down, .timeout = 30);
+
+/* A prompt of n tokens, which differs from those of other `kind`s from its first token on. */
+static void make(work *w, int kind, size_t n, const char *tokens) {
+    *w = (work){.tokens = tokens};
+    for (size_t i = 0; i < n; i++) w->prompt[i] = 3 + (kind * 31 + (int)i * 7) % 300;
+    w->job = (sn_job){.prompt = w->prompt, .n_prompt = n, .ctx = w, .run = run, .end = end};
+}
+
+static sn_status submit(work *w) {
+    sn_err err;
+    return sn_server_engine_submit(engine, (sn_job *[]){&w->job}, 1, &err);
+}
+
+static void finish(work *w, swarm_code code) {
+    sn_server_engine_finish(engine, &w->job);
+    cr_assert_eq(w->code, code, "code %d", (int)w->code);
+    cr_assert_eq(w->ends, 1);
+}
+
+static void run_whole(work *w) {
+    cr_assert_eq(submit(w), SN_OK);
+    finish(w, SWARM_OK);
+}
+
+/* Submits a long job that is held. */
+static void hold(work *w) {
+    make(w, 1, PROMPT, "200");
+    atomic_store(&w->held, true);
+    cr_assert_eq(submit(w), SN_OK);
+    while (!atomic_load(&w->events)) sn_sleep_us(1000);
+}
+
+static void release(work *w) { atomic_store(&w->held, false); }
+
+Test(server_engine, a_prompt_that_continues_a_session_goes_to_it) {
+    work a, b, c, d;
+    begin(2, 4);
+    make(&a, 1, PROMPT, "2");
+    make(&b, 2, PROMPT, "2");
+    make(&c, 2, PROMPT + 4, "2"); /* not in the session that was used longest ago */
+    make(&d, 1, PROMPT + 4, "2");
+    run_whole(&a);
+    run_whole(&b);
+    run_whole(&c);
+    run_whole(&d);
+    cr_expect_neq(a.session, b.session);
+    cr_expect_eq(c.session, b.session);
+    cr_expect_eq(d.session, a.session);
+    cr_expect(c.had > PROMPT && d.had > PROMPT, "%zu %zu", c.had, d.had);
+}
+
+Test(server_engine, other_prompts_go_to_the_session_that_was_used_longest_ago) {
+    work a, b, c;
+    begin(2, 4);
+    make(&a, 1, PROMPT, "2");
+    make(&b, 2, PROMPT, "2");
+    make(&c, 3, PROMPT, "2");
+    run_whole(&a);
+    run_whole(&b);
+    run_whole(&c);
+    cr_expect_eq(c.session, a.session);
+}
+
+Test(server_engine, a_job_that_wants_a_fresh_session_gets_one_that_ends_with_it) {
+    work a, b;
+    begin(1, 4);
+    make(&a, 1, PROMPT, "2");
+    make(&b, 1, PROMPT, "2");
+    b.job.fresh = true;
+    run_whole(&a);
+    cr_expect_eq(sn_server_engine_get_load(engine).sessions, 1);
+    run_whole(&b);
+    cr_expect_eq(b.had, 0);
+    cr_expect_eq(sn_server_engine_get_load(engine).sessions, 0);
+}
+
+Test(server_engine, a_session_without_jobs_is_closed) {
+    work a;
+    begin(1, 4);
+    make(&a, 1, PROMPT, "2");
+    run_whole(&a);
+    sn_sleep_us(IDLE_MS * 1000 / 2);
+    cr_expect_eq(sn_server_engine_get_load(engine).sessions, 1);
+    sn_sleep_us(IDLE_MS * 1000);
+    cr_expect_eq(sn_server_engine_get_load(engine).sessions, 0);
+}
+
+Test(server_engine, the_queue_takes_all_jobs_of_a_request_or_none) {
+    work running, waits[3];
+    sn_err err;
+    begin(1, 2);
+    hold(&running);
+    for (int i = 0; i < 3; i++) make(&waits[i], 2 + i, PROMPT, "1");
+    cr_assert_eq(submit(&waits[0]), SN_OK);
+    sn_job *both[] = {&waits[1].job, &waits[2].job};
+    cr_expect_eq(sn_server_engine_submit(engine, both, 2, &err), SN_RETRY);
+    cr_expect_gt(err.retry_after_ms, 0);
+    cr_expect_eq(sn_server_engine_get_load(engine).queued, 1);
+    cr_assert_eq(submit(&waits[1]), SN_OK);
+    cr_expect_eq(submit(&waits[2]), SN_RETRY);
+    sn_server_engine_cancel_all(engine);
+    release(&running);
+    finish(&running, SWARM_CANCELLED);
+    finish(&waits[0], SWARM_CANCELLED);
+    finish(&waits[1], SWARM_CANCELLED);
+    cr_expect(!waits[0].runs && !waits[1].runs && !waits[2].ends);
+    run_whole(&waits[2]);
+}
+
+Test(server_engine, a_job_in_the_queue_is_cancelled_without_a_lock_and_does_not_run) {
+    work running, waits;
+    begin(1, 2);
+    hold(&running);
+    make(&waits, 2, PROMPT, "1");
+    waits.asks_engine = true;
+    cr_assert_eq(submit(&waits), SN_OK);
+    sn_server_engine_cancel(engine, &waits.job);
+    finish(&waits, SWARM_CANCELLED);
+    cr_expect(!waits.runs);
+    cr_expect_eq(waits.queued_at_end, 0);
+    sn_server_engine_cancel(engine, &waits.job); /* once more: nothing */
+    sn_server_engine_cancel(engine, &running.job);
+    release(&running);
+    finish(&running, SWARM_CANCELLED);
+    cr_expect_eq(waits.ends, 1);
+}
+
+Test(server_engine, a_running_job_is_cancelled_and_its_session_serves_the_next) {
+    work a, b;
+    begin(1, 2);
+    hold(&a);
+    make(&b, 1, PROMPT, "2");
+    const int64_t before_us = sn_now_us();
+    sn_server_engine_cancel(engine, &a.job);
+    release(&a);
+    finish(&a, SWARM_CANCELLED);
+    cr_expect_lt(sn_now_us() - before_us, 2 * SECOND_US);
+    cr_expect_lt(atomic_load(&a.events), 200);
+    run_whole(&b);
+    cr_expect_eq(b.session, a.session);
+    cr_expect_geq(b.had, PROMPT);
+}
+
+/* The node that a job waits for is silent: its end is bounded by the cancelling, not by the limit of a step. */
+Test(server_engine, a_job_that_waits_for_a_silent_node_ends_soon_after_it_is_cancelled) {
+    work a;
+    begin(1, 2);
+    hold(&a);
+    cluster_cut_off(api.nodes, 1);
+    release(&a);
+    sn_sleep_us(3 * SECOND_US);
+    cr_assert_eq(a.ends, 0);
+    const int64_t before_us = sn_now_us();
+    sn_server_engine_cancel(engine, &a.job);
+    finish(&a, SWARM_CANCELLED);
+    cr_expect_lt(sn_now_us() - before_us, 2 * SECOND_US);
+}
+
+Test(server_engine, a_drain_refuses_jobs_and_finishes_those_it_has) {
+    work a, b;
+    sn_err err;
+    begin(1, 2);
+    hold(&a);
+    make(&b, 2, PROMPT, "1");
+    sn_server_engine_drain(engine);
+    release(&a);
+    cr_expect_eq(sn_server_engine_submit(engine, (sn_job *[]){&b.job}, 1, &err), SN_RETRY);
+    finish(&a, SWARM_OK);
+    cr_expect_eq(b.ends, 0);
+}

@@ -1,6 +1,9 @@
+/* libmicrohttpd's thread answers from copies that the node publishes: counters at each loop, the map when it was asked
+ * for. The map is for browsers, so it answers by an address alone; /metrics answers by any name. */
 #include "node/metrics.h"
 
 #include "base/clock.h"
+#include "base/host_header.h"
 #include "base/listen.h"
 #include "base/text.h"
 #include "gateway/pages/pages.h"
@@ -98,10 +101,13 @@ static enum MHD_Result http_handle(void *ctx, struct MHD_Connection *connection,
     if (strcmp(method, MHD_HTTP_METHOD_GET) && strcmp(method, MHD_HTTP_METHOD_HEAD))
         return http_refuse(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "this server answers only GET\n");
     if (!strcmp(url, "/metrics")) return http_metrics(metrics, connection);
-    if (!strcmp(url, "/api/swarm")) return http_map(metrics, connection);
     const sn_page *page = strcmp(url, "/") ? sn_page_find(url) : NULL; /* a node has no chat */
-    if (page) return http_reply(connection, MHD_HTTP_OK, page->type, page->data, page->len);
-    return http_refuse(connection, MHD_HTTP_NOT_FOUND, "this server has /metrics, /swarm and /api/swarm\n");
+    if (!page && strcmp(url, "/api/swarm"))
+        return http_refuse(connection, MHD_HTTP_NOT_FOUND, "this server has /metrics, /swarm and /api/swarm\n");
+    if (!sn_host_header_is_address(MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_HOST)))
+        return http_refuse(connection, MHD_HTTP_FORBIDDEN, "open the map by an IP address or localhost\n");
+    return page ? http_reply(connection, MHD_HTTP_OK, page->type, page->data, page->len)
+                : http_map(metrics, connection);
 }
 
 /* -- start and end ------------------------------------------------------------------------------------------------- */

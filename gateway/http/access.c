@@ -1,9 +1,8 @@
 #include "gateway/http/access.h"
 
+#include "base/host_header.h"
 #include "base/text.h"
 
-#include <arpa/inet.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -59,24 +58,10 @@ bool sn_access_has_key(const sn_access *access, const char *authorization) {
     return found;
 }
 
-/* The name in "name", "name:port", "[address]:port"; false: it is none of these. */
-static bool host_name(const char *host, char out[256]) {
-    const bool bracketed = *host == '[';
-    const char *name = host + bracketed, *end = bracketed ? strchr(name, ']') : name + strcspn(name, ":");
-    if (!end || end == name || end - name > 255) return false;
-    const char *rest = end + bracketed;
-    if (*rest == ':') rest += 1 + strspn(rest + 1, "0123456789");
-    if (*rest) return false;
-    snprintf(out, 256, "%.*s", (int)(end - name), name);
-    return true;
-}
-
 bool sn_access_knows_host(const sn_access *access, const char *host) {
     char name[256];
-    struct in6_addr address;
-    if (!host || !host_name(host, name)) return false;
-    if (inet_pton(*host == '[' ? AF_INET6 : AF_INET, name, &address) == 1) return true;
-    if (!strcasecmp(name, "localhost")) return true;
+    if (sn_host_header_is_address(host)) return true;
+    if (!host || !sn_host_header_name(host, name)) return false;
     for (size_t i = 0; i < access->n_hosts; i++)
         if (!strcasecmp(name, access->hosts[i])) return true;
     return false;
@@ -94,7 +79,8 @@ sn_origin sn_access_origin(const sn_access *access, const char *origin, const ch
 sn_status sn_access_check_origin(const char *origin, sn_err *err) {
     const char *authority = strstr(origin, "://");
     char name[256];
-    if (authority && authority != origin && host_name(authority + 3, name) && !strpbrk(name, "*/ \t")) return SN_OK;
+    if (authority && authority != origin && sn_host_header_name(authority + 3, name) && !strpbrk(name, "*/ \t"))
+        return SN_OK;
     return sn_fail(err, SN_REFUSED, "'%.100s' is no origin: write a scheme and a host, as in https://example.org",
                    origin);
 }

@@ -105,13 +105,13 @@ static int connect_to(int port) {
 }
 
 /* The complete reply to a request line. */
-static const char *send_request_line(int port, const char *line) {
+static const char *send_request(int port, const char *line, const char *host) {
     static char answer[1 << 16];
     char request[256];
     size_t n = 0;
     ssize_t got;
     int fd = connect_to(port);
-    int len = snprintf(request, sizeof request, "%s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", line);
+    int len = snprintf(request, sizeof request, "%s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", line, host);
     cr_assert_eq(write(fd, request, (size_t)len), len);
     while (n + 1 < sizeof answer && (got = read(fd, answer + n, sizeof answer - 1 - n)) > 0) n += (size_t)got;
     answer[n] = 0;
@@ -142,7 +142,7 @@ Test(metrics, are_served_during_updates_and_with_silent_clients) {
     cr_assert_eq(pthread_create(&publisher, NULL, publish_on, ctx), 0);
     unsigned long long last = 0, steps, tokens;
     for (int i = 0; i < 100; i++) {
-        const char *page = send_request_line(sn_metrics_port(m), "GET /metrics");
+        const char *page = send_request(sn_metrics_port(m), "GET /metrics", "node.example:9100");
         cr_assert_eq(strncmp(page, "HTTP/1.1 200 ", 13), 0, "%.100s", page);
         cr_assert(strstr(page, "Content-Type: text/plain; version=0.0.4"), "%.300s", page);
         cr_assert_eq(sscanf(strstr(page, "\nswarm_node_steps_total "), "\nswarm_node_steps_total %llu", &steps), 1);
@@ -151,8 +151,14 @@ Test(metrics, are_served_during_updates_and_with_silent_clients) {
         last = steps;
     }
     cr_expect_gt(last, 0);
-    cr_expect_eq(strncmp(send_request_line(sn_metrics_port(m), "GET /"), "HTTP/1.1 404 ", 13), 0);
-    cr_expect_eq(strncmp(send_request_line(sn_metrics_port(m), "POST /metrics"), "HTTP/1.1 405 ", 13), 0);
+    cr_expect_eq(strncmp(send_request(sn_metrics_port(m), "GET /", "localhost"), "HTTP/1.1 404 ", 13), 0);
+    static const char *const hosts[] = {"localhost:9100", "127.0.0.1", "[::1]:9100", "evil.example:9100",
+                                        "localhost.evil"};
+    for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) { /* the map is for no name that a web page may have */
+        const char *answer = send_request(sn_metrics_port(m), "GET /swarm", hosts[i]);
+        cr_expect_eq(strncmp(answer, i < 3 ? "HTTP/1.1 200 " : "HTTP/1.1 403 ", 13), 0, "%s: %.40s", hosts[i], answer);
+    }
+    cr_expect_eq(strncmp(send_request(sn_metrics_port(m), "POST /metrics", "x"), "HTTP/1.1 405 ", 13), 0);
     atomic_store(&stop, true);
     pthread_join(publisher, NULL);
     close(silent);

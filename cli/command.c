@@ -26,7 +26,9 @@ const sn_exit_code sn_exit_codes[] = {
 #define COMMANDS(X)                                                                                                    \
     X(generate)                                                                                                        \
     X(chat)                                                                                                            \
-    X(serve) X(forward) X(eval) X(bench) X(tune) X(tokenize) X(render) X(inspect) X(route) X(status) X(verify) X(keygen)
+    X(serve)                                                                                                           \
+    X(forward)                                                                                                         \
+    X(eval) X(bench) X(tune) X(tokenize) X(render) X(inspect) X(route) X(status) X(verify) X(keygen) X(hash) X(models)
 #define COMMAND(name)       &sn_cmd_##name,
 #define COMMAND_TABLE(name) &sn_cmd_##name.command,
 static const sn_cli_command *const commands[] = {COMMANDS(COMMAND)};

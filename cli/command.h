@@ -25,7 +25,7 @@ typedef struct sn_cli_command {
 
 extern const sn_cli_command sn_cmd_generate, sn_cmd_chat, sn_cmd_serve, sn_cmd_forward, sn_cmd_eval, sn_cmd_bench,
     sn_cmd_tune, sn_cmd_tokenize, sn_cmd_render, sn_cmd_inspect, sn_cmd_route, sn_cmd_status, sn_cmd_verify,
-    sn_cmd_keygen;
+    sn_cmd_keygen, sn_cmd_hash, sn_cmd_models;
 
 extern const sn_program sn_swarm_program; /* with all commands, in the order of the help text */
 

@@ -14,6 +14,9 @@ sn_status sn_config_from_json(const char *text, size_t len, sn_hparams *hparams,
                               sn_err *err) SN_MUST_USE;
 
 /* From a GGUF file's metadata, and from the presence of tensors where the metadata leaves something open. */
+/* Opening a GGUF file reads its header, and of some files one tensor with hyperparameters: where it lies. *bytes is 0
+ * where there is none. The file may have holes behind its header. */
+sn_status sn_config_tensor_of_gguf(const char *path, uint64_t *from, uint64_t *bytes, sn_err *err) SN_MUST_USE;
 sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn_family **family,
                               sn_err *err) SN_MUST_USE;
 

@@ -225,12 +225,24 @@ static sn_status read_experts(const reader *r, const sn_family *family, sn_hpara
     return !status && family->moe ? read_moe(r, family->moe, h) : status;
 }
 
+static const char freq_factors[] = "rope_freqs.weight";
+
+sn_status sn_config_tensor_of_gguf(const char *path, uint64_t *from, uint64_t *bytes, sn_err *err) {
+    sn_gguf *gguf = NULL;
+    const char *file;
+    *from = *bytes = 0;
+    sn_status status = sn_gguf_open(path, &gguf, err);
+    const sn_gguf_tensor *tensor = status ? NULL : sn_gguf_tensor_find(gguf, freq_factors);
+    if (tensor && sn_gguf_file_of(gguf, tensor->data, &file, from)) *bytes = tensor->bytes;
+    sn_gguf_close(&gguf);
+    return status;
+}
+
 static sn_status read_rope_freq_factors(const reader *r, const sn_hparams *h, sn_rope_scaling *s) {
-    const sn_gguf_tensor *factors = sn_gguf_tensor_find(r->gguf, "rope_freqs.weight");
+    const sn_gguf_tensor *factors = sn_gguf_tensor_find(r->gguf, freq_factors);
     if (!factors) return SN_OK;
     if (factors->dtype != SN_F32 || factors->n_dims != 1 || factors->dims[0] != (size_t)(h->rope_dim / 2))
-        return sn_fail(r->err, SN_REFUSED, "tensor 'rope_freqs.weight' must be %d numbers of type F32",
-                       h->rope_dim / 2);
+        return sn_fail(r->err, SN_REFUSED, "tensor '%s' must be %d numbers of type F32", freq_factors, h->rope_dim / 2);
     s->freq_factors = factors->data;
     return SN_OK;
 }

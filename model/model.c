@@ -55,6 +55,7 @@ struct sn_model {
     sn_model_source source;
     pthread_mutex_t lock;     /* of what follows */
     known_hash *known_hashes; /* (n_blocks) */
+    bool told;                /* they are a manifest's; not of what follows the lock, but constant */
 };
 
 /* ---- the list of tensors ---- */
@@ -455,6 +456,16 @@ sn_status sn_model_known_block_hash(const sn_model *model, int block, sn_hash *o
     *out = known->hash;
     pthread_mutex_unlock(&m->lock);
     return status;
+}
+
+void sn_model_set_block_hashes(sn_model *model, const sn_hash *hashes) {
+    for (int b = 0; b < model->hparams.n_blocks; b++) model->known_hashes[b] = (known_hash){true, hashes[b]};
+    model->told = true;
+}
+
+bool sn_model_told_block_hash(const sn_model *model, int block, sn_hash *out) {
+    if (model->told) *out = model->known_hashes[block].hash;
+    return model->told;
 }
 
 size_t sn_model_n_tensors(const sn_model *model) { return model->n_entries; }

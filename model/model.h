@@ -219,6 +219,12 @@ sn_status sn_model_block_hash(const sn_model *model, int block, sn_hash *out, sn
  * reads the weights once. Any thread. */
 sn_status sn_model_known_block_hash(const sn_model *model, int block, sn_hash *out, sn_err *err) SN_MUST_USE;
 
+/* The hashes of all blocks as a manifest says them (model/hub/manifest.h), for a program that has not all blocks.
+ * Before other threads use the model. hashes: (n_blocks), copied. */
+void sn_model_set_block_hashes(sn_model *model, const sn_hash *hashes);
+/* Whether they were set; then the hash of this block. */
+bool sn_model_told_block_hash(const sn_model *model, int block, sn_hash *out);
+
 /* As sn_model_block_hash, for the weights that a client computes with itself: embedding, its norm, the last norm, LM
  * head. */
 sn_status sn_model_client_hash(const sn_model *model, sn_hash *out, sn_err *err) SN_MUST_USE;

@@ -69,6 +69,8 @@ INNER = {
     "cli/cmd_eval.c": "client/generate/logprob.h",
     "cli/eval_classifier.c": "cli/setup.h client/tune/loss.h",
     "cli/cmd_forward.c": "cli/setup.h model/safetensors.h",
+    "cli/cmd_hash.c": "model/hub/manifest.h net/identity.h",
+    "cli/cmd_models.c": "model/hub/cached.h model/hub/environment.h model/hub/manifest.h",
     "cli/cmd_keygen.c": "net/identity.h net/transport/private_swarm.h",
     "cli/cmd_route.c": "cli/setup.h client/chain/explanation.h",
     "cli/cmd_tune.c": "cli/setup.h",

@@ -4,6 +4,7 @@
 
 #include "base/file.h"
 #include "base/text.h"
+#include "model/config.h"
 #include "model/source.h"
 
 #include <pthread.h>
@@ -81,6 +82,14 @@ static sn_status fetch_headers(swarm_source *s, const char *folder, char path[SN
         if (!status) status = sn_range_set_add(&s->parts[i].wanted, 0, file->header, err);
     }
     if (!status) status = source_fetch(s, "header", err);
+    for (size_t i = 0; !status && i < s->manifest.n_files; i++) {
+        uint64_t from, bytes;
+        size_t len = strlen(s->parts[i].path);
+        if (len < 5 || strcmp(s->parts[i].path + len - 5, ".gguf")) continue;
+        status = sn_config_tensor_of_gguf(s->parts[i].path, &from, &bytes, err);
+        if (!status) status = sn_range_set_add(&s->parts[i].wanted, from, from + bytes, err);
+        if (!status) status = source_fetch(s, "header", err);
+    }
     snprintf(path, SN_PATH_SIZE, "%s", s->manifest.n_files == 1 ? s->parts[0].path : folder);
     return status;
 }

@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "client/api/describe.h"
 #include "client/generate/logprob.h"
+#include "model/hub/manifest.h"
 #include "model/sampling_hint.h"
 #include "model/tokenizer/utf8.h"
 
@@ -46,6 +47,7 @@ static sn_status model_open(swarm_model *m, const char *path, const swarm_option
     bool whole = !status && path && o->parts == SN_PARTS_ALL;
     if (whole) status = sn_model_open(path, &m->model, err);
     if (status) return status;
+    if (whole) sn_manifest_tell(path, m->model);
     if (whole) m->hp = sn_model_hparams(m->model);
     if (!path) {
         (void)sn_fail(&m->no_tokenizer, SN_REFUSED, "no model was opened, only a chat template");

@@ -242,6 +242,7 @@ sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *
         bool here = b >= chain->options.local.first && b < chain->options.local.end;
         if (here || !chain->options.link) continue;
         if (base && base->n_blocks) chain_know_hash(chain, b, &base->blocks[b]);
+        if (sn_model_told_block_hash(model, b, &hash)) chain_know_hash(chain, b, &hash);
         if (!budget || !sn_model_holds_block(model, b)) continue;
         for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT && !status; role++) {
             sn_model_tensor t;

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/text.h"
+#include "model/config.h"
 #include "model/gguf.h"
 
 #include <errno.h>
@@ -113,6 +114,16 @@ static sn_status header_bytes(const sn_hub_part *part, size_t have, size_t *need
     return status ? sn_err_context(err, "%.200s", part->url) : SN_OK;
 }
 
+/* Opening a GGUF file may read a tensor, too. */
+static sn_status fetch_config_tensor(const sn_hub_settings *settings, sn_http *http, sn_hub_part *part, sn_err *err) {
+    uint64_t from, bytes;
+    size_t len = strlen(part->path);
+    if (len < 5 || strcmp(part->path + len - 5, ".gguf")) return SN_OK;
+    sn_status status = sn_config_tensor_of_gguf(part->path, &from, &bytes, err);
+    if (!status && bytes) status = sn_range_set_add(&part->wanted, from, from + bytes, err);
+    return status ? status : sn_hub_part_fetch(settings, http, part, "header", err);
+}
+
 sn_status sn_hub_part_fetch_header(const sn_hub_settings *settings, sn_http *http, sn_hub_part *part, sn_err *err) {
     size_t have = HEADER_FIRST, need = 0;
     while (true) {
@@ -121,7 +132,7 @@ sn_status sn_hub_part_fetch_header(const sn_hub_settings *settings, sn_http *htt
         if (!status) status = sn_hub_part_fetch(settings, http, part, "header", err);
         if (!status) status = header_bytes(part, have, &need, err);
         if (status) return status;
-        if (need && need <= have) return SN_OK;
+        if (need && need <= have) return fetch_config_tensor(settings, http, part, err);
         if (need > HEADER_MAX || have >= HEADER_MAX || have == part->size)
             return sn_fail(err, SN_REFUSED, "%.200s is no model file: its header does not end", part->url);
         have = need ? need : 4 * have;

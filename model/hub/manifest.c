@@ -1,6 +1,7 @@
 #include "model/hub/manifest.h"
 
 #include "base/file.h"
+#include "base/text.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -8,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 void sn_manifest_fini(sn_manifest *m) {
     free(m->blocks);
@@ -98,11 +100,24 @@ static sn_status read_file(reader *r, sn_manifest *m, sn_err *err) {
     return read_pieces(r, m, file, err);
 }
 
+static sn_status read_signature(reader *r, sn_manifest *m, sn_err *err) {
+    char line[2 * sizeof m->signer + 1 + 2 * sizeof m->signature + 1];
+    size_t n = 2 * sizeof m->signer;
+    if (!take_rest(r, line, sizeof line) || strlen(line) != sizeof line - 1 || line[n] != ' ')
+        return fail(r, "a signature is a key and 128 digits", err);
+    line[n] = 0;
+    m->is_signed = true;
+    if (sn_unhex(line, m->signer, sizeof m->signer, NULL) ||
+        sn_unhex(line + n + 1, m->signature, sizeof m->signature, NULL))
+        return fail(r, "a signature is a key and 128 digits", err);
+    return SN_OK;
+}
+
 sn_status sn_manifest_parse(const char *text, size_t len, sn_manifest *m, sn_err *err) {
     reader r = {text, text + len, 0};
     char version[8];
     size_t n_blocks = count_lines(text, len, "block "), n_files = count_lines(text, len, "file ");
-    *m = (sn_manifest){.id = sn_hash_of(text, len)};
+    *m = (sn_manifest){0};
     if (len > SN_MANIFEST_MAX || !n_blocks || n_blocks > SN_BLOCKS_MAX || !n_files || n_files > SN_MANIFEST_FILES_MAX ||
         memchr(text, 0, len))
         return sn_fail(err, SN_REFUSED, "this is no manifest: make one with 'swarm hash'");
@@ -118,10 +133,31 @@ sn_status sn_manifest_parse(const char *text, size_t len, sn_manifest *m, sn_err
     while (take_word(&r, "block"))
         if (!take_hash(&r, &m->blocks[m->n_blocks++])) return fail(&r, "a block has a hash", err);
     while (!status && take_word(&r, "file")) status = read_file(&r, m, err);
+    m->id = sn_hash_of(text, (size_t)(r.at - text));
+    if (!status && take_word(&r, "signed")) status = read_signature(&r, m, err);
     if (!status && (r.at != r.end || !m->n_blocks || !m->n_files)) status = fail(&r, "what follows it is unknown", err);
     for (char *c = m->name; *c; c++)
         if (*c < ' ' || *c > '~') *c = '?'; /* it goes to terminals */
     return status;
+}
+
+void sn_manifest_tell(const char *path, sn_model *model) {
+    char beside[SN_PATH_SIZE];
+    struct stat st;
+    sn_buf text = {0};
+    sn_manifest m = {0};
+    const char *slash = strrchr(path, '/');
+    bool folder = !stat(path, &st) && S_ISDIR(st.st_mode);
+    int len = folder ? (int)strlen(path) : slash ? (int)(slash - path) : 0;
+    const sn_hash id = sn_model_id(model);
+    if ((folder || slash) &&
+        snprintf(beside, sizeof beside, "%.*s/%s", len, path, SN_MANIFEST_NAME) < (int)sizeof beside &&
+        !sn_read_file(beside, SN_MANIFEST_MAX, &text, NULL) &&
+        !sn_manifest_parse((const char *)text.data, text.len, &m, NULL) && !memcmp(&m.model, &id, sizeof id) &&
+        m.n_blocks == sn_model_hparams(model)->n_blocks)
+        sn_model_set_block_hashes(model, m.blocks);
+    sn_manifest_fini(&m);
+    sn_buf_fini(&text);
 }
 
 const sn_piece *sn_manifest_piece_at(const sn_manifest *m, const sn_manifest_file *file, uint64_t at) {

@@ -12,6 +12,7 @@
  *     block HASH                     (one line for each block, in order)
  *     file SIZE HEADER NAME          (one for each file; HEADER: bytes at its beginning that opening the model reads)
  *     piece BYTES HASH               (those of the file, in order)
+ *     signed NODE SIGNATURE          (perhaps, and not part of the id: an Ed25519 key, and its signature of the id)
  *
  * Central type: sn_manifest, immutable; any thread may read it. */
 #ifndef SN_MODEL_HUB_MANIFEST_H
@@ -49,6 +50,8 @@ typedef struct sn_manifest {
     size_t n_files;
     sn_piece *pieces;
     size_t n_pieces;
+    bool is_signed; /* the signature was read, and is for the caller to verify */
+    uint8_t signer[32], signature[64];
 } sn_manifest;
 
 /* Reads a manifest that may come from anybody. SN_REFUSED says in which line it is wrong. Free *out in any case. */
@@ -58,6 +61,16 @@ void sn_manifest_fini(sn_manifest *manifest); /* accepts a zeroed struct */
 /* Appends the manifest of the model at `path` to *text. Reads all of its bytes. SN_REFUSED: the files have holes or are
  * not complete. SN_RETRY: cancelled (NULL: never). */
 sn_status sn_manifest_make(const char *path, const sn_cancel *cancel, sn_buf *text, sn_err *err) SN_MUST_USE;
+
+/* Compares the files of the model at `path`, as far as they are here, with the manifest. *here, *missing: bytes that
+ * are right, and that are not here. SN_REFUSED: a file is another one. */
+sn_status sn_manifest_check(const sn_manifest *manifest, const char *path, uint64_t *here, uint64_t *missing,
+                            sn_err *err) SN_MUST_USE;
+
+/* Gives the model the block hashes of the manifest beside its files (SN_MANIFEST_NAME), if there is one and it is of
+ * this model. path: of the model. So a client that has no blocks uses only nodes that have the blocks of the manifest.
+ */
+void sn_manifest_tell(const char *path, sn_model *model);
 
 /* The piece of the file that holds byte `at`; at < file->size. */
 const sn_piece *sn_manifest_piece_at(const sn_manifest *manifest, const sn_manifest_file *file, uint64_t at);

@@ -42,5 +42,42 @@ wait_ready c
 
 succeeds "$bin/swarm" generate --cache "$scratch/cache-client" --join "${address[a]}" "${say[@]}"
 cmp -s "$scratch/run.out" "$scratch/expected" || fail "what was fetched computes another text"
-for name in a b c; do stop_node $name; done
+
+# A client without a file knows the hashes of all blocks: it uses no node that has others under the model's name.
+start_node forged "$scratch/other/$(basename "$SN_TEST_MODEL")" all --join "${address[a]}" --share-weights off
+wait_ready forged
+refuses 1 'no node serves blocks|forged' "$bin/swarm" generate --cache "$scratch/cache-client" --join "${address[a]}" --only forged "${say[@]}"
+grep -q 'other weights' "$scratch/run.err" || fail "the client does not say why it uses no node: $(cat "$scratch/run.err")"
+
+# What was fetched can be listed, verified against its manifest, and removed; a manifest can be made and signed by hand.
+models=("$bin/swarm" models --cache "$scratch/cache-client")
+succeeds "${models[@]}" --json
+id=$(query "$scratch/run.out" 'd["models"][0]["name"]')
+[[ $id == swarm:* ]] || fail "swarm models lists $id"
+succeeds "${models[@]}" verify
+grep -q 'right, .* not here' "$scratch/run.out" || fail "nothing was verified: $(cat "$scratch/run.out")"
+succeeds "$bin/swarm" keygen --out "$scratch/id"
+succeeds "$bin/swarm" hash "$SN_TEST_MODEL" --identity "$scratch/id" --out "$scratch/manifest"
+[ "$(cat "$scratch/run.out")" = "$id" ] || fail "the manifest is $(cat "$scratch/run.out"), and the swarm's $id"
+part=$(echo "$scratch"/cache-client/models/swarm/*/*.gguf)
+succeeds "$bin/swarm" hash "$part" --manifest "$scratch/manifest"
+grep -q 'signed by [0-9a-f]*; .* are not here' "$scratch/run.out" || fail "$(cat "$scratch/run.out")"
+refuses 2 'is not what the manifest says, at byte' "$bin/swarm" hash "$scratch/other/$(basename "$SN_TEST_MODEL")" --manifest "$scratch/manifest"
+sed -i '$s/.$/x/' "$scratch/manifest"
+refuses 2 'the manifest is wrong in line' "$bin/swarm" hash "$part" --manifest "$scratch/manifest"
+sed -i 's/^name /name X/' "$scratch/cache-client/models/swarm/"*/swarm.manifest
+printf x | dd of="$part" bs=1 seek=1000 conv=notrunc status=none
+refuses 2 'at byte 0: fetch it again' "${models[@]}" verify
+refuses 2 'begins with .swarm:xyz' "${models[@]}" remove swarm:xyz
+succeeds "${models[@]}" remove "$id"
+[ -z "$(ls "$scratch/cache-client/models/swarm")" ] || fail "the model was not removed"
+
+# A disk that takes no more is one sentence.
+(
+  trap '' XFSZ
+  ulimit -f 20000
+  run "$bin/swarm" generate --cache "$scratch/cache-full" --join "${address[a]}" "${say[@]}"
+  [ $rc = 3 ] && tail -n 1 "$scratch/run.err" | grep -q 'cannot be written'
+) || fail "a full disk: $(cat "$scratch/run.err")"
+for name in a b c forged; do stop_node $name; done
 echo "ok"

@@ -1,0 +1,103 @@
+/* swarm models: what was fetched and lies in the cache; verifying it, and removing it. */
+#include "base/text.h"
+#include "cli/command.h"
+#include "cli/io.h"
+#include "cli/options.h"
+#include "model/hub/cached.h"
+#include "model/hub/environment.h"
+#include "model/hub/manifest.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const sn_option options_table[] = {
+    SN_OPT_STRING("cache", "FOLDER", &sn_program_settings.common.cache,
+                  "folder of fetched models (default: SWARM_CACHE, or swarm-node in the user's folder for caches)"),
+    SN_OPT_FLAG("json", &sn_cli_output.json, "print one JSON object"),
+};
+static const sn_option_group output_group = SN_OPTION_GROUP("Output:", options_table);
+
+/* What is done with each model whose name begins with `name`. */
+typedef struct work {
+    const char *name; /* "": all */
+    bool verify, remove;
+    json_t *list;
+    size_t n;
+} work;
+
+static sn_status verify_model(const sn_cached_model *model, char *out, size_t size, sn_err *err) {
+    char path[SN_PATH_SIZE], here_text[32], missing_text[32];
+    sn_buf text = {0};
+    sn_manifest m = {0};
+    uint64_t here = 0, missing = 0;
+    if (!model->has_manifest) {
+        snprintf(out, size, "has no manifest to compare with");
+        return SN_OK;
+    }
+    sn_status status = sn_path_join(path, model->path, SN_MANIFEST_NAME, err);
+    if (!status) status = sn_read_file(path, SN_MANIFEST_MAX, &text, err);
+    if (!status) status = sn_manifest_parse((const char *)text.data, text.len, &m, err);
+    if (!status && m.n_files == 1) status = sn_path_join(path, model->path, m.files[0].name, err);
+    if (!status) status = sn_manifest_check(&m, m.n_files == 1 ? path : model->path, &here, &missing, err);
+    if (!status)
+        snprintf(out, size, "%s right, %s not here", sn_format_size(here, here_text),
+                 sn_format_size(missing, missing_text));
+    sn_manifest_fini(&m);
+    sn_buf_fini(&text);
+    return status;
+}
+
+static sn_status work_on(void *ctx, const sn_cached_model *model, sn_err *err) {
+    work *w = ctx;
+    char size[32], said[SN_PATH_SIZE] = "";
+    sn_status status = SN_OK;
+    if (strncmp(model->name, w->name, strlen(w->name))) return SN_OK;
+    w->n++;
+    if (w->verify) status = verify_model(model, said, sizeof said, err);
+    if (w->remove) status = sn_cached_model_remove(model, err);
+    if (w->remove) snprintf(said, sizeof said, "removed");
+    if (status) return status;
+    if (sn_cli_output.json)
+        json_array_append_new(w->list, json_pack("{ss sI ss ss}", "name", model->name, "bytes",
+                                                 (json_int_t)model->bytes, "path", model->path, "text", said));
+    else
+        printf("%10s  %s%s%s\n", sn_format_size(model->bytes, size), model->name, *said ? "  " : "", said);
+    return SN_OK;
+}
+
+static sn_status models_main(const sn_options *options, int *code, sn_err *err) {
+    (void)code;
+    const sn_strings *given = &options->positionals;
+    const char *action = given->n ? given->items[0] : "list";
+    sn_hub_settings hub;
+    work w = {.name = given->n > 1 ? given->items[1] : "", .list = json_array()};
+    w.verify = !strcmp(action, "verify");
+    w.remove = !strcmp(action, "remove");
+    sn_status status = sn_hub_settings_read(sn_program_settings.common.cache, &hub, err);
+    if (!status && !w.verify && !w.remove && strcmp(action, "list"))
+        status = sn_fail(err, SN_REFUSED, "'%s' is none of list, verify and remove", action);
+    if (!status && w.remove && !*w.name)
+        status = sn_fail(err, SN_REFUSED, "name the model to remove, as 'swarm models' lists it");
+    if (!status) status = sn_cached_models(hub.cache, work_on, &w, err);
+    if (!status && !w.n && *w.name)
+        status = sn_fail(err, SN_REFUSED, "no fetched model has a name that begins with '%s'", w.name);
+    if (!status && sn_cli_output.json) return sn_print_json(json_pack("{so}", "models", w.list), err);
+    json_decref(w.list);
+    return status;
+}
+
+static const sn_option_group *const groups[] = {&output_group, &sn_group_log};
+
+const sn_cli_command sn_cmd_models = {
+    .command = {.program = "swarm models",
+                .summary = "list, verify or remove fetched models",
+                .synopsis = "[list | verify [NAME] | remove NAME] [options]",
+                .about = "Lists the models that were fetched from hubs and from the swarm, with the bytes that they "
+                         "take; verify compares those with a manifest; remove deletes one. NAME: its name, or the "
+                         "beginning of it, which may be that of several.",
+                .groups = groups,
+                .n_groups = sizeof groups / sizeof *groups,
+                .max_positionals = 2,
+                .exit_codes = sn_exit_codes},
+    .run = models_main,
+};

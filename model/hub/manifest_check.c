@@ -1,0 +1,68 @@
+#include "model/hub/manifest.h"
+
+#include "base/file.h"
+#include "model/partial_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* The bytes of one file that are here; a file that is not there has none. */
+static sn_status present_of(const char *path, const sn_manifest_file *file, sn_range_set *present, sn_err *err) {
+    struct stat st;
+    bool partial;
+    if (stat(path, &st)) return SN_OK;
+    if ((uint64_t)st.st_size != file->size)
+        return sn_fail(err, SN_REFUSED, "%s has %" PRIu64 " bytes, and %" PRIu64 " in the manifest", path,
+                       (uint64_t)st.st_size, file->size);
+    sn_status status = sn_partial_file_present(path, &partial, present, err);
+    return status || partial ? status : sn_range_set_add(present, 0, file->size, err);
+}
+
+static sn_status check_file(const sn_manifest *m, const sn_manifest_file *file, const char *path, uint64_t *here,
+                            sn_err *err) {
+    sn_range_set present = {0};
+    uint8_t *bytes = malloc(SN_PIECE_MAX);
+    sn_status status = bytes ? present_of(path, file, &present, err) : sn_fail(err, SN_STOP, "out of memory");
+    int fd = !status && present.n ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    for (size_t i = 0; !status && fd >= 0 && i < file->n_pieces; i++) {
+        const sn_piece *piece = &m->pieces[file->first_piece + i];
+        size_t n = (size_t)(piece->to - piece->from);
+        if (!sn_range_set_covers(&present, piece->from, piece->to)) continue;
+        int error = sn_file_read_at(fd, bytes, n, piece->from);
+        if (error) status = sn_fail(err, SN_REFUSED, "%s cannot be read: %s", path, strerror(error));
+        const sn_hash hash = sn_hash_of(bytes, error ? 0 : n);
+        if (!status && memcmp(&hash, &piece->hash, sizeof hash))
+            status = sn_fail(err, SN_REFUSED, "%s is not what the manifest says, at byte %" PRIu64 ": fetch it again",
+                             path, piece->from);
+        *here += n;
+    }
+    if (fd >= 0) close(fd);
+    sn_range_set_fini(&present);
+    free(bytes);
+    return status;
+}
+
+sn_status sn_manifest_check(const sn_manifest *m, const char *path, uint64_t *here, uint64_t *missing, sn_err *err) {
+    struct stat st;
+    char name[SN_PATH_SIZE];
+    uint64_t all = 0;
+    sn_status status = SN_OK;
+    *here = *missing = 0;
+    if (stat(path, &st)) return sn_fail(err, SN_REFUSED, "%s cannot be read: %s", path, strerror(errno));
+    for (size_t i = 0; !status && i < m->n_files; i++) {
+        all += m->files[i].size;
+        if (S_ISDIR(st.st_mode))
+            status = sn_path_join(name, path, m->files[i].name, err);
+        else
+            snprintf(name, sizeof name, "%s", path);
+        if (!status) status = check_file(m, &m->files[i], name, here, err);
+    }
+    *missing = all - *here;
+    return status;
+}

@@ -78,7 +78,7 @@ sn_status sn_cli_fetch_model(const char *program, sn_err *err) {
         o->model = name;
     }
     if (!o->model && chooses(program))
-        return sn_fail(err, SN_REFUSED, "--model is missing: give a model, or --join alone for one of the swarm");
+        return sn_fail(err, SN_REFUSED, "--model PATH is missing: give a model, or --join alone for one of the swarm");
     if (o->model && is_fetched(o->model)) {
         int end = !o->local.given ? 0 : o->local.all ? SN_BLOCKS_MAX : o->local.end;
         status = fetch(o->model, computes(program), o->local.first, end, path, err);

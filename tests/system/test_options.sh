@@ -24,7 +24,7 @@ refuses 2 "genrate.*generate" "$bin/swarm" genrate
 
 # Man pages without a warning of roff, and completion in bash, both made from the tables of options.
 commands=$("$bin/swarm" --help | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p')
-[ "$(wc -w <<<"$commands")" = 14 ] || fail "swarm --help lists other commands than expected: $commands"
+[ "$(wc -w <<<"$commands")" = 16 ] || fail "swarm --help lists other commands than expected: $commands"
 for page in swarm swarm-node $commands; do
   case $page in
     swarm | swarm-node) "$bin/$page" --help=man ;;

@@ -242,8 +242,9 @@ Test(bits, same_bits_for_every_family) {
 
 /* The same weights in another container, with other names and split into other tensors. */
 Test(bits, same_bits_from_a_gguf_file_and_from_a_folder) {
-    static const char *const both[] = {"phi3", "olmo2", "gemma3", "falcon", "falcon_7b", "bloom"};
-    for (int f = 0; f < 6; f++) {
+    static const char *const both[] = {"phi3",  "olmo2", "gemma3",   "falcon",     "falcon_7b",
+                                       "bloom", "olmo3", "glm4_moe", "minimax_m2", "qwen2_moe"};
+    for (size_t f = 0; f < sizeof both / sizeof *both; f++) {
         char path[256];
         snprintf(path, sizeof path, "%s/golden/%s", SN_FIXTURES, both[f]);
         outcome folder = compute_outcome(path, REFERENCE);

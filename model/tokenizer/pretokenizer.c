@@ -140,6 +140,9 @@ static const struct {
     {"stablelm2", {CL100K("\\p{N}")}, false, false},
     {"tekken", {CASED("", "\\p{N}")}, true, true},
     {"gpt-4o", {CASED(SHORT_FORMS, "\\p{N}{1,3}")}, false, false},
+    {"llama4", {CASED(SHORT_FORMS, "\\p{N}{1,3}")}, false, false},
+    {"minimax-m2", {CASED(SHORT_FORMS, "\\p{N}{1,3}")}, false, false},
+    {"glm4", {CL100K("\\p{N}{1,3}")}, true, false},
 };
 
 sn_status sn_pretokenizer_add_named(sn_pretokenizer *pretokenizer, const char *name, bool *ignore_merges, bool *add_bos,

@@ -301,7 +301,8 @@ Test(tokenizer_files, refuses_every_kind_of_wrong_gguf_metadata) {
 }
 
 Test(tokenizer_files, supports_every_listed_pretokenizer) {
-    static const char *const names[] = {"gpt-2", "smollm", "llama-bpe", "qwen2", "tekken", "gpt-4o", "starcoder"};
+    static const char *const names[] = {"gpt-2",  "smollm",    "llama-bpe", "qwen2",      "tekken",
+                                        "gpt-4o", "starcoder", "llama4",    "minimax-m2", "glm4"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         sn_tokenizer *t;
         sn_err err;

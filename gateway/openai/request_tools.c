@@ -152,7 +152,7 @@ static const sn_field flat_format_fields[] = {{"type", SN_FIELD_TEXT, AT(type)},
 
 static bool take_schema(sn_parse *p, const format *f, const char *path) {
     char here[SN_PATH_MAX];
-    if (!check_name(p, f->name, path)) return false;
+    if (f->name && !check_name(p, f->name, path)) return false;
     if (!json_is_object(f->schema) && !json_is_boolean(f->schema))
         return sn_openai_fail(p->error, 400, NULL, sn_path(here, path, "schema", 0), "'%s' must be a JSON schema",
                               here);

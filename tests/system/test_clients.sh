@@ -15,5 +15,6 @@ export PYTHONPATH=$site PYTHONDONTWRITEBYTECODE=1
 for program in openai langchain; do
   timeout -k 2 200 python3 "$here/../clients/${program}_client.py" "http://${address[server]}" || fail "$program"
 done
+timeout -k 2 200 python3 "$here/../clients/llama_cases.py" "http://${address[server]}" || fail "cases of llama.cpp's tests"
 stop_node server
 echo ok

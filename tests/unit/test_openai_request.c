@@ -147,6 +147,8 @@ Test(openai_request, the_form_of_an_answer_is_a_schema) {
     expect_schema(SN_REQUEST_CHAT, "{" HI ",\"response_format\":{\"type\":\"text\"}}", "none");
     expect_schema(SN_REQUEST_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_object\"}}", "{\"type\":\"object\"}");
     expect_schema(SN_REQUEST_CHAT,
+                  "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":true}}}", "true");
+    expect_schema(SN_REQUEST_CHAT,
                   "{" HI
                   ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\",\"strict\":true,"
                   "\"schema\":{\"type\":\"null\"}}}}",

@@ -75,6 +75,9 @@ size_t sn_train_bytes(const sn_span *span, int tokens_max) {
 sn_status sn_train_new(sn_span *span, int tokens_max, sn_train **out, sn_err *err) {
     sn_train *t = NULL;
     *out = NULL;
+    if (sn_n_recurrent(&span->hp, span->first, span->end))
+        return sn_fail(err, SN_REFUSED, "blocks %d:%d hold recurrent states, and nothing can be trained through them",
+                       span->first, span->end);
     if (tokens_max < 1 || tokens_max > span->hp.n_ctx)
         return sn_fail(err, SN_REFUSED, "sequences of %d tokens cannot be trained: the model's context is %d",
                        tokens_max, span->hp.n_ctx);
@@ -342,7 +345,7 @@ static sn_status piece_run(piece *p, sn_err *err) {
     sn_device *d = p->segment->device;
     bool replayed;
     p->shape = sn_train_kv_shape(&p->train->span->hp);
-    p->sequence = (sn_sequence){p->dev->pages, p->row, 0, p->n};
+    p->sequence = (sn_sequence){p->dev->pages, p->row, 0, p->n, {0}};
     const sn_batch batch = {&p->shape, p->n, 1, &p->sequence, 0};
     SN_TRY(piece_upload_rope(p, err));
     SN_TRY(d->ops->batch_begin(d, &batch, &replayed, err));

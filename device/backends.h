@@ -13,6 +13,11 @@
  * - list: appends the backend's devices in the order of their ordinals to out and counts *n up, at most to
  *   SN_DEVICES_MAX. SN_REFUSED with the reason when it has no device; it appends nothing then. May be called often,
  *   before and after open, by one thread at a time. */
+/* short_conv and delta_rule of backends that do not compute recurrent blocks: SN_REFUSED. */
+sn_status sn_device_refuse_short_conv(sn_device *d, const sn_delta *delta, float *x, sn_err *err);
+sn_status sn_device_refuse_delta_rule(sn_device *d, const sn_delta *delta, const float *qkv, const float *a,
+                                      const float *b, float *out, sn_err *err);
+
 sn_status sn_cpu_open(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err) SN_MUST_USE;
 const char *sn_cpu_describe(const sn_device *device);
 sn_status sn_cpu_list(sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err *err) SN_MUST_USE;

@@ -122,6 +122,25 @@ char *sn_device_id_name(sn_device_id id, char out[32]) {
     return out;
 }
 
+/* -- operations that some backends refuse */
+
+static sn_status refuse_recurrent(const sn_device *d, sn_err *err) {
+    char name[32];
+    return sn_fail(err, SN_REFUSED, "%s does not compute recurrent blocks: give --device cpu",
+                   sn_device_id_name(d->id, name));
+}
+
+sn_status sn_device_refuse_short_conv(sn_device *d, const sn_delta *delta, float *x, sn_err *err) {
+    (void)delta, (void)x;
+    return refuse_recurrent(d, err);
+}
+
+sn_status sn_device_refuse_delta_rule(sn_device *d, const sn_delta *delta, const float *qkv, const float *a,
+                                      const float *b, float *out, sn_err *err) {
+    (void)delta, (void)qkv, (void)a, (void)b, (void)out;
+    return refuse_recurrent(d, err);
+}
+
 /* -- devices */
 
 sn_status sn_device_open(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err) {

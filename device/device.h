@@ -183,11 +183,45 @@ typedef struct sn_kv_shape {
     sn_kv_dtype dtype;                               /* one of the device's kv_dtypes */
 } sn_kv_shape;
 
+/* A recurrent block: a gated delta rule (Yang et al. 2024) behind a short convolution. Instead of keys and values a
+ * session has a state of fixed size there, float32: for each value head a matrix (key_dim, value_dim), one head after
+ * the other, and behind them the last taps - 1 rows that entered the convolution, (taps - 1, channels), the oldest
+ * first. */
+typedef struct sn_delta_shape {
+    int n_blocks; /* recurrent blocks of the part; 0: there are none */
+    int n_key_heads, n_value_heads, key_dim, value_dim;
+    int taps;                 /* of the convolution */
+    bool key_heads_alternate; /* value head h reads key head h % n_key_heads; else h / (n_value_heads / n_key_heads) */
+} sn_delta_shape;
+enum { SN_DELTA_DIM_MAX = 512, SN_DELTA_TAPS_MAX = 8 };
+
+/* Columns of the rows that the convolution takes: queries and keys of the key heads, values of the value heads. */
+static inline size_t sn_delta_channels(const sn_delta_shape *s) {
+    return 2 * (size_t)s->n_key_heads * (size_t)s->key_dim + (size_t)s->n_value_heads * (size_t)s->value_dim;
+}
+/* Floats of the matrices of a block's state, and of the whole state of a block. */
+static inline size_t sn_delta_matrices(const sn_delta_shape *s) {
+    return (size_t)s->n_value_heads * (size_t)s->key_dim * (size_t)s->value_dim;
+}
+static inline size_t sn_delta_floats(const sn_delta_shape *s) {
+    return (sn_delta_matrices(s) + (size_t)(s->taps - 1) * sn_delta_channels(s) + 15) / 16 * 16;
+}
+
+/* The states of a session around its rows in a batch: device, of all recurrent blocks of the part, one after the other.
+ * Zeroed in a part without recurrent blocks. */
+typedef struct sn_sequence_state {
+    const float *before; /* NULL: all zero, before position 0 */
+    float *after;        /* written; another one than `before` */
+    float *snapshot;     /* written: the state after the first snapshot_rows rows; or NULL */
+    int snapshot_rows;   /* 1 to n_rows */
+} sn_sequence_state;
+
 /* The rows of one session in a batch: rows [first_row, first_row + n_rows) are its positions [position, position +
  * n_rows). */
 typedef struct sn_sequence {
     void *const *pages; /* host array of device addresses, enough for position + n_rows */
     int position, first_row, n_rows;
+    sn_sequence_state state;
 } sn_sequence;
 
 /* A batch: the rows of several sessions in one forward pass over some blocks. batch_begin takes it once; kv_store and
@@ -238,6 +272,15 @@ typedef struct sn_attention_grad {
     float *dq;             /* as q; overwritten */
     float *dk, *dv;        /* as k: rows from `first` on are overwritten, those before are added to */
 } sn_attention_grad;
+
+/* The weights of a recurrent block, device. */
+typedef struct sn_delta {
+    sn_delta_shape shape;
+    int block;              /* its number among the recurrent blocks of the part */
+    const float *taps;      /* (channels, shape.taps): the last tap is that of the row itself */
+    const float *rates;     /* (n_value_heads): below zero; the state decays by exp(rate * softplus(a + time_bias)) */
+    const float *time_bias; /* (n_value_heads) */
+} sn_delta;
 
 /* -- the table of operations -- */
 
@@ -320,6 +363,15 @@ typedef struct sn_device_ops {
     /* Within a batch: out (n_rows, n_heads, head_dim) = softmax(q . K^T * scale) . V. Each row attends to the stored
      * positions of its sequence up to its own. */
     sn_status (*attention)(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err);
+    /* Both within a batch, of a device with `recurrent`, row by row in the order of positions, with the sequences'
+     * states. x (n_rows, channels) = silu(depthwise causal convolution of x). */
+    sn_status (*short_conv)(sn_device *d, const sn_delta *delta, float *x, sn_err *err);
+    /* out (n_rows, n_value_heads, value_dim). Of each row of qkv (n_rows, channels) q and k (n_key_heads, key_dim) are
+     * divided by their lengths, sqrt(sum of squares + 1e-6), and q by sqrt(key_dim). With S the value head's matrix,
+     * beta = sigmoid(b) and decay = exp(rate * softplus(a + time_bias)); a and b (n_rows, n_value_heads):
+     *     S *= decay;  S += k (beta (v - S^T k))^T;  out = S^T q */
+    sn_status (*delta_rule)(sn_device *d, const sn_delta *delta, const float *qkv, const float *a, const float *b,
+                            float *out, sn_err *err);
     /* y (n) = activation(gate) * up (base/activation.h names the kind for which `up` is changed first), or
      * activation(gate) when up is NULL. y may be gate or up. */
     sn_status (*activate)(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y,
@@ -398,6 +450,7 @@ struct sn_device {
     const sn_device_ops *ops;
     sn_device_id id;
     bool host_visible;              /* device memory is host memory */
+    bool recurrent;                 /* short_conv and delta_rule compute; else they refuse */
     unsigned kv_dtypes;             /* 1 << sn_kv_dtype for each type besides SN_KV_F32 that the device can store */
     int timeout_ms;                 /* limit of every wait for the device; may be changed */
     const char *lost;               /* NULL: it works. Else it is lost: the sentence with which every call fails */

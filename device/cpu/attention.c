@@ -209,7 +209,7 @@ sn_status sn_cpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, voi
                           const float *k, const float *v, sn_err *err) {
     (void)d;
     (void)err;
-    const sn_sequence all = {pages, position, 0, n};
+    const sn_sequence all = {.pages = pages, .position = position, .n_rows = n};
     store_job job = {shape, block, 1, &all, k, v};
     assert(block >= 0 && block < shape->n_blocks);
     for (int h = 0; h < shape->n_kv_heads; h++) store_head(&job, (size_t)h, 0);

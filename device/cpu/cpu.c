@@ -481,6 +481,8 @@ static const sn_device_ops cpu_ops = {
     .kv_read = sn_cpu_kv_read,
     .kv_write = sn_cpu_kv_write,
     .attention = sn_cpu_attention,
+    .short_conv = sn_cpu_short_conv,
+    .delta_rule = sn_cpu_delta_rule,
     .activate = cpu_activate,
     .add = cpu_add,
     .scale = cpu_scale,
@@ -510,6 +512,7 @@ sn_status sn_cpu_open(sn_device_id id, const sn_device_options *options, sn_devi
     cpu->base = (sn_device){.ops = &cpu_ops,
                             .id = id,
                             .host_visible = true,
+                            .recurrent = true,
                             .kv_dtypes = 1 << SN_KV_F16 | 1 << SN_KV_Q8,
                             .memory_max = sn_device_memory_max(options)};
     status = sn_cpu_kernels_find(options ? options->isa : NULL, &cpu->kernels, err);

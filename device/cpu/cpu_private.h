@@ -54,6 +54,12 @@ sn_status sn_cpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, voi
                           const float *k, const float *v, sn_err *err);
 sn_status sn_cpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err);
 
+/* -- delta.c */
+
+sn_status sn_cpu_short_conv(sn_device *d, const sn_delta *delta, float *x, sn_err *err);
+sn_status sn_cpu_delta_rule(sn_device *d, const sn_delta *delta, const float *qkv, const float *a, const float *b,
+                            float *out, sn_err *err);
+
 /* -- grad.c */
 
 sn_status sn_cpu_linear_input_grad(sn_device *d, int n, const float *dy, const sn_weight *weight, bool accumulate,

@@ -97,6 +97,35 @@ typedef struct sn_attention_grad_job {
     size_t n_padded;      /* grad->first + grad->n, rounded up to 16 */
 } sn_attention_grad_job;
 
+/* -- recurrent blocks */
+
+/* The short convolution over n rows of one sequence, in place. */
+typedef struct sn_conv_job {
+    const float *taps; /* (channels, n_taps) */
+    size_t channels;
+    int n_taps, n;
+    float *x;            /* (n, channels) */
+    const float *before; /* (n_taps - 1, channels), or NULL: zero */
+    float *after;        /* the same; not `before` */
+    float *snapshot;     /* the same, after snapshot_rows rows; or NULL */
+    int snapshot_rows;
+} sn_conv_job;
+
+/* The delta rule over n rows of one sequence and value head. */
+typedef struct sn_delta_job {
+    int n, key_dim, value_dim;
+    const float *q, *k, *v; /* of the first row; rows are qkv_stride elements apart */
+    size_t qkv_stride;
+    const float *a, *b; /* of the first row; rows are n_heads elements apart */
+    size_t n_heads;
+    float rate, time_bias;
+    float *out;          /* of the first row; rows are n_heads * value_dim elements apart */
+    const float *before; /* (key_dim, value_dim), or NULL: zero */
+    float *after;        /* the same; not `before` */
+    float *snapshot;     /* the same, after snapshot_rows rows; or NULL */
+    int snapshot_rows;
+} sn_delta_job;
+
 /* -- the table. Operations mean what they mean in device/device.h, for one row unless a job says otherwise. */
 
 typedef struct sn_cpu_kernels {
@@ -133,6 +162,8 @@ typedef struct sn_cpu_kernels {
                              float *dweights);
     void (*moe_gate_grad)(const sn_moe_router *router, const float *logits, const int32_t *ids, const float *weights,
                           const float *dweights, float *dlogits);
+    void (*short_conv)(const sn_conv_job *job, size_t first, size_t end); /* channels [first, end) */
+    void (*delta_rule)(const sn_delta_job *job);
 } sn_cpu_kernels;
 
 extern const sn_cpu_kernels sn_cpu_kernels_c;

@@ -25,6 +25,7 @@
  * NaN stays visible: a row that contains NaN or infinity becomes NaN or infinity where it should (NaN throughout in a
  * quantised product), and other rows do not change. The bit pattern of a NaN in the result is not part of the promise.
  */
+#include "base/math.h"
 #include "device/cpu/weights.inc.c"
 
 #include <string.h>
@@ -317,6 +318,7 @@ static float dot_row(size_t n, const float *a, const float *b) {
 #include "device/cpu/attention.inc.c"
 #include "device/cpu/grad.inc.c"
 #include "device/cpu/experts.inc.c"
+#include "device/cpu/delta.inc.c"
 
 const sn_cpu_kernels LANES_KERNELS = {
     .name = LANES_NAME,
@@ -342,4 +344,6 @@ const sn_cpu_kernels LANES_KERNELS = {
     .moe_combine = moe_combine,
     .moe_combine_grad = moe_combine_grad,
     .moe_gate_grad = moe_gate_grad,
+    .short_conv = short_conv,
+    .delta_rule = delta_rule,
 };

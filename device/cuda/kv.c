@@ -46,7 +46,7 @@ typedef struct kv_copy {
 } kv_copy;
 
 static sn_status kv_copy_chunk(sn_cuda *cuda, const kv_copy *t, sn_err *err) {
-    sn_sequence sequence = {t->pages, t->position, 0, t->n};
+    sn_sequence sequence = {t->pages, t->position, 0, t->n, {0}};
     size_t floats = (size_t)t->n * (size_t)t->shape->n_kv_heads * (size_t)t->shape->head_dim,
            bytes = floats * sizeof(float);
     sn_status status = sn_cuda_buffer_reserve(cuda, &cuda->kv_staging, 2 * bytes, err);

@@ -151,7 +151,7 @@ static void issue_block(model *m, int b, int n) {
 }
 
 static void run_batch(model *m, int position, int n) {
-    sn_sequence sequence = {m->pages, position, 0, n};
+    sn_sequence sequence = {m->pages, position, 0, n, {0}};
     bool recorded;
     require_ok(m->d->ops->batch_begin(m->d, &(sn_batch){&m->kv, n, 1, &sequence, 1}, &recorded, &err));
     for (int b = 0; b < m->s->n_blocks && !recorded; b++) issue_block(m, b, n);

@@ -184,7 +184,7 @@ static void bench_attention(sn_device *d, sn_kv_dtype dtype, int depth, int rows
     void *pool;
     require_ok(d->ops->alloc(d, bytes * (size_t)n_pages, &pool, &err));
     for (int i = 0; i < n_pages; i++) pages[i] = (char *)pool + (size_t)i * bytes;
-    sn_sequence all = {pages, 0, 0, depth + rows}, seq = {pages, depth, 0, rows};
+    sn_sequence all = {pages, 0, 0, depth + rows, {0}}, seq = {pages, depth, 0, rows, {0}};
     for (int b = 0; b < 30; b++) require_ok(test_kv_store(d, &shape, b, 1, &all, kv, kv, &err));
     double best = 1e9;
     for (int r = 0; r < REPEATS; r++) {

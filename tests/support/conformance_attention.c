@@ -54,7 +54,7 @@ static void make_sequence(conformance *c, attention_case *s, int i) {
     s->v[i] = conformance_random(c, (size_t)end * kv_width(s), 20 + (uint64_t)i);
     CONFORMANCE_CHECK(c, end <= PAGES * page_tokens, "the case wants more than %d pages", PAGES);
     for (int p = 0; p * page_tokens < end; p++) s->pages[i][p] = new_page(c, &s->shape);
-    s->sequences[i] = (sn_sequence){s->pages[i], s->n_past[i], s->n_rows, s->rows[i]};
+    s->sequences[i] = (sn_sequence){s->pages[i], s->n_past[i], s->n_rows, s->rows[i], {0}};
     s->n_rows += s->rows[i];
 }
 

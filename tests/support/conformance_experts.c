@@ -460,7 +460,7 @@ void conformance_a_recorded_batch_follows_its_experts(conformance *c) {
     float *each = conformance_bytes(c, N * K * ROWS * sizeof *each), *y = conformance_bytes(c, N * ROWS * sizeof *y);
     int32_t *ids = conformance_bytes(c, N * K * sizeof *ids);
     void *page = conformance_bytes(c, c->device->ops->kv_page_bytes(c->device, &shape));
-    const sn_sequence sequence = {&page, 0, 0, N};
+    const sn_sequence sequence = {.pages = &page, .n_rows = N};
     const sn_batch pass = {&shape, N, 1, &sequence, 77};
     const sn_moe_selection now = {N, EXPERTS, K, ids, weights};
     const sn_moe_linear routed = {&s.experts, NULL, each};

@@ -72,7 +72,7 @@ static void pages_free(sn_device *d, pages *p) {
 /* Stores positions [from, to) of sequence i. */
 static void store_rows(sn_device *d, const attention_case *s, pages *p, int i, int from, int to) {
     size_t width = (size_t)(s->shape.n_kv_heads * s->shape.head_dim);
-    sn_sequence seq = {p->at[i], from, 0, to - from};
+    sn_sequence seq = {p->at[i], from, 0, to - from, {0}};
     OK(test_kv_store(d, &s->shape, BLOCK, 1, &seq, s->k[i] + (size_t)from * width, s->v[i] + (size_t)from * width,
                      &err));
 }
@@ -99,7 +99,7 @@ static void attend_at_once(sn_device *d, const attention_case *s, float *out) {
     sn_sequence seqs[SEQUENCES];
     for (int i = 0, first = 0; i < SEQUENCES; first += s->rows[i++]) {
         store_rows(d, s, &p, i, 0, s->n_past[i] + s->rows[i]);
-        seqs[i] = (sn_sequence){p.at[i], s->n_past[i], first, s->rows[i]};
+        seqs[i] = (sn_sequence){p.at[i], s->n_past[i], first, s->rows[i], {0}};
     }
     const sn_attention attention = attention_of(s);
     OK(test_attention(d, &s->shape, SEQUENCES, seqs, &attention, s->q, out, &err));
@@ -116,7 +116,7 @@ static void attend_in_chunks(sn_device *d, const attention_case *s, int chunk, f
         for (int at = 0; at < s->rows[i]; at += chunk) {
             int n = s->rows[i] - at < chunk ? s->rows[i] - at : chunk, position = s->n_past[i] + at;
             store_rows(d, s, &p, i, position, position + n);
-            sn_sequence seq = {p.at[i], position, 0, n};
+            sn_sequence seq = {p.at[i], position, 0, n, {0}};
             const sn_attention attention = attention_of(s);
             OK(test_attention(d, &s->shape, 1, &seq, &attention, s->q + (size_t)(first + at) * width,
                               out + (size_t)(first + at) * width, &err));
@@ -246,7 +246,7 @@ Test(cpu_attention, never_touches_pages_before_the_window) {
         float want[6 * 24], got[6 * 24];
         const sn_attention attention = attention_of(&s);
         store_rows(device, &s, &p, 2, 0, 128);
-        sn_sequence seq = {p.at[2], 127, 0, 1};
+        sn_sequence seq = {p.at[2], 127, 0, 1, {0}};
         OK(test_attention(device, &s.shape, 1, &seq, &attention, s.q, want, &err));
         void *gone[PAGES] = {NULL, NULL, NULL, p.at[2][3]};
         seq.pages = gone;
@@ -356,7 +356,7 @@ Test(cpu_attention, refuses_more_than_was_prepared) {
     sn_device *d = devices.at[0];
     sn_kv_shape shape = {1, 1, 16, 32, SN_KV_F32}, wide = {1, 1, 513, 32, SN_KV_F32};
     const sn_attention one = {.n_heads = 1, .scale = 1};
-    sn_sequence seq = {NULL, 200, 0, 1};
+    sn_sequence seq = {NULL, 200, 0, 1, {0}};
     cr_assert_eq(test_attention(d, &shape, 1, &seq, &one, NULL, NULL, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "context of 200"));
     seq.position = 0;

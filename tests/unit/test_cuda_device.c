@@ -85,7 +85,7 @@ static sn_status issue_ops(model *m, int n) {
 /* One batch of n rows from `position` on; true if it was replayed from a recorded batch. */
 static bool run_step(model *m, uint64_t graph, int position, int n, uint64_t seed, float *out) {
     float *x = test_random_floats((size_t)n * WIDTH, seed);
-    sn_sequence sequence = {m->pages, position, 0, n};
+    sn_sequence sequence = {m->pages, position, 0, n, {0}};
     sn_batch pass = {&shape, n, 1, &sequence, graph};
     bool recorded;
     OK(m->d->ops->upload(m->d, m->x, x, (size_t)n * WIDTH * sizeof *x, &err));
@@ -167,7 +167,7 @@ Test(cuda_records, larger_limits_discard_records_and_keep_results) {
 Test(cuda_records, only_math_ops_may_be_in_a_recorded_batch) {
     sn_device *d = open_device();
     model m = model_new(d);
-    sn_sequence sequence = {m.pages, 0, 0, 1};
+    sn_sequence sequence = {m.pages, 0, 0, 1, {0}};
     sn_batch pass = {&shape, 1, 1, &sequence, 5};
     void *at;
     float x[WIDTH] = {0}, out[WIDTH];
@@ -196,7 +196,7 @@ Test(cuda_records, only_math_ops_may_be_in_a_recorded_batch) {
 Test(cuda_records, a_failed_batch_is_not_recorded) {
     sn_device *d = open_device();
     model m = model_new(d);
-    sn_sequence sequence = {m.pages, 0, 0, 1};
+    sn_sequence sequence = {m.pages, 0, 0, 1, {0}};
     sn_batch pass = {&shape, 1, 1, &sequence, 5};
     float out[WIDTH], want[WIDTH];
     bool recorded;
@@ -232,7 +232,7 @@ Test(cuda_records, a_failed_batch_is_not_recorded) {
 Test(cuda_records, a_failed_recording_falls_back_to_direct_execution) {
     sn_device *d = open_device();
     model m = model_new(d);
-    sn_sequence sequence = {m.pages, 0, 0, 1};
+    sn_sequence sequence = {m.pages, 0, 0, 1, {0}};
     sn_batch pass = {&shape, 1, 1, &sequence, 5};
     float out[WIDTH];
     bool recorded;
@@ -251,7 +251,7 @@ Test(cuda_records, a_failed_recording_falls_back_to_direct_execution) {
 Test(cuda_records, an_unrecordable_batch_is_executed_directly) {
     sn_device *d = open_device();
     model m = model_new(d);
-    sn_sequence sequence = {m.pages, 0, 0, 1};
+    sn_sequence sequence = {m.pages, 0, 0, 1, {0}};
     sn_batch pass = {&shape, 1, 1, &sequence, 5};
     float out[WIDTH];
     bool recorded;
@@ -353,7 +353,7 @@ Test(cuda_waits, a_hanging_and_a_lost_record_are_errors) {
             cuda_stand_in_lose(3);
         else
             cuda_stand_in_stall(60000);
-        sn_sequence sequence = {m.pages, 3, 0, 1};
+        sn_sequence sequence = {m.pages, 3, 0, 1, {0}};
         sn_batch pass = {&shape, 1, 1, &sequence, 1};
         OK(d->ops->batch_begin(d, &pass, &recorded, &err));
         cr_assert(recorded);
@@ -382,7 +382,7 @@ static sn_status round_of_work(int nth, bool creation) {
     float n_past[8] = {0};
     if (!status) status = d->ops->kv_write(d, &small, 0, (void *[]){x}, 0, 1, n_past, n_past, &err);
     for (int i = 0; i < 3 && !status; i++) {
-        sn_sequence sequence = {(void *[]){x}, 0, 0, 1};
+        sn_sequence sequence = {(void *[]){x}, 0, 0, 1, {0}};
         bool recorded;
         status = d->ops->batch_begin(d, &(sn_batch){&small, 1, 1, &sequence, 3}, &recorded, &err);
         if (!status && !recorded) status = d->ops->kv_store(d, 0, x, x, &err);

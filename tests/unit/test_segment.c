@@ -74,7 +74,7 @@ static void set_up(void) {
     w.block = (sn_block_storage){.residence = SN_ON_DEVICE};
     w.segment = (sn_segment){.device = &w.here.base, .scratch = &w.scratch, .first = 4, .end = 5, .blocks = &w.block};
     for (int i = 0; i < PAGES; i++) w.pages[i] = bytes_of(&w.here, PAGE_BYTES);
-    w.sequence = (sn_sequence){w.pages, 70, 0, ROWS};
+    w.sequence = (sn_sequence){.pages = w.pages, .position = 70, .n_rows = ROWS};
     w.pass = (sn_batch){&shape, ROWS, 1, &w.sequence, 0};
 }
 
@@ -118,7 +118,7 @@ Test(segment, runs_over_tensors_that_lie_on_its_device) {
     cr_assert_eq(n_batches, 1);
     w.sequence.n_rows = w.pass.n_rows = 0; /* also with no new rows, and with an empty KV cache */
     cr_assert_eq(run_forward(), SN_OK);
-    w.sequence = (sn_sequence){NULL, 0, 0, 0};
+    w.sequence = (sn_sequence){0};
     cr_assert_eq(run_forward(), SN_OK);
 }
 

@@ -1,0 +1,179 @@
+/* Recurrent blocks: the short convolution and the delta rule of two sequences, one of them at position 0, against double
+ * precision; rows, states and snapshots. A device without them refuses both with a sentence. */
+#include "tests/support/conformance.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { ROWS_A = 3, ROWS_B = 6, ROWS = ROWS_A + ROWS_B, SNAPSHOT = 4 };
+
+/* One sequence: what the device gets and what it should make of it. */
+typedef struct sequence {
+    float *state[3]; /* device: before, after, snapshot */
+    float *before;   /* heap, or NULL: zero */
+    double *want, *want_snapshot;
+    int first, n;
+} sequence;
+
+typedef struct setup {
+    conformance *c;
+    sn_delta delta;
+    size_t channels, floats, matrices;
+    const float *taps, *rates, *time_bias; /* heap */
+    sequence s[2];
+} setup;
+
+static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+
+static void check_rows(conformance *c, const char *what, const float *got, const double *want, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        CONFORMANCE_CHECK(c, conformance_close((double)got[i], want[i], 1e-5 * (1 + fabs(want[i]))),
+                          "%s: element %zu is %g, not %g", what, i, (double)got[i], want[i]);
+}
+
+static setup begin(conformance *c, const sn_delta_shape *shape) {
+    setup u = {.c = c, .delta = {.shape = *shape, .block = 1}};
+    u.channels = sn_delta_channels(shape), u.floats = sn_delta_floats(shape), u.matrices = sn_delta_matrices(shape);
+    size_t heads = (size_t)shape->n_value_heads;
+    float *rates = conformance_random(c, heads, 3);
+    for (size_t i = 0; i < heads; i++) rates[i] = -fabsf(rates[i]) - 0.1f;
+    u.taps = conformance_random(c, u.channels * (size_t)shape->taps, 2);
+    u.rates = rates;
+    u.time_bias = conformance_random(c, heads, 4);
+    u.delta.taps = conformance_upload(c, u.taps, u.channels * (size_t)shape->taps);
+    u.delta.rates = conformance_upload(c, u.rates, heads);
+    u.delta.time_bias = conformance_upload(c, u.time_bias, heads);
+    for (int i = 0; i < 2; i++) {
+        sequence *s = &u.s[i];
+        s->first = i ? ROWS_A : 0, s->n = i ? ROWS_B : ROWS_A;
+        if (i) s->before = conformance_random(c, 2 * u.floats, 5); /* of two blocks: this one is the second */
+        if (i) s->state[0] = conformance_upload(c, s->before, 2 * u.floats);
+        for (int k = 1; k < 2 + i; k++) s->state[k] = conformance_bytes(c, 2 * u.floats * sizeof(float));
+        s->want = conformance_heap(c, u.floats * sizeof *s->want);
+        s->want_snapshot = conformance_heap(c, u.floats * sizeof *s->want);
+        for (size_t k = 0; k < u.floats && i; k++) s->want[k] = (double)s->before[u.floats + k];
+    }
+    return u;
+}
+
+static sn_status run(setup *u, float *x, const float *a, const float *b, float *out) {
+    conformance *c = u->c;
+    const sn_device_ops *ops = c->device->ops;
+    const sn_kv_shape shape = {.n_kv_heads = 1, .head_dim = 16, .page_tokens = 32};
+    void *pages[1] = {conformance_bytes(c, 64)};
+    sn_sequence sequences[2];
+    bool replayed;
+    for (int i = 0; i < 2; i++) {
+        float *const *state = u->s[i].state;
+        sequences[i] = (sn_sequence){.pages = pages, .position = i, .first_row = u->s[i].first, .n_rows = u->s[i].n};
+        sequences[i].state = (sn_sequence_state){state[0], state[1], state[2], SNAPSHOT};
+    }
+    const sn_batch batch = {&shape, ROWS, 2, sequences, 0};
+    CONFORMANCE_OK(c, ops->prepare(c->device, &(sn_device_limits){.rows = ROWS, .context = 64, .width = 64}, &c->err));
+    CONFORMANCE_OK(c, ops->batch_begin(c->device, &batch, &replayed, &c->err));
+    sn_status status = out ? ops->delta_rule(c->device, &u->delta, x, a, b, out, &c->err)
+                           : ops->short_conv(c->device, &u->delta, x, &c->err);
+    CONFORMANCE_OK(c, ops->batch_end(c->device, &(sn_err){0}));
+    return status;
+}
+
+/* Compares floats [from, until) of the states of the block. */
+static void check_states(const setup *u, size_t from, size_t until) {
+    for (int i = 0; i < 2; i++)
+        for (int k = 1; k < 2 + i; k++) {
+            float *got = conformance_download(u->c, u->s[i].state[k], 2 * u->floats) + u->floats;
+            const double *want = k == 1 ? u->s[i].want : u->s[i].want_snapshot;
+            check_rows(u->c, k == 1 ? "state" : "snapshot", got + from, want + from, until - from);
+        }
+}
+
+static void try_conv(conformance *c, const sn_delta_shape *shape) {
+    setup u = begin(c, shape);
+    size_t n = u.channels, taps = (size_t)shape->taps;
+    float *x = conformance_random(c, ROWS * n, 1), *device_x = conformance_upload(c, x, ROWS * n);
+    double *want = conformance_heap(c, ROWS * n * sizeof *want);
+    CONFORMANCE_OK(c, run(&u, device_x, NULL, NULL, NULL));
+    for (int i = 0; i < 2; i++) {
+        sequence *s = &u.s[i];
+        for (int t = 0; t < s->n; t++) {
+            double *rows = s->want + u.matrices; /* (taps - 1, n) */
+            const float *row = x + (size_t)(s->first + t) * n;
+            for (size_t k = 0; k < n; k++) {
+                double sum = (double)row[k] * (double)u.taps[k * taps + taps - 1];
+                for (size_t j = 0; j + 1 < taps; j++) sum += rows[j * n + k] * (double)u.taps[k * taps + j];
+                want[(size_t)(s->first + t) * n + k] = sum * sigmoid(sum);
+            }
+            memmove(rows, rows + n, (taps - 2) * n * sizeof *rows);
+            for (size_t k = 0; k < n; k++) rows[(taps - 2) * n + k] = (double)row[k];
+            if (t + 1 == SNAPSHOT) memcpy(s->want_snapshot, s->want, u.floats * sizeof *s->want);
+        }
+    }
+    check_rows(c, "convolution", conformance_download(c, device_x, ROWS * n), want, ROWS * n);
+    check_states(&u, u.matrices, u.matrices + (taps - 1) * n);
+}
+
+/* One row of one value head. */
+static void delta_formula(const setup *u, const float *row, size_t head, double a, double b, double *S, double *out) {
+    const sn_delta_shape *p = &u->delta.shape;
+    size_t keys = (size_t)p->n_key_heads, dk = (size_t)p->key_dim, dv = (size_t)p->value_dim;
+    size_t key_head = p->key_heads_alternate ? head % keys : head / ((size_t)p->n_value_heads / keys);
+    const float *q = row + key_head * dk, *k = row + (keys + key_head) * dk, *v = row + 2 * keys * dk + head * dv;
+    double qq = 1e-6, kk = 1e-6, step = a + (double)u->time_bias[head];
+    double decay = exp((double)u->rates[head] * log1p(exp(step)));
+    for (size_t i = 0; i < dk; i++) qq += (double)q[i] * (double)q[i], kk += (double)k[i] * (double)k[i];
+    for (size_t j = 0; j < dv; j++) {
+        double seen = 0;
+        for (size_t i = 0; i < dk; i++) seen += (S[i * dv + j] *= decay) * (double)k[i] / sqrt(kk);
+        double change = sigmoid(b) * ((double)v[j] - seen);
+        out[j] = 0;
+        for (size_t i = 0; i < dk; i++) {
+            S[i * dv + j] += (double)k[i] / sqrt(kk) * change;
+            out[j] += S[i * dv + j] * (double)q[i] / sqrt(qq * (double)dk);
+        }
+    }
+}
+
+static void try_rule(conformance *c, const sn_delta_shape *shape) {
+    setup u = begin(c, shape);
+    size_t heads = (size_t)shape->n_value_heads, dim = (size_t)shape->value_dim, each = u.matrices / heads;
+    float *x = conformance_random(c, ROWS * u.channels, 1), *a = conformance_random(c, ROWS * heads, 6),
+          *b = conformance_random(c, ROWS * heads, 7);
+    float *out = conformance_bytes(c, ROWS * heads * dim * sizeof *out);
+    double *want = conformance_heap(c, ROWS * heads * dim * sizeof *want);
+    a[0] = 30; /* softplus is its argument there */
+    CONFORMANCE_OK(c, run(&u, conformance_upload(c, x, ROWS * u.channels), conformance_upload(c, a, ROWS * heads),
+                          conformance_upload(c, b, ROWS * heads), out));
+    for (int i = 0; i < 2; i++)
+        for (int t = 0; t < u.s[i].n; t++) {
+            size_t row = (size_t)(u.s[i].first + t);
+            for (size_t h = 0; h < heads; h++)
+                delta_formula(&u, x + row * u.channels, h, (double)a[row * heads + h], (double)b[row * heads + h],
+                              u.s[i].want + h * each, want + (row * heads + h) * dim);
+            if (t + 1 == SNAPSHOT) memcpy(u.s[i].want_snapshot, u.s[i].want, u.floats * sizeof *want);
+        }
+    check_rows(c, "delta rule", conformance_download(c, out, ROWS * heads * dim), want, ROWS * heads * dim);
+    check_states(&u, 0, u.matrices);
+}
+
+void conformance_recurrent_blocks_follow_their_formulas(conformance *c) {
+    /* key heads, value heads, dimensions of a key and a value, taps, whether key heads alternate */
+    static const int shapes[][6] = {{1, 1, 1, 1, 2, 0},   {2, 4, 12, 10, 4, 0}, {2, 4, 12, 10, 4, 1},
+                                    {1, 3, 16, 64, 4, 0}, {2, 2, 33, 70, 3, 0}, {1, 2, 128, 128, 4, 0}};
+    sn_delta delta = {.shape = {.n_key_heads = 1, .n_value_heads = 1, .key_dim = 1, .value_dim = 1, .taps = 2}};
+    if (!c->device->recurrent) {
+        CONFORMANCE_CHECK(c, c->device->ops->short_conv(c->device, &delta, NULL, &c->err) == SN_REFUSED &&
+                                 c->device->ops->delta_rule(c->device, &delta, NULL, NULL, NULL, NULL, &c->err) ==
+                                     SN_REFUSED &&
+                                 strstr(c->err.text, "--device cpu"),
+                          "recurrent blocks are not refused: %s", c->err.text);
+        return;
+    }
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const int *s = shapes[i];
+        const sn_delta_shape shape = {1, s[0], s[1], s[2], s[3], s[4], s[5]};
+        int mark = c->n_buffers;
+        try_conv(c, &shape);
+        try_rule(c, &shape);
+        conformance_release(c, mark);
+    }
+}
